@@ -1,0 +1,174 @@
+//! Flat, typed memory that collectives read and write.
+
+use crate::dtype::{DType, Element};
+use bytemuck::{Pod, Zeroable};
+use std::fmt;
+
+/// Unit of allocation: one cache line. Its alignment is the alignment of every buffer.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C, align(64))]
+struct Line([u8; 64]);
+
+const LINE: usize = size_of::<Line>();
+
+/// A buffer was read as the wrong element type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the buffer holds {len} elements of {actual}, but was read as {requested}")]
+pub struct BufferError {
+    /// Type the buffer holds.
+    pub actual: DType,
+    /// Type the caller asked for.
+    pub requested: DType,
+    /// Number of elements in the buffer.
+    pub len: usize,
+}
+
+/// Owned, flat, typed host memory, aligned to 64 bytes.
+///
+/// Storage is private so that it can live elsewhere later. `Clone` copies the contents;
+/// `Debug` prints dtype and length, never the contents.
+#[derive(Clone)]
+pub struct Buffer {
+    dtype: DType,
+    /// Number of elements.
+    len: usize,
+    /// At least `len * dtype.size()` bytes; the tail of the last line is padding.
+    lines: Vec<Line>,
+}
+
+impl Buffer {
+    /// Makes a buffer of `len` zeros.
+    ///
+    /// The memory comes zeroed from the allocator, so large buffers cost nothing until used.
+    ///
+    /// # Panics
+    ///
+    /// Like `Vec`, if the size overflows or the allocator is out of memory.
+    pub fn zeros(dtype: DType, len: usize) -> Buffer {
+        // An overflow saturates to a size that the allocation refuses.
+        let bytes = len.saturating_mul(dtype.size());
+        Buffer { dtype, len, lines: bytemuck::zeroed_vec(bytes.div_ceil(LINE)) }
+    }
+
+    /// Copies `values` into a new buffer.
+    pub fn from_slice<T: Element>(values: &[T]) -> Buffer {
+        let mut buffer = Buffer::zeros(T::DTYPE, values.len());
+        buffer.as_bytes_mut().copy_from_slice(bytemuck::cast_slice(values));
+        buffer
+    }
+
+    /// Element type.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether the buffer holds no element.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Number of bytes of all elements, without padding.
+    pub fn size_in_bytes(&self) -> usize {
+        self.len * self.dtype.size()
+    }
+
+    /// The elements as bytes in native order.
+    pub fn as_bytes(&self) -> &[u8] {
+        &bytemuck::cast_slice(&self.lines)[..self.size_in_bytes()]
+    }
+
+    /// The elements as writable bytes in native order.
+    pub fn as_bytes_mut(&mut self) -> &mut [u8] {
+        let bytes = self.size_in_bytes();
+        &mut bytemuck::cast_slice_mut(&mut self.lines)[..bytes]
+    }
+
+    /// The elements as a slice of `T`.
+    ///
+    /// # Errors
+    ///
+    /// [`BufferError`] if the buffer does not hold `T`.
+    pub fn as_slice<T: Element>(&self) -> Result<&[T], BufferError> {
+        self.check::<T>()?;
+        Ok(bytemuck::cast_slice(self.as_bytes()))
+    }
+
+    /// The elements as a writable slice of `T`.
+    ///
+    /// # Errors
+    ///
+    /// [`BufferError`] if the buffer does not hold `T`.
+    pub fn as_mut_slice<T: Element>(&mut self) -> Result<&mut [T], BufferError> {
+        self.check::<T>()?;
+        Ok(bytemuck::cast_slice_mut(self.as_bytes_mut()))
+    }
+
+    fn check<T: Element>(&self) -> Result<(), BufferError> {
+        if T::DTYPE == self.dtype {
+            return Ok(());
+        }
+        Err(BufferError { actual: self.dtype, requested: T::DTYPE, len: self.len })
+    }
+}
+
+impl AsRef<[u8]> for Buffer {
+    fn as_ref(&self) -> &[u8] {
+        self.as_bytes()
+    }
+}
+
+impl fmt::Debug for Buffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Buffer").field("dtype", &self.dtype).field("len", &self.len).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use half::{bf16, f16};
+
+    #[test]
+    fn holds_every_element_type_aligned_and_zeroed() {
+        fn check<T: Element + PartialEq + fmt::Debug>() {
+            for len in [0, 1, 63, 64, 65, 1023] {
+                let mut buffer = Buffer::zeros(T::DTYPE, len);
+                assert_eq!(buffer.dtype(), T::DTYPE);
+                assert_eq!(buffer.len(), len);
+                assert_eq!(buffer.is_empty(), len == 0);
+                assert_eq!(buffer.size_in_bytes(), len * size_of::<T>());
+                assert_eq!(T::DTYPE.size(), size_of::<T>());
+                assert_eq!(buffer.as_slice::<T>().unwrap(), vec![T::zeroed(); len]);
+                assert_eq!(buffer.as_mut_slice::<T>().unwrap().len(), len);
+                assert_eq!(buffer.as_ref().as_ptr() as usize % 64, 0);
+            }
+        }
+        check::<f64>();
+        check::<f32>();
+        check::<f16>();
+        check::<bf16>();
+        check::<u8>();
+    }
+
+    #[test]
+    fn copies_are_deep_and_debug_hides_contents() {
+        let original = Buffer::from_slice(&[1.0f32, 2.0, 3.0]);
+        let mut copy = original.clone();
+        copy.as_mut_slice::<f32>().unwrap()[0] = 9.0;
+        assert_eq!(original.as_slice::<f32>().unwrap(), [1.0, 2.0, 3.0]);
+        assert_eq!(format!("{original:?}"), "Buffer { dtype: F32, len: 3 }");
+    }
+
+    #[test]
+    fn refuses_the_wrong_type() {
+        let mut buffer = Buffer::from_slice(&[1.0f32, 2.0]);
+        let error = buffer.as_slice::<f16>().unwrap_err();
+        assert_eq!(error.to_string(), "the buffer holds 2 elements of f32, but was read as f16");
+        assert_eq!(buffer.as_mut_slice::<f16>().unwrap_err(), error);
+    }
+}

@@ -1,0 +1,210 @@
+//! What a rank asked for: the facts that all ranks must agree on, and the checks on them.
+
+use crate::buffer::Buffer;
+use crate::dtype::DType;
+use crate::label::Label;
+use crate::operation::Operation;
+use std::fmt;
+use std::sync::Arc;
+
+/// An argument that one rank alone can tell to be wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ArgumentError {
+    /// The buffer whose length follows from the other one has another length.
+    #[error("{buffer} has {actual} elements, needs {expected}")]
+    Length {
+        /// `"input"` or `"output"`.
+        buffer: &'static str,
+        /// Elements needed.
+        expected: usize,
+        /// Elements passed.
+        actual: usize,
+    },
+    /// Input and output hold different types.
+    #[error("input is {input} but output is {output}")]
+    DType {
+        /// Type of the input.
+        input: DType,
+        /// Type of the output.
+        output: DType,
+    },
+    /// The root of a broadcast is not a rank of the group.
+    #[error("root {root} is not a rank of a group of {world_size}")]
+    Root {
+        /// Root passed.
+        root: usize,
+        /// Ranks in the group.
+        world_size: usize,
+    },
+    /// The type can be moved but not summed.
+    #[error("{dtype} cannot be summed")]
+    NoSum {
+        /// Type passed.
+        dtype: DType,
+    },
+    /// A planned group does not fit into the group it is split from.
+    #[error("cannot place rank {rank} of {world_size} in a group of {group_size}")]
+    GroupSize {
+        /// Rank in the group being split.
+        rank: usize,
+        /// Ranks in the group being split.
+        world_size: usize,
+        /// Ranks the new group should have.
+        group_size: usize,
+    },
+}
+
+/// Color and key that a rank passed to a split.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub(crate) color: Option<u32>,
+    pub(crate) key: i64,
+}
+
+/// One rank's call of one operation, as compared with those of the other ranks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Call {
+    /// Kind of operation.
+    pub operation: Operation,
+    /// Element type; `u8` for operations without payload.
+    pub dtype: DType,
+    /// Elements of the full tensor: output of all-gather, input of reduce-scatter, the buffer
+    /// otherwise.
+    pub count: usize,
+    /// Root of a broadcast.
+    pub root: Option<usize>,
+    /// What the operation is for.
+    pub label: Label,
+    /// What the calling rank already found wrong with its arguments.
+    pub problem: Option<ArgumentError>,
+    pub(crate) place: Option<Place>,
+}
+
+impl Call {
+    fn new(operation: Operation, label: Label, dtype: DType, count: usize) -> Call {
+        Call { operation, dtype, count, root: None, label, problem: None, place: None }
+    }
+
+    pub(crate) fn all_gather(
+        label: Label,
+        input: &Buffer,
+        output: &Buffer,
+        world_size: usize,
+    ) -> Call {
+        let mut call = Call::new(Operation::AllGather, label, input.dtype(), output.len());
+        call.problem = check_dtypes(input, output)
+            .or_else(|| check_length("output", output, input.len(), world_size));
+        call
+    }
+
+    pub(crate) fn reduce_scatter(
+        label: Label,
+        input: &Buffer,
+        output: &Buffer,
+        world_size: usize,
+    ) -> Call {
+        let mut call = Call::new(Operation::ReduceScatter, label, input.dtype(), input.len());
+        call.problem = check_dtypes(input, output)
+            .or_else(|| check_length("input", input, output.len(), world_size))
+            .or_else(|| check_sum(input));
+        call
+    }
+
+    pub(crate) fn all_reduce(label: Label, buffer: &Buffer) -> Call {
+        let mut call = Call::new(Operation::AllReduce, label, buffer.dtype(), buffer.len());
+        call.problem = check_sum(buffer);
+        call
+    }
+
+    pub(crate) fn broadcast(label: Label, buffer: &Buffer, root: usize, world_size: usize) -> Call {
+        let mut call = Call::new(Operation::Broadcast, label, buffer.dtype(), buffer.len());
+        call.root = Some(root);
+        call.problem = (root >= world_size).then_some(ArgumentError::Root { root, world_size });
+        call
+    }
+
+    pub(crate) fn barrier(label: Label) -> Call {
+        Call::new(Operation::Barrier, label, DType::U8, 0)
+    }
+
+    pub(crate) fn split(label: Label, color: Option<u32>, key: i64) -> Call {
+        let mut call = Call::new(Operation::Split, label, DType::U8, 0);
+        call.place = Some(Place { color, key });
+        call
+    }
+
+    /// Size of the full tensor in bytes.
+    pub(crate) fn bytes(&self) -> u64 {
+        // usize has at most 64 bits on every target Rust supports.
+        (self.count as u64).saturating_mul(self.dtype.size() as u64)
+    }
+
+    /// Whether `self` and `other` can be the same collective.
+    pub(crate) fn agrees_with(&self, other: &Call) -> bool {
+        let same_unit = match (self.place, other.place) {
+            // Ranks that end up in different groups may name them differently.
+            (Some(mine), Some(theirs)) if mine.color != theirs.color => true,
+            _ => self.label.unit == other.label.unit,
+        };
+        same_unit
+            && self.operation == other.operation
+            && self.dtype == other.dtype
+            && self.count == other.count
+            && self.root == other.root
+    }
+}
+
+impl fmt::Display for Call {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.operation)?;
+        if !matches!(self.operation, Operation::Barrier | Operation::Split) {
+            write!(f, " of {} {}", self.count, self.dtype)?;
+        }
+        if let Some(root) = self.root {
+            write!(f, " from root {root}")?;
+        }
+        if let Some(color) = self.place.and_then(|place| place.color) {
+            write!(f, " with color {color}")?;
+        }
+        write!(f, " for {}", self.label)?;
+        if let Some(problem) = self.problem {
+            write!(f, " [invalid: {problem}]")?;
+        }
+        Ok(())
+    }
+}
+
+fn check_dtypes(input: &Buffer, output: &Buffer) -> Option<ArgumentError> {
+    (input.dtype() != output.dtype())
+        .then(|| ArgumentError::DType { input: input.dtype(), output: output.dtype() })
+}
+
+fn check_length(
+    name: &'static str,
+    full: &Buffer,
+    shard: usize,
+    world_size: usize,
+) -> Option<ArgumentError> {
+    let expected = shard.saturating_mul(world_size);
+    (full.len() != expected).then(|| ArgumentError::Length {
+        buffer: name,
+        expected,
+        actual: full.len(),
+    })
+}
+
+fn check_sum(buffer: &Buffer) -> Option<ArgumentError> {
+    let dtype = buffer.dtype();
+    (!dtype.has_sum()).then_some(ArgumentError::NoSum { dtype })
+}
+
+/// Where and when a call was made; what an error needs to name it.
+#[derive(Clone, Debug)]
+pub(crate) struct CallSite {
+    pub(crate) group: Arc<str>,
+    pub(crate) sequence: u64,
+    pub(crate) rank: usize,
+    pub(crate) operation: Operation,
+    pub(crate) label: Label,
+}

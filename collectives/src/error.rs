@@ -1,0 +1,169 @@
+//! Errors of collectives.
+
+use crate::call::{ArgumentError, Call, CallSite};
+use crate::label::Label;
+use crate::operation::Operation;
+use std::fmt::Write;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Why a collective failed.
+///
+/// Ranks are ranks of the group named next to them. `sequence` counts the operations of that
+/// group from 0, so it is the same number on every rank.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum CommError {
+    /// This rank passed arguments that cannot work. The other ranks get [`CommError::Mismatch`]
+    /// for the same operation, unless their own arguments are wrong too.
+    #[error(
+        "{operation} {sequence} of group \"{group}\" for {label} on rank {rank}: {problem}; \
+         correct the arguments of this call"
+    )]
+    Invalid {
+        /// Operation called.
+        operation: Operation,
+        /// Number of the operation in the group.
+        sequence: u64,
+        /// What it was for.
+        label: Label,
+        /// Group it was called on.
+        group: Arc<str>,
+        /// Rank that called it: the one that returns this error.
+        rank: usize,
+        /// What is wrong.
+        #[source]
+        problem: ArgumentError,
+    },
+    /// The ranks called different things. The group is failed from here on.
+    #[error(
+        "operation {sequence} of group \"{group}\" differs between ranks: {}; \
+         make every rank issue the same operations in the same order",
+        list_calls(.calls)
+    )]
+    Mismatch {
+        /// Group it was called on.
+        group: Arc<str>,
+        /// Number of the operation in the group.
+        sequence: u64,
+        /// What each rank called, by rank.
+        calls: Vec<Call>,
+    },
+    /// An operation did not complete in time. Later operations of the group return this error
+    /// too, on every rank.
+    #[error(
+        "{operation} {sequence} of group \"{group}\" for {label} timed out on rank {rank} \
+         after {waited:?}: {}",
+        list_missing(.missing)
+    )]
+    TimedOut {
+        /// Operation waited for.
+        operation: Operation,
+        /// Number of the operation in the group.
+        sequence: u64,
+        /// What it was for.
+        label: Label,
+        /// Group it was called on.
+        group: Arc<str>,
+        /// Rank whose wait ran out first.
+        rank: usize,
+        /// The limit that rank passed to wait.
+        waited: Duration,
+        /// Ranks that had not called the operation by then. Empty if all had, and the
+        /// transfer itself was too slow.
+        missing: Vec<usize>,
+    },
+    /// A rank gave up, left the group or died.
+    #[error(
+        "{operation} {sequence} of group \"{group}\" for {label} was aborted by rank {rank} of \
+         group \"{origin}\" (world rank {world_rank}): {reason}; look at that rank first"
+    )]
+    Aborted {
+        /// Operation that failed.
+        operation: Operation,
+        /// Number of the operation in the group.
+        sequence: u64,
+        /// What it was for.
+        label: Label,
+        /// Group it was called on.
+        group: Arc<str>,
+        /// Rank that caused the abort, counted in `origin`.
+        rank: usize,
+        /// The same rank counted in the world all groups were split from.
+        world_rank: usize,
+        /// Group the abort came from.
+        origin: Arc<str>,
+        /// Why, in the words of that rank.
+        reason: Arc<str>,
+    },
+}
+
+impl CommError {
+    pub(crate) fn invalid(site: &CallSite, problem: ArgumentError) -> CommError {
+        CommError::Invalid {
+            operation: site.operation,
+            sequence: site.sequence,
+            label: site.label.clone(),
+            group: Arc::clone(&site.group),
+            rank: site.rank,
+            problem,
+        }
+    }
+}
+
+/// The rank that ended a group, and why. Turned into an error for each operation it hits.
+#[derive(Clone, Debug)]
+pub(crate) struct Abort {
+    pub(crate) origin: Arc<str>,
+    pub(crate) rank: usize,
+    pub(crate) world_rank: usize,
+    pub(crate) reason: Arc<str>,
+}
+
+impl Abort {
+    pub(crate) fn error(&self, site: &CallSite) -> CommError {
+        CommError::Aborted {
+            operation: site.operation,
+            sequence: site.sequence,
+            label: site.label.clone(),
+            group: Arc::clone(&site.group),
+            rank: self.rank,
+            world_rank: self.world_rank,
+            origin: Arc::clone(&self.origin),
+            reason: Arc::clone(&self.reason),
+        }
+    }
+}
+
+/// Lists what each rank called, ranks with the same call together.
+fn list_calls(calls: &[Call]) -> String {
+    let mut distinct: Vec<(String, Vec<usize>)> = Vec::new();
+    for (rank, call) in calls.iter().map(Call::to_string).enumerate() {
+        match distinct.iter_mut().find(|(known, _)| *known == call) {
+            Some((_, ranks)) => ranks.push(rank),
+            None => distinct.push((call, vec![rank])),
+        }
+    }
+    let parts: Vec<String> = distinct
+        .iter()
+        .map(|(call, ranks)| format!("{} called {call}", list_ranks(ranks)))
+        .collect();
+    parts.join("; ")
+}
+
+fn list_missing(missing: &[usize]) -> String {
+    if missing.is_empty() {
+        "every rank called it, but the transfer did not finish; allow more time".into()
+    } else {
+        format!("{} never called it; look there first", list_ranks(missing))
+    }
+}
+
+fn list_ranks(ranks: &[usize]) -> String {
+    let mut text = String::from(if ranks.len() == 1 { "rank " } else { "ranks " });
+    for (index, rank) in ranks.iter().enumerate() {
+        let separator = if index == 0 { "" } else { ", " };
+        // Writing to a String cannot fail.
+        let _ = write!(text, "{separator}{rank}");
+    }
+    text
+}

@@ -1,0 +1,220 @@
+//! One rank of a world that exists on paper only.
+
+use crate::buffer::Buffer;
+use crate::call::{ArgumentError, Call, CallSite};
+use crate::communicator::Communicator;
+use crate::dtype::DType;
+use crate::error::{Abort, CommError};
+use crate::label::{Label, Phase};
+use crate::recorder::Recorder;
+use crate::sync::lock;
+use crate::work::Work;
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+/// Records operations instead of running them; every operation completes at once.
+///
+/// Use it to plan: what one rank of a large world would communicate, without that world.
+/// Results are those of a world whose other ranks stay silent:
+///
+/// * all-gather puts the own input into the own slot and leaves the rest of the output;
+/// * reduce-scatter copies the own slice of the input;
+/// * all-reduce and broadcast return the buffer as it is.
+///
+/// Arguments are checked as in a real world.
+pub struct FakeCommunicator {
+    rank: usize,
+    world_size: usize,
+    name: Arc<str>,
+    world_rank: usize,
+    split_sizes: HashMap<String, usize>,
+    recorder: Arc<Recorder>,
+    /// Number of the next operation.
+    next: AtomicU64,
+    /// Set once any group of this world has been aborted.
+    abort: Arc<Mutex<Option<Abort>>>,
+}
+
+impl FakeCommunicator {
+    /// Makes rank `rank` of a world of `world_size` ranks, named `"world"`.
+    ///
+    /// # Panics
+    ///
+    /// If `rank` is not less than `world_size`.
+    pub fn new(rank: usize, world_size: usize) -> FakeCommunicator {
+        assert!(rank < world_size, "rank {rank} is not in a world of {world_size} ranks");
+        FakeCommunicator {
+            rank,
+            world_size,
+            name: Arc::from("world"),
+            world_rank: rank,
+            split_sizes: HashMap::new(),
+            recorder: Arc::default(),
+            next: AtomicU64::new(0),
+            abort: Arc::default(),
+        }
+    }
+
+    /// Sets how many ranks the groups split off under a name have.
+    ///
+    /// A split cannot know what the other ranks pass as color. Without a size under its name
+    /// the new group has one rank. With size `n` of `w` ranks, this rank's place follows from
+    /// its color: groups of `n` neighbours if `color == rank / n`, else groups of every
+    /// `w / n`-th rank if `color == rank % (w / n)`, else the key is taken as the place. A
+    /// split that fits none of these fails with [`CommError::Invalid`].
+    pub fn with_split_sizes(mut self, sizes: HashMap<String, usize>) -> FakeCommunicator {
+        self.split_sizes = sizes;
+        self
+    }
+
+    /// Numbers, records and checks a call.
+    fn record(&self, call: &Call) -> Result<(), CommError> {
+        let sequence = self.next.fetch_add(1, Ordering::Relaxed);
+        let recorder = &self.recorder;
+        let record = recorder.enqueued(&self.name, sequence, call, self.rank, self.world_size);
+        recorder.started(record);
+        let site = CallSite {
+            group: Arc::clone(&self.name),
+            sequence,
+            rank: self.rank,
+            operation: call.operation,
+            label: call.label.clone(),
+        };
+        if let Some(abort) = &*lock(&self.abort) {
+            return Err(abort.error(&site));
+        }
+        if let Some(problem) = call.problem {
+            return Err(CommError::invalid(&site, problem));
+        }
+        recorder.finished(record);
+        Ok(())
+    }
+
+    fn run(&self, call: &Call, result: impl FnOnce() -> Buffer) -> Work {
+        Work::ready(self.record(call).map(|()| result()))
+    }
+
+    /// This rank's place in a new group of `size` ranks; see
+    /// [`FakeCommunicator::with_split_sizes`].
+    fn place(&self, size: usize, color: u32, key: i64) -> Option<usize> {
+        if size == 0 || size > self.world_size {
+            return None;
+        }
+        let color = usize::try_from(color).ok()?;
+        let groups = self.world_size / size;
+        if color == self.rank / size {
+            Some(self.rank % size)
+        } else if color == self.rank % groups && self.rank / groups < size {
+            Some(self.rank / groups)
+        } else {
+            usize::try_from(key).ok().filter(|place| *place < size)
+        }
+    }
+}
+
+impl Communicator for FakeCommunicator {
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn world_size(&self) -> usize {
+        self.world_size
+    }
+
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn backend(&self) -> &'static str {
+        "fake"
+    }
+
+    fn all_gather(&self, label: Label, input: Arc<Buffer>, mut output: Buffer) -> Work {
+        let call = Call::all_gather(label, &input, &output, self.world_size);
+        self.run(&call, || {
+            let start = self.rank * input.size_in_bytes();
+            output.as_bytes_mut()[start..start + input.size_in_bytes()]
+                .copy_from_slice(input.as_bytes());
+            output
+        })
+    }
+
+    fn reduce_scatter(&self, label: Label, input: Arc<Buffer>, mut output: Buffer) -> Work {
+        let call = Call::reduce_scatter(label, &input, &output, self.world_size);
+        self.run(&call, || {
+            let start = self.rank * output.size_in_bytes();
+            let end = start + output.size_in_bytes();
+            output.as_bytes_mut().copy_from_slice(&input.as_bytes()[start..end]);
+            output
+        })
+    }
+
+    fn all_reduce(&self, label: Label, buffer: Buffer) -> Work {
+        self.run(&Call::all_reduce(label, &buffer), || buffer)
+    }
+
+    fn broadcast(&self, label: Label, buffer: Buffer, root: usize) -> Work {
+        let call = Call::broadcast(label, &buffer, root, self.world_size);
+        self.run(&call, || buffer)
+    }
+
+    fn barrier(&self, label: Label) -> Work {
+        self.run(&Call::barrier(label), || Buffer::zeros(DType::U8, 0))
+    }
+
+    fn split(
+        &self,
+        name: &str,
+        color: Option<u32>,
+        key: i64,
+    ) -> Result<Option<Arc<dyn Communicator>>, CommError> {
+        let mut call = Call::split(Label::new(name, Phase::Init), color, key);
+        let size = self.split_sizes.get(name).copied();
+        let (world_size, rank) = match (size, color) {
+            (Some(size), Some(color)) => (size, self.place(size, color, key)),
+            _ => (1, Some(0)),
+        };
+        if rank.is_none() {
+            call.problem = Some(ArgumentError::GroupSize {
+                rank: self.rank,
+                world_size: self.world_size,
+                group_size: world_size,
+            });
+        }
+        self.record(&call)?;
+        let Some((rank, _)) = rank.zip(color) else {
+            return Ok(None);
+        };
+        Ok(Some(Arc::new(FakeCommunicator {
+            rank,
+            world_size,
+            name: Arc::from(name),
+            world_rank: self.world_rank,
+            split_sizes: self.split_sizes.clone(),
+            recorder: Arc::clone(&self.recorder),
+            next: AtomicU64::new(0),
+            abort: Arc::clone(&self.abort),
+        })))
+    }
+
+    fn abort(&self, reason: &str) {
+        lock(&self.abort).get_or_insert(Abort {
+            origin: Arc::clone(&self.name),
+            rank: self.rank,
+            world_rank: self.world_rank,
+            reason: Arc::from(reason),
+        });
+    }
+
+    fn recorder(&self) -> &Arc<Recorder> {
+        &self.recorder
+    }
+}
+
+impl fmt::Debug for FakeCommunicator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        (self as &dyn Communicator).fmt(f)
+    }
+}

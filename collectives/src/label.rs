@@ -1,0 +1,74 @@
+//! What a collective is for.
+
+use serde::{Deserialize, Serialize, Serializer};
+use std::fmt;
+use std::sync::Arc;
+
+/// Part of a training step that a collective belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Phase {
+    /// Setting up: initial weights, groups.
+    Init,
+    /// Forward pass.
+    Forward,
+    /// Backward pass.
+    Backward,
+    /// Optimizer step, with gradient clipping.
+    Optimizer,
+    /// Averaging of losses and metrics.
+    Loss,
+    /// Saving and loading checkpoints.
+    Checkpoint,
+    /// Anything else.
+    Other,
+}
+
+impl fmt::Display for Phase {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Phase::Init => "init",
+            Phase::Forward => "forward",
+            Phase::Backward => "backward",
+            Phase::Optimizer => "optimizer",
+            Phase::Loss => "loss",
+            Phase::Checkpoint => "checkpoint",
+            Phase::Other => "other",
+        })
+    }
+}
+
+/// Names the purpose of a collective in every record, error and log line.
+///
+/// The unit takes part in matching: ranks that pass different units to the same operation
+/// have diverged, and get [`CommError::Mismatch`](crate::CommError::Mismatch).
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
+pub struct Label {
+    /// Piece of the model or program the data belongs to, such as `"block 3"`.
+    #[serde(serialize_with = "serialize_str")]
+    pub unit: Arc<str>,
+    /// Part of the training step.
+    pub phase: Phase,
+}
+
+impl Label {
+    /// Makes a label.
+    pub fn new(unit: impl Into<Arc<str>>, phase: Phase) -> Label {
+        Label { unit: unit.into(), phase }
+    }
+}
+
+impl fmt::Display for Label {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "\"{}\" ({})", self.unit, self.phase)
+    }
+}
+
+/// Serializes shared text as a plain string; serde does so itself only with a feature that
+/// this crate does not need otherwise.
+pub(crate) fn serialize_str<S: Serializer>(
+    text: &Arc<str>,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(text)
+}

@@ -1,0 +1,75 @@
+//! How the ranks of a training run talk to each other.
+//!
+//! Fully sharded data parallelism needs four collectives: all-gather (collect the shards of
+//! a parameter before use), reduce-scatter (sum gradients and keep the own shard), all-reduce
+//! (losses, gradient norms, replicated groups) and broadcast (initial weights). This crate
+//! defines them as the trait [`Communicator`] and provides two backends:
+//!
+//! * [`LocalCommunicator`]: every rank is a thread of this process. Transfers run on worker
+//!   threads and overlap with the caller's compute.
+//! * [`FakeCommunicator`]: one rank of a world of any size that exists on paper only. It
+//!   records what would be sent, for planning and for tests.
+//!
+//! ```
+//! use kiln_collectives::{Buffer, Communicator, Label, LocalGroup, Phase};
+//! use std::{sync::Arc, thread, time::Duration};
+//!
+//! thread::scope(|scope| {
+//!     for communicator in LocalGroup::new(2) {
+//!         scope.spawn(move || {
+//!             let shard = Arc::new(Buffer::from_slice(&[communicator.rank() as f32]));
+//!             let label = Label::new("block 0", Phase::Forward);
+//!             let output = Buffer::zeros(shard.dtype(), 2);
+//!             let work = communicator.all_gather(label, shard, output);
+//!             // ... compute something else here ...
+//!             let full = work.wait(Duration::from_secs(60)).unwrap();
+//!             assert_eq!(full.as_slice::<f32>().unwrap(), [0.0, 1.0]);
+//!         });
+//!     }
+//! });
+//! ```
+//!
+//! # What every backend promises
+//!
+//! * **Order.** Operations of one group run in the order they were issued; the n-th call of
+//!   one rank meets the n-th call of every other rank. Different groups are independent.
+//! * **Agreement.** Operation, dtype, count, root and the label's unit are compared over all
+//!   ranks. A difference is [`CommError::Mismatch`] on every rank, not a hang.
+//! * **Bits.** Sums run in ascending rank order, whatever the timing. An all-reduce gives the
+//!   same bits as a reduce-scatter followed by an all-gather. `f16` and `bf16` are summed in
+//!   `f32` and rounded once.
+//! * **Ownership.** When [`Work::wait`] returns, no rank reads the input any more and the
+//!   backend holds no reference to it: a unique `Arc<Buffer>` is unique again.
+//! * **Failure.** After a mismatch, a timeout or the loss of a rank the group is failed: every
+//!   pending and later operation returns the same cause. An operation that all ranks had
+//!   already entered still completes on all of them. Other groups go on; call
+//!   [`Communicator::abort`] to end all groups of the world.
+
+#![forbid(unsafe_code)]
+#![warn(missing_docs)]
+
+mod buffer;
+mod call;
+mod communicator;
+mod dtype;
+mod error;
+mod fake;
+mod label;
+mod local;
+mod operation;
+mod recorder;
+mod reduce;
+mod sync;
+mod work;
+
+pub use buffer::{Buffer, BufferError};
+pub use call::{ArgumentError, Call};
+pub use communicator::Communicator;
+pub use dtype::{DType, Element};
+pub use error::CommError;
+pub use fake::FakeCommunicator;
+pub use label::{Label, Phase};
+pub use local::{LocalCommunicator, LocalGroup, LocalOptions, WorkerStart};
+pub use operation::Operation;
+pub use recorder::{DEFAULT_CAPACITY, Record, Recorder, Total};
+pub use work::Work;

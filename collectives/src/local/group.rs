@@ -1,0 +1,336 @@
+//! Where the ranks of a group meet.
+
+use super::family::Family;
+use super::slot::{Deposits, Slot, Verdict, calls_agree, partition};
+use crate::buffer::Buffer;
+use crate::call::{Call, CallSite};
+use crate::error::{Abort, CommError};
+use crate::operation::Operation;
+use crate::sync::{lock, wait, wait_until};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
+
+/// The shared state of a group of ranks.
+pub(super) struct Group {
+    pub(super) name: Arc<str>,
+    /// World rank of each rank of this group.
+    pub(super) world_ranks: Vec<usize>,
+    pub(super) family: Arc<Family>,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+struct State {
+    /// Operations that some ranks have entered and not all have left; at most two.
+    slots: BTreeMap<u64, Slot>,
+    /// Number of operations each rank has issued.
+    issued: Vec<u64>,
+    /// Why no further operation can start.
+    failure: Option<Failure>,
+    /// A rank whose worker stopped in the middle of an operation.
+    crashed: Option<usize>,
+}
+
+/// Why a group can no longer be used.
+enum Failure {
+    Abort(Abort),
+    Error(CommError),
+}
+
+impl Failure {
+    fn error(&self, site: &CallSite) -> CommError {
+        match self {
+            Failure::Abort(abort) => abort.error(site),
+            Failure::Error(error) => error.clone(),
+        }
+    }
+}
+
+impl Group {
+    pub(super) fn new(name: Arc<str>, world_ranks: Vec<usize>, family: &Arc<Family>) -> Arc<Group> {
+        let group = Arc::new(Group {
+            name,
+            state: Mutex::new(State {
+                slots: BTreeMap::new(),
+                issued: vec![0; world_ranks.len()],
+                failure: None,
+                crashed: None,
+            }),
+            world_ranks,
+            family: Arc::clone(family),
+            changed: Condvar::new(),
+        });
+        family.join(&group);
+        group
+    }
+
+    pub(super) fn world_size(&self) -> usize {
+        self.world_ranks.len()
+    }
+
+    /// An abort caused by `rank`.
+    pub(super) fn abort_by(&self, rank: usize, reason: &str) -> Abort {
+        Abort {
+            origin: Arc::clone(&self.name),
+            rank,
+            world_rank: self.world_ranks[rank],
+            reason: Arc::from(reason),
+        }
+    }
+
+    /// Fails operations that not all ranks have entered. The first cause wins, except that an
+    /// abort of the family goes before its consequences: ranks that already know of it leave
+    /// their groups while it is still on its way to others.
+    pub(super) fn fail(&self, abort: Abort) {
+        let abort = self.family.aborted().unwrap_or(abort);
+        lock(&self.state).failure.get_or_insert(Failure::Abort(abort));
+        self.changed.notify_all();
+    }
+
+    /// Fails the group on behalf of the caller at `site`, unless it has failed already; returns
+    /// the cause.
+    pub(super) fn give_up(&self, site: &CallSite, reason: &str) -> CommError {
+        self.fail(self.abort_by(site.rank, reason));
+        let state = lock(&self.state);
+        let cause = state.failure.as_ref().map(|failure| failure.error(site));
+        cause.unwrap_or_else(|| self.abort_by(site.rank, reason).error(site))
+    }
+
+    /// Notes that the worker of `rank` is gone, perhaps in the middle of an operation.
+    pub(super) fn crash(&self, rank: usize, reason: &str) {
+        lock(&self.state).crashed.get_or_insert(rank);
+        self.fail(self.abort_by(rank, reason));
+    }
+
+    /// Notes that `rank` has issued operation `sequence`.
+    pub(super) fn issued(&self, rank: usize, sequence: u64) {
+        lock(&self.state).issued[rank] = sequence + 1;
+    }
+
+    /// Fails the group because a wait ran out, unless it has failed already; returns the cause.
+    pub(super) fn time_out(&self, site: &CallSite, waited: Duration) -> CommError {
+        if let Some(abort) = self.family.aborted() {
+            self.fail(abort);
+        }
+        let mut state = lock(&self.state);
+        let missing =
+            (0..self.world_size()).filter(|rank| state.issued[*rank] <= site.sequence).collect();
+        let error = CommError::TimedOut {
+            operation: site.operation,
+            sequence: site.sequence,
+            label: site.label.clone(),
+            group: Arc::clone(&self.name),
+            rank: site.rank,
+            waited,
+            missing,
+        };
+        let cause = state.failure.get_or_insert(Failure::Error(error));
+        let error = cause.error(site);
+        drop(state);
+        self.changed.notify_all();
+        error
+    }
+
+    /// Sleeps for `time`, or until the group fails.
+    pub(super) fn pause(&self, time: Duration) {
+        let state = lock(&self.state);
+        drop(wait_until(&self.changed, state, time, |state| state.failure.is_some()));
+    }
+
+    /// First round: posts this rank's call and input, and waits until all ranks have.
+    ///
+    /// After `Ok`, all ranks are in and the caller must go through all rounds up to
+    /// [`Group::close`], or call [`Group::crash`].
+    pub(super) fn enter(
+        &self,
+        site: &CallSite,
+        call: Call,
+        input: Option<Arc<Buffer>>,
+    ) -> Result<(), CommError> {
+        let (rank, sequence) = (site.rank, site.sequence);
+        let problem = call.problem;
+        let mut state = lock(&self.state);
+        if let Some(failure) = &state.failure {
+            return Err(failure.error(site));
+        }
+        let slot = state.slots.entry(sequence).or_insert_with(|| Slot::new(self.world_size()));
+        slot.calls[rank] = Some(call);
+        slot.deposits[0][rank] = input;
+        slot.arrivals += 1;
+        if slot.arrivals == self.world_size() {
+            self.decide(&mut state, sequence);
+            self.changed.notify_all();
+        }
+        loop {
+            let verdict = state.slots.get(&sequence).and_then(|slot| slot.verdict);
+            // The verdict goes first: all ranks must act on it, even if the group has failed
+            // since. Without one the operation can no longer start after a failure.
+            if verdict == Some(Verdict::Run) {
+                return Ok(());
+            }
+            if let Some(failure) = &state.failure {
+                let error = match problem {
+                    Some(problem) if verdict.is_some() => CommError::invalid(site, problem),
+                    _ => failure.error(site),
+                };
+                if let Some(slot) = state.slots.get_mut(&sequence) {
+                    slot.deposits[0][rank] = None;
+                }
+                return Err(error);
+            }
+            state = wait(&self.changed, state);
+        }
+    }
+
+    /// Compares the calls of all ranks. Only ever called on a group that has not failed.
+    fn decide(&self, state: &mut State, sequence: u64) {
+        let Some(slot) = state.slots.get_mut(&sequence) else {
+            return;
+        };
+        let calls = slot.known_calls();
+        if !calls_agree(&calls) {
+            slot.verdict = Some(Verdict::Refuse);
+            state.failure = Some(Failure::Error(CommError::Mismatch {
+                group: Arc::clone(&self.name),
+                sequence,
+                calls,
+            }));
+            return;
+        }
+        if calls[0].operation == Operation::Split {
+            for ranks in partition(&calls).into_values() {
+                let name = Arc::clone(&calls[ranks[0]].label.unit);
+                let world_ranks = ranks.iter().map(|rank| self.world_ranks[*rank]).collect();
+                let group = Group::new(name, world_ranks, &self.family);
+                for (new_rank, old_rank) in ranks.into_iter().enumerate() {
+                    slot.members[old_rank] =
+                        Some(Member { group: Arc::clone(&group), rank: new_rank });
+                }
+            }
+        }
+        slot.verdict = Some(Verdict::Run);
+    }
+
+    /// Later rounds: posts a buffer and waits until all ranks have arrived at `round`.
+    ///
+    /// Ignores a failure of the group: the operation is under way on all ranks, and each is
+    /// at work or has crashed.
+    pub(super) fn arrive(
+        &self,
+        site: &CallSite,
+        round: usize,
+        deposit: Option<Arc<Buffer>>,
+    ) -> Result<(), CommError> {
+        let mut state = lock(&self.state);
+        if let Some(slot) = state.slots.get_mut(&site.sequence) {
+            if let Some(deposit) = deposit {
+                slot.deposits[round][site.rank] = Some(deposit);
+            }
+            slot.arrivals += 1;
+        }
+        let needed = (round + 1) * self.world_size();
+        let arrived = |state: &State| {
+            let slot = state.slots.get(&site.sequence);
+            slot.is_none_or(|slot| slot.arrivals >= needed)
+        };
+        self.changed.notify_all();
+        loop {
+            if arrived(&state) {
+                return Ok(());
+            }
+            if let Some(rank) = state.crashed {
+                let abort = self.abort_by(rank, "its worker stopped during the operation");
+                return Err(abort.error(site));
+            }
+            state = wait(&self.changed, state);
+        }
+    }
+
+    /// The buffers deposited in `round`, in rank order. Drop them before the next round.
+    pub(super) fn borrow(&self, site: &CallSite, round: usize) -> Vec<Arc<Buffer>> {
+        let state = lock(&self.state);
+        let slot = state.slots.get(&site.sequence);
+        let deposits = slot.map_or(&[][..], |slot| &slot.deposits[round]);
+        deposits.iter().flatten().cloned().collect()
+    }
+
+    /// Takes back what this rank deposited in `round`. Unique once a later round is complete.
+    pub(super) fn take_back(&self, site: &CallSite, round: usize) -> Option<Arc<Buffer>> {
+        let mut state = lock(&self.state);
+        let deposits: &mut Deposits = &mut state.slots.get_mut(&site.sequence)?.deposits[round];
+        deposits[site.rank].take()
+    }
+
+    /// Takes this rank's membership in its new group from a split.
+    pub(super) fn take_member(&self, site: &CallSite) -> Option<Member> {
+        let mut state = lock(&self.state);
+        state.slots.get_mut(&site.sequence)?.members[site.rank].take()
+    }
+
+    /// Leaves the operation; the last rank removes it. Drops what this rank had deposited.
+    pub(super) fn close(&self, site: &CallSite) {
+        let mut state = lock(&self.state);
+        if let Some(slot) = state.slots.get_mut(&site.sequence) {
+            for deposits in &mut slot.deposits {
+                deposits[site.rank] = None;
+            }
+            slot.closed += 1;
+            if slot.closed == self.world_size() {
+                state.slots.remove(&site.sequence);
+            }
+        }
+    }
+}
+
+/// A rank's place in a group. Giving it up fails what the other ranks still have pending:
+/// it could never complete.
+pub(super) struct Member {
+    pub(super) group: Arc<Group>,
+    pub(super) rank: usize,
+}
+
+impl Member {
+    pub(super) fn leave(&self) {
+        let reason = format!("rank {} left the group", self.rank);
+        self.group.fail(self.group.abort_by(self.rank, &reason));
+    }
+}
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        self.leave();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::label::{Label, Phase};
+    use std::thread;
+
+    #[test]
+    fn a_crash_during_an_operation_frees_the_peers() {
+        let group = Group::new("world".into(), vec![0, 1], &Arc::default());
+        let label = Label::new("block", Phase::Forward);
+        let site = |rank| CallSite {
+            group: "world".into(),
+            sequence: 0,
+            rank,
+            operation: Operation::Barrier,
+            label: label.clone(),
+        };
+        let enter = |rank| group.enter(&site(rank), Call::barrier(label.clone()), None);
+        let error = thread::scope(|scope| {
+            let peer = scope.spawn(|| {
+                enter(0).unwrap();
+                group.arrive(&site(0), 1, None).unwrap_err()
+            });
+            enter(1).unwrap();
+            group.crash(1, "its worker panicked");
+            peer.join().unwrap()
+        });
+        assert!(matches!(error, CommError::Aborted { rank: 1, .. }));
+        assert!(error.to_string().contains("its worker stopped"), "{error}");
+    }
+}

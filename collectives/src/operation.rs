@@ -1,0 +1,94 @@
+//! The operations of a group and what they cost.
+
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// Kind of collective.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Operation {
+    /// Every rank gets the inputs of all ranks, in rank order.
+    AllGather,
+    /// Every rank gets its slice of the sum of all inputs.
+    ReduceScatter,
+    /// Every rank gets the sum of all buffers.
+    AllReduce,
+    /// Every rank gets the root's buffer.
+    Broadcast,
+    /// Every rank waits until all have arrived.
+    Barrier,
+    /// The group is divided into smaller groups.
+    Split,
+}
+
+impl Operation {
+    /// Bytes that `rank` sends if the operation runs on a ring.
+    ///
+    /// `bytes` is the size of the full tensor: output of all-gather, input of reduce-scatter,
+    /// the buffer otherwise. The volumes are those of the bandwidth-optimal ring algorithms
+    /// (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
+    /// workstations", 2009): `(n-1)/n` of the tensor for all-gather and reduce-scatter, twice
+    /// that for all-reduce (rounded down to a byte). A broadcast is passed along the ring from
+    /// the root, so all ranks but the one before the root send the whole buffer once. Barrier
+    /// and split move no payload.
+    pub fn ring_bytes(self, bytes: u64, rank: usize, world_size: usize, root: usize) -> u64 {
+        let world = (world_size as u128).max(1);
+        let others = world - 1;
+        let bytes_wide = u128::from(bytes);
+        let sent = match self {
+            Operation::AllGather | Operation::ReduceScatter => others * (bytes_wide / world),
+            Operation::AllReduce => 2 * others * bytes_wide / world,
+            Operation::Broadcast => {
+                let is_last = (rank as u128 + 1) % world == root as u128 % world;
+                if is_last { 0 } else { bytes_wide }
+            }
+            Operation::Barrier | Operation::Split => 0,
+        };
+        u64::try_from(sent).unwrap_or(u64::MAX)
+    }
+}
+
+impl fmt::Display for Operation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Operation::AllGather => "all_gather",
+            Operation::ReduceScatter => "reduce_scatter",
+            Operation::AllReduce => "all_reduce",
+            Operation::Broadcast => "broadcast",
+            Operation::Barrier => "barrier",
+            Operation::Split => "split",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ring_volumes() {
+        let sent = |operation: Operation, bytes, rank| operation.ring_bytes(bytes, rank, 4, 1);
+        assert_eq!(sent(Operation::AllGather, 400, 0), 300);
+        assert_eq!(sent(Operation::ReduceScatter, 400, 0), 300);
+        assert_eq!(sent(Operation::AllReduce, 400, 0), 600);
+        assert_eq!(sent(Operation::AllReduce, 5, 0), 7);
+        assert_eq!(sent(Operation::Barrier, 0, 0), 0);
+        // The ring runs 1, 2, 3, 0; rank 0 is last and sends nothing.
+        let broadcast: Vec<u64> = (0..4).map(|r| sent(Operation::Broadcast, 400, r)).collect();
+        assert_eq!(broadcast, [0, 400, 400, 400]);
+    }
+
+    #[test]
+    fn one_rank_sends_nothing() {
+        for operation in [
+            Operation::AllGather,
+            Operation::ReduceScatter,
+            Operation::AllReduce,
+            Operation::Broadcast,
+            Operation::Barrier,
+            Operation::Split,
+        ] {
+            assert_eq!(operation.ring_bytes(64, 0, 1, 0), 0, "{operation}");
+        }
+    }
+}

@@ -1,0 +1,140 @@
+//! Sums of buffers in ascending rank order.
+//!
+//! Each output element is `((x0 + x1) + x2) + ...` over the ranks, so the result depends
+//! neither on timing nor on how the tensor is cut into chunks. The loops run over blocks
+//! small enough that the running sum stays in the first-level cache while the inputs stream
+//! past, and are plain enough for the compiler to vectorise.
+
+use crate::buffer::{Buffer, BufferError};
+use crate::dtype::{DType, Element};
+use half::slice::HalfFloatSliceExt;
+use half::{bf16, f16};
+use std::ops::AddAssign;
+use std::sync::Arc;
+
+/// Elements per block: 16 KiB of `f32`.
+const BLOCK: usize = 4096;
+
+/// Sets `output` to the sum over `inputs`, in order, of their elements from `start` on.
+///
+/// `f16` and `bf16` are summed in `f32` and rounded once.
+///
+/// # Errors
+///
+/// [`BufferError`] if the types differ or have no sum.
+///
+/// # Panics
+///
+/// If an input is shorter than `start + output.len()`. Callers compare lengths first.
+pub(crate) fn sum_into(
+    output: &mut Buffer,
+    inputs: &[Arc<Buffer>],
+    start: usize,
+) -> Result<(), BufferError> {
+    match output.dtype() {
+        DType::F64 => sum_as::<f64>(output, inputs, start, sum_plain),
+        DType::F32 => sum_as::<f32>(output, inputs, start, sum_plain),
+        DType::F16 => sum_as::<f16>(output, inputs, start, sum_half),
+        DType::BF16 => sum_as::<bf16>(output, inputs, start, sum_half),
+        // Bytes have no sum: they cannot be read as any type that has one.
+        DType::U8 => output.as_slice::<f32>().map(|_| ()),
+    }
+}
+
+fn sum_as<T: Element>(
+    output: &mut Buffer,
+    inputs: &[Arc<Buffer>],
+    start: usize,
+    sum: impl Fn(&mut [T], &[&[T]]),
+) -> Result<(), BufferError> {
+    let len = output.len();
+    let inputs = inputs
+        .iter()
+        .map(|input| Ok(&input.as_slice::<T>()?[start..start + len]))
+        .collect::<Result<Vec<&[T]>, BufferError>>()?;
+    sum(output.as_mut_slice()?, &inputs);
+    Ok(())
+}
+
+/// Starts from the first input rather than from zero, so that a sum of negative zeros keeps
+/// its sign.
+fn sum_plain<T: Copy + AddAssign>(output: &mut [T], inputs: &[&[T]]) {
+    let Some((first, rest)) = inputs.split_first() else {
+        return;
+    };
+    for (index, block) in output.chunks_mut(BLOCK).enumerate() {
+        let range = index * BLOCK..index * BLOCK + block.len();
+        block.copy_from_slice(&first[range.clone()]);
+        for input in rest {
+            add(block, &input[range.clone()]);
+        }
+    }
+}
+
+fn sum_half<T>(output: &mut [T], inputs: &[&[T]])
+where
+    [T]: HalfFloatSliceExt,
+{
+    let Some((first, rest)) = inputs.split_first() else {
+        return;
+    };
+    let mut total = [0.0f32; BLOCK];
+    let mut addend = [0.0f32; BLOCK];
+    for (index, block) in output.chunks_mut(BLOCK).enumerate() {
+        let range = index * BLOCK..index * BLOCK + block.len();
+        let total = &mut total[..block.len()];
+        let addend = &mut addend[..block.len()];
+        first[range.clone()].convert_to_f32_slice(total);
+        for input in rest {
+            input[range.clone()].convert_to_f32_slice(addend);
+            add(total, addend);
+        }
+        block.convert_from_f32_slice(total);
+    }
+}
+
+fn add<T: Copy + AddAssign>(sums: &mut [T], values: &[T]) {
+    for (sum, value) in sums.iter_mut().zip(values) {
+        *sum += *value;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn half_types_round_once() {
+        // 2048 + 1 rounds back to 2048 in f16, so rounding after each addition loses both.
+        let values = [2048.0, 1.0, 1.0];
+        let inputs: Vec<_> =
+            values.map(|value| Arc::new(Buffer::from_slice(&[f16::from_f32(value)]))).into();
+        let mut output = Buffer::zeros(DType::F16, 1);
+        sum_into(&mut output, &inputs, 0).unwrap();
+        assert_eq!(output.as_slice::<f16>().unwrap()[0].to_f32(), 2050.0);
+    }
+
+    #[test]
+    fn negative_zero_keeps_its_sign() {
+        let inputs = [(); 3].map(|()| Arc::new(Buffer::from_slice(&[-0.0f32])));
+        let mut output = Buffer::zeros(DType::F32, 1);
+        sum_into(&mut output, &inputs, 0).unwrap();
+        assert!(output.as_slice::<f32>().unwrap()[0].is_sign_negative());
+    }
+
+    #[test]
+    fn sums_from_the_given_start_across_blocks() {
+        let values: Vec<f64> = (0..2 * BLOCK + 5).map(|i| i as f64).collect();
+        let inputs = [(); 2].map(|()| Arc::new(Buffer::from_slice(&values)));
+        let mut output = Buffer::zeros(DType::F64, values.len() - 2);
+        sum_into(&mut output, &inputs, 2).unwrap();
+        let expected: Vec<f64> = values[2..].iter().map(|value| 2.0 * value).collect();
+        assert_eq!(output.as_slice::<f64>().unwrap(), expected);
+    }
+
+    #[test]
+    fn bytes_have_no_sum() {
+        let inputs = [Arc::new(Buffer::zeros(DType::U8, 1))];
+        assert!(sum_into(&mut Buffer::zeros(DType::U8, 1), &inputs, 0).is_err());
+    }
+}

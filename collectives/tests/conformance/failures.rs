@@ -1,0 +1,303 @@
+//! Every failure reaches every rank, with a message that says where to look.
+
+use crate::support::*;
+use kiln_collectives::{
+    ArgumentError, Buffer, CommError, Communicator, DType, Label, Operation, Phase, Work,
+};
+use std::sync::{Arc, Barrier};
+use std::time::Duration;
+
+/// Lets rank 1 of 3 call something else than the others; returns the error of each rank.
+/// Also checks that the group stays failed with the same cause.
+fn diverge(
+    world: World,
+    common: impl Fn(&dyn Communicator) -> Work + Sync,
+    other: impl Fn(&dyn Communicator) -> Work + Sync,
+) -> Vec<CommError> {
+    on_each_rank(&world, |member| {
+        let call: &(dyn Fn(&dyn Communicator) -> Work + Sync) =
+            if member.rank() == 1 { &other } else { &common };
+        let error = call(member.as_ref()).wait(PATIENCE).unwrap_err();
+        let later = member.barrier(label("later")).wait(PATIENCE).unwrap_err();
+        if matches!(error, CommError::Mismatch { .. }) {
+            assert_eq!(later, error);
+        } else {
+            assert!(matches!(later, CommError::Mismatch { .. }), "{later}");
+        }
+        error
+    })
+}
+
+fn reduce(unit: &str, dtype: DType, len: usize) -> impl Fn(&dyn Communicator) -> Work {
+    move |member| member.all_reduce(label(unit), Buffer::zeros(dtype, len))
+}
+
+fn broadcast(root: usize) -> impl Fn(&dyn Communicator) -> Work {
+    move |member| member.broadcast(label("weights"), Buffer::zeros(DType::F32, 4), root)
+}
+
+#[track_caller]
+fn check_mismatch(errors: &[CommError], common: &str, other: &str) {
+    let expected = format!(
+        "operation 0 of group \"world\" differs between ranks: ranks 0, 2 called {common}; \
+         rank 1 called {other}; make every rank issue the same operations in the same order"
+    );
+    for error in errors {
+        assert!(matches!(error, CommError::Mismatch { sequence: 0, .. }));
+        assert_eq!(error.to_string(), expected);
+    }
+}
+
+#[test]
+fn different_calls_fail_on_every_rank() {
+    let common = "all_reduce of 4 f32 for \"block 0\" (forward)";
+    let reduce_f32 = || reduce("block 0", DType::F32, 4);
+    for make in [local, |size| delayed(size, 1)] {
+        let errors = diverge(make(3), reduce_f32(), |member| member.barrier(label("block 0")));
+        check_mismatch(&errors, common, "barrier for \"block 0\" (forward)");
+
+        let errors = diverge(make(3), reduce_f32(), reduce("block 0", DType::BF16, 4));
+        check_mismatch(&errors, common, "all_reduce of 4 bf16 for \"block 0\" (forward)");
+
+        let errors = diverge(make(3), reduce_f32(), reduce("block 0", DType::F32, 5));
+        check_mismatch(&errors, common, "all_reduce of 5 f32 for \"block 0\" (forward)");
+
+        let errors = diverge(make(3), reduce_f32(), reduce("block 1", DType::F32, 4));
+        check_mismatch(&errors, common, "all_reduce of 4 f32 for \"block 1\" (forward)");
+
+        let errors = diverge(make(3), broadcast(0), broadcast(2));
+        check_mismatch(
+            &errors,
+            "broadcast of 4 f32 from root 0 for \"weights\" (forward)",
+            "broadcast of 4 f32 from root 2 for \"weights\" (forward)",
+        );
+    }
+}
+
+#[test]
+fn a_different_phase_alone_is_no_mismatch() {
+    on_each_rank(&local(2), |member| {
+        let phases = [Phase::Forward, Phase::Backward];
+        let label = Label::new("block", phases[member.rank()]);
+        member.barrier(label).wait(PATIENCE).unwrap();
+    });
+}
+
+/// Checks that rank 1 gets `problem` and the others a mismatch that names rank 1.
+#[track_caller]
+fn check_invalid(errors: &[CommError], problem: ArgumentError) {
+    for (rank, error) in errors.iter().enumerate() {
+        let message = error.to_string();
+        assert!(message.contains(&problem.to_string()), "{message}");
+        match error {
+            CommError::Invalid { rank: 1, problem: found, .. } if rank == 1 => {
+                assert_eq!(*found, problem);
+                assert!(message.contains("on rank 1"), "{message}");
+            }
+            CommError::Mismatch { calls, .. } if rank != 1 => {
+                let problems: Vec<_> = calls.iter().map(|call| call.problem).collect();
+                assert_eq!(problems, [None, Some(problem), None]);
+                assert!(message.contains("rank 1 called"), "{message}");
+                assert!(message.contains("[invalid: "), "{message}");
+            }
+            _ => panic!("rank {rank}: {error:?}"),
+        }
+    }
+}
+
+#[test]
+fn invalid_arguments_of_one_rank_fail_every_rank() {
+    let f32s = |len| Buffer::zeros(DType::F32, len);
+    let gather = |output: usize| {
+        move |member: &dyn Communicator| {
+            member.all_gather(label("p"), Arc::new(f32s(2)), f32s(output))
+        }
+    };
+    let errors = diverge(local(3), gather(6), gather(5));
+    let length = |buffer, expected, actual| ArgumentError::Length { buffer, expected, actual };
+    check_invalid(&errors, length("output", 6, 5));
+
+    let scatter = |input: usize| {
+        move |member: &dyn Communicator| {
+            member.reduce_scatter(label("p"), Arc::new(f32s(input)), f32s(2))
+        }
+    };
+    let errors = diverge(local(3), scatter(6), scatter(7));
+    check_invalid(&errors, length("input", 6, 7));
+
+    let errors = diverge(local(3), gather(6), |member| {
+        member.all_gather(label("p"), Arc::new(f32s(2)), Buffer::zeros(DType::F16, 6))
+    });
+    check_invalid(&errors, ArgumentError::DType { input: DType::F32, output: DType::F16 });
+
+    let errors = diverge(local(3), broadcast(0), broadcast(3));
+    check_invalid(&errors, ArgumentError::Root { root: 3, world_size: 3 });
+}
+
+fn check_byte_sums(world: &[Arc<dyn Communicator>]) {
+    on_each_rank(world, |member| {
+        let work = reduce("bytes", DType::U8, 4)(member.as_ref());
+        let error = work.wait(PATIENCE).unwrap_err();
+        let problem = ArgumentError::NoSum { dtype: DType::U8 };
+        let rank = member.rank();
+        assert!(
+            matches!(&error, CommError::Invalid { rank: r, problem: p, .. }
+                if *r == rank && *p == problem),
+            "{error}"
+        );
+        assert!(error.to_string().contains("u8 cannot be summed"), "{error}");
+    });
+}
+
+#[test]
+fn byte_sums_are_refused_on_every_rank() {
+    check_byte_sums(&local(3));
+    check_byte_sums(&fake(3, &[]));
+}
+
+#[test]
+fn fake_checks_arguments_like_a_real_world() {
+    let world = fake(3, &[]);
+    let error = broadcast(3)(world[1].as_ref()).wait(PATIENCE).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "broadcast 0 of group \"world\" for \"weights\" (forward) on rank 1: root 3 is not a \
+         rank of a group of 3; correct the arguments of this call"
+    );
+    world[1].abort("enough");
+    let error = world[1].barrier(label("b")).wait(PATIENCE).unwrap_err();
+    assert!(matches!(error, CommError::Aborted { rank: 1, .. }));
+}
+
+#[test]
+fn abort_reaches_pending_and_later_operations() {
+    on_each_rank(&local(3), |member| {
+        let pending = (member.rank() != 2).then(|| member.barrier(label("pending")));
+        if member.rank() == 2 {
+            member.abort("out of memory");
+        }
+        let later = member.barrier(label("later"));
+        for work in pending.into_iter().chain([later]) {
+            let error = work.wait(PATIENCE).unwrap_err();
+            let message = error.to_string();
+            let CommError::Aborted {
+                operation: Operation::Barrier,
+                rank: 2,
+                world_rank: 2,
+                reason,
+                ..
+            } = error
+            else {
+                panic!("{error:?}");
+            };
+            assert_eq!(&*reason, "out of memory");
+            assert!(
+                message.contains("aborted by rank 2") && message.contains("out of memory"),
+                "{message}"
+            );
+        }
+    });
+}
+
+#[test]
+fn abort_in_one_group_reaches_all_groups_of_the_world() {
+    let world = local(4);
+    on_each_rank(&world, |member| {
+        let rank = member.rank();
+        let pair = member.split("pair", Some(rank as u32 / 2), 0).unwrap().unwrap();
+        // Rank 0 waits in a group that the aborting rank 3 is no member of.
+        let pending = (rank == 0).then(|| pair.barrier(label("pair")));
+        if rank == 3 {
+            pair.abort("disk full");
+        }
+        let later = member.barrier(label("world"));
+        for work in pending.into_iter().chain([later]) {
+            let error = work.wait(PATIENCE).unwrap_err();
+            assert!(
+                matches!(&error, CommError::Aborted { rank: 1, world_rank: 3, origin, .. }
+                    if &**origin == "pair"),
+                "{error}"
+            );
+        }
+    });
+}
+
+#[test]
+fn timeout_names_the_missing_ranks() {
+    let (called, timed_out) = (Barrier::new(4), Barrier::new(4));
+    let errors = on_each_rank(&local(4), |member| {
+        let missing = matches!(member.rank(), 1 | 3);
+        let mut input = Arc::new(Buffer::zeros(DType::F32, 2));
+        let gather = || {
+            let output = Buffer::zeros(DType::F32, 8);
+            member.all_gather(label("block 3"), Arc::clone(&input), output)
+        };
+        let early = (!missing).then(gather);
+        called.wait();
+        let early = early.map(|work| work.wait(Duration::from_millis(20)).unwrap_err());
+        timed_out.wait();
+        // The missing ranks call too late, and learn why it failed.
+        let error = early.unwrap_or_else(|| gather().wait(PATIENCE).unwrap_err());
+        assert!(Arc::get_mut(&mut input).is_some());
+        assert_eq!(member.barrier(label("later")).wait(PATIENCE).unwrap_err(), error);
+        error
+    });
+    for error in &errors {
+        assert_eq!(error, &errors[0]);
+        let CommError::TimedOut {
+            operation: Operation::AllGather,
+            sequence: 0,
+            rank: 0 | 2,
+            missing,
+            ..
+        } = error
+        else {
+            panic!("{error:?}");
+        };
+        assert_eq!(missing, &[1, 3]);
+        let message = error.to_string();
+        for part in [
+            "all_gather 0 of group \"world\" for \"block 3\" (forward) timed out on rank",
+            "after 20ms: ranks 1, 3 never called it; look there first",
+        ] {
+            assert!(message.contains(part), "{message}");
+        }
+    }
+}
+
+#[test]
+fn dropping_a_rank_frees_the_others() {
+    for make in [local, |size| delayed(size, 5)] {
+        let mut world = make(3);
+        let leaving = world.remove(1);
+        let called = Barrier::new(3);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                called.wait();
+                drop(leaving);
+            });
+            for member in &world {
+                scope.spawn(|| {
+                    let pending = member.barrier(label("pending"));
+                    called.wait();
+                    let later = member.barrier(label("later"));
+                    for work in [pending, later] {
+                        let error = work.wait(PATIENCE).unwrap_err();
+                        assert!(matches!(error, CommError::Aborted { rank: 1, .. }));
+                        let message = error.to_string();
+                        assert!(message.contains("rank 1 left the group"), "{message}");
+                    }
+                });
+            }
+        });
+    }
+}
+
+#[test]
+fn work_left_behind_by_a_dropped_rank_fails() {
+    let mut world = local(2);
+    let work = world[0].barrier(label("left behind"));
+    world.remove(0);
+    let error = work.wait(PATIENCE).unwrap_err();
+    assert!(matches!(error, CommError::Aborted { rank: 0, .. }));
+}

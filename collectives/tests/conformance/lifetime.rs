@@ -1,0 +1,127 @@
+//! Who owns buffers and threads, and for how long.
+
+use crate::support::*;
+use kiln_collectives::{Buffer, CommError, DType, LocalGroup, LocalOptions};
+use std::cell::RefCell;
+use std::sync::{Arc, Mutex};
+
+#[test]
+fn inputs_are_unique_after_wait() {
+    for seed in 0..10 {
+        on_each_rank(&delayed(4, seed), |member| {
+            let mut shard = Arc::new(Buffer::from_slice(&[member.rank() as f32; 8]));
+            let mut full = Arc::new(Buffer::from_slice(&[1.0f32; 32]));
+            for round in 0..10 {
+                let output = Buffer::zeros(DType::F32, 32);
+                let gather = member.all_gather(label("gather"), Arc::clone(&shard), output);
+                let output = Buffer::zeros(DType::F32, 8);
+                let scatter = member.reduce_scatter(label("scatter"), Arc::clone(&full), output);
+                let gathered = gather.wait(PATIENCE).unwrap();
+                assert_eq!(Arc::strong_count(&shard), 1);
+                // Overwriting the input at once must not disturb a slower peer.
+                let next = (member.rank() + 10 * (round + 1)) as f32;
+                let own = Arc::get_mut(&mut shard).unwrap();
+                own.as_mut_slice::<f32>().unwrap().fill(next);
+                for (rank, slot) in gathered.as_slice::<f32>().unwrap().chunks(8).enumerate() {
+                    assert_eq!(slot, [(rank + 10 * round) as f32; 8]);
+                }
+                let sum = scatter.wait(PATIENCE).unwrap();
+                let own = Arc::get_mut(&mut full).unwrap();
+                own.as_mut_slice::<f32>().unwrap().fill((round + 2) as f32);
+                assert_eq!(sum.as_slice::<f32>().unwrap(), [4.0 * (round + 1) as f32; 8]);
+            }
+        });
+    }
+}
+
+#[test]
+fn inputs_are_unique_after_a_mismatch() {
+    on_each_rank(&delayed(3, 1), |member| {
+        let mut input = Arc::new(Buffer::zeros(DType::F32, 4));
+        let output = Buffer::zeros(DType::F32, 12);
+        let unit = ["same", "same", "other"][member.rank()];
+        let work = member.all_gather(label(unit), Arc::clone(&input), output);
+        assert!(work.wait(PATIENCE).is_err());
+        assert!(Arc::get_mut(&mut input).is_some());
+    });
+}
+
+#[test]
+fn operations_run_while_the_caller_does_something_else() {
+    let mut world = local(2);
+    let second = world.remove(1);
+    let first = world.remove(0);
+    let pending = first.barrier(label("overlap"));
+    assert!(!pending.is_done());
+    let other = second.barrier(label("overlap"));
+    pending.wait(PATIENCE).unwrap();
+    other.wait(PATIENCE).unwrap();
+}
+
+thread_local! {
+    /// Lives as long as the worker thread that set it.
+    static TOKEN: RefCell<Option<Arc<()>>> = const { RefCell::new(None) };
+}
+
+#[test]
+fn workers_start_with_their_rank_and_end_with_their_communicator() {
+    let token = Arc::new(());
+    let ranks: Arc<Mutex<Vec<usize>>> = Arc::default();
+    let (seen, given) = (Arc::clone(&ranks), Arc::clone(&token));
+    let options = LocalOptions {
+        on_worker_start: Some(Arc::new(move |rank| {
+            seen.lock().unwrap().push(rank);
+            TOKEN.set(Some(Arc::clone(&given)));
+        })),
+        ..LocalOptions::default()
+    };
+    let world = share(LocalGroup::with_options(3, options));
+    on_each_rank(&world, |member| {
+        member.barrier(label("start")).wait(PATIENCE).unwrap();
+        // Rank 2 becomes rank 0 of a group; its new worker still reports rank 2.
+        let group = member.split("reversed", Some(0), -(member.rank() as i64));
+        let group = group.unwrap().unwrap();
+        group.barrier(label("start")).wait(PATIENCE).unwrap();
+    });
+    let mut seen = ranks.lock().unwrap().clone();
+    seen.sort_unstable();
+    assert_eq!(seen, [0, 0, 1, 1, 2, 2]);
+    // The three workers of the split are gone with their communicators.
+    assert_eq!(Arc::strong_count(&token), 2 + 3);
+    drop(world);
+    assert_eq!(Arc::strong_count(&token), 1);
+}
+
+#[test]
+fn a_panicking_worker_fails_the_group() {
+    let options = LocalOptions {
+        on_worker_start: Some(Arc::new(|rank| assert!(rank != 1, "deliberate panic"))),
+        ..LocalOptions::default()
+    };
+    let world = share(LocalGroup::with_options(3, options));
+    on_each_rank(&world, |member| {
+        let error = member.barrier(label("b")).wait(PATIENCE).unwrap_err();
+        assert!(matches!(error, CommError::Aborted { rank: 1, .. }), "{error}");
+    });
+}
+
+#[test]
+fn communicators_can_be_dropped_in_any_order_and_unused() {
+    drop(LocalGroup::new(0));
+    for order in [[0, 1, 2], [2, 0, 1]] {
+        let mut world: Vec<_> = LocalGroup::new(3).into_iter().map(Some).collect();
+        for rank in order {
+            world[rank] = None;
+        }
+    }
+}
+
+#[test]
+fn communicators_describe_themselves() {
+    let world = local(2);
+    assert_eq!(
+        format!("{:?}", world[1]),
+        "Communicator { backend: \"local\", name: \"world\", rank: 1, world_size: 2 }"
+    );
+    assert_eq!(fake(3, &[])[2].backend(), "fake");
+}

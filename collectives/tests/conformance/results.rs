@@ -1,0 +1,172 @@
+//! Every operation gives the bits of a sequential reference.
+
+use crate::support::*;
+use half::{bf16, f16};
+use kiln_collectives::{Buffer, Communicator, DType};
+use std::sync::Arc;
+
+const WORLD_SIZES: [usize; 5] = [1, 2, 3, 4, 8];
+
+/// Runs every operation with shards of `len` elements, all in flight together.
+fn check_operations<T: TestElement>(world: &[Arc<dyn Communicator>], len: usize) {
+    let world_size = world.len();
+    let inputs: Vec<Vec<T>> = (0..world_size).map(|rank| values(rank, len * world_size)).collect();
+    let sum = reference_sum(&inputs);
+    let gathered: Vec<T> = inputs.iter().flat_map(|input| &input[..len]).copied().collect();
+
+    on_each_rank(world, |member| {
+        let rank = member.rank();
+        let own = &inputs[rank];
+        let mut shard = Arc::new(Buffer::from_slice(&own[..len]));
+        let mut full = Arc::new(Buffer::from_slice(own));
+        let root = len % world_size;
+
+        let gather = member.all_gather(
+            label("gather"),
+            Arc::clone(&shard),
+            Buffer::zeros(T::DTYPE, len * world_size),
+        );
+        let scatter = member.reduce_scatter(
+            label("scatter"),
+            Arc::clone(&full),
+            Buffer::zeros(T::DTYPE, len),
+        );
+        let reduce = member.all_reduce(label("reduce"), Buffer::from_slice(own));
+        // A length that the world size does not divide, unless it is 1.
+        let odd = len * world_size - (len * world_size).min(1);
+        let reduce_odd = member.all_reduce(label("odd"), Buffer::from_slice(&own[..odd]));
+        let broadcast = member.broadcast(label("broadcast"), Buffer::from_slice(own), root);
+        let barrier = member.barrier(label("barrier"));
+
+        assert_bits(&gather.wait(PATIENCE).unwrap(), &gathered, "all_gather");
+        assert!(Arc::get_mut(&mut shard).is_some());
+        let slice = scatter.wait(PATIENCE).unwrap();
+        assert!(Arc::get_mut(&mut full).is_some());
+        assert_bits(&slice, &sum[rank * len..(rank + 1) * len], "reduce_scatter");
+        let reduced = reduce.wait(PATIENCE).unwrap();
+        assert_bits(&reduced, &sum, "all_reduce");
+        assert_bits(&reduce_odd.wait(PATIENCE).unwrap(), &sum[..odd], "odd all_reduce");
+        assert_bits(&broadcast.wait(PATIENCE).unwrap(), &inputs[root], "broadcast");
+        assert!(barrier.wait(PATIENCE).unwrap().is_empty());
+
+        let output = Buffer::zeros(T::DTYPE, len * world_size);
+        let regathered = member.all_gather(label("again"), Arc::new(slice), output);
+        let regathered = regathered.wait(PATIENCE).unwrap();
+        assert_eq!(regathered.as_bytes(), reduced.as_bytes(), "reduce_scatter + all_gather");
+    });
+}
+
+fn check_all_types(make: impl Fn(usize) -> World) {
+    for world_size in WORLD_SIZES {
+        let world = make(world_size);
+        for len in [0, 1, 1023] {
+            check_operations::<f64>(&world, len);
+            check_operations::<f32>(&world, len);
+            check_operations::<f16>(&world, len);
+            check_operations::<bf16>(&world, len);
+        }
+    }
+}
+
+#[test]
+fn operations_match_the_reference() {
+    check_all_types(local);
+}
+
+#[test]
+fn operations_match_the_reference_under_delays() {
+    check_all_types(|world_size| delayed(world_size, world_size as u64));
+}
+
+#[test]
+fn large_buffers_match_the_reference() {
+    for world_size in WORLD_SIZES {
+        check_operations::<f32>(&local(world_size), 10_000_000 / world_size);
+    }
+}
+
+#[test]
+fn counts_smaller_than_the_world() {
+    let world = local(8);
+    for len in 0..8 {
+        let inputs: Vec<Vec<f32>> = (0..8).map(|rank| values(rank, len)).collect();
+        let sum = reference_sum(&inputs);
+        on_each_rank(&world, |member| {
+            let buffer = Buffer::from_slice(&inputs[member.rank()]);
+            let result = member.all_reduce(label("few"), buffer).wait(PATIENCE).unwrap();
+            assert_bits(&result, &sum, "all_reduce");
+        });
+    }
+}
+
+#[test]
+fn bytes_can_be_moved() {
+    on_each_rank(&local(3), |member| {
+        let own = Arc::new(Buffer::from_slice(&[member.rank() as u8; 5]));
+        let output = Buffer::zeros(DType::U8, 15);
+        let gathered = member.all_gather(label("bytes"), own, output);
+        let gathered = gathered.wait(PATIENCE).unwrap();
+        assert_eq!(gathered.as_bytes(), [[0u8; 5], [1; 5], [2; 5]].concat());
+        let buffer = Buffer::from_slice(&[member.rank() as u8]);
+        let sent = member.broadcast(label("byte"), buffer, 2);
+        assert_eq!(sent.wait(PATIENCE).unwrap().as_bytes(), [2]);
+    });
+}
+
+#[test]
+fn bits_do_not_depend_on_timing() {
+    let run = |world: World| {
+        on_each_rank(&world, |member| {
+            let own = values::<f32>(member.rank(), 4 * 1023);
+            let reduced = member.all_reduce(label("a"), Buffer::from_slice(&own));
+            let scattered = member.reduce_scatter(
+                label("b"),
+                Arc::new(Buffer::from_slice(&own)),
+                Buffer::zeros(DType::F32, 1023),
+            );
+            let reduced = reduced.wait(PATIENCE).unwrap();
+            let scattered = scattered.wait(PATIENCE).unwrap();
+            [reduced.as_bytes(), scattered.as_bytes()].concat()
+        })
+    };
+    let expected = run(local(4));
+    for seed in 0..20 {
+        assert_eq!(run(delayed(4, seed)), expected, "seed {seed}");
+    }
+}
+
+#[test]
+fn fake_ranks_see_a_silent_world() {
+    for member in fake(4, &[]) {
+        let rank = member.rank();
+        let own = values::<f32>(rank, 4 * 7);
+        let input = Arc::new(Buffer::from_slice(&own));
+        let output = Buffer::zeros(DType::F32, 7);
+        let work = member.reduce_scatter(label("scatter"), Arc::clone(&input), output);
+        assert!(work.is_done());
+        let shard = work.wait(PATIENCE).unwrap();
+        assert_bits(&shard, &own[rank * 7..(rank + 1) * 7], "reduce_scatter");
+        assert_eq!(Arc::strong_count(&input), 1);
+
+        let mut expected = vec![9.0f32; 28];
+        expected[rank * 7..(rank + 1) * 7].copy_from_slice(shard.as_slice().unwrap());
+        let output = Buffer::from_slice(&[9.0f32; 28]);
+        let full = member.all_gather(label("gather"), Arc::new(shard), output);
+        assert_bits(&full.wait(PATIENCE).unwrap(), &expected, "all_gather");
+
+        let buffer = Buffer::from_slice(&own);
+        let buffer = member.all_reduce(label("reduce"), buffer).wait(PATIENCE).unwrap();
+        let buffer = member.broadcast(label("send"), buffer, 3).wait(PATIENCE).unwrap();
+        assert_bits(&buffer, &own, "all_reduce and broadcast");
+        let nothing = member.barrier(label("barrier")).wait(PATIENCE).unwrap();
+        assert!(nothing.is_empty());
+    }
+}
+
+#[test]
+fn fake_world_of_one_is_a_real_world_of_one() {
+    for len in [0, 1, 1023] {
+        check_operations::<f32>(&fake(1, &[]), len);
+        check_operations::<bf16>(&fake(1, &[]), len);
+    }
+}

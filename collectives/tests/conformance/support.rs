@@ -1,0 +1,131 @@
+//! Worlds to test, data to send, and sequential sums to compare with.
+
+use half::{bf16, f16};
+use kiln_collectives::{
+    Buffer, Communicator, Element, FakeCommunicator, Label, LocalGroup, LocalOptions, Phase,
+};
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+/// Limit of waits that are expected to succeed. Only a failing test ever waits that long.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The communicators of a world, one per rank.
+pub type World = Vec<Arc<dyn Communicator>>;
+
+pub fn local(world_size: usize) -> World {
+    share(LocalGroup::new(world_size))
+}
+
+pub fn delayed(world_size: usize, seed: u64) -> World {
+    let options = LocalOptions {
+        random_delay_seed: Some(seed),
+        max_delay: Duration::from_micros(300),
+        ..LocalOptions::default()
+    };
+    share(LocalGroup::with_options(world_size, options))
+}
+
+/// All ranks of a fake world; they do not know of each other.
+pub fn fake(world_size: usize, split_sizes: &[(&str, usize)]) -> World {
+    let sizes: HashMap<String, usize> =
+        split_sizes.iter().map(|(name, size)| ((*name).to_string(), *size)).collect();
+    share(
+        (0..world_size)
+            .map(|rank| FakeCommunicator::new(rank, world_size).with_split_sizes(sizes.clone())),
+    )
+}
+
+pub fn share<C: Communicator + 'static>(members: impl IntoIterator<Item = C>) -> World {
+    members.into_iter().map(|member| Arc::new(member) as Arc<dyn Communicator>).collect()
+}
+
+/// Runs `body` for every rank at once, each on its own thread; results in rank order.
+pub fn on_each_rank<R: Send>(
+    world: &[Arc<dyn Communicator>],
+    body: impl Fn(&Arc<dyn Communicator>) -> R + Sync,
+) -> Vec<R> {
+    thread::scope(|scope| {
+        let threads: Vec<_> = world.iter().map(|member| scope.spawn(|| body(member))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+pub fn label(unit: &str) -> Label {
+    Label::new(unit, Phase::Forward)
+}
+
+/// An element type with reproducible test data and a reference sum.
+pub trait TestElement: Element + PartialEq + std::fmt::Debug {
+    fn from_f64(value: f64) -> Self;
+    /// Sum from left to right, in the precision the crate promises.
+    fn sum(values: impl Iterator<Item = Self>) -> Self;
+}
+
+macro_rules! plain_element {
+    ($type:ty) => {
+        impl TestElement for $type {
+            fn from_f64(value: f64) -> Self {
+                value as $type
+            }
+            fn sum(values: impl Iterator<Item = Self>) -> Self {
+                values.reduce(|sum, value| sum + value).unwrap()
+            }
+        }
+    };
+}
+
+macro_rules! half_element {
+    ($type:ty) => {
+        impl TestElement for $type {
+            fn from_f64(value: f64) -> Self {
+                <$type>::from_f64(value)
+            }
+            fn sum(values: impl Iterator<Item = Self>) -> Self {
+                let sum = values.map(|value| value.to_f32()).reduce(|sum, value| sum + value);
+                <$type>::from_f32(sum.unwrap())
+            }
+        }
+    };
+}
+
+plain_element!(f64);
+plain_element!(f32);
+half_element!(f16);
+half_element!(bf16);
+
+/// Values of mixed sign and magnitude, so that sums depend on the order of additions.
+pub fn values<T: TestElement>(rank: usize, len: usize) -> Vec<T> {
+    (0..len as u64)
+        .map(|index| {
+            let mut hash = (index << 8 | rank as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            hash = (hash ^ hash >> 29).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            hash ^= hash >> 32;
+            let fraction = (hash & 0xffff_ffff) as f64 / f64::from(u32::MAX) - 0.5;
+            let scale = f64::from(1u32 << (hash >> 32 & 7));
+            T::from_f64(fraction * scale)
+        })
+        .collect()
+}
+
+/// Sum over `inputs`, element by element, in rank order.
+pub fn reference_sum<T: TestElement>(inputs: &[Vec<T>]) -> Vec<T> {
+    (0..inputs[0].len()).map(|index| T::sum(inputs.iter().map(|input| input[index]))).collect()
+}
+
+/// Compares bit for bit without printing megabytes.
+#[track_caller]
+pub fn assert_bits<T: TestElement>(actual: &Buffer, expected: &[T], what: &str) {
+    let actual = actual.as_slice::<T>().unwrap();
+    assert_eq!(actual.len(), expected.len(), "{what}: length");
+    let bytes = bytemuck::cast_slice::<T, u8>;
+    if bytes(actual) != bytes(expected) {
+        let same = |index: &usize| {
+            bytemuck::bytes_of(&actual[*index]) == bytemuck::bytes_of(&expected[*index])
+        };
+        let index = (0..actual.len()).find(|index| !same(index)).unwrap();
+        panic!("{what}: element {index} is {:?}, expected {:?}", actual[index], expected[index]);
+    }
+}

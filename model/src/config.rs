@@ -1,0 +1,218 @@
+//! The shape of a decoder, its presets, and what they cost.
+
+use serde::{Deserialize, Serialize};
+
+/// Which feed-forward layer a block has. A new kind is one file in `layers/` and one arm here.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FeedForwardKind {
+    /// `down(silu(gate(x)) * up(x))` (Shazeer, 2020).
+    #[default]
+    Swiglu,
+}
+
+/// The shape of a Llama-style decoder.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ModelConfig {
+    /// Number of token ids the model knows.
+    pub vocab_size: usize,
+    /// Width of the residual stream.
+    pub d_model: usize,
+    /// Number of decoder blocks.
+    pub layers: usize,
+    /// Query heads; `d_model` is split evenly over them.
+    pub heads: usize,
+    /// Key and value heads (grouped-query attention, Ainslie et al., 2023); divides `heads`.
+    pub kv_heads: usize,
+    /// Width inside the feed-forward layer.
+    pub d_ff: usize,
+    /// Whether the head reuses the embedding matrix.
+    pub tie_embeddings: bool,
+    /// Kind of feed-forward layer.
+    #[serde(default)]
+    pub feed_forward: FeedForwardKind,
+    /// Probability of dropping an element after the embedding, attention and feed-forward.
+    #[serde(default)]
+    pub dropout: f64,
+    /// Base of the rotary frequencies (Su et al., 2021).
+    #[serde(default = "default_rope_theta")]
+    pub rope_theta: f64,
+    /// Added to the mean square in RMSNorm.
+    #[serde(default = "default_norm_eps")]
+    pub norm_eps: f64,
+    /// Standard deviation of the initial weights; the two projections that write to the residual
+    /// stream are divided by `sqrt(2 * layers)` (GPT-2).
+    #[serde(default = "default_init_std")]
+    pub init_std: f64,
+}
+
+fn default_rope_theta() -> f64 {
+    10_000.0
+}
+
+fn default_norm_eps() -> f64 {
+    1e-5
+}
+
+fn default_init_std() -> f64 {
+    0.02
+}
+
+/// A [`ModelConfig`] that no model can have.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum ModelConfigError {
+    /// A size is zero.
+    #[error("model.{key} = 0: must be at least 1")]
+    Zero {
+        /// Key in the `[model]` section.
+        key: &'static str,
+    },
+    /// One size does not divide another.
+    #[error("model.{whole} = {whole_value} is not divisible by model.{part} = {part_value} (remainder {}): change one of the two", whole_value % part_value)]
+    Indivisible {
+        /// Key of the size to be divided.
+        whole: &'static str,
+        /// Its value.
+        whole_value: usize,
+        /// Key of the divisor.
+        part: &'static str,
+        /// Its value.
+        part_value: usize,
+    },
+    /// The width of a head is odd, so rotary pairs do not fit.
+    #[error(
+        "model.d_model / model.heads = {head_dim} is odd: rotary embeddings turn pairs, so the head width must be even"
+    )]
+    OddHead {
+        /// Width of one head.
+        head_dim: usize,
+    },
+    /// A value is outside its range.
+    #[error("model.{key} = {value}: must be {range}")]
+    OutOfRange {
+        /// Key in the `[model]` section.
+        key: &'static str,
+        /// The offending value.
+        value: f64,
+        /// What is allowed.
+        range: &'static str,
+    },
+}
+
+/// Names of the built-in shapes, smallest first.
+pub const PRESETS: [&str; 5] = ["10m", "90m", "300m", "1b", "7b"];
+
+impl ModelConfig {
+    /// The built-in shape called `name`, or `None`; [`PRESETS`] lists the names.
+    pub fn preset(name: &str) -> Option<Self> {
+        // vocab, d_model, layers, heads, kv_heads, d_ff, tied
+        let (vocab_size, d_model, layers, heads, kv_heads, d_ff, tie_embeddings) = match name {
+            "10m" => (4_096, 256, 10, 4, 4, 688, true),
+            "90m" => (32_000, 640, 14, 10, 10, 1_728, true),
+            "300m" => (32_000, 1_024, 21, 16, 16, 2_816, true),
+            "1b" => (32_000, 2_048, 22, 32, 4, 5_632, false),
+            "7b" => (32_000, 4_096, 32, 32, 32, 11_008, false),
+            _ => return None,
+        };
+        Some(ModelConfig {
+            vocab_size,
+            d_model,
+            layers,
+            heads,
+            kv_heads,
+            d_ff,
+            tie_embeddings,
+            feed_forward: FeedForwardKind::default(),
+            dropout: 0.0,
+            rope_theta: default_rope_theta(),
+            norm_eps: default_norm_eps(),
+            init_std: default_init_std(),
+        })
+    }
+
+    /// Width of one head.
+    pub fn head_dim(&self) -> usize {
+        self.d_model / self.heads
+    }
+
+    /// Standard deviation of the projections that write to the residual stream.
+    pub fn residual_std(&self) -> f64 {
+        self.init_std / (2.0 * self.layers as f64).sqrt()
+    }
+
+    /// Checks that a model of this shape can exist.
+    pub fn validate(&self) -> Result<(), ModelConfigError> {
+        let sizes = [
+            ("vocab_size", self.vocab_size),
+            ("d_model", self.d_model),
+            ("layers", self.layers),
+            ("heads", self.heads),
+            ("kv_heads", self.kv_heads),
+            ("d_ff", self.d_ff),
+        ];
+        if let Some((key, _)) = sizes.into_iter().find(|(_, size)| *size == 0) {
+            return Err(ModelConfigError::Zero { key });
+        }
+        for (whole, whole_value, part, part_value) in [
+            ("d_model", self.d_model, "heads", self.heads),
+            ("heads", self.heads, "kv_heads", self.kv_heads),
+        ] {
+            if whole_value % part_value != 0 {
+                return Err(ModelConfigError::Indivisible { whole, whole_value, part, part_value });
+            }
+        }
+        if self.head_dim() % 2 != 0 {
+            return Err(ModelConfigError::OddHead { head_dim: self.head_dim() });
+        }
+        for (key, value, valid, range) in [
+            ("dropout", self.dropout, (0.0..1.0).contains(&self.dropout), "in [0, 1)"),
+            (
+                "rope_theta",
+                self.rope_theta,
+                self.rope_theta > 0.0 && self.rope_theta.is_finite(),
+                "positive and finite",
+            ),
+            (
+                "norm_eps",
+                self.norm_eps,
+                self.norm_eps > 0.0 && self.norm_eps.is_finite(),
+                "positive and finite",
+            ),
+            (
+                "init_std",
+                self.init_std,
+                self.init_std >= 0.0 && self.init_std.is_finite(),
+                "zero or more, and finite",
+            ),
+        ] {
+            if !valid {
+                return Err(ModelConfigError::OutOfRange { key, value, range });
+            }
+        }
+        Ok(())
+    }
+
+    /// Number of parameters of the built-in decoder of this shape; tied weights count once.
+    pub fn num_parameters(&self) -> usize {
+        let d = self.d_model;
+        let kv = self.kv_heads * self.head_dim();
+        let attention = 2 * d * d + 2 * d * kv;
+        let feed_forward = match self.feed_forward {
+            FeedForwardKind::Swiglu => 3 * d * self.d_ff,
+        };
+        let block = attention + feed_forward + 2 * d;
+        let head = if self.tie_embeddings { 0 } else { d * self.vocab_size };
+        self.vocab_size * d + self.layers * block + d + head
+    }
+
+    /// Floating-point operations of one training step per token: `6 N + 12 L d T`, as in the
+    /// appendix of PaLM (Chowdhery et al., 2022). `N` counts the parameters that multiply
+    /// (an untied embedding only looks rows up), and attention is counted without the causal
+    /// half, as the field's MFU figures do.
+    pub fn flops_per_token(&self, num_parameters: usize, seq_len: usize) -> f64 {
+        let lookup = if self.tie_embeddings { 0 } else { self.vocab_size * self.d_model };
+        let multiplying = num_parameters.saturating_sub(lookup);
+        6.0 * multiplying as f64 + 12.0 * (self.layers * self.d_model * seq_len) as f64
+    }
+}

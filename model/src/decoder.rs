@@ -1,0 +1,131 @@
+//! The decoder, and its forward pass written once over whoever hands out its parts.
+
+use burn::module::Module;
+use burn::tensor::{Device, Int, Tensor};
+
+use crate::config::ModelConfig;
+use crate::layers::{Block, Context, Embed, Head, Layer};
+use crate::random::Key;
+
+/// A decoder-only language model. `B` is its block; any [`Layer`] will do.
+#[derive(Module, Debug)]
+pub struct Decoder<B: Module = Block> {
+    /// Token ids to the residual stream.
+    pub embed: Embed,
+    /// The blocks, in order.
+    pub layers: Vec<B>,
+    /// The residual stream to logits.
+    pub head: Head,
+}
+
+impl Decoder {
+    /// The built-in decoder. Weights are initialised when first read, from `key` alone.
+    pub fn new(config: &ModelConfig, key: Key, device: &Device) -> Self {
+        Decoder::with_blocks(config, key, device, |index| Block::new(config, index, key, device))
+    }
+}
+
+impl<B: Layer> Decoder<B> {
+    /// A decoder whose blocks come from `block(index)`.
+    pub fn with_blocks(
+        config: &ModelConfig,
+        key: Key,
+        device: &Device,
+        block: impl FnMut(usize) -> B,
+    ) -> Self {
+        Decoder {
+            embed: Embed::new(config, key, device),
+            layers: (0..config.layers).map(block).collect(),
+            head: Head::new(config, key, device),
+        }
+    }
+}
+
+/// Hands out the parts of a decoder, each with its weights ready to use, in the order of the
+/// forward pass. A plain [`Decoder`] hands out its own; a sharded one gathers them first and may
+/// run a block again in backward.
+pub trait Parts {
+    /// The block of this decoder.
+    type Block: Layer;
+
+    /// Number of blocks.
+    fn num_blocks(&self) -> usize;
+
+    /// Runs `run` with the embedding.
+    fn embed(&self, run: impl FnOnce(&Embed) -> Tensor<3>) -> Tensor<3>;
+
+    /// Runs `run` with block `index`; `run` must not depend on anything but its arguments and
+    /// what it captured, since it may be called again in backward.
+    fn block(
+        &self,
+        index: usize,
+        x: Tensor<3>,
+        run: impl Fn(&Self::Block, Tensor<3>) -> Tensor<3> + Send + Sync + 'static,
+    ) -> Tensor<3>;
+
+    /// Runs `run` with the head, and with the embedding if the head is tied to it.
+    fn head<const D: usize>(
+        &self,
+        x: Tensor<3>,
+        run: impl FnOnce(&Head, Option<&Embed>, Tensor<3>) -> Tensor<D>,
+    ) -> Tensor<D>;
+}
+
+impl<B: Layer> Parts for Decoder<B> {
+    type Block = B;
+
+    fn num_blocks(&self) -> usize {
+        self.layers.len()
+    }
+
+    fn embed(&self, run: impl FnOnce(&Embed) -> Tensor<3>) -> Tensor<3> {
+        run(&self.embed)
+    }
+
+    fn block(
+        &self,
+        index: usize,
+        x: Tensor<3>,
+        run: impl Fn(&B, Tensor<3>) -> Tensor<3> + Send + Sync + 'static,
+    ) -> Tensor<3> {
+        run(&self.layers[index], x)
+    }
+
+    fn head<const D: usize>(
+        &self,
+        x: Tensor<3>,
+        run: impl FnOnce(&Head, Option<&Embed>, Tensor<3>) -> Tensor<D>,
+    ) -> Tensor<D> {
+        run(&self.head, Some(&self.embed), x)
+    }
+}
+
+/// The residual stream after the last block: `tokens` `[batch, seq]` to `[batch, seq, d_model]`.
+pub fn hidden<P: Parts>(parts: &P, tokens: Tensor<2, Int>, context: &Context) -> Tensor<3> {
+    let mut x = parts.embed(|embed| embed.forward(tokens, context));
+    for index in 0..parts.num_blocks() {
+        let context = context.at_layer(index);
+        x = parts.block(index, x, move |block, x| block.forward(x, &context));
+    }
+    x
+}
+
+/// `scale` times the summed cross-entropy of `targets` given `tokens`, both `[batch, seq]`: `[1]`.
+/// The caller divides by the global number of tokens through `scale`, so that ranks and
+/// micro-batches simply add up.
+pub fn loss<P: Parts>(
+    parts: &P,
+    tokens: Tensor<2, Int>,
+    targets: Tensor<2, Int>,
+    scale: f64,
+    context: &Context,
+) -> Tensor<1> {
+    let x = hidden(parts, tokens, context);
+    parts.head(x, |head, tied, x| head.loss(x, targets, scale, tied))
+}
+
+/// Logits of every position: `[batch, seq, vocab_size]`.
+pub fn logits<P: Parts>(parts: &P, tokens: Tensor<2, Int>) -> Tensor<3> {
+    let x = hidden(parts, tokens, &Context::evaluation());
+    parts.head(x, |head, tied, x| head.logits(x, tied))
+}

@@ -1,0 +1,61 @@
+//! One decoder block.
+
+use burn::module::Module;
+use burn::tensor::{Device, Tensor};
+
+use super::{Attention, Context, FeedForward, Layer, RmsNorm};
+use crate::config::ModelConfig;
+use crate::random::Key;
+
+/// A pre-norm block: attention, then feed-forward, each added to the residual stream.
+/// Both inner layers can be replaced by any [`Layer`].
+#[derive(Module, Debug)]
+pub struct Block<A: Module = Attention, F: Module = FeedForward> {
+    /// Normalises what attention reads.
+    pub attention_norm: RmsNorm,
+    /// Mixes positions.
+    pub attention: A,
+    /// Normalises what the feed-forward layer reads.
+    pub ffn_norm: RmsNorm,
+    /// Mixes channels.
+    pub ffn: F,
+}
+
+impl Block {
+    /// Block `index` of the built-in decoder.
+    pub fn new(config: &ModelConfig, index: usize, key: Key, device: &Device) -> Self {
+        let ffn = FeedForward::new(config, Self::key(key, index).fork("ffn"), device);
+        Block::with_ffn(config, index, key, ffn, device)
+    }
+}
+
+impl<F: Layer> Block<Attention, F> {
+    /// Block `index` with the built-in attention and a feed-forward layer of your own.
+    pub fn with_ffn(config: &ModelConfig, index: usize, key: Key, ffn: F, device: &Device) -> Self {
+        let attention_key = Block::key(key, index).fork("attention");
+        Block {
+            attention_norm: RmsNorm::new(config.d_model, config.norm_eps, device),
+            attention: Attention::new(config, attention_key, device),
+            ffn_norm: RmsNorm::new(config.d_model, config.norm_eps, device),
+            ffn,
+        }
+    }
+}
+
+impl Block {
+    /// The key that names the initial weights of block `index`.
+    pub fn key(model: Key, index: usize) -> Key {
+        model.fork("layers").fork_index(index as u64)
+    }
+}
+
+impl<A: Layer, F: Layer> Layer for Block<A, F> {
+    fn forward(&self, x: Tensor<3>, context: &Context) -> Tensor<3> {
+        let (attention_context, ffn_context) = (context.fork("attention"), context.fork("ffn"));
+        let mixed =
+            self.attention.forward(self.attention_norm.forward(x.clone()), &attention_context);
+        let h = x + attention_context.dropout(mixed);
+        let fed = self.ffn.forward(self.ffn_norm.forward(h.clone()), &ffn_context);
+        h + ffn_context.dropout(fed)
+    }
+}

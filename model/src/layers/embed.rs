@@ -1,0 +1,42 @@
+//! Token embedding.
+
+use burn::module::{Module, Param};
+use burn::tensor::{Device, Int, Tensor};
+
+use super::{Context, normal_parameter};
+use crate::config::ModelConfig;
+use crate::ops;
+use crate::random::Key;
+
+/// A table of token vectors.
+#[derive(Module, Debug)]
+pub struct Embedding {
+    /// `[vocab_size, d_model]`.
+    pub weight: Param<Tensor<2>>,
+}
+
+/// The first part of the decoder: token ids to the residual stream.
+#[derive(Module, Debug)]
+pub struct Embed {
+    /// The table; also the head's matrix when the head is tied.
+    pub embed_tokens: Embedding,
+}
+
+impl Embed {
+    /// An embedding of the given shape.
+    pub fn new(config: &ModelConfig, key: Key, device: &Device) -> Self {
+        let shape = [config.vocab_size, config.d_model];
+        let key = key.fork("embed_tokens");
+        Embed {
+            embed_tokens: Embedding {
+                weight: normal_parameter(shape, config.init_std, key, device),
+            },
+        }
+    }
+
+    /// `tokens`: `[batch, seq]` to `[batch, seq, d_model]`.
+    pub fn forward(&self, tokens: Tensor<2, Int>, context: &Context) -> Tensor<3> {
+        let x = ops::embedding(self.embed_tokens.weight.val(), tokens);
+        context.fork("embed").dropout(x)
+    }
+}

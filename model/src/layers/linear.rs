@@ -1,0 +1,39 @@
+//! Affine map.
+
+use burn::module::{Module, Param};
+use burn::tensor::{Device, Tensor};
+
+use super::{constant_parameter, normal_parameter};
+use crate::ops;
+use crate::random::Key;
+
+/// `y = x W (+ b)`.
+#[derive(Module, Debug)]
+pub struct Linear {
+    /// `[d_in, d_out]`.
+    pub weight: Param<Tensor<2>>,
+    /// `[d_out]`.
+    pub bias: Option<Param<Tensor<1>>>,
+}
+
+impl Linear {
+    /// A map without bias; weights are normal with standard deviation `std`.
+    pub fn new(d_in: usize, d_out: usize, std: f64, key: Key, device: &Device) -> Self {
+        Linear {
+            weight: normal_parameter([d_in, d_out], std, key.fork("weight"), device),
+            bias: None,
+        }
+    }
+
+    /// The same map with a bias that starts at zero.
+    pub fn with_bias(mut self, device: &Device) -> Self {
+        let [_, d_out] = self.weight.lazy_shape().dims();
+        self.bias = Some(constant_parameter([d_out], 0.0, device));
+        self
+    }
+
+    /// `x`: `[.., d_in]` to `[.., d_out]`.
+    pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
+        ops::linear(x, self.weight.val(), self.bias.as_ref().map(Param::val))
+    }
+}

@@ -1,0 +1,131 @@
+//! The layers of the decoder, one file each.
+//!
+//! A layer is an ordinary burn [`Module`] for one device; it knows no rank. To add one, write a
+//! file here, implement [`Layer`], and add an arm to [`FeedForward`] (or use it from outside this
+//! crate as the type parameter of [`Block`]).
+
+mod attention;
+mod block;
+mod embed;
+mod feed_forward;
+mod head;
+mod linear;
+mod rms_norm;
+mod swiglu;
+
+pub use attention::Attention;
+pub use block::Block;
+pub use embed::Embed;
+pub use feed_forward::FeedForward;
+pub use head::Head;
+pub use linear::Linear;
+pub use rms_norm::RmsNorm;
+pub use swiglu::SwiGlu;
+
+use burn::module::{Module, ModuleDisplay, Param, ParamId};
+use burn::tensor::{Device, Shape, Tensor, TensorData};
+
+use crate::random::Key;
+
+/// A layer that maps the residual stream onto itself.
+pub trait Layer: Module + ModuleDisplay + Sync + 'static {
+    /// `x`: `[batch, seq, d_model]` to the same shape.
+    fn forward(&self, x: Tensor<3>, context: &Context) -> Tensor<3>;
+}
+
+/// What a forward pass knows besides its input.
+#[derive(Clone, Debug, Default)]
+pub struct Context {
+    dropout: Option<DropoutContext>,
+}
+
+/// Names the dropout masks of one forward pass. A mask belongs to a sample of the global batch, so
+/// it is the same however the batch is split over ranks and micro-batches.
+#[derive(Clone, Copy, Debug)]
+struct DropoutContext {
+    key: Key,
+    first_sample: u64,
+    probability: f64,
+}
+
+impl Context {
+    /// A pass without dropout: evaluation and generation.
+    pub fn evaluation() -> Self {
+        Context::default()
+    }
+
+    /// A training pass over samples `first_sample ..` of the step named by `key`.
+    pub fn training(key: Key, first_sample: u64, dropout: f64) -> Self {
+        Context {
+            dropout: (dropout > 0.0).then_some(DropoutContext {
+                key,
+                first_sample,
+                probability: dropout,
+            }),
+        }
+    }
+
+    /// The context of one place in the model, so that no two places share a mask.
+    pub fn fork(&self, place: &str) -> Self {
+        Context {
+            dropout: self
+                .dropout
+                .map(|dropout| DropoutContext { key: dropout.key.fork(place), ..dropout }),
+        }
+    }
+
+    /// The context of block `index`.
+    pub fn at_layer(&self, index: usize) -> Self {
+        Context {
+            dropout: self.dropout.map(|dropout| DropoutContext {
+                key: dropout.key.fork_index(index as u64),
+                ..dropout
+            }),
+        }
+    }
+
+    /// Drops elements of `x` `[batch, seq, d_model]` when training with dropout.
+    pub fn dropout(&self, x: Tensor<3>) -> Tensor<3> {
+        let Some(dropout) = self.dropout else { return x };
+        let [_, seq, width] = x.dims();
+        let offset = dropout.first_sample * (seq * width) as u64;
+        crate::ops::dropout(x, dropout.probability, dropout.key.bits(), offset)
+    }
+}
+
+/// A lazily initialised weight with normal values; the values depend on `key` and the position in
+/// the tensor only.
+pub fn normal_parameter<const D: usize>(
+    shape: [usize; D],
+    std: f64,
+    key: Key,
+    device: &Device,
+) -> Param<Tensor<D>> {
+    lazy_parameter(shape, device, move |count| key.normal_vec(count, std))
+}
+
+/// A lazily initialised weight in which every value is `value`.
+pub fn constant_parameter<const D: usize>(
+    shape: [usize; D],
+    value: f32,
+    device: &Device,
+) -> Param<Tensor<D>> {
+    lazy_parameter(shape, device, move |count| vec![value; count])
+}
+
+fn lazy_parameter<const D: usize>(
+    shape: [usize; D],
+    device: &Device,
+    values: impl FnOnce(usize) -> Vec<f32> + Send + Sync + 'static,
+) -> Param<Tensor<D>> {
+    Param::uninitialized(
+        ParamId::new(),
+        move |device, require_grad| {
+            let data = TensorData::new(values(shape.iter().product()), shape);
+            Tensor::from_data(data, device).set_require_grad(require_grad)
+        },
+        device.clone(),
+        true,
+        Shape::from(shape),
+    )
+}

@@ -1,0 +1,28 @@
+//! Root-mean-square normalisation (Zhang and Sennrich, 2019).
+
+use burn::module::{Module, Param};
+use burn::tensor::{Device, Tensor};
+
+use super::constant_parameter;
+use crate::ops;
+
+/// `x / sqrt(mean(x²) + eps) * weight` over the last dimension.
+#[derive(Module, Debug)]
+pub struct RmsNorm {
+    /// `[width]`, starts at one.
+    pub weight: Param<Tensor<1>>,
+    #[module(skip)]
+    eps: f64,
+}
+
+impl RmsNorm {
+    /// Normalises vectors of `width`.
+    pub fn new(width: usize, eps: f64, device: &Device) -> Self {
+        RmsNorm { weight: constant_parameter([width], 1.0, device), eps }
+    }
+
+    /// `x`: `[.., width]` to the same shape.
+    pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
+        ops::rms_norm(x, self.weight.val(), self.eps)
+    }
+}

@@ -1,0 +1,40 @@
+//! The gated feed-forward layer of Llama (Shazeer, 2020).
+
+use burn::module::Module;
+use burn::tensor::{Device, Tensor};
+
+use super::{Context, Layer, Linear};
+use crate::config::ModelConfig;
+use crate::ops;
+use crate::random::Key;
+
+/// `down(silu(gate(x)) * up(x))`.
+#[derive(Module, Debug)]
+pub struct SwiGlu {
+    /// `[d_model, d_ff]`.
+    pub gate_proj: Linear,
+    /// `[d_model, d_ff]`.
+    pub up_proj: Linear,
+    /// `[d_ff, d_model]`.
+    pub down_proj: Linear,
+}
+
+impl SwiGlu {
+    /// A feed-forward layer of the given shape.
+    pub fn new(config: &ModelConfig, key: Key, device: &Device) -> Self {
+        let (d, ff, std) = (config.d_model, config.d_ff, config.init_std);
+        SwiGlu {
+            gate_proj: Linear::new(d, ff, std, key.fork("gate_proj"), device),
+            up_proj: Linear::new(d, ff, std, key.fork("up_proj"), device),
+            down_proj: Linear::new(ff, d, config.residual_std(), key.fork("down_proj"), device),
+        }
+    }
+}
+
+impl Layer for SwiGlu {
+    fn forward(&self, x: Tensor<3>, _context: &Context) -> Tensor<3> {
+        let gate = self.gate_proj.forward(x.clone());
+        let up = self.up_proj.forward(x);
+        self.down_proj.forward(ops::swiglu(gate, up))
+    }
+}

@@ -1,0 +1,20 @@
+//! The decoder-only language model that Kiln trains: single-device code, and nothing else.
+//!
+//! - [`config`]: the shape of a model, its presets, parameter and FLOP counts;
+//! - [`layers`]: the layers, one file each;
+//! - [`decoder`]: the parts of a decoder and its forward pass, written once over [`decoder::Parts`];
+//! - [`ops`]: the fused operations, each with a plain-burn reference;
+//! - [`random`]: seeded, counter-based randomness.
+//!
+//! Nothing here knows a rank or a communicator; sharding happens around it.
+
+pub mod config;
+pub mod decoder;
+pub mod layers;
+pub mod ops;
+pub mod random;
+
+pub use config::{FeedForwardKind, ModelConfig, ModelConfigError, PRESETS};
+pub use decoder::{Decoder, Parts};
+pub use layers::{Context, Layer};
+pub use random::Key;

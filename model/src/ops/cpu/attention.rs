@@ -1,0 +1,413 @@
+//! The tiles of causal attention.
+//!
+//! Rows are `[batch, seq, heads, head_dim]`, so one head's rows are a strided matrix that the
+//! matrix products read in place. Keys are copied once, transposed: the products then read every
+//! operand along its contiguous axis and pack nothing.
+
+use rayon::prelude::*;
+
+use super::gemm::{Matrix, MatrixMut, Output, Threads, gemm};
+use super::real::{Real, dot, exp_sum, max};
+use super::{blocks, room, simd};
+
+/// Rows (queries) of a tile: the most that `gemm` multiplies without packing the other operand
+/// (eight register tiles of six).
+const ROWS: usize = 48;
+/// Columns (keys) of a tile: a multiple of the vector loops' width, and small enough that two tiles
+/// of scores stay in a core's L2 cache beside the operands.
+const COLUMNS: usize = 192;
+/// Tiles begin at multiples of their sizes. With this, every row of a tile that is not hidden as a
+/// whole sees the tile's first column, so that its maximum is finite.
+const _: () = assert!(COLUMNS.is_multiple_of(ROWS));
+
+/// Sizes of an attention operation.
+#[derive(Clone, Copy, Debug)]
+pub struct Shape {
+    /// Independent sequences.
+    pub batch: usize,
+    /// Length of a sequence.
+    pub seq: usize,
+    /// Query heads.
+    pub heads: usize,
+    /// Key and value heads, a divisor of `heads`.
+    pub kv_heads: usize,
+    /// Width of a head.
+    pub head_dim: usize,
+}
+
+impl Shape {
+    /// Elements between two rows of one query head.
+    fn q_stride(self) -> usize {
+        self.heads * self.head_dim
+    }
+
+    /// Elements between two rows of one key head.
+    fn kv_stride(self) -> usize {
+        self.kv_heads * self.head_dim
+    }
+
+    /// Where row `row` of a query head begins.
+    fn q_offset(self, batch: usize, row: usize, head: usize) -> usize {
+        ((batch * self.seq + row) * self.heads + head) * self.head_dim
+    }
+
+    /// Where row `row` of a key head begins.
+    fn kv_offset(self, batch: usize, row: usize, head: usize) -> usize {
+        ((batch * self.seq + row) * self.kv_heads + head) * self.head_dim
+    }
+
+    fn is_empty(self) -> bool {
+        [self.batch, self.seq, self.heads, self.head_dim].contains(&0)
+    }
+}
+
+/// What attention reads: `q` `[batch, seq, heads, head_dim]`, `k` and `v` with `kv_heads` heads.
+#[derive(Clone, Copy, Debug)]
+pub struct Operands<'a, T> {
+    /// Queries.
+    pub q: &'a [T],
+    /// Keys.
+    pub k: &'a [T],
+    /// Values.
+    pub v: &'a [T],
+    /// Their sizes.
+    pub shape: Shape,
+}
+
+impl<T: Real> Operands<'_, T> {
+    fn scale(&self) -> T {
+        T::from_f64(1.0 / (self.shape.head_dim as f64).sqrt())
+    }
+
+    /// The result, shaped as `q`, and the logarithm of the sum of each row's exponentials,
+    /// `[batch, seq, heads]`.
+    ///
+    /// Parallel over tiles of rows, whose results are contiguous with all heads side by side.
+    pub fn forward(&self) -> (Vec<T>, Vec<T>) {
+        let shape = self.shape;
+        let Shape { seq, heads, .. } = shape;
+        let mut out = vec![T::ZERO; self.q.len()];
+        let mut lse = vec![T::ZERO; shape.batch * seq * heads];
+        if shape.is_empty() {
+            return (out, lse);
+        }
+        let keys = transposed(self.k, shape);
+        let stride = shape.q_stride();
+        let tiles: Vec<_> = out
+            .chunks_mut(seq * stride)
+            .zip(lse.chunks_mut(seq * heads))
+            .enumerate()
+            .flat_map(|(batch, (out, lse))| {
+                out.chunks_mut(ROWS * stride)
+                    .zip(lse.chunks_mut(ROWS * heads))
+                    .enumerate()
+                    .map(move |(tile, (out, lse))| ((batch, tile * ROWS), out, lse))
+            })
+            .collect();
+        tiles.into_par_iter().for_each_init(
+            || vec![T::ZERO; ROWS * COLUMNS],
+            |scores, (place, out, lse)| self.forward_rows(place, &keys, scores, out, lse),
+        );
+        (out, lse)
+    }
+
+    /// One tile of rows of every head. `out` holds the sums weighted so far, not yet divided by the
+    /// sum of the weights.
+    fn forward_rows(
+        &self,
+        (batch, start): (usize, usize),
+        keys: &[T],
+        scores: &mut [T],
+        out: &mut [T],
+        lse: &mut [T],
+    ) {
+        let shape = self.shape;
+        let Shape { seq, heads, kv_heads, head_dim, .. } = shape;
+        let (q_stride, kv_stride) = (shape.q_stride(), shape.kv_stride());
+        let rows = lse.len() / heads;
+        for head in 0..heads {
+            let kv_head = head / (heads / kv_heads);
+            let q = &self.q[shape.q_offset(batch, start, head)..];
+            let q = Matrix::new(q, [rows, head_dim], [q_stride, 1]);
+            let keys = &keys[(batch * kv_heads + kv_head) * head_dim * seq..];
+            let mut running = [(T::NEG_INFINITY, T::ZERO); ROWS];
+            for first in (0..start + rows).step_by(COLUMNS) {
+                let columns = COLUMNS.min(start + rows - first);
+                let scores = &mut scores[..rows * columns];
+                let keys = Matrix::new(&keys[first..], [head_dim, columns], [seq, 1]);
+                let target = MatrixMut::rows(scores, [rows, columns]);
+                gemm(target, Output::Overwrite, self.scale(), q, keys, Threads::One);
+                simd(
+                    #[inline(always)]
+                    || {
+                        for (row, (scores, running)) in
+                            scores.chunks_exact_mut(columns).zip(&mut running).enumerate()
+                        {
+                            let visible = visible(start + row, first, columns);
+                            let out = &mut out[row * q_stride + head * head_dim..][..head_dim];
+                            softmax_step(scores, visible, running, out);
+                        }
+                    },
+                );
+                let values = &self.v[shape.kv_offset(batch, first, kv_head)..];
+                gemm(
+                    MatrixMut::new(&mut out[head * head_dim..], [rows, head_dim], q_stride),
+                    Output::Add,
+                    T::ONE,
+                    Matrix::rows(scores, [rows, columns]),
+                    Matrix::new(values, [columns, head_dim], [kv_stride, 1]),
+                    Threads::One,
+                );
+            }
+            for (row, (max, sum)) in running.into_iter().take(rows).enumerate() {
+                lse[row * heads + head] = max + sum.ln();
+                let out = &mut out[row * q_stride + head * head_dim..][..head_dim];
+                out.iter_mut().for_each(|value| *value = *value / sum);
+            }
+        }
+    }
+
+    /// The gradients of `q`, `k` and `v` that are wanted.
+    ///
+    /// Parallel over key heads: one task owns the gradients of its key head and of the query heads
+    /// that share it, so that no sum is shared between threads. Tasks write head by head; the rows
+    /// are interleaved afterwards.
+    pub fn backward(
+        &self,
+        out: &[T],
+        lse: &[T],
+        dout: &[T],
+        wanted: [bool; 3],
+    ) -> [Option<Vec<T>>; 3] {
+        let shape = self.shape;
+        let Shape { batch, seq, heads, kv_heads, head_dim } = shape;
+        let group = heads / kv_heads;
+        let mut dq = room::<T>(wanted[0], self.q.len());
+        let mut dk = room::<T>(wanted[1], self.k.len());
+        let mut dv = room::<T>(wanted[2], self.v.len());
+        if shape.is_empty() {
+            return [dq, dk, dv];
+        }
+        let keys = transposed(self.k, shape);
+        let values = transposed(self.v, shape);
+        let (count, size) = (batch * kv_heads, seq * head_dim);
+        blocks(&mut dq, group * size, count)
+            .into_par_iter()
+            .zip(blocks(&mut dk, size, count))
+            .zip(blocks(&mut dv, size, count))
+            .enumerate()
+            .for_each_init(
+                || vec![T::ZERO; 2 * ROWS * COLUMNS],
+                |tiles, (i, ((mut dq, dk), dv))| {
+                    let mut backward = KeyHead {
+                        operands: self,
+                        out,
+                        lse,
+                        dout,
+                        keys: &keys[i * size..][..size],
+                        values: &values[i * size..][..size],
+                        dk,
+                        dv,
+                        tiles,
+                    };
+                    for member in 0..group {
+                        let head = i % kv_heads * group + member;
+                        let dq = dq.as_mut().map(|dq| &mut dq[member * size..][..size]);
+                        backward.query_head([i / kv_heads, head], dq);
+                    }
+                },
+            );
+        [
+            dq.map(|dq| interleaved(&dq, shape, heads)),
+            dk.map(|dk| interleaved(&dk, shape, kv_heads)),
+            dv.map(|dv| interleaved(&dv, shape, kv_heads)),
+        ]
+    }
+}
+
+/// How many of the columns from `first` on row `row` sees: at least one, see [`COLUMNS`].
+#[inline(always)]
+fn visible(row: usize, first: usize, columns: usize) -> usize {
+    (row + 1 - first).min(columns)
+}
+
+/// Turns a row of scores into weights relative to the running maximum, and rescales what was summed
+/// under an older maximum.
+#[inline(always)]
+fn softmax_step<T: Real>(scores: &mut [T], visible: usize, running: &mut (T, T), out: &mut [T]) {
+    // Whole rows run through the vectorised loops: e to the power of −∞ is 0.
+    scores[visible..].fill(T::NEG_INFINITY);
+    let (old_max, old_sum) = *running;
+    let tile_max = max(scores);
+    let new_max = if tile_max > old_max { tile_max } else { old_max };
+    let sum = exp_sum(scores, new_max);
+    // Of the first tile, old_max is −∞ and the factor 0.
+    let factor = (old_max - new_max).exp();
+    *running = (new_max, old_sum * factor + sum);
+    if factor != T::ONE {
+        out.iter_mut().for_each(|value| *value *= factor);
+    }
+}
+
+/// One key head in the backward pass.
+struct KeyHead<'a, 'b, T> {
+    operands: &'a Operands<'a, T>,
+    out: &'a [T],
+    lse: &'a [T],
+    dout: &'a [T],
+    /// Keys and values of this head, `[head_dim, seq]`.
+    keys: &'a [T],
+    values: &'a [T],
+    /// Their gradients, `[seq, head_dim]`.
+    dk: Option<&'b mut [T]>,
+    dv: Option<&'b mut [T]>,
+    /// Room for two tiles: the weights and the gradient of the scores.
+    tiles: &'b mut [T],
+}
+
+impl<T: Real> KeyHead<'_, '_, T> {
+    /// Adds what one query head contributes; `dq` is `[seq, head_dim]`.
+    fn query_head(&mut self, [batch, head]: [usize; 2], mut dq: Option<&mut [T]>) {
+        let shape = self.operands.shape;
+        let Shape { seq, heads, kv_heads, head_dim, .. } = shape;
+        let (stride, kv_head) = (shape.q_stride(), head / (heads / kv_heads));
+        let scale = self.operands.scale();
+        let (p, ds) = self.tiles.split_at_mut(ROWS * COLUMNS);
+        for start in (0..seq).step_by(ROWS) {
+            let rows = ROWS.min(seq - start);
+            let offset = shape.q_offset(batch, start, head);
+            let (out, dout) = (&self.out[offset..], &self.dout[offset..]);
+            // The logarithm of each row's sum, and D = rowsum(dO ∘ O).
+            let mut row_values = [(T::ZERO, T::ZERO); ROWS];
+            for (row, value) in row_values[..rows].iter_mut().enumerate() {
+                let range = row * stride..row * stride + head_dim;
+                let product = simd(
+                    #[inline(always)]
+                    || dot(&out[range.clone()], &dout[range.clone()]),
+                );
+                *value = (self.lse[(batch * seq + start + row) * heads + head], product);
+            }
+            let q = Matrix::new(&self.operands.q[offset..], [rows, head_dim], [stride, 1]);
+            let dout = Matrix::new(dout, [rows, head_dim], [stride, 1]);
+
+            for first in (0..start + rows).step_by(COLUMNS) {
+                let columns = COLUMNS.min(start + rows - first);
+                let (p, ds) = (&mut p[..rows * columns], &mut ds[..rows * columns]);
+                let keys = Matrix::new(&self.keys[first..], [head_dim, columns], [seq, 1]);
+                let values = Matrix::new(&self.values[first..], [head_dim, columns], [seq, 1]);
+                let overwrite = Output::Overwrite;
+                gemm(MatrixMut::rows(p, [rows, columns]), overwrite, scale, q, keys, Threads::One);
+                gemm(
+                    MatrixMut::rows(ds, [rows, columns]),
+                    overwrite,
+                    T::ONE,
+                    dout,
+                    values,
+                    Threads::One,
+                );
+                simd(
+                    #[inline(always)]
+                    || {
+                        let tile = p.chunks_exact_mut(columns).zip(ds.chunks_exact_mut(columns));
+                        for (row, ((p, ds), &(lse, product))) in tile.zip(&row_values).enumerate() {
+                            // As in the forward pass: hidden weights become 0, and ds with them.
+                            p[visible(start + row, first, columns)..].fill(T::NEG_INFINITY);
+                            for (p, ds) in p.iter_mut().zip(ds) {
+                                *p = (*p - lse).exp();
+                                *ds = *p * (*ds - product) * scale;
+                            }
+                        }
+                    },
+                );
+                let (p, ds) = (Matrix::rows(p, [rows, columns]), Matrix::rows(ds, [rows, columns]));
+                let columns = [columns, head_dim];
+                if let Some(dv) = &mut self.dv {
+                    let dv = MatrixMut::rows(&mut dv[first * head_dim..], columns);
+                    gemm(dv, Output::Add, T::ONE, p.t(), dout, Threads::One);
+                }
+                if let Some(dk) = &mut self.dk {
+                    let dk = MatrixMut::rows(&mut dk[first * head_dim..], columns);
+                    gemm(dk, Output::Add, T::ONE, ds.t(), q, Threads::One);
+                }
+                if let Some(dq) = &mut dq {
+                    let dq = MatrixMut::rows(&mut dq[start * head_dim..], [rows, head_dim]);
+                    let keys = &self.operands.k[shape.kv_offset(batch, first, kv_head)..];
+                    let keys = Matrix::new(keys, columns, [shape.kv_stride(), 1]);
+                    gemm(dq, Output::Add, T::ONE, ds, keys, Threads::One);
+                }
+            }
+        }
+    }
+}
+
+/// `[batch, seq, kv_heads, head_dim]` as `[batch, kv_heads, head_dim, seq]`.
+fn transposed<T: Real>(x: &[T], shape: Shape) -> Vec<T> {
+    let Shape { seq, kv_heads, head_dim, .. } = shape;
+    let stride = shape.kv_stride();
+    let mut result = vec![T::ZERO; x.len()];
+    super::for_each_block(
+        &mut result,
+        head_dim * seq,
+        #[inline(always)]
+        |start, result| {
+            let i = start / (head_dim * seq);
+            let x = &x[shape.kv_offset(i / kv_heads, 0, i % kv_heads)..];
+            for t in (0..seq).step_by(SQUARE) {
+                for j in (0..head_dim).step_by(SQUARE) {
+                    if t + SQUARE <= seq && j + SQUARE <= head_dim {
+                        transpose_square(
+                            &x[t * stride + j..],
+                            stride,
+                            &mut result[j * seq + t..],
+                            seq,
+                        );
+                        continue;
+                    }
+                    for t in t..seq.min(t + SQUARE) {
+                        for j in j..head_dim.min(j + SQUARE) {
+                            result[j * seq + t] = x[t * stride + j];
+                        }
+                    }
+                }
+            }
+        },
+    );
+    result
+}
+
+/// Side of the squares that a transposition moves at a time: a cache line of `f32`.
+const SQUARE: usize = 16;
+
+/// Transposes one square between matrices whose rows are `x_stride` and `y_stride` apart.
+#[inline(always)]
+fn transpose_square<T: Real>(x: &[T], x_stride: usize, y: &mut [T], y_stride: usize) {
+    let mut square = [[T::ZERO; SQUARE]; SQUARE];
+    for i in 0..SQUARE {
+        let row = &x[i * x_stride..][..SQUARE];
+        for j in 0..SQUARE {
+            square[j][i] = row[j];
+        }
+    }
+    for (j, column) in square.iter().enumerate() {
+        y[j * y_stride..][..SQUARE].copy_from_slice(column);
+    }
+}
+
+/// `[batch, heads, seq, head_dim]` as `[batch, seq, heads, head_dim]`.
+fn interleaved<T: Real>(x: &[T], shape: Shape, heads: usize) -> Vec<T> {
+    let Shape { seq, head_dim, .. } = shape;
+    let width = heads * head_dim;
+    let mut result = vec![T::ZERO; x.len()];
+    let size = super::rows_per_block(width) * width;
+    super::for_each_block(&mut result, size, |start, block| {
+        for (i, row) in block.chunks_exact_mut(width).enumerate() {
+            let (batch, t) = ((start / width + i) / seq, (start / width + i) % seq);
+            for (head, row) in row.chunks_exact_mut(head_dim).enumerate() {
+                row.copy_from_slice(
+                    &x[((batch * heads + head) * seq + t) * head_dim..][..head_dim],
+                );
+            }
+        }
+    });
+    result
+}

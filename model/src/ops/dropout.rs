@@ -1,0 +1,138 @@
+//! Dropout (Srivastava et al., 2014) from a counter instead of a random state.
+
+use burn::backend::autodiff::{
+    Autodiff,
+    checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
+    grads::Gradients,
+    ops::{Backward, Ops, OpsKind},
+};
+use burn::backend::{Backend, Dispatch, Flex, backend_extension, tensor::FloatTensor};
+use burn::tensor::{Tensor, TensorData};
+use burn_flex::FlexTensor;
+
+use super::Tracked;
+use super::cpu::real::Real;
+use super::cpu::{self, Values, with_real};
+use crate::random::mix;
+
+/// Drops every element of `x` with probability `p` and multiplies the others by `1 / (1 − p)`.
+///
+/// Whether element `i` (in row-major order) is kept is a hash of `(key, counter_offset + i)`: a
+/// slice of a batch that passes the index of its first element drops what the whole batch would
+/// have dropped there, on any machine. Backward applies the same mask to `dy`; the mask is computed
+/// again, never stored.
+///
+/// # Panics
+///
+/// If `p` is not in `[0, 1)`.
+pub fn dropout<const D: usize>(x: Tensor<D>, p: f64, key: u64, counter_offset: u64) -> Tensor<D> {
+    assert!((0.0..1.0).contains(&p), "dropout: the probability {p} is not in [0, 1)");
+    if p == 0.0 {
+        return x;
+    }
+    let mask = DropoutMask::new(p, key, counter_offset);
+    Tensor::from_dispatch(<Dispatch as DropoutOp>::fused_dropout(x.into_dispatch(), mask))
+}
+
+/// [`dropout`] in plain burn: the mask as a tensor, computed value by value.
+pub fn dropout_reference<const D: usize>(
+    x: Tensor<D>,
+    p: f64,
+    key: u64,
+    counter_offset: u64,
+) -> Tensor<D> {
+    let mask = DropoutMask::new(p, key, counter_offset);
+    let factor = |i| if mask.keeps(i) { mask.scale } else { 0.0 };
+    let factors: Vec<f64> = (0..x.shape().num_elements() as u64).map(factor).collect();
+    let factors = TensorData::new(factors, x.shape()).convert_dtype(x.dtype());
+    let factors = Tensor::<D>::from_data(factors, (&x.device(), x.dtype()));
+    x * factors
+}
+
+/// The backends of [`dropout`].
+#[backend_extension(Flex, Autodiff)]
+pub trait DropoutOp: Backend {
+    /// `x` times the factors of `mask`.
+    fn fused_dropout(x: FloatTensor<Self>, mask: DropoutMask) -> FloatTensor<Self>;
+}
+
+/// A dropout mask: a rule, not a buffer.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct DropoutMask {
+    /// Where the counter of the first element lies in the stream of the key.
+    first: u64,
+    /// An element is dropped if the upper half of its hash is below this.
+    threshold: u64,
+    /// What kept elements are multiplied by.
+    scale: f64,
+}
+
+/// Weyl increment of SplitMix64: distinct counters are this far apart before they are mixed.
+const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
+
+impl DropoutMask {
+    fn new(p: f64, key: u64, counter_offset: u64) -> Self {
+        DropoutMask {
+            // Mixed, so that keys a multiple of GOLDEN apart do not give shifted copies of one
+            // mask.
+            first: mix(key).wrapping_add(counter_offset.wrapping_mul(GOLDEN)),
+            threshold: (p * (1u64 << 32) as f64).round() as u64,
+            scale: 1.0 / (1.0 - p),
+        }
+    }
+
+    /// Whether element `i` is kept.
+    #[inline(always)]
+    fn keeps(&self, i: u64) -> bool {
+        mix(self.first.wrapping_add(i.wrapping_mul(GOLDEN))) >> 32 >= self.threshold
+    }
+}
+
+impl DropoutOp for Flex {
+    fn fused_dropout(x: FlexTensor, mask: DropoutMask) -> FlexTensor {
+        apply(&x, mask)
+    }
+}
+
+impl<C: CheckpointStrategy> DropoutOp for Autodiff<Flex, C> {
+    fn fused_dropout(x: Tracked<C>, mask: DropoutMask) -> Tracked<C> {
+        let y = apply(x.primitive(), mask);
+        match DropoutBackward.prepare::<C>([x.node()]).compute_bound().stateful() {
+            OpsKind::Tracked(prep) => prep.finish(mask, y),
+            OpsKind::UnTracked(prep) => prep.finish(y),
+        }
+    }
+}
+
+#[derive(Debug)]
+struct DropoutBackward;
+
+impl Backward<Flex, 1> for DropoutBackward {
+    type State = DropoutMask;
+
+    fn backward(
+        self,
+        ops: Ops<DropoutMask, 1>,
+        grads: &mut Gradients,
+        _checkpointer: &mut Checkpointer,
+    ) {
+        let dy = grads.consume::<Flex>(&ops.node);
+        let [Some(node)] = ops.parents else { return };
+        grads.register::<Flex>(node.id, apply(&dy, ops.state));
+    }
+}
+
+fn apply(x: &FlexTensor, mask: DropoutMask) -> FlexTensor {
+    let shape = x.layout().shape().clone();
+    with_real!(x.dtype(), T => {
+        let (values, scale) = (Values::<T>::of(x), T::from_f64(mask.scale));
+        let values: &[T] = &values;
+        let mut y = vec![T::ZERO; values.len()];
+        cpu::for_each_block(&mut y, cpu::BLOCK, #[inline(always)] |start, block| {
+            for (i, (y, &x)) in block.iter_mut().zip(&values[start..]).enumerate() {
+                *y = if mask.keeps((start + i) as u64) { x * scale } else { T::ZERO };
+            }
+        });
+        cpu::tensor_of(y, shape, x.dtype())
+    })
+}

@@ -1,0 +1,39 @@
+//! Fused operations of the decoder, differentiable by hand.
+//!
+//! Each file holds one operation: the public function on burn tensors, the same mathematics in
+//! plain burn (`*_reference`, which the tests compare with), and the backend extension that
+//! implements it forward and backward. The CPU kernels compute in `f32` (`f64` for `f64` tensors);
+//! half-precision operands are converted, the result has the dtype of the first operand and every
+//! gradient the dtype of its tensor.
+//!
+//! Weights may come from a sharded gather that is recomputed in the backward pass. An operation
+//! that needs a parent there therefore asks for it through the checkpointer and keeps no handle to
+//! it. Gradients of parents that are not tracked are not computed.
+
+mod cpu;
+
+mod attention;
+mod cross_entropy;
+mod dropout;
+mod embedding;
+mod linear;
+mod rms_norm;
+mod rotary;
+mod swiglu;
+
+pub use attention::{AttentionOp, causal_attention, causal_attention_reference};
+pub use cross_entropy::{
+    HeadLayout, LinearCrossEntropyOp, linear_cross_entropy, linear_cross_entropy_reference,
+};
+pub use dropout::{DropoutMask, DropoutOp, dropout, dropout_reference};
+pub use embedding::{EmbeddingOp, embedding, embedding_reference};
+pub use linear::{LinearOp, linear, linear_reference};
+pub use rms_norm::{RmsNormOp, rms_norm, rms_norm_reference};
+pub use rotary::{RotaryOp, rotary, rotary_reference};
+pub use swiglu::{SwigluOp, swiglu, swiglu_reference};
+
+use burn::backend::autodiff::Autodiff;
+use burn::backend::{Flex, tensor::FloatTensor};
+
+/// A float tensor of the differentiable CPU backend with checkpoint strategy `C`.
+type Tracked<C> = FloatTensor<Autodiff<Flex, C>>;

@@ -1,0 +1,12 @@
+//! Integration tests of the crate, in one binary.
+
+mod ops_attention;
+mod ops_cross_entropy;
+mod ops_dropout;
+mod ops_embedding;
+mod ops_linear;
+mod ops_memory;
+mod ops_rms_norm;
+mod ops_rotary;
+mod ops_support;
+mod ops_swiglu;

@@ -1,0 +1,109 @@
+use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData};
+use kiln_model::ops::{HeadLayout, linear_cross_entropy, linear_cross_entropy_reference};
+
+use crate::ops_support::*;
+
+type Loss = fn(Tensor<2>, Tensor<2>, HeadLayout, Tensor<1, Int>, f64) -> Tensor<1>;
+
+const LAYOUTS: [HeadLayout; 2] = [HeadLayout::VocabRows, HeadLayout::VocabColumns];
+
+fn targets(values: Vec<i64>) -> Tensor<1, Int> {
+    let len = values.len();
+    Tensor::from_data(TensorData::new(values, [len]), &Device::flex())
+}
+
+/// Every fifth target is ignored, unless there is only one.
+fn operation(
+    f: Loss,
+    layout: HeadLayout,
+    [rows, d_model, vocab]: [usize; 3],
+) -> impl Operation + Sync {
+    move |t: &[Tensor<1>]| {
+        let weight = match layout {
+            HeadLayout::VocabRows => t[1].clone().reshape([vocab, d_model]),
+            HeadLayout::VocabColumns => t[1].clone().reshape([d_model, vocab]),
+        };
+        let target = |i: usize| {
+            if i % 5 == 3 { -100 } else { (i * 7 % vocab) as i64 }
+        };
+        let targets = targets((0..rows).map(target).collect());
+        f(t[0].clone().reshape([rows, d_model]), weight, layout, targets, 0.37)
+    }
+}
+
+#[test]
+fn cross_entropy_matches_reference() {
+    for layout in LAYOUTS {
+        for shape @ [rows, d_model, vocab] in
+            [[1, 20, 17], [33, 20, 17], [257, 20, 17], [600, 64, 301]]
+        {
+            let op = operation(linear_cross_entropy, layout, shape);
+            let reference = operation(linear_cross_entropy_reference, layout, shape);
+            assert_matches(op, reference, &[rows * d_model, d_model * vocab], 2e-6);
+        }
+    }
+}
+
+#[test]
+fn cross_entropy_is_sound() {
+    for layout in LAYOUTS {
+        assert_sound(operation(linear_cross_entropy, layout, [6, 4, 7]), &[24, 28]);
+        let (op, sizes) =
+            (operation(linear_cross_entropy, layout, [300, 64, 500]), [300 * 64, 64 * 500]);
+        assert_same_bits(op, &sizes);
+    }
+}
+
+/// The loss is f32 whatever its operands are, and backward may start from any factor.
+#[test]
+fn cross_entropy_dtype_and_factor() {
+    let shape = [9, 4, 7];
+    let op = operation(linear_cross_entropy, HeadLayout::VocabRows, shape);
+    let inputs = inputs(&[9 * 4, 4 * 7]);
+    for (dtype, loss) in [
+        (FloatDType::F32, DType::F32),
+        (FloatDType::F64, DType::F64),
+        (FloatDType::BF16, DType::F32),
+    ] {
+        assert_eq!(run(&op, &inputs, dtype).output_dtype, loss);
+    }
+    let gradients = |factor: f32| {
+        let device = Device::flex().autodiff();
+        let leaves: Vec<_> =
+            inputs.iter().map(|v| flat(v, FloatDType::F32, &device).require_grad()).collect();
+        let loss = op(&leaves);
+        let grads = if factor == 1.0 { loss.backward() } else { (loss * factor).backward() };
+        leaves
+            .iter()
+            .flat_map(|leaf| values(leaf.grad(&grads).expect("a gradient")))
+            .collect::<Vec<_>>()
+    };
+    let doubled: Vec<_> = gradients(1.0).iter().map(|g| g * 2.0).collect();
+    assert_eq!(gradients(2.0), doubled);
+}
+
+#[test]
+fn cross_entropy_of_ignored_rows_is_zero() {
+    let device = Device::flex().autodiff();
+    let hidden = flat(&normal(8, 1), FloatDType::F32, &device).require_grad();
+    let weight = flat(&normal(12, 2), FloatDType::F32, &device).reshape([3, 4]);
+    let hidden_2d = hidden.clone().reshape([2, 4]);
+    let loss = linear_cross_entropy(
+        hidden_2d,
+        weight,
+        HeadLayout::VocabRows,
+        targets(vec![-1, -100]),
+        1.0,
+    );
+    assert_eq!(values(loss.clone()), [0.0]);
+    let grads = loss.backward();
+    assert_eq!(values(hidden.grad(&grads).expect("a gradient")), [0.0; 8]);
+}
+
+#[test]
+#[should_panic(expected = "target 17 is outside a vocabulary of 17")]
+fn cross_entropy_rejects_a_target_beyond_the_vocabulary() {
+    let device = Device::flex();
+    let (hidden, weight) = (Tensor::ones([2, 4], &device), Tensor::ones([17, 4], &device));
+    linear_cross_entropy(hidden, weight, HeadLayout::VocabRows, targets(vec![0, 17]), 1.0);
+}

@@ -1,0 +1,226 @@
+//! What the tests of the operations share: an operation is a function of flat tensors, which it
+//! reshapes, to a tensor of any shape; its inputs are given by their sizes.
+
+use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
+
+/// An operation under test.
+pub trait Operation: Fn(&[Tensor<1>]) -> Tensor<1> {}
+impl<F: Fn(&[Tensor<1>]) -> Tensor<1>> Operation for F {}
+
+/// Standard normal values that depend on `seed` and the index only.
+pub fn normal(len: usize, seed: u64) -> Vec<f64> {
+    let uniform = |i: u64| {
+        let mut z = (seed << 40 | i).wrapping_add(1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        ((z ^ (z >> 31)) >> 11) as f64 / (1u64 << 53) as f64
+    };
+    let value = |i: u64| {
+        let (a, b) = (uniform(2 * i), uniform(2 * i + 1));
+        (-2.0 * (1.0 - a).ln()).sqrt() * (std::f64::consts::TAU * b).cos()
+    };
+    (0..len as u64).map(value).collect()
+}
+
+/// A flat tensor of `values` in `dtype`.
+pub fn flat(values: &[f64], dtype: FloatDType, device: &Device) -> Tensor<1> {
+    let dtype = DType::from(dtype);
+    let data = TensorData::new(values.to_vec(), [values.len()]).convert_dtype(dtype);
+    Tensor::from_data(data, (device, dtype))
+}
+
+/// The values of a tensor.
+pub fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f64> {
+    tensor.into_data().convert_dtype(DType::F64).try_to_vec().expect("just converted to f64")
+}
+
+/// The inputs of an operation that takes `sizes` values.
+pub fn inputs(sizes: &[usize]) -> Vec<Vec<f64>> {
+    sizes.iter().enumerate().map(|(i, &len)| normal(len, i as u64 + 1)).collect()
+}
+
+/// Result and gradients of one run.
+pub struct Run {
+    pub output: Vec<f64>,
+    pub gradients: Vec<Option<Vec<f64>>>,
+    pub output_dtype: DType,
+}
+
+/// Runs `op` and backward from `Σ output · normal`, tracking the inputs that `tracked` names.
+pub fn run_tracked(
+    op: &impl Operation,
+    inputs: &[Vec<f64>],
+    dtype: FloatDType,
+    device: &Device,
+    tracked: &[bool],
+) -> Run {
+    let leaves: Vec<_> = inputs
+        .iter()
+        .zip(tracked)
+        .map(|(values, &tracked)| {
+            let leaf = flat(values, dtype, device);
+            if tracked { leaf.require_grad() } else { leaf }
+        })
+        .collect();
+    let output = op(&leaves);
+    let (output_values, output_dtype) = (values(output.clone()), output.dtype());
+    assert_eq!(output.is_tracked(), tracked.contains(&true));
+    let mut gradients = vec![None; inputs.len()];
+    if output.is_tracked() {
+        let weights = normal(output_values.len(), 99);
+        let float: FloatDType = output_dtype.into();
+        let grads = (output * flat(&weights, float, device)).sum().backward();
+        for (gradient, leaf) in gradients.iter_mut().zip(&leaves) {
+            *gradient = leaf.grad(&grads).map(|gradient| {
+                assert_eq!(
+                    gradient.dtype(),
+                    DType::from(dtype),
+                    "a gradient has the dtype of its tensor"
+                );
+                values(gradient)
+            });
+        }
+    }
+    Run { output: output_values, gradients, output_dtype }
+}
+
+/// Runs `op` with every input tracked.
+pub fn run(op: &impl Operation, inputs: &[Vec<f64>], dtype: FloatDType) -> Run {
+    run_tracked(op, inputs, dtype, &Device::flex().autodiff(), &vec![true; inputs.len()])
+}
+
+/// Asserts that two slices differ by at most `bound` times the largest expected magnitude.
+#[track_caller]
+pub fn assert_close(actual: &[f64], expected: &[f64], bound: f64, what: &str) {
+    assert_eq!(actual.len(), expected.len(), "{what}: lengths");
+    let scale = expected.iter().fold(1e-12f64, |max, v| max.max(v.abs()));
+    for (i, (a, e)) in actual.iter().zip(expected).enumerate() {
+        let error = (a - e).abs() / scale;
+        assert!(
+            error <= bound,
+            "{what}[{i}]: {a} instead of {e}, an error of {error:e} (bound {bound:e})"
+        );
+    }
+}
+
+/// Asserts that `op` and `reference` agree in `f32`, forward and backward.
+#[track_caller]
+pub fn assert_matches(op: impl Operation, reference: impl Operation, sizes: &[usize], bound: f64) {
+    let inputs = inputs(sizes);
+    let actual = run(&op, &inputs, FloatDType::F32);
+    // The reference in f64, so that the bound is on the error of the operation alone.
+    let expected = run(&reference, &inputs, FloatDType::F64);
+    assert_close(&actual.output, &expected.output, bound, "output");
+    for (i, (a, e)) in actual.gradients.iter().zip(&expected.gradients).enumerate() {
+        let (a, e) = (a.as_ref().expect("a gradient"), e.as_ref().expect("a gradient"));
+        assert_close(a, e, bound, &format!("gradient {i}"));
+    }
+}
+
+/// Asserts that the gradients of `op` in `f64` are what central differences of its output give.
+#[track_caller]
+pub fn assert_finite_differences(op: impl Operation, sizes: &[usize]) {
+    const STEP: f64 = 1e-5;
+    let device = Device::flex();
+    let inputs = inputs(sizes);
+    let exact = run(&op, &inputs, FloatDType::F64);
+    let loss = |inputs: &[Vec<f64>]| -> f64 {
+        let tensors: Vec<_> = inputs.iter().map(|v| flat(v, FloatDType::F64, &device)).collect();
+        let output = values(op(&tensors));
+        output.iter().zip(normal(output.len(), 99)).map(|(y, w)| y * w).sum()
+    };
+    for (i, gradient) in exact.gradients.iter().enumerate() {
+        let differences: Vec<f64> = (0..inputs[i].len())
+            .map(|j| {
+                let mut moved = inputs.clone();
+                moved[i][j] += STEP;
+                let above = loss(&moved);
+                moved[i][j] -= 2.0 * STEP;
+                (above - loss(&moved)) / (2.0 * STEP)
+            })
+            .collect();
+        let gradient = gradient.as_ref().expect("a gradient");
+        // The differences themselves are good to about STEP² and the rounding of the loss over
+        // STEP.
+        assert_close(gradient, &differences, 1e-7, &format!("gradient {i}"));
+    }
+}
+
+/// Asserts that `op` on `bf16` tensors is close to `op` in `f32` on the same, rounded, values.
+#[track_caller]
+pub fn assert_half_precision(op: impl Operation, sizes: &[usize]) {
+    let rounded: Vec<_> =
+        inputs(sizes).iter().map(|v| values(flat(v, FloatDType::BF16, &Device::flex()))).collect();
+    let half = run(&op, &rounded, FloatDType::BF16);
+    let full = run(&op, &rounded, FloatDType::F32);
+    // bf16 has eight bits of mantissa. The incoming gradients are rounded as well.
+    assert_close(&half.output, &full.output, 1.0 / 128.0, "output");
+    for (i, (h, f)) in half.gradients.iter().zip(&full.gradients).enumerate() {
+        let (h, f) = (h.as_ref().expect("a gradient"), f.as_ref().expect("a gradient"));
+        assert_close(h, f, 1.0 / 64.0, &format!("gradient {i}"));
+    }
+}
+
+/// Asserts that leaving out any parents changes neither the output nor the other gradients.
+#[track_caller]
+pub fn assert_untracked(op: impl Operation, sizes: &[usize]) {
+    let (inputs, device) = (inputs(sizes), Device::flex().autodiff());
+    let all = run(&op, &inputs, FloatDType::F32);
+    for subset in 0..1usize << sizes.len() {
+        let tracked: Vec<_> = (0..sizes.len()).map(|i| subset >> i & 1 == 1).collect();
+        let some = run_tracked(&op, &inputs, FloatDType::F32, &device, &tracked);
+        assert_eq!(some.output, all.output, "output with {tracked:?} tracked");
+        for (i, &tracked) in tracked.iter().enumerate() {
+            let expected = all.gradients[i].as_ref().filter(|_| tracked);
+            assert_eq!(some.gradients[i].as_ref(), expected, "gradient {i}");
+        }
+    }
+    // And on a device without autodiff at all.
+    let plain: Vec<_> = inputs.iter().map(|v| flat(v, FloatDType::F32, &Device::flex())).collect();
+    assert_eq!(values(op(&plain)), all.output, "output without autodiff");
+}
+
+/// Asserts that parents which are memory bound under balanced checkpointing are recomputed rightly.
+#[track_caller]
+pub fn assert_recomputed(op: impl Operation, sizes: &[usize]) {
+    let inputs = inputs(sizes);
+    // `mul_scalar` is memory bound: a child that asks for its output in backward has it run again.
+    let through_parents = |leaves: &[Tensor<1>]| {
+        let parents: Vec<_> = leaves.iter().map(|leaf| leaf.clone().mul_scalar(0.5)).collect();
+        op(&parents)
+    };
+    let tracked = vec![true; sizes.len()];
+    let (kept, balanced) =
+        (Device::flex().autodiff(), Device::flex().autodiff().gradient_checkpointing());
+    let expected = run_tracked(&through_parents, &inputs, FloatDType::F32, &kept, &tracked);
+    let actual = run_tracked(&through_parents, &inputs, FloatDType::F32, &balanced, &tracked);
+    assert_eq!(actual.output, expected.output);
+    assert_eq!(actual.gradients, expected.gradients);
+}
+
+/// Asserts that `op` gives the same bits on one, two and three threads.
+#[track_caller]
+pub fn assert_same_bits(op: impl Operation + Sync, sizes: &[usize]) {
+    let inputs = inputs(sizes);
+    let on = |threads: usize| {
+        let pool =
+            rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("a thread pool");
+        pool.install(|| run(&op, &inputs, FloatDType::F32))
+    };
+    let one = on(1);
+    for threads in [2, 3] {
+        let more = on(threads);
+        assert!(one.output == more.output, "output with {threads} threads");
+        assert!(one.gradients == more.gradients, "gradients with {threads} threads");
+    }
+}
+
+/// All of the above for one operation at one set of small sizes.
+#[track_caller]
+pub fn assert_sound(op: impl Operation + Sync, sizes: &[usize]) {
+    assert_finite_differences(&op, sizes);
+    assert_half_precision(&op, sizes);
+    assert_untracked(&op, sizes);
+    assert_recomputed(&op, sizes);
+    assert_same_bits(&op, sizes);
+}

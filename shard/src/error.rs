@@ -1,0 +1,90 @@
+//! What can go wrong in sharding.
+
+use std::sync::Arc;
+
+use kiln_collectives::{BufferError, CommError, DType};
+
+use crate::mesh::MeshError;
+
+/// A failure of the sharding engine. Cheap to clone: the first one is kept and handed to whoever
+/// asks, since operations inside autodiff cannot return errors themselves.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum ShardError {
+    /// A collective failed.
+    #[error(transparent)]
+    Comm(Arc<CommError>),
+    /// A buffer had another dtype than expected.
+    #[error(transparent)]
+    Buffer(Arc<BufferError>),
+    /// The ranks cannot be arranged.
+    #[error(transparent)]
+    Mesh(#[from] MeshError),
+    /// Ranks were built from different models, layouts or policies.
+    #[error(
+        "ranks {ranks:?} have another model, layout or sharding policy than rank 0: start every rank with the same configuration"
+    )]
+    PlanMismatch {
+        /// The ranks that differ.
+        ranks: Vec<usize>,
+    },
+    /// Two parameters have the same name.
+    #[error("two parameters are called `{name}`: give the parts of the model distinct names")]
+    DuplicateParameter {
+        /// The name.
+        name: String,
+    },
+    /// A dtype that the policy does not support.
+    #[error("{what} = {dtype} is not supported here: use f32 or bf16")]
+    UnsupportedDType {
+        /// Which setting.
+        what: &'static str,
+        /// Its value.
+        dtype: DType,
+    },
+    /// The optimizer cannot change weights that something else still reads.
+    #[error(
+        "unit `{unit}` cannot be updated: a tensor made in this step still holds a view of its weights; drop it before the optimizer step"
+    )]
+    Pinned {
+        /// Name of the unit.
+        unit: String,
+    },
+    /// A parameter that was asked for is not in the layout.
+    #[error("no parameter is called `{name}`")]
+    UnknownParameter {
+        /// The name.
+        name: String,
+    },
+    /// Values for a parameter have the wrong length.
+    #[error("`{name}` has {expected} elements (shape {shape:?}), but {found} were given")]
+    WrongLength {
+        /// Name of the parameter.
+        name: String,
+        /// Its shape.
+        shape: Vec<usize>,
+        /// Elements it has.
+        expected: usize,
+        /// Elements given.
+        found: usize,
+    },
+    /// A gradient arrived that the engine does not understand.
+    #[error("gradient of `{name}`: {reason}")]
+    Gradient {
+        /// Name of the parameter.
+        name: String,
+        /// What was wrong.
+        reason: String,
+    },
+}
+
+impl From<CommError> for ShardError {
+    fn from(error: CommError) -> Self {
+        ShardError::Comm(Arc::new(error))
+    }
+}
+
+impl From<BufferError> for ShardError {
+    fn from(error: BufferError) -> Self {
+        ShardError::Buffer(Arc::new(error))
+    }
+}

@@ -1,0 +1,135 @@
+//! Which parameter lies where. The layout is the only source of names, shapes and offsets for
+//! sharding, optimizer, clipping, checkpoints and planning.
+
+use std::ops::Range;
+
+use serde::{Deserialize, Serialize};
+
+use crate::mesh::Mesh;
+
+/// Parameters start at multiples of this many elements (512 bytes in f32), and so do shards.
+pub const ALIGNMENT: usize = 128;
+
+/// One parameter inside its unit.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ParameterLayout {
+    /// Full name, as in `layers.3.attention.q_proj.weight`.
+    pub name: String,
+    /// Logical shape.
+    pub shape: Vec<usize>,
+    /// First element inside the unit's flat buffer.
+    pub offset: usize,
+}
+
+impl ParameterLayout {
+    /// Number of elements.
+    pub fn numel(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// Elements of the unit's flat buffer that hold this parameter.
+    pub fn range(&self) -> Range<usize> {
+        self.offset..self.offset + self.numel()
+    }
+
+    /// Whether weight decay applies: matrices and embeddings yes, norms and biases no.
+    pub fn decays(&self) -> bool {
+        self.shape.len() >= 2
+    }
+}
+
+/// A flat buffer of parameters that are gathered and reduced together.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UnitLayout {
+    /// Name for logs and records, as in `layers.3`.
+    pub name: String,
+    /// Whether its parameters are trained; a part that mixes both has two units.
+    pub trainable: bool,
+    /// The parameters, in the order of their offsets.
+    pub parameters: Vec<ParameterLayout>,
+    /// Elements of one piece: the flat buffer is one piece per rank long under every strategy, so
+    /// that sums over pieces have the same bits under every strategy.
+    pub piece: usize,
+    /// Number of pieces: the world size.
+    pub pieces: usize,
+}
+
+impl UnitLayout {
+    /// Lays `parameters` (name, shape) out one after the other for `world_size` ranks.
+    pub fn new(
+        name: String,
+        trainable: bool,
+        parameters: Vec<(String, Vec<usize>)>,
+        world_size: usize,
+    ) -> Self {
+        let mut offset = 0;
+        let parameters: Vec<_> = parameters
+            .into_iter()
+            .map(|(name, shape)| {
+                let parameter = ParameterLayout { name, shape, offset };
+                offset += parameter.numel().next_multiple_of(ALIGNMENT);
+                parameter
+            })
+            .collect();
+        UnitLayout {
+            name,
+            trainable,
+            parameters,
+            piece: offset.div_ceil(world_size).next_multiple_of(ALIGNMENT),
+            pieces: world_size,
+        }
+    }
+
+    /// Elements of the flat buffer, padding included.
+    pub fn padded_numel(&self) -> usize {
+        self.piece * self.pieces
+    }
+
+    /// Elements that belong to a parameter.
+    pub fn numel(&self) -> usize {
+        self.parameters.iter().map(ParameterLayout::numel).sum()
+    }
+
+    /// Elements of the flat buffer that `rank` of `mesh` holds.
+    pub fn shard_range(&self, mesh: &Mesh, rank: usize) -> Range<usize> {
+        let shard_numel = self.padded_numel() / mesh.shard_size();
+        let start = mesh.shard_index(rank) * shard_numel;
+        start..start + shard_numel
+    }
+
+    /// Elements of the flat buffer that belong to no parameter: alignment and padding.
+    pub fn gaps(&self) -> Vec<Range<usize>> {
+        let mut gaps = Vec::new();
+        let mut end = 0;
+        for parameter in &self.parameters {
+            gaps.push(end..parameter.offset);
+            end = parameter.range().end;
+        }
+        gaps.push(end..self.padded_numel());
+        gaps.retain(|gap| !gap.is_empty());
+        gaps
+    }
+}
+
+/// The layout of a whole model: its units in the order of the forward pass.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Layout {
+    /// The arrangement of ranks that the units were laid out for.
+    pub mesh: Mesh,
+    /// The units.
+    pub units: Vec<UnitLayout>,
+}
+
+impl Layout {
+    /// All parameters, in the order of the forward pass.
+    pub fn parameters(&self) -> impl Iterator<Item = (&UnitLayout, &ParameterLayout)> {
+        self.units
+            .iter()
+            .flat_map(|unit| unit.parameters.iter().map(move |parameter| (unit, parameter)))
+    }
+
+    /// Number of elements over all parameters.
+    pub fn num_parameters(&self) -> usize {
+        self.units.iter().map(UnitLayout::numel).sum()
+    }
+}

@@ -1,0 +1,44 @@
+//! Fully sharded data parallelism for any burn [`Module`](burn::module::Module).
+//!
+//! A module is cut into [`Part`]s (for a decoder: embedding, every block, head). The parameters of
+//! a part live as one flat buffer, a *unit*, of which each rank holds a shard. Reading a parameter
+//! is an autodiff operation: its forward gathers the unit and hands out a view, its backward takes
+//! the gradient and, when the unit is complete, reduces it over the ranks (the idea of SimpleFSDP,
+//! Zhang et al., 2024, on burn's tape). Between forward and backward no full weight is alive.
+//!
+//! - [`mesh`]: strategies and the two-dimensional arrangement of ranks;
+//! - [`layout`]: which parameter lies where, the one source for everything else;
+//! - [`engine`]: building, the step's life cycle, errors, statistics;
+//! - [`part`]: a module whose weights come and go;
+//! - [`optimizer`]: AdamW in place on the flat shards, gradient norm and clipping;
+//! - [`state`]: whole values in and out of the shards;
+//! - [`memory`]: bytes counted per rank;
+//! - [`ranks`]: ranks as threads, each with its own compute pool.
+//!
+//! This crate names no layer and no file format.
+
+pub mod engine;
+mod error;
+mod flat;
+mod gather;
+pub mod layout;
+pub mod memory;
+pub mod mesh;
+pub mod optimizer;
+pub mod part;
+pub mod policy;
+pub mod ranks;
+mod recompute;
+mod reducer;
+mod runtime;
+pub mod state;
+mod unit;
+
+pub use engine::{Engine, EngineBuilder};
+pub use error::ShardError;
+pub use layout::{Layout, ParameterLayout, UnitLayout};
+pub use mesh::{Mesh, MeshError, Strategy};
+pub use optimizer::AdamW;
+pub use part::{Part, PartOptions, Token, Unsharded};
+pub use policy::{Policy, Recompute, Reshard};
+pub use state::Kind;

@@ -1,0 +1,164 @@
+//! Bytes counted per rank.
+//!
+//! Ranks that are threads share one heap, so the process's memory says nothing about one rank.
+//! [`CountingAllocator`] counts what each rank's threads allocate: a thread says which rank it
+//! works for with [`bind_to_rank`], and every large allocation remembers its owner, also when
+//! another thread frees it. Small allocations are passed through uncounted; tensors and buffers
+//! are large.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Ranks that can be told apart in one process; further ones share the last counter.
+pub const MAX_RANKS: usize = 64;
+
+/// Allocations below this many bytes are not counted.
+const COUNTED_FROM: usize = 4096;
+
+/// Room in front of a counted allocation for its owner; keeps the data on a cache line of its own.
+const HEADER: usize = 64;
+
+thread_local! {
+    static RANK: Cell<usize> = const { Cell::new(0) };
+}
+
+struct Counter {
+    live: AtomicUsize,
+    peak: AtomicUsize,
+}
+
+static COUNTERS: [Counter; MAX_RANKS] =
+    [const { Counter { live: AtomicUsize::new(0), peak: AtomicUsize::new(0) } }; MAX_RANKS];
+
+/// Counts what the calling thread allocates from now on for `rank`.
+pub fn bind_to_rank(rank: usize) {
+    RANK.with(|bound| bound.set(rank.min(MAX_RANKS - 1)));
+}
+
+/// Bytes that `rank` holds now. Zero unless [`CountingAllocator`] is the global allocator.
+pub fn live_bytes(rank: usize) -> usize {
+    COUNTERS[rank.min(MAX_RANKS - 1)].live.load(Ordering::Relaxed)
+}
+
+/// The most bytes that `rank` has held since the last [`reset_peak`].
+pub fn peak_bytes(rank: usize) -> usize {
+    COUNTERS[rank.min(MAX_RANKS - 1)].peak.load(Ordering::Relaxed)
+}
+
+/// Starts a new peak for `rank` at what it holds now.
+pub fn reset_peak(rank: usize) {
+    let counter = &COUNTERS[rank.min(MAX_RANKS - 1)];
+    counter.peak.store(counter.live.load(Ordering::Relaxed), Ordering::Relaxed);
+}
+
+/// The system allocator, counting per rank. Install it in a binary with `#[global_allocator]`.
+pub struct CountingAllocator;
+
+impl CountingAllocator {
+    /// The layout with room for the header, or `None` for allocations that are not counted.
+    fn counted(layout: Layout) -> Option<Layout> {
+        if layout.size() < COUNTED_FROM || layout.align() > HEADER {
+            return None;
+        }
+        Layout::from_size_align(layout.size().checked_add(HEADER)?, HEADER).ok()
+    }
+
+    fn add(rank: usize, size: usize) {
+        let counter = &COUNTERS[rank];
+        let live = counter.live.fetch_add(size, Ordering::Relaxed) + size;
+        counter.peak.fetch_max(live, Ordering::Relaxed);
+    }
+
+    fn remove(rank: usize, size: usize) {
+        COUNTERS[rank].live.fetch_sub(size, Ordering::Relaxed);
+    }
+
+    /// Writes the owner into the header at `base` and returns the address of the data.
+    ///
+    /// # Safety
+    /// `base` is null or the start of an allocation of at least `HEADER` bytes, aligned to it.
+    unsafe fn own(base: *mut u8, size: usize) -> *mut u8 {
+        if base.is_null() {
+            return base;
+        }
+        let rank = RANK.try_with(Cell::get).unwrap_or(0);
+        Self::add(rank, size);
+        // SAFETY: the header is inside the allocation and aligned for a usize (see above).
+        unsafe {
+            base.cast::<usize>().write(rank);
+            base.add(HEADER)
+        }
+    }
+}
+
+// SAFETY: every block comes from `System` with the layout computed by `counted`, a function of the
+// caller's layout alone, and goes back to it with the same layout and the same base address.
+unsafe impl GlobalAlloc for CountingAllocator {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: the caller's contract, passed on; the counted layout is larger, hence not empty.
+        unsafe {
+            match Self::counted(layout) {
+                None => System.alloc(layout),
+                Some(counted) => Self::own(System.alloc(counted), layout.size()),
+            }
+        }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: as in `alloc`.
+        unsafe {
+            match Self::counted(layout) {
+                None => System.alloc_zeroed(layout),
+                Some(counted) => Self::own(System.alloc_zeroed(counted), layout.size()),
+            }
+        }
+    }
+
+    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
+        // SAFETY: `ptr` came from `alloc` with `layout`, so a counted block has its header, with
+        // the owner's rank, right in front.
+        unsafe {
+            match Self::counted(layout) {
+                None => System.dealloc(ptr, layout),
+                Some(counted) => {
+                    let base = ptr.sub(HEADER);
+                    Self::remove(base.cast::<usize>().read(), layout.size());
+                    System.dealloc(base, counted);
+                }
+            }
+        }
+    }
+
+    unsafe fn realloc(&self, ptr: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
+        // SAFETY: `new_size` with the old alignment is a valid layout by the caller's contract.
+        let new_layout = unsafe { Layout::from_size_align_unchecked(new_size, layout.align()) };
+        match (Self::counted(layout), Self::counted(new_layout)) {
+            // SAFETY: an uncounted block is the system allocator's own.
+            (None, None) => unsafe { System.realloc(ptr, layout, new_size) },
+            // SAFETY: the block starts at its header and has the counted layout; the system
+            // allocator keeps the header when it moves the block.
+            (Some(counted), Some(new_counted)) => unsafe {
+                let base = ptr.sub(HEADER);
+                let rank = base.cast::<usize>().read();
+                let moved = System.realloc(base, counted, new_counted.size());
+                if moved.is_null() {
+                    return moved;
+                }
+                Self::remove(rank, layout.size());
+                Self::add(rank, new_size);
+                moved.add(HEADER)
+            },
+            // SAFETY: a new block, filled with what both blocks have room for; then the old one
+            // goes back with the layout it came with.
+            _ => unsafe {
+                let moved = self.alloc(new_layout);
+                if !moved.is_null() {
+                    std::ptr::copy_nonoverlapping(ptr, moved, layout.size().min(new_size));
+                    self.dealloc(ptr, layout);
+                }
+                moved
+            },
+        }
+    }
+}

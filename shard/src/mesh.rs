@@ -1,0 +1,163 @@
+//! Strategies, and how ranks are arranged for them.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// How parameters, gradients and optimizer state are spread over ranks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "SCREAMING_SNAKE_CASE")]
+pub enum Strategy {
+    /// Everything sharded over all ranks; weights are freed again after their forward (ZeRO-3).
+    #[default]
+    FullShard,
+    /// Everything sharded at rest; weights stay gathered from forward to backward (ZeRO-2).
+    ShardGradOp,
+    /// Everything replicated; gradients are all-reduced (DDP).
+    NoShard,
+    /// `FULL_SHARD` inside a group of ranks, replicated across groups (HSDP).
+    HybridShard,
+    /// `SHARD_GRAD_OP` inside a group of ranks, replicated across groups.
+    HybridShardGradOp,
+}
+
+impl Strategy {
+    /// Every strategy, in the order in which tables show them.
+    pub const ALL: [Strategy; 5] = [
+        Strategy::FullShard,
+        Strategy::ShardGradOp,
+        Strategy::NoShard,
+        Strategy::HybridShard,
+        Strategy::HybridShardGradOp,
+    ];
+
+    /// Whether the strategy has a replica axis of its own.
+    pub fn is_hybrid(self) -> bool {
+        matches!(self, Strategy::HybridShard | Strategy::HybridShardGradOp)
+    }
+
+    /// Whether a block's weights are freed after its forward unless told otherwise.
+    pub(crate) fn reshards_after_forward(self) -> bool {
+        matches!(self, Strategy::FullShard | Strategy::HybridShard)
+    }
+}
+
+impl fmt::Display for Strategy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Strategy::FullShard => "FULL_SHARD",
+            Strategy::ShardGradOp => "SHARD_GRAD_OP",
+            Strategy::NoShard => "NO_SHARD",
+            Strategy::HybridShard => "HYBRID_SHARD",
+            Strategy::HybridShardGradOp => "HYBRID_SHARD_GRAD_OP",
+        })
+    }
+}
+
+/// A mesh that cannot be laid out.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum MeshError {
+    /// There are no ranks.
+    #[error("the number of ranks is 0: start at least 1")]
+    Empty,
+    /// A hybrid strategy without the size of its groups.
+    #[error(
+        "{strategy} needs shard.shard_size, the number of ranks that share one copy of the model (here: a divisor of {world_size})"
+    )]
+    MissingShardSize {
+        /// The strategy that asked.
+        strategy: Strategy,
+        /// Ranks in total.
+        world_size: usize,
+    },
+    /// The groups do not fill the ranks.
+    #[error("shard.shard_size = {shard_size} does not divide the {world_size} ranks: {world_size} / {shard_size} leaves {}", world_size % (*shard_size).max(1))]
+    Indivisible {
+        /// Ranks in one shard group.
+        shard_size: usize,
+        /// Ranks in total.
+        world_size: usize,
+    },
+    /// A group size that contradicts the strategy.
+    #[error(
+        "shard.shard_size = {shard_size} contradicts {strategy}, which always uses {expected} here: leave shard.shard_size out, or use HYBRID_SHARD"
+    )]
+    Contradiction {
+        /// The strategy.
+        strategy: Strategy,
+        /// The size that was asked for.
+        shard_size: usize,
+        /// The only size the strategy allows.
+        expected: usize,
+    },
+}
+
+/// Ranks as a matrix, `arange(world).view(replicate, shard)`: ranks of one row hold the shards of
+/// one copy of the model, ranks of one column hold the same shard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Mesh {
+    replicate: usize,
+    shard: usize,
+}
+
+impl Mesh {
+    /// Arranges `world_size` ranks for `strategy`. `shard_size` is the length of a row and needed
+    /// by the hybrid strategies only.
+    pub fn new(
+        strategy: Strategy,
+        world_size: usize,
+        shard_size: Option<usize>,
+    ) -> Result<Self, MeshError> {
+        if world_size == 0 {
+            return Err(MeshError::Empty);
+        }
+        let shard = match (strategy.is_hybrid(), shard_size) {
+            (true, None) => return Err(MeshError::MissingShardSize { strategy, world_size }),
+            (true, Some(shard_size)) => {
+                if shard_size == 0 || world_size % shard_size != 0 {
+                    return Err(MeshError::Indivisible { shard_size, world_size });
+                }
+                shard_size
+            }
+            (false, given) => {
+                let expected = if strategy == Strategy::NoShard { 1 } else { world_size };
+                if let Some(shard_size) = given.filter(|size| *size != expected) {
+                    return Err(MeshError::Contradiction { strategy, shard_size, expected });
+                }
+                expected
+            }
+        };
+        Ok(Mesh { replicate: world_size / shard, shard })
+    }
+
+    /// Ranks in total.
+    pub fn world_size(&self) -> usize {
+        self.replicate * self.shard
+    }
+
+    /// Ranks that share one copy of the model.
+    pub fn shard_size(&self) -> usize {
+        self.shard
+    }
+
+    /// Copies of the model.
+    pub fn replicate_size(&self) -> usize {
+        self.replicate
+    }
+
+    /// Which copy of the model `rank` belongs to.
+    pub fn replicate_index(&self, rank: usize) -> usize {
+        rank / self.shard
+    }
+
+    /// Which shard of the model `rank` holds.
+    pub fn shard_index(&self, rank: usize) -> usize {
+        rank % self.shard
+    }
+}
+
+impl fmt::Display for Mesh {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "replicate {} x shard {}", self.replicate, self.shard)
+    }
+}

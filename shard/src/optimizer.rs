@@ -1,0 +1,263 @@
+//! AdamW in place on flat shards, the gradient norm, and clipping.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use kiln_collectives::{Buffer, Label, Phase};
+use rayon::prelude::*;
+
+use crate::engine::Engine;
+use crate::error::ShardError;
+use crate::layout::UnitLayout;
+use crate::unit::{Moments, UnitState};
+
+/// Elements that one task updates or sums at a time. Fixed, so that sums have the same bits at any
+/// number of threads.
+const CHUNK: usize = 1 << 14;
+
+/// Independent sums of squares inside a chunk: wide enough for the widest vector registers, fixed
+/// for the same reason.
+const LANES: usize = 16;
+
+/// Settings of AdamW (Loshchilov and Hutter, 2019), as PyTorch computes it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AdamW {
+    /// Decay of the first moment.
+    pub beta1: f64,
+    /// Decay of the second moment.
+    pub beta2: f64,
+    /// Added to the root of the second moment.
+    pub epsilon: f64,
+    /// Decoupled weight decay of matrices and embeddings; norms and biases do not decay.
+    pub weight_decay: f64,
+}
+
+impl Default for AdamW {
+    fn default() -> Self {
+        AdamW { beta1: 0.9, beta2: 0.95, epsilon: 1e-8, weight_decay: 0.1 }
+    }
+}
+
+/// Factors of one step, the same for every element.
+#[derive(Clone, Copy)]
+struct Factors {
+    clip: f32,
+    beta1: f32,
+    beta2: f32,
+    epsilon: f32,
+    /// Learning rate over the bias correction of the first moment.
+    step_size: f32,
+    /// Root of the bias correction of the second moment.
+    second_root: f32,
+}
+
+impl AdamW {
+    fn factors(&self, step: u64, learning_rate: f64, clip: f64) -> Factors {
+        let correction = |beta: f64| 1.0 - beta.powf(step as f64);
+        Factors {
+            clip: clip as f32,
+            beta1: self.beta1 as f32,
+            beta2: self.beta2 as f32,
+            epsilon: self.epsilon as f32,
+            step_size: (learning_rate / correction(self.beta1)) as f32,
+            second_root: correction(self.beta2).sqrt() as f32,
+        }
+    }
+}
+
+/// The factor that brings a gradient of norm `norm` down to `max_norm`, as PyTorch computes it;
+/// 1 when `max_norm` is 0 (no clipping) or the norm is small enough.
+pub fn clip_factor(norm: f64, max_norm: f64) -> f64 {
+    if max_norm > 0.0 { (max_norm / (norm + 1e-6)).min(1.0) } else { 1.0 }
+}
+
+impl Engine {
+    /// The 2-norm of the reduced gradient of all trainable parameters. Each rank sums the pieces
+    /// that it holds; pieces are the same under every strategy and are added in order, so the
+    /// norm has the same bits under every strategy. Collective: one all-reduce over the shard
+    /// axis, none over the replicas, which hold the same gradient.
+    pub fn grad_norm(&self) -> Result<f64, ShardError> {
+        let runtime = self.runtime();
+        let mut sums = vec![0.0f64; runtime.mesh.world_size()];
+        for unit in self.units() {
+            let state = unit.state();
+            let Some(gradient) = &state.reduced else { continue };
+            let gradient = gradient.as_slice::<f32>()?;
+            let start = unit.layout.shard_range(&runtime.mesh, runtime.rank).start;
+            let first = start / unit.layout.piece;
+            for (index, piece) in gradient.chunks(unit.layout.piece).enumerate() {
+                sums[first + index] += sum_of_squares(piece);
+            }
+        }
+        if let Some(group) = &runtime.shard {
+            let label = Label::new("grad_norm", Phase::Optimizer);
+            // Pieces of other ranks are zero here, so the all-reduce adds nothing to any piece.
+            let work = group.all_reduce(label, Buffer::from_slice(&sums));
+            if let Some(all) = runtime.wait(work) {
+                sums.copy_from_slice(all.as_slice()?);
+            }
+        }
+        runtime.check()?;
+        Ok(sums.iter().sum::<f64>().sqrt())
+    }
+
+    /// The first trainable parameter, in layout order, whose reduced gradient holds a value that
+    /// is not finite on any rank. Collective.
+    pub fn first_non_finite_gradient(&self) -> Result<Option<String>, ShardError> {
+        let runtime = self.runtime();
+        let mut flags = Vec::new();
+        for unit in self.units().iter().filter(|unit| unit.layout.trainable) {
+            let state = unit.state();
+            let shard = unit.layout.shard_range(&runtime.mesh, runtime.rank);
+            for parameter in &unit.layout.parameters {
+                let held = overlap(&shard, &parameter.range());
+                let bad = match &state.reduced {
+                    Some(gradient) => {
+                        gradient.as_slice::<f32>()?[held].iter().any(|value| !value.is_finite())
+                    }
+                    None => false,
+                };
+                flags.push(f64::from(u8::from(bad)));
+            }
+        }
+        let flags = self.sum_over_ranks("non_finite", &flags)?;
+        let names = self.layout().units.iter().filter(|unit| unit.trainable);
+        let mut names = names.flat_map(|unit| &unit.parameters);
+        Ok(flags
+            .iter()
+            .position(|flag| *flag > 0.0)
+            .and_then(|index| names.nth(index))
+            .map(|parameter| parameter.name.clone()))
+    }
+
+    /// Updates this rank's shards in place with the reduced gradient times `clip` and frees the
+    /// gradient. `step` counts from 1.
+    pub fn step(
+        &self,
+        optimizer: &AdamW,
+        step: u64,
+        learning_rate: f64,
+        clip: f64,
+    ) -> Result<(), ShardError> {
+        let factors = optimizer.factors(step, learning_rate, clip);
+        let keep = (1.0 - learning_rate * optimizer.weight_decay) as f32;
+        for unit in self.units() {
+            let mut state = unit.state();
+            let Some(gradient) = state.reduced.take() else { continue };
+            let gradient = gradient.as_slice::<f32>()?;
+            let UnitState { master, moments, .. } = &mut *state;
+            let master = Arc::get_mut(master)
+                .ok_or_else(|| ShardError::Pinned { unit: unit.layout.name.clone() })?;
+            let moments = moments.get_or_insert_with(|| Moments::zeros(gradient.len()));
+            let weights = master.as_mut_slice::<f32>()?;
+            let first = moments.first.as_mut_slice::<f32>()?;
+            let second = moments.second.as_mut_slice::<f32>()?;
+            let shard = unit.layout.shard_range(&self.mesh(), self.runtime().rank);
+            for (range, decays) in decay_groups(&unit.layout, &shard) {
+                let keep = if decays { keep } else { 1.0 };
+                let (weights, gradient) = (&mut weights[range.clone()], &gradient[range.clone()]);
+                let (first, second) = (&mut first[range.clone()], &mut second[range]);
+                update(weights, gradient, first, second, factors, keep);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The part of `range` inside `shard`, counted from the start of the shard; empty if there is none.
+pub(crate) fn overlap(shard: &Range<usize>, range: &Range<usize>) -> Range<usize> {
+    let start = range.start.clamp(shard.start, shard.end);
+    let end = range.end.clamp(start, shard.end);
+    start - shard.start..end - shard.start
+}
+
+/// What of `shard` belongs to parameters, and whether it decays; neighbours of a kind are merged.
+/// Alignment gaps are left out: they stay zero.
+fn decay_groups(layout: &UnitLayout, shard: &Range<usize>) -> Vec<(Range<usize>, bool)> {
+    let mut groups: Vec<(Range<usize>, bool)> = Vec::new();
+    for parameter in &layout.parameters {
+        let range = overlap(shard, &parameter.range());
+        if range.is_empty() {
+            continue;
+        }
+        match groups.last_mut() {
+            Some((last, decays)) if last.end == range.start && *decays == parameter.decays() => {
+                last.end = range.end;
+            }
+            _ => groups.push((range, parameter.decays())),
+        }
+    }
+    groups
+}
+
+/// One AdamW step; every element is read and written once.
+fn update(
+    weights: &mut [f32],
+    gradient: &[f32],
+    first: &mut [f32],
+    second: &mut [f32],
+    factors: Factors,
+    keep: f32,
+) {
+    let arch = pulp::Arch::new();
+    weights
+        .par_chunks_mut(CHUNK)
+        .zip(gradient.par_chunks(CHUNK))
+        .zip(first.par_chunks_mut(CHUNK).zip(second.par_chunks_mut(CHUNK)))
+        .for_each(|((weights, gradient), (first, second))| {
+            arch.dispatch(
+                #[inline(always)]
+                || update_chunk(weights, gradient, first, second, factors, keep),
+            );
+        });
+}
+
+#[inline(always)]
+fn update_chunk(
+    weights: &mut [f32],
+    gradient: &[f32],
+    first: &mut [f32],
+    second: &mut [f32],
+    factors: Factors,
+    keep: f32,
+) {
+    let Factors { clip, beta1, beta2, epsilon, step_size, second_root } = factors;
+    let moments = first.iter_mut().zip(second);
+    for ((weight, gradient), (first, second)) in weights.iter_mut().zip(gradient).zip(moments) {
+        let gradient = gradient * clip;
+        *first = beta1 * *first + (1.0 - beta1) * gradient;
+        *second = beta2 * *second + (1.0 - beta2) * gradient * gradient;
+        let denominator = second.sqrt() / second_root + epsilon;
+        *weight = *weight * keep - step_size * (*first / denominator);
+    }
+}
+
+/// Sum of squares in f64, with the same bits at any number of threads.
+fn sum_of_squares(values: &[f32]) -> f64 {
+    let arch = pulp::Arch::new();
+    let sums: Vec<f64> = values
+        .par_chunks(CHUNK)
+        .map(|chunk| {
+            arch.dispatch(
+                #[inline(always)]
+                || sum_of_squares_chunk(chunk),
+            )
+        })
+        .collect();
+    sums.iter().sum()
+}
+
+#[inline(always)]
+fn sum_of_squares_chunk(values: &[f32]) -> f64 {
+    let mut lanes = [0.0f64; LANES];
+    let chunks = values.chunks_exact(LANES);
+    for (lane, value) in chunks.remainder().iter().enumerate() {
+        lanes[lane] = f64::from(*value) * f64::from(*value);
+    }
+    for chunk in chunks {
+        for (lane, value) in lanes.iter_mut().zip(chunk) {
+            *lane += f64::from(*value) * f64::from(*value);
+        }
+    }
+    lanes.iter().sum()
+}

@@ -1,0 +1,175 @@
+//! Ranks as threads of one process, each with its own compute pool.
+//!
+//! Gathers, matrix products and other ranks must not fight for one pool, so every rank computes in
+//! a pool of its own, and its communication thread and pool are counted as its memory.
+
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex};
+
+use kiln_collectives::{CommError, Communicator, LocalGroup, LocalOptions};
+
+use crate::error::ShardError;
+use crate::memory;
+use crate::runtime::lock;
+
+/// An error of one rank.
+pub trait RankError: std::fmt::Display + Send {
+    /// Whether it only says that another rank failed. Such errors are not reported as the cause.
+    fn is_consequence(&self) -> bool;
+}
+
+impl RankError for ShardError {
+    fn is_consequence(&self) -> bool {
+        matches!(self, ShardError::Comm(error) if matches!(**error, CommError::Aborted { .. }))
+    }
+}
+
+/// Why a run of several ranks failed.
+#[derive(Debug, thiserror::Error)]
+pub enum RanksError<E> {
+    /// A rank returned an error; the earliest one is kept that no other rank caused.
+    #[error("rank {rank}: {error}")]
+    Failed {
+        /// The rank that failed first.
+        rank: usize,
+        /// Its error.
+        error: E,
+    },
+    /// A rank panicked first.
+    #[error("rank {rank} panicked: {message}")]
+    Panicked {
+        /// The rank that panicked first.
+        rank: usize,
+        /// What it said.
+        message: String,
+    },
+    /// A rank's threads could not be started.
+    #[error("rank {rank}: cannot start its threads: {reason}")]
+    Spawn {
+        /// The rank.
+        rank: usize,
+        /// The system's reason.
+        reason: String,
+    },
+}
+
+/// What a rank ended with, other than a result.
+enum Failure<E> {
+    Error(E),
+    Panic(String),
+    Spawn(String),
+}
+
+/// Runs `body(communicator)` on `world_size` ranks, each with `threads` compute threads, and
+/// returns the results in rank order. When one rank fails, the others are told and end as well.
+pub fn run_ranks<T, E, F>(
+    world_size: usize,
+    threads: usize,
+    body: F,
+) -> Result<Vec<T>, RanksError<E>>
+where
+    T: Send,
+    E: RankError,
+    F: Fn(Arc<dyn Communicator>) -> Result<T, E> + Sync,
+{
+    let options = LocalOptions {
+        name: "world".to_owned(),
+        on_worker_start: Some(Arc::new(memory::bind_to_rank)),
+        ..LocalOptions::default()
+    };
+    run_ranks_on(LocalGroup::with_options(world_size, options), threads, body)
+}
+
+/// [`run_ranks`] on communicators made elsewhere, one per rank.
+pub fn run_ranks_on<C, T, E, F>(
+    communicators: Vec<C>,
+    threads: usize,
+    body: F,
+) -> Result<Vec<T>, RanksError<E>>
+where
+    C: Communicator + 'static,
+    T: Send,
+    E: RankError,
+    F: Fn(Arc<dyn Communicator>) -> Result<T, E> + Sync,
+{
+    // In the order in which they happened.
+    let failures: Mutex<Vec<(usize, Failure<E>)>> = Mutex::default();
+    let results: Vec<Option<T>> = std::thread::scope(|scope| {
+        let ranks: Vec<_> = communicators
+            .into_iter()
+            .enumerate()
+            .map(|(rank, communicator)| {
+                let (body, failures) = (&body, &failures);
+                let communicator: Arc<dyn Communicator> = Arc::new(communicator);
+                scope.spawn(move || {
+                    let outcome = run_rank(rank, threads, communicator.clone(), body);
+                    outcome
+                        .map_err(|failure| {
+                            let message = failure.to_string();
+                            // Kept before the others are told, so that theirs come later.
+                            lock(failures).push((rank, failure));
+                            communicator.abort(&message);
+                        })
+                        .ok()
+                })
+            })
+            .collect();
+        ranks.into_iter().map(|rank| rank.join().ok().flatten()).collect()
+    });
+    let mut failures = std::mem::take(&mut *lock(&failures));
+    let cause = failures.iter().position(|(_, failure)| !failure.is_consequence()).unwrap_or(0);
+    if failures.is_empty() {
+        return Ok(results.into_iter().flatten().collect());
+    }
+    match failures.swap_remove(cause) {
+        (rank, Failure::Error(error)) => Err(RanksError::Failed { rank, error }),
+        (rank, Failure::Panic(message)) => Err(RanksError::Panicked { rank, message }),
+        (rank, Failure::Spawn(reason)) => Err(RanksError::Spawn { rank, reason }),
+    }
+}
+
+fn run_rank<T, E, F>(
+    rank: usize,
+    threads: usize,
+    communicator: Arc<dyn Communicator>,
+    body: &F,
+) -> Result<T, Failure<E>>
+where
+    T: Send,
+    E: RankError,
+    F: Fn(Arc<dyn Communicator>) -> Result<T, E> + Sync,
+{
+    memory::bind_to_rank(rank);
+    let pool = rayon::ThreadPoolBuilder::new()
+        .num_threads(threads.max(1))
+        .thread_name(move |thread| format!("rank{rank}-compute{thread}"))
+        .start_handler(move |_| memory::bind_to_rank(rank))
+        .build()
+        .map_err(|error| Failure::Spawn(error.to_string()))?;
+    pool.install(|| catch_unwind(AssertUnwindSafe(|| body(communicator))))
+        .map_err(|panic| Failure::Panic(panic_message(&*panic)))?
+        .map_err(Failure::Error)
+}
+
+fn panic_message(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+    text.or_else(|| panic.downcast_ref::<String>().cloned())
+        .unwrap_or_else(|| "without a message".to_owned())
+}
+
+impl<E: RankError> Failure<E> {
+    fn is_consequence(&self) -> bool {
+        matches!(self, Failure::Error(error) if error.is_consequence())
+    }
+}
+
+impl<E: std::fmt::Display> std::fmt::Display for Failure<E> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Failure::Error(error) => error.fmt(f),
+            Failure::Panic(message) => write!(f, "panicked: {message}"),
+            Failure::Spawn(reason) => f.write_str(reason),
+        }
+    }
+}

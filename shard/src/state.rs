@@ -1,0 +1,113 @@
+//! Whole values in and out of the shards: for checkpoints, and for whoever wants to look.
+
+use std::sync::Arc;
+
+use kiln_collectives::{Buffer, DType, Label, Phase};
+
+use crate::engine::Engine;
+use crate::error::ShardError;
+use crate::optimizer::overlap;
+use crate::unit::{Moments, Unit, UnitState};
+
+/// Which of the values kept per parameter element.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// The f32 master weight.
+    Weight,
+    /// The reduced gradient; there between backward and the optimizer step.
+    Gradient,
+    /// First moment of AdamW; there after the first optimizer step.
+    FirstMoment,
+    /// Second moment of AdamW; there after the first optimizer step.
+    SecondMoment,
+}
+
+impl UnitState {
+    fn buffer(&self, kind: Kind) -> Option<&Buffer> {
+        match kind {
+            Kind::Weight => Some(&self.master),
+            Kind::Gradient => self.reduced.as_ref(),
+            Kind::FirstMoment => self.moments.as_ref().map(|moments| &moments.first),
+            Kind::SecondMoment => self.moments.as_ref().map(|moments| &moments.second),
+        }
+    }
+
+    /// The buffer for writing; moments are made if there are none.
+    fn buffer_mut(&mut self, kind: Kind) -> Option<&mut Buffer> {
+        let len = self.master.len();
+        let moments = &mut self.moments;
+        match kind {
+            Kind::Weight => Arc::get_mut(&mut self.master),
+            Kind::Gradient => self.reduced.as_mut(),
+            Kind::FirstMoment => {
+                Some(&mut moments.get_or_insert_with(|| Moments::zeros(len)).first)
+            }
+            Kind::SecondMoment => {
+                Some(&mut moments.get_or_insert_with(|| Moments::zeros(len)).second)
+            }
+        }
+    }
+}
+
+impl Engine {
+    /// The whole values of the unit at `position` in the layout, flat and padded, on every rank;
+    /// `None` if there are none of this kind. Holds one unit in memory. Collective.
+    pub fn gather_unit(&self, position: usize, kind: Kind) -> Result<Option<Buffer>, ShardError> {
+        let runtime = self.runtime();
+        runtime.check()?;
+        let Some(unit) = self.units().get(position) else { return Ok(None) };
+        let Some(shard) = unit.state().buffer(kind).cloned() else { return Ok(None) };
+        let Some(group) = &runtime.shard else { return Ok(Some(shard)) };
+        let whole = Buffer::zeros(DType::F32, unit.layout.padded_numel());
+        let label = Label::new(unit.layout.name.as_str(), Phase::Checkpoint);
+        let whole = runtime.wait(group.all_gather(label, Arc::new(shard), whole));
+        runtime.check()?;
+        Ok(whole)
+    }
+
+    /// The whole values of one parameter on every rank. Gathers its unit; see
+    /// [`Engine::gather_unit`]. Collective.
+    pub fn gather_parameter(&self, name: &str, kind: Kind) -> Result<Option<Vec<f32>>, ShardError> {
+        let (unit, slot) = self.find(name)?;
+        let range = unit.layout.parameters[slot].range();
+        let Some(whole) = self.gather_unit(unit.position, kind)? else { return Ok(None) };
+        Ok(Some(whole.as_slice::<f32>()?[range].to_vec()))
+    }
+
+    /// Replaces this rank's part of one parameter's values; `values` are all of them.
+    pub fn load_parameter(&self, name: &str, kind: Kind, values: &[f32]) -> Result<(), ShardError> {
+        let (unit, slot) = self.find(name)?;
+        let parameter = &unit.layout.parameters[slot];
+        if values.len() != parameter.numel() {
+            return Err(ShardError::WrongLength {
+                name: name.to_owned(),
+                shape: parameter.shape.clone(),
+                expected: parameter.numel(),
+                found: values.len(),
+            });
+        }
+        let shard = unit.layout.shard_range(&self.mesh(), self.runtime().rank);
+        let held = overlap(&shard, &parameter.range());
+        if held.is_empty() {
+            return Ok(());
+        }
+        let from = shard.start + held.start - parameter.offset;
+        let mut state = unit.state();
+        let buffer = state
+            .buffer_mut(kind)
+            .ok_or_else(|| ShardError::Pinned { unit: unit.layout.name.clone() })?;
+        let values = &values[from..from + held.len()];
+        buffer.as_mut_slice::<f32>()?[held].copy_from_slice(values);
+        Ok(())
+    }
+
+    fn find(&self, name: &str) -> Result<(&Arc<Unit>, usize), ShardError> {
+        self.units()
+            .iter()
+            .find_map(|unit| {
+                let slot = unit.layout.parameters.iter().position(|p| p.name == name)?;
+                Some((unit, slot))
+            })
+            .ok_or_else(|| ShardError::UnknownParameter { name: name.to_owned() })
+    }
+}

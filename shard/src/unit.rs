@@ -1,0 +1,366 @@
+//! One unit: a flat buffer of parameters, of which this rank holds a shard.
+//!
+//! `unshard` starts the gather, `wait_for_unshard` hands out the weights, `reshard` frees them,
+//! `accumulate` takes gradients, `post_backward` sends them off to be reduced. The verbs are
+//! FSDP2's.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use burn_flex::FlexTensor;
+use kiln_collectives::{Buffer, DType, Label, Phase, Work};
+
+use crate::error::ShardError;
+use crate::flat::{self, FlatWeights, Gathered};
+use crate::layout::UnitLayout;
+use crate::runtime::{LiveUnit, Runtime, lock};
+
+/// A flat buffer of parameters on one rank.
+pub(crate) struct Unit {
+    pub(crate) layout: UnitLayout,
+    /// Place in the forward order.
+    pub(crate) position: usize,
+    /// Whether the weights stay gathered from forward to backward by default.
+    keep: bool,
+    /// Whether backward reads the weights' values.
+    weights_in_backward: bool,
+    label: Arc<str>,
+    runtime: Arc<Runtime>,
+    state: Mutex<UnitState>,
+}
+
+/// What of a unit is in memory.
+pub(crate) struct UnitState {
+    /// f32 weights of this rank's shard; lives as long as the unit. Shared only while a gather
+    /// reads it or while it serves as the weights itself.
+    pub(crate) master: Arc<Buffer>,
+    residency: Residency,
+    /// Uses in forward whose backward has not finished.
+    open_uses: usize,
+    /// f32 gradient of the whole unit; lives from the first gradient to the reduction.
+    gradient: Option<Buffer>,
+    /// Which parameters have a gradient in `gradient`.
+    written: Vec<bool>,
+    /// f32 gradient of this rank's shard; lives from the reduction to the optimizer step.
+    pub(crate) reduced: Option<Buffer>,
+    /// Whether the reduction of this step has been launched.
+    launched: bool,
+    /// f32 first and second moment of this rank's shard; live from the first optimizer step on.
+    pub(crate) moments: Option<Moments>,
+}
+
+/// Moments of AdamW for one shard, f32.
+pub(crate) struct Moments {
+    pub(crate) first: Buffer,
+    pub(crate) second: Buffer,
+}
+
+impl Moments {
+    pub(crate) fn zeros(len: usize) -> Self {
+        Moments { first: Buffer::zeros(DType::F32, len), second: Buffer::zeros(DType::F32, len) }
+    }
+}
+
+/// Whether the whole weights are in memory.
+enum Residency {
+    /// Only the shard is.
+    Sharded,
+    /// The gather is under way.
+    Unsharding { work: Work, live: Option<LiveUnit> },
+    /// They are; the last view and this reference keep them alive.
+    Unsharded(FlatWeights),
+}
+
+/// One use of a unit in a forward pass, counted down as its gradients arrive.
+#[derive(Debug)]
+pub(crate) struct Use {
+    total: usize,
+    remaining: AtomicUsize,
+}
+
+impl std::fmt::Debug for Unit {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Unit({})", self.layout.name)
+    }
+}
+
+impl Unit {
+    pub(crate) fn new(
+        layout: UnitLayout,
+        position: usize,
+        keep: bool,
+        weights_in_backward: bool,
+        master: Buffer,
+        runtime: Arc<Runtime>,
+    ) -> Self {
+        let state = UnitState {
+            master: Arc::new(master),
+            residency: Residency::Sharded,
+            open_uses: 0,
+            gradient: None,
+            written: vec![false; layout.parameters.len()],
+            reduced: None,
+            launched: false,
+            moments: None,
+        };
+        Unit {
+            label: layout.name.as_str().into(),
+            layout,
+            position,
+            keep,
+            weights_in_backward,
+            runtime,
+            state: Mutex::new(state),
+        }
+    }
+
+    pub(crate) fn state(&self) -> std::sync::MutexGuard<'_, UnitState> {
+        lock(&self.state)
+    }
+
+    pub(crate) fn label(&self, phase: Phase) -> Label {
+        Label::new(self.label.clone(), phase)
+    }
+
+    /// Starts gathering the weights unless they are here or on their way.
+    pub(crate) fn unshard(&self, phase: Phase) {
+        let mut state = self.state();
+        if matches!(state.residency, Residency::Sharded) && !self.runtime.failed() {
+            match self.start_unshard(&state.master, phase) {
+                Ok(residency) => state.residency = residency,
+                Err(error) => self.runtime.fail(error),
+            }
+        }
+    }
+
+    fn start_unshard(&self, master: &Arc<Buffer>, phase: Phase) -> Result<Residency, ShardError> {
+        let dtype = self.runtime.policy.compute_dtype;
+        let runtime = &self.runtime;
+        let Some(group) = &runtime.shard else {
+            let weights = if dtype == DType::F32 {
+                flat::master_as_weights(master.clone())
+            } else {
+                let mut whole = runtime.pool.take(dtype, master.len());
+                flat::cast_from_f32(master, &mut whole)?;
+                self.gathered(whole, self.count_live())
+            };
+            return Ok(Residency::Unsharded(weights));
+        };
+        let shard = if dtype == DType::F32 {
+            master.clone()
+        } else {
+            Arc::new(flat::cast_to(master, dtype)?)
+        };
+        let whole = runtime.pool.take(dtype, self.layout.padded_numel());
+        let live = self.count_live();
+        let work = group.all_gather(self.label(phase), shard, whole);
+        Ok(Residency::Unsharding { work, live })
+    }
+
+    fn count_live(&self) -> Option<LiveUnit> {
+        (!self.keep).then(|| self.runtime.live.enter())
+    }
+
+    /// The whole weights, gathering them if need be. Then starts gathering the unit that the
+    /// current pass will need next, so that it arrives while this one is computed with.
+    pub(crate) fn wait_for_unshard(&self, phase: Phase) -> FlatWeights {
+        self.unshard(phase);
+        let weights = self.arrived();
+        self.prefetch(phase);
+        weights
+    }
+
+    fn arrived(&self) -> FlatWeights {
+        let mut state = self.state();
+        let weights = match std::mem::replace(&mut state.residency, Residency::Sharded) {
+            Residency::Unsharded(weights) => weights,
+            Residency::Unsharding { work, live } => {
+                let buffer = self.runtime.wait(work).unwrap_or_else(|| self.zeros());
+                self.gathered(buffer, live)
+            }
+            // Only after a failure: the pass goes on with zeros until it is checked.
+            Residency::Sharded => self.gathered(self.zeros(), None),
+        };
+        state.residency = Residency::Unsharded(weights.clone());
+        weights
+    }
+
+    fn gathered(&self, whole: Buffer, live: Option<LiveUnit>) -> FlatWeights {
+        Gathered::into_weights(whole, &self.runtime, self.reshards_after_forward(), live)
+    }
+
+    fn zeros(&self) -> Buffer {
+        Buffer::zeros(self.runtime.policy.compute_dtype, self.layout.padded_numel())
+    }
+
+    fn prefetch(&self, phase: Phase) {
+        let runtime = &self.runtime;
+        if phase == Phase::Backward {
+            // Frozen units get no gradient that would say when they are done; all later ones are.
+            for unit in (self.position + 1..runtime.num_units()).filter_map(|p| runtime.unit(p)) {
+                if !unit.layout.trainable && unit.reshards_after_forward() {
+                    unit.reshard();
+                }
+            }
+        }
+        let next = match phase {
+            Phase::Backward => (0..self.position)
+                .rev()
+                .filter_map(|position| runtime.unit(position))
+                .find(|unit| unit.weights_in_backward),
+            // Parts are used in order; one that comes a second time (a tied embedding under the
+            // head) has had its successor.
+            _ => {
+                let reached = runtime.forward_position.fetch_max(self.position, Ordering::Relaxed);
+                if self.position < reached { None } else { runtime.unit(self.position + 1) }
+            }
+        };
+        match next {
+            Some(next) => next.unshard(phase),
+            None if phase == Phase::Backward => runtime.pool.close(),
+            None => {}
+        }
+    }
+
+    /// Parameter `slot` as a tensor, gathering the unit if need be.
+    pub(crate) fn parameter(&self, slot: usize, phase: Phase) -> FlexTensor {
+        let weights = self.wait_for_unshard(phase);
+        let parameter = &self.layout.parameters[slot];
+        let dtype = self.runtime.policy.compute_dtype;
+        flat::view(weights, &parameter.shape, parameter.offset, dtype)
+    }
+
+    /// Frees the whole weights. A gather under way is waited for: the other ranks take part in it.
+    pub(crate) fn reshard(&self) {
+        let residency = std::mem::replace(&mut self.state().residency, Residency::Sharded);
+        match residency {
+            Residency::Sharded => {}
+            Residency::Unsharding { work, .. } => {
+                if let Some(buffer) = self.runtime.wait(work) {
+                    self.runtime.pool.put(buffer);
+                }
+            }
+            Residency::Unsharded(weights) => {
+                let views = Arc::downgrade(&weights);
+                drop(weights);
+                let shares_master =
+                    self.runtime.shard.is_none() && self.runtime.policy.compute_dtype == DType::F32;
+                if views.strong_count() > 0 && !shares_master {
+                    self.runtime.report_pinned(&self.layout.name);
+                }
+            }
+        }
+    }
+
+    /// Whether the weights are freed between forward and backward.
+    pub(crate) fn reshards_after_forward(&self) -> bool {
+        self.runtime.policy.reshards_after_forward(self.keep)
+    }
+
+    /// Announces a use whose backward will come.
+    pub(crate) fn open_use(&self) {
+        self.state().open_uses += 1;
+    }
+
+    /// The count-down of a use that has been announced.
+    pub(crate) fn track_use(&self) -> Arc<Use> {
+        let total = self.layout.parameters.len();
+        Arc::new(Use { total, remaining: AtomicUsize::new(total) })
+    }
+
+    /// Takes the gradient of parameter `slot` from one use. With the last one of the last use in
+    /// the last micro-batch, the unit is reduced.
+    pub(crate) fn accumulate(self: &Arc<Self>, slot: usize, from: &Use, gradient: FlexTensor) {
+        if self.runtime.failed() {
+            return;
+        }
+        let remaining = from.remaining.fetch_sub(1, Ordering::Relaxed) - 1;
+        if remaining + 1 == from.total {
+            self.before_first_gradient();
+        }
+        if let Err(reason) = self.add(slot, gradient) {
+            let name = self.layout.parameters[slot].name.clone();
+            return self.runtime.fail(ShardError::Gradient { name, reason });
+        }
+        if remaining == 0 {
+            let mut state = self.state();
+            state.open_uses = state.open_uses.saturating_sub(1);
+            let complete = state.open_uses == 0;
+            drop(state);
+            if complete && self.runtime.is_last_micro_batch() {
+                self.post_backward();
+            }
+        }
+    }
+
+    /// Gathers stand below everything that reads them on the tape, so the first gradient of a use
+    /// means that nothing of this use will read the weights again.
+    fn before_first_gradient(&self) {
+        let last_use = self.state().open_uses <= 1;
+        let done = last_use || !self.weights_in_backward;
+        if self.reshards_after_forward() || (done && self.runtime.is_last_micro_batch()) {
+            self.reshard();
+        }
+        if self.state().gradient.is_none() {
+            let buffer =
+                self.runtime.reducer.take_buffer(&self.runtime, self.layout.padded_numel());
+            let mut state = self.state();
+            state.gradient = Some(buffer);
+            state.written.fill(false);
+        }
+    }
+
+    fn add(&self, slot: usize, gradient: FlexTensor) -> Result<(), String> {
+        let mut state = self.state();
+        let UnitState { gradient: target, written, .. } = &mut *state;
+        let target = target.as_mut().ok_or("arrived after its unit was reduced")?;
+        let target = target.as_mut_slice::<f32>().map_err(|error| error.to_string())?;
+        let range = self.layout.parameters[slot].range();
+        flat::add_gradient(&mut target[range], gradient, !written[slot])?;
+        written[slot] = true;
+        Ok(())
+    }
+
+    /// Sends the gradient off to be reduced, once per step. Parameters without a gradient count as
+    /// zero: every rank must take part in the same reductions.
+    pub(crate) fn post_backward(self: &Arc<Self>) {
+        if !self.layout.trainable {
+            return;
+        }
+        let mut state = self.state();
+        if std::mem::replace(&mut state.launched, true) {
+            return;
+        }
+        state.open_uses = 0;
+        let gradient = state.gradient.take();
+        let written =
+            std::mem::replace(&mut state.written, vec![false; self.layout.parameters.len()]);
+        drop(state);
+        let result = match gradient {
+            Some(mut gradient) => self.clear_unwritten(&mut gradient, &written).map(|()| gradient),
+            None => Ok(Buffer::zeros(DType::F32, self.layout.padded_numel())),
+        };
+        match result.and_then(|gradient| self.runtime.reducer.launch(&self.runtime, self, gradient))
+        {
+            Ok(()) => {}
+            Err(error) => self.runtime.fail(error),
+        }
+    }
+
+    fn clear_unwritten(&self, gradient: &mut Buffer, written: &[bool]) -> Result<(), ShardError> {
+        let gradient = gradient.as_mut_slice::<f32>()?;
+        let unwritten =
+            self.layout.parameters.iter().zip(written).filter(|(_, written)| !**written);
+        for range in self.layout.gaps().into_iter().chain(unwritten.map(|(p, _)| p.range())) {
+            gradient[range].fill(0.0);
+        }
+        Ok(())
+    }
+
+    /// Ready for the next step: nothing is open, no reduction is under way.
+    pub(crate) fn begin_step(&self) {
+        let mut state = self.state();
+        state.launched = false;
+        state.open_uses = 0;
+    }
+}

@@ -1,0 +1,298 @@
+//! `kiln bench strategies`: every sharding strategy on the same work, in one run.
+//!
+//! The strategies alternate round by round, so that a machine that speeds up or slows down does
+//! so for all of them; the table shows medians over the rounds.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use kiln_collectives::{Communicator, Operation, Phase};
+use kiln_model::decoder::{self, Decoder};
+use kiln_model::layers::Block;
+use kiln_model::{Context, Key, ModelConfig};
+use kiln_shard::ranks::run_ranks;
+use kiln_shard::{AdamW, EngineBuilder, Policy, ShardError, Strategy, memory};
+use serde::Serialize;
+
+use crate::config::{Config, ConfigError};
+use crate::sharded::ShardedDecoder;
+use crate::train::TrainError;
+use crate::{device, train};
+
+/// What to measure.
+#[derive(Clone, Debug)]
+pub struct StrategiesOptions {
+    /// Model, batch and policy; preset 10m with a small batch if there is none.
+    pub config: Option<Config>,
+    /// Ranks, as threads.
+    pub ranks: usize,
+    /// Steps measured per strategy and round; one more warms up.
+    pub steps: usize,
+    /// Rounds.
+    pub rounds: usize,
+}
+
+/// One strategy's figures; counts and bytes are per rank and optimizer step.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct StrategyRow {
+    /// The strategy.
+    pub strategy: Strategy,
+    /// Arrangement of the ranks, replicate x shard.
+    pub mesh: String,
+    /// Tokens per second of all ranks together, median over rounds.
+    pub tokens_per_s: f64,
+    /// `tokens_per_s` over that of the first row, median of the ratios within rounds.
+    pub relative_speed: f64,
+    /// The most bytes a rank held.
+    pub peak_bytes: u64,
+    /// Bytes a rank sent.
+    pub sent_bytes: u64,
+    /// Gathers of weights.
+    pub gathers: u64,
+    /// Reductions of gradients.
+    pub reductions: u64,
+    /// Share of the step that a rank waited for communication, median over rounds.
+    pub wait_share: f64,
+}
+
+/// The rows of all strategies.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct StrategiesTable {
+    /// What was trained.
+    pub model: ModelConfig,
+    /// Number of parameters.
+    pub parameters: usize,
+    /// Ranks.
+    pub ranks: usize,
+    /// Sequences per step.
+    pub global_batch: usize,
+    /// Tokens per sequence.
+    pub seq_len: usize,
+    /// One row per strategy.
+    pub rows: Vec<StrategyRow>,
+}
+
+/// What one strategy did in one round.
+struct Sample {
+    tokens_per_s: f64,
+    peak_bytes: u64,
+    sent_bytes: u64,
+    gathers: u64,
+    reductions: u64,
+    wait_share: f64,
+    mesh: String,
+    parameters: usize,
+}
+
+/// Measures all strategies.
+pub fn strategies(options: &StrategiesOptions) -> Result<StrategiesTable, TrainError> {
+    let mut config = options.config.clone().unwrap_or_else(default_config);
+    config.train.ranks = options.ranks;
+    // The strategies of the table decide; what the file says about one of them does not hold here.
+    let shard_size = config.shard.shard_size.take();
+    config.shard.strategy = Strategy::default();
+    if config.data.path.as_os_str().is_empty() {
+        // Tokens are made up; no data is read.
+        config.data.path = "unused".into();
+    }
+    config.validate()?;
+    if options.steps == 0 || options.rounds == 0 {
+        let problems = vec!["--steps and --rounds must be at least 1".to_owned()];
+        return Err(ConfigError::Invalid { problems }.into());
+    }
+    let invalid = |problem| ConfigError::Invalid { problems: vec![problem] };
+    let model = config.model.resolve(Some(config.data.vocab_size)).map_err(invalid)?;
+
+    let mut rounds: Vec<Vec<Sample>> = Vec::new();
+    for _ in 0..options.rounds {
+        let round: Result<Vec<_>, _> = Strategy::ALL
+            .into_iter()
+            .map(|strategy| measure(&config, &model, strategy, shard_size, options.steps))
+            .collect();
+        rounds.push(round?);
+    }
+    let rows = Strategy::ALL.into_iter().enumerate().map(|(index, strategy)| {
+        let column = |value: fn(&Sample) -> f64| {
+            median(rounds.iter().map(|round| value(&round[index])).collect())
+        };
+        let last = &rounds[rounds.len() - 1][index];
+        StrategyRow {
+            strategy,
+            mesh: last.mesh.clone(),
+            tokens_per_s: column(|sample| sample.tokens_per_s),
+            relative_speed: median(
+                rounds.iter().map(|r| r[index].tokens_per_s / r[0].tokens_per_s).collect(),
+            ),
+            peak_bytes: last.peak_bytes,
+            sent_bytes: last.sent_bytes,
+            gathers: last.gathers,
+            reductions: last.reductions,
+            wait_share: column(|sample| sample.wait_share),
+        }
+    });
+    Ok(StrategiesTable {
+        ranks: options.ranks,
+        global_batch: config.train.global_batch,
+        seq_len: config.data.seq_len,
+        parameters: rounds[0][0].parameters,
+        rows: rows.collect(),
+        model,
+    })
+}
+
+fn default_config() -> Config {
+    let mut config = Config::default();
+    config.model.preset = Some("10m".to_owned());
+    config.train.global_batch = 4;
+    config.train.micro_batch = 1;
+    config
+}
+
+/// Groups of a hybrid strategy: what the user asked for, else half of the ranks.
+fn hybrid_size(shard_size: Option<usize>, ranks: usize) -> usize {
+    shard_size.unwrap_or(if ranks % 2 == 0 { ranks / 2 } else { ranks })
+}
+
+fn measure(
+    config: &Config,
+    model: &ModelConfig,
+    strategy: Strategy,
+    shard_size: Option<usize>,
+    steps: usize,
+) -> Result<Sample, TrainError> {
+    let ranks = config.train.ranks;
+    let shard_size = strategy.is_hybrid().then(|| hybrid_size(shard_size, ranks));
+    let policy = Policy { strategy, ..train::policy(config) };
+    let threads = device::threads_per_rank(&config.device, ranks);
+    let mut samples = run_ranks(ranks, threads, |world| -> Result<Sample, TrainError> {
+        let rank = world.rank();
+        memory::reset_peak(rank);
+        let plain = device::plain();
+        let decoder = Decoder::new(model, Key::new(config.train.seed), &plain);
+        let builder = EngineBuilder::new(world.clone(), policy.clone(), shard_size)?;
+        let model = ShardedDecoder::<Block>::new(decoder, builder)?;
+        step(config, &model, 1)?;
+        world.recorder().reset_totals();
+        model.engine().take_waited();
+        let start = Instant::now();
+        for index in 0..steps {
+            step(config, &model, 2 + index as u64)?;
+        }
+        Ok(sample(config, &world, &model, start.elapsed(), steps)?)
+    })?;
+    Ok(samples.swap_remove(0))
+}
+
+/// One optimizer step on made-up tokens.
+fn step(config: &Config, model: &ShardedDecoder<Block>, step: u64) -> Result<(), ShardError> {
+    let engine = model.engine();
+    let training = device::plain().autodiff();
+    let rows = config.train.micro_batch;
+    let seq_len = config.data.seq_len;
+    let micro_batches = config.train.global_batch / config.train.ranks / rows;
+    let scale = 1.0 / (config.train.global_batch * seq_len) as f64;
+    let vocabulary = engine.layout().units[0].parameters[0].shape[0] as u64;
+    engine.begin_step();
+    for index in 0..micro_batches {
+        let key = Key::new(step).fork_index((engine.world().rank() * micro_batches + index) as u64);
+        let ids = |offset: u64| -> Vec<i32> {
+            (0..(rows * seq_len) as u64).map(|i| (key.at(i + offset) % vocabulary) as i32).collect()
+        };
+        let inputs = device::tokens(ids(0), rows, seq_len, &training);
+        let targets = device::tokens(ids(1), rows, seq_len, &training);
+        let pass = model.pass(&training);
+        let loss = decoder::loss(&pass, inputs, targets, scale, &Context::evaluation());
+        engine.backward(loss, index + 1 == micro_batches)?;
+    }
+    let norm = engine.grad_norm()?;
+    let clip = kiln_shard::optimizer::clip_factor(norm, config.optim.grad_clip);
+    engine.step(&AdamW::default(), step, config.optim.lr, clip)
+}
+
+fn sample(
+    config: &Config,
+    world: &Arc<dyn Communicator>,
+    model: &ShardedDecoder<Block>,
+    elapsed: Duration,
+    steps: usize,
+) -> Result<Sample, ShardError> {
+    let engine = model.engine();
+    let waited = engine.take_waited().as_secs_f64();
+    let recorder = world.recorder();
+    let sent_bytes = recorder.bytes_sent() / steps as u64;
+    let count = |operation, phase| recorder.count(operation, Some(phase)) / steps as u64;
+    let gathers =
+        count(Operation::AllGather, Phase::Forward) + count(Operation::AllGather, Phase::Backward);
+    // Under NO_SHARD the all-reduce is the reduction; under the hybrids it follows a
+    // reduce-scatter of the same unit.
+    let reductions = count(Operation::ReduceScatter, Phase::Backward)
+        .max(count(Operation::AllReduce, Phase::Backward));
+    let tokens = (steps * config.train.global_batch * config.data.seq_len) as f64;
+    let mut peaks = vec![0.0; world.world_size()];
+    peaks[world.rank()] = memory::peak_bytes(world.rank()) as f64;
+    let peaks = engine.sum_over_ranks("peak", &peaks)?;
+    Ok(Sample {
+        tokens_per_s: tokens / elapsed.as_secs_f64(),
+        peak_bytes: peaks.into_iter().fold(0.0, f64::max) as u64,
+        sent_bytes,
+        gathers,
+        reductions,
+        wait_share: waited / elapsed.as_secs_f64(),
+        mesh: engine.mesh().to_string(),
+        parameters: engine.layout().num_parameters(),
+    })
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    let middle = values.len() / 2;
+    match values.len() {
+        0 => 0.0,
+        odd if odd % 2 == 1 => values[middle],
+        _ => 0.5 * (values[middle - 1] + values[middle]),
+    }
+}
+
+impl StrategiesTable {
+    /// The table as JSON.
+    pub fn to_json(&self) -> String {
+        // Numbers and strings only: this cannot fail.
+        serde_json::to_string_pretty(self).unwrap_or_default()
+    }
+
+    /// The table for people.
+    pub fn to_text(&self) -> String {
+        let mut text = format!(
+            "{:.2}M parameters, {} ranks, {} sequences x {} tokens per step; per rank and step\n\
+             {:<21} {:<23} {:>8} {:>9} {:>10} {:>10} {:>8} {:>11} {:>7}\n",
+            self.parameters as f64 / 1e6,
+            self.ranks,
+            self.global_batch,
+            self.seq_len,
+            "strategy",
+            "mesh",
+            "tok/s",
+            "relative",
+            "peak MB",
+            "sent MB",
+            "gathers",
+            "reductions",
+            "waits"
+        );
+        for row in &self.rows {
+            text.push_str(&format!(
+                "{:<21} {:<23} {:>8.0} {:>8.2}x {:>10.1} {:>10.1} {:>8} {:>11} {:>6.1}%\n",
+                row.strategy.to_string(),
+                row.mesh,
+                row.tokens_per_s,
+                row.relative_speed,
+                row.peak_bytes as f64 / 1e6,
+                row.sent_bytes as f64 / 1e6,
+                row.gathers,
+                row.reductions,
+                row.wait_share * 100.0
+            ));
+        }
+        text.trim_end().to_owned()
+    }
+}

@@ -1,0 +1,104 @@
+//! From a file and `--set` overrides to a [`Config`].
+
+use std::path::{Path, PathBuf};
+
+use toml::{Table, Value};
+
+use super::Config;
+
+/// Why a configuration cannot be used. Every message names the key or file and what to do.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The file cannot be read.
+    #[error("cannot read the configuration {path}: {source}")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// The system's reason.
+        source: std::io::Error,
+    },
+    /// The file is not TOML, or has an unknown key or a value of the wrong type.
+    #[error("{path}: {message}")]
+    Parse {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong, with line and column.
+        message: String,
+    },
+    /// An override is not `section.key=value`.
+    #[error("--set {argument}: write it as section.key=value, for example --set train.steps=100")]
+    Override {
+        /// The argument.
+        argument: String,
+    },
+    /// An override names an unknown key or has a value of the wrong type.
+    #[error("--set {argument}: {message}")]
+    OverrideValue {
+        /// The argument.
+        argument: String,
+        /// What is wrong.
+        message: String,
+    },
+    /// Values that do not fit together.
+    #[error("{}", list(.problems))]
+    Invalid {
+        /// One line each.
+        problems: Vec<String>,
+    },
+}
+
+fn list(problems: &[String]) -> String {
+    match problems {
+        [problem] => problem.clone(),
+        problems => {
+            let lines: Vec<_> = problems.iter().map(|problem| format!("\n  - {problem}")).collect();
+            format!("the configuration has {} problems:{}", problems.len(), lines.concat())
+        }
+    }
+}
+
+/// Reads `path` and applies `overrides` (`section.key=value`; the value is TOML, or else a string)
+/// on top. Checks keys and types, not yet the values.
+pub fn load(path: &Path, overrides: &[String]) -> Result<Config, ConfigError> {
+    let text = std::fs::read_to_string(path)
+        .map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
+    let parse_error = |error: toml::de::Error| ConfigError::Parse {
+        path: path.to_owned(),
+        message: error.to_string().trim_end().to_owned(),
+    };
+    // From the text, so that a mistake in the file is shown with its line.
+    let mut config: Config = toml::from_str(&text).map_err(parse_error)?;
+    let mut table: Table = toml::from_str(&text).map_err(parse_error)?;
+    for argument in overrides {
+        apply(&mut table, argument)?;
+        config = Value::Table(table.clone()).try_into().map_err(|error: toml::de::Error| {
+            ConfigError::OverrideValue {
+                argument: argument.clone(),
+                message: error.to_string().trim().replace('\n', " "),
+            }
+        })?;
+    }
+    Ok(config)
+}
+
+fn apply(table: &mut Table, argument: &str) -> Result<(), ConfigError> {
+    let malformed = || ConfigError::Override { argument: argument.to_owned() };
+    let (path, value) = argument.split_once('=').ok_or_else(malformed)?;
+    let (section, key) = path.trim().split_once('.').ok_or_else(malformed)?;
+    if section.is_empty() || key.is_empty() || key.contains('.') {
+        return Err(malformed());
+    }
+    let entry = table.entry(section).or_insert_with(|| Value::Table(Table::new()));
+    let section = entry.as_table_mut().ok_or_else(malformed)?;
+    section.insert(key.to_owned(), parse_value(value.trim()));
+    Ok(())
+}
+
+/// A TOML value, or the text itself where it is none: `--set shard.strategy=NO_SHARD` needs no
+/// quotes.
+fn parse_value(text: &str) -> Value {
+    toml::from_str::<Table>(&format!("value = {text}"))
+        .ok()
+        .and_then(|mut table| table.remove("value"))
+        .unwrap_or_else(|| Value::String(text.to_owned()))
+}

@@ -1,0 +1,16 @@
+//! The configuration of a run.
+//!
+//! A TOML file is parsed to [`Config`] (unknown keys are refused, `--set` is applied), checked as
+//! a whole by [`Config::validate`], and resolved against the data to a [`Config`] without open
+//! ends, which is written to the run folder and can start the same run again.
+
+mod load;
+mod schema;
+mod validate;
+
+pub use load::{ConfigError, load};
+pub use schema::{
+    Backend, CheckpointSection, CommSection, Config, DataSection, DeviceSection, EvalSection,
+    InitSection, LogSection, ModelSection, OptimSection, Precision, PrecisionSection,
+    SampleSection, Schedule, ShardSection, TrainSection,
+};

@@ -1,0 +1,441 @@
+//! Sections and keys of a configuration file.
+
+use std::path::PathBuf;
+
+use kiln_collectives::DType;
+use kiln_model::{FeedForwardKind, ModelConfig};
+use kiln_shard::{AdamW, Recompute, Reshard, Strategy};
+use serde::{Deserialize, Serialize};
+
+/// Everything a run can be told.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Config {
+    /// What is trained.
+    pub model: ModelSection,
+    /// What it is trained on.
+    pub data: DataSection,
+    /// How long, in which batches.
+    pub train: TrainSection,
+    /// Where the weights start.
+    pub init: InitSection,
+    /// The optimizer and its schedule.
+    pub optim: OptimSection,
+    /// How state is spread over ranks.
+    pub shard: ShardSection,
+    /// Where it runs.
+    pub device: DeviceSection,
+    /// In which dtypes.
+    pub precision: PrecisionSection,
+    /// Communication.
+    pub comm: CommSection,
+    /// Validation.
+    pub eval: EvalSection,
+    /// Saving.
+    pub checkpoint: CheckpointSection,
+    /// Reporting.
+    pub log: LogSection,
+    /// Text generated at the end of the run.
+    pub sample: SampleSection,
+}
+
+/// `[model]`: a preset, single sizes, or a preset with single sizes changed.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ModelSection {
+    /// One of [`kiln_model::PRESETS`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub preset: Option<String>,
+    /// Token ids the model knows; the tokenizer's vocabulary if left out.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub vocab_size: Option<usize>,
+    /// Width of the residual stream.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub d_model: Option<usize>,
+    /// Number of blocks.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub layers: Option<usize>,
+    /// Query heads.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub heads: Option<usize>,
+    /// Key and value heads; as many as `heads` if left out.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kv_heads: Option<usize>,
+    /// Width of the feed-forward layer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub d_ff: Option<usize>,
+    /// Whether the head reuses the embedding; true if left out.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tie_embeddings: Option<bool>,
+    /// Kind of feed-forward layer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub feed_forward: Option<FeedForwardKind>,
+    /// Probability of dropping an element.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dropout: Option<f64>,
+    /// Base of the rotary frequencies.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rope_theta: Option<f64>,
+    /// Epsilon of RMSNorm.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub norm_eps: Option<f64>,
+    /// Standard deviation of the initial weights.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub init_std: Option<f64>,
+}
+
+impl ModelSection {
+    /// The shape that the section describes, with `vocab_size` where it names none. `Err` names
+    /// what is missing or unknown.
+    pub fn resolve(&self, vocab_size: Option<usize>) -> Result<ModelConfig, String> {
+        let base = match &self.preset {
+            None => None,
+            Some(name) => Some(ModelConfig::preset(name).ok_or_else(|| {
+                format!(
+                    "model.preset = \"{name}\" is not known: use one of {}",
+                    kiln_model::PRESETS.join(", ")
+                )
+            })?),
+        };
+        let size = |key: &str, given: Option<usize>, preset: fn(&ModelConfig) -> usize| {
+            given.or(base.as_ref().map(preset)).ok_or_else(|| {
+                format!("model.{key} is missing: set it, or start from a model.preset")
+            })
+        };
+        let heads = size("heads", self.heads, |m| m.heads)?;
+        let defaults = base.clone().or_else(|| ModelConfig::preset("10m"));
+        let Some(defaults) = defaults else {
+            return Err("the built-in preset 10m is gone".to_owned());
+        };
+        Ok(ModelConfig {
+            vocab_size: self
+                .vocab_size
+                .or(vocab_size)
+                .or(base.as_ref().map(|m| m.vocab_size))
+                .ok_or("model.vocab_size is missing: set it, or name prepared data in data.path")?,
+            d_model: size("d_model", self.d_model, |m| m.d_model)?,
+            layers: size("layers", self.layers, |m| m.layers)?,
+            heads,
+            kv_heads: self.kv_heads.or(base.as_ref().map(|m| m.kv_heads)).unwrap_or(heads),
+            d_ff: size("d_ff", self.d_ff, |m| m.d_ff)?,
+            tie_embeddings: self
+                .tie_embeddings
+                .unwrap_or(base.as_ref().is_none_or(|m| m.tie_embeddings)),
+            feed_forward: self.feed_forward.unwrap_or(defaults.feed_forward),
+            dropout: self.dropout.unwrap_or(defaults.dropout),
+            rope_theta: self.rope_theta.unwrap_or(defaults.rope_theta),
+            norm_eps: self.norm_eps.unwrap_or(defaults.norm_eps),
+            init_std: self.init_std.unwrap_or(defaults.init_std),
+        })
+    }
+
+    /// The section that describes `model` completely.
+    pub fn from_model(model: &ModelConfig) -> Self {
+        ModelSection {
+            preset: None,
+            vocab_size: Some(model.vocab_size),
+            d_model: Some(model.d_model),
+            layers: Some(model.layers),
+            heads: Some(model.heads),
+            kv_heads: Some(model.kv_heads),
+            d_ff: Some(model.d_ff),
+            tie_embeddings: Some(model.tie_embeddings),
+            feed_forward: Some(model.feed_forward),
+            dropout: Some(model.dropout),
+            rope_theta: Some(model.rope_theta),
+            norm_eps: Some(model.norm_eps),
+            init_std: Some(model.init_std),
+        }
+    }
+}
+
+/// `[data]`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct DataSection {
+    /// Folder with prepared data (`train.bin`, `val.bin`, `data.json`, `tokenizer.json`).
+    pub path: PathBuf,
+    /// Files and folders to prepare `path` from, when it does not exist yet.
+    pub text: Vec<PathBuf>,
+    /// Size of the tokenizer that is trained when `path` is prepared.
+    pub vocab_size: usize,
+    /// Tokens per sequence.
+    pub seq_len: usize,
+    /// Whether samples come in a seeded random order, anew in every epoch.
+    pub shuffle: bool,
+    /// Share of the text that is held out when `path` is prepared.
+    pub validation_fraction: f64,
+}
+
+impl Default for DataSection {
+    fn default() -> Self {
+        DataSection {
+            path: PathBuf::new(),
+            text: Vec::new(),
+            vocab_size: 4096,
+            seq_len: 256,
+            shuffle: true,
+            validation_fraction: 0.05,
+        }
+    }
+}
+
+/// `[train]`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct TrainSection {
+    /// Optimizer steps.
+    pub steps: u64,
+    /// Sequences per optimizer step, over all ranks and micro-batches.
+    pub global_batch: usize,
+    /// Sequences per forward pass of one rank.
+    pub micro_batch: usize,
+    /// Seed of initial weights, data order and dropout.
+    pub seed: u64,
+    /// Ranks, as threads of this process; `--ranks` overrides it.
+    pub ranks: usize,
+    /// Parameters whose names start with one of these are not trained.
+    pub freeze: Vec<String>,
+}
+
+impl Default for TrainSection {
+    fn default() -> Self {
+        TrainSection {
+            steps: 100,
+            global_batch: 8,
+            micro_batch: 4,
+            seed: 0,
+            ranks: 1,
+            freeze: Vec::new(),
+        }
+    }
+}
+
+/// `[init]`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct InitSection {
+    /// Checkpoint folder to take the weights from; empty for random weights.
+    pub from: PathBuf,
+}
+
+/// Learning-rate schedules; all start with a linear warm-up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Schedule {
+    /// `lr` to the end.
+    Constant,
+    /// Half a cosine from `lr` to `lr * min_lr_ratio` (Loshchilov and Hutter, 2017).
+    #[default]
+    Cosine,
+    /// Warm-up, stable, decay: `lr` until the last `decay_steps`, then linearly to
+    /// `lr * min_lr_ratio` (Hu et al., 2024).
+    Wsd,
+}
+
+/// `[optim]`: AdamW.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct OptimSection {
+    /// Peak learning rate.
+    pub lr: f64,
+    /// How the learning rate moves.
+    pub schedule: Schedule,
+    /// Steps of linear warm-up.
+    pub warmup_steps: u64,
+    /// Steps of the final decay of `wsd`; a tenth of the run if left out.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub decay_steps: Option<u64>,
+    /// Final learning rate over `lr`.
+    pub min_lr_ratio: f64,
+    /// Decoupled weight decay of matrices and embeddings.
+    pub weight_decay: f64,
+    /// Decay of the first moment.
+    pub beta1: f64,
+    /// Decay of the second moment.
+    pub beta2: f64,
+    /// Added to the root of the second moment.
+    pub eps: f64,
+    /// Largest norm of the gradient; 0 for no clipping.
+    pub grad_clip: f64,
+}
+
+impl Default for OptimSection {
+    fn default() -> Self {
+        OptimSection {
+            lr: 1e-3,
+            schedule: Schedule::default(),
+            warmup_steps: 10,
+            decay_steps: None,
+            min_lr_ratio: 0.1,
+            weight_decay: 0.1,
+            beta1: 0.9,
+            beta2: 0.95,
+            eps: 1e-8,
+            grad_clip: 1.0,
+        }
+    }
+}
+
+impl OptimSection {
+    /// The optimizer's settings.
+    pub fn adamw(&self) -> AdamW {
+        AdamW {
+            beta1: self.beta1,
+            beta2: self.beta2,
+            epsilon: self.eps,
+            weight_decay: self.weight_decay,
+        }
+    }
+}
+
+/// `[shard]`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ShardSection {
+    /// How state is spread over ranks.
+    pub strategy: Strategy,
+    /// Ranks that share one copy of the model; for the hybrid strategies.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub shard_size: Option<usize>,
+    /// When gathered weights are freed after forward.
+    pub reshard: Reshard,
+    /// What runs again in backward.
+    pub recompute: Recompute,
+}
+
+/// Where tensors live.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Backend {
+    /// A GPU if this build and this machine have one, else the CPU.
+    #[default]
+    Auto,
+    /// The CPU.
+    Cpu,
+    /// An NVIDIA GPU.
+    Cuda,
+}
+
+/// `[device]`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct DeviceSection {
+    /// Where tensors live.
+    pub backend: Backend,
+    /// Compute threads of all ranks together; the machine's cores if left out.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub threads: Option<usize>,
+    /// Peak of the device in TFLOP/s that `mfu` is measured against; measured with a matrix
+    /// product at start if left out.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub peak_tflops: Option<f64>,
+}
+
+/// A floating-point dtype.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Precision {
+    /// 32 bits.
+    #[default]
+    F32,
+    /// bfloat16.
+    Bf16,
+}
+
+impl From<Precision> for DType {
+    fn from(precision: Precision) -> Self {
+        match precision {
+            Precision::F32 => DType::F32,
+            Precision::Bf16 => DType::BF16,
+        }
+    }
+}
+
+/// `[precision]`. Master weights, moments and gradient accumulation are always f32.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct PrecisionSection {
+    /// Dtype of gathered weights and of computation.
+    pub compute: Precision,
+    /// Dtype in which gradients are summed over ranks.
+    pub reduce: Precision,
+}
+
+/// `[comm]`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct CommSection {
+    /// Seconds to wait for the other ranks in one collective.
+    pub timeout_s: f64,
+}
+
+impl Default for CommSection {
+    fn default() -> Self {
+        CommSection { timeout_s: 600.0 }
+    }
+}
+
+/// `[eval]`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct EvalSection {
+    /// Steps between evaluations; 0 for one at the end only.
+    pub every: u64,
+    /// Validation sequences per evaluation; 0 for all.
+    pub samples: u64,
+}
+
+impl Default for EvalSection {
+    fn default() -> Self {
+        EvalSection { every: 0, samples: 64 }
+    }
+}
+
+/// `[checkpoint]`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct CheckpointSection {
+    /// Steps between checkpoints; 0 for one at the end only.
+    pub every: u64,
+    /// How many of the newest checkpoints to keep; 0 for all.
+    pub keep: usize,
+}
+
+impl Default for CheckpointSection {
+    fn default() -> Self {
+        CheckpointSection { every: 0, keep: 2 }
+    }
+}
+
+/// `[log]`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct LogSection {
+    /// Steps between lines in `metrics.jsonl` and on the console.
+    pub every: u64,
+}
+
+impl Default for LogSection {
+    fn default() -> Self {
+        LogSection { every: 10 }
+    }
+}
+
+/// `[sample]`: text generated when the run ends.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct SampleSection {
+    /// What the text starts with; empty for none at all.
+    pub prompt: String,
+    /// Tokens to generate.
+    pub max_tokens: usize,
+    /// Temperature; 0 takes the likeliest token.
+    pub temperature: f64,
+}
+
+impl Default for SampleSection {
+    fn default() -> Self {
+        SampleSection { prompt: String::new(), max_tokens: 64, temperature: 0.8 }
+    }
+}

@@ -1,0 +1,161 @@
+//! Checks of a whole configuration, before any work starts.
+
+use kiln_shard::Mesh;
+
+use super::{Backend, Config, ConfigError};
+
+impl Config {
+    /// Checks every value that can be checked without looking at the data, and reports all
+    /// problems at once.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        let mut problems = Vec::new();
+        self.check_ranges(&mut problems);
+        self.check_batch(&mut problems);
+        self.check_places(&mut problems);
+        // A stand-in where the vocabulary is not known yet; it divides nothing.
+        match self.model.resolve(Some(self.data.vocab_size.max(1))) {
+            Ok(model) => {
+                if let Err(error) = model.validate() {
+                    problems.push(error.to_string());
+                }
+            }
+            Err(problem) => problems.push(problem),
+        }
+        if self.train.ranks > 0
+            && let Err(error) =
+                Mesh::new(self.shard.strategy, self.train.ranks, self.shard.shard_size)
+        {
+            problems.push(error.to_string());
+        }
+        if problems.is_empty() { Ok(()) } else { Err(ConfigError::Invalid { problems }) }
+    }
+
+    fn check_ranges(&self, problems: &mut Vec<String>) {
+        let Config { data, train, optim, device, comm, log, sample, .. } = self;
+        let positive = [
+            ("data.seq_len", data.seq_len as u64),
+            ("train.steps", train.steps),
+            ("train.global_batch", train.global_batch as u64),
+            ("train.micro_batch", train.micro_batch as u64),
+            ("train.ranks", train.ranks as u64),
+            ("log.every", log.every),
+            ("device.threads", device.threads.unwrap_or(1) as u64),
+        ];
+        for (key, _) in positive.into_iter().filter(|(_, value)| *value == 0) {
+            problems.push(format!("{key} = 0: must be at least 1"));
+        }
+        let unit = |value: f64| (0.0..1.0).contains(&value);
+        let positive = |value: f64| value > 0.0 && value.is_finite();
+        let not_negative = |value: f64| value >= 0.0 && value.is_finite();
+        let fraction = data.validation_fraction;
+        let peak = device.peak_tflops.unwrap_or(1.0);
+        for (key, value, valid, range) in [
+            (
+                "data.validation_fraction",
+                fraction,
+                fraction > 0.0 && fraction < 1.0,
+                "above 0 and below 1",
+            ),
+            ("optim.lr", optim.lr, not_negative(optim.lr), "zero or more, and finite"),
+            (
+                "optim.min_lr_ratio",
+                optim.min_lr_ratio,
+                (0.0..=1.0).contains(&optim.min_lr_ratio),
+                "between 0 and 1",
+            ),
+            (
+                "optim.weight_decay",
+                optim.weight_decay,
+                not_negative(optim.weight_decay),
+                "zero or more, and finite",
+            ),
+            ("optim.beta1", optim.beta1, unit(optim.beta1), "in [0, 1)"),
+            ("optim.beta2", optim.beta2, unit(optim.beta2), "in [0, 1)"),
+            ("optim.eps", optim.eps, positive(optim.eps), "positive and finite"),
+            (
+                "optim.grad_clip",
+                optim.grad_clip,
+                not_negative(optim.grad_clip),
+                "zero (no clipping) or more, and finite",
+            ),
+            ("device.peak_tflops", peak, positive(peak), "positive and finite"),
+            (
+                "comm.timeout_s",
+                comm.timeout_s,
+                positive(comm.timeout_s) && comm.timeout_s < 1e9,
+                "positive, in seconds",
+            ),
+            (
+                "sample.temperature",
+                sample.temperature,
+                not_negative(sample.temperature),
+                "zero or more, and finite",
+            ),
+        ] {
+            if !valid {
+                problems.push(format!("{key} = {value}: must be {range}"));
+            }
+        }
+        if optim.warmup_steps > train.steps {
+            problems.push(format!(
+                "optim.warmup_steps = {} is longer than train.steps = {}: lower one of the two",
+                optim.warmup_steps, train.steps
+            ));
+        }
+        if let Some(decay) = optim.decay_steps
+            && optim.warmup_steps.saturating_add(decay) > train.steps
+        {
+            problems.push(format!(
+                "optim.warmup_steps + optim.decay_steps = {} + {decay} = {} is longer than \
+                 train.steps = {}: lower one of them",
+                optim.warmup_steps,
+                optim.warmup_steps.saturating_add(decay),
+                train.steps
+            ));
+        }
+    }
+
+    /// `global_batch` is split over ranks, then over micro-batches; both must come out even.
+    fn check_batch(&self, problems: &mut Vec<String>) {
+        let (global, micro, ranks) =
+            (self.train.global_batch, self.train.micro_batch, self.train.ranks);
+        if global == 0 || micro == 0 || ranks == 0 {
+            return;
+        }
+        if global % ranks != 0 {
+            problems.push(format!(
+                "train.global_batch = {global} over {ranks} ranks leaves {}: {global} / {ranks} = \
+                 {:.2} sequences per rank; use a multiple of {ranks}, such as {}",
+                global % ranks,
+                global as f64 / ranks as f64,
+                global.next_multiple_of(ranks)
+            ));
+        } else if (global / ranks) % micro != 0 {
+            let per_rank = global / ranks;
+            problems.push(format!(
+                "train.global_batch = {global} over {ranks} ranks is {per_rank} sequences per \
+                 rank, which train.micro_batch = {micro} does not divide (remainder {}): use a \
+                 micro_batch that divides {per_rank}, or a global_batch that is a multiple of \
+                 {ranks} x {micro} = {}",
+                per_rank % micro,
+                ranks * micro
+            ));
+        }
+    }
+
+    fn check_places(&self, problems: &mut Vec<String>) {
+        if self.data.path.as_os_str().is_empty() {
+            problems.push(
+                "data.path is missing: name a folder with prepared data, or one to prepare from \
+                 data.text"
+                    .to_owned(),
+            );
+        }
+        if self.device.backend == Backend::Cuda {
+            problems.push(
+                "device.backend = \"cuda\": this build has no CUDA; use \"cpu\" or \"auto\""
+                    .to_owned(),
+            );
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! Batches of samples at given positions of the run.
+
+use super::{DataError, SampleOrder, TokenFile};
+
+/// Samples for one forward pass, one per row.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Batch {
+    /// Input tokens, row after row.
+    pub inputs: Vec<i32>,
+    /// Target tokens: for every input the token that follows it.
+    pub targets: Vec<i32>,
+    /// Number of samples.
+    pub rows: usize,
+    /// Tokens per sample.
+    pub seq_len: usize,
+    /// Position of the first sample in the run; the others follow it.
+    pub first_global_index: u64,
+}
+
+/// Reads batches from a token file in a given order.
+#[derive(Debug)]
+pub struct BatchSource {
+    file: TokenFile,
+    order: SampleOrder,
+}
+
+impl BatchSource {
+    /// Batches from all samples of `file`, shuffled anew in every epoch if asked for.
+    ///
+    /// # Errors
+    ///
+    /// None for a file that is open: it has at least one sample.
+    pub fn new(file: TokenFile, shuffle: bool, seed: u64) -> Result<Self, DataError> {
+        let order = SampleOrder::new(file.num_samples(), shuffle, seed)?;
+        Ok(Self { file, order })
+    }
+
+    /// The file that is read.
+    pub fn file(&self) -> &TokenFile {
+        &self.file
+    }
+
+    /// The order of the samples.
+    pub fn order(&self) -> &SampleOrder {
+        &self.order
+    }
+
+    /// The samples at `count` positions of the run from `first_global_index` on. A batch
+    /// may reach into the next epoch.
+    ///
+    /// # Errors
+    ///
+    /// When the file holds a token outside its vocabulary.
+    pub fn fetch(&self, first_global_index: u64, count: usize) -> Result<Batch, DataError> {
+        let seq_len = self.file.seq_len();
+        // `read_sample` puts one token more into the inputs before it takes it out again.
+        let mut inputs = Vec::with_capacity(count * seq_len + 1);
+        let mut targets = Vec::with_capacity(count * seq_len);
+        for global_index in first_global_index..first_global_index + count as u64 {
+            let sample = self.order.sample_at(global_index);
+            self.file.read_sample(sample, &mut inputs, &mut targets)?;
+        }
+        Ok(Batch { inputs, targets, rows: count, seq_len, first_global_index })
+    }
+}
+
+/// Position in the run of the first sample of one micro-batch of one rank.
+///
+/// With a global batch of `G` samples, `R` ranks and micro-batches of `M`, step `s` owns
+/// the positions `s * G .. (s + 1) * G`. Rank `r` takes the slice of `G / R` positions
+/// from `s * G + r * (G / R)` on, and its micro-batch `j` the `M` positions from `j * M`
+/// on within that slice:
+///
+/// `s * G + r * (G / R) + j * M`
+///
+/// The positions of a step do not depend on `R` or `M`, so a run may go on with other
+/// values of both and still visit the same samples at every step.
+///
+/// # Panics
+///
+/// In debug builds, unless `R` divides `G`, `M` divides `G / R`, and both indices are in
+/// range; the configuration is checked for this before a run. Always when `ranks` is 0.
+pub fn slice_for(
+    step: u64,
+    global_batch: u64,
+    rank: u64,
+    ranks: u64,
+    micro_batch_index: u64,
+    micro_batch: u64,
+) -> u64 {
+    let per_rank = global_batch / ranks;
+    debug_assert!(global_batch.is_multiple_of(ranks), "ranks must divide the global batch");
+    debug_assert!(per_rank.is_multiple_of(micro_batch), "micro-batches must fill a rank's share");
+    debug_assert!(rank < ranks, "rank out of range");
+    debug_assert!((micro_batch_index + 1) * micro_batch <= per_rank, "micro-batch out of range");
+    step * global_batch + rank * per_rank + micro_batch_index * micro_batch
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::dataset::tests::folder;
+    use super::super::{Split, TokenWidth};
+    use super::*;
+
+    fn source(shuffle: bool) -> (tempfile::TempDir, BatchSource) {
+        let folder = folder(TokenWidth::U16, 41, 100);
+        let file = TokenFile::open(folder.path(), Split::Train, 4).unwrap();
+        (folder, BatchSource::new(file, shuffle, 3).unwrap())
+    }
+
+    #[test]
+    fn a_batch_holds_consecutive_positions_across_epochs() {
+        let (_folder, source) = source(false);
+        let batch = source.fetch(9, 2).unwrap();
+        assert_eq!((batch.rows, batch.seq_len, batch.first_global_index), (2, 4, 9));
+        assert_eq!(batch.inputs, [36, 37, 38, 39, 0, 1, 2, 3]);
+        assert_eq!(batch.targets, [37, 38, 39, 40, 1, 2, 3, 4]);
+        assert_eq!(source.fetch(5, 0).unwrap().rows, 0);
+    }
+
+    #[test]
+    fn ranks_and_micro_batches_cut_the_same_global_batch() {
+        let (_folder, source) = source(true);
+        for step in 0..7 {
+            let whole = source.fetch(slice_for(step, 12, 0, 1, 0, 12), 12).unwrap();
+            for (ranks, micro_batch) in [(1, 4), (2, 3), (3, 2), (4, 3), (12, 1)] {
+                let mut inputs = Vec::new();
+                for rank in 0..ranks {
+                    for index in 0..12 / ranks / micro_batch {
+                        let first = slice_for(step, 12, rank, ranks, index, micro_batch);
+                        inputs.extend(source.fetch(first, micro_batch as usize).unwrap().inputs);
+                    }
+                }
+                assert_eq!(inputs, whole.inputs);
+            }
+        }
+    }
+
+    #[test]
+    fn sources_can_be_shared_between_threads() {
+        fn check<T: Send + Sync>() {}
+        check::<BatchSource>();
+    }
+}

@@ -1,0 +1,283 @@
+//! Reading samples from a token file.
+
+use super::info::INFO_FILE;
+use super::{DataError, DataInfo, TokenWidth};
+use memmap2::Mmap;
+use sha2::{Digest, Sha256};
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+/// Bytes hashed at a time.
+const HASH_BLOCK: usize = 1 << 20;
+
+/// One of the two parts of prepared data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Split {
+    /// What the model learns from.
+    Train,
+    /// What it is measured on.
+    Validation,
+}
+
+impl Split {
+    /// Name of the token file, inside the folder.
+    pub fn file_name(self) -> &'static str {
+        match self {
+            Self::Train => "train.bin",
+            Self::Validation => "val.bin",
+        }
+    }
+}
+
+/// A token file, cut into samples of one sequence length.
+///
+/// The file is mapped into memory: opening it reads nothing, and the system loads and
+/// drops its pages as samples are read. It may be shared between threads.
+#[derive(Debug)]
+pub struct TokenFile {
+    path: PathBuf,
+    split: Split,
+    info: DataInfo,
+    map: Mmap,
+    seq_len: usize,
+    num_samples: u64,
+}
+
+impl TokenFile {
+    /// Opens the token file of a split, for samples of `seq_len` tokens.
+    ///
+    /// # Errors
+    ///
+    /// When `data.json` or the token file is missing or unusable, when the size of the
+    /// file is not what `data.json` states, and when it holds less than one sample.
+    pub fn open(folder: impl AsRef<Path>, split: Split, seq_len: usize) -> Result<Self, DataError> {
+        let folder = folder.as_ref();
+        if seq_len == 0 {
+            return Err(DataError::ZeroSequenceLength);
+        }
+        let info = DataInfo::load(folder)?;
+        let path = folder.join(split.file_name());
+        if !path.try_exists().map_err(DataError::io("open", &path))? {
+            let file = split.file_name();
+            return Err(DataError::NotPrepared { folder: folder.to_path_buf(), file });
+        }
+        let file = File::open(&path).map_err(DataError::io("open", &path))?;
+        let actual = file.metadata().map_err(DataError::io("read the size of", &path))?.len();
+        let tokens = info.split(split).tokens;
+        // A count so large that it overflows is larger than any file, too.
+        let expected = tokens.saturating_mul(info.dtype.bytes() as u64);
+        if actual != expected {
+            return Err(DataError::FileSize { path, tokens, expected, actual });
+        }
+        let num_samples = tokens.saturating_sub(1) / seq_len as u64;
+        if num_samples == 0 {
+            return Err(DataError::TooFewTokens { path, tokens, seq_len: seq_len as u64 });
+        }
+        // SAFETY: a map is sound as long as nobody changes or truncates the file
+        // underneath it. `prepare` never writes to a folder that exists, and a run
+        // whose data are overwritten by someone else could not be correct in any case.
+        let map = unsafe { Mmap::map(&file) }.map_err(DataError::io("map", &path))?;
+        Ok(Self { path, split, info, map, seq_len, num_samples })
+    }
+
+    /// Number of samples: `(tokens - 1) / seq_len`, and at least one.
+    pub fn num_samples(&self) -> u64 {
+        self.num_samples
+    }
+
+    /// Tokens in a sample's inputs, and in its targets.
+    pub fn seq_len(&self) -> usize {
+        self.seq_len
+    }
+
+    /// What the folder holds.
+    pub fn info(&self) -> &DataInfo {
+        &self.info
+    }
+
+    /// Appends the tokens `sample * seq_len ..= (sample + 1) * seq_len` to `inputs`
+    /// (all but the last) and to `targets` (all but the first).
+    ///
+    /// # Errors
+    ///
+    /// When there is no such sample, and when a token is outside the vocabulary;
+    /// `inputs` and `targets` are then as they were.
+    pub fn read_sample(
+        &self,
+        sample: u64,
+        inputs: &mut Vec<i32>,
+        targets: &mut Vec<i32>,
+    ) -> Result<(), DataError> {
+        if sample >= self.num_samples {
+            return Err(DataError::SampleOutOfRange {
+                path: self.path.clone(),
+                sample,
+                samples: self.num_samples,
+            });
+        }
+        // Within the map, and so within `usize`, because the sample exists.
+        let start = sample as usize * self.seq_len;
+        let width = self.info.dtype.bytes();
+        let bytes = &self.map[start * width..(start + self.seq_len + 1) * width];
+        let length = inputs.len();
+        match self.info.dtype {
+            TokenWidth::U16 => inputs.extend(
+                bytes.as_chunks().0.iter().map(|&token| i32::from(u16::from_le_bytes(token))),
+            ),
+            // An id beyond `i32` turns negative, which the check below refuses.
+            TokenWidth::U32 => {
+                inputs.extend(bytes.as_chunks().0.iter().map(|&token| i32::from_le_bytes(token)));
+            }
+        }
+        // As unsigned numbers, negative ids are beyond every vocabulary.
+        let vocab_size = self.info.vocab_size;
+        let outside = |&token: &i32| token as u32 as usize >= vocab_size;
+        if let Some(offset) = inputs[length..].iter().position(outside) {
+            let id = inputs[length + offset] as u32;
+            inputs.truncate(length);
+            return Err(DataError::TokenOutOfRange {
+                path: self.path.clone(),
+                position: (start + offset) as u64,
+                id,
+                vocab_size,
+            });
+        }
+        targets.extend_from_slice(&inputs[length + 1..]);
+        inputs.truncate(length + self.seq_len);
+        Ok(())
+    }
+
+    /// Reads the whole file and compares it with the checksum in `data.json`.
+    ///
+    /// # Errors
+    ///
+    /// When the two differ, or `data.json` states no checksum.
+    pub fn verify(&self) -> Result<(), DataError> {
+        let Some(expected) = &self.info.split(self.split).sha256 else {
+            return Err(DataError::NoChecksum {
+                path: self.path.with_file_name(INFO_FILE),
+                file: self.split.file_name(),
+            });
+        };
+        let mut hasher = Sha256::new();
+        for block in self.map.chunks(HASH_BLOCK) {
+            hasher.update(block);
+        }
+        let actual = format!("{:x}", hasher.finalize());
+        if actual.eq_ignore_ascii_case(expected) {
+            return Ok(());
+        }
+        Err(DataError::Checksum { path: self.path.clone(), expected: expected.clone(), actual })
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::super::{FORMAT_VERSION, SplitInfo};
+    use super::*;
+    use std::fs;
+    use tempfile::TempDir;
+
+    /// A folder as another program might write it, with the tokens `0, 1, 2, ...`.
+    pub(in super::super) fn folder(dtype: TokenWidth, tokens: u64, vocab_size: usize) -> TempDir {
+        let folder = tempfile::tempdir().unwrap();
+        let bytes: Vec<u8> = (0..tokens as u32)
+            .flat_map(|token| token.to_le_bytes()[..dtype.bytes()].to_vec())
+            .collect();
+        let split = SplitInfo { tokens, text_bytes: None, sha256: None };
+        let info = DataInfo {
+            format_version: FORMAT_VERSION,
+            dtype,
+            vocab_size,
+            end_of_text: 0,
+            train: SplitInfo {
+                sha256: Some(format!("{:x}", Sha256::digest(&bytes))),
+                ..split.clone()
+            },
+            validation: split,
+            documents: 0,
+            skipped_files: 0,
+            unigram_entropy: None,
+        };
+        info.save(folder.path()).unwrap();
+        fs::write(folder.path().join("train.bin"), &bytes).unwrap();
+        fs::write(folder.path().join("val.bin"), &bytes).unwrap();
+        folder
+    }
+
+    #[test]
+    fn samples_are_shifted_by_one_and_share_one_token() {
+        for dtype in [TokenWidth::U16, TokenWidth::U32] {
+            let folder = folder(dtype, 300, 300);
+            let file = TokenFile::open(folder.path(), Split::Train, 8).unwrap();
+            assert_eq!((file.num_samples(), file.seq_len()), (37, 8));
+            let (mut inputs, mut targets) = (vec![-1], vec![-1]);
+            file.read_sample(0, &mut inputs, &mut targets).unwrap();
+            file.read_sample(36, &mut inputs, &mut targets).unwrap();
+            let expected =
+                |shift| [-1].into_iter().chain(shift..8 + shift).chain(288 + shift..296 + shift);
+            assert!(inputs.iter().copied().eq(expected(0)));
+            assert!(targets.iter().copied().eq(expected(1)));
+            let error = file.read_sample(37, &mut inputs, &mut targets).unwrap_err().to_string();
+            assert!(
+                error.ends_with("has 37 samples, so there is no sample 37; the last one is 36")
+            );
+        }
+    }
+
+    #[test]
+    fn sample_count_at_the_edges() {
+        let samples = |tokens, seq_len| {
+            let folder = folder(TokenWidth::U16, tokens, 300);
+            TokenFile::open(folder.path(), Split::Validation, seq_len)
+                .map(|file| file.num_samples())
+        };
+        assert_eq!(samples(9, 8).unwrap(), 1);
+        assert_eq!(samples(16, 8).unwrap(), 1);
+        assert_eq!(samples(17, 8).unwrap(), 2);
+        let error = samples(8, 8).unwrap_err().to_string();
+        assert!(error.contains("has 8 tokens, and one sample of sequence length 8 needs 9"));
+        assert!(matches!(samples(0, 8), Err(DataError::TooFewTokens { tokens: 0, .. })));
+        assert!(matches!(samples(9, 0), Err(DataError::ZeroSequenceLength)));
+        assert!(matches!(samples(9, usize::MAX), Err(DataError::TooFewTokens { .. })));
+    }
+
+    #[test]
+    fn tokens_outside_the_vocabulary_are_located() {
+        for dtype in [TokenWidth::U16, TokenWidth::U32] {
+            let folder = folder(dtype, 40, 30);
+            let file = TokenFile::open(folder.path(), Split::Train, 8).unwrap();
+            let (mut inputs, mut targets) = (vec![], vec![]);
+            file.read_sample(2, &mut inputs, &mut targets).unwrap();
+            let error = file.read_sample(3, &mut inputs, &mut targets).unwrap_err().to_string();
+            assert!(error.contains("token 30 is 30, outside the vocabulary of 30"), "{error}");
+            assert_eq!((inputs.len(), targets.len()), (8, 8));
+        }
+        let folder = folder(TokenWidth::U32, 9, 30);
+        fs::write(folder.path().join("train.bin"), [0xFF; 36]).unwrap();
+        let file = TokenFile::open(folder.path(), Split::Train, 8).unwrap();
+        let error = file.read_sample(0, &mut vec![], &mut vec![]).unwrap_err();
+        assert!(matches!(error, DataError::TokenOutOfRange { id: u32::MAX, .. }));
+    }
+
+    #[test]
+    fn damage_is_found() {
+        let folder = folder(TokenWidth::U16, 100, 300);
+        let open = |split| TokenFile::open(folder.path(), split, 8);
+        open(Split::Train).unwrap().verify().unwrap();
+        let unverified = open(Split::Validation).unwrap().verify();
+        assert!(matches!(unverified, Err(DataError::NoChecksum { file: "val.bin", .. })));
+        let path = folder.path().join("train.bin");
+        let mut bytes = fs::read(&path).unwrap();
+        bytes[50] ^= 1;
+        fs::write(&path, &bytes).unwrap();
+        let damaged = open(Split::Train).unwrap().verify();
+        assert!(matches!(damaged, Err(DataError::Checksum { .. })));
+        fs::write(&path, &bytes[..151]).unwrap();
+        let error = open(Split::Train).unwrap_err().to_string();
+        assert!(error.contains("has 151 bytes, but data.json states 100 tokens, which take 200"));
+        fs::remove_file(&path).unwrap();
+        let missing = open(Split::Train);
+        assert!(matches!(missing, Err(DataError::NotPrepared { file: "train.bin", .. })));
+    }
+}

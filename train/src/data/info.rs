@@ -1,0 +1,228 @@
+//! `data.json`: what a folder of prepared data holds.
+
+use super::{DataError, Split};
+use serde::{Deserialize, Serialize};
+use std::fs;
+use std::io::Write as _;
+use std::path::Path;
+
+/// The version of the folder format that this build reads and writes.
+pub const FORMAT_VERSION: u64 = 1;
+
+/// Name of the file, inside the folder.
+pub(super) const INFO_FILE: &str = "data.json";
+/// Name of the tokenizer, beside it.
+pub(super) const TOKENIZER_FILE: &str = "tokenizer.json";
+
+/// The content of `data.json`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct DataInfo {
+    /// [`FORMAT_VERSION`] of the build that wrote the folder.
+    pub format_version: u64,
+    /// Width of a token id in the token files.
+    pub dtype: TokenWidth,
+    /// Number of token ids; every id in the files is below it.
+    pub vocab_size: usize,
+    /// The id that ends a document.
+    pub end_of_text: u32,
+    /// The training split, in `train.bin`.
+    pub train: SplitInfo,
+    /// The validation split, in `val.bin`.
+    pub validation: SplitInfo,
+    /// Documents in both splits together.
+    #[serde(default)]
+    pub documents: u64,
+    /// Files passed over because they are not UTF-8 text.
+    #[serde(default)]
+    pub skipped_files: u64,
+    /// What counting single tokens achieves; a yardstick for the validation loss.
+    #[serde(default)]
+    pub unigram_entropy: Option<UnigramEntropy>,
+}
+
+/// One split of the data.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SplitInfo {
+    /// Number of tokens.
+    pub tokens: u64,
+    /// Bytes of text that the tokens stand for, to convert a loss to bits per byte.
+    #[serde(default)]
+    pub text_bytes: Option<u64>,
+    /// SHA-256 of the token file, in hexadecimal.
+    #[serde(default)]
+    pub sha256: Option<String>,
+}
+
+/// Unigram figures, in nats per token.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct UnigramEntropy {
+    /// Cross-entropy of the validation tokens under the token frequencies of the
+    /// training split, with one added to every count: the validation loss of a model
+    /// that ignores context.
+    pub validation_under_train: f64,
+    /// Entropy of the token frequencies of the validation split itself.
+    pub validation: f64,
+}
+
+/// Width of a token id on disk; always little-endian.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum TokenWidth {
+    /// Two bytes, for vocabularies up to 65,536.
+    U16,
+    /// Four bytes.
+    U32,
+}
+
+impl TokenWidth {
+    /// The narrowest width that holds every id of the vocabulary.
+    pub fn of_vocabulary(vocab_size: usize) -> Self {
+        if vocab_size <= 1 << 16 { Self::U16 } else { Self::U32 }
+    }
+
+    /// Bytes per token.
+    pub fn bytes(self) -> usize {
+        match self {
+            Self::U16 => 2,
+            Self::U32 => 4,
+        }
+    }
+}
+
+/// The one key that is read before the format is known.
+#[derive(Deserialize)]
+struct Version {
+    format_version: u64,
+}
+
+impl DataInfo {
+    /// Reads and checks the `data.json` of a folder.
+    ///
+    /// # Errors
+    ///
+    /// When the folder or the file is missing, unreadable, of another format version,
+    /// or states something impossible.
+    pub fn load(folder: impl AsRef<Path>) -> Result<Self, DataError> {
+        let folder = folder.as_ref();
+        let path = folder.join(INFO_FILE);
+        if !folder.try_exists().map_err(DataError::io("open", folder))? {
+            return Err(DataError::Missing { path: folder.to_path_buf() });
+        }
+        if !path.try_exists().map_err(DataError::io("open", &path))? {
+            return Err(DataError::NotPrepared { folder: folder.to_path_buf(), file: INFO_FILE });
+        }
+        let content = fs::read(&path).map_err(DataError::io("read", &path))?;
+        let bad = |problem| DataError::Info { path: path.clone(), problem };
+        let version: Version =
+            serde_json::from_slice(&content).map_err(|error| bad(error.to_string()))?;
+        if version.format_version != FORMAT_VERSION {
+            return Err(DataError::Version {
+                path,
+                found: version.format_version,
+                supported: FORMAT_VERSION,
+            });
+        }
+        let info: Self =
+            serde_json::from_slice(&content).map_err(|error| bad(error.to_string()))?;
+        info.check().map_err(bad)?;
+        Ok(info)
+    }
+
+    /// Writes the `data.json` of a folder and waits until it is on the disk.
+    pub(super) fn save(&self, folder: &Path) -> Result<(), DataError> {
+        let path = folder.join(INFO_FILE);
+        let write = || {
+            let mut file = fs::File::create(&path)?;
+            file.write_all(&serde_json::to_vec_pretty(self)?)?;
+            file.write_all(b"\n")?;
+            file.sync_all()
+        };
+        write().map_err(DataError::io("write", &path))
+    }
+
+    /// What is stated about one split.
+    pub fn split(&self, split: Split) -> &SplitInfo {
+        match split {
+            Split::Train => &self.train,
+            Split::Validation => &self.validation,
+        }
+    }
+
+    fn check(&self) -> Result<(), String> {
+        let Self { vocab_size, end_of_text, dtype, .. } = *self;
+        if vocab_size == 0 {
+            return Err("`vocab_size` is 0; it must be the number of token ids".to_owned());
+        }
+        if vocab_size > i32::MAX as usize {
+            return Err(format!("`vocab_size` is {vocab_size}; the most is {}", i32::MAX));
+        }
+        if end_of_text as usize >= vocab_size {
+            return Err(format!(
+                "`end_of_text` is {end_of_text}, outside the `vocab_size` of {vocab_size}"
+            ));
+        }
+        if dtype == TokenWidth::U16 && TokenWidth::of_vocabulary(vocab_size) != dtype {
+            return Err(format!("`dtype` is u16, too narrow for the `vocab_size` of {vocab_size}"));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn load(content: &str) -> Result<DataInfo, DataError> {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join(INFO_FILE), content).unwrap();
+        DataInfo::load(folder.path())
+    }
+
+    const MINIMAL: &str = r#"{"format_version": 1, "dtype": "u16", "vocab_size": 300,
+        "end_of_text": 0, "train": {"tokens": 5}, "validation": {"tokens": 4}}"#;
+
+    #[test]
+    fn the_shortest_form_is_enough_and_survives_saving() {
+        let mut info = load(MINIMAL).unwrap();
+        assert_eq!((info.dtype, info.split(Split::Validation).tokens), (TokenWidth::U16, 4));
+        info.unigram_entropy =
+            Some(UnigramEntropy { validation_under_train: 5.123_456_789, validation: 4.9 });
+        info.train.sha256 = Some("ab".to_owned());
+        let folder = tempfile::tempdir().unwrap();
+        info.save(folder.path()).unwrap();
+        assert_eq!(DataInfo::load(folder.path()).unwrap(), info);
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        let message = |from, to| load(&MINIMAL.replace(from, to)).unwrap_err().to_string();
+        for (from, to, expected) in [
+            ("}}", "}", "EOF while parsing"),
+            ("\"vocab_size\": 300,", "", "missing field `vocab_size`"),
+            ("300", "0", "`vocab_size` is 0"),
+            ("300", "3000000000", "`vocab_size` is 3000000000"),
+            ("300", "65537", "`dtype` is u16, too narrow"),
+            ("\"end_of_text\": 0", "\"end_of_text\": 300", "`end_of_text` is 300"),
+            ("u16", "u8", "unknown variant `u8`, expected `u16` or `u32`"),
+            ("\"format_version\": 1", "\"format_version\": 2", "`format_version` is 2"),
+        ] {
+            let message = message(from, to);
+            assert!(message.contains(expected) && message.contains("data.json"), "{message}");
+        }
+    }
+
+    #[test]
+    fn missing_folders_and_files_are_told_apart() {
+        let folder = tempfile::tempdir().unwrap();
+        let missing = DataInfo::load(folder.path().join("none"));
+        assert!(matches!(missing, Err(DataError::Missing { .. })));
+        let empty = DataInfo::load(folder.path());
+        assert!(matches!(empty, Err(DataError::NotPrepared { file: "data.json", .. })));
+    }
+
+    #[test]
+    fn width_follows_the_vocabulary() {
+        assert_eq!(TokenWidth::of_vocabulary(65_536), TokenWidth::U16);
+        assert_eq!(TokenWidth::of_vocabulary(65_537), TokenWidth::U32);
+    }
+}

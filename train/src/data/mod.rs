@@ -1,0 +1,63 @@
+//! Text in, training samples out.
+//!
+//! [`prepare()`] turns text files into a folder of tokens, once; training and
+//! evaluation then read that folder through a memory map, however large it is.
+//!
+//! # The folder on disk
+//!
+//! | file             | content                                                         |
+//! |------------------|-----------------------------------------------------------------|
+//! | `train.bin`      | token ids of the training split, one after the other            |
+//! | `val.bin`        | token ids of the validation split, in the same form             |
+//! | `data.json`      | [`DataInfo`]: format version, width, vocabulary, counts, checksums |
+//! | `tokenizer.json` | the tokenizer that produced the ids, in the `tokenizers` format |
+//!
+//! A token file has no header. Ids are little-endian `u16`, or `u32` when the
+//! vocabulary is larger than 65,536. An end-of-text token closes every document,
+//! and every stretch of a document that continues in the other split. A folder
+//! written by another program is read just as well, as long as it keeps to this
+//! form; the checksums and the unigram figures may be left out of `data.json`.
+//!
+//! # Samples
+//!
+//! With a sequence length of `L`, sample `k` is the `L + 1` tokens
+//! `k * L ..= (k + 1) * L`: the first `L` are the inputs and the last `L`, shifted
+//! by one, the targets. Neighbouring samples share one token, so every token but
+//! the first of the file is a target exactly once per epoch, apart from a tail
+//! shorter than one sample. A file of `T` tokens has `(T - 1) / L` samples.
+//!
+//! [`SampleOrder`] says which sample comes at each position of an endless run over
+//! the epochs, and [`BatchSource`] reads a range of positions. The position alone
+//! is the state of the data pipeline: a run resumes exactly, on any number of
+//! ranks, from `step * global_batch` (see [`slice_for`]).
+
+mod batch;
+mod builtin;
+mod dataset;
+mod document;
+mod entropy;
+mod error;
+mod info;
+mod jsonl;
+mod mix;
+mod order;
+mod output;
+#[cfg(feature = "parquet")]
+mod parquet;
+mod pass;
+mod piece;
+mod prepare;
+mod split_writer;
+mod text;
+mod tokenizer;
+mod walk;
+
+pub use batch::{Batch, BatchSource, slice_for};
+pub use dataset::{Split, TokenFile};
+pub use document::{Corpus, Pieces};
+pub use error::DataError;
+pub use info::{DataInfo, FORMAT_VERSION, SplitInfo, TokenWidth, UnigramEntropy};
+pub use order::SampleOrder;
+pub use piece::Piece;
+pub use prepare::{PrepareOptions, Progress, TokenizerSource, prepare};
+pub use tokenizer::{Tokenizer, VOCABULARY_MINIMUM};

@@ -1,0 +1,150 @@
+//! A folder that appears complete or not at all.
+
+use super::DataError;
+use super::info::INFO_FILE;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+
+/// A folder under construction: a hidden sibling of the final one, which takes its
+/// name when [`Self::commit`] is called and is removed otherwise.
+pub(super) struct OutputFolder {
+    target: PathBuf,
+    parent: PathBuf,
+    temporary: PathBuf,
+    committed: bool,
+}
+
+impl OutputFolder {
+    /// Checks that `target` is free and creates the temporary folder.
+    pub(super) fn create(target: &Path) -> Result<Self, DataError> {
+        check_free(target)?;
+        let Some(name) = target.file_name() else {
+            return Err(DataError::Output {
+                path: target.to_path_buf(),
+                problem: "the path does not end in the name of a folder".to_owned(),
+            });
+        };
+        let parent = match target.parent() {
+            Some(parent) if !parent.as_os_str().is_empty() => parent.to_path_buf(),
+            _ => PathBuf::from("."),
+        };
+        fs::create_dir_all(&parent).map_err(DataError::io("create", &parent))?;
+        // The process id keeps two runs with the same target apart; what a killed
+        // process with the same id left behind is of no use to anyone.
+        let name = format!(".{}.partial-{}", name.to_string_lossy(), std::process::id());
+        let temporary = parent.join(name);
+        if temporary.exists() {
+            fs::remove_dir_all(&temporary).map_err(DataError::io("remove", &temporary))?;
+        }
+        fs::create_dir(&temporary).map_err(DataError::io("create", &temporary))?;
+        Ok(Self { target: target.to_path_buf(), parent, temporary, committed: false })
+    }
+
+    /// Where to write the files.
+    pub(super) fn path(&self) -> &Path {
+        &self.temporary
+    }
+
+    /// Gives the folder its final name. Its files must be on the disk already.
+    pub(super) fn commit(mut self) -> Result<(), DataError> {
+        sync_folder(&self.temporary)?;
+        // Again, because hours may have passed.
+        check_free(&self.target)?;
+        if self.target.exists() {
+            // Fails if the folder has got content since, as it should.
+            fs::remove_dir(&self.target).map_err(DataError::io("replace", &self.target))?;
+        }
+        fs::rename(&self.temporary, &self.target).map_err(DataError::io("create", &self.target))?;
+        self.committed = true;
+        sync_folder(&self.parent)
+    }
+}
+
+impl Drop for OutputFolder {
+    fn drop(&mut self) {
+        if !self.committed {
+            // An error is on its way already; one more about tidying up would hide it.
+            let _ = fs::remove_dir_all(&self.temporary);
+        }
+    }
+}
+
+/// Fails unless `target` does not exist or is an empty folder.
+fn check_free(target: &Path) -> Result<(), DataError> {
+    if !target.try_exists().map_err(DataError::io("open", target))? {
+        return Ok(());
+    }
+    let refused = |problem| Err(DataError::Output { path: target.to_path_buf(), problem });
+    if !target.is_dir() {
+        return refused("it is a file".to_owned());
+    }
+    if target.join(INFO_FILE).exists() {
+        return Err(DataError::AlreadyPrepared { path: target.to_path_buf() });
+    }
+    let mut entries = fs::read_dir(target).map_err(DataError::io("list", target))?;
+    match entries.next() {
+        None => Ok(()),
+        Some(Ok(entry)) => refused(format!(
+            "the folder holds other files, such as {}",
+            entry.file_name().to_string_lossy()
+        )),
+        Some(Err(error)) => Err(DataError::io("list", target)(error)),
+    }
+}
+
+/// Makes the names inside a folder durable, where the system can.
+fn sync_folder(path: &Path) -> Result<(), DataError> {
+    if cfg!(unix) {
+        File::open(path)
+            .and_then(|folder| folder.sync_all())
+            .map_err(DataError::io("write", path))?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(folder: &Path) -> Vec<String> {
+        let entries = fs::read_dir(folder).unwrap();
+        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+    }
+
+    #[test]
+    fn appears_on_commit_and_never_without() {
+        let folder = tempfile::tempdir().unwrap();
+        let target = folder.path().join("deep").join("data");
+        let output = OutputFolder::create(&target).unwrap();
+        fs::write(output.path().join("file"), "x").unwrap();
+        assert!(!target.exists());
+        drop(output);
+        assert!(names(&folder.path().join("deep")).is_empty());
+
+        fs::create_dir(&target).unwrap();
+        let output = OutputFolder::create(&target).unwrap();
+        fs::write(output.path().join("file"), "x").unwrap();
+        output.commit().unwrap();
+        assert_eq!(names(&folder.path().join("deep")), ["data"]);
+        assert_eq!(names(&target), ["file"]);
+    }
+
+    #[test]
+    fn never_replaces_anything() {
+        let folder = tempfile::tempdir().unwrap();
+        let target = folder.path().join("data");
+        let message = || OutputFolder::create(&target).map(|_| ()).unwrap_err().to_string();
+        fs::write(&target, "x").unwrap();
+        assert!(message().contains("it is a file"));
+        fs::remove_file(&target).unwrap();
+        fs::create_dir(&target).unwrap();
+        let late = OutputFolder::create(&target).unwrap();
+        fs::write(target.join("notes.txt"), "x").unwrap();
+        assert!(message().contains("notes.txt"));
+        assert!(matches!(late.commit(), Err(DataError::Output { .. })));
+        fs::write(target.join("data.json"), "{}").unwrap();
+        assert!(message().contains("already holds prepared data"));
+        assert!(OutputFolder::create(Path::new("/")).is_err());
+        assert_eq!(names(folder.path()), ["data"]);
+    }
+}

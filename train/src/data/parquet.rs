@@ -1,0 +1,169 @@
+//! `.parquet` files: every value of the string column `text` is one document.
+
+use super::DataError;
+use super::document::{DocumentReader, DocumentText};
+use ::parquet::column::reader::{ColumnReader, ColumnReaderImpl};
+use ::parquet::data_type::{ByteArray, ByteArrayType};
+use ::parquet::errors::ParquetError;
+use ::parquet::file::reader::{FileReader, SerializedFileReader};
+use std::fs::File;
+use std::io::Cursor;
+use std::path::{Path, PathBuf};
+
+/// Rows decoded at a time: enough to spread the cost, few enough to bound the memory.
+const ROWS: usize = 64;
+
+/// Reads the column of one row group after the other.
+pub(super) struct ParquetFile {
+    path: PathBuf,
+    file: SerializedFileReader<File>,
+    /// Index of the column `text`.
+    column: usize,
+    /// The row group to open next.
+    next_group: usize,
+    current: Option<ColumnReaderImpl<ByteArrayType>>,
+    /// Decoded values that are still to be handed out.
+    values: std::vec::IntoIter<ByteArray>,
+}
+
+impl ParquetFile {
+    pub(super) fn open(path: &Path) -> Result<Self, DataError> {
+        let file = File::open(path).map_err(DataError::io("open", path))?;
+        let file = SerializedFileReader::new(file).map_err(failed(path))?;
+        let schema = file.metadata().file_metadata().schema_descr_ptr();
+        let column = schema
+            .columns()
+            .iter()
+            .position(|column| column.path().string() == "text" && column.max_rep_level() == 0)
+            .ok_or_else(|| DataError::Parquet {
+                path: path.to_path_buf(),
+                problem: "there is no column `text`".to_owned(),
+            })?;
+        Ok(Self {
+            path: path.to_path_buf(),
+            file,
+            column,
+            next_group: 0,
+            current: None,
+            values: Vec::new().into_iter(),
+        })
+    }
+
+    /// Opens the column in the next row group; `false` when there is none.
+    fn open_group(&mut self) -> Result<bool, DataError> {
+        if self.next_group == self.file.num_row_groups() {
+            return Ok(false);
+        }
+        let reader = self
+            .file
+            .get_row_group(self.next_group)
+            .and_then(|group| group.get_column_reader(self.column))
+            .map_err(failed(&self.path))?;
+        let ColumnReader::ByteArrayColumnReader(reader) = reader else {
+            return Err(DataError::Parquet {
+                path: self.path.clone(),
+                problem: "the column `text` does not hold strings".to_owned(),
+            });
+        };
+        self.next_group += 1;
+        self.current = Some(reader);
+        Ok(true)
+    }
+}
+
+impl DocumentReader for ParquetFile {
+    fn next_document(&mut self) -> Result<Option<DocumentText>, DataError> {
+        loop {
+            if let Some(value) = self.values.next() {
+                // Checked here because the column may hold bytes rather than strings.
+                let text = value.as_utf8().map_err(failed(&self.path))?.to_owned();
+                return Ok(Some(Box::new(Cursor::new(text))));
+            }
+            let Some(reader) = &mut self.current else {
+                if self.open_group()? {
+                    continue;
+                }
+                return Ok(None);
+            };
+            let mut values = Vec::with_capacity(ROWS);
+            // The levels tell missing values apart; those come out as no value at all.
+            let mut levels = Vec::with_capacity(ROWS);
+            let (rows, ..) = reader
+                .read_records(ROWS, Some(&mut levels), None, &mut values)
+                .map_err(failed(&self.path))?;
+            if rows == 0 {
+                self.current = None;
+            }
+            self.values = values.into_iter();
+        }
+    }
+}
+
+fn failed(path: &Path) -> impl FnOnce(ParquetError) -> DataError {
+    let path = path.to_path_buf();
+    move |error| DataError::Parquet { path, problem: error.to_string() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ::parquet::basic::Compression;
+    use ::parquet::data_type::Int64Type;
+    use ::parquet::file::properties::WriterProperties;
+    use ::parquet::file::writer::SerializedFileWriter;
+    use ::parquet::schema::parser::parse_message_type;
+    use std::io::Read;
+    use std::sync::Arc;
+
+    /// Writes row groups of optional texts, each beside a column of numbers.
+    fn write(path: &Path, column: &str, groups: &[&[Option<&str>]]) {
+        let schema = format!("message m {{ required int64 id; optional binary {column} (UTF8); }}");
+        let schema = Arc::new(parse_message_type(&schema).unwrap());
+        let properties = WriterProperties::builder().set_compression(Compression::SNAPPY).build();
+        let file = File::create(path).unwrap();
+        let mut writer = SerializedFileWriter::new(file, schema, Arc::new(properties)).unwrap();
+        for group in groups {
+            let mut row_group = writer.next_row_group().unwrap();
+            let mut numbers = row_group.next_column().unwrap().unwrap();
+            let ids: Vec<i64> = (0..group.len() as i64).collect();
+            numbers.typed::<Int64Type>().write_batch(&ids, None, None).unwrap();
+            numbers.close().unwrap();
+            let mut texts = row_group.next_column().unwrap().unwrap();
+            let values: Vec<ByteArray> =
+                group.iter().flatten().map(|text| ByteArray::from(*text)).collect();
+            let levels: Vec<i16> = group.iter().map(|text| i16::from(text.is_some())).collect();
+            texts.typed::<ByteArrayType>().write_batch(&values, Some(&levels), None).unwrap();
+            texts.close().unwrap();
+            row_group.close().unwrap();
+        }
+        writer.close().unwrap();
+    }
+
+    #[test]
+    fn reads_all_row_groups_and_passes_over_missing_values() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.parquet");
+        let many = vec![Some("many"); 3 * ROWS + 1];
+        write(&path, "text", &[&[Some("one"), None, Some("två")], &many]);
+        let mut file = ParquetFile::open(&path).unwrap();
+        let mut texts = Vec::new();
+        while let Some(mut document) = file.next_document().unwrap() {
+            let mut text = String::new();
+            document.read_to_string(&mut text).unwrap();
+            texts.push(text);
+        }
+        assert_eq!(texts[..3], ["one", "två", "many"]);
+        assert_eq!(texts.len(), 2 + many.len());
+    }
+
+    #[test]
+    fn says_what_is_missing() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.parquet");
+        write(&path, "body", &[&[Some("one")]]);
+        let error = ParquetFile::open(&path).map(|_| ()).unwrap_err().to_string();
+        assert!(error.contains("there is no column `text`"), "{error}");
+        std::fs::write(&path, "not parquet").unwrap();
+        assert!(matches!(ParquetFile::open(&path), Err(DataError::Parquet { .. })));
+    }
+}

@@ -1,0 +1,143 @@
+//! One pass over the text, which writes both token files.
+
+use super::mix::mix_pair;
+use super::split_writer::SplitWriter;
+use super::{Corpus, DataError, Piece, PrepareOptions, Progress, Split, Tokenizer};
+use std::path::Path;
+
+/// Pieces encoded together: enough to occupy many cores, two megabytes of
+/// text, which the tokenizer blows up to a multiple of that.
+const PIECES_PER_BATCH: usize = 256;
+
+/// One pass over the text that writes both token files.
+pub(super) struct Pass<'a> {
+    tokenizer: &'a Tokenizer,
+    pub(super) end_of_text: u32,
+    validation_fraction: f64,
+    seed: u64,
+    /// A piece whose split is given rather than drawn.
+    pub(super) forced: Option<(u64, Split)>,
+    pub(super) train: SplitWriter,
+    pub(super) validation: SplitWriter,
+    /// The split of the last piece, while its document goes on.
+    unfinished: Option<Split>,
+    pub(super) pieces: u64,
+    pub(super) documents: u64,
+    pub(super) skipped_files: u64,
+    pub(super) text_bytes: u64,
+    /// Size and index of the two longest pieces, the longest first.
+    longest: [(usize, u64); 2],
+}
+
+impl<'a> Pass<'a> {
+    pub(super) fn new(
+        tokenizer: &'a Tokenizer,
+        folder: &Path,
+        options: &PrepareOptions,
+    ) -> Result<Self, DataError> {
+        let create = |split: Split| {
+            SplitWriter::create(&folder.join(split.file_name()), tokenizer.vocab_size())
+        };
+        Ok(Self {
+            tokenizer,
+            end_of_text: tokenizer.end_of_text()?,
+            validation_fraction: options.validation_fraction,
+            seed: options.seed,
+            forced: None,
+            train: create(Split::Train)?,
+            validation: create(Split::Validation)?,
+            unfinished: None,
+            pieces: 0,
+            documents: 0,
+            skipped_files: 0,
+            text_bytes: 0,
+            longest: [(0, 0); 2],
+        })
+    }
+
+    pub(super) fn run(
+        &mut self,
+        corpus: &Corpus,
+        progress: &mut dyn FnMut(Progress),
+    ) -> Result<(), DataError> {
+        let mut pieces = corpus.pieces();
+        loop {
+            let batch =
+                pieces.by_ref().take(PIECES_PER_BATCH).collect::<Result<Vec<Piece>, _>>()?;
+            if batch.is_empty() {
+                break;
+            }
+            let texts = batch.iter().map(|piece| piece.text.as_str()).collect();
+            for (piece, ids) in batch.iter().zip(self.tokenizer.encode_batch(texts)?) {
+                self.write(piece, &ids)?;
+            }
+            self.documents = pieces.documents();
+            progress(Progress::Encoding {
+                input_bytes: corpus.bytes(),
+                text_bytes: self.text_bytes,
+                documents: self.documents,
+                tokens: self.train.tokens() + self.validation.tokens(),
+            });
+        }
+        self.skipped_files = pieces.skipped_files();
+        Ok(())
+    }
+
+    fn write(&mut self, piece: &Piece, ids: &[u32]) -> Result<(), DataError> {
+        let split = self.draw(self.pieces);
+        let end_of_text = [self.end_of_text];
+        // Text that goes on in the other split ends here: without the token, the text
+        // after the gap would look like its continuation.
+        if let Some(previous) = self.unfinished.filter(|&previous| previous != split) {
+            self.writer(previous).write(&end_of_text, 0)?;
+        }
+        self.writer(split).write(ids, piece.text.len())?;
+        self.unfinished = Some(split);
+        if piece.ends_document {
+            self.writer(split).write(&end_of_text, 0)?;
+            self.unfinished = None;
+        }
+
+        let size = piece.text.len();
+        if size > self.longest[0].0 {
+            self.longest = [(size, self.pieces), self.longest[0]];
+        } else if size > self.longest[1].0 {
+            self.longest[1] = (size, self.pieces);
+        }
+        self.pieces += 1;
+        self.text_bytes += size as u64;
+        Ok(())
+    }
+
+    /// The split of a piece.
+    fn draw(&self, piece: u64) -> Split {
+        match self.forced {
+            Some((index, split)) if index == piece => return split,
+            _ => {}
+        }
+        // 53 bits: as many as a number in 0..1 can hold.
+        let number = (mix_pair(self.seed, piece) >> 11) as f64 / (1_u64 << 53) as f64;
+        if number < self.validation_fraction { Split::Validation } else { Split::Train }
+    }
+
+    fn writer(&mut self, split: Split) -> &mut SplitWriter {
+        match split {
+            Split::Train => &mut self.train,
+            Split::Validation => &mut self.validation,
+        }
+    }
+
+    pub(super) fn empty_split(&self) -> Option<Split> {
+        match (self.train.tokens(), self.validation.tokens()) {
+            (0, _) => Some(Split::Train),
+            (_, 0) => Some(Split::Validation),
+            _ => None,
+        }
+    }
+
+    /// The piece to assign to an empty split: long enough to be of use there, and not
+    /// the longest, which the other split may consist of.
+    pub(super) fn second_longest(&self) -> u64 {
+        self.longest[1].1
+    }
+}

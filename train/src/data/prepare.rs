@@ -1,0 +1,328 @@
+//! From text to a folder of tokens.
+
+use super::entropy::unigram_entropy;
+use super::info::{FORMAT_VERSION, TOKENIZER_FILE};
+use super::output::OutputFolder;
+use super::pass::Pass;
+use super::{Corpus, DataError, DataInfo, TokenWidth, Tokenizer};
+use std::path::PathBuf;
+
+/// Text that a tokenizer is trained on, at most. More of it changes the merges little,
+/// and the counts of the trainer stay within their range.
+const TOKENIZER_TRAINING_BYTES: u64 = 1 << 30;
+
+/// What to prepare, and how.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PrepareOptions {
+    /// Files, folders and `builtin:arithmetic`, read in this order.
+    pub inputs: Vec<PathBuf>,
+    /// The folder to create; it may exist if it is empty.
+    pub out: PathBuf,
+    /// Where the tokenizer comes from.
+    pub tokenizer: TokenizerSource,
+    /// Share of the text to validate on, above 0 and below 1.
+    pub validation_fraction: f64,
+    /// Decides which text that is.
+    pub seed: u64,
+}
+
+impl PrepareOptions {
+    /// The share of the text to validate on if nothing else is asked for.
+    pub const VALIDATION_FRACTION: f64 = 0.05;
+}
+
+/// Where the tokenizer comes from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TokenizerSource {
+    /// Trained on the inputs: on the first gibibyte, if they hold more.
+    Train {
+        /// Number of tokens, at most.
+        vocab_size: usize,
+    },
+    /// Read from a `tokenizer.json`.
+    File(PathBuf),
+}
+
+/// What [`prepare()`] is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Progress {
+    /// A tokenizer is being trained. Reported once, at the start.
+    TrainingTokenizer {
+        /// Size of all input files.
+        input_bytes: u64,
+    },
+    /// Text is being encoded. Reported every two megabytes or less. It starts again from zero
+    /// if, in a very small corpus, the first attempt gave an empty split.
+    Encoding {
+        /// Size of all input files.
+        input_bytes: u64,
+        /// Text encoded so far; see [`Corpus::bytes`] for how the two relate.
+        text_bytes: u64,
+        /// Documents finished so far.
+        documents: u64,
+        /// Tokens written so far.
+        tokens: u64,
+    },
+}
+
+/// Writes a folder of tokens from text; [the module](super) describes its form.
+///
+/// Documents are cut to pieces of a few kilobytes, and a seeded hash assigns every
+/// piece to one of the splits: a corpus of few long files gets as fair a split as one
+/// of many short ones, and the same inputs and options give the same files. The folder
+/// appears complete or not at all.
+///
+/// # Errors
+///
+/// Before any work when an option is out of range, an input is missing or `out` is in
+/// use; later when an input cannot be read, holds too little text, or `out` cannot be
+/// written.
+pub fn prepare(
+    options: &PrepareOptions,
+    progress: &mut dyn FnMut(Progress),
+) -> Result<DataInfo, DataError> {
+    let fraction = options.validation_fraction;
+    // Written so that a fraction that is no number is refused as well.
+    if !(fraction > 0.0 && fraction < 1.0) {
+        return Err(DataError::ValidationFraction { fraction });
+    }
+    if let TokenizerSource::Train { vocab_size } = options.tokenizer {
+        Tokenizer::check_size(vocab_size)?;
+    }
+    let corpus = Corpus::open(&options.inputs)?;
+    let output = OutputFolder::create(&options.out)?;
+    let tokenizer = match &options.tokenizer {
+        TokenizerSource::File(path) => Tokenizer::load(path)?,
+        TokenizerSource::Train { vocab_size } => {
+            progress(Progress::TrainingTokenizer { input_bytes: corpus.bytes() });
+            train_tokenizer(&corpus, *vocab_size)?
+        }
+    };
+
+    let mut pass = Pass::new(&tokenizer, output.path(), options)?;
+    pass.run(&corpus, progress)?;
+    match pass.pieces {
+        0 => {
+            let (files, skipped) = (corpus.files(), pass.skipped_files);
+            return Err(DataError::NoText { files, skipped });
+        }
+        1 => {
+            return Err(DataError::TooLittleText { bytes: pass.text_bytes });
+        }
+        _ => {}
+    }
+    if let Some(empty) = pass.empty_split() {
+        // By chance, no piece went there. This takes a corpus so small that a second
+        // pass, with one piece assigned by hand, costs nothing.
+        let forced = Some((pass.second_longest(), empty));
+        // Its writers still hold tokens, which must not reach the new files.
+        drop(pass);
+        pass = Pass::new(&tokenizer, output.path(), options)?;
+        pass.forced = forced;
+        pass.run(&corpus, progress)?;
+    }
+
+    let (train, train_counts) = pass.train.finish()?;
+    let (validation, validation_counts) = pass.validation.finish()?;
+    let info = DataInfo {
+        format_version: FORMAT_VERSION,
+        dtype: TokenWidth::of_vocabulary(tokenizer.vocab_size()),
+        vocab_size: tokenizer.vocab_size(),
+        end_of_text: pass.end_of_text,
+        train,
+        validation,
+        documents: pass.documents,
+        skipped_files: pass.skipped_files,
+        unigram_entropy: Some(unigram_entropy(&train_counts, &validation_counts)),
+    };
+    tokenizer.save(output.path().join(TOKENIZER_FILE))?;
+    info.save(output.path())?;
+    output.commit()?;
+    Ok(info)
+}
+
+fn train_tokenizer(corpus: &Corpus, vocab_size: usize) -> Result<Tokenizer, DataError> {
+    let mut bytes = 0;
+    let texts = corpus
+        .pieces()
+        .take_while(|piece| {
+            bytes += piece.as_ref().map_or(0, |piece| piece.text.len() as u64);
+            bytes <= TOKENIZER_TRAINING_BYTES
+        })
+        .map(|piece| piece.map(|piece| piece.text));
+    Tokenizer::train(texts, vocab_size)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Split, TokenFile};
+    use super::*;
+    use std::fs;
+    use std::path::Path;
+
+    fn options(inputs: &[&Path], out: &Path) -> PrepareOptions {
+        PrepareOptions {
+            inputs: inputs.iter().map(|path| path.to_path_buf()).collect(),
+            out: out.to_path_buf(),
+            tokenizer: TokenizerSource::Train { vocab_size: 300 },
+            validation_fraction: PrepareOptions::VALIDATION_FRACTION,
+            seed: 1,
+        }
+    }
+
+    fn run(options: &PrepareOptions) -> Result<DataInfo, DataError> {
+        prepare(options, &mut |_| {})
+    }
+
+    /// The text of a split.
+    fn text(folder: &Path, split: Split) -> String {
+        let bytes = fs::read(folder.join(split.file_name())).unwrap();
+        let id = |pair: &[u8]| u32::from(u16::from_le_bytes([pair[0], pair[1]]));
+        let ids: Vec<u32> = bytes.chunks_exact(2).map(id).collect();
+        let tokenizer = Tokenizer::load(folder.join(TOKENIZER_FILE)).unwrap();
+        tokenizer.decode(&ids).unwrap()
+    }
+
+    fn sorted_lines(text: &str) -> Vec<String> {
+        let text = text.replace("<|endoftext|>", "");
+        let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
+        lines.sort();
+        lines
+    }
+
+    #[test]
+    fn builtin_text_gives_a_complete_folder() {
+        let folder = tempfile::tempdir().unwrap();
+        let out = folder.path().join("data");
+        let mut stages = Vec::new();
+        let mut record = |progress| stages.push(progress);
+        let options = options(&[Path::new("builtin:arithmetic")], &out);
+        let info = prepare(&options, &mut record).unwrap();
+        assert!(matches!(stages[0], Progress::TrainingTokenizer { .. }));
+        assert!(matches!(stages.last(), Some(Progress::Encoding { documents: 400, .. })));
+        assert_eq!(DataInfo::load(&out).unwrap(), info);
+        assert_eq!((info.documents, info.vocab_size, info.end_of_text), (400, 300, 0));
+        let share = info.validation.tokens as f64 / info.train.tokens as f64;
+        assert!((0.02..0.1).contains(&share), "{share}");
+        let figures = info.unigram_entropy.unwrap();
+        assert!(figures.validation > 2.0 && figures.validation < 6.0, "{figures:?}");
+        assert!(figures.validation_under_train > figures.validation);
+        for split in [Split::Train, Split::Validation] {
+            TokenFile::open(&out, split, 64).unwrap().verify().unwrap();
+            assert!(text(&out, split).ends_with(".\n<|endoftext|>"));
+        }
+        // The temporary folder is gone.
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn the_same_options_give_the_same_files() {
+        let folder = tempfile::tempdir().unwrap();
+        let input = folder.path().join("a.txt");
+        let content: String = (0..2000).map(|line| format!("line {line}\n")).collect();
+        fs::write(&input, content).unwrap();
+        let prepared = |out: &str, seed| {
+            let out = folder.path().join(out);
+            run(&PrepareOptions { seed, validation_fraction: 0.3, ..options(&[&input], &out) })
+                .unwrap()
+        };
+        let first = prepared("a", 1);
+        assert_eq!(first, prepared("b", 1));
+        assert_ne!(first.train, prepared("c", 2).train);
+    }
+
+    #[test]
+    fn no_text_of_a_long_document_is_lost_and_stretches_are_closed() {
+        let folder = tempfile::tempdir().unwrap();
+        let (input, out) = (folder.path().join("long.txt"), folder.path().join("data"));
+        let long: String = (0..9000).map(|line| format!("line number {line}\n")).collect();
+        fs::write(&input, &long).unwrap();
+        let options = PrepareOptions { validation_fraction: 0.3, ..options(&[&input], &out) };
+        let info = run(&options).unwrap();
+        let (train, validation) = (text(&out, Split::Train), text(&out, Split::Validation));
+        assert_eq!(sorted_lines(&(train.clone() + &validation)), sorted_lines(&long));
+        let bytes = [&info.train, &info.validation].map(|split| split.text_bytes.unwrap());
+        assert_eq!(bytes[0] + bytes[1], long.len() as u64);
+        // Between two ends of text, every stretch is text as it stands in the document.
+        for stretch in train.split("<|endoftext|>").chain(validation.split("<|endoftext|>")) {
+            assert!(long.contains(stretch));
+        }
+        let share = bytes[1] as f64 / long.len() as f64;
+        assert!((0.2..0.4).contains(&share), "{share}");
+    }
+
+    #[test]
+    fn two_pieces_are_enough_for_two_splits() {
+        let folder = tempfile::tempdir().unwrap();
+        let input = folder.path().join("a.jsonl");
+        fs::write(&input, "{\"text\": \"a longer text\"}\n{\"text\": \"short\"}\n").unwrap();
+        for (index, fraction) in [1e-9, 1.0 - 1e-9].into_iter().enumerate() {
+            let out = folder.path().join(index.to_string());
+            let options =
+                PrepareOptions { validation_fraction: fraction, ..options(&[&input], &out) };
+            let info = run(&options).unwrap();
+            assert!(info.train.tokens > 1 && info.validation.tokens > 1);
+            let short = if index == 0 { Split::Validation } else { Split::Train };
+            assert_eq!(text(&out, short), "short<|endoftext|>");
+            for split in [Split::Train, Split::Validation] {
+                TokenFile::open(&out, split, 1).unwrap().verify().unwrap();
+            }
+        }
+    }
+
+    #[test]
+    fn a_large_vocabulary_takes_four_bytes() {
+        let folder = tempfile::tempdir().unwrap();
+        let out = folder.path().join("data");
+        let file = folder.path().join("tokenizer.json");
+        let tokenizer = Tokenizer::train(std::iter::empty(), 257).unwrap();
+        tokenizer.save(&file).unwrap();
+        let content = fs::read_to_string(&file).unwrap();
+        fs::write(&file, content.replace("\"Z\": ", "\"Z\": 70000")).unwrap();
+        let input = folder.path().join("a.txt");
+        // So few pieces, and so little chance, that the second pass is taken.
+        fs::write(&input, "Zebras and lines\n".repeat(500)).unwrap();
+        let options = PrepareOptions {
+            tokenizer: TokenizerSource::File(file),
+            validation_fraction: 1e-9,
+            ..options(&[&input], &out)
+        };
+        let info = run(&options).unwrap();
+        assert_eq!(info.dtype, TokenWidth::U32);
+        let size = fs::metadata(out.join("train.bin")).unwrap().len();
+        assert_eq!(size, info.train.tokens * 4);
+        TokenFile::open(&out, Split::Train, 16).unwrap().verify().unwrap();
+    }
+
+    #[test]
+    fn options_and_inputs_of_no_use_are_refused_and_leave_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let (empty, out) = (folder.path().join("empty"), folder.path().join("data"));
+        fs::create_dir(&empty).unwrap();
+        let good = options(&[&empty], &out);
+        let fails = |options: &PrepareOptions| run(options).unwrap_err();
+        for fraction in [0.0, 1.0, -0.5, f64::NAN] {
+            let options = PrepareOptions { validation_fraction: fraction, ..good.clone() };
+            assert!(matches!(fails(&options), DataError::ValidationFraction { .. }));
+        }
+        let tokenizer = TokenizerSource::Train { vocab_size: 0 };
+        let small = PrepareOptions { tokenizer, ..good.clone() };
+        assert!(matches!(fails(&small), DataError::VocabularyTooSmall { .. }));
+        let tokenizer = TokenizerSource::File(folder.path().join("none.json"));
+        let missing = PrepareOptions { tokenizer, ..good.clone() };
+        assert!(matches!(fails(&missing), DataError::Missing { .. }));
+        let nothing = PrepareOptions { inputs: Vec::new(), ..good.clone() };
+        assert!(matches!(fails(&nothing), DataError::NoInputs));
+        assert!(matches!(fails(&good), DataError::NoText { files: 0, .. }));
+        fs::write(empty.join("image"), b"\xFF").unwrap();
+        assert!(matches!(fails(&good), DataError::NoText { files: 1, skipped: 1 }));
+        fs::write(empty.join("short.txt"), "word").unwrap();
+        assert!(matches!(fails(&good), DataError::TooLittleText { bytes: 4 }));
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+
+        fs::create_dir(&out).unwrap();
+        fs::write(out.join("data.json"), "{}").unwrap();
+        assert!(matches!(fails(&good), DataError::AlreadyPrepared { .. }));
+    }
+}

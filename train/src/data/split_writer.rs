@@ -1,0 +1,96 @@
+//! Writing one token file.
+
+use super::{DataError, SplitInfo, TokenWidth};
+use sha2::{Digest, Sha256};
+use std::fs::File;
+use std::io::{BufWriter, Write as _};
+use std::path::{Path, PathBuf};
+
+/// Writes token ids while counting and hashing them.
+pub(super) struct SplitWriter {
+    path: PathBuf,
+    file: BufWriter<File>,
+    width: TokenWidth,
+    hasher: Sha256,
+    tokens: u64,
+    text_bytes: u64,
+    /// How often each token occurs.
+    counts: Vec<u64>,
+    /// The bytes of the ids being written.
+    bytes: Vec<u8>,
+}
+
+impl SplitWriter {
+    pub(super) fn create(path: &Path, vocab_size: usize) -> Result<Self, DataError> {
+        let file = File::create(path).map_err(DataError::io("create", path))?;
+        Ok(Self {
+            path: path.to_path_buf(),
+            file: BufWriter::with_capacity(1 << 20, file),
+            width: TokenWidth::of_vocabulary(vocab_size),
+            hasher: Sha256::new(),
+            tokens: 0,
+            text_bytes: 0,
+            counts: vec![0; vocab_size],
+            bytes: Vec::new(),
+        })
+    }
+
+    /// Appends ids, which are below the vocabulary size, that stand for `text_bytes`
+    /// bytes of text.
+    pub(super) fn write(&mut self, ids: &[u32], text_bytes: usize) -> Result<(), DataError> {
+        self.bytes.clear();
+        for &id in ids {
+            self.counts[id as usize] += 1;
+            let encoded = id.to_le_bytes();
+            self.bytes.extend_from_slice(&encoded[..self.width.bytes()]);
+        }
+        self.tokens += ids.len() as u64;
+        self.text_bytes += text_bytes as u64;
+        self.hasher.update(&self.bytes);
+        self.file.write_all(&self.bytes).map_err(DataError::io("write", &self.path))
+    }
+
+    /// Tokens written so far.
+    pub(super) fn tokens(&self) -> u64 {
+        self.tokens
+    }
+
+    /// Puts everything on the disk; returns the entry for `data.json` and how often each
+    /// token occurs.
+    pub(super) fn finish(self) -> Result<(SplitInfo, Vec<u64>), DataError> {
+        self.file
+            .into_inner()
+            .map_err(|error| error.into_error())
+            .and_then(|file| file.sync_all())
+            .map_err(DataError::io("write", &self.path))?;
+        let info = SplitInfo {
+            tokens: self.tokens,
+            text_bytes: Some(self.text_bytes),
+            sha256: Some(format!("{:x}", self.hasher.finalize())),
+        };
+        Ok((info, self.counts))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn writes_little_endian_ids_of_the_right_width() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("tokens.bin");
+        for (vocab_size, expected) in
+            [(1000, vec![1, 0, 3, 2]), (70_000, vec![1, 0, 0, 0, 3, 2, 0, 0])]
+        {
+            let mut writer = SplitWriter::create(&path, vocab_size).unwrap();
+            writer.write(&[1], 4).unwrap();
+            writer.write(&[0x203], 5).unwrap();
+            let (info, counts) = writer.finish().unwrap();
+            assert_eq!(std::fs::read(&path).unwrap(), expected);
+            assert_eq!((info.tokens, info.text_bytes), (2, Some(9)));
+            assert_eq!(info.sha256, Some(format!("{:x}", Sha256::digest(&expected))));
+            assert_eq!((counts[0], counts[1], counts[0x203]), (0, 1, 1));
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! Listing the files of an input folder.
+
+use super::DataError;
+use ignore::{DirEntry, WalkBuilder};
+use std::path::{Path, PathBuf};
+
+/// Every file below `folder`, in sorted order. Hidden files, what `.gitignore` files
+/// exclude, folders named `target` and folders of prepared data are left out.
+pub(super) fn list_files(folder: &Path) -> Result<Vec<PathBuf>, DataError> {
+    let mut builder = WalkBuilder::new(folder);
+    builder
+        .standard_filters(false)
+        .hidden(true)
+        .parents(true)
+        .git_ignore(true)
+        // A `.gitignore` counts wherever it lies, so that a folder copied out of its
+        // repository gives the same files.
+        .require_git(false)
+        .follow_links(true)
+        .sort_by_file_name(|first, second| first.cmp(second))
+        .filter_entry(is_wanted);
+    let mut files = Vec::new();
+    for entry in builder.build() {
+        match entry {
+            Ok(entry) if entry.file_type().is_some_and(|kind| kind.is_file()) => {
+                files.push(entry.into_path());
+            }
+            Ok(_) => {}
+            Err(error) if is_dangling(&error) => {}
+            Err(error) => {
+                return Err(DataError::Walk {
+                    path: folder.to_path_buf(),
+                    problem: error.to_string(),
+                });
+            }
+        }
+    }
+    Ok(files)
+}
+
+fn is_wanted(entry: &DirEntry) -> bool {
+    if entry.depth() == 0 || !entry.file_type().is_some_and(|kind| kind.is_dir()) {
+        return true;
+    }
+    let path = entry.path();
+    let is_prepared = path.join("data.json").exists() && path.join("train.bin").exists();
+    entry.file_name() != "target" && !is_prepared
+}
+
+/// Whether the error is a symbolic link to nothing, which holds no text to miss.
+fn is_dangling(error: &ignore::Error) -> bool {
+    match error {
+        ignore::Error::WithDepth { err, .. } => is_dangling(err),
+        ignore::Error::WithPath { path, err } => {
+            path.is_symlink()
+                && err.io_error().is_some_and(|io| io.kind() == std::io::ErrorKind::NotFound)
+        }
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    fn names(folder: &Path) -> Vec<String> {
+        let files = list_files(folder).unwrap();
+        let name = |path: &PathBuf| path.strip_prefix(folder).unwrap().display().to_string();
+        files.iter().map(name).collect()
+    }
+
+    #[test]
+    fn is_sorted_and_leaves_out_what_is_not_text_of_the_project() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path();
+        for file in [
+            "b.txt",
+            "a.txt",
+            "sub/c.txt",
+            "sub/skip.log",
+            ".hidden",
+            ".git/config",
+            "target/x",
+            "old/data.json",
+            "old/train.bin",
+            "target.txt",
+        ] {
+            let path = root.join(file);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, "x").unwrap();
+        }
+        fs::write(root.join(".gitignore"), "*.log\n").unwrap();
+        assert_eq!(names(root), ["a.txt", "b.txt", "sub/c.txt", "target.txt"]);
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn dangling_links_are_passed_over() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("a.txt"), "x").unwrap();
+        std::os::unix::fs::symlink("a.txt", folder.path().join("b.txt")).unwrap();
+        std::os::unix::fs::symlink("nowhere", folder.path().join("c.txt")).unwrap();
+        assert_eq!(names(folder.path()), ["a.txt", "b.txt"]);
+    }
+
+    #[test]
+    fn a_folder_that_cannot_be_listed_is_named() {
+        let error = list_files(Path::new("/no/such/folder")).unwrap_err().to_string();
+        assert!(error.contains("/no/such/folder"), "{error}");
+    }
+}

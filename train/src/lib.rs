@@ -1,0 +1,16 @@
+//! Kiln trains decoder-only language models with fully sharded data parallelism.
+//!
+//! This crate ties the others together: configuration, data, the training loop, checkpoints,
+//! generation, and the binary `kiln`. Start reading at [`train::run`].
+
+pub mod bench;
+pub mod checkpoint;
+pub mod config;
+pub mod data;
+pub mod device;
+pub mod generate;
+pub mod metrics;
+pub mod prepared;
+pub mod schedule;
+pub mod sharded;
+pub mod train;

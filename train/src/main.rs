@@ -1,0 +1,226 @@
+//! The command line.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Args, Parser, Subcommand};
+use kiln::bench::StrategiesOptions;
+use kiln::data::{PrepareOptions, TokenizerSource};
+use kiln::metrics::say;
+use kiln::train::{Resume, RunOptions, TrainError};
+use kiln::{bench, config, generate, prepared, train};
+use kiln_shard::memory::CountingAllocator;
+
+#[global_allocator]
+static ALLOCATOR: CountingAllocator = CountingAllocator;
+
+/// Exit code of a run that failed.
+const FAILED: u8 = 1;
+/// Exit code for wrong arguments or configuration.
+const USAGE: u8 = 2;
+
+/// Trains decoder-only language models with fully sharded data parallelism.
+#[derive(Parser)]
+#[command(name = "kiln", version, arg_required_else_help = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Train a model from a configuration file.
+    Train(TrainArgs),
+    /// Prepare text for training.
+    Data {
+        #[command(subcommand)]
+        command: DataCommand,
+    },
+    /// Continue a text with a trained model.
+    Generate(GenerateArgs),
+    /// Measure.
+    Bench {
+        #[command(subcommand)]
+        command: BenchCommand,
+    },
+}
+
+#[derive(Args)]
+struct TrainArgs {
+    /// Configuration file; configs/ has some to start from.
+    config: PathBuf,
+    /// Ranks, as threads of this process [default: train.ranks of the configuration].
+    #[arg(long)]
+    ranks: Option<usize>,
+    /// Run folder [default: runs/<name of the configuration>].
+    #[arg(long)]
+    out: Option<PathBuf>,
+    /// Change one value of the configuration; may be given several times.
+    #[arg(long = "set", value_name = "SECTION.KEY=VALUE")]
+    overrides: Vec<String>,
+    /// Go on from the newest checkpoint of the run folder ("latest"), or from a checkpoint folder.
+    #[arg(long, value_name = "latest|PATH")]
+    resume: Option<String>,
+}
+
+#[derive(Subcommand)]
+enum DataCommand {
+    /// Tokenize text into train.bin and val.bin.
+    Prepare(PrepareArgs),
+}
+
+#[derive(Args)]
+struct PrepareArgs {
+    /// Text, .jsonl (field "text") or .parquet files, or folders of them.
+    #[arg(long, required = true, num_args = 1.., value_name = "FILE|DIR")]
+    input: Vec<String>,
+    /// Folder to create.
+    #[arg(long)]
+    out: PathBuf,
+    #[command(flatten)]
+    tokenizer: TokenizerArgs,
+    /// Share of the text to hold out for validation.
+    #[arg(long, default_value_t = PrepareOptions::VALIDATION_FRACTION)]
+    validation_fraction: f64,
+    /// Decides which text is held out.
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+}
+
+#[derive(Args)]
+#[group(required = true, multiple = false)]
+struct TokenizerArgs {
+    /// Train a byte-level BPE tokenizer of this many tokens on the text.
+    #[arg(long, value_name = "N")]
+    vocab_size: Option<usize>,
+    /// Use this tokenizer.
+    #[arg(long, value_name = "tokenizer.json")]
+    tokenizer: Option<PathBuf>,
+}
+
+#[derive(Args)]
+struct GenerateArgs {
+    /// Checkpoint folder, or a run folder for its newest one.
+    #[arg(long)]
+    checkpoint: PathBuf,
+    /// What the text starts with.
+    #[arg(long)]
+    prompt: String,
+    /// Tokens to generate.
+    #[arg(long)]
+    max_tokens: usize,
+    /// 0 takes the likeliest token; higher is more random.
+    #[arg(long, default_value_t = 0.8)]
+    temperature: f64,
+    /// Seed of the random choices.
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+}
+
+#[derive(Subcommand)]
+enum BenchCommand {
+    /// Compare all sharding strategies on the same work.
+    Strategies(StrategiesArgs),
+}
+
+#[derive(Args)]
+struct StrategiesArgs {
+    /// Configuration whose model and batch to use [default: preset 10m].
+    #[arg(long)]
+    config: Option<PathBuf>,
+    /// Ranks, as threads of this process.
+    #[arg(long)]
+    ranks: usize,
+    /// Steps measured per strategy and round.
+    #[arg(long, default_value_t = 3)]
+    steps: usize,
+    /// Rounds; the strategies alternate, and medians are shown.
+    #[arg(long, default_value_t = 3)]
+    rounds: usize,
+    /// Print JSON instead of a table.
+    #[arg(long)]
+    json: bool,
+}
+
+fn main() -> ExitCode {
+    tracing_subscriber::fmt()
+        .with_env_filter(
+            tracing_subscriber::EnvFilter::try_from_env("KILN_LOG")
+                .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn")),
+        )
+        .with_writer(std::io::stderr)
+        .without_time()
+        .with_target(false)
+        .init();
+    let outcome = match Cli::parse().command {
+        Command::Train(args) => train(args),
+        Command::Data { command: DataCommand::Prepare(args) } => prepare(args),
+        Command::Generate(args) => generate(args),
+        Command::Bench { command: BenchCommand::Strategies(args) } => strategies(args),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::from(if error.is_usage() { USAGE } else { FAILED })
+        }
+    }
+}
+
+fn train(args: TrainArgs) -> Result<(), TrainError> {
+    let mut config = config::load(&args.config, &args.overrides)?;
+    if let Some(ranks) = args.ranks {
+        config.train.ranks = ranks;
+    }
+    let options = RunOptions {
+        out: args.out.unwrap_or_else(|| train::default_out(&args.config, args.resume.is_some())),
+        resume: args.resume.map(|resume| match resume.as_str() {
+            "latest" => Resume::Latest,
+            path => Resume::Path(path.into()),
+        }),
+    };
+    train::run(config, &options).map(drop)
+}
+
+fn prepare(args: PrepareArgs) -> Result<(), TrainError> {
+    let tokenizer = match (args.tokenizer.tokenizer, args.tokenizer.vocab_size) {
+        (Some(file), _) => TokenizerSource::File(file),
+        (None, vocab_size) => TokenizerSource::Train {
+            // The argument parser insists on one of the two.
+            vocab_size: vocab_size.unwrap_or_default(),
+        },
+    };
+    let options = PrepareOptions {
+        inputs: prepared::inputs(&args.input),
+        out: args.out,
+        tokenizer,
+        validation_fraction: args.validation_fraction,
+        seed: args.seed,
+    };
+    prepared::prepare(&options)?;
+    Ok(())
+}
+
+fn generate(args: GenerateArgs) -> Result<(), TrainError> {
+    let text = generate::from_checkpoint(
+        &args.checkpoint,
+        &args.prompt,
+        args.max_tokens,
+        args.temperature,
+        args.seed,
+    )?;
+    say(&text);
+    Ok(())
+}
+
+fn strategies(args: StrategiesArgs) -> Result<(), TrainError> {
+    let config = match &args.config {
+        Some(path) => Some(config::load(path, &[])?),
+        None => None,
+    };
+    let options =
+        StrategiesOptions { config, ranks: args.ranks, steps: args.steps, rounds: args.rounds };
+    let table = bench::strategies(&options)?;
+    say(&if args.json { table.to_json() } else { table.to_text() });
+    Ok(())
+}

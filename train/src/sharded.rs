@@ -1,0 +1,90 @@
+//! A decoder whose parts are sharded over the ranks.
+
+use burn::tensor::{Device, Tensor};
+use kiln_model::decoder::{Decoder, Parts};
+use kiln_model::layers::{Embed, Head, Layer};
+use kiln_shard::{Engine, EngineBuilder, Part, PartOptions, ShardError, Token};
+
+/// A sharded decoder and the engine that moves its weights.
+pub struct ShardedDecoder<B> {
+    engine: Engine,
+    embed: Part<Embed>,
+    layers: Vec<Part<B>>,
+    head: Part<Head>,
+    tied: bool,
+}
+
+impl<B: Layer> ShardedDecoder<B> {
+    /// Shards `decoder`, part by part. Weights are initialised as they are cut, so that no rank
+    /// ever holds more than one whole parameter. Collective.
+    pub fn new(decoder: Decoder<B>, mut builder: EngineBuilder) -> Result<Self, ShardError> {
+        let tied = decoder.head.lm_head.is_none();
+        // The rows of an embedding are looked up; backward needs their indices only. A tied one is
+        // needed again by the head, so it stays.
+        let options = PartOptions { keep: tied, weights_in_backward: false };
+        let embed = builder.part("embed", "", decoder.embed, options)?;
+        let layers = decoder
+            .layers
+            .into_iter()
+            .enumerate()
+            .map(|(index, block)| {
+                let unit = format!("layers.{index}");
+                builder.part(&unit, &format!("{unit}."), block, PartOptions::default())
+            })
+            .collect::<Result<_, _>>()?;
+        // Backward starts here.
+        let options = PartOptions { keep: true, weights_in_backward: true };
+        let head = builder.part("head", "", decoder.head, options)?;
+        let engine = builder.finish()?;
+        Ok(ShardedDecoder { engine, embed, layers, head, tied })
+    }
+
+    /// The engine: gradients, optimizer step, layout, statistics.
+    pub fn engine(&self) -> &Engine {
+        &self.engine
+    }
+
+    /// One pass on `device`; with autodiff if the device has it.
+    pub fn pass<'a>(&'a self, device: &'a Device) -> Pass<'a, B> {
+        Pass { decoder: self, device }
+    }
+}
+
+/// Hands out the parts of a sharded decoder for one forward pass.
+pub struct Pass<'a, B> {
+    decoder: &'a ShardedDecoder<B>,
+    device: &'a Device,
+}
+
+impl<B: Layer> Parts for Pass<'_, B> {
+    type Block = B;
+
+    fn num_blocks(&self) -> usize {
+        self.decoder.layers.len()
+    }
+
+    fn embed(&self, run: impl FnOnce(&Embed) -> Tensor<3>) -> Tensor<3> {
+        let token = self.decoder.engine.begin_forward(self.device);
+        run(&self.decoder.embed.unshard(&token))
+    }
+
+    fn block(
+        &self,
+        index: usize,
+        x: Tensor<3>,
+        run: impl Fn(&B, Tensor<3>) -> Tensor<3> + Send + Sync + 'static,
+    ) -> Tensor<3> {
+        self.decoder.layers[index].run(x, run)
+    }
+
+    fn head<const D: usize>(
+        &self,
+        x: Tensor<3>,
+        run: impl FnOnce(&Head, Option<&Embed>, Tensor<3>) -> Tensor<D>,
+    ) -> Tensor<D> {
+        let token = Token::from_input(&x);
+        let head = self.decoder.head.unshard(&token);
+        let embed = self.decoder.tied.then(|| self.decoder.embed.unshard(&token));
+        run(&head, embed.as_deref(), x)
+    }
+}

@@ -1,0 +1,48 @@
+//! Loss on the validation split.
+
+use burn::tensor::Device;
+use kiln_model::Context;
+use kiln_model::decoder;
+use kiln_model::layers::Layer;
+
+use super::TrainError;
+use crate::data::BatchSource;
+use crate::device;
+use crate::sharded::ShardedDecoder;
+
+/// Target of a row that does not count.
+const IGNORED: i32 = -1;
+
+/// Mean loss in nats over the first `samples` sequences of `source` (all of them if 0), and the
+/// number of tokens. The sequences are dealt out to the ranks; a rank that runs out computes rows
+/// that do not count, so that all ranks make the same number of passes. Collective.
+pub fn evaluate<B: Layer>(
+    model: &ShardedDecoder<B>,
+    device: &Device,
+    source: &BatchSource,
+    samples: u64,
+    rows: usize,
+) -> Result<(f64, u64), TrainError> {
+    let engine = model.engine();
+    let (rank, ranks) = (engine.world().rank() as u64, engine.world().world_size() as u64);
+    let available = source.order().num_samples();
+    let samples = if samples == 0 { available } else { samples.min(available) };
+    let passes = samples.div_ceil(ranks * rows as u64);
+    let mut loss_sum = 0.0;
+    for pass in 0..passes {
+        let first = (pass * ranks + rank) * rows as u64;
+        let mut batch = source.fetch(first.min(samples - 1), rows)?;
+        let counted = samples.saturating_sub(first).min(rows as u64) as usize;
+        batch.targets[counted * batch.seq_len..].fill(IGNORED);
+        let inputs = device::tokens(batch.inputs, rows, batch.seq_len, device);
+        let targets = device::tokens(batch.targets, rows, batch.seq_len, device);
+        let context = Context::evaluation();
+        let loss = decoder::loss(&model.pass(device), inputs, targets, 1.0, &context);
+        engine.check()?;
+        loss_sum += f64::from(loss.into_scalar::<f32>());
+    }
+    engine.finish_evaluation()?;
+    let total = engine.sum_over_ranks("evaluate", &[loss_sum])?;
+    let tokens = samples * source.file().seq_len() as u64;
+    Ok((total.iter().sum::<f64>() / tokens as f64, tokens))
+}

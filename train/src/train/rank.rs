@@ -1,0 +1,352 @@
+//! What one rank does from the first to the last step.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use burn::tensor::Device;
+use kiln_collectives::Communicator;
+use kiln_model::decoder::{self, Decoder};
+use kiln_model::layers::Layer;
+use kiln_model::{Context, Key, ModelConfig};
+use kiln_shard::optimizer::clip_factor;
+use kiln_shard::{EngineBuilder, memory};
+
+use super::{Plan, Summary, TrainError, evaluate, policy};
+use crate::checkpoint::{
+    Checkpoint, CheckpointState, CheckpointWriter, FORMAT_VERSION, SaveContext,
+};
+use crate::data::{BatchSource, Split, TokenFile, slice_for};
+use crate::device;
+use crate::generate::{self, Sampling};
+use crate::metrics::{EvalMetrics, Reporter, StepMetrics, say};
+use crate::schedule::learning_rate;
+use crate::sharded::ShardedDecoder;
+
+/// Makes the decoder of a run, weights not yet initialised.
+pub(super) type MakeDecoder<'a, B> = dyn Fn(&ModelConfig, Key, &Device) -> Decoder<B> + Sync + 'a;
+
+/// A rank in the middle of a run.
+struct Rank<'a, B> {
+    plan: &'a Plan,
+    rank: usize,
+    ranks: usize,
+    model: ShardedDecoder<B>,
+    device: Device,
+    train: BatchSource,
+    validation: BatchSource,
+    /// Steps done, and where in the data the next one starts.
+    step: u64,
+    next_sample: u64,
+    tokens: u64,
+    flops_per_token: f64,
+    started: Instant,
+}
+
+/// Runs one rank of `plan`.
+pub(super) fn run<B: Layer>(
+    plan: &Plan,
+    world: Arc<dyn Communicator>,
+    make_decoder: &MakeDecoder<'_, B>,
+) -> Result<Summary, TrainError> {
+    let rank = Rank::start(plan, world, make_decoder)?;
+    let reporter = match rank.rank {
+        0 => {
+            let path = plan.out.join("metrics.jsonl");
+            rank.introduce();
+            let reporter = Reporter::new(&path, rank.step, plan.config.train.steps);
+            Some(reporter.map_err(TrainError::io("write", &path))?)
+        }
+        _ => None,
+    };
+    rank.train(reporter)
+}
+
+impl<'a, B: Layer> Rank<'a, B> {
+    fn start(
+        plan: &'a Plan,
+        world: Arc<dyn Communicator>,
+        make_decoder: &MakeDecoder<'_, B>,
+    ) -> Result<Self, TrainError> {
+        let started = Instant::now();
+        let Plan { config, model, .. } = plan;
+        let (rank, ranks) = (world.rank(), world.world_size());
+        let data = |split, shuffle| {
+            let file = TokenFile::open(&config.data.path, split, config.data.seq_len)?;
+            BatchSource::new(file, shuffle, config.train.seed)
+        };
+        let train = data(Split::Train, config.data.shuffle)?;
+        let validation = data(Split::Validation, false)?;
+        let device = device::plain();
+        let freeze = config.train.freeze.clone();
+        let builder = EngineBuilder::new(world, policy(config), config.shard.shard_size)?
+            .freeze(move |name| freeze.iter().any(|prefix| name.starts_with(prefix.as_str())));
+        let decoder = make_decoder(model, plan.key().fork("init"), &device);
+        let model = ShardedDecoder::new(decoder, builder)?;
+        let (mut step, mut next_sample, mut tokens) = (0, 0, 0);
+        if let Some(checkpoint) = &plan.resume {
+            checkpoint.load_weights(model.engine())?;
+            checkpoint.load_optimizer(model.engine())?;
+            let state = checkpoint.state();
+            (step, next_sample, tokens) = (state.step, state.next_sample, state.tokens);
+        } else if !config.init.from.as_os_str().is_empty() {
+            Checkpoint::open(&config.init.from)?.load_weights(model.engine())?;
+        }
+        let num_parameters = model.engine().layout().num_parameters();
+        let flops_per_token = plan.model.flops_per_token(num_parameters, config.data.seq_len);
+        Ok(Rank {
+            plan,
+            rank,
+            ranks,
+            model,
+            device,
+            train,
+            validation,
+            step,
+            next_sample,
+            tokens,
+            flops_per_token,
+            started,
+        })
+    }
+
+    /// Says what is about to happen.
+    fn introduce(&self) {
+        let Plan { config, model, data, .. } = self.plan;
+        let engine = self.model.engine();
+        let threads = device::threads_per_rank(&config.device, self.ranks);
+        let train = &config.train;
+        say(&format!(
+            "model: {:.2}M parameters, vocabulary {}, d_model {}, {} layers, {} heads / {} kv, d_ff {}{}",
+            engine.layout().num_parameters() as f64 / 1e6,
+            model.vocab_size,
+            model.d_model,
+            model.layers,
+            model.heads,
+            model.kv_heads,
+            model.d_ff,
+            if model.tie_embeddings { ", tied" } else { "" }
+        ));
+        say(&format!(
+            "ranks: {} x {threads} threads, mesh {}, {}, recompute {:?}",
+            self.ranks,
+            engine.mesh(),
+            config.shard.strategy,
+            config.shard.recompute
+        ));
+        say(&format!(
+            "dtypes: master f32, compute {}, reduce {}, accumulate f32",
+            engine.policy().compute_dtype,
+            engine.policy().reduce_dtype
+        ));
+        say(&format!(
+            "batch: {} sequences x {} tokens per step = {} ranks x {} micro-batches x {}; {} steps = {:.2} epochs of {} samples",
+            train.global_batch,
+            config.data.seq_len,
+            self.ranks,
+            self.micro_batches(),
+            train.micro_batch,
+            train.steps,
+            (train.steps * train.global_batch as u64) as f64
+                / self.train.order().num_samples() as f64,
+            self.train.order().num_samples(),
+        ));
+        if let Some(unigram) = &data.unigram_entropy {
+            say(&format!(
+                "unigram entropy of the validation text: {:.4} nats per token",
+                unigram.validation
+            ));
+        }
+    }
+
+    fn train(mut self, mut reporter: Option<Reporter>) -> Result<Summary, TrainError> {
+        let Plan { config, .. } = self.plan;
+        let steps = config.train.steps;
+        let path = self.plan.out.join("metrics.jsonl");
+        let (mut loss, mut val_loss, mut checkpoint) = (None, None, None);
+        while self.step < steps {
+            let metrics = self.step_loop()?;
+            loss = Some(metrics.loss);
+            let last = self.step == steps;
+            if let Some(reporter) = &mut reporter {
+                let log = last || self.step % config.log.every == 0 || self.step == 1;
+                reporter.step(&metrics, log).map_err(TrainError::io("write", &path))?;
+            }
+            if last || due(self.step, config.eval.every) {
+                val_loss = Some(self.evaluate(reporter.as_mut())?);
+            }
+            if last || due(self.step, config.checkpoint.every) {
+                checkpoint = Some(self.save()?);
+            }
+        }
+        // A run that had nothing left to do still says where it stands.
+        let val_loss = match val_loss {
+            Some(val_loss) => val_loss,
+            None => self.evaluate(reporter.as_mut())?,
+        };
+        let sample = self.sample()?;
+        let checkpoint = checkpoint
+            .or_else(|| self.plan.resume.as_ref().map(|resumed| resumed.folder().to_owned()))
+            .unwrap_or_else(|| self.plan.checkpoints());
+        let summary = Summary { steps: self.step, loss, val_loss, checkpoint, sample };
+        if let Some(reporter) = &reporter {
+            self.conclude(reporter, &summary);
+        }
+        Ok(summary)
+    }
+
+    /// One optimizer step.
+    fn step_loop(&mut self) -> Result<StepMetrics, TrainError> {
+        let start = Instant::now();
+        let Plan { config, model, .. } = self.plan;
+        let engine = self.model.engine();
+        let (global_batch, micro_batch) = (config.train.global_batch, config.train.micro_batch);
+        let tokens = (global_batch * config.data.seq_len) as u64;
+        let training = self.device.clone().autodiff();
+        let step = self.step + 1;
+        let dropout = self.plan.key().fork("dropout");
+
+        engine.begin_step();
+        let mut loss_sum = 0.0;
+        for index in 0..self.micro_batches() {
+            let offset = slice_for(
+                0,
+                global_batch as u64,
+                self.rank as u64,
+                self.ranks as u64,
+                index as u64,
+                micro_batch as u64,
+            );
+            let first = self.next_sample + offset;
+            let batch = self.train.fetch(first, micro_batch)?;
+            let inputs = device::tokens(batch.inputs, micro_batch, batch.seq_len, &training);
+            let targets = device::tokens(batch.targets, micro_batch, batch.seq_len, &training);
+            let context = Context::training(dropout, first, model.dropout);
+            let pass = self.model.pass(&training);
+            let loss = decoder::loss(&pass, inputs, targets, 1.0 / tokens as f64, &context);
+            engine.check()?;
+            loss_sum += f64::from(loss.clone().into_scalar::<f32>());
+            engine.backward(loss, index + 1 == self.micro_batches())?;
+        }
+        let (loss, peak_bytes) = self.over_ranks(loss_sum)?;
+        let grad_norm = engine.grad_norm()?;
+        self.check_finite(step, loss, grad_norm)?;
+        let lr = learning_rate(&config.optim, step, config.train.steps);
+        let clip = clip_factor(grad_norm, config.optim.grad_clip);
+        engine.step(&config.optim.adamw(), step, lr, clip)?;
+
+        self.step = step;
+        self.next_sample += global_batch as u64;
+        self.tokens += tokens;
+        let step_s = start.elapsed().as_secs_f64();
+        let tokens_per_s = tokens as f64 / step_s;
+        Ok(StepMetrics {
+            step,
+            loss,
+            grad_norm,
+            lr,
+            tokens_per_s,
+            tokens: self.tokens,
+            mfu: tokens_per_s * self.flops_per_token / self.plan.peak_flops.max(1.0),
+            peak_bytes,
+            step_s,
+        })
+    }
+
+    /// The loss summed, and the peak of memory maximised, over ranks, in one reduction.
+    fn over_ranks(&self, loss: f64) -> Result<(f64, u64), TrainError> {
+        let mut values = vec![0.0; 1 + self.ranks];
+        values[0] = loss;
+        values[1 + self.rank] = memory::peak_bytes(self.rank) as f64;
+        let sums = self.model.engine().sum_over_ranks("loss", &values)?;
+        let peak = sums[1..].iter().copied().fold(0.0, f64::max);
+        Ok((sums[0], peak as u64))
+    }
+
+    /// Loss and norm are the same on every rank, so all ranks stop together.
+    fn check_finite(&self, step: u64, loss: f64, grad_norm: f64) -> Result<(), TrainError> {
+        let bad = [("the loss", loss), ("the gradient norm", grad_norm)];
+        let Some((what, value)) = bad.into_iter().find(|(_, value)| !value.is_finite()) else {
+            return Ok(());
+        };
+        let parameter = self.model.engine().first_non_finite_gradient()?;
+        Err(TrainError::NonFinite { step, what, value, parameter })
+    }
+
+    fn evaluate(&self, reporter: Option<&mut Reporter>) -> Result<f64, TrainError> {
+        let section = &self.plan.config.eval;
+        let rows = self.plan.config.train.micro_batch;
+        let (val_loss, val_tokens) =
+            evaluate(&self.model, &self.device, &self.validation, section.samples, rows)?;
+        if let Some(reporter) = reporter {
+            let metrics = EvalMetrics { step: self.step, val_loss, val_tokens };
+            let path = self.plan.out.join("metrics.jsonl");
+            reporter.evaluation(&metrics).map_err(TrainError::io("write", &path))?;
+        }
+        Ok(val_loss)
+    }
+
+    fn save(&self) -> Result<std::path::PathBuf, TrainError> {
+        let Plan { config, config_text, model, data, .. } = self.plan;
+        let engine = self.model.engine();
+        let state = CheckpointState {
+            format_version: FORMAT_VERSION,
+            step: self.step,
+            next_sample: self.next_sample,
+            tokens: self.tokens,
+            model: model.clone(),
+            units: engine.layout().units.len(),
+            data_sha256: data.train.sha256.clone(),
+        };
+        let tokenizer = config.data.path.join("tokenizer.json");
+        let context = SaveContext { state: &state, config: config_text, tokenizer: &tokenizer };
+        let writer = CheckpointWriter::new(self.plan.checkpoints(), config.checkpoint.keep);
+        Ok(writer.save(engine, &context)?)
+    }
+
+    /// Text from the trained model. All ranks compute it together; rank 0 shows it.
+    fn sample(&self) -> Result<Option<String>, TrainError> {
+        let section = &self.plan.config.sample;
+        if section.prompt.is_empty() {
+            return Ok(None);
+        }
+        let sampling = Sampling {
+            max_tokens: section.max_tokens,
+            temperature: section.temperature,
+            key: self.plan.key().fork("sample"),
+            context_length: self.plan.config.data.seq_len,
+        };
+        let tokenizer = self.plan.config.data.path.join("tokenizer.json");
+        let pass = self.model.pass(&self.device);
+        let text =
+            generate::text(&pass, &self.device, &tokenizer, &section.prompt, &sampling, || {
+                self.model.engine().finish_evaluation()
+            })?;
+        Ok(Some(text))
+    }
+
+    fn conclude(&self, reporter: &Reporter, summary: &Summary) {
+        reporter.finish();
+        let unigram = self.plan.data.unigram_entropy.map_or_else(String::new, |unigram| {
+            format!(" (unigram entropy {:.4})", unigram.validation)
+        });
+        say(&format!(
+            "done: {} steps, validation loss {:.4}{unigram}, {:.1} s, checkpoint {}",
+            summary.steps,
+            summary.val_loss,
+            self.started.elapsed().as_secs_f64(),
+            summary.checkpoint.display()
+        ));
+        if let Some(sample) = &summary.sample {
+            say(&format!("sample: {sample}"));
+        }
+    }
+
+    fn micro_batches(&self) -> usize {
+        let train = &self.plan.config.train;
+        train.global_batch / self.ranks / train.micro_batch
+    }
+}
+
+fn due(step: u64, every: u64) -> bool {
+    every > 0 && step % every == 0
+}
