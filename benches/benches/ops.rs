@@ -17,12 +17,11 @@ const D_FF: usize = 688;
 const HEADS: usize = 4;
 const VOCAB: usize = 4_096;
 
+/// A named way to compute the same thing.
+type Variant<'a, const D: usize> = (&'a str, &'a dyn Fn(&Device) -> Tensor<D>);
+
 /// Times `forward` followed by backward from the sum of its output.
-fn both<const D: usize>(
-    criterion: &mut Criterion,
-    group: &str,
-    variants: [(&str, &dyn Fn(&Device) -> Tensor<D>); 2],
-) {
+fn both<const D: usize>(criterion: &mut Criterion, group: &str, variants: [Variant<'_, D>; 2]) {
     let device = Device::flex().autodiff();
     let mut group = criterion.benchmark_group(group);
     group.sample_size(20);
@@ -67,9 +66,8 @@ fn rms_norm(criterion: &mut Criterion) {
 }
 
 fn swiglu(criterion: &mut Criterion) {
-    let input = |name: &str, device: &Device| {
-        normal(name, [BATCH, SEQ, D_FF], device).require_grad()
-    };
+    let input =
+        |name: &str, device: &Device| normal(name, [BATCH, SEQ, D_FF], device).require_grad();
     let fused = |device: &Device| ops::swiglu(input("gate", device), input("up", device));
     let reference =
         |device: &Device| ops::swiglu_reference(input("gate", device), input("up", device));
@@ -95,7 +93,8 @@ fn cross_entropy(criterion: &mut Criterion) {
         let hidden = normal("hidden", [rows, D_MODEL], device).require_grad();
         let weight = normal("weight", [VOCAB, D_MODEL], device).require_grad();
         let targets = tokens("targets", 1, rows, VOCAB, device).reshape([rows]);
-        let op = if fused { ops::linear_cross_entropy } else { ops::linear_cross_entropy_reference };
+        let op =
+            if fused { ops::linear_cross_entropy } else { ops::linear_cross_entropy_reference };
         op(hidden, weight, HeadLayout::VocabRows, targets, 1.0 / rows as f64)
     };
     both(

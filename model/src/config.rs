@@ -158,11 +158,11 @@ impl ModelConfig {
             ("d_model", self.d_model, "heads", self.heads),
             ("heads", self.heads, "kv_heads", self.kv_heads),
         ] {
-            if whole_value % part_value != 0 {
+            if !whole_value.is_multiple_of(part_value) {
                 return Err(ModelConfigError::Indivisible { whole, whole_value, part, part_value });
             }
         }
-        if self.head_dim() % 2 != 0 {
+        if !self.head_dim().is_multiple_of(2) {
             return Err(ModelConfigError::OddHead { head_dim: self.head_dim() });
         }
         for (key, value, valid, range) in [

@@ -114,7 +114,7 @@ impl Mesh {
         let shard = match (strategy.is_hybrid(), shard_size) {
             (true, None) => return Err(MeshError::MissingShardSize { strategy, world_size }),
             (true, Some(shard_size)) => {
-                if shard_size == 0 || world_size % shard_size != 0 {
+                if shard_size == 0 || !world_size.is_multiple_of(shard_size) {
                     return Err(MeshError::Indivisible { shard_size, world_size });
                 }
                 shard_size

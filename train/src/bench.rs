@@ -150,7 +150,7 @@ fn default_config() -> Config {
 
 /// Groups of a hybrid strategy: what the user asked for, else half of the ranks.
 fn hybrid_size(shard_size: Option<usize>, ranks: usize) -> usize {
-    shard_size.unwrap_or(if ranks % 2 == 0 { ranks / 2 } else { ranks })
+    shard_size.unwrap_or(if ranks.is_multiple_of(2) { ranks / 2 } else { ranks })
 }
 
 fn measure(

@@ -1,12 +1,12 @@
 //! What a run reports: `metrics.jsonl` for programs, lines or a progress bar for people.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, IsTerminal, Write};
 use std::path::Path;
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// One logged training step.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -51,7 +51,10 @@ pub struct Reporter {
 
 impl Reporter {
     /// Appends to `path`; shows a bar of `steps` steps on a terminal and plain lines elsewhere.
+    /// Lines of steps after `done` come from a run that went further than its last checkpoint; they
+    /// will come again and are dropped.
     pub fn new(path: &Path, done: u64, steps: u64) -> io::Result<Self> {
+        drop_lines_after(path, done)?;
         let file = OpenOptions::new().create(true).append(true).open(path)?;
         let bar = io::stdout().is_terminal().then(|| {
             let bar = ProgressBar::new(steps).with_position(done);
@@ -115,6 +118,34 @@ impl Reporter {
         line.push('\n');
         self.file.write_all(line.as_bytes())
     }
+}
+
+/// Rewrites a file of metrics without the lines of steps after `done`.
+fn drop_lines_after(path: &Path, done: u64) -> io::Result<()> {
+    #[derive(Deserialize)]
+    struct Line {
+        step: u64,
+    }
+    let Ok(text) = fs::read_to_string(path) else { return Ok(()) };
+    let keeps = |line: &&str| serde_json::from_str::<Line>(line).is_ok_and(|l| l.step <= done);
+    let kept: Vec<_> = text.lines().filter(keeps).collect();
+    if kept.len() == text.lines().count() {
+        return Ok(());
+    }
+    let mut text = kept.join("\n");
+    if !text.is_empty() {
+        text.push('\n');
+    }
+    write_beside(path, text.as_bytes())
+}
+
+/// Replaces a file as a whole: a reader sees the old content or the new, never a part.
+pub fn write_beside(path: &Path, content: &[u8]) -> io::Result<()> {
+    let beside = path.with_extension("partial");
+    let mut file = File::create(&beside)?;
+    file.write_all(content)?;
+    file.sync_all()?;
+    fs::rename(beside, path)
 }
 
 /// Prints a line to standard output. A reader that went away (`| head`) is no reason to fail.

@@ -122,7 +122,7 @@ impl Config {
         if global == 0 || micro == 0 || ranks == 0 {
             return;
         }
-        if global % ranks != 0 {
+        if !global.is_multiple_of(ranks) {
             problems.push(format!(
                 "train.global_batch = {global} over {ranks} ranks leaves {}: {global} / {ranks} = \
                  {:.2} sequences per rank; use a multiple of {ranks}, such as {}",
@@ -130,7 +130,7 @@ impl Config {
                 global as f64 / ranks as f64,
                 global.next_multiple_of(ranks)
             ));
-        } else if (global / ranks) % micro != 0 {
+        } else if !(global / ranks).is_multiple_of(micro) {
             let per_rank = global / ranks;
             problems.push(format!(
                 "train.global_batch = {global} over {ranks} ranks is {per_rank} sequences per \

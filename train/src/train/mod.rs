@@ -21,7 +21,7 @@ use kiln_shard::{Policy, ShardError};
 use crate::checkpoint::{self, Checkpoint, CheckpointError};
 use crate::config::{Config, ConfigError, ModelSection};
 use crate::data::{DataError, DataInfo};
-use crate::metrics::say;
+use crate::metrics::{say, write_beside};
 use crate::{device, prepared};
 
 pub use evaluate::evaluate;
@@ -233,7 +233,7 @@ fn plan(mut config: Config, options: &RunOptions) -> Result<Plan, TrainError> {
     })?;
     fs::create_dir_all(&options.out).map_err(TrainError::io("create", &options.out))?;
     let path = options.out.join("config.toml");
-    fs::write(&path, &config_text).map_err(TrainError::io("write", &path))?;
+    write_beside(&path, config_text.as_bytes()).map_err(TrainError::io("write", &path))?;
     if let Some(checkpoint) = &resume {
         say(&format!("resuming from {}", checkpoint.folder().display()));
         let saved = &checkpoint.state().data_sha256;

@@ -168,7 +168,7 @@ impl<'a, B: Layer> Rank<'a, B> {
             loss = Some(metrics.loss);
             let last = self.step == steps;
             if let Some(reporter) = &mut reporter {
-                let log = last || self.step % config.log.every == 0 || self.step == 1;
+                let log = last || self.step.is_multiple_of(config.log.every) || self.step == 1;
                 reporter.step(&metrics, log).map_err(TrainError::io("write", &path))?;
             }
             if last || due(self.step, config.eval.every) {
@@ -348,5 +348,5 @@ impl<'a, B: Layer> Rank<'a, B> {
 }
 
 fn due(step: u64, every: u64) -> bool {
-    every > 0 && step % every == 0
+    every > 0 && step.is_multiple_of(every)
 }
