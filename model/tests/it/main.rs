@@ -1,5 +1,6 @@
 //! Integration tests of the crate, in one binary.
 
+mod decoder;
 mod ops_attention;
 mod ops_cross_entropy;
 mod ops_dropout;

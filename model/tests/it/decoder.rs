@@ -1,0 +1,140 @@
+//! The decoder as a whole: counts, initial weights, and the loss it starts from.
+
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::tensor::{Device, Int, Tensor, TensorData};
+use kiln_model::decoder::{self, Decoder};
+use kiln_model::{Context, Key, ModelConfig, PRESETS};
+
+fn tiny(tied: bool) -> ModelConfig {
+    ModelConfig {
+        vocab_size: 50,
+        d_model: 16,
+        layers: 2,
+        heads: 4,
+        kv_heads: 2,
+        d_ff: 24,
+        tie_embeddings: tied,
+        ..ModelConfig::preset("10m").expect("a preset")
+    }
+}
+
+/// Counts elements without initialising anything.
+#[derive(Default)]
+struct Count(usize);
+
+impl ModuleVisitor for Count {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        assert!(!param.is_initialized(), "counting must not allocate the model");
+        self.0 += param.lazy_shape().num_elements();
+    }
+}
+
+#[test]
+fn presets_have_exactly_the_parameters_they_are_known_for() {
+    let known = [8_959_232, 89_884_800, 302_558_208, 1_100_048_384, 6_738_415_616];
+    for (name, known) in PRESETS.into_iter().zip(known) {
+        let config = ModelConfig::preset(name).expect("a preset");
+        config.validate().expect("presets are valid");
+        let mut count = Count::default();
+        Decoder::new(&config, Key::new(0), &Device::flex()).visit(&mut count);
+        assert_eq!((config.num_parameters(), count.0), (known, known), "{name}");
+    }
+}
+
+#[test]
+fn flops_count_what_multiplies() {
+    let config = ModelConfig::preset("10m").expect("a preset");
+    let tied = config.flops_per_token(config.num_parameters(), 256);
+    assert_eq!(tied, 6.0 * 8_959_232.0 + 12.0 * 10.0 * 256.0 * 256.0);
+    let untied = ModelConfig { tie_embeddings: false, ..config.clone() };
+    // The second matrix multiplies, the table that is only looked up does not.
+    assert_eq!(untied.flops_per_token(untied.num_parameters(), 256), tied);
+}
+
+/// All parameters of a decoder, one after the other.
+#[derive(Default)]
+struct Values(Vec<Vec<f32>>);
+
+impl ModuleVisitor for Values {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        self.0.push(param.val().into_data().try_to_vec().expect("f32"));
+    }
+}
+
+fn values(seed: u64, threads: usize) -> Vec<Vec<f32>> {
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("a pool");
+    pool.install(|| {
+        let mut values = Values::default();
+        Decoder::new(&tiny(false), Key::new(seed), &Device::flex()).visit(&mut values);
+        values.0
+    })
+}
+
+#[test]
+fn initial_weights_depend_on_the_seed_alone() {
+    assert_eq!(values(1, 1), values(1, 3));
+    let (one, two) = (values(1, 1), values(2, 1));
+    // Norms start at one under every seed, matrices differ.
+    assert!(one.iter().zip(&two).all(|(a, b)| (a == b) == a.iter().all(|x| *x == 1.0)));
+    // No two matrices share their values.
+    let firsts: Vec<f32> = one.iter().map(|values| values[0]).filter(|x| *x != 1.0).collect();
+    let mut distinct = firsts.clone();
+    distinct.sort_by(f32::total_cmp);
+    distinct.dedup();
+    assert_eq!(firsts.len(), distinct.len());
+}
+
+#[test]
+fn normal_values_have_the_moments_they_should() {
+    let values = Key::new(7).fork("moments").normal_vec(200_000, 2.0);
+    let n = values.len() as f64;
+    let moment = |power: i32| values.iter().map(|x| f64::from(*x).powi(power)).sum::<f64>() / n;
+    // Four standard errors of each moment.
+    assert!(moment(1).abs() < 4.0 * 2.0 / n.sqrt());
+    assert!((moment(2) - 4.0).abs() < 4.0 * 4.0 * (2.0 / n).sqrt());
+    assert!((moment(4) / 48.0 - 1.0).abs() < 4.0 * (96.0 / 9.0 / n).sqrt());
+}
+
+#[test]
+fn keys_of_different_names_are_different() {
+    let key = Key::new(0);
+    assert_ne!(key.fork("a"), key.fork("b"));
+    assert_ne!(key.fork("a").fork("b"), key.fork("b").fork("a"));
+    assert_ne!(key.fork_index(0), key.fork_index(1));
+    assert_ne!(key.fork_index(0), key);
+    assert!((0..1000).all(|i| (0.0..1.0).contains(&key.uniform(i))));
+}
+
+#[test]
+fn an_untrained_decoder_finds_all_tokens_equally_likely() {
+    for tied in [true, false] {
+        let config = tiny(tied);
+        let device = Device::flex();
+        let model = Decoder::new(&config, Key::new(3), &device);
+        let ids = |from: i32| -> Tensor<2, Int> {
+            let ids: Vec<i32> = (0..20).map(|i| (from + 7 * i) % 50).collect();
+            Tensor::from_data(TensorData::new(ids, [2, 10]), &device)
+        };
+        let loss = decoder::loss(&model, ids(0), ids(1), 1.0 / 20.0, &Context::evaluation());
+        let loss = loss.into_scalar::<f32>();
+        assert!((loss - 50f32.ln()).abs() < 0.05, "tied {tied}: {loss}");
+        // The loss agrees with the logits.
+        let logits = decoder::logits(&model, ids(0)).reshape([20, 50]);
+        let targets = ids(1).reshape([20, 1]);
+        let log_p = burn::tensor::activation::log_softmax(logits, 1).gather(1, targets);
+        let from_logits = -log_p.mean().into_scalar::<f32>();
+        assert!((loss - from_logits).abs() < 1e-5 * loss, "tied {tied}: {loss} {from_logits}");
+    }
+}
+
+#[test]
+fn later_tokens_do_not_change_earlier_logits() {
+    let device = Device::flex();
+    let model = Decoder::new(&tiny(true), Key::new(3), &device);
+    let logits = |last: i32| {
+        let ids = TensorData::new(vec![1, 2, 3, last], [1, 4]);
+        let logits = decoder::logits(&model, Tensor::from_data(ids, &device));
+        logits.narrow(1, 0, 3).into_data().try_to_vec::<f32>().expect("f32")
+    };
+    assert_eq!(logits(4), logits(40));
+}
