@@ -18,90 +18,72 @@ const HEADS: usize = 4;
 const VOCAB: usize = 4_096;
 
 /// A named way to compute the same thing.
-type Variant<'a, const D: usize> = (&'a str, &'a dyn Fn(&Device) -> Tensor<D>);
+type Variant<'a, const D: usize> = (&'a str, &'a dyn Fn() -> Tensor<D>);
 
-/// Times `forward` followed by backward from the sum of its output.
+/// Times each variant's forward followed by backward from the sum of its output.
 fn both<const D: usize>(criterion: &mut Criterion, group: &str, variants: [Variant<'_, D>; 2]) {
-    let device = Device::flex().autodiff();
     let mut group = criterion.benchmark_group(group);
     group.sample_size(20);
     for (name, forward) in variants {
         group.bench_function(name, |bencher| {
-            bencher.iter(|| black_box(forward(&device).sum().backward()));
+            bencher.iter(|| black_box(forward().sum().backward()));
         });
     }
     group.finish();
 }
 
+/// A fresh leaf with the values of `tensor`, which stay where they are.
+fn leaf<const D: usize>(tensor: &Tensor<D>) -> Tensor<D> {
+    tensor.clone().autodiff().require_grad()
+}
+
+fn input<const D: usize>(name: &str, shape: [usize; D]) -> Tensor<D> {
+    normal(name, shape, &Device::flex())
+}
+
 fn linear(criterion: &mut Criterion) {
-    let inputs = |device: &Device| {
-        let x = normal("x", [BATCH, SEQ, D_MODEL], device).require_grad();
-        (x, normal("w", [D_MODEL, D_FF], device).require_grad())
-    };
-    let fused = |device: &Device| {
-        let (x, w) = inputs(device);
-        ops::linear(x, w, None)
-    };
-    let reference = |device: &Device| {
-        let (x, w) = inputs(device);
-        ops::linear_reference(x, w, None)
-    };
+    let (x, w) = (input("x", [BATCH, SEQ, D_MODEL]), input("w", [D_MODEL, D_FF]));
+    let fused = || ops::linear(leaf(&x), leaf(&w), None);
+    let reference = || ops::linear_reference(leaf(&x), leaf(&w), None);
     both(criterion, "linear", [("fused", &fused), ("reference", &reference)]);
 }
 
 fn rms_norm(criterion: &mut Criterion) {
-    let inputs = |device: &Device| {
-        let x = normal("x", [BATCH, SEQ, D_MODEL], device).require_grad();
-        (x, normal("w", [D_MODEL], device).require_grad())
-    };
-    let fused = |device: &Device| {
-        let (x, w) = inputs(device);
-        ops::rms_norm(x, w, 1e-5)
-    };
-    let reference = |device: &Device| {
-        let (x, w) = inputs(device);
-        ops::rms_norm_reference(x, w, 1e-5)
-    };
+    let (x, w) = (input("x", [BATCH, SEQ, D_MODEL]), input("w", [D_MODEL]));
+    let fused = || ops::rms_norm(leaf(&x), leaf(&w), 1e-5);
+    let reference = || ops::rms_norm_reference(leaf(&x), leaf(&w), 1e-5);
     both(criterion, "rms_norm", [("fused", &fused), ("reference", &reference)]);
 }
 
 fn swiglu(criterion: &mut Criterion) {
-    let input =
-        |name: &str, device: &Device| normal(name, [BATCH, SEQ, D_FF], device).require_grad();
-    let fused = |device: &Device| ops::swiglu(input("gate", device), input("up", device));
-    let reference =
-        |device: &Device| ops::swiglu_reference(input("gate", device), input("up", device));
+    let (gate, up) = (input("gate", [BATCH, SEQ, D_FF]), input("up", [BATCH, SEQ, D_FF]));
+    let fused = || ops::swiglu(leaf(&gate), leaf(&up));
+    let reference = || ops::swiglu_reference(leaf(&gate), leaf(&up));
     both(criterion, "swiglu", [("fused", &fused), ("reference", &reference)]);
 }
 
 fn attention(criterion: &mut Criterion) {
-    let input = |name: &str, device: &Device| {
-        normal(name, [BATCH, SEQ, HEADS, D_MODEL / HEADS], device).require_grad()
-    };
-    let fused = |device: &Device| {
-        ops::causal_attention(input("q", device), input("k", device), input("v", device))
-    };
-    let reference = |device: &Device| {
-        ops::causal_attention_reference(input("q", device), input("k", device), input("v", device))
-    };
+    let [q, k, v] = ["q", "k", "v"].map(|name| input(name, [BATCH, SEQ, HEADS, D_MODEL / HEADS]));
+    let fused = || ops::causal_attention(leaf(&q), leaf(&k), leaf(&v));
+    let reference = || ops::causal_attention_reference(leaf(&q), leaf(&k), leaf(&v));
     both(criterion, "causal_attention", [("fused", &fused), ("reference", &reference)]);
 }
 
 fn cross_entropy(criterion: &mut Criterion) {
     let rows = BATCH * SEQ;
-    let run = |device: &Device, fused: bool| {
-        let hidden = normal("hidden", [rows, D_MODEL], device).require_grad();
-        let weight = normal("weight", [VOCAB, D_MODEL], device).require_grad();
-        let targets = tokens("targets", 1, rows, VOCAB, device).reshape([rows]);
+    // Scaled as a head's weights are: wide logits would time subnormal numbers.
+    let weight = input("weight", [VOCAB, D_MODEL]) * 0.02;
+    let hidden = input("hidden", [rows, D_MODEL]);
+    let device = Device::flex().autodiff();
+    let targets = tokens("targets", 1, rows, VOCAB, &device).reshape([rows]);
+    let run = |fused: bool| {
         let op =
             if fused { ops::linear_cross_entropy } else { ops::linear_cross_entropy_reference };
-        op(hidden, weight, HeadLayout::VocabRows, targets, 1.0 / rows as f64)
+        let (hidden, weight) = (leaf(&hidden), leaf(&weight));
+        op(hidden, weight, HeadLayout::VocabRows, targets.clone(), 1.0 / rows as f64)
     };
-    both(
-        criterion,
-        "linear_cross_entropy",
-        [("fused", &|device| run(device, true)), ("reference", &|device| run(device, false))],
-    );
+    let variants: [Variant<'_, 1>; 2] = [("fused", &|| run(true)), ("reference", &|| run(false))];
+    both(criterion, "linear_cross_entropy", variants);
 }
 
 criterion_group!(benches, linear, rms_norm, swiglu, attention, cross_entropy);

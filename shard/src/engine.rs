@@ -197,7 +197,6 @@ impl Engine {
     pub fn begin_step(&self) {
         for unit in &self.units {
             unit.begin_step();
-            unit.state().reduced = None;
         }
     }
 

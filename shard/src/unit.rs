@@ -357,10 +357,12 @@ impl Unit {
         Ok(())
     }
 
-    /// Ready for the next step: nothing is open, no reduction is under way.
+    /// Ready for the next step: nothing is open, and no gradient is left of the last one.
     pub(crate) fn begin_step(&self) {
         let mut state = self.state();
         state.launched = false;
         state.open_uses = 0;
+        state.gradient = None;
+        state.reduced = None;
     }
 }
