@@ -68,7 +68,9 @@ impl EngineBuilder {
     }
 
     /// Freezes the parameters of later parts whose full name `frozen` accepts: they are sharded
-    /// and gathered like others, but get no gradient, no reduction and no optimizer state.
+    /// and gathered like others, but get no gradient, no reduction and no optimizer state. Those
+    /// that backward reads stay gathered from forward to backward, unless blocks are recomputed:
+    /// burn's tape cannot read a constant again.
     pub fn freeze(mut self, frozen: impl Fn(&str) -> bool + 'static) -> Self {
         self.frozen = Box::new(frozen);
         self
@@ -113,10 +115,12 @@ impl EngineBuilder {
             .collect();
         let (template, masters) = self.shard(module, &layouts, &slots)?;
         let first = self.units.len();
+        let part = first..first + layouts.len();
         for (layout, master) in layouts.into_iter().zip(masters) {
             self.units.push(Arc::new(Unit::new(
                 layout,
                 self.units.len(),
+                part.clone(),
                 options.keep,
                 options.weights_in_backward,
                 master,
@@ -221,6 +225,7 @@ impl Engine {
             self.runtime.reducer.finish(&self.runtime);
             self.reshard_all();
         }
+        self.runtime.reshard_frozen(0);
         self.runtime.pool.close();
         self.runtime.check()
     }

@@ -54,8 +54,7 @@ struct Inner<M> {
 /// Ties the reading of weights to a place on burn's tape.
 pub struct Token {
     trainable: Tensor<1>,
-    /// Frozen weights hang off a constant: they are gathered again in backward, but get no
-    /// gradient.
+    /// Frozen weights hang off a constant, so that no gradient of theirs is computed.
     frozen: Tensor<1>,
     phase: Phase,
 }
@@ -117,8 +116,8 @@ impl<M> Drop for Unsharded<M> {
     fn drop(&mut self) {
         // The module's tensors are views: they must go before the weights can.
         self.module = None;
-        for unit in self.units.iter().filter(|unit| self.reshard && unit.reshards_after_forward()) {
-            unit.reshard();
+        for unit in self.units.iter().filter(|_| self.reshard) {
+            unit.reshard_after_forward();
         }
     }
 }
@@ -149,7 +148,9 @@ impl<M: Module + Sync + 'static> Part<M> {
         run: impl Fn(&M, Tensor<3>) -> Tensor<3> + Send + Sync + 'static,
     ) -> Tensor<3> {
         let token = Token::from_input(&x);
-        if self.inner.runtime.policy.recompute == Recompute::None || !token.is_tracked() {
+        // A frozen part before all trained ones has no backward.
+        let has_backward = token.is_tracked() && (x.is_tracked() || self.has_trainable());
+        if self.inner.runtime.policy.recompute == Recompute::None || !has_backward {
             let module = self.unshard(&token);
             return run(&module, x);
         }
@@ -164,6 +165,10 @@ impl<M: Module + Sync + 'static> Part<M> {
             }
         }));
         recompute(x, token.trainable, body)
+    }
+
+    fn has_trainable(&self) -> bool {
+        self.inner.units.iter().any(|unit| unit.layout.trainable)
     }
 
     fn open_use(&self) {

@@ -79,8 +79,15 @@ impl Runtime {
         self.units.get()?.get(position)?.upgrade()
     }
 
-    pub(crate) fn num_units(&self) -> usize {
-        self.units.get().map_or(0, Vec::len)
+    /// Frees the frozen units from position `first` on, which backward is done with. No gradient
+    /// says so, as one does for trained units.
+    pub(crate) fn reshard_frozen(&self, first: usize) {
+        let units = self.units.get().into_iter().flatten().skip(first).filter_map(Weak::upgrade);
+        for unit in units {
+            if !unit.layout.trainable && unit.reshards_after_forward() {
+                unit.reshard();
+            }
+        }
     }
 
     /// Waits for a collective. On failure the error is kept, the other ranks are told, and `None`

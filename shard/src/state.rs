@@ -86,16 +86,17 @@ impl Engine {
                 found: values.len(),
             });
         }
+        let mut state = unit.state();
+        // Also where this rank holds nothing of the parameter: all ranks have moments, or none.
+        let buffer = state
+            .buffer_mut(kind)
+            .ok_or_else(|| ShardError::Pinned { unit: unit.layout.name.clone() })?;
         let shard = unit.layout.shard_range(&self.mesh(), self.runtime().rank);
         let held = overlap(&shard, &parameter.range());
         if held.is_empty() {
             return Ok(());
         }
         let from = shard.start + held.start - parameter.offset;
-        let mut state = unit.state();
-        let buffer = state
-            .buffer_mut(kind)
-            .ok_or_else(|| ShardError::Pinned { unit: unit.layout.name.clone() })?;
         let values = &values[from..from + held.len()];
         buffer.as_mut_slice::<f32>()?[held].copy_from_slice(values);
         Ok(())

@@ -4,6 +4,7 @@
 //! `accumulate` takes gradients, `post_backward` sends them off to be reduced. The verbs are
 //! FSDP2's.
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -20,6 +21,8 @@ pub(crate) struct Unit {
     pub(crate) layout: UnitLayout,
     /// Place in the forward order.
     pub(crate) position: usize,
+    /// Places of all units of its part, which are needed and done at the same time.
+    part: Range<usize>,
     /// Whether the weights stay gathered from forward to backward by default.
     keep: bool,
     /// Whether backward reads the weights' values.
@@ -88,6 +91,7 @@ impl Unit {
     pub(crate) fn new(
         layout: UnitLayout,
         position: usize,
+        part: Range<usize>,
         keep: bool,
         weights_in_backward: bool,
         master: Buffer,
@@ -107,6 +111,7 @@ impl Unit {
             label: layout.name.as_str().into(),
             layout,
             position,
+            part,
             keep,
             weights_in_backward,
             runtime,
@@ -195,28 +200,28 @@ impl Unit {
 
     fn prefetch(&self, phase: Phase) {
         let runtime = &self.runtime;
-        if phase == Phase::Backward {
-            // Frozen units get no gradient that would say when they are done; all later ones are.
-            for unit in (self.position + 1..runtime.num_units()).filter_map(|p| runtime.unit(p)) {
-                if !unit.layout.trainable && unit.reshards_after_forward() {
-                    unit.reshard();
-                }
-            }
-        }
         let next = match phase {
-            Phase::Backward => (0..self.position)
-                .rev()
-                .filter_map(|position| runtime.unit(position))
-                .find(|unit| unit.weights_in_backward),
+            Phase::Backward => {
+                // Backward has come here, so all later parts are done.
+                runtime.reshard_frozen(self.part.end);
+                (0..self.part.start)
+                    .rev()
+                    .filter_map(|position| runtime.unit(position))
+                    .find(|unit| unit.weights_in_backward)
+            }
             // Parts are used in order; one that comes a second time (a tied embedding under the
             // head) has had its successor.
             _ => {
                 let reached = runtime.forward_position.fetch_max(self.position, Ordering::Relaxed);
-                if self.position < reached { None } else { runtime.unit(self.position + 1) }
+                if self.position < reached { None } else { runtime.unit(self.part.end) }
             }
         };
         match next {
-            Some(next) => next.unshard(phase),
+            Some(next) => {
+                for unit in next.part.clone().filter_map(|position| runtime.unit(position)) {
+                    unit.unshard(phase);
+                }
+            }
             None if phase == Phase::Backward => runtime.pool.close(),
             None => {}
         }
@@ -249,6 +254,18 @@ impl Unit {
                     self.runtime.report_pinned(&self.layout.name);
                 }
             }
+        }
+    }
+
+    /// Frees the whole weights after forward. Frozen ones that burn's tape has kept stay: it can
+    /// read a tracked tensor again, but not a constant. They go when backward is done with them.
+    pub(crate) fn reshard_after_forward(&self) {
+        let on_tape = match &self.state().residency {
+            Residency::Unsharded(weights) => Arc::strong_count(weights) > 1,
+            _ => false,
+        };
+        if self.reshards_after_forward() && (self.layout.trainable || !on_tape) {
+            self.reshard();
         }
     }
 

@@ -1,1 +1,30 @@
-//! Placeholder
+//! Proves the sharding engine right: against an unsharded run written here in plain burn, bit for
+//! bit between strategies, and call for call in what the ranks send each other.
+//!
+//! - `support`: a small model, its data, and the training of one sharded rank;
+//! - `reference`: the same training on one device without the engine;
+//! - `parity`: every combination of settings against the reference;
+//! - `bits`, `hybrid`, `shapes`, `precision`, `dropout`, `frozen`: what single settings promise;
+//! - `counts`, `order`: which collectives a step issues, and when;
+//! - `residency`, `evaluation`, `failure`, `state`: the life cycle of weights and of ranks.
+//!
+//! `parity` covers every pair of values of its settings. The whole product takes longer and runs
+//! with `cargo test --release -p kiln --test sharding -- --ignored`.
+
+mod bits;
+mod clip;
+mod counts;
+mod dropout;
+mod evaluation;
+mod failure;
+mod frozen;
+mod hybrid;
+mod order;
+mod pairwise;
+mod parity;
+mod precision;
+mod reference;
+mod residency;
+mod shapes;
+mod state;
+mod support;

@@ -1,0 +1,240 @@
+//! Which collectives a step issues, counted from the recorder.
+//!
+//! For a decoder of B blocks between an embedding and a head, in one optimizer step of M
+//! micro-batches:
+//!
+//! | policy                    | embed fwd | block fwd | head fwd | block bwd | head bwd |
+//! |---------------------------|-----------|-----------|----------|-----------|----------|
+//! | `FULL_SHARD`, untied      | M         | M         | 1 (kept) | M         | 0        |
+//! | `FULL_SHARD`, tied        | 1 (kept)  | M         | 1 (kept) | M         | 0        |
+//! | reshard always, untied    | M         | M         | M        | M         | M        |
+//! | reshard always, tied      | 2M        | M         | M        | M         | M        |
+//! | `SHARD_GRAD_OP` or never  | 1         | 1         | 1        | 0         | 0        |
+//! | `NO_SHARD`                | 0         | 0         | 0        | 0         | 0        |
+//!
+//! An embedding is never gathered for backward, which looks up no row. Kept units stay gathered
+//! over the micro-batches. Recomputing a block gathers it no more often than reading its weights
+//! in backward does. Each unit is reduced once per step: scattered over the shard axis, all-reduced
+//! over the replica axis. The norm of the gradient takes one all-reduce over the shard axis.
+
+use std::collections::BTreeMap;
+
+use kiln_collectives::{DType, Operation, Phase, Total};
+use kiln_shard::{Recompute, Reshard, ShardError, Strategy, UnitLayout};
+
+use crate::support::{Rank, Run};
+
+/// Gathers of embedding, one block, and head, in forward and in backward.
+type Gathers = [[u64; 3]; 2];
+
+const UNITS: usize = 3 + 2;
+
+/// Totals of the second step, when everything is as in any later one, and the layout.
+fn second_step(run: &Run) -> Vec<(Vec<Total>, Vec<UnitLayout>)> {
+    run.on_ranks(|world| {
+        let recorder = world.recorder().clone();
+        let rank = Rank::start(run, world)?;
+        rank.step(1)?;
+        recorder.reset_totals();
+        rank.step(2)?;
+        Ok((recorder.totals(), rank.engine().layout().units.clone()))
+    })
+}
+
+/// Calls and bytes by unit, of one kind in one phase.
+fn by_unit(totals: &[Total], operation: Operation, phase: Phase) -> BTreeMap<String, (u64, u64)> {
+    let wanted = totals.iter().filter(|t| t.operation == operation && t.phase == phase);
+    wanted.map(|total| (total.unit.to_string(), (total.calls, total.bytes_sent))).collect()
+}
+
+/// What `calls(unit)` calls on `elements(unit)` f32 send in a ring of `ranks`, by unit; `passes` is
+/// 1 for a gather or a scatter and 2 for an all-reduce.
+fn on_a_ring(
+    units: &[UnitLayout],
+    ranks: usize,
+    passes: usize,
+    elements: impl Fn(&UnitLayout) -> usize,
+    calls: impl Fn(&UnitLayout) -> u64,
+) -> BTreeMap<String, (u64, u64)> {
+    units
+        .iter()
+        .filter(|unit| calls(unit) > 0)
+        .map(|unit| {
+            let bytes = passes * (ranks - 1) * (elements(unit) / ranks * 4);
+            (unit.name.clone(), (calls(unit), calls(unit) * bytes as u64))
+        })
+        .collect()
+}
+
+fn check(run: &Run, [forward, backward]: Gathers) {
+    for (totals, units) in second_step(run) {
+        let name = run.name();
+        let shard = match run.policy.strategy {
+            Strategy::NoShard => 1,
+            strategy if strategy.is_hybrid() => run.shard_size.expect("a hybrid has one"),
+            _ => run.ranks,
+        };
+        let replicas = run.ranks / shard;
+        assert_eq!(units.len(), UNITS);
+        let gathers = |counts: [u64; 3]| {
+            on_a_ring(&units, shard, 1, UnitLayout::padded_numel, |unit| match unit.name.as_str() {
+                "embed" => counts[0],
+                "head" => counts[2],
+                _ => counts[1],
+            })
+        };
+        let gathered = |phase| by_unit(&totals, Operation::AllGather, phase);
+        assert_eq!(gathered(Phase::Forward), gathers(forward), "{name}: gathers of forward");
+        assert_eq!(gathered(Phase::Backward), gathers(backward), "{name}: gathers of backward");
+
+        let once = |ranks: usize| move |_: &UnitLayout| u64::from(ranks > 1);
+        assert_eq!(
+            by_unit(&totals, Operation::ReduceScatter, Phase::Backward),
+            on_a_ring(&units, shard, 1, UnitLayout::padded_numel, once(shard)),
+            "{name}: scatters"
+        );
+        assert_eq!(
+            by_unit(&totals, Operation::AllReduce, Phase::Backward),
+            on_a_ring(&units, replicas, 2, |u| u.padded_numel() / shard, once(replicas)),
+            "{name}: all-reduces"
+        );
+        let norms = by_unit(&totals, Operation::AllReduce, Phase::Optimizer);
+        assert_eq!(norms.len(), usize::from(shard > 1), "{name}");
+        assert!(norms.get("grad_norm").is_none_or(|(calls, _)| *calls == 1), "{name}: {norms:?}");
+        // The loss over the ranks; nothing else has been communicated.
+        let calls = |operation| {
+            totals.iter().filter(|t| t.operation == operation).map(|t| t.calls).sum::<u64>()
+        };
+        assert_eq!(by_unit(&totals, Operation::AllReduce, Phase::Loss)["loss"].0, 1, "{name}");
+        let sum = |counts: [u64; 3]| counts[0] + 3 * counts[1] + counts[2];
+        assert_eq!(calls(Operation::AllGather), sum(forward) + sum(backward), "{name}");
+        assert_eq!(calls(Operation::ReduceScatter), UNITS as u64 * once(shard)(&units[0]));
+        let reductions = UNITS as u64 * once(replicas)(&units[0]) + once(shard)(&units[0]) + 1;
+        assert_eq!(calls(Operation::AllReduce), reductions, "{name}");
+        assert_eq!(calls(Operation::Broadcast) + calls(Operation::Barrier), 0, "{name}");
+    }
+}
+
+/// The row of the table that a policy falls under.
+fn expected(strategy: Strategy, reshard: Reshard, tied: bool, m: u64) -> Gathers {
+    use Strategy::{FullShard, HybridShard, NoShard};
+    match (strategy, reshard, tied) {
+        (NoShard, _, _) => [[0, 0, 0], [0, 0, 0]],
+        (_, Reshard::Always, false) => [[m, m, m], [0, m, m]],
+        (_, Reshard::Always, true) => [[2 * m, m, m], [0, m, m]],
+        (FullShard | HybridShard, Reshard::Default, false) => [[m, m, 1], [0, m, 0]],
+        (FullShard | HybridShard, Reshard::Default, true) => [[1, m, 1], [0, m, 0]],
+        _ => [[1, 1, 1], [0, 0, 0]],
+    }
+}
+
+fn check_all(strategy: Strategy, ranks: usize, shard_size: Option<usize>) {
+    for reshard in [Reshard::Default, Reshard::Always, Reshard::Never] {
+        for recompute in [Recompute::None, Recompute::Block] {
+            for (tied, accumulation) in [(false, 1), (false, 4), (true, 1), (true, 4)] {
+                let run = Run { shard_size, ..Run::new(strategy, ranks) };
+                let run =
+                    run.reshard(reshard).recompute(recompute).tied(tied).accumulation(accumulation);
+                check(&run, expected(strategy, reshard, tied, accumulation as u64));
+            }
+        }
+    }
+}
+
+#[test]
+fn full_shard() {
+    check_all(Strategy::FullShard, 2, None);
+    check_all(Strategy::FullShard, 3, None);
+}
+
+#[test]
+fn shard_grad_op() {
+    check_all(Strategy::ShardGradOp, 2, None);
+}
+
+#[test]
+fn no_shard() {
+    check_all(Strategy::NoShard, 3, None);
+}
+
+#[test]
+fn hybrids() {
+    check_all(Strategy::HybridShard, 4, Some(2));
+    check_all(Strategy::HybridShardGradOp, 4, Some(2));
+}
+
+#[test]
+fn hybrids_of_one_axis() {
+    // A column gathers nothing, a row all-reduces nothing.
+    let column = Run::new(Strategy::HybridShard, 2).shard_size(1);
+    check(&column, expected(Strategy::NoShard, Reshard::Default, false, 1));
+    let row = Run::new(Strategy::HybridShard, 2).shard_size(2);
+    check(&row, expected(Strategy::HybridShard, Reshard::Default, false, 1));
+}
+
+#[test]
+fn one_rank_communicates_its_loss_only() {
+    for strategy in [Strategy::FullShard, Strategy::ShardGradOp, Strategy::NoShard] {
+        for (totals, _) in second_step(&Run::new(strategy, 1)) {
+            let units: Vec<_> = totals.iter().map(|total| &*total.unit).collect();
+            assert_eq!(units, ["loss"]);
+        }
+    }
+}
+
+#[test]
+fn an_evaluation_gathers_every_unit_once() {
+    for (strategy, tied) in [(Strategy::FullShard, false), (Strategy::ShardGradOp, true)] {
+        let run = Run::new(strategy, 2).tied(tied);
+        run.on_ranks(|world| {
+            let recorder = world.recorder().clone();
+            let rank = Rank::start(&run, world)?;
+            recorder.reset_totals();
+            let plain = burn::tensor::Device::flex();
+            drop(rank.micro_batch(1, 0, &plain).loss(&rank.model.pass(&plain)));
+            rank.engine().finish_evaluation()?;
+            assert_eq!(recorder.count(Operation::AllGather, Some(Phase::Forward)), UNITS as u64);
+            assert_eq!(recorder.totals().len(), UNITS);
+            Ok(())
+        });
+    }
+}
+
+/// Element types of one step on the wire: of gathers and of reductions.
+fn dtypes(run: &Run) -> (Vec<DType>, Vec<DType>) {
+    let results = run.on_ranks(|world| -> Result<_, ShardError> {
+        let recorder = world.recorder().clone();
+        let rank = Rank::start(run, world)?;
+        rank.gradients(1)?;
+        let records = recorder.records();
+        let of = |phase: fn(Phase) -> bool, operations: &[Operation]| {
+            let wanted = records
+                .iter()
+                .filter(|r| operations.contains(&r.operation) && phase(r.label.phase));
+            let mut dtypes: Vec<_> = wanted.map(|record| record.dtype).collect();
+            dtypes.dedup();
+            dtypes
+        };
+        let in_step = |phase| matches!(phase, Phase::Forward | Phase::Backward);
+        Ok((
+            of(in_step, &[Operation::AllGather]),
+            of(in_step, &[Operation::ReduceScatter, Operation::AllReduce]),
+        ))
+    });
+    run.same_on_all(results)
+}
+
+#[test]
+fn what_is_on_the_wire_has_the_dtypes_of_the_policy() {
+    for strategy in [Strategy::FullShard, Strategy::HybridShard, Strategy::NoShard] {
+        for compute in [DType::F32, DType::BF16] {
+            for reduce in [DType::F32, DType::BF16] {
+                let mut run = Run::new(strategy, 4);
+                run.shard_size = strategy.is_hybrid().then_some(2);
+                (run.policy.compute_dtype, run.policy.reduce_dtype) = (compute, reduce);
+                let gathers = if strategy == Strategy::NoShard { vec![] } else { vec![compute] };
+                assert_eq!(dtypes(&run), (gathers, vec![reduce]), "{} {compute}", run.name());
+            }
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! When collectives are issued: what comes next is gathered while this is computed with.
+
+use kiln_collectives::{Operation, Phase};
+use kiln_shard::{Recompute, Reshard, Strategy};
+
+use crate::support::{Rank, Run};
+
+/// The gathers and reductions of one step in the order in which this rank issued them, as in
+/// `F embed`, `B layers.0` and `R head`.
+fn issued(run: &Run) -> Vec<String> {
+    let results = run.on_ranks(|world| {
+        let recorder = world.recorder().clone();
+        let rank = Rank::start(run, world)?;
+        let before = recorder.records().len();
+        rank.gradients(1)?;
+        let step = recorder.records().split_off(before);
+        let letter = |operation, phase| match (operation, phase) {
+            (Operation::AllGather, Phase::Forward) => Some('F'),
+            (Operation::AllGather, Phase::Backward) => Some('B'),
+            (Operation::ReduceScatter, _) => Some('R'),
+            (Operation::AllReduce, Phase::Backward) => Some('A'),
+            _ => None,
+        };
+        Ok(step
+            .iter()
+            .filter_map(|record| {
+                let letter = letter(record.operation, record.label.phase)?;
+                Some(format!("{letter} {}", record.label.unit))
+            })
+            .collect())
+    });
+    run.same_on_all(results)
+}
+
+#[test]
+fn gathers_run_ahead_of_compute_and_reductions() {
+    for recompute in [Recompute::None, Recompute::Block] {
+        let run = Run::new(Strategy::FullShard, 2).recompute(recompute);
+        let expected = [
+            "F embed",
+            "F layers.0",
+            "F layers.1",
+            "F layers.2",
+            "F head",
+            // The head reads its weight: the last block is on its way before the head is reduced.
+            "B layers.2",
+            "R head",
+            "B layers.1",
+            "R layers.2",
+            "B layers.0",
+            "R layers.1",
+            "R layers.0",
+            "R embed",
+        ];
+        assert_eq!(issued(&run), expected, "{}", run.name());
+    }
+}
+
+#[test]
+fn a_head_that_is_freed_is_gathered_first() {
+    let run = Run::new(Strategy::FullShard, 2).reshard(Reshard::Always).tied(true);
+    let expected = [
+        "F embed",
+        "F layers.0",
+        "F layers.1",
+        "F layers.2",
+        "F head",
+        "F embed",
+        "B head",
+        "B layers.2",
+        "R head",
+        "B layers.1",
+        "R layers.2",
+        "B layers.0",
+        "R layers.1",
+        "R layers.0",
+        "R embed",
+    ];
+    assert_eq!(issued(&run), expected);
+}
+
+#[test]
+fn replicas_are_summed_behind_the_shards() {
+    let run = Run::new(Strategy::HybridShardGradOp, 4).shard_size(2);
+    // A shard is summed over the replicas once it is there: when the next unit asks for a buffer.
+    let expected = [
+        "F embed",
+        "F layers.0",
+        "F layers.1",
+        "F layers.2",
+        "F head",
+        "R head",
+        "A head",
+        "R layers.2",
+        "A layers.2",
+        "R layers.1",
+        "A layers.1",
+        "R layers.0",
+        "A layers.0",
+        "R embed",
+        "A embed",
+    ];
+    assert_eq!(issued(&run), expected);
+}
+
+#[test]
+fn micro_batches_reduce_in_the_last_backward_only() {
+    let run = Run::new(Strategy::FullShard, 2).accumulation(2);
+    let issued = issued(&run);
+    let backwards = issued.iter().position(|entry| entry.starts_with('R')).expect("a reduction");
+    let second = issued.iter().rposition(|entry| entry == "F embed").expect("a forward");
+    assert!(second < backwards, "{issued:?}");
+    assert_eq!(issued.iter().filter(|entry| entry.starts_with('R')).count(), 5, "{issued:?}");
+}

@@ -1,0 +1,123 @@
+//! Shapes that no number of ranks divides: padding, and shards that hold padding only.
+
+use std::collections::BTreeSet;
+
+use kiln_model::ModelConfig;
+use kiln_shard::{AdamW, Kind, Recompute, Strategy};
+
+use crate::reference;
+use crate::support::{Rank, Run, Values, assert_close, small_model};
+
+const VOCAB: usize = 17;
+const WIDTH: usize = 20;
+/// Ids that occur in the data; the others are never seen.
+const SEEN: usize = 15;
+
+fn run(strategy: Strategy, ranks: usize, heads: usize, tied: bool) -> Run {
+    let model = ModelConfig {
+        vocab_size: VOCAB,
+        d_model: WIDTH,
+        heads,
+        kv_heads: heads / 2,
+        d_ff: 28,
+        layers: 2,
+        ..small_model(tied)
+    };
+    // Without decay, a weight changes through its gradient alone.
+    let adamw = AdamW { weight_decay: 0.0, ..AdamW::default() };
+    Run { model, adamw, tokens: SEEN, batch: 24, seq: 5, ..Run::new(strategy, ranks) }
+}
+
+#[test]
+fn odd_shapes_train_like_one_device() {
+    for tied in [false, true] {
+        for heads in [2, 10] {
+            let expected = reference::train(&run(Strategy::FullShard, 1, heads, tied));
+            for (strategy, ranks) in
+                [(Strategy::FullShard, 3), (Strategy::FullShard, 8), (Strategy::NoShard, 3)]
+            {
+                let run = run(strategy, ranks, heads, tied).recompute(Recompute::Block);
+                assert_close(&run.name(), &run.train(), &expected);
+            }
+            let hybrid = run(Strategy::HybridShard, 6, heads, tied).shard_size(3);
+            assert_close(&hybrid.name(), &hybrid.train(), &expected);
+        }
+    }
+}
+
+#[test]
+fn some_shards_hold_padding_only() {
+    let run = run(Strategy::FullShard, 8, 2, true);
+    let empty = run.on_ranks(|world| {
+        let rank = world.rank();
+        let model = Rank::start(&run, world)?;
+        let engine = model.engine();
+        let units = engine.layout().units.iter();
+        Ok(units
+            .filter(|unit| {
+                let shard = unit.shard_range(&engine.mesh(), rank);
+                unit.parameters.iter().all(|parameter| {
+                    parameter.range().end <= shard.start || shard.end <= parameter.range().start
+                })
+            })
+            .map(|unit| unit.name.clone())
+            .collect::<Vec<_>>())
+    });
+    assert_eq!(empty[0], Vec::<String>::new());
+    assert!(empty[7].contains(&"head".to_owned()), "{empty:?}");
+    assert!(empty[7].contains(&"embed".to_owned()), "{empty:?}");
+}
+
+/// Row `row` of a `[rows, width]` parameter, or column `row` of a `[width, rows]` one.
+fn line(values: &Values, name: &str, row: usize) -> Vec<f32> {
+    let values = &values[name];
+    if name == "lm_head.weight" {
+        (0..WIDTH).map(|at| values[at * VOCAB + row]).collect()
+    } else {
+        values[row * WIDTH..(row + 1) * WIDTH].to_vec()
+    }
+}
+
+#[test]
+fn every_row_that_occurs_learns() {
+    for tied in [false, true] {
+        for ranks in [3, 8] {
+            let run = run(Strategy::FullShard, ranks, 2, tied);
+            let trace = run.train();
+            let decoder = run.on_ranks(|world| Rank::start(&run, world)?.values(Kind::Weight));
+            let initial = run.same_on_all(decoder);
+            let (mut inputs_ever, names) =
+                (BTreeSet::new(), ["embed_tokens.weight", "lm_head.weight"]);
+            for (step, gradients) in trace.gradients.iter().enumerate() {
+                let samples = step * run.batch..(step + 1) * run.batch;
+                let inputs: BTreeSet<usize> = samples
+                    .flat_map(|sample| (0..run.seq).map(move |at| (sample, at)))
+                    .map(|(sample, at)| run.token(sample, at) as usize)
+                    .collect();
+                for row in 0..VOCAB {
+                    // The softmax pulls at every row of the head.
+                    for name in names.iter().filter(|name| gradients.contains_key(**name)) {
+                        let learns = tied || *name == names[1] || inputs.contains(&row);
+                        let gradient = line(gradients, name, row);
+                        let zero = gradient.iter().all(|value| *value == 0.0);
+                        assert_eq!(zero, !learns, "{name}, row {row}, step {}", step + 1);
+                    }
+                }
+                inputs_ever.extend(inputs);
+            }
+            assert_eq!(inputs_ever, (0..SEEN).collect());
+            for row in 0..VOCAB {
+                for name in names.iter().filter(|name| initial.contains_key(**name)) {
+                    let (before, after) =
+                        (line(&initial, name, row), line(&trace.weights, name, row));
+                    if tied || *name == names[1] || row < SEEN {
+                        let same = before.iter().zip(&after).filter(|(a, b)| a == b).count();
+                        assert_eq!(same, 0, "{name}, row {row}, {ranks} ranks");
+                    } else {
+                        assert_eq!(before, after, "{name}, row {row} was never seen");
+                    }
+                }
+            }
+        }
+    }
+}

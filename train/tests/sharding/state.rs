@@ -1,0 +1,150 @@
+//! Values in and out of the shards.
+
+use kiln_model::layers::Linear;
+use kiln_model::{Key, layers::Block};
+use kiln_shard::{EngineBuilder, Kind, PartOptions, Recompute, ShardError, Strategy};
+
+use burn::tensor::Device;
+
+use crate::support::{Rank, Run, Values, assert_scalars_close, assert_values_close};
+
+const KINDS: [Kind; 3] = [Kind::Weight, Kind::FirstMoment, Kind::SecondMoment];
+
+fn save(rank: &Rank<'_, Block>) -> Result<[Values; 3], ShardError> {
+    let [weights, first, second] = KINDS.map(|kind| rank.values(kind));
+    Ok([weights?, first?, second?])
+}
+
+fn load(rank: &Rank<'_, Block>, saved: &[Values; 3]) -> Result<(), ShardError> {
+    for (kind, values) in KINDS.into_iter().zip(saved) {
+        for (name, values) in values {
+            rank.engine().load_parameter(name, kind, values)?;
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn values_survive_any_change_of_ranks_and_strategy() {
+    let run = Run::new(Strategy::FullShard, 4).tied(true).steps(2);
+    let results = run.on_ranks(|world| {
+        let rank = Rank::start(&run, world)?;
+        for step in 1..=2 {
+            rank.step(step)?;
+        }
+        let saved = save(&rank)?;
+        // What an uninterrupted run does next.
+        let next = [rank.step(3)?, rank.step(4)?];
+        Ok((saved, next, rank.values(Kind::Weight)?))
+    });
+    let (saved, next, last) = run.same_on_all(results);
+    for (strategy, ranks, shard_size) in [
+        (Strategy::FullShard, 1, None),
+        (Strategy::FullShard, 3, None),
+        (Strategy::FullShard, 8, None),
+        (Strategy::ShardGradOp, 4, None),
+        (Strategy::NoShard, 2, None),
+        (Strategy::HybridShard, 4, Some(2)),
+    ] {
+        let other = Run { shard_size, ..Run::new(strategy, ranks).tied(true) };
+        let results = other.on_ranks(|world| {
+            let rank = Rank::start(&other, world)?;
+            load(&rank, &saved)?;
+            let same = save(&rank)? == saved;
+            Ok((same, [rank.step(3)?, rank.step(4)?], rank.values(Kind::Weight)?))
+        });
+        let (same, steps, weights) = other.same_on_all(results);
+        assert!(same, "{}: a round trip keeps all bits", other.name());
+        for (step, expected) in steps.iter().zip(next) {
+            assert_scalars_close(&other.name(), &[step.0, step.1], &[expected.0, expected.1]);
+        }
+        assert_values_close(&other.name(), &weights, &last);
+    }
+}
+
+#[test]
+fn gradients_and_moments_are_there_when_they_exist() {
+    let run = Run::new(Strategy::FullShard, 2);
+    run.on_ranks(|world| {
+        let rank = Rank::start(&run, world)?;
+        let all = rank.values(Kind::Weight)?.len();
+        let counts = || -> Result<Vec<usize>, ShardError> {
+            [Kind::Gradient, Kind::FirstMoment, Kind::SecondMoment]
+                .into_iter()
+                .map(|kind| Ok(rank.values(kind)?.len()))
+                .collect()
+        };
+        assert_eq!(counts()?, [0, 0, 0]);
+        rank.gradients(1)?;
+        assert_eq!(counts()?, [all, 0, 0]);
+        rank.update(1)?;
+        assert_eq!(counts()?, [0, all, all]);
+        assert!(rank.engine().gather_unit(99, Kind::Weight)?.is_none());
+        Ok(())
+    });
+}
+
+#[test]
+fn gradients_can_be_replaced() {
+    let run = Run::new(Strategy::FullShard, 3).recompute(Recompute::Block);
+    run.on_ranks(|world| {
+        let rank = Rank::start(&run, world)?;
+        rank.gradients(1)?;
+        let gradients = rank.values(Kind::Gradient)?;
+        for (name, gradient) in &gradients {
+            let zeros = vec![0.0; gradient.len()];
+            rank.engine().load_parameter(name, Kind::Gradient, &zeros)?;
+        }
+        assert_eq!(rank.engine().grad_norm()?, 0.0);
+        rank.engine().load_parameter("norm.weight", Kind::Gradient, &[0.5; 16])?;
+        assert_eq!(rank.engine().grad_norm()?, 2.0);
+        assert_eq!(rank.engine().first_non_finite_gradient()?, None);
+        let mut bad = gradients["layers.1.attention.o_proj.weight"].clone();
+        *bad.last_mut().expect("it has elements") = f32::NAN;
+        rank.engine().load_parameter("layers.1.attention.o_proj.weight", Kind::Gradient, &bad)?;
+        let found = rank.engine().first_non_finite_gradient()?;
+        assert_eq!(found.as_deref(), Some("layers.1.attention.o_proj.weight"));
+        Ok(())
+    });
+}
+
+#[test]
+fn unknown_names_and_wrong_lengths_are_refused() {
+    let run = Run::new(Strategy::FullShard, 2);
+    run.on_ranks(|world| {
+        let rank = Rank::start(&run, world)?;
+        let engine = rank.engine();
+        let unknown = engine.gather_parameter("layers.9.weight", Kind::Weight);
+        assert!(
+            matches!(&unknown, Err(ShardError::UnknownParameter { name }) if name == "layers.9.weight"),
+            "{unknown:?}"
+        );
+        let unknown = engine.load_parameter("nothing", Kind::Weight, &[]);
+        assert_eq!(unknown.expect_err("unknown").to_string(), "no parameter is called `nothing`");
+        for len in [0, 15, 17] {
+            let wrong = engine.load_parameter("norm.weight", Kind::Weight, &vec![0.0; len]);
+            assert_eq!(
+                wrong.expect_err("wrong length").to_string(),
+                format!("`norm.weight` has 16 elements (shape [16]), but {len} were given")
+            );
+        }
+        // The engine still works.
+        rank.step(1).map(drop)
+    });
+}
+
+#[test]
+fn names_are_given_once() {
+    let run = Run::new(Strategy::FullShard, 2);
+    run.on_ranks(|world| {
+        let mut builder = EngineBuilder::new(world, run.policy.clone(), None)?;
+        let linear = || Linear::new(4, 4, 0.1, Key::new(1), &Device::flex());
+        builder.part("first", "a.", linear(), PartOptions::default())?;
+        builder.part("second", "b.", linear(), PartOptions::default())?;
+        match builder.part("third", "a.", linear(), PartOptions::default()).map(drop) {
+            Err(ShardError::DuplicateParameter { name }) => assert_eq!(name, "a.weight"),
+            other => panic!("{other:?}"),
+        }
+        Ok(())
+    });
+}

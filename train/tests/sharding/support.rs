@@ -1,0 +1,368 @@
+//! A small model, its data, and the training of one sharded rank.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use burn::tensor::{Device, Int, Tensor, TensorData};
+use kiln::sharded::ShardedDecoder;
+use kiln_collectives::{Communicator, LocalGroup, LocalOptions};
+use kiln_model::decoder::{self, Decoder};
+use kiln_model::layers::{Block, Layer};
+use kiln_model::{Context, Key, ModelConfig};
+use kiln_shard::optimizer::clip_factor;
+use kiln_shard::ranks::{RankError, RanksError, run_ranks, run_ranks_on};
+use kiln_shard::{
+    AdamW, Engine, EngineBuilder, Kind, Policy, Recompute, Reshard, ShardError, Strategy,
+};
+
+/// How far a sharded run may be from the unsharded one, as `‖a - b‖ / ‖b‖` per tensor. Both compute
+/// in f32 and add the same numbers in another order (rows of a batch over ranks and micro-batches),
+/// which moves sums of some hundred terms by a few units in the last place, 6e-8 each.
+pub const TOLERANCE: f64 = 1e-5;
+
+pub const LEARNING_RATE: f64 = 1e-3;
+
+/// Values by parameter name.
+pub type Values = BTreeMap<String, Vec<f32>>;
+
+/// Everything that a run depends on.
+#[derive(Clone)]
+pub struct Run {
+    pub model: ModelConfig,
+    pub policy: Policy,
+    pub ranks: usize,
+    pub shard_size: Option<usize>,
+    /// Micro-batches per step.
+    pub accumulation: usize,
+    pub steps: u64,
+    /// Sequences per step over all ranks.
+    pub batch: usize,
+    pub seq: usize,
+    /// Token ids of the data are below this.
+    pub tokens: usize,
+    pub adamw: AdamW,
+    /// 0 for no clipping.
+    pub max_norm: f64,
+    pub frozen: fn(&str) -> bool,
+    /// Delays communication at random.
+    pub delay_seed: Option<u64>,
+}
+
+/// What a run came to.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Trace {
+    /// Loss of each step over all ranks.
+    pub losses: Vec<f64>,
+    /// Norm of the gradient of each step, before clipping.
+    pub norms: Vec<f64>,
+    /// Gradients of each step, before clipping; frozen parameters have none.
+    pub gradients: Vec<Values>,
+    /// Weights at the end.
+    pub weights: Values,
+}
+
+/// Three blocks of width 16. Weights are large for the width, so that attention is far from uniform
+/// and no gradient is small beside the others.
+pub fn small_model(tied: bool) -> ModelConfig {
+    ModelConfig {
+        vocab_size: 37,
+        d_model: 16,
+        layers: 3,
+        heads: 4,
+        kv_heads: 2,
+        d_ff: 24,
+        tie_embeddings: tied,
+        init_std: 0.2,
+        ..ModelConfig::preset("10m").expect("a preset")
+    }
+}
+
+impl Run {
+    /// Five steps of the small model under `strategy`; 96 sequences can be split over 1, 2, 3, 4 or
+    /// 8 ranks and four micro-batches.
+    pub fn new(strategy: Strategy, ranks: usize) -> Self {
+        let model = small_model(false);
+        Run {
+            tokens: model.vocab_size,
+            model,
+            policy: Policy { strategy, timeout: Duration::from_secs(120), ..Policy::default() },
+            ranks,
+            shard_size: None,
+            accumulation: 1,
+            steps: 5,
+            batch: 96,
+            seq: 6,
+            adamw: AdamW::default(),
+            max_norm: 0.5,
+            frozen: |_| false,
+            delay_seed: None,
+        }
+    }
+
+    pub fn tied(mut self, tied: bool) -> Self {
+        self.model.tie_embeddings = tied;
+        self
+    }
+
+    pub fn reshard(mut self, reshard: Reshard) -> Self {
+        self.policy.reshard = reshard;
+        self
+    }
+
+    pub fn recompute(mut self, recompute: Recompute) -> Self {
+        self.policy.recompute = recompute;
+        self
+    }
+
+    pub fn accumulation(mut self, accumulation: usize) -> Self {
+        self.accumulation = accumulation;
+        self
+    }
+
+    pub fn shard_size(mut self, shard_size: usize) -> Self {
+        self.shard_size = Some(shard_size);
+        self
+    }
+
+    pub fn steps(mut self, steps: u64) -> Self {
+        self.steps = steps;
+        self
+    }
+
+    pub fn frozen(mut self, frozen: fn(&str) -> bool) -> Self {
+        self.frozen = frozen;
+        self
+    }
+
+    pub fn key(&self) -> Key {
+        Key::new(1)
+    }
+
+    pub fn decoder(&self, device: &Device) -> Decoder {
+        Decoder::new(&self.model, self.key(), device)
+    }
+
+    /// The text of the data: a token depends on nothing but where it is.
+    pub fn token(&self, sample: usize, position: usize) -> i32 {
+        let key = Key::new(2).fork_index(sample as u64);
+        (key.at(position as u64) % self.tokens as u64) as i32
+    }
+
+    /// Inputs and targets `[rows, seq]` of `rows` samples from `first` on, and how to run them.
+    pub fn samples(&self, first: usize, rows: usize, device: &Device) -> Batch {
+        let ids = |shift: usize| {
+            let ids: Vec<i32> = (first..first + rows)
+                .flat_map(|sample| (0..self.seq).map(move |at| self.token(sample, at + shift)))
+                .collect();
+            Tensor::from_data(TensorData::new(ids, [rows, self.seq]), device)
+        };
+        Batch {
+            inputs: ids(0),
+            targets: ids(1),
+            scale: 1.0 / (self.batch * self.seq) as f64,
+            context: Context::training(Key::new(3), first as u64, self.model.dropout),
+        }
+    }
+
+    /// Runs `body` on all ranks.
+    pub fn try_on_ranks<T: Send, E: RankError>(
+        &self,
+        body: impl Fn(Arc<dyn Communicator>) -> Result<T, E> + Sync,
+    ) -> Result<Vec<T>, RanksError<E>> {
+        match self.delay_seed {
+            None => run_ranks(self.ranks, 1, body),
+            seed => {
+                let max_delay = Duration::from_micros(300);
+                let options =
+                    LocalOptions { random_delay_seed: seed, max_delay, ..LocalOptions::default() };
+                run_ranks_on(LocalGroup::with_options(self.ranks, options), 1, body)
+            }
+        }
+    }
+
+    /// Runs `body` on all ranks, which must succeed.
+    pub fn on_ranks<T: Send>(
+        &self,
+        body: impl Fn(Arc<dyn Communicator>) -> Result<T, ShardError> + Sync,
+    ) -> Vec<T> {
+        self.try_on_ranks(body).unwrap_or_else(|error| panic!("{}: {error}", self.name()))
+    }
+
+    /// Trains sharded and returns what rank 0 saw, which is what every rank must have seen.
+    pub fn train(&self) -> Trace {
+        self.same_on_all(self.on_ranks(|world| {
+            let rank = Rank::start(self, world)?;
+            let trace = rank.train()?;
+            assert_eq!(rank.engine().pinned_units(), Vec::<String>::new(), "pinned");
+            Ok(trace)
+        }))
+    }
+
+    /// The one value that all ranks came to.
+    pub fn same_on_all<T: PartialEq>(&self, results: Vec<T>) -> T {
+        let mut results = results.into_iter();
+        let first = results.next().expect("at least one rank");
+        for (rank, other) in results.enumerate() {
+            assert!(other == first, "{}: rank {} differs from rank 0", self.name(), rank + 1);
+        }
+        first
+    }
+
+    pub fn name(&self) -> String {
+        let Policy { strategy, reshard, recompute, .. } = &self.policy;
+        format!(
+            "{strategy} on {} ranks (shard size {:?}), reshard {reshard:?}, recompute {recompute:?}, {} micro-batches, tied {}",
+            self.ranks, self.shard_size, self.accumulation, self.model.tie_embeddings
+        )
+    }
+}
+
+/// Some samples.
+pub struct Batch {
+    inputs: Tensor<2, Int>,
+    targets: Tensor<2, Int>,
+    scale: f64,
+    context: Context,
+}
+
+impl Batch {
+    /// This batch's part of the mean loss of the step.
+    pub fn loss<P: decoder::Parts>(self, parts: &P) -> Tensor<1> {
+        decoder::loss(parts, self.inputs, self.targets, self.scale, &self.context)
+    }
+}
+
+/// One rank of a sharded run.
+pub struct Rank<'a, B> {
+    pub run: &'a Run,
+    pub model: ShardedDecoder<B>,
+    pub training: Device,
+}
+
+impl<'a> Rank<'a, Block> {
+    pub fn start(run: &'a Run, world: Arc<dyn Communicator>) -> Result<Self, ShardError> {
+        Rank::with_decoder(run, world, run.decoder(&Device::flex()))
+    }
+}
+
+impl<'a, B: Layer> Rank<'a, B> {
+    pub fn with_decoder(
+        run: &'a Run,
+        world: Arc<dyn Communicator>,
+        decoder: Decoder<B>,
+    ) -> Result<Self, ShardError> {
+        let builder = EngineBuilder::new(world, run.policy.clone(), run.shard_size)?;
+        let model = ShardedDecoder::new(decoder, builder.freeze(run.frozen))?;
+        Ok(Rank { run, model, training: Device::flex().autodiff() })
+    }
+
+    pub fn engine(&self) -> &Engine {
+        self.model.engine()
+    }
+
+    /// Micro-batch `index` of this rank in `step`, which counts from 1.
+    pub fn micro_batch(&self, step: u64, index: usize, device: &Device) -> Batch {
+        let run = self.run;
+        let per_rank = run.batch / run.ranks;
+        let rows = per_rank / run.accumulation;
+        assert_eq!(rows * run.accumulation * run.ranks, run.batch, "the batch can be split");
+        let rank = self.engine().world().rank();
+        let first = (step as usize - 1) * run.batch + rank * per_rank + index * rows;
+        run.samples(first, rows, device)
+    }
+
+    /// Forward and backward of `step`: the loss over all ranks.
+    pub fn gradients(&self, step: u64) -> Result<f64, ShardError> {
+        let engine = self.engine();
+        engine.begin_step();
+        let mut sum = 0.0;
+        for index in 0..self.run.accumulation {
+            let batch = self.micro_batch(step, index, &self.training);
+            let loss = batch.loss(&self.model.pass(&self.training));
+            engine.check()?;
+            sum += f64::from(loss.clone().into_scalar::<f32>());
+            engine.backward(loss, index + 1 == self.run.accumulation)?;
+        }
+        Ok(engine.sum_over_ranks("loss", &[sum])?[0])
+    }
+
+    /// Clips and updates: the norm of the gradient.
+    pub fn update(&self, step: u64) -> Result<f64, ShardError> {
+        let norm = self.engine().grad_norm()?;
+        let clip = clip_factor(norm, self.run.max_norm);
+        self.engine().step(&self.run.adamw, step, LEARNING_RATE, clip)?;
+        Ok(norm)
+    }
+
+    /// One whole step: loss and norm.
+    pub fn step(&self, step: u64) -> Result<(f64, f64), ShardError> {
+        Ok((self.gradients(step)?, self.update(step)?))
+    }
+
+    /// All parameters that have values of this kind.
+    pub fn values(&self, kind: Kind) -> Result<Values, ShardError> {
+        let engine = self.engine();
+        let mut values = Values::new();
+        for (_, parameter) in engine.layout().parameters() {
+            if let Some(whole) = engine.gather_parameter(&parameter.name, kind)? {
+                values.insert(parameter.name.clone(), whole);
+            }
+        }
+        Ok(values)
+    }
+
+    pub fn train(&self) -> Result<Trace, ShardError> {
+        let mut trace = Trace::default();
+        for step in 1..=self.run.steps {
+            trace.losses.push(self.gradients(step)?);
+            trace.gradients.push(self.values(Kind::Gradient)?);
+            trace.norms.push(self.update(step)?);
+        }
+        trace.weights = self.values(Kind::Weight)?;
+        Ok(trace)
+    }
+}
+
+/// `‖a - b‖ / ‖b‖`.
+pub fn distance(a: &[f32], b: &[f32]) -> f64 {
+    assert_eq!(a.len(), b.len());
+    let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|x| x * x).sum::<f64>().sqrt();
+    let difference = norm(&mut a.iter().zip(b).map(|(a, b)| f64::from(*a) - f64::from(*b)));
+    match norm(&mut b.iter().map(|b| f64::from(*b))) {
+        // Where nothing is expected, there must be nothing.
+        0.0 if difference == 0.0 => 0.0,
+        0.0 => f64::INFINITY,
+        size => difference / size,
+    }
+}
+
+/// Fails unless `actual` is `expected` within [`TOLERANCE`], tensor by tensor.
+pub fn assert_values_close(what: &str, actual: &Values, expected: &Values) {
+    let names = |values: &Values| values.keys().cloned().collect::<Vec<_>>();
+    assert_eq!(names(actual), names(expected), "{what}");
+    for (name, expected) in expected {
+        let distance = distance(&actual[name], expected);
+        assert!(distance <= TOLERANCE, "{what}: `{name}` is off by {distance:.2e}");
+    }
+}
+
+/// Fails unless the scalars agree within [`TOLERANCE`].
+pub fn assert_scalars_close(what: &str, actual: &[f64], expected: &[f64]) {
+    assert_eq!(actual.len(), expected.len(), "{what}");
+    for (step, (actual, expected)) in actual.iter().zip(expected).enumerate() {
+        let off = (actual - expected).abs() / expected.abs();
+        assert!(off <= TOLERANCE, "{what} {}: {actual} instead of {expected}", step + 1);
+    }
+}
+
+/// Fails unless the two runs agree within [`TOLERANCE`] in everything.
+pub fn assert_close(what: &str, actual: &Trace, expected: &Trace) {
+    assert_scalars_close(&format!("{what}: loss"), &actual.losses, &expected.losses);
+    assert_eq!(actual.gradients.len(), expected.gradients.len(), "{what}");
+    for (step, (actual, expected)) in actual.gradients.iter().zip(&expected.gradients).enumerate() {
+        assert_values_close(&format!("{what}: gradient {}", step + 1), actual, expected);
+    }
+    assert_scalars_close(&format!("{what}: norm"), &actual.norms, &expected.norms);
+    assert_values_close(&format!("{what}: weights"), &actual.weights, &expected.weights);
+}
