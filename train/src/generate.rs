@@ -8,7 +8,8 @@ use kiln_model::decoder::{self, Decoder, Parts};
 use kiln_shard::ranks::run_ranks;
 use kiln_shard::{EngineBuilder, Policy, ShardError, Strategy};
 
-use crate::checkpoint::Checkpoint;
+use crate::checkpoint::{Checkpoint, CheckpointError};
+use crate::config::ConfigError;
 use crate::data::Tokenizer;
 use crate::device;
 use crate::sharded::ShardedDecoder;
@@ -92,7 +93,17 @@ pub fn from_checkpoint(
     temperature: f64,
     seed: u64,
 ) -> Result<String, TrainError> {
+    if !(temperature >= 0.0 && temperature.is_finite()) {
+        let problem = format!("--temperature = {temperature}: must be zero or more, and finite");
+        return Err(ConfigError::Invalid { problems: vec![problem] }.into());
+    }
     let checkpoint = Checkpoint::open(path)?;
+    let (path, model) = (checkpoint.tokenizer(), &checkpoint.state().model);
+    let tokens = Tokenizer::load(&path)?.vocab_size();
+    if tokens > model.vocab_size {
+        let problem = format!("it has {tokens} tokens, and the model knows {}", model.vocab_size);
+        return Err(CheckpointError::Damaged { path, problem }.into());
+    }
     let context_length = read_context_length(&checkpoint);
     let threads = device::threads_per_rank(&Default::default(), 1);
     let mut texts = run_ranks(1, threads, |world| {

@@ -65,7 +65,7 @@ mod tests {
         assert_eq!(table(Schedule::Constant, steps), [1.0; 7]);
         assert_eq!(
             table(Schedule::Cosine, steps),
-            [0.999778, 0.868198, 0.55, 0.185942, 0.177193, 0.122025, 0.1]
+            [0.999778, 0.868198, 0.55, 0.185942, 0.177814, 0.122025, 0.1]
         );
         assert_eq!(table(Schedule::Wsd, steps), [1.0, 1.0, 1.0, 1.0, 0.955, 0.55, 0.1]);
     }

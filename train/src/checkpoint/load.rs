@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
+use kiln_model::ModelConfig;
 use kiln_shard::{Engine, Kind, UnitLayout};
 use memmap2::Mmap;
 use safetensors::SafeTensors;
@@ -23,6 +24,7 @@ pub struct Checkpoint {
 }
 
 #[derive(Deserialize)]
+#[serde(expecting = "an object with the key `weight_map`")]
 struct Index {
     weight_map: BTreeMap<String, String>,
 }
@@ -51,7 +53,7 @@ impl Checkpoint {
         if newest(&folder).is_none() {
             return Err(CheckpointError::NotFound {
                 path: folder,
-                hint: "start the run without --resume, or name the run folder with --out",
+                hint: "start a new run without --resume, or name the run folder with --out",
             });
         }
         Checkpoint::open(&folder)
@@ -72,10 +74,40 @@ impl Checkpoint {
         self.folder.join(TOKENIZER_FILE)
     }
 
+    /// Fails if the saved model is not of the shape of `model`. Says so before any work starts, and
+    /// also where the weights would fit but mean something else, as with another number of heads.
+    pub fn check_model(&self, model: &ModelConfig) -> Result<(), CheckpointError> {
+        let saved = &self.state.model;
+        let sizes = [
+            ("vocab_size", saved.vocab_size, model.vocab_size),
+            ("d_model", saved.d_model, model.d_model),
+            ("layers", saved.layers, model.layers),
+            ("heads", saved.heads, model.heads),
+            ("kv_heads", saved.kv_heads, model.kv_heads),
+            ("d_ff", saved.d_ff, model.d_ff),
+        ];
+        let mut differences: Vec<_> = sizes
+            .into_iter()
+            .filter(|(_, saved, here)| saved != here)
+            .map(|(key, saved, here)| format!("model.{key} is {saved} there and {here} here"))
+            .collect();
+        if saved.tie_embeddings != model.tie_embeddings {
+            let (saved, here) = (saved.tie_embeddings, model.tie_embeddings);
+            differences.push(format!("model.tie_embeddings is {saved} there and {here} here"));
+        }
+        if saved.feed_forward != model.feed_forward {
+            differences.push("model.feed_forward differs".to_owned());
+        }
+        if differences.is_empty() {
+            return Ok(());
+        }
+        Err(CheckpointError::OtherModel { path: self.folder.clone(), differences })
+    }
+
     /// Loads this rank's part of all weights. Names and shapes must agree exactly.
     pub fn load_weights(&self, engine: &Engine) -> Result<(), CheckpointError> {
         let index_path = self.folder.join(INDEX_FILE);
-        let text = fs::read(&index_path).map_err(CheckpointError::io("read", &index_path))?;
+        let text = fs::read(&index_path).map_err(CheckpointError::unreadable(&index_path))?;
         let index: Index = serde_json::from_slice(&text)
             .map_err(|error| CheckpointError::damaged(&index_path, error))?;
         self.compare_names(engine, &index)?;
@@ -142,6 +174,7 @@ fn newest(folder: &Path) -> Option<PathBuf> {
 
 fn read_state(path: &Path) -> Result<CheckpointState, CheckpointError> {
     #[derive(Deserialize)]
+    #[serde(expecting = "an object with the key `format_version`")]
     struct Version {
         format_version: u64,
     }
@@ -163,7 +196,7 @@ fn load_file(
     wanted: impl Fn(&str) -> bool,
     kinds: &[(&str, Kind)],
 ) -> Result<(), CheckpointError> {
-    let file = File::open(path).map_err(CheckpointError::io("open", path))?;
+    let file = File::open(path).map_err(CheckpointError::unreadable(path))?;
     // SAFETY: checkpoints are written beside their place and renamed, never changed in place; a
     // file that someone truncates while it is mapped is outside what this can guard against.
     let map = unsafe { Mmap::map(&file) }.map_err(CheckpointError::io("map", path))?;

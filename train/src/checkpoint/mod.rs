@@ -71,7 +71,9 @@ pub enum CheckpointError {
         hint: &'static str,
     },
     /// A file cannot be read or written.
-    #[error("cannot {operation} {path}: {source}")]
+    #[error(
+        "cannot {operation} {path}: {source}; check the path, its permissions and the free space"
+    )]
     Io {
         /// What was tried.
         operation: &'static str,
@@ -87,6 +89,17 @@ pub enum CheckpointError {
         path: PathBuf,
         /// What is wrong.
         problem: String,
+    },
+    /// The run describes another model than the one that was saved.
+    #[error(
+        "{path} holds another model ({}): use the [model] section of its config.toml, or another checkpoint",
+        .differences.join(", ")
+    )]
+    OtherModel {
+        /// The checkpoint.
+        path: PathBuf,
+        /// What differs, key by key.
+        differences: Vec<String>,
     },
     /// Names in the checkpoint and in the model differ.
     #[error("{path} does not fit the model: missing [{}], unexpected [{}]; load it with the [model] section of its config.toml", .missing.join(", "), .unexpected.join(", "))]
@@ -123,6 +136,14 @@ pub enum CheckpointError {
 impl CheckpointError {
     fn io(operation: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> Self {
         move |source| CheckpointError::Io { operation, path: path.to_owned(), source }
+    }
+
+    /// A file of a checkpoint that is not there was there once: the checkpoint is damaged.
+    fn unreadable(path: &Path) -> impl FnOnce(std::io::Error) -> Self {
+        move |source| match source.kind() {
+            std::io::ErrorKind::NotFound => CheckpointError::damaged(path, "the file is missing"),
+            _ => CheckpointError::io("read", path)(source),
+        }
     }
 
     fn damaged(path: &Path, problem: impl std::fmt::Display) -> Self {

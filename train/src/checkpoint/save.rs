@@ -116,7 +116,7 @@ impl CheckpointWriter {
         sync_folder(beside)?;
         replace(beside, place)?;
         self.point_to(context.state.step)?;
-        self.remove_old();
+        self.remove_old(context.state.step);
         Ok(())
     }
 
@@ -127,12 +127,15 @@ impl CheckpointWriter {
         sync_folder(&self.folder)
     }
 
-    /// Removes all but the newest checkpoints. One that cannot be removed is no reason to stop.
-    fn remove_old(&self) {
+    /// Removes all but the newest checkpoints, of which the one of `step` has just been written:
+    /// those of later steps are of a run that went back and now goes on from an earlier one. One
+    /// that cannot be removed is no reason to stop.
+    fn remove_old(&self, step: u64) {
         if self.keep == 0 {
             return;
         }
         let mut checkpoints = list(&self.folder);
+        checkpoints.sort_by_key(|(saved, _)| (*saved <= step, *saved));
         let surplus = checkpoints.len().saturating_sub(self.keep);
         for (_, path) in checkpoints.drain(..surplus) {
             if let Err(error) = fs::remove_dir_all(&path) {

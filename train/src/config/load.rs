@@ -10,7 +10,9 @@ use super::Config;
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// The file cannot be read.
-    #[error("cannot read the configuration {path}: {source}")]
+    #[error(
+        "cannot read the configuration {path}: {source}; name a TOML file, such as one in configs/"
+    )]
     Read {
         /// The file.
         path: PathBuf,
@@ -64,7 +66,7 @@ pub fn load(path: &Path, overrides: &[String]) -> Result<Config, ConfigError> {
         .map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
     let parse_error = |error: toml::de::Error| ConfigError::Parse {
         path: path.to_owned(),
-        message: error.to_string().trim_end().to_owned(),
+        message: plain(error.to_string().trim_end()),
     };
     // From the text, so that a mistake in the file is shown with its line.
     let mut config: Config = toml::from_str(&text).map_err(parse_error)?;
@@ -74,11 +76,25 @@ pub fn load(path: &Path, overrides: &[String]) -> Result<Config, ConfigError> {
         config = Value::Table(table.clone()).try_into().map_err(|error: toml::de::Error| {
             ConfigError::OverrideValue {
                 argument: argument.clone(),
-                message: error.to_string().trim().replace('\n', " "),
+                message: plain(&error.to_string().trim().replace('\n', " ")),
             }
         })?;
     }
     Ok(config)
+}
+
+/// The parser's message in the words of the configuration rather than of Rust.
+fn plain(message: &str) -> String {
+    let whole = "expected a whole number, 0 or more";
+    [
+        ("unknown field", "unknown key"),
+        ("unknown variant", "unknown value"),
+        ("expected f64", "expected a number"),
+        ("expected u64", whole),
+        ("expected usize", whole),
+    ]
+    .iter()
+    .fold(message.to_owned(), |message, (from, to)| message.replace(from, to))
 }
 
 fn apply(table: &mut Table, argument: &str) -> Result<(), ConfigError> {

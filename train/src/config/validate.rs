@@ -2,6 +2,8 @@
 
 use kiln_shard::Mesh;
 
+use crate::data::VOCABULARY_MINIMUM;
+
 use super::{Backend, Config, ConfigError};
 
 impl Config {
@@ -150,6 +152,13 @@ impl Config {
                  data.text"
                     .to_owned(),
             );
+        }
+        if !self.data.text.is_empty() && self.data.vocab_size < VOCABULARY_MINIMUM {
+            problems.push(format!(
+                "data.vocab_size = {}: must be at least {VOCABULARY_MINIMUM}, one token for each \
+                 byte and one for the end of text",
+                self.data.vocab_size
+            ));
         }
         if self.device.backend == Backend::Cuda {
             problems.push(

@@ -236,7 +236,7 @@ pub(super) mod tests {
         assert_eq!(samples(16, 8).unwrap(), 1);
         assert_eq!(samples(17, 8).unwrap(), 2);
         let error = samples(8, 8).unwrap_err().to_string();
-        assert!(error.contains("has 8 tokens, and one sample of sequence length 8 needs 9"));
+        assert!(error.contains("has 8 tokens, and one sample with data.seq_len = 8 needs 9"));
         assert!(matches!(samples(0, 8), Err(DataError::TooFewTokens { tokens: 0, .. })));
         assert!(matches!(samples(9, 0), Err(DataError::ZeroSequenceLength)));
         assert!(matches!(samples(9, usize::MAX), Err(DataError::TooFewTokens { .. })));

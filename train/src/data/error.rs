@@ -17,6 +17,16 @@ pub enum DataError {
         /// The path as given.
         path: PathBuf,
     },
+    /// The folder that should hold prepared data does not exist.
+    #[error(
+        "data.path names {}, which does not exist; make it with `kiln data prepare --input <text> \
+         --vocab-size <N> --out {}`, or correct data.path",
+        path.display(), path.display()
+    )]
+    NoFolder {
+        /// The folder.
+        path: PathBuf,
+    },
     /// A `builtin:` name that is not known.
     #[error("there is no built-in text {name:?}; use one of: {known}")]
     UnknownBuiltin {
@@ -163,13 +173,13 @@ pub enum DataError {
         problem: String,
     },
     /// The output folder already holds prepared data.
-    #[error("{} already holds prepared data; remove it or choose another --out", path.display())]
+    #[error("{} already holds prepared data; remove it or choose another folder", path.display())]
     AlreadyPrepared {
         /// The output folder.
         path: PathBuf,
     },
     /// The output path cannot be used for a new folder.
-    #[error("cannot prepare data in {}: {problem}; choose another --out", path.display())]
+    #[error("cannot prepare data in {}: {problem}; choose another folder", path.display())]
     Output {
         /// The output path.
         path: PathBuf,
@@ -178,7 +188,7 @@ pub enum DataError {
     },
     /// A folder is not prepared data, or not all of it.
     #[error(
-        "{} has no {file}, so it is not a folder of prepared data; run `kiln prepare` or check \
+        "{} has no {file}, so it is not a folder of prepared data; run `kiln data prepare` or check \
          the path",
         folder.display()
     )]
@@ -189,7 +199,7 @@ pub enum DataError {
         file: &'static str,
     },
     /// `data.json` could not be understood.
-    #[error("{}: {problem}; correct the file or run `kiln prepare` again", path.display())]
+    #[error("{}: {problem}; correct the file or run `kiln data prepare` again", path.display())]
     Info {
         /// The `data.json` file.
         path: PathBuf,
@@ -198,7 +208,7 @@ pub enum DataError {
     },
     /// `data.json` has another format version.
     #[error(
-        "{}: `format_version` is {found}, and this build reads {supported}; run `kiln prepare` \
+        "{}: `format_version` is {found}, and this build reads {supported}; run `kiln data prepare` \
          again",
         path.display()
     )]
@@ -213,7 +223,7 @@ pub enum DataError {
     /// A token file has not the size that `data.json` states.
     #[error(
         "{} has {actual} bytes, but data.json states {tokens} tokens, which take {expected} \
-         bytes; copy the file again or run `kiln prepare` again",
+         bytes; copy the file again or run `kiln data prepare` again",
         path.display()
     )]
     FileSize {
@@ -228,8 +238,8 @@ pub enum DataError {
     },
     /// A token file holds less than one sample.
     #[error(
-        "{} has {tokens} tokens, and one sample of sequence length {seq_len} needs {}; prepare \
-         more text or shorten the sequence length",
+        "{} has {tokens} tokens, and one sample with data.seq_len = {seq_len} needs {}; prepare \
+         more text or lower data.seq_len",
         path.display(), seq_len + 1
     )]
     TooFewTokens {
@@ -262,7 +272,7 @@ pub enum DataError {
     /// A token id outside the vocabulary.
     #[error(
         "{}: token {position} is {id}, outside the vocabulary of {vocab_size}; the file does not \
-         belong to its data.json: run `kiln prepare` again",
+         belong to its data.json: run `kiln data prepare` again",
         path.display()
     )]
     TokenOutOfRange {
@@ -278,7 +288,7 @@ pub enum DataError {
     /// A token file does not match its checksum.
     #[error(
         "{} is damaged: its SHA-256 is {actual}, and data.json states {expected}; copy the file \
-         again or run `kiln prepare` again",
+         again or run `kiln data prepare` again",
         path.display()
     )]
     Checksum {
@@ -291,7 +301,7 @@ pub enum DataError {
     },
     /// `data.json` states no checksum to verify against.
     #[error(
-        "{} states no `sha256` for {file}, so the file cannot be verified; run `kiln prepare` to \
+        "{} states no `sha256` for {file}, so the file cannot be verified; run `kiln data prepare` to \
          get data with checksums",
         path.display()
     )]
@@ -321,12 +331,15 @@ impl DataError {
             self,
             Self::NoInputs
                 | Self::Missing { .. }
+                | Self::NoFolder { .. }
                 | Self::UnknownBuiltin { .. }
                 | Self::ParquetDisabled { .. }
                 | Self::NotPrepared { .. }
                 | Self::ValidationFraction { .. }
                 | Self::VocabularyTooSmall { .. }
+                | Self::VocabularyTooLarge { .. }
                 | Self::AlreadyPrepared { .. }
+                | Self::Output { .. }
                 | Self::TooFewTokens { .. }
         )
     }
@@ -349,7 +362,7 @@ mod tests {
         assert_eq!(
             error.to_string(),
             "d/train.bin has 7 bytes, but data.json states 10 tokens, which take 20 bytes; copy \
-             the file again or run `kiln prepare` again"
+             the file again or run `kiln data prepare` again"
         );
         let error = DataError::JsonLine {
             path: "a.jsonl".into(),

@@ -91,6 +91,7 @@ impl TokenWidth {
 
 /// The one key that is read before the format is known.
 #[derive(Deserialize)]
+#[serde(expecting = "an object with the key `format_version`")]
 struct Version {
     format_version: u64,
 }
@@ -106,7 +107,7 @@ impl DataInfo {
         let folder = folder.as_ref();
         let path = folder.join(INFO_FILE);
         if !folder.try_exists().map_err(DataError::io("open", folder))? {
-            return Err(DataError::Missing { path: folder.to_path_buf() });
+            return Err(DataError::NoFolder { path: folder.to_path_buf() });
         }
         if !path.try_exists().map_err(DataError::io("open", &path))? {
             return Err(DataError::NotPrepared { folder: folder.to_path_buf(), file: INFO_FILE });
@@ -215,7 +216,7 @@ mod tests {
     fn missing_folders_and_files_are_told_apart() {
         let folder = tempfile::tempdir().unwrap();
         let missing = DataInfo::load(folder.path().join("none"));
-        assert!(matches!(missing, Err(DataError::Missing { .. })));
+        assert!(matches!(missing, Err(DataError::NoFolder { .. })));
         let empty = DataInfo::load(folder.path());
         assert!(matches!(empty, Err(DataError::NotPrepared { file: "data.json", .. })));
     }

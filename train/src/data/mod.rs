@@ -61,3 +61,21 @@ pub use order::SampleOrder;
 pub use piece::Piece;
 pub use prepare::{PrepareOptions, Progress, TokenizerSource, prepare};
 pub use tokenizer::{Tokenizer, VOCABULARY_MINIMUM};
+
+use std::path::{Path, PathBuf};
+
+/// Where the tokenizer of a folder of prepared data is.
+///
+/// # Errors
+///
+/// When the folder has none.
+pub fn tokenizer_of(folder: &Path) -> Result<PathBuf, DataError> {
+    let path = folder.join(info::TOKENIZER_FILE);
+    match path.exists() {
+        true => Ok(path),
+        false => {
+            let folder = folder.to_owned();
+            Err(DataError::NotPrepared { folder, file: info::TOKENIZER_FILE })
+        }
+    }
+}

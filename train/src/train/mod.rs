@@ -20,7 +20,7 @@ use kiln_shard::{Policy, ShardError};
 
 use crate::checkpoint::{self, Checkpoint, CheckpointError};
 use crate::config::{Config, ConfigError, ModelSection};
-use crate::data::{DataError, DataInfo};
+use crate::data::{self, DataError, DataInfo, Split, TokenFile, Tokenizer};
 use crate::metrics::{say, write_beside};
 use crate::{device, prepared};
 
@@ -75,7 +75,7 @@ pub enum TrainError {
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
     /// The run folder holds another run.
-    #[error("{} already holds a run: go on with --resume latest, or choose another folder with --out", .out.display())]
+    #[error("{} already holds a run: go on with --resume latest, choose another folder with --out, or remove it", .out.display())]
     Occupied {
         /// The run folder.
         out: PathBuf,
@@ -91,7 +91,7 @@ pub enum TrainError {
         source: std::io::Error,
     },
     /// The loss or the gradient is not a number.
-    #[error("step {step}: {what} is {value}{}; the weights were not updated. Lower optim.lr or raise optim.warmup_steps, and go on from the last checkpoint", .parameter.as_ref().map(|name| format!(" (first in the gradient of `{name}`)")).unwrap_or_default())]
+    #[error("step {step}: {what} is {value}{}; the weights were not updated. Lower optim.lr or raise optim.warmup_steps, and go on from an earlier checkpoint", .parameter.as_ref().map(|name| format!(" (first in the gradient of `{name}`)")).unwrap_or_default())]
     NonFinite {
         /// Optimizer step.
         step: u64,
@@ -128,6 +128,7 @@ impl TrainError {
             TrainError::Checkpoint(error) => matches!(
                 error,
                 CheckpointError::NotFound { .. }
+                    | CheckpointError::OtherModel { .. }
                     | CheckpointError::Names { .. }
                     | CheckpointError::Shape { .. }
             ),
@@ -151,11 +152,12 @@ impl RankError for TrainError {
 impl From<RanksError<TrainError>> for TrainError {
     fn from(error: RanksError<TrainError>) -> Self {
         match error {
-            // What is wrong for all ranks alike needs no rank in its message.
-            RanksError::Failed { error, .. } if error.is_usage() => error,
-            RanksError::Failed { rank, error } => {
-                TrainError::Rank { rank, source: Box::new(error) }
+            // Only in the engine does it matter where it went wrong. A bad file or loss is the same
+            // for all ranks, whichever has met it first.
+            RanksError::Failed { rank, error: TrainError::Shard(error) } => {
+                TrainError::Rank { rank, source: Box::new(error.into()) }
             }
+            RanksError::Failed { error, .. } => error,
             other => TrainError::Crash(other.to_string()),
         }
     }
@@ -219,19 +221,26 @@ fn plan(mut config: Config, options: &RunOptions) -> Result<Plan, TrainError> {
         Some(Resume::Latest) => Some(Checkpoint::latest(&options.out)?),
         Some(Resume::Path(path)) => Some(Checkpoint::open(path)?),
     };
-    if resume.is_none() && options.out.join("metrics.jsonl").exists() {
-        return Err(TrainError::Occupied { out: options.out.clone() });
-    }
-    if !config.init.from.as_os_str().is_empty() {
-        Checkpoint::open(&config.init.from)?;
-    }
+    check_free(&options.out, resume.as_ref())?;
+    let init = match config.init.from.as_os_str().is_empty() {
+        true => None,
+        false => Some(Checkpoint::open(&config.init.from)?),
+    };
     let data = prepared::open(&config.data, config.train.seed)?;
     let model = resolve_model(&config, &data)?;
+    for checkpoint in resume.iter().chain(&init) {
+        checkpoint.check_model(&model)?;
+    }
+    for split in [Split::Train, Split::Validation] {
+        TokenFile::open(&config.data.path, split, config.data.seq_len)?;
+    }
     config.model = ModelSection::from_model(&model);
     let config_text = toml::to_string(&config).map_err(|error| ConfigError::Invalid {
         problems: vec![format!("the configuration cannot be written: {error}")],
     })?;
-    fs::create_dir_all(&options.out).map_err(TrainError::io("create", &options.out))?;
+    // Not when the first checkpoint is due, which may be hours from here.
+    let checkpoints = checkpoint::folder_of_run(&options.out);
+    fs::create_dir_all(&checkpoints).map_err(TrainError::io("create", &checkpoints))?;
     let path = options.out.join("config.toml");
     write_beside(&path, config_text.as_bytes()).map_err(TrainError::io("write", &path))?;
     if let Some(checkpoint) = &resume {
@@ -254,20 +263,40 @@ fn plan(mut config: Config, options: &RunOptions) -> Result<Plan, TrainError> {
     Ok(Plan { config, config_text, model, data, out: options.out.clone(), resume, peak_flops })
 }
 
+/// Fails unless the run folder is new, or is the one that the checkpoint to go on from is in.
+fn check_free(out: &Path, resume: Option<&Checkpoint>) -> Result<(), TrainError> {
+    let same = |a: &Path, b: &Path| match (a.canonicalize(), b.canonicalize()) {
+        (Ok(a), Ok(b)) => a == b,
+        _ => false,
+    };
+    let own = resume.and_then(|checkpoint| checkpoint.folder().parent());
+    let own = own.is_some_and(|folder| same(folder, &checkpoint::folder_of_run(out)));
+    if out.join("metrics.jsonl").exists() && !own {
+        return Err(TrainError::Occupied { out: out.to_owned() });
+    }
+    if out.exists() && !out.is_dir() {
+        let problem = format!("--out {} is a file: name a folder for the run", out.display());
+        return Err(ConfigError::Invalid { problems: vec![problem] }.into());
+    }
+    Ok(())
+}
+
 /// The model of the run; its vocabulary is the tokenizer's unless the configuration names one.
-fn resolve_model(config: &Config, data: &DataInfo) -> Result<ModelConfig, ConfigError> {
+fn resolve_model(config: &Config, data: &DataInfo) -> Result<ModelConfig, TrainError> {
     let invalid = |problem: String| ConfigError::Invalid { problems: vec![problem] };
-    let model = config.model.resolve(Some(data.vocab_size)).map_err(invalid)?;
+    // Data from another program may state fewer ids than its tokenizer has.
+    let tokenizer = Tokenizer::load(data::tokenizer_of(&config.data.path)?)?;
+    let tokens = data.vocab_size.max(tokenizer.vocab_size());
+    let model = config.model.resolve(Some(tokens)).map_err(invalid)?;
     model.validate().map_err(|error| invalid(error.to_string()))?;
-    if data.vocab_size > model.vocab_size {
-        return Err(invalid(format!(
-            "the tokenizer in {} has {} tokens, but model.vocab_size is {}: raise \
-             model.vocab_size to at least {}, or leave it out",
+    if tokens > model.vocab_size {
+        let problem = invalid(format!(
+            "the tokenizer in {} has {tokens} tokens, but model.vocab_size is {}: raise \
+             model.vocab_size to at least {tokens}, or leave it out",
             config.data.path.display(),
-            data.vocab_size,
             model.vocab_size,
-            data.vocab_size
-        )));
+        ));
+        return Err(problem.into());
     }
     Ok(model)
 }

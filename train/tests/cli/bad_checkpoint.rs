@@ -1,0 +1,142 @@
+//! Checkpoints that are missing, damaged, or of another model; run folders that cannot be used.
+
+use crate::messages::Messages;
+use crate::support::Workspace;
+
+const RESUME: [&str; 6] = ["train", "run.toml", "--out", "run", "--resume", "latest"];
+const MODEL: &str = "run/checkpoints/fsdp_cpt2/model-00002-of-00004.safetensors";
+const OPTIMIZER: &str = "run/checkpoints/fsdp_cpt2/optimizer-00002-of-00004.safetensors";
+const STATE: &str = "run/checkpoints/fsdp_cpt2/state.json";
+const INDEX: &str = "run/checkpoints/fsdp_cpt2/model.safetensors.index.json";
+
+/// A run of two steps in `run`, which a configuration of four steps can go on with.
+fn trained() -> Workspace {
+    let workspace = Workspace::new();
+    workspace.succeed(&["train", "run.toml", "--out", "run", "--set", "train.steps=2"]);
+    workspace
+}
+
+#[test]
+fn checkpoints_that_are_not_there_or_do_not_fit_are_refused() {
+    let mut messages = Messages::default();
+    let workspace = trained();
+    let mut refused = |title: &str, arguments: &[&str]| {
+        messages.refused(title, &workspace, &[&["train", "run.toml"], arguments].concat());
+    };
+    refused("resume without a run", &["--out", "new", "--resume", "latest"]);
+    refused("resume from nowhere", &["--out", "new", "--resume", "none"]);
+    refused("resume from a folder without one", &["--out", "new", "--resume", "data"]);
+    refused("another width", &["--out", "run", "--resume", "latest", "--set", "model.d_model=32"]);
+    refused(
+        "other heads, for which the weights would fit",
+        &[
+            "--out",
+            "run",
+            "--resume",
+            "latest",
+            "--set",
+            "model.heads=2",
+            "--set",
+            "model.kv_heads=1",
+        ],
+    );
+    refused(
+        "weights of another model",
+        &["--out", "new", "--set", "init.from=run", "--set", "model.tie_embeddings=false"],
+    );
+    refused("weights from nowhere", &["--out", "new", "--set", "init.from=none"]);
+    refused("run folder in use", &["--out", "run"]);
+    workspace.succeed(&["train", "run.toml", "--out", "other"]);
+    let mut refused = |title: &str, arguments: &[&str]| {
+        messages.refused(title, &workspace, &[&["train", "run.toml"], arguments].concat());
+    };
+    refused("run folder in use by another run", &["--out", "other", "--resume", "run"]);
+    refused("run folder that is a file", &["--out", "run.toml"]);
+    insta::assert_snapshot!(messages.finish());
+}
+
+#[test]
+fn damaged_checkpoints_fail_and_stay_as_they_are() {
+    let mut messages = Messages::default();
+    let mut fails = |title: &str, damage: &dyn Fn(&Workspace)| {
+        let workspace = trained();
+        damage(&workspace);
+        let (steps, before) = (workspace.steps("run"), workspace.tree());
+        messages.fails(title, &workspace, &RESUME);
+        assert_eq!(workspace.steps("run"), steps, "{title}");
+        let after = workspace.tree();
+        let folder = workspace.path("run/checkpoints");
+        let checkpoints = before.iter().filter(|(path, _)| path.starts_with(&folder));
+        for (path, content) in checkpoints {
+            assert!(after.get(path) == Some(content), "{title}: {} changed", path.display());
+        }
+    };
+    let half = |w: &Workspace, file: &str| {
+        let bytes = w.read(file);
+        w.write(file, &bytes[..bytes.len() / 2]);
+    };
+    fails("truncated weights", &|w| half(w, MODEL));
+    fails("empty weights", &|w| w.write(MODEL, ""));
+    fails("missing weights", &|w| w.remove(MODEL));
+    fails("truncated optimizer state", &|w| half(w, OPTIMIZER));
+    fails("missing optimizer state", &|w| w.remove(OPTIMIZER));
+    fails("weights without a tensor", &|w| w.write(MODEL, b"\x02\0\0\0\0\0\0\0{}"));
+    fails("state that is no JSON", &|w| w.write(STATE, "garbage"));
+    fails("state that is no object", &|w| w.write(STATE, "[]"));
+    fails("state without a key", &|w| w.replace(STATE, "next_sample", "next_simple"));
+    fails("state of the future", &|w| {
+        w.replace(STATE, "\"format_version\": 1", "\"format_version\": 2");
+    });
+    fails("missing index", &|w| w.remove(INDEX));
+    fails("damaged index", &|w| w.write(INDEX, "[]"));
+    fails("index that points elsewhere", &|w| {
+        w.replace(INDEX, "\"model-00002-of-00004.safetensors\"", "\"../../secret\"");
+    });
+    insta::assert_snapshot!(messages.finish());
+}
+
+#[test]
+fn a_run_folder_that_cannot_be_written_fails_at_once() {
+    let mut messages = Messages::default();
+    let workspace = Workspace::new();
+    let below_a_file = ["train", "run.toml", "--out", "run.toml/run"];
+    messages.fails("run folder below a file", &workspace, &below_a_file);
+    workspace.write("run/checkpoints", "a file");
+    let ended = messages.fails(
+        "checkpoints that cannot be written",
+        &workspace,
+        &["train", "run.toml", "--out", "run"],
+    );
+    assert!(!ended.stdout.contains("step"), "{ended:?}");
+    assert!(!workspace.path("run/metrics.jsonl").exists());
+    insta::assert_snapshot!(messages.finish());
+}
+
+/// The weights of the last good step stay, and the run can go on from them.
+#[test]
+fn a_loss_that_is_no_number_stops_the_run() {
+    let mut messages = Messages::default();
+    let workspace = Workspace::new();
+    workspace.config("run.toml", &[("checkpoint.every", "1")]);
+    let arguments = [
+        "train",
+        "run.toml",
+        "--out",
+        "run",
+        "--set",
+        "optim.lr=1e30",
+        "--set",
+        "optim.warmup_steps=0",
+    ];
+    messages.fails("learning rate out of this world", &workspace, &arguments);
+    assert_eq!(workspace.checkpoints("run"), ["fsdp_cpt1", "latest"]);
+
+    let workspace = trained();
+    let mut bytes = workspace.read(MODEL);
+    let end = bytes.len();
+    bytes[end - 4..].copy_from_slice(&f32::NAN.to_le_bytes());
+    workspace.write(MODEL, bytes);
+    messages.fails("weights that are no numbers", &workspace, &RESUME);
+    assert_eq!(workspace.checkpoints("run"), ["fsdp_cpt2", "latest"]);
+    insta::assert_snapshot!(messages.finish());
+}

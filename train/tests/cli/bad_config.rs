@@ -1,0 +1,112 @@
+//! Configurations that cannot be: refused before any work, with the key and the mend.
+
+use crate::messages::Messages;
+use crate::support::{RUN, Workspace};
+
+/// Title, and the values to change in a configuration that works.
+const VALUES: &[(&str, &[(&str, &str)])] = &[
+    ("zero steps", &[("train.steps", "0")]),
+    ("zero ranks", &[("train.ranks", "0")]),
+    ("zero log interval", &[("log.every", "0")]),
+    ("negative learning rate", &[("optim.lr", "-1e-3")]),
+    ("learning rate that is no number", &[("optim.lr", "nan")]),
+    ("endless learning rate", &[("optim.lr", "inf")]),
+    ("beta of one", &[("optim.beta1", "1.0")]),
+    ("negative beta", &[("optim.beta2", "-0.5")]),
+    ("negative clipping", &[("optim.grad_clip", "-1.0")]),
+    ("warm-up longer than the run", &[("optim.warmup_steps", "5")]),
+    (
+        "decay that does not fit behind the warm-up",
+        &[("optim.schedule", "'wsd'"), ("optim.decay_steps", "3")],
+    ),
+    ("batch that ranks cannot share", &[("train.ranks", "3")]),
+    ("batch that micro-batches cannot fill", &[("train.micro_batch", "3")]),
+    ("heads that do not divide the width", &[("model.heads", "3"), ("model.kv_heads", "3")]),
+    ("kv heads that do not divide the heads", &[("model.kv_heads", "3")]),
+    ("heads of odd width", &[("model.d_model", "12"), ("model.kv_heads", "4")]),
+    ("no layers", &[("model.layers", "0")]),
+    ("dropout of everything", &[("model.dropout", "1.0")]),
+    ("unknown preset", &[("model.preset", "'10b'")]),
+    ("hybrid without a size", &[("shard.strategy", "'HYBRID_SHARD'")]),
+    (
+        "shard size that does not divide the ranks",
+        &[("shard.strategy", "'HYBRID_SHARD'"), ("shard.shard_size", "3")],
+    ),
+    ("shard size that the strategy has no use for", &[("shard.shard_size", "1")]),
+    ("no data", &[("data.path", "''")]),
+    ("vocabulary without room for bytes", &[("data.text", "['a.txt']"), ("data.vocab_size", "99")]),
+    ("a device that this build has not", &[("device.backend", "'cuda'")]),
+    ("no time for communication", &[("comm.timeout_s", "0.0")]),
+    (
+        "several problems at once",
+        &[("train.steps", "0"), ("optim.lr", "-1.0"), ("train.ranks", "5")],
+    ),
+];
+
+#[test]
+fn values_out_of_range_are_refused() {
+    let mut messages = Messages::default();
+    for (title, changes) in VALUES {
+        let workspace = Workspace::new();
+        workspace.config("bad.toml", changes);
+        messages.refused(title, &workspace, &["train", "bad.toml", "--out", "run"]);
+    }
+    insta::assert_snapshot!(messages.finish());
+}
+
+/// Title, and what to replace in a file that works: the message shows the line.
+const TEXTS: &[(&str, &str, &str)] = &[
+    ("not TOML", "d_model = 16", "d_model: 16"),
+    ("unknown key", "warmup_steps = 2", "warm_up_steps = 2"),
+    ("unknown section", "[optim]", "[optimizer]"),
+    ("text for a number", "lr = 1e-2", "lr = \"1e-2\""),
+    ("fraction for a count", "steps = 4", "steps = 4.5"),
+    ("negative count", "steps = 4", "steps = -4"),
+    ("number for a path", "path = \"data\"", "path = 3"),
+    ("number for a switch", "seq_len = 8", "seq_len = 8\nshuffle = 1"),
+    ("unknown schedule", "lr = 1e-2", "lr = 1e-2\nschedule = \"linear\""),
+    ("key given twice", "steps = 4", "steps = 4\nsteps = 5"),
+    ("unknown strategy", "[eval]", "[shard]\nstrategy = \"ZERO_3\"\n\n[eval]"),
+    ("unknown dtype", "[eval]", "[precision]\ncompute = \"f16\"\n\n[eval]"),
+];
+
+#[test]
+fn files_that_cannot_be_understood_are_refused() {
+    let mut messages = Messages::default();
+    let workspace = Workspace::new();
+    for (title, from, to) in TEXTS {
+        assert!(RUN.contains(from), "{title}");
+        workspace.write("bad.toml", RUN.replacen(from, to, 1));
+        messages.refused(title, &workspace, &["train", "bad.toml", "--out", "run"]);
+    }
+    messages.refused("missing file", &workspace, &["train", "none.toml", "--out", "run"]);
+    messages.refused("a folder", &workspace, &["train", "data", "--out", "run"]);
+    workspace.write("bad.toml", b"[model]\nd_model = \xFF\n");
+    messages.refused("not UTF-8", &workspace, &["train", "bad.toml", "--out", "run"]);
+    insta::assert_snapshot!(messages.finish());
+}
+
+#[test]
+fn overrides_are_checked_like_the_file() {
+    let mut messages = Messages::default();
+    let workspace = Workspace::new();
+    for (title, argument) in [
+        ("no value", "train.steps"),
+        ("no key", "train=3"),
+        ("nothing", ""),
+        ("too deep", "train.steps.more=3"),
+        ("unknown key", "train.step=3"),
+        ("unknown section", "trian.steps=3"),
+        ("wrong type", "train.steps=many"),
+        ("unknown choice", "shard.strategy=full_shard"),
+        ("value out of range", "optim.lr=-1"),
+    ] {
+        let arguments = ["train", "run.toml", "--out", "run", "--set", argument];
+        messages.refused(title, &workspace, &arguments);
+    }
+    let arguments = ["train", "run.toml", "--out", "run", "--ranks", "3"];
+    messages.refused("ranks that cannot share the batch", &workspace, &arguments);
+    let arguments = ["train", "run.toml", "--out", "run", "--ranks", "0"];
+    messages.refused("no ranks", &workspace, &arguments);
+    insta::assert_snapshot!(messages.finish());
+}

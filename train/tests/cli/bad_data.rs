@@ -1,0 +1,81 @@
+//! Data that is missing, damaged or does not fit the model.
+
+use crate::messages::Messages;
+use crate::support::{TRAIN_TOKENS, VOCAB, Workspace, tokens};
+
+const TRAIN: [&str; 4] = ["train", "run.toml", "--out", "run"];
+
+/// A working directory with something wrong.
+fn broken(damage: impl FnOnce(&Workspace)) -> Workspace {
+    let workspace = Workspace::new();
+    damage(&workspace);
+    workspace
+}
+
+#[test]
+fn data_that_is_not_there_or_does_not_fit_is_refused() {
+    let mut messages = Messages::default();
+    let mut refused = |title: &str, damage: &dyn Fn(&Workspace)| {
+        messages.refused(title, &broken(damage), &TRAIN);
+    };
+    refused("missing folder", &|w| w.remove("data"));
+    refused("folder without data.json", &|w| w.remove("data/data.json"));
+    refused("folder without train.bin", &|w| w.remove("data/train.bin"));
+    refused("folder without a tokenizer", &|w| w.remove("data/tokenizer.json"));
+    refused("sequences longer than the data", &|w| {
+        w.config("run.toml", &[("data.seq_len", "1801")]);
+    });
+    refused("sequences longer than the validation data", &|w| {
+        w.config("run.toml", &[("data.seq_len", "200")]);
+    });
+    refused("tokenizer larger than the model", &|w| {
+        w.config("run.toml", &[("model.vocab_size", "200")]);
+    });
+    refused("tokenizer larger than data.json says, and than the model", &|w| {
+        w.replace("data/data.json", &format!("\"vocab_size\":{VOCAB}"), "\"vocab_size\":200");
+        w.config("run.toml", &[("model.vocab_size", "200")]);
+    });
+    refused("text to prepare that is not there", &|w| {
+        w.config("run.toml", &[("data.path", "'new'"), ("data.text", "['a.txt']")]);
+    });
+    refused("a place to prepare that is taken", &|w| {
+        w.write("taken/notes.txt", "x");
+        w.config("run.toml", &[("data.path", "'taken'"), ("data.text", "['run.toml']")]);
+    });
+    insta::assert_snapshot!(messages.finish());
+}
+
+#[test]
+fn damaged_data_fails_before_the_run_folder_is_made() {
+    let mut messages = Messages::default();
+    let mut fails = |title: &str, damage: &dyn Fn(&Workspace)| {
+        let workspace = broken(damage);
+        messages.fails(title, &workspace, &TRAIN);
+        assert!(!workspace.path("run").exists(), "{title}");
+    };
+    fails("truncated train.bin", &|w| w.write("data/train.bin", [0; 100]));
+    fails("truncated val.bin", &|w| w.write("data/val.bin", ""));
+    fails("data.json that is no JSON", &|w| w.write("data/data.json", "{\"format_version\": 1,"));
+    fails("data.json without a key", &|w| w.replace("data/data.json", "\"dtype\":\"u16\",", ""));
+    fails("data.json of the future", &|w| {
+        w.replace("data/data.json", "\"format_version\":1", "\"format_version\":2");
+    });
+    fails("damaged tokenizer", &|w| w.write("data/tokenizer.json", "{}"));
+    insta::assert_snapshot!(messages.finish());
+}
+
+/// It is met when it is read; until then the run is as any other.
+#[test]
+fn a_token_outside_the_vocabulary_is_located() {
+    let mut messages = Messages::default();
+    let workspace = Workspace::new();
+    let mut train = tokens(TRAIN_TOKENS);
+    // In the third step, at whichever rank.
+    train[2 * 8 * 8 + 5] = 999;
+    workspace.write_data("data", &train);
+    workspace.config("run.toml", &[("data.shuffle", "false")]);
+    messages.fails("token outside the vocabulary", &workspace, &TRAIN);
+    assert_eq!(workspace.steps("run").len(), 2);
+    assert!(workspace.checkpoints("run").is_empty());
+    insta::assert_snapshot!(messages.finish());
+}

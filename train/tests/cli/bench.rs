@@ -1,0 +1,62 @@
+//! `kiln bench strategies`.
+
+use std::collections::BTreeSet;
+
+use crate::support::Workspace;
+
+const STRATEGIES: [&str; 5] =
+    ["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_GRAD_OP"];
+
+fn bench(workspace: &Workspace, more: &[&str]) -> String {
+    workspace.config("bench.toml", &[("model.vocab_size", "300")]);
+    let arguments = ["bench", "strategies", "--config", "bench.toml", "--ranks", "2"];
+    workspace.succeed(&[&arguments[..], &["--steps", "1", "--rounds", "1"], more].concat())
+}
+
+#[test]
+fn json_has_a_row_per_strategy() {
+    let workspace = Workspace::new();
+    // The strategy of the file is one of five here.
+    let table: serde_json::Value = serde_json::from_str(&bench(&workspace, &["--json"])).unwrap();
+    let keys = |value: &serde_json::Value| -> BTreeSet<String> {
+        value.as_object().unwrap().keys().cloned().collect()
+    };
+    let set = |keys: &[&str]| keys.iter().map(|key| (*key).to_owned()).collect::<BTreeSet<_>>();
+    let expected = ["model", "parameters", "ranks", "global_batch", "seq_len", "rows"];
+    assert_eq!(keys(&table), set(&expected));
+    assert_eq!((&table["ranks"], &table["global_batch"]), (&2.into(), &8.into()));
+    let model: kiln_model::ModelConfig = serde_json::from_value(table["model"].clone()).unwrap();
+    assert_eq!(table["parameters"], model.num_parameters());
+    let rows = table["rows"].as_array().unwrap();
+    let expected = [
+        "strategy",
+        "mesh",
+        "tokens_per_s",
+        "relative_speed",
+        "peak_bytes",
+        "sent_bytes",
+        "gathers",
+        "reductions",
+        "wait_share",
+    ];
+    for (row, strategy) in rows.iter().zip(STRATEGIES) {
+        assert_eq!(keys(row), set(&expected));
+        assert_eq!(row["strategy"], strategy);
+        for key in ["tokens_per_s", "relative_speed", "peak_bytes", "sent_bytes", "reductions"] {
+            assert!(row[key].as_f64().unwrap() > 0.0, "{strategy} {key}: {row}");
+        }
+    }
+    assert_eq!(rows.len(), 5);
+    assert_eq!(rows[0]["relative_speed"], 1.0);
+    assert_eq!(rows[2]["gathers"], 0);
+}
+
+#[test]
+fn the_table_has_a_line_per_strategy() {
+    let table = bench(&Workspace::new(), &[]);
+    let lines: Vec<_> = table.lines().skip(2).collect();
+    assert_eq!(lines.len(), 5, "{table}");
+    for (line, strategy) in lines.iter().zip(STRATEGIES) {
+        assert_eq!(line.split_whitespace().next(), Some(strategy));
+    }
+}

@@ -1,0 +1,142 @@
+//! Which checkpoints a run keeps, which one is the latest, and starting from the weights of one.
+
+use crate::support::Workspace;
+
+fn latest(workspace: &Workspace, out: &str) -> String {
+    workspace.text(format!("{out}/checkpoints/latest"))
+}
+
+#[test]
+fn the_newest_are_kept_and_latest_names_the_newest() {
+    let workspace = Workspace::new();
+    workspace.config(
+        "keep.toml",
+        &[("train.steps", "7"), ("checkpoint.every", "2"), ("checkpoint.keep", "2")],
+    );
+    workspace.succeed(&["train", "keep.toml", "--out", "run"]);
+    assert_eq!(workspace.checkpoints("run"), ["fsdp_cpt6", "fsdp_cpt7", "latest"]);
+    assert_eq!(latest(&workspace, "run"), "fsdp_cpt7");
+}
+
+/// What a save leaves when the process dies in the middle of it.
+#[test]
+fn an_interrupted_save_disturbs_nothing() {
+    let workspace = Workspace::new();
+    workspace.config("run.toml", &[("checkpoint.every", "2")]);
+    workspace.succeed(&["train", "run.toml", "--out", "straight"]);
+
+    workspace.copy("straight", "run");
+    workspace.remove("run/checkpoints/fsdp_cpt4");
+    workspace.write("run/checkpoints/latest", "fsdp_cpt2");
+    workspace.write("run/checkpoints/.latest.partial", "fsdp");
+    // Whole but for the state, and with some rubbish that must not end up in the new one.
+    workspace.copy("straight/checkpoints/fsdp_cpt4", "run/checkpoints/.fsdp_cpt4.partial");
+    workspace.remove("run/checkpoints/.fsdp_cpt4.partial/state.json");
+    workspace.write("run/checkpoints/.fsdp_cpt4.partial/rubbish", "x");
+    let said = workspace.succeed(&["train", "run.toml", "--out", "run", "--resume", "latest"]);
+    assert!(said.contains("resuming from run/checkpoints/fsdp_cpt2\n"), "{said}");
+    assert_eq!(workspace.checkpoints("run"), ["fsdp_cpt2", "fsdp_cpt4", "latest"]);
+    let files = |out: &str| {
+        let folder = workspace.path(format!("{out}/checkpoints/fsdp_cpt4"));
+        crate::support::names(&folder)
+    };
+    assert_eq!(files("run"), files("straight"));
+    assert_eq!(workspace.steps("run"), workspace.steps("straight"));
+}
+
+/// A folder without a state is not a checkpoint, whatever `latest` says.
+#[test]
+fn without_a_good_latest_the_highest_step_is_taken() {
+    let workspace = Workspace::new();
+    workspace.config("run.toml", &[("checkpoint.every", "2")]);
+    workspace.succeed(&["train", "run.toml", "--out", "run"]);
+    let resumes_from = |expected: &str| {
+        let said = workspace.succeed(&["train", "run.toml", "--out", "run", "--resume", "latest"]);
+        assert!(said.contains(&format!("resuming from run/checkpoints/{expected}\n")), "{said}");
+    };
+    for content in ["", "fsdp_cpt99\n", "nonsense"] {
+        workspace.write("run/checkpoints/latest", content);
+        resumes_from("fsdp_cpt4");
+    }
+    workspace.remove("run/checkpoints/latest");
+    resumes_from("fsdp_cpt4");
+    workspace.remove("run/checkpoints/fsdp_cpt4/state.json");
+    resumes_from("fsdp_cpt2");
+}
+
+/// Whoever goes back in a run wants the steps from there on, not the ones it had before.
+#[test]
+fn a_run_that_goes_back_keeps_what_it_writes_now() {
+    let workspace = Workspace::new();
+    workspace.config("run.toml", &[("checkpoint.every", "1")]);
+    workspace.succeed(&["train", "run.toml", "--out", "run"]);
+    let back = [
+        "train",
+        "run.toml",
+        "--out",
+        "run",
+        "--resume",
+        "run/checkpoints/fsdp_cpt1",
+        "--set",
+        "train.steps=2",
+        "--set",
+        "checkpoint.keep=1",
+    ];
+    workspace.succeed(&back);
+    assert_eq!(workspace.checkpoints("run"), ["fsdp_cpt2", "latest"]);
+    assert_eq!(latest(&workspace, "run"), "fsdp_cpt2");
+    assert_eq!(workspace.steps("run").len(), 2);
+}
+
+#[test]
+fn init_from_takes_the_weights_and_nothing_else() {
+    let workspace = Workspace::new();
+    workspace.succeed(&["train", "run.toml", "--out", "first"]);
+    // A learning rate of zero leaves the weights as they were loaded.
+    workspace.config(
+        "second.toml",
+        &[
+            ("init.from", "'first'"),
+            ("optim.lr", "0.0"),
+            ("optim.warmup_steps", "0"),
+            ("train.steps", "1"),
+        ],
+    );
+    workspace.succeed(&["train", "second.toml", "--out", "second"]);
+    assert_eq!(workspace.val_loss("second"), workspace.val_loss("first"));
+    let [(step, loss, _)] = workspace.steps("second")[..] else { panic!("one step") };
+    // The first samples again, with trained weights.
+    assert_eq!(step, 1);
+    assert!(loss < workspace.losses("first")[0], "{loss}");
+    for unit in 1..=4 {
+        let file = |out: &str, step: u64| {
+            let name = format!("model-{unit:05}-of-00004.safetensors");
+            workspace.read(format!("{out}/checkpoints/fsdp_cpt{step}/{name}"))
+        };
+        assert!(file("second", 1) == file("first", 4), "unit {unit}");
+    }
+    let state = workspace.json("second/checkpoints/fsdp_cpt1/state.json");
+    assert_eq!((&state["step"], &state["next_sample"]), (&1.into(), &8.into()));
+}
+
+#[test]
+fn a_checkpoint_is_complete_and_described() {
+    let workspace = Workspace::new();
+    workspace.succeed(&["train", "run.toml", "--out", "run"]);
+    let folder = "run/checkpoints/fsdp_cpt4";
+    let index = workspace.json(format!("{folder}/model.safetensors.index.json"));
+    let mut elements = 0;
+    for (name, file) in index["weight_map"].as_object().unwrap() {
+        let bytes = workspace.read(format!("{folder}/{}", file.as_str().unwrap()));
+        let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+        elements += tensors.tensor(name).unwrap().shape().iter().product::<usize>();
+    }
+    assert_eq!(index["metadata"]["total_size"], elements * 4);
+    let state = workspace.json(format!("{folder}/state.json"));
+    let model: kiln_model::ModelConfig = serde_json::from_value(state["model"].clone()).unwrap();
+    assert_eq!(elements, model.num_parameters());
+    assert_eq!(state["tokens"], 4 * 8 * 8);
+    assert_eq!(workspace.text(format!("{folder}/config.toml")), workspace.text("run/config.toml"));
+    let tokenizer = |folder: &str| workspace.read(format!("{folder}/tokenizer.json"));
+    assert!(tokenizer(folder) == tokenizer("data"));
+}

@@ -1,0 +1,71 @@
+//! Runs commands that must fail, and collects what they say.
+
+use crate::support::{Ended, Workspace};
+
+/// What the commands of one group say, for a snapshot that people read.
+#[derive(Default)]
+pub struct Messages {
+    text: String,
+}
+
+impl Messages {
+    /// Runs a command that is refused before any work: exit code 2, and nothing on disk changes.
+    pub fn refused(&mut self, title: &str, workspace: &Workspace, arguments: &[&str]) {
+        let before = workspace.tree();
+        let ended = workspace.kiln(arguments);
+        let after = workspace.tree();
+        self.record(title, &ended, 2);
+        let changed: Vec<_> = before
+            .keys()
+            .chain(after.keys())
+            .filter(|path| before.get(*path) != after.get(*path))
+            .collect();
+        assert!(changed.is_empty(), "{title}: changed {changed:?}");
+    }
+
+    /// Runs a command that fails in its work: exit code 1, and no half-written folder remains.
+    pub fn fails(&mut self, title: &str, workspace: &Workspace, arguments: &[&str]) -> Ended {
+        let ended = workspace.kiln(arguments);
+        self.record(title, &ended, 1);
+        for path in workspace.tree().keys() {
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            assert!(!name.contains(".partial"), "{title}: left {}", path.display());
+        }
+        ended
+    }
+
+    fn record(&mut self, title: &str, ended: &Ended, code: i32) {
+        assert_eq!(ended.code, Some(code), "{title}: {ended:?}");
+        assert_reads_well(title, &ended.stderr);
+        self.text.push_str(&format!("# {title} (exit code {code})\n{}\n", ended.stderr));
+    }
+
+    /// All messages, under their titles.
+    pub fn finish(self) -> String {
+        self.text
+    }
+}
+
+/// Fails on what a user should never see.
+fn assert_reads_well(title: &str, message: &str) {
+    assert!(message.starts_with("error: ") && message.ends_with('\n'), "{title}: {message}");
+    for unwanted in [
+        "panicked",
+        "RUST_BACKTRACE",
+        "stack backtrace",
+        "error: error",
+        "Error {",
+        "Error(",
+        "Some(",
+        "Os {",
+        "rank 0: rank",
+        "expected f64",
+        "usize",
+        "\\\"",
+        "::",
+        "struct Index",
+        "/tmp/",
+    ] {
+        assert!(!message.contains(unwanted), "{title}: {message}");
+    }
+}

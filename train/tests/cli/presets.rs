@@ -1,0 +1,72 @@
+//! The configurations of this repository.
+
+use std::path::{Path, PathBuf};
+
+use kiln::config::{self, Config};
+use kiln::sharded::ShardedDecoder;
+use kiln_model::layers::Block;
+use kiln_model::{Decoder, Key, ModelConfig, PRESETS};
+use kiln_shard::ranks::run_ranks;
+use kiln_shard::{EngineBuilder, Policy, Recompute, ShardError, Strategy};
+
+use crate::support::names;
+
+pub fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs")
+}
+
+fn load(name: &str) -> Config {
+    config::load(&folder().join(format!("{name}.toml")), &[])
+        .unwrap_or_else(|error| panic!("{name}: {error}"))
+}
+
+#[test]
+fn every_configuration_loads_and_fits_together() {
+    let mut files: Vec<_> = PRESETS.iter().map(|preset| format!("{preset}.toml")).collect();
+    files.extend(["debug.toml".to_owned(), "quickstart.toml".to_owned()]);
+    files.sort();
+    assert_eq!(names(&folder()), files);
+    for file in files {
+        let config = load(file.trim_end_matches(".toml"));
+        for ranks in [1, 2] {
+            let mut config = config.clone();
+            config.train.ranks = ranks;
+            config.validate().unwrap_or_else(|error| panic!("{file} on {ranks} ranks: {error}"));
+        }
+        assert!(config.data.path.starts_with("runs/data"), "{file}");
+        assert_eq!(config.shard.strategy, Strategy::FullShard, "{file}");
+    }
+}
+
+#[test]
+fn presets_have_their_sizes() {
+    for (name, parameters, vocab_size, seq_len, recompute) in [
+        ("10m", 8_959_232, 4_096, 256, Recompute::None),
+        ("90m", 89_884_800, 32_000, 512, Recompute::None),
+        ("300m", 302_558_208, 32_000, 1_024, Recompute::None),
+        ("1b", 1_100_048_384, 32_000, 2_048, Recompute::Block),
+        ("7b", 6_738_415_616, 32_000, 4_096, Recompute::Block),
+    ] {
+        let config = load(name);
+        assert_eq!(config.model.preset.as_deref(), Some(name));
+        assert_eq!(config.model.vocab_size, Some(vocab_size));
+        // The file decides the vocabulary, not the data.
+        let model = config.model.resolve(Some(77)).expect("a model");
+        assert_eq!(Some(&model), ModelConfig::preset(name).as_ref(), "{name}");
+        assert_eq!(model.num_parameters(), parameters, "{name}");
+        assert_eq!((config.data.seq_len, config.shard.recompute), (seq_len, recompute), "{name}");
+    }
+}
+
+/// What is counted on paper is what is there.
+#[test]
+fn the_sharded_10m_has_as_many_parameters_as_its_preset() {
+    let model = ModelConfig::preset("10m").expect("a preset");
+    let counts = run_ranks(2, 1, |world| -> Result<_, ShardError> {
+        let decoder = Decoder::new(&model, Key::new(0), &burn::tensor::Device::flex());
+        let builder = EngineBuilder::new(world, Policy::default(), None)?;
+        let sharded = ShardedDecoder::<Block>::new(decoder, builder)?;
+        Ok(sharded.engine().layout().num_parameters())
+    });
+    assert_eq!(counts.expect("two ranks"), [8_959_232; 2]);
+}

@@ -1,0 +1,173 @@
+//! A run that was interrupted ends as if it had not been.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use kiln::data::{BatchSource, SampleOrder, Split, TokenFile, slice_for};
+
+use crate::support::{SEQ_LEN, TRAIN_TOKENS, Workspace, assert_same_curve, names, tokens};
+
+/// Twenty steps with everything that has a position: schedule, shuffling, dropout, micro-batches.
+const LONG: [(&str, &str); 8] = [
+    ("train.steps", "20"),
+    ("train.seed", "7"),
+    ("model.dropout", "0.1"),
+    ("optim.schedule", "'cosine'"),
+    ("optim.warmup_steps", "3"),
+    ("optim.grad_clip", "0.5"),
+    ("checkpoint.every", "10"),
+    ("data.shuffle", "true"),
+];
+
+const FULL_SHARD: &[(&str, &str)] = &[("shard.strategy", "'FULL_SHARD'")];
+const SHARD_GRAD_OP: &[(&str, &str)] =
+    &[("shard.strategy", "'SHARD_GRAD_OP'"), ("shard.recompute", "'block'")];
+const HYBRID_SHARD: &[(&str, &str)] = &[
+    ("shard.strategy", "'HYBRID_SHARD'"),
+    ("shard.shard_size", "2"),
+    ("shard.recompute", "'block'"),
+    ("train.ranks", "4"),
+    ("train.micro_batch", "1"),
+];
+
+fn long(workspace: &Workspace, changes: &[(&str, &str)]) {
+    workspace.config("long.toml", &[&LONG[..], changes].concat());
+}
+
+/// The files of a checkpoint, apart from the configuration it was started with.
+fn files(workspace: &Workspace, checkpoint: &str) -> BTreeMap<String, Vec<u8>> {
+    let all = names(&workspace.path(checkpoint));
+    assert!(all.iter().filter(|name| name.ends_with(".safetensors")).count() >= 8, "{all:?}");
+    all.into_iter()
+        .filter(|name| name != "config.toml")
+        .map(|name| (name.clone(), workspace.read(Path::new(checkpoint).join(name))))
+        .collect()
+}
+
+fn assert_same_end(workspace: &Workspace, a: &str, b: &str) {
+    let end = |out: &str| files(workspace, &format!("{out}/checkpoints/fsdp_cpt20"));
+    let (a, b) = (end(a), end(b));
+    assert_eq!(a.keys().collect::<Vec<_>>(), b.keys().collect::<Vec<_>>());
+    for (name, content) in &a {
+        assert!(b[name] == *content, "{name} differs");
+    }
+}
+
+#[test]
+fn ten_steps_and_ten_more_are_twenty_to_the_bit() {
+    for (name, changes) in
+        [("full", FULL_SHARD), ("grad_op", SHARD_GRAD_OP), ("hybrid", HYBRID_SHARD)]
+    {
+        let workspace = Workspace::new();
+        long(&workspace, changes);
+        workspace.succeed(&["train", "long.toml", "--out", "straight"]);
+        let said = workspace.succeed(&[
+            "train",
+            "long.toml",
+            "--out",
+            "resumed",
+            "--resume",
+            "straight/checkpoints/fsdp_cpt10",
+        ]);
+        assert!(said.starts_with("resuming from straight/checkpoints/fsdp_cpt10\n"), "{said}");
+        let straight = workspace.steps("straight");
+        assert_eq!(straight.len(), 20);
+        assert_same_curve(name, &workspace.steps("resumed"), &straight[10..], 0.0);
+        assert_eq!(workspace.val_loss("resumed"), workspace.val_loss("straight"), "{name}");
+        assert_same_end(&workspace, "resumed", "straight");
+    }
+}
+
+/// The run dies in step 14, of a token that cannot be. What it logged after its last checkpoint is
+/// not there twice.
+#[test]
+fn a_run_that_died_goes_on_as_if_it_had_not() {
+    let workspace = Workspace::new();
+    long(&workspace, FULL_SHARD);
+    workspace.succeed(&["train", "long.toml", "--out", "straight"]);
+
+    let order = SampleOrder::new((TRAIN_TOKENS as u64 - 1) / SEQ_LEN as u64, true, 7).unwrap();
+    let mut broken = tokens(TRAIN_TOKENS);
+    broken[order.sample_at(13 * 8 + 5) as usize * SEQ_LEN + 3] = 999;
+    workspace.write_data("data", &broken);
+    let died = workspace.kiln(&["train", "long.toml", "--out", "run"]);
+    assert_eq!(died.code, Some(1), "{died:?}");
+    assert_eq!(workspace.steps("run").len(), 13);
+    assert_eq!(workspace.checkpoints("run"), ["fsdp_cpt10", "latest"]);
+
+    workspace.write_data("data", &tokens(TRAIN_TOKENS));
+    workspace.succeed(&["train", "long.toml", "--out", "run", "--resume", "latest"]);
+    assert_same_curve("all", &workspace.steps("run"), &workspace.steps("straight"), 0.0);
+    assert_same_end(&workspace, "run", "straight");
+}
+
+#[test]
+fn other_rank_counts_see_the_same_tokens_in_the_same_order() {
+    let workspace = Workspace::new();
+    long(&workspace, FULL_SHARD);
+    workspace.succeed(&["train", "long.toml", "--out", "straight"]);
+    let straight = workspace.steps("straight");
+    // Other micro-batches, too: neither the samples nor their dropout masks depend on the split.
+    for (ranks, micro_batch) in [("1", "train.micro_batch=4"), ("4", "train.micro_batch=1")] {
+        let out = format!("on{ranks}");
+        let from = "straight/checkpoints/fsdp_cpt10";
+        workspace.succeed(&[
+            "train",
+            "long.toml",
+            "--out",
+            &out,
+            "--resume",
+            from,
+            "--ranks",
+            ranks,
+            "--set",
+            micro_batch,
+        ]);
+        assert_same_curve(&out, &workspace.steps(&out), &straight[10..], 1e-5);
+        let tokens = |line: &serde_json::Value| line.get("tokens").cloned();
+        let count = |out: &str| workspace.metrics(out).iter().filter_map(tokens).next_back();
+        assert_eq!(count(&out), count("straight"));
+    }
+
+    // The losses could agree by chance; the tokens themselves, from where the checkpoint stands:
+    let state = workspace.json("straight/checkpoints/fsdp_cpt10/state.json");
+    let start = state["next_sample"].as_u64().unwrap();
+    assert_eq!(start, slice_for(10, 8, 0, 2, 0, 2));
+    let open = || TokenFile::open(workspace.path("data"), Split::Train, SEQ_LEN).unwrap();
+    let source = BatchSource::new(open(), true, 7).unwrap();
+    for step in 0..10 {
+        let whole = source.fetch(start + step * 8, 8).unwrap();
+        for (ranks, micro_batch) in [(1, 2), (2, 2), (4, 2), (4, 1)] {
+            let mut together = (Vec::new(), Vec::new());
+            for rank in 0..ranks {
+                for index in 0..8 / ranks / micro_batch {
+                    let first = start + slice_for(step, 8, rank, ranks, index, micro_batch);
+                    let batch = source.fetch(first, micro_batch as usize).unwrap();
+                    together.0.extend(batch.inputs);
+                    together.1.extend(batch.targets);
+                }
+            }
+            assert!(together == (whole.inputs.clone(), whole.targets.clone()), "{ranks} ranks");
+        }
+    }
+}
+
+#[test]
+fn a_finished_run_has_nothing_left_to_do() {
+    let workspace = Workspace::new();
+    workspace.succeed(&["train", "run.toml", "--out", "run"]);
+    let (steps, checkpoints) = (workspace.steps("run"), workspace.checkpoints("run"));
+    for resume in ["latest", "run", "run/checkpoints", "run/checkpoints/fsdp_cpt4"] {
+        let said = workspace.succeed(&["train", "run.toml", "--out", "run", "--resume", resume]);
+        assert!(said.contains("done: 4 steps"), "{said}");
+        assert_eq!(workspace.steps("run"), steps);
+        assert_eq!(workspace.checkpoints("run"), checkpoints);
+    }
+    // More steps than before: the run goes on.
+    let more =
+        ["train", "run.toml", "--out", "run", "--resume", "latest", "--set", "train.steps=6"];
+    workspace.succeed(&more);
+    let longer = workspace.steps("run");
+    assert_eq!(longer[..4], steps);
+    assert_eq!(longer.len(), 6);
+}

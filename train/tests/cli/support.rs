@@ -1,0 +1,289 @@
+//! A folder with tiny data and a tiny model, and the binary run in it.
+//!
+//! The binary's working directory is the folder, so that paths in messages are relative and the
+//! same on every machine.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use kiln::config::Config;
+use kiln::data::Tokenizer;
+use serde_json::Value as Json;
+use tempfile::TempDir;
+use toml::{Table, Value};
+
+/// Ids of the data's tokenizer: one per byte, and the end of text.
+pub const VOCAB: usize = 257;
+
+/// Tokens per sequence of [`RUN`].
+pub const SEQ_LEN: usize = 8;
+
+/// Tokens of `data/train.bin`: enough samples that 20 steps of 8 never see one twice.
+pub const TRAIN_TOKENS: usize = 1801;
+
+/// A run of a few milliseconds. The peak is given so that none is measured.
+pub const RUN: &str = r#"
+[model]
+d_model = 16
+layers = 2
+heads = 4
+kv_heads = 2
+d_ff = 32
+
+[data]
+path = "data"
+seq_len = 8
+
+[train]
+steps = 4
+global_batch = 8
+micro_batch = 2
+ranks = 2
+
+[optim]
+lr = 1e-2
+warmup_steps = 2
+
+[eval]
+samples = 8
+
+[checkpoint]
+keep = 0
+
+[log]
+every = 1
+
+[device]
+backend = "cpu"
+threads = 1
+peak_tflops = 1.0
+"#;
+
+/// A temporary working directory with `data/` and `run.toml`.
+pub struct Workspace {
+    folder: TempDir,
+}
+
+/// What the binary ended with.
+#[derive(Debug)]
+pub struct Ended {
+    pub code: Option<i32>,
+    pub stdout: String,
+    pub stderr: String,
+}
+
+impl Workspace {
+    pub fn new() -> Self {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let workspace = Workspace { folder };
+        workspace.write_data("data", &tokens(TRAIN_TOKENS));
+        workspace.write("run.toml", RUN);
+        workspace
+    }
+
+    pub fn path(&self, relative: impl AsRef<Path>) -> PathBuf {
+        self.folder.path().join(relative)
+    }
+
+    pub fn write(&self, relative: &str, content: impl AsRef<[u8]>) {
+        let path = self.path(relative);
+        fs::create_dir_all(path.parent().expect("a parent")).expect("a folder");
+        fs::write(path, content).expect("a file");
+    }
+
+    pub fn read(&self, relative: impl AsRef<Path>) -> Vec<u8> {
+        let path = self.path(relative);
+        fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+    }
+
+    pub fn text(&self, relative: impl AsRef<Path>) -> String {
+        String::from_utf8(self.read(relative)).expect("UTF-8")
+    }
+
+    pub fn json(&self, relative: impl AsRef<Path>) -> Json {
+        serde_json::from_slice(&self.read(relative)).expect("JSON")
+    }
+
+    /// Changes a text file.
+    pub fn replace(&self, relative: &str, from: &str, to: &str) {
+        let text = self.text(relative);
+        assert!(text.contains(from), "{relative} has no {from}");
+        self.write(relative, text.replace(from, to));
+    }
+
+    /// Prepared data with `train` as its training split.
+    pub fn write_data(&self, folder: &str, train: &[u16]) {
+        let bytes =
+            |tokens: &[u16]| tokens.iter().flat_map(|t| t.to_le_bytes()).collect::<Vec<_>>();
+        let validation = &tokens(200)[40..];
+        let info = serde_json::json!({
+            "format_version": 1,
+            "dtype": "u16",
+            "vocab_size": VOCAB,
+            "end_of_text": 0,
+            "train": { "tokens": train.len() },
+            "validation": { "tokens": validation.len() },
+        });
+        self.write(&format!("{folder}/train.bin"), bytes(train));
+        self.write(&format!("{folder}/val.bin"), bytes(validation));
+        self.write(&format!("{folder}/data.json"), info.to_string());
+        tokenizer().save(self.path(folder).join("tokenizer.json")).expect("a tokenizer");
+    }
+
+    /// Writes a configuration: [`RUN`] with some values changed. Values are TOML.
+    pub fn config(&self, file: &str, changes: &[(&str, &str)]) -> Config {
+        let table = changed(changes);
+        let text = toml::to_string(&table).expect("TOML");
+        self.write(file, &text);
+        toml::from_str(&text).expect("a configuration")
+    }
+
+    /// Runs `kiln`.
+    pub fn kiln(&self, arguments: &[&str]) -> Ended {
+        let output = Command::new(env!("CARGO_BIN_EXE_kiln"))
+            .args(arguments)
+            .current_dir(self.folder.path())
+            .env_remove("KILN_LOG")
+            .output()
+            .expect("the binary starts");
+        // As a user who passed a path of the folder would see it, on every machine.
+        let folder = format!("{}/", self.folder.path().display());
+        let text = |bytes| String::from_utf8(bytes).expect("UTF-8").replace(&folder, "");
+        Ended {
+            code: output.status.code(),
+            stdout: text(output.stdout),
+            stderr: text(output.stderr),
+        }
+    }
+
+    /// Runs `kiln`, which must succeed, and returns what it printed.
+    pub fn succeed(&self, arguments: &[&str]) -> String {
+        let ended = self.kiln(arguments);
+        assert_eq!(ended.code, Some(0), "kiln {arguments:?}: {ended:?}");
+        assert_eq!(ended.stderr, "", "kiln {arguments:?}");
+        ended.stdout
+    }
+
+    /// The lines of `<out>/metrics.jsonl`.
+    pub fn metrics(&self, out: &str) -> Vec<Json> {
+        let text = self.text(format!("{out}/metrics.jsonl"));
+        text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect()
+    }
+
+    /// (step, loss, gradient norm) of every logged step.
+    pub fn steps(&self, out: &str) -> Vec<(u64, f64, f64)> {
+        let number = |line: &Json, key: &str| line[key].as_f64().expect("a number");
+        self.metrics(out)
+            .iter()
+            .filter(|line| line.get("loss").is_some())
+            .map(|line| {
+                let step = line["step"].as_u64().expect("a step");
+                (step, number(line, "loss"), number(line, "grad_norm"))
+            })
+            .collect()
+    }
+
+    pub fn losses(&self, out: &str) -> Vec<f64> {
+        self.steps(out).into_iter().map(|(_, loss, _)| loss).collect()
+    }
+
+    /// The last validation loss.
+    pub fn val_loss(&self, out: &str) -> f64 {
+        let metrics = self.metrics(out);
+        let mut losses = metrics.iter().filter_map(|line| line.get("val_loss"));
+        losses.next_back().and_then(Json::as_f64).expect("a validation loss")
+    }
+
+    /// Names of checkpoints and whatever else is in their folder, sorted.
+    pub fn checkpoints(&self, out: &str) -> Vec<String> {
+        names(&self.path(out).join("checkpoints"))
+    }
+
+    /// Every file below the working directory with its content; folders have none.
+    pub fn tree(&self) -> BTreeMap<PathBuf, Option<Vec<u8>>> {
+        let mut tree = BTreeMap::new();
+        let mut folders = vec![self.folder.path().to_owned()];
+        while let Some(folder) = folders.pop() {
+            for name in names(&folder) {
+                let path = folder.join(name);
+                let content = path.is_file().then(|| fs::read(&path).expect("a file"));
+                if content.is_none() {
+                    folders.push(path.clone());
+                }
+                tree.insert(path, content);
+            }
+        }
+        tree
+    }
+
+    pub fn copy(&self, from: &str, to: &str) {
+        for (path, content) in self.tree() {
+            if let Ok(relative) = path.strip_prefix(self.path(from)) {
+                let target = self.path(to).join(relative);
+                match content {
+                    None => fs::create_dir_all(target).expect("a folder"),
+                    Some(content) => {
+                        fs::create_dir_all(target.parent().expect("a parent")).expect("a folder");
+                        fs::write(target, content).expect("a file");
+                    }
+                }
+            }
+        }
+    }
+
+    pub fn remove(&self, relative: &str) {
+        let path = self.path(relative);
+        let removed = if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) };
+        removed.expect("something to remove");
+    }
+}
+
+/// Sorted names in a folder.
+pub fn names(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder).unwrap_or_else(|e| panic!("{}: {e}", folder.display()));
+    let name = |entry: std::io::Result<fs::DirEntry>| entry.expect("an entry").file_name();
+    let mut names: Vec<_> =
+        entries.map(|entry| name(entry).into_string().expect("UTF-8")).collect();
+    names.sort();
+    names
+}
+
+/// [`RUN`] with some values changed.
+pub fn changed(changes: &[(&str, &str)]) -> Table {
+    let mut table: Table = toml::from_str(RUN).expect("TOML");
+    for (key, value) in changes {
+        let (section, key) = key.split_once('.').expect("section.key");
+        let value: Table = toml::from_str(&format!("value = {value}")).expect("a TOML value");
+        let section = table.entry(section).or_insert_with(|| Value::Table(Table::new()));
+        let section = section.as_table_mut().expect("a section");
+        section.insert(key.to_owned(), value["value"].clone());
+    }
+    table
+}
+
+/// A tokenizer of single bytes.
+pub fn tokenizer() -> Tokenizer {
+    Tokenizer::train(std::iter::empty(), VOCAB).expect("a tokenizer")
+}
+
+/// Token ids of a text without a period, in which some letters are likelier than others.
+pub fn tokens(count: usize) -> Vec<u16> {
+    let text: String = (0..count as u64)
+        .map(|at| char::from(b'a' + (at * at % 7 + at * at * at % 11 + at / 64 % 5) as u8))
+        .collect();
+    let ids = tokenizer().encode(&text).expect("ids");
+    assert_eq!(ids.len(), count);
+    ids.into_iter().map(|id| u16::try_from(id).expect("a small id")).collect()
+}
+
+/// Fails unless both runs have the same steps, with losses and norms within `tolerance` of each
+/// other; 0 asks for the same bits.
+pub fn assert_same_curve(what: &str, a: &[(u64, f64, f64)], b: &[(u64, f64, f64)], tolerance: f64) {
+    assert_eq!(a.len(), b.len(), "{what}: number of steps");
+    let close = |a: f64, b: f64| (a - b).abs() <= tolerance * b.abs();
+    for (a, b) in a.iter().zip(b) {
+        assert!(a.0 == b.0 && close(a.1, b.1) && close(a.2, b.2), "{what}: {a:?} and {b:?}");
+    }
+}
