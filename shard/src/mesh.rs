@@ -71,7 +71,7 @@ pub enum MeshError {
         world_size: usize,
     },
     /// The groups do not fill the ranks.
-    #[error("shard.shard_size = {shard_size} does not divide the {world_size} ranks: {world_size} / {shard_size} leaves {}", world_size % (*shard_size).max(1))]
+    #[error("shard.shard_size = {shard_size} does not divide the {world_size} ranks: {world_size} / {shard_size} leaves {}; use a divisor of {world_size}", world_size % (*shard_size).max(1))]
     Indivisible {
         /// Ranks in one shard group.
         shard_size: usize,

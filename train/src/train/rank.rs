@@ -181,7 +181,7 @@ impl<'a, B: Layer> Rank<'a, B> {
         // A run that had nothing left to do still says where it stands.
         let val_loss = match val_loss {
             Some(val_loss) => val_loss,
-            None => self.evaluate(reporter.as_mut())?,
+            None => self.evaluate(None)?,
         };
         let sample = self.sample()?;
         let checkpoint = checkpoint

@@ -59,7 +59,7 @@ fn wrong_shard_sizes_are_refused_with_a_reason() {
     assert_eq!(error, MeshError::Indivisible { shard_size: 3, world_size: 4 });
     assert_eq!(
         error.to_string(),
-        "shard.shard_size = 3 does not divide the 4 ranks: 4 / 3 leaves 1"
+        "shard.shard_size = 3 does not divide the 4 ranks: 4 / 3 leaves 1; use a divisor of 4"
     );
     let error = refused(Strategy::HybridShardGradOp, Some(0));
     assert_eq!(error, MeshError::Indivisible { shard_size: 0, world_size: 4 });
