@@ -12,7 +12,7 @@ pub enum DataError {
     #[error("no input given; name at least one text file, folder or builtin:arithmetic")]
     NoInputs,
     /// An input, or a tokenizer, does not exist.
-    #[error("{} does not exist; check the spelling of the path", path.display())]
+    #[error("{} does not exist; check its spelling (relative paths start at the current folder)", path.display())]
     Missing {
         /// The path as given.
         path: PathBuf,
