@@ -1,5 +1,6 @@
 //! A decoder whose parts are sharded over the ranks.
 
+use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Device, Tensor};
 use kiln_model::decoder::{Decoder, Parts};
 use kiln_model::layers::{Embed, Head, Layer};
@@ -87,4 +88,29 @@ impl<B: Layer> Parts for Pass<'_, B> {
         let embed = self.decoder.tied.then(|| self.decoder.embed.unshard(&token));
         run(&head, embed.as_deref(), x)
     }
+}
+
+/// The full names of all parameters, as [`ShardedDecoder::new`] will call them. Initialises nothing.
+pub fn parameter_names<B: Layer>(decoder: &Decoder<B>) -> Vec<String> {
+    #[derive(Default)]
+    struct Names {
+        path: Vec<String>,
+        names: Vec<String>,
+    }
+    impl ModuleVisitor for Names {
+        fn enter_module(&mut self, name: &str, _container_type: &str) {
+            self.path.push(name.to_owned());
+        }
+        fn exit_module(&mut self, _name: &str, _container_type: &str) {
+            self.path.pop();
+        }
+        fn visit_float<const D: usize>(&mut self, _param: &Param<Tensor<D>>) {
+            // The outer parts have no prefix of their own.
+            let from = usize::from(matches!(self.path[0].as_str(), "embed" | "head"));
+            self.names.push(self.path[from..].join("."));
+        }
+    }
+    let mut names = Names::default();
+    decoder.visit(&mut names);
+    names.names
 }

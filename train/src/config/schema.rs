@@ -194,7 +194,7 @@ pub struct TrainSection {
     pub seed: u64,
     /// Ranks, as threads of this process; `--ranks` overrides it.
     pub ranks: usize,
-    /// Parameters whose names start with one of these are not trained.
+    /// Parameters whose names start with one of these are not trained, as in `layers.0.`.
     pub freeze: Vec<String>,
 }
 

@@ -22,6 +22,7 @@ use crate::checkpoint::{self, Checkpoint, CheckpointError};
 use crate::config::{Config, ConfigError, ModelSection};
 use crate::data::{self, DataError, DataInfo, Split, TokenFile, Tokenizer};
 use crate::metrics::{say, write_beside};
+use crate::sharded::parameter_names;
 use crate::{device, prepared};
 
 pub use evaluate::evaluate;
@@ -189,12 +190,15 @@ pub fn run_with_blocks<B: Layer>(
     options: &RunOptions,
     block: impl Fn(&ModelConfig, usize, Key, &Device) -> B + Sync,
 ) -> Result<Summary, TrainError> {
-    let plan = plan(config, options)?;
-    let ranks = plan.config.train.ranks;
-    let threads = device::threads_per_rank(&plan.config.device, ranks);
     let decoder = |model: &ModelConfig, key: Key, device: &Device| {
         Decoder::with_blocks(model, key, device, |index| block(model, index, key, device))
     };
+    let names = |model: &ModelConfig| {
+        parameter_names(&decoder(model, Key::new(config.train.seed), &device::plain()))
+    };
+    let plan = plan(config.clone(), options, names)?;
+    let ranks = plan.config.train.ranks;
+    let threads = device::threads_per_rank(&plan.config.device, ranks);
     let mut summaries = run_ranks(ranks, threads, |world| rank::run(&plan, world, &decoder))?;
     Ok(summaries.swap_remove(0))
 }
@@ -213,8 +217,12 @@ pub fn default_out(config: &Path, resume: bool) -> PathBuf {
 }
 
 /// Checks everything that can be checked before work starts, prepares data, and settles what is
-/// open in the configuration.
-fn plan(mut config: Config, options: &RunOptions) -> Result<Plan, TrainError> {
+/// open in the configuration. `names` lists the parameters of a model.
+fn plan(
+    mut config: Config,
+    options: &RunOptions,
+    names: impl Fn(&ModelConfig) -> Vec<String>,
+) -> Result<Plan, TrainError> {
     config.validate()?;
     let resume = match &options.resume {
         None => None,
@@ -228,6 +236,9 @@ fn plan(mut config: Config, options: &RunOptions) -> Result<Plan, TrainError> {
     };
     let data = prepared::open(&config.data, config.train.seed)?;
     let model = resolve_model(&config, &data)?;
+    if !config.train.freeze.is_empty() {
+        check_freeze(&config.train.freeze, &names(&model))?;
+    }
     for checkpoint in resume.iter().chain(&init) {
         checkpoint.check_model(&model)?;
     }
@@ -279,6 +290,30 @@ fn check_free(out: &Path, resume: Option<&Checkpoint>) -> Result<(), TrainError>
         return Err(ConfigError::Invalid { problems: vec![problem] }.into());
     }
     Ok(())
+}
+
+/// Fails if a name to freeze is none, which is easily a slip of the pen, or if nothing is left to
+/// train.
+fn check_freeze(freeze: &[String], names: &[String]) -> Result<(), ConfigError> {
+    let frozen = |name: &String| freeze.iter().any(|prefix| name.starts_with(prefix.as_str()));
+    let mut problems: Vec<_> = freeze
+        .iter()
+        .filter(|prefix| !names.iter().any(|name| name.starts_with(prefix.as_str())))
+        .map(|prefix| {
+            let some: Vec<_> = names.iter().take(3).map(String::as_str).collect();
+            format!(
+                "train.freeze: no parameter starts with \"{prefix}\"; they are called {}, …",
+                some.join(", ")
+            )
+        })
+        .collect();
+    if names.iter().all(frozen) {
+        problems.push(
+            "train.freeze leaves nothing to train: name fewer parameters, such as \"layers.0.\""
+                .to_owned(),
+        );
+    }
+    if problems.is_empty() { Ok(()) } else { Err(ConfigError::Invalid { problems }) }
 }
 
 /// The model of the run; its vocabulary is the tokenizer's unless the configuration names one.

@@ -37,6 +37,8 @@ const VALUES: &[(&str, &[(&str, &str)])] = &[
     ("vocabulary without room for bytes", &[("data.text", "['a.txt']"), ("data.vocab_size", "99")]),
     ("a device that this build has not", &[("device.backend", "'cuda'")]),
     ("no time for communication", &[("comm.timeout_s", "0.0")]),
+    ("a name to freeze that is none", &[("train.freeze", "['layer.0']")]),
+    ("nothing left to train", &[("train.freeze", "['']")]),
     (
         "several problems at once",
         &[("train.steps", "0"), ("optim.lr", "-1.0"), ("train.ranks", "5")],

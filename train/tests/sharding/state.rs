@@ -148,3 +148,17 @@ fn names_are_given_once() {
         Ok(())
     });
 }
+
+#[test]
+fn names_are_known_before_anything_is_sharded() {
+    for tied in [true, false] {
+        let run = Run::new(Strategy::FullShard, 2).tied(tied);
+        let expected = kiln::sharded::parameter_names(&run.decoder(&Device::flex()));
+        let results = run.on_ranks(|world| {
+            let rank = Rank::start(&run, world)?;
+            let layout = rank.engine().layout();
+            Ok(layout.parameters().map(|(_, parameter)| parameter.name.clone()).collect::<Vec<_>>())
+        });
+        assert_eq!(run.same_on_all(results), expected, "tied {tied}");
+    }
+}
