@@ -6,12 +6,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
+use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{Device, Tensor};
 use kiln_collectives::{Buffer, Communicator, DType, Label, Phase};
 
 use crate::error::ShardError;
-use crate::layout::{Layout, UnitLayout};
+use crate::layout::{Layout, UnitLayout, parameters_of};
 use crate::mesh::Mesh;
 use crate::part::{Part, PartOptions, Token};
 use crate::policy::Policy;
@@ -87,11 +87,9 @@ impl EngineBuilder {
         module: M,
         options: PartOptions,
     ) -> Result<Part<M>, ShardError> {
-        let mut found = Shapes { prefix, path: Vec::new(), parameters: Vec::new() };
-        module.visit(&mut found);
         let mut slots = Vec::new();
         let mut kinds = [(true, Vec::new()), (false, Vec::new())];
-        for (name, shape) in found.parameters {
+        for (name, shape) in parameters_of(&module, prefix) {
             let trainable = !(self.frozen)(&name);
             if !self.names.insert(name.clone()) {
                 return Err(ShardError::DuplicateParameter { name });
@@ -305,28 +303,6 @@ impl Engine {
     }
 }
 
-/// Finds names and shapes without initialising anything.
-struct Shapes<'a> {
-    prefix: &'a str,
-    path: Vec<String>,
-    parameters: Vec<(String, Vec<usize>)>,
-}
-
-impl ModuleVisitor for Shapes<'_> {
-    fn enter_module(&mut self, name: &str, _container_type: &str) {
-        self.path.push(name.to_owned());
-    }
-
-    fn exit_module(&mut self, _name: &str, _container_type: &str) {
-        self.path.pop();
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let name = format!("{}{}", self.prefix, self.path.join("."));
-        self.parameters.push((name, param.lazy_shape().to_vec()));
-    }
-}
-
 /// Initialises one parameter after the other and keeps this rank's part of it.
 struct Values<'a> {
     runtime: &'a Runtime,
@@ -340,13 +316,8 @@ impl Values<'_> {
     fn keep(&mut self, index: usize, slot: usize, values: &[f32]) -> Result<(), ShardError> {
         let layout = &self.layouts[index];
         let shard = layout.shard_range(&self.runtime.mesh, self.runtime.rank);
-        let whole = layout.parameters[slot].range();
-        let (start, end) = (shard.start.max(whole.start), shard.end.min(whole.end));
-        if start < end {
-            let master = self.masters[index].as_mut_slice::<f32>()?;
-            master[start - shard.start..end - shard.start]
-                .copy_from_slice(&values[start - whole.start..end - whole.start]);
-        }
+        let (held, from) = layout.parameters[slot].held_by(&shard);
+        self.masters[index].as_mut_slice::<f32>()?[held].copy_from_slice(&values[from]);
         Ok(())
     }
 }
@@ -360,9 +331,9 @@ impl ModuleMapper for Values<'_> {
         let data = param.into_value().into_data().convert::<f32>();
         let kept = match data.as_slice::<f32>() {
             Ok(values) => self.keep(index, slot, values),
-            Err(error) => Err(ShardError::Gradient {
+            Err(error) => Err(ShardError::InitialValues {
                 name: self.layouts[index].parameters[slot].name.clone(),
-                reason: format!("initial values cannot be read as f32: {error:?}"),
+                reason: format!("{error:?}"),
             }),
         };
         if let Err(error) = kept {

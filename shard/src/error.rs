@@ -67,6 +67,14 @@ pub enum ShardError {
         /// Elements given.
         found: usize,
     },
+    /// A module's own initialisation gave values that cannot be sharded.
+    #[error("initial values of `{name}` cannot be read as f32: {reason}")]
+    InitialValues {
+        /// Name of the parameter.
+        name: String,
+        /// What was wrong.
+        reason: String,
+    },
     /// A gradient arrived that the engine does not understand.
     #[error("gradient of `{name}`: {reason}")]
     Gradient {

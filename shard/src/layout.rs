@@ -3,6 +3,8 @@
 
 use std::ops::Range;
 
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::tensor::Tensor;
 use serde::{Deserialize, Serialize};
 
 use crate::mesh::Mesh;
@@ -30,6 +32,18 @@ impl ParameterLayout {
     /// Elements of the unit's flat buffer that hold this parameter.
     pub fn range(&self) -> Range<usize> {
         self.offset..self.offset + self.numel()
+    }
+
+    /// The elements of this parameter that lie in `shard`, counted from the start of the shard and
+    /// from the start of the parameter; both empty if there are none.
+    pub fn held_by(&self, shard: &Range<usize>) -> (Range<usize>, Range<usize>) {
+        let range = self.range();
+        let start = range.start.max(shard.start);
+        let end = range.end.min(shard.end);
+        if start >= end {
+            return (0..0, 0..0);
+        }
+        (start - shard.start..end - shard.start, start - range.start..end - range.start)
     }
 
     /// Whether weight decay applies: matrices and embeddings yes, norms and biases no.
@@ -131,5 +145,34 @@ impl Layout {
     /// Number of elements over all parameters.
     pub fn num_parameters(&self) -> usize {
         self.units.iter().map(UnitLayout::numel).sum()
+    }
+}
+
+/// Full names and shapes of the float parameters of `module`, in the order of its traversal: names
+/// are `prefix` plus the path in the module. Initialises nothing.
+pub fn parameters_of<M: Module>(module: &M, prefix: &str) -> Vec<(String, Vec<usize>)> {
+    let mut found = Parameters { prefix, path: Vec::new(), parameters: Vec::new() };
+    module.visit(&mut found);
+    found.parameters
+}
+
+struct Parameters<'a> {
+    prefix: &'a str,
+    path: Vec<String>,
+    parameters: Vec<(String, Vec<usize>)>,
+}
+
+impl ModuleVisitor for Parameters<'_> {
+    fn enter_module(&mut self, name: &str, _container_type: &str) {
+        self.path.push(name.to_owned());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container_type: &str) {
+        self.path.pop();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let name = format!("{}{}", self.prefix, self.path.join("."));
+        self.parameters.push((name, param.lazy_shape().to_vec()));
     }
 }

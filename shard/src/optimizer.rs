@@ -110,7 +110,7 @@ impl Engine {
             let state = unit.state();
             let shard = unit.layout.shard_range(&runtime.mesh, runtime.rank);
             for parameter in &unit.layout.parameters {
-                let held = overlap(&shard, &parameter.range());
+                let (held, _) = parameter.held_by(&shard);
                 let bad = match &state.reduced {
                     Some(gradient) => {
                         gradient.as_slice::<f32>()?[held].iter().any(|value| !value.is_finite())
@@ -164,19 +164,12 @@ impl Engine {
     }
 }
 
-/// The part of `range` inside `shard`, counted from the start of the shard; empty if there is none.
-pub(crate) fn overlap(shard: &Range<usize>, range: &Range<usize>) -> Range<usize> {
-    let start = range.start.clamp(shard.start, shard.end);
-    let end = range.end.clamp(start, shard.end);
-    start - shard.start..end - shard.start
-}
-
 /// What of `shard` belongs to parameters, and whether it decays; neighbours of a kind are merged.
 /// Alignment gaps are left out: they stay zero.
 fn decay_groups(layout: &UnitLayout, shard: &Range<usize>) -> Vec<(Range<usize>, bool)> {
     let mut groups: Vec<(Range<usize>, bool)> = Vec::new();
     for parameter in &layout.parameters {
-        let range = overlap(shard, &parameter.range());
+        let (range, _) = parameter.held_by(shard);
         if range.is_empty() {
             continue;
         }

@@ -120,16 +120,18 @@ impl Runtime {
         self.last_micro_batch.load(Ordering::Relaxed)
     }
 
-    /// Notes that a view outlived the weights of `unit`. Each unit is logged once.
+    /// Notes that a view outlived the weights of `unit`. Each unit is logged once, by rank 0: the
+    /// other ranks run the same model.
     pub(crate) fn report_pinned(&self, unit: &str) {
         let mut pinned = lock(&self.pinned);
         if !pinned.iter().any(|name| name == unit) {
-            tracing::warn!(
-                unit,
-                rank = self.rank,
-                "a view still pins the gathered weights of this unit, so they stay in memory; \
-                 keep the weight itself instead of a transposed, sliced or detached view of it"
-            );
+            if self.rank == 0 {
+                tracing::warn!(
+                    unit,
+                    "a view still pins the gathered weights of this unit, so they stay in memory; \
+                     keep the weight itself instead of a transposed, sliced or detached view of it"
+                );
+            }
             pinned.push(unit.to_owned());
         }
     }

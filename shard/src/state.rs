@@ -6,7 +6,6 @@ use kiln_collectives::{Buffer, DType, Label, Phase};
 
 use crate::engine::Engine;
 use crate::error::ShardError;
-use crate::optimizer::overlap;
 use crate::unit::{Moments, Unit, UnitState};
 
 /// Which of the values kept per parameter element.
@@ -92,13 +91,8 @@ impl Engine {
             .buffer_mut(kind)
             .ok_or_else(|| ShardError::Pinned { unit: unit.layout.name.clone() })?;
         let shard = unit.layout.shard_range(&self.mesh(), self.runtime().rank);
-        let held = overlap(&shard, &parameter.range());
-        if held.is_empty() {
-            return Ok(());
-        }
-        let from = shard.start + held.start - parameter.offset;
-        let values = &values[from..from + held.len()];
-        buffer.as_mut_slice::<f32>()?[held].copy_from_slice(values);
+        let (held, from) = parameter.held_by(&shard);
+        buffer.as_mut_slice::<f32>()?[held].copy_from_slice(&values[from]);
         Ok(())
     }
 

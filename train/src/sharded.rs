@@ -1,10 +1,18 @@
 //! A decoder whose parts are sharded over the ranks.
 
-use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Device, Tensor};
 use kiln_model::decoder::{Decoder, Parts};
 use kiln_model::layers::{Embed, Head, Layer};
+use kiln_shard::layout::parameters_of;
 use kiln_shard::{Engine, EngineBuilder, Part, PartOptions, ShardError, Token};
+
+/// Parameters of the outer parts are called as in their modules, as in `embed_tokens.weight`.
+const OUTER_PREFIX: &str = "";
+
+/// What the names of the parameters of block `index` start with.
+fn layer_prefix(index: usize) -> String {
+    format!("layers.{index}.")
+}
 
 /// A sharded decoder and the engine that moves its weights.
 pub struct ShardedDecoder<B> {
@@ -23,19 +31,19 @@ impl<B: Layer> ShardedDecoder<B> {
         // The rows of an embedding are looked up; backward needs their indices only. A tied one is
         // needed again by the head, so it stays.
         let options = PartOptions { keep: tied, weights_in_backward: false };
-        let embed = builder.part("embed", "", decoder.embed, options)?;
+        let embed = builder.part("embed", OUTER_PREFIX, decoder.embed, options)?;
         let layers = decoder
             .layers
             .into_iter()
             .enumerate()
             .map(|(index, block)| {
                 let unit = format!("layers.{index}");
-                builder.part(&unit, &format!("{unit}."), block, PartOptions::default())
+                builder.part(&unit, &layer_prefix(index), block, PartOptions::default())
             })
             .collect::<Result<_, _>>()?;
         // Backward starts here.
         let options = PartOptions { keep: true, weights_in_backward: true };
-        let head = builder.part("head", "", decoder.head, options)?;
+        let head = builder.part("head", OUTER_PREFIX, decoder.head, options)?;
         let engine = builder.finish()?;
         Ok(ShardedDecoder { engine, embed, layers, head, tied })
     }
@@ -92,25 +100,9 @@ impl<B: Layer> Parts for Pass<'_, B> {
 
 /// The full names of all parameters, as [`ShardedDecoder::new`] will call them. Initialises nothing.
 pub fn parameter_names<B: Layer>(decoder: &Decoder<B>) -> Vec<String> {
-    #[derive(Default)]
-    struct Names {
-        path: Vec<String>,
-        names: Vec<String>,
-    }
-    impl ModuleVisitor for Names {
-        fn enter_module(&mut self, name: &str, _container_type: &str) {
-            self.path.push(name.to_owned());
-        }
-        fn exit_module(&mut self, _name: &str, _container_type: &str) {
-            self.path.pop();
-        }
-        fn visit_float<const D: usize>(&mut self, _param: &Param<Tensor<D>>) {
-            // The outer parts have no prefix of their own.
-            let from = usize::from(matches!(self.path[0].as_str(), "embed" | "head"));
-            self.names.push(self.path[from..].join("."));
-        }
-    }
-    let mut names = Names::default();
-    decoder.visit(&mut names);
-    names.names
+    let layers = decoder.layers.iter().enumerate();
+    let mut parameters = parameters_of(&decoder.embed, OUTER_PREFIX);
+    parameters.extend(layers.flat_map(|(i, block)| parameters_of(block, &layer_prefix(i))));
+    parameters.extend(parameters_of(&decoder.head, OUTER_PREFIX));
+    parameters.into_iter().map(|(name, _)| name).collect()
 }

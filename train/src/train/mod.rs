@@ -1,7 +1,7 @@
 //! Training runs.
 //!
-//! [`run`] prepares what all ranks share and starts them; the loop that each rank runs is
-//! [`step_loop`](self) in `rank.rs` and reads downwards: fetch → forward → loss ÷ global tokens →
+//! [`run`] prepares what all ranks share and starts them; the step that each rank takes is
+//! `train_step` in `rank.rs` and reads downwards: fetch → forward → loss ÷ global tokens →
 //! backward → clip → finite? → step → log.
 
 mod evaluate;

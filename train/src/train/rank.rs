@@ -164,7 +164,7 @@ impl<'a, B: Layer> Rank<'a, B> {
         let path = self.plan.out.join("metrics.jsonl");
         let (mut loss, mut val_loss, mut checkpoint) = (None, None, None);
         while self.step < steps {
-            let metrics = self.step_loop()?;
+            let metrics = self.train_step()?;
             loss = Some(metrics.loss);
             let last = self.step == steps;
             if let Some(reporter) = &mut reporter {
@@ -195,7 +195,7 @@ impl<'a, B: Layer> Rank<'a, B> {
     }
 
     /// One optimizer step.
-    fn step_loop(&mut self) -> Result<StepMetrics, TrainError> {
+    fn train_step(&mut self) -> Result<StepMetrics, TrainError> {
         let start = Instant::now();
         let Plan { config, model, .. } = self.plan;
         let engine = self.model.engine();
