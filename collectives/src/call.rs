@@ -4,17 +4,36 @@ use crate::buffer::Buffer;
 use crate::dtype::DType;
 use crate::label::Label;
 use crate::operation::Operation;
+use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::sync::Arc;
 
+/// One of the buffers of a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Argument {
+    /// What this rank contributes.
+    Input,
+    /// What the operation fills.
+    Output,
+}
+
+impl fmt::Display for Argument {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Argument::Input => "input",
+            Argument::Output => "output",
+        })
+    }
+}
+
 /// An argument that one rank alone can tell to be wrong.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 pub enum ArgumentError {
     /// The buffer whose length follows from the other one has another length.
     #[error("{buffer} has {actual} elements, needs {expected}")]
     Length {
-        /// `"input"` or `"output"`.
-        buffer: &'static str,
+        /// Which buffer.
+        buffer: Argument,
         /// Elements needed.
         expected: usize,
         /// Elements passed.
@@ -55,14 +74,14 @@ pub enum ArgumentError {
 }
 
 /// Color and key that a rank passed to a split.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Place {
     pub(crate) color: Option<u32>,
     pub(crate) key: i64,
 }
 
 /// One rank's call of one operation, as compared with those of the other ranks.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Call {
     /// Kind of operation.
@@ -94,7 +113,7 @@ impl Call {
     ) -> Call {
         let mut call = Call::new(Operation::AllGather, label, input.dtype(), output.len());
         call.problem = check_dtypes(input, output)
-            .or_else(|| check_length("output", output, input.len(), world_size));
+            .or_else(|| check_length(Argument::Output, output, input.len(), world_size));
         call
     }
 
@@ -106,7 +125,7 @@ impl Call {
     ) -> Call {
         let mut call = Call::new(Operation::ReduceScatter, label, input.dtype(), input.len());
         call.problem = check_dtypes(input, output)
-            .or_else(|| check_length("input", input, output.len(), world_size))
+            .or_else(|| check_length(Argument::Input, input, output.len(), world_size))
             .or_else(|| check_sum(input));
         call
     }
@@ -181,7 +200,7 @@ fn check_dtypes(input: &Buffer, output: &Buffer) -> Option<ArgumentError> {
 }
 
 fn check_length(
-    name: &'static str,
+    name: Argument,
     full: &Buffer,
     shard: usize,
     world_size: usize,
@@ -201,10 +220,10 @@ fn check_sum(buffer: &Buffer) -> Option<ArgumentError> {
 
 /// Where and when a call was made; what an error needs to name it.
 #[derive(Clone, Debug)]
-pub(crate) struct CallSite {
-    pub(crate) group: Arc<str>,
-    pub(crate) sequence: u64,
-    pub(crate) rank: usize,
-    pub(crate) operation: Operation,
-    pub(crate) label: Label,
+pub struct CallSite {
+    pub group: Arc<str>,
+    pub sequence: u64,
+    pub rank: usize,
+    pub operation: Operation,
+    pub label: Label,
 }

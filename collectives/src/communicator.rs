@@ -2,6 +2,7 @@
 
 use crate::buffer::Buffer;
 use crate::error::CommError;
+use crate::flight::Flight;
 use crate::label::Label;
 use crate::recorder::Recorder;
 use crate::work::Work;
@@ -26,7 +27,7 @@ pub trait Communicator: Send + Sync {
     /// Name of the group for logs, such as `"world"`, `"shard"` or `"replicate"`.
     fn name(&self) -> &str;
 
-    /// Name of the backend: `"local"` or `"fake"`.
+    /// Name of the backend: `"local"`, `"tcp"` or `"fake"`.
     fn backend(&self) -> &'static str;
 
     /// Collects every rank's `input` in the `output` of all.
@@ -72,6 +73,13 @@ pub trait Communicator: Send + Sync {
     ///
     /// Call it when this rank cannot go on, so that the others do not wait for a timeout.
     fn abort(&self, reason: &str);
+
+    /// Machine of each rank of the group: equal numbers for ranks that share one. Numbers count
+    /// from 0 in the order of the first rank on each.
+    fn nodes(&self) -> Vec<usize>;
+
+    /// What this rank knows right now, for the files that are written when a run fails.
+    fn flight(&self) -> Flight;
 
     /// What this rank has communicated so far. One recorder per rank, shared by all groups
     /// split from one world.

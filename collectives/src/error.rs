@@ -3,6 +3,7 @@
 use crate::call::{ArgumentError, Call, CallSite};
 use crate::label::Label;
 use crate::operation::Operation;
+use crate::verdict::Verdict;
 use std::fmt::Write;
 use std::sync::Arc;
 use std::time::Duration;
@@ -38,22 +39,22 @@ pub enum CommError {
     #[error(
         "operation {sequence} of group \"{group}\" differs between ranks: {}; \
          make every rank issue the same operations in the same order",
-        list_calls(.calls)
+        list_calls(known(.calls))
     )]
     Mismatch {
         /// Group it was called on.
         group: Arc<str>,
         /// Number of the operation in the group.
         sequence: u64,
-        /// What each rank called, by rank.
-        calls: Vec<Call>,
+        /// What each rank called, by rank; `None` for a rank that had not called yet when the
+        /// others were found to differ.
+        calls: Vec<Option<Call>>,
     },
     /// An operation did not complete in time. Later operations of the group return this error
     /// too, on every rank.
     #[error(
         "{operation} {sequence} of group \"{group}\" for {label} timed out on rank {rank} \
-         after {waited:?}: {}",
-        list_missing(.missing)
+         after {waited:?}: {verdict}"
     )]
     TimedOut {
         /// Operation waited for.
@@ -71,6 +72,8 @@ pub enum CommError {
         /// Ranks that had not called the operation by then. Empty if all had, and the
         /// transfer itself was too slow.
         missing: Vec<usize>,
+        /// What the flight recorders of all ranks say, in world ranks.
+        verdict: Verdict,
     },
     /// A rank gave up, left the group or died.
     #[error(
@@ -134,10 +137,16 @@ impl Abort {
     }
 }
 
+/// The calls that are known, with their ranks.
+pub(crate) fn known(calls: &[Option<Call>]) -> impl Iterator<Item = (usize, Call)> {
+    calls.iter().enumerate().filter_map(|(rank, call)| Some((rank, call.clone()?)))
+}
+
 /// Lists what each rank called, ranks with the same call together.
-fn list_calls(calls: &[Call]) -> String {
+pub(crate) fn list_calls(calls: impl IntoIterator<Item = (usize, Call)>) -> String {
     let mut distinct: Vec<(String, Vec<usize>)> = Vec::new();
-    for (rank, call) in calls.iter().map(Call::to_string).enumerate() {
+    for (rank, call) in calls {
+        let call = call.to_string();
         match distinct.iter_mut().find(|(known, _)| *known == call) {
             Some((_, ranks)) => ranks.push(rank),
             None => distinct.push((call, vec![rank])),
@@ -150,15 +159,8 @@ fn list_calls(calls: &[Call]) -> String {
     parts.join("; ")
 }
 
-fn list_missing(missing: &[usize]) -> String {
-    if missing.is_empty() {
-        "every rank called it, but the transfer did not finish; allow more time".into()
-    } else {
-        format!("{} never called it; look there first", list_ranks(missing))
-    }
-}
-
-fn list_ranks(ranks: &[usize]) -> String {
+/// Such as `rank 2` or `ranks 0, 1, 3`.
+pub(crate) fn list_ranks(ranks: &[usize]) -> String {
     let mut text = String::from(if ranks.len() == 1 { "rank " } else { "ranks " });
     for (index, rank) in ranks.iter().enumerate() {
         let separator = if index == 0 { "" } else { ", " };

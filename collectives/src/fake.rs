@@ -5,8 +5,10 @@ use crate::call::{ArgumentError, Call, CallSite};
 use crate::communicator::Communicator;
 use crate::dtype::DType;
 use crate::error::{Abort, CommError};
+use crate::flight::Flight;
 use crate::label::{Label, Phase};
-use crate::recorder::Recorder;
+use crate::member::RankShared;
+use crate::recorder::{GroupId, Recorder};
 use crate::sync::lock;
 use crate::work::Work;
 use std::collections::HashMap;
@@ -28,9 +30,9 @@ pub struct FakeCommunicator {
     rank: usize,
     world_size: usize,
     name: Arc<str>,
-    world_rank: usize,
     split_sizes: HashMap<String, usize>,
-    recorder: Arc<Recorder>,
+    shared: Arc<RankShared>,
+    group: GroupId,
     /// Number of the next operation.
     next: AtomicU64,
     /// Set once any group of this world has been aborted.
@@ -45,13 +47,20 @@ impl FakeCommunicator {
     /// If `rank` is not less than `world_size`.
     pub fn new(rank: usize, world_size: usize) -> FakeCommunicator {
         assert!(rank < world_size, "rank {rank} is not in a world of {world_size} ranks");
+        let (name, recorder) = (Arc::from("world"), Arc::<Recorder>::default());
+        let group = recorder.join(&name, &(0..world_size).collect::<Vec<_>>());
         FakeCommunicator {
             rank,
             world_size,
-            name: Arc::from("world"),
-            world_rank: rank,
+            name,
             split_sizes: HashMap::new(),
-            recorder: Arc::default(),
+            shared: Arc::new(RankShared {
+                world_rank: rank,
+                world_size,
+                recorder,
+                on_worker_start: None,
+            }),
+            group,
             next: AtomicU64::new(0),
             abort: Arc::default(),
         }
@@ -72,8 +81,8 @@ impl FakeCommunicator {
     /// Numbers, records and checks a call.
     fn record(&self, call: &Call) -> Result<(), CommError> {
         let sequence = self.next.fetch_add(1, Ordering::Relaxed);
-        let recorder = &self.recorder;
-        let record = recorder.enqueued(&self.name, sequence, call, self.rank, self.world_size);
+        let recorder = &self.shared.recorder;
+        let record = recorder.enqueued(self.group, sequence, call, self.rank);
         recorder.started(record);
         let site = CallSite {
             group: Arc::clone(&self.name),
@@ -187,13 +196,16 @@ impl Communicator for FakeCommunicator {
         let Some((rank, _)) = rank.zip(color) else {
             return Ok(None);
         };
+        let name = Arc::from(name);
+        // Which ranks of the world the others are is not known here.
+        let others = self.shared.recorder.join(&name, &(0..world_size).collect::<Vec<_>>());
         Ok(Some(Arc::new(FakeCommunicator {
             rank,
             world_size,
-            name: Arc::from(name),
-            world_rank: self.world_rank,
+            name,
             split_sizes: self.split_sizes.clone(),
-            recorder: Arc::clone(&self.recorder),
+            shared: Arc::clone(&self.shared),
+            group: others,
             next: AtomicU64::new(0),
             abort: Arc::clone(&self.abort),
         })))
@@ -203,13 +215,21 @@ impl Communicator for FakeCommunicator {
         lock(&self.abort).get_or_insert(Abort {
             origin: Arc::clone(&self.name),
             rank: self.rank,
-            world_rank: self.world_rank,
+            world_rank: self.shared.world_rank,
             reason: Arc::from(reason),
         });
     }
 
+    fn nodes(&self) -> Vec<usize> {
+        vec![0; self.world_size]
+    }
+
+    fn flight(&self) -> Flight {
+        self.shared.flight(self.backend(), String::new())
+    }
+
     fn recorder(&self) -> &Arc<Recorder> {
-        &self.recorder
+        &self.shared.recorder
     }
 }
 

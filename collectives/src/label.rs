@@ -1,6 +1,6 @@
 //! What a collective is for.
 
-use serde::{Deserialize, Serialize, Serializer};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::fmt;
 use std::sync::Arc;
 
@@ -42,10 +42,10 @@ impl fmt::Display for Phase {
 ///
 /// The unit takes part in matching: ranks that pass different units to the same operation
 /// have diverged, and get [`CommError::Mismatch`](crate::CommError::Mismatch).
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Label {
     /// Piece of the model or program the data belongs to, such as `"block 3"`.
-    #[serde(serialize_with = "serialize_str")]
+    #[serde(serialize_with = "serialize_str", deserialize_with = "deserialize_str")]
     pub unit: Arc<str>,
     /// Part of the training step.
     pub phase: Phase,
@@ -71,4 +71,11 @@ pub(crate) fn serialize_str<S: Serializer>(
     serializer: S,
 ) -> Result<S::Ok, S::Error> {
     serializer.serialize_str(text)
+}
+
+/// The way back of [`serialize_str`].
+pub(crate) fn deserialize_str<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Arc<str>, D::Error> {
+    String::deserialize(deserializer).map(Arc::from)
 }

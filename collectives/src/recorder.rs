@@ -5,10 +5,11 @@
 
 use crate::call::Call;
 use crate::dtype::DType;
-use crate::label::{Label, Phase, serialize_str};
+use crate::flight::{Activity, GroupFlight, Pending};
+use crate::label::{Label, Phase, deserialize_str, serialize_str};
 use crate::operation::Operation;
 use crate::sync::lock;
-use serde::{Serialize, Serializer};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -18,12 +19,12 @@ pub const DEFAULT_CAPACITY: usize = 4096;
 
 /// One operation as one rank saw it. Times count from the creation of the recorder and
 /// serialize as seconds.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Record {
     /// Number of the operation in its group, from 0; the same on every rank.
     pub sequence: u64,
     /// Name of the group.
-    #[serde(serialize_with = "serialize_str")]
+    #[serde(serialize_with = "serialize_str", deserialize_with = "deserialize_str")]
     pub group: Arc<str>,
     /// Kind of operation.
     pub operation: Operation,
@@ -38,13 +39,13 @@ pub struct Record {
     /// invalid arguments.
     pub bytes_sent: u64,
     /// When the caller issued it.
-    #[serde(serialize_with = "serialize_seconds")]
+    #[serde(serialize_with = "serialize_seconds", deserialize_with = "deserialize_seconds")]
     pub enqueued: Option<Duration>,
     /// When it reached the head of its group's queue.
-    #[serde(serialize_with = "serialize_seconds")]
+    #[serde(serialize_with = "serialize_seconds", deserialize_with = "deserialize_seconds")]
     pub started: Option<Duration>,
     /// When it completed. Stays empty if it failed.
-    #[serde(serialize_with = "serialize_seconds")]
+    #[serde(serialize_with = "serialize_seconds", deserialize_with = "deserialize_seconds")]
     pub finished: Option<Duration>,
 }
 
@@ -87,11 +88,33 @@ struct Log {
     next: u64,
     /// Calls and bytes.
     totals: BTreeMap<TotalKey, (u64, u64)>,
+    /// Groups this rank has been a member of.
+    groups: Vec<GroupLog>,
+    /// What the rank is doing besides communicating, and since when.
+    activity: Option<(&'static str, Duration)>,
 }
+
+/// The operations of one group.
+#[derive(Debug)]
+struct GroupLog {
+    name: Arc<str>,
+    world_ranks: Vec<usize>,
+    issued: u64,
+    /// Issued and not finished, with the time of issue.
+    pending: BTreeMap<u64, (Call, Duration)>,
+}
+
+/// Names a group of one recorder.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct GroupId(usize);
 
 /// Names one record for later updates, also after it has been dropped from the ring.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct RecordId(u64);
+pub(crate) struct RecordId {
+    index: u64,
+    group: GroupId,
+    sequence: u64,
+}
 
 impl Recorder {
     /// Makes a recorder that keeps the last `capacity` records. Totals are always kept.
@@ -140,46 +163,95 @@ impl Recorder {
             .sum()
     }
 
-    /// Notes that `call` was issued by `rank` of a group of `world_size`.
+    /// Says what the rank does from now on besides communicating, such as `"data loading"`. When
+    /// other ranks wait for this one, they say so.
+    pub fn set_activity(&self, name: &'static str) {
+        let now = self.created.elapsed();
+        lock(&self.log).activity = Some((name, now));
+    }
+
+    /// What the rank has been doing since the last [`Recorder::set_activity`].
+    pub fn activity(&self) -> Activity {
+        let now = self.created.elapsed();
+        let (name, since) = lock(&self.log).activity.unwrap_or(("start", Duration::ZERO));
+        Activity { name: name.to_owned(), seconds: now.saturating_sub(since).as_secs_f64() }
+    }
+
+    /// State of all groups this rank has joined.
+    pub(crate) fn groups(&self) -> Vec<GroupFlight> {
+        let now = self.created.elapsed();
+        let log = lock(&self.log);
+        let pending = |group: &GroupLog| {
+            let waits = |(sequence, (call, since)): (&u64, &(Call, Duration))| Pending {
+                sequence: *sequence,
+                call: call.clone(),
+                seconds: now.saturating_sub(*since).as_secs_f64(),
+            };
+            group.pending.iter().map(waits).collect()
+        };
+        log.groups
+            .iter()
+            .map(|group| GroupFlight {
+                name: group.name.to_string(),
+                ranks: group.world_ranks.clone(),
+                issued: group.issued,
+                pending: pending(group),
+            })
+            .collect()
+    }
+
+    /// Adds a group this rank has joined; `world_ranks` are its members.
+    pub(crate) fn join(&self, name: &Arc<str>, world_ranks: &[usize]) -> GroupId {
+        let mut log = lock(&self.log);
+        log.groups.push(GroupLog {
+            name: Arc::clone(name),
+            world_ranks: world_ranks.to_vec(),
+            issued: 0,
+            pending: BTreeMap::new(),
+        });
+        GroupId(log.groups.len() - 1)
+    }
+
+    /// Notes that `rank` of `group` issued `call`.
     pub(crate) fn enqueued(
         &self,
-        group: &Arc<str>,
+        group: GroupId,
         sequence: u64,
         call: &Call,
         rank: usize,
-        world_size: usize,
     ) -> RecordId {
+        let now = self.created.elapsed();
+        let mut log = lock(&self.log);
+        // Ids come from `join` of the same recorder, and groups are never removed.
+        let member = &mut log.groups[group.0];
+        member.issued = sequence + 1;
+        member.pending.insert(sequence, (call.clone(), now));
+        let (name, world_size) = (Arc::clone(&member.name), member.world_ranks.len());
         let bytes_sent = match call.problem {
             Some(_) => 0,
             None => {
                 call.operation.ring_bytes(call.bytes(), rank, world_size, call.root.unwrap_or(0))
             }
         };
-        let record = Record {
+        let key =
+            (call.operation, Arc::clone(&call.label.unit), call.label.phase, Arc::clone(&name));
+        let (calls, bytes) = log.totals.entry(key).or_default();
+        *calls += 1;
+        *bytes += bytes_sent;
+        let id = RecordId { index: log.next, group, sequence };
+        log.next += 1;
+        log.records.push_back(Record {
             sequence,
-            group: Arc::clone(group),
+            group: name,
             operation: call.operation,
             label: call.label.clone(),
             dtype: call.dtype,
             count: call.count,
             bytes_sent,
-            enqueued: Some(self.created.elapsed()),
+            enqueued: Some(now),
             started: None,
             finished: None,
-        };
-        let mut log = lock(&self.log);
-        let key = (
-            record.operation,
-            Arc::clone(&record.label.unit),
-            record.label.phase,
-            Arc::clone(group),
-        );
-        let (calls, bytes) = log.totals.entry(key).or_default();
-        *calls += 1;
-        *bytes += bytes_sent;
-        let id = RecordId(log.next);
-        log.next += 1;
-        log.records.push_back(record);
+        });
         if log.records.len() > self.capacity {
             log.records.pop_front();
         }
@@ -194,13 +266,16 @@ impl Recorder {
     /// Notes that the operation completed.
     pub(crate) fn finished(&self, id: RecordId) {
         self.update(id, |record, now| record.finished = Some(now));
+        if let Some(group) = lock(&self.log).groups.get_mut(id.group.0) {
+            group.pending.remove(&id.sequence);
+        }
     }
 
     fn update(&self, id: RecordId, change: impl FnOnce(&mut Record, Duration)) {
         let now = self.created.elapsed();
         let mut log = lock(&self.log);
         let first = log.next - log.records.len() as u64;
-        let index = id.0.checked_sub(first).and_then(|i| usize::try_from(i).ok());
+        let index = id.index.checked_sub(first).and_then(|i| usize::try_from(i).ok());
         if let Some(record) = index.and_then(|index| log.records.get_mut(index)) {
             change(record, now);
         }
@@ -220,19 +295,34 @@ fn serialize_seconds<S: Serializer>(
     time.map(|time| time.as_secs_f64()).serialize(serializer)
 }
 
+/// The way back of [`serialize_seconds`]; refuses what no clock shows.
+fn deserialize_seconds<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<Duration>, D::Error> {
+    Option::<f64>::deserialize(deserializer)?
+        .map(|seconds| Duration::try_from_secs_f64(seconds).map_err(de::Error::custom))
+        .transpose()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn issue(recorder: &Recorder, sequence: u64) -> RecordId {
+    fn issue(recorder: &Recorder, group: GroupId, sequence: u64) -> RecordId {
         let call = Call::barrier(Label::new("step", Phase::Other));
-        recorder.enqueued(&Arc::from("world"), sequence, &call, 0, 2)
+        recorder.enqueued(group, sequence, &call, 0)
+    }
+
+    fn with_world(capacity: usize) -> (Recorder, GroupId) {
+        let recorder = Recorder::new(capacity);
+        let group = recorder.join(&Arc::from("world"), &[0, 1]);
+        (recorder, group)
     }
 
     #[test]
     fn ring_drops_the_oldest_but_totals_stay() {
-        let recorder = Recorder::new(2);
-        let ids: Vec<RecordId> = (0..5).map(|sequence| issue(&recorder, sequence)).collect();
+        let (recorder, group) = with_world(2);
+        let ids: Vec<RecordId> = (0..5).map(|sequence| issue(&recorder, group, sequence)).collect();
         // Updates of dropped records are ignored, those of kept ones are not.
         for id in ids {
             recorder.started(id);
@@ -254,10 +344,37 @@ mod tests {
 
     #[test]
     fn capacity_may_be_zero() {
-        let recorder = Recorder::new(0);
-        let id = issue(&recorder, 0);
+        let (recorder, group) = with_world(0);
+        let id = issue(&recorder, group, 0);
         recorder.finished(id);
         assert_eq!(recorder.records(), []);
         assert_eq!(recorder.count(Operation::Barrier, None), 1);
+    }
+
+    #[test]
+    fn groups_show_what_is_pending() {
+        let (recorder, group) = with_world(8);
+        recorder.set_activity("data loading");
+        let first = issue(&recorder, group, 0);
+        issue(&recorder, group, 1);
+        recorder.finished(first);
+        let groups = recorder.groups();
+        assert_eq!((groups[0].issued, groups[0].ranks.as_slice()), (2, &[0, 1][..]));
+        let pending: Vec<u64> = groups[0].pending.iter().map(|p| p.sequence).collect();
+        assert_eq!(pending, [1]);
+        assert_eq!(recorder.activity().name, "data loading");
+    }
+
+    #[test]
+    fn records_survive_json() {
+        let (recorder, group) = with_world(8);
+        let id = issue(&recorder, group, 0);
+        recorder.started(id);
+        let record = recorder.records().remove(0);
+        let text = serde_json::to_string(&record).unwrap();
+        let back: Record = serde_json::from_str(&text).unwrap();
+        assert_eq!((back.sequence, back.label, back.finished), (0, record.label, None));
+        let bad = text.replace("\"finished\":null", "\"finished\":-1.0");
+        assert!(serde_json::from_str::<Record>(&bad).is_err());
     }
 }

@@ -9,7 +9,7 @@ use crate::buffer::{Buffer, BufferError};
 use crate::dtype::{DType, Element};
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
-use std::ops::AddAssign;
+use std::ops::{AddAssign, Range};
 use std::sync::Arc;
 
 /// Elements per block: 16 KiB of `f32`.
@@ -39,6 +39,14 @@ pub(crate) fn sum_into(
         // Bytes have no sum: they cannot be read as any type that has one.
         DType::U8 => output.as_slice::<f32>().map(|_| ()),
     }
+}
+
+/// The part of `len` elements that `rank` reduces: equal parts, the first ones longer by one
+/// if `len` is not divisible.
+pub(crate) fn chunk_range(len: usize, world_size: usize, rank: usize) -> Range<usize> {
+    let (size, longer) = (len / world_size, len % world_size);
+    let start = |rank: usize| rank * size + rank.min(longer);
+    start(rank)..start(rank + 1)
 }
 
 fn sum_as<T: Element>(
@@ -136,5 +144,21 @@ mod tests {
     fn bytes_have_no_sum() {
         let inputs = [Arc::new(Buffer::zeros(DType::U8, 1))];
         assert!(sum_into(&mut Buffer::zeros(DType::U8, 1), &inputs, 0).is_err());
+    }
+
+    #[test]
+    fn chunks_cover_everything_in_order() {
+        for len in [0, 1, 2, 7, 8, 1023] {
+            for world_size in [1, 2, 3, 8] {
+                let mut next = 0;
+                for rank in 0..world_size {
+                    let chunk = chunk_range(len, world_size, rank);
+                    assert_eq!(chunk.start, next);
+                    assert!(chunk.len() <= len.div_ceil(world_size));
+                    next = chunk.end;
+                }
+                assert_eq!(next, len);
+            }
+        }
     }
 }

@@ -1,12 +1,17 @@
 //! The groups that descend from one world. An abort reaches all of them.
 
+use super::LocalEnd;
 use super::group::Group;
 use crate::error::Abort;
+use crate::member::{End, RankShared};
 use crate::sync::lock;
+use crate::verdict::{Verdict, Witness};
 use std::sync::{Arc, Mutex, Weak};
 
 #[derive(Default)]
 pub(super) struct Family {
+    /// All ranks of the world: their recorders tell who holds up whom.
+    ranks: Vec<Arc<RankShared>>,
     state: Mutex<State>,
 }
 
@@ -14,9 +19,28 @@ pub(super) struct Family {
 struct State {
     groups: Vec<Weak<Group>>,
     abort: Option<Abort>,
+    verdict: Option<Verdict>,
 }
 
 impl Family {
+    pub(super) fn new(ranks: Vec<Arc<RankShared>>) -> Family {
+        Family { ranks, state: Mutex::default() }
+    }
+
+    /// Compares the recorders of all ranks. The first verdict stays.
+    pub(super) fn diagnose(&self) -> Verdict {
+        let flight = |rank: &Arc<RankShared>| rank.flight(LocalEnd::BACKEND, String::new());
+        let witness = |rank| Witness::Answered(Box::new(flight(rank)));
+        let witnesses: Vec<Witness> = self.ranks.iter().map(witness).collect();
+        let verdict = Verdict::of(&witnesses);
+        lock(&self.state).verdict.get_or_insert(verdict).clone()
+    }
+
+    /// The verdict of the first time-out.
+    pub(super) fn verdict(&self) -> Option<Verdict> {
+        lock(&self.state).verdict.clone()
+    }
+
     /// Adds a group. It starts failed if the family has been aborted.
     pub(super) fn join(&self, group: &Arc<Group>) {
         let mut state = lock(&self.state);

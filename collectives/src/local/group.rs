@@ -116,6 +116,7 @@ impl Group {
         let mut state = lock(&self.state);
         let missing =
             (0..self.world_size()).filter(|rank| state.issued[*rank] <= site.sequence).collect();
+        let verdict = self.family.diagnose();
         let error = CommError::TimedOut {
             operation: site.operation,
             sequence: site.sequence,
@@ -124,6 +125,7 @@ impl Group {
             rank: site.rank,
             waited,
             missing,
+            verdict,
         };
         let cause = state.failure.get_or_insert(Failure::Error(error));
         let error = cause.error(site);
@@ -194,7 +196,7 @@ impl Group {
             state.failure = Some(Failure::Error(CommError::Mismatch {
                 group: Arc::clone(&self.name),
                 sequence,
-                calls,
+                calls: calls.into_iter().map(Some).collect(),
             }));
             return;
         }
@@ -204,8 +206,8 @@ impl Group {
                 let world_ranks = ranks.iter().map(|rank| self.world_ranks[*rank]).collect();
                 let group = Group::new(name, world_ranks, &self.family);
                 for (new_rank, old_rank) in ranks.into_iter().enumerate() {
-                    slot.members[old_rank] =
-                        Some(Member { group: Arc::clone(&group), rank: new_rank });
+                    slot.places[old_rank] =
+                        Some(Place { group: Arc::clone(&group), rank: new_rank });
                 }
             }
         }
@@ -262,10 +264,10 @@ impl Group {
         deposits[site.rank].take()
     }
 
-    /// Takes this rank's membership in its new group from a split.
-    pub(super) fn take_member(&self, site: &CallSite) -> Option<Member> {
+    /// Takes this rank's place in its new group from a split.
+    pub(super) fn take_place(&self, site: &CallSite) -> Option<Place> {
         let mut state = lock(&self.state);
-        state.slots.get_mut(&site.sequence)?.members[site.rank].take()
+        state.slots.get_mut(&site.sequence)?.places[site.rank].take()
     }
 
     /// Leaves the operation; the last rank removes it. Drops what this rank had deposited.
@@ -285,19 +287,19 @@ impl Group {
 
 /// A rank's place in a group. Giving it up fails what the other ranks still have pending:
 /// it could never complete.
-pub(super) struct Member {
+pub(super) struct Place {
     pub(super) group: Arc<Group>,
     pub(super) rank: usize,
 }
 
-impl Member {
+impl Place {
     pub(super) fn leave(&self) {
         let reason = format!("rank {} left the group", self.rank);
         self.group.fail(self.group.abort_by(self.rank, &reason));
     }
 }
 
-impl Drop for Member {
+impl Drop for Place {
     fn drop(&mut self) {
         self.leave();
     }

@@ -1,6 +1,6 @@
 //! The state of one operation while its ranks meet.
 
-use super::group::Member;
+use super::group::Place;
 use crate::buffer::Buffer;
 use crate::call::Call;
 use std::collections::BTreeMap;
@@ -28,8 +28,8 @@ pub(super) struct Slot {
     /// Deposits of the first round (inputs) and the second (partial results).
     pub(super) deposits: [Deposits; 2],
     pub(super) verdict: Option<Verdict>,
-    /// Memberships a split hands out, by old rank.
-    pub(super) members: Vec<Option<Member>>,
+    /// Places a split hands out, by old rank.
+    pub(super) places: Vec<Option<Place>>,
     /// Arrivals so far, over all ranks and rounds. Since nobody is ever a round ahead, round
     /// `k` is complete when this reaches `(k + 1) * world size`.
     pub(super) arrivals: usize,
@@ -43,7 +43,7 @@ impl Slot {
             calls: vec![None; world_size],
             deposits: [vec![None; world_size], vec![None; world_size]],
             verdict: None,
-            members: (0..world_size).map(|_| None).collect(),
+            places: (0..world_size).map(|_| None).collect(),
             arrivals: 0,
             closed: 0,
         }

@@ -2,7 +2,8 @@
 
 use crate::support::*;
 use kiln_collectives::{
-    ArgumentError, Buffer, CommError, Communicator, DType, Label, Operation, Phase, Work,
+    Argument, ArgumentError, Buffer, CommError, Communicator, DType, Finding, Label, Operation,
+    Phase, Work,
 };
 use std::sync::{Arc, Barrier};
 use std::time::Duration;
@@ -95,7 +96,7 @@ fn check_invalid(errors: &[CommError], problem: ArgumentError) {
                 assert!(message.contains("on rank 1"), "{message}");
             }
             CommError::Mismatch { calls, .. } if rank != 1 => {
-                let problems: Vec<_> = calls.iter().map(|call| call.problem).collect();
+                let problems: Vec<_> = calls.iter().flatten().map(|call| call.problem).collect();
                 assert_eq!(problems, [None, Some(problem), None]);
                 assert!(message.contains("rank 1 called"), "{message}");
                 assert!(message.contains("[invalid: "), "{message}");
@@ -115,7 +116,7 @@ fn invalid_arguments_of_one_rank_fail_every_rank() {
     };
     let errors = diverge(local(3), gather(6), gather(5));
     let length = |buffer, expected, actual| ArgumentError::Length { buffer, expected, actual };
-    check_invalid(&errors, length("output", 6, 5));
+    check_invalid(&errors, length(Argument::Output, 6, 5));
 
     let scatter = |input: usize| {
         move |member: &dyn Communicator| {
@@ -123,7 +124,7 @@ fn invalid_arguments_of_one_rank_fail_every_rank() {
         }
     };
     let errors = diverge(local(3), scatter(6), scatter(7));
-    check_invalid(&errors, length("input", 6, 7));
+    check_invalid(&errors, length(Argument::Input, 6, 7));
 
     let errors = diverge(local(3), gather(6), |member| {
         member.all_gather(label("p"), Arc::new(f32s(2)), Buffer::zeros(DType::F16, 6))
@@ -249,16 +250,19 @@ fn timeout_names_the_missing_ranks() {
             sequence: 0,
             rank: 0 | 2,
             missing,
+            verdict,
             ..
         } = error
         else {
             panic!("{error:?}");
         };
         assert_eq!(missing, &[1, 3]);
+        assert_eq!((verdict.finding, verdict.culprits.as_slice()), (Finding::Missing, &[1, 3][..]));
         let message = error.to_string();
         for part in [
             "all_gather 0 of group \"world\" for \"block 3\" (forward) timed out on rank",
-            "after 20ms: ranks 1, 3 never called it; look there first",
+            "after 20ms: ranks 1, 3 never entered #0 all_gather(block 3); ",
+            "rank 3 is in start since 0 s; ranks 0, 2 wait",
         ] {
             assert!(message.contains(part), "{message}");
         }

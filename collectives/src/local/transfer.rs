@@ -1,0 +1,153 @@
+//! How data moves between threads: every rank copies or sums straight from its peers' buffers.
+
+use super::LocalEnd;
+use crate::buffer::{Buffer, BufferError};
+use crate::call::{ArgumentError, CallSite};
+use crate::dtype::DType;
+use crate::error::CommError;
+use crate::member::{Payload, empty};
+use crate::reduce::{chunk_range, sum_into};
+use std::sync::{Arc, mpsc};
+
+/// What is left of the payload once the input has been deposited.
+pub(super) enum Transfer {
+    AllGather {
+        output: Buffer,
+    },
+    ReduceScatter {
+        output: Buffer,
+    },
+    AllReduce {
+        dtype: DType,
+        len: usize,
+    },
+    /// Root of a broadcast; its buffer is deposited.
+    Send,
+    Receive {
+        buffer: Buffer,
+    },
+    Barrier,
+    Split {
+        reply: mpsc::Sender<LocalEnd>,
+    },
+}
+
+impl Transfer {
+    /// Divides a payload into the buffer to lend to the peers and the rest.
+    pub(super) fn prepare(
+        payload: Payload<LocalEnd>,
+        rank: usize,
+    ) -> (Option<Arc<Buffer>>, Transfer) {
+        match payload {
+            Payload::AllGather { input, output } => (Some(input), Transfer::AllGather { output }),
+            Payload::ReduceScatter { input, output } => {
+                (Some(input), Transfer::ReduceScatter { output })
+            }
+            Payload::AllReduce { buffer } => {
+                let (dtype, len) = (buffer.dtype(), buffer.len());
+                (Some(Arc::new(buffer)), Transfer::AllReduce { dtype, len })
+            }
+            Payload::Broadcast { buffer, root } if rank == root => {
+                (Some(Arc::new(buffer)), Transfer::Send)
+            }
+            Payload::Broadcast { buffer, .. } => (None, Transfer::Receive { buffer }),
+            Payload::Barrier | Payload::Nothing => (None, Transfer::Barrier),
+            Payload::Split { reply } => (None, Transfer::Split { reply }),
+        }
+    }
+
+    /// Moves the data. Every rank of the group is doing the same now.
+    pub(super) fn run(self, end: &LocalEnd, site: &CallSite) -> Result<Buffer, CommError> {
+        let group = end.group();
+        end.dawdle(site, 1);
+        match self {
+            Transfer::AllGather { mut output } => {
+                copy_slots(&mut output, &group.borrow(site, 0));
+                end.dawdle(site, 2);
+                group.arrive(site, 1, None)?;
+                Ok(output)
+            }
+            Transfer::ReduceScatter { mut output } => {
+                let start = site.rank * output.len();
+                sum(&mut output, group.borrow(site, 0), start, site)?;
+                end.dawdle(site, 2);
+                group.arrive(site, 1, None)?;
+                Ok(output)
+            }
+            Transfer::AllReduce { dtype, len } => all_reduce(end, site, dtype, len),
+            Transfer::Send => {
+                group.arrive(site, 1, None)?;
+                Ok(own_again(group.take_back(site, 0)))
+            }
+            Transfer::Receive { mut buffer } => {
+                copy_slots(&mut buffer, &group.borrow(site, 0));
+                end.dawdle(site, 2);
+                group.arrive(site, 1, None)?;
+                Ok(buffer)
+            }
+            Transfer::Barrier => Ok(empty()),
+            Transfer::Split { reply } => {
+                if let Some(place) = group.take_place(site) {
+                    let shared = Arc::clone(&end.shared);
+                    let delay = end.delay.clone();
+                    // If the caller is gone, the place drops here and leaves its group.
+                    let _ = reply.send(LocalEnd { place, shared, delay });
+                }
+                Ok(empty())
+            }
+        }
+    }
+}
+
+/// Reduce-scatter into a chunk per rank, then all-gather of the chunks.
+fn all_reduce(
+    end: &LocalEnd,
+    site: &CallSite,
+    dtype: DType,
+    len: usize,
+) -> Result<Buffer, CommError> {
+    let group = end.group();
+    let world_size = group.world_size();
+    if world_size == 1 {
+        return Ok(own_again(group.take_back(site, 0)));
+    }
+    let chunk = chunk_range(len, world_size, site.rank);
+    let mut partial = Buffer::zeros(dtype, chunk.len());
+    sum(&mut partial, group.borrow(site, 0), chunk.start, site)?;
+    end.dawdle(site, 2);
+    group.arrive(site, 1, Some(Arc::new(partial)))?;
+
+    let mut buffer = own_again(group.take_back(site, 0));
+    copy_slots(&mut buffer, &group.borrow(site, 1));
+    end.dawdle(site, 3);
+    group.arrive(site, 2, None)?;
+    Ok(buffer)
+}
+
+/// Writes `inputs` one after another into `output`.
+fn copy_slots(output: &mut Buffer, inputs: &[Arc<Buffer>]) {
+    let mut rest = output.as_bytes_mut();
+    for input in inputs {
+        let (slot, next) = rest.split_at_mut(input.size_in_bytes());
+        slot.copy_from_slice(input.as_bytes());
+        rest = next;
+    }
+}
+
+/// Sums and releases `inputs`.
+fn sum(
+    output: &mut Buffer,
+    inputs: Vec<Arc<Buffer>>,
+    start: usize,
+    site: &CallSite,
+) -> Result<(), CommError> {
+    sum_into(output, &inputs, start).map_err(|error: BufferError| {
+        let problem = ArgumentError::DType { input: error.actual, output: error.requested };
+        CommError::invalid(site, problem)
+    })
+}
+
+/// The buffer behind a deposit that no peer reads any more.
+fn own_again(deposit: Option<Arc<Buffer>>) -> Buffer {
+    deposit.map_or_else(empty, Arc::unwrap_or_clone)
+}

@@ -1,0 +1,177 @@
+//! How a process joins a world.
+
+use crate::member::WorkerStart;
+use crate::recorder::DEFAULT_CAPACITY;
+use std::fmt;
+use std::time::Duration;
+
+/// How long joining waits for the other ranks unless told otherwise.
+const JOIN_TIMEOUT: Duration = Duration::from_secs(300);
+
+/// What all ranks of a job know and nobody else: the key of every handshake. Never printed.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret(Vec<u8>);
+
+impl Secret {
+    /// Takes a secret that the ranks have been given.
+    pub fn new(secret: impl Into<Vec<u8>>) -> Secret {
+        Secret(secret.into())
+    }
+
+    /// A key that anyone can work out from the name of the job. It keeps jobs apart and strangers
+    /// out who do not know the name, no more: for closed networks.
+    pub fn open(job: &str) -> Secret {
+        Secret([b"open job ", job.as_bytes()].concat())
+    }
+
+    /// Makes a secret for a new job, as text to be handed to the ranks.
+    ///
+    /// # Errors
+    ///
+    /// If the system has no randomness to give.
+    pub fn generate() -> std::io::Result<String> {
+        let mut bytes = [0; 32];
+        getrandom::fill(&mut bytes).map_err(std::io::Error::other)?;
+        Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+    }
+
+    pub(crate) fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret(..)")
+    }
+}
+
+/// How a process joins a world.
+#[derive(Clone)]
+pub struct JoinOptions {
+    /// This process's rank.
+    pub rank: usize,
+    /// Number of processes.
+    pub world_size: usize,
+    /// Name or address of the machine of rank 0, which keeps the rendezvous.
+    pub host: String,
+    /// Port of the rendezvous on that machine.
+    pub port: u16,
+    /// Whether `port` belongs to another program, such as torchrun's store. The rendezvous then
+    /// takes the first free one of the 16 ports after it, and the ranks look for it there.
+    pub shared_port: bool,
+    /// Name of the job; ranks of other jobs are refused.
+    pub job: String,
+    /// Key of every handshake.
+    pub secret: Secret,
+    /// Machine of this rank: ranks with the same name share one.
+    pub node: String,
+    /// How long to wait for all ranks.
+    pub timeout: Duration,
+    /// Number of records kept.
+    pub recorder_capacity: usize,
+    /// Called with the rank first thing on each worker thread.
+    pub on_worker_start: Option<WorkerStart>,
+}
+
+impl JoinOptions {
+    /// Options for `rank` of `world_size`, with the rendezvous at `host:port`, an open secret and
+    /// everything else at its default.
+    pub fn new(rank: usize, world_size: usize, host: impl Into<String>, port: u16) -> JoinOptions {
+        let job = "kiln".to_owned();
+        JoinOptions {
+            rank,
+            world_size,
+            host: host.into(),
+            port,
+            shared_port: false,
+            secret: Secret::open(&job),
+            job,
+            node: "node0".into(),
+            timeout: JOIN_TIMEOUT,
+            recorder_capacity: DEFAULT_CAPACITY,
+            on_worker_start: None,
+        }
+    }
+}
+
+impl fmt::Debug for JoinOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("JoinOptions")
+            .field("rank", &self.rank)
+            .field("world_size", &self.world_size)
+            .field("host", &self.host)
+            .field("port", &self.port)
+            .field("shared_port", &self.shared_port)
+            .field("job", &self.job)
+            .field("node", &self.node)
+            .field("timeout", &self.timeout)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Why a process could not join its world.
+#[derive(Debug, thiserror::Error)]
+pub enum JoinError {
+    /// The options contradict themselves.
+    #[error("cannot join as rank {rank} of {world_size}: ranks count from 0 to world size - 1")]
+    Rank {
+        /// Rank given.
+        rank: usize,
+        /// World size given.
+        world_size: usize,
+    },
+    /// The name of the machine of rank 0 means nothing here.
+    #[error("cannot find {host}, the machine of rank 0: {source}; check MASTER_ADDR")]
+    Resolve {
+        /// Name given.
+        host: String,
+        /// The system's reason.
+        source: std::io::Error,
+    },
+    /// Rank 0 cannot open its port.
+    #[error(
+        "rank 0 cannot listen on {address}: {source}; choose another port with MASTER_PORT, or \
+         look whether an earlier run is still alive"
+    )]
+    Listen {
+        /// Address tried.
+        address: String,
+        /// The system's reason.
+        source: std::io::Error,
+    },
+    /// Not all ranks came in time, or this one found no rendezvous.
+    #[error("rank {rank} waited {} s for the other ranks at {address}: {reason}", .waited.as_secs())]
+    Incomplete {
+        /// This rank.
+        rank: usize,
+        /// Address of the rendezvous.
+        address: String,
+        /// How long.
+        waited: Duration,
+        /// Who is missing, or why the rendezvous cannot be reached.
+        reason: String,
+        /// Ranks that had not come, where that is known.
+        missing: Vec<usize>,
+    },
+    /// The rendezvous knows the key and still says no.
+    #[error("the rendezvous at {address} refused rank {rank}: {reason}")]
+    Refused {
+        /// This rank.
+        rank: usize,
+        /// Address of the rendezvous.
+        address: String,
+        /// Its reason.
+        reason: String,
+    },
+    /// The system failed us.
+    #[error("rank {rank} cannot {operation}: {source}")]
+    Io {
+        /// This rank.
+        rank: usize,
+        /// What was tried.
+        operation: &'static str,
+        /// The system's reason.
+        source: std::io::Error,
+    },
+}

@@ -1,0 +1,339 @@
+//! Why a run does not go on: the flight recorders of all ranks, compared.
+
+use crate::call::Call;
+use crate::error::{list_calls, list_ranks};
+use crate::flight::{Flight, GroupFlight};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
+use std::fmt;
+
+/// What is known of one rank.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Witness {
+    /// It answered.
+    Answered(Box<Flight>),
+    /// It has not said anything for this long, in seconds, though its connection is open.
+    Silent {
+        /// Seconds since it was last heard of.
+        seconds: f64,
+    },
+    /// It is no more, in the words of whoever noticed.
+    Gone {
+        /// Such as `"died: its connection closed without a goodbye"`.
+        reason: String,
+    },
+}
+
+/// Kind of failure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Finding {
+    /// A rank died.
+    Died,
+    /// A rank exists but does not answer.
+    Silent,
+    /// Ranks called different things at one place in the order.
+    Mismatch,
+    /// A rank never entered an operation that others wait in.
+    Missing,
+    /// All are in the operation, but the transfer does not finish.
+    Transfer,
+    /// Nothing is pending.
+    Nothing,
+}
+
+/// Who holds the others up, and where.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Verdict {
+    /// What happened.
+    pub finding: Finding,
+    /// World ranks to look at first.
+    pub culprits: Vec<usize>,
+    /// One sentence for people.
+    pub text: String,
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+/// Names a group across ranks.
+type GroupKey<'a> = (&'a str, &'a [usize]);
+
+impl Verdict {
+    /// Compares what is known of the ranks; witness `i` is world rank `i`.
+    ///
+    /// Ranks that are gone go first, then those that do not answer, then differing calls, then
+    /// missing ones. A missing rank may itself wait in another group: the chain is followed to
+    /// its end.
+    pub fn of(witnesses: &[Witness]) -> Verdict {
+        let stuck = find_stuck(witnesses);
+        let at = stuck.map_or_else(String::new, |stuck| {
+            let waiting = stuck.waiting(witnesses);
+            let wait = if waiting.len() == 1 { "waits" } else { "wait" };
+            format!("; {} {wait} in {}", list_ranks(&waiting), stuck.name(witnesses))
+        });
+        let gone = collect(witnesses, |witness| match witness {
+            Witness::Gone { reason } => Some(reason.clone()),
+            _ => None,
+        });
+        if !gone.is_empty() {
+            return Verdict::about(Finding::Died, gone, &at);
+        }
+        let silent = collect(witnesses, |witness| match witness {
+            Witness::Silent { seconds } => Some(format!(
+                "has not answered for {} s: its process is stopped or its machine cannot be reached",
+                whole(*seconds)
+            )),
+            _ => None,
+        });
+        if !silent.is_empty() {
+            return Verdict::about(Finding::Silent, silent, &at);
+        }
+        match stuck {
+            Some(stuck) => stuck.explain(witnesses),
+            None => Verdict {
+                finding: Finding::Nothing,
+                culprits: Vec::new(),
+                text: "no rank waits for another".into(),
+            },
+        }
+    }
+
+    /// Reads the verdict off flights as found in a folder. The verdict that the ranks came to
+    /// while they could still ask each other goes first.
+    pub fn of_flights(flights: &[Flight]) -> Verdict {
+        if let Some(verdict) = flights.iter().find_map(|flight| flight.verdict.clone()) {
+            return verdict;
+        }
+        let world_size = flights.iter().map(|flight| flight.world_size).max().unwrap_or(0);
+        // A file may claim anything; more ranks than this are not worth listing.
+        let witnesses: Vec<Witness> = (0..world_size.min(1 << 16))
+            .map(|rank| match flights.iter().find(|flight| flight.rank == rank) {
+                Some(flight) => Witness::Answered(Box::new(flight.clone())),
+                None => Witness::Gone { reason: "left no record: it died or was stopped".into() },
+            })
+            .collect();
+        Verdict::of(&witnesses)
+    }
+
+    fn about(finding: Finding, ranks: Vec<(usize, String)>, at: &str) -> Verdict {
+        let mut groups: Vec<(String, Vec<usize>)> = Vec::new();
+        for (rank, reason) in &ranks {
+            match groups.iter_mut().find(|(known, _)| known == reason) {
+                Some((_, members)) => members.push(*rank),
+                None => groups.push((reason.clone(), vec![*rank])),
+            }
+        }
+        let parts: Vec<String> = groups
+            .iter()
+            .map(|(reason, members)| format!("{} {reason}", list_ranks(members)))
+            .collect();
+        Verdict {
+            finding,
+            culprits: ranks.into_iter().map(|(rank, _)| rank).collect(),
+            text: format!("{}{at}", parts.join("; ")),
+        }
+    }
+}
+
+/// The operation at the end of the chain of waits.
+#[derive(Clone, Copy)]
+struct Stuck<'a> {
+    group: GroupKey<'a>,
+    sequence: u64,
+}
+
+impl<'a> Stuck<'a> {
+    /// What each member of the group called, by rank in the group.
+    fn calls(&self, witnesses: &'a [Witness]) -> Vec<Option<&'a Call>> {
+        self.group
+            .1
+            .iter()
+            .map(|rank| {
+                let group = view(witnesses, *rank, self.group)?;
+                let pending = group.pending.iter().find(|p| p.sequence == self.sequence)?;
+                Some(&pending.call)
+            })
+            .collect()
+    }
+
+    /// World ranks that are in the operation.
+    fn waiting(&self, witnesses: &[Witness]) -> Vec<usize> {
+        let calls = self.calls(witnesses);
+        let members = self.group.1.iter().zip(calls);
+        members.filter(|(_, call)| call.is_some()).map(|(rank, _)| *rank).collect()
+    }
+
+    /// World ranks that answered and have not issued the operation.
+    fn missing(&self, witnesses: &[Witness]) -> Vec<usize> {
+        let has_not = |rank: &&usize| {
+            flight(witnesses, **rank).is_some()
+                && view(witnesses, **rank, self.group)
+                    .is_none_or(|group| group.issued <= self.sequence)
+        };
+        self.group.1.iter().filter(has_not).copied().collect()
+    }
+
+    /// Such as `#1085 all_gather(block 7)`, with the group unless it is the world.
+    fn name(&self, witnesses: &[Witness]) -> String {
+        let call = self.calls(witnesses).into_iter().flatten().next();
+        let call = call.map_or_else(String::new, short);
+        let group = match self.group.0 {
+            "world" => String::new(),
+            name => format!(" of group \"{name}\""),
+        };
+        format!("#{} {call}{group}", self.sequence)
+    }
+
+    fn explain(&self, witnesses: &[Witness]) -> Verdict {
+        let calls = self.calls(witnesses);
+        let known: Vec<&Call> = calls.iter().flatten().copied().collect();
+        let differ = known.iter().any(|call| !call.agrees_with(known[0]));
+        let invalid = known.iter().any(|call| call.problem.is_some());
+        if differ || invalid {
+            return self.explain_mismatch(&calls);
+        }
+        let waiting = self.waiting(witnesses);
+        let missing = self.missing(witnesses);
+        if missing.is_empty() {
+            return Verdict {
+                finding: Finding::Transfer,
+                culprits: Vec::new(),
+                text: format!(
+                    "all ranks entered {}, but the transfer did not finish in time: look at the \
+                     network, or allow more time with comm.timeout_s",
+                    self.name(witnesses)
+                ),
+            };
+        }
+        let activities: Vec<String> = missing
+            .iter()
+            .filter_map(|rank| Some((rank, flight(witnesses, *rank)?)))
+            .map(|(rank, flight)| {
+                let subject =
+                    if missing.len() == 1 { "it".to_owned() } else { format!("rank {rank}") };
+                let activity = &flight.activity;
+                format!("{subject} is in {} since {} s", activity.name, whole(activity.seconds))
+            })
+            .collect();
+        let wait = if waiting.len() == 1 { "waits" } else { "wait" };
+        Verdict {
+            finding: Finding::Missing,
+            text: format!(
+                "{} never entered {}; {}; {} {wait}",
+                list_ranks(&missing),
+                self.name(witnesses),
+                activities.join(", "),
+                list_ranks(&waiting)
+            ),
+            culprits: missing,
+        }
+    }
+
+    /// The culprits are the ranks that disagree with the majority, or all of them if there is
+    /// none.
+    fn explain_mismatch(&self, calls: &[Option<&Call>]) -> Verdict {
+        let members = || self.group.1.iter().copied().zip(calls);
+        let known: Vec<(usize, &Call)> =
+            members().filter_map(|(rank, call)| Some((rank, (*call)?))).collect();
+        let agreeing =
+            |call: &Call| known.iter().filter(|(_, other)| call.agrees_with(other)).count();
+        let most = known.iter().map(|(_, call)| agreeing(call)).max().unwrap_or(0);
+        let is_majority = 2 * most > known.len();
+        let culprits = known
+            .iter()
+            .filter(|(_, call)| call.problem.is_some() || !is_majority || agreeing(call) < most)
+            .map(|(rank, _)| *rank)
+            .collect();
+        let owned: Vec<(usize, Call)> =
+            known.iter().map(|(rank, call)| (*rank, (*call).clone())).collect();
+        let group = match self.group.0 {
+            "world" => String::new(),
+            name => format!(" of group \"{name}\""),
+        };
+        Verdict {
+            finding: Finding::Mismatch,
+            culprits,
+            text: format!("#{}{group} differs between ranks: {}", self.sequence, list_calls(owned)),
+        }
+    }
+}
+
+/// Follows the waits from the oldest one to an operation whose missing ranks wait nowhere else.
+fn find_stuck(witnesses: &[Witness]) -> Option<Stuck<'_>> {
+    let mut heads: Vec<(f64, Stuck<'_>)> = Vec::new();
+    for rank in 0..witnesses.len() {
+        heads.extend(heads_of(witnesses, rank));
+    }
+    heads.sort_by(|a, b| b.0.total_cmp(&a.0));
+    let mut current = heads.first()?.1;
+    // The first operation that anyone in the group is still in holds up the later ones.
+    let mut visited: BTreeSet<(String, Vec<usize>, u64)> = BTreeSet::new();
+    loop {
+        current.sequence = first_pending(witnesses, current.group).unwrap_or(current.sequence);
+        let key = (current.group.0.to_owned(), current.group.1.to_vec(), current.sequence);
+        if !visited.insert(key) {
+            return Some(current);
+        }
+        let elsewhere = current.missing(witnesses).into_iter().find_map(|rank| {
+            let mut heads = heads_of(witnesses, rank);
+            heads.sort_by(|a, b| b.0.total_cmp(&a.0));
+            heads.into_iter().map(|(_, stuck)| stuck).find(|stuck| stuck.group != current.group)
+        });
+        match elsewhere {
+            Some(next) => current = next,
+            None => return Some(current),
+        }
+    }
+}
+
+/// The first pending operation of each group of a rank, with the seconds it has been waiting.
+fn heads_of(witnesses: &[Witness], rank: usize) -> Vec<(f64, Stuck<'_>)> {
+    let groups = flight(witnesses, rank).map_or(&[][..], |flight| &flight.groups);
+    let head = |group: &'_ GroupFlight| group.pending.first().map(|p| (p.seconds, p.sequence));
+    groups
+        .iter()
+        .filter_map(|group| {
+            let (seconds, sequence) = head(group)?;
+            Some((seconds, Stuck { group: (&group.name, &group.ranks), sequence }))
+        })
+        .collect()
+}
+
+fn first_pending(witnesses: &[Witness], group: GroupKey<'_>) -> Option<u64> {
+    let of_rank = |rank: &usize| Some(view(witnesses, *rank, group)?.pending.first()?.sequence);
+    group.1.iter().filter_map(of_rank).min()
+}
+
+fn flight(witnesses: &[Witness], rank: usize) -> Option<&Flight> {
+    match witnesses.get(rank)? {
+        Witness::Answered(flight) => Some(flight),
+        _ => None,
+    }
+}
+
+fn view<'a>(witnesses: &'a [Witness], rank: usize, group: GroupKey<'_>) -> Option<&'a GroupFlight> {
+    let groups = &flight(witnesses, rank)?.groups;
+    groups.iter().find(|known| (known.name.as_str(), known.ranks.as_slice()) == group)
+}
+
+fn collect(
+    witnesses: &[Witness],
+    reason: impl Fn(&Witness) -> Option<String>,
+) -> Vec<(usize, String)> {
+    let ranks = witnesses.iter().enumerate();
+    ranks.filter_map(|(rank, witness)| Some((rank, reason(witness)?))).collect()
+}
+
+/// Such as `all_gather(block 7)`.
+fn short(call: &Call) -> String {
+    format!("{}({})", call.operation, call.label.unit)
+}
+
+/// Whole seconds, so that sentences do not differ by noise.
+fn whole(seconds: f64) -> u64 {
+    seconds.max(0.0).round() as u64
+}
