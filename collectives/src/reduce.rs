@@ -31,14 +31,31 @@ pub(crate) fn sum_into(
     inputs: &[Arc<Buffer>],
     start: usize,
 ) -> Result<(), BufferError> {
-    match output.dtype() {
-        DType::F64 => sum_as::<f64>(output, inputs, start, sum_plain),
-        DType::F32 => sum_as::<f32>(output, inputs, start, sum_plain),
-        DType::F16 => sum_as::<f16>(output, inputs, start, sum_half),
-        DType::BF16 => sum_as::<bf16>(output, inputs, start, sum_half),
-        // Bytes have no sum: they cannot be read as any type that has one.
-        DType::U8 => output.as_slice::<f32>().map(|_| ()),
+    let (dtype, len, size) = (output.dtype(), output.len(), output.dtype().size());
+    let wrong = |actual, requested| BufferError { actual, requested, len };
+    if let Some(other) = inputs.iter().map(|input| input.dtype()).find(|other| *other != dtype) {
+        return Err(wrong(other, dtype));
     }
+    let range = start * size..(start + len) * size;
+    let inputs: Vec<&[u8]> = inputs.iter().map(|input| &input.as_bytes()[range.clone()]).collect();
+    sum_bytes(dtype, output.as_bytes_mut(), &inputs).map_err(|NoSum| wrong(dtype, DType::F32))
+}
+
+/// Bytes have no sum: they cannot be read as any type that has one.
+#[derive(Debug)]
+pub(crate) struct NoSum;
+
+/// [`sum_into`] on memory that holds elements of `dtype`; all slices have the same length and the
+/// alignment of `dtype`.
+pub(crate) fn sum_bytes(dtype: DType, output: &mut [u8], inputs: &[&[u8]]) -> Result<(), NoSum> {
+    match dtype {
+        DType::F64 => sum_as::<f64>(output, inputs, sum_plain),
+        DType::F32 => sum_as::<f32>(output, inputs, sum_plain),
+        DType::F16 => sum_as::<f16>(output, inputs, sum_half),
+        DType::BF16 => sum_as::<bf16>(output, inputs, sum_half),
+        DType::U8 => return Err(NoSum),
+    }
+    Ok(())
 }
 
 /// The part of `len` elements that `rank` reduces: equal parts, the first ones longer by one
@@ -49,19 +66,9 @@ pub(crate) fn chunk_range(len: usize, world_size: usize, rank: usize) -> Range<u
     start(rank)..start(rank + 1)
 }
 
-fn sum_as<T: Element>(
-    output: &mut Buffer,
-    inputs: &[Arc<Buffer>],
-    start: usize,
-    sum: impl Fn(&mut [T], &[&[T]]),
-) -> Result<(), BufferError> {
-    let len = output.len();
-    let inputs = inputs
-        .iter()
-        .map(|input| Ok(&input.as_slice::<T>()?[start..start + len]))
-        .collect::<Result<Vec<&[T]>, BufferError>>()?;
-    sum(output.as_mut_slice()?, &inputs);
-    Ok(())
+fn sum_as<T: Element>(output: &mut [u8], inputs: &[&[u8]], sum: impl Fn(&mut [T], &[&[T]])) {
+    let inputs: Vec<&[T]> = inputs.iter().map(|input| bytemuck::cast_slice(input)).collect();
+    sum(bytemuck::cast_slice_mut(output), &inputs);
 }
 
 /// Starts from the first input rather than from zero, so that a sum of negative zeros keeps

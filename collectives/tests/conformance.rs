@@ -1,8 +1,35 @@
-//! What every communicator promises, checked once for all backends.
+//! What every communicator promises, checked on ranks as threads, with and without random delays,
+//! and, where it makes sense for a world without peers, on the fake backend.
 //!
-//! The checks take any set of communicators that form one world, one per rank. They run on
-//! the local backend with and without random delays, and, where they make sense for a world
-//! without peers, on the fake backend.
+//! Each backend has a test binary of its own that runs the same checks: a module `backend` that
+//! makes worlds, and the checks from `conformance/`.
+
+/// Ranks as threads.
+mod backend {
+    use crate::support::{Settings, World, share};
+    use kiln_collectives::{LocalGroup, LocalOptions};
+    use std::time::Duration;
+
+    pub const NAME: &str = "local";
+
+    pub fn world(world_size: usize, settings: Settings) -> World {
+        share(LocalGroup::with_options(
+            world_size,
+            LocalOptions {
+                random_delay_seed: settings.delay_seed,
+                max_delay: Duration::from_micros(300),
+                recorder_capacity: settings.recorder_capacity,
+                on_worker_start: settings.on_worker_start,
+                ..LocalOptions::default()
+            },
+        ))
+    }
+
+    #[test]
+    fn a_world_may_be_empty() {
+        drop(LocalGroup::new(0));
+    }
+}
 
 #[path = "conformance/accounting.rs"]
 mod accounting;

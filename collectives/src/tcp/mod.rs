@@ -1,5 +1,26 @@
 //! One process per rank, connected by TCP.
+//!
+//! Read in this order: `options` and `join` (from options to a world), `frame` and `handshake` (what
+//! goes over a connection before it is trusted), `rendezvous` and `inquiry` (kept by rank 0: who is
+//! here, and what happened when something goes wrong), `control` (a rank's side of that), `mesh`,
+//! `wire` and `transfer` (connections between ranks, and the data on them), `end` (the backend).
 
+mod control;
+mod doorway;
+mod end;
+mod frame;
+mod handshake;
+mod inquiry;
+mod join;
+mod lobby;
+mod mesh;
+mod message;
 mod options;
+mod rendezvous;
+mod transfer;
+mod waker;
+mod wire;
 
-pub use options::{JoinError, JoinOptions, Secret};
+pub use end::{TcpCommunicator, TcpEnd};
+pub use join::loopback;
+pub use options::{JoinError, JoinOptions, Ring, Secret};

@@ -3,10 +3,28 @@
 use crate::member::WorkerStart;
 use crate::recorder::DEFAULT_CAPACITY;
 use std::fmt;
+use std::net::TcpListener;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// How long joining waits for the other ranks unless told otherwise.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(300);
+
+/// How long rank 0 keeps the rendezvous for the others unless told otherwise.
+const LINGER: Duration = Duration::from_secs(10);
+
+/// Which way large transfers take. Results are the same bits either way.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Ring {
+    /// Around the ring if that spares the network between machines: when the group spans several
+    /// machines and some machine has more than one rank.
+    #[default]
+    Auto,
+    /// Around the ring.
+    Always,
+    /// Straight from rank to rank.
+    Never,
+}
 
 /// What all ranks of a job know and nobody else: the key of every handshake. Never printed.
 #[derive(Clone, PartialEq, Eq)]
@@ -68,10 +86,17 @@ pub struct JoinOptions {
     pub node: String,
     /// How long to wait for all ranks.
     pub timeout: Duration,
+    /// How long rank 0, once done, keeps the rendezvous for ranks that are not: they learn there
+    /// how the run ended.
+    pub linger: Duration,
+    /// Which way large transfers take.
+    pub ring: Ring,
     /// Number of records kept.
     pub recorder_capacity: usize,
     /// Called with the rank first thing on each worker thread.
     pub on_worker_start: Option<WorkerStart>,
+    /// The open port of the rendezvous, on rank 0, where it is opened beforehand.
+    pub(super) listener: Option<Arc<TcpListener>>,
 }
 
 impl JoinOptions {
@@ -89,8 +114,11 @@ impl JoinOptions {
             job,
             node: "node0".into(),
             timeout: JOIN_TIMEOUT,
+            linger: LINGER,
+            ring: Ring::Auto,
             recorder_capacity: DEFAULT_CAPACITY,
             on_worker_start: None,
+            listener: None,
         }
     }
 }

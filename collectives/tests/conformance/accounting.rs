@@ -1,9 +1,8 @@
 //! Records and totals are exact, and the same for all backends.
 
+use crate::backend;
 use crate::support::*;
-use kiln_collectives::{
-    Buffer, Communicator, DType, Label, LocalGroup, LocalOptions, Operation, Phase, Total,
-};
+use kiln_collectives::{Buffer, Communicator, DType, Label, Operation, Phase, Total};
 use std::sync::Arc;
 
 /// A little of everything, on a world of 4 and its pairs.
@@ -56,7 +55,7 @@ fn expected_totals(rank: usize) -> Vec<Total> {
 
 #[test]
 fn totals_are_exact_on_every_backend() {
-    for world in [local(4), delayed(4, 2), fake(4, &[("pair", 2)])] {
+    for world in [world(4), delayed(4, 2), fake(4, &[("pair", 2)])] {
         on_each_rank(&world, |member| program(member.as_ref()));
         for member in &world {
             let recorder = member.recorder();
@@ -76,7 +75,7 @@ fn totals_are_exact_on_every_backend() {
 
 #[test]
 fn records_hold_every_detail() {
-    for world in [local(4), fake(4, &[("pair", 2)])] {
+    for world in [world(4), fake(4, &[("pair", 2)])] {
         on_each_rank(&world, |member| program(member.as_ref()));
         for member in &world {
             let records = member.recorder().records();
@@ -101,7 +100,7 @@ fn records_hold_every_detail() {
 
 #[test]
 fn failed_operations_never_finish_in_the_records() {
-    let world = local(2);
+    let world = world(2);
     on_each_rank(&world, |member| {
         member.barrier(label("good")).wait(PATIENCE).unwrap();
         let unit = ["left", "right"][member.rank()];
@@ -114,8 +113,7 @@ fn failed_operations_never_finish_in_the_records() {
 
 #[test]
 fn capacity_limits_records_but_not_totals() {
-    let options = LocalOptions { recorder_capacity: 4, ..LocalOptions::default() };
-    let world = share(LocalGroup::with_options(2, options));
+    let world = backend::world(2, Settings { recorder_capacity: 4, ..Settings::default() });
     on_each_rank(&world, |member| {
         for _ in 0..10 {
             member.barrier(label("b")).wait(PATIENCE).unwrap();

@@ -42,7 +42,7 @@ fn check_split(world: &[Arc<dyn Communicator>]) {
 
 #[test]
 fn split_orders_by_key() {
-    check_split(&local(6));
+    check_split(&world(6));
     check_split(&delayed(6, 3));
 }
 
@@ -87,7 +87,7 @@ fn check_mesh(world: &[Arc<dyn Communicator>]) {
 
 #[test]
 fn mesh_groups_run_side_by_side() {
-    check_mesh(&local(4));
+    check_mesh(&world(4));
     for seed in 0..5 {
         check_mesh(&delayed(4, seed));
     }
@@ -96,13 +96,13 @@ fn mesh_groups_run_side_by_side() {
 #[test]
 fn groups_outlive_their_parent() {
     let groups =
-        on_each_rank(&local(2), |member| member.split("child", Some(0), 0).unwrap().unwrap());
+        on_each_rank(&world(2), |member| member.split("child", Some(0), 0).unwrap().unwrap());
     on_each_rank(&groups, |group| assert_eq!(sum_of(group.as_ref(), 1.0), 2.0));
 }
 
 #[test]
 fn names_must_agree_within_a_group_only() {
-    on_each_rank(&local(4), |member| {
+    on_each_rank(&world(4), |member| {
         let color = member.rank() as u32 / 2;
         let group = member.split(&format!("shard {color}"), Some(color), 0);
         assert_eq!(group.unwrap().unwrap().name(), format!("shard {color}"));

@@ -1,7 +1,8 @@
 //! Who owns buffers and threads, and for how long.
 
+use crate::backend;
 use crate::support::*;
-use kiln_collectives::{Buffer, CommError, DType, LocalGroup, LocalOptions};
+use kiln_collectives::{Buffer, CommError, DType};
 use std::cell::RefCell;
 use std::sync::{Arc, Mutex};
 
@@ -48,7 +49,7 @@ fn inputs_are_unique_after_a_mismatch() {
 
 #[test]
 fn operations_run_while_the_caller_does_something_else() {
-    let mut world = local(2);
+    let mut world = world(2);
     let second = world.remove(1);
     let first = world.remove(0);
     let pending = first.barrier(label("overlap"));
@@ -68,14 +69,14 @@ fn workers_start_with_their_rank_and_end_with_their_communicator() {
     let token = Arc::new(());
     let ranks: Arc<Mutex<Vec<usize>>> = Arc::default();
     let (seen, given) = (Arc::clone(&ranks), Arc::clone(&token));
-    let options = LocalOptions {
+    let options = Settings {
         on_worker_start: Some(Arc::new(move |rank| {
             seen.lock().unwrap().push(rank);
             TOKEN.set(Some(Arc::clone(&given)));
         })),
-        ..LocalOptions::default()
+        ..Settings::default()
     };
-    let world = share(LocalGroup::with_options(3, options));
+    let world = backend::world(3, options);
     on_each_rank(&world, |member| {
         member.barrier(label("start")).wait(PATIENCE).unwrap();
         // Rank 2 becomes rank 0 of a group; its new worker still reports rank 2.
@@ -94,11 +95,11 @@ fn workers_start_with_their_rank_and_end_with_their_communicator() {
 
 #[test]
 fn a_panicking_worker_fails_the_group() {
-    let options = LocalOptions {
+    let options = Settings {
         on_worker_start: Some(Arc::new(|rank| assert!(rank != 1, "deliberate panic"))),
-        ..LocalOptions::default()
+        ..Settings::default()
     };
-    let world = share(LocalGroup::with_options(3, options));
+    let world = backend::world(3, options);
     on_each_rank(&world, |member| {
         let error = member.barrier(label("b")).wait(PATIENCE).unwrap_err();
         assert!(matches!(error, CommError::Aborted { rank: 1, .. }), "{error}");
@@ -107,21 +108,21 @@ fn a_panicking_worker_fails_the_group() {
 
 #[test]
 fn communicators_can_be_dropped_in_any_order_and_unused() {
-    drop(LocalGroup::new(0));
     for order in [[0, 1, 2], [2, 0, 1]] {
-        let mut world: Vec<_> = LocalGroup::new(3).into_iter().map(Some).collect();
+        let mut members: Vec<_> = world(3).into_iter().map(Some).collect();
         for rank in order {
-            world[rank] = None;
+            members[rank] = None;
         }
     }
 }
 
 #[test]
 fn communicators_describe_themselves() {
-    let world = local(2);
-    assert_eq!(
-        format!("{:?}", world[1]),
-        "Communicator { backend: \"local\", name: \"world\", rank: 1, world_size: 2 }"
+    let described = format!("{:?}", world(2)[1]);
+    let expected = format!(
+        "Communicator {{ backend: \"{}\", name: \"world\", rank: 1, world_size: 2 }}",
+        backend::NAME
     );
+    assert_eq!(described, expected);
     assert_eq!(fake(3, &[])[2].backend(), "fake");
 }

@@ -70,7 +70,7 @@ fn check_all_types(make: impl Fn(usize) -> World) {
 
 #[test]
 fn operations_match_the_reference() {
-    check_all_types(local);
+    check_all_types(world);
 }
 
 #[test]
@@ -81,13 +81,13 @@ fn operations_match_the_reference_under_delays() {
 #[test]
 fn large_buffers_match_the_reference() {
     for world_size in WORLD_SIZES {
-        check_operations::<f32>(&local(world_size), 10_000_000 / world_size);
+        check_operations::<f32>(&world(world_size), 10_000_000 / world_size);
     }
 }
 
 #[test]
 fn counts_smaller_than_the_world() {
-    let world = local(8);
+    let world = world(8);
     for len in 0..8 {
         let inputs: Vec<Vec<f32>> = (0..8).map(|rank| values(rank, len)).collect();
         let sum = reference_sum(&inputs);
@@ -101,7 +101,7 @@ fn counts_smaller_than_the_world() {
 
 #[test]
 fn bytes_can_be_moved() {
-    on_each_rank(&local(3), |member| {
+    on_each_rank(&world(3), |member| {
         let own = Arc::new(Buffer::from_slice(&[member.rank() as u8; 5]));
         let output = Buffer::zeros(DType::U8, 15);
         let gathered = member.all_gather(label("bytes"), own, output);
@@ -129,7 +129,7 @@ fn bits_do_not_depend_on_timing() {
             [reduced.as_bytes(), scattered.as_bytes()].concat()
         })
     };
-    let expected = run(local(4));
+    let expected = run(world(4));
     for seed in 0..20 {
         assert_eq!(run(delayed(4, seed)), expected, "seed {seed}");
     }

@@ -1,8 +1,9 @@
 //! Worlds to test, data to send, and sequential sums to compare with.
 
+use crate::backend;
 use half::{bf16, f16};
 use kiln_collectives::{
-    Buffer, Communicator, Element, FakeCommunicator, Label, LocalGroup, LocalOptions, Phase,
+    Buffer, Communicator, DEFAULT_CAPACITY, Element, FakeCommunicator, Label, Phase, WorkerStart,
 };
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,17 +16,29 @@ pub const PATIENCE: Duration = Duration::from_secs(60);
 /// The communicators of a world, one per rank.
 pub type World = Vec<Arc<dyn Communicator>>;
 
-pub fn local(world_size: usize) -> World {
-    share(LocalGroup::new(world_size))
+/// What a backend can be asked for beyond the number of ranks.
+#[derive(Clone)]
+pub struct Settings {
+    /// Random delays, where the backend can.
+    pub delay_seed: Option<u64>,
+    pub recorder_capacity: usize,
+    pub on_worker_start: Option<WorkerStart>,
 }
 
+impl Default for Settings {
+    fn default() -> Settings {
+        Settings { delay_seed: None, recorder_capacity: DEFAULT_CAPACITY, on_worker_start: None }
+    }
+}
+
+/// A world of the backend under test.
+pub fn world(world_size: usize) -> World {
+    backend::world(world_size, Settings::default())
+}
+
+/// The same with random delays.
 pub fn delayed(world_size: usize, seed: u64) -> World {
-    let options = LocalOptions {
-        random_delay_seed: Some(seed),
-        max_delay: Duration::from_micros(300),
-        ..LocalOptions::default()
-    };
-    share(LocalGroup::with_options(world_size, options))
+    backend::world(world_size, Settings { delay_seed: Some(seed), ..Settings::default() })
 }
 
 /// All ranks of a fake world; they do not know of each other.

@@ -1,0 +1,131 @@
+//! How the rendezvous finds out why a rank cannot go on: it asks everyone and compares.
+
+use super::message::{Cause, GroupName, GroupNumber, Site, ToRank, Trouble};
+use super::rendezvous::{DIED, Hub, Seat, State};
+use crate::call::Call;
+use crate::flight::Flight;
+use crate::sync::{lock, wait_until};
+use crate::verdict::{Verdict, Witness};
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+/// How long ranks may take to answer.
+pub(super) const GRACE: Duration = Duration::from_secs(3);
+
+/// The group that a trouble is about; `None` if it is about the world as a whole.
+pub(super) fn group_of(trouble: &Trouble) -> Option<GroupNumber> {
+    match trouble {
+        Trouble::Abort { .. } => None,
+        Trouble::TimedOut { site, .. }
+        | Trouble::Mismatch { site }
+        | Trouble::Lost { site, .. } => Some(site.group.number),
+    }
+}
+
+/// What a rank's death means to the others.
+pub(super) fn death(rank: usize) -> Cause {
+    abort("world", rank, rank, format!("it {DIED}"))
+}
+
+/// Finds out what is behind `trouble`, and which group it ends (`None` for all).
+pub(super) fn find_cause(hub: &Hub, rank: usize, trouble: Trouble) -> (Option<GroupNumber>, Cause) {
+    match trouble {
+        Trouble::Abort { group, rank: member, reason } => {
+            (None, abort(&group.name, member, rank, reason))
+        }
+        Trouble::TimedOut { site, waited } => {
+            let flights = collect(hub, &site);
+            let missing = missing(&site, &flights);
+            let verdict = Verdict::of(&witnesses(hub, flights));
+            (Some(site.group.number), Cause::TimedOut { site, waited, missing, verdict })
+        }
+        Trouble::Mismatch { site } => {
+            let flights = collect(hub, &site);
+            let calls = calls(&site, &flights);
+            let Site { group, sequence, .. } = site;
+            (Some(group.number), Cause::Mismatch { group: group.name, sequence, calls })
+        }
+        Trouble::Lost { site, peer, left, reason } => lost(hub, &site, peer, left, &reason),
+    }
+}
+
+/// A connection between two ranks has ended: because one of them died, left, or lost its network.
+fn lost(
+    hub: &Hub,
+    site: &Site,
+    peer: usize,
+    left: bool,
+    reason: &str,
+) -> (Option<GroupNumber>, Cause) {
+    let world_rank = site.group.ranks.get(peer).copied().unwrap_or(peer);
+    if left {
+        let reason = format!("rank {peer} left the group");
+        return (Some(site.group.number), abort(&site.group.name, peer, world_rank, reason));
+    }
+    // A dying process closes its connections in any order.
+    let gone = |state: &State| matches!(state.seats.get(world_rank), Some(Seat::Gone));
+    if gone(&wait_until(&hub.changed, lock(&hub.state), GRACE, gone)) {
+        return (None, death(world_rank));
+    }
+    let reason = format!("the connection to it broke: {reason}");
+    (None, abort(&site.group.name, peer, world_rank, reason))
+}
+
+fn abort(origin: &str, rank: usize, world_rank: usize, reason: String) -> Cause {
+    Cause::Abort { origin: origin.to_owned(), rank, world_rank, reason }
+}
+
+/// Asks all ranks for their flight recorders; returns those that answered in time.
+fn collect(hub: &Hub, site: &Site) -> BTreeMap<usize, Flight> {
+    let at = Some((site.group.clone(), site.sequence));
+    let request = hub.ask(|request| ToRank::Collect { request, at: at.clone() });
+    let answered = |state: &State| {
+        let answers = state.reports.get(&request);
+        let has = |rank: &usize| answers.is_some_and(|answers| answers.contains_key(rank));
+        let seats = state.seats.iter().enumerate();
+        seats.filter(|(_, seat)| matches!(seat, Seat::Present { .. })).all(|(rank, _)| has(&rank))
+    };
+    let mut state = wait_until(&hub.changed, lock(&hub.state), GRACE, answered);
+    state.reports.remove(&request).unwrap_or_default()
+}
+
+fn witnesses(hub: &Hub, mut flights: BTreeMap<usize, Flight>) -> Vec<Witness> {
+    let now = Instant::now();
+    let state = lock(&hub.state);
+    let seats = state.seats.iter().enumerate();
+    seats
+        .map(|(rank, seat)| match (flights.remove(&rank), seat) {
+            (Some(flight), _) => Witness::Answered(Box::new(flight)),
+            (None, Seat::Present { heard, .. }) => {
+                Witness::Silent { seconds: now.duration_since(*heard).as_secs_f64() }
+            }
+            (None, Seat::Left) => Witness::Gone { reason: "has left the run".into() },
+            (None, Seat::Gone | Seat::Empty) => Witness::Gone { reason: DIED.into() },
+        })
+        .collect()
+}
+
+/// The view that `flight` has of `group`.
+fn view<'a>(flight: &'a Flight, group: &GroupName) -> Option<&'a crate::flight::GroupFlight> {
+    flight.groups.iter().find(|view| view.name == group.name && view.ranks == group.ranks)
+}
+
+/// Ranks of the group that are not known to have issued the operation.
+fn missing(site: &Site, flights: &BTreeMap<usize, Flight>) -> Vec<usize> {
+    let issued = |world_rank: &usize| {
+        let view = flights.get(world_rank).and_then(|flight| view(flight, &site.group));
+        view.is_some_and(|view| view.issued > site.sequence)
+    };
+    let members = site.group.ranks.iter().enumerate();
+    members.filter(|(_, world_rank)| !issued(world_rank)).map(|(rank, _)| rank).collect()
+}
+
+/// What each member of the group called.
+fn calls(site: &Site, flights: &BTreeMap<usize, Flight>) -> Vec<Option<Call>> {
+    let call = |world_rank: &usize| {
+        let view = view(flights.get(world_rank)?, &site.group)?;
+        let pending = view.pending.iter().find(|pending| pending.sequence == site.sequence)?;
+        Some(pending.call.clone())
+    };
+    site.group.ranks.iter().map(call).collect()
+}

@@ -1,0 +1,342 @@
+//! From options to a world: find the rendezvous, take a seat, wait for the others, connect to them.
+
+use super::control::Control;
+use super::doorway::Doorway;
+use super::end::TcpEnd;
+use super::frame::{self, FrameError, MEMBER_LIMIT};
+use super::handshake::{self, Claim, HandshakeError, Purpose};
+use super::lobby::Lobby;
+use super::mesh;
+use super::message::{GroupName, MemberInfo, ToRank};
+use super::options::{JoinError, JoinOptions, Ring, Secret};
+use super::rendezvous::Rendezvous;
+use crate::member::{End, Member, RankShared};
+use crate::recorder::Recorder;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Ports tried after a port that belongs to another program.
+const SHARED_PORT_TRIES: u16 = 16;
+
+/// How long rank 0 tries to open a port that an earlier run may be about to give back.
+const LISTEN_PATIENCE: Duration = Duration::from_secs(10);
+
+/// How long one attempt to connect may take.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// Pause between attempts, at first and at most.
+const PAUSE: [Duration; 2] = [Duration::from_millis(20), Duration::from_millis(500)];
+
+/// How long a rendezvous that hangs up on this rank's proof is tried again.
+const DISTRUST: Duration = Duration::from_secs(10);
+
+/// What a rank knows of its world once it has joined; shared by its groups.
+pub(super) struct World {
+    pub(super) control: Control,
+    pub(super) members: Vec<MemberInfo>,
+    pub(super) job: String,
+    pub(super) secret: Secret,
+    pub(super) session: u64,
+    pub(super) lobby: Arc<Lobby>,
+    /// Machine of this rank.
+    pub(super) node: String,
+    pub(super) ring: Ring,
+    /// Closed last of all.
+    pub(super) _door: Doorway,
+}
+
+impl Member<TcpEnd> {
+    /// Joins a world as one process per rank: blocks until all ranks are here and connected.
+    ///
+    /// # Errors
+    ///
+    /// [`JoinError`], after [`JoinOptions::timeout`] at the latest.
+    pub fn join(options: JoinOptions) -> Result<Member<TcpEnd>, JoinError> {
+        let (rank, world_size) = (options.rank, options.world_size);
+        if rank >= world_size {
+            return Err(JoinError::Rank { rank, world_size });
+        }
+        let until = Instant::now() + options.timeout;
+        let rendezvous = if rank == 0 { Some(keep(&options)?) } else { None };
+        Caller { options: &options, until }.join(rendezvous).map(Member::start)
+    }
+}
+
+/// Joins a world whose ranks are all in this process and talk over the loopback interface, on a
+/// port that the system chooses: for tests and benchmarks. `configure` changes each rank's options.
+///
+/// # Errors
+///
+/// As for [`TcpCommunicator::join`](super::TcpCommunicator); rank 0 does not linger.
+pub fn loopback(
+    world_size: usize,
+    configure: impl Fn(&mut JoinOptions),
+) -> Result<Vec<Member<TcpEnd>>, JoinError> {
+    let host = Ipv4Addr::LOCALHOST;
+    let listener = TcpListener::bind((host, 0)).map_err(io_error(0, "open a port"))?;
+    let port = listener.local_addr().map_err(io_error(0, "open a port"))?.port();
+    let listener = Arc::new(listener);
+    let options = (0..world_size).map(|rank| {
+        let mut options = JoinOptions::new(rank, world_size, host.to_string(), port);
+        options.linger = Duration::ZERO;
+        options.listener = (rank == 0).then(|| Arc::clone(&listener));
+        configure(&mut options);
+        options
+    });
+    let options: Vec<JoinOptions> = options.collect();
+    thread::scope(|scope| {
+        let joining: Vec<_> =
+            options.into_iter().map(|options| scope.spawn(|| Member::join(options))).collect();
+        let panicked = || io_error(0, "join")(io::Error::other("a thread panicked"));
+        joining.into_iter().map(|rank| rank.join().unwrap_or_else(|_| Err(panicked()))).collect()
+    })
+}
+
+/// Opens the rendezvous on rank 0.
+fn keep(options: &JoinOptions) -> Result<Rendezvous, JoinError> {
+    let listener = match &options.listener {
+        Some(listener) => listener.try_clone().map_err(io_error(0, "use its port"))?,
+        None => open_port(options)?,
+    };
+    Rendezvous::open(
+        listener,
+        options.world_size,
+        options.job.clone(),
+        options.secret.clone(),
+        options.timeout,
+        options.linger,
+    )
+    .map_err(io_error(options.rank, "open the rendezvous"))
+}
+
+/// Opens the first port that is free and that the others will try.
+fn open_port(options: &JoinOptions) -> Result<TcpListener, JoinError> {
+    let host = resolve(&options.host, options.port)
+        .map_err(|source| JoinError::Resolve { host: options.host.clone(), source })?;
+    let until = Instant::now() + LISTEN_PATIENCE.min(options.timeout);
+    loop {
+        match listen(&host, options) {
+            Ok(listener) => return Ok(listener),
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse && Instant::now() < until => {
+                thread::sleep(PAUSE[1]);
+            }
+            Err(source) => {
+                let address = format!("{}:{}", options.host, options.port);
+                return Err(JoinError::Listen { address, source });
+            }
+        }
+    }
+}
+
+fn listen(hosts: &[IpAddr], options: &JoinOptions) -> io::Result<TcpListener> {
+    let mut failure = io::Error::from(io::ErrorKind::AddrInUse);
+    for port in ports(options) {
+        for host in hosts {
+            // A name may lead to an address that this machine has only from outside.
+            let bound = TcpListener::bind((*host, port)).or_else(|error| match error.kind() {
+                io::ErrorKind::AddrNotAvailable => {
+                    TcpListener::bind((IpAddr::V4(Ipv4Addr::UNSPECIFIED), port))
+                }
+                _ => Err(error),
+            });
+            match bound {
+                Ok(listener) => return Ok(listener),
+                Err(error) => failure = error,
+            }
+        }
+    }
+    Err(failure)
+}
+
+/// Where the rendezvous may be.
+fn ports(options: &JoinOptions) -> Vec<u16> {
+    if options.shared_port {
+        (1..=SHARED_PORT_TRIES).filter_map(|offset| options.port.checked_add(offset)).collect()
+    } else {
+        vec![options.port]
+    }
+}
+
+fn resolve(host: &str, port: u16) -> io::Result<Vec<IpAddr>> {
+    let mut addresses: Vec<IpAddr> = Vec::new();
+    for address in (host, port).to_socket_addrs()? {
+        if !addresses.contains(&address.ip()) {
+            addresses.push(address.ip());
+        }
+    }
+    Ok(addresses)
+}
+
+/// A rank on its way into the world.
+struct Caller<'a> {
+    options: &'a JoinOptions,
+    until: Instant,
+}
+
+impl Caller<'_> {
+    fn join(&self, rendezvous: Option<Rendezvous>) -> Result<TcpEnd, JoinError> {
+        let options = self.options;
+        let rank = options.rank;
+        let ports = match &rendezvous {
+            Some(rendezvous) => vec![rendezvous.address().port()],
+            None => ports(options),
+        };
+        let (stream, lobby, door) = self.take_seat(&ports)?;
+        let (session, members) = self.wait_for_all(&stream)?;
+        lobby.open(session);
+        let shared = Arc::new(RankShared {
+            world_rank: rank,
+            world_size: options.world_size,
+            recorder: Arc::new(Recorder::new(options.recorder_capacity)),
+            on_worker_start: options.on_worker_start.clone(),
+        });
+        let control = Control::start(stream, Arc::clone(&shared), TcpEnd::BACKEND, rendezvous)
+            .map_err(io_error(rank, "start its control threads"))?;
+        let world = Arc::new(World {
+            control,
+            members,
+            job: options.job.clone(),
+            secret: options.secret.clone(),
+            session,
+            lobby,
+            node: options.node.clone(),
+            ring: options.ring,
+            _door: door,
+        });
+        let ranks = (0..options.world_size).collect();
+        let group = GroupName { number: 0, name: "world".into(), ranks };
+        let wire = mesh::connect(&world, &group, rank, self.until).map_err(|error| {
+            let reason = error.to_string();
+            world.control.abort(&group, rank, &format!("it cannot connect: {reason}"));
+            self.incomplete(reason, Vec::new())
+        })?;
+        Ok(TcpEnd::new(world, shared, group, rank, wire))
+    }
+
+    /// Connects to the rendezvous, however often it takes, and is let in.
+    fn take_seat(&self, ports: &[u16]) -> Result<(TcpStream, Arc<Lobby>, Doorway), JoinError> {
+        let options = self.options;
+        let mut pause = PAUSE[0];
+        let mut reason = "nobody listens there".to_owned();
+        let mut distrusted: Option<Instant> = None;
+        loop {
+            let hosts = match resolve(&options.host, options.port) {
+                Ok(hosts) => hosts,
+                Err(error) => {
+                    reason = format!("cannot find {}: {error}", options.host);
+                    Vec::new()
+                }
+            };
+            let addresses = hosts.iter().flat_map(|host| ports.iter().map(|port| (*host, *port)));
+            let mut distrust = false;
+            for (host, port) in addresses {
+                let address = SocketAddr::new(host, port);
+                let stream = match TcpStream::connect_timeout(&address, self.patience()) {
+                    Ok(stream) => stream,
+                    Err(error) => {
+                        reason = format!("cannot connect to it: {error}");
+                        continue;
+                    }
+                };
+                match self.introduce(&stream) {
+                    Ok((lobby, door)) => return Ok((stream, lobby, door)),
+                    Err(HandshakeError::Refused(why, false)) => {
+                        let (rank, address) = (options.rank, address.to_string());
+                        return Err(JoinError::Refused { rank, address, reason: why });
+                    }
+                    Err(HandshakeError::Secret) => {
+                        distrust = true;
+                        reason = "it does not accept this rank's secret; give all processes the \
+                                  same KILN_JOB_SECRET"
+                            .into();
+                    }
+                    Err(error) => reason = format!("it answers, but not as a rendezvous: {error}"),
+                }
+            }
+            let since = distrust.then(|| distrusted.unwrap_or_else(Instant::now));
+            distrusted = since;
+            let distrusts = since.is_some_and(|since| since.elapsed() > DISTRUST);
+            if distrusts || Instant::now() + pause >= self.until {
+                return Err(self.incomplete(reason, Vec::new()));
+            }
+            thread::sleep(pause);
+            pause = (pause * 2).min(PAUSE[1]);
+        }
+    }
+
+    /// Proves who this is, and says where other ranks can reach it: at the address that this
+    /// connection comes from.
+    fn introduce(&self, stream: &TcpStream) -> Result<(Arc<Lobby>, Doorway), HandshakeError> {
+        let options = self.options;
+        stream.set_nodelay(true)?;
+        let lobby = Lobby::new();
+        let admitting = Arc::clone(&lobby);
+        let door = Doorway::open(
+            TcpListener::bind((stream.local_addr()?.ip(), 0))?,
+            options.job.clone(),
+            options.secret.clone(),
+            Arc::new(move |caller| admitting.admit(caller)),
+        )?;
+        let purpose = Purpose::Control {
+            world_size: options.world_size,
+            node: options.node.clone(),
+            port: door.address().port(),
+        };
+        let claim = Claim { job: options.job.clone(), rank: options.rank, purpose };
+        handshake::call(stream, claim, &options.secret)?;
+        Ok((lobby, door))
+    }
+
+    fn wait_for_all(&self, stream: &TcpStream) -> Result<(u64, Vec<MemberInfo>), JoinError> {
+        loop {
+            // The rendezvous says who is missing; only if it is stuck does this run out.
+            let left = self.until.saturating_duration_since(Instant::now()) + CONNECT_TIMEOUT;
+            let message = stream
+                .set_read_timeout(Some(left))
+                .map_err(FrameError::from)
+                .and_then(|()| frame::read(stream, MEMBER_LIMIT));
+            match message {
+                Ok(ToRank::Joined { session, members }) => {
+                    stream
+                        .set_read_timeout(None)
+                        .map_err(io_error(self.options.rank, "use its connection"))?;
+                    return Ok((session, members));
+                }
+                Ok(ToRank::Incomplete { missing }) => {
+                    let reason = format!(
+                        "{} did not come; look at their logs, or start them",
+                        crate::error::list_ranks(&missing)
+                    );
+                    return Err(self.incomplete(reason, missing));
+                }
+                Ok(_) => {}
+                Err(error) => {
+                    let reason = format!("the rendezvous on rank 0 went away: {error}");
+                    return Err(self.incomplete(reason, vec![0]));
+                }
+            }
+        }
+    }
+
+    fn patience(&self) -> Duration {
+        let left = self.until.saturating_duration_since(Instant::now());
+        left.clamp(Duration::from_millis(1), CONNECT_TIMEOUT)
+    }
+
+    fn incomplete(&self, reason: String, missing: Vec<usize>) -> JoinError {
+        JoinError::Incomplete {
+            rank: self.options.rank,
+            address: format!("{}:{}", self.options.host, self.options.port),
+            waited: self.options.timeout,
+            reason,
+            missing,
+        }
+    }
+}
+
+fn io_error(rank: usize, operation: &'static str) -> impl FnOnce(io::Error) -> JoinError {
+    move |source| JoinError::Io { rank, operation, source }
+}

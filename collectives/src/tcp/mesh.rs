@@ -1,0 +1,80 @@
+//! A connection between every two ranks of a group.
+
+use super::handshake::{self, Claim, HandshakeError, Purpose};
+use super::join::World;
+use super::message::GroupName;
+use super::wire::Wire;
+use std::io;
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+/// Socket buffers, in bytes: enough to keep a fast network busy while a rank computes.
+const SOCKET_BUFFER: usize = 4 << 20;
+
+/// Why the ranks of a group could not be connected.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum MeshError {
+    #[error("cannot connect to world rank {rank} at {address}: {source}")]
+    Connect { rank: usize, address: String, source: io::Error },
+    #[error("world rank {rank} at {address} does not let it in: {source}")]
+    Handshake { rank: usize, address: String, source: HandshakeError },
+    #[error("world rank {rank} did not connect in time")]
+    Missing { rank: usize },
+    #[error("cannot set up its connections: {0}")]
+    Socket(#[from] io::Error),
+}
+
+/// Connects `rank` with all others of `group`: it calls those before it and is called by those
+/// after it.
+pub(super) fn connect(
+    world: &World,
+    group: &GroupName,
+    rank: usize,
+    until: Instant,
+) -> Result<Wire, MeshError> {
+    let left = || until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+    let world_rank = group.ranks[rank];
+    let mut streams: Vec<Option<TcpStream>> = Vec::with_capacity(group.ranks.len());
+    for (peer, peer_world_rank) in group.ranks.iter().copied().enumerate() {
+        streams.push(match peer.cmp(&rank) {
+            std::cmp::Ordering::Less => {
+                Some(call(world, group, world_rank, peer_world_rank, left())?)
+            }
+            std::cmp::Ordering::Equal => None,
+            std::cmp::Ordering::Greater => Some(
+                world
+                    .lobby
+                    .take(group.number, peer_world_rank, left())
+                    .ok_or(MeshError::Missing { rank: peer_world_rank })?,
+            ),
+        });
+    }
+    for stream in streams.iter().flatten() {
+        stream.set_nodelay(true)?;
+        let socket = socket2::SockRef::from(stream);
+        socket.set_send_buffer_size(SOCKET_BUFFER)?;
+        socket.set_recv_buffer_size(SOCKET_BUFFER)?;
+        stream.set_nonblocking(true)?;
+    }
+    Ok(Wire::new(streams)?)
+}
+
+fn call(
+    world: &World,
+    group: &GroupName,
+    from: usize,
+    to: usize,
+    timeout: Duration,
+) -> Result<TcpStream, MeshError> {
+    let address = world.members[to].address;
+    let stream = TcpStream::connect_timeout(&address, timeout)
+        .map_err(|source| MeshError::Connect { rank: to, address: address.to_string(), source })?;
+    let purpose = Purpose::Data { session: world.session, group: group.number };
+    let claim = Claim { job: world.job.clone(), rank: from, purpose };
+    handshake::call(&stream, claim, &world.secret).map_err(|source| MeshError::Handshake {
+        rank: to,
+        address: address.to_string(),
+        source,
+    })?;
+    Ok(stream)
+}

@@ -1,0 +1,326 @@
+//! Where the ranks of a run meet, kept by rank 0: it tells them how to reach each other, and finds
+//! out what happened when one of them cannot go on.
+
+use super::doorway::Doorway;
+use super::frame::{self, MEMBER_LIMIT};
+use super::handshake::{Caller, Purpose};
+use super::inquiry;
+use super::message::{Cause, GroupNumber, MemberInfo, ToRank, ToRendezvous, Trouble};
+use super::options::Secret;
+use crate::flight::Flight;
+use crate::sync::{lock, wait_until};
+use std::collections::{BTreeMap, HashMap};
+use std::io;
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::{Arc, Condvar, Mutex, mpsc};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// How often each side says that it is alive.
+pub(super) const BEAT: Duration = Duration::from_secs(1);
+
+/// How long a write to a rank may take before the message is given up: a stopped rank reads
+/// nothing, and must not hold up the others.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// The rendezvous of one run.
+pub(super) struct Rendezvous {
+    hub: Arc<Hub>,
+    /// Declared after nothing that needs it: dropping it closes the door.
+    door: Doorway,
+    linger: Duration,
+}
+
+/// What all threads of the rendezvous share.
+pub(super) struct Hub {
+    pub(super) state: Mutex<State>,
+    pub(super) changed: Condvar,
+    troubles: Mutex<mpsc::Sender<Event>>,
+    session: u64,
+}
+
+pub(super) struct State {
+    pub(super) seats: Vec<Seat>,
+    /// Why the world has failed.
+    world: Option<Cause>,
+    /// Why single groups have failed.
+    groups: HashMap<GroupNumber, Cause>,
+    /// Answers to the question of each number.
+    pub(super) reports: HashMap<u64, BTreeMap<usize, Flight>>,
+    next_request: u64,
+    joined: bool,
+    /// Rank 0 is done: threads end.
+    closed: bool,
+}
+
+/// What the rendezvous knows of a rank.
+pub(super) enum Seat {
+    Empty,
+    Present {
+        writer: Arc<Mutex<TcpStream>>,
+        info: MemberInfo,
+        heard: Instant,
+    },
+    /// It took its leave.
+    Left,
+    /// Its connection ended without a goodbye.
+    Gone,
+}
+
+/// What the overseer acts on, one at a time.
+enum Event {
+    Trouble { rank: usize, trouble: Trouble },
+    Gone { rank: usize },
+}
+
+/// What a dead rank is said to have done.
+pub(super) const DIED: &str = "died: its connection closed without a goodbye";
+
+impl Rendezvous {
+    /// Opens the door for `world_size` ranks. They are told who is missing after `timeout`.
+    /// Dropping the rendezvous gives ranks that are still there `linger` to learn how the run
+    /// ended.
+    pub(super) fn open(
+        listener: TcpListener,
+        world_size: usize,
+        job: String,
+        secret: Secret,
+        timeout: Duration,
+        linger: Duration,
+    ) -> io::Result<Rendezvous> {
+        let mut session = [0; 8];
+        getrandom::fill(&mut session).map_err(io::Error::other)?;
+        let (troubles, events) = mpsc::channel();
+        let hub = Arc::new(Hub {
+            state: Mutex::new(State {
+                seats: (0..world_size).map(|_| Seat::Empty).collect(),
+                world: None,
+                groups: HashMap::new(),
+                reports: HashMap::new(),
+                next_request: 0,
+                joined: false,
+                closed: false,
+            }),
+            changed: Condvar::new(),
+            troubles: Mutex::new(troubles),
+            session: u64::from_ne_bytes(session),
+        });
+        let admitting = Arc::clone(&hub);
+        let door =
+            Doorway::open(listener, job, secret, Arc::new(move |caller| admitting.admit(caller)))?;
+        let overseer = Arc::clone(&hub);
+        thread::Builder::new()
+            .name("kiln-rendezvous".into())
+            .spawn(move || overseer.oversee(&events, timeout))?;
+        let beating = Arc::clone(&hub);
+        thread::Builder::new().name("kiln-beat".into()).spawn(move || beating.beat())?;
+        Ok(Rendezvous { hub, door, linger })
+    }
+
+    /// Where it listens.
+    pub(super) fn address(&self) -> SocketAddr {
+        self.door.address()
+    }
+}
+
+impl Drop for Rendezvous {
+    fn drop(&mut self) {
+        let state = lock(&self.hub.state);
+        let empty =
+            |state: &State| !state.seats.iter().any(|seat| matches!(seat, Seat::Present { .. }));
+        let mut state = wait_until(&self.hub.changed, state, self.linger, empty);
+        state.closed = true;
+        for seat in &state.seats {
+            if let Seat::Present { writer, .. } = seat {
+                let _ = lock(writer).shutdown(Shutdown::Both);
+            }
+        }
+        drop(state);
+        self.hub.changed.notify_all();
+    }
+}
+
+impl Hub {
+    /// Gives a caller its seat and starts to listen to it.
+    fn admit(self: &Arc<Hub>, caller: Caller) {
+        let rank = caller.claim.rank;
+        let Purpose::Control { world_size, node, port } = caller.claim.purpose.clone() else {
+            return caller.refuse("this is the rendezvous, not a rank", false);
+        };
+        let Ok(from) = caller.address() else { return };
+        let info = MemberInfo { address: SocketAddr::new(from.ip(), port), node };
+        let mut state = lock(&self.state);
+        let expected = state.seats.len();
+        if world_size != expected || rank >= expected {
+            tracing::warn!("refused rank {rank} of {world_size} from {from}: {expected} ranks");
+            return caller.refuse(
+                &format!("it expects {expected} ranks, and was called by rank {rank} of {world_size}; give all processes the same world size"),
+                false,
+            );
+        }
+        if !matches!(state.seats[rank], Seat::Empty) {
+            drop(state);
+            tracing::warn!("refused a second rank {rank} from {from}");
+            return caller.refuse(&format!("rank {rank} is here already"), true);
+        }
+        let Ok(stream) = caller.welcome() else { return };
+        let Ok(writer) = stream.try_clone() else { return };
+        let _ = writer.set_write_timeout(Some(WRITE_TIMEOUT));
+        let writer = Arc::new(Mutex::new(writer));
+        state.seats[rank] = Seat::Present { writer, info, heard: Instant::now() };
+        self.announce(&mut state);
+        drop(state);
+        self.changed.notify_all();
+        let hub = Arc::clone(self);
+        let listen = move || hub.listen(rank, stream);
+        if let Err(error) = thread::Builder::new().name(format!("kiln-seat-{rank}")).spawn(listen) {
+            tracing::warn!("no thread to listen to rank {rank}: {error}");
+            self.leave(rank);
+        }
+    }
+
+    /// Tells all ranks how to reach each other once they are here.
+    fn announce(&self, state: &mut State) {
+        let member = |seat: &Seat| match seat {
+            Seat::Present { info, .. } => Some(info.clone()),
+            _ => None,
+        };
+        let Some(members) = state.seats.iter().map(member).collect::<Option<Vec<_>>>() else {
+            return;
+        };
+        state.joined = true;
+        send_all(state, &ToRank::Joined { session: self.session, members });
+    }
+
+    /// Reads what a rank says until its connection ends.
+    fn listen(&self, rank: usize, stream: TcpStream) {
+        let mut said_goodbye = false;
+        loop {
+            let message: ToRendezvous = match frame::read(&stream, MEMBER_LIMIT) {
+                Ok(message) => message,
+                Err(frame::FrameError::Io(_)) => break,
+                Err(error) => {
+                    tracing::warn!("rank {rank} sent {error}; its connection is closed");
+                    break;
+                }
+            };
+            if let Seat::Present { heard, .. } = &mut lock(&self.state).seats[rank] {
+                *heard = Instant::now();
+            }
+            match message {
+                ToRendezvous::Beat => {}
+                ToRendezvous::Goodbye => said_goodbye = true,
+                ToRendezvous::Trouble(trouble) => self.raise(Event::Trouble { rank, trouble }),
+                ToRendezvous::Report { request, flight } => {
+                    if let Some(answers) = lock(&self.state).reports.get_mut(&request) {
+                        answers.insert(rank, *flight);
+                    }
+                    self.changed.notify_all();
+                }
+            }
+        }
+        let mut state = lock(&self.state);
+        // Until all are here a rank may go and come again; after that its place stays empty.
+        state.seats[rank] = match (said_goodbye, state.joined) {
+            (true, _) => Seat::Left,
+            (false, false) => Seat::Empty,
+            (false, true) => Seat::Gone,
+        };
+        let died = matches!(state.seats[rank], Seat::Gone);
+        drop(state);
+        self.changed.notify_all();
+        if died {
+            self.raise(Event::Gone { rank });
+        }
+    }
+
+    fn leave(&self, rank: usize) {
+        lock(&self.state).seats[rank] = Seat::Empty;
+        self.changed.notify_all();
+    }
+
+    fn raise(&self, event: Event) {
+        // The overseer outlives the seats unless the run is over.
+        let _ = lock(&self.troubles).send(event);
+    }
+
+    /// Waits until all ranks are here, then looks into one trouble after the other.
+    fn oversee(&self, events: &mpsc::Receiver<Event>, timeout: Duration) {
+        let here = |state: &State| state.joined || state.closed;
+        let state = wait_until(&self.changed, lock(&self.state), timeout, here);
+        if !here(&state) {
+            let absent = |(_, seat): &(usize, &Seat)| !matches!(seat, Seat::Present { .. });
+            let missing = state.seats.iter().enumerate().filter(absent).map(|(rank, _)| rank);
+            send_all(&state, &ToRank::Incomplete { missing: missing.collect() });
+            return;
+        }
+        drop(state);
+        while !lock(&self.state).closed {
+            match events.recv_timeout(BEAT) {
+                Ok(Event::Trouble { rank, trouble }) => self.look_into(rank, trouble),
+                Ok(Event::Gone { rank }) => self.fail(None, inquiry::death(rank)),
+                Err(mpsc::RecvTimeoutError::Timeout) => {}
+                Err(mpsc::RecvTimeoutError::Disconnected) => return,
+            }
+        }
+    }
+
+    fn look_into(&self, rank: usize, trouble: Trouble) {
+        let number = inquiry::group_of(&trouble);
+        let known = {
+            let state = lock(&self.state);
+            let of_group = number.and_then(|number| state.groups.get(&number));
+            of_group.or(state.world.as_ref()).is_some()
+        };
+        // Whoever complains late has been told, or is about to read it.
+        if known {
+            return;
+        }
+        let (group, cause) = inquiry::find_cause(self, rank, trouble);
+        self.fail(group, cause);
+    }
+
+    /// Tells all ranks, unless they know of an earlier cause.
+    fn fail(&self, group: Option<GroupNumber>, cause: Cause) {
+        let mut state = lock(&self.state);
+        match group {
+            None if state.world.is_some() => return,
+            None => state.world = Some(cause.clone()),
+            Some(number) => {
+                state.groups.insert(number, cause.clone());
+            }
+        }
+        send_all(&state, &ToRank::Failed { group, cause });
+    }
+
+    /// Numbers a question and asks it of all ranks.
+    pub(super) fn ask(&self, question: impl Fn(u64) -> ToRank) -> u64 {
+        let mut state = lock(&self.state);
+        let request = state.next_request;
+        state.next_request += 1;
+        state.reports.insert(request, BTreeMap::new());
+        send_all(&state, &question(request));
+        request
+    }
+
+    fn beat(&self) {
+        let mut state = lock(&self.state);
+        while !state.closed {
+            send_all(&state, &ToRank::Beat);
+            state = wait_until(&self.changed, state, BEAT, |state| state.closed);
+        }
+    }
+}
+
+/// Sends a message to all ranks that are there. A rank that cannot take it is not waited for.
+fn send_all(state: &State, message: &ToRank) {
+    let frame = match frame::encode(message, MEMBER_LIMIT) {
+        Ok(frame) => frame,
+        Err(error) => return tracing::warn!("the rendezvous cannot send: {error}"),
+    };
+    for seat in &state.seats {
+        if let Seat::Present { writer, .. } = seat {
+            let _ = io::Write::write_all(&mut *lock(writer), &frame);
+        }
+    }
+}

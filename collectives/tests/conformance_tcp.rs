@@ -1,0 +1,33 @@
+//! What every communicator promises, checked on ranks connected by TCP: straight and, in every
+//! world made with an odd delay seed, around the ring.
+
+/// Ranks of one process that talk over the loopback interface, as processes would.
+mod backend {
+    use crate::support::{Settings, World, share};
+    use kiln_collectives::tcp::{self, Ring};
+
+    pub const NAME: &str = "tcp";
+
+    pub fn world(world_size: usize, settings: Settings) -> World {
+        let ring = settings.delay_seed.is_some_and(|seed| seed % 2 == 1);
+        let ranks = tcp::loopback(world_size, |options| {
+            options.recorder_capacity = settings.recorder_capacity;
+            options.on_worker_start = settings.on_worker_start.clone();
+            options.ring = if ring { Ring::Always } else { Ring::Never };
+        });
+        share(ranks.unwrap())
+    }
+}
+
+#[path = "conformance/accounting.rs"]
+mod accounting;
+#[path = "conformance/failures.rs"]
+mod failures;
+#[path = "conformance/groups.rs"]
+mod groups;
+#[path = "conformance/lifetime.rs"]
+mod lifetime;
+#[path = "conformance/results.rs"]
+mod results;
+#[path = "conformance/support.rs"]
+mod support;
