@@ -260,7 +260,7 @@ impl Caller<'_> {
             distrusted = since;
             let distrusts = since.is_some_and(|since| since.elapsed() > DISTRUST);
             if distrusts || Instant::now() + pause >= self.until {
-                return Err(self.incomplete(reason, Vec::new()));
+                return Err(self.incomplete(reason, vec![0]));
             }
             thread::sleep(pause);
             pause = (pause * 2).min(PAUSE[1]);

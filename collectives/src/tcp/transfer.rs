@@ -45,10 +45,11 @@ impl Transfer<'_> {
         output: &mut [u8],
         slots: &[Range<usize>],
     ) -> Result<(), Stop> {
-        output[slots[self.rank].clone()].copy_from_slice(input);
         if self.ring && self.world_size() > 2 {
+            output[slots[self.rank].clone()].copy_from_slice(input);
             return self.all_gather_ring(output, slots);
         }
+        let mut copied = false;
         loop {
             let mut done = true;
             for peer in self.peers() {
@@ -56,6 +57,11 @@ impl Transfer<'_> {
                 let expected = slot.len();
                 done &= self.wire.send(peer, input)? == Some(input.len());
                 done &= self.wire.receive(peer, slot)? == Some(expected);
+            }
+            if !copied {
+                // After the first bytes have left: the others are at work meanwhile.
+                output[slots[self.rank].clone()].copy_from_slice(input);
+                copied = true;
             }
             if done {
                 return Ok(());

@@ -1,0 +1,20 @@
+#!/bin/sh
+# Installs what the peers need into target/peers: PyTorch, which brings gloo and torchrun, and numpy.
+#
+#     benches/peers/setup.sh
+#
+# PYTHON names the interpreter to start from (default python3, 3.10 or newer).
+set -eu
+
+case "${1:-}" in
+-h | --help)
+    sed -n '2,6s/^# \{0,1\}//p' "$0"
+    exit 0
+    ;;
+esac
+
+cd "$(dirname "$0")/../.."
+"${PYTHON:-python3}" -m venv target/peers
+target/peers/bin/pip install --quiet --disable-pip-version-check torch==2.15.0 numpy==2.4.6
+target/peers/bin/python -c 'import torch; print("torch", torch.__version__)'
+echo "done; the scripts in benches/peers use target/peers/bin/python unless PEER_PYTHON names another"

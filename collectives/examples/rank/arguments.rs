@@ -1,0 +1,79 @@
+//! The command line, parsed without a library: the crate has none.
+
+pub const USAGE: &str = "\
+usage: rank --backend local --ranks N
+       rank --backend tcp --ranks N --rank R [--host HOST] --port PORT [--job NAME]
+
+  --backend  local: all ranks are threads of this process; tcp: this process is one rank
+  --ranks    number of ranks in the world
+  --rank     number of this rank, from 0
+  --host     where rank 0 listens (default 127.0.0.1)
+  --port     port of rank 0
+  --job      name that all ranks of one world share";
+
+/// How the ranks talk to each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Backend {
+    Local,
+    Tcp,
+}
+
+/// What the command line says.
+#[derive(Debug)]
+pub struct Arguments {
+    pub backend: Backend,
+    pub ranks: usize,
+    pub rank: usize,
+    pub host: String,
+    pub port: u16,
+    pub job: Option<String>,
+}
+
+impl Arguments {
+    /// Reads the arguments; `None` if help was asked for. The error is a sentence for the user.
+    pub fn parse(mut words: impl Iterator<Item = String>) -> Result<Option<Arguments>, String> {
+        let (mut backend, mut ranks, mut rank, mut port) = (None, None, None, None);
+        let (mut host, mut job) = ("127.0.0.1".to_string(), None);
+        while let Some(option) = words.next() {
+            if matches!(option.as_str(), "-h" | "--help") {
+                return Ok(None);
+            }
+            let mut value = || words.next().ok_or(format!("{option} needs a value"));
+            match option.as_str() {
+                "--backend" => {
+                    backend = Some(match value()?.as_str() {
+                        "local" => Backend::Local,
+                        "tcp" => Backend::Tcp,
+                        other => return Err(format!("there is no backend `{other}`")),
+                    });
+                }
+                "--ranks" => ranks = Some(number(&option, &value()?)?),
+                "--rank" => rank = Some(number(&option, &value()?)?),
+                "--port" => port = Some(number(&option, &value()?)?),
+                "--host" => host = value()?,
+                "--job" => job = Some(value()?),
+                _ => return Err(format!("there is no option `{option}`")),
+            }
+        }
+        let backend = backend.ok_or("say which --backend to use")?;
+        let ranks = ranks.ok_or("say how many --ranks there are")?;
+        if ranks == 0 {
+            return Err("--ranks must be at least 1".into());
+        }
+        let (rank, port) = match backend {
+            Backend::Local => (0, 0),
+            Backend::Tcp => (
+                rank.ok_or("say which --rank this process is")?,
+                port.ok_or("say on which --port rank 0 listens")?,
+            ),
+        };
+        if rank >= ranks {
+            return Err(format!("--rank {rank} is not one of {ranks}"));
+        }
+        Ok(Some(Arguments { backend, ranks, rank, host, port, job }))
+    }
+}
+
+fn number<T: std::str::FromStr>(option: &str, value: &str) -> Result<T, String> {
+    value.parse().map_err(|_| format!("{option} takes a number, not `{value}`"))
+}

@@ -1,0 +1,80 @@
+//! Serves collectives to a driver that times them: one rank, or a whole local world.
+//!
+//!     cargo run --release -p kiln-collectives --example rank -- --backend local --ranks 2
+//!     cargo run --release -p kiln-collectives --example rank -- \
+//!         --backend tcp --ranks 2 --rank 0 --port 29500
+//!
+//! Rank 0 reads commands from standard input, `OP BYTES ITERATIONS` one a line, and answers each
+//! with a line of JSON; at the end of input all ranks leave. `OP` is `all_gather` or
+//! `reduce_scatter` of `f32`, where `BYTES` is the size of the full tensor, or `memcpy`, in which
+//! every rank copies `BYTES` bytes. With `--backend local` all ranks are threads of this process;
+//! otherwise start one process per rank. `benches/peers` speaks the same protocol to other
+//! systems.
+
+mod arguments;
+mod exercise;
+mod serve;
+
+use arguments::{Arguments, Backend};
+use exercise::Sources;
+use kiln_collectives::tcp::{JoinOptions, TcpCommunicator};
+use kiln_collectives::{Communicator, LocalGroup};
+use std::error::Error;
+use std::process::ExitCode;
+use std::thread;
+
+/// What an example may fail with; printed and turned into an exit code.
+type Failure = Box<dyn Error + Send + Sync>;
+
+fn main() -> ExitCode {
+    let arguments = match Arguments::parse(std::env::args().skip(1)) {
+        Ok(Some(arguments)) => arguments,
+        Ok(None) => {
+            println!("{}", arguments::USAGE);
+            return ExitCode::SUCCESS;
+        }
+        Err(problem) => {
+            eprintln!("{problem}\n{}", arguments::USAGE);
+            return ExitCode::from(2);
+        }
+    };
+    let outcome = match arguments.backend {
+        Backend::Local => serve_local(arguments.ranks),
+        Backend::Tcp => serve_tcp(arguments),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            eprintln!("{failure}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn serve_local(ranks: usize) -> Result<(), Failure> {
+    let sources = Sources::default();
+    thread::scope(|scope| {
+        let threads: Vec<_> = LocalGroup::new(ranks)
+            .into_iter()
+            .map(|member| {
+                let sources = sources.clone();
+                scope.spawn(move || serve::serve(&member, sources))
+            })
+            .collect();
+        // All are joined before the first failure is returned: that is the one of the lowest rank.
+        let outcomes: Vec<_> = threads.into_iter().map(|thread| thread.join()).collect();
+        outcomes
+            .into_iter()
+            .try_for_each(|outcome| outcome.unwrap_or_else(|_| Err("a rank panicked".into())))
+    })
+}
+
+fn serve_tcp(arguments: Arguments) -> Result<(), Failure> {
+    let Arguments { ranks, rank, host, port, job, .. } = arguments;
+    let mut options = JoinOptions::new(rank, ranks, host, port);
+    if let Some(job) = job {
+        options.job = job;
+    }
+    let member = TcpCommunicator::join(options)?;
+    serve::serve(&member as &dyn Communicator, Sources::default())
+}

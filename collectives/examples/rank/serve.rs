@@ -1,0 +1,147 @@
+//! The protocol: rank 0 takes commands, all ranks run them, rank 0 answers.
+
+use crate::Failure;
+use crate::exercise::{Exercise, Sources};
+use kiln_collectives::{Buffer, Communicator, DType, Label, Phase};
+use serde_json::json;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io::{self, BufRead, Write};
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How long ranks wait for the next command: the driver may be timing another system meanwhile.
+const IDLE: Duration = Duration::from_secs(3600);
+
+/// How long any other operation may take.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Bytes of a broadcast command; unused ones are spaces.
+const COMMAND_LENGTH: usize = 64;
+
+/// What to run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Op {
+    AllGather,
+    ReduceScatter,
+    Memcpy,
+}
+
+impl Op {
+    const ALL: [Op; 3] = [Op::AllGather, Op::ReduceScatter, Op::Memcpy];
+}
+
+impl fmt::Display for Op {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Op::AllGather => "all_gather",
+            Op::ReduceScatter => "reduce_scatter",
+            Op::Memcpy => "memcpy",
+        })
+    }
+}
+
+/// One line from the driver.
+struct Command {
+    op: Op,
+    bytes: usize,
+    iterations: u32,
+}
+
+impl FromStr for Command {
+    type Err = String;
+
+    fn from_str(line: &str) -> Result<Command, String> {
+        let usage = || format!("`{}` is no command; send `OP BYTES ITERATIONS`", line.trim());
+        let mut words = line.split_whitespace();
+        let (Some(op), Some(bytes), Some(iterations), None) =
+            (words.next(), words.next(), words.next(), words.next())
+        else {
+            return Err(usage());
+        };
+        let op = Op::ALL.into_iter().find(|known| known.to_string() == op).ok_or_else(usage)?;
+        let bytes = bytes.parse().map_err(|_| usage())?;
+        let iterations = iterations.parse().ok().filter(|n| *n > 0).ok_or_else(usage)?;
+        Ok(Command { op, bytes, iterations })
+    }
+}
+
+/// Runs commands until there are no more. Only rank 0 reads and writes.
+///
+/// The time of a command is that of the slowest rank, from a barrier on, over all iterations; one
+/// iteration before the barrier is not counted.
+pub fn serve(member: &dyn Communicator, sources: Sources) -> Result<(), Failure> {
+    let mut input = (member.rank() == 0).then(|| io::stdin().lock());
+    let mut exercises: BTreeMap<(Op, usize), Exercise> = BTreeMap::new();
+    while let Some(line) = next_line(member, input.as_mut())? {
+        let answer = match line.parse::<Command>() {
+            Err(problem) => json!({ "error": problem }),
+            Ok(Command { op, bytes, iterations }) => {
+                let exercise = match exercises.remove(&(op, bytes)) {
+                    Some(exercise) => Ok(exercise),
+                    None => Exercise::new(member, op, bytes, &sources),
+                };
+                match exercise {
+                    Err(problem) => json!({ "error": problem }),
+                    Ok(mut exercise) => {
+                        let seconds = time(member, &mut exercise, iterations)?;
+                        exercises.insert((op, bytes), exercise);
+                        json!({
+                            "op": op.to_string(),
+                            "bytes": bytes,
+                            "iterations": iterations,
+                            "seconds_per_iteration": seconds / f64::from(iterations),
+                        })
+                    }
+                }
+            }
+        };
+        if member.rank() == 0 {
+            let mut output = io::stdout().lock();
+            writeln!(output, "{answer}")?;
+            output.flush()?;
+        }
+    }
+    Ok(())
+}
+
+/// The next command, the same on every rank; `None` at the end of input. A blank line ends too.
+fn next_line(
+    member: &dyn Communicator,
+    input: Option<&mut io::StdinLock<'_>>,
+) -> Result<Option<String>, Failure> {
+    let mut line = String::new();
+    if let Some(input) = input {
+        input.read_line(&mut line)?;
+        // What a message cannot hold is no command anyway; the answer says so.
+        line.retain(|character| character.is_ascii_graphic() || character == ' ');
+        line.truncate(COMMAND_LENGTH);
+    }
+    let command = Buffer::from_slice(format!("{line:COMMAND_LENGTH$}").as_bytes());
+    let command = member.broadcast(label("command"), command, 0).wait(IDLE)?;
+    let line = std::str::from_utf8(command.as_bytes())?.trim().to_string();
+    Ok((!line.is_empty()).then_some(line))
+}
+
+/// Seconds that the slowest rank took for `iterations`.
+fn time(
+    member: &dyn Communicator,
+    exercise: &mut Exercise,
+    iterations: u32,
+) -> Result<f64, Failure> {
+    exercise.run(member)?;
+    member.barrier(label("start")).wait(PATIENCE)?;
+    let start = Instant::now();
+    for _ in 0..iterations {
+        exercise.run(member)?;
+    }
+    let own = Arc::new(Buffer::from_slice(&[start.elapsed().as_secs_f64()]));
+    let all = Buffer::zeros(DType::F64, member.world_size());
+    let all = member.all_gather(label("seconds"), own, all).wait(PATIENCE)?;
+    Ok(all.as_slice::<f64>()?.iter().copied().fold(0.0, f64::max))
+}
+
+pub fn label(unit: &str) -> Label {
+    Label::new(unit, Phase::Other)
+}

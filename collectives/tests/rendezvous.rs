@@ -1,0 +1,298 @@
+//! Strangers at the door: what the rendezvous and the ranks do with connections that do not belong
+//! to the job, while the job goes on.
+
+use kiln_collectives::tcp::{self, JoinError, JoinOptions, Secret, TcpCommunicator};
+use kiln_collectives::{Buffer, CommError, Communicator, Label, Phase};
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+/// Limit of waits that are expected to succeed. Only a failing test ever waits that long.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn label() -> Label {
+    Label::new("block 0", Phase::Forward)
+}
+
+/// Options of both ranks of a world of two, and the address of its rendezvous, which opens when
+/// rank 0 joins.
+fn pair() -> ([JoinOptions; 2], SocketAddr) {
+    let address = free_address();
+    let options = [0, 1].map(|rank| {
+        let mut options = JoinOptions::new(rank, 2, address.ip().to_string(), address.port());
+        options.secret = Secret::new("correct horse");
+        options.linger = Duration::ZERO;
+        options
+    });
+    (options, address)
+}
+
+/// An address that is free now. The system does not hand out a port again soon.
+fn free_address() -> SocketAddr {
+    TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap()
+}
+
+fn connect(address: SocketAddr) -> TcpStream {
+    loop {
+        if let Ok(stream) = TcpStream::connect(address) {
+            stream.set_read_timeout(Some(PATIENCE)).unwrap();
+            return stream;
+        }
+        thread::yield_now();
+    }
+}
+
+fn read_frame(stream: &mut TcpStream) -> Vec<u8> {
+    let mut length = [0; 4];
+    stream.read_exact(&mut length).unwrap();
+    let mut frame = length.to_vec();
+    frame.resize(4 + u32::from_le_bytes(length) as usize, 0);
+    stream.read_exact(&mut frame[4..]).unwrap();
+    frame
+}
+
+/// Reads until the other side hangs up; what it sends on the way is thrown away.
+fn is_hung_up_on(mut stream: TcpStream) -> bool {
+    let mut sink = [0; 4096];
+    loop {
+        match stream.read(&mut sink) {
+            Ok(0) => return true,
+            Ok(_) => {}
+            Err(error) => return error.kind() == std::io::ErrorKind::ConnectionReset,
+        }
+    }
+}
+
+fn join(options: [JoinOptions; 2]) -> Vec<TcpCommunicator> {
+    thread::scope(|scope| {
+        let joining =
+            options.map(|options| scope.spawn(|| TcpCommunicator::join(options).unwrap()));
+        joining.into_iter().map(|rank| rank.join().unwrap()).collect()
+    })
+}
+
+/// Joins both ranks and lets them work together once; `before` runs once the door is open and rank
+/// 1 has not come yet.
+fn join_despite(options: [JoinOptions; 2], before: impl FnOnce() + Send) {
+    let [first, second] = options;
+    thread::scope(|scope| {
+        let zero = scope.spawn(|| sum(&TcpCommunicator::join(first).unwrap()));
+        before();
+        assert_eq!(sum(&TcpCommunicator::join(second).unwrap()), 1.0);
+        assert_eq!(zero.join().unwrap(), 1.0);
+    });
+}
+
+fn sum(member: &TcpCommunicator) -> f32 {
+    let buffer = Buffer::from_slice(&[member.rank() as f32]);
+    let sum = member.all_reduce(label(), buffer).wait(PATIENCE).unwrap();
+    sum.as_slice::<f32>().unwrap()[0]
+}
+
+#[test]
+fn garbage_is_hung_up_on_and_the_job_goes_on() {
+    let (options, address) = pair();
+    join_despite(options, || {
+        for garbage in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0; 64], &[0xff; 4096], b"\x05\0\0\0abcde"]
+        {
+            let mut stream = connect(address);
+            // The other side may hang up while this is still being written.
+            let _ = stream.write_all(garbage);
+            assert!(is_hung_up_on(stream));
+        }
+    });
+}
+
+#[test]
+fn an_oversized_frame_is_refused_before_memory_is_taken() {
+    let (options, address) = pair();
+    join_despite(options, || {
+        let mut stream = connect(address);
+        read_frame(&mut stream);
+        stream.write_all(&u32::MAX.to_le_bytes()).unwrap();
+        assert!(is_hung_up_on(stream));
+    });
+}
+
+#[test]
+fn a_silent_stranger_does_not_hold_up_the_job() {
+    let (options, address) = pair();
+    let silent: Vec<TcpStream> = thread::scope(|scope| {
+        let (send, receive) = mpsc::channel();
+        scope.spawn(move || {
+            join_despite(options, || {
+                let strangers = (0..20).map(|_| connect(address)).collect();
+                send.send(strangers).unwrap();
+            });
+        });
+        receive.recv().unwrap()
+    });
+    drop(silent);
+}
+
+#[test]
+fn a_replayed_handshake_is_refused() {
+    let (options, address) = pair();
+    let secret = options[1].secret.clone();
+    // Records what a genuine rank 1 says to a door of the same job, and says it again elsewhere.
+    let recorder = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let behind = recorder.local_addr().unwrap();
+    let mut genuine = JoinOptions::new(1, 2, behind.ip().to_string(), behind.port());
+    genuine.secret = secret;
+    genuine.timeout = Duration::from_secs(2);
+    join_despite(options, || {
+        let said = thread::scope(|scope| {
+            scope.spawn(|| TcpCommunicator::join(genuine).unwrap_err());
+            let (mut rank, _) = recorder.accept().unwrap();
+            let mut door = connect(address);
+            rank.write_all(&read_frame(&mut door)).unwrap();
+            // The door that gave this nonce is given up; the recording stays.
+            read_frame(&mut rank)
+        });
+        let mut stream = connect(address);
+        read_frame(&mut stream);
+        stream.write_all(&said).unwrap();
+        assert!(is_hung_up_on(stream));
+    });
+}
+
+#[test]
+fn a_wrong_secret_a_wrong_job_and_a_wrong_world_size_are_refused() {
+    let (options, _) = pair();
+    let other = |change: &dyn Fn(&mut JoinOptions)| {
+        let mut options = options[1].clone();
+        options.timeout = Duration::from_secs(1);
+        change(&mut options);
+        TcpCommunicator::join(options).unwrap_err()
+    };
+    join_despite(options.clone(), || {
+        let error = other(&|options| options.secret = Secret::new("battery staple"));
+        assert!(matches!(error, JoinError::Incomplete { rank: 1, .. }), "{error}");
+        assert!(error.to_string().contains("KILN_JOB_SECRET"), "{error}");
+
+        let error = other(&|options| options.job = "another".into());
+        assert!(matches!(error, JoinError::Refused { rank: 1, .. }), "{error}");
+        assert!(error.to_string().contains("it keeps the job \"kiln\""), "{error}");
+
+        let error = other(&|options| options.world_size = 3);
+        assert!(matches!(error, JoinError::Refused { rank: 1, .. }), "{error}");
+        assert!(error.to_string().contains("it expects 2 ranks"), "{error}");
+
+        let error = other(&|options| options.rank = 0);
+        assert!(matches!(error, JoinError::Listen { .. }), "{error}");
+    });
+}
+
+#[test]
+fn a_second_rank_of_the_same_number_is_told_so() {
+    let (options, _) = pair();
+    let mut again = options[1].clone();
+    again.timeout = Duration::from_millis(300);
+    let _world = join(options);
+    let error = TcpCommunicator::join(again).unwrap_err();
+    assert!(error.to_string().contains("rank 1 is here already"), "{error}");
+}
+
+#[test]
+fn a_rendezvous_that_never_opens_is_rank_0s_fault() {
+    let (mut options, _) = pair();
+    options[1].timeout = Duration::from_millis(200);
+    let error = TcpCommunicator::join(options[1].clone()).unwrap_err();
+    assert!(matches!(&error, JoinError::Incomplete { missing, .. } if missing == &[0]), "{error}");
+}
+
+#[test]
+fn missing_ranks_are_named_in_time() {
+    let (mut options, _) = pair();
+    options[0].timeout = Duration::from_millis(200);
+    options[0].world_size = 4;
+    let error = TcpCommunicator::join(options[0].clone()).unwrap_err();
+    assert!(error.to_string().contains("ranks 1, 2, 3 did not come"), "{error}");
+    let JoinError::Incomplete { missing, .. } = error else { panic!("{error}") };
+    assert_eq!(missing, [1, 2, 3]);
+}
+
+#[test]
+fn numbers_that_are_no_rank_and_names_that_are_no_host() {
+    let error = TcpCommunicator::join(JoinOptions::new(2, 2, "127.0.0.1", 1)).unwrap_err();
+    assert!(matches!(error, JoinError::Rank { rank: 2, world_size: 2 }));
+    let error = TcpCommunicator::join(JoinOptions::new(0, 2, "no such host", 1)).unwrap_err();
+    assert!(error.to_string().contains("check MASTER_ADDR"), "{error}");
+}
+
+#[test]
+fn strangers_do_not_disturb_a_running_job() {
+    let (options, address) = pair();
+    let world = join(options);
+    let totals: Vec<f32> = thread::scope(|scope| {
+        let ranks: Vec<_> = world
+            .iter()
+            .map(|member| scope.spawn(move || (0..200).map(|_| sum(member)).sum::<f32>()))
+            .collect();
+        for _ in 0..20 {
+            let mut stranger = connect(address);
+            let _ = stranger.write_all(b"let me in");
+        }
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    });
+    assert_eq!(totals, [200.0, 200.0]);
+}
+
+#[test]
+fn a_port_of_another_program_is_left_alone() {
+    // Like torchrun's store: something else listens on the port that all ranks are given.
+    let other = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let port = other.local_addr().unwrap().port();
+    let world = join([0, 1].map(|rank| {
+        let mut options = JoinOptions::new(rank, 2, "127.0.0.1", port);
+        options.shared_port = true;
+        options.linger = Duration::ZERO;
+        options
+    }));
+    let sums: Vec<f32> = thread::scope(|scope| {
+        let ranks: Vec<_> = world.iter().map(|member| scope.spawn(|| sum(member))).collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    });
+    assert_eq!(sums, [1.0, 1.0]);
+}
+
+#[test]
+fn nodes_follow_the_names_of_the_machines() {
+    let world = tcp::loopback(4, |options| {
+        options.node = ["b", "b", "a", "a"][options.rank].into();
+    });
+    for member in world.unwrap() {
+        assert_eq!(member.nodes(), [0, 0, 1, 1]);
+        assert_eq!(member.flight().node, if member.rank() < 2 { "b" } else { "a" });
+    }
+}
+
+#[test]
+fn a_rank_that_never_calls_is_named_with_what_it_does_instead() {
+    let world = tcp::loopback(3, |_| {}).unwrap();
+    let errors: Vec<CommError> = thread::scope(|scope| {
+        let ranks: Vec<_> = world[..2]
+            .iter()
+            .map(|member| {
+                scope.spawn(|| {
+                    let work = member.barrier(label());
+                    work.wait(Duration::from_millis(100)).unwrap_err()
+                })
+            })
+            .collect();
+        world[2].recorder().set_activity("data loading");
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    });
+    for error in errors {
+        let CommError::TimedOut { missing, verdict, .. } = &error else { panic!("{error}") };
+        assert_eq!((missing.as_slice(), verdict.culprits.as_slice()), (&[2][..], &[2][..]));
+        let text = verdict.to_string();
+        let parts = [
+            "rank 2 never entered #0 barrier(block 0); it is in data loading since ",
+            " s; ranks 0, 1 wait",
+        ];
+        assert!(parts.iter().all(|part| text.contains(part)), "{text}");
+    }
+}
