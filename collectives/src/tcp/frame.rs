@@ -84,3 +84,139 @@ pub fn read<T: DeserializeOwned>(mut from: impl Read, limit: usize) -> Result<T,
     from.read_exact(&mut content)?;
     decode(&content)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::call::Call;
+    use crate::label::{Label, Phase};
+    use crate::tcp::message::{Cause, GroupName, Site, ToRank, ToRendezvous, Trouble};
+    use crate::tcp::wire::{HEADER, Header};
+    use proptest::prelude::*;
+    use proptest::test_runner::{Config, TestRunner};
+    use std::time::Duration;
+
+    fn site() -> Site {
+        Site {
+            group: GroupName { number: 7, name: "shard".into(), ranks: vec![2, 5] },
+            rank: 1,
+            sequence: 1085,
+            operation: crate::Operation::AllGather,
+            label: Label::new("block 7", Phase::Forward),
+        }
+    }
+
+    /// A frame of every kind that carries something.
+    fn genuine() -> Vec<Vec<u8>> {
+        let call = Call::barrier(Label::new("step", Phase::Loss));
+        let mismatch =
+            Cause::Mismatch { group: "world".into(), sequence: 3, calls: vec![Some(call), None] };
+        let to_rank = [
+            ToRank::Beat,
+            ToRank::Incomplete { missing: vec![1, 2] },
+            ToRank::Collect { request: 9, at: Some((site().group, 1085)) },
+            ToRank::Failed { group: None, cause: mismatch },
+        ];
+        let to_rendezvous = [
+            ToRendezvous::Beat,
+            ToRendezvous::Trouble(Trouble::TimedOut {
+                site: site(),
+                waited: Duration::from_secs(60),
+            }),
+            ToRendezvous::Goodbye,
+        ];
+        let to_rank = to_rank.iter().map(|message| encode(message, MEMBER_LIMIT).unwrap());
+        let rest = to_rendezvous.iter().map(|message| encode(message, MEMBER_LIMIT).unwrap());
+        to_rank.chain(rest).collect()
+    }
+
+    #[test]
+    fn frames_come_back_as_they_went() {
+        let trouble = Trouble::Lost { site: site(), peer: 0, left: true, reason: "x".into() };
+        let frame = encode(&ToRendezvous::Trouble(trouble), STRANGER_LIMIT).unwrap();
+        let back: ToRendezvous = read(&*frame, STRANGER_LIMIT).unwrap();
+        let ToRendezvous::Trouble(Trouble::Lost { site: back, peer: 0, left: true, .. }) = back
+        else {
+            panic!("{back:?}")
+        };
+        assert_eq!(back, site());
+    }
+
+    #[test]
+    fn limits_hold_on_both_sides() {
+        let long = "x".repeat(STRANGER_LIMIT);
+        assert!(matches!(encode(&long, STRANGER_LIMIT), Err(FrameError::TooLong { .. })));
+        let frame = encode(&long, MEMBER_LIMIT).unwrap();
+        let error = read::<String>(&*frame, STRANGER_LIMIT).unwrap_err();
+        assert!(matches!(error, FrameError::TooLong { limit: STRANGER_LIMIT, .. }));
+        let mut trailing = encode(&1u8, MEMBER_LIMIT).unwrap();
+        trailing.push(0);
+        assert!(matches!(decode::<u8>(&trailing[4..]), Err(FrameError::Garbage(_))));
+    }
+
+    /// Decodes `bytes` as everything that is ever expected.
+    fn decode_all(bytes: &[u8]) {
+        let _ = read::<ToRank>(bytes, MEMBER_LIMIT);
+        let _ = read::<ToRendezvous>(bytes, MEMBER_LIMIT);
+        let _ = decode::<ToRank>(bytes);
+        let _ = decode::<ToRendezvous>(bytes);
+        crate::tcp::handshake::decode_all(bytes);
+        if let Some(Ok(header)) = bytes.get(..HEADER).map(<[u8; HEADER]>::try_from) {
+            let decoded = Header::decode(&header);
+            assert!(decoded.is_none_or(|known| known.encode() == header));
+        }
+    }
+
+    /// Throws `cases` inputs at the decoders: noise, and genuine frames with a few bytes changed,
+    /// cut off or inserted.
+    fn fuzz(cases: u32) {
+        let noise = proptest::collection::vec(any::<u8>(), 0..300);
+        let edit = (any::<prop::sample::Index>(), any::<u8>(), 0..3u8);
+        let damaged = (0..genuine().len(), proptest::collection::vec(edit, 1..8));
+        let inputs = prop_oneof![
+            noise.boxed(),
+            damaged
+                .prop_map(|(which, edits)| {
+                    let mut frame = genuine().swap_remove(which);
+                    for (index, byte, kind) in edits {
+                        let at = index.index(frame.len() + 1).min(frame.len());
+                        match kind {
+                            0 if at < frame.len() => frame[at] = byte,
+                            1 => frame.insert(at, byte),
+                            _ => frame.truncate(at.max(1)),
+                        }
+                    }
+                    frame
+                })
+                .boxed(),
+        ];
+        let config = Config { cases, failure_persistence: None, ..Config::default() };
+        let mut runner = TestRunner::new_with_rng(
+            config,
+            proptest::test_runner::TestRng::deterministic_rng(
+                proptest::test_runner::RngAlgorithm::ChaCha,
+            ),
+        );
+        runner
+            .run(&inputs, |bytes| {
+                decode_all(&bytes);
+                Ok(())
+            })
+            .unwrap();
+    }
+
+    #[test]
+    fn garbage_is_an_error() {
+        fuzz(5_000);
+    }
+
+    /// A million inputs under a limit on memory: an allocation driven by a claimed length would
+    /// end the process. `cargo test --release -p kiln-collectives --lib -- --ignored fuzz`.
+    #[test]
+    #[ignore = "takes minutes"]
+    fn fuzz_a_million_frames() {
+        let limit = rustix::process::Rlimit { current: Some(4 << 30), maximum: Some(4 << 30) };
+        rustix::process::setrlimit(rustix::process::Resource::As, limit).unwrap();
+        fuzz(1_000_000);
+    }
+}

@@ -278,3 +278,12 @@ fn set_patience(stream: &TcpStream, patience: Option<Duration>) -> io::Result<()
     stream.set_read_timeout(patience)?;
     stream.set_write_timeout(patience)
 }
+
+/// Decodes `bytes` as every message of a handshake.
+#[cfg(test)]
+pub(super) fn decode_all(bytes: &[u8]) {
+    let _ = frame::read::<Hello>(bytes, STRANGER_LIMIT);
+    let _ = frame::read::<Proof>(bytes, STRANGER_LIMIT);
+    let _ = frame::read::<Answer>(bytes, STRANGER_LIMIT);
+    let _ = frame::decode::<Proof>(bytes);
+}
