@@ -7,7 +7,10 @@ use std::process::ExitCode;
 use clap::{Args, Parser, Subcommand};
 use kiln::bench::StrategiesOptions;
 use kiln::data::{PrepareOptions, TokenizerSource};
+use kiln::doctor::{self, DoctorArgs};
+use kiln::launch::{self, LaunchArgs};
 use kiln::metrics::say;
+use kiln::place::{self, Role};
 use kiln::train::{Resume, RunOptions, TrainError};
 use kiln::{bench, config, generate, prepared, train};
 use kiln_shard::memory::CountingAllocator;
@@ -32,6 +35,10 @@ struct Cli {
 enum Command {
     /// Train a model from a configuration file.
     Train(TrainArgs),
+    /// Start several ranks of a training run on this node and watch over them.
+    Launch(LaunchArgs),
+    /// Tell what this process knows about its place among others, its network and its machine.
+    Doctor(DoctorArgs),
     /// Prepare text for training.
     Data {
         #[command(subcommand)]
@@ -62,6 +69,8 @@ struct TrainArgs {
     /// Go on from the newest checkpoint of the run folder ("latest"), or from a checkpoint folder.
     #[arg(long, value_name = "latest|PATH")]
     resume: Option<String>,
+    #[command(flatten)]
+    place: place::Flags,
 }
 
 #[derive(Subcommand)]
@@ -144,6 +153,7 @@ struct StrategiesArgs {
 }
 
 fn main() -> ExitCode {
+    launch::end_with_launcher();
     tracing_subscriber::fmt()
         .with_env_filter(
             tracing_subscriber::EnvFilter::try_from_env("KILN_LOG")
@@ -154,14 +164,17 @@ fn main() -> ExitCode {
         .without_time()
         .with_target(false)
         .init();
+    let done = |()| 0;
     let outcome = match Cli::parse().command {
         Command::Train(args) => train(args),
-        Command::Data { command: DataCommand::Prepare(args) } => prepare(args),
-        Command::Generate(args) => generate(args),
-        Command::Bench { command: BenchCommand::Strategies(args) } => strategies(args),
+        Command::Launch(args) => args.run().map_err(TrainError::from),
+        Command::Doctor(args) => Ok(doctor(&args)),
+        Command::Data { command: DataCommand::Prepare(args) } => prepare(args).map(done),
+        Command::Generate(args) => generate(args).map(done),
+        Command::Bench { command: BenchCommand::Strategies(args) } => strategies(args).map(done),
     };
     match outcome {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => ExitCode::from(code),
         Err(error) => {
             eprintln!("error: {error}");
             ExitCode::from(if error.is_usage() { USAGE } else { FAILED })
@@ -169,7 +182,13 @@ fn main() -> ExitCode {
     }
 }
 
-fn train(args: TrainArgs) -> Result<(), TrainError> {
+/// Trains, or starts the ranks of a node; returns the exit code.
+fn train(args: TrainArgs) -> Result<u8, TrainError> {
+    let place = match place::find_here(&args.place)? {
+        Role::Node(node) => return Ok(launch::run_node(node)?),
+        Role::Rank(place) => Some(place),
+        Role::Alone => None,
+    };
     let mut config = config::load(&args.config, &args.overrides)?;
     if let Some(ranks) = args.ranks {
         config.train.ranks = ranks;
@@ -180,8 +199,15 @@ fn train(args: TrainArgs) -> Result<(), TrainError> {
             "latest" => Resume::Latest,
             path => Resume::Path(path.into()),
         }),
+        place,
     };
-    train::run(config, &options).map(drop)
+    train::run(config, &options).map(|_| 0)
+}
+
+fn doctor(args: &DoctorArgs) -> u8 {
+    let diagnosis = doctor::examine(args);
+    say(diagnosis.text.trim_end());
+    if diagnosis.healthy { 0 } else { USAGE }
 }
 
 fn prepare(args: PrepareArgs) -> Result<(), TrainError> {

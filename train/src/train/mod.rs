@@ -21,7 +21,9 @@ use kiln_shard::{Policy, ShardError};
 use crate::checkpoint::{self, Checkpoint, CheckpointError};
 use crate::config::{Config, ConfigError, ModelSection};
 use crate::data::{self, DataError, DataInfo, Split, TokenFile, Tokenizer};
+use crate::launch::{LaunchArgsError, LaunchError};
 use crate::metrics::{say, write_beside};
+use crate::place::{Place, PlaceError};
 use crate::sharded::parameter_names;
 use crate::{device, prepared};
 
@@ -34,6 +36,8 @@ pub struct RunOptions {
     pub out: PathBuf,
     /// Where to go on from.
     pub resume: Option<Resume>,
+    /// The place of this process, if it is one rank of several.
+    pub place: Option<Place>,
 }
 
 /// Where a run goes on from.
@@ -75,6 +79,15 @@ pub enum TrainError {
     /// A checkpoint.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
+    /// The place of this process.
+    #[error(transparent)]
+    Place(#[from] PlaceError),
+    /// The arguments of a launch.
+    #[error("{0}")]
+    Arguments(String),
+    /// The launch of ranks.
+    #[error(transparent)]
+    Launch(#[from] LaunchError),
     /// The run folder holds another run.
     #[error("{} already holds a run: go on with --resume latest, choose another folder with --out, or remove it", .out.display())]
     Occupied {
@@ -124,7 +137,10 @@ impl TrainError {
     /// Whether the user's configuration or arguments are the cause, rather than the run.
     pub fn is_usage(&self) -> bool {
         match self {
-            TrainError::Config(_) | TrainError::Occupied { .. } => true,
+            TrainError::Config(_)
+            | TrainError::Place(_)
+            | TrainError::Arguments(_)
+            | TrainError::Occupied { .. } => true,
             TrainError::Data(error) => error.is_usage(),
             TrainError::Checkpoint(error) => matches!(
                 error,
@@ -135,6 +151,16 @@ impl TrainError {
             ),
             TrainError::Rank { source, .. } => source.is_usage(),
             _ => false,
+        }
+    }
+}
+
+impl From<LaunchArgsError> for TrainError {
+    fn from(error: LaunchArgsError) -> Self {
+        match error {
+            LaunchArgsError::Place(error) => error.into(),
+            LaunchArgsError::Arguments(problem) => TrainError::Arguments(problem),
+            LaunchArgsError::Launch(error) => error.into(),
         }
     }
 }

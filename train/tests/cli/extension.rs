@@ -67,6 +67,7 @@ fn train(
     let options = RunOptions {
         out: workspace.path(out),
         resume: resume.map(|path| Resume::Path(workspace.path(path))),
+        ..RunOptions::default()
     };
     run_with_blocks(config, &options, |model, index, key, device| {
         let ffn_key = Block::key(key, index).fork("ffn");

@@ -25,7 +25,10 @@ fn every_configuration_loads_and_fits_together() {
     let mut files: Vec<_> = PRESETS.iter().map(|preset| format!("{preset}.toml")).collect();
     files.extend(["debug.toml".to_owned(), "quickstart.toml".to_owned()]);
     files.sort();
-    assert_eq!(names(&folder()), files);
+    // Beside them are folders with scripts.
+    let found: Vec<_> =
+        names(&folder()).into_iter().filter(|name| folder().join(name).is_file()).collect();
+    assert_eq!(found, files);
     for file in files {
         let config = load(file.trim_end_matches(".toml"));
         for ranks in [1, 2] {

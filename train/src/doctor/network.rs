@@ -1,0 +1,105 @@
+//! Whether the ranks could meet: the master's name, and its port. Every question has a time limit.
+
+use std::io::ErrorKind;
+use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+use crate::place::Master;
+
+/// How long a name may take to resolve. The system's own limit is often half a minute.
+const RESOLVE: Duration = Duration::from_secs(5);
+
+/// How long a connection to one address may take.
+const CONNECT: Duration = Duration::from_secs(2);
+
+/// Addresses of a name that are tried.
+const ADDRESSES: usize = 3;
+
+/// Lines on the master as seen from here; `here` if it is to run on this machine.
+pub(super) fn examine(master: &Master, here: bool) -> Vec<String> {
+    let addresses = match resolve(master.host.clone(), master.port) {
+        Ok(addresses) => addresses,
+        Err(problem) => {
+            let host = &master.host;
+            return vec![format!(
+                "{host} does not resolve ({problem}); use an address, or a name that this machine \
+                 knows"
+            )];
+        }
+    };
+    let list: Vec<_> = addresses.iter().map(|address| address.ip().to_string()).collect();
+    let mut lines = vec![format!("{} resolves to {}", master.host, list.join(", "))];
+    match (master.port, here) {
+        (0, _) => lines.push("its port is chosen at the start".to_owned()),
+        (_, true) => lines.push(bindable(&addresses, master)),
+        (_, false) => lines.push(reachable(&addresses)),
+    }
+    lines
+}
+
+fn resolve(host: String, port: u16) -> Result<Vec<SocketAddr>, String> {
+    let (sender, receiver) = mpsc::channel();
+    // Left behind when it takes too long; it ends with the process.
+    let look_up = move || {
+        let found = (host.as_str(), port).to_socket_addrs();
+        let _ = sender.send(found.map(|found| found.take(ADDRESSES).collect::<Vec<_>>()));
+    };
+    thread::Builder::new().spawn(look_up).map_err(|error| error.to_string())?;
+    match receiver.recv_timeout(RESOLVE) {
+        Ok(Ok(addresses)) if addresses.is_empty() => Err("it has no address".to_owned()),
+        Ok(Ok(addresses)) => Ok(addresses),
+        Ok(Err(error)) => Err(error.to_string()),
+        Err(_) => Err(format!("no answer within {} s", RESOLVE.as_secs())),
+    }
+}
+
+/// Whether rank 0 could listen.
+fn bindable(addresses: &[SocketAddr], master: &Master) -> String {
+    let mut problem = String::new();
+    for address in addresses {
+        match TcpListener::bind(address) {
+            Ok(_) => return format!("rank 0 can listen on {address}"),
+            Err(error) if error.kind() == ErrorKind::AddrInUse && master.shared_port => {
+                return format!("torchrun listens on {address}, as it should");
+            }
+            Err(error) if error.kind() == ErrorKind::AddrInUse => {
+                problem = format!(
+                    "somebody listens on {address} already: this job if it runs, or another one; \
+                     then choose another MASTER_PORT"
+                );
+            }
+            Err(error) if error.kind() == ErrorKind::AddrNotAvailable => {
+                problem = format!(
+                    "{address} is no address of this machine, but rank 0 is here; set MASTER_ADDR \
+                     to one of its own"
+                );
+            }
+            Err(error) => problem = format!("rank 0 cannot listen on {address}: {error}"),
+        }
+    }
+    problem
+}
+
+/// Whether this rank could connect.
+fn reachable(addresses: &[SocketAddr]) -> String {
+    let mut problem = String::new();
+    for address in addresses {
+        match TcpStream::connect_timeout(address, CONNECT) {
+            Ok(_) => return format!("somebody listens on {address}"),
+            Err(error) if error.kind() == ErrorKind::ConnectionRefused => {
+                return format!(
+                    "the machine of {address} answers, but nobody listens there yet; that is right \
+                     before rank 0 has started"
+                );
+            }
+            Err(error) => {
+                problem = format!(
+                    "no answer from {address} ({error}); check the address, routes and firewalls"
+                );
+            }
+        }
+    }
+    problem
+}

@@ -1,0 +1,119 @@
+//! The command line of `kiln launch`, and the launch that `kiln train` turns into on a node.
+
+use std::ffi::{OsStr, OsString};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+
+use super::{GRACE, LaunchError, Options, run};
+use crate::place::{self, Node, NodeFlags, PlaceError};
+
+/// Flags and command of `kiln launch`.
+#[derive(Args, Clone, Debug)]
+pub struct LaunchArgs {
+    #[command(flatten)]
+    node: NodeFlags,
+    /// Folder of the ranks' logs [default: <out>/logs, or runs/logs/<job>].
+    #[arg(long, alias = "log_dir", value_name = "DIR")]
+    log_dir: Option<PathBuf>,
+    /// Seconds between SIGTERM and SIGKILL when the job is told to end.
+    #[arg(long, alias = "grace_s", value_name = "SECONDS", default_value_t = GRACE.as_secs_f64())]
+    grace_s: f64,
+    /// Start this program instead of this one; it is given the command and the environment.
+    #[arg(long, hide = true)]
+    program: Option<PathBuf>,
+    /// What every rank runs: train CONFIG …
+    #[arg(last = true, required = true, value_name = "train CONFIG …")]
+    command: Vec<OsString>,
+}
+
+/// Why a launch did not come to an end of its own.
+#[derive(Debug, thiserror::Error)]
+pub enum LaunchArgsError {
+    /// The place of this node.
+    #[error(transparent)]
+    Place(#[from] PlaceError),
+    /// The arguments.
+    #[error("{0}")]
+    Arguments(String),
+    /// The launch.
+    #[error(transparent)]
+    Launch(#[from] LaunchError),
+}
+
+impl LaunchArgsError {
+    /// Whether the user's arguments or environment are the cause.
+    pub fn is_usage(&self) -> bool {
+        !matches!(self, LaunchArgsError::Launch(_))
+    }
+}
+
+impl LaunchArgs {
+    /// Launches, and returns the exit code.
+    pub fn run(self) -> Result<u8, LaunchArgsError> {
+        let is_train = self.command.first().is_some_and(|command| command == "train");
+        if !is_train && self.program.is_none() {
+            let problem = "only `train` has ranks to launch; write kiln launch … -- train CONFIG";
+            return Err(LaunchArgsError::Arguments(problem.to_owned()));
+        }
+        if let Some(flag) = self.command.iter().find_map(|argument| place_flag(argument)) {
+            let problem = format!("{flag} is one rank's own; leave it out, the launcher gives it");
+            return Err(LaunchArgsError::Arguments(problem));
+        }
+        let grace = Duration::try_from_secs_f64(self.grace_s).ok();
+        let Some(grace) = grace.filter(|grace| *grace <= MAX_GRACE) else {
+            let problem = format!(
+                "--grace-s {}: not a number of seconds from 0 to {}",
+                self.grace_s,
+                MAX_GRACE.as_secs()
+            );
+            return Err(LaunchArgsError::Arguments(problem));
+        };
+        let node = place::node(&self.node, &place::environment)?;
+        let log_dir = self.log_dir.or_else(|| log_dir_of(&self.command));
+        let program = match self.program {
+            Some(program) => program,
+            None => this_program()?,
+        };
+        Ok(run(&Options { node, program, arguments: self.command, log_dir, grace })?)
+    }
+}
+
+/// The longest grace.
+const MAX_GRACE: Duration = Duration::from_secs(24 * 3600);
+
+/// Starts the ranks of a node with the arguments of this process, and returns the exit code. That
+/// is what `kiln train` does where it was started once per node.
+pub fn run_node(node: Node) -> Result<u8, LaunchError> {
+    let arguments: Vec<_> = std::env::args_os().skip(1).collect();
+    let log_dir = log_dir_of(&arguments);
+    run(&Options { node, program: this_program()?, arguments, log_dir, grace: GRACE })
+}
+
+/// The name of a flag that would put all ranks at the same place.
+fn place_flag(argument: &OsStr) -> Option<&'static str> {
+    let name = argument.to_str()?.split('=').next()?.replace('_', "-");
+    let flags = ["--rank", "--world-size", "--local-rank", "--local-world-size"];
+    flags.into_iter().find(|flag| *flag == name)
+}
+
+fn this_program() -> Result<PathBuf, LaunchError> {
+    std::env::current_exe()
+        .map_err(|source| LaunchError::System { what: "find this program's own file", source })
+}
+
+/// `<out>/logs` if the command names a run folder; `PET_LOG_DIR` before that.
+fn log_dir_of(command: &[OsString]) -> Option<PathBuf> {
+    if let Some(folder) = std::env::var_os("PET_LOG_DIR").filter(|folder| !folder.is_empty()) {
+        return Some(folder.into());
+    }
+    let after = command.iter().position(|argument| argument == "--out");
+    let out = match after.and_then(|at| command.get(at + 1)) {
+        Some(out) => PathBuf::from(out),
+        None => {
+            command.iter().find_map(|argument| argument.to_str()?.strip_prefix("--out="))?.into()
+        }
+    };
+    Some(out.join("logs"))
+}

@@ -1,0 +1,168 @@
+//! One rank as a process.
+
+use std::ffi::OsString;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::Path;
+use std::process::{Child as Process, Command, ExitStatus, Stdio};
+use std::sync::mpsc::Sender;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::process::{
+    Pid, Signal, WaitId, WaitIdOptions, kill_process, kill_process_group, waitid,
+};
+
+use super::LaunchError;
+use super::environment::Job;
+use super::logs::{Copying, LAST_OUTPUT, Log, Stream};
+use super::supervise::Event;
+
+/// A rank that was started.
+pub(super) struct Child {
+    /// Rank in the job.
+    pub(super) rank: usize,
+    pid: Pid,
+    process: Process,
+    started: Instant,
+    stderr: Log,
+    copying: Vec<Copying>,
+    /// Whether the process still exists, if only as a zombie that keeps its number.
+    exists: bool,
+    /// The last signal that the launcher sent to end it.
+    ended_by: Option<Signal>,
+}
+
+/// How a rank ended.
+#[derive(Debug)]
+pub(super) struct End {
+    pub(super) rank: usize,
+    pub(super) pid: i32,
+    /// Exit code; `None` if a signal ended it.
+    pub(super) code: Option<i32>,
+    /// The signal that ended it.
+    pub(super) signal: Option<i32>,
+    /// When, since its start.
+    pub(super) after: Duration,
+    /// When, for the order of events.
+    pub(super) at: Instant,
+    /// Whether the launcher had told it to end.
+    pub(super) told: bool,
+    /// Its last lines on stderr.
+    pub(super) last_lines: Vec<String>,
+    /// Where all of them are.
+    pub(super) stderr: std::path::PathBuf,
+}
+
+impl Child {
+    /// Starts a rank. Its end is reported to `events` as `index`.
+    pub(super) fn start(
+        job: &Job,
+        index: usize,
+        program: &Path,
+        arguments: &[OsString],
+        log_dir: &Path,
+        events: Sender<Event>,
+    ) -> Result<Child, LaunchError> {
+        let rank = job.rank(index);
+        let stdout = Log::open(log_dir, rank, job.restarts(), Stream::Stdout)?;
+        let stderr = Log::open(log_dir, rank, job.restarts(), Stream::Stderr)?;
+        let output = |log: &Log| match rank {
+            0 => Ok(Stdio::piped()),
+            _ => log.for_child().map(Stdio::from),
+        };
+        let mut command = Command::new(program);
+        command
+            .args(arguments)
+            .envs(job.environment(index))
+            .stdin(Stdio::null())
+            .stdout(output(&stdout)?)
+            .stderr(output(&stderr)?)
+            // A group of its own: Ctrl-C in the terminal reaches ranks through the launcher alone,
+            // and what a rank has started ends with it.
+            .process_group(0);
+        let process = command
+            .spawn()
+            .map_err(|source| LaunchError::Start { program: program.to_owned(), source })?;
+        let pid = Pid::from_child(&process);
+        // From here on, an error ends the process again.
+        let mut child = Child {
+            rank,
+            pid,
+            process,
+            started: Instant::now(),
+            stderr,
+            copying: Vec::new(),
+            exists: true,
+            ended_by: None,
+        };
+        if let Some(pipe) = child.process.stdout.take() {
+            child.copying.push(stdout.copy(pipe, Stream::Stdout)?);
+        }
+        if let Some(pipe) = child.process.stderr.take() {
+            child.copying.push(child.stderr.copy(pipe, Stream::Stderr)?);
+        }
+        let wait = move || {
+            // Not reaped here: until the supervisor does that, the number belongs to this child,
+            // and no signal can reach a stranger.
+            let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
+            while matches!(waitid(WaitId::Pid(pid), options), Err(rustix::io::Errno::INTR)) {}
+            let _ = events.send(Event::Ended { index, at: Instant::now() });
+        };
+        thread::Builder::new()
+            .name(format!("kiln-wait-{index}"))
+            .spawn(wait)
+            .map_err(|source| LaunchError::System { what: "start a thread", source })?;
+        Ok(child)
+    }
+
+    /// Sends SIGTERM or SIGKILL to the rank and what it has started.
+    pub(super) fn end(&mut self, signal: Signal) {
+        if self.exists {
+            self.ended_by = Some(signal);
+            let _ = kill_process_group(self.pid, signal);
+        }
+    }
+
+    /// Sends a signal to the rank alone, which knows what it means.
+    pub(super) fn notify(&self, signal: Signal) {
+        if self.exists {
+            let _ = kill_process(self.pid, signal);
+        }
+    }
+
+    pub(super) fn exists(&self) -> bool {
+        self.exists
+    }
+
+    /// Takes note of the end that was reported, and ends what the rank has left behind.
+    pub(super) fn reap(&mut self, at: Instant) -> Result<End, LaunchError> {
+        let _ = kill_process_group(self.pid, Signal::KILL);
+        let error = |source| LaunchError::System { what: "learn how a rank ended", source };
+        let status: ExitStatus = self.process.wait().map_err(error)?;
+        self.exists = false;
+        for copying in self.copying.drain(..) {
+            copying.finish(Instant::now() + LAST_OUTPUT);
+        }
+        Ok(End {
+            rank: self.rank,
+            pid: self.pid.as_raw_nonzero().get(),
+            code: status.code(),
+            signal: status.signal(),
+            after: at.saturating_duration_since(self.started),
+            at,
+            told: self.ended_by.is_some(),
+            last_lines: self.stderr.tail(),
+            stderr: self.stderr.path.clone(),
+        })
+    }
+}
+
+impl Drop for Child {
+    /// Only after an error of the launcher itself is there anything left to end.
+    fn drop(&mut self) {
+        if self.exists {
+            let _ = kill_process_group(self.pid, Signal::KILL);
+            let _ = self.process.wait();
+        }
+    }
+}

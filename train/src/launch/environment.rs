@@ -1,0 +1,57 @@
+//! What a rank is told: the variables that torchrun sets, and Kiln's own.
+
+use crate::place::{Node, SECRET};
+
+/// The launcher's process id, so that a rank can end with it.
+pub(super) const LAUNCHER_PID: &str = "KILN_LAUNCHER_PID";
+
+/// One life of a job on this node.
+pub(super) struct Job {
+    /// The node, with its port chosen.
+    pub(super) node: Node,
+    /// Name of the job.
+    pub(super) name: String,
+    /// How often this launcher has started the ranks again.
+    pub(super) restart: u64,
+}
+
+impl Job {
+    /// The rank of a child in the whole job.
+    pub(super) fn rank(&self, local_rank: usize) -> usize {
+        self.node.node_rank * self.node.nproc_per_node + local_rank
+    }
+
+    /// How often the ranks were started again, by anyone.
+    pub(super) fn restarts(&self) -> u64 {
+        self.node.restarts.saturating_add(self.restart)
+    }
+
+    /// The variables of one rank.
+    pub(super) fn environment(&self, local_rank: usize) -> Vec<(&'static str, String)> {
+        let node = &self.node;
+        let rank = self.rank(local_rank).to_string();
+        let world_size = (node.nodes * node.nproc_per_node).to_string();
+        let most = node.max_restarts.saturating_add(node.restarts);
+        let mut variables = vec![
+            ("RANK", rank.clone()),
+            ("LOCAL_RANK", local_rank.to_string()),
+            ("WORLD_SIZE", world_size.clone()),
+            ("LOCAL_WORLD_SIZE", node.nproc_per_node.to_string()),
+            ("GROUP_RANK", node.node_rank.to_string()),
+            ("GROUP_WORLD_SIZE", node.nodes.to_string()),
+            ("ROLE_NAME", "default".to_owned()),
+            ("ROLE_RANK", rank),
+            ("ROLE_WORLD_SIZE", world_size),
+            ("MASTER_ADDR", node.master.host.clone()),
+            ("MASTER_PORT", node.master.port.to_string()),
+            ("TORCHELASTIC_RESTART_COUNT", self.restarts().to_string()),
+            ("TORCHELASTIC_MAX_RESTARTS", most.to_string()),
+            ("TORCHELASTIC_RUN_ID", self.name.clone()),
+            // Unlike torchrun, this launcher keeps nothing on the master's port.
+            ("TORCHELASTIC_USE_AGENT_STORE", "False".to_owned()),
+            (LAUNCHER_PID, std::process::id().to_string()),
+        ];
+        variables.extend(node.secret.clone().map(|secret| (SECRET, secret)));
+        variables
+    }
+}

@@ -1,0 +1,142 @@
+//! Where the output of ranks goes: a file per rank, restart and stream; rank 0's also to the
+//! console.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{self, Receiver};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::LaunchError;
+
+/// Bytes at the end of a log that are looked at for its last lines.
+const TAIL_BYTES: u64 = 16 * 1024;
+
+/// Lines of a failed rank's stderr that are shown.
+const TAIL_LINES: usize = 20;
+
+/// Characters of such a line that are shown.
+const LINE: usize = 500;
+
+/// An output of a rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stream {
+    Stdout,
+    Stderr,
+}
+
+/// A log file, at the place where a rank starts to write.
+#[derive(Debug)]
+pub(super) struct Log {
+    pub(super) path: PathBuf,
+    file: File,
+    start: u64,
+}
+
+impl Log {
+    /// Opens `<folder>/rank_<rank>.restart_<restart>.<stdout|stderr>.log` for appending: an earlier
+    /// job of the same folder keeps its lines.
+    pub(super) fn open(
+        folder: &Path,
+        rank: usize,
+        restart: u64,
+        stream: Stream,
+    ) -> Result<Log, LaunchError> {
+        let name = match stream {
+            Stream::Stdout => "stdout",
+            Stream::Stderr => "stderr",
+        };
+        let path = folder.join(format!("rank_{rank}.restart_{restart}.{name}.log"));
+        let open = || {
+            fs::create_dir_all(folder)?;
+            let file = OpenOptions::new().create(true).append(true).open(&path)?;
+            let start = file.metadata()?.len();
+            Ok((file, start))
+        };
+        match open() {
+            Ok((file, start)) => Ok(Log { path, file, start }),
+            Err(source) => Err(LaunchError::Log { path, source }),
+        }
+    }
+
+    /// The file, for a child to write to by itself: nothing it says is lost if the launcher dies.
+    pub(super) fn for_child(&self) -> Result<File, LaunchError> {
+        let error = |source| LaunchError::Log { path: self.path.clone(), source };
+        self.file.try_clone().map_err(error)
+    }
+
+    /// Copies what comes out of `pipe` to the file and the console, until it is closed.
+    pub(super) fn copy(
+        &self,
+        mut pipe: impl Read + Send + 'static,
+        stream: Stream,
+    ) -> Result<Copying, LaunchError> {
+        let mut file = self.for_child()?;
+        let (done, finished) = mpsc::channel();
+        let copy = move || {
+            let mut buffer = vec![0; 64 * 1024];
+            loop {
+                let read = match pipe.read(&mut buffer) {
+                    Ok(0) => break,
+                    Ok(read) => read,
+                    Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
+                    Err(_) => break,
+                };
+                // A full disk or a closed console is no reason to stop the rank.
+                let _ = file.write_all(&buffer[..read]);
+                let _ = match stream {
+                    Stream::Stdout => show(std::io::stdout().lock(), &buffer[..read]),
+                    Stream::Stderr => show(std::io::stderr().lock(), &buffer[..read]),
+                };
+            }
+            let _ = done.send(());
+        };
+        thread::Builder::new()
+            .name("kiln-log".to_owned())
+            .spawn(copy)
+            .map_err(|source| LaunchError::System { what: "start a thread", source })?;
+        Ok(Copying(finished))
+    }
+
+    /// The last lines that were written since the log was opened.
+    pub(super) fn tail(&self) -> Vec<String> {
+        let read = || {
+            let mut file = File::open(&self.path)?;
+            let end = file.metadata()?.len();
+            let start = self.start.max(end.saturating_sub(TAIL_BYTES));
+            file.seek(SeekFrom::Start(start))?;
+            let mut bytes = Vec::new();
+            file.take(TAIL_BYTES).read_to_end(&mut bytes)?;
+            Ok::<_, std::io::Error>(bytes)
+        };
+        let text = String::from_utf8_lossy(&read().unwrap_or_default()).into_owned();
+        // A bar that redraws itself is one line with many carriage returns.
+        let lines = text.lines().map(|line| line.rsplit('\r').next().unwrap_or(line));
+        let lines = lines.filter(|line| !line.trim().is_empty());
+        let mut last: Vec<_> =
+            lines.rev().take(TAIL_LINES).map(|line| line.chars().take(LINE).collect()).collect();
+        last.reverse();
+        last
+    }
+}
+
+fn show(mut console: impl Write, bytes: &[u8]) -> std::io::Result<()> {
+    console.write_all(bytes)?;
+    console.flush()
+}
+
+/// A copy under way.
+#[derive(Debug)]
+pub(super) struct Copying(Receiver<()>);
+
+impl Copying {
+    /// Waits until all is copied, but not beyond `deadline`: a process that the rank has left behind
+    /// may keep the pipe open.
+    pub(super) fn finish(self, deadline: Instant) {
+        let _ = self.0.recv_timeout(deadline.saturating_duration_since(Instant::now()));
+    }
+}
+
+/// How long the last output of a rank that has ended may take.
+pub(super) const LAST_OUTPUT: Duration = Duration::from_secs(2);

@@ -1,0 +1,78 @@
+//! What the launcher says: the root cause first, then what followed from it.
+
+use std::io::Write;
+
+use super::child::End;
+use super::environment::Job;
+use super::supervise::Ends;
+use super::verdict::Verdict;
+
+/// Says something on stderr. Nobody may be listening any more.
+pub(super) fn say(text: &str) {
+    let _ = writeln!(std::io::stderr().lock(), "kiln launch: {text}");
+}
+
+/// Tells how the ranks ended, unless all is well.
+pub(super) fn tell(job: &Job, ends: &Ends, verdict: &Verdict) {
+    match verdict {
+        Verdict::Done => return,
+        Verdict::Preempted => return say("preempted; the ranks have saved their state"),
+        _ => {}
+    }
+    let mut failed: Vec<&End> = ends.ranks.iter().filter(|end| end.failed()).collect();
+    // The earliest of those that nobody told to end; the others follow from it.
+    failed.sort_by_key(|end| (end.told, end.at));
+    let Some((cause, others)) = failed.split_first() else { return };
+    let first = match cause.told {
+        true => "did not end well when told to",
+        false => "failed first",
+    };
+    say(&format!("rank {} (pid {}) {first}: {}", cause.rank, cause.pid, how(cause)));
+    show_stderr(cause);
+    for end in others {
+        let why = if end.told { "told to end by the launcher" } else { "failed after it" };
+        say(&format!("rank {} (pid {}) {why}: {}", end.rank, end.pid, how(end)));
+        if !end.told {
+            show_stderr(end);
+        }
+    }
+    if *verdict == Verdict::Failed && job.node.nodes > 1 && cause.code == Some(1) {
+        say("the cause may lie on another node: compare with what their launchers say");
+    }
+}
+
+/// Exit code or signal, and when.
+fn how(end: &End) -> String {
+    let after = end.after.as_secs_f64();
+    let what = match (end.code, end.signal) {
+        (Some(code), _) => format!("exit code {code}"),
+        (None, Some(signal)) => format!("killed by {}", signal_name(signal)),
+        (None, None) => "ended in an unknown way".to_owned(),
+    };
+    let hint = match end.signal {
+        Some(signal_hook::consts::SIGKILL) if !end.told => {
+            "; if nobody did that by hand, it was probably out of memory: see `dmesg`"
+        }
+        _ => "",
+    };
+    format!("{what} after {after:.1} s{hint}")
+}
+
+fn show_stderr(end: &End) {
+    let path = end.stderr.display();
+    if end.last_lines.is_empty() {
+        return say(&format!("  it wrote nothing to stderr ({path})"));
+    }
+    say(&format!("  its last lines on stderr, all of which are in {path}:"));
+    for line in &end.last_lines {
+        say(&format!("  | {line}"));
+    }
+}
+
+/// A signal as people know it.
+pub(super) fn signal_name(signal: i32) -> String {
+    match signal_hook::low_level::signal_name(signal) {
+        Some(name) => format!("{name} ({signal})"),
+        None => format!("signal {signal}"),
+    }
+}

@@ -1,0 +1,192 @@
+//! One life of all ranks of a node: they are started, and this waits until the last one has ended,
+//! passes signals on, and ends the others when one fails.
+
+use std::ffi::OsString;
+use std::path::Path;
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1};
+use signal_hook::iterator;
+
+use super::LaunchError;
+use super::child::{Child, End};
+use super::environment::Job;
+use super::report;
+
+/// How long the others get to end by themselves when a rank has failed: they notice it, exchange
+/// what they know, and say what went wrong.
+const SETTLE: Duration = Duration::from_secs(5);
+
+/// How long they get after SIGTERM then. There is nothing left to save without the failed rank.
+const GRACE_AFTER_FAILURE: Duration = Duration::from_secs(5);
+
+/// What the supervisor waits for.
+pub(super) enum Event {
+    /// A child has ended and waits to be reaped.
+    Ended {
+        /// Its local rank.
+        index: usize,
+        /// When it ended.
+        at: Instant,
+    },
+    /// The launcher was sent a signal.
+    Signal(i32),
+}
+
+/// Signals to the launcher, from its start to its end.
+pub(super) struct Signals {
+    events: Sender<Event>,
+    receiver: Receiver<Event>,
+    handle: iterator::Handle,
+}
+
+impl Signals {
+    pub(super) fn register() -> Result<Signals, LaunchError> {
+        let error = |what| move |source| LaunchError::System { what, source };
+        let mut signals = iterator::Signals::new([SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1])
+            .map_err(error("watch for signals"))?;
+        let handle = signals.handle();
+        let (events, receiver) = mpsc::channel();
+        let sender = events.clone();
+        let forward = move || {
+            for signal in signals.forever() {
+                if sender.send(Event::Signal(signal)).is_err() {
+                    break;
+                }
+            }
+        };
+        thread::Builder::new()
+            .name("kiln-signals".to_owned())
+            .spawn(forward)
+            .map_err(error("start a thread"))?;
+        Ok(Signals { events, receiver, handle })
+    }
+}
+
+impl Drop for Signals {
+    fn drop(&mut self) {
+        self.handle.close();
+    }
+}
+
+/// How all ranks ended, and what the launcher was told meanwhile.
+#[derive(Debug, Default)]
+pub(super) struct Ends {
+    /// In the order in which they ended.
+    pub(super) ranks: Vec<End>,
+    /// The first signal that told the launcher to end.
+    pub(super) signal: Option<i32>,
+    /// Whether the ranks were told that they are about to be preempted.
+    pub(super) preempted: bool,
+}
+
+/// What is to happen to ranks that do not end by themselves.
+enum Next {
+    /// Nothing: the job runs.
+    Run,
+    /// SIGTERM at that time: a rank has failed.
+    Terminate(Instant),
+    /// SIGKILL at that time: they were told to end.
+    Kill(Instant),
+    /// Nothing more can be done.
+    Wait,
+}
+
+/// The ranks of a node from their start to their end.
+pub(super) struct Life<'a> {
+    pub(super) job: &'a Job,
+    pub(super) program: &'a Path,
+    pub(super) arguments: &'a [OsString],
+    pub(super) log_dir: &'a Path,
+    pub(super) grace: Duration,
+}
+
+impl Life<'_> {
+    /// Starts the ranks and returns when all have ended.
+    pub(super) fn run(&self, signals: &Signals) -> Result<Ends, LaunchError> {
+        let mut ends = Ends::default();
+        let mut children = Vec::new();
+        for index in 0..self.job.node.nproc_per_node {
+            children.push(Child::start(
+                self.job,
+                index,
+                self.program,
+                self.arguments,
+                self.log_dir,
+                signals.events.clone(),
+            )?);
+        }
+        let mut next = Next::Run;
+        while children.iter().any(Child::exists) {
+            match wait(&signals.receiver, &next) {
+                Some(Event::Ended { index, at }) => {
+                    let end = children[index].reap(at)?;
+                    if matches!(next, Next::Run) && end.failed() {
+                        next = Next::Terminate(Instant::now() + SETTLE);
+                    }
+                    ends.ranks.push(end);
+                }
+                Some(Event::Signal(signal)) => {
+                    next = self.signal(signal, &mut children, &mut ends, next);
+                }
+                None => next = self.deadline(&mut children, next),
+            }
+        }
+        ends.ranks.sort_by_key(|end| end.at);
+        Ok(ends)
+    }
+
+    /// Passes a signal on.
+    fn signal(&self, signal: i32, children: &mut [Child], ends: &mut Ends, next: Next) -> Next {
+        if signal == SIGUSR1 {
+            ends.preempted = true;
+            children.iter().for_each(|child| child.notify(Signal::USR1));
+            return next;
+        }
+        let again = ends.signal.is_some() && signal == SIGINT;
+        if again {
+            report::say("interrupted again: ending the ranks at once");
+            children.iter_mut().for_each(|child| child.end(Signal::KILL));
+            return Next::Wait;
+        }
+        if ends.signal.is_some() {
+            return next;
+        }
+        ends.signal = Some(signal);
+        report::say(&format!(
+            "{}: the ranks have {} s to save and end",
+            report::signal_name(signal),
+            self.grace.as_secs_f64()
+        ));
+        children.iter_mut().for_each(|child| child.end(Signal::TERM));
+        Next::Kill(Instant::now() + self.grace)
+    }
+
+    /// Does what was due.
+    fn deadline(&self, children: &mut [Child], next: Next) -> Next {
+        match next {
+            Next::Terminate(_) => {
+                children.iter_mut().for_each(|child| child.end(Signal::TERM));
+                Next::Kill(Instant::now() + self.grace.min(GRACE_AFTER_FAILURE))
+            }
+            Next::Kill(_) => {
+                children.iter_mut().for_each(|child| child.end(Signal::KILL));
+                Next::Wait
+            }
+            other => other,
+        }
+    }
+}
+
+/// The next event; `None` when something is due.
+fn wait(events: &Receiver<Event>, next: &Next) -> Option<Event> {
+    let due = match next {
+        Next::Terminate(at) | Next::Kill(at) => at.saturating_duration_since(Instant::now()),
+        // `Signals` holds a sender, so this ends with an event.
+        Next::Run | Next::Wait => return events.recv().ok(),
+    };
+    events.recv_timeout(due).ok()
+}

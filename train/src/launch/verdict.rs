@@ -1,0 +1,69 @@
+//! What came of a job: its exit code, and whether another try makes sense.
+
+use super::PREEMPTED;
+use super::child::End;
+use super::supervise::Ends;
+
+/// Exit code of a failure.
+const FAILED: u8 = 1;
+
+/// Exit code for wrong arguments or configuration.
+const USAGE: u8 = 2;
+
+/// What came of one life of a job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// Every rank ended well.
+    Done,
+    /// Ranks were told to end, and have saved what they had.
+    Preempted,
+    /// The configuration is wrong; another try would end the same way.
+    Usage,
+    /// The launcher was told to end by this signal, and ranks did not save.
+    Signalled(i32),
+    /// The ranks were told of a preemption and did not save.
+    NotSaved,
+    /// A rank failed.
+    Failed,
+}
+
+impl End {
+    /// Whether this end is a failure.
+    pub(super) fn failed(&self) -> bool {
+        self.code != Some(0) && self.code != Some(PREEMPTED.into())
+    }
+}
+
+impl Verdict {
+    pub(super) fn of(ends: &Ends) -> Verdict {
+        let failed = || ends.ranks.iter().filter(|end| end.failed());
+        let saved = ends.ranks.iter().any(|end| end.code == Some(PREEMPTED.into()));
+        // What the launcher has ended itself says nothing about the cause.
+        let mut own = failed().filter(|end| !end.told).peekable();
+        match (failed().next(), ends.signal) {
+            (None, _) if saved => Verdict::Preempted,
+            (None, _) => Verdict::Done,
+            (Some(_), Some(signal)) => Verdict::Signalled(signal),
+            _ if ends.preempted => Verdict::NotSaved,
+            _ if own.peek().is_some() && own.all(|end| end.code == Some(USAGE.into())) => {
+                Verdict::Usage
+            }
+            _ => Verdict::Failed,
+        }
+    }
+
+    pub(super) fn may_restart(self) -> bool {
+        self == Verdict::Failed
+    }
+
+    /// The launcher's exit code.
+    pub(super) fn code(self) -> u8 {
+        match self {
+            Verdict::Done => 0,
+            Verdict::Preempted => PREEMPTED,
+            Verdict::Usage => USAGE,
+            Verdict::Signalled(signal) => u8::try_from(128 + signal).unwrap_or(FAILED),
+            Verdict::NotSaved | Verdict::Failed => FAILED,
+        }
+    }
+}

@@ -1,0 +1,64 @@
+//! What can be wrong with the description of a place.
+
+/// Why the place of this process cannot be found. Every message names the variable or flag, what it
+/// says, and what to do.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PlaceError {
+    /// A value that cannot be read.
+    #[error("{name}={value}: {problem}")]
+    Value {
+        /// Variable or flag.
+        name: String,
+        /// What it says, shortened.
+        value: String,
+        /// What is wrong with it and what to do.
+        problem: String,
+    },
+    /// A value that is needed and not there.
+    #[error("{name} is not set: {problem}")]
+    Missing {
+        /// Variable or flag.
+        name: String,
+        /// Why it is needed and what to do.
+        problem: String,
+    },
+    /// Values that cannot all be true.
+    #[error("{values} contradict each other: {problem}")]
+    Contradiction {
+        /// The values, as `NAME=value`.
+        values: String,
+        /// Why, and what to do.
+        problem: String,
+    },
+}
+
+impl PlaceError {
+    pub(super) fn value(name: &str, value: &str, problem: impl Into<String>) -> Self {
+        PlaceError::Value { name: name.into(), value: shortened(value), problem: problem.into() }
+    }
+
+    pub(super) fn missing(name: &str, problem: impl Into<String>) -> Self {
+        PlaceError::Missing { name: name.into(), problem: problem.into() }
+    }
+
+    pub(super) fn contradiction(values: &[(&str, usize)], problem: impl Into<String>) -> Self {
+        let values: Vec<_> = values.iter().map(|(name, value)| format!("{name}={value}")).collect();
+        PlaceError::Contradiction { values: values.join(" and "), problem: problem.into() }
+    }
+}
+
+/// Characters of a value that messages and the doctor show.
+const SHOWN: usize = 120;
+
+/// A value as messages show it: one line, not too long.
+pub(super) fn shortened(value: &str) -> String {
+    let mut text: String = value
+        .chars()
+        .take(SHOWN)
+        .map(|c| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c })
+        .collect();
+    if value.chars().nth(SHOWN).is_some() {
+        text.push('…');
+    }
+    text
+}

@@ -1,0 +1,126 @@
+//! Ranks that an MPI launcher has started. Kiln needs no MPI for that: it only reads its place.
+
+use super::error::PlaceError;
+use super::ranks::{Ranks, master, meets_on_loopback};
+use super::vars::{Vars, port_of_job};
+use super::{Finding, Role, Source};
+
+pub(super) const OPEN_MPI: &[&str] = &[
+    "OMPI_COMM_WORLD_RANK",
+    "OMPI_COMM_WORLD_SIZE",
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+    "OMPI_COMM_WORLD_LOCAL_SIZE",
+    "PMIX_NAMESPACE",
+    "PMIX_HOSTNAME",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+];
+
+pub(super) const PMI: &[&str] = &[
+    "PMI_RANK",
+    "PMI_SIZE",
+    "PMIX_RANK",
+    "PMIX_NAMESPACE",
+    "MPI_LOCALRANKID",
+    "MPI_LOCALNRANKS",
+    "PMI_LOCAL_RANK",
+    "PMI_LOCAL_SIZE",
+    "PALS_LOCAL_RANKID",
+    "PALS_LOCAL_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+];
+
+/// A rank's local number and the size that goes with it.
+type Local = (&'static str, &'static str);
+
+/// Local ranks as Hydra (MPICH, Intel MPI), Cray PMI and PALS name them.
+const LOCAL: [Local; 3] = [
+    ("MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    ("PMI_LOCAL_RANK", "PMI_LOCAL_SIZE"),
+    ("PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE"),
+];
+
+pub(super) fn read_open_mpi(vars: &Vars) -> Result<Finding, PlaceError> {
+    let Some(rank) = vars.number("OMPI_COMM_WORLD_RANK")? else {
+        return Ok(Finding::Passed("OMPI_COMM_WORLD_RANK is not set".to_owned()));
+    };
+    let needed = |name: &'static str| {
+        let problem = "OMPI_COMM_WORLD_RANK needs it; start this program with mpirun itself";
+        vars.number(name)?.ok_or_else(|| PlaceError::missing(name, problem))
+    };
+    let ranks = Ranks {
+        rank: ("OMPI_COMM_WORLD_RANK", rank),
+        world_size: ("OMPI_COMM_WORLD_SIZE", needed("OMPI_COMM_WORLD_SIZE")?),
+        local_rank: ("OMPI_COMM_WORLD_LOCAL_RANK", needed("OMPI_COMM_WORLD_LOCAL_RANK")?),
+        local_world_size: ("OMPI_COMM_WORLD_LOCAL_SIZE", needed("OMPI_COMM_WORLD_LOCAL_SIZE")?),
+    };
+    finish(Source::OpenMpi, ranks, vars)
+}
+
+pub(super) fn read_pmi(vars: &Vars) -> Result<Finding, PlaceError> {
+    let (name, rank) = match (vars.number("PMI_RANK")?, vars.number("PMIX_RANK")?) {
+        (Some(rank), _) => ("PMI_RANK", rank),
+        (None, Some(rank)) => ("PMIX_RANK", rank),
+        (None, None) => {
+            return Ok(Finding::Passed("neither PMI_RANK nor PMIX_RANK is set".to_owned()));
+        }
+    };
+    // PMIx keeps the number of ranks to itself; WORLD_SIZE is how a script would pass it on.
+    let (size_name, world_size) = match (vars.number("PMI_SIZE")?, vars.number("WORLD_SIZE")?) {
+        (Some(size), _) => ("PMI_SIZE", size),
+        (None, Some(size)) => ("WORLD_SIZE", size),
+        (None, None) => {
+            let problem = format!("{name} needs it; set it to the number of ranks of the job");
+            return Err(PlaceError::missing("PMI_SIZE", problem));
+        }
+    };
+    let mut local = None;
+    for (rank_name, size_name) in LOCAL {
+        if let (None, Some(rank), Some(size)) =
+            (local, vars.number(rank_name)?, vars.number(size_name)?)
+        {
+            local = Some(((rank_name, rank), (size_name, size)));
+        }
+    }
+    let (local_rank, local_world_size) = match local {
+        Some(local) => local,
+        // Nobody meets on the loopback address from another machine.
+        None if meets_on_loopback(vars)? => ((name, rank), (size_name, world_size)),
+        None => {
+            let problem = "ranks on several machines need it and MPI_LOCALNRANKS; set them to this \
+                           rank's place among those of its machine and to their number";
+            return Err(PlaceError::missing("MPI_LOCALRANKID", problem));
+        }
+    };
+    let ranks = Ranks {
+        rank: (name, rank),
+        world_size: (size_name, world_size),
+        local_rank,
+        local_world_size,
+    };
+    finish(Source::Pmi, ranks, vars)
+}
+
+fn finish(source: Source, ranks: Ranks, vars: &Vars) -> Result<Finding, PlaceError> {
+    ranks.check()?;
+    if ranks.world_size.1 == 1 {
+        return Ok(Finding::Passed("a single process; its ranks are threads".to_owned()));
+    }
+    // The namespace is the launcher's name for this job, so two jobs meet at two ports.
+    let job = vars.text("PMIX_NAMESPACE")?;
+    let master = master(vars, ranks.one_node(), job.as_deref().map(port_of_job))?;
+    let node = match ranks.one_node() {
+        true => None,
+        false => vars.first(&["PMIX_HOSTNAME", "HOSTNAME"])?.map(|named| named.value),
+    };
+    // Ranks may have been dealt out in turns; the host's name tells what this number cannot.
+    let by_turns = || {
+        let nodes = ranks.world_size.1.div_ceil(ranks.local_world_size.1.max(1));
+        ranks.rank.1.saturating_sub(ranks.local_rank.1.saturating_mul(nodes))
+    };
+    let node_rank = ranks.node_by_block().unwrap_or_else(by_turns);
+    let why = format!("{} and {} are set", ranks.rank.0, ranks.world_size.0);
+    let place = ranks.place(source, node_rank, node, master, job, vars)?;
+    Ok(Finding::Taken(Role::Rank(place), why))
+}

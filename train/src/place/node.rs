@@ -1,0 +1,263 @@
+//! The place of a process that starts the ranks of its node: from the flags of `kiln launch`, from
+//! `PET_*`, from `RANK` without `LOCAL_RANK`, or from a JobSet.
+
+use std::num::NonZero;
+
+use clap::Args;
+
+use super::error::PlaceError;
+use super::ranks::below;
+use super::vars::{DEFAULT_PORT, Lookup, MAX_RANKS, Named, Vars};
+use super::{Master, Node, Source, jobset, slurm};
+
+/// The most ranks that one launcher starts.
+const MAX_RANKS_PER_NODE: usize = 1024;
+
+/// torchrun's flags. Each may also come as a variable, `PET_` and its name.
+#[derive(Args, Clone, Debug, Default, PartialEq, Eq)]
+pub struct NodeFlags {
+    /// Ranks to start on this node: a number, or `cpu` or `auto` for one per core [default: 1].
+    #[arg(long, alias = "nproc_per_node", value_name = "N")]
+    pub nproc_per_node: Option<String>,
+    /// Nodes of the job [default: 1].
+    #[arg(long, value_name = "N")]
+    pub nnodes: Option<String>,
+    /// This node, from 0.
+    #[arg(long, alias = "node_rank", value_name = "R")]
+    pub node_rank: Option<String>,
+    /// Host name or address of node 0.
+    #[arg(long, alias = "master_addr", value_name = "A")]
+    pub master_addr: Option<String>,
+    /// Port there [default: 29500, or a free one for a job of one node].
+    #[arg(long, alias = "master_port", value_name = "P")]
+    pub master_port: Option<String>,
+    /// One node, whatever the environment says, on a free port.
+    #[arg(long)]
+    pub standalone: bool,
+    /// How often to start all ranks again after a failure [default: 0].
+    #[arg(long, alias = "max_restarts", value_name = "K")]
+    pub max_restarts: Option<String>,
+    /// Where the ranks meet, as HOST:PORT, instead of --master-addr and --master-port.
+    #[arg(long, alias = "rdzv_endpoint", value_name = "HOST:PORT", hide_short_help = true)]
+    pub rdzv_endpoint: Option<String>,
+    /// Name of the job, the same on every node.
+    #[arg(long, alias = "rdzv_id", value_name = "ID", hide_short_help = true)]
+    pub rdzv_id: Option<String>,
+}
+
+impl NodeFlags {
+    fn overlay(&self, name: &str) -> Option<String> {
+        match name {
+            "--nproc-per-node" => self.nproc_per_node.clone(),
+            "--nnodes" => self.nnodes.clone(),
+            "--node-rank" => self.node_rank.clone(),
+            "--master-addr" => self.master_addr.clone(),
+            "--master-port" => self.master_port.clone(),
+            "--standalone" => self.standalone.then(|| "1".to_owned()),
+            "--max-restarts" => self.max_restarts.clone(),
+            "--rdzv-endpoint" => self.rdzv_endpoint.clone(),
+            "--rdzv-id" => self.rdzv_id.clone(),
+            _ => None,
+        }
+    }
+}
+
+/// The node that `kiln launch` starts.
+pub fn node(flags: &NodeFlags, lookup: &Lookup) -> Result<Node, PlaceError> {
+    let overlaid = |name: &str| flags.overlay(name).or_else(|| lookup(name));
+    node_of(Source::Flags, &Vars(&overlaid))
+}
+
+/// The node that `source` describes; flags go before everything.
+pub(super) fn node_of(source: Source, vars: &Vars) -> Result<Node, PlaceError> {
+    let standalone = standalone(vars)?;
+    let nodes = if standalone { ("--standalone", 1) } else { nodes(vars)? };
+    let nproc_per_node = match vars.first(&["--nproc-per-node", "PET_NPROC_PER_NODE"])? {
+        Some(named) => nproc(&named)?,
+        None => 1,
+    };
+    if nodes.1 > MAX_RANKS / nproc_per_node {
+        let problem = format!("a job has at most {MAX_RANKS} ranks");
+        return Err(PlaceError::contradiction(
+            &[nodes, ("ranks per node", nproc_per_node)],
+            problem,
+        ));
+    }
+    let rank = match standalone {
+        true => ("--standalone", 0),
+        false => node_rank(vars, nodes.1)?,
+    };
+    below(rank, nodes, "nodes are counted from 0")?;
+    let max_restarts = match vars.first(&["--max-restarts", "PET_MAX_RESTARTS"])? {
+        Some(named) => named.number(MAX_RANKS)? as u64,
+        None => 0,
+    };
+    let job = vars.first(&["--rdzv-id", "PET_RDZV_ID", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID"])?;
+    Ok(Node {
+        source,
+        node_rank: rank.1,
+        nodes: nodes.1,
+        nproc_per_node,
+        master: master(vars, nodes.1, standalone)?,
+        job: job.map(|named| named.value).or_else(|| jobset::name(vars)),
+        secret: vars.secret()?,
+        max_restarts,
+        restarts: vars.restarts("SLURM_RESTART_COUNT").max(vars.restarts(jobset::RESTARTS)),
+    })
+}
+
+fn standalone(vars: &Vars) -> Result<bool, PlaceError> {
+    let Some(named) = vars.first(&["--standalone", "PET_STANDALONE"])? else { return Ok(false) };
+    match named.value.to_ascii_lowercase().as_str() {
+        "1" | "true" => Ok(true),
+        "0" | "false" => Ok(false),
+        _ => Err(PlaceError::value(named.name, &named.value, "neither 1 nor 0; use one of them")),
+    }
+}
+
+/// Nodes of the job, and who says so.
+fn nodes(vars: &Vars) -> Result<(&'static str, usize), PlaceError> {
+    if let Some(named) = vars.first(&["--nnodes", "PET_NNODES"])? {
+        return Ok((named.name, fixed_number(&named)?));
+    }
+    // WORLD_SIZE counts nodes where RANK does.
+    let counts_nodes = vars.has("RANK") && !vars.has("LOCAL_RANK");
+    if counts_nodes || jobset::applies(vars) {
+        let names: &[&str] = if counts_nodes { &["WORLD_SIZE"] } else { jobset::NODES };
+        return match vars.first(names)? {
+            Some(named) => Ok((named.name, at_least_1(&named, MAX_RANKS)?)),
+            None => {
+                let problem = "set it to the number of nodes of the job, 1 if this is the only one";
+                Err(PlaceError::missing("WORLD_SIZE", problem))
+            }
+        };
+    }
+    Ok(("--nnodes", 1))
+}
+
+/// `4`, or `4:4` as torchrun has it.
+fn fixed_number(named: &Named) -> Result<usize, PlaceError> {
+    let Some((min, max)) = named.value.split_once(':') else {
+        return at_least_1(named, MAX_RANKS);
+    };
+    if min != max {
+        let problem = format!("the number of nodes cannot change during a job; use {max}");
+        return Err(PlaceError::value(named.name, &named.value, problem));
+    }
+    at_least_1(&Named { name: named.name, value: max.to_owned() }, MAX_RANKS)
+}
+
+fn at_least_1(named: &Named, max: usize) -> Result<usize, PlaceError> {
+    match named.number(max) {
+        Ok(0) | Err(_) => {
+            let problem = format!("not a whole number from 1 to {max}; correct or unset it");
+            Err(PlaceError::value(named.name, &named.value, problem))
+        }
+        number => number,
+    }
+}
+
+/// Ranks per node: a number or one of torchrun's words.
+fn nproc(named: &Named) -> Result<usize, PlaceError> {
+    match named.value.as_str() {
+        // Ranks compute on cores, so `auto` has nothing else to count.
+        "auto" | "cpu" => {
+            let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
+            Ok(cores.min(MAX_RANKS_PER_NODE))
+        }
+        "gpu" => {
+            let problem = "ranks compute on CPUs here; give a number, or `cpu` for one per core";
+            Err(PlaceError::value(named.name, &named.value, problem))
+        }
+        _ => at_least_1(named, MAX_RANKS_PER_NODE),
+    }
+}
+
+/// This node's number, and who says so.
+fn node_rank(vars: &Vars, nodes: usize) -> Result<(&'static str, usize), PlaceError> {
+    let mut names = vec!["--node-rank", "PET_NODE_RANK"];
+    if !vars.has("LOCAL_RANK") {
+        names.push("RANK");
+    }
+    // With one node, the numbers of a scheduler may well be those of another group of processes.
+    if nodes > 1 {
+        names.extend(["SLURM_NODEID", "JOB_COMPLETION_INDEX"]);
+    }
+    match vars.first(&names)? {
+        Some(named) => Ok((named.name, named.number(MAX_RANKS)?)),
+        None if nodes == 1 => Ok(("--node-rank", 0)),
+        None => {
+            let problem = format!(
+                "there are {nodes} nodes; give each its number from 0 to {}, or set PET_NODE_RANK",
+                nodes - 1
+            );
+            Err(PlaceError::missing("--node-rank", problem))
+        }
+    }
+}
+
+/// Where the ranks meet; port 0 means a free one.
+fn master(vars: &Vars, nodes: usize, standalone: bool) -> Result<Master, PlaceError> {
+    let at = |host: String, port: u16| Master { host, port, shared_port: false };
+    if standalone {
+        return Ok(at("127.0.0.1".to_owned(), 0));
+    }
+    let (mut host, mut port) = (
+        vars.host(&["--master-addr", "PET_MASTER_ADDR"])?,
+        vars.port(&["--master-port", "PET_MASTER_PORT"])?,
+    );
+    if let Some(endpoint) = endpoint(vars)? {
+        host = host.or(Some(endpoint.0));
+        port = port.or(endpoint.1);
+    }
+    if nodes == 1 {
+        return Ok(at(host.unwrap_or_else(|| "127.0.0.1".to_owned()), port.unwrap_or(0)));
+    }
+    let port = match port {
+        Some(port) => port,
+        None => vars.port(&["MASTER_PORT"])?.unwrap_or(DEFAULT_PORT),
+    };
+    let host = match host {
+        Some(host) => Some(host),
+        None => vars.host(&["MASTER_ADDR"])?,
+    };
+    let host = match host {
+        Some(host) => Some(host),
+        None => match slurm::first_host(vars)? {
+            Some(host) => Some(host),
+            None => jobset::coordinator(vars)?,
+        },
+    };
+    match host {
+        Some(host) => Ok(at(host, port)),
+        None => Err(PlaceError::missing(
+            "--master-addr",
+            format!(
+                "there are {nodes} nodes; give the host name or address of node 0 on every node, \
+                 or set MASTER_ADDR"
+            ),
+        )),
+    }
+}
+
+/// `HOST:PORT` or `HOST`. torchrun's default is an empty one.
+fn endpoint(vars: &Vars) -> Result<Option<(String, Option<u16>)>, PlaceError> {
+    let names = ["--rdzv-endpoint", "PET_RDZV_ENDPOINT"];
+    let Some(name) = names.into_iter().find(|name| vars.has(name)) else { return Ok(None) };
+    if (vars.0)(name).is_some_and(|value| value.trim().is_empty()) {
+        return Ok(None);
+    }
+    let Some(named) = vars.first(&[name])? else { return Ok(None) };
+    let part = |value: &str| Named { name, value: value.to_owned() };
+    // An address such as ::1 has colons but no port.
+    let port_after = match named.value.rfind(']') {
+        Some(bracket) => named.value[bracket..].contains(':'),
+        None => named.value.matches(':').count() == 1,
+    };
+    match named.value.rsplit_once(':') {
+        Some((host, port)) if port_after => {
+            Ok(Some((part(host).host()?, Some(part(port).port()?))))
+        }
+        _ => Ok(Some((named.host()?, None))),
+    }
+}

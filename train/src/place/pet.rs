@@ -1,0 +1,48 @@
+//! `PET_*`: torchrun takes every argument from the variable of that name as well, which is how
+//! Kubeflow starts it.
+
+use super::error::PlaceError;
+use super::node;
+use super::vars::Vars;
+use super::{Finding, Role, Source};
+
+pub(super) const NAMES: &[&str] = &[
+    "PET_NNODES",
+    "PET_NPROC_PER_NODE",
+    "PET_NODE_RANK",
+    "PET_MASTER_ADDR",
+    "PET_MASTER_PORT",
+    "PET_RDZV_ENDPOINT",
+    "PET_RDZV_ID",
+    "PET_STANDALONE",
+    "PET_MAX_RESTARTS",
+];
+
+/// Those that say something about the nodes of the job.
+const ABOUT_NODES: &[&str] =
+    &["PET_NNODES", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_RDZV_ENDPOINT", "PET_STANDALONE"];
+
+/// A variable of every other source that has not been asked yet.
+const OTHERS: &[&str] =
+    &["SLURM_STEP_ID", "SLURM_STEPID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"];
+
+pub(super) fn read(vars: &Vars) -> Result<Finding, PlaceError> {
+    let set = |names: &[&'static str]| names.iter().copied().find(|name| vars.has(name));
+    let why = match (set(ABOUT_NODES), set(&["PET_NPROC_PER_NODE"])) {
+        (Some(name), _) => {
+            format!("{name} describes the nodes; this process starts its node's ranks")
+        }
+        (None, Some(name)) => {
+            let jobset = super::jobset::applies(vars).then_some("JOB_COMPLETION_INDEX");
+            if let Some(other) = set(OTHERS).or(jobset) {
+                return Ok(Finding::Passed(format!(
+                    "{name} alone says nothing about the nodes, and {other} is set"
+                )));
+            }
+            format!("{name} is set; this process starts as many ranks")
+        }
+        (None, None) => return Ok(Finding::Passed("no PET_ variable about nodes".to_owned())),
+    };
+    let node = node::node_of(Source::Pet, vars)?;
+    Ok(Finding::Taken(Role::Node(node), why))
+}

@@ -1,0 +1,106 @@
+//! Environments of launchers as they are found in the wild, and every way in which they can be
+//! wrong.
+
+mod fuzz;
+mod nodes;
+mod ranks;
+
+use std::collections::BTreeMap;
+
+use super::{Considered, Flags, Node, Place, PlaceError, Role, Source, survey};
+
+/// An environment, written `A=1 B=2`.
+struct Env(BTreeMap<String, String>);
+
+impl Env {
+    fn new(text: &str) -> Self {
+        let pair = |pair: &str| {
+            let (name, value) = pair.split_once('=').expect("NAME=value");
+            (name.to_owned(), value.to_owned())
+        };
+        Env(text.split_whitespace().map(pair).collect())
+    }
+
+    fn survey(&self) -> (Result<Role, PlaceError>, Vec<Considered>) {
+        survey(&Flags::default(), &|name| self.0.get(name).cloned())
+    }
+}
+
+fn role(env: &str) -> Role {
+    Env::new(env).survey().0.unwrap_or_else(|error| panic!("{env}: {error}"))
+}
+
+fn rank(env: &str) -> Place {
+    match role(env) {
+        Role::Rank(place) => place,
+        other => panic!("{env}: {other:?}"),
+    }
+}
+
+fn node(env: &str) -> Node {
+    match role(env) {
+        Role::Node(node) => node,
+        other => panic!("{env}: {other:?}"),
+    }
+}
+
+fn error(env: &str) -> String {
+    match Env::new(env).survey().0 {
+        Err(error) => error.to_string(),
+        Ok(role) => panic!("{env}: {role:?}"),
+    }
+}
+
+/// rank/world, local/local world, node.
+fn numbers(place: &Place) -> (usize, usize, usize, usize, usize) {
+    (place.rank, place.world_size, place.local_rank, place.local_world_size, place.node_rank)
+}
+
+fn master(place: &Place) -> (&str, u16) {
+    (&place.master.host, place.master.port)
+}
+
+#[test]
+fn the_first_source_wins_and_all_are_reported() {
+    let torchrun = "RANK=1 LOCAL_RANK=1 WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_PORT=1234";
+    let slurm = "SLURM_PROCID=3 SLURM_NTASKS=4 SLURM_LOCALID=3 SLURM_NODEID=0 SLURM_STEP_ID=0";
+    let (role, considered) = Env::new(&format!("{torchrun} {slurm} PET_NNODES=2")).survey();
+    let Ok(Role::Rank(place)) = role else { panic!("{role:?}") };
+    assert_eq!(place.source, Source::Torchrun);
+    let sources: Vec<_> = considered.iter().map(|considered| considered.source).collect();
+    assert_eq!(sources, Source::ALL);
+    assert_eq!(considered[0].verdict, "passed over: no --rank");
+    assert!(considered[1].verdict.starts_with("taken: RANK"), "{considered:?}");
+    assert_eq!(considered[2].verdict, "not asked: torchrun comes first");
+    assert_eq!(considered[2].found, [("PET_NNODES".to_owned(), "2".to_owned())]);
+    assert_eq!(considered[3].found.len(), 6);
+}
+
+#[test]
+fn nothing_set_is_alone() {
+    assert_eq!(role(""), Role::Alone);
+    assert_eq!(role("HOSTNAME=a PATH=b WORLD_SIZE=4 MASTER_ADDR=c"), Role::Alone);
+}
+
+#[test]
+fn the_secret_is_carried_and_never_shown() {
+    let env = "RANK=0 LOCAL_RANK=0 WORLD_SIZE=1 KILN_JOB_SECRET=hunter2";
+    let place = rank(env);
+    assert_eq!(place.secret.as_deref(), Some("hunter2"));
+    assert!(!format!("{place:?}").contains("hunter2"));
+    let (_, considered) = Env::new(env).survey();
+    assert!(!format!("{considered:?}").contains("hunter2"));
+    let launched = node("PET_NNODES=1 KILN_JOB_SECRET=hunter2");
+    assert!(!format!("{launched:?}").contains("hunter2"));
+    assert!(error("RANK=0 LOCAL_RANK=0 WORLD_SIZE=1 KILN_JOB_SECRET=").contains("empty"));
+}
+
+#[test]
+fn long_and_odd_values_are_shortened_in_messages() {
+    let long = "x".repeat(10_000);
+    let message = error(&format!("RANK={long}"));
+    assert!(message.len() < 400, "{message}");
+    let lookup = |name: &str| (name == "RANK").then(|| "1\n2\u{1b}[31m".to_owned());
+    let message = survey(&Flags::default(), &lookup).0.unwrap_err().to_string();
+    assert!(!message.contains(char::is_control), "{message:?}");
+}

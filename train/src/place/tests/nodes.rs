@@ -1,0 +1,108 @@
+//! Sources that start one process per node.
+
+use super::*;
+use crate::place::{NodeFlags, node as launched};
+
+#[test]
+fn a_rank_without_a_local_rank_is_a_node() {
+    let env = "RANK=1 WORLD_SIZE=2 MASTER_ADDR=a PET_NPROC_PER_NODE=4";
+    let found = node(env);
+    assert_eq!((found.source, found.node_rank, found.nodes), (Source::Torchrun, 1, 2));
+    assert_eq!((found.nproc_per_node, found.master.port), (4, 29500));
+    assert_eq!(node("RANK=0 WORLD_SIZE=1").master.port, 0);
+    assert!(error("RANK=0").starts_with("WORLD_SIZE is not set"));
+    assert!(error("RANK=2 WORLD_SIZE=2 MASTER_ADDR=a").contains("RANK=2 and WORLD_SIZE=2"));
+    assert!(error("RANK=1 WORLD_SIZE=2").starts_with("--master-addr is not set"));
+}
+
+#[test]
+fn pet() {
+    let env = "PET_NNODES=2:2 PET_NPROC_PER_NODE=3 PET_NODE_RANK=1 PET_MASTER_ADDR=a \
+               PET_MASTER_PORT=77 PET_RDZV_ID=j PET_MAX_RESTARTS=5";
+    let found = node(env);
+    assert_eq!((found.source, found.node_rank, found.nodes), (Source::Pet, 1, 2));
+    assert_eq!((found.nproc_per_node, found.max_restarts), (3, 5));
+    assert_eq!((found.master.host.as_str(), found.master.port), ("a", 77));
+    assert_eq!(found.job.as_deref(), Some("j"));
+    let endpoint = |value: &str| {
+        let found = node(&format!("PET_NNODES=2 PET_NODE_RANK=0 PET_RDZV_ENDPOINT={value}"));
+        (found.master.host, found.master.port)
+    };
+    assert_eq!(endpoint("h:5"), ("h".to_owned(), 5));
+    assert_eq!(endpoint("h"), ("h".to_owned(), 29500));
+    assert_eq!(endpoint("[::2]:5"), ("::2".to_owned(), 5));
+    assert_eq!(endpoint("::2"), ("::2".to_owned(), 29500));
+    let standalone = node("PET_STANDALONE=1 PET_NPROC_PER_NODE=2");
+    assert_eq!((standalone.nodes, standalone.master.port), (1, 0));
+    for (env, says) in [
+        ("PET_NNODES=1:4", "use 4"),
+        ("PET_NNODES=0", "PET_NNODES=0: not a whole number from 1"),
+        ("PET_NNODES=2 PET_MASTER_ADDR=a", "--node-rank is not set"),
+        ("PET_NNODES=2 PET_NODE_RANK=2 PET_MASTER_ADDR=a", "PET_NODE_RANK=2 and PET_NNODES=2"),
+        ("PET_NODE_RANK=1", "PET_NODE_RANK=1 and --nnodes=1"),
+        ("PET_NNODES=1 PET_NPROC_PER_NODE=gpu", "give a number"),
+        ("PET_NNODES=1 PET_NPROC_PER_NODE=100000", "from 1 to 1024"),
+        ("PET_NNODES=1000000 PET_NODE_RANK=0 PET_NPROC_PER_NODE=1000", "at most 1048576 ranks"),
+        ("PET_STANDALONE=maybe", "neither 1 nor 0"),
+        ("PET_NNODES=2 PET_NODE_RANK=0 PET_RDZV_ENDPOINT=h:x", "not a port"),
+    ] {
+        let message = error(env);
+        assert!(message.contains(says), "{env}: {message}");
+    }
+}
+
+#[test]
+fn ranks_per_node_alone_leave_the_nodes_to_others() {
+    let found = node("PET_NPROC_PER_NODE=4");
+    assert_eq!((found.source, found.nodes, found.nproc_per_node), (Source::Pet, 1, 4));
+    let jobset = "JOB_COMPLETION_INDEX=1 WORLD_SIZE=2 MASTER_ADDR=a PET_NPROC_PER_NODE=4";
+    let found = node(jobset);
+    assert_eq!((found.source, found.nodes, found.nproc_per_node), (Source::JobSet, 2, 4));
+    assert!(node("PET_NNODES=1 PET_NPROC_PER_NODE=cpu").nproc_per_node >= 1);
+}
+
+#[test]
+fn jobset() {
+    let env = "JOB_COMPLETION_INDEX=1 JOBSET_NAME=kiln REPLICATED_JOB_NAME=node WORLD_SIZE=2 \
+               JOBSET_RESTART_ATTEMPT=3";
+    let found = node(env);
+    assert_eq!((found.source, found.node_rank, found.nodes), (Source::JobSet, 1, 2));
+    assert_eq!(found.master.host, "kiln-node-0-0.kiln");
+    assert_eq!((found.job.as_deref(), found.restarts), (Some("kiln"), 3));
+    assert_eq!(node(&format!("{env} JOBSET_COORDINATOR=c")).master.host, "c");
+    assert_eq!(node(&format!("{env} MASTER_ADDR=m")).master.host, "m");
+    // Pods of an indexed Job need not belong together.
+    assert_eq!(role("JOB_COMPLETION_INDEX=1"), Role::Alone);
+    assert!(error("JOB_COMPLETION_INDEX=1 MASTER_ADDR=a").starts_with("WORLD_SIZE is not set"));
+    let far = error("JOB_COMPLETION_INDEX=1 WORLD_SIZE=2");
+    assert!(far.starts_with("--master-addr is not set"), "{far}");
+    let beyond = error("JOB_COMPLETION_INDEX=2 WORLD_SIZE=2 MASTER_ADDR=a");
+    assert!(beyond.contains("JOB_COMPLETION_INDEX=2 and WORLD_SIZE=2"), "{beyond}");
+}
+
+#[test]
+fn launch_flags_go_before_the_environment() {
+    let env = Env::new("PET_NNODES=4 PET_NODE_RANK=3 PET_MASTER_ADDR=a PET_NPROC_PER_NODE=8");
+    let lookup = |name: &str| env.0.get(name).cloned();
+    let flags =
+        NodeFlags { nnodes: Some("2".into()), node_rank: Some("1".into()), ..NodeFlags::default() };
+    let found = launched(&flags, &lookup).unwrap();
+    assert_eq!((found.source, found.nodes, found.node_rank), (Source::Flags, 2, 1));
+    assert_eq!((found.nproc_per_node, found.master.host.as_str()), (8, "a"));
+    let standalone = NodeFlags { standalone: true, ..NodeFlags::default() };
+    let found = launched(&standalone, &lookup).unwrap();
+    assert_eq!((found.nodes, found.node_rank, found.master.port), (1, 0, 0));
+    // Inside a rank of something else, a launcher without flags starts a job of its own.
+    let inside = Env::new("RANK=3 LOCAL_RANK=1 WORLD_SIZE=4 MASTER_ADDR=b SLURM_NODEID=7");
+    let found = launched(&NodeFlags::default(), &|name| inside.0.get(name).cloned()).unwrap();
+    assert_eq!((found.nodes, found.node_rank, found.master.port), (1, 0, 0));
+}
+
+#[test]
+fn a_launcher_finds_its_node_in_slurm() {
+    let env = Env::new("SLURM_NODEID=1 SLURM_JOB_NODELIST=n[3-4] SLURM_JOB_ID=12");
+    let flags = NodeFlags { nnodes: Some("2".into()), ..NodeFlags::default() };
+    let found = launched(&flags, &|name| env.0.get(name).cloned()).unwrap();
+    assert_eq!((found.node_rank, found.master.host.as_str()), (1, "n3"));
+    assert_eq!(found.job.as_deref(), Some("12"));
+}

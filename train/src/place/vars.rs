@@ -1,0 +1,148 @@
+//! Reading variables: text, numbers, ports and hosts, each with its limits.
+
+use std::net::IpAddr;
+
+use super::error::PlaceError;
+
+/// Looks a variable up, such as `std::env::var`.
+pub type Lookup<'a> = dyn Fn(&str) -> Option<String> + 'a;
+
+/// The most ranks and nodes that a job can have.
+pub const MAX_RANKS: usize = 1 << 20;
+
+/// Port of the master where nobody names one; torchrun's.
+pub const DEFAULT_PORT: u16 = 29500;
+
+/// Bytes of the longest value that is looked at.
+const MAX_VALUE: usize = 64 * 1024;
+
+/// A variable or flag that is set.
+#[derive(Clone, Debug)]
+pub(super) struct Named {
+    pub(super) name: &'static str,
+    pub(super) value: String,
+}
+
+/// The variables that a source reads.
+pub(super) struct Vars<'a>(pub(super) &'a Lookup<'a>);
+
+impl Vars<'_> {
+    pub(super) fn has(&self, name: &str) -> bool {
+        (self.0)(name).is_some()
+    }
+
+    /// The first of `names` that is set; a variable that is set to nothing is a mistake.
+    pub(super) fn first(&self, names: &[&'static str]) -> Result<Option<Named>, PlaceError> {
+        for &name in names {
+            if let Some(value) = (self.0)(name) {
+                return checked(name, value).map(Some);
+            }
+        }
+        Ok(None)
+    }
+
+    pub(super) fn text(&self, name: &'static str) -> Result<Option<String>, PlaceError> {
+        Ok(self.first(&[name])?.map(|named| named.value))
+    }
+
+    /// A rank, a size or an index.
+    pub(super) fn number(&self, name: &'static str) -> Result<Option<usize>, PlaceError> {
+        self.first(&[name])?.map(|named| named.number(MAX_RANKS)).transpose()
+    }
+
+    /// How often the job was started again. No variable or an odd one counts as never: these
+    /// counters belong to the scheduler, and some leave text there.
+    pub(super) fn restarts(&self, name: &str) -> u64 {
+        (self.0)(name).and_then(|value| value.trim().parse().ok()).unwrap_or(0)
+    }
+
+    pub(super) fn host(&self, names: &[&'static str]) -> Result<Option<String>, PlaceError> {
+        self.first(names)?.map(|named| named.host()).transpose()
+    }
+
+    pub(super) fn port(&self, names: &[&'static str]) -> Result<Option<u16>, PlaceError> {
+        self.first(names)?.map(|named| named.port()).transpose()
+    }
+
+    /// The job's secret. No error shows its value.
+    pub(super) fn secret(&self) -> Result<Option<String>, PlaceError> {
+        match (self.0)(SECRET) {
+            Some(secret) if secret.trim().is_empty() => {
+                Err(PlaceError::value(SECRET, "", "empty; set a long random text, or unset it"))
+            }
+            Some(secret) if secret.len() > MAX_VALUE => {
+                Err(PlaceError::value(SECRET, "…", "too long; 32 random characters are enough"))
+            }
+            secret => Ok(secret),
+        }
+    }
+}
+
+/// The variable with the job's secret.
+pub const SECRET: &str = "KILN_JOB_SECRET";
+
+/// Takes a value unless it is empty or absurdly long.
+pub(super) fn checked(name: &'static str, value: String) -> Result<Named, PlaceError> {
+    if value.len() > MAX_VALUE {
+        return Err(PlaceError::value(name, &value, "longer than 64 KiB; set it to a real value"));
+    }
+    let value = value.trim();
+    if value.is_empty() {
+        return Err(PlaceError::value(name, "", "empty; give it a value, or unset it"));
+    }
+    Ok(Named { name, value: value.to_owned() })
+}
+
+impl Named {
+    /// A whole number up to `max`.
+    pub(super) fn number(&self, max: usize) -> Result<usize, PlaceError> {
+        let number = self.value.parse().ok().filter(|number| *number <= max);
+        // `parse` takes "+1", which no launcher writes.
+        number.filter(|_| !self.value.starts_with('+')).ok_or_else(|| {
+            let problem = format!("not a whole number from 0 to {max}; correct or unset it");
+            PlaceError::value(self.name, &self.value, problem)
+        })
+    }
+
+    pub(super) fn port(&self) -> Result<u16, PlaceError> {
+        match self.value.parse() {
+            Ok(port) if port > 0 && !self.value.starts_with('+') => Ok(port),
+            _ => {
+                let problem =
+                    "not a port; ports are 1 to 65535, and those from 1024 need no rights";
+                Err(PlaceError::value(self.name, &self.value, problem))
+            }
+        }
+    }
+
+    /// A host name or an address; an IPv6 address may be in brackets.
+    pub(super) fn host(&self) -> Result<String, PlaceError> {
+        let inner = self.value.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
+        let host = inner.unwrap_or(&self.value);
+        let named = host.bytes().all(|b| b.is_ascii_alphanumeric() || b"-._".contains(&b));
+        // An address with a zone, such as fe80::1%eth0, is not an `IpAddr`.
+        let address = host.split('%').next().is_some_and(|ip| ip.parse::<IpAddr>().is_ok());
+        if host.len() <= 253 && !host.is_empty() && (named || address) {
+            return Ok(host.to_owned());
+        }
+        let problem = "not a host name or address; name the machine of rank 0, without a port";
+        Err(PlaceError::value(self.name, &self.value, problem))
+    }
+}
+
+/// Whether a host is this machine whatever machine that is.
+pub(super) fn is_loopback(host: &str) -> bool {
+    host == "localhost" || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
+}
+
+/// A port for a job that names none: the same on every node, different from that of most other
+/// jobs, and below the ports that systems hand out by themselves.
+pub(super) fn port_of_job(job: &str) -> u16 {
+    const FIRST: u16 = 15_000;
+    const COUNT: u64 = 16_384;
+    // FNV-1a.
+    let hash = job.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    });
+    FIRST + (hash % COUNT) as u16
+}

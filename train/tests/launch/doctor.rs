@@ -1,0 +1,166 @@
+//! What the doctor says about each source.
+
+use crate::support::{Ended, Job, ended};
+
+fn doctor(variables: &[(&str, &str)], arguments: &[&str]) -> Ended {
+    let job = Job::new("");
+    let command = [&["doctor"], arguments].concat();
+    ended(job.kiln(&command, variables).output().expect("an end"))
+}
+
+/// The lines of one part.
+fn part<'a>(ended: &'a Ended, title: &str) -> Vec<&'a str> {
+    let lines = ended.stdout.lines().skip_while(|line| *line != title).skip(1);
+    lines.take_while(|line| !line.is_empty()).map(str::trim).collect()
+}
+
+#[test]
+fn alone() {
+    let ended = doctor(&[], &[]);
+    assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), ""), "{ended:?}");
+    let sources = part(&ended, "sources of this process's place, in order");
+    assert_eq!(
+        sources,
+        [
+            "flags     passed over: no --rank",
+            "torchrun  passed over: RANK is not set",
+            "PET_*     passed over: no PET_ variable about nodes",
+            "Slurm     passed over: SLURM_PROCID is not set",
+            "Open MPI  passed over: OMPI_COMM_WORLD_RANK is not set",
+            "PMI       passed over: neither PMI_RANK nor PMIX_RANK is set",
+            "JobSet    passed over: JOB_COMPLETION_INDEX is not set",
+        ]
+    );
+    assert!(part(&ended, "place")[0].starts_with("alone; "), "{ended:?}");
+    let machine = part(&ended, "machine");
+    assert!(machine[0].contains("cores for this process"), "{machine:?}");
+    assert!(machine.iter().any(|line| line.starts_with("memory: ")), "{machine:?}");
+}
+
+#[test]
+fn torchrun_with_its_own_store() {
+    let variables = [
+        ("RANK", "1"),
+        ("LOCAL_RANK", "1"),
+        ("WORLD_SIZE", "2"),
+        ("LOCAL_WORLD_SIZE", "2"),
+        ("MASTER_ADDR", "localhost"),
+        ("MASTER_PORT", "1"),
+        ("TORCHELASTIC_RUN_ID", "j"),
+        ("TORCHELASTIC_USE_AGENT_STORE", "True"),
+        ("KILN_JOB_SECRET", "hunter2"),
+        ("SLURM_PROCID", "7"),
+    ];
+    let ended = doctor(&variables, &[]);
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    let sources = part(&ended, "sources of this process's place, in order");
+    assert!(
+        sources.contains(&"torchrun  taken: RANK, LOCAL_RANK and WORLD_SIZE are set"),
+        "{sources:#?}"
+    );
+    assert!(sources.contains(&"Slurm     not asked: torchrun comes first"), "{sources:#?}");
+    assert!(sources.contains(&"SLURM_PROCID=7"), "{sources:#?}");
+    assert_eq!(
+        part(&ended, "place"),
+        [
+            "rank 1 of 2, from torchrun",
+            "local rank 1 of 2 on node 0 (node0)",
+            "master localhost:1",
+            "job j, restarted 0 times",
+            "secret: KILN_JOB_SECRET is set",
+            "torchrun keeps its own store on port 1 (TORCHELASTIC_USE_AGENT_STORE=True), so the \
+             ranks meet at one of the ports above it",
+        ]
+    );
+    assert!(part(&ended, "network")[0].starts_with("localhost resolves to "), "{ended:?}");
+    assert!(!ended.stdout.contains("hunter2"), "{ended:?}");
+}
+
+#[test]
+fn the_winner_of_every_other_source() {
+    let slurm = [
+        ("SLURM_STEP_ID", "0"),
+        ("SLURM_PROCID", "1"),
+        ("SLURM_NTASKS", "2"),
+        ("SLURM_LOCALID", "1"),
+        ("SLURM_NODEID", "0"),
+    ];
+    let mpi = [
+        ("OMPI_COMM_WORLD_RANK", "1"),
+        ("OMPI_COMM_WORLD_SIZE", "2"),
+        ("OMPI_COMM_WORLD_LOCAL_RANK", "1"),
+        ("OMPI_COMM_WORLD_LOCAL_SIZE", "2"),
+    ];
+    let pmi = [("PMI_RANK", "1"), ("PMI_SIZE", "2")];
+    for (variables, source) in [(&slurm[..], "Slurm"), (&mpi, "Open MPI"), (&pmi, "PMI")] {
+        let ended = doctor(variables, &[]);
+        assert_eq!(ended.code, Some(0), "{ended:?}");
+        let place = part(&ended, "place");
+        assert_eq!(place[0], format!("rank 1 of 2, from {source}"));
+        assert!(place[4].contains("everyone who reaches the port can join"), "{place:?}");
+    }
+    let ended = doctor(&[], &["--rank", "0", "--world-size", "2"]);
+    assert_eq!(part(&ended, "place")[0], "rank 0 of 2, from flags");
+    let jobset = [
+        ("JOB_COMPLETION_INDEX", "1"),
+        ("WORLD_SIZE", "2"),
+        ("JOBSET_NAME", "kiln"),
+        ("MASTER_ADDR", "127.0.0.1"),
+        ("PET_NPROC_PER_NODE", "4"),
+    ];
+    for (variables, source) in [
+        (&jobset[..], "JobSet"),
+        (&[("PET_NNODES", "2"), ("PET_NODE_RANK", "1"), ("PET_MASTER_ADDR", "127.0.0.1")], "PET_*"),
+        (&[("RANK", "1"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1")], "torchrun"),
+    ] {
+        let ended = doctor(variables, &[]);
+        assert_eq!(ended.code, Some(0), "{ended:?}");
+        let place = part(&ended, "place");
+        assert_eq!(place[0], format!("node 1 of 2, from {source}"));
+        assert_eq!(place[2], "master 127.0.0.1:29500");
+    }
+}
+
+#[test]
+fn what_is_wrong_is_said_and_counts_as_usage() {
+    let ended = doctor(&[("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "many")], &[]);
+    assert_eq!(ended.code, Some(2), "{ended:?}");
+    assert!(part(&ended, "place")[0].starts_with("unknown: WORLD_SIZE=many: not a"), "{ended:?}");
+    let sources = part(&ended, "sources of this process's place, in order");
+    assert!(sources.contains(&"Slurm     not asked: torchrun is wrong"), "{sources:#?}");
+    assert!(!part(&ended, "machine").is_empty());
+}
+
+#[test]
+fn the_network_is_examined() {
+    let rank = |rank: &'static str, host: &'static str, port: &str| {
+        let variables = [("MASTER_ADDR", host), ("MASTER_PORT", port)];
+        let flags =
+            ["--rank", rank, "--world-size", "2", "--local-rank", rank, "--local-world-size", "2"];
+        let ended = doctor(&variables, &flags);
+        part(&ended, "network").join("\n")
+    };
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = listener.local_addr().expect("an address").port().to_string();
+    let text = rank("0", "127.0.0.1", &port);
+    assert!(text.contains("somebody listens on 127.0.0.1:") && text.contains("already"), "{text}");
+    let text = rank("1", "127.0.0.1", &port);
+    assert!(text.contains("somebody listens on 127.0.0.1:"), "{text}");
+    drop(listener);
+    // Nobody gets this port by chance, and nobody offers its service any more.
+    let text = rank("1", "127.0.0.1", "1");
+    assert!(text.contains("nobody listens there yet"), "{text}");
+    // A port that was free a moment ago may have gone to another program.
+    let free = || {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+        let port = listener.local_addr().expect("an address").port().to_string();
+        drop(listener);
+        rank("0", "127.0.0.1", &port).contains("rank 0 can listen on 127.0.0.1:")
+    };
+    assert!((0..20).any(|_| free()));
+    // Documentation addresses are nobody's.
+    let text = rank("0", "192.0.2.1", &port);
+    assert!(text.contains("is no address of this machine"), "{text}");
+    let text = rank("0", "no-such-host.invalid", &port);
+    assert!(text.contains("does not resolve"), "{text}");
+}

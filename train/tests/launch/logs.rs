@@ -1,0 +1,62 @@
+//! What ranks say is kept per rank, and rank 0 is on the console.
+
+use crate::support::Job;
+
+const SPEAK: &str = "echo out of $RANK; echo err of $RANK >&2";
+
+#[test]
+fn every_rank_has_logs_and_rank_0_the_console() {
+    let job = Job::new(SPEAK);
+    let ended = job.launch(&["--nproc-per-node", "2"], &[]);
+    assert_eq!(ended.code, Some(0));
+    assert_eq!((ended.stdout.as_str(), ended.stderr.as_str()), ("out of 0\n", "err of 0\n"));
+    for rank in 0..2 {
+        let log = |stream: &str| job.text(&format!("run/logs/rank_{rank}.restart_0.{stream}.log"));
+        assert_eq!(log("stdout"), format!("out of {rank}\n"));
+        assert_eq!(log("stderr"), format!("err of {rank}\n"));
+    }
+    assert_eq!(job.logs("run/logs").len(), 4);
+    // Another job in the same folder keeps what was there.
+    job.launch(&["--nproc-per-node", "2"], &[]);
+    assert_eq!(job.text("run/logs/rank_1.restart_0.stdout.log"), "out of 1\nout of 1\n");
+}
+
+#[test]
+fn ranks_of_other_nodes_stay_off_the_console() {
+    let job = Job::new(SPEAK);
+    let flags = ["--nnodes", "2", "--node-rank", "1", "--master-addr", "localhost"];
+    let ended = job.launch(&flags, &[("KILN_JOB_SECRET", "s")]);
+    assert_eq!((ended.stdout.as_str(), ended.stderr.as_str()), ("", ""));
+    assert_eq!(
+        job.logs("run/logs"),
+        ["rank_1.restart_0.stderr.log", "rank_1.restart_0.stdout.log"]
+    );
+}
+
+#[test]
+fn where_logs_go() {
+    let job = Job::new(SPEAK);
+    job.launch(&["--log_dir", "elsewhere"], &[]);
+    assert_eq!(job.logs("elsewhere").len(), 2);
+    job.launch(&[], &[("PET_LOG_DIR", "pet")]);
+    assert_eq!(job.logs("pet").len(), 2);
+    let command = ["launch", "--program", "./rank.sh", "--rdzv-id", "a/../b", "--", "train", "c"];
+    let ended = job.kiln(&command, &[]).status().expect("the launcher starts");
+    assert!(ended.success());
+    assert_eq!(job.logs("runs/logs/a---b").len(), 2);
+    let ended = job.launch(&["--log-dir", "rank.sh"], &[]);
+    assert_eq!(ended.code, Some(1));
+    assert!(ended.stderr.contains("choose another folder with --log-dir"), "{ended:?}");
+}
+
+/// A rank may write faster than its pipe takes, and up to its last moment.
+#[test]
+fn nothing_is_lost() {
+    let job = Job::new("seq 1 200000; seq 1 200000 >&2");
+    let ended = job.launch(&[], &[]);
+    let last = |text: &str| text.lines().last().map(str::to_owned);
+    assert_eq!(ended.stdout.lines().count(), 200_000);
+    assert_eq!(last(&ended.stdout).as_deref(), Some("200000"));
+    assert_eq!(last(&ended.stderr).as_deref(), Some("200000"));
+    assert_eq!(job.text("run/logs/rank_0.restart_0.stdout.log"), ended.stdout);
+}

@@ -1,0 +1,14 @@
+//! Starts `kiln launch` and `kiln doctor` as a user would. Most ranks are shell scripts, so that
+//! what they do and when they end is under control; nothing here links the trainer.
+
+mod doctor;
+mod environment;
+mod failure;
+mod logs;
+mod node;
+mod orphan;
+mod recipes;
+mod restart;
+mod signal;
+mod support;
+mod usage;

@@ -1,0 +1,62 @@
+//! No rank outlives its launcher. These ranks are the real program, which asks the system for that;
+//! a script in its place could not.
+
+use std::fs;
+
+use crate::support::{Job, children_of, finish, parent_of, send, wait_until};
+
+/// Trains for longer than anyone waits.
+const CONFIG: &str = r#"
+[model]
+d_model = 16
+layers = 1
+heads = 2
+kv_heads = 2
+d_ff = 32
+[data]
+path = "data"
+text = ["builtin:arithmetic"]
+vocab_size = 300
+seq_len = 8
+[train]
+steps = 1000000000
+global_batch = 4
+micro_batch = 1
+ranks = 2
+[optim]
+lr = 1e-3
+[device]
+threads = 2
+peak_tflops = 1.0
+"#;
+
+#[test]
+fn ranks_end_with_a_launcher_that_is_killed() {
+    let job = Job::new("");
+    fs::write(job.path("config.toml"), CONFIG).expect("a file");
+    let command = ["launch", "--nproc-per-node", "2", "--", "train", "config.toml", "--out", "run"];
+    let launcher = job.kiln(&command, &[]).spawn().expect("the launcher starts");
+    let mut ranks = Vec::new();
+    wait_until("two ranks", || {
+        ranks = children_of(launcher.id());
+        ranks.len() == 2
+    });
+    send("KILL", &launcher);
+    assert_eq!(finish(launcher).code, None);
+    for rank in ranks {
+        wait_until("the end of a rank", || parent_of(rank).is_none());
+    }
+}
+
+/// The launcher may be gone before a rank gets to ask.
+#[test]
+fn a_rank_without_its_launcher_does_not_start() {
+    let job = Job::new("");
+    let mut gone = job.kiln(&["doctor"], &[]).spawn().expect("a process");
+    let pid = gone.id().to_string();
+    gone.wait().expect("its end");
+    let ended = job.kiln(&["doctor"], &[("KILN_LAUNCHER_PID", &pid)]).output().expect("an end");
+    let ended = crate::support::ended(ended);
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    assert_eq!(ended.stderr, format!("error: the launcher (pid {pid}) is gone\n"));
+}

@@ -1,0 +1,96 @@
+//! Signals to the launcher.
+
+use crate::support::{Job, children_of, finish, send, wait_until};
+
+const SAVES: &str = r#"trap 'touch saved.$RANK; exit 75' TERM
+trap 'touch usr1.$RANK; exit 75' USR1
+touch ready.$RANK
+while :; do sleep 0.01; done"#;
+
+const READY: [&str; 2] = ["ready.0", "ready.1"];
+
+#[test]
+fn ranks_are_told_to_end_and_may_save() {
+    for signal in ["TERM", "INT", "HUP", "QUIT"] {
+        let job = Job::new(SAVES);
+        let flags = ["--nproc-per-node", "2", "--max-restarts", "3"];
+        let launcher = job.launcher(&flags, &[]).spawn().expect("the launcher starts");
+        job.wait_for(&READY);
+        send(signal, &launcher);
+        let ended = finish(launcher);
+        assert_eq!(ended.code, Some(75), "{signal}: {ended:?}");
+        assert!(ended.stderr.contains("the ranks have 30 s to save and end"), "{ended:?}");
+        job.wait_for(&["saved.0", "saved.1"]);
+        assert_eq!(job.logs("run/logs").len(), 4);
+    }
+}
+
+#[test]
+fn a_preemption_is_passed_on_as_it_is() {
+    let job = Job::new(SAVES);
+    let launcher = job.launcher(&["--nproc-per-node", "2"], &[]).spawn().expect("a launcher");
+    job.wait_for(&READY);
+    send("USR1", &launcher);
+    let ended = finish(launcher);
+    assert_eq!(ended.code, Some(75), "{ended:?}");
+    job.wait_for(&["usr1.0", "usr1.1"]);
+    assert!(!job.path("saved.0").exists());
+}
+
+#[test]
+fn ranks_that_do_not_save_are_reported_as_signalled() {
+    for (signal, code) in [("TERM", 143), ("INT", 130)] {
+        let job = Job::new("touch ready.$RANK; while :; do sleep 0.01; done");
+        let flags = ["--nproc-per-node", "2", "--max-restarts", "3"];
+        let launcher = job.launcher(&flags, &[]).spawn().expect("the launcher starts");
+        job.wait_for(&READY);
+        send(signal, &launcher);
+        let ended = finish(launcher);
+        assert_eq!(ended.code, Some(code), "{ended:?}");
+        assert_eq!(job.logs("run/logs").len(), 4);
+    }
+}
+
+#[test]
+fn a_rank_that_ignores_sigterm_is_killed_after_the_grace() {
+    let job = Job::new("trap '' TERM; touch ready.$RANK; while :; do sleep 0.01; done");
+    let flags = ["--nproc-per-node", "2", "--grace-s", "0.2"];
+    let launcher = job.launcher(&flags, &[]).spawn().expect("the launcher starts");
+    job.wait_for(&READY);
+    let ranks = children_of(launcher.id());
+    assert_eq!(ranks.len(), 2);
+    send("TERM", &launcher);
+    let ended = finish(launcher);
+    assert_eq!(ended.code, Some(143), "{ended:?}");
+    assert!(ended.stderr.contains("did not end well when told to: killed by SIGKILL"), "{ended:?}");
+    for rank in ranks {
+        wait_until("its end", || crate::support::parent_of(rank).is_none());
+    }
+}
+
+#[test]
+fn a_second_interrupt_does_not_wait() {
+    let job =
+        Job::new("trap 'touch told.$RANK' TERM; touch ready.$RANK; while :; do sleep 0.01; done");
+    let flags = ["--nproc-per-node", "2", "--grace-s", "3600"];
+    let launcher = job.launcher(&flags, &[]).spawn().expect("the launcher starts");
+    job.wait_for(&READY);
+    send("INT", &launcher);
+    job.wait_for(&["told.0", "told.1"]);
+    send("INT", &launcher);
+    assert_eq!(finish(launcher).code, Some(130));
+}
+
+/// A rank that is stopped cannot end by itself, but SIGKILL reaches it.
+#[test]
+fn a_stopped_rank_does_not_hold_up_the_end() {
+    let job = Job::new("touch ready.$RANK; [ $RANK = 1 ] && kill -s STOP $$; wait_for go; exit 1");
+    let flags = ["--nproc-per-node", "2", "--grace-s", "0.1"];
+    let launcher = job.launcher(&flags, &[]).spawn().expect("the launcher starts");
+    job.wait_for(&READY);
+    std::fs::write(job.path("go"), "").expect("a file");
+    let ended = finish(launcher);
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    assert!(ended.stderr.contains("rank 0 (pid "), "{ended:?}");
+    assert!(ended.stderr.contains("told to end by the launcher: killed by SIGKILL"), "{ended:?}");
+}

@@ -1,0 +1,139 @@
+//! A folder with a script that plays the ranks, and the launcher run in it.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+
+/// What every script starts with. `wait_for` waits for a file, `wait_end` for the end of the process
+/// whose id is in a file: an event, not a time.
+const PRELUDE: &str = r#"#!/bin/sh
+wait_for() { while [ ! -e "$1" ]; do sleep 0.01; done; }
+wait_end() { wait_for "$1"; while kill -0 "$(cat "$1")" 2>/dev/null; do sleep 0.01; done; }
+put() { echo "$2" > "$1.new"; mv "$1.new" "$1"; }
+"#;
+
+/// Longer than anything here takes, also on a busy machine.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+pub struct Job {
+    folder: TempDir,
+}
+
+/// What a command ended with.
+#[derive(Debug)]
+pub struct Ended {
+    pub code: Option<i32>,
+    pub stdout: String,
+    pub stderr: String,
+}
+
+impl Job {
+    /// A folder whose ranks run `script`.
+    pub fn new(script: &str) -> Job {
+        let job = Job { folder: tempfile::tempdir().expect("a temporary folder") };
+        let path = job.path("rank.sh");
+        fs::write(&path, format!("{PRELUDE}{script}\n")).expect("a script");
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("permissions");
+        job
+    }
+
+    pub fn path(&self, relative: &str) -> PathBuf {
+        self.folder.path().join(relative)
+    }
+
+    pub fn text(&self, relative: &str) -> String {
+        let path = self.path(relative);
+        fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+    }
+
+    /// `kiln` with these arguments and only these variables.
+    pub fn kiln(&self, arguments: &[&str], variables: &[(&str, &str)]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_kiln"));
+        command
+            .args(arguments)
+            .current_dir(self.folder.path())
+            .env_clear()
+            .env("PATH", std::env::var_os("PATH").unwrap_or_default())
+            .envs(variables.iter().copied())
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        command
+    }
+
+    /// `kiln launch` with the script as ranks.
+    pub fn launcher(&self, arguments: &[&str], variables: &[(&str, &str)]) -> Command {
+        let all = [
+            &["launch", "--program", "./rank.sh"],
+            arguments,
+            &["--", "train", "config.toml", "--out", "run"],
+        ];
+        self.kiln(&all.concat(), variables)
+    }
+
+    /// Launches and waits for the end.
+    pub fn launch(&self, arguments: &[&str], variables: &[(&str, &str)]) -> Ended {
+        ended(self.launcher(arguments, variables).output().expect("the launcher starts"))
+    }
+
+    /// Waits until the ranks have made these files.
+    pub fn wait_for(&self, files: &[&str]) {
+        for file in files {
+            wait_until(file, || self.path(file).exists());
+        }
+    }
+
+    /// Names of the logs, sorted.
+    pub fn logs(&self, folder: &str) -> Vec<String> {
+        let entries = fs::read_dir(self.path(folder)).expect("a log folder");
+        let name = |entry: std::io::Result<fs::DirEntry>| entry.expect("an entry").file_name();
+        let mut names: Vec<_> =
+            entries.map(|entry| name(entry).into_string().expect("UTF-8")).collect();
+        names.sort();
+        names
+    }
+}
+
+pub fn ended(output: Output) -> Ended {
+    let text = |bytes| String::from_utf8(bytes).expect("UTF-8");
+    Ended { code: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) }
+}
+
+/// Sends a signal, by name.
+pub fn send(signal: &str, process: &Child) {
+    let status = Command::new("kill").args(["-s", signal, &process.id().to_string()]).status();
+    assert!(status.expect("kill").success());
+}
+
+pub fn finish(process: Child) -> Ended {
+    ended(process.wait_with_output().expect("an end"))
+}
+
+pub fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !done() {
+        assert!(start.elapsed() < PATIENCE, "waited in vain for {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// State and parent of a process, if it is more than a zombie.
+pub fn parent_of(pid: u32) -> Option<u32> {
+    let stat = fs::read_to_string(Path::new("/proc").join(pid.to_string()).join("stat")).ok()?;
+    let (_, rest) = stat.rsplit_once(')')?;
+    let mut fields = rest.split_whitespace();
+    let state = fields.next()?;
+    let parent = fields.next()?.parse().ok()?;
+    (state != "Z" && state != "X").then_some(parent)
+}
+
+/// The living children of a process.
+pub fn children_of(pid: u32) -> Vec<u32> {
+    let entries = fs::read_dir("/proc").expect("/proc");
+    let pids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    pids.filter(|child| parent_of(*child) == Some(pid)).collect()
+}
