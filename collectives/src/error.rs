@@ -73,7 +73,7 @@ pub enum CommError {
         /// transfer itself was too slow.
         missing: Vec<usize>,
         /// What the flight recorders of all ranks say, in world ranks.
-        verdict: Verdict,
+        verdict: Box<Verdict>,
     },
     /// A rank gave up, left the group or died.
     #[error(

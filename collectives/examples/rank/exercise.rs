@@ -44,7 +44,7 @@ impl Exercise {
         sources: &Sources,
     ) -> Result<Exercise, String> {
         let (rank, ranks) = (member.rank(), member.world_size());
-        if bytes == 0 || bytes % (4 * ranks) != 0 {
+        if bytes == 0 || !bytes.is_multiple_of(4 * ranks) {
             return Err(format!("{bytes} bytes do not divide into f32 on {ranks} ranks"));
         }
         let (full, shard) = (bytes / 4, bytes / 4 / ranks);

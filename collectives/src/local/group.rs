@@ -125,7 +125,7 @@ impl Group {
             rank: site.rank,
             waited,
             missing,
-            verdict,
+            verdict: Box::new(verdict),
         };
         let cause = state.failure.get_or_insert(Failure::Error(error));
         let error = cause.error(site);

@@ -117,7 +117,7 @@ impl Cause {
                 rank: site.rank,
                 waited: *waited,
                 missing: missing.clone(),
-                verdict: verdict.clone(),
+                verdict: Box::new(verdict.clone()),
             },
         }
     }
