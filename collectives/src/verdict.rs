@@ -76,17 +76,26 @@ impl Verdict {
             format!("; {} {wait} in {}", list_ranks(&waiting), stuck.name(witnesses))
         });
         let gone = collect(witnesses, |witness| match witness {
-            Witness::Gone { reason } => Some(reason.clone()),
+            Witness::Gone { reason } => Some([reason.clone(), reason.clone()]),
             _ => None,
         });
         if !gone.is_empty() {
             return Verdict::about(Finding::Died, gone, &at);
         }
         let silent = collect(witnesses, |witness| match witness {
-            Witness::Silent { seconds } => Some(format!(
-                "has not answered for {} s: its process is stopped or its machine cannot be reached",
-                whole(*seconds)
-            )),
+            Witness::Silent { seconds } => {
+                let seconds = whole(*seconds);
+                Some([
+                    format!(
+                        "has not answered for {seconds} s: its process is stopped or its machine \
+                         cannot be reached"
+                    ),
+                    format!(
+                        "have not answered for {seconds} s: their processes are stopped or their \
+                         machines cannot be reached"
+                    ),
+                ])
+            }
             _ => None,
         });
         if !silent.is_empty() {
@@ -113,28 +122,30 @@ impl Verdict {
         let witnesses: Vec<Witness> = (0..world_size.min(1 << 16))
             .map(|rank| match flights.iter().find(|flight| flight.rank == rank) {
                 Some(flight) => Witness::Answered(Box::new(flight.clone())),
-                None => Witness::Gone { reason: "left no record: it died or was stopped".into() },
+                None => Witness::Gone { reason: "left no record: died or was stopped".into() },
             })
             .collect();
         Verdict::of(&witnesses)
     }
 
-    fn about(finding: Finding, ranks: Vec<(usize, String)>, at: &str) -> Verdict {
-        let mut groups: Vec<(String, Vec<usize>)> = Vec::new();
+    /// A verdict on ranks for reasons that are theirs alone, said of one or of several.
+    fn about(finding: Finding, ranks: Vec<(usize, [String; 2])>, at: &str) -> Verdict {
+        let mut groups: Vec<(&[String; 2], Vec<usize>)> = Vec::new();
         for (rank, reason) in &ranks {
-            match groups.iter_mut().find(|(known, _)| known == reason) {
+            match groups.iter_mut().find(|(known, _)| *known == reason) {
                 Some((_, members)) => members.push(*rank),
-                None => groups.push((reason.clone(), vec![*rank])),
+                None => groups.push((reason, vec![*rank])),
             }
         }
-        let parts: Vec<String> = groups
-            .iter()
-            .map(|(reason, members)| format!("{} {reason}", list_ranks(members)))
-            .collect();
+        let part = |([one, several], members): &(&[String; 2], Vec<usize>)| {
+            let reason = if members.len() == 1 { one } else { several };
+            format!("{} {reason}", list_ranks(members))
+        };
+        let parts: Vec<String> = groups.iter().map(part).collect();
         Verdict {
             finding,
-            culprits: ranks.into_iter().map(|(rank, _)| rank).collect(),
             text: format!("{}{at}", parts.join("; ")),
+            culprits: ranks.iter().map(|(rank, _)| *rank).collect(),
         }
     }
 }
@@ -322,8 +333,8 @@ fn view<'a>(witnesses: &'a [Witness], rank: usize, group: GroupKey<'_>) -> Optio
 
 fn collect(
     witnesses: &[Witness],
-    reason: impl Fn(&Witness) -> Option<String>,
-) -> Vec<(usize, String)> {
+    reason: impl Fn(&Witness) -> Option<[String; 2]>,
+) -> Vec<(usize, [String; 2])> {
     let ranks = witnesses.iter().enumerate();
     ranks.filter_map(|(rank, witness)| Some((rank, reason(witness)?))).collect()
 }
@@ -444,6 +455,13 @@ mod tests {
             Finding::Died,
             &[1, 3],
             "ranks 1, 3 died; rank 0 waits in #1085 all_gather(block.7)",
+        );
+        check(
+            &[waiting(0), silent(), silent(), waiting(3)],
+            Finding::Silent,
+            &[1, 2],
+            "ranks 1, 2 have not answered for 12 s: their processes are stopped or their machines \
+             cannot be reached; ranks 0, 3 wait in #1085 all_gather(block.7)",
         );
         check(
             &[waiting(0), waiting(1), silent(), waiting(3)],
