@@ -12,6 +12,7 @@ not took more than a little processor time meanwhile.
 
 import argparse
 import datetime
+import functools
 import json
 import os
 import pathlib
@@ -62,7 +63,7 @@ class System:
             pass
         line = rank0.stdout.readline()
         if not line:
-            sys.exit(f"{self.name} stopped; its message is above. It was started with\n{self.command}")
+            sys.exit(f"{self.name} stopped; see above. It was started with\n{self.command}")
         answer = json.loads(line)
         if "error" in answer:
             sys.exit(f"{self.name}: {answer['error']}")
@@ -186,10 +187,13 @@ def measure(arguments, ranks, idleness):
                 for pair in range(-1, arguments.pairs):
                     for times, (system, other, name) in zip(samples, turns):
                         count = iterations if pair >= 0 else 1
-                        run = lambda: system.seconds(name, size, count)
-                        seconds = run() if system is other or pair < 0 else idleness.watch(other, run)
-                        if pair >= 0:
-                            times.append(seconds)
+                        run = functools.partial(system.seconds, name, size, count)
+                        if pair < 0:
+                            run()
+                        elif system is other:
+                            times.append(run())
+                        else:
+                            times.append(idleness.watch(other, run))
                 lines.append(Line(ranks, op, size, *samples))
                 print_row(lines[-1].cells(arguments.at_least))
     finally:
@@ -198,9 +202,8 @@ def measure(arguments, ranks, idleness):
     return lines
 
 
-HEAD = [
-    "ranks", "operation", "tensor", "kiln", "{peer}", "kiln GB/s", "{peer} GB/s", "ratio", "range", "≥ {bar}",
-]
+HEAD = ["ranks", "operation", "tensor", "kiln", "{peer}"]
+HEAD += ["kiln GB/s", "{peer} GB/s", "ratio", "range", "≥ {bar}"]
 WIDTHS = [5, 14, 8, 11, 11, 9, 11, 6, 14, 6]
 
 
@@ -250,7 +253,8 @@ def summary(arguments, lines, idleness):
 
 def report(arguments, lines, sentences):
     peer = arguments.peer
-    rows = [head(arguments), ["---"] * len(HEAD)] + [line.cells(arguments.at_least) for line in lines]
+    rows = [head(arguments), ["---"] * len(HEAD)]
+    rows += [line.cells(arguments.at_least) for line in lines]
     table = "\n".join("| " + " | ".join(row) + " |" for row in rows)
     command = " ".join(["benches/peers/collectives.py", *map(shlex.quote, sys.argv[1:])])
     backend = arguments.backend
@@ -282,14 +286,28 @@ def parse():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("peer", choices=["gloo", "memcpy"], help="what to compare with")
-    parser.add_argument("--ranks", type=numbers, default=[2, 4], help="world sizes (default 2,4)")
-    parser.add_argument("--sizes", type=numbers, help="bytes of the full tensor (default 1 KiB to 64 MiB; 64 MiB for memcpy)")
-    parser.add_argument("--pairs", type=int, default=5, help="samples per system and line (default 5)")
-    parser.add_argument("--at-least", type=float, help="the bar (default 2.0 for gloo, 0.7 for memcpy)")
-    parser.add_argument("--backend", choices=["tcp", "local"], help="Kiln's backend (default tcp; memcpy takes local only)")
-    parser.add_argument("--kiln", type=pathlib.Path, default=KILN, help=f"Kiln's side (default {KILN.relative_to(ROOT)})")
-    parser.add_argument("--report", type=pathlib.Path, help="also write the table to this Markdown file")
+    add = parser.add_argument
+    add("peer", choices=["gloo", "memcpy"], help="what to compare with")
+    add("--ranks", type=numbers, default=[2, 4], help="world sizes (default 2,4)")
+    add(
+        "--sizes",
+        type=numbers,
+        help="bytes of the full tensor (default 1 KiB to 64 MiB; 64 MiB for memcpy)",
+    )
+    add("--pairs", type=int, default=5, help="samples per system and line (default 5)")
+    add("--at-least", type=float, help="the bar (default 2.0 for gloo, 0.7 for memcpy)")
+    add(
+        "--backend",
+        choices=["tcp", "local"],
+        help="Kiln's backend (default tcp; memcpy takes local only)",
+    )
+    add(
+        "--kiln",
+        type=pathlib.Path,
+        default=KILN,
+        help=f"Kiln's side (default {KILN.relative_to(ROOT)})",
+    )
+    add("--report", type=pathlib.Path, help="also write the table to this Markdown file")
     arguments = parser.parse_args()
     memcpy = arguments.peer == "memcpy"
     if memcpy and arguments.backend == "tcp":
@@ -307,7 +325,9 @@ def parse():
             "cargo build --release -p kiln-collectives --example rank"
         )
     if not memcpy and not pathlib.Path(arguments.python).exists():
-        parser.error(f"{arguments.python} is missing; run benches/peers/setup.sh or set PEER_PYTHON")
+        parser.error(
+            f"{arguments.python} is missing; run benches/peers/setup.sh or set PEER_PYTHON"
+        )
     return arguments
 
 

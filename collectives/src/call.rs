@@ -5,6 +5,7 @@ use crate::dtype::DType;
 use crate::label::Label;
 use crate::operation::Operation;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
@@ -192,6 +193,39 @@ impl fmt::Display for Call {
         }
         Ok(())
     }
+}
+
+/// Whether all calls are valid and the same operation.
+pub(crate) fn calls_agree(calls: &[Call]) -> bool {
+    if calls.iter().any(|call| call.problem.is_some()) {
+        return false;
+    }
+    // Splits compare names within a color only, so each color has its own reference.
+    let mut references: BTreeMap<Option<u32>, &Call> = BTreeMap::new();
+    let Some(first) = calls.first() else {
+        return true;
+    };
+    calls.iter().all(|call| {
+        let color = call.place.and_then(|place| place.color);
+        call.agrees_with(first) && call.agrees_with(references.entry(color).or_insert(call))
+    })
+}
+
+/// Ranks of each new group of a split, in their new order.
+pub(crate) fn partition(calls: &[Call]) -> BTreeMap<u32, Vec<usize>> {
+    let mut groups: BTreeMap<u32, Vec<(i64, usize)>> = BTreeMap::new();
+    for (rank, call) in calls.iter().enumerate() {
+        if let Some((color, key)) = call.place.and_then(|place| Some((place.color?, place.key))) {
+            groups.entry(color).or_default().push((key, rank));
+        }
+    }
+    groups
+        .into_iter()
+        .map(|(color, mut ranks)| {
+            ranks.sort_unstable();
+            (color, ranks.into_iter().map(|(_, rank)| rank).collect())
+        })
+        .collect()
 }
 
 fn check_dtypes(input: &Buffer, output: &Buffer) -> Option<ArgumentError> {

@@ -58,6 +58,8 @@ mod flight;
 mod label;
 mod local;
 mod member;
+#[cfg(feature = "mpi")]
+pub mod mpi;
 mod operation;
 mod recorder;
 mod reduce;

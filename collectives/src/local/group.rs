@@ -1,9 +1,9 @@
 //! Where the ranks of a group meet.
 
 use super::family::Family;
-use super::slot::{Deposits, Slot, Verdict, calls_agree, partition};
+use super::slot::{Deposits, Slot, Verdict};
 use crate::buffer::Buffer;
-use crate::call::{Call, CallSite};
+use crate::call::{Call, CallSite, calls_agree, partition};
 use crate::error::{Abort, CommError};
 use crate::operation::Operation;
 use crate::sync::{lock, wait, wait_until};

@@ -3,7 +3,6 @@
 use super::group::Place;
 use crate::buffer::Buffer;
 use crate::call::Call;
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Buffers that ranks lend to each other for one round of an operation, by rank.
@@ -53,37 +52,4 @@ impl Slot {
     pub(super) fn known_calls(&self) -> Vec<Call> {
         self.calls.iter().flatten().cloned().collect()
     }
-}
-
-/// Whether all calls are valid and the same operation.
-pub(super) fn calls_agree(calls: &[Call]) -> bool {
-    if calls.iter().any(|call| call.problem.is_some()) {
-        return false;
-    }
-    // Splits compare names within a color only, so each color has its own reference.
-    let mut references: BTreeMap<Option<u32>, &Call> = BTreeMap::new();
-    let Some(first) = calls.first() else {
-        return true;
-    };
-    calls.iter().all(|call| {
-        let color = call.place.and_then(|place| place.color);
-        call.agrees_with(first) && call.agrees_with(references.entry(color).or_insert(call))
-    })
-}
-
-/// Ranks of each new group of a split, in their new order.
-pub(super) fn partition(calls: &[Call]) -> BTreeMap<u32, Vec<usize>> {
-    let mut groups: BTreeMap<u32, Vec<(i64, usize)>> = BTreeMap::new();
-    for (rank, call) in calls.iter().enumerate() {
-        if let Some((color, key)) = call.place.and_then(|place| Some((place.color?, place.key))) {
-            groups.entry(color).or_default().push((key, rank));
-        }
-    }
-    groups
-        .into_iter()
-        .map(|(color, mut ranks)| {
-            ranks.sort_unstable();
-            (color, ranks.into_iter().map(|(_, rank)| rank).collect())
-        })
-        .collect()
 }

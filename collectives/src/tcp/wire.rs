@@ -13,6 +13,10 @@ use std::time::Duration;
 /// Bytes of the header that starts each rank's part of an operation.
 pub(super) const HEADER: usize = 24;
 
+/// Most bytes moved in one direction before the other gets its turn: what has just been written is
+/// still in the cache when the other side reads it.
+const BURST: usize = 256 << 10;
+
 /// How long an operation goes on after its group has failed, as long as bytes move: if all ranks
 /// had entered it, it completes.
 const DRAIN: Duration = Duration::from_millis(250);
@@ -89,10 +93,22 @@ struct Lane {
     wants: Wants,
 }
 
+/// What is left to do in each direction.
 #[derive(Clone, Copy, Default)]
 struct Wants {
-    send: bool,
-    receive: bool,
+    send: Want,
+    receive: Want,
+}
+
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+enum Want {
+    /// Nothing.
+    #[default]
+    Nothing,
+    /// More, and it may go on at once.
+    More,
+    /// More, once the socket is ready.
+    Ready,
 }
 
 impl Wire {
@@ -152,20 +168,24 @@ impl Wire {
             return Ok(Some(payload.len()));
         };
         let total = HEADER + payload.len();
-        while lane.sent < total {
+        let until = total.min(lane.sent + BURST);
+        lane.wants.send = if until < total { Want::More } else { Want::Nothing };
+        while lane.sent < until {
             let head = &header[lane.sent.min(HEADER)..];
-            let body = &payload[lane.sent.saturating_sub(HEADER)..];
+            let body = &payload[lane.sent.saturating_sub(HEADER)..until.max(HEADER) - HEADER];
             match stream.write_vectored(&[IoSlice::new(head), IoSlice::new(body)]) {
                 Ok(0) => return Err(lost(peer, io::ErrorKind::WriteZero.into())),
                 Ok(count) => {
                     lane.sent += count;
                 }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    lane.wants.send = Want::Ready;
+                    break;
+                }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(lost(peer, error)),
             }
         }
-        lane.wants.send = lane.sent < total;
         Ok(lane.sent.checked_sub(HEADER))
     }
 
@@ -181,10 +201,12 @@ impl Wire {
             return Ok(Some(payload.len()));
         };
         let total = HEADER + payload.len();
-        while lane.received < total {
+        let until = total.min(lane.received + BURST);
+        lane.wants.receive = if until < total { Want::More } else { Want::Nothing };
+        while lane.received < until {
             let was = lane.received;
             let head = &mut lane.incoming[was.min(HEADER)..];
-            let body = &mut payload[was.saturating_sub(HEADER)..];
+            let body = &mut payload[was.saturating_sub(HEADER)..until.max(HEADER) - HEADER];
             let outcome = if head.is_empty() {
                 stream.read(body)
             } else {
@@ -198,23 +220,30 @@ impl Wire {
                         check(peer, &lane.incoming, header)?;
                     }
                 }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    lane.wants.receive = Want::Ready;
+                    break;
+                }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(lost(peer, error)),
             }
         }
-        lane.wants.receive = lane.received < total;
         Ok(lane.received.checked_sub(HEADER))
     }
 
     /// Waits until something that the last sends and receives could not do can go on.
     pub(super) fn wait(&mut self) -> Result<(), Stop> {
+        let may_go_on =
+            |lane: &Lane| lane.wants.send == Want::More || lane.wants.receive == Want::More;
+        if self.lanes.iter().any(may_go_on) {
+            return Ok(());
+        }
         let mut ready = Vec::with_capacity(self.streams.len() + 1);
         ready.push(PollFd::new(&*self.waker, PollFlags::IN));
         for (stream, lane) in self.streams.iter().zip(&self.lanes) {
             let mut flags = PollFlags::empty();
-            flags.set(PollFlags::OUT, lane.wants.send);
-            flags.set(PollFlags::IN, lane.wants.receive);
+            flags.set(PollFlags::OUT, lane.wants.send == Want::Ready);
+            flags.set(PollFlags::IN, lane.wants.receive == Want::Ready);
             if let (Some(stream), false) = (stream, flags.is_empty()) {
                 ready.push(PollFd::new(stream, flags));
             }
@@ -244,7 +273,7 @@ impl Wire {
 
     /// Tells the others that this rank leaves, if it is not in the middle of sending something.
     pub(super) fn leave(&mut self) {
-        let idle = !self.lanes.iter().any(|lane| lane.wants.send);
+        let idle = !self.lanes.iter().any(|lane| lane.wants.send != Want::Nothing);
         for stream in self.streams.iter_mut().flatten() {
             if idle {
                 // 24 bytes fit or the connection is broken; either way the other side sees an end.

@@ -6,7 +6,7 @@ use kiln_collectives::{Buffer, Communicator, DType, Label, Operation, Phase, Tot
 use std::sync::Arc;
 
 /// A little of everything, on a world of 4 and its pairs.
-fn program(member: &dyn Communicator) {
+pub fn program(member: &dyn Communicator) {
     let rank = member.rank();
     let pair = member.split("pair", Some(rank as u32 / 2), rank as i64 % 2);
     let pair = pair.unwrap().unwrap();
@@ -31,7 +31,7 @@ fn program(member: &dyn Communicator) {
     work.wait(PATIENCE).unwrap();
 }
 
-fn expected_totals(rank: usize) -> Vec<Total> {
+pub fn expected_totals(rank: usize) -> Vec<Total> {
     let total = |operation, unit: &str, phase, group: &str, calls, bytes_sent| Total {
         operation,
         unit: unit.into(),

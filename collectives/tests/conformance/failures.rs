@@ -10,7 +10,7 @@ use std::time::Duration;
 
 /// Lets rank 1 of 3 call something else than the others; returns the error of each rank.
 /// Also checks that the group stays failed with the same cause.
-fn diverge(
+pub fn diverge(
     world: World,
     common: impl Fn(&dyn Communicator) -> Work + Sync,
     other: impl Fn(&dyn Communicator) -> Work + Sync,
@@ -29,7 +29,7 @@ fn diverge(
     })
 }
 
-fn reduce(unit: &str, dtype: DType, len: usize) -> impl Fn(&dyn Communicator) -> Work {
+pub fn reduce(unit: &str, dtype: DType, len: usize) -> impl Fn(&dyn Communicator) -> Work {
     move |member| member.all_reduce(label(unit), Buffer::zeros(dtype, len))
 }
 
@@ -38,7 +38,7 @@ fn broadcast(root: usize) -> impl Fn(&dyn Communicator) -> Work {
 }
 
 #[track_caller]
-fn check_mismatch(errors: &[CommError], common: &str, other: &str) {
+pub fn check_mismatch(errors: &[CommError], common: &str, other: &str) {
     let expected = format!(
         "operation 0 of group \"world\" differs between ranks: ranks 0, 2 called {common}; \
          rank 1 called {other}; make every rank issue the same operations in the same order"
@@ -135,7 +135,7 @@ fn invalid_arguments_of_one_rank_fail_every_rank() {
     check_invalid(&errors, ArgumentError::Root { root: 3, world_size: 3 });
 }
 
-fn check_byte_sums(world: &[Arc<dyn Communicator>]) {
+pub fn check_byte_sums(world: &[Arc<dyn Communicator>]) {
     on_each_rank(world, |member| {
         let work = reduce("bytes", DType::U8, 4)(member.as_ref());
         let error = work.wait(PATIENCE).unwrap_err();

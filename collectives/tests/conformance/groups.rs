@@ -11,7 +11,7 @@ fn sum_of(member: &dyn Communicator, value: f64) -> f64 {
     sum.unwrap().as_slice::<f64>().unwrap()[0]
 }
 
-fn check_split(world: &[Arc<dyn Communicator>]) {
+pub fn check_split(world: &[Arc<dyn Communicator>]) {
     on_each_rank(world, |member| {
         let rank = member.rank();
         // Rank 2 joins no group; the others are divided by parity in reverse order.
@@ -47,7 +47,7 @@ fn split_orders_by_key() {
 }
 
 /// Rows and columns of a 2 x 2 mesh, used at once and in different order on each rank.
-fn check_mesh(world: &[Arc<dyn Communicator>]) {
+pub fn check_mesh(world: &[Arc<dyn Communicator>]) {
     on_each_rank(world, |member| {
         let rank = member.rank();
         let (row, column) = (rank / 2, rank % 2);

@@ -8,8 +8,8 @@ use std::sync::Arc;
 const WORLD_SIZES: [usize; 5] = [1, 2, 3, 4, 8];
 
 /// Runs every operation with shards of `len` elements, all in flight together.
-fn check_operations<T: TestElement>(world: &[Arc<dyn Communicator>], len: usize) {
-    let world_size = world.len();
+pub fn check_operations<T: TestElement>(world: &[Arc<dyn Communicator>], len: usize) {
+    let world_size = world[0].world_size();
     let inputs: Vec<Vec<T>> = (0..world_size).map(|rank| values(rank, len * world_size)).collect();
     let sum = reference_sum(&inputs);
     let gathered: Vec<T> = inputs.iter().flat_map(|input| &input[..len]).copied().collect();

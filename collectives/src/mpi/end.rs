@@ -1,0 +1,252 @@
+//! What the operations do over MPI.
+
+use super::exchange::exchange;
+use super::group::Group;
+use super::message::{NewGroup, Notice};
+use super::runtime::Runtime;
+use crate::buffer::{Buffer, BufferError};
+use crate::call::{ArgumentError, Call, CallSite};
+use crate::error::CommError;
+use crate::member::{End, Payload, RankShared, empty};
+use crate::reduce::{chunk_range, sum_into};
+use crate::verdict::Verdict;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+pub(super) const BACKEND: &str = "mpi";
+
+/// A rank's end of a group of MPI processes.
+pub struct MpiEnd {
+    group: Arc<Group>,
+    shared: Arc<RankShared>,
+    left: AtomicBool,
+    runtime: Arc<Runtime>,
+}
+
+impl MpiEnd {
+    pub(super) fn new(group: Arc<Group>, shared: Arc<RankShared>, runtime: Arc<Runtime>) -> MpiEnd {
+        MpiEnd { group, shared, left: AtomicBool::new(false), runtime }
+    }
+
+    /// Moves the data. Every rank of the group is doing the same now.
+    fn transfer(
+        &self,
+        site: &CallSite,
+        payload: Payload<MpiEnd>,
+        groups: Vec<NewGroup>,
+    ) -> Result<Buffer, CommError> {
+        match payload {
+            Payload::AllGather { input, mut output } => {
+                let lengths = vec![input.size_in_bytes(); self.group.world_size()];
+                self.gather(input.as_bytes(), output.as_bytes_mut(), &lengths);
+                Ok(output)
+            }
+            Payload::ReduceScatter { input, mut output } => {
+                let lengths = vec![output.len(); self.group.world_size()];
+                self.reduce(&input, &mut output, &lengths, site)?;
+                Ok(output)
+            }
+            Payload::AllReduce { mut buffer } => {
+                let size = self.group.world_size();
+                let lengths: Vec<usize> =
+                    (0..size).map(|rank| chunk_range(buffer.len(), size, rank).len()).collect();
+                let mut part = Buffer::zeros(buffer.dtype(), lengths[site.rank]);
+                self.reduce(&buffer, &mut part, &lengths, site)?;
+                let element = buffer.dtype().size();
+                let lengths: Vec<usize> = lengths.iter().map(|length| length * element).collect();
+                self.gather(part.as_bytes(), buffer.as_bytes_mut(), &lengths);
+                Ok(buffer)
+            }
+            Payload::Broadcast { mut buffer, root } => {
+                if site.rank == root {
+                    let sends: Vec<_> =
+                        self.peers(site.rank).map(|peer| (peer, buffer.as_bytes())).collect();
+                    exchange(&self.group, &sends, Vec::new());
+                } else {
+                    exchange(&self.group, &[], vec![(root, buffer.as_bytes_mut())]);
+                }
+                Ok(buffer)
+            }
+            // That all ranks have entered is all there is to a barrier.
+            Payload::Barrier | Payload::Nothing => Ok(empty()),
+            Payload::Split { reply } => {
+                let own = self.shared.world_rank;
+                if let Some(new) = groups.into_iter().find(|new| new.world_ranks.contains(&own)) {
+                    let group = Group::new(
+                        new.number,
+                        new.name.into(),
+                        new.world_ranks,
+                        self.group.hub(),
+                        Arc::clone(&self.group.family),
+                    );
+                    let (shared, runtime) = (Arc::clone(&self.shared), Arc::clone(&self.runtime));
+                    // If the caller is gone, the end drops here and leaves its group.
+                    let _ = reply.send(MpiEnd::new(group, shared, runtime));
+                }
+                Ok(empty())
+            }
+        }
+    }
+
+    /// The other ranks, starting after `rank`, so that not all send to the same one first.
+    fn peers(&self, rank: usize) -> impl Iterator<Item = usize> + use<> {
+        let size = self.group.world_size();
+        (1..size).map(move |step| (rank + step) % size)
+    }
+
+    /// Fills `output` with the parts of all ranks, whose `lengths` are in bytes.
+    fn gather(&self, own: &[u8], output: &mut [u8], lengths: &[usize]) {
+        let rank = self.group.rank;
+        let mut receives = Vec::new();
+        for (peer, slot) in split(output, lengths).into_iter().enumerate() {
+            if peer == rank {
+                slot.copy_from_slice(own);
+            } else {
+                receives.push((peer, slot));
+            }
+        }
+        let sends: Vec<_> = self.peers(rank).map(|peer| (peer, own)).collect();
+        exchange(&self.group, &sends, receives);
+    }
+
+    /// Sets `output` to the sum of all ranks' parts for this one; `lengths` are those of all parts,
+    /// in elements. Adds in the order of ranks.
+    fn reduce(
+        &self,
+        input: &Buffer,
+        output: &mut Buffer,
+        lengths: &[usize],
+        site: &CallSite,
+    ) -> Result<(), CommError> {
+        let rank = self.group.rank;
+        let element = input.dtype().size();
+        let mut rest = input.as_bytes();
+        let mut parts = Vec::with_capacity(lengths.len());
+        for length in lengths {
+            let (part, next) = rest.split_at(length * element);
+            parts.push(part);
+            rest = next;
+        }
+        let mut addends: Vec<Buffer> =
+            lengths.iter().map(|_| Buffer::zeros(input.dtype(), output.len())).collect();
+        let mut receives = Vec::new();
+        for (peer, addend) in addends.iter_mut().enumerate() {
+            if peer == rank {
+                addend.as_bytes_mut().copy_from_slice(parts[rank]);
+            } else {
+                receives.push((peer, addend.as_bytes_mut()));
+            }
+        }
+        let sends: Vec<_> = self.peers(rank).map(|peer| (peer, parts[peer])).collect();
+        exchange(&self.group, &sends, receives);
+        let addends: Vec<Arc<Buffer>> = addends.into_iter().map(Arc::new).collect();
+        sum_into(output, &addends, 0).map_err(|error: BufferError| {
+            let problem = ArgumentError::DType { input: error.actual, output: error.requested };
+            CommError::invalid(site, problem)
+        })
+    }
+}
+
+/// Divides `bytes` into consecutive slots.
+fn split<'a>(mut bytes: &'a mut [u8], lengths: &[usize]) -> Vec<&'a mut [u8]> {
+    let mut slots = Vec::with_capacity(lengths.len());
+    for length in lengths {
+        let (slot, rest) = bytes.split_at_mut(*length);
+        slots.push(slot);
+        bytes = rest;
+    }
+    slots
+}
+
+impl End for MpiEnd {
+    const BACKEND: &'static str = BACKEND;
+
+    fn name(&self) -> &Arc<str> {
+        &self.group.name
+    }
+
+    fn world_ranks(&self) -> &[usize] {
+        &self.group.world_ranks
+    }
+
+    fn rank(&self) -> usize {
+        self.group.rank
+    }
+
+    fn shared(&self) -> &Arc<RankShared> {
+        &self.shared
+    }
+
+    fn nodes(&self) -> Vec<usize> {
+        let mut known: Vec<&str> = Vec::new();
+        let hub = self.group.hub();
+        let names = self.group.world_ranks.iter().map(|rank| hub.node_name(*rank));
+        names
+            .map(|name| {
+                known.iter().position(|other| *other == name).unwrap_or_else(|| {
+                    known.push(name);
+                    known.len() - 1
+                })
+            })
+            .collect()
+    }
+
+    fn node_name(&self) -> String {
+        self.group.hub().node_name(self.shared.world_rank).to_owned()
+    }
+
+    fn issued(&self, site: &CallSite, call: &Call) {
+        let (sequence, rank, call) = (site.sequence, site.rank, call.clone());
+        self.group.tell_first(Notice::Called { sequence, rank, call });
+    }
+
+    fn execute(
+        &self,
+        site: &CallSite,
+        call: Call,
+        payload: Payload<MpiEnd>,
+    ) -> Result<Buffer, CommError> {
+        let groups = self.group.enter(site, call.problem)?;
+        let result = self.transfer(site, payload, groups);
+        if let Err(error) = &result {
+            // Arguments were checked, so this is a bug here; the peers must not wait for us.
+            self.crash(&error.to_string());
+        }
+        result
+    }
+
+    fn give_up(&self, site: &CallSite, reason: &str) -> CommError {
+        self.group.give_up(reason).error(site)
+    }
+
+    fn time_out(&self, site: &CallSite, waited: Duration) -> CommError {
+        self.group.time_out(site, waited)
+    }
+
+    fn crash(&self, reason: &str) {
+        let _ = self.group.give_up(reason);
+    }
+
+    fn abort(&self, reason: &str) {
+        let cause = self.group.abort_here(reason, true);
+        self.group.hub().abort(&self.group.family, cause);
+    }
+
+    fn leave(&self) {
+        if !self.left.swap(true, Ordering::Relaxed) {
+            let _ = self.group.give_up(&format!("rank {} left the group", self.group.rank));
+        }
+    }
+
+    fn verdict(&self) -> Option<Verdict> {
+        self.group.family.verdict()
+    }
+}
+
+impl Drop for MpiEnd {
+    fn drop(&mut self) {
+        self.leave();
+        self.group.hub().close(self.group.number);
+    }
+}

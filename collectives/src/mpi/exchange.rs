@@ -1,0 +1,68 @@
+//! Moves bytes between the ranks of a group that have all entered an operation.
+
+use super::backoff::Backoff;
+use super::group::Group;
+use ::mpi::request::multiple_scope;
+use ::mpi::topology::SimpleCommunicator;
+use ::mpi::traits::{Communicator, Destination, Source};
+use std::time::{Duration, Instant};
+
+/// Most bytes of one message: MPI counts with a C int.
+const LIMIT: usize = 1 << 30;
+
+/// Longest pause between two looks at a transfer.
+const PAUSE: Duration = Duration::from_micros(200);
+
+/// How long a transfer may go on after its group has failed. It normally ends by itself, as all
+/// ranks take part in it.
+const GRACE: Duration = Duration::from_secs(10);
+
+/// Sends and receives at once; ranks are those of the group. Returns when all is through.
+///
+/// MPI has no way to take a buffer back that it is sending from. So if the group fails and the
+/// transfer still does not end, for example because a process is stopped, this ends the job.
+pub(super) fn exchange(group: &Group, sends: &[(usize, &[u8])], receives: Vec<(usize, &mut [u8])>) {
+    let world = SimpleCommunicator::world();
+    // World ranks come from MPI, so they fit.
+    let process = |rank: usize| world.process_at_rank(group.world_ranks[rank] as i32);
+    let tag = group.number;
+    multiple_scope(2 * group.world_size(), |scope, requests| {
+        for (rank, buffer) in receives {
+            for part in buffer.chunks_mut(LIMIT) {
+                requests.add(process(rank).immediate_receive_into_with_tag(scope, part, tag));
+            }
+        }
+        for (rank, buffer) in sends {
+            for part in buffer.chunks(LIMIT) {
+                requests.add(process(*rank).immediate_send_with_tag(scope, part, tag));
+            }
+        }
+        let mut backoff = Backoff::new(PAUSE);
+        let mut failed: Option<Instant> = None;
+        while requests.incomplete() > 0 {
+            if requests.test_any().is_some() {
+                backoff.reset();
+                continue;
+            }
+            backoff.wait();
+            if group.failure().is_some() {
+                let since = *failed.get_or_insert_with(Instant::now);
+                if since.elapsed() > GRACE {
+                    end_job(group, &world);
+                }
+            }
+        }
+    });
+}
+
+fn end_job(group: &Group, world: &SimpleCommunicator) -> ! {
+    let verdict = group.family.verdict();
+    let verdict = verdict.map_or_else(|| "the group has failed".into(), |v| v.to_string());
+    // Nothing can be returned to the caller: the buffers are still MPI's. Say why on the way out.
+    eprintln!(
+        "rank {} of group \"{}\" is stuck in a transfer that MPI cannot cancel; ending the job: \
+         {verdict}",
+        group.rank, group.name
+    );
+    world.abort(1)
+}
