@@ -8,6 +8,11 @@ use crate::recorder::Recorder;
 use crate::work::Work;
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
+
+/// How long [`Communicator::split`] waits for the other ranks. Ranks split at start-up, where loading
+/// may hold one of them back for long.
+const SPLIT_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// One rank's membership in a group of ranks.
 ///
@@ -65,6 +70,21 @@ pub trait Communicator: Send + Sync {
         name: &str,
         color: Option<u32>,
         key: i64,
+    ) -> Result<Option<Arc<dyn Communicator>>, CommError> {
+        self.split_within(name, color, key, SPLIT_TIMEOUT)
+    }
+
+    /// [`Communicator::split`] that waits for the other ranks no longer than `timeout`.
+    ///
+    /// # Errors
+    ///
+    /// As for any operation.
+    fn split_within(
+        &self,
+        name: &str,
+        color: Option<u32>,
+        key: i64,
+        timeout: Duration,
     ) -> Result<Option<Arc<dyn Communicator>>, CommError>;
 
     /// Fails every pending and later operation of this group, and of all groups that descend

@@ -15,6 +15,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 /// Records operations instead of running them; every operation completes at once.
 ///
@@ -173,11 +174,12 @@ impl Communicator for FakeCommunicator {
         self.run(&Call::barrier(label), || Buffer::zeros(DType::U8, 0))
     }
 
-    fn split(
+    fn split_within(
         &self,
         name: &str,
         color: Option<u32>,
         key: i64,
+        _: Duration,
     ) -> Result<Option<Arc<dyn Communicator>>, CommError> {
         let mut call = Call::split(Label::new(name, Phase::Init), color, key);
         let size = self.split_sizes.get(name).copied();

@@ -20,10 +20,6 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-/// How long a split waits for the other ranks. Ranks split at start-up, where loading may
-/// hold one of them back for long.
-const SPLIT_TIMEOUT: Duration = Duration::from_secs(600);
-
 /// Called with the world rank, first thing on each worker thread.
 pub type WorkerStart = Arc<dyn Fn(usize) + Send + Sync>;
 
@@ -284,15 +280,16 @@ impl<E: End> Communicator for Member<E> {
         self.issue(Call::barrier(label), Payload::Barrier)
     }
 
-    fn split(
+    fn split_within(
         &self,
         name: &str,
         color: Option<u32>,
         key: i64,
+        timeout: Duration,
     ) -> Result<Option<Arc<dyn Communicator>>, CommError> {
         let (reply, answer) = mpsc::channel();
         let call = Call::split(Label::new(name, Phase::Init), color, key);
-        self.issue(call, Payload::Split { reply }).wait(SPLIT_TIMEOUT)?;
+        self.issue(call, Payload::Split { reply }).wait(timeout)?;
         let end = answer.try_recv().ok();
         Ok(end.map(|end| Arc::new(Member::start(end)) as Arc<dyn Communicator>))
     }
