@@ -54,7 +54,7 @@ impl EngineBuilder {
         let group = |name, size, color, key| match size {
             1 => Ok(None),
             size if size == world.world_size() => Ok(Some(world.clone())),
-            _ => world.split(name, Some(color as u32), key as i64),
+            _ => world.split_within(name, Some(color as u32), key as i64, policy.timeout),
         };
         let shard = group("shard", mesh.shard_size(), row, column)?;
         let replicate = group("replicate", mesh.replicate_size(), column, row)?;
@@ -185,6 +185,12 @@ impl Engine {
     /// The communicator of all ranks.
     pub fn world(&self) -> &Arc<dyn Communicator> {
         &self.runtime.world
+    }
+
+    /// Says what this rank does from now on besides communicating, such as `"data loading"`. When
+    /// other ranks wait for it, they say so.
+    pub fn set_activity(&self, name: &'static str) {
+        self.runtime.world.recorder().set_activity(name);
     }
 
     pub(crate) fn runtime(&self) -> &Arc<Runtime> {

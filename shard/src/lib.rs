@@ -13,7 +13,7 @@
 //! - [`optimizer`]: AdamW in place on the flat shards, gradient norm and clipping;
 //! - [`state`]: whole values in and out of the shards;
 //! - [`memory`]: bytes counted per rank;
-//! - [`ranks`]: ranks as threads, each with its own compute pool.
+//! - [`ranks`]: ranks as threads or a rank as a process, each with its own compute pool.
 //!
 //! This crate names no layer and no file format.
 

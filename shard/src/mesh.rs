@@ -90,6 +90,51 @@ pub enum MeshError {
         /// The only size the strategy allows.
         expected: usize,
     },
+    /// Machines cannot be the groups of a hybrid strategy, because they differ in size.
+    #[error(
+        "{strategy} takes one group of shards per machine, but the machines have different numbers of ranks ({}): start as many ranks on each, or set shard.shard_size to a divisor of {}",
+        list_machines(nodes),
+        nodes.len()
+    )]
+    UnevenNodes {
+        /// The strategy that asked.
+        strategy: Strategy,
+        /// Machine of each rank.
+        nodes: Vec<usize>,
+    },
+    /// Machines cannot be the groups of a hybrid strategy, because their ranks are mixed.
+    #[error(
+        "{strategy} takes one group of shards per machine, but the ranks of a machine are not consecutive ({}): number the ranks machine by machine, or set shard.shard_size to a divisor of {}",
+        list_machines(nodes),
+        nodes.len()
+    )]
+    InterleavedNodes {
+        /// The strategy that asked.
+        strategy: Strategy,
+        /// Machine of each rank.
+        nodes: Vec<usize>,
+    },
+}
+
+/// Such as `machine 0: ranks 0-3; machine 1: ranks 4-5, 7`.
+fn list_machines(nodes: &[usize]) -> String {
+    let machines = nodes.iter().max().map_or(0, |last| last + 1);
+    let parts: Vec<_> = (0..machines)
+        .map(|machine| {
+            let of_machine = |rank: &usize| nodes[*rank] == machine;
+            let ranks: Vec<_> = (0..nodes.len()).filter(of_machine).collect();
+            let runs: Vec<_> = ranks
+                .chunk_by(|a, b| a + 1 == *b)
+                .map(|run| match run {
+                    [first, .., last] => format!("{first}-{last}"),
+                    run => run.iter().map(usize::to_string).collect(),
+                })
+                .collect();
+            let word = if ranks.len() == 1 { "rank" } else { "ranks" };
+            format!("machine {machine}: {word} {}", runs.join(", "))
+        })
+        .collect();
+    parts.join("; ")
 }
 
 /// Ranks as a matrix, `arange(world).view(replicate, shard)`: ranks of one row hold the shards of
@@ -128,6 +173,25 @@ impl Mesh {
             }
         };
         Ok(Mesh { replicate: world_size / shard, shard })
+    }
+
+    /// The size of a shard group when every machine is one, which keeps gathers inside machines:
+    /// the ranks of one machine. `nodes` has the machine of each rank, as
+    /// [`Communicator::nodes`](kiln_collectives::Communicator::nodes) numbers them.
+    ///
+    /// # Errors
+    ///
+    /// If machines differ in size, or their ranks are not consecutive.
+    pub fn shard_size_of_nodes(strategy: Strategy, nodes: &[usize]) -> Result<usize, MeshError> {
+        let size = nodes.iter().filter(|node| **node == nodes[0]).count();
+        let machines = nodes.iter().max().map_or(0, |last| last + 1);
+        if (0..machines).any(|node| nodes.iter().filter(|other| **other == node).count() != size) {
+            return Err(MeshError::UnevenNodes { strategy, nodes: nodes.to_vec() });
+        }
+        if nodes.chunks(size.max(1)).any(|group| group.iter().any(|node| *node != group[0])) {
+            return Err(MeshError::InterleavedNodes { strategy, nodes: nodes.to_vec() });
+        }
+        if size == 0 { Err(MeshError::Empty) } else { Ok(size) }
     }
 
     /// Ranks in total.

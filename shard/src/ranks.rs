@@ -1,4 +1,4 @@
-//! Ranks as threads of one process, each with its own compute pool.
+//! Ranks as threads of one process, or one rank as a process, each with its own compute pool.
 //!
 //! Gathers, matrix products and other ranks must not fight for one pool, so every rank computes in
 //! a pool of its own, and its communication thread and pool are counted as its memory.
@@ -103,15 +103,8 @@ where
                 let (body, failures) = (&body, &failures);
                 let communicator: Arc<dyn Communicator> = Arc::new(communicator);
                 scope.spawn(move || {
-                    let outcome = run_rank(rank, threads, communicator.clone(), body);
-                    outcome
-                        .map_err(|failure| {
-                            let message = failure.to_string();
-                            // Kept before the others are told, so that theirs come later.
-                            lock(failures).push((rank, failure));
-                            communicator.abort(&message);
-                        })
-                        .ok()
+                    let keep = |failure| lock(failures).push((rank, failure));
+                    live(rank, threads, communicator, body, keep)
                 })
             })
             .collect();
@@ -122,14 +115,61 @@ where
     if failures.is_empty() {
         return Ok(results.into_iter().flatten().collect());
     }
-    match failures.swap_remove(cause) {
-        (rank, Failure::Error(error)) => Err(RanksError::Failed { rank, error }),
-        (rank, Failure::Panic(message)) => Err(RanksError::Panicked { rank, message }),
-        (rank, Failure::Spawn(reason)) => Err(RanksError::Spawn { rank, reason }),
+    let (rank, failure) = failures.swap_remove(cause);
+    Err(failure.of_rank(rank))
+}
+
+/// Runs `body(communicator)` as the one rank of this process, with `threads` compute threads. When
+/// it fails, the other ranks are told, wherever they are.
+pub fn run_rank<T, E, F>(
+    communicator: Arc<dyn Communicator>,
+    threads: usize,
+    body: F,
+) -> Result<T, RanksError<E>>
+where
+    T: Send,
+    E: RankError,
+    F: Fn(Arc<dyn Communicator>) -> Result<T, E> + Sync,
+{
+    let rank = communicator.rank();
+    let mut failure = None;
+    // A thread of its own, so that the caller stays bound to the rank it was.
+    let lived = std::thread::scope(|scope| {
+        let keep = |cause| failure = Some(cause);
+        scope.spawn(|| live(rank, threads, communicator, &body, keep)).join()
+    });
+    match (lived, failure) {
+        (Ok(Some(result)), _) => Ok(result),
+        (Ok(None), Some(failure)) => Err(failure.of_rank(rank)),
+        (Ok(None), None) => unreachable!("invariant: a rank without a result keeps its failure"),
+        (Err(panic), _) => Err(RanksError::Panicked { rank, message: panic_message(&*panic) }),
     }
 }
 
-fn run_rank<T, E, F>(
+/// The life of one rank. If it fails, `keep` gets the cause, and then the other ranks are told, so
+/// that their failures come later.
+fn live<T, E, F>(
+    rank: usize,
+    threads: usize,
+    communicator: Arc<dyn Communicator>,
+    body: &F,
+    keep: impl FnOnce(Failure<E>),
+) -> Option<T>
+where
+    T: Send,
+    E: RankError,
+    F: Fn(Arc<dyn Communicator>) -> Result<T, E> + Sync,
+{
+    compute(rank, threads, communicator.clone(), body)
+        .map_err(|failure| {
+            let message = failure.to_string();
+            keep(failure);
+            communicator.abort(&message);
+        })
+        .ok()
+}
+
+fn compute<T, E, F>(
     rank: usize,
     threads: usize,
     communicator: Arc<dyn Communicator>,
@@ -161,6 +201,14 @@ fn panic_message(panic: &(dyn Any + Send)) -> String {
 impl<E: RankError> Failure<E> {
     fn is_consequence(&self) -> bool {
         matches!(self, Failure::Error(error) if error.is_consequence())
+    }
+
+    fn of_rank(self, rank: usize) -> RanksError<E> {
+        match self {
+            Failure::Error(error) => RanksError::Failed { rank, error },
+            Failure::Panic(message) => RanksError::Panicked { rank, message },
+            Failure::Spawn(reason) => RanksError::Spawn { rank, reason },
+        }
     }
 }
 

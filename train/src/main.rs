@@ -3,17 +3,22 @@
 use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use clap::{Args, Parser, Subcommand};
 use kiln::bench::StrategiesOptions;
 use kiln::data::{PrepareOptions, TokenizerSource};
 use kiln::doctor::{self, DoctorArgs};
+use kiln::fault::Fault;
 use kiln::launch::{self, LaunchArgs};
 use kiln::metrics::say;
 use kiln::place::{self, Role};
-use kiln::train::{Resume, RunOptions, TrainError};
-use kiln::{bench, config, generate, prepared, train};
+use kiln::train::{Resume, RunFolder, RunOptions, TrainError};
+use kiln::{bench, config, generate, inspect, prepared, train};
 use kiln_shard::memory::CountingAllocator;
+use signal_hook::consts::{SIGTERM, SIGUSR1};
+use signal_hook::flag;
 
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
@@ -22,6 +27,8 @@ static ALLOCATOR: CountingAllocator = CountingAllocator;
 const FAILED: u8 = 1;
 /// Exit code for wrong arguments or configuration.
 const USAGE: u8 = 2;
+/// Exit code of a run that was asked to stop a second time, as shells show the signal.
+const TERMINATED: i32 = 128 + SIGTERM;
 
 /// Trains decoder-only language models with fully sharded data parallelism.
 #[derive(Parser)]
@@ -51,6 +58,11 @@ enum Command {
         #[command(subcommand)]
         command: BenchCommand,
     },
+    /// Look at what a run has left behind.
+    Inspect {
+        #[command(subcommand)]
+        command: InspectCommand,
+    },
 }
 
 #[derive(Args)]
@@ -71,6 +83,9 @@ struct TrainArgs {
     resume: Option<String>,
     #[command(flatten)]
     place: place::Flags,
+    /// Fire drill: let one rank fail, once.
+    #[arg(long, value_name = "KIND@PHASE:STEP:RANK", hide = true)]
+    fault: Option<Fault>,
 }
 
 #[derive(Subcommand)]
@@ -133,6 +148,15 @@ enum BenchCommand {
     Strategies(StrategiesArgs),
 }
 
+#[derive(Subcommand)]
+enum InspectCommand {
+    /// Say who held up a run that failed, and what each rank was doing.
+    Flight {
+        /// Run folder, or its folder flight/.
+        folder: PathBuf,
+    },
+}
+
 #[derive(Args)]
 struct StrategiesArgs {
     /// Configuration whose model and batch to use [default: preset 10m].
@@ -172,6 +196,9 @@ fn main() -> ExitCode {
         Command::Data { command: DataCommand::Prepare(args) } => prepare(args).map(done),
         Command::Generate(args) => generate(args).map(done),
         Command::Bench { command: BenchCommand::Strategies(args) } => strategies(args).map(done),
+        Command::Inspect { command: InspectCommand::Flight { folder } } => {
+            inspect::flight(&folder).map(|text| say(&text)).map(done).map_err(TrainError::from)
+        }
     };
     match outcome {
         Ok(code) => ExitCode::from(code),
@@ -189,19 +216,36 @@ fn train(args: TrainArgs) -> Result<u8, TrainError> {
         Role::Rank(place) => Some(place),
         Role::Alone => None,
     };
-    let mut config = config::load(&args.config, &args.overrides)?;
-    if let Some(ranks) = args.ranks {
-        config.train.ranks = ranks;
-    }
+    let config = config::load(&args.config, &args.overrides)?;
     let options = RunOptions {
-        out: args.out.unwrap_or_else(|| train::default_out(&args.config, args.resume.is_some())),
+        out: args.out.map_or_else(|| RunFolder::of_config(&args.config), RunFolder::At),
         resume: args.resume.map(|resume| match resume.as_str() {
             "latest" => Resume::Latest,
             path => Resume::Path(path.into()),
         }),
+        ranks: args.ranks,
         place,
+        stop: stop_on_signals(),
+        fault: args.fault,
     };
-    train::run(config, &options).map(|_| 0)
+    let summary = train::run(config, &options)?;
+    Ok(if summary.preempted { launch::PREEMPTED } else { 0 })
+}
+
+/// Becomes true on SIGTERM or SIGUSR1. A second SIGTERM ends the process at once.
+fn stop_on_signals() -> Arc<AtomicBool> {
+    let (stop, terminated) = (Arc::default(), Arc::default());
+    let registered = [
+        // In this order, so that the first SIGTERM finds the flag unset.
+        flag::register_conditional_shutdown(SIGTERM, TERMINATED, Arc::clone(&terminated)),
+        flag::register(SIGTERM, terminated),
+        flag::register(SIGTERM, Arc::clone(&stop)),
+        flag::register(SIGUSR1, Arc::clone(&stop)),
+    ];
+    if let Some(error) = registered.into_iter().find_map(Result::err) {
+        tracing::warn!(%error, "signals end this run without a checkpoint");
+    }
+    stop
 }
 
 fn doctor(args: &DoctorArgs) -> u8 {

@@ -31,6 +31,17 @@ pub struct StepMetrics {
     pub step_s: f64,
 }
 
+/// One step whose update was left out.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct SkipMetrics {
+    /// Optimizer step, from 1.
+    pub step: u64,
+    /// Steps without an update since the start of the run, this one included.
+    pub skipped: u64,
+    /// The first parameter whose gradient is not a number; `None` if only the loss is none.
+    pub parameter: Option<String>,
+}
+
 /// One evaluation.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct EvalMetrics {
@@ -89,6 +100,16 @@ impl Reporter {
                 clock(left)
             ));
         }
+        self.record(metrics)
+    }
+
+    /// Reports a step without an update, always.
+    pub fn skip(&mut self, metrics: &SkipMetrics, why: &str) -> io::Result<()> {
+        let SkipMetrics { step, skipped, .. } = metrics;
+        self.line(&format!(
+            "step {step:>5}/{} | {why}: the update was left out ({skipped} so far)",
+            self.steps
+        ));
         self.record(metrics)
     }
 

@@ -59,6 +59,11 @@ impl Checkpoint {
         Checkpoint::open(&folder)
     }
 
+    /// Whether the run in `out` has a complete checkpoint.
+    pub fn is_in(out: &Path) -> bool {
+        newest(&super::folder_of_run(out)).is_some()
+    }
+
     /// Where the run stood.
     pub fn state(&self) -> &CheckpointState {
         &self.state
@@ -125,7 +130,8 @@ impl Checkpoint {
 
     /// Loads this rank's part of the optimizer's moments.
     pub fn load_optimizer(&self, engine: &Engine) -> Result<(), CheckpointError> {
-        if self.state.step == 0 {
+        // Before the first update there are none.
+        if self.state.step == self.state.skipped {
             return Ok(());
         }
         let kinds = [(FIRST_MOMENT, Kind::FirstMoment), (SECOND_MOMENT, Kind::SecondMoment)];

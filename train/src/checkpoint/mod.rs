@@ -47,6 +47,9 @@ pub struct CheckpointState {
     pub format_version: u64,
     /// Optimizer steps done.
     pub step: u64,
+    /// Those of them whose update was left out, because a gradient was not a number.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub skipped: u64,
     /// Position in the global order of samples of the first sample that has not been trained on.
     pub next_sample: u64,
     /// Tokens trained on.
@@ -57,6 +60,10 @@ pub struct CheckpointState {
     pub units: usize,
     /// Checksum of the training data, to notice when a run goes on with other data.
     pub data_sha256: Option<String>,
+}
+
+fn is_zero(count: &u64) -> bool {
+    *count == 0
 }
 
 /// What can go wrong with checkpoints.

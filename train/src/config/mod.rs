@@ -10,7 +10,7 @@ mod validate;
 
 pub use load::{ConfigError, load};
 pub use schema::{
-    Backend, CheckpointSection, CommSection, Config, DataSection, DeviceSection, EvalSection,
-    InitSection, LogSection, ModelSection, OptimSection, Precision, PrecisionSection,
-    SampleSection, Schedule, ShardSection, TrainSection,
+    Backend, CheckpointSection, CommBackend, CommSection, Config, DataSection, DeviceSection,
+    EvalSection, InitSection, LogSection, ModelSection, NonFinite, OptimSection, Precision,
+    PrecisionSection, SampleSection, Schedule, ShardSection, TrainSection,
 };

@@ -1,6 +1,7 @@
 //! Sections and keys of a configuration file.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use kiln_collectives::DType;
 use kiln_model::{FeedForwardKind, ModelConfig};
@@ -180,6 +181,19 @@ impl Default for DataSection {
     }
 }
 
+/// What happens to a step whose loss or gradient is NaN or infinite.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum NonFinite {
+    /// The run fails; the weights are those of the step before.
+    #[default]
+    Abort,
+    /// The update is left out on all ranks: weights and moments stay as they are, and AdamW's bias
+    /// correction does not count it. The step itself counts: the data and the learning rate go on.
+    /// The run fails when [`MAX_SKIPPED`](crate::train::MAX_SKIPPED) steps in a row come to that.
+    Skip,
+}
+
 /// `[train]`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -192,10 +206,13 @@ pub struct TrainSection {
     pub micro_batch: usize,
     /// Seed of initial weights, data order and dropout.
     pub seed: u64,
-    /// Ranks, as threads of this process; `--ranks` overrides it.
+    /// Ranks, as threads of this process; `--ranks` overrides it. Where a launcher starts a process
+    /// per rank, their number is what counts, and it is what ends up here.
     pub ranks: usize,
     /// Parameters whose names start with one of these are not trained, as in `layers.0.`.
     pub freeze: Vec<String>,
+    /// What happens when a loss or a gradient is not a number.
+    pub nonfinite: NonFinite,
 }
 
 impl Default for TrainSection {
@@ -207,6 +224,7 @@ impl Default for TrainSection {
             seed: 0,
             ranks: 1,
             freeze: Vec::new(),
+            nonfinite: NonFinite::default(),
         }
     }
 }
@@ -323,7 +341,7 @@ pub enum Backend {
 pub struct DeviceSection {
     /// Where tensors live.
     pub backend: Backend,
-    /// Compute threads of all ranks together; the machine's cores if left out.
+    /// Compute threads of all ranks of one machine together; its cores if left out.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub threads: Option<usize>,
     /// Peak of the device in TFLOP/s that `mfu` is measured against; measured with a matrix
@@ -362,17 +380,39 @@ pub struct PrecisionSection {
     pub reduce: Precision,
 }
 
+/// How ranks talk to each other.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CommBackend {
+    /// `local` for ranks that are threads, `tcp` for ranks that are processes.
+    #[default]
+    Auto,
+    /// Ranks are threads of this process.
+    Local,
+    /// Every rank is a process that a launcher has started.
+    Tcp,
+}
+
 /// `[comm]`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct CommSection {
+    /// How ranks talk to each other.
+    pub backend: CommBackend,
     /// Seconds to wait for the other ranks in one collective.
     pub timeout_s: f64,
 }
 
 impl Default for CommSection {
     fn default() -> Self {
-        CommSection { timeout_s: 600.0 }
+        CommSection { backend: CommBackend::Auto, timeout_s: 600.0 }
+    }
+}
+
+impl CommSection {
+    /// How long to wait for the other ranks in one collective.
+    pub fn timeout(&self) -> Duration {
+        Duration::try_from_secs_f64(self.timeout_s).unwrap_or(Duration::MAX)
     }
 }
 

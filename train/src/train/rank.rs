@@ -1,6 +1,8 @@
 //! What one rank does from the first to the last step.
 
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use burn::tensor::Device;
@@ -11,14 +13,17 @@ use kiln_model::{Context, Key, ModelConfig};
 use kiln_shard::optimizer::clip_factor;
 use kiln_shard::{EngineBuilder, memory};
 
-use super::{Plan, Summary, TrainError, evaluate, policy};
+use super::error::in_gradient;
+use super::{MAX_SKIPPED, Plan, Summary, TrainError, evaluate, policy};
 use crate::checkpoint::{
     Checkpoint, CheckpointState, CheckpointWriter, FORMAT_VERSION, SaveContext,
 };
-use crate::data::{BatchSource, Split, TokenFile, slice_for};
+use crate::config::NonFinite;
+use crate::data::{Batch, BatchSource, Split, TokenFile, slice_for};
 use crate::device;
+use crate::fault::Drill;
 use crate::generate::{self, Sampling};
-use crate::metrics::{EvalMetrics, Reporter, StepMetrics, say};
+use crate::metrics::{EvalMetrics, Reporter, SkipMetrics, StepMetrics, say};
 use crate::schedule::learning_rate;
 use crate::sharded::ShardedDecoder;
 
@@ -38,17 +43,47 @@ struct Rank<'a, B> {
     step: u64,
     next_sample: u64,
     tokens: u64,
+    /// Steps whose update was left out, in total and in a row up to now.
+    skipped: u64,
+    skipped_in_a_row: u64,
     flops_per_token: f64,
+    drill: Option<Arc<Drill>>,
     started: Instant,
+}
+
+/// What a step has come to.
+struct Step {
+    metrics: StepMetrics,
+    /// Set if the update was left out.
+    skipped: Option<Skipped>,
+    /// Whether some rank has been asked to stop.
+    stop: bool,
+}
+
+/// Why an update was left out.
+struct Skipped {
+    /// Loss or gradient norm.
+    what: &'static str,
+    value: f64,
+    /// The first parameter with such a gradient.
+    parameter: Option<String>,
+}
+
+/// What the ranks tell each other after every step.
+struct Together {
+    loss: f64,
+    peak_bytes: u64,
+    stop: bool,
 }
 
 /// Runs one rank of `plan`.
 pub(super) fn run<B: Layer>(
     plan: &Plan,
     world: Arc<dyn Communicator>,
+    drill: Option<Arc<Drill>>,
     make_decoder: &MakeDecoder<'_, B>,
 ) -> Result<Summary, TrainError> {
-    let rank = Rank::start(plan, world, make_decoder)?;
+    let rank = Rank::start(plan, world, drill, make_decoder)?;
     let reporter = match rank.rank {
         0 => {
             let path = plan.out.join("metrics.jsonl");
@@ -65,9 +100,11 @@ impl<'a, B: Layer> Rank<'a, B> {
     fn start(
         plan: &'a Plan,
         world: Arc<dyn Communicator>,
+        drill: Option<Arc<Drill>>,
         make_decoder: &MakeDecoder<'_, B>,
     ) -> Result<Self, TrainError> {
         let started = Instant::now();
+        world.recorder().set_activity("start");
         let Plan { config, model, .. } = plan;
         let (rank, ranks) = (world.rank(), world.world_size());
         let data = |split, shuffle| {
@@ -82,12 +119,13 @@ impl<'a, B: Layer> Rank<'a, B> {
             .freeze(move |name| freeze.iter().any(|prefix| name.starts_with(prefix.as_str())));
         let decoder = make_decoder(model, plan.key().fork("init"), &device);
         let model = ShardedDecoder::new(decoder, builder)?;
-        let (mut step, mut next_sample, mut tokens) = (0, 0, 0);
+        let (mut step, mut next_sample, mut tokens, mut skipped) = (0, 0, 0, 0);
         if let Some(checkpoint) = &plan.resume {
             checkpoint.load_weights(model.engine())?;
             checkpoint.load_optimizer(model.engine())?;
             let state = checkpoint.state();
             (step, next_sample, tokens) = (state.step, state.next_sample, state.tokens);
+            skipped = state.skipped;
         } else if !config.init.from.as_os_str().is_empty() {
             Checkpoint::open(&config.init.from)?.load_weights(model.engine())?;
         }
@@ -104,16 +142,18 @@ impl<'a, B: Layer> Rank<'a, B> {
             step,
             next_sample,
             tokens,
+            skipped,
+            skipped_in_a_row: 0,
             flops_per_token,
+            drill,
             started,
         })
     }
 
     /// Says what is about to happen.
     fn introduce(&self) {
-        let Plan { config, model, data, .. } = self.plan;
+        let Plan { config, model, data, threads, .. } = self.plan;
         let engine = self.model.engine();
-        let threads = device::threads_per_rank(&config.device, self.ranks);
         let train = &config.train;
         say(&format!(
             "model: {:.2}M parameters, vocabulary {}, d_model {}, {} layers, {} heads / {} kv, d_ff {}{}",
@@ -164,12 +204,15 @@ impl<'a, B: Layer> Rank<'a, B> {
         let path = self.plan.out.join("metrics.jsonl");
         let (mut loss, mut val_loss, mut checkpoint) = (None, None, None);
         while self.step < steps {
-            let metrics = self.train_step()?;
-            loss = Some(metrics.loss);
+            let step = self.train_step()?;
+            loss = Some(step.metrics.loss);
             let last = self.step == steps;
             if let Some(reporter) = &mut reporter {
-                let log = last || self.step.is_multiple_of(config.log.every) || self.step == 1;
-                reporter.step(&metrics, log).map_err(TrainError::io("write", &path))?;
+                self.report(reporter, &step, last).map_err(TrainError::io("write", &path))?;
+            }
+            if step.stop && !last {
+                // Whoever asked may not give us the time for more than that.
+                return self.stop(reporter.as_ref(), loss);
             }
             if last || due(self.step, config.eval.every) {
                 val_loss = Some(self.evaluate(reporter.as_mut())?);
@@ -187,15 +230,31 @@ impl<'a, B: Layer> Rank<'a, B> {
         let checkpoint = checkpoint
             .or_else(|| self.plan.resume.as_ref().map(|resumed| resumed.folder().to_owned()))
             .unwrap_or_else(|| self.plan.checkpoints());
-        let summary = Summary { steps: self.step, loss, val_loss, checkpoint, sample };
         if let Some(reporter) = &reporter {
-            self.conclude(reporter, &summary);
+            self.conclude(reporter, val_loss, &checkpoint, sample.as_deref());
         }
-        Ok(summary)
+        let (steps, val_loss, preempted) = (self.step, Some(val_loss), false);
+        Ok(Summary { steps, loss, val_loss, checkpoint, sample, preempted })
+    }
+
+    /// Saves a checkpoint and ends the run before its end.
+    fn stop(&self, reporter: Option<&Reporter>, loss: Option<f64>) -> Result<Summary, TrainError> {
+        let checkpoint = self.save()?;
+        if let Some(reporter) = reporter {
+            reporter.finish();
+            say(&format!(
+                "stopped as asked: {} of {} steps, checkpoint {}; go on with --resume latest",
+                self.step,
+                self.plan.config.train.steps,
+                checkpoint.display()
+            ));
+        }
+        let (steps, val_loss, sample, preempted) = (self.step, None, None, true);
+        Ok(Summary { steps, loss, val_loss, checkpoint, sample, preempted })
     }
 
     /// One optimizer step.
-    fn train_step(&mut self) -> Result<StepMetrics, TrainError> {
+    fn train_step(&mut self) -> Result<Step, TrainError> {
         let start = Instant::now();
         let Plan { config, model, .. } = self.plan;
         let engine = self.model.engine();
@@ -205,7 +264,7 @@ impl<'a, B: Layer> Rank<'a, B> {
         let step = self.step + 1;
         let dropout = self.plan.key().fork("dropout");
 
-        engine.begin_step();
+        self.begin_step(step);
         let mut loss_sum = 0.0;
         for index in 0..self.micro_batches() {
             let offset = slice_for(
@@ -217,7 +276,8 @@ impl<'a, B: Layer> Rank<'a, B> {
                 micro_batch as u64,
             );
             let first = self.next_sample + offset;
-            let batch = self.train.fetch(first, micro_batch)?;
+            let batch = self.fetch(first)?;
+            engine.set_activity("forward");
             let inputs = device::tokens(batch.inputs, micro_batch, batch.seq_len, &training);
             let targets = device::tokens(batch.targets, micro_batch, batch.seq_len, &training);
             let context = Context::training(dropout, first, model.dropout);
@@ -225,21 +285,27 @@ impl<'a, B: Layer> Rank<'a, B> {
             let loss = decoder::loss(&pass, inputs, targets, 1.0 / tokens as f64, &context);
             engine.check()?;
             loss_sum += f64::from(loss.clone().into_scalar::<f32>());
+            engine.set_activity("backward");
             engine.backward(loss, index + 1 == self.micro_batches())?;
         }
-        let (loss, peak_bytes) = self.over_ranks(loss_sum)?;
+        engine.set_activity("optimizer");
+        let Together { loss, peak_bytes, stop } = self.over_ranks(loss_sum)?;
         let grad_norm = engine.grad_norm()?;
-        self.check_finite(step, loss, grad_norm)?;
         let lr = learning_rate(&config.optim, step, config.train.steps);
-        let clip = clip_factor(grad_norm, config.optim.grad_clip);
-        engine.step(&config.optim.adamw(), step, lr, clip)?;
+        let skipped = self.check_finite(step, loss, grad_norm)?;
+        if skipped.is_none() {
+            let clip = clip_factor(grad_norm, config.optim.grad_clip);
+            engine.step(&config.optim.adamw(), step - self.skipped, lr, clip)?;
+        }
 
+        self.skipped += u64::from(skipped.is_some());
+        self.skipped_in_a_row = if skipped.is_some() { self.skipped_in_a_row + 1 } else { 0 };
         self.step = step;
         self.next_sample += global_batch as u64;
         self.tokens += tokens;
         let step_s = start.elapsed().as_secs_f64();
         let tokens_per_s = tokens as f64 / step_s;
-        Ok(StepMetrics {
+        let metrics = StepMetrics {
             step,
             loss,
             grad_norm,
@@ -249,30 +315,75 @@ impl<'a, B: Layer> Rank<'a, B> {
             mfu: tokens_per_s * self.flops_per_token / self.plan.peak_flops.max(1.0),
             peak_bytes,
             step_s,
-        })
+        };
+        Ok(Step { metrics, skipped, stop })
     }
 
-    /// The loss summed, and the peak of memory maximised, over ranks, in one reduction.
-    fn over_ranks(&self, loss: f64) -> Result<(f64, u64), TrainError> {
-        let mut values = vec![0.0; 1 + self.ranks];
+    fn begin_step(&self, step: u64) {
+        if let Some(drill) = &self.drill {
+            drill.begin_step(step);
+        }
+        self.model.engine().begin_step();
+    }
+
+    /// The micro-batch that starts at sample `first` of the global order.
+    fn fetch(&self, first: u64) -> Result<Batch, TrainError> {
+        self.model.engine().set_activity("data loading");
+        if let Some(drill) = &self.drill {
+            drill.data_loading()?;
+        }
+        Ok(self.train.fetch(first, self.plan.config.train.micro_batch)?)
+    }
+
+    /// The loss summed, the peak of memory maximised, and whether anyone is to stop, in one
+    /// reduction over the ranks.
+    fn over_ranks(&self, loss: f64) -> Result<Together, TrainError> {
+        let mut values = vec![0.0; 2 + self.ranks];
         values[0] = loss;
-        values[1 + self.rank] = memory::peak_bytes(self.rank) as f64;
+        values[1] = f64::from(u8::from(self.plan.stop.load(Ordering::Relaxed)));
+        values[2 + self.rank] = memory::peak_bytes(self.rank) as f64;
         let sums = self.model.engine().sum_over_ranks("loss", &values)?;
-        let peak = sums[1..].iter().copied().fold(0.0, f64::max);
-        Ok((sums[0], peak as u64))
+        let peak = sums[2..].iter().copied().fold(0.0, f64::max);
+        Ok(Together { loss: sums[0], peak_bytes: peak as u64, stop: sums[1] > 0.0 })
     }
 
-    /// Loss and norm are the same on every rank, so all ranks stop together.
-    fn check_finite(&self, step: u64, loss: f64, grad_norm: f64) -> Result<(), TrainError> {
+    /// Whether the update is to be left out. Loss and norm are the same on every rank, so all ranks
+    /// leave it out, or stop, together.
+    fn check_finite(
+        &self,
+        step: u64,
+        loss: f64,
+        grad_norm: f64,
+    ) -> Result<Option<Skipped>, TrainError> {
         let bad = [("the loss", loss), ("the gradient norm", grad_norm)];
         let Some((what, value)) = bad.into_iter().find(|(_, value)| !value.is_finite()) else {
-            return Ok(());
+            return Ok(None);
         };
         let parameter = self.model.engine().first_non_finite_gradient()?;
-        Err(TrainError::NonFinite { step, what, value, parameter })
+        match self.plan.config.train.nonfinite {
+            NonFinite::Abort => Err(TrainError::NonFinite { step, what, value, parameter }),
+            NonFinite::Skip if self.skipped_in_a_row + 1 >= MAX_SKIPPED => {
+                Err(TrainError::TooManySkipped { step, what, value, parameter })
+            }
+            NonFinite::Skip => Ok(Some(Skipped { what, value, parameter })),
+        }
+    }
+
+    fn report(&self, reporter: &mut Reporter, step: &Step, last: bool) -> std::io::Result<()> {
+        let Step { metrics, skipped, .. } = step;
+        if let Some(Skipped { what, value, parameter }) = skipped {
+            let (step, skipped) = (metrics.step, self.skipped);
+            let why = format!("{what} is {value}{}", in_gradient(parameter));
+            let metrics = SkipMetrics { step, skipped, parameter: parameter.clone() };
+            return reporter.skip(&metrics, &why);
+        }
+        let every = self.plan.config.log.every;
+        let log = last || self.step.is_multiple_of(every) || self.step == 1;
+        reporter.step(metrics, log)
     }
 
     fn evaluate(&self, reporter: Option<&mut Reporter>) -> Result<f64, TrainError> {
+        self.model.engine().set_activity("evaluation");
         let section = &self.plan.config.eval;
         let rows = self.plan.config.train.micro_batch;
         let (val_loss, val_tokens) =
@@ -285,12 +396,14 @@ impl<'a, B: Layer> Rank<'a, B> {
         Ok(val_loss)
     }
 
-    fn save(&self) -> Result<std::path::PathBuf, TrainError> {
+    fn save(&self) -> Result<PathBuf, TrainError> {
         let Plan { config, config_text, model, data, .. } = self.plan;
         let engine = self.model.engine();
+        engine.set_activity("checkpoint");
         let state = CheckpointState {
             format_version: FORMAT_VERSION,
             step: self.step,
+            skipped: self.skipped,
             next_sample: self.next_sample,
             tokens: self.tokens,
             model: model.clone(),
@@ -309,6 +422,7 @@ impl<'a, B: Layer> Rank<'a, B> {
         if section.prompt.is_empty() {
             return Ok(None);
         }
+        self.model.engine().set_activity("sampling");
         let sampling = Sampling {
             max_tokens: section.max_tokens,
             temperature: section.temperature,
@@ -324,19 +438,25 @@ impl<'a, B: Layer> Rank<'a, B> {
         Ok(Some(text))
     }
 
-    fn conclude(&self, reporter: &Reporter, summary: &Summary) {
+    fn conclude(
+        &self,
+        reporter: &Reporter,
+        val_loss: f64,
+        checkpoint: &Path,
+        sample: Option<&str>,
+    ) {
         reporter.finish();
         let unigram = self.plan.data.unigram_entropy.map_or_else(String::new, |unigram| {
             format!(" (unigram entropy {:.4})", unigram.validation)
         });
         say(&format!(
             "done: {} steps, validation loss {:.4}{unigram}, {:.1} s, checkpoint {}",
-            summary.steps,
-            summary.val_loss,
+            self.step,
+            val_loss,
             self.started.elapsed().as_secs_f64(),
-            summary.checkpoint.display()
+            checkpoint.display()
         ));
-        if let Some(sample) = &summary.sample {
+        if let Some(sample) = sample {
             say(&format!("sample: {sample}"));
         }
     }

@@ -65,7 +65,7 @@ fn train(
     ];
     let config = workspace.config("extension.toml", &[&common, changes].concat());
     let options = RunOptions {
-        out: workspace.path(out),
+        out: workspace.path(out).into(),
         resume: resume.map(|path| Resume::Path(workspace.path(path))),
         ..RunOptions::default()
     };

@@ -6,10 +6,12 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 use kiln::config::Config;
 use kiln::data::Tokenizer;
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value as Json;
 use tempfile::TempDir;
 use toml::{Table, Value};
@@ -142,12 +144,36 @@ impl Workspace {
 
     /// Runs `kiln`.
     pub fn kiln(&self, arguments: &[&str]) -> Ended {
-        let output = Command::new(env!("CARGO_BIN_EXE_kiln"))
+        self.end(self.start(arguments))
+    }
+
+    /// Starts `kiln`.
+    pub fn start(&self, arguments: &[&str]) -> Child {
+        Command::new(env!("CARGO_BIN_EXE_kiln"))
             .args(arguments)
             .current_dir(self.folder.path())
             .env_remove("KILN_LOG")
-            .output()
-            .expect("the binary starts");
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("the binary starts")
+    }
+
+    /// Waits until the run in `out` has logged `steps` steps.
+    pub fn wait_for_steps(&self, out: &str, steps: usize) {
+        let logged = || {
+            let text = fs::read_to_string(self.path(out).join("metrics.jsonl")).unwrap_or_default();
+            text.lines().filter(|line| line.contains("\"loss\"")).count()
+        };
+        while logged() < steps {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Waits for the end of what [`Workspace::start`] has started.
+    pub fn end(&self, child: Child) -> Ended {
+        let output = child.wait_with_output().expect("it ends");
         // As a user who passed a path of the folder would see it, on every machine.
         let folder = format!("{}/", self.folder.path().display());
         let text = |bytes| String::from_utf8(bytes).expect("UTF-8").replace(&folder, "");
@@ -238,6 +264,12 @@ impl Workspace {
         let removed = if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) };
         removed.expect("something to remove");
     }
+}
+
+/// Sends a signal to a child.
+pub fn signal(child: &Child, signal: Signal) {
+    let id = Pid::from_raw(child.id().cast_signed()).expect("a process id");
+    kill_process(id, signal).expect("it is there");
 }
 
 /// Sorted names in a folder.

@@ -3,14 +3,15 @@
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use burn::module::Module;
 use burn::tensor::{Device, Tensor};
-use kiln_collectives::Communicator;
+use kiln_collectives::{Communicator, Label, LocalGroup, Phase};
 use kiln_model::ModelConfig;
 use kiln_model::decoder::Decoder;
 use kiln_model::layers::{Block, Context, Layer};
-use kiln_shard::ranks::{RankError, RanksError};
+use kiln_shard::ranks::{RankError, RanksError, run_rank};
 use kiln_shard::{Recompute, Reshard, ShardError, Strategy};
 
 use crate::reference;
@@ -215,5 +216,39 @@ fn ranks_with_another_plan_are_named_on_every_rank() {
             }
         });
         assert_eq!(mismatches, [[2], [2], [2]], "{}", other.name());
+    }
+}
+
+/// A rank with a process of its own has its own error only; the others hear of it at once.
+#[test]
+fn a_rank_on_its_own_tells_the_others_why_it_ends() {
+    type End = fn() -> Result<(), TestError>;
+    let ends: [(&str, End); 2] = [
+        ("lost", || Err(TestError::Own("lost".to_owned()))),
+        ("panicked: lost", || panic!("lost")),
+    ];
+    for (reason, end) in ends {
+        let mut worlds = LocalGroup::new(2).into_iter();
+        let mut next = || Arc::new(worlds.next().expect("two ranks"));
+        let (first, second) = (next(), next());
+        let waits = std::thread::spawn(move || {
+            run_rank(first, 1, |world| {
+                let work = world.barrier(Label::new("end", Phase::Other));
+                let error = work.wait(Duration::from_secs(600)).expect_err("the other one is gone");
+                Err::<(), _>(TestError::Shard(error.into()))
+            })
+        });
+        let failed = run_rank(second, 1, |_| end()).expect_err("it failed");
+        assert_eq!(
+            failed.to_string(),
+            format!("rank 1 {reason}").replace("rank 1 lost", "rank 1: lost")
+        );
+        match waits.join().expect("no panic") {
+            Err(RanksError::Failed { rank: 0, error }) => {
+                assert!(error.is_consequence(), "{error}");
+                assert!(error.to_string().contains(reason), "{error}");
+            }
+            other => panic!("{other:?}"),
+        }
     }
 }

@@ -3,7 +3,7 @@
 use burn::tensor::Device;
 use kiln_model::Key;
 use kiln_model::decoder::Decoder;
-use kiln_shard::{EngineBuilder, Kind, MeshError, Recompute, ShardError, Strategy};
+use kiln_shard::{EngineBuilder, Kind, Mesh, MeshError, Recompute, ShardError, Strategy};
 
 use crate::reference;
 use crate::support::{Rank, Run, assert_close, assert_values_close};
@@ -82,7 +82,7 @@ fn replicas_start_from_the_values_of_the_first() {
     ] {
         let run = Run { shard_size, ..Run::new(strategy, 4) }.recompute(Recompute::Block);
         let seeded = run.on_ranks(|world| {
-            let mesh = kiln_shard::Mesh::new(strategy, 4, shard_size)?;
+            let mesh = Mesh::new(strategy, 4, shard_size)?;
             let seed = 1 + mesh.replicate_index(world.rank()) as u64;
             let decoder = Decoder::new(&run.model, Key::new(seed), &Device::flex());
             let rank = Rank::with_decoder(&run, world, decoder)?;
@@ -95,4 +95,22 @@ fn replicas_start_from_the_values_of_the_first() {
         assert_values_close(&run.name(), &trace.weights, &reference::standard(false).weights);
         assert_close(&run.name(), &trace, reference::standard(false));
     }
+}
+
+#[test]
+fn machines_are_groups_if_they_are_alike_and_their_ranks_consecutive() {
+    let size = |nodes: &[usize]| Mesh::shard_size_of_nodes(Strategy::HybridShard, nodes);
+    assert_eq!(size(&[0, 0, 1, 1]), Ok(2));
+    assert_eq!(size(&[0, 0, 0]), Ok(3));
+    assert_eq!(size(&[0, 1, 2]), Ok(1));
+    assert_eq!(size(&[]), Err(MeshError::Empty));
+    let error = size(&[0, 0, 1, 1, 1, 2]).expect_err("they differ").to_string();
+    assert!(
+        error.contains("(machine 0: ranks 0-1; machine 1: ranks 2-4; machine 2: rank 5)"),
+        "{error}"
+    );
+    assert!(error.starts_with("HYBRID_SHARD") && error.contains("a divisor of 6"), "{error}");
+    let error = size(&[0, 1, 0, 1]).expect_err("they are mixed").to_string();
+    assert!(error.contains("(machine 0: ranks 0, 2; machine 1: ranks 1, 3)"), "{error}");
+    assert!(error.contains("not consecutive"), "{error}");
 }

@@ -1,0 +1,156 @@
+//! A communicator that misbehaves once.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use kiln_collectives::{
+    Buffer, CommError, Communicator, DType, Flight, Label, Phase, Recorder, Work,
+};
+
+use super::{Changeable, Drill, FaultKind};
+
+/// A rank's communicator, or that of a group split from it, with a [`Drill`] in between.
+pub struct Faulty {
+    inner: Arc<dyn Communicator>,
+    drill: Arc<Drill>,
+}
+
+impl Faulty {
+    pub(super) fn new(inner: Arc<dyn Communicator>, drill: Arc<Drill>) -> Self {
+        Faulty { inner, drill }
+    }
+}
+
+/// An empty result, as of a barrier.
+fn nothing() -> Buffer {
+    Buffer::zeros(DType::U8, 0)
+}
+
+/// A copy whose first element is NaN: so is a float of any width with all bits set.
+fn poisoned(buffer: &Buffer) -> Buffer {
+    let mut copy = buffer.clone();
+    let width = copy.dtype().size();
+    copy.as_bytes_mut().iter_mut().take(width).for_each(|byte| *byte = 0xFF);
+    copy
+}
+
+impl Communicator for Faulty {
+    fn rank(&self) -> usize {
+        self.inner.rank()
+    }
+
+    fn world_size(&self) -> usize {
+        self.inner.world_size()
+    }
+
+    fn name(&self) -> &str {
+        self.inner.name()
+    }
+
+    fn backend(&self) -> &'static str {
+        self.inner.backend()
+    }
+
+    fn all_gather(&self, label: Label, input: Arc<Buffer>, output: Buffer) -> Work {
+        let (dtype, len) = (input.dtype(), input.len() + 1);
+        match self.drill.calling(&label, Changeable::Call) {
+            Some(FaultKind::Skip) => Work::ready(Ok(output)),
+            Some(FaultKind::Size) => self.inner.all_gather(
+                label,
+                Arc::new(Buffer::zeros(dtype, len)),
+                Buffer::zeros(dtype, len * self.world_size()),
+            ),
+            Some(FaultKind::Error) => {
+                let output = Buffer::zeros(dtype, output.len() + 1);
+                self.inner.all_gather(label, input, output)
+            }
+            _ => self.inner.all_gather(label, input, output),
+        }
+    }
+
+    fn reduce_scatter(&self, label: Label, input: Arc<Buffer>, output: Buffer) -> Work {
+        let (dtype, len) = (output.dtype(), output.len() + 1);
+        match self.drill.calling(&label, Changeable::Sum) {
+            Some(FaultKind::Skip) => Work::ready(Ok(output)),
+            Some(FaultKind::Size) => self.inner.reduce_scatter(
+                label,
+                Arc::new(Buffer::zeros(dtype, len * self.world_size())),
+                Buffer::zeros(dtype, len),
+            ),
+            Some(FaultKind::Error) => {
+                self.inner.reduce_scatter(label, input, Buffer::zeros(dtype, len))
+            }
+            Some(FaultKind::Nan) => {
+                self.inner.reduce_scatter(label, Arc::new(poisoned(&input)), output)
+            }
+            _ => self.inner.reduce_scatter(label, input, output),
+        }
+    }
+
+    fn all_reduce(&self, label: Label, buffer: Buffer) -> Work {
+        match self.drill.calling(&label, Changeable::Sum) {
+            Some(FaultKind::Skip) => Work::ready(Ok(buffer)),
+            Some(FaultKind::Size) => {
+                self.inner.all_reduce(label, Buffer::zeros(buffer.dtype(), buffer.len() + 1))
+            }
+            // Bytes have no sum.
+            Some(FaultKind::Error) => self.inner.all_reduce(label, nothing()),
+            Some(FaultKind::Nan) => self.inner.all_reduce(label, poisoned(&buffer)),
+            _ => self.inner.all_reduce(label, buffer),
+        }
+    }
+
+    fn broadcast(&self, label: Label, buffer: Buffer, root: usize) -> Work {
+        match self.drill.calling(&label, Changeable::Call) {
+            Some(FaultKind::Skip) => Work::ready(Ok(buffer)),
+            Some(FaultKind::Size) => {
+                let larger = Buffer::zeros(buffer.dtype(), buffer.len() + 1);
+                self.inner.broadcast(label, larger, root)
+            }
+            Some(FaultKind::Error) => self.inner.broadcast(label, buffer, self.world_size()),
+            _ => self.inner.broadcast(label, buffer, root),
+        }
+    }
+
+    fn barrier(&self, label: Label) -> Work {
+        match self.drill.calling(&label, Changeable::Call) {
+            Some(FaultKind::Skip) => Work::ready(Ok(nothing())),
+            // A barrier has neither a count nor arguments; another operation is as wrong.
+            Some(FaultKind::Size) => self.inner.all_reduce(label, Buffer::zeros(DType::F32, 1)),
+            Some(FaultKind::Error) => self.inner.all_reduce(label, nothing()),
+            _ => self.inner.barrier(label),
+        }
+    }
+
+    fn split_within(
+        &self,
+        name: &str,
+        color: Option<u32>,
+        key: i64,
+        timeout: Duration,
+    ) -> Result<Option<Arc<dyn Communicator>>, CommError> {
+        // What changes a call waits for one that has a result to stand in for.
+        let label = Label::new(name, Phase::Init);
+        let _ = self.drill.calling(&label, Changeable::Nothing);
+        let group = self.inner.split_within(name, color, key, timeout)?;
+        Ok(group.map(|inner| {
+            Arc::new(Faulty { inner, drill: self.drill.clone() }) as Arc<dyn Communicator>
+        }))
+    }
+
+    fn abort(&self, reason: &str) {
+        self.inner.abort(reason);
+    }
+
+    fn nodes(&self) -> Vec<usize> {
+        self.inner.nodes()
+    }
+
+    fn flight(&self) -> Flight {
+        self.inner.flight()
+    }
+
+    fn recorder(&self) -> &Arc<Recorder> {
+        self.inner.recorder()
+    }
+}

@@ -1,0 +1,76 @@
+//! What a rank leaves behind when its run fails: its flight recorder, as a file.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use kiln_collectives::Communicator;
+
+use crate::metrics::write_beside;
+use crate::train::TrainError;
+
+/// Folder of the flight recorders inside a run folder.
+const FLIGHT: &str = "flight";
+
+/// Folder of the flight recorders of the run in `out`.
+pub fn folder_of_run(out: &Path) -> PathBuf {
+    out.join(FLIGHT)
+}
+
+/// Name of the file of `rank`.
+pub(crate) fn file_of_rank(rank: usize) -> String {
+    format!("rank_{rank}.json")
+}
+
+/// The rank that a file belongs to by its name.
+pub(crate) fn rank_of_file(name: &str) -> Option<usize> {
+    name.strip_prefix("rank_")?.strip_suffix(".json")?.parse().ok()
+}
+
+/// Writes a rank's flight recorder to the run folder unless the rank gets through, also when it
+/// panics.
+pub(crate) struct FlightGuard {
+    out: PathBuf,
+    world: Arc<dyn Communicator>,
+    landed: bool,
+}
+
+impl FlightGuard {
+    pub(crate) fn new(out: &Path, world: Arc<dyn Communicator>) -> Self {
+        FlightGuard { out: out.to_owned(), world, landed: false }
+    }
+
+    /// Runs the rank.
+    pub(crate) fn watch<T>(
+        mut self,
+        run: impl FnOnce() -> Result<T, TrainError>,
+    ) -> Result<T, TrainError> {
+        let outcome = run();
+        self.landed = outcome.is_ok();
+        outcome.map_err(|error| error.with_flights(&self.out))
+    }
+
+    fn write(&self) -> io::Result<()> {
+        let folder = folder_of_run(&self.out);
+        fs::create_dir_all(&folder)?;
+        let flight = serde_json::to_vec(&self.world.flight())?;
+        write_beside(&folder.join(file_of_rank(self.world.rank())), &flight)
+    }
+}
+
+impl Drop for FlightGuard {
+    fn drop(&mut self) {
+        if self.landed {
+            return;
+        }
+        if std::thread::panicking() {
+            self.world.recorder().set_activity("a panic");
+        }
+        // The run fails already; that its last words are lost must not hide why.
+        if let Err(error) = self.write() {
+            let out = self.out.display();
+            tracing::warn!(%out, %error, "cannot write the flight recorder");
+        }
+    }
+}

@@ -1,0 +1,139 @@
+//! `kiln inspect flight`: what the ranks of a failed run were doing.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use kiln_collectives::{Call, Flight, Verdict};
+
+use crate::flight;
+
+/// Files beyond this size are not flight recorders.
+const MAX_BYTES: u64 = 256 << 20;
+
+/// Missing ranks that are named one by one.
+const NAMED: usize = 16;
+
+/// Why there is nothing to show.
+#[derive(Debug, thiserror::Error)]
+pub enum InspectError {
+    /// No file could be read.
+    #[error(
+        "no flight recorders in {}{}: name the folder of a run that failed, or its folder flight/",
+        .folder.display(),
+        .skipped.iter().map(|reason| format!(" ({reason})")).collect::<String>()
+    )]
+    Nothing {
+        /// Where they were looked for.
+        folder: PathBuf,
+        /// Files that were there, and what is wrong with them.
+        skipped: Vec<String>,
+    },
+}
+
+/// The flight recorders of a run, as found.
+struct Found {
+    flights: BTreeMap<usize, Flight>,
+    skipped: Vec<String>,
+}
+
+/// Describes the flight recorders in `folder`, a run folder or a folder of such files: the verdict,
+/// then a line for every rank. Files that cannot be used are named and left out.
+pub fn flight(folder: &Path) -> Result<String, InspectError> {
+    let inside = flight::folder_of_run(folder);
+    let folder = if inside.is_dir() { inside } else { folder.to_owned() };
+    let Found { flights, skipped } = read(&folder);
+    if flights.is_empty() {
+        return Err(InspectError::Nothing { folder, skipped });
+    }
+    let all: Vec<Flight> = flights.values().cloned().collect();
+    let mut lines = vec![format!("verdict: {}", Verdict::of_flights(&all))];
+    lines.extend(all.iter().map(describe));
+    lines.extend(missing(&flights));
+    lines.extend(skipped.iter().map(|reason| format!("skipped: {reason}")));
+    Ok(lines.join("\n"))
+}
+
+fn read(folder: &Path) -> Found {
+    let mut found = Found { flights: BTreeMap::new(), skipped: Vec::new() };
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut names: Vec<_> =
+        entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
+    names.sort();
+    for name in names {
+        let Some(rank) = flight::rank_of_file(&name) else { continue };
+        match read_one(&folder.join(&name), rank) {
+            Ok(flight) => {
+                found.flights.insert(rank, flight);
+            }
+            Err(reason) => found.skipped.push(format!("{name}: {reason}")),
+        }
+    }
+    found
+}
+
+fn read_one(path: &Path, rank: usize) -> Result<Flight, String> {
+    let size = fs::metadata(path).map_err(|error| error.to_string())?.len();
+    if size > MAX_BYTES {
+        return Err(format!("{size} bytes are too many for a flight recorder"));
+    }
+    let text = fs::read(path).map_err(|error| error.to_string())?;
+    let flight: Flight = serde_json::from_slice(&text).map_err(|error| error.to_string())?;
+    if flight.rank != rank {
+        return Err(format!("it is of rank {}", flight.rank));
+    }
+    Ok(flight)
+}
+
+/// One line: what the rank was doing, what it called last, what it waits for.
+fn describe(flight: &Flight) -> String {
+    let activity = &flight.activity;
+    let mut line = format!(
+        "rank {} (node {}, process {}): in {} for {:.1} s",
+        flight.rank, flight.node, flight.process, activity.name, activity.seconds
+    );
+    if let Some(last) = flight.records.last() {
+        line += &format!(
+            "; last operation #{} {} for {}{}",
+            last.sequence,
+            last.operation,
+            last.label,
+            of_group(&last.group)
+        );
+    }
+    let waits: Vec<_> = flight
+        .groups
+        .iter()
+        .filter_map(|group| {
+            let first = group.pending.first()?;
+            let Call { operation, label, .. } = &first.call;
+            Some(format!(
+                "#{} {operation} for {label}{} since {:.1} s",
+                first.sequence,
+                of_group(&group.name),
+                first.seconds
+            ))
+        })
+        .collect();
+    line + &match waits.as_slice() {
+        [] => "; waits for nothing".to_owned(),
+        waits => format!("; waits for {}", waits.join(" and ")),
+    }
+}
+
+fn of_group(name: &str) -> String {
+    if name == "world" { String::new() } else { format!(" of group \"{name}\"") }
+}
+
+/// Ranks without a usable file.
+fn missing(flights: &BTreeMap<usize, Flight>) -> Option<String> {
+    let world_size = flights.values().map(|flight| flight.world_size).max()?;
+    let known = flights.range(..world_size).count();
+    // A file may claim any size.
+    let names = (0..world_size).filter(|rank| !flights.contains_key(rank)).take(NAMED);
+    let names: Vec<_> = names.map(|rank| rank.to_string()).collect();
+    let more = (world_size - known).saturating_sub(names.len());
+    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+    let word = if names.len() == 1 { "rank" } else { "ranks" };
+    (!names.is_empty()).then(|| format!("no record of {word} {}{more}", names.join(", ")))
+}

@@ -1,0 +1,134 @@
+//! How ranks that are processes come to run the same thing.
+//!
+//! Each has read its own arguments and configuration; these are compared. What takes a look at the
+//! disk, such as the run folder or the checkpoint to go on from, is settled by rank 0 alone, and the
+//! others are told. Data, configuration and run folder are on a file system that all ranks share.
+
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+
+use kiln_collectives::{Buffer, CommError, Communicator, DType, Label, Phase};
+use kiln_shard::ShardError;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use super::plan::{Outline, Plan};
+use super::{RunOptions, TrainError};
+use crate::config::Config;
+
+/// Who decides.
+const ROOT: usize = 0;
+
+/// Rank 0 says at least this often that it is still at work.
+const BEAT: Duration = Duration::from_secs(5);
+
+/// What rank 0 has come to.
+#[derive(Serialize, Deserialize)]
+enum Answer {
+    Plan(Box<Outline>),
+    Failed { message: String, usage: bool },
+}
+
+/// Fails unless all ranks have the same configuration, arguments and build. Collective.
+pub(super) fn on_config(
+    world: &dyn Communicator,
+    config: &Config,
+    options: &RunOptions,
+) -> Result<(), TrainError> {
+    let RunOptions { out, resume, fault, .. } = options;
+    let told = format!("{} {config:?} {out:?} {resume:?} {fault:?}", env!("CARGO_PKG_VERSION"));
+    let digest = Sha256::digest(told);
+    let all = Buffer::zeros(DType::U8, digest.len() * world.world_size());
+    let mine = Arc::new(Buffer::from_slice(&digest[..]));
+    let work = world.all_gather(Label::new("configuration", Phase::Init), mine, all);
+    let all = work.wait(config.comm.timeout()).map_err(failed)?;
+    let digests: Vec<_> = all.as_bytes().chunks(digest.len()).collect();
+    let ranks: Vec<_> = (0..digests.len()).filter(|rank| digests[*rank] != digests[ROOT]).collect();
+    if ranks.is_empty() { Ok(()) } else { Err(TrainError::OtherConfig { ranks }) }
+}
+
+/// The plan that `make` gives on rank 0, on all ranks. Collective.
+///
+/// Preparing data may take longer than any collective should, so rank 0 tells the others now and
+/// then to wait on; they notice when it is gone.
+pub(super) fn on_plan(
+    world: &dyn Communicator,
+    config: &Config,
+    options: &RunOptions,
+    make: impl FnOnce() -> Result<Plan, TrainError> + Send,
+) -> Result<Plan, TrainError> {
+    let timeout = config.comm.timeout();
+    if world.rank() != ROOT {
+        world.recorder().set_activity("waiting for the plan");
+        return match serde_json::from_slice(&listen(world, timeout)?) {
+            Ok(Answer::Plan(outline)) => outline.into_plan(options),
+            Ok(Answer::Failed { message, usage }) => Err(TrainError::Rank0 { message, usage }),
+            Err(error) => Err(TrainError::Rank0 { message: error.to_string(), usage: false }),
+        };
+    }
+    world.recorder().set_activity("preparing the run");
+    let plan = std::thread::scope(|scope| {
+        let (working, done) = mpsc::channel::<()>();
+        let maker = scope.spawn(move || {
+            // Dropped at the end, also by a panic.
+            let _working = working;
+            make()
+        });
+        let mut others = Ok(());
+        while done.recv_timeout(BEAT.min(timeout / 4)) == Err(mpsc::RecvTimeoutError::Timeout) {
+            // If the others are gone, what has been begun is still brought to its end: prepared data
+            // will do for the next attempt.
+            if others.is_ok() {
+                others = tell(world, &[], timeout);
+            }
+        }
+        let plan = maker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        others.and(plan)
+    });
+    let answer = match &plan {
+        Ok(plan) => Answer::Plan(Box::new(plan.outline())),
+        Err(TrainError::Shard(_)) => return plan,
+        Err(error) => Answer::Failed { message: error.to_string(), usage: error.is_usage() },
+    };
+    let answer = serde_json::to_vec(&answer)
+        .map_err(|error| TrainError::usage(format!("the paths of this run: {error}")))?;
+    let told = tell(world, &answer, timeout);
+    // An error of its own goes before that of not being heard.
+    plan.and_then(|plan| told.map(|()| plan))
+}
+
+/// Sends `message` from rank 0 to the others: its length, then itself. An empty one asks them to
+/// wait on.
+fn tell(world: &dyn Communicator, message: &[u8], timeout: Duration) -> Result<(), TrainError> {
+    broadcast(world, Buffer::from_slice(&(message.len() as u64).to_le_bytes()), timeout)?;
+    if !message.is_empty() {
+        broadcast(world, Buffer::from_slice(message), timeout)?;
+    }
+    Ok(())
+}
+
+/// Waits for a message of rank 0 that is not empty.
+fn listen(world: &dyn Communicator, timeout: Duration) -> Result<Vec<u8>, TrainError> {
+    loop {
+        let header = broadcast(world, Buffer::zeros(DType::U8, size_of::<u64>()), timeout)?;
+        let header = header.as_bytes().first_chunk().copied().unwrap_or_default();
+        let length = usize::try_from(u64::from_le_bytes(header)).unwrap_or(usize::MAX);
+        if length > 0 {
+            let message = broadcast(world, Buffer::zeros(DType::U8, length), timeout)?;
+            return Ok(message.as_bytes().to_vec());
+        }
+    }
+}
+
+fn broadcast(
+    world: &dyn Communicator,
+    buffer: Buffer,
+    timeout: Duration,
+) -> Result<Buffer, TrainError> {
+    let label = Label::new("plan of the run", Phase::Init);
+    world.broadcast(label, buffer, ROOT).wait(timeout).map_err(failed)
+}
+
+fn failed(error: CommError) -> TrainError {
+    ShardError::from(error).into()
+}

@@ -1,0 +1,209 @@
+//! Why a run fails.
+
+use std::path::{Path, PathBuf};
+
+use kiln_collectives::tcp::JoinError;
+use kiln_shard::ShardError;
+use kiln_shard::ranks::{RankError, RanksError};
+
+use super::MAX_SKIPPED;
+use crate::checkpoint::CheckpointError;
+use crate::config::ConfigError;
+use crate::data::DataError;
+use crate::inspect::InspectError;
+use crate::launch::{LaunchArgsError, LaunchError};
+use crate::place::PlaceError;
+
+/// Why a run failed.
+#[derive(Debug, thiserror::Error)]
+pub enum TrainError {
+    /// The configuration.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// The data.
+    #[error(transparent)]
+    Data(#[from] DataError),
+    /// The sharding engine.
+    #[error(transparent)]
+    Shard(#[from] ShardError),
+    /// The ranks could not go on together; each has written down what it knows.
+    #[error("{source}; compare what the ranks were doing with `kiln inspect flight {}`", .out.display())]
+    Together {
+        /// What the engine met.
+        source: ShardError,
+        /// The run folder.
+        out: PathBuf,
+    },
+    /// A checkpoint.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+    /// The place of this process.
+    #[error(transparent)]
+    Place(#[from] PlaceError),
+    /// The launch of ranks.
+    #[error(transparent)]
+    Launch(#[from] LaunchArgsError),
+    /// Flight recorders cannot be read.
+    #[error(transparent)]
+    Inspect(#[from] InspectError),
+    /// This process could not join the others.
+    #[error(transparent)]
+    Join(#[from] JoinError),
+    /// Ranks that are processes were not started alike.
+    #[error(
+        "ranks {ranks:?} were started with another configuration, other arguments or another build than rank 0: start every rank with the same command"
+    )]
+    OtherConfig {
+        /// The ranks that differ from rank 0.
+        ranks: Vec<usize>,
+    },
+    /// Rank 0, which settles what all ranks need to know, could not.
+    #[error("rank 0 could not start the run: {message}")]
+    Rank0 {
+        /// Its error.
+        message: String,
+        /// Whether the user's configuration or arguments are the cause.
+        usage: bool,
+    },
+    /// The run folder holds another run.
+    #[error("{} already holds a run: go on with --resume latest, choose another folder with --out, or remove it", .out.display())]
+    Occupied {
+        /// The run folder.
+        out: PathBuf,
+    },
+    /// A file of the run folder cannot be written.
+    #[error("cannot {operation} {}: {source}; choose another folder with --out", .path.display())]
+    Io {
+        /// What was tried.
+        operation: &'static str,
+        /// The file or folder.
+        path: PathBuf,
+        /// The system's reason.
+        source: std::io::Error,
+    },
+    /// The loss or the gradient is not a number.
+    #[error("step {step}: {what} is {value}{}; the weights were not updated. Lower optim.lr or raise optim.warmup_steps, and go on from an earlier checkpoint", in_gradient(.parameter))]
+    NonFinite {
+        /// Optimizer step.
+        step: u64,
+        /// Loss or gradient norm.
+        what: &'static str,
+        /// Its value.
+        value: f64,
+        /// The first parameter with such a gradient.
+        parameter: Option<String>,
+    },
+    /// As [`TrainError::NonFinite`], once too often.
+    #[error("step {step}: {what} is {value}{}, as in the {} steps before; none of them updated the weights. Lower optim.lr or raise optim.warmup_steps, and go on from an earlier checkpoint", in_gradient(.parameter), MAX_SKIPPED - 1)]
+    TooManySkipped {
+        /// Optimizer step.
+        step: u64,
+        /// Loss or gradient norm.
+        what: &'static str,
+        /// Its value.
+        value: f64,
+        /// The first parameter with such a gradient.
+        parameter: Option<String>,
+    },
+    /// A fault drill, not a fault.
+    #[error("{0}")]
+    Drill(String),
+    /// A rank failed; the message names it.
+    #[error("rank {rank}: {source}")]
+    Rank {
+        /// The rank.
+        rank: usize,
+        /// Its error.
+        source: Box<TrainError>,
+    },
+    /// A rank panicked or could not start.
+    #[error("{0}")]
+    Crash(String),
+}
+
+/// Names the parameter whose gradient is not a number, if one is known.
+pub(super) fn in_gradient(parameter: &Option<String>) -> String {
+    parameter
+        .as_ref()
+        .map_or_else(String::new, |name| format!(" (first in the gradient of `{name}`)"))
+}
+
+impl TrainError {
+    pub(super) fn io(operation: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> Self {
+        move |source| TrainError::Io { operation, path: path.to_owned(), source }
+    }
+
+    /// A mistake in the configuration or the arguments.
+    pub(super) fn usage(problem: impl Into<String>) -> Self {
+        ConfigError::Invalid { problems: vec![problem.into()] }.into()
+    }
+
+    /// Whether the user's configuration or arguments are the cause, rather than the run.
+    pub fn is_usage(&self) -> bool {
+        match self {
+            TrainError::Config(_)
+            | TrainError::Place(_)
+            | TrainError::Inspect(_)
+            | TrainError::OtherConfig { .. }
+            | TrainError::Occupied { .. } => true,
+            TrainError::Rank0 { usage, .. } => *usage,
+            TrainError::Launch(error) => error.is_usage(),
+            TrainError::Data(error) => error.is_usage(),
+            TrainError::Checkpoint(error) => matches!(
+                error,
+                CheckpointError::NotFound { .. }
+                    | CheckpointError::OtherModel { .. }
+                    | CheckpointError::Names { .. }
+                    | CheckpointError::Shape { .. }
+            ),
+            TrainError::Rank { source, .. } => source.is_usage(),
+            _ => false,
+        }
+    }
+
+    /// Says where the flight recorders are, if the error is of the kind that they explain.
+    pub(crate) fn with_flights(self, out: &Path) -> Self {
+        let out = out.to_owned();
+        match self {
+            TrainError::Shard(source @ ShardError::Comm(_))
+            | TrainError::Checkpoint(CheckpointError::Shard(source @ ShardError::Comm(_))) => {
+                TrainError::Together { source, out }
+            }
+            other => other,
+        }
+    }
+}
+
+impl From<LaunchError> for TrainError {
+    fn from(error: LaunchError) -> Self {
+        LaunchArgsError::from(error).into()
+    }
+}
+
+impl RankError for TrainError {
+    fn is_consequence(&self) -> bool {
+        match self {
+            TrainError::Shard(error) | TrainError::Together { source: error, .. } => {
+                error.is_consequence()
+            }
+            TrainError::Checkpoint(CheckpointError::Shard(error)) => error.is_consequence(),
+            TrainError::Checkpoint(CheckpointError::Rank0) | TrainError::Rank0 { .. } => true,
+            _ => false,
+        }
+    }
+}
+
+impl From<RanksError<TrainError>> for TrainError {
+    fn from(error: RanksError<TrainError>) -> Self {
+        match error {
+            // Only in the engine does it matter where it went wrong. A bad file or loss is the same
+            // for all ranks, whichever has met it first.
+            RanksError::Failed {
+                rank,
+                error: source @ (TrainError::Shard(_) | TrainError::Together { .. }),
+            } => TrainError::Rank { rank, source: Box::new(source) },
+            RanksError::Failed { error, .. } => error,
+            other => TrainError::Crash(other.to_string()),
+        }
+    }
+}

@@ -1,0 +1,209 @@
+//! What a run settles once, before its ranks start.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use kiln_model::{Key, ModelConfig};
+use kiln_shard::Policy;
+use serde::{Deserialize, Serialize};
+
+use super::{RunOptions, TrainError, folder};
+use crate::checkpoint::{self, Checkpoint};
+use crate::config::{Config, ConfigError, ModelSection};
+use crate::data::{self, DataInfo, Split, TokenFile, Tokenizer};
+use crate::metrics::{say, write_beside};
+use crate::{device, prepared};
+
+/// What every rank of a run knows; nothing in it is open any more.
+pub(crate) struct Plan {
+    pub(crate) config: Config,
+    /// `config` as TOML.
+    pub(crate) config_text: String,
+    pub(crate) model: ModelConfig,
+    pub(crate) data: DataInfo,
+    pub(crate) out: PathBuf,
+    pub(crate) resume: Option<Checkpoint>,
+    /// Of all ranks together.
+    pub(crate) peak_flops: f64,
+    /// Compute threads of each rank.
+    pub(crate) threads: usize,
+    /// Asks this process to save a checkpoint and stop.
+    pub(crate) stop: Arc<AtomicBool>,
+}
+
+/// A plan in a form that can be sent; each rank makes the same one of it again.
+#[derive(Serialize, Deserialize)]
+pub(super) struct Outline {
+    /// The configuration as TOML, with its model complete.
+    config: String,
+    data: DataInfo,
+    out: PathBuf,
+    resume: Option<PathBuf>,
+    peak_flops: f64,
+    threads: usize,
+}
+
+/// Checks everything that can be checked before work starts, prepares data, and settles what is
+/// open in `config`. Looks at the disk and writes to it: for one rank alone. `names` lists the
+/// parameters of a model.
+pub(super) fn make(
+    mut config: Config,
+    options: &RunOptions,
+    names: impl Fn(&ModelConfig) -> Vec<String>,
+) -> Result<Plan, TrainError> {
+    let taken = folder::find(options)?;
+    let init = match config.init.from.as_os_str().is_empty() {
+        true => None,
+        false => Some(Checkpoint::open(&config.init.from)?),
+    };
+    let data = prepared::open(&config.data, config.train.seed)?;
+    let model = resolve_model(&config, &data)?;
+    if !config.train.freeze.is_empty() {
+        check_freeze(&config.train.freeze, &names(&model))?;
+    }
+    for checkpoint in taken.resume.iter().chain(&init) {
+        checkpoint.check_model(&model)?;
+    }
+    for split in [Split::Train, Split::Validation] {
+        TokenFile::open(&config.data.path, split, config.data.seq_len)?;
+    }
+    config.model = ModelSection::from_model(&model);
+    let config_text = toml::to_string(&config).map_err(|error| {
+        TrainError::usage(format!("the configuration cannot be written: {error}"))
+    })?;
+    taken.claim()?;
+    let path = taken.out.join("config.toml");
+    write_beside(&path, config_text.as_bytes()).map_err(TrainError::io("write", &path))?;
+    if let Some(checkpoint) = &taken.resume {
+        say(&format!("resuming from {}", checkpoint.folder().display()));
+        let saved = &checkpoint.state().data_sha256;
+        if saved.is_some() && *saved != data.train.sha256 {
+            tracing::warn!(
+                data = %config.data.path.display(),
+                "the training data differs from the data that the checkpoint was trained on"
+            );
+        }
+    }
+    let ranks = config.train.ranks;
+    let ranks_here = options.place.as_ref().map_or(ranks, |place| place.local_world_size.max(1));
+    let threads = device::threads_per_rank(&config.device, ranks_here);
+    let peak_flops = match config.device.peak_tflops {
+        Some(tflops) => tflops * 1e12,
+        // The other machines are taken to be as fast as this one.
+        None => device::measure_peak_flops(threads * ranks_here) * ranks as f64 / ranks_here as f64,
+    };
+    Ok(Plan {
+        config,
+        config_text,
+        model,
+        data,
+        out: taken.out,
+        resume: taken.resume,
+        peak_flops,
+        threads,
+        stop: options.stop.clone(),
+    })
+}
+
+/// Fails if a name to freeze is none, which is easily a slip of the pen, or if nothing is left to
+/// train.
+fn check_freeze(freeze: &[String], names: &[String]) -> Result<(), ConfigError> {
+    let frozen = |name: &String| freeze.iter().any(|prefix| name.starts_with(prefix.as_str()));
+    let mut problems: Vec<_> = freeze
+        .iter()
+        .filter(|prefix| !names.iter().any(|name| name.starts_with(prefix.as_str())))
+        .map(|prefix| {
+            let some: Vec<_> = names.iter().take(3).map(String::as_str).collect();
+            format!(
+                "train.freeze: no parameter starts with \"{prefix}\"; they are called {}, …",
+                some.join(", ")
+            )
+        })
+        .collect();
+    if names.iter().all(frozen) {
+        problems.push(
+            "train.freeze leaves nothing to train: name fewer parameters, such as \"layers.0.\""
+                .to_owned(),
+        );
+    }
+    if problems.is_empty() { Ok(()) } else { Err(ConfigError::Invalid { problems }) }
+}
+
+/// The model of the run; its vocabulary is the tokenizer's unless the configuration names one.
+fn resolve_model(config: &Config, data: &DataInfo) -> Result<ModelConfig, TrainError> {
+    let invalid = |problem: String| ConfigError::Invalid { problems: vec![problem] };
+    // Data from another program may state fewer ids than its tokenizer has.
+    let tokenizer = Tokenizer::load(data::tokenizer_of(&config.data.path)?)?;
+    let tokens = data.vocab_size.max(tokenizer.vocab_size());
+    let model = config.model.resolve(Some(tokens)).map_err(invalid)?;
+    model.validate().map_err(|error| invalid(error.to_string()))?;
+    if tokens > model.vocab_size {
+        let problem = invalid(format!(
+            "the tokenizer in {} has {tokens} tokens, but model.vocab_size is {}: raise \
+             model.vocab_size to at least {tokens}, or leave it out",
+            config.data.path.display(),
+            model.vocab_size,
+        ));
+        return Err(problem.into());
+    }
+    Ok(model)
+}
+
+/// The sharding policy that a configuration describes.
+pub(crate) fn policy(config: &Config) -> Policy {
+    Policy {
+        strategy: config.shard.strategy,
+        reshard: config.shard.reshard,
+        recompute: config.shard.recompute,
+        compute_dtype: config.precision.compute.into(),
+        reduce_dtype: config.precision.reduce.into(),
+        timeout: config.comm.timeout(),
+    }
+}
+
+impl Plan {
+    /// Folder of the run's checkpoints.
+    pub(crate) fn checkpoints(&self) -> PathBuf {
+        checkpoint::folder_of_run(&self.out)
+    }
+
+    /// Key of everything random in the run.
+    pub(crate) fn key(&self) -> Key {
+        Key::new(self.config.train.seed)
+    }
+
+    /// What other processes need to know of it.
+    pub(super) fn outline(&self) -> Outline {
+        Outline {
+            config: self.config_text.clone(),
+            data: self.data.clone(),
+            out: self.out.clone(),
+            resume: self.resume.as_ref().map(|checkpoint| checkpoint.folder().to_owned()),
+            peak_flops: self.peak_flops,
+            threads: self.threads,
+        }
+    }
+}
+
+impl Outline {
+    /// The plan that rank 0 has made.
+    pub(super) fn into_plan(self, options: &RunOptions) -> Result<Plan, TrainError> {
+        let unreadable = |problem: String| TrainError::Rank0 { message: problem, usage: false };
+        let config: Config =
+            toml::from_str(&self.config).map_err(|error| unreadable(error.to_string()))?;
+        // Complete in this configuration, so that every rank reads the same digits.
+        let model = config.model.resolve(None).map_err(unreadable)?;
+        Ok(Plan {
+            config,
+            config_text: self.config,
+            model,
+            data: self.data,
+            out: self.out,
+            resume: self.resume.as_deref().map(Checkpoint::open).transpose()?,
+            peak_flops: self.peak_flops,
+            threads: self.threads,
+            stop: options.stop.clone(),
+        })
+    }
+}

@@ -1,0 +1,99 @@
+//! Runs that are asked to stop: they save a checkpoint, say so by their exit code, and go on later
+//! as if nothing had happened.
+
+use std::thread::sleep;
+use std::time::Duration;
+
+use rustix::process::Signal;
+
+use crate::support::{Workspace, assert_same_curve, names, signal};
+
+const PREEMPTED: Option<i32> = Some(75);
+
+/// Ten steps with everything that has a position, on two ranks or four.
+fn workspace(changes: &[(&str, &str)]) -> Workspace {
+    let workspace = Workspace::new();
+    let common = [
+        ("train.steps", "10"),
+        ("train.seed", "7"),
+        ("model.dropout", "0.1"),
+        ("optim.warmup_steps", "3"),
+    ];
+    workspace.config("run.toml", &[&common, changes].concat());
+    workspace
+}
+
+#[test]
+fn a_run_that_is_asked_to_stop_goes_on_to_the_same_bits() {
+    let hybrid = [
+        ("shard.strategy", "'HYBRID_SHARD'"),
+        ("shard.shard_size", "2"),
+        ("train.ranks", "4"),
+        ("train.micro_batch", "1"),
+    ];
+    let alone = [("train.ranks", "1"), ("shard.strategy", "'NO_SHARD'")];
+    for (changes, asked) in
+        [(&hybrid[..], Signal::USR1), (&alone[..], Signal::TERM), (&[][..], Signal::USR1)]
+    {
+        let workspace = workspace(changes);
+        workspace.succeed(&["train", "run.toml", "--out", "straight"]);
+        // Step 5 is slow enough for the signal to arrive in it.
+        let slow = ["train", "run.toml", "--out", "run", "--fault", "slow=4@data:5:0"];
+        let child = workspace.start(&slow);
+        workspace.wait_for_steps("run", 4);
+        signal(&child, asked);
+        let ended = workspace.end(child);
+        assert_eq!(ended.code, PREEMPTED, "{ended:?}");
+        assert_eq!(ended.stderr, "");
+        let last = ended.stdout.lines().last().unwrap_or_default();
+        let steps = workspace.steps("run").len();
+        assert!((4..10).contains(&steps), "{steps}");
+        assert_eq!(
+            last,
+            format!(
+                "stopped as asked: {steps} of 10 steps, checkpoint run/checkpoints/fsdp_cpt{steps}; \
+                 go on with --resume latest"
+            )
+        );
+        assert_eq!(workspace.checkpoints("run"), [format!("fsdp_cpt{steps}"), "latest".to_owned()]);
+        assert!(!workspace.path("run/flight").exists());
+
+        workspace.succeed(&["train", "run.toml", "--out", "run", "--resume", "latest"]);
+        assert_same_curve("all", &workspace.steps("run"), &workspace.steps("straight"), 0.0);
+        assert_eq!(workspace.val_loss("run"), workspace.val_loss("straight"));
+        let end = |out: &str| workspace.path(out).join("checkpoints/fsdp_cpt10");
+        assert_eq!(names(&end("run")), names(&end("straight")));
+        for name in names(&end("run")) {
+            let same = workspace.read(end("run").join(&name))
+                == workspace.read(end("straight").join(&name));
+            assert!(same, "{name}");
+        }
+    }
+}
+
+#[test]
+fn a_request_in_the_last_step_changes_nothing() {
+    let workspace = workspace(&[]);
+    let slow = ["train", "run.toml", "--out", "run", "--fault", "slow=4@data:10:0"];
+    let child = workspace.start(&slow);
+    workspace.wait_for_steps("run", 9);
+    signal(&child, Signal::USR1);
+    let ended = workspace.end(child);
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    assert!(ended.stdout.contains("done: 10 steps"), "{ended:?}");
+}
+
+#[test]
+fn a_second_sigterm_ends_the_run_at_once() {
+    let workspace = workspace(&[]);
+    let slow = ["train", "run.toml", "--out", "run", "--fault", "slow=600@data:3:1"];
+    let mut child = workspace.start(&slow);
+    workspace.wait_for_steps("run", 2);
+    signal(&child, Signal::TERM);
+    // Signals that arrive together count as one.
+    sleep(Duration::from_millis(300));
+    assert!(child.try_wait().expect("a child").is_none(), "the first one lets it finish its step");
+    signal(&child, Signal::TERM);
+    assert_eq!(workspace.end(child).code, Some(128 + 15));
+    assert_eq!(workspace.steps("run").len(), 2);
+}
