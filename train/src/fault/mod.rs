@@ -6,6 +6,8 @@
 mod faulty;
 
 use std::fmt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus};
 use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -19,7 +21,7 @@ use crate::train::TrainError;
 pub use faulty::Faulty;
 
 /// How a rank fails.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum FaultKind {
     /// Its process is killed, without a chance to say anything.
     Kill,
@@ -37,6 +39,8 @@ pub enum FaultKind {
     Slow(Duration),
     /// One element of its gradient becomes NaN.
     Nan,
+    /// It runs a program, such as one that pulls a cable, and goes on.
+    Run(PathBuf),
 }
 
 /// Where in a run a rank fails: at the first collective of this phase.
@@ -59,7 +63,8 @@ pub enum FaultPhase {
 /// A fault, written as `KIND@PHASE:STEP:RANK`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Fault {
-    /// How: `kill`, `stop`, `panic`, `error`, `skip`, `size`, `slow=SECONDS` or `nan`.
+    /// How: `kill`, `stop`, `panic`, `error`, `skip`, `size`, `slow=SECONDS`,
+    /// `nan` or `run=PROGRAM`.
     pub kind: FaultKind,
     /// Where: `start`, `data`, `forward`, `backward`, `optimizer` or `checkpoint`.
     pub phase: FaultPhase,
@@ -93,7 +98,7 @@ impl FromStr for Fault {
             None => (kind, false),
         };
         let kind = parse_kind(kind).ok_or_else(|| {
-            wrong("KIND is kill, stop, panic, error, skip, size, slow=SECONDS or nan")
+            wrong("KIND is kill, stop, panic, error, skip, size, slow=SECONDS, nan or run=PROGRAM")
         })?;
         let phase = parse_phase(phase).ok_or_else(|| {
             wrong("PHASE is start, data, forward, backward, optimizer or checkpoint")
@@ -116,6 +121,9 @@ impl FromStr for Fault {
 fn parse_kind(text: &str) -> Option<FaultKind> {
     if let Some(seconds) = text.strip_prefix("slow=") {
         return Duration::try_from_secs_f64(seconds.parse().ok()?).ok().map(FaultKind::Slow);
+    }
+    if let Some(program) = text.strip_prefix("run=") {
+        return Some(FaultKind::Run(program.into()));
     }
     Some(match text {
         "kill" => FaultKind::Kill,
@@ -154,11 +162,11 @@ enum Changeable {
 
 impl FaultKind {
     /// Whether it needs a collective to happen to.
-    fn changes_a_call(self) -> bool {
+    fn changes_a_call(&self) -> bool {
         matches!(self, FaultKind::Error | FaultKind::Skip | FaultKind::Size | FaultKind::Nan)
     }
 
-    fn can_happen_to(self, call: Changeable) -> bool {
+    fn can_happen_to(&self, call: Changeable) -> bool {
         match self {
             FaultKind::Nan => call == Changeable::Sum,
             kind => !kind.changes_a_call() || call != Changeable::Nothing,
@@ -241,12 +249,12 @@ impl Drill {
 
     /// Says that a collective is about to be called. Returns what is to happen to the call itself.
     fn calling(&self, label: &Label, call: Changeable) -> Option<FaultKind> {
-        let kind = self.fault.kind;
+        let kind = &self.fault.kind;
         if !self.fault.phase.has(label.phase) || !kind.can_happen_to(call) || !self.fires() {
             return None;
         }
         self.act();
-        Some(kind).filter(|kind| kind.changes_a_call())
+        kind.changes_a_call().then(|| kind.clone())
     }
 
     /// Whether this is the step, for the first time.
@@ -257,13 +265,21 @@ impl Drill {
 
     /// Does what needs no collective.
     fn act(&self) {
-        match self.fault.kind {
+        match &self.fault.kind {
             // Nothing to do about a signal that cannot be sent: the drill shows that nothing happened.
             FaultKind::Kill => _ = kill_process(getpid(), Signal::KILL),
             FaultKind::Stop => _ = kill_process(getpid(), Signal::STOP),
             FaultKind::Panic => panic!("{}", self.text()),
-            FaultKind::Slow(time) => std::thread::sleep(time),
+            FaultKind::Slow(time) => std::thread::sleep(*time),
+            FaultKind::Run(program) => self.run(program),
             _ => {}
+        }
+    }
+
+    fn run(&self, program: &Path) {
+        let outcome = Command::new(program).status();
+        if !outcome.as_ref().is_ok_and(ExitStatus::success) {
+            tracing::warn!("{}: {} did not run well: {outcome:?}", self.text(), program.display());
         }
     }
 
@@ -281,6 +297,8 @@ mod tests {
         let fault: Fault = "kill@backward:3:2".parse().unwrap();
         let (kind, phase) = (FaultKind::Kill, FaultPhase::Backward);
         assert_eq!(fault, Fault { kind, phase, step: 3, rank: 2, every_life: false });
+        let fault: Fault = "run=/bin/cut@data:1:0".parse().unwrap();
+        assert_eq!(fault.kind, FaultKind::Run("/bin/cut".into()));
         let fault: Fault = "slow=0.5!@start:0:1".parse().unwrap();
         let (kind, phase) = (FaultKind::Slow(Duration::from_millis(500)), FaultPhase::Start);
         assert_eq!(fault, Fault { kind, phase, step: 0, rank: 1, every_life: true });

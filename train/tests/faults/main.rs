@@ -1,0 +1,12 @@
+//! Real processes, really killed: what a run does when a rank fails, wherever it is.
+//!
+//! The everyday run shows that processes train as threads do, and one fault of each sort. All of
+//! them, in every part of a step: `cargo test --release -p kiln --test faults -- --ignored matrix`.
+//! 200 random kills: `… -- --ignored soak`. Two machines, made of network namespaces (root and
+//! iproute2 needed): `… -- --ignored netns`. None of it links burn.
+
+mod matrix;
+mod netns;
+mod parity;
+mod soak;
+mod support;

@@ -1,0 +1,172 @@
+//! Two machines, made of network namespaces with addresses of their own and a cable between them.
+//!
+//! Needs root and iproute2: `cargo test --release -p kiln --test faults -- --ignored netns`.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::support::{Ended, Run, config};
+
+/// Ranks on each machine.
+const RANKS_PER_NODE: usize = 2;
+
+/// Address of each machine.
+const ADDRESSES: [&str; 2] = ["10.117.0.1", "10.117.0.2"];
+
+/// The machines have their network to themselves, so any port will do.
+const PORT: &str = "29500";
+
+/// Both lives of a cut run. A hang takes longer.
+const LIMIT: Duration = Duration::from_secs(180);
+
+/// Two namespaces and a cable; gone when dropped.
+struct Machines {
+    names: [String; 2],
+    cables: [String; 2],
+}
+
+fn ip(arguments: &[&str]) {
+    let output = Command::new("ip").args(arguments).output().expect("iproute2 is installed");
+    assert!(output.status.success(), "ip {arguments:?}: {output:?}; this test needs root");
+}
+
+impl Machines {
+    fn new(tag: &str) -> Machines {
+        let id = std::process::id();
+        let names = ["a", "b"].map(|side| format!("kiln-{tag}-{id}-{side}"));
+        let cables = ["a", "b"].map(|side| format!("k{tag}{}{side}", id % 100_000));
+        let machines = Machines { names, cables };
+        let [a, b] = &machines.names;
+        let [end_a, end_b] = &machines.cables;
+        ip(&["netns", "add", a]);
+        ip(&["netns", "add", b]);
+        ip(&["link", "add", end_a, "netns", a, "type", "veth", "peer", "name", end_b, "netns", b]);
+        for ((name, cable), address) in machines.names.iter().zip(&machines.cables).zip(ADDRESSES) {
+            ip(&["-n", name, "addr", "add", &format!("{address}/24"), "dev", cable]);
+            ip(&["-n", name, "link", "set", "lo", "up"]);
+        }
+        machines.plug_in();
+        machines
+    }
+
+    fn plug_in(&self) {
+        for (name, cable) in self.names.iter().zip(&self.cables) {
+            ip(&["-n", name, "link", "set", cable, "up"]);
+        }
+    }
+
+    /// A program that pulls the cable, for a rank on machine a to run.
+    fn scissors(&self, folder: &Path) -> PathBuf {
+        let path = folder.join("cut.sh");
+        fs::write(&path, format!("#!/bin/sh\nexec ip link set {} down\n", self.cables[0])).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        path
+    }
+
+    /// Starts the launcher of machine `node`, as one would on the machine itself.
+    fn start(&self, run: &Run, node: usize, train: &[&str]) -> Child {
+        let rank = node.to_string();
+        let launch = [
+            &["--nnodes", "2", "--node-rank", &rank, "--master-addr", ADDRESSES[0]][..],
+            &["--master-port", PORT],
+        ]
+        .concat();
+        let inner = run.launcher(RANKS_PER_NODE, &launch, train);
+        Command::new("ip")
+            .args(["netns", "exec", &self.names[node]])
+            .arg(inner.get_program())
+            .args(inner.get_args())
+            .env_clear()
+            .env("PATH", std::env::var_os("PATH").unwrap_or_default())
+            .env("KILN_JOB_SECRET", "of both machines")
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("ip starts")
+    }
+
+    /// Runs both launchers to their end.
+    fn run(&self, run: &Run, train: &[&str]) -> [Ended; 2] {
+        let children = [self.start(run, 0, train), self.start(run, 1, train)];
+        children.map(|child| child.wait_with_output().expect("an end").into())
+    }
+}
+
+impl Drop for Machines {
+    fn drop(&mut self) {
+        for name in &self.names {
+            let _ = Command::new("ip").args(["netns", "del", name]).status();
+        }
+    }
+}
+
+/// `HYBRID_SHARD` on four threads, in groups of two.
+fn threads() -> Run {
+    let run = Run::new();
+    let sets = ["shard.strategy=HYBRID_SHARD", "shard.shard_size=2"];
+    let ended = run.train_alone(4, &["--set", sets[0], "--set", sets[1]]);
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    run
+}
+
+#[test]
+#[ignore = "needs root and iproute2"]
+fn netns_hybrid_takes_its_groups_from_the_machines() {
+    config();
+    let machines = Machines::new("h");
+    let run = Run::new();
+    let ended = machines.run(&run, &["--set", "shard.strategy=HYBRID_SHARD"]);
+    assert_eq!(ended.each_ref().map(|ended| ended.code), [Some(0); 2], "{ended:#?}");
+    assert_eq!(run.losses(), threads().losses());
+}
+
+#[test]
+#[ignore = "needs root and iproute2"]
+fn netns_a_cut_cable_is_noticed_everywhere() {
+    config();
+    let expected = threads().losses();
+    for place in ["start:0", "forward:3", "backward:3", "optimizer:3", "checkpoint:4"] {
+        let machines = Machines::new("c");
+        let folder = tempfile::tempdir().unwrap();
+        let cut = machines.scissors(folder.path());
+        // Rank 1 is on machine a.
+        let fault = format!("run={}@{place}:1", cut.display());
+        eprintln!("{fault}");
+        let run = Run::new();
+        let sets = ["--set", "shard.strategy=HYBRID_SHARD", "--set", "comm.timeout_s=4"];
+        let started = Instant::now();
+        let ended = machines.run(&run, &[&sets[..], &["--fault", &fault]].concat());
+        assert!(started.elapsed() < LIMIT, "{place}: {:?}", started.elapsed());
+        assert_eq!(ended.each_ref().map(|ended| ended.code), [Some(1); 2], "{place}: {ended:#?}");
+        let logs = run.logs(2 * RANKS_PER_NODE, 0);
+        let says = |ranks: [usize; 2], words: &[&str]| {
+            ranks.iter().any(|rank| words.iter().any(|words| logs[*rank].contains(words)))
+        };
+        let of_b = [
+            "ranks 2, 3 have not answered for ",
+            "world rank 2): the connection to it",
+            "world rank 3): the connection to it",
+        ];
+        let of_a = [
+            "rank 0, which keeps the rendezvous, has not answered for ",
+            "world rank 0): the connection to",
+        ];
+        assert!(says([0, 1], &of_b), "{place}: {logs:#?}");
+        assert!(says([2, 3], &of_a), "{place}: {logs:#?}");
+        assert_eq!(run.orphans(), Vec::<String>::new(), "{place}");
+
+        machines.plug_in();
+        let saved = run.check_checkpoints();
+        let resume: &[&str] = if saved.is_empty() { &[] } else { &["--resume", "latest"] };
+        if saved.is_empty() {
+            fs::remove_dir_all(run.out()).unwrap();
+        }
+        let ended = machines.run(&run, &[&sets[..], resume].concat());
+        assert_eq!(ended.each_ref().map(|ended| ended.code), [Some(0); 2], "{place}: {ended:#?}");
+        assert_eq!(run.losses(), expected, "{place}");
+    }
+}

@@ -1,0 +1,38 @@
+//! Ranks as processes train exactly as ranks as threads do.
+
+use crate::support::{Run, config, undisturbed};
+
+/// Strategies whose losses are compared; the last needs four ranks.
+const STRATEGIES: [&str; 4] = ["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD"];
+
+#[test]
+fn losses_of_processes_equal_those_of_threads() {
+    config();
+    for ranks in [2, 4] {
+        let threads = Run::new();
+        let ended = threads.train_alone(ranks, &[]);
+        assert_eq!(ended.code, Some(0), "{ended:?}");
+        // Sums have the same order whatever the backend, so that not only 1e-6 holds, but all bits.
+        assert_eq!(undisturbed(ranks), threads.losses(), "{ranks} ranks");
+    }
+}
+
+#[test]
+fn so_do_all_strategies() {
+    config();
+    for strategy in STRATEGIES {
+        let set = [format!("shard.strategy={strategy}"), "shard.shard_size=2".to_owned()];
+        let is_hybrid = strategy == "HYBRID_SHARD";
+        let mut more = vec!["--set", set[0].as_str()];
+        if is_hybrid {
+            more.extend(["--set", set[1].as_str()]);
+        }
+        let ranks = if is_hybrid { 4 } else { 2 };
+        let (threads, processes) = (Run::new(), Run::new());
+        let ended = threads.train_alone(ranks, &more);
+        assert_eq!(ended.code, Some(0), "{ended:?}");
+        let ended = processes.launch(ranks, &[], &more);
+        assert_eq!(ended.code, Some(0), "{ended:?}");
+        assert_eq!(processes.losses(), threads.losses(), "{strategy}");
+    }
+}
