@@ -25,7 +25,7 @@ import sys
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-KILN = ROOT / "target/release/examples/rank"
+KILN = ROOT / "target/release/collectives_peer"
 PYTHON = ROOT / "target/peers/bin/python"
 SIZES = [1 << 10, 16 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20]
 # Share of one core that a system may use while the other is timed.
@@ -322,7 +322,7 @@ def parse():
     if not arguments.kiln.exists():
         parser.error(
             f"{arguments.kiln} is missing; build it with\n"
-            "cargo build --release -p kiln-collectives --example rank"
+            "cargo build --release -p kiln-benches --bin collectives_peer"
         )
     if not memcpy and not pathlib.Path(arguments.python).exists():
         parser.error(

@@ -4,7 +4,7 @@
 The driver, collectives.py, starts one such process per rank. Rank 0 reads commands from standard
 input, `OP BYTES ITERATIONS` one a line, and answers each with a line of JSON. OP is all_gather or
 reduce_scatter of f32, BYTES the size of the full tensor. Kiln's side of the same protocol is
-collectives/examples/rank.
+benches/src/bin/collectives_peer.
 
 The calls are those that PyTorch's FSDP makes: all_gather_into_tensor and reduce_scatter_tensor.
 Gloo has no reduce-scatter of its own in PyTorch: its process group runs an all-reduce of the whole

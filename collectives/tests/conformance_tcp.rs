@@ -1,5 +1,5 @@
-//! What every communicator promises, checked on ranks connected by TCP: straight and, in every
-//! world made with an odd delay seed, around the ring.
+//! What every communicator promises, checked on ranks connected by TCP: reading each other's memory,
+//! and, in the worlds made with a delay seed, over sockets straight or around the ring.
 
 /// Ranks of one process that talk over the loopback interface, as processes would.
 mod backend {
@@ -9,10 +9,12 @@ mod backend {
     pub const NAME: &str = "tcp";
 
     pub fn world(world_size: usize, settings: Settings) -> World {
+        // Delays themselves are left to the system; the seed chooses the way.
         let ring = settings.delay_seed.is_some_and(|seed| seed % 2 == 1);
         let ranks = tcp::loopback(world_size, |options| {
             options.recorder_capacity = settings.recorder_capacity;
             options.on_worker_start = settings.on_worker_start.clone();
+            options.read_memory = settings.delay_seed.is_none();
             options.ring = if ring { Ring::Always } else { Ring::Never };
         });
         share(ranks.unwrap())

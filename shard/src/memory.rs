@@ -19,6 +19,11 @@ const COUNTED_FROM: usize = 4096;
 /// Room in front of a counted allocation for its owner; keeps the data on a cache line of its own.
 const HEADER: usize = 64;
 
+/// Allocations of at least this many bytes ask for huge pages: tensors of this size are read and
+/// written as a whole, by this process and, where ranks share a machine, by its neighbours.
+#[cfg(target_os = "linux")]
+const HUGE_FROM: usize = 4 << 20;
+
 thread_local! {
     static RANK: Cell<usize> = const { Cell::new(0) };
 }
@@ -84,11 +89,32 @@ impl CountingAllocator {
         }
         let rank = RANK.try_with(Cell::get).unwrap_or(0);
         Self::add(rank, size);
+        #[cfg(target_os = "linux")]
+        if size >= HUGE_FROM {
+            // SAFETY: the allocation has `HEADER + size` bytes.
+            unsafe { advise_huge_pages(base, HEADER + size) };
+        }
         // SAFETY: the header is inside the allocation and aligned for a usize (see above).
         unsafe {
             base.cast::<usize>().write(rank);
             base.add(HEADER)
         }
+    }
+}
+
+/// Asks the system to back the whole pages of a block with huge ones. Advice only: it changes no
+/// content, and nothing depends on whether it is followed.
+///
+/// # Safety
+/// `base` is the start of an allocation of `size` bytes.
+#[cfg(target_os = "linux")]
+unsafe fn advise_huge_pages(base: *mut u8, size: usize) {
+    const PAGE: usize = 4096;
+    let skipped = base.addr().next_multiple_of(PAGE) - base.addr();
+    let whole = size.saturating_sub(skipped) / PAGE * PAGE;
+    // SAFETY: the range lies inside the allocation, and this advice leaves its content alone.
+    unsafe {
+        libc::madvise(base.add(skipped).cast(), whole, libc::MADV_HUGEPAGE);
     }
 }
 
@@ -106,11 +132,19 @@ unsafe impl GlobalAlloc for CountingAllocator {
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        // SAFETY: as in `alloc`.
+        // SAFETY: as in `alloc`; `own` returns null or the start of `layout.size()` bytes.
         unsafe {
             match Self::counted(layout) {
                 None => System.alloc_zeroed(layout),
-                Some(counted) => Self::own(System.alloc_zeroed(counted), layout.size()),
+                Some(counted) => {
+                    // The system allocator would write zeros at once as well, for this alignment;
+                    // here they come after the advice, which is about pages not yet touched.
+                    let data = Self::own(System.alloc(counted), layout.size());
+                    if !data.is_null() {
+                        data.write_bytes(0, layout.size());
+                    }
+                    data
+                }
             }
         }
     }

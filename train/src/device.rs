@@ -7,6 +7,7 @@ use burn::tensor::{Device, Int, Tensor, TensorData};
 use kiln_model::ops;
 
 use crate::config::DeviceSection;
+use crate::place::{Place, Source};
 
 /// Side of the matrices that the peak is measured with.
 const PEAK_SIDE: usize = 768;
@@ -23,6 +24,35 @@ pub fn plain() -> Device {
 pub fn threads_per_rank(section: &DeviceSection, ranks: usize) -> usize {
     let cores = || std::thread::available_parallelism().map_or(1, NonZero::get);
     (section.threads.unwrap_or_else(cores) / ranks.max(1)).max(1)
+}
+
+/// How many ranks share the cores that this process may use. `srun` and `mpirun` commonly bind every
+/// process to cores of its own; other launchers leave all cores to all.
+pub fn ranks_sharing_cores(place: &Place) -> usize {
+    let mine = std::thread::available_parallelism().map_or(1, NonZero::get);
+    let may_bind = matches!(place.source, Source::Slurm | Source::OpenMpi | Source::Pmi);
+    if may_bind && cores_of_machine().is_some_and(|all| mine < all) {
+        return 1;
+    }
+    place.local_world_size.max(1)
+}
+
+/// Cores that are switched on, whoever may use them.
+fn cores_of_machine() -> Option<usize> {
+    let online = std::fs::read_to_string("/sys/devices/system/cpu/online").ok()?;
+    count_cpus(online.trim())
+}
+
+/// Number of CPUs in a list such as `0-3,8`.
+fn count_cpus(list: &str) -> Option<usize> {
+    let count = |range: &str| match range.split_once('-') {
+        None => range.parse::<usize>().ok().map(|_| 1),
+        Some((first, last)) => {
+            let (first, last): (usize, usize) = (first.parse().ok()?, last.parse().ok()?);
+            last.checked_sub(first)?.checked_add(1)
+        }
+    };
+    list.split(',').map(count).try_fold(0, |sum: usize, count| sum.checked_add(count?))
 }
 
 /// Token ids `[rows, seq_len]` as a tensor.
@@ -46,4 +76,18 @@ pub fn measure_peak_flops(threads: usize) -> f64 {
             })
             .fold(0.0, f64::max)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::count_cpus;
+
+    #[test]
+    fn lists_of_cpus_are_counted() {
+        assert_eq!(count_cpus("0"), Some(1));
+        assert_eq!(count_cpus("0-3,8,10-11"), Some(7));
+        for wrong in ["", "a", "3-0", "0-18446744073709551615"] {
+            assert_eq!(count_cpus(wrong), None, "{wrong}");
+        }
+    }
 }

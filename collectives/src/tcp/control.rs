@@ -10,6 +10,7 @@ use crate::member::RankShared;
 use crate::sync::{lock, wait_until};
 use crate::verdict::{Finding, Verdict};
 use std::collections::HashMap;
+use std::io::ErrorKind;
 use std::net::{Shutdown, TcpStream};
 use std::sync::{Arc, Condvar, Mutex, Weak};
 use std::thread::{self, JoinHandle};
@@ -50,8 +51,8 @@ struct Inner {
 struct State {
     world: Option<Cause>,
     groups: HashMap<GroupNumber, Cause>,
-    /// Workers to wake when something fails.
-    wakers: Vec<Weak<Waker>>,
+    /// Workers to wake when their group fails.
+    wakers: Vec<(GroupNumber, Weak<Waker>)>,
     heard: Instant,
     closing: bool,
 }
@@ -89,11 +90,11 @@ impl Control {
         Ok(Control { inner, threads, _rendezvous: rendezvous })
     }
 
-    /// Wakes `waker` when anything fails.
-    pub(super) fn register(&self, waker: &Arc<Waker>) {
+    /// Wakes `waker` when `group` or the world fails.
+    pub(super) fn register(&self, group: GroupNumber, waker: &Arc<Waker>) {
         let mut state = lock(&self.inner.state);
-        state.wakers.retain(|known| known.strong_count() > 0);
-        state.wakers.push(Arc::downgrade(waker));
+        state.wakers.retain(|(_, known)| known.strong_count() > 0);
+        state.wakers.push((group, Arc::downgrade(waker)));
         if state.world.is_some() {
             waker.wake();
         }
@@ -225,8 +226,12 @@ impl Inner {
                 state.groups.entry(number).or_insert(cause);
             }
         }
-        for waker in state.wakers.iter().filter_map(Weak::upgrade) {
-            waker.wake();
+        for (number, waker) in &state.wakers {
+            if group.is_none_or(|failed| failed == *number)
+                && let Some(waker) = waker.upgrade()
+            {
+                waker.wake();
+            }
         }
         drop(state);
         self.changed.notify_all();
@@ -254,7 +259,12 @@ impl Inner {
 
     fn lost_rendezvous(&self, error: &frame::FrameError) -> Cause {
         let reason = match error {
-            frame::FrameError::Io(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => {
+            frame::FrameError::Io(error)
+                if matches!(
+                    error.kind(),
+                    ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset
+                ) =>
+            {
                 "it died: the rendezvous, which it keeps, closed without a goodbye".to_owned()
             }
             error => format!("the connection to the rendezvous, which it keeps, broke: {error}"),

@@ -43,7 +43,7 @@ impl TcpEnd {
         rank: usize,
         wire: Wire,
     ) -> TcpEnd {
-        world.control.register(wire.waker());
+        world.control.register(group.number, wire.waker());
         let ring = match world.ring {
             Ring::Always => true,
             Ring::Never => false,

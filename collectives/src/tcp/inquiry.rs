@@ -12,6 +12,9 @@ use std::time::{Duration, Instant};
 /// How long ranks may take to answer.
 pub(super) const GRACE: Duration = Duration::from_secs(3);
 
+/// How long a rank that has left a group may take to say why.
+const EXPLANATION: Duration = Duration::from_millis(500);
+
 /// The group that a trouble is about; `None` if it is about the world as a whole.
 pub(super) fn group_of(trouble: &Trouble) -> Option<GroupNumber> {
     match trouble {
@@ -25,6 +28,16 @@ pub(super) fn group_of(trouble: &Trouble) -> Option<GroupNumber> {
 /// What a rank's death means to the others.
 pub(super) fn death(rank: usize) -> Cause {
     abort("world", rank, rank, format!("it {DIED}"))
+}
+
+/// The cause in what a rank says when it gives up.
+pub(super) fn own_words(world_rank: usize, trouble: &Trouble) -> Option<Cause> {
+    match trouble {
+        Trouble::Abort { group, rank, reason } => {
+            Some(abort(&group.name, *rank, world_rank, reason.clone()))
+        }
+        _ => None,
+    }
 }
 
 /// Finds out what is behind `trouble`, and which group it ends (`None` for all).
@@ -58,14 +71,22 @@ fn lost(
     reason: &str,
 ) -> (Option<GroupNumber>, Cause) {
     let world_rank = site.group.ranks.get(peer).copied().unwrap_or(peer);
+    // A rank that fails gives back its groups and says why in any order; a dying process closes its
+    // connections in any order.
+    let patience = if left { EXPLANATION } else { GRACE };
+    let gone = |state: &State| matches!(state.seats.get(world_rank), Some(Seat::Gone));
+    let explained = |state: &State| gone(state) || state.aborts.contains_key(&world_rank);
+    let state = wait_until(&hub.changed, lock(&hub.state), patience, explained);
+    if let Some(cause) = state.aborts.get(&world_rank) {
+        return (None, cause.clone());
+    }
+    if gone(&state) {
+        return (None, death(world_rank));
+    }
+    drop(state);
     if left {
         let reason = format!("rank {peer} left the group");
         return (Some(site.group.number), abort(&site.group.name, peer, world_rank, reason));
-    }
-    // A dying process closes its connections in any order.
-    let gone = |state: &State| matches!(state.seats.get(world_rank), Some(Seat::Gone));
-    if gone(&wait_until(&hub.changed, lock(&hub.state), GRACE, gone)) {
-        return (None, death(world_rank));
     }
     let reason = format!("the connection to it broke: {reason}");
     (None, abort(&site.group.name, peer, world_rank, reason))

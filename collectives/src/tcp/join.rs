@@ -44,6 +44,8 @@ pub(super) struct World {
     /// Machine of this rank.
     pub(super) node: String,
     pub(super) ring: Ring,
+    /// Whether ranks on one machine may read each other's memory.
+    pub(super) read_memory: bool,
     /// Closed last of all.
     pub(super) _door: Doorway,
 }
@@ -204,6 +206,7 @@ impl Caller<'_> {
             lobby,
             node: options.node.clone(),
             ring: options.ring,
+            read_memory: options.read_memory,
             _door: door,
         });
         let ranks = (0..options.world_size).collect();

@@ -1,9 +1,11 @@
 //! A connection between every two ranks of a group.
 
+use super::frame::FrameError;
 use super::handshake::{self, Claim, HandshakeError, Purpose};
 use super::join::World;
 use super::message::GroupName;
-use super::wire::Wire;
+use super::neighbour;
+use super::wire::{Link, Wire};
 use std::io;
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
@@ -18,6 +20,8 @@ pub(super) enum MeshError {
     Connect { rank: usize, address: String, source: io::Error },
     #[error("world rank {rank} at {address} does not let it in: {source}")]
     Handshake { rank: usize, address: String, source: HandshakeError },
+    #[error("world rank {rank} does not say whether its memory can be read: {source}")]
+    Meet { rank: usize, source: FrameError },
     #[error("world rank {rank} did not connect in time")]
     Missing { rank: usize },
     #[error("cannot set up its connections: {0}")]
@@ -49,14 +53,28 @@ pub(super) fn connect(
             ),
         });
     }
-    for stream in streams.iter().flatten() {
-        stream.set_nodelay(true)?;
-        let socket = socket2::SockRef::from(stream);
-        socket.set_send_buffer_size(SOCKET_BUFFER)?;
-        socket.set_recv_buffer_size(SOCKET_BUFFER)?;
-        stream.set_nonblocking(true)?;
-    }
-    Ok(Wire::new(streams)?)
+    let link = |(peer, stream): (usize, Option<TcpStream>)| {
+        stream.map(|stream| set_up(world, group.ranks[peer], stream)).transpose()
+    };
+    let links = streams.into_iter().enumerate().map(link).collect::<Result<_, MeshError>>()?;
+    Ok(Wire::new(links)?)
+}
+
+/// Makes a connection ready for data. All ranks set up theirs in the same order of pairs, so that
+/// those who talk to each other here do not wait in a circle.
+fn set_up(world: &World, rank: usize, stream: TcpStream) -> Result<Link, MeshError> {
+    stream.set_nodelay(true)?;
+    let socket = socket2::SockRef::from(&stream);
+    socket.set_send_buffer_size(SOCKET_BUFFER)?;
+    socket.set_recv_buffer_size(SOCKET_BUFFER)?;
+    let is_near = world.read_memory && world.members[rank].node == world.node;
+    let neighbour = if is_near {
+        neighbour::meet(&stream).map_err(|source| MeshError::Meet { rank, source })?
+    } else {
+        None
+    };
+    stream.set_nonblocking(true)?;
+    Ok(Link { stream, neighbour })
 }
 
 fn call(

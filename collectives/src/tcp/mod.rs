@@ -3,7 +3,7 @@
 //! Read in this order: `options` and `join` (from options to a world), `frame` and `handshake` (what
 //! goes over a connection before it is trusted), `rendezvous` and `inquiry` (kept by rank 0: who is
 //! here, and what happened when something goes wrong), `control` (a rank's side of that), `mesh`,
-//! `wire` and `transfer` (connections between ranks, and the data on them), `end` (the backend).
+//! `neighbour`, `wire` and `transfer` (connections between ranks, and the data on them), `end` (the backend).
 
 mod control;
 mod doorway;
@@ -15,6 +15,7 @@ mod join;
 mod lobby;
 mod mesh;
 mod message;
+mod neighbour;
 mod options;
 mod rendezvous;
 mod transfer;

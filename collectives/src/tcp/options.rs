@@ -91,6 +91,9 @@ pub struct JoinOptions {
     pub linger: Duration,
     /// Which way large transfers take.
     pub ring: Ring,
+    /// Whether ranks on one machine read large data from each other's memory, where the system
+    /// allows it. Must be the same on all ranks of a machine.
+    pub read_memory: bool,
     /// Number of records kept.
     pub recorder_capacity: usize,
     /// Called with the rank first thing on each worker thread.
@@ -116,6 +119,7 @@ impl JoinOptions {
             timeout: JOIN_TIMEOUT,
             linger: LINGER,
             ring: Ring::Auto,
+            read_memory: true,
             recorder_capacity: DEFAULT_CAPACITY,
             on_worker_start: None,
             listener: None,

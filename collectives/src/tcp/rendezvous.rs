@@ -48,6 +48,8 @@ pub(super) struct State {
     /// Answers to the question of each number.
     pub(super) reports: HashMap<u64, BTreeMap<usize, Flight>>,
     next_request: u64,
+    /// What ranks that gave up have said themselves.
+    pub(super) aborts: BTreeMap<usize, Cause>,
     joined: bool,
     /// Rank 0 is done: threads end.
     closed: bool,
@@ -63,6 +65,7 @@ pub(super) enum Seat {
     },
     /// It took its leave.
     Left,
+
     /// Its connection ended without a goodbye.
     Gone,
 }
@@ -98,6 +101,7 @@ impl Rendezvous {
                 groups: HashMap::new(),
                 reports: HashMap::new(),
                 next_request: 0,
+                aborts: BTreeMap::new(),
                 joined: false,
                 closed: false,
             }),
@@ -210,7 +214,14 @@ impl Hub {
             match message {
                 ToRendezvous::Beat => {}
                 ToRendezvous::Goodbye => said_goodbye = true,
-                ToRendezvous::Trouble(trouble) => self.raise(Event::Trouble { rank, trouble }),
+                ToRendezvous::Trouble(trouble) => {
+                    if let Some(cause) = inquiry::own_words(rank, &trouble) {
+                        // Also for an inquiry that is under way about what this rank has left behind.
+                        lock(&self.state).aborts.entry(rank).or_insert(cause);
+                        self.changed.notify_all();
+                    }
+                    self.raise(Event::Trouble { rank, trouble });
+                }
                 ToRendezvous::Report { request, flight } => {
                     if let Some(answers) = lock(&self.state).reports.get_mut(&request) {
                         answers.insert(rank, *flight);

@@ -49,6 +49,7 @@ impl Transfer<'_> {
             output[slots[self.rank].clone()].copy_from_slice(input);
             return self.all_gather_ring(output, slots);
         }
+        self.wire.exchange(true);
         let mut copied = false;
         loop {
             let mut done = true;
@@ -64,6 +65,20 @@ impl Transfer<'_> {
                 copied = true;
             }
             if done {
+                return self.settle();
+            }
+            self.wire.wait()?;
+        }
+    }
+
+    /// Ends an exchange in which data may have been lent.
+    fn settle(&mut self) -> Result<(), Stop> {
+        loop {
+            let mut settled = true;
+            for peer in self.peers() {
+                settled &= self.wire.settle(peer)?;
+            }
+            if settled {
                 return Ok(());
             }
             self.wire.wait()?;
@@ -89,7 +104,7 @@ impl Transfer<'_> {
                 }
                 receiving += 1;
                 received = 0;
-                self.wire.restart_receive(previous);
+                self.wire.next_block(previous);
             }
             while sending < world_size - 1 {
                 let whole = slot(sending);
@@ -143,8 +158,10 @@ impl Transfer<'_> {
         slots: &[Range<usize>],
         staging: &mut [u8],
     ) -> Result<(), Stop> {
+        self.wire.exchange(true);
         let own = &input[slots[self.rank].clone()];
-        let mut blocks = Blocks::of(output.len());
+        let whole = output.len();
+        let mut blocks = Blocks::of(whole);
         let mut current = blocks.next();
         loop {
             let mut done = true;
@@ -156,7 +173,8 @@ impl Transfer<'_> {
                 let mut complete = true;
                 for peer in self.peers() {
                     let place = &mut staging[peer * BLOCK..][..block.len()];
-                    complete &= self.wire.receive(peer, place)? == Some(block.len());
+                    let got = self.wire.receive_block(peer, place, block.start, whole)?;
+                    complete &= got == Some(block.len());
                 }
                 if !complete {
                     done = false;
@@ -169,12 +187,12 @@ impl Transfer<'_> {
                 let addends: Vec<&[u8]> = (0..self.world_size()).map(addend).collect();
                 sum(dtype, &mut output[block], &addends);
                 for peer in self.peers() {
-                    self.wire.restart_receive(peer);
+                    self.wire.next_block(peer);
                 }
                 current = blocks.next();
             }
             if done {
-                return Ok(());
+                return self.settle();
             }
             self.wire.wait()?;
         }
@@ -209,7 +227,7 @@ impl Transfer<'_> {
                     if self.wire.receive(previous, partial)? != Some(size) {
                         break;
                     }
-                    self.wire.restart_receive(previous);
+                    self.wire.next_block(previous);
                     let place = &mut staging[..size];
                     add(dtype, place, own);
                     summed = true;
@@ -260,10 +278,7 @@ impl Transfer<'_> {
             (0..world_size).map(slot).map(|s| s.start * size..s.end * size).collect();
         let mut part = Buffer::zeros(dtype, slots[self.rank].len() / size);
         self.reduce_scatter(dtype, buffer.as_bytes(), part.as_bytes_mut(), &slots)?;
-        for peer in self.peers() {
-            self.wire.restart_send(peer);
-            self.wire.restart_receive(peer);
-        }
+        self.wire.exchange(false);
         self.all_gather(part.as_bytes(), buffer.as_bytes_mut(), &slots)
     }
 

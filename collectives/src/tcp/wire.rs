@@ -1,5 +1,6 @@
 //! Bytes to and from the other ranks of a group, without blocking.
 
+use super::neighbour::{self, Neighbour};
 use super::waker::Waker;
 use crate::buffer::Buffer;
 use crate::dtype::DType;
@@ -13,9 +14,11 @@ use std::time::Duration;
 /// Bytes of the header that starts each rank's part of an operation.
 pub(super) const HEADER: usize = 24;
 
-/// Most bytes moved in one direction before the other gets its turn: what has just been written is
-/// still in the cache when the other side reads it.
-const BURST: usize = 256 << 10;
+/// Data of at least this many bytes is lent to neighbours rather than sent.
+const LEND: usize = 256 << 10;
+
+/// Bytes that say where lent data is.
+const DESCRIPTOR: usize = 8;
 
 /// How long an operation goes on after its group has failed, as long as bytes move: if all ranks
 /// had entered it, it completes.
@@ -71,51 +74,60 @@ pub(super) enum Stop {
     Lost { peer: usize, left: bool, reason: String },
 }
 
+/// A connection to another rank of a group.
+#[derive(Debug)]
+pub(super) struct Link {
+    pub(super) stream: TcpStream,
+    /// If its memory can be read.
+    pub(super) neighbour: Option<Neighbour>,
+}
+
 /// The connections of a rank to the others of its group, and what is under way on them.
+///
+/// An operation consists of one or more *exchanges*. In each, a rank may send one payload to and
+/// receive one from every other rank; [`Wire::settle`] ends it.
 pub(super) struct Wire {
-    streams: Vec<Option<TcpStream>>,
+    links: Vec<Option<Link>>,
     lanes: Vec<Lane>,
     header: [u8; HEADER],
     waker: Arc<Waker>,
+    /// Whether large payloads of this exchange are lent to neighbours.
+    lending: bool,
     /// Memory for data that cannot go straight to its place; kept from one operation to the next.
     staging: Buffer,
 }
 
-/// One operation's traffic with one rank.
+/// One exchange's traffic with one rank.
 #[derive(Clone, Copy, Default)]
 struct Lane {
-    /// Bytes sent, header included.
+    /// Bytes sent: the header, which comes once per operation, and the payload or descriptor.
     sent: usize,
-    /// Bytes received, header included.
+    /// Bytes received, counted likewise.
     received: usize,
     incoming: [u8; HEADER],
+    /// Where what this rank borrows is.
+    descriptor: [u8; DESCRIPTOR],
+    /// Whether this rank lends to that one, and the other way round.
+    lends: bool,
+    borrows: bool,
+    /// Bytes of the closing conversation of a loan, each way.
+    settling: [usize; 2],
     /// What the caller waits for.
     wants: Wants,
 }
 
-/// What is left to do in each direction.
 #[derive(Clone, Copy, Default)]
 struct Wants {
-    send: Want,
-    receive: Want,
-}
-
-#[derive(Clone, Copy, Default, PartialEq, Eq)]
-enum Want {
-    /// Nothing.
-    #[default]
-    Nothing,
-    /// More, and it may go on at once.
-    More,
-    /// More, once the socket is ready.
-    Ready,
+    send: bool,
+    receive: bool,
 }
 
 impl Wire {
-    pub(super) fn new(streams: Vec<Option<TcpStream>>) -> io::Result<Wire> {
+    pub(super) fn new(links: Vec<Option<Link>>) -> io::Result<Wire> {
         Ok(Wire {
-            lanes: vec![Lane::default(); streams.len()],
-            streams,
+            lanes: vec![Lane::default(); links.len()],
+            links,
+            lending: false,
             header: [0; HEADER],
             waker: Arc::new(Waker::new()?),
             staging: empty(),
@@ -131,11 +143,32 @@ impl Wire {
     pub(super) fn begin(&mut self, sequence: u64, digest: u64) {
         self.header = Header::Operation { sequence, digest }.encode();
         self.lanes.fill(Lane::default());
+        self.lending = false;
+    }
+
+    /// Starts the next exchange of an operation. `lending` must be the same on all ranks, and may
+    /// be true only if payloads are passed whole and stay as they are until the exchange is settled.
+    pub(super) fn exchange(&mut self, lending: bool) {
+        for lane in &mut self.lanes {
+            *lane = Lane {
+                sent: lane.sent.min(HEADER),
+                received: lane.received.min(HEADER),
+                incoming: lane.incoming,
+                ..Lane::default()
+            };
+        }
+        self.lending = lending;
+    }
+
+    /// Whether a payload of `len` bytes to or from `peer` is lent.
+    fn is_loan(&self, peer: usize, len: usize) -> Option<Neighbour> {
+        let link = self.links[peer].as_ref()?;
+        link.neighbour.filter(|_| self.lending && len >= LEND)
     }
 
     /// Number of ranks in the group.
     pub(super) fn world_size(&self) -> usize {
-        self.streams.len()
+        self.links.len()
     }
 
     /// Lends out staging memory of at least `bytes` bytes; give it back with
@@ -154,98 +187,170 @@ impl Wire {
         self.lanes[peer].sent = self.lanes[peer].sent.min(HEADER);
     }
 
-    /// The next receive from `peer` starts a new payload.
-    pub(super) fn restart_receive(&mut self, peer: usize) {
-        self.lanes[peer].received = self.lanes[peer].received.min(HEADER);
-    }
-
     /// Sends what fits of the header and then of `payload` to `peer`. Returns how many bytes of the
-    /// payload have been sent by now, over all calls with the same payload in this operation;
-    /// `None` while the header is still on its way.
+    /// payload have been sent by now, over all calls with the same payload; `None` while the header
+    /// is still on its way. What is lent counts as sent once the other side knows where it is.
     pub(super) fn send(&mut self, peer: usize, payload: &[u8]) -> Result<Option<usize>, Stop> {
-        let Wire { streams, lanes, header, .. } = self;
-        let (Some(stream), Some(lane)) = (&mut streams[peer], lanes.get_mut(peer)) else {
+        let lends = self.is_loan(peer, payload.len()).is_some();
+        let descriptor = neighbour::address(payload).to_le_bytes();
+        let content = if lends { &descriptor[..] } else { payload };
+        let Wire { links, lanes, header, .. } = self;
+        let (Some(link), Some(lane)) = (&mut links[peer], lanes.get_mut(peer)) else {
             return Ok(Some(payload.len()));
         };
-        let total = HEADER + payload.len();
-        let until = total.min(lane.sent + BURST);
-        lane.wants.send = if until < total { Want::More } else { Want::Nothing };
-        while lane.sent < until {
+        lane.lends = lends;
+        let total = HEADER + content.len();
+        while lane.sent < total {
             let head = &header[lane.sent.min(HEADER)..];
-            let body = &payload[lane.sent.saturating_sub(HEADER)..until.max(HEADER) - HEADER];
-            match stream.write_vectored(&[IoSlice::new(head), IoSlice::new(body)]) {
+            let body = &content[lane.sent.saturating_sub(HEADER)..];
+            match link.stream.write_vectored(&[IoSlice::new(head), IoSlice::new(body)]) {
                 Ok(0) => return Err(lost(peer, io::ErrorKind::WriteZero.into())),
-                Ok(count) => {
-                    lane.sent += count;
-                }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    lane.wants.send = Want::Ready;
-                    break;
-                }
+                Ok(count) => lane.sent += count,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(lost(peer, error)),
             }
         }
-        Ok(lane.sent.checked_sub(HEADER))
+        lane.wants.send = lane.sent < total;
+        let sent = lane.sent.checked_sub(HEADER);
+        if !lends {
+            return Ok(sent);
+        }
+        Ok(sent.map(|sent| if sent == DESCRIPTOR { payload.len() } else { 0 }))
     }
 
-    /// Receives what is there of the header and then of `payload` from `peer`; counts like
+    /// Receives what is there of the header and then of a whole payload from `peer`; counts like
     /// [`Wire::send`].
-    pub(super) fn receive(
+    pub(super) fn receive(&mut self, peer: usize, whole: &mut [u8]) -> Result<Option<usize>, Stop> {
+        let len = whole.len();
+        self.receive_block(peer, whole, 0, len)
+    }
+
+    /// Receives the part of a payload of `whole` bytes that starts at `start`, counting from there;
+    /// [`Wire::next_block`] comes between two parts.
+    pub(super) fn receive_block(
+        &mut self,
+        peer: usize,
+        block: &mut [u8],
+        start: usize,
+        whole: usize,
+    ) -> Result<Option<usize>, Stop> {
+        let Some(neighbour) = self.is_loan(peer, whole) else {
+            return self.read(peer, block, false);
+        };
+        let got = self.read(peer, &mut [0; DESCRIPTOR], true)?;
+        if got != Some(DESCRIPTOR) {
+            return Ok(got.map(|_| 0));
+        }
+        let lane = &mut self.lanes[peer];
+        lane.borrows = true;
+        let address = u64::from_le_bytes(lane.descriptor).wrapping_add(start as u64);
+        neighbour.read(address, block).map_err(|error| lost(peer, error))?;
+        Ok(Some(block.len()))
+    }
+
+    /// Reads the header and then `payload`, or the descriptor of a loan in its place.
+    fn read(
         &mut self,
         peer: usize,
         payload: &mut [u8],
+        is_descriptor: bool,
     ) -> Result<Option<usize>, Stop> {
-        let Wire { streams, lanes, header, .. } = self;
-        let (Some(stream), Some(lane)) = (&mut streams[peer], lanes.get_mut(peer)) else {
+        let Wire { links, lanes, header, .. } = self;
+        let (Some(link), Some(lane)) = (&mut links[peer], lanes.get_mut(peer)) else {
             return Ok(Some(payload.len()));
         };
+        let Lane { received, incoming, descriptor, wants, .. } = lane;
+        let payload = if is_descriptor { &mut descriptor[..] } else { payload };
         let total = HEADER + payload.len();
-        let until = total.min(lane.received + BURST);
-        lane.wants.receive = if until < total { Want::More } else { Want::Nothing };
-        while lane.received < until {
-            let was = lane.received;
-            let head = &mut lane.incoming[was.min(HEADER)..];
-            let body = &mut payload[was.saturating_sub(HEADER)..until.max(HEADER) - HEADER];
+        while *received < total {
+            let was = *received;
+            let head = &mut incoming[was.min(HEADER)..];
+            let body = &mut payload[was.saturating_sub(HEADER)..];
             let outcome = if head.is_empty() {
-                stream.read(body)
+                link.stream.read(body)
             } else {
-                stream.read_vectored(&mut [IoSliceMut::new(head), IoSliceMut::new(body)])
+                link.stream.read_vectored(&mut [IoSliceMut::new(head), IoSliceMut::new(body)])
             };
             match outcome {
                 Ok(0) => return Err(lost(peer, io::ErrorKind::UnexpectedEof.into())),
                 Ok(count) => {
-                    lane.received += count;
-                    if was < HEADER && lane.received >= HEADER {
-                        check(peer, &lane.incoming, header)?;
+                    *received += count;
+                    if was < HEADER && *received >= HEADER {
+                        check(peer, incoming, header)?;
                     }
                 }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    lane.wants.receive = Want::Ready;
-                    break;
-                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(lost(peer, error)),
             }
         }
-        Ok(lane.received.checked_sub(HEADER))
+        wants.receive = *received < total;
+        Ok(received.checked_sub(HEADER))
+    }
+
+    /// The next part of the payload from `peer` goes elsewhere.
+    pub(super) fn next_block(&mut self, peer: usize) {
+        let lane = &mut self.lanes[peer];
+        if !lane.borrows {
+            lane.received = lane.received.min(HEADER);
+        }
+    }
+
+    /// Ends an exchange with `peer`: true once nobody reads anybody's memory any more.
+    ///
+    /// Who has borrowed says that it has read everything, and who has lent answers that it was there
+    /// to be read until then. Without the answer the borrower could take what is left of a lender
+    /// that had given up for data.
+    pub(super) fn settle(&mut self, peer: usize) -> Result<bool, Stop> {
+        let (Some(link), Some(lane)) = (&mut self.links[peer], self.lanes.get_mut(peer)) else {
+            return Ok(true);
+        };
+        let total = usize::from(lane.lends) + usize::from(lane.borrows);
+        loop {
+            let [said, heard] = lane.settling;
+            // What lies first in either direction is that the borrower is done.
+            let may_say = usize::from(lane.borrows) + usize::from(lane.lends && heard > 0);
+            let (say, hear) = (said < may_say, heard < total);
+            let mut moved = false;
+            if say {
+                match link.stream.write(&[0]) {
+                    Ok(count) => {
+                        lane.settling[0] += count;
+                        moved = count > 0;
+                    }
+                    Err(error) if is_temporary(&error) => {}
+                    Err(error) => return Err(lost(peer, error)),
+                }
+            }
+            if hear {
+                match link.stream.read(&mut [0]) {
+                    Ok(0) => return Err(lost(peer, io::ErrorKind::UnexpectedEof.into())),
+                    Ok(count) => {
+                        lane.settling[1] += count;
+                        moved = true;
+                    }
+                    Err(error) if is_temporary(&error) => {}
+                    Err(error) => return Err(lost(peer, error)),
+                }
+            }
+            if !moved {
+                lane.wants = Wants { send: say, receive: hear };
+                return Ok(lane.settling == [total, total]);
+            }
+        }
     }
 
     /// Waits until something that the last sends and receives could not do can go on.
     pub(super) fn wait(&mut self) -> Result<(), Stop> {
-        let may_go_on =
-            |lane: &Lane| lane.wants.send == Want::More || lane.wants.receive == Want::More;
-        if self.lanes.iter().any(may_go_on) {
-            return Ok(());
-        }
-        let mut ready = Vec::with_capacity(self.streams.len() + 1);
+        let mut ready = Vec::with_capacity(self.links.len() + 1);
         ready.push(PollFd::new(&*self.waker, PollFlags::IN));
-        for (stream, lane) in self.streams.iter().zip(&self.lanes) {
+        for (link, lane) in self.links.iter().zip(&self.lanes) {
             let mut flags = PollFlags::empty();
-            flags.set(PollFlags::OUT, lane.wants.send == Want::Ready);
-            flags.set(PollFlags::IN, lane.wants.receive == Want::Ready);
-            if let (Some(stream), false) = (stream, flags.is_empty()) {
-                ready.push(PollFd::new(stream, flags));
+            flags.set(PollFlags::OUT, lane.wants.send);
+            flags.set(PollFlags::IN, lane.wants.receive);
+            if let (Some(link), false) = (link, flags.is_empty()) {
+                ready.push(PollFd::new(&link.stream, flags));
             }
         }
         loop {
@@ -273,13 +378,13 @@ impl Wire {
 
     /// Tells the others that this rank leaves, if it is not in the middle of sending something.
     pub(super) fn leave(&mut self) {
-        let idle = !self.lanes.iter().any(|lane| lane.wants.send != Want::Nothing);
-        for stream in self.streams.iter_mut().flatten() {
+        let idle = !self.lanes.iter().any(|lane| lane.wants.send);
+        for link in self.links.iter_mut().flatten() {
             if idle {
                 // 24 bytes fit or the connection is broken; either way the other side sees an end.
-                let _ = stream.write(&Header::Leave.encode());
+                let _ = link.stream.write(&Header::Leave.encode());
             }
-            let _ = stream.shutdown(Shutdown::Write);
+            let _ = link.stream.shutdown(Shutdown::Write);
         }
     }
 }
@@ -291,6 +396,10 @@ fn check(peer: usize, theirs: &[u8; HEADER], mine: &[u8; HEADER]) -> Result<(), 
         Some(Header::Leave) => Err(Stop::Lost { peer, left: true, reason: String::new() }),
         None => Err(Stop::Lost { peer, left: false, reason: "it sent no header".into() }),
     }
+}
+
+fn is_temporary(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
 }
 
 fn lost(peer: usize, error: io::Error) -> Stop {

@@ -391,6 +391,8 @@ pub enum CommBackend {
     Local,
     /// Every rank is a process that a launcher has started.
     Tcp,
+    /// Every rank is a process that `mpirun` has started; in builds with feature `mpi`.
+    Mpi,
 }
 
 /// `[comm]`.

@@ -49,6 +49,10 @@ pub enum TrainError {
     /// This process could not join the others.
     #[error(transparent)]
     Join(#[from] JoinError),
+    /// This process could not take its part in an MPI job.
+    #[cfg(feature = "mpi")]
+    #[error(transparent)]
+    Mpi(#[from] kiln_collectives::mpi::MpiError),
     /// Ranks that are processes were not started alike.
     #[error(
         "ranks {ranks:?} were started with another configuration, other arguments or another build than rank 0: start every rank with the same command"

@@ -107,7 +107,10 @@ pub fn run_with_blocks<B: Layer>(
     let config = with_ranks(config, options)?;
     match &options.place {
         None => run_as_threads(config, options, &decoder),
-        Some(place) => run_as_process(join(place)?, config, options, place, &decoder),
+        Some(place) => {
+            let world = join(place, config.comm.backend)?;
+            run_as_process(world, config, options, place, &decoder)
+        }
     }
 }
 
@@ -154,7 +157,7 @@ fn run_as_process<B: Layer>(
     place: &Place,
     decoder: &MakeDecoder<'_, B>,
 ) -> Result<Summary, TrainError> {
-    let threads = device::threads_per_rank(&config.device, place.local_world_size);
+    let threads = device::threads_per_rank(&config.device, device::ranks_sharing_cores(place));
     let summary = run_rank(world, threads, |world| {
         let (world, drill) = fault::rehearse(world, options.fault.as_ref(), place.restarts);
         let config = with_groups(config.clone(), &*world)?;
@@ -168,7 +171,10 @@ fn run_as_process<B: Layer>(
     Ok(summary)
 }
 
-fn join(place: &Place) -> Result<Arc<dyn Communicator>, TrainError> {
+fn join(place: &Place, backend: CommBackend) -> Result<Arc<dyn Communicator>, TrainError> {
+    if backend == CommBackend::Mpi {
+        return join_mpi(place);
+    }
     let mut options =
         JoinOptions::new(place.rank, place.world_size, &place.master.host, place.master.port);
     options.shared_port = place.master.shared_port;
@@ -182,6 +188,33 @@ fn join(place: &Place) -> Result<Arc<dyn Communicator>, TrainError> {
     Ok(Arc::new(TcpCommunicator::join(options)?))
 }
 
+#[cfg(feature = "mpi")]
+fn join_mpi(place: &Place) -> Result<Arc<dyn Communicator>, TrainError> {
+    use kiln_collectives::mpi::{Mpi, MpiOptions};
+    let mpi = Mpi::start()?;
+    if (mpi.rank(), mpi.world_size()) != (place.rank, place.world_size) {
+        return Err(TrainError::usage(format!(
+            "MPI says that this process is rank {} of {}, but {} says rank {} of {}: start the \
+             ranks with mpirun, and leave the variables of other launchers unset",
+            mpi.rank(),
+            mpi.world_size(),
+            place.source,
+            place.rank,
+            place.world_size
+        )));
+    }
+    let on_worker_start = Some(Arc::new(memory::bind_to_rank) as _);
+    Ok(Arc::new(mpi.world(MpiOptions { on_worker_start, ..MpiOptions::default() })))
+}
+
+#[cfg(not(feature = "mpi"))]
+fn join_mpi(_: &Place) -> Result<Arc<dyn Communicator>, TrainError> {
+    Err(TrainError::usage(
+        "comm.backend = \"mpi\", but this program was built without MPI: build it with \
+         `--features mpi`, or use \"tcp\"",
+    ))
+}
+
 /// `config` with the number of ranks that there are, checked.
 fn with_ranks(mut config: Config, options: &RunOptions) -> Result<Config, TrainError> {
     let backend = config.comm.backend;
@@ -190,6 +223,12 @@ fn with_ranks(mut config: Config, options: &RunOptions) -> Result<Config, TrainE
             return Err(TrainError::usage(
                 "comm.backend = \"tcp\" needs one process per rank: start them with `kiln launch`, \
                  or use \"auto\"",
+            ));
+        }
+        (None, _) if backend == CommBackend::Mpi => {
+            return Err(TrainError::usage(
+                "comm.backend = \"mpi\" needs several processes: start them with `mpirun`, or use \
+                 \"auto\"",
             ));
         }
         (None, ranks) => config.train.ranks = ranks.unwrap_or(config.train.ranks),

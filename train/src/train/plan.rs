@@ -87,7 +87,8 @@ pub(super) fn make(
     }
     let ranks = config.train.ranks;
     let ranks_here = options.place.as_ref().map_or(ranks, |place| place.local_world_size.max(1));
-    let threads = device::threads_per_rank(&config.device, ranks_here);
+    let sharing = options.place.as_ref().map_or(ranks, device::ranks_sharing_cores);
+    let threads = device::threads_per_rank(&config.device, sharing);
     let peak_flops = match config.device.peak_tflops {
         Some(tflops) => tflops * 1e12,
         // The other machines are taken to be as fast as this one.

@@ -1,7 +1,7 @@
 //! Serves collectives to a driver that times them: one rank, or a whole local world.
 //!
-//!     cargo run --release -p kiln-collectives --example rank -- --backend local --ranks 2
-//!     cargo run --release -p kiln-collectives --example rank -- \
+//!     cargo run --release -p kiln-benches --bin collectives_peer -- --backend local --ranks 2
+//!     cargo run --release -p kiln-benches --bin collectives_peer -- \
 //!         --backend tcp --ranks 2 --rank 0 --port 29500
 //!
 //! Rank 0 reads commands from standard input, `OP BYTES ITERATIONS` one a line, and answers each
@@ -19,11 +19,16 @@ use arguments::{Arguments, Backend};
 use exercise::Sources;
 use kiln_collectives::tcp::{JoinOptions, TcpCommunicator};
 use kiln_collectives::{Communicator, LocalGroup};
+use kiln_shard::memory::CountingAllocator;
 use std::error::Error;
 use std::process::ExitCode;
 use std::thread;
 
-/// What an example may fail with; printed and turned into an exit code.
+/// The trainer's allocator, so that buffers are what they are in a run.
+#[global_allocator]
+static ALLOCATOR: CountingAllocator = CountingAllocator;
+
+/// What this may fail with; printed and turned into an exit code.
 type Failure = Box<dyn Error + Send + Sync>;
 
 fn main() -> ExitCode {
