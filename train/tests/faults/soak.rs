@@ -12,7 +12,7 @@ const RANKS: usize = 2;
 const KILLS: usize = 200;
 
 /// Steps of the run: enough to be killed that often.
-const STEPS: u64 = 2000;
+const STEPS: u64 = 8000;
 
 /// The whole soak; a hang takes longer.
 const LIMIT: Duration = Duration::from_secs(3000);
@@ -33,7 +33,7 @@ fn ranks_of(launcher: &Child) -> Vec<u32> {
 }
 
 #[test]
-#[ignore = "takes half an hour"]
+#[ignore = "takes a quarter of an hour"]
 fn soak() {
     config();
     let steps = format!("train.steps={STEPS}");
@@ -54,14 +54,17 @@ fn soak() {
         }
         assert!(started.elapsed() < LIMIT, "{kills} kills in {:?}", started.elapsed());
         // Anywhere from the start of a life to some steps and a checkpoint later.
-        let pause = random(kills as u64) % 3000;
-        std::thread::sleep(Duration::from_millis(pause + 100));
+        let pause = random(kills as u64) % 2000;
+        std::thread::sleep(Duration::from_millis(pause + 50));
         let ranks = ranks_of(&launcher);
         if kills < KILLS && !ranks.is_empty() {
             let victim = ranks[random(1000 + kills as u64) as usize % ranks.len()];
             let status =
                 std::process::Command::new("kill").args(["-9", &victim.to_string()]).status();
             kills += usize::from(status.is_ok_and(|status| status.success()));
+            if kills.is_multiple_of(20) {
+                eprintln!("{kills} kills, step {:?}", run.losses().keys().last());
+            }
         }
     };
     eprintln!("{kills} kills, {:?}", started.elapsed());
