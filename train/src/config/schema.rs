@@ -403,11 +403,13 @@ pub struct CommSection {
     pub backend: CommBackend,
     /// Seconds to wait for the other ranks in one collective.
     pub timeout_s: f64,
+    /// Seconds to wait at the start until all processes are there.
+    pub join_timeout_s: f64,
 }
 
 impl Default for CommSection {
     fn default() -> Self {
-        CommSection { backend: CommBackend::Auto, timeout_s: 600.0 }
+        CommSection { backend: CommBackend::Auto, timeout_s: 600.0, join_timeout_s: 300.0 }
     }
 }
 
@@ -415,6 +417,11 @@ impl CommSection {
     /// How long to wait for the other ranks in one collective.
     pub fn timeout(&self) -> Duration {
         Duration::try_from_secs_f64(self.timeout_s).unwrap_or(Duration::MAX)
+    }
+
+    /// How long to wait until all processes are there.
+    pub fn join_timeout(&self) -> Duration {
+        Duration::try_from_secs_f64(self.join_timeout_s).unwrap_or(Duration::MAX)
     }
 }
 

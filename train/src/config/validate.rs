@@ -88,6 +88,12 @@ impl Config {
                 "positive, in seconds",
             ),
             (
+                "comm.join_timeout_s",
+                comm.join_timeout_s,
+                positive(comm.join_timeout_s) && comm.join_timeout_s < 1e9,
+                "positive, in seconds",
+            ),
+            (
                 "sample.temperature",
                 sample.temperature,
                 not_negative(sample.temperature),

@@ -25,7 +25,7 @@ use kiln_model::{Key, ModelConfig};
 use kiln_shard::ranks::{run_rank, run_ranks};
 use kiln_shard::{Mesh, memory};
 
-use crate::config::{CommBackend, Config};
+use crate::config::{CommBackend, CommSection, Config};
 use crate::device;
 use crate::fault::{self, Fault};
 use crate::flight::FlightGuard;
@@ -108,7 +108,7 @@ pub fn run_with_blocks<B: Layer>(
     match &options.place {
         None => run_as_threads(config, options, &decoder),
         Some(place) => {
-            let world = join(place, config.comm.backend)?;
+            let world = join(place, &config.comm)?;
             run_as_process(world, config, options, place, &decoder)
         }
     }
@@ -171,8 +171,8 @@ fn run_as_process<B: Layer>(
     Ok(summary)
 }
 
-fn join(place: &Place, backend: CommBackend) -> Result<Arc<dyn Communicator>, TrainError> {
-    if backend == CommBackend::Mpi {
+fn join(place: &Place, comm: &CommSection) -> Result<Arc<dyn Communicator>, TrainError> {
+    if comm.backend == CommBackend::Mpi {
         return join_mpi(place);
     }
     let mut options =
@@ -184,6 +184,7 @@ fn join(place: &Place, backend: CommBackend) -> Result<Arc<dyn Communicator>, Tr
     };
     options.job.clone_from(&place.job);
     options.node.clone_from(&place.node);
+    options.timeout = comm.join_timeout();
     options.on_worker_start = Some(Arc::new(memory::bind_to_rank));
     Ok(Arc::new(TcpCommunicator::join(options)?))
 }

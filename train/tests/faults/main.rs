@@ -8,5 +8,6 @@
 mod matrix;
 mod netns;
 mod parity;
+mod preemption;
 mod soak;
 mod support;

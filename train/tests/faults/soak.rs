@@ -12,7 +12,7 @@ const RANKS: usize = 2;
 const KILLS: usize = 200;
 
 /// Steps of the run: enough to be killed that often.
-const STEPS: u64 = 8000;
+const STEPS: u64 = 12_000;
 
 /// The whole soak; a hang takes longer.
 const LIMIT: Duration = Duration::from_secs(3000);

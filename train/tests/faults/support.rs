@@ -140,9 +140,12 @@ impl Run {
     /// The command that runs ranks as processes.
     pub fn launcher(&self, ranks: usize, launch: &[&str], train: &[&str]) -> Command {
         let ranks = ranks.to_string();
-        let fixed = ["launch", "--nproc-per-node", &ranks, "--grace-s", "2"];
+        let fixed = ["launch", "--nproc-per-node", &ranks];
         let mut arguments: Vec<String> =
             fixed.iter().chain(launch).map(|argument| (*argument).to_owned()).collect();
+        if !launch.contains(&"--grace-s") {
+            arguments.extend(["--grace-s".into(), "2".into()]);
+        }
         arguments.push("--".into());
         arguments.extend(self.train_arguments(train));
         kiln(arguments)

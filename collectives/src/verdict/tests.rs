@@ -1,0 +1,158 @@
+//! Verdicts on made-up worlds.
+
+use super::*;
+use crate::dtype::DType;
+use crate::flight::{Activity, Pending};
+use crate::label::{Label, Phase};
+
+fn gather(unit: &str) -> Call {
+    let buffer = |len| crate::Buffer::zeros(DType::F32, len);
+    Call::all_gather(Label::new(unit, Phase::Forward), &buffer(1), &buffer(4), 4)
+}
+
+/// A rank whose groups have each issued so much and wait in the last, if it says so.
+fn rank(rank: usize, doing: &str, groups: &[(&str, &[usize], u64, Option<Call>)]) -> Witness {
+    let group = |(name, ranks, issued, waits): &(&str, &[usize], u64, Option<Call>)| {
+        let pending = waits.iter().map(|call| Pending {
+            sequence: issued - 1,
+            call: call.clone(),
+            seconds: 61.0 - rank as f64,
+        });
+        GroupFlight {
+            name: (*name).into(),
+            ranks: ranks.to_vec(),
+            issued: *issued,
+            pending: pending.collect(),
+        }
+    };
+    Witness::Answered(Box::new(Flight {
+        rank,
+        world_size: 4,
+        backend: "tcp".into(),
+        node: "node0".into(),
+        process: 1,
+        activity: Activity { name: doing.into(), seconds: 61.2 },
+        groups: groups.iter().map(group).collect(),
+        verdict: None,
+        records: Vec::new(),
+    }))
+}
+
+const WORLD: &[usize] = &[0, 1, 2, 3];
+
+#[track_caller]
+fn check(witnesses: &[Witness], finding: Finding, culprits: &[usize], text: &str) {
+    let verdict = Verdict::of(witnesses);
+    assert_eq!(verdict.text, text);
+    assert_eq!((verdict.finding, verdict.culprits.as_slice()), (finding, culprits));
+}
+
+fn waiting(index: usize) -> Witness {
+    rank(index, "forward", &[("world", WORLD, 1086, Some(gather("block.7")))])
+}
+
+#[test]
+fn a_rank_that_never_entered_is_named_with_what_it_does() {
+    let late = rank(2, "data loading", &[("world", WORLD, 1085, None)]);
+    check(
+        &[waiting(0), waiting(1), late, waiting(3)],
+        Finding::Missing,
+        &[2],
+        "rank 2 never entered #1085 all_gather(block.7); it is in data loading since 61 s; \
+         ranks 0, 1, 3 wait",
+    );
+}
+
+#[test]
+fn the_chain_of_waits_is_followed_to_its_end() {
+    // 0 waits for 1 in the world; 1 waits for 3 in its shard group; 3 is in the optimizer.
+    let shard: &[usize] = &[1, 3];
+    let shard_of = |issued, call| ("shard", shard, issued, call);
+    let world = |issued, call| ("world", WORLD, issued, call);
+    check(
+        &[
+            rank(0, "loss", &[world(9, Some(gather("loss")))]),
+            rank(1, "forward", &[world(8, None), shard_of(5, Some(gather("block.1")))]),
+            rank(2, "loss", &[world(9, Some(gather("loss")))]),
+            rank(3, "optimizer", &[world(8, None), shard_of(4, None)]),
+        ],
+        Finding::Missing,
+        &[3],
+        "rank 3 never entered #4 all_gather(block.1) of group \"shard\"; it is in optimizer \
+         since 61 s; rank 1 waits",
+    );
+}
+
+#[test]
+fn differing_calls_are_listed_and_the_minority_is_to_blame() {
+    let other = rank(1, "forward", &[("world", WORLD, 1086, Some(gather("block.8")))]);
+    check(
+        &[waiting(0), other, waiting(2), waiting(3)],
+        Finding::Mismatch,
+        &[1],
+        "#1085 differs between ranks: ranks 0, 2, 3 called all_gather of 4 f32 for \
+         \"block.7\" (forward); rank 1 called all_gather of 4 f32 for \"block.8\" (forward)",
+    );
+}
+
+#[test]
+fn the_dead_and_the_silent_go_before_those_who_wait_for_them() {
+    let gone = || Witness::Gone { reason: "died".into() };
+    let silent = || Witness::Silent { seconds: 12.4 };
+    check(
+        &[waiting(0), gone(), silent(), gone()],
+        Finding::Died,
+        &[1, 3],
+        "ranks 1, 3 died; rank 0 waits in #1085 all_gather(block.7)",
+    );
+    check(
+        &[waiting(0), silent(), silent(), waiting(3)],
+        Finding::Silent,
+        &[1, 2],
+        "ranks 1, 2 have not answered for 12 s: their processes are stopped or their machines \
+         cannot be reached; ranks 0, 3 wait in #1085 all_gather(block.7)",
+    );
+    check(
+        &[waiting(0), waiting(1), silent(), waiting(3)],
+        Finding::Silent,
+        &[2],
+        "rank 2 has not answered for 12 s: its process is stopped or its machine cannot be \
+         reached; ranks 0, 1, 3 wait in #1085 all_gather(block.7)",
+    );
+}
+
+#[test]
+fn a_slow_transfer_and_a_healthy_run_blame_nobody() {
+    check(
+        &[waiting(0), waiting(1), waiting(2), waiting(3)],
+        Finding::Transfer,
+        &[],
+        "all ranks entered #1085 all_gather(block.7), but the transfer did not finish in \
+         time: look at the network, or allow more time with comm.timeout_s",
+    );
+    let fine = |index| rank(index, "forward", &[("world", WORLD, 3, None)]);
+    check(
+        &[fine(0), fine(1), fine(2), fine(3)],
+        Finding::Nothing,
+        &[],
+        "no rank waits for another",
+    );
+}
+
+#[test]
+fn files_tell_the_same_and_missing_files_mean_dead_ranks() {
+    let flights: Vec<Flight> = [waiting(0), waiting(1), waiting(3)]
+        .into_iter()
+        .filter_map(|witness| match witness {
+            Witness::Answered(flight) => Some(*flight),
+            _ => None,
+        })
+        .collect();
+    let text = serde_json::to_string(&flights).unwrap();
+    let back: Vec<Flight> = serde_json::from_str(&text).unwrap();
+    let verdict = Verdict::of_flights(&back);
+    assert_eq!((verdict.finding, verdict.culprits.as_slice()), (Finding::Died, &[2][..]));
+    let mut told = back.clone();
+    told[1].verdict = Some(Verdict { text: "as told".into(), ..verdict });
+    assert_eq!(Verdict::of_flights(&told).text, "as told");
+}
