@@ -298,8 +298,9 @@ def parse():
     add("--at-least", type=float, help="the bar (default 2.0 for gloo, 0.7 for memcpy)")
     add(
         "--backend",
-        choices=["tcp", "local"],
-        help="Kiln's backend (default tcp; memcpy takes local only)",
+        choices=["tcp", "sockets", "local"],
+        help="Kiln's backend (default tcp; sockets is tcp between ranks that do not read each "
+        "other's memory; memcpy takes local only)",
     )
     add(
         "--kiln",
@@ -310,7 +311,7 @@ def parse():
     add("--report", type=pathlib.Path, help="also write the table to this Markdown file")
     arguments = parser.parse_args()
     memcpy = arguments.peer == "memcpy"
-    if memcpy and arguments.backend == "tcp":
+    if memcpy and arguments.backend not in (None, "local"):
         parser.error("memcpy is compared with --backend local")
     if arguments.pairs < 1:
         parser.error("--pairs must be at least 1")

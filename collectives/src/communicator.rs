@@ -32,7 +32,7 @@ pub trait Communicator: Send + Sync {
     /// Name of the group for logs, such as `"world"`, `"shard"` or `"replicate"`.
     fn name(&self) -> &str;
 
-    /// Name of the backend: `"local"`, `"tcp"` or `"fake"`.
+    /// Name of the backend: `"local"`, `"tcp"`, `"mpi"` or `"fake"`.
     fn backend(&self) -> &'static str;
 
     /// Collects every rank's `input` in the `output` of all.

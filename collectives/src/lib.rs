@@ -3,10 +3,13 @@
 //! Fully sharded data parallelism needs four collectives: all-gather (collect the shards of
 //! a parameter before use), reduce-scatter (sum gradients and keep the own shard), all-reduce
 //! (losses, gradient norms, replicated groups) and broadcast (initial weights). This crate
-//! defines them as the trait [`Communicator`] and provides two backends:
+//! defines them as the trait [`Communicator`] and provides its backends:
 //!
 //! * [`LocalCommunicator`]: every rank is a thread of this process. Transfers run on worker
 //!   threads and overlap with the caller's compute.
+//! * [`tcp::TcpCommunicator`]: every rank is a process, on one machine or many. Connections are
+//!   authenticated; ranks on one machine read each other's memory where the system allows it.
+//! * `mpi::MpiCommunicator` (feature `mpi`): every rank is a process that `mpirun` has started.
 //! * [`FakeCommunicator`]: one rank of a world of any size that exists on paper only. It
 //!   records what would be sent, for planning and for tests.
 //!
@@ -42,8 +45,9 @@
 //!   backend holds no reference to it: a unique `Arc<Buffer>` is unique again.
 //! * **Failure.** After a mismatch, a timeout or the loss of a rank the group is failed: every
 //!   pending and later operation returns the same cause. An operation that all ranks had
-//!   already entered still completes on all of them. Other groups go on; call
-//!   [`Communicator::abort`] to end all groups of the world.
+//!   already entered still completes on all of them (between processes: as long as data arrives).
+//!   Other groups go on; call [`Communicator::abort`] to end all groups of the world. A timeout
+//!   comes with a [`Verdict`]: the flight recorders of all ranks, compared.
 
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]

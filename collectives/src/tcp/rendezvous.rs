@@ -65,7 +65,6 @@ pub(super) enum Seat {
     },
     /// It took its leave.
     Left,
-
     /// Its connection ended without a goodbye.
     Gone,
 }

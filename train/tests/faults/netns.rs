@@ -67,11 +67,11 @@ impl Machines {
     }
 
     /// Starts the launcher of machine `node`, as one would on the machine itself.
-    fn start(&self, run: &Run, node: usize, train: &[&str]) -> Child {
+    fn start(&self, run: &Run, node: usize, restarts: &str, train: &[&str]) -> Child {
         let rank = node.to_string();
         let launch = [
             &["--nnodes", "2", "--node-rank", &rank, "--master-addr", ADDRESSES[0]][..],
-            &["--master-port", PORT],
+            &["--master-port", PORT, "--max-restarts", restarts],
         ]
         .concat();
         let inner = run.launcher(RANKS_PER_NODE, &launch, train);
@@ -90,8 +90,8 @@ impl Machines {
     }
 
     /// Runs both launchers to their end.
-    fn run(&self, run: &Run, train: &[&str]) -> [Ended; 2] {
-        let children = [self.start(run, 0, train), self.start(run, 1, train)];
+    fn run(&self, run: &Run, restarts: &str, train: &[&str]) -> [Ended; 2] {
+        let children = [0, 1].map(|node| self.start(run, node, restarts, train));
         children.map(|child| child.wait_with_output().expect("an end").into())
     }
 }
@@ -119,8 +119,21 @@ fn netns_hybrid_takes_its_groups_from_the_machines() {
     config();
     let machines = Machines::new("h");
     let run = Run::new();
-    let ended = machines.run(&run, &["--set", "shard.strategy=HYBRID_SHARD"]);
+    let ended = machines.run(&run, "0", &["--set", "shard.strategy=HYBRID_SHARD"]);
     assert_eq!(ended.each_ref().map(|ended| ended.code), [Some(0); 2], "{ended:#?}");
+    assert_eq!(run.losses(), threads().losses());
+}
+
+#[test]
+#[ignore = "needs root and iproute2"]
+fn netns_a_rank_dies_and_both_machines_start_again() {
+    config();
+    let machines = Machines::new("r");
+    let run = Run::new();
+    let sets = ["--set", "shard.strategy=HYBRID_SHARD", "--fault", "kill@backward:5:3"];
+    let ended = machines.run(&run, "1", &sets);
+    assert_eq!(ended.each_ref().map(|ended| ended.code), [Some(0); 2], "{ended:#?}");
+    assert!(ended[1].stderr.contains("rank 3 "), "{ended:#?}");
     assert_eq!(run.losses(), threads().losses());
 }
 
@@ -139,7 +152,7 @@ fn netns_a_cut_cable_is_noticed_everywhere() {
         let run = Run::new();
         let sets = ["--set", "shard.strategy=HYBRID_SHARD", "--set", "comm.timeout_s=4"];
         let started = Instant::now();
-        let ended = machines.run(&run, &[&sets[..], &["--fault", &fault]].concat());
+        let ended = machines.run(&run, "0", &[&sets[..], &["--fault", &fault]].concat());
         assert!(started.elapsed() < LIMIT, "{place}: {:?}", started.elapsed());
         assert_eq!(ended.each_ref().map(|ended| ended.code), [Some(1); 2], "{place}: {ended:#?}");
         let logs = run.logs(2 * RANKS_PER_NODE, 0);
@@ -165,7 +178,7 @@ fn netns_a_cut_cable_is_noticed_everywhere() {
         if saved.is_empty() {
             fs::remove_dir_all(run.out()).unwrap();
         }
-        let ended = machines.run(&run, &[&sets[..], resume].concat());
+        let ended = machines.run(&run, "0", &[&sets[..], resume].concat());
         assert_eq!(ended.each_ref().map(|ended| ended.code), [Some(0); 2], "{place}: {ended:#?}");
         assert_eq!(run.losses(), expected, "{place}");
     }

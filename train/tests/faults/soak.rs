@@ -4,7 +4,7 @@ use std::fs;
 use std::process::Child;
 use std::time::{Duration, Instant};
 
-use crate::support::{Run, config, kiln};
+use crate::support::{Run, config};
 
 const RANKS: usize = 2;
 
@@ -71,8 +71,8 @@ fn soak() {
     assert_eq!(code, Some(0));
     assert_eq!(kills, KILLS, "the run ended before it had been killed often enough");
     let calm = Run::new();
-    let status = kiln(calm.train_arguments(&[&["--ranks", "2"], &sets[..]].concat())).status();
-    assert!(status.expect("kiln starts").success());
+    let ended = calm.train_alone(RANKS, &sets);
+    assert_eq!(ended.code, Some(0), "{ended:?}");
     assert_eq!(run.losses(), calm.losses());
     assert_eq!(run.losses().len() as u64, STEPS);
 }

@@ -1,10 +1,12 @@
-//! The command line, parsed without a library: the crate has none.
+//! The command line.
 
 pub const USAGE: &str = "\
-usage: rank --backend local --ranks N
-       rank --backend tcp --ranks N --rank R [--host HOST] --port PORT [--job NAME]
+usage: collectives_peer --backend local --ranks N
+       collectives_peer --backend tcp|sockets --ranks N --rank R [--host HOST] --port PORT
+                        [--job NAME]
 
-  --backend  local: all ranks are threads of this process; tcp: this process is one rank
+  --backend  local: all ranks are threads of this process; tcp: this process is one rank;
+             sockets: the same, and it does not read other ranks' memory
   --ranks    number of ranks in the world
   --rank     number of this rank, from 0
   --host     where rank 0 listens (default 127.0.0.1)
@@ -16,6 +18,8 @@ usage: rank --backend local --ranks N
 pub enum Backend {
     Local,
     Tcp,
+    /// [`Backend::Tcp`], as if every rank had a machine of its own.
+    Sockets,
 }
 
 /// What the command line says.
@@ -44,6 +48,7 @@ impl Arguments {
                     backend = Some(match value()?.as_str() {
                         "local" => Backend::Local,
                         "tcp" => Backend::Tcp,
+                        "sockets" => Backend::Sockets,
                         other => return Err(format!("there is no backend `{other}`")),
                     });
                 }
@@ -62,7 +67,7 @@ impl Arguments {
         }
         let (rank, port) = match backend {
             Backend::Local => (0, 0),
-            Backend::Tcp => (
+            Backend::Tcp | Backend::Sockets => (
                 rank.ok_or("say which --rank this process is")?,
                 port.ok_or("say on which --port rank 0 listens")?,
             ),

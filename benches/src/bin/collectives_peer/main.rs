@@ -45,7 +45,7 @@ fn main() -> ExitCode {
     };
     let outcome = match arguments.backend {
         Backend::Local => serve_local(arguments.ranks),
-        Backend::Tcp => serve_tcp(arguments),
+        Backend::Tcp | Backend::Sockets => serve_tcp(arguments),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
@@ -75,8 +75,9 @@ fn serve_local(ranks: usize) -> Result<(), Failure> {
 }
 
 fn serve_tcp(arguments: Arguments) -> Result<(), Failure> {
-    let Arguments { ranks, rank, host, port, job, .. } = arguments;
+    let Arguments { backend, ranks, rank, host, port, job } = arguments;
     let mut options = JoinOptions::new(rank, ranks, host, port);
+    options.read_memory = backend == Backend::Tcp;
     if let Some(job) = job {
         options.job = job;
     }
