@@ -225,7 +225,13 @@ impl End for TcpEnd {
     ) -> Result<Buffer, CommError> {
         // Other ranks may already be in this operation, but not all: this one is not.
         if let Some(cause) = self.cause() {
-            return Err(cause.error(site));
+            return Err(match (&cause, call.problem) {
+                // Others have found this very call to differ before this rank came to it.
+                (Cause::Mismatch { sequence, .. }, Some(problem)) if *sequence == site.sequence => {
+                    CommError::invalid(site, problem)
+                }
+                _ => cause.error(site),
+            });
         }
         if let Some(problem) = call.problem {
             let site_here = self.site(site);

@@ -32,8 +32,10 @@ pub(super) fn tell(job: &Job, ends: &Ends, verdict: &Verdict) {
     for end in others {
         let why = if end.told { "told to end by the launcher" } else { "failed after it" };
         say(&format!("rank {} (pid {}) {why}: {}", end.rank, end.pid, how(end)));
-        if !end.told {
-            show_stderr(end);
+        match end.last_lines == cause.last_lines && !end.last_lines.is_empty() {
+            _ if end.told => {}
+            true => say(&format!("  it says the same ({})", end.stderr.display())),
+            false => show_stderr(end),
         }
     }
     if *verdict == Verdict::Failed && job.node.nodes > 1 && cause.code == Some(1) {
