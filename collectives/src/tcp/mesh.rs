@@ -13,6 +13,9 @@ use std::time::{Duration, Instant};
 /// Socket buffers, in bytes: enough to keep a fast network busy while a rank computes.
 const SOCKET_BUFFER: usize = 4 << 20;
 
+/// How often a rank that waits to be called looks whether the world has failed.
+const GLANCE: Duration = Duration::from_millis(200);
+
 /// Why the ranks of a group could not be connected.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum MeshError {
@@ -45,12 +48,7 @@ pub(super) fn connect(
                 Some(call(world, group, world_rank, peer_world_rank, left())?)
             }
             std::cmp::Ordering::Equal => None,
-            std::cmp::Ordering::Greater => Some(
-                world
-                    .lobby
-                    .take(group.number, peer_world_rank, left())
-                    .ok_or(MeshError::Missing { rank: peer_world_rank })?,
-            ),
+            std::cmp::Ordering::Greater => Some(wait_for(world, group, peer_world_rank, until)?),
         });
     }
     let link = |(peer, stream): (usize, Option<TcpStream>)| {
@@ -58,6 +56,24 @@ pub(super) fn connect(
     };
     let links = streams.into_iter().enumerate().map(link).collect::<Result<_, MeshError>>()?;
     Ok(Wire::new(links)?)
+}
+
+/// Waits to be called by a rank, unless the world fails meanwhile.
+fn wait_for(
+    world: &World,
+    group: &GroupName,
+    rank: usize,
+    until: Instant,
+) -> Result<TcpStream, MeshError> {
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        if let Some(stream) = world.lobby.take(group.number, rank, left.min(GLANCE)) {
+            return Ok(stream);
+        }
+        if left.is_zero() || world.control.cause(group.number).is_some() {
+            return Err(MeshError::Missing { rank });
+        }
+    }
 }
 
 /// Makes a connection ready for data. All ranks set up theirs in the same order of pairs, so that

@@ -10,6 +10,7 @@ use super::wire::{Stop, Wire};
 use crate::buffer::Buffer;
 use crate::dtype::DType;
 use crate::reduce::{chunk_range, sum_bytes};
+use std::cmp::Ordering;
 use std::ops::Range;
 
 /// Bytes received from one rank before they are summed: half of a second-level cache for four
@@ -109,10 +110,10 @@ impl Transfer<'_> {
             while sending < world_size - 1 {
                 let whole = slot(sending);
                 let size = whole.len();
-                let available = match receiving {
-                    _ if sending + 1 == receiving + 1 => received,
-                    _ if sending < receiving => size,
-                    _ => break,
+                let available = match sending.cmp(&receiving) {
+                    Ordering::Less => size,
+                    Ordering::Equal => received,
+                    Ordering::Greater => break,
                 };
                 let part = whole.start..whole.start + available;
                 let sent = self.wire.send(next, &output[part])?;
