@@ -1,5 +1,6 @@
 #!/bin/sh
-# Installs what the peers need into target/peers: PyTorch, which brings gloo and torchrun, and numpy.
+# Installs what the peers need into target/peers: PyTorch, which brings gloo and torchrun, numpy, and
+# transformers.
 #
 #     benches/peers/setup.sh
 #
@@ -8,13 +9,16 @@ set -eu
 
 case "${1:-}" in
 -h | --help)
-    sed -n '2,6s/^# \{0,1\}//p' "$0"
+    sed -n '2,7s/^# \{0,1\}//p' "$0"
     exit 0
     ;;
 esac
 
 cd "$(dirname "$0")/../.."
 "${PYTHON:-python3}" -m venv target/peers
-target/peers/bin/pip install --quiet --disable-pip-version-check torch==2.15.0 numpy==2.4.6
-target/peers/bin/python -c 'import torch; print("torch", torch.__version__)'
+target/peers/bin/pip install --quiet --disable-pip-version-check \
+    torch==2.15.0 numpy==2.4.6 transformers==5.23.0
+target/peers/bin/python -c 'import torch, transformers
+print("torch", torch.__version__)
+print("transformers", transformers.__version__)'
 echo "done; the scripts in benches/peers use target/peers/bin/python unless PEER_PYTHON names another"

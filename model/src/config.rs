@@ -11,6 +11,76 @@ pub enum FeedForwardKind {
     Swiglu,
 }
 
+/// Which projections of attention have a bias.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum AttentionBias {
+    /// None, as in Llama.
+    #[default]
+    None,
+    /// Query, key and value, as in Qwen2.
+    Qkv,
+    /// Query, key, value and output.
+    All,
+}
+
+/// How rotary frequencies are stretched for contexts longer than the first training's.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
+pub enum RopeScaling {
+    /// All frequencies divided by `factor` (Chen et al., 2023).
+    Linear {
+        /// At least 1.
+        factor: f64,
+    },
+    /// Low frequencies divided by `factor`, high ones kept, those between blended (Llama 3.1).
+    Llama3 {
+        /// At least 1.
+        factor: f64,
+        /// Wavelengths above `original_context / low_freq_factor` are stretched whole.
+        low_freq_factor: f64,
+        /// Wavelengths below `original_context / high_freq_factor` stay.
+        high_freq_factor: f64,
+        /// Context of the first training, in tokens.
+        original_context: usize,
+    },
+}
+
+impl RopeScaling {
+    /// Checks that frequencies can be stretched like this.
+    fn validate(self) -> Result<(), ModelConfigError> {
+        let at_least_one = |key: &'static str, value: f64| {
+            let valid = value >= 1.0 && value.is_finite();
+            let range = "at least 1, and finite";
+            if valid { Ok(()) } else { Err(ModelConfigError::OutOfRange { key, value, range }) }
+        };
+        match self {
+            RopeScaling::Linear { factor } => at_least_one("rope_scaling.factor", factor),
+            RopeScaling::Llama3 {
+                factor,
+                low_freq_factor: low,
+                high_freq_factor: high,
+                original_context,
+            } => {
+                at_least_one("rope_scaling.factor", factor)?;
+                if !(low > 0.0 && low.is_finite()) {
+                    let (key, range) = ("rope_scaling.low_freq_factor", "positive and finite");
+                    return Err(ModelConfigError::OutOfRange { key, value: low, range });
+                }
+                if !(high > low && high.is_finite()) {
+                    let key = "rope_scaling.high_freq_factor";
+                    let range = "above rope_scaling.low_freq_factor, and finite";
+                    return Err(ModelConfigError::OutOfRange { key, value: high, range });
+                }
+                if original_context == 0 {
+                    return Err(ModelConfigError::Zero { key: "rope_scaling.original_context" });
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
 /// The shape of a Llama-style decoder.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -21,10 +91,13 @@ pub struct ModelConfig {
     pub d_model: usize,
     /// Number of decoder blocks.
     pub layers: usize,
-    /// Query heads; `d_model` is split evenly over them.
+    /// Query heads.
     pub heads: usize,
     /// Key and value heads (grouped-query attention, Ainslie et al., 2023); divides `heads`.
     pub kv_heads: usize,
+    /// Width of one head, if it is not `d_model / heads`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub head_dim: Option<usize>,
     /// Width inside the feed-forward layer.
     pub d_ff: usize,
     /// Whether the head reuses the embedding matrix.
@@ -32,12 +105,24 @@ pub struct ModelConfig {
     /// Kind of feed-forward layer.
     #[serde(default)]
     pub feed_forward: FeedForwardKind,
+    /// Which projections of attention have a bias.
+    #[serde(default)]
+    pub attention_bias: AttentionBias,
+    /// Whether the projections of the feed-forward layer have a bias.
+    #[serde(default)]
+    pub feed_forward_bias: bool,
+    /// Whether queries and keys are normalised per head before they are rotated, as in Qwen3.
+    #[serde(default)]
+    pub qk_norm: bool,
     /// Probability of dropping an element after the embedding, attention and feed-forward.
     #[serde(default)]
     pub dropout: f64,
     /// Base of the rotary frequencies (Su et al., 2021).
     #[serde(default = "default_rope_theta")]
     pub rope_theta: f64,
+    /// Stretching of the rotary frequencies.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rope_scaling: Option<RopeScaling>,
     /// Added to the mean square in RMSNorm.
     #[serde(default = "default_norm_eps")]
     pub norm_eps: f64,
@@ -82,9 +167,11 @@ pub enum ModelConfigError {
     },
     /// The width of a head is odd, so rotary pairs do not fit.
     #[error(
-        "model.d_model / model.heads = {head_dim} is odd: rotary embeddings turn pairs, so the head width must be even"
+        "{what} = {head_dim} is odd: rotary embeddings turn pairs, so the head width must be even"
     )]
     OddHead {
+        /// The keys that the width comes from.
+        what: &'static str,
         /// Width of one head.
         head_dim: usize,
     },
@@ -121,11 +208,16 @@ impl ModelConfig {
             layers,
             heads,
             kv_heads,
+            head_dim: None,
             d_ff,
             tie_embeddings,
             feed_forward: FeedForwardKind::default(),
+            attention_bias: AttentionBias::default(),
+            feed_forward_bias: false,
+            qk_norm: false,
             dropout: 0.0,
             rope_theta: default_rope_theta(),
+            rope_scaling: None,
             norm_eps: default_norm_eps(),
             init_std: default_init_std(),
         })
@@ -133,7 +225,12 @@ impl ModelConfig {
 
     /// Width of one head.
     pub fn head_dim(&self) -> usize {
-        self.d_model / self.heads
+        self.head_dim.unwrap_or_else(|| self.d_model / self.heads)
+    }
+
+    /// Width of all query heads side by side, which attention computes in.
+    fn attention_width(&self) -> usize {
+        self.heads * self.head_dim()
     }
 
     /// Standard deviation of the projections that write to the residual stream.
@@ -143,7 +240,7 @@ impl ModelConfig {
 
     /// Checks that a model of this shape can exist.
     pub fn validate(&self) -> Result<(), ModelConfigError> {
-        let sizes = [
+        let mut sizes = vec![
             ("vocab_size", self.vocab_size),
             ("d_model", self.d_model),
             ("layers", self.layers),
@@ -151,20 +248,24 @@ impl ModelConfig {
             ("kv_heads", self.kv_heads),
             ("d_ff", self.d_ff),
         ];
+        sizes.extend(self.head_dim.map(|head_dim| ("head_dim", head_dim)));
         if let Some((key, _)) = sizes.into_iter().find(|(_, size)| *size == 0) {
             return Err(ModelConfigError::Zero { key });
         }
-        for (whole, whole_value, part, part_value) in [
-            ("d_model", self.d_model, "heads", self.heads),
-            ("heads", self.heads, "kv_heads", self.kv_heads),
-        ] {
+        let mut divisions = vec![("heads", self.heads, "kv_heads", self.kv_heads)];
+        if self.head_dim.is_none() {
+            divisions.insert(0, ("d_model", self.d_model, "heads", self.heads));
+        }
+        for (whole, whole_value, part, part_value) in divisions {
             if !whole_value.is_multiple_of(part_value) {
                 return Err(ModelConfigError::Indivisible { whole, whole_value, part, part_value });
             }
         }
         if !self.head_dim().is_multiple_of(2) {
-            return Err(ModelConfigError::OddHead { head_dim: self.head_dim() });
+            let what = self.head_dim.map_or("model.d_model / model.heads", |_| "model.head_dim");
+            return Err(ModelConfigError::OddHead { what, head_dim: self.head_dim() });
         }
+        self.rope_scaling.map_or(Ok(()), RopeScaling::validate)?;
         for (key, value, valid, range) in [
             ("dropout", self.dropout, (0.0..1.0).contains(&self.dropout), "in [0, 1)"),
             (
@@ -195,24 +296,31 @@ impl ModelConfig {
 
     /// Number of parameters of the built-in decoder of this shape; tied weights count once.
     pub fn num_parameters(&self) -> usize {
-        let d = self.d_model;
+        let (d, ff, q) = (self.d_model, self.d_ff, self.attention_width());
         let kv = self.kv_heads * self.head_dim();
-        let attention = 2 * d * d + 2 * d * kv;
+        let attention_bias = match self.attention_bias {
+            AttentionBias::None => 0,
+            AttentionBias::Qkv => q + 2 * kv,
+            AttentionBias::All => q + 2 * kv + d,
+        };
+        let qk_norm = if self.qk_norm { 2 * self.head_dim() } else { 0 };
+        let attention = 2 * d * q + 2 * d * kv + attention_bias + qk_norm;
+        let feed_forward_bias = if self.feed_forward_bias { 2 * ff + d } else { 0 };
         let feed_forward = match self.feed_forward {
-            FeedForwardKind::Swiglu => 3 * d * self.d_ff,
+            FeedForwardKind::Swiglu => 3 * d * ff + feed_forward_bias,
         };
         let block = attention + feed_forward + 2 * d;
         let head = if self.tie_embeddings { 0 } else { d * self.vocab_size };
         self.vocab_size * d + self.layers * block + d + head
     }
 
-    /// Floating-point operations of one training step per token: `6 N + 12 L d T`, as in the
-    /// appendix of PaLM (Chowdhery et al., 2022). `N` counts the parameters that multiply
-    /// (an untied embedding only looks rows up), and attention is counted without the causal
-    /// half, as the field's MFU figures do.
+    /// Floating-point operations of one training step per token: `6 N + 12 L H D T` with `H` heads
+    /// of width `D`, as in the appendix of PaLM (Chowdhery et al., 2022). `N` counts the parameters
+    /// that multiply (an untied embedding only looks rows up), and attention is counted without the
+    /// causal half, as the field's MFU figures do.
     pub fn flops_per_token(&self, num_parameters: usize, seq_len: usize) -> f64 {
         let lookup = if self.tie_embeddings { 0 } else { self.vocab_size * self.d_model };
         let multiplying = num_parameters.saturating_sub(lookup);
-        6.0 * multiplying as f64 + 12.0 * (self.layers * self.d_model * seq_len) as f64
+        6.0 * multiplying as f64 + 12.0 * (self.layers * self.attention_width() * seq_len) as f64
     }
 }

@@ -4,7 +4,7 @@ use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor};
 
 use crate::config::ModelConfig;
-use crate::layers::{Block, Context, Embed, Head, Layer};
+use crate::layers::{Block, CacheFull, Context, Embed, Head, KeyValueCache, Layer};
 use crate::random::Key;
 
 /// A decoder-only language model. `B` is its block; any [`Layer`] will do.
@@ -128,4 +128,33 @@ pub fn loss<P: Parts>(
 pub fn logits<P: Parts>(parts: &P, tokens: Tensor<2, Int>) -> Tensor<3> {
     let x = hidden(parts, tokens, &Context::evaluation());
     parts.head(x, |head, tied, x| head.logits(x, tied))
+}
+
+/// Logits of the token after the last one: `[batch, vocab_size]`.
+///
+/// `tokens` `[batch, seq]` follow those that `cache` holds and end up in it as well; `seq` is 1 for a
+/// text that grows token by token, and more for what it starts from. The head is computed for the
+/// last position only. On a device without autodiff.
+///
+/// # Errors
+///
+/// If the cache has no room for `seq` more positions. Nothing has happened then.
+///
+/// # Panics
+///
+/// If there are no tokens, or not as many sequences as in the cache.
+pub fn next_logits<P: Parts>(
+    parts: &P,
+    tokens: Tensor<2, Int>,
+    cache: &KeyValueCache,
+) -> Result<Tensor<2>, CacheFull> {
+    let [batch, seq] = tokens.dims();
+    assert!(seq > 0, "next_logits: no tokens");
+    cache.check_room(seq)?;
+    let x = hidden(parts, tokens, &Context::decoding(cache.clone()));
+    cache.advance(seq);
+    let last = x.narrow(1, seq - 1, 1);
+    let logits = parts.head(last, |head, tied, x| head.logits(x, tied));
+    let [_, _, vocab_size] = logits.dims();
+    Ok(logits.reshape([batch, vocab_size]))
 }

@@ -14,7 +14,9 @@ pub mod layers;
 pub mod ops;
 pub mod random;
 
-pub use config::{FeedForwardKind, ModelConfig, ModelConfigError, PRESETS};
+pub use config::{
+    AttentionBias, FeedForwardKind, ModelConfig, ModelConfigError, PRESETS, RopeScaling,
+};
 pub use decoder::{Decoder, Parts};
-pub use layers::{Context, Layer};
+pub use layers::{Context, KeyValueCache, Layer};
 pub use random::Key;

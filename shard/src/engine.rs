@@ -255,11 +255,49 @@ impl Engine {
 
     /// Sums `values` over all ranks, in rank order and f64. Collective.
     pub fn sum_over_ranks(&self, label: &str, values: &[f64]) -> Result<Vec<f64>, ShardError> {
-        let label = Label::new(label, Phase::Loss);
+        self.sum_in(Phase::Loss, label, values)
+    }
+
+    /// [`Engine::sum_over_ranks`] in a phase of the caller's choice. Collective.
+    pub fn sum_in(
+        &self,
+        phase: Phase,
+        label: &str,
+        values: &[f64],
+    ) -> Result<Vec<f64>, ShardError> {
+        let label = Label::new(label, phase);
         let work = self.runtime.world.all_reduce(label, Buffer::from_slice(values));
         let sum = self.runtime.wait(work);
         self.runtime.check()?;
         Ok(sum.map_or(Ok(Vec::new()), |sum| sum.as_slice::<f64>().map(<[f64]>::to_vec))?)
+    }
+
+    /// The messages of all ranks, in rank order; they may differ in length. Collective.
+    pub fn exchange(
+        &self,
+        phase: Phase,
+        label: &str,
+        message: &[u8],
+    ) -> Result<Vec<Vec<u8>>, ShardError> {
+        let ranks = self.runtime.world.world_size();
+        let mut lengths = vec![0.0; ranks];
+        lengths[self.runtime.rank] = message.len() as f64;
+        // Exact: no message is anywhere near 2^53 bytes long.
+        let lengths = self.sum_in(phase, label, &lengths)?;
+        let longest = lengths.iter().fold(0.0, |a: f64, b| a.max(*b)) as usize;
+        if longest == 0 {
+            return Ok(vec![Vec::new(); ranks]);
+        }
+        let mut mine = message.to_vec();
+        mine.resize(longest, 0);
+        let all = Buffer::zeros(DType::U8, longest * ranks);
+        let mine = Arc::new(Buffer::from_slice(&mine));
+        let work = self.runtime.world.all_gather(Label::new(label, phase), mine, all);
+        let all = self.runtime.wait(work);
+        self.runtime.check()?;
+        let all = all.as_ref().map_or(&[][..], Buffer::as_bytes);
+        let messages = all.chunks(longest).zip(lengths);
+        Ok(messages.map(|(bytes, length)| bytes[..length as usize].to_vec()).collect())
     }
 
     /// Names of units whose gathered weights were kept alive by a view after they should have been

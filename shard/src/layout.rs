@@ -111,6 +111,17 @@ impl UnitLayout {
         start..start + shard_numel
     }
 
+    /// Which of the pieces `rank` of `mesh` writes, where each of them is to be written once: its
+    /// own one under a mesh without replicas, else one of those that it holds.
+    pub fn own_piece(mesh: &Mesh, rank: usize) -> usize {
+        mesh.shard_index(rank) * mesh.replicate_size() + mesh.replicate_index(rank)
+    }
+
+    /// Elements of the flat buffer that piece `index` holds.
+    pub fn piece_range(&self, index: usize) -> Range<usize> {
+        index * self.piece..(index + 1) * self.piece
+    }
+
     /// Elements of the flat buffer that belong to no parameter: alignment and padding.
     pub fn gaps(&self) -> Vec<Range<usize>> {
         let mut gaps = Vec::new();

@@ -12,6 +12,7 @@
 //! - [`part`]: a module whose weights come and go;
 //! - [`optimizer`]: AdamW in place on the flat shards, gradient norm and clipping;
 //! - [`state`]: whole values in and out of the shards;
+//! - [`snapshot`]: a rank's part of the state at one moment, while training goes on;
 //! - [`memory`]: bytes counted per rank;
 //! - [`ranks`]: ranks as threads or a rank as a process, each with its own compute pool.
 //!
@@ -31,6 +32,7 @@ pub mod ranks;
 mod recompute;
 mod reducer;
 mod runtime;
+pub mod snapshot;
 pub mod state;
 mod unit;
 
@@ -41,4 +43,5 @@ pub use mesh::{Mesh, MeshError, Strategy};
 pub use optimizer::AdamW;
 pub use part::{Part, PartOptions, Token, Unsharded};
 pub use policy::{Policy, Recompute, Reshard};
+pub use snapshot::Snapshot;
 pub use state::Kind;

@@ -1,7 +1,6 @@
 //! AdamW in place on flat shards, the gradient norm, and clipping.
 
 use std::ops::Range;
-use std::sync::Arc;
 
 use kiln_collectives::{Buffer, Label, Phase};
 use rayon::prelude::*;
@@ -9,6 +8,7 @@ use rayon::prelude::*;
 use crate::engine::Engine;
 use crate::error::ShardError;
 use crate::layout::UnitLayout;
+use crate::snapshot;
 use crate::unit::{Moments, UnitState};
 
 /// Elements that one task updates or sums at a time. Fixed, so that sums have the same bits at any
@@ -145,13 +145,12 @@ impl Engine {
             let mut state = unit.state();
             let Some(gradient) = state.reduced.take() else { continue };
             let gradient = gradient.as_slice::<f32>()?;
-            let UnitState { master, moments, .. } = &mut *state;
-            let master = Arc::get_mut(master)
-                .ok_or_else(|| ShardError::Pinned { unit: unit.layout.name.clone() })?;
+            let UnitState { master, moments, snapshot, .. } = &mut *state;
             let moments = moments.get_or_insert_with(|| Moments::zeros(gradient.len()));
-            let weights = master.as_mut_slice::<f32>()?;
-            let first = moments.first.as_mut_slice::<f32>()?;
-            let second = moments.second.as_mut_slice::<f32>()?;
+            let own = |buffer| snapshot::own(buffer, snapshot, &unit.layout);
+            let weights = own(master)?.as_mut_slice::<f32>()?;
+            let first = own(&mut moments.first)?.as_mut_slice::<f32>()?;
+            let second = own(&mut moments.second)?.as_mut_slice::<f32>()?;
             let shard = unit.layout.shard_range(&self.mesh(), self.runtime().rank);
             for (range, decays) in decay_groups(&unit.layout, &shard) {
                 let keep = if decays { keep } else { 1.0 };

@@ -1,5 +1,6 @@
 //! Whole values in and out of the shards: for checkpoints, and for whoever wants to look.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use kiln_collectives::{Buffer, DType, Label, Phase};
@@ -22,12 +23,13 @@ pub enum Kind {
 }
 
 impl UnitState {
-    fn buffer(&self, kind: Kind) -> Option<&Buffer> {
+    /// The buffer, as it is now: whoever holds it keeps it from being changed in place.
+    pub(crate) fn buffer(&self, kind: Kind) -> Option<Arc<Buffer>> {
         match kind {
-            Kind::Weight => Some(&self.master),
-            Kind::Gradient => self.reduced.as_ref(),
-            Kind::FirstMoment => self.moments.as_ref().map(|moments| &moments.first),
-            Kind::SecondMoment => self.moments.as_ref().map(|moments| &moments.second),
+            Kind::Weight => Some(self.master.clone()),
+            Kind::Gradient => self.reduced.clone().map(Arc::new),
+            Kind::FirstMoment => self.moments.as_ref().map(|moments| moments.first.clone()),
+            Kind::SecondMoment => self.moments.as_ref().map(|moments| moments.second.clone()),
         }
     }
 
@@ -39,10 +41,10 @@ impl UnitState {
             Kind::Weight => Arc::get_mut(&mut self.master),
             Kind::Gradient => self.reduced.as_mut(),
             Kind::FirstMoment => {
-                Some(&mut moments.get_or_insert_with(|| Moments::zeros(len)).first)
+                Arc::get_mut(&mut moments.get_or_insert_with(|| Moments::zeros(len)).first)
             }
             Kind::SecondMoment => {
-                Some(&mut moments.get_or_insert_with(|| Moments::zeros(len)).second)
+                Arc::get_mut(&mut moments.get_or_insert_with(|| Moments::zeros(len)).second)
             }
         }
     }
@@ -55,11 +57,11 @@ impl Engine {
         let runtime = self.runtime();
         runtime.check()?;
         let Some(unit) = self.units().get(position) else { return Ok(None) };
-        let Some(shard) = unit.state().buffer(kind).cloned() else { return Ok(None) };
-        let Some(group) = &runtime.shard else { return Ok(Some(shard)) };
+        let Some(shard) = unit.state().buffer(kind) else { return Ok(None) };
+        let Some(group) = &runtime.shard else { return Ok(Some(Buffer::clone(&shard))) };
         let whole = Buffer::zeros(DType::F32, unit.layout.padded_numel());
         let label = Label::new(unit.layout.name.as_str(), Phase::Checkpoint);
-        let whole = runtime.wait(group.all_gather(label, Arc::new(shard), whole));
+        let whole = runtime.wait(group.all_gather(label, shard, whole));
         runtime.check()?;
         Ok(whole)
     }
@@ -85,15 +87,40 @@ impl Engine {
                 found: values.len(),
             });
         }
+        self.fill_parameter(name, kind, |range, held| {
+            held.copy_from_slice(&values[range]);
+            Ok(())
+        })
+    }
+
+    /// Lets `fill(range, values)` write this rank's part of one parameter's values, in place:
+    /// elements `range` of the flat parameter. It is not called where this rank holds none. Moments
+    /// are made if there are none, also then: all ranks have moments, or none.
+    pub fn fill_parameter<E: From<ShardError>>(
+        &self,
+        name: &str,
+        kind: Kind,
+        fill: impl FnOnce(Range<usize>, &mut [f32]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let (unit, slot) = self.find(name)?;
         let mut state = unit.state();
-        // Also where this rank holds nothing of the parameter: all ranks have moments, or none.
         let buffer = state
             .buffer_mut(kind)
             .ok_or_else(|| ShardError::Pinned { unit: unit.layout.name.clone() })?;
         let shard = unit.layout.shard_range(&self.mesh(), self.runtime().rank);
-        let (held, from) = parameter.held_by(&shard);
-        buffer.as_mut_slice::<f32>()?[held].copy_from_slice(&values[from]);
-        Ok(())
+        let (held, range) = unit.layout.parameters[slot].held_by(&shard);
+        if held.is_empty() {
+            return Ok(());
+        }
+        let values = buffer.as_mut_slice::<f32>().map_err(ShardError::from)?;
+        fill(range, &mut values[held])
+    }
+
+    /// Elements of the flat parameter `name` that this rank holds; empty if there are none.
+    pub fn held(&self, name: &str) -> Result<Range<usize>, ShardError> {
+        let (unit, slot) = self.find(name)?;
+        let shard = unit.layout.shard_range(&self.mesh(), self.runtime().rank);
+        Ok(unit.layout.parameters[slot].held_by(&shard).1)
     }
 
     fn find(&self, name: &str) -> Result<(&Arc<Unit>, usize), ShardError> {

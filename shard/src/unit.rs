@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 
 use burn_flex::FlexTensor;
 use kiln_collectives::{Buffer, DType, Label, Phase, Work};
@@ -34,8 +34,8 @@ pub(crate) struct Unit {
 
 /// What of a unit is in memory.
 pub(crate) struct UnitState {
-    /// f32 weights of this rank's shard; lives as long as the unit. Shared only while a gather
-    /// reads it or while it serves as the weights itself.
+    /// f32 weights of this rank's shard; lives as long as the unit. Shared only while a gather or a
+    /// snapshot reads it or while it serves as the weights itself.
     pub(crate) master: Arc<Buffer>,
     residency: Residency,
     /// Uses in forward whose backward has not finished.
@@ -50,17 +50,20 @@ pub(crate) struct UnitState {
     launched: bool,
     /// f32 first and second moment of this rank's shard; live from the first optimizer step on.
     pub(crate) moments: Option<Moments>,
+    /// Alive as long as a snapshot reads weights and moments.
+    pub(crate) snapshot: Weak<()>,
 }
 
-/// Moments of AdamW for one shard, f32.
+/// Moments of AdamW for one shard, f32. Shared only while a snapshot reads them.
 pub(crate) struct Moments {
-    pub(crate) first: Buffer,
-    pub(crate) second: Buffer,
+    pub(crate) first: Arc<Buffer>,
+    pub(crate) second: Arc<Buffer>,
 }
 
 impl Moments {
     pub(crate) fn zeros(len: usize) -> Self {
-        Moments { first: Buffer::zeros(DType::F32, len), second: Buffer::zeros(DType::F32, len) }
+        let zeros = || Arc::new(Buffer::zeros(DType::F32, len));
+        Moments { first: zeros(), second: zeros() }
     }
 }
 
@@ -106,6 +109,7 @@ impl Unit {
             reduced: None,
             launched: false,
             moments: None,
+            snapshot: Weak::new(),
         };
         Unit {
             label: layout.name.as_str().into(),

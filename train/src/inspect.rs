@@ -1,12 +1,16 @@
-//! `kiln inspect flight`: what the ranks of a failed run were doing.
+//! `kiln inspect`: what is in a checkpoint, and what the ranks of a failed run were doing.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use clap::{Args, Subcommand};
 use kiln_collectives::{Call, Flight, Verdict};
 
+use crate::checkpoint::{self, Verified, verify};
 use crate::flight;
+use crate::source::ModelSource;
+use crate::train::TrainError;
 
 /// Files beyond this size are not flight recorders.
 const MAX_BYTES: u64 = 256 << 20;
@@ -14,9 +18,70 @@ const MAX_BYTES: u64 = 256 << 20;
 /// Missing ranks that are named one by one.
 const NAMED: usize = 16;
 
+/// What to look at.
+#[derive(Args, Clone, Debug)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
+pub struct InspectArgs {
+    #[command(subcommand)]
+    command: Option<InspectCommand>,
+    /// Checkpoint folder, run folder for its newest one, or Hugging Face folder.
+    #[arg(required = true)]
+    checkpoint: Option<PathBuf>,
+    /// Read every byte and compare it with the checksums.
+    #[arg(long)]
+    verify: bool,
+}
+
+#[derive(Clone, Debug, Subcommand)]
+enum InspectCommand {
+    /// Say who held up a run that failed, and what each rank was doing.
+    Flight {
+        /// Run folder, or its folder flight/.
+        folder: PathBuf,
+    },
+}
+
+impl InspectArgs {
+    /// Looks, and returns what to say.
+    pub fn run(self) -> Result<String, TrainError> {
+        if let Some(InspectCommand::Flight { folder }) = self.command {
+            return Ok(flight(&folder)?);
+        }
+        // The argument parser insists on one of the two.
+        let source = ModelSource::open(&self.checkpoint.unwrap_or_default())?;
+        match source {
+            ModelSource::Checkpoint(checkpoint) if self.verify => {
+                let folder = checkpoint.folder().display().to_string();
+                let Verified { files, bytes, problems } = verify(&checkpoint);
+                if !problems.is_empty() {
+                    let problems = problems.iter().map(ToString::to_string).collect();
+                    return Err(InspectError::Damaged { folder, problems }.into());
+                }
+                let size = checkpoint::size(bytes);
+                Ok(format!("{folder} is whole: {files} files, {size}, every checksum is right"))
+            }
+            ModelSource::Checkpoint(checkpoint) => Ok(checkpoint::describe(&checkpoint)),
+            // Opening it has compared names, shapes and lengths.
+            ModelSource::HuggingFace(folder) if self.verify => Ok(format!(
+                "{} is complete; the layout of Hugging Face has no checksums to compare",
+                folder.folder().display()
+            )),
+            ModelSource::HuggingFace(folder) => Ok(folder.describe()),
+        }
+    }
+}
+
 /// Why there is nothing to show.
 #[derive(Debug, thiserror::Error)]
 pub enum InspectError {
+    /// A checkpoint is not as it was written.
+    #[error("{folder} is damaged: {}", .problems.iter().map(|problem| format!("\n  - {problem}")).collect::<String>())]
+    Damaged {
+        /// The checkpoint.
+        folder: String,
+        /// What is wrong, file by file.
+        problems: Vec<String>,
+    },
     /// No file could be read.
     #[error(
         "no flight recorders in {}{}: name the folder of a run that failed, or its folder flight/",

@@ -9,9 +9,11 @@ pub mod config;
 pub mod data;
 pub mod device;
 pub mod doctor;
+pub mod eval;
 pub mod fault;
 pub mod flight;
 pub mod generate;
+pub mod hugging_face;
 pub mod inspect;
 pub mod launch;
 pub mod metrics;
@@ -19,4 +21,12 @@ pub mod place;
 pub mod prepared;
 pub mod schedule;
 pub mod sharded;
+pub mod source;
 pub mod train;
+pub mod weights;
+pub mod world;
+
+/// So that tests can tell how much memory reading something takes.
+#[cfg(test)]
+#[global_allocator]
+static ALLOCATOR: kiln_shard::memory::CountingAllocator = kiln_shard::memory::CountingAllocator;

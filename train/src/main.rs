@@ -7,15 +7,21 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use clap::{Args, Parser, Subcommand};
-use kiln::bench::StrategiesOptions;
+use kiln::bench::{CheckpointArgs, StrategiesOptions};
+use kiln::checkpoint::ConvertArgs;
 use kiln::data::{PrepareOptions, TokenizerSource};
 use kiln::doctor::{self, DoctorArgs};
+use kiln::eval::EvalArgs;
 use kiln::fault::Fault;
+use kiln::generate::GenerateArgs;
+use kiln::hugging_face::{ExportArgs, ImportArgs};
+use kiln::inspect::InspectArgs;
 use kiln::launch::{self, LaunchArgs};
 use kiln::metrics::say;
 use kiln::place::{self, Role};
 use kiln::train::{Resume, RunFolder, RunOptions, TrainError};
-use kiln::{bench, config, generate, inspect, prepared, train};
+use kiln::weights::AllowMissing;
+use kiln::{bench, config, prepared, train};
 use kiln_shard::memory::CountingAllocator;
 use signal_hook::consts::{SIGTERM, SIGUSR1};
 use signal_hook::flag;
@@ -42,7 +48,7 @@ struct Cli {
 enum Command {
     /// Train a model from a configuration file.
     Train(TrainArgs),
-    /// Start several ranks of a training run on this node and watch over them.
+    /// Start several ranks of a run on this node and watch over them.
     Launch(LaunchArgs),
     /// Tell what this process knows about its place among others, its network and its machine.
     Doctor(DoctorArgs),
@@ -53,16 +59,21 @@ enum Command {
     },
     /// Continue a text with a trained model.
     Generate(GenerateArgs),
+    /// Tell how well a model does: on validation data, on answers, or logit by logit.
+    Eval(EvalArgs),
+    /// Make a checkpoint of a model in the layout of Hugging Face.
+    Import(ImportArgs),
+    /// Write a model in the layout of Hugging Face.
+    Export(ExportArgs),
     /// Measure.
     Bench {
         #[command(subcommand)]
         command: BenchCommand,
     },
-    /// Look at what a run has left behind.
-    Inspect {
-        #[command(subcommand)]
-        command: InspectCommand,
-    },
+    /// Show what is in a checkpoint, or what the ranks of a failed run were doing.
+    Inspect(InspectArgs),
+    /// Make a full checkpoint of a sharded one, or the other way round.
+    Convert(ConvertArgs),
 }
 
 #[derive(Args)]
@@ -81,6 +92,10 @@ struct TrainArgs {
     /// Go on from the newest checkpoint of the run folder ("latest"), or from a checkpoint folder.
     #[arg(long, value_name = "latest|PATH")]
     resume: Option<String>,
+    /// Weights that the checkpoint to start from may lack, as in "lm_head.*"; they keep their
+    /// initial values. May be given several times.
+    #[arg(long, value_name = "PATTERN")]
+    allow_missing: Vec<String>,
     #[command(flatten)]
     place: place::Flags,
     /// Fire drill: let one rank fail, once.
@@ -123,38 +138,12 @@ struct TokenizerArgs {
     tokenizer: Option<PathBuf>,
 }
 
-#[derive(Args)]
-struct GenerateArgs {
-    /// Checkpoint folder, or a run folder for its newest one.
-    #[arg(long)]
-    checkpoint: PathBuf,
-    /// What the text starts with.
-    #[arg(long)]
-    prompt: String,
-    /// Tokens to generate.
-    #[arg(long)]
-    max_tokens: usize,
-    /// 0 takes the likeliest token; higher is more random.
-    #[arg(long, default_value_t = 0.8)]
-    temperature: f64,
-    /// Seed of the random choices.
-    #[arg(long, default_value_t = 0)]
-    seed: u64,
-}
-
 #[derive(Subcommand)]
 enum BenchCommand {
     /// Compare all sharding strategies on the same work.
     Strategies(StrategiesArgs),
-}
-
-#[derive(Subcommand)]
-enum InspectCommand {
-    /// Say who held up a run that failed, and what each rank was doing.
-    Flight {
-        /// Run folder, or its folder flight/.
-        folder: PathBuf,
-    },
+    /// Compare saving and loading with plain writing and reading on the same disk.
+    Checkpoint(CheckpointArgs),
 }
 
 #[derive(Args)]
@@ -194,11 +183,16 @@ fn main() -> ExitCode {
         Command::Launch(args) => args.run().map_err(TrainError::from),
         Command::Doctor(args) => Ok(doctor(&args)),
         Command::Data { command: DataCommand::Prepare(args) } => prepare(args).map(done),
-        Command::Generate(args) => generate(args).map(done),
+        Command::Generate(args) => args.run().map(done),
+        Command::Eval(args) => args.run(),
+        Command::Import(args) => args.run().map(done),
+        Command::Export(args) => args.run().map(done),
         Command::Bench { command: BenchCommand::Strategies(args) } => strategies(args).map(done),
-        Command::Inspect { command: InspectCommand::Flight { folder } } => {
-            inspect::flight(&folder).map(|text| say(&text)).map(done).map_err(TrainError::from)
+        Command::Bench { command: BenchCommand::Checkpoint(args) } => {
+            args.run().map(|text| say(&text)).map(done)
         }
+        Command::Inspect(args) => args.run().map(|text| say(&text)).map(done),
+        Command::Convert(args) => args.run().map(|text| say(&text)).map(done),
     };
     match outcome {
         Ok(code) => ExitCode::from(code),
@@ -226,6 +220,7 @@ fn train(args: TrainArgs) -> Result<u8, TrainError> {
         ranks: args.ranks,
         place,
         stop: stop_on_signals(),
+        allow_missing: AllowMissing::new(&args.allow_missing).map_err(TrainError::usage)?,
         fault: args.fault,
     };
     let summary = train::run(config, &options)?;
@@ -270,18 +265,6 @@ fn prepare(args: PrepareArgs) -> Result<(), TrainError> {
         seed: args.seed,
     };
     prepared::prepare(&options)?;
-    Ok(())
-}
-
-fn generate(args: GenerateArgs) -> Result<(), TrainError> {
-    let text = generate::from_checkpoint(
-        &args.checkpoint,
-        &args.prompt,
-        args.max_tokens,
-        args.temperature,
-        args.seed,
-    )?;
-    say(&text);
     Ok(())
 }
 

@@ -4,10 +4,19 @@ use burn::tensor::{Device, Tensor};
 use kiln_model::decoder::{Decoder, Parts};
 use kiln_model::layers::{Embed, Head, Layer};
 use kiln_shard::layout::parameters_of;
-use kiln_shard::{Engine, EngineBuilder, Part, PartOptions, ShardError, Token};
+use kiln_shard::{Engine, EngineBuilder, Part, PartOptions, ShardError, Token, UnitLayout};
 
 /// Parameters of the outer parts are called as in their modules, as in `embed_tokens.weight`.
 const OUTER_PREFIX: &str = "";
+
+/// Units are called so in logs and checkpoints.
+const EMBED: &str = "embed";
+const HEAD: &str = "head";
+
+/// As in logs and checkpoints, the unit of block `index`.
+fn layer_unit(index: usize) -> String {
+    format!("layers.{index}")
+}
 
 /// What the names of the parameters of block `index` start with.
 fn layer_prefix(index: usize) -> String {
@@ -31,19 +40,23 @@ impl<B: Layer> ShardedDecoder<B> {
         // The rows of an embedding are looked up; backward needs their indices only. A tied one is
         // needed again by the head, so it stays.
         let options = PartOptions { keep: tied, weights_in_backward: false };
-        let embed = builder.part("embed", OUTER_PREFIX, decoder.embed, options)?;
+        let embed = builder.part(EMBED, OUTER_PREFIX, decoder.embed, options)?;
         let layers = decoder
             .layers
             .into_iter()
             .enumerate()
             .map(|(index, block)| {
-                let unit = format!("layers.{index}");
-                builder.part(&unit, &layer_prefix(index), block, PartOptions::default())
+                builder.part(
+                    &layer_unit(index),
+                    &layer_prefix(index),
+                    block,
+                    PartOptions::default(),
+                )
             })
             .collect::<Result<_, _>>()?;
         // Backward starts here.
         let options = PartOptions { keep: true, weights_in_backward: true };
-        let head = builder.part("head", OUTER_PREFIX, decoder.head, options)?;
+        let head = builder.part(HEAD, OUTER_PREFIX, decoder.head, options)?;
         let engine = builder.finish()?;
         Ok(ShardedDecoder { engine, embed, layers, head, tied })
     }
@@ -98,11 +111,40 @@ impl<B: Layer> Parts for Pass<'_, B> {
     }
 }
 
+/// Full names and shapes of parameters.
+pub type Shapes = Vec<(String, Vec<usize>)>;
+
+/// Full names and shapes of all parameters, as [`ShardedDecoder::new`] will call them, in the order
+/// of the parts. Initialises nothing.
+pub fn parameter_shapes<B: Layer>(decoder: &Decoder<B>) -> Shapes {
+    units_of(decoder).into_iter().flatten().collect()
+}
+
+/// As [`parameter_shapes`], part by part: the embedding, the blocks, the head.
+fn units_of<B: Layer>(decoder: &Decoder<B>) -> Vec<Shapes> {
+    let mut units = vec![parameters_of(&decoder.embed, OUTER_PREFIX)];
+    for (index, block) in decoder.layers.iter().enumerate() {
+        units.push(parameters_of(block, &layer_prefix(index)));
+    }
+    units.push(parameters_of(&decoder.head, OUTER_PREFIX));
+    units
+}
+
+/// The units of a decoder over `ranks` ranks, as [`ShardedDecoder::new`] lays them out where nothing
+/// is frozen. Initialises nothing.
+pub fn layout_of<B: Layer>(decoder: &Decoder<B>, ranks: usize) -> Vec<UnitLayout> {
+    let shapes = units_of(decoder);
+    let last = shapes.len() - 1;
+    let name = |index: usize| match index {
+        0 => EMBED.to_owned(),
+        index if index == last => HEAD.to_owned(),
+        index => layer_unit(index - 1),
+    };
+    let units = shapes.into_iter().enumerate();
+    units.map(|(index, shapes)| UnitLayout::new(name(index), true, shapes, ranks)).collect()
+}
+
 /// The full names of all parameters, as [`ShardedDecoder::new`] will call them. Initialises nothing.
 pub fn parameter_names<B: Layer>(decoder: &Decoder<B>) -> Vec<String> {
-    let layers = decoder.layers.iter().enumerate();
-    let mut parameters = parameters_of(&decoder.embed, OUTER_PREFIX);
-    parameters.extend(layers.flat_map(|(i, block)| parameters_of(block, &layer_prefix(i))));
-    parameters.extend(parameters_of(&decoder.head, OUTER_PREFIX));
-    parameters.into_iter().map(|(name, _)| name).collect()
+    parameter_shapes(decoder).into_iter().map(|(name, _)| name).collect()
 }

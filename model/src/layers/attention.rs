@@ -3,9 +3,9 @@
 use burn::module::Module;
 use burn::tensor::{Device, Tensor};
 
-use super::{Context, Layer, Linear};
-use crate::config::ModelConfig;
-use crate::ops;
+use super::{Context, Layer, Linear, RmsNorm};
+use crate::config::{AttentionBias, ModelConfig};
+use crate::ops::{self, RotaryFrequencies};
 use crate::random::Key;
 
 /// Causal self-attention. Shapes: B batch, T sequence, H query heads, K key and value heads,
@@ -20,42 +20,83 @@ pub struct Attention {
     pub v_proj: Linear,
     /// `[H * D, d_model]`.
     pub o_proj: Linear,
+    /// Normalises the D values of each query head (Henry et al., 2020; as in Qwen3).
+    pub q_norm: Option<RmsNorm>,
+    /// Normalises the D values of each key head.
+    pub k_norm: Option<RmsNorm>,
     #[module(skip)]
     heads: usize,
     #[module(skip)]
     kv_heads: usize,
     #[module(skip)]
-    rope_theta: f64,
+    head_dim: usize,
+    #[module(skip)]
+    frequencies: RotaryFrequencies,
 }
 
 impl Attention {
     /// Attention of the given shape.
     pub fn new(config: &ModelConfig, key: Key, device: &Device) -> Self {
-        let d = config.d_model;
-        let kv = config.kv_heads * config.head_dim();
+        let (d, head_dim) = (config.d_model, config.head_dim());
+        let (q, kv) = (config.heads * head_dim, config.kv_heads * head_dim);
         let (std, residual_std) = (config.init_std, config.residual_std());
+        let (qkv_bias, o_bias) = match config.attention_bias {
+            AttentionBias::None => (false, false),
+            AttentionBias::Qkv => (true, false),
+            AttentionBias::All => (true, true),
+        };
+        let linear = |name, d_in, d_out, std, bias| {
+            Linear::new(d_in, d_out, std, key.fork(name), device).with_bias_if(bias, device)
+        };
+        let norm = || config.qk_norm.then(|| RmsNorm::new(head_dim, config.norm_eps, device));
         Attention {
-            q_proj: Linear::new(d, d, std, key.fork("q_proj"), device),
-            k_proj: Linear::new(d, kv, std, key.fork("k_proj"), device),
-            v_proj: Linear::new(d, kv, std, key.fork("v_proj"), device),
-            o_proj: Linear::new(d, d, residual_std, key.fork("o_proj"), device),
+            q_proj: linear("q_proj", d, q, std, qkv_bias),
+            k_proj: linear("k_proj", d, kv, std, qkv_bias),
+            v_proj: linear("v_proj", d, kv, std, qkv_bias),
+            o_proj: linear("o_proj", q, d, residual_std, o_bias),
+            q_norm: norm(),
+            k_norm: norm(),
             heads: config.heads,
             kv_heads: config.kv_heads,
-            rope_theta: config.rope_theta,
+            head_dim,
+            frequencies: RotaryFrequencies {
+                theta: config.rope_theta,
+                scaling: config.rope_scaling,
+            },
+        }
+    }
+
+    /// Heads of a projection `[batch, seq, heads * D]`, normalised if there is a norm:
+    /// `[batch, seq, heads, D]`.
+    fn split(&self, x: Tensor<3>, heads: usize, norm: Option<&RmsNorm>) -> Tensor<4> {
+        let [batch, seq, _] = x.dims();
+        let x = x.reshape([batch, seq, heads, self.head_dim]);
+        match norm {
+            Some(norm) => norm.forward(x),
+            None => x,
         }
     }
 }
 
 impl Layer for Attention {
-    fn forward(&self, x: Tensor<3>, _context: &Context) -> Tensor<3> {
-        let [batch, seq, d_model] = x.dims();
-        let head_dim = d_model / self.heads;
-        let q_bthd = self.q_proj.forward(x.clone()).reshape([batch, seq, self.heads, head_dim]);
-        let k_btkd = self.k_proj.forward(x.clone()).reshape([batch, seq, self.kv_heads, head_dim]);
-        let v_btkd = self.v_proj.forward(x).reshape([batch, seq, self.kv_heads, head_dim]);
-        let q_bthd = ops::rotary(q_bthd, self.rope_theta, 0);
-        let k_btkd = ops::rotary(k_btkd, self.rope_theta, 0);
-        let out_bthd = ops::causal_attention(q_bthd, k_btkd, v_btkd);
-        self.o_proj.forward(out_bthd.reshape([batch, seq, d_model]))
+    fn forward(&self, x: Tensor<3>, context: &Context) -> Tensor<3> {
+        let [batch, seq, _] = x.dims();
+        let (q, k) = (self.q_proj.forward(x.clone()), self.k_proj.forward(x.clone()));
+        let v = self.v_proj.forward(x);
+        let q_bthd = self.split(q, self.heads, self.q_norm.as_ref());
+        let k_btkd = self.split(k, self.kv_heads, self.k_norm.as_ref());
+        let v_btkd = self.split(v, self.kv_heads, None);
+        let cache = context.cache();
+        let position = cache.map_or(0, |cache| cache.position());
+        let q_bthd = ops::rotary(q_bthd, self.frequencies, position);
+        let k_btkd = ops::rotary(k_btkd, self.frequencies, position);
+        let out_bthd = match cache {
+            None => ops::causal_attention(q_bthd, k_btkd, v_btkd),
+            Some(cache) => {
+                let (keys_bckd, values_bckd) = cache.append(k_btkd, v_btkd);
+                ops::cached_attention(q_bthd, keys_bckd, values_bckd, position + seq)
+            }
+        };
+        self.o_proj.forward(out_bthd.reshape([batch, seq, self.heads * self.head_dim]))
     }
 }

@@ -32,6 +32,11 @@ impl Linear {
         self
     }
 
+    /// The same map, with a bias that starts at zero if `biased`.
+    pub fn with_bias_if(self, biased: bool, device: &Device) -> Self {
+        if biased { self.with_bias(device) } else { self }
+    }
+
     /// `x`: `[.., d_in]` to `[.., d_out]`.
     pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
         ops::linear(x, self.weight.val(), self.bias.as_ref().map(Param::val))

@@ -6,6 +6,7 @@
 
 mod attention;
 mod block;
+mod cache;
 mod embed;
 mod feed_forward;
 mod head;
@@ -15,6 +16,7 @@ mod swiglu;
 
 pub use attention::Attention;
 pub use block::Block;
+pub use cache::{CacheFull, KeyValueCache, LayerCache};
 pub use embed::Embed;
 pub use feed_forward::FeedForward;
 pub use head::Head;
@@ -28,6 +30,12 @@ use burn::tensor::{Device, Shape, Tensor, TensorData};
 use crate::random::Key;
 
 /// A layer that maps the residual stream onto itself.
+///
+/// A layer that works on each position alone ignores [`Context::cache`]. One that mixes positions
+/// must not: when the context has a cache, `x` holds the newest positions only, the first of which
+/// is [`LayerCache::position`], and what the layer needs of those before it has to come from
+/// [`LayerCache::append`], as in [`Attention`]. The cache has one pair of tensors per block, so one
+/// layer of a block can use it.
 pub trait Layer: Module + ModuleDisplay + Sync + 'static {
     /// `x`: `[batch, seq, d_model]` to the same shape.
     fn forward(&self, x: Tensor<3>, context: &Context) -> Tensor<3>;
@@ -37,6 +45,7 @@ pub trait Layer: Module + ModuleDisplay + Sync + 'static {
 #[derive(Clone, Debug, Default)]
 pub struct Context {
     dropout: Option<DropoutContext>,
+    cache: Option<LayerCache>,
 }
 
 /// Names the dropout masks of one forward pass. A mask belongs to a sample of the global batch, so
@@ -49,9 +58,21 @@ struct DropoutContext {
 }
 
 impl Context {
-    /// A pass without dropout: evaluation and generation.
+    /// A pass without dropout over whole sequences.
     pub fn evaluation() -> Self {
         Context::default()
+    }
+
+    /// A pass without dropout over tokens that follow those in `cache`; they end up in it as well.
+    /// For devices without autodiff. [`decoder::next_logits`](crate::decoder::next_logits) is the
+    /// whole of such a pass.
+    pub(crate) fn decoding(cache: KeyValueCache) -> Self {
+        Context { dropout: None, cache: Some(LayerCache { cache, layer: 0 }) }
+    }
+
+    /// What the layer at this place has kept of earlier positions, if tokens come bit by bit.
+    pub fn cache(&self) -> Option<&LayerCache> {
+        self.cache.as_ref()
     }
 
     /// A training pass over samples `first_sample ..` of the step named by `key`.
@@ -62,6 +83,7 @@ impl Context {
                 first_sample,
                 probability: dropout,
             }),
+            cache: None,
         }
     }
 
@@ -71,6 +93,7 @@ impl Context {
             dropout: self
                 .dropout
                 .map(|dropout| DropoutContext { key: dropout.key.fork(place), ..dropout }),
+            cache: self.cache.clone(),
         }
     }
 
@@ -81,6 +104,7 @@ impl Context {
                 key: dropout.key.fork_index(index as u64),
                 ..dropout
             }),
+            cache: self.cache.as_ref().map(|slot| LayerCache { layer: index, ..slot.clone() }),
         }
     }
 

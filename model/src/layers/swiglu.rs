@@ -23,10 +23,14 @@ impl SwiGlu {
     /// A feed-forward layer of the given shape.
     pub fn new(config: &ModelConfig, key: Key, device: &Device) -> Self {
         let (d, ff, std) = (config.d_model, config.d_ff, config.init_std);
+        let bias = config.feed_forward_bias;
+        let linear = |name, d_in, d_out, std| {
+            Linear::new(d_in, d_out, std, key.fork(name), device).with_bias_if(bias, device)
+        };
         SwiGlu {
-            gate_proj: Linear::new(d, ff, std, key.fork("gate_proj"), device),
-            up_proj: Linear::new(d, ff, std, key.fork("up_proj"), device),
-            down_proj: Linear::new(ff, d, config.residual_std(), key.fork("down_proj"), device),
+            gate_proj: linear("gate_proj", d, ff, std),
+            up_proj: linear("up_proj", d, ff, std),
+            down_proj: linear("down_proj", ff, d, config.residual_std()),
         }
     }
 }

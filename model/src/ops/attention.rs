@@ -36,23 +36,54 @@ pub fn causal_attention(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>) -> Tensor<4> {
     ))
 }
 
+/// [`causal_attention`] of the last rows of a sequence whose keys and values have been kept.
+///
+/// `q` is `[batch, seq, heads, head_dim]`; `k` and `v` are `[batch, capacity, kv_heads, head_dim]`, of
+/// which the first `filled` rows count. Row `i` of `q` is row `filled − seq + i` of the sequence and
+/// sees that row and those before it. The result has the shape of `q`.
+///
+/// # Panics
+///
+/// If the shapes do not fit, or if a gradient is to be tracked: there is no backward pass.
+pub fn cached_attention(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, filled: usize) -> Tensor<4> {
+    Tensor::from_dispatch(<Dispatch as AttentionOp>::fused_cached_attention(
+        q.into_dispatch(),
+        k.into_dispatch(),
+        v.into_dispatch(),
+        filled,
+    ))
+}
+
 /// [`causal_attention`] in plain burn, with the whole matrix of scores.
 pub fn causal_attention_reference(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>) -> Tensor<4> {
+    let [_, seq, ..] = k.dims();
+    cached_attention_reference(q, k, v, seq)
+}
+
+/// [`cached_attention`] in plain burn, with the whole matrix of scores.
+pub fn cached_attention_reference(
+    q: Tensor<4>,
+    k: Tensor<4>,
+    v: Tensor<4>,
+    filled: usize,
+) -> Tensor<4> {
     let [batch, seq, heads, head_dim] = q.dims();
     let group = heads / k.dims()[2];
     let per_head = |x: Tensor<4>| -> Tensor<4> {
         let [_, _, kv_heads, _] = x.dims();
-        let x: Tensor<5> = x.swap_dims(1, 2).unsqueeze_dim(2);
-        x.expand([batch, kv_heads, group, seq, head_dim]).reshape([batch, heads, seq, head_dim])
+        let x: Tensor<5> = x.narrow(1, 0, filled).swap_dims(1, 2).unsqueeze_dim(2);
+        x.expand([batch, kv_heads, group, filled, head_dim])
+            .reshape([batch, heads, filled, head_dim])
     };
     let (k, v, q) = (per_head(k), per_head(v), q.swap_dims(1, 2));
     let scores = q.matmul(k.swap_dims(2, 3)) / (head_dim as f64).sqrt();
-    let future = Tensor::<2, Bool>::tril_mask([seq, seq], 0, &scores.device());
+    let before = (filled - seq) as i64;
+    let future = Tensor::<2, Bool>::tril_mask([seq, filled], before, &scores.device());
     let scores = scores.mask_fill(future.unsqueeze(), f64::NEG_INFINITY);
     softmax(scores, 3).matmul(v).swap_dims(1, 2)
 }
 
-/// The backends of [`causal_attention`].
+/// The backends of [`causal_attention`] and [`cached_attention`].
 #[backend_extension(Flex, Autodiff)]
 pub trait AttentionOp: Backend {
     /// Causal attention with grouped key and value heads.
@@ -61,17 +92,35 @@ pub trait AttentionOp: Backend {
         k: FloatTensor<Self>,
         v: FloatTensor<Self>,
     ) -> FloatTensor<Self>;
+    /// The same for the last rows of a longer sequence, without a backward pass.
+    fn fused_cached_attention(
+        q: FloatTensor<Self>,
+        k: FloatTensor<Self>,
+        v: FloatTensor<Self>,
+        filled: usize,
+    ) -> FloatTensor<Self>;
 }
 
 impl AttentionOp for Flex {
     fn fused_causal_attention(q: FlexTensor, k: FlexTensor, v: FlexTensor) -> FlexTensor {
-        forward(&q, &k, &v).0
+        forward(&q, &k, &v, shape_of(&q, &k, &v)).0
+    }
+
+    fn fused_cached_attention(
+        q: FlexTensor,
+        k: FlexTensor,
+        v: FlexTensor,
+        filled: usize,
+    ) -> FlexTensor {
+        forward(&q, &k, &v, cached_shape_of(&q, &k, &v, filled)).0
     }
 }
 
 impl<C: CheckpointStrategy> AttentionOp for Autodiff<Flex, C> {
     fn fused_causal_attention(q: Tracked<C>, k: Tracked<C>, v: Tracked<C>) -> Tracked<C> {
-        let (out, lse) = forward(q.primitive(), k.primitive(), v.primitive());
+        let [q_values, k_values, v_values] = [q.primitive(), k.primitive(), v.primitive()];
+        let shape = shape_of(q_values, k_values, v_values);
+        let (out, lse) = forward(q_values, k_values, v_values, shape);
         let nodes = [q.node(), k.node(), v.node()];
         match AttentionBackward.prepare::<C>(nodes).compute_bound().stateful() {
             OpsKind::Tracked(mut prep) => {
@@ -79,6 +128,22 @@ impl<C: CheckpointStrategy> AttentionOp for Autodiff<Flex, C> {
                 prep.finish(Saved { qkv, out: out.clone(), lse }, out)
             }
             OpsKind::UnTracked(prep) => prep.finish(out),
+        }
+    }
+
+    fn fused_cached_attention(
+        q: Tracked<C>,
+        k: Tracked<C>,
+        v: Tracked<C>,
+        filled: usize,
+    ) -> Tracked<C> {
+        let nodes = [q.node(), k.node(), v.node()];
+        match AttentionBackward.prepare::<C>(nodes).compute_bound().stateful() {
+            OpsKind::Tracked(_) => panic!("cached_attention has no backward pass"),
+            OpsKind::UnTracked(prep) => {
+                let [q, k, v] = [q.primitive(), k.primitive(), v.primitive()];
+                prep.finish(forward(q, k, v, cached_shape_of(q, k, v, filled)).0)
+            }
         }
     }
 }
@@ -110,11 +175,20 @@ impl Backward<Flex, 3> for AttentionBackward {
     }
 }
 
+/// Sizes where every row has a query.
 fn shape_of(q: &FlexTensor, k: &FlexTensor, v: &FlexTensor) -> Shape {
+    let [_, seq, ..]: [usize; 4] = q.layout().shape().dims();
+    let shape = cached_shape_of(q, k, v, seq);
+    assert_eq!(shape.capacity, seq, "attention: rows of keys for {seq} rows of queries");
+    shape
+}
+
+/// Sizes where queries are the last of `filled` rows.
+fn cached_shape_of(q: &FlexTensor, k: &FlexTensor, v: &FlexTensor, filled: usize) -> Shape {
     let [batch, seq, heads, head_dim] = q.layout().shape().dims();
-    let kv_shape @ [_, _, kv_heads, _]: [usize; 4] = k.layout().shape().dims();
+    let kv_shape @ [_, capacity, kv_heads, _]: [usize; 4] = k.layout().shape().dims();
     assert!(
-        kv_shape == v.layout().shape().dims() && kv_shape == [batch, seq, kv_heads, head_dim],
+        kv_shape == v.layout().shape().dims() && kv_shape == [batch, capacity, kv_heads, head_dim],
         "attention: q {:?}, k {kv_shape:?}, v {:?}",
         q.layout().shape(),
         v.layout().shape()
@@ -123,12 +197,20 @@ fn shape_of(q: &FlexTensor, k: &FlexTensor, v: &FlexTensor) -> Shape {
         kv_heads > 0 && heads % kv_heads == 0,
         "attention: {heads} heads cannot share {kv_heads} key heads"
     );
-    Shape { batch, seq, heads, kv_heads, head_dim }
+    assert!(
+        seq <= filled && filled <= capacity,
+        "attention: {seq} queries, {filled} of {capacity} keys"
+    );
+    Shape { batch, seq, keys: filled, capacity, heads, kv_heads, head_dim }
 }
 
 /// The result and the logarithm of each row's sum, `[batch, seq, heads]`.
-fn forward(q: &FlexTensor, k: &FlexTensor, v: &FlexTensor) -> (FlexTensor, FlexTensor) {
-    let shape = shape_of(q, k, v);
+fn forward(
+    q: &FlexTensor,
+    k: &FlexTensor,
+    v: &FlexTensor,
+    shape: Shape,
+) -> (FlexTensor, FlexTensor) {
     with_real!(q.dtype(), T => {
         let (q_values, k, v) = (Values::<T>::of(q), Values::<T>::of(k), Values::<T>::of(v));
         let (out, lse) = Operands { q: &q_values, k: &k, v: &v, shape }.forward();

@@ -21,7 +21,10 @@ mod rms_norm;
 mod rotary;
 mod swiglu;
 
-pub use attention::{AttentionOp, causal_attention, causal_attention_reference};
+pub use attention::{
+    AttentionOp, cached_attention, cached_attention_reference, causal_attention,
+    causal_attention_reference,
+};
 pub use cross_entropy::{
     HeadLayout, LinearCrossEntropyOp, linear_cross_entropy, linear_cross_entropy_reference,
 };
@@ -29,7 +32,7 @@ pub use dropout::{DropoutMask, DropoutOp, dropout, dropout_reference};
 pub use embedding::{EmbeddingOp, embedding, embedding_reference};
 pub use linear::{LinearOp, linear, linear_reference};
 pub use rms_norm::{RmsNormOp, rms_norm, rms_norm_reference};
-pub use rotary::{RotaryOp, rotary, rotary_reference};
+pub use rotary::{RotaryFrequencies, RotaryOp, rotary, rotary_reference};
 pub use swiglu::{SwigluOp, swiglu, swiglu_reference};
 
 use burn::backend::autodiff::Autodiff;

@@ -1,4 +1,5 @@
-//! Rotary position embedding (Su et al., 2021, "RoFormer").
+//! Rotary position embedding (Su et al., 2021, "RoFormer"), with frequencies that may be stretched
+//! for longer contexts.
 
 use std::any::{Any, TypeId};
 use std::collections::HashMap;
@@ -17,29 +18,101 @@ use burn_flex::FlexTensor;
 use super::Tracked;
 use super::cpu::real::Real;
 use super::cpu::{self, Values, with_real};
+use crate::config::RopeScaling;
+
+/// How fast each plane of a head turns.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RotaryFrequencies {
+    /// Base: plane `j` turns by `theta^(−2j / head_dim)` per position.
+    pub theta: f64,
+    /// Stretching of these frequencies.
+    pub scaling: Option<RopeScaling>,
+}
+
+impl RotaryFrequencies {
+    /// Frequencies with base `theta`, not stretched.
+    pub fn new(theta: f64) -> Self {
+        RotaryFrequencies { theta, scaling: None }
+    }
+
+    /// The angle by which plane `j` of heads of width `head_dim` turns per position.
+    ///
+    /// [`RopeScaling::Linear`] divides it by the factor, which is to interpolate positions (Chen et
+    /// al., 2023). [`RopeScaling::Llama3`] is the rule of Llama 3.1 (Grattafiori et al., 2024; as in
+    /// its reference code): planes that turn many times within the original context keep their
+    /// frequency, those that turn seldom have it divided, and those between are blended linearly.
+    pub fn frequency(&self, j: usize, head_dim: usize) -> f64 {
+        let frequency = self.theta.powf(-2.0 * j as f64 / head_dim as f64);
+        match self.scaling {
+            None => frequency,
+            Some(RopeScaling::Linear { factor }) => frequency / factor,
+            Some(RopeScaling::Llama3 {
+                factor,
+                low_freq_factor,
+                high_freq_factor,
+                original_context,
+            }) => {
+                let wavelength = std::f64::consts::TAU / frequency;
+                let turns = original_context as f64 / wavelength;
+                if turns < low_freq_factor {
+                    frequency / factor
+                } else if turns > high_freq_factor {
+                    frequency
+                } else {
+                    let smooth = (turns - low_freq_factor) / (high_freq_factor - low_freq_factor);
+                    frequency * ((1.0 - smooth) / factor + smooth)
+                }
+            }
+        }
+    }
+
+    /// The angle of plane `j` at a position.
+    fn angle(&self, position: usize, j: usize, head_dim: usize) -> f64 {
+        position as f64 * self.frequency(j, head_dim)
+    }
+
+    /// Equal for equal frequencies, and usable as a key.
+    fn bits(&self) -> [u64; 6] {
+        let [kind, factor, low, high, original] = match self.scaling {
+            None => [0; 5],
+            Some(RopeScaling::Linear { factor }) => [1, factor.to_bits(), 0, 0, 0],
+            Some(RopeScaling::Llama3 {
+                factor,
+                low_freq_factor: low,
+                high_freq_factor: high,
+                original_context,
+            }) => [2, factor.to_bits(), low.to_bits(), high.to_bits(), original_context as u64],
+        };
+        [self.theta.to_bits(), kind, factor, low, high, original]
+    }
+}
 
 /// Rotates each head of `x` by angles that grow with the position of its row.
 ///
 /// `x` is `[batch, seq, heads, head_dim]`; row `t` has position `p = position_offset + t`. Element
 /// `j < head_dim / 2` and element `j + head_dim / 2` are one plane (the rotate-half convention of
-/// Hugging Face's Llama), turned by `p · theta^(−2j / head_dim)`. Backward turns `dy` by the
+/// Hugging Face's Llama), turned by `p` times the frequency of plane `j`. Backward turns `dy` by the
 /// opposite angles and needs no saved tensor. Angles are computed in double precision.
 ///
 /// # Panics
 ///
 /// If `head_dim` is odd.
-pub fn rotary(x: Tensor<4>, theta: f64, position_offset: usize) -> Tensor<4> {
+pub fn rotary(x: Tensor<4>, frequencies: RotaryFrequencies, position_offset: usize) -> Tensor<4> {
     let x = x.into_dispatch();
-    Tensor::from_dispatch(<Dispatch as RotaryOp>::fused_rotary(x, theta, position_offset))
+    Tensor::from_dispatch(<Dispatch as RotaryOp>::fused_rotary(x, frequencies, position_offset))
 }
 
 /// [`rotary`] in plain burn.
-pub fn rotary_reference(x: Tensor<4>, theta: f64, position_offset: usize) -> Tensor<4> {
+pub fn rotary_reference(
+    x: Tensor<4>,
+    frequencies: RotaryFrequencies,
+    position_offset: usize,
+) -> Tensor<4> {
     let [batch, seq, heads, head_dim] = x.dims();
     let half = head_dim / 2;
     let table = |f: fn(f64) -> f64| {
         let values: Vec<f64> = (0..seq * half)
-            .map(|i| f(angle(position_offset + i / half, i % half, head_dim, theta)))
+            .map(|i| f(frequencies.angle(position_offset + i / half, i % half, head_dim)))
             .collect();
         let data = TensorData::new(values, [1, seq, 1, half]).convert_dtype(x.dtype());
         Tensor::<4>::from_data(data, (&x.device(), x.dtype())).expand([batch, seq, heads, half])
@@ -56,18 +129,30 @@ pub fn rotary_reference(x: Tensor<4>, theta: f64, position_offset: usize) -> Ten
 #[backend_extension(Flex, Autodiff)]
 pub trait RotaryOp: Backend {
     /// `x` with its heads rotated.
-    fn fused_rotary(x: FloatTensor<Self>, theta: f64, position_offset: usize) -> FloatTensor<Self>;
+    fn fused_rotary(
+        x: FloatTensor<Self>,
+        frequencies: RotaryFrequencies,
+        position_offset: usize,
+    ) -> FloatTensor<Self>;
 }
 
 impl RotaryOp for Flex {
-    fn fused_rotary(x: FlexTensor, theta: f64, position_offset: usize) -> FlexTensor {
-        rotate(&x, Rotation { theta, position_offset, sign: 1.0 })
+    fn fused_rotary(
+        x: FlexTensor,
+        frequencies: RotaryFrequencies,
+        position_offset: usize,
+    ) -> FlexTensor {
+        rotate(&x, Rotation { frequencies, position_offset, sign: 1.0 })
     }
 }
 
 impl<C: CheckpointStrategy> RotaryOp for Autodiff<Flex, C> {
-    fn fused_rotary(x: Tracked<C>, theta: f64, position_offset: usize) -> Tracked<C> {
-        let rotation = Rotation { theta, position_offset, sign: 1.0 };
+    fn fused_rotary(
+        x: Tracked<C>,
+        frequencies: RotaryFrequencies,
+        position_offset: usize,
+    ) -> Tracked<C> {
+        let rotation = Rotation { frequencies, position_offset, sign: 1.0 };
         let y = rotate(x.primitive(), rotation);
         match RotaryBackward.prepare::<C>([x.node()]).compute_bound().stateful() {
             OpsKind::Tracked(prep) => prep.finish(rotation, y),
@@ -78,7 +163,7 @@ impl<C: CheckpointStrategy> RotaryOp for Autodiff<Flex, C> {
 
 #[derive(Clone, Copy, Debug)]
 struct Rotation {
-    theta: f64,
+    frequencies: RotaryFrequencies,
     position_offset: usize,
     /// 1 forward, −1 backward.
     sign: f64,
@@ -103,11 +188,6 @@ impl Backward<Flex, 1> for RotaryBackward {
     }
 }
 
-/// The angle of plane `j` at a position.
-fn angle(position: usize, j: usize, head_dim: usize, theta: f64) -> f64 {
-    position as f64 * theta.powf(-2.0 * j as f64 / head_dim as f64)
-}
-
 /// Cosines and sines, `[positions, head_dim / 2]` each.
 struct Table<T> {
     cos: Vec<T>,
@@ -115,16 +195,20 @@ struct Table<T> {
     positions: usize,
 }
 
-/// Type of the values, head dimension and bits of theta.
-type TableKey = (TypeId, usize, u64);
+/// Type of the values, head dimension and bits of the frequencies.
+type TableKey = (TypeId, usize, [u64; 6]);
 
 /// A model uses one table, which every layer of every step reads.
 static TABLES: LazyLock<Mutex<HashMap<TableKey, Arc<dyn Any + Send + Sync>>>> =
     LazyLock::new(Mutex::default);
 
 /// The table for at least `positions` positions.
-fn table<T: Real>(head_dim: usize, theta: f64, positions: usize) -> Arc<Table<T>> {
-    let key = (TypeId::of::<T>(), head_dim, theta.to_bits());
+fn table<T: Real>(
+    head_dim: usize,
+    frequencies: RotaryFrequencies,
+    positions: usize,
+) -> Arc<Table<T>> {
+    let key = (TypeId::of::<T>(), head_dim, frequencies.bits());
     // An entry is inserted whole or not at all, so a panic elsewhere has not left one half-made.
     let mut tables = TABLES.lock().unwrap_or_else(PoisonError::into_inner);
     let cached = tables.get(&key).and_then(|table| Arc::clone(table).downcast::<Table<T>>().ok());
@@ -135,7 +219,7 @@ fn table<T: Real>(head_dim: usize, theta: f64, positions: usize) -> Arc<Table<T>
     let positions = positions.next_power_of_two();
     let half = head_dim / 2;
     let angles =
-        (0..positions * half).map(|i| angle(i / half, i % half, head_dim, theta).sin_cos());
+        (0..positions * half).map(|i| frequencies.angle(i / half, i % half, head_dim).sin_cos());
     let (sin, cos) = angles.map(|(sin, cos)| (T::from_f64(sin), T::from_f64(cos))).unzip();
     let table = Arc::new(Table { cos, sin, positions });
     tables.insert(key, Arc::clone(&table) as Arc<dyn Any + Send + Sync>);
@@ -148,7 +232,7 @@ fn rotate(x: &FlexTensor, rotation: Rotation) -> FlexTensor {
     assert!(head_dim % 2 == 0, "rotary: heads of {head_dim} values cannot be split into planes");
     with_real!(x.dtype(), T => {
         let values = Values::<T>::of(x);
-        let table = table::<T>(head_dim, rotation.theta, rotation.position_offset + seq);
+        let table = table::<T>(head_dim, rotation.frequencies, rotation.position_offset + seq);
         let mut y = vec![T::ZERO; values.len()];
         rotate_values(&values, &mut y, [seq, heads, head_dim], &table, rotation);
         cpu::tensor_of(y, shape, x.dtype())

@@ -1,6 +1,9 @@
 //! Integration tests of the crate, in one binary.
 
+mod cache;
+mod config;
 mod decoder;
+mod layers;
 mod ops_attention;
 mod ops_cross_entropy;
 mod ops_dropout;

@@ -1,5 +1,7 @@
 use burn::tensor::{Device, FloatDType, Tensor};
-use kiln_model::ops::{causal_attention, causal_attention_reference};
+use kiln_model::ops::{
+    cached_attention, cached_attention_reference, causal_attention, causal_attention_reference,
+};
 
 use crate::ops_support::*;
 
@@ -87,4 +89,93 @@ fn attention_rejects_heads_that_cannot_be_grouped() {
     let device = Device::flex();
     let kv = Tensor::<4>::ones([1, 4, 2, 8], &device);
     causal_attention(Tensor::ones([1, 4, 3, 8], &device), kv.clone(), kv);
+}
+
+type Cached = fn(Tensor<4>, Tensor<4>, Tensor<4>, usize) -> Tensor<4>;
+
+/// The last `seq` of `filled` rows, in `dtype`. Rows beyond `filled` are not numbers.
+fn cached(f: Cached, sizes: Sizes, filled: usize, capacity: usize, dtype: FloatDType) -> Vec<f64> {
+    let [batch, seq, heads, kv_heads, dim] = sizes;
+    let device = Device::flex();
+    let q = flat(&normal(batch * seq * heads * dim, 1), dtype, &device);
+    let [k, v] = [2, 3].map(|seed| {
+        let rows = flat(&normal(batch * filled * kv_heads * dim, seed), dtype, &device);
+        let rows = rows.reshape([batch, filled, kv_heads, dim]);
+        let beyond = [batch, capacity - filled, kv_heads, dim];
+        let beyond = Tensor::full(beyond, f64::NAN, (&device, dtype.into()));
+        Tensor::cat(vec![rows, beyond], 1)
+    });
+    values(f(q.reshape([batch, seq, heads, dim]), k, v, filled))
+}
+
+#[test]
+fn cached_attention_matches_reference() {
+    for (sizes, filled, capacity) in [
+        ([1, 1, 1, 1, 2], 1, 1),
+        ([1, 1, 4, 2, 10], 300, 301),
+        ([3, 1, 4, 4, 64], 193, 500),
+        ([2, 5, 6, 2, 10], 196, 200),
+        ([2, 15, 2, 1, 16], 250, 250),
+        ([2, 16, 2, 1, 16], 250, 256),
+        ([1, 70, 4, 1, 8], 230, 256),
+        // The last rows begin a tile of columns that earlier rows of theirs do not see.
+        ([2, 60, 2, 2, 8], 200, 220),
+        ([2, 129, 4, 1, 64], 129, 140),
+    ] {
+        let actual = cached(cached_attention, sizes, filled, capacity, FloatDType::F32);
+        let reference = cached_attention_reference;
+        let expected = cached(reference, sizes, filled, capacity, FloatDType::F64);
+        assert_close(&actual, &expected, 5e-6, &format!("{sizes:?} after {filled}"));
+    }
+}
+
+/// The last rows of the whole, whatever they are.
+#[test]
+fn cached_attention_continues_a_sequence() {
+    let device = Device::flex();
+    let x = |seed, heads: usize| {
+        flat(&normal(2 * 230 * heads * 8, seed), FloatDType::F32, &device)
+            .reshape([2, 230, heads, 8])
+    };
+    let (q, k, v) = (x(1, 4), x(2, 2), x(3, 2));
+    let whole = causal_attention(q.clone(), k.clone(), v.clone());
+    for (first, seq) in [(229, 1), (0, 1), (0, 230), (100, 7), (40, 100), (191, 2)] {
+        let rows = |x: &Tensor<4>| x.clone().narrow(1, first, seq);
+        let part = cached_attention(rows(&q), k.clone(), v.clone(), first + seq);
+        assert_close(&values(part), &values(rows(&whole)), 2e-6, &format!("rows from {first}"));
+    }
+}
+
+#[test]
+fn cached_attention_has_the_same_bits_on_any_number_of_threads() {
+    let on = |threads: usize| {
+        let pool =
+            rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("a thread pool");
+        pool.install(|| cached(cached_attention, [2, 100, 4, 2, 64], 300, 310, FloatDType::F32))
+    };
+    assert!(on(1) == on(3));
+}
+
+#[test]
+#[should_panic(expected = "cached_attention has no backward pass")]
+fn cached_attention_refuses_to_be_differentiated() {
+    let device = Device::flex().autodiff();
+    let kv = Tensor::<4>::ones([1, 4, 1, 8], &device);
+    cached_attention(Tensor::ones([1, 1, 1, 8], &device).require_grad(), kv.clone(), kv, 3);
+}
+
+#[test]
+#[should_panic(expected = "2 queries, 5 of 4 keys")]
+fn cached_attention_rejects_rows_that_are_not_there() {
+    let device = Device::flex();
+    let kv = Tensor::<4>::ones([1, 4, 1, 8], &device);
+    cached_attention(Tensor::ones([1, 2, 1, 8], &device), kv.clone(), kv, 5);
+}
+
+#[test]
+#[should_panic(expected = "rows of keys for 2 rows of queries")]
+fn attention_rejects_fewer_queries_than_keys() {
+    let device = Device::flex();
+    let kv = Tensor::<4>::ones([1, 4, 1, 8], &device);
+    causal_attention(Tensor::ones([1, 2, 1, 8], &device), kv.clone(), kv);
 }

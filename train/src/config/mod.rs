@@ -5,12 +5,14 @@
 //! ends, which is written to the run folder and can start the same run again.
 
 mod load;
+mod model;
 mod schema;
 mod validate;
 
 pub use load::{ConfigError, load};
+pub use model::ModelSection;
 pub use schema::{
     Backend, CheckpointSection, CommBackend, CommSection, Config, DataSection, DeviceSection,
-    EvalSection, InitSection, LogSection, ModelSection, NonFinite, OptimSection, Precision,
+    EvalSection, InitSection, LogSection, NonFinite, OnFailure, OptimSection, Precision,
     PrecisionSection, SampleSection, Schedule, ShardSection, TrainSection,
 };

@@ -4,9 +4,11 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use kiln_collectives::DType;
-use kiln_model::{FeedForwardKind, ModelConfig};
 use kiln_shard::{AdamW, Recompute, Reshard, Strategy};
 use serde::{Deserialize, Serialize};
+
+use super::ModelSection;
+use crate::checkpoint::Format;
 
 /// Everything a run can be told.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -38,116 +40,6 @@ pub struct Config {
     pub log: LogSection,
     /// Text generated at the end of the run.
     pub sample: SampleSection,
-}
-
-/// `[model]`: a preset, single sizes, or a preset with single sizes changed.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct ModelSection {
-    /// One of [`kiln_model::PRESETS`].
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub preset: Option<String>,
-    /// Token ids the model knows; the tokenizer's vocabulary if left out.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub vocab_size: Option<usize>,
-    /// Width of the residual stream.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub d_model: Option<usize>,
-    /// Number of blocks.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub layers: Option<usize>,
-    /// Query heads.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub heads: Option<usize>,
-    /// Key and value heads; as many as `heads` if left out.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub kv_heads: Option<usize>,
-    /// Width of the feed-forward layer.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub d_ff: Option<usize>,
-    /// Whether the head reuses the embedding; true if left out.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub tie_embeddings: Option<bool>,
-    /// Kind of feed-forward layer.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub feed_forward: Option<FeedForwardKind>,
-    /// Probability of dropping an element.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub dropout: Option<f64>,
-    /// Base of the rotary frequencies.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub rope_theta: Option<f64>,
-    /// Epsilon of RMSNorm.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub norm_eps: Option<f64>,
-    /// Standard deviation of the initial weights.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub init_std: Option<f64>,
-}
-
-impl ModelSection {
-    /// The shape that the section describes, with `vocab_size` where it names none. `Err` names
-    /// what is missing or unknown.
-    pub fn resolve(&self, vocab_size: Option<usize>) -> Result<ModelConfig, String> {
-        let base = match &self.preset {
-            None => None,
-            Some(name) => Some(ModelConfig::preset(name).ok_or_else(|| {
-                format!(
-                    "model.preset = \"{name}\" is not known: use one of {}",
-                    kiln_model::PRESETS.join(", ")
-                )
-            })?),
-        };
-        let size = |key: &str, given: Option<usize>, preset: fn(&ModelConfig) -> usize| {
-            given.or(base.as_ref().map(preset)).ok_or_else(|| {
-                format!("model.{key} is missing: set it, or start from a model.preset")
-            })
-        };
-        let heads = size("heads", self.heads, |m| m.heads)?;
-        let defaults = base.clone().or_else(|| ModelConfig::preset("10m"));
-        let Some(defaults) = defaults else {
-            return Err("the built-in preset 10m is gone".to_owned());
-        };
-        Ok(ModelConfig {
-            vocab_size: self
-                .vocab_size
-                .or(vocab_size)
-                .or(base.as_ref().map(|m| m.vocab_size))
-                .ok_or("model.vocab_size is missing: set it, or name prepared data in data.path")?,
-            d_model: size("d_model", self.d_model, |m| m.d_model)?,
-            layers: size("layers", self.layers, |m| m.layers)?,
-            heads,
-            kv_heads: self.kv_heads.or(base.as_ref().map(|m| m.kv_heads)).unwrap_or(heads),
-            d_ff: size("d_ff", self.d_ff, |m| m.d_ff)?,
-            tie_embeddings: self
-                .tie_embeddings
-                .unwrap_or(base.as_ref().is_none_or(|m| m.tie_embeddings)),
-            feed_forward: self.feed_forward.unwrap_or(defaults.feed_forward),
-            dropout: self.dropout.unwrap_or(defaults.dropout),
-            rope_theta: self.rope_theta.unwrap_or(defaults.rope_theta),
-            norm_eps: self.norm_eps.unwrap_or(defaults.norm_eps),
-            init_std: self.init_std.unwrap_or(defaults.init_std),
-        })
-    }
-
-    /// The section that describes `model` completely.
-    pub fn from_model(model: &ModelConfig) -> Self {
-        ModelSection {
-            preset: None,
-            vocab_size: Some(model.vocab_size),
-            d_model: Some(model.d_model),
-            layers: Some(model.layers),
-            heads: Some(model.heads),
-            kv_heads: Some(model.kv_heads),
-            d_ff: Some(model.d_ff),
-            tie_embeddings: Some(model.tie_embeddings),
-            feed_forward: Some(model.feed_forward),
-            dropout: Some(model.dropout),
-            rope_theta: Some(model.rope_theta),
-            norm_eps: Some(model.norm_eps),
-            init_std: Some(model.init_std),
-        }
-    }
 }
 
 /// `[data]`.
@@ -441,6 +333,17 @@ impl Default for EvalSection {
     }
 }
 
+/// What a run does when a checkpoint cannot be written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OnFailure {
+    /// It ends with an error.
+    #[default]
+    Abort,
+    /// It says so and goes on, with the checkpoints it has; only the last save of a run must succeed.
+    Continue,
+}
+
 /// `[checkpoint]`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -449,11 +352,27 @@ pub struct CheckpointSection {
     pub every: u64,
     /// How many of the newest checkpoints to keep; 0 for all.
     pub keep: usize,
+    /// Keep those whose step is a multiple of this, besides; 0 for none.
+    pub keep_every: u64,
+    /// `sharded`: every rank writes its part; `full`: rank 0 writes whole arrays.
+    pub format: Format,
+    /// Whether sharded checkpoints are written while training goes on.
+    #[serde(rename = "async")]
+    pub background: bool,
+    /// What to do when one cannot be written.
+    pub on_failure: OnFailure,
 }
 
 impl Default for CheckpointSection {
     fn default() -> Self {
-        CheckpointSection { every: 0, keep: 2 }
+        CheckpointSection {
+            every: 0,
+            keep: 2,
+            keep_every: 0,
+            format: Format::default(),
+            background: true,
+            on_failure: OnFailure::default(),
+        }
     }
 }
 

@@ -4,7 +4,7 @@ use kiln_shard::Mesh;
 
 use crate::data::VOCABULARY_MINIMUM;
 
-use super::{Backend, Config, ConfigError};
+use super::{Backend, Config, ConfigError, ModelSection};
 
 impl Config {
     /// Checks every value that can be checked without looking at the data, and reports all
@@ -16,6 +16,8 @@ impl Config {
         self.check_places(&mut problems);
         // A stand-in where the vocabulary is not known yet; it divides nothing.
         match self.model.resolve(Some(self.data.vocab_size.max(1))) {
+            // Then the model is that of the weights.
+            Err(_) if self.takes_model_from_weights() => {}
             Ok(model) => {
                 if let Err(error) = model.validate() {
                     problems.push(error.to_string());
@@ -30,6 +32,11 @@ impl Config {
             problems.push(error.to_string());
         }
         if problems.is_empty() { Ok(()) } else { Err(ConfigError::Invalid { problems }) }
+    }
+
+    /// Whether the model is that of the weights to start from, because nothing else is said.
+    pub(crate) fn takes_model_from_weights(&self) -> bool {
+        self.model == ModelSection::default() && !self.init.from.as_os_str().is_empty()
     }
 
     fn check_ranges(&self, problems: &mut Vec<String>) {

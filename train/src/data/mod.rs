@@ -57,6 +57,7 @@ pub use dataset::{Split, TokenFile};
 pub use document::{Corpus, Pieces};
 pub use error::DataError;
 pub use info::{DataInfo, FORMAT_VERSION, SplitInfo, TokenWidth, UnigramEntropy};
+pub(crate) use jsonl::describe as describe_json;
 pub use order::SampleOrder;
 pub use piece::Piece;
 pub use prepare::{PrepareOptions, Progress, TokenizerSource, prepare};

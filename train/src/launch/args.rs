@@ -23,7 +23,7 @@ pub struct LaunchArgs {
     /// Start this program instead of this one; it is given the command and the environment.
     #[arg(long, hide = true)]
     program: Option<PathBuf>,
-    /// What every rank runs: train CONFIG …
+    /// What every rank runs: train CONFIG …, or eval --checkpoint …
     #[arg(last = true, required = true, value_name = "train CONFIG …")]
     command: Vec<OsString>,
 }
@@ -52,9 +52,10 @@ impl LaunchArgsError {
 impl LaunchArgs {
     /// Launches, and returns the exit code.
     pub fn run(self) -> Result<u8, LaunchArgsError> {
-        let is_train = self.command.first().is_some_and(|command| command == "train");
-        if !is_train && self.program.is_none() {
-            let problem = "only `train` has ranks to launch; write kiln launch … -- train CONFIG";
+        let has_ranks = |command: &OsString| RANKED.iter().any(|ranked| command == ranked);
+        if !self.command.first().is_some_and(has_ranks) && self.program.is_none() {
+            let problem = "only `train` and `eval` have ranks to launch; write kiln launch … -- \
+                           train CONFIG";
             return Err(LaunchArgsError::Arguments(problem.to_owned()));
         }
         if let Some(flag) = self.command.iter().find_map(|argument| place_flag(argument)) {
@@ -79,6 +80,9 @@ impl LaunchArgs {
         Ok(run(&Options { node, program, arguments: self.command, log_dir, grace })?)
     }
 }
+
+/// Commands whose ranks may be processes.
+const RANKED: [&str; 2] = ["train", "eval"];
 
 /// The longest grace.
 const MAX_GRACE: Duration = Duration::from_secs(24 * 3600);

@@ -4,17 +4,17 @@
 //! disk, such as the run folder or the checkpoint to go on from, is settled by rank 0 alone, and the
 //! others are told. Data, configuration and run folder are on a file system that all ranks share.
 
-use std::sync::{Arc, mpsc};
+use std::sync::mpsc;
 use std::time::Duration;
 
 use kiln_collectives::{Buffer, CommError, Communicator, DType, Label, Phase};
 use kiln_shard::ShardError;
 use serde::{Deserialize, Serialize};
-use sha2::{Digest, Sha256};
 
 use super::plan::{Outline, Plan};
 use super::{RunOptions, TrainError};
 use crate::config::Config;
+use crate::world;
 
 /// Who decides.
 const ROOT: usize = 0;
@@ -35,16 +35,11 @@ pub(super) fn on_config(
     config: &Config,
     options: &RunOptions,
 ) -> Result<(), TrainError> {
-    let RunOptions { out, resume, fault, .. } = options;
-    let told = format!("{} {config:?} {out:?} {resume:?} {fault:?}", env!("CARGO_PKG_VERSION"));
-    let digest = Sha256::digest(told);
-    let all = Buffer::zeros(DType::U8, digest.len() * world.world_size());
-    let mine = Arc::new(Buffer::from_slice(&digest[..]));
-    let work = world.all_gather(Label::new("configuration", Phase::Init), mine, all);
-    let all = work.wait(config.comm.timeout()).map_err(failed)?;
-    let digests: Vec<_> = all.as_bytes().chunks(digest.len()).collect();
-    let ranks: Vec<_> = (0..digests.len()).filter(|rank| digests[*rank] != digests[ROOT]).collect();
-    if ranks.is_empty() { Ok(()) } else { Err(TrainError::OtherConfig { ranks }) }
+    let RunOptions { out, resume, allow_missing, fault, .. } = options;
+    let version = env!("CARGO_PKG_VERSION");
+    let patterns = allow_missing.patterns();
+    let told = format!("{version} {config:?} {out:?} {resume:?} {patterns:?} {fault:?}");
+    world::agree(world, &told, config.comm.timeout())
 }
 
 /// The plan that `make` gives on rank 0, on all ranks. Collective.

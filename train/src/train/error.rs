@@ -10,6 +10,7 @@ use super::MAX_SKIPPED;
 use crate::checkpoint::CheckpointError;
 use crate::config::ConfigError;
 use crate::data::DataError;
+use crate::eval::EvalError;
 use crate::inspect::InspectError;
 use crate::launch::{LaunchArgsError, LaunchError};
 use crate::place::PlaceError;
@@ -37,13 +38,16 @@ pub enum TrainError {
     /// A checkpoint.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
+    /// An evaluation.
+    #[error(transparent)]
+    Eval(#[from] EvalError),
     /// The place of this process.
     #[error(transparent)]
     Place(#[from] PlaceError),
     /// The launch of ranks.
     #[error(transparent)]
     Launch(#[from] LaunchArgsError),
-    /// Flight recorders cannot be read.
+    /// What was to be looked at is damaged or not there.
     #[error(transparent)]
     Inspect(#[from] InspectError),
     /// This process could not join the others.
@@ -138,7 +142,7 @@ impl TrainError {
     }
 
     /// A mistake in the configuration or the arguments.
-    pub(super) fn usage(problem: impl Into<String>) -> Self {
+    pub fn usage(problem: impl Into<String>) -> Self {
         ConfigError::Invalid { problems: vec![problem.into()] }.into()
     }
 
@@ -147,18 +151,20 @@ impl TrainError {
         match self {
             TrainError::Config(_)
             | TrainError::Place(_)
-            | TrainError::Inspect(_)
+            | TrainError::Inspect(InspectError::Nothing { .. })
             | TrainError::OtherConfig { .. }
             | TrainError::Occupied { .. } => true,
             TrainError::Rank0 { usage, .. } => *usage,
             TrainError::Launch(error) => error.is_usage(),
             TrainError::Data(error) => error.is_usage(),
+            TrainError::Eval(error) => error.is_usage(),
+            TrainError::Checkpoint(CheckpointError::HuggingFace(error)) => error.is_usage(),
             TrainError::Checkpoint(error) => matches!(
                 error,
                 CheckpointError::NotFound { .. }
                     | CheckpointError::OtherModel { .. }
                     | CheckpointError::Names { .. }
-                    | CheckpointError::Shape { .. }
+                    | CheckpointError::Exists { .. }
             ),
             TrainError::Rank { source, .. } => source.is_usage(),
             _ => false,
@@ -190,8 +196,8 @@ impl RankError for TrainError {
             TrainError::Shard(error) | TrainError::Together { source: error, .. } => {
                 error.is_consequence()
             }
-            TrainError::Checkpoint(CheckpointError::Shard(error)) => error.is_consequence(),
-            TrainError::Checkpoint(CheckpointError::Rank0) | TrainError::Rank0 { .. } => true,
+            TrainError::Checkpoint(error) => error.is_consequence(),
+            TrainError::Rank0 { .. } => true,
             _ => false,
         }
     }

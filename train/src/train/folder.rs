@@ -79,6 +79,7 @@ impl Taken {
         // Not when the first checkpoint is due, which may be hours from here.
         let checkpoints = checkpoint::folder_of_run(&self.out);
         fs::create_dir_all(&checkpoints).map_err(TrainError::io("create", &checkpoints))?;
+        checkpoint::remove_partial(&checkpoints);
         if let Some(job) = &self.job {
             let path = self.out.join(JOB_FILE);
             write_beside(&path, job.as_bytes()).map_err(TrainError::io("write", &path))?;

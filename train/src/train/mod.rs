@@ -18,19 +18,18 @@ use std::sync::atomic::AtomicBool;
 
 use burn::tensor::Device;
 use kiln_collectives::Communicator;
-use kiln_collectives::tcp::{JoinOptions, Secret, TcpCommunicator};
 use kiln_model::decoder::Decoder;
 use kiln_model::layers::{Block, Layer};
 use kiln_model::{Key, ModelConfig};
 use kiln_shard::ranks::{run_rank, run_ranks};
-use kiln_shard::{Mesh, memory};
 
-use crate::config::{CommBackend, CommSection, Config};
-use crate::device;
+use crate::config::{CommBackend, Config};
 use crate::fault::{self, Fault};
 use crate::flight::FlightGuard;
 use crate::place::Place;
 use crate::sharded::parameter_names;
+use crate::weights::AllowMissing;
+use crate::{device, world};
 use rank::MakeDecoder;
 
 pub use error::TrainError;
@@ -57,6 +56,8 @@ pub struct RunOptions {
     /// Once it is true, in any process of the run, all ranks save a checkpoint after the step they
     /// are in, and the run ends.
     pub stop: Arc<AtomicBool>,
+    /// Weights that the checkpoint to start from may lack; they keep their initial values.
+    pub allow_missing: AllowMissing,
     /// A fault to rehearse.
     pub fault: Option<Fault>,
 }
@@ -108,7 +109,7 @@ pub fn run_with_blocks<B: Layer>(
     match &options.place {
         None => run_as_threads(config, options, &decoder),
         Some(place) => {
-            let world = join(place, &config.comm)?;
+            let world = world::join(place, &config.comm)?;
             run_as_process(world, config, options, place, &decoder)
         }
     }
@@ -171,51 +172,6 @@ fn run_as_process<B: Layer>(
     Ok(summary)
 }
 
-fn join(place: &Place, comm: &CommSection) -> Result<Arc<dyn Communicator>, TrainError> {
-    if comm.backend == CommBackend::Mpi {
-        return join_mpi(place);
-    }
-    let mut options =
-        JoinOptions::new(place.rank, place.world_size, &place.master.host, place.master.port);
-    options.shared_port = place.master.shared_port;
-    options.secret = match &place.secret {
-        Some(secret) => Secret::new(secret.as_str()),
-        None => Secret::open(&place.job),
-    };
-    options.job.clone_from(&place.job);
-    options.node.clone_from(&place.node);
-    options.timeout = comm.join_timeout();
-    options.on_worker_start = Some(Arc::new(memory::bind_to_rank));
-    Ok(Arc::new(TcpCommunicator::join(options)?))
-}
-
-#[cfg(feature = "mpi")]
-fn join_mpi(place: &Place) -> Result<Arc<dyn Communicator>, TrainError> {
-    use kiln_collectives::mpi::{Mpi, MpiOptions};
-    let mpi = Mpi::start()?;
-    if (mpi.rank(), mpi.world_size()) != (place.rank, place.world_size) {
-        return Err(TrainError::usage(format!(
-            "MPI says that this process is rank {} of {}, but {} says rank {} of {}: start the \
-             ranks with mpirun, and leave the variables of other launchers unset",
-            mpi.rank(),
-            mpi.world_size(),
-            place.source,
-            place.rank,
-            place.world_size
-        )));
-    }
-    let on_worker_start = Some(Arc::new(memory::bind_to_rank) as _);
-    Ok(Arc::new(mpi.world(MpiOptions { on_worker_start, ..MpiOptions::default() })))
-}
-
-#[cfg(not(feature = "mpi"))]
-fn join_mpi(_: &Place) -> Result<Arc<dyn Communicator>, TrainError> {
-    Err(TrainError::usage(
-        "comm.backend = \"mpi\", but this program was built without MPI: build it with \
-         `--features mpi`, or use \"tcp\"",
-    ))
-}
-
 /// `config` with the number of ranks that there are, checked.
 fn with_ranks(mut config: Config, options: &RunOptions) -> Result<Config, TrainError> {
     let backend = config.comm.backend;
@@ -240,14 +196,7 @@ fn with_ranks(mut config: Config, options: &RunOptions) -> Result<Config, TrainE
                 place.rank, place.world_size
             )));
         }
-        (Some(place), Some(ranks)) if ranks != place.world_size => {
-            return Err(TrainError::usage(format!(
-                "--ranks {ranks}, but the launcher has started {} processes, and each is a rank: \
-                 leave --ranks out, or start {ranks} processes",
-                place.world_size
-            )));
-        }
-        (Some(place), _) => config.train.ranks = place.world_size,
+        (Some(place), ranks) => config.train.ranks = world::size_of(place, ranks)?,
     }
     let mut checked = config.clone();
     if options.place.is_some() && config.shard.strategy.is_hybrid() {
@@ -261,10 +210,7 @@ fn with_ranks(mut config: Config, options: &RunOptions) -> Result<Config, TrainE
 /// `config` with one shard group per machine, if it has groups and does not name their size.
 fn with_groups(mut config: Config, world: &dyn Communicator) -> Result<Config, TrainError> {
     let shard = &mut config.shard;
-    if shard.strategy.is_hybrid() && shard.shard_size.is_none() {
-        let size = Mesh::shard_size_of_nodes(shard.strategy, &world.nodes());
-        shard.shard_size = Some(size.map_err(|error| TrainError::usage(error.to_string()))?);
-    }
+    shard.shard_size = world::shard_size(shard.strategy, shard.shard_size, world)?;
     Ok(config)
 }
 

@@ -13,6 +13,8 @@ use crate::checkpoint::{self, Checkpoint};
 use crate::config::{Config, ConfigError, ModelSection};
 use crate::data::{self, DataInfo, Split, TokenFile, Tokenizer};
 use crate::metrics::{say, write_beside};
+use crate::source::ModelSource;
+use crate::weights::AllowMissing;
 use crate::{device, prepared};
 
 /// What every rank of a run knows; nothing in it is open any more.
@@ -28,6 +30,8 @@ pub(crate) struct Plan {
     pub(crate) peak_flops: f64,
     /// Compute threads of each rank.
     pub(crate) threads: usize,
+    /// Weights that checkpoints may lack.
+    pub(crate) allow_missing: AllowMissing,
     /// Asks this process to save a checkpoint and stop.
     pub(crate) stop: Arc<AtomicBool>,
 }
@@ -55,15 +59,20 @@ pub(super) fn make(
     let taken = folder::find(options)?;
     let init = match config.init.from.as_os_str().is_empty() {
         true => None,
-        false => Some(Checkpoint::open(&config.init.from)?),
+        false => Some(ModelSource::open(&config.init.from)?),
     };
     let data = prepared::open(&config.data, config.train.seed)?;
-    let model = resolve_model(&config, &data)?;
+    let model = resolve_model(&config, &data, init.as_ref())?;
     if !config.train.freeze.is_empty() {
         check_freeze(&config.train.freeze, &names(&model))?;
     }
-    for checkpoint in taken.resume.iter().chain(&init) {
-        checkpoint.check_model(&model)?;
+    // With weights that may be missing, names and shapes decide when they are loaded.
+    if options.allow_missing.is_empty() {
+        let resume =
+            taken.resume.clone().map(|checkpoint| ModelSource::Checkpoint(Box::new(checkpoint)));
+        for source in resume.iter().chain(&init) {
+            source.check_model(&model)?;
+        }
     }
     for split in [Split::Train, Split::Validation] {
         TokenFile::open(&config.data.path, split, config.data.seq_len)?;
@@ -77,8 +86,16 @@ pub(super) fn make(
     write_beside(&path, config_text.as_bytes()).map_err(TrainError::io("write", &path))?;
     if let Some(checkpoint) = &taken.resume {
         say(&format!("resuming from {}", checkpoint.folder().display()));
-        let saved = &checkpoint.state().data_sha256;
-        if saved.is_some() && *saved != data.train.sha256 {
+        let state = checkpoint.state();
+        if state.seed != config.train.seed {
+            tracing::warn!(
+                "train.seed is {}, and the checkpoint was trained with {}: the order of the data \
+                 and dropout differ from here on",
+                config.train.seed,
+                state.seed
+            );
+        }
+        if state.data_sha256.is_some() && state.data_sha256 != data.train.sha256 {
             tracing::warn!(
                 data = %config.data.path.display(),
                 "the training data differs from the data that the checkpoint was trained on"
@@ -103,6 +120,7 @@ pub(super) fn make(
         resume: taken.resume,
         peak_flops,
         threads,
+        allow_missing: options.allow_missing.clone(),
         stop: options.stop.clone(),
     })
 }
@@ -131,13 +149,21 @@ fn check_freeze(freeze: &[String], names: &[String]) -> Result<(), ConfigError> 
     if problems.is_empty() { Ok(()) } else { Err(ConfigError::Invalid { problems }) }
 }
 
-/// The model of the run; its vocabulary is the tokenizer's unless the configuration names one.
-fn resolve_model(config: &Config, data: &DataInfo) -> Result<ModelConfig, TrainError> {
+/// The model of the run: that of the weights to start from if the configuration names none; its
+/// vocabulary is the tokenizer's unless the configuration names one.
+fn resolve_model(
+    config: &Config,
+    data: &DataInfo,
+    init: Option<&ModelSource>,
+) -> Result<ModelConfig, TrainError> {
     let invalid = |problem: String| ConfigError::Invalid { problems: vec![problem] };
     // Data from another program may state fewer ids than its tokenizer has.
     let tokenizer = Tokenizer::load(data::tokenizer_of(&config.data.path)?)?;
     let tokens = data.vocab_size.max(tokenizer.vocab_size());
-    let model = config.model.resolve(Some(tokens)).map_err(invalid)?;
+    let model = match init {
+        Some(source) if config.takes_model_from_weights() => source.model().clone(),
+        _ => config.model.resolve(Some(tokens)).map_err(invalid)?,
+    };
     model.validate().map_err(|error| invalid(error.to_string()))?;
     if tokens > model.vocab_size {
         let problem = invalid(format!(
@@ -204,6 +230,7 @@ impl Outline {
             resume: self.resume.as_deref().map(Checkpoint::open).transpose()?,
             peak_flops: self.peak_flops,
             threads: self.threads,
+            allow_missing: options.allow_missing.clone(),
             stop: options.stop.clone(),
         })
     }

@@ -1,5 +1,7 @@
 //! What one rank does from the first to the last step.
 
+mod save;
+
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -15,9 +17,7 @@ use kiln_shard::{EngineBuilder, memory};
 
 use super::error::in_gradient;
 use super::{MAX_SKIPPED, Plan, Summary, TrainError, evaluate, policy};
-use crate::checkpoint::{
-    Checkpoint, CheckpointState, CheckpointWriter, FORMAT_VERSION, SaveContext,
-};
+use crate::checkpoint::{Progress, Saver};
 use crate::config::NonFinite;
 use crate::data::{Batch, BatchSource, Split, TokenFile, slice_for};
 use crate::device;
@@ -26,6 +26,7 @@ use crate::generate::{self, Sampling};
 use crate::metrics::{EvalMetrics, Reporter, SkipMetrics, StepMetrics, say};
 use crate::schedule::learning_rate;
 use crate::sharded::ShardedDecoder;
+use crate::source::ModelSource;
 
 /// Makes the decoder of a run, weights not yet initialised.
 pub(super) type MakeDecoder<'a, B> = dyn Fn(&ModelConfig, Key, &Device) -> Decoder<B> + Sync + 'a;
@@ -47,6 +48,9 @@ struct Rank<'a, B> {
     skipped: u64,
     skipped_in_a_row: u64,
     flops_per_token: f64,
+    saver: Saver,
+    /// The last checkpoint of this run that is complete.
+    saved: Option<PathBuf>,
     drill: Option<Arc<Drill>>,
     started: Instant,
 }
@@ -58,6 +62,8 @@ struct Step {
     skipped: Option<Skipped>,
     /// Whether some rank has been asked to stop.
     stop: bool,
+    /// How far the save in the background is, over all ranks.
+    saving: Progress,
 }
 
 /// Why an update was left out.
@@ -74,6 +80,7 @@ struct Together {
     loss: f64,
     peak_bytes: u64,
     stop: bool,
+    saving: Progress,
 }
 
 /// Runs one rank of `plan`.
@@ -121,13 +128,14 @@ impl<'a, B: Layer> Rank<'a, B> {
         let model = ShardedDecoder::new(decoder, builder)?;
         let (mut step, mut next_sample, mut tokens, mut skipped) = (0, 0, 0, 0);
         if let Some(checkpoint) = &plan.resume {
-            checkpoint.load_weights(model.engine())?;
-            checkpoint.load_optimizer(model.engine())?;
+            checkpoint.load_weights(model.engine(), &plan.allow_missing)?;
+            checkpoint.load_optimizer(model.engine(), &plan.allow_missing)?;
             let state = checkpoint.state();
             (step, next_sample, tokens) = (state.step, state.next_sample, state.tokens);
             skipped = state.skipped;
         } else if !config.init.from.as_os_str().is_empty() {
-            Checkpoint::open(&config.init.from)?.load_weights(model.engine())?;
+            ModelSource::open(&config.init.from)?
+                .load_weights(model.engine(), &Default::default())?;
         }
         let num_parameters = model.engine().layout().num_parameters();
         let flops_per_token = plan.model.flops_per_token(num_parameters, config.data.seq_len);
@@ -145,6 +153,8 @@ impl<'a, B: Layer> Rank<'a, B> {
             skipped,
             skipped_in_a_row: 0,
             flops_per_token,
+            saver: Saver::new(save::options(plan), rank),
+            saved: None,
             drill,
             started,
         })
@@ -202,7 +212,7 @@ impl<'a, B: Layer> Rank<'a, B> {
         let Plan { config, .. } = self.plan;
         let steps = config.train.steps;
         let path = self.plan.out.join("metrics.jsonl");
-        let (mut loss, mut val_loss, mut checkpoint) = (None, None, None);
+        let (mut loss, mut val_loss) = (None, None);
         while self.step < steps {
             let step = self.train_step()?;
             loss = Some(step.metrics.loss);
@@ -210,6 +220,7 @@ impl<'a, B: Layer> Rank<'a, B> {
             if let Some(reporter) = &mut reporter {
                 self.report(reporter, &step, last).map_err(TrainError::io("write", &path))?;
             }
+            self.advance_save(step.saving)?;
             if step.stop && !last {
                 // Whoever asked may not give us the time for more than that.
                 return self.stop(reporter.as_ref(), loss);
@@ -218,7 +229,7 @@ impl<'a, B: Layer> Rank<'a, B> {
                 val_loss = Some(self.evaluate(reporter.as_mut())?);
             }
             if last || due(self.step, config.checkpoint.every) {
-                checkpoint = Some(self.save()?);
+                self.save(last)?;
             }
         }
         // A run that had nothing left to do still says where it stands.
@@ -227,7 +238,10 @@ impl<'a, B: Layer> Rank<'a, B> {
             None => self.evaluate(None)?,
         };
         let sample = self.sample()?;
-        let checkpoint = checkpoint
+        self.settle_save()?;
+        let checkpoint = self
+            .saved
+            .clone()
             .or_else(|| self.plan.resume.as_ref().map(|resumed| resumed.folder().to_owned()))
             .unwrap_or_else(|| self.plan.checkpoints());
         if let Some(reporter) = &reporter {
@@ -238,8 +252,14 @@ impl<'a, B: Layer> Rank<'a, B> {
     }
 
     /// Saves a checkpoint and ends the run before its end.
-    fn stop(&self, reporter: Option<&Reporter>, loss: Option<f64>) -> Result<Summary, TrainError> {
-        let checkpoint = self.save()?;
+    fn stop(
+        &mut self,
+        reporter: Option<&Reporter>,
+        loss: Option<f64>,
+    ) -> Result<Summary, TrainError> {
+        self.save(true)?;
+        self.settle_save()?;
+        let checkpoint = self.saved.clone().unwrap_or_else(|| self.plan.checkpoints());
         if let Some(reporter) = reporter {
             reporter.finish();
             say(&format!(
@@ -289,7 +309,7 @@ impl<'a, B: Layer> Rank<'a, B> {
             engine.backward(loss, index + 1 == self.micro_batches())?;
         }
         engine.set_activity("optimizer");
-        let Together { loss, peak_bytes, stop } = self.over_ranks(loss_sum)?;
+        let Together { loss, peak_bytes, stop, saving } = self.over_ranks(loss_sum)?;
         let grad_norm = engine.grad_norm()?;
         let lr = learning_rate(&config.optim, step, config.train.steps);
         let skipped = self.check_finite(step, loss, grad_norm)?;
@@ -316,7 +336,7 @@ impl<'a, B: Layer> Rank<'a, B> {
             peak_bytes,
             step_s,
         };
-        Ok(Step { metrics, skipped, stop })
+        Ok(Step { metrics, skipped, stop, saving })
     }
 
     fn begin_step(&self, step: u64) {
@@ -335,16 +355,23 @@ impl<'a, B: Layer> Rank<'a, B> {
         Ok(self.train.fetch(first, self.plan.config.train.micro_batch)?)
     }
 
-    /// The loss summed, the peak of memory maximised, and whether anyone is to stop, in one
-    /// reduction over the ranks.
+    /// The loss summed, the peak of memory maximised, whether anyone is to stop, and how far a save
+    /// in the background is, in one reduction over the ranks.
     fn over_ranks(&self, loss: f64) -> Result<Together, TrainError> {
-        let mut values = vec![0.0; 2 + self.ranks];
-        values[0] = loss;
-        values[1] = f64::from(u8::from(self.plan.stop.load(Ordering::Relaxed)));
-        values[2 + self.rank] = memory::peak_bytes(self.rank) as f64;
+        let stop = f64::from(u8::from(self.plan.stop.load(Ordering::Relaxed)));
+        let Progress { done, failed } = self.saver.progress();
+        let mut values = vec![loss, stop, done, failed];
+        let first_peak = values.len();
+        values.resize(first_peak + self.ranks, 0.0);
+        values[first_peak + self.rank] = memory::peak_bytes(self.rank) as f64;
         let sums = self.model.engine().sum_over_ranks("loss", &values)?;
-        let peak = sums[2..].iter().copied().fold(0.0, f64::max);
-        Ok(Together { loss: sums[0], peak_bytes: peak as u64, stop: sums[1] > 0.0 })
+        let peak = sums[first_peak..].iter().copied().fold(0.0, f64::max);
+        Ok(Together {
+            loss: sums[0],
+            peak_bytes: peak as u64,
+            stop: sums[1] > 0.0,
+            saving: Progress { done: sums[2], failed: sums[3] },
+        })
     }
 
     /// Whether the update is to be left out. Loss and norm are the same on every rank, so all ranks
@@ -396,26 +423,6 @@ impl<'a, B: Layer> Rank<'a, B> {
         Ok(val_loss)
     }
 
-    fn save(&self) -> Result<PathBuf, TrainError> {
-        let Plan { config, config_text, model, data, .. } = self.plan;
-        let engine = self.model.engine();
-        engine.set_activity("checkpoint");
-        let state = CheckpointState {
-            format_version: FORMAT_VERSION,
-            step: self.step,
-            skipped: self.skipped,
-            next_sample: self.next_sample,
-            tokens: self.tokens,
-            model: model.clone(),
-            units: engine.layout().units.len(),
-            data_sha256: data.train.sha256.clone(),
-        };
-        let tokenizer = config.data.path.join("tokenizer.json");
-        let context = SaveContext { state: &state, config: config_text, tokenizer: &tokenizer };
-        let writer = CheckpointWriter::new(self.plan.checkpoints(), config.checkpoint.keep);
-        Ok(writer.save(engine, &context)?)
-    }
-
     /// Text from the trained model. All ranks compute it together; rank 0 shows it.
     fn sample(&self) -> Result<Option<String>, TrainError> {
         let section = &self.plan.config.sample;
@@ -426,8 +433,11 @@ impl<'a, B: Layer> Rank<'a, B> {
         let sampling = Sampling {
             max_tokens: section.max_tokens,
             temperature: section.temperature,
+            top_k: 0,
+            top_p: 1.0,
             key: self.plan.key().fork("sample"),
             context_length: self.plan.config.data.seq_len,
+            end_ids: Vec::new(),
         };
         let tokenizer = self.plan.config.data.path.join("tokenizer.json");
         let pass = self.model.pass(&self.device);

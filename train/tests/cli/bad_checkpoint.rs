@@ -4,10 +4,10 @@ use crate::messages::Messages;
 use crate::support::Workspace;
 
 const RESUME: [&str; 6] = ["train", "run.toml", "--out", "run", "--resume", "latest"];
-const MODEL: &str = "run/checkpoints/fsdp_cpt2/model-00002-of-00004.safetensors";
-const OPTIMIZER: &str = "run/checkpoints/fsdp_cpt2/optimizer-00002-of-00004.safetensors";
-const STATE: &str = "run/checkpoints/fsdp_cpt2/state.json";
-const INDEX: &str = "run/checkpoints/fsdp_cpt2/model.safetensors.index.json";
+const FOLDER: &str = "run/checkpoints/fsdp_cpt2";
+const MODEL: &str = "run/checkpoints/fsdp_cpt2/model-part-00002-of-00002.safetensors";
+const OPTIMIZER: &str = "run/checkpoints/fsdp_cpt2/optimizer-part-00002-of-00002.safetensors";
+const MANIFEST: &str = "run/checkpoints/fsdp_cpt2/manifest.json";
 
 /// A run of two steps in `run`, which a configuration of four steps can go on with.
 fn trained() -> Workspace {
@@ -81,17 +81,30 @@ fn damaged_checkpoints_fail_and_stay_as_they_are() {
     fails("truncated optimizer state", &|w| half(w, OPTIMIZER));
     fails("missing optimizer state", &|w| w.remove(OPTIMIZER));
     fails("weights without a tensor", &|w| w.write(MODEL, b"\x02\0\0\0\0\0\0\0{}"));
-    fails("state that is no JSON", &|w| w.write(STATE, "garbage"));
-    fails("state that is no object", &|w| w.write(STATE, "[]"));
-    fails("state without a key", &|w| w.replace(STATE, "next_sample", "next_simple"));
-    fails("state of the future", &|w| {
-        w.replace(STATE, "\"format_version\": 1", "\"format_version\": 2");
+    fails("one bit", &|w| {
+        let mut bytes = w.read(OPTIMIZER);
+        let middle = bytes.len() / 2;
+        bytes[middle] ^= 0x10;
+        w.write(OPTIMIZER, bytes);
     });
-    fails("missing index", &|w| w.remove(INDEX));
-    fails("damaged index", &|w| w.write(INDEX, "[]"));
-    fails("index that points elsewhere", &|w| {
-        w.replace(INDEX, "\"model-00002-of-00004.safetensors\"", "\"../../secret\"");
+    fails("another tokenizer", &|w| {
+        w.write(&format!("{FOLDER}/tokenizer.json"), "{}");
     });
+    fails("manifest that is no JSON", &|w| w.write(MANIFEST, "garbage"));
+    fails("empty manifest", &|w| w.write(MANIFEST, ""));
+    fails("manifest with another step", &|w| {
+        w.replace(MANIFEST, "\"next_sample\": 16", "\"next_sample\": 61");
+    });
+    // Sealed again, as by someone who knows how.
+    let resealed = |w: &Workspace, from: &str, to: &str| w.replace_in_manifest(FOLDER, from, to);
+    fails("manifest without a key", &|w| resealed(w, "next_sample", "next_simple"));
+    fails("manifest of the future", &|w| {
+        resealed(w, "\"format_version\": 2", "\"format_version\": 3");
+    });
+    fails("manifest that points elsewhere", &|w| {
+        resealed(w, "model-part-00002-of-00002.safetensors", "../../secret");
+    });
+    fails("manifest with a gap", &|w| resealed(w, "\"offset\": 0,", "\"offset\": 1,"));
     insta::assert_snapshot!(messages.finish());
 }
 
@@ -130,13 +143,5 @@ fn a_loss_that_is_no_number_stops_the_run() {
     ];
     messages.fails("learning rate out of this world", &workspace, &arguments);
     assert_eq!(workspace.checkpoints("run"), ["fsdp_cpt1", "latest"]);
-
-    let workspace = trained();
-    let mut bytes = workspace.read(MODEL);
-    let end = bytes.len();
-    bytes[end - 4..].copy_from_slice(&f32::NAN.to_le_bytes());
-    workspace.write(MODEL, bytes);
-    messages.fails("weights that are no numbers", &workspace, &RESUME);
-    assert_eq!(workspace.checkpoints("run"), ["fsdp_cpt2", "latest"]);
     insta::assert_snapshot!(messages.finish());
 }

@@ -36,6 +36,10 @@ fn commands_that_cannot_be_are_refused() {
     refused("folder without a checkpoint", &with(&["data"]));
     refused("temperature below zero", &with(&["data", "--temperature=-1"]));
     refused("temperature that is no number", &with(&["data", "--temperature", "nan"]));
+    refused("top-p of nothing", &with(&["data", "--top-p", "0"]));
+    refused("top-p above one", &with(&["data", "--top-p", "1.5"]));
+    refused("top-p that is no number", &with(&["data", "--top-p", "nan"]));
+    refused("top-k below zero", &with(&["data", "--top-k=-1"]));
     refused("unknown command", &["trane", "run.toml"]);
     refused("no configuration", &["train"]);
     refused("ranks that are no number", &["train", "run.toml", "--ranks", "two"]);
@@ -79,8 +83,10 @@ fn generate_names_what_is_damaged() {
         messages.fails(title, &workspace, &generate);
     };
     let file = |name: &str| format!("run/checkpoints/fsdp_cpt2/{name}");
-    fails("missing weights", &|w| w.remove(&file("model-00001-of-00004.safetensors")));
-    fails("truncated weights", &|w| w.write(&file("model-00004-of-00004.safetensors"), [1; 50]));
+    fails("missing weights", &|w| w.remove(&file("model-part-00001-of-00002.safetensors")));
+    fails("truncated weights", &|w| {
+        w.write(&file("model-part-00002-of-00002.safetensors"), [1; 50])
+    });
     fails("tokenizer of another model", &|w| {
         w.write("text.txt", "some text, and some more of it\n".repeat(50));
         let prepare =

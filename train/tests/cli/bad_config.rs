@@ -24,6 +24,11 @@ const VALUES: &[(&str, &[(&str, &str)])] = &[
     ("heads that do not divide the width", &[("model.heads", "3"), ("model.kv_heads", "3")]),
     ("kv heads that do not divide the heads", &[("model.kv_heads", "3")]),
     ("heads of odd width", &[("model.d_model", "12"), ("model.kv_heads", "4")]),
+    ("heads of a given odd width", &[("model.head_dim", "5")]),
+    (
+        "frequencies that are squeezed",
+        &[("model.rope_scaling", "{ kind = 'linear', factor = 0.5 }")],
+    ),
     ("no layers", &[("model.layers", "0")]),
     ("dropout of everything", &[("model.dropout", "1.0")]),
     ("unknown preset", &[("model.preset", "'10b'")]),
@@ -69,6 +74,16 @@ const TEXTS: &[(&str, &str, &str)] = &[
     ("unknown schedule", "lr = 1e-2", "lr = 1e-2\nschedule = \"linear\""),
     ("key given twice", "steps = 4", "steps = 4\nsteps = 5"),
     ("unknown strategy", "[eval]", "[shard]\nstrategy = \"ZERO_3\"\n\n[eval]"),
+    (
+        "unknown scaling",
+        "layers = 2",
+        "layers = 2\nrope_scaling = { kind = \"yarn\", factor = 2.0 }",
+    ),
+    (
+        "scaling without its factor",
+        "layers = 2",
+        "layers = 2\nrope_scaling = { kind = \"linear\" }",
+    ),
     ("unknown dtype", "[eval]", "[precision]\ncompute = \"f16\"\n\n[eval]"),
 ];
 

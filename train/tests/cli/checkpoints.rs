@@ -29,9 +29,9 @@ fn an_interrupted_save_disturbs_nothing() {
     workspace.remove("run/checkpoints/fsdp_cpt4");
     workspace.write("run/checkpoints/latest", "fsdp_cpt2");
     workspace.write("run/checkpoints/.latest.partial", "fsdp");
-    // Whole but for the state, and with some rubbish that must not end up in the new one.
+    // Whole but for the manifest, and with some rubbish that must not end up in the new one.
     workspace.copy("straight/checkpoints/fsdp_cpt4", "run/checkpoints/.fsdp_cpt4.partial");
-    workspace.remove("run/checkpoints/.fsdp_cpt4.partial/state.json");
+    workspace.remove("run/checkpoints/.fsdp_cpt4.partial/manifest.json");
     workspace.write("run/checkpoints/.fsdp_cpt4.partial/rubbish", "x");
     let said = workspace.succeed(&["train", "run.toml", "--out", "run", "--resume", "latest"]);
     assert!(said.contains("resuming from run/checkpoints/fsdp_cpt2\n"), "{said}");
@@ -44,7 +44,7 @@ fn an_interrupted_save_disturbs_nothing() {
     assert_eq!(workspace.steps("run"), workspace.steps("straight"));
 }
 
-/// A folder without a state is not a checkpoint, whatever `latest` says.
+/// A folder without a manifest is not a checkpoint, whatever `latest` says.
 #[test]
 fn without_a_good_latest_the_highest_step_is_taken() {
     let workspace = Workspace::new();
@@ -60,7 +60,7 @@ fn without_a_good_latest_the_highest_step_is_taken() {
     }
     workspace.remove("run/checkpoints/latest");
     resumes_from("fsdp_cpt4");
-    workspace.remove("run/checkpoints/fsdp_cpt4/state.json");
+    workspace.remove("run/checkpoints/fsdp_cpt4/manifest.json");
     resumes_from("fsdp_cpt2");
 }
 
@@ -91,7 +91,8 @@ fn a_run_that_goes_back_keeps_what_it_writes_now() {
 #[test]
 fn init_from_takes_the_weights_and_nothing_else() {
     let workspace = Workspace::new();
-    workspace.succeed(&["train", "run.toml", "--out", "first"]);
+    let full = ["--set", "checkpoint.format=full"];
+    workspace.succeed(&[&["train", "run.toml", "--out", "first"], &full[..]].concat());
     // A learning rate of zero leaves the weights as they were loaded.
     workspace.config(
         "second.toml",
@@ -100,6 +101,7 @@ fn init_from_takes_the_weights_and_nothing_else() {
             ("optim.lr", "0.0"),
             ("optim.warmup_steps", "0"),
             ("train.steps", "1"),
+            ("checkpoint.format", "'full'"),
         ],
     );
     workspace.succeed(&["train", "second.toml", "--out", "second"]);
@@ -115,14 +117,15 @@ fn init_from_takes_the_weights_and_nothing_else() {
         };
         assert!(file("second", 1) == file("first", 4), "unit {unit}");
     }
-    let state = workspace.json("second/checkpoints/fsdp_cpt1/state.json");
+    let state = workspace.state("second/checkpoints/fsdp_cpt1");
     assert_eq!((&state["step"], &state["next_sample"]), (&1.into(), &8.into()));
 }
 
 #[test]
 fn a_checkpoint_is_complete_and_described() {
     let workspace = Workspace::new();
-    workspace.succeed(&["train", "run.toml", "--out", "run"]);
+    let full = ["--set", "checkpoint.format=full"];
+    workspace.succeed(&[&["train", "run.toml", "--out", "run"], &full[..]].concat());
     let folder = "run/checkpoints/fsdp_cpt4";
     let index = workspace.json(format!("{folder}/model.safetensors.index.json"));
     let mut elements = 0;
@@ -132,7 +135,7 @@ fn a_checkpoint_is_complete_and_described() {
         elements += tensors.tensor(name).unwrap().shape().iter().product::<usize>();
     }
     assert_eq!(index["metadata"]["total_size"], elements * 4);
-    let state = workspace.json(format!("{folder}/state.json"));
+    let state = workspace.state(folder);
     let model: kiln_model::ModelConfig = serde_json::from_value(state["model"].clone()).unwrap();
     assert_eq!(elements, model.num_parameters());
     assert_eq!(state["tokens"], 4 * 8 * 8);

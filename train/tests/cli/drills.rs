@@ -42,7 +42,7 @@ fn drills_end_with_the_rank_and_the_reason() {
         ),
         (
             "slow=5@checkpoint:4:1",
-            "for \"embed\" (checkpoint) timed out on rank 0 after 2s: rank 1 never entered #",
+            "for \"save\" (checkpoint) timed out on rank 0 after 2s: rank 1 never entered #",
             "it is in checkpoint since",
         ),
         (

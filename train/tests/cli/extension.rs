@@ -62,6 +62,7 @@ fn train(
         ("model.init_std", "0.1"),
         ("optim.grad_clip", &clip),
         ("checkpoint.every", "1"),
+        ("checkpoint.format", "'full'"),
     ];
     let config = workspace.config("extension.toml", &[&common, changes].concat());
     let options = RunOptions {

@@ -1,6 +1,14 @@
 //! `kiln generate`.
 
-use crate::support::{Workspace, tokenizer};
+use std::cell::Cell;
+
+use burn::tensor::{Device, Tensor, TensorData};
+use kiln::data::Tokenizer;
+use kiln::generate::{Continuation, Sampling};
+use kiln_model::decoder::{self, Decoder};
+use kiln_model::{Key, ModelConfig};
+
+use crate::support::{VOCAB, Workspace, tokenizer};
 
 /// A model that has learned that the alphabet's first letters follow each other. There are seven of
 /// them, so that samples of eight tokens start with each.
@@ -59,4 +67,159 @@ fn a_run_ends_with_a_sample() {
     let arguments = ["--resume", "latest", "--out", "run"];
     let said = workspace.succeed(&[&["train", "sample.toml"], &arguments[..]].concat());
     assert!(said.ends_with("sample: abcdefga\n"), "{said}");
+}
+
+#[test]
+fn truncation_narrows_the_choice() {
+    let workspace = trained();
+    let hot = |options: &[&str]| {
+        generate(&workspace, "run", "abc", &[&["--temperature", "5"], options].concat())
+    };
+    let greedy = generate(&workspace, "run", "abc", &["--temperature", "0"]);
+    for seed in ["1", "2"] {
+        assert_eq!(hot(&["--top-k", "1", "--seed", seed]), greedy);
+        assert_eq!(hot(&["--top-p", "0.000001", "--seed", seed]), greedy);
+    }
+    assert_ne!(hot(&[]), greedy);
+    assert_eq!(hot(&["--top-k", "0", "--top-p", "1"]), hot(&[]));
+    assert_eq!(hot(&["--top-k", "257"]), hot(&[]));
+}
+
+/// A model that nobody has trained, with weights large enough for it to have opinions.
+fn opinionated() -> Decoder {
+    let config = ModelConfig {
+        vocab_size: VOCAB,
+        d_model: 16,
+        layers: 2,
+        heads: 4,
+        kv_heads: 2,
+        d_ff: 32,
+        init_std: 0.5,
+        ..ModelConfig::preset("10m").expect("a preset")
+    };
+    Decoder::new(&config, Key::new(4), &Device::flex())
+}
+
+fn greedy(max_tokens: usize, context_length: usize) -> Sampling {
+    let (temperature, top_k, top_p, key, end_ids) = (0.0, 0, 1.0, Key::new(0), Vec::new());
+    Sampling { max_tokens, temperature, top_k, top_p, key, context_length, end_ids }
+}
+
+/// The ids that a prompt becomes, and the number of passes that took.
+fn continued(tokenizer: &Tokenizer, prompt: &str, sampling: &Sampling) -> (Vec<u32>, usize) {
+    let (model, passes) = (opinionated(), Cell::new(0));
+    let mut text = Continuation::new(tokenizer, prompt, sampling).expect("a prompt");
+    let after_pass = || {
+        passes.set(passes.get() + 1);
+        Ok(())
+    };
+    while text.advance(&model, &Device::flex(), after_pass).expect("a token") {}
+    (text.ids().to_vec(), passes.get())
+}
+
+/// The likeliest token after `window`, from a pass over all of it.
+fn likeliest(model: &Decoder, window: &[u32]) -> u32 {
+    let ids: Vec<i32> = window.iter().map(|id| i32::try_from(*id).expect("a small id")).collect();
+    let tokens = Tensor::from_data(TensorData::new(ids, [1, window.len()]), &Device::flex());
+    let logits = decoder::logits(model, tokens).narrow(1, window.len() - 1, 1);
+    let logits: Vec<f32> = logits.into_data().try_to_vec().expect("f32");
+    let best = logits.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1)).expect("logits");
+    u32::try_from(best.0).expect("a small id")
+}
+
+/// The same without a cache: every token from a pass over the whole window, which starts again from
+/// its last half when it is full.
+fn recomputed(tokenizer: &Tokenizer, prompt: &str, sampling: &Sampling) -> Vec<u32> {
+    let (model, end) = (opinionated(), tokenizer.end_of_text().expect("an end"));
+    let mut ids = tokenizer.encode(prompt).expect("ids");
+    let context = sampling.context_length;
+    let mut start = ids.len().saturating_sub(context);
+    for _ in 0..sampling.max_tokens {
+        if ids.len() - start > context {
+            start = ids.len() - (context / 2).max(1);
+        }
+        let next = likeliest(&model, &ids[start..]);
+        if next == end {
+            break;
+        }
+        ids.push(next);
+    }
+    ids
+}
+
+#[test]
+fn a_cache_changes_no_token() {
+    let tokenizer = tokenizer();
+    for prompt in ["a", "abcdefg", "the quick brown fox jumps over the lazy dog"] {
+        let sampling = greedy(40, 100);
+        let (ids, passes) = continued(&tokenizer, prompt, &sampling);
+        assert_eq!(ids, recomputed(&tokenizer, prompt, &sampling), "{prompt}");
+        assert_eq!((ids.len() - prompt.len(), passes), (40, 40), "{prompt}");
+    }
+}
+
+/// Texts that outgrow the context, and prompts that do not fit into it.
+#[test]
+fn a_full_context_starts_over_from_its_last_half() {
+    let tokenizer = tokenizer();
+    for context in [1, 2, 3, 8, 9] {
+        for prompt in ["a", "abcdefgh", "abcdefghi", "the quick brown fox jumps"] {
+            let sampling = greedy(30, context);
+            let (ids, passes) = continued(&tokenizer, prompt, &sampling);
+            assert_eq!(ids, recomputed(&tokenizer, prompt, &sampling), "{prompt} in {context}");
+            assert_eq!(passes, 30);
+        }
+    }
+}
+
+#[test]
+fn a_text_ends_at_any_of_its_ends() {
+    let tokenizer = tokenizer();
+    let whole = continued(&tokenizer, "abcd", &greedy(20, 64)).0;
+    // The first token that has not been there before.
+    let new = (5..whole.len()).find(|at| !whole[4..*at].contains(&whole[*at]));
+    let at = new.expect("a model that says more than one thing");
+    let unused = (1..VOCAB as u32).find(|id| !whole.contains(id)).expect("an id");
+    let sampling = Sampling { end_ids: vec![unused, whole[at]], ..greedy(20, 64) };
+    let (ids, passes) = continued(&tokenizer, "abcd", &sampling);
+    assert_eq!(ids, whole[..at]);
+    assert_eq!(passes, at - 4 + 1);
+}
+
+/// Tokenizers from elsewhere may call their end of text what they like.
+#[test]
+fn a_tokenizer_without_an_end_needs_one_from_elsewhere() {
+    let workspace = Workspace::new();
+    workspace.replace("data/tokenizer.json", "<|endoftext|>", "<|fin|>");
+    let tokenizer = Tokenizer::load(workspace.path("data/tokenizer.json")).expect("a tokenizer");
+    let sampling = greedy(5, 16);
+    let refused = Continuation::new(&tokenizer, "abc", &sampling).map(|_| ());
+    assert!(refused.expect_err("no end").to_string().contains("<|endoftext|>"));
+    let sampling = Sampling { end_ids: vec![0], ..sampling };
+    let (ids, _) = continued(&tokenizer, "abc", &sampling);
+    assert!(ids.len() > 3, "{ids:?}");
+    // Without a prompt, the text starts after that end, which is not part of it.
+    let (ids, _) = continued(&tokenizer, "", &sampling);
+    assert_eq!(ids[0], likeliest(&opinionated(), &[0]));
+}
+
+/// All ranks continue the text together; the checkpoint is continued by one.
+#[test]
+fn sharded_ranks_say_what_one_rank_says() {
+    let workspace = trained();
+    for strategy in ["FULL_SHARD", "NO_SHARD"] {
+        workspace.config(
+            "sample.toml",
+            &[
+                ("shard.strategy", &format!("'{strategy}'")),
+                ("sample.prompt", "'abcdefgabc'"),
+                ("sample.temperature", "0.0"),
+                ("sample.max_tokens", "12"),
+            ],
+        );
+        let arguments = ["train", "sample.toml", "--resume", "latest", "--out", "run"];
+        let said = workspace.succeed(&arguments);
+        let text = generate(&workspace, "run", "abcdefgabc", &["--temperature", "0"]);
+        assert!(said.ends_with(&format!("sample: {text}")), "{strategy}: {said}");
+    }
 }

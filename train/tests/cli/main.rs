@@ -2,25 +2,35 @@
 //!
 //! - `support`: a working directory with tiny data and a tiny model;
 //! - `resume`, `checkpoints`: what a run leaves, and going on from it;
-//! - `bad_config`, `bad_data`, `bad_checkpoint`, `bad_command`: every mistake is refused with a
-//!   message that says what to do, and leaves nothing behind; the messages are in `snapshots/`;
+//! - `hugging_face`: models in the layout of Hugging Face, in and out; `hub`: downloads of them;
+//! - `bad_config`, `bad_data`, `bad_checkpoint`, `bad_command`, `bad_hugging_face`: every mistake is
+//!   refused with a message that says what to do, and leaves nothing behind; the messages are in
+//!   `snapshots/`;
 //! - `interface`, `order`, `prepare`, `generate`, `bench`: commands, files, and what they promise;
+//! - `eval`: losses and logits of a model, against each other and over ranks and strategies;
+//! - `reference`: a run that has the losses of the same run in PyTorch;
 //! - `preemption`, `nonfinite`: runs that are asked to stop, and steps that go wrong;
 //! - `drills`: failures on purpose, and the flight recorders they leave;
 //! - `processes`: runs of which each rank knows its own arguments only;
 //! - `presets`, `debug`: the configurations of this repository;
+//! - `shapes`: models with the shapes of Llama and Qwen;
 //! - `extension`: a layer that these crates do not know, trained under every strategy.
 
 mod bad_checkpoint;
 mod bad_command;
 mod bad_config;
 mod bad_data;
+mod bad_hugging_face;
 mod bench;
 mod checkpoints;
 mod debug;
 mod drills;
+mod eval;
 mod extension;
 mod generate;
+#[cfg(feature = "hub")]
+mod hub;
+mod hugging_face;
 mod interface;
 mod messages;
 mod nonfinite;
@@ -29,5 +39,7 @@ mod preemption;
 mod prepare;
 mod presets;
 mod processes;
+mod reference;
 mod resume;
+mod shapes;
 mod support;

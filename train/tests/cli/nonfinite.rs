@@ -56,7 +56,7 @@ fn a_skipped_step_leaves_weights_and_moments_as_they_were() {
         assert_eq!((&skipped["step"], &skipped["skipped"]), (&3.into(), &1.into()));
         let name = skipped["parameter"].as_str().expect("a parameter");
         assert!(line.contains(name), "{name}: {line}");
-        let state = |step| workspace.json(format!("run/checkpoints/fsdp_cpt{step}/state.json"));
+        let state = |step| workspace.state(&format!("run/checkpoints/fsdp_cpt{step}"));
         assert!(state(2).get("skipped").is_none());
         assert_eq!((&state(3)["skipped"], &state(3)["step"]), (&1.into(), &3.into()));
         // The data goes on.

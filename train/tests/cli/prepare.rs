@@ -58,7 +58,7 @@ fn training_takes_the_vocabulary_of_the_data() {
     let run = [&["train", "run.toml", "--out", "run"], &arguments[..]].concat();
     let said = workspace.succeed(&run);
     assert!(said.contains("unigram entropy"), "{said}");
-    let state = workspace.json("run/checkpoints/fsdp_cpt10/state.json");
+    let state = workspace.state("run/checkpoints/fsdp_cpt10");
     assert_eq!(state["model"]["vocab_size"], 400);
     assert_eq!(state["data_sha256"], info["train"]["sha256"]);
     let losses = workspace.losses("run");

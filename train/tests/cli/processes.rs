@@ -236,7 +236,7 @@ fn a_job_that_is_started_again_goes_on_where_it_was() {
     assert!(said[1].contains("fault drill"), "{said:?}");
     assert!(said[0].contains("aborted by rank 1"), "{said:?}");
     // What a save that was interrupted leaves is no checkpoint.
-    workspace.write("run/checkpoints/.fsdp_cpt6.partial/state.json", "{}");
+    workspace.write("run/checkpoints/.fsdp_cpt6.partial/manifest.json", "{}");
     workspace.write("run/checkpoints/fsdp_cpt7/model.safetensors.index.json", "{}");
 
     // Another job that comes by has no claim to the folder, whatever it is told.

@@ -108,6 +108,21 @@ impl Workspace {
         serde_json::from_slice(&self.read(relative)).expect("JSON")
     }
 
+    /// Where the run stood that wrote a checkpoint.
+    pub fn state(&self, checkpoint: &str) -> Json {
+        self.json(format!("{checkpoint}/manifest.json"))["state"].clone()
+    }
+
+    /// Changes the manifest of a checkpoint and its checksum with it.
+    pub fn replace_in_manifest(&self, checkpoint: &str, from: &str, to: &str) {
+        let path = format!("{checkpoint}/manifest.json");
+        self.replace(&path, from, to);
+        let text = self.text(&path);
+        let (_, rest) = text.split_once('\n').expect("two lines");
+        let checksum = kiln::checkpoint::Checksum::of(rest.as_bytes());
+        self.write(&path, format!("{{ \"checksum\": \"{checksum}\",\n{rest}"));
+    }
+
     /// Changes a text file.
     pub fn replace(&self, relative: &str, from: &str, to: &str) {
         let text = self.text(relative);

@@ -2,12 +2,14 @@
 //!
 //! The everyday run shows that processes train as threads do, and one fault of each sort. All of
 //! them, in every part of a step: `cargo test --release -p kiln --test faults -- --ignored matrix`.
-//! 200 random kills: `… -- --ignored soak`. Two machines, made of network namespaces (root and
+//! 200 random kills: `… -- --ignored soak`. 100 kills while a checkpoint is written: `… -- --ignored
+//! kills`. Full and read-only disks (mount namespaces needed): `… -- --ignored disk`. Two machines, made of network namespaces (root and
 //! iproute2 needed): `… -- --ignored netns`. None of it links burn.
 
 mod matrix;
 mod netns;
 mod parity;
 mod preemption;
+mod saving;
 mod soak;
 mod support;

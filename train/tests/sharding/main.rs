@@ -6,13 +6,17 @@
 //! - `parity`: every combination of settings against the reference;
 //! - `bits`, `hybrid`, `shapes`, `precision`, `dropout`, `frozen`: what single settings promise;
 //! - `counts`, `order`: which collectives a step issues, and when;
+//! - `checkpoint`: any number of ranks and any strategy goes on where any other stopped;
+//! - `corruption`: no damage to a checkpoint goes unnoticed;
 //! - `residency`, `evaluation`, `failure`, `state`: the life cycle of weights and of ranks.
 //!
-//! `parity` covers every pair of values of its settings. The whole product takes longer and runs
-//! with `cargo test --release -p kiln --test sharding -- --ignored`.
+//! `parity` covers every pair of values of its settings, and `checkpoint` a part of its product. The
+//! whole products take longer and run with `cargo test --release -p kiln --test sharding -- --ignored`.
 
 mod bits;
+mod checkpoint;
 mod clip;
+mod corruption;
 mod counts;
 mod dropout;
 mod evaluation;

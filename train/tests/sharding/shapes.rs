@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use kiln_model::ModelConfig;
+use kiln_model::{AttentionBias, ModelConfig, RopeScaling};
 use kiln_shard::{AdamW, Kind, Recompute, Strategy};
 
 use crate::reference;
@@ -41,6 +41,32 @@ fn odd_shapes_train_like_one_device() {
             }
             let hybrid = run(Strategy::HybridShard, 6, heads, tied).shard_size(3);
             assert_close(&hybrid.name(), &hybrid.train(), &expected);
+        }
+    }
+}
+
+/// Biases, norms inside attention, heads of a width of their own.
+#[test]
+fn shapes_of_other_models_train_like_one_device() {
+    let run = |strategy, ranks, tied| {
+        let run = run(strategy, ranks, 4, tied);
+        let model = ModelConfig {
+            head_dim: Some(6),
+            attention_bias: AttentionBias::All,
+            feed_forward_bias: true,
+            qk_norm: true,
+            rope_scaling: Some(RopeScaling::Linear { factor: 2.0 }),
+            ..run.model
+        };
+        Run { model, ..run }
+    };
+    for tied in [false, true] {
+        let expected = reference::train(&run(Strategy::FullShard, 1, tied));
+        for (strategy, ranks) in [(Strategy::FullShard, 3), (Strategy::NoShard, 3)] {
+            for recompute in [Recompute::None, Recompute::Block] {
+                let run = run(strategy, ranks, tied).recompute(recompute);
+                assert_close(&run.name(), &run.train(), &expected);
+            }
         }
     }
 }

@@ -16,17 +16,21 @@ const ROWS: usize = 48;
 /// Columns (keys) of a tile: a multiple of the vector loops' width, and small enough that two tiles
 /// of scores stay in a core's L2 cache beside the operands.
 const COLUMNS: usize = 192;
-/// Tiles begin at multiples of their sizes. With this, every row of a tile that is not hidden as a
-/// whole sees the tile's first column, so that its maximum is finite.
-const _: () = assert!(COLUMNS.is_multiple_of(ROWS));
+/// Fewer queries than this read the keys where they are: transposing all keys would cost more than
+/// multiplying with them.
+const FEW_ROWS: usize = 16;
 
 /// Sizes of an attention operation.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
     /// Independent sequences.
     pub batch: usize,
-    /// Length of a sequence.
+    /// Queries of a sequence: its last rows.
     pub seq: usize,
+    /// Keys and values of a sequence, at least as many as queries.
+    pub keys: usize,
+    /// Rows of keys and values that a sequence has room for.
+    pub capacity: usize,
     /// Query heads.
     pub heads: usize,
     /// Key and value heads, a divisor of `heads`.
@@ -53,7 +57,12 @@ impl Shape {
 
     /// Where row `row` of a key head begins.
     fn kv_offset(self, batch: usize, row: usize, head: usize) -> usize {
-        ((batch * self.seq + row) * self.kv_heads + head) * self.head_dim
+        ((batch * self.capacity + row) * self.kv_heads + head) * self.head_dim
+    }
+
+    /// The row of the sequence that query `row` is.
+    fn position(self, row: usize) -> usize {
+        self.keys - self.seq + row
     }
 
     fn is_empty(self) -> bool {
@@ -61,7 +70,8 @@ impl Shape {
     }
 }
 
-/// What attention reads: `q` `[batch, seq, heads, head_dim]`, `k` and `v` with `kv_heads` heads.
+/// What attention reads: `q` `[batch, seq, heads, head_dim]`, `k` and `v`
+/// `[batch, capacity, kv_heads, head_dim]`.
 #[derive(Clone, Copy, Debug)]
 pub struct Operands<'a, T> {
     /// Queries.
@@ -91,7 +101,8 @@ impl<T: Real> Operands<'_, T> {
         if shape.is_empty() {
             return (out, lse);
         }
-        let keys = transposed(self.k, shape);
+        let few = seq < FEW_ROWS && seq < shape.keys;
+        let keys = (!few).then(|| transposed(self.k, shape));
         let stride = shape.q_stride();
         let tiles: Vec<_> = out
             .chunks_mut(seq * stride)
@@ -106,35 +117,46 @@ impl<T: Real> Operands<'_, T> {
             .collect();
         tiles.into_par_iter().for_each_init(
             || vec![T::ZERO; ROWS * COLUMNS],
-            |scores, (place, out, lse)| self.forward_rows(place, &keys, scores, out, lse),
+            |scores, (place, out, lse)| self.forward_rows(place, keys.as_deref(), scores, out, lse),
         );
         (out, lse)
     }
 
     /// One tile of rows of every head. `out` holds the sums weighted so far, not yet divided by the
-    /// sum of the weights.
+    /// sum of the weights. `transposed` are the keys `[batch, kv_heads, head_dim, keys]`, if they were
+    /// copied.
     fn forward_rows(
         &self,
         (batch, start): (usize, usize),
-        keys: &[T],
+        transposed: Option<&[T]>,
         scores: &mut [T],
         out: &mut [T],
         lse: &mut [T],
     ) {
         let shape = self.shape;
-        let Shape { seq, heads, kv_heads, head_dim, .. } = shape;
+        let Shape { heads, kv_heads, head_dim, .. } = shape;
         let (q_stride, kv_stride) = (shape.q_stride(), shape.kv_stride());
         let rows = lse.len() / heads;
+        let seen = shape.position(start + rows);
         for head in 0..heads {
             let kv_head = head / (heads / kv_heads);
             let q = &self.q[shape.q_offset(batch, start, head)..];
             let q = Matrix::new(q, [rows, head_dim], [q_stride, 1]);
-            let keys = &keys[(batch * kv_heads + kv_head) * head_dim * seq..];
             let mut running = [(T::NEG_INFINITY, T::ZERO); ROWS];
-            for first in (0..start + rows).step_by(COLUMNS) {
-                let columns = COLUMNS.min(start + rows - first);
+            for first in (0..seen).step_by(COLUMNS) {
+                let columns = COLUMNS.min(seen - first);
                 let scores = &mut scores[..rows * columns];
-                let keys = Matrix::new(&keys[first..], [head_dim, columns], [seq, 1]);
+                let keys = match transposed {
+                    Some(keys) => {
+                        let head = (batch * kv_heads + kv_head) * head_dim * shape.keys;
+                        let keys = &keys[head + first..];
+                        Matrix::new(keys, [head_dim, columns], [shape.keys, 1])
+                    }
+                    None => {
+                        let keys = &self.k[shape.kv_offset(batch, first, kv_head)..];
+                        Matrix::new(keys, [columns, head_dim], [kv_stride, 1]).t()
+                    }
+                };
                 let target = MatrixMut::rows(scores, [rows, columns]);
                 gemm(target, Output::Overwrite, self.scale(), q, keys, Threads::One);
                 simd(
@@ -143,7 +165,7 @@ impl<T: Real> Operands<'_, T> {
                         for (row, (scores, running)) in
                             scores.chunks_exact_mut(columns).zip(&mut running).enumerate()
                         {
-                            let visible = visible(start + row, first, columns);
+                            let visible = visible(shape.position(start + row), first, columns);
                             let out = &mut out[row * q_stride + head * head_dim..][..head_dim];
                             softmax_step(scores, visible, running, out);
                         }
@@ -167,7 +189,7 @@ impl<T: Real> Operands<'_, T> {
         }
     }
 
-    /// The gradients of `q`, `k` and `v` that are wanted.
+    /// The gradients of `q`, `k` and `v` that are wanted, where every row has a query.
     ///
     /// Parallel over key heads: one task owns the gradients of its key head and of the query heads
     /// that share it, so that no sum is shared between threads. Tasks write head by head; the rows
@@ -180,7 +202,8 @@ impl<T: Real> Operands<'_, T> {
         wanted: [bool; 3],
     ) -> [Option<Vec<T>>; 3] {
         let shape = self.shape;
-        let Shape { batch, seq, heads, kv_heads, head_dim } = shape;
+        let Shape { batch, seq, heads, kv_heads, head_dim, .. } = shape;
+        debug_assert!(seq == shape.keys && seq == shape.capacity, "{shape:?}");
         let group = heads / kv_heads;
         let mut dq = room::<T>(wanted[0], self.q.len());
         let mut dk = room::<T>(wanted[1], self.k.len());
@@ -225,10 +248,12 @@ impl<T: Real> Operands<'_, T> {
     }
 }
 
-/// How many of the columns from `first` on row `row` sees: at least one, see [`COLUMNS`].
+/// How many of the columns from `first` on row `row` sees. Of the first tile it is at least one, so
+/// that the running maximum is finite from there on, and a tile that is hidden as a whole adds
+/// nothing.
 #[inline(always)]
 fn visible(row: usize, first: usize, columns: usize) -> usize {
-    (row + 1 - first).min(columns)
+    (row + 1).saturating_sub(first).min(columns)
 }
 
 /// Turns a row of scores into weights relative to the running maximum, and rescales what was summed
@@ -340,11 +365,12 @@ impl<T: Real> KeyHead<'_, '_, T> {
     }
 }
 
-/// `[batch, seq, kv_heads, head_dim]` as `[batch, kv_heads, head_dim, seq]`.
+/// The first `keys` rows of `[batch, capacity, kv_heads, head_dim]` as
+/// `[batch, kv_heads, head_dim, keys]`.
 fn transposed<T: Real>(x: &[T], shape: Shape) -> Vec<T> {
-    let Shape { seq, kv_heads, head_dim, .. } = shape;
+    let Shape { batch, keys: seq, kv_heads, head_dim, .. } = shape;
     let stride = shape.kv_stride();
-    let mut result = vec![T::ZERO; x.len()];
+    let mut result = vec![T::ZERO; batch * kv_heads * head_dim * seq];
     super::for_each_block(
         &mut result,
         head_dim * seq,

@@ -7,13 +7,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kiln_collectives::{Communicator, Operation, Phase};
-use kiln_model::decoder::{self, Decoder};
+use kiln_model::decoder::Decoder;
 use kiln_model::layers::Block;
-use kiln_model::{Context, Key, ModelConfig};
+use kiln_model::{Key, ModelConfig};
 use kiln_shard::ranks::run_ranks;
-use kiln_shard::{AdamW, EngineBuilder, Policy, ShardError, Strategy, memory};
+use kiln_shard::{EngineBuilder, Policy, ShardError, Strategy, memory};
 use serde::Serialize;
 
+use super::{default_config, median, step};
 use crate::config::{Config, ConfigError};
 use crate::sharded::ShardedDecoder;
 use crate::train::TrainError;
@@ -140,14 +141,6 @@ pub fn strategies(options: &StrategiesOptions) -> Result<StrategiesTable, TrainE
     })
 }
 
-fn default_config() -> Config {
-    let mut config = Config::default();
-    config.model.preset = Some("10m".to_owned());
-    config.train.global_batch = 4;
-    config.train.micro_batch = 1;
-    config
-}
-
 /// Groups of a hybrid strategy: what the user asked for, else half of the ranks.
 fn hybrid_size(shard_size: Option<usize>, ranks: usize) -> usize {
     shard_size.unwrap_or(if ranks.is_multiple_of(2) { ranks / 2 } else { ranks })
@@ -183,32 +176,6 @@ fn measure(
     Ok(samples.swap_remove(0))
 }
 
-/// One optimizer step on made-up tokens.
-fn step(config: &Config, model: &ShardedDecoder<Block>, step: u64) -> Result<(), ShardError> {
-    let engine = model.engine();
-    let training = device::plain().autodiff();
-    let rows = config.train.micro_batch;
-    let seq_len = config.data.seq_len;
-    let micro_batches = config.train.global_batch / config.train.ranks / rows;
-    let scale = 1.0 / (config.train.global_batch * seq_len) as f64;
-    let vocabulary = engine.layout().units[0].parameters[0].shape[0] as u64;
-    engine.begin_step();
-    for index in 0..micro_batches {
-        let key = Key::new(step).fork_index((engine.world().rank() * micro_batches + index) as u64);
-        let ids = |offset: u64| -> Vec<i32> {
-            (0..(rows * seq_len) as u64).map(|i| (key.at(i + offset) % vocabulary) as i32).collect()
-        };
-        let inputs = device::tokens(ids(0), rows, seq_len, &training);
-        let targets = device::tokens(ids(1), rows, seq_len, &training);
-        let pass = model.pass(&training);
-        let loss = decoder::loss(&pass, inputs, targets, scale, &Context::evaluation());
-        engine.backward(loss, index + 1 == micro_batches)?;
-    }
-    let norm = engine.grad_norm()?;
-    let clip = kiln_shard::optimizer::clip_factor(norm, config.optim.grad_clip);
-    engine.step(&AdamW::default(), step, config.optim.lr, clip)
-}
-
 fn sample(
     config: &Config,
     world: &Arc<dyn Communicator>,
@@ -241,16 +208,6 @@ fn sample(
         mesh: engine.mesh().to_string(),
         parameters: engine.layout().num_parameters(),
     })
-}
-
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    let middle = values.len() / 2;
-    match values.len() {
-        0 => 0.0,
-        odd if odd % 2 == 1 => values[middle],
-        _ => 0.5 * (values[middle - 1] + values[middle]),
-    }
 }
 
 impl StrategiesTable {

@@ -1,0 +1,373 @@
+#!/usr/bin/env python3
+"""Trains the same model in Kiln and in PyTorch and compares the losses step by step.
+
+    benches/peers/reference_run.py                      the run that the tests know
+    benches/peers/reference_run.py --preset 10m         a larger model, the same data
+    benches/peers/reference_run.py --record FILE        writes PyTorch's curve for the tests
+
+Both start from the same weights, read the same tokens in the same order, and use AdamW with the
+same settings, schedule and clipping, in f32. Kiln shards over its ranks; PyTorch is one process
+that sees the whole batch at once. What remains is the order of floating-point sums.
+
+The run passes if no loss differs by more than 1e-4, relatively. Gradient norms are shown as well: a
+few large gradients decide them, so they feel rounding earlier, in PyTorch's f32 as in Kiln's.
+Needs PyTorch and numpy: benches/peers/setup.sh.
+"""
+
+import argparse
+import json
+import math
+import os
+import pathlib
+import struct
+import subprocess
+import sys
+import tempfile
+import tomllib
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+KILN = ROOT / "target/release/kiln"
+PYTHON = pathlib.Path(os.environ.get("PEER_PYTHON", ROOT / "target/peers/bin/python"))
+CONFIG = ROOT / "train/tests/fixtures/reference_run/config.toml"
+
+try:
+    import numpy
+    import torch
+    import torch.nn.functional as F
+except ModuleNotFoundError as error:
+    if PYTHON.exists() and "REFERENCE_RUN_AGAIN" not in os.environ:
+        os.environ["REFERENCE_RUN_AGAIN"] = "1"
+        os.execv(PYTHON, [str(PYTHON), *sys.argv])
+    sys.exit(f"{error}; run benches/peers/setup.sh, or set PEER_PYTHON")
+
+# Largest relative difference of a loss allowed.
+LOSS_BOUND = 1e-4
+MASK = (1 << 64) - 1
+
+
+# Kiln's side.
+
+
+def train(kiln, config, out, settings):
+    """Runs `kiln train`; returns the resolved configuration."""
+    words = [kiln, "train", config, "--out", out]
+    for setting in settings:
+        words += ["--set", setting]
+    # Relative paths of the configuration are below the folder of this comparison.
+    done = subprocess.run([str(word) for word in words], cwd=out.parent, stdout=subprocess.PIPE)
+    if done.returncode:
+        sys.exit(f"{kiln} train ended with {done.returncode}; see above")
+    return tomllib.loads((out / "config.toml").read_text())
+
+
+def curve_of(out):
+    """Losses and gradient norms of a run, by its metrics."""
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    steps = [line for line in lines if "loss" in line]
+    return [step["loss"] for step in steps], [step["grad_norm"] for step in steps]
+
+
+def read_weights(folder):
+    """The weights of a full checkpoint, f32, by name."""
+    index = json.loads((folder / "model.safetensors.index.json").read_text())
+    weights = {}
+    for name in sorted(set(index["weight_map"].values())):
+        content = (folder / name).read_bytes()
+        (length,) = struct.unpack_from("<Q", content)
+        header = json.loads(content[8 : 8 + length])
+        header.pop("__metadata__", None)
+        for weight, entry in header.items():
+            if entry["dtype"] != "F32":
+                sys.exit(f"{folder / name}: {weight} is {entry['dtype']}, expected F32")
+            begin, end = entry["data_offsets"]
+            values = numpy.frombuffer(content[8 + length + begin : 8 + length + end], "<f4")
+            weights[weight] = torch.from_numpy(values.reshape(entry["shape"]).copy())
+    return weights
+
+
+def initial_weights(kiln, config, out, settings):
+    """Kiln's initial weights: those of a checkpoint after a step that changed nothing."""
+    still = ["train.steps=1", "optim.lr=0", "optim.weight_decay=0", "optim.warmup_steps=0"]
+    still.append("checkpoint.format=full")
+    train(kiln, config, out, settings + still)
+    checkpoints = out / "checkpoints"
+    return read_weights(checkpoints / (checkpoints / "latest").read_text().strip())
+
+
+# Kiln's data, read again.
+
+
+def mix(value):
+    """The finaliser of SplitMix64."""
+    mixed = (value + 0x9E3779B97F4A7C15) & MASK
+    mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & MASK
+    mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & MASK
+    return mixed ^ (mixed >> 31)
+
+
+def sample_at(position, samples, shuffle, seed):
+    """The sample at a position of the run, as train/src/data/order.rs has it: a Feistel network
+    walked until it is back among the samples."""
+    epoch, sample = divmod(position, samples)
+    if not shuffle:
+        return sample
+    key = mix(mix(seed) ^ epoch)
+    half = max(((samples - 1).bit_length() + 1) // 2, 1)
+    low = (1 << half) - 1
+    while True:
+        left, right = sample >> half, sample & low
+        for turn in range(8):
+            mixed = mix(right ^ ((key + (turn << 56)) & MASK)) & low
+            left, right = right, left ^ mixed
+        sample = (left << half) | right
+        if sample < samples:
+            return sample
+
+
+class Data:
+    """The training tokens, in batches `[global_batch, seq_len]` of inputs and targets."""
+
+    def __init__(self, folder, config):
+        self.info = json.loads((folder / "data.json").read_text())
+        width = {"u16": "<u2", "u32": "<u4"}[self.info["dtype"]]
+        self.tokens = numpy.fromfile(folder / "train.bin", dtype=width).astype(numpy.int64)
+        self.seq_len = config["data"]["seq_len"]
+        self.shuffle = config["data"]["shuffle"]
+        self.seed = config["train"]["seed"]
+        self.rows = config["train"]["global_batch"]
+        self.samples = (len(self.tokens) - 1) // self.seq_len
+
+    def batch(self, step):
+        """The batch of a step, counted from 0."""
+        positions = range(step * self.rows, (step + 1) * self.rows)
+        order = [sample_at(at, self.samples, self.shuffle, self.seed) for at in positions]
+        length = self.seq_len
+        rows = [self.tokens[sample * length : (sample + 1) * length + 1] for sample in order]
+        rows = torch.from_numpy(numpy.stack(rows))
+        return rows[:, :-1], rows[:, 1:]
+
+
+# PyTorch's side.
+
+
+class Decoder(torch.nn.Module):
+    """A Llama-style decoder. Matrices are `[d_in, d_out]`, as Kiln keeps them."""
+
+    def __init__(self, model, weights):
+        super().__init__()
+        self.model = model
+        self.head_dim = model.get("head_dim", model["d_model"] // model["heads"])
+        # ParameterDict takes no dots, and an enum's variant is part of Kiln's names.
+        names = {name: name.replace(".SwiGlu", "").replace(".", "/") for name in weights}
+        self.weights = torch.nn.ParameterDict(
+            {names[name]: torch.nn.Parameter(value) for name, value in weights.items()}
+        )
+
+    def weight(self, *path):
+        return self.weights["/".join([*map(str, path), "weight"])]
+
+    def norm(self, x, *path):
+        scale = torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.model["norm_eps"])
+        return x * scale * self.weight(*path)
+
+    def rotate(self, x):
+        """Turns `[batch, heads, seq, head_dim]` by position: halves are the two coordinates."""
+        half = self.head_dim // 2
+        exponents = torch.arange(half, dtype=torch.float64) / half
+        frequencies = self.model["rope_theta"] ** -exponents
+        angles = torch.arange(x.shape[2], dtype=torch.float64)[:, None] * frequencies
+        cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+        first, second = x[..., :half], x[..., half:]
+        return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+
+    def attention(self, x, layer):
+        model = self.model
+
+        def heads(name, count):
+            flat = x @ self.weight("layers", layer, "attention", name)
+            return flat.unflatten(-1, (count, self.head_dim)).transpose(1, 2)
+
+        q = self.rotate(heads("q_proj", model["heads"]))
+        k = self.rotate(heads("k_proj", model["kv_heads"]))
+        v = heads("v_proj", model["kv_heads"])
+        group = model["heads"] // model["kv_heads"]
+        k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        mixed = mixed.transpose(1, 2).flatten(2)
+        return mixed @ self.weight("layers", layer, "attention", "o_proj")
+
+    def feed_forward(self, x, layer):
+        gate = F.silu(x @ self.weight("layers", layer, "ffn", "gate_proj"))
+        up = x @ self.weight("layers", layer, "ffn", "up_proj")
+        return (gate * up) @ self.weight("layers", layer, "ffn", "down_proj")
+
+    def forward(self, tokens):
+        x = self.weight("embed_tokens")[tokens]
+        for layer in range(self.model["layers"]):
+            x = x + self.attention(self.norm(x, "layers", layer, "attention_norm"), layer)
+            x = x + self.feed_forward(self.norm(x, "layers", layer, "ffn_norm"), layer)
+        x = self.norm(x, "norm")
+        if self.model["tie_embeddings"]:
+            return x @ self.weight("embed_tokens").T
+        return x @ self.weight("lm_head")
+
+
+def learning_rate(optim, step, steps):
+    """The rate of a step, counted from 1, as train/src/schedule.rs has it."""
+    peak, warmup = optim["lr"], optim["warmup_steps"]
+    if step <= warmup:
+        return peak * step / warmup
+    floor = peak * optim["min_lr_ratio"]
+    if optim["schedule"] == "constant":
+        return peak
+    if optim["schedule"] == "cosine":
+        progress = min((step - warmup) / (steps - warmup), 1.0)
+        return floor + (peak - floor) * 0.5 * (1 + math.cos(math.pi * progress))
+    decay = optim.get("decay_steps", steps // 10)
+    stable = max(steps - decay, 0)
+    return peak if step <= stable else floor + (peak - floor) * (1 - (step - stable) / decay)
+
+
+def train_torch(config, weights, data, dtype):
+    """Losses and gradient norms of the same run in PyTorch."""
+    optim, steps = config["optim"], config["train"]["steps"]
+    model = Decoder(config["model"], {name: value.to(dtype) for name, value in weights.items()})
+    matrices = [p for p in model.parameters() if p.dim() >= 2]
+    vectors = [p for p in model.parameters() if p.dim() < 2]
+    optimizer = torch.optim.AdamW(
+        [
+            {"params": matrices, "weight_decay": optim["weight_decay"]},
+            {"params": vectors, "weight_decay": 0.0},
+        ],
+        lr=optim["lr"],
+        betas=(optim["beta1"], optim["beta2"]),
+        eps=optim["eps"],
+    )
+    losses, norms = [], []
+    for step in range(1, steps + 1):
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(optim, step, steps)
+        inputs, targets = data.batch(step - 1)
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
+        loss.backward()
+        most = optim["grad_clip"] or math.inf
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), most)
+        optimizer.step()
+        losses.append(loss.item())
+        norms.append(norm.item())
+    return losses, norms
+
+
+# The comparison.
+
+
+def with_preset(config, preset, folder):
+    """A copy of the configuration whose model is a preset."""
+    lines, section = [], None
+    for line in config.read_text().splitlines():
+        if line.startswith("["):
+            section = line.strip()
+            lines.append(line)
+            if section == "[model]":
+                lines += [f'preset = "{preset}"', ""]
+        elif section != "[model]":
+            lines.append(line)
+    path = folder / "config.toml"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def check_comparable(config):
+    """Ends the program if the configuration asks for what PyTorch's side here does not do."""
+    model, unknown = config["model"], []
+    unknown += [key for key in ("dropout", "qk_norm", "feed_forward_bias") if model.get(key)]
+    unknown += ["rope_scaling"] if "rope_scaling" in model else []
+    unknown += ["attention_bias"] if model.get("attention_bias", "none") != "none" else []
+    if unknown:
+        sys.exit(f"the model has {', '.join(unknown)}, which PyTorch's side here lacks")
+    if any(value != "f32" for value in config["precision"].values()):
+        sys.exit("precision is not f32; the comparison is in f32")
+    if config["train"].get("freeze"):
+        sys.exit("train.freeze: PyTorch's side here trains all parameters")
+    if config["log"]["every"] != 1:
+        sys.exit("log.every must be 1, so that all losses are there to compare")
+
+
+def differences(ours, theirs):
+    return [abs(a - b) / abs(b) for a, b in zip(ours, theirs, strict=True)]
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--kiln", type=pathlib.Path, default=KILN, help="the program to compare")
+    parser.add_argument("--config", type=pathlib.Path, default=CONFIG, help="the run to compare")
+    parser.add_argument("--preset", help="take this preset as the model")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="as for kiln train"
+    )
+    parser.add_argument("--threads", type=int, default=1, help="threads of PyTorch (default 1)")
+    parser.add_argument(
+        "--float64", action="store_true", help="let PyTorch compute in f64, to see who drifts"
+    )
+    parser.add_argument("--record", type=pathlib.Path, help="write PyTorch's curve here, as JSON")
+    arguments = parser.parse_args()
+    kiln = arguments.kiln.resolve()
+    if not kiln.exists():
+        sys.exit(f"{kiln} does not exist; build it with cargo build --release")
+    torch.use_deterministic_algorithms(True)
+    torch.set_num_threads(arguments.threads)
+    dtype = torch.float64 if arguments.float64 else torch.float32
+
+    with tempfile.TemporaryDirectory() as folder:
+        folder = pathlib.Path(folder)
+        config = arguments.config.resolve()
+        if arguments.preset:
+            config = with_preset(config, arguments.preset, folder)
+        resolved = train(kiln, config, folder / "run", arguments.set)
+        check_comparable(resolved)
+        ours = curve_of(folder / "run")
+        weights = initial_weights(kiln, config, folder / "start", arguments.set)
+        data = Data(folder / resolved["data"]["path"], resolved)
+        theirs = train_torch(resolved, weights, data, dtype)
+
+    loss_differences = differences(ours[0], theirs[0])
+    norm_differences = differences(ours[1], theirs[1])
+    print("| step | loss, kiln | loss, torch | relative | norm, kiln | norm, torch | relative |")
+    print("|---|---|---|---|---|---|---|")
+    rows = zip(ours[0], theirs[0], loss_differences, ours[1], theirs[1], norm_differences)
+    for step, (a, b, loss, c, d, norm) in enumerate(rows, 1):
+        print(f"| {step} | {a:.7f} | {b:.7f} | {loss:.1e} | {c:.6f} | {d:.6f} | {norm:.1e} |")
+    parameters = sum(value.numel() for value in weights.values())
+    print(
+        f"\n{parameters / 1e6:.2f}M parameters, {resolved['train']['ranks']} ranks, "
+        f"{resolved['shard']['strategy']}, torch {torch.__version__}, "
+        f"{str(dtype).removeprefix('torch.')}"
+    )
+    loss, norm = max(loss_differences), max(norm_differences)
+    print(f"largest difference of a loss: {loss:.1e} (bound {LOSS_BOUND:.0e})")
+    print(f"largest difference of a norm: {norm:.1e}")
+    if arguments.record:
+        recorded = {
+            # What the curve depends on; a run with other values must not be held against it.
+            "config": {
+                "model": resolved["model"],
+                "data": {key: resolved["data"][key] for key in ("seq_len", "shuffle")},
+                "train": {key: resolved["train"][key] for key in ("steps", "global_batch", "seed")},
+                "optim": resolved["optim"],
+            },
+            "data_sha256": data.info["train"]["sha256"],
+            "torch": torch.__version__,
+            "losses": theirs[0],
+            "grad_norms": theirs[1],
+        }
+        arguments.record.write_text(json.dumps(recorded, indent=1) + "\n")
+    passed = loss <= LOSS_BOUND
+    print("PASS" if passed else "FAIL")
+    sys.exit(0 if passed else 1)
+
+
+if __name__ == "__main__":
+    main()

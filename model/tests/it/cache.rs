@@ -1,0 +1,209 @@
+//! Decoding with a cache gives what the whole pass gives.
+
+use burn::backend::Flex;
+use burn::tensor::{Device, Int, Tensor, TensorData};
+use kiln_model::decoder::{self, Decoder};
+use kiln_model::layers::{Block, CacheFull};
+use kiln_model::{
+    AttentionBias, Context, Key, KeyValueCache, Layer, ModelConfig, Parts, RopeScaling,
+};
+
+use crate::ops_support::*;
+
+const VOCAB: usize = 50;
+
+/// A model with weights large enough that attention matters.
+fn config(kv_heads: usize) -> ModelConfig {
+    ModelConfig {
+        vocab_size: VOCAB,
+        d_model: 16,
+        layers: 3,
+        heads: 4,
+        kv_heads,
+        d_ff: 24,
+        init_std: 0.4,
+        ..ModelConfig::preset("10m").expect("a preset")
+    }
+}
+
+fn configs() -> [ModelConfig; 4] {
+    let llama3 = RopeScaling::Llama3 {
+        factor: 4.0,
+        low_freq_factor: 1.0,
+        high_freq_factor: 4.0,
+        original_context: 16,
+    };
+    [
+        config(4),
+        config(2),
+        ModelConfig {
+            head_dim: Some(6),
+            qk_norm: true,
+            attention_bias: AttentionBias::All,
+            tie_embeddings: false,
+            ..config(1)
+        },
+        ModelConfig { rope_scaling: Some(llama3), rope_theta: 100.0, ..config(2) },
+    ]
+}
+
+fn tokens(batch: usize, seq: usize, seed: u64) -> Tensor<2, Int> {
+    let key = Key::new(seed);
+    let ids: Vec<i32> =
+        (0..(batch * seq) as u64).map(|i| (key.at(i) % VOCAB as u64) as i32).collect();
+    Tensor::from_data(TensorData::new(ids, [batch, seq]), &Device::flex())
+}
+
+/// The largest error of the logits after each of `chunks`, relative to the largest logit.
+fn assert_chunks_match(config: &ModelConfig, batch: usize, chunks: &[usize]) {
+    let model = Decoder::new(config, Key::new(5), &Device::flex());
+    let seq = chunks.iter().sum();
+    let tokens = tokens(batch, seq, 1);
+    let whole = decoder::logits(&model, tokens.clone());
+    let cache = KeyValueCache::new(seq);
+    let mut read = 0;
+    for chunk in chunks {
+        let new = tokens.clone().narrow(1, read, *chunk);
+        let logits = decoder::next_logits(&model, new, &cache).expect("room");
+        read += chunk;
+        assert_eq!(cache.len(), read);
+        let expected = whole.clone().narrow(1, read - 1, 1);
+        let what = format!("{config:?}, {batch} sequences, logits after {read} tokens");
+        assert_close(&values(logits), &values(expected), 1e-5, &what);
+    }
+}
+
+#[test]
+fn cached_decoding_matches_the_whole_pass() {
+    for config in configs() {
+        for batch in [1, 3] {
+            assert_chunks_match(&config, batch, &[1; 20]);
+            assert_chunks_match(&config, batch, &[7, 1, 1, 5, 2, 16, 1]);
+        }
+    }
+}
+
+/// Longer than the tiles of the kernel, which begin elsewhere than in the whole pass.
+#[test]
+fn cached_decoding_matches_over_many_tiles() {
+    for config in configs() {
+        assert_chunks_match(&config, 2, &[190, 1, 1, 1, 50, 3, 170, 1]);
+    }
+}
+
+#[test]
+fn a_cleared_cache_starts_over() {
+    let model = Decoder::new(&config(2), Key::new(5), &Device::flex());
+    let cache = KeyValueCache::new(8);
+    let next =
+        |seed| values(decoder::next_logits(&model, tokens(1, 5, seed), &cache).expect("room"));
+    let first = next(1);
+    cache.clear();
+    assert!(cache.is_empty());
+    let other = next(2);
+    cache.clear();
+    assert_eq!(next(1), first);
+    assert_ne!(other, first);
+    // Of another batch, too.
+    cache.clear();
+    let both = decoder::next_logits(&model, tokens(2, 3, 1), &cache).expect("room");
+    assert_eq!(both.dims(), [2, VOCAB]);
+}
+
+#[test]
+fn a_full_cache_says_so_and_stays_as_it_is() {
+    let model = Decoder::new(&config(2), Key::new(5), &Device::flex());
+    let (cache, fresh) = (KeyValueCache::new(6), KeyValueCache::new(6));
+    for cache in [&cache, &fresh] {
+        decoder::next_logits(&model, tokens(1, 4, 1), cache).expect("room");
+    }
+    let refused = decoder::next_logits(&model, tokens(1, 3, 2), &cache).map(values);
+    assert_eq!(refused, Err(CacheFull { filled: 4, new: 3, capacity: 6 }));
+    let next = |cache| values(decoder::next_logits(&model, tokens(1, 2, 3), cache).expect("room"));
+    assert_eq!(next(&cache), next(&fresh));
+    assert_eq!(cache.len(), cache.capacity());
+}
+
+/// Hands out every block twice, as a provider may that runs blocks again.
+struct Twice(Decoder);
+
+impl Parts for Twice {
+    type Block = Block;
+
+    fn num_blocks(&self) -> usize {
+        self.0.num_blocks()
+    }
+
+    fn embed(&self, run: impl FnOnce(&kiln_model::layers::Embed) -> Tensor<3>) -> Tensor<3> {
+        self.0.embed(run)
+    }
+
+    fn block(
+        &self,
+        index: usize,
+        x: Tensor<3>,
+        run: impl Fn(&Block, Tensor<3>) -> Tensor<3> + Send + Sync + 'static,
+    ) -> Tensor<3> {
+        run(&self.0.layers[index], x.clone());
+        run(&self.0.layers[index], x)
+    }
+
+    fn head<const D: usize>(
+        &self,
+        x: Tensor<3>,
+        run: impl FnOnce(
+            &kiln_model::layers::Head,
+            Option<&kiln_model::layers::Embed>,
+            Tensor<3>,
+        ) -> Tensor<D>,
+    ) -> Tensor<D> {
+        self.0.head(x, run)
+    }
+}
+
+#[test]
+fn a_block_that_runs_twice_leaves_the_same_cache() {
+    let decoder = || Decoder::new(&config(2), Key::new(5), &Device::flex());
+    let (once, twice) = (decoder(), Twice(decoder()));
+    let caches = [KeyValueCache::new(9), KeyValueCache::new(9)];
+    for chunk in 1..4 {
+        let tokens = tokens(1, chunk, chunk as u64);
+        let a = decoder::next_logits(&once, tokens.clone(), &caches[0]).expect("room");
+        let b = decoder::next_logits(&twice, tokens, &caches[1]).expect("room");
+        assert_eq!(values(a), values(b));
+    }
+}
+
+/// A layer that appends what it is given, and remembers where the cache keeps it.
+#[derive(burn::module::Module, Debug)]
+struct Recorder {
+    #[module(skip)]
+    places: std::sync::Arc<std::sync::Mutex<Vec<usize>>>,
+}
+
+impl Layer for Recorder {
+    fn forward(&self, x: Tensor<3>, context: &Context) -> Tensor<3> {
+        let cache = context.cache().expect("a pass with a cache");
+        let row = x.clone().unsqueeze_dim::<4>(2);
+        let (keys, _) = cache.append(row.clone(), row);
+        let primitive = keys.try_into_primitive::<Flex>().expect("a tensor of flex");
+        let place = primitive.data_arc().as_ptr() as usize;
+        self.places.lock().expect("no panic").push(place);
+        x
+    }
+}
+
+#[test]
+fn appending_copies_nothing() {
+    let recorder = Recorder { places: Default::default() };
+    let model =
+        Decoder::with_blocks(&config(4), Key::new(1), &Device::flex(), |_| recorder.clone());
+    let cache = KeyValueCache::new(64);
+    for seed in 0..40 {
+        decoder::next_logits(&model, tokens(1, 1, seed), &cache).expect("room");
+    }
+    let places = recorder.places.lock().expect("no panic");
+    let [a, b, c] = [places[0], places[1], places[2]];
+    assert!(a != b && b != c && a != c, "layers have tensors of their own");
+    assert!(places.chunks(3).all(|token| token == [a, b, c]), "the tensors stay where they are");
+}

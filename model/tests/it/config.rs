@@ -1,0 +1,151 @@
+//! Shapes that can be, shapes that cannot, and what they count.
+
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::tensor::{Device, Tensor};
+use kiln_model::decoder::Decoder;
+use kiln_model::{AttentionBias, Key, ModelConfig, ModelConfigError, RopeScaling};
+
+fn base() -> ModelConfig {
+    ModelConfig {
+        vocab_size: 50,
+        d_model: 16,
+        layers: 2,
+        heads: 4,
+        kv_heads: 2,
+        d_ff: 24,
+        ..ModelConfig::preset("10m").expect("a preset")
+    }
+}
+
+fn llama3(factor: f64, low_freq_factor: f64, high_freq_factor: f64) -> Option<RopeScaling> {
+    let original_context = 8192;
+    Some(RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context })
+}
+
+/// Names and sizes of parameters.
+#[derive(Default)]
+struct Parameters {
+    path: Vec<String>,
+    found: Vec<(String, usize)>,
+}
+
+impl ModuleVisitor for Parameters {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        self.found.push((self.path.join("."), param.lazy_shape().num_elements()));
+    }
+
+    fn enter_module(&mut self, name: &str, _container_type: &str) {
+        self.path.push(name.to_owned());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container_type: &str) {
+        self.path.pop();
+    }
+}
+
+fn parameters(config: &ModelConfig) -> Vec<(String, usize)> {
+    let mut parameters = Parameters::default();
+    Decoder::new(config, Key::new(0), &Device::flex()).visit(&mut parameters);
+    parameters.found
+}
+
+#[test]
+fn counts_are_those_of_the_decoder() {
+    for attention_bias in [AttentionBias::None, AttentionBias::Qkv, AttentionBias::All] {
+        for head_dim in [None, Some(2), Some(10)] {
+            for bits in 0..8 {
+                let [qk_norm, feed_forward_bias, tie_embeddings] =
+                    [0, 1, 2].map(|bit| bits >> bit & 1 == 1);
+                let config = ModelConfig {
+                    attention_bias,
+                    head_dim,
+                    qk_norm,
+                    feed_forward_bias,
+                    tie_embeddings,
+                    ..base()
+                };
+                config.validate().expect("a shape that can be");
+                let total: usize = parameters(&config).iter().map(|(_, size)| size).sum();
+                assert_eq!(config.num_parameters(), total, "{config:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn new_parameters_have_the_names_they_should() {
+    let plain: Vec<_> = parameters(&base()).into_iter().map(|(name, _)| name).collect();
+    let config = ModelConfig {
+        attention_bias: AttentionBias::Qkv,
+        qk_norm: true,
+        feed_forward_bias: true,
+        ..base()
+    };
+    let all: Vec<_> = parameters(&config).into_iter().map(|(name, _)| name).collect();
+    let new: Vec<_> = all.iter().filter(|name| !plain.contains(name)).collect();
+    let expected = [0, 1].map(|layer| {
+        [
+            "attention.q_proj.bias",
+            "attention.k_proj.bias",
+            "attention.v_proj.bias",
+            "attention.q_norm.weight",
+            "attention.k_norm.weight",
+            "ffn.gate_proj.bias",
+            "ffn.up_proj.bias",
+            "ffn.down_proj.bias",
+        ]
+        .map(|name| format!("layers.{layer}.{name}"))
+    });
+    // The name of an enum's arm is part of burn's path.
+    let new: Vec<_> = new.into_iter().map(|name| name.replace("ffn.SwiGlu.", "ffn.")).collect();
+    assert_eq!(new, expected.concat());
+}
+
+#[test]
+fn flops_of_attention_follow_the_heads() {
+    let config = ModelConfig { head_dim: Some(10), ..base() };
+    let narrow = config.flops_per_token(0, 32);
+    assert_eq!(narrow, 12.0 * (2 * 4 * 10 * 32) as f64);
+    assert_eq!(base().flops_per_token(0, 32), 12.0 * (2 * 16 * 32) as f64);
+}
+
+#[test]
+fn shapes_that_cannot_be_are_refused() {
+    let said = |config: ModelConfig| config.validate().expect_err("cannot be").to_string();
+    let heads = |head_dim| ModelConfig { head_dim: Some(head_dim), ..base() };
+    assert_eq!(said(heads(0)), "model.head_dim = 0: must be at least 1");
+    assert_eq!(
+        said(heads(5)),
+        "model.head_dim = 5 is odd: rotary embeddings turn pairs, so the head width must be even"
+    );
+    let zero = ModelConfig { heads: 0, ..heads(6) };
+    assert_eq!(zero.validate(), Err(ModelConfigError::Zero { key: "heads" }));
+    // With a width of their own, heads need not divide the model's.
+    ModelConfig { d_model: 18, ..heads(6) }.validate().expect("can be");
+    assert!(said(ModelConfig { d_model: 18, ..base() }).contains("not divisible by model.heads"));
+
+    let scaled = |rope_scaling| said(ModelConfig { rope_scaling, ..base() });
+    for factor in [0.5, 0.0, f64::NAN, f64::INFINITY] {
+        let expected =
+            format!("model.rope_scaling.factor = {factor}: must be at least 1, and finite");
+        assert_eq!(scaled(Some(RopeScaling::Linear { factor })), expected);
+        assert_eq!(scaled(llama3(factor, 1.0, 4.0)), expected);
+    }
+    for low in [0.0, -1.0, f64::NAN, f64::INFINITY] {
+        assert!(scaled(llama3(8.0, low, 4.0)).starts_with("model.rope_scaling.low_freq_factor ="));
+    }
+    for high in [1.0, 0.5, f64::NAN, f64::INFINITY] {
+        assert_eq!(
+            scaled(llama3(8.0, 1.0, high)),
+            format!(
+                "model.rope_scaling.high_freq_factor = {high}: must be above \
+                 rope_scaling.low_freq_factor, and finite"
+            )
+        );
+    }
+    let original_context = 0;
+    let (factor, low_freq_factor, high_freq_factor) = (8.0, 1.0, 4.0);
+    let zero = RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context };
+    assert_eq!(scaled(Some(zero)), "model.rope_scaling.original_context = 0: must be at least 1");
+    ModelConfig { rope_scaling: llama3(1.0, 1.0, 4.0), ..base() }.validate().expect("can be");
+}

@@ -1,0 +1,149 @@
+//! The layers that other models' weights need: biases, norms of queries and keys, heads of any
+//! width. Each is compared with plain burn and with finite differences.
+
+use burn::module::{ModuleMapper, ModuleVisitor, Param};
+use burn::tensor::{Device, Tensor, activation::silu};
+use kiln_model::layers::{Attention, SwiGlu};
+use kiln_model::ops::{
+    RotaryFrequencies, causal_attention_reference, linear_reference, rms_norm_reference,
+    rotary_reference,
+};
+use kiln_model::{AttentionBias, Context, Key, Layer, ModelConfig, RopeScaling};
+
+use crate::ops_support::*;
+
+const BATCH: usize = 2;
+const SEQ: usize = 5;
+
+/// Heads of width 6 in a model of width 8.
+fn config(attention_bias: AttentionBias, qk_norm: bool) -> ModelConfig {
+    ModelConfig {
+        d_model: 8,
+        heads: 4,
+        kv_heads: 2,
+        head_dim: Some(6),
+        d_ff: 10,
+        attention_bias,
+        qk_norm,
+        rope_theta: 50.0,
+        rope_scaling: Some(RopeScaling::Linear { factor: 2.0 }),
+        ..ModelConfig::preset("10m").expect("a preset")
+    }
+}
+
+/// Sizes of a module's parameters, in order.
+#[derive(Default)]
+struct Sizes(Vec<usize>);
+
+impl ModuleVisitor for Sizes {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        self.0.push(param.lazy_shape().num_elements());
+    }
+}
+
+/// Puts flat tensors in the place of a module's parameters, in order.
+struct Substitute<'a>(std::slice::Iter<'a, Tensor<1>>);
+
+impl ModuleMapper for Substitute<'_> {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let shape: [usize; D] = param.lazy_shape().dims();
+        let values = self.0.next().expect("a tensor for every parameter").clone();
+        Param::initialized(param.id, values.reshape(shape))
+    }
+}
+
+/// A layer as an operation on its input and its parameters.
+fn operation<L: Layer>(layer: &L, d_model: usize) -> impl Operation + Sync {
+    move |t: &[Tensor<1>]| {
+        let layer = layer.clone().map(&mut Substitute(t[1..].iter()));
+        let x = t[0].clone().reshape([BATCH, SEQ, d_model]);
+        layer.forward(x, &Context::evaluation()).reshape([BATCH * SEQ * d_model])
+    }
+}
+
+fn sizes<L: Layer>(layer: &L, d_model: usize) -> Vec<usize> {
+    let mut sizes = Sizes(vec![BATCH * SEQ * d_model]);
+    layer.visit(&mut sizes);
+    sizes.0
+}
+
+/// A matrix and, if there is one, a bias, off the front of `parameters`.
+fn project(
+    x: Tensor<3>,
+    parameters: &mut std::slice::Iter<'_, Tensor<1>>,
+    d_out: usize,
+    bias: bool,
+) -> Tensor<3> {
+    let [_, _, d_in] = x.dims();
+    let mut next = || parameters.next().expect("a parameter").clone();
+    let weight = next().reshape([d_in, d_out]);
+    linear_reference(x, weight, bias.then(next))
+}
+
+fn attention_reference(config: &ModelConfig, t: &[Tensor<1>]) -> Tensor<1> {
+    let (d, head_dim) = (config.d_model, config.head_dim());
+    let [qkv_bias, o_bias] = match config.attention_bias {
+        AttentionBias::None => [false, false],
+        AttentionBias::Qkv => [true, false],
+        AttentionBias::All => [true, true],
+    };
+    let x = t[0].clone().reshape([BATCH, SEQ, d]);
+    let mut parameters = t[1..].iter();
+    let q = project(x.clone(), &mut parameters, config.heads * head_dim, qkv_bias);
+    let k = project(x.clone(), &mut parameters, config.kv_heads * head_dim, qkv_bias);
+    let v = project(x, &mut parameters, config.kv_heads * head_dim, qkv_bias);
+    let o_parameters = parameters.as_slice();
+    let mut norms = o_parameters[1 + usize::from(o_bias)..].iter();
+    let frequencies = RotaryFrequencies { theta: config.rope_theta, scaling: config.rope_scaling };
+    let mut rotated = |x: Tensor<3>, heads: usize| {
+        let mut x = x.reshape([BATCH, SEQ, heads, head_dim]);
+        if config.qk_norm {
+            let weight = norms.next().expect("a norm").clone();
+            x = rms_norm_reference(x, weight, config.norm_eps);
+        }
+        rotary_reference(x, frequencies, 0)
+    };
+    let (q, k) = (rotated(q, config.heads), rotated(k, config.kv_heads));
+    let v = v.reshape([BATCH, SEQ, config.kv_heads, head_dim]);
+    let mixed = causal_attention_reference(q, k, v);
+    let mixed = mixed.reshape([BATCH, SEQ, config.heads * head_dim]);
+    project(mixed, &mut o_parameters.iter(), d, o_bias).reshape([BATCH * SEQ * d])
+}
+
+#[test]
+fn attention_with_biases_norms_and_wide_heads_matches_plain_burn() {
+    for bias in [AttentionBias::None, AttentionBias::Qkv, AttentionBias::All] {
+        for qk_norm in [false, true] {
+            let config = config(bias, qk_norm);
+            let attention = Attention::new(&config, Key::new(1), &Device::flex());
+            let reference = |t: &[Tensor<1>]| attention_reference(&config, t);
+            let sizes = sizes(&attention, config.d_model);
+            assert_matches(operation(&attention, config.d_model), reference, &sizes, 2e-5);
+        }
+    }
+}
+
+#[test]
+fn attention_with_biases_norms_and_wide_heads_has_exact_gradients() {
+    let config = config(AttentionBias::All, true);
+    let attention = Attention::new(&config, Key::new(1), &Device::flex());
+    let sizes = sizes(&attention, config.d_model);
+    assert_finite_differences(operation(&attention, config.d_model), &sizes);
+}
+
+#[test]
+fn feed_forward_with_biases_matches_plain_burn() {
+    let config = ModelConfig { feed_forward_bias: true, ..config(AttentionBias::None, false) };
+    let (d, ff) = (config.d_model, config.d_ff);
+    let layer = SwiGlu::new(&config, Key::new(1), &Device::flex());
+    let sizes = sizes(&layer, d);
+    let reference = |t: &[Tensor<1>]| {
+        let x = t[0].clone().reshape([BATCH, SEQ, d]);
+        let mut parameters = t[1..].iter();
+        let gate = project(x.clone(), &mut parameters, ff, true);
+        let up = project(x, &mut parameters, ff, true);
+        project(silu(gate) * up, &mut parameters, d, true).reshape([BATCH * SEQ * d])
+    };
+    assert_matches(operation(&layer, d), reference, &sizes, 1e-5);
+    assert_finite_differences(operation(&layer, d), &sizes);
+}

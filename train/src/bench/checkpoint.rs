@@ -1,0 +1,348 @@
+//! `kiln bench checkpoint`: saving and loading against plain writing and reading of as many bytes,
+//! and how much of a save in the background the steps feel.
+
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use clap::Args;
+use kiln_collectives::Phase;
+use kiln_model::decoder::Decoder;
+use kiln_model::layers::Block;
+use kiln_model::{Key, ModelConfig};
+use kiln_shard::ranks::run_ranks;
+use kiln_shard::{Engine, EngineBuilder};
+use serde::Serialize;
+
+use super::{default_config, disk, median, step};
+use crate::checkpoint::{
+    Checkpoint, CheckpointError, CheckpointState, Format, Keep, Progress, SaveContext, SaveOptions,
+    Saver,
+};
+use crate::config::{self, Config};
+use crate::sharded::ShardedDecoder;
+use crate::train::TrainError;
+use crate::weights::AllowMissing;
+use crate::{device, train};
+
+/// What to measure.
+#[derive(Args, Clone, Debug)]
+pub struct CheckpointArgs {
+    /// Configuration whose model and batch to use [default: preset 10m].
+    #[arg(long)]
+    config: Option<PathBuf>,
+    /// Change one value of the configuration; may be given several times.
+    #[arg(long = "set", value_name = "SECTION.KEY=VALUE")]
+    overrides: Vec<String>,
+    /// Ranks, as threads of this process.
+    #[arg(long)]
+    ranks: usize,
+    /// Rounds; what is compared alternates, and medians are shown.
+    #[arg(long, default_value_t = 5)]
+    rounds: usize,
+    /// Folder on the disk to measure; what is written there is removed again.
+    #[arg(long)]
+    folder: PathBuf,
+    /// Print JSON instead of text.
+    #[arg(long)]
+    json: bool,
+}
+
+/// What came out; times are in seconds, medians over the rounds.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct CheckpointTable {
+    /// Number of parameters.
+    pub parameters: usize,
+    /// Ranks.
+    pub ranks: usize,
+    /// Bytes of weights and moments.
+    pub bytes: u64,
+    /// Rounds.
+    pub rounds: usize,
+    /// Plain sequential writing of as many bytes, synced.
+    pub raw_write_s: f64,
+    /// A save that is waited for.
+    pub save_s: f64,
+    /// `save_s` over `raw_write_s`, median of the ratios within rounds.
+    pub save_over_raw: f64,
+    /// Plain sequential reading of as many bytes, not cached.
+    pub raw_read_s: f64,
+    /// Loading, not cached.
+    pub load_s: f64,
+    /// `load_s` over `raw_read_s`, median of the ratios within rounds.
+    pub load_over_raw: f64,
+    /// Bytes that all ranks together have read, over `bytes`.
+    pub read_over_bytes: f64,
+    /// A step that nothing is saved behind.
+    pub step_s: f64,
+    /// The time that the steps were held up by a save in the background: beginning it, and copying
+    /// what the next optimizer step changes before it is written.
+    pub held_s: f64,
+    /// `held_s` over `save_s`, median of the ratios within rounds.
+    pub held_over_save: f64,
+    /// By how much the steps were longer, all together, until the save was complete: held up, and
+    /// slowed down by the work beside them.
+    pub slowed_s: f64,
+    /// `slowed_s` over `save_s`, median of the ratios within rounds.
+    pub slowed_over_save: f64,
+}
+
+/// One round, as rank 0 saw it.
+#[derive(Clone, Copy, Debug, Default)]
+struct Round {
+    raw_write: f64,
+    save: f64,
+    raw_read: f64,
+    load: f64,
+    bytes_read: f64,
+    step: f64,
+    held: f64,
+    slowed: f64,
+}
+
+impl CheckpointArgs {
+    /// Measures; returns what to say.
+    pub fn run(self) -> Result<String, TrainError> {
+        let table = self.measure()?;
+        // Numbers only: this cannot fail.
+        let json = || serde_json::to_string_pretty(&table).unwrap_or_default();
+        Ok(if self.json { json() } else { table.to_text() })
+    }
+
+    fn measure(&self) -> Result<CheckpointTable, TrainError> {
+        let mut config = match &self.config {
+            Some(path) => config::load(path, &self.overrides)?,
+            None => default_config(),
+        };
+        config.train.ranks = self.ranks;
+        if config.data.path.as_os_str().is_empty() {
+            // Tokens are made up; no data is read.
+            config.data.path = "unused".into();
+        }
+        config.validate()?;
+        if self.rounds == 0 {
+            return Err(TrainError::usage("--rounds must be at least 1"));
+        }
+        let model =
+            config.model.resolve(Some(config.data.vocab_size)).map_err(TrainError::usage)?;
+        let folder = self.folder.join(".kiln-bench");
+        std::fs::create_dir_all(&folder)
+            .map_err(CheckpointError::io("create", &folder))
+            .map_err(TrainError::from)?;
+        let threads = device::threads_per_rank(&config.device, self.ranks);
+        let measured = run_ranks(self.ranks, threads, |world| {
+            let plain = device::plain();
+            let decoder = Decoder::new(&model, Key::new(config.train.seed), &plain);
+            let shard_size = config.shard.shard_size;
+            let builder = EngineBuilder::new(world, train::policy(&config), shard_size)?;
+            let sharded = ShardedDecoder::<Block>::new(decoder, builder)?;
+            Bench { config: &config, shape: &model, model: &sharded, folder: &folder }
+                .rounds(self.rounds)
+        });
+        let removed = std::fs::remove_dir_all(&folder);
+        let (parameters, bytes, rounds) = measured?.swap_remove(0);
+        removed.map_err(CheckpointError::io("remove", &folder)).map_err(TrainError::from)?;
+        Ok(table(self.ranks, parameters, bytes, &rounds))
+    }
+}
+
+/// One rank at work.
+struct Bench<'a> {
+    config: &'a Config,
+    shape: &'a ModelConfig,
+    model: &'a ShardedDecoder<Block>,
+    folder: &'a Path,
+}
+
+impl Bench<'_> {
+    fn engine(&self) -> &Engine {
+        self.model.engine()
+    }
+
+    /// Parameters, bytes, and the rounds.
+    fn rounds(&self, count: usize) -> Result<(usize, u64, Vec<Round>), TrainError> {
+        // Moments come with the first step, and buffers with it.
+        self.step(1)?;
+        let mut rounds = Vec::new();
+        for index in 0..count {
+            rounds.push(self.round(2 + index as u64 * 1000)?);
+        }
+        let bytes = Checkpoint::open(self.folder)?.manifest().bytes();
+        Ok((self.engine().layout().num_parameters(), bytes, rounds))
+    }
+
+    fn round(&self, first_step: u64) -> Result<Round, TrainError> {
+        let (raw, last) = (self.folder.join("raw"), Keep { newest: 1, every: 0 });
+        let options = |background| SaveOptions {
+            folder: self.folder.to_owned(),
+            format: Format::Sharded,
+            background,
+            keep: last,
+        };
+        let rank = self.engine().world().rank();
+        let mut round = Round::default();
+        // What earlier rounds have left for the disk to do is no one's.
+        self.alone(|| disk::forget(self.folder))?;
+        let mut saver = Saver::new(options(false), rank);
+        round.save = self.together(|| {
+            saver.begin(self.engine(), self.context(first_step))?;
+            Ok(())
+        })?;
+        let bytes = Checkpoint::open(self.folder)?.manifest().bytes();
+        round.raw_write = self.alone(|| disk::write(&raw, bytes))?;
+        self.alone(|| disk::forget(self.folder).and_then(|()| disk::forget(&raw)))?;
+        round.raw_read = self.alone(|| disk::read(&raw))?;
+        let checkpoint = Checkpoint::open(self.folder)?;
+        self.alone(|| disk::forget(checkpoint.folder()))?;
+        let reader = checkpoint.reader();
+        round.load = self.together(|| {
+            reader.load_weights(self.engine(), &AllowMissing::default())?;
+            reader.load_optimizer(self.engine(), &AllowMissing::default())?;
+            Ok(())
+        })?;
+        let read = [reader.bytes_read() as f64];
+        round.bytes_read = self.engine().sum_in(Phase::Checkpoint, "bytes", &read)?[0];
+        self.alone(|| std::fs::remove_file(&raw))?;
+        self.background(first_step, Saver::new(options(true), rank), &mut round)?;
+        Ok(round)
+    }
+
+    /// Steps without a save, then steps until one in the background is complete.
+    fn background(
+        &self,
+        first_step: u64,
+        mut saver: Saver,
+        round: &mut Round,
+    ) -> Result<(), TrainError> {
+        let mut step = first_step;
+        let mut timed = || {
+            step += 1;
+            let start = Instant::now();
+            let update = self.step(step)?;
+            self.engine().sum_in(Phase::Other, "step", &[0.0])?;
+            Ok::<_, TrainError>((start.elapsed().as_secs_f64(), update))
+        };
+        let plain = [timed()?, timed()?, timed()?];
+        round.step = median(plain.iter().map(|(whole, _)| *whole).collect());
+        let update = median(plain.iter().map(|(_, update)| *update).collect());
+        let start = Instant::now();
+        saver.begin(self.engine(), self.context(first_step + 1))?;
+        round.held = start.elapsed().as_secs_f64();
+        round.slowed = round.held;
+        loop {
+            let (whole, with_copies) = timed()?;
+            round.held += (with_copies - update).max(0.0);
+            round.slowed += whole - round.step;
+            let Progress { done, failed } = saver.progress();
+            let all = self.engine().sum_in(Phase::Other, "progress", &[done, failed])?;
+            let all = Progress { done: all[0], failed: all[1] };
+            if saver.advance(self.engine(), all)?.is_some() {
+                return Ok(());
+            }
+        }
+    }
+
+    /// A step on made-up tokens; returns the seconds that its update took.
+    fn step(&self, number: u64) -> Result<f64, TrainError> {
+        Ok(step(self.config, self.model, number)?.as_secs_f64())
+    }
+
+    fn context(&self, step: u64) -> SaveContext {
+        let state = CheckpointState {
+            step,
+            skipped: 0,
+            next_sample: 0,
+            tokens: 0,
+            seed: self.config.train.seed,
+            model: self.shape.clone(),
+            context_length: self.config.data.seq_len,
+            data_sha256: None,
+        };
+        SaveContext { state, config: None, files: Vec::new() }
+    }
+
+    /// Does something on rank 0 while the others wait; returns the seconds it took.
+    fn alone(&self, work: impl FnOnce() -> std::io::Result<()>) -> Result<f64, TrainError> {
+        self.engine().sum_in(Phase::Other, "begin", &[0.0])?;
+        let start = Instant::now();
+        if self.engine().world().rank() == 0 {
+            work().map_err(CheckpointError::io("measure", self.folder))?;
+        }
+        self.engine().sum_in(Phase::Other, "end", &[0.0])?;
+        Ok(start.elapsed().as_secs_f64())
+    }
+
+    /// Does something on all ranks; returns the seconds until all were done.
+    fn together(
+        &self,
+        work: impl FnOnce() -> Result<(), CheckpointError>,
+    ) -> Result<f64, TrainError> {
+        self.engine().sum_in(Phase::Other, "begin", &[0.0])?;
+        let start = Instant::now();
+        work()?;
+        self.engine().sum_in(Phase::Other, "end", &[0.0])?;
+        Ok(start.elapsed().as_secs_f64())
+    }
+}
+
+fn table(ranks: usize, parameters: usize, bytes: u64, rounds: &[Round]) -> CheckpointTable {
+    let of = |value: fn(&Round) -> f64| median(rounds.iter().map(value).collect());
+    CheckpointTable {
+        parameters,
+        ranks,
+        bytes,
+        rounds: rounds.len(),
+        raw_write_s: of(|round| round.raw_write),
+        save_s: of(|round| round.save),
+        save_over_raw: of(|round| round.save / round.raw_write),
+        raw_read_s: of(|round| round.raw_read),
+        load_s: of(|round| round.load),
+        load_over_raw: of(|round| round.load / round.raw_read),
+        read_over_bytes: of(|round| round.bytes_read) / (3 * 4 * parameters) as f64,
+        step_s: of(|round| round.step),
+        held_s: of(|round| round.held),
+        held_over_save: of(|round| round.held / round.save),
+        slowed_s: of(|round| round.slowed),
+        slowed_over_save: of(|round| round.slowed / round.save),
+    }
+}
+
+impl CheckpointTable {
+    /// The table for people.
+    pub fn to_text(&self) -> String {
+        let gigabytes = self.bytes as f64 / 1e9;
+        let line = |what: &str, seconds: f64, more: String| {
+            format!("{what:<44} {seconds:>8.3} s  {more}\n")
+        };
+        let rate = |seconds: f64| format!("{:.2} GB/s", gigabytes / seconds);
+        let mut text = format!(
+            "{:.2}M parameters, {} ranks, {gigabytes:.3} GB; medians of {} rounds\n",
+            self.parameters as f64 / 1e6,
+            self.ranks,
+            self.rounds
+        );
+        text += &line("plain writing", self.raw_write_s, rate(self.raw_write_s));
+        let over = |seconds, ratio: f64, of: &str| format!("{}, {ratio:.2} x {of}", rate(seconds));
+        let ratio = over(self.save_s, self.save_over_raw, "plain writing");
+        text += &line("save", self.save_s, ratio);
+        text += &line("plain reading", self.raw_read_s, rate(self.raw_read_s));
+        let ratio = over(self.load_s, self.load_over_raw, "plain reading");
+        text += &line("load", self.load_s, ratio);
+        text += &format!(
+            "{:<44} {:>8.3} x the bytes of weights and moments\n",
+            "read by all ranks together", self.read_over_bytes
+        );
+        text += &line("step", self.step_s, String::new());
+        let of_save = |ratio: f64| format!("{:.1} % of a save", 100.0 * ratio);
+        text += &line(
+            "save in the background: steps held up",
+            self.held_s,
+            of_save(self.held_over_save),
+        );
+        text += &line(
+            "save in the background: steps longer",
+            self.slowed_s,
+            of_save(self.slowed_over_save),
+        );
+        text.trim_end().to_owned()
+    }
+}

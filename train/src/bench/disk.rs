@@ -1,0 +1,45 @@
+//! The yardstick of checkpoints: plain sequential writing and reading on the same disk.
+
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::os::fd::AsFd;
+use std::path::Path;
+
+use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
+
+/// Bytes per call.
+const BLOCK: usize = 4 << 20;
+
+/// Writes `bytes` bytes into one new file, one after the other, and waits until they are on the
+/// disk.
+pub(super) fn write(path: &Path, bytes: u64) -> io::Result<()> {
+    // Not all zeros, which some disks do not write at all.
+    let block: Vec<u8> = (0..BLOCK).map(|i| (i % 251) as u8).collect();
+    let mut file = File::create(path)?;
+    let mut left = bytes;
+    while left > 0 {
+        let now = left.min(BLOCK as u64);
+        file.write_all(&block[..now as usize])?;
+        left -= now;
+    }
+    file.sync_all()
+}
+
+/// Reads a file from its start to its end.
+pub(super) fn read(path: &Path) -> io::Result<()> {
+    let mut file = File::open(path)?;
+    let mut block = vec![0; BLOCK];
+    while file.read(&mut block)? > 0 {}
+    Ok(())
+}
+
+/// Makes the system forget what it holds of the files in `path`, a file or a folder of files, so that
+/// the next reading is from the disk.
+pub(super) fn forget(path: &Path) -> io::Result<()> {
+    if path.is_dir() {
+        return fs::read_dir(path)?.try_for_each(|entry| forget(&entry?.path()));
+    }
+    let file = File::open(path)?;
+    file.sync_all()?;
+    Ok(posix_fadvise(file.as_fd(), 0, 0, PosixFadviseAdvice::POSIX_FADV_DONTNEED)?)
+}

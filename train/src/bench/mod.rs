@@ -1,0 +1,67 @@
+//! `kiln bench`: measurements that compare things in one run, alternating, with medians.
+
+mod checkpoint;
+mod disk;
+mod strategies;
+
+use std::time::{Duration, Instant};
+
+use kiln_model::Context;
+use kiln_model::Key;
+use kiln_model::decoder;
+use kiln_model::layers::Block;
+use kiln_shard::{AdamW, ShardError};
+
+use crate::config::Config;
+use crate::device;
+use crate::sharded::ShardedDecoder;
+
+pub use checkpoint::{CheckpointArgs, CheckpointTable};
+pub use strategies::{StrategiesOptions, StrategiesTable, StrategyRow, strategies};
+
+/// Preset 10m with a small batch.
+fn default_config() -> Config {
+    let mut config = Config::default();
+    config.model.preset = Some("10m".to_owned());
+    config.train.global_batch = 4;
+    config.train.micro_batch = 1;
+    config
+}
+
+/// One optimizer step on made-up tokens; returns the time that its update took.
+fn step(config: &Config, model: &ShardedDecoder<Block>, step: u64) -> Result<Duration, ShardError> {
+    let engine = model.engine();
+    let training = device::plain().autodiff();
+    let rows = config.train.micro_batch;
+    let seq_len = config.data.seq_len;
+    let micro_batches = config.train.global_batch / config.train.ranks / rows;
+    let scale = 1.0 / (config.train.global_batch * seq_len) as f64;
+    let vocabulary = engine.layout().units[0].parameters[0].shape[0] as u64;
+    engine.begin_step();
+    for index in 0..micro_batches {
+        let key = Key::new(step).fork_index((engine.world().rank() * micro_batches + index) as u64);
+        let ids = |offset: u64| -> Vec<i32> {
+            (0..(rows * seq_len) as u64).map(|i| (key.at(i + offset) % vocabulary) as i32).collect()
+        };
+        let inputs = device::tokens(ids(0), rows, seq_len, &training);
+        let targets = device::tokens(ids(1), rows, seq_len, &training);
+        let pass = model.pass(&training);
+        let loss = decoder::loss(&pass, inputs, targets, scale, &Context::evaluation());
+        engine.backward(loss, index + 1 == micro_batches)?;
+    }
+    let norm = engine.grad_norm()?;
+    let clip = kiln_shard::optimizer::clip_factor(norm, config.optim.grad_clip);
+    let start = Instant::now();
+    engine.step(&AdamW::default(), step, config.optim.lr, clip)?;
+    Ok(start.elapsed())
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    let middle = values.len() / 2;
+    match values.len() {
+        0 => 0.0,
+        odd if odd % 2 == 1 => values[middle],
+        _ => 0.5 * (values[middle - 1] + values[middle]),
+    }
+}

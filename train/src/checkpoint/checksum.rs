@@ -1,0 +1,96 @@
+//! Checksums that can be put together from those of parts.
+
+use crc_fast::{CrcAlgorithm, checksum, checksum_combine};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+const ALGORITHM: CrcAlgorithm = CrcAlgorithm::Crc64Nvme;
+
+/// CRC-64/NVME. Every flipped bit, and every damage within 64 bits, changes it. The checksum of a
+/// whole follows from those of its parts, so that ranks which read a part each can check the whole
+/// together without anyone reading all of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Checksum(u64);
+
+impl Checksum {
+    /// How manifests call it.
+    pub const NAME: &'static str = "crc64nvme";
+
+    /// Of no bytes.
+    pub fn empty() -> Self {
+        Checksum::of(&[])
+    }
+
+    /// Of `bytes`.
+    pub fn of(bytes: &[u8]) -> Self {
+        Checksum(checksum(ALGORITHM, bytes))
+    }
+
+    /// Of the bytes of this one followed by the `length` bytes of `next`.
+    pub fn then(self, next: Checksum, length: u64) -> Self {
+        Checksum(checksum_combine(ALGORITHM, self.0, next.0, length))
+    }
+
+    /// As in [`Checksum::from_bits`].
+    pub fn to_bits(self) -> u64 {
+        self.0
+    }
+
+    /// From its value.
+    pub fn from_bits(bits: u64) -> Self {
+        Checksum(bits)
+    }
+}
+
+impl std::fmt::Display for Checksum {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:016x}", self.0)
+    }
+}
+
+impl Serialize for Checksum {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Checksum {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        let parsed = u64::from_str_radix(&text, 16).ok().map(Checksum);
+        parsed
+            .filter(|checksum| checksum.to_string() == text)
+            .ok_or_else(|| serde::de::Error::custom(format!("`{text}` is not a checksum")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Checksum;
+
+    /// From the catalogue of parametrised CRC algorithms.
+    #[test]
+    fn it_is_the_crc_that_it_is_called() {
+        assert_eq!(Checksum::of(b"123456789").to_string(), "ae8b14860a799888");
+        assert_eq!(Checksum::empty().to_string(), "0000000000000000");
+    }
+
+    #[test]
+    fn parts_make_the_whole() {
+        let bytes: Vec<u8> = (0..10_000u32).map(|i| (i * i % 251) as u8).collect();
+        let whole = Checksum::of(&bytes);
+        for cut in [0, 1, 7, 4096, 9_999, 10_000] {
+            let (head, tail) = bytes.split_at(cut);
+            let joined = Checksum::of(head).then(Checksum::of(tail), tail.len() as u64);
+            assert_eq!(joined, whole, "{cut}");
+        }
+    }
+
+    #[test]
+    fn only_its_own_spelling_is_read() {
+        let read = |text: &str| serde_json::from_str::<Checksum>(&format!("\"{text}\""));
+        assert_eq!(read("00000000000000ff").unwrap(), Checksum::from_bits(255));
+        for wrong in ["ff", "00000000000000FF", "+0000000000000ff", "00000000000000fg", ""] {
+            assert!(read(wrong).is_err(), "{wrong}");
+        }
+    }
+}

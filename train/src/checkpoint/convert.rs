@@ -1,0 +1,146 @@
+//! `kiln convert`: sharded to full and back, without a run.
+
+use std::borrow::Cow;
+use std::path::{Path, PathBuf};
+
+use clap::{Args, ValueEnum};
+use kiln_shard::UnitLayout;
+
+use super::manifest::{Format, Saved};
+use super::part::{self, Completion, Entry, Values};
+use super::{
+    CONFIG_FILE, Checkpoint, CheckpointError, CheckpointReader, SaveContext, full, verify,
+};
+use crate::train::TrainError;
+
+/// What to convert, and to what.
+#[derive(Args, Clone, Debug)]
+pub struct ConvertArgs {
+    /// Checkpoint folder, or a run folder for its newest one.
+    #[arg(long)]
+    checkpoint: PathBuf,
+    /// Folder to create.
+    #[arg(long)]
+    out: PathBuf,
+    /// What to make of it [default: full from sharded; with --ranks, sharded].
+    #[arg(long, value_enum)]
+    to: Option<Target>,
+    /// Parts of a sharded checkpoint. It will load at any number of ranks; at this one, each reads
+    /// one part.
+    #[arg(long, value_name = "N")]
+    ranks: Option<usize>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Target {
+    Full,
+    Sharded,
+}
+
+impl ConvertArgs {
+    /// Converts; returns what to say.
+    ///
+    /// # Errors
+    ///
+    /// As for [`convert`], or when the arguments contradict each other.
+    pub fn run(self) -> Result<String, TrainError> {
+        let (format, ranks) = match (self.to, self.ranks) {
+            (Some(Target::Full), Some(_)) => {
+                return Err(TrainError::usage(
+                    "--ranks is for --to sharded: leave one of them out",
+                ));
+            }
+            (Some(Target::Full) | None, None) => (Format::Full, 1),
+            (Some(Target::Sharded), None) => {
+                return Err(TrainError::usage("--to sharded needs --ranks, the number of parts"));
+            }
+            (_, Some(0)) => return Err(TrainError::usage("--ranks 0: must be at least 1")),
+            (_, Some(ranks)) => (Format::Sharded, ranks),
+        };
+        let checkpoint = Checkpoint::open(&self.checkpoint)?;
+        convert(&checkpoint, &self.out, format, ranks)?;
+        let (from, out) = (checkpoint.manifest().format, self.out.display());
+        Ok(format!("{out} is the {format} form of {} ({from})", checkpoint.folder().display()))
+    }
+}
+
+/// Writes a checkpoint in another format, or for another number of ranks, into the new folder `out`.
+/// Its files are those that a run of so many ranks would have written. Holds one parameter at a time.
+///
+/// # Errors
+///
+/// When `out` exists, the checkpoint is damaged, or a file cannot be read or written.
+pub fn convert(
+    checkpoint: &Checkpoint,
+    out: &Path,
+    format: Format,
+    ranks: usize,
+) -> Result<(), CheckpointError> {
+    if out.exists() {
+        return Err(CheckpointError::Exists { path: out.to_owned() });
+    }
+    // Parts of pieces are read below, which say nothing about the whole.
+    if let Some(problem) = verify(checkpoint).problems.into_iter().next() {
+        return Err(problem);
+    }
+    let manifest = checkpoint.manifest();
+    let config = match checkpoint.config() {
+        Some(path) => {
+            let text = std::fs::read_to_string(&path);
+            Some(text.map_err(CheckpointError::io("read", &path))?)
+        }
+        None => None,
+    };
+    let data: Vec<&str> =
+        manifest.tensors.iter().flat_map(|t| &t.pieces).map(|piece| piece.file.as_str()).collect();
+    let others = manifest.files.keys().filter(|name| {
+        !data.contains(&name.as_str())
+            && name.as_str() != CONFIG_FILE
+            && name.as_str() != full::INDEX_FILE
+    });
+    let context = SaveContext {
+        state: manifest.state.clone(),
+        config,
+        files: others.map(|name| checkpoint.folder().join(name)).collect(),
+    };
+    let mut source = Source { reader: checkpoint.reader(), layout: manifest.layout(ranks) };
+    let layout = source.layout.clone();
+    match format {
+        Format::Full => full::write(
+            out,
+            &layout,
+            &context,
+            manifest.ranks,
+            |unit, saved| source.has(unit, saved),
+            |entry| Ok(source.get(&layout, entry)?.into_owned()),
+        ),
+        Format::Sharded => {
+            let beside = part::begin(out)?;
+            let parts = (0..ranks)
+                .map(|index| part::write_piece(&beside, &layout, index, &mut source))
+                .collect::<Result<_, _>>()?;
+            let layout = &layout[..];
+            let completion = Completion { format, ranks, layout, parts, context: &context };
+            completion.complete(&beside, out)
+        }
+    }
+}
+
+struct Source<'a> {
+    reader: CheckpointReader<'a>,
+    layout: Vec<UnitLayout>,
+}
+
+impl Values for Source<'_> {
+    fn has(&self, unit: usize, saved: Saved) -> bool {
+        let first = self.layout[unit].parameters.first();
+        first.is_some_and(|parameter| self.reader.has(&parameter.name, saved))
+    }
+
+    fn get(&self, layout: &[UnitLayout], entry: &Entry) -> Result<Cow<'_, [f32]>, CheckpointError> {
+        let name = &layout[entry.unit].parameters[entry.slot].name;
+        let mut values = vec![0.0; entry.range.len()];
+        self.reader.read(name, entry.saved, entry.range.clone(), &mut values)?;
+        Ok(values.into())
+    }
+}

@@ -1,0 +1,78 @@
+//! What `kiln inspect` says of a checkpoint.
+
+use kiln_model::ModelConfig;
+
+use super::{Checkpoint, Saved, TensorEntry};
+
+/// Describes a checkpoint: where its run stood, its files, and a line for each parameter.
+pub fn describe(checkpoint: &Checkpoint) -> String {
+    let manifest = checkpoint.manifest();
+    let state = &manifest.state;
+    let model = &state.model;
+    let mut lines = vec![
+        format!(
+            "{}: {} checkpoint of {} rank{}, step {}, {} tokens, next sample {}{}",
+            checkpoint.folder().display(),
+            manifest.format,
+            manifest.ranks,
+            if manifest.ranks == 1 { "" } else { "s" },
+            state.step,
+            state.tokens,
+            state.next_sample,
+            if state.skipped > 0 {
+                format!(", {} updates skipped", state.skipped)
+            } else {
+                String::new()
+            }
+        ),
+        model_line(model, manifest.num_parameters(), state.context_length),
+        format!("files: {}, {}", manifest.files.len(), size(manifest.bytes())),
+    ];
+    let weights = || manifest.tensors.iter().filter(|tensor| tensor.saved == Saved::Weight);
+    let moments = |weight: &TensorEntry| {
+        manifest
+            .tensors
+            .iter()
+            .filter(|t| t.name == weight.name && t.saved != Saved::Weight)
+            .count()
+    };
+    let width = weights().map(|tensor| tensor.name.len()).max().unwrap_or(0).max(4);
+    lines.push(format!(
+        "{:width$}  {:5}  {:16}  {:>6}  moments",
+        "name", "dtype", "shape", "pieces"
+    ));
+    for tensor in weights() {
+        lines.push(format!(
+            "{:width$}  {:5}  {:16}  {:>6}  {}",
+            tensor.name,
+            tensor.dtype,
+            format!("{:?}", tensor.shape),
+            tensor.pieces.len(),
+            moments(tensor)
+        ));
+    }
+    lines.join("\n")
+}
+
+/// One line on the shape of a model.
+pub(crate) fn model_line(model: &ModelConfig, parameters: u64, context_length: usize) -> String {
+    format!(
+        "model: {parameters} parameters, vocabulary {}, d_model {}, {} layers, {} heads / {} kv, d_ff {}{}, context {context_length}",
+        model.vocab_size,
+        model.d_model,
+        model.layers,
+        model.heads,
+        model.kv_heads,
+        model.d_ff,
+        if model.tie_embeddings { ", tied" } else { "" },
+    )
+}
+
+/// Bytes as a person reads them.
+pub(crate) fn size(bytes: u64) -> String {
+    let units = [(1u64 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
+    match units.into_iter().find(|(unit, _)| bytes >= *unit) {
+        Some((unit, name)) => format!("{:.1} {name}", bytes as f64 / unit as f64),
+        None => format!("{bytes} bytes"),
+    }
+}

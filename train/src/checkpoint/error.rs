@@ -1,0 +1,124 @@
+//! What can go wrong with checkpoints.
+
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+use kiln_collectives::BufferError;
+use kiln_shard::ShardError;
+
+/// What can go wrong with checkpoints.
+#[derive(Debug, thiserror::Error)]
+pub enum CheckpointError {
+    /// There is nothing to load.
+    #[error("no checkpoint in {path}: {hint}")]
+    NotFound {
+        /// Where one was looked for.
+        path: PathBuf,
+        /// What to do.
+        hint: &'static str,
+    },
+    /// A file cannot be read or written.
+    #[error(
+        "cannot {operation} {path}: {source}; check the path, its permissions and the free space"
+    )]
+    Io {
+        /// What was tried.
+        operation: &'static str,
+        /// The file or folder.
+        path: PathBuf,
+        /// The system's reason.
+        source: std::io::Error,
+    },
+    /// A file is damaged or not of this format.
+    #[error("{path} is damaged or not a Kiln checkpoint ({problem}): use another checkpoint")]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        problem: String,
+    },
+    /// The run describes another model than the one that was saved.
+    #[error(
+        "{path} holds another model ({}): use the [model] section of its config.toml, or another checkpoint",
+        .differences.join(", ")
+    )]
+    OtherModel {
+        /// The checkpoint.
+        path: PathBuf,
+        /// What differs, key by key.
+        differences: Vec<String>,
+    },
+    /// Names or shapes in the checkpoint and in the model differ.
+    #[error(
+        "{path} does not fit the model: {}; use the [model] section of its config.toml{}",
+        differences(.missing, .unexpected, .misshapen),
+        if .missing.is_empty() { "" } else { ", or say with --allow-missing what may be missing" }
+    )]
+    Names {
+        /// The checkpoint.
+        path: PathBuf,
+        /// Parameters of the model that the checkpoint lacks.
+        missing: Vec<String>,
+        /// Tensors of the checkpoint that the model lacks.
+        unexpected: Vec<String>,
+        /// Tensors of another shape than the model's, with both.
+        misshapen: Vec<String>,
+    },
+    /// The folder to write to is there already.
+    #[error("{path} exists already: name a new folder with --out")]
+    Exists {
+        /// The folder.
+        path: PathBuf,
+    },
+    /// Another rank failed to write; this one only knows that.
+    #[error("another rank could not write the checkpoint; see its message")]
+    OtherRank,
+    /// A folder in the layout of Hugging Face.
+    #[error(transparent)]
+    HuggingFace(#[from] crate::hugging_face::HuggingFaceError),
+    /// The engine failed.
+    #[error(transparent)]
+    Shard(#[from] ShardError),
+}
+
+fn differences(missing: &[String], unexpected: &[String], misshapen: &[String]) -> String {
+    let lists = [("missing", missing), ("unexpected", unexpected), ("of another shape", misshapen)];
+    let lists = lists.iter().filter(|(_, names)| !names.is_empty());
+    lists
+        .map(|(what, names)| format!("{what} [{}]", names.join(", ")))
+        .collect::<Vec<_>>()
+        .join(", ")
+}
+
+impl CheckpointError {
+    pub(crate) fn io(operation: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> Self {
+        move |source| CheckpointError::Io { operation, path: path.to_owned(), source }
+    }
+
+    /// A file of a checkpoint that is not there was there once: the checkpoint is damaged.
+    pub(crate) fn unreadable(path: &Path) -> impl FnOnce(std::io::Error) -> Self {
+        move |source| match source.kind() {
+            ErrorKind::NotFound => CheckpointError::damaged(path, "the file is missing"),
+            _ => CheckpointError::io("read", path)(source),
+        }
+    }
+
+    pub(crate) fn damaged(path: &Path, problem: impl std::fmt::Display) -> Self {
+        CheckpointError::Damaged { path: path.to_owned(), problem: problem.to_string() }
+    }
+
+    /// Whether it only says that another rank failed.
+    pub fn is_consequence(&self) -> bool {
+        match self {
+            CheckpointError::OtherRank => true,
+            CheckpointError::Shard(error) => kiln_shard::ranks::RankError::is_consequence(error),
+            _ => false,
+        }
+    }
+}
+
+impl From<BufferError> for CheckpointError {
+    fn from(error: BufferError) -> Self {
+        ShardError::from(error).into()
+    }
+}

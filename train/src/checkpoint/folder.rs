@@ -1,0 +1,159 @@
+//! Which checkpoints a run has, and which of them is the latest.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use super::manifest::MANIFEST_FILE;
+use super::{CheckpointError, disk};
+
+/// Folder of all checkpoints inside a run folder.
+const CHECKPOINTS: &str = "checkpoints";
+const FOLDER_PREFIX: &str = "fsdp_cpt";
+const LATEST_FILE: &str = "latest";
+/// What the name of a folder that is being written ends with.
+const PARTIAL: &str = ".partial";
+
+/// Which checkpoints of a run stay.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Keep {
+    /// The newest ones; 0 for all.
+    pub newest: usize,
+    /// Those whose step is a multiple of this, besides; 0 for none.
+    pub every: u64,
+}
+
+/// Folder of all checkpoints of the run in `out`.
+pub fn folder_of_run(out: &Path) -> PathBuf {
+    out.join(CHECKPOINTS)
+}
+
+/// Where the checkpoint of `step` lies in the folder of all.
+pub(super) fn place_of(folder: &Path, step: u64) -> PathBuf {
+    folder.join(format!("{FOLDER_PREFIX}{step}"))
+}
+
+/// Where it is written to until it is whole.
+pub(super) fn beside(place: &Path) -> PathBuf {
+    let name = place.file_name().unwrap_or_default().to_string_lossy();
+    place.with_file_name(format!(".{name}{PARTIAL}"))
+}
+
+/// Whether there is a whole checkpoint at `path` itself.
+pub(super) fn is_whole(path: &Path) -> bool {
+    path.join(MANIFEST_FILE).exists()
+}
+
+/// The checkpoint that `latest` names, or else the one of the highest step.
+pub(super) fn newest(folder: &Path) -> Option<PathBuf> {
+    let named = fs::read_to_string(folder.join(LATEST_FILE)).ok();
+    named
+        .map(|name| folder.join(name.trim()))
+        .filter(|path| is_whole(path))
+        .or_else(|| list(folder).pop().map(|(_, path)| path))
+}
+
+/// Complete checkpoints in `folder`, oldest first, as (step, path).
+fn list(folder: &Path) -> Vec<(u64, PathBuf)> {
+    let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
+    let mut found: Vec<_> = entries
+        .flatten()
+        .filter_map(|entry| {
+            let step = entry.file_name().to_str()?.strip_prefix(FOLDER_PREFIX)?.parse().ok()?;
+            is_whole(&entry.path()).then(|| (step, entry.path()))
+        })
+        .collect();
+    found.sort();
+    found
+}
+
+/// Makes `latest` name the checkpoint of `step`.
+pub(super) fn point_to(folder: &Path, step: u64) -> Result<(), CheckpointError> {
+    let beside = folder.join(format!(".{LATEST_FILE}{PARTIAL}"));
+    let name = format!("{FOLDER_PREFIX}{step}");
+    disk::write(&beside, name.as_bytes())?;
+    disk::replace(&beside, &folder.join(LATEST_FILE))?;
+    disk::sync_folder(folder)
+}
+
+/// Removes the checkpoints that do not stay, now that the one of `step` has been written: those of
+/// later steps are of a run that went back and now goes on from an earlier one. One that cannot be
+/// removed is no reason to stop.
+pub(super) fn remove_old(folder: &Path, keep: Keep, step: u64) {
+    if keep.newest == 0 {
+        return;
+    }
+    let mut checkpoints = list(folder);
+    let stays = |saved: u64| saved <= step && keep.every > 0 && saved.is_multiple_of(keep.every);
+    checkpoints.retain(|(saved, _)| !stays(*saved) || *saved == step);
+    checkpoints.sort_by_key(|(saved, _)| (*saved <= step, *saved));
+    let surplus = checkpoints.len().saturating_sub(keep.newest);
+    for (_, path) in checkpoints.drain(..surplus) {
+        if let Err(error) = disk::remove(&path) {
+            tracing::warn!(path = %path.display(), %error, "cannot remove an old checkpoint");
+        }
+    }
+}
+
+/// Removes what saves that were interrupted have left in `folder`. Only while nothing is being
+/// saved.
+pub fn remove_partial(folder: &Path) {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    for path in entries.map(|entry| entry.path()).filter(|path| path.is_dir()) {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let left = [PARTIAL, ".old"].iter().any(|ending| name.ends_with(ending));
+        if name.starts_with(&format!(".{FOLDER_PREFIX}"))
+            && left
+            && let Err(error) = disk::remove(&path)
+        {
+            tracing::warn!(path = %path.display(), %error, "cannot remove an interrupted save");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn kept(steps: &[u64], keep: Keep, step: u64) -> Vec<u64> {
+        let folder = tempfile::tempdir().unwrap();
+        for step in steps {
+            let place = place_of(folder.path(), *step);
+            fs::create_dir(&place).unwrap();
+            fs::write(place.join(MANIFEST_FILE), "{}").unwrap();
+        }
+        remove_old(folder.path(), keep, step);
+        list(folder.path()).into_iter().map(|(step, _)| step).collect()
+    }
+
+    #[test]
+    fn the_newest_stay_and_every_nth_besides() {
+        let steps: Vec<u64> = (1..=12).collect();
+        assert_eq!(kept(&steps, Keep { newest: 0, every: 0 }, 12), steps);
+        assert_eq!(kept(&steps, Keep { newest: 2, every: 0 }, 12), [11, 12]);
+        assert_eq!(kept(&steps, Keep { newest: 2, every: 5 }, 12), [5, 10, 11, 12]);
+        // The one just written is one of the newest also where it would stay anyway.
+        assert_eq!(kept(&steps[..10], Keep { newest: 2, every: 5 }, 10), [5, 9, 10]);
+        // A run that went back.
+        assert_eq!(kept(&steps, Keep { newest: 1, every: 4 }, 7), [4, 7]);
+    }
+
+    #[test]
+    fn only_what_an_interrupted_save_has_left_is_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path();
+        for name in [".fsdp_cpt4.partial", ".fsdp_cpt4.old", ".mine.partial", "fsdp_cpt2"] {
+            fs::create_dir(path.join(name)).unwrap();
+        }
+        fs::write(path.join(".latest.partial"), "").unwrap();
+        remove_partial(path);
+        let names = |_: ()| -> Vec<String> {
+            let mut names: Vec<_> = fs::read_dir(path)
+                .unwrap()
+                .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+                .collect();
+            names.sort();
+            names
+        };
+        assert_eq!(names(()), [".latest.partial", ".mine.partial", "fsdp_cpt2"]);
+    }
+}

@@ -1,0 +1,358 @@
+//! `manifest.json`: what a checkpoint consists of, and how to tell that it is whole.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs::{self, File};
+use std::io::Read;
+use std::path::Path;
+
+use kiln_shard::{Kind, UnitLayout};
+use serde::{Deserialize, Serialize};
+
+use super::checksum::Checksum;
+use super::{CheckpointError, CheckpointState, disk};
+
+/// The version of the format that this build reads and writes.
+pub const FORMAT_VERSION: u64 = 2;
+
+/// Name of the manifest in the folder.
+pub const MANIFEST_FILE: &str = "manifest.json";
+
+/// Manifests beyond this size are not read.
+const MAX_BYTES: u64 = 1 << 30;
+
+/// Checkpoints beyond this size do not exist; whoever adds up sizes need not think of overflow.
+const MAX_TOTAL_BYTES: u64 = 1 << 56;
+
+/// Bytes of an element: data is f32.
+const WIDTH: u64 = size_of::<f32>() as u64;
+
+/// How the values are spread over files.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Format {
+    /// Every rank has written its part.
+    #[default]
+    Sharded,
+    /// Whole arrays, one file per unit.
+    Full,
+}
+
+impl std::fmt::Display for Format {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Format::Sharded => "sharded",
+            Format::Full => "full",
+        })
+    }
+}
+
+/// What a checkpoint consists of.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Manifest {
+    /// [`FORMAT_VERSION`] of the build that wrote it.
+    pub format_version: u64,
+    /// How the values are spread over files.
+    pub format: Format,
+    /// Ranks of the run that wrote it.
+    pub ranks: usize,
+    /// Where the run stood.
+    pub state: CheckpointState,
+    /// The run's configuration; none for a model from elsewhere.
+    pub config: Option<serde_json::Value>,
+    /// The kind of all checksums.
+    pub checksums: String,
+    /// Parameters that are gathered together, in the order of the forward pass.
+    pub units: Vec<UnitEntry>,
+    /// All files but the manifest.
+    pub files: BTreeMap<String, FileEntry>,
+    /// All weights and moments, in the order of the units.
+    pub tensors: Vec<TensorEntry>,
+}
+
+/// Parameters that are gathered together.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UnitEntry {
+    /// As in logs, such as `layers.3`.
+    pub name: String,
+    /// Whether its parameters were trained.
+    pub trainable: bool,
+}
+
+/// A file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileEntry {
+    /// Its length.
+    pub bytes: u64,
+    /// Bytes from its start on that `checksum` is of: the header of a file of tensors, all of any
+    /// other. What follows is pieces, which have checksums of their own.
+    pub covered: u64,
+    /// Of these bytes.
+    pub checksum: Checksum,
+}
+
+/// What of a parameter is saved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Saved {
+    /// The f32 master weight.
+    #[serde(rename = "weight")]
+    Weight,
+    /// First moment of AdamW.
+    #[serde(rename = "exp_avg")]
+    FirstMoment,
+    /// Second moment of AdamW.
+    #[serde(rename = "exp_avg_sq")]
+    SecondMoment,
+}
+
+impl Saved {
+    /// All, in the order in which they are written.
+    pub const ALL: [Saved; 3] = [Saved::Weight, Saved::FirstMoment, Saved::SecondMoment];
+
+    /// How the engine calls it.
+    pub fn kind(self) -> Kind {
+        match self {
+            Saved::Weight => Kind::Weight,
+            Saved::FirstMoment => Kind::FirstMoment,
+            Saved::SecondMoment => Kind::SecondMoment,
+        }
+    }
+
+    /// The key in a file of tensors of parameter `name`.
+    pub fn key(self, name: &str) -> String {
+        match self {
+            Saved::Weight => name.to_owned(),
+            Saved::FirstMoment => format!("{name}.exp_avg"),
+            Saved::SecondMoment => format!("{name}.exp_avg_sq"),
+        }
+    }
+}
+
+/// A weight or a moment.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TensorEntry {
+    /// Full name of the parameter.
+    pub name: String,
+    /// What of it.
+    pub saved: Saved,
+    /// Position of its unit.
+    pub unit: usize,
+    /// `F32`.
+    pub dtype: String,
+    /// Shape of the whole.
+    pub shape: Vec<usize>,
+    /// Where its elements are; one after the other, without gaps.
+    pub pieces: Vec<Piece>,
+}
+
+/// Neighbouring elements of a flat tensor.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Piece {
+    /// First element.
+    pub offset: u64,
+    /// Number of elements.
+    pub length: u64,
+    /// The file that holds them, under the key of the tensor.
+    pub file: String,
+    /// Of their bytes.
+    pub checksum: Checksum,
+}
+
+impl TensorEntry {
+    /// Number of elements of the whole; `None` if that is no number.
+    fn checked_numel(&self) -> Option<u64> {
+        let numel = self
+            .shape
+            .iter()
+            .try_fold(1u64, |product, size| product.checked_mul(u64::try_from(*size).ok()?))?;
+        numel.checked_mul(WIDTH).is_some().then_some(numel)
+    }
+
+    /// Number of elements of the whole.
+    pub fn numel(&self) -> u64 {
+        self.pieces.iter().map(|piece| piece.length).sum()
+    }
+
+    /// What is wrong with it.
+    fn check(&self, files: &BTreeMap<String, FileEntry>) -> Result<(), String> {
+        let numel = self.checked_numel().ok_or("its shape is too large")?;
+        if self.dtype != "F32" {
+            return Err(format!("its dtype is {}, expected F32", self.dtype));
+        }
+        let mut end = 0u64;
+        for piece in &self.pieces {
+            if piece.offset != end || piece.length == 0 {
+                return Err(format!("no piece starts at element {end}"));
+            }
+            end = end.checked_add(piece.length).ok_or("its pieces are too long")?;
+            if !files.contains_key(&piece.file) {
+                return Err(format!("`{}` is not among the files", piece.file));
+            }
+        }
+        if end != numel {
+            return Err(format!("its pieces hold {end} elements of {numel}"));
+        }
+        Ok(())
+    }
+}
+
+impl Manifest {
+    /// Reads and checks the manifest of the checkpoint in `folder`.
+    ///
+    /// # Errors
+    ///
+    /// When it is missing, cannot be read, is not as it was written, or does not make sense.
+    pub fn read(folder: &Path) -> Result<Self, CheckpointError> {
+        let path = folder.join(MANIFEST_FILE);
+        let file = File::open(&path).map_err(CheckpointError::unreadable(&path))?;
+        let mut bytes = Vec::new();
+        // Grows with what is there, whatever the file system says of its length.
+        file.take(MAX_BYTES + 1)
+            .read_to_end(&mut bytes)
+            .map_err(CheckpointError::io("read", &path))?;
+        if bytes.len() as u64 > MAX_BYTES {
+            return Err(CheckpointError::damaged(&path, "it is too large for a manifest"));
+        }
+        Manifest::from_bytes(&bytes).map_err(|problem| CheckpointError::damaged(&path, problem))
+    }
+
+    /// The manifest in `bytes`, or what is wrong with them.
+    pub(super) fn from_bytes(bytes: &[u8]) -> Result<Self, String> {
+        #[derive(Deserialize)]
+        #[serde(expecting = "an object with the key `format_version`")]
+        struct Version {
+            format_version: u64,
+        }
+        let wrong = "it does not match its own checksum";
+        let (first, rest) = bytes
+            .iter()
+            .position(|byte| *byte == b'\n')
+            .map(|end| bytes.split_at(end + 1))
+            .ok_or("it is cut off")?;
+        if first != seal(rest).as_bytes() {
+            return Err(wrong.to_owned());
+        }
+        // The first line opens the object that the rest completes.
+        let json = [b"{", rest].concat();
+        let Version { format_version } =
+            serde_json::from_slice(&json).map_err(|error| error.to_string())?;
+        if format_version != FORMAT_VERSION {
+            return Err(format!(
+                "format version {format_version}, this build reads {FORMAT_VERSION}"
+            ));
+        }
+        let manifest: Manifest =
+            serde_json::from_slice(&json).map_err(|error| error.to_string())?;
+        manifest.check()?;
+        Ok(manifest)
+    }
+
+    /// What is wrong with it: what it says must fit together, so that no one need ask again.
+    fn check(&self) -> Result<(), String> {
+        if self.checksums != Checksum::NAME {
+            return Err(format!("its checksums are `{}`", self.checksums));
+        }
+        self.state.model.validate().map_err(|error| error.to_string())?;
+        let mut described: HashMap<&str, u64> = HashMap::new();
+        for (name, file) in &self.files {
+            let plain = Path::new(name).file_name().is_some_and(|file| file == name.as_str());
+            if !plain || name == MANIFEST_FILE {
+                return Err(format!("`{name}` is not a name of a file of a checkpoint"));
+            }
+            described.insert(name, file.covered);
+        }
+        let mut seen = std::collections::HashSet::new();
+        for tensor in &self.tensors {
+            let of = |problem: String| format!("`{}`: {problem}", tensor.saved.key(&tensor.name));
+            tensor.check(&self.files).map_err(of)?;
+            if !seen.insert((tensor.name.as_str(), tensor.saved)) {
+                return Err(of("it is there twice".to_owned()));
+            }
+            if tensor.unit >= self.units.len() {
+                return Err(of(format!("there is no unit {}", tensor.unit)));
+            }
+            for piece in &tensor.pieces {
+                let bytes = piece.length.checked_mul(WIDTH);
+                let total = described.get_mut(piece.file.as_str());
+                // A length that overflows is that of no file.
+                if let (Some(total), Some(bytes)) = (total, bytes) {
+                    *total = total.saturating_add(bytes);
+                }
+            }
+        }
+        if self.bytes() > MAX_TOTAL_BYTES {
+            return Err("its files are too large".to_owned());
+        }
+        let undescribed =
+            self.files.iter().find(|(name, file)| described[name.as_str()] != file.bytes);
+        if let Some((name, file)) = undescribed {
+            return Err(format!(
+                "`{name}` has {} bytes, of which {} are described",
+                file.bytes,
+                described[name.as_str()]
+            ));
+        }
+        Ok(())
+    }
+
+    /// Writes it into `folder` and waits until it is on the disk.
+    pub(super) fn write(&self, folder: &Path) -> Result<(), CheckpointError> {
+        let path = folder.join(MANIFEST_FILE);
+        let bytes = self.to_bytes().map_err(|error| CheckpointError::damaged(&path, error))?;
+        disk::write(&path, &bytes)
+    }
+
+    /// A JSON object whose first line is a checksum of all that follows.
+    pub(super) fn to_bytes(&self) -> Result<Vec<u8>, serde_json::Error> {
+        let json = serde_json::to_string_pretty(self)?;
+        // Without the brace, which the first line has.
+        let rest = format!("{}\n", json.trim_start_matches('{').trim_start_matches('\n'));
+        Ok([seal(rest.as_bytes()).as_bytes(), rest.as_bytes()].concat())
+    }
+
+    /// The layout of the units over `ranks` ranks: what an engine of as many would have.
+    pub fn layout(&self, ranks: usize) -> Vec<UnitLayout> {
+        let mut parameters = vec![Vec::new(); self.units.len()];
+        for tensor in self.tensors.iter().filter(|tensor| tensor.saved == Saved::Weight) {
+            parameters[tensor.unit].push((tensor.name.clone(), tensor.shape.clone()));
+        }
+        let units = self.units.iter().zip(parameters);
+        units
+            .map(|(unit, parameters)| {
+                UnitLayout::new(unit.name.clone(), unit.trainable, parameters, ranks)
+            })
+            .collect()
+    }
+
+    /// Names and shapes of all weights.
+    pub fn shapes(&self) -> BTreeMap<&str, &[usize]> {
+        let weights = self.tensors.iter().filter(|tensor| tensor.saved == Saved::Weight);
+        weights.map(|tensor| (tensor.name.as_str(), tensor.shape.as_slice())).collect()
+    }
+
+    /// Bytes of all files that it describes.
+    pub fn bytes(&self) -> u64 {
+        self.files.values().fold(0, |sum, file| sum.saturating_add(file.bytes))
+    }
+
+    /// Number of elements of all weights.
+    pub fn num_parameters(&self) -> u64 {
+        let weights = self.tensors.iter().filter(|tensor| tensor.saved == Saved::Weight);
+        weights.map(TensorEntry::numel).sum()
+    }
+}
+
+/// The first line: the opening brace and a checksum of the rest.
+fn seal(rest: &[u8]) -> String {
+    format!("{{ \"checksum\": \"{}\",\n", Checksum::of(rest))
+}
+
+/// The entry of a file that is no file of tensors, as it is in `folder`.
+pub(super) fn entry_of(folder: &Path, name: &str) -> Result<FileEntry, CheckpointError> {
+    let path = folder.join(name);
+    let content = fs::read(&path).map_err(CheckpointError::io("read", &path))?;
+    let bytes = content.len() as u64;
+    Ok(FileEntry { bytes, covered: bytes, checksum: Checksum::of(&content) })
+}
+
+#[cfg(test)]
+mod tests;

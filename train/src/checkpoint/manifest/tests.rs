@@ -1,0 +1,157 @@
+use super::*;
+use kiln_model::ModelConfig;
+use kiln_shard::memory;
+use proptest::prelude::*;
+
+fn manifest() -> Manifest {
+    let file = |bytes, covered| FileEntry { bytes, covered, checksum: Checksum::empty() };
+    let piece = |offset, length, file: &str| Piece {
+        offset,
+        length,
+        file: file.to_owned(),
+        checksum: Checksum::of(file.as_bytes()),
+    };
+    let tensor = |name: &str, saved, shape: &[usize], pieces| TensorEntry {
+        name: name.to_owned(),
+        saved,
+        unit: 0,
+        dtype: "F32".to_owned(),
+        shape: shape.to_owned(),
+        pieces,
+    };
+    let both = || vec![piece(0, 4, "one"), piece(4, 2, "two")];
+    Manifest {
+        format_version: FORMAT_VERSION,
+        format: Format::Sharded,
+        ranks: 2,
+        state: CheckpointState {
+            step: 3,
+            skipped: 0,
+            next_sample: 24,
+            tokens: 100,
+            seed: 7,
+            model: ModelConfig::preset("10m").unwrap(),
+            context_length: 8,
+            data_sha256: None,
+        },
+        config: Some(serde_json::json!({ "train": { "steps": 4 } })),
+        checksums: Checksum::NAME.to_owned(),
+        units: vec![UnitEntry { name: "embed".to_owned(), trainable: true }],
+        files: BTreeMap::from([
+            ("config.toml".to_owned(), file(10, 10)),
+            ("one".to_owned(), file(72 + 3 * 16, 72)),
+            ("two".to_owned(), file(64 + 3 * 8, 64)),
+        ]),
+        tensors: vec![
+            tensor("a", Saved::Weight, &[2, 3], both()),
+            tensor("a", Saved::FirstMoment, &[2, 3], both()),
+            tensor("a", Saved::SecondMoment, &[2, 3], both()),
+            tensor("empty", Saved::Weight, &[0, 3], Vec::new()),
+        ],
+    }
+}
+
+fn sealed(rest: &[u8]) -> Vec<u8> {
+    [seal(rest).as_bytes(), rest].concat()
+}
+
+fn problem(change: impl FnOnce(&mut Manifest)) -> String {
+    let mut manifest = manifest();
+    change(&mut manifest);
+    Manifest::from_bytes(&manifest.to_bytes().unwrap()).unwrap_err()
+}
+
+#[test]
+fn what_is_written_is_read_and_is_json() {
+    let bytes = manifest().to_bytes().unwrap();
+    assert_eq!(Manifest::from_bytes(&bytes).unwrap(), manifest());
+    let json: serde_json::Value = serde_json::from_slice(&bytes).unwrap();
+    assert_eq!(json["state"]["next_sample"], 24);
+    assert_eq!(json["tensors"][1]["saved"], "exp_avg");
+}
+
+#[test]
+fn no_bit_of_it_can_change() {
+    let bytes = manifest().to_bytes().unwrap();
+    for at in 0..bytes.len() {
+        for bit in 0..8 {
+            let mut changed = bytes.clone();
+            changed[at] ^= 1 << bit;
+            assert!(Manifest::from_bytes(&changed).is_err(), "bit {bit} of byte {at}");
+        }
+    }
+    for length in 0..bytes.len() {
+        assert!(Manifest::from_bytes(&bytes[..length]).is_err(), "cut to {length}");
+    }
+}
+
+#[test]
+fn what_does_not_fit_together_is_refused() {
+    let piece = |m: &mut Manifest, offset, length| {
+        (m.tensors[0].pieces[1].offset, m.tensors[0].pieces[1].length) = (offset, length);
+    };
+    for (reason, found) in [
+        ("no piece starts at element 4", problem(|m| piece(m, 5, 1))),
+        ("no piece starts at element 4", problem(|m| piece(m, 3, 3))),
+        ("no piece starts at element 4", problem(|m| piece(m, 4, 0))),
+        ("hold 7 elements of 6", problem(|m| piece(m, 4, 3))),
+        ("too long", problem(|m| piece(m, 4, u64::MAX))),
+        ("hold 4 elements of 6", problem(|m| m.tensors[0].pieces.truncate(1))),
+        ("too large", problem(|m| m.tensors[0].shape = vec![usize::MAX, usize::MAX])),
+        ("dtype is F16", problem(|m| m.tensors[0].dtype = "F16".to_owned())),
+        ("not among the files", problem(|m| m.tensors[0].pieces[0].file = "x".to_owned())),
+        ("there twice", problem(|m| m.tensors[1].saved = Saved::Weight)),
+        ("no unit 1", problem(|m| m.tensors[0].unit = 1)),
+        ("has 121 bytes", problem(|m| m.files.get_mut("one").unwrap().bytes = 121)),
+        ("has 88 bytes", problem(|m| m.files.get_mut("two").unwrap().covered = 60)),
+        ("too large", problem(|m| m.files.get_mut("one").unwrap().bytes = u64::MAX)),
+        (
+            "not a name",
+            problem(|m| {
+                let file = m.files["one"].clone();
+                m.files.insert("../one".to_owned(), file);
+            }),
+        ),
+        ("format version 3", problem(|m| m.format_version = 3)),
+        ("its checksums are", problem(|m| m.checksums = "sum".to_owned())),
+        ("divisible", problem(|m| m.state.model.heads = 7)),
+    ] {
+        assert!(found.contains(reason), "{reason}: {found}");
+    }
+}
+
+/// Manifests of any content, sealed as if they were right: an error or a manifest, no panic, and
+/// no memory but for what is there.
+#[test]
+fn manifests_of_any_content_are_read() {
+    let bytes = manifest().to_bytes().unwrap();
+    let start = bytes.iter().position(|byte| *byte == b'\n').unwrap() + 1;
+    let rest = &bytes[start..];
+    let rank = memory::MAX_RANKS - 3;
+    memory::bind_to_rank(rank);
+    memory::reset_peak(rank);
+    let mutation = prop_oneof![
+        (0..rest.len(), prop::collection::vec(any::<u8>(), 1..8)),
+        (0..rest.len(), "[0-9]{1,20}").prop_map(|(at, n)| (at, n.into_bytes())),
+        (0..rest.len(), "[\\[\\]{},:\"a-z]{1,4}").prop_map(|(at, n)| (at, n.into_bytes())),
+    ];
+    let config = ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(3000) };
+    // Where a number stands is where a mutation does most.
+    let numbers: Vec<_> = (0..rest.len()).filter(|at| rest[*at].is_ascii_digit()).collect();
+    proptest!(config, |(mutations in prop::collection::vec(mutation, 0..3),
+                        numbers_at in prop::collection::vec(
+                            (prop::sample::select(numbers.clone()), any::<u64>()), 0..3))| {
+        let mut changed = rest.to_vec();
+        let numbers = numbers_at.into_iter().map(|(at, n)| (at, n.to_string().into_bytes()));
+        for (at, new) in mutations.into_iter().chain(numbers) {
+            let at = at.min(changed.len());
+            let end = (at + 1).min(changed.len());
+            changed.splice(at..end, new);
+        }
+        if let Ok(manifest) = Manifest::from_bytes(&sealed(&changed)) {
+            let _ = (manifest.layout(3), manifest.bytes(), manifest.num_parameters());
+        }
+    });
+    let peak = memory::peak_bytes(rank);
+    assert!(peak < 4 << 20, "{peak} bytes at one time");
+}

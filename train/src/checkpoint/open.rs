@@ -1,0 +1,120 @@
+//! Finding a checkpoint, and what it says of itself.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use kiln_shard::Engine;
+
+use super::folder::{folder_of_run, is_whole, newest};
+use super::verify::check_plain_file;
+use super::{
+    CONFIG_FILE, CheckpointError, CheckpointReader, CheckpointState, Manifest, TOKENIZER_FILE,
+};
+use crate::weights::AllowMissing;
+
+/// A complete checkpoint on disk.
+#[derive(Clone, Debug)]
+pub struct Checkpoint {
+    folder: PathBuf,
+    manifest: Arc<Manifest>,
+}
+
+impl Checkpoint {
+    /// Opens a checkpoint folder; the folder of all checkpoints of a run and the run folder itself
+    /// stand for the newest one in them. Reads and checks the manifest and the small files, and no
+    /// weights yet.
+    pub fn open(path: &Path) -> Result<Self, CheckpointError> {
+        let folders = [path.to_owned(), folder_of_run(path)];
+        let folder = if is_whole(path) {
+            Some(path.to_owned())
+        } else {
+            folders.iter().find_map(|folder| newest(folder))
+        };
+        let folder = folder.ok_or_else(|| CheckpointError::NotFound {
+            path: path.to_owned(),
+            hint: "name a folder that holds manifest.json, or a run folder with a checkpoint in it",
+        })?;
+        let manifest = Arc::new(Manifest::read(&folder)?);
+        let checkpoint = Checkpoint { folder, manifest };
+        checkpoint.check_plain_files()?;
+        Ok(checkpoint)
+    }
+
+    /// Configuration, tokenizer and the like are read in other places, which know no checksums.
+    fn check_plain_files(&self) -> Result<(), CheckpointError> {
+        let whole = self.manifest.files.iter().filter(|(_, entry)| entry.covered == entry.bytes);
+        whole.into_iter().try_for_each(|(name, entry)| check_plain_file(&self.folder, name, entry))
+    }
+
+    /// Opens the newest checkpoint of the run in `out`.
+    pub fn latest(out: &Path) -> Result<Self, CheckpointError> {
+        let folder = folder_of_run(out);
+        if newest(&folder).is_none() {
+            return Err(CheckpointError::NotFound {
+                path: folder,
+                hint: "start a new run without --resume, or name the run folder with --out",
+            });
+        }
+        Checkpoint::open(&folder)
+    }
+
+    /// Whether the run in `out` has a complete checkpoint.
+    pub fn is_in(out: &Path) -> bool {
+        newest(&folder_of_run(out)).is_some()
+    }
+
+    /// What it consists of.
+    pub fn manifest(&self) -> &Manifest {
+        &self.manifest
+    }
+
+    /// Where the run stood.
+    pub fn state(&self) -> &CheckpointState {
+        &self.manifest.state
+    }
+
+    /// The folder.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// The tokenizer's file.
+    pub fn tokenizer(&self) -> PathBuf {
+        self.folder.join(TOKENIZER_FILE)
+    }
+
+    /// The configuration of the run that wrote it, if there was one.
+    pub fn config(&self) -> Option<PathBuf> {
+        Some(self.folder.join(CONFIG_FILE)).filter(|path| path.exists())
+    }
+
+    /// The sequence length that the model was trained with; longer contexts it has never seen.
+    pub fn context_length(&self) -> usize {
+        self.manifest.state.context_length
+    }
+
+    /// For reading weights and moments.
+    pub fn reader(&self) -> CheckpointReader<'_> {
+        CheckpointReader::new(self)
+    }
+
+    /// Loads this rank's part of all weights; see [`CheckpointReader::load_weights`]. Collective.
+    pub fn load_weights(
+        &self,
+        engine: &Engine,
+        allow_missing: &AllowMissing,
+    ) -> Result<BTreeSet<String>, CheckpointError> {
+        self.reader().load_weights(engine, allow_missing)
+    }
+
+    /// Loads this rank's part of the optimizer's moments; see
+    /// [`CheckpointReader::load_optimizer`]. Collective.
+    pub fn load_optimizer(
+        &self,
+        engine: &Engine,
+        allow_missing: &AllowMissing,
+    ) -> Result<(), CheckpointError> {
+        self.reader().load_optimizer(engine, allow_missing)
+    }
+}

@@ -1,0 +1,283 @@
+//! What one writer has written, and the checkpoint made of all parts.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::fs;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use kiln_shard::UnitLayout;
+use serde::{Deserialize, Serialize};
+
+use super::manifest::{
+    FORMAT_VERSION, FileEntry, Format, Manifest, Piece, Saved, TensorEntry, UnitEntry, entry_of,
+};
+use super::tensor_file::{Array, TensorFileWriter};
+use super::{CONFIG_FILE, CheckpointError, Checksum, SaveContext, disk, folder};
+
+/// Elements of one parameter that are to be written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Entry {
+    pub(super) unit: usize,
+    pub(super) slot: usize,
+    pub(super) saved: Saved,
+    /// Elements of the flat parameter.
+    pub(super) range: Range<usize>,
+}
+
+/// What one writer has written.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(super) struct Part {
+    files: BTreeMap<String, FileEntry>,
+    pieces: Vec<WrittenPiece>,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct WrittenPiece {
+    unit: usize,
+    slot: usize,
+    saved: Saved,
+    piece: Piece,
+}
+
+/// A file that is being written, entry by entry.
+pub(super) struct PartFile {
+    name: String,
+    writer: TensorFileWriter,
+    entries: std::vec::IntoIter<Entry>,
+    pieces: Vec<WrittenPiece>,
+}
+
+impl PartFile {
+    /// Creates `name` in `folder` for `entries`, whose values are to be put in this order.
+    pub(super) fn create(
+        folder: &Path,
+        name: String,
+        layout: &[UnitLayout],
+        entries: Vec<Entry>,
+    ) -> Result<Self, CheckpointError> {
+        let arrays: Vec<_> = entries
+            .iter()
+            .map(|entry| {
+                let parameter = &layout[entry.unit].parameters[entry.slot];
+                let whole = entry.range.len() == parameter.numel();
+                let shape = if whole { parameter.shape.clone() } else { vec![entry.range.len()] };
+                Array { key: entry.saved.key(&parameter.name), shape }
+            })
+            .collect();
+        let writer = TensorFileWriter::create(folder.join(&name), &arrays)?;
+        Ok(PartFile { name, writer, entries: entries.into_iter(), pieces: Vec::new() })
+    }
+
+    /// Writes the values of the next entry.
+    pub(super) fn put(&mut self, values: &[f32]) -> Result<(), CheckpointError> {
+        let checksum = self.writer.append(values)?;
+        if let Some(Entry { unit, slot, saved, range }) = self.entries.next() {
+            let (offset, length) = (range.start as u64, range.len() as u64);
+            let piece = Piece { offset, length, file: self.name.clone(), checksum };
+            self.pieces.push(WrittenPiece { unit, slot, saved, piece });
+        }
+        Ok(())
+    }
+
+    /// Waits until it is on the disk, and adds it to `part`.
+    pub(super) fn finish(self, part: &mut Part) -> Result<(), CheckpointError> {
+        part.files.insert(self.name, self.writer.finish()?);
+        part.pieces.extend(self.pieces);
+        Ok(())
+    }
+}
+
+/// Where the values of a sharded part come from.
+pub(super) trait Values {
+    /// Whether there are values of this kind of a unit.
+    fn has(&self, unit: usize, saved: Saved) -> bool;
+
+    /// The values of an entry.
+    fn get(&self, layout: &[UnitLayout], entry: &Entry) -> Result<Cow<'_, [f32]>, CheckpointError>;
+
+    /// Says that no more of these are wanted.
+    fn done(&mut self, _unit: usize, _saved: Saved) {}
+}
+
+/// Writes piece `index` of every unit into two files of `folder`, one for weights and one for
+/// moments if there are any.
+pub(super) fn write_piece(
+    folder: &Path,
+    layout: &[UnitLayout],
+    index: usize,
+    values: &mut impl Values,
+) -> Result<Part, CheckpointError> {
+    let pieces = layout.first().map_or(1, |unit| unit.pieces);
+    let mut part = Part::default();
+    let moments = &Saved::ALL[1..];
+    for (kind, saved) in [("model", &Saved::ALL[..1]), ("optimizer", moments)] {
+        let groups: Vec<_> = saved
+            .iter()
+            .flat_map(|saved| (0..layout.len()).map(move |unit| (unit, *saved)))
+            .filter(|(unit, saved)| values.has(*unit, *saved))
+            .collect();
+        if groups.is_empty() {
+            continue;
+        }
+        let entries: Vec<_> = groups
+            .iter()
+            .flat_map(|(unit, saved)| entries_of(&layout[*unit], *unit, *saved, index))
+            .collect();
+        let name = format!("{kind}-part-{:05}-of-{pieces:05}.safetensors", index + 1);
+        let mut file = PartFile::create(folder, name, layout, entries.clone())?;
+        let mut entries = entries.iter().peekable();
+        for (unit, saved) in groups {
+            while let Some(entry) = entries.next_if(|e| (e.unit, e.saved) == (unit, saved)) {
+                file.put(&values.get(layout, entry)?)?;
+            }
+            values.done(unit, saved);
+        }
+        file.finish(&mut part)?;
+    }
+    Ok(part)
+}
+
+fn entries_of(layout: &UnitLayout, unit: usize, saved: Saved, index: usize) -> Vec<Entry> {
+    let piece = layout.piece_range(index);
+    let parameters = layout.parameters.iter().enumerate();
+    parameters
+        .map(|(slot, parameter)| {
+            let (_, range) = parameter.held_by(&piece);
+            Entry { unit, slot, saved, range }
+        })
+        .filter(|entry| !entry.range.is_empty())
+        .collect()
+}
+
+fn part_file(index: usize) -> String {
+    format!("part-{index:05}.json")
+}
+
+impl Part {
+    /// Leaves word of this part in `folder`, for whoever completes the checkpoint.
+    pub(super) fn leave(&self, folder: &Path, index: usize) -> Result<(), CheckpointError> {
+        let path = folder.join(part_file(index));
+        let json = serde_json::to_vec(self).map_err(|e| CheckpointError::damaged(&path, e))?;
+        // Found only when it is whole.
+        let beside = path.with_extension("partial");
+        disk::write(&beside, &json)?;
+        disk::replace(&beside, &path)
+    }
+
+    /// Whether `count` writers have left word in `folder`.
+    pub(super) fn all_are_left(folder: &Path, count: usize) -> bool {
+        (0..count).all(|index| folder.join(part_file(index)).exists())
+    }
+
+    /// Takes what `count` writers have left in `folder`.
+    pub(super) fn take_all(folder: &Path, count: usize) -> Result<Vec<Part>, CheckpointError> {
+        (0..count)
+            .map(|index| {
+                let path = folder.join(part_file(index));
+                let json = fs::read(&path).map_err(CheckpointError::io("read", &path))?;
+                let part = serde_json::from_slice(&json)
+                    .map_err(|error| CheckpointError::damaged(&path, error))?;
+                fs::remove_file(&path).map_err(CheckpointError::io("remove", &path))?;
+                Ok(part)
+            })
+            .collect()
+    }
+}
+
+/// A checkpoint whose data has been written, and what it still lacks.
+pub(super) struct Completion<'a> {
+    pub(super) format: Format,
+    pub(super) ranks: usize,
+    pub(super) layout: &'a [UnitLayout],
+    pub(super) parts: Vec<Part>,
+    pub(super) context: &'a SaveContext,
+}
+
+impl Completion<'_> {
+    /// Adds everything but the data to the folder `beside` and puts it at `place`. With the last
+    /// rename it is there as a whole.
+    pub(super) fn complete(self, beside: &Path, place: &Path) -> Result<(), CheckpointError> {
+        let Completion { format, ranks, layout, parts, context } = self;
+        let tensors = tensors_of(layout, &parts);
+        let mut files: BTreeMap<_, _> = parts.into_iter().flat_map(|part| part.files).collect();
+        let mut others = Vec::new();
+        if format == Format::Full {
+            others.push(super::full::write_index(beside, &tensors)?);
+        }
+        if let Some(config) = &context.config {
+            disk::write(&beside.join(CONFIG_FILE), config.as_bytes())?;
+            others.push(CONFIG_FILE.to_owned());
+        }
+        for source in &context.files {
+            others.push(copy_into(beside, source)?);
+        }
+        for name in others {
+            let entry = entry_of(beside, &name)?;
+            files.insert(name, entry);
+        }
+        let unreadable = |error: toml::de::Error| CheckpointError::damaged(beside, error);
+        let manifest = Manifest {
+            format_version: FORMAT_VERSION,
+            format,
+            ranks,
+            state: context.state.clone(),
+            config: context
+                .config
+                .as_deref()
+                .map(toml::from_str)
+                .transpose()
+                .map_err(unreadable)?,
+            checksums: Checksum::NAME.to_owned(),
+            units: layout
+                .iter()
+                .map(|unit| UnitEntry { name: unit.name.clone(), trainable: unit.trainable })
+                .collect(),
+            files,
+            tensors,
+        };
+        // Last: a folder with a manifest is complete.
+        manifest.write(beside)?;
+        disk::sync_folder(beside)?;
+        disk::replace(beside, place)?;
+        disk::sync_folder(disk::parent_of(place))
+    }
+}
+
+fn copy_into(folder: &Path, source: &Path) -> Result<String, CheckpointError> {
+    let content = fs::read(source).map_err(CheckpointError::io("read", source))?;
+    let name = source.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    disk::write(&folder.join(&name), &content)?;
+    Ok(name)
+}
+
+fn tensors_of(layout: &[UnitLayout], parts: &[Part]) -> Vec<TensorEntry> {
+    let mut pieces: BTreeMap<(usize, usize, Saved), Vec<Piece>> = BTreeMap::new();
+    for written in parts.iter().flat_map(|part| &part.pieces) {
+        let key = (written.unit, written.slot, written.saved);
+        pieces.entry(key).or_default().push(written.piece.clone());
+    }
+    pieces
+        .into_iter()
+        .map(|((unit, slot, saved), mut pieces)| {
+            pieces.sort_by_key(|piece| piece.offset);
+            let parameter = &layout[unit].parameters[slot];
+            TensorEntry {
+                name: parameter.name.clone(),
+                saved,
+                unit,
+                dtype: "F32".to_owned(),
+                shape: parameter.shape.clone(),
+                pieces,
+            }
+        })
+        .collect()
+}
+
+/// The folder that a checkpoint for `place` is written to, new and empty.
+pub(super) fn begin(place: &Path) -> Result<PathBuf, CheckpointError> {
+    let beside = folder::beside(place);
+    disk::remove(&beside)?;
+    fs::create_dir_all(&beside).map_err(CheckpointError::io("create", &beside))?;
+    Ok(beside)
+}

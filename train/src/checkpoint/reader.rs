@@ -1,0 +1,318 @@
+//! Reading from a checkpoint what someone needs, and nothing else.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use kiln_collectives::Phase;
+use kiln_shard::Engine;
+
+use super::manifest::Saved;
+use super::read_ahead::ReadAhead;
+use super::tensor_file::TensorFile;
+use super::{Checkpoint, CheckpointError, Checksum};
+use crate::weights::{self, AllowMissing, Weights};
+
+/// Reads from a checkpoint. Whole pieces are checked as they are read; of those that several ranks
+/// read parts of, the checksums are put together by [`CheckpointReader::check_parts`].
+pub struct CheckpointReader<'a> {
+    checkpoint: &'a Checkpoint,
+    tensors: HashMap<(&'a str, Saved), usize>,
+    files: Mutex<HashMap<&'a str, Arc<TensorFile>>>,
+    parts: Mutex<Vec<ReadPart>>,
+    ahead: Mutex<ReadAhead>,
+    bytes_read: AtomicU64,
+}
+
+/// Elements of a piece that this rank has read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct ReadPart {
+    tensor: u64,
+    piece: u64,
+    /// First element, from the start of the piece.
+    start: u64,
+    length: u64,
+    checksum: Checksum,
+}
+
+/// Numbers that a part is sent as.
+const FIELDS: usize = 5;
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Nothing that is kept here is half-done at any moment.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl<'a> CheckpointReader<'a> {
+    pub(super) fn new(checkpoint: &'a Checkpoint) -> Self {
+        let tensors = checkpoint.manifest().tensors.iter().enumerate();
+        CheckpointReader {
+            checkpoint,
+            tensors: tensors.map(|(i, t)| ((t.name.as_str(), t.saved), i)).collect(),
+            files: Mutex::default(),
+            parts: Mutex::default(),
+            ahead: Mutex::default(),
+            bytes_read: AtomicU64::new(0),
+        }
+    }
+
+    /// Bytes of data read up to now.
+    pub fn bytes_read(&self) -> u64 {
+        self.bytes_read.load(Ordering::Relaxed)
+    }
+
+    /// Whether the checkpoint has these values.
+    pub fn has(&self, name: &str, saved: Saved) -> bool {
+        self.tensors.contains_key(&(name, saved))
+    }
+
+    /// Reads elements `range` of the flat parameter `name` into `values`, which are as many.
+    pub fn read(
+        &self,
+        name: &str,
+        saved: Saved,
+        range: Range<usize>,
+        values: &mut [f32],
+    ) -> Result<(), CheckpointError> {
+        let index = self.index_of(name, saved)?;
+        let mut values = values;
+        for (number, within) in self.pieces_of(index, &range) {
+            let (now, later) = values.split_at_mut((within.end - within.start) as usize);
+            values = later;
+            self.read_part(index, number, within, now)?;
+        }
+        Ok(())
+    }
+
+    fn index_of(&self, name: &str, saved: Saved) -> Result<usize, CheckpointError> {
+        self.tensors.get(&(name, saved)).copied().ok_or_else(|| {
+            let problem = format!("it lacks `{}`", saved.key(name));
+            CheckpointError::damaged(self.checkpoint.folder(), problem)
+        })
+    }
+
+    /// The pieces that hold elements `range` of a tensor, and which of theirs these are.
+    fn pieces_of(
+        &self,
+        index: usize,
+        range: &Range<usize>,
+    ) -> impl Iterator<Item = (usize, Range<u64>)> + use<'a> {
+        let (start, end) = (range.start as u64, range.end as u64);
+        let pieces = &self.checkpoint.manifest().tensors[index].pieces;
+        let first = pieces.partition_point(|piece| piece.offset + piece.length <= start);
+        let pieces = pieces.iter().enumerate().skip(first);
+        pieces.take_while(move |(_, piece)| piece.offset < end).map(move |(number, piece)| {
+            let from = start.max(piece.offset) - piece.offset;
+            (number, from..end.min(piece.offset + piece.length) - piece.offset)
+        })
+    }
+
+    fn read_part(
+        &self,
+        index: usize,
+        number: usize,
+        within: Range<u64>,
+        values: &mut [f32],
+    ) -> Result<(), CheckpointError> {
+        let tensor = &self.checkpoint.manifest().tensors[index];
+        let piece = &tensor.pieces[number];
+        let key = tensor.saved.key(&tensor.name);
+        let file = self.file(&piece.file)?;
+        let copied = |bytes| lock(&self.ahead).advance(bytes);
+        let checksum = file.copy(&key, piece.length, within.clone(), values, copied)?;
+        self.bytes_read.fetch_add(size_of_val(values) as u64, Ordering::Relaxed);
+        let length = within.end - within.start;
+        if length < piece.length {
+            let (tensor, piece) = (index as u64, number as u64);
+            let part = ReadPart { tensor, piece, start: within.start, length, checksum };
+            lock(&self.parts).push(part);
+            return Ok(());
+        }
+        if checksum == piece.checksum { Ok(()) } else { Err(damaged(file.path(), &key)) }
+    }
+
+    fn file(&self, name: &'a str) -> Result<Arc<TensorFile>, CheckpointError> {
+        if let Some(file) = lock(&self.files).get(name) {
+            return Ok(file.clone());
+        }
+        let path = self.checkpoint.folder().join(name);
+        let entry =
+            self.checkpoint.manifest().files.get(name).ok_or_else(|| {
+                CheckpointError::damaged(&path, "the manifest does not describe it")
+            })?;
+        let file = Arc::new(TensorFile::open(path, entry)?);
+        lock(&self.files).insert(name, file.clone());
+        Ok(file)
+    }
+
+    /// Says what is going to be read next, and in which order, so that the disk can work ahead.
+    fn plan(&self, engine: &Engine, tensors: &[(&str, Saved)]) -> Result<(), CheckpointError> {
+        let mut ahead = ReadAhead::default();
+        for &(name, saved) in tensors {
+            let index = self.index_of(name, saved)?;
+            let tensor = &self.checkpoint.manifest().tensors[index];
+            for (number, within) in self.pieces_of(index, &engine.held(name)?) {
+                let piece = &tensor.pieces[number];
+                let file = self.file(&piece.file)?;
+                let key = tensor.saved.key(&tensor.name);
+                ahead.plan(&file, file.part(&key, piece.length, &within)?);
+            }
+        }
+        ahead.advance(0);
+        *lock(&self.ahead) = ahead;
+        Ok(())
+    }
+
+    /// Loads this rank's part of all weights. Names and shapes must agree exactly, apart from
+    /// weights that may be missing, which keep their values; returns their names. Collective.
+    pub fn load_weights(
+        &self,
+        engine: &Engine,
+        allow_missing: &AllowMissing,
+    ) -> Result<BTreeSet<String>, CheckpointError> {
+        let absent = weights::compare(engine, self, allow_missing)?;
+        let names = engine.layout().parameters().map(|(_, parameter)| parameter.name.as_str());
+        let present = names.filter(|name| !absent.contains(*name));
+        self.plan(engine, &present.map(|name| (name, Saved::Weight)).collect::<Vec<_>>())?;
+        weights::load(engine, self, allow_missing)?;
+        self.check_parts(engine)?;
+        Ok(absent)
+    }
+
+    /// Loads this rank's part of the optimizer's moments. Before the first update there are none.
+    /// Those of parameters that are frozen now are left where they are. Collective.
+    pub fn load_optimizer(
+        &self,
+        engine: &Engine,
+        allow_missing: &AllowMissing,
+    ) -> Result<(), CheckpointError> {
+        let state = self.checkpoint.state();
+        if state.step == state.skipped {
+            return Ok(());
+        }
+        let (mut present, mut missing) = (Vec::new(), Vec::new());
+        let units = || engine.layout().units.iter().filter(|unit| unit.trainable);
+        // In the order of the files.
+        for saved in [Saved::FirstMoment, Saved::SecondMoment] {
+            for parameter in units().flat_map(|unit| &unit.parameters) {
+                let name = parameter.name.as_str();
+                if self.has(name, saved) {
+                    present.push((name, saved));
+                } else if !allow_missing.allows(name) {
+                    missing.push(saved.key(name));
+                }
+            }
+        }
+        if !missing.is_empty() {
+            let path = self.checkpoint.folder().to_owned();
+            let (unexpected, misshapen) = (Vec::new(), Vec::new());
+            return Err(CheckpointError::Names { path, missing, unexpected, misshapen });
+        }
+        self.plan(engine, &present)?;
+        for (name, saved) in present {
+            engine.fill_parameter(name, saved.kind(), |range, values| {
+                self.read(name, saved, range, values)
+            })?;
+        }
+        self.check_parts(engine)
+    }
+
+    /// Checks the pieces of which each rank has read a part: the checksums of the parts make that of
+    /// the piece. Nothing that was read may be used before. Collective.
+    pub fn check_parts(&self, engine: &Engine) -> Result<(), CheckpointError> {
+        let mine = std::mem::take(&mut *lock(&self.parts));
+        let message: Vec<u8> = mine.iter().flat_map(|part| part.to_bytes()).collect();
+        let all = engine.exchange(Phase::Checkpoint, "checksums", &message)?;
+        let parts = all.iter().flat_map(|message| {
+            message.chunks_exact(FIELDS * size_of::<u64>()).map(ReadPart::from_bytes)
+        });
+        self.check_whole(parts)
+    }
+
+    fn check_whole(&self, parts: impl Iterator<Item = ReadPart>) -> Result<(), CheckpointError> {
+        let mut pieces: BTreeMap<(u64, u64), BTreeMap<u64, ReadPart>> = BTreeMap::new();
+        for part in parts {
+            let starts = pieces.entry((part.tensor, part.piece)).or_default();
+            // Replicas read the same.
+            if starts.insert(part.start, part).is_some_and(|other| other != part) {
+                return Err(self.damaged_piece(part.tensor, part.piece));
+            }
+        }
+        let manifest = self.checkpoint.manifest();
+        for ((tensor, number), parts) in pieces {
+            let piece = &manifest.tensors[tensor as usize].pieces[number as usize];
+            let (mut end, mut checksum) = (0, Checksum::empty());
+            for part in parts.into_values() {
+                if part.start != end {
+                    break;
+                }
+                end += part.length;
+                checksum = checksum.then(part.checksum, part.length * size_of::<f32>() as u64);
+            }
+            if end != piece.length || checksum != piece.checksum {
+                return Err(self.damaged_piece(tensor, number));
+            }
+        }
+        Ok(())
+    }
+
+    fn damaged_piece(&self, tensor: u64, number: u64) -> CheckpointError {
+        let tensor = &self.checkpoint.manifest().tensors[tensor as usize];
+        let file = &tensor.pieces[number as usize].file;
+        damaged(&self.path_of(file), &tensor.saved.key(&tensor.name))
+    }
+
+    fn path_of(&self, file: &str) -> PathBuf {
+        self.checkpoint.folder().join(file)
+    }
+}
+
+pub(super) fn damaged(path: &Path, key: &str) -> CheckpointError {
+    CheckpointError::damaged(path, format!("`{key}` does not match its checksum"))
+}
+
+impl ReadPart {
+    fn to_bytes(self) -> [u8; FIELDS * size_of::<u64>()] {
+        let fields = [self.tensor, self.piece, self.start, self.length, self.checksum.to_bits()];
+        let mut bytes = [0; FIELDS * size_of::<u64>()];
+        for (field, to) in fields.iter().zip(bytes.chunks_exact_mut(size_of::<u64>())) {
+            to.copy_from_slice(&field.to_le_bytes());
+        }
+        bytes
+    }
+
+    fn from_bytes(bytes: &[u8]) -> Self {
+        let field = |index: usize| {
+            let bytes = bytes[index * size_of::<u64>()..].first_chunk();
+            bytes.map_or(0, |bytes| u64::from_le_bytes(*bytes))
+        };
+        ReadPart {
+            tensor: field(0),
+            piece: field(1),
+            start: field(2),
+            length: field(3),
+            checksum: Checksum::from_bits(field(4)),
+        }
+    }
+}
+
+impl Weights for CheckpointReader<'_> {
+    fn folder(&self) -> &Path {
+        self.checkpoint.folder()
+    }
+
+    fn shapes(&self) -> BTreeMap<&str, &[usize]> {
+        self.checkpoint.manifest().shapes()
+    }
+
+    fn read(
+        &self,
+        name: &str,
+        range: Range<usize>,
+        values: &mut [f32],
+    ) -> Result<(), CheckpointError> {
+        CheckpointReader::read(self, name, Saved::Weight, range, values)
+    }
+}

@@ -1,0 +1,129 @@
+//! Large files, written once from their start to their end, past the system's cache.
+//!
+//! What a checkpoint writes is not read again soon. Written directly, it takes no memory of the
+//! cache, and next to none of the processor's time, which belongs to the steps that go on meanwhile;
+//! on a fast disk it is also sooner there.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, ErrorKind, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+use bytemuck::{Pod, Zeroable};
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
+
+/// What disks want addresses and lengths to be multiples of.
+const PAGE: usize = 4096;
+
+/// Pages that are collected before they are written.
+const PAGES: usize = 1024;
+
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C, align(4096))]
+struct Page([u8; PAGE]);
+
+/// A file that is being written.
+pub(super) struct Stream {
+    file: File,
+    buffer: Vec<Page>,
+    /// Bytes in the buffer.
+    filled: usize,
+    /// Bytes before the buffer.
+    written: u64,
+    direct: bool,
+}
+
+impl Stream {
+    /// Creates `path`, or empties what is there.
+    pub(super) fn create(path: &Path) -> io::Result<Self> {
+        let mut options = OpenOptions::new();
+        options.write(true).create(true).truncate(true);
+        let direct = options.clone().custom_flags(OFlag::O_DIRECT.bits()).open(path);
+        let (file, direct) = match direct {
+            // Not every file system can.
+            Err(error) if error.kind() == ErrorKind::InvalidInput => (options.open(path)?, false),
+            other => (other?, true),
+        };
+        let buffer = vec![Page::zeroed(); PAGES];
+        Ok(Stream { file, buffer, filled: 0, written: 0, direct })
+    }
+
+    /// Appends `bytes`, piece by piece: `each` sees every piece right after it has been copied, while
+    /// it is in the processor's cache.
+    pub(super) fn append(&mut self, bytes: &[u8], mut each: impl FnMut(&[u8])) -> io::Result<()> {
+        let mut left = bytes;
+        while !left.is_empty() {
+            let buffer: &mut [u8] = bytemuck::cast_slice_mut(&mut self.buffer);
+            let room = left.len().min(buffer.len() - self.filled).min(super::tensor_file::CHUNK);
+            let (now, later) = left.split_at(room);
+            let place = &mut buffer[self.filled..self.filled + room];
+            place.copy_from_slice(now);
+            each(place);
+            self.filled += room;
+            left = later;
+            if self.filled == PAGE * PAGES {
+                self.write_out(self.filled)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Bytes appended.
+    pub(super) fn length(&self) -> u64 {
+        self.written + self.filled as u64
+    }
+
+    fn write_out(&mut self, length: usize) -> io::Result<()> {
+        let bytes = &bytemuck::cast_slice::<Page, u8>(&self.buffer)[..length];
+        match self.file.write_all(bytes) {
+            // Nor does every one say so when the file is opened. Nothing has been written then.
+            Err(error) if self.direct && error.kind() == ErrorKind::InvalidInput => {
+                fcntl(&self.file, FcntlArg::F_SETFL(OFlag::empty()))?;
+                self.direct = false;
+                self.file.write_all(bytes)?;
+            }
+            other => other?,
+        }
+        self.written += self.filled as u64;
+        self.filled = 0;
+        Ok(())
+    }
+
+    /// Writes what is left and waits until all is on the disk.
+    pub(super) fn finish(mut self) -> io::Result<()> {
+        let length = self.length();
+        if self.filled > 0 {
+            // Whole pages only; what is too much is cut off again.
+            let padded = self.filled.next_multiple_of(PAGE);
+            let buffer: &mut [u8] = bytemuck::cast_slice_mut(&mut self.buffer);
+            buffer[self.filled..padded].fill(0);
+            self.write_out(padded)?;
+            self.file.set_len(length)?;
+        }
+        self.file.sync_all()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_appended_is_in_the_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        let bytes: Vec<u8> = (0..PAGE * PAGES * 2 + 5000).map(|i| (i % 251) as u8).collect();
+        for cut in [0, 1, PAGE, PAGE * PAGES - 1, PAGE * PAGES, bytes.len()] {
+            let mut stream = Stream::create(&path).unwrap();
+            let mut seen = Vec::new();
+            for part in [&bytes[..cut], &bytes[cut..]] {
+                stream.append(part, |piece| seen.extend_from_slice(piece)).unwrap();
+            }
+            assert_eq!(stream.length(), bytes.len() as u64);
+            stream.finish().unwrap();
+            assert!(seen == bytes && std::fs::read(&path).unwrap() == bytes, "cut at {cut}");
+        }
+        Stream::create(&path).unwrap().finish().unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), b"");
+    }
+}

@@ -1,0 +1,311 @@
+//! One safetensors file of a checkpoint: written as a stream, read in parts.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs::File;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use memmap2::{Advice, Mmap};
+use safetensors::SafeTensors;
+use safetensors::tensor::Dtype;
+use serde::Serialize;
+
+use super::CheckpointError;
+use super::checksum::Checksum;
+use super::manifest::FileEntry;
+use super::stream::Stream;
+
+/// Bytes that are checksummed and then written, or copied and then checksummed, while they are in
+/// the cache.
+pub(super) const CHUNK: usize = 1 << 20;
+
+/// Bytes of an element: data is f32.
+const WIDTH: u64 = size_of::<f32>() as u64;
+
+/// An array to be written: its key in the file and its shape.
+pub(super) struct Array {
+    pub(super) key: String,
+    pub(super) shape: Vec<usize>,
+}
+
+#[derive(Serialize)]
+struct ArrayInfo<'a> {
+    dtype: &'static str,
+    shape: &'a [usize],
+    data_offsets: [u64; 2],
+}
+
+/// A file that is being written. The header comes first, so all arrays must be known.
+pub(super) struct TensorFileWriter {
+    path: PathBuf,
+    stream: Stream,
+    header: Checksum,
+    header_bytes: u64,
+    /// Bytes of the whole file.
+    length: u64,
+}
+
+impl TensorFileWriter {
+    /// Creates the file `path` for `arrays` of f32, whose data is to be appended in this order. The
+    /// header names the file, so that two files of equal content cannot be taken for each other.
+    pub(super) fn create(path: PathBuf, arrays: &[Array]) -> Result<Self, CheckpointError> {
+        let header = header_of(&path, arrays)?;
+        let data: u64 = arrays.iter().map(|array| WIDTH * numel(&array.shape)).sum();
+        let mut stream = Stream::create(&path).map_err(CheckpointError::io("create", &path))?;
+        stream.append(&header, |_| {}).map_err(CheckpointError::io("write", &path))?;
+        let (checksum, header_bytes) = (Checksum::of(&header), header.len() as u64);
+        let length = header_bytes + data;
+        Ok(TensorFileWriter { stream, header: checksum, header_bytes, length, path })
+    }
+
+    /// Appends values of the array that is next; returns their checksum.
+    pub(super) fn append(&mut self, values: &[f32]) -> Result<Checksum, CheckpointError> {
+        let mut checksum = Checksum::empty();
+        let each = |piece: &[u8]| {
+            checksum = checksum.then(Checksum::of(piece), piece.len() as u64);
+        };
+        let written = self.stream.append(&little_endian(values), each);
+        written.map_err(CheckpointError::io("write", &self.path))?;
+        Ok(checksum)
+    }
+
+    /// Waits until all is on the disk.
+    pub(super) fn finish(self) -> Result<FileEntry, CheckpointError> {
+        let TensorFileWriter { path, stream, header, header_bytes, length } = self;
+        let written = stream.length();
+        if written != length {
+            let problem = format!("{written} bytes were written instead of {length}");
+            return Err(CheckpointError::damaged(&path, problem));
+        }
+        stream.finish().map_err(CheckpointError::io("write", &path))?;
+        Ok(FileEntry { bytes: length, covered: header_bytes, checksum: header })
+    }
+}
+
+fn numel(shape: &[usize]) -> u64 {
+    shape.iter().map(|size| *size as u64).product()
+}
+
+/// Values as they are in a file.
+fn little_endian(values: &[f32]) -> std::borrow::Cow<'_, [u8]> {
+    if cfg!(target_endian = "little") {
+        bytemuck::cast_slice(values).into()
+    } else {
+        values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<_>>().into()
+    }
+}
+
+/// The header, length and padding included: data starts at a multiple of 8 bytes.
+fn header_of(path: &Path, arrays: &[Array]) -> Result<Vec<u8>, CheckpointError> {
+    let mut entries = BTreeMap::new();
+    let mut end = 0;
+    for Array { key, shape } in arrays {
+        let start = end;
+        end += WIDTH * numel(shape);
+        let info = ArrayInfo { dtype: "F32", shape, data_offsets: [start, end] };
+        entries.insert(key.as_str(), info);
+    }
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let unwritable = |error| CheckpointError::damaged(path, error);
+    let metadata = serde_json::to_string(&BTreeMap::from([("kiln_file", name)]));
+    let arrays = serde_json::to_string(&entries).map_err(unwritable)?;
+    let comma = if entries.is_empty() { "" } else { "," };
+    let mut json =
+        format!("{{\"__metadata__\":{}{comma}{}", metadata.map_err(unwritable)?, &arrays[1..]);
+    json.push_str(&" ".repeat(json.len().next_multiple_of(8) - json.len()));
+    Ok([&(json.len() as u64).to_le_bytes(), json.as_bytes()].concat())
+}
+
+/// A file of a checkpoint, mapped, whose header has been checked.
+pub(super) struct TensorFile {
+    path: PathBuf,
+    map: Mmap,
+    /// Where the data of each array lies in the file.
+    arrays: HashMap<String, Range<usize>>,
+}
+
+impl TensorFile {
+    /// Opens `path`, which the manifest describes as `entry`. Fails unless length and header are as
+    /// described. Reads nothing else.
+    pub(super) fn open(path: PathBuf, entry: &FileEntry) -> Result<Self, CheckpointError> {
+        let damaged = |problem: String| CheckpointError::damaged(&path, problem);
+        let file = File::open(&path).map_err(CheckpointError::unreadable(&path))?;
+        let bytes = file.metadata().map_err(CheckpointError::io("read", &path))?.len();
+        if bytes != entry.bytes {
+            return Err(damaged(format!("it has {bytes} bytes, and should have {}", entry.bytes)));
+        }
+        // SAFETY: checkpoints are written beside their place and renamed, never changed in place; a
+        // file that someone truncates while it is mapped is outside what this can guard against.
+        let map = unsafe { Mmap::map(&file) }.map_err(CheckpointError::io("map", &path))?;
+        let covered = usize::try_from(entry.covered).ok().and_then(|covered| map.get(..covered));
+        if covered.map(Checksum::of) != Some(entry.checksum) {
+            return Err(damaged("its header does not match the manifest".to_owned()));
+        }
+        let (header, metadata) =
+            SafeTensors::read_metadata(&map).map_err(|error| damaged(error.to_string()))?;
+        let start = header + size_of::<u64>();
+        if start as u64 != entry.covered {
+            return Err(damaged("its header has another length than described".to_owned()));
+        }
+        let mut arrays = HashMap::new();
+        for (key, info) in metadata.tensors() {
+            let (from, to) = info.data_offsets;
+            if info.dtype != Dtype::F32 || start + to > map.len() {
+                return Err(damaged(format!("`{key}` is not an array of F32 inside the file")));
+            }
+            arrays.insert(key, start + from..start + to);
+        }
+        Ok(TensorFile { map, arrays, path })
+    }
+
+    /// Copies elements `part` of the array `key`, which holds `length`, into `values`; returns their
+    /// checksum. `copied` hears of every chunk.
+    pub(super) fn copy(
+        &self,
+        key: &str,
+        length: u64,
+        part: Range<u64>,
+        values: &mut [f32],
+        mut copied: impl FnMut(usize),
+    ) -> Result<Checksum, CheckpointError> {
+        let bytes = self.part(key, length, &part)?;
+        let mut checksum = Checksum::empty();
+        for (offset, to) in
+            bytes.clone().step_by(CHUNK).zip(values.chunks_mut(CHUNK / WIDTH as usize))
+        {
+            let from = &self.map[offset..offset + size_of_val(to)];
+            bytemuck::cast_slice_mut::<f32, u8>(to).copy_from_slice(from);
+            checksum = checksum.then(Checksum::of(bytemuck::cast_slice(to)), from.len() as u64);
+            if cfg!(target_endian = "big") {
+                to.iter_mut()
+                    .for_each(|value| *value = f32::from_bits(value.to_bits().swap_bytes()));
+            }
+            copied(from.len());
+        }
+        Ok(checksum)
+    }
+
+    /// Asks the disk for bytes that will be copied soon. A hint: without it, it is only slower.
+    pub(super) fn ask_for(&self, bytes: Range<usize>) {
+        let _ = self.map.advise_range(Advice::WillNeed, bytes.start, bytes.len());
+    }
+
+    /// Where in the file elements `part` of the array `key` are, which holds `length`.
+    pub(super) fn part(
+        &self,
+        key: &str,
+        length: u64,
+        part: &Range<u64>,
+    ) -> Result<Range<usize>, CheckpointError> {
+        let array = self.range(key, length)?;
+        let (start, end) = ((part.start * WIDTH) as usize, (part.end * WIDTH) as usize);
+        Ok(array.start + start..array.start + end)
+    }
+
+    /// The bytes of the array `key`, which holds `length` elements.
+    pub(super) fn bytes(&self, key: &str, length: u64) -> Result<&[u8], CheckpointError> {
+        Ok(&self.map[self.range(key, length)?])
+    }
+
+    fn range(&self, key: &str, length: u64) -> Result<Range<usize>, CheckpointError> {
+        let missing = || CheckpointError::damaged(&self.path, format!("it lacks `{key}`"));
+        let range = self.arrays.get(key).cloned().ok_or_else(missing)?;
+        if range.len() as u64 != length.saturating_mul(WIDTH) {
+            let problem = format!("`{key}` has {} bytes there", range.len());
+            return Err(CheckpointError::damaged(&self.path, problem));
+        }
+        Ok(range)
+    }
+
+    /// The file.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kiln_shard::memory;
+    use proptest::prelude::*;
+
+    fn arrays() -> Vec<Array> {
+        let array = |key: &str, shape: &[usize]| Array { key: key.to_owned(), shape: shape.into() };
+        vec![array("a.weight", &[2, 3]), array("b", &[5]), array("empty", &[0, 4])]
+    }
+
+    fn written(folder: &Path) -> (PathBuf, FileEntry) {
+        let path = folder.join("file.safetensors");
+        let mut writer = TensorFileWriter::create(path.clone(), &arrays()).unwrap();
+        writer.append(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]).unwrap();
+        writer.append(&[7.0, 8.0, 9.0, 10.0, 11.0]).unwrap();
+        (path, writer.finish().unwrap())
+    }
+
+    #[test]
+    fn what_is_written_is_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, entry) = written(folder.path());
+        let bytes = std::fs::read(&path).unwrap();
+        assert_eq!((bytes.len() as u64, entry.covered % 8), (entry.bytes, 0));
+        let others = SafeTensors::deserialize(&bytes).unwrap();
+        assert_eq!(others.tensor("a.weight").unwrap().shape(), [2, 3]);
+        assert_eq!(others.len(), 3);
+
+        let file = TensorFile::open(path, &entry).unwrap();
+        let mut values = [0.0; 3];
+        let checksum = file.copy("a.weight", 6, 2..5, &mut values, |_| {}).unwrap();
+        assert_eq!(values, [3.0, 4.0, 5.0]);
+        assert_eq!(checksum, Checksum::of(bytemuck::cast_slice(&values)));
+        assert!(file.bytes("a.weight", 5).is_err(), "another length");
+        assert!(file.bytes("c", 5).is_err(), "another name");
+    }
+
+    #[test]
+    fn a_file_that_lacks_values_is_not_finished() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file.safetensors");
+        let mut writer = TensorFileWriter::create(path, &arrays()).unwrap();
+        writer.append(&[1.0; 6]).unwrap();
+        let error = writer.finish().unwrap_err().to_string();
+        assert!(error.contains("bytes were written instead of"), "{error}");
+    }
+
+    /// Headers of any content, described as if they were right: an error or a file, no panic, and
+    /// no memory but for what is there.
+    #[test]
+    fn headers_of_any_content_are_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, entry) = written(folder.path());
+        let whole = std::fs::read(&path).unwrap();
+        let rank = memory::MAX_RANKS - 2;
+        memory::bind_to_rank(rank);
+        memory::reset_peak(rank);
+        let mutation = prop_oneof![
+            // A byte of the header, a length, a number inside the JSON, or anything at all.
+            (0..entry.covered as usize, any::<u8>()).prop_map(|(at, byte)| (at, vec![byte])),
+            any::<u64>().prop_map(|length| (0, length.to_le_bytes().to_vec())),
+            (8..entry.covered as usize, "[0-9]{1,20}").prop_map(|(at, n)| (at, n.into_bytes())),
+            (0..entry.covered as usize, prop::collection::vec(any::<u8>(), 1..64)),
+        ];
+        let config =
+            ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(3000) };
+        proptest!(config, |(mutations in prop::collection::vec(mutation, 1..4))| {
+            let mut bytes = whole.clone();
+            for (at, new) in mutations {
+                let end = (at + new.len()).min(bytes.len());
+                bytes[at..end].copy_from_slice(&new[..end - at]);
+            }
+            std::fs::write(&path, &bytes).unwrap();
+            let covered = &bytes[..entry.covered as usize];
+            let entry = FileEntry { checksum: Checksum::of(covered), ..entry.clone() };
+            if let Ok(file) = TensorFile::open(path.clone(), &entry) {
+                for key in ["a.weight", "b", "empty"] {
+                    let _ = file.bytes(key, 5);
+                }
+            }
+        });
+        let peak = memory::peak_bytes(rank);
+        assert!(peak < 4 << 20, "{peak} bytes at one time");
+    }
+}

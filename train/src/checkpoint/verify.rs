@@ -1,0 +1,80 @@
+//! Recomputing every checksum.
+
+use std::fs::File;
+use std::path::Path;
+
+use rayon::prelude::*;
+
+use super::manifest::{FileEntry, Piece, TensorEntry, entry_of};
+use super::reader::damaged;
+use super::tensor_file::{self, TensorFile};
+use super::{Checkpoint, CheckpointError, Checksum};
+
+/// What a look at every byte of a checkpoint has shown.
+#[derive(Debug)]
+pub struct Verified {
+    /// Files looked at, the manifest aside, which has been checked when it was opened.
+    pub files: usize,
+    /// Their bytes, as described.
+    pub bytes: u64,
+    /// What is wrong, file by file.
+    pub problems: Vec<CheckpointError>,
+}
+
+/// Reads all files of a checkpoint and compares them with the manifest.
+pub fn verify(checkpoint: &Checkpoint) -> Verified {
+    let manifest = checkpoint.manifest();
+    let files: Vec<_> = manifest.files.iter().collect();
+    let problems = files
+        .par_iter()
+        .flat_map_iter(|(name, entry)| verify_file(checkpoint, name, entry))
+        .collect();
+    Verified { files: files.len(), bytes: manifest.bytes(), problems }
+}
+
+fn verify_file(checkpoint: &Checkpoint, name: &str, entry: &FileEntry) -> Vec<CheckpointError> {
+    let tensors = &checkpoint.manifest().tensors;
+    let pieces = tensors.iter().flat_map(|tensor| {
+        tensor.pieces.iter().filter(|piece| piece.file == name).map(move |piece| (tensor, piece))
+    });
+    let pieces: Vec<(&TensorEntry, &Piece)> = pieces.collect();
+    let path = checkpoint.folder().join(name);
+    if pieces.is_empty() {
+        return check_plain_file(checkpoint.folder(), name, entry).err().into_iter().collect();
+    }
+    let file = match TensorFile::open(path, entry) {
+        Ok(file) => file,
+        Err(error) => return vec![error],
+    };
+    let wrong = |(tensor, piece): (&TensorEntry, &Piece)| {
+        let key = tensor.saved.key(&tensor.name);
+        match file.bytes(&key, piece.length) {
+            Ok(bytes) if checksum_of(bytes) == piece.checksum => None,
+            Ok(_) => Some(damaged(file.path(), &key)),
+            Err(error) => Some(error),
+        }
+    };
+    pieces.into_iter().filter_map(wrong).collect()
+}
+
+/// In parts, so that a file larger than memory does not have to stay in it.
+fn checksum_of(bytes: &[u8]) -> Checksum {
+    bytes.chunks(tensor_file::CHUNK).fold(Checksum::empty(), |checksum, chunk| {
+        checksum.then(Checksum::of(chunk), chunk.len() as u64)
+    })
+}
+
+/// Fails unless a file that is covered as a whole is as the manifest describes it.
+pub(super) fn check_plain_file(
+    folder: &Path,
+    name: &str,
+    entry: &FileEntry,
+) -> Result<(), CheckpointError> {
+    let path = folder.join(name);
+    let found = File::open(&path).map_err(CheckpointError::unreadable(&path))?.metadata();
+    let bytes = found.map_err(CheckpointError::io("read", &path))?.len();
+    if bytes == entry.bytes && entry_of(folder, name)? == *entry {
+        return Ok(());
+    }
+    Err(CheckpointError::damaged(&path, "it does not match its checksum"))
+}

@@ -1,0 +1,98 @@
+//! Loss on validation data.
+
+use std::path::{Path, PathBuf};
+
+use burn::tensor::Device;
+use kiln_model::layers::Layer;
+
+use super::EvalError;
+use crate::config;
+use crate::data::{BatchSource, Split, TokenFile};
+use crate::sharded::ShardedDecoder;
+use crate::source::ModelSource;
+use crate::train::{self, TrainError};
+
+/// What of the validation data is read, and how.
+#[derive(Clone, Copy, Debug)]
+pub struct ValidationOptions {
+    /// Tokens per sequence; the model's context if left out.
+    pub seq_len: Option<usize>,
+    /// Sequences; 0 for all.
+    pub samples: u64,
+    /// Sequences per forward pass of one rank.
+    pub rows: usize,
+}
+
+/// Validation data that fits a model.
+#[derive(Debug)]
+pub struct Validation {
+    source: BatchSource,
+    options: ValidationOptions,
+}
+
+/// What a model makes of validation data.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ValidationLoss {
+    /// Mean of `-log p(token | tokens before)` in nats.
+    pub loss: f64,
+    /// Tokens that it is the mean of.
+    pub tokens: u64,
+}
+
+impl Validation {
+    /// Opens the validation split of `data`, or of the data that the model was trained on.
+    ///
+    /// # Errors
+    ///
+    /// When there is no such data, when its tokens are not the model's, when the sequences are
+    /// longer than the model's context, and when there is less data than one sequence.
+    pub fn open(
+        model: &ModelSource,
+        data: Option<&Path>,
+        options: ValidationOptions,
+    ) -> Result<Self, TrainError> {
+        let context = model.context_length();
+        let seq_len = options.seq_len.unwrap_or(context);
+        if seq_len > context {
+            return Err(EvalError::TooLong { what: "--seq-len", tokens: seq_len, context }.into());
+        }
+        let data = match data {
+            Some(data) if !data.exists() => {
+                return Err(EvalError::DataMissing { data: data.to_owned() }.into());
+            }
+            Some(data) => data.to_owned(),
+            None => data_of(model)?,
+        };
+        let file = TokenFile::open(&data, Split::Validation, seq_len)?;
+        let (tokens, known) = (file.info().vocab_size, model.model().vocab_size);
+        if tokens > known {
+            return Err(EvalError::OtherVocabulary { data, tokens, known }.into());
+        }
+        // In the order of the file, as in training.
+        Ok(Validation { source: BatchSource::new(file, false, 0)?, options })
+    }
+
+    /// The loss of `model`, the same on every rank. The sequences are dealt out to the ranks, and
+    /// all ranks make the same number of passes. Collective.
+    pub fn loss<B: Layer>(
+        &self,
+        model: &ShardedDecoder<B>,
+        device: &Device,
+    ) -> Result<ValidationLoss, TrainError> {
+        let ValidationOptions { samples, rows, .. } = self.options;
+        let (loss, tokens) = train::evaluate(model, device, &self.source, samples, rows)?;
+        Ok(ValidationLoss { loss, tokens })
+    }
+}
+
+/// The data that a model was trained on, by the configuration beside it.
+fn data_of(model: &ModelSource) -> Result<PathBuf, EvalError> {
+    let checkpoint = model.folder().to_owned();
+    match config::load(&checkpoint.join("config.toml"), &[]) {
+        Err(_) => Err(EvalError::NoData { checkpoint }),
+        Ok(config) if !config.data.path.exists() => {
+            Err(EvalError::DataGone { checkpoint, data: config.data.path })
+        }
+        Ok(config) => Ok(config.data.path),
+    }
+}

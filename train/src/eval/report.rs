@@ -1,0 +1,164 @@
+//! What an evaluation has come to, for people and for programs.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use kiln_shard::Strategy;
+use serde::Serialize;
+
+use super::answers::AnswerLoss;
+use super::loss::ValidationLoss;
+
+/// What an evaluation has come to.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Report {
+    /// The result.
+    pub outcome: Outcome,
+    /// Ranks that computed it.
+    pub ranks: usize,
+    /// How the model was spread over them.
+    pub strategy: Strategy,
+}
+
+/// The result of an evaluation.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Outcome {
+    /// Loss on validation data.
+    Validation(ValidationLoss),
+    /// Loss of one answer.
+    Answer(AnswerLoss),
+    /// Losses of the answers of a file, in order.
+    Answers(Vec<AnswerLoss>),
+    /// Logits that were written to a file.
+    Logits {
+        /// The file.
+        path: PathBuf,
+        /// Positions and vocabulary.
+        shape: [usize; 2],
+    },
+}
+
+/// All answers of a file together.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Total {
+    /// Mean over all tokens of all answers.
+    loss: f64,
+    tokens: usize,
+    /// Mean over the answers of their sums.
+    mean_sum: f64,
+}
+
+impl Total {
+    fn of(losses: &[AnswerLoss]) -> Self {
+        let sum: f64 = losses.iter().map(|loss| loss.sum).sum();
+        let tokens = losses.iter().map(|loss| loss.tokens).sum();
+        Total { loss: sum / tokens as f64, tokens, mean_sum: sum / losses.len() as f64 }
+    }
+}
+
+impl Report {
+    /// JSON, one object per line. Losses are nats; what is not a number is `null`.
+    ///
+    /// - Validation data: `val_loss`, `perplexity`, `tokens`.
+    /// - One answer: `loss` per token, `sum`, `perplexity`, `tokens`.
+    /// - A file of pairs: a line per pair with `pair` (its number, from 1), `loss`, `sum` and
+    ///   `tokens`; then `pairs`, `loss` and `perplexity` over all `tokens`, and `mean_sum`, the mean
+    ///   over the pairs of their sums.
+    /// - Logits: `logits` (the file), `shape`.
+    ///
+    /// The last line also has `ranks` and `strategy`.
+    pub fn to_json(&self) -> String {
+        let Report { outcome, ranks, strategy } = self;
+        let mut lines: Vec<String> = Vec::new();
+        let last = match outcome {
+            Outcome::Validation(ValidationLoss { loss, tokens }) => serde_json::json!({
+                "val_loss": loss,
+                "perplexity": loss.exp(),
+                "tokens": tokens,
+            }),
+            Outcome::Answer(answer) => serde_json::json!({
+                "loss": answer.loss(),
+                "sum": answer.sum,
+                "perplexity": answer.loss().exp(),
+                "tokens": answer.tokens,
+            }),
+            Outcome::Answers(losses) => {
+                lines.extend(losses.iter().enumerate().map(|(index, answer)| {
+                    let AnswerLoss { sum, tokens } = *answer;
+                    line(&serde_json::json!({
+                        "pair": index + 1,
+                        "loss": answer.loss(),
+                        "sum": sum,
+                        "tokens": tokens,
+                    }))
+                }));
+                let Total { loss, tokens, mean_sum } = Total::of(losses);
+                serde_json::json!({
+                    "pairs": losses.len(),
+                    "loss": loss,
+                    "perplexity": loss.exp(),
+                    "tokens": tokens,
+                    "mean_sum": mean_sum,
+                })
+            }
+            Outcome::Logits { path, shape } => {
+                serde_json::json!({ "logits": path.to_string_lossy(), "shape": shape })
+            }
+        };
+        lines.push(line(&Together { result: last, ranks: *ranks, strategy: *strategy }));
+        lines.join("\n")
+    }
+}
+
+/// A result with how it was computed.
+#[derive(Serialize)]
+struct Together {
+    #[serde(flatten)]
+    result: serde_json::Value,
+    ranks: usize,
+    strategy: Strategy,
+}
+
+fn line(value: &impl Serialize) -> String {
+    // Maps with text as keys always have a form in JSON.
+    serde_json::to_string(value).unwrap_or_default()
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.outcome {
+            Outcome::Validation(ValidationLoss { loss, tokens }) => write!(
+                f,
+                "validation loss {loss:.4} nats per token, perplexity {:.2}, {tokens} tokens",
+                loss.exp()
+            )?,
+            Outcome::Answer(answer) => write!(
+                f,
+                "answer loss {:.4} nats per token, perplexity {:.2}, sum {:.4} over {}",
+                answer.loss(),
+                answer.loss().exp(),
+                answer.sum,
+                count(answer.tokens, "token")
+            )?,
+            Outcome::Answers(losses) => {
+                let Total { loss, tokens, mean_sum } = Total::of(losses);
+                write!(
+                    f,
+                    "answer loss {loss:.4} nats per token, perplexity {:.2}, {} of {}; mean sum \
+                     per answer {mean_sum:.4}",
+                    loss.exp(),
+                    count(tokens, "token"),
+                    count(losses.len(), "answer")
+                )?;
+            }
+            Outcome::Logits { path, shape: [rows, columns] } => {
+                write!(f, "logits {rows} x {columns} -> {}", path.display())?;
+            }
+        }
+        write!(f, " ({}, {})", self.strategy, count(self.ranks, "rank"))
+    }
+}
+
+fn count(number: usize, what: &str) -> String {
+    format!("{number} {what}{}", if number == 1 { "" } else { "s" })
+}

@@ -1,0 +1,112 @@
+//! `kiln generate`.
+
+use std::io::{IsTerminal, Write, stdout};
+use std::path::PathBuf;
+
+use clap::Args;
+use kiln_model::Key;
+use kiln_shard::ranks::run_ranks;
+use kiln_shard::{EngineBuilder, Policy, Strategy};
+
+use super::{Continuation, Sampling};
+use crate::device;
+use crate::metrics::say;
+use crate::source::ModelSource;
+use crate::train::TrainError;
+
+/// What the decoder of a tokenizer shows for bytes that are no character yet.
+const INCOMPLETE: char = '\u{FFFD}';
+
+/// Flags of `kiln generate`.
+#[derive(Args, Clone, Debug)]
+pub struct GenerateArgs {
+    /// Checkpoint folder, or a run folder for its newest one.
+    #[arg(long)]
+    checkpoint: PathBuf,
+    /// What the text starts with.
+    #[arg(long)]
+    prompt: String,
+    /// Tokens to generate.
+    #[arg(long)]
+    max_tokens: usize,
+    /// 0 takes the likeliest token; higher is more random.
+    #[arg(long, default_value_t = 0.8)]
+    temperature: f64,
+    /// Choose among this many of the likeliest tokens; 0 for all.
+    #[arg(long, default_value_t = 0)]
+    top_k: usize,
+    /// Choose among the likeliest tokens that together have this probability; 1 for all.
+    #[arg(long, default_value_t = 1.0)]
+    top_p: f64,
+    /// Seed of the random choices.
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+}
+
+impl GenerateArgs {
+    /// Continues the prompt on one rank and prints it with its continuation: on a terminal as it
+    /// comes, else when it is complete.
+    pub fn run(self) -> Result<(), TrainError> {
+        let mut sampling = Sampling {
+            max_tokens: self.max_tokens,
+            temperature: self.temperature,
+            top_k: self.top_k,
+            top_p: self.top_p,
+            key: Key::new(self.seed),
+            context_length: 0,
+            end_ids: Vec::new(),
+        };
+        sampling.validate()?;
+        let source = ModelSource::open(&self.checkpoint)?;
+        sampling.context_length = source.context_length();
+        sampling.end_ids = source.end_ids()?;
+        let tokenizer = source.load_tokenizer()?;
+        let threads = device::threads_per_rank(&Default::default(), 1);
+        let live = stdout().is_terminal();
+        run_ranks(1, threads, |world| {
+            let plain = device::plain();
+            let policy = Policy { strategy: Strategy::NoShard, ..Policy::default() };
+            let model = source.decoder(EngineBuilder::new(world, policy, None)?)?;
+            let mut continuation = Continuation::new(&tokenizer, &self.prompt, &sampling)?;
+            let mut shown = 0;
+            let pass = model.pass(&plain);
+            while continuation.advance(&pass, &plain, || model.engine().finish_evaluation())? {
+                if live {
+                    let text = continuation.text()?;
+                    let new = ready(&text, shown);
+                    // A reader that went away is no reason to fail.
+                    let _ = write!(stdout(), "{new}").and_then(|()| stdout().flush());
+                    shown += new.len();
+                }
+            }
+            let text = continuation.text()?;
+            say(text.get(shown..).unwrap_or_default());
+            Ok::<_, TrainError>(())
+        })?;
+        Ok(())
+    }
+}
+
+/// What of `text` can be shown after its first `shown` bytes: all but characters at its end that the
+/// next tokens may complete.
+fn ready(text: &str, shown: usize) -> &str {
+    let complete = text.trim_end_matches(INCOMPLETE).len();
+    text.get(shown..complete).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::ready;
+
+    #[test]
+    fn characters_are_shown_when_they_are_complete() {
+        assert_eq!(ready("ab", 0), "ab");
+        assert_eq!(ready("ab", 1), "b");
+        assert_eq!(ready("ab\u{FFFD}\u{FFFD}", 1), "b");
+        assert_eq!(ready("ab\u{FFFD}", 2), "");
+        assert_eq!(ready("ab\u{E4}c", 2), "\u{E4}c");
+        // One in the middle is what the text has.
+        assert_eq!(ready("a\u{FFFD}b", 1), "\u{FFFD}b");
+        assert_eq!(ready("a", 2), "");
+    }
+}

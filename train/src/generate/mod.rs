@@ -1,0 +1,38 @@
+//! Text from a trained model.
+//!
+//! [`Continuation`] goes from token to token with the keys and values of earlier ones kept,
+//! [`Sampling`] says how each is chosen, and [`GenerateArgs`] is the command. Under sharding, all
+//! ranks continue the same text together: they see the same logits, so they choose the same tokens.
+
+mod command;
+mod continuation;
+mod sampling;
+
+use std::path::Path;
+
+use burn::tensor::Device;
+use kiln_model::decoder::Parts;
+use kiln_shard::ShardError;
+
+pub use command::GenerateArgs;
+pub use continuation::Continuation;
+pub use sampling::Sampling;
+
+use crate::data::Tokenizer;
+use crate::train::TrainError;
+
+/// Continues `prompt` and returns the prompt with its continuation. `after_pass` is called after
+/// every forward pass.
+pub fn text<P: Parts>(
+    parts: &P,
+    device: &Device,
+    tokenizer: &Path,
+    prompt: &str,
+    sampling: &Sampling,
+    mut after_pass: impl FnMut() -> Result<(), ShardError>,
+) -> Result<String, TrainError> {
+    let tokenizer = Tokenizer::load(tokenizer)?;
+    let mut continuation = Continuation::new(&tokenizer, prompt, sampling)?;
+    while continuation.advance(parts, device, &mut after_pass)? {}
+    Ok(continuation.text()?)
+}

@@ -1,0 +1,324 @@
+//! `config.json` to the shape of Kiln's decoder.
+//!
+//! Keys mean what they mean in transformers, version 4 and 5, with its defaults where they are
+//! absent. What changes the numbers and has no counterpart here is refused; keys that do not matter
+//! for the numbers are ignored.
+
+use std::path::Path;
+
+use kiln_model::{AttentionBias, FeedForwardKind, ModelConfig, RopeScaling};
+
+use super::keys::Keys;
+use super::{CONFIG_FILE, HuggingFaceError};
+
+const ARCHITECTURES: &str =
+    "LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM and Qwen3ForCausalLM are";
+
+/// What a `config.json` says.
+#[derive(Clone, Debug, PartialEq)]
+pub struct FolderConfig {
+    /// The shape of the decoder.
+    pub model: ModelConfig,
+    /// The longest sequence, in tokens, that the model is made for.
+    pub context_length: usize,
+}
+
+/// Architectures that are one decoder with differences.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Family {
+    Llama,
+    Mistral,
+    Qwen2,
+    Qwen3,
+}
+
+impl Family {
+    const ALL: [Family; 4] = [Family::Llama, Family::Mistral, Family::Qwen2, Family::Qwen3];
+
+    /// Its name in `architectures`.
+    pub(super) fn architecture(self) -> &'static str {
+        match self {
+            Family::Llama => "LlamaForCausalLM",
+            Family::Mistral => "MistralForCausalLM",
+            Family::Qwen2 => "Qwen2ForCausalLM",
+            Family::Qwen3 => "Qwen3ForCausalLM",
+        }
+    }
+
+    /// Its name in `model_type`.
+    pub(super) fn model_type(self) -> &'static str {
+        match self {
+            Family::Llama => "llama",
+            Family::Mistral => "mistral",
+            Family::Qwen2 => "qwen2",
+            Family::Qwen3 => "qwen3",
+        }
+    }
+
+    /// `max_position_embeddings` of a file that does not say.
+    fn default_context(self) -> usize {
+        match self {
+            Family::Llama => 2_048,
+            Family::Mistral => 131_072,
+            Family::Qwen2 | Family::Qwen3 => 32_768,
+        }
+    }
+
+    /// `num_key_value_heads` of a file without the key; null means as many as heads everywhere.
+    fn default_kv_heads(self, heads: usize) -> usize {
+        match self {
+            Family::Llama => heads,
+            Family::Mistral => 8,
+            Family::Qwen2 | Family::Qwen3 => 32,
+        }
+    }
+
+    fn of(keys: &Keys) -> Result<Self, HuggingFaceError> {
+        if let Some(architectures) = keys.texts("architectures")? {
+            let known = |family: &Family| architectures == [family.architecture()];
+            return Family::ALL
+                .into_iter()
+                .find(known)
+                .ok_or_else(|| keys.unsupported("architectures", ARCHITECTURES));
+        }
+        let model_type = keys.text("model_type")?.ok_or_else(|| {
+            keys.problem("architectures", "is missing, so it is not known which model this is")
+        })?;
+        Family::ALL
+            .into_iter()
+            .find(|family| family.model_type() == model_type)
+            .ok_or_else(|| keys.unsupported("model_type", ARCHITECTURES))
+    }
+}
+
+impl FolderConfig {
+    /// Reads `config.json` of `folder`.
+    ///
+    /// # Errors
+    ///
+    /// When the file is missing or no JSON, when a key is missing, of the wrong type, or asks for
+    /// something that Kiln's decoder does not have, and when the sizes fit no model.
+    pub fn read(folder: &Path) -> Result<Self, HuggingFaceError> {
+        let path = folder.join(CONFIG_FILE);
+        let keys = Keys::read(&path)?;
+        let family = Family::of(&keys)?;
+        let context_length =
+            keys.size("max_position_embeddings")?.unwrap_or(family.default_context());
+        refuse_other_models(&keys)?;
+        refuse_windows(&keys, family, context_length)?;
+        let heads = keys.needed("num_attention_heads")?;
+        let kv_heads = match keys.size("num_key_value_heads")? {
+            Some(kv_heads) => kv_heads,
+            None if keys.is_null("num_key_value_heads") => heads,
+            None => family.default_kv_heads(heads),
+        };
+        let d_model = keys.needed("hidden_size")?;
+        let head_dim = match (keys.size("head_dim")?, family) {
+            (None, Family::Qwen3) => Some(128),
+            (head_dim, _) => head_dim,
+        };
+        let all = |biased: bool| if biased { AttentionBias::All } else { AttentionBias::None };
+        let (rope_theta, rope_scaling) = rope(&keys, context_length)?;
+        let model = ModelConfig {
+            vocab_size: keys.needed("vocab_size")?,
+            d_model,
+            layers: keys.needed("num_hidden_layers")?,
+            heads,
+            kv_heads,
+            // A width of nothing is kept, so that the check below names it.
+            head_dim: head_dim
+                .filter(|width| *width == 0 || width.checked_mul(heads) != Some(d_model)),
+            d_ff: keys.needed("intermediate_size")?,
+            tie_embeddings: keys.flag("tie_word_embeddings")?,
+            feed_forward: FeedForwardKind::Swiglu,
+            attention_bias: match family {
+                Family::Llama | Family::Qwen3 => all(keys.flag("attention_bias")?),
+                Family::Mistral => AttentionBias::None,
+                Family::Qwen2 => AttentionBias::Qkv,
+            },
+            feed_forward_bias: family == Family::Llama && keys.flag("mlp_bias")?,
+            qk_norm: family == Family::Qwen3,
+            dropout: 0.0,
+            rope_theta,
+            rope_scaling,
+            norm_eps: keys.number("rms_norm_eps")?.unwrap_or(1e-6),
+            init_std: keys.number("initializer_range")?.unwrap_or(0.02),
+        };
+        let shape = |source| HuggingFaceError::Shape { path, source };
+        model.validate().map_err(shape)?;
+        if context_length == 0 {
+            return Err(keys.problem("max_position_embeddings", "is 0: must be at least 1"));
+        }
+        Ok(FolderConfig { model, context_length })
+    }
+}
+
+/// What makes another model of the same sizes.
+fn refuse_other_models(keys: &Keys) -> Result<(), HuggingFaceError> {
+    if keys.text("hidden_act")?.is_some_and(|name| name != "silu") {
+        return Err(keys.unsupported("hidden_act", "silu is"));
+    }
+    if keys.size("pretraining_tp")?.is_some_and(|parts| parts > 1) {
+        return Err(keys.unsupported("pretraining_tp", "1 is"));
+    }
+    if keys.get("quantization_config").is_some() {
+        let supported = "weights in f32, bf16 or f16 are; get the model without quantisation";
+        return Err(keys.unsupported("quantization_config", supported));
+    }
+    for key in ["num_local_experts", "num_experts", "n_routed_experts"] {
+        if keys.size(key)?.is_some_and(|experts| experts > 0) {
+            return Err(keys.unsupported(key, "models without experts are"));
+        }
+    }
+    Ok(())
+}
+
+/// Attention that does not see the whole sequence.
+fn refuse_windows(keys: &Keys, family: Family, context: usize) -> Result<(), HuggingFaceError> {
+    const WHOLE: &str = "attention to the whole sequence is";
+    let window = keys.size("sliding_window")?;
+    match family {
+        Family::Llama => {}
+        // A file without the key means the model's own window.
+        Family::Mistral => {
+            let absent = window.is_none() && !keys.is_null("sliding_window");
+            if absent || window.is_some_and(|window| window < context) {
+                return Err(keys.unsupported("sliding_window", "null is"));
+            }
+        }
+        Family::Qwen2 | Family::Qwen3 => {
+            if keys.flag("use_sliding_window")? {
+                return Err(keys.unsupported("use_sliding_window", WHOLE));
+            }
+        }
+    }
+    let layers = keys.texts("layer_types")?.unwrap_or_default();
+    if layers.iter().any(|layer| layer != "full_attention") {
+        return Err(keys.unsupported("layer_types", WHOLE));
+    }
+    Ok(())
+}
+
+/// Base and stretching of the rotary frequencies: in `rope_scaling` and `rope_theta`, or together
+/// in `rope_parameters`, as newer files have them. If both are there, the older ones count, as they
+/// do in transformers.
+fn rope(keys: &Keys, context: usize) -> Result<(f64, Option<RopeScaling>), HuggingFaceError> {
+    let scaling = keys.object("rope_scaling")?.filter(|scaling| !scaling.is_empty());
+    let rope = match scaling {
+        Some(scaling) => Some(scaling),
+        None => keys.object("rope_parameters")?,
+    };
+    let outer = keys.number("rope_theta")?;
+    let supported = "rotary embeddings of whole heads are";
+    if keys.number("partial_rotary_factor")?.is_some_and(|factor| factor != 1.0) {
+        return Err(keys.unsupported("partial_rotary_factor", supported));
+    }
+    let Some(rope) = rope else { return Ok((outer.unwrap_or(10_000.0), None)) };
+    if rope.number("partial_rotary_factor")?.is_some_and(|factor| factor != 1.0) {
+        return Err(rope.unsupported("partial_rotary_factor", supported));
+    }
+    if rope.get("full_attention").is_some() || rope.get("sliding_attention").is_some() {
+        let supported = "the same rotary embedding in all layers is";
+        return Err(keys.unsupported("rope_parameters", supported));
+    }
+    let theta = rope.number("rope_theta")?.or(outer).unwrap_or(10_000.0);
+    let key = if rope.get("rope_type").is_some() { "rope_type" } else { "type" };
+    let scaling = match rope.text(key)?.as_deref() {
+        None | Some("default") => None,
+        Some("linear") => Some(RopeScaling::Linear { factor: rope.needed_number("factor")? }),
+        Some("llama3") => {
+            const ORIGINAL: &str = "original_max_position_embeddings";
+            let original = match keys.size(ORIGINAL)? {
+                Some(outer) => outer,
+                None => rope.size(ORIGINAL)?.unwrap_or(context),
+            };
+            Some(RopeScaling::Llama3 {
+                factor: rope.needed_number("factor")?,
+                low_freq_factor: rope.needed_number("low_freq_factor")?,
+                high_freq_factor: rope.needed_number("high_freq_factor")?,
+                original_context: original,
+            })
+        }
+        Some(_) => return Err(rope.unsupported(key, "default, linear and llama3 are")),
+    };
+    Ok((theta, scaling))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str) -> Result<FolderConfig, HuggingFaceError> {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join(CONFIG_FILE), text).unwrap();
+        FolderConfig::read(folder.path())
+    }
+
+    /// Keys that are absent mean what they mean for each architecture.
+    #[test]
+    fn defaults_are_those_of_the_architecture() {
+        let sizes = r#""vocab_size": 8, "hidden_size": 64, "num_hidden_layers": 1,
+            "num_attention_heads": 32, "intermediate_size": 4"#;
+        let config = |rest: &str| read(&format!("{{{sizes}, {rest}}}"));
+        let llama = config(r#""model_type": "llama""#).unwrap();
+        assert_eq!((llama.model.kv_heads, llama.context_length), (32, 2048));
+        assert_eq!((llama.model.norm_eps, llama.model.rope_theta), (1e-6, 1e4));
+        assert_eq!((llama.model.head_dim, llama.model.tie_embeddings), (None, false));
+        let mistral = r#""architectures": ["MistralForCausalLM"], "sliding_window": "#;
+        let whole = config(&format!("{mistral}null")).unwrap();
+        assert_eq!((whole.model.kv_heads, whole.context_length), (8, 131_072));
+        assert_eq!(config(&format!("{mistral}131072")).unwrap(), whole);
+        let message = config(&format!("{mistral}4096")).unwrap_err().to_string();
+        assert!(message.contains("sliding_window = 4096 is not supported"), "{message}");
+        let message = config(r#""model_type": "mistral""#).unwrap_err().to_string();
+        assert!(message.contains("sliding_window = (absent)"), "{message}");
+        let null = config(
+            r#""model_type": "mistral", "sliding_window": null, "num_key_value_heads": null"#,
+        );
+        assert_eq!(null.unwrap().model.kv_heads, 32);
+        let qwen2 = config(r#""model_type": "qwen2", "sliding_window": 4096"#).unwrap();
+        assert_eq!(qwen2.model.attention_bias, AttentionBias::Qkv);
+        assert_eq!((qwen2.model.kv_heads, qwen2.context_length), (32, 32_768));
+        let qwen3 = config(r#""model_type": "qwen3", "head_dim": 2"#).unwrap();
+        assert_eq!((qwen3.model.qk_norm, qwen3.model.head_dim), (true, None));
+        let qwen3 = config(r#""model_type": "qwen3""#).unwrap();
+        assert_eq!(qwen3.model.head_dim, Some(128));
+    }
+
+    /// Rotary settings of older and newer files.
+    #[test]
+    fn rope_in_every_spelling() {
+        let sizes = r#""model_type": "llama", "vocab_size": 8, "hidden_size": 64,
+            "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 4"#;
+        let rope = |rest: &str| {
+            let model = read(&format!("{{{sizes}, {rest}}}")).unwrap().model;
+            (model.rope_theta, model.rope_scaling)
+        };
+        let linear = Some(RopeScaling::Linear { factor: 2.0 });
+        assert_eq!(rope(r#""rope_theta": 5"#), (5.0, None));
+        assert_eq!(rope(r#""rope_theta": 5, "rope_scaling": null"#), (5.0, None));
+        assert_eq!(
+            rope(r#""rope_parameters": {"rope_theta": 5.0, "rope_type": "default"}"#).0,
+            5.0
+        );
+        assert_eq!(rope(r#""rope_scaling": {"type": "linear", "factor": 2}"#), (1e4, linear));
+        assert_eq!(
+            rope(r#""rope_theta": 7, "rope_scaling": {"rope_type": "linear", "factor": 2.0}"#),
+            (7.0, linear)
+        );
+        assert_eq!(
+            rope(r#""rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 3.0}"#),
+            (3.0, linear)
+        );
+        let llama3 = r#"{"rope_type": "llama3", "factor": 8, "low_freq_factor": 1,
+            "high_freq_factor": 4, "original_max_position_embeddings": 64}"#;
+        let (theta, scaling) = rope(&format!(r#""rope_theta": 5e5, "rope_scaling": {llama3}"#));
+        let expected = RopeScaling::Llama3 {
+            factor: 8.0,
+            low_freq_factor: 1.0,
+            high_freq_factor: 4.0,
+            original_context: 64,
+        };
+        assert_eq!((theta, scaling), (5e5, Some(expected)));
+    }
+}

@@ -1,0 +1,201 @@
+//! The shape of Kiln's decoder as a `config.json`.
+
+use std::path::Path;
+
+use kiln_model::{AttentionBias, ModelConfig, RopeScaling};
+use serde_json::{Value, json};
+
+use super::HuggingFaceError;
+use super::config::Family;
+use super::tokens::{TokenIds, end_value};
+
+/// A `config.json` for `model`, which older and newer versions of transformers read alike.
+/// `dtype` is PyTorch's name of the weights' type; `folder` is the model's, for messages.
+///
+/// # Errors
+///
+/// When no architecture has what the model has.
+pub fn to_json(
+    model: &ModelConfig,
+    context_length: usize,
+    tokens: &TokenIds,
+    dtype: &str,
+    folder: &Path,
+) -> Result<Value, HuggingFaceError> {
+    let family = family_of(model, folder)?;
+    let mut config = json!({
+        "architectures": [family.architecture()],
+        "model_type": family.model_type(),
+        "vocab_size": model.vocab_size,
+        "hidden_size": model.d_model,
+        "intermediate_size": model.d_ff,
+        "num_hidden_layers": model.layers,
+        "num_attention_heads": model.heads,
+        "num_key_value_heads": model.kv_heads,
+        "head_dim": model.head_dim(),
+        "hidden_act": "silu",
+        "max_position_embeddings": context_length,
+        "initializer_range": model.init_std,
+        "rms_norm_eps": model.norm_eps,
+        "tie_word_embeddings": model.tie_embeddings,
+        "attention_dropout": 0.0,
+        "use_cache": true,
+        "bos_token_id": tokens.start,
+        "eos_token_id": end_value(tokens),
+        // The newer and the older name.
+        "dtype": dtype,
+        "torch_dtype": dtype,
+        "rope_theta": model.rope_theta,
+    });
+    let mut set = |key: &str, value: Value| config[key] = value;
+    match family {
+        Family::Llama => {
+            set("attention_bias", json!(model.attention_bias == AttentionBias::All));
+            set("mlp_bias", json!(model.feed_forward_bias));
+            set("pretraining_tp", json!(1));
+        }
+        Family::Qwen3 => {
+            set("attention_bias", json!(model.attention_bias == AttentionBias::All));
+            set("use_sliding_window", json!(false));
+            set("sliding_window", Value::Null);
+        }
+        Family::Qwen2 => {
+            set("use_sliding_window", json!(false));
+            set("sliding_window", Value::Null);
+        }
+        Family::Mistral => set("sliding_window", Value::Null),
+    }
+    // Older versions read `rope_theta` and `rope_scaling`, newer ones `rope_parameters`, where
+    // `rope_scaling` is not set.
+    let (scaling, parameters) = match model.rope_scaling {
+        None => (Value::Null, json!({"rope_type": "default"})),
+        // Some older versions want these two keys and no other.
+        Some(RopeScaling::Linear { factor }) => (
+            json!({"type": "linear", "factor": factor}),
+            json!({"rope_type": "linear", "factor": factor}),
+        ),
+        Some(RopeScaling::Llama3 {
+            factor,
+            low_freq_factor,
+            high_freq_factor,
+            original_context,
+        }) => {
+            let scaling = json!({
+                "rope_type": "llama3",
+                "factor": factor,
+                "low_freq_factor": low_freq_factor,
+                "high_freq_factor": high_freq_factor,
+                "original_max_position_embeddings": original_context,
+            });
+            (scaling.clone(), scaling)
+        }
+    };
+    set("rope_scaling", scaling);
+    set("rope_parameters", parameters);
+    config["rope_parameters"]["rope_theta"] = json!(model.rope_theta);
+    Ok(config)
+}
+
+/// The architecture that has all that `model` has.
+fn family_of(model: &ModelConfig, folder: &Path) -> Result<Family, HuggingFaceError> {
+    let bias = model.attention_bias;
+    let family = match (model.qk_norm, bias, model.feed_forward_bias) {
+        (true, AttentionBias::None | AttentionBias::All, false) => Some(Family::Qwen3),
+        (false, AttentionBias::Qkv, false) => Some(Family::Qwen2),
+        (false, AttentionBias::None | AttentionBias::All, _) => Some(Family::Llama),
+        _ => None,
+    };
+    family.ok_or_else(|| {
+        let features = [
+            (model.qk_norm, "qk_norm"),
+            (bias == AttentionBias::Qkv, "attention_bias qkv"),
+            (bias == AttentionBias::All, "attention_bias all"),
+            (model.feed_forward_bias, "feed_forward_bias"),
+        ];
+        let features: Vec<_> =
+            features.into_iter().filter(|(has, _)| *has).map(|(_, name)| name).collect();
+        HuggingFaceError::NoArchitecture {
+            path: folder.to_owned(),
+            features: features.join(" together with "),
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{CONFIG_FILE, FolderConfig};
+    use super::*;
+
+    fn read(text: &str) -> Result<FolderConfig, HuggingFaceError> {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join(CONFIG_FILE), text).unwrap();
+        FolderConfig::read(folder.path())
+    }
+
+    fn written(model: &ModelConfig) -> Value {
+        to_json(model, 99, &TokenIds::default(), "float32", Path::new("x")).unwrap()
+    }
+
+    /// Every shape that can be written is read back as it was.
+    #[test]
+    fn what_is_written_is_read() {
+        let plain = ModelConfig::preset("1b").unwrap();
+        let llama3 = RopeScaling::Llama3 {
+            factor: 32.0,
+            low_freq_factor: 1.0,
+            high_freq_factor: 4.0,
+            original_context: 8192,
+        };
+        let with = |change: &dyn Fn(&mut ModelConfig)| {
+            let mut model = plain.clone();
+            change(&mut model);
+            model
+        };
+        for (architecture, model) in [
+            ("LlamaForCausalLM", plain.clone()),
+            ("LlamaForCausalLM", with(&|m| m.tie_embeddings = true)),
+            ("LlamaForCausalLM", with(&|m| m.head_dim = Some(16))),
+            ("LlamaForCausalLM", with(&|m| m.attention_bias = AttentionBias::All)),
+            ("LlamaForCausalLM", with(&|m| m.feed_forward_bias = true)),
+            ("LlamaForCausalLM", with(&|m| m.rope_scaling = Some(llama3))),
+            (
+                "LlamaForCausalLM",
+                with(&|m| m.rope_scaling = Some(RopeScaling::Linear { factor: 2.0 })),
+            ),
+            ("Qwen2ForCausalLM", with(&|m| m.attention_bias = AttentionBias::Qkv)),
+            ("Qwen3ForCausalLM", with(&|m| m.qk_norm = true)),
+            (
+                "Qwen3ForCausalLM",
+                with(&|m| {
+                    m.qk_norm = true;
+                    m.attention_bias = AttentionBias::All;
+                    m.rope_theta = 1e6;
+                    m.norm_eps = 1e-6;
+                }),
+            ),
+        ] {
+            let json = written(&model);
+            assert_eq!(json["architectures"], json!([architecture]));
+            let read = read(&json.to_string()).unwrap();
+            assert_eq!(read, FolderConfig { model, context_length: 99 }, "{json}");
+        }
+    }
+
+    #[test]
+    fn what_no_architecture_has_is_refused() {
+        let refuse = |change: &dyn Fn(&mut ModelConfig)| {
+            let mut model = ModelConfig::preset("10m").unwrap();
+            change(&mut model);
+            let path = Path::new("run");
+            to_json(&model, 9, &TokenIds::default(), "float32", path).unwrap_err().to_string()
+        };
+        let message = refuse(&|m| (m.qk_norm, m.attention_bias) = (true, AttentionBias::Qkv));
+        assert!(message.contains("qk_norm together with attention_bias qkv,"), "{message}");
+        let message = refuse(&|m| {
+            (m.feed_forward_bias, m.attention_bias) = (true, AttentionBias::Qkv);
+        });
+        assert!(message.contains("attention_bias qkv together with feed_forward_bias"));
+        let message = refuse(&|m| (m.qk_norm, m.feed_forward_bias) = (true, true));
+        assert!(message.contains("qk_norm together with feed_forward_bias"), "{message}");
+    }
+}

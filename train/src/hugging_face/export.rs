@@ -1,0 +1,210 @@
+//! `kiln export`: any model that Kiln can open, in the layout of Hugging Face.
+
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use kiln_model::Key;
+use kiln_model::decoder::Decoder;
+use serde_json::{Value, json};
+
+use super::describe::to_json;
+use super::names::hugging_face_name;
+use super::output::NewFolder;
+use super::tokens::{TokenIds, generation_config, token_ids};
+use super::writer::{Item, index, write_file};
+use super::{
+    CARRIED, CONFIG_FILE, GENERATION_FILE, HuggingFaceError, INDEX_FILE, MODEL_FILE,
+    TOKENIZER_CONFIG_FILE, TOKENIZER_FILE,
+};
+use crate::checkpoint::CheckpointError;
+use crate::data::Tokenizer;
+use crate::device;
+use crate::metrics::say;
+use crate::sharded::parameter_shapes;
+use crate::source::ModelSource;
+use crate::train::TrainError;
+
+pub use super::writer::ExportDtype;
+
+/// Bytes of a GB, as it is counted on disks and by transformers.
+const GB: f64 = 1e9;
+/// Spellings of the token that starts a text.
+const START_OF_TEXT: [&str; 3] = ["<s>", "<|begin_of_text|>", "<bos>"];
+
+/// Arguments of `kiln export`.
+#[derive(Args, Clone, Debug)]
+pub struct ExportArgs {
+    /// Checkpoint folder, run folder for its newest one, or Hugging Face folder.
+    #[arg(long)]
+    checkpoint: PathBuf,
+    /// Folder to create.
+    #[arg(long)]
+    out: PathBuf,
+    /// Type of the weights.
+    #[arg(long, value_enum, default_value = "f32")]
+    dtype: ExportDtype,
+    /// Start another file before one gets larger than this.
+    #[arg(long, default_value_t = 5.0, value_name = "GB")]
+    max_shard_gb: f64,
+}
+
+/// What is exported, and how.
+#[derive(Clone, Debug)]
+pub struct ExportOptions {
+    /// What [`ModelSource::open`] opens.
+    pub checkpoint: PathBuf,
+    /// The folder to create.
+    pub out: PathBuf,
+    /// Type of the weights.
+    pub dtype: ExportDtype,
+    /// A file is not larger, unless a single weight is.
+    pub max_shard_bytes: usize,
+}
+
+impl ExportArgs {
+    /// Exports and says where to.
+    pub fn run(self) -> Result<(), TrainError> {
+        let ExportArgs { checkpoint, out, dtype, max_shard_gb } = self;
+        if !(max_shard_gb > 0.0 && max_shard_gb.is_finite()) {
+            let problem = format!("--max-shard-gb {max_shard_gb}: must be positive and finite");
+            return Err(TrainError::usage(problem));
+        }
+        // Beyond what a file can be, the largest number will do.
+        let max_shard_bytes = (max_shard_gb * GB) as usize;
+        let options = ExportOptions { checkpoint, out, dtype, max_shard_bytes };
+        export(&options)?;
+        say(&format!("exported to {}", options.out.display()));
+        Ok(())
+    }
+}
+
+/// Writes a model in the layout of Hugging Face. Holds one weight in memory at a time.
+///
+/// # Errors
+///
+/// When the model cannot be opened or read, when no architecture has what it has, when there is
+/// something at `out` already, and when the disk fails.
+pub fn export(options: &ExportOptions) -> Result<(), TrainError> {
+    let source = ModelSource::open(&options.checkpoint)?;
+    let (folder, dtype) = (source.folder(), options.dtype);
+    let tokens = tokens_of(&source)?;
+    let config =
+        to_json(source.model(), source.context_length(), &tokens, dtype.torch_name(), folder)?;
+    let weights = source.weights();
+    let items = items(&source)?;
+    let known: std::collections::BTreeSet<_> =
+        items.iter().map(|item| item.name.as_str()).collect();
+    if let Some(name) = weights.shapes().keys().find(|name| !known.contains(*name)) {
+        let (path, name) = (folder.to_owned(), (*name).to_owned());
+        return Err(HuggingFaceError::Unnamed { path, name }.into());
+    }
+    let out = NewFolder::create(&options.out)?;
+    let carried = out.carry(folder, &CARRIED)?;
+    out.write_json(CONFIG_FILE, &config)?;
+    if !carried.contains(&GENERATION_FILE) {
+        out.write_json(GENERATION_FILE, &generation_config(&tokens))?;
+    }
+    if carried.contains(&TOKENIZER_FILE) && !carried.contains(&TOKENIZER_CONFIG_FILE) {
+        out.write_json(TOKENIZER_CONFIG_FILE, &tokenizer_config(&source, &tokens)?)?;
+    }
+    let files = split(items, dtype, options.max_shard_bytes);
+    for (name, items) in &files {
+        write_file(&out, name, weights.as_ref(), items, dtype)?;
+    }
+    if files.len() > 1 {
+        out.write_json(INDEX_FILE, &index(&files, dtype))?;
+    }
+    Ok(out.commit()?)
+}
+
+/// All weights of the decoder, in its order, with their names there.
+fn items(source: &ModelSource) -> Result<Vec<Item>, HuggingFaceError> {
+    let decoder = Decoder::new(source.model(), Key::new(0), &device::plain());
+    parameter_shapes(&decoder)
+        .into_iter()
+        .map(|(name, shape)| match hugging_face_name(&name) {
+            Some(there) => Ok(Item { name, shape, there }),
+            None => Err(HuggingFaceError::Unnamed { path: source.folder().to_owned(), name }),
+        })
+        .collect()
+}
+
+/// Files and what goes into them; each is as large as `most` bytes allow, and has one weight at
+/// least.
+fn split(items: Vec<Item>, dtype: ExportDtype, most: usize) -> Vec<(String, Vec<Item>)> {
+    let mut groups: Vec<Vec<Item>> = Vec::new();
+    let mut used = 0;
+    for item in items {
+        let bytes = item.bytes(dtype);
+        match groups.last_mut() {
+            Some(group) if used + bytes <= most => {
+                used += bytes;
+                group.push(item);
+            }
+            _ => {
+                used = bytes;
+                groups.push(vec![item]);
+            }
+        }
+    }
+    let count = groups.len();
+    let name = |index: usize| match count {
+        1 => MODEL_FILE.to_owned(),
+        _ => format!("model-{:05}-of-{count:05}.safetensors", index + 1),
+    };
+    groups.into_iter().enumerate().map(|(index, group)| (name(index), group)).collect()
+}
+
+/// Ids that start and end a text: as the folder says, or else as the tokenizer does.
+fn tokens_of(source: &ModelSource) -> Result<TokenIds, TrainError> {
+    let mut tokens = token_ids(source.folder())?;
+    let path = source.tokenizer();
+    if !path.is_file() {
+        return Ok(tokens);
+    }
+    if tokens.end.is_empty() {
+        // A tokenizer may have no such token.
+        tokens.end = Tokenizer::load(&path)?.end_of_text().into_iter().collect();
+    }
+    if tokens.start.is_none() {
+        tokens.start = start_of_text(&path)?;
+    }
+    Ok(tokens)
+}
+
+/// The id of the token that starts a text, if the tokenizer at `path` has one.
+fn start_of_text(path: &Path) -> Result<Option<u32>, HuggingFaceError> {
+    let text = std::fs::read(path).map_err(HuggingFaceError::io("read", path))?;
+    let file: Value = serde_json::from_slice(&text).map_err(|error| HuggingFaceError::Json {
+        path: path.to_owned(),
+        problem: error.to_string(),
+    })?;
+    let added = file["added_tokens"].as_array().map_or(&[][..], Vec::as_slice);
+    let id = |spelling: &str| {
+        let token = added.iter().find(|token| token["content"].as_str() == Some(spelling))?;
+        u32::try_from(token["id"].as_u64()?).ok()
+    };
+    Ok(START_OF_TEXT.into_iter().find_map(id))
+}
+
+/// As much as transformers needs to load `tokenizer.json` by itself.
+fn tokenizer_config(source: &ModelSource, tokens: &TokenIds) -> Result<Value, TrainError> {
+    let tokenizer = Tokenizer::load(source.tokenizer())?;
+    let mut config = json!({
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": source.context_length(),
+        "clean_up_tokenization_spaces": false,
+    });
+    for (key, id) in [("bos_token", tokens.start), ("eos_token", tokens.end.first().copied())] {
+        if let Some(id) = id {
+            config[key] = json!(tokenizer.decode(&[id])?);
+        }
+    }
+    Ok(config)
+}
+
+impl From<HuggingFaceError> for TrainError {
+    fn from(error: HuggingFaceError) -> Self {
+        CheckpointError::from(error).into()
+    }
+}

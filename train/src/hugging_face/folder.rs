@@ -1,0 +1,263 @@
+//! A model folder in the layout of Hugging Face, as weights of Kiln's decoder.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use kiln_model::decoder::Decoder;
+use kiln_model::{Key, ModelConfig};
+
+use super::config::FolderConfig;
+use super::keys::Keys;
+use super::names::{HEAD, HuggingFaceName, hugging_face_name, is_buffer};
+use super::tokens::end_ids;
+use super::{CONFIG_FILE, HuggingFaceError, INDEX_FILE, MODEL_FILE, TOKENIZER_FILE, TensorFile};
+use crate::checkpoint::{CheckpointError, MANIFEST_FILE, model_line};
+use crate::device;
+use crate::sharded::parameter_shapes;
+use crate::weights::Weights;
+
+/// A folder with `config.json` and safetensors. Opening it checks names, shapes and dtypes of all
+/// weights; their values are read where they are, part by part.
+#[derive(Clone, Debug)]
+pub struct HuggingFaceFolder {
+    folder: PathBuf,
+    config: FolderConfig,
+    end_ids: Vec<u32>,
+    files: Vec<TensorFile>,
+    /// By the names of Kiln's decoder.
+    tensors: BTreeMap<String, Tensor>,
+}
+
+#[derive(Clone, Debug)]
+struct Tensor {
+    there: HuggingFaceName,
+    /// Position in `files`.
+    file: usize,
+    /// Kiln's.
+    shape: Vec<usize>,
+}
+
+impl HuggingFaceFolder {
+    /// Whether `folder` is a model in this layout, as far as its names tell, rather than a
+    /// checkpoint of Kiln.
+    pub fn is_one(folder: &Path) -> bool {
+        folder.join(CONFIG_FILE).is_file() && !folder.join(MANIFEST_FILE).exists()
+    }
+
+    /// Opens `folder`.
+    ///
+    /// # Errors
+    ///
+    /// When a file is missing or damaged, when Kiln's decoder cannot be this model, and when the
+    /// weights are not those that `config.json` describes.
+    pub fn open(folder: &Path) -> Result<Self, HuggingFaceError> {
+        if !folder.join(CONFIG_FILE).is_file() {
+            return Err(HuggingFaceError::NotAModel {
+                path: folder.to_owned(),
+                problem: "it has no config.json; name the folder that has one".to_owned(),
+            });
+        }
+        let config = FolderConfig::read(folder)?;
+        let end_ids = end_ids(folder)?;
+        let (files, places) = open_files(folder)?;
+        let tensors = place(folder, &config.model, &files, places)?;
+        for tensor in tensors.values() {
+            files[tensor.file].check_dtype(&tensor.there.name)?;
+        }
+        Ok(HuggingFaceFolder { folder: folder.to_owned(), config, end_ids, files, tensors })
+    }
+
+    /// The folder.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// The shape of the model.
+    pub fn model(&self) -> &ModelConfig {
+        &self.config.model
+    }
+
+    /// The tokenizer's file; it need not be there.
+    pub fn tokenizer(&self) -> PathBuf {
+        self.folder.join(TOKENIZER_FILE)
+    }
+
+    /// The longest sequence, in tokens, that the model is made for.
+    pub fn context_length(&self) -> usize {
+        self.config.context_length
+    }
+
+    /// What it holds: the model, and a line for each weight, by Kiln's name and the name there.
+    pub fn describe(&self) -> String {
+        let numel = |tensor: &Tensor| tensor.shape.iter().product::<usize>() as u64;
+        let parameters = self.tensors.values().map(numel).sum();
+        let (folder, files) = (self.folder.display(), self.files.len());
+        let width = self.tensors.keys().map(String::len).max().unwrap_or(0).max(4);
+        let mut lines = vec![
+            format!("{folder}: a model in the layout of Hugging Face, {files} files of weights"),
+            model_line(self.model(), parameters, self.context_length()),
+            format!("{:width$}  {:5}  {:16}  name there", "name", "dtype", "shape"),
+        ];
+        for (name, tensor) in &self.tensors {
+            let (shape, there) = (format!("{:?}", tensor.shape), &tensor.there.name);
+            let dtype = self.files[tensor.file].dtype(there).unwrap_or_default();
+            lines.push(format!("{name:width$}  {dtype:5}  {shape:16}  {there}"));
+        }
+        lines.join("\n")
+    }
+
+    /// Ids that end a text; none if the folder names none.
+    pub fn end_ids(&self) -> &[u32] {
+        &self.end_ids
+    }
+}
+
+impl Weights for HuggingFaceFolder {
+    fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    fn shapes(&self) -> BTreeMap<&str, &[usize]> {
+        let shapes = self.tensors.iter();
+        shapes.map(|(name, tensor)| (name.as_str(), tensor.shape.as_slice())).collect()
+    }
+
+    fn read(
+        &self,
+        name: &str,
+        range: Range<usize>,
+        values: &mut [f32],
+    ) -> Result<(), CheckpointError> {
+        let tensor = self.tensors.get(name).ok_or_else(|| {
+            HuggingFaceError::damaged(&self.folder, format!("the model has no weight `{name}`"))
+        })?;
+        let HuggingFaceName { name, transposed } = &tensor.there;
+        Ok(self.files[tensor.file].read(name, *transposed, range, values)?)
+    }
+}
+
+/// The files of weights, and in which of them each tensor is.
+pub(super) type Files = (Vec<TensorFile>, BTreeMap<String, usize>);
+
+/// Opens the file of weights, or all files of the index.
+fn open_files(folder: &Path) -> Result<Files, HuggingFaceError> {
+    let whole = folder.join(MODEL_FILE);
+    if whole.is_file() {
+        let file = TensorFile::open(&whole)?;
+        let places = file.names().map(|name| (name.to_owned(), 0)).collect();
+        return Ok((vec![file], places));
+    }
+    let index = folder.join(INDEX_FILE);
+    if index.is_file() {
+        return open_index(folder, &index);
+    }
+    let pickled = ["pytorch_model.bin", "pytorch_model.bin.index.json"];
+    let problem = if pickled.iter().any(|name| folder.join(name).is_file()) {
+        "its weights are in pytorch_model.bin, which runs code when it is opened; convert them to \
+         model.safetensors, or get the safetensors of the model"
+    } else {
+        "it has neither model.safetensors nor model.safetensors.index.json"
+    };
+    Err(HuggingFaceError::NotAModel { path: folder.to_owned(), problem: problem.to_owned() })
+}
+
+/// The files that an index names, each with its tensors. They lie beside the index: nothing but the
+/// names of safetensors files is accepted.
+pub(super) fn files_of_index(
+    index: &Path,
+) -> Result<BTreeMap<String, BTreeSet<String>>, HuggingFaceError> {
+    let weight_map = Keys::read(index)?;
+    let Some(weight_map) = weight_map.object("weight_map")? else {
+        return Err(weight_map.problem("weight_map", "is missing"));
+    };
+    let mut files: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for tensor in weight_map.names() {
+        // Null counts as no name.
+        let file = weight_map.text(tensor)?.unwrap_or_default();
+        let plain = Path::new(&file).file_name().is_some_and(|name| name == file.as_str());
+        if !plain || !file.ends_with(".safetensors") {
+            let problem = format!("is {file}, expected the name of a .safetensors file beside it");
+            return Err(weight_map.problem(tensor, &problem));
+        }
+        files.entry(file).or_default().insert(tensor.to_owned());
+    }
+    Ok(files)
+}
+
+/// Opens all files of an index, which must say of every tensor in which of them it is.
+pub(super) fn open_index(folder: &Path, index: &Path) -> Result<Files, HuggingFaceError> {
+    let (mut files, mut places) = (Vec::new(), BTreeMap::new());
+    for (name, expected) in files_of_index(index)? {
+        let expected: BTreeSet<_> = expected.iter().map(String::as_str).collect();
+        let file = TensorFile::open(&folder.join(name))?;
+        let found: BTreeSet<_> = file.names().collect();
+        if let Some(missing) = expected.difference(&found).next() {
+            let problem = format!("`{missing}` is not in it, although the index says so");
+            return Err(HuggingFaceError::damaged(file.path(), problem));
+        }
+        let unlisted = found.difference(&expected).find(|name| !is_buffer(name));
+        if let Some(unlisted) = unlisted {
+            let problem = format!("`{unlisted}` is in it, although the index says otherwise");
+            return Err(HuggingFaceError::damaged(file.path(), problem));
+        }
+        places.extend(found.into_iter().map(|name| (name.to_owned(), files.len())));
+        files.push(file);
+    }
+    Ok((files, places))
+}
+
+/// Finds every weight of the decoder; nothing but what can be computed may be left over.
+fn place(
+    folder: &Path,
+    model: &ModelConfig,
+    files: &[TensorFile],
+    mut places: BTreeMap<String, usize>,
+) -> Result<BTreeMap<String, Tensor>, HuggingFaceError> {
+    // Before as many are made.
+    if model.layers > places.len() {
+        return Err(HuggingFaceError::Key {
+            path: folder.join(CONFIG_FILE),
+            key: "num_hidden_layers".to_owned(),
+            problem: format!("is {}, but there are {} tensors", model.layers, places.len()),
+        });
+    }
+    let decoder = Decoder::new(model, Key::new(0), &device::plain());
+    let (mut tensors, mut missing, mut misshapen) = (BTreeMap::new(), Vec::new(), Vec::new());
+    for (name, shape) in parameter_shapes(&decoder) {
+        let there = hugging_face_name(&name).ok_or_else(|| HuggingFaceError::Unnamed {
+            path: folder.to_owned(),
+            name: name.clone(),
+        })?;
+        let Some(file) = places.remove(&there.name) else {
+            missing.push(there.name);
+            continue;
+        };
+        let found = files[file].shape(&there.name).unwrap_or_default();
+        let expected = in_file(&shape, &there);
+        if found == expected {
+            tensors.insert(name, Tensor { there, file, shape });
+        } else {
+            misshapen.push(format!("`{}` is {found:?}, expected {expected:?}", there.name));
+        }
+    }
+    // Tied weights are one; a file that has them twice means the embedding, as transformers does.
+    let unexpected: Vec<_> = places
+        .into_keys()
+        .filter(|name| !(is_buffer(name) || model.tie_embeddings && name == HEAD))
+        .collect();
+    if missing.is_empty() && unexpected.is_empty() && misshapen.is_empty() {
+        return Ok(tensors);
+    }
+    let path = folder.to_owned();
+    Err(HuggingFaceError::Names { path, missing, unexpected, misshapen })
+}
+
+/// The shape that Kiln's `shape` has in a file.
+pub(super) fn in_file(shape: &[usize], there: &HuggingFaceName) -> Vec<usize> {
+    let mut shape = shape.to_vec();
+    if there.transposed {
+        shape.reverse();
+    }
+    shape
+}

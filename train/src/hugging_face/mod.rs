@@ -1,0 +1,56 @@
+//! Models in the layout of Hugging Face: read where they are, imported, exported.
+//!
+//! - `config`: `config.json` to a [`kiln_model::ModelConfig`], key by key with `keys`; `describe`: and
+//!   back; `tokens`: ids that start and end a text;
+//! - `names`: what a weight is called on either side, and which matrices are transposed;
+//! - `tensors`: safetensors files, mapped into memory; `writer`: safetensors files, written as a
+//!   stream;
+//! - `folder`: a folder of `config.json` and safetensors as [`crate::weights::Weights`];
+//! - `export` and `import`: the commands, which write into an `output`; `download`: from the hub
+//!   (feature `hub`).
+//!
+//! Only safetensors are read: pickled weights run code when they are opened.
+
+mod config;
+mod describe;
+mod download;
+mod error;
+mod export;
+mod folder;
+mod import;
+mod keys;
+mod names;
+mod output;
+mod tensors;
+mod tokens;
+mod writer;
+
+pub use config::FolderConfig;
+pub use describe::to_json;
+pub use error::HuggingFaceError;
+pub use export::{ExportArgs, ExportDtype, ExportOptions, export};
+pub use folder::HuggingFaceFolder;
+pub use import::{ImportArgs, import};
+pub use names::{HuggingFaceName, hugging_face_name};
+use tensors::TensorFile;
+pub use tokens::{TokenIds, end_ids};
+
+/// The shape of the model and of its surroundings.
+const CONFIG_FILE: &str = "config.json";
+/// How text is generated, unless the user says otherwise.
+const GENERATION_FILE: &str = "generation_config.json";
+/// All weights, if they are in one file.
+const MODEL_FILE: &str = "model.safetensors";
+/// Which file holds which weight, if they are in several.
+const INDEX_FILE: &str = "model.safetensors.index.json";
+const TOKENIZER_FILE: &str = "tokenizer.json";
+const TOKENIZER_CONFIG_FILE: &str = "tokenizer_config.json";
+
+/// Files that belong to a model and that Kiln hands on as they are.
+const CARRIED: [&str; 5] = [
+    TOKENIZER_FILE,
+    TOKENIZER_CONFIG_FILE,
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    GENERATION_FILE,
+];

@@ -1,0 +1,102 @@
+//! What a weight is called in Hugging Face's layout.
+//!
+//! Kiln's linear maps hold `[d_in, d_out]`, PyTorch's `[d_out, d_in]`: their matrices are
+//! transposed. Tables and vectors are the same on both sides. Both rotate element `j` of a head
+//! with element `j + head_dim / 2`, so queries and keys need no permutation.
+
+/// A weight of the decoder in Hugging Face's layout.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HuggingFaceName {
+    /// Its name there.
+    pub name: String,
+    /// Whether its matrix is transposed there.
+    pub transposed: bool,
+}
+
+/// The embedding, which is also the head of a tied model.
+pub(super) const EMBEDDING: &str = "embed_tokens.weight";
+/// The head of a model that is not tied, on both sides.
+pub(super) const HEAD: &str = "lm_head.weight";
+
+/// The name of Kiln's weight `kiln` in Hugging Face's layout, or `None` if there is none.
+pub fn hugging_face_name(kiln: &str) -> Option<HuggingFaceName> {
+    let plain = |name: String| Some(HuggingFaceName { name, transposed: false });
+    match kiln {
+        EMBEDDING | "norm.weight" => return plain(format!("model.{kiln}")),
+        HEAD => return Some(HuggingFaceName { name: kiln.to_owned(), transposed: true }),
+        _ => {}
+    }
+    let (layer, inner) = kiln.strip_prefix("layers.")?.split_once('.')?;
+    // As `to_string` writes it: `layers.01` is no layer.
+    if layer.parse::<usize>().ok()?.to_string() != layer {
+        return None;
+    }
+    let (module, parameter) = inner.rsplit_once('.')?;
+    // The path in the module has the name of the feed-forward layer's kind.
+    let module = match module {
+        "attention_norm" => "input_layernorm",
+        "ffn_norm" => "post_attention_layernorm",
+        "attention.q_proj" => "self_attn.q_proj",
+        "attention.k_proj" => "self_attn.k_proj",
+        "attention.v_proj" => "self_attn.v_proj",
+        "attention.o_proj" => "self_attn.o_proj",
+        "attention.q_norm" => "self_attn.q_norm",
+        "attention.k_norm" => "self_attn.k_norm",
+        "ffn.SwiGlu.gate_proj" => "mlp.gate_proj",
+        "ffn.SwiGlu.up_proj" => "mlp.up_proj",
+        "ffn.SwiGlu.down_proj" => "mlp.down_proj",
+        _ => return None,
+    };
+    let is_map = module.ends_with("_proj");
+    let known = parameter == "weight" || (is_map && parameter == "bias");
+    known.then(|| HuggingFaceName {
+        name: format!("model.layers.{layer}.{module}.{parameter}"),
+        transposed: is_map && parameter == "weight",
+    })
+}
+
+/// Whether the tensor `name` of a file is none of the model's weights but a table that can be
+/// computed, which older files carry along.
+pub(super) fn is_buffer(name: &str) -> bool {
+    name.ends_with(".rotary_emb.inv_freq")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn matrices_of_maps_are_transposed_and_nothing_else() {
+        for (kiln, expected, transposed) in [
+            ("embed_tokens.weight", "model.embed_tokens.weight", false),
+            ("norm.weight", "model.norm.weight", false),
+            ("lm_head.weight", "lm_head.weight", true),
+            ("layers.0.attention_norm.weight", "model.layers.0.input_layernorm.weight", false),
+            ("layers.7.ffn_norm.weight", "model.layers.7.post_attention_layernorm.weight", false),
+            ("layers.12.attention.o_proj.weight", "model.layers.12.self_attn.o_proj.weight", true),
+            ("layers.1.attention.q_proj.bias", "model.layers.1.self_attn.q_proj.bias", false),
+            ("layers.1.attention.k_norm.weight", "model.layers.1.self_attn.k_norm.weight", false),
+            ("layers.3.ffn.SwiGlu.down_proj.weight", "model.layers.3.mlp.down_proj.weight", true),
+        ] {
+            let found = hugging_face_name(kiln).unwrap();
+            assert_eq!((found.name.as_str(), found.transposed), (expected, transposed), "{kiln}");
+        }
+    }
+
+    #[test]
+    fn other_weights_have_no_name() {
+        for name in [
+            "",
+            "norm.bias",
+            "layers.0.attention_norm.bias",
+            "layers.x.ffn_norm.weight",
+            "layers.01.ffn_norm.weight",
+            "layers.0.ffn.router.weight",
+            "layers.0.ffn.weight",
+            "layers.0.weight",
+            "layers.0",
+        ] {
+            assert_eq!(hugging_face_name(name), None, "{name}");
+        }
+    }
+}

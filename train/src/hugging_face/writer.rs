@@ -1,0 +1,197 @@
+//! Safetensors files, written as a stream: the header from known sizes, then one tensor after the
+//! other.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{BufWriter, Write};
+
+use half::{bf16, f16};
+use serde_json::{Value, json};
+
+use super::HuggingFaceError;
+use super::folder::in_file;
+use super::names::HuggingFaceName;
+use super::output::NewFolder;
+use crate::checkpoint::CheckpointError;
+use crate::weights::Weights;
+
+/// Headers end where 8 bytes end, so that tensors can be mapped.
+const ALIGNMENT: usize = 8;
+/// Rows of a matrix that are put in order at once while it is transposed.
+const ROWS: usize = 64;
+
+/// Type of the elements of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum ExportDtype {
+    /// 32-bit floating point, the weights as they are.
+    F32,
+    /// bfloat16.
+    Bf16,
+    /// 16-bit floating point.
+    F16,
+}
+
+impl ExportDtype {
+    /// What it is called in safetensors.
+    fn name(self) -> &'static str {
+        match self {
+            ExportDtype::F32 => "F32",
+            ExportDtype::Bf16 => "BF16",
+            ExportDtype::F16 => "F16",
+        }
+    }
+
+    /// What PyTorch calls it.
+    pub fn torch_name(self) -> &'static str {
+        match self {
+            ExportDtype::F32 => "float32",
+            ExportDtype::Bf16 => "bfloat16",
+            ExportDtype::F16 => "float16",
+        }
+    }
+
+    /// Bytes of an element.
+    pub fn width(self) -> usize {
+        match self {
+            ExportDtype::F32 => 4,
+            ExportDtype::Bf16 | ExportDtype::F16 => 2,
+        }
+    }
+
+    /// Appends a value, rounded to the nearest; `false` if it is out of range.
+    fn append(self, value: f32, bytes: &mut Vec<u8>) -> bool {
+        let rounded = match self {
+            ExportDtype::F32 => {
+                bytes.extend(value.to_le_bytes());
+                value
+            }
+            ExportDtype::Bf16 => {
+                let rounded = bf16::from_f32(value);
+                bytes.extend(rounded.to_le_bytes());
+                rounded.to_f32()
+            }
+            ExportDtype::F16 => {
+                let rounded = f16::from_f32(value);
+                bytes.extend(rounded.to_le_bytes());
+                rounded.to_f32()
+            }
+        };
+        rounded.is_finite() || !value.is_finite()
+    }
+}
+
+/// One tensor to be written.
+#[derive(Clone, Debug)]
+pub(super) struct Item {
+    /// The weight's name in [`Weights`].
+    pub(super) name: String,
+    /// Its shape there.
+    pub(super) shape: Vec<usize>,
+    /// What it becomes.
+    pub(super) there: HuggingFaceName,
+}
+
+impl Item {
+    fn numel(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// Bytes in a file.
+    pub(super) fn bytes(&self, dtype: ExportDtype) -> usize {
+        self.numel() * dtype.width()
+    }
+}
+
+/// Writes `items` to the file `file` of `folder`; holds one tensor in memory at a time.
+pub(super) fn write_file(
+    folder: &NewFolder,
+    file: &str,
+    weights: &dyn Weights,
+    items: &[Item],
+    dtype: ExportDtype,
+) -> Result<(), CheckpointError> {
+    let path = folder.path().join(file);
+    let failed = |error| HuggingFaceError::io("write", &path)(error);
+    let out = File::create(&path).map_err(HuggingFaceError::io("create", &path))?;
+    let mut out = BufWriter::with_capacity(1 << 20, out);
+    out.write_all(&header(items, dtype)).map_err(failed)?;
+    for item in items {
+        write_tensor(&mut out, weights, item, dtype, &failed)?;
+    }
+    let out = out.into_inner().map_err(|error| failed(error.into_error()))?;
+    out.sync_all().map_err(failed)?;
+    Ok(())
+}
+
+/// The length of the header and the header; tensors follow in the order of `items`.
+fn header(items: &[Item], dtype: ExportDtype) -> Vec<u8> {
+    let mut text = json!({"__metadata__": {"format": "pt"}}).to_string();
+    let mut start = 0;
+    for item in items {
+        let end = start + item.bytes(dtype);
+        let entry = json!({
+            "dtype": dtype.name(),
+            "shape": in_file(&item.shape, &item.there),
+            "data_offsets": [start, end],
+        });
+        // Into the object, in this order.
+        text.pop();
+        text.push_str(&format!(",{}:{entry}}}", json!(item.there.name)));
+        start = end;
+    }
+    let mut text = text.into_bytes();
+    text.resize(text.len().next_multiple_of(ALIGNMENT), b' ');
+    let mut bytes = (text.len() as u64).to_le_bytes().to_vec();
+    bytes.append(&mut text);
+    bytes
+}
+
+fn write_tensor(
+    out: &mut impl Write,
+    weights: &dyn Weights,
+    item: &Item,
+    dtype: ExportDtype,
+    failed: &impl Fn(std::io::Error) -> HuggingFaceError,
+) -> Result<(), CheckpointError> {
+    let numel = item.numel();
+    let mut values = vec![0.0; numel];
+    weights.read(&item.name, 0..numel, &mut values)?;
+    let mut bytes = Vec::new();
+    let mut put = |values: &mut dyn Iterator<Item = f32>| -> Result<(), CheckpointError> {
+        bytes.clear();
+        for value in values {
+            if !dtype.append(value, &mut bytes) {
+                let (name, dtype) = (item.there.name.clone(), dtype.torch_name());
+                return Err(HuggingFaceError::Range { name, value, dtype }.into());
+            }
+        }
+        out.write_all(&bytes).map_err(failed)?;
+        Ok(())
+    };
+    let (true, [rows, columns]) = (item.there.transposed, item.shape.as_slice()) else {
+        for part in values.chunks(1 << 16) {
+            put(&mut part.iter().copied())?;
+        }
+        return Ok(());
+    };
+    // Columns become rows, some at a time: each line of memory that is fetched is used whole.
+    let mut turned = vec![0.0; ROWS.min(*columns) * rows];
+    for left in (0..*columns).step_by(ROWS) {
+        let width = ROWS.min(columns - left);
+        for (row, line) in values.chunks_exact(*columns).enumerate() {
+            for (column, value) in line[left..left + width].iter().enumerate() {
+                turned[column * rows + row] = *value;
+            }
+        }
+        put(&mut turned[..width * rows].iter().copied())?;
+    }
+    Ok(())
+}
+
+/// `model.safetensors.index.json`: which file holds which tensor.
+pub(super) fn index(files: &[(String, Vec<Item>)], dtype: ExportDtype) -> Value {
+    let items = files.iter().flat_map(|(file, items)| items.iter().map(move |item| (file, item)));
+    let total: usize = items.clone().map(|(_, item)| item.bytes(dtype)).sum();
+    let weight_map: BTreeMap<_, _> = items.map(|(file, item)| (&item.there.name, file)).collect();
+    json!({"metadata": {"total_size": total}, "weight_map": weight_map})
+}

@@ -1,0 +1,184 @@
+//! A model on disk, in whichever format: wherever a command takes a checkpoint, it takes one of
+//! these.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use kiln_model::decoder::Decoder;
+use kiln_model::layers::Block;
+use kiln_model::{Key, ModelConfig};
+use kiln_shard::{Engine, EngineBuilder};
+use serde_json::{Value, json};
+
+use crate::checkpoint::{Checkpoint, CheckpointError};
+use crate::data::Tokenizer;
+use crate::device;
+use crate::hugging_face::{self, HuggingFaceError, HuggingFaceFolder};
+use crate::sharded::ShardedDecoder;
+use crate::train::TrainError;
+use crate::weights::{self, AllowMissing, Weights};
+
+/// A model on disk.
+#[derive(Clone, Debug)]
+pub enum ModelSource {
+    /// A checkpoint of Kiln, sharded or full.
+    Checkpoint(Box<Checkpoint>),
+    /// A folder in the layout of Hugging Face.
+    HuggingFace(Box<HuggingFaceFolder>),
+}
+
+impl ModelSource {
+    /// Opens a checkpoint, the newest one of a run folder, or a folder in the layout of Hugging
+    /// Face.
+    pub fn open(path: &Path) -> Result<Self, CheckpointError> {
+        if HuggingFaceFolder::is_one(path) {
+            return Ok(ModelSource::HuggingFace(Box::new(HuggingFaceFolder::open(path)?)));
+        }
+        Ok(ModelSource::Checkpoint(Box::new(Checkpoint::open(path)?)))
+    }
+
+    /// The folder.
+    pub fn folder(&self) -> &Path {
+        match self {
+            ModelSource::Checkpoint(checkpoint) => checkpoint.folder(),
+            ModelSource::HuggingFace(folder) => folder.folder(),
+        }
+    }
+
+    /// The shape of the model.
+    pub fn model(&self) -> &ModelConfig {
+        match self {
+            ModelSource::Checkpoint(checkpoint) => &checkpoint.state().model,
+            ModelSource::HuggingFace(folder) => folder.model(),
+        }
+    }
+
+    /// The tokenizer's file.
+    pub fn tokenizer(&self) -> PathBuf {
+        match self {
+            ModelSource::Checkpoint(checkpoint) => checkpoint.tokenizer(),
+            ModelSource::HuggingFace(folder) => folder.tokenizer(),
+        }
+    }
+
+    /// The longest sequence, in tokens, that the model was trained with.
+    pub fn context_length(&self) -> usize {
+        match self {
+            ModelSource::Checkpoint(checkpoint) => checkpoint.context_length(),
+            ModelSource::HuggingFace(folder) => folder.context_length(),
+        }
+    }
+
+    /// Ids that end a text besides the tokenizer's own; none if the folder names none.
+    pub fn end_ids(&self) -> Result<Vec<u32>, CheckpointError> {
+        match self {
+            // A checkpoint that was imported has brought its file along.
+            ModelSource::Checkpoint(checkpoint) => Ok(hugging_face::end_ids(checkpoint.folder())?),
+            ModelSource::HuggingFace(folder) => Ok(folder.end_ids().to_vec()),
+        }
+    }
+
+    /// The weights, to be read in parts.
+    pub fn weights(&self) -> Box<dyn Weights + '_> {
+        match self {
+            ModelSource::Checkpoint(checkpoint) => Box::new(checkpoint.reader()),
+            ModelSource::HuggingFace(folder) => Box::new(HuggingFaceFolder::clone(folder)),
+        }
+    }
+
+    /// Fails if the saved model is not of the shape of `model`. Says so before any work starts, and
+    /// also where the weights would fit but mean something else, as with another number of heads.
+    pub fn check_model(&self, model: &ModelConfig) -> Result<(), CheckpointError> {
+        let differences = differences(self.model(), model);
+        if differences.is_empty() {
+            return Ok(());
+        }
+        let path = self.folder().to_owned();
+        Err(match self {
+            ModelSource::Checkpoint(_) => CheckpointError::OtherModel { path, differences },
+            ModelSource::HuggingFace(_) => {
+                HuggingFaceError::OtherModel { path, differences }.into()
+            }
+        })
+    }
+
+    /// Loads this rank's part of all weights. Names and shapes must agree exactly, apart from names
+    /// that may be missing; returns those that were. Collective.
+    pub fn load_weights(
+        &self,
+        engine: &Engine,
+        allow_missing: &AllowMissing,
+    ) -> Result<BTreeSet<String>, CheckpointError> {
+        match self {
+            ModelSource::Checkpoint(checkpoint) => checkpoint.load_weights(engine, allow_missing),
+            ModelSource::HuggingFace(folder) => {
+                weights::load(engine, folder.as_ref(), allow_missing)
+            }
+        }
+    }
+
+    /// Loads the tokenizer. Fails if the model does not know all of its tokens.
+    pub fn load_tokenizer(&self) -> Result<Tokenizer, TrainError> {
+        let path = self.tokenizer();
+        let tokenizer = Tokenizer::load(&path)?;
+        let (tokens, known) = (tokenizer.vocab_size(), self.model().vocab_size);
+        if tokens > known {
+            let problem = format!("it has {tokens} tokens, and the model knows {known}");
+            return Err(CheckpointError::Damaged { path, problem }.into());
+        }
+        Ok(tokenizer)
+    }
+
+    /// The decoder with all its weights, sharded as `builder` says. Collective.
+    pub fn decoder(
+        &self,
+        builder: EngineBuilder,
+    ) -> Result<ShardedDecoder<Block>, CheckpointError> {
+        // The initial weights are replaced at once, so their seed does not matter.
+        let decoder = Decoder::new(self.model(), Key::new(0), &device::plain());
+        let decoder = ShardedDecoder::new(decoder, builder)?;
+        self.load_weights(decoder.engine(), &AllowMissing::default())?;
+        Ok(decoder)
+    }
+}
+
+/// What weights of the shape `saved` would not be for a model of the shape `here`, key by key.
+/// Dropout and initial values may differ: they are choices of a run.
+fn differences(saved: &ModelConfig, here: &ModelConfig) -> Vec<String> {
+    let shown = |model: &ModelConfig| {
+        let scaling = model.rope_scaling.as_ref().map(|scaling| json!(scaling).to_string());
+        [
+            ("vocab_size", model.vocab_size.to_string()),
+            ("d_model", model.d_model.to_string()),
+            ("layers", model.layers.to_string()),
+            ("heads", model.heads.to_string()),
+            ("kv_heads", model.kv_heads.to_string()),
+            ("d_ff", model.d_ff.to_string()),
+            ("tie_embeddings", model.tie_embeddings.to_string()),
+            ("feed_forward", word(json!(model.feed_forward))),
+            ("attention_bias", word(json!(model.attention_bias))),
+            ("feed_forward_bias", model.feed_forward_bias.to_string()),
+            ("qk_norm", model.qk_norm.to_string()),
+            ("rope_theta", model.rope_theta.to_string()),
+            ("norm_eps", model.norm_eps.to_string()),
+            ("rope_scaling", scaling.unwrap_or_else(|| "none".to_owned())),
+        ]
+    };
+    let differs = |((key, saved), (_, here)): ((&str, String), (&str, String))| {
+        (saved != here).then(|| format!("model.{key} is {saved} there and {here} here"))
+    };
+    let mut differences: Vec<_> =
+        shown(saved).into_iter().zip(shown(here)).filter_map(differs).collect();
+    // Other heads of another width say it already.
+    let explained = saved.d_model != here.d_model || saved.heads != here.heads;
+    if !explained && saved.head_dim() != here.head_dim() {
+        let (saved, here) = (saved.head_dim(), here.head_dim());
+        differences.push(format!("model.head_dim is {saved} there and {here} here"));
+    }
+    differences
+}
+
+/// The name of a variant, as it stands in a configuration.
+fn word(value: Value) -> String {
+    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
+}

@@ -1,0 +1,85 @@
+//! When and what a rank saves, and what becomes of the run when it cannot.
+
+use std::path::PathBuf;
+
+use kiln_model::layers::Layer;
+
+use super::Rank;
+use crate::checkpoint::{
+    CheckpointError, CheckpointState, Keep, Progress, SaveContext, SaveOptions,
+};
+use crate::config::OnFailure;
+use crate::train::{Plan, TrainError};
+
+/// How the run saves.
+pub(super) fn options(plan: &Plan) -> SaveOptions {
+    let section = &plan.config.checkpoint;
+    SaveOptions {
+        folder: plan.checkpoints(),
+        format: section.format,
+        background: section.background,
+        keep: Keep { newest: section.keep, every: section.keep_every },
+    }
+}
+
+impl<B: Layer> Rank<'_, B> {
+    /// Begins to save. What fails is an error if it is the `last` save of the run, or if the
+    /// configuration says so.
+    pub(super) fn save(&mut self, last: bool) -> Result<(), TrainError> {
+        // The one before, so that its failure is told from that of this one.
+        let settled = self.saver.settle(self.model.engine());
+        self.note_save(settled, false)?;
+        let Plan { config, config_text, model, data, .. } = self.plan;
+        self.model.engine().set_activity("checkpoint");
+        let state = CheckpointState {
+            step: self.step,
+            skipped: self.skipped,
+            next_sample: self.next_sample,
+            tokens: self.tokens,
+            seed: config.train.seed,
+            model: model.clone(),
+            context_length: config.data.seq_len,
+            data_sha256: data.train.sha256.clone(),
+        };
+        let context = SaveContext {
+            state,
+            config: Some(config_text.clone()),
+            files: vec![config.data.path.join("tokenizer.json")],
+        };
+        let begun = self.saver.begin(self.model.engine(), context);
+        self.note_save(begun, last)
+    }
+
+    /// Goes on with the save in the background, if there is one.
+    pub(super) fn advance_save(&mut self, saving: Progress) -> Result<(), TrainError> {
+        let advanced = self.saver.advance(self.model.engine(), saving);
+        self.note_save(advanced, false)
+    }
+
+    /// Waits for the save in the background: the last one of the run.
+    pub(super) fn settle_save(&mut self) -> Result<(), TrainError> {
+        self.model.engine().set_activity("checkpoint");
+        let settled = self.saver.settle(self.model.engine());
+        self.note_save(settled, true)
+    }
+
+    /// Remembers the checkpoint that has become complete. One that could not be written is an error
+    /// if the run is to end with it, or cannot go on anyway.
+    fn note_save(
+        &mut self,
+        outcome: Result<Option<PathBuf>, CheckpointError>,
+        last: bool,
+    ) -> Result<(), TrainError> {
+        let goes_on = !last && self.plan.config.checkpoint.on_failure == OnFailure::Continue;
+        match outcome {
+            Ok(None) => {}
+            Ok(saved) => self.saved = saved,
+            Err(error) if !goes_on || matches!(error, CheckpointError::Shard(_)) => {
+                return Err(error.into());
+            }
+            Err(error) if error.is_consequence() => {}
+            Err(error) => tracing::warn!("{error}; training goes on without this checkpoint"),
+        }
+        Ok(())
+    }
+}

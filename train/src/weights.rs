@@ -1,0 +1,121 @@
+//! Weights that can be read in parts, wherever they come from.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+use std::path::Path;
+
+use globset::{Glob, GlobSet, GlobSetBuilder};
+use kiln_shard::{Engine, Kind};
+
+use crate::checkpoint::CheckpointError;
+
+/// Named weights that can be read in parts. Names, shapes and the order of elements are those of
+/// Kiln's decoder, whatever is behind them.
+pub trait Weights {
+    /// The folder that they are in, for messages.
+    fn folder(&self) -> &Path;
+
+    /// Full names and shapes of all weights.
+    fn shapes(&self) -> BTreeMap<&str, &[usize]>;
+
+    /// Reads elements `range` of the flat weight `name` as f32 into `values`, which are as many.
+    /// Touches nothing else on the disk, where the format allows.
+    fn read(
+        &self,
+        name: &str,
+        range: Range<usize>,
+        values: &mut [f32],
+    ) -> Result<(), CheckpointError>;
+}
+
+/// Patterns of names that may be missing, such as `lm_head.*`: those weights keep their initial
+/// values. Nothing may be missing unless it is named.
+#[derive(Clone, Debug, Default)]
+pub struct AllowMissing {
+    patterns: Vec<String>,
+    set: GlobSet,
+}
+
+impl AllowMissing {
+    /// Names in which `*` stands for anything. `Err` is a message about a pattern that is none.
+    pub fn new(patterns: &[String]) -> Result<Self, String> {
+        let mut set = GlobSetBuilder::new();
+        for pattern in patterns {
+            let glob = Glob::new(pattern)
+                .map_err(|error| format!("--allow-missing {pattern}: {}", error.kind()))?;
+            set.add(glob);
+        }
+        let set = set.build().map_err(|error| format!("--allow-missing: {error}"))?;
+        Ok(AllowMissing { patterns: patterns.to_vec(), set })
+    }
+
+    /// Whether the weight `name` may be missing.
+    pub fn allows(&self, name: &str) -> bool {
+        self.set.is_match(name)
+    }
+
+    /// Whether nothing may be missing.
+    pub fn is_empty(&self) -> bool {
+        self.patterns.is_empty()
+    }
+
+    /// The patterns, as given.
+    pub fn patterns(&self) -> &[String] {
+        &self.patterns
+    }
+}
+
+/// Fails unless `weights` are those of the engine's layout: the same names, apart from those that
+/// may be missing, and the same shapes. Returns the names that are missing.
+pub fn compare(
+    engine: &Engine,
+    weights: &dyn Weights,
+    allow_missing: &AllowMissing,
+) -> Result<BTreeSet<String>, CheckpointError> {
+    let saved = weights.shapes();
+    let (mut missing, mut absent, mut misshapen) = (Vec::new(), BTreeSet::new(), Vec::new());
+    let mut expected = BTreeSet::new();
+    for (_, parameter) in engine.layout().parameters() {
+        let name = parameter.name.as_str();
+        expected.insert(name);
+        match saved.get(name) {
+            Some(shape) if *shape != parameter.shape => misshapen.push(format!(
+                "`{name}` is {shape:?} there and {:?} in the model",
+                parameter.shape
+            )),
+            Some(_) => {}
+            None if allow_missing.allows(name) => {
+                absent.insert(name.to_owned());
+            }
+            None => missing.push(name.to_owned()),
+        }
+    }
+    let unexpected: Vec<_> = saved
+        .keys()
+        .filter(|name| !expected.contains(*name))
+        .map(|name| (*name).to_owned())
+        .collect();
+    if missing.is_empty() && unexpected.is_empty() && misshapen.is_empty() {
+        return Ok(absent);
+    }
+    let path = weights.folder().to_owned();
+    Err(CheckpointError::Names { path, missing, unexpected, misshapen })
+}
+
+/// Loads this rank's part of all weights into `engine`. Returns the names that were missing, which
+/// keep their values.
+pub fn load(
+    engine: &Engine,
+    weights: &dyn Weights,
+    allow_missing: &AllowMissing,
+) -> Result<BTreeSet<String>, CheckpointError> {
+    let absent = compare(engine, weights, allow_missing)?;
+    for (_, parameter) in engine.layout().parameters() {
+        if !absent.contains(&parameter.name) {
+            engine.fill_parameter(&parameter.name, Kind::Weight, |range, values| {
+                weights.read(&parameter.name, range, values)
+            })?;
+        }
+    }
+    Ok(absent)
+}

@@ -1,0 +1,100 @@
+//! The ranks of a command that are processes: how they meet, and how they make sure that all of them
+//! were started alike.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use kiln_collectives::tcp::{JoinOptions, Secret, TcpCommunicator};
+use kiln_collectives::{Buffer, Communicator, DType, Label, Phase};
+use kiln_shard::{Mesh, ShardError, Strategy, memory};
+use sha2::{Digest, Sha256};
+
+use crate::config::{CommBackend, CommSection};
+use crate::place::Place;
+use crate::train::TrainError;
+
+/// The ranks of the job that `place` is one of, which is what `ranks` has to be where the user says
+/// a number as well.
+pub fn size_of(place: &Place, ranks: Option<usize>) -> Result<usize, TrainError> {
+    match ranks {
+        Some(ranks) if ranks != place.world_size => Err(TrainError::usage(format!(
+            "--ranks {ranks}, but the launcher has started {} processes, and each is a rank: leave \
+             --ranks out, or start {ranks} processes",
+            place.world_size
+        ))),
+        _ => Ok(place.world_size),
+    }
+}
+
+/// Meets the other ranks, as the one at `place`.
+pub fn join(place: &Place, comm: &CommSection) -> Result<Arc<dyn Communicator>, TrainError> {
+    if comm.backend == CommBackend::Mpi {
+        return join_mpi(place);
+    }
+    let mut options =
+        JoinOptions::new(place.rank, place.world_size, &place.master.host, place.master.port);
+    options.shared_port = place.master.shared_port;
+    options.secret = match &place.secret {
+        Some(secret) => Secret::new(secret.as_str()),
+        None => Secret::open(&place.job),
+    };
+    options.job.clone_from(&place.job);
+    options.node.clone_from(&place.node);
+    options.timeout = comm.join_timeout();
+    options.on_worker_start = Some(Arc::new(memory::bind_to_rank));
+    Ok(Arc::new(TcpCommunicator::join(options)?))
+}
+
+#[cfg(feature = "mpi")]
+fn join_mpi(place: &Place) -> Result<Arc<dyn Communicator>, TrainError> {
+    use kiln_collectives::mpi::{Mpi, MpiOptions};
+    let mpi = Mpi::start()?;
+    if (mpi.rank(), mpi.world_size()) != (place.rank, place.world_size) {
+        return Err(TrainError::usage(format!(
+            "MPI says that this process is rank {} of {}, but {} says rank {} of {}: start the \
+             ranks with mpirun, and leave the variables of other launchers unset",
+            mpi.rank(),
+            mpi.world_size(),
+            place.source,
+            place.rank,
+            place.world_size
+        )));
+    }
+    let on_worker_start = Some(Arc::new(memory::bind_to_rank) as _);
+    Ok(Arc::new(mpi.world(MpiOptions { on_worker_start, ..MpiOptions::default() })))
+}
+
+#[cfg(not(feature = "mpi"))]
+fn join_mpi(_: &Place) -> Result<Arc<dyn Communicator>, TrainError> {
+    Err(TrainError::usage(
+        "comm.backend = \"mpi\", but this program was built without MPI: build it with \
+         `--features mpi`, or use \"tcp\"",
+    ))
+}
+
+/// Fails unless `told` is the same text on all ranks, as it is when all of them were started alike;
+/// names those that differ from rank 0. Collective.
+pub fn agree(world: &dyn Communicator, told: &str, timeout: Duration) -> Result<(), TrainError> {
+    let digest = Sha256::digest(told);
+    let all = Buffer::zeros(DType::U8, digest.len() * world.world_size());
+    let mine = Arc::new(Buffer::from_slice(&digest[..]));
+    let work = world.all_gather(Label::new("configuration", Phase::Init), mine, all);
+    let all = work.wait(timeout).map_err(ShardError::from)?;
+    let digests: Vec<_> = all.as_bytes().chunks(digest.len()).collect();
+    let ranks: Vec<_> = (0..digests.len()).filter(|rank| digests[*rank] != digests[0]).collect();
+    if ranks.is_empty() { Ok(()) } else { Err(TrainError::OtherConfig { ranks }) }
+}
+
+/// The size of the shard groups of a strategy: one group per machine, if it is hybrid and `given`
+/// names no size.
+pub fn shard_size(
+    strategy: Strategy,
+    given: Option<usize>,
+    world: &dyn Communicator,
+) -> Result<Option<usize>, TrainError> {
+    if !strategy.is_hybrid() || given.is_some() {
+        return Ok(given);
+    }
+    let size = Mesh::shard_size_of_nodes(strategy, &world.nodes());
+    Ok(Some(size.map_err(|error| TrainError::usage(error.to_string()))?))
+}

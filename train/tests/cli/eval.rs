@@ -1,0 +1,336 @@
+//! `kiln eval`.
+
+use serde_json::Value as Json;
+
+use crate::messages::Messages;
+use crate::support::{SEQ_LEN, VOCAB, Workspace, tokenizer};
+
+/// A model that a few steps have made prefer some letters.
+fn trained() -> Workspace {
+    let workspace = Workspace::new();
+    workspace.succeed(&["train", "run.toml", "--out", "run"]);
+    workspace
+}
+
+/// The lines of `kiln eval --json`.
+fn lines(workspace: &Workspace, options: &[&str]) -> Vec<Json> {
+    let arguments = [&["eval", "--checkpoint", "run", "--json"], options].concat();
+    let said = workspace.succeed(&arguments);
+    said.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect()
+}
+
+/// The only line of `kiln eval --json`.
+fn line(workspace: &Workspace, options: &[&str]) -> Json {
+    let mut lines = lines(workspace, options);
+    assert_eq!(lines.len(), 1, "{options:?}: {lines:?}");
+    lines.remove(0)
+}
+
+fn number(line: &Json, key: &str) -> f64 {
+    line[key].as_f64().unwrap_or_else(|| panic!("{key} in {line}"))
+}
+
+fn assert_close(what: &str, a: f64, b: f64, tolerance: f64) {
+    assert!((a - b).abs() <= tolerance * b.abs(), "{what}: {a} and {b}");
+}
+
+/// Token ids of a text.
+fn ids(text: &str) -> Vec<u32> {
+    tokenizer().encode(text).expect("ids")
+}
+
+/// Shape and values of a `.npy` file of f32 in C order, by NumPy's description of the format.
+fn read_npy(bytes: &[u8]) -> (Vec<usize>, Vec<f32>) {
+    assert_eq!(bytes[..8], *b"\x93NUMPY\x01\x00");
+    let start = 10 + usize::from(u16::from_le_bytes([bytes[8], bytes[9]]));
+    assert_eq!(start % 64, 0);
+    let header = std::str::from_utf8(&bytes[10..start]).expect("text");
+    assert!(header.starts_with("{'descr': '<f4', 'fortran_order': False, 'shape': ("), "{header}");
+    assert!(header.ends_with('\n'), "{header}");
+    let shape = header.split(['(', ')']).nth(1).expect("a shape");
+    let shape = shape.split(", ").map(|size| size.parse().expect("a size")).collect();
+    let (values, rest) = bytes[start..].as_chunks();
+    assert!(rest.is_empty());
+    (shape, values.iter().map(|value| f32::from_le_bytes(*value)).collect())
+}
+
+/// The logits that `kiln eval` writes for `tokens`, a row per token.
+fn logits(workspace: &Workspace, tokens: &[u32], options: &[&str]) -> Vec<Vec<f32>> {
+    let list: Vec<_> = tokens.iter().map(u32::to_string).collect();
+    let list = list.join(",");
+    line(workspace, &[&["--tokens", &list, "--logits", "logits.npy"], options].concat());
+    let (shape, values) = read_npy(&workspace.read("logits.npy"));
+    assert_eq!(shape, [tokens.len(), VOCAB]);
+    assert_eq!(values.len(), tokens.len() * VOCAB);
+    values.chunks(VOCAB).map(<[f32]>::to_vec).collect()
+}
+
+/// `-log softmax(row)[id]`.
+fn cross_entropy(row: &[f32], id: u32) -> f64 {
+    let most = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let sum: f64 = row.iter().map(|value| f64::from(value - most).exp()).sum();
+    sum.ln() - f64::from(row[id as usize] - most)
+}
+
+#[test]
+fn validation_loss_is_that_of_the_run() {
+    let workspace = trained();
+    let metrics = workspace.metrics("run");
+    let last = metrics.iter().rfind(|line| line.get("val_loss").is_some()).expect("an evaluation");
+    // As the run has evaluated.
+    let line = line(&workspace, &["--samples", "8", "--rows", "2", "--ranks", "2"]);
+    assert_close("loss", number(&line, "val_loss"), number(last, "val_loss"), 1e-12);
+    assert_close("perplexity", number(&line, "perplexity"), number(&line, "val_loss").exp(), 1e-12);
+    assert_eq!(line["tokens"], last["val_tokens"]);
+    assert_eq!((line["ranks"].as_u64(), line["strategy"].as_str()), (Some(2), Some("FULL_SHARD")));
+
+    let said = workspace.succeed(&["eval", "--checkpoint", "run/checkpoints", "--samples", "8"]);
+    let loss = format!("validation loss {:.4} nats per token, ", number(last, "val_loss"));
+    assert!(said.starts_with(&loss), "{said}");
+    assert!(said.ends_with(", 64 tokens (FULL_SHARD, 1 rank)\n"), "{said}");
+}
+
+/// 160 validation tokens are 19 sequences of 8 and the token after each.
+#[test]
+fn all_validation_data_counts_unless_told_otherwise() {
+    let workspace = trained();
+    let all = line(&workspace, &[]);
+    assert_eq!(all["tokens"], 19 * SEQ_LEN);
+    // More than there is.
+    assert_eq!(line(&workspace, &["--samples", "1000"]), all);
+    assert_ne!(line(&workspace, &["--samples", "8"])["val_loss"], all["val_loss"]);
+    assert_eq!(line(&workspace, &["--seq-len", "4"])["tokens"], 39 * 4);
+    for rows in ["1", "7", "30"] {
+        let loss = number(&line(&workspace, &["--rows", rows]), "val_loss");
+        assert_close(rows, loss, number(&all, "val_loss"), 1e-6);
+    }
+    // The data may have moved, and other data may be asked for.
+    workspace.copy("data", "moved");
+    assert_eq!(line(&workspace, &["--data", "moved"]), all);
+    workspace.write("moved/val.bin", workspace.read("data/train.bin"));
+    workspace.replace("moved/data.json", "160", "1801");
+    assert_eq!(line(&workspace, &["--data", "moved"])["tokens"], 225 * SEQ_LEN);
+}
+
+#[test]
+fn answers_have_the_loss_that_their_logits_have() {
+    let workspace = trained();
+    for (prompt, answer) in [("abc", "dea"), ("", "cb"), ("a", "b"), ("abcdabc", "d")] {
+        let answer_ids = ids(answer);
+        let mut tokens = ids(prompt);
+        if tokens.is_empty() {
+            tokens.push(tokenizer().end_of_text().expect("an end"));
+        }
+        let before = tokens.len();
+        tokens.extend(&answer_ids);
+        let rows = logits(&workspace, &tokens[..tokens.len() - 1], &[]);
+        let expected: f64 = answer_ids
+            .iter()
+            .zip(&rows[before - 1..])
+            .map(|(id, row)| cross_entropy(row, *id))
+            .sum();
+        let line = line(&workspace, &["--prompt", prompt, "--answer", answer]);
+        assert_eq!(line["tokens"], answer_ids.len(), "{prompt:?} {answer:?}");
+        assert_close(prompt, number(&line, "sum"), expected, 1e-6);
+        let mean = expected / answer_ids.len() as f64;
+        assert_close(prompt, number(&line, "loss"), mean, 1e-6);
+        assert_close(prompt, number(&line, "perplexity"), mean.exp(), 1e-5);
+    }
+}
+
+/// Five answers of one to four tokens, and a line that counts for nothing.
+const PAIRS: &str = r#"{"prompt": "abc", "answer": "dea"}
+{"prompt": "", "answer": "c", "source": "other keys are passed over"}
+
+{"prompt": "bca", "answer": "bcda"}
+{"prompt": "a", "answer": "ba"}
+{"prompt": "bb", "answer": "zz"}
+"#;
+
+#[test]
+fn a_file_of_pairs_is_the_sum_of_its_pairs() {
+    let workspace = trained();
+    workspace.write("pairs.jsonl", PAIRS);
+    let mut lines = lines(&workspace, &["--pairs", "pairs.jsonl"]);
+    let total = lines.pop().expect("a summary");
+    let pairs: Vec<Json> =
+        PAIRS.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+    assert_eq!((lines.len(), pairs.len()), (5, 5));
+    let (mut sum, mut tokens) = (0.0, 0.0);
+    for (index, (pair, line)) in pairs.iter().zip(&lines).enumerate() {
+        let text = |key: &str| pair[key].as_str().expect("a text");
+        let prompt = ["--prompt", text("prompt"), "--answer", text("answer")];
+        let alone = self::line(&workspace, &prompt);
+        assert_eq!(line["pair"], index + 1);
+        for key in ["loss", "sum", "tokens"] {
+            assert_eq!(line[key], alone[key], "pair {index}: {key}");
+        }
+        sum += number(line, "sum");
+        tokens += number(line, "tokens");
+    }
+    assert_eq!((number(&total, "pairs"), number(&total, "tokens")), (5.0, tokens));
+    assert_close("per token", number(&total, "loss"), sum / tokens, 1e-12);
+    assert_close("perplexity", number(&total, "perplexity"), (sum / tokens).exp(), 1e-12);
+    assert_close("per answer", number(&total, "mean_sum"), sum / 5.0, 1e-12);
+    let said = workspace.succeed(&["eval", "--checkpoint", "run", "--pairs", "pairs.jsonl"]);
+    let expected = format!("answer loss {:.4} nats per token, ", sum / tokens);
+    assert!(said.starts_with(&expected), "{said}");
+    assert!(said.contains("12 tokens of 5 answers; mean sum per answer"), "{said}");
+}
+
+/// However the model is spread, it says the same. Five pairs and nineteen sequences come out even
+/// over none of the numbers of ranks.
+#[test]
+fn ranks_and_strategies_agree() {
+    let workspace = trained();
+    workspace.write("pairs.jsonl", PAIRS);
+    let tokens = ids("abcde");
+    let validation = line(&workspace, &[]);
+    let answers = lines(&workspace, &["--pairs", "pairs.jsonl"]);
+    let rows = logits(&workspace, &tokens, &[]);
+    for (ranks, strategy, shard_size) in [
+        ("1", "NO_SHARD", None),
+        ("2", "FULL_SHARD", None),
+        ("2", "SHARD_GRAD_OP", None),
+        ("2", "NO_SHARD", None),
+        ("2", "HYBRID_SHARD", None),
+        ("2", "hybrid_shard", Some("1")),
+        ("3", "FULL_SHARD", None),
+        ("3", "SHARD_GRAD_OP", None),
+        ("3", "NO_SHARD", None),
+        ("4", "HYBRID_SHARD_GRAD_OP", Some("2")),
+    ] {
+        let what = format!("{strategy} on {ranks}");
+        let mut spread = vec!["--ranks", ranks, "--strategy", strategy];
+        spread.extend(shard_size.iter().flat_map(|size| ["--shard-size", size]));
+        let with = |options: &[&'static str]| lines(&workspace, &[options, &spread].concat());
+        let here = with(&["--rows", "2"]).remove(0);
+        assert_close(&what, number(&here, "val_loss"), number(&validation, "val_loss"), 1e-6);
+        assert_eq!(here["tokens"], validation["tokens"], "{what}");
+        assert_eq!(here["ranks"].to_string(), ranks, "{what}");
+        assert!(here["strategy"].as_str().is_some_and(|s| s.eq_ignore_ascii_case(strategy)));
+        let here = with(&["--pairs", "pairs.jsonl"]);
+        assert_eq!(here.len(), answers.len(), "{what}");
+        for (a, b) in here.iter().zip(&answers) {
+            assert_close(&what, number(a, "loss"), number(b, "loss"), 1e-6);
+            assert_eq!(a["tokens"], b["tokens"], "{what}");
+        }
+        for (a, b) in logits(&workspace, &tokens, &spread).iter().zip(&rows) {
+            let most = b.iter().fold(0.0, |most: f32, value| most.max(value.abs()));
+            assert!(a.iter().zip(b).all(|(a, b)| (a - b).abs() <= 1e-6 * most), "{what}");
+        }
+    }
+}
+
+/// Rank 0 alone speaks, and says what one process says.
+#[test]
+fn processes_agree_with_threads() {
+    let workspace = trained();
+    workspace.write("pairs.jsonl", PAIRS);
+    let tasks: [&[&str]; 3] =
+        [&[], &["--pairs", "pairs.jsonl"], &["--tokens", "98,99", "--logits", "logits.npy"]];
+    for task in tasks {
+        let eval = [&["eval", "--checkpoint", "run", "--json"], task].concat();
+        let threads = workspace.succeed(&[&eval[..], &["--ranks", "2"]].concat());
+        let written = workspace.path("logits.npy").exists().then(|| workspace.read("logits.npy"));
+        let launch = ["launch", "--nproc-per-node", "2", "--log-dir", "logs", "--"];
+        let ended = workspace.kiln(&[&launch, &eval[..]].concat());
+        assert_eq!(ended.code, Some(0), "{ended:?}");
+        let said: String = ended
+            .stdout
+            .lines()
+            .filter_map(|line| line.find('{').map(|start| format!("{}\n", &line[start..])))
+            .collect();
+        assert_eq!(said, threads, "{ended:?}");
+        if let Some(written) = written {
+            assert!(workspace.read("logits.npy") == written, "{task:?}");
+        }
+    }
+}
+
+#[test]
+fn evaluations_that_cannot_be_are_refused() {
+    let mut messages = Messages::default();
+    let workspace = trained();
+    workspace.write("empty.jsonl", "\n");
+    workspace.write("broken.jsonl", "{\"prompt\": \"a\", \"answer\": \"b\"}\n\n{\"prompt\": \n");
+    workspace.write("half.jsonl", "{\"prompt\": \"a\"}\n");
+    workspace.write("list.jsonl", "[\"a\"]\n");
+    workspace.write("silent.jsonl", "{\"prompt\": \"a\", \"answer\": \"\"}\n");
+    workspace.write("long.jsonl", "\n{\"prompt\": \"abcdefg\", \"answer\": \"hij\"}\n");
+    let mut refused = |title: &str, arguments: &[&str]| {
+        let arguments = [&["eval", "--checkpoint", "run"], arguments].concat();
+        messages.refused(title, &workspace, &arguments);
+    };
+    refused("answer without a prompt", &["--answer", "a"]);
+    refused("prompt without an answer", &["--prompt", "a"]);
+    refused("tokens without a place for logits", &["--tokens", "1,2"]);
+    refused("logits of no tokens", &["--logits", "logits.npy"]);
+    refused("two tasks", &["--pairs", "half.jsonl", "--tokens", "1", "--logits", "logits.npy"]);
+    refused("data for answers", &["--pairs", "half.jsonl", "--data", "data"]);
+    refused("samples of answers", &["--prompt", "a", "--answer", "b", "--samples", "3"]);
+    refused("no samples", &["--samples", "0"]);
+    refused("no ranks", &["--ranks", "0"]);
+    refused("unknown strategy", &["--strategy", "ZERO"]);
+    refused("groups that do not fill the ranks", &["--ranks", "3", "--shard-size", "2"]);
+    refused(
+        "hybrid groups that do not fill the ranks",
+        &["--ranks", "3", "--strategy", "HYBRID_SHARD", "--shard-size", "2"],
+    );
+    refused("data that is not there", &["--data", "none"]);
+    refused("sequences beyond the context", &["--seq-len", "9"]);
+    refused("empty answer", &["--prompt", "a", "--answer", ""]);
+    refused("answer too long", &["--prompt", "abcd", "--answer", "efghij"]);
+    refused("missing file", &["--pairs", "none.jsonl"]);
+    refused("file without pairs", &["--pairs", "empty.jsonl"]);
+    refused("line that is no JSON", &["--pairs", "broken.jsonl"]);
+    refused("line without an answer", &["--pairs", "half.jsonl"]);
+    refused("line that is no object", &["--pairs", "list.jsonl"]);
+    refused("line with an empty answer", &["--pairs", "silent.jsonl"]);
+    refused("line that is too long", &["--pairs", "long.jsonl"]);
+    refused("token that is no number", &["--tokens", "1,x", "--logits", "logits.npy"]);
+    refused("token that is none", &["--tokens", "1,257", "--logits", "logits.npy"]);
+    refused("too many tokens", &["--tokens", "1,2,3,4,5,6,7,8,9", "--logits", "logits.npy"]);
+    messages.refused("no model", &workspace, &["eval"]);
+    messages.refused("no checkpoint", &workspace, &["eval", "--checkpoint", "none"]);
+    workspace.write("text.txt", "some text, and some more of it\n".repeat(50));
+    workspace.succeed(&[
+        "data",
+        "prepare",
+        "--input",
+        "text.txt",
+        "--out",
+        "other",
+        "--vocab-size",
+        "300",
+    ]);
+    let other = ["eval", "--checkpoint", "run", "--data", "other"];
+    messages.refused("data of another tokenizer", &workspace, &other);
+    workspace.remove("data");
+    messages.refused("data that is gone", &workspace, &["eval", "--checkpoint", "run"]);
+    insta::assert_snapshot!(messages.finish());
+}
+
+#[test]
+fn evaluations_that_fail_say_why() {
+    let mut messages = Messages::default();
+    let workspace = trained();
+    let logits = ["eval", "--checkpoint", "run", "--tokens", "1", "--logits", "none/logits.npy"];
+    messages.fails("logits that cannot be written", &workspace, &logits);
+    workspace.write("text.txt", "some text, and some more of it\n".repeat(50));
+    workspace.succeed(&[
+        "data",
+        "prepare",
+        "--input",
+        "text.txt",
+        "--out",
+        "other",
+        "--vocab-size",
+        "300",
+    ]);
+    workspace
+        .write("run/checkpoints/fsdp_cpt4/tokenizer.json", workspace.read("other/tokenizer.json"));
+    let answer = ["eval", "--checkpoint", "run", "--prompt", "a", "--answer", "b"];
+    messages.fails("tokenizer of another model", &workspace, &answer);
+    insta::assert_snapshot!(messages.finish());
+}

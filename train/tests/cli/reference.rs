@@ -1,0 +1,79 @@
+//! A run that has the losses of the same run in PyTorch.
+//!
+//! `fixtures/reference_run/torch.json` is PyTorch's curve for `config.toml` beside it, from the same
+//! initial weights and the same tokens. `benches/peers/reference_run.py` has written it.
+
+use serde_json::Value as Json;
+
+use crate::support::Workspace;
+
+const CONFIG: &str = include_str!("../fixtures/reference_run/config.toml");
+const TORCH: &str = include_str!("../fixtures/reference_run/torch.json");
+
+/// Largest relative difference of a loss. Sums in another order come to some 1e-6.
+const LOSS_BOUND: f64 = 1e-4;
+
+/// Largest relative difference of a gradient norm, which a few large gradients decide; another
+/// order of sums comes to some 1e-4 towards the end.
+const NORM_BOUND: f64 = 1e-3;
+
+#[test]
+fn two_ranks_with_full_shard_train_as_pytorch_does() {
+    assert_trains_as_pytorch(2, "FULL_SHARD");
+}
+
+/// With two micro-batches per step.
+#[test]
+fn one_rank_without_shards_trains_as_pytorch_does() {
+    assert_trains_as_pytorch(1, "NO_SHARD");
+}
+
+fn assert_trains_as_pytorch(ranks: usize, strategy: &str) {
+    let workspace = Workspace::new();
+    workspace.write("reference.toml", CONFIG);
+    let (ranks, strategy) = (ranks.to_string(), format!("shard.strategy={strategy}"));
+    let arguments = ["train", "reference.toml", "--out", "run", "--ranks", &ranks];
+    let settings = ["--set", "data.path=text", "--set", &strategy];
+    workspace.succeed(&[&arguments[..], &settings].concat());
+    let torch: Json = serde_json::from_str(TORCH).expect("JSON");
+    assert_recorded_for_this_run(&workspace, &torch);
+
+    let steps = workspace.steps("run");
+    let (losses, norms) = (numbers(&torch["losses"]), numbers(&torch["grad_norms"]));
+    assert_eq!((losses.len(), norms.len()), (steps.len(), steps.len()));
+    assert!(losses[losses.len() - 1] < 0.5 * losses[0], "the recorded run has learned");
+    for ((step, loss, norm), (torch_loss, torch_norm)) in
+        steps.into_iter().zip(losses.into_iter().zip(norms))
+    {
+        let differs = |a: f64, b: f64, bound: f64| (a - b).abs() > bound * b.abs();
+        assert!(
+            !differs(loss, torch_loss, LOSS_BOUND),
+            "step {step}: loss {loss}, PyTorch {torch_loss}"
+        );
+        assert!(
+            !differs(norm, torch_norm, NORM_BOUND),
+            "step {step}: norm {norm}, PyTorch {torch_norm}"
+        );
+    }
+}
+
+/// Fails if the curve was recorded for another run: for another configuration, or other data.
+fn assert_recorded_for_this_run(workspace: &Workspace, torch: &Json) {
+    let again = "record the curve again: benches/peers/reference_run.py --record FILE";
+    let data = workspace.json("text/data.json");
+    assert_eq!(data["train"]["sha256"], torch["data_sha256"], "the data has changed; {again}");
+    let config: toml::Table = toml::from_str(&workspace.text("run/config.toml")).expect("TOML");
+    let config = serde_json::to_value(config).expect("JSON");
+    let sections = torch["config"].as_object().expect("sections");
+    assert!(!sections.is_empty());
+    for (section, keys) in sections {
+        for (key, recorded) in keys.as_object().expect("keys") {
+            assert_eq!(&config[section][key], recorded, "{section}.{key} has changed; {again}");
+        }
+    }
+}
+
+fn numbers(values: &Json) -> Vec<f64> {
+    let values = values.as_array().expect("a list");
+    values.iter().map(|value| value.as_f64().expect("a number")).collect()
+}

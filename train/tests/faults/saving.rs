@@ -1,0 +1,313 @@
+//! Checkpoints that are interrupted or cannot be written: what was there before stays whole.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::support::{Ended, Run, config, kiln};
+
+/// Longer than anything here takes.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A model whose checkpoint takes a while, saved after every step.
+const LARGER: [&str; 10] = [
+    "--set",
+    "model.d_model=128",
+    "--set",
+    "model.d_ff=512",
+    "--set",
+    "checkpoint.every=1",
+    "--set",
+    "optim.schedule=constant",
+    "--set",
+    "device.peak_tflops=1.0",
+];
+
+/// How a life saves.
+const WAYS: [&[&str]; 3] =
+    [&[], &["--set", "checkpoint.async=false"], &["--set", "checkpoint.format=full"]];
+
+/// A counter-based random number.
+fn random(counter: u64) -> u64 {
+    let mut value = counter.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(0x2468_ace0);
+    value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    value ^ (value >> 31)
+}
+
+fn checkpoints(run: &Run) -> PathBuf {
+    run.out().join("checkpoints")
+}
+
+/// Whether a checkpoint is being written.
+fn is_saving(run: &Run) -> bool {
+    let entries = fs::read_dir(checkpoints(run)).into_iter().flatten().flatten();
+    entries.into_iter().any(|entry| {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        name.starts_with(".fsdp_cpt") && name.ends_with(".partial")
+    })
+}
+
+/// The step of the newest checkpoint, every byte of which is right; `None` if there is none.
+fn verified(run: &Run) -> Option<u64> {
+    let latest = checkpoints(run).join("latest");
+    let whole = fs::read_dir(checkpoints(run)).into_iter().flatten().flatten();
+    let any = whole.into_iter().any(|entry| entry.path().join("manifest.json").exists());
+    if !latest.exists() && !any {
+        return None;
+    }
+    let out = run.out().display().to_string();
+    let ended: Ended = kiln(["inspect", "--verify", &out]).output().expect("kiln starts").into();
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    assert!(ended.stdout.contains("every checksum is right"), "{ended:?}");
+    let (_, after) = ended.stdout.split_once("fsdp_cpt").expect("a step");
+    after.split_whitespace().next().and_then(|step| step.parse().ok())
+}
+
+fn start(run: &Run, sets: &[&str], resume: bool) -> Child {
+    let resume: &[&str] = if resume { &["--resume", "latest"] } else { &[] };
+    let arguments = run.train_arguments(&[&["--ranks", "2"], sets, resume].concat());
+    let mut command = kiln(arguments);
+    command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("kiln starts")
+}
+
+/// Kills runs at random moments of a save. `latest` verifies after each, steps never get lost, and
+/// in the end the losses are those of a run that nothing disturbed.
+fn kill_while_saving(kills: u64) {
+    config();
+    let run = Run::new();
+    let (mut newest, mut hits) = (None, 0);
+    for kill in 0..kills {
+        let way = WAYS[kill as usize % WAYS.len()];
+        if newest.is_none() {
+            // Killed before the first checkpoint was whole: nothing to go on from.
+            let _ = fs::remove_dir_all(run.out());
+        }
+        let forever = ["--set", "train.steps=1000000"];
+        let sets = [&LARGER[..], way, &forever].concat();
+        let mut process = start(&run, &sets, newest.is_some());
+        // What the life before has left is removed at the start; then the first save begins.
+        let started = Instant::now();
+        let steps = run.losses().len();
+        while run.losses().len() <= steps || !is_saving(&run) {
+            assert!(started.elapsed() < PATIENCE, "kill {kill}: no save");
+            assert!(process.try_wait().expect("its state").is_none(), "kill {kill}: it ended");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        // Some saves later, and anywhere in one.
+        std::thread::sleep(Duration::from_micros(random(1000 + kill) % 1_000_000));
+        let aside = Instant::now();
+        while !is_saving(&run) && aside.elapsed() < PATIENCE {
+            std::thread::yield_now();
+        }
+        std::thread::sleep(Duration::from_micros(random(kill) % 30_000));
+        process.kill().expect("a signal");
+        process.wait().expect("its end");
+        hits += u64::from(is_saving(&run));
+        let now = verified(&run);
+        assert!(now >= newest, "kill {kill}: step {newest:?} was there, now {now:?}");
+        newest = now;
+    }
+    let last = newest.expect("a checkpoint") + 2;
+    eprintln!("{kills} kills, {hits} with a save half done, newest step {newest:?}");
+    assert!(hits * 4 >= kills, "{hits} of {kills} kills fell into a save");
+    let steps = format!("train.steps={last}");
+    let end = [&LARGER[..], &["--set", &steps]].concat();
+    let ended = run.train_alone(2, &[&end[..], &["--resume", "latest"]].concat());
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    assert_eq!(verified(&run), Some(last));
+    assert!(!is_saving(&run), "what the kills have left is gone");
+    let calm = Run::new();
+    let ended = calm.train_alone(2, &end);
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    assert_eq!(run.losses(), calm.losses());
+}
+
+#[test]
+fn a_few_kills_while_saving_lose_nothing() {
+    kill_while_saving(6);
+}
+
+#[test]
+#[ignore = "takes minutes"]
+fn kills_100_while_saving_lose_nothing() {
+    kill_while_saving(100);
+}
+
+/// A run of two steps with a checkpoint of each, and more steps to go.
+fn two_steps() -> Run {
+    config();
+    let run = Run::new();
+    let ended = run.train_alone(2, &["--set", "train.steps=2"]);
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    assert_eq!(verified(&run), Some(2));
+    run
+}
+
+/// A shell that runs `kiln train --resume latest` after `before`.
+fn resumed_in_shell(run: &Run, before: &str, more: &[&str]) -> Ended {
+    let arguments = run.train_arguments(&[&["--ranks", "2", "--resume", "latest"], more].concat());
+    let mut command = Command::new("sh");
+    command.arg("-c").arg(format!("{before}; exec \"$0\" \"$@\"")).arg(env!("CARGO_BIN_EXE_kiln"));
+    command.args(arguments).stdin(Stdio::null());
+    command.output().expect("a shell").into()
+}
+
+/// As on a full disk: files cannot grow beyond some kilobytes.
+#[test]
+fn a_checkpoint_that_finds_no_room_leaves_the_others_whole() {
+    // A signal that is ignored stays ignored; the write fails instead.
+    let limit = "trap '' XFSZ; ulimit -f 16";
+    let run = two_steps();
+    let ended = resumed_in_shell(&run, limit, &[]);
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    for part in ["cannot write", ".fsdp_cpt4.partial/model-part-0000", "File too large"] {
+        assert!(ended.stderr.contains(part), "{ended:?}");
+    }
+    assert_eq!(verified(&run), Some(2));
+    assert!(!is_saving(&run), "its room is free again");
+    // It ended when the save was found to have failed, not at once.
+    assert!(run.losses().len() < 8, "{:?}", run.losses());
+
+    // Told to go on, it trains to its end, and says there that the last save failed.
+    let run = two_steps();
+    let ended = resumed_in_shell(&run, limit, &["--set", "checkpoint.on_failure=continue"]);
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    assert!(ended.stderr.contains("training goes on without this checkpoint"), "{ended:?}");
+    assert!(ended.stderr.contains("error: cannot write"), "{ended:?}");
+    assert_eq!(run.losses().len(), 8, "{:?}", run.losses());
+    assert_eq!(verified(&run), Some(2));
+    assert!(!is_saving(&run));
+
+    // With room, it goes on from there as if nothing had been.
+    let ended = run.train_alone(2, &["--resume", "latest"]);
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    assert_eq!(verified(&run), Some(8));
+}
+
+/// A program that a fault drill runs.
+fn script(folder: &Path, text: &str) -> String {
+    let path = folder.join("drill.sh");
+    fs::write(&path, format!("#!/bin/sh\nset -e\n{text}\n")).expect("a script");
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("it can be run");
+    path.display().to_string()
+}
+
+#[test]
+fn a_save_that_fails_is_one_checkpoint_less() {
+    for way in WAYS {
+        let run = two_steps();
+        // Something is in the way of one checkpoint.
+        fs::write(checkpoints(&run).join(".fsdp_cpt4.partial"), "no folder").expect("a file");
+        let goes_on = ["--resume", "latest", "--set", "checkpoint.on_failure=continue"];
+        let keep = ["--set", "checkpoint.keep=0"];
+        let ended = run.train_alone(2, &[&goes_on[..], &keep, way].concat());
+        assert_eq!(ended.code, Some(0), "{way:?}: {ended:?}");
+        assert!(ended.stderr.contains("cannot remove"), "{way:?}: {ended:?}");
+        assert!(ended.stderr.contains(".fsdp_cpt4.partial"), "{way:?}: {ended:?}");
+        assert_eq!(run.check_checkpoints(), [2, 6, 8], "{way:?}");
+        assert_eq!(verified(&run), Some(8), "{way:?}");
+    }
+}
+
+#[test]
+fn a_folder_that_vanishes_is_made_again_and_one_that_cannot_be_is_an_error() {
+    let run = two_steps();
+    let place = tempfile::tempdir().expect("a temporary folder");
+    let folder = checkpoints(&run).display().to_string();
+    let drill = format!("run={}@data:5:0", script(place.path(), &format!("rm -r '{folder}'")));
+    // Not while one is being written, which would be an error of that one.
+    let resume = ["--resume", "latest", "--set", "checkpoint.async=false", "--fault"];
+    let ended = run.train_alone(2, &[&resume[..], &[&drill]].concat());
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    assert_eq!(run.check_checkpoints(), [6, 8]);
+
+    let run = two_steps();
+    let folder = checkpoints(&run).display().to_string();
+    let text = format!("mv '{folder}' '{folder}.away'; echo > '{folder}'");
+    let drill = format!("run={}@data:5:0", script(place.path(), &text));
+    let ended = run.train_alone(2, &[&resume[..], &[&drill]].concat());
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    assert!(ended.stderr.contains("checkpoints/.fsdp_cpt"), "{ended:?}");
+    fs::remove_file(&folder).expect("the file");
+    fs::rename(format!("{folder}.away"), &folder).expect("the folder");
+    assert_eq!(verified(&run), Some(4));
+}
+
+/// A file system of a megabyte, in a mount namespace of its own.
+fn on_small_disk(run: &Run, script: &str) -> Ended {
+    fs::create_dir_all(run.out()).expect("a folder");
+    let out = run.out().display().to_string();
+    let kiln = env!("CARGO_BIN_EXE_kiln");
+    let train = run.train_arguments(&["--ranks", "2", "--set", "checkpoint.keep=0"]);
+    let train: Vec<_> = train.iter().map(|argument| format!("'{argument}'")).collect();
+    let text = format!(
+        "set -e\nmount -t tmpfs -o size=3m tmpfs '{out}'\nOUT='{out}'\nkiln() {{ '{kiln}' \"$@\"; }}\n\
+         train() {{ kiln {} \"$@\"; }}\n{script}",
+        train.join(" ")
+    );
+    let mut command = Command::new("unshare");
+    command.args(["--map-root-user", "--mount", "sh", "-c", &text]).stdin(Stdio::null());
+    command.output().expect("unshare").into()
+}
+
+#[test]
+#[ignore = "needs user and mount namespaces"]
+fn disk_that_is_full_or_read_only() {
+    config();
+    let place = tempfile::tempdir().expect("a temporary folder");
+    // Full: an error, and what is there stays whole.
+    let run = Run::new();
+    let ended = on_small_disk(
+        &run,
+        "train --set train.steps=2\n\
+         dd if=/dev/zero of=$OUT/filler bs=1k status=none || true\n\
+         ! train --resume latest --set train.steps=3 || exit 3\n\
+         kiln inspect --verify $OUT\n\
+         rm $OUT/filler\n\
+         train --resume latest --set train.steps=4\n\
+         kiln inspect --verify $OUT",
+    );
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    assert!(ended.stderr.contains("No space left on device"), "{ended:?}");
+    assert!(ended.stdout.contains("fsdp_cpt2 is whole"), "{ended:?}");
+    assert!(ended.stdout.contains("fsdp_cpt4 is whole"), "{ended:?}");
+
+    // Full for a while: training goes on if it is told to, and saves again when there is room.
+    let run = Run::new();
+    let free = script(place.path(), &format!("rm '{}/filler'", run.out().display()));
+    let ended = on_small_disk(
+        &run,
+        &format!(
+            "train --set train.steps=2\n\
+             dd if=/dev/zero of=$OUT/filler bs=1k status=none || true\n\
+             truncate -s -64k $OUT/filler\n\
+             train --resume latest --set checkpoint.on_failure=continue --fault run={free}@data:7:0\n\
+             kiln inspect --verify $OUT\n\
+             ls $OUT/checkpoints"
+        ),
+    );
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    assert!(ended.stderr.contains("training goes on without this checkpoint"), "{ended:?}");
+    assert!(ended.stdout.contains("fsdp_cpt8 is whole"), "{ended:?}");
+    assert!(!ended.stdout.contains("fsdp_cpt4\n"), "{ended:?}");
+
+    // Read-only from one moment on.
+    let run = Run::new();
+    let folder = checkpoints(&run).display().to_string();
+    let text = format!("mount --bind '{folder}' '{folder}'\nmount -o remount,bind,ro '{folder}'");
+    let read_only = script(place.path(), &text);
+    let ended = on_small_disk(
+        &run,
+        &format!(
+            "train --set train.steps=2\n\
+             ! train --resume latest --fault run={read_only}@data:4:0 || exit 3\n\
+             kiln inspect --verify $OUT"
+        ),
+    );
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    assert!(ended.stderr.contains("Read-only file system"), "{ended:?}");
+    assert!(ended.stdout.contains("fsdp_cpt2 is whole"), "{ended:?}");
+}

@@ -1,0 +1,351 @@
+//! A run that was saved under one arrangement of ranks goes on under any other.
+
+use std::path::Path;
+
+use kiln::checkpoint::{
+    Checkpoint, CheckpointState, Format, Keep, SaveContext, SaveOptions, Saver, convert, verify,
+};
+use kiln::train::TrainError;
+use kiln::weights::AllowMissing;
+use kiln_shard::{Kind, Recompute, Strategy};
+
+use crate::support::{Rank, Run, Values, assert_scalars_close};
+
+const RANKS: [usize; 5] = [1, 2, 3, 4, 8];
+
+const STRATEGIES: [Strategy; 5] = [
+    Strategy::FullShard,
+    Strategy::ShardGradOp,
+    Strategy::NoShard,
+    Strategy::HybridShard,
+    Strategy::HybridShardGradOp,
+];
+
+const RECOMPUTE: [Recompute; 2] = [Recompute::None, Recompute::Block];
+
+const KINDS: [Kind; 3] = [Kind::Weight, Kind::FirstMoment, Kind::SecondMoment];
+
+/// Steps before the checkpoint, and after it.
+const BEFORE: u64 = 3;
+const AFTER: u64 = 5;
+
+/// What a run was at its checkpoint, and the losses of the steps after it.
+#[derive(Clone, PartialEq)]
+struct Known {
+    state: CheckpointState,
+    values: [Values; 3],
+    losses: Vec<f64>,
+}
+
+fn run(strategy: Strategy, ranks: usize, recompute: Recompute) -> Run {
+    let run = Run::new(strategy, ranks).tied(ranks.is_multiple_of(2)).recompute(recompute);
+    // Two by two where that goes; else one group of all.
+    let shard_size = if ranks.is_multiple_of(2) { 2 } else { ranks };
+    if strategy.is_hybrid() { run.shard_size(shard_size) } else { run }
+}
+
+/// Models of the same shape on both sides, whatever the number of ranks.
+fn tied_like(run: Run, other: &Run) -> Run {
+    let tied = other.model.tie_embeddings;
+    run.tied(tied)
+}
+
+fn state(run: &Run, step: u64) -> CheckpointState {
+    CheckpointState {
+        step,
+        skipped: 0,
+        next_sample: step * run.batch as u64,
+        tokens: step * (run.batch * run.seq) as u64,
+        seed: 1,
+        model: run.model.clone(),
+        context_length: run.seq,
+        data_sha256: None,
+    }
+}
+
+fn values(rank: &Rank<'_, kiln_model::layers::Block>) -> Result<[Values; 3], TrainError> {
+    let [weights, first, second] = KINDS.map(|kind| rank.values(kind));
+    Ok([weights?, first?, second?])
+}
+
+/// Trains, saves, and trains on while the checkpoint is being written.
+fn save(run: &Run, folder: &Path, format: Format, background: bool) -> Known {
+    let known = run.try_on_ranks(|world| {
+        let rank = Rank::start(run, world)?;
+        for step in 1..=BEFORE {
+            rank.step(step)?;
+        }
+        let options =
+            SaveOptions { folder: folder.to_owned(), format, background, keep: Keep::default() };
+        let mut saver = Saver::new(options, rank.engine().world().rank());
+        let state = state(run, BEFORE);
+        let context = SaveContext { state: state.clone(), config: None, files: Vec::new() };
+        saver.begin(rank.engine(), context)?;
+        let values = if background { None } else { Some(values(&rank)?) };
+        let steps = (BEFORE + 1..=BEFORE + AFTER).map(|step| Ok(rank.step(step)?.0));
+        let losses = steps.collect::<Result<_, TrainError>>()?;
+        saver.settle(rank.engine())?;
+        Ok::<_, TrainError>((state, values, losses))
+    });
+    let known = known.unwrap_or_else(|error| panic!("{}: {error}", run.name()));
+    let (state, values, losses) = run.same_on_all(known);
+    // Behind the steps, the values at the checkpoint are those of a run that stopped there.
+    let values = values.unwrap_or_else(|| stopped(run));
+    Known { state, values, losses }
+}
+
+/// The values after the steps before the checkpoint.
+fn stopped(run: &Run) -> [Values; 3] {
+    let all = run.try_on_ranks(|world| {
+        let rank = Rank::start(run, world)?;
+        for step in 1..=BEFORE {
+            rank.step(step)?;
+        }
+        values(&rank)
+    });
+    run.same_on_all(all.unwrap_or_else(|error| panic!("{}: {error}", run.name())))
+}
+
+/// Loads a checkpoint and trains on; returns what it loaded and the losses, and the bytes that all
+/// ranks together have read.
+fn load(run: &Run, path: &Path) -> (Known, u64) {
+    let known = run.try_on_ranks(|world| {
+        let rank = Rank::start(run, world)?;
+        let checkpoint = Checkpoint::open(path)?;
+        let (reader, none) = (checkpoint.reader(), AllowMissing::default());
+        reader.load_weights(rank.engine(), &none)?;
+        reader.load_optimizer(rank.engine(), &none)?;
+        let values = values(&rank)?;
+        let steps = (BEFORE + 1..=BEFORE + AFTER).map(|step| Ok(rank.step(step)?.0));
+        let losses = steps.collect::<Result<_, TrainError>>()?;
+        let known = Known { state: checkpoint.state().clone(), values, losses };
+        let bytes = rank.engine().sum_over_ranks("bytes", &[reader.bytes_read() as f64])?[0];
+        Ok::<_, TrainError>((known, bytes as u64))
+    });
+    run.same_on_all(known.unwrap_or_else(|error| panic!("{}: {error}", run.name())))
+}
+
+/// Bytes of all weights and moments.
+fn data_bytes(run: &Run) -> u64 {
+    3 * 4 * run.model.num_parameters() as u64
+}
+
+/// Saves under one arrangement and loads under those that `loads` accepts.
+fn check(
+    index: usize,
+    strategy: Strategy,
+    ranks: usize,
+    loads: impl Fn(usize, Strategy, Recompute) -> bool,
+) -> usize {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let saved = run(strategy, ranks, RECOMPUTE[index % 2]);
+    let format = if index.is_multiple_of(3) { Format::Full } else { Format::Sharded };
+    let known = save(&saved, folder.path(), format, index % 4 < 2);
+    let mut count = 0;
+    for other_ranks in RANKS {
+        for other in STRATEGIES {
+            for recompute in RECOMPUTE {
+                if !loads(other_ranks, other, recompute) {
+                    continue;
+                }
+                let loaded = tied_like(run(other, other_ranks, recompute), &saved);
+                let what = format!("{} to {}", saved.name(), loaded.name());
+                let (found, bytes) = load(&loaded, folder.path());
+                assert!(found.state == known.state, "{what}: state");
+                for (kind, (found, known)) in found.values.iter().zip(&known.values).enumerate() {
+                    assert!(found == known, "{what}: {:?}", KINDS[kind]);
+                }
+                // The same bits where sums have the same order.
+                let alike = (other == strategy && other_ranks == ranks)
+                    || (other_ranks == ranks && !other.is_hybrid() && !strategy.is_hybrid());
+                if alike {
+                    assert!(found.losses == known.losses, "{what}: {:?}", found.losses);
+                } else {
+                    assert_scalars_close(&what, &found.losses, &known.losses);
+                }
+                // Whoever shards over all ranks reads every byte once in total.
+                let copies = match other {
+                    Strategy::NoShard => other_ranks,
+                    other if other.is_hybrid() => {
+                        other_ranks / loaded.shard_size.unwrap_or(other_ranks)
+                    }
+                    _ => 1,
+                };
+                assert_eq!(bytes, copies as u64 * data_bytes(&loaded), "{what}: bytes read");
+                count += 1;
+            }
+        }
+    }
+    count
+}
+
+/// Every number of ranks to every other, every strategy on both sides.
+#[test]
+fn any_arrangement_goes_on_where_another_stopped() {
+    let mut count = 0;
+    for (at, ranks) in RANKS.into_iter().enumerate() {
+        let index = at * 3;
+        // Each number of ranks saves under two strategies, and each save is loaded by every number.
+        for shift in [0, 2] {
+            let strategy = STRATEGIES[(at + shift) % 5];
+            count += check(index + shift, strategy, ranks, |other_ranks, other, recompute| {
+                let place = RANKS.iter().position(|n| *n == other_ranks).unwrap_or(0);
+                other == STRATEGIES[(place + at + shift * 2) % 5]
+                    && recompute == RECOMPUTE[(place + at + shift / 2) % 2]
+            });
+        }
+    }
+    assert_eq!(count, 50);
+}
+
+#[test]
+#[ignore = "takes minutes; see the top of main.rs"]
+fn all_arrangements_go_on_where_any_other_stopped() {
+    let mut count = 0;
+    for (index, (ranks, strategy)) in
+        RANKS.into_iter().flat_map(|n| STRATEGIES.map(|strategy| (n, strategy))).enumerate()
+    {
+        count += check(index, strategy, ranks, |_, _, _| true);
+        println!("{strategy} on {ranks} ranks: {count} loads so far");
+    }
+    assert_eq!(count, 25 * 50);
+}
+
+/// The same weights make the same files, however they are spread.
+#[test]
+fn strategies_write_the_same_bytes() {
+    let files = |strategy: Strategy| {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        save(&run(strategy, 4, Recompute::None), folder.path(), Format::Sharded, false);
+        contents(&Checkpoint::open(folder.path()).expect("a checkpoint"))
+    };
+    let full = files(Strategy::FullShard);
+    assert_eq!(
+        full.len(),
+        4 + 4 + 1,
+        "{:?}",
+        full.iter().map(|(name, _)| name).collect::<Vec<_>>()
+    );
+    for strategy in [Strategy::ShardGradOp, Strategy::NoShard] {
+        assert!(files(strategy) == full, "{strategy}");
+    }
+}
+
+/// All files of a checkpoint.
+fn contents(checkpoint: &Checkpoint) -> Vec<(String, Vec<u8>)> {
+    let entries = std::fs::read_dir(checkpoint.folder()).expect("a folder").flatten();
+    let mut files: Vec<_> = entries
+        .map(|entry| {
+            let name = entry.file_name().into_string().expect("a name");
+            (name, std::fs::read(entry.path()).expect("a file"))
+        })
+        .collect();
+    files.sort();
+    files
+}
+
+/// What converting gives is what a run would have written.
+#[test]
+fn converted_checkpoints_are_those_of_a_run() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let at = |name: &str| folder.path().join(name);
+    for (name, ranks, format) in [
+        ("sharded3", 3, Format::Sharded),
+        ("sharded4", 4, Format::Sharded),
+        ("full3", 3, Format::Full),
+    ] {
+        let run = run(Strategy::FullShard, ranks, Recompute::None).tied(false);
+        save(&run, &at(name), format, false);
+    }
+    let open = |name: &str| Checkpoint::open(&at(name)).expect("a checkpoint");
+    let convert = |from: &str, to: &str, format, ranks| {
+        convert(&open(from), &at(to), format, ranks).expect("converts");
+        assert!(verify(&open(to)).problems.is_empty());
+        contents(&open(to))
+    };
+    assert!(convert("sharded3", "a", Format::Full, 1) == contents(&open("full3")));
+    assert!(convert("full3", "b", Format::Sharded, 3) == contents(&open("sharded3")));
+    // Three ranks and four have trained the same within rounding only; back again is exact.
+    let four = convert("a", "c", Format::Sharded, 4);
+    assert_eq!(four.len(), contents(&open("sharded4")).len());
+    assert!(convert("c", "d", Format::Sharded, 3) == contents(&open("sharded3")));
+    assert!(kiln::checkpoint::convert(&open("c"), &at("d"), Format::Full, 1).is_err(), "exists");
+}
+
+/// Steps that follow do not reach the file, whatever they change and whenever it is written.
+#[test]
+fn later_steps_do_not_reach_a_snapshot() {
+    let run = run(Strategy::FullShard, 2, Recompute::None);
+    let on_all = run.on_ranks(|world| {
+        let rank = Rank::start(&run, world)?;
+        rank.step(1)?;
+        let units = rank.engine().layout().units.len();
+        let mut snapshot = rank.engine().snapshot();
+        let read = |snapshot: &kiln_shard::Snapshot| -> Vec<Vec<f32>> {
+            let all = (0..units).flat_map(|unit| KINDS.map(|kind| (unit, kind)));
+            all.map(|(unit, kind)| {
+                snapshot.values(unit, kind).expect("f32").expect("values").to_vec()
+            })
+            .collect()
+        };
+        let before = read(&snapshot);
+        // Let go of one: it is changed in place, and the others are copied.
+        snapshot.release(1, Kind::Weight);
+        assert_eq!(snapshot.values(1, Kind::Weight), Ok(None));
+        let (unit, kinds) = (3, KINDS.len());
+        rank.step(2)?;
+        for (at, kind) in KINDS.into_iter().enumerate() {
+            let values = snapshot.values(unit, kind).expect("f32").expect("values");
+            assert!(values == before[unit * kinds + at], "{kind:?}");
+        }
+        // Small units may lie on the other rank alone; padding stays zero.
+        let after = read(&rank.engine().snapshot());
+        let moved = |(after, before): (&Vec<f32>, &Vec<f32>)| {
+            after != before || before.iter().all(|value| *value == 0.0)
+        };
+        assert!(after.iter().zip(&before).all(moved));
+        Ok(())
+    });
+    assert_eq!(on_all.len(), 2);
+}
+
+/// Only what is named may be missing; and what is there must fit.
+#[test]
+fn names_are_taken_strictly() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let tied = run(Strategy::FullShard, 2, Recompute::None);
+    save(&tied, folder.path(), Format::Sharded, false);
+    let outcome = |run: &Run, patterns: &[&str]| {
+        let patterns: Vec<_> = patterns.iter().map(|pattern| (*pattern).to_owned()).collect();
+        let allow = AllowMissing::new(&patterns).expect("patterns");
+        let loaded = run.try_on_ranks(|world| {
+            let rank = Rank::start(run, world)?;
+            let checkpoint = Checkpoint::open(folder.path())?;
+            let absent = checkpoint.load_weights(rank.engine(), &allow)?;
+            checkpoint.load_optimizer(rank.engine(), &allow)?;
+            rank.step(1)?;
+            Ok::<_, TrainError>(absent)
+        });
+        loaded.map(|mut all| all.swap_remove(0)).map_err(|error| error.to_string())
+    };
+    let untied = tied.clone().tied(false);
+    let error = outcome(&untied, &[]).expect_err("a missing weight");
+    assert!(
+        error.contains("missing [lm_head.weight]") && error.contains("--allow-missing"),
+        "{error}"
+    );
+    let error = outcome(&untied, &["lm_head.bias"]).expect_err("a missing weight");
+    assert!(error.contains("missing [lm_head.weight]"), "{error}");
+    let absent = outcome(&untied, &["lm_head.*"]).expect("loads");
+    assert_eq!(absent.into_iter().collect::<Vec<_>>(), ["lm_head.weight"]);
+
+    let mut fewer = tied.clone();
+    fewer.model.layers = 2;
+    let error = outcome(&fewer, &["*"]).expect_err("unexpected weights");
+    assert!(error.contains("unexpected [layers.2.attention.k_proj.weight, "), "{error}");
+    let mut wider = tied.clone();
+    wider.model.d_ff = 32;
+    let error = outcome(&wider, &["*"]).expect_err("other shapes");
+    assert!(error.contains("of another shape [`layers.0.ffn."), "{error}");
+    assert!(error.contains("is [16, 24] there and [16, 32] in the model"), "{error}");
+}
