@@ -75,7 +75,7 @@ impl InspectArgs {
 #[derive(Debug, thiserror::Error)]
 pub enum InspectError {
     /// A checkpoint is not as it was written.
-    #[error("{folder} is damaged: {}", .problems.iter().map(|problem| format!("\n  - {problem}")).collect::<String>())]
+    #[error("{folder} is damaged:{}", .problems.iter().map(|problem| format!("\n  - {problem}")).collect::<String>())]
     Damaged {
         /// The checkpoint.
         folder: String,

@@ -13,6 +13,7 @@ pub mod eval;
 pub mod fault;
 pub mod flight;
 pub mod generate;
+mod header;
 pub mod hugging_face;
 pub mod inspect;
 pub mod launch;

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::manifest::{
     FORMAT_VERSION, FileEntry, Format, Manifest, Piece, Saved, TensorEntry, UnitEntry, entry_of,
 };
-use super::tensor_file::{Array, TensorFileWriter};
+use super::tensor_file::TensorFileWriter;
 use super::{CONFIG_FILE, CheckpointError, Checksum, SaveContext, disk, folder};
 
 /// Elements of one parameter that are to be written.
@@ -62,7 +62,7 @@ impl PartFile {
                 let parameter = &layout[entry.unit].parameters[entry.slot];
                 let whole = entry.range.len() == parameter.numel();
                 let shape = if whole { parameter.shape.clone() } else { vec![entry.range.len()] };
-                Array { key: entry.saved.key(&parameter.name), shape }
+                (entry.saved.key(&parameter.name), shape)
             })
             .collect();
         let writer = TensorFileWriter::create(folder.join(&name), &arrays)?;

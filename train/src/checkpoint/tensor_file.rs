@@ -1,6 +1,6 @@
 //! One safetensors file of a checkpoint: written as a stream, read in parts.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::fs::File;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -8,12 +8,12 @@ use std::path::{Path, PathBuf};
 use memmap2::{Advice, Mmap};
 use safetensors::SafeTensors;
 use safetensors::tensor::Dtype;
-use serde::Serialize;
 
 use super::CheckpointError;
 use super::checksum::Checksum;
 use super::manifest::FileEntry;
 use super::stream::Stream;
+use crate::header::{Array, header};
 
 /// Bytes that are checksummed and then written, or copied and then checksummed, while they are in
 /// the cache.
@@ -21,19 +21,6 @@ pub(super) const CHUNK: usize = 1 << 20;
 
 /// Bytes of an element: data is f32.
 const WIDTH: u64 = size_of::<f32>() as u64;
-
-/// An array to be written: its key in the file and its shape.
-pub(super) struct Array {
-    pub(super) key: String,
-    pub(super) shape: Vec<usize>,
-}
-
-#[derive(Serialize)]
-struct ArrayInfo<'a> {
-    dtype: &'static str,
-    shape: &'a [usize],
-    data_offsets: [u64; 2],
-}
 
 /// A file that is being written. The header comes first, so all arrays must be known.
 pub(super) struct TensorFileWriter {
@@ -46,11 +33,23 @@ pub(super) struct TensorFileWriter {
 }
 
 impl TensorFileWriter {
-    /// Creates the file `path` for `arrays` of f32, whose data is to be appended in this order. The
-    /// header names the file, so that two files of equal content cannot be taken for each other.
-    pub(super) fn create(path: PathBuf, arrays: &[Array]) -> Result<Self, CheckpointError> {
-        let header = header_of(&path, arrays)?;
-        let data: u64 = arrays.iter().map(|array| WIDTH * numel(&array.shape)).sum();
+    /// Creates the file `path` for `arrays` of f32, as keys and shapes, whose data is to be appended
+    /// in this order. The header names the file, so that two files of equal content cannot be taken
+    /// for each other.
+    pub(super) fn create(
+        path: PathBuf,
+        arrays: &[(String, Vec<usize>)],
+    ) -> Result<Self, CheckpointError> {
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let described = arrays.iter().map(|(key, shape)| Array {
+            key,
+            dtype: "F32",
+            width: size_of::<f32>(),
+            shape,
+        });
+        let header = header(("kiln_file", &name), described);
+        let numel = |shape: &[usize]| shape.iter().map(|size| *size as u64).product::<u64>();
+        let data: u64 = arrays.iter().map(|(_, shape)| WIDTH * numel(shape)).sum();
         let mut stream = Stream::create(&path).map_err(CheckpointError::io("create", &path))?;
         stream.append(&header, |_| {}).map_err(CheckpointError::io("write", &path))?;
         let (checksum, header_bytes) = (Checksum::of(&header), header.len() as u64);
@@ -82,10 +81,6 @@ impl TensorFileWriter {
     }
 }
 
-fn numel(shape: &[usize]) -> u64 {
-    shape.iter().map(|size| *size as u64).product()
-}
-
 /// Values as they are in a file.
 fn little_endian(values: &[f32]) -> std::borrow::Cow<'_, [u8]> {
     if cfg!(target_endian = "little") {
@@ -93,27 +88,6 @@ fn little_endian(values: &[f32]) -> std::borrow::Cow<'_, [u8]> {
     } else {
         values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<_>>().into()
     }
-}
-
-/// The header, length and padding included: data starts at a multiple of 8 bytes.
-fn header_of(path: &Path, arrays: &[Array]) -> Result<Vec<u8>, CheckpointError> {
-    let mut entries = BTreeMap::new();
-    let mut end = 0;
-    for Array { key, shape } in arrays {
-        let start = end;
-        end += WIDTH * numel(shape);
-        let info = ArrayInfo { dtype: "F32", shape, data_offsets: [start, end] };
-        entries.insert(key.as_str(), info);
-    }
-    let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let unwritable = |error| CheckpointError::damaged(path, error);
-    let metadata = serde_json::to_string(&BTreeMap::from([("kiln_file", name)]));
-    let arrays = serde_json::to_string(&entries).map_err(unwritable)?;
-    let comma = if entries.is_empty() { "" } else { "," };
-    let mut json =
-        format!("{{\"__metadata__\":{}{comma}{}", metadata.map_err(unwritable)?, &arrays[1..]);
-    json.push_str(&" ".repeat(json.len().next_multiple_of(8) - json.len()));
-    Ok([&(json.len() as u64).to_le_bytes(), json.as_bytes()].concat())
 }
 
 /// A file of a checkpoint, mapped, whose header has been checked.
@@ -229,8 +203,8 @@ mod tests {
     use kiln_shard::memory;
     use proptest::prelude::*;
 
-    fn arrays() -> Vec<Array> {
-        let array = |key: &str, shape: &[usize]| Array { key: key.to_owned(), shape: shape.into() };
+    fn arrays() -> Vec<(String, Vec<usize>)> {
+        let array = |key: &str, shape: &[usize]| (key.to_owned(), shape.to_vec());
         vec![array("a.weight", &[2, 3]), array("b", &[5]), array("empty", &[0, 4])]
     }
 

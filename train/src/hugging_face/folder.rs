@@ -95,7 +95,10 @@ impl HuggingFaceFolder {
         let (folder, files) = (self.folder.display(), self.files.len());
         let width = self.tensors.keys().map(String::len).max().unwrap_or(0).max(4);
         let mut lines = vec![
-            format!("{folder}: a model in the layout of Hugging Face, {files} files of weights"),
+            format!(
+                "{folder}: a model in the layout of Hugging Face, {files} file{} of weights",
+                if files == 1 { "" } else { "s" }
+            ),
             model_line(self.model(), parameters, self.context_length()),
             format!("{:width$}  {:5}  {:16}  name there", "name", "dtype", "shape"),
         ];

@@ -13,10 +13,9 @@ use super::folder::in_file;
 use super::names::HuggingFaceName;
 use super::output::NewFolder;
 use crate::checkpoint::CheckpointError;
+use crate::header::{Array, header};
 use crate::weights::Weights;
 
-/// Headers end where 8 bytes end, so that tensors can be mapped.
-const ALIGNMENT: usize = 8;
 /// Rows of a matrix that are put in order at once while it is transposed.
 const ROWS: usize = 64;
 
@@ -114,36 +113,20 @@ pub(super) fn write_file(
     let failed = |error| HuggingFaceError::io("write", &path)(error);
     let out = File::create(&path).map_err(HuggingFaceError::io("create", &path))?;
     let mut out = BufWriter::with_capacity(1 << 20, out);
-    out.write_all(&header(items, dtype)).map_err(failed)?;
+    let shapes: Vec<_> = items.iter().map(|item| in_file(&item.shape, &item.there)).collect();
+    let arrays = items.iter().zip(&shapes).map(|(item, shape)| Array {
+        key: &item.there.name,
+        dtype: dtype.name(),
+        width: dtype.width(),
+        shape,
+    });
+    out.write_all(&header(("format", "pt"), arrays)).map_err(failed)?;
     for item in items {
         write_tensor(&mut out, weights, item, dtype, &failed)?;
     }
     let out = out.into_inner().map_err(|error| failed(error.into_error()))?;
     out.sync_all().map_err(failed)?;
     Ok(())
-}
-
-/// The length of the header and the header; tensors follow in the order of `items`.
-fn header(items: &[Item], dtype: ExportDtype) -> Vec<u8> {
-    let mut text = json!({"__metadata__": {"format": "pt"}}).to_string();
-    let mut start = 0;
-    for item in items {
-        let end = start + item.bytes(dtype);
-        let entry = json!({
-            "dtype": dtype.name(),
-            "shape": in_file(&item.shape, &item.there),
-            "data_offsets": [start, end],
-        });
-        // Into the object, in this order.
-        text.pop();
-        text.push_str(&format!(",{}:{entry}}}", json!(item.there.name)));
-        start = end;
-    }
-    let mut text = text.into_bytes();
-    text.resize(text.len().next_multiple_of(ALIGNMENT), b' ');
-    let mut bytes = (text.len() as u64).to_le_bytes().to_vec();
-    bytes.append(&mut text);
-    bytes
 }
 
 fn write_tensor(

@@ -2,6 +2,7 @@
 
 mod save;
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -127,15 +128,20 @@ impl<'a, B: Layer> Rank<'a, B> {
         let decoder = make_decoder(model, plan.key().fork("init"), &device);
         let model = ShardedDecoder::new(decoder, builder)?;
         let (mut step, mut next_sample, mut tokens, mut skipped) = (0, 0, 0, 0);
+        let mut absent = BTreeSet::new();
         if let Some(checkpoint) = &plan.resume {
-            checkpoint.load_weights(model.engine(), &plan.allow_missing)?;
+            absent = checkpoint.load_weights(model.engine(), &plan.allow_missing)?;
             checkpoint.load_optimizer(model.engine(), &plan.allow_missing)?;
             let state = checkpoint.state();
             (step, next_sample, tokens) = (state.step, state.next_sample, state.tokens);
             skipped = state.skipped;
         } else if !config.init.from.as_os_str().is_empty() {
-            ModelSource::open(&config.init.from)?
-                .load_weights(model.engine(), &Default::default())?;
+            let source = ModelSource::open(&config.init.from)?;
+            absent = source.load_weights(model.engine(), &plan.allow_missing)?;
+        }
+        if rank == 0 && !absent.is_empty() {
+            let names: Vec<_> = absent.into_iter().collect();
+            say(&format!("not in the checkpoint, kept as initialised: {}", names.join(", ")));
         }
         let num_parameters = model.engine().layout().num_parameters();
         let flops_per_token = plan.model.flops_per_token(num_parameters, config.data.seq_len);

@@ -60,3 +60,23 @@ fn the_table_has_a_line_per_strategy() {
         assert_eq!(line.split_whitespace().next(), Some(strategy));
     }
 }
+
+#[test]
+fn checkpoints_are_measured_and_leave_nothing() {
+    let workspace = Workspace::new();
+    workspace.config("bench.toml", &[("model.vocab_size", "300")]);
+    let arguments = ["bench", "checkpoint", "--config", "bench.toml", "--ranks", "2"];
+    let more = ["--rounds", "1", "--folder", ".", "--json"];
+    let said = workspace.succeed(&[&arguments[..], &more].concat());
+    let table: serde_json::Value = serde_json::from_str(&said).unwrap();
+    let parameters = table["parameters"].as_u64().unwrap();
+    assert!(table["bytes"].as_u64().unwrap() > 12 * parameters);
+    // Every byte of weights and moments is read once.
+    assert_eq!(table["read_over_bytes"], 1.0);
+    for key in ["save_over_raw", "load_over_raw", "held_over_save", "slowed_over_save"] {
+        assert!(table[key].is_number(), "{key}: {table}");
+    }
+    assert!(!workspace.path(".kiln-bench").exists());
+    let text = workspace.succeed(&[&arguments[..], &more[..4]].concat());
+    assert!(text.contains("x plain writing") && text.contains("% of a save"), "{text}");
+}

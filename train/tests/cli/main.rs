@@ -1,7 +1,8 @@
 //! Runs the binary `kiln` as a user would, and the library as a program would.
 //!
 //! - `support`: a working directory with tiny data and a tiny model;
-//! - `resume`, `checkpoints`: what a run leaves, and going on from it;
+//! - `resume`, `checkpoints`: what a run leaves, and going on from it; `inspect`: looking at it, and
+//!   converting it;
 //! - `hugging_face`: models in the layout of Hugging Face, in and out; `hub`: downloads of them;
 //! - `bad_config`, `bad_data`, `bad_checkpoint`, `bad_command`, `bad_hugging_face`: every mistake is
 //!   refused with a message that says what to do, and leaves nothing behind; the messages are in
@@ -31,6 +32,7 @@ mod generate;
 #[cfg(feature = "hub")]
 mod hub;
 mod hugging_face;
+mod inspect;
 mod interface;
 mod messages;
 mod nonfinite;
