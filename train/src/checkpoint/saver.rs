@@ -189,7 +189,12 @@ impl Drop for Saver {
         // The run has failed. What all ranks have written may still become a checkpoint; nothing is
         // to write into the run folder afterwards.
         if let Some(Pending { place, status, thread }) = self.pending.take() {
-            status.hurry();
+            // A panic is to be heard by the others before they give up on this rank.
+            if std::thread::panicking() {
+                status.cancel()
+            } else {
+                status.hurry()
+            }
             if let Err(error) = join(thread, &place)
                 && !error.is_consequence()
             {

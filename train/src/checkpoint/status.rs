@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 const PAUSE: Duration = Duration::from_millis(10);
 
 /// How long the parts of the other ranks may take when the run has failed.
-const LAST_WAIT: Duration = Duration::from_secs(2);
+const LAST_WAIT: Duration = Duration::from_secs(1);
 
 /// How far a rank is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
