@@ -4,6 +4,9 @@ use crate::dtype::{DType, Element};
 use bytemuck::{Pod, Zeroable};
 use std::fmt;
 
+#[cfg(feature = "cube")]
+use crate::device::DeviceMemory;
+
 /// Unit of allocation: one cache line. Its alignment is the alignment of every buffer.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C, align(64))]
@@ -11,33 +14,62 @@ struct Line([u8; 64]);
 
 const LINE: usize = size_of::<Line>();
 
-/// A buffer was read as the wrong element type.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the buffer holds {len} elements of {actual}, but was read as {requested}")]
-pub struct BufferError {
-    /// Type the buffer holds.
-    pub actual: DType,
-    /// Type the caller asked for.
-    pub requested: DType,
-    /// Number of elements in the buffer.
-    pub len: usize,
+/// A buffer could not be read.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BufferError {
+    /// As the wrong element type.
+    #[error("the buffer holds {len} elements of {actual}, but was read as {requested}")]
+    DType {
+        /// Type the buffer holds.
+        actual: DType,
+        /// Type the caller asked for.
+        requested: DType,
+        /// Number of elements in the buffer.
+        len: usize,
+    },
+    /// It is in the memory of a GPU.
+    #[error("the {len} elements of {dtype} are on a GPU and cannot be read in place")]
+    OnDevice {
+        /// Type the buffer holds.
+        dtype: DType,
+        /// Number of elements in the buffer.
+        len: usize,
+    },
+    /// The GPU did not deliver it.
+    #[error("cannot copy {len} elements of {dtype} from the GPU: {reason}")]
+    Device {
+        /// Type the buffer holds.
+        dtype: DType,
+        /// Number of elements in the buffer.
+        len: usize,
+        /// What the GPU's runtime said.
+        reason: String,
+    },
 }
 
-/// Owned, flat, typed host memory, aligned to 64 bytes.
+/// Owned, flat, typed memory: of the host, aligned to 64 bytes, or of a GPU.
 ///
-/// Storage is private so that it can live elsewhere later. `Clone` copies the contents;
-/// `Debug` prints dtype and length, never the contents.
+/// `Clone` copies the contents; `Debug` prints dtype and length, never the contents.
 #[derive(Clone)]
 pub struct Buffer {
     dtype: DType,
     /// Number of elements.
     len: usize,
+    storage: Storage,
+}
+
+/// Where the elements are.
+#[derive(Clone)]
+enum Storage {
     /// At least `len * dtype.size()` bytes; the tail of the last line is padding.
-    lines: Vec<Line>,
+    Host(Vec<Line>),
+    /// At least `len * dtype.size()` bytes.
+    #[cfg(feature = "cube")]
+    Device(DeviceMemory),
 }
 
 impl Buffer {
-    /// Makes a buffer of `len` zeros.
+    /// Makes a buffer of `len` zeros on the host.
     ///
     /// The memory comes zeroed from the allocator, so large buffers cost nothing until used.
     ///
@@ -47,10 +79,11 @@ impl Buffer {
     pub fn zeros(dtype: DType, len: usize) -> Buffer {
         // An overflow saturates to a size that the allocation refuses.
         let bytes = len.saturating_mul(dtype.size());
-        Buffer { dtype, len, lines: bytemuck::zeroed_vec(bytes.div_ceil(LINE)) }
+        let lines = bytemuck::zeroed_vec(bytes.div_ceil(LINE));
+        Buffer { dtype, len, storage: Storage::Host(lines) }
     }
 
-    /// Copies `values` into a new buffer.
+    /// Copies `values` into a new buffer on the host.
     pub fn from_slice<T: Element>(values: &[T]) -> Buffer {
         let mut buffer = Buffer::zeros(T::DTYPE, values.len());
         buffer.as_bytes_mut().copy_from_slice(bytemuck::cast_slice(values));
@@ -77,22 +110,56 @@ impl Buffer {
         self.len * self.dtype.size()
     }
 
+    /// Whether the elements are in the host's memory.
+    pub fn is_on_host(&self) -> bool {
+        self.lines().is_some()
+    }
+
+    fn lines(&self) -> Option<&[Line]> {
+        match &self.storage {
+            Storage::Host(lines) => Some(lines),
+            #[cfg(feature = "cube")]
+            Storage::Device(_) => None,
+        }
+    }
+
     /// The elements as bytes in native order.
+    ///
+    /// # Panics
+    ///
+    /// If they are not on the host.
     pub fn as_bytes(&self) -> &[u8] {
-        &bytemuck::cast_slice(&self.lines)[..self.size_in_bytes()]
+        match self.lines() {
+            Some(lines) => &bytemuck::cast_slice(lines)[..self.size_in_bytes()],
+            None => panic!("{}", self.on_device()),
+        }
     }
 
     /// The elements as writable bytes in native order.
+    ///
+    /// # Panics
+    ///
+    /// If they are not on the host.
     pub fn as_bytes_mut(&mut self) -> &mut [u8] {
         let bytes = self.size_in_bytes();
-        &mut bytemuck::cast_slice_mut(&mut self.lines)[..bytes]
+        match &mut self.storage {
+            Storage::Host(lines) => &mut bytemuck::cast_slice_mut(lines)[..bytes],
+            #[cfg(feature = "cube")]
+            Storage::Device(_) => {
+                panic!("{}", BufferError::OnDevice { dtype: self.dtype, len: self.len })
+            }
+        }
+    }
+
+    fn on_device(&self) -> BufferError {
+        BufferError::OnDevice { dtype: self.dtype, len: self.len }
     }
 
     /// The elements as a slice of `T`.
     ///
     /// # Errors
     ///
-    /// [`BufferError`] if the buffer does not hold `T`.
+    /// [`BufferError`] if the buffer does not hold `T`, or not on the host.
     pub fn as_slice<T: Element>(&self) -> Result<&[T], BufferError> {
         self.check::<T>()?;
         Ok(bytemuck::cast_slice(self.as_bytes()))
@@ -102,17 +169,18 @@ impl Buffer {
     ///
     /// # Errors
     ///
-    /// [`BufferError`] if the buffer does not hold `T`.
+    /// [`BufferError`] if the buffer does not hold `T`, or not on the host.
     pub fn as_mut_slice<T: Element>(&mut self) -> Result<&mut [T], BufferError> {
         self.check::<T>()?;
         Ok(bytemuck::cast_slice_mut(self.as_bytes_mut()))
     }
 
     fn check<T: Element>(&self) -> Result<(), BufferError> {
-        if T::DTYPE == self.dtype {
-            return Ok(());
+        if T::DTYPE != self.dtype {
+            let (actual, requested) = (self.dtype, T::DTYPE);
+            return Err(BufferError::DType { actual, requested, len: self.len });
         }
-        Err(BufferError { actual: self.dtype, requested: T::DTYPE, len: self.len })
+        if self.is_on_host() { Ok(()) } else { Err(self.on_device()) }
     }
 }
 
@@ -125,6 +193,22 @@ impl AsRef<[u8]> for Buffer {
 impl fmt::Debug for Buffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Buffer").field("dtype", &self.dtype).field("len", &self.len).finish()
+    }
+}
+
+#[cfg(feature = "cube")]
+impl Buffer {
+    /// A buffer of `len` elements in `memory`, which has room for them.
+    pub fn from_device(dtype: DType, len: usize, memory: DeviceMemory) -> Buffer {
+        Buffer { dtype, len, storage: Storage::Device(memory) }
+    }
+
+    /// Where the elements are, if that is on a GPU.
+    pub fn device(&self) -> Option<&DeviceMemory> {
+        match &self.storage {
+            Storage::Host(_) => None,
+            Storage::Device(memory) => Some(memory),
+        }
     }
 }
 

@@ -49,12 +49,16 @@
 //!   Other groups go on; call [`Communicator::abort`] to end all groups of the world. A timeout
 //!   comes with a [`Verdict`]: the flight recorders of all ranks, compared.
 
-#![forbid(unsafe_code)]
+// Launching a kernel is unsafe, and so is calling the driver.
+#![cfg_attr(not(feature = "cube"), forbid(unsafe_code))]
+#![deny(unsafe_code)]
 #![warn(missing_docs)]
 
 mod buffer;
 mod call;
 mod communicator;
+#[cfg(feature = "cube")]
+mod device;
 mod dtype;
 mod error;
 mod fake;
@@ -75,6 +79,8 @@ mod work;
 pub use buffer::{Buffer, BufferError};
 pub use call::{Argument, ArgumentError, Call};
 pub use communicator::Communicator;
+#[cfg(feature = "cube")]
+pub use device::DeviceMemory;
 pub use dtype::{DType, Element};
 pub use error::CommError;
 pub use fake::FakeCommunicator;

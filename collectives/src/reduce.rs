@@ -5,7 +5,8 @@
 //! small enough that the running sum stays in the first-level cache while the inputs stream
 //! past, and are plain enough for the compiler to vectorise.
 
-use crate::buffer::{Buffer, BufferError};
+use crate::buffer::Buffer;
+use crate::call::ArgumentError;
 use crate::dtype::{DType, Element};
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
@@ -21,7 +22,7 @@ const BLOCK: usize = 4096;
 ///
 /// # Errors
 ///
-/// [`BufferError`] if the types differ or have no sum.
+/// If the types differ or have no sum.
 ///
 /// # Panics
 ///
@@ -30,15 +31,14 @@ pub(crate) fn sum_into(
     output: &mut Buffer,
     inputs: &[Arc<Buffer>],
     start: usize,
-) -> Result<(), BufferError> {
+) -> Result<(), ArgumentError> {
     let (dtype, len, size) = (output.dtype(), output.len(), output.dtype().size());
-    let wrong = |actual, requested| BufferError { actual, requested, len };
     if let Some(other) = inputs.iter().map(|input| input.dtype()).find(|other| *other != dtype) {
-        return Err(wrong(other, dtype));
+        return Err(ArgumentError::DType { input: other, output: dtype });
     }
     let range = start * size..(start + len) * size;
     let inputs: Vec<&[u8]> = inputs.iter().map(|input| &input.as_bytes()[range.clone()]).collect();
-    sum_bytes(dtype, output.as_bytes_mut(), &inputs).map_err(|NoSum| wrong(dtype, DType::F32))
+    sum_bytes(dtype, output.as_bytes_mut(), &inputs).map_err(|NoSum| ArgumentError::NoSum { dtype })
 }
 
 /// Bytes have no sum: they cannot be read as any type that has one.

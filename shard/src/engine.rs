@@ -146,7 +146,10 @@ impl EngineBuilder {
         let template = module.map(&mut values);
         match values.error {
             Some(error) => Err(error),
-            None => Ok((template, values.masters)),
+            None => {
+                let place = |master| self.runtime.placement().place(master);
+                Ok((template, values.masters.into_iter().map(place).collect()))
+            }
         }
     }
 
@@ -372,6 +375,7 @@ impl ModuleMapper for Values<'_> {
             unreachable!("invariant: mapping meets the parameters that visiting met");
         };
         let (id, device) = (param.id, param.lazy_device());
+        self.runtime.place_on(&device);
         let data = param.into_value().into_data().convert::<f32>();
         let kept = match data.as_slice::<f32>() {
             Ok(values) => self.keep(index, slot, values),

@@ -8,8 +8,11 @@
 //! gradients alive to the end, so it hangs off an *order token*: a one-element child of the
 //! block's input that carries no gradient.
 
+use std::marker::PhantomData;
 use std::sync::Arc;
 
+#[cfg(feature = "cube")]
+use burn::backend::Cube;
 use burn::backend::autodiff::{
     Autodiff, NodeId,
     checkpoint::{
@@ -21,11 +24,11 @@ use burn::backend::autodiff::{
     grads::Gradients,
     ops::{Backward, Ops, OpsKind},
 };
-use burn::backend::{Dispatch, Flex, backend_extension, tensor::FloatTensor};
-use burn::tensor::{DType, Shape, Tensor};
-use burn_flex::FlexTensor;
+use burn::backend::{Backend, Dispatch, Flex, backend_extension, tensor::FloatTensor};
+use burn::tensor::Tensor;
 use kiln_collectives::Phase;
 
+use crate::flat::FlatTensors;
 use crate::unit::{Unit, Use};
 
 /// Which parameter to read, and for which use.
@@ -38,8 +41,8 @@ pub(crate) struct WeightRef {
     pub(crate) from: Arc<Use>,
 }
 
-#[backend_extension(Flex, Autodiff)]
-pub(crate) trait GatherOps: burn::backend::Backend {
+#[backend_extension(Flex, Cube: cfg(feature = "cube"), Autodiff)]
+pub(crate) trait GatherOps: Backend {
     /// A one-element child of `x` without gradient.
     fn order_token(x: FloatTensor<Self>) -> FloatTensor<Self>;
     /// The parameter that `weight` names, in the compute dtype.
@@ -56,24 +59,31 @@ pub(crate) fn gather<const D: usize>(token: &Tensor<1>, weight: WeightRef) -> Te
     Tensor::from_dispatch(Dispatch::gather(token.clone().into_dispatch(), weight))
 }
 
-fn token() -> FlexTensor {
-    FlexTensor::zeros(Shape::new([1]), DType::F32)
-}
-
 impl GatherOps for Flex {
-    fn order_token(_x: FlexTensor) -> FlexTensor {
-        token()
+    fn order_token(x: FloatTensor<Self>) -> FloatTensor<Self> {
+        Self::token(&x)
     }
 
-    fn gather(_token: FlexTensor, weight: WeightRef) -> FlexTensor {
-        weight.unit.parameter(weight.slot, weight.phase)
+    fn gather(token: FloatTensor<Self>, weight: WeightRef) -> FloatTensor<Self> {
+        weight.unit.parameter::<Self>(&token, weight.slot, weight.phase)
+    }
+}
+
+#[cfg(feature = "cube")]
+impl GatherOps for Cube {
+    fn order_token(x: FloatTensor<Self>) -> FloatTensor<Self> {
+        Self::token(&x)
+    }
+
+    fn gather(token: FloatTensor<Self>, weight: WeightRef) -> FloatTensor<Self> {
+        weight.unit.parameter::<Self>(&token, weight.slot, weight.phase)
     }
 }
 
 #[derive(Debug)]
 struct OrderTokenBackward;
 
-impl Backward<Flex, 1> for OrderTokenBackward {
+impl<B: Backend> Backward<B, 1> for OrderTokenBackward {
     type State = ();
 
     fn backward(self, _ops: Ops<(), 1>, _grads: &mut Gradients, _checkpointer: &mut Checkpointer) {}
@@ -82,7 +92,7 @@ impl Backward<Flex, 1> for OrderTokenBackward {
 #[derive(Debug)]
 struct GatherBackward;
 
-impl Backward<Flex, 1> for GatherBackward {
+impl<B: FlatTensors> Backward<B, 1> for GatherBackward {
     type State = WeightRef;
 
     fn backward(
@@ -91,44 +101,49 @@ impl Backward<Flex, 1> for GatherBackward {
         grads: &mut Gradients,
         _checkpointer: &mut Checkpointer,
     ) {
-        let gradient = grads.consume::<Flex>(&ops.node);
+        let gradient = grads.consume::<B>(&ops.node);
         let weight = ops.state;
-        weight.unit.accumulate(weight.slot, &weight.from, gradient);
+        weight.unit.accumulate::<B>(weight.slot, &weight.from, gradient);
     }
 }
 
 #[derive(Debug)]
-struct GatherAgain {
+struct GatherAgain<B> {
     token: NodeId,
     weight: WeightRef,
+    backend: PhantomData<fn() -> B>,
 }
 
-impl RetroForward for GatherAgain {
+impl<B: FlatTensors> RetroForward for GatherAgain<B> {
     fn forward(&self, states: &mut BackwardStates, out_node: NodeId) {
-        // Taking the token's state tells the checkpointer that it has been used.
-        let _ = states.get_state::<FlexTensor>(&self.token);
-        let weight = self.weight.unit.parameter(self.weight.slot, Phase::Backward);
+        // Taking the token's state also tells the checkpointer that it has been used.
+        let token = states.get_state::<FloatTensor<B>>(&self.token);
+        let weight = self.weight.unit.parameter::<B>(&token, self.weight.slot, Phase::Backward);
         states.save(out_node, weight);
     }
 }
 
-type Tracked<C> = FloatTensor<Autodiff<Flex, C>>;
+type Tracked<B, C> = FloatTensor<Autodiff<B, C>>;
 
-impl<C: CheckpointStrategy> GatherOps for Autodiff<Flex, C> {
-    fn order_token(x: Tracked<C>) -> Tracked<C> {
-        OrderTokenBackward.prepare::<C>([x.node()]).compute_bound().stateless(token())
+impl<B: FlatTensors, C: CheckpointStrategy> GatherOps for Autodiff<B, C> {
+    fn order_token(x: Tracked<B, C>) -> Tracked<B, C> {
+        let token = B::token(x.primitive());
+        Backward::<B, 1>::prepare::<C>(OrderTokenBackward, [x.node()])
+            .compute_bound()
+            .stateless(token)
     }
 
-    fn gather(token: Tracked<C>, weight: WeightRef) -> Tracked<C> {
-        let out = weight.unit.parameter(weight.slot, weight.phase);
-        let again = GatherAgain { token: token.id(), weight: weight.clone() };
+    fn gather(token: Tracked<B, C>, weight: WeightRef) -> Tracked<B, C> {
+        let out = weight.unit.parameter::<B>(token.primitive(), weight.slot, weight.phase);
+        let (id, backend) = (token.id(), PhantomData);
+        let again = GatherAgain::<B> { token: id, weight: weight.clone(), backend };
         // `BalancedCheckpointing` here, not `C`: this node is recomputed under every strategy.
-        let prepared = GatherBackward
-            .prepare::<BalancedCheckpointing>([token.node()])
-            .memory_bound()
-            .retro_forward(again)
-            .parents::<Flex, _>([&token])
-            .stateful();
+        let prepared =
+            Backward::<B, 1>::prepare::<BalancedCheckpointing>(GatherBackward, [token.node()])
+                .memory_bound()
+                .retro_forward(again)
+                .parents::<B, _>([&token])
+                .stateful();
         match prepared {
             OpsKind::Tracked(prepared) => prepared.finish(weight, out),
             OpsKind::UnTracked(prepared) => prepared.finish(out),

@@ -1,23 +1,16 @@
-//! AdamW in place on flat shards, the gradient norm, and clipping.
+//! AdamW in place on flat shards, the gradient norm, and clipping. The loops over elements are in
+//! [`flat`](crate::flat).
 
 use std::ops::Range;
 
 use kiln_collectives::{Buffer, Label, Phase};
-use rayon::prelude::*;
 
 use crate::engine::Engine;
 use crate::error::ShardError;
+use crate::flat;
 use crate::layout::UnitLayout;
 use crate::snapshot;
 use crate::unit::{Moments, UnitState};
-
-/// Elements that one task updates or sums at a time. Fixed, so that sums have the same bits at any
-/// number of threads.
-const CHUNK: usize = 1 << 14;
-
-/// Independent sums of squares inside a chunk: wide enough for the widest vector registers, fixed
-/// for the same reason.
-const LANES: usize = 16;
 
 /// Settings of AdamW (Loshchilov and Hutter, 2019), as PyTorch computes it.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -40,15 +33,15 @@ impl Default for AdamW {
 
 /// Factors of one step, the same for every element.
 #[derive(Clone, Copy)]
-struct Factors {
-    clip: f32,
-    beta1: f32,
-    beta2: f32,
-    epsilon: f32,
+pub(crate) struct Factors {
+    pub(crate) clip: f32,
+    pub(crate) beta1: f32,
+    pub(crate) beta2: f32,
+    pub(crate) epsilon: f32,
     /// Learning rate over the bias correction of the first moment.
-    step_size: f32,
+    pub(crate) step_size: f32,
     /// Root of the bias correction of the second moment.
-    second_root: f32,
+    pub(crate) second_root: f32,
 }
 
 impl AdamW {
@@ -82,11 +75,11 @@ impl Engine {
         for unit in self.units() {
             let state = unit.state();
             let Some(gradient) = &state.reduced else { continue };
-            let gradient = gradient.as_slice::<f32>()?;
             let start = unit.layout.shard_range(&runtime.mesh, runtime.rank).start;
             let first = start / unit.layout.piece;
-            for (index, piece) in gradient.chunks(unit.layout.piece).enumerate() {
-                sums[first + index] += sum_of_squares(piece);
+            let pieces = flat::sums_of_squares(gradient, unit.layout.piece)?;
+            for (sum, piece) in sums[first..].iter_mut().zip(pieces) {
+                *sum += piece;
             }
         }
         if let Some(group) = &runtime.shard {
@@ -109,9 +102,10 @@ impl Engine {
         for unit in self.units().iter().filter(|unit| unit.layout.trainable) {
             let state = unit.state();
             let shard = unit.layout.shard_range(&runtime.mesh, runtime.rank);
+            let gradient = state.reduced.as_ref().map(flat::on_host).transpose()?;
             for parameter in &unit.layout.parameters {
                 let (held, _) = parameter.held_by(&shard);
-                let bad = match &state.reduced {
+                let bad = match &gradient {
                     Some(gradient) => {
                         gradient.as_slice::<f32>()?[held].iter().any(|value| !value.is_finite())
                     }
@@ -144,19 +138,15 @@ impl Engine {
         for unit in self.units() {
             let mut state = unit.state();
             let Some(gradient) = state.reduced.take() else { continue };
-            let gradient = gradient.as_slice::<f32>()?;
             let UnitState { master, moments, snapshot, .. } = &mut *state;
-            let moments = moments.get_or_insert_with(|| Moments::zeros(gradient.len()));
+            let moments = moments.get_or_insert_with(|| Moments::like(&gradient));
             let own = |buffer| snapshot::own(buffer, snapshot, &unit.layout);
-            let weights = own(master)?.as_mut_slice::<f32>()?;
-            let first = own(&mut moments.first)?.as_mut_slice::<f32>()?;
-            let second = own(&mut moments.second)?.as_mut_slice::<f32>()?;
+            let (weights, first) = (own(master)?, own(&mut moments.first)?);
+            let second = own(&mut moments.second)?;
             let shard = unit.layout.shard_range(&self.mesh(), self.runtime().rank);
             for (range, decays) in decay_groups(&unit.layout, &shard) {
                 let keep = if decays { keep } else { 1.0 };
-                let (weights, gradient) = (&mut weights[range.clone()], &gradient[range.clone()]);
-                let (first, second) = (&mut first[range.clone()], &mut second[range]);
-                update(weights, gradient, first, second, factors, keep);
+                flat::update([weights, first, second], &gradient, range, factors, keep)?;
             }
         }
         Ok(())
@@ -180,76 +170,4 @@ fn decay_groups(layout: &UnitLayout, shard: &Range<usize>) -> Vec<(Range<usize>,
         }
     }
     groups
-}
-
-/// One AdamW step; every element is read and written once.
-fn update(
-    weights: &mut [f32],
-    gradient: &[f32],
-    first: &mut [f32],
-    second: &mut [f32],
-    factors: Factors,
-    keep: f32,
-) {
-    let arch = pulp::Arch::new();
-    weights
-        .par_chunks_mut(CHUNK)
-        .zip(gradient.par_chunks(CHUNK))
-        .zip(first.par_chunks_mut(CHUNK).zip(second.par_chunks_mut(CHUNK)))
-        .for_each(|((weights, gradient), (first, second))| {
-            arch.dispatch(
-                #[inline(always)]
-                || update_chunk(weights, gradient, first, second, factors, keep),
-            );
-        });
-}
-
-#[inline(always)]
-fn update_chunk(
-    weights: &mut [f32],
-    gradient: &[f32],
-    first: &mut [f32],
-    second: &mut [f32],
-    factors: Factors,
-    keep: f32,
-) {
-    let Factors { clip, beta1, beta2, epsilon, step_size, second_root } = factors;
-    let moments = first.iter_mut().zip(second);
-    for ((weight, gradient), (first, second)) in weights.iter_mut().zip(gradient).zip(moments) {
-        let gradient = gradient * clip;
-        *first = beta1 * *first + (1.0 - beta1) * gradient;
-        *second = beta2 * *second + (1.0 - beta2) * gradient * gradient;
-        let denominator = second.sqrt() / second_root + epsilon;
-        *weight = *weight * keep - step_size * (*first / denominator);
-    }
-}
-
-/// Sum of squares in f64, with the same bits at any number of threads.
-fn sum_of_squares(values: &[f32]) -> f64 {
-    let arch = pulp::Arch::new();
-    let sums: Vec<f64> = values
-        .par_chunks(CHUNK)
-        .map(|chunk| {
-            arch.dispatch(
-                #[inline(always)]
-                || sum_of_squares_chunk(chunk),
-            )
-        })
-        .collect();
-    sums.iter().sum()
-}
-
-#[inline(always)]
-fn sum_of_squares_chunk(values: &[f32]) -> f64 {
-    let mut lanes = [0.0f64; LANES];
-    let chunks = values.chunks_exact(LANES);
-    for (lane, value) in chunks.remainder().iter().enumerate() {
-        lanes[lane] = f64::from(*value) * f64::from(*value);
-    }
-    for chunk in chunks {
-        for (lane, value) in lanes.iter_mut().zip(chunk) {
-            *lane += f64::from(*value) * f64::from(*value);
-        }
-    }
-    lanes.iter().sum()
 }

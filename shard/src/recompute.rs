@@ -5,15 +5,21 @@
 
 use std::sync::Arc;
 
+#[cfg(feature = "cube")]
+use burn::backend::Cube;
 use burn::backend::autodiff::{
     Autodiff,
     checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
     grads::Gradients,
     ops::{Backward, Ops, OpsKind},
 };
-use burn::backend::{Dispatch, Flex, backend_extension, tensor::FloatTensor};
-use burn::tensor::{DType, Shape, Tensor};
-use burn_flex::FlexTensor;
+use burn::backend::{
+    Backend, Dispatch, DispatchKindConversion, DispatchTensor, Flex, backend_extension,
+    tensor::FloatTensor,
+};
+use burn::tensor::Tensor;
+
+use crate::flat::FlatTensors;
 
 /// Which run of a block this is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,8 +40,8 @@ impl std::fmt::Debug for Body {
     }
 }
 
-#[backend_extension(Flex, Autodiff)]
-pub(crate) trait RecomputeOps: burn::backend::Backend {
+#[backend_extension(Flex, Cube: cfg(feature = "cube"), Autodiff)]
+pub(crate) trait RecomputeOps: Backend {
     /// `body(x)`; `token` puts the node on the tape when `x` is not.
     fn recompute(x: FloatTensor<Self>, token: FloatTensor<Self>, body: Body) -> FloatTensor<Self>;
     /// A one-element tensor whose backward starts at `y` with `gradient`.
@@ -48,37 +54,60 @@ pub(crate) fn recompute(x: Tensor<3>, token: Tensor<1>, body: Body) -> Tensor<3>
     Tensor::from_dispatch(out)
 }
 
-fn run(x: FlexTensor, body: &Body) -> FlexTensor {
-    let out = (body.0)(Tensor::from_primitive::<Flex>(x), Run::First);
-    primitive(out)
+/// A backend whose primitives a block can be run on.
+pub(crate) trait Blocks: FlatTensors {
+    fn tensor(primitive: FloatTensor<Self>) -> Tensor<3>;
+    fn primitive(tensor: Tensor<3>) -> FloatTensor<Self>;
 }
 
-fn primitive(x: Tensor<3>) -> FlexTensor {
-    match x.try_into_primitive::<Flex>() {
-        Ok(primitive) => primitive,
-        Err(error) => unreachable!("invariant: a block stays on its input's device ({error:?})"),
+impl<B: FlatTensors> Blocks for B
+where
+    DispatchTensor: DispatchKindConversion<B>,
+{
+    fn tensor(primitive: FloatTensor<Self>) -> Tensor<3> {
+        Tensor::from_primitive::<B>(primitive)
+    }
+
+    fn primitive(tensor: Tensor<3>) -> FloatTensor<Self> {
+        match tensor.try_into_primitive::<B>() {
+            Ok(primitive) => primitive,
+            Err(error) => {
+                unreachable!("invariant: a block stays on its input's device ({error:?})")
+            }
+        }
     }
 }
 
-fn scalar() -> FlexTensor {
-    FlexTensor::zeros(Shape::new([1]), DType::F32)
+fn run<B: Blocks>(x: FloatTensor<B>, body: &Body) -> FloatTensor<B> {
+    B::primitive((body.0)(B::tensor(x), Run::First))
 }
 
 impl RecomputeOps for Flex {
-    fn recompute(x: FlexTensor, _token: FlexTensor, body: Body) -> FlexTensor {
-        run(x, &body)
+    fn recompute(x: FloatTensor<Self>, _token: FloatTensor<Self>, body: Body) -> FloatTensor<Self> {
+        run::<Self>(x, &body)
     }
 
-    fn seed(_y: FlexTensor, _gradient: FlexTensor) -> FlexTensor {
-        scalar()
+    fn seed(y: FloatTensor<Self>, _gradient: FloatTensor<Self>) -> FloatTensor<Self> {
+        Self::token(&y)
+    }
+}
+
+#[cfg(feature = "cube")]
+impl RecomputeOps for Cube {
+    fn recompute(x: FloatTensor<Self>, _token: FloatTensor<Self>, body: Body) -> FloatTensor<Self> {
+        run::<Self>(x, &body)
+    }
+
+    fn seed(y: FloatTensor<Self>, _gradient: FloatTensor<Self>) -> FloatTensor<Self> {
+        Self::token(&y)
     }
 }
 
 #[derive(Debug)]
 struct RecomputeBackward;
 
-impl Backward<Flex, 2> for RecomputeBackward {
-    type State = (FlexTensor, Body);
+impl<B: Blocks> Backward<B, 2> for RecomputeBackward {
+    type State = (FloatTensor<B>, Body);
 
     fn backward(
         self,
@@ -88,13 +117,14 @@ impl Backward<Flex, 2> for RecomputeBackward {
     ) {
         let [x_parent, _token] = ops.parents;
         let (x, body) = ops.state;
-        let incoming = Tensor::<3>::from_primitive::<Flex>(grads.consume::<Flex>(&ops.node));
-        let x = Tensor::<3>::from_primitive::<Flex>(x).autodiff().require_grad();
+        let incoming = B::tensor(grads.consume::<B>(&ops.node));
+        let x = B::tensor(x).autodiff().require_grad();
         let y = (body.0)(x.clone(), Run::Again);
-        let start = Dispatch::seed(y.into_dispatch(), incoming.into_dispatch());
+        let (y, incoming) = (y.into_dispatch(), incoming.into_dispatch());
+        let start = <Dispatch as RecomputeOps>::seed(y, incoming);
         let mut inner = Tensor::<1>::from_dispatch(start).backward();
         if let (Some(parent), Some(gradient)) = (x_parent, x.grad_remove(&mut inner)) {
-            grads.register::<Flex>(parent.id, primitive(gradient));
+            grads.register::<B>(parent.id, B::primitive(gradient));
         }
     }
 }
@@ -102,42 +132,44 @@ impl Backward<Flex, 2> for RecomputeBackward {
 #[derive(Debug)]
 struct SeedBackward;
 
-impl Backward<Flex, 1> for SeedBackward {
-    type State = FlexTensor;
+impl<B: Backend> Backward<B, 1> for SeedBackward {
+    type State = FloatTensor<B>;
 
     fn backward(
         self,
-        ops: Ops<FlexTensor, 1>,
+        ops: Ops<FloatTensor<B>, 1>,
         grads: &mut Gradients,
         _checkpointer: &mut Checkpointer,
     ) {
         let [parent] = ops.parents;
         // The ones that backward starts with; replaced by the gradient that came in.
-        let _ = grads.consume::<Flex>(&ops.node);
+        let _ = grads.consume::<B>(&ops.node);
         if let Some(parent) = parent {
-            grads.register::<Flex>(parent.id, ops.state);
+            grads.register::<B>(parent.id, ops.state);
         }
     }
 }
 
-type Tracked<C> = FloatTensor<Autodiff<Flex, C>>;
+type Tracked<B, C> = FloatTensor<Autodiff<B, C>>;
 
-impl<C: CheckpointStrategy> RecomputeOps for Autodiff<Flex, C> {
-    fn recompute(x: Tracked<C>, token: Tracked<C>, body: Body) -> Tracked<C> {
+impl<B: Blocks, C: CheckpointStrategy> RecomputeOps for Autodiff<B, C> {
+    fn recompute(x: Tracked<B, C>, token: Tracked<B, C>, body: Body) -> Tracked<B, C> {
         let input = x.primitive().clone();
-        let out = run(input.clone(), &body);
-        let prepared =
-            RecomputeBackward.prepare::<C>([x.node(), token.node()]).compute_bound().stateful();
+        let out = run::<B>(input.clone(), &body);
+        let prepared = Backward::<B, 2>::prepare::<C>(RecomputeBackward, [x.node(), token.node()])
+            .compute_bound()
+            .stateful();
         match prepared {
             OpsKind::Tracked(prepared) => prepared.finish((input, body), out),
             OpsKind::UnTracked(prepared) => prepared.finish(out),
         }
     }
 
-    fn seed(y: Tracked<C>, gradient: Tracked<C>) -> Tracked<C> {
-        match SeedBackward.prepare::<C>([y.node()]).compute_bound().stateful() {
-            OpsKind::Tracked(prepared) => prepared.finish(gradient.into_primitive(), scalar()),
-            OpsKind::UnTracked(prepared) => prepared.finish(scalar()),
+    fn seed(y: Tracked<B, C>, gradient: Tracked<B, C>) -> Tracked<B, C> {
+        let start = B::token(y.primitive());
+        match Backward::<B, 1>::prepare::<C>(SeedBackward, [y.node()]).compute_bound().stateful() {
+            OpsKind::Tracked(prepared) => prepared.finish(gradient.into_primitive(), start),
+            OpsKind::UnTracked(prepared) => prepared.finish(start),
         }
     }
 }

@@ -35,7 +35,7 @@ impl Reducer {
         let spare = lock(&self.state).spare.take();
         match spare {
             Some(buffer) if buffer.len() == len => buffer,
-            _ => Buffer::zeros(DType::F32, len),
+            _ => runtime.placement().empty(DType::F32, len),
         }
     }
 
@@ -55,7 +55,8 @@ impl Reducer {
         if let Some(group) = &runtime.shard {
             self.settle(runtime);
             let input = Arc::new(gradient);
-            let output = Buffer::zeros(input.dtype(), input.len() / group.world_size());
+            let len = input.len() / group.world_size();
+            let output = runtime.placement().empty(input.dtype(), len);
             let label = unit.label(Phase::Backward);
             let work = group.reduce_scatter(label, input.clone(), output);
             let mut state = lock(&self.state);

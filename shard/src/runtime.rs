@@ -4,9 +4,11 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
+use burn::tensor::Device;
 use kiln_collectives::{Buffer, Communicator, DType, Work};
 
 use crate::error::ShardError;
+use crate::flat::Placement;
 use crate::mesh::Mesh;
 use crate::policy::Policy;
 use crate::reducer::Reducer;
@@ -28,6 +30,8 @@ pub(crate) struct Runtime {
     pub(crate) shard: Option<Arc<dyn Communicator>>,
     /// Ranks that hold the same shard; `None` when there is one copy only.
     pub(crate) replicate: Option<Arc<dyn Communicator>>,
+    /// Where weights are; set by the first part.
+    placement: OnceLock<Placement>,
     pub(crate) pool: BufferPool,
     pub(crate) live: Arc<LiveUnits>,
     pub(crate) reducer: Reducer,
@@ -57,6 +61,7 @@ impl Runtime {
             world,
             shard,
             replicate,
+            placement: OnceLock::new(),
             pool: BufferPool::default(),
             live: Arc::default(),
             reducer: Reducer::default(),
@@ -67,6 +72,16 @@ impl Runtime {
             error: Mutex::default(),
             pinned: Mutex::default(),
         }
+    }
+
+    /// Where weights, gradients and moments are. What ranks only tell each other is on the host.
+    pub(crate) fn placement(&self) -> &Placement {
+        self.placement.get().unwrap_or(&Placement::Host)
+    }
+
+    /// Settles where weights are, unless an earlier part has.
+    pub(crate) fn place_on(&self, device: &Device) -> &Placement {
+        self.placement.get_or_init(|| Placement::of_device(device))
     }
 
     pub(crate) fn set_units(&self, units: &[Arc<Unit>]) {
@@ -162,14 +177,14 @@ struct PoolState {
 
 impl BufferPool {
     /// A buffer of the given dtype and length, with arbitrary contents.
-    pub(crate) fn take(&self, dtype: DType, len: usize) -> Buffer {
+    pub(crate) fn take(&self, placement: &Placement, dtype: DType, len: usize) -> Buffer {
         // What is here with another size makes room before allocating.
         let free = lock(&self.state).free.take();
         match free {
             Some(buffer) if buffer.dtype() == dtype && buffer.len() == len => buffer,
             other => {
                 drop(other);
-                Buffer::zeros(dtype, len)
+                placement.empty(dtype, len)
             }
         }
     }

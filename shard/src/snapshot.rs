@@ -3,19 +3,17 @@
 //! Nothing is copied when it is taken. Forward and backward only read weights and moments; the next
 //! optimizer step copies what the snapshot has not been done with by then, and changes the copy.
 
+use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::{Arc, Weak};
 
 use kiln_collectives::{Buffer, BufferError};
-use rayon::prelude::*;
 
 use crate::engine::Engine;
 use crate::error::ShardError;
+use crate::flat;
 use crate::layout::UnitLayout;
 use crate::state::Kind;
-
-/// Elements that one task copies at a time.
-const CHUNK: usize = 1 << 18;
 
 /// Weights and moments of the pieces that one rank writes. Later steps do not change it.
 pub struct Snapshot {
@@ -53,11 +51,28 @@ impl Engine {
 
 impl Snapshot {
     /// The piece of the unit at `position` in the layout, flat, with its padding; `None` if there
-    /// are no values of this kind.
-    pub fn values(&self, position: usize, kind: Kind) -> Result<Option<&[f32]>, BufferError> {
-        let Some(unit) = self.units.get(position) else { return Ok(None) };
-        let buffer = KINDS.iter().position(|k| *k == kind).and_then(|k| unit.buffers[k].as_ref());
-        buffer.map(|buffer| Ok(&buffer.as_slice::<f32>()?[unit.piece.clone()])).transpose()
+    /// are no values of this kind. Copied only if it is on a GPU.
+    pub fn values(
+        &self,
+        position: usize,
+        kind: Kind,
+    ) -> Result<Option<Cow<'_, [f32]>>, BufferError> {
+        let Some((buffer, piece)) = self.find(position, kind) else { return Ok(None) };
+        Ok(Some(match flat::on_host(buffer)? {
+            Cow::Borrowed(buffer) => Cow::Borrowed(&buffer.as_slice::<f32>()?[piece]),
+            Cow::Owned(buffer) => Cow::Owned(buffer.as_slice::<f32>()?[piece].to_vec()),
+        }))
+    }
+
+    /// Whether there are values of this kind of the unit at `position`.
+    pub fn has(&self, position: usize, kind: Kind) -> bool {
+        self.find(position, kind).is_some()
+    }
+
+    fn find(&self, position: usize, kind: Kind) -> Option<(&Buffer, Range<usize>)> {
+        let unit = self.units.get(position)?;
+        let index = KINDS.iter().position(|known| *known == kind)?;
+        Some((unit.buffers[index].as_deref()?, unit.piece.clone()))
     }
 
     /// Lets go of the values of one kind of one unit: the next step need not copy them.
@@ -78,15 +93,7 @@ pub(crate) fn own<'a>(
     layout: &UnitLayout,
 ) -> Result<&'a mut Buffer, ShardError> {
     if snapshot.strong_count() > 0 && Arc::get_mut(buffer).is_none() {
-        *buffer = Arc::new(copy(buffer)?);
+        *buffer = Arc::new(flat::copy(buffer)?);
     }
     Arc::get_mut(buffer).ok_or_else(|| ShardError::Pinned { unit: layout.name.clone() })
-}
-
-fn copy(buffer: &Buffer) -> Result<Buffer, BufferError> {
-    let source = buffer.as_slice::<f32>()?;
-    let mut copy = Buffer::zeros(buffer.dtype(), source.len());
-    let chunks = copy.as_mut_slice::<f32>()?.par_chunks_mut(CHUNK);
-    chunks.zip(source.par_chunks(CHUNK)).for_each(|(to, from)| to.copy_from_slice(from));
-    Ok(copy)
 }

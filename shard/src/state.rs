@@ -3,10 +3,11 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use kiln_collectives::{Buffer, DType, Label, Phase};
+use kiln_collectives::{Buffer, BufferError, DType, Label, Phase};
 
 use crate::engine::Engine;
 use crate::error::ShardError;
+use crate::flat;
 use crate::unit::{Moments, Unit, UnitState};
 
 /// Which of the values kept per parameter element.
@@ -35,16 +36,15 @@ impl UnitState {
 
     /// The buffer for writing; moments are made if there are none.
     fn buffer_mut(&mut self, kind: Kind) -> Option<&mut Buffer> {
-        let len = self.master.len();
-        let moments = &mut self.moments;
+        let UnitState { master, moments, .. } = self;
         match kind {
-            Kind::Weight => Arc::get_mut(&mut self.master),
+            Kind::Weight => Arc::get_mut(master),
             Kind::Gradient => self.reduced.as_mut(),
             Kind::FirstMoment => {
-                Arc::get_mut(&mut moments.get_or_insert_with(|| Moments::zeros(len)).first)
+                Arc::get_mut(&mut moments.get_or_insert_with(|| Moments::like(master)).first)
             }
             Kind::SecondMoment => {
-                Arc::get_mut(&mut moments.get_or_insert_with(|| Moments::zeros(len)).second)
+                Arc::get_mut(&mut moments.get_or_insert_with(|| Moments::like(master)).second)
             }
         }
     }
@@ -58,12 +58,14 @@ impl Engine {
         runtime.check()?;
         let Some(unit) = self.units().get(position) else { return Ok(None) };
         let Some(shard) = unit.state().buffer(kind) else { return Ok(None) };
-        let Some(group) = &runtime.shard else { return Ok(Some(Buffer::clone(&shard))) };
-        let whole = Buffer::zeros(DType::F32, unit.layout.padded_numel());
+        let Some(group) = &runtime.shard else {
+            return Ok(Some(flat::on_host(&shard)?.into_owned()));
+        };
+        let whole = runtime.placement().empty(DType::F32, unit.layout.padded_numel());
         let label = Label::new(unit.layout.name.as_str(), Phase::Checkpoint);
         let whole = runtime.wait(group.all_gather(label, shard, whole));
         runtime.check()?;
-        Ok(whole)
+        Ok(whole.map(flat::into_host).transpose()?)
     }
 
     /// The whole values of one parameter on every rank. Gathers its unit; see
@@ -96,7 +98,7 @@ impl Engine {
     /// Lets `fill(range, values)` write this rank's part of one parameter's values, in place:
     /// elements `range` of the flat parameter. It is not called where this rank holds none. Moments
     /// are made if there are none, also then: all ranks have moments, or none.
-    pub fn fill_parameter<E: From<ShardError>>(
+    pub fn fill_parameter<E: From<ShardError> + From<BufferError>>(
         &self,
         name: &str,
         kind: Kind,
@@ -112,8 +114,7 @@ impl Engine {
         if held.is_empty() {
             return Ok(());
         }
-        let values = buffer.as_mut_slice::<f32>().map_err(ShardError::from)?;
-        fill(range, &mut values[held])
+        flat::write(buffer, held, |values| fill(range, values))
     }
 
     /// Elements of the flat parameter `name` that this rank holds; empty if there are none.

@@ -8,11 +8,11 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
-use burn_flex::FlexTensor;
+use burn::backend::tensor::FloatTensor;
 use kiln_collectives::{Buffer, DType, Label, Phase, Work};
 
 use crate::error::ShardError;
-use crate::flat::{self, FlatWeights, Gathered};
+use crate::flat::{self, FlatTensors, FlatWeights, Placement};
 use crate::layout::UnitLayout;
 use crate::runtime::{LiveUnit, Runtime, lock};
 
@@ -61,8 +61,10 @@ pub(crate) struct Moments {
 }
 
 impl Moments {
-    pub(crate) fn zeros(len: usize) -> Self {
-        let zeros = || Arc::new(Buffer::zeros(DType::F32, len));
+    /// Zeros for a shard as long as `shard`, in the same place.
+    pub(crate) fn like(shard: &Buffer) -> Self {
+        let placement = Placement::of_buffer(shard);
+        let zeros = || Arc::new(placement.zeros(DType::F32, shard.len()));
         Moments { first: zeros(), second: zeros() }
     }
 }
@@ -147,9 +149,9 @@ impl Unit {
         let runtime = &self.runtime;
         let Some(group) = &runtime.shard else {
             let weights = if dtype == DType::F32 {
-                flat::master_as_weights(master.clone())
+                FlatWeights::master(master.clone())
             } else {
-                let mut whole = runtime.pool.take(dtype, master.len());
+                let mut whole = runtime.pool.take(runtime.placement(), dtype, master.len());
                 flat::cast_from_f32(master, &mut whole)?;
                 self.gathered(whole, self.count_live())
             };
@@ -160,7 +162,7 @@ impl Unit {
         } else {
             Arc::new(flat::cast_to(master, dtype)?)
         };
-        let whole = runtime.pool.take(dtype, self.layout.padded_numel());
+        let whole = runtime.pool.take(runtime.placement(), dtype, self.layout.padded_numel());
         let live = self.count_live();
         let work = group.all_gather(self.label(phase), shard, whole);
         Ok(Residency::Unsharding { work, live })
@@ -195,11 +197,12 @@ impl Unit {
     }
 
     fn gathered(&self, whole: Buffer, live: Option<LiveUnit>) -> FlatWeights {
-        Gathered::into_weights(whole, &self.runtime, self.reshards_after_forward(), live)
+        FlatWeights::gathered(whole, &self.runtime, self.reshards_after_forward(), live)
     }
 
     fn zeros(&self) -> Buffer {
-        Buffer::zeros(self.runtime.policy.compute_dtype, self.layout.padded_numel())
+        let placement = self.runtime.placement();
+        placement.zeros(self.runtime.policy.compute_dtype, self.layout.padded_numel())
     }
 
     fn prefetch(&self, phase: Phase) {
@@ -232,11 +235,16 @@ impl Unit {
     }
 
     /// Parameter `slot` as a tensor, gathering the unit if need be.
-    pub(crate) fn parameter(&self, slot: usize, phase: Phase) -> FlexTensor {
+    pub(crate) fn parameter<B: FlatTensors>(
+        &self,
+        token: &FloatTensor<B>,
+        slot: usize,
+        phase: Phase,
+    ) -> FloatTensor<B> {
         let weights = self.wait_for_unshard(phase);
         let parameter = &self.layout.parameters[slot];
         let dtype = self.runtime.policy.compute_dtype;
-        flat::view(weights, &parameter.shape, parameter.offset, dtype)
+        B::view(&weights, token, &parameter.shape, parameter.offset, dtype)
     }
 
     /// Frees the whole weights. A gather under way is waited for: the other ranks take part in it.
@@ -250,11 +258,9 @@ impl Unit {
                 }
             }
             Residency::Unsharded(weights) => {
-                let views = Arc::downgrade(&weights);
-                drop(weights);
                 let shares_master =
                     self.runtime.shard.is_none() && self.runtime.policy.compute_dtype == DType::F32;
-                if views.strong_count() > 0 && !shares_master {
+                if weights.has_views() && !shares_master {
                     self.runtime.report_pinned(&self.layout.name);
                 }
             }
@@ -265,7 +271,7 @@ impl Unit {
     /// read a tracked tensor again, but not a constant. They go when backward is done with them.
     pub(crate) fn reshard_after_forward(&self) {
         let on_tape = match &self.state().residency {
-            Residency::Unsharded(weights) => Arc::strong_count(weights) > 1,
+            Residency::Unsharded(weights) => weights.has_views(),
             _ => false,
         };
         if self.reshards_after_forward() && (self.layout.trainable || !on_tape) {
@@ -291,7 +297,12 @@ impl Unit {
 
     /// Takes the gradient of parameter `slot` from one use. With the last one of the last use in
     /// the last micro-batch, the unit is reduced.
-    pub(crate) fn accumulate(self: &Arc<Self>, slot: usize, from: &Use, gradient: FlexTensor) {
+    pub(crate) fn accumulate<B: FlatTensors>(
+        self: &Arc<Self>,
+        slot: usize,
+        from: &Use,
+        gradient: FloatTensor<B>,
+    ) {
         if self.runtime.failed() {
             return;
         }
@@ -299,7 +310,7 @@ impl Unit {
         if remaining + 1 == from.total {
             self.before_first_gradient();
         }
-        if let Err(reason) = self.add(slot, gradient) {
+        if let Err(reason) = self.add::<B>(slot, gradient) {
             let name = self.layout.parameters[slot].name.clone();
             return self.runtime.fail(ShardError::Gradient { name, reason });
         }
@@ -331,13 +342,12 @@ impl Unit {
         }
     }
 
-    fn add(&self, slot: usize, gradient: FlexTensor) -> Result<(), String> {
+    fn add<B: FlatTensors>(&self, slot: usize, gradient: FloatTensor<B>) -> Result<(), String> {
         let mut state = self.state();
         let UnitState { gradient: target, written, .. } = &mut *state;
         let target = target.as_mut().ok_or("arrived after its unit was reduced")?;
-        let target = target.as_mut_slice::<f32>().map_err(|error| error.to_string())?;
         let range = self.layout.parameters[slot].range();
-        flat::add_gradient(&mut target[range], gradient, !written[slot])?;
+        B::add_gradient(target, range, gradient, !written[slot])?;
         written[slot] = true;
         Ok(())
     }
@@ -359,7 +369,7 @@ impl Unit {
         drop(state);
         let result = match gradient {
             Some(mut gradient) => self.clear_unwritten(&mut gradient, &written).map(|()| gradient),
-            None => Ok(Buffer::zeros(DType::F32, self.layout.padded_numel())),
+            None => Ok(self.runtime.placement().zeros(DType::F32, self.layout.padded_numel())),
         };
         match result.and_then(|gradient| self.runtime.reducer.launch(&self.runtime, self, gradient))
         {
@@ -369,13 +379,10 @@ impl Unit {
     }
 
     fn clear_unwritten(&self, gradient: &mut Buffer, written: &[bool]) -> Result<(), ShardError> {
-        let gradient = gradient.as_mut_slice::<f32>()?;
         let unwritten =
             self.layout.parameters.iter().zip(written).filter(|(_, written)| !**written);
-        for range in self.layout.gaps().into_iter().chain(unwritten.map(|(p, _)| p.range())) {
-            gradient[range].fill(0.0);
-        }
-        Ok(())
+        let unwritten = unwritten.map(|(parameter, _)| parameter.range());
+        Ok(flat::clear(gradient, self.layout.gaps().into_iter().chain(unwritten))?)
     }
 
     /// Ready for the next step: nothing is open, and no gradient is left of the last one.

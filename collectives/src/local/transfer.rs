@@ -1,8 +1,8 @@
 //! How data moves between threads: every rank copies or sums straight from its peers' buffers.
 
 use super::LocalEnd;
-use crate::buffer::{Buffer, BufferError};
-use crate::call::{ArgumentError, CallSite};
+use crate::buffer::Buffer;
+use crate::call::CallSite;
 use crate::dtype::DType;
 use crate::error::CommError;
 use crate::member::{Payload, empty};
@@ -141,10 +141,7 @@ fn sum(
     start: usize,
     site: &CallSite,
 ) -> Result<(), CommError> {
-    sum_into(output, &inputs, start).map_err(|error: BufferError| {
-        let problem = ArgumentError::DType { input: error.actual, output: error.requested };
-        CommError::invalid(site, problem)
-    })
+    sum_into(output, &inputs, start).map_err(|problem| CommError::invalid(site, problem))
 }
 
 /// The buffer behind a deposit that no peer reads any more.

@@ -4,7 +4,7 @@ use super::exchange::exchange;
 use super::group::Group;
 use super::message::{NewGroup, Notice};
 use super::runtime::Runtime;
-use crate::buffer::{Buffer, BufferError};
+use crate::buffer::Buffer;
 use crate::call::{ArgumentError, Call, CallSite};
 use crate::error::CommError;
 use crate::member::{End, Payload, RankShared, empty};
@@ -141,10 +141,7 @@ impl MpiEnd {
         let sends: Vec<_> = self.peers(rank).map(|peer| (peer, parts[peer])).collect();
         exchange(&self.group, &sends, receives);
         let addends: Vec<Arc<Buffer>> = addends.into_iter().map(Arc::new).collect();
-        sum_into(output, &addends, 0).map_err(|error: BufferError| {
-            let problem = ArgumentError::DType { input: error.actual, output: error.requested };
-            CommError::invalid(site, problem)
-        })
+        sum_into(output, &addends, 0).map_err(|problem| CommError::invalid(site, problem))
     }
 }
 

@@ -208,7 +208,7 @@ pub fn write_full(
 
 impl part::Values for kiln_shard::Snapshot {
     fn has(&self, unit: usize, saved: Saved) -> bool {
-        matches!(self.values(unit, saved.kind()), Ok(Some(_)))
+        Self::has(self, unit, saved.kind())
     }
 
     fn get(&self, layout: &[UnitLayout], entry: &Entry) -> Result<Cow<'_, [f32]>, CheckpointError> {
@@ -216,7 +216,11 @@ impl part::Values for kiln_shard::Snapshot {
         let unit = &layout[entry.unit];
         let start = unit.parameters[entry.slot].offset + entry.range.start;
         let within = start % unit.piece;
-        Ok(values[within..within + entry.range.len()].into())
+        let part = within..within + entry.range.len();
+        Ok(match values {
+            Cow::Borrowed(values) => Cow::Borrowed(&values[part]),
+            Cow::Owned(values) => Cow::Owned(values[part].to_vec()),
+        })
     }
 
     fn done(&mut self, unit: usize, saved: Saved) {

@@ -7,6 +7,7 @@
 //! - `bits`, `hybrid`, `shapes`, `precision`, `dropout`, `frozen`: what single settings promise;
 //! - `counts`, `order`: which collectives a step issues, and when;
 //! - `checkpoint`: any number of ranks and any strategy goes on where any other stopped;
+//! - `cube`: the engine on a GPU's tensors (feature `wgpu`);
 //! - `corruption`: no damage to a checkpoint goes unnoticed;
 //! - `residency`, `evaluation`, `failure`, `state`: the life cycle of weights and of ranks.
 //!
@@ -18,6 +19,8 @@ mod checkpoint;
 mod clip;
 mod corruption;
 mod counts;
+#[cfg(feature = "wgpu")]
+mod cube;
 mod dropout;
 mod evaluation;
 mod failure;

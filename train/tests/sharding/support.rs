@@ -47,6 +47,8 @@ pub struct Run {
     pub frozen: fn(&str) -> bool,
     /// Delays communication at random.
     pub delay_seed: Option<u64>,
+    /// Where weights are, and what computes.
+    pub device: fn() -> Device,
 }
 
 /// What a run came to.
@@ -97,6 +99,7 @@ impl Run {
             max_norm: 0.5,
             frozen: |_| false,
             delay_seed: None,
+            device: Device::flex,
         }
     }
 
@@ -242,7 +245,7 @@ pub struct Rank<'a, B> {
 
 impl<'a> Rank<'a, Block> {
     pub fn start(run: &'a Run, world: Arc<dyn Communicator>) -> Result<Self, ShardError> {
-        Rank::with_decoder(run, world, run.decoder(&Device::flex()))
+        Rank::with_decoder(run, world, run.decoder(&(run.device)()))
     }
 }
 
@@ -254,7 +257,7 @@ impl<'a, B: Layer> Rank<'a, B> {
     ) -> Result<Self, ShardError> {
         let builder = EngineBuilder::new(world, run.policy.clone(), run.shard_size)?;
         let model = ShardedDecoder::new(decoder, builder.freeze(run.frozen))?;
-        Ok(Rank { run, model, training: Device::flex().autodiff() })
+        Ok(Rank { run, model, training: (run.device)().autodiff() })
     }
 
     pub fn engine(&self) -> &Engine {
@@ -339,30 +342,49 @@ pub fn distance(a: &[f32], b: &[f32]) -> f64 {
 
 /// Fails unless `actual` is `expected` within [`TOLERANCE`], tensor by tensor.
 pub fn assert_values_close(what: &str, actual: &Values, expected: &Values) {
+    assert_values_within(TOLERANCE, what, actual, expected);
+}
+
+fn assert_values_within(tolerance: f64, what: &str, actual: &Values, expected: &Values) {
     let names = |values: &Values| values.keys().cloned().collect::<Vec<_>>();
     assert_eq!(names(actual), names(expected), "{what}");
     for (name, expected) in expected {
         let distance = distance(&actual[name], expected);
-        assert!(distance <= TOLERANCE, "{what}: `{name}` is off by {distance:.2e}");
+        assert!(distance <= tolerance, "{what}: `{name}` is off by {distance:.2e}");
     }
 }
 
 /// Fails unless the scalars agree within [`TOLERANCE`].
 pub fn assert_scalars_close(what: &str, actual: &[f64], expected: &[f64]) {
+    assert_scalars_within(TOLERANCE, what, actual, expected);
+}
+
+fn assert_scalars_within(tolerance: f64, what: &str, actual: &[f64], expected: &[f64]) {
     assert_eq!(actual.len(), expected.len(), "{what}");
     for (step, (actual, expected)) in actual.iter().zip(expected).enumerate() {
         let off = (actual - expected).abs() / expected.abs();
-        assert!(off <= TOLERANCE, "{what} {}: {actual} instead of {expected}", step + 1);
+        assert!(off <= tolerance, "{what} {}: {actual} instead of {expected}", step + 1);
     }
 }
 
 /// Fails unless the two runs agree within [`TOLERANCE`] in everything.
 pub fn assert_close(what: &str, actual: &Trace, expected: &Trace) {
-    assert_scalars_close(&format!("{what}: loss"), &actual.losses, &expected.losses);
+    assert_within(TOLERANCE, what, actual, expected);
+}
+
+/// Fails unless the two runs agree within `tolerance` in everything.
+pub fn assert_within(tolerance: f64, what: &str, actual: &Trace, expected: &Trace) {
+    let scalars = |name: &str, actual: &[f64], expected: &[f64]| {
+        assert_scalars_within(tolerance, &format!("{what}: {name}"), actual, expected);
+    };
+    let values = |name: String, actual: &Values, expected: &Values| {
+        assert_values_within(tolerance, &format!("{what}: {name}"), actual, expected);
+    };
+    scalars("loss", &actual.losses, &expected.losses);
     assert_eq!(actual.gradients.len(), expected.gradients.len(), "{what}");
     for (step, (actual, expected)) in actual.gradients.iter().zip(&expected.gradients).enumerate() {
-        assert_values_close(&format!("{what}: gradient {}", step + 1), actual, expected);
+        values(format!("gradient {}", step + 1), actual, expected);
     }
-    assert_scalars_close(&format!("{what}: norm"), &actual.norms, &expected.norms);
-    assert_values_close(&format!("{what}: weights"), &actual.weights, &expected.weights);
+    scalars("norm", &actual.norms, &expected.norms);
+    values("weights".to_owned(), &actual.weights, &expected.weights);
 }

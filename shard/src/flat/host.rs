@@ -1,0 +1,204 @@
+//! Flat buffers in the host's memory, and burn's CPU backend.
+
+use std::ops::Range;
+
+use burn::backend::Flex;
+use burn::tensor::{DType as BurnDType, Shape};
+use burn_flex::{FlexTensor, Layout};
+use half::{bf16, f16};
+use kiln_collectives::{Buffer, BufferError, DType};
+use rayon::prelude::*;
+
+use super::{FlatTensors, FlatWeights, burn_dtype};
+use crate::optimizer::Factors;
+
+/// Elements that one task casts at a time.
+const CAST_CHUNK: usize = 1 << 16;
+
+/// Elements that one task updates or sums at a time. Fixed, so that sums have the same bits at any
+/// number of threads.
+const CHUNK: usize = 1 << 14;
+
+/// Independent sums of squares inside a chunk: wide enough for the widest vector registers, fixed
+/// for the same reason.
+const LANES: usize = 16;
+
+impl FlatTensors for Flex {
+    fn view(
+        weights: &FlatWeights,
+        _like: &FlexTensor,
+        shape: &[usize],
+        offset: usize,
+        dtype: DType,
+    ) -> FlexTensor {
+        let bytes = match weights {
+            FlatWeights::Host(bytes) => bytes,
+            #[cfg(feature = "cube")]
+            FlatWeights::Device(_) => {
+                unreachable!("invariant: a rank's tensors and buffers are in the same memory")
+            }
+        };
+        let shape = Shape::from(shape.to_vec());
+        let strides = Layout::contiguous(shape.clone()).strides().to_vec();
+        let layout = Layout::new(shape, strides, offset);
+        FlexTensor::from_arc(bytes.clone(), layout, burn_dtype(dtype))
+    }
+
+    fn token(_like: &FlexTensor) -> FlexTensor {
+        FlexTensor::zeros(Shape::new([1]), BurnDType::F32)
+    }
+
+    fn add_gradient(
+        target: &mut Buffer,
+        range: Range<usize>,
+        gradient: FlexTensor,
+        replace: bool,
+    ) -> Result<(), String> {
+        let target = target.as_mut_slice::<f32>().map_err(|error| error.to_string())?;
+        add_gradient(&mut target[range], gradient, replace)
+    }
+}
+
+/// `source` (f32) written as the dtype of `target`; both have the same length.
+pub(super) fn cast_from_f32(source: &Buffer, target: &mut Buffer) -> Result<(), BufferError> {
+    let source = source.as_slice::<f32>()?;
+    match target.dtype() {
+        DType::BF16 => cast(source, target.as_mut_slice()?, |x| bf16::from_f32(*x)),
+        DType::F16 => cast(source, target.as_mut_slice()?, |x| f16::from_f32(*x)),
+        _ => target.as_mut_slice::<f32>()?.copy_from_slice(source),
+    }
+    Ok(())
+}
+
+/// `source`, of 16 or 64 bits, written to `target` (f32).
+pub(super) fn cast_to_f32(source: &Buffer, target: &mut Buffer) -> Result<(), BufferError> {
+    let out = target.as_mut_slice::<f32>()?;
+    match source.dtype() {
+        DType::BF16 => cast(source.as_slice()?, out, |x: &bf16| x.to_f32()),
+        DType::F16 => cast(source.as_slice()?, out, |x: &f16| x.to_f32()),
+        _ => cast(source.as_slice()?, out, |x: &f64| *x as f32),
+    }
+    Ok(())
+}
+
+/// A copy of `buffer` (f32).
+pub(super) fn copy(buffer: &Buffer) -> Result<Buffer, BufferError> {
+    let source = buffer.as_slice::<f32>()?;
+    let mut copy = Buffer::zeros(DType::F32, source.len());
+    cast(source, copy.as_mut_slice::<f32>()?, |x| *x);
+    Ok(copy)
+}
+
+fn cast<A: Sync, B: Send>(source: &[A], target: &mut [B], convert: impl Fn(&A) -> B + Sync) {
+    target.par_chunks_mut(CAST_CHUNK).zip(source.par_chunks(CAST_CHUNK)).for_each(
+        |(target, source)| {
+            for (target, source) in target.iter_mut().zip(source) {
+                *target = convert(source);
+            }
+        },
+    );
+}
+
+fn add_gradient(target: &mut [f32], gradient: FlexTensor, replace: bool) -> Result<(), String> {
+    let gradient = if gradient.is_contiguous() { gradient } else { gradient.to_contiguous() };
+    let found = gradient.layout().num_elements();
+    if found != target.len() {
+        return Err(format!("has {found} elements, expected {}", target.len()));
+    }
+    match gradient.dtype() {
+        BurnDType::F32 => accumulate(target, gradient.as_slice::<f32>(), replace, |x| *x),
+        BurnDType::BF16 => accumulate(target, gradient.as_slice::<bf16>(), replace, |x| x.to_f32()),
+        BurnDType::F16 => accumulate(target, gradient.as_slice::<f16>(), replace, |x| x.to_f32()),
+        other => Err(format!("has dtype {other:?}, expected a float of 32 or 16 bits")),
+    }
+}
+
+fn accumulate<T: Sync>(
+    target: &mut [f32],
+    gradient: Option<&[T]>,
+    replace: bool,
+    convert: impl Fn(&T) -> f32 + Sync,
+) -> Result<(), String> {
+    let gradient = gradient.ok_or("is not contiguous")?;
+    target.par_chunks_mut(CAST_CHUNK).zip(gradient.par_chunks(CAST_CHUNK)).for_each(
+        |(target, gradient)| {
+            for (target, gradient) in target.iter_mut().zip(gradient) {
+                *target = if replace { convert(gradient) } else { *target + convert(gradient) };
+            }
+        },
+    );
+    Ok(())
+}
+
+/// One AdamW step; every element is read and written once.
+pub(super) fn update(
+    weights: &mut [f32],
+    gradient: &[f32],
+    first: &mut [f32],
+    second: &mut [f32],
+    factors: Factors,
+    keep: f32,
+) -> Result<(), BufferError> {
+    let arch = pulp::Arch::new();
+    weights
+        .par_chunks_mut(CHUNK)
+        .zip(gradient.par_chunks(CHUNK))
+        .zip(first.par_chunks_mut(CHUNK).zip(second.par_chunks_mut(CHUNK)))
+        .for_each(|((weights, gradient), (first, second))| {
+            arch.dispatch(
+                #[inline(always)]
+                || update_chunk(weights, gradient, first, second, factors, keep),
+            );
+        });
+    Ok(())
+}
+
+#[inline(always)]
+fn update_chunk(
+    weights: &mut [f32],
+    gradient: &[f32],
+    first: &mut [f32],
+    second: &mut [f32],
+    factors: Factors,
+    keep: f32,
+) {
+    let Factors { clip, beta1, beta2, epsilon, step_size, second_root } = factors;
+    let moments = first.iter_mut().zip(second);
+    for ((weight, gradient), (first, second)) in weights.iter_mut().zip(gradient).zip(moments) {
+        let gradient = gradient * clip;
+        *first = beta1 * *first + (1.0 - beta1) * gradient;
+        *second = beta2 * *second + (1.0 - beta2) * gradient * gradient;
+        let denominator = second.sqrt() / second_root + epsilon;
+        *weight = *weight * keep - step_size * (*first / denominator);
+    }
+}
+
+/// Sum of squares in f64, with the same bits at any number of threads.
+pub(super) fn sum_of_squares(values: &[f32]) -> f64 {
+    let arch = pulp::Arch::new();
+    let sums: Vec<f64> = values
+        .par_chunks(CHUNK)
+        .map(|chunk| {
+            arch.dispatch(
+                #[inline(always)]
+                || sum_of_squares_chunk(chunk),
+            )
+        })
+        .collect();
+    sums.iter().sum()
+}
+
+#[inline(always)]
+fn sum_of_squares_chunk(values: &[f32]) -> f64 {
+    let mut lanes = [0.0f64; LANES];
+    let chunks = values.chunks_exact(LANES);
+    for (lane, value) in chunks.remainder().iter().enumerate() {
+        lanes[lane] = f64::from(*value) * f64::from(*value);
+    }
+    for chunk in chunks {
+        for (lane, value) in lanes.iter_mut().zip(chunk) {
+            *lane += f64::from(*value) * f64::from(*value);
+        }
+    }
+    lanes.iter().sum()
+}

@@ -1,0 +1,66 @@
+//! Where the flat buffers of a rank are.
+
+use burn::tensor::Device;
+use kiln_collectives::{Buffer, DType};
+
+#[cfg(feature = "cube")]
+use {burn::backend::DispatchDevice, cubecl::prelude::Client};
+
+/// The memory that a rank computes with.
+#[derive(Clone)]
+pub(crate) enum Placement {
+    /// Of the host.
+    Host,
+    /// Of the GPU behind this queue.
+    #[cfg(feature = "cube")]
+    Device(Client),
+}
+
+impl Placement {
+    /// Where tensors of `device` are.
+    pub(crate) fn of_device(device: &Device) -> Self {
+        match device.clone().without_autodiff().as_dispatch() {
+            #[cfg(feature = "cube")]
+            DispatchDevice::Cube(device) => Placement::Device(device.client()),
+            _ => Placement::Host,
+        }
+    }
+
+    /// Where `buffer` is.
+    pub(crate) fn of_buffer(buffer: &Buffer) -> Self {
+        #[cfg(feature = "cube")]
+        if let Some(memory) = buffer.device() {
+            return Placement::Device(memory.client().clone());
+        }
+        let _ = buffer;
+        Placement::Host
+    }
+
+    /// Room for `len` elements, with arbitrary contents.
+    pub(crate) fn empty(&self, dtype: DType, len: usize) -> Buffer {
+        match self {
+            // Zeros from the system cost nothing until they are written.
+            Placement::Host => Buffer::zeros(dtype, len),
+            #[cfg(feature = "cube")]
+            Placement::Device(client) => Buffer::empty_on(client, dtype, len),
+        }
+    }
+
+    /// `len` zeros.
+    pub(crate) fn zeros(&self, dtype: DType, len: usize) -> Buffer {
+        match self {
+            Placement::Host => Buffer::zeros(dtype, len),
+            #[cfg(feature = "cube")]
+            Placement::Device(client) => super::cube::zeros(client, dtype, len),
+        }
+    }
+
+    /// `buffer`, which is on the host, here.
+    pub(crate) fn place(&self, buffer: Buffer) -> Buffer {
+        match self {
+            Placement::Host => buffer,
+            #[cfg(feature = "cube")]
+            Placement::Device(client) => buffer.to_device(client),
+        }
+    }
+}
