@@ -1,6 +1,7 @@
 //! `kiln bench checkpoint`: saving and loading against plain writing and reading of as many bytes,
 //! and how much of a save in the background the steps feel.
 
+use std::num::NonZero;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -13,10 +14,10 @@ use kiln_shard::ranks::run_ranks;
 use kiln_shard::{Engine, EngineBuilder};
 use serde::Serialize;
 
+use super::beside::{Beside, Steps};
 use super::{default_config, disk, median, step};
 use crate::checkpoint::{
-    Checkpoint, CheckpointError, CheckpointState, Format, Keep, Progress, SaveContext, SaveOptions,
-    Saver,
+    Checkpoint, CheckpointError, CheckpointState, Format, Keep, SaveContext, SaveOptions, Saver,
 };
 use crate::config::{self, Config};
 use crate::sharded::ShardedDecoder;
@@ -79,11 +80,21 @@ pub struct CheckpointTable {
     pub held_s: f64,
     /// `held_s` over `save_s`, median of the ratios within rounds.
     pub held_over_save: f64,
+    /// What the writers of all ranks take of the processors for a save, in seconds of one core.
+    pub cpu_s: f64,
+    /// `cpu_s` spread over all cores, over `save_s`, median of the ratios within rounds: by how much
+    /// a save has to lengthen steps that leave no core idle.
+    pub cpu_over_save: f64,
     /// By how much the steps were longer, all together, until the save was complete: held up, and
     /// slowed down by the work beside them.
     pub slowed_s: f64,
     /// `slowed_s` over `save_s`, median of the ratios within rounds.
     pub slowed_over_save: f64,
+    /// By how much the steps were longer, all together, while as many bytes were only written beside
+    /// them, past the system's cache.
+    pub plain_slowed_s: f64,
+    /// `plain_slowed_s` over `save_s`, median of the ratios within rounds.
+    pub plain_slowed_over_save: f64,
 }
 
 /// One round, as rank 0 saw it.
@@ -94,9 +105,7 @@ struct Round {
     raw_read: f64,
     load: f64,
     bytes_read: f64,
-    step: f64,
-    held: f64,
-    slowed: f64,
+    beside: Beside,
 }
 
 impl CheckpointArgs {
@@ -202,43 +211,11 @@ impl Bench<'_> {
         let read = [reader.bytes_read() as f64];
         round.bytes_read = self.engine().sum_in(Phase::Checkpoint, "bytes", &read)?[0];
         self.alone(|| std::fs::remove_file(&raw))?;
-        self.background(first_step, Saver::new(options(true), rank), &mut round)?;
+        let steps = Steps { engine: self.engine(), step: &|number| self.step(number) };
+        let context = |step| self.context(step);
+        let saver = Saver::new(options(true), rank);
+        round.beside = steps.beside_saves(first_step, saver, &context, &raw, bytes)?;
         Ok(round)
-    }
-
-    /// Steps without a save, then steps until one in the background is complete.
-    fn background(
-        &self,
-        first_step: u64,
-        mut saver: Saver,
-        round: &mut Round,
-    ) -> Result<(), TrainError> {
-        let mut step = first_step;
-        let mut timed = || {
-            step += 1;
-            let start = Instant::now();
-            let update = self.step(step)?;
-            self.engine().sum_in(Phase::Other, "step", &[0.0])?;
-            Ok::<_, TrainError>((start.elapsed().as_secs_f64(), update))
-        };
-        let plain = [timed()?, timed()?, timed()?];
-        round.step = median(plain.iter().map(|(whole, _)| *whole).collect());
-        let update = median(plain.iter().map(|(_, update)| *update).collect());
-        let start = Instant::now();
-        saver.begin(self.engine(), self.context(first_step + 1))?;
-        round.held = start.elapsed().as_secs_f64();
-        round.slowed = round.held;
-        loop {
-            let (whole, with_copies) = timed()?;
-            round.held += (with_copies - update).max(0.0);
-            round.slowed += whole - round.step;
-            let Progress { done, failed } = saver.progress();
-            let all = self.engine().sum_in(Phase::Other, "progress", &[done, failed])?;
-            let all = Progress { done: all[0], failed: all[1] };
-            if saver.advance(self.engine(), all)?.is_some() {
-                return Ok(());
-            }
-        }
     }
 
     /// A step on made-up tokens; returns the seconds that its update took.
@@ -285,24 +262,29 @@ impl Bench<'_> {
 }
 
 fn table(ranks: usize, parameters: usize, bytes: u64, rounds: &[Round]) -> CheckpointTable {
-    let of = |value: fn(&Round) -> f64| median(rounds.iter().map(value).collect());
+    let of = |value: &dyn Fn(&Round) -> f64| median(rounds.iter().map(value).collect());
+    let cores = std::thread::available_parallelism().map_or(1, NonZero::get) as f64;
     CheckpointTable {
         parameters,
         ranks,
         bytes,
         rounds: rounds.len(),
-        raw_write_s: of(|round| round.raw_write),
-        save_s: of(|round| round.save),
-        save_over_raw: of(|round| round.save / round.raw_write),
-        raw_read_s: of(|round| round.raw_read),
-        load_s: of(|round| round.load),
-        load_over_raw: of(|round| round.load / round.raw_read),
-        read_over_bytes: of(|round| round.bytes_read) / (3 * 4 * parameters) as f64,
-        step_s: of(|round| round.step),
-        held_s: of(|round| round.held),
-        held_over_save: of(|round| round.held / round.save),
-        slowed_s: of(|round| round.slowed),
-        slowed_over_save: of(|round| round.slowed / round.save),
+        raw_write_s: of(&|round| round.raw_write),
+        save_s: of(&|round| round.save),
+        save_over_raw: of(&|round| round.save / round.raw_write),
+        raw_read_s: of(&|round| round.raw_read),
+        load_s: of(&|round| round.load),
+        load_over_raw: of(&|round| round.load / round.raw_read),
+        read_over_bytes: of(&|round| round.bytes_read) / (3 * 4 * parameters) as f64,
+        step_s: of(&|round| round.beside.step),
+        held_s: of(&|round| round.beside.held),
+        held_over_save: of(&|round| round.beside.held / round.save),
+        cpu_s: of(&|round| round.beside.cpu),
+        cpu_over_save: of(&|round| round.beside.cpu / cores / round.save),
+        slowed_s: of(&|round| round.beside.slowed),
+        slowed_over_save: of(&|round| round.beside.slowed / round.save),
+        plain_slowed_s: of(&|round| round.beside.plain_slowed),
+        plain_slowed_over_save: of(&|round| round.beside.plain_slowed / round.save),
     }
 }
 
@@ -333,16 +315,18 @@ impl CheckpointTable {
         );
         text += &line("step", self.step_s, String::new());
         let of_save = |ratio: f64| format!("{:.1} % of a save", 100.0 * ratio);
-        text += &line(
-            "save in the background: steps held up",
-            self.held_s,
-            of_save(self.held_over_save),
-        );
-        text += &line(
-            "save in the background: steps longer",
-            self.slowed_s,
-            of_save(self.slowed_over_save),
-        );
+        for (what, seconds, ratio) in [
+            ("save in the background: steps held up", self.held_s, self.held_over_save),
+            ("... work of its writers, spread over all cores", self.cpu_s, self.cpu_over_save),
+            ("... steps longer", self.slowed_s, self.slowed_over_save),
+            (
+                "plain writing in the background: steps longer",
+                self.plain_slowed_s,
+                self.plain_slowed_over_save,
+            ),
+        ] {
+            text += &line(what, seconds, of_save(ratio));
+        }
         text.trim_end().to_owned()
     }
 }

@@ -1,5 +1,6 @@
 //! `kiln bench`: measurements that compare things in one run, alternating, with medians.
 
+mod beside;
 mod checkpoint;
 mod disk;
 mod strategies;

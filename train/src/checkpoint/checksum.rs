@@ -1,6 +1,6 @@
 //! Checksums that can be put together from those of parts.
 
-use crc_fast::{CrcAlgorithm, checksum, checksum_combine};
+use crc_fast::{CrcAlgorithm, Digest, checksum, checksum_combine};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 const ALGORITHM: CrcAlgorithm = CrcAlgorithm::Crc64Nvme;
@@ -25,7 +25,8 @@ impl Checksum {
         Checksum(checksum(ALGORITHM, bytes))
     }
 
-    /// Of the bytes of this one followed by the `length` bytes of `next`.
+    /// Of the bytes of this one followed by the `length` bytes of `next`. It takes most of a
+    /// millisecond: for bytes that come one after the other there is [`RunningChecksum`].
     pub fn then(self, next: Checksum, length: u64) -> Self {
         Checksum(checksum_combine(ALGORITHM, self.0, next.0, length))
     }
@@ -38,6 +39,26 @@ impl Checksum {
     /// From its value.
     pub fn from_bits(bits: u64) -> Self {
         Checksum(bits)
+    }
+}
+
+/// The [`Checksum`] of bytes that come piece by piece.
+pub(super) struct RunningChecksum(Digest);
+
+impl RunningChecksum {
+    /// Of no bytes yet.
+    pub(super) fn new() -> Self {
+        RunningChecksum(Digest::new(ALGORITHM))
+    }
+
+    /// Goes on with `bytes`.
+    pub(super) fn update(&mut self, bytes: &[u8]) {
+        self.0.update(bytes);
+    }
+
+    /// Of all bytes so far.
+    pub(super) fn finish(&self) -> Checksum {
+        Checksum(self.0.finalize())
     }
 }
 
@@ -65,7 +86,7 @@ impl<'de> Deserialize<'de> for Checksum {
 
 #[cfg(test)]
 mod tests {
-    use super::Checksum;
+    use super::{Checksum, RunningChecksum};
 
     /// From the catalogue of parametrised CRC algorithms.
     #[test]
@@ -82,6 +103,11 @@ mod tests {
             let (head, tail) = bytes.split_at(cut);
             let joined = Checksum::of(head).then(Checksum::of(tail), tail.len() as u64);
             assert_eq!(joined, whole, "{cut}");
+            let mut running = RunningChecksum::new();
+            running.update(head);
+            assert_eq!(running.finish(), Checksum::of(head), "{cut}");
+            running.update(tail);
+            assert_eq!(running.finish(), whole, "{cut}");
         }
     }
 

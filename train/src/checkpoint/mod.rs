@@ -62,6 +62,7 @@ pub use manifest::{
 pub use open::Checkpoint;
 pub use reader::CheckpointReader;
 pub use saver::{Progress, SaveContext, SaveOptions, Saver};
+pub(crate) use stream::Stream;
 pub use verify::{Verified, verify};
 
 const CONFIG_FILE: &str = "config.toml";

@@ -9,9 +9,11 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use kiln_collectives::Phase;
 use kiln_shard::{Engine, Snapshot, UnitLayout, memory};
+use nix::time::{ClockId, clock_gettime};
 
 use super::manifest::Format;
 use super::part::{self, Completion, Part};
@@ -58,19 +60,20 @@ pub struct Saver {
     options: SaveOptions,
     rank: usize,
     pending: Option<Pending>,
+    cpu_time: Duration,
 }
 
 /// A save under way.
 struct Pending {
     place: PathBuf,
     status: Arc<Status>,
-    thread: JoinHandle<Result<(), CheckpointError>>,
+    thread: JoinHandle<Result<Duration, CheckpointError>>,
 }
 
 impl Saver {
     /// A saver of `rank`.
     pub fn new(options: SaveOptions, rank: usize) -> Self {
-        Saver { options, rank, pending: None }
+        Saver { options, rank, pending: None, cpu_time: Duration::ZERO }
     }
 
     /// Begins to save the state as it is now; later steps do not change what is written. In the
@@ -151,9 +154,16 @@ impl Saver {
             // Rank 0 waits for parts that will not come.
             status.cancel();
         }
-        let outcome = self.agree(engine, join(thread, &place));
+        let written = join(thread, &place).map(|cpu_time| self.cpu_time = cpu_time);
+        let outcome = self.agree(engine, written);
         self.clean_after(outcome, &place)?;
         Ok(Some(place))
+    }
+
+    /// What this rank's thread has taken of the processors, in all, for the last sharded checkpoint
+    /// that is complete.
+    pub fn cpu_time(&self) -> Duration {
+        self.cpu_time
     }
 
     /// Takes away what a failed save has left, so that its room is free.
@@ -208,9 +218,9 @@ impl Drop for Saver {
 }
 
 fn join(
-    thread: JoinHandle<Result<(), CheckpointError>>,
+    thread: JoinHandle<Result<Duration, CheckpointError>>,
     place: &Path,
-) -> Result<(), CheckpointError> {
+) -> Result<Duration, CheckpointError> {
     thread.join().unwrap_or_else(|_| {
         let source = std::io::Error::other("the thread that writes it panicked");
         Err(CheckpointError::io("write", place)(source))
@@ -231,7 +241,8 @@ struct Writer {
 }
 
 impl Writer {
-    fn run(mut self) -> Result<(), CheckpointError> {
+    /// Returns what it has taken of the processors.
+    fn run(mut self) -> Result<Duration, CheckpointError> {
         memory::bind_to_rank(self.rank);
         // Also if this panics.
         let failed = self.status.fail_on_drop();
@@ -244,7 +255,8 @@ impl Writer {
         }
         self.status.set(Stage::Complete);
         failed.forget();
-        Ok(())
+        // A clock that every thread has.
+        Ok(clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map_or(Duration::ZERO, Duration::from))
     }
 
     fn complete(&self, beside: &Path) -> Result<(), CheckpointError> {

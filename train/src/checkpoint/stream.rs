@@ -9,23 +9,23 @@ use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-use bytemuck::{Pod, Zeroable};
+use memmap2::{Advice, MmapMut};
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 
 /// What disks want addresses and lengths to be multiples of.
 const PAGE: usize = 4096;
 
-/// Pages that are collected before they are written.
-const PAGES: usize = 1024;
+/// Bytes that are collected before they are written.
+const BUFFER: usize = 4 << 20;
 
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C, align(4096))]
-struct Page([u8; PAGE]);
+/// Bytes that are copied at a time: they are still in a core's own cache when they are looked at
+/// again.
+const CHUNK: usize = 1 << 15;
 
 /// A file that is being written.
-pub(super) struct Stream {
+pub(crate) struct Stream {
     file: File,
-    buffer: Vec<Page>,
+    buffer: MmapMut,
     /// Bytes in the buffer.
     filled: usize,
     /// Bytes before the buffer.
@@ -35,7 +35,7 @@ pub(super) struct Stream {
 
 impl Stream {
     /// Creates `path`, or empties what is there.
-    pub(super) fn create(path: &Path) -> io::Result<Self> {
+    pub(crate) fn create(path: &Path) -> io::Result<Self> {
         let mut options = OpenOptions::new();
         options.write(true).create(true).truncate(true);
         let direct = options.clone().custom_flags(OFlag::O_DIRECT.bits()).open(path);
@@ -44,24 +44,25 @@ impl Stream {
             Err(error) if error.kind() == ErrorKind::InvalidInput => (options.open(path)?, false),
             other => (other?, true),
         };
-        let buffer = vec![Page::zeroed(); PAGES];
+        // A mapping begins with a page. Of large ones the system has fewer to look up for every write.
+        let buffer = MmapMut::map_anon(BUFFER)?;
+        let _ = buffer.advise(Advice::HugePage);
         Ok(Stream { file, buffer, filled: 0, written: 0, direct })
     }
 
     /// Appends `bytes`, piece by piece: `each` sees every piece right after it has been copied, while
     /// it is in the processor's cache.
-    pub(super) fn append(&mut self, bytes: &[u8], mut each: impl FnMut(&[u8])) -> io::Result<()> {
+    pub(crate) fn append(&mut self, bytes: &[u8], mut each: impl FnMut(&[u8])) -> io::Result<()> {
         let mut left = bytes;
         while !left.is_empty() {
-            let buffer: &mut [u8] = bytemuck::cast_slice_mut(&mut self.buffer);
-            let room = left.len().min(buffer.len() - self.filled).min(super::tensor_file::CHUNK);
+            let room = left.len().min(BUFFER - self.filled).min(CHUNK);
             let (now, later) = left.split_at(room);
-            let place = &mut buffer[self.filled..self.filled + room];
+            let place = &mut self.buffer[self.filled..self.filled + room];
             place.copy_from_slice(now);
             each(place);
             self.filled += room;
             left = later;
-            if self.filled == PAGE * PAGES {
+            if self.filled == BUFFER {
                 self.write_out(self.filled)?;
             }
         }
@@ -74,7 +75,7 @@ impl Stream {
     }
 
     fn write_out(&mut self, length: usize) -> io::Result<()> {
-        let bytes = &bytemuck::cast_slice::<Page, u8>(&self.buffer)[..length];
+        let bytes = &self.buffer[..length];
         match self.file.write_all(bytes) {
             // Nor does every one say so when the file is opened. Nothing has been written then.
             Err(error) if self.direct && error.kind() == ErrorKind::InvalidInput => {
@@ -90,13 +91,12 @@ impl Stream {
     }
 
     /// Writes what is left and waits until all is on the disk.
-    pub(super) fn finish(mut self) -> io::Result<()> {
+    pub(crate) fn finish(mut self) -> io::Result<()> {
         let length = self.length();
         if self.filled > 0 {
             // Whole pages only; what is too much is cut off again.
             let padded = self.filled.next_multiple_of(PAGE);
-            let buffer: &mut [u8] = bytemuck::cast_slice_mut(&mut self.buffer);
-            buffer[self.filled..padded].fill(0);
+            self.buffer[self.filled..padded].fill(0);
             self.write_out(padded)?;
             self.file.set_len(length)?;
         }
@@ -112,8 +112,8 @@ mod tests {
     fn what_is_appended_is_in_the_file() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("file");
-        let bytes: Vec<u8> = (0..PAGE * PAGES * 2 + 5000).map(|i| (i % 251) as u8).collect();
-        for cut in [0, 1, PAGE, PAGE * PAGES - 1, PAGE * PAGES, bytes.len()] {
+        let bytes: Vec<u8> = (0..BUFFER * 2 + 5000).map(|i| (i % 251) as u8).collect();
+        for cut in [0, 1, PAGE, BUFFER - 1, BUFFER, bytes.len()] {
             let mut stream = Stream::create(&path).unwrap();
             let mut seen = Vec::new();
             for part in [&bytes[..cut], &bytes[cut..]] {

@@ -10,7 +10,7 @@ use safetensors::SafeTensors;
 use safetensors::tensor::Dtype;
 
 use super::CheckpointError;
-use super::checksum::Checksum;
+use super::checksum::{Checksum, RunningChecksum};
 use super::manifest::FileEntry;
 use super::stream::Stream;
 use crate::header::{Array, header};
@@ -59,13 +59,10 @@ impl TensorFileWriter {
 
     /// Appends values of the array that is next; returns their checksum.
     pub(super) fn append(&mut self, values: &[f32]) -> Result<Checksum, CheckpointError> {
-        let mut checksum = Checksum::empty();
-        let each = |piece: &[u8]| {
-            checksum = checksum.then(Checksum::of(piece), piece.len() as u64);
-        };
-        let written = self.stream.append(&little_endian(values), each);
+        let mut checksum = RunningChecksum::new();
+        let written = self.stream.append(&little_endian(values), |piece| checksum.update(piece));
         written.map_err(CheckpointError::io("write", &self.path))?;
-        Ok(checksum)
+        Ok(checksum.finish())
     }
 
     /// Waits until all is on the disk.
@@ -143,20 +140,20 @@ impl TensorFile {
         mut copied: impl FnMut(usize),
     ) -> Result<Checksum, CheckpointError> {
         let bytes = self.part(key, length, &part)?;
-        let mut checksum = Checksum::empty();
+        let mut checksum = RunningChecksum::new();
         for (offset, to) in
             bytes.clone().step_by(CHUNK).zip(values.chunks_mut(CHUNK / WIDTH as usize))
         {
             let from = &self.map[offset..offset + size_of_val(to)];
             bytemuck::cast_slice_mut::<f32, u8>(to).copy_from_slice(from);
-            checksum = checksum.then(Checksum::of(bytemuck::cast_slice(to)), from.len() as u64);
+            checksum.update(bytemuck::cast_slice(to));
             if cfg!(target_endian = "big") {
                 to.iter_mut()
                     .for_each(|value| *value = f32::from_bits(value.to_bits().swap_bytes()));
             }
             copied(from.len());
         }
-        Ok(checksum)
+        Ok(checksum.finish())
     }
 
     /// Asks the disk for bytes that will be copied soon. A hint: without it, it is only slower.

@@ -7,7 +7,7 @@ use rayon::prelude::*;
 
 use super::manifest::{FileEntry, Piece, TensorEntry, entry_of};
 use super::reader::damaged;
-use super::tensor_file::{self, TensorFile};
+use super::tensor_file::TensorFile;
 use super::{Checkpoint, CheckpointError, Checksum};
 
 /// What a look at every byte of a checkpoint has shown.
@@ -49,19 +49,12 @@ fn verify_file(checkpoint: &Checkpoint, name: &str, entry: &FileEntry) -> Vec<Ch
     let wrong = |(tensor, piece): (&TensorEntry, &Piece)| {
         let key = tensor.saved.key(&tensor.name);
         match file.bytes(&key, piece.length) {
-            Ok(bytes) if checksum_of(bytes) == piece.checksum => None,
+            Ok(bytes) if Checksum::of(bytes) == piece.checksum => None,
             Ok(_) => Some(damaged(file.path(), &key)),
             Err(error) => Some(error),
         }
     };
     pieces.into_iter().filter_map(wrong).collect()
-}
-
-/// In parts, so that a file larger than memory does not have to stay in it.
-fn checksum_of(bytes: &[u8]) -> Checksum {
-    bytes.chunks(tensor_file::CHUNK).fold(Checksum::empty(), |checksum, chunk| {
-        checksum.then(Checksum::of(chunk), chunk.len() as u64)
-    })
 }
 
 /// Fails unless a file that is covered as a whole is as the manifest describes it.

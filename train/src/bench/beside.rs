@@ -1,0 +1,146 @@
+//! What steps feel of a save that goes on beside them.
+
+use std::path::Path;
+use std::time::Instant;
+
+use kiln_collectives::Phase;
+use kiln_shard::Engine;
+
+use crate::checkpoint::{CheckpointError, Progress, SaveContext, Saver, Stream};
+use crate::train::TrainError;
+
+/// Saves, and plain writings, in a round.
+const TIMES: u64 = 3;
+
+/// Bytes per call of plain writing.
+const BLOCK: usize = 1 << 20;
+
+/// Means over a round, in seconds.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Beside {
+    /// A step that nothing is saved behind.
+    pub(super) step: f64,
+    /// The time that steps were held up by a save: beginning it, and copying what the next update
+    /// changes before it is written.
+    pub(super) held: f64,
+    /// What the writers of all ranks took of the processors for a save.
+    pub(super) cpu: f64,
+    /// By how much steps were longer, all together, until a save was complete.
+    pub(super) slowed: f64,
+    /// The same while as many bytes were only written.
+    pub(super) plain_slowed: f64,
+}
+
+/// Seconds that a step took, and its update in it.
+#[derive(Clone, Copy, Debug, Default)]
+struct Step {
+    whole: f64,
+    update: f64,
+}
+
+/// The steps of one rank.
+pub(super) struct Steps<'a> {
+    pub(super) engine: &'a Engine,
+    /// Does the step of a number; returns the seconds that its update took.
+    pub(super) step: &'a dyn Fn(u64) -> Result<f64, TrainError>,
+}
+
+impl Steps<'_> {
+    /// Saves, and as many bytes written to `raw` without anything else, by turns, between steps that
+    /// nothing goes on beside: the machine's own ups and downs are the same before and after.
+    pub(super) fn beside_saves(
+        &self,
+        first_step: u64,
+        mut saver: Saver,
+        context: &dyn Fn(u64) -> SaveContext,
+        raw: &Path,
+        bytes: u64,
+    ) -> Result<Beside, TrainError> {
+        let mut mean = Beside::default();
+        let mut number = first_step;
+        let mut timed = || {
+            number += 1;
+            let start = Instant::now();
+            let update = (self.step)(number)?;
+            self.sum(0.0)?;
+            Ok::<_, TrainError>(Step { whole: start.elapsed().as_secs_f64(), update })
+        };
+        let mut before = timed()?;
+        for save in 1..=TIMES {
+            let mut steps = Vec::new();
+            let start = Instant::now();
+            saver.begin(self.engine, context(first_step + save))?;
+            let begun = start.elapsed().as_secs_f64();
+            loop {
+                steps.push(timed()?);
+                let Progress { done, failed } = saver.progress();
+                let all = Progress { done: self.sum(done)?, failed: self.sum(failed)? };
+                if saver.advance(self.engine, all)?.is_some() {
+                    break;
+                }
+            }
+            let after = timed()?;
+            let [held, slowed] = more_than_usual(&steps, before, after);
+            mean.step += after.whole;
+            mean.held += begun + held;
+            mean.slowed += begun + slowed;
+            mean.cpu += self.sum(saver.cpu_time().as_secs_f64())?;
+            before = after;
+
+            let mut steps = Vec::new();
+            let path = raw.with_extension(self.engine.world().rank().to_string());
+            let share = bytes / self.engine.world().world_size() as u64;
+            let writing = std::thread::spawn({
+                let path = path.clone();
+                move || write(&path, share)
+            });
+            loop {
+                steps.push(timed()?);
+                let done = f64::from(u8::from(writing.is_finished()));
+                if self.sum(done)? == self.engine.world().world_size() as f64 {
+                    break;
+                }
+            }
+            let after = timed()?;
+            let [_, slowed] = more_than_usual(&steps, before, after);
+            mean.plain_slowed += slowed;
+            before = after;
+            let written = writing.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            written
+                .and_then(|()| std::fs::remove_file(&path))
+                .map_err(CheckpointError::io("write", &path))?;
+        }
+        let Beside { step, held, cpu, slowed, plain_slowed } = &mut mean;
+        for sum in [step, held, cpu, slowed, plain_slowed] {
+            *sum /= TIMES as f64;
+        }
+        Ok(mean)
+    }
+
+    fn sum(&self, value: f64) -> Result<f64, TrainError> {
+        Ok(self.engine.sum_in(Phase::Other, "bench", &[value])?[0])
+    }
+}
+
+/// By how much updates took longer, where they did, and by how much steps were longer in sum, than
+/// the mean of a step before and one after them.
+fn more_than_usual(steps: &[Step], before: Step, after: Step) -> [f64; 2] {
+    let update = f64::midpoint(before.update, after.update);
+    let whole = f64::midpoint(before.whole, after.whole);
+    [
+        steps.iter().map(|step| (step.update - update).max(0.0)).sum(),
+        steps.iter().map(|step| step.whole - whole).sum(),
+    ]
+}
+
+fn write(path: &Path, bytes: u64) -> std::io::Result<()> {
+    let block: Vec<u8> = (0..BLOCK).map(|i| (i % 251) as u8).collect();
+    let mut stream = Stream::create(path)?;
+    let mut left = bytes as usize;
+    while left > 0 {
+        let now = left.min(BLOCK);
+        stream.append(&block[..now], |_| {})?;
+        left -= now;
+    }
+    stream.finish()
+}
