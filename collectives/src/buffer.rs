@@ -2,6 +2,7 @@
 
 use crate::dtype::{DType, Element};
 use bytemuck::{Pod, Zeroable};
+use serde::{Deserialize, Serialize};
 use std::fmt;
 
 #[cfg(feature = "cube")]
@@ -13,6 +14,25 @@ use crate::device::DeviceMemory;
 struct Line([u8; 64]);
 
 const LINE: usize = size_of::<Line>();
+
+/// Where the elements of a buffer are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Location {
+    /// In the host's memory.
+    Host,
+    /// In the memory of a GPU.
+    Device,
+}
+
+impl fmt::Display for Location {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Location::Host => "the host",
+            Location::Device => "a GPU",
+        })
+    }
+}
 
 /// A buffer could not be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -110,9 +130,40 @@ impl Buffer {
         self.len * self.dtype.size()
     }
 
+    /// Where the elements are.
+    pub fn location(&self) -> Location {
+        match self.lines() {
+            Some(_) => Location::Host,
+            None => Location::Device,
+        }
+    }
+
     /// Whether the elements are in the host's memory.
     pub fn is_on_host(&self) -> bool {
-        self.lines().is_some()
+        self.location() == Location::Host
+    }
+
+    /// Whether both are on the host, or on the same GPU.
+    pub(crate) fn is_beside(&self, other: &Buffer) -> bool {
+        match (&self.storage, &other.storage) {
+            (Storage::Host(_), Storage::Host(_)) => true,
+            #[cfg(feature = "cube")]
+            (Storage::Device(one), Storage::Device(two)) => {
+                one.client().service_id() == two.client().service_id()
+            }
+            #[cfg(feature = "cube")]
+            _ => false,
+        }
+    }
+
+    /// Room for `len` elements of the same type in the same place. Zeros on the host, arbitrary on a
+    /// GPU.
+    pub(crate) fn like(&self, len: usize) -> Buffer {
+        match &self.storage {
+            Storage::Host(_) => Buffer::zeros(self.dtype, len),
+            #[cfg(feature = "cube")]
+            Storage::Device(memory) => Buffer::empty_on(memory.client(), self.dtype, len),
+        }
     }
 
     fn lines(&self) -> Option<&[Line]> {
@@ -198,7 +249,7 @@ impl fmt::Debug for Buffer {
 
 #[cfg(feature = "cube")]
 impl Buffer {
-    /// A buffer of `len` elements in `memory`, which has room for them.
+    /// A buffer of `len` elements in `memory`, which has room for them, in whole words of 4 bytes.
     pub fn from_device(dtype: DType, len: usize, memory: DeviceMemory) -> Buffer {
         Buffer { dtype, len, storage: Storage::Device(memory) }
     }

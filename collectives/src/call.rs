@@ -1,6 +1,6 @@
 //! What a rank asked for: the facts that all ranks must agree on, and the checks on them.
 
-use crate::buffer::Buffer;
+use crate::buffer::{Buffer, Location};
 use crate::dtype::DType;
 use crate::label::Label;
 use crate::operation::Operation;
@@ -48,6 +48,29 @@ pub enum ArgumentError {
         /// Type of the output.
         output: DType,
     },
+    /// Of input and output, one is on the host and one is on a GPU.
+    #[error("input is on {input} but output is on {output}")]
+    Location {
+        /// Place of the input.
+        input: Location,
+        /// Place of the output.
+        output: Location,
+    },
+    /// The buffers are on several GPUs, and this backend cannot move data between them.
+    #[error("the buffers are on different GPUs")]
+    OtherDevice,
+    /// The backend cannot move the memory of GPUs.
+    #[error(
+        "the buffers are on a GPU, and this backend has no transport for device memory (processes \
+         need NCCL, which is the feature `cuda`; ranks as threads of one process need none)"
+    )]
+    NoDeviceTransport,
+    /// The GPU has no arithmetic for the type.
+    #[error("this GPU cannot sum {dtype}")]
+    NoDeviceSum {
+        /// Type passed.
+        dtype: DType,
+    },
     /// The root of a broadcast is not a rank of the group.
     #[error("root {root} is not a rank of a group of {world_size}")]
     Root {
@@ -92,6 +115,8 @@ pub struct Call {
     /// Elements of the full tensor: output of all-gather, input of reduce-scatter, the buffer
     /// otherwise.
     pub count: usize,
+    /// Where the buffers are; the host for operations without payload.
+    pub location: Location,
     /// Root of a broadcast.
     pub root: Option<usize>,
     /// What the operation is for.
@@ -103,7 +128,21 @@ pub struct Call {
 
 impl Call {
     fn new(operation: Operation, label: Label, dtype: DType, count: usize) -> Call {
-        Call { operation, dtype, count, root: None, label, problem: None, place: None }
+        let location = Location::Host;
+        Call { operation, dtype, count, location, root: None, label, problem: None, place: None }
+    }
+
+    fn at(mut self, buffer: &Buffer) -> Call {
+        self.location = buffer.location();
+        self
+    }
+
+    /// Marks a call with buffers on a GPU as one that the backend cannot run.
+    pub(crate) fn on_host_only(mut self) -> Call {
+        if self.location == Location::Device {
+            self.problem = self.problem.or(Some(ArgumentError::NoDeviceTransport));
+        }
+        self
     }
 
     pub(crate) fn all_gather(
@@ -112,8 +151,10 @@ impl Call {
         output: &Buffer,
         world_size: usize,
     ) -> Call {
-        let mut call = Call::new(Operation::AllGather, label, input.dtype(), output.len());
+        let mut call =
+            Call::new(Operation::AllGather, label, input.dtype(), output.len()).at(input);
         call.problem = check_dtypes(input, output)
+            .or_else(|| check_locations(input, output))
             .or_else(|| check_length(Argument::Output, output, input.len(), world_size));
         call
     }
@@ -124,21 +165,25 @@ impl Call {
         output: &Buffer,
         world_size: usize,
     ) -> Call {
-        let mut call = Call::new(Operation::ReduceScatter, label, input.dtype(), input.len());
+        let mut call =
+            Call::new(Operation::ReduceScatter, label, input.dtype(), input.len()).at(input);
         call.problem = check_dtypes(input, output)
+            .or_else(|| check_locations(input, output))
             .or_else(|| check_length(Argument::Input, input, output.len(), world_size))
             .or_else(|| check_sum(input));
         call
     }
 
     pub(crate) fn all_reduce(label: Label, buffer: &Buffer) -> Call {
-        let mut call = Call::new(Operation::AllReduce, label, buffer.dtype(), buffer.len());
+        let mut call =
+            Call::new(Operation::AllReduce, label, buffer.dtype(), buffer.len()).at(buffer);
         call.problem = check_sum(buffer);
         call
     }
 
     pub(crate) fn broadcast(label: Label, buffer: &Buffer, root: usize, world_size: usize) -> Call {
-        let mut call = Call::new(Operation::Broadcast, label, buffer.dtype(), buffer.len());
+        let mut call =
+            Call::new(Operation::Broadcast, label, buffer.dtype(), buffer.len()).at(buffer);
         call.root = Some(root);
         call.problem = (root >= world_size).then_some(ArgumentError::Root { root, world_size });
         call
@@ -171,6 +216,7 @@ impl Call {
             && self.operation == other.operation
             && self.dtype == other.dtype
             && self.count == other.count
+            && self.location == other.location
             && self.root == other.root
     }
 }
@@ -180,6 +226,9 @@ impl fmt::Display for Call {
         write!(f, "{}", self.operation)?;
         if !matches!(self.operation, Operation::Barrier | Operation::Split) {
             write!(f, " of {} {}", self.count, self.dtype)?;
+        }
+        if self.location == Location::Device {
+            write!(f, " on {}", self.location)?;
         }
         if let Some(root) = self.root {
             write!(f, " from root {root}")?;
@@ -231,6 +280,15 @@ pub(crate) fn partition(calls: &[Call]) -> BTreeMap<u32, Vec<usize>> {
 fn check_dtypes(input: &Buffer, output: &Buffer) -> Option<ArgumentError> {
     (input.dtype() != output.dtype())
         .then(|| ArgumentError::DType { input: input.dtype(), output: output.dtype() })
+}
+
+/// Checks that input and output are in the same place, and on the same GPU if it is one.
+fn check_locations(input: &Buffer, output: &Buffer) -> Option<ArgumentError> {
+    let (from, to) = (input.location(), output.location());
+    if from != to {
+        return Some(ArgumentError::Location { input: from, output: to });
+    }
+    (!input.is_beside(output)).then_some(ArgumentError::OtherDevice)
 }
 
 fn check_length(

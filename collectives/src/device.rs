@@ -1,7 +1,5 @@
 //! Buffers in the memory of a GPU, as CubeCL manages it: on CUDA, or whatever wgpu runs on.
 
-#![allow(unsafe_code)]
-
 use std::fmt;
 
 use cubecl::prelude::*;
@@ -9,12 +7,7 @@ use cubecl::server::Handle;
 
 use crate::buffer::{Buffer, BufferError};
 use crate::dtype::DType;
-
-/// Bytes that sizes are rounded up to: contents are copied in words.
-const WORD: usize = size_of::<u32>();
-
-/// Words that one unit of [`copy_words`] copies.
-const UNITS: u32 = 256;
+use crate::kernels::{self, WORD};
 
 /// Memory of a GPU. `Clone` copies the contents.
 pub struct DeviceMemory {
@@ -48,37 +41,21 @@ impl fmt::Debug for DeviceMemory {
 impl Clone for DeviceMemory {
     fn clone(&self) -> DeviceMemory {
         let bytes = self.handle.size_in_used() as usize;
-        let (copy, words) = (self.client.empty(bytes), bytes / WORD);
-        if words > 0 {
-            let cubes =
-                cubecl::calculate_cube_count_elemwise(&self.client, words, CubeDim::new_1d(UNITS));
-            // SAFETY: both have `words` words, and no unit reads or writes behind them.
-            unsafe {
-                copy_words::launch_unchecked(
-                    &self.client,
-                    cubes,
-                    CubeDim::new_1d(UNITS),
-                    BufferArg::from_raw_parts(self.handle.clone(), words),
-                    BufferArg::from_raw_parts(copy.clone(), words),
-                );
-            }
-        }
+        let copy = room(&self.client, bytes);
+        kernels::copy(&self.client, &self.handle, 0..bytes, &copy, 0);
         DeviceMemory { client: self.client.clone(), handle: copy }
     }
 }
 
-#[cube(launch_unchecked)]
-fn copy_words(from: &[u32], to: &mut [u32]) {
-    if ABSOLUTE_POS < to.len() {
-        to[ABSOLUTE_POS] = from[ABSOLUTE_POS];
-    }
+/// New memory for `bytes` in whole words, and at least one: kernels cannot be given none.
+fn room(client: &Client, bytes: usize) -> Handle {
+    client.empty(bytes.next_multiple_of(WORD).max(WORD))
 }
 
 impl Buffer {
     /// Room for `len` elements on the device of `client`, with arbitrary contents.
     pub fn empty_on(client: &Client, dtype: DType, len: usize) -> Buffer {
-        let bytes = (len * dtype.size()).next_multiple_of(WORD);
-        let handle = client.empty(bytes);
+        let handle = room(client, len * dtype.size());
         Buffer::from_device(dtype, len, DeviceMemory::new(client.clone(), handle))
     }
 
@@ -89,7 +66,7 @@ impl Buffer {
     /// If it is not on the host.
     pub fn to_device(&self, client: &Client) -> Buffer {
         let mut bytes = self.as_bytes().to_vec();
-        bytes.resize(bytes.len().next_multiple_of(WORD), 0);
+        bytes.resize(bytes.len().next_multiple_of(WORD).max(WORD), 0);
         let handle = client.create_from_slice(&bytes);
         Buffer::from_device(self.dtype(), self.len(), DeviceMemory::new(client.clone(), handle))
     }

@@ -102,8 +102,8 @@ impl FakeCommunicator {
         Ok(())
     }
 
-    fn run(&self, call: &Call, result: impl FnOnce() -> Buffer) -> Work {
-        Work::ready(self.record(call).map(|()| result()))
+    fn run(&self, call: Call, result: impl FnOnce() -> Buffer) -> Work {
+        Work::ready(self.record(&call.on_host_only()).map(|()| result()))
     }
 
     /// This rank's place in a new group of `size` ranks; see
@@ -143,7 +143,7 @@ impl Communicator for FakeCommunicator {
 
     fn all_gather(&self, label: Label, input: Arc<Buffer>, mut output: Buffer) -> Work {
         let call = Call::all_gather(label, &input, &output, self.world_size);
-        self.run(&call, || {
+        self.run(call, || {
             let start = self.rank * input.size_in_bytes();
             output.as_bytes_mut()[start..start + input.size_in_bytes()]
                 .copy_from_slice(input.as_bytes());
@@ -153,7 +153,7 @@ impl Communicator for FakeCommunicator {
 
     fn reduce_scatter(&self, label: Label, input: Arc<Buffer>, mut output: Buffer) -> Work {
         let call = Call::reduce_scatter(label, &input, &output, self.world_size);
-        self.run(&call, || {
+        self.run(call, || {
             let start = self.rank * output.size_in_bytes();
             let end = start + output.size_in_bytes();
             output.as_bytes_mut().copy_from_slice(&input.as_bytes()[start..end]);
@@ -162,16 +162,16 @@ impl Communicator for FakeCommunicator {
     }
 
     fn all_reduce(&self, label: Label, buffer: Buffer) -> Work {
-        self.run(&Call::all_reduce(label, &buffer), || buffer)
+        self.run(Call::all_reduce(label, &buffer), || buffer)
     }
 
     fn broadcast(&self, label: Label, buffer: Buffer, root: usize) -> Work {
         let call = Call::broadcast(label, &buffer, root, self.world_size);
-        self.run(&call, || buffer)
+        self.run(call, || buffer)
     }
 
     fn barrier(&self, label: Label) -> Work {
-        self.run(&Call::barrier(label), || Buffer::zeros(DType::U8, 0))
+        self.run(Call::barrier(label), || Buffer::zeros(DType::U8, 0))
     }
 
     fn split_within(

@@ -10,6 +10,7 @@
 //! * [`tcp::TcpCommunicator`]: every rank is a process, on one machine or many. Connections are
 //!   authenticated; ranks on one machine read each other's memory where the system allows it.
 //! * `mpi::MpiCommunicator` (feature `mpi`): every rank is a process that `mpirun` has started.
+//! * `nccl::attach` (feature `cuda`) adds NCCL to a group of the above, for buffers on GPUs.
 //! * [`FakeCommunicator`]: one rank of a world of any size that exists on paper only. It
 //!   records what would be sent, for planning and for tests.
 //!
@@ -63,20 +64,26 @@ mod dtype;
 mod error;
 mod fake;
 mod flight;
+#[cfg(feature = "cube")]
+mod kernels;
 mod label;
 mod local;
 mod member;
 #[cfg(feature = "mpi")]
 pub mod mpi;
+#[cfg(feature = "cuda")]
+pub mod nccl;
 mod operation;
 mod recorder;
 mod reduce;
 mod sync;
 pub mod tcp;
+#[cfg(feature = "cuda")]
+mod transport;
 mod verdict;
 mod work;
 
-pub use buffer::{Buffer, BufferError};
+pub use buffer::{Buffer, BufferError, Location};
 pub use call::{Argument, ArgumentError, Call};
 pub use communicator::Communicator;
 #[cfg(feature = "cube")]

@@ -4,8 +4,8 @@
 //! communication overlaps with the caller's compute and groups do not wait for each other. What an
 //! operation does is up to the backend's [`End`].
 
-use crate::buffer::Buffer;
-use crate::call::{Call, CallSite};
+use crate::buffer::{Buffer, Location};
+use crate::call::{ArgumentError, Call, CallSite};
 use crate::communicator::Communicator;
 use crate::dtype::DType;
 use crate::error::CommError;
@@ -15,6 +15,13 @@ use crate::recorder::{GroupId, RecordId, Recorder};
 use crate::sync::lock;
 use crate::verdict::Verdict;
 use crate::work::{Completer, Work};
+#[cfg(feature = "cuda")]
+use crate::{
+    operation::Operation,
+    transport::{Guardian, Movement, NewPlace, Transport},
+};
+#[cfg(feature = "cube")]
+use cubecl_environment::stream::StreamId;
 use std::fmt;
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread::{self, JoinHandle};
@@ -49,7 +56,13 @@ pub trait End: Send + Sync + Sized + 'static {
     /// Notes that the caller has issued `site`, before it is queued.
     fn issued(&self, site: &CallSite, call: &Call);
 
-    /// Runs one operation, on the worker thread.
+    /// What stands in the way of a call whose buffers are on a GPU. Only asked about those.
+    fn refuse_device(&self, _payload: &Payload<Self>) -> Option<ArgumentError> {
+        Some(ArgumentError::NoDeviceTransport)
+    }
+
+    /// Runs one operation, on the worker thread. Work that it gives to a GPU joins the queue of the
+    /// thread that issued the operation.
     fn execute(
         &self,
         site: &CallSite,
@@ -65,6 +78,9 @@ pub trait End: Send + Sync + Sized + 'static {
 
     /// Notes that the worker is gone, perhaps in the middle of an operation.
     fn crash(&self, reason: &str);
+
+    /// Why the group has failed, if it has.
+    fn cause(&self, site: &CallSite) -> Option<CommError>;
 
     /// Fails all groups of the world, on all ranks.
     fn abort(&self, reason: &str);
@@ -127,6 +143,20 @@ pub enum Payload<E> {
     Nothing,
 }
 
+#[cfg(feature = "cuda")]
+impl<E> Payload<E> {
+    /// The buffer that the operation fills.
+    fn output(&self) -> Option<&Buffer> {
+        match self {
+            Payload::AllGather { output, .. } | Payload::ReduceScatter { output, .. } => {
+                Some(output)
+            }
+            Payload::AllReduce { buffer } | Payload::Broadcast { buffer, .. } => Some(buffer),
+            Payload::Barrier | Payload::Split { .. } | Payload::Nothing => None,
+        }
+    }
+}
+
 /// One operation in the queue.
 struct Job<E> {
     site: CallSite,
@@ -134,6 +164,20 @@ struct Job<E> {
     payload: Payload<E>,
     record: RecordId,
     completer: Completer,
+    /// Where the caller's work for a GPU is queued.
+    #[cfg(feature = "cube")]
+    stream: StreamId,
+}
+
+impl<E: End> Job<E> {
+    fn execute(self, end: &E) -> (Completer, RecordId, Result<Buffer, CommError>) {
+        let run = || end.execute(&self.site, self.call, self.payload);
+        #[cfg(feature = "cube")]
+        let result = self.stream.executes(run);
+        #[cfg(not(feature = "cube"))]
+        let result = run();
+        (self.completer, self.record, result)
+    }
 }
 
 struct Queue<E> {
@@ -153,6 +197,9 @@ pub struct Member<E: End> {
     group: GroupId,
     queue: Mutex<Queue<E>>,
     worker: Option<JoinHandle<()>>,
+    /// Where buffers on GPUs go instead of to the worker.
+    #[cfg(feature = "cuda")]
+    transport: Option<Arc<dyn Transport>>,
 }
 
 impl<E: End> Member<E> {
@@ -173,11 +220,30 @@ impl<E: End> Member<E> {
                 None
             }
         };
-        Member { end, group, queue: Mutex::new(Queue { next: 0, jobs: Some(jobs) }), worker }
+        Member {
+            end,
+            group,
+            queue: Mutex::new(Queue { next: 0, jobs: Some(jobs) }),
+            worker,
+            #[cfg(feature = "cuda")]
+            transport: None,
+        }
+    }
+
+    /// What is wrong with a call whose buffers are on a GPU.
+    fn refuse_device(&self, payload: &Payload<E>) -> Option<ArgumentError> {
+        #[cfg(feature = "cuda")]
+        if let (Some(transport), Some(output)) = (&self.transport, payload.output()) {
+            return transport.refuse(output);
+        }
+        self.end.refuse_device(payload)
     }
 
     /// Queues an operation. The payload of an invalid call is dropped.
-    fn issue(&self, call: Call, payload: Payload<E>) -> Work {
+    fn issue(&self, mut call: Call, payload: Payload<E>) -> Work {
+        if call.location == Location::Device && call.problem.is_none() {
+            call.problem = self.refuse_device(&payload);
+        }
         let payload = match call.problem {
             None => payload,
             Some(_) => Payload::Nothing,
@@ -196,18 +262,78 @@ impl<E: End> Member<E> {
         self.end.issued(&site, &call);
         let recorder = &self.end.shared().recorder;
         let record = recorder.enqueued(self.group, sequence, &call, self.end.rank());
+        // What is wrong on this rank alone, the others hear from the worker.
+        #[cfg(feature = "cuda")]
+        let payload = match &self.transport {
+            Some(transport) if call.location == Location::Device && call.problem.is_none() => {
+                match Movement::of(payload) {
+                    Some(movement) => return transport.enqueue(site, record, movement),
+                    None => Payload::Nothing,
+                }
+            }
+            _ => payload,
+        };
         let (abandoned_site, abandoned_end) = (site.clone(), Arc::clone(&self.end));
         let (timeout_site, timeout_end) = (site.clone(), Arc::clone(&self.end));
         let (work, completer) = Work::pending(
             move || abandoned_end.give_up(&abandoned_site, "its worker stopped"),
             move |waited| timeout_end.time_out(&timeout_site, waited),
         );
-        let job = Job { site, call, payload, record, completer };
+        let job = Job {
+            site,
+            call,
+            payload,
+            record,
+            completer,
+            #[cfg(feature = "cube")]
+            stream: StreamId::current(),
+        };
         if let Some(jobs) = &queue.jobs {
             // A job that cannot be queued is dropped, and its completer reports that.
             let _ = jobs.send(job);
         }
         work
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl<E: End> Member<E> {
+    /// The group, as a transport sees it.
+    pub(crate) fn guardian(&self) -> Arc<dyn Guardian> {
+        Arc::clone(&self.end) as Arc<dyn Guardian>
+    }
+
+    /// Sends buffers on GPUs this way from now on.
+    pub(crate) fn set_transport(&mut self, transport: Arc<dyn Transport>) {
+        self.transport = Some(transport);
+    }
+
+    /// Gives `part`, this rank's part of a split, a part of the transport.
+    fn split_transport(
+        &self,
+        name: &str,
+        part: Option<&mut Member<E>>,
+        timeout: Duration,
+    ) -> Result<(), CommError> {
+        let Some(transport) = &self.transport else { return Ok(()) };
+        let site = CallSite {
+            group: Arc::clone(self.end.name()),
+            // Of the split, which is the last operation that this rank has issued.
+            sequence: lock(&self.queue).next.saturating_sub(1),
+            rank: self.end.rank(),
+            operation: Operation::Split,
+            label: Label::new(name, Phase::Init),
+        };
+        let place = part.as_ref().map(|part| NewPlace {
+            group: part.guardian(),
+            control: *part as &dyn Communicator,
+            first: part.end.world_ranks()[0],
+        });
+        let divided = transport.split(&site, place, timeout)?;
+        if let Some(part) = part {
+            part.transport = divided;
+        }
+        Ok(())
     }
 }
 
@@ -220,11 +346,11 @@ fn run<E: End>(end: &E, queue: mpsc::Receiver<Job<E>>) {
     }
     for job in queue {
         shared.recorder.started(job.record);
-        let result = end.execute(&job.site, job.call, job.payload);
+        let (completer, record, result) = job.execute(end);
         if result.is_ok() {
-            shared.recorder.finished(job.record);
+            shared.recorder.finished(record);
         }
-        job.completer.complete(result);
+        completer.complete(result);
     }
 }
 
@@ -253,6 +379,10 @@ impl<E: End> Communicator for Member<E> {
     }
 
     fn backend(&self) -> &'static str {
+        #[cfg(feature = "cuda")]
+        if let Some(transport) = &self.transport {
+            return transport.name();
+        }
         E::BACKEND
     }
 
@@ -290,8 +420,11 @@ impl<E: End> Communicator for Member<E> {
         let (reply, answer) = mpsc::channel();
         let call = Call::split(Label::new(name, Phase::Init), color, key);
         self.issue(call, Payload::Split { reply }).wait(timeout)?;
-        let end = answer.try_recv().ok();
-        Ok(end.map(|end| Arc::new(Member::start(end)) as Arc<dyn Communicator>))
+        #[cfg_attr(not(feature = "cuda"), expect(unused_mut))]
+        let mut part = answer.try_recv().ok().map(Member::start);
+        #[cfg(feature = "cuda")]
+        self.split_transport(name, part.as_mut(), timeout)?;
+        Ok(part.map(|part| Arc::new(part) as Arc<dyn Communicator>))
     }
 
     fn abort(&self, reason: &str) {
@@ -304,7 +437,7 @@ impl<E: End> Communicator for Member<E> {
 
     fn flight(&self) -> Flight {
         let shared = self.end.shared();
-        let mut flight = shared.flight(E::BACKEND, self.end.node_name());
+        let mut flight = shared.flight(self.backend(), self.end.node_name());
         flight.verdict = self.end.verdict();
         flight
     }
@@ -339,6 +472,10 @@ impl<E: End> fmt::Debug for Member<E> {
 
 impl<E: End> Drop for Member<E> {
     fn drop(&mut self) {
+        #[cfg(feature = "cuda")]
+        if let Some(transport) = &self.transport {
+            transport.close();
+        }
         // First, so that the worker stops waiting for peers; then it runs out of jobs.
         self.end.leave();
         lock(&self.queue).jobs = None;

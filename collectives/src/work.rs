@@ -25,13 +25,32 @@ pub struct Work {
 
 enum State {
     Ready(Result<Buffer, CommError>),
-    Pending { completion: Arc<Completion>, on_timeout: OnTimeout },
+    /// Queued on a GPU; what is left to do is to queue the caller's later work behind it.
+    #[cfg(feature = "cuda")]
+    Queued {
+        result: Buffer,
+        join: Box<dyn FnOnce() -> Result<(), CommError> + Send + Sync>,
+    },
+    Pending {
+        completion: Arc<Completion>,
+        on_timeout: OnTimeout,
+    },
 }
 
 impl Work {
     /// Work that is already done.
     pub fn ready(result: Result<Buffer, CommError>) -> Work {
         Work { state: State::Ready(result) }
+    }
+
+    /// Work that is queued on a GPU. `join` lets what the calling thread queues from then on wait for
+    /// it.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn queued(
+        result: Buffer,
+        join: impl FnOnce() -> Result<(), CommError> + Send + Sync + 'static,
+    ) -> Work {
+        Work { state: State::Queued { result, join: Box::new(join) } }
     }
 
     /// Work that `Completer::complete` finishes.
@@ -48,7 +67,9 @@ impl Work {
 
     /// Waits for the operation and returns the buffer it filled.
     ///
-    /// Once this returns, on success or not, no rank reads this rank's input any more.
+    /// Once this returns, on success or not, no rank reads this rank's input any more. With NCCL,
+    /// which works on GPUs while nobody waits on the host, that and the result hold for all that the
+    /// calling thread gives its GPU from then on.
     ///
     /// # Errors
     ///
@@ -57,6 +78,8 @@ impl Work {
     pub fn wait(self, timeout: Duration) -> Result<Buffer, CommError> {
         match self.state {
             State::Ready(result) => result,
+            #[cfg(feature = "cuda")]
+            State::Queued { result, join } => join().map(|()| result),
             State::Pending { completion, on_timeout } => {
                 completion.take(timeout).unwrap_or_else(|| {
                     let error = on_timeout(timeout);
@@ -72,6 +95,8 @@ impl Work {
     pub fn is_done(&self) -> bool {
         match &self.state {
             State::Ready(_) => true,
+            #[cfg(feature = "cuda")]
+            State::Queued { .. } => true,
             State::Pending { completion, .. } => lock(&completion.result).is_some(),
         }
     }

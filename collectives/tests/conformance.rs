@@ -33,13 +33,25 @@ mod backend {
 
 #[path = "conformance/accounting.rs"]
 mod accounting;
+#[cfg(feature = "wgpu")]
+#[path = "conformance/device.rs"]
+mod device;
 #[path = "conformance/failures.rs"]
 mod failures;
 #[path = "conformance/groups.rs"]
 mod groups;
+#[cfg(feature = "wgpu")]
+#[path = "conformance/host_only.rs"]
+mod host_only;
 #[path = "conformance/lifetime.rs"]
 mod lifetime;
 #[path = "conformance/results.rs"]
 mod results;
 #[path = "conformance/support.rs"]
 mod support;
+
+#[cfg(feature = "wgpu")]
+#[test]
+fn fake_refuses_buffers_on_a_gpu() {
+    host_only::check_refusal(|| support::fake(2, &[]));
+}

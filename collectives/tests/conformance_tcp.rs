@@ -27,9 +27,18 @@ mod accounting;
 mod failures;
 #[path = "conformance/groups.rs"]
 mod groups;
+#[cfg(feature = "wgpu")]
+#[path = "conformance/host_only.rs"]
+mod host_only;
 #[path = "conformance/lifetime.rs"]
 mod lifetime;
 #[path = "conformance/results.rs"]
 mod results;
 #[path = "conformance/support.rs"]
 mod support;
+
+#[cfg(feature = "wgpu")]
+#[test]
+fn buffers_on_a_gpu_are_refused() {
+    host_only::check_refusal(|| support::world(2));
+}

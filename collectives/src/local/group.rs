@@ -97,6 +97,12 @@ impl Group {
         cause.unwrap_or_else(|| self.abort_by(site.rank, reason).error(site))
     }
 
+    /// Why no further operation can start.
+    pub(super) fn cause(&self, site: &CallSite) -> Option<CommError> {
+        let state = lock(&self.state);
+        state.failure.as_ref().map(|failure| failure.error(site))
+    }
+
     /// Notes that the worker of `rank` is gone, perhaps in the middle of an operation.
     pub(super) fn crash(&self, rank: usize, reason: &str) {
         lock(&self.state).crashed.get_or_insert(rank);

@@ -2,15 +2,20 @@
 //!
 //! Each rank has one worker thread per group, with a queue: communication overlaps with the
 //! caller's compute, and groups do not wait for each other. Ranks lend their inputs to each
-//! other and every rank copies or sums straight from its peers' buffers.
+//! other and every rank copies or sums straight from its peers' buffers, on the host or on the GPU
+//! that all of them use.
 
 mod delay;
+#[cfg(feature = "cube")]
+mod device;
 mod family;
 mod group;
 mod slot;
 mod transfer;
 
 use crate::buffer::Buffer;
+#[cfg(feature = "cube")]
+use crate::call::ArgumentError;
 use crate::call::{Call, CallSite};
 use crate::error::CommError;
 use crate::member::{End, Member, Payload, RankShared, WorkerStart};
@@ -127,6 +132,11 @@ impl LocalEnd {
         Some(delay.draw(self.shared.world_rank, &site.group, site.sequence, point))
     }
 
+    /// The error of a transfer that this rank cannot do.
+    fn failed(&self, site: &CallSite, reason: &str) -> CommError {
+        self.group().abort_by(site.rank, reason).error(site)
+    }
+
     /// Delays the transfer if random delays are on.
     fn dawdle(&self, site: &CallSite, point: u64) {
         if let Some(delay) = self.draw_delay(site, point) {
@@ -166,6 +176,17 @@ impl End for LocalEnd {
         self.group().issued(self.place.rank, site.sequence);
     }
 
+    #[cfg(feature = "cube")]
+    fn refuse_device(&self, payload: &Payload<LocalEnd>) -> Option<ArgumentError> {
+        let addend = match payload {
+            Payload::ReduceScatter { input, .. } => input,
+            Payload::AllReduce { buffer } => buffer,
+            _ => return None,
+        };
+        let (memory, dtype) = (addend.device()?, addend.dtype());
+        (!device::has_sum(memory, dtype)).then_some(ArgumentError::NoDeviceSum { dtype })
+    }
+
     fn execute(
         &self,
         site: &CallSite,
@@ -176,6 +197,13 @@ impl End for LocalEnd {
             self.group().pause(delay);
         }
         let (input, transfer) = Transfer::prepare(payload, site.rank);
+        // What is lent to the peers must have been written.
+        #[cfg(feature = "cube")]
+        if let Some(memory) = input.as_ref().and_then(|input| input.device())
+            && let Err(reason) = device::settle(memory)
+        {
+            return Err(self.give_up(site, &format!("its GPU failed: {reason}")));
+        }
         self.group().enter(site, call, input)?;
         let result = transfer.run(self, site);
         match &result {
@@ -199,6 +227,10 @@ impl End for LocalEnd {
 
     fn crash(&self, reason: &str) {
         self.group().crash(self.place.rank, reason);
+    }
+
+    fn cause(&self, site: &CallSite) -> Option<CommError> {
+        self.group().cause(site)
     }
 
     fn abort(&self, reason: &str) {

@@ -1,9 +1,10 @@
 //! How data moves between threads: every rank copies or sums straight from its peers' buffers.
 
 use super::LocalEnd;
+#[cfg(feature = "cube")]
+use super::device;
 use crate::buffer::Buffer;
 use crate::call::CallSite;
-use crate::dtype::DType;
 use crate::error::CommError;
 use crate::member::{Payload, empty};
 use crate::reduce::{chunk_range, sum_into};
@@ -17,10 +18,7 @@ pub(super) enum Transfer {
     ReduceScatter {
         output: Buffer,
     },
-    AllReduce {
-        dtype: DType,
-        len: usize,
-    },
+    AllReduce,
     /// Root of a broadcast; its buffer is deposited.
     Send,
     Receive {
@@ -43,10 +41,7 @@ impl Transfer {
             Payload::ReduceScatter { input, output } => {
                 (Some(input), Transfer::ReduceScatter { output })
             }
-            Payload::AllReduce { buffer } => {
-                let (dtype, len) = (buffer.dtype(), buffer.len());
-                (Some(Arc::new(buffer)), Transfer::AllReduce { dtype, len })
-            }
+            Payload::AllReduce { buffer } => (Some(Arc::new(buffer)), Transfer::AllReduce),
             Payload::Broadcast { buffer, root } if rank == root => {
                 (Some(Arc::new(buffer)), Transfer::Send)
             }
@@ -59,28 +54,29 @@ impl Transfer {
     /// Moves the data. Every rank of the group is doing the same now.
     pub(super) fn run(self, end: &LocalEnd, site: &CallSite) -> Result<Buffer, CommError> {
         let group = end.group();
+        let failed = |reason: String| end.failed(site, &reason);
         end.dawdle(site, 1);
         match self {
             Transfer::AllGather { mut output } => {
-                copy_slots(&mut output, &group.borrow(site, 0));
+                copy_slots(&mut output, &group.borrow(site, 0)).map_err(failed)?;
                 end.dawdle(site, 2);
                 group.arrive(site, 1, None)?;
                 Ok(output)
             }
             Transfer::ReduceScatter { mut output } => {
                 let start = site.rank * output.len();
-                sum(&mut output, group.borrow(site, 0), start, site)?;
+                sum(&mut output, &group.borrow(site, 0), start).map_err(failed)?;
                 end.dawdle(site, 2);
                 group.arrive(site, 1, None)?;
                 Ok(output)
             }
-            Transfer::AllReduce { dtype, len } => all_reduce(end, site, dtype, len),
+            Transfer::AllReduce => all_reduce(end, site),
             Transfer::Send => {
                 group.arrive(site, 1, None)?;
                 Ok(own_again(group.take_back(site, 0)))
             }
             Transfer::Receive { mut buffer } => {
-                copy_slots(&mut buffer, &group.borrow(site, 0));
+                copy_slots(&mut buffer, &group.borrow(site, 0)).map_err(failed)?;
                 end.dawdle(site, 2);
                 group.arrive(site, 1, None)?;
                 Ok(buffer)
@@ -100,48 +96,53 @@ impl Transfer {
 }
 
 /// Reduce-scatter into a chunk per rank, then all-gather of the chunks.
-fn all_reduce(
-    end: &LocalEnd,
-    site: &CallSite,
-    dtype: DType,
-    len: usize,
-) -> Result<Buffer, CommError> {
+fn all_reduce(end: &LocalEnd, site: &CallSite) -> Result<Buffer, CommError> {
     let group = end.group();
+    let failed = |reason: String| end.failed(site, &reason);
     let world_size = group.world_size();
     if world_size == 1 {
         return Ok(own_again(group.take_back(site, 0)));
     }
-    let chunk = chunk_range(len, world_size, site.rank);
-    let mut partial = Buffer::zeros(dtype, chunk.len());
-    sum(&mut partial, group.borrow(site, 0), chunk.start, site)?;
+    let partial = {
+        let inputs = group.borrow(site, 0);
+        let own = &inputs[site.rank];
+        let chunk = chunk_range(own.len(), world_size, site.rank);
+        let mut partial = own.like(chunk.len());
+        sum(&mut partial, &inputs, chunk.start).map_err(failed)?;
+        partial
+    };
     end.dawdle(site, 2);
     group.arrive(site, 1, Some(Arc::new(partial)))?;
 
     let mut buffer = own_again(group.take_back(site, 0));
-    copy_slots(&mut buffer, &group.borrow(site, 1));
+    copy_slots(&mut buffer, &group.borrow(site, 1)).map_err(failed)?;
     end.dawdle(site, 3);
     group.arrive(site, 2, None)?;
     Ok(buffer)
 }
 
 /// Writes `inputs` one after another into `output`.
-fn copy_slots(output: &mut Buffer, inputs: &[Arc<Buffer>]) {
+fn copy_slots(output: &mut Buffer, inputs: &[Arc<Buffer>]) -> Result<(), String> {
+    #[cfg(feature = "cube")]
+    if let Some(memory) = output.device() {
+        return device::copy_slots(memory, inputs);
+    }
     let mut rest = output.as_bytes_mut();
     for input in inputs {
         let (slot, next) = rest.split_at_mut(input.size_in_bytes());
         slot.copy_from_slice(input.as_bytes());
         rest = next;
     }
+    Ok(())
 }
 
-/// Sums and releases `inputs`.
-fn sum(
-    output: &mut Buffer,
-    inputs: Vec<Arc<Buffer>>,
-    start: usize,
-    site: &CallSite,
-) -> Result<(), CommError> {
-    sum_into(output, &inputs, start).map_err(|problem| CommError::invalid(site, problem))
+/// Sets `output` to the sum of `inputs` from `start` on.
+fn sum(output: &mut Buffer, inputs: &[Arc<Buffer>], start: usize) -> Result<(), String> {
+    #[cfg(feature = "cube")]
+    if let Some(memory) = output.device() {
+        return device::sum(output, memory, inputs, start);
+    }
+    sum_into(output, inputs, start).map_err(|problem| problem.to_string())
 }
 
 /// The buffer behind a deposit that no peer reads any more.

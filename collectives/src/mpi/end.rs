@@ -225,6 +225,10 @@ impl End for MpiEnd {
         let _ = self.group.give_up(reason);
     }
 
+    fn cause(&self, site: &CallSite) -> Option<CommError> {
+        self.group.failure().map(|cause| cause.error(site))
+    }
+
     fn abort(&self, reason: &str) {
         let cause = self.group.abort_here(reason, true);
         self.group.hub().abort(&self.group.family, cause);

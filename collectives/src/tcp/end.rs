@@ -258,6 +258,10 @@ impl End for TcpEnd {
         self.world.control.abort(&self.group, self.rank, reason);
     }
 
+    fn cause(&self, site: &CallSite) -> Option<CommError> {
+        TcpEnd::cause(self).map(|cause| cause.error(site))
+    }
+
     fn abort(&self, reason: &str) {
         self.world.control.abort(&self.group, self.rank, reason);
     }
@@ -349,6 +353,7 @@ fn digest(call: &Call, ring: bool) -> u64 {
         call.operation as u64,
         call.dtype as u64,
         call.count as u64,
+        call.location as u64,
         call.root.map_or(u64::MAX, |root| root as u64),
         unit,
         u64::from(ring),

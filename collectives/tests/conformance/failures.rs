@@ -86,7 +86,7 @@ fn a_different_phase_alone_is_no_mismatch() {
 
 /// Checks that rank 1 gets `problem` and the others a mismatch that names rank 1.
 #[track_caller]
-fn check_invalid(errors: &[CommError], problem: ArgumentError) {
+pub fn check_invalid(errors: &[CommError], problem: ArgumentError) {
     for (rank, error) in errors.iter().enumerate() {
         let message = error.to_string();
         assert!(message.contains(&problem.to_string()), "{message}");

@@ -1,0 +1,75 @@
+//! How data moves between ranks that share a GPU: every rank's kernels read straight from its peers'
+//! buffers.
+//!
+//! Each rank has a queue of its own on the GPU. What orders them is the host: before a rank lends a
+//! buffer it waits until its queue has written it, and before it says that it has read its peers' it
+//! waits until its queue has done so.
+
+use crate::buffer::Buffer;
+use crate::call::ArgumentError;
+use crate::device::DeviceMemory;
+use crate::dtype::DType;
+use crate::kernels;
+use cubecl::prelude::*;
+use cubecl::server::Handle;
+use half::{bf16, f16};
+use std::sync::Arc;
+
+/// Whether the GPU of `memory` has arithmetic for sums of `dtype`.
+pub(super) fn has_sum(memory: &DeviceMemory, dtype: DType) -> bool {
+    let properties = memory.client().properties();
+    let knows = |element: ElemType| properties.supports_type(element);
+    match dtype {
+        DType::F64 => knows(f64::elem_type_native()),
+        DType::F32 => true,
+        DType::F16 => knows(f16::elem_type_native()),
+        DType::BF16 => knows(bf16::elem_type_native()),
+        DType::U8 => false,
+    }
+}
+
+/// Waits until the current queue has done all it was given.
+pub(super) fn settle(memory: &DeviceMemory) -> Result<(), String> {
+    cubecl::future::block_on(memory.client().sync()).map_err(|error| error.to_string())
+}
+
+/// Writes `inputs` one after another into `output`. Returns when it is done.
+pub(super) fn copy_slots(output: &DeviceMemory, inputs: &[Arc<Buffer>]) -> Result<(), String> {
+    let mut at = 0;
+    for (input, handle) in inputs.iter().zip(handles(output, inputs)?) {
+        let bytes = input.size_in_bytes();
+        kernels::copy(output.client(), handle, 0..bytes, output.handle(), at);
+        at += bytes;
+    }
+    settle(output)
+}
+
+/// Sets `output` to the sum over `inputs`, in order, of their elements from `start` on. Returns when
+/// it is done. The same bits as on the host.
+pub(super) fn sum(
+    output: &Buffer,
+    memory: &DeviceMemory,
+    inputs: &[Arc<Buffer>],
+    start: usize,
+) -> Result<(), String> {
+    let (client, handles) = (memory.client(), handles(memory, inputs)?);
+    let (handle, len) = (memory.handle(), output.len());
+    match output.dtype() {
+        DType::F64 => kernels::sum::<f64, f64>(client, &handles, start, handle, len),
+        DType::F32 => kernels::sum::<f32, f32>(client, &handles, start, handle, len),
+        DType::F16 => kernels::sum::<f32, f16>(client, &handles, start, handle, len),
+        DType::BF16 => kernels::sum::<f32, bf16>(client, &handles, start, handle, len),
+        DType::U8 => return Err(ArgumentError::NoSum { dtype: DType::U8 }.to_string()),
+    }
+    settle(memory)
+}
+
+/// The peers' memory, if all of it is on the GPU of `own`.
+fn handles<'a>(own: &DeviceMemory, inputs: &'a [Arc<Buffer>]) -> Result<Vec<&'a Handle>, String> {
+    let here = own.client().service_id();
+    let handle = |input: &'a Arc<Buffer>| match input.device() {
+        Some(memory) if memory.client().service_id() == here => Ok(memory.handle()),
+        _ => Err(ArgumentError::OtherDevice.to_string()),
+    };
+    inputs.iter().map(handle).collect()
+}

@@ -1,0 +1,144 @@
+//! The few things of CUDA's driver that CubeCL does not hand out: a stream of our own and events.
+
+#![allow(unsafe_code)]
+
+use super::NcclError;
+use cudarc::driver::result::{DriverError, ctx, device, event, primary_ctx, stream};
+use cudarc::driver::sys::{CUcontext, CUdevice, CUevent, CUevent_flags, CUevent_wait_flags};
+use cudarc::driver::sys::{CUresult, CUstream};
+
+/// The context of a GPU that all of this process shares.
+pub(super) struct Context {
+    device: CUdevice,
+    context: CUcontext,
+}
+
+// SAFETY: a context may be made current on any number of threads.
+unsafe impl Send for Context {}
+// SAFETY: as above.
+unsafe impl Sync for Context {}
+
+impl Context {
+    /// That of the GPU with this number. The driver must be there.
+    pub(super) fn of(index: usize) -> Result<Context, NcclError> {
+        let driver = |call| move |error| NcclError::driver(call, error);
+        cudarc::driver::result::init().map_err(driver("cuInit"))?;
+        let device = device::get(i32::try_from(index).unwrap_or(i32::MAX));
+        let device = device.map_err(driver("cuDeviceGet"))?;
+        // SAFETY: the device is one the driver has just named.
+        let context = unsafe { primary_ctx::retain(device) };
+        let context = context.map_err(driver("cuDevicePrimaryCtxRetain"))?;
+        Ok(Context { device, context })
+    }
+
+    /// Makes it the current one of this thread.
+    pub(super) fn enter(&self) -> Result<(), DriverError> {
+        // SAFETY: the context is retained as long as `self` lives.
+        unsafe { ctx::set_current(self.context) }
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // SAFETY: retained once. There is nothing to do about an error.
+        let _ = unsafe { primary_ctx::release(self.device) };
+    }
+}
+
+/// A stream for communication.
+pub(super) struct Stream(CUstream);
+
+// SAFETY: streams may be used from any thread.
+unsafe impl Send for Stream {}
+// SAFETY: as above.
+unsafe impl Sync for Stream {}
+
+impl Stream {
+    /// Of the highest priority, so that transfers get their few cores of the GPU beside compute, and
+    /// without ties to the default stream. Needs a current context.
+    pub(super) fn new() -> Result<Stream, DriverError> {
+        let (_, greatest) = stream::get_priority_range()?;
+        stream::create_with_priority(stream::StreamKind::NonBlocking, greatest).map(Stream)
+    }
+
+    pub(super) fn raw(&self) -> CUstream {
+        self.0
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        // SAFETY: made by `new`, and this is its last use. The driver lets pending work end first.
+        let _ = unsafe { stream::destroy(self.0) };
+    }
+}
+
+/// A mark in a stream.
+pub(super) struct Event(CUevent);
+
+// SAFETY: events may be used from any thread.
+unsafe impl Send for Event {}
+
+impl Event {
+    /// Needs a current context.
+    pub(super) fn new() -> Result<Event, DriverError> {
+        event::create(CUevent_flags::CU_EVENT_DISABLE_TIMING).map(Event)
+    }
+
+    /// Marks all that `stream` has been given.
+    ///
+    /// # Safety
+    ///
+    /// The stream is alive.
+    pub(super) unsafe fn record(&self, stream: CUstream) -> Result<(), DriverError> {
+        // SAFETY: the event is alive, and so is the stream, says the caller.
+        unsafe { event::record(self.0, stream) }
+    }
+
+    /// Marks all that our own stream has been given.
+    pub(super) fn mark(&self, stream: &Stream) -> Result<(), DriverError> {
+        // SAFETY: the stream is alive as long as it can be borrowed.
+        unsafe { self.record(stream.raw()) }
+    }
+
+    /// Lets what `stream` is given from now on wait for the mark.
+    ///
+    /// # Safety
+    ///
+    /// The stream is alive.
+    pub(super) unsafe fn hold_up(&self, stream: CUstream) -> Result<(), DriverError> {
+        let flags = CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
+        // SAFETY: the event is alive, and so is the stream, says the caller.
+        unsafe { stream::wait_event(stream, self.0, flags) }
+    }
+
+    /// Whether the mark has been reached.
+    pub(super) fn has_passed(&self) -> Result<bool, DriverError> {
+        // SAFETY: the event is alive.
+        match unsafe { event::query(self.0) } {
+            Ok(()) => Ok(true),
+            Err(DriverError(CUresult::CUDA_ERROR_NOT_READY)) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        // SAFETY: made by `new`, and this is its last use.
+        let _ = unsafe { event::destroy(self.0) };
+    }
+}
+
+/// The marks of one operation: its buffers may be used, and it is done.
+pub(super) struct Marks {
+    pub(super) ready: Event,
+    pub(super) done: Event,
+}
+
+impl Marks {
+    /// Needs a current context.
+    pub(super) fn new() -> Result<Marks, DriverError> {
+        Ok(Marks { ready: Event::new()?, done: Event::new()? })
+    }
+}

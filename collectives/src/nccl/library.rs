@@ -1,0 +1,442 @@
+//! Finding NCCL's library and calling it.
+//!
+//! cudarc declares NCCL's types, and they are used here. Its own loader is not: it asks the system for
+//! names that NCCL's library does not have (it is `libnccl.so.2`, in Python wheels without any link to
+//! it), takes no path, and a library that is already loaded answers to its own name only.
+
+#![allow(unsafe_code)]
+
+use super::NcclError;
+use cudarc::driver::sys::CUstream;
+use cudarc::nccl::sys::{
+    ncclComm, ncclComm_t, ncclConfig_t, ncclDataType_t, ncclRedOp_t, ncclUniqueId,
+};
+use libloading::Library as Loaded;
+use std::error::Error;
+use std::ffi::{CStr, OsString, c_char, c_int, c_void};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+/// Names of the library, best first.
+const NAMES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
+
+/// Where the wheels `nvidia-nccl-cu12` and `nvidia-nccl-cu13` keep it, in a folder of packages.
+const WHEEL: &str = "nvidia/nccl/lib";
+
+/// The NCCL that [`installation`] has found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Installation {
+    /// The file, or its name if the system's loader knows where it is.
+    pub place: String,
+    /// Such as `2.28.9`.
+    pub version: String,
+}
+
+/// Finds NCCL as [`attach`](super::attach) does, and lets it make the number by which ranks meet, which
+/// takes neither a GPU nor a driver.
+///
+/// # Errors
+///
+/// [`NcclError`], with all places that were tried.
+pub fn installation() -> Result<Installation, NcclError> {
+    let library = Library::find()?;
+    library.unique_id()?;
+    let version = library.version();
+    Ok(Installation { place: library.place, version })
+}
+
+/// What NCCL's functions return. Codes that this program does not know must not be undefined behaviour,
+/// so they stay numbers.
+pub(super) type Code = c_int;
+
+/// All went well.
+pub(super) const SUCCESS: Code = 0;
+
+/// The call goes on in the background.
+pub(super) const IN_PROGRESS: Code = 7;
+
+/// The functions that are used.
+pub(super) struct Library {
+    /// Where it was found.
+    pub(super) place: String,
+    version: c_int,
+    get_unique_id: unsafe extern "C" fn(*mut ncclUniqueId) -> Code,
+    init_rank_config: unsafe extern "C" fn(
+        *mut ncclComm_t,
+        c_int,
+        ncclUniqueId,
+        c_int,
+        *mut ncclConfig_t,
+    ) -> Code,
+    /// Missing before NCCL 2.18.
+    split: Option<
+        unsafe extern "C" fn(ncclComm_t, c_int, c_int, *mut ncclComm_t, *mut ncclConfig_t) -> Code,
+    >,
+    get_async_error: unsafe extern "C" fn(ncclComm_t, *mut Code) -> Code,
+    abort: unsafe extern "C" fn(ncclComm_t) -> Code,
+    last_error: unsafe extern "C" fn(ncclComm_t) -> *const c_char,
+    all_gather: unsafe extern "C" fn(
+        *const c_void,
+        *mut c_void,
+        usize,
+        ncclDataType_t,
+        ncclComm_t,
+        CUstream,
+    ) -> Code,
+    reduce_scatter: unsafe extern "C" fn(
+        *const c_void,
+        *mut c_void,
+        usize,
+        ncclDataType_t,
+        ncclRedOp_t,
+        ncclComm_t,
+        CUstream,
+    ) -> Code,
+    all_reduce: unsafe extern "C" fn(
+        *const c_void,
+        *mut c_void,
+        usize,
+        ncclDataType_t,
+        ncclRedOp_t,
+        ncclComm_t,
+        CUstream,
+    ) -> Code,
+    broadcast: unsafe extern "C" fn(
+        *const c_void,
+        *mut c_void,
+        usize,
+        ncclDataType_t,
+        c_int,
+        ncclComm_t,
+        CUstream,
+    ) -> Code,
+    /// Never unloaded: NCCL has threads of its own.
+    _loaded: &'static Loaded,
+}
+
+/// An operation on device memory.
+pub(super) struct Launch {
+    pub(super) kind: Kind,
+    pub(super) dtype: ncclDataType_t,
+    /// Elements of the shard, or of the buffer.
+    pub(super) count: usize,
+}
+
+pub(super) enum Kind {
+    AllGather,
+    ReduceScatter,
+    AllReduce,
+    Broadcast { root: usize },
+}
+
+impl Library {
+    /// Loads NCCL from where the system's loader finds it, or else from the usual folders.
+    pub(super) fn find() -> Result<Library, NcclError> {
+        let mut tried = Vec::new();
+        let names = NAMES.iter().map(PathBuf::from);
+        for path in names.chain(candidates(&|name| std::env::var_os(name), Path::new("/"))) {
+            // SAFETY: NCCL's library runs nothing of note when it is loaded.
+            match unsafe { Loaded::new(&path) } {
+                Ok(loaded) => return Library::bind(Box::leak(Box::new(loaded)), &path),
+                Err(error) => {
+                    // What the loader says is one level below.
+                    let reason =
+                        error.source().map_or_else(|| error.to_string(), |e| e.to_string());
+                    tried.push(format!("{}: {reason}", path.display()));
+                }
+            }
+        }
+        Err(NcclError::NoLibrary { tried: tried.join("; ") })
+    }
+
+    fn bind(loaded: &'static Loaded, path: &Path) -> Result<Library, NcclError> {
+        let place = path.display().to_string();
+        /// Gets a function by its name.
+        fn symbol<F: Copy>(
+            loaded: &'static Loaded,
+            place: &str,
+            name: &'static str,
+        ) -> Result<F, NcclError> {
+            // SAFETY: the types in `Library` are those of NCCL's header.
+            match unsafe { loaded.get::<F>(name.as_bytes()) } {
+                Ok(function) => Ok(*function),
+                Err(_) => Err(NcclError::NoSymbol { place: place.to_owned(), name }),
+            }
+        }
+        let get_version: unsafe extern "C" fn(*mut c_int) -> Code =
+            symbol(loaded, &place, "ncclGetVersion")?;
+        let mut version = 0;
+        // SAFETY: it writes one number.
+        unsafe { get_version(&mut version) };
+        Ok(Library {
+            version,
+            get_unique_id: symbol(loaded, &place, "ncclGetUniqueId")?,
+            init_rank_config: symbol(loaded, &place, "ncclCommInitRankConfig")?,
+            split: symbol(loaded, &place, "ncclCommSplit").ok(),
+            get_async_error: symbol(loaded, &place, "ncclCommGetAsyncError")?,
+            abort: symbol(loaded, &place, "ncclCommAbort")?,
+            last_error: symbol(loaded, &place, "ncclGetLastError")?,
+            all_gather: symbol(loaded, &place, "ncclAllGather")?,
+            reduce_scatter: symbol(loaded, &place, "ncclReduceScatter")?,
+            all_reduce: symbol(loaded, &place, "ncclAllReduce")?,
+            broadcast: symbol(loaded, &place, "ncclBroadcast")?,
+            place,
+            _loaded: loaded,
+        })
+    }
+
+    /// Such as `2.28.9`.
+    pub(super) fn version(&self) -> String {
+        format!("{}.{}.{}", self.version / 10_000, self.version / 100 % 100, self.version % 100)
+    }
+
+    /// A number that a new group of ranks meets by.
+    pub(super) fn unique_id(&self) -> Result<[u8; 128], NcclError> {
+        let mut id = ncclUniqueId { internal: [0; 128] };
+        // SAFETY: it writes one id.
+        let code = unsafe { (self.get_unique_id)(&mut id) };
+        self.check("ncclGetUniqueId", code)?;
+        Ok(id.internal.map(|byte| byte as u8))
+    }
+
+    /// Whether groups can be divided without meeting anew.
+    pub(super) fn can_split(&self) -> bool {
+        self.split.is_some()
+    }
+
+    /// Starts to connect `size` ranks on the GPU whose context is current.
+    pub(super) fn init(&self, size: usize, id: &[u8; 128], rank: usize) -> Result<Comm, NcclError> {
+        let id = ncclUniqueId { internal: id.map(|byte| byte as c_char) };
+        let (promise, mut config) = (Promise::new(), self.config());
+        let (size, rank, cell) = (int(size), int(rank), promise.0.as_ptr());
+        // SAFETY: it writes one handle and reads one configuration.
+        let code = unsafe { (self.init_rank_config)(cell, size, id, rank, &mut config) };
+        self.check("ncclCommInitRankConfig", code)?;
+        // This handle is there at once.
+        promise.keep().ok_or_else(|| self.no_handle("ncclCommInitRankConfig"))
+    }
+
+    fn no_handle(&self, call: &'static str) -> NcclError {
+        let (version, text) = (self.version(), String::from("it returned no communicator"));
+        NcclError::Call { call, code: SUCCESS, version, text }
+    }
+
+    /// Starts to divide `comm`; `color` is `None` on ranks that get no part. Only if
+    /// [`Library::can_split`]. The part is there when [`Library::state`] of `comm` says so.
+    pub(super) fn split(
+        &self,
+        comm: &Comm,
+        color: Option<usize>,
+        key: usize,
+    ) -> Result<Promise, NcclError> {
+        let Some(split) = self.split else {
+            let (place, name) = (self.place.clone(), "ncclCommSplit");
+            return Err(NcclError::NoSymbol { place, name });
+        };
+        let (promise, mut config) = (Promise::new(), self.config());
+        // NCCL_SPLIT_NOCOLOR
+        let color = color.map_or(-1, int);
+        // SAFETY: the communicator is alive; it writes one handle and reads one configuration.
+        let code = unsafe { split(comm.0, color, int(key), promise.0.as_ptr(), &mut config) };
+        self.check("ncclCommSplit", code)?;
+        Ok(promise)
+    }
+
+    /// What the communicator is about: [`SUCCESS`], [`IN_PROGRESS`], or what has gone wrong.
+    pub(super) fn state(&self, comm: &Comm) -> Code {
+        let mut state = SUCCESS;
+        // SAFETY: the communicator is alive; it writes one number.
+        let code = unsafe { (self.get_async_error)(comm.0, &mut state) };
+        if code == SUCCESS { state } else { code }
+    }
+
+    /// Ends all that runs and frees the communicator.
+    pub(super) fn abort(&self, comm: Comm) {
+        // SAFETY: the communicator is alive, and this is its last use. What it returns changes nothing.
+        unsafe { (self.abort)(comm.0) };
+    }
+
+    /// Queues an operation between the memory at `from` and at `to`.
+    ///
+    /// # Safety
+    ///
+    /// Both are device memory of the size that `launch` implies, and remain so until it is done.
+    pub(super) unsafe fn launch(
+        &self,
+        comm: &Comm,
+        launch: &Launch,
+        from: u64,
+        to: u64,
+        stream: CUstream,
+    ) -> Result<(), NcclError> {
+        let (from, to) = (from as *const c_void, to as *mut c_void);
+        let (count, dtype, sum) = (launch.count, launch.dtype, ncclRedOp_t::ncclSum);
+        // SAFETY: the caller's promise about the memory; communicator and stream are alive.
+        let (name, code) = unsafe {
+            match launch.kind {
+                Kind::AllGather => {
+                    ("ncclAllGather", (self.all_gather)(from, to, count, dtype, comm.0, stream))
+                }
+                Kind::ReduceScatter => (
+                    "ncclReduceScatter",
+                    (self.reduce_scatter)(from, to, count, dtype, sum, comm.0, stream),
+                ),
+                Kind::AllReduce => (
+                    "ncclAllReduce",
+                    (self.all_reduce)(from, to, count, dtype, sum, comm.0, stream),
+                ),
+                Kind::Broadcast { root } => (
+                    "ncclBroadcast",
+                    (self.broadcast)(from, to, count, dtype, int(root), comm.0, stream),
+                ),
+            }
+        };
+        self.check(name, code)
+    }
+
+    /// An error unless the call is done or goes on in the background.
+    pub(super) fn check(&self, call: &'static str, code: Code) -> Result<(), NcclError> {
+        if code == SUCCESS || code == IN_PROGRESS {
+            return Ok(());
+        }
+        // SAFETY: NCCL returns a string of its own, or nothing; without a communicator it is the last
+        // error of all.
+        let text = unsafe {
+            let text = (self.last_error)(std::ptr::null_mut());
+            if text.is_null() { "".into() } else { CStr::from_ptr(text).to_string_lossy() }
+        };
+        let version = self.version();
+        Err(NcclError::Call { call, code, version, text: text.into_owned() })
+    }
+
+    /// Nothing blocks; all else is up to NCCL.
+    fn config(&self) -> ncclConfig_t {
+        const UNSET: c_int = c_int::MIN;
+        ncclConfig_t {
+            size: size_of::<ncclConfig_t>(),
+            magic: 0xcafe_beef,
+            version: self.version.unsigned_abs(),
+            blocking: 0,
+            cgaClusterSize: UNSET,
+            minCTAs: UNSET,
+            maxCTAs: UNSET,
+            netName: std::ptr::null(),
+            splitShare: UNSET,
+            trafficClass: UNSET,
+            commName: std::ptr::null(),
+            collnetEnable: UNSET,
+            CTAPolicy: UNSET,
+            shrinkShare: UNSET,
+            nvlsCTAs: UNSET,
+            nChannelsPerNetPeer: UNSET,
+            nvlinkCentricSched: UNSET,
+            graphUsageMode: UNSET,
+            numRmaCtx: UNSET,
+            maxP2pPeers: UNSET,
+        }
+    }
+}
+
+/// A communicator of NCCL.
+pub(super) struct Comm(ncclComm_t);
+
+// SAFETY: NCCL's communicators may be used from any thread, by one at a time.
+unsafe impl Send for Comm {}
+
+/// Where NCCL leaves a communicator, perhaps later. Never freed, since it may do so at any time.
+pub(super) struct Promise(&'static AtomicPtr<ncclComm>);
+
+impl Promise {
+    fn new() -> Promise {
+        Promise(Box::leak(Box::default()))
+    }
+
+    /// The communicator, if it is there. Once.
+    pub(super) fn keep(self) -> Option<Comm> {
+        let comm = self.0.swap(std::ptr::null_mut(), Ordering::Acquire);
+        (!comm.is_null()).then_some(Comm(comm))
+    }
+}
+
+/// NCCL counts ranks and colors in C's `int`; there are never more of them.
+fn int(number: usize) -> c_int {
+    c_int::try_from(number).unwrap_or(c_int::MAX)
+}
+
+/// Files that may be NCCL's library, besides what the system's loader finds: in the folders of CUDA and
+/// NCCL, and in those of Python's wheels. `environment` looks up variables, `root` is the file system's.
+fn candidates(environment: &dyn Fn(&str) -> Option<OsString>, root: &Path) -> Vec<PathBuf> {
+    let mut folders = Vec::new();
+    for name in ["NCCL_HOME", "CUDA_PATH", "CUDA_HOME"] {
+        let base = environment(name).map(PathBuf::from);
+        folders.extend(base.iter().flat_map(|base| ["lib64", "lib"].map(|lib| base.join(lib))));
+    }
+    folders.push(root.join("usr/local/cuda/lib64"));
+    let entries = environment("PYTHONPATH");
+    folders.extend(entries.iter().flat_map(std::env::split_paths).map(|path| path.join(WHEEL)));
+    let mut prefixes: Vec<PathBuf> = ["VIRTUAL_ENV", "CONDA_PREFIX"]
+        .iter()
+        .filter_map(|name| environment(name))
+        .map(|prefix| PathBuf::from(prefix).join("lib"))
+        .collect();
+    prefixes.extend(environment("HOME").map(|home| PathBuf::from(home).join(".local/lib")));
+    prefixes.extend(["usr/local/lib", "usr/lib"].map(|lib| root.join(lib)));
+    for python in prefixes.iter().flat_map(|prefix| pythons(prefix)) {
+        folders
+            .extend(["site-packages", "dist-packages"].map(|kind| python.join(kind).join(WHEEL)));
+    }
+    let files = folders.iter().flat_map(|folder| NAMES.map(|name| folder.join(name)));
+    files.filter(|file| file.exists()).collect()
+}
+
+/// The folders of Python's versions in `prefix`, the newest name last in the alphabet first.
+fn pythons(prefix: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(prefix).into_iter().flatten().flatten();
+    let is_python = |path: &PathBuf| {
+        path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("python3"))
+    };
+    let mut found: Vec<PathBuf> = entries.map(|entry| entry.path()).filter(is_python).collect();
+    found.sort_unstable_by(|a, b| b.cmp(a));
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashMap;
+
+    #[test]
+    fn looks_into_the_folders_of_cuda_and_of_wheels() {
+        let root = std::env::temp_dir().join(format!("kiln-nccl-{}", std::process::id()));
+        let place = |path: &str| {
+            let folder = root.join(path);
+            fs::create_dir_all(&folder).unwrap();
+            let file = folder.join("libnccl.so.2");
+            fs::write(&file, b"").unwrap();
+            file
+        };
+        let expected = [
+            place("nccl/lib"),
+            place("cuda/lib64"),
+            place("usr/local/cuda/lib64"),
+            place("path/nvidia/nccl/lib"),
+            place("venv/lib/python3.12/site-packages/nvidia/nccl/lib"),
+            place("home/.local/lib/python3.11/site-packages/nvidia/nccl/lib"),
+            place("usr/lib/python3/dist-packages/nvidia/nccl/lib"),
+        ];
+        // Not a version of Python.
+        place("usr/lib/perl5/dist-packages/nvidia/nccl/lib");
+        let path = std::env::join_paths([root.join("nowhere"), root.join("path")]).unwrap();
+        let variables: HashMap<&str, OsString> = HashMap::from([
+            ("NCCL_HOME", root.join("nccl").into()),
+            ("CUDA_PATH", root.join("cuda").into()),
+            ("PYTHONPATH", path),
+            ("VIRTUAL_ENV", root.join("venv").into()),
+            ("HOME", root.join("home").into()),
+        ]);
+        let found = candidates(&|name| variables.get(name).cloned(), &root);
+        fs::remove_dir_all(&root).unwrap();
+        assert_eq!(found, expected);
+    }
+}

@@ -1,0 +1,218 @@
+//! NCCL as a transport between GPUs: what can be seen without a GPU, and a world of one rank for machines
+//! that have one, or stand-ins for the driver and NCCL.
+#![cfg(feature = "cuda")]
+
+use cubecl_cuda::CudaRuntime;
+use cubecl_runtime::runtime::Runtime;
+use half::{bf16, f16};
+use kiln_collectives::nccl::{self, NcclError, NcclOptions};
+use kiln_collectives::{
+    ArgumentError, Buffer, CommError, Communicator, DType, Element, Finding, Label, LocalGroup,
+    Operation, Phase,
+};
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn label(unit: &str) -> Label {
+    Label::new(unit, Phase::Forward)
+}
+
+/// One call of `attach` per rank; what each got.
+fn attach(world_size: usize, device: usize) -> Vec<NcclError> {
+    thread::scope(|scope| {
+        let ranks: Vec<_> = LocalGroup::new(world_size)
+            .into_iter()
+            .map(|member| {
+                scope.spawn(move || nccl::attach(member, &NcclOptions::new(device)).unwrap_err())
+            })
+            .collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    })
+}
+
+#[test]
+fn a_gpu_that_is_not_there_is_named() {
+    let count = CudaRuntime::enumerate_all_devices().len();
+    for error in [attach(1, 999), attach(3, 999)].concat() {
+        let message = error.to_string();
+        if count == 0 {
+            assert_eq!(error, NcclError::NoDriver);
+            assert!(message.contains("looked for libcuda.so"), "{message}");
+        } else {
+            assert_eq!(error, NcclError::NoDevice { index: 999, count });
+            assert!(message.contains("no GPU 999"), "{message}");
+        }
+    }
+}
+
+#[test]
+fn the_library_is_found_or_all_places_are_named() {
+    match nccl::installation() {
+        Ok(found) => assert!(found.version.starts_with("2."), "{found:?}"),
+        Err(error @ NcclError::NoLibrary { .. }) => {
+            let message = error.to_string();
+            for place in ["libnccl.so.2", "CUDA_PATH", "VIRTUAL_ENV", "cannot open shared object"] {
+                assert!(message.contains(place), "{message}");
+            }
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+#[test]
+#[ignore = "needs NCCL, such as: PYTHONPATH=folder after pip install --target folder nvidia-nccl-cu12"]
+fn the_library_of_a_python_wheel_makes_ids_without_a_driver() {
+    let found = nccl::installation().unwrap();
+    println!("NCCL {} from {}", found.version, found.place);
+    assert!(found.version.starts_with("2."), "{found:?}");
+}
+
+fn check<T: Element + PartialEq + std::fmt::Debug>(member: &dyn Communicator, values: &[T]) {
+    let client = cubecl::Device::Cuda(cubecl::cuda::CudaDevice::new(0)).client();
+    let there = || Buffer::from_slice(values).to_device(&client);
+    let poisoned = || {
+        let mut poison = Buffer::zeros(T::DTYPE, values.len());
+        poison.as_bytes_mut().fill(0x5a);
+        poison.to_device(&client)
+    };
+    let mut input = Arc::new(there());
+    let gather = member.all_gather(label("gather"), Arc::clone(&input), poisoned());
+    assert!(gather.is_done());
+    let broadcast = member.broadcast(label("broadcast"), there(), 0);
+    let mut results = vec![gather.wait(PATIENCE).unwrap(), broadcast.wait(PATIENCE).unwrap()];
+    assert!(Arc::get_mut(&mut input).is_some());
+    if T::DTYPE.has_sum() {
+        let scatter = member.reduce_scatter(label("scatter"), Arc::new(there()), poisoned());
+        let reduce = member.all_reduce(label("reduce"), there());
+        results.extend([scatter.wait(PATIENCE).unwrap(), reduce.wait(PATIENCE).unwrap()]);
+    }
+    for result in results {
+        assert_eq!(result.to_host().unwrap().as_slice::<T>().unwrap(), values);
+    }
+}
+
+fn check_world_of_one(member: &dyn Communicator) {
+    assert_eq!((member.backend(), member.world_size()), ("nccl", 1));
+    for len in [0, 1, 5, 100_003] {
+        let values: Vec<f64> = (0..len).map(|index| f64::from(index % 100) - 40.0).collect();
+        check(member, &values);
+        check(member, &values.iter().map(|value| *value as f32).collect::<Vec<f32>>());
+        check(member, &values.iter().map(|value| f16::from_f64(*value)).collect::<Vec<f16>>());
+        check(member, &values.iter().map(|value| bf16::from_f64(*value)).collect::<Vec<bf16>>());
+        check(member, &values.iter().map(|value| *value as i8 as u8).collect::<Vec<u8>>());
+    }
+    // Buffers on the host go the old way, and barriers too.
+    let on_host = member.all_reduce(label("host"), Buffer::from_slice(&[3.0f32]));
+    assert_eq!(on_host.wait(PATIENCE).unwrap().as_slice::<f32>().unwrap(), [3.0]);
+    member.barrier(label("barrier")).wait(PATIENCE).unwrap();
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU and NCCL, or stand-ins: cargo test --release --features kiln/cuda \
+            --workspace --test nccl -- --ignored"]
+fn a_world_of_one_and_its_parts() {
+    let world = nccl::attach(LocalGroup::new(1).remove(0), &NcclOptions::new(0)).unwrap();
+    check_world_of_one(&world);
+    let part = world.split("part", Some(3), 0).unwrap().unwrap();
+    assert!(world.split("none", None, 0).unwrap().is_none());
+    check_world_of_one(part.as_ref());
+    drop(world);
+    check_world_of_one(part.as_ref());
+}
+
+#[test]
+#[ignore = "as above"]
+fn what_is_done_is_no_longer_pending() {
+    let world = nccl::attach(LocalGroup::new(1).remove(0), &NcclOptions::new(0)).unwrap();
+    let client = cubecl::Device::Cuda(cubecl::cuda::CudaDevice::new(0)).client();
+    for _ in 0..20 {
+        let buffer = Buffer::zeros(DType::F32, 8).to_device(&client);
+        let sum = world.all_reduce(label("sum"), buffer).wait(PATIENCE).unwrap();
+        assert_eq!(sum.to_host().unwrap().as_slice::<f32>().unwrap(), [0.0; 8]);
+    }
+    // The thread that watches looks every few milliseconds; a limit only ends a failing test.
+    let pending = || world.flight().groups.iter().map(|group| group.pending.len()).sum::<usize>();
+    for _ in 0..6000 {
+        if pending() == 0 {
+            break;
+        }
+        thread::sleep(Duration::from_millis(10));
+    }
+    assert_eq!(pending(), 0);
+    let last = world.recorder().records().pop().unwrap();
+    assert!(last.finished >= last.started && last.started >= last.enqueued);
+}
+
+/// With stand-ins for the driver whose events never pass, which `FAKE_CUDA_STUCK` asks them for, the
+/// operation never ends.
+#[test]
+#[ignore = "as above"]
+fn an_operation_ends_or_times_out() {
+    let is_stuck = std::env::var_os("FAKE_CUDA_STUCK").is_some();
+    let mut options = NcclOptions::new(0);
+    options.timeout = if is_stuck { Duration::from_millis(300) } else { PATIENCE };
+    let world = nccl::attach(LocalGroup::new(1).remove(0), &options).unwrap();
+    let client = cubecl::Device::Cuda(cubecl::cuda::CudaDevice::new(0)).client();
+    let sum =
+        || world.all_reduce(label("block 3"), Buffer::zeros(DType::F32, 8).to_device(&client));
+    // The host does not wait for it either way.
+    let first = sum().wait(PATIENCE).unwrap();
+    let is_over = || match sum().wait(PATIENCE) {
+        Err(error) => Some(Err(error)),
+        Ok(_) => {
+            let records = world.recorder().records();
+            let record = records.iter().find(|record| &*record.label.unit == "block 3");
+            record.unwrap().finished.map(Ok)
+        }
+    };
+    let end = (0..6000).find_map(|_| {
+        thread::sleep(Duration::from_millis(10));
+        is_over()
+    });
+    match end.expect("neither ended nor failed") {
+        Ok(_) => assert!(!is_stuck),
+        Err(CommError::TimedOut {
+            operation, rank: 0, label, waited, missing, verdict, ..
+        }) => {
+            assert_eq!((operation, &*label.unit), (Operation::AllReduce, "block 3"));
+            assert!(is_stuck && waited >= options.timeout && missing.is_empty());
+            assert_eq!(verdict.finding, Finding::Transfer, "{verdict}");
+        }
+        Err(error) => panic!("{error}"),
+    }
+    drop(first);
+}
+
+#[test]
+#[ignore = "as above"]
+fn an_abort_ends_it() {
+    let world = nccl::attach(LocalGroup::new(1).remove(0), &NcclOptions::new(0)).unwrap();
+    let client = cubecl::Device::Cuda(cubecl::cuda::CudaDevice::new(0)).client();
+    let buffer = || Buffer::zeros(DType::F32, 8).to_device(&client);
+    world.abort("enough");
+    let error = world.all_reduce(label("sum"), buffer()).wait(PATIENCE).unwrap_err();
+    assert!(matches!(error, CommError::Aborted { rank: 0, .. }), "{error}");
+    let error = world.split("part", Some(0), 0).unwrap_err();
+    assert!(matches!(error, CommError::Aborted { rank: 0, .. }), "{error}");
+}
+
+#[test]
+#[ignore = "as above"]
+fn threads_cannot_share_a_gpu_by_nccl() {
+    let expected = NcclError::SharedDevice { ranks: vec![0, 1], index: 0 };
+    assert_eq!(attach(2, 0), [expected.clone(), expected]);
+}
+
+#[test]
+#[ignore = "as above"]
+fn sums_of_bytes_are_refused() {
+    let world = nccl::attach(LocalGroup::new(1).remove(0), &NcclOptions::new(0)).unwrap();
+    let client = cubecl::Device::Cuda(cubecl::cuda::CudaDevice::new(0)).client();
+    let buffer = Buffer::zeros(DType::U8, 8).to_device(&client);
+    let error = world.all_reduce(label("sum"), buffer).wait(PATIENCE).unwrap_err();
+    let problem = ArgumentError::NoSum { dtype: DType::U8 };
+    assert!(matches!(error, CommError::Invalid { problem: p, .. } if p == problem), "{error}");
+}
