@@ -6,13 +6,11 @@ use burn::backend::autodiff::{
     grads::Gradients,
     ops::{Backward, Ops, OpsKind},
 };
-use burn::backend::{Backend, Dispatch, Flex, backend_extension, tensor::FloatTensor};
+use burn::backend::{Backend, Dispatch, backend_extension, tensor::FloatTensor};
 use burn::tensor::{Bool, Tensor, activation::softmax};
-use burn_flex::FlexTensor;
+use burn_backend::TensorMetadata;
 
 use super::Tracked;
-use super::cpu::attention::{Operands, Shape};
-use super::cpu::{self, Values, with_real};
 
 /// `softmax(q · kᵀ / sqrt(head_dim)) · v`, where a row sees itself and the rows before it.
 ///
@@ -84,7 +82,7 @@ pub fn cached_attention_reference(
 }
 
 /// The backends of [`causal_attention`] and [`cached_attention`].
-#[backend_extension(Flex, Autodiff)]
+#[backend_extension(Flex, Cube: cfg(feature = "cube"), Autodiff)]
 pub trait AttentionOp: Backend {
     /// Causal attention with grouped key and value heads.
     fn fused_causal_attention(
@@ -101,147 +99,170 @@ pub trait AttentionOp: Backend {
     ) -> FloatTensor<Self>;
 }
 
-impl AttentionOp for Flex {
-    fn fused_causal_attention(q: FlexTensor, k: FlexTensor, v: FlexTensor) -> FlexTensor {
-        forward(&q, &k, &v, shape_of(&q, &k, &v)).0
+/// The result of attention and the logarithm of the sum of each row's exponentials,
+/// `[batch, seq, heads]`.
+pub type OutputAndSums<B> = (FloatTensor<B>, FloatTensor<B>);
+
+/// What a backend computes for [`causal_attention`] and [`cached_attention`].
+pub trait AttentionKernels: Backend {
+    /// The result and what backward needs of it.
+    fn attention_forward(
+        q: &FloatTensor<Self>,
+        k: &FloatTensor<Self>,
+        v: &FloatTensor<Self>,
+        shape: AttentionShape,
+    ) -> OutputAndSums<Self>;
+    /// The gradients of `q`, `k` and `v` that are wanted, where every row has a query.
+    fn attention_backward(
+        qkv: &[FloatTensor<Self>; 3],
+        forward: &OutputAndSums<Self>,
+        dout: &FloatTensor<Self>,
+        shape: AttentionShape,
+        wanted: [bool; 3],
+    ) -> [Option<FloatTensor<Self>>; 3];
+}
+
+impl<B: AttentionKernels> AttentionOp for B {
+    fn fused_causal_attention(
+        q: FloatTensor<B>,
+        k: FloatTensor<B>,
+        v: FloatTensor<B>,
+    ) -> FloatTensor<B> {
+        B::attention_forward(&q, &k, &v, AttentionShape::of(&q, &k, &v)).0
     }
 
     fn fused_cached_attention(
-        q: FlexTensor,
-        k: FlexTensor,
-        v: FlexTensor,
+        q: FloatTensor<B>,
+        k: FloatTensor<B>,
+        v: FloatTensor<B>,
         filled: usize,
-    ) -> FlexTensor {
-        forward(&q, &k, &v, cached_shape_of(&q, &k, &v, filled)).0
+    ) -> FloatTensor<B> {
+        B::attention_forward(&q, &k, &v, AttentionShape::cached(&q, &k, &v, filled)).0
     }
 }
 
-impl<C: CheckpointStrategy> AttentionOp for Autodiff<Flex, C> {
-    fn fused_causal_attention(q: Tracked<C>, k: Tracked<C>, v: Tracked<C>) -> Tracked<C> {
+impl<B: AttentionKernels, C: CheckpointStrategy> AttentionOp for Autodiff<B, C> {
+    fn fused_causal_attention(
+        q: Tracked<B, C>,
+        k: Tracked<B, C>,
+        v: Tracked<B, C>,
+    ) -> Tracked<B, C> {
         let [q_values, k_values, v_values] = [q.primitive(), k.primitive(), v.primitive()];
-        let shape = shape_of(q_values, k_values, v_values);
-        let (out, lse) = forward(q_values, k_values, v_values, shape);
+        let shape = AttentionShape::of(q_values, k_values, v_values);
+        let (out, lse) = B::attention_forward(q_values, k_values, v_values, shape);
         let nodes = [q.node(), k.node(), v.node()];
-        match AttentionBackward.prepare::<C>(nodes).compute_bound().stateful() {
+        let prep = Backward::<B, 3>::prepare::<C>(AttentionBackward, nodes);
+        match prep.compute_bound().stateful() {
             OpsKind::Tracked(mut prep) => {
                 let qkv = [&q, &k, &v].map(|parent| prep.checkpoint(parent));
-                prep.finish(Saved { qkv, out: out.clone(), lse }, out)
+                prep.finish(Saved { qkv, forward: (out.clone(), lse) }, out)
             }
             OpsKind::UnTracked(prep) => prep.finish(out),
         }
     }
 
     fn fused_cached_attention(
-        q: Tracked<C>,
-        k: Tracked<C>,
-        v: Tracked<C>,
+        q: Tracked<B, C>,
+        k: Tracked<B, C>,
+        v: Tracked<B, C>,
         filled: usize,
-    ) -> Tracked<C> {
+    ) -> Tracked<B, C> {
         let nodes = [q.node(), k.node(), v.node()];
-        match AttentionBackward.prepare::<C>(nodes).compute_bound().stateful() {
+        let prep = Backward::<B, 3>::prepare::<C>(AttentionBackward, nodes);
+        match prep.compute_bound().stateful() {
             OpsKind::Tracked(_) => panic!("cached_attention has no backward pass"),
             OpsKind::UnTracked(prep) => {
                 let [q, k, v] = [q.primitive(), k.primitive(), v.primitive()];
-                prep.finish(forward(q, k, v, cached_shape_of(q, k, v, filled)).0)
+                let shape = AttentionShape::cached(q, k, v, filled);
+                prep.finish(B::attention_forward(q, k, v, shape).0)
             }
         }
     }
 }
 
 #[derive(Clone, Debug)]
-struct Saved {
+struct Saved<B: Backend> {
     qkv: [NodeId; 3],
-    out: FlexTensor,
-    lse: FlexTensor,
+    forward: OutputAndSums<B>,
 }
 
 #[derive(Debug)]
 struct AttentionBackward;
 
-impl Backward<Flex, 3> for AttentionBackward {
-    type State = Saved;
+impl<B: AttentionKernels> Backward<B, 3> for AttentionBackward {
+    type State = Saved<B>;
 
-    fn backward(self, ops: Ops<Saved, 3>, grads: &mut Gradients, checkpointer: &mut Checkpointer) {
-        let dout = grads.consume::<Flex>(&ops.node);
-        let Saved { qkv, out, lse } = ops.state;
-        let qkv = qkv.map(|id| checkpointer.retrieve_node_output::<FlexTensor>(id));
+    fn backward(
+        self,
+        ops: Ops<Saved<B>, 3>,
+        grads: &mut Gradients,
+        checkpointer: &mut Checkpointer,
+    ) {
+        let dout = grads.consume::<B>(&ops.node);
+        let Saved { qkv, forward } = ops.state;
+        let qkv = qkv.map(|id| checkpointer.retrieve_node_output::<FloatTensor<B>>(id));
         let wanted = ops.parents.each_ref().map(Option::is_some);
-        let gradients = gradients(&qkv, &out, &lse, &dout, wanted);
+        let shape = AttentionShape::of(&qkv[0], &qkv[1], &qkv[2]);
+        let gradients = B::attention_backward(&qkv, &forward, &dout, shape, wanted);
         for (node, gradient) in ops.parents.into_iter().zip(gradients) {
             if let (Some(node), Some(gradient)) = (node, gradient) {
-                grads.register::<Flex>(node.id, gradient);
+                grads.register::<B>(node.id, gradient);
             }
         }
     }
 }
 
-/// Sizes where every row has a query.
-fn shape_of(q: &FlexTensor, k: &FlexTensor, v: &FlexTensor) -> Shape {
-    let [_, seq, ..]: [usize; 4] = q.layout().shape().dims();
-    let shape = cached_shape_of(q, k, v, seq);
-    assert_eq!(shape.capacity, seq, "attention: rows of keys for {seq} rows of queries");
-    shape
+/// Sizes of an attention operation.
+#[derive(Clone, Copy, Debug)]
+pub struct AttentionShape {
+    /// Independent sequences.
+    pub batch: usize,
+    /// Queries of a sequence: its last rows.
+    pub seq: usize,
+    /// Keys and values of a sequence, at least as many as queries.
+    pub keys: usize,
+    /// Rows of keys and values that a sequence has room for.
+    pub capacity: usize,
+    /// Query heads.
+    pub heads: usize,
+    /// Key and value heads, a divisor of `heads`.
+    pub kv_heads: usize,
+    /// Width of a head.
+    pub head_dim: usize,
 }
 
-/// Sizes where queries are the last of `filled` rows.
-fn cached_shape_of(q: &FlexTensor, k: &FlexTensor, v: &FlexTensor, filled: usize) -> Shape {
-    let [batch, seq, heads, head_dim] = q.layout().shape().dims();
-    let kv_shape @ [_, capacity, kv_heads, _]: [usize; 4] = k.layout().shape().dims();
-    assert!(
-        kv_shape == v.layout().shape().dims() && kv_shape == [batch, capacity, kv_heads, head_dim],
-        "attention: q {:?}, k {kv_shape:?}, v {:?}",
-        q.layout().shape(),
-        v.layout().shape()
-    );
-    assert!(
-        kv_heads > 0 && heads % kv_heads == 0,
-        "attention: {heads} heads cannot share {kv_heads} key heads"
-    );
-    assert!(
-        seq <= filled && filled <= capacity,
-        "attention: {seq} queries, {filled} of {capacity} keys"
-    );
-    Shape { batch, seq, keys: filled, capacity, heads, kv_heads, head_dim }
-}
+impl AttentionShape {
+    /// Sizes where every row has a query.
+    fn of<T: TensorMetadata>(q: &T, k: &T, v: &T) -> Self {
+        let [_, seq, ..]: [usize; 4] = q.shape().dims();
+        let shape = Self::cached(q, k, v, seq);
+        assert_eq!(shape.capacity, seq, "attention: rows of keys for {seq} rows of queries");
+        shape
+    }
 
-/// The result and the logarithm of each row's sum, `[batch, seq, heads]`.
-fn forward(
-    q: &FlexTensor,
-    k: &FlexTensor,
-    v: &FlexTensor,
-    shape: Shape,
-) -> (FlexTensor, FlexTensor) {
-    with_real!(q.dtype(), T => {
-        let (q_values, k, v) = (Values::<T>::of(q), Values::<T>::of(k), Values::<T>::of(v));
-        let (out, lse) = Operands { q: &q_values, k: &k, v: &v, shape }.forward();
-        let lse_shape = [shape.batch, shape.seq, shape.heads];
-        (
-            cpu::tensor_of(out, q.layout().shape().clone(), q.dtype()),
-            cpu::tensor_of(lse, lse_shape, <T as cpu::real::Real>::DTYPE),
-        )
-    })
-}
+    /// Sizes where queries are the last of `filled` rows.
+    fn cached<T: TensorMetadata>(q: &T, k: &T, v: &T, filled: usize) -> Self {
+        let [batch, seq, heads, head_dim] = q.shape().dims();
+        let kv_shape @ [_, capacity, kv_heads, _]: [usize; 4] = k.shape().dims();
+        assert!(
+            kv_shape == v.shape().dims() && kv_shape == [batch, capacity, kv_heads, head_dim],
+            "attention: q {:?}, k {kv_shape:?}, v {:?}",
+            q.shape(),
+            v.shape()
+        );
+        assert!(
+            kv_heads > 0 && heads % kv_heads == 0,
+            "attention: {heads} heads cannot share {kv_heads} key heads"
+        );
+        assert!(
+            seq <= filled && filled <= capacity,
+            "attention: {seq} queries, {filled} of {capacity} keys"
+        );
+        AttentionShape { batch, seq, keys: filled, capacity, heads, kv_heads, head_dim }
+    }
 
-fn gradients(
-    qkv: &[FlexTensor; 3],
-    out: &FlexTensor,
-    lse: &FlexTensor,
-    dout: &FlexTensor,
-    wanted: [bool; 3],
-) -> [Option<FlexTensor>; 3] {
-    let [q, k, v] = qkv;
-    let shape = shape_of(q, k, v);
-    with_real!(q.dtype(), T => {
-        let q_values = Values::<T>::of(q);
-        let (k_values, v_values) = (Values::<T>::of(k), Values::<T>::of(v));
-        let (out, lse, dout) = (Values::<T>::of(out), Values::<T>::of(lse), Values::<T>::of(dout));
-        let operands = Operands { q: &q_values, k: &k_values, v: &v_values, shape };
-        let gradients = operands.backward(&out, &lse, &dout, wanted);
-        let mut parents = qkv.iter();
-        gradients.map(|gradient| {
-            let parent = parents.next()?;
-            let shape = parent.layout().shape().clone();
-            gradient.map(|values| cpu::tensor_of(values, shape, parent.dtype()))
-        })
-    })
+    /// Whether there is nothing to compute.
+    pub fn is_empty(self) -> bool {
+        [self.batch, self.seq, self.heads, self.head_dim].contains(&0)
+    }
 }

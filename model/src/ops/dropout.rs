@@ -6,13 +6,10 @@ use burn::backend::autodiff::{
     grads::Gradients,
     ops::{Backward, Ops, OpsKind},
 };
-use burn::backend::{Backend, Dispatch, Flex, backend_extension, tensor::FloatTensor};
+use burn::backend::{Backend, Dispatch, backend_extension, tensor::FloatTensor};
 use burn::tensor::{Tensor, TensorData};
-use burn_flex::FlexTensor;
 
 use super::Tracked;
-use super::cpu::real::Real;
-use super::cpu::{self, Values, with_real};
 use crate::random::mix;
 
 /// Drops every element of `x` with probability `p` and multiplies the others by `1 / (1 − p)`.
@@ -50,7 +47,7 @@ pub fn dropout_reference<const D: usize>(
 }
 
 /// The backends of [`dropout`].
-#[backend_extension(Flex, Autodiff)]
+#[backend_extension(Flex, Cube: cfg(feature = "cube"), Autodiff)]
 pub trait DropoutOp: Backend {
     /// `x` times the factors of `mask`.
     fn fused_dropout(x: FloatTensor<Self>, mask: DropoutMask) -> FloatTensor<Self>;
@@ -60,15 +57,15 @@ pub trait DropoutOp: Backend {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DropoutMask {
     /// Where the counter of the first element lies in the stream of the key.
-    first: u64,
+    pub(super) first: u64,
     /// An element is dropped if the upper half of its hash is below this.
-    threshold: u64,
+    pub(super) threshold: u64,
     /// What kept elements are multiplied by.
-    scale: f64,
+    pub(super) scale: f64,
 }
 
 /// Weyl increment of SplitMix64: distinct counters are this far apart before they are mixed.
-const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
+pub(super) const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
 
 impl DropoutMask {
     fn new(p: f64, key: u64, counter_offset: u64) -> Self {
@@ -83,21 +80,28 @@ impl DropoutMask {
 
     /// Whether element `i` is kept.
     #[inline(always)]
-    fn keeps(&self, i: u64) -> bool {
+    pub(super) fn keeps(&self, i: u64) -> bool {
         mix(self.first.wrapping_add(i.wrapping_mul(GOLDEN))) >> 32 >= self.threshold
     }
 }
 
-impl DropoutOp for Flex {
-    fn fused_dropout(x: FlexTensor, mask: DropoutMask) -> FlexTensor {
-        apply(&x, mask)
+/// What a backend computes for [`dropout`].
+pub trait DropoutKernels: Backend {
+    /// `x` times the factors of `mask`.
+    fn dropout_apply(x: &FloatTensor<Self>, mask: DropoutMask) -> FloatTensor<Self>;
+}
+
+impl<B: DropoutKernels> DropoutOp for B {
+    fn fused_dropout(x: FloatTensor<B>, mask: DropoutMask) -> FloatTensor<B> {
+        B::dropout_apply(&x, mask)
     }
 }
 
-impl<C: CheckpointStrategy> DropoutOp for Autodiff<Flex, C> {
-    fn fused_dropout(x: Tracked<C>, mask: DropoutMask) -> Tracked<C> {
-        let y = apply(x.primitive(), mask);
-        match DropoutBackward.prepare::<C>([x.node()]).compute_bound().stateful() {
+impl<B: DropoutKernels, C: CheckpointStrategy> DropoutOp for Autodiff<B, C> {
+    fn fused_dropout(x: Tracked<B, C>, mask: DropoutMask) -> Tracked<B, C> {
+        let y = B::dropout_apply(x.primitive(), mask);
+        let prep = Backward::<B, 1>::prepare::<C>(DropoutBackward, [x.node()]);
+        match prep.compute_bound().stateful() {
             OpsKind::Tracked(prep) => prep.finish(mask, y),
             OpsKind::UnTracked(prep) => prep.finish(y),
         }
@@ -107,7 +111,7 @@ impl<C: CheckpointStrategy> DropoutOp for Autodiff<Flex, C> {
 #[derive(Debug)]
 struct DropoutBackward;
 
-impl Backward<Flex, 1> for DropoutBackward {
+impl<B: DropoutKernels> Backward<B, 1> for DropoutBackward {
     type State = DropoutMask;
 
     fn backward(
@@ -116,23 +120,8 @@ impl Backward<Flex, 1> for DropoutBackward {
         grads: &mut Gradients,
         _checkpointer: &mut Checkpointer,
     ) {
-        let dy = grads.consume::<Flex>(&ops.node);
+        let dy = grads.consume::<B>(&ops.node);
         let [Some(node)] = ops.parents else { return };
-        grads.register::<Flex>(node.id, apply(&dy, ops.state));
+        grads.register::<B>(node.id, B::dropout_apply(&dy, ops.state));
     }
-}
-
-fn apply(x: &FlexTensor, mask: DropoutMask) -> FlexTensor {
-    let shape = x.layout().shape().clone();
-    with_real!(x.dtype(), T => {
-        let (values, scale) = (Values::<T>::of(x), T::from_f64(mask.scale));
-        let values: &[T] = &values;
-        let mut y = vec![T::ZERO; values.len()];
-        cpu::for_each_block(&mut y, cpu::BLOCK, #[inline(always)] |start, block| {
-            for (i, (y, &x)) in block.iter_mut().zip(&values[start..]).enumerate() {
-                *y = if mask.keeps((start + i) as u64) { x * scale } else { T::ZERO };
-            }
-        });
-        cpu::tensor_of(y, shape, x.dtype())
-    })
 }

@@ -1,16 +1,19 @@
 //! Fused operations of the decoder, differentiable by hand.
 //!
 //! Each file holds one operation: the public function on burn tensors, the same mathematics in
-//! plain burn (`*_reference`, which the tests compare with), and the backend extension that
-//! implements it forward and backward. The CPU kernels compute in `f32` (`f64` for `f64` tensors);
-//! half-precision operands are converted, the result has the dtype of the first operand and every
-//! gradient the dtype of its tensor.
+//! plain burn (`*_reference`, which the tests compare with), the backend extension with its place
+//! on the tape, written once for all backends, and the trait of what a backend computes for it. The
+//! implementations of these traits are in `cpu/`, and in `cube/` for GPUs. Kernels compute in `f32`
+//! (`f64` for `f64` tensors, on the CPU); half-precision operands are converted, the result has the
+//! dtype of the first operand and every gradient the dtype of its tensor.
 //!
 //! Weights may come from a sharded gather that is recomputed in the backward pass. An operation
 //! that needs a parent there therefore asks for it through the checkpointer and keeps no handle to
 //! it. Gradients of parents that are not tracked are not computed.
 
 mod cpu;
+#[cfg(feature = "cube")]
+mod cube;
 
 mod attention;
 mod cross_entropy;
@@ -35,8 +38,7 @@ pub use rms_norm::{RmsNormOp, rms_norm, rms_norm_reference};
 pub use rotary::{RotaryFrequencies, RotaryOp, rotary, rotary_reference};
 pub use swiglu::{SwigluOp, swiglu, swiglu_reference};
 
-use burn::backend::autodiff::Autodiff;
-use burn::backend::{Flex, tensor::FloatTensor};
+use burn::backend::{autodiff::Autodiff, tensor::FloatTensor};
 
-/// A float tensor of the differentiable CPU backend with checkpoint strategy `C`.
-type Tracked<C> = FloatTensor<Autodiff<Flex, C>>;
+/// A float tensor of the differentiable form of backend `B` with checkpoint strategy `C`.
+type Tracked<B, C> = FloatTensor<Autodiff<B, C>>;

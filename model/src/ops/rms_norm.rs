@@ -7,14 +7,11 @@ use burn::backend::autodiff::{
     grads::Gradients,
     ops::{Backward, Ops, OpsKind},
 };
-use burn::backend::{Backend, Dispatch, Flex, backend_extension, tensor::FloatTensor};
+use burn::backend::{Backend, Dispatch, backend_extension, tensor::FloatTensor};
 use burn::tensor::Tensor;
-use burn_flex::FlexTensor;
-use rayon::prelude::*;
+use burn_backend::TensorMetadata;
 
 use super::Tracked;
-use super::cpu::real::{Real, dot};
-use super::cpu::{self, Values, with_real};
 
 /// `y = x · r · weight` with `r = 1 / sqrt(mean(x²) + eps)` over the last dimension.
 ///
@@ -33,7 +30,7 @@ pub fn rms_norm_reference<const D: usize>(x: Tensor<D>, weight: Tensor<1>, eps: 
 }
 
 /// The backends of [`rms_norm`].
-#[backend_extension(Flex, Autodiff)]
+#[backend_extension(Flex, Cube: cfg(feature = "cube"), Autodiff)]
 pub trait RmsNormOp: Backend {
     /// `x` normalised over its last dimension, times `weight`.
     fn fused_rms_norm(
@@ -43,16 +40,36 @@ pub trait RmsNormOp: Backend {
     ) -> FloatTensor<Self>;
 }
 
-impl RmsNormOp for Flex {
-    fn fused_rms_norm(x: FlexTensor, weight: FlexTensor, eps: f64) -> FlexTensor {
-        forward(&x, &weight, eps)
+/// What a backend computes for [`rms_norm`].
+pub trait RmsNormKernels: Backend {
+    /// The result.
+    fn rms_norm_forward(
+        x: &FloatTensor<Self>,
+        weight: &FloatTensor<Self>,
+        eps: f64,
+    ) -> FloatTensor<Self>;
+    /// The gradients of `x` and `weight` that are wanted.
+    fn rms_norm_backward(
+        x: &FloatTensor<Self>,
+        weight: &FloatTensor<Self>,
+        dy: &FloatTensor<Self>,
+        eps: f64,
+        wanted: [bool; 2],
+    ) -> [Option<FloatTensor<Self>>; 2];
+}
+
+impl<B: RmsNormKernels> RmsNormOp for B {
+    fn fused_rms_norm(x: FloatTensor<B>, weight: FloatTensor<B>, eps: f64) -> FloatTensor<B> {
+        B::rms_norm_forward(&x, &weight, eps)
     }
 }
 
-impl<C: CheckpointStrategy> RmsNormOp for Autodiff<Flex, C> {
-    fn fused_rms_norm(x: Tracked<C>, weight: Tracked<C>, eps: f64) -> Tracked<C> {
-        let y = forward(x.primitive(), weight.primitive(), eps);
-        match RmsNormBackward.prepare::<C>([x.node(), weight.node()]).compute_bound().stateful() {
+impl<B: RmsNormKernels, C: CheckpointStrategy> RmsNormOp for Autodiff<B, C> {
+    fn fused_rms_norm(x: Tracked<B, C>, weight: Tracked<B, C>, eps: f64) -> Tracked<B, C> {
+        let y = B::rms_norm_forward(x.primitive(), weight.primitive(), eps);
+        let nodes = [x.node(), weight.node()];
+        let prep = Backward::<B, 2>::prepare::<C>(RmsNormBackward, nodes);
+        match prep.compute_bound().stateful() {
             OpsKind::Tracked(mut prep) => {
                 let saved = Saved { x: prep.checkpoint(&x), weight: prep.checkpoint(&weight), eps };
                 prep.finish(saved, y)
@@ -72,135 +89,32 @@ struct Saved {
 #[derive(Debug)]
 struct RmsNormBackward;
 
-impl Backward<Flex, 2> for RmsNormBackward {
+impl<B: RmsNormKernels> Backward<B, 2> for RmsNormBackward {
     type State = Saved;
 
     fn backward(self, ops: Ops<Saved, 2>, grads: &mut Gradients, checkpointer: &mut Checkpointer) {
-        let dy = grads.consume::<Flex>(&ops.node);
+        let dy = grads.consume::<B>(&ops.node);
         let [x_node, weight_node] = ops.parents;
-        let x = checkpointer.retrieve_node_output::<FlexTensor>(ops.state.x);
-        let weight = checkpointer.retrieve_node_output::<FlexTensor>(ops.state.weight);
+        let x = checkpointer.retrieve_node_output::<FloatTensor<B>>(ops.state.x);
+        let weight = checkpointer.retrieve_node_output::<FloatTensor<B>>(ops.state.weight);
         let wanted = [x_node.is_some(), weight_node.is_some()];
-        let [dx, dw] = gradients(&x, &weight, &dy, ops.state.eps, wanted);
+        let [dx, dw] = B::rms_norm_backward(&x, &weight, &dy, ops.state.eps, wanted);
         for (node, gradient) in [(x_node, dx), (weight_node, dw)] {
             if let (Some(node), Some(gradient)) = (node, gradient) {
-                grads.register::<Flex>(node.id, gradient);
+                grads.register::<B>(node.id, gradient);
             }
         }
     }
 }
 
-/// `1 / sqrt(mean(x²) + eps)` of one row.
-#[inline(always)]
-fn inverse_rms<T: Real>(x: &[T], eps: T) -> T {
-    let mean_square = dot(x, x) / T::from_f64(x.len() as f64);
-    T::ONE / (mean_square + eps).sqrt()
-}
-
-fn width_of(x: &FlexTensor, weight: &FlexTensor) -> usize {
-    let width = x.layout().shape().iter().last().copied().unwrap_or(0);
-    let [weight_width] = weight.layout().shape().dims();
+/// The width of a row.
+pub(super) fn width_of(x: &impl TensorMetadata, weight: &impl TensorMetadata) -> usize {
+    let width = x.shape().iter().last().copied().unwrap_or(0);
+    let [weight_width] = weight.shape().dims();
     assert_eq!(
         width, weight_width,
         "rms_norm: rows of {width} values and a weight for {weight_width}"
     );
     assert!(width > 0, "rms_norm: rows without values");
     width
-}
-
-fn forward(x: &FlexTensor, weight: &FlexTensor, eps: f64) -> FlexTensor {
-    let width = width_of(x, weight);
-    let shape = x.layout().shape().clone();
-    with_real!(x.dtype(), T => {
-        let (x_values, weight) = (Values::<T>::of(x), Values::<T>::of(weight));
-        let (x_values, weight, eps): (&[T], &[T], T) = (&x_values, &weight, T::from_f64(eps));
-        let mut y = vec![T::ZERO; x_values.len()];
-        let size = cpu::rows_per_block(width) * width;
-        cpu::for_each_block(&mut y, size, #[inline(always)] |start, block| {
-            let rows = x_values[start..].chunks_exact(width);
-            for (y, x) in block.chunks_exact_mut(width).zip(rows) {
-                let r = inverse_rms(x, eps);
-                for ((y, &x), &w) in y.iter_mut().zip(x).zip(weight) {
-                    *y = x * r * w;
-                }
-            }
-        });
-        cpu::tensor_of(y, shape, x.dtype())
-    })
-}
-
-fn gradients(
-    x: &FlexTensor,
-    weight: &FlexTensor,
-    dy: &FlexTensor,
-    eps: f64,
-    wanted: [bool; 2],
-) -> [Option<FlexTensor>; 2] {
-    let width = width_of(x, weight);
-    with_real!(x.dtype(), T => {
-        let x_values = Values::<T>::of(x);
-        let (weight_values, dy_values) = (Values::<T>::of(weight), Values::<T>::of(dy));
-        let operands: [&[T]; 3] = [&x_values, &weight_values, &dy_values];
-        let [dx, dw] = gradient_values(operands, width, T::from_f64(eps), wanted);
-        [
-            dx.map(|dx| cpu::tensor_of(dx, x.layout().shape().clone(), x.dtype())),
-            dw.map(|dw| cpu::tensor_of(dw, [width], weight.dtype())),
-        ]
-    })
-}
-
-fn gradient_values<T: Real>(
-    [x, weight, dy]: [&[T]; 3],
-    width: usize,
-    eps: T,
-    wanted: [bool; 2],
-) -> [Option<Vec<T>>; 2] {
-    // At least 16 rows, so that the partial sums of dW stay small beside x itself.
-    let size = cpu::rows_per_block(width).max(16) * width;
-    let count = x.len().div_ceil(size);
-    let mut dx = cpu::room::<T>(wanted[0], x.len());
-    let mut partial_dw = cpu::room::<T>(wanted[1], count * width);
-    cpu::blocks(&mut dx, size, count)
-        .into_par_iter()
-        .zip(cpu::blocks(&mut partial_dw, width, count))
-        .enumerate()
-        .for_each(|(i, (mut dx, mut dw))| {
-            let rows = i * size..x.len().min((i + 1) * size);
-            let (x, dy) = (&x[rows.clone()], &dy[rows]);
-            cpu::simd(
-                #[inline(always)]
-                || {
-                    for (row, (x, dy)) in
-                        x.chunks_exact(width).zip(dy.chunks_exact(width)).enumerate()
-                    {
-                        let r = inverse_rms(x, eps);
-                        if let Some(dw) = &mut dw {
-                            for ((dw, &x), &dy) in dw.iter_mut().zip(x).zip(dy) {
-                                *dw += dy * (x * r);
-                            }
-                        }
-                        if let Some(dx) = &mut dx {
-                            let dx = &mut dx[row * width..][..width];
-                            for ((dx, &dy), &w) in dx.iter_mut().zip(dy).zip(weight) {
-                                *dx = dy * w;
-                            }
-                            let shift = dot(dx, x) * r / T::from_f64(width as f64);
-                            for (dx, &x) in dx.iter_mut().zip(x) {
-                                *dx = r * (*dx - x * r * shift);
-                            }
-                        }
-                    }
-                },
-            );
-        });
-    let dw = partial_dw.map(|partial| {
-        let mut dw = vec![T::ZERO; width];
-        for partial in partial.chunks_exact(width) {
-            for (dw, &partial) in dw.iter_mut().zip(partial) {
-                *dw += partial;
-            }
-        }
-        dw
-    });
-    [dx, dw]
 }

@@ -1,23 +1,17 @@
 //! Rotary position embedding (Su et al., 2021, "RoFormer"), with frequencies that may be stretched
 //! for longer contexts.
 
-use std::any::{Any, TypeId};
-use std::collections::HashMap;
-use std::sync::{Arc, LazyLock, Mutex, PoisonError};
-
 use burn::backend::autodiff::{
     Autodiff,
     checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
     grads::Gradients,
     ops::{Backward, Ops, OpsKind},
 };
-use burn::backend::{Backend, Dispatch, Flex, backend_extension, tensor::FloatTensor};
+use burn::backend::{Backend, Dispatch, backend_extension, tensor::FloatTensor};
 use burn::tensor::{Tensor, TensorData};
-use burn_flex::FlexTensor;
+use burn_backend::TensorMetadata;
 
 use super::Tracked;
-use super::cpu::real::Real;
-use super::cpu::{self, Values, with_real};
 use crate::config::RopeScaling;
 
 /// How fast each plane of a head turns.
@@ -67,12 +61,12 @@ impl RotaryFrequencies {
     }
 
     /// The angle of plane `j` at a position.
-    fn angle(&self, position: usize, j: usize, head_dim: usize) -> f64 {
+    pub(super) fn angle(&self, position: usize, j: usize, head_dim: usize) -> f64 {
         position as f64 * self.frequency(j, head_dim)
     }
 
     /// Equal for equal frequencies, and usable as a key.
-    fn bits(&self) -> [u64; 6] {
+    pub(super) fn bits(&self) -> [u64; 6] {
         let [kind, factor, low, high, original] = match self.scaling {
             None => [0; 5],
             Some(RopeScaling::Linear { factor }) => [1, factor.to_bits(), 0, 0, 0],
@@ -126,7 +120,7 @@ pub fn rotary_reference(
 }
 
 /// The backends of [`rotary`].
-#[backend_extension(Flex, Autodiff)]
+#[backend_extension(Flex, Cube: cfg(feature = "cube"), Autodiff)]
 pub trait RotaryOp: Backend {
     /// `x` with its heads rotated.
     fn fused_rotary(
@@ -136,43 +130,53 @@ pub trait RotaryOp: Backend {
     ) -> FloatTensor<Self>;
 }
 
-impl RotaryOp for Flex {
+/// What a backend computes for [`rotary`].
+pub trait RotaryKernels: Backend {
+    /// `x` with its heads rotated.
+    fn rotary_rotate(x: &FloatTensor<Self>, rotation: Rotation) -> FloatTensor<Self>;
+}
+
+impl<B: RotaryKernels> RotaryOp for B {
     fn fused_rotary(
-        x: FlexTensor,
+        x: FloatTensor<B>,
         frequencies: RotaryFrequencies,
         position_offset: usize,
-    ) -> FlexTensor {
-        rotate(&x, Rotation { frequencies, position_offset, sign: 1.0 })
+    ) -> FloatTensor<B> {
+        B::rotary_rotate(&x, Rotation { frequencies, position_offset, sign: 1.0 })
     }
 }
 
-impl<C: CheckpointStrategy> RotaryOp for Autodiff<Flex, C> {
+impl<B: RotaryKernels, C: CheckpointStrategy> RotaryOp for Autodiff<B, C> {
     fn fused_rotary(
-        x: Tracked<C>,
+        x: Tracked<B, C>,
         frequencies: RotaryFrequencies,
         position_offset: usize,
-    ) -> Tracked<C> {
+    ) -> Tracked<B, C> {
         let rotation = Rotation { frequencies, position_offset, sign: 1.0 };
-        let y = rotate(x.primitive(), rotation);
-        match RotaryBackward.prepare::<C>([x.node()]).compute_bound().stateful() {
+        let y = B::rotary_rotate(x.primitive(), rotation);
+        let prep = Backward::<B, 1>::prepare::<C>(RotaryBackward, [x.node()]);
+        match prep.compute_bound().stateful() {
             OpsKind::Tracked(prep) => prep.finish(rotation, y),
             OpsKind::UnTracked(prep) => prep.finish(y),
         }
     }
 }
 
+/// Which way and how far the heads of a tensor turn.
 #[derive(Clone, Copy, Debug)]
-struct Rotation {
-    frequencies: RotaryFrequencies,
-    position_offset: usize,
+pub struct Rotation {
+    /// How fast each plane turns.
+    pub frequencies: RotaryFrequencies,
+    /// Position of the first row.
+    pub position_offset: usize,
     /// 1 forward, −1 backward.
-    sign: f64,
+    pub sign: f64,
 }
 
 #[derive(Debug)]
 struct RotaryBackward;
 
-impl Backward<Flex, 1> for RotaryBackward {
+impl<B: RotaryKernels> Backward<B, 1> for RotaryBackward {
     type State = Rotation;
 
     fn backward(
@@ -181,96 +185,16 @@ impl Backward<Flex, 1> for RotaryBackward {
         grads: &mut Gradients,
         _checkpointer: &mut Checkpointer,
     ) {
-        let dy = grads.consume::<Flex>(&ops.node);
+        let dy = grads.consume::<B>(&ops.node);
         let [Some(node)] = ops.parents else { return };
         let inverse = Rotation { sign: -1.0, ..ops.state };
-        grads.register::<Flex>(node.id, rotate(&dy, inverse));
+        grads.register::<B>(node.id, B::rotary_rotate(&dy, inverse));
     }
 }
 
-/// Cosines and sines, `[positions, head_dim / 2]` each.
-struct Table<T> {
-    cos: Vec<T>,
-    sin: Vec<T>,
-    positions: usize,
-}
-
-/// Type of the values, head dimension and bits of the frequencies.
-type TableKey = (TypeId, usize, [u64; 6]);
-
-/// A model uses one table, which every layer of every step reads.
-static TABLES: LazyLock<Mutex<HashMap<TableKey, Arc<dyn Any + Send + Sync>>>> =
-    LazyLock::new(Mutex::default);
-
-/// The table for at least `positions` positions.
-fn table<T: Real>(
-    head_dim: usize,
-    frequencies: RotaryFrequencies,
-    positions: usize,
-) -> Arc<Table<T>> {
-    let key = (TypeId::of::<T>(), head_dim, frequencies.bits());
-    // An entry is inserted whole or not at all, so a panic elsewhere has not left one half-made.
-    let mut tables = TABLES.lock().unwrap_or_else(PoisonError::into_inner);
-    let cached = tables.get(&key).and_then(|table| Arc::clone(table).downcast::<Table<T>>().ok());
-    if let Some(table) = cached.filter(|table| table.positions >= positions) {
-        return table;
-    }
-    // Generation asks for one more position at a time: growing by doubling keeps that linear.
-    let positions = positions.next_power_of_two();
-    let half = head_dim / 2;
-    let angles =
-        (0..positions * half).map(|i| frequencies.angle(i / half, i % half, head_dim).sin_cos());
-    let (sin, cos) = angles.map(|(sin, cos)| (T::from_f64(sin), T::from_f64(cos))).unzip();
-    let table = Arc::new(Table { cos, sin, positions });
-    tables.insert(key, Arc::clone(&table) as Arc<dyn Any + Send + Sync>);
-    table
-}
-
-fn rotate(x: &FlexTensor, rotation: Rotation) -> FlexTensor {
-    let shape = x.layout().shape().clone();
-    let [_, seq, heads, head_dim] = shape.dims();
+/// Batch, rows, heads and width of a head of what is rotated.
+pub(super) fn sizes_of(x: &impl TensorMetadata) -> [usize; 4] {
+    let sizes @ [_, _, _, head_dim] = x.shape().dims();
     assert!(head_dim % 2 == 0, "rotary: heads of {head_dim} values cannot be split into planes");
-    with_real!(x.dtype(), T => {
-        let values = Values::<T>::of(x);
-        let table = table::<T>(head_dim, rotation.frequencies, rotation.position_offset + seq);
-        let mut y = vec![T::ZERO; values.len()];
-        rotate_values(&values, &mut y, [seq, heads, head_dim], &table, rotation);
-        cpu::tensor_of(y, shape, x.dtype())
-    })
-}
-
-fn rotate_values<T: Real>(
-    x: &[T],
-    y: &mut [T],
-    [seq, heads, head_dim]: [usize; 3],
-    table: &Table<T>,
-    rotation: Rotation,
-) {
-    let (width, half) = (heads * head_dim, head_dim / 2);
-    if width == 0 {
-        return;
-    }
-    let sign = T::from_f64(rotation.sign);
-    cpu::for_each_block(
-        y,
-        cpu::rows_per_block(width) * width,
-        #[inline(always)]
-        |start, block| {
-            let rows = block.chunks_exact_mut(width).zip(x[start..].chunks_exact(width));
-            for (i, (y, x)) in rows.enumerate() {
-                let position = rotation.position_offset + (start / width + i) % seq;
-                let cos = &table.cos[position * half..][..half];
-                let sin = &table.sin[position * half..][..half];
-                for (y, x) in y.chunks_exact_mut(head_dim).zip(x.chunks_exact(head_dim)) {
-                    let (y_first, y_second) = y.split_at_mut(half);
-                    let (x_first, x_second) = x.split_at(half);
-                    for j in 0..half {
-                        let sin = sin[j] * sign;
-                        y_first[j] = x_first[j] * cos[j] - x_second[j] * sin;
-                        y_second[j] = x_second[j] * cos[j] + x_first[j] * sin;
-                    }
-                }
-            }
-        },
-    );
+    sizes
 }

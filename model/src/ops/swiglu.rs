@@ -6,14 +6,10 @@ use burn::backend::autodiff::{
     grads::Gradients,
     ops::{Backward, Ops, OpsKind},
 };
-use burn::backend::{Backend, Dispatch, Flex, backend_extension, tensor::FloatTensor};
+use burn::backend::{Backend, Dispatch, backend_extension, tensor::FloatTensor};
 use burn::tensor::Tensor;
-use burn_flex::FlexTensor;
-use rayon::prelude::*;
 
 use super::Tracked;
-use super::cpu::real::Real;
-use super::cpu::{self, Values, with_real};
 
 /// `silu(gate) · up` for tensors of one shape, with `silu(g) = g · σ(g)`.
 ///
@@ -30,22 +26,36 @@ pub fn swiglu_reference<const D: usize>(gate: Tensor<D>, up: Tensor<D>) -> Tenso
 }
 
 /// The backends of [`swiglu`].
-#[backend_extension(Flex, Autodiff)]
+#[backend_extension(Flex, Cube: cfg(feature = "cube"), Autodiff)]
 pub trait SwigluOp: Backend {
     /// `silu(gate) · up`.
     fn fused_swiglu(gate: FloatTensor<Self>, up: FloatTensor<Self>) -> FloatTensor<Self>;
 }
 
-impl SwigluOp for Flex {
-    fn fused_swiglu(gate: FlexTensor, up: FlexTensor) -> FlexTensor {
-        forward(&gate, &up)
+/// What a backend computes for [`swiglu`].
+pub trait SwigluKernels: Backend {
+    /// The result.
+    fn swiglu_forward(gate: &FloatTensor<Self>, up: &FloatTensor<Self>) -> FloatTensor<Self>;
+    /// The gradients of `gate` and `up` that are wanted.
+    fn swiglu_backward(
+        gate: &FloatTensor<Self>,
+        up: &FloatTensor<Self>,
+        dy: &FloatTensor<Self>,
+        wanted: [bool; 2],
+    ) -> [Option<FloatTensor<Self>>; 2];
+}
+
+impl<B: SwigluKernels> SwigluOp for B {
+    fn fused_swiglu(gate: FloatTensor<B>, up: FloatTensor<B>) -> FloatTensor<B> {
+        B::swiglu_forward(&gate, &up)
     }
 }
 
-impl<C: CheckpointStrategy> SwigluOp for Autodiff<Flex, C> {
-    fn fused_swiglu(gate: Tracked<C>, up: Tracked<C>) -> Tracked<C> {
-        let y = forward(gate.primitive(), up.primitive());
-        match SwigluBackward.prepare::<C>([gate.node(), up.node()]).compute_bound().stateful() {
+impl<B: SwigluKernels, C: CheckpointStrategy> SwigluOp for Autodiff<B, C> {
+    fn fused_swiglu(gate: Tracked<B, C>, up: Tracked<B, C>) -> Tracked<B, C> {
+        let y = B::swiglu_forward(gate.primitive(), up.primitive());
+        let prep = Backward::<B, 2>::prepare::<C>(SwigluBackward, [gate.node(), up.node()]);
+        match prep.compute_bound().stateful() {
             OpsKind::Tracked(mut prep) => {
                 let saved = [prep.checkpoint(&gate), prep.checkpoint(&up)];
                 prep.finish(saved, y)
@@ -58,7 +68,7 @@ impl<C: CheckpointStrategy> SwigluOp for Autodiff<Flex, C> {
 #[derive(Debug)]
 struct SwigluBackward;
 
-impl Backward<Flex, 2> for SwigluBackward {
+impl<B: SwigluKernels> Backward<B, 2> for SwigluBackward {
     type State = [NodeId; 2];
 
     fn backward(
@@ -67,98 +77,15 @@ impl Backward<Flex, 2> for SwigluBackward {
         grads: &mut Gradients,
         checkpointer: &mut Checkpointer,
     ) {
-        let dy = grads.consume::<Flex>(&ops.node);
-        let [gate, up] = ops.state.map(|id| checkpointer.retrieve_node_output::<FlexTensor>(id));
+        let dy = grads.consume::<B>(&ops.node);
+        let [gate, up] =
+            ops.state.map(|id| checkpointer.retrieve_node_output::<FloatTensor<B>>(id));
         let wanted = ops.parents.each_ref().map(Option::is_some);
-        let gradients = gradients(&gate, &up, &dy, wanted);
+        let gradients = B::swiglu_backward(&gate, &up, &dy, wanted);
         for (node, gradient) in ops.parents.into_iter().zip(gradients) {
             if let (Some(node), Some(gradient)) = (node, gradient) {
-                grads.register::<Flex>(node.id, gradient);
+                grads.register::<B>(node.id, gradient);
             }
         }
     }
-}
-
-#[inline(always)]
-fn sigmoid<T: Real>(x: T) -> T {
-    T::ONE / (T::ONE + (-x).exp())
-}
-
-fn forward(gate: &FlexTensor, up: &FlexTensor) -> FlexTensor {
-    let shape = gate.layout().shape().clone();
-    assert_eq!(&shape, up.layout().shape(), "swiglu: gate and up differ in shape");
-    with_real!(gate.dtype(), T => {
-        let (gate_values, up) = (Values::<T>::of(gate), Values::<T>::of(up));
-        let (gate_values, up): (&[T], &[T]) = (&gate_values, &up);
-        let mut y = vec![T::ZERO; gate_values.len()];
-        cpu::for_each_block(&mut y, cpu::BLOCK, #[inline(always)] |start, block| {
-            for ((y, &g), &u) in block.iter_mut().zip(&gate_values[start..]).zip(&up[start..]) {
-                *y = g * sigmoid(g) * u;
-            }
-        });
-        cpu::tensor_of(y, shape, gate.dtype())
-    })
-}
-
-fn gradients(
-    gate: &FlexTensor,
-    up: &FlexTensor,
-    dy: &FlexTensor,
-    wanted: [bool; 2],
-) -> [Option<FlexTensor>; 2] {
-    with_real!(gate.dtype(), T => {
-        let gate_values = Values::<T>::of(gate);
-        let (up_values, dy_values) = (Values::<T>::of(up), Values::<T>::of(dy));
-        let [dgate, dup] = gradient_values::<T>([&gate_values, &up_values, &dy_values], wanted);
-        [
-            dgate.map(|dgate| cpu::tensor_of(dgate, gate.layout().shape().clone(), gate.dtype())),
-            dup.map(|dup| cpu::tensor_of(dup, up.layout().shape().clone(), up.dtype())),
-        ]
-    })
-}
-
-fn gradient_values<T: Real>([gate, up, dy]: [&[T]; 3], wanted: [bool; 2]) -> [Option<Vec<T>>; 2] {
-    let (len, size) = (gate.len(), cpu::BLOCK);
-    let count = len.div_ceil(size);
-    let mut dgate = cpu::room::<T>(wanted[0], len);
-    let mut dup = cpu::room::<T>(wanted[1], len);
-    cpu::blocks(&mut dgate, size, count)
-        .into_par_iter()
-        .zip(cpu::blocks(&mut dup, size, count))
-        .enumerate()
-        .for_each(|(i, (dgate, dup))| {
-            let range = i * size..len.min((i + 1) * size);
-            let operands = gate[range.clone()].iter().zip(&up[range.clone()]).zip(&dy[range]);
-            cpu::simd(
-                #[inline(always)]
-                || match (dgate, dup) {
-                    (Some(dgate), Some(dup)) => {
-                        for ((dgate, dup), ((&g, &u), &dy)) in
-                            dgate.iter_mut().zip(dup).zip(operands)
-                        {
-                            [*dgate, *dup] = derivatives(g, u, dy);
-                        }
-                    }
-                    (Some(dgate), None) => {
-                        for (dgate, ((&g, &u), &dy)) in dgate.iter_mut().zip(operands) {
-                            [*dgate, _] = derivatives(g, u, dy);
-                        }
-                    }
-                    (None, Some(dup)) => {
-                        for (dup, ((&g, &u), &dy)) in dup.iter_mut().zip(operands) {
-                            [_, *dup] = derivatives(g, u, dy);
-                        }
-                    }
-                    (None, None) => {}
-                },
-            );
-        });
-    [dgate, dup]
-}
-
-/// The gradients of one gate and one up value.
-#[inline(always)]
-fn derivatives<T: Real>(g: T, u: T, dy: T) -> [T; 2] {
-    let s = sigmoid(g);
-    [dy * u * s * (T::ONE + g * (T::ONE - s)), dy * (g * s)]
 }

@@ -2,6 +2,8 @@
 
 mod cache;
 mod config;
+#[cfg(feature = "wgpu")]
+mod cube;
 mod decoder;
 mod layers;
 mod ops_attention;

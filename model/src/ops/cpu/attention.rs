@@ -4,11 +4,14 @@
 //! matrix products read in place. Keys are copied once, transposed: the products then read every
 //! operand along its contiguous axis and pack nothing.
 
+use burn::backend::Flex;
+use burn_flex::FlexTensor;
 use rayon::prelude::*;
 
 use super::gemm::{Matrix, MatrixMut, Output, Threads, gemm};
 use super::real::{Real, dot, exp_sum, max};
-use super::{blocks, room, simd};
+use super::{Values, blocks, room, simd, tensor_of, with_real};
+use crate::ops::attention::{AttentionKernels, AttentionShape};
 
 /// Rows (queries) of a tile: the most that `gemm` multiplies without packing the other operand
 /// (eight register tiles of six).
@@ -20,26 +23,50 @@ const COLUMNS: usize = 192;
 /// multiplying with them.
 const FEW_ROWS: usize = 16;
 
-/// Sizes of an attention operation.
-#[derive(Clone, Copy, Debug)]
-pub struct Shape {
-    /// Independent sequences.
-    pub batch: usize,
-    /// Queries of a sequence: its last rows.
-    pub seq: usize,
-    /// Keys and values of a sequence, at least as many as queries.
-    pub keys: usize,
-    /// Rows of keys and values that a sequence has room for.
-    pub capacity: usize,
-    /// Query heads.
-    pub heads: usize,
-    /// Key and value heads, a divisor of `heads`.
-    pub kv_heads: usize,
-    /// Width of a head.
-    pub head_dim: usize,
+impl AttentionKernels for Flex {
+    fn attention_forward(
+        q: &FlexTensor,
+        k: &FlexTensor,
+        v: &FlexTensor,
+        shape: AttentionShape,
+    ) -> (FlexTensor, FlexTensor) {
+        with_real!(q.dtype(), T => {
+            let (q_values, k, v) = (Values::<T>::of(q), Values::<T>::of(k), Values::<T>::of(v));
+            let (out, lse) = Operands { q: &q_values, k: &k, v: &v, shape }.forward();
+            let lse_shape = [shape.batch, shape.seq, shape.heads];
+            (
+                tensor_of(out, q.layout().shape().clone(), q.dtype()),
+                tensor_of(lse, lse_shape, <T as Real>::DTYPE),
+            )
+        })
+    }
+
+    fn attention_backward(
+        qkv: &[FlexTensor; 3],
+        (out, lse): &(FlexTensor, FlexTensor),
+        dout: &FlexTensor,
+        shape: AttentionShape,
+        wanted: [bool; 3],
+    ) -> [Option<FlexTensor>; 3] {
+        let [q, k, v] = qkv;
+        with_real!(q.dtype(), T => {
+            let q_values = Values::<T>::of(q);
+            let (k_values, v_values) = (Values::<T>::of(k), Values::<T>::of(v));
+            let (out, lse) = (Values::<T>::of(out), Values::<T>::of(lse));
+            let dout = Values::<T>::of(dout);
+            let operands = Operands { q: &q_values, k: &k_values, v: &v_values, shape };
+            let gradients = operands.backward(&out, &lse, &dout, wanted);
+            let mut parents = qkv.iter();
+            gradients.map(|gradient| {
+                let parent = parents.next()?;
+                let shape = parent.layout().shape().clone();
+                gradient.map(|values| tensor_of(values, shape, parent.dtype()))
+            })
+        })
+    }
 }
 
-impl Shape {
+impl AttentionShape {
     /// Elements between two rows of one query head.
     fn q_stride(self) -> usize {
         self.heads * self.head_dim
@@ -64,10 +91,6 @@ impl Shape {
     fn position(self, row: usize) -> usize {
         self.keys - self.seq + row
     }
-
-    fn is_empty(self) -> bool {
-        [self.batch, self.seq, self.heads, self.head_dim].contains(&0)
-    }
 }
 
 /// What attention reads: `q` `[batch, seq, heads, head_dim]`, `k` and `v`
@@ -81,7 +104,7 @@ pub struct Operands<'a, T> {
     /// Values.
     pub v: &'a [T],
     /// Their sizes.
-    pub shape: Shape,
+    pub shape: AttentionShape,
 }
 
 impl<T: Real> Operands<'_, T> {
@@ -95,7 +118,7 @@ impl<T: Real> Operands<'_, T> {
     /// Parallel over tiles of rows, whose results are contiguous with all heads side by side.
     pub fn forward(&self) -> (Vec<T>, Vec<T>) {
         let shape = self.shape;
-        let Shape { seq, heads, .. } = shape;
+        let AttentionShape { seq, heads, .. } = shape;
         let mut out = vec![T::ZERO; self.q.len()];
         let mut lse = vec![T::ZERO; shape.batch * seq * heads];
         if shape.is_empty() {
@@ -134,7 +157,7 @@ impl<T: Real> Operands<'_, T> {
         lse: &mut [T],
     ) {
         let shape = self.shape;
-        let Shape { heads, kv_heads, head_dim, .. } = shape;
+        let AttentionShape { heads, kv_heads, head_dim, .. } = shape;
         let (q_stride, kv_stride) = (shape.q_stride(), shape.kv_stride());
         let rows = lse.len() / heads;
         let seen = shape.position(start + rows);
@@ -202,7 +225,7 @@ impl<T: Real> Operands<'_, T> {
         wanted: [bool; 3],
     ) -> [Option<Vec<T>>; 3] {
         let shape = self.shape;
-        let Shape { batch, seq, heads, kv_heads, head_dim, .. } = shape;
+        let AttentionShape { batch, seq, heads, kv_heads, head_dim, .. } = shape;
         debug_assert!(seq == shape.keys && seq == shape.capacity, "{shape:?}");
         let group = heads / kv_heads;
         let mut dq = room::<T>(wanted[0], self.q.len());
@@ -294,7 +317,7 @@ impl<T: Real> KeyHead<'_, '_, T> {
     /// Adds what one query head contributes; `dq` is `[seq, head_dim]`.
     fn query_head(&mut self, [batch, head]: [usize; 2], mut dq: Option<&mut [T]>) {
         let shape = self.operands.shape;
-        let Shape { seq, heads, kv_heads, head_dim, .. } = shape;
+        let AttentionShape { seq, heads, kv_heads, head_dim, .. } = shape;
         let (stride, kv_head) = (shape.q_stride(), head / (heads / kv_heads));
         let scale = self.operands.scale();
         let (p, ds) = self.tiles.split_at_mut(ROWS * COLUMNS);
@@ -367,8 +390,8 @@ impl<T: Real> KeyHead<'_, '_, T> {
 
 /// The first `keys` rows of `[batch, capacity, kv_heads, head_dim]` as
 /// `[batch, kv_heads, head_dim, keys]`.
-fn transposed<T: Real>(x: &[T], shape: Shape) -> Vec<T> {
-    let Shape { batch, keys: seq, kv_heads, head_dim, .. } = shape;
+fn transposed<T: Real>(x: &[T], shape: AttentionShape) -> Vec<T> {
+    let AttentionShape { batch, keys: seq, kv_heads, head_dim, .. } = shape;
     let stride = shape.kv_stride();
     let mut result = vec![T::ZERO; batch * kv_heads * head_dim * seq];
     super::for_each_block(
@@ -420,8 +443,8 @@ fn transpose_square<T: Real>(x: &[T], x_stride: usize, y: &mut [T], y_stride: us
 }
 
 /// `[batch, heads, seq, head_dim]` as `[batch, seq, heads, head_dim]`.
-fn interleaved<T: Real>(x: &[T], shape: Shape, heads: usize) -> Vec<T> {
-    let Shape { seq, head_dim, .. } = shape;
+fn interleaved<T: Real>(x: &[T], shape: AttentionShape, heads: usize) -> Vec<T> {
+    let AttentionShape { seq, head_dim, .. } = shape;
     let width = heads * head_dim;
     let mut result = vec![T::ZERO; x.len()];
     let size = super::rows_per_block(width) * width;

@@ -4,9 +4,16 @@
 //! depends on the shapes only, blocks write disjoint outputs, and sums across blocks are taken in
 //! the order of the blocks. Work runs in the rayon pool of the caller.
 
-pub mod attention;
-pub mod gemm;
-pub mod real;
+mod attention;
+mod cross_entropy;
+mod dropout;
+mod embedding;
+mod gemm;
+mod linear;
+mod real;
+mod rms_norm;
+mod rotary;
+mod swiglu;
 
 use std::borrow::Cow;
 use std::marker::PhantomData;
@@ -42,7 +49,7 @@ macro_rules! with_real {
         }
     };
 }
-pub(crate) use with_real;
+use with_real;
 
 /// The values of a float tensor as the type a kernel computes in, in row-major order: borrowed
 /// where the tensor is contiguous and of that type, otherwise a temporary copy.

@@ -1,0 +1,121 @@
+//! Matrix product with a weight, and its bias.
+
+use burn::backend::Flex;
+use burn::tensor::DType;
+use burn_flex::FlexTensor;
+
+use super::gemm::{Matrix, MatrixMut, Output, Threads, gemm};
+use super::real::Real;
+use super::{MatrixValues, Values, for_each_block, rows_per_block, tensor_of, with_real};
+use crate::ops::linear::{LinearKernels, rows_of};
+
+impl LinearKernels for Flex {
+    fn linear_forward(
+        x: &FlexTensor,
+        weight: &FlexTensor,
+        bias: Option<&FlexTensor>,
+    ) -> FlexTensor {
+        forward(x, weight, bias)
+    }
+
+    fn linear_x_gradient(dy: &FlexTensor, weight: &FlexTensor, dtype: DType) -> FlexTensor {
+        x_gradient(dy, weight, dtype)
+    }
+
+    fn linear_weight_gradient(x: &FlexTensor, dy: &FlexTensor, dtype: DType) -> FlexTensor {
+        weight_gradient(x, dy, dtype)
+    }
+
+    fn linear_bias_gradient(dy: &FlexTensor, dtype: DType) -> FlexTensor {
+        bias_gradient(dy, dtype)
+    }
+}
+
+fn forward(x: &FlexTensor, weight: &FlexTensor, bias: Option<&FlexTensor>) -> FlexTensor {
+    let [rows, d_in] = rows_of(x);
+    let [weight_in, d_out] = rows_of(weight);
+    assert_eq!(d_in, weight_in, "linear: rows of {d_in} values and a weight for {weight_in}");
+    let mut shape = x.layout().shape().clone();
+    let last = shape.num_dims() - 1;
+    shape[last] = d_out;
+    with_real!(x.dtype(), T => {
+        let (x_values, weight_values) = (Values::<T>::of(x), MatrixValues::<T>::of(weight));
+        let mut y = vec![T::ZERO; rows * d_out];
+        let mut output = Output::Overwrite;
+        if let Some(bias) = bias {
+            let bias = Values::<T>::of(bias);
+            let bias: &[T] = &bias;
+            assert_eq!(bias.len(), d_out, "linear: the length of the bias");
+            for_each_block(&mut y, rows_per_block(d_out) * d_out, |_, block| {
+                block.chunks_exact_mut(d_out.max(1)).for_each(|row| row.copy_from_slice(bias));
+            });
+            output = Output::Add;
+        }
+        gemm(
+            MatrixMut::rows(&mut y, [rows, d_out]),
+            output,
+            T::ONE,
+            Matrix::rows(&x_values, [rows, d_in]),
+            weight_values.view(),
+            Threads::Pool,
+        );
+        tensor_of(y, shape, x.dtype())
+    })
+}
+
+fn x_gradient(dy: &FlexTensor, weight: &FlexTensor, dtype: DType) -> FlexTensor {
+    let [rows, d_out] = rows_of(dy);
+    let [d_in, _] = rows_of(weight);
+    let mut shape = dy.layout().shape().clone();
+    let last = shape.num_dims() - 1;
+    shape[last] = d_in;
+    with_real!(dtype, T => {
+        let (dy, weight) = (Values::<T>::of(dy), MatrixValues::<T>::of(weight));
+        let mut dx = vec![T::ZERO; rows * d_in];
+        gemm(
+            MatrixMut::rows(&mut dx, [rows, d_in]),
+            Output::Overwrite,
+            T::ONE,
+            Matrix::rows(&dy, [rows, d_out]),
+            weight.view().t(),
+            Threads::Pool,
+        );
+        tensor_of(dx, shape, dtype)
+    })
+}
+
+fn weight_gradient(x: &FlexTensor, dy: &FlexTensor, dtype: DType) -> FlexTensor {
+    let [rows, d_out] = rows_of(dy);
+    let [_, d_in] = rows_of(x);
+    with_real!(dtype, T => {
+        let (x, dy) = (Values::<T>::of(x), Values::<T>::of(dy));
+        let mut dw = vec![T::ZERO; d_in * d_out];
+        gemm(
+            MatrixMut::rows(&mut dw, [d_in, d_out]),
+            Output::Overwrite,
+            T::ONE,
+            Matrix::rows(&x, [rows, d_in]).t(),
+            Matrix::rows(&dy, [rows, d_out]),
+            Threads::Pool,
+        );
+        tensor_of(dw, [d_in, d_out], dtype)
+    })
+}
+
+fn bias_gradient(dy: &FlexTensor, dtype: DType) -> FlexTensor {
+    let [_, d_out] = rows_of(dy);
+    with_real!(dtype, T => {
+        let dy = Values::<T>::of(dy);
+        let dy: &[T] = &dy;
+        let mut db = vec![T::ZERO; d_out];
+        // Blocks of columns, so that each sum runs over the rows in order on one thread.
+        for_each_block(&mut db, 256, #[inline(always)] |first, block| {
+            for row in dy.chunks_exact(d_out.max(1)) {
+                for (sum, &value) in block.iter_mut().zip(&row[first..]) {
+                    *sum += value;
+                }
+            }
+        });
+        tensor_of(db, [d_out], dtype)
+    })
+}

@@ -1,0 +1,129 @@
+//! Root-mean-square normalisation.
+
+use burn::backend::Flex;
+use burn_flex::FlexTensor;
+use rayon::prelude::*;
+
+use super::real::{Real, dot};
+use super::{Values, blocks, for_each_block, room, rows_per_block, simd, tensor_of, with_real};
+use crate::ops::rms_norm::{RmsNormKernels, width_of};
+
+impl RmsNormKernels for Flex {
+    fn rms_norm_forward(x: &FlexTensor, weight: &FlexTensor, eps: f64) -> FlexTensor {
+        forward(x, weight, eps)
+    }
+
+    fn rms_norm_backward(
+        x: &FlexTensor,
+        weight: &FlexTensor,
+        dy: &FlexTensor,
+        eps: f64,
+        wanted: [bool; 2],
+    ) -> [Option<FlexTensor>; 2] {
+        gradients(x, weight, dy, eps, wanted)
+    }
+}
+
+/// `1 / sqrt(mean(x²) + eps)` of one row.
+#[inline(always)]
+fn inverse_rms<T: Real>(x: &[T], eps: T) -> T {
+    let mean_square = dot(x, x) / T::from_f64(x.len() as f64);
+    T::ONE / (mean_square + eps).sqrt()
+}
+
+fn forward(x: &FlexTensor, weight: &FlexTensor, eps: f64) -> FlexTensor {
+    let width = width_of(x, weight);
+    let shape = x.layout().shape().clone();
+    with_real!(x.dtype(), T => {
+        let (x_values, weight) = (Values::<T>::of(x), Values::<T>::of(weight));
+        let (x_values, weight, eps): (&[T], &[T], T) = (&x_values, &weight, T::from_f64(eps));
+        let mut y = vec![T::ZERO; x_values.len()];
+        let size = rows_per_block(width) * width;
+        for_each_block(&mut y, size, #[inline(always)] |start, block| {
+            let rows = x_values[start..].chunks_exact(width);
+            for (y, x) in block.chunks_exact_mut(width).zip(rows) {
+                let r = inverse_rms(x, eps);
+                for ((y, &x), &w) in y.iter_mut().zip(x).zip(weight) {
+                    *y = x * r * w;
+                }
+            }
+        });
+        tensor_of(y, shape, x.dtype())
+    })
+}
+
+fn gradients(
+    x: &FlexTensor,
+    weight: &FlexTensor,
+    dy: &FlexTensor,
+    eps: f64,
+    wanted: [bool; 2],
+) -> [Option<FlexTensor>; 2] {
+    let width = width_of(x, weight);
+    with_real!(x.dtype(), T => {
+        let x_values = Values::<T>::of(x);
+        let (weight_values, dy_values) = (Values::<T>::of(weight), Values::<T>::of(dy));
+        let operands: [&[T]; 3] = [&x_values, &weight_values, &dy_values];
+        let [dx, dw] = gradient_values(operands, width, T::from_f64(eps), wanted);
+        [
+            dx.map(|dx| tensor_of(dx, x.layout().shape().clone(), x.dtype())),
+            dw.map(|dw| tensor_of(dw, [width], weight.dtype())),
+        ]
+    })
+}
+
+fn gradient_values<T: Real>(
+    [x, weight, dy]: [&[T]; 3],
+    width: usize,
+    eps: T,
+    wanted: [bool; 2],
+) -> [Option<Vec<T>>; 2] {
+    // At least 16 rows, so that the partial sums of dW stay small beside x itself.
+    let size = rows_per_block(width).max(16) * width;
+    let count = x.len().div_ceil(size);
+    let mut dx = room::<T>(wanted[0], x.len());
+    let mut partial_dw = room::<T>(wanted[1], count * width);
+    blocks(&mut dx, size, count)
+        .into_par_iter()
+        .zip(blocks(&mut partial_dw, width, count))
+        .enumerate()
+        .for_each(|(i, (mut dx, mut dw))| {
+            let rows = i * size..x.len().min((i + 1) * size);
+            let (x, dy) = (&x[rows.clone()], &dy[rows]);
+            simd(
+                #[inline(always)]
+                || {
+                    for (row, (x, dy)) in
+                        x.chunks_exact(width).zip(dy.chunks_exact(width)).enumerate()
+                    {
+                        let r = inverse_rms(x, eps);
+                        if let Some(dw) = &mut dw {
+                            for ((dw, &x), &dy) in dw.iter_mut().zip(x).zip(dy) {
+                                *dw += dy * (x * r);
+                            }
+                        }
+                        if let Some(dx) = &mut dx {
+                            let dx = &mut dx[row * width..][..width];
+                            for ((dx, &dy), &w) in dx.iter_mut().zip(dy).zip(weight) {
+                                *dx = dy * w;
+                            }
+                            let shift = dot(dx, x) * r / T::from_f64(width as f64);
+                            for (dx, &x) in dx.iter_mut().zip(x) {
+                                *dx = r * (*dx - x * r * shift);
+                            }
+                        }
+                    }
+                },
+            );
+        });
+    let dw = partial_dw.map(|partial| {
+        let mut dw = vec![T::ZERO; width];
+        for partial in partial.chunks_exact(width) {
+            for (dw, &partial) in dw.iter_mut().zip(partial) {
+                *dw += partial;
+            }
+        }
+        dw
+    });
+    [dx, dw]
+}

@@ -1,0 +1,104 @@
+//! Rotary position embedding.
+
+use std::any::{Any, TypeId};
+use std::collections::HashMap;
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+
+use burn::backend::Flex;
+use burn_flex::FlexTensor;
+
+use super::real::Real;
+use super::{Values, for_each_block, rows_per_block, tensor_of, with_real};
+use crate::ops::rotary::{RotaryFrequencies, RotaryKernels, Rotation, sizes_of};
+
+impl RotaryKernels for Flex {
+    fn rotary_rotate(x: &FlexTensor, rotation: Rotation) -> FlexTensor {
+        rotate(x, rotation)
+    }
+}
+
+/// Cosines and sines, `[positions, head_dim / 2]` each.
+struct Table<T> {
+    cos: Vec<T>,
+    sin: Vec<T>,
+    positions: usize,
+}
+
+/// Type of the values, head dimension and bits of the frequencies.
+type TableKey = (TypeId, usize, [u64; 6]);
+
+/// A model uses one table, which every layer of every step reads.
+static TABLES: LazyLock<Mutex<HashMap<TableKey, Arc<dyn Any + Send + Sync>>>> =
+    LazyLock::new(Mutex::default);
+
+/// The table for at least `positions` positions.
+fn table<T: Real>(
+    head_dim: usize,
+    frequencies: RotaryFrequencies,
+    positions: usize,
+) -> Arc<Table<T>> {
+    let key = (TypeId::of::<T>(), head_dim, frequencies.bits());
+    // An entry is inserted whole or not at all, so a panic elsewhere has not left one half-made.
+    let mut tables = TABLES.lock().unwrap_or_else(PoisonError::into_inner);
+    let cached = tables.get(&key).and_then(|table| Arc::clone(table).downcast::<Table<T>>().ok());
+    if let Some(table) = cached.filter(|table| table.positions >= positions) {
+        return table;
+    }
+    // Generation asks for one more position at a time: growing by doubling keeps that linear.
+    let positions = positions.next_power_of_two();
+    let half = head_dim / 2;
+    let angles =
+        (0..positions * half).map(|i| frequencies.angle(i / half, i % half, head_dim).sin_cos());
+    let (sin, cos) = angles.map(|(sin, cos)| (T::from_f64(sin), T::from_f64(cos))).unzip();
+    let table = Arc::new(Table { cos, sin, positions });
+    tables.insert(key, Arc::clone(&table) as Arc<dyn Any + Send + Sync>);
+    table
+}
+
+fn rotate(x: &FlexTensor, rotation: Rotation) -> FlexTensor {
+    let shape = x.layout().shape().clone();
+    let [_, seq, heads, head_dim] = sizes_of(x);
+    with_real!(x.dtype(), T => {
+        let values = Values::<T>::of(x);
+        let table = table::<T>(head_dim, rotation.frequencies, rotation.position_offset + seq);
+        let mut y = vec![T::ZERO; values.len()];
+        rotate_values(&values, &mut y, [seq, heads, head_dim], &table, rotation);
+        tensor_of(y, shape, x.dtype())
+    })
+}
+
+fn rotate_values<T: Real>(
+    x: &[T],
+    y: &mut [T],
+    [seq, heads, head_dim]: [usize; 3],
+    table: &Table<T>,
+    rotation: Rotation,
+) {
+    let (width, half) = (heads * head_dim, head_dim / 2);
+    if width == 0 {
+        return;
+    }
+    let sign = T::from_f64(rotation.sign);
+    for_each_block(
+        y,
+        rows_per_block(width) * width,
+        #[inline(always)]
+        |start, block| {
+            let rows = block.chunks_exact_mut(width).zip(x[start..].chunks_exact(width));
+            for (i, (y, x)) in rows.enumerate() {
+                let position = rotation.position_offset + (start / width + i) % seq;
+                let cos = &table.cos[position * half..][..half];
+                let sin = &table.sin[position * half..][..half];
+                for (y, x) in y.chunks_exact_mut(head_dim).zip(x.chunks_exact(head_dim)) {
+                    let (y_first, y_second) = y.split_at_mut(half);
+                    let (x_first, x_second) = x.split_at(half);
+                    for j in 0..half {
+                        let sin = sin[j] * sign;
+                        y_first[j] = x_first[j] * cos[j] - x_second[j] * sin;
+                        y_second[j] = x_second[j] * cos[j] + x_first[j] * sin;
+                    }
+                }
+            }
+        },
+    );
+}

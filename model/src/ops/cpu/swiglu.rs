@@ -1,0 +1,108 @@
+//! The gate of a SwiGLU layer.
+
+use burn::backend::Flex;
+use burn_flex::FlexTensor;
+use rayon::prelude::*;
+
+use super::real::Real;
+use super::{BLOCK, Values, blocks, for_each_block, room, simd, tensor_of, with_real};
+use crate::ops::swiglu::SwigluKernels;
+
+impl SwigluKernels for Flex {
+    fn swiglu_forward(gate: &FlexTensor, up: &FlexTensor) -> FlexTensor {
+        forward(gate, up)
+    }
+
+    fn swiglu_backward(
+        gate: &FlexTensor,
+        up: &FlexTensor,
+        dy: &FlexTensor,
+        wanted: [bool; 2],
+    ) -> [Option<FlexTensor>; 2] {
+        gradients(gate, up, dy, wanted)
+    }
+}
+
+#[inline(always)]
+fn sigmoid<T: Real>(x: T) -> T {
+    T::ONE / (T::ONE + (-x).exp())
+}
+
+fn forward(gate: &FlexTensor, up: &FlexTensor) -> FlexTensor {
+    let shape = gate.layout().shape().clone();
+    assert_eq!(&shape, up.layout().shape(), "swiglu: gate and up differ in shape");
+    with_real!(gate.dtype(), T => {
+        let (gate_values, up) = (Values::<T>::of(gate), Values::<T>::of(up));
+        let (gate_values, up): (&[T], &[T]) = (&gate_values, &up);
+        let mut y = vec![T::ZERO; gate_values.len()];
+        for_each_block(&mut y, BLOCK, #[inline(always)] |start, block| {
+            for ((y, &g), &u) in block.iter_mut().zip(&gate_values[start..]).zip(&up[start..]) {
+                *y = g * sigmoid(g) * u;
+            }
+        });
+        tensor_of(y, shape, gate.dtype())
+    })
+}
+
+fn gradients(
+    gate: &FlexTensor,
+    up: &FlexTensor,
+    dy: &FlexTensor,
+    wanted: [bool; 2],
+) -> [Option<FlexTensor>; 2] {
+    with_real!(gate.dtype(), T => {
+        let gate_values = Values::<T>::of(gate);
+        let (up_values, dy_values) = (Values::<T>::of(up), Values::<T>::of(dy));
+        let [dgate, dup] = gradient_values::<T>([&gate_values, &up_values, &dy_values], wanted);
+        [
+            dgate.map(|dgate| tensor_of(dgate, gate.layout().shape().clone(), gate.dtype())),
+            dup.map(|dup| tensor_of(dup, up.layout().shape().clone(), up.dtype())),
+        ]
+    })
+}
+
+fn gradient_values<T: Real>([gate, up, dy]: [&[T]; 3], wanted: [bool; 2]) -> [Option<Vec<T>>; 2] {
+    let (len, size) = (gate.len(), BLOCK);
+    let count = len.div_ceil(size);
+    let mut dgate = room::<T>(wanted[0], len);
+    let mut dup = room::<T>(wanted[1], len);
+    blocks(&mut dgate, size, count)
+        .into_par_iter()
+        .zip(blocks(&mut dup, size, count))
+        .enumerate()
+        .for_each(|(i, (dgate, dup))| {
+            let range = i * size..len.min((i + 1) * size);
+            let operands = gate[range.clone()].iter().zip(&up[range.clone()]).zip(&dy[range]);
+            simd(
+                #[inline(always)]
+                || match (dgate, dup) {
+                    (Some(dgate), Some(dup)) => {
+                        for ((dgate, dup), ((&g, &u), &dy)) in
+                            dgate.iter_mut().zip(dup).zip(operands)
+                        {
+                            [*dgate, *dup] = derivatives(g, u, dy);
+                        }
+                    }
+                    (Some(dgate), None) => {
+                        for (dgate, ((&g, &u), &dy)) in dgate.iter_mut().zip(operands) {
+                            [*dgate, _] = derivatives(g, u, dy);
+                        }
+                    }
+                    (None, Some(dup)) => {
+                        for (dup, ((&g, &u), &dy)) in dup.iter_mut().zip(operands) {
+                            [_, *dup] = derivatives(g, u, dy);
+                        }
+                    }
+                    (None, None) => {}
+                },
+            );
+        });
+    [dgate, dup]
+}
+
+/// The gradients of one gate and one up value.
+#[inline(always)]
+fn derivatives<T: Real>(g: T, u: T, dy: T) -> [T; 2] {
+    let s = sigmoid(g);
+    [dy * u * s * (T::ONE + g * (T::ONE - s)), dy * (g * s)]
+}

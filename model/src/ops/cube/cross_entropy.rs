@@ -1,0 +1,281 @@
+//! Output projection and cross-entropy loss, block by block of rows: one cube per row of logits.
+
+use burn::tensor::DType;
+use burn_cubecl::CubeBackend;
+use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::ir::ElemType;
+use cubecl::prelude::*;
+
+use super::matmul::{Output, matmul, transposed};
+use super::sums::{cube_max, cube_sum, zeros};
+use super::{
+    UNITS, WIDEST, address_type, arg, cubes, cubes_for, elem, empty, flat, len_of, vector_size,
+};
+use crate::ops::cross_entropy::{CrossEntropyKernels, HeadLayout};
+
+/// Blocks of rows begin at multiples of this, so that a block begins at a multiple of 512 bytes, as
+/// devices ask of a buffer's offset.
+const ROWS: usize = 256;
+
+/// Rows whose logits exist at one time: enough for the matrix products to run at full speed, fewer where
+/// a large vocabulary would make the logits larger than 512 MiB.
+fn block_rows(vocab: usize) -> usize {
+    const LOGITS: usize = 1 << 27;
+    (LOGITS / vocab.max(1)).clamp(ROWS, 16 * ROWS) / ROWS * ROWS
+}
+
+impl CrossEntropyKernels for CubeBackend {
+    fn cross_entropy_forward(
+        hidden: &CubeTensor,
+        weight: &CubeTensor,
+        layout: HeadLayout,
+        targets: &CubeTensor,
+        scale: f64,
+        wanted: [bool; 2],
+    ) -> (CubeTensor, [Option<CubeTensor>; 2]) {
+        let [rows, d_model, vocab] = layout.sizes(hidden, weight, targets);
+        let (hidden, targets) = (flat(hidden), into_contiguous(targets.clone()));
+        let losses = empty(&hidden, [rows], DType::F32);
+        let dhidden = wanted[0].then(|| empty(&hidden, [rows, d_model], DType::F32));
+        let mut dweight = None;
+        // Seen as [d_model, vocab] in either layout.
+        let columns = match layout {
+            HeadLayout::VocabRows => transposed(weight),
+            HeadLayout::VocabColumns => weight.clone(),
+        };
+        let block_rows = block_rows(vocab);
+        let derive = wanted.contains(&true);
+        for start in (0..rows).step_by(block_rows) {
+            let count = block_rows.min(rows - start);
+            let block = rows_at(&hidden, start, count);
+            let logits = matmul(block.clone(), columns.clone(), 1.0, Output::New(DType::F32));
+            // Without `scale`, which may be too small for `f16`; the products below put it in.
+            let dlogits = match derive {
+                true => empty(&hidden, [count, vocab], hidden.dtype),
+                false => empty(&hidden, [1, WIDEST], hidden.dtype),
+            };
+            let block_losses = rows_at(&losses, start, count);
+            let block_targets = rows_at(&targets, start, count);
+            row_losses(&logits, &block_targets, &block_losses, &dlogits, derive);
+            drop(logits);
+            let scale = scale as f32;
+            if let Some(dhidden) = &dhidden {
+                let output = Output::Overwrite(rows_at(dhidden, start, count));
+                matmul(dlogits.clone(), transposed(&columns), scale, output);
+            }
+            if wanted[1] {
+                let (lhs, rhs) = match layout {
+                    HeadLayout::VocabRows => (transposed(&dlogits), block),
+                    HeadLayout::VocabColumns => (transposed(&block), dlogits),
+                };
+                let output = dweight.map_or(Output::New(DType::F32), Output::Add);
+                dweight = Some(matmul(lhs, rhs, scale, output));
+            }
+        }
+        if wanted[1] && dweight.is_none() {
+            dweight = Some(zeros(&hidden, weight.meta.shape().clone(), DType::F32));
+        }
+        (sum_of(&losses, scale as f32), [dhidden, dweight])
+    }
+
+    fn cross_entropy_backward(gradient: CubeTensor, dy: &CubeTensor, dtype: DType) -> CubeTensor {
+        let dy = flat(dy);
+        let scaled = empty(&gradient, gradient.meta.shape().clone(), dtype);
+        let len = len_of(&gradient);
+        if len > 0 {
+            let vector = vector_size(&[&gradient, &scaled], len);
+            let (count, dim) = cubes_for(&dy.client, len / vector);
+            // SAFETY: both have one length, and no unit goes beyond it; `dy` has one element.
+            unsafe {
+                scaled_kernel::launch_unchecked(
+                    &dy.client,
+                    count,
+                    dim,
+                    address_type(&[&gradient]),
+                    vector,
+                    arg(&gradient, vector),
+                    arg(&dy, 1),
+                    arg(&scaled, vector),
+                    [elem(&gradient), elem(&dy), elem(&scaled)],
+                );
+            }
+        }
+        scaled
+    }
+}
+
+/// Rows `start..start + count` of a contiguous tensor, where `start` is a multiple of [`ROWS`].
+fn rows_at(tensor: &CubeTensor, start: usize, count: usize) -> CubeTensor {
+    let mut shape = tensor.meta.shape().clone();
+    let row: usize = shape.iter().skip(1).product();
+    let bytes = |rows: usize| (rows * row * tensor.dtype.size()) as u64;
+    let behind = shape[0] - start - count;
+    let handle = tensor.handle.clone().offset_start(bytes(start)).offset_end(bytes(behind));
+    shape[0] = count;
+    let (client, device) = (tensor.client.clone(), tensor.device.clone());
+    CubeTensor::new_contiguous(client, device, shape, handle, tensor.dtype)
+}
+
+/// The loss of each row, and, if they are wanted, the gradients of its logits.
+fn row_losses(
+    logits: &CubeTensor,
+    targets: &CubeTensor,
+    losses: &CubeTensor,
+    dlogits: &CubeTensor,
+    derive: bool,
+) {
+    let [rows, vocab] = logits.meta.shape().dims();
+    if rows == 0 {
+        return;
+    }
+    let vector = vector_size(&[logits, dlogits], vocab);
+    // SAFETY: cubes beyond the last row do nothing, units stay within a row of logits, and targets
+    // outside the vocabulary are not used as an index.
+    unsafe {
+        row_losses_kernel::launch_unchecked(
+            &logits.client,
+            cubes(&logits.client, rows),
+            CubeDim::new_1d(UNITS as u32),
+            address_type(&[logits]),
+            vector,
+            arg(logits, vector),
+            arg(targets, 1),
+            arg(losses, 1),
+            arg(dlogits, vector),
+            vocab / vector,
+            f32::NAN,
+            f32::MIN,
+            derive,
+            [elem(targets), elem(dlogits)],
+        );
+    }
+}
+
+#[cube(launch_unchecked, address_type = "dynamic")]
+fn row_losses_kernel<I: Int, D: Float, N: Size>(
+    logits: &[Vector<f32, N>],
+    targets: &[I],
+    losses: &mut [f32],
+    dlogits: &mut [Vector<D, N>],
+    width: usize,
+    outside: f32,
+    smallest: f32,
+    #[comptime] derive: bool,
+    #[define(I, D)] _dtypes: [ElemType; 2],
+) {
+    let row = CUBE_POS;
+    if row >= losses.len() {
+        terminate!();
+    }
+    let start = row * width;
+    let target = i32::cast_from(targets[row]);
+    let vocab = i32::cast_from(width * N::value());
+
+    // Each unit sums under its own running maximum.
+    let mut largest = smallest;
+    let mut sum = 0.0f32;
+    let mut i = UNIT_POS as usize;
+    while i < width {
+        let values = logits[start + i];
+        #[unroll]
+        for k in 0..N::value() {
+            let value = values.extract(k);
+            if value > largest {
+                sum = sum * (largest - value).exp() + 1.0f32;
+                largest = value;
+            } else {
+                sum += (value - largest).exp();
+            }
+        }
+        i += UNITS;
+    }
+    let shift = cube_max(largest, UNITS);
+    let sum = cube_sum(sum * (largest - shift).exp(), UNITS);
+
+    if UNIT_POS == 0 {
+        let mut loss = 0.0f32;
+        if target >= vocab {
+            loss = outside;
+        } else if target >= 0 {
+            let place = usize::cast_from(target);
+            let values = logits[start + place / N::value()];
+            let mut picked = 0.0f32;
+            #[unroll]
+            for k in 0..N::value() {
+                if place % N::value() == k {
+                    picked = values.extract(k);
+                }
+            }
+            loss = sum.ln() + (shift - picked);
+        }
+        losses[row] = loss;
+    }
+
+    if comptime!(derive) {
+        let factor = Vector::<f32, N>::new(1.0f32 / sum);
+        let shift = Vector::<f32, N>::new(shift);
+        let mut i = UNIT_POS as usize;
+        while i < width {
+            let mut gradient = Vector::<f32, N>::new(0.0f32);
+            if target >= 0 {
+                gradient = (logits[start + i] - shift).exp() * factor;
+                #[unroll]
+                for k in 0..N::value() {
+                    if target == i32::cast_from(i * N::value() + k) {
+                        let value = gradient.extract(k);
+                        gradient.insert(k, value - 1.0f32);
+                    }
+                }
+            }
+            dlogits[start + i] = Vector::cast_from(gradient);
+            i += UNITS;
+        }
+    }
+}
+
+/// `factor` times the sum of `values`, `[1]`.
+fn sum_of(values: &CubeTensor, factor: f32) -> CubeTensor {
+    let sum = empty(values, [1], DType::F32);
+    // SAFETY: units stay within `values`, and `sum` has one element.
+    unsafe {
+        sum_kernel::launch_unchecked(
+            &values.client,
+            CubeCount::Static(1, 1, 1),
+            CubeDim::new_1d(UNITS as u32),
+            address_type(&[values]),
+            arg(values, 1),
+            arg(&sum, 1),
+            factor,
+        );
+    }
+    sum
+}
+
+#[cube(launch_unchecked, address_type = "dynamic")]
+fn sum_kernel(values: &[f32], result: &mut [f32], factor: f32) {
+    let mut sum = 0.0f32;
+    let mut i = UNIT_POS as usize;
+    while i < values.len() {
+        sum += values[i];
+        i += UNITS;
+    }
+    let sum = cube_sum(sum, UNITS);
+    if UNIT_POS == 0 {
+        result[0] = sum * factor;
+    }
+}
+
+#[cube(launch_unchecked, address_type = "dynamic")]
+fn scaled_kernel<G: Float, D: Float, F: Float, N: Size>(
+    gradient: &[Vector<G, N>],
+    dy: &[D],
+    scaled: &mut [Vector<F, N>],
+    #[define(G, D, F)] _dtypes: [ElemType; 3],
+) {
+    if ABSOLUTE_POS < scaled.len() {
+        let factor = Vector::<f32, N>::new(f32::cast_from(dy[0]));
+        let value = Vector::<f32, N>::cast_from(gradient[ABSOLUTE_POS]);
+        scaled[ABSOLUTE_POS] = Vector::cast_from(value * factor);
+    }
+}

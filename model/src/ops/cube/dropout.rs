@@ -1,0 +1,103 @@
+//! Dropout from a counter: the mask of the CPU's kernel, bit for bit.
+
+use burn_cubecl::CubeBackend;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::ir::ElemType;
+use cubecl::prelude::*;
+
+use super::{address_type, arg, cubes_for, elem, empty, flat, len_of};
+use crate::ops::dropout::{DropoutKernels, DropoutMask, GOLDEN};
+
+impl DropoutKernels for CubeBackend {
+    fn dropout_apply(x: &CubeTensor, mask: DropoutMask) -> CubeTensor {
+        let x = flat(x);
+        // No hash is below 0. The factor is 1 to the last bit of an `f32` then.
+        let Some(last_dropped) = mask.threshold.checked_sub(1) else { return x };
+        let y = empty(&x, x.meta.shape().clone(), x.dtype);
+        let len = len_of(&x);
+        if len == 0 {
+            return y;
+        }
+        let (count, dim) = cubes_for(&x.client, len);
+        // SAFETY: both have one length, and no unit goes beyond it.
+        unsafe {
+            apply_kernel::launch_unchecked(
+                &x.client,
+                count,
+                dim,
+                address_type(&[&x]),
+                arg(&x, 1),
+                arg(&y, 1),
+                mask.first as u32,
+                (mask.first >> 32) as u32,
+                // At most 2^32 − 1, for a probability is below 1.
+                last_dropped as u32,
+                mask.scale as f32,
+                elem(&x),
+            );
+        }
+        y
+    }
+}
+
+/// Factors of SplitMix64's finaliser, as in [`crate::random::mix`].
+const FIRST: u64 = 0xBF58_476D_1CE4_E5B9;
+const SECOND: u64 = 0x94D0_49BB_1331_11EB;
+
+#[cube(launch_unchecked, address_type = "dynamic")]
+fn apply_kernel<F: Float>(
+    x: &[F],
+    y: &mut [F],
+    first_low: u32,
+    first_high: u32,
+    last_dropped: u32,
+    scale: f32,
+    #[define(F)] _dtype: ElemType,
+) {
+    if ABSOLUTE_POS >= y.len() {
+        terminate!();
+    }
+    let kept = upper_hash(ABSOLUTE_POS, first_low, first_high) > last_dropped;
+    let value = f32::cast_from(x[ABSOLUTE_POS]) * scale;
+    y[ABSOLUTE_POS] = F::cast_from(select(kept, value, 0.0f32));
+}
+
+/// The upper half of `mix(first + index · GOLDEN)`, in halves of 32 bits: WGSL has no wider integers.
+#[cube]
+fn upper_hash(index: usize, first_low: u32, first_high: u32) -> u32 {
+    let mut low = u32::cast_from(index);
+    let mut high = upper_half(index);
+    // The product, then the sum with a carry.
+    high = times_high(low, high, comptime!(GOLDEN as u32), comptime!((GOLDEN >> 32) as u32));
+    low *= comptime!(GOLDEN as u32);
+    let sum = low + first_low;
+    high += first_high + select(sum < low, 1u32, 0u32);
+    low = sum;
+
+    // z ^ (z >> 30), times the first factor.
+    low ^= (low >> 30u32) | (high << 2u32);
+    high ^= high >> 30u32;
+    high = times_high(low, high, comptime!(FIRST as u32), comptime!((FIRST >> 32) as u32));
+    low *= comptime!(FIRST as u32);
+
+    // z ^ (z >> 27), times the second.
+    low ^= (low >> 27u32) | (high << 5u32);
+    high ^= high >> 27u32;
+    high = times_high(low, high, comptime!(SECOND as u32), comptime!((SECOND >> 32) as u32));
+
+    // The upper half of z ^ (z >> 31).
+    high ^ (high >> 31u32)
+}
+
+/// The upper half of a product of 64 bits, modulo 2^64.
+#[cube]
+fn times_high(low: u32, high: u32, #[comptime] by_low: u32, #[comptime] by_high: u32) -> u32 {
+    low.mul_hi(by_low.runtime()) + low * by_high + high * by_low
+}
+
+/// Bits 32 and up of an index, of which there are none where indices have 32 bits.
+#[cube]
+fn upper_half(index: usize) -> u32 {
+    // Two shifts, since one by all bits of a type is not defined.
+    u32::cast_from((index >> 16usize) >> 16usize)
+}

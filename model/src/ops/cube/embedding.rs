@@ -1,0 +1,175 @@
+//! Lookup of rows of a table.
+//!
+//! The gradient of the table is a sum over the places of an id, which must have one order. Instead of
+//! adding atomically (any order) or sorting the ids (a dozen launches of a radix sort, or a wait for the
+//! host), each place looks for the next place with its id and for whether there is an earlier one; the
+//! first place of an id then walks along these links and sums the gradients in ascending order. Looking
+//! costs at most one comparison per pair of places, of integers that lie in the cache: little beside
+//! the head's matrix products up to some 10⁵ places per pass, and no memory but two words per place.
+
+use burn::tensor::{DType, Shape};
+use burn_cubecl::CubeBackend;
+use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::ir::ElemType;
+use cubecl::prelude::*;
+
+use super::sums::zeros;
+use super::{address_type, arg, cubes_for, elem, empty, flat, len_of, vector_size};
+use crate::ops::embedding::EmbeddingKernels;
+
+impl EmbeddingKernels for CubeBackend {
+    fn embedding_forward(weight: &CubeTensor, ids: &CubeTensor) -> CubeTensor {
+        let [vocab, d_model] = weight.meta.shape().dims();
+        let [batch, seq] = ids.meta.shape().dims();
+        let (weight, ids) = (flat(weight), into_contiguous(ids.clone()));
+        let y = empty(&weight, [batch, seq, d_model], weight.dtype);
+        let len = len_of(&y);
+        if len == 0 {
+            return y;
+        }
+        let vector = vector_size(&[&weight], d_model);
+        let (count, dim) = cubes_for(&y.client, len / vector);
+        // SAFETY: no unit goes beyond the end of `y`, which has a row per id, and rows outside the table
+        // are not read.
+        unsafe {
+            forward_kernel::launch_unchecked(
+                &y.client,
+                count,
+                dim,
+                address_type(&[&weight, &y]),
+                vector,
+                arg(&weight, vector),
+                arg(&ids, 1),
+                arg(&y, vector),
+                d_model / vector,
+                vocab as i32,
+                f32::NAN,
+                [elem(&weight), elem(&ids)],
+            );
+        }
+        y
+    }
+
+    fn embedding_weight_gradient(
+        ids: &CubeTensor,
+        dy: &CubeTensor,
+        shape: Shape,
+        dtype: DType,
+    ) -> CubeTensor {
+        let [vocab, d_model] = shape.dims();
+        let (ids, dy) = (into_contiguous(ids.clone()), flat(dy));
+        let dw = zeros(&dy, shape, dtype);
+        let places = len_of(&ids);
+        if places == 0 || d_model == 0 {
+            return dw;
+        }
+        let (client, device) = (dy.client.clone(), dy.device.clone());
+        let links = empty_device_contiguous_dtype(client, device, [2 * places].into(), DType::U32);
+        let (count, dim) = cubes_for(&dy.client, places);
+        // SAFETY: no unit goes beyond the number of places, and `links` has two words for each.
+        unsafe {
+            links_kernel::launch_unchecked(
+                &dy.client,
+                count,
+                dim,
+                address_type(&[&links]),
+                arg(&ids, 1),
+                arg(&links, 1),
+                vocab as i32,
+                elem(&ids),
+            );
+        }
+        let vector = vector_size(&[&dy, &dw], d_model);
+        let (count, dim) = cubes_for(&dy.client, places * d_model / vector);
+        // SAFETY: no unit goes beyond the last place, links lead to places, and only ids that are rows of
+        // the table are first places.
+        unsafe {
+            gradient_kernel::launch_unchecked(
+                &dy.client,
+                count,
+                dim,
+                address_type(&[&dy, &dw]),
+                vector,
+                arg(&ids, 1),
+                arg(&links, 1),
+                arg(&dy, vector),
+                arg(&dw, vector),
+                d_model / vector,
+                [elem(&ids), elem(&dy), elem(&dw)],
+            );
+        }
+        dw
+    }
+}
+
+#[cube(launch_unchecked, address_type = "dynamic")]
+fn forward_kernel<F: Float, I: Int, N: Size>(
+    weight: &[Vector<F, N>],
+    ids: &[I],
+    y: &mut [Vector<F, N>],
+    width: usize,
+    vocab: i32,
+    outside: f32,
+    #[define(F, I)] _dtypes: [ElemType; 2],
+) {
+    if ABSOLUTE_POS >= y.len() {
+        terminate!();
+    }
+    let id = i32::cast_from(ids[ABSOLUTE_POS / width]);
+    if id >= 0 && id < vocab {
+        y[ABSOLUTE_POS] = weight[usize::cast_from(id) * width + ABSOLUTE_POS % width];
+    } else {
+        y[ABSOLUTE_POS] = Vector::new(F::cast_from(outside));
+    }
+}
+
+/// Of every place, the next place with its id (their number if there is none), and whether it is the
+/// first place of an id that is in the vocabulary.
+#[cube(launch_unchecked, address_type = "dynamic")]
+fn links_kernel<I: Int>(ids: &[I], links: &mut [u32], vocab: i32, #[define(I)] _dtype: ElemType) {
+    let place = ABSOLUTE_POS;
+    if place >= ids.len() {
+        terminate!();
+    }
+    let id = i32::cast_from(ids[place]);
+    let mut next = place + 1;
+    while next < ids.len() && i32::cast_from(ids[next]) != id {
+        next += 1;
+    }
+    // One more than the last earlier place with this id, or 0.
+    let mut before = place;
+    while before > 0 && i32::cast_from(ids[before - 1]) != id {
+        before -= 1;
+    }
+    links[2 * place] = u32::cast_from(next);
+    let first = before == 0 && id >= 0 && id < vocab;
+    links[2 * place + 1] = select(first, 1u32, 0u32);
+}
+
+#[cube(launch_unchecked, address_type = "dynamic")]
+fn gradient_kernel<I: Int, D: Float, F: Float, N: Size>(
+    ids: &[I],
+    links: &[u32],
+    dy: &[Vector<D, N>],
+    dw: &mut [Vector<F, N>],
+    width: usize,
+    #[define(I, D, F)] _dtypes: [ElemType; 3],
+) {
+    let mut place = ABSOLUTE_POS / width;
+    let column = ABSOLUTE_POS % width;
+    if place >= ids.len() {
+        terminate!();
+    }
+    if links[2 * place + 1] == 0 {
+        terminate!();
+    }
+    let row = usize::cast_from(i32::cast_from(ids[place]));
+    let mut sum = Vector::<f32, N>::new(0.0f32);
+    while place < ids.len() {
+        sum += Vector::cast_from(dy[place * width + column]);
+        place = usize::cast_from(links[2 * place]);
+    }
+    dw[row * width + column] = Vector::cast_from(sum);
+}

@@ -1,0 +1,129 @@
+//! The kernels in CubeCL, for whatever CubeCL runs on.
+//!
+//! Kernels are generic over the dtypes of tensors and compute in `f32`. They read and write contiguous
+//! buffers: operands with gaps or other strides are copied first, results are allocated without
+//! padding. A launch never waits for the device. Every sum has an order that depends on the shapes
+//! alone, and nothing is added atomically, so that a result has the same bits in every run.
+//!
+//! Values that only the device knows cannot be checked without waiting for it. Where the CPU panics
+//! because of one (an id outside the vocabulary), these kernels write NaN, which makes the loss NaN.
+
+mod attention_plain;
+mod cross_entropy;
+mod dropout;
+mod embedding;
+mod linear;
+mod matmul;
+mod rms_norm;
+mod rotary;
+mod sums;
+mod swiglu;
+
+use burn::tensor::{DType, Shape};
+use burn_backend::cubecl::dtype_to_storage_type;
+use burn_backend::{Backend, DTypeUsage};
+use burn_cubecl::CubeBackend;
+use burn_cubecl::kernel::{cast, into_contiguous};
+use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::client::Client;
+use cubecl::ir::ElemType;
+use cubecl::prelude::*;
+
+/// Units of a cube where nothing asks for another number.
+const UNITS: usize = 256;
+
+/// Elements that a unit reads at once, at most: sixteen bytes of `f32`.
+const WIDEST: usize = 4;
+
+/// `tensor` without gaps between its elements, which the kernels take for granted.
+///
+/// # Panics
+///
+/// If its dtype is not one of 32 bits or less, or not one the device can hold: a kernel on such a
+/// tensor would fail on the device's own thread, and reading its result would not.
+fn flat(tensor: &CubeTensor) -> CubeTensor {
+    assert_float(tensor, tensor.dtype);
+    into_contiguous(tensor.clone())
+}
+
+/// [`flat`], in `dtype`.
+fn flat_in(tensor: &CubeTensor, dtype: DType) -> CubeTensor {
+    if tensor.dtype == dtype {
+        return flat(tensor);
+    }
+    assert_float(tensor, tensor.dtype);
+    assert_float(tensor, dtype);
+    into_contiguous(cast(tensor.clone(), dtype))
+}
+
+/// Room for a float tensor without gaps on the device of `like`. Its contents are arbitrary.
+fn empty(like: &CubeTensor, shape: impl Into<Shape>, dtype: DType) -> CubeTensor {
+    assert_float(like, dtype);
+    let (client, device) = (like.client.clone(), like.device.clone());
+    empty_device_contiguous_dtype(client, device, shape.into(), dtype)
+}
+
+fn assert_float(tensor: &CubeTensor, dtype: DType) {
+    match dtype {
+        DType::F32 => {}
+        DType::BF16 | DType::F16 => {
+            let usage = CubeBackend::dtype_usage(&tensor.device, dtype);
+            let name = CubeBackend::name(&tensor.device);
+            assert!(usage.contains(DTypeUsage::Storage), "{name} has no tensors of {dtype:?}");
+        }
+        other => panic!("no kernel for tensors of {other:?} on a GPU"),
+    }
+}
+
+/// `tensor`, which is contiguous, in another shape of as many elements.
+fn reshaped(tensor: CubeTensor, shape: impl Into<Shape>) -> CubeTensor {
+    let shape = shape.into();
+    debug_assert_eq!(shape.num_elements(), tensor.meta.num_elements());
+    CubeTensor::new_contiguous(tensor.client, tensor.device, shape, tensor.handle, tensor.dtype)
+}
+
+/// Number of elements.
+fn len_of(tensor: &CubeTensor) -> usize {
+    tensor.meta.num_elements()
+}
+
+/// `tensor`, which is contiguous, as the argument of a kernel that reads `vector` elements at once.
+fn arg(tensor: &CubeTensor, vector: usize) -> BufferArg {
+    debug_assert!(tensor.is_contiguous(), "kernels take contiguous tensors");
+    // SAFETY: a contiguous tensor has this many elements from the start of its handle on.
+    unsafe { BufferArg::from_raw_parts(tensor.handle.clone(), len_of(tensor) / vector) }
+}
+
+/// The dtype of `tensor` as kernels are told of it.
+fn elem(tensor: &CubeTensor) -> ElemType {
+    dtype_to_storage_type(tensor.dtype)
+}
+
+/// How wide an index into the largest of `tensors` is.
+fn address_type(tensors: &[&CubeTensor]) -> AddressType {
+    tensors.iter().map(|tensor| tensor.required_address_type()).max().unwrap_or_default()
+}
+
+/// How many elements to read at once so that rows of `width` elements of these tensors come out even.
+fn vector_size(tensors: &[&CubeTensor], width: usize) -> usize {
+    let widest = tensors.iter().map(|tensor| tensor.dtype.size()).max().unwrap_or(1);
+    let Some(tensor) = tensors.first() else { return 1 };
+    tensor
+        .client
+        .io_optimized_vector_sizes(widest)
+        .filter(|&size| size <= WIDEST && width.is_multiple_of(size))
+        .max()
+        .unwrap_or(1)
+}
+
+/// Cubes of [`UNITS`] units for one unit per item.
+fn cubes_for(client: &Client, items: usize) -> (CubeCount, CubeDim) {
+    let dim = CubeDim::new_1d(UNITS as u32);
+    (cubecl::calculate_cube_count_elemwise(client, items, dim), dim)
+}
+
+/// `count` cubes, spread over as many dimensions as the device wants. There may be idle ones at the end.
+fn cubes(client: &Client, count: usize) -> CubeCount {
+    cubecl::calculate_cube_count_elemwise(client, count, CubeDim::new_1d(1))
+}

@@ -1,0 +1,209 @@
+//! Root-mean-square normalisation: one cube per row forward, one per block of rows backward.
+
+use burn::tensor::DType;
+use burn_cubecl::CubeBackend;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::ir::ElemType;
+use cubecl::prelude::*;
+
+use super::sums::{column_sums, cube_sum, units_for};
+use super::{address_type, arg, cubes, elem, empty, flat, len_of, vector_size};
+use crate::ops::rms_norm::{RmsNormKernels, width_of};
+
+/// Rows that a cube of the backward pass works on, at least: the partial sums of dW, one row per cube,
+/// then stay small beside `x`.
+const ROWS: usize = 16;
+/// Cubes of the backward pass, at most.
+const BLOCKS: usize = 2048;
+
+impl RmsNormKernels for CubeBackend {
+    fn rms_norm_forward(x: &CubeTensor, weight: &CubeTensor, eps: f64) -> CubeTensor {
+        let width = width_of(x, weight);
+        let (x, weight) = (flat(x), flat(weight));
+        let y = empty(&x, x.meta.shape().clone(), x.dtype);
+        let rows = len_of(&x) / width;
+        if rows == 0 {
+            return y;
+        }
+        let vector = vector_size(&[&x, &weight], width);
+        let units = units_for(width / vector);
+        // SAFETY: cubes beyond the last row do nothing, and units stay within the width of a row.
+        unsafe {
+            forward_kernel::launch_unchecked(
+                &x.client,
+                cubes(&x.client, rows),
+                CubeDim::new_1d(units as u32),
+                address_type(&[&x]),
+                vector,
+                arg(&x, vector),
+                arg(&weight, vector),
+                arg(&y, vector),
+                rows,
+                width / vector,
+                eps as f32,
+                units,
+                [elem(&x), elem(&weight)],
+            );
+        }
+        y
+    }
+
+    fn rms_norm_backward(
+        x: &CubeTensor,
+        weight: &CubeTensor,
+        dy: &CubeTensor,
+        eps: f64,
+        wanted: [bool; 2],
+    ) -> [Option<CubeTensor>; 2] {
+        let width = width_of(x, weight);
+        let (x, weight, dy) = (flat(x), flat(weight), flat(dy));
+        let rows = len_of(&x) / width;
+        let per_block = rows.div_ceil(BLOCKS).max(ROWS);
+        let blocks = rows.div_ceil(per_block);
+        let dx = empty(&x, x.meta.shape().clone(), x.dtype);
+        let partial = empty(&x, [blocks * width], DType::F32);
+        if rows > 0 {
+            let vector = vector_size(&[&x, &weight, &dy, &partial], width);
+            let units = units_for(width / vector);
+            // SAFETY: rows beyond the last are left out, units stay within the width of a row, and
+            // `partial` has a row per block.
+            unsafe {
+                backward_kernel::launch_unchecked(
+                    &x.client,
+                    cubes(&x.client, blocks),
+                    CubeDim::new_1d(units as u32),
+                    address_type(&[&x, &dy]),
+                    vector,
+                    arg(&x, vector),
+                    arg(&weight, vector),
+                    arg(&dy, vector),
+                    arg(&dx, vector),
+                    arg(&partial, vector),
+                    rows,
+                    per_block,
+                    eps as f32,
+                    width / vector,
+                    units,
+                    [elem(&x), elem(&weight), elem(&dy)],
+                );
+            }
+        }
+        // Both come out of one pass over the operands, whoever wants them.
+        let dw = || column_sums(&partial, [blocks, width], weight.dtype);
+        [wanted[0].then_some(dx), wanted[1].then(dw)]
+    }
+}
+
+#[cube(launch_unchecked, address_type = "dynamic")]
+fn forward_kernel<F: Float, W: Float, N: Size>(
+    x: &[Vector<F, N>],
+    weight: &[Vector<W, N>],
+    y: &mut [Vector<F, N>],
+    rows: usize,
+    width: usize,
+    eps: f32,
+    #[comptime] units: usize,
+    #[define(F, W)] _dtypes: [ElemType; 2],
+) {
+    let row = CUBE_POS;
+    if row >= rows {
+        terminate!();
+    }
+    let start = row * width;
+    let mut squares = Vector::<f32, N>::new(0.0f32);
+    let mut i = UNIT_POS as usize;
+    while i < width {
+        let value = Vector::<f32, N>::cast_from(x[start + i]);
+        squares += value * value;
+        i += units;
+    }
+    let sum = cube_sum(squares.vector_sum(), units);
+    let count = f32::cast_from(width * N::value());
+    let r = Vector::<f32, N>::new(1.0f32 / (sum / count + eps).sqrt());
+    let mut i = UNIT_POS as usize;
+    while i < width {
+        let value = Vector::<f32, N>::cast_from(x[start + i]);
+        let w = Vector::<f32, N>::cast_from(weight[i]);
+        y[start + i] = Vector::cast_from(value * r * w);
+        i += units;
+    }
+}
+
+/// Each unit keeps the columns `unit`, `unit + units`, … of its block's rows: their part of dW stays in
+/// registers, and a row is read once.
+#[cube(launch_unchecked, address_type = "dynamic")]
+fn backward_kernel<F: Float, W: Float, D: Float, N: Size>(
+    x: &[Vector<F, N>],
+    weight: &[Vector<W, N>],
+    dy: &[Vector<D, N>],
+    dx: &mut [Vector<F, N>],
+    partial: &mut [Vector<f32, N>],
+    rows: usize,
+    per_block: usize,
+    eps: f32,
+    #[comptime] width: usize,
+    #[comptime] units: usize,
+    #[define(F, W, D)] _dtypes: [ElemType; 3],
+) {
+    let per_unit = comptime!(width.div_ceil(units));
+    let block = CUBE_POS;
+    let mut last = (block + 1) * per_block;
+    if last > rows {
+        last = rows;
+    }
+    let unit = UNIT_POS as usize;
+    let zero = Vector::<f32, N>::new(0.0f32);
+    let mut dw = Array::<Vector<f32, N>>::new(per_unit);
+    let mut values = Array::<Vector<f32, N>>::new(per_unit);
+    let mut products = Array::<Vector<f32, N>>::new(per_unit);
+    let count = f32::cast_from(comptime!(width) * N::value());
+    #[unroll]
+    for k in 0..per_unit {
+        dw[k] = zero;
+    }
+    for row in block * per_block..last {
+        let start = row * width;
+        let mut squares = zero;
+        let mut shifts = zero;
+        #[unroll]
+        for k in 0..per_unit {
+            let i = unit + k * units;
+            let mut value = zero;
+            let mut product = zero;
+            if i < width {
+                value = Vector::cast_from(x[start + i]);
+                product = Vector::cast_from(dy[start + i]);
+            }
+            values[k] = value;
+            products[k] = product;
+            squares += value * value;
+            if i < width {
+                shifts += product * Vector::cast_from(weight[i]) * value;
+            }
+        }
+        let sum = cube_sum(squares.vector_sum(), units);
+        let shift = cube_sum(shifts.vector_sum(), units);
+        let r = 1.0f32 / (sum / count + eps).sqrt();
+        let shift = Vector::<f32, N>::new(shift * r / count);
+        let r = Vector::<f32, N>::new(r);
+        #[unroll]
+        for k in 0..per_unit {
+            let i = unit + k * units;
+            let normal = values[k] * r;
+            dw[k] = dw[k] + products[k] * normal;
+            if i < width {
+                let w = Vector::<f32, N>::cast_from(weight[i]);
+                dx[start + i] = Vector::cast_from(r * (products[k] * w - normal * shift));
+            }
+        }
+    }
+    if block * per_block < rows {
+        #[unroll]
+        for k in 0..per_unit {
+            let i = unit + k * units;
+            if i < width {
+                partial[block * width + i] = dw[k];
+            }
+        }
+    }
+}

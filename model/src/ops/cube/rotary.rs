@@ -1,0 +1,115 @@
+//! Rotary position embedding: one unit per few planes of a head.
+
+use std::collections::HashMap;
+use std::sync::{LazyLock, Mutex, PoisonError};
+
+use burn::tensor::{DType, TensorData};
+use burn_backend::ops::FloatTensorOps;
+use burn_cubecl::tensor::CubeTensor;
+use burn_cubecl::{CubeBackend, CubeDevice};
+use cubecl::ir::ElemType;
+use cubecl::prelude::*;
+
+use super::{address_type, arg, cubes_for, elem, empty, flat, len_of, vector_size};
+use crate::ops::rotary::{RotaryFrequencies, RotaryKernels, Rotation, sizes_of};
+
+impl RotaryKernels for CubeBackend {
+    fn rotary_rotate(x: &CubeTensor, rotation: Rotation) -> CubeTensor {
+        let [_, seq, heads, head_dim] = sizes_of(x);
+        let x = flat(x);
+        let y = empty(&x, x.meta.shape().clone(), x.dtype);
+        let half = head_dim / 2;
+        if len_of(&x) == 0 {
+            return y;
+        }
+        let Rotation { frequencies, position_offset, sign } = rotation;
+        let table = table(&x, head_dim, frequencies, position_offset + seq);
+        let vector = vector_size(&[&x, &table], half);
+        let (count, dim) = cubes_for(&x.client, len_of(&x) / 2 / vector);
+        // SAFETY: a unit reads and writes two halves of one head, and no unit goes beyond the last head;
+        // the table has a row for every position.
+        unsafe {
+            rotate_kernel::launch_unchecked(
+                &x.client,
+                count,
+                dim,
+                address_type(&[&x, &table]),
+                vector,
+                arg(&x, vector),
+                arg(&table, vector),
+                arg(&y, vector),
+                half / vector,
+                heads,
+                seq,
+                position_offset,
+                sign as f32,
+                elem(&x),
+            );
+        }
+        y
+    }
+}
+
+/// Device, head dimension and bits of the frequencies.
+type TableKey = (CubeDevice, usize, [u64; 6]);
+
+/// A model uses one table, which every layer of every step reads. Its angles are computed in double
+/// precision on the host: in `f32`, a late position times a frequency has no digits left.
+static TABLES: LazyLock<Mutex<HashMap<TableKey, CubeTensor>>> = LazyLock::new(Mutex::default);
+
+/// Cosines, then sines, of a position: `[positions, 2, head_dim / 2]` for at least `positions`, on the
+/// device of `like`.
+fn table(
+    like: &CubeTensor,
+    head_dim: usize,
+    frequencies: RotaryFrequencies,
+    positions: usize,
+) -> CubeTensor {
+    let key = (like.device.clone(), head_dim, frequencies.bits());
+    // An entry is inserted whole or not at all, so a panic elsewhere has not left one half-made.
+    let mut tables = TABLES.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(table) = tables.get(&key).filter(|table| table.meta.shape()[0] >= positions) {
+        return table.clone();
+    }
+    // Generation asks for one more position at a time: growing by doubling keeps that linear.
+    let (positions, half) = (positions.next_power_of_two(), head_dim / 2);
+    let mut values = vec![0f32; positions * 2 * half];
+    for (position, row) in values.chunks_exact_mut(2 * half).enumerate() {
+        let (cosines, sines) = row.split_at_mut(half);
+        for (j, (cos, sin)) in cosines.iter_mut().zip(sines).enumerate() {
+            let (sine, cosine) = frequencies.angle(position, j, head_dim).sin_cos();
+            (*cos, *sin) = (cosine as f32, sine as f32);
+        }
+    }
+    let data = TensorData::new(values, [positions, 2, half]).convert_dtype(DType::F32);
+    let table = flat(&CubeBackend::float_from_data(data, &like.device));
+    tables.insert(key, table.clone());
+    table
+}
+
+#[cube(launch_unchecked, address_type = "dynamic")]
+fn rotate_kernel<F: Float, N: Size>(
+    x: &[Vector<F, N>],
+    table: &[Vector<f32, N>],
+    y: &mut [Vector<F, N>],
+    half: usize,
+    heads: usize,
+    seq: usize,
+    position_offset: usize,
+    sign: f32,
+    #[define(F)] _dtype: ElemType,
+) {
+    let head = ABSOLUTE_POS / half;
+    let j = ABSOLUTE_POS % half;
+    let first = head * 2 * half + j;
+    if first >= x.len() {
+        terminate!();
+    }
+    let position = position_offset + head / heads % seq;
+    let cos = table[position * 2 * half + j];
+    let sin = table[position * 2 * half + half + j] * Vector::new(sign);
+    let a = Vector::<f32, N>::cast_from(x[first]);
+    let b = Vector::<f32, N>::cast_from(x[first + half]);
+    y[first] = Vector::cast_from(a * cos - b * sin);
+    y[first + half] = Vector::cast_from(b * cos + a * sin);
+}

@@ -1,0 +1,245 @@
+//! Sums in a fixed order: within a cube, over the rows of a matrix, and small passes over a buffer.
+
+use burn::tensor::DType;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::ir::ElemType;
+use cubecl::prelude::*;
+
+use super::{address_type, arg, cubes_for, elem, empty, len_of, vector_size};
+
+/// The sum of `value` over the `units` units of a cube, a power of two, in each of them.
+#[cube]
+pub fn cube_sum(value: f32, #[comptime] units: usize) -> f32 {
+    let mut room = Shared::<[f32]>::new_slice(units);
+    let unit = UNIT_POS as usize;
+    room[unit] = value;
+    sync_cube();
+    let mut half = CUBE_DIM as usize / 2;
+    while half > 0 {
+        if unit < half {
+            let other = room[unit + half];
+            room[unit] = room[unit] + other;
+        }
+        sync_cube();
+        half = half / 2;
+    }
+    let sum = room[0];
+    // The room is used again by the next sum of the same loop.
+    sync_cube();
+    sum
+}
+
+/// The largest `value` of the `units` units of a cube, a power of two, in each of them.
+#[cube]
+pub fn cube_max(value: f32, #[comptime] units: usize) -> f32 {
+    let mut room = Shared::<[f32]>::new_slice(units);
+    let unit = UNIT_POS as usize;
+    room[unit] = value;
+    sync_cube();
+    let mut half = CUBE_DIM as usize / 2;
+    while half > 0 {
+        if unit < half {
+            let other = room[unit + half];
+            if other > room[unit] {
+                room[unit] = other;
+            }
+        }
+        sync_cube();
+        half = half / 2;
+    }
+    let largest = room[0];
+    sync_cube();
+    largest
+}
+
+/// Units for a row of `vectors` vectors: a power of two, so that sums fold evenly.
+pub fn units_for(vectors: usize) -> usize {
+    vectors.next_power_of_two().clamp(32, super::UNITS)
+}
+
+/// Columns and rows that one cube of [`column_sums`] works on at a time.
+const COLUMNS: usize = 32;
+const GROUPS: usize = 8;
+
+/// Blocks of rows that are summed apart, at most.
+const BLOCKS: usize = 128;
+
+/// The sum of the rows of a contiguous `[rows, width]` tensor, `[width]` in `dtype`.
+///
+/// Blocks of rows first, then the sums of the blocks: both steps in the order of the rows.
+pub fn column_sums(x: &CubeTensor, [rows, width]: [usize; 2], dtype: DType) -> CubeTensor {
+    if rows <= 2 * BLOCKS {
+        return block_sums(x, [rows, width], rows.max(1), dtype);
+    }
+    let per_block = rows.div_ceil(BLOCKS);
+    let partial = block_sums(x, [rows, width], per_block, DType::F32);
+    let blocks = rows.div_ceil(per_block);
+    block_sums(&partial, [blocks, width], blocks, dtype)
+}
+
+fn block_sums(
+    x: &CubeTensor,
+    [rows, width]: [usize; 2],
+    per_block: usize,
+    dtype: DType,
+) -> CubeTensor {
+    let blocks = rows.div_ceil(per_block).max(1);
+    let sums = empty(x, [blocks * width], dtype);
+    if width > 0 {
+        // SAFETY: columns and rows are checked against the sizes of `x`, and `sums` has a row per block.
+        unsafe {
+            block_sums_kernel::launch_unchecked(
+                &x.client,
+                CubeCount::Static(width.div_ceil(COLUMNS) as u32, blocks as u32, 1),
+                CubeDim::new_2d(COLUMNS as u32, GROUPS as u32),
+                address_type(&[x, &sums]),
+                arg(x, 1),
+                arg(&sums, 1),
+                rows,
+                width,
+                per_block,
+                [elem(x), elem(&sums)],
+            );
+        }
+    }
+    sums
+}
+
+#[cube(launch_unchecked, address_type = "dynamic")]
+fn block_sums_kernel<F: Float, O: Float>(
+    x: &[F],
+    sums: &mut [O],
+    rows: usize,
+    width: usize,
+    per_block: usize,
+    #[define(F, O)] _dtypes: [ElemType; 2],
+) {
+    let mut room = Shared::<[f32]>::new_slice(comptime!(COLUMNS * GROUPS));
+    let block = CUBE_POS_Y as usize;
+    let column = CUBE_POS_X as usize * COLUMNS + UNIT_POS_X as usize;
+    let mut last = (block + 1) * per_block;
+    if last > rows {
+        last = rows;
+    }
+    let mut sum = 0.0f32;
+    if column < width {
+        let mut row = block * per_block + UNIT_POS_Y as usize;
+        while row < last {
+            sum += f32::cast_from(x[row * width + column]);
+            row += GROUPS;
+        }
+    }
+    room[UNIT_POS as usize] = sum;
+    sync_cube();
+    if UNIT_POS_Y == 0 && column < width {
+        let mut total = 0.0f32;
+        for group in 0..GROUPS {
+            total += room[group * COLUMNS + UNIT_POS_X as usize];
+        }
+        sums[block * width + column] = O::cast_from(total);
+    }
+}
+
+/// A contiguous tensor of zeros, on the device of `like`.
+pub fn zeros(like: &CubeTensor, shape: impl Into<burn::tensor::Shape>, dtype: DType) -> CubeTensor {
+    let tensor = empty(like, shape, dtype);
+    let len = len_of(&tensor);
+    if len > 0 {
+        let vector = vector_size(&[&tensor], len);
+        let (count, dim) = cubes_for(&tensor.client, len / vector);
+        // SAFETY: no unit writes beyond the end of the tensor.
+        unsafe {
+            zeros_kernel::launch_unchecked(
+                &tensor.client,
+                count,
+                dim,
+                address_type(&[&tensor]),
+                vector,
+                arg(&tensor, vector),
+                elem(&tensor),
+            );
+        }
+    }
+    tensor
+}
+
+#[cube(launch_unchecked, address_type = "dynamic")]
+fn zeros_kernel<F: Float, N: Size>(tensor: &mut [Vector<F, N>], #[define(F)] _dtype: ElemType) {
+    if ABSOLUTE_POS < tensor.len() {
+        tensor[ABSOLUTE_POS] = Vector::new(F::new(0.0f32));
+    }
+}
+
+/// `sum += factor · x`, both contiguous and of one length.
+pub fn add_scaled(sum: &CubeTensor, x: &CubeTensor, factor: f32) {
+    let len = len_of(sum);
+    debug_assert_eq!(len, len_of(x));
+    if len == 0 {
+        return;
+    }
+    let vector = vector_size(&[sum, x], len);
+    let (count, dim) = cubes_for(&sum.client, len / vector);
+    // SAFETY: both have one length, and no unit goes beyond it.
+    unsafe {
+        add_scaled_kernel::launch_unchecked(
+            &sum.client,
+            count,
+            dim,
+            address_type(&[sum, x]),
+            vector,
+            arg(sum, vector),
+            arg(x, vector),
+            factor,
+            [elem(sum), elem(x)],
+        );
+    }
+}
+
+#[cube(launch_unchecked, address_type = "dynamic")]
+fn add_scaled_kernel<S: Float, F: Float, N: Size>(
+    sum: &mut [Vector<S, N>],
+    x: &[Vector<F, N>],
+    factor: f32,
+    #[define(S, F)] _dtypes: [ElemType; 2],
+) {
+    if ABSOLUTE_POS < sum.len() {
+        let old = Vector::<f32, N>::cast_from(sum[ABSOLUTE_POS]);
+        let x = Vector::<f32, N>::cast_from(x[ABSOLUTE_POS]);
+        sum[ABSOLUTE_POS] = Vector::cast_from(old + x * Vector::new(factor));
+    }
+}
+
+/// `x` times `factor`, in place; `x` is contiguous.
+pub fn scale(x: &CubeTensor, factor: f32) {
+    let len = len_of(x);
+    if len == 0 {
+        return;
+    }
+    let vector = vector_size(&[x], len);
+    let (count, dim) = cubes_for(&x.client, len / vector);
+    // SAFETY: no unit goes beyond the end of the tensor.
+    unsafe {
+        scale_kernel::launch_unchecked(
+            &x.client,
+            count,
+            dim,
+            address_type(&[x]),
+            vector,
+            arg(x, vector),
+            factor,
+            elem(x),
+        );
+    }
+}
+
+#[cube(launch_unchecked, address_type = "dynamic")]
+fn scale_kernel<F: Float, N: Size>(
+    x: &mut [Vector<F, N>],
+    factor: f32,
+    #[define(F)] _dtype: ElemType,
+) {
+    if ABSOLUTE_POS < x.len() {
+        let value = Vector::<f32, N>::cast_from(x[ABSOLUTE_POS]);
+        x[ABSOLUTE_POS] = Vector::cast_from(value * Vector::new(factor));
+    }
+}

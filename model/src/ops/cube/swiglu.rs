@@ -1,0 +1,116 @@
+//! The gate of a SwiGLU layer: one unit per few elements.
+
+use burn_cubecl::CubeBackend;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::ir::ElemType;
+use cubecl::prelude::*;
+
+use super::{address_type, arg, cubes_for, elem, empty, flat, len_of, vector_size};
+use crate::ops::swiglu::SwigluKernels;
+
+impl SwigluKernels for CubeBackend {
+    fn swiglu_forward(gate: &CubeTensor, up: &CubeTensor) -> CubeTensor {
+        let shape = gate.meta.shape().clone();
+        assert_eq!(&shape, up.meta.shape(), "swiglu: gate and up differ in shape");
+        let (gate, up) = (flat(gate), flat(up));
+        let y = empty(&gate, shape, gate.dtype);
+        let len = len_of(&y);
+        if len == 0 {
+            return y;
+        }
+        let vector = vector_size(&[&gate, &up], len);
+        let (count, dim) = cubes_for(&y.client, len / vector);
+        // SAFETY: the three have one length, and no unit goes beyond that of `y`.
+        unsafe {
+            forward_kernel::launch_unchecked(
+                &y.client,
+                count,
+                dim,
+                address_type(&[&gate, &up]),
+                vector,
+                arg(&gate, vector),
+                arg(&up, vector),
+                arg(&y, vector),
+                [elem(&gate), elem(&up)],
+            );
+        }
+        y
+    }
+
+    fn swiglu_backward(
+        gate: &CubeTensor,
+        up: &CubeTensor,
+        dy: &CubeTensor,
+        wanted: [bool; 2],
+    ) -> [Option<CubeTensor>; 2] {
+        let (gate, up, dy) = (flat(gate), flat(up), flat(dy));
+        let shape = gate.meta.shape().clone();
+        let dgate = empty(&gate, shape.clone(), gate.dtype);
+        let dup = empty(&gate, shape, up.dtype);
+        let len = len_of(&gate);
+        if len > 0 {
+            let vector = vector_size(&[&gate, &up, &dy], len);
+            let (count, dim) = cubes_for(&gate.client, len / vector);
+            // SAFETY: all have one length, and no unit goes beyond that of `dgate`.
+            unsafe {
+                backward_kernel::launch_unchecked(
+                    &gate.client,
+                    count,
+                    dim,
+                    address_type(&[&gate, &up, &dy]),
+                    vector,
+                    arg(&gate, vector),
+                    arg(&up, vector),
+                    arg(&dy, vector),
+                    arg(&dgate, vector),
+                    arg(&dup, vector),
+                    [elem(&gate), elem(&up), elem(&dy)],
+                );
+            }
+        }
+        // Both come out of one pass over the operands, whoever wants them.
+        [wanted[0].then_some(dgate), wanted[1].then_some(dup)]
+    }
+}
+
+#[cube(launch_unchecked, address_type = "dynamic")]
+fn forward_kernel<G: Float, U: Float, N: Size>(
+    gate: &[Vector<G, N>],
+    up: &[Vector<U, N>],
+    y: &mut [Vector<G, N>],
+    #[define(G, U)] _dtypes: [ElemType; 2],
+) {
+    if ABSOLUTE_POS >= y.len() {
+        terminate!();
+    }
+    let g = Vector::<f32, N>::cast_from(gate[ABSOLUTE_POS]);
+    let u = Vector::<f32, N>::cast_from(up[ABSOLUTE_POS]);
+    y[ABSOLUTE_POS] = Vector::cast_from(g * sigmoid::<N>(g) * u);
+}
+
+#[cube(launch_unchecked, address_type = "dynamic")]
+fn backward_kernel<G: Float, U: Float, D: Float, N: Size>(
+    gate: &[Vector<G, N>],
+    up: &[Vector<U, N>],
+    dy: &[Vector<D, N>],
+    dgate: &mut [Vector<G, N>],
+    dup: &mut [Vector<U, N>],
+    #[define(G, U, D)] _dtypes: [ElemType; 3],
+) {
+    if ABSOLUTE_POS >= dgate.len() {
+        terminate!();
+    }
+    let g = Vector::<f32, N>::cast_from(gate[ABSOLUTE_POS]);
+    let u = Vector::<f32, N>::cast_from(up[ABSOLUTE_POS]);
+    let d = Vector::<f32, N>::cast_from(dy[ABSOLUTE_POS]);
+    let one = Vector::<f32, N>::new(1.0f32);
+    let s = sigmoid::<N>(g);
+    dgate[ABSOLUTE_POS] = Vector::cast_from(d * u * s * (one + g * (one - s)));
+    dup[ABSOLUTE_POS] = Vector::cast_from(d * (g * s));
+}
+
+#[cube]
+fn sigmoid<N: Size>(x: Vector<f32, N>) -> Vector<f32, N> {
+    let one = Vector::<f32, N>::new(1.0f32);
+    one / (one + (-x).exp())
+}
