@@ -48,11 +48,7 @@ impl FlatTensors for Cube {
         offset: usize,
         dtype: DType,
     ) -> CubeTensor {
-        let memory = match weights {
-            FlatWeights::Device(owner) => owner.buffer().and_then(Buffer::device),
-            FlatWeights::Host(_) => None,
-        };
-        let Some(memory) = memory else {
+        let Some(memory) = weights.device().and_then(Buffer::device) else {
             unreachable!("invariant: a rank's tensors and buffers are in the same memory");
         };
         let (start, bytes) =

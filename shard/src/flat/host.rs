@@ -31,12 +31,8 @@ impl FlatTensors for Flex {
         offset: usize,
         dtype: DType,
     ) -> FlexTensor {
-        let bytes = match weights {
-            FlatWeights::Host(bytes) => bytes,
-            #[cfg(feature = "cube")]
-            FlatWeights::Device(_) => {
-                unreachable!("invariant: a rank's tensors and buffers are in the same memory")
-            }
+        let Some(bytes) = weights.host() else {
+            unreachable!("invariant: a rank's tensors and buffers are in the same memory");
         };
         let shape = Shape::from(shape.to_vec());
         let strides = Layout::contiguous(shape.clone()).strides().to_vec();

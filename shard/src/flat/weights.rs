@@ -44,6 +44,24 @@ impl FlatWeights {
         FlatWeights::Host(Arc::new(Bytes::from_shared(bytes, AllocationProperty::Native)))
     }
 
+    /// The bytes, if they are on the host.
+    pub(super) fn host(&self) -> Option<&Arc<Bytes>> {
+        match self {
+            FlatWeights::Host(bytes) => Some(bytes),
+            #[cfg(feature = "cube")]
+            FlatWeights::Device(_) => None,
+        }
+    }
+
+    /// The buffer on a GPU, if they are there.
+    #[cfg(feature = "cube")]
+    pub(super) fn device(&self) -> Option<&Buffer> {
+        match self {
+            FlatWeights::Host(_) => None,
+            FlatWeights::Device(owner) => owner.buffer(),
+        }
+    }
+
     /// Whether anything but this reads the weights.
     pub(crate) fn has_views(&self) -> bool {
         match self {
