@@ -13,7 +13,7 @@
 
 mod cpu;
 #[cfg(feature = "cube")]
-mod cube;
+pub mod cube;
 
 mod attention;
 mod cross_entropy;

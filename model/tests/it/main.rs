@@ -4,6 +4,8 @@ mod cache;
 mod config;
 #[cfg(feature = "wgpu")]
 mod cube;
+#[cfg(feature = "cube")]
+mod cube_attention;
 mod decoder;
 mod layers;
 mod ops_attention;

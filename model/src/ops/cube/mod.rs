@@ -8,6 +8,7 @@
 //! Values that only the device knows cannot be checked without waiting for it. Where the CPU panics
 //! because of one (an id outside the vocabulary), these kernels write NaN, which makes the loss NaN.
 
+pub mod attention;
 mod attention_plain;
 mod cross_entropy;
 mod dropout;

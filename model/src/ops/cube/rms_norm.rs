@@ -190,7 +190,7 @@ fn backward_kernel<F: Float, W: Float, D: Float, N: Size>(
         for k in 0..per_unit {
             let i = unit + k * units;
             let normal = values[k] * r;
-            dw[k] = dw[k] + products[k] * normal;
+            dw[k] += products[k] * normal;
             if i < width {
                 let w = Vector::<f32, N>::cast_from(weight[i]);
                 dx[start + i] = Vector::cast_from(r * (products[k] * w - normal * shift));

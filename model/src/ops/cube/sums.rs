@@ -18,10 +18,10 @@ pub fn cube_sum(value: f32, #[comptime] units: usize) -> f32 {
     while half > 0 {
         if unit < half {
             let other = room[unit + half];
-            room[unit] = room[unit] + other;
+            room[unit] += other;
         }
         sync_cube();
-        half = half / 2;
+        half /= 2;
     }
     let sum = room[0];
     // The room is used again by the next sum of the same loop.
@@ -45,7 +45,7 @@ pub fn cube_max(value: f32, #[comptime] units: usize) -> f32 {
             }
         }
         sync_cube();
-        half = half / 2;
+        half /= 2;
     }
     let largest = room[0];
     sync_cube();

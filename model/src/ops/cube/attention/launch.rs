@@ -1,0 +1,281 @@
+//! Launching the kernels.
+
+use burn::tensor::DType;
+use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::calculate_cube_count_elemwise;
+use cubecl::ir::features::TypeUsage;
+use cubecl::ir::{ElemType, FloatKind};
+use cubecl::prelude::*;
+
+use super::backward::{DELTA_LANES, DELTA_UNITS, delta_kernel, keys_kernel, queries_kernel};
+use super::forward::{SizesLaunch, forward_kernel};
+use super::tile::{Pass, Tile};
+use super::{dims, empty_like};
+
+/// Shapes of a call.
+#[derive(Clone, Copy)]
+struct Shapes {
+    batch: usize,
+    seq: usize,
+    keys: usize,
+    capacity: usize,
+    heads: usize,
+    kv_heads: usize,
+    head_dim: usize,
+}
+
+impl Shapes {
+    /// Checks that queries are the last of `filled` rows.
+    fn of(q: &CubeTensor, k: &CubeTensor, v: &CubeTensor, filled: usize) -> Shapes {
+        let [batch, seq, heads, head_dim] = dims(q);
+        let [_, capacity, kv_heads, _] = dims(k);
+        let kv = [batch, capacity, kv_heads, head_dim];
+        assert!(
+            dims(k) == kv && dims(v) == kv,
+            "attention: q {:?}, k {:?}, v {:?}",
+            dims(q),
+            dims(k),
+            dims(v)
+        );
+        assert!(
+            q.dtype == k.dtype && q.dtype == v.dtype,
+            "attention: q in {:?}, k in {:?}, v in {:?}",
+            q.dtype,
+            k.dtype,
+            v.dtype
+        );
+        assert!(
+            kv_heads > 0 && heads.is_multiple_of(kv_heads),
+            "attention: {heads} heads cannot share {kv_heads} key heads"
+        );
+        assert!(
+            seq <= filled && filled <= capacity,
+            "attention: {seq} queries, {filled} of {capacity} keys"
+        );
+        assert!(
+            head_dim.is_multiple_of(8) && (8..=256).contains(&head_dim),
+            "attention: heads of {head_dim} values; a GPU needs a multiple of 8 up to 256"
+        );
+        Shapes { batch, seq, keys: filled, capacity, heads, kv_heads, head_dim }
+    }
+
+    fn arg(&self) -> SizesLaunch {
+        SizesLaunch::new(
+            self.seq as u32,
+            self.keys as u32,
+            self.capacity as u32,
+            self.heads as u32,
+            self.kv_heads as u32,
+            1.0 / (self.head_dim as f32).sqrt(),
+        )
+    }
+
+    /// A cube per tile of `rows` rows, per head and per sequence of the batch.
+    fn cubes(&self, rows: usize, heads: usize, tile: &Tile) -> CubeCount {
+        let tiles = rows.div_ceil(tile.rows);
+        CubeCount::new_3d(tiles as u32, heads as u32, self.batch as u32)
+    }
+
+    fn is_empty(&self) -> bool {
+        self.batch * self.seq * self.heads == 0
+    }
+}
+
+/// [`forward`](super::forward) and [`cached_forward`](super::cached_forward) into tensors that are there.
+///
+/// # Panics
+///
+/// As those, or if `out` and `lse` are not contiguous tensors of the right shape and dtype.
+pub fn forward_into(
+    q: &CubeTensor,
+    k: &CubeTensor,
+    v: &CubeTensor,
+    filled: usize,
+    out: &CubeTensor,
+    lse: &CubeTensor,
+) {
+    let shapes = Shapes::of(q, k, v, filled);
+    check(out, q.dtype, &dims(q));
+    check(lse, DType::F32, &dims(q)[..3]);
+    if shapes.is_empty() {
+        return;
+    }
+    let elem = elem_of(q);
+    let tile = tile_of(Pass::Forward, q, shapes.head_dim);
+    let (n, o) = (tile.vector(), tile.run());
+    let [q, k, v] = [q, k, v].map(|tensor| into_contiguous(tensor.clone()));
+    // SAFETY: the kernel stays inside of what the checks above and `Tile` promise: it reads rows of queries
+    // below `seq` and of keys below `keys`, and writes rows below `seq`. Its loops end.
+    unsafe {
+        forward_kernel::launch_unchecked(
+            &q.client,
+            shapes.cubes(shapes.seq, shapes.heads, &tile),
+            CubeDim::new_1d(tile.units() as u32),
+            buffer(&q, n),
+            buffer(&k, n),
+            buffer(&v, n),
+            buffer(out, o),
+            buffer(lse, 1),
+            shapes.arg(),
+            tile,
+            elem,
+            [n, o],
+        );
+    }
+}
+
+/// [`backward`](super::backward) into tensors that are there: the gradient of the queries, and those of keys
+/// and values.
+///
+/// # Panics
+///
+/// As `backward`, or if the gradients are not contiguous tensors of the right shape and dtype.
+pub fn backward_into(
+    [q, k, v]: [&CubeTensor; 3],
+    out: &CubeTensor,
+    lse: &CubeTensor,
+    dout: &CubeTensor,
+    dq: Option<&CubeTensor>,
+    dkv: Option<(&CubeTensor, &CubeTensor)>,
+) {
+    let shapes = Shapes::of(q, k, v, dims(q)[1]);
+    assert_eq!(shapes.capacity, shapes.seq, "attention: rows of keys for rows of queries");
+    for (tensor, like) in dq
+        .map(|dq| (dq, q))
+        .into_iter()
+        .chain(dkv.into_iter().flat_map(|(dk, dv)| [(dk, k), (dv, v)]))
+    {
+        check(tensor, like.dtype, &dims(like));
+    }
+    let [q, k, v, out, dout, lse] =
+        [q, k, v, out, dout, lse].map(|tensor| into_contiguous(tensor.clone()));
+    check(&out, q.dtype, &dims(&q));
+    check(&dout, q.dtype, &dims(&q));
+    check(&lse, DType::F32, &dims(&q)[..3]);
+    if shapes.is_empty() {
+        return;
+    }
+    let elem = elem_of(&q);
+    let delta = delta_of(&out, &dout, &lse, &shapes, elem);
+    if let Some(dq) = dq {
+        let tile = tile_of(Pass::Queries, &q, shapes.head_dim);
+        let (n, o) = (tile.vector(), tile.run());
+        // SAFETY: as in `forward_into`.
+        unsafe {
+            queries_kernel::launch_unchecked(
+                &q.client,
+                shapes.cubes(shapes.seq, shapes.heads, &tile),
+                CubeDim::new_1d(tile.units() as u32),
+                buffer(&q, n),
+                buffer(&k, n),
+                buffer(&v, n),
+                buffer(&dout, n),
+                buffer(&lse, 1),
+                buffer(&delta, 1),
+                buffer(dq, o),
+                shapes.arg(),
+                tile,
+                elem,
+                [n, o],
+            );
+        }
+    }
+    if let Some((dk, dv)) = dkv {
+        let tile = tile_of(Pass::Keys, &q, shapes.head_dim);
+        let (n, o) = (tile.vector(), tile.run());
+        // SAFETY: as in `forward_into`; rows of keys below `seq` are written.
+        unsafe {
+            keys_kernel::launch_unchecked(
+                &q.client,
+                shapes.cubes(shapes.keys, shapes.kv_heads, &tile),
+                CubeDim::new_1d(tile.units() as u32),
+                buffer(&q, n),
+                buffer(&k, n),
+                buffer(&v, n),
+                buffer(&dout, n),
+                buffer(&lse, 1),
+                buffer(&delta, 1),
+                buffer(dk, o),
+                buffer(dv, o),
+                shapes.arg(),
+                tile,
+                elem,
+                [n, o],
+            );
+        }
+    }
+}
+
+/// `rowsum(dO ∘ O)`, in the shape of `lse`.
+fn delta_of(
+    out: &CubeTensor,
+    dout: &CubeTensor,
+    lse: &CubeTensor,
+    shapes: &Shapes,
+    elem: ElemType,
+) -> CubeTensor {
+    let rows = [shapes.batch, shapes.seq, shapes.heads];
+    let delta = empty_like(lse, rows.into(), DType::F32);
+    let units = rows.iter().product::<usize>() * DELTA_LANES;
+    let dim = CubeDim::new_1d(DELTA_UNITS as u32);
+    let vector = 4;
+    // SAFETY: the kernel checks rows against the length of `delta`, and both inputs have its rows.
+    unsafe {
+        delta_kernel::launch_unchecked(
+            &out.client,
+            calculate_cube_count_elemwise(&out.client, units, dim),
+            dim,
+            buffer(out, vector),
+            buffer(dout, vector),
+            buffer(&delta, 1),
+            shapes.head_dim / vector,
+            elem,
+            vector,
+        );
+    }
+    delta
+}
+
+/// The contents of a contiguous tensor in vectors.
+fn buffer(tensor: &CubeTensor, vector: usize) -> BufferArg {
+    let len = tensor.meta.num_elements() / vector;
+    // SAFETY: a contiguous tensor has as many elements.
+    unsafe { BufferArg::from_raw_parts(tensor.handle.clone(), len) }
+}
+
+/// Panics unless a tensor can be written by a kernel.
+fn check(tensor: &CubeTensor, dtype: DType, shape: &[usize]) {
+    assert!(
+        tensor.is_contiguous() && tensor.dtype == dtype && tensor.meta.shape()[..] == *shape,
+        "attention: {tensor:?} where a contiguous {dtype:?} tensor of {shape:?} belongs"
+    );
+}
+
+/// The type of a tensor's elements, on a device that computes with it.
+fn elem_of(tensor: &CubeTensor) -> ElemType {
+    let elem = ElemType::Float(kind_of(tensor.dtype));
+    let usage = tensor.client.properties().features.type_usage(elem);
+    assert!(
+        usage.is_superset(TypeUsage::Conversion | TypeUsage::Buffer),
+        "attention: this device cannot compute in {:?}",
+        tensor.dtype
+    );
+    elem
+}
+
+fn kind_of(dtype: DType) -> FloatKind {
+    match dtype {
+        DType::F32 => FloatKind::F32,
+        DType::F16 => FloatKind::F16,
+        DType::BF16 => FloatKind::BF16,
+        _ => panic!("attention on a GPU is for f32, f16 and bf16, not {dtype:?}"),
+    }
+}
+
+fn tile_of(pass: Pass, tensor: &CubeTensor, head_dim: usize) -> Tile {
+    let properties = tensor.client.properties();
+    Tile::select(pass, properties, kind_of(tensor.dtype), head_dim).unwrap_or_else(|| {
+        panic!("attention: heads of {head_dim} values do not fit into this device's shared memory")
+    })
+}

@@ -1,0 +1,214 @@
+//! Rows between global and shared memory, and what units tell each other.
+
+use cubecl::prelude::barrier::copy_async_checked;
+use cubecl::prelude::*;
+
+use super::tile::{Engine, Tile, lane, row_of, run_of};
+
+/// Copies `count` rows from `first` (a vector's index) on, `pitch` vectors apart, to shared memory from
+/// row `to` on. Rows from `valid` on become zero.
+///
+/// With an asynchronous tile, the rows are there after the next [`before_stage`].
+#[cube]
+pub(super) fn stage<E: Float, N: Size>(
+    source: &[Vector<E, N>],
+    first: usize,
+    pitch: usize,
+    valid: u32,
+    destination: &mut Shared<[Vector<E, N>]>,
+    to: usize,
+    #[comptime] count: usize,
+    #[comptime] tile: Tile,
+) {
+    let width = comptime!(tile.row_vectors());
+    let vectors = comptime!(count * width);
+    let units = comptime!(tile.units());
+    let stride = comptime!(tile.stride());
+    if comptime!(tile.asynchronous()) {
+        // A unit copies the same column of rows that are as far apart as there are units.
+        let skip = comptime!(units / width);
+        let (row, column) = (UNIT_POS as usize / width, UNIT_POS as usize % width);
+        #[unroll]
+        for step in 0..comptime!(vectors / units) {
+            let row = row + comptime!(step * skip);
+            let there = (row as u32) < valid;
+            // A copy of nothing needs an address all the same.
+            let from = select(there, first + row * pitch + column, first);
+            let len = select(there, 1usize, 0usize);
+            let at = (to + row) * stride + column;
+            copy_async_checked(
+                &source[from..from + len],
+                &mut destination[at..at + 1],
+                comptime!(tile.vector() as u32),
+            );
+        }
+    } else {
+        let mut index = UNIT_POS as usize;
+        while index < vectors {
+            let (row, column) = (index / width, index % width);
+            let at = (to + row) * stride + column;
+            if (row as u32) < valid {
+                destination[at] = source[first + row * pitch + column];
+            } else {
+                destination[at] = Vector::zeroed();
+            }
+            index += units;
+        }
+    }
+}
+
+/// The row of shared memory where the columns of a step begin.
+#[cube]
+pub(super) fn stage_of(step: u32, #[comptime] tile: Tile) -> usize {
+    if comptime!(tile.asynchronous()) {
+        (step % comptime!(tile.stages as u32)) as usize * comptime!(tile.columns)
+    } else {
+        0usize.runtime()
+    }
+}
+
+/// To be called before columns are staged: nobody uses any longer what they replace. With an asynchronous
+/// tile, the columns of this step are there, too.
+#[cube]
+pub(super) fn before_stage(#[comptime] tile: Tile) {
+    if comptime!(tile.asynchronous()) {
+        gpu_asm!("cp.async.wait_all;");
+    }
+    sync_cube();
+}
+
+/// To be called after columns were staged: those of this step are there.
+#[cube]
+pub(super) fn after_stage(#[comptime] tile: Tile) {
+    if comptime!(!tile.asynchronous()) {
+        sync_cube();
+    }
+}
+
+/// Writes the rows of this unit, each times `scale`, to rows `first ..` (a vector's index) of global memory.
+/// Rows from `valid` on are not written.
+#[cube]
+pub(super) fn write_rows<E: Float, O: Size>(
+    values: &Array<f32>,
+    scale: &Array<f32>,
+    destination: &mut [Vector<E, O>],
+    first: usize,
+    pitch: usize,
+    valid: u32,
+    #[comptime] tile: Tile,
+) {
+    let runs = comptime!(tile.runs_per_unit());
+    let run = comptime!(tile.run());
+    #[unroll]
+    for r in 0..comptime!(tile.rows_per_unit) {
+        let row = row_of(r, tile);
+        if row < valid {
+            #[unroll]
+            for v in 0..runs {
+                let at = run_of(v, tile);
+                let mut vector = Vector::<E, O>::empty();
+                #[unroll]
+                for w in 0..run {
+                    let value = values[comptime!((r * runs + v) * run + w)];
+                    vector.insert(w, E::cast_from(value * scale[r]));
+                }
+                if comptime!(tile.runs_past()) {
+                    if at < comptime!((tile.head_dim / run) as u32) {
+                        destination[first + row as usize * pitch + at as usize] = vector;
+                    }
+                } else {
+                    destination[first + row as usize * pitch + at as usize] = vector;
+                }
+            }
+        }
+    }
+}
+
+/// Each row's maximum over the units that share it.
+#[cube]
+pub(super) fn max_of_rows(
+    values: &mut Array<f32>,
+    partials: &mut Shared<[f32]>,
+    #[comptime] tile: Tile,
+) {
+    match comptime!(tile.engine) {
+        Engine::TensorCores =>
+        {
+            #[unroll]
+            for r in 0..comptime!(tile.rows_per_unit) {
+                let value = values[r];
+                let value = max(value, plane_shuffle_xor(value, 1u32));
+                values[r] = max(value, plane_shuffle_xor(value, 2u32));
+            }
+        }
+        Engine::Fma => {
+            exchange(values, partials, tile);
+            #[unroll]
+            for r in 0..comptime!(tile.rows_per_unit) {
+                let first = row_of(r, tile) as usize * comptime!(tile.lanes());
+                let mut value = partials[first];
+                #[unroll]
+                for i in 1..comptime!(tile.lanes()) {
+                    value = max(value, partials[first + i]);
+                }
+                values[r] = value;
+            }
+        }
+    }
+}
+
+/// Each row's sum over the units that share it.
+#[cube]
+pub(super) fn sum_of_rows(
+    values: &mut Array<f32>,
+    partials: &mut Shared<[f32]>,
+    #[comptime] tile: Tile,
+) {
+    match comptime!(tile.engine) {
+        Engine::TensorCores =>
+        {
+            #[unroll]
+            for r in 0..comptime!(tile.rows_per_unit) {
+                let value = values[r];
+                let value = value + plane_shuffle_xor(value, 1u32);
+                values[r] = value + plane_shuffle_xor(value, 2u32);
+            }
+        }
+        Engine::Fma => {
+            exchange(values, partials, tile);
+            #[unroll]
+            for r in 0..comptime!(tile.rows_per_unit) {
+                let first = row_of(r, tile) as usize * comptime!(tile.lanes());
+                let mut value = partials[first];
+                #[unroll]
+                for i in 1..comptime!(tile.lanes()) {
+                    value += partials[first + i];
+                }
+                values[r] = value;
+            }
+        }
+    }
+}
+
+/// Every unit's values in shared memory, row by row.
+#[cube]
+fn exchange(values: &mut Array<f32>, partials: &mut Shared<[f32]>, #[comptime] tile: Tile) {
+    #[unroll]
+    for r in 0..comptime!(tile.rows_per_unit) {
+        let at = row_of(r, tile) as usize * comptime!(tile.lanes()) + lane(tile) as usize;
+        partials[at] = values[r];
+    }
+    sync_cube();
+}
+
+/// `2^x`, to a few units in the last place.
+#[cube]
+pub(super) fn exp2(x: f32, #[comptime] tile: Tile) -> f32 {
+    if comptime!(tile.engine == Engine::TensorCores) {
+        let result: f32;
+        gpu_asm!("ex2.approx.ftz.f32 {}, {};", out(_) result, in(_) x, options(pure, nomem));
+        result
+    } else {
+        (x * comptime!(core::f32::consts::LN_2)).exp()
+    }
+}

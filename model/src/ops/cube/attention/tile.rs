@@ -1,0 +1,269 @@
+//! How a tile of the scores lies on the units of a cube.
+//!
+//! A cube holds `rows` rows of queries or keys, and `columns` columns of the other kind stream past
+//! them. What a unit holds of a product is an array in registers, row by row: `rows_per_unit` rows with
+//! `columns_per_unit` scores each, or with `vectors_per_unit` runs of `run` neighbouring values of
+//! `head_dim`. Only where these rows and columns lie differs between the two engines.
+
+use cubecl::ir::features::MmaConfig;
+use cubecl::ir::{DeviceProperties, ElemType, FloatKind};
+use cubecl::prelude::*;
+
+/// What multiplies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Engine {
+    /// `mma` instructions of 16 × 8 × 16 on half precision, accumulated in `f32`. A plane holds whole
+    /// rows, four units share a row, and a product stays in the registers it came out in: as accumulator
+    /// it has the layout that the next product wants of its left operand.
+    TensorCores,
+    /// Multiply and add, out of shared memory. `FMA_LANES` units share a row.
+    Fma,
+}
+
+/// Units that share a row without tensor cores.
+const FMA_LANES: usize = 8;
+/// Units of a plane where there are tensor cores.
+const PLANE: usize = 32;
+/// Bytes of shared memory that a kernel may always take.
+const RESERVE: usize = 256;
+
+/// Sizes of a tile, fixed when a kernel is compiled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Tile {
+    /// What multiplies.
+    pub engine: Engine,
+    /// Type of the elements in memory.
+    pub elem: FloatKind,
+    /// Width of a head.
+    pub head_dim: usize,
+    /// Rows of a cube.
+    pub rows: usize,
+    /// Columns of a step.
+    pub columns: usize,
+    /// Rows that a unit holds a part of.
+    pub rows_per_unit: usize,
+    /// Stages of columns in shared memory: with 2, the next one loads while this one is used.
+    pub stages: usize,
+}
+
+/// The pass that a tile is for; they differ in what they keep.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Pass {
+    /// Rows of queries; the result stays.
+    Forward,
+    /// Rows of queries; their gradient stays.
+    Queries,
+    /// Rows of keys; two gradients stay.
+    Keys,
+}
+
+impl Tile {
+    /// The tile of a pass for elements of type `dtype` on a device, if one fits.
+    pub fn select(
+        pass: Pass,
+        properties: &DeviceProperties,
+        dtype: FloatKind,
+        head_dim: usize,
+    ) -> Option<Tile> {
+        let limit = properties.hardware.max_shared_memory_size.saturating_sub(RESERVE);
+        let size = if dtype == FloatKind::F32 { 4 } else { 2 };
+        let units = properties.hardware.max_units_per_cube as usize;
+        let fits = |tile: &Tile| tile.shared_bytes(pass, size) <= limit && tile.units() <= units;
+        if multiplies(properties, dtype) && matches!(head_dim, 64 | 128) {
+            // Rows, columns, rows per unit. More rows per unit read columns less often; what they keep
+            // has to fit into 255 registers, and two cubes into a multiprocessor of compute
+            // capability 9.0.
+            let (rows, columns, rows_per_unit) = match (pass, head_dim) {
+                (Pass::Forward, 64) => (128, 64, 4),
+                (Pass::Forward, _) => (128, 32, 4),
+                (Pass::Queries, 64) => (128, 64, 4),
+                (Pass::Queries, _) => (64, 64, 2),
+                (Pass::Keys, 64) => (128, 32, 4),
+                (Pass::Keys, _) => (64, 32, 2),
+            };
+            let engine = Engine::TensorCores;
+            let tile =
+                Tile { engine, elem: dtype, head_dim, rows, columns, rows_per_unit, stages: 2 };
+            if fits(&tile) {
+                return Some(tile);
+            }
+        }
+        [(32, 32, 2), (32, 16, 2), (16, 16, 1), (16, 8, 1), (8, 8, 1), (4, 8, 1)]
+            .map(|(rows, columns, rows_per_unit)| {
+                let engine = Engine::Fma;
+                Tile { engine, elem: dtype, head_dim, rows, columns, rows_per_unit, stages: 1 }
+            })
+            .into_iter()
+            .find(fits)
+    }
+
+    /// The name of the element type in an `mma` instruction.
+    pub(super) fn operand(&self) -> &'static str {
+        if self.elem == FloatKind::BF16 { "bf16" } else { "f16" }
+    }
+
+    /// Units of a cube.
+    pub fn units(&self) -> usize {
+        match self.engine {
+            Engine::TensorCores => self.rows / (8 * self.rows_per_unit) * PLANE,
+            Engine::Fma => self.rows / self.rows_per_unit * FMA_LANES,
+        }
+    }
+
+    /// Values in a vector of what the kernels read.
+    pub fn vector(&self) -> usize {
+        match self.engine {
+            Engine::TensorCores => 8,
+            Engine::Fma => 4,
+        }
+    }
+
+    /// Neighbouring values of a row that a unit holds, and writes at once.
+    pub fn run(&self) -> usize {
+        match self.engine {
+            Engine::TensorCores => 2,
+            Engine::Fma => 4,
+        }
+    }
+
+    /// Scores of a row that a unit holds.
+    pub fn columns_per_unit(&self) -> usize {
+        self.columns / self.lanes()
+    }
+
+    /// Runs of a row of `head_dim` values that a unit holds.
+    pub fn runs_per_unit(&self) -> usize {
+        (self.head_dim / self.run()).div_ceil(self.lanes())
+    }
+
+    /// Values of `rows_per_unit` rows of `head_dim` values that a unit holds.
+    pub fn values_per_unit(&self) -> usize {
+        self.rows_per_unit * self.runs_per_unit() * self.run()
+    }
+
+    /// Whether the last run of some units lies past the end of a row.
+    pub fn runs_past(&self) -> bool {
+        !(self.head_dim / self.run()).is_multiple_of(self.lanes())
+    }
+
+    /// Scores that a unit holds.
+    pub fn scores_per_unit(&self) -> usize {
+        self.rows_per_unit * self.columns_per_unit()
+    }
+
+    /// Units that share a row.
+    pub fn lanes(&self) -> usize {
+        match self.engine {
+            Engine::TensorCores => 4,
+            Engine::Fma => FMA_LANES,
+        }
+    }
+
+    /// Vectors of a row in global memory.
+    pub fn row_vectors(&self) -> usize {
+        self.head_dim / self.vector()
+    }
+
+    /// Vectors from one row to the next in shared memory. One more than a row has, so that the rows that
+    /// are read together lie in different banks.
+    pub fn stride(&self) -> usize {
+        self.row_vectors() + 1
+    }
+
+    /// Whether stages are filled by copies that units do not wait for.
+    pub fn asynchronous(&self) -> bool {
+        self.stages == 2
+    }
+
+    /// Steps from the one that is computed to the one whose columns are staged meanwhile.
+    pub fn ahead(&self) -> u32 {
+        u32::from(self.asynchronous())
+    }
+
+    /// Whether a product of scores has to be laid out in shared memory before it is multiplied again.
+    pub fn publishes(&self) -> bool {
+        self.engine == Engine::Fma
+    }
+
+    /// Values of shared memory for products that are multiplied again.
+    pub fn published(&self, products: usize) -> usize {
+        if self.publishes() { products * self.rows * self.columns } else { 1 }
+    }
+
+    /// Values of shared memory for sums and maxima over rows.
+    pub fn partials(&self) -> usize {
+        if self.publishes() { self.rows * FMA_LANES } else { 1 }
+    }
+
+    /// Bytes of shared memory that a pass takes.
+    fn shared_bytes(&self, pass: Pass, size: usize) -> usize {
+        let row = self.stride() * self.vector() * size;
+        let streams = 2 * self.columns * self.stages * row;
+        let scratch = match pass {
+            Pass::Forward => self.published(1) + self.partials(),
+            Pass::Queries => self.published(1),
+            Pass::Keys => self.published(2) + 2 * self.columns * self.stages,
+        };
+        let kept = match pass {
+            Pass::Forward => 1,
+            Pass::Queries | Pass::Keys => 2,
+        };
+        kept * self.rows * row + streams + 4 * scratch
+    }
+}
+
+/// Whether a device has the instructions of [`Engine::TensorCores`] for elements of type `dtype`.
+fn multiplies(properties: &DeviceProperties, dtype: FloatKind) -> bool {
+    let elem = ElemType::Float(dtype);
+    let instruction = MmaConfig {
+        a_type: elem,
+        b_type: elem,
+        cd_type: ElemType::Float(FloatKind::F32),
+        m: 16,
+        n: 8,
+        k: 16,
+    };
+    let features = &properties.features;
+    let plane = properties.hardware.plane_size_min as usize == PLANE
+        && properties.hardware.plane_size_max as usize == PLANE;
+    plane
+        && features.matmul.mma.contains(&instruction)
+        && features.matmul.ldmatrix.contains(&elem)
+        && features.copy_async
+}
+
+/// The row of the tile that is row `index` of this unit.
+#[cube]
+pub(super) fn row_of(#[comptime] index: usize, #[comptime] tile: Tile) -> u32 {
+    match comptime!(tile.engine) {
+        Engine::TensorCores => {
+            let first = UNIT_POS / 32 * comptime!(8 * tile.rows_per_unit as u32);
+            first + UNIT_POS % 32 / 4 + comptime!(8 * index as u32)
+        }
+        Engine::Fma => {
+            UNIT_POS / comptime!(FMA_LANES as u32) * comptime!(tile.rows_per_unit as u32)
+                + comptime!(index as u32)
+        }
+    }
+}
+
+/// Which of the units that share its rows this one is.
+#[cube]
+pub(super) fn lane(#[comptime] tile: Tile) -> u32 {
+    UNIT_POS % comptime!(tile.lanes() as u32)
+}
+
+/// The column of the tile that is score `index` of a row of this unit.
+#[cube]
+pub(super) fn column_of(#[comptime] index: usize, #[comptime] tile: Tile) -> u32 {
+    match comptime!(tile.engine) {
+        Engine::TensorCores => lane(tile) * 2u32 + comptime!((index / 2 * 8 + index % 2) as u32),
+        Engine::Fma => lane(tile) + comptime!((index * FMA_LANES) as u32),
+    }
+}
+
+/// The run of a row of `head_dim` values that is run `index` of this unit.
+#[cube]
+pub(super) fn run_of(#[comptime] index: usize, #[comptime] tile: Tile) -> u32 {
+    lane(tile) + comptime!((index * tile.lanes()) as u32)
+}

@@ -1,0 +1,142 @@
+//! What the kernels compile to for NVIDIA GPUs, without one.
+
+use std::sync::Arc;
+
+use cubecl::ir::features::MmaConfig;
+use cubecl::ir::nvidia::SmArch;
+use cubecl::ir::{
+    DeviceIdentity, DeviceProperties, ElemType, FloatKind, HardwareProperties,
+    MemoryDeviceProperties, VectorSize,
+};
+use cubecl::profile::TimingMethod;
+use cubecl::{Compiler, CubeKernel};
+use cubecl_cuda::CudaRuntime;
+use cubecl_cuda::compiler::{CudaBackend, CudaCompilationOptions, CudaCompiler};
+use cubecl_runtime::runtime::Runtime;
+use kiln_model::ops::cube::attention::{Engine, Pass, Tile, kernels};
+
+/// A GPU of compute capability 8.0 or 9.0.
+fn properties(version: u32) -> Arc<DeviceProperties> {
+    let hardware = HardwareProperties {
+        load_width: 128,
+        vector_register_count: None,
+        plane_size_min: 32,
+        plane_size_max: 32,
+        max_bindings: 1024,
+        max_shared_memory_size: if version >= 90 { 227 } else { 163 } * 1024,
+        max_cube_count: (i32::MAX as u32, u16::MAX as u32, u16::MAX as u32),
+        max_units_per_cube: 1024,
+        max_cube_dim: (1024, 1024, 64),
+        num_streaming_multiprocessors: Some(if version >= 90 { 132 } else { 108 }),
+        num_tensor_cores: Some(4),
+        min_tensor_cores_dim: Some(8),
+        num_cpu_cores: None,
+        last_level_cache_size: None,
+        max_vector_size: VectorSize::MAX,
+        cube_mma_reserved_shared_memory: 0,
+    };
+    let identity = DeviceIdentity {
+        name: format!("sm_{version}"),
+        fingerprint: format!("ptx_sm{version}"),
+        physical: None,
+    };
+    let memory = MemoryDeviceProperties::new(u64::MAX, 512);
+    let mut properties =
+        DeviceProperties::new(Default::default(), memory, hardware, TimingMethod::Device, identity);
+    let features = &mut properties.features;
+    features.copy_async = true;
+    for kind in [FloatKind::F16, FloatKind::BF16] {
+        let elem = ElemType::Float(kind);
+        features.matmul.ldmatrix.insert(elem);
+        features.matmul.mma.insert(MmaConfig {
+            a_type: elem,
+            b_type: elem,
+            cd_type: ElemType::Float(FloatKind::F32),
+            m: 16,
+            n: 8,
+            k: 16,
+        });
+    }
+    Arc::new(properties)
+}
+
+/// The CUDA C++ of a kernel and the shared memory it takes.
+fn source(kernel: &dyn CubeKernel, version: u32) -> (String, usize) {
+    let mut options = CudaCompilationOptions {
+        arch: Some(SmArch::new(version, version >= 90)),
+        ..Default::default()
+    };
+    options.cpp.warp_size = 32;
+    options.cpp.supports_features.fast_math = true;
+    options.cpp.supports_features.grid_constants = true;
+    let mut compiler = CudaCompiler::new(CudaBackend::Cpp);
+    let compiled = compiler.compile(kernel.define(), &options).expect("a kernel that compiles");
+    (compiled.to_string(), compiled.shared_memory_size())
+}
+
+/// The sources go to a folder as well, if `KILN_KERNELS` names one: for `nvcc`, `ptxas` and the eye.
+fn sources(version: u32, dtype: FloatKind, head_dim: usize) -> Vec<(&'static str, String)> {
+    let properties = properties(version);
+    let target = Arc::new(CudaRuntime::target_properties());
+    let limit = properties.hardware.max_shared_memory_size;
+    let kernels = kernels(&properties, &target, dtype, head_dim);
+    assert!(!kernels.is_empty());
+    let compiled = kernels.into_iter().map(|(name, kernel)| {
+        let (source, shared) = source(kernel.as_ref(), version);
+        assert!(shared <= limit, "{name} takes {shared} bytes of shared memory");
+        if let Some(folder) = std::env::var_os("KILN_KERNELS") {
+            let file = format!("{name}_{dtype:?}_{head_dim}_sm{version}_{shared}.cu");
+            std::fs::write(std::path::Path::new(&folder).join(file), &source).expect("written");
+        }
+        (name, source)
+    });
+    compiled.collect()
+}
+
+#[test]
+fn attention_compiles_to_tensor_cores_in_half_precision() {
+    for (version, dtype, name) in
+        [(80, FloatKind::BF16, "bf16"), (90, FloatKind::BF16, "bf16"), (90, FloatKind::F16, "f16")]
+    {
+        for head_dim in [64, 128] {
+            for (kernel, source) in sources(version, dtype, head_dim) {
+                let multiplies =
+                    source.contains(&format!("mma.sync.aligned.m16n8k16.row.col.f32.{name}"));
+                let loads = source.contains("ldmatrix.sync.aligned.m8n8.x4");
+                let copies = source.contains("cp.async.cg.shared");
+                let expected = kernel != "delta";
+                assert_eq!(
+                    [multiplies, loads, copies],
+                    [expected; 3],
+                    "{kernel} for sm_{version} in {dtype:?}, heads of {head_dim}:\n{source}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn attention_compiles_without_tensor_cores_in_f32_and_for_other_heads() {
+    for (dtype, head_dim) in [(FloatKind::F32, 128), (FloatKind::BF16, 72), (FloatKind::F16, 256)] {
+        for (kernel, source) in sources(90, dtype, head_dim) {
+            assert!(!source.contains("mma.sync"), "{kernel} in {dtype:?}, heads of {head_dim}");
+            assert!(source.contains("__global__"), "{kernel} in {dtype:?}, heads of {head_dim}");
+        }
+    }
+}
+
+#[test]
+fn attention_tiles_fit_the_device() {
+    let mut small = DeviceProperties::clone(&properties(90));
+    let tile = |properties: &DeviceProperties, dtype, head_dim| {
+        Tile::select(Pass::Keys, properties, dtype, head_dim)
+    };
+    let large = tile(&small, FloatKind::BF16, 128).expect("a tile");
+    assert_eq!(large.engine, Engine::TensorCores);
+    // What WebGPU promises.
+    small.hardware.max_shared_memory_size = 16 * 1024;
+    assert_eq!(tile(&small, FloatKind::BF16, 128).expect("a tile").engine, Engine::Fma);
+    assert!(tile(&small, FloatKind::F32, 128).is_some());
+    small.hardware.max_shared_memory_size = 1024;
+    assert_eq!(tile(&small, FloatKind::F32, 128), None);
+}

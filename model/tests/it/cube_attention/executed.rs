@@ -1,0 +1,270 @@
+//! Run on wgpu, which may be a software Vulkan, against the reference in f64.
+
+use burn::tensor::{DType, FloatDType, Tensor, TensorData};
+use burn_cubecl::CubeDevice;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::wgpu::WgpuDevice;
+use kiln_model::ops::cube::attention::{
+    backward, backward_into, cached_forward, forward, forward_into,
+};
+use kiln_model::ops::{cached_attention_reference, causal_attention_reference};
+
+use crate::ops_support::{assert_close, flat, normal, run, values};
+
+/// Batch, sequence, heads, key heads, width of a head.
+type Sizes = [usize; 5];
+
+fn device() -> CubeDevice {
+    let device = CubeDevice::Wgpu(WgpuDevice::default());
+    let name = device.client().name().to_string();
+    assert!(name.contains("wgpu"), "{name} is not what these tests are for");
+    device
+}
+
+/// A tensor of bytes on the device.
+fn tensor(bytes: &[u8], shape: &[usize], dtype: DType) -> CubeTensor {
+    let device = device();
+    let client = device.client();
+    let handle = client.create_from_slice(bytes);
+    CubeTensor::new_contiguous(client, device, shape.to_vec().into(), handle, dtype)
+}
+
+fn upload(values: &[f64], shape: &[usize], dtype: DType) -> CubeTensor {
+    let data = TensorData::new(values.to_vec(), shape.to_vec()).convert_dtype(dtype);
+    tensor(data.as_bytes(), shape, dtype)
+}
+
+/// A tensor whose values are not numbers.
+fn poisoned(shape: &[usize], dtype: DType) -> CubeTensor {
+    tensor(&vec![0xff; shape.iter().product::<usize>() * dtype.size()], shape, dtype)
+}
+
+fn download(tensor: &CubeTensor) -> Vec<f64> {
+    let bytes = tensor.client.read_one(tensor.handle.clone()).expect("a readable tensor");
+    let data =
+        TensorData::from_bytes_vec(bytes.to_vec(), tensor.meta.shape().clone(), tensor.dtype);
+    data.convert_dtype(DType::F64).try_to_vec().expect("just converted to f64")
+}
+
+/// Values that `dtype` can hold.
+fn rounded(values: Vec<f64>, dtype: DType) -> Vec<f64> {
+    let len = values.len();
+    let data = TensorData::new(values, [len]).convert_dtype(dtype).convert_dtype(DType::F64);
+    data.try_to_vec().expect("just converted to f64")
+}
+
+struct Case {
+    sizes: Sizes,
+    dtype: DType,
+    /// q, k, v, and the gradient of the result.
+    inputs: [Vec<f64>; 4],
+}
+
+impl Case {
+    fn new(sizes: Sizes, dtype: DType) -> Case {
+        let [batch, seq, heads, kv_heads, dim] = sizes;
+        let (q, kv) = (batch * seq * heads * dim, batch * seq * kv_heads * dim);
+        // The last one is what `run` weighs the result with.
+        let inputs = [(q, 1), (kv, 2), (kv, 3), (q, 99)]
+            .map(|(len, seed)| rounded(normal(len, seed), dtype));
+        Case { sizes, dtype, inputs }
+    }
+
+    fn shapes(&self) -> [[usize; 4]; 4] {
+        let [batch, seq, heads, kv_heads, dim] = self.sizes;
+        let (q, kv) = ([batch, seq, heads, dim], [batch, seq, kv_heads, dim]);
+        [q, kv, kv, q]
+    }
+
+    fn uploaded(&self) -> [CubeTensor; 4] {
+        let shapes = self.shapes();
+        [0, 1, 2, 3].map(|i| upload(&self.inputs[i], &shapes[i], self.dtype))
+    }
+
+    fn bound(&self) -> f64 {
+        if self.dtype == DType::F32 { 1e-4 } else { 1e-2 }
+    }
+
+    /// The logarithm of each row's sum, in f64.
+    fn lse(&self) -> Vec<f64> {
+        let [batch, seq, heads, kv_heads, dim] = self.sizes;
+        let [q, k, ..] = &self.inputs;
+        let mut lse = Vec::new();
+        for (b, i, h) in
+            (0..batch).flat_map(|b| (0..seq).flat_map(move |i| (0..heads).map(move |h| (b, i, h))))
+        {
+            let g = h * kv_heads / heads;
+            let q = &q[((b * seq + i) * heads + h) * dim..][..dim];
+            let scores = (0..=i).map(|j| {
+                let k = &k[((b * seq + j) * kv_heads + g) * dim..][..dim];
+                q.iter().zip(k).map(|(q, k)| q * k).sum::<f64>() / (dim as f64).sqrt()
+            });
+            let scores: Vec<f64> = scores.collect();
+            let top = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            lse.push(top + scores.iter().map(|s| (s - top).exp()).sum::<f64>().ln());
+        }
+        lse
+    }
+
+    /// Runs forward and backward into poisoned tensors and compares.
+    fn check(&self) {
+        let [batch, seq, heads, ..] = self.sizes;
+        let what = |name| format!("{name} of {:?} in {:?}", self.sizes, self.dtype);
+        let shapes = self.shapes();
+        let reference = |t: &[Tensor<1>]| {
+            let [q, k, v] = [0, 1, 2].map(|i| t[i].clone().reshape(shapes[i]));
+            let len = shapes[0].iter().product::<usize>();
+            causal_attention_reference(q, k, v).reshape([len])
+        };
+        let expected = run(&reference, &self.inputs[..3], FloatDType::F64);
+
+        let [q, k, v, dout] = self.uploaded();
+        let out = poisoned(&shapes[0], self.dtype);
+        let lse = poisoned(&[batch, seq, heads], DType::F32);
+        forward_into(&q, &k, &v, seq, &out, &lse);
+        assert_close(&download(&out), &expected.output, self.bound(), &what("out"));
+        assert_close(&download(&lse), &self.lse(), self.bound(), &what("lse"));
+
+        let gradients = [0, 1, 2].map(|i| poisoned(&shapes[i], self.dtype));
+        let [dq, dk, dv] = &gradients;
+        backward_into([&q, &k, &v], &out, &lse, &dout, Some(dq), Some((dk, dv)));
+        for (i, name) in ["dq", "dk", "dv"].into_iter().enumerate() {
+            let (actual, expected) = (download(&gradients[i]), &expected.gradients[i]);
+            let expected = expected.as_ref().expect("tracked");
+            if seq == 1 && name != "dv" {
+                // One score has no slope: there is no largest value to compare with.
+                assert!(expected.iter().all(|v| *v == 0.0));
+                assert!(actual.iter().all(|v| v.abs() < self.bound()), "{}", what(name));
+            } else {
+                assert_close(&actual, expected, self.bound(), &what(name));
+            }
+        }
+    }
+}
+
+/// Lengths around those of tiles, groups of one, two and four heads, widths on and off the units' grid.
+const SIZES: [Sizes; 12] = [
+    [1, 1, 1, 1, 8],
+    [2, 7, 2, 2, 8],
+    [1, 63, 4, 2, 40],
+    [2, 65, 4, 1, 40],
+    [1, 130, 2, 1, 64],
+    [2, 65, 2, 2, 64],
+    [1, 1, 4, 1, 64],
+    [1, 63, 4, 1, 128],
+    [2, 130, 2, 1, 128],
+    [1, 7, 2, 1, 128],
+    [1, 33, 2, 2, 72],
+    [1, 40, 2, 1, 256],
+];
+
+#[test]
+fn attention_on_wgpu_matches_the_reference_in_f32() {
+    SIZES.into_iter().for_each(|sizes| Case::new(sizes, DType::F32).check());
+}
+
+#[test]
+fn attention_on_wgpu_matches_the_reference_in_f16() {
+    SIZES.into_iter().for_each(|sizes| Case::new(sizes, DType::F16).check());
+}
+
+/// Scores of hundreds would overflow without the running maximum.
+#[test]
+fn attention_on_wgpu_with_large_scores() {
+    let mut case = Case::new([1, 70, 2, 1, 8], DType::F32);
+    case.inputs[0].iter_mut().for_each(|q| *q *= 40.0);
+    case.inputs[1].iter_mut().for_each(|k| *k *= 10.0);
+    case.check();
+}
+
+#[test]
+fn attention_on_wgpu_has_the_same_bits_each_time() {
+    let [q, k, v, dout] = Case::new([2, 65, 4, 2, 64], DType::F32).uploaded();
+    let run = || {
+        let (out, lse) = forward(&q, &k, &v);
+        let gradients = backward([&q, &k, &v], &out, &lse, &dout, [true; 3]);
+        let gradients = gradients.map(|gradient| download(&gradient.expect("wanted")));
+        (download(&out), download(&lse), gradients)
+    };
+    let first = run();
+    assert!(first.0.iter().any(|v| *v != 0.0));
+    assert!(first == run());
+}
+
+#[test]
+fn attention_on_wgpu_returns_the_gradients_that_are_wanted() {
+    let [q, k, v, dout] = Case::new([1, 9, 2, 1, 8], DType::F32).uploaded();
+    let (out, lse) = forward(&q, &k, &v);
+    let gradients = |wanted| backward([&q, &k, &v], &out, &lse, &dout, wanted);
+    let all = gradients([true; 3]).map(|gradient| download(&gradient.expect("wanted")));
+    for wanted in [[true, false, false], [false, true, false], [false, false, true], [false; 3]] {
+        for (i, gradient) in gradients(wanted).into_iter().enumerate() {
+            assert_eq!(gradient.is_some(), wanted[i], "gradient {i} of {wanted:?}");
+            if let Some(gradient) = gradient {
+                assert!(download(&gradient) == all[i], "gradient {i} of {wanted:?}");
+            }
+        }
+    }
+}
+
+/// The last rows of a sequence. Rows beyond those that count are not numbers.
+#[test]
+fn cached_attention_on_wgpu_matches_the_reference() {
+    for ([batch, seq, heads, kv_heads, dim], filled, capacity) in [
+        ([1, 1, 1, 1, 8], 1, 1),
+        ([1, 1, 4, 2, 40], 130, 131),
+        ([3, 1, 4, 4, 64], 93, 200),
+        ([2, 5, 4, 1, 8], 196, 200),
+        ([1, 70, 4, 1, 8], 130, 156),
+        ([2, 65, 2, 2, 128], 65, 70),
+    ] {
+        let [q, k, v] = [(seq, heads, 1), (filled, kv_heads, 2), (filled, kv_heads, 3)]
+            .map(|(rows, heads, seed)| normal(batch * rows * heads * dim, seed));
+        let kept = |rows: &[f64]| {
+            let row = kv_heads * dim;
+            let beyond = vec![f64::NAN; (capacity - filled) * row];
+            let kept: Vec<f64> =
+                rows.chunks(filled * row).flat_map(|rows| [rows, &beyond].concat()).collect();
+            upload(&kept, &[batch, capacity, kv_heads, dim], DType::F32)
+        };
+        let actual = cached_forward(
+            &upload(&q, &[batch, seq, heads, dim], DType::F32),
+            &kept(&k),
+            &kept(&v),
+            filled,
+        );
+        let cpu = burn::tensor::Device::flex();
+        let of = |x: &[f64], rows, heads| {
+            flat(x, FloatDType::F64, &cpu).reshape([batch, rows, heads, dim])
+        };
+        let expected = cached_attention_reference(
+            of(&q, seq, heads),
+            of(&k, filled, kv_heads),
+            of(&v, filled, kv_heads),
+            filled,
+        );
+        let what = format!("{seq} of {filled} rows of {capacity}");
+        assert_close(&download(&actual), &values(expected), 1e-4, &what);
+    }
+}
+
+#[test]
+#[should_panic(expected = "this device cannot compute in BF16")]
+fn attention_on_wgpu_refuses_a_dtype_that_it_does_not_have() {
+    let x = poisoned(&[1, 4, 1, 8], DType::BF16);
+    forward(&x, &x, &x);
+}
+
+#[test]
+#[should_panic(expected = "3 heads cannot share 2 key heads")]
+fn attention_on_wgpu_rejects_heads_that_cannot_be_grouped() {
+    let kv = poisoned(&[1, 4, 2, 8], DType::F32);
+    forward(&poisoned(&[1, 4, 3, 8], DType::F32), &kv, &kv);
+}
+
+#[test]
+#[should_panic(expected = "a GPU needs a multiple of 8")]
+fn attention_on_wgpu_rejects_odd_heads() {
+    let x = poisoned(&[1, 4, 1, 12], DType::F32);
+    forward(&x, &x, &x);
+}
