@@ -158,12 +158,30 @@ impl Buffer {
 
     /// Room for `len` elements of the same type in the same place. Zeros on the host, arbitrary on a
     /// GPU.
-    pub(crate) fn like(&self, len: usize) -> Buffer {
+    pub fn like(&self, len: usize) -> Buffer {
         match &self.storage {
             Storage::Host(_) => Buffer::zeros(self.dtype, len),
             #[cfg(feature = "cube")]
             Storage::Device(memory) => Buffer::empty_on(memory.client(), self.dtype, len),
         }
+    }
+
+    /// A copy in the same place whose bytes `change` has changed, which happens on the host. For rare
+    /// uses: from and to a GPU, all bytes travel.
+    ///
+    /// # Errors
+    ///
+    /// If the GPU has failed.
+    pub fn changed(&self, change: impl FnOnce(&mut [u8])) -> Result<Buffer, BufferError> {
+        #[cfg(feature = "cube")]
+        if let Storage::Device(memory) = &self.storage {
+            let mut host = self.to_host()?;
+            change(host.as_bytes_mut());
+            return Ok(host.to_device(memory.client()));
+        }
+        let mut copy = self.clone();
+        change(copy.as_bytes_mut());
+        Ok(copy)
     }
 
     fn lines(&self) -> Option<&[Line]> {

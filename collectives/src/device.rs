@@ -1,7 +1,11 @@
 //! Buffers in the memory of a GPU, as CubeCL manages it: on CUDA, or whatever wgpu runs on.
 
-use std::fmt;
+#![allow(unsafe_code)]
 
+use std::fmt;
+use std::ops::Range;
+
+use cubecl::bytes::Bytes;
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 
@@ -67,7 +71,7 @@ impl Buffer {
     pub fn to_device(&self, client: &Client) -> Buffer {
         let mut bytes = self.as_bytes().to_vec();
         bytes.resize(bytes.len().next_multiple_of(WORD).max(WORD), 0);
-        let handle = client.create_from_slice(&bytes);
+        let handle = client.create(Bytes::from_bytes_vec(bytes));
         Buffer::from_device(self.dtype(), self.len(), DeviceMemory::new(client.clone(), handle))
     }
 
@@ -77,13 +81,43 @@ impl Buffer {
     ///
     /// If the device has failed.
     pub fn to_host(&self) -> Result<Buffer, BufferError> {
-        let Some(memory) = self.device() else { return Ok(self.clone()) };
-        let mut host = Buffer::zeros(self.dtype(), self.len());
-        let bytes = memory.client.read_one(memory.handle.clone()).map_err(|error| {
-            let (dtype, len) = (self.dtype(), self.len());
-            BufferError::Device { dtype, len, reason: error.to_string() }
-        })?;
+        match self.device() {
+            Some(_) => self.range_to_host(0..self.len()),
+            None => Ok(self.clone()),
+        }
+    }
+
+    /// A copy of elements `range` on the host, which lie in whole words. Waits for the device.
+    ///
+    /// # Errors
+    ///
+    /// If the device has failed.
+    ///
+    /// # Panics
+    ///
+    /// If the range is not inside the buffer, or does not start with a word.
+    pub fn range_to_host(&self, range: Range<usize>) -> Result<Buffer, BufferError> {
+        assert!(range.start <= range.end && range.end <= self.len(), "{range:?} of {}", self.len());
+        let (dtype, len, width) = (self.dtype(), range.len(), self.dtype().size());
+        let start = range.start * width;
+        assert!(start.is_multiple_of(WORD), "element {} of {dtype} starts no word", range.start);
+        let mut host = Buffer::zeros(dtype, len);
         let size = host.size_in_bytes();
+        let Some(memory) = self.device() else {
+            host.as_bytes_mut().copy_from_slice(&self.as_bytes()[start..start + size]);
+            return Ok(host);
+        };
+        if len == 0 {
+            return Ok(host);
+        }
+        // Memory is in whole words, and so is what can be read of it.
+        let behind = memory.handle.size_in_used() as usize - (start + size).next_multiple_of(WORD);
+        let part = memory.handle.clone().offset_start(start as u64).offset_end(behind as u64);
+        let bytes = memory.client.read_one(part).map_err(|error| BufferError::Device {
+            dtype,
+            len,
+            reason: error.to_string(),
+        })?;
         host.as_bytes_mut().copy_from_slice(&bytes[..size]);
         Ok(host)
     }

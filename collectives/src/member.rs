@@ -23,6 +23,8 @@ use crate::{
 #[cfg(feature = "cube")]
 use cubecl_environment::stream::StreamId;
 use std::fmt;
+#[cfg(feature = "cuda")]
+use std::sync::OnceLock;
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
@@ -199,7 +201,7 @@ pub struct Member<E: End> {
     worker: Option<JoinHandle<()>>,
     /// Where buffers on GPUs go instead of to the worker.
     #[cfg(feature = "cuda")]
-    transport: Option<Arc<dyn Transport>>,
+    transport: OnceLock<Arc<dyn Transport>>,
 }
 
 impl<E: End> Member<E> {
@@ -226,14 +228,14 @@ impl<E: End> Member<E> {
             queue: Mutex::new(Queue { next: 0, jobs: Some(jobs) }),
             worker,
             #[cfg(feature = "cuda")]
-            transport: None,
+            transport: OnceLock::new(),
         }
     }
 
     /// What is wrong with a call whose buffers are on a GPU.
     fn refuse_device(&self, payload: &Payload<E>) -> Option<ArgumentError> {
         #[cfg(feature = "cuda")]
-        if let (Some(transport), Some(output)) = (&self.transport, payload.output()) {
+        if let (Some(transport), Some(output)) = (self.transport.get(), payload.output()) {
             return transport.refuse(output);
         }
         self.end.refuse_device(payload)
@@ -264,7 +266,7 @@ impl<E: End> Member<E> {
         let record = recorder.enqueued(self.group, sequence, &call, self.end.rank());
         // What is wrong on this rank alone, the others hear from the worker.
         #[cfg(feature = "cuda")]
-        let payload = match &self.transport {
+        let payload = match self.transport.get() {
             Some(transport) if call.location == Location::Device && call.problem.is_none() => {
                 match Movement::of(payload) {
                     Some(movement) => return transport.enqueue(site, record, movement),
@@ -303,19 +305,23 @@ impl<E: End> Member<E> {
         Arc::clone(&self.end) as Arc<dyn Guardian>
     }
 
-    /// Sends buffers on GPUs this way from now on.
-    pub(crate) fn set_transport(&mut self, transport: Arc<dyn Transport>) {
-        self.transport = Some(transport);
+    /// Sends buffers on GPUs this way from now on, unless they go another way already: then that stays,
+    /// and `transport` is returned.
+    pub(crate) fn set_transport(
+        &self,
+        transport: Arc<dyn Transport>,
+    ) -> Result<(), Arc<dyn Transport>> {
+        self.transport.set(transport)
     }
 
     /// Gives `part`, this rank's part of a split, a part of the transport.
     fn split_transport(
         &self,
         name: &str,
-        part: Option<&mut Member<E>>,
+        part: Option<&Member<E>>,
         timeout: Duration,
     ) -> Result<(), CommError> {
-        let Some(transport) = &self.transport else { return Ok(()) };
+        let Some(transport) = self.transport.get() else { return Ok(()) };
         let site = CallSite {
             group: Arc::clone(self.end.name()),
             // Of the split, which is the last operation that this rank has issued.
@@ -324,14 +330,15 @@ impl<E: End> Member<E> {
             operation: Operation::Split,
             label: Label::new(name, Phase::Init),
         };
-        let place = part.as_ref().map(|part| NewPlace {
+        let place = part.map(|part| NewPlace {
             group: part.guardian(),
-            control: *part as &dyn Communicator,
+            control: part,
             first: part.end.world_ranks()[0],
         });
         let divided = transport.split(&site, place, timeout)?;
-        if let Some(part) = part {
-            part.transport = divided;
+        if let (Some(part), Some(divided)) = (part, divided) {
+            // A new part has none.
+            let _ = part.set_transport(divided);
         }
         Ok(())
     }
@@ -380,7 +387,7 @@ impl<E: End> Communicator for Member<E> {
 
     fn backend(&self) -> &'static str {
         #[cfg(feature = "cuda")]
-        if let Some(transport) = &self.transport {
+        if let Some(transport) = self.transport.get() {
             return transport.name();
         }
         E::BACKEND
@@ -420,10 +427,9 @@ impl<E: End> Communicator for Member<E> {
         let (reply, answer) = mpsc::channel();
         let call = Call::split(Label::new(name, Phase::Init), color, key);
         self.issue(call, Payload::Split { reply }).wait(timeout)?;
-        #[cfg_attr(not(feature = "cuda"), expect(unused_mut))]
-        let mut part = answer.try_recv().ok().map(Member::start);
+        let part = answer.try_recv().ok().map(Member::start);
         #[cfg(feature = "cuda")]
-        self.split_transport(name, part.as_mut(), timeout)?;
+        self.split_transport(name, part.as_ref(), timeout)?;
         Ok(part.map(|part| Arc::new(part) as Arc<dyn Communicator>))
     }
 
@@ -473,7 +479,7 @@ impl<E: End> fmt::Debug for Member<E> {
 impl<E: End> Drop for Member<E> {
     fn drop(&mut self) {
         #[cfg(feature = "cuda")]
-        if let Some(transport) = &self.transport {
+        if let Some(transport) = self.transport.get() {
             transport.close();
         }
         // First, so that the worker stops waiting for peers; then it runs out of jobs.

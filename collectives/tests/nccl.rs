@@ -7,8 +7,8 @@ use cubecl_runtime::runtime::Runtime;
 use half::{bf16, f16};
 use kiln_collectives::nccl::{self, NcclError, NcclOptions};
 use kiln_collectives::{
-    ArgumentError, Buffer, CommError, Communicator, DType, Element, Finding, Label, LocalGroup,
-    Operation, Phase,
+    ArgumentError, Buffer, CommError, Communicator, DType, Element, Finding, Label,
+    LocalCommunicator, LocalGroup, Operation, Phase,
 };
 use std::sync::Arc;
 use std::thread;
@@ -26,11 +26,18 @@ fn attach(world_size: usize, device: usize) -> Vec<NcclError> {
         let ranks: Vec<_> = LocalGroup::new(world_size)
             .into_iter()
             .map(|member| {
-                scope.spawn(move || nccl::attach(member, &NcclOptions::new(device)).unwrap_err())
+                scope.spawn(move || nccl::attach(&member, &NcclOptions::new(device)).unwrap_err())
             })
             .collect();
         ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
     })
+}
+
+/// A world of one rank, with NCCL.
+fn world_of_one(options: &NcclOptions) -> LocalCommunicator {
+    let world = LocalGroup::new(1).remove(0);
+    nccl::attach(&world, options).unwrap();
+    world
 }
 
 #[test]
@@ -114,7 +121,7 @@ fn check_world_of_one(member: &dyn Communicator) {
 #[ignore = "needs an NVIDIA GPU and NCCL, or stand-ins: cargo test --release --features kiln/cuda \
             --workspace --test nccl -- --ignored"]
 fn a_world_of_one_and_its_parts() {
-    let world = nccl::attach(LocalGroup::new(1).remove(0), &NcclOptions::new(0)).unwrap();
+    let world = world_of_one(&NcclOptions::new(0));
     check_world_of_one(&world);
     let part = world.split("part", Some(3), 0).unwrap().unwrap();
     assert!(world.split("none", None, 0).unwrap().is_none());
@@ -126,7 +133,7 @@ fn a_world_of_one_and_its_parts() {
 #[test]
 #[ignore = "as above"]
 fn what_is_done_is_no_longer_pending() {
-    let world = nccl::attach(LocalGroup::new(1).remove(0), &NcclOptions::new(0)).unwrap();
+    let world = world_of_one(&NcclOptions::new(0));
     let client = cubecl::Device::Cuda(cubecl::cuda::CudaDevice::new(0)).client();
     for _ in 0..20 {
         let buffer = Buffer::zeros(DType::F32, 8).to_device(&client);
@@ -154,7 +161,7 @@ fn an_operation_ends_or_times_out() {
     let is_stuck = std::env::var_os("FAKE_CUDA_STUCK").is_some();
     let mut options = NcclOptions::new(0);
     options.timeout = if is_stuck { Duration::from_millis(300) } else { PATIENCE };
-    let world = nccl::attach(LocalGroup::new(1).remove(0), &options).unwrap();
+    let world = world_of_one(&options);
     let client = cubecl::Device::Cuda(cubecl::cuda::CudaDevice::new(0)).client();
     let sum =
         || world.all_reduce(label("block 3"), Buffer::zeros(DType::F32, 8).to_device(&client));
@@ -189,7 +196,7 @@ fn an_operation_ends_or_times_out() {
 #[test]
 #[ignore = "as above"]
 fn an_abort_ends_it() {
-    let world = nccl::attach(LocalGroup::new(1).remove(0), &NcclOptions::new(0)).unwrap();
+    let world = world_of_one(&NcclOptions::new(0));
     let client = cubecl::Device::Cuda(cubecl::cuda::CudaDevice::new(0)).client();
     let buffer = || Buffer::zeros(DType::F32, 8).to_device(&client);
     world.abort("enough");
@@ -209,7 +216,7 @@ fn threads_cannot_share_a_gpu_by_nccl() {
 #[test]
 #[ignore = "as above"]
 fn sums_of_bytes_are_refused() {
-    let world = nccl::attach(LocalGroup::new(1).remove(0), &NcclOptions::new(0)).unwrap();
+    let world = world_of_one(&NcclOptions::new(0));
     let client = cubecl::Device::Cuda(cubecl::cuda::CudaDevice::new(0)).client();
     let buffer = Buffer::zeros(DType::U8, 8).to_device(&client);
     let error = world.all_reduce(label("sum"), buffer).wait(PATIENCE).unwrap_err();

@@ -12,11 +12,13 @@ use kiln_collectives::{Buffer, Communicator, DType, Label, Phase};
 
 use crate::error::ShardError;
 use crate::layout::{Layout, UnitLayout, parameters_of};
+use crate::loss::add_loss;
 use crate::mesh::Mesh;
 use crate::part::{Part, PartOptions, Token};
 use crate::policy::Policy;
-use crate::runtime::Runtime;
+use crate::runtime::{Runtime, lock};
 use crate::unit::Unit;
+use crate::update::LossSum;
 
 /// Collects the parts of a model, in the order of its forward pass.
 pub struct EngineBuilder {
@@ -42,10 +44,17 @@ impl EngineBuilder {
         policy: Policy,
         shard_size: Option<usize>,
     ) -> Result<Self, ShardError> {
-        for (what, dtype) in
-            [("compute dtype", policy.compute_dtype), ("reduce dtype", policy.reduce_dtype)]
-        {
-            if !matches!(dtype, DType::F32 | DType::BF16) {
+        let is_supported = |dtype| matches!(dtype, DType::F32 | DType::BF16);
+        // f16 is for GPUs that keep the state, which is known only when the first part comes.
+        for (what, dtype, supported) in [
+            (
+                "compute dtype",
+                policy.compute_dtype,
+                is_supported(policy.compute_dtype) || policy.compute_dtype == DType::F16,
+            ),
+            ("reduce dtype", policy.reduce_dtype, is_supported(policy.reduce_dtype)),
+        ] {
+            if !supported {
                 return Err(ShardError::UnsupportedDType { what, dtype });
             }
         }
@@ -56,7 +65,10 @@ impl EngineBuilder {
             size if size == world.world_size() => Ok(Some(world.clone())),
             _ => world.split_within(name, Some(color as u32), key as i64, policy.timeout),
         };
-        let shard = group("shard", mesh.shard_size(), row, column)?;
+        let shard = match policy.shards_alone(world.world_size()) {
+            true => Some(world.clone()),
+            false => group("shard", mesh.shard_size(), row, column)?,
+        };
         let replicate = group("replicate", mesh.replicate_size(), column, row)?;
         let runtime = Runtime::new(policy, mesh, world, shard, replicate);
         Ok(EngineBuilder {
@@ -112,6 +124,12 @@ impl EngineBuilder {
             })
             .collect();
         let (template, masters) = self.shard(module, &layouts, &slots)?;
+        if self.runtime.policy.compute_dtype == DType::F16
+            && self.runtime.state_placement().is_host()
+        {
+            let (what, dtype) = ("compute dtype", DType::F16);
+            return Err(ShardError::UnsupportedDType { what, dtype });
+        }
         let first = self.units.len();
         let part = first..first + layouts.len();
         for (layout, master) in layouts.into_iter().zip(masters) {
@@ -147,7 +165,7 @@ impl EngineBuilder {
         match values.error {
             Some(error) => Err(error),
             None => {
-                let place = |master| self.runtime.placement().place(master);
+                let place = |master| self.runtime.state_placement().place(master);
                 Ok((template, values.masters.into_iter().map(place).collect()))
             }
         }
@@ -206,6 +224,9 @@ impl Engine {
 
     /// Opens a step: gradients of the last one are gone, nothing is under way.
     pub fn begin_step(&self) {
+        *lock(&self.runtime.progress.loss) = LossSum::default();
+        #[cfg(feature = "cube")]
+        self.device_step();
         for unit in &self.units {
             unit.begin_step();
         }
@@ -218,12 +239,13 @@ impl Engine {
         Token::root(device)
     }
 
-    /// Runs backward from `loss` `[1]`. Gradients add up over the micro-batches of a step and are
-    /// reduced over the ranks during the backward of the last one. Collective.
+    /// Runs backward from `loss` `[1]`, and adds it to that of the step. Gradients add up over the
+    /// micro-batches of a step and are reduced over the ranks during the backward of the last one.
+    /// Collective.
     pub fn backward(&self, loss: Tensor<1>, last_micro_batch: bool) -> Result<(), ShardError> {
         self.runtime.check()?;
         self.runtime.last_micro_batch.store(last_micro_batch, Ordering::Relaxed);
-        drop(loss.backward());
+        drop(add_loss(loss, &self.runtime).backward());
         if last_micro_batch {
             // What the loss did not reach counts as zero, in the same order on every rank.
             for unit in self.units.iter().rev() {

@@ -5,10 +5,17 @@
 //! works for with [`bind_to_rank`], and every large allocation remembers its owner, also when
 //! another thread frees it. Small allocations are passed through uncounted; tensors and buffers
 //! are large.
+//!
+//! On a GPU the bytes are those of the device: see [`Engine::peak_bytes`].
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::sync::atomic::{AtomicUsize, Ordering};
+
+use burn::tensor::Device;
+
+use crate::engine::Engine;
+use crate::flat::Placement;
 
 /// Ranks that can be told apart in one process; further ones share the last counter.
 pub const MAX_RANKS: usize = 64;
@@ -55,6 +62,29 @@ pub fn peak_bytes(rank: usize) -> usize {
 pub fn reset_peak(rank: usize) {
     let counter = &COUNTERS[rank.min(MAX_RANKS - 1)];
     counter.peak.store(counter.live.load(Ordering::Relaxed), Ordering::Relaxed);
+}
+
+impl Engine {
+    /// The most bytes that this rank has held, of the memory that it computes with.
+    ///
+    /// On the host these are what its threads have allocated since [`reset_peak`]. On a GPU they are what
+    /// CubeCL has reserved of the device for this rank, at any of the times at which this was called; CubeCL
+    /// keeps what is free for later, so the end of a step tells of all of it. What the driver, its libraries
+    /// and NCCL take for themselves is not in it. Waits for CubeCL's thread there, not for the GPU. To be
+    /// called on the rank's own thread.
+    pub fn peak_bytes(&self) -> u64 {
+        let runtime = self.runtime();
+        match runtime.placement().device_bytes() {
+            None => peak_bytes(runtime.rank) as u64,
+            Some(now) => runtime.device_peak.fetch_max(now, Ordering::Relaxed).max(now),
+        }
+    }
+}
+
+/// Gives memory of `device` that nothing uses back to it; CubeCL keeps it otherwise. Without effect on the
+/// host.
+pub fn release_unused(device: &Device) {
+    Placement::of_device(device).release_unused();
 }
 
 /// The system allocator, counting per rank. Install it in a binary with `#[global_allocator]`.

@@ -1,5 +1,6 @@
-//! AdamW in place on flat shards, the gradient norm, and clipping. The loops over elements are in
-//! [`flat`](crate::flat).
+//! AdamW in place on flat shards, the gradient norm, and clipping, as the host computes them. The loops
+//! over elements are in [`flat`](crate::flat); a GPU does all of it by itself, see
+//! [`Engine::update`](crate::Engine::update).
 
 use std::ops::Range;
 
@@ -77,7 +78,8 @@ impl Engine {
             let Some(gradient) = &state.reduced else { continue };
             let start = unit.layout.shard_range(&runtime.mesh, runtime.rank).start;
             let first = start / unit.layout.piece;
-            let pieces = flat::sums_of_squares(gradient, unit.layout.piece)?;
+            let gradient = flat::on_host(gradient)?;
+            let pieces = flat::sums_of_squares(&gradient, unit.layout.piece)?;
             for (sum, piece) in sums[first..].iter_mut().zip(pieces) {
                 *sum += piece;
             }
@@ -114,19 +116,12 @@ impl Engine {
                 flags.push(f64::from(u8::from(bad)));
             }
         }
-        let flags = self.sum_over_ranks("non_finite", &flags)?;
-        let names = self.layout().units.iter().filter(|unit| unit.trainable);
-        let mut names = names.flat_map(|unit| &unit.parameters);
-        Ok(flags
-            .iter()
-            .position(|flag| *flag > 0.0)
-            .and_then(|index| names.nth(index))
-            .map(|parameter| parameter.name.clone()))
+        self.first_flagged(&flags)
     }
 
     /// Updates this rank's shards in place with the reduced gradient times `clip` and frees the
-    /// gradient. `step` counts from 1.
-    pub fn step(
+    /// gradient. `step` counts from 1. On the host.
+    pub(crate) fn step(
         &self,
         optimizer: &AdamW,
         step: u64,
@@ -148,6 +143,8 @@ impl Engine {
                 let keep = if decays { keep } else { 1.0 };
                 flat::update([weights, first, second], &gradient, range, factors, keep)?;
             }
+            // Goes up while the next unit is updated.
+            unit.refresh(&mut state)?;
         }
         Ok(())
     }

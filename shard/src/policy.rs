@@ -44,8 +44,16 @@ pub struct Policy {
     pub compute_dtype: DType,
     /// Dtype in which gradients are summed over ranks. Accumulation is always f32.
     pub reduce_dtype: DType,
+    /// Whether master weights and moments are in the memory of the host although a GPU computes. It
+    /// keeps a copy of this rank's weights in the compute dtype; reduced gradients go to the host during
+    /// backward, which updates (ZeRO-Offload, Ren et al., 2021). Without effect where the host computes.
+    pub offload: bool,
     /// How long to wait for the other ranks in one collective before giving up.
     pub timeout: Duration,
+    /// Whether a single rank gathers and reduces like one of many, through its communicator, where the
+    /// strategy shards. It has nothing to gather, so this only costs time: for profiling, and for tests
+    /// of the order of gathers, reductions and computation. Without effect on more ranks.
+    pub communicate_alone: bool,
 }
 
 impl Default for Policy {
@@ -56,12 +64,19 @@ impl Default for Policy {
             recompute: Recompute::None,
             compute_dtype: DType::F32,
             reduce_dtype: DType::F32,
+            offload: false,
             timeout: Duration::from_secs(600),
+            communicate_alone: false,
         }
     }
 }
 
 impl Policy {
+    /// Whether the shard group of `world_size` ranks has one rank that communicates nevertheless.
+    pub(crate) fn shards_alone(&self, world_size: usize) -> bool {
+        self.communicate_alone && world_size == 1 && self.strategy != Strategy::NoShard
+    }
+
     /// Whether a part is freed after its forward. `keep` says that backward needs the part right
     /// away (or that forward needs it again).
     pub(crate) fn reshards_after_forward(&self, keep: bool) -> bool {

@@ -47,7 +47,8 @@ impl Reducer {
         gradient: Buffer,
     ) -> Result<(), ShardError> {
         let wire = runtime.policy.reduce_dtype;
-        let (gradient, spare) = if wire == DType::F32 || runtime.mesh.world_size() == 1 {
+        let stays = runtime.shard.is_none() && runtime.replicate.is_none();
+        let (gradient, spare) = if wire == DType::F32 || stays {
             (gradient, None)
         } else {
             (flat::cast_to(&gradient, wire)?, Some(gradient))
@@ -80,7 +81,7 @@ impl Reducer {
                 let work = group.all_reduce(unit.label(Phase::Backward), shard);
                 lock(&self.state).replicating.push((unit, work));
             }
-            None => unit.state().reduced = Some(flat::into_f32(shard)?),
+            None => unit.keep_reduced(shard)?,
         }
         Ok(())
     }
@@ -106,11 +107,15 @@ impl Reducer {
         let replicating = std::mem::take(&mut lock(&self.state).replicating);
         for (unit, work) in replicating {
             let Some(shard) = runtime.wait(work) else { continue };
-            match flat::into_f32(shard) {
-                Ok(shard) => unit.state().reduced = Some(shard),
-                Err(error) => runtime.fail(error.into()),
+            if let Err(error) = unit.keep_reduced(shard) {
+                runtime.fail(error);
             }
         }
         lock(&self.state).spare = None;
+        for unit in (0..).map_while(|position| runtime.unit(position)) {
+            if let Err(error) = unit.settle_reduced() {
+                runtime.fail(error);
+            }
+        }
     }
 }

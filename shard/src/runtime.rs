@@ -1,6 +1,6 @@
 //! What all units of one rank share: communicators, policy, buffers, statistics, the first error.
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -13,6 +13,7 @@ use crate::mesh::Mesh;
 use crate::policy::Policy;
 use crate::reducer::Reducer;
 use crate::unit::Unit;
+use crate::update::Progress;
 
 /// Locks a mutex whose data stays valid when a thread panics while holding it: every critical
 /// section in this crate leaves its state consistent between statements.
@@ -35,6 +36,9 @@ pub(crate) struct Runtime {
     pub(crate) pool: BufferPool,
     pub(crate) live: Arc<LiveUnits>,
     pub(crate) reducer: Reducer,
+    pub(crate) progress: Progress,
+    /// The most bytes of a GPU that this rank was seen to hold.
+    pub(crate) device_peak: AtomicU64,
     /// Whether the current backward is the last of its step: then gradients are reduced.
     pub(crate) last_micro_batch: AtomicBool,
     /// How far the current forward pass has come; a part that is used a second time lies behind.
@@ -65,6 +69,8 @@ impl Runtime {
             pool: BufferPool::default(),
             live: Arc::default(),
             reducer: Reducer::default(),
+            progress: Progress::default(),
+            device_peak: AtomicU64::new(0),
             last_micro_batch: AtomicBool::new(true),
             forward_position: AtomicUsize::new(0),
             units: OnceLock::new(),
@@ -74,9 +80,19 @@ impl Runtime {
         }
     }
 
-    /// Where weights, gradients and moments are. What ranks only tell each other is on the host.
+    /// Where gathered weights and gradients are. What ranks only tell each other is on the host.
     pub(crate) fn placement(&self) -> &Placement {
         self.placement.get().unwrap_or(&Placement::Host)
+    }
+
+    /// Where master weights, reduced gradients and moments are.
+    pub(crate) fn state_placement(&self) -> &Placement {
+        if self.policy.offload { &Placement::Host } else { self.placement() }
+    }
+
+    /// Whether they are elsewhere than what computes.
+    pub(crate) fn offloads(&self) -> bool {
+        self.policy.offload && !self.placement().is_host()
     }
 
     /// Settles where weights are, unless an earlier part has.

@@ -3,9 +3,8 @@
 //! Nothing is copied when it is taken. Forward and backward only read weights and moments; the next
 //! optimizer step copies what the snapshot has not been done with by then, and changes the copy.
 
-use std::borrow::Cow;
 use std::ops::Range;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
 use kiln_collectives::{Buffer, BufferError};
 
@@ -23,6 +22,8 @@ pub struct Snapshot {
 
 struct UnitSnapshot {
     buffers: [Option<Arc<Buffer>>; KINDS.len()],
+    /// Pieces of those that are on a GPU and have been asked for.
+    copies: [OnceLock<Buffer>; KINDS.len()],
     /// The piece inside the buffers.
     piece: Range<usize>,
 }
@@ -42,6 +43,7 @@ impl Engine {
             let start = unit.layout.shard_range(&mesh, rank).start;
             UnitSnapshot {
                 buffers: KINDS.map(|kind| state.buffer(kind)),
+                copies: Default::default(),
                 piece: piece.start - start..piece.end - start,
             }
         });
@@ -51,17 +53,20 @@ impl Engine {
 
 impl Snapshot {
     /// The piece of the unit at `position` in the layout, flat, with its padding; `None` if there
-    /// are no values of this kind. Copied only if it is on a GPU.
-    pub fn values(
-        &self,
-        position: usize,
-        kind: Kind,
-    ) -> Result<Option<Cow<'_, [f32]>>, BufferError> {
-        let Some((buffer, piece)) = self.find(position, kind) else { return Ok(None) };
-        Ok(Some(match flat::on_host(buffer)? {
-            Cow::Borrowed(buffer) => Cow::Borrowed(&buffer.as_slice::<f32>()?[piece]),
-            Cow::Owned(buffer) => Cow::Owned(buffer.as_slice::<f32>()?[piece].to_vec()),
-        }))
+    /// are no values of this kind. Copied only if it is on a GPU, and once until it is released.
+    pub fn values(&self, position: usize, kind: Kind) -> Result<Option<&[f32]>, BufferError> {
+        let Some((unit, index, buffer)) = self.find(position, kind) else { return Ok(None) };
+        if buffer.is_on_host() {
+            return Ok(Some(&buffer.as_slice::<f32>()?[unit.piece.clone()]));
+        }
+        let copy = match unit.copies[index].get() {
+            Some(copy) => copy,
+            None => {
+                let copy = flat::range_to_host(buffer, unit.piece.clone())?;
+                unit.copies[index].get_or_init(|| copy)
+            }
+        };
+        Ok(Some(copy.as_slice()?))
     }
 
     /// Whether there are values of this kind of the unit at `position`.
@@ -69,10 +74,11 @@ impl Snapshot {
         self.find(position, kind).is_some()
     }
 
-    fn find(&self, position: usize, kind: Kind) -> Option<(&Buffer, Range<usize>)> {
+    /// The unit, the number of the kind, and the values.
+    fn find(&self, position: usize, kind: Kind) -> Option<(&UnitSnapshot, usize, &Buffer)> {
         let unit = self.units.get(position)?;
         let index = KINDS.iter().position(|known| *known == kind)?;
-        Some((unit.buffers[index].as_deref()?, unit.piece.clone()))
+        Some((unit, index, unit.buffers[index].as_deref()?))
     }
 
     /// Lets go of the values of one kind of one unit: the next step need not copy them.
@@ -81,6 +87,7 @@ impl Snapshot {
             && let Some(index) = KINDS.iter().position(|k| *k == kind)
         {
             unit.buffers[index] = None;
+            unit.copies[index] = OnceLock::new();
         }
     }
 }

@@ -7,7 +7,7 @@ use kiln_collectives::{Buffer, BufferError, DType, Label, Phase};
 
 use crate::engine::Engine;
 use crate::error::ShardError;
-use crate::flat;
+use crate::flat::{self, Placement};
 use crate::unit::{Moments, Unit, UnitState};
 
 /// Which of the values kept per parameter element.
@@ -36,9 +36,12 @@ impl UnitState {
 
     /// The buffer for writing; moments are made if there are none.
     fn buffer_mut(&mut self, kind: Kind) -> Option<&mut Buffer> {
-        let UnitState { master, moments, .. } = self;
+        let UnitState { master, working, moments, .. } = self;
         match kind {
-            Kind::Weight => Arc::get_mut(master),
+            Kind::Weight => {
+                *working = None;
+                Arc::get_mut(master)
+            }
             Kind::Gradient => self.reduced.as_mut(),
             Kind::FirstMoment => {
                 Arc::get_mut(&mut moments.get_or_insert_with(|| Moments::like(master)).first)
@@ -61,7 +64,7 @@ impl Engine {
         let Some(group) = &runtime.shard else {
             return Ok(Some(flat::on_host(&shard)?.into_owned()));
         };
-        let whole = runtime.placement().empty(DType::F32, unit.layout.padded_numel());
+        let whole = Placement::of_buffer(&shard).empty(DType::F32, unit.layout.padded_numel());
         let label = Label::new(unit.layout.name.as_str(), Phase::Checkpoint);
         let whole = runtime.wait(group.all_gather(label, shard, whole));
         runtime.check()?;

@@ -12,6 +12,8 @@ use burn::backend::tensor::FloatTensor;
 use kiln_collectives::{Buffer, DType, Label, Phase, Work};
 
 use crate::error::ShardError;
+#[cfg(feature = "cube")]
+use crate::flat::Reading;
 use crate::flat::{self, FlatTensors, FlatWeights, Placement};
 use crate::layout::UnitLayout;
 use crate::runtime::{LiveUnit, Runtime, lock};
@@ -37,6 +39,9 @@ pub(crate) struct UnitState {
     /// f32 weights of this rank's shard; lives as long as the unit. Shared only while a gather or a
     /// snapshot reads it or while it serves as the weights itself.
     pub(crate) master: Arc<Buffer>,
+    /// This rank's shard in the compute dtype, where the master is offloaded; lives from the first gather
+    /// after a change of the master to the next change.
+    pub(crate) working: Option<Arc<Buffer>>,
     residency: Residency,
     /// Uses in forward whose backward has not finished.
     open_uses: usize,
@@ -46,6 +51,9 @@ pub(crate) struct UnitState {
     written: Vec<bool>,
     /// f32 gradient of this rank's shard; lives from the reduction to the optimizer step.
     pub(crate) reduced: Option<Buffer>,
+    /// The same on its way to the host, until the end of backward.
+    #[cfg(feature = "cube")]
+    arriving: Option<Reading>,
     /// Whether the reduction of this step has been launched.
     launched: bool,
     /// f32 first and second moment of this rank's shard; live from the first optimizer step on.
@@ -70,6 +78,8 @@ impl Moments {
 }
 
 /// Whether the whole weights are in memory.
+// One per unit: the difference in size does not matter.
+#[allow(clippy::large_enum_variant)]
 enum Residency {
     /// Only the shard is.
     Sharded,
@@ -104,11 +114,14 @@ impl Unit {
     ) -> Self {
         let state = UnitState {
             master: Arc::new(master),
+            working: None,
             residency: Residency::Sharded,
             open_uses: 0,
             gradient: None,
             written: vec![false; layout.parameters.len()],
             reduced: None,
+            #[cfg(feature = "cube")]
+            arriving: None,
             launched: false,
             moments: None,
             snapshot: Weak::new(),
@@ -137,18 +150,22 @@ impl Unit {
     pub(crate) fn unshard(&self, phase: Phase) {
         let mut state = self.state();
         if matches!(state.residency, Residency::Sharded) && !self.runtime.failed() {
-            match self.start_unshard(&state.master, phase) {
+            match self.start_unshard(&mut state, phase) {
                 Ok(residency) => state.residency = residency,
                 Err(error) => self.runtime.fail(error),
             }
         }
     }
 
-    fn start_unshard(&self, master: &Arc<Buffer>, phase: Phase) -> Result<Residency, ShardError> {
+    fn start_unshard(&self, state: &mut UnitState, phase: Phase) -> Result<Residency, ShardError> {
         let dtype = self.runtime.policy.compute_dtype;
         let runtime = &self.runtime;
+        let working = if runtime.offloads() { Some(self.working(state)?) } else { None };
+        let master = &state.master;
         let Some(group) = &runtime.shard else {
-            let weights = if dtype == DType::F32 {
+            let weights = if let Some(working) = working {
+                FlatWeights::master(working)
+            } else if dtype == DType::F32 {
                 FlatWeights::master(master.clone())
             } else {
                 let mut whole = runtime.pool.take(runtime.placement(), dtype, master.len());
@@ -157,15 +174,61 @@ impl Unit {
             };
             return Ok(Residency::Unsharded(weights));
         };
-        let shard = if dtype == DType::F32 {
-            master.clone()
-        } else {
-            Arc::new(flat::cast_to(master, dtype)?)
+        let shard = match working {
+            Some(working) => working,
+            None if dtype == DType::F32 => master.clone(),
+            None => Arc::new(flat::cast_to(master, dtype)?),
         };
         let whole = runtime.pool.take(runtime.placement(), dtype, self.layout.padded_numel());
         let live = self.count_live();
         let work = group.all_gather(self.label(phase), shard, whole);
         Ok(Residency::Unsharding { work, live })
+    }
+
+    /// The shard in the compute dtype where it computes, while the master is elsewhere.
+    fn working(&self, state: &mut UnitState) -> Result<Arc<Buffer>, ShardError> {
+        if let Some(working) = &state.working {
+            return Ok(working.clone());
+        }
+        let (master, dtype) = (&*state.master, self.runtime.policy.compute_dtype);
+        let cast = if dtype == DType::F32 { None } else { Some(flat::cast_to(master, dtype)?) };
+        let working = Arc::new(self.runtime.placement().copy(cast.as_ref().unwrap_or(master)));
+        state.working = Some(working.clone());
+        Ok(working)
+    }
+
+    /// Sends an updated master to where it computes, if that is elsewhere.
+    pub(crate) fn refresh(&self, state: &mut UnitState) -> Result<(), ShardError> {
+        if self.runtime.offloads() {
+            state.working = None;
+            self.working(state)?;
+        }
+        Ok(())
+    }
+
+    /// Keeps the reduced gradient for the optimizer step, which comes after [`Unit::settle_reduced`].
+    pub(crate) fn keep_reduced(&self, shard: Buffer) -> Result<(), ShardError> {
+        let shard = flat::into_f32(shard)?;
+        let mut state = self.state();
+        #[cfg(feature = "cube")]
+        if self.runtime.offloads() {
+            state.arriving = Some(Reading::of(&shard)?);
+            return Ok(());
+        }
+        state.reduced = Some(shard);
+        Ok(())
+    }
+
+    /// Waits until the reduced gradient is where the optimizer needs it.
+    pub(crate) fn settle_reduced(&self) -> Result<(), ShardError> {
+        #[cfg(feature = "cube")]
+        {
+            let mut state = self.state();
+            if let Some(reading) = state.arriving.take() {
+                state.reduced = Some(reading.wait()?);
+            }
+        }
+        Ok(())
     }
 
     fn count_live(&self) -> Option<LiveUnit> {
@@ -258,9 +321,9 @@ impl Unit {
                 }
             }
             Residency::Unsharded(weights) => {
-                let shares_master =
-                    self.runtime.shard.is_none() && self.runtime.policy.compute_dtype == DType::F32;
-                if weights.has_views() && !shares_master {
+                let is_f32 = self.runtime.policy.compute_dtype == DType::F32;
+                let stays = self.runtime.shard.is_none() && (is_f32 || self.runtime.offloads());
+                if weights.has_views() && !stays {
                     self.runtime.report_pinned(&self.layout.name);
                 }
             }
@@ -392,5 +455,9 @@ impl Unit {
         state.open_uses = 0;
         state.gradient = None;
         state.reduced = None;
+        #[cfg(feature = "cube")]
+        {
+            state.arriving = None;
+        }
     }
 }

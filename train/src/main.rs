@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use clap::{Args, Parser, Subcommand};
-use kiln::bench::{CheckpointArgs, StrategiesOptions};
+use kiln::bench::{CheckpointArgs, GpuArgs, StepArgs, StrategiesOptions};
 use kiln::checkpoint::ConvertArgs;
 use kiln::data::{PrepareOptions, TokenizerSource};
 use kiln::doctor::{self, DoctorArgs};
@@ -144,6 +144,10 @@ enum BenchCommand {
     Strategies(StrategiesArgs),
     /// Compare saving and loading with plain writing and reading on the same disk.
     Checkpoint(CheckpointArgs),
+    /// Time training steps on made-up tokens.
+    Step(StepArgs),
+    /// Time every kernel and whole steps on a GPU, beside PyTorch if it is there.
+    Gpu(Box<GpuArgs>),
 }
 
 #[derive(Args)]
@@ -191,6 +195,13 @@ fn main() -> ExitCode {
         Command::Bench { command: BenchCommand::Checkpoint(args) } => {
             args.run().map(|text| say(&text)).map(done)
         }
+        Command::Bench { command: BenchCommand::Step(args) } => {
+            args.run().map(|text| say(&text)).map(done)
+        }
+        Command::Bench { command: BenchCommand::Gpu(args) } => args.run().map(|said| {
+            say(&said.text);
+            if said.passed { 0 } else { FAILED }
+        }),
         Command::Inspect(args) => args.run().map(|text| say(&text)).map(done),
         Command::Convert(args) => args.run().map(|text| say(&text)).map(done),
     };

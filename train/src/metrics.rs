@@ -25,7 +25,8 @@ pub struct StepMetrics {
     pub tokens: u64,
     /// Model FLOP/s over the device's peak.
     pub mfu: f64,
-    /// The most bytes any rank has held since the start.
+    /// The most bytes any rank has held since the start, of the memory that it computes with: see
+    /// [`Engine::peak_bytes`](kiln_shard::Engine::peak_bytes).
     pub peak_bytes: u64,
     /// Seconds the step took.
     pub step_s: f64,

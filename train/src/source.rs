@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
+use burn::tensor::Device;
 use kiln_model::decoder::Decoder;
 use kiln_model::layers::Block;
 use kiln_model::{Key, ModelConfig};
@@ -12,7 +13,6 @@ use serde_json::{Value, json};
 
 use crate::checkpoint::{Checkpoint, CheckpointError};
 use crate::data::Tokenizer;
-use crate::device;
 use crate::hugging_face::{self, HuggingFaceError, HuggingFaceFolder};
 use crate::sharded::ShardedDecoder;
 use crate::train::TrainError;
@@ -129,13 +129,14 @@ impl ModelSource {
         Ok(tokenizer)
     }
 
-    /// The decoder with all its weights, sharded as `builder` says. Collective.
+    /// The decoder with all its weights on `device`, sharded as `builder` says. Collective.
     pub fn decoder(
         &self,
         builder: EngineBuilder,
+        device: &Device,
     ) -> Result<ShardedDecoder<Block>, CheckpointError> {
         // The initial weights are replaced at once, so their seed does not matter.
-        let decoder = Decoder::new(self.model(), Key::new(0), &device::plain());
+        let decoder = Decoder::new(self.model(), Key::new(0), device);
         let decoder = ShardedDecoder::new(decoder, builder)?;
         self.load_weights(decoder.engine(), &AllowMissing::default())?;
         Ok(decoder)

@@ -10,6 +10,9 @@ use kiln_shard::{Mesh, ShardError, Strategy, memory};
 use sha2::{Digest, Sha256};
 
 use crate::config::{CommBackend, CommSection};
+#[cfg(feature = "cuda")]
+use crate::device::DeviceError;
+use crate::device::{self, Selected};
 use crate::place::Place;
 use crate::train::TrainError;
 
@@ -26,10 +29,58 @@ pub fn size_of(place: &Place, ranks: Option<usize>) -> Result<usize, TrainError>
     }
 }
 
+/// Ranks that have met.
+pub struct World {
+    communicator: Arc<dyn Communicator>,
+    /// What NCCL can be added to.
+    #[cfg(feature = "cuda")]
+    sockets: Option<Arc<TcpCommunicator>>,
+}
+
+impl World {
+    /// A world that was made elsewhere.
+    pub fn given(communicator: Arc<dyn Communicator>) -> Self {
+        World {
+            communicator,
+            #[cfg(feature = "cuda")]
+            sockets: None,
+        }
+    }
+
+    /// The communicator of all ranks.
+    pub fn communicator(&self) -> Arc<dyn Communicator> {
+        self.communicator.clone()
+    }
+
+    /// Compares the devices of all ranks, each of which has `device`, and connects GPUs through NCCL:
+    /// afterwards the ranks move what is there as well. To be called where a GPU was asked for or might
+    /// have been taken, once the ranks know that they were started alike. Collective.
+    ///
+    /// # Errors
+    ///
+    /// If ranks have no device of a kind or share a GPU, or if NCCL cannot connect them.
+    pub fn settle_on(&self, device: &Selected, comm: &CommSection) -> Result<(), TrainError> {
+        device::agree(&*self.communicator, device, comm.timeout())?;
+        #[cfg(feature = "cuda")]
+        if let Some(index) = device.cuda_index() {
+            use kiln_collectives::nccl::{self, NcclOptions};
+            let Some(sockets) = &self.sockets else { return Err(DeviceError::NoTransport.into()) };
+            let (connect_timeout, timeout) = (comm.join_timeout(), comm.timeout());
+            let options = NcclOptions { device: index, connect_timeout, timeout };
+            nccl::attach(sockets, &options).map_err(|source| TrainError::Nccl {
+                rank: self.communicator.rank(),
+                index,
+                source,
+            })?;
+        }
+        Ok(())
+    }
+}
+
 /// Meets the other ranks, as the one at `place`.
-pub fn join(place: &Place, comm: &CommSection) -> Result<Arc<dyn Communicator>, TrainError> {
+pub fn join(place: &Place, comm: &CommSection) -> Result<World, TrainError> {
     if comm.backend == CommBackend::Mpi {
-        return join_mpi(place);
+        return join_mpi(place).map(World::given);
     }
     let mut options =
         JoinOptions::new(place.rank, place.world_size, &place.master.host, place.master.port);
@@ -42,7 +93,12 @@ pub fn join(place: &Place, comm: &CommSection) -> Result<Arc<dyn Communicator>, 
     options.node.clone_from(&place.node);
     options.timeout = comm.join_timeout();
     options.on_worker_start = Some(Arc::new(memory::bind_to_rank));
-    Ok(Arc::new(TcpCommunicator::join(options)?))
+    let sockets = Arc::new(TcpCommunicator::join(options)?);
+    Ok(World {
+        communicator: sockets.clone(),
+        #[cfg(feature = "cuda")]
+        sockets: Some(sockets),
+    })
 }
 
 #[cfg(feature = "mpi")]

@@ -53,19 +53,16 @@ impl Control for LocalEnd {}
 const CARD: usize = 9;
 
 /// Adds NCCL to a group: its buffers may be on a GPU from now on, and so may those of the groups split
-/// off it. Collective: every rank of `group` calls it.
+/// off it. Collective: every rank of `group` calls it, once.
 ///
 /// # Errors
 ///
 /// [`NcclError`] on every rank if one cannot use NCCL; on that rank with the reason. After
-/// [`NcclOptions::connect_timeout`] at the latest.
-pub fn attach<E: Control>(
-    mut group: Member<E>,
-    options: &NcclOptions,
-) -> Result<Member<E>, NcclError> {
+/// [`NcclOptions::connect_timeout`] at the latest. The group itself goes on without NCCL.
+pub fn attach<E: Control>(group: &Member<E>, options: &NcclOptions) -> Result<(), NcclError> {
     let timeout = options.connect_timeout;
     let prepared = prepare(options);
-    let cards = exchange(&group, prepared.is_ok(), options)?;
+    let cards = exchange(group, prepared.is_ok(), options)?;
     let gpu = prepared?;
     let of = |is_meant: &dyn Fn(&[u8]) -> bool| {
         let ranks = cards.chunks(CARD).enumerate().filter(|(_, card)| is_meant(card));
@@ -81,15 +78,14 @@ pub fn attach<E: Control>(
     if same.len() > 1 {
         return Err(NcclError::SharedDevice { ranks: same, index: options.device });
     }
-    let comm = meet(&gpu, &group, timeout)?;
+    let comm = meet(&gpu, group, timeout)?;
     tracing::debug!(
         version = gpu.library.version(),
         place = gpu.library.place,
         "NCCL is connected"
     );
     let nccl = Nccl::start(Arc::new(gpu), comm, group.guardian())?;
-    group.set_transport(Arc::new(nccl));
-    Ok(group)
+    group.set_transport(Arc::new(nccl)).map_err(|_| NcclError::Attached)
 }
 
 /// What this rank can find out alone.

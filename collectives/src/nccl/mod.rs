@@ -115,6 +115,9 @@ pub enum NcclError {
         /// The GPU.
         index: usize,
     },
+    /// The group has NCCL already.
+    #[error("NCCL has been added to this group before: `attach` is called once")]
+    Attached,
     /// The ranks could not agree by way of the group that NCCL was to be added to.
     #[error(transparent)]
     Group(#[from] CommError),

@@ -285,3 +285,31 @@ fn buffers_of_a_call_must_be_in_one_place() {
     let errors = diverge(world(3), scatter(here(6), here(2)), scatter(here(6), there(2)));
     check_invalid(&errors, ArgumentError::Location { input: host, output: device });
 }
+
+#[test]
+fn parts_come_back_to_the_host_and_changes_go_there_and_back() {
+    let client = client();
+    let values: Vec<f32> = (0..10).map(|index| index as f32).collect();
+    for buffer in [Buffer::from_slice(&values), on_device(&client, &values)] {
+        let location = buffer.location();
+        for range in [0..10, 0..1, 3..7, 9..10, 4..4, 10..10] {
+            let part = buffer.range_to_host(range.clone()).unwrap();
+            assert_eq!(part.as_slice::<f32>().unwrap(), &values[range]);
+        }
+        let changed = buffer.changed(|bytes| bytes[4..8].copy_from_slice(&9f32.to_ne_bytes()));
+        let changed = changed.unwrap();
+        assert_eq!(changed.location(), location);
+        let expected = [&[0.0, 9.0], &values[2..]].concat();
+        assert_eq!(changed.to_host().unwrap().as_slice::<f32>().unwrap(), expected);
+        assert_eq!(buffer.to_host().unwrap().as_slice::<f32>().unwrap(), values);
+        let room = buffer.like(3);
+        assert_eq!((room.location(), room.len(), room.dtype()), (location, 3, DType::F32));
+    }
+    // Elements of 16 bits, of which two are a word.
+    let halves: Vec<bf16> = (0..7).map(|index| bf16::from_f32(index as f32)).collect();
+    let buffer = on_device(&client, &halves);
+    for range in [0..7, 2..7, 2..5, 4..5] {
+        let part = buffer.range_to_host(range.clone()).unwrap();
+        assert_eq!(part.as_slice::<bf16>().unwrap(), &halves[range]);
+    }
+}

@@ -6,6 +6,8 @@ mod config;
 mod cube;
 #[cfg(feature = "cube")]
 mod cube_attention;
+#[cfg(feature = "cuda")]
+mod cublaslt;
 mod decoder;
 mod layers;
 mod ops_attention;

@@ -3,6 +3,23 @@
 
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 
+/// Whether kernels are tested on an NVIDIA GPU: `KILN_TEST_DEVICE` is `cuda`. If it is not set, or `wgpu`,
+/// they are on wgpu.
+#[cfg(feature = "wgpu")]
+pub fn on_cuda() -> bool {
+    match std::env::var("KILN_TEST_DEVICE").as_deref() {
+        Err(_) | Ok("wgpu") => false,
+        Ok("cuda") => {
+            assert!(
+                cfg!(feature = "cuda"),
+                "KILN_TEST_DEVICE=cuda needs a build with feature cuda"
+            );
+            true
+        }
+        Ok(other) => panic!("KILN_TEST_DEVICE={other}: must be wgpu or cuda"),
+    }
+}
+
 /// An operation under test.
 pub trait Operation: Fn(&[Tensor<1>]) -> Tensor<1> {}
 impl<F: Fn(&[Tensor<1>]) -> Tensor<1>> Operation for F {}

@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use burn::backend::Cube;
 use burn::tensor::Shape;
+use burn_backend::ops::FloatTensorOps;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::calculate_cube_count_elemwise;
@@ -12,13 +13,11 @@ use half::{bf16, f16};
 use kiln_collectives::{Buffer, BufferError, DType, DeviceMemory};
 
 use super::{FlatTensors, FlatWeights, burn_dtype, kernels};
-use crate::optimizer::Factors;
+use crate::runtime::{Runtime, lock};
+use crate::update::LossSum;
 
 /// Units of a cube.
-const UNITS: usize = 256;
-
-/// Elements that one cube sums the squares of.
-const CHUNK: usize = 1 << 14;
+pub(super) const UNITS: usize = 256;
 
 /// Runs `$body` with `$float` as the type of `$dtype`'s elements; for floats of 32 and 16 bits.
 macro_rules! with_float {
@@ -109,6 +108,24 @@ impl FlatTensors for Cube {
         });
         Ok(())
     }
+
+    fn add_loss(loss: &CubeTensor, sum: &mut LossSum) -> Result<(), String> {
+        let first = sum.device.is_none();
+        let target =
+            sum.device.get_or_insert_with(|| Buffer::empty_on(&loss.client, DType::F32, 1));
+        Self::add_gradient(target, 0..1, loss.clone(), first)
+    }
+
+    fn scaled(gradient: CubeTensor, runtime: &Runtime) -> CubeTensor {
+        let Some(scale) = lock(&runtime.progress.device).as_ref().and_then(|step| step.scale())
+        else {
+            return gradient;
+        };
+        let (client, device) = (gradient.client.clone(), gradient.device.clone());
+        let dtype = burn_dtype(DType::F32);
+        let scale = CubeTensor::new_contiguous(client, device, Shape::new([1]), scale, dtype);
+        Cube::float_mul(gradient, scale)
+    }
 }
 
 /// `source` written as the dtype of `target`: floats of 32 and 16 bits, as long as each other.
@@ -183,69 +200,6 @@ pub(super) fn write(buffer: &mut Buffer, start: usize, values: &[f32]) -> Result
     Ok(())
 }
 
-/// The sum of squares of every piece: of chunks in f32 on the device, of the chunks in f64 here.
-pub(super) fn sums_of_squares(gradient: &Buffer, piece: usize) -> Result<Vec<f64>, BufferError> {
-    let memory = device_of(gradient)?;
-    let chunks = piece.div_ceil(CHUNK);
-    let pieces = gradient.len() / piece.max(1);
-    let sums = Buffer::empty_on(memory.client(), DType::F32, chunks * pieces);
-    let sums_memory = device_of(&sums)?;
-    for index in 0..pieces {
-        // SAFETY: the piece lies inside the gradient, and there is a sum for every chunk.
-        unsafe {
-            kernels::squares::launch_unchecked(
-                memory.client(),
-                CubeCount::new_1d(chunks as u32),
-                CubeDim::new_1d(UNITS as u32),
-                whole(gradient, memory),
-                whole(&sums, sums_memory),
-                (index * piece) as u32,
-                ((index + 1) * piece) as u32,
-                (index * chunks) as u32,
-                CHUNK,
-                UNITS,
-            );
-        }
-    }
-    let sums = sums.to_host()?;
-    let sums = sums.as_slice::<f32>()?.chunks(chunks.max(1));
-    Ok(sums.map(|sums| sums.iter().map(|sum| f64::from(*sum)).sum()).collect())
-}
-
-/// One AdamW step of elements `range`.
-pub(super) fn update(
-    [weights, first, second]: [&mut Buffer; 3],
-    gradient: &Buffer,
-    range: Range<usize>,
-    factors: Factors,
-    keep: f32,
-) -> Result<(), BufferError> {
-    let Factors { clip, beta1, beta2, epsilon, step_size, second_root } = factors;
-    let memory = device_of(gradient)?;
-    // SAFETY: all four are as long as the shard, and `range` lies inside it.
-    unsafe {
-        kernels::adamw::launch_unchecked(
-            memory.client(),
-            cubes(memory.client(), range.len()),
-            CubeDim::new_1d(UNITS as u32),
-            whole(weights, device_of(weights)?),
-            whole(first, device_of(first)?),
-            whole(second, device_of(second)?),
-            whole(gradient, memory),
-            range.start as u32,
-            range.end as u32,
-            clip,
-            beta1,
-            beta2,
-            epsilon,
-            step_size,
-            second_root,
-            keep,
-        );
-    }
-    Ok(())
-}
-
 /// Enough cubes for `len` units.
 fn cubes(client: &Client, len: usize) -> CubeCount {
     calculate_cube_count_elemwise(client, len, CubeDim::new_1d(UNITS as u32))
@@ -261,7 +215,7 @@ unsafe fn whole(buffer: &Buffer, memory: &DeviceMemory) -> BufferArg {
     unsafe { BufferArg::from_raw_parts(memory.handle().clone(), buffer.len()) }
 }
 
-fn device_of(buffer: &Buffer) -> Result<&DeviceMemory, BufferError> {
+pub(super) fn device_of(buffer: &Buffer) -> Result<&DeviceMemory, BufferError> {
     let (dtype, len) = (buffer.dtype(), buffer.len());
     let on_host = || BufferError::Device { dtype, len, reason: "it is on the host".to_owned() };
     buffer.device().ok_or_else(on_host)

@@ -11,6 +11,8 @@ use rayon::prelude::*;
 
 use super::{FlatTensors, FlatWeights, burn_dtype};
 use crate::optimizer::Factors;
+use crate::runtime::Runtime;
+use crate::update::LossSum;
 
 /// Elements that one task casts at a time.
 const CAST_CHUNK: usize = 1 << 16;
@@ -52,6 +54,18 @@ impl FlatTensors for Flex {
     ) -> Result<(), String> {
         let target = target.as_mut_slice::<f32>().map_err(|error| error.to_string())?;
         add_gradient(&mut target[range], gradient, replace)
+    }
+
+    fn add_loss(loss: &FlexTensor, sum: &mut LossSum) -> Result<(), String> {
+        let mut value = [0.0];
+        add_gradient(&mut value, loss.clone(), true)?;
+        sum.host += f64::from(value[0]);
+        Ok(())
+    }
+
+    fn scaled(gradient: FlexTensor, _runtime: &Runtime) -> FlexTensor {
+        // Nothing on the host computes in f16.
+        gradient
     }
 }
 

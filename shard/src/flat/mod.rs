@@ -9,6 +9,12 @@ mod host;
 #[cfg(feature = "cube")]
 mod kernels;
 mod placement;
+#[cfg(feature = "cube")]
+mod reading;
+#[cfg(feature = "cube")]
+mod step;
+#[cfg(feature = "cube")]
+mod step_kernels;
 mod weights;
 
 use std::borrow::Cow;
@@ -20,9 +26,15 @@ use burn::tensor::DType as BurnDType;
 use kiln_collectives::{Buffer, BufferError, DType};
 
 pub(crate) use placement::Placement;
+#[cfg(feature = "cube")]
+pub(crate) use reading::Reading;
+#[cfg(feature = "cube")]
+pub(crate) use step::{Decision, DeviceStep, Settings, Sums};
 pub(crate) use weights::FlatWeights;
 
 use crate::optimizer::Factors;
+use crate::runtime::Runtime;
+use crate::update::LossSum;
 
 /// A backend whose tensors can be views of flat buffers.
 pub(crate) trait FlatTensors: Backend {
@@ -46,6 +58,12 @@ pub(crate) trait FlatTensors: Backend {
         gradient: FloatTensor<Self>,
         replace: bool,
     ) -> Result<(), String>;
+
+    /// Adds `loss` `[1]` to `sum`.
+    fn add_loss(loss: &FloatTensor<Self>, sum: &mut LossSum) -> Result<(), String>;
+
+    /// `gradient` `[1]` times the scale of the loss.
+    fn scaled(gradient: FloatTensor<Self>, runtime: &Runtime) -> FloatTensor<Self>;
 }
 
 /// The dtype's name in burn.
@@ -113,6 +131,15 @@ pub(crate) fn on_host(buffer: &Buffer) -> Result<Cow<'_, Buffer>, BufferError> {
     }
 }
 
+/// Elements `range` of `buffer` (f32), copied to the host.
+pub(crate) fn range_to_host(buffer: &Buffer, range: Range<usize>) -> Result<Buffer, BufferError> {
+    match buffer.is_on_host() {
+        #[cfg(feature = "cube")]
+        false => buffer.range_to_host(range),
+        _ => Ok(Buffer::from_slice(&buffer.as_slice::<f32>()?[range])),
+    }
+}
+
 /// `buffer` moved to the host.
 pub(crate) fn into_host(buffer: Buffer) -> Result<Buffer, BufferError> {
     match buffer.is_on_host() {
@@ -148,21 +175,15 @@ pub(crate) fn write<E: From<BufferError>>(
     }
 }
 
-/// The sum of squares of every piece of `gradient` (f32), `piece` elements each. The order of sums
-/// depends on the lengths alone.
+/// The sum of squares of every piece of `gradient` (f32, on the host), `piece` elements each. The order
+/// of sums depends on the lengths alone.
 pub(crate) fn sums_of_squares(gradient: &Buffer, piece: usize) -> Result<Vec<f64>, BufferError> {
-    match gradient.is_on_host() {
-        #[cfg(feature = "cube")]
-        false => cube::sums_of_squares(gradient, piece),
-        _ => {
-            let pieces = gradient.as_slice::<f32>()?.chunks(piece);
-            Ok(pieces.map(host::sum_of_squares).collect())
-        }
-    }
+    let pieces = gradient.as_slice::<f32>()?.chunks(piece);
+    Ok(pieces.map(host::sum_of_squares).collect())
 }
 
-/// One AdamW step of elements `range` of a shard; every element is read and written once. `keep` is
-/// what weight decay leaves of a weight.
+/// One AdamW step of elements `range` of a shard on the host; every element is read and written once.
+/// `keep` is what weight decay leaves of a weight. On a GPU, [`DeviceStep`] does it.
 pub(crate) fn update(
     [weights, first, second]: [&mut Buffer; 3],
     gradient: &Buffer,
@@ -170,16 +191,12 @@ pub(crate) fn update(
     factors: Factors,
     keep: f32,
 ) -> Result<(), BufferError> {
-    match gradient.is_on_host() {
-        #[cfg(feature = "cube")]
-        false => cube::update([weights, first, second], gradient, range, factors, keep),
-        _ => host::update(
-            &mut weights.as_mut_slice::<f32>()?[range.clone()],
-            &gradient.as_slice::<f32>()?[range.clone()],
-            &mut first.as_mut_slice::<f32>()?[range.clone()],
-            &mut second.as_mut_slice::<f32>()?[range],
-            factors,
-            keep,
-        ),
-    }
+    host::update(
+        &mut weights.as_mut_slice::<f32>()?[range.clone()],
+        &gradient.as_slice::<f32>()?[range.clone()],
+        &mut first.as_mut_slice::<f32>()?[range.clone()],
+        &mut second.as_mut_slice::<f32>()?[range],
+        factors,
+        keep,
+    )
 }

@@ -4,7 +4,7 @@ use burn::tensor::Device;
 use kiln_collectives::{Buffer, DType};
 
 #[cfg(feature = "cube")]
-use {burn::backend::DispatchDevice, cubecl::prelude::Client};
+use {burn::backend::DispatchDevice, cubecl::MemoryScope, cubecl::prelude::Client};
 
 /// The memory that a rank computes with.
 #[derive(Clone)]
@@ -24,6 +24,11 @@ impl Placement {
             DispatchDevice::Cube(device) => Placement::Device(device.client()),
             _ => Placement::Host,
         }
+    }
+
+    /// Whether it is the host's.
+    pub(crate) fn is_host(&self) -> bool {
+        matches!(self, Placement::Host)
     }
 
     /// Where `buffer` is.
@@ -52,6 +57,40 @@ impl Placement {
             Placement::Host => Buffer::zeros(dtype, len),
             #[cfg(feature = "cube")]
             Placement::Device(client) => super::cube::zeros(client, dtype, len),
+        }
+    }
+
+    /// A copy of `buffer`, which is on the host, here.
+    pub(crate) fn copy(&self, buffer: &Buffer) -> Buffer {
+        match self {
+            Placement::Host => buffer.clone(),
+            #[cfg(feature = "cube")]
+            Placement::Device(client) => buffer.to_device(client),
+        }
+    }
+
+    /// Bytes that the device holds for the calling thread; `None` on the host.
+    pub(crate) fn device_bytes(&self) -> Option<u64> {
+        match self {
+            Placement::Host => None,
+            // Every thread has a stream of its own there, and every stream pools of memory.
+            #[cfg(feature = "cube")]
+            Placement::Device(client) => {
+                Some(client.memory_report(MemoryScope::CurrentStream).usage().bytes_reserved)
+            }
+        }
+    }
+
+    /// Gives memory that nothing uses back to the device.
+    pub(crate) fn release_unused(&self) {
+        match self {
+            Placement::Host => {}
+            #[cfg(feature = "cube")]
+            Placement::Device(client) => {
+                if let Err(error) = client.memory_cleanup() {
+                    tracing::warn!(%error, "the GPU keeps memory that nothing uses");
+                }
+            }
         }
     }
 

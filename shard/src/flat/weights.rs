@@ -76,6 +76,8 @@ impl FlatWeights {
 }
 
 /// What keeps the memory of weights.
+// One per unit: the difference in size does not matter.
+#[allow(clippy::large_enum_variant)]
 pub(crate) enum Owner {
     /// A buffer that was gathered.
     Gathered(Gathered),

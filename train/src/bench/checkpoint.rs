@@ -5,6 +5,7 @@ use std::num::NonZero;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use burn::tensor::Device;
 use clap::Args;
 use kiln_collectives::Phase;
 use kiln_model::decoder::Decoder;
@@ -20,10 +21,10 @@ use crate::checkpoint::{
     Checkpoint, CheckpointError, CheckpointState, Format, Keep, SaveContext, SaveOptions, Saver,
 };
 use crate::config::{self, Config};
+use crate::device::{Selected, threads_per_rank};
 use crate::sharded::ShardedDecoder;
-use crate::train::TrainError;
+use crate::train::{self, TrainError};
 use crate::weights::AllowMissing;
-use crate::{device, train};
 
 /// What to measure.
 #[derive(Args, Clone, Debug)]
@@ -137,15 +138,21 @@ impl CheckpointArgs {
         std::fs::create_dir_all(&folder)
             .map_err(CheckpointError::io("create", &folder))
             .map_err(TrainError::from)?;
-        let threads = device::threads_per_rank(&config.device, self.ranks);
+        let device = Selected::new(&config, None)?.device();
+        let threads = threads_per_rank(&config.device, self.ranks);
         let measured = run_ranks(self.ranks, threads, |world| {
-            let plain = device::plain();
-            let decoder = Decoder::new(&model, Key::new(config.train.seed), &plain);
+            let decoder = Decoder::new(&model, Key::new(config.train.seed), &device);
             let shard_size = config.shard.shard_size;
             let builder = EngineBuilder::new(world, train::policy(&config), shard_size)?;
             let sharded = ShardedDecoder::<Block>::new(decoder, builder)?;
-            Bench { config: &config, shape: &model, model: &sharded, folder: &folder }
-                .rounds(self.rounds)
+            Bench {
+                config: &config,
+                shape: &model,
+                model: &sharded,
+                device: &device,
+                folder: &folder,
+            }
+            .rounds(self.rounds)
         });
         let removed = std::fs::remove_dir_all(&folder);
         let (parameters, bytes, rounds) = measured?.swap_remove(0);
@@ -159,6 +166,7 @@ struct Bench<'a> {
     config: &'a Config,
     shape: &'a ModelConfig,
     model: &'a ShardedDecoder<Block>,
+    device: &'a Device,
     folder: &'a Path,
 }
 
@@ -220,13 +228,14 @@ impl Bench<'_> {
 
     /// A step on made-up tokens; returns the seconds that its update took.
     fn step(&self, number: u64) -> Result<f64, TrainError> {
-        Ok(step(self.config, self.model, number)?.as_secs_f64())
+        Ok(step(self.config, self.model, self.device, number)?.as_secs_f64())
     }
 
     fn context(&self, step: u64) -> SaveContext {
         let state = CheckpointState {
             step,
             skipped: 0,
+            loss_scale: None,
             next_sample: 0,
             tokens: 0,
             seed: self.config.train.seed,

@@ -3,10 +3,16 @@
 mod beside;
 mod checkpoint;
 mod disk;
+mod error;
+mod gpu;
+mod measure;
+mod process;
+mod step;
 mod strategies;
 
 use std::time::{Duration, Instant};
 
+use burn::tensor::Device;
 use kiln_model::Context;
 use kiln_model::Key;
 use kiln_model::decoder;
@@ -18,6 +24,9 @@ use crate::device;
 use crate::sharded::ShardedDecoder;
 
 pub use checkpoint::{CheckpointArgs, CheckpointTable};
+pub use error::BenchError;
+pub use gpu::{GpuArgs, Kernel, Said, StepPair, Table as GpuTable, Work};
+pub use step::{StepArgs, StepReport};
 pub use strategies::{StrategiesOptions, StrategiesTable, StrategyRow, strategies};
 
 /// Preset 10m with a small batch.
@@ -30,9 +39,14 @@ fn default_config() -> Config {
 }
 
 /// One optimizer step on made-up tokens; returns the time that its update took.
-fn step(config: &Config, model: &ShardedDecoder<Block>, step: u64) -> Result<Duration, ShardError> {
+fn step(
+    config: &Config,
+    model: &ShardedDecoder<Block>,
+    device: &Device,
+    step: u64,
+) -> Result<Duration, ShardError> {
     let engine = model.engine();
-    let training = device::plain().autodiff();
+    let training = device.clone().autodiff();
     let rows = config.train.micro_batch;
     let seq_len = config.data.seq_len;
     let micro_batches = config.train.global_batch / config.train.ranks / rows;
@@ -50,10 +64,9 @@ fn step(config: &Config, model: &ShardedDecoder<Block>, step: u64) -> Result<Dur
         let loss = decoder::loss(&pass, inputs, targets, scale, &Context::evaluation());
         engine.backward(loss, index + 1 == micro_batches)?;
     }
-    let norm = engine.grad_norm()?;
-    let clip = kiln_shard::optimizer::clip_factor(norm, config.optim.grad_clip);
     let start = Instant::now();
-    engine.step(&AdamW::default(), step, config.optim.lr, clip)?;
+    let update = engine.update(&AdamW::default(), config.optim.lr, config.optim.grad_clip)?;
+    engine.outcome(update)?;
     Ok(start.elapsed())
 }
 

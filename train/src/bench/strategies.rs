@@ -6,6 +6,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use burn::tensor::Device;
 use kiln_collectives::{Communicator, Operation, Phase};
 use kiln_model::decoder::Decoder;
 use kiln_model::layers::Block;
@@ -16,9 +17,9 @@ use serde::Serialize;
 
 use super::{default_config, median, step};
 use crate::config::{Config, ConfigError};
+use crate::device::{Selected, threads_per_rank};
 use crate::sharded::ShardedDecoder;
-use crate::train::TrainError;
-use crate::{device, train};
+use crate::train::{self, TrainError};
 
 /// What to measure.
 #[derive(Clone, Debug)]
@@ -103,12 +104,13 @@ pub fn strategies(options: &StrategiesOptions) -> Result<StrategiesTable, TrainE
     }
     let invalid = |problem| ConfigError::Invalid { problems: vec![problem] };
     let model = config.model.resolve(Some(config.data.vocab_size)).map_err(invalid)?;
+    let device = Selected::new(&config, None)?.device();
 
     let mut rounds: Vec<Vec<Sample>> = Vec::new();
     for _ in 0..options.rounds {
         let round: Result<Vec<_>, _> = Strategy::ALL
             .into_iter()
-            .map(|strategy| measure(&config, &model, strategy, shard_size, options.steps))
+            .map(|strategy| measure(&config, &model, &device, strategy, shard_size, options.steps))
             .collect();
         rounds.push(round?);
     }
@@ -149,6 +151,7 @@ fn hybrid_size(shard_size: Option<usize>, ranks: usize) -> usize {
 fn measure(
     config: &Config,
     model: &ModelConfig,
+    device: &Device,
     strategy: Strategy,
     shard_size: Option<usize>,
     steps: usize,
@@ -156,24 +159,32 @@ fn measure(
     let ranks = config.train.ranks;
     let shard_size = strategy.is_hybrid().then(|| hybrid_size(shard_size, ranks));
     let policy = Policy { strategy, ..train::policy(config) };
-    let threads = device::threads_per_rank(&config.device, ranks);
+    let threads = threads_per_rank(&config.device, ranks);
     let mut samples = run_ranks(ranks, threads, |world| -> Result<Sample, TrainError> {
         let rank = world.rank();
         memory::reset_peak(rank);
-        let plain = device::plain();
-        let decoder = Decoder::new(model, Key::new(config.train.seed), &plain);
+        let decoder = Decoder::new(model, Key::new(config.train.seed), device);
         let builder = EngineBuilder::new(world.clone(), policy.clone(), shard_size)?;
         let model = ShardedDecoder::<Block>::new(decoder, builder)?;
-        step(config, &model, 1)?;
+        step(config, &model, device, 1)?;
         world.recorder().reset_totals();
         model.engine().take_waited();
+        settle(device)?;
         let start = Instant::now();
         for index in 0..steps {
-            step(config, &model, 2 + index as u64)?;
+            step(config, &model, device, 2 + index as u64)?;
         }
+        settle(device)?;
         Ok(sample(config, &world, &model, start.elapsed(), steps)?)
     })?;
+    // The next strategy starts with a GPU as empty as this one did.
+    memory::release_unused(device);
     Ok(samples.swap_remove(0))
+}
+
+/// Waits until `device` has done what this rank has given it.
+fn settle(device: &Device) -> Result<(), TrainError> {
+    device.sync().map_err(|error| TrainError::Crash(format!("the device has failed: {error}")))
 }
 
 fn sample(
@@ -196,7 +207,7 @@ fn sample(
         .max(count(Operation::AllReduce, Phase::Backward));
     let tokens = (steps * config.train.global_batch * config.data.seq_len) as f64;
     let mut peaks = vec![0.0; world.world_size()];
-    peaks[world.rank()] = memory::peak_bytes(world.rank()) as f64;
+    peaks[world.rank()] = engine.peak_bytes() as f64;
     let peaks = engine.sum_over_ranks("peak", &peaks)?;
     Ok(Sample {
         tokens_per_s: tokens / elapsed.as_secs_f64(),

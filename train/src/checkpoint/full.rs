@@ -216,11 +216,7 @@ impl part::Values for kiln_shard::Snapshot {
         let unit = &layout[entry.unit];
         let start = unit.parameters[entry.slot].offset + entry.range.start;
         let within = start % unit.piece;
-        let part = within..within + entry.range.len();
-        Ok(match values {
-            Cow::Borrowed(values) => Cow::Borrowed(&values[part]),
-            Cow::Owned(values) => Cow::Owned(values[part].to_vec()),
-        })
+        Ok(Cow::Borrowed(&values[within..within + entry.range.len()]))
     }
 
     fn done(&mut self, unit: usize, saved: Saved) {

@@ -45,6 +45,7 @@ mod tensor_file;
 mod verify;
 
 use kiln_model::ModelConfig;
+use kiln_shard::LossScale;
 use serde::{Deserialize, Serialize};
 
 pub use checksum::Checksum;
@@ -76,6 +77,9 @@ pub struct CheckpointState {
     /// Those of them whose update was left out, because a gradient was not a number.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub skipped: u64,
+    /// What the loss was multiplied by, if gradients were `f16`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub loss_scale: Option<LossScale>,
     /// Position in the global order of samples of the first sample that has not been trained on.
     pub next_sample: u64,
     /// Tokens trained on.

@@ -181,7 +181,8 @@ impl<'a> CheckpointReader<'a> {
         Ok(absent)
     }
 
-    /// Loads this rank's part of the optimizer's moments. Before the first update there are none.
+    /// Loads this rank's part of the optimizer's moments, and tells the engine how many updates there
+    /// have been. Before the first there are no moments.
     /// Those of parameters that are frozen now are left where they are. Collective.
     pub fn load_optimizer(
         &self,
@@ -189,6 +190,7 @@ impl<'a> CheckpointReader<'a> {
         allow_missing: &AllowMissing,
     ) -> Result<(), CheckpointError> {
         let state = self.checkpoint.state();
+        engine.resume(state.step - state.skipped, state.loss_scale);
         if state.step == state.skipped {
             return Ok(());
         }

@@ -212,19 +212,31 @@ pub struct ShardSection {
     pub reshard: Reshard,
     /// What runs again in backward.
     pub recompute: Recompute,
+    /// Whether master weights and moments are in the memory of the host although a GPU computes, and are
+    /// updated there: slower, for models whose state does not fit. Without effect on the CPU.
+    pub offload: bool,
+    /// Whether a single rank gathers and reduces all the same, through its communicator: for profiling.
+    /// Without effect on more ranks, and where the strategy shards nothing.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub communicate_alone: bool,
 }
 
 /// Where tensors live.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Backend {
-    /// A GPU if this build and this machine have one, else the CPU.
+    /// A GPU if this build and this machine have one that can be used, else the CPU; says which, and
+    /// why.
     #[default]
     Auto,
     /// The CPU.
     Cpu,
-    /// An NVIDIA GPU.
+    /// NVIDIA GPUs, in builds with feature `cuda`: GPU 0 if ranks are threads, one each if they are
+    /// processes.
     Cuda,
+    /// Whatever wgpu finds, in builds with feature `wgpu`, without bf16 and with ranks that are threads: for
+    /// tests, which any driver of Vulkan will do for, and for GPUs of other makers. `auto` never takes it.
+    Wgpu,
 }
 
 /// `[device]`.
@@ -233,11 +245,12 @@ pub enum Backend {
 pub struct DeviceSection {
     /// Where tensors live.
     pub backend: Backend,
-    /// Compute threads of all ranks of one machine together; its cores if left out.
+    /// Compute threads of all ranks of one machine together, where they compute on the CPU; its cores
+    /// if left out.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub threads: Option<usize>,
-    /// Peak of the device in TFLOP/s that `mfu` is measured against; measured with a matrix
-    /// product at start if left out.
+    /// Peak of all devices of the run in TFLOP/s that `mfu` is measured against. If left out: for
+    /// GPUs that of NVIDIA's data sheet, for CPUs measured with a matrix product at start.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub peak_tflops: Option<f64>,
 }
@@ -251,6 +264,8 @@ pub enum Precision {
     F32,
     /// bfloat16.
     Bf16,
+    /// 16 bits as of IEEE 754, with a loss scale that adapts; for GPUs that have no bfloat16.
+    F16,
 }
 
 impl From<Precision> for DType {
@@ -258,6 +273,7 @@ impl From<Precision> for DType {
         match precision {
             Precision::F32 => DType::F32,
             Precision::Bf16 => DType::BF16,
+            Precision::F16 => DType::F16,
         }
     }
 }
@@ -276,7 +292,7 @@ pub struct PrecisionSection {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CommBackend {
-    /// `local` for ranks that are threads, `tcp` for ranks that are processes.
+    /// `local` for ranks that are threads; for ranks that are processes `tcp`, or NCCL on GPUs.
     #[default]
     Auto,
     /// Ranks are threads of this process.

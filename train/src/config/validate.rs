@@ -3,8 +3,9 @@
 use kiln_shard::Mesh;
 
 use crate::data::VOCABULARY_MINIMUM;
+use crate::device::DeviceError;
 
-use super::{Backend, Config, ConfigError, ModelSection};
+use super::{Backend, CommBackend, Config, ConfigError, ModelSection, Precision, PrecisionSection};
 
 impl Config {
     /// Checks every value that can be checked without looking at the data, and reports all
@@ -14,6 +15,8 @@ impl Config {
         self.check_ranges(&mut problems);
         self.check_batch(&mut problems);
         self.check_places(&mut problems);
+        self.check_device(&mut problems);
+        self.check_precision(&mut problems);
         // A stand-in where the vocabulary is not known yet; it divides nothing.
         match self.model.resolve(Some(self.data.vocab_size.max(1))) {
             // Then the model is that of the weights.
@@ -173,11 +176,79 @@ impl Config {
                 self.data.vocab_size
             ));
         }
-        if self.device.backend == Backend::Cuda {
+    }
+
+    /// f16, whose loss scale adapts on the GPU that computes.
+    fn check_precision(&self, problems: &mut Vec<String>) {
+        if self.precision.reduce == Precision::F16 {
             problems.push(
-                "device.backend = \"cuda\": this build has no CUDA; use \"cpu\" or \"auto\""
+                "precision.reduce = \"f16\": sums of gradients over ranks would overflow; use \"f32\" or \
+                 \"bf16\""
                     .to_owned(),
             );
         }
+        if self.precision.compute != Precision::F16 {
+            return;
+        }
+        if self.device.backend == Backend::Cpu {
+            problems.push(
+                "precision.compute = \"f16\" is for GPUs, and device.backend = \"cpu\": use \"bf16\", or \
+                 \"f32\", which is faster there"
+                    .to_owned(),
+            );
+        }
+        if self.shard.offload {
+            problems.push(
+                "precision.compute = \"f16\" and shard.offload = true do not go together, because the loss \
+                 scale adapts on the GPU: use \"bf16\""
+                    .to_owned(),
+            );
+        }
+    }
+
+    /// What goes with GPUs.
+    fn check_device(&self, problems: &mut Vec<String>) {
+        let (name, missing, transport) = match self.device.backend {
+            Backend::Auto | Backend::Cpu => return,
+            Backend::Cuda => (
+                "cuda",
+                (!cfg!(feature = "cuda")).then_some(DeviceError::NotBuilt),
+                "which is NCCL between GPUs",
+            ),
+            Backend::Wgpu => (
+                "wgpu",
+                (!cfg!(feature = "wgpu")).then_some(DeviceError::WgpuNotBuilt),
+                "and ranks that are threads",
+            ),
+        };
+        if let Some(missing) = missing {
+            problems.push(format!("device.backend = \"{name}\": {missing}"));
+        }
+        if let Some(threads) = self.device.threads {
+            problems.push(format!(
+                "device.threads = {threads} is for the CPU, and device.backend = \"{name}\": leave one \
+                 of them out"
+            ));
+        }
+        if self.device.backend == Backend::Wgpu {
+            let PrecisionSection { compute, reduce } = &self.precision;
+            for (key, precision) in [("compute", compute), ("reduce", reduce)] {
+                if *precision == Precision::Bf16 {
+                    problems.push(format!(
+                        "precision.{key} = \"bf16\": wgpu has no bf16; use \"f32\", or another \
+                         device.backend"
+                    ));
+                }
+            }
+        }
+        let comm = match self.comm.backend {
+            CommBackend::Auto | CommBackend::Local => return,
+            CommBackend::Tcp => "tcp",
+            CommBackend::Mpi => "mpi",
+        };
+        problems.push(format!(
+            "comm.backend = \"{comm}\" moves what is in the memory of the CPU, and device.backend = \
+             \"{name}\": use comm.backend = \"auto\", {transport}"
+        ));
     }
 }

@@ -1,6 +1,7 @@
 //! `kiln doctor`: what this process knows about its place, its master and its machine, before any
 //! work depends on it.
 
+mod gpu;
 mod machine;
 mod network;
 
@@ -40,6 +41,10 @@ pub fn examine(args: &DoctorArgs) -> Diagnosis {
     }
     diagnosis.text.push_str("\nmachine\n");
     for line in machine::examine(ranks_here(role.as_ref().ok())) {
+        let _ = writeln!(diagnosis.text, "  {line}");
+    }
+    diagnosis.text.push_str("\nGPUs\n");
+    for line in gpu::examine() {
         let _ = writeln!(diagnosis.text, "  {line}");
     }
     diagnosis

@@ -21,17 +21,19 @@ use std::num::NonZero;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use burn::tensor::Device;
 use clap::Args;
 use kiln_collectives::Communicator;
 use kiln_shard::ranks::{run_rank, run_ranks};
 use kiln_shard::{EngineBuilder, Mesh, Policy, Strategy};
 
-use crate::config::{CommSection, DeviceSection};
+use crate::config::{Backend, CommSection, DeviceSection};
+use crate::device::{self, Demand, DeviceFlag, Selected};
 use crate::metrics::say;
 use crate::place::{self, Place, Role};
 use crate::source::ModelSource;
 use crate::train::TrainError;
-use crate::{device, launch, world};
+use crate::{launch, world};
 
 /// Sequences of validation data per forward pass of one rank, unless told otherwise.
 const ROWS: usize = 4;
@@ -88,6 +90,8 @@ pub struct EvalArgs {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
+    device: DeviceFlag,
+    #[command(flatten)]
     place: place::Flags,
 }
 
@@ -133,7 +137,8 @@ impl EvalArgs {
         }
         let work = Work::new(self)?;
         let threads = device::threads_per_rank(&DeviceSection::default(), ranks);
-        let mut reports = run_ranks(ranks, threads, |world| work.on_rank(world))?;
+        let device = work.select(&self.device, ranks, None)?.device();
+        let mut reports = run_ranks(ranks, threads, |world| work.on_rank(world, &device))?;
         Ok(reports.swap_remove(0))
     }
 
@@ -144,17 +149,21 @@ impl EvalArgs {
             self.check_mesh(ranks)?;
         }
         let comm = CommSection::default();
-        let world = world::join(place, &comm)?;
+        let met = world::join(place, &comm)?;
         let sharing = device::ranks_sharing_cores(place);
         let threads = device::threads_per_rank(&DeviceSection::default(), sharing);
-        Ok(run_rank(world, threads, |world| {
+        Ok(run_rank(met.communicator(), threads, |world| {
             let work = Work::new(self)?;
             // What is one rank's own is left out.
             let told = EvalArgs { place: place::Flags::default(), ranks: None, ..self.clone() };
             let folder = work.source.folder();
             let told = format!("{} {told:?} {folder:?}", env!("CARGO_PKG_VERSION"));
             world::agree(&*world, &told, comm.timeout())?;
-            work.on_rank(world)
+            let device = work.select(&self.device, ranks, Some(place))?;
+            if self.device.backend() != Backend::Cpu {
+                met.settle_on(&device, &comm)?;
+            }
+            work.on_rank(world, &device.device())
         })?)
     }
 
@@ -190,25 +199,37 @@ impl Work {
         Ok(Work { source, task, strategy: args.strategy, shard_size: args.shard_size })
     }
 
+    /// The device that one of `ranks` ranks computes on.
+    fn select(
+        &self,
+        flag: &DeviceFlag,
+        ranks: usize,
+        place: Option<&Place>,
+    ) -> Result<Selected, TrainError> {
+        let Work { source, strategy, shard_size, .. } = self;
+        let backend = flag.backend();
+        let demand = Demand::of_weights(backend, source.model(), ranks, *strategy, *shard_size);
+        DeviceFlag::select(&demand, place)
+    }
+
     /// Does one rank's part. Rank 0 writes the files. Collective.
-    fn on_rank(&self, world: Arc<dyn Communicator>) -> Result<Report, TrainError> {
+    fn on_rank(&self, world: Arc<dyn Communicator>, device: &Device) -> Result<Report, TrainError> {
         let Work { source, task, strategy, shard_size } = self;
         let (rank, ranks) = (world.rank(), world.world_size());
         world.recorder().set_activity("evaluation");
         let shard_size = world::shard_size(*strategy, *shard_size, &*world)?;
         let policy = Policy { strategy: *strategy, ..Policy::default() };
-        let model = source.decoder(EngineBuilder::new(world, policy, shard_size)?)?;
-        let device = device::plain();
+        let model = source.decoder(EngineBuilder::new(world, policy, shard_size)?, device)?;
         let outcome = match task {
-            Task::Validation(validation) => Outcome::Validation(validation.loss(&model, &device)?),
+            Task::Validation(validation) => Outcome::Validation(validation.loss(&model, device)?),
             Task::Answer(pair) => {
-                let losses = answer_losses(&model, &device, std::slice::from_ref(pair))?;
+                let losses = answer_losses(&model, device, std::slice::from_ref(pair))?;
                 // As many losses as pairs.
                 Outcome::Answer(losses[0])
             }
-            Task::Answers(pairs) => Outcome::Answers(answer_losses(&model, &device, pairs)?),
+            Task::Answers(pairs) => Outcome::Answers(answer_losses(&model, device, pairs)?),
             Task::Logits { tokens, path } => {
-                let logits = logits(&model, &device, tokens)?;
+                let logits = logits(&model, device, tokens)?;
                 if rank == 0 {
                     let failed = |source| EvalError::Write { path: path.clone(), source };
                     logits.write_npy(path).map_err(failed)?;

@@ -28,10 +28,13 @@ fn nothing() -> Buffer {
 
 /// A copy whose first element is NaN: so is a float of any width with all bits set.
 fn poisoned(buffer: &Buffer) -> Buffer {
-    let mut copy = buffer.clone();
-    let width = copy.dtype().size();
-    copy.as_bytes_mut().iter_mut().take(width).for_each(|byte| *byte = 0xFF);
-    copy
+    let width = buffer.dtype().size();
+    let set = |bytes: &mut [u8]| bytes.iter_mut().take(width).for_each(|byte| *byte = 0xFF);
+    buffer.changed(set).unwrap_or_else(|error| {
+        // The drill shows that nothing happened.
+        tracing::warn!("the fault drill has no NaN: {error}");
+        buffer.clone()
+    })
 }
 
 impl Communicator for Faulty {
@@ -52,16 +55,16 @@ impl Communicator for Faulty {
     }
 
     fn all_gather(&self, label: Label, input: Arc<Buffer>, output: Buffer) -> Work {
-        let (dtype, len) = (input.dtype(), input.len() + 1);
+        let len = input.len() + 1;
         match self.drill.calling(&label, Changeable::Call) {
             Some(FaultKind::Skip) => Work::ready(Ok(output)),
             Some(FaultKind::Size) => self.inner.all_gather(
                 label,
-                Arc::new(Buffer::zeros(dtype, len)),
-                Buffer::zeros(dtype, len * self.world_size()),
+                Arc::new(input.like(len)),
+                output.like(len * self.world_size()),
             ),
             Some(FaultKind::Error) => {
-                let output = Buffer::zeros(dtype, output.len() + 1);
+                let output = output.like(output.len() + 1);
                 self.inner.all_gather(label, input, output)
             }
             _ => self.inner.all_gather(label, input, output),
@@ -69,17 +72,15 @@ impl Communicator for Faulty {
     }
 
     fn reduce_scatter(&self, label: Label, input: Arc<Buffer>, output: Buffer) -> Work {
-        let (dtype, len) = (output.dtype(), output.len() + 1);
+        let len = output.len() + 1;
         match self.drill.calling(&label, Changeable::Sum) {
             Some(FaultKind::Skip) => Work::ready(Ok(output)),
             Some(FaultKind::Size) => self.inner.reduce_scatter(
                 label,
-                Arc::new(Buffer::zeros(dtype, len * self.world_size())),
-                Buffer::zeros(dtype, len),
+                Arc::new(input.like(len * self.world_size())),
+                output.like(len),
             ),
-            Some(FaultKind::Error) => {
-                self.inner.reduce_scatter(label, input, Buffer::zeros(dtype, len))
-            }
+            Some(FaultKind::Error) => self.inner.reduce_scatter(label, input, output.like(len)),
             Some(FaultKind::Nan) => {
                 self.inner.reduce_scatter(label, Arc::new(poisoned(&input)), output)
             }
@@ -90,9 +91,7 @@ impl Communicator for Faulty {
     fn all_reduce(&self, label: Label, buffer: Buffer) -> Work {
         match self.drill.calling(&label, Changeable::Sum) {
             Some(FaultKind::Skip) => Work::ready(Ok(buffer)),
-            Some(FaultKind::Size) => {
-                self.inner.all_reduce(label, Buffer::zeros(buffer.dtype(), buffer.len() + 1))
-            }
+            Some(FaultKind::Size) => self.inner.all_reduce(label, buffer.like(buffer.len() + 1)),
             // Bytes have no sum.
             Some(FaultKind::Error) => self.inner.all_reduce(label, nothing()),
             Some(FaultKind::Nan) => self.inner.all_reduce(label, poisoned(&buffer)),
@@ -104,7 +103,7 @@ impl Communicator for Faulty {
         match self.drill.calling(&label, Changeable::Call) {
             Some(FaultKind::Skip) => Work::ready(Ok(buffer)),
             Some(FaultKind::Size) => {
-                let larger = Buffer::zeros(buffer.dtype(), buffer.len() + 1);
+                let larger = buffer.like(buffer.len() + 1);
                 self.inner.broadcast(label, larger, root)
             }
             Some(FaultKind::Error) => self.inner.broadcast(label, buffer, self.world_size()),

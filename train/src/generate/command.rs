@@ -9,7 +9,7 @@ use kiln_shard::ranks::run_ranks;
 use kiln_shard::{EngineBuilder, Policy, Strategy};
 
 use super::{Continuation, Sampling};
-use crate::device;
+use crate::device::{self, Demand, DeviceFlag};
 use crate::metrics::say;
 use crate::source::ModelSource;
 use crate::train::TrainError;
@@ -41,6 +41,8 @@ pub struct GenerateArgs {
     /// Seed of the random choices.
     #[arg(long, default_value_t = 0)]
     seed: u64,
+    #[command(flatten)]
+    device: DeviceFlag,
 }
 
 impl GenerateArgs {
@@ -62,15 +64,17 @@ impl GenerateArgs {
         sampling.end_ids = source.end_ids()?;
         let tokenizer = source.load_tokenizer()?;
         let threads = device::threads_per_rank(&Default::default(), 1);
+        let (backend, strategy) = (self.device.backend(), Strategy::NoShard);
+        let demand = Demand::of_weights(backend, source.model(), 1, strategy, None);
+        let device = DeviceFlag::select(&demand, None)?.device();
         let live = stdout().is_terminal();
         run_ranks(1, threads, |world| {
-            let plain = device::plain();
-            let policy = Policy { strategy: Strategy::NoShard, ..Policy::default() };
-            let model = source.decoder(EngineBuilder::new(world, policy, None)?)?;
+            let policy = Policy { strategy, ..Policy::default() };
+            let model = source.decoder(EngineBuilder::new(world, policy, None)?, &device)?;
             let mut continuation = Continuation::new(&tokenizer, &self.prompt, &sampling)?;
             let mut shown = 0;
-            let pass = model.pass(&plain);
-            while continuation.advance(&pass, &plain, || model.engine().finish_evaluation())? {
+            let pass = model.pass(&device);
+            while continuation.advance(&pass, &device, || model.engine().finish_evaluation())? {
                 if live {
                     let text = continuation.text()?;
                     let new = ready(&text, shown);

@@ -113,6 +113,7 @@ fn write_checkpoint(
     let state = CheckpointState {
         step: 0,
         skipped: 0,
+        loss_scale: None,
         next_sample: 0,
         tokens: 0,
         seed: 0,

@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use super::plan::{Outline, Plan};
 use super::{RunOptions, TrainError};
 use crate::config::Config;
+use crate::device::Selected;
 use crate::world;
 
 /// Who decides.
@@ -50,13 +51,14 @@ pub(super) fn on_plan(
     world: &dyn Communicator,
     config: &Config,
     options: &RunOptions,
+    device: &Selected,
     make: impl FnOnce() -> Result<Plan, TrainError> + Send,
 ) -> Result<Plan, TrainError> {
     let timeout = config.comm.timeout();
     if world.rank() != ROOT {
         world.recorder().set_activity("waiting for the plan");
         return match serde_json::from_slice(&listen(world, timeout)?) {
-            Ok(Answer::Plan(outline)) => outline.into_plan(options),
+            Ok(Answer::Plan(outline)) => outline.into_plan(options, device),
             Ok(Answer::Failed { message, usage }) => Err(TrainError::Rank0 { message, usage }),
             Err(error) => Err(TrainError::Rank0 { message: error.to_string(), usage: false }),
         };

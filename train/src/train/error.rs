@@ -7,9 +7,11 @@ use kiln_shard::ShardError;
 use kiln_shard::ranks::{RankError, RanksError};
 
 use super::MAX_SKIPPED;
+use crate::bench::BenchError;
 use crate::checkpoint::CheckpointError;
 use crate::config::ConfigError;
 use crate::data::DataError;
+use crate::device::DeviceError;
 use crate::eval::EvalError;
 use crate::inspect::InspectError;
 use crate::launch::{LaunchArgsError, LaunchError};
@@ -21,6 +23,9 @@ pub enum TrainError {
     /// The configuration.
     #[error(transparent)]
     Config(#[from] ConfigError),
+    /// The device.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
     /// The data.
     #[error(transparent)]
     Data(#[from] DataError),
@@ -41,6 +46,9 @@ pub enum TrainError {
     /// An evaluation.
     #[error(transparent)]
     Eval(#[from] EvalError),
+    /// A measurement.
+    #[error(transparent)]
+    Bench(#[from] BenchError),
     /// The place of this process.
     #[error(transparent)]
     Place(#[from] PlaceError),
@@ -57,6 +65,17 @@ pub enum TrainError {
     #[cfg(feature = "mpi")]
     #[error(transparent)]
     Mpi(#[from] kiln_collectives::mpi::MpiError),
+    /// The GPUs of ranks that are processes could not be connected.
+    #[cfg(feature = "cuda")]
+    #[error("rank {rank} cannot connect its GPU {index} with those of the other ranks: {source}")]
+    Nccl {
+        /// This rank.
+        rank: usize,
+        /// Its GPU, as it counts them.
+        index: usize,
+        /// What NCCL needs and does not have, or has answered.
+        source: kiln_collectives::nccl::NcclError,
+    },
     /// Ranks that are processes were not started alike.
     #[error(
         "ranks {ranks:?} were started with another configuration, other arguments or another build than rank 0: start every rank with the same command"
@@ -150,6 +169,7 @@ impl TrainError {
     pub fn is_usage(&self) -> bool {
         match self {
             TrainError::Config(_)
+            | TrainError::Device(_)
             | TrainError::Place(_)
             | TrainError::Inspect(InspectError::Nothing { .. })
             | TrainError::OtherConfig { .. }
@@ -158,6 +178,7 @@ impl TrainError {
             TrainError::Launch(error) => error.is_usage(),
             TrainError::Data(error) => error.is_usage(),
             TrainError::Eval(error) => error.is_usage(),
+            TrainError::Bench(error) => error.is_usage(),
             TrainError::Checkpoint(CheckpointError::HuggingFace(error)) => error.is_usage(),
             TrainError::Checkpoint(error) => matches!(
                 error,
@@ -198,6 +219,14 @@ impl RankError for TrainError {
             }
             TrainError::Checkpoint(error) => error.is_consequence(),
             TrainError::Rank0 { .. } => true,
+            #[cfg(feature = "cuda")]
+            TrainError::Nccl { source, .. } => {
+                use kiln_collectives::{CommError, nccl::NcclError};
+                matches!(
+                    source,
+                    NcclError::Peers { .. } | NcclError::Group(CommError::Aborted { .. })
+                )
+            }
             _ => false,
         }
     }

@@ -23,13 +23,15 @@ use kiln_model::layers::{Block, Layer};
 use kiln_model::{Key, ModelConfig};
 use kiln_shard::ranks::{run_rank, run_ranks};
 
-use crate::config::{CommBackend, Config};
+use crate::config::{Backend, CommBackend, Config};
+use crate::device;
+use crate::device::Selected;
 use crate::fault::{self, Fault};
 use crate::flight::FlightGuard;
 use crate::place::Place;
 use crate::sharded::parameter_names;
 use crate::weights::AllowMissing;
-use crate::{device, world};
+use crate::world::{self, World};
 use rank::MakeDecoder;
 
 pub use error::TrainError;
@@ -106,20 +108,22 @@ pub fn run_with_blocks<B: Layer>(
         Decoder::with_blocks(model, key, device, |index| block(model, index, key, device))
     };
     let config = with_ranks(config, options)?;
+    let device = Selected::new(&config, options.place.as_ref())?;
     match &options.place {
-        None => run_as_threads(config, options, &decoder),
+        None => run_as_threads(config, options, &device, &decoder),
         Some(place) => {
             let world = world::join(place, &config.comm)?;
-            run_as_process(world, config, options, place, &decoder)
+            run_as_process(&world, config, options, &device, place, &decoder)
         }
     }
 }
 
-/// [`run`] as the rank `options.place` of a world that has met already; `world` has that rank.
+/// [`run`] as the rank `options.place` of a world that has met already; `world` has that rank. On the
+/// CPU, whose memory any world moves.
 ///
 /// # Errors
 ///
-/// As for [`run`]. Other ranks hear of this one's error.
+/// As for [`run`], and if the configuration insists on a GPU. Other ranks hear of this one's error.
 pub fn run_joined(
     world: Arc<dyn Communicator>,
     config: Config,
@@ -131,7 +135,10 @@ pub fn run_joined(
     let config = with_ranks(config, options)?;
     match &options.place {
         None => Err(TrainError::usage("a world was given, but no place in it")),
-        Some(place) => run_as_process(world, config, options, place, &decoder),
+        Some(place) => {
+            let (device, world) = (Selected::for_joined(&config)?, World::given(world));
+            run_as_process(&world, config, options, &device, place, &decoder)
+        }
     }
 }
 
@@ -139,9 +146,10 @@ pub fn run_joined(
 fn run_as_threads<B: Layer>(
     config: Config,
     options: &RunOptions,
+    device: &Selected,
     decoder: &MakeDecoder<'_, B>,
 ) -> Result<Summary, TrainError> {
-    let plan = plan::make(config, options, |model| names(model, decoder))?;
+    let plan = plan::make(config, options, device, |model| names(model, decoder))?;
     let mut summaries = run_ranks(plan.config.train.ranks, plan.threads, |world| {
         let (world, drill) = fault::rehearse(world, options.fault.as_ref(), 0);
         let flight = FlightGuard::new(&plan.out, world.clone());
@@ -152,19 +160,23 @@ fn run_as_threads<B: Layer>(
 
 /// This process, as one rank of `world`. Rank 0 makes the plan.
 fn run_as_process<B: Layer>(
-    world: Arc<dyn Communicator>,
+    met: &World,
     config: Config,
     options: &RunOptions,
+    device: &Selected,
     place: &Place,
     decoder: &MakeDecoder<'_, B>,
 ) -> Result<Summary, TrainError> {
     let threads = device::threads_per_rank(&config.device, device::ranks_sharing_cores(place));
-    let summary = run_rank(world, threads, |world| {
+    let summary = run_rank(met.communicator(), threads, |world| {
         let (world, drill) = fault::rehearse(world, options.fault.as_ref(), place.restarts);
         let config = with_groups(config.clone(), &*world)?;
         agree::on_config(&*world, &config, options)?;
-        let plan = agree::on_plan(&*world, &config, options, || {
-            plan::make(config.clone(), options, |model| names(model, decoder))
+        if config.device.backend != Backend::Cpu {
+            met.settle_on(device, &config.comm)?;
+        }
+        let plan = agree::on_plan(&*world, &config, options, device, || {
+            plan::make(config.clone(), options, device, |model| names(model, decoder))
         })?;
         let flight = FlightGuard::new(&plan.out, world.clone());
         flight.watch(|| rank::run(&plan, world, drill, decoder))

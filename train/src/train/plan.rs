@@ -12,10 +12,11 @@ use super::{RunOptions, TrainError, folder};
 use crate::checkpoint::{self, Checkpoint};
 use crate::config::{Config, ConfigError, ModelSection};
 use crate::data::{self, DataInfo, Split, TokenFile, Tokenizer};
+use crate::device::{self, Selected};
 use crate::metrics::{say, write_beside};
+use crate::prepared;
 use crate::source::ModelSource;
 use crate::weights::AllowMissing;
-use crate::{device, prepared};
 
 /// What every rank of a run knows; nothing in it is open any more.
 pub(crate) struct Plan {
@@ -26,6 +27,8 @@ pub(crate) struct Plan {
     pub(crate) data: DataInfo,
     pub(crate) out: PathBuf,
     pub(crate) resume: Option<Checkpoint>,
+    /// Of this process.
+    pub(crate) device: Selected,
     /// Of all ranks together.
     pub(crate) peak_flops: f64,
     /// Compute threads of each rank.
@@ -54,6 +57,7 @@ pub(super) struct Outline {
 pub(super) fn make(
     mut config: Config,
     options: &RunOptions,
+    device: &Selected,
     names: impl Fn(&ModelConfig) -> Vec<String>,
 ) -> Result<Plan, TrainError> {
     let taken = folder::find(options)?;
@@ -103,13 +107,12 @@ pub(super) fn make(
         }
     }
     let ranks = config.train.ranks;
-    let ranks_here = options.place.as_ref().map_or(ranks, |place| place.local_world_size.max(1));
-    let sharing = options.place.as_ref().map_or(ranks, device::ranks_sharing_cores);
+    let place = options.place.as_ref();
+    let sharing = place.map_or(ranks, device::ranks_sharing_cores);
     let threads = device::threads_per_rank(&config.device, sharing);
     let peak_flops = match config.device.peak_tflops {
         Some(tflops) => tflops * 1e12,
-        // The other machines are taken to be as fast as this one.
-        None => device::measure_peak_flops(threads * ranks_here) * ranks as f64 / ranks_here as f64,
+        None => device.peak_flops(config.precision.compute, place, ranks, threads),
     };
     Ok(Plan {
         config,
@@ -118,6 +121,7 @@ pub(super) fn make(
         data,
         out: taken.out,
         resume: taken.resume,
+        device: device.clone(),
         peak_flops,
         threads,
         allow_missing: options.allow_missing.clone(),
@@ -185,7 +189,9 @@ pub(crate) fn policy(config: &Config) -> Policy {
         recompute: config.shard.recompute,
         compute_dtype: config.precision.compute.into(),
         reduce_dtype: config.precision.reduce.into(),
+        offload: config.shard.offload,
         timeout: config.comm.timeout(),
+        communicate_alone: config.shard.communicate_alone,
     }
 }
 
@@ -215,7 +221,11 @@ impl Plan {
 
 impl Outline {
     /// The plan that rank 0 has made.
-    pub(super) fn into_plan(self, options: &RunOptions) -> Result<Plan, TrainError> {
+    pub(super) fn into_plan(
+        self,
+        options: &RunOptions,
+        device: &Selected,
+    ) -> Result<Plan, TrainError> {
         let unreadable = |problem: String| TrainError::Rank0 { message: problem, usage: false };
         let config: Config =
             toml::from_str(&self.config).map_err(|error| unreadable(error.to_string()))?;
@@ -228,6 +238,7 @@ impl Outline {
             data: self.data,
             out: self.out,
             resume: self.resume.as_deref().map(Checkpoint::open).transpose()?,
+            device: device.clone(),
             peak_flops: self.peak_flops,
             threads: self.threads,
             allow_missing: options.allow_missing.clone(),

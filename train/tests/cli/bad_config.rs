@@ -40,7 +40,6 @@ const VALUES: &[(&str, &[(&str, &str)])] = &[
     ("shard size that the strategy has no use for", &[("shard.shard_size", "1")]),
     ("no data", &[("data.path", "''")]),
     ("vocabulary without room for bytes", &[("data.text", "['a.txt']"), ("data.vocab_size", "99")]),
-    ("a device that this build has not", &[("device.backend", "'cuda'")]),
     ("no time for communication", &[("comm.timeout_s", "0.0")]),
     ("a name to freeze that is none", &[("train.freeze", "['layer.0']")]),
     ("nothing left to train", &[("train.freeze", "['']")]),
@@ -84,7 +83,12 @@ const TEXTS: &[(&str, &str, &str)] = &[
         "layers = 2",
         "layers = 2\nrope_scaling = { kind = \"linear\" }",
     ),
-    ("unknown dtype", "[eval]", "[precision]\ncompute = \"f16\"\n\n[eval]"),
+    ("unknown dtype", "[eval]", "[precision]\ncompute = \"f8\"\n\n[eval]"),
+    (
+        "f16 without a GPU, on the wire, and with state on the host",
+        "[eval]",
+        "[shard]\noffload = true\n\n[precision]\ncompute = \"f16\"\nreduce = \"f16\"\n\n[eval]",
+    ),
 ];
 
 #[test]

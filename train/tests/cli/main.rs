@@ -7,7 +7,12 @@
 //! - `bad_config`, `bad_data`, `bad_checkpoint`, `bad_command`, `bad_hugging_face`: every mistake is
 //!   refused with a message that says what to do, and leaves nothing behind; the messages are in
 //!   `snapshots/`;
+//! - `device`: the CPU or a GPU, and what is said where there is none;
+//! - `gpu`: commands on a GPU beside the same on the CPU (feature `wgpu`);
+//! - `captured`: operations on CUDA, for their kernels; `trace`: whole runs, for what goes to the driver in
+//!   which order;
 //! - `interface`, `order`, `prepare`, `generate`, `bench`: commands, files, and what they promise;
+//! - `bench_step`: times of steps and kernels, and the peer that takes turns;
 //! - `eval`: losses and logits of a model, against each other and over ranks and strategies;
 //! - `reference`: a run that has the losses of the same run in PyTorch;
 //! - `preemption`, `nonfinite`: runs that are asked to stop, and steps that go wrong;
@@ -23,12 +28,18 @@ mod bad_config;
 mod bad_data;
 mod bad_hugging_face;
 mod bench;
+mod bench_step;
+#[cfg(feature = "cuda")]
+mod captured;
 mod checkpoints;
 mod debug;
+mod device;
 mod drills;
 mod eval;
 mod extension;
 mod generate;
+#[cfg(feature = "wgpu")]
+mod gpu;
 #[cfg(feature = "hub")]
 mod hub;
 mod hugging_face;
@@ -45,3 +56,5 @@ mod reference;
 mod resume;
 mod shapes;
 mod support;
+#[cfg(feature = "cuda")]
+mod trace;

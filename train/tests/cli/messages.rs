@@ -34,7 +34,8 @@ impl Messages {
         ended
     }
 
-    fn record(&mut self, title: &str, ended: &Ended, code: i32) {
+    /// Adds what a command has said that was to end with `code`.
+    pub fn record(&mut self, title: &str, ended: &Ended, code: i32) {
         assert_eq!(ended.code, Some(code), "{title}: {ended:?}");
         assert_reads_well(title, &ended.stderr);
         self.text.push_str(&format!("# {title} (exit code {code})\n{}\n", ended.stderr));

@@ -164,15 +164,22 @@ impl Workspace {
 
     /// Starts `kiln`.
     pub fn start(&self, arguments: &[&str]) -> Child {
-        Command::new(env!("CARGO_BIN_EXE_kiln"))
+        self.command(arguments).spawn().expect("the binary starts")
+    }
+
+    /// `kiln`, ready to be started.
+    pub fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_kiln"));
+        command
             .args(arguments)
             .current_dir(self.folder.path())
             .env_remove("KILN_LOG")
+            // Drivers of Vulkan complain if there is none.
+            .env("XDG_RUNTIME_DIR", self.folder.path())
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .expect("the binary starts")
+            .stderr(Stdio::piped());
+        command
     }
 
     /// Waits until the run in `out` has logged `steps` steps.

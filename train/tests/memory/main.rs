@@ -131,7 +131,7 @@ fn measure_rank(
     engine.finish_evaluation()?;
     let after_forward = live();
 
-    let step = |number: u64| -> Result<(usize, usize, usize), ShardError> {
+    let step = || -> Result<(usize, usize, usize), ShardError> {
         engine.begin_step();
         let loss = loss(&training);
         engine.check()?;
@@ -139,16 +139,15 @@ fn measure_rank(
         engine.backward(loss, true)?;
         let backward_peak = peak();
         let after_backward = live();
-        let norm = engine.grad_norm()?;
-        let clip = kiln_shard::optimizer::clip_factor(norm, 1.0);
         memory::reset_peak(rank);
-        engine.step(&AdamW::default(), number, 1e-3, clip)?;
+        let update = engine.update(&AdamW::default(), 1e-3, 1.0)?;
+        engine.outcome(update)?;
         Ok((backward_peak, after_backward, peak()))
     };
     engine.take_peak_unsharded();
-    let (backward_peak, after_backward, after_step) = step(1)?;
+    let (backward_peak, after_backward, after_step) = step()?;
     let peak_unsharded = engine.take_peak_unsharded();
-    let (second_backward_peak, _, _) = step(2)?;
+    let (second_backward_peak, _, _) = step()?;
     assert!(engine.pinned_units().is_empty(), "pinned: {:?}", engine.pinned_units());
     Ok(Measured {
         sizes: Sizes::of(engine),

@@ -54,6 +54,7 @@ fn state(run: &Run, step: u64) -> CheckpointState {
     CheckpointState {
         step,
         skipped: 0,
+        loss_scale: None,
         next_sample: step * run.batch as u64,
         tokens: step * (run.batch * run.seq) as u64,
         seed: 1,

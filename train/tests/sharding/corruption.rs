@@ -40,6 +40,7 @@ fn saved(folder: &Path, format: Format) -> PathBuf {
         let state = CheckpointState {
             step: 1,
             skipped: 0,
+            loss_scale: None,
             next_sample: 96,
             tokens: 576,
             seed: 1,

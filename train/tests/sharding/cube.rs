@@ -1,11 +1,13 @@
 //! The engine on CubeCL's tensors and buffers, with ranks as threads on one device: wgpu, which any
-//! Vulkan driver will do for, one that computes on the CPU too.
+//! Vulkan driver will do for, one that computes on the CPU too; or where `KILN_TEST_DEVICE` is `cuda`, an
+//! NVIDIA GPU.
 
 use burn::tensor::{Device, DeviceKind};
-use kiln_shard::{Recompute, Reshard, Strategy};
+use kiln_collectives::DType;
+use kiln_shard::{Kind, LossScale, Recompute, Reshard, Strategy};
 
 use crate::reference;
-use crate::support::{Run, Trace, assert_within};
+use crate::support::{LEARNING_RATE, Rank, Run, Trace, assert_within};
 
 /// Another order of sums, and other functions for roots and exponentials, than the CPU's.
 const TOLERANCE: f64 = 1e-4;
@@ -13,12 +15,17 @@ const TOLERANCE: f64 = 1e-4;
 /// Steps; each moves all weights by its gradient.
 const STEPS: u64 = 2;
 
-fn wgpu() -> Device {
-    Device::wgpu(DeviceKind::DefaultDevice)
+fn device() -> Device {
+    match std::env::var("KILN_TEST_DEVICE").as_deref() {
+        Err(_) | Ok("wgpu") => Device::wgpu(DeviceKind::DefaultDevice),
+        #[cfg(feature = "cuda")]
+        Ok("cuda") => Device::cuda(0),
+        Ok(other) => panic!("KILN_TEST_DEVICE={other}: must be wgpu, or cuda in a build with it"),
+    }
 }
 
-fn on_wgpu(strategy: Strategy, ranks: usize) -> Run {
-    Run { device: wgpu, ..Run::new(strategy, ranks).steps(STEPS) }
+fn on_gpu(strategy: Strategy, ranks: usize) -> Run {
+    Run { device, ..Run::new(strategy, ranks).steps(STEPS) }
 }
 
 fn expected(run: &Run) -> Trace {
@@ -33,29 +40,89 @@ fn check(run: Run) {
 fn every_strategy_trains_as_on_the_cpu() {
     for ranks in [2, 4] {
         for strategy in [Strategy::FullShard, Strategy::ShardGradOp, Strategy::NoShard] {
-            check(on_wgpu(strategy, ranks));
+            check(on_gpu(strategy, ranks));
         }
     }
     for strategy in [Strategy::HybridShard, Strategy::HybridShardGradOp] {
-        check(on_wgpu(strategy, 4).shard_size(2));
+        check(on_gpu(strategy, 4).shard_size(2));
     }
 }
 
 #[test]
 fn recomputed_blocks_and_micro_batches() {
     for recompute in [Recompute::None, Recompute::Block] {
-        check(on_wgpu(Strategy::FullShard, 2).recompute(recompute).accumulation(2).tied(true));
+        check(on_gpu(Strategy::FullShard, 2).recompute(recompute).accumulation(2).tied(true));
     }
-    check(on_wgpu(Strategy::FullShard, 2).reshard(Reshard::Always));
+    check(on_gpu(Strategy::FullShard, 2).reshard(Reshard::Always));
 }
 
 #[test]
 fn one_rank_alone() {
-    check(on_wgpu(Strategy::FullShard, 1));
+    check(on_gpu(Strategy::FullShard, 1));
+}
+
+#[test]
+fn state_on_the_host_trains_alike() {
+    for (strategy, ranks) in
+        [(Strategy::FullShard, 2), (Strategy::FullShard, 1), (Strategy::NoShard, 2)]
+    {
+        let mut run = on_gpu(strategy, ranks).accumulation(2);
+        run.policy.offload = true;
+        check(run);
+    }
+}
+
+fn in_half_precision() -> Run {
+    let mut run = on_gpu(Strategy::FullShard, 2);
+    run.policy.compute_dtype = DType::F16;
+    run
+}
+
+/// The loss is scaled, and what comes out is not.
+#[test]
+fn half_precision_trains_alike() {
+    let run = in_half_precision();
+    // Gradients are those of the scaled loss until they are used.
+    let without_gradients = |trace: Trace| Trace { gradients: Vec::new(), ..trace };
+    let expected = without_gradients(expected(&on_gpu(Strategy::FullShard, 2)));
+    // Eleven bits of each number, through three blocks and back.
+    assert_within(2e-2, &run.name(), &without_gradients(run.train()), &expected);
+}
+
+/// A scale that is too large leaves updates out, until it is small enough.
+#[test]
+fn the_loss_scale_adapts() {
+    let run = in_half_precision();
+    run.on_ranks(|world| {
+        let rank = Rank::start(&run, world)?;
+        let engine = rank.engine();
+        let start = 2f64.powi(24);
+        engine.resume(0, Some(LossScale { scale: start, steps: 7 }));
+        let before = rank.values(Kind::Weight)?;
+        let mut left_out = 0;
+        let outcome = loop {
+            rank.gradients(1)?;
+            let update = engine.update(&run.adamw, LEARNING_RATE, run.max_norm)?;
+            let outcome = engine.outcome(update)?;
+            if outcome.applied {
+                break outcome;
+            }
+            left_out += 1;
+            assert!(outcome.overflowed && outcome.non_finite.is_none(), "{outcome:?}");
+            let scale = start / 2f64.powi(left_out);
+            assert_eq!(outcome.loss_scale, Some(LossScale { scale, steps: 0 }));
+            assert!(rank.values(Kind::Weight)? == before, "weights stay as they are");
+        };
+        assert!(left_out > 0, "2^24 overflows");
+        let scale = start / 2f64.powi(left_out);
+        assert_eq!(outcome.loss_scale, Some(LossScale { scale, steps: 1 }));
+        assert!(rank.values(Kind::Weight)? != before, "weights move");
+        Ok(())
+    });
 }
 
 #[test]
 fn frozen_parameters_stay() {
     let frozen = |name: &str| name.starts_with("layers.1.");
-    check(on_wgpu(Strategy::FullShard, 2).frozen(frozen));
+    check(on_gpu(Strategy::FullShard, 2).frozen(frozen));
 }

@@ -68,7 +68,7 @@ fn train_until(
         pass_by()?;
         engine.backward(loss, true)?;
         pass_by()?;
-        rank.update(2)?;
+        rank.update()?;
         pass_by()?;
         rank.step(3)?;
         Ok(())

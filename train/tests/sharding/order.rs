@@ -56,6 +56,26 @@ fn gathers_run_ahead_of_compute_and_reductions() {
     }
 }
 
+/// One rank gathers and reduces in the order of many if it is told to, and it makes no difference.
+#[test]
+fn a_rank_alone_communicates_if_it_is_told_to() {
+    for strategy in [Strategy::FullShard, Strategy::ShardGradOp, Strategy::NoShard] {
+        let silent = Run::new(strategy, 1).steps(2);
+        let mut run = silent.clone();
+        run.policy.communicate_alone = true;
+        let as_one_of_two = issued(&Run::new(strategy, 2));
+        let expected = if strategy == Strategy::NoShard { Vec::new() } else { as_one_of_two };
+        assert_eq!(issued(&run), expected, "{strategy}");
+        assert_eq!(issued(&silent), Vec::<String>::new(), "{strategy}");
+        assert!(run.train() == silent.train(), "{strategy}");
+    }
+    // More ranks communicate anyway.
+    let mut run = Run::new(Strategy::HybridShard, 2).shard_size(1);
+    let before = issued(&run);
+    run.policy.communicate_alone = true;
+    assert_eq!(issued(&run), before);
+}
+
 #[test]
 fn a_head_that_is_freed_is_gathered_first() {
     let run = Run::new(Strategy::FullShard, 2).reshard(Reshard::Always).tied(true);

@@ -130,7 +130,7 @@ fn the_optimizer_refuses_weights_that_are_still_read() {
         let plain = Device::flex();
         drop(rank.micro_batch(1, 0, &plain).loss(&rank.model.pass(&plain)));
         // The evaluation has not been finished.
-        let refused = rank.update(1);
+        let refused = rank.update();
         assert!(matches!(refused, Err(ShardError::Pinned { .. })), "{refused:?}");
         Ok(())
     });

@@ -10,7 +10,6 @@ use kiln_collectives::{Communicator, LocalGroup, LocalOptions};
 use kiln_model::decoder::{self, Decoder};
 use kiln_model::layers::{Block, Layer};
 use kiln_model::{Context, Key, ModelConfig};
-use kiln_shard::optimizer::clip_factor;
 use kiln_shard::ranks::{RankError, RanksError, run_ranks, run_ranks_on};
 use kiln_shard::{
     AdamW, Engine, EngineBuilder, Kind, Policy, Recompute, Reshard, ShardError, Strategy,
@@ -275,32 +274,31 @@ impl<'a, B: Layer> Rank<'a, B> {
         run.samples(first, rows, device)
     }
 
-    /// Forward and backward of `step`: the loss over all ranks.
-    pub fn gradients(&self, step: u64) -> Result<f64, ShardError> {
+    /// Forward and backward of `step`.
+    pub fn gradients(&self, step: u64) -> Result<(), ShardError> {
         let engine = self.engine();
         engine.begin_step();
-        let mut sum = 0.0;
         for index in 0..self.run.accumulation {
             let batch = self.micro_batch(step, index, &self.training);
             let loss = batch.loss(&self.model.pass(&self.training));
             engine.check()?;
-            sum += f64::from(loss.clone().into_scalar::<f32>());
             engine.backward(loss, index + 1 == self.run.accumulation)?;
         }
-        Ok(engine.sum_over_ranks("loss", &[sum])?[0])
+        Ok(())
     }
 
-    /// Clips and updates: the norm of the gradient.
-    pub fn update(&self, step: u64) -> Result<f64, ShardError> {
-        let norm = self.engine().grad_norm()?;
-        let clip = clip_factor(norm, self.run.max_norm);
-        self.engine().step(&self.run.adamw, step, LEARNING_RATE, clip)?;
-        Ok(norm)
+    /// Clips and updates: the loss over all ranks, and the norm of the gradient.
+    pub fn update(&self) -> Result<(f64, f64), ShardError> {
+        let update = self.engine().update(&self.run.adamw, LEARNING_RATE, self.run.max_norm)?;
+        let outcome = self.engine().outcome(update)?;
+        assert!(outcome.applied, "{}: {outcome:?}", self.run.name());
+        Ok((outcome.loss, outcome.grad_norm))
     }
 
     /// One whole step: loss and norm.
     pub fn step(&self, step: u64) -> Result<(f64, f64), ShardError> {
-        Ok((self.gradients(step)?, self.update(step)?))
+        self.gradients(step)?;
+        self.update()
     }
 
     /// All parameters that have values of this kind.
@@ -318,9 +316,11 @@ impl<'a, B: Layer> Rank<'a, B> {
     pub fn train(&self) -> Result<Trace, ShardError> {
         let mut trace = Trace::default();
         for step in 1..=self.run.steps {
-            trace.losses.push(self.gradients(step)?);
+            self.gradients(step)?;
             trace.gradients.push(self.values(Kind::Gradient)?);
-            trace.norms.push(self.update(step)?);
+            let (loss, norm) = self.update()?;
+            trace.losses.push(loss);
+            trace.norms.push(norm);
         }
         trace.weights = self.values(Kind::Weight)?;
         Ok(trace)

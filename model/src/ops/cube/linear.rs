@@ -3,12 +3,10 @@
 use burn::tensor::DType;
 use burn_cubecl::CubeBackend;
 use burn_cubecl::tensor::CubeTensor;
-use cubecl::ir::ElemType;
-use cubecl::prelude::*;
 
-use super::matmul::{Output, matmul, transposed};
+use super::matmul::{Output, matmul, matmul_bias, transposed};
 use super::sums::column_sums;
-use super::{address_type, arg, cubes_for, elem, flat, len_of, reshaped, vector_size};
+use super::{flat, len_of, reshaped};
 use crate::ops::linear::{LinearKernels, rows_of};
 
 impl LinearKernels for CubeBackend {
@@ -19,11 +17,14 @@ impl LinearKernels for CubeBackend {
     ) -> CubeTensor {
         let ([_, d_in], [weight_in, d_out]) = (rows_of(x), rows_of(weight));
         assert_eq!(d_in, weight_in, "linear: rows of {d_in} values and a weight for {weight_in}");
-        let y = matmul(as_rows(x), weight.clone(), 1.0, Output::New(x.dtype));
-        if let Some(bias) = bias {
-            assert_eq!(len_of(bias), d_out, "linear: the length of the bias");
-            add_bias(&y, &flat(bias));
-        }
+        let (rows, weight) = (as_rows(x), weight.clone());
+        let y = match bias {
+            None => matmul(rows, weight, 1.0, Output::New(x.dtype)),
+            Some(bias) => {
+                assert_eq!(len_of(bias), d_out, "linear: the length of the bias");
+                matmul_bias(rows, weight, &flat(bias), x.dtype)
+            }
+        };
         with_width(y, x, d_out)
     }
 
@@ -54,39 +55,4 @@ fn with_width(rows: CubeTensor, like: &CubeTensor, width: usize) -> CubeTensor {
     let last = shape.num_dims() - 1;
     shape[last] = width;
     reshaped(rows, shape)
-}
-
-/// Adds `bias` to each row of `y`.
-fn add_bias(y: &CubeTensor, bias: &CubeTensor) {
-    if len_of(y) == 0 {
-        return;
-    }
-    let vector = vector_size(&[y, bias], len_of(bias));
-    let (count, dim) = cubes_for(&y.client, len_of(y) / vector);
-    // SAFETY: no unit goes beyond the end of `y`, whose rows are as long as `bias`.
-    unsafe {
-        add_bias_kernel::launch_unchecked(
-            &y.client,
-            count,
-            dim,
-            address_type(&[y]),
-            vector,
-            arg(y, vector),
-            arg(bias, vector),
-            [elem(y), elem(bias)],
-        );
-    }
-}
-
-#[cube(launch_unchecked, address_type = "dynamic")]
-fn add_bias_kernel<F: Float, W: Float, N: Size>(
-    y: &mut [Vector<F, N>],
-    bias: &[Vector<W, N>],
-    #[define(F, W)] _dtypes: [ElemType; 2],
-) {
-    if ABSOLUTE_POS < y.len() {
-        let value = Vector::<f32, N>::cast_from(y[ABSOLUTE_POS]);
-        let bias = Vector::<f32, N>::cast_from(bias[ABSOLUTE_POS % bias.len()]);
-        y[ABSOLUTE_POS] = Vector::cast_from(value + bias);
-    }
 }

@@ -1,13 +1,16 @@
-//! Matrix products.
+//! Matrix products: by cuBLASLt on NVIDIA GPUs, and by burn's kernels elsewhere.
 
 use burn::tensor::DType;
 use burn_cubecl::kernel::cast;
-use burn_cubecl::kernel::matmul::{MatmulStrategy, matmul as multiply};
+use burn_cubecl::kernel::matmul::{MatmulStrategy, matmul as multiply_by_kernel};
 use burn_cubecl::ops::permute;
 use burn_cubecl::tensor::CubeTensor;
 
-use super::sums::{add_scaled, scale, zeros};
+use super::sums::{add_row, add_scaled, clear, scale};
 use super::{empty, len_of};
+
+#[cfg(feature = "cuda")]
+pub use super::cublaslt::allow_tf32;
 
 /// Where a product goes.
 pub enum Output {
@@ -23,35 +26,86 @@ pub enum Output {
 ///
 /// Multiplies in the dtype of `a`, to which `b` is converted, and adds in `f32`.
 pub fn matmul(a: CubeTensor, b: CubeTensor, alpha: f32, output: Output) -> CubeTensor {
+    product(a, b, None, alpha, output)
+}
+
+/// `a · b + bias` in `dtype`, where the contiguous `bias`, `[n]`, is added to each row. Otherwise as
+/// [`matmul`].
+pub fn matmul_bias(a: CubeTensor, b: CubeTensor, bias: &CubeTensor, dtype: DType) -> CubeTensor {
+    product(a, b, Some(bias), 1.0, Output::New(dtype))
+}
+
+fn product(
+    a: CubeTensor,
+    b: CubeTensor,
+    bias: Option<&CubeTensor>,
+    alpha: f32,
+    output: Output,
+) -> CubeTensor {
     let ([m, k], [inner, n]) = (a.meta.shape().dims(), b.meta.shape().dims());
     assert_eq!(k, inner, "matmul: {m} × {k} by {inner} × {n}");
     let b = if b.dtype == a.dtype { b } else { cast(b, a.dtype) };
-    let (product, sum) = match output {
-        Output::New(dtype) => (empty(&a, [m, n], dtype), None),
-        Output::Overwrite(product) => (product, None),
-        Output::Add(sum) => (empty(&a, [m, n], DType::F32), Some(sum)),
+    let (output, add) = match output {
+        Output::New(dtype) => (empty(&a, [m, n], dtype), false),
+        Output::Overwrite(output) => (output, false),
+        Output::Add(output) => (output, true),
     };
-    if len_of(&product) == 0 {
-        return sum.unwrap_or(product);
+    assert_eq!(len_of(&output), m * n, "matmul: the size of the output");
+    debug_assert!(output.is_contiguous(), "products go to contiguous tensors");
+    if len_of(&output) == 0 || by_library(&a, &b, bias, &output, alpha, add) {
+        return output;
     }
-    if k == 0 {
-        return sum.unwrap_or_else(|| zeros(&a, [m, n], product.dtype));
-    }
-    let dtype = product.dtype;
-    multiply(a, b, Some(product.clone()), MatmulStrategy::default(), dtype)
-        .expect("two matrices whose sizes fit have a product");
-    match sum {
-        Some(sum) => {
-            add_scaled(&sum, &product, alpha);
-            sum
+    match (k, add) {
+        (0, true) => {}
+        (0, false) => clear(&output),
+        (_, true) => {
+            let product = empty(&a, [m, n], DType::F32);
+            by_kernel(a, b, &product);
+            add_scaled(&output, &product, alpha);
         }
-        None => {
+        (_, false) => {
+            by_kernel(a, b, &output);
             if alpha != 1.0 {
-                scale(&product, alpha);
+                scale(&output, alpha);
             }
-            product
         }
     }
+    if let Some(bias) = bias {
+        add_row(&output, bias);
+    }
+    output
+}
+
+/// Whether the whole product is now queued with a library.
+#[cfg(feature = "cuda")]
+fn by_library(
+    a: &CubeTensor,
+    b: &CubeTensor,
+    bias: Option<&CubeTensor>,
+    output: &CubeTensor,
+    alpha: f32,
+    add: bool,
+) -> bool {
+    super::cublaslt::multiply(a, b, bias, output, [alpha, if add { 1.0 } else { 0.0 }])
+}
+
+#[cfg(not(feature = "cuda"))]
+fn by_library(
+    _: &CubeTensor,
+    _: &CubeTensor,
+    _: Option<&CubeTensor>,
+    _: &CubeTensor,
+    _: f32,
+    _: bool,
+) -> bool {
+    false
+}
+
+/// `a · b` over what `output` holds.
+fn by_kernel(a: CubeTensor, b: CubeTensor, output: &CubeTensor) {
+    let (strategy, dtype) = (MatmulStrategy::default(), output.dtype);
+    multiply_by_kernel(a, b, Some(output.clone()), strategy, dtype)
+        .expect("two matrices whose sizes fit have a product");
 }
 
 /// A view of a matrix with rows and columns exchanged.

@@ -9,12 +9,13 @@
 //! because of one (an id outside the vocabulary), these kernels write NaN, which makes the loss NaN.
 
 pub mod attention;
-mod attention_plain;
 mod cross_entropy;
+#[cfg(feature = "cuda")]
+mod cublaslt;
 mod dropout;
 mod embedding;
 mod linear;
-mod matmul;
+pub mod matmul;
 mod rms_norm;
 mod rotary;
 mod sums;

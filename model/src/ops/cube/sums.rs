@@ -143,24 +143,30 @@ fn block_sums_kernel<F: Float, O: Float>(
 /// A contiguous tensor of zeros, on the device of `like`.
 pub fn zeros(like: &CubeTensor, shape: impl Into<burn::tensor::Shape>, dtype: DType) -> CubeTensor {
     let tensor = empty(like, shape, dtype);
-    let len = len_of(&tensor);
-    if len > 0 {
-        let vector = vector_size(&[&tensor], len);
-        let (count, dim) = cubes_for(&tensor.client, len / vector);
-        // SAFETY: no unit writes beyond the end of the tensor.
-        unsafe {
-            zeros_kernel::launch_unchecked(
-                &tensor.client,
-                count,
-                dim,
-                address_type(&[&tensor]),
-                vector,
-                arg(&tensor, vector),
-                elem(&tensor),
-            );
-        }
-    }
+    clear(&tensor);
     tensor
+}
+
+/// Writes zeros to all of a contiguous tensor.
+pub fn clear(tensor: &CubeTensor) {
+    let len = len_of(tensor);
+    if len == 0 {
+        return;
+    }
+    let vector = vector_size(&[tensor], len);
+    let (count, dim) = cubes_for(&tensor.client, len / vector);
+    // SAFETY: no unit writes beyond the end of the tensor.
+    unsafe {
+        zeros_kernel::launch_unchecked(
+            &tensor.client,
+            count,
+            dim,
+            address_type(&[tensor]),
+            vector,
+            arg(tensor, vector),
+            elem(tensor),
+        );
+    }
 }
 
 #[cube(launch_unchecked, address_type = "dynamic")]
@@ -241,5 +247,40 @@ fn scale_kernel<F: Float, N: Size>(
     if ABSOLUTE_POS < x.len() {
         let value = Vector::<f32, N>::cast_from(x[ABSOLUTE_POS]);
         x[ABSOLUTE_POS] = Vector::cast_from(value * Vector::new(factor));
+    }
+}
+
+/// Adds `row` to each row of `x`; both are contiguous.
+pub fn add_row(x: &CubeTensor, row: &CubeTensor) {
+    if len_of(x) == 0 {
+        return;
+    }
+    let vector = vector_size(&[x, row], len_of(row));
+    let (count, dim) = cubes_for(&x.client, len_of(x) / vector);
+    // SAFETY: no unit goes beyond the end of `x`, whose rows are as long as `row`.
+    unsafe {
+        add_row_kernel::launch_unchecked(
+            &x.client,
+            count,
+            dim,
+            address_type(&[x]),
+            vector,
+            arg(x, vector),
+            arg(row, vector),
+            [elem(x), elem(row)],
+        );
+    }
+}
+
+#[cube(launch_unchecked, address_type = "dynamic")]
+fn add_row_kernel<F: Float, W: Float, N: Size>(
+    x: &mut [Vector<F, N>],
+    row: &[Vector<W, N>],
+    #[define(F, W)] _dtypes: [ElemType; 2],
+) {
+    if ABSOLUTE_POS < x.len() {
+        let value = Vector::<f32, N>::cast_from(x[ABSOLUTE_POS]);
+        let added = Vector::<f32, N>::cast_from(row[ABSOLUTE_POS % row.len()]);
+        x[ABSOLUTE_POS] = Vector::cast_from(value + added);
     }
 }

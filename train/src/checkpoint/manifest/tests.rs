@@ -27,6 +27,7 @@ fn manifest() -> Manifest {
         state: CheckpointState {
             step: 3,
             skipped: 0,
+            loss_scale: None,
             next_sample: 24,
             tokens: 100,
             seed: 7,

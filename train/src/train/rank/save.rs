@@ -34,6 +34,7 @@ impl<B: Layer> Rank<'_, B> {
         let state = CheckpointState {
             step: self.step,
             skipped: self.skipped,
+            loss_scale: self.loss_scale,
             next_sample: self.next_sample,
             tokens: self.tokens,
             seed: config.train.seed,

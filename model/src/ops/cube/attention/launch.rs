@@ -54,7 +54,7 @@ impl Shapes {
             "attention: {seq} queries, {filled} of {capacity} keys"
         );
         assert!(
-            head_dim.is_multiple_of(8) && (8..=256).contains(&head_dim),
+            is_supported(head_dim),
             "attention: heads of {head_dim} values; a GPU needs a multiple of 8 up to 256"
         );
         Shapes { batch, seq, keys: filled, capacity, heads, kv_heads, head_dim }
@@ -80,6 +80,22 @@ impl Shapes {
     fn is_empty(&self) -> bool {
         self.batch * self.seq * self.heads == 0
     }
+}
+
+/// Whether the kernels take queries, keys and values such as these.
+pub(super) fn fits([q, k, v]: [&CubeTensor; 3]) -> bool {
+    let [.., head_dim] = dims(q);
+    let properties = q.client.properties();
+    let tile = |pass| Tile::select(pass, properties, kind_of(q.dtype), head_dim);
+    q.dtype == k.dtype
+        && q.dtype == v.dtype
+        && is_supported(head_dim)
+        && [Pass::Forward, Pass::Queries, Pass::Keys].into_iter().all(|pass| tile(pass).is_some())
+}
+
+/// Whether heads are as wide as whole tiles.
+fn is_supported(head_dim: usize) -> bool {
+    head_dim.is_multiple_of(8) && (8..=256).contains(&head_dim)
 }
 
 /// [`forward`](super::forward) and [`cached_forward`](super::cached_forward) into tensors that are there.

@@ -7,12 +7,16 @@
 //! to one cube and has one order, so the same input gives the same bits. What multiplies tiles is chosen
 //! when a kernel is compiled, see [`Engine`]; loops, masks and the softmax are the same for all.
 //!
+//! Heads whose width is not a multiple of 8 up to 256, or whose tiles do not fit into the device's shared
+//! memory, go through the matrix of scores, see `plain`.
+//!
 //! Read `tile` first: it says which rows and columns a unit holds.
 
 mod backward;
 mod catalogue;
 mod forward;
 mod launch;
+mod plain;
 mod product;
 mod stage;
 mod tile;
@@ -22,8 +26,41 @@ pub use launch::{backward_into, forward_into};
 pub use tile::{Engine, Pass, Tile};
 
 use burn::tensor::{DType, Shape};
+use burn_cubecl::CubeBackend;
 use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
 use burn_cubecl::tensor::CubeTensor;
+
+use super::{flat, flat_in};
+use crate::ops::attention::{AttentionKernels, AttentionShape};
+
+impl AttentionKernels for CubeBackend {
+    fn attention_forward(
+        q: &CubeTensor,
+        k: &CubeTensor,
+        v: &CubeTensor,
+        shape: AttentionShape,
+    ) -> (CubeTensor, CubeTensor) {
+        match launch::fits([q, k, v]) {
+            true => forward_of(&flat(q), &flat(k), &flat(v), shape.keys),
+            false => plain::forward(q, k, v, shape),
+        }
+    }
+
+    fn attention_backward(
+        qkv: &[CubeTensor; 3],
+        forward: &(CubeTensor, CubeTensor),
+        dout: &CubeTensor,
+        shape: AttentionShape,
+        wanted: [bool; 3],
+    ) -> [Option<CubeTensor>; 3] {
+        if !launch::fits(qkv.each_ref()) {
+            return plain::backward(qkv, forward, dout, shape, wanted);
+        }
+        let (out, lse) = forward;
+        let dout = flat_in(dout, out.dtype);
+        backward(qkv.each_ref(), out, lse, &dout, wanted)
+    }
+}
 
 /// `softmax(q · kᵀ / sqrt(head_dim)) · v`, where a row sees itself and the rows before it, and the logarithm
 /// of each row's sum.

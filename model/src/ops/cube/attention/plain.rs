@@ -1,4 +1,5 @@
-//! Causal attention through burn's batched matrix products, with the whole matrix of scores in `f32`.
+//! Causal attention through burn's batched matrix products, with the whole matrix of scores in `f32`: for
+//! heads that the kernels without it do not take.
 
 use burn::tensor::{DType, Shape};
 use burn_backend::Slice;
@@ -7,61 +8,61 @@ use burn_cubecl::CubeBackend;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::sums::{cube_max, cube_sum, units_for, zeros};
-use super::{address_type, arg, cubes, cubes_for, empty, flat, flat_in, len_of};
-use crate::ops::attention::{AttentionKernels, AttentionShape};
+use super::super::sums::{cube_max, cube_sum, units_for, zeros};
+use super::super::{address_type, arg, cubes, cubes_for, empty, flat, flat_in, len_of};
+use crate::ops::attention::AttentionShape;
 
-impl AttentionKernels for CubeBackend {
-    fn attention_forward(
-        q: &CubeTensor,
-        k: &CubeTensor,
-        v: &CubeTensor,
-        shape: AttentionShape,
-    ) -> (CubeTensor, CubeTensor) {
-        let AttentionShape { batch, seq, heads, .. } = shape;
-        let lse = empty(q, [batch, seq, heads], DType::F32);
-        if shape.is_empty() {
-            return (empty(q, q.meta.shape().clone(), q.dtype), lse);
-        }
-        let (q_heads, k, v) = (by_head(q), shared(k, shape), shared(v, shape));
-        let weights = scores(q_heads, k);
-        softmax(&weights, &lse, shape);
-        (by_row(CubeBackend::float_matmul(weights, v), q.dtype), lse)
+/// The result, and the logarithm of each row's sum.
+pub(super) fn forward(
+    q: &CubeTensor,
+    k: &CubeTensor,
+    v: &CubeTensor,
+    shape: AttentionShape,
+) -> (CubeTensor, CubeTensor) {
+    let AttentionShape { batch, seq, heads, .. } = shape;
+    let lse = empty(q, [batch, seq, heads], DType::F32);
+    if shape.is_empty() {
+        return (empty(q, q.meta.shape().clone(), q.dtype), lse);
     }
+    let (q_heads, k, v) = (by_head(q), shared(k, shape), shared(v, shape));
+    let weights = scores(q_heads, k);
+    softmax(&weights, &lse, shape);
+    (by_row(CubeBackend::float_matmul(weights, v), q.dtype), lse)
+}
 
-    fn attention_backward(
-        [q, k, v]: &[CubeTensor; 3],
-        (out, lse): &(CubeTensor, CubeTensor),
-        dout: &CubeTensor,
-        shape: AttentionShape,
-        wanted: [bool; 3],
-    ) -> [Option<CubeTensor>; 3] {
-        if shape.is_empty() {
-            let zero = |x: &CubeTensor| zeros(x, x.meta.shape().clone(), x.dtype);
-            return [
-                wanted[0].then(|| zero(q)),
-                wanted[1].then(|| zero(k)),
-                wanted[2].then(|| zero(v)),
-            ];
-        }
-        let (q_heads, dout_heads) = (by_head(q), by_head(dout));
-        let (k_heads, v_heads) = (shared(k, shape), shared(v, shape));
-        // The weights again, and their gradients, which become those of the scores.
-        let weights = scores(q_heads.clone(), k_heads.clone());
-        let dscores = scores(dout_heads.clone(), v_heads);
-        derive(&weights, &dscores, [out, dout], lse, shape);
-
-        let dq = || by_row(CubeBackend::float_matmul(dscores.clone(), k_heads), q.dtype);
-        let summed = |columns: CubeTensor, rows: CubeTensor, dtype| {
-            let columns = CubeBackend::float_swap_dims(columns, 2, 3);
-            by_row(over_group(CubeBackend::float_matmul(columns, rows), shape), dtype)
-        };
-        [
-            wanted[0].then(dq),
-            wanted[1].then(|| summed(dscores.clone(), q_heads, k.dtype)),
-            wanted[2].then(|| summed(weights, dout_heads, v.dtype)),
-        ]
+/// The gradients that are wanted.
+pub(super) fn backward(
+    [q, k, v]: &[CubeTensor; 3],
+    (out, lse): &(CubeTensor, CubeTensor),
+    dout: &CubeTensor,
+    shape: AttentionShape,
+    wanted: [bool; 3],
+) -> [Option<CubeTensor>; 3] {
+    if shape.is_empty() {
+        let zero = |x: &CubeTensor| zeros(x, x.meta.shape().clone(), x.dtype);
+        return [
+            wanted[0].then(|| zero(q)),
+            wanted[1].then(|| zero(k)),
+            wanted[2].then(|| zero(v)),
+        ];
     }
+    let (q_heads, dout_heads) = (by_head(q), by_head(dout));
+    let (k_heads, v_heads) = (shared(k, shape), shared(v, shape));
+    // The weights again, and their gradients, which become those of the scores.
+    let weights = scores(q_heads.clone(), k_heads.clone());
+    let dscores = scores(dout_heads.clone(), v_heads);
+    derive(&weights, &dscores, [out, dout], lse, shape);
+
+    let dq = || by_row(CubeBackend::float_matmul(dscores.clone(), k_heads), q.dtype);
+    let summed = |columns: CubeTensor, rows: CubeTensor, dtype| {
+        let columns = CubeBackend::float_swap_dims(columns, 2, 3);
+        by_row(over_group(CubeBackend::float_matmul(columns, rows), shape), dtype)
+    };
+    [
+        wanted[0].then(dq),
+        wanted[1].then(|| summed(dscores.clone(), q_heads, k.dtype)),
+        wanted[2].then(|| summed(weights, dout_heads, v.dtype)),
+    ]
 }
 
 /// `[batch, rows, heads, head_dim]` as `[batch, heads, rows, head_dim]` in `f32`.

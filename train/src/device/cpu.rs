@@ -1,11 +1,12 @@
-//! Devices and threads.
+//! The CPU: threads, and what they reach.
 
 use std::num::NonZero;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use burn::tensor::{Device, Int, Tensor, TensorData};
+use burn::tensor::{Device, Tensor};
 use kiln_model::ops;
 
+use super::plain;
 use crate::config::DeviceSection;
 use crate::place::{Place, Source};
 
@@ -15,10 +16,8 @@ const PEAK_SIDE: usize = 768;
 /// Products timed; the fastest counts, since other programs can only slow one down.
 const PEAK_TRIES: usize = 20;
 
-/// The device of plain computation; `.autodiff()` makes it one for training.
-pub fn plain() -> Device {
-    Device::flex()
-}
+/// After this much time no further product is begun.
+const PEAK_TIME: Duration = Duration::from_secs(1);
 
 /// Compute threads of each of `ranks` ranks.
 pub fn threads_per_rank(section: &DeviceSection, ranks: usize) -> usize {
@@ -55,27 +54,28 @@ fn count_cpus(list: &str) -> Option<usize> {
     list.split(',').map(count).try_fold(0, |sum: usize, count| sum.checked_add(count?))
 }
 
-/// Token ids `[rows, seq_len]` as a tensor.
-pub fn tokens(ids: Vec<i32>, rows: usize, seq_len: usize, device: &Device) -> Tensor<2, Int> {
-    Tensor::from_data(TensorData::new(ids, [rows, seq_len]), device)
-}
-
 /// FLOP/s that `threads` threads reach in an f32 matrix product, the yardstick of `mfu` on a CPU.
 pub fn measure_peak_flops(threads: usize) -> f64 {
     let Ok(pool) = rayon::ThreadPoolBuilder::new().num_threads(threads).build() else { return 0.0 };
-    pool.install(|| {
-        let device = plain();
-        let a = Tensor::<2>::ones([PEAK_SIDE, PEAK_SIDE], &device);
-        let b = Tensor::<2>::ones([PEAK_SIDE, PEAK_SIDE], &device);
-        let flops = 2.0 * (PEAK_SIDE as f64).powi(3);
-        (0..PEAK_TRIES)
-            .map(|_| {
-                let start = Instant::now();
-                drop(ops::linear(a.clone(), b.clone(), None));
-                flops / start.elapsed().as_secs_f64()
-            })
-            .fold(0.0, f64::max)
-    })
+    pool.install(|| measure_flops_of(&plain()))
+}
+
+/// FLOP/s that `device` reaches in an f32 matrix product, from this thread.
+pub(super) fn measure_flops_of(device: &Device) -> f64 {
+    let a = Tensor::<2>::ones([PEAK_SIDE, PEAK_SIDE], device);
+    let b = Tensor::<2>::ones([PEAK_SIDE, PEAK_SIDE], device);
+    let flops = 2.0 * (PEAK_SIDE as f64).powi(3);
+    let begin = Instant::now();
+    (0..PEAK_TRIES)
+        .take_while(|tries| *tries == 0 || begin.elapsed() < PEAK_TIME)
+        .map(|_| {
+            let start = Instant::now();
+            drop(ops::linear(a.clone(), b.clone(), None));
+            // A device that fails here will say so when it is to work.
+            let _ = device.sync();
+            flops / start.elapsed().as_secs_f64()
+        })
+        .fold(0.0, f64::max)
 }
 
 #[cfg(test)]

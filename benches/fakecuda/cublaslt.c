@@ -1,0 +1,255 @@
+/* A stand-in for cuBLASLt, libcublasLt.so.13. Products leave a line in the trace. They are held to the rules
+ * of the library (sizes that fit, types that go together, an algorithm that was chosen for them), and computed
+ * if FAKE_CUBLASLT_COMPUTE asks for it: the memory of the stand-in for a GPU is the host's. */
+#include "trace.h"
+
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef int Result;
+enum { SUCCESS = 0, OUT_OF_MEMORY = 3, INVALID_VALUE = 7, NOT_SUPPORTED = 15 };
+
+/* Of cudaDataType. */
+enum { R_32F = 0, R_16F = 2, R_16BF = 14 };
+
+/* Of cublasComputeType_t and cublasLtEpilogue_t. */
+enum { COMPUTE_32F = 68, COMPUTE_32F_TF32 = 77, EPILOGUE_DEFAULT = 1, EPILOGUE_BIAS = 4 };
+
+typedef struct { uint64_t rows, columns; int64_t leading; int type; } *Layout;
+typedef struct { int compute, scale, transposed[2], epilogue; void *bias; } *Description;
+typedef struct { uint64_t workspace; uint32_t aligned[4]; } *Preference;
+typedef struct { uint64_t data[8]; } Algorithm;
+typedef struct {
+    Algorithm algorithm;
+    size_t workspace;
+    Result state;
+    float waves;
+    int reserved[4];
+} Heuristic;
+
+size_t cublasLtGetVersion(void) { return 130000; }
+
+Result cublasLtCreate(void **handle) {
+    trace("cublaslt_create");
+    *handle = malloc(1);
+    return *handle != NULL ? SUCCESS : OUT_OF_MEMORY;
+}
+
+Result cublasLtDestroy(void *handle) {
+    free(handle);
+    return SUCCESS;
+}
+
+Result cublasLtMatmulDescCreate(Description *made, int compute, int scale) {
+    *made = calloc(1, sizeof **made);
+    if (*made == NULL)
+        return OUT_OF_MEMORY;
+    (*made)->compute = compute;
+    (*made)->scale = scale;
+    (*made)->epilogue = EPILOGUE_DEFAULT;
+    return SUCCESS;
+}
+
+Result cublasLtMatmulDescDestroy(Description description) {
+    free(description);
+    return SUCCESS;
+}
+
+/* What has a name in cublasLtMatmulDescAttributes_t and is used here. */
+Result cublasLtMatmulDescSetAttribute(Description description, int attribute, const void *value, size_t size) {
+    void *to;
+    switch (attribute) {
+    case 3: to = &description->transposed[0]; break;
+    case 4: to = &description->transposed[1]; break;
+    case 7: to = &description->epilogue; break;
+    case 8: to = &description->bias; break;
+    default: return INVALID_VALUE;
+    }
+    if (size != (attribute == 8 ? sizeof(void *) : sizeof(int)))
+        return INVALID_VALUE;
+    memcpy(to, value, size);
+    return SUCCESS;
+}
+
+Result cublasLtMatmulPreferenceCreate(Preference *made) {
+    *made = calloc(1, sizeof **made);
+    if (*made == NULL)
+        return OUT_OF_MEMORY;
+    for (int i = 0; i < 4; i++)
+        (*made)->aligned[i] = 256;
+    return SUCCESS;
+}
+
+Result cublasLtMatmulPreferenceDestroy(Preference preference) {
+    free(preference);
+    return SUCCESS;
+}
+
+/* Of cublasLtMatmulPreferenceAttributes_t, the bytes of workspace and the alignment of the matrices. */
+Result cublasLtMatmulPreferenceSetAttribute(Preference preference, int attribute, const void *value, size_t size) {
+    if (attribute == 1 && size == sizeof preference->workspace)
+        memcpy(&preference->workspace, value, size);
+    else if (attribute >= 5 && attribute <= 8 && size == sizeof(uint32_t))
+        memcpy(&preference->aligned[attribute - 5], value, size);
+    else
+        return INVALID_VALUE;
+    return SUCCESS;
+}
+
+Result cublasLtMatrixLayoutCreate(Layout *made, int type, uint64_t rows, uint64_t columns, int64_t leading) {
+    *made = malloc(sizeof **made);
+    if (*made == NULL)
+        return OUT_OF_MEMORY;
+    (*made)->type = type;
+    (*made)->rows = rows;
+    (*made)->columns = columns;
+    (*made)->leading = leading;
+    return SUCCESS;
+}
+
+Result cublasLtMatrixLayoutDestroy(Layout layout) {
+    free(layout);
+    return SUCCESS;
+}
+
+/* Columns lie one behind the other; there are no batches. */
+static uint64_t rows_of(Layout layout, int transposed) { return transposed ? layout->columns : layout->rows; }
+
+static uint64_t columns_of(Layout layout, int transposed) { return transposed ? layout->rows : layout->columns; }
+
+/* Whether the library multiplies such matrices: the table of cublasLtMatmul in its documentation. */
+static Result check(Description of, Layout a, Layout b, Layout c, Layout d) {
+    int ta = of->transposed[0], tb = of->transposed[1];
+    Layout all[] = {a, b, c, d};
+    for (int i = 0; i < 4; i++)
+        if (all[i]->rows == 0 || all[i]->columns == 0 || all[i]->leading < (int64_t)all[i]->rows)
+            return INVALID_VALUE;
+    if (rows_of(a, ta) != d->rows || columns_of(b, tb) != d->columns || columns_of(a, ta) != rows_of(b, tb) ||
+        c->rows != d->rows || c->columns != d->columns)
+        return INVALID_VALUE;
+    int known = a->type == R_32F || a->type == R_16F || a->type == R_16BF;
+    int output = d->type == R_32F || d->type == a->type;
+    int compute = of->compute == COMPUTE_32F || (of->compute == COMPUTE_32F_TF32 && a->type == R_32F);
+    int epilogue = of->epilogue == EPILOGUE_DEFAULT || (of->epilogue == EPILOGUE_BIAS && of->bias != NULL);
+    if (!known || b->type != a->type || !output || c->type != d->type || !compute || of->scale != R_32F ||
+        !epilogue)
+        return NOT_SUPPORTED;
+    return SUCCESS;
+}
+
+/* An algorithm names what it was chosen for: all that must not change until it is used. */
+static Algorithm algorithm_for(Description of, Layout a, Layout b, Layout d, const uint32_t *aligned) {
+    return (Algorithm){{
+        d->rows << 32 | d->columns,
+        columns_of(a, of->transposed[0]),
+        (uint64_t)a->leading << 32 | (uint64_t)b->leading,
+        (uint64_t)d->leading,
+        (uint64_t)a->type << 16 | (uint64_t)d->type << 8 | (uint64_t)of->compute,
+        (uint64_t)of->transposed[0] << 16 | (uint64_t)of->transposed[1] << 8 | (uint64_t)of->epilogue,
+        (uint64_t)aligned[0] << 32 | aligned[1],
+        aligned[3],
+    }};
+}
+
+/* The workspace that every algorithm is said to need, where there is as much. */
+enum { WORKSPACE = 1 << 20 };
+
+Result cublasLtMatmulAlgoGetHeuristic(void *handle, Description description, Layout a, Layout b, Layout c,
+                                      Layout d, Preference preference, int requested, Heuristic *results,
+                                      int *returned) {
+    (void)handle;
+    *returned = 0;
+    Result result = check(description, a, b, c, d);
+    trace("cublaslt_heuristic m=%lu n=%lu k=%lu aligned=%u,%u,%u,%u workspace=%lu result=%d", d->rows, d->columns,
+          columns_of(a, description->transposed[0]), preference->aligned[0], preference->aligned[1],
+          preference->aligned[2], preference->aligned[3], preference->workspace, result);
+    if (result != SUCCESS || requested < 1)
+        return result;
+    memset(results, 0, sizeof *results);
+    results->algorithm = algorithm_for(description, a, b, d, preference->aligned);
+    results->workspace = preference->workspace < WORKSPACE ? preference->workspace : WORKSPACE;
+    *returned = 1;
+    return SUCCESS;
+}
+
+static float load(const void *from, int type, uint64_t index) {
+    if (type == R_32F)
+        return ((const float *)from)[index];
+    if (type == R_16F)
+        return (float)((const _Float16 *)from)[index];
+    uint32_t bits = (uint32_t)((const uint16_t *)from)[index] << 16;
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+static void store(void *to, int type, uint64_t index, float value) {
+    if (type == R_32F) {
+        ((float *)to)[index] = value;
+    } else if (type == R_16F) {
+        ((_Float16 *)to)[index] = (_Float16)value;
+    } else {
+        uint32_t bits;
+        memcpy(&bits, &value, sizeof bits);
+        /* To nearest, ties to even; there are no NaN to keep apart from infinity. */
+        ((uint16_t *)to)[index] = (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+    }
+}
+
+/* d = alpha · op(a) · op(b) + beta · c (+ bias, one value per row of d). */
+static void compute(Description of, float alpha, const void *a, Layout of_a, const void *b, Layout of_b, float beta,
+                    const void *c, Layout of_c, void *d, Layout of_d) {
+    uint64_t inner = columns_of(of_a, of->transposed[0]);
+    uint64_t step_a = of->transposed[0] ? 1 : (uint64_t)of_a->leading;
+    uint64_t row_a = of->transposed[0] ? (uint64_t)of_a->leading : 1;
+    uint64_t step_b = of->transposed[1] ? (uint64_t)of_b->leading : 1;
+    uint64_t column_b = of->transposed[1] ? 1 : (uint64_t)of_b->leading;
+    for (uint64_t column = 0; column < of_d->columns; column++)
+        for (uint64_t row = 0; row < of_d->rows; row++) {
+            double sum = 0;
+            for (uint64_t i = 0; i < inner; i++)
+                sum += (double)load(a, of_a->type, row * row_a + i * step_a) *
+                       load(b, of_b->type, column * column_b + i * step_b);
+            double value = alpha * sum;
+            /* As in the library, c is not read if its factor is zero. */
+            if (beta != 0)
+                value += (double)beta * load(c, of_c->type, row + column * (uint64_t)of_c->leading);
+            if (of->epilogue == EPILOGUE_BIAS)
+                value += load(of->bias, of_d->type, row);
+            store(d, of_d->type, row + column * (uint64_t)of_d->leading, (float)value);
+        }
+}
+
+static const char *letter(int transposed) { return transposed ? "T" : "N"; }
+
+static int aligned(const void *pointer, uint64_t to) { return (uintptr_t)pointer % to == 0; }
+
+Result cublasLtMatmul(void *handle, Description of, const float *alpha, const void *a, Layout of_a, const void *b,
+                      Layout of_b, const float *beta, const void *c, Layout of_c, void *d, Layout of_d,
+                      const Algorithm *algorithm, void *workspace, size_t workspace_size, void *stream) {
+    (void)handle;
+    uint64_t inner = columns_of(of_a, of->transposed[0]);
+    Result result = check(of, of_a, of_b, of_c, of_d);
+    uint32_t promised[] = {(uint32_t)(algorithm->data[6] >> 32), (uint32_t)algorithm->data[6], 0,
+                           (uint32_t)algorithm->data[7]};
+    Algorithm needed = algorithm_for(of, of_a, of_b, of_d, promised);
+    if (result == SUCCESS && memcmp(&needed, algorithm, sizeof needed) != 0)
+        result = INVALID_VALUE;
+    if (result == SUCCESS &&
+        !(aligned(a, promised[0]) && aligned(b, promised[1]) && aligned(d, promised[3]) && aligned(of->bias, 16)))
+        result = INVALID_VALUE;
+    if (result == SUCCESS && (workspace_size < WORKSPACE || workspace == NULL || !aligned(workspace, 256)))
+        result = INVALID_VALUE;
+    if (result == SUCCESS)
+        result = (Result)setting("FAKE_CUBLASLT_RESULT", SUCCESS);
+    trace("cublaslt_matmul stream=%lu m=%lu n=%lu k=%lu transposed=%s%s leading=%ld,%ld,%ld types=%d,%d compute=%d "
+          "alpha=%g beta=%g epilogue=%d a=%lx b=%lx c=%lx d=%lx bias=%lx workspace=%zu at=%lx result=%d",
+          (unsigned long)stream, of_d->rows, of_d->columns, inner, letter(of->transposed[0]),
+          letter(of->transposed[1]), of_a->leading, of_b->leading, of_d->leading, of_a->type, of_d->type,
+          of->compute, *alpha, *beta, of->epilogue, (unsigned long)a, (unsigned long)b, (unsigned long)c,
+          (unsigned long)d, (unsigned long)of->bias, workspace_size, (unsigned long)workspace, result);
+    if (result == SUCCESS && (double)of_d->rows * of_d->columns * inner <= setting("FAKE_CUBLASLT_COMPUTE", 0))
+        compute(of, *alpha, a, of_a, b, of_b, *beta, c, of_c, d, of_d);
+    return result;
+}

@@ -1,0 +1,273 @@
+#!/usr/bin/env bash
+# Everything that only a GPU can show, in one command of less than 9 minutes, and a table at its end.
+#
+#     benches/gpu.sh --pack           # where it is built: programs into target/pack, and their sizes
+#     benches/gpu.sh                  # where the GPU is: runs what is in target/pack
+#     benches/gpu.sh --report FILE    # the same, and writes the table as Markdown
+#     benches/gpu.sh --only A,C       # some of the parts
+#     benches/gpu.sh --libraries      # what of NVIDIA is needed, and where it is on this machine
+#
+# A  every kernel equals its reference, on CUDA; compute-sanitizer finds nothing, if it is there
+# B  sharding over ranks on one GPU; NCCL with one rank, and with two on one GPU where it allows that
+# C  the time of every kernel and of steps of 300m and 1b, beside PyTorch's in the same run
+# D  a step of 7b
+#
+# NVIDIA's libraries come from where `kiln doctor` finds them; a folder target/pack/python with Python's
+# packages of them is looked through as well. PEER_PYTHON is a Python with torch (default python3), and
+# PACK another folder than target/pack. Logs are left in OUT (default target/gpu-logs). What is carried to a
+# GPU without a network must stay below 64 MiB; --pack fails above that.
+set -uo pipefail
+
+usage() {
+    sed -n '2,20s/^# \{0,1\}//p' "$0"
+    exit "$1"
+}
+mode=run report="" parts=A,B,C,D
+while [ $# -gt 0 ]; do
+    case $1 in
+    -h | --help) usage 0 ;;
+    --pack | --libraries) mode=${1#--} ;;
+    --report | --only)
+        [ $# -gt 1 ] || { echo "$1 needs a value" >&2; exit 2; }
+        if [ "$1" = --report ]; then report=$2; else parts=$2; fi
+        shift
+        ;;
+    *) echo "unknown argument $1" >&2; usage 2 >&2 ;;
+    esac
+    shift
+done
+if ! [[ $parts =~ ^[ABCD](,[ABCD])*$ ]]; then
+    echo "--only $parts: must be some of A,B,C,D" >&2
+    exit 2
+fi
+if [ -n "$report" ]; then
+    # Paths are the caller's.
+    report=$(realpath -m "$report")
+fi
+
+cd "$(dirname "$0")/.." || exit 2
+target=${CARGO_TARGET_DIR:-target}
+pack=${PACK:-target/pack}
+binaries=(kiln it sharding nccl)
+# Bytes that fit through to a GPU.
+room=$((64 << 20))
+# Seconds that all of it may take.
+budget=530
+# The steps of part D: masters and moments in the memory of the host.
+seven_b=(--config configs/7b.toml --set train.global_batch=1 --set precision.compute=bf16 --set shard.offload=true --steps 2)
+
+if [ "$mode" = pack ]; then
+    set -e
+    mkdir -p "$pack"
+    # One set of features for everything, so that burn is built once; with the tests comes kiln itself.
+    CARGO_TARGET_DIR=$target cargo test --release --workspace --features kiln/cuda,kiln/wgpu --no-run \
+        --message-format=json-render-diagnostics --test it --test sharding --test nccl |
+        sed -n 's/.*"target":{[^}]*"name":"\(kiln\|it\|sharding\|nccl\)".*"executable":"\([^"]*\)".*/\1 \2/p' |
+        while read -r name program; do cp "$program" "$pack/$name"; done
+    for binary in "${binaries[@]}"; do
+        test -x "$pack/$binary" || { echo "cargo has made no $binary" >&2; exit 1; }
+        strip "$pack/$binary"
+        xz -9 --force --threads=2 "$pack/$binary"
+        printf '%10d bytes  %s\n' "$(stat -c %s "$pack/$binary.xz")" "$pack/$binary.xz"
+    done
+    total=$(find "$pack" -type f -printf '%s\n' | awk '{ sum += $1 } END { print sum + 0 }')
+    printf '%10d bytes  in all, and there is room for %d\n' "$total" $room
+    if [ "$total" -gt $room ]; then
+        echo "that is too much to be carried" >&2
+        exit 1
+    fi
+    exit 0
+fi
+
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+unpacked() {
+    local binary
+    for binary in "$@"; do
+        if [ -e "$pack/$binary.xz" ]; then
+            xz -dc "$pack/$binary.xz" >"$work/$binary" 2>/dev/null ||
+                python3 -c 'import lzma, shutil, sys; shutil.copyfileobj(lzma.open(sys.argv[1]), open(sys.argv[2], "wb"))' \
+                    "$pack/$binary.xz" "$work/$binary"
+        else
+            cp "$pack/$binary" "$work/$binary"
+        fi || { echo "no $pack/$binary: run benches/gpu.sh --pack where it is built" >&2; exit 2; }
+        chmod +x "$work/$binary"
+    done
+}
+
+if [ -d "$pack/python" ]; then
+    export PYTHONPATH="${PYTHONPATH:+$PYTHONPATH:}$PWD/$pack/python"
+fi
+# A line of the doctor's section on GPUs, and the path in it: in brackets at its end, or all of it.
+told() { sed -n "s/^  $1: \(.*\)/\1/p" "$doctor" | head -n 1; }
+path_of() { told "$1" | sed -n 's/.*(\(\/.*\))$/\1/p; s/^\(\/[^ ]*\)$/\1/p' | head -n 1; }
+
+if [ "$mode" = libraries ]; then
+    unpacked kiln
+    doctor=$work/doctor.log
+    "$work/kiln" doctor >"$doctor"
+    echo "needed, and where it is here:"
+    for what in driver NVRTC cuBLASLt NCCL headers; do
+        printf '  %-9s %s\n' "$what" "$(told $what)"
+    done
+    for what in NVRTC cuBLASLt NCCL; do
+        path=$(path_of $what)
+        [ -n "$path" ] && printf '%12d bytes  %s\n' "$(stat -Lc %s "$path")" "$path"
+    done
+    exit 0
+fi
+
+out=${OUT:-target/gpu-logs}
+mkdir -p "$out"
+rm -f "$out"/*.log
+unpacked "${binaries[@]}"
+started=$SECONDS
+rows=()
+failed=0
+# Name, seconds it may take, command. What ran out of time has failed.
+check() {
+    local name=$1 limit=$2 log result code from=$SECONDS
+    shift 2
+    case ,$parts, in *",${name%% *},"*) ;; *) return ;; esac
+    local left=$((budget - (SECONDS - started)))
+    log=$out/${name// /_}.log
+    if [ $left -le 0 ]; then
+        rows+=("$name|not run: no time left|0|")
+        failed=1
+        return
+    fi
+    timeout -k 5 $((limit < left ? limit : left)) "$@" >"$log" 2>&1
+    code=$?
+    case $code in
+    0) result=passed ;;
+    124 | 137) result="out of time" ;;
+    *) result="failed ($code)" ;;
+    esac
+    # Tests that a filter leaves out would pass as well.
+    if [ $code = 0 ] && grep -q '^test result: ok. 0 passed' "$log"; then
+        code=1 result="failed (nothing ran)"
+    fi
+    [ $code = 0 ] || failed=1
+    rows+=("$name|$result|$((SECONDS - from))|$log")
+    [ $code = 0 ] || tail -n 20 "$log"
+}
+left_out() {
+    case ,$parts, in *",${1%% *},"*) rows+=("$1|not run: $2|0|") ;; esac
+}
+
+# Nothing below means anything if kiln cannot use this GPU.
+doctor=$out/doctor.log
+"$work/kiln" doctor | tee "$doctor"
+if ! grep -q '^  GPU: 0 ' "$doctor"; then
+    echo "no GPU that kiln can use; see above"
+    exit 1
+fi
+# kiln finds libraries by itself. The tests are without that part of it.
+for what in NVRTC cuBLASLt NCCL; do
+    path=$(path_of $what)
+    [ -n "$path" ] && LD_LIBRARY_PATH=${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$(dirname "$path")
+done
+export LD_LIBRARY_PATH
+headers=$(told headers)
+if [ -z "${CUDA_PATH:-}" ] && [ -d "$headers" ]; then
+    CUDA_PATH=$(dirname "$headers")
+    export CUDA_PATH
+fi
+export KILN_TEST_DEVICE=cuda
+
+check "A kernels" 90 "$work/it" cube --test-threads=4
+if command -v compute-sanitizer >/dev/null; then
+    # A small decoder, which has every operation in it, and attention on tensor cores.
+    check "A sanitizer" 45 compute-sanitizer --error-exitcode 9 "$work/it" --test-threads=1 \
+        cube::a_decoder_on_wgpu attention_on_cuda_matches_the_reference_in_bf16
+else
+    left_out "A sanitizer" "there is no compute-sanitizer"
+fi
+
+check "B sharding" 60 "$work/sharding" cube --test-threads=1
+check "B nccl 1 rank" 20 "$work/nccl" --ignored --test-threads=1 --skip threads_cannot --skip of_a_python_wheel
+version=$(told NCCL | sed -n 's/^\([0-9]*\)\.\([0-9]*\) .*/\1 \2/p')
+read -r major minor <<<"${version:-0 0}"
+version=${version/ /.}
+if [ "$major" -gt 2 ] || { [ "$major" = 2 ] && [ "$minor" -ge 30 ]; }; then
+    # The losses of two processes on this GPU are those of two threads on the CPU.
+    two_ranks() {
+        local run
+        "$work/kiln" train configs/debug.toml --ranks 2 --out "$work/cpu" \
+            --set device.backend=cpu --set train.steps=5 --set optim.warmup_steps=2 --set log.every=1 &&
+            "$work/kiln" launch --nproc-per-node 2 -- train configs/debug.toml --out "$work/gpu" \
+                --set device.backend=cuda --set train.steps=5 --set optim.warmup_steps=2 --set log.every=1 || return
+        for run in cpu gpu; do
+            sed -n 's/.*"step":\([0-9]*\),"loss":\([0-9.]*\).*/\1 \2/p' "$work/$run/metrics.jsonl" >"$work/$run.losses"
+        done
+        paste "$work/cpu.losses" "$work/gpu.losses" | awk '
+            { print; lines++; off = ($4 - $2) / $2; if (off < 0) off = -off
+              if ($1 != $3 || off > 1e-4) bad = 1 }
+            END { exit bad || lines < 5 }'
+    }
+    export NCCL_MULTI_RANK_GPU_ENABLE=1
+    export -f two_ranks
+    export work
+    check "B nccl 2 ranks" 40 bash -c two_ranks
+    unset NCCL_MULTI_RANK_GPU_ENABLE
+else
+    left_out "B nccl 2 ranks" "two ranks on one GPU need NCCL 2.30, and this is ${version:-none}"
+fi
+
+python=${PEER_PYTHON:-python3}
+if "$python" -c 'import torch, sys; sys.exit(not torch.cuda.is_available())' 2>"$out/peer.log"; then
+    peer=(--peer "$python")
+    bars=(--bars)
+else
+    # What cannot be compared has not reached its bar.
+    peer=() bars=()
+    case ,$parts, in *,C,*)
+        rows+=("C peer|failed: $python has no PyTorch that finds the GPU|0|$out/peer.log")
+        failed=1
+        ;;
+    esac
+fi
+# Rows are told when they are done, so that what runs out of time has not been in vain.
+export KILN_LOG=warn,kiln=info
+check "C kernels" 80 "$work/kiln" bench gpu "${peer[@]}" --only kernels
+check "C steps" 190 "$work/kiln" bench gpu "${peer[@]}" "${bars[@]}" --least-mfu 45 --only 300m --only 1b
+check "D 7b" 75 "$work/kiln" bench gpu "${seven_b[@]}"
+unset KILN_LOG
+# What was measured, without what was told on the way if the end was reached.
+figures() {
+    if grep -q '^|' "$1"; then grep -v '^ *INFO ' "$1"; else cat "$1"; fi
+}
+for log in C_kernels C_steps D_7b; do
+    case ,$parts, in *",${log%%_*},"*) [ -e "$out/$log.log" ] && figures "$out/$log.log" ;; esac
+done
+
+table() {
+    echo "| check | result | seconds | log |"
+    echo "|---|---|---|---|"
+    local row
+    for row in "${rows[@]}"; do echo "| ${row//|/ | } |"; done
+}
+echo
+table
+echo "$((SECONDS - started)) s in all"
+if [ -n "$report" ]; then
+    {
+        echo "# Kiln on a GPU"
+        echo
+        echo "$(date -u +%F), \`benches/gpu.sh\`, $((SECONDS - started)) s; $("$work/kiln" --version), $(
+            "$python" -c 'import torch; print("torch", torch.__version__)' 2>/dev/null || echo "no PyTorch")."
+        echo
+        sed -n '/^GPUs/,$s/^  /- /p' "$doctor"
+        echo
+        table
+        for log in C_kernels C_steps D_7b; do
+            case ,$parts, in *",${log%%_*},"*) ;; *) continue ;; esac
+            [ -e "$out/$log.log" ] || continue
+            echo
+            echo "## ${log//_/ }"
+            echo
+            figures "$out/$log.log"
+        done
+    } >"$report"
+fi
+exit $failed

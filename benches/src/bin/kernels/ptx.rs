@@ -1,0 +1,197 @@
+//! PTX files, and what `ptxas -v` says about them.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// A kernel as compiled for one architecture.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Kernel {
+    /// Its name in the PTX, less the hash of its settings that CubeCL puts behind it.
+    pub name: String,
+    /// As in `sm_90a`.
+    pub architecture: String,
+    /// Per thread.
+    pub registers: u32,
+    /// Bytes per thread that did not fit into registers: stores and loads.
+    pub spills: u32,
+    /// Bytes per block, fixed by the kernel or at its launch.
+    pub shared: u32,
+    /// Whether it has an instruction for tensor cores.
+    pub tensor_cores: bool,
+}
+
+/// Instructions for tensor cores: PTX ISA, warp-level (`wmma`, `mma`), asynchronous warpgroup-level, and
+/// fifth generation.
+const TENSOR_CORES: [&str; 4] = ["wmma.mma.", "mma.sync.", "wgmma.mma_async.", "tcgen05.mma."];
+
+/// Compiles every `.ptx` file of `folder`. Where the folder has a `trace.txt`, the shared memory that
+/// launches asked for is taken from there.
+pub fn assemble_all(folder: &Path, ptxas: &Path) -> Result<Vec<Kernel>, String> {
+    let at = |error: std::io::Error| format!("{}: {error}", folder.display());
+    let mut files = Vec::new();
+    for entry in fs::read_dir(folder).map_err(at)? {
+        let path = entry.map_err(at)?.path();
+        if path.extension().is_some_and(|extension| extension == "ptx") {
+            files.push(path);
+        }
+    }
+    if files.is_empty() {
+        return Err(format!("{} has no .ptx file: nothing was launched", folder.display()));
+    }
+    files.sort();
+    let launched = fs::read_to_string(folder.join("trace.txt")).unwrap_or_default();
+    let launched = shared_at_launch(&launched);
+    let mut kernels = Vec::new();
+    for file in files {
+        for mut kernel in assemble(&file, ptxas)? {
+            kernel.shared += launched.get(&kernel.name).copied().unwrap_or(0);
+            kernel.name.truncate(without_hash(&kernel.name).len());
+            kernels.push(kernel);
+        }
+    }
+    Ok(kernels)
+}
+
+fn assemble(file: &PathBuf, ptxas: &Path) -> Result<Vec<Kernel>, String> {
+    let ptx = fs::read_to_string(file).map_err(|error| format!("{}: {error}", file.display()))?;
+    let architecture =
+        architecture(&ptx).ok_or(format!("{}: no .target", file.display()))?.to_owned();
+    let output = Command::new(ptxas)
+        .args(["-v", "--gpu-name", &architecture, "--output-file", "/dev/null"])
+        .arg(file)
+        .output()
+        .map_err(|error| format!("{}: {error}; see benches/fakecuda/setup.sh", ptxas.display()))?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    if !output.status.success() {
+        return Err(format!("{} does not compile:\n{said}", file.display()));
+    }
+    let kernels = read_report(&said, &ptx, &architecture);
+    match kernels.is_empty() {
+        true => Err(format!("{}: ptxas names no kernel:\n{said}", file.display())),
+        false => Ok(kernels),
+    }
+}
+
+/// A kernel's name without the eight hexadecimal digits that tell apart its variants.
+fn without_hash(name: &str) -> &str {
+    match name.rsplit_once('_') {
+        Some((name, hash)) if hash.len() == 8 && hash.bytes().all(|b| b.is_ascii_hexdigit()) => {
+            name
+        }
+        _ => name,
+    }
+}
+
+fn architecture(ptx: &str) -> Option<&str> {
+    let line = ptx.lines().find_map(|line| line.trim().strip_prefix(".target "))?;
+    line.split([',', ' ']).next()
+}
+
+/// The kernels of one file from what `ptxas -v` says, which is several lines for each.
+fn read_report(said: &str, ptx: &str, architecture: &str) -> Vec<Kernel> {
+    let mut kernels: Vec<Kernel> = Vec::new();
+    for line in said.lines() {
+        if let Some(rest) = line.split("Compiling entry function '").nth(1) {
+            let name = rest.split('\'').next().unwrap_or_default().to_owned();
+            kernels.push(Kernel {
+                tensor_cores: TENSOR_CORES.iter().any(|i| body(ptx, &name).contains(i)),
+                name,
+                architecture: architecture.to_owned(),
+                registers: 0,
+                spills: 0,
+                shared: 0,
+            });
+        }
+        let Some(kernel) = kernels.last_mut() else { continue };
+        kernel.registers += number_before(line, " registers");
+        kernel.spills +=
+            number_before(line, " bytes spill stores") + number_before(line, " bytes spill loads");
+        kernel.shared += number_before(line, " bytes smem");
+    }
+    kernels
+}
+
+/// From the name of an entry to the next entry: its instructions.
+fn body<'a>(ptx: &'a str, name: &str) -> &'a str {
+    let start = ptx.find(&format!(".entry {name}")).unwrap_or(0);
+    let rest = &ptx[start..];
+    // Skips its own `.entry`.
+    let end = rest.get(1..).and_then(|rest| rest.find(".entry ")).map_or(rest.len(), |at| at + 1);
+    &rest[..end]
+}
+
+/// The number that stands before `unit`; 0 if there is none.
+fn number_before(line: &str, unit: &str) -> u32 {
+    let before = line.find(unit).map(|at| &line[..at]);
+    let word = before.and_then(|before| before.rsplit(' ').next());
+    word.and_then(|word| word.parse().ok()).unwrap_or(0)
+}
+
+/// The most shared memory that launches asked for, by kernel.
+fn shared_at_launch(trace: &str) -> BTreeMap<String, u32> {
+    let mut most = BTreeMap::new();
+    for line in trace.lines().filter(|line| line.starts_with("launch ")) {
+        let field = |name: &str| line.split(' ').find_map(|field| field.strip_prefix(name));
+        if let (Some(kernel), Some(shared)) = (field("kernel="), field("shared=")) {
+            let most: &mut u32 = most.entry(kernel.to_owned()).or_default();
+            *most = (*most).max(shared.parse().unwrap_or(0));
+        }
+    }
+    most
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Kernel, architecture, read_report, shared_at_launch, without_hash};
+
+    const PTX: &str = "\
+.version 9.0
+.target sm_90a, debug
+.visible .entry plain(
+{ add.f32 %f1, %f2, %f3; }
+.visible .entry product(
+{ mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 ; }
+";
+
+    /// As ptxas 13.0 says it.
+    const REPORT: &str = "\
+ptxas info    : 0 bytes gmem
+ptxas info    : Compiling entry function 'product' for 'sm_90a'
+ptxas info    : Function properties for product
+    16 bytes stack frame, 8 bytes spill stores, 12 bytes spill loads
+ptxas info    : Used 168 registers, used 1 barriers, 1024 bytes smem
+ptxas info    : Compile time = 1.250 ms
+ptxas info    : Compiling entry function 'plain' for 'sm_90a'
+ptxas info    : Function properties for plain
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 12 registers, used 0 barriers
+";
+
+    #[test]
+    fn a_report_is_read() {
+        assert_eq!(architecture(PTX), Some("sm_90a"));
+        let kernel = |name: &str, registers, spills, shared, tensor_cores| {
+            let (name, architecture) = (name.to_owned(), "sm_90a".to_owned());
+            Kernel { name, architecture, registers, spills, shared, tensor_cores }
+        };
+        assert_eq!(
+            read_report(REPORT, PTX, "sm_90a"),
+            [kernel("product", 168, 20, 1024, true), kernel("plain", 12, 0, 0, false)]
+        );
+    }
+
+    #[test]
+    fn variants_have_one_name() {
+        assert_eq!(without_hash("sum_t_f32_n_4_d56ea4d3"), "sum_t_f32_n_4");
+        assert_eq!(without_hash("sum_t_f32_n_4"), "sum_t_f32_n_4");
+    }
+
+    #[test]
+    fn launches_say_what_they_share() {
+        let trace = "launch stream=1 kernel=a grid=1,1,1 block=1,1,1 shared=64\nalloc bytes=9\n\
+                     launch stream=1 kernel=a grid=1,1,1 block=1,1,1 shared=32\n";
+        assert_eq!(shared_at_launch(trace).into_iter().collect::<Vec<_>>(), [("a".to_owned(), 64)]);
+    }
+}

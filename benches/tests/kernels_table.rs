@@ -1,0 +1,62 @@
+//! The program `kernels` with an assembler that is a script: what it prints, and how it ends.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Says what `ptxas -v` would say of a kernel with 40 registers.
+const PTXAS: &str = "#!/bin/sh
+cat >&2 <<END
+ptxas info    : Compiling entry function 'sum_f32_0123abcd' for 'sm_80'
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 40 registers, used 1 barriers
+END
+";
+
+const PTX: &str = ".version 8.0\n.target sm_80\n.visible .entry sum_f32_0123abcd(\n{ ret; }\n";
+
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Folder {
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+        let _ = fs::remove_dir_all(&folder);
+        fs::create_dir_all(folder.join("ptx")).expect("a folder");
+        let script = folder.join("ptxas");
+        fs::write(&script, PTXAS).expect("a file");
+        fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).expect("its mode");
+        Folder(folder)
+    }
+
+    /// Exit code, and what it says.
+    fn run(&self, limits: &str, arguments: &[&str]) -> (Option<i32>, String) {
+        fs::write(self.0.join("limits.toml"), limits).expect("a file");
+        let output = Command::new(env!("CARGO_BIN_EXE_kernels"))
+            .current_dir(&self.0)
+            .args(["--ptxas", "./ptxas", "--limits", "limits.toml"])
+            .args(arguments)
+            .output()
+            .expect("the program starts");
+        let text = [output.stdout, output.stderr].concat();
+        (output.status.code(), String::from_utf8_lossy(&text).into_owned())
+    }
+}
+
+#[test]
+fn kernels_are_held_to_their_limits() {
+    let folder = Folder::new("kernels-limits");
+    let limit = |registers: u32| format!("[[kernel]]\nname = \"sum_*\"\nregisters = {registers}\n");
+    let (code, text) = folder.run(&limit(40), &["ptx"]);
+    assert!(code == Some(2) && text.contains("nothing was launched"), "{code:?} {text}");
+
+    fs::write(folder.0.join("ptx/0001.ptx"), PTX).expect("a file");
+    let (code, text) = folder.run(&limit(40), &["ptx"]);
+    assert_eq!(code, Some(0), "{text}");
+    let (code, text) = folder.run(&limit(39), &["ptx"]);
+    assert_eq!(code, Some(1), "{text}");
+    assert!(text.contains("sum_f32 on sm_80: 40 registers, and the limit is 39"), "{text}");
+    let (code, text) = folder.run("", &["ptx", "--entries"]);
+    assert_eq!(code, Some(0), "{text}");
+    assert_eq!(text, "[[kernel]]\nname = \"sum_f32\"\nregisters = 40\nspills = 0\n\n");
+}

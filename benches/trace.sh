@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# Trains on CUDA without a GPU, with stand-ins for NVIDIA's libraries, and looks at what goes to the driver:
+# gathers run beside compute, a step waits for nothing, and from the third on nothing is allocated.
+#
+#     benches/trace.sh                    # all of train/tests/cli/trace.rs
+#     benches/trace.sh gathers            # tests of this name
+#
+# TRACE_KEPT names a file for the trace of the last run.
+set -euo pipefail
+case "${1:-}" in
+-h | --help)
+    sed -n '2,8s/^# \{0,1\}//p' "$0"
+    exit 0
+    ;;
+esac
+
+cd "$(dirname "$0")/.."
+# One set of features for everything here, so that burn is built once.
+build=(--profile "${KILN_GPU_PROFILE:-release}" --workspace --features kiln/cuda,kiln/wgpu)
+program=$(cargo test "${build[@]}" --test cli --no-run --message-format=json |
+    sed -n 's/.*"executable":"\([^"]*\/cli-[^"]*\)".*/\1/p')
+benches/fakecuda/setup.sh
+# shellcheck source=/dev/null
+. "${CARGO_TARGET_DIR:-target}/fakecuda/env.sh"
+exec "$program" "trace::${1:-}" --ignored --test-threads=1

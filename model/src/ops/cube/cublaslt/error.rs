@@ -1,0 +1,69 @@
+//! Why a product could not be queued.
+
+use std::fmt::Display;
+
+use cubecl_environment::backtrace::BackTrace;
+use cubecl_runtime::server::ServerError;
+use cudarc::cublaslt::result::CublasError;
+use cudarc::cublaslt::sys::cublasStatus_t;
+use cudarc::driver::result::DriverError;
+
+/// Why a product could not be queued. Nobody waits for it when that happens: the error stays with the
+/// memory of the result.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum ProductError {
+    /// cuBLASLt has refused.
+    #[error("{call} of cuBLASLt returned {status:?} for {what}")]
+    Library {
+        /// What was called.
+        call: &'static str,
+        /// In cuBLASLt's words.
+        status: cublasStatus_t,
+        /// The product.
+        what: String,
+    },
+    /// The driver has refused.
+    #[error("{call} failed for {what}: {reason}")]
+    Driver {
+        /// What was called.
+        call: &'static str,
+        /// What for.
+        what: String,
+        /// In the driver's words.
+        reason: String,
+    },
+    /// CubeCL has no stream, or not the memory.
+    #[error(transparent)]
+    Server(#[from] ServerError),
+}
+
+impl ProductError {
+    pub(super) fn library(
+        call: &'static str,
+        what: impl Display,
+    ) -> impl FnOnce(CublasError) -> Self {
+        move |error| ProductError::Library { call, status: error.0, what: what.to_string() }
+    }
+
+    pub(super) fn driver(
+        call: &'static str,
+        what: impl Display,
+    ) -> impl FnOnce(DriverError) -> Self {
+        move |error| ProductError::Driver {
+            call,
+            what: what.to_string(),
+            reason: format!("{error:?}"),
+        }
+    }
+}
+
+impl From<ProductError> for ServerError {
+    fn from(error: ProductError) -> ServerError {
+        match error {
+            ProductError::Server(error) => error,
+            error => {
+                ServerError::Generic { reason: error.to_string(), backtrace: BackTrace::capture() }
+            }
+        }
+    }
+}

@@ -1,0 +1,370 @@
+//! cuBLASLt on one GPU: its handle, the memory it works in, and how it multiplies what.
+
+#![allow(unsafe_code)]
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::ffi::c_void;
+use std::ptr;
+use std::sync::OnceLock;
+
+use cudarc::cublaslt::result::{self as lt, CublasError};
+use cudarc::cublaslt::sys::{
+    cublasComputeType_t as Compute, cublasLtEpilogue_t as Epilogue, cublasLtHandle_t,
+    cublasLtMatmulAlgo_t, cublasLtMatmulDesc_t, cublasLtMatmulDescAttributes_t as DescAttribute,
+    cublasLtMatmulPreference_t, cublasLtMatmulPreferenceAttributes_t as PreferenceAttribute,
+    cublasLtMatrixLayout_t, cudaDataType as DataType, is_culib_present,
+};
+use cudarc::driver::result::{ctx, device, malloc_sync, primary_ctx};
+use cudarc::driver::sys::{CUcontext, CUdevice_attribute, CUdeviceptr, CUstream};
+
+use super::error::ProductError;
+use super::problem::{Float, Operand, Problem};
+
+/// Bytes that cuBLASLt may work in, per stream: from compute capability 9.0 on what NVIDIA recommends there,
+/// and before that twice what it recommends. (cuBLAS documentation, `cublasSetWorkspace`.)
+const WORKSPACE: [usize; 2] = [32 << 20, 8 << 20];
+
+/// The most that cuBLASLt makes of the alignment of a matrix, in bytes.
+const ALIGNMENT: u64 = 256;
+
+/// Problems that are remembered. A run has a few dozen; generation has some for every length of a prompt.
+const PLANS: usize = 4096;
+
+/// Whether the library can be loaded. Says so once if not.
+pub(super) fn present() -> bool {
+    static PRESENT: OnceLock<bool> = OnceLock::new();
+    *PRESENT.get_or_init(|| {
+        // SAFETY: looks for a library by its names; NVIDIA's does nothing when it is loaded.
+        let present = unsafe { is_culib_present() };
+        if !present {
+            tracing::warn!(
+                "cuBLASLt (libcublasLt.so) is missing: matrices are multiplied by slower kernels; install \
+                 it, for example with: pip install nvidia-cublas"
+            );
+        }
+        present
+    })
+}
+
+/// Device addresses of a product's matrices.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Addresses {
+    pub(super) a: CUdeviceptr,
+    pub(super) b: CUdeviceptr,
+    pub(super) output: CUdeviceptr,
+    /// There, if the problem has one.
+    pub(super) bias: Option<CUdeviceptr>,
+}
+
+impl Addresses {
+    /// What the addresses of both operands and the output are multiples of.
+    fn alignments(&self) -> Alignments {
+        [self.a, self.b, self.output]
+            .map(|address| ALIGNMENT.min(1 << address.trailing_zeros().min(31)) as u32)
+    }
+}
+
+type Alignments = [u32; 3];
+
+/// cuBLASLt on one GPU, for the one thread that CubeCL runs this GPU on.
+///
+/// Lives as long as the process: neither CubeCL's streams nor their thread end before.
+pub(super) struct CublasLt {
+    handle: cublasLtHandle_t,
+    context: CUcontext,
+    workspace_bytes: usize,
+    /// By stream: products of two streams may run at the same time.
+    workspaces: HashMap<CUstream, CUdeviceptr>,
+    plans: HashMap<(Problem, Alignments), Plan>,
+}
+
+impl CublasLt {
+    /// On the GPU with this number, which the driver has. The library must be [`present`].
+    pub(super) fn open(index: u16) -> Result<CublasLt, ProductError> {
+        let what = || format!("GPU {index}");
+        let device =
+            device::get(i32::from(index)).map_err(ProductError::driver("cuDeviceGet", what()))?;
+        // SAFETY: the device is one the driver has just named. The context is never given back.
+        let context = unsafe { primary_ctx::retain(device) };
+        let context = context.map_err(ProductError::driver("cuDevicePrimaryCtxRetain", what()))?;
+        let attribute = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR;
+        // SAFETY: as above.
+        let major = unsafe { device::get_attribute(device, attribute) };
+        let major = major.map_err(ProductError::driver("cuDeviceGetAttribute", what()))?;
+        enter(context)?;
+        let handle =
+            lt::create_handle().map_err(ProductError::library("cublasLtCreate", what()))?;
+        Ok(CublasLt {
+            handle,
+            context,
+            workspace_bytes: WORKSPACE[usize::from(major < 9)],
+            workspaces: HashMap::new(),
+            plans: HashMap::new(),
+        })
+    }
+
+    /// Queues `output = alpha · a · b (+ bias) + beta · output`, as `problem` has it.
+    ///
+    /// # Safety
+    ///
+    /// The addresses are those of device memory that holds the matrices of `problem`, and does so until the
+    /// stream has come to the product. The stream is one of this GPU.
+    pub(super) unsafe fn multiply(
+        &mut self,
+        problem: &Problem,
+        at: &Addresses,
+        [alpha, beta]: [f32; 2],
+        stream: CUstream,
+    ) -> Result<(), ProductError> {
+        enter(self.context)?;
+        let workspace = self.workspace(stream)?;
+        let (handle, bytes) = (self.handle, self.workspace_bytes);
+        let plan = self.plan(problem, at)?;
+        let refused = |call| ProductError::library(call, problem);
+        if let Some(bias) = at.bias {
+            plan.description.set_bias(bias).map_err(refused("cublasLtMatmulDescSetAttribute"))?;
+        }
+        let [first, second, output] = &plan.layouts;
+        let done = at.output as *mut c_void;
+        // SAFETY: the plan was made for this problem and addresses so aligned; memory and stream are the
+        // caller's promise. What is added to the product is the output itself, and read only if `beta` is
+        // not 0. The workspace is this stream's own.
+        let queued = unsafe {
+            lt::matmul(
+                handle,
+                plan.description.0,
+                ptr::from_ref(&alpha).cast(),
+                ptr::from_ref(&beta).cast(),
+                at.b as *const c_void,
+                first.0,
+                at.a as *const c_void,
+                second.0,
+                done,
+                output.0,
+                done,
+                output.0,
+                &plan.algorithm,
+                workspace as *mut c_void,
+                bytes,
+                stream.cast(),
+            )
+        };
+        queued.map_err(refused("cublasLtMatmul"))
+    }
+
+    /// The memory to work in on `stream`; the first product there allocates it.
+    fn workspace(&mut self, stream: CUstream) -> Result<CUdeviceptr, ProductError> {
+        match self.workspaces.entry(stream) {
+            Entry::Occupied(entry) => Ok(*entry.get()),
+            Entry::Vacant(entry) => {
+                let bytes = self.workspace_bytes;
+                let what = || format!("{} MiB to multiply matrices in", bytes >> 20);
+                // SAFETY: nobody but cuBLASLt reads it, which expects nothing in it.
+                let memory = unsafe { malloc_sync(bytes) };
+                Ok(*entry.insert(memory.map_err(ProductError::driver("cuMemAlloc", what()))?))
+            }
+        }
+    }
+
+    /// How `problem` is computed; the first one asks cuBLASLt.
+    fn plan(&mut self, problem: &Problem, at: &Addresses) -> Result<&Plan, ProductError> {
+        let alignments = at.alignments();
+        let key = (*problem, alignments);
+        if self.plans.len() >= PLANS && !self.plans.contains_key(&key) {
+            self.plans.clear();
+        }
+        match self.plans.entry(key) {
+            Entry::Occupied(entry) => Ok(entry.into_mut()),
+            Entry::Vacant(entry) => {
+                let plan =
+                    Plan::new(self.handle, problem, alignments, at.bias, self.workspace_bytes)
+                        .map_err(|(call, error)| ProductError::library(call, problem)(error))?;
+                Ok(entry.insert(plan))
+            }
+        }
+    }
+}
+
+/// Makes a GPU's context the current one of this thread.
+fn enter(context: CUcontext) -> Result<(), ProductError> {
+    // SAFETY: the context is retained for good.
+    let entered = unsafe { ctx::set_current(context) };
+    entered.map_err(ProductError::driver("cuCtxSetCurrent", "a matrix product"))
+}
+
+/// How a problem is computed.
+///
+/// cuBLASLt has columns one behind the other, and we have rows. A matrix of ours is therefore the transpose
+/// of one of cuBLASLt's, which computes `outputᵀ = bᵀ · aᵀ`: our second operand is its first.
+struct Plan {
+    description: Description,
+    /// Of `bᵀ`, `aᵀ` and `outputᵀ`.
+    layouts: [Layout; 3],
+    algorithm: cublasLtMatmulAlgo_t,
+}
+
+impl Plan {
+    /// Asks cuBLASLt for the algorithm it takes to be the fastest. The same problem gets the same one in
+    /// every run on GPUs of one kind.
+    fn new(
+        handle: cublasLtHandle_t,
+        problem: &Problem,
+        [a, b, output]: Alignments,
+        bias: Option<CUdeviceptr>,
+        workspace_bytes: usize,
+    ) -> Result<Plan, (&'static str, CublasError)> {
+        let in_call = |call| move |error| (call, error);
+        let set = in_call("cublasLtMatmulPreferenceSetAttribute");
+        let Problem { m, k, n, .. } = *problem;
+        let written = Operand { transposed: false, leading: n };
+        let layouts = [
+            Layout::new(problem.input, [k, n], problem.b),
+            Layout::new(problem.input, [m, k], problem.a),
+            Layout::new(problem.output, [m, n], written),
+        ];
+        let [first, second, third] = layouts;
+        let made = in_call("cublasLtMatrixLayoutCreate");
+        let layouts = [first.map_err(made)?, second.map_err(made)?, third.map_err(made)?];
+        let description =
+            Description::new(problem, bias).map_err(in_call("cublasLtMatmulDescSetAttribute"))?;
+        let preference = Preference::new().map_err(in_call("cublasLtMatmulPreferenceCreate"))?;
+        use PreferenceAttribute::*;
+        preference
+            .set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &(workspace_bytes as u64))
+            .map_err(set)?;
+        for (attribute, alignment) in [
+            (CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, b),
+            (CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, a),
+            (CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, output),
+            (CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, output),
+        ] {
+            preference.set(attribute, &alignment).map_err(set)?;
+        }
+        let [first, second, third] = &layouts;
+        // SAFETY: all of these are alive.
+        let chosen = unsafe {
+            lt::get_matmul_algo_heuristic(
+                handle,
+                description.0,
+                first.0,
+                second.0,
+                third.0,
+                third.0,
+                preference.0,
+            )
+        };
+        let algorithm = chosen.map_err(in_call("cublasLtMatmulAlgoGetHeuristic"))?.algo;
+        Ok(Plan { description, layouts, algorithm })
+    }
+}
+
+fn data_type(float: Float) -> DataType {
+    match float {
+        Float::F32 => DataType::CUDA_R_32F,
+        Float::Bf16 => DataType::CUDA_R_16BF,
+        Float::F16 => DataType::CUDA_R_16F,
+    }
+}
+
+/// What is done with the matrices.
+struct Description(cublasLtMatmulDesc_t);
+
+impl Description {
+    fn new(problem: &Problem, bias: Option<CUdeviceptr>) -> Result<Self, CublasError> {
+        let compute = match problem.tf32 {
+            true => Compute::CUBLAS_COMPUTE_32F_FAST_TF32,
+            false => Compute::CUBLAS_COMPUTE_32F,
+        };
+        let made = Description(lt::create_matmul_desc(compute, DataType::CUDA_R_32F)?);
+        // CUBLAS_OP_N and CUBLAS_OP_T.
+        let operation = |operand: Operand| i32::from(operand.transposed);
+        made.set(DescAttribute::CUBLASLT_MATMUL_DESC_TRANSA, &operation(problem.b))?;
+        made.set(DescAttribute::CUBLASLT_MATMUL_DESC_TRANSB, &operation(problem.a))?;
+        if let Some(bias) = bias {
+            let epilogue = Epilogue::CUBLASLT_EPILOGUE_BIAS;
+            made.set(DescAttribute::CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue)?;
+            made.set_bias(bias)?;
+        }
+        Ok(made)
+    }
+
+    /// The address of `[n]`, which is added to each of our rows: a column of cuBLASLt's.
+    fn set_bias(&self, bias: CUdeviceptr) -> Result<(), CublasError> {
+        self.set(DescAttribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias)
+    }
+
+    fn set<T: Copy>(&self, attribute: DescAttribute, value: &T) -> Result<(), CublasError> {
+        // SAFETY: the description is alive, and cuBLASLt copies as many bytes as the value has.
+        unsafe {
+            lt::set_matmul_desc_attribute(
+                self.0,
+                attribute,
+                ptr::from_ref(value).cast(),
+                size_of::<T>(),
+            )
+        }
+    }
+}
+
+impl Drop for Description {
+    fn drop(&mut self) {
+        // SAFETY: made by `new`, and this is its last use: cuBLASLt reads it while it queues only. There is
+        // nothing to do about an error.
+        let _ = unsafe { lt::destroy_matmul_desc(self.0) };
+    }
+}
+
+/// How a matrix lies in memory.
+struct Layout(cublasLtMatrixLayout_t);
+
+impl Layout {
+    /// Of a matrix with so many rows and columns of ours.
+    fn new(
+        float: Float,
+        [rows, columns]: [usize; 2],
+        operand: Operand,
+    ) -> Result<Self, CublasError> {
+        let [down, across] = match operand.transposed {
+            true => [rows, columns],
+            false => [columns, rows],
+        };
+        let leading = operand.leading as i64;
+        lt::create_matrix_layout(data_type(float), down as u64, across as u64, leading).map(Layout)
+    }
+}
+
+impl Drop for Layout {
+    fn drop(&mut self) {
+        // SAFETY: as for descriptions.
+        let _ = unsafe { lt::destroy_matrix_layout(self.0) };
+    }
+}
+
+/// What an algorithm may use and count on.
+struct Preference(cublasLtMatmulPreference_t);
+
+impl Preference {
+    fn new() -> Result<Self, CublasError> {
+        lt::create_matmul_pref().map(Preference)
+    }
+
+    fn set<T: Copy>(&self, attribute: PreferenceAttribute, value: &T) -> Result<(), CublasError> {
+        // SAFETY: the preference is alive, and cuBLASLt copies as many bytes as the value has.
+        unsafe {
+            lt::set_matmul_pref_attribute(
+                self.0,
+                attribute,
+                ptr::from_ref(value).cast(),
+                size_of::<T>(),
+            )
+        }
+    }
+}
+
+impl Drop for Preference {
+    fn drop(&mut self) {
+        // SAFETY: as for descriptions.
+        let _ = unsafe { lt::destroy_matmul_pref(self.0) };
+    }
+}

@@ -1,0 +1,72 @@
+//! Matrix products by NVIDIA's cuBLASLt, in CubeCL's memory and on its streams.
+//!
+//! A product takes the way of a kernel: the caller names the matrices and returns (here), CubeCL's thread
+//! finds out where they are and queues the product on the caller's stream (`queue`). The first product of a
+//! kind asks cuBLASLt how to compute it; later ones neither ask nor allocate (`library`). What decides how
+//! is a `problem`. Nothing here waits for the GPU.
+//!
+//! cuBLASLt takes sums in an order that its algorithm fixes, so the same product has the same bits in every
+//! run on GPUs of one kind.
+
+mod error;
+mod library;
+mod problem;
+mod queue;
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use burn_cubecl::tensor::CubeTensor;
+use cubecl_common::device::ServiceId;
+use cubecl_common::device_handle::DeviceHandle;
+use cubecl_environment::stream::StreamId;
+
+use problem::Problem;
+use queue::{Product, Server};
+
+static TF32: AtomicBool = AtomicBool::new(false);
+
+/// Whether products of `f32` may round their operands to TF32 (10 bits behind the point instead of 23), which
+/// tensor cores multiply several times as fast. For all of this process; off unless asked for.
+pub fn allow_tf32(allowed: bool) {
+    TF32.store(allowed, Ordering::Relaxed);
+}
+
+/// Queues `output = alpha · a · b (+ bias) + beta · output` for `[m, k]`, `[k, n]`, `[n]` and a contiguous
+/// `[m, n]`. `false`, and nothing has happened, if this is not for cuBLASLt: another device, no library,
+/// or dtypes and strides that it does not know.
+pub(super) fn multiply(
+    a: &CubeTensor,
+    b: &CubeTensor,
+    bias: Option<&CubeTensor>,
+    output: &CubeTensor,
+    [alpha, beta]: [f32; 2],
+) -> bool {
+    let service = a.client.service_id();
+    if service != ServiceId::of::<Server>(service.device) {
+        return false;
+    }
+    let tf32 = TF32.load(Ordering::Relaxed);
+    let Some(problem) = Problem::new(a, b, bias, output, tf32) else { return false };
+    if !library::present() {
+        return false;
+    }
+    let all = [a, b, output].into_iter().chain(bias);
+    assert!(
+        all.into_iter().all(|tensor| tensor.handle.service == service),
+        "matrices of two devices have no product"
+    );
+    let binding = |tensor: &CubeTensor| tensor.handle.clone().binding();
+    let product = Product {
+        problem,
+        a: binding(a),
+        b: binding(b),
+        bias: bias.map(binding),
+        output: binding(output),
+        alpha,
+        beta,
+    };
+    let (device, caller) = (service.device, StreamId::current());
+    DeviceHandle::<Server>::new(device)
+        .submit(move |server| queue::queue(server, device, caller, &product));
+    true
+}

@@ -1,0 +1,117 @@
+//! What is to be multiplied, as far as it decides how.
+
+use std::fmt;
+
+use burn::tensor::DType;
+use burn_cubecl::tensor::CubeTensor;
+
+/// Floats that cuBLASLt multiplies, all of them with sums in `f32`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Float {
+    F32,
+    Bf16,
+    F16,
+}
+
+impl Float {
+    fn of(dtype: DType) -> Option<Float> {
+        match dtype {
+            DType::F32 => Some(Float::F32),
+            DType::BF16 => Some(Float::Bf16),
+            DType::F16 => Some(Float::F16),
+            _ => None,
+        }
+    }
+}
+
+/// How a matrix lies in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Operand {
+    /// Whether its columns are without gaps, and not its rows: a transposed view.
+    pub(super) transposed: bool,
+    /// Elements from the start of one row (or column, if transposed) to that of the next.
+    pub(super) leading: usize,
+}
+
+impl Operand {
+    /// `None` if neither rows nor columns are without gaps.
+    fn of([rows, columns]: [usize; 2], [down, right]: [usize; 2]) -> Option<Operand> {
+        // The stride of a dimension of one element says nothing.
+        let leading = |lines: usize, len: usize, stride: usize| {
+            if lines == 1 { len } else { stride }
+        };
+        let by_rows = leading(rows, columns, down);
+        if (columns == 1 || right == 1) && by_rows >= columns {
+            return Some(Operand { transposed: false, leading: by_rows });
+        }
+        let by_columns = leading(columns, rows, right);
+        ((rows == 1 || down == 1) && by_columns >= rows)
+            .then_some(Operand { transposed: true, leading: by_columns })
+    }
+}
+
+/// `[m, n] = [m, k] · [k, n]`, and whether `[n]` is added to each row. The result is contiguous.
+///
+/// Factors are not part of it: cuBLASLt takes them with each product, and they choose no algorithm.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Problem {
+    pub(super) m: usize,
+    pub(super) k: usize,
+    pub(super) n: usize,
+    pub(super) a: Operand,
+    pub(super) b: Operand,
+    pub(super) input: Float,
+    pub(super) output: Float,
+    pub(super) bias: bool,
+    /// Whether `f32` may be rounded to TF32 before it is multiplied.
+    pub(super) tf32: bool,
+}
+
+impl Problem {
+    /// `a · b (+ bias)` in `output`; `None` if cuBLASLt has no such product.
+    ///
+    /// It multiplies matrices of one dtype and writes that one or `f32`; a bias has the dtype of what is
+    /// written. (cuBLAS documentation, `cublasLtMatmul`, the table of data types.)
+    pub(super) fn new(
+        a: &CubeTensor,
+        b: &CubeTensor,
+        bias: Option<&CubeTensor>,
+        output: &CubeTensor,
+        tf32: bool,
+    ) -> Option<Problem> {
+        let ([m, k], [_, n]) = (a.meta.shape().dims(), b.meta.shape().dims());
+        let (input, written) = (Float::of(a.dtype)?, Float::of(output.dtype)?);
+        let dtypes = b.dtype == a.dtype && (written == input || written == Float::F32);
+        let fits = bias.is_none_or(|bias| {
+            bias.dtype == output.dtype && bias.is_contiguous() && aligned(bias, BIAS)
+        });
+        if !dtypes || !fits || m * k * n == 0 {
+            return None;
+        }
+        let tf32 = tf32 && input == Float::F32;
+        let (a, b) = (operand(a)?, operand(b)?);
+        Some(Problem { m, k, n, a, b, input, output: written, bias: bias.is_some(), tf32 })
+    }
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Problem { m, k, n, a, b, input, output, .. } = *self;
+        let of = |operand: Operand| if operand.transposed { ", transposed" } else { "" };
+        write!(f, "[{m}, {k}{}] · [{k}, {n}{}] of {input:?} in {output:?}", of(a), of(b))?;
+        if self.bias { write!(f, ", and a bias") } else { Ok(()) }
+    }
+}
+
+/// Bytes that the address of a bias has to be a multiple of.
+const BIAS: u64 = 16;
+
+/// Whether `tensor` begins at a multiple of `bytes`, as all memory does that CubeCL hands out.
+fn aligned(tensor: &CubeTensor, bytes: u64) -> bool {
+    tensor.handle.offset_start.unwrap_or(0).is_multiple_of(bytes)
+}
+
+fn operand(matrix: &CubeTensor) -> Option<Operand> {
+    let &[down, right] = &matrix.meta.strides()[..] else { return None };
+    Operand::of(matrix.meta.shape().dims(), [down, right])
+}

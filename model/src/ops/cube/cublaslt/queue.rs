@@ -1,0 +1,89 @@
+//! Products on CubeCL's thread of a GPU, where memory has addresses and streams are streams.
+
+#![allow(unsafe_code)]
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+
+use cubecl_common::device::DeviceId;
+use cubecl_cuda::CudaRuntime;
+use cubecl_environment::stream::StreamId;
+use cubecl_runtime::id::KernelId;
+use cubecl_runtime::runtime::Runtime;
+use cubecl_runtime::server::{BufferBinding, ServerError};
+use cubecl_server::stream::{ExecuteScope, WriteScoped};
+
+use super::error::ProductError;
+use super::library::{Addresses, CublasLt};
+use super::problem::Problem;
+
+/// CubeCL's server of a GPU. One thread runs it; work for it is submitted.
+pub(super) type Server = <CudaRuntime as Runtime>::Server;
+
+thread_local! {
+    /// A thread of CubeCL's runs one GPU, and nothing of cuBLASLt ever leaves it.
+    static OPENED: RefCell<HashMap<DeviceId, CublasLt>> = RefCell::default();
+}
+
+/// A product and its memory, which is neither moved nor given to others as long as this is there.
+pub(super) struct Product {
+    pub(super) problem: Problem,
+    pub(super) a: BufferBinding,
+    pub(super) b: BufferBinding,
+    pub(super) bias: Option<BufferBinding>,
+    pub(super) output: BufferBinding,
+    pub(super) alpha: f32,
+    /// Times what the output holds.
+    pub(super) beta: f32,
+}
+
+/// Queues a product on stream `caller`, behind all that its operands wait for.
+///
+/// As with kernels, an error stays with the output: what reads it is left out as well, until reading a
+/// result on the host returns the error.
+pub(super) fn queue(server: &mut Server, device: DeviceId, caller: StreamId, product: &Product) {
+    let Product { a, b, bias, output, beta, .. } = product;
+    let added = (*beta != 0.0).then_some(output);
+    let reads = [a, b].into_iter().chain(bias).chain(added);
+    let mut written = server.write_set();
+    written.push(output.clone());
+    // The name that says downstream what was left out.
+    let name = KernelId::new::<Product>();
+    let scope = ExecuteScope::launching(server, name, caller, reads, written);
+    scope.execute(|server| Ok(multiply(server, device, caller, product)?));
+}
+
+fn multiply(
+    server: &mut Server,
+    device: DeviceId,
+    caller: StreamId,
+    product: &Product,
+) -> Result<(), ProductError> {
+    let Product { problem, a, b, bias, output, alpha, beta } = product;
+    let all = [a, b, output].into_iter().chain(bias);
+    let mut resolved = server.write_streams().resolve(caller, all)?;
+    let stream = resolved.current().sys;
+    let mut address = |binding: &BufferBinding| {
+        let memory = &mut resolved.get(&binding.stream).memory_management_gpu;
+        let (start, end) = (binding.offset_start, binding.offset_end);
+        let resource = memory.get_resource(binding.memory.clone(), start, end);
+        resource.map(|resource| resource.ptr).map_err(ServerError::from)
+    };
+    let addresses = Addresses {
+        a: address(a)?,
+        b: address(b)?,
+        output: address(output)?,
+        bias: bias.as_ref().map(address).transpose()?,
+    };
+    OPENED.with_borrow_mut(|opened| {
+        let library = match opened.entry(device) {
+            Entry::Occupied(entry) => entry.into_mut(),
+            Entry::Vacant(entry) => entry.insert(CublasLt::open(device.index_id)?),
+        };
+        // SAFETY: the bindings hold the matrices that the problem was made from, and CubeCL gives their
+        // memory to nothing that does not come later on the same stream, or waits for it. The stream is
+        // the server's, which is borrowed.
+        unsafe { library.multiply(problem, &addresses, [*alpha, *beta], stream) }
+    })
+}

@@ -1,0 +1,120 @@
+//! Sizes of the operations that are timed.
+
+use burn::tensor::DType;
+use kiln_model::ModelConfig;
+
+use crate::config::Precision;
+
+/// The sizes of a decoder's operations for one micro-batch.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Shapes {
+    /// The preset that the sizes are of, if the peer is to know them.
+    pub(super) preset: Option<&'static str>,
+    /// The model; its number of blocks does not matter.
+    pub(super) model: ModelConfig,
+    /// Sequences.
+    pub(super) batch: usize,
+    /// Tokens per sequence.
+    pub(super) seq: usize,
+    /// Dtype of weights and activations.
+    pub(super) precision: Precision,
+}
+
+impl Shapes {
+    /// The shapes of a whole run: preset 1b in `precision`, where it is bf16 preset 10m in f32 as well;
+    /// or tiny ones, if it is to be quick.
+    pub(super) fn all(precision: Precision, quick: bool) -> Vec<Shapes> {
+        if quick {
+            let (batch, seq) = (1, 32);
+            return vec![Shapes { preset: None, model: tiny(), batch, seq, precision }];
+        }
+        let mut all: Vec<_> = Shapes::preset("1b", 1, 2048, precision).into_iter().collect();
+        if precision == Precision::Bf16 {
+            all.extend(Shapes::preset("10m", 4, 256, Precision::F32));
+        }
+        all
+    }
+
+    fn preset(
+        name: &'static str,
+        batch: usize,
+        seq: usize,
+        precision: Precision,
+    ) -> Option<Shapes> {
+        let model = ModelConfig::preset(name)?;
+        Some(Shapes { preset: Some(name), model, batch, seq, precision })
+    }
+
+    /// burn's name of the dtype.
+    pub(super) fn dtype(&self) -> DType {
+        match self.precision {
+            Precision::F32 => DType::F32,
+            Precision::Bf16 => DType::BF16,
+            Precision::F16 => DType::F16,
+        }
+    }
+
+    /// Bytes of an element.
+    pub(super) fn size(&self) -> f64 {
+        self.dtype().size() as f64
+    }
+
+    /// Tokens of the micro-batch.
+    pub(super) fn rows(&self) -> usize {
+        self.batch * self.seq
+    }
+
+    /// What the shapes are called in tables.
+    pub(super) fn name(&self) -> String {
+        let dtype = match self.precision {
+            Precision::F32 => "f32",
+            Precision::Bf16 => "bf16",
+            Precision::F16 => "f16",
+        };
+        let model = self.preset.unwrap_or("tiny");
+        format!("{model}, {} x {} tokens, {dtype}", self.batch, self.seq)
+    }
+}
+
+/// A model that any device has time for.
+pub(super) fn tiny() -> ModelConfig {
+    ModelConfig {
+        vocab_size: 300,
+        d_model: 64,
+        layers: 2,
+        heads: 4,
+        kv_heads: 2,
+        d_ff: 96,
+        tie_embeddings: true,
+        head_dim: None,
+        feed_forward: kiln_model::FeedForwardKind::default(),
+        attention_bias: kiln_model::AttentionBias::default(),
+        feed_forward_bias: false,
+        qk_norm: false,
+        dropout: 0.0,
+        rope_theta: 10_000.0,
+        rope_scaling: None,
+        norm_eps: 1e-5,
+        init_std: 0.02,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Precision, Shapes};
+
+    #[test]
+    fn shapes_are_those_of_models() {
+        for (precision, quick, count) in
+            [(Precision::Bf16, false, 2), (Precision::F32, false, 1), (Precision::F32, true, 1)]
+        {
+            let all = Shapes::all(precision, quick);
+            assert_eq!(all.len(), count);
+            for shapes in all {
+                shapes.model.validate().expect("a model that can exist");
+                assert!(shapes.rows() > 0);
+                assert_eq!(shapes.preset.is_none(), quick);
+            }
+        }
+    }
+}

@@ -1,0 +1,138 @@
+//! Whole steps on one rank, in Kiln and in PyTorch by turns.
+
+use kiln_model::ModelConfig;
+use kiln_shard::Recompute;
+
+use super::Chosen;
+use super::peer::Peer;
+use super::shapes::tiny;
+use super::table::StepPair;
+use crate::bench::measure::{Steps, measure};
+use crate::bench::step::{StepReport, checked};
+use crate::config::{Backend, Config, Precision};
+use crate::train::TrainError;
+
+/// A configuration to measure.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Row {
+    /// What it is called in tables, and by `--only`.
+    pub(super) name: String,
+    /// On one rank.
+    pub(super) config: Config,
+    /// The shape of its model.
+    pub(super) model: ModelConfig,
+}
+
+/// Preset, sequences, tokens per sequence: 16,384 tokens per step each.
+const PRESETS: [(&str, usize, usize); 3] = [("90m", 32, 512), ("300m", 16, 1024), ("1b", 8, 2048)];
+
+impl Row {
+    /// The rows of a whole run: three presets, with all activations kept and with blocks recomputed; or
+    /// a tiny model, if it is to be quick.
+    pub(super) fn all(
+        precision: Precision,
+        quick: bool,
+        backend: Backend,
+    ) -> Result<Vec<Row>, TrainError> {
+        let models = match quick {
+            true => vec![("tiny", 2, 32)],
+            false => PRESETS.to_vec(),
+        };
+        let mut rows = Vec::new();
+        for (model, batch, seq_len) in models {
+            for (suffix, recompute) in [("", Recompute::None), ("+recompute", Recompute::Block)] {
+                let mut config = Config::default();
+                match quick {
+                    true => set_sizes(&mut config, &tiny()),
+                    false => config.model.preset = Some(model.to_owned()),
+                }
+                config.data.vocab_size = 32_000;
+                config.data.seq_len = seq_len;
+                config.train.global_batch = batch;
+                config.train.micro_batch = batch;
+                config.train.ranks = 1;
+                config.shard.recompute = recompute;
+                config.precision.compute = precision;
+                config.device.backend = backend;
+                let model_config = checked(&mut config)?;
+                rows.push(Row { name: format!("{model}{suffix}"), config, model: model_config });
+            }
+        }
+        Ok(rows)
+    }
+}
+
+fn set_sizes(config: &mut Config, model: &ModelConfig) {
+    let section = &mut config.model;
+    section.vocab_size = Some(model.vocab_size);
+    section.d_model = Some(model.d_model);
+    section.layers = Some(model.layers);
+    section.heads = Some(model.heads);
+    section.kv_heads = Some(model.kv_heads);
+    section.d_ff = Some(model.d_ff);
+    section.tie_embeddings = Some(model.tie_embeddings);
+}
+
+/// Who takes turns, and where.
+pub(super) struct EndToEnd<'a> {
+    pub(super) chosen: &'a Chosen,
+    pub(super) peer: Option<&'a Peer>,
+    pub(super) pairs: usize,
+}
+
+impl EndToEnd<'_> {
+    /// Takes the turns of a row. What fails ends the row, and is kept in it.
+    pub(super) fn row(&self, row: Row, count: Steps) -> StepPair {
+        let Row { name, config, model } = row;
+        let mut pair = StepPair { name, kiln: Vec::new(), peer: Vec::new(), failure: None };
+        for _ in 0..self.pairs {
+            if let Err(error) = self.turn(&config, &model, count, &mut pair) {
+                pair.failure = Some(error.to_string());
+                break;
+            }
+        }
+        pair
+    }
+
+    fn turn(
+        &self,
+        config: &Config,
+        model: &ModelConfig,
+        count: Steps,
+        pair: &mut StepPair,
+    ) -> Result<(), TrainError> {
+        let measured = measure(config, model, &self.chosen.device, count)?;
+        // The peer is to find the memory free.
+        self.chosen.device.memory_cleanup();
+        let peak = match config.device.peak_tflops {
+            Some(peak) => Some(peak * 1e12),
+            None => self.chosen.peak_flops(config.precision.compute),
+        };
+        let name = self.chosen.name.clone();
+        let report = StepReport::new(config, model.clone(), name, peak, measured);
+        tracing::info!("{}: {:.0} tok/s", pair.name, report.tokens_per_s);
+        pair.kiln.push(report);
+        if let Some(report) = self.peer.map(|peer| peer.steps(config, count)).transpose()?.flatten()
+        {
+            tracing::info!("{} of the peer: {} tok/s", pair.name, report["tokens_per_s"]);
+            pair.peer.push(report);
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Backend, Precision, Row};
+
+    #[test]
+    fn rows_are_configurations_that_can_be() {
+        let names = |quick| -> Vec<String> {
+            let rows = Row::all(Precision::F32, quick, Backend::Cpu).expect("rows");
+            rows.into_iter().map(|row| row.name).collect()
+        };
+        let all = ["90m", "90m+recompute", "300m", "300m+recompute", "1b", "1b+recompute"];
+        assert_eq!(names(false), all);
+        assert_eq!(names(true), ["tiny", "tiny+recompute"]);
+    }
+}

@@ -1,0 +1,312 @@
+//! The figures, for people and for programs.
+
+use serde::Serialize;
+
+use super::median;
+use crate::bench::step::StepReport;
+
+/// The least that an operation has to do.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Work {
+    /// Bytes to read and write.
+    Bytes(f64),
+    /// Floating-point operations of its products of matrices.
+    Flops(f64),
+}
+
+/// One operation.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct KernelRow {
+    /// What it is called.
+    pub name: String,
+    /// At which sizes, in which dtype.
+    pub shapes: String,
+    /// Median seconds of a call.
+    pub seconds: f64,
+    /// The least that a call has to do.
+    pub work: Work,
+    /// Work per second over what the device reaches: a plain kernel's bytes per second, or the FLOP/s of
+    /// its data sheet. Nothing where the latter are not known.
+    pub share: Option<f64>,
+    /// Seconds of the same in PyTorch.
+    pub peer_s: Option<f64>,
+}
+
+impl KernelRow {
+    /// The row with its share of what the device reaches.
+    pub(super) fn held_against(mut self, bytes_per_s: f64, flops_per_s: Option<f64>) -> Self {
+        let (work, most) = match self.work {
+            Work::Bytes(bytes) => (bytes, Some(bytes_per_s)),
+            Work::Flops(flops) => (flops, flops_per_s),
+        };
+        self.share = most.map(|most| work / self.seconds / most);
+        self
+    }
+
+    fn line(&self) -> [String; 6] {
+        let rate = match self.work {
+            Work::Bytes(bytes) => format!("{:.1} GB/s", bytes / self.seconds / 1e9),
+            Work::Flops(flops) => format!("{:.3} TFLOP/s", flops / self.seconds / 1e12),
+        };
+        [
+            self.name.clone(),
+            format!("{:.1}", self.seconds * 1e6),
+            rate,
+            percent(self.share),
+            self.peer_s.map_or_else(unknown, |seconds| format!("{:.1}", seconds * 1e6)),
+            ratio(self.peer_s.map(|seconds| seconds / self.seconds)),
+        ]
+    }
+}
+
+/// Steps of one configuration, in Kiln and in its peer by turns.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct StepPair {
+    /// What it is called.
+    pub name: String,
+    /// Kiln's turns.
+    pub kiln: Vec<StepReport>,
+    /// The peer's turns, as it reports them.
+    pub peer: Vec<serde_json::Value>,
+    /// Why a turn could not be taken; the figures are those of the turns before.
+    pub failure: Option<String>,
+}
+
+impl StepPair {
+    fn kiln_median(&self, value: impl Fn(&StepReport) -> Option<f64>) -> Option<f64> {
+        some_median(self.kiln.iter().filter_map(value).collect())
+    }
+
+    fn peer_median(&self, key: &str) -> Option<f64> {
+        some_median(self.peer.iter().filter_map(|report| report[key].as_f64()).collect())
+    }
+
+    /// Kiln's tokens per second over the peer's, median over the pairs.
+    pub fn speed(&self) -> Option<f64> {
+        let pairs = self.kiln.iter().zip(&self.peer);
+        let ratio = |(ours, theirs): (&StepReport, &serde_json::Value)| {
+            Some(ours.tokens_per_s / theirs["tokens_per_s"].as_f64()?)
+        };
+        some_median(pairs.filter_map(ratio).collect())
+    }
+
+    /// Kiln's reserved memory over the peer's.
+    pub fn memory(&self) -> Option<f64> {
+        let ours = self.kiln_median(|report| report.peak_reserved_bytes.map(|bytes| bytes as f64));
+        Some(ours? / self.peer_median("peak_reserved_bytes")?)
+    }
+
+    fn line(&self) -> [String; 7] {
+        let gigabytes =
+            |bytes: Option<f64>| bytes.map_or_else(unknown, |bytes| format!("{:.2}", bytes / 1e9));
+        let tokens = |value: Option<f64>| value.map_or_else(unknown, |value| format!("{value:.0}"));
+        [
+            self.name.clone(),
+            tokens(self.kiln_median(|report| Some(report.tokens_per_s))),
+            percent(self.kiln_median(|report| report.mfu)),
+            gigabytes(self.kiln_median(|report| report.peak_reserved_bytes.map(|b| b as f64))),
+            tokens(self.peer_median("tokens_per_s")),
+            gigabytes(self.peer_median("peak_reserved_bytes")),
+            ratio(self.speed()),
+        ]
+    }
+}
+
+/// Everything that was measured.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct GpuTable {
+    /// Kiln's version.
+    pub version: &'static str,
+    /// The device, in words.
+    pub device: String,
+    /// What a plain kernel moves, in bytes per second; 0 if no operations were timed.
+    pub copy_bytes_per_s: f64,
+    /// The operations.
+    pub kernels: Vec<KernelRow>,
+    /// Whole steps.
+    pub steps: Vec<StepPair>,
+    /// Rows that failed, and bars that were not reached.
+    pub failures: Vec<String>,
+}
+
+impl GpuTable {
+    pub(super) fn new(device: String) -> Self {
+        GpuTable {
+            version: env!("CARGO_PKG_VERSION"),
+            device,
+            copy_bytes_per_s: 0.0,
+            kernels: Vec::new(),
+            steps: Vec::new(),
+            failures: Vec::new(),
+        }
+    }
+
+    /// Adds the rows of steps that failed, and what stays behind the peer or below `least_mfu` (of preset 1b, percent).
+    /// What a bar needs and was not measured does not pass.
+    pub(super) fn judge(&mut self, against_peer: bool, least_mfu: Option<f64>) {
+        let mut failures = Vec::new();
+        for row in &self.steps {
+            failures.extend(row.failure.iter().map(|why| format!("{}: {why}", row.name)));
+            if against_peer {
+                let bars = [
+                    ("tok/s over the peer's", row.speed(), true),
+                    ("memory over the peer's", row.memory(), false),
+                ];
+                for (what, value, more_is_better) in bars {
+                    let holds =
+                        value.is_some_and(|v| if more_is_better { v >= 1.0 } else { v <= 1.0 });
+                    let (name, bound) = (&row.name, if more_is_better { "least" } else { "most" });
+                    if !holds {
+                        let value = ratio(value);
+                        failures
+                            .push(format!("{name}: {what}: {value}, and the bar is at {bound} 1"));
+                    }
+                }
+            }
+        }
+        if let Some(least) = least_mfu {
+            let of_1b = self.steps.iter().filter(|row| row.name.starts_with("1b"));
+            let best = of_1b
+                .filter_map(|row| row.kiln_median(|report| report.mfu))
+                .fold(None, |best: Option<f64>, mfu| Some(best.map_or(mfu, |best| best.max(mfu))));
+            if best.is_none_or(|mfu| 100.0 * mfu < least) {
+                let best = percent(best);
+                failures.push(format!("1b: MFU {best}, and the bar is at least {least} %"));
+            }
+        }
+        self.failures.extend(failures);
+    }
+
+    /// The figures as JSON, in one line.
+    pub fn to_json(&self) -> String {
+        // Numbers and strings only: this cannot fail.
+        serde_json::to_string(self).unwrap_or_default()
+    }
+
+    /// Tables in Markdown.
+    pub fn to_text(&self) -> String {
+        let mut text = format!("{}\n", self.device);
+        if !self.kernels.is_empty() {
+            let rate = self.copy_bytes_per_s / 1e9;
+            text += &format!("a plain kernel reads and writes {rate:.1} GB/s\n");
+        }
+        let mut shapes: Vec<&str> = Vec::new();
+        for row in &self.kernels {
+            if !shapes.contains(&row.shapes.as_str()) {
+                shapes.push(&row.shapes);
+            }
+        }
+        for shapes in shapes {
+            let rows = self.kernels.iter().filter(|row| row.shapes == shapes);
+            text += &format!("\n{shapes}\n\n");
+            let head = ["operation", "µs", "reached", "of what it could", "peer µs", "speed"];
+            text += &markdown(head, rows.map(KernelRow::line).collect());
+        }
+        if !self.steps.is_empty() {
+            text += "\nwhole steps\n\n";
+            let head = ["model", "tok/s", "MFU", "GB", "peer tok/s", "peer GB", "speed"];
+            text += &markdown(head, self.steps.iter().map(StepPair::line).collect());
+        }
+        for failure in &self.failures {
+            text += &format!("\nFAILED {failure}");
+        }
+        text.trim_end().to_owned()
+    }
+}
+
+fn markdown<const N: usize>(head: [&str; N], rows: Vec<[String; N]>) -> String {
+    let line = |cells: &[String]| format!("| {} |\n", cells.join(" | "));
+    let mut text = line(&head.map(str::to_owned));
+    text += &line(&vec!["---".to_owned(); N]);
+    rows.iter().for_each(|row| text += &line(row));
+    text
+}
+
+fn some_median(values: Vec<f64>) -> Option<f64> {
+    if values.is_empty() { None } else { Some(median(values)) }
+}
+
+fn unknown() -> String {
+    "-".to_owned()
+}
+
+fn percent(share: Option<f64>) -> String {
+    share.map_or_else(unknown, |share| format!("{:.1} %", 100.0 * share))
+}
+
+fn ratio(value: Option<f64>) -> String {
+    value.map_or_else(unknown, |value| format!("{value:.2} x"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{GpuTable, KernelRow, StepPair, Work};
+    use crate::bench::measure::Measured;
+    use crate::bench::step::StepReport;
+    use crate::config::Config;
+
+    fn row(work: Work) -> KernelRow {
+        let (name, shapes) = ("rotary".to_owned(), "tiny".to_owned());
+        KernelRow { name, shapes, seconds: 1e-3, work, share: None, peer_s: Some(2e-3) }
+    }
+
+    #[test]
+    fn work_is_held_against_what_the_device_could_do() {
+        let bytes = row(Work::Bytes(5e8)).held_against(1e12, None);
+        assert_eq!(bytes.share, Some(0.5));
+        let line = ["rotary", "1000.0", "500.0 GB/s", "50.0 %", "2000.0", "2.00 x"];
+        assert_eq!(bytes.line(), line);
+        let flops = row(Work::Flops(1e10));
+        assert_eq!(flops.clone().held_against(1e12, None).share, None);
+        assert_eq!(flops.held_against(1e12, Some(1e14)).share, Some(0.1));
+    }
+
+    /// A pair with steps of `seconds`, and `reserved` bytes.
+    fn pair(name: &str, seconds: f64, reserved: u64, peer: serde_json::Value) -> StepPair {
+        let mut config = Config::default();
+        config.model.preset = Some("10m".to_owned());
+        let model = config.model.resolve(Some(4096)).expect("a model");
+        let measured = Measured {
+            steps: vec![seconds; 3],
+            updates: vec![0.1; 3],
+            parameters: model.num_parameters(),
+            device_bytes: Some(reserved),
+            ..Measured::default()
+        };
+        let report = StepReport::new(&config, model, String::new(), Some(1e12), measured);
+        let (name, peer) = (name.to_owned(), vec![peer]);
+        StepPair { name, kiln: vec![report], peer, failure: None }
+    }
+
+    /// What is said against a table in which nothing has failed so far.
+    fn judged(table: &mut GpuTable, peer: bool, least_mfu: Option<f64>) -> Vec<String> {
+        table.failures.clear();
+        table.judge(peer, least_mfu);
+        table.failures.clone()
+    }
+
+    #[test]
+    fn bars_hold_or_say_what_does_not() {
+        let tokens = (Config::default().train.global_batch * 256) as f64;
+        let peer = serde_json::json!({ "tokens_per_s": tokens / 2.0, "peak_reserved_bytes": 100 });
+        let mut table = GpuTable::new("a GPU".to_owned());
+        table.steps = vec![pair("1b", 1.0, 90, peer.clone())];
+        assert_eq!(judged(&mut table, true, Some(1e-6)), Vec::<String>::new());
+        assert_eq!((table.steps[0].speed(), table.steps[0].memory()), (Some(2.0), Some(0.9)));
+
+        assert_eq!(judged(&mut table, false, Some(99.0)).len(), 1);
+        table.steps = vec![pair("90m", 3.0, 101, peer)];
+        // Slower, larger, and no 1b.
+        assert_eq!(judged(&mut table, true, Some(1e-6)).len(), 3);
+        assert_eq!(judged(&mut table, false, None), Vec::<String>::new());
+        // What was not measured has reached no bar.
+        table.steps = vec![pair("90m", 1.0, 1, serde_json::Value::Null)];
+        assert_eq!(judged(&mut table, true, None).len(), 2);
+        table.steps[0].failure = Some("no memory".to_owned());
+        table.failures = vec!["rotary: it panicked".to_owned()];
+        table.judge(false, None);
+        assert_eq!(table.failures, ["rotary: it panicked", "90m: no memory"]);
+        assert!(table.to_text().contains("FAILED 90m: no memory"), "{}", table.to_text());
+    }
+}

@@ -1,0 +1,123 @@
+//! Training steps on made-up tokens, timed.
+
+use std::time::Instant;
+
+use burn::tensor::Device;
+use kiln_model::decoder::Decoder;
+use kiln_model::layers::Block;
+use kiln_model::{Key, ModelConfig};
+use kiln_shard::ranks::run_ranks;
+use kiln_shard::{EngineBuilder, memory};
+
+use super::{BenchError, process, step};
+use crate::config::Config;
+use crate::device::threads_per_rank;
+use crate::sharded::ShardedDecoder;
+use crate::train::{self, TrainError};
+
+/// How many steps.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Steps {
+    /// Steps that are timed.
+    pub(super) timed: usize,
+    /// Steps before them, at least one.
+    pub(super) warmup: usize,
+}
+
+/// What the steps of a configuration came to. Times are in seconds, those of the slowest rank.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Measured {
+    /// Each step, from its first token until the device has done everything.
+    pub(super) steps: Vec<f64>,
+    /// The update in each step, until the device has done it.
+    pub(super) updates: Vec<f64>,
+    /// From the start of the process to the end of the first step, where the system knows.
+    pub(super) first_step: Option<f64>,
+    /// Number of parameters.
+    pub(super) parameters: usize,
+    /// The most bytes of the host that each rank has held, as its allocations were counted.
+    pub(super) rank_bytes: Vec<u64>,
+    /// The most bytes of the device's memory that the allocator has had for these steps; nothing where
+    /// tensors are in the memory of the host.
+    pub(super) device_bytes: Option<u64>,
+}
+
+/// One rank's part.
+struct Rank {
+    steps: Vec<f64>,
+    updates: Vec<f64>,
+    first_step: Option<f64>,
+    parameters: usize,
+    bytes: u64,
+    device_bytes: Option<u64>,
+}
+
+/// Does the steps of `config` on `device`, with ranks as threads of this process.
+pub(super) fn measure(
+    config: &Config,
+    model: &ModelConfig,
+    device: &Device,
+    count: Steps,
+) -> Result<Measured, TrainError> {
+    let ranks = config.train.ranks;
+    let threads = threads_per_rank(&config.device, ranks);
+    // What earlier work has left to this device's allocator is not these steps'.
+    let before = reserved(device).unwrap_or(0);
+    let ranks = run_ranks(ranks, threads, |world| -> Result<Rank, TrainError> {
+        let rank = world.rank();
+        memory::reset_peak(rank);
+        let decoder = Decoder::new(model, Key::new(config.train.seed), device);
+        let builder = EngineBuilder::new(world, train::policy(config), config.shard.shard_size)?;
+        let sharded = ShardedDecoder::<Block>::new(decoder, builder)?;
+        let mut own = Rank {
+            steps: Vec::new(),
+            updates: Vec::new(),
+            first_step: None,
+            parameters: sharded.engine().layout().num_parameters(),
+            bytes: 0,
+            device_bytes: None,
+        };
+        for index in 0..count.warmup.max(1) + count.timed {
+            let start = Instant::now();
+            let update = step(config, &sharded, device, 1 + index as u64)?;
+            let waits = Instant::now();
+            sync(device)?;
+            if index >= count.warmup.max(1) {
+                own.steps.push(start.elapsed().as_secs_f64());
+                own.updates.push((update + waits.elapsed()).as_secs_f64());
+            } else if index == 0 {
+                own.first_step = process::age();
+            }
+            own.device_bytes = own.device_bytes.max(reserved(device));
+        }
+        own.bytes = memory::peak_bytes(rank) as u64;
+        Ok(own)
+    })?;
+    // A step is over when it is for all ranks.
+    let slowest = |times: fn(&Rank) -> &[f64]| {
+        let at = |index| ranks.iter().map(|rank| times(rank)[index]).fold(0.0, f64::max);
+        (0..count.timed).map(at).collect()
+    };
+    Ok(Measured {
+        steps: slowest(|rank| &rank.steps),
+        updates: slowest(|rank| &rank.updates),
+        first_step: ranks.iter().filter_map(|rank| rank.first_step).reduce(f64::max),
+        parameters: ranks.first().map_or(0, |rank| rank.parameters),
+        rank_bytes: ranks.iter().map(|rank| rank.bytes).collect(),
+        device_bytes: ranks
+            .iter()
+            .filter_map(|rank| rank.device_bytes)
+            .max()
+            .map(|bytes| bytes.saturating_sub(before)),
+    })
+}
+
+/// Waits until the device has done what this thread has asked of it.
+pub(super) fn sync(device: &Device) -> Result<(), BenchError> {
+    device.sync().map_err(|error| BenchError::Device { reason: error.to_string() })
+}
+
+/// Bytes of its memory that the device's allocator has, used or not.
+fn reserved(device: &Device) -> Option<u64> {
+    device.memory_pool_usage().map(|usage| usage.bytes_reserved)
+}

@@ -1,0 +1,134 @@
+//! A second name for a library that is loaded.
+//!
+//! cudarc asks the loader for `libnccl.so`. NCCL calls itself `libnccl.so.2`, and its Python package has
+//! no file of the other name; nor can a running process add to the folders that the loader searches. But
+//! the loader takes a library that is loaded already if it calls itself what is asked for, and looks for
+//! symbols in what that library depends on. So a shared object with nothing in it but its own name and
+//! the name of the library that it needs stands for that library. It is made in memory: an ELF header,
+//! what to load, and the dynamic section (System V ABI, chapters 4 and 5).
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::AsRawFd;
+use std::path::PathBuf;
+
+use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
+use nix::sys::memfd::{MFdFlags, memfd_create};
+
+const HEADER: usize = 64;
+const SEGMENT: usize = 56;
+const ENTRY: usize = 16;
+const SYMBOL: usize = 24;
+
+/// Pages of any size that Linux has on these machines.
+const ALIGNMENT: u64 = 0x10000;
+
+/// The ELF number of the machine that this program is for.
+const MACHINE: u16 = if cfg!(target_arch = "aarch64") { 183 } else { 62 };
+
+/// Makes the loader give out `library`, which is loaded and calls itself that, under the name `alias`.
+///
+/// # Errors
+///
+/// The system's or the loader's reason.
+pub(super) fn give(library: &str, alias: &str) -> io::Result<()> {
+    let mut file = File::from(memfd_create(alias, MFdFlags::MFD_CLOEXEC)?);
+    file.write_all(&shared_object(library, alias))?;
+    let path = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
+    // SAFETY: the object has no code, so loading it runs none. `library` is loaded already.
+    let loaded = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_GLOBAL) };
+    // Kept until the process ends: the name must stay, and the loader knows the object by the number of
+    // its file.
+    std::mem::forget((loaded.map_err(io::Error::other)?, file));
+    Ok(())
+}
+
+/// A shared object named `alias` that needs `library`.
+fn shared_object(library: &str, alias: &str) -> Vec<u8> {
+    const SEGMENTS: usize = 3;
+    const ENTRIES: usize = 8;
+    let dynamic = HEADER + SEGMENTS * SEGMENT;
+    let symbols = dynamic + ENTRIES * ENTRY;
+    let hash = symbols + SYMBOL;
+    let strings = hash + 16;
+    let names = format!("\0{library}\0{alias}\0");
+    let size = (strings + names.len()) as u64;
+    let mut elf = Vec::new();
+    let half = |elf: &mut Vec<u8>, value: u16| elf.extend(value.to_le_bytes());
+    let word = |elf: &mut Vec<u8>, value: u32| elf.extend(value.to_le_bytes());
+    let long = |elf: &mut Vec<u8>, value: u64| elf.extend(value.to_le_bytes());
+
+    // 64 bits, little-endian, version 1, System V.
+    elf.extend(b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0");
+    // A shared object.
+    half(&mut elf, 3);
+    half(&mut elf, MACHINE);
+    word(&mut elf, 1);
+    // Entry point, segments, sections, flags.
+    [0, HEADER as u64, 0].into_iter().for_each(|value| long(&mut elf, value));
+    word(&mut elf, 0);
+    // Sizes and counts: this header, segments, sections.
+    for value in [HEADER, SEGMENT, SEGMENTS, 64, 0, 0] {
+        half(&mut elf, value as u16);
+    }
+
+    // Everything is loaded as data, to be written by the loader; the dynamic section; and a stack that
+    // is not to be executed.
+    let (load, dynamic_type, stack) = (1, 2, 0x6474_e551);
+    let read_write = 6;
+    for (kind, offset, length, alignment) in [
+        (load, 0, size, ALIGNMENT),
+        (dynamic_type, dynamic as u64, (ENTRIES * ENTRY) as u64, 8),
+        (stack, 0, 0, 16),
+    ] {
+        word(&mut elf, kind);
+        word(&mut elf, read_write);
+        for value in [offset, offset, offset, length, length, alignment] {
+            long(&mut elf, value);
+        }
+    }
+
+    for (tag, value) in [
+        (1, 1),                         // DT_NEEDED
+        (14, 2 + library.len() as u64), // DT_SONAME
+        (4, hash as u64),               // DT_HASH
+        (5, strings as u64),            // DT_STRTAB
+        (6, symbols as u64),            // DT_SYMTAB
+        (10, names.len() as u64),       // DT_STRSZ
+        (11, SYMBOL as u64),            // DT_SYMENT
+        (0, 0),                         // DT_NULL
+    ] {
+        long(&mut elf, tag);
+        long(&mut elf, value);
+    }
+    // The symbol that every table starts with, and a hash table that has one empty bucket.
+    elf.extend([0; SYMBOL]);
+    [1, 1, 0, 0].into_iter().for_each(|value| word(&mut elf, value));
+    elf.extend(names.bytes());
+    elf
+}
+
+#[cfg(test)]
+mod tests {
+    use libloading::Library;
+
+    /// The loader knows `libm` under a name that no file has, and finds its functions.
+    #[test]
+    fn a_library_is_found_under_its_second_name() {
+        let alias = "libkiln-second-name.so";
+        // SAFETY: opening a library of the system by its name, and one that is not there.
+        let (original, absent) = unsafe { (Library::new("libm.so.6"), Library::new(alias)) };
+        let original = original.expect("the C library's mathematics");
+        assert!(absent.is_err());
+        super::give("libm.so.6", alias).expect("a second name");
+        // SAFETY: as above; `cbrt` has this type.
+        let root = unsafe {
+            let library = Library::new(alias).expect("the second name");
+            let cbrt = *library.get::<extern "C" fn(f64) -> f64>("cbrt").expect("a function");
+            let same = *original.get::<extern "C" fn(f64) -> f64>("cbrt").expect("a function");
+            assert_eq!(cbrt as usize, same as usize);
+            cbrt(27.0)
+        };
+        assert!((root - 3.0).abs() < 1e-12, "{root}");
+    }
+}

@@ -1,0 +1,249 @@
+//! Looking at the driver and its GPUs, and choosing one.
+
+use cudarc::driver::result::{self, DriverError};
+use cudarc::driver::sys::{self, CUdevice_attribute as Attribute};
+
+use super::error::Version;
+use super::libraries::{self, Places, Wanted};
+use super::{Demand, DeviceError, Gpu, together, toolkit};
+use crate::config::Precision;
+use crate::place::Place;
+
+/// The lowest driver: cudarc's bindings for CUDA 13.0 call `cuEventElapsedTime_v2`, which came with 12.8;
+/// nothing else that is called is newer.
+const DRIVER: Version = Version(12, 8);
+
+/// The lowest GPU that computes in bf16.
+const BF16: Version = Version(8, 0);
+
+/// Memory that the driver takes for a context, and kernels and libraries for themselves.
+const OVERHEAD: u64 = 768 << 20;
+
+/// A GPU for the rank at `place`, or for all ranks if they are threads, with everything that `demand`
+/// needs.
+pub(super) fn select(demand: &Demand, place: Option<&Place>) -> Result<Gpu, DeviceError> {
+    let driver = driver()?;
+    let gpus = count()?;
+    let index = match place {
+        None => 0,
+        Some(place) => index(place.local_rank, place.local_world_size, gpus)?,
+    };
+    let mut gpu = describe(index)?;
+    compiler(driver, &gpu)?;
+    toolkit::cublas_lt(driver)?;
+    if place.is_some() {
+        toolkit::nccl(driver)?;
+    }
+    // Last, since it may set CUDA_PATH.
+    toolkit::headers()?;
+    if demand.precision == Precision::Bf16 && gpu.capability < BF16 {
+        return Err(DeviceError::OldGpu {
+            index,
+            name: gpu.name,
+            found: gpu.capability,
+            needed: BF16,
+            who: "precision.compute = \"bf16\"".to_owned(),
+            instead: "use \"f32\"",
+        });
+    }
+    gpu.free = free(index)?;
+    let needed = OVERHEAD + demand.bytes(place.is_some());
+    if gpu.free < needed {
+        let Gpu { name, free, memory: total, .. } = gpu;
+        return Err(DeviceError::LowMemory { index, name, free, total, needed });
+    }
+    Ok(gpu)
+}
+
+/// The GPU of one of `ranks` ranks that are processes of this node, which sees `gpus` of them. Where
+/// there is but one, it may be that the launcher gave each rank one of its own; the ranks will compare.
+fn index(local_rank: usize, ranks: usize, gpus: usize) -> Result<usize, DeviceError> {
+    if gpus == 1 || together::share_gpu() {
+        return Ok(local_rank % gpus);
+    }
+    match local_rank < gpus && ranks <= gpus {
+        true => Ok(local_rank),
+        false => Err(DeviceError::FewerGpus { ranks, gpus, visible: visible() }),
+    }
+}
+
+/// Lines for the doctor on everything that is looked for.
+pub fn examine() -> Vec<String> {
+    let (driver, mut lines) = match driver() {
+        Ok(driver) => (Some(driver), vec![format!("driver: for CUDA {driver}")]),
+        Err(error) => (None, vec![format!("driver: {error}")]),
+    };
+    let line = |name: &str, result: Result<String, DeviceError>| match result {
+        Ok(found) => format!("{name}: {found}"),
+        Err(error) => format!("{name}: {error}"),
+    };
+    if driver.is_some() {
+        match count() {
+            Err(error) => lines.push(format!("GPU: {error}")),
+            Ok(gpus) => lines.extend((0..gpus).map(|index| {
+                let gpu = describe(index).and_then(|gpu| Ok(Gpu { free: free(index)?, ..gpu }));
+                line("GPU", gpu.map(|gpu| gpu.to_string()))
+            })),
+        }
+    }
+    // Without a driver, any version will do.
+    let for_driver = driver.unwrap_or(Version(13, 0));
+    lines.push(line(
+        "NVRTC",
+        toolkit::nvrtc(for_driver).and_then(|nvrtc| {
+            if driver.is_some() {
+                fits(for_driver, &nvrtc)?;
+            }
+            Ok(nvrtc.to_string())
+        }),
+    ));
+    lines.push(line("cuBLASLt", toolkit::cublas_lt(for_driver).map(|tool| tool.to_string())));
+    lines.push(line("NCCL", toolkit::nccl(for_driver).map(|tool| tool.to_string())));
+    // Last, since it may set CUDA_PATH.
+    lines.push(line(
+        "headers",
+        toolkit::headers().map(|root| root.join("include").display().to_string()),
+    ));
+    lines
+}
+
+/// Loads and starts the driver.
+fn driver() -> Result<Version, DeviceError> {
+    let wanted = Wanted { stem: "cuda", files: vec!["libcuda.so.1"] };
+    libraries::load(&wanted, &Places::of_driver()).map_err(|missing| DeviceError::NoDriver {
+        names: missing.names,
+        places: missing.places,
+        failures: missing.failures,
+    })?;
+    let mut number = 0;
+    // SAFETY: the library is loaded, and the number outlives the call.
+    let status = unsafe { sys::cuDriverGetVersion(&mut number) };
+    status.result().map_err(failed("cuDriverGetVersion"))?;
+    let number = number.unsigned_abs();
+    let version = Version(number / 1000, number / 10 % 100);
+    if version < DRIVER {
+        return Err(DeviceError::DriverTooOld {
+            found: version,
+            needed: DRIVER,
+            who: "the calls that Kiln makes".to_owned(),
+            instead: "set device.backend = \"cpu\"".to_owned(),
+        });
+    }
+    match result::init() {
+        Err(DriverError(sys::CUresult::CUDA_ERROR_NO_DEVICE)) => {
+            Err(DeviceError::NoGpu { visible: visible() })
+        }
+        result => result.map_err(failed("cuInit")).map(|()| version),
+    }
+}
+
+/// GPUs that this process sees; at least one.
+fn count() -> Result<usize, DeviceError> {
+    let count = result::device::get_count().map_err(failed("cuDeviceGetCount"))?;
+    match usize::try_from(count) {
+        Ok(count) if count > 0 => Ok(count),
+        _ => Err(DeviceError::NoGpu { visible: visible() }),
+    }
+}
+
+/// What the driver says about a GPU; its free memory is another question.
+fn describe(index: usize) -> Result<Gpu, DeviceError> {
+    let device = result::device::get(index as i32).map_err(failed("cuDeviceGet"))?;
+    let attribute = |attribute| {
+        // SAFETY: `device` comes from the driver.
+        let value = unsafe { result::device::get_attribute(device, attribute) };
+        value.map(i32::unsigned_abs).map_err(failed("cuDeviceGetAttribute"))
+    };
+    let uuid = result::device::get_uuid(device).map_err(failed("cuDeviceGetUuid"))?;
+    Ok(Gpu {
+        index,
+        name: result::device::get_name(device).map_err(failed("cuDeviceGetName"))?,
+        capability: Version(
+            attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+            attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+        ),
+        // SAFETY: as above.
+        memory: unsafe { result::device::total_mem(device) }.map_err(failed("cuDeviceTotalMem"))?
+            as u64,
+        free: 0,
+        multiprocessors: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
+        clock: f64::from(attribute(Attribute::CU_DEVICE_ATTRIBUTE_CLOCK_RATE)?) * 1e3,
+        uuid: uuid.bytes.map(|byte| byte as u8),
+    })
+}
+
+/// Bytes of a GPU that are free. Needs a context, which is given back.
+fn free(index: usize) -> Result<u64, DeviceError> {
+    let device = result::device::get(index as i32).map_err(failed("cuDeviceGet"))?;
+    // SAFETY: `device` comes from the driver; the context is current while memory is asked for, and
+    // not used after it is released.
+    unsafe {
+        let context =
+            result::primary_ctx::retain(device).map_err(failed("cuDevicePrimaryCtxRetain"))?;
+        let info = result::ctx::set_current(context).and_then(|()| result::mem_get_info());
+        let unset = sys::cuCtxSetCurrent(std::ptr::null_mut()).result();
+        let released = result::primary_ctx::release(device);
+        let (free, _) = info.map_err(failed("cuMemGetInfo"))?;
+        unset.and(released).map_err(failed("cuDevicePrimaryCtxRelease"))?;
+        Ok(free as u64)
+    }
+}
+
+/// A compiler for `gpu`, whose output `driver` understands.
+fn compiler(driver: Version, gpu: &Gpu) -> Result<(), DeviceError> {
+    let nvrtc = toolkit::nvrtc(driver)?;
+    fits(driver, &nvrtc)?;
+    match toolkit::lowest_capability() {
+        Some(needed) if gpu.capability < needed => Err(DeviceError::OldGpu {
+            index: gpu.index,
+            name: gpu.name.clone(),
+            found: gpu.capability,
+            needed,
+            who: format!("NVRTC {nvrtc}"),
+            instead: "set device.backend = \"cpu\"",
+        }),
+        _ => Ok(()),
+    }
+}
+
+/// Kernels leave NVRTC as PTX, of a version that only drivers of the same CUDA or a later one read.
+fn fits(driver: Version, nvrtc: &toolkit::Tool) -> Result<(), DeviceError> {
+    match nvrtc.version {
+        Some(needed) if needed > driver => Err(DeviceError::DriverTooOld {
+            found: driver,
+            needed,
+            who: format!("kernels that NVRTC {nvrtc} compiles"),
+            instead: format!(
+                "let an NVRTC of CUDA {driver} be found first (`pip install 'nvidia-cuda-nvrtc{}=={driver}.*'`)",
+                if driver.0 < 13 { "-cu12" } else { "" }
+            ),
+        }),
+        _ => Ok(()),
+    }
+}
+
+fn visible() -> Option<String> {
+    std::env::var("CUDA_VISIBLE_DEVICES").ok()
+}
+
+fn failed(call: &'static str) -> impl Fn(DriverError) -> DeviceError {
+    move |error| {
+        let name = error.error_name().ok().map(|name| name.to_string_lossy().into_owned());
+        let error = name.unwrap_or_else(|| format!("error {}", error.0 as u32));
+        DeviceError::DriverFails { call, error }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{DeviceError, index};
+
+    #[test]
+    fn every_rank_of_a_node_gets_a_gpu_of_its_own() {
+        let indices: Result<Vec<_>, _> = (0..4).map(|rank| index(rank, 4, 8)).collect();
+        assert_eq!(indices, Ok(vec![0, 1, 2, 3]));
+        // One that the launcher chose for each.
+        assert_eq!(index(3, 4, 1), Ok(0));
+        assert!(matches!(index(1, 3, 2), Err(DeviceError::FewerGpus { ranks: 3, gpus: 2, .. })));
+    }
+}

@@ -1,0 +1,104 @@
+//! What work asks of a device.
+
+use kiln_model::ModelConfig;
+use kiln_shard::{Mesh, Strategy};
+
+use crate::config::{Backend, CommBackend, Config, Precision};
+
+/// Bytes that training keeps of each parameter: the master weight and two moments of AdamW, in f32.
+const TRAINING: u64 = 12;
+
+/// Bytes of each parameter where nothing is trained: the weight in f32.
+const READING: u64 = 4;
+
+/// What work asks of the device that it is to be done on.
+#[derive(Clone, Debug)]
+pub struct Demand {
+    /// Which device.
+    pub(super) backend: Backend,
+    /// Who says so, for people.
+    pub(super) said_by: &'static str,
+    /// How the ranks talk to each other.
+    pub(super) comm: CommBackend,
+    /// In what it is computed.
+    #[cfg_attr(not(feature = "cuda"), expect(dead_code))]
+    pub(super) precision: Precision,
+    ranks: u64,
+    /// The least bytes that a rank keeps there.
+    state: u64,
+}
+
+impl Demand {
+    /// Training, as `config` describes it.
+    pub fn of_run(config: &Config) -> Self {
+        // Without a model there is another error to come.
+        let parameters = config.model.resolve(Some(config.data.vocab_size));
+        let parameters = parameters.map_or(0, |model| model.num_parameters());
+        let ranks = config.train.ranks.max(1);
+        let shards = shards(config.shard.strategy, ranks, config.shard.shard_size);
+        Demand {
+            backend: config.device.backend,
+            said_by: "device.backend",
+            comm: config.comm.backend,
+            precision: config.precision.compute,
+            ranks: ranks as u64,
+            state: TRAINING * parameters as u64 / shards,
+        }
+    }
+
+    /// Reading the weights of `model`, spread over `ranks` ranks, in a command with a flag `--device`.
+    pub fn of_weights(
+        backend: Backend,
+        model: &ModelConfig,
+        ranks: usize,
+        strategy: Strategy,
+        shard_size: Option<usize>,
+    ) -> Self {
+        let ranks = ranks.max(1);
+        Demand {
+            backend,
+            said_by: "--device",
+            comm: CommBackend::Auto,
+            precision: Precision::F32,
+            ranks: ranks as u64,
+            state: READING * model.num_parameters() as u64 / shards(strategy, ranks, shard_size),
+        }
+    }
+
+    /// The least bytes that it takes on one GPU, which ranks share if they are threads.
+    #[cfg_attr(not(feature = "cuda"), expect(dead_code))]
+    pub(super) fn bytes(&self, processes: bool) -> u64 {
+        if processes { self.state } else { self.state * self.ranks }
+    }
+}
+
+/// Ranks that share one copy of the model.
+fn shards(strategy: Strategy, ranks: usize, shard_size: Option<usize>) -> u64 {
+    // The groups of a hybrid strategy may not be known yet; then no rank can have less than this.
+    Mesh::new(strategy, ranks, shard_size).map_or(ranks, |mesh| mesh.shard_size()) as u64
+}
+
+#[cfg(all(test, feature = "cuda"))]
+mod tests {
+    use super::Demand;
+    use crate::config::{Backend, Config};
+    use kiln_shard::Strategy;
+
+    #[test]
+    fn shards_share_the_state() {
+        let text = "[model]\npreset = '10m'\n[train]\nranks = 4";
+        let demand = |text: &str| Demand::of_run(&toml::from_str(text).expect("a configuration"));
+        let whole = demand(text).bytes(false);
+        assert!((100e6..400e6).contains(&(whole as f64)), "{whole}");
+        assert!((demand(text).bytes(true) * 4).abs_diff(whole) < 64);
+        let replicated = demand(&format!("{text}\n[shard]\nstrategy = 'NO_SHARD'"));
+        assert!(replicated.bytes(true).abs_diff(whole) < 64);
+        assert_eq!(replicated.bytes(false), 4 * replicated.bytes(true));
+        // Weights alone, without moments.
+        let config: Config = toml::from_str(text).expect("a configuration");
+        let model = config.model.resolve(Some(config.data.vocab_size)).expect("a model");
+        let read = |strategy| Demand::of_weights(Backend::Auto, &model, 4, strategy, None);
+        assert!((read(Strategy::NoShard).bytes(true) * 3).abs_diff(whole) < 64);
+        assert!((read(Strategy::FullShard).bytes(true) * 12).abs_diff(whole) < 64);
+    }
+}

@@ -1,0 +1,261 @@
+//! Why a run cannot have the device that it was told to use.
+
+/// What is missing. The first sentence says what it is; the rest where it was looked for, and what to
+/// do.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DeviceError {
+    /// The program knows no GPUs.
+    #[error(
+        "this program was built without CUDA; build it with `cargo build --release --features cuda`, \
+         which needs no CUDA, or set device.backend = \"cpu\""
+    )]
+    NotBuilt,
+    /// No `libcuda.so.1`.
+    #[error(
+        "there is no NVIDIA driver; looked for {names} in {places}{}. A machine with an NVIDIA GPU \
+         needs its driver installed, and a container needs it passed in (as with `docker run --gpus \
+         all`); or set device.backend = \"cpu\"", useless(.failures)
+    )]
+    NoDriver {
+        /// Names of the library.
+        names: String,
+        /// Where it was looked for.
+        places: String,
+        /// What was found, and why it is of no use.
+        failures: Vec<String>,
+    },
+    /// The driver is there, and reports an error.
+    #[error(
+        "the NVIDIA driver does not work ({call}: {error}); `nvidia-smi` may say more. After an update \
+         of the driver the machine needs a restart"
+    )]
+    DriverFails {
+        /// What was asked of it.
+        call: &'static str,
+        /// What it answered.
+        error: String,
+    },
+    /// The driver is older than something that goes through it.
+    #[error(
+        "the NVIDIA driver is too old: it is for CUDA {found}, and {who} need CUDA {needed}; update the \
+         driver, or {instead}"
+    )]
+    DriverTooOld {
+        /// The driver's version of CUDA.
+        found: Version,
+        /// The lowest version that will do.
+        needed: Version,
+        /// What needs it.
+        who: String,
+        /// Another way.
+        instead: String,
+    },
+    /// The driver knows no GPU.
+    #[error(
+        "there is no GPU; the driver works and lists none{}", hidden(.visible)
+    )]
+    NoGpu {
+        /// `CUDA_VISIBLE_DEVICES`, if it is set.
+        visible: Option<String>,
+    },
+    /// The node has fewer GPUs than ranks.
+    #[error(
+        "there are fewer GPUs than ranks: {ranks} ranks on this node, and {gpus} GPU{}{}; start {gpus} \
+         rank{} per node, or set device.backend = \"cpu\"",
+        plural(.gpus), seen(.visible), plural(.gpus)
+    )]
+    FewerGpus {
+        /// Ranks that are processes of this node.
+        ranks: usize,
+        /// GPUs that this one sees.
+        gpus: usize,
+        /// `CUDA_VISIBLE_DEVICES`, if it is set.
+        visible: Option<String>,
+    },
+    /// Ranks that are processes have the same GPU.
+    #[error(
+        "ranks {ranks:?} have the same GPU; give each one of its own, through its local rank or \
+         CUDA_VISIBLE_DEVICES"
+    )]
+    SharedGpu {
+        /// The ranks.
+        ranks: Vec<usize>,
+    },
+    /// Some ranks are on GPUs and some on CPUs.
+    #[error(
+        "the ranks have different devices: ranks {gpu:?} a GPU, and ranks {cpu:?} the CPU; with \
+         device.backend = \"cuda\" the latter say what they miss, or set device.backend = \"cpu\""
+    )]
+    Mixed {
+        /// Ranks with a GPU.
+        gpu: Vec<usize>,
+        /// Ranks without one.
+        cpu: Vec<usize>,
+    },
+    /// The GPU's memory is in use.
+    #[error(
+        "GPU {index} ({name}) has not enough free memory: {} of {} GiB are free, and {} GiB are needed \
+         for weights, moments and the driver's own; end what uses the GPU (`nvidia-smi` lists it), or \
+         train a smaller model or on more GPUs", gib(.free), gib(.total), gib(.needed)
+    )]
+    LowMemory {
+        /// The GPU.
+        index: usize,
+        /// Its name.
+        name: String,
+        /// Bytes that are free.
+        free: u64,
+        /// Bytes that it has.
+        total: u64,
+        /// The least that the run needs in bytes.
+        needed: u64,
+    },
+    /// The GPU is older than what goes through it.
+    #[error(
+        "GPU {index} ({name}) is too old: it has compute capability {found}, and {who} needs {needed}; \
+         {instead}"
+    )]
+    OldGpu {
+        /// The GPU.
+        index: usize,
+        /// Its name.
+        name: String,
+        /// Its compute capability.
+        found: Version,
+        /// The lowest that will do.
+        needed: Version,
+        /// What needs it.
+        who: String,
+        /// Another way.
+        instead: &'static str,
+    },
+    /// A library is not there, or cannot be loaded.
+    #[error(
+        "{library} is not found; looked for {names} in {places}{}. `pip install {package}` brings it, \
+         and so does {toolkit}", useless(.failures)
+    )]
+    NoLibrary {
+        /// What it is called.
+        library: &'static str,
+        /// Names of its file.
+        names: String,
+        /// Where it was looked for.
+        places: String,
+        /// What was found, and why it is of no use.
+        failures: Vec<String>,
+        /// The package of PyPI that has it.
+        package: &'static str,
+        /// Another way to have it.
+        toolkit: &'static str,
+    },
+    /// A library is older than what is called.
+    #[error(
+        "{library} is too old: {path} is version {found}, and {needed} is needed; `pip install --upgrade {package}` brings a newer one"
+    )]
+    OldLibrary {
+        /// What it is called.
+        library: &'static str,
+        /// Where it is.
+        path: String,
+        /// Its version.
+        found: Version,
+        /// The lowest that will do.
+        needed: Version,
+        /// The package of PyPI that has it.
+        package: &'static str,
+    },
+    /// Headers that kernels include.
+    #[error(
+        "the headers of CUDA are not found; looked for {files} in {places}. `pip install {package}` \
+         brings them, and so does the CUDA toolkit; CUDA_PATH names the folder above `include`"
+    )]
+    NoHeaders {
+        /// The files.
+        files: String,
+        /// Where they were looked for, and what was missing there.
+        places: String,
+        /// The packages of PyPI that have them.
+        package: &'static str,
+    },
+    /// The program knows no wgpu.
+    #[error(
+        "this program was built without wgpu, which is for tests and for GPUs of other makers than \
+         NVIDIA; build it with `cargo build --release --features wgpu`, or set device.backend = \"cpu\""
+    )]
+    WgpuNotBuilt,
+    /// wgpu finds nothing.
+    #[error(
+        "wgpu finds no GPU; it looks for drivers of Vulkan (`vulkaninfo --summary` lists them). Any will \
+         do, such as Mesa's, which compute on the CPU where there is no GPU; or set \
+         device.backend = \"cpu\""
+    )]
+    NoWgpu,
+    /// Ranks that are processes cannot use wgpu.
+    #[error(
+        "ranks that are processes cannot talk to each other through wgpu; start one process without a \
+         launcher, whose ranks are threads, or set device.backend = \"cpu\""
+    )]
+    WgpuProcesses,
+    /// The ranks talk to each other through what moves the memory of the CPU only.
+    #[error(
+        "these ranks talk to each other through what moves only what is in the memory of the CPU; set \
+         device.backend = \"cpu\""
+    )]
+    NoTransport,
+}
+
+impl DeviceError {
+    /// What is missing, without where and what to do.
+    pub fn in_short(&self) -> String {
+        let text = self.to_string();
+        // Before the first semicolon, or the dot that ends a sentence.
+        let end = [text.find("; "), text.find(". ")].into_iter().flatten().min();
+        text[..end.unwrap_or(text.len())].to_owned()
+    }
+}
+
+/// A version in two numbers, as CUDA's and compute capabilities are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Version(pub u32, pub u32);
+
+impl std::fmt::Display for Version {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}.{}", self.0, self.1)
+    }
+}
+
+fn useless(failures: &[String]) -> String {
+    match failures {
+        [] => String::new(),
+        failures => format!(", and found what cannot be loaded: {}", failures.join(", ")),
+    }
+}
+
+fn hidden(visible: &Option<String>) -> String {
+    match visible.as_deref() {
+        Some("") => {
+            ", because CUDA_VISIBLE_DEVICES is empty; unset it, or set device.backend = \"cpu\""
+                .to_owned()
+        }
+        Some(value) => format!(
+            ", which CUDA_VISIBLE_DEVICES={value} may be the cause of; unset it, or set \
+             device.backend = \"cpu\""
+        ),
+        None => {
+            "; `nvidia-smi -L` shows the machine's, and a container has those that it was given"
+                .to_owned()
+        }
+    }
+}
+
+fn seen(visible: &Option<String>) -> String {
+    visible.as_ref().map_or_else(String::new, |value| format!(" (CUDA_VISIBLE_DEVICES={value})"))
+}
+
+fn plural(count: &usize) -> &'static str {
+    if *count == 1 { "" } else { "s" }
+}
+
+fn gib(bytes: &u64) -> String {
+    format!("{:.1}", *bytes as f64 / f64::from(1 << 30))
+}

@@ -1,0 +1,77 @@
+//! `--device`, for commands that read no configuration.
+
+use clap::Args;
+
+use super::{Demand, DeviceError, Selected};
+use crate::config::Backend;
+use crate::place::Place;
+use crate::train::TrainError;
+
+/// The flag.
+#[derive(Args, Clone, Debug)]
+pub struct DeviceFlag {
+    /// What computes: a GPU if there is one that can be used, the CPU, or an NVIDIA GPU.
+    #[arg(long = "device", value_name = "auto|cpu|cuda", value_parser = parse, default_value = "auto")]
+    backend: Backend,
+}
+
+fn parse(text: &str) -> Result<Backend, String> {
+    match text {
+        "auto" => Ok(Backend::Auto),
+        "cpu" => Ok(Backend::Cpu),
+        "cuda" => Ok(Backend::Cuda),
+        "wgpu" => Ok(Backend::Wgpu),
+        _ => Err("use auto, cpu or cuda".to_owned()),
+    }
+}
+
+impl DeviceFlag {
+    /// What it names.
+    pub fn backend(&self) -> Backend {
+        self.backend
+    }
+
+    /// The device for `demand`.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Selected::for_demand`], in the words of the command line.
+    pub fn select(demand: &Demand, place: Option<&Place>) -> Result<Selected, TrainError> {
+        let selected = Selected::for_demand(demand, place).map_err(in_flags)?;
+        tracing::info!("{}", selected.describe());
+        Ok(selected)
+    }
+}
+
+/// The message knows the key of a configuration; here it is a flag.
+pub(super) fn in_flags(error: DeviceError) -> TrainError {
+    let text = error.to_string();
+    let text = text.replace("set device.backend = \"cpu\"", "choose --device cpu");
+    TrainError::usage(text.replace("device.backend = \"cuda\"", "--device cuda"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{DeviceError, in_flags, parse};
+
+    #[test]
+    fn devices_are_called_as_in_a_configuration() {
+        for name in ["auto", "cpu", "cuda", "wgpu"] {
+            let backend = toml::Value::String(name.to_owned()).try_into();
+            assert_eq!(parse(name), Ok(backend.expect("a backend")));
+        }
+        assert!(parse("gpu").is_err());
+    }
+
+    #[test]
+    fn errors_name_the_flag() {
+        let text = in_flags(DeviceError::NotBuilt).to_string();
+        assert!(
+            text.ends_with("or choose --device cpu") && !text.contains("device.backend"),
+            "{text}"
+        );
+        let mixed = DeviceError::Mixed { gpu: vec![1], cpu: vec![0] };
+        let text = in_flags(mixed).to_string();
+        assert!(text.contains("--device cuda") && !text.contains("device.backend"), "{text}");
+    }
+}

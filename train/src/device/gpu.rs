@@ -1,0 +1,111 @@
+//! One GPU.
+
+use std::fmt;
+
+use super::error::Version;
+use crate::config::Precision;
+
+/// A GPU as its driver describes it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Gpu {
+    /// Its number among those that this process sees.
+    pub index: usize,
+    /// What it is called.
+    pub name: String,
+    /// Compute capability.
+    pub capability: Version,
+    /// Bytes of its memory, and how many of them are free.
+    pub memory: u64,
+    /// Bytes of its memory that were free when it was looked at.
+    pub free: u64,
+    /// Streaming multiprocessors.
+    pub multiprocessors: u32,
+    /// The highest clock in Hz.
+    pub clock: f64,
+    /// What no other GPU has.
+    pub uuid: [u8; 16],
+}
+
+impl fmt::Display for Gpu {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
+        write!(
+            f,
+            "{} ({}, compute capability {}, {:.1} of {:.1} GiB free)",
+            self.index,
+            self.name,
+            self.capability,
+            gib(self.free),
+            gib(self.memory)
+        )
+    }
+}
+
+/// Dense TFLOP/s of data-centre GPUs from NVIDIA's data sheets: part of the name, bf16 on tensor cores
+/// with f32 sums, f32 without tensor cores. The first that fits counts.
+const DATA_SHEETS: &[(&str, f64, f64)] = &[
+    ("B200", 2250.0, 75.0),
+    ("GH200", 989.5, 67.0),
+    ("H200", 989.5, 67.0),
+    ("H100 NVL", 835.5, 60.0),
+    ("H100 PCIe", 756.0, 51.0),
+    ("H100", 989.5, 67.0),
+    ("H800", 989.5, 67.0),
+    ("H20", 148.0, 44.0),
+    ("A100", 312.0, 19.5),
+    ("A800", 312.0, 19.5),
+    ("L40S", 362.0, 91.6),
+    ("L40", 181.0, 90.5),
+    ("L4", 121.0, 30.3),
+    ("A40", 149.7, 37.4),
+    ("A30", 165.0, 10.3),
+    ("A10", 125.0, 31.2),
+];
+
+impl Gpu {
+    /// FLOP/s that the GPU could reach in matrix products: those of its data sheet, or what its
+    /// multiprocessors could do at its highest clock.
+    pub fn peak_flops(&self, precision: Precision) -> f64 {
+        let known = DATA_SHEETS.iter().find(|(name, ..)| self.name.contains(name));
+        if let Some((_, bf16, f32)) = known {
+            return 1e12 * if precision == Precision::F32 { f32 } else { bf16 };
+        }
+        // Per multiprocessor and clock (CUDA C++ Programming Guide, arithmetic throughput).
+        let per_clock = match (precision, self.capability) {
+            (Precision::F32, Version(8, 0)) => 128.0,
+            (Precision::F32, _) => 256.0,
+            (_, Version(10, _)) => 8192.0,
+            (_, Version(9, _)) => 4096.0,
+            (_, Version(8, 0) | Version(8, 7)) => 2048.0,
+            (_, _) => 1024.0,
+        };
+        per_clock * f64::from(self.multiprocessors) * self.clock
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Gpu, Precision, Version};
+
+    fn gpu(name: &str, capability: Version, multiprocessors: u32, clock: f64) -> Gpu {
+        let (name, uuid) = (name.to_owned(), [0; 16]);
+        Gpu { index: 0, name, capability, memory: 0, free: 0, multiprocessors, clock, uuid }
+    }
+
+    /// Without its name, a GPU gets nearly what its data sheet says, at the clock that is meant there.
+    #[test]
+    fn data_sheets_and_multiprocessors_agree() {
+        for (name, capability, multiprocessors, clock) in [
+            ("NVIDIA H100 80GB HBM3", Version(9, 0), 132, 1.83e9),
+            ("NVIDIA A100-SXM4-80GB", Version(8, 0), 108, 1.41e9),
+            ("NVIDIA L40S", Version(8, 9), 142, 2.52e9),
+        ] {
+            for precision in [Precision::Bf16, Precision::F32] {
+                let known = gpu(name, capability, multiprocessors, clock).peak_flops(precision);
+                let other = gpu("a GPU", capability, multiprocessors, clock).peak_flops(precision);
+                let ratio = other / known;
+                assert!((0.9..1.1).contains(&ratio), "{name} {precision:?}: {known} {other}");
+            }
+        }
+    }
+}

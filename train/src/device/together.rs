@@ -1,0 +1,68 @@
+//! Ranks that are processes choose their devices each for itself; here they compare.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use kiln_collectives::{Buffer, Communicator, DType, Label, Phase};
+use kiln_shard::ShardError;
+
+use super::{DeviceError, Selected};
+use crate::train::TrainError;
+
+/// Lets NCCL 2.30 and newer have several ranks on one GPU.
+const SHARE_GPU: &str = "NCCL_MULTI_RANK_GPU_ENABLE";
+
+/// Fails unless all ranks have chosen a GPU, and each another one, or all the CPU. Collective.
+pub(crate) fn agree(
+    world: &dyn Communicator,
+    selected: &Selected,
+    timeout: Duration,
+) -> Result<(), TrainError> {
+    let mut mine = vec![u8::from(selected.is_gpu())];
+    mine.extend(selected.id());
+    let all = Buffer::zeros(DType::U8, mine.len() * world.world_size());
+    let input = Arc::new(Buffer::from_slice(&mine[..]));
+    let work = world.all_gather(Label::new("device", Phase::Init), input, all);
+    let all = work.wait(timeout).map_err(ShardError::from)?;
+    let chosen: Vec<_> = all.as_bytes().chunks(mine.len()).collect();
+    Ok(compare(&chosen, share_gpu())?)
+}
+
+/// Whether several processes may have the same GPU.
+pub(super) fn share_gpu() -> bool {
+    std::env::var(SHARE_GPU).is_ok_and(|value| value == "1")
+}
+
+/// `chosen` has, for each rank, a byte that says whether it has a GPU, and the GPU's id.
+fn compare(chosen: &[&[u8]], share: bool) -> Result<(), DeviceError> {
+    let (gpu, cpu): (Vec<_>, Vec<_>) = (0..chosen.len()).partition(|rank| chosen[*rank][0] != 0);
+    if !gpu.is_empty() && !cpu.is_empty() {
+        return Err(DeviceError::Mixed { gpu, cpu });
+    }
+    for rank in gpu.iter().filter(|_| !share) {
+        let ranks: Vec<_> =
+            gpu.iter().copied().filter(|other| chosen[*other] == chosen[*rank]).collect();
+        if ranks.len() > 1 {
+            return Err(DeviceError::SharedGpu { ranks });
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{DeviceError, compare};
+
+    #[test]
+    fn ranks_have_all_a_gpu_of_their_own_or_all_the_cpu() {
+        let (cpu, a, b): (&[u8], &[u8], &[u8]) = (&[0, 0], &[1, 7], &[1, 8]);
+        assert_eq!(compare(&[cpu, cpu, cpu], false), Ok(()));
+        assert_eq!(compare(&[a, b], false), Ok(()));
+        assert_eq!(compare(&[a, a], true), Ok(()));
+        let mixed = DeviceError::Mixed { gpu: vec![1, 3], cpu: vec![0, 2] };
+        assert_eq!(compare(&[cpu, a, cpu, b], false), Err(mixed.clone()));
+        assert_eq!(compare(&[cpu, a, cpu, b], true), Err(mixed));
+        let shared = DeviceError::SharedGpu { ranks: vec![1, 2] };
+        assert_eq!(compare(&[b, a, a], false), Err(shared));
+    }
+}

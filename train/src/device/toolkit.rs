@@ -1,0 +1,144 @@
+//! NVIDIA's libraries and headers that work on a GPU goes through, besides the driver.
+
+use std::ffi::c_int;
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use super::DeviceError;
+use super::error::Version;
+use super::libraries::{self, Found, Places, Wanted};
+
+/// A library that is there.
+#[derive(Debug)]
+pub(super) struct Tool {
+    path: PathBuf,
+    pub(super) version: Option<Version>,
+}
+
+impl fmt::Display for Tool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.version {
+            Some(version) => write!(f, "{version} ({})", self.path.display()),
+            None => write!(f, "{}", self.path.display()),
+        }
+    }
+}
+
+const TOOLKIT: &str = "the CUDA toolkit";
+
+/// The lowest NCCL: the first with `ncclCommSplit`.
+const NCCL: Version = Version(2, 18);
+
+/// Headers that CubeCL's kernels include, in `include`; the last also in `include/cccl`.
+const HEADERS: [&str; 5] =
+    ["cuda_runtime.h", "cuda_bf16.h", "mma.h", "cooperative_groups.h", "cuda/barrier"];
+
+/// The versions of `file` that can work with a driver for `driver`: a library of a later major version
+/// of CUDA needs a driver of that version.
+fn fitting(driver: Version, files: [&'static str; 2]) -> Vec<&'static str> {
+    match driver {
+        Version(..13, _) => vec![files[1]],
+        _ => files.to_vec(),
+    }
+}
+
+fn find(
+    library: &'static str,
+    wanted: &Wanted,
+    package: &'static str,
+    toolkit: &'static str,
+) -> Result<Found, DeviceError> {
+    let places = Places::of_libraries(&libraries::environment);
+    libraries::load(wanted, &places).map_err(|missing| DeviceError::NoLibrary {
+        library,
+        names: missing.names,
+        places: missing.places,
+        failures: missing.failures,
+        package,
+        toolkit,
+    })
+}
+
+/// NVRTC, the compiler of kernels.
+pub(super) fn nvrtc(driver: Version) -> Result<Tool, DeviceError> {
+    let files = fitting(driver, ["libnvrtc.so.13", "libnvrtc.so.12"]);
+    let package = if files.len() > 1 { "nvidia-cuda-nvrtc" } else { "nvidia-cuda-nvrtc-cu12" };
+    let found =
+        find("NVRTC, which compiles kernels,", &Wanted { stem: "nvrtc", files }, package, TOOLKIT)?;
+    let (mut major, mut minor): (c_int, c_int) = (0, 0);
+    // SAFETY: the library is loaded, and the numbers outlive the call.
+    let status = unsafe { cudarc::nvrtc::sys::nvrtcVersion(&mut major, &mut minor) };
+    let version = status.result().is_ok().then_some(Version(major as u32, minor as u32));
+    Ok(Tool { path: found.path, version })
+}
+
+/// The lowest compute capability that NVRTC compiles for.
+pub(super) fn lowest_capability() -> Option<Version> {
+    use cudarc::nvrtc::sys::{nvrtcGetNumSupportedArchs, nvrtcGetSupportedArchs};
+    let mut count: c_int = 0;
+    // SAFETY: NVRTC is loaded, and writes one number.
+    unsafe { nvrtcGetNumSupportedArchs(&mut count) }.result().ok()?;
+    let mut all = vec![0 as c_int; usize::try_from(count).ok()?];
+    // SAFETY: it writes as many numbers as it has said.
+    unsafe { nvrtcGetSupportedArchs(all.as_mut_ptr()) }.result().ok()?;
+    let lowest = u32::try_from(all.into_iter().min()?).ok()?;
+    Some(Version(lowest / 10, lowest % 10))
+}
+
+/// cuBLASLt, which multiplies matrices.
+pub(super) fn cublas_lt(driver: Version) -> Result<Tool, DeviceError> {
+    let files = fitting(driver, ["libcublasLt.so.13", "libcublasLt.so.12"]);
+    let package = if files.len() > 1 { "nvidia-cublas" } else { "nvidia-cublas-cu12" };
+    let wanted = Wanted { stem: "cublasLt", files };
+    let found = find("cuBLASLt, which multiplies matrices,", &wanted, package, TOOLKIT)?;
+    Ok(Tool { path: found.path, version: None })
+}
+
+/// NCCL, through which GPUs talk to each other.
+pub(super) fn nccl(driver: Version) -> Result<Tool, DeviceError> {
+    let package = if driver.0 < 13 { "nvidia-nccl-cu12" } else { "nvidia-nccl-cu13" };
+    let wanted = Wanted { stem: "nccl", files: vec!["libnccl.so.2"] };
+    let toolkit = "the package libnccl2 of NVIDIA's repositories";
+    let found = find("NCCL, which connects GPUs,", &wanted, package, toolkit)?;
+    let mut number: c_int = 0;
+    // SAFETY: the library is loaded, and the number outlives the call.
+    let status = unsafe { cudarc::nccl::sys::ncclGetVersion(&mut number) };
+    let number = if status.result().is_ok() { number as u32 } else { 0 };
+    // 2.9 and later; what was before is too old anyway.
+    let version = Version(number / 10_000, number / 100 % 100);
+    if version < NCCL {
+        return Err(DeviceError::OldLibrary {
+            library: "NCCL",
+            path: found.path.display().to_string(),
+            found: version,
+            needed: NCCL,
+            package,
+        });
+    }
+    Ok(Tool { path: found.path, version: Some(version) })
+}
+
+/// CUDA's headers: the folder above `include`. CubeCL looks under `CUDA_PATH`, and failing that in the
+/// toolkit's usual places; where it would not find them, `CUDA_PATH` is set.
+pub(super) fn headers() -> Result<PathBuf, DeviceError> {
+    let places = Places::of_headers(&libraries::environment);
+    let missing = |root: &Path| {
+        let include = root.join("include");
+        let has =
+            |file: &&str| include.join(file).exists() || include.join("cccl").join(file).exists();
+        HEADERS.into_iter().filter(|file| !has(file)).collect::<Vec<_>>()
+    };
+    let Some(root) = places.folders().find(|root| missing(root).is_empty()) else {
+        return Err(DeviceError::NoHeaders {
+            files: HEADERS.join(", "),
+            places: places.names(),
+            package: "nvidia-cuda-runtime nvidia-cuda-crt nvidia-cuda-cccl",
+        });
+    };
+    if cubecl_cuda::install::cuda_path().as_deref() != Some(root) {
+        // SAFETY: a device is chosen before ranks start; no other thread of this program changes or
+        // reads variables through C at that time.
+        unsafe { std::env::set_var("CUDA_PATH", root) };
+    }
+    Ok(root.to_owned())
+}

@@ -1,0 +1,17 @@
+//! GPUs through wgpu: those of any maker, and Vulkan drivers that compute on the CPU.
+
+use burn::tensor::{Device, DeviceType};
+
+use super::DeviceError;
+use crate::place::Place;
+
+/// Fails unless wgpu finds something to compute on, for ranks that are threads.
+pub(super) fn check(place: Option<&Place>) -> Result<(), DeviceError> {
+    if place.is_some() {
+        return Err(DeviceError::WgpuProcesses);
+    }
+    match Device::enumerate(DeviceType::Wgpu).into_vec().is_empty() {
+        true => Err(DeviceError::NoWgpu),
+        false => Ok(()),
+    }
+}

@@ -1,0 +1,321 @@
+//! Choosing the device, and what is said where there is none.
+//!
+//! Builds with CUDA are tested with the stand-ins for NVIDIA's libraries in `benches/fakecuda`, which are
+//! compiled here: a driver that can be old, broken, full or without a GPU, and libraries that are there
+//! or not.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use crate::messages::Messages;
+use crate::support::{Ended, Workspace};
+
+/// Whatever on this machine could lead to a GPU, to libraries, or to a place among ranks.
+const VARIABLES: &[&str] = &[
+    "LD_LIBRARY_PATH",
+    "CUDA_PATH",
+    "CUDA_VISIBLE_DEVICES",
+    "VIRTUAL_ENV",
+    "CONDA_PREFIX",
+    "PYTHONPATH",
+    "HOME",
+    "KILN_LOG",
+    "NCCL_MULTI_RANK_GPU_ENABLE",
+];
+
+/// Runs `kiln` with nothing of the machine's own environment that matters here, and `variables`.
+fn kiln(workspace: &Workspace, variables: &[(&str, &str)], arguments: &[&str]) -> Ended {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kiln"));
+    VARIABLES.iter().for_each(|name| {
+        command.env_remove(name);
+    });
+    let child = command
+        .args(arguments)
+        .envs(variables.iter().copied())
+        .current_dir(workspace.path(""))
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn();
+    let mut ended = workspace.end(child.expect("the binary starts"));
+    // Paths that the kernel knows are absolute.
+    let here = workspace.path("").canonicalize().expect("the folder");
+    for text in [&mut ended.stdout, &mut ended.stderr] {
+        *text = text.replace(&format!("{}/", here.display()), "");
+    }
+    ended
+}
+
+/// A run that asks for a GPU.
+fn on_cuda() -> Workspace {
+    let workspace = Workspace::new();
+    workspace.replace("run.toml", "backend = \"cpu\"\nthreads = 1\n", "backend = \"cuda\"\n");
+    workspace
+}
+
+/// Rank 2 of 3 on this node. It is not to get as far as meeting the others.
+const RANK: [(&str, &str); 6] = [
+    ("RANK", "2"),
+    ("LOCAL_RANK", "2"),
+    ("WORLD_SIZE", "3"),
+    ("LOCAL_WORLD_SIZE", "3"),
+    ("MASTER_ADDR", "localhost"),
+    ("MASTER_PORT", "1"),
+];
+
+const TRAIN: &[&str] = &["train", "run.toml", "--out", "run"];
+
+/// The lines of the doctor's part on GPUs.
+fn gpus(ended: &Ended) -> Vec<&str> {
+    assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), ""), "{ended:?}");
+    let lines = ended.stdout.lines().skip_while(|line| *line != "GPUs").skip(1);
+    lines.take_while(|line| !line.is_empty()).map(str::trim).collect()
+}
+
+fn has_driver() -> bool {
+    Path::new("/proc/driver/nvidia/version").exists()
+}
+
+/// A machine without a driver; on one that has it, its GPUs are hidden, which is another message.
+#[test]
+fn without_a_gpu() {
+    let workspace = on_cuda();
+    let hide: &[_] = if has_driver() { &[("CUDA_VISIBLE_DEVICES", "")] } else { &[] };
+    let ended = kiln(&workspace, hide, TRAIN);
+    assert!(!workspace.path("run").exists());
+    let mut messages = Messages::default();
+    messages.record("train on CUDA", &ended, 2);
+    let text = messages.finish();
+    if !cfg!(feature = "cuda") {
+        insta::assert_snapshot!("train_without_cuda", text);
+    } else if has_driver() {
+        assert!(text.contains("CUDA_VISIBLE_DEVICES is empty"), "{text}");
+    } else {
+        insta::assert_snapshot!("train_without_driver", text);
+    }
+
+    let doctor = kiln(&workspace, hide, &["doctor"]);
+    let lines = gpus(&doctor);
+    if cfg!(feature = "cuda") {
+        let driver = if has_driver() { "driver: " } else { "driver: there is no NVIDIA driver; " };
+        assert!(lines[0].starts_with(driver), "{lines:#?}");
+        for part in ["NVRTC: ", "headers: ", "cuBLASLt: ", "NCCL: "] {
+            assert!(lines.iter().any(|line| line.starts_with(part)), "{part} {lines:#?}");
+        }
+    } else {
+        assert!(
+            lines[0].starts_with("program: this program was built without CUDA; "),
+            "{lines:#?}"
+        );
+        assert!(lines[1].starts_with("driver: "), "{lines:#?}");
+    }
+}
+
+/// `auto` takes the CPU, and says why.
+#[test]
+fn automatic() {
+    let workspace = Workspace::new();
+    workspace.replace("run.toml", "backend = \"cpu\"", "backend = \"auto\"");
+    let hide = [("CUDA_VISIBLE_DEVICES", "")];
+    let ended = kiln(&workspace, &hide, TRAIN);
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    let why = match (cfg!(feature = "cuda"), has_driver()) {
+        (false, _) => "this program was built without CUDA",
+        (true, false) => "there is no NVIDIA driver",
+        (true, true) => "there is no GPU",
+    };
+    let lines: Vec<_> = ended.stdout.lines().filter(|line| line.starts_with("device: ")).collect();
+    assert_eq!(lines, [format!("device: CPU, not a GPU: {why}")]);
+
+    let ended = kiln(
+        &workspace,
+        &hide,
+        &["train", "run.toml", "--out", "cpu", "--set", "device.backend=cpu"],
+    );
+    assert!(ended.stdout.contains("device: CPU, as device.backend says\n"), "{ended:?}");
+}
+
+/// Values that do not go with a GPU.
+#[test]
+fn combinations_that_cannot_be() {
+    let workspace = on_cuda();
+    let mut messages = Messages::default();
+    for (title, variables, arguments) in [
+        ("threads of the CPU", &[][..], &["--set", "device.threads=2"][..]),
+        (
+            "communication of the CPU",
+            &RANK,
+            &["--set", "comm.backend=tcp", "--set", "train.global_batch=6"],
+        ),
+    ] {
+        let ended = kiln(&workspace, variables, &[TRAIN, arguments].concat());
+        messages.record(title, &ended, 2);
+    }
+    let name = match cfg!(feature = "cuda") {
+        true => "combinations_with_cuda",
+        false => "combinations_without_cuda",
+    };
+    insta::assert_snapshot!(name, messages.finish());
+}
+
+/// The rest needs a program that looks.
+#[cfg(feature = "cuda")]
+mod with_stand_ins {
+    use std::fs;
+    use std::path::{Path, PathBuf};
+    use std::process::Command;
+
+    use super::{RANK, TRAIN, gpus, has_driver, kiln, on_cuda};
+    use crate::messages::Messages;
+    use crate::support::Workspace;
+
+    const SOURCES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../benches/fakecuda");
+
+    /// What is asked of NVRTC before a kernel is compiled.
+    const NVRTC: &str = "
+        #include <stdlib.h>
+        int nvrtcVersion(int *major, int *minor) {
+            const char *set = getenv(\"NVRTC_MINOR\");
+            *major = 13, *minor = set ? atoi(set) : 0;
+            return 0;
+        }
+        int nvrtcGetNumSupportedArchs(int *count) { return *count = 2, 0; }
+        int nvrtcGetSupportedArchs(int *all) { return all[0] = 75, all[1] = 90, 0; }
+        const char *nvrtcGetErrorString(int error) { return error ? \"error\" : \"none\"; }
+    ";
+
+    fn build(library: &Path, sources: &[PathBuf]) {
+        let name = library.file_name().expect("a name").to_str().expect("text");
+        fs::create_dir_all(library.parent().expect("a folder")).expect("a folder");
+        let status = Command::new("cc")
+            .args([
+                "-std=gnu11",
+                "-fPIC",
+                "-shared",
+                "-pthread",
+                &format!("-Wl,-soname,{name}"),
+                "-o",
+            ])
+            .arg(library)
+            .args(sources)
+            .status();
+        // Rust links with it.
+        assert!(status.expect("a C compiler").success(), "{name}");
+    }
+
+    fn sources(name: &str) -> [PathBuf; 2] {
+        ["trace.c", name].map(|file| Path::new(SOURCES).join(file))
+    }
+
+    /// A driver in `driver/`, where the loader is told to look, and a virtual environment `venv/` with
+    /// the Python packages that `parts` names.
+    fn machine(parts: &[&str]) -> Workspace {
+        let workspace = on_cuda();
+        build(&workspace.path("driver/libcuda.so.1"), &sources("cuda.c"));
+        let packages = "venv/lib/python3.12/site-packages/nvidia";
+        for part in parts {
+            let library = |path: &str| workspace.path(format!("{packages}/{path}"));
+            match *part {
+                "nvrtc" => {
+                    workspace.write("nvrtc.c", NVRTC);
+                    build(&library("cu13/lib/libnvrtc.so.13"), &[workspace.path("nvrtc.c")]);
+                }
+                "headers" => {
+                    for header in [
+                        "cuda_runtime.h",
+                        "cuda_bf16.h",
+                        "mma.h",
+                        "cooperative_groups.h",
+                        "cccl/cuda/barrier",
+                    ] {
+                        workspace.write(&format!("{packages}/cu13/include/{header}"), "");
+                    }
+                }
+                "cublaslt" => build(&library("cu13/lib/libcublasLt.so.13"), &sources("cublaslt.c")),
+                "nccl" => build(&library("nccl/lib/libnccl.so.2"), &sources("nccl.c")),
+                other => panic!("{other}"),
+            }
+        }
+        workspace
+    }
+
+    const DRIVER: (&str, &str) = ("LD_LIBRARY_PATH", "driver");
+    const PACKAGES: (&str, &str) = ("VIRTUAL_ENV", "venv");
+    const ALL: &[&str] = &["nvrtc", "headers", "cublaslt", "nccl"];
+
+    #[test]
+    fn drivers_that_will_not_do() {
+        let workspace = machine(ALL);
+        let mut messages = Messages::default();
+        let mut record = |title: &str, variables: &[(&str, &str)], arguments: &[&str]| {
+            let variables = [&[DRIVER, PACKAGES], variables].concat();
+            let ended = kiln(&workspace, &variables, &[TRAIN, arguments].concat());
+            assert!(!workspace.path("run").exists(), "{title}");
+            messages.record(title, &ended, 2);
+        };
+        record("a driver that is broken", &[("FAKE_CUDA_INIT", "803")], &[]);
+        record("an old driver", &[("FAKE_CUDA_VERSION", "12020")], &[]);
+        record("a driver older than the compiler", &[("NVRTC_MINOR", "2")], &[]);
+        record("no GPU", &[("FAKE_CUDA_DEVICES", "0")], &[]);
+        record("hidden GPUs", &[("CUDA_VISIBLE_DEVICES", "")], &[]);
+        record("an old GPU", &[("FAKE_CUDA_CAPABILITY", "7.0")], &[]);
+        let bf16 = ["--set", "precision.compute=bf16"];
+        record("a GPU without bf16", &[("FAKE_CUDA_CAPABILITY", "7.5")], &bf16);
+        record("a GPU that is full", &[("FAKE_CUDA_FREE_GIB", "0.5")], &[]);
+        let two = [&RANK[..], &[("FAKE_CUDA_DEVICES", "2")]].concat();
+        record("more ranks than GPUs", &two, &["--set", "train.global_batch=6"]);
+        record(
+            "an old NCCL",
+            &[&RANK[..], &[("FAKE_NCCL_VERSION", "21602")]].concat(),
+            &["--set", "train.global_batch=6"],
+        );
+        insta::assert_snapshot!("drivers", messages.finish());
+    }
+
+    /// Every library is missed by its name. A machine that has them all cannot show it.
+    #[test]
+    fn libraries_that_are_not_there() {
+        if has_driver() || Path::new("/usr/local/cuda").exists() || Path::new("/opt/cuda").exists()
+        {
+            eprintln!("not run: this machine has libraries of NVIDIA's");
+            return;
+        }
+        let mut messages = Messages::default();
+        for (count, missing) in ["nvrtc", "headers", "cublaslt", "nccl"].into_iter().enumerate() {
+            let workspace = machine(&ALL[..count]);
+            let variables = [&[DRIVER, PACKAGES], &RANK[..]].concat();
+            let arguments = ["--set", "train.global_batch=6"];
+            let ended = kiln(&workspace, &variables, &[TRAIN, &arguments].concat());
+            messages.record(missing, &ended, 2);
+        }
+        // A file of the right name that is no library.
+        let workspace = machine(&[]);
+        workspace.write("venv/lib/python3.12/site-packages/nvidia/cu13/lib/libnvrtc.so.13", "text");
+        let ended = kiln(&workspace, &[DRIVER, PACKAGES], TRAIN);
+        messages.record("a damaged library", &ended, 2);
+        insta::assert_snapshot!("libraries", messages.finish());
+    }
+
+    /// Everything is found in Python's packages, which the loader does not know of, NCCL under a name that
+    /// cudarc does not ask for.
+    #[test]
+    fn everything_is_there() {
+        let workspace = machine(ALL);
+        let doctor = kiln(&workspace, &[DRIVER, PACKAGES, ("FAKE_CUDA_DEVICES", "2")], &["doctor"]);
+        let site = "venv/lib/python3.12/site-packages/nvidia";
+        assert_eq!(
+            gpus(&doctor),
+            [
+                "driver: for CUDA 13.0".to_owned(),
+                "GPU: 0 (NVIDIA stand-in, compute capability 9.0, 80.0 of 80.0 GiB free)"
+                    .to_owned(),
+                "GPU: 1 (NVIDIA stand-in, compute capability 9.0, 80.0 of 80.0 GiB free)"
+                    .to_owned(),
+                format!("NVRTC: 13.0 ({site}/cu13/lib/libnvrtc.so.13)"),
+                format!("cuBLASLt: {site}/cu13/lib/libcublasLt.so.13"),
+                format!("NCCL: 2.28 ({site}/nccl/lib/libnccl.so.2)"),
+                format!("headers: {site}/cu13/include"),
+            ]
+        );
+    }
+}

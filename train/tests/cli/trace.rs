@@ -1,0 +1,246 @@
+//! Whole runs on CUDA under the stand-ins for NVIDIA's libraries, and what they give to the driver in which
+//! order. Kernels compute nothing there, so the numbers of a run mean nothing. `benches/trace.sh` sets this
+//! up.
+//!
+//! One rank that is told to communicate as one of many takes three steps. The third is looked at: by then
+//! kernels are compiled and memory has been found.
+
+use std::collections::HashMap;
+use std::net::TcpListener;
+use std::sync::OnceLock;
+
+use crate::support::Workspace;
+
+/// Lets a rank communicate that has no others: in a process of its own through NCCL.
+const ALONE: &[&str] = &["--set", "shard.communicate_alone=true"];
+
+/// What ends a step.
+const UPDATE: &str = "adamw";
+
+/// One call to the driver or to NCCL.
+#[derive(Debug)]
+struct Call {
+    name: String,
+    fields: HashMap<String, String>,
+}
+
+impl Call {
+    fn read(line: &str) -> Call {
+        let mut words = line.split(' ');
+        let name = words.next().unwrap_or_default().to_owned();
+        let fields = words.filter_map(|word| word.split_once('='));
+        let fields = fields.map(|(key, value)| (key.to_owned(), value.to_owned()));
+        Call { name, fields: fields.collect() }
+    }
+
+    fn field(&self, key: &str) -> &str {
+        self.fields.get(key).map_or("", String::as_str)
+    }
+
+    fn is(&self, name: &str, stream: &str) -> bool {
+        self.name == name && self.field("stream") == stream
+    }
+
+    fn updates(&self) -> bool {
+        self.name == "launch" && self.field("kernel").contains(UPDATE)
+    }
+
+    /// Whether the host waits in it.
+    fn waits(&self) -> bool {
+        self.name.contains("synchron")
+    }
+
+    fn allocates(&self) -> bool {
+        self.name.starts_with("alloc") || self.name.starts_with("free")
+    }
+}
+
+/// A collective: where in the trace it was called, what it waits for, and who waits for it.
+#[derive(Debug)]
+struct Collective {
+    name: String,
+    called: usize,
+    /// Its buffers may be used once the compute stream has done what it had been given here.
+    ready: usize,
+    /// What the compute stream is given from here on waits for it.
+    joined: usize,
+}
+
+/// The calls of a run of three steps, `more` arguments and variables given.
+fn run(variables: &[(&str, &str)], more: &[&str]) -> Vec<Call> {
+    for name in ["LD_LIBRARY_PATH", "CUDA_PATH"] {
+        assert!(std::env::var_os(name).is_some(), "{name} is not set: benches/trace.sh runs this");
+    }
+    let workspace = Workspace::new();
+    // What no kernel has written may be no number.
+    let changes = [
+        ("train.steps", "3"),
+        ("train.ranks", "1"),
+        // One micro-batch.
+        ("train.global_batch", "2"),
+        ("train.nonfinite", "'skip'"),
+        ("device.backend", "'cuda'"),
+    ];
+    workspace.config("run.toml", &changes);
+    workspace.replace("run.toml", "threads = 1\n", "");
+    let arguments = ["train", "run.toml", "--out", "run"];
+    let child = workspace
+        .command(&[&arguments, more].concat())
+        .env("FAKE_CUDA_TRACE", workspace.path("trace.txt"))
+        .env_remove("FAKE_CUDA_PTX_DIR")
+        .envs(variables.iter().copied())
+        .spawn();
+    let ended = workspace.end(child.expect("the binary starts"));
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    assert!(ended.stdout.contains("device: GPU 0 (NVIDIA stand-in"), "{ended:?}");
+    assert!(ended.stdout.contains("done: 3 steps"), "{ended:?}");
+    let calls: Vec<_> = workspace.text("trace.txt").lines().map(Call::read).collect();
+    if let Some(kept) = std::env::var_os("TRACE_KEPT") {
+        std::fs::write(kept, workspace.text("trace.txt")).expect("a file for the trace");
+    }
+    assert!(calls.iter().filter(|call| call.updates()).count() >= 3, "no {UPDATE} is launched");
+    calls
+}
+
+/// A run of one process, as under a launcher; the same for all tests.
+fn run_as_process() -> &'static [Call] {
+    static CALLS: OnceLock<Vec<Call>> = OnceLock::new();
+    CALLS.get_or_init(start_as_process)
+}
+
+fn start_as_process() -> Vec<Call> {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = listener.local_addr().expect("an address").port().to_string();
+    drop(listener);
+    let variables = [
+        ("RANK", "0"),
+        ("LOCAL_RANK", "0"),
+        ("WORLD_SIZE", "1"),
+        ("LOCAL_WORLD_SIZE", "1"),
+        ("MASTER_ADDR", "127.0.0.1"),
+        ("MASTER_PORT", &port),
+    ];
+    run(&variables, ALONE)
+}
+
+/// The calls of the third step: from the first after whatever came before its first gather and made the
+/// host wait, to the last of its update.
+fn third_step(calls: &[Call]) -> &[Call] {
+    let updates: Vec<_> = (0..calls.len()).filter(|at| calls[*at].updates()).collect();
+    assert!(updates.len().is_multiple_of(3), "{} updates in three steps", updates.len());
+    let of_step = updates.len() / 3;
+    let (before, last) = (updates[2 * of_step - 1], updates[3 * of_step - 1]);
+    let first_gather = (before..last).find(|at| calls[*at].name == "nccl_all_gather");
+    let first_gather = first_gather.expect("a gather");
+    let waited = (before..first_gather).rev().find(|at| calls[*at].waits()).unwrap_or(before);
+    &calls[waited + 1..=last]
+}
+
+/// The collectives of a step in the order of their calls, and the stream that computes.
+fn collectives(step: &[Call]) -> (Vec<Collective>, String) {
+    let compute = step.last().expect("an update").field("stream").to_owned();
+    let is_collective = |call: &Call| call.name.starts_with("nccl_");
+    let stream = step.iter().find(|call| is_collective(call)).expect("one").field("stream");
+    assert_ne!(stream, compute, "communication has a stream of its own");
+    let find = |mut range: std::ops::Range<usize>, name: &str, stream: &str, event: &str| {
+        range.find(|at| step[*at].is(name, stream) && step[*at].field("event") == event)
+    };
+    let all = (0..step.len()).filter(|at| is_collective(&step[*at])).map(|called| {
+        assert!(step[called].field("stream") == stream, "one stream for communication");
+        // It waits for what the compute stream had been given, and what it will have done is marked.
+        let wait = (0..called).rev().find(|at| step[*at].is("stream_wait_event", stream));
+        let event = step[wait.expect("it waits for its buffers")].field("event");
+        let ready = (0..called)
+            .rev()
+            .find(|at| step[*at].is("event_record", &compute) && step[*at].field("event") == event);
+        let done = (called..step.len()).find(|at| step[*at].is("event_record", stream));
+        let done = done.expect("its end is marked");
+        let joined =
+            find(done..step.len(), "stream_wait_event", &compute, step[done].field("event"));
+        Collective {
+            name: step[called].name.clone(),
+            called,
+            ready: ready.expect("the compute stream says when"),
+            joined: joined.unwrap_or_else(|| panic!("nothing waits for {:?}", step[called])),
+        }
+    });
+    (all.collect(), compute)
+}
+
+fn launches(step: &[Call], compute: &str, from: usize, to: usize) -> usize {
+    step[from..to].iter().filter(|call| call.is("launch", compute)).count()
+}
+
+#[test]
+#[ignore = "benches/trace.sh"]
+fn a_thread_trains_on_a_gpu() {
+    let two = &["--ranks", "2", "--set", "train.global_batch=4"][..];
+    for more in [&[][..], ALONE, two] {
+        let calls = run(&[], more);
+        // Threads move what is there without NCCL.
+        assert!(calls.iter().all(|call| !call.name.starts_with("nccl_")));
+    }
+}
+
+/// What is gathered while something is computed: in forward the next block, in backward the one before; and
+/// nothing is reduced before the next gather is under way.
+#[test]
+#[ignore = "benches/trace.sh"]
+fn gathers_and_reductions_overlap_with_compute() {
+    let calls = run_as_process();
+    let step = third_step(calls);
+    let (all, compute) = collectives(step);
+    let names: Vec<_> = all.iter().map(|one| one.name.trim_start_matches("nccl_")).collect();
+    // Embedding, two blocks, head; then from the end: a block is gathered before the part behind it is
+    // reduced. The embedding is not gathered in backward, which looks up no row.
+    let (gather, scatter) = ("all_gather", "reduce_scatter");
+    let forward = [gather; 4];
+    let backward = [gather, scatter, gather, scatter, scatter, scatter];
+    let in_step: Vec<_> = names.iter().copied().take(10).collect();
+    assert_eq!(in_step, [&forward[..], &backward].concat(), "{names:?}");
+
+    let gathers: Vec<_> = all.iter().filter(|one| one.name == "nccl_all_gather").collect();
+    for (index, pair) in gathers.windows(2).enumerate() {
+        let (this, next) = (pair[0], pair[1]);
+        let beside = launches(step, &compute, next.called, next.joined);
+        assert!(beside > 0, "nothing is computed while {next:?} is under way");
+        // The next gather is called, and may begin, before anything is computed with this one. At the turn,
+        // after the head, it is called in the backward of the head.
+        let before = launches(step, &compute, this.joined, next.ready);
+        assert!(before == 0 || index == 3, "{before} kernels before {next:?}, {beside} beside it");
+    }
+    for pair in gathers[..4].windows(2) {
+        // Compute waits for the gather it needs, and not for the one under way.
+        let waits = step[pair[0].joined + 1..pair[1].joined]
+            .iter()
+            .filter(|call| call.is("stream_wait_event", &compute))
+            .count();
+        assert_eq!(waits, 0, "compute waits for more than {:?}", pair[0]);
+    }
+    // Every wait is for a collective, and there is one for each.
+    let waits = step.iter().filter(|call| call.is("stream_wait_event", &compute)).count();
+    assert_eq!(waits, all.len());
+    // The reduction of a part goes on beside the backward of the next.
+    let scatters: Vec<_> = all.iter().filter(|one| one.name == "nccl_reduce_scatter").collect();
+    for one in &scatters[..3] {
+        assert!(launches(step, &compute, one.called, one.joined) > 0, "{one:?}");
+    }
+}
+
+#[test]
+#[ignore = "benches/trace.sh"]
+fn a_step_makes_the_host_wait_for_nothing() {
+    let calls = run_as_process();
+    let step = third_step(calls);
+    let waits: Vec<_> = step.iter().filter(|call| call.waits()).collect();
+    assert!(waits.is_empty(), "{waits:#?}");
+}
+
+#[test]
+#[ignore = "benches/trace.sh"]
+fn the_third_step_allocates_nothing() {
+    let calls = run_as_process();
+    let step = third_step(calls);
+    let allocations: Vec<_> = step.iter().filter(|call| call.allocates()).collect();
+    assert!(allocations.is_empty(), "{allocations:#?}");
+}
