@@ -70,7 +70,7 @@ impl World {
             nccl::attach(sockets, &options).map_err(|source| TrainError::Nccl {
                 rank: self.communicator.rank(),
                 index,
-                source,
+                source: Box::new(source),
             })?;
         }
         Ok(())

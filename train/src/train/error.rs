@@ -74,7 +74,7 @@ pub enum TrainError {
         /// Its GPU, as it counts them.
         index: usize,
         /// What NCCL needs and does not have, or has answered.
-        source: kiln_collectives::nccl::NcclError,
+        source: Box<kiln_collectives::nccl::NcclError>,
     },
     /// Ranks that are processes were not started alike.
     #[error(
@@ -223,7 +223,7 @@ impl RankError for TrainError {
             TrainError::Nccl { source, .. } => {
                 use kiln_collectives::{CommError, nccl::NcclError};
                 matches!(
-                    source,
+                    **source,
                     NcclError::Peers { .. } | NcclError::Group(CommError::Aborted { .. })
                 )
             }
