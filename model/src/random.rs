@@ -60,20 +60,75 @@ impl Key {
     }
 
     /// The `counter`-th standard normal value of this stream (Box–Muller).
+    #[inline(always)]
     pub fn normal(self, counter: u64) -> f64 {
         let bits = self.at(counter);
         // (0, 1] keeps the logarithm finite.
-        let radius = ((bits >> 32) as f64 + 1.0) * (1.0 / 4_294_967_296.0);
-        let angle = (bits & 0xFFFF_FFFF) as f64 * (1.0 / 4_294_967_296.0);
-        (-2.0 * radius.ln()).sqrt() * (std::f64::consts::TAU * angle).cos()
+        let radius = (f64::from((bits >> 32) as u32) + 1.0) * (1.0 / 4_294_967_296.0);
+        let turns = f64::from(bits as u32) * (1.0 / 4_294_967_296.0);
+        (-2.0 * ln(radius)).sqrt() * cos_of_turns(turns)
     }
 
     /// `count` normal values with the given standard deviation, in parallel on the current pool.
     pub fn normal_vec(self, count: usize, std: f64) -> Vec<f32> {
-        (0..count)
-            .into_par_iter()
-            .with_min_len(4096)
-            .map(|counter| (self.normal(counter as u64) * std) as f32)
-            .collect()
+        const BLOCK: usize = 1 << 14;
+        let mut values = vec![0.0; count];
+        values.par_chunks_mut(BLOCK).enumerate().for_each(|(block, values)| {
+            pulp::Arch::new().dispatch(
+                #[inline(always)]
+                || {
+                    for (i, value) in values.iter_mut().enumerate() {
+                        *value = (self.normal((block * BLOCK + i) as u64) * std) as f32;
+                    }
+                },
+            );
+        });
+        values
     }
+}
+
+// A model has as many initial weights as parameters, so what follows is made for loops that vectorise:
+// without branches, calls or tables.
+
+/// The natural logarithm of a positive normal number, within a few units in the last place.
+///
+/// Of `x = 2^n · m` with `m` between √½ and √2 it is `n · ln 2 + 2 · artanh((m − 1) / (m + 1))`, by the
+/// series of the inverse hyperbolic tangent.
+#[inline(always)]
+fn ln(x: f64) -> f64 {
+    const ONE: u64 = 1.0f64.to_bits();
+    const SQRT_HALF: u64 = std::f64::consts::FRAC_1_SQRT_2.to_bits();
+    const MANTISSA: u64 = (1 << 52) - 1;
+    /// ln 2 in two parts, the first of which has few enough bits for its multiples to be exact.
+    const LN_2_HIGH: f64 = 0.693_145_751_953_125;
+    const LN_2_LOW: f64 = 1.428_606_820_309_417e-6;
+
+    // Counted from √½, so that the exponent changes there.
+    let bits = x.to_bits().wrapping_add(ONE - SQRT_HALF);
+    let n = f64::from((bits >> 52) as i32 - 1023);
+    let m = f64::from_bits((bits & MANTISSA).wrapping_add(SQRT_HALF));
+    let s = (m - 1.0) / (m + 1.0);
+    let z = s * s;
+    let mut series = 0.0;
+    for odd in [23.0, 21.0, 19.0, 17.0, 15.0, 13.0, 11.0, 9.0, 7.0, 5.0, 3.0] {
+        series = (series + 1.0 / odd) * z;
+    }
+    n * LN_2_HIGH + (2.0 * s + (2.0 * s * series + n * LN_2_LOW))
+}
+
+/// The cosine of `2π · turns`, for `turns` in `[0, 1)`; exact reduction to an eighth of a turn, then the
+/// Taylor series of sine and cosine.
+#[inline(always)]
+fn cos_of_turns(turns: f64) -> f64 {
+    let quarter = (turns * 4.0 + 0.5).floor();
+    let x = std::f64::consts::TAU * (turns - quarter * 0.25);
+    let z = x * x;
+    let (mut cos, mut sin) = (1.0, 1.0);
+    for n in [16.0, 14.0, 12.0, 10.0, 8.0, 6.0, 4.0, 2.0] {
+        cos = 1.0 - cos * z * (1.0 / (n * (n - 1.0)));
+        sin = 1.0 - sin * z * (1.0 / (n * (n + 1.0)));
+    }
+    let quarter = quarter as i32;
+    let value = if quarter & 1 == 0 { cos } else { x * sin };
+    if quarter == 1 || quarter == 2 { -value } else { value }
 }

@@ -96,6 +96,20 @@ fn normal_values_have_the_moments_they_should() {
 }
 
 #[test]
+fn normal_values_are_those_of_box_and_muller() {
+    let key = Key::new(5).fork("formula");
+    let values = key.normal_vec(40_000, 0.5);
+    for (i, value) in values.into_iter().enumerate() {
+        let (bits, normal) = (key.at(i as u64), key.normal(i as u64));
+        assert_eq!(value, (normal * 0.5) as f32, "{i}");
+        let radius = ((bits >> 32) as f64 + 1.0) / 2f64.powi(32);
+        let turns = (bits & 0xFFFF_FFFF) as f64 / 2f64.powi(32);
+        let formula = (-2.0 * radius.ln()).sqrt() * (std::f64::consts::TAU * turns).cos();
+        assert!((normal - formula).abs() < 1e-14, "{i}: {normal}, {formula}");
+    }
+}
+
+#[test]
 fn keys_of_different_names_are_different() {
     let key = Key::new(0);
     assert_ne!(key.fork("a"), key.fork("b"));

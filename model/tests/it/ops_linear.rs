@@ -18,7 +18,9 @@ fn sizes([a, b, d_in, d_out]: [usize; 4]) -> [usize; 3] {
 
 #[test]
 fn linear_matches_reference() {
-    for shape in [[1, 1, 20, 17], [2, 33, 20, 64], [1, 257, 64, 20], [3, 5, 1, 1]] {
+    for shape in
+        [[1, 1, 20, 17], [2, 33, 20, 64], [1, 257, 64, 20], [3, 5, 1, 1], [1, 301, 530, 417]]
+    {
         let (op, reference) = (operation(linear, shape), operation(linear_reference, shape));
         assert_matches(&op, &reference, &sizes(shape), 2e-6);
         assert_matches(&op, &reference, &sizes(shape)[..2], 2e-6);
@@ -34,8 +36,10 @@ fn linear_is_sound() {
 
 #[test]
 fn linear_has_the_same_bits_on_any_number_of_threads() {
-    let shape = [2, 300, 130, 210];
-    assert_same_bits(operation(linear, shape), &sizes(shape));
+    // Cut into pieces by rows, by columns and by both, in one and in several blocks of the sum.
+    for shape in [[2, 300, 130, 210], [1, 301, 1_100, 417], [1, 3, 700, 1_030]] {
+        assert_same_bits(operation(linear, shape), &sizes(shape));
+    }
 }
 
 #[test]

@@ -4,13 +4,16 @@
 //! matrix products read in place. Keys are copied once, transposed: the products then read every
 //! operand along its contiguous axis and pack nothing.
 
+use std::mem::MaybeUninit;
+
 use burn::backend::Flex;
 use burn_flex::FlexTensor;
 use rayon::prelude::*;
 
 use super::gemm::{Matrix, MatrixMut, Output, Threads, gemm};
 use super::real::{Real, dot, exp_sum, max};
-use super::{Values, blocks, room, simd, tensor_of, with_real};
+use super::unwritten::Unwritten;
+use super::{Values, blocks, simd, tensor_of, with_real, zeros};
 use crate::ops::attention::{AttentionKernels, AttentionShape};
 
 /// Rows (queries) of a tile: the most that `gemm` multiplies without packing the other operand
@@ -228,19 +231,19 @@ impl<T: Real> Operands<'_, T> {
         let AttentionShape { batch, seq, heads, kv_heads, head_dim, .. } = shape;
         debug_assert!(seq == shape.keys && seq == shape.capacity, "{shape:?}");
         let group = heads / kv_heads;
-        let mut dq = room::<T>(wanted[0], self.q.len());
-        let mut dk = room::<T>(wanted[1], self.k.len());
-        let mut dv = room::<T>(wanted[2], self.v.len());
+        let mut dq = zeros::<T>(wanted[0], self.q.len());
+        let mut dk = zeros::<T>(wanted[1], self.k.len());
+        let mut dv = zeros::<T>(wanted[2], self.v.len());
         if shape.is_empty() {
             return [dq, dk, dv];
         }
         let keys = transposed(self.k, shape);
         let values = transposed(self.v, shape);
         let (count, size) = (batch * kv_heads, seq * head_dim);
-        blocks(&mut dq, group * size, count)
+        blocks(dq.as_deref_mut(), group * size, count)
             .into_par_iter()
-            .zip(blocks(&mut dk, size, count))
-            .zip(blocks(&mut dv, size, count))
+            .zip(blocks(dk.as_deref_mut(), size, count))
+            .zip(blocks(dv.as_deref_mut(), size, count))
             .enumerate()
             .for_each_init(
                 || vec![T::ZERO; 2 * ROWS * COLUMNS],
@@ -393,9 +396,9 @@ impl<T: Real> KeyHead<'_, '_, T> {
 fn transposed<T: Real>(x: &[T], shape: AttentionShape) -> Vec<T> {
     let AttentionShape { batch, keys: seq, kv_heads, head_dim, .. } = shape;
     let stride = shape.kv_stride();
-    let mut result = vec![T::ZERO; batch * kv_heads * head_dim * seq];
+    let mut result = Unwritten::new(batch * kv_heads * head_dim * seq);
     super::for_each_block(
-        &mut result,
+        result.slots(),
         head_dim * seq,
         #[inline(always)]
         |start, result| {
@@ -414,14 +417,15 @@ fn transposed<T: Real>(x: &[T], shape: AttentionShape) -> Vec<T> {
                     }
                     for t in t..seq.min(t + SQUARE) {
                         for j in j..head_dim.min(j + SQUARE) {
-                            result[j * seq + t] = x[t * stride + j];
+                            result[j * seq + t].write(x[t * stride + j]);
                         }
                     }
                 }
             }
         },
     );
-    result
+    // SAFETY: the squares and what is left beside them cover a head, and the blocks are all heads.
+    unsafe { result.written() }
 }
 
 /// Side of the squares that a transposition moves at a time: a cache line of `f32`.
@@ -429,7 +433,7 @@ const SQUARE: usize = 16;
 
 /// Transposes one square between matrices whose rows are `x_stride` and `y_stride` apart.
 #[inline(always)]
-fn transpose_square<T: Real>(x: &[T], x_stride: usize, y: &mut [T], y_stride: usize) {
+fn transpose_square<T: Real>(x: &[T], x_stride: usize, y: &mut [MaybeUninit<T>], y_stride: usize) {
     let mut square = [[T::ZERO; SQUARE]; SQUARE];
     for i in 0..SQUARE {
         let row = &x[i * x_stride..][..SQUARE];
@@ -438,7 +442,7 @@ fn transpose_square<T: Real>(x: &[T], x_stride: usize, y: &mut [T], y_stride: us
         }
     }
     for (j, column) in square.iter().enumerate() {
-        y[j * y_stride..][..SQUARE].copy_from_slice(column);
+        y[j * y_stride..][..SQUARE].write_copy_of_slice(column);
     }
 }
 
@@ -446,17 +450,18 @@ fn transpose_square<T: Real>(x: &[T], x_stride: usize, y: &mut [T], y_stride: us
 fn interleaved<T: Real>(x: &[T], shape: AttentionShape, heads: usize) -> Vec<T> {
     let AttentionShape { seq, head_dim, .. } = shape;
     let width = heads * head_dim;
-    let mut result = vec![T::ZERO; x.len()];
+    let mut result = Unwritten::new(x.len());
     let size = super::rows_per_block(width) * width;
-    super::for_each_block(&mut result, size, |start, block| {
+    super::for_each_block(result.slots(), size, |start, block| {
         for (i, row) in block.chunks_exact_mut(width).enumerate() {
             let (batch, t) = ((start / width + i) / seq, (start / width + i) % seq);
             for (head, row) in row.chunks_exact_mut(head_dim).enumerate() {
-                row.copy_from_slice(
+                row.write_copy_of_slice(
                     &x[((batch * heads + head) * seq + t) * head_dim..][..head_dim],
                 );
             }
         }
     });
-    result
+    // SAFETY: the blocks are whole rows, and each row is all of its heads.
+    unsafe { result.written() }
 }

@@ -5,11 +5,11 @@ use burn::tensor::DType;
 use burn_flex::FlexTensor;
 use rayon::prelude::*;
 
-use super::gemm::{Matrix, MatrixMut, Output, Threads, gemm};
+use super::gemm::{Matrix, MatrixMut, Output, Threads, gemm, product};
 use super::real::{Real, exp_sum, max};
 use super::{
-    BLOCK, MatrixValues, Values, for_each_block, in_float, int_values, room, simd, tensor_of,
-    with_real,
+    BLOCK, MatrixValues, Values, for_each_block, in_float, int_values, simd, tensor_of, with_real,
+    zeros,
 };
 use crate::ops::cross_entropy::{CrossEntropyKernels, HeadLayout};
 
@@ -97,17 +97,14 @@ impl<T: Real> Head<'_, T> {
     /// The sum of the losses and the gradients that are wanted.
     fn run(&self, wanted: [bool; 2]) -> (f64, [Option<Vec<T>>; 2]) {
         let [rows, d_model, vocab] = self.shape;
-        let mut dhidden = room::<T>(wanted[0], rows * d_model);
-        let mut dweight = room::<T>(wanted[1], d_model * vocab);
+        let mut dhidden = zeros::<T>(wanted[0], rows * d_model);
+        let mut dweight = None;
         let block_rows = block_rows(vocab);
-        let mut logits = vec![T::ZERO; block_rows.min(rows) * vocab];
         let mut sum = 0.0;
         for start in (0..rows).step_by(block_rows) {
             let count = block_rows.min(rows - start);
             let hidden = Matrix::rows(&self.hidden[start * d_model..], [count, d_model]);
-            let logits = &mut logits[..count * vocab];
-            let out = MatrixMut::rows(logits, [count, vocab]);
-            gemm(out, Output::Overwrite, T::ONE, hidden, self.weight, Threads::Pool);
+            let mut logits = product(hidden, self.weight);
 
             let targets = &self.targets[start..][..count];
             let losses: Vec<f64> = logits
@@ -122,19 +119,26 @@ impl<T: Real> Head<'_, T> {
                 .collect();
             sum += losses.iter().sum::<f64>();
 
-            let dlogits = Matrix::rows(logits, [count, vocab]);
+            let dlogits = Matrix::rows(&logits, [count, vocab]);
             if let Some(dhidden) = &mut dhidden {
                 let out = MatrixMut::rows(&mut dhidden[start * d_model..], [count, d_model]);
                 gemm(out, Output::Overwrite, T::ONE, dlogits, self.weight.t(), Threads::Pool);
             }
-            if let Some(dweight) = &mut dweight {
+            if wanted[1] {
                 let (shape, lhs, rhs) = match self.layout {
                     HeadLayout::VocabRows => ([vocab, d_model], dlogits.t(), hidden),
                     HeadLayout::VocabColumns => ([d_model, vocab], hidden.t(), dlogits),
                 };
-                gemm(MatrixMut::rows(dweight, shape), Output::Add, T::ONE, lhs, rhs, Threads::Pool);
+                match &mut dweight {
+                    None => dweight = Some(product(lhs, rhs)),
+                    Some(dweight) => {
+                        let out = MatrixMut::rows(dweight, shape);
+                        gemm(out, Output::Add, T::ONE, lhs, rhs, Threads::Pool);
+                    }
+                }
             }
         }
+        let dweight = dweight.or_else(|| zeros(wanted[1], d_model * vocab));
         (sum, [dhidden, dweight])
     }
 }

@@ -4,9 +4,9 @@ use burn::backend::Flex;
 use burn::tensor::DType;
 use burn_flex::FlexTensor;
 
-use super::gemm::{Matrix, MatrixMut, Output, Threads, gemm};
+use super::gemm::{Matrix, MatrixMut, Output, Threads, gemm, product};
 use super::real::Real;
-use super::{MatrixValues, Values, for_each_block, rows_per_block, tensor_of, with_real};
+use super::{MatrixValues, Values, for_each_block, tensor_of, with_real};
 use crate::ops::linear::{LinearKernels, rows_of};
 
 impl LinearKernels for Flex {
@@ -40,25 +40,19 @@ fn forward(x: &FlexTensor, weight: &FlexTensor, bias: Option<&FlexTensor>) -> Fl
     shape[last] = d_out;
     with_real!(x.dtype(), T => {
         let (x_values, weight_values) = (Values::<T>::of(x), MatrixValues::<T>::of(weight));
-        let mut y = vec![T::ZERO; rows * d_out];
-        let mut output = Output::Overwrite;
-        if let Some(bias) = bias {
-            let bias = Values::<T>::of(bias);
-            let bias: &[T] = &bias;
-            assert_eq!(bias.len(), d_out, "linear: the length of the bias");
-            for_each_block(&mut y, rows_per_block(d_out) * d_out, |_, block| {
-                block.chunks_exact_mut(d_out.max(1)).for_each(|row| row.copy_from_slice(bias));
-            });
-            output = Output::Add;
-        }
-        gemm(
-            MatrixMut::rows(&mut y, [rows, d_out]),
-            output,
-            T::ONE,
-            Matrix::rows(&x_values, [rows, d_in]),
-            weight_values.view(),
-            Threads::Pool,
-        );
+        let (lhs, rhs) = (Matrix::rows(&x_values, [rows, d_in]), weight_values.view());
+        let y = match bias {
+            None => product(lhs, rhs),
+            Some(bias) => {
+                let bias = Values::<T>::of(bias);
+                let bias: &[T] = &bias;
+                assert_eq!(bias.len(), d_out, "linear: the length of the bias");
+                let mut y = bias.repeat(rows);
+                let out = MatrixMut::rows(&mut y, [rows, d_out]);
+                gemm(out, Output::Add, T::ONE, lhs, rhs, Threads::Pool);
+                y
+            }
+        };
         tensor_of(y, shape, x.dtype())
     })
 }
@@ -71,15 +65,7 @@ fn x_gradient(dy: &FlexTensor, weight: &FlexTensor, dtype: DType) -> FlexTensor 
     shape[last] = d_in;
     with_real!(dtype, T => {
         let (dy, weight) = (Values::<T>::of(dy), MatrixValues::<T>::of(weight));
-        let mut dx = vec![T::ZERO; rows * d_in];
-        gemm(
-            MatrixMut::rows(&mut dx, [rows, d_in]),
-            Output::Overwrite,
-            T::ONE,
-            Matrix::rows(&dy, [rows, d_out]),
-            weight.view().t(),
-            Threads::Pool,
-        );
+        let dx = product(Matrix::rows(&dy, [rows, d_out]), weight.view().t());
         tensor_of(dx, shape, dtype)
     })
 }
@@ -89,15 +75,7 @@ fn weight_gradient(x: &FlexTensor, dy: &FlexTensor, dtype: DType) -> FlexTensor 
     let [_, d_in] = rows_of(x);
     with_real!(dtype, T => {
         let (x, dy) = (Values::<T>::of(x), Values::<T>::of(dy));
-        let mut dw = vec![T::ZERO; d_in * d_out];
-        gemm(
-            MatrixMut::rows(&mut dw, [d_in, d_out]),
-            Output::Overwrite,
-            T::ONE,
-            Matrix::rows(&x, [rows, d_in]).t(),
-            Matrix::rows(&dy, [rows, d_out]),
-            Threads::Pool,
-        );
+        let dw = product(Matrix::rows(&x, [rows, d_in]).t(), Matrix::rows(&dy, [rows, d_out]));
         tensor_of(dw, [d_in, d_out], dtype)
     })
 }

@@ -14,6 +14,7 @@ mod real;
 mod rms_norm;
 mod rotary;
 mod swiglu;
+mod unwritten;
 
 use std::borrow::Cow;
 use std::marker::PhantomData;
@@ -27,6 +28,7 @@ use rayon::prelude::*;
 
 use self::gemm::Matrix;
 use self::real::Real;
+use self::unwritten::Unwritten;
 
 /// Elements that one block of an elementwise kernel covers: the operands fit in a core's L2 cache
 /// and the work is worth handing to another thread.
@@ -189,13 +191,18 @@ pub fn for_each_block<T: Send>(
     }
 }
 
-/// Room for a gradient of `len` elements, or none where nobody wants it.
-pub fn room<T: Real>(wanted: bool, len: usize) -> Option<Vec<T>> {
+/// Zeros for a gradient of `len` elements, or none where nobody wants it.
+pub fn zeros<T: Real>(wanted: bool, len: usize) -> Option<Vec<T>> {
     wanted.then(|| vec![T::ZERO; len])
 }
 
+/// Room for a gradient of `len` elements, or none where nobody wants it.
+pub fn room<T: Real>(wanted: bool, len: usize) -> Option<Unwritten<T>> {
+    wanted.then(|| Unwritten::new(len))
+}
+
 /// `count` consecutive blocks of `size` elements of `data`, all `None` where `data` is.
-pub fn blocks<T>(data: &mut Option<Vec<T>>, size: usize, count: usize) -> Vec<Option<&mut [T]>> {
+pub fn blocks<T>(data: Option<&mut [T]>, size: usize, count: usize) -> Vec<Option<&mut [T]>> {
     match data {
         None => std::iter::repeat_with(|| None).take(count).collect(),
         Some(data) => {

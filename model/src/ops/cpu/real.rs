@@ -178,6 +178,24 @@ pub fn dot<T: Real>(a: &[T], b: &[T]) -> T {
     fold(lanes, |a, b| a + b)
 }
 
+/// Σ aᵢ·bᵢ·cᵢ of three slices of one length.
+#[inline(always)]
+pub fn dot3<T: Real>(a: &[T], b: &[T], c: &[T]) -> T {
+    let mut lanes = [T::ZERO; LANES];
+    let ((a_body, a_tail), (b_body, b_tail)) = (a.as_chunks::<LANES>(), b.as_chunks::<LANES>());
+    let (c_body, c_tail) = c.as_chunks::<LANES>();
+    for ((a, b), c) in a_body.iter().zip(b_body).zip(c_body) {
+        for i in 0..LANES {
+            lanes[i] += a[i] * b[i] * c[i];
+        }
+    }
+    let tails = a_tail.iter().zip(b_tail).zip(c_tail);
+    for (lane, ((&a, &b), &c)) in lanes.iter_mut().zip(tails) {
+        *lane += a * b * c;
+    }
+    fold(lanes, |a, b| a + b)
+}
+
 /// The largest value; negative infinity of an empty slice. NaN is passed over.
 #[inline(always)]
 pub fn max<T: Real>(a: &[T]) -> T {

@@ -4,8 +4,11 @@ use burn::backend::Flex;
 use burn_flex::FlexTensor;
 use rayon::prelude::*;
 
-use super::real::{Real, dot};
-use super::{Values, blocks, for_each_block, room, rows_per_block, simd, tensor_of, with_real};
+use super::real::{Real, dot, dot3};
+use super::unwritten::Unwritten;
+use super::{
+    Values, blocks, for_each_block, room, rows_per_block, simd, tensor_of, with_real, zeros,
+};
 use crate::ops::rms_norm::{RmsNormKernels, width_of};
 
 impl RmsNormKernels for Flex {
@@ -37,18 +40,19 @@ fn forward(x: &FlexTensor, weight: &FlexTensor, eps: f64) -> FlexTensor {
     with_real!(x.dtype(), T => {
         let (x_values, weight) = (Values::<T>::of(x), Values::<T>::of(weight));
         let (x_values, weight, eps): (&[T], &[T], T) = (&x_values, &weight, T::from_f64(eps));
-        let mut y = vec![T::ZERO; x_values.len()];
+        let mut y = Unwritten::new(x_values.len());
         let size = rows_per_block(width) * width;
-        for_each_block(&mut y, size, #[inline(always)] |start, block| {
+        for_each_block(y.slots(), size, #[inline(always)] |start, block| {
             let rows = x_values[start..].chunks_exact(width);
             for (y, x) in block.chunks_exact_mut(width).zip(rows) {
                 let r = inverse_rms(x, eps);
                 for ((y, &x), &w) in y.iter_mut().zip(x).zip(weight) {
-                    *y = x * r * w;
+                    y.write(x * r * w);
                 }
             }
         });
-        tensor_of(y, shape, x.dtype())
+        // SAFETY: `x` is whole rows as wide as the weight, so the loop has written every element.
+        tensor_of(unsafe { y.written() }, shape, x.dtype())
     })
 }
 
@@ -82,10 +86,10 @@ fn gradient_values<T: Real>(
     let size = rows_per_block(width).max(16) * width;
     let count = x.len().div_ceil(size);
     let mut dx = room::<T>(wanted[0], x.len());
-    let mut partial_dw = room::<T>(wanted[1], count * width);
-    blocks(&mut dx, size, count)
+    let mut partial_dw = zeros::<T>(wanted[1], count * width);
+    blocks(dx.as_mut().map(Unwritten::slots), size, count)
         .into_par_iter()
-        .zip(blocks(&mut partial_dw, width, count))
+        .zip(blocks(partial_dw.as_deref_mut(), width, count))
         .enumerate()
         .for_each(|(i, (mut dx, mut dw))| {
             let rows = i * size..x.len().min((i + 1) * size);
@@ -104,12 +108,9 @@ fn gradient_values<T: Real>(
                         }
                         if let Some(dx) = &mut dx {
                             let dx = &mut dx[row * width..][..width];
-                            for ((dx, &dy), &w) in dx.iter_mut().zip(dy).zip(weight) {
-                                *dx = dy * w;
-                            }
-                            let shift = dot(dx, x) * r / T::from_f64(width as f64);
-                            for (dx, &x) in dx.iter_mut().zip(x) {
-                                *dx = r * (*dx - x * r * shift);
+                            let shift = dot3(dy, weight, x) * r / T::from_f64(width as f64);
+                            for (((dx, &dy), &w), &x) in dx.iter_mut().zip(dy).zip(weight).zip(x) {
+                                dx.write(r * (dy * w - x * r * shift));
                             }
                         }
                     }
@@ -125,5 +126,6 @@ fn gradient_values<T: Real>(
         }
         dw
     });
-    [dx, dw]
+    // SAFETY: `x` is whole rows as wide as the weight, and a loop has written each row of `dx`.
+    [dx.map(|dx| unsafe { dx.written() }), dw]
 }

@@ -8,6 +8,7 @@ use burn::backend::Flex;
 use burn_flex::FlexTensor;
 
 use super::real::Real;
+use super::unwritten::Unwritten;
 use super::{Values, for_each_block, rows_per_block, tensor_of, with_real};
 use crate::ops::rotary::{RotaryFrequencies, RotaryKernels, Rotation, sizes_of};
 
@@ -61,26 +62,25 @@ fn rotate(x: &FlexTensor, rotation: Rotation) -> FlexTensor {
     with_real!(x.dtype(), T => {
         let values = Values::<T>::of(x);
         let table = table::<T>(head_dim, rotation.frequencies, rotation.position_offset + seq);
-        let mut y = vec![T::ZERO; values.len()];
-        rotate_values(&values, &mut y, [seq, heads, head_dim], &table, rotation);
+        let y = rotated(&values, [seq, heads, head_dim], &table, rotation);
         tensor_of(y, shape, x.dtype())
     })
 }
 
-fn rotate_values<T: Real>(
+fn rotated<T: Real>(
     x: &[T],
-    y: &mut [T],
     [seq, heads, head_dim]: [usize; 3],
     table: &Table<T>,
     rotation: Rotation,
-) {
+) -> Vec<T> {
     let (width, half) = (heads * head_dim, head_dim / 2);
     if width == 0 {
-        return;
+        return Vec::new();
     }
+    let mut y = Unwritten::new(x.len());
     let sign = T::from_f64(rotation.sign);
     for_each_block(
-        y,
+        y.slots(),
         rows_per_block(width) * width,
         #[inline(always)]
         |start, block| {
@@ -94,11 +94,13 @@ fn rotate_values<T: Real>(
                     let (x_first, x_second) = x.split_at(half);
                     for j in 0..half {
                         let sin = sin[j] * sign;
-                        y_first[j] = x_first[j] * cos[j] - x_second[j] * sin;
-                        y_second[j] = x_second[j] * cos[j] + x_first[j] * sin;
+                        y_first[j].write(x_first[j] * cos[j] - x_second[j] * sin);
+                        y_second[j].write(x_second[j] * cos[j] + x_first[j] * sin);
                     }
                 }
             }
         },
     );
+    // SAFETY: blocks are whole rows, a row is whole heads, and both halves of a head are written.
+    unsafe { y.written() }
 }

@@ -5,6 +5,7 @@ use burn_flex::FlexTensor;
 use rayon::prelude::*;
 
 use super::real::Real;
+use super::unwritten::Unwritten;
 use super::{BLOCK, Values, blocks, for_each_block, room, simd, tensor_of, with_real};
 use crate::ops::swiglu::SwigluKernels;
 
@@ -34,13 +35,14 @@ fn forward(gate: &FlexTensor, up: &FlexTensor) -> FlexTensor {
     with_real!(gate.dtype(), T => {
         let (gate_values, up) = (Values::<T>::of(gate), Values::<T>::of(up));
         let (gate_values, up): (&[T], &[T]) = (&gate_values, &up);
-        let mut y = vec![T::ZERO; gate_values.len()];
-        for_each_block(&mut y, BLOCK, #[inline(always)] |start, block| {
+        let mut y = Unwritten::new(gate_values.len());
+        for_each_block(y.slots(), BLOCK, #[inline(always)] |start, block| {
             for ((y, &g), &u) in block.iter_mut().zip(&gate_values[start..]).zip(&up[start..]) {
-                *y = g * sigmoid(g) * u;
+                y.write(g * sigmoid(g) * u);
             }
         });
-        tensor_of(y, shape, gate.dtype())
+        // SAFETY: the operands are as long as `y`, so the loop has written every element.
+        tensor_of(unsafe { y.written() }, shape, gate.dtype())
     })
 }
 
@@ -66,9 +68,9 @@ fn gradient_values<T: Real>([gate, up, dy]: [&[T]; 3], wanted: [bool; 2]) -> [Op
     let count = len.div_ceil(size);
     let mut dgate = room::<T>(wanted[0], len);
     let mut dup = room::<T>(wanted[1], len);
-    blocks(&mut dgate, size, count)
+    blocks(dgate.as_mut().map(Unwritten::slots), size, count)
         .into_par_iter()
-        .zip(blocks(&mut dup, size, count))
+        .zip(blocks(dup.as_mut().map(Unwritten::slots), size, count))
         .enumerate()
         .for_each(|(i, (dgate, dup))| {
             let range = i * size..len.min((i + 1) * size);
@@ -80,24 +82,27 @@ fn gradient_values<T: Real>([gate, up, dy]: [&[T]; 3], wanted: [bool; 2]) -> [Op
                         for ((dgate, dup), ((&g, &u), &dy)) in
                             dgate.iter_mut().zip(dup).zip(operands)
                         {
-                            [*dgate, *dup] = derivatives(g, u, dy);
+                            let [for_gate, for_up] = derivatives(g, u, dy);
+                            dgate.write(for_gate);
+                            dup.write(for_up);
                         }
                     }
                     (Some(dgate), None) => {
                         for (dgate, ((&g, &u), &dy)) in dgate.iter_mut().zip(operands) {
-                            [*dgate, _] = derivatives(g, u, dy);
+                            dgate.write(derivatives(g, u, dy)[0]);
                         }
                     }
                     (None, Some(dup)) => {
                         for (dup, ((&g, &u), &dy)) in dup.iter_mut().zip(operands) {
-                            [_, *dup] = derivatives(g, u, dy);
+                            dup.write(derivatives(g, u, dy)[1]);
                         }
                     }
                     (None, None) => {}
                 },
             );
         });
-    [dgate, dup]
+    // SAFETY: each block is as long as its operands, and the loops write every element of what is there.
+    [dgate, dup].map(|gradient| gradient.map(|gradient| unsafe { gradient.written() }))
 }
 
 /// The gradients of one gate and one up value.
