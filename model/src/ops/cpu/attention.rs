@@ -4,14 +4,13 @@
 //! matrix products read in place. Keys are copied once, transposed: the products then read every
 //! operand along its contiguous axis and pack nothing.
 
-use std::mem::MaybeUninit;
-
 use burn::backend::Flex;
 use burn_flex::FlexTensor;
 use rayon::prelude::*;
 
 use super::gemm::{Matrix, MatrixMut, Output, Threads, gemm};
 use super::real::{Real, dot, exp_sum, max};
+use super::transpose::transpose;
 use super::unwritten::Unwritten;
 use super::{Values, blocks, simd, tensor_of, with_real, zeros};
 use crate::ops::attention::{AttentionKernels, AttentionShape};
@@ -404,46 +403,11 @@ fn transposed<T: Real>(x: &[T], shape: AttentionShape) -> Vec<T> {
         |start, result| {
             let i = start / (head_dim * seq);
             let x = &x[shape.kv_offset(i / kv_heads, 0, i % kv_heads)..];
-            for t in (0..seq).step_by(SQUARE) {
-                for j in (0..head_dim).step_by(SQUARE) {
-                    if t + SQUARE <= seq && j + SQUARE <= head_dim {
-                        transpose_square(
-                            &x[t * stride + j..],
-                            stride,
-                            &mut result[j * seq + t..],
-                            seq,
-                        );
-                        continue;
-                    }
-                    for t in t..seq.min(t + SQUARE) {
-                        for j in j..head_dim.min(j + SQUARE) {
-                            result[j * seq + t].write(x[t * stride + j]);
-                        }
-                    }
-                }
-            }
+            transpose(x, stride, result, seq, [head_dim, seq]);
         },
     );
-    // SAFETY: the squares and what is left beside them cover a head, and the blocks are all heads.
+    // SAFETY: the blocks are all heads, and `transpose` writes all of a head.
     unsafe { result.written() }
-}
-
-/// Side of the squares that a transposition moves at a time: a cache line of `f32`.
-const SQUARE: usize = 16;
-
-/// Transposes one square between matrices whose rows are `x_stride` and `y_stride` apart.
-#[inline(always)]
-fn transpose_square<T: Real>(x: &[T], x_stride: usize, y: &mut [MaybeUninit<T>], y_stride: usize) {
-    let mut square = [[T::ZERO; SQUARE]; SQUARE];
-    for i in 0..SQUARE {
-        let row = &x[i * x_stride..][..SQUARE];
-        for j in 0..SQUARE {
-            square[j][i] = row[j];
-        }
-    }
-    for (j, column) in square.iter().enumerate() {
-        y[j * y_stride..][..SQUARE].write_copy_of_slice(column);
-    }
 }
 
 /// `[batch, heads, seq, head_dim]` as `[batch, seq, heads, head_dim]`.

@@ -11,6 +11,7 @@ use std::sync::Once;
 use rayon::prelude::*;
 
 use super::real::Real;
+use super::transpose;
 use super::unwritten::Unwritten;
 
 /// A matrix stored in a slice: element (i, j) is at `i * strides[0] + j * strides[1]`.
@@ -35,6 +36,21 @@ impl<'a, T> Matrix<'a, T> {
     /// A view of `values` in row-major order.
     pub fn rows(values: &'a [T], shape: [usize; 2]) -> Self {
         Self::new(values, shape, [shape[1], 1])
+    }
+
+    /// Rows and columns.
+    pub fn shape(self) -> [usize; 2] {
+        self.shape
+    }
+
+    /// Elements between two rows and between two columns.
+    pub fn strides(self) -> [usize; 2] {
+        self.strides
+    }
+
+    /// The slice that it is stored in.
+    pub fn values(self) -> &'a [T] {
+        self.values
     }
 
     /// The transposed matrix, in the same memory.
@@ -119,6 +135,8 @@ pub enum Threads {
 
 /// Multiplications below which a product is not worth a second thread.
 const WORTH_A_THREAD: usize = 1 << 20;
+/// Multiplications from which on a left operand with contiguous columns is copied to rows first.
+const WORTH_A_COPY: usize = 1 << 22;
 /// Rows and columns of the register tiles that the crate multiplies by: where cuts are made.
 const TILE: [usize; 2] = [48, 64];
 /// Rows or columns that a piece has on average at least. It keeps more than 64 when cuts are moved to the
@@ -165,6 +183,15 @@ pub fn gemm<T: Real>(
         out.shape
     );
     assert!(out.written || output == Output::Overwrite, "a product added to no value");
+    // Copied once, in parallel, and faster than the crate would for every piece.
+    let copy;
+    let turn = threads == Threads::Pool && m * n * k >= WORTH_A_COPY && lhs.strides[0] == 1;
+    let lhs = if turn && lhs.strides[1] > 1 {
+        copy = transpose::row_major(lhs);
+        Matrix::rows(&copy, [m, k])
+    } else {
+        lhs
+    };
     let target = Target { values: out.values.as_mut_ptr().cast(), row_stride: out.row_stride };
     READ_ROWS_IN_PLACE.call_once(|| gemm::set_rhs_packing_threshold(usize::MAX / TILE[1]));
     let threads = match threads {

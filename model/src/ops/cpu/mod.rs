@@ -14,6 +14,7 @@ mod real;
 mod rms_norm;
 mod rotary;
 mod swiglu;
+mod transpose;
 mod unwritten;
 
 use std::borrow::Cow;

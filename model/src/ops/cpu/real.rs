@@ -2,10 +2,13 @@
 
 use std::any::Any;
 use std::fmt::Debug;
+use std::mem::MaybeUninit;
 use std::ops::{Add, AddAssign, Div, Mul, MulAssign, Neg, Sub};
 
 use burn::tensor::{DType, Shape, TensorData};
 use burn_flex::FlexTensor;
+
+use super::transpose::{transpose_square, transpose_square_f32};
 
 /// `f32`, which training runs in, or `f64`, in which tests compare gradients with finite
 /// differences.
@@ -48,6 +51,9 @@ pub trait Real:
     /// e to the power of `self`.
     fn exp(self) -> Self;
 
+    /// Transposes a square of 16 by 16 between matrices whose rows are `x_stride` and `y_stride` apart.
+    fn transpose_square(x: &[Self], x_stride: usize, y: &mut [MaybeUninit<Self>], y_stride: usize);
+
     /// The buffer that `tensor` is a view of, or `None` if its dtype is another.
     fn storage(tensor: &FlexTensor) -> Option<&[Self]>;
     /// The buffer of `tensor` for writing, copied first if it is shared; `None` if its dtype is
@@ -58,7 +64,7 @@ pub trait Real:
 }
 
 macro_rules! real {
-    ($type:ident, $dtype:expr, $exp:expr) => {
+    ($type:ident, $dtype:expr, $exp:expr, $transpose_square:path) => {
         impl Real for $type {
             const DTYPE: DType = $dtype;
             const ZERO: Self = 0.0;
@@ -86,6 +92,16 @@ macro_rules! real {
                 $exp(self)
             }
 
+            #[inline(always)]
+            fn transpose_square(
+                x: &[Self],
+                x_stride: usize,
+                y: &mut [MaybeUninit<Self>],
+                y_stride: usize,
+            ) {
+                $transpose_square(x, x_stride, y, y_stride);
+            }
+
             fn storage(tensor: &FlexTensor) -> Option<&[Self]> {
                 (tensor.dtype() == $dtype).then(|| tensor.storage::<$type>())
             }
@@ -99,8 +115,8 @@ macro_rules! real {
     };
 }
 
-real!(f32, DType::F32, exp_f32);
-real!(f64, DType::F64, f64::exp);
+real!(f32, DType::F32, exp_f32, transpose_square_f32);
+real!(f64, DType::F64, f64::exp, transpose_square);
 
 /// e to the power of `x` without a branch, a call or a table, so that loops over it vectorise.
 ///
