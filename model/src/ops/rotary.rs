@@ -132,8 +132,8 @@ pub trait RotaryOp: Backend {
 
 /// What a backend computes for [`rotary`].
 pub trait RotaryKernels: Backend {
-    /// `x` with its heads rotated.
-    fn rotary_rotate(x: &FloatTensor<Self>, rotation: Rotation) -> FloatTensor<Self>;
+    /// `x` with its heads rotated, in place where nobody else holds `x`.
+    fn rotary_rotate(x: FloatTensor<Self>, rotation: Rotation) -> FloatTensor<Self>;
 }
 
 impl<B: RotaryKernels> RotaryOp for B {
@@ -142,7 +142,7 @@ impl<B: RotaryKernels> RotaryOp for B {
         frequencies: RotaryFrequencies,
         position_offset: usize,
     ) -> FloatTensor<B> {
-        B::rotary_rotate(&x, Rotation { frequencies, position_offset, sign: 1.0 })
+        B::rotary_rotate(x, Rotation { frequencies, position_offset, sign: 1.0 })
     }
 }
 
@@ -153,8 +153,8 @@ impl<B: RotaryKernels, C: CheckpointStrategy> RotaryOp for Autodiff<B, C> {
         position_offset: usize,
     ) -> Tracked<B, C> {
         let rotation = Rotation { frequencies, position_offset, sign: 1.0 };
-        let y = B::rotary_rotate(x.primitive(), rotation);
         let prep = Backward::<B, 1>::prepare::<C>(RotaryBackward, [x.node()]);
+        let y = B::rotary_rotate(x.into_primitive(), rotation);
         match prep.compute_bound().stateful() {
             OpsKind::Tracked(prep) => prep.finish(rotation, y),
             OpsKind::UnTracked(prep) => prep.finish(y),
@@ -188,7 +188,7 @@ impl<B: RotaryKernels> Backward<B, 1> for RotaryBackward {
         let dy = grads.consume::<B>(&ops.node);
         let [Some(node)] = ops.parents else { return };
         let inverse = Rotation { sign: -1.0, ..ops.state };
-        grads.register::<B>(node.id, B::rotary_rotate(&dy, inverse));
+        grads.register::<B>(node.id, B::rotary_rotate(dy, inverse));
     }
 }
 

@@ -12,6 +12,8 @@
 //! part of the count and get no allowance of their own. This is a binary of its own with one test
 //! at a time, because counters belong to ranks, not to tests.
 
+mod blocks;
+
 use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::tensor::{Device, Int, Tensor, TensorData};

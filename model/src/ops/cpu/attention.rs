@@ -12,7 +12,7 @@ use super::gemm::{Matrix, MatrixMut, Output, Threads, gemm};
 use super::real::{Real, dot, exp_sum, max};
 use super::transpose::transpose;
 use super::unwritten::Unwritten;
-use super::{Values, blocks, simd, tensor_of, with_real, zeros};
+use super::{Values, simd, tensor_of, with_real, zeros};
 use crate::ops::attention::{AttentionKernels, AttentionShape};
 
 /// Rows (queries) of a tile: the most that `gemm` multiplies without packing the other operand
@@ -217,8 +217,7 @@ impl<T: Real> Operands<'_, T> {
     /// The gradients of `q`, `k` and `v` that are wanted, where every row has a query.
     ///
     /// Parallel over key heads: one task owns the gradients of its key head and of the query heads
-    /// that share it, so that no sum is shared between threads. Tasks write head by head; the rows
-    /// are interleaved afterwards.
+    /// that share it, so that no sum is shared between threads.
     pub fn backward(
         &self,
         out: &[T],
@@ -227,7 +226,7 @@ impl<T: Real> Operands<'_, T> {
         wanted: [bool; 3],
     ) -> [Option<Vec<T>>; 3] {
         let shape = self.shape;
-        let AttentionShape { batch, seq, heads, kv_heads, head_dim, .. } = shape;
+        let AttentionShape { seq, heads, kv_heads, head_dim, .. } = shape;
         debug_assert!(seq == shape.keys && seq == shape.capacity, "{shape:?}");
         let group = heads / kv_heads;
         let mut dq = zeros::<T>(wanted[0], self.q.len());
@@ -238,15 +237,15 @@ impl<T: Real> Operands<'_, T> {
         }
         let keys = transposed(self.k, shape);
         let values = transposed(self.v, shape);
-        let (count, size) = (batch * kv_heads, seq * head_dim);
-        blocks(dq.as_deref_mut(), group * size, count)
+        let size = seq * head_dim;
+        by_key_head(dq.as_deref_mut(), shape, group)
             .into_par_iter()
-            .zip(blocks(dk.as_deref_mut(), size, count))
-            .zip(blocks(dv.as_deref_mut(), size, count))
+            .zip(by_key_head(dk.as_deref_mut(), shape, 1))
+            .zip(by_key_head(dv.as_deref_mut(), shape, 1))
             .enumerate()
             .for_each_init(
                 || vec![T::ZERO; 2 * ROWS * COLUMNS],
-                |tiles, (i, ((mut dq, dk), dv))| {
+                |tiles, (i, ((dq, dk), dv))| {
                     let mut backward = KeyHead {
                         operands: self,
                         out,
@@ -258,18 +257,34 @@ impl<T: Real> Operands<'_, T> {
                         dv,
                         tiles,
                     };
+                    let mut dq = dq.map(|dq| dq.beside(group));
                     for member in 0..group {
                         let head = i % kv_heads * group + member;
-                        let dq = dq.as_mut().map(|dq| &mut dq[member * size..][..size]);
+                        let dq = dq.as_mut().and_then(Iterator::next);
                         backward.query_head([i / kv_heads, head], dq);
                     }
                 },
             );
-        [
-            dq.map(|dq| interleaved(&dq, shape, heads)),
-            dk.map(|dk| interleaved(&dk, shape, kv_heads)),
-            dv.map(|dv| interleaved(&dv, shape, kv_heads)),
-        ]
+        [dq, dk, dv]
+    }
+}
+
+/// Of each sequence and key head, the columns of `group` heads of `[batch, seq, heads, head_dim]`; all
+/// `None` where there is nothing.
+fn by_key_head<T: Real>(
+    x: Option<&mut [T]>,
+    shape: AttentionShape,
+    group: usize,
+) -> Vec<Option<MatrixMut<'_, T>>> {
+    let AttentionShape { batch, seq, kv_heads, head_dim, .. } = shape;
+    let width = group * kv_heads * head_dim;
+    match x {
+        None => std::iter::repeat_with(|| None).take(batch * kv_heads).collect(),
+        Some(x) => x
+            .chunks_exact_mut(seq * width)
+            .flat_map(|x| MatrixMut::rows(x, [seq, width]).beside(kv_heads))
+            .map(Some)
+            .collect(),
     }
 }
 
@@ -309,15 +324,15 @@ struct KeyHead<'a, 'b, T> {
     keys: &'a [T],
     values: &'a [T],
     /// Their gradients, `[seq, head_dim]`.
-    dk: Option<&'b mut [T]>,
-    dv: Option<&'b mut [T]>,
+    dk: Option<MatrixMut<'b, T>>,
+    dv: Option<MatrixMut<'b, T>>,
     /// Room for two tiles: the weights and the gradient of the scores.
     tiles: &'b mut [T],
 }
 
 impl<T: Real> KeyHead<'_, '_, T> {
     /// Adds what one query head contributes; `dq` is `[seq, head_dim]`.
-    fn query_head(&mut self, [batch, head]: [usize; 2], mut dq: Option<&mut [T]>) {
+    fn query_head(&mut self, [batch, head]: [usize; 2], mut dq: Option<MatrixMut<'_, T>>) {
         let shape = self.operands.shape;
         let AttentionShape { seq, heads, kv_heads, head_dim, .. } = shape;
         let (stride, kv_head) = (shape.q_stride(), head / (heads / kv_heads));
@@ -370,19 +385,17 @@ impl<T: Real> KeyHead<'_, '_, T> {
                     },
                 );
                 let (p, ds) = (Matrix::rows(p, [rows, columns]), Matrix::rows(ds, [rows, columns]));
-                let columns = [columns, head_dim];
+                let seen = first..first + columns;
                 if let Some(dv) = &mut self.dv {
-                    let dv = MatrixMut::rows(&mut dv[first * head_dim..], columns);
-                    gemm(dv, Output::Add, T::ONE, p.t(), dout, Threads::One);
+                    gemm(dv.part(seen.clone()), Output::Add, T::ONE, p.t(), dout, Threads::One);
                 }
                 if let Some(dk) = &mut self.dk {
-                    let dk = MatrixMut::rows(&mut dk[first * head_dim..], columns);
-                    gemm(dk, Output::Add, T::ONE, ds.t(), q, Threads::One);
+                    gemm(dk.part(seen), Output::Add, T::ONE, ds.t(), q, Threads::One);
                 }
                 if let Some(dq) = &mut dq {
-                    let dq = MatrixMut::rows(&mut dq[start * head_dim..], [rows, head_dim]);
                     let keys = &self.operands.k[shape.kv_offset(batch, first, kv_head)..];
-                    let keys = Matrix::new(keys, columns, [shape.kv_stride(), 1]);
+                    let keys = Matrix::new(keys, [columns, head_dim], [shape.kv_stride(), 1]);
+                    let dq = dq.part(start..start + rows);
                     gemm(dq, Output::Add, T::ONE, ds, keys, Threads::One);
                 }
             }
@@ -407,25 +420,5 @@ fn transposed<T: Real>(x: &[T], shape: AttentionShape) -> Vec<T> {
         },
     );
     // SAFETY: the blocks are all heads, and `transpose` writes all of a head.
-    unsafe { result.written() }
-}
-
-/// `[batch, heads, seq, head_dim]` as `[batch, seq, heads, head_dim]`.
-fn interleaved<T: Real>(x: &[T], shape: AttentionShape, heads: usize) -> Vec<T> {
-    let AttentionShape { seq, head_dim, .. } = shape;
-    let width = heads * head_dim;
-    let mut result = Unwritten::new(x.len());
-    let size = super::rows_per_block(width) * width;
-    super::for_each_block(result.slots(), size, |start, block| {
-        for (i, row) in block.chunks_exact_mut(width).enumerate() {
-            let (batch, t) = ((start / width + i) / seq, (start / width + i) % seq);
-            for (head, row) in row.chunks_exact_mut(head_dim).enumerate() {
-                row.write_copy_of_slice(
-                    &x[((batch * heads + head) * seq + t) * head_dim..][..head_dim],
-                );
-            }
-        }
-    });
-    // SAFETY: the blocks are whole rows, and each row is all of its heads.
     unsafe { result.written() }
 }

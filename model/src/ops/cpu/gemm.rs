@@ -4,6 +4,7 @@
 //! times per product, and one of them packs for all. The sums over `k` are the crate's, whose order
 //! depends on `k` alone, so the cut does not change a bit of the result.
 
+use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::sync::Once;
@@ -11,7 +12,7 @@ use std::sync::Once;
 use rayon::prelude::*;
 
 use super::real::Real;
-use super::transpose;
+use super::transpose::row_major;
 use super::unwritten::Unwritten;
 
 /// A matrix stored in a slice: element (i, j) is at `i * strides[0] + j * strides[1]`.
@@ -53,6 +54,29 @@ impl<'a, T> Matrix<'a, T> {
         self.values
     }
 
+    /// The given rows and columns.
+    ///
+    /// # Panics
+    ///
+    /// If there are not so many.
+    pub fn part(self, rows: Range<usize>, columns: Range<usize>) -> Self {
+        let within = |range: &Range<usize>, len| range.start <= range.end && range.end <= len;
+        assert!(
+            within(&rows, self.shape[0]) && within(&columns, self.shape[1]),
+            "rows {rows:?} and columns {columns:?} of a matrix of {:?}",
+            self.shape
+        );
+        let shape = [rows.len(), columns.len()];
+        let start = rows.start * self.strides[0] + columns.start * self.strides[1];
+        let values = if shape.contains(&0) { &[] } else { &self.values[start..] };
+        Matrix { values, shape, strides: self.strides }
+    }
+
+    /// Whether columns are contiguous and rows are not.
+    fn lies_across(self) -> bool {
+        self.strides[0] == 1 && self.strides[1] > 1
+    }
+
     /// The transposed matrix, in the same memory.
     pub fn t(self) -> Self {
         let ([rows, columns], [row, column]) = (self.shape, self.strides);
@@ -60,15 +84,19 @@ impl<'a, T> Matrix<'a, T> {
     }
 }
 
-/// A matrix that a product is written to.
+/// A matrix that a product is written to: rows of contiguous elements, `row_stride` apart.
 #[derive(Debug)]
 pub struct MatrixMut<'a, T> {
-    values: &'a mut [MaybeUninit<T>],
+    values: *mut T,
     shape: [usize; 2],
     row_stride: usize,
     /// Whether the elements have values that a product may add to.
     written: bool,
+    lifetime: PhantomData<&'a mut [T]>,
 }
+
+// SAFETY: it is the only way to its elements, as a mutable slice would be.
+unsafe impl<T: Send> Send for MatrixMut<'_, T> {}
 
 impl<'a, T: Copy> MatrixMut<'a, T> {
     /// A view of `values` whose rows are `row_stride` apart.
@@ -83,10 +111,8 @@ impl<'a, T: Copy> MatrixMut<'a, T> {
             "rows of {} elements, {row_stride} apart",
             shape[1]
         );
-        // SAFETY: the layout is the same, and nothing takes a value from an element again: only
-        // products write through this view.
-        let values = unsafe { &mut *(std::ptr::from_mut(values) as *mut [MaybeUninit<T>]) };
-        MatrixMut { values, shape, row_stride, written: true }
+        let values = values.as_mut_ptr();
+        MatrixMut { values, shape, row_stride, written: true, lifetime: PhantomData }
     }
 
     /// A view of `values` in row-major order.
@@ -97,7 +123,47 @@ impl<'a, T: Copy> MatrixMut<'a, T> {
     /// A view of `values`, which have no value yet, in row-major order.
     pub fn unwritten(values: &'a mut [MaybeUninit<T>], shape: [usize; 2]) -> Self {
         check_bounds(values.len(), shape, [shape[1], 1]);
-        MatrixMut { values, shape, row_stride: shape[1], written: false }
+        let (values, row_stride) = (values.as_mut_ptr().cast(), shape[1]);
+        MatrixMut { values, shape, row_stride, written: false, lifetime: PhantomData }
+    }
+
+    /// `count` matrices that lie side by side, together all columns of this one.
+    ///
+    /// # Panics
+    ///
+    /// If the columns cannot be divided so.
+    pub fn beside(self, count: usize) -> impl Iterator<Item = MatrixMut<'a, T>> {
+        let [rows, columns] = self.shape;
+        assert!(columns.is_multiple_of(count), "{columns} columns in {count} matrices");
+        let shape = [rows, columns / count];
+        // They have no element in common, and each lies inside this one.
+        (0..count).map(move |i| MatrixMut {
+            values: self.values.wrapping_add(i * shape[1]),
+            shape,
+            row_stride: self.row_stride,
+            written: self.written,
+            lifetime: PhantomData,
+        })
+    }
+
+    /// The rows of the given range.
+    ///
+    /// # Panics
+    ///
+    /// If there are not so many.
+    pub fn part(&mut self, rows: Range<usize>) -> MatrixMut<'_, T> {
+        assert!(
+            rows.start <= rows.end && rows.end <= self.shape[0],
+            "{rows:?} of {:?}",
+            self.shape
+        );
+        MatrixMut {
+            values: self.values.wrapping_add(rows.start * self.row_stride),
+            shape: [rows.len(), self.shape[1]],
+            row_stride: self.row_stride,
+            written: self.written,
+            lifetime: PhantomData,
+        }
     }
 }
 
@@ -135,13 +201,18 @@ pub enum Threads {
 
 /// Multiplications below which a product is not worth a second thread.
 const WORTH_A_THREAD: usize = 1 << 20;
-/// Multiplications from which on a left operand with contiguous columns is copied to rows first.
+/// Multiplications from which on an operand with contiguous columns is copied to rows first.
 const WORTH_A_COPY: usize = 1 << 22;
+/// Multiplications of every element from which on.
+const USES: usize = 128;
 /// Rows and columns of the register tiles that the crate multiplies by: where cuts are made.
 const TILE: [usize; 2] = [48, 64];
 /// Rows or columns that a piece has on average at least. It keeps more than 64 when cuts are moved to the
 /// next tile: the crate has another order of sums for products of at most 64 by 64.
 const PIECE: usize = 128;
+
+/// Columns that are multiplied before the next ones.
+const STRETCH: usize = 256;
 
 /// Leaves a row-major left operand where it is: its rows fit in a core's first cache, and reading them
 /// there is up to a fifth faster than copying them first, as the crate does by default.
@@ -183,31 +254,32 @@ pub fn gemm<T: Real>(
         out.shape
     );
     assert!(out.written || output == Output::Overwrite, "a product added to no value");
-    // Copied once, in parallel, and faster than the crate would for every piece.
-    let copy;
-    let turn = threads == Threads::Pool && m * n * k >= WORTH_A_COPY && lhs.strides[0] == 1;
-    let lhs = if turn && lhs.strides[1] > 1 {
-        copy = transpose::row_major(lhs);
-        Matrix::rows(&copy, [m, k])
-    } else {
-        lhs
-    };
-    let target = Target { values: out.values.as_mut_ptr().cast(), row_stride: out.row_stride };
-    READ_ROWS_IN_PLACE.call_once(|| gemm::set_rhs_packing_threshold(usize::MAX / TILE[1]));
+    let on_pool = threads == Threads::Pool;
     let threads = match threads {
         Threads::Pool if m * n * k >= WORTH_A_THREAD => rayon::current_num_threads(),
         _ => 1,
     };
+    READ_ROWS_IN_PLACE.call_once(|| gemm::set_rhs_packing_threshold(usize::MAX / TILE[1]));
+    // Copied once, in parallel, and faster than the crate would for every piece. (A right operand that lies
+    // across is not: the crate packs it all the same, and turning it first takes longer than it saves.)
+    let copy = (on_pool && m * n * k >= WORTH_A_COPY && n >= USES && lhs.lies_across())
+        .then(|| row_major(lhs));
+    let lhs = copy.as_ref().map_or(lhs, |copy| Matrix::rows(copy, [m, k]));
+    let target = Target { values: out.values, row_stride: out.row_stride };
     let [row_pieces, column_pieces] = cut([m, n], rhs.strides[1] == 1, threads);
     let piece = |index: usize| {
         let rows = range(m, row_pieces, index / column_pieces, TILE[0]);
-        let columns = range(n, column_pieces, index % column_pieces, TILE[1]);
-        // SAFETY: the constructors of the views have checked that every element (i, j) within each
-        // shape lies inside its slice, the shapes fit (asserted above), and the ranges lie inside
-        // them. `out` is borrowed mutably until all pieces are done, so it overlaps neither operand;
-        // its rows do not overlap each other and neither do the ranges of pieces, so each element is
-        // written by one thread. If values are added to, they are there (asserted above).
-        unsafe { multiply(target, output, scale, lhs, rhs, rows, columns) };
+        let lhs = lhs.part(rows.clone(), 0..k);
+        for columns in stretches(range(n, column_pieces, index % column_pieces, TILE[1])) {
+            let start = [rows.start, columns.start];
+            let rhs = rhs.part(0..k, columns);
+            // SAFETY: the constructors of the view have checked that every element of its shape is
+            // there, the shapes fit (asserted above), and the ranges lie inside them. `out` is borrowed
+            // mutably until all pieces are done, so it overlaps neither operand; its rows do not overlap
+            // each other and neither do the ranges of pieces, so each element is written by one thread. If
+            // values are added to, they are there (asserted above).
+            unsafe { multiply(target.at(start), output, scale, lhs, rhs) };
+        }
     };
     match row_pieces * column_pieces {
         1 => piece(0),
@@ -229,6 +301,16 @@ fn cut([m, n]: [usize; 2], rows_of_rhs: bool, threads: usize) -> [usize; 2] {
         .unwrap_or([1, 1])
 }
 
+/// `columns` a stretch at a time: of the right operand, the crate packs as many into a core's second cache
+/// as fit, where a sibling thread needs room as well.
+fn stretches(columns: Range<usize>) -> impl Iterator<Item = Range<usize>> {
+    let count = ((columns.len() + STRETCH / 2) / STRETCH).max(1);
+    (0..count).map(move |index| {
+        let start = columns.start + index * STRETCH;
+        start..if index + 1 == count { columns.end } else { start + STRETCH }
+    })
+}
+
 /// Part `index` of `0..len` cut into `pieces` at multiples of `tile`, as even as these allow.
 fn range(len: usize, pieces: usize, index: usize, tile: usize) -> Range<usize> {
     let at = |index: usize| (len * index / pieces).div_ceil(tile).saturating_mul(tile).min(len);
@@ -248,11 +330,18 @@ struct Target<T> {
 // SAFETY: threads write disjoint elements through it: see `multiply`.
 unsafe impl<T: Send> Sync for Target<T> {}
 
-/// The given rows and columns of a product, on the calling thread.
+impl<T> Target<T> {
+    /// The elements from the given row and column on.
+    fn at(self, [row, column]: [usize; 2]) -> Self {
+        Target { values: self.values.wrapping_add(row * self.row_stride + column), ..self }
+    }
+}
+
+/// A product on the calling thread.
 ///
 /// # Safety
 ///
-/// The ranges lie inside the operands; every element of them in `target` is valid for writes by this
+/// The shapes of the operands fit; every element of the product in `target` is valid for writes by this
 /// thread alone, apart from the operands, and has a value if `output` is [`Output::Add`].
 unsafe fn multiply<T: Real>(
     target: Target<T>,
@@ -260,38 +349,28 @@ unsafe fn multiply<T: Real>(
     scale: T,
     lhs: Matrix<'_, T>,
     rhs: Matrix<'_, T>,
-    rows: Range<usize>,
-    columns: Range<usize>,
 ) {
-    if rows.is_empty() || columns.is_empty() {
+    let ([m, k], n) = (lhs.shape, rhs.shape[1]);
+    if m == 0 || n == 0 {
         return;
     }
-    // SAFETY: these elements exist, by the caller's contract; where `k` is 0 there is none, and nothing
-    // is read.
-    let (out, lhs_values, rhs_values) = unsafe {
-        (
-            target.values.add(rows.start * target.row_stride + columns.start),
-            lhs.values.as_ptr().wrapping_add(rows.start * lhs.strides[0]),
-            rhs.values.as_ptr().wrapping_add(columns.start * rhs.strides[1]),
-        )
-    };
-    // SAFETY: by the caller's contract, every element that is read or written exists. `T` is `f32` or
-    // `f64`, which `gemm` supports: `Real` is implemented for no other type. The strides fit in `isize`
-    // because they are bounded by slice lengths wherever they are used (a dimension of 1 never
-    // multiplies its stride).
+    // SAFETY: every element that is read exists, by the views' constructors (where `k` is 0 none is read),
+    // and what is written by the caller's contract. `T` is `f32` or `f64`, which `gemm` supports: `Real` is
+    // implemented for no other type. The strides fit in `isize` because they are bounded by slice lengths
+    // wherever they are used (a dimension of 1 never multiplies its stride).
     unsafe {
         gemm::gemm(
-            rows.len(),
-            columns.len(),
-            lhs.shape[1],
-            out,
+            m,
+            n,
+            k,
+            target.values,
             1,
             target.row_stride as isize,
             output == Output::Add,
-            lhs_values,
+            lhs.values.as_ptr(),
             lhs.strides[1] as isize,
             lhs.strides[0] as isize,
-            rhs_values,
+            rhs.values.as_ptr(),
             rhs.strides[1] as isize,
             rhs.strides[0] as isize,
             T::ONE,

@@ -129,6 +129,21 @@ fn in_dtype<T: Real>(tensor: &FlexTensor) -> Cow<'_, FlexTensor> {
     Cow::Owned(Flex::float_cast(tensor.clone(), FloatDType::F32))
 }
 
+/// `tensor` for changing in place: of the type that a kernel computes in, and all of its buffer, in row-major
+/// order. Nothing is copied where it is so already.
+pub fn owned<T: Real>(tensor: FlexTensor) -> FlexTensor {
+    let tensor = match in_dtype::<T>(&tensor) {
+        Cow::Borrowed(_) => tensor,
+        Cow::Owned(converted) => converted,
+    };
+    let len = tensor.layout().num_elements();
+    let whole = T::storage(&tensor).is_some_and(|values| values.len() == len);
+    if whole && tensor.is_contiguous() {
+        return tensor;
+    }
+    T::tensor(Values::<T>::of(&tensor).to_vec(), tensor.layout().shape().clone())
+}
+
 /// A contiguous tensor of `values` in `dtype`.
 pub fn tensor_of<T: Real>(
     values: Vec<T>,

@@ -8,12 +8,11 @@ use burn::backend::Flex;
 use burn_flex::FlexTensor;
 
 use super::real::Real;
-use super::unwritten::Unwritten;
-use super::{Values, for_each_block, rows_per_block, tensor_of, with_real};
+use super::{for_each_block, in_float, owned, rows_per_block, with_real};
 use crate::ops::rotary::{RotaryFrequencies, RotaryKernels, Rotation, sizes_of};
 
 impl RotaryKernels for Flex {
-    fn rotary_rotate(x: &FlexTensor, rotation: Rotation) -> FlexTensor {
+    fn rotary_rotate(x: FlexTensor, rotation: Rotation) -> FlexTensor {
         rotate(x, rotation)
     }
 }
@@ -56,51 +55,46 @@ fn table<T: Real>(
     table
 }
 
-fn rotate(x: &FlexTensor, rotation: Rotation) -> FlexTensor {
-    let shape = x.layout().shape().clone();
-    let [_, seq, heads, head_dim] = sizes_of(x);
-    with_real!(x.dtype(), T => {
-        let values = Values::<T>::of(x);
+fn rotate(x: FlexTensor, rotation: Rotation) -> FlexTensor {
+    let (dtype, [_, seq, heads, head_dim]) = (x.dtype(), sizes_of(&x));
+    with_real!(dtype, T => {
+        let mut x = owned::<T>(x);
         let table = table::<T>(head_dim, rotation.frequencies, rotation.position_offset + seq);
-        let y = rotated(&values, [seq, heads, head_dim], &table, rotation);
-        tensor_of(y, shape, x.dtype())
+        let values = T::storage_mut(&mut x).expect("`owned` gives tensors of this dtype");
+        rotate_values(values, [seq, heads, head_dim], &table, rotation);
+        in_float(x, dtype)
     })
 }
 
-fn rotated<T: Real>(
-    x: &[T],
+fn rotate_values<T: Real>(
+    values: &mut [T],
     [seq, heads, head_dim]: [usize; 3],
     table: &Table<T>,
     rotation: Rotation,
-) -> Vec<T> {
+) {
     let (width, half) = (heads * head_dim, head_dim / 2);
     if width == 0 {
-        return Vec::new();
+        return;
     }
-    let mut y = Unwritten::new(x.len());
     let sign = T::from_f64(rotation.sign);
     for_each_block(
-        y.slots(),
+        values,
         rows_per_block(width) * width,
         #[inline(always)]
         |start, block| {
-            let rows = block.chunks_exact_mut(width).zip(x[start..].chunks_exact(width));
-            for (i, (y, x)) in rows.enumerate() {
+            for (i, row) in block.chunks_exact_mut(width).enumerate() {
                 let position = rotation.position_offset + (start / width + i) % seq;
                 let cos = &table.cos[position * half..][..half];
                 let sin = &table.sin[position * half..][..half];
-                for (y, x) in y.chunks_exact_mut(head_dim).zip(x.chunks_exact(head_dim)) {
-                    let (y_first, y_second) = y.split_at_mut(half);
-                    let (x_first, x_second) = x.split_at(half);
+                for head in row.chunks_exact_mut(head_dim) {
+                    let (first, second) = head.split_at_mut(half);
                     for j in 0..half {
-                        let sin = sin[j] * sign;
-                        y_first[j].write(x_first[j] * cos[j] - x_second[j] * sin);
-                        y_second[j].write(x_second[j] * cos[j] + x_first[j] * sin);
+                        let (x, y, sin) = (first[j], second[j], sin[j] * sign);
+                        first[j] = x * cos[j] - y * sin;
+                        second[j] = y * cos[j] + x * sin;
                     }
                 }
             }
         },
     );
-    // SAFETY: blocks are whole rows, a row is whole heads, and both halves of a head are written.
-    unsafe { y.written() }
 }

@@ -11,7 +11,7 @@ pub const SQUARE: usize = 16;
 /// Rows of a result that one task writes: as many columns are read side by side.
 const ROWS: usize = 4 * SQUARE;
 
-/// `matrix` in row-major order, where its columns are contiguous.
+/// `matrix`, whose columns are contiguous, in row-major order.
 pub fn row_major<T: Real>(matrix: Matrix<'_, T>) -> Vec<T> {
     let ([rows, columns], [step, stride]) = (matrix.shape(), matrix.strides());
     assert_eq!(step, 1, "a matrix whose columns are contiguous");

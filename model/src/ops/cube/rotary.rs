@@ -14,9 +14,9 @@ use super::{address_type, arg, cubes_for, elem, empty, flat, len_of, vector_size
 use crate::ops::rotary::{RotaryFrequencies, RotaryKernels, Rotation, sizes_of};
 
 impl RotaryKernels for CubeBackend {
-    fn rotary_rotate(x: &CubeTensor, rotation: Rotation) -> CubeTensor {
-        let [_, seq, heads, head_dim] = sizes_of(x);
-        let x = flat(x);
+    fn rotary_rotate(x: CubeTensor, rotation: Rotation) -> CubeTensor {
+        let [_, seq, heads, head_dim] = sizes_of(&x);
+        let x = flat(&x);
         let y = empty(&x, x.meta.shape().clone(), x.dtype);
         let half = head_dim / 2;
         if len_of(&x) == 0 {

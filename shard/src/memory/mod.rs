@@ -8,6 +8,8 @@
 //!
 //! On a GPU the bytes are those of the device: see [`Engine::peak_bytes`].
 
+mod pool;
+
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -16,6 +18,8 @@ use burn::tensor::Device;
 
 use crate::engine::Engine;
 use crate::flat::Placement;
+
+use self::pool::Pool;
 
 /// Ranks that can be told apart in one process; further ones share the last counter.
 pub const MAX_RANKS: usize = 64;
@@ -26,10 +30,7 @@ const COUNTED_FROM: usize = 4096;
 /// Room in front of a counted allocation for its owner; keeps the data on a cache line of its own.
 const HEADER: usize = 64;
 
-/// Allocations of at least this many bytes ask for huge pages: tensors of this size are read and
-/// written as a whole, by this process and, where ranks share a machine, by its neighbours.
-#[cfg(target_os = "linux")]
-const HUGE_FROM: usize = 4 << 20;
+static POOL: Pool = Pool::new();
 
 thread_local! {
     static RANK: Cell<usize> = const { Cell::new(0) };
@@ -87,7 +88,7 @@ pub fn release_unused(device: &Device) {
     Placement::of_device(device).release_unused();
 }
 
-/// The system allocator, counting per rank. Install it in a binary with `#[global_allocator]`.
+/// An allocator that counts per rank, and keeps large blocks for later. Install it in a binary with `#[global_allocator]`.
 pub struct CountingAllocator;
 
 impl CountingAllocator {
@@ -119,11 +120,6 @@ impl CountingAllocator {
         }
         let rank = RANK.try_with(Cell::get).unwrap_or(0);
         Self::add(rank, size);
-        #[cfg(target_os = "linux")]
-        if size >= HUGE_FROM {
-            // SAFETY: the allocation has `HEADER + size` bytes.
-            unsafe { advise_huge_pages(base, HEADER + size) };
-        }
         // SAFETY: the header is inside the allocation and aligned for a usize (see above).
         unsafe {
             base.cast::<usize>().write(rank);
@@ -132,23 +128,7 @@ impl CountingAllocator {
     }
 }
 
-/// Asks the system to back the whole pages of a block with huge ones. Advice only: it changes no
-/// content, and nothing depends on whether it is followed.
-///
-/// # Safety
-/// `base` is the start of an allocation of `size` bytes.
-#[cfg(target_os = "linux")]
-unsafe fn advise_huge_pages(base: *mut u8, size: usize) {
-    const PAGE: usize = 4096;
-    let skipped = base.addr().next_multiple_of(PAGE) - base.addr();
-    let whole = size.saturating_sub(skipped) / PAGE * PAGE;
-    // SAFETY: the range lies inside the allocation, and this advice leaves its content alone.
-    unsafe {
-        libc::madvise(base.add(skipped).cast(), whole, libc::MADV_HUGEPAGE);
-    }
-}
-
-// SAFETY: every block comes from `System` with the layout computed by `counted`, a function of the
+// SAFETY: every counted block comes from `POOL` with the layout computed by `counted`, a function of the
 // caller's layout alone, and goes back to it with the same layout and the same base address.
 unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
@@ -156,7 +136,7 @@ unsafe impl GlobalAlloc for CountingAllocator {
         unsafe {
             match Self::counted(layout) {
                 None => System.alloc(layout),
-                Some(counted) => Self::own(System.alloc(counted), layout.size()),
+                Some(counted) => Self::own(POOL.alloc(counted), layout.size()),
             }
         }
     }
@@ -167,9 +147,7 @@ unsafe impl GlobalAlloc for CountingAllocator {
             match Self::counted(layout) {
                 None => System.alloc_zeroed(layout),
                 Some(counted) => {
-                    // The system allocator would write zeros at once as well, for this alignment;
-                    // here they come after the advice, which is about pages not yet touched.
-                    let data = Self::own(System.alloc(counted), layout.size());
+                    let data = Self::own(POOL.alloc(counted), layout.size());
                     if !data.is_null() {
                         data.write_bytes(0, layout.size());
                     }
@@ -188,7 +166,7 @@ unsafe impl GlobalAlloc for CountingAllocator {
                 Some(counted) => {
                     let base = ptr.sub(HEADER);
                     Self::remove(base.cast::<usize>().read(), layout.size());
-                    System.dealloc(base, counted);
+                    POOL.dealloc(base, counted);
                 }
             }
         }
@@ -200,12 +178,12 @@ unsafe impl GlobalAlloc for CountingAllocator {
         match (Self::counted(layout), Self::counted(new_layout)) {
             // SAFETY: an uncounted block is the system allocator's own.
             (None, None) => unsafe { System.realloc(ptr, layout, new_size) },
-            // SAFETY: the block starts at its header and has the counted layout; the system
-            // allocator keeps the header when it moves the block.
+            // SAFETY: the block starts at its header and has the counted layout; the pool
+            // keeps the header when it moves the block.
             (Some(counted), Some(new_counted)) => unsafe {
                 let base = ptr.sub(HEADER);
                 let rank = base.cast::<usize>().read();
-                let moved = System.realloc(base, counted, new_counted.size());
+                let moved = POOL.realloc(base, counted, new_counted.size());
                 if moved.is_null() {
                     return moved;
                 }
