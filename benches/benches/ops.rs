@@ -8,7 +8,7 @@ use std::hint::black_box;
 use burn::tensor::{Device, Tensor};
 use criterion::{Criterion, criterion_group, criterion_main};
 use kiln_benches::{normal, tokens};
-use kiln_model::ops::{self, HeadLayout};
+use kiln_model::ops::{self, HeadLayout, RotaryFrequencies};
 
 const BATCH: usize = 4;
 const SEQ: usize = 256;
@@ -69,6 +69,29 @@ fn attention(criterion: &mut Criterion) {
     both(criterion, "causal_attention", [("fused", &fused), ("reference", &reference)]);
 }
 
+fn rotary(criterion: &mut Criterion) {
+    let x = input("x", [BATCH, SEQ, HEADS, D_MODEL / HEADS]);
+    let frequencies = RotaryFrequencies { theta: 10_000.0, scaling: None };
+    let fused = || ops::rotary(leaf(&x), frequencies, 0);
+    let reference = || ops::rotary_reference(leaf(&x), frequencies, 0);
+    both(criterion, "rotary", [("fused", &fused), ("reference", &reference)]);
+}
+
+fn embedding(criterion: &mut Criterion) {
+    let weight = input("weight", [VOCAB, D_MODEL]);
+    let ids = tokens("ids", BATCH, SEQ, VOCAB, &Device::flex().autodiff());
+    let fused = || ops::embedding(leaf(&weight), ids.clone());
+    let reference = || ops::embedding_reference(leaf(&weight), ids.clone());
+    both(criterion, "embedding", [("fused", &fused), ("reference", &reference)]);
+}
+
+fn dropout(criterion: &mut Criterion) {
+    let x = input("x", [BATCH, SEQ, D_MODEL]);
+    let fused = || ops::dropout(leaf(&x), 0.1, 1, 0);
+    let reference = || ops::dropout_reference(leaf(&x), 0.1, 1, 0);
+    both(criterion, "dropout", [("fused", &fused), ("reference", &reference)]);
+}
+
 fn cross_entropy(criterion: &mut Criterion) {
     let rows = BATCH * SEQ;
     // Scaled as a head's weights are: wide logits would time subnormal numbers.
@@ -86,5 +109,15 @@ fn cross_entropy(criterion: &mut Criterion) {
     both(criterion, "linear_cross_entropy", variants);
 }
 
-criterion_group!(benches, linear, rms_norm, swiglu, attention, cross_entropy);
+criterion_group!(
+    benches,
+    linear,
+    rms_norm,
+    swiglu,
+    rotary,
+    embedding,
+    dropout,
+    attention,
+    cross_entropy
+);
 criterion_main!(benches);

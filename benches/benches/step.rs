@@ -1,11 +1,24 @@
-//! A whole optimizer step of preset 10m under each strategy. `kiln bench strategies` compares the
-//! strategies in one alternating run; this one is for finding out what a change does to a step.
+//! A whole optimizer step of preset 10m, and its update alone: the norm of the gradient, clipping and AdamW
+//! over all parameters. `kiln bench strategies` compares the strategies in one alternating run; this one is for
+//! finding out what a change does to a step.
 //!
 //!     cargo bench -p kiln-benches --bench step
 
+use std::sync::Arc;
+use std::thread::available_parallelism;
+use std::time::{Duration, Instant};
+
+use burn::tensor::Device;
 use criterion::{Criterion, criterion_group, criterion_main};
 use kiln::bench::{StrategiesOptions, strategies};
-use std::time::Duration;
+use kiln::sharded::ShardedDecoder;
+use kiln_benches::tokens;
+use kiln_collectives::Communicator;
+use kiln_model::decoder::{self, Decoder};
+use kiln_model::layers::Block;
+use kiln_model::{Context, Key, ModelConfig};
+use kiln_shard::ranks::run_ranks;
+use kiln_shard::{AdamW, EngineBuilder, Policy, ShardError};
 
 fn step(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("step");
@@ -24,5 +37,42 @@ fn step(criterion: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, step);
+fn update(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("update");
+    group.sample_size(10);
+    let threads = available_parallelism().map_or(1, usize::from);
+    group.bench_function("10m", |bencher| {
+        bencher.iter_custom(|count| {
+            let times = run_ranks(1, threads, |world| updates(world, count));
+            times.expect("one rank has no other to fail").into_iter().sum()
+        });
+    });
+    group.finish();
+}
+
+/// The time of `count` updates, without that of the gradients that they need.
+fn updates(world: Arc<dyn Communicator>, count: u64) -> Result<Duration, ShardError> {
+    let device = Device::flex();
+    let model = ModelConfig::preset("10m").expect("a preset");
+    let builder = EngineBuilder::new(world, Policy::default(), None)?;
+    let decoder = Decoder::new(&model, Key::new(0), &device);
+    let sharded = ShardedDecoder::<Block>::new(decoder, builder)?;
+    let (engine, training) = (sharded.engine(), device.autodiff());
+    let ids = tokens("ids", 1, 8, model.vocab_size, &training);
+    let mut time = Duration::ZERO;
+    for _ in 0..count {
+        engine.begin_step();
+        let pass = sharded.pass(&training);
+        let context = Context::evaluation();
+        let loss = decoder::loss(&pass, ids.clone(), ids.clone(), 1.0 / 8.0, &context);
+        engine.backward(loss, true)?;
+        let start = Instant::now();
+        let update = engine.update(&AdamW::default(), 1e-3, 1.0)?;
+        engine.outcome(update)?;
+        time += start.elapsed();
+    }
+    Ok(time)
+}
+
+criterion_group!(benches, step, update);
 criterion_main!(benches);

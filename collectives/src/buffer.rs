@@ -4,6 +4,7 @@ use crate::dtype::{DType, Element};
 use bytemuck::{Pod, Zeroable};
 use serde::{Deserialize, Serialize};
 use std::fmt;
+use std::sync::Arc;
 
 #[cfg(feature = "cube")]
 use crate::device::DeviceMemory;
@@ -83,6 +84,10 @@ pub struct Buffer {
 enum Storage {
     /// At least `len * dtype.size()` bytes; the tail of the last line is padding.
     Host(Vec<Line>),
+    /// The same, read by several buffers. The one that writes gets a copy of its own first.
+    Shared(Arc<Vec<Line>>),
+    /// Of the host, once it is needed.
+    Unallocated,
     /// At least `len * dtype.size()` bytes.
     #[cfg(feature = "cube")]
     Device(DeviceMemory),
@@ -101,6 +106,45 @@ impl Buffer {
         let bytes = len.saturating_mul(dtype.size());
         let lines = bytemuck::zeroed_vec(bytes.div_ceil(LINE));
         Buffer { dtype, len, storage: Storage::Host(lines) }
+    }
+
+    /// A buffer of `len` elements on the host that has no memory yet. What fills it finds the memory: an
+    /// all-gather among ranks that share memory fills one for all of them. At the first write by anyone else
+    /// it becomes a buffer of zeros.
+    pub fn unallocated(dtype: DType, len: usize) -> Buffer {
+        Buffer { dtype, len, storage: Storage::Unallocated }
+    }
+
+    /// Whether there is memory.
+    pub fn is_allocated(&self) -> bool {
+        !matches!(self.storage, Storage::Unallocated)
+    }
+
+    /// Whether the memory may be read through other buffers.
+    pub fn is_shared(&self) -> bool {
+        matches!(self.storage, Storage::Shared(_))
+    }
+
+    /// The elements of `inputs` (on the host, of one type) one after another, in memory that copies of the
+    /// result share.
+    pub(crate) fn concatenated(dtype: DType, inputs: &[Arc<Buffer>]) -> Buffer {
+        let len = inputs.iter().map(|input| input.len()).sum::<usize>();
+        let lines = (len * dtype.size()).div_ceil(LINE);
+        let mut whole = Vec::with_capacity(lines);
+        if inputs.iter().all(|input| input.size_in_bytes().is_multiple_of(LINE)) {
+            for input in inputs {
+                whole.extend_from_slice(input.lines());
+            }
+        } else {
+            whole.resize(lines, Line::zeroed());
+            let mut rest: &mut [u8] = bytemuck::cast_slice_mut(&mut whole);
+            for input in inputs {
+                let (slot, next) = rest.split_at_mut(input.size_in_bytes());
+                slot.copy_from_slice(input.as_bytes());
+                rest = next;
+            }
+        }
+        Buffer { dtype, len, storage: Storage::Shared(Arc::new(whole)) }
     }
 
     /// Copies `values` into a new buffer on the host.
@@ -132,9 +176,10 @@ impl Buffer {
 
     /// Where the elements are.
     pub fn location(&self) -> Location {
-        match self.lines() {
-            Some(_) => Location::Host,
-            None => Location::Device,
+        match &self.storage {
+            #[cfg(feature = "cube")]
+            Storage::Device(_) => Location::Device,
+            _ => Location::Host,
         }
     }
 
@@ -146,21 +191,20 @@ impl Buffer {
     /// Whether both are on the host, or on the same GPU.
     pub(crate) fn is_beside(&self, other: &Buffer) -> bool {
         match (&self.storage, &other.storage) {
-            (Storage::Host(_), Storage::Host(_)) => true,
             #[cfg(feature = "cube")]
             (Storage::Device(one), Storage::Device(two)) => {
                 one.client().service_id() == two.client().service_id()
             }
-            #[cfg(feature = "cube")]
-            _ => false,
+            _ => self.is_on_host() && other.is_on_host(),
         }
     }
 
     /// Room for `len` elements of the same type in the same place. Zeros on the host, arbitrary on a
-    /// GPU.
+    /// GPU, and without memory like this one.
     pub fn like(&self, len: usize) -> Buffer {
         match &self.storage {
-            Storage::Host(_) => Buffer::zeros(self.dtype, len),
+            Storage::Host(_) | Storage::Shared(_) => Buffer::zeros(self.dtype, len),
+            Storage::Unallocated => Buffer::unallocated(self.dtype, len),
             #[cfg(feature = "cube")]
             Storage::Device(memory) => Buffer::empty_on(memory.client(), self.dtype, len),
         }
@@ -184,11 +228,13 @@ impl Buffer {
         Ok(copy)
     }
 
-    fn lines(&self) -> Option<&[Line]> {
+    fn lines(&self) -> &[Line] {
         match &self.storage {
-            Storage::Host(lines) => Some(lines),
+            Storage::Host(lines) => lines,
+            Storage::Shared(lines) => lines,
+            Storage::Unallocated => panic!("a buffer is read before it has memory"),
             #[cfg(feature = "cube")]
-            Storage::Device(_) => None,
+            Storage::Device(_) => panic!("{}", self.on_device()),
         }
     }
 
@@ -196,12 +242,9 @@ impl Buffer {
     ///
     /// # Panics
     ///
-    /// If they are not on the host.
+    /// If they are not on the host, or have no memory yet.
     pub fn as_bytes(&self) -> &[u8] {
-        match self.lines() {
-            Some(lines) => &bytemuck::cast_slice(lines)[..self.size_in_bytes()],
-            None => panic!("{}", self.on_device()),
-        }
+        &bytemuck::cast_slice(self.lines())[..self.size_in_bytes()]
     }
 
     /// The elements as writable bytes in native order.
@@ -212,11 +255,21 @@ impl Buffer {
     pub fn as_bytes_mut(&mut self) -> &mut [u8] {
         let bytes = self.size_in_bytes();
         match &mut self.storage {
+            Storage::Shared(lines) => {
+                let lines = Arc::unwrap_or_clone(std::mem::take(lines));
+                self.storage = Storage::Host(lines);
+            }
+            Storage::Unallocated => *self = Buffer::zeros(self.dtype, self.len),
+            _ => {}
+        }
+        match &mut self.storage {
             Storage::Host(lines) => &mut bytemuck::cast_slice_mut(lines)[..bytes],
             #[cfg(feature = "cube")]
             Storage::Device(_) => {
                 panic!("{}", BufferError::OnDevice { dtype: self.dtype, len: self.len })
             }
+            // Both have become the buffer's own above.
+            Storage::Shared(_) | Storage::Unallocated => &mut [],
         }
     }
 
@@ -275,8 +328,8 @@ impl Buffer {
     /// Where the elements are, if that is on a GPU.
     pub fn device(&self) -> Option<&DeviceMemory> {
         match &self.storage {
-            Storage::Host(_) => None,
             Storage::Device(memory) => Some(memory),
+            _ => None,
         }
     }
 }
@@ -315,6 +368,29 @@ mod tests {
         copy.as_mut_slice::<f32>().unwrap()[0] = 9.0;
         assert_eq!(original.as_slice::<f32>().unwrap(), [1.0, 2.0, 3.0]);
         assert_eq!(format!("{original:?}"), "Buffer { dtype: F32, len: 3 }");
+    }
+
+    #[test]
+    fn shared_memory_is_copied_before_it_is_written() {
+        for len in [3, 16, 40] {
+            let parts = [vec![1.0f32; len], vec![2.0; len]];
+            let inputs: Vec<_> =
+                parts.iter().map(|part| Arc::new(Buffer::from_slice(part))).collect();
+            let whole = Buffer::concatenated(DType::F32, &inputs);
+            let mut other = whole.clone();
+            assert!(whole.is_shared() && whole.as_bytes().as_ptr() == other.as_bytes().as_ptr());
+            other.as_mut_slice::<f32>().unwrap()[0] = 9.0;
+            assert!(whole.as_slice::<f32>().unwrap() == parts.concat(), "{len}");
+            assert!(!other.is_shared() && other.as_slice::<f32>().unwrap()[0] == 9.0);
+        }
+    }
+
+    #[test]
+    fn memory_comes_with_the_first_write() {
+        let mut buffer = Buffer::unallocated(DType::F32, 5).like(7);
+        assert!(!buffer.is_allocated() && buffer.is_on_host() && buffer.len() == 7);
+        assert_eq!(buffer.as_mut_slice::<f32>().unwrap(), [0.0; 7]);
+        assert!(buffer.is_allocated());
     }
 
     #[test]

@@ -38,8 +38,14 @@ pub trait Communicator: Send + Sync {
     /// Collects every rank's `input` in the `output` of all.
     ///
     /// `output` has `world_size` times the length of `input`; slot `r` of that length gets
-    /// the input of rank `r`.
+    /// the input of rank `r`. Where ranks share memory ([`Communicator::shares_gathers`]), an output
+    /// without memory ([`Buffer::unallocated`], then on all ranks) becomes one that all of them read.
     fn all_gather(&self, label: Label, input: Arc<Buffer>, output: Buffer) -> Work;
+
+    /// Whether an all-gather of buffers on the host can fill one output for all ranks.
+    fn shares_gathers(&self) -> bool {
+        false
+    }
 
     /// Sums the inputs of all ranks; each rank gets its own slice of the sum.
     ///

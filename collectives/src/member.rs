@@ -37,6 +37,9 @@ pub trait End: Send + Sync + Sized + 'static {
     /// Name of the backend.
     const BACKEND: &'static str;
 
+    /// As [`Communicator::shares_gathers`].
+    const SHARES_GATHERS: bool = false;
+
     /// Name of the group.
     fn name(&self) -> &Arc<str>;
 
@@ -396,6 +399,10 @@ impl<E: End> Communicator for Member<E> {
     fn all_gather(&self, label: Label, input: Arc<Buffer>, output: Buffer) -> Work {
         let call = Call::all_gather(label, &input, &output, self.world_size());
         self.issue(call, Payload::AllGather { input, output })
+    }
+
+    fn shares_gathers(&self) -> bool {
+        E::SHARES_GATHERS
     }
 
     fn reduce_scatter(&self, label: Label, input: Arc<Buffer>, output: Buffer) -> Work {

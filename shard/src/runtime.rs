@@ -205,8 +205,11 @@ impl BufferPool {
         }
     }
 
-    /// Keeps `buffer` for the next gather of the pass, if there will be one.
+    /// Keeps `buffer` for the next gather of the pass, if there will be one and no other rank reads it.
     pub(crate) fn put(&self, buffer: Buffer) {
+        if buffer.is_shared() {
+            return;
+        }
         let mut state = lock(&self.state);
         if state.open && state.free.is_none() {
             state.free = Some(buffer);

@@ -179,7 +179,12 @@ impl Unit {
             None if dtype == DType::F32 => master.clone(),
             None => Arc::new(flat::cast_to(master, dtype)?),
         };
-        let whole = runtime.pool.take(runtime.placement(), dtype, self.layout.padded_numel());
+        let numel = self.layout.padded_numel();
+        let whole = if group.shares_gathers() && shard.is_on_host() {
+            Buffer::unallocated(dtype, numel)
+        } else {
+            runtime.pool.take(runtime.placement(), dtype, numel)
+        };
         let live = self.count_live();
         let work = group.all_gather(self.label(phase), shard, whole);
         Ok(Residency::Unsharding { work, live })

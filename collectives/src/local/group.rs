@@ -276,13 +276,12 @@ impl Group {
         state.slots.get_mut(&site.sequence)?.places[site.rank].take()
     }
 
-    /// Leaves the operation; the last rank removes it. Drops what this rank had deposited.
+    /// Leaves the operation; the last rank removes it. Drops the input that this rank had lent; a result that
+    /// it has made for all stays until all have left.
     pub(super) fn close(&self, site: &CallSite) {
         let mut state = lock(&self.state);
         if let Some(slot) = state.slots.get_mut(&site.sequence) {
-            for deposits in &mut slot.deposits {
-                deposits[site.rank] = None;
-            }
+            slot.deposits[0][site.rank] = None;
             slot.closed += 1;
             if slot.closed == self.world_size() {
                 state.slots.remove(&site.sequence);

@@ -147,6 +147,7 @@ impl LocalEnd {
 
 impl End for LocalEnd {
     const BACKEND: &'static str = "local";
+    const SHARES_GATHERS: bool = true;
 
     fn name(&self) -> &Arc<str> {
         &self.place.group.name

@@ -57,6 +57,7 @@ impl Transfer {
         let failed = |reason: String| end.failed(site, &reason);
         end.dawdle(site, 1);
         match self {
+            Transfer::AllGather { output } if !output.is_allocated() => share(end, site, &output),
             Transfer::AllGather { mut output } => {
                 copy_slots(&mut output, &group.borrow(site, 0)).map_err(failed)?;
                 end.dawdle(site, 2);
@@ -93,6 +94,18 @@ impl Transfer {
             }
         }
     }
+}
+
+/// All-gather into memory that all ranks read: one of them writes it, each in turn.
+fn share(end: &LocalEnd, site: &CallSite, output: &Buffer) -> Result<Buffer, CommError> {
+    let group = end.group();
+    let leads = site.sequence % group.world_size() as u64 == site.rank as u64;
+    let whole =
+        leads.then(|| Arc::new(Buffer::concatenated(output.dtype(), &group.borrow(site, 0))));
+    end.dawdle(site, 2);
+    group.arrive(site, 1, whole)?;
+    let whole = group.borrow(site, 1).first().map(|whole| (**whole).clone());
+    whole.ok_or_else(|| end.failed(site, "the rank that writes for all has memory of its own"))
 }
 
 /// Reduce-scatter into a chunk per rank, then all-gather of the chunks.

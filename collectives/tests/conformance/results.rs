@@ -3,6 +3,7 @@
 use crate::support::*;
 use half::{bf16, f16};
 use kiln_collectives::{Buffer, Communicator, DType};
+use std::collections::HashSet;
 use std::sync::Arc;
 
 const WORLD_SIZES: [usize; 5] = [1, 2, 3, 4, 8];
@@ -53,6 +54,11 @@ pub fn check_operations<T: TestElement>(world: &[Arc<dyn Communicator>], len: us
         let regathered = member.all_gather(label("again"), Arc::new(slice), output);
         let regathered = regathered.wait(PATIENCE).unwrap();
         assert_eq!(regathered.as_bytes(), reduced.as_bytes(), "reduce_scatter + all_gather");
+
+        let output = Buffer::unallocated(T::DTYPE, len * world_size);
+        let shared = member.all_gather(label("shared"), Arc::clone(&shard), output);
+        assert_bits(&shared.wait(PATIENCE).unwrap(), &gathered, "all_gather without memory");
+        assert!(Arc::get_mut(&mut shard).is_some());
     });
 }
 
@@ -82,6 +88,20 @@ fn operations_match_the_reference_under_delays() {
 fn large_buffers_match_the_reference() {
     for world_size in WORLD_SIZES {
         check_operations::<f32>(&world(world_size), 10_000_000 / world_size);
+    }
+}
+
+#[test]
+fn ranks_that_share_memory_gather_into_one_buffer() {
+    let world = world(3);
+    for len in [5, 64] {
+        let gathered = on_each_rank(&world, |member| {
+            let own = Arc::new(Buffer::from_slice(&values::<f32>(member.rank(), len)));
+            let output = Buffer::unallocated(DType::F32, 3 * len);
+            member.all_gather(label("whole"), own, output).wait(PATIENCE).unwrap()
+        });
+        let places: HashSet<_> = gathered.iter().map(|buffer| buffer.as_bytes().as_ptr()).collect();
+        assert_eq!(places.len(), if world[0].shares_gathers() { 1 } else { 3 });
     }
 }
 

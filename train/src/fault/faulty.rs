@@ -57,7 +57,7 @@ impl Communicator for Faulty {
     fn all_gather(&self, label: Label, input: Arc<Buffer>, output: Buffer) -> Work {
         let len = input.len() + 1;
         match self.drill.calling(&label, Changeable::Call) {
-            Some(FaultKind::Skip) => Work::ready(Ok(output)),
+            Some(FaultKind::Skip) => Work::ready(Ok(input.like(output.len()))),
             Some(FaultKind::Size) => self.inner.all_gather(
                 label,
                 Arc::new(input.like(len)),
@@ -69,6 +69,10 @@ impl Communicator for Faulty {
             }
             _ => self.inner.all_gather(label, input, output),
         }
+    }
+
+    fn shares_gathers(&self) -> bool {
+        self.inner.shares_gathers()
     }
 
     fn reduce_scatter(&self, label: Label, input: Arc<Buffer>, output: Buffer) -> Work {

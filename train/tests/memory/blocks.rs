@@ -2,6 +2,7 @@
 
 use std::alloc::{GlobalAlloc, Layout};
 use std::collections::HashSet;
+use std::sync::PoisonError;
 
 use kiln_shard::memory;
 
@@ -75,7 +76,7 @@ impl Random {
 
 #[test]
 fn blocks_of_many_threads_keep_what_is_written() {
-    let _one = ONE_AT_A_TIME.lock().unwrap();
+    let _one = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     const RANK: usize = 40;
     let threads: Vec<_> = (0..4)
         .map(|seed| {
@@ -107,7 +108,7 @@ fn blocks_of_many_threads_keep_what_is_written() {
 
 #[test]
 fn freed_blocks_are_used_again() {
-    let _one = ONE_AT_A_TIME.lock().unwrap();
+    let _one = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let sizes = [40_000, 1 << 20, (3 << 20) + 5, 100 << 20];
     let layouts = sizes.map(|size| Layout::from_size_align(size, 64).unwrap());
     let mut seen = HashSet::new();

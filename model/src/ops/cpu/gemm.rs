@@ -211,9 +211,6 @@ const TILE: [usize; 2] = [48, 64];
 /// next tile: the crate has another order of sums for products of at most 64 by 64.
 const PIECE: usize = 128;
 
-/// Columns that are multiplied before the next ones.
-const STRETCH: usize = 256;
-
 /// Leaves a row-major left operand where it is: its rows fit in a core's first cache, and reading them
 /// there is up to a fifth faster than copying them first, as the crate does by default.
 static READ_ROWS_IN_PLACE: Once = Once::new();
@@ -269,17 +266,15 @@ pub fn gemm<T: Real>(
     let [row_pieces, column_pieces] = cut([m, n], rhs.strides[1] == 1, threads);
     let piece = |index: usize| {
         let rows = range(m, row_pieces, index / column_pieces, TILE[0]);
-        let lhs = lhs.part(rows.clone(), 0..k);
-        for columns in stretches(range(n, column_pieces, index % column_pieces, TILE[1])) {
-            let start = [rows.start, columns.start];
-            let rhs = rhs.part(0..k, columns);
-            // SAFETY: the constructors of the view have checked that every element of its shape is
-            // there, the shapes fit (asserted above), and the ranges lie inside them. `out` is borrowed
-            // mutably until all pieces are done, so it overlaps neither operand; its rows do not overlap
-            // each other and neither do the ranges of pieces, so each element is written by one thread. If
-            // values are added to, they are there (asserted above).
-            unsafe { multiply(target.at(start), output, scale, lhs, rhs) };
-        }
+        let columns = range(n, column_pieces, index % column_pieces, TILE[1]);
+        let target = target.at([rows.start, columns.start]);
+        let (lhs, rhs) = (lhs.part(rows, 0..k), rhs.part(0..k, columns));
+        // SAFETY: the constructors of the view have checked that every element of its shape is there, the
+        // shapes fit (asserted above), and the ranges lie inside them. `out` is borrowed mutably until all
+        // pieces are done, so it overlaps neither operand; its rows do not overlap each other and neither
+        // do the ranges of pieces, so each element is written by one thread. If values are added to, they
+        // are there (asserted above).
+        unsafe { multiply(target, output, scale, lhs, rhs) };
     };
     match row_pieces * column_pieces {
         1 => piece(0),
@@ -299,16 +294,6 @@ fn cut([m, n]: [usize; 2], rows_of_rhs: bool, threads: usize) -> [usize; 2] {
             (rows * columns, std::cmp::Reverse(rows * effort + columns * m), *columns)
         })
         .unwrap_or([1, 1])
-}
-
-/// `columns` a stretch at a time: of the right operand, the crate packs as many into a core's second cache
-/// as fit, where a sibling thread needs room as well.
-fn stretches(columns: Range<usize>) -> impl Iterator<Item = Range<usize>> {
-    let count = ((columns.len() + STRETCH / 2) / STRETCH).max(1);
-    (0..count).map(move |index| {
-        let start = columns.start + index * STRETCH;
-        start..if index + 1 == count { columns.end } else { start + STRETCH }
-    })
 }
 
 /// Part `index` of `0..len` cut into `pieces` at multiples of `tile`, as even as these allow.
