@@ -65,8 +65,7 @@ impl Key {
         let bits = self.at(counter);
         // (0, 1] keeps the logarithm finite.
         let radius = (f64::from((bits >> 32) as u32) + 1.0) * (1.0 / 4_294_967_296.0);
-        let turns = f64::from(bits as u32) * (1.0 / 4_294_967_296.0);
-        (-2.0 * ln(radius)).sqrt() * cos_of_turns(turns)
+        (-2.0 * ln(radius)).sqrt() * cos_of_turns(bits as u32)
     }
 
     /// `count` normal values with the given standard deviation, in parallel on the current pool.
@@ -74,16 +73,30 @@ impl Key {
         const BLOCK: usize = 1 << 14;
         let mut values = vec![0.0; count];
         values.par_chunks_mut(BLOCK).enumerate().for_each(|(block, values)| {
-            pulp::Arch::new().dispatch(
-                #[inline(always)]
-                || {
-                    for (i, value) in values.iter_mut().enumerate() {
-                        *value = (self.normal((block * BLOCK + i) as u64) * std) as f32;
-                    }
-                },
-            );
+            let first = (block * BLOCK) as u64;
+            pulp::Arch::new().dispatch(Normals { key: self, first, std, values });
         });
         values
+    }
+}
+
+/// Normal values from the `first`-th on. Not a closure: what calls a closure is compiled apart from it if that
+/// is long, and without this processor's vector instructions.
+struct Normals<'a> {
+    key: Key,
+    first: u64,
+    std: f64,
+    values: &'a mut [f32],
+}
+
+impl pulp::NullaryFnOnce for Normals<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn call(self) {
+        for (i, value) in self.values.iter_mut().enumerate() {
+            *value = (self.key.normal(self.first + i as u64) * self.std) as f32;
+        }
     }
 }
 
@@ -116,19 +129,21 @@ fn ln(x: f64) -> f64 {
     n * LN_2_HIGH + (2.0 * s + (2.0 * s * series + n * LN_2_LOW))
 }
 
-/// The cosine of `2π · turns`, for `turns` in `[0, 1)`; exact reduction to an eighth of a turn, then the
-/// Taylor series of sine and cosine.
+/// The cosine of `bits` parts in 2³² of a whole turn; exact reduction to an eighth of a turn, then the Taylor
+/// series of sine and cosine.
 #[inline(always)]
-fn cos_of_turns(turns: f64) -> f64 {
-    let quarter = (turns * 4.0 + 0.5).floor();
-    let x = std::f64::consts::TAU * (turns - quarter * 0.25);
+fn cos_of_turns(bits: u32) -> f64 {
+    // To the nearest quarter: in whole numbers, since rounding down is a call on the plainest processors, and
+    // a loop with a call in it does not vectorise.
+    let quarter = ((u64::from(bits) + (1 << 29)) >> 30) as i32;
+    let turns = f64::from(bits) * (1.0 / 4_294_967_296.0);
+    let x = std::f64::consts::TAU * (turns - f64::from(quarter) * 0.25);
     let z = x * x;
     let (mut cos, mut sin) = (1.0, 1.0);
     for n in [16.0, 14.0, 12.0, 10.0, 8.0, 6.0, 4.0, 2.0] {
         cos = 1.0 - cos * z * (1.0 / (n * (n - 1.0)));
         sin = 1.0 - sin * z * (1.0 / (n * (n + 1.0)));
     }
-    let quarter = quarter as i32;
     let value = if quarter & 1 == 0 { cos } else { x * sin };
     if quarter == 1 || quarter == 2 { -value } else { value }
 }

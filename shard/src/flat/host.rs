@@ -186,16 +186,22 @@ fn update_chunk(
 /// Sum of squares in f64, with the same bits at any number of threads.
 pub(super) fn sum_of_squares(values: &[f32]) -> f64 {
     let arch = pulp::Arch::new();
-    let sums: Vec<f64> = values
-        .par_chunks(CHUNK)
-        .map(|chunk| {
-            arch.dispatch(
-                #[inline(always)]
-                || sum_of_squares_chunk(chunk),
-            )
-        })
-        .collect();
+    let sums: Vec<f64> =
+        values.par_chunks(CHUNK).map(|chunk| arch.dispatch(SquaresOf(chunk))).collect();
     sums.iter().sum()
+}
+
+/// Not a closure: what calls a closure is compiled apart from it if that is long, and without this
+/// processor's vector instructions.
+struct SquaresOf<'a>(&'a [f32]);
+
+impl pulp::NullaryFnOnce for SquaresOf<'_> {
+    type Output = f64;
+
+    #[inline(always)]
+    fn call(self) -> f64 {
+        sum_of_squares_chunk(self.0)
+    }
 }
 
 #[inline(always)]
