@@ -83,16 +83,17 @@ unsafe impl GlobalAlloc for Pool {
     unsafe fn realloc(&self, ptr: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
         // SAFETY: `new_size` with the old alignment is a valid layout by the caller's contract.
         let new_layout = unsafe { Layout::from_size_align_unchecked(new_size, layout.align()) };
-        match (Self::pooled(layout), Self::pooled(new_layout)) {
+        let in_place = match (Self::pooled(layout), Self::pooled(new_layout)) {
             // SAFETY: the block is the system allocator's.
             (None, None) => return unsafe { System.realloc(ptr, layout, new_size) },
             // SAFETY: the block is the pool's, with this layout.
-            (Some(old), Some(new)) => {
-                if unsafe { self.lock().try_realloc_in_place(ptr, old, new.size()) } {
-                    return ptr;
-                }
-            }
-            _ => {}
+            (Some(old), Some(new)) => unsafe {
+                self.lock().try_realloc_in_place(ptr, old, new.size())
+            },
+            _ => false,
+        };
+        if in_place {
+            return ptr;
         }
         // SAFETY: a new block, filled with what both have room for; then the old one goes back.
         unsafe {
