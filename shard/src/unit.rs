@@ -180,11 +180,7 @@ impl Unit {
             None => Arc::new(flat::cast_to(master, dtype)?),
         };
         let numel = self.layout.padded_numel();
-        let whole = if group.shares_gathers() && shard.is_on_host() {
-            Buffer::unallocated(dtype, numel)
-        } else {
-            runtime.pool.take(runtime.placement(), dtype, numel)
-        };
+        let whole = runtime.pool.take(runtime.placement(), dtype, numel);
         let live = self.count_live();
         let work = group.all_gather(self.label(phase), shard, whole);
         Ok(Residency::Unsharding { work, live })
