@@ -3,6 +3,7 @@
 use crate::dtype::{DType, Element};
 use bytemuck::{Pod, Zeroable};
 use serde::{Deserialize, Serialize};
+use std::cell::Cell;
 use std::fmt;
 use std::sync::Arc;
 
@@ -15,6 +16,16 @@ use crate::device::DeviceMemory;
 struct Line([u8; 64]);
 
 const LINE: usize = size_of::<Line>();
+
+thread_local! {
+    static FOR_ALL: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether the calling thread is just allocating memory for all ranks of a group. An allocator that counts
+/// what each rank holds asks this: such memory is not that of the rank that happens to write it.
+pub fn allocates_for_all() -> bool {
+    FOR_ALL.get()
+}
 
 /// Where the elements of a buffer are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -130,7 +141,9 @@ impl Buffer {
     pub(crate) fn concatenated(dtype: DType, inputs: &[Arc<Buffer>]) -> Buffer {
         let len = inputs.iter().map(|input| input.len()).sum::<usize>();
         let lines = (len * dtype.size()).div_ceil(LINE);
+        FOR_ALL.set(true);
         let mut whole = Vec::with_capacity(lines);
+        FOR_ALL.set(false);
         if inputs.iter().all(|input| input.size_in_bytes().is_multiple_of(LINE)) {
             for input in inputs {
                 whole.extend_from_slice(input.lines());

@@ -83,7 +83,7 @@ mod transport;
 mod verdict;
 mod work;
 
-pub use buffer::{Buffer, BufferError, Location};
+pub use buffer::{Buffer, BufferError, Location, allocates_for_all};
 pub use call::{Argument, ArgumentError, Call};
 pub use communicator::Communicator;
 #[cfg(feature = "cube")]

@@ -9,6 +9,7 @@ use kiln_collectives::{Buffer, Communicator, DType, Work};
 
 use crate::error::ShardError;
 use crate::flat::Placement;
+use crate::memory::Held;
 use crate::mesh::Mesh;
 use crate::policy::Policy;
 use crate::reducer::Reducer;
@@ -246,7 +247,15 @@ impl LiveUnits {
     }
 }
 
-/// Lives as long as a unit's gathered buffer.
+/// What is counted for as long as a unit's gathered buffer is there.
+#[derive(Default)]
+pub(crate) struct Counted {
+    pub(crate) _unit: Option<LiveUnit>,
+    /// The bytes, where ranks hold the buffer together.
+    pub(crate) _held: Option<Held>,
+}
+
+/// One unit of the count.
 pub(crate) struct LiveUnit(Arc<LiveUnits>);
 
 impl Drop for LiveUnit {

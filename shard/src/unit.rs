@@ -16,7 +16,8 @@ use crate::error::ShardError;
 use crate::flat::Reading;
 use crate::flat::{self, FlatTensors, FlatWeights, Placement};
 use crate::layout::UnitLayout;
-use crate::runtime::{LiveUnit, Runtime, lock};
+use crate::memory::Held;
+use crate::runtime::{Counted, Runtime, lock};
 
 /// A flat buffer of parameters on one rank.
 pub(crate) struct Unit {
@@ -84,7 +85,7 @@ enum Residency {
     /// Only the shard is.
     Sharded,
     /// The gather is under way.
-    Unsharding { work: Work, live: Option<LiveUnit> },
+    Unsharding { work: Work, counted: Counted },
     /// They are; the last view and this reference keep them alive.
     Unsharded(FlatWeights),
 }
@@ -170,7 +171,7 @@ impl Unit {
             } else {
                 let mut whole = runtime.pool.take(runtime.placement(), dtype, master.len());
                 flat::cast_from_f32(master, &mut whole)?;
-                self.gathered(whole, self.count_live())
+                self.gathered(whole, self.counted(None))
             };
             return Ok(Residency::Unsharded(weights));
         };
@@ -180,10 +181,14 @@ impl Unit {
             None => Arc::new(flat::cast_to(master, dtype)?),
         };
         let numel = self.layout.padded_numel();
-        let whole = runtime.pool.take(runtime.placement(), dtype, numel);
-        let live = self.count_live();
+        let (whole, held) = if group.shares_gathers() && shard.is_on_host() {
+            (Buffer::unallocated(dtype, numel), Some(Held::new(numel * dtype.size())))
+        } else {
+            (runtime.pool.take(runtime.placement(), dtype, numel), None)
+        };
+        let counted = self.counted(held);
         let work = group.all_gather(self.label(phase), shard, whole);
-        Ok(Residency::Unsharding { work, live })
+        Ok(Residency::Unsharding { work, counted })
     }
 
     /// The shard in the compute dtype where it computes, while the master is elsewhere.
@@ -232,8 +237,9 @@ impl Unit {
         Ok(())
     }
 
-    fn count_live(&self) -> Option<LiveUnit> {
-        (!self.keep).then(|| self.runtime.live.enter())
+    fn counted(&self, held: Option<Held>) -> Counted {
+        let unit = (!self.keep).then(|| self.runtime.live.enter());
+        Counted { _unit: unit, _held: held }
     }
 
     /// The whole weights, gathering them if need be. Then starts gathering the unit that the
@@ -249,19 +255,19 @@ impl Unit {
         let mut state = self.state();
         let weights = match std::mem::replace(&mut state.residency, Residency::Sharded) {
             Residency::Unsharded(weights) => weights,
-            Residency::Unsharding { work, live } => {
+            Residency::Unsharding { work, counted } => {
                 let buffer = self.runtime.wait(work).unwrap_or_else(|| self.zeros());
-                self.gathered(buffer, live)
+                self.gathered(buffer, counted)
             }
             // Only after a failure: the pass goes on with zeros until it is checked.
-            Residency::Sharded => self.gathered(self.zeros(), None),
+            Residency::Sharded => self.gathered(self.zeros(), Counted::default()),
         };
         state.residency = Residency::Unsharded(weights.clone());
         weights
     }
 
-    fn gathered(&self, whole: Buffer, live: Option<LiveUnit>) -> FlatWeights {
-        FlatWeights::gathered(whole, &self.runtime, self.reshards_after_forward(), live)
+    fn gathered(&self, whole: Buffer, counted: Counted) -> FlatWeights {
+        FlatWeights::gathered(whole, &self.runtime, self.reshards_after_forward(), counted)
     }
 
     fn zeros(&self) -> Buffer {

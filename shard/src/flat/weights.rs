@@ -5,7 +5,7 @@ use std::sync::Arc;
 use burn::tensor::{AllocationProperty, Bytes};
 use kiln_collectives::Buffer;
 
-use crate::runtime::{LiveUnit, Runtime};
+use crate::runtime::{Counted, Runtime};
 
 /// A unit's whole weights in memory. Parameter tensors are views into it.
 #[derive(Clone)]
@@ -24,10 +24,10 @@ impl FlatWeights {
         buffer: Buffer,
         runtime: &Arc<Runtime>,
         streamed: bool,
-        live: Option<LiveUnit>,
+        counted: Counted,
     ) -> Self {
         let runtime = streamed.then(|| runtime.clone());
-        Self::new(Owner::Gathered(Gathered { buffer: Some(buffer), runtime, _live: live }))
+        Self::new(Owner::Gathered(Gathered { buffer: Some(buffer), runtime, _counted: counted }))
     }
 
     /// The master itself as weights, where the shard is the whole unit: nothing is copied.
@@ -107,7 +107,7 @@ pub(crate) struct Gathered {
     buffer: Option<Buffer>,
     /// Whose pool it goes back to.
     runtime: Option<Arc<Runtime>>,
-    _live: Option<LiveUnit>,
+    _counted: Counted,
 }
 
 impl Drop for Gathered {

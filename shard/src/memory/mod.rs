@@ -4,7 +4,7 @@
 //! [`CountingAllocator`] counts what each rank's threads allocate: a thread says which rank it
 //! works for with [`bind_to_rank`], and every large allocation remembers its owner, also when
 //! another thread frees it. Small allocations are passed through uncounted; tensors and buffers
-//! are large.
+//! are large. Gathered weights that several ranks read in one place count in full for each of them.
 //!
 //! On a GPU the bytes are those of the device: see [`Engine::peak_bytes`].
 
@@ -41,8 +41,22 @@ struct Counter {
     peak: AtomicUsize,
 }
 
-static COUNTERS: [Counter; MAX_RANKS] =
-    [const { Counter { live: AtomicUsize::new(0), peak: AtomicUsize::new(0) } }; MAX_RANKS];
+/// The counter of memory that several ranks hold.
+const FOR_ALL: usize = MAX_RANKS;
+
+static COUNTERS: [Counter; MAX_RANKS + 1] =
+    [const { Counter { live: AtomicUsize::new(0), peak: AtomicUsize::new(0) } }; MAX_RANKS + 1];
+
+impl Counter {
+    fn add(&self, size: usize) {
+        let live = self.live.fetch_add(size, Ordering::Relaxed) + size;
+        self.peak.fetch_max(live, Ordering::Relaxed);
+    }
+
+    fn remove(&self, size: usize) {
+        self.live.fetch_sub(size, Ordering::Relaxed);
+    }
+}
 
 /// Counts what the calling thread allocates from now on for `rank`.
 pub fn bind_to_rank(rank: usize) {
@@ -63,6 +77,30 @@ pub fn peak_bytes(rank: usize) -> usize {
 pub fn reset_peak(rank: usize) {
     let counter = &COUNTERS[rank.min(MAX_RANKS - 1)];
     counter.peak.store(counter.live.load(Ordering::Relaxed), Ordering::Relaxed);
+}
+
+/// Memory that a rank holds together with others: it counts for each of them in full, as if it had a copy of
+/// its own, for as long as this lives.
+pub(crate) struct Held {
+    counter: &'static Counter,
+    size: usize,
+}
+
+impl Held {
+    /// `size` bytes, held by the rank that the calling thread works for.
+    pub(crate) fn new(size: usize) -> Held {
+        let counter = &COUNTERS[RANK.get()];
+        // A rank that allocates is never at zero, unless nobody counts.
+        let size = if counter.live.load(Ordering::Relaxed) == 0 { 0 } else { size };
+        counter.add(size);
+        Held { counter, size }
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.counter.remove(self.size);
+    }
 }
 
 impl Engine {
@@ -100,16 +138,6 @@ impl CountingAllocator {
         Layout::from_size_align(layout.size().checked_add(HEADER)?, HEADER).ok()
     }
 
-    fn add(rank: usize, size: usize) {
-        let counter = &COUNTERS[rank];
-        let live = counter.live.fetch_add(size, Ordering::Relaxed) + size;
-        counter.peak.fetch_max(live, Ordering::Relaxed);
-    }
-
-    fn remove(rank: usize, size: usize) {
-        COUNTERS[rank].live.fetch_sub(size, Ordering::Relaxed);
-    }
-
     /// Writes the owner into the header at `base` and returns the address of the data.
     ///
     /// # Safety
@@ -118,8 +146,11 @@ impl CountingAllocator {
         if base.is_null() {
             return base;
         }
-        let rank = RANK.try_with(Cell::get).unwrap_or(0);
-        Self::add(rank, size);
+        let rank = match kiln_collectives::allocates_for_all() {
+            true => FOR_ALL,
+            false => RANK.try_with(Cell::get).unwrap_or(0),
+        };
+        COUNTERS[rank].add(size);
         // SAFETY: the header is inside the allocation and aligned for a usize (see above).
         unsafe {
             base.cast::<usize>().write(rank);
@@ -165,7 +196,7 @@ unsafe impl GlobalAlloc for CountingAllocator {
                 None => System.dealloc(ptr, layout),
                 Some(counted) => {
                     let base = ptr.sub(HEADER);
-                    Self::remove(base.cast::<usize>().read(), layout.size());
+                    COUNTERS[base.cast::<usize>().read()].remove(layout.size());
                     POOL.dealloc(base, counted);
                 }
             }
@@ -187,8 +218,8 @@ unsafe impl GlobalAlloc for CountingAllocator {
                 if moved.is_null() {
                     return moved;
                 }
-                Self::remove(rank, layout.size());
-                Self::add(rank, new_size);
+                COUNTERS[rank].remove(layout.size());
+                COUNTERS[rank].add(new_size);
                 moved.add(HEADER)
             },
             // SAFETY: a new block, filled with what both blocks have room for; then the old one

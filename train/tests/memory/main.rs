@@ -15,11 +15,10 @@
 mod blocks;
 
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use kiln::sharded::ShardedDecoder;
-use kiln_collectives::{Communicator, Label, Phase};
+use kiln_collectives::Communicator;
 use kiln_model::decoder::{self, Decoder};
 use kiln_model::{Context, Key, ModelConfig};
 use kiln_shard::memory::{self, CountingAllocator};
@@ -132,9 +131,6 @@ fn measure_rank(
     let forward_peak = peak();
     drop(evaluated);
     engine.finish_evaluation()?;
-    // Gathered weights are shared: what a rank has gathered for all is there until all are done with it.
-    let rest = || world.barrier(Label::new("rest", Phase::Init)).wait(Duration::from_secs(60));
-    rest()?;
     let after_forward = live();
 
     let step = || -> Result<(usize, usize, usize), ShardError> {
@@ -144,7 +140,6 @@ fn measure_rank(
         memory::reset_peak(rank);
         engine.backward(loss, true)?;
         let backward_peak = peak();
-        rest()?;
         let after_backward = live();
         memory::reset_peak(rank);
         let update = engine.update(&AdamW::default(), 1e-3, 1.0)?;
