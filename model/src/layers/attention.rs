@@ -81,8 +81,7 @@ impl Attention {
 impl Layer for Attention {
     fn forward(&self, x: Tensor<3>, context: &Context) -> Tensor<3> {
         let [batch, seq, _] = x.dims();
-        let (q, k) = (self.q_proj.forward(x.clone()), self.k_proj.forward(x.clone()));
-        let v = self.v_proj.forward(x);
+        let [q, k, v] = Linear::forward_together([&self.q_proj, &self.k_proj, &self.v_proj], x);
         let q_bthd = self.split(q, self.heads, self.q_norm.as_ref());
         let k_btkd = self.split(k, self.kv_heads, self.k_norm.as_ref());
         let v_btkd = self.split(v, self.kv_heads, None);

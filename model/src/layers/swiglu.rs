@@ -37,8 +37,7 @@ impl SwiGlu {
 
 impl Layer for SwiGlu {
     fn forward(&self, x: Tensor<3>, _context: &Context) -> Tensor<3> {
-        let gate = self.gate_proj.forward(x.clone());
-        let up = self.up_proj.forward(x);
+        let [gate, up] = Linear::forward_together([&self.gate_proj, &self.up_proj], x);
         self.down_proj.forward(ops::swiglu(gate, up))
     }
 }

@@ -9,8 +9,14 @@ use burn::backend::autodiff::{
 use burn::backend::{Backend, Dispatch, backend_extension, tensor::FloatTensor};
 use burn::tensor::{DType, Tensor};
 use burn_backend::TensorMetadata;
+use burn_backend::ops::FloatTensorOps;
 
 use super::Tracked;
+
+mod shared;
+
+pub use shared::Prepared;
+use shared::SharedInput;
 
 /// `y = x · W (+ b)` over the last dimension.
 ///
@@ -21,10 +27,33 @@ pub fn linear<const D: usize>(
     weight: Tensor<2>,
     bias: Option<Tensor<1>>,
 ) -> Tensor<D> {
+    one_of(x, weight, bias, SharedInput::new(1))
+}
+
+/// [`linear`] with several weights and biases, in order, of one `x`.
+///
+/// In backward they share what each of them would do with `x` alone: it is turned once for all
+/// gradients of weights, and their contributions to `dx` are added up where the first has put its own.
+pub fn linears<const D: usize, const N: usize>(
+    x: Tensor<D>,
+    maps: [(Tensor<2>, Option<Tensor<1>>); N],
+) -> [Tensor<D>; N] {
+    let shared = SharedInput::new(N);
+    maps.map(|(weight, bias)| one_of(x.clone(), weight, bias, shared.clone()))
+}
+
+fn one_of<const D: usize>(
+    x: Tensor<D>,
+    weight: Tensor<2>,
+    bias: Option<Tensor<1>>,
+    shared: SharedInput,
+) -> Tensor<D> {
     let (x, weight) = (x.into_dispatch(), weight.into_dispatch());
     Tensor::from_dispatch(match bias {
-        None => <Dispatch as LinearOp>::fused_linear(x, weight),
-        Some(bias) => <Dispatch as LinearOp>::fused_linear_bias(x, weight, bias.into_dispatch()),
+        None => <Dispatch as LinearOp>::fused_linear(x, weight, shared),
+        Some(bias) => {
+            <Dispatch as LinearOp>::fused_linear_bias(x, weight, bias.into_dispatch(), shared)
+        }
     })
 }
 
@@ -50,12 +79,17 @@ pub fn linear_reference<const D: usize>(
 #[backend_extension(Flex, Cube: cfg(feature = "cube"), Autodiff)]
 pub trait LinearOp: Backend {
     /// `x · weight`.
-    fn fused_linear(x: FloatTensor<Self>, weight: FloatTensor<Self>) -> FloatTensor<Self>;
+    fn fused_linear(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        shared: SharedInput,
+    ) -> FloatTensor<Self>;
     /// `x · weight + bias`.
     fn fused_linear_bias(
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,
         bias: FloatTensor<Self>,
+        shared: SharedInput,
     ) -> FloatTensor<Self>;
 }
 
@@ -68,16 +102,18 @@ pub trait LinearKernels: Backend {
         weight: &FloatTensor<Self>,
         bias: Option<&FloatTensor<Self>>,
     ) -> FloatTensor<Self>;
-    /// `dy · weightᵀ`.
+    /// `dy · weightᵀ`, added to `sum` where there is one.
     fn linear_x_gradient(
         dy: &FloatTensor<Self>,
         weight: &FloatTensor<Self>,
+        sum: Option<FloatTensor<Self>>,
         dtype: DType,
     ) -> FloatTensor<Self>;
-    /// `xᵀ · dy`, `[d_in, d_out]`.
+    /// `xᵀ · dy`, `[d_in, d_out]`. `prepared` is what the first call for this `x` has left for the others.
     fn linear_weight_gradient(
         x: &FloatTensor<Self>,
         dy: &FloatTensor<Self>,
+        prepared: &mut Prepared,
         dtype: DType,
     ) -> FloatTensor<Self>;
     /// The sum of the rows of `dy`, `[d_out]`.
@@ -85,7 +121,7 @@ pub trait LinearKernels: Backend {
 }
 
 impl<B: LinearKernels> LinearOp for B {
-    fn fused_linear(x: FloatTensor<B>, weight: FloatTensor<B>) -> FloatTensor<B> {
+    fn fused_linear(x: FloatTensor<B>, weight: FloatTensor<B>, _: SharedInput) -> FloatTensor<B> {
         B::linear_forward(&x, &weight, None)
     }
 
@@ -93,13 +129,14 @@ impl<B: LinearKernels> LinearOp for B {
         x: FloatTensor<B>,
         weight: FloatTensor<B>,
         bias: FloatTensor<B>,
+        _: SharedInput,
     ) -> FloatTensor<B> {
         B::linear_forward(&x, &weight, Some(&bias))
     }
 }
 
 impl<B: LinearKernels, C: CheckpointStrategy> LinearOp for Autodiff<B, C> {
-    fn fused_linear(x: Tracked<B, C>, weight: Tracked<B, C>) -> Tracked<B, C> {
+    fn fused_linear(x: Tracked<B, C>, weight: Tracked<B, C>, shared: SharedInput) -> Tracked<B, C> {
         let y = B::linear_forward(x.primitive(), weight.primitive(), None);
         let prep = Backward::<B, 2>::prepare::<C>(LinearBackward, [x.node(), weight.node()]);
         match prep.compute_bound().stateful() {
@@ -109,6 +146,8 @@ impl<B: LinearKernels, C: CheckpointStrategy> LinearOp for Autodiff<B, C> {
                     x: weight.is_tracked().then(|| prep.checkpoint(&x)),
                     x_dtype: x.primitive().dtype(),
                     weight_dtype: weight.primitive().dtype(),
+                    kept: Self::float_is_require_grad(&x),
+                    shared,
                 };
                 prep.finish(saved, y)
             }
@@ -120,6 +159,7 @@ impl<B: LinearKernels, C: CheckpointStrategy> LinearOp for Autodiff<B, C> {
         x: Tracked<B, C>,
         weight: Tracked<B, C>,
         bias: Tracked<B, C>,
+        shared: SharedInput,
     ) -> Tracked<B, C> {
         let y = B::linear_forward(x.primitive(), weight.primitive(), Some(bias.primitive()));
         let nodes = [x.node(), weight.node(), bias.node()];
@@ -131,6 +171,8 @@ impl<B: LinearKernels, C: CheckpointStrategy> LinearOp for Autodiff<B, C> {
                     x: weight.is_tracked().then(|| prep.checkpoint(&x)),
                     x_dtype: x.primitive().dtype(),
                     weight_dtype: weight.primitive().dtype(),
+                    kept: Self::float_is_require_grad(&x),
+                    shared,
                 };
                 prep.finish((saved, bias.primitive().dtype()), y)
             }
@@ -146,29 +188,39 @@ struct Saved {
     x: Option<NodeId>,
     x_dtype: DType,
     weight_dtype: DType,
+    /// Whether `dx` is for the caller to keep.
+    kept: bool,
+    shared: SharedInput,
 }
 
 impl Saved {
+    /// `x_gradient` takes what has been registered as the gradient of `x` so far.
     fn register<B: LinearKernels>(
         self,
         [x_node, weight_node]: [Option<NodeId>; 2],
+        x_gradient: impl FnOnce(&mut Gradients) -> Option<FloatTensor<B>>,
         dy: &FloatTensor<B>,
         grads: &mut Gradients,
         checkpointer: &mut Checkpointer,
     ) {
+        let mut shared = self.shared.enter();
         if let Some(id) = self.weight {
             // The weight may be a recomputed gather: it is dropped before `x` is looked up.
             let weight = checkpointer.retrieve_node_output::<FloatTensor<B>>(id);
-            let dx = B::linear_x_gradient(dy, &weight, self.x_dtype);
+            // A gradient that the caller will get is left to burn to add to.
+            let adds = shared.has_x_gradient && !self.kept;
+            let sum = if adds { x_gradient(grads) } else { None };
+            let dx = B::linear_x_gradient(dy, &weight, sum, self.x_dtype);
             drop(weight);
             if let Some(node) = x_node {
                 grads.register::<B>(node, dx);
+                shared.has_x_gradient = true;
             }
         }
         if let Some(id) = self.x {
             let x = checkpointer.retrieve_node_output::<FloatTensor<B>>(id);
-            let dw = B::linear_weight_gradient(&x, dy, self.weight_dtype);
-            drop(x);
+            let dw = B::linear_weight_gradient(&x, dy, &mut shared.prepared, self.weight_dtype);
+            drop((x, shared));
             if let Some(node) = weight_node {
                 grads.register::<B>(node, dw);
             }
@@ -184,8 +236,10 @@ impl<B: LinearKernels> Backward<B, 2> for LinearBackward {
 
     fn backward(self, ops: Ops<Saved, 2>, grads: &mut Gradients, checkpointer: &mut Checkpointer) {
         let dy = grads.consume::<B>(&ops.node);
-        let parents = ops.parents.map(|parent| parent.map(|node| node.id));
-        ops.state.register::<B>(parents, &dy, grads, checkpointer);
+        let nodes = ops.parents.each_ref().map(|parent| parent.as_ref().map(|node| node.id));
+        let x_gradient =
+            |grads: &mut Gradients| ops.parents[0].as_ref().map(|x| grads.consume::<B>(x));
+        ops.state.register::<B>(nodes, x_gradient, &dy, grads, checkpointer);
     }
 }
 
@@ -201,13 +255,15 @@ impl<B: LinearKernels> Backward<B, 3> for LinearBiasBackward {
         grads: &mut Gradients,
         checkpointer: &mut Checkpointer,
     ) {
-        let [x_node, weight_node, bias_node] = ops.parents.map(|parent| parent.map(|node| node.id));
+        let [x_node, weight_node, bias_node] = ops.parents;
         let (saved, bias_dtype) = ops.state;
         let dy = grads.consume::<B>(&ops.node);
         if let Some(node) = bias_node {
-            grads.register::<B>(node, B::linear_bias_gradient(&dy, bias_dtype));
+            grads.register::<B>(node.id, B::linear_bias_gradient(&dy, bias_dtype));
         }
-        saved.register::<B>([x_node, weight_node], &dy, grads, checkpointer);
+        let nodes = [&x_node, &weight_node].map(|parent| parent.as_ref().map(|node| node.id));
+        let x_gradient = |grads: &mut Gradients| x_node.as_ref().map(|x| grads.consume::<B>(x));
+        saved.register::<B>(nodes, x_gradient, &dy, grads, checkpointer);
     }
 }
 

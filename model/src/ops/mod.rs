@@ -33,7 +33,7 @@ pub use cross_entropy::{
 };
 pub use dropout::{DropoutMask, DropoutOp, dropout, dropout_reference};
 pub use embedding::{EmbeddingOp, embedding, embedding_reference};
-pub use linear::{LinearOp, linear, linear_reference};
+pub use linear::{LinearOp, linear, linear_reference, linears};
 pub use rms_norm::{RmsNormOp, rms_norm, rms_norm_reference};
 pub use rotary::{RotaryFrequencies, RotaryOp, rotary, rotary_reference};
 pub use swiglu::{SwigluOp, swiglu, swiglu_reference};

@@ -1,5 +1,5 @@
-use burn::tensor::{Device, Tensor};
-use kiln_model::ops::{linear, linear_reference};
+use burn::tensor::{Device, FloatDType, Tensor};
+use kiln_model::ops::{linear, linear_reference, linears};
 
 use crate::ops_support::*;
 
@@ -40,6 +40,80 @@ fn linear_has_the_same_bits_on_any_number_of_threads() {
     for shape in [[2, 300, 130, 210], [1, 301, 1_100, 417], [1, 3, 700, 1_030]] {
         assert_same_bits(operation(linear, shape), &sizes(shape));
     }
+}
+
+/// Three maps of one input, of which the second has a bias, and the input itself, as in a residual stream.
+/// Only the results that are `used` are part of the output.
+fn three(
+    f: fn(Tensor<2>, [Map; 3]) -> [Tensor<2>; 3],
+    [rows, d_in, d_out]: [usize; 3],
+    used: [bool; 3],
+) -> impl Operation + Sync {
+    move |t: &[Tensor<1>]| {
+        let x = t[0].clone().reshape([rows, d_in]);
+        let weight = |i: usize, d_out| t[i].clone().reshape([d_in, d_out]);
+        let bias = Some(t[4].clone());
+        let maps =
+            [(weight(1, d_out), None), (weight(2, d_out), bias), (weight(3, 2 * d_out), None)];
+        let results = f(x.clone(), maps).into_iter().zip(used).filter(|(_, used)| *used);
+        let flat = results.map(|(y, _)| y.flatten(0, 1)).chain([x.flatten(0, 1)]);
+        Tensor::cat(flat.collect(), 0)
+    }
+}
+
+type Map = (Tensor<2>, Option<Tensor<1>>);
+
+fn sizes_of_three([rows, d_in, d_out]: [usize; 3]) -> [usize; 5] {
+    [rows * d_in, d_in * d_out, d_in * d_out, 2 * d_in * d_out, d_out]
+}
+
+fn one_by_one(x: Tensor<2>, maps: [Map; 3]) -> [Tensor<2>; 3] {
+    maps.map(|(weight, bias)| linear_reference(x.clone(), weight, bias))
+}
+
+#[test]
+fn linears_are_linear_maps_of_one_input() {
+    // The last ones are large enough for the input to be turned.
+    for shape in [[1, 1, 1], [9, 20, 17], [300, 120, 140], [257, 130, 128]] {
+        let all = [true; 3];
+        let (op, reference) = (three(linears, shape, all), three(one_by_one, shape, all));
+        assert_matches(&op, &reference, &sizes_of_three(shape), 2e-6);
+    }
+    assert_sound(three(linears, [6, 5, 4], [true; 3]), &sizes_of_three([6, 5, 4]));
+    assert_same_bits(three(linears, [300, 120, 140], [true; 3]), &sizes_of_three([300, 120, 140]));
+}
+
+#[test]
+fn linears_need_not_all_be_used() {
+    let shape = [300, 120, 140];
+    for used in [[true, false, false], [false, true, true], [true, false, true]] {
+        let (op, reference) = (three(linears, shape, used), three(one_by_one, shape, used));
+        let inputs = inputs(&sizes_of_three(shape));
+        let actual = run(&op, &inputs, FloatDType::F32);
+        let expected = run(&reference, &inputs, FloatDType::F64);
+        for (i, (a, e)) in actual.gradients.iter().zip(&expected.gradients).enumerate() {
+            assert_eq!(a.is_some(), e.is_some(), "{used:?}: gradient {i}");
+            if let (Some(a), Some(e)) = (a, e) {
+                assert_close(a, e, 2e-6, &format!("{used:?}: gradient {i}"));
+            }
+        }
+    }
+}
+
+#[test]
+fn linears_leave_the_gradient_of_a_leaf_to_its_caller() {
+    // The input is the tracked leaf itself: burn keeps its gradient, which is not to be added twice.
+    let [d_in, d_out] = [20, 17];
+    let op = |f: fn(Tensor<1>, [Map; 2]) -> [Tensor<1>; 2]| {
+        move |t: &[Tensor<1>]| {
+            let weight = |i: usize| t[i].clone().reshape([d_in, d_out]);
+            let results = f(t[0].clone(), [(weight(1), None), (weight(2), None)]);
+            Tensor::cat(results.to_vec(), 0)
+        }
+    };
+    let reference: fn(Tensor<1>, [Map; 2]) -> [Tensor<1>; 2] =
+        |x, maps| maps.map(|(weight, _)| linear_reference(x.clone(), weight, None));
+    assert_matches(op(linears), op(reference), &[d_in, d_in * d_out, d_in * d_out], 2e-6);
 }
 
 #[test]

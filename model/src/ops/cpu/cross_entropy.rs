@@ -8,8 +8,8 @@ use rayon::prelude::*;
 use super::gemm::{Matrix, MatrixMut, Output, Threads, gemm, product};
 use super::real::{Real, exp_sum, max};
 use super::{
-    BLOCK, MatrixValues, Values, for_each_block, in_float, int_values, simd, tensor_of, with_real,
-    zeros,
+    BLOCK, MatrixValues, Values, for_each_block, in_float, int_values, rows_per_block, simd,
+    tensor_of, with_real, zeros,
 };
 use crate::ops::cross_entropy::{CrossEntropyKernels, HeadLayout};
 
@@ -107,24 +107,31 @@ impl<T: Real> Head<'_, T> {
             let mut logits = product(hidden, self.weight);
 
             let targets = &self.targets[start..][..count];
-            let losses: Vec<f64> = logits
+            let (losses, factors): (Vec<f64>, Vec<T>) = logits
                 .par_chunks_mut(vocab)
                 .zip(targets)
                 .map(|(logits, &target)| {
                     simd(
                         #[inline(always)]
-                        || row_loss(logits, target, self.scale),
+                        || row_loss(logits, target),
                     )
                 })
-                .collect();
+                .unzip();
             sum += losses.iter().sum::<f64>();
 
+            // Gradients of the logits but for a factor per row, which is applied to what is narrower.
             let dlogits = Matrix::rows(&logits, [count, vocab]);
+            let row_factor = |row: usize| factors[row] * self.scale;
             if let Some(dhidden) = &mut dhidden {
-                let out = MatrixMut::rows(&mut dhidden[start * d_model..], [count, d_model]);
+                let dhidden = &mut dhidden[start * d_model..][..count * d_model];
+                let out = MatrixMut::rows(dhidden, [count, d_model]);
                 gemm(out, Output::Overwrite, T::ONE, dlogits, self.weight.t(), Threads::Pool);
+                scale_rows(dhidden, d_model, row_factor);
             }
             if wanted[1] {
+                let mut hidden = self.hidden[start * d_model..][..count * d_model].to_vec();
+                scale_rows(&mut hidden, d_model, row_factor);
+                let hidden = Matrix::rows(&hidden, [count, d_model]);
                 let (shape, lhs, rhs) = match self.layout {
                     HeadLayout::VocabRows => ([vocab, d_model], dlogits.t(), hidden),
                     HeadLayout::VocabColumns => ([d_model, vocab], hidden.t(), dlogits),
@@ -150,17 +157,31 @@ fn block_rows(vocab: usize) -> usize {
     (LOGITS / vocab.max(1)).clamp(16, 256)
 }
 
-/// The loss of one row, whose logits are replaced by their gradient.
+/// The loss of one row, and the factor that makes its gradient of what replaces its logits.
 #[inline(always)]
-fn row_loss<T: Real>(logits: &mut [T], target: i64, scale: T) -> f64 {
+fn row_loss<T: Real>(logits: &mut [T], target: i64) -> (f64, T) {
     let Ok(target) = usize::try_from(target) else {
         logits.fill(T::ZERO);
-        return 0.0;
+        return (0.0, T::ZERO);
     };
     let (shift, picked) = (max(logits), logits[target]);
     let sum = exp_sum(logits, shift);
-    let factor = scale / sum;
-    logits.iter_mut().for_each(|p| *p *= factor);
-    logits[target] = logits[target] - scale;
-    (sum.ln() + (shift - picked)).to_f64()
+    logits[target] = logits[target] - sum;
+    ((sum.ln() + (shift - picked)).to_f64(), T::ONE / sum)
+}
+
+/// Multiplies each row of `width` values with its factor.
+fn scale_rows<T: Real>(values: &mut [T], width: usize, factor: impl Fn(usize) -> T + Sync + Send) {
+    let rows = rows_per_block(width);
+    for_each_block(
+        values,
+        rows * width.max(1),
+        #[inline(always)]
+        |start, block| {
+            for (i, row) in block.chunks_exact_mut(width.max(1)).enumerate() {
+                let factor = factor(start / width.max(1) + i);
+                row.iter_mut().for_each(|value| *value *= factor);
+            }
+        },
+    );
 }

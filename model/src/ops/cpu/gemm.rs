@@ -73,7 +73,7 @@ impl<'a, T> Matrix<'a, T> {
     }
 
     /// Whether columns are contiguous and rows are not.
-    fn lies_across(self) -> bool {
+    fn lies_across(&self) -> bool {
         self.strides[0] == 1 && self.strides[1] > 1
     }
 
@@ -259,8 +259,7 @@ pub fn gemm<T: Real>(
     READ_ROWS_IN_PLACE.call_once(|| gemm::set_rhs_packing_threshold(usize::MAX / TILE[1]));
     // Copied once, in parallel, and faster than the crate would for every piece. (A right operand that lies
     // across is not: the crate packs it all the same, and turning it first takes longer than it saves.)
-    let copy = (on_pool && m * n * k >= WORTH_A_COPY && n >= USES && lhs.lies_across())
-        .then(|| row_major(lhs));
+    let copy = (on_pool && worth_a_copy(lhs, n)).then(|| row_major(lhs));
     let lhs = copy.as_ref().map_or(lhs, |copy| Matrix::rows(copy, [m, k]));
     let target = Target { values: out.values, row_stride: out.row_stride };
     let [row_pieces, column_pieces] = cut([m, n], rhs.strides[1] == 1, threads);
@@ -280,6 +279,12 @@ pub fn gemm<T: Real>(
         1 => piece(0),
         pieces => (0..pieces).into_par_iter().with_max_len(1).for_each(piece),
     }
+}
+
+/// Whether the left operand of a product of `n` columns is to be copied to rows first.
+pub fn worth_a_copy<T>(lhs: Matrix<'_, T>, n: usize) -> bool {
+    let [m, k] = lhs.shape;
+    lhs.lies_across() && n >= USES && m * n * k >= WORTH_A_COPY
 }
 
 /// How many pieces the rows and the columns of a product are cut into, at most one for each thread:

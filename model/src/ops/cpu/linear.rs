@@ -4,10 +4,11 @@ use burn::backend::Flex;
 use burn::tensor::DType;
 use burn_flex::FlexTensor;
 
-use super::gemm::{Matrix, MatrixMut, Output, Threads, gemm, product};
+use super::gemm::{Matrix, MatrixMut, Output, Threads, gemm, product, worth_a_copy};
 use super::real::Real;
-use super::{MatrixValues, Values, for_each_block, tensor_of, with_real};
-use crate::ops::linear::{LinearKernels, rows_of};
+use super::transpose::row_major;
+use super::{MatrixValues, Values, for_each_block, in_float, owned, tensor_of, with_real};
+use crate::ops::linear::{LinearKernels, Prepared, rows_of};
 
 impl LinearKernels for Flex {
     fn linear_forward(
@@ -18,12 +19,22 @@ impl LinearKernels for Flex {
         forward(x, weight, bias)
     }
 
-    fn linear_x_gradient(dy: &FlexTensor, weight: &FlexTensor, dtype: DType) -> FlexTensor {
-        x_gradient(dy, weight, dtype)
+    fn linear_x_gradient(
+        dy: &FlexTensor,
+        weight: &FlexTensor,
+        sum: Option<FlexTensor>,
+        dtype: DType,
+    ) -> FlexTensor {
+        x_gradient(dy, weight, sum, dtype)
     }
 
-    fn linear_weight_gradient(x: &FlexTensor, dy: &FlexTensor, dtype: DType) -> FlexTensor {
-        weight_gradient(x, dy, dtype)
+    fn linear_weight_gradient(
+        x: &FlexTensor,
+        dy: &FlexTensor,
+        prepared: &mut Prepared,
+        dtype: DType,
+    ) -> FlexTensor {
+        weight_gradient(x, dy, prepared, dtype)
     }
 
     fn linear_bias_gradient(dy: &FlexTensor, dtype: DType) -> FlexTensor {
@@ -57,7 +68,12 @@ fn forward(x: &FlexTensor, weight: &FlexTensor, bias: Option<&FlexTensor>) -> Fl
     })
 }
 
-fn x_gradient(dy: &FlexTensor, weight: &FlexTensor, dtype: DType) -> FlexTensor {
+fn x_gradient(
+    dy: &FlexTensor,
+    weight: &FlexTensor,
+    sum: Option<FlexTensor>,
+    dtype: DType,
+) -> FlexTensor {
     let [rows, d_out] = rows_of(dy);
     let [d_in, _] = rows_of(weight);
     let mut shape = dy.layout().shape().clone();
@@ -65,17 +81,38 @@ fn x_gradient(dy: &FlexTensor, weight: &FlexTensor, dtype: DType) -> FlexTensor 
     shape[last] = d_in;
     with_real!(dtype, T => {
         let (dy, weight) = (Values::<T>::of(dy), MatrixValues::<T>::of(weight));
-        let dx = product(Matrix::rows(&dy, [rows, d_out]), weight.view().t());
-        tensor_of(dx, shape, dtype)
+        let (lhs, rhs) = (Matrix::rows(&dy, [rows, d_out]), weight.view().t());
+        match sum {
+            None => tensor_of(product(lhs, rhs), shape, dtype),
+            Some(sum) => {
+                let mut sum = owned::<T>(sum);
+                let values = T::storage_mut(&mut sum).expect("`owned` gives tensors of this dtype");
+                let out = MatrixMut::rows(values, [rows, d_in]);
+                gemm(out, Output::Add, T::ONE, lhs, rhs, Threads::Pool);
+                in_float(sum, dtype)
+            }
+        }
     })
 }
 
-fn weight_gradient(x: &FlexTensor, dy: &FlexTensor, dtype: DType) -> FlexTensor {
+fn weight_gradient(
+    x: &FlexTensor,
+    dy: &FlexTensor,
+    prepared: &mut Prepared,
+    dtype: DType,
+) -> FlexTensor {
     let [rows, d_out] = rows_of(dy);
     let [_, d_in] = rows_of(x);
     with_real!(dtype, T => {
         let (x, dy) = (Values::<T>::of(x), Values::<T>::of(dy));
-        let dw = product(Matrix::rows(&x, [rows, d_in]).t(), Matrix::rows(&dy, [rows, d_out]));
+        let (lhs, rhs) = (Matrix::rows(&x, [rows, d_in]).t(), Matrix::rows(&dy, [rows, d_out]));
+        if worth_a_copy(lhs, d_out) && prepared.is_none() {
+            *prepared = Some(Box::new(row_major(lhs)));
+        }
+        // Made here, or by another map that reads the same `x`.
+        let turned = prepared.as_ref().and_then(|copy| copy.downcast_ref::<Vec<T>>());
+        let lhs = turned.map_or(lhs, |turned| Matrix::rows(turned, [d_in, rows]));
+        let dw = product(lhs, rhs);
         tensor_of(dw, [d_in, d_out], dtype)
     })
 }

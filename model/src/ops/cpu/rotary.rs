@@ -88,10 +88,11 @@ fn rotate_values<T: Real>(
                 let sin = &table.sin[position * half..][..half];
                 for head in row.chunks_exact_mut(head_dim) {
                     let (first, second) = head.split_at_mut(half);
-                    for j in 0..half {
-                        let (x, y, sin) = (first[j], second[j], sin[j] * sign);
-                        first[j] = x * cos[j] - y * sin;
-                        second[j] = y * cos[j] + x * sin;
+                    let pairs = first.iter_mut().zip(second);
+                    for ((first, second), (&cos, &sin)) in pairs.zip(cos.iter().zip(sin)) {
+                        let (x, y, sin) = (*first, *second, sin * sign);
+                        *first = x * cos - y * sin;
+                        *second = y * cos + x * sin;
                     }
                 }
             }

@@ -1,13 +1,14 @@
 //! Matrix product with a weight, and its bias.
 
 use burn::tensor::DType;
+use burn_backend::ops::FloatTensorOps;
 use burn_cubecl::CubeBackend;
 use burn_cubecl::tensor::CubeTensor;
 
 use super::matmul::{Output, matmul, matmul_bias, transposed};
 use super::sums::column_sums;
 use super::{flat, len_of, reshaped};
-use crate::ops::linear::{LinearKernels, rows_of};
+use crate::ops::linear::{LinearKernels, Prepared, rows_of};
 
 impl LinearKernels for CubeBackend {
     fn linear_forward(
@@ -28,13 +29,28 @@ impl LinearKernels for CubeBackend {
         with_width(y, x, d_out)
     }
 
-    fn linear_x_gradient(dy: &CubeTensor, weight: &CubeTensor, dtype: DType) -> CubeTensor {
+    fn linear_x_gradient(
+        dy: &CubeTensor,
+        weight: &CubeTensor,
+        sum: Option<CubeTensor>,
+        dtype: DType,
+    ) -> CubeTensor {
         let [d_in, _] = rows_of(weight);
         let dx = matmul(as_rows(dy), transposed(weight), 1.0, Output::New(dtype));
-        with_width(dx, dy, d_in)
+        let dx = with_width(dx, dy, d_in);
+        match sum {
+            None => dx,
+            Some(sum) => Self::float_add(dx, sum),
+        }
     }
 
-    fn linear_weight_gradient(x: &CubeTensor, dy: &CubeTensor, dtype: DType) -> CubeTensor {
+    /// Operands are read as they lie, so there is nothing to prepare.
+    fn linear_weight_gradient(
+        x: &CubeTensor,
+        dy: &CubeTensor,
+        _prepared: &mut Prepared,
+        dtype: DType,
+    ) -> CubeTensor {
         matmul(transposed(&as_rows(x)), as_rows(dy), 1.0, Output::New(dtype))
     }
 
