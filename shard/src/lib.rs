@@ -19,6 +19,7 @@
 //!
 //! This crate names no layer and no file format.
 
+mod awake;
 pub mod engine;
 mod error;
 mod flat;

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use burn::tensor::Device;
 use kiln_collectives::{Buffer, Communicator, DType, Work};
 
+use crate::awake::Awake;
 use crate::error::ShardError;
 use crate::flat::Placement;
 use crate::memory::Held;
@@ -35,6 +36,7 @@ pub(crate) struct Runtime {
     /// Where weights are; set by the first part.
     placement: OnceLock<Placement>,
     pub(crate) pool: BufferPool,
+    awake: Awake,
     pub(crate) live: Arc<LiveUnits>,
     pub(crate) reducer: Reducer,
     pub(crate) progress: Progress,
@@ -68,6 +70,7 @@ impl Runtime {
             replicate,
             placement: OnceLock::new(),
             pool: BufferPool::default(),
+            awake: Awake::new(),
             live: Arc::default(),
             reducer: Reducer::default(),
             progress: Progress::default(),
@@ -99,6 +102,13 @@ impl Runtime {
     /// Settles where weights are, unless an earlier part has.
     pub(crate) fn place_on(&self, device: &Device) -> &Placement {
         self.placement.get_or_init(|| Placement::of_device(device))
+    }
+
+    /// Keeps the rank's compute threads from sleeping, for a moment, if they compute.
+    pub(crate) fn keep_awake(&self) {
+        if self.placement().is_host() {
+            self.awake.keep();
+        }
     }
 
     pub(crate) fn set_units(&self, units: &[Arc<Unit>]) {

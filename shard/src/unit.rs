@@ -245,6 +245,7 @@ impl Unit {
     /// The whole weights, gathering them if need be. Then starts gathering the unit that the
     /// current pass will need next, so that it arrives while this one is computed with.
     pub(crate) fn wait_for_unshard(&self, phase: Phase) -> FlatWeights {
+        self.runtime.keep_awake();
         self.unshard(phase);
         let weights = self.arrived();
         self.prefetch(phase);

@@ -131,6 +131,7 @@ impl Engine {
             return self
                 .update_on_device(&step, Settings { adamw: *adamw, learning_rate, max_norm });
         }
+        self.runtime().keep_awake();
         let progress = &self.runtime().progress;
         let loss = lock(&progress.loss).read()?;
         let loss = self.sum_over_ranks("loss", &[loss])?[0];

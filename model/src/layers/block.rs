@@ -5,6 +5,7 @@ use burn::tensor::{Device, Tensor};
 
 use super::{Attention, Context, FeedForward, Layer, RmsNorm};
 use crate::config::ModelConfig;
+use crate::ops::Residual;
 use crate::random::Key;
 
 /// A pre-norm block: attention, then feed-forward, each added to the residual stream.
@@ -52,10 +53,12 @@ impl Block {
 impl<A: Layer, F: Layer> Layer for Block<A, F> {
     fn forward(&self, x: Tensor<3>, context: &Context) -> Tensor<3> {
         let (attention_context, ffn_context) = (context.fork("attention"), context.fork("ffn"));
-        let mixed =
-            self.attention.forward(self.attention_norm.forward(x.clone()), &attention_context);
-        let h = x + attention_context.dropout(mixed);
-        let fed = self.ffn.forward(self.ffn_norm.forward(h.clone()), &ffn_context);
-        h + ffn_context.dropout(fed)
+        let stream = Residual::new(x);
+        let normed = self.attention_norm.forward_of(&stream);
+        let mixed = self.attention.forward(normed, &attention_context);
+        let stream = Residual::new(stream.add(attention_context.dropout(mixed)));
+        let normed = self.ffn_norm.forward_of(&stream);
+        let fed = self.ffn.forward(normed, &ffn_context);
+        stream.add(ffn_context.dropout(fed))
     }
 }

@@ -21,6 +21,11 @@ impl RmsNorm {
         RmsNorm { weight: constant_parameter([width], 1.0, device), eps }
     }
 
+    /// A residual stream `[.., width]`, normalised for the layer that adds to it.
+    pub fn forward_of<const D: usize>(&self, stream: &ops::Residual<D>) -> Tensor<D> {
+        stream.rms_norm(self.weight.val(), self.eps)
+    }
+
     /// `x`: `[.., width]` to the same shape.
     pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
         ops::rms_norm(x, self.weight.val(), self.eps)

@@ -12,11 +12,7 @@ use burn_backend::TensorMetadata;
 use burn_backend::ops::FloatTensorOps;
 
 use super::Tracked;
-
-mod shared;
-
-pub use shared::Prepared;
-use shared::SharedInput;
+use super::shared::{Prepared, SharedInput};
 
 /// `y = x · W (+ b)` over the last dimension.
 ///
@@ -208,13 +204,13 @@ impl Saved {
             // The weight may be a recomputed gather: it is dropped before `x` is looked up.
             let weight = checkpointer.retrieve_node_output::<FloatTensor<B>>(id);
             // A gradient that the caller will get is left to burn to add to.
-            let adds = shared.has_x_gradient && !self.kept;
+            let adds = shared.has_gradient && !self.kept;
             let sum = if adds { x_gradient(grads) } else { None };
             let dx = B::linear_x_gradient(dy, &weight, sum, self.x_dtype);
             drop(weight);
             if let Some(node) = x_node {
                 grads.register::<B>(node, dx);
-                shared.has_x_gradient = true;
+                shared.has_gradient = true;
             }
         }
         if let Some(id) = self.x {

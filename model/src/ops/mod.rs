@@ -10,6 +10,9 @@
 //! Weights may come from a sharded gather that is recomputed in the backward pass. An operation
 //! that needs a parent there therefore asks for it through the checkpointer and keeps no handle to
 //! it. Gradients of parents that are not tracked are not computed.
+//!
+//! Operations that read one input may share it (`shared.rs`): the next one adds its gradient to what the one
+//! before has registered, where burn would take another pass over both.
 
 mod cpu;
 #[cfg(feature = "cube")]
@@ -20,8 +23,10 @@ mod cross_entropy;
 mod dropout;
 mod embedding;
 mod linear;
+mod residual;
 mod rms_norm;
 mod rotary;
+mod shared;
 mod swiglu;
 
 pub use attention::{
@@ -34,6 +39,7 @@ pub use cross_entropy::{
 pub use dropout::{DropoutMask, DropoutOp, dropout, dropout_reference};
 pub use embedding::{EmbeddingOp, embedding, embedding_reference};
 pub use linear::{LinearOp, linear, linear_reference, linears};
+pub use residual::{Residual, ResidualOp};
 pub use rms_norm::{RmsNormOp, rms_norm, rms_norm_reference};
 pub use rotary::{RotaryFrequencies, RotaryOp, rotary, rotary_reference};
 pub use swiglu::{SwigluOp, swiglu, swiglu_reference};

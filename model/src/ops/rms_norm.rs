@@ -10,8 +10,10 @@ use burn::backend::autodiff::{
 use burn::backend::{Backend, Dispatch, backend_extension, tensor::FloatTensor};
 use burn::tensor::Tensor;
 use burn_backend::TensorMetadata;
+use burn_backend::ops::FloatTensorOps;
 
 use super::Tracked;
+use super::shared::SharedInput;
 
 /// `y = x · r · weight` with `r = 1 / sqrt(mean(x²) + eps)` over the last dimension.
 ///
@@ -19,8 +21,18 @@ use super::Tracked;
 /// `dx = r · (dy · weight − x̂ · mean(dy · weight · x̂))`, `dW = Σ_rows dy · x̂`. `r` is computed
 /// again rather than saved: it costs one pass over a row that has to be read anyway.
 pub fn rms_norm<const D: usize>(x: Tensor<D>, weight: Tensor<1>, eps: f64) -> Tensor<D> {
+    rms_norm_of_shared(x, weight, eps, SharedInput::new(1))
+}
+
+/// [`rms_norm`] of an input that others read as well.
+pub(super) fn rms_norm_of_shared<const D: usize>(
+    x: Tensor<D>,
+    weight: Tensor<1>,
+    eps: f64,
+    shared: SharedInput,
+) -> Tensor<D> {
     let (x, weight) = (x.into_dispatch(), weight.into_dispatch());
-    Tensor::from_dispatch(<Dispatch as RmsNormOp>::fused_rms_norm(x, weight, eps))
+    Tensor::from_dispatch(<Dispatch as RmsNormOp>::fused_rms_norm(x, weight, eps, shared))
 }
 
 /// [`rms_norm`] in plain burn.
@@ -37,6 +49,7 @@ pub trait RmsNormOp: Backend {
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,
         eps: f64,
+        shared: SharedInput,
     ) -> FloatTensor<Self>;
 }
 
@@ -48,30 +61,47 @@ pub trait RmsNormKernels: Backend {
         weight: &FloatTensor<Self>,
         eps: f64,
     ) -> FloatTensor<Self>;
-    /// The gradients of `x` and `weight` that are wanted.
+    /// The gradients of `x` and `weight` that are wanted; that of `x` is added to `sum` where there is one.
     fn rms_norm_backward(
         x: &FloatTensor<Self>,
         weight: &FloatTensor<Self>,
         dy: &FloatTensor<Self>,
+        sum: Option<FloatTensor<Self>>,
         eps: f64,
         wanted: [bool; 2],
     ) -> [Option<FloatTensor<Self>>; 2];
 }
 
 impl<B: RmsNormKernels> RmsNormOp for B {
-    fn fused_rms_norm(x: FloatTensor<B>, weight: FloatTensor<B>, eps: f64) -> FloatTensor<B> {
+    fn fused_rms_norm(
+        x: FloatTensor<B>,
+        weight: FloatTensor<B>,
+        eps: f64,
+        _: SharedInput,
+    ) -> FloatTensor<B> {
         B::rms_norm_forward(&x, &weight, eps)
     }
 }
 
 impl<B: RmsNormKernels, C: CheckpointStrategy> RmsNormOp for Autodiff<B, C> {
-    fn fused_rms_norm(x: Tracked<B, C>, weight: Tracked<B, C>, eps: f64) -> Tracked<B, C> {
+    fn fused_rms_norm(
+        x: Tracked<B, C>,
+        weight: Tracked<B, C>,
+        eps: f64,
+        shared: SharedInput,
+    ) -> Tracked<B, C> {
         let y = B::rms_norm_forward(x.primitive(), weight.primitive(), eps);
         let nodes = [x.node(), weight.node()];
         let prep = Backward::<B, 2>::prepare::<C>(RmsNormBackward, nodes);
         match prep.compute_bound().stateful() {
             OpsKind::Tracked(mut prep) => {
-                let saved = Saved { x: prep.checkpoint(&x), weight: prep.checkpoint(&weight), eps };
+                let saved = Saved {
+                    x: prep.checkpoint(&x),
+                    weight: prep.checkpoint(&weight),
+                    eps,
+                    kept: Self::float_is_require_grad(&x),
+                    shared,
+                };
                 prep.finish(saved, y)
             }
             OpsKind::UnTracked(prep) => prep.finish(y),
@@ -84,6 +114,9 @@ struct Saved {
     x: NodeId,
     weight: NodeId,
     eps: f64,
+    /// Whether `dx` is for the caller to keep.
+    kept: bool,
+    shared: SharedInput,
 }
 
 #[derive(Debug)]
@@ -98,7 +131,10 @@ impl<B: RmsNormKernels> Backward<B, 2> for RmsNormBackward {
         let x = checkpointer.retrieve_node_output::<FloatTensor<B>>(ops.state.x);
         let weight = checkpointer.retrieve_node_output::<FloatTensor<B>>(ops.state.weight);
         let wanted = [x_node.is_some(), weight_node.is_some()];
-        let [dx, dw] = B::rms_norm_backward(&x, &weight, &dy, ops.state.eps, wanted);
+        let shared = ops.state.shared.enter();
+        let adds = shared.has_gradient && !ops.state.kept;
+        let sum = x_node.as_ref().filter(|_| adds).map(|node| grads.consume::<B>(node));
+        let [dx, dw] = B::rms_norm_backward(&x, &weight, &dy, sum, ops.state.eps, wanted);
         for (node, gradient) in [(x_node, dx), (weight_node, dw)] {
             if let (Some(node), Some(gradient)) = (node, gradient) {
                 grads.register::<B>(node.id, gradient);

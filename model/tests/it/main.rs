@@ -16,6 +16,7 @@ mod ops_dropout;
 mod ops_embedding;
 mod ops_linear;
 mod ops_memory;
+mod ops_residual;
 mod ops_rms_norm;
 mod ops_rotary;
 mod ops_support;

@@ -8,7 +8,8 @@ use super::gemm::{Matrix, MatrixMut, Output, Threads, gemm, product, worth_a_cop
 use super::real::Real;
 use super::transpose::row_major;
 use super::{MatrixValues, Values, for_each_block, in_float, owned, tensor_of, with_real};
-use crate::ops::linear::{LinearKernels, Prepared, rows_of};
+use crate::ops::linear::{LinearKernels, rows_of};
+use crate::ops::shared::Prepared;
 
 impl LinearKernels for Flex {
     fn linear_forward(

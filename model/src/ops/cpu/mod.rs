@@ -11,6 +11,7 @@ mod embedding;
 mod gemm;
 mod linear;
 mod real;
+mod residual;
 mod rms_norm;
 mod rotary;
 mod swiglu;
@@ -19,6 +20,7 @@ mod unwritten;
 
 use std::borrow::Cow;
 use std::marker::PhantomData;
+use std::mem::MaybeUninit;
 use std::ops::Deref;
 
 use burn::backend::Flex;
@@ -209,7 +211,14 @@ pub fn for_each_block<T: Send>(
 
 /// Zeros for a gradient of `len` elements, or none where nobody wants it.
 pub fn zeros<T: Real>(wanted: bool, len: usize) -> Option<Vec<T>> {
-    wanted.then(|| vec![T::ZERO; len])
+    wanted.then(|| {
+        let mut values = Unwritten::new(len);
+        // In parallel, where the allocator would do it on this thread.
+        let fill = |_, block: &mut [MaybeUninit<T>]| block.fill(MaybeUninit::new(T::ZERO));
+        for_each_block(values.slots(), 4 * BLOCK, fill);
+        // SAFETY: the blocks are all elements.
+        unsafe { values.written() }
+    })
 }
 
 /// Room for a gradient of `len` elements, or none where nobody wants it.

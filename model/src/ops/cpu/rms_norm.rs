@@ -20,10 +20,11 @@ impl RmsNormKernels for Flex {
         x: &FlexTensor,
         weight: &FlexTensor,
         dy: &FlexTensor,
+        sum: Option<FlexTensor>,
         eps: f64,
         wanted: [bool; 2],
     ) -> [Option<FlexTensor>; 2] {
-        gradients(x, weight, dy, eps, wanted)
+        gradients(x, weight, dy, sum.as_ref(), eps, wanted)
     }
 }
 
@@ -60,6 +61,7 @@ fn gradients(
     x: &FlexTensor,
     weight: &FlexTensor,
     dy: &FlexTensor,
+    sum: Option<&FlexTensor>,
     eps: f64,
     wanted: [bool; 2],
 ) -> [Option<FlexTensor>; 2] {
@@ -68,7 +70,8 @@ fn gradients(
         let x_values = Values::<T>::of(x);
         let (weight_values, dy_values) = (Values::<T>::of(weight), Values::<T>::of(dy));
         let operands: [&[T]; 3] = [&x_values, &weight_values, &dy_values];
-        let [dx, dw] = gradient_values(operands, width, T::from_f64(eps), wanted);
+        let sum = sum.map(Values::<T>::of);
+        let [dx, dw] = gradient_values(operands, sum.as_deref(), width, T::from_f64(eps), wanted);
         [
             dx.map(|dx| tensor_of(dx, x.layout().shape().clone(), x.dtype())),
             dw.map(|dw| tensor_of(dw, [width], weight.dtype())),
@@ -76,8 +79,15 @@ fn gradients(
     })
 }
 
+/// The gradient of one element of a row.
+#[inline(always)]
+fn dx_of<T: Real>(((&dy, &w), &x): ((&T, &T), &T), r: T, shift: T) -> T {
+    r * (dy * w - x * r * shift)
+}
+
 fn gradient_values<T: Real>(
     [x, weight, dy]: [&[T]; 3],
+    sum: Option<&[T]>,
     width: usize,
     eps: T,
     wanted: [bool; 2],
@@ -93,6 +103,7 @@ fn gradient_values<T: Real>(
         .enumerate()
         .for_each(|(i, (mut dx, mut dw))| {
             let rows = i * size..x.len().min((i + 1) * size);
+            let sum = sum.map(|sum| &sum[rows.clone()]);
             let (x, dy) = (&x[rows.clone()], &dy[rows]);
             simd(
                 #[inline(always)]
@@ -109,8 +120,21 @@ fn gradient_values<T: Real>(
                         if let Some(dx) = &mut dx {
                             let dx = &mut dx[row * width..][..width];
                             let shift = dot3(dy, weight, x) * r / T::from_f64(width as f64);
-                            for (((dx, &dy), &w), &x) in dx.iter_mut().zip(dy).zip(weight).zip(x) {
-                                dx.write(r * (dy * w - x * r * shift));
+                            let operands = dy.iter().zip(weight).zip(x);
+                            match sum {
+                                None => {
+                                    for (dx, operands) in dx.iter_mut().zip(operands) {
+                                        dx.write(dx_of(operands, r, shift));
+                                    }
+                                }
+                                Some(sum) => {
+                                    let sum = &sum[row * width..];
+                                    for ((dx, operands), &sum) in
+                                        dx.iter_mut().zip(operands).zip(sum)
+                                    {
+                                        dx.write(dx_of(operands, r, shift) + sum);
+                                    }
+                                }
                             }
                         }
                     }

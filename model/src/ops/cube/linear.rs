@@ -8,7 +8,8 @@ use burn_cubecl::tensor::CubeTensor;
 use super::matmul::{Output, matmul, matmul_bias, transposed};
 use super::sums::column_sums;
 use super::{flat, len_of, reshaped};
-use crate::ops::linear::{LinearKernels, Prepared, rows_of};
+use crate::ops::linear::{LinearKernels, rows_of};
+use crate::ops::shared::Prepared;
 
 impl LinearKernels for CubeBackend {
     fn linear_forward(

@@ -16,6 +16,7 @@ mod dropout;
 mod embedding;
 mod linear;
 pub mod matmul;
+mod residual;
 mod rms_norm;
 mod rotary;
 mod sums;

@@ -1,6 +1,7 @@
 //! Root-mean-square normalisation: one cube per row forward, one per block of rows backward.
 
 use burn::tensor::DType;
+use burn_backend::ops::FloatTensorOps;
 use burn_cubecl::CubeBackend;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::ir::ElemType;
@@ -52,6 +53,7 @@ impl RmsNormKernels for CubeBackend {
         x: &CubeTensor,
         weight: &CubeTensor,
         dy: &CubeTensor,
+        sum: Option<CubeTensor>,
         eps: f64,
         wanted: [bool; 2],
     ) -> [Option<CubeTensor>; 2] {
@@ -90,7 +92,11 @@ impl RmsNormKernels for CubeBackend {
         }
         // Both come out of one pass over the operands, whoever wants them.
         let dw = || column_sums(&partial, [blocks, width], weight.dtype);
-        [wanted[0].then_some(dx), wanted[1].then(dw)]
+        let dx = wanted[0].then_some(dx).map(|dx| match sum {
+            None => dx,
+            Some(sum) => Self::float_add(dx, sum),
+        });
+        [dx, wanted[1].then(dw)]
     }
 }
 

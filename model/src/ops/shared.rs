@@ -1,4 +1,4 @@
-//! What linear maps of one input share in backward.
+//! What operations that read one input share in backward.
 
 use std::any::Any;
 use std::fmt;
@@ -7,34 +7,34 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// What a backend has made of an input for the next gradient of a weight.
 pub type Prepared = Option<Box<dyn Any + Send>>;
 
-/// Held by all maps of one input. Each enters it once, when its backward comes.
+/// Held by all operations that read one input. Each enters it once, when its backward comes.
 #[derive(Clone)]
 pub struct SharedInput(Arc<Mutex<State>>);
 
 /// The state that they share.
 pub(super) struct State {
-    /// Maps whose backward has not come yet.
+    /// Operations whose backward has not come yet.
     left: usize,
-    /// Whether one of them has registered a gradient of the input.
-    pub(super) has_x_gradient: bool,
+    /// Whether one of them has registered a gradient of the input: what the next one adds its own to.
+    pub(super) has_gradient: bool,
     /// Gone when the last of them is through.
     pub(super) prepared: Prepared,
 }
 
-/// The state, for the map whose backward it is.
+/// The state, for the operation whose backward it is.
 pub(super) struct Entered<'a>(MutexGuard<'a, State>);
 
 impl SharedInput {
-    /// To be shared by `maps` maps.
-    pub(super) fn new(maps: usize) -> Self {
+    /// To be shared by `count` operations.
+    pub(super) fn new(count: usize) -> Self {
         SharedInput(Arc::new(Mutex::new(State {
-            left: maps,
-            has_x_gradient: false,
+            left: count,
+            has_gradient: false,
             prepared: None,
         })))
     }
 
-    /// Counts down the maps that are still to come.
+    /// Counts down the operations that are still to come.
     pub(super) fn enter(&self) -> Entered<'_> {
         // Each statement leaves the state whole, so a panic elsewhere has not broken it.
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);

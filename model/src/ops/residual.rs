@@ -1,0 +1,105 @@
+//! The residual stream around a layer.
+
+use burn::backend::autodiff::{
+    Autodiff,
+    checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
+    grads::Gradients,
+    ops::{Backward, Ops, OpsKind},
+};
+use burn::backend::{Backend, Dispatch, backend_extension, tensor::FloatTensor};
+use burn::tensor::Tensor;
+
+use super::Tracked;
+use super::rms_norm::rms_norm_of_shared;
+use super::shared::SharedInput;
+
+/// A residual stream that a layer reads and adds to: `x + layer(rms_norm(x))`.
+///
+/// In backward, the gradient that comes through the normalisation is added to that of the stream where it is
+/// computed, instead of by another pass over both.
+#[derive(Debug)]
+pub struct Residual<const D: usize> {
+    x: Tensor<D>,
+    shared: SharedInput,
+}
+
+impl<const D: usize> Residual<D> {
+    /// The stream before the layer, `[.., d]`.
+    pub fn new(x: Tensor<D>) -> Self {
+        Residual { x, shared: SharedInput::new(2) }
+    }
+
+    /// [`rms_norm`](super::rms_norm()) of the stream, for the layer to read.
+    pub fn rms_norm(&self, weight: Tensor<1>, eps: f64) -> Tensor<D> {
+        rms_norm_of_shared(self.x.clone(), weight, eps, self.shared.clone())
+    }
+
+    /// The stream after the layer: the sum with its result `y`, which has the same shape and dtype.
+    pub fn add(self, y: Tensor<D>) -> Tensor<D> {
+        assert_eq!(
+            self.x.shape(),
+            y.shape(),
+            "residual: shapes of the stream and of what is added"
+        );
+        let (x, y) = (self.x.into_dispatch(), y.into_dispatch());
+        Tensor::from_dispatch(<Dispatch as ResidualOp>::fused_residual(x, y, self.shared))
+    }
+}
+
+/// The backends of [`Residual`].
+#[backend_extension(Flex, Cube: cfg(feature = "cube"), Autodiff)]
+pub trait ResidualOp: Backend {
+    /// `x + y`.
+    fn fused_residual(
+        x: FloatTensor<Self>,
+        y: FloatTensor<Self>,
+        shared: SharedInput,
+    ) -> FloatTensor<Self>;
+}
+
+/// What a backend computes for [`Residual`].
+pub trait ResidualKernels: Backend {
+    /// `x + y`, in the memory of `y` where nobody else holds it.
+    fn residual_forward(x: FloatTensor<Self>, y: FloatTensor<Self>) -> FloatTensor<Self>;
+}
+
+impl<B: ResidualKernels> ResidualOp for B {
+    fn fused_residual(x: FloatTensor<B>, y: FloatTensor<B>, _: SharedInput) -> FloatTensor<B> {
+        B::residual_forward(x, y)
+    }
+}
+
+impl<B: ResidualKernels, C: CheckpointStrategy> ResidualOp for Autodiff<B, C> {
+    fn fused_residual(x: Tracked<B, C>, y: Tracked<B, C>, shared: SharedInput) -> Tracked<B, C> {
+        let nodes = [x.node(), y.node()];
+        let sum = B::residual_forward(x.into_primitive(), y.into_primitive());
+        match Backward::<B, 2>::prepare::<C>(ResidualBackward, nodes).compute_bound().stateful() {
+            OpsKind::Tracked(prep) => prep.finish(shared, sum),
+            OpsKind::UnTracked(prep) => prep.finish(sum),
+        }
+    }
+}
+
+#[derive(Debug)]
+struct ResidualBackward;
+
+impl<B: ResidualKernels> Backward<B, 2> for ResidualBackward {
+    type State = SharedInput;
+
+    fn backward(
+        self,
+        ops: Ops<SharedInput, 2>,
+        grads: &mut Gradients,
+        _checkpointer: &mut Checkpointer,
+    ) {
+        let dy = grads.consume::<B>(&ops.node);
+        let [x_node, y_node] = ops.parents;
+        if let Some(node) = y_node {
+            grads.register::<B>(node.id, dy.clone());
+        }
+        if let Some(node) = x_node {
+            grads.register::<B>(node.id, dy);
+            ops.state.enter().has_gradient = true;
+        }
+    }
+}
