@@ -44,7 +44,7 @@ fn linear_has_the_same_bits_on_any_number_of_threads() {
 
 /// Three maps of one input, of which the second has a bias, and the input itself, as in a residual stream.
 /// Only the results that are `used` are part of the output.
-fn three(
+pub fn three(
     f: fn(Tensor<2>, [Map; 3]) -> [Tensor<2>; 3],
     [rows, d_in, d_out]: [usize; 3],
     used: [bool; 3],
@@ -61,13 +61,13 @@ fn three(
     }
 }
 
-type Map = (Tensor<2>, Option<Tensor<1>>);
+pub type Map = (Tensor<2>, Option<Tensor<1>>);
 
-fn sizes_of_three([rows, d_in, d_out]: [usize; 3]) -> [usize; 5] {
+pub fn sizes_of_three([rows, d_in, d_out]: [usize; 3]) -> [usize; 5] {
     [rows * d_in, d_in * d_out, d_in * d_out, 2 * d_in * d_out, d_out]
 }
 
-fn one_by_one(x: Tensor<2>, maps: [Map; 3]) -> [Tensor<2>; 3] {
+pub fn one_by_one(x: Tensor<2>, maps: [Map; 3]) -> [Tensor<2>; 3] {
     maps.map(|(weight, bias)| linear_reference(x.clone(), weight, bias))
 }
 

@@ -4,19 +4,19 @@ use kiln_model::ops::{Residual, rms_norm_reference};
 use crate::ops_support::*;
 
 /// `x + rms_norm(x) · z`, for a stream `[rows, width]` that is computed from the input.
-fn around(t: &[Tensor<1>], [rows, width]: [usize; 2]) -> Tensor<1> {
+pub fn around(t: &[Tensor<1>], [rows, width]: [usize; 2]) -> Tensor<1> {
     let (x, z) = (t[0].clone().reshape([rows, width]), t[2].clone().reshape([rows, width]));
     let stream = Residual::new(x);
     let normed = stream.rms_norm(t[1].clone(), 1e-5);
     stream.add(normed * z).flatten(0, 1)
 }
 
-fn around_reference(t: &[Tensor<1>], [rows, width]: [usize; 2]) -> Tensor<1> {
+pub fn around_reference(t: &[Tensor<1>], [rows, width]: [usize; 2]) -> Tensor<1> {
     let (x, z) = (t[0].clone().reshape([rows, width]), t[2].clone().reshape([rows, width]));
     (x.clone() + rms_norm_reference(x, t[1].clone(), 1e-5) * z).flatten(0, 1)
 }
 
-fn sizes([rows, width]: [usize; 2]) -> [usize; 3] {
+pub fn sizes([rows, width]: [usize; 2]) -> [usize; 3] {
     [rows * width, width, rows * width]
 }
 
