@@ -56,9 +56,9 @@ impl<A: Layer, F: Layer> Layer for Block<A, F> {
         let stream = Residual::new(x);
         let normed = self.attention_norm.forward_of(&stream);
         let mixed = self.attention.forward(normed, &attention_context);
-        let stream = Residual::new(stream.add(attention_context.dropout(mixed)));
+        let stream = Residual::new(stream.add_result(attention_context.dropout(mixed)));
         let normed = self.ffn_norm.forward_of(&stream);
         let fed = self.ffn.forward(normed, &ffn_context);
-        stream.add(ffn_context.dropout(fed))
+        stream.add_result(ffn_context.dropout(fed))
     }
 }

@@ -35,7 +35,7 @@ impl<const D: usize> Residual<D> {
     }
 
     /// The stream after the layer: the sum with its result `y`, which has the same shape and dtype.
-    pub fn add(self, y: Tensor<D>) -> Tensor<D> {
+    pub fn add_result(self, y: Tensor<D>) -> Tensor<D> {
         assert_eq!(
             self.x.shape(),
             y.shape(),

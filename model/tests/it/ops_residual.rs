@@ -8,7 +8,7 @@ pub fn around(t: &[Tensor<1>], [rows, width]: [usize; 2]) -> Tensor<1> {
     let (x, z) = (t[0].clone().reshape([rows, width]), t[2].clone().reshape([rows, width]));
     let stream = Residual::new(x);
     let normed = stream.rms_norm(t[1].clone(), 1e-5);
-    stream.add(normed * z).flatten(0, 1)
+    stream.add_result(normed * z).flatten(0, 1)
 }
 
 pub fn around_reference(t: &[Tensor<1>], [rows, width]: [usize; 2]) -> Tensor<1> {
@@ -42,7 +42,7 @@ fn residual_of_which_one_part_is_used() {
         let stream = Residual::new(x);
         let normed = stream.rms_norm(t[1].clone(), 1e-5);
         // What is not part of the output has no backward.
-        let added = stream.add(z.clone());
+        let added = stream.add_result(z.clone());
         let normed = normed * z;
         if sum { (added * 2.0).flatten(0, 1) } else { normed.flatten(0, 1) }
     };
@@ -69,7 +69,7 @@ fn residual_leaves_the_gradient_of_a_leaf_to_its_caller() {
     let op = |t: &[Tensor<1>]| {
         let stream = Residual::new(t[0].clone());
         let normed = stream.rms_norm(t[1].clone(), 1e-5);
-        stream.add(normed * t[2].clone())
+        stream.add_result(normed * t[2].clone())
     };
     let reference = |t: &[Tensor<1>]| {
         t[0].clone() + rms_norm_reference(t[0].clone(), t[1].clone(), 1e-5) * t[2].clone()
@@ -81,5 +81,5 @@ fn residual_leaves_the_gradient_of_a_leaf_to_its_caller() {
 #[should_panic(expected = "residual: shapes")]
 fn residual_rejects_a_result_of_another_shape() {
     let device = burn::tensor::Device::flex();
-    Residual::new(Tensor::<2>::ones([2, 4], &device)).add(Tensor::ones([1, 4], &device));
+    Residual::new(Tensor::<2>::ones([2, 4], &device)).add_result(Tensor::ones([1, 4], &device));
 }
