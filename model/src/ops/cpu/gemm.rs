@@ -205,8 +205,11 @@ const WORTH_A_THREAD: usize = 1 << 20;
 const WORTH_A_COPY: usize = 1 << 22;
 /// Multiplications of every element from which on.
 const USES: usize = 128;
-/// Rows and columns of the register tiles that the crate multiplies by: where cuts are made.
-const TILE: [usize; 2] = [48, 64];
+/// Rows of a register tile and columns of a vector register of the crate: where cuts are made. Its tiles are
+/// up to four registers wide, but an uneven cut costs more than a narrower last tile.
+const TILE: [usize; 2] = [6, 16];
+/// Columns of the crate's widest register tile: thresholds are multiplied by it.
+const WIDEST_TILE: usize = 64;
 /// Rows or columns that a piece has on average at least. It keeps more than 64 when cuts are moved to the
 /// next tile: the crate has another order of sums for products of at most 64 by 64.
 const PIECE: usize = 128;
@@ -256,7 +259,7 @@ pub fn gemm<T: Real>(
         Threads::Pool if m * n * k >= WORTH_A_THREAD => rayon::current_num_threads(),
         _ => 1,
     };
-    READ_ROWS_IN_PLACE.call_once(|| gemm::set_rhs_packing_threshold(usize::MAX / TILE[1]));
+    READ_ROWS_IN_PLACE.call_once(|| gemm::set_rhs_packing_threshold(usize::MAX / WIDEST_TILE));
     // Copied once, in parallel, and faster than the crate would for every piece. (A right operand that lies
     // across is not: the crate packs it all the same, and turning it first takes longer than it saves.)
     let copy = (on_pool && worth_a_copy(lhs, n)).then(|| row_major(lhs));
