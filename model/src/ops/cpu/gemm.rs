@@ -9,8 +9,7 @@ use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::sync::Once;
 
-use rayon::prelude::*;
-
+use super::in_pieces;
 use super::real::Real;
 use super::transpose::row_major;
 use super::unwritten::Unwritten;
@@ -280,7 +279,7 @@ pub fn gemm<T: Real>(
     };
     match row_pieces * column_pieces {
         1 => piece(0),
-        pieces => (0..pieces).into_par_iter().with_max_len(1).for_each(piece),
+        pieces => in_pieces(pieces, piece),
     }
 }
 

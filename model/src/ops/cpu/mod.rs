@@ -22,6 +22,7 @@ use std::borrow::Cow;
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 use std::ops::Deref;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use burn::backend::Flex;
 use burn::tensor::{DType, FloatDType};
@@ -207,6 +208,41 @@ pub fn for_each_block<T: Send>(
     } else {
         data.par_chunks_mut(size).enumerate().for_each(|(i, block)| run(i * size, block));
     }
+}
+
+/// Runs `piece` with each index below `count`, at the same time where there are threads for it.
+///
+/// For pieces of about one size. The calling thread stays awake while it waits for the last ones: to be woken
+/// would take longer than they do.
+pub fn in_pieces(count: usize, piece: impl Fn(usize) + Sync) {
+    struct Done<'a>(&'a AtomicUsize);
+    impl Drop for Done<'_> {
+        fn drop(&mut self) {
+            self.0.fetch_sub(1, Ordering::Release);
+        }
+    }
+    let left = AtomicUsize::new(count);
+    rayon::scope(|scope| {
+        for index in 1..count {
+            let (left, piece) = (&left, &piece);
+            scope.spawn(move |_| {
+                // Also if the piece panics, which the scope tells the caller.
+                let _done = Done(left);
+                piece(index);
+            });
+        }
+        if count > 0 {
+            let _done = Done(&left);
+            piece(0);
+        }
+        while left.load(Ordering::Acquire) > 0 {
+            // A piece that no other thread has taken, or nothing.
+            if rayon::yield_now() != Some(rayon::Yield::Executed) {
+                (0..16).for_each(|_| std::hint::spin_loop());
+                std::thread::yield_now();
+            }
+        }
+    });
 }
 
 /// Zeros for a gradient of `len` elements, or none where nobody wants it.
