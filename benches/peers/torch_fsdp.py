@@ -571,7 +571,9 @@ def main():
         return print(json.dumps(kernels(arguments)))
     report = train(arguments, lambda: before + process_age())
     if not arguments.rank:
-        print(json.dumps(report))
+        print(json.dumps(report), flush=True)
+    # Now and then PyTorch aborts a process of several ranks while its threads are taken down.
+    os._exit(0)
 
 
 if __name__ == "__main__":
