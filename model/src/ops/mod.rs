@@ -46,5 +46,12 @@ pub use swiglu::{SwigluOp, swiglu, swiglu_reference};
 
 use burn::backend::{autodiff::Autodiff, tensor::FloatTensor};
 
+/// The name of the processor's instructions that products of bf16 tensors are computed with on the CPU, `AMX` or
+/// `AVX512-BF16`; without any, they are computed in `f32`. The environment variable `KILN_BF16` chooses: `amx`,
+/// `avx512` or `none`, the fastest if it is not set. What the processor lacks is not used.
+pub fn bf16_instructions() -> Option<&'static str> {
+    cpu::bf16_instructions()
+}
+
 /// A float tensor of the differentiable form of backend `B` with checkpoint strategy `C`.
 type Tracked<B, C> = FloatTensor<Autodiff<B, C>>;

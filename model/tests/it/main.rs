@@ -11,6 +11,7 @@ mod cublaslt;
 mod decoder;
 mod layers;
 mod ops_attention;
+mod ops_bf16;
 mod ops_cross_entropy;
 mod ops_dropout;
 mod ops_embedding;

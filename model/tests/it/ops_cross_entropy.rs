@@ -3,7 +3,7 @@ use kiln_model::ops::{HeadLayout, linear_cross_entropy, linear_cross_entropy_ref
 
 use crate::ops_support::*;
 
-type Loss = fn(Tensor<2>, Tensor<2>, HeadLayout, Tensor<1, Int>, f64) -> Tensor<1>;
+pub type Loss = fn(Tensor<2>, Tensor<2>, HeadLayout, Tensor<1, Int>, f64) -> Tensor<1>;
 
 const LAYOUTS: [HeadLayout; 2] = [HeadLayout::VocabRows, HeadLayout::VocabColumns];
 
@@ -13,7 +13,7 @@ fn targets(values: Vec<i64>) -> Tensor<1, Int> {
 }
 
 /// Every fifth target is ignored, unless there is only one.
-fn operation(
+pub fn operation(
     f: Loss,
     layout: HeadLayout,
     [rows, d_model, vocab]: [usize; 3],

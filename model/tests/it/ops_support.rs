@@ -213,11 +213,17 @@ pub fn assert_recomputed(op: impl Operation, sizes: &[usize]) {
 /// Asserts that `op` gives the same bits on one, two and three threads.
 #[track_caller]
 pub fn assert_same_bits(op: impl Operation + Sync, sizes: &[usize]) {
+    assert_same_bits_in(FloatDType::F32, op, sizes);
+}
+
+/// The same in `dtype`.
+#[track_caller]
+pub fn assert_same_bits_in(dtype: FloatDType, op: impl Operation + Sync, sizes: &[usize]) {
     let inputs = inputs(sizes);
     let on = |threads: usize| {
         let pool =
             rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("a thread pool");
-        pool.install(|| run(&op, &inputs, FloatDType::F32))
+        pool.install(|| run(&op, &inputs, dtype))
     };
     let one = on(1);
     for threads in [2, 3] {

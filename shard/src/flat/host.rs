@@ -100,11 +100,17 @@ pub(super) fn copy(buffer: &Buffer) -> Result<Buffer, BufferError> {
 }
 
 fn cast<A: Sync, B: Send>(source: &[A], target: &mut [B], convert: impl Fn(&A) -> B + Sync) {
+    let arch = pulp::Arch::new();
     target.par_chunks_mut(CAST_CHUNK).zip(source.par_chunks(CAST_CHUNK)).for_each(
         |(target, source)| {
-            for (target, source) in target.iter_mut().zip(source) {
-                *target = convert(source);
-            }
+            arch.dispatch(
+                #[inline(always)]
+                || {
+                    for (target, source) in target.iter_mut().zip(source) {
+                        *target = convert(source);
+                    }
+                },
+            );
         },
     );
 }
@@ -130,11 +136,18 @@ fn accumulate<T: Sync>(
     convert: impl Fn(&T) -> f32 + Sync,
 ) -> Result<(), String> {
     let gradient = gradient.ok_or("is not contiguous")?;
+    let arch = pulp::Arch::new();
     target.par_chunks_mut(CAST_CHUNK).zip(gradient.par_chunks(CAST_CHUNK)).for_each(
         |(target, gradient)| {
-            for (target, gradient) in target.iter_mut().zip(gradient) {
-                *target = if replace { convert(gradient) } else { *target + convert(gradient) };
-            }
+            arch.dispatch(
+                #[inline(always)]
+                || {
+                    for (target, gradient) in target.iter_mut().zip(gradient) {
+                        *target =
+                            if replace { convert(gradient) } else { *target + convert(gradient) };
+                    }
+                },
+            );
         },
     );
     Ok(())

@@ -3,11 +3,11 @@
 use std::num::NonZero;
 use std::time::{Duration, Instant};
 
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{DType, Device, Tensor};
 use kiln_model::ops;
 
 use super::plain;
-use crate::config::DeviceSection;
+use crate::config::{DeviceSection, Precision};
 use crate::place::{Place, Source};
 
 /// Side of the matrices that the peak is measured with.
@@ -54,16 +54,21 @@ fn count_cpus(list: &str) -> Option<usize> {
     list.split(',').map(count).try_fold(0, |sum: usize, count| sum.checked_add(count?))
 }
 
-/// FLOP/s that `threads` threads reach in an f32 matrix product, the yardstick of `mfu` on a CPU.
-pub fn measure_peak_flops(threads: usize) -> f64 {
+/// FLOP/s that `threads` threads reach in a matrix product, the yardstick of `mfu` on a CPU: in bf16 where
+/// that is the `precision` and the processor multiplies it, else in f32.
+pub fn measure_peak_flops(precision: Precision, threads: usize) -> f64 {
     let Ok(pool) = rayon::ThreadPoolBuilder::new().num_threads(threads).build() else { return 0.0 };
-    pool.install(|| measure_flops_of(&plain()))
+    let dtype = match precision {
+        Precision::Bf16 if ops::bf16_instructions().is_some() => DType::BF16,
+        _ => DType::F32,
+    };
+    pool.install(|| measure_flops_of(&plain(), dtype))
 }
 
-/// FLOP/s that `device` reaches in an f32 matrix product, from this thread.
-pub(super) fn measure_flops_of(device: &Device) -> f64 {
-    let a = Tensor::<2>::ones([PEAK_SIDE, PEAK_SIDE], device);
-    let b = Tensor::<2>::ones([PEAK_SIDE, PEAK_SIDE], device);
+/// FLOP/s that `device` reaches in a matrix product, from this thread.
+pub(super) fn measure_flops_of(device: &Device, dtype: DType) -> f64 {
+    let a = Tensor::<2>::ones([PEAK_SIDE, PEAK_SIDE], (device, dtype));
+    let b = Tensor::<2>::ones([PEAK_SIDE, PEAK_SIDE], (device, dtype));
     let flops = 2.0 * (PEAK_SIDE as f64).powi(3);
     let begin = Instant::now();
     (0..PEAK_TRIES)

@@ -29,7 +29,7 @@ mod toolkit;
 mod wgpu;
 
 #[cfg(feature = "wgpu")]
-use burn::tensor::DeviceKind;
+use burn::tensor::{DType, DeviceKind};
 use burn::tensor::{Device, Int, Tensor, TensorData};
 
 use crate::config::{Backend, CommBackend, Config, Precision};
@@ -165,10 +165,9 @@ impl Selected {
         }
     }
 
-    /// FLOP/s of `ranks` ranks: the yardstick of `mfu`. A CPU's are measured in f32, with `threads`
-    /// threads for each rank of this node, and so are those of what wgpu finds; an NVIDIA GPU's are those of
-    /// `precision`. The other nodes are taken to be like this one.
-    #[cfg_attr(not(feature = "cuda"), expect(unused_variables))]
+    /// FLOP/s of `ranks` ranks: the yardstick of `mfu`. A CPU's are measured, with `threads`
+    /// threads for each rank of this node, and so are those of what wgpu finds, in f32; an NVIDIA GPU's are
+    /// those of its data sheet. The other nodes are taken to be like this one.
     pub fn peak_flops(
         &self,
         precision: Precision,
@@ -179,7 +178,7 @@ impl Selected {
         match &self.kind {
             Kind::Cpu => {
                 let here = place.map_or(ranks, |place| place.local_world_size.max(1));
-                measure_peak_flops(threads * here) * ranks as f64 / here as f64
+                measure_peak_flops(precision, threads * here) * ranks as f64 / here as f64
             }
             #[cfg(feature = "cuda")]
             Kind::Cuda(gpu) => {
@@ -187,7 +186,7 @@ impl Selected {
                 gpu.peak_flops(precision) * gpus as f64
             }
             #[cfg(feature = "wgpu")]
-            Kind::Wgpu => cpu::measure_flops_of(&self.device()),
+            Kind::Wgpu => cpu::measure_flops_of(&self.device(), DType::F32),
         }
     }
 

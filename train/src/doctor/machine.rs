@@ -3,6 +3,8 @@
 use std::fs;
 use std::num::NonZero;
 
+use kiln_model::ops;
+
 /// Lines on this machine when `ranks` ranks share it.
 pub(super) fn examine(ranks: usize) -> Vec<String> {
     let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
@@ -21,6 +23,11 @@ pub(super) fn examine(ranks: usize) -> Vec<String> {
             lines.push(format!("more ranks than cores: {ranks} take turns on {cores} cores"));
         }
     }
+    lines.push(match ops::bf16_instructions() {
+        Some(name) => format!("products of bf16 by {name}"),
+        None => "no instructions for products of bf16 that Kiln knows: they are computed in f32"
+            .to_owned(),
+    });
     lines.push(memory());
     lines
 }

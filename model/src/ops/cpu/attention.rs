@@ -8,10 +8,12 @@ use burn::backend::Flex;
 use burn_flex::FlexTensor;
 use rayon::prelude::*;
 
-use super::gemm::{Matrix, MatrixMut, Output, Threads, gemm};
+use super::gemm::{Output, Threads, gemm};
+use super::matrix::{Matrix, MatrixMut};
 use super::real::{Real, dot, exp_sum, max};
 use super::transpose::transpose;
 use super::unwritten::Unwritten;
+use super::values::Stored;
 use super::{Values, simd, tensor_of, with_real, zeros};
 use crate::ops::attention::{AttentionKernels, AttentionShape};
 
@@ -38,7 +40,7 @@ impl AttentionKernels for Flex {
             let lse_shape = [shape.batch, shape.seq, shape.heads];
             (
                 tensor_of(out, q.layout().shape().clone(), q.dtype()),
-                tensor_of(lse, lse_shape, <T as Real>::DTYPE),
+                tensor_of(lse, lse_shape, T::DTYPE),
             )
         })
     }

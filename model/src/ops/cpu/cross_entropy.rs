@@ -1,15 +1,19 @@
 //! Output projection and cross-entropy loss, block by block of rows.
 
+mod products;
+
 use burn::backend::Flex;
 use burn::tensor::DType;
 use burn_flex::FlexTensor;
 use rayon::prelude::*;
 
-use super::gemm::{Matrix, MatrixMut, Output, Threads, gemm, product};
+use self::products::{Halves, Products, Reals, scale_rows};
+use super::bf16::unit_for;
+use super::matrix::Matrix;
 use super::real::{Real, exp_sum, max};
 use super::{
-    BLOCK, MatrixValues, Values, for_each_block, in_float, int_values, rows_per_block, simd,
-    tensor_of, with_real, zeros,
+    BLOCK, MatrixValues, Values, for_each_block, in_float, int_values, simd, tensor_of, with_real,
+    zeros,
 };
 use crate::ops::cross_entropy::{CrossEntropyKernels, HeadLayout};
 
@@ -59,34 +63,35 @@ fn forward(
     if let Some(target) = targets.iter().find(|&&target| target >= vocab as i64) {
         panic!("cross entropy: target {target} is outside a vocabulary of {vocab}");
     }
+    if let Some(unit) = unit_for([hidden, weight]) {
+        let (hidden_values, weight_values) = (Values::of(hidden), MatrixValues::of(weight));
+        let weight_values = layout.columns(weight_values.view());
+        let products = Halves::new(unit, &hidden_values, weight_values, layout, wanted);
+        let head = Head { targets: &targets, scale: scale as f32, shape: [rows, d_model, vocab] };
+        return head.tensors(products, weight, wanted);
+    }
     with_real!(hidden.dtype(), T => {
         let (hidden, weight_values) = (Values::<T>::of(hidden), MatrixValues::<T>::of(weight));
-        let head = Head {
-            hidden: &hidden,
-            // Seen as [d_model, vocab] in either layout.
-            weight: match layout {
-                HeadLayout::VocabRows => weight_values.view().t(),
-                HeadLayout::VocabColumns => weight_values.view(),
-            },
-            layout,
-            targets: &targets,
-            scale: T::from_f64(scale),
-            shape: [rows, d_model, vocab],
-        };
-        let (sum, [dhidden, dweight]) = head.run(wanted);
-        let gradients = [
-            dhidden.map(|values| tensor_of(values, [rows, d_model], T::DTYPE)),
-            dweight.map(|values| tensor_of(values, weight.layout().shape().clone(), T::DTYPE)),
-        ];
-        (tensor_of(vec![T::from_f64(sum * scale)], [1], T::DTYPE), gradients)
+        let weight_values = layout.columns(weight_values.view());
+        let products = Reals { hidden: &hidden, weight: weight_values, layout };
+        let scale = T::from_f64(scale);
+        let head = Head { targets: &targets, scale, shape: [rows, d_model, vocab] };
+        head.tensors(products, weight, wanted)
     })
 }
 
-/// Operands of the loss.
+impl HeadLayout {
+    /// A weight of this layout as `[d_model, vocab]`.
+    fn columns<T>(self, weight: Matrix<'_, T>) -> Matrix<'_, T> {
+        match self {
+            HeadLayout::VocabRows => weight.t(),
+            HeadLayout::VocabColumns => weight,
+        }
+    }
+}
+
+/// What the loss is taken of.
 struct Head<'a, T> {
-    hidden: &'a [T],
-    weight: Matrix<'a, T>,
-    layout: HeadLayout,
     targets: &'a [i64],
     scale: T,
     /// Rows, width of a row, size of the vocabulary.
@@ -94,19 +99,35 @@ struct Head<'a, T> {
 }
 
 impl<T: Real> Head<'_, T> {
+    /// The loss, and the gradients that are wanted.
+    fn tensors(
+        &self,
+        products: impl Products<T>,
+        weight: &FlexTensor,
+        wanted: [bool; 2],
+    ) -> (FlexTensor, [Option<FlexTensor>; 2]) {
+        let [rows, d_model, _] = self.shape;
+        let (sum, [dhidden, dweight]) = self.run(products, wanted);
+        let gradients = [
+            dhidden.map(|values| tensor_of(values, [rows, d_model], T::DTYPE)),
+            dweight.map(|values| tensor_of(values, weight.layout().shape().clone(), T::DTYPE)),
+        ];
+        let loss = T::from_f64(sum * self.scale.to_f64());
+        (tensor_of(vec![loss], [1], T::DTYPE), gradients)
+    }
+
     /// The sum of the losses and the gradients that are wanted.
-    fn run(&self, wanted: [bool; 2]) -> (f64, [Option<Vec<T>>; 2]) {
+    fn run(&self, products: impl Products<T>, wanted: [bool; 2]) -> (f64, [Option<Vec<T>>; 2]) {
         let [rows, d_model, vocab] = self.shape;
         let mut dhidden = zeros::<T>(wanted[0], rows * d_model);
         let mut dweight = None;
         let block_rows = block_rows(vocab);
         let mut sum = 0.0;
         for start in (0..rows).step_by(block_rows) {
-            let count = block_rows.min(rows - start);
-            let hidden = Matrix::rows(&self.hidden[start * d_model..], [count, d_model]);
-            let mut logits = product(hidden, self.weight);
+            let block = start..rows.min(start + block_rows);
+            let mut logits = products.logits(block.clone());
 
-            let targets = &self.targets[start..][..count];
+            let targets = &self.targets[block.clone()];
             let (losses, factors): (Vec<f64>, Vec<T>) = logits
                 .par_chunks_mut(vocab)
                 .zip(targets)
@@ -120,29 +141,15 @@ impl<T: Real> Head<'_, T> {
             sum += losses.iter().sum::<f64>();
 
             // Gradients of the logits but for a factor per row, which is applied to what is narrower.
-            let dlogits = Matrix::rows(&logits, [count, vocab]);
+            let dlogits = products.gradient(logits, block.len());
             let row_factor = |row: usize| factors[row] * self.scale;
             if let Some(dhidden) = &mut dhidden {
-                let dhidden = &mut dhidden[start * d_model..][..count * d_model];
-                let out = MatrixMut::rows(dhidden, [count, d_model]);
-                gemm(out, Output::Overwrite, T::ONE, dlogits, self.weight.t(), Threads::Pool);
+                let dhidden = &mut dhidden[block.start * d_model..block.end * d_model];
+                products.hidden_gradient(&dlogits, dhidden);
                 scale_rows(dhidden, d_model, row_factor);
             }
             if wanted[1] {
-                let mut hidden = self.hidden[start * d_model..][..count * d_model].to_vec();
-                scale_rows(&mut hidden, d_model, row_factor);
-                let hidden = Matrix::rows(&hidden, [count, d_model]);
-                let (shape, lhs, rhs) = match self.layout {
-                    HeadLayout::VocabRows => ([vocab, d_model], dlogits.t(), hidden),
-                    HeadLayout::VocabColumns => ([d_model, vocab], hidden.t(), dlogits),
-                };
-                match &mut dweight {
-                    None => dweight = Some(product(lhs, rhs)),
-                    Some(dweight) => {
-                        let out = MatrixMut::rows(dweight, shape);
-                        gemm(out, Output::Add, T::ONE, lhs, rhs, Threads::Pool);
-                    }
-                }
+                products.weight_gradient(&dlogits, block, row_factor, &mut dweight);
             }
         }
         let dweight = dweight.or_else(|| zeros(wanted[1], d_model * vocab));
@@ -168,20 +175,4 @@ fn row_loss<T: Real>(logits: &mut [T], target: i64) -> (f64, T) {
     let sum = exp_sum(logits, shift);
     logits[target] = logits[target] - sum;
     ((sum.ln() + (shift - picked)).to_f64(), T::ONE / sum)
-}
-
-/// Multiplies each row of `width` values with its factor.
-fn scale_rows<T: Real>(values: &mut [T], width: usize, factor: impl Fn(usize) -> T + Sync + Send) {
-    let rows = rows_per_block(width);
-    for_each_block(
-        values,
-        rows * width.max(1),
-        #[inline(always)]
-        |start, block| {
-            for (i, row) in block.chunks_exact_mut(width.max(1)).enumerate() {
-                let factor = factor(start / width.max(1) + i);
-                row.iter_mut().for_each(|value| *value *= factor);
-            }
-        },
-    );
 }

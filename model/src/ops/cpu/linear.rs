@@ -1,12 +1,15 @@
 //! Matrix product with a weight, and its bias.
 
 use burn::backend::Flex;
-use burn::tensor::DType;
+use burn::tensor::{DType, Shape, bf16};
 use burn_flex::FlexTensor;
 
-use super::gemm::{Matrix, MatrixMut, Output, Threads, gemm, product, worth_a_copy};
+use super::bf16::{Left, unit_for};
+use super::gemm::{Output, Threads, gemm, product, worth_a_copy};
+use super::matrix::{Matrix, MatrixMut};
 use super::real::Real;
 use super::transpose::row_major;
+use super::values::Stored;
 use super::{MatrixValues, Values, for_each_block, in_float, owned, tensor_of, with_real};
 use crate::ops::linear::{LinearKernels, rows_of};
 use crate::ops::shared::Prepared;
@@ -50,16 +53,26 @@ fn forward(x: &FlexTensor, weight: &FlexTensor, bias: Option<&FlexTensor>) -> Fl
     let mut shape = x.layout().shape().clone();
     let last = shape.num_dims() - 1;
     shape[last] = d_out;
+    if let Some(unit) = unit_for([x, weight]) {
+        let (x, weight) = (Values::<bf16>::of(x), MatrixValues::<bf16>::of(weight));
+        let (lhs, rhs) = (unit.left(Matrix::rows(&x, [rows, d_in])), unit.right(weight.view()));
+        let y = match bias {
+            None => unit.product(&lhs, &rhs),
+            Some(bias) => {
+                let mut y = repeated::<bf16>(bias, [rows, d_out]);
+                unit.multiply(MatrixMut::rows(&mut y, [rows, d_out]), Output::Add, &lhs, &rhs);
+                y
+            }
+        };
+        return bf16::tensor(y, shape);
+    }
     with_real!(x.dtype(), T => {
         let (x_values, weight_values) = (Values::<T>::of(x), MatrixValues::<T>::of(weight));
         let (lhs, rhs) = (Matrix::rows(&x_values, [rows, d_in]), weight_values.view());
         let y = match bias {
             None => product(lhs, rhs),
             Some(bias) => {
-                let bias = Values::<T>::of(bias);
-                let bias: &[T] = &bias;
-                assert_eq!(bias.len(), d_out, "linear: the length of the bias");
-                let mut y = bias.repeat(rows);
+                let mut y = repeated::<T>(bias, [rows, d_out]);
                 let out = MatrixMut::rows(&mut y, [rows, d_out]);
                 gemm(out, Output::Add, T::ONE, lhs, rhs, Threads::Pool);
                 y
@@ -67,6 +80,14 @@ fn forward(x: &FlexTensor, weight: &FlexTensor, bias: Option<&FlexTensor>) -> Fl
         };
         tensor_of(y, shape, x.dtype())
     })
+}
+
+/// `bias` in each of `rows` rows.
+fn repeated<T: Stored>(bias: &FlexTensor, [rows, d_out]: [usize; 2]) -> Vec<T> {
+    let bias = Values::<T>::of(bias);
+    let bias: &[T] = &bias;
+    assert_eq!(bias.len(), d_out, "linear: the length of the bias");
+    bias.repeat(rows)
 }
 
 fn x_gradient(
@@ -80,6 +101,21 @@ fn x_gradient(
     let mut shape = dy.layout().shape().clone();
     let last = shape.num_dims() - 1;
     shape[last] = d_in;
+    if let Some(unit) = unit_for([dy, weight]).filter(|_| dtype == DType::BF16) {
+        let (dy, weight) = (Values::<bf16>::of(dy), MatrixValues::<bf16>::of(weight));
+        let lhs = unit.left(Matrix::rows(&dy, [rows, d_out]));
+        let rhs = unit.right(weight.view().t());
+        return match sum {
+            None => bf16::tensor(unit.product(&lhs, &rhs), shape),
+            Some(sum) => {
+                let mut sum = owned::<bf16>(sum);
+                let values =
+                    bf16::storage_mut(&mut sum).expect("`owned` gives tensors of this dtype");
+                unit.multiply(MatrixMut::rows(values, [rows, d_in]), Output::Add, &lhs, &rhs);
+                sum
+            }
+        };
+    }
     with_real!(dtype, T => {
         let (dy, weight) = (Values::<T>::of(dy), MatrixValues::<T>::of(weight));
         let (lhs, rhs) = (Matrix::rows(&dy, [rows, d_out]), weight.view().t());
@@ -104,6 +140,16 @@ fn weight_gradient(
 ) -> FlexTensor {
     let [rows, d_out] = rows_of(dy);
     let [_, d_in] = rows_of(x);
+    if let Some(unit) = unit_for([x, dy]).filter(|_| dtype == DType::BF16) {
+        let (x, dy) = (Values::<bf16>::of(x), Values::<bf16>::of(dy));
+        let made = prepared.take().and_then(|made| made.downcast::<Left<'static>>().ok());
+        let x = || Box::new(unit.copied_left(Matrix::rows(&x, [rows, d_in]).t()));
+        let lhs = made.unwrap_or_else(x);
+        let rhs = unit.right(Matrix::rows(&dy, [rows, d_out]));
+        let dw = unit.product(&lhs, &rhs);
+        *prepared = Some(lhs);
+        return bf16::tensor(dw, Shape::from([d_in, d_out]));
+    }
     with_real!(dtype, T => {
         let (x, dy) = (Values::<T>::of(x), Values::<T>::of(dy));
         let (lhs, rhs) = (Matrix::rows(&x, [rows, d_in]).t(), Matrix::rows(&dy, [rows, d_out]));

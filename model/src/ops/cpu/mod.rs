@@ -1,15 +1,17 @@
-//! What the CPU kernels share: views of tensors as slices, dtypes, and blocks of fixed size.
+//! What the CPU kernels share: dtypes, and blocks of fixed size.
 //!
 //! Every kernel gives the same bits for any number of threads: work is cut into blocks whose size
 //! depends on the shapes only, blocks write disjoint outputs, and sums across blocks are taken in
 //! the order of the blocks. Work runs in the rayon pool of the caller.
 
 mod attention;
+mod bf16;
 mod cross_entropy;
 mod dropout;
 mod embedding;
 mod gemm;
 mod linear;
+mod matrix;
 mod real;
 mod residual;
 mod rms_norm;
@@ -17,22 +19,21 @@ mod rotary;
 mod swiglu;
 mod transpose;
 mod unwritten;
+mod values;
 
-use std::borrow::Cow;
-use std::marker::PhantomData;
 use std::mem::MaybeUninit;
-use std::ops::Deref;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use burn::backend::Flex;
-use burn::tensor::{DType, FloatDType};
-use burn_backend::ops::FloatTensorOps;
-use burn_flex::FlexTensor;
 use rayon::prelude::*;
 
-use self::gemm::Matrix;
 use self::real::Real;
 use self::unwritten::Unwritten;
+use self::values::{MatrixValues, Values, in_float, int_values, owned, tensor_of};
+
+/// The name of the processor's instructions for products of bf16.
+pub fn bf16_instructions() -> Option<&'static str> {
+    bf16::Unit::get().map(bf16::Unit::name)
+}
 
 /// Elements that one block of an elementwise kernel covers: the operands fit in a core's L2 cache
 /// and the work is worth handing to another thread.
@@ -56,126 +57,6 @@ macro_rules! with_real {
     };
 }
 use with_real;
-
-/// The values of a float tensor as the type a kernel computes in, in row-major order: borrowed
-/// where the tensor is contiguous and of that type, otherwise a temporary copy.
-pub struct Values<'a, T> {
-    tensor: Cow<'a, FlexTensor>,
-    real: PhantomData<T>,
-}
-
-impl<'a, T: Real> Values<'a, T> {
-    /// Views or copies `tensor`.
-    pub fn of(tensor: &'a FlexTensor) -> Self {
-        let mut tensor = in_dtype::<T>(tensor);
-        if !tensor.is_contiguous() {
-            tensor = Cow::Owned(tensor.to_contiguous());
-        }
-        Values { tensor, real: PhantomData }
-    }
-}
-
-impl<T: Real> Deref for Values<'_, T> {
-    type Target = [T];
-
-    fn deref(&self) -> &[T] {
-        let offsets = self.tensor.layout().contiguous_offsets();
-        let (start, end) = offsets.expect("`of` made the tensor contiguous");
-        &T::storage(&self.tensor).expect("`of` made the tensor of this dtype")[start..end]
-    }
-}
-
-/// A float tensor of two dimensions as an operand of a matrix product, which takes any strides:
-/// borrowed where it has the right dtype, even if it is transposed.
-pub struct MatrixValues<'a, T> {
-    tensor: Cow<'a, FlexTensor>,
-    real: PhantomData<T>,
-}
-
-impl<'a, T: Real> MatrixValues<'a, T> {
-    /// Views or copies `tensor`, which has two dimensions.
-    pub fn of(tensor: &'a FlexTensor) -> Self {
-        assert_eq!(tensor.layout().num_dims(), 2, "a matrix has two dimensions");
-        let mut tensor = in_dtype::<T>(tensor);
-        // A stride of 0 (broadcast) or below (flipped) is rare and not worth a path of its own.
-        if tensor.layout().strides().iter().any(|&stride| stride <= 0) {
-            tensor = Cow::Owned(tensor.to_contiguous());
-        }
-        MatrixValues { tensor, real: PhantomData }
-    }
-
-    /// The matrix.
-    pub fn view(&self) -> Matrix<'_, T> {
-        let layout = self.tensor.layout();
-        let values = T::storage(&self.tensor).expect("`of` made the tensor of this dtype");
-        let (shape, strides) = (layout.shape(), layout.strides());
-        Matrix::new(
-            &values[layout.start_offset().min(values.len())..],
-            [shape[0], shape[1]],
-            // `of` has made the strides positive.
-            [strides[0].unsigned_abs(), strides[1].unsigned_abs()],
-        )
-    }
-}
-
-fn in_dtype<T: Real>(tensor: &FlexTensor) -> Cow<'_, FlexTensor> {
-    if tensor.dtype() == T::DTYPE {
-        return Cow::Borrowed(tensor);
-    }
-    let half = matches!(tensor.dtype(), DType::BF16 | DType::F16);
-    assert!(
-        half && T::DTYPE == DType::F32,
-        "tensors of {:?} and {:?} in one operation",
-        tensor.dtype(),
-        T::DTYPE
-    );
-    Cow::Owned(Flex::float_cast(tensor.clone(), FloatDType::F32))
-}
-
-/// `tensor` for changing in place: of the type that a kernel computes in, and all of its buffer, in row-major
-/// order. Nothing is copied where it is so already.
-pub fn owned<T: Real>(tensor: FlexTensor) -> FlexTensor {
-    let tensor = match in_dtype::<T>(&tensor) {
-        Cow::Borrowed(_) => tensor,
-        Cow::Owned(converted) => converted,
-    };
-    let len = tensor.layout().num_elements();
-    let whole = T::storage(&tensor).is_some_and(|values| values.len() == len);
-    if whole && tensor.is_contiguous() {
-        return tensor;
-    }
-    T::tensor(Values::<T>::of(&tensor).to_vec(), tensor.layout().shape().clone())
-}
-
-/// A contiguous tensor of `values` in `dtype`.
-pub fn tensor_of<T: Real>(
-    values: Vec<T>,
-    shape: impl Into<burn::tensor::Shape>,
-    dtype: DType,
-) -> FlexTensor {
-    in_float(T::tensor(values, shape.into()), dtype)
-}
-
-/// `tensor` in the float type `dtype`.
-pub fn in_float(tensor: FlexTensor, dtype: DType) -> FlexTensor {
-    if tensor.dtype() == dtype {
-        return tensor;
-    }
-    Flex::float_cast(tensor, FloatDType::from(dtype))
-}
-
-/// The values of an int tensor in row-major order.
-pub fn int_values(tensor: &FlexTensor) -> Vec<i64> {
-    let tensor = tensor.to_contiguous();
-    match tensor.dtype() {
-        DType::I64 => tensor.storage::<i64>().to_vec(),
-        DType::I32 => tensor.storage::<i32>().iter().map(|&v| i64::from(v)).collect(),
-        DType::U32 => tensor.storage::<u32>().iter().map(|&v| i64::from(v)).collect(),
-        DType::U16 => tensor.storage::<u16>().iter().map(|&v| i64::from(v)).collect(),
-        DType::U8 => tensor.storage::<u8>().iter().map(|&v| i64::from(v)).collect(),
-        other => panic!("indices of {other:?}, expected integers of 32 or 64 bits"),
-    }
-}
 
 /// Rows of `width` elements that make up a block.
 pub fn rows_per_block(width: usize) -> usize {

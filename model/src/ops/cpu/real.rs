@@ -1,14 +1,11 @@
 //! The floating-point types the kernels are written over.
 
-use std::any::Any;
 use std::fmt::Debug;
 use std::mem::MaybeUninit;
 use std::ops::{Add, AddAssign, Div, Mul, MulAssign, Neg, Sub};
 
-use burn::tensor::{DType, Shape, TensorData};
-use burn_flex::FlexTensor;
-
 use super::transpose::{transpose_square, transpose_square_f32};
+use super::values::Stored;
 
 /// `f32`, which training runs in, or `f64`, in which tests compare gradients with finite
 /// differences.
@@ -16,13 +13,10 @@ use super::transpose::{transpose_square, transpose_square_f32};
 /// The kernels use plain multiplications and additions, never a fused one, so that the vectorised
 /// body and the scalar tail of a loop round in the same way.
 pub trait Real:
-    Copy
+    Stored
     + Debug
     + Default
     + PartialOrd
-    + Send
-    + Sync
-    + Any
     + Add<Output = Self>
     + Sub<Output = Self>
     + Mul<Output = Self>
@@ -31,8 +25,6 @@ pub trait Real:
     + AddAssign
     + MulAssign
 {
-    /// The dtype of a tensor of this type.
-    const DTYPE: DType;
     /// 0.
     const ZERO: Self;
     /// 1.
@@ -53,20 +45,11 @@ pub trait Real:
 
     /// Transposes a square of 16 by 16 between matrices whose rows are `x_stride` and `y_stride` apart.
     fn transpose_square(x: &[Self], x_stride: usize, y: &mut [MaybeUninit<Self>], y_stride: usize);
-
-    /// The buffer that `tensor` is a view of, or `None` if its dtype is another.
-    fn storage(tensor: &FlexTensor) -> Option<&[Self]>;
-    /// The buffer of `tensor` for writing, copied first if it is shared; `None` if its dtype is
-    /// another.
-    fn storage_mut(tensor: &mut FlexTensor) -> Option<&mut [Self]>;
-    /// A contiguous tensor of `values`.
-    fn tensor(values: Vec<Self>, shape: Shape) -> FlexTensor;
 }
 
 macro_rules! real {
-    ($type:ident, $dtype:expr, $exp:expr, $transpose_square:path) => {
+    ($type:ident, $exp:expr, $transpose_square:path) => {
         impl Real for $type {
-            const DTYPE: DType = $dtype;
             const ZERO: Self = 0.0;
             const ONE: Self = 1.0;
             const NEG_INFINITY: Self = $type::NEG_INFINITY;
@@ -101,22 +84,12 @@ macro_rules! real {
             ) {
                 $transpose_square(x, x_stride, y, y_stride);
             }
-
-            fn storage(tensor: &FlexTensor) -> Option<&[Self]> {
-                (tensor.dtype() == $dtype).then(|| tensor.storage::<$type>())
-            }
-            fn storage_mut(tensor: &mut FlexTensor) -> Option<&mut [Self]> {
-                (tensor.dtype() == $dtype).then(|| tensor.storage_mut::<$type>())
-            }
-            fn tensor(values: Vec<Self>, shape: Shape) -> FlexTensor {
-                FlexTensor::from_data(TensorData::new(values, shape))
-            }
         }
     };
 }
 
-real!(f32, DType::F32, exp_f32, transpose_square_f32);
-real!(f64, DType::F64, f64::exp, transpose_square);
+real!(f32, exp_f32, transpose_square_f32);
+real!(f64, f64::exp, transpose_square);
 
 /// e to the power of `x` without a branch, a call or a table, so that loops over it vectorise.
 ///

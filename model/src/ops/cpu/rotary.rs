@@ -8,6 +8,7 @@ use burn::backend::Flex;
 use burn_flex::FlexTensor;
 
 use super::real::Real;
+use super::values::Stored;
 use super::{for_each_block, in_float, owned, rows_per_block, with_real};
 use crate::ops::rotary::{RotaryFrequencies, RotaryKernels, Rotation, sizes_of};
 

@@ -2,7 +2,7 @@
 
 use std::mem::MaybeUninit;
 
-use super::gemm::Matrix;
+use super::matrix::Matrix;
 use super::real::Real;
 use super::unwritten::Unwritten;
 
@@ -92,7 +92,9 @@ pub fn transpose_square_f32(
 }
 
 #[cfg(target_arch = "x86_64")]
-mod avx512 {
+pub mod avx512 {
+    //! In registers of 512 bits.
+
     use std::mem::MaybeUninit;
 
     use pulp::x86::V4;
@@ -100,6 +102,7 @@ mod avx512 {
 
     use super::SQUARE;
 
+    /// [`transpose_square`](super::transpose_square) of `f32`.
     #[inline(always)]
     pub fn transpose_square(
         simd: V4,
@@ -136,9 +139,11 @@ mod avx512 {
         }
     }
 
+    /// The columns of a square as rows.
+    ///
     /// Element by element within quarters of a register, by pairs, then quarter by quarter.
     #[inline(always)]
-    fn transposed(simd: V4, rows: [f32x16; SQUARE]) -> [f32x16; SQUARE] {
+    pub fn transposed(simd: V4, rows: [f32x16; SQUARE]) -> [f32x16; SQUARE] {
         let f = simd.avx512f;
         let mut pairs = rows;
         for i in 0..8 {

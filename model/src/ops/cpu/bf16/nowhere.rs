@@ -1,0 +1,59 @@
+//! Stands in where no such instructions are known.
+
+use std::convert::Infallible;
+use std::marker::PhantomData;
+
+use burn::tensor::bf16;
+
+use super::Rounded;
+use crate::ops::cpu::gemm::Output;
+use crate::ops::cpu::matrix::{Matrix, MatrixMut};
+
+/// There is none, so nothing below is ever called.
+#[derive(Clone, Copy, Debug)]
+pub struct Unit(Infallible);
+
+/// A left operand, of which there is none.
+#[derive(Debug)]
+pub struct Left<'a>(Infallible, PhantomData<&'a bf16>);
+
+/// A right operand, of which there is none.
+#[derive(Debug)]
+pub struct Right(Infallible);
+
+impl Unit {
+    /// None.
+    pub fn get() -> Option<Unit> {
+        None
+    }
+
+    /// Nothing's name.
+    pub fn name(self) -> &'static str {
+        match self.0 {}
+    }
+
+    /// Nothing.
+    pub fn left(self, _: Matrix<'_, bf16>) -> Left<'_> {
+        match self.0 {}
+    }
+
+    /// Nothing.
+    pub fn copied_left(self, _: Matrix<'_, bf16>) -> Left<'static> {
+        match self.0 {}
+    }
+
+    /// Nothing.
+    pub fn right(self, _: Matrix<'_, bf16>) -> Right {
+        match self.0 {}
+    }
+
+    /// Nothing.
+    pub fn multiply<O: Rounded>(self, _: MatrixMut<'_, O>, _: Output, lhs: &Left<'_>, rhs: &Right) {
+        match (lhs.0, rhs.0) {}
+    }
+
+    /// Nothing.
+    pub fn product<O: Rounded>(self, _: &Left<'_>, _: &Right) -> Vec<O> {
+        match self.0 {}
+    }
+}

@@ -1,0 +1,160 @@
+//! Operands in panels of 32 rows of the left one, or 32 columns of the right one.
+//!
+//! Both are seen as `[len, k]` here, and cut into blocks of 32 along `k`. A block of a panel is two squares
+//! of 16 lines of 64 bytes, each a tile of AMX. A line has 16 words, a word two elements that follow each other
+//! along `k`: in a left operand a line is 16 words of one row, in a right operand one word of each of 16 columns.
+//! What lies beyond an edge is zero.
+
+use std::mem::MaybeUninit;
+
+use burn::tensor::bf16;
+use pulp::x86::V4;
+use pulp::{NullaryFnOnce, cast};
+use rayon::prelude::*;
+
+use crate::ops::cpu::matrix::Matrix;
+use crate::ops::cpu::transpose::avx512::transposed;
+use crate::ops::cpu::unwritten::Unwritten;
+
+/// Rows of a left operand, or columns of a right one, of a panel.
+pub const PANEL: usize = 32;
+/// Elements along `k` of a block.
+pub const DEPTH: usize = 32;
+/// Lines of a block: two squares.
+pub const BLOCK_LINES: usize = 2 * SIDE;
+/// Lines of a square, and words of a line.
+const SIDE: usize = 16;
+/// Lines that a task writes at least: 64 KiB.
+const TASK: usize = 1024;
+
+/// A line: one row of a tile.
+#[repr(C, align(64))]
+#[derive(Clone, Copy, Debug)]
+pub struct Line([u32; SIDE]);
+
+/// Which operand of a product it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// The first.
+    Left,
+    /// The second.
+    Right,
+}
+
+/// An operand in panels.
+#[derive(Debug)]
+pub struct Panels {
+    lines: Vec<Line>,
+    /// Blocks of a panel.
+    blocks: usize,
+}
+
+impl Panels {
+    /// Copies `source`, `[len, k]`, from the element `first` of `len` on.
+    pub fn new(simd: V4, side: Side, source: Matrix<'_, bf16>, first: usize) -> Self {
+        let [len, k] = source.shape();
+        let blocks = k.div_ceil(DEPTH);
+        let count = len.saturating_sub(first).div_ceil(PANEL);
+        let mut lines = Unwritten::new(count * blocks * BLOCK_LINES);
+        let panel_lines = (blocks * BLOCK_LINES).max(1);
+        let panels = TASK.div_ceil(panel_lines);
+        lines.slots().par_chunks_mut(panels * panel_lines).enumerate().for_each(|(task, lines)| {
+            let first = first + task * panels * PANEL;
+            simd.vectorize(Copy { simd, side, source, first, blocks, lines });
+        });
+        // SAFETY: the tasks' lines are all lines, and `Copy` writes all that it is given.
+        Panels { lines: unsafe { lines.written() }, blocks }
+    }
+
+    /// The lines of a panel.
+    pub fn panel(&self, index: usize) -> &[Line] {
+        let size = self.blocks * BLOCK_LINES;
+        &self.lines[index * size..][..size]
+    }
+}
+
+/// Copies the panels from the element `first` on.
+struct Copy<'a> {
+    simd: V4,
+    side: Side,
+    source: Matrix<'a, bf16>,
+    first: usize,
+    blocks: usize,
+    lines: &'a mut [MaybeUninit<Line>],
+}
+
+impl NullaryFnOnce for Copy<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn call(self) {
+        let Copy { simd, side, source, first, blocks, lines } = self;
+        for (panel, lines) in lines.chunks_exact_mut(blocks * BLOCK_LINES).enumerate() {
+            for (block, lines) in lines.chunks_exact_mut(BLOCK_LINES).enumerate() {
+                for (half, lines) in lines.chunks_exact_mut(SIDE).enumerate() {
+                    let at = [first + panel * PANEL + half * SIDE, block * DEPTH];
+                    for (line, words) in lines.iter_mut().zip(square(simd, side, source, at)) {
+                        line.write(Line(words));
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The lines of the square that begins at the given element of `len` and of `k`.
+#[inline(always)]
+fn square(
+    simd: V4,
+    side: Side,
+    source: Matrix<'_, bf16>,
+    [first, first_k]: [usize; 2],
+) -> [[u32; SIDE]; SIDE] {
+    let ([len, k], [step, step_k]) = (source.shape(), source.strides());
+    let values = source.values();
+    let mut lines = [[0; SIDE]; SIDE];
+    // Loops, not closures: what a closure of `from_fn` does is compiled apart, without vector instructions.
+    let lines_of = if first + SIDE > len || first_k + DEPTH > k {
+        for (i, line) in lines.iter_mut().enumerate().take(len.saturating_sub(first)) {
+            for (pair, word) in line.iter_mut().enumerate() {
+                let at = |k_index: usize| match k_index < k {
+                    true => values[(first + i) * step + k_index * step_k],
+                    false => bf16::ZERO,
+                };
+                *word = word_of(at(first_k + 2 * pair), at(first_k + 2 * pair + 1));
+            }
+        }
+        Side::Left
+    } else if step_k == 1 {
+        for (i, line) in lines.iter_mut().enumerate() {
+            let (row, _) = values[(first + i) * step + first_k..].as_chunks::<DEPTH>();
+            *line = cast::<[bf16; DEPTH], [u32; SIDE]>(row[0]);
+        }
+        Side::Left
+    } else if step == 1 {
+        for (pair, line) in lines.iter_mut().enumerate() {
+            let k_index = first_k + 2 * pair;
+            let (even, _) = values[k_index * step_k + first..].as_chunks::<SIDE>();
+            let (odd, _) = values[(k_index + 1) * step_k + first..].as_chunks::<SIDE>();
+            let words = |x: [bf16; SIDE]| simd.avx512f._mm512_cvtepu16_epi32(cast(x));
+            let odd = simd.avx512f._mm512_slli_epi32::<16>(words(odd[0]));
+            *line = cast(simd.avx512f._mm512_or_epi32(words(even[0]), odd));
+        }
+        Side::Right
+    } else {
+        for (i, line) in lines.iter_mut().enumerate() {
+            for (pair, word) in line.iter_mut().enumerate() {
+                let start = (first + i) * step + (first_k + 2 * pair) * step_k;
+                *word = word_of(values[start], values[start + step_k]);
+            }
+        }
+        Side::Left
+    };
+    if side == lines_of { lines } else { transposed(simd, lines.map(cast)).map(cast) }
+}
+
+/// Two elements that follow each other along `k`.
+#[inline(always)]
+fn word_of(even: bf16, odd: bf16) -> u32 {
+    u32::from(even.to_bits()) | u32::from(odd.to_bits()) << 16
+}

@@ -1,0 +1,206 @@
+//! Views of matrices in slices: the operands of products and what they write to.
+
+use std::marker::PhantomData;
+use std::mem::MaybeUninit;
+use std::ops::Range;
+
+/// A matrix stored in a slice: element (i, j) is at `i * strides[0] + j * strides[1]`.
+#[derive(Clone, Copy, Debug)]
+pub struct Matrix<'a, T> {
+    values: &'a [T],
+    shape: [usize; 2],
+    strides: [usize; 2],
+}
+
+impl<'a, T> Matrix<'a, T> {
+    /// A view of `values`.
+    ///
+    /// # Panics
+    ///
+    /// If an element would lie outside `values`.
+    pub fn new(values: &'a [T], shape: [usize; 2], strides: [usize; 2]) -> Self {
+        check_bounds(values.len(), shape, strides);
+        Matrix { values, shape, strides }
+    }
+
+    /// A view of `values` in row-major order.
+    pub fn rows(values: &'a [T], shape: [usize; 2]) -> Self {
+        Self::new(values, shape, [shape[1], 1])
+    }
+
+    /// Rows and columns.
+    pub fn shape(self) -> [usize; 2] {
+        self.shape
+    }
+
+    /// Elements between two rows and between two columns.
+    pub fn strides(self) -> [usize; 2] {
+        self.strides
+    }
+
+    /// The slice that it is stored in.
+    pub fn values(self) -> &'a [T] {
+        self.values
+    }
+
+    /// The given rows and columns.
+    ///
+    /// # Panics
+    ///
+    /// If there are not so many.
+    pub fn part(self, rows: Range<usize>, columns: Range<usize>) -> Self {
+        let within = |range: &Range<usize>, len| range.start <= range.end && range.end <= len;
+        assert!(
+            within(&rows, self.shape[0]) && within(&columns, self.shape[1]),
+            "rows {rows:?} and columns {columns:?} of a matrix of {:?}",
+            self.shape
+        );
+        let shape = [rows.len(), columns.len()];
+        let start = rows.start * self.strides[0] + columns.start * self.strides[1];
+        let values = if shape.contains(&0) { &[] } else { &self.values[start..] };
+        Matrix { values, shape, strides: self.strides }
+    }
+
+    /// Whether columns are contiguous and rows are not.
+    pub fn lies_across(&self) -> bool {
+        self.strides[0] == 1 && self.strides[1] > 1
+    }
+
+    /// The transposed matrix, in the same memory.
+    pub fn t(self) -> Self {
+        let ([rows, columns], [row, column]) = (self.shape, self.strides);
+        Matrix { values: self.values, shape: [columns, rows], strides: [column, row] }
+    }
+}
+
+/// A matrix that a product is written to: rows of contiguous elements, `row_stride` apart.
+#[derive(Debug)]
+pub struct MatrixMut<'a, T> {
+    values: *mut T,
+    shape: [usize; 2],
+    row_stride: usize,
+    /// Whether the elements have values that a product may add to.
+    written: bool,
+    lifetime: PhantomData<&'a mut [T]>,
+}
+
+// SAFETY: it is the only way to its elements, as a mutable slice would be.
+unsafe impl<T: Send> Send for MatrixMut<'_, T> {}
+
+impl<'a, T: Copy> MatrixMut<'a, T> {
+    /// A view of `values` whose rows are `row_stride` apart.
+    ///
+    /// # Panics
+    ///
+    /// If an element would lie outside `values` or rows would overlap.
+    pub fn new(values: &'a mut [T], shape: [usize; 2], row_stride: usize) -> Self {
+        check_bounds(values.len(), shape, [row_stride, 1]);
+        assert!(
+            shape[0] <= 1 || row_stride >= shape[1],
+            "rows of {} elements, {row_stride} apart",
+            shape[1]
+        );
+        let values = values.as_mut_ptr();
+        MatrixMut { values, shape, row_stride, written: true, lifetime: PhantomData }
+    }
+
+    /// A view of `values` in row-major order.
+    pub fn rows(values: &'a mut [T], shape: [usize; 2]) -> Self {
+        Self::new(values, shape, shape[1])
+    }
+
+    /// A view of `values`, which have no value yet, in row-major order.
+    pub fn unwritten(values: &'a mut [MaybeUninit<T>], shape: [usize; 2]) -> Self {
+        check_bounds(values.len(), shape, [shape[1], 1]);
+        let (values, row_stride) = (values.as_mut_ptr().cast(), shape[1]);
+        MatrixMut { values, shape, row_stride, written: false, lifetime: PhantomData }
+    }
+
+    /// Rows and columns.
+    pub fn shape(&self) -> [usize; 2] {
+        self.shape
+    }
+
+    /// Where it begins, and the elements between two rows. Every element of the shape is there, and nobody
+    /// else reads or writes it.
+    pub fn raw(&mut self) -> Target<T> {
+        Target { values: self.values, row_stride: self.row_stride }
+    }
+
+    /// Whether the elements have values that a product may add to.
+    pub fn is_written(&self) -> bool {
+        self.written
+    }
+
+    /// `count` matrices that lie side by side, together all columns of this one.
+    ///
+    /// # Panics
+    ///
+    /// If the columns cannot be divided so.
+    pub fn beside(self, count: usize) -> impl Iterator<Item = MatrixMut<'a, T>> {
+        let [rows, columns] = self.shape;
+        assert!(columns.is_multiple_of(count), "{columns} columns in {count} matrices");
+        let shape = [rows, columns / count];
+        // They have no element in common, and each lies inside this one.
+        (0..count).map(move |i| MatrixMut {
+            values: self.values.wrapping_add(i * shape[1]),
+            shape,
+            row_stride: self.row_stride,
+            written: self.written,
+            lifetime: PhantomData,
+        })
+    }
+
+    /// The rows of the given range.
+    ///
+    /// # Panics
+    ///
+    /// If there are not so many.
+    pub fn part(&mut self, rows: Range<usize>) -> MatrixMut<'_, T> {
+        assert!(
+            rows.start <= rows.end && rows.end <= self.shape[0],
+            "{rows:?} of {:?}",
+            self.shape
+        );
+        MatrixMut {
+            values: self.values.wrapping_add(rows.start * self.row_stride),
+            shape: [rows.len(), self.shape[1]],
+            row_stride: self.row_stride,
+            written: self.written,
+            lifetime: PhantomData,
+        }
+    }
+}
+
+fn check_bounds(len: usize, shape: [usize; 2], strides: [usize; 2]) {
+    if shape.contains(&0) {
+        return;
+    }
+    let last = (shape[0] - 1)
+        .checked_mul(strides[0])
+        .zip((shape[1] - 1).checked_mul(strides[1]))
+        .and_then(|(row, column)| row.checked_add(column));
+    assert!(
+        last.is_some_and(|last| last < len && last <= isize::MAX as usize),
+        "a matrix of shape {shape:?} and strides {strides:?} in {len} elements"
+    );
+}
+
+/// Where a product goes, as its pieces see it.
+#[derive(Clone, Copy, Debug)]
+pub struct Target<T> {
+    /// Its first element.
+    pub values: *mut T,
+    /// Elements between two rows.
+    pub row_stride: usize,
+}
+
+// SAFETY: to write through it is unsafe, and who does so on several threads writes disjoint elements.
+unsafe impl<T: Send> Sync for Target<T> {}
+
+impl<T> Target<T> {
+    /// The elements from the given row and column on.
+    pub fn at(self, [row, column]: [usize; 2]) -> Self {
+        Target { values: self.values.wrapping_add(row * self.row_stride + column), ..self }
+    }
+}

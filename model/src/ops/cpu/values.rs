@@ -1,0 +1,198 @@
+//! Tensors as slices, and conversions between float types.
+
+use std::borrow::Cow;
+use std::marker::PhantomData;
+use std::ops::Deref;
+
+use burn::backend::Flex;
+use burn::tensor::{DType, FloatDType, Shape, TensorData, bf16};
+use burn_backend::ops::FloatTensorOps;
+use burn_flex::FlexTensor;
+
+use super::bf16::Rounded;
+use super::matrix::Matrix;
+use super::unwritten::Unwritten;
+use super::{BLOCK, for_each_block};
+
+/// A float type that kernels read from tensors and write to them.
+pub trait Stored: Copy + Send + Sync + 'static {
+    /// The dtype of a tensor of this type.
+    const DTYPE: DType;
+
+    /// The buffer that `tensor` is a view of, or `None` if its dtype is another.
+    fn storage(tensor: &FlexTensor) -> Option<&[Self]>;
+    /// The buffer of `tensor` for writing, copied first if it is shared; `None` if its dtype is
+    /// another.
+    fn storage_mut(tensor: &mut FlexTensor) -> Option<&mut [Self]>;
+    /// A contiguous tensor of `values`.
+    fn tensor(values: Vec<Self>, shape: Shape) -> FlexTensor;
+}
+
+macro_rules! stored {
+    ($($type:ident: $dtype:ident),+) => {$(
+        impl Stored for $type {
+            const DTYPE: DType = DType::$dtype;
+
+            fn storage(tensor: &FlexTensor) -> Option<&[Self]> {
+                (tensor.dtype() == Self::DTYPE).then(|| tensor.storage())
+            }
+            fn storage_mut(tensor: &mut FlexTensor) -> Option<&mut [Self]> {
+                (tensor.dtype() == Self::DTYPE).then(|| tensor.storage_mut())
+            }
+            fn tensor(values: Vec<Self>, shape: Shape) -> FlexTensor {
+                FlexTensor::from_data(TensorData::new(values, shape))
+            }
+        }
+    )+};
+}
+
+stored!(f32: F32, f64: F64, bf16: BF16);
+
+/// The values of a float tensor as the type a kernel computes in, in row-major order: borrowed
+/// where the tensor is contiguous and of that type, otherwise a temporary copy.
+pub struct Values<'a, T> {
+    tensor: Cow<'a, FlexTensor>,
+    stored: PhantomData<T>,
+}
+
+impl<'a, T: Stored> Values<'a, T> {
+    /// Views or copies `tensor`.
+    pub fn of(tensor: &'a FlexTensor) -> Self {
+        let mut tensor = in_dtype::<T>(tensor);
+        if !tensor.is_contiguous() {
+            tensor = Cow::Owned(tensor.to_contiguous());
+        }
+        Values { tensor, stored: PhantomData }
+    }
+}
+
+impl<T: Stored> Deref for Values<'_, T> {
+    type Target = [T];
+
+    fn deref(&self) -> &[T] {
+        let offsets = self.tensor.layout().contiguous_offsets();
+        let (start, end) = offsets.expect("`of` made the tensor contiguous");
+        &T::storage(&self.tensor).expect("`of` made the tensor of this dtype")[start..end]
+    }
+}
+
+/// A float tensor of two dimensions as an operand of a matrix product, which takes any strides:
+/// borrowed where it has the right dtype, even if it is transposed.
+pub struct MatrixValues<'a, T> {
+    tensor: Cow<'a, FlexTensor>,
+    stored: PhantomData<T>,
+}
+
+impl<'a, T: Stored> MatrixValues<'a, T> {
+    /// Views or copies `tensor`, which has two dimensions.
+    pub fn of(tensor: &'a FlexTensor) -> Self {
+        assert_eq!(tensor.layout().num_dims(), 2, "a matrix has two dimensions");
+        let mut tensor = in_dtype::<T>(tensor);
+        // A stride of 0 (broadcast) or below (flipped) is rare and not worth a path of its own.
+        if tensor.layout().strides().iter().any(|&stride| stride <= 0) {
+            tensor = Cow::Owned(tensor.to_contiguous());
+        }
+        MatrixValues { tensor, stored: PhantomData }
+    }
+
+    /// The matrix.
+    pub fn view(&self) -> Matrix<'_, T> {
+        let layout = self.tensor.layout();
+        let values = T::storage(&self.tensor).expect("`of` made the tensor of this dtype");
+        let (shape, strides) = (layout.shape(), layout.strides());
+        Matrix::new(
+            &values[layout.start_offset().min(values.len())..],
+            [shape[0], shape[1]],
+            // `of` has made the strides positive.
+            [strides[0].unsigned_abs(), strides[1].unsigned_abs()],
+        )
+    }
+}
+
+fn in_dtype<T: Stored>(tensor: &FlexTensor) -> Cow<'_, FlexTensor> {
+    if tensor.dtype() == T::DTYPE {
+        return Cow::Borrowed(tensor);
+    }
+    let half = matches!(tensor.dtype(), DType::BF16 | DType::F16);
+    assert!(
+        half && T::DTYPE == DType::F32,
+        "tensors of {:?} and {:?} in one operation",
+        tensor.dtype(),
+        T::DTYPE
+    );
+    Cow::Owned(in_float(tensor.clone(), DType::F32))
+}
+
+/// `tensor` for changing in place: of the type that a kernel computes in, and all of its buffer, in row-major
+/// order. Nothing is copied where it is so already.
+pub fn owned<T: Stored>(tensor: FlexTensor) -> FlexTensor {
+    let tensor = match in_dtype::<T>(&tensor) {
+        Cow::Borrowed(_) => tensor,
+        Cow::Owned(converted) => converted,
+    };
+    let len = tensor.layout().num_elements();
+    let whole = T::storage(&tensor).is_some_and(|values| values.len() == len);
+    if whole && tensor.is_contiguous() {
+        return tensor;
+    }
+    T::tensor(Values::<T>::of(&tensor).to_vec(), tensor.layout().shape().clone())
+}
+
+/// A contiguous tensor of `values` in `dtype`.
+pub fn tensor_of<T: Stored>(
+    values: Vec<T>,
+    shape: impl Into<burn::tensor::Shape>,
+    dtype: DType,
+) -> FlexTensor {
+    in_float(T::tensor(values, shape.into()), dtype)
+}
+
+/// `tensor` in the float type `dtype`.
+pub fn in_float(tensor: FlexTensor, dtype: DType) -> FlexTensor {
+    match (tensor.dtype(), dtype) {
+        (from, to) if from == to => tensor,
+        (DType::BF16, DType::F32) => converted::<bf16, f32>(&tensor, bf16::value),
+        (DType::F32, DType::BF16) => converted::<f32, bf16>(&tensor, bf16::nearest),
+        _ => Flex::float_cast(tensor, FloatDType::from(dtype)),
+    }
+}
+
+fn converted<S: Stored, T: Stored>(
+    tensor: &FlexTensor,
+    convert: impl Fn(S) -> T + Sync + Send,
+) -> FlexTensor {
+    T::tensor(convert_values(&Values::<S>::of(tensor), convert), tensor.layout().shape().clone())
+}
+
+/// `convert` of every value.
+pub fn convert_values<S: Copy + Sync, T: Copy + Send>(
+    values: &[S],
+    convert: impl Fn(S) -> T + Sync + Send,
+) -> Vec<T> {
+    let mut result = Unwritten::new(values.len());
+    for_each_block(
+        result.slots(),
+        4 * BLOCK,
+        #[inline(always)]
+        |start, block| {
+            for (result, &value) in block.iter_mut().zip(&values[start..]) {
+                result.write(convert(value));
+            }
+        },
+    );
+    // SAFETY: the blocks are all elements, and there is a value for each of them.
+    unsafe { result.written() }
+}
+
+/// The values of an int tensor in row-major order.
+pub fn int_values(tensor: &FlexTensor) -> Vec<i64> {
+    let tensor = tensor.to_contiguous();
+    match tensor.dtype() {
+        DType::I64 => tensor.storage::<i64>().to_vec(),
+        DType::I32 => tensor.storage::<i32>().iter().map(|&v| i64::from(v)).collect(),
+        DType::U32 => tensor.storage::<u32>().iter().map(|&v| i64::from(v)).collect(),
+        DType::U16 => tensor.storage::<u16>().iter().map(|&v| i64::from(v)).collect(),
+        DType::U8 => tensor.storage::<u8>().iter().map(|&v| i64::from(v)).collect(),
+        other => panic!("indices of {other:?}, expected integers of 32 or 64 bits"),
+    }
+}
