@@ -1,11 +1,14 @@
 //! Lookup of rows of a table.
 
 use burn::backend::Flex;
-use burn::tensor::{DType, Element, Shape, TensorData, bf16, f16};
+use burn::tensor::{DType, Shape};
 use burn_flex::FlexTensor;
 
-use super::real::Real;
-use super::{Values, for_each_block, int_values, rows_per_block, tensor_of, with_real};
+use super::real::{Real, Scalar};
+use super::unwritten::Unwritten;
+use super::{
+    Values, for_each_block, int_values, rows_per_block, tensor_of, with_real, with_scalar,
+};
 use crate::ops::embedding::EmbeddingKernels;
 
 impl EmbeddingKernels for Flex {
@@ -37,49 +40,25 @@ fn forward(weight: &FlexTensor, ids: &FlexTensor) -> FlexTensor {
     let [batch, seq] = ids.layout().shape().dims();
     let rows = row_numbers(ids, vocab);
     let shape = Shape::from([batch, seq, d_model]);
-    let weight = match weight.is_contiguous() {
-        true => weight.clone(),
-        false => weight.to_contiguous(),
-    };
     // Only the rows that are asked for are touched, so each dtype is copied as it is.
-    match weight.dtype() {
-        DType::F32 => gather::<f32>(&weight, &rows, shape),
-        DType::F64 => gather::<f64>(&weight, &rows, shape),
-        DType::BF16 => gather::<bf16>(&weight, &rows, shape),
-        DType::F16 => gather::<f16>(&weight, &rows, shape),
-        other => panic!("no kernel for tensors of {other:?}"),
-    }
+    with_scalar!(weight.dtype(), S => gather::<S>(weight, &rows, shape))
 }
 
-/// Numbers that tensors are made of and that [`FlexTensor::as_slice`] takes.
-trait Stored: Element + Default + Send + Sync {
-    fn values(tensor: &FlexTensor) -> Option<&[Self]>;
-}
-
-macro_rules! stored {
-    ($($type:ident),*) => {
-        $(impl Stored for $type {
-            fn values(tensor: &FlexTensor) -> Option<&[Self]> {
-                tensor.as_slice()
-            }
-        })*
-    };
-}
-stored!(f32, f64, bf16, f16);
-
-fn gather<E: Stored>(weight: &FlexTensor, rows: &[usize], shape: Shape) -> FlexTensor {
-    let weight = E::values(weight).expect("the caller passes a contiguous tensor of this dtype");
+fn gather<S: Scalar>(weight: &FlexTensor, rows: &[usize], shape: Shape) -> FlexTensor {
+    let weight = Values::<S>::of(weight);
+    let weight: &[S] = &weight;
     let [_, _, d_model] = shape.dims();
-    let mut y = vec![E::default(); rows.len() * d_model];
+    let mut y = Unwritten::new(rows.len() * d_model);
     if d_model > 0 {
-        for_each_block(&mut y, rows_per_block(d_model) * d_model, |start, block| {
+        for_each_block(y.slots(), rows_per_block(d_model) * d_model, |start, block| {
             let rows = &rows[start / d_model..];
             for (out, &row) in block.chunks_exact_mut(d_model).zip(rows) {
-                out.copy_from_slice(&weight[row * d_model..][..d_model]);
+                out.write_copy_of_slice(&weight[row * d_model..][..d_model]);
             }
         });
     }
-    FlexTensor::from_data(TensorData::new(y, shape))
+    // SAFETY: the blocks are all elements, in whole rows, each of which has been copied.
+    S::tensor(unsafe { y.written() }, shape)
 }
 
 fn weight_gradient(ids: &FlexTensor, dy: &FlexTensor, shape: Shape, dtype: DType) -> FlexTensor {

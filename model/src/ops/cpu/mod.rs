@@ -58,6 +58,32 @@ macro_rules! with_real {
 }
 use with_real;
 
+/// Runs `$body` with the type alias `$scalar` bound to the type of the values of tensors of `$dtype`.
+macro_rules! with_scalar {
+    ($dtype:expr, $scalar:ident => $body:expr) => {
+        match $dtype {
+            burn::tensor::DType::F64 => {
+                type $scalar = f64;
+                $body
+            }
+            burn::tensor::DType::F32 => {
+                type $scalar = f32;
+                $body
+            }
+            burn::tensor::DType::BF16 => {
+                type $scalar = burn::tensor::bf16;
+                $body
+            }
+            burn::tensor::DType::F16 => {
+                type $scalar = burn::tensor::f16;
+                $body
+            }
+            other => panic!("no kernel for tensors of {other:?}"),
+        }
+    };
+}
+use with_scalar;
+
 /// Rows of `width` elements that make up a block.
 pub fn rows_per_block(width: usize) -> usize {
     (BLOCK / width.max(1)).max(1)
@@ -139,7 +165,7 @@ pub fn zeros<T: Real>(wanted: bool, len: usize) -> Option<Vec<T>> {
 }
 
 /// Room for a gradient of `len` elements, or none where nobody wants it.
-pub fn room<T: Real>(wanted: bool, len: usize) -> Option<Unwritten<T>> {
+pub fn room<T: Copy>(wanted: bool, len: usize) -> Option<Unwritten<T>> {
     wanted.then(|| Unwritten::new(len))
 }
 

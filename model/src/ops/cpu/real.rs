@@ -4,8 +4,54 @@ use std::fmt::Debug;
 use std::mem::MaybeUninit;
 use std::ops::{Add, AddAssign, Div, Mul, MulAssign, Neg, Sub};
 
+use burn::tensor::{bf16, f16};
+
 use super::transpose::{transpose_square, transpose_square_f32};
 use super::values::Stored;
+
+/// A type that values are stored in, and the one that kernels compute with them in.
+pub trait Scalar: Stored {
+    /// `Self`, or `f32` for half precision.
+    type Real: Real;
+
+    /// The value.
+    fn real(self) -> Self::Real;
+    /// The nearest value of this type.
+    fn nearest(value: Self::Real) -> Self;
+}
+
+impl Scalar for bf16 {
+    type Real = f32;
+
+    #[inline(always)]
+    fn real(self) -> f32 {
+        f32::from_bits(u32::from(self.to_bits()) << 16)
+    }
+
+    /// Ties to even, and without a branch, so that loops over it vectorise.
+    #[inline(always)]
+    fn nearest(value: f32) -> bf16 {
+        let bits = value.to_bits();
+        let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
+        // A NaN stays one, also if what tells it from infinity is in the lower half.
+        let quiet = bits >> 16 | 0x40;
+        bf16::from_bits(if value.is_nan() { quiet } else { rounded } as u16)
+    }
+}
+
+impl Scalar for f16 {
+    type Real = f32;
+
+    #[inline(always)]
+    fn real(self) -> f32 {
+        self.to_f32()
+    }
+
+    #[inline(always)]
+    fn nearest(value: f32) -> f16 {
+        f16::from_f32(value)
+    }
+}
 
 /// `f32`, which training runs in, or `f64`, in which tests compare gradients with finite
 /// differences.
@@ -13,7 +59,7 @@ use super::values::Stored;
 /// The kernels use plain multiplications and additions, never a fused one, so that the vectorised
 /// body and the scalar tail of a loop round in the same way.
 pub trait Real:
-    Stored
+    Scalar<Real = Self>
     + Debug
     + Default
     + PartialOrd
@@ -49,6 +95,19 @@ pub trait Real:
 
 macro_rules! real {
     ($type:ident, $exp:expr, $transpose_square:path) => {
+        impl Scalar for $type {
+            type Real = Self;
+
+            #[inline(always)]
+            fn real(self) -> Self {
+                self
+            }
+            #[inline(always)]
+            fn nearest(value: Self) -> Self {
+                value
+            }
+        }
+
         impl Real for $type {
             const ZERO: Self = 0.0;
             const ONE: Self = 1.0;
@@ -153,34 +212,34 @@ fn fold<T: Real>(mut lanes: [T; LANES], combine: impl Fn(T, T) -> T) -> T {
 
 /// Σ aᵢ·bᵢ of two slices of one length.
 #[inline(always)]
-pub fn dot<T: Real>(a: &[T], b: &[T]) -> T {
-    let mut lanes = [T::ZERO; LANES];
+pub fn dot<S: Scalar>(a: &[S], b: &[S]) -> S::Real {
+    let mut lanes = [S::Real::ZERO; LANES];
     let ((a_body, a_tail), (b_body, b_tail)) = (a.as_chunks::<LANES>(), b.as_chunks::<LANES>());
     for (a, b) in a_body.iter().zip(b_body) {
         for i in 0..LANES {
-            lanes[i] += a[i] * b[i];
+            lanes[i] += a[i].real() * b[i].real();
         }
     }
     for (lane, (&a, &b)) in lanes.iter_mut().zip(a_tail.iter().zip(b_tail)) {
-        *lane += a * b;
+        *lane += a.real() * b.real();
     }
     fold(lanes, |a, b| a + b)
 }
 
 /// Σ aᵢ·bᵢ·cᵢ of three slices of one length.
 #[inline(always)]
-pub fn dot3<T: Real>(a: &[T], b: &[T], c: &[T]) -> T {
-    let mut lanes = [T::ZERO; LANES];
+pub fn dot3<S: Scalar>(a: &[S], b: &[S], c: &[S]) -> S::Real {
+    let mut lanes = [S::Real::ZERO; LANES];
     let ((a_body, a_tail), (b_body, b_tail)) = (a.as_chunks::<LANES>(), b.as_chunks::<LANES>());
     let (c_body, c_tail) = c.as_chunks::<LANES>();
     for ((a, b), c) in a_body.iter().zip(b_body).zip(c_body) {
         for i in 0..LANES {
-            lanes[i] += a[i] * b[i] * c[i];
+            lanes[i] += a[i].real() * b[i].real() * c[i].real();
         }
     }
     let tails = a_tail.iter().zip(b_tail).zip(c_tail);
     for (lane, ((&a, &b), &c)) in lanes.iter_mut().zip(tails) {
-        *lane += a * b * c;
+        *lane += a.real() * b.real() * c.real();
     }
     fold(lanes, |a, b| a + b)
 }

@@ -4,10 +4,11 @@ use burn::backend::Flex;
 use burn_flex::FlexTensor;
 use rayon::prelude::*;
 
-use super::real::{Real, dot, dot3};
+use super::real::{Real, Scalar, dot, dot3};
 use super::unwritten::Unwritten;
+use super::values::Stored;
 use super::{
-    Values, blocks, for_each_block, room, rows_per_block, simd, tensor_of, with_real, zeros,
+    Values, blocks, for_each_block, room, rows_per_block, simd, tensor_of, with_scalar, zeros,
 };
 use crate::ops::rms_norm::{RmsNormKernels, width_of};
 
@@ -30,17 +31,18 @@ impl RmsNormKernels for Flex {
 
 /// `1 / sqrt(mean(x²) + eps)` of one row.
 #[inline(always)]
-fn inverse_rms<T: Real>(x: &[T], eps: T) -> T {
-    let mean_square = dot(x, x) / T::from_f64(x.len() as f64);
-    T::ONE / (mean_square + eps).sqrt()
+fn inverse_rms<S: Scalar>(x: &[S], eps: S::Real) -> S::Real {
+    let mean_square = dot(x, x) / S::Real::from_f64(x.len() as f64);
+    S::Real::ONE / (mean_square + eps).sqrt()
 }
 
 fn forward(x: &FlexTensor, weight: &FlexTensor, eps: f64) -> FlexTensor {
     let width = width_of(x, weight);
     let shape = x.layout().shape().clone();
-    with_real!(x.dtype(), T => {
-        let (x_values, weight) = (Values::<T>::of(x), Values::<T>::of(weight));
-        let (x_values, weight, eps): (&[T], &[T], T) = (&x_values, &weight, T::from_f64(eps));
+    with_scalar!(x.dtype(), S => {
+        let (x_values, weight) = (Values::<S>::of(x), Values::<S>::of(weight));
+        let (x_values, weight): (&[S], &[S]) = (&x_values, &weight);
+        let eps = <S as Scalar>::Real::from_f64(eps);
         let mut y = Unwritten::new(x_values.len());
         let size = rows_per_block(width) * width;
         for_each_block(y.slots(), size, #[inline(always)] |start, block| {
@@ -48,12 +50,12 @@ fn forward(x: &FlexTensor, weight: &FlexTensor, eps: f64) -> FlexTensor {
             for (y, x) in block.chunks_exact_mut(width).zip(rows) {
                 let r = inverse_rms(x, eps);
                 for ((y, &x), &w) in y.iter_mut().zip(x).zip(weight) {
-                    y.write(x * r * w);
+                    y.write(S::nearest(x.real() * r * w.real()));
                 }
             }
         });
         // SAFETY: `x` is whole rows as wide as the weight, so the loop has written every element.
-        tensor_of(unsafe { y.written() }, shape, x.dtype())
+        S::tensor(unsafe { y.written() }, shape)
     })
 }
 
@@ -66,14 +68,14 @@ fn gradients(
     wanted: [bool; 2],
 ) -> [Option<FlexTensor>; 2] {
     let width = width_of(x, weight);
-    with_real!(x.dtype(), T => {
-        let x_values = Values::<T>::of(x);
-        let (weight_values, dy_values) = (Values::<T>::of(weight), Values::<T>::of(dy));
-        let operands: [&[T]; 3] = [&x_values, &weight_values, &dy_values];
-        let sum = sum.map(Values::<T>::of);
-        let [dx, dw] = gradient_values(operands, sum.as_deref(), width, T::from_f64(eps), wanted);
+    with_scalar!(x.dtype(), S => {
+        let x_values = Values::<S>::of(x);
+        let (weight_values, dy_values) = (Values::<S>::of(weight), Values::<S>::of(dy));
+        let operands: [&[S]; 3] = [&x_values, &weight_values, &dy_values];
+        let (sum, eps) = (sum.map(Values::<S>::of), <S as Scalar>::Real::from_f64(eps));
+        let (dx, dw) = gradient_values(operands, sum.as_deref(), width, eps, wanted);
         [
-            dx.map(|dx| tensor_of(dx, x.layout().shape().clone(), x.dtype())),
+            dx.map(|dx| S::tensor(dx, x.layout().shape().clone())),
             dw.map(|dw| tensor_of(dw, [width], weight.dtype())),
         ]
     })
@@ -81,22 +83,22 @@ fn gradients(
 
 /// The gradient of one element of a row.
 #[inline(always)]
-fn dx_of<T: Real>(((&dy, &w), &x): ((&T, &T), &T), r: T, shift: T) -> T {
-    r * (dy * w - x * r * shift)
+fn dx_of<S: Scalar>(((dy, w), x): ((&S, &S), &S), r: S::Real, shift: S::Real) -> S::Real {
+    r * (dy.real() * w.real() - x.real() * r * shift)
 }
 
-fn gradient_values<T: Real>(
-    [x, weight, dy]: [&[T]; 3],
-    sum: Option<&[T]>,
+fn gradient_values<S: Scalar>(
+    [x, weight, dy]: [&[S]; 3],
+    sum: Option<&[S]>,
     width: usize,
-    eps: T,
+    eps: S::Real,
     wanted: [bool; 2],
-) -> [Option<Vec<T>>; 2] {
+) -> (Option<Vec<S>>, Option<Vec<S::Real>>) {
     // At least 16 rows, so that the partial sums of dW stay small beside x itself.
     let size = rows_per_block(width).max(16) * width;
     let count = x.len().div_ceil(size);
-    let mut dx = room::<T>(wanted[0], x.len());
-    let mut partial_dw = zeros::<T>(wanted[1], count * width);
+    let mut dx = room::<S>(wanted[0], x.len());
+    let mut partial_dw = zeros::<S::Real>(wanted[1], count * width);
     blocks(dx.as_mut().map(Unwritten::slots), size, count)
         .into_par_iter()
         .zip(blocks(partial_dw.as_deref_mut(), width, count))
@@ -114,17 +116,17 @@ fn gradient_values<T: Real>(
                         let r = inverse_rms(x, eps);
                         if let Some(dw) = &mut dw {
                             for ((dw, &x), &dy) in dw.iter_mut().zip(x).zip(dy) {
-                                *dw += dy * (x * r);
+                                *dw += dy.real() * (x.real() * r);
                             }
                         }
                         if let Some(dx) = &mut dx {
                             let dx = &mut dx[row * width..][..width];
-                            let shift = dot3(dy, weight, x) * r / T::from_f64(width as f64);
+                            let shift = dot3(dy, weight, x) * r / S::Real::from_f64(width as f64);
                             let operands = dy.iter().zip(weight).zip(x);
                             match sum {
                                 None => {
                                     for (dx, operands) in dx.iter_mut().zip(operands) {
-                                        dx.write(dx_of(operands, r, shift));
+                                        dx.write(S::nearest(dx_of(operands, r, shift)));
                                     }
                                 }
                                 Some(sum) => {
@@ -132,7 +134,8 @@ fn gradient_values<T: Real>(
                                     for ((dx, operands), &sum) in
                                         dx.iter_mut().zip(operands).zip(sum)
                                     {
-                                        dx.write(dx_of(operands, r, shift) + sum);
+                                        let sum = dx_of(operands, r, shift) + sum.real();
+                                        dx.write(S::nearest(sum));
                                     }
                                 }
                             }
@@ -142,7 +145,7 @@ fn gradient_values<T: Real>(
             );
         });
     let dw = partial_dw.map(|partial| {
-        let mut dw = vec![T::ZERO; width];
+        let mut dw = vec![S::Real::ZERO; width];
         for partial in partial.chunks_exact(width) {
             for (dw, &partial) in dw.iter_mut().zip(partial) {
                 *dw += partial;
@@ -151,5 +154,5 @@ fn gradient_values<T: Real>(
         dw
     });
     // SAFETY: `x` is whole rows as wide as the weight, and a loop has written each row of `dx`.
-    [dx.map(|dx| unsafe { dx.written() }), dw]
+    (dx.map(|dx| unsafe { dx.written() }), dw)
 }

@@ -7,9 +7,9 @@ use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use burn::backend::Flex;
 use burn_flex::FlexTensor;
 
-use super::real::Real;
+use super::real::{Real, Scalar};
 use super::values::Stored;
-use super::{for_each_block, in_float, owned, rows_per_block, with_real};
+use super::{for_each_block, owned, rows_per_block, with_scalar};
 use crate::ops::rotary::{RotaryFrequencies, RotaryKernels, Rotation, sizes_of};
 
 impl RotaryKernels for Flex {
@@ -58,26 +58,26 @@ fn table<T: Real>(
 
 fn rotate(x: FlexTensor, rotation: Rotation) -> FlexTensor {
     let (dtype, [_, seq, heads, head_dim]) = (x.dtype(), sizes_of(&x));
-    with_real!(dtype, T => {
-        let mut x = owned::<T>(x);
-        let table = table::<T>(head_dim, rotation.frequencies, rotation.position_offset + seq);
-        let values = T::storage_mut(&mut x).expect("`owned` gives tensors of this dtype");
-        rotate_values(values, [seq, heads, head_dim], &table, rotation);
-        in_float(x, dtype)
+    with_scalar!(dtype, S => {
+        let mut x = owned::<S>(x);
+        let table = table::<<S as Scalar>::Real>(head_dim, rotation.frequencies, rotation.position_offset + seq);
+        let values = S::storage_mut(&mut x).expect("`owned` gives tensors of this dtype");
+        rotate_values::<S>(values, [seq, heads, head_dim], &table, rotation);
+        x
     })
 }
 
-fn rotate_values<T: Real>(
-    values: &mut [T],
+fn rotate_values<S: Scalar>(
+    values: &mut [S],
     [seq, heads, head_dim]: [usize; 3],
-    table: &Table<T>,
+    table: &Table<S::Real>,
     rotation: Rotation,
 ) {
     let (width, half) = (heads * head_dim, head_dim / 2);
     if width == 0 {
         return;
     }
-    let sign = T::from_f64(rotation.sign);
+    let sign = S::Real::from_f64(rotation.sign);
     for_each_block(
         values,
         rows_per_block(width) * width,
@@ -91,9 +91,9 @@ fn rotate_values<T: Real>(
                     let (first, second) = head.split_at_mut(half);
                     let pairs = first.iter_mut().zip(second);
                     for ((first, second), (&cos, &sin)) in pairs.zip(cos.iter().zip(sin)) {
-                        let (x, y, sin) = (*first, *second, sin * sign);
-                        *first = x * cos - y * sin;
-                        *second = y * cos + x * sin;
+                        let (x, y, sin) = (first.real(), second.real(), sin * sign);
+                        *first = S::nearest(x * cos - y * sin);
+                        *second = S::nearest(y * cos + x * sin);
                     }
                 }
             }

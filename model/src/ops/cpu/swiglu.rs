@@ -4,9 +4,10 @@ use burn::backend::Flex;
 use burn_flex::FlexTensor;
 use rayon::prelude::*;
 
-use super::real::Real;
+use super::real::{Real, Scalar};
 use super::unwritten::Unwritten;
-use super::{BLOCK, Values, blocks, for_each_block, room, simd, tensor_of, with_real};
+use super::values::Stored;
+use super::{BLOCK, Values, blocks, for_each_block, room, simd, with_scalar};
 use crate::ops::swiglu::SwigluKernels;
 
 impl SwigluKernels for Flex {
@@ -32,17 +33,18 @@ fn sigmoid<T: Real>(x: T) -> T {
 fn forward(gate: &FlexTensor, up: &FlexTensor) -> FlexTensor {
     let shape = gate.layout().shape().clone();
     assert_eq!(&shape, up.layout().shape(), "swiglu: gate and up differ in shape");
-    with_real!(gate.dtype(), T => {
-        let (gate_values, up) = (Values::<T>::of(gate), Values::<T>::of(up));
-        let (gate_values, up): (&[T], &[T]) = (&gate_values, &up);
+    with_scalar!(gate.dtype(), S => {
+        let (gate_values, up) = (Values::<S>::of(gate), Values::<S>::of(up));
+        let (gate_values, up): (&[S], &[S]) = (&gate_values, &up);
         let mut y = Unwritten::new(gate_values.len());
         for_each_block(y.slots(), BLOCK, #[inline(always)] |start, block| {
             for ((y, &g), &u) in block.iter_mut().zip(&gate_values[start..]).zip(&up[start..]) {
-                y.write(g * sigmoid(g) * u);
+                let (g, u) = (g.real(), u.real());
+                y.write(S::nearest(g * sigmoid(g) * u));
             }
         });
         // SAFETY: the operands are as long as `y`, so the loop has written every element.
-        tensor_of(unsafe { y.written() }, shape, gate.dtype())
+        S::tensor(unsafe { y.written() }, shape)
     })
 }
 
@@ -52,22 +54,22 @@ fn gradients(
     dy: &FlexTensor,
     wanted: [bool; 2],
 ) -> [Option<FlexTensor>; 2] {
-    with_real!(gate.dtype(), T => {
-        let gate_values = Values::<T>::of(gate);
-        let (up_values, dy_values) = (Values::<T>::of(up), Values::<T>::of(dy));
-        let [dgate, dup] = gradient_values::<T>([&gate_values, &up_values, &dy_values], wanted);
+    with_scalar!(gate.dtype(), S => {
+        let gate_values = Values::<S>::of(gate);
+        let (up_values, dy_values) = (Values::<S>::of(up), Values::<S>::of(dy));
+        let [dgate, dup] = gradient_values::<S>([&gate_values, &up_values, &dy_values], wanted);
         [
-            dgate.map(|dgate| tensor_of(dgate, gate.layout().shape().clone(), gate.dtype())),
-            dup.map(|dup| tensor_of(dup, up.layout().shape().clone(), up.dtype())),
+            dgate.map(|dgate| S::tensor(dgate, gate.layout().shape().clone())),
+            dup.map(|dup| S::tensor(dup, up.layout().shape().clone())),
         ]
     })
 }
 
-fn gradient_values<T: Real>([gate, up, dy]: [&[T]; 3], wanted: [bool; 2]) -> [Option<Vec<T>>; 2] {
+fn gradient_values<S: Scalar>([gate, up, dy]: [&[S]; 3], wanted: [bool; 2]) -> [Option<Vec<S>>; 2] {
     let (len, size) = (gate.len(), BLOCK);
     let count = len.div_ceil(size);
-    let mut dgate = room::<T>(wanted[0], len);
-    let mut dup = room::<T>(wanted[1], len);
+    let mut dgate = room::<S>(wanted[0], len);
+    let mut dup = room::<S>(wanted[1], len);
     blocks(dgate.as_mut().map(Unwritten::slots), size, count)
         .into_par_iter()
         .zip(blocks(dup.as_mut().map(Unwritten::slots), size, count))
@@ -107,7 +109,8 @@ fn gradient_values<T: Real>([gate, up, dy]: [&[T]; 3], wanted: [bool; 2]) -> [Op
 
 /// The gradients of one gate and one up value.
 #[inline(always)]
-fn derivatives<T: Real>(g: T, u: T, dy: T) -> [T; 2] {
-    let s = sigmoid(g);
-    [dy * u * s * (T::ONE + g * (T::ONE - s)), dy * (g * s)]
+fn derivatives<S: Scalar>(g: S, u: S, dy: S) -> [S; 2] {
+    let (g, u, dy) = (g.real(), u.real(), dy.real());
+    let (s, one) = (sigmoid(g), S::Real::ONE);
+    [S::nearest(dy * u * s * (one + g * (one - s))), S::nearest(dy * (g * s))]
 }

@@ -5,12 +5,12 @@ use std::marker::PhantomData;
 use std::ops::Deref;
 
 use burn::backend::Flex;
-use burn::tensor::{DType, FloatDType, Shape, TensorData, bf16};
+use burn::tensor::{DType, FloatDType, Shape, TensorData, bf16, f16};
 use burn_backend::ops::FloatTensorOps;
 use burn_flex::FlexTensor;
 
-use super::bf16::Rounded;
 use super::matrix::Matrix;
+use super::real::Scalar;
 use super::unwritten::Unwritten;
 use super::{BLOCK, for_each_block};
 
@@ -46,7 +46,7 @@ macro_rules! stored {
     )+};
 }
 
-stored!(f32: F32, f64: F64, bf16: BF16);
+stored!(f32: F32, f64: F64, bf16: BF16, f16: F16);
 
 /// The values of a float tensor as the type a kernel computes in, in row-major order: borrowed
 /// where the tensor is contiguous and of that type, otherwise a temporary copy.
@@ -151,7 +151,7 @@ pub fn tensor_of<T: Stored>(
 pub fn in_float(tensor: FlexTensor, dtype: DType) -> FlexTensor {
     match (tensor.dtype(), dtype) {
         (from, to) if from == to => tensor,
-        (DType::BF16, DType::F32) => converted::<bf16, f32>(&tensor, bf16::value),
+        (DType::BF16, DType::F32) => converted::<bf16, f32>(&tensor, bf16::real),
         (DType::F32, DType::BF16) => converted::<f32, bf16>(&tensor, bf16::nearest),
         _ => Flex::float_cast(tensor, FloatDType::from(dtype)),
     }

@@ -5,9 +5,9 @@ use std::marker::PhantomData;
 
 use burn::tensor::bf16;
 
-use super::Rounded;
 use crate::ops::cpu::gemm::Output;
 use crate::ops::cpu::matrix::{Matrix, MatrixMut};
+use crate::ops::cpu::real::Scalar;
 
 /// There is none, so nothing below is ever called.
 #[derive(Clone, Copy, Debug)]
@@ -48,12 +48,18 @@ impl Unit {
     }
 
     /// Nothing.
-    pub fn multiply<O: Rounded>(self, _: MatrixMut<'_, O>, _: Output, lhs: &Left<'_>, rhs: &Right) {
+    pub fn multiply<O: Scalar<Real = f32>>(
+        self,
+        _: MatrixMut<'_, O>,
+        _: Output,
+        lhs: &Left<'_>,
+        rhs: &Right,
+    ) {
         match (lhs.0, rhs.0) {}
     }
 
     /// Nothing.
-    pub fn product<O: Rounded>(self, _: &Left<'_>, _: &Right) -> Vec<O> {
+    pub fn product<O: Scalar<Real = f32>>(self, _: &Left<'_>, _: &Right) -> Vec<O> {
         match self.0 {}
     }
 }

@@ -4,10 +4,10 @@ use std::ops::Range;
 
 use burn::tensor::bf16;
 
-use super::super::bf16::{Left, Right, Rounded, Unit};
+use super::super::bf16::{Left, Right, Unit};
 use super::super::gemm::{Output, Threads, gemm, product};
 use super::super::matrix::{Matrix, MatrixMut};
-use super::super::real::Real;
+use super::super::real::{Real, Scalar};
 use super::super::values::convert_values;
 use super::super::{for_each_block, rows_per_block};
 use crate::ops::cross_entropy::HeadLayout;
@@ -155,7 +155,7 @@ impl Products<f32> for Halves<'_> {
             #[inline(always)]
             |index, row| {
                 let factor = factor(index);
-                row.iter_mut().for_each(|value| *value = bf16::nearest(value.value() * factor));
+                row.iter_mut().for_each(|value| *value = bf16::nearest(value.real() * factor));
             },
         );
         let (hidden, dlogits) =

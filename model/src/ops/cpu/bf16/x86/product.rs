@@ -11,10 +11,10 @@ use super::Unit;
 use super::pack::{BLOCK_LINES, DEPTH, Line, PANEL, Panels, Side};
 use super::tiles::Tiles;
 use super::vectors::Vectors;
-use crate::ops::cpu::bf16::Rounded;
 use crate::ops::cpu::gemm::Output;
 use crate::ops::cpu::in_pieces;
 use crate::ops::cpu::matrix::{Matrix, MatrixMut, Target};
+use crate::ops::cpu::real::Scalar;
 use crate::ops::cpu::unwritten::Unwritten;
 
 /// The instructions that multiply two panels.
@@ -112,7 +112,7 @@ impl Unit {
     /// # Panics
     ///
     /// If the shapes do not fit.
-    pub fn product<O: Rounded>(self, lhs: &Left<'_>, rhs: &Right) -> Vec<O> {
+    pub fn product<O: Scalar<Real = f32>>(self, lhs: &Left<'_>, rhs: &Right) -> Vec<O> {
         let shape = [lhs.shape[0], rhs.shape[1]];
         let mut out = Unwritten::new(shape[0] * shape[1]);
         self.multiply(MatrixMut::unwritten(out.slots(), shape), Output::Overwrite, lhs, rhs);
@@ -125,7 +125,7 @@ impl Unit {
     /// # Panics
     ///
     /// If the shapes do not fit, or if something is to be added to what has no value.
-    pub fn multiply<O: Rounded>(
+    pub fn multiply<O: Scalar<Real = f32>>(
         self,
         mut out: MatrixMut<'_, O>,
         output: Output,
@@ -172,7 +172,7 @@ struct Piece<'a, O> {
     parts: [Range<usize>; 2],
 }
 
-impl<O: Rounded> NullaryFnOnce for Piece<'_, O> {
+impl<O: Scalar<Real = f32>> NullaryFnOnce for Piece<'_, O> {
     type Output = ();
 
     #[inline(always)]
@@ -197,7 +197,7 @@ impl<O: Rounded> NullaryFnOnce for Piece<'_, O> {
     }
 }
 
-impl<O: Rounded> Piece<'_, O> {
+impl<O: Scalar<Real = f32>> Piece<'_, O> {
     #[inline(always)]
     fn for_each(&self, multiply: impl Fn(Panel, Panel, usize, &mut Sums)) {
         let blocks = self.lhs.shape[1].div_ceil(DEPTH);
@@ -243,7 +243,7 @@ impl<O: Rounded> Piece<'_, O> {
             Output::Add => {
                 for (target, &sum) in target.iter_mut().zip(sums) {
                     // SAFETY: there are values if they are to be added to (see `Piece`).
-                    let before = unsafe { target.assume_init() }.value();
+                    let before = unsafe { target.assume_init() }.real();
                     target.write(O::nearest(before + sum));
                 }
             }
