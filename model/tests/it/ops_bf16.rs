@@ -56,11 +56,7 @@ fn assert_rounded(op: impl Operation, reference: impl Operation, sizes: &[usize]
         inputs(sizes).iter().map(|v| values(flat(v, FloatDType::BF16, &flex))).collect();
     let actual = run(&op, &rounded, FloatDType::BF16);
     let expected = run(&reference, &rounded, FloatDType::F64);
-    assert_close(&actual.output, &expected.output, output, "output");
-    for (i, (a, e)) in actual.gradients.iter().zip(&expected.gradients).enumerate() {
-        let (a, e) = (a.as_ref().expect("a gradient"), e.as_ref().expect("a gradient"));
-        assert_close(a, e, GRADIENTS, &format!("gradient {i}"));
-    }
+    assert_runs_close(&actual, &expected, [output, GRADIENTS]);
 }
 
 #[test]

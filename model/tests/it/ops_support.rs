@@ -122,10 +122,17 @@ pub fn assert_matches(op: impl Operation, reference: impl Operation, sizes: &[us
     let actual = run(&op, &inputs, FloatDType::F32);
     // The reference in f64, so that the bound is on the error of the operation alone.
     let expected = run(&reference, &inputs, FloatDType::F64);
-    assert_close(&actual.output, &expected.output, bound, "output");
+    assert_runs_close(&actual, &expected, [bound; 2]);
+}
+
+/// Asserts that the outputs and gradients of two runs differ by at most the two bounds, as in
+/// [`assert_close`].
+#[track_caller]
+pub fn assert_runs_close(actual: &Run, expected: &Run, [output, gradients]: [f64; 2]) {
+    assert_close(&actual.output, &expected.output, output, "output");
     for (i, (a, e)) in actual.gradients.iter().zip(&expected.gradients).enumerate() {
         let (a, e) = (a.as_ref().expect("a gradient"), e.as_ref().expect("a gradient"));
-        assert_close(a, e, bound, &format!("gradient {i}"));
+        assert_close(a, e, gradients, &format!("gradient {i}"));
     }
 }
 
@@ -166,11 +173,7 @@ pub fn assert_half_precision(op: impl Operation, sizes: &[usize]) {
     let half = run(&op, &rounded, FloatDType::BF16);
     let full = run(&op, &rounded, FloatDType::F32);
     // bf16 has eight bits of mantissa. The incoming gradients are rounded as well.
-    assert_close(&half.output, &full.output, 1.0 / 128.0, "output");
-    for (i, (h, f)) in half.gradients.iter().zip(&full.gradients).enumerate() {
-        let (h, f) = (h.as_ref().expect("a gradient"), f.as_ref().expect("a gradient"));
-        assert_close(h, f, 1.0 / 64.0, &format!("gradient {i}"));
-    }
+    assert_runs_close(&half, &full, [1.0 / 128.0, 1.0 / 64.0]);
 }
 
 /// Asserts that leaving out any parents changes neither the output nor the other gradients.

@@ -7,13 +7,14 @@ use burn::tensor::DType;
 use burn_flex::FlexTensor;
 use rayon::prelude::*;
 
-use self::products::{Halves, Products, Reals, scale_rows};
+use self::products::{Halves, Products, Reals};
 use super::bf16::unit_for;
-use super::matrix::Matrix;
-use super::real::{Real, exp_sum, max};
+use super::matrix::{Matrix, MatrixMut};
+use super::real::{Real, Scalar, exp_sum, max};
+use super::values::Stored;
 use super::{
-    BLOCK, MatrixValues, Values, for_each_block, in_float, int_values, simd, tensor_of, with_real,
-    zeros,
+    BLOCK, MatrixValues, Values, for_each_block, in_float, int_values, rows_per_block, simd,
+    with_real, zeros,
 };
 use crate::ops::cross_entropy::{CrossEntropyKernels, HeadLayout};
 
@@ -63,20 +64,20 @@ fn forward(
     if let Some(target) = targets.iter().find(|&&target| target >= vocab as i64) {
         panic!("cross entropy: target {target} is outside a vocabulary of {vocab}");
     }
+    let shape = [rows, d_model, vocab];
     if let Some(unit) = unit_for([hidden, weight]) {
-        let (hidden_values, weight_values) = (Values::of(hidden), MatrixValues::of(weight));
-        let weight_values = layout.columns(weight_values.view());
-        let products = Halves::new(unit, &hidden_values, weight_values, layout, wanted);
-        let head = Head { targets: &targets, scale: scale as f32, shape: [rows, d_model, vocab] };
-        return head.tensors(products, weight, wanted);
+        let (hidden, weight_values) = (Values::of(hidden), MatrixValues::of(weight));
+        let products = Halves::new(unit, layout.columns(weight_values.view()), wanted);
+        let hidden = Matrix::rows(&hidden, [rows, d_model]);
+        let head = Head { hidden, products, layout, targets: &targets, scale: scale as f32, shape };
+        return head.tensors(weight, wanted);
     }
     with_real!(hidden.dtype(), T => {
         let (hidden, weight_values) = (Values::<T>::of(hidden), MatrixValues::<T>::of(weight));
-        let weight_values = layout.columns(weight_values.view());
-        let products = Reals { hidden: &hidden, weight: weight_values, layout };
-        let scale = T::from_f64(scale);
-        let head = Head { targets: &targets, scale, shape: [rows, d_model, vocab] };
-        head.tensors(products, weight, wanted)
+        let products = Reals { weight: layout.columns(weight_values.view()) };
+        let (hidden, scale) = (Matrix::rows(&hidden, [rows, d_model]), T::from_f64(scale));
+        let head = Head { hidden, products, layout, targets: &targets, scale, shape };
+        head.tensors(weight, wanted)
     })
 }
 
@@ -91,44 +92,50 @@ impl HeadLayout {
 }
 
 /// What the loss is taken of.
-struct Head<'a, T> {
+struct Head<'a, P: Products> {
+    hidden: Matrix<'a, P::Operand>,
+    products: P,
+    layout: HeadLayout,
     targets: &'a [i64],
-    scale: T,
+    scale: RealOf<P>,
     /// Rows, width of a row, size of the vocabulary.
     shape: [usize; 3],
 }
 
-impl<T: Real> Head<'_, T> {
+/// What the loss and its gradients are computed in.
+type RealOf<P> = <<P as Products>::Operand as Scalar>::Real;
+
+impl<P: Products> Head<'_, P> {
     /// The loss, and the gradients that are wanted.
     fn tensors(
         &self,
-        products: impl Products<T>,
         weight: &FlexTensor,
         wanted: [bool; 2],
     ) -> (FlexTensor, [Option<FlexTensor>; 2]) {
         let [rows, d_model, _] = self.shape;
-        let (sum, [dhidden, dweight]) = self.run(products, wanted);
+        let (sum, [dhidden, dweight]) = self.run(wanted);
+        let loss = RealOf::<P>::from_f64(sum * self.scale.to_f64());
         let gradients = [
-            dhidden.map(|values| tensor_of(values, [rows, d_model], T::DTYPE)),
-            dweight.map(|values| tensor_of(values, weight.layout().shape().clone(), T::DTYPE)),
+            dhidden.map(|values| RealOf::<P>::tensor(values, [rows, d_model].into())),
+            dweight.map(|values| RealOf::<P>::tensor(values, weight.layout().shape().clone())),
         ];
-        let loss = T::from_f64(sum * self.scale.to_f64());
-        (tensor_of(vec![loss], [1], T::DTYPE), gradients)
+        (RealOf::<P>::tensor(vec![loss], [1].into()), gradients)
     }
 
     /// The sum of the losses and the gradients that are wanted.
-    fn run(&self, products: impl Products<T>, wanted: [bool; 2]) -> (f64, [Option<Vec<T>>; 2]) {
+    fn run(&self, wanted: [bool; 2]) -> (f64, [Option<Vec<RealOf<P>>>; 2]) {
         let [rows, d_model, vocab] = self.shape;
-        let mut dhidden = zeros::<T>(wanted[0], rows * d_model);
+        let mut dhidden = zeros::<RealOf<P>>(wanted[0], rows * d_model);
         let mut dweight = None;
         let block_rows = block_rows(vocab);
         let mut sum = 0.0;
         for start in (0..rows).step_by(block_rows) {
             let block = start..rows.min(start + block_rows);
-            let mut logits = products.logits(block.clone());
+            let hidden = self.hidden.part(block.clone(), 0..d_model);
+            let mut logits = self.products.logits(hidden);
 
             let targets = &self.targets[block.clone()];
-            let (losses, factors): (Vec<f64>, Vec<T>) = logits
+            let (losses, factors): (Vec<f64>, Vec<RealOf<P>>) = logits
                 .par_chunks_mut(vocab)
                 .zip(targets)
                 .map(|(logits, &target)| {
@@ -141,15 +148,31 @@ impl<T: Real> Head<'_, T> {
             sum += losses.iter().sum::<f64>();
 
             // Gradients of the logits but for a factor per row, which is applied to what is narrower.
-            let dlogits = products.gradient(logits, block.len());
-            let row_factor = |row: usize| factors[row] * self.scale;
+            let dlogits = P::operands(logits);
+            let dlogits = Matrix::rows(&dlogits, [block.len(), vocab]);
+            let scale = self.scale;
+            let row_factor = |row: usize| factors[row] * scale;
             if let Some(dhidden) = &mut dhidden {
                 let dhidden = &mut dhidden[block.start * d_model..block.end * d_model];
-                products.hidden_gradient(&dlogits, dhidden);
+                let out = MatrixMut::rows(dhidden, [block.len(), d_model]);
+                self.products.hidden_gradient(dlogits, out);
                 scale_rows(dhidden, d_model, row_factor);
             }
             if wanted[1] {
-                products.weight_gradient(&dlogits, block, row_factor, &mut dweight);
+                let mut hidden = hidden.values()[..block.len() * d_model].to_vec();
+                scale_rows(&mut hidden, d_model, row_factor);
+                let hidden = Matrix::rows(&hidden, [block.len(), d_model]);
+                let (lhs, rhs) = match self.layout {
+                    HeadLayout::VocabRows => (dlogits.t(), hidden),
+                    HeadLayout::VocabColumns => (hidden.t(), dlogits),
+                };
+                match &mut dweight {
+                    None => dweight = Some(self.products.product(lhs, rhs)),
+                    Some(dweight) => {
+                        let out = MatrixMut::rows(dweight, [lhs.shape()[0], rhs.shape()[1]]);
+                        self.products.add_product(out, lhs, rhs);
+                    }
+                }
             }
         }
         let dweight = dweight.or_else(|| zeros(wanted[1], d_model * vocab));
@@ -175,4 +198,24 @@ fn row_loss<T: Real>(logits: &mut [T], target: i64) -> (f64, T) {
     let sum = exp_sum(logits, shift);
     logits[target] = logits[target] - sum;
     ((sum.ln() + (shift - picked)).to_f64(), T::ONE / sum)
+}
+
+/// Multiplies each row of `width` values with its factor.
+fn scale_rows<S: Scalar>(
+    values: &mut [S],
+    width: usize,
+    factor: impl Fn(usize) -> S::Real + Sync + Send,
+) {
+    let rows = rows_per_block(width);
+    for_each_block(
+        values,
+        rows * width.max(1),
+        #[inline(always)]
+        |start, block| {
+            for (i, row) in block.chunks_exact_mut(width.max(1)).enumerate() {
+                let factor = factor(start / width.max(1) + i);
+                row.iter_mut().for_each(|value| *value = S::nearest(value.real() * factor));
+            }
+        },
+    );
 }
