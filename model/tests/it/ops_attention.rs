@@ -5,12 +5,12 @@ use kiln_model::ops::{
 
 use crate::ops_support::*;
 
-type Attention = fn(Tensor<4>, Tensor<4>, Tensor<4>) -> Tensor<4>;
+pub type Attention = fn(Tensor<4>, Tensor<4>, Tensor<4>) -> Tensor<4>;
 
 /// Batch, sequence, heads, key heads, width of a head.
-type Sizes = [usize; 5];
+pub type Sizes = [usize; 5];
 
-fn operation(f: Attention, [batch, seq, heads, kv_heads, dim]: Sizes) -> impl Operation + Sync {
+pub fn operation(f: Attention, [batch, seq, heads, kv_heads, dim]: Sizes) -> impl Operation + Sync {
     move |t: &[Tensor<1>]| {
         let q = t[0].clone().reshape([batch, seq, heads, dim]);
         let [k, v] = [1, 2].map(|i| t[i].clone().reshape([batch, seq, kv_heads, dim]));
@@ -18,7 +18,7 @@ fn operation(f: Attention, [batch, seq, heads, kv_heads, dim]: Sizes) -> impl Op
     }
 }
 
-fn sizes([batch, seq, heads, kv_heads, dim]: Sizes) -> [usize; 3] {
+pub fn sizes([batch, seq, heads, kv_heads, dim]: Sizes) -> [usize; 3] {
     let kv = batch * seq * kv_heads * dim;
     [batch * seq * heads * dim, kv, kv]
 }

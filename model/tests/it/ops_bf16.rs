@@ -4,10 +4,11 @@ use std::process::Command;
 
 use burn::tensor::{Device, FloatDType, Tensor};
 use kiln_model::ops::{
-    HeadLayout, bf16_instructions, linear, linear_cross_entropy, linear_cross_entropy_reference,
-    linear_reference, linears,
+    HeadLayout, bf16_instructions, causal_attention, causal_attention_reference, linear,
+    linear_cross_entropy, linear_cross_entropy_reference, linear_reference, linears,
 };
 
+use crate::ops_attention::{operation as attention, sizes as sizes_of_attention};
 use crate::ops_cross_entropy::operation as loss;
 use crate::ops_linear::{one_by_one, sizes_of_three, three};
 use crate::ops_support::*;
@@ -93,6 +94,24 @@ fn the_loss_is_that_of_f64() {
     }
 }
 
+/// Weights and gradients of scores are rounded as well, and so are the results that backward starts from.
+#[test]
+fn attention_is_that_of_f64() {
+    for shape in [
+        [1, 1, 1, 1, 2],
+        [2, 33, 6, 2, 10],
+        [1, 64, 2, 2, 64],
+        [2, 129, 4, 1, 64],
+        [1, 257, 3, 3, 10],
+        [1, 300, 2, 1, 128],
+        [1, 520, 2, 2, 32],
+    ] {
+        let op = attention(causal_attention, shape);
+        let reference = attention(causal_attention_reference, shape);
+        assert_rounded(op, reference, &sizes_of_attention(shape), GRADIENTS);
+    }
+}
+
 #[test]
 fn products_have_the_same_bits_on_any_number_of_threads() {
     let shape @ [rows, d_in, d_out] = [300, 130, 210];
@@ -101,6 +120,9 @@ fn products_have_the_same_bits_on_any_number_of_threads() {
     let shape @ [rows, d_model, vocab] = [300, 64, 500];
     let op = loss(linear_cross_entropy, HeadLayout::VocabRows, shape);
     assert_same_bits_in(FloatDType::BF16, op, &[rows * d_model, d_model * vocab]);
+    let shape = [2, 200, 6, 2, 64];
+    let op = attention(causal_attention, shape);
+    assert_same_bits_in(FloatDType::BF16, op, &sizes_of_attention(shape));
 }
 
 /// What is not a number stays so, and infinity is not made of it.

@@ -55,12 +55,16 @@ fn forward(x: &FlexTensor, weight: &FlexTensor, bias: Option<&FlexTensor>) -> Fl
     shape[last] = d_out;
     if let Some(unit) = unit_for([x, weight]) {
         let (x, weight) = (Values::<bf16>::of(x), MatrixValues::<bf16>::of(weight));
-        let (lhs, rhs) = (unit.left(Matrix::rows(&x, [rows, d_in])), unit.right(weight.view()));
+        let (lhs, rhs) = (
+            unit.left(Matrix::rows(&x, [rows, d_in]), Threads::Pool),
+            unit.right(weight.view(), Threads::Pool),
+        );
         let y = match bias {
             None => unit.product(&lhs, &rhs),
             Some(bias) => {
                 let mut y = repeated::<bf16>(bias, [rows, d_out]);
-                unit.multiply(MatrixMut::rows(&mut y, [rows, d_out]), Output::Add, &lhs, &rhs);
+                let out = MatrixMut::rows(&mut y, [rows, d_out]);
+                unit.multiply(out, Output::Add, &lhs, rhs.all(), Threads::Pool);
                 y
             }
         };
@@ -103,15 +107,16 @@ fn x_gradient(
     shape[last] = d_in;
     if let Some(unit) = unit_for([dy, weight]).filter(|_| dtype == DType::BF16) {
         let (dy, weight) = (Values::<bf16>::of(dy), MatrixValues::<bf16>::of(weight));
-        let lhs = unit.left(Matrix::rows(&dy, [rows, d_out]));
-        let rhs = unit.right(weight.view().t());
+        let lhs = unit.left(Matrix::rows(&dy, [rows, d_out]), Threads::Pool);
+        let rhs = unit.right(weight.view().t(), Threads::Pool);
         return match sum {
             None => bf16::tensor(unit.product(&lhs, &rhs), shape),
             Some(sum) => {
                 let mut sum = owned::<bf16>(sum);
                 let values =
                     bf16::storage_mut(&mut sum).expect("`owned` gives tensors of this dtype");
-                unit.multiply(MatrixMut::rows(values, [rows, d_in]), Output::Add, &lhs, &rhs);
+                let out = MatrixMut::rows(values, [rows, d_in]);
+                unit.multiply(out, Output::Add, &lhs, rhs.all(), Threads::Pool);
                 sum
             }
         };
@@ -145,7 +150,7 @@ fn weight_gradient(
         let made = prepared.take().and_then(|made| made.downcast::<Left<'static>>().ok());
         let x = || Box::new(unit.copied_left(Matrix::rows(&x, [rows, d_in]).t()));
         let lhs = made.unwrap_or_else(x);
-        let rhs = unit.right(Matrix::rows(&dy, [rows, d_out]));
+        let rhs = unit.right(Matrix::rows(&dy, [rows, d_out]), Threads::Pool);
         let dw = unit.product(&lhs, &rhs);
         *prepared = Some(lhs);
         return bf16::tensor(dw, Shape::from([d_in, d_out]));

@@ -2,10 +2,11 @@
 
 use std::convert::Infallible;
 use std::marker::PhantomData;
+use std::ops::Range;
 
 use burn::tensor::bf16;
 
-use crate::ops::cpu::gemm::Output;
+use crate::ops::cpu::gemm::{Output, Threads};
 use crate::ops::cpu::matrix::{Matrix, MatrixMut};
 use crate::ops::cpu::real::Scalar;
 
@@ -21,6 +22,22 @@ pub struct Left<'a>(Infallible, PhantomData<&'a bf16>);
 #[derive(Debug)]
 pub struct Right(Infallible);
 
+/// A part of one, of which there is none.
+#[derive(Clone, Copy, Debug)]
+pub struct Part<'a>(Infallible, PhantomData<&'a bf16>);
+
+impl Right {
+    /// Nothing.
+    pub fn all(&self) -> Part<'_> {
+        match self.0 {}
+    }
+
+    /// Nothing.
+    pub fn part(&self, _: Range<usize>, _: Range<usize>) -> Part<'_> {
+        match self.0 {}
+    }
+}
+
 impl Unit {
     /// None.
     pub fn get() -> Option<Unit> {
@@ -33,7 +50,7 @@ impl Unit {
     }
 
     /// Nothing.
-    pub fn left(self, _: Matrix<'_, bf16>) -> Left<'_> {
+    pub fn left(self, _: Matrix<'_, bf16>, _: Threads) -> Left<'_> {
         match self.0 {}
     }
 
@@ -43,7 +60,7 @@ impl Unit {
     }
 
     /// Nothing.
-    pub fn right(self, _: Matrix<'_, bf16>) -> Right {
+    pub fn right(self, _: Matrix<'_, bf16>, _: Threads) -> Right {
         match self.0 {}
     }
 
@@ -53,9 +70,10 @@ impl Unit {
         _: MatrixMut<'_, O>,
         _: Output,
         lhs: &Left<'_>,
-        rhs: &Right,
+        _: Part<'_>,
+        _: Threads,
     ) {
-        match (lhs.0, rhs.0) {}
+        match lhs.0 {}
     }
 
     /// Nothing.

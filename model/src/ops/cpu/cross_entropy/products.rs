@@ -2,7 +2,7 @@
 
 use burn::tensor::bf16;
 
-use super::super::bf16::{Right, Unit};
+use super::super::bf16::{Left, Right, Unit};
 use super::super::gemm::{Output, Threads, gemm, product};
 use super::super::matrix::{Matrix, MatrixMut};
 use super::super::real::{Real, Scalar};
@@ -83,8 +83,12 @@ pub struct Halves {
 impl Halves {
     /// Packs the weight, `[d_model, vocab]`, once for all blocks of rows.
     pub fn new(unit: Unit, weight: Matrix<'_, bf16>, wanted: [bool; 2]) -> Self {
-        let turned = wanted[0].then(|| unit.right(weight.t()));
-        Halves { unit, weight: unit.right(weight), turned }
+        let turned = wanted[0].then(|| unit.right(weight.t(), Threads::Pool));
+        Halves { unit, weight: unit.right(weight, Threads::Pool), turned }
+    }
+
+    fn left<'a>(&self, lhs: Matrix<'a, bf16>) -> Left<'a> {
+        self.unit.left(lhs, Threads::Pool)
     }
 }
 
@@ -96,19 +100,20 @@ impl Products for Halves {
     }
 
     fn logits(&self, hidden: Matrix<'_, bf16>) -> Vec<f32> {
-        self.unit.product(&self.unit.left(hidden), &self.weight)
+        self.unit.product(&self.left(hidden), &self.weight)
     }
 
     fn hidden_gradient(&self, dlogits: Matrix<'_, bf16>, out: MatrixMut<'_, f32>) {
-        let turned = self.turned.as_ref().expect("`new` has packed it for the gradient");
-        self.unit.multiply(out, Output::Overwrite, &self.unit.left(dlogits), turned);
+        let turned = self.turned.as_ref().expect("`new` has packed it for the gradient").all();
+        self.unit.multiply(out, Output::Overwrite, &self.left(dlogits), turned, Threads::Pool);
     }
 
     fn product(&self, lhs: Matrix<'_, bf16>, rhs: Matrix<'_, bf16>) -> Vec<f32> {
-        self.unit.product(&self.unit.left(lhs), &self.unit.right(rhs))
+        self.unit.product(&self.left(lhs), &self.unit.right(rhs, Threads::Pool))
     }
 
     fn add_product(&self, out: MatrixMut<'_, f32>, lhs: Matrix<'_, bf16>, rhs: Matrix<'_, bf16>) {
-        self.unit.multiply(out, Output::Add, &self.unit.left(lhs), &self.unit.right(rhs));
+        let rhs = self.unit.right(rhs, Threads::Pool);
+        self.unit.multiply(out, Output::Add, &self.left(lhs), rhs.all(), Threads::Pool);
     }
 }

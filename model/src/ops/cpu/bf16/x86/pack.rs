@@ -12,6 +12,7 @@ use pulp::x86::V4;
 use pulp::{NullaryFnOnce, cast};
 use rayon::prelude::*;
 
+use crate::ops::cpu::gemm::Threads;
 use crate::ops::cpu::matrix::Matrix;
 use crate::ops::cpu::transpose::avx512::transposed;
 use crate::ops::cpu::unwritten::Unwritten;
@@ -51,17 +52,28 @@ pub struct Panels {
 
 impl Panels {
     /// Copies `source`, `[len, k]`, from the element `first` of `len` on.
-    pub fn new(simd: V4, side: Side, source: Matrix<'_, bf16>, first: usize) -> Self {
+    pub fn new(
+        simd: V4,
+        side: Side,
+        source: Matrix<'_, bf16>,
+        first: usize,
+        threads: Threads,
+    ) -> Self {
         let [len, k] = source.shape();
         let blocks = k.div_ceil(DEPTH);
         let count = len.saturating_sub(first).div_ceil(PANEL);
         let mut lines = Unwritten::new(count * blocks * BLOCK_LINES);
         let panel_lines = (blocks * BLOCK_LINES).max(1);
         let panels = TASK.div_ceil(panel_lines);
-        lines.slots().par_chunks_mut(panels * panel_lines).enumerate().for_each(|(task, lines)| {
+        let task = |(task, lines): (usize, _)| {
             let first = first + task * panels * PANEL;
             simd.vectorize(Copy { simd, side, source, first, blocks, lines });
-        });
+        };
+        let tasks = panels * panel_lines;
+        match threads {
+            Threads::One => lines.slots().chunks_mut(tasks).enumerate().for_each(task),
+            Threads::Pool => lines.slots().par_chunks_mut(tasks).enumerate().for_each(task),
+        }
         // SAFETY: the tasks' lines are all lines, and `Copy` writes all that it is given.
         Panels { lines: unsafe { lines.written() }, blocks }
     }

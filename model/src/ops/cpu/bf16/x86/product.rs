@@ -11,7 +11,7 @@ use super::Unit;
 use super::pack::{BLOCK_LINES, DEPTH, Line, PANEL, Panels, Side};
 use super::tiles::Tiles;
 use super::vectors::Vectors;
-use crate::ops::cpu::gemm::Output;
+use crate::ops::cpu::gemm::{Output, Threads};
 use crate::ops::cpu::in_pieces;
 use crate::ops::cpu::matrix::{Matrix, MatrixMut, Target};
 use crate::ops::cpu::real::Scalar;
@@ -63,6 +63,16 @@ pub struct Right {
     shape: [usize; 2],
 }
 
+/// Some rows and columns of a right operand.
+#[derive(Clone, Copy, Debug)]
+pub struct Part<'a> {
+    panels: &'a Panels,
+    first_panel: usize,
+    first_block: usize,
+    /// `[k, n]`.
+    shape: [usize; 2],
+}
+
 /// Multiplications from which on a product is worth a second thread.
 const WORTH_A_THREAD: usize = 1 << 22;
 
@@ -75,39 +85,74 @@ impl Left<'_> {
                 let row = row * size_of::<bf16>();
                 Panel { start, row, second: PANEL / 2 * row, block: DEPTH * size_of::<bf16>() }
             }
-            _ => packed(&self.panels, index - self.in_place),
+            _ => packed(&self.panels, index - self.in_place, 0),
         }
     }
 }
 
-fn packed(panels: &Panels, index: usize) -> Panel {
+impl Right {
+    /// All of it.
+    pub fn all(&self) -> Part<'_> {
+        Part { panels: &self.panels, first_panel: 0, first_block: 0, shape: self.shape }
+    }
+
+    /// The given rows and columns, which begin at multiples of 32. Rows that do not end at one need a left
+    /// operand that was packed, as every one is whose `k` is no such multiple.
+    ///
+    /// # Panics
+    ///
+    /// If there are not so many, or they begin elsewhere.
+    pub fn part(&self, rows: Range<usize>, columns: Range<usize>) -> Part<'_> {
+        let fits = rows.start <= rows.end
+            && rows.end <= self.shape[0]
+            && columns.start <= columns.end
+            && columns.end <= self.shape[1];
+        let begins = rows.start.is_multiple_of(DEPTH) && columns.start.is_multiple_of(PANEL);
+        assert!(fits && begins, "rows {rows:?} and columns {columns:?} of {:?}", self.shape);
+        Part {
+            panels: &self.panels,
+            first_panel: columns.start / PANEL,
+            first_block: rows.start / DEPTH,
+            shape: [rows.len(), columns.len()],
+        }
+    }
+}
+
+impl Part<'_> {
+    fn panel(&self, index: usize) -> Panel {
+        packed(self.panels, self.first_panel + index, self.first_block)
+    }
+}
+
+fn packed(panels: &Panels, index: usize, first_block: usize) -> Panel {
     const LINE: usize = size_of::<Line>();
-    let start = panels.panel(index).as_ptr().cast();
+    let start = panels.panel(index)[first_block * BLOCK_LINES..].as_ptr().cast();
     Panel { start, row: LINE, second: BLOCK_LINES / 2 * LINE, block: BLOCK_LINES * LINE }
 }
 
 impl Unit {
     /// `lhs`, `[m, k]`, for multiplying with it any number of times.
-    pub fn left(self, lhs: Matrix<'_, bf16>) -> Left<'_> {
+    pub fn left(self, lhs: Matrix<'_, bf16>, threads: Threads) -> Left<'_> {
         let [m, k] = lhs.shape();
         let rows = lhs.strides()[1] == 1 && k.is_multiple_of(DEPTH);
         let in_place = if rows { m / PANEL } else { 0 };
-        let panels = Panels::new(self.simd, Side::Left, lhs, in_place * PANEL);
+        let panels = Panels::new(self.simd, Side::Left, lhs, in_place * PANEL, threads);
         Left { matrix: rows.then_some(lhs), in_place, panels, shape: [m, k] }
     }
 
     /// `lhs` in memory of its own.
     pub fn copied_left(self, lhs: Matrix<'_, bf16>) -> Left<'static> {
-        let panels = Panels::new(self.simd, Side::Left, lhs, 0);
+        let panels = Panels::new(self.simd, Side::Left, lhs, 0, Threads::Pool);
         Left { matrix: None, in_place: 0, panels, shape: lhs.shape() }
     }
 
     /// `rhs`, `[k, n]`, for multiplying with it any number of times.
-    pub fn right(self, rhs: Matrix<'_, bf16>) -> Right {
-        Right { panels: Panels::new(self.simd, Side::Right, rhs.t(), 0), shape: rhs.shape() }
+    pub fn right(self, rhs: Matrix<'_, bf16>, threads: Threads) -> Right {
+        let panels = Panels::new(self.simd, Side::Right, rhs.t(), 0, threads);
+        Right { panels, shape: rhs.shape() }
     }
 
-    /// `lhs · rhs` in row-major order, every element rounded once.
+    /// `lhs · rhs` in row-major order, every element rounded once, on the current rayon pool.
     ///
     /// # Panics
     ///
@@ -115,7 +160,8 @@ impl Unit {
     pub fn product<O: Scalar<Real = f32>>(self, lhs: &Left<'_>, rhs: &Right) -> Vec<O> {
         let shape = [lhs.shape[0], rhs.shape[1]];
         let mut out = Unwritten::new(shape[0] * shape[1]);
-        self.multiply(MatrixMut::unwritten(out.slots(), shape), Output::Overwrite, lhs, rhs);
+        let target = MatrixMut::unwritten(out.slots(), shape);
+        self.multiply(target, Output::Overwrite, lhs, rhs.all(), Threads::Pool);
         // SAFETY: a product that replaces its output writes every element of it.
         unsafe { out.written() }
     }
@@ -130,7 +176,8 @@ impl Unit {
         mut out: MatrixMut<'_, O>,
         output: Output,
         lhs: &Left<'_>,
-        rhs: &Right,
+        rhs: Part<'_>,
+        threads: Threads,
     ) {
         let ([m, n], k) = (out.shape(), lhs.shape[1]);
         assert!(
@@ -142,19 +189,26 @@ impl Unit {
         );
         assert!(out.is_written() || output == Output::Overwrite, "a product added to no value");
         let panels = [m.div_ceil(PANEL), n.div_ceil(PANEL)];
-        let threads = if m * n * k < WORTH_A_THREAD { 1 } else { rayon::current_num_threads() };
+        let threads = match threads {
+            Threads::Pool if m * n * k >= WORTH_A_THREAD => rayon::current_num_threads(),
+            _ => 1,
+        };
         // Along the longer side, which divides more evenly.
         let along = usize::from(panels[1] > panels[0]);
         let pieces = threads.min(panels[along]).max(1);
         let (target, shape) = (out.raw(), [m, n]);
-        in_pieces(pieces, |index| {
+        let piece = |index| {
             let mut parts = panels.map(|count| 0..count);
             let cut = |index| panels[along] * index / pieces;
             parts[along] = cut(index)..cut(index + 1);
             let piece = Piece { kernel: self.kernel, target, output, lhs, rhs, shape, parts };
             // Compiled for vectors, which the kernels' processors have.
             self.simd.vectorize(piece);
-        });
+        };
+        match pieces {
+            1 => piece(0),
+            pieces => in_pieces(pieces, piece),
+        }
     }
 }
 
@@ -167,7 +221,7 @@ struct Piece<'a, O> {
     target: Target<O>,
     output: Output,
     lhs: &'a Left<'a>,
-    rhs: &'a Right,
+    rhs: Part<'a>,
     shape: [usize; 2],
     parts: [Range<usize>; 2],
 }
@@ -204,7 +258,7 @@ impl<O: Scalar<Real = f32>> Piece<'_, O> {
         let mut sums = Sums([[0.0; PANEL]; PANEL]);
         let mut one = |i: usize, j: usize| {
             if blocks > 0 {
-                multiply(self.lhs.panel(i), packed(&self.rhs.panels, j), blocks, &mut sums);
+                multiply(self.lhs.panel(i), self.rhs.panel(j), blocks, &mut sums);
             }
             self.write(&sums, [i * PANEL, j * PANEL]);
         };

@@ -1,27 +1,28 @@
 //! The tiles of causal attention.
 //!
 //! Rows are `[batch, seq, heads, head_dim]`, so one head's rows are a strided matrix that the
-//! matrix products read in place. Keys are copied once, transposed: the products then read every
-//! operand along its contiguous axis and pack nothing.
+//! matrix products (`products.rs`, `halves.rs`) read in place.
+
+mod halves;
+mod products;
 
 use burn::backend::Flex;
 use burn_flex::FlexTensor;
 use rayon::prelude::*;
 
-use super::gemm::{Output, Threads, gemm};
-use super::matrix::{Matrix, MatrixMut};
-use super::real::{Real, dot, exp_sum, max};
-use super::transpose::transpose;
-use super::unwritten::Unwritten;
+use self::halves::{HalfGradients, Halves};
+use self::products::{GradientProducts, Products, RealGradients, Reals};
+use super::bf16::unit_for;
+use super::matrix::MatrixMut;
+use super::real::{Real, Scalar, dot, exp_sum, max};
 use super::values::Stored;
 use super::{Values, simd, tensor_of, with_real, zeros};
 use crate::ops::attention::{AttentionKernels, AttentionShape};
 
-/// Rows (queries) of a tile: the most that `gemm` multiplies without packing the other operand
-/// (eight register tiles of six).
-const ROWS: usize = 48;
-/// Columns (keys) of a tile: a multiple of the vector loops' width, and small enough that two tiles
-/// of scores stay in a core's L2 cache beside the operands.
+/// Rows (queries) that a tile has at most.
+const MOST_ROWS: usize = 64;
+/// Columns (keys) of a tile: a multiple of the vector loops' width and of the panels of `bf16`, and small
+/// enough that two tiles of scores stay in a core's L2 cache beside the operands.
 const COLUMNS: usize = 192;
 /// Fewer queries than this read the keys where they are: transposing all keys would cost more than
 /// multiplying with them.
@@ -34,14 +35,16 @@ impl AttentionKernels for Flex {
         v: &FlexTensor,
         shape: AttentionShape,
     ) -> (FlexTensor, FlexTensor) {
+        let few = shape.seq < FEW_ROWS && shape.seq < shape.keys;
+        if let Some(unit) = unit_for([q, k, v]).filter(|_| !few) {
+            let (q_values, k, v) = (Values::of(q), Values::of(k), Values::of(v));
+            let operands = Operands { q: &q_values, k: &k, v: &v, shape };
+            return operands.tensors(&Halves::new(unit, operands), q);
+        }
         with_real!(q.dtype(), T => {
             let (q_values, k, v) = (Values::<T>::of(q), Values::<T>::of(k), Values::<T>::of(v));
-            let (out, lse) = Operands { q: &q_values, k: &k, v: &v, shape }.forward();
-            let lse_shape = [shape.batch, shape.seq, shape.heads];
-            (
-                tensor_of(out, q.layout().shape().clone(), q.dtype()),
-                tensor_of(lse, lse_shape, T::DTYPE),
-            )
+            let operands = Operands { q: &q_values, k: &k, v: &v, shape };
+            operands.tensors(&Reals::new(operands, few), q)
         })
     }
 
@@ -53,19 +56,19 @@ impl AttentionKernels for Flex {
         wanted: [bool; 3],
     ) -> [Option<FlexTensor>; 3] {
         let [q, k, v] = qkv;
+        if let Some(unit) = unit_for([q, k, v, out, dout]) {
+            let (q, k, v) = (Values::of(q), Values::of(k), Values::of(v));
+            let (out, lse, dout) = (Values::of(out), Values::<f32>::of(lse), Values::of(dout));
+            let operands = Operands { q: &q, k: &k, v: &v, shape };
+            let products = HalfGradients::new(unit, operands, &dout);
+            return operands.gradients(&products, [&out, &dout], &lse, qkv, wanted);
+        }
         with_real!(q.dtype(), T => {
-            let q_values = Values::<T>::of(q);
-            let (k_values, v_values) = (Values::<T>::of(k), Values::<T>::of(v));
-            let (out, lse) = (Values::<T>::of(out), Values::<T>::of(lse));
-            let dout = Values::<T>::of(dout);
-            let operands = Operands { q: &q_values, k: &k_values, v: &v_values, shape };
-            let gradients = operands.backward(&out, &lse, &dout, wanted);
-            let mut parents = qkv.iter();
-            gradients.map(|gradient| {
-                let parent = parents.next()?;
-                let shape = parent.layout().shape().clone();
-                gradient.map(|values| tensor_of(values, shape, parent.dtype()))
-            })
+            let (q, k, v) = (Values::<T>::of(q), Values::<T>::of(k), Values::<T>::of(v));
+            let (out, lse, dout) = (Values::<T>::of(out), Values::of(lse), Values::<T>::of(dout));
+            let operands = Operands { q: &q, k: &k, v: &v, shape };
+            let products = RealGradients::new(operands, &dout);
+            operands.gradients(&products, [&out, &dout], &lse, qkv, wanted)
         })
     }
 }
@@ -111,81 +114,93 @@ pub struct Operands<'a, T> {
     pub shape: AttentionShape,
 }
 
-impl<T: Real> Operands<'_, T> {
-    fn scale(&self) -> T {
-        T::from_f64(1.0 / (self.shape.head_dim as f64).sqrt())
+/// A tile of the scores of one head.
+#[derive(Clone, Copy, Debug)]
+pub struct Tile {
+    batch: usize,
+    head: usize,
+    kv_head: usize,
+    /// The first row, and how many there are.
+    start: usize,
+    rows: usize,
+    /// The first column, and how many there are.
+    first: usize,
+    columns: usize,
+}
+
+impl<S: Scalar> Operands<'_, S> {
+    fn scale(&self) -> S::Real {
+        S::Real::from_f64(1.0 / (self.shape.head_dim as f64).sqrt())
+    }
+
+    /// The result in the dtype of `q`, and the logarithm of the sum of each row's exponentials.
+    fn tensors<P: Products<S::Real>>(
+        &self,
+        products: &P,
+        q: &FlexTensor,
+    ) -> (FlexTensor, FlexTensor) {
+        let AttentionShape { batch, seq, heads, .. } = self.shape;
+        let (out, lse) = self.forward(products);
+        (
+            tensor_of(out, q.layout().shape().clone(), q.dtype()),
+            S::Real::tensor(lse, [batch, seq, heads].into()),
+        )
     }
 
     /// The result, shaped as `q`, and the logarithm of the sum of each row's exponentials,
     /// `[batch, seq, heads]`.
     ///
     /// Parallel over tiles of rows, whose results are contiguous with all heads side by side.
-    pub fn forward(&self) -> (Vec<T>, Vec<T>) {
+    fn forward<P: Products<S::Real>>(&self, products: &P) -> (Vec<S::Real>, Vec<S::Real>) {
         let shape = self.shape;
         let AttentionShape { seq, heads, .. } = shape;
-        let mut out = vec![T::ZERO; self.q.len()];
-        let mut lse = vec![T::ZERO; shape.batch * seq * heads];
+        let mut out = vec![S::Real::ZERO; self.q.len()];
+        let mut lse = vec![S::Real::ZERO; shape.batch * seq * heads];
         if shape.is_empty() {
             return (out, lse);
         }
-        let few = seq < FEW_ROWS && seq < shape.keys;
-        let keys = (!few).then(|| transposed(self.k, shape));
         let stride = shape.q_stride();
         let tiles: Vec<_> = out
             .chunks_mut(seq * stride)
             .zip(lse.chunks_mut(seq * heads))
             .enumerate()
             .flat_map(|(batch, (out, lse))| {
-                out.chunks_mut(ROWS * stride)
-                    .zip(lse.chunks_mut(ROWS * heads))
+                out.chunks_mut(P::ROWS * stride)
+                    .zip(lse.chunks_mut(P::ROWS * heads))
                     .enumerate()
-                    .map(move |(tile, (out, lse))| ((batch, tile * ROWS), out, lse))
+                    .map(move |(tile, (out, lse))| ((batch, tile * P::ROWS), out, lse))
             })
             .collect();
         tiles.into_par_iter().for_each_init(
-            || vec![T::ZERO; ROWS * COLUMNS],
-            |scores, (place, out, lse)| self.forward_rows(place, keys.as_deref(), scores, out, lse),
+            || vec![S::Real::ZERO; P::ROWS * COLUMNS],
+            |scores, (place, out, lse)| self.forward_rows(products, place, scores, out, lse),
         );
         (out, lse)
     }
 
     /// One tile of rows of every head. `out` holds the sums weighted so far, not yet divided by the
-    /// sum of the weights. `transposed` are the keys `[batch, kv_heads, head_dim, keys]`, if they were
-    /// copied.
-    fn forward_rows(
+    /// sum of the weights.
+    fn forward_rows<P: Products<S::Real>>(
         &self,
+        products: &P,
         (batch, start): (usize, usize),
-        transposed: Option<&[T]>,
-        scores: &mut [T],
-        out: &mut [T],
-        lse: &mut [T],
+        scores: &mut [S::Real],
+        out: &mut [S::Real],
+        lse: &mut [S::Real],
     ) {
         let shape = self.shape;
         let AttentionShape { heads, kv_heads, head_dim, .. } = shape;
-        let (q_stride, kv_stride) = (shape.q_stride(), shape.kv_stride());
+        let q_stride = shape.q_stride();
         let rows = lse.len() / heads;
         let seen = shape.position(start + rows);
         for head in 0..heads {
             let kv_head = head / (heads / kv_heads);
-            let q = &self.q[shape.q_offset(batch, start, head)..];
-            let q = Matrix::new(q, [rows, head_dim], [q_stride, 1]);
-            let mut running = [(T::NEG_INFINITY, T::ZERO); ROWS];
+            let mut running = [(S::Real::NEG_INFINITY, S::Real::ZERO); MOST_ROWS];
             for first in (0..seen).step_by(COLUMNS) {
                 let columns = COLUMNS.min(seen - first);
+                let tile = Tile { batch, head, kv_head, start, rows, first, columns };
                 let scores = &mut scores[..rows * columns];
-                let keys = match transposed {
-                    Some(keys) => {
-                        let head = (batch * kv_heads + kv_head) * head_dim * shape.keys;
-                        let keys = &keys[head + first..];
-                        Matrix::new(keys, [head_dim, columns], [shape.keys, 1])
-                    }
-                    None => {
-                        let keys = &self.k[shape.kv_offset(batch, first, kv_head)..];
-                        Matrix::new(keys, [columns, head_dim], [kv_stride, 1]).t()
-                    }
-                };
-                let target = MatrixMut::rows(scores, [rows, columns]);
-                gemm(target, Output::Overwrite, self.scale(), q, keys, Threads::One);
+                products.scores(tile, scores);
                 simd(
                     #[inline(always)]
                     || {
@@ -198,15 +213,8 @@ impl<T: Real> Operands<'_, T> {
                         }
                     },
                 );
-                let values = &self.v[shape.kv_offset(batch, first, kv_head)..];
-                gemm(
-                    MatrixMut::new(&mut out[head * head_dim..], [rows, head_dim], q_stride),
-                    Output::Add,
-                    T::ONE,
-                    Matrix::rows(scores, [rows, columns]),
-                    Matrix::new(values, [columns, head_dim], [kv_stride, 1]),
-                    Threads::One,
-                );
+                let out = MatrixMut::new(&mut out[head * head_dim..], [rows, head_dim], q_stride);
+                products.add_values(tile, scores, out);
             }
             for (row, (max, sum)) in running.into_iter().take(rows).enumerate() {
                 lse[row * heads + head] = max + sum.ln();
@@ -216,49 +224,55 @@ impl<T: Real> Operands<'_, T> {
         }
     }
 
-    /// The gradients of `q`, `k` and `v` that are wanted, where every row has a query.
+    /// The gradients that are wanted of `qkv`, in their dtypes, where every row has a query. `results` are
+    /// the result and its gradient.
+    fn gradients<P: GradientProducts<S::Real>>(
+        &self,
+        products: &P,
+        results: [&[S]; 2],
+        lse: &[S::Real],
+        qkv: &[FlexTensor; 3],
+        wanted: [bool; 3],
+    ) -> [Option<FlexTensor>; 3] {
+        let mut parents = qkv.iter();
+        self.backward(products, results, lse, wanted).map(|gradient| {
+            let parent = parents.next()?;
+            let shape = parent.layout().shape().clone();
+            gradient.map(|values| tensor_of(values, shape, parent.dtype()))
+        })
+    }
+
+    /// The gradients of `q`, `k` and `v` that are wanted.
     ///
     /// Parallel over key heads: one task owns the gradients of its key head and of the query heads
     /// that share it, so that no sum is shared between threads.
-    pub fn backward(
+    fn backward<P: GradientProducts<S::Real>>(
         &self,
-        out: &[T],
-        lse: &[T],
-        dout: &[T],
+        products: &P,
+        [out, dout]: [&[S]; 2],
+        lse: &[S::Real],
         wanted: [bool; 3],
-    ) -> [Option<Vec<T>>; 3] {
+    ) -> [Option<Vec<S::Real>>; 3] {
         let shape = self.shape;
-        let AttentionShape { seq, heads, kv_heads, head_dim, .. } = shape;
+        let AttentionShape { seq, heads, kv_heads, .. } = shape;
         debug_assert!(seq == shape.keys && seq == shape.capacity, "{shape:?}");
         let group = heads / kv_heads;
-        let mut dq = zeros::<T>(wanted[0], self.q.len());
-        let mut dk = zeros::<T>(wanted[1], self.k.len());
-        let mut dv = zeros::<T>(wanted[2], self.v.len());
+        let mut dq = zeros::<S::Real>(wanted[0], self.q.len());
+        let mut dk = zeros::<S::Real>(wanted[1], self.k.len());
+        let mut dv = zeros::<S::Real>(wanted[2], self.v.len());
         if shape.is_empty() {
             return [dq, dk, dv];
         }
-        let keys = transposed(self.k, shape);
-        let values = transposed(self.v, shape);
-        let size = seq * head_dim;
         by_key_head(dq.as_deref_mut(), shape, group)
             .into_par_iter()
             .zip(by_key_head(dk.as_deref_mut(), shape, 1))
             .zip(by_key_head(dv.as_deref_mut(), shape, 1))
             .enumerate()
             .for_each_init(
-                || vec![T::ZERO; 2 * ROWS * COLUMNS],
+                || vec![S::Real::ZERO; 2 * P::ROWS * COLUMNS],
                 |tiles, (i, ((dq, dk), dv))| {
-                    let mut backward = KeyHead {
-                        operands: self,
-                        out,
-                        lse,
-                        dout,
-                        keys: &keys[i * size..][..size],
-                        values: &values[i * size..][..size],
-                        dk,
-                        dv,
-                        tiles,
-                    };
+                    let mut backward =
+                        KeyHead { operands: self, products, out, lse, dout, dk, dv, tiles };
                     let mut dq = dq.map(|dq| dq.beside(group));
                     for member in 0..group {
                         let head = i % kv_heads * group + member;
@@ -317,35 +331,33 @@ fn softmax_step<T: Real>(scores: &mut [T], visible: usize, running: &mut (T, T),
 }
 
 /// One key head in the backward pass.
-struct KeyHead<'a, 'b, T> {
-    operands: &'a Operands<'a, T>,
-    out: &'a [T],
-    lse: &'a [T],
-    dout: &'a [T],
-    /// Keys and values of this head, `[head_dim, seq]`.
-    keys: &'a [T],
-    values: &'a [T],
-    /// Their gradients, `[seq, head_dim]`.
-    dk: Option<MatrixMut<'b, T>>,
-    dv: Option<MatrixMut<'b, T>>,
+struct KeyHead<'a, 'b, S: Scalar, P> {
+    operands: &'a Operands<'a, S>,
+    products: &'a P,
+    out: &'a [S],
+    lse: &'a [S::Real],
+    dout: &'a [S],
+    /// The gradients of its keys and values, `[seq, head_dim]`.
+    dk: Option<MatrixMut<'b, S::Real>>,
+    dv: Option<MatrixMut<'b, S::Real>>,
     /// Room for two tiles: the weights and the gradient of the scores.
-    tiles: &'b mut [T],
+    tiles: &'b mut [S::Real],
 }
 
-impl<T: Real> KeyHead<'_, '_, T> {
+impl<S: Scalar, P: GradientProducts<S::Real>> KeyHead<'_, '_, S, P> {
     /// Adds what one query head contributes; `dq` is `[seq, head_dim]`.
-    fn query_head(&mut self, [batch, head]: [usize; 2], mut dq: Option<MatrixMut<'_, T>>) {
+    fn query_head(&mut self, [batch, head]: [usize; 2], mut dq: Option<MatrixMut<'_, S::Real>>) {
         let shape = self.operands.shape;
         let AttentionShape { seq, heads, kv_heads, head_dim, .. } = shape;
         let (stride, kv_head) = (shape.q_stride(), head / (heads / kv_heads));
         let scale = self.operands.scale();
-        let (p, ds) = self.tiles.split_at_mut(ROWS * COLUMNS);
-        for start in (0..seq).step_by(ROWS) {
-            let rows = ROWS.min(seq - start);
+        let (p, ds) = self.tiles.split_at_mut(P::ROWS * COLUMNS);
+        for start in (0..seq).step_by(P::ROWS) {
+            let rows = P::ROWS.min(seq - start);
             let offset = shape.q_offset(batch, start, head);
             let (out, dout) = (&self.out[offset..], &self.dout[offset..]);
             // The logarithm of each row's sum, and D = rowsum(dO ∘ O).
-            let mut row_values = [(T::ZERO, T::ZERO); ROWS];
+            let mut row_values = [(S::Real::ZERO, S::Real::ZERO); MOST_ROWS];
             for (row, value) in row_values[..rows].iter_mut().enumerate() {
                 let range = row * stride..row * stride + head_dim;
                 let product = simd(
@@ -354,31 +366,19 @@ impl<T: Real> KeyHead<'_, '_, T> {
                 );
                 *value = (self.lse[(batch * seq + start + row) * heads + head], product);
             }
-            let q = Matrix::new(&self.operands.q[offset..], [rows, head_dim], [stride, 1]);
-            let dout = Matrix::new(dout, [rows, head_dim], [stride, 1]);
 
             for first in (0..start + rows).step_by(COLUMNS) {
                 let columns = COLUMNS.min(start + rows - first);
+                let tile = Tile { batch, head, kv_head, start, rows, first, columns };
                 let (p, ds) = (&mut p[..rows * columns], &mut ds[..rows * columns]);
-                let keys = Matrix::new(&self.keys[first..], [head_dim, columns], [seq, 1]);
-                let values = Matrix::new(&self.values[first..], [head_dim, columns], [seq, 1]);
-                let overwrite = Output::Overwrite;
-                gemm(MatrixMut::rows(p, [rows, columns]), overwrite, scale, q, keys, Threads::One);
-                gemm(
-                    MatrixMut::rows(ds, [rows, columns]),
-                    overwrite,
-                    T::ONE,
-                    dout,
-                    values,
-                    Threads::One,
-                );
+                self.products.scores(tile, p, ds);
                 simd(
                     #[inline(always)]
                     || {
                         let tile = p.chunks_exact_mut(columns).zip(ds.chunks_exact_mut(columns));
                         for (row, ((p, ds), &(lse, product))) in tile.zip(&row_values).enumerate() {
                             // As in the forward pass: hidden weights become 0, and ds with them.
-                            p[visible(start + row, first, columns)..].fill(T::NEG_INFINITY);
+                            p[visible(start + row, first, columns)..].fill(S::Real::NEG_INFINITY);
                             for (p, ds) in p.iter_mut().zip(ds) {
                                 *p = (*p - lse).exp();
                                 *ds = *p * (*ds - product) * scale;
@@ -386,41 +386,15 @@ impl<T: Real> KeyHead<'_, '_, T> {
                         }
                     },
                 );
-                let (p, ds) = (Matrix::rows(p, [rows, columns]), Matrix::rows(ds, [rows, columns]));
                 let seen = first..first + columns;
-                if let Some(dv) = &mut self.dv {
-                    gemm(dv.part(seen.clone()), Output::Add, T::ONE, p.t(), dout, Threads::One);
-                }
-                if let Some(dk) = &mut self.dk {
-                    gemm(dk.part(seen), Output::Add, T::ONE, ds.t(), q, Threads::One);
-                }
-                if let Some(dq) = &mut dq {
-                    let keys = &self.operands.k[shape.kv_offset(batch, first, kv_head)..];
-                    let keys = Matrix::new(keys, [columns, head_dim], [shape.kv_stride(), 1]);
-                    let dq = dq.part(start..start + rows);
-                    gemm(dq, Output::Add, T::ONE, ds, keys, Threads::One);
-                }
+                self.products.add_gradients(
+                    tile,
+                    [p, ds],
+                    dq.as_mut().map(|dq| dq.part(start..start + rows)),
+                    self.dk.as_mut().map(|dk| dk.part(seen.clone())),
+                    self.dv.as_mut().map(|dv| dv.part(seen)),
+                );
             }
         }
     }
-}
-
-/// The first `keys` rows of `[batch, capacity, kv_heads, head_dim]` as
-/// `[batch, kv_heads, head_dim, keys]`.
-fn transposed<T: Real>(x: &[T], shape: AttentionShape) -> Vec<T> {
-    let AttentionShape { batch, keys: seq, kv_heads, head_dim, .. } = shape;
-    let stride = shape.kv_stride();
-    let mut result = Unwritten::new(batch * kv_heads * head_dim * seq);
-    super::for_each_block(
-        result.slots(),
-        head_dim * seq,
-        #[inline(always)]
-        |start, result| {
-            let i = start / (head_dim * seq);
-            let x = &x[shape.kv_offset(i / kv_heads, 0, i % kv_heads)..];
-            transpose(x, stride, result, seq, [head_dim, seq]);
-        },
-    );
-    // SAFETY: the blocks are all heads, and `transpose` writes all of a head.
-    unsafe { result.written() }
 }

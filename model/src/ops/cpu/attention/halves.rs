@@ -1,0 +1,192 @@
+//! The matrix products of attention in bf16, by the processor's own instructions.
+//!
+//! Keys and values are packed once, head by head. Weights and gradients of scores are rounded to bf16 for
+//! multiplying with them; sums are `f32`.
+
+use std::ops::Range;
+
+use burn::tensor::bf16;
+use rayon::prelude::*;
+
+use super::super::bf16::{Right, Unit};
+use super::super::gemm::{Output, Threads};
+use super::super::matrix::{Matrix, MatrixMut};
+use super::super::real::Scalar;
+use super::super::simd;
+use super::products::{GradientProducts, Products, query_rows};
+use super::{Operands, Tile};
+use crate::ops::attention::AttentionShape;
+
+/// Two panels of rows.
+const ROWS: usize = 64;
+
+/// Packed keys or values of all heads.
+struct Heads {
+    heads: Vec<Right>,
+    kv_heads: usize,
+}
+
+impl Heads {
+    /// Packs what `of` makes of each head's rows, `[keys, head_dim]`.
+    fn new(
+        unit: Unit,
+        x: &[bf16],
+        shape: AttentionShape,
+        of: impl Fn(Matrix<'_, bf16>) -> Matrix<'_, bf16> + Sync,
+    ) -> Self {
+        let AttentionShape { batch, keys, kv_heads, head_dim, .. } = shape;
+        let count = if shape.is_empty() { 0 } else { batch * kv_heads };
+        let pack = |i: usize| {
+            let x = &x[shape.kv_offset(i / kv_heads, 0, i % kv_heads)..];
+            let rows = Matrix::new(x, [keys, head_dim], [shape.kv_stride(), 1]);
+            unit.right(of(rows), Threads::One)
+        };
+        Heads { heads: (0..count).into_par_iter().map(pack).collect(), kv_heads }
+    }
+
+    fn of(&self, tile: Tile) -> &Right {
+        &self.heads[tile.batch * self.kv_heads + tile.kv_head]
+    }
+}
+
+/// The columns of a tile.
+fn columns(tile: Tile) -> Range<usize> {
+    tile.first..tile.first + tile.columns
+}
+
+/// Rounded copies of a tile's values.
+fn rounded(values: &[f32], tile: Tile) -> Vec<bf16> {
+    let mut result = vec![bf16::ZERO; tile.rows * tile.columns];
+    simd(
+        #[inline(always)]
+        || {
+            for (result, &value) in result.iter_mut().zip(values) {
+                *result = bf16::nearest(value);
+            }
+        },
+    );
+    result
+}
+
+/// Writes the scores of `q`, `[rows, head_dim]`, and the packed keys, `[head_dim, keys]`.
+fn write_scores(
+    unit: Unit,
+    operands: &Operands<'_, bf16>,
+    keys: &Heads,
+    tile: Tile,
+    scores: &mut [f32],
+) {
+    let q = unit.left(operands.queries(tile), Threads::One);
+    let keys = keys.of(tile).part(0..operands.shape.head_dim, columns(tile));
+    let out = MatrixMut::rows(scores, [tile.rows, tile.columns]);
+    unit.multiply(out, Output::Overwrite, &q, keys, Threads::One);
+    let scale = operands.scale();
+    simd(
+        #[inline(always)]
+        || scores.iter_mut().for_each(|score| *score *= scale),
+    );
+}
+
+/// The products of the forward pass.
+pub struct Halves<'a> {
+    unit: Unit,
+    operands: Operands<'a, bf16>,
+    /// `[head_dim, keys]` each.
+    keys: Heads,
+    /// `[keys, head_dim]` each.
+    values: Heads,
+}
+
+impl<'a> Halves<'a> {
+    /// Packs keys and values.
+    pub fn new(unit: Unit, operands: Operands<'a, bf16>) -> Self {
+        let keys = Heads::new(unit, operands.k, operands.shape, |rows| rows.t());
+        let values = Heads::new(unit, operands.v, operands.shape, |rows| rows);
+        Halves { unit, operands, keys, values }
+    }
+}
+
+impl Products<f32> for Halves<'_> {
+    const ROWS: usize = ROWS;
+
+    fn scores(&self, tile: Tile, scores: &mut [f32]) {
+        write_scores(self.unit, &self.operands, &self.keys, tile, scores);
+    }
+
+    fn add_values(&self, tile: Tile, weights: &[f32], out: MatrixMut<'_, f32>) {
+        let weights = rounded(weights, tile);
+        let weights = Matrix::rows(&weights, [tile.rows, tile.columns]);
+        let weights = self.unit.left(weights, Threads::One);
+        let values = self.values.of(tile).part(columns(tile), 0..self.operands.shape.head_dim);
+        self.unit.multiply(out, Output::Add, &weights, values, Threads::One);
+    }
+}
+
+/// The products of the backward pass.
+pub struct HalfGradients<'a> {
+    unit: Unit,
+    operands: Operands<'a, bf16>,
+    dout: &'a [bf16],
+    /// `[head_dim, keys]` each.
+    keys: Heads,
+    values: Heads,
+    /// `[keys, head_dim]` each.
+    key_rows: Heads,
+}
+
+impl<'a> HalfGradients<'a> {
+    /// Packs keys and values; `dout` is the gradient of the result.
+    pub fn new(unit: Unit, operands: Operands<'a, bf16>, dout: &'a [bf16]) -> Self {
+        let (k, v, shape) = (operands.k, operands.v, operands.shape);
+        let keys = Heads::new(unit, k, shape, |rows| rows.t());
+        let values = Heads::new(unit, v, shape, |rows| rows.t());
+        let key_rows = Heads::new(unit, k, shape, |rows| rows);
+        HalfGradients { unit, operands, dout, keys, values, key_rows }
+    }
+
+    fn dout(&self, tile: Tile) -> Matrix<'_, bf16> {
+        query_rows(self.dout, self.operands.shape, tile)
+    }
+}
+
+impl GradientProducts<f32> for HalfGradients<'_> {
+    const ROWS: usize = ROWS;
+
+    fn scores(&self, tile: Tile, p: &mut [f32], ds: &mut [f32]) {
+        let unit = self.unit;
+        write_scores(unit, &self.operands, &self.keys, tile, p);
+        let dout = unit.left(self.dout(tile), Threads::One);
+        let values = self.values.of(tile).part(0..self.operands.shape.head_dim, columns(tile));
+        let out = MatrixMut::rows(ds, [tile.rows, tile.columns]);
+        unit.multiply(out, Output::Overwrite, &dout, values, Threads::One);
+    }
+
+    fn add_gradients(
+        &self,
+        tile: Tile,
+        scores: [&[f32]; 2],
+        dq: Option<MatrixMut<'_, f32>>,
+        dk: Option<MatrixMut<'_, f32>>,
+        dv: Option<MatrixMut<'_, f32>>,
+    ) {
+        let unit = self.unit;
+        let rounded = scores.map(|scores| rounded(scores, tile));
+        let [p, ds] = rounded.each_ref().map(|s| Matrix::rows(s, [tile.rows, tile.columns]));
+        // out += weightsᵀ · rows
+        let add = |out, weights: Matrix<'_, bf16>, rows: Matrix<'_, bf16>| {
+            let weights = unit.left(weights.t(), Threads::One);
+            let rows = unit.right(rows, Threads::One);
+            unit.multiply(out, Output::Add, &weights, rows.all(), Threads::One);
+        };
+        if let Some(dv) = dv {
+            add(dv, p, self.dout(tile));
+        }
+        if let Some(dk) = dk {
+            add(dk, ds, self.operands.queries(tile));
+        }
+        if let Some(dq) = dq {
+            let keys = self.key_rows.of(tile).part(columns(tile), 0..self.operands.shape.head_dim);
+            unit.multiply(dq, Output::Add, &unit.left(ds, Threads::One), keys, Threads::One);
+        }
+    }
+}
