@@ -152,6 +152,7 @@ impl<S: Scalar> Operands<'_, S> {
     ///
     /// Parallel over tiles of rows, whose results are contiguous with all heads side by side.
     fn forward<P: Products<S::Real>>(&self, products: &P) -> (Vec<S::Real>, Vec<S::Real>) {
+        const { assert!(P::ROWS <= MOST_ROWS) };
         let shape = self.shape;
         let AttentionShape { seq, heads, .. } = shape;
         let mut out = vec![S::Real::ZERO; self.q.len()];
@@ -253,6 +254,7 @@ impl<S: Scalar> Operands<'_, S> {
         lse: &[S::Real],
         wanted: [bool; 3],
     ) -> [Option<Vec<S::Real>>; 3] {
+        const { assert!(P::ROWS <= MOST_ROWS) };
         let shape = self.shape;
         let AttentionShape { seq, heads, kv_heads, .. } = shape;
         debug_assert!(seq == shape.keys && seq == shape.capacity, "{shape:?}");
