@@ -11,6 +11,7 @@ use burn::tensor::{Device, Tensor};
 use kiln_collectives::{Buffer, Communicator, DType, Label, Phase};
 
 use crate::error::ShardError;
+use crate::flat;
 use crate::layout::{Layout, UnitLayout, parameters_of};
 use crate::loss::add_loss;
 use crate::mesh::Mesh;
@@ -386,7 +387,7 @@ impl Values<'_> {
         let layout = &self.layouts[index];
         let shard = layout.shard_range(&self.runtime.mesh, self.runtime.rank);
         let (held, from) = layout.parameters[slot].held_by(&shard);
-        self.masters[index].as_mut_slice::<f32>()?[held].copy_from_slice(&values[from]);
+        flat::copy_values(&values[from], &mut self.masters[index].as_mut_slice::<f32>()?[held]);
         Ok(())
     }
 }

@@ -16,6 +16,7 @@ use crate::engine::Engine;
 use crate::error::ShardError;
 #[cfg(feature = "cube")]
 use crate::flat::{Decision, DeviceStep, Reading, Settings, Sums};
+use crate::memory;
 use crate::optimizer::{AdamW, clip_factor};
 use crate::runtime::lock;
 
@@ -144,6 +145,7 @@ impl Engine {
         } else {
             non_finite = self.first_non_finite_gradient()?;
         }
+        memory::use_huge_pages();
         let (overflowed, loss_scale) = (false, None);
         let outcome = Outcome { loss, grad_norm, applied, overflowed, non_finite, loss_scale };
         Ok(Update(State::Known(outcome)))

@@ -5,7 +5,7 @@ use super::group::Group;
 use super::message::{NewGroup, Notice};
 use super::runtime::Runtime;
 use crate::buffer::Buffer;
-use crate::call::{ArgumentError, Call, CallSite};
+use crate::call::{Call, CallSite};
 use crate::error::CommError;
 use crate::member::{End, Payload, RankShared, empty};
 use crate::reduce::{chunk_range, sum_into};

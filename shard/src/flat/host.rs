@@ -99,6 +99,13 @@ pub(super) fn copy(buffer: &Buffer) -> Result<Buffer, BufferError> {
     Ok(copy)
 }
 
+/// Copies values on several threads: to memory that has never been touched, each thread gets its share of it
+/// from the kernel.
+pub(crate) fn copy_values(source: &[f32], target: &mut [f32]) {
+    let pieces = target.par_chunks_mut(CHUNK).zip(source.par_chunks(CHUNK));
+    pieces.for_each(|(target, source)| target.copy_from_slice(source));
+}
+
 fn cast<A: Sync, B: Send>(source: &[A], target: &mut [B], convert: impl Fn(&A) -> B + Sync) {
     let arch = pulp::Arch::new();
     target.par_chunks_mut(CAST_CHUNK).zip(source.par_chunks(CAST_CHUNK)).for_each(

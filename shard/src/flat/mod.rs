@@ -25,6 +25,7 @@ use burn::backend::tensor::FloatTensor;
 use burn::tensor::DType as BurnDType;
 use kiln_collectives::{Buffer, BufferError, DType};
 
+pub(crate) use host::copy_values;
 pub(crate) use placement::Placement;
 #[cfg(feature = "cube")]
 pub(crate) use reading::Reading;

@@ -9,6 +9,7 @@
 //! On a GPU the bytes are those of the device: see [`Engine::peak_bytes`].
 
 mod pool;
+mod regions;
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -126,6 +127,13 @@ pub fn release_unused(device: &Device) {
     Placement::of_device(device).release_unused();
 }
 
+/// From now on [`CountingAllocator`] keeps large blocks in huge pages, and a thread of its own moves those that
+/// there are. [`Engine::update`] calls it: until the first step is done, the usual pages are had sooner. Work
+/// without updates calls it when it begins.
+pub fn use_huge_pages() {
+    POOL.use_huge_pages();
+}
+
 /// An allocator that counts per rank, and keeps large blocks for later. Install it in a binary with `#[global_allocator]`.
 pub struct CountingAllocator;
 
@@ -177,13 +185,7 @@ unsafe impl GlobalAlloc for CountingAllocator {
         unsafe {
             match Self::counted(layout) {
                 None => System.alloc_zeroed(layout),
-                Some(counted) => {
-                    let data = Self::own(POOL.alloc(counted), layout.size());
-                    if !data.is_null() {
-                        data.write_bytes(0, layout.size());
-                    }
-                    data
-                }
+                Some(counted) => Self::own(POOL.alloc_zeroed(counted), layout.size()),
             }
         }
     }

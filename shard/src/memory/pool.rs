@@ -2,27 +2,23 @@
 //!
 //! A training step asks for the same blocks again and again. The system's allocator gives large ones back to
 //! the kernel, which has to map and clear the pages anew, 4 KiB at a time. This pool keeps them, in regions
-//! backed by huge pages, so that a step after the first neither waits for the kernel nor misses in the
-//! translation of addresses. Blocks of any size are cut from the same regions, and free neighbours become
-//! one again (`talc`).
+//! that are soon backed by huge pages ([`regions`](super::regions)), so that a step after the first neither waits
+//! for the kernel nor misses in the translation of addresses. Blocks of any size are cut from the same regions,
+//! and free neighbours become one again (`talc`).
 
 use std::alloc::{GlobalAlloc, Layout, System};
-use std::ptr::{NonNull, null_mut};
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use talc::base::Talc;
 use talc::base::binning::{Binning, linear_extent_then_linearly_divided_exponential_binning};
-use talc::source::Source;
+
+use super::regions::Regions;
 
 /// Blocks of at least this many bytes come from the pool, smaller ones from the system's allocator, which
 /// keeps those itself.
 const POOLED_FROM: usize = 32 << 10;
-/// Size of a huge page, to which regions are aligned.
-const HUGE_PAGE: usize = 2 << 20;
-/// Size of a region, if no single block needs more. What is not touched takes no memory.
-const REGION: usize = 64 << 20;
-/// What `talc` needs at the ends of a region and of a block; an upper bound.
-const OVERHEAD: usize = 16 << 10;
 /// Bytes at the end of a block that belong to `talc`.
 const TAIL: usize = size_of::<usize>();
 /// Sizes of blocks between a power of two and the next one.
@@ -31,11 +27,24 @@ const CLASSES: usize = 16;
 /// The system's allocator, but for large blocks.
 pub struct Pool {
     large: Mutex<Talc<Regions, Classes>>,
+    huge: AtomicBool,
 }
 
 impl Pool {
     pub const fn new() -> Self {
-        Pool { large: Mutex::new(Talc::new(Regions)) }
+        Pool { large: Mutex::new(Talc::new(Regions::new())), huge: AtomicBool::new(false) }
+    }
+
+    /// From now on blocks are in huge pages; those that there are move. Costs nothing but the first time.
+    pub fn use_huge_pages(&self) {
+        if self.huge.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        // Not while the pool is locked: a thread needs memory.
+        let newest = self.lock().source.use_huge_pages();
+        if let Some(newest) = newest {
+            newest.move_into_huge_pages();
+        }
     }
 
     /// The layout of the block for what is asked, or `None` if it is not the pool's.
@@ -49,6 +58,22 @@ impl Pool {
         let size = layout.size().checked_add(TAIL)?;
         let size = size.checked_next_multiple_of((1 << size.ilog2()) / CLASSES)? - TAIL;
         Layout::from_size_align(size, layout.align()).ok()
+    }
+
+    /// A new block, and how many of its bytes may not be zero: all that follow them are.
+    ///
+    /// # Safety
+    /// `pooled` is not empty.
+    unsafe fn allocate(&self, pooled: Layout) -> (*mut u8, usize) {
+        let mut large = self.lock();
+        // SAFETY: the caller's contract.
+        match unsafe { large.allocate(pooled) } {
+            None => (null_mut(), 0),
+            Some(block) => {
+                let block = block.as_ptr();
+                (block, large.source.note(block.addr(), pooled.size()))
+            }
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, Talc<Regions, Classes>> {
@@ -65,7 +90,23 @@ unsafe impl GlobalAlloc for Pool {
         unsafe {
             match Self::pooled(layout) {
                 None => System.alloc(layout),
-                Some(pooled) => self.lock().allocate(pooled).map_or(null_mut(), NonNull::as_ptr),
+                Some(pooled) => self.allocate(pooled).0,
+            }
+        }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: the caller's contract; a pooled layout is not empty, and the block is as long as it.
+        unsafe {
+            match Self::pooled(layout) {
+                None => System.alloc_zeroed(layout),
+                Some(pooled) => {
+                    let (block, written) = self.allocate(pooled);
+                    if !block.is_null() {
+                        block.write_bytes(0, written.min(layout.size()));
+                    }
+                    block
+                }
             }
         }
     }
@@ -88,7 +129,12 @@ unsafe impl GlobalAlloc for Pool {
             (None, None) => return unsafe { System.realloc(ptr, layout, new_size) },
             // SAFETY: the block is the pool's, with this layout.
             (Some(old), Some(new)) => unsafe {
-                self.lock().try_realloc_in_place(ptr, old, new.size())
+                let mut large = self.lock();
+                let in_place = large.try_realloc_in_place(ptr, old, new.size());
+                if in_place {
+                    large.source.note(ptr.addr(), new.size());
+                }
+                in_place
             },
             _ => false,
         };
@@ -117,37 +163,5 @@ impl Binning for Classes {
 
     fn size_to_bin(size: usize) -> u32 {
         linear_extent_then_linearly_divided_exponential_binning::<CLASSES, 1>(size)
-    }
-}
-
-/// Where the pool's memory comes from: it is mapped when it is needed and stays.
-#[derive(Debug)]
-struct Regions;
-
-// SAFETY: `acquire` allocates from the kernel alone.
-unsafe impl Source for Regions {
-    fn acquire<B: Binning>(talc: &mut Talc<Self, B>, layout: Layout) -> Result<(), ()> {
-        let needed = layout.size().checked_add(layout.align() + OVERHEAD).ok_or(())?;
-        let size = needed.max(REGION).checked_next_multiple_of(HUGE_PAGE).ok_or(())?;
-        let mapped = size.checked_add(HUGE_PAGE).ok_or(())?;
-        // SAFETY: a new private mapping, wherever the kernel likes. The part that is claimed lies inside
-        // it, and nobody else knows of it. The advice leaves the content alone.
-        unsafe {
-            let start = libc::mmap(
-                null_mut(),
-                mapped,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
-                -1,
-                0,
-            );
-            if start == libc::MAP_FAILED {
-                return Err(());
-            }
-            let start = start.cast::<u8>();
-            let start = start.add(start.align_offset(HUGE_PAGE));
-            libc::madvise(start.cast(), size, libc::MADV_HUGEPAGE);
-            talc.claim(start, size).map(|_| ()).ok_or(())
-        }
     }
 }

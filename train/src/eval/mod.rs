@@ -25,7 +25,7 @@ use burn::tensor::Device;
 use clap::Args;
 use kiln_collectives::Communicator;
 use kiln_shard::ranks::{run_rank, run_ranks};
-use kiln_shard::{EngineBuilder, Mesh, Policy, Strategy};
+use kiln_shard::{EngineBuilder, Mesh, Policy, Strategy, memory};
 
 use crate::config::{Backend, CommSection, DeviceSection};
 use crate::device::{self, Demand, DeviceFlag, Selected};
@@ -120,6 +120,7 @@ impl EvalArgs {
             Role::Rank(place) => Some(place),
             Role::Alone => None,
         };
+        memory::use_huge_pages();
         let report = match &place {
             None => self.run_as_threads()?,
             Some(place) => self.run_as_process(place)?,

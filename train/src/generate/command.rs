@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::Args;
 use kiln_model::Key;
 use kiln_shard::ranks::run_ranks;
-use kiln_shard::{EngineBuilder, Policy, Strategy};
+use kiln_shard::{EngineBuilder, Policy, Strategy, memory};
 
 use super::{Continuation, Sampling};
 use crate::device::{self, Demand, DeviceFlag};
@@ -49,6 +49,7 @@ impl GenerateArgs {
     /// Continues the prompt on one rank and prints it with its continuation: on a terminal as it
     /// comes, else when it is complete.
     pub fn run(self) -> Result<(), TrainError> {
+        memory::use_huge_pages();
         let mut sampling = Sampling {
             max_tokens: self.max_tokens,
             temperature: self.temperature,

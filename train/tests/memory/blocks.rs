@@ -83,7 +83,11 @@ fn blocks_of_many_threads_keep_what_is_written() {
             std::thread::spawn(move || {
                 memory::bind_to_rank(RANK);
                 let (mut random, mut blocks) = (Random(seed), Vec::<Block>::new());
-                for _ in 0..2_000 {
+                for turn in 0..2_000 {
+                    if turn == 1_000 {
+                        // They keep it also while they move.
+                        memory::use_huge_pages();
+                    }
                     let index = random.below(24);
                     match random.below(3) {
                         0 if index < blocks.len() => blocks[index].resize(random.size()),

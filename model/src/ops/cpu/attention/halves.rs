@@ -118,7 +118,7 @@ impl Products<f32> for Halves<'_> {
         let weights = Matrix::rows(&weights, [tile.rows, tile.columns]);
         let weights = self.unit.left(weights, Threads::One);
         let values = self.values.of(tile).part(columns(tile), 0..self.operands.shape.head_dim);
-        self.unit.multiply(out, Output::Add, &weights, values, Threads::One);
+        self.unit.multiply(out, tile.output(), &weights, values, Threads::One);
     }
 }
 

@@ -13,6 +13,7 @@ use rayon::prelude::*;
 use self::halves::{HalfGradients, Halves};
 use self::products::{GradientProducts, Products, RealGradients, Reals};
 use super::bf16::unit_for;
+use super::gemm::Output;
 use super::matrix::MatrixMut;
 use super::real::{Real, Scalar, dot, exp_sum, max};
 use super::values::Stored;
@@ -126,6 +127,14 @@ pub struct Tile {
     /// The first column, and how many there are.
     first: usize,
     columns: usize,
+}
+
+impl Tile {
+    /// What becomes of the sums of the columns before the tile's: there are none before the first, and the
+    /// memory for them need not have been touched.
+    fn output(self) -> Output {
+        if self.first == 0 { Output::Overwrite } else { Output::Add }
+    }
 }
 
 impl<S: Scalar> Operands<'_, S> {
@@ -324,10 +333,10 @@ fn softmax_step<T: Real>(scores: &mut [T], visible: usize, running: &mut (T, T),
     let tile_max = max(scores);
     let new_max = if tile_max > old_max { tile_max } else { old_max };
     let sum = exp_sum(scores, new_max);
-    // Of the first tile, old_max is −∞ and the factor 0.
+    // Of the first tile, old_max is −∞ and the factor 0; nothing has been summed before it.
     let factor = (old_max - new_max).exp();
     *running = (new_max, old_sum * factor + sum);
-    if factor != T::ONE {
+    if factor != T::ONE && old_max > T::NEG_INFINITY {
         out.iter_mut().for_each(|value| *value *= factor);
     }
 }

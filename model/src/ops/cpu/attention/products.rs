@@ -20,7 +20,7 @@ pub trait Products<T>: Sync {
     /// Writes the scores, `q · kᵀ / sqrt(head_dim)`.
     fn scores(&self, tile: Tile, scores: &mut [T]);
 
-    /// Adds the values times `weights` to `out`, `[rows, head_dim]`.
+    /// Adds the values times `weights` to `out`, `[rows, head_dim]`, or replaces it: see [`Tile::output`].
     fn add_values(&self, tile: Tile, weights: &[T], out: MatrixMut<'_, T>);
 }
 
@@ -141,7 +141,7 @@ impl<T: Real> Products<T> for Reals<'_, T> {
 
     fn add_values(&self, tile: Tile, weights: &[T], out: MatrixMut<'_, T>) {
         let weights = Matrix::rows(weights, [tile.rows, tile.columns]);
-        gemm(out, Output::Add, T::ONE, weights, self.operands.values(tile), Threads::One);
+        gemm(out, tile.output(), T::ONE, weights, self.operands.values(tile), Threads::One);
     }
 }
 
