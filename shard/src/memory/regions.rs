@@ -82,10 +82,12 @@ impl Region {
             unsafe { libc::madvise(region.start as *mut _, region.size, libc::MADV_HUGEPAGE) };
         });
         let collapse = move || {
-            regions().for_each(|region| {
-                // Kernels before 6.1 refuse it, and what is in the way of one page is not in that of others.
+            let pages =
+                |region: &Region| (region.start..region.start + region.size).step_by(HUGE_PAGE);
+            regions().flat_map(pages).for_each(|page| {
+                // Kernels before 6.1 refuse it. One call for each, since a process ends only between two.
                 // SAFETY: as above; threads that read and write meanwhile find what they would have found.
-                unsafe { libc::madvise(region.start as *mut _, region.size, libc::MADV_COLLAPSE) };
+                unsafe { libc::madvise(page as *mut _, HUGE_PAGE, libc::MADV_COLLAPSE) };
             })
         };
         drop(thread::Builder::new().name("huge-pages".to_owned()).spawn(collapse));
