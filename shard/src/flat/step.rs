@@ -57,6 +57,9 @@ pub(crate) struct DeviceStep {
     powers: Handle,
     /// The scale of the loss, and the updates since it was changed.
     scale: Handle,
+    /// What the newest update came to; zero before the first. The same memory at every step: a copy to the
+    /// host that has been queued is made before the next step writes.
+    decision: Handle,
     /// Updates before the first of this engine, and whether that has been.
     updates: u64,
     started: AtomicBool,
@@ -107,6 +110,7 @@ impl DeviceStep {
             units,
             powers: pair([1.0, 1.0]),
             scale: pair([factor as f32, steps as f32]),
+            decision: client.create_from_slice(bytemuck::bytes_of(&[0.0f32; DECISION])),
             updates,
             started: AtomicBool::new(false),
             scaled: scale.is_some(),
@@ -173,7 +177,7 @@ impl DeviceStep {
         loss: &Buffer,
         settings: &Settings,
     ) -> Result<Handle, BufferError> {
-        let decision = self.client.empty(DECISION * size_of::<f32>());
+        let decision = &self.decision;
         let Settings { adamw, learning_rate, max_norm } = settings;
         // The kernel counts on from here.
         let first = !self.started.swap(true, Ordering::Relaxed);
@@ -198,7 +202,7 @@ impl DeviceStep {
                 self.scaled,
             );
         }
-        Ok(decision)
+        Ok(decision.clone())
     }
 
     /// One AdamW step of the shard of the unit at `position`, if `decision` says so.

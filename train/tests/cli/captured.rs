@@ -94,11 +94,9 @@ fn step(model: &ModelConfig, compute_dtype: BufferDType, reduce_dtype: BufferDTy
             engine.check()?;
             engine.backward(loss, last)?;
         }
-        drop(engine.update(&AdamW::default(), 1e-3, 1.0)?);
-        // What it came to is not asked for: no kernel has computed the decision, so its memory may tell one
-        // rank to look for a gradient that is no number, together with all ranks, and another to go on.
-        device.sync().expect("a device that works");
-        engine.check()
+        let update = engine.update(&AdamW::default(), 1e-3, 1.0)?;
+        // What no kernel has computed may be no number.
+        engine.outcome(update).map(drop)
     })
     .unwrap_or_else(|error: kiln_shard::ranks::RanksError<ShardError>| panic!("{error}"));
 }
