@@ -1,5 +1,6 @@
 //! Cores and memory, as far as this process may use them.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::num::NonZero;
 
@@ -23,13 +24,27 @@ pub(super) fn examine(ranks: usize) -> Vec<String> {
             lines.push(format!("more ranks than cores: {ranks} take turns on {cores} cores"));
         }
     }
-    lines.push(match ops::bf16_instructions() {
-        Some(name) => format!("products of bf16 by {name}"),
-        None => "no instructions for products of bf16 that Kiln knows: they are computed in f32"
-            .to_owned(),
-    });
+    let choice = std::env::var_os(ops::BF16_CHOICE).filter(|choice| !choice.is_empty());
+    lines.push(bf16(ops::bf16_instructions(), choice.as_deref()));
     lines.push(memory());
     lines
+}
+
+/// What products of bf16 are computed with: `instructions`, which `choice`, the value of a variable, may have named.
+fn bf16(instructions: Option<&str>, choice: Option<&OsStr>) -> String {
+    let choice = choice.map(|choice| format!("{}={}", ops::BF16_CHOICE, choice.display()));
+    match (instructions, choice) {
+        (Some(name), None) => format!("products of bf16 by {name}"),
+        (Some(name), Some(choice)) => format!("products of bf16 by {name} ({choice})"),
+        (None, None) => {
+            "no instructions for products of bf16 that Kiln knows: they are computed in f32"
+                .to_owned()
+        }
+        (None, Some(choice)) => format!(
+            "products of bf16 are computed in f32: {choice} names no instructions that this \
+             processor has; unset it, and Kiln chooses"
+        ),
+    }
 }
 
 fn memory() -> String {
@@ -52,4 +67,21 @@ fn memory() -> String {
 
 fn gib(bytes: u64) -> String {
     format!("{:.1}", bytes as f64 / f64::from(1 << 30))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::OsStr;
+
+    use super::bf16;
+
+    #[test]
+    fn a_variable_that_chooses_is_named() {
+        assert_eq!(bf16(Some("AMX"), None), "products of bf16 by AMX");
+        let chosen = bf16(Some("AVX512-BF16"), Some(OsStr::new("avx512")));
+        assert_eq!(chosen, "products of bf16 by AVX512-BF16 (KILN_BF16=avx512)");
+        let mistyped = bf16(None, Some(OsStr::new("axm")));
+        assert!(mistyped.contains("KILN_BF16=axm names no instructions"), "{mistyped}");
+        assert!(!bf16(None, None).contains("KILN_BF16"));
+    }
 }

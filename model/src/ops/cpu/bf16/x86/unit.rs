@@ -7,9 +7,7 @@ use pulp::x86::V4;
 use super::product::Kernel;
 use super::tiles::Tiles;
 use super::vectors::Vectors;
-
-/// The environment variable that chooses: `amx`, `avx512` or `none`.
-const CHOICE: &str = "KILN_BF16";
+use crate::ops::BF16_CHOICE;
 
 /// The processor's instructions for products of bf16.
 #[derive(Clone, Copy, Debug)]
@@ -20,15 +18,15 @@ pub struct Unit {
 }
 
 impl Unit {
-    /// AMX, or what [`CHOICE`] says, if the processor has it. It is the same for the whole process.
+    /// AMX, or what [`BF16_CHOICE`] says, if the processor has it. It is the same for the whole process.
     ///
     /// AVX512-BF16 has to be chosen: on Intel's processors, its products take as long as or longer than those of
     /// `f32`.
     pub fn get() -> Option<Unit> {
         static FOUND: OnceLock<Option<Unit>> = OnceLock::new();
         *FOUND.get_or_init(|| {
-            let kernel = match std::env::var(CHOICE).as_deref() {
-                Err(_) | Ok("amx") => Kernel::Tiles(Tiles::try_new()?),
+            let kernel = match std::env::var(BF16_CHOICE).as_deref() {
+                Err(_) | Ok("" | "amx") => Kernel::Tiles(Tiles::try_new()?),
                 Ok("avx512") => Kernel::Vectors(Vectors::try_new()?),
                 Ok(_) => return None,
             };
