@@ -1,5 +1,6 @@
 //! What the user decides about sharding, resolved.
 
+use std::fmt;
 use std::time::Duration;
 
 use kiln_collectives::DType;
@@ -29,6 +30,16 @@ pub enum Recompute {
     None,
     /// A block keeps its input only and runs again in backward (Chen et al., 2016).
     Block,
+}
+
+/// The value that a configuration gives.
+impl fmt::Display for Recompute {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Recompute::None => "none",
+            Recompute::Block => "block",
+        })
+    }
 }
 
 /// The resolved sharding policy of a run; equal on every rank.

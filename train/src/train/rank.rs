@@ -158,7 +158,7 @@ impl<'a, B: Layer> Rank<'a, B> {
             if model.tie_embeddings { ", tied" } else { "" }
         ));
         say(&format!(
-            "ranks: {} x {threads} threads, mesh {}, {}, recompute {:?}",
+            "ranks: {} x {threads} threads, mesh {}, {}, recompute {}",
             self.ranks,
             engine.mesh(),
             config.shard.strategy,
