@@ -248,14 +248,15 @@ impl Engine {
         self.runtime.last_micro_batch.store(last_micro_batch, Ordering::Relaxed);
         drop(add_loss(loss, &self.runtime).backward());
         if last_micro_batch {
-            // What the loss did not reach counts as zero, in the same order on every rank.
+            // Parts that backward has not left, such as those that the loss does not depend on:
+            // their gradients count as zero, in the same order on every rank.
             for unit in self.units.iter().rev() {
                 unit.post_backward();
             }
             self.runtime.reducer.finish(&self.runtime);
             self.reshard_all();
         }
-        self.runtime.reshard_frozen(0);
+        self.runtime.reshard_frozen();
         self.runtime.pool.close();
         self.runtime.check()
     }

@@ -29,7 +29,7 @@ use burn::tensor::Tensor;
 use kiln_collectives::Phase;
 
 use crate::flat::FlatTensors;
-use crate::unit::{Unit, Use};
+use crate::unit::{Unit, Units, Use};
 
 /// Which parameter to read, and for which use.
 #[derive(Clone, Debug)]
@@ -37,21 +37,23 @@ pub(crate) struct WeightRef {
     pub(crate) unit: Arc<Unit>,
     pub(crate) slot: usize,
     pub(crate) phase: Phase,
-    /// Counts down the gradients of this use; unread by frozen parameters.
+    /// The use; unread by frozen parameters.
     pub(crate) from: Arc<Use>,
 }
 
 #[backend_extension(Flex, Cube: cfg(feature = "cube"), Autodiff)]
 pub(crate) trait GatherOps: Backend {
-    /// A one-element child of `x` without gradient.
-    fn order_token(x: FloatTensor<Self>) -> FloatTensor<Self>;
+    /// A one-element child of `x` without gradient. When backward comes to it, all gathers under it
+    /// have their gradients, and `leaves` are done with.
+    fn order_token(x: FloatTensor<Self>, leaves: Units) -> FloatTensor<Self>;
     /// The parameter that `weight` names, in the compute dtype.
     fn gather(token: FloatTensor<Self>, weight: WeightRef) -> FloatTensor<Self>;
 }
 
-/// A one-element child of `x` without gradient, as deep in the graph as `x`.
-pub(crate) fn order_token<const D: usize>(x: &Tensor<D>) -> Tensor<1> {
-    Tensor::from_dispatch(Dispatch::order_token(x.clone().into_dispatch()))
+/// A one-element child of `x` without gradient, as deep in the graph as `x`. Backward is done with
+/// `leaves` when it comes there.
+pub(crate) fn order_token<const D: usize>(x: &Tensor<D>, leaves: Units) -> Tensor<1> {
+    Tensor::from_dispatch(Dispatch::order_token(x.clone().into_dispatch(), leaves))
 }
 
 /// The parameter that `weight` names; on the tape if `token` is.
@@ -60,7 +62,7 @@ pub(crate) fn gather<const D: usize>(token: &Tensor<1>, weight: WeightRef) -> Te
 }
 
 impl GatherOps for Flex {
-    fn order_token(x: FloatTensor<Self>) -> FloatTensor<Self> {
+    fn order_token(x: FloatTensor<Self>, _leaves: Units) -> FloatTensor<Self> {
         Self::token(&x)
     }
 
@@ -71,7 +73,7 @@ impl GatherOps for Flex {
 
 #[cfg(feature = "cube")]
 impl GatherOps for Cube {
-    fn order_token(x: FloatTensor<Self>) -> FloatTensor<Self> {
+    fn order_token(x: FloatTensor<Self>, _leaves: Units) -> FloatTensor<Self> {
         Self::token(&x)
     }
 
@@ -84,9 +86,16 @@ impl GatherOps for Cube {
 struct OrderTokenBackward;
 
 impl<B: Backend> Backward<B, 1> for OrderTokenBackward {
-    type State = ();
+    type State = Units;
 
-    fn backward(self, _ops: Ops<(), 1>, _grads: &mut Gradients, _checkpointer: &mut Checkpointer) {}
+    fn backward(
+        self,
+        ops: Ops<Units, 1>,
+        _grads: &mut Gradients,
+        _checkpointer: &mut Checkpointer,
+    ) {
+        ops.state.iter().for_each(Unit::leave_backward);
+    }
 }
 
 #[derive(Debug)]
@@ -126,11 +135,15 @@ impl<B: FlatTensors> RetroForward for GatherAgain<B> {
 type Tracked<B, C> = FloatTensor<Autodiff<B, C>>;
 
 impl<B: FlatTensors, C: CheckpointStrategy> GatherOps for Autodiff<B, C> {
-    fn order_token(x: Tracked<B, C>) -> Tracked<B, C> {
+    fn order_token(x: Tracked<B, C>, leaves: Units) -> Tracked<B, C> {
         let token = B::token(x.primitive());
-        Backward::<B, 1>::prepare::<C>(OrderTokenBackward, [x.node()])
+        let prepared = Backward::<B, 1>::prepare::<C>(OrderTokenBackward, [x.node()])
             .compute_bound()
-            .stateless(token)
+            .stateful();
+        match prepared {
+            OpsKind::Tracked(prepared) => prepared.finish(leaves, token),
+            OpsKind::UnTracked(prepared) => prepared.finish(token),
+        }
     }
 
     fn gather(token: Tracked<B, C>, weight: WeightRef) -> Tracked<B, C> {

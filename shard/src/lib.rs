@@ -20,6 +20,7 @@
 //! This crate names no layer and no file format.
 
 mod awake;
+mod boundary;
 pub mod engine;
 mod error;
 mod flat;

@@ -16,6 +16,7 @@ use burn::tensor::Tensor;
 use crate::error::ShardError;
 use crate::flat::FlatTensors;
 use crate::runtime::{Runtime, lock};
+use crate::unit;
 
 /// Where the loss is added up, and what it is multiplied by.
 #[derive(Clone)]
@@ -70,6 +71,7 @@ impl<B: FlatTensors> Backward<B, 1> for LossBackward {
         let gradient = grads.consume::<B>(&ops.node);
         let [Some(parent)] = ops.parents else { return };
         let Sink(runtime) = ops.state;
+        unit::begin_backward(&runtime);
         grads.register::<B>(parent.id, B::scaled(gradient, &runtime));
     }
 }

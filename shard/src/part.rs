@@ -7,11 +7,12 @@ use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{Device, Tensor};
 use kiln_collectives::Phase;
 
+use crate::boundary::{boundary_at_input, boundary_at_output};
 use crate::gather::{WeightRef, gather, order_token};
 use crate::policy::Recompute;
 use crate::recompute::{Body, Run, recompute};
 use crate::runtime::Runtime;
-use crate::unit::{Unit, Use};
+use crate::unit::{Unit, Units, Use};
 
 /// How a part is used.
 #[derive(Clone, Copy, Debug)]
@@ -47,7 +48,7 @@ struct Inner<M> {
     /// index into `units`, then slot.
     slots: Vec<(usize, usize)>,
     /// One unit for the trainable and one for the frozen parameters, where there are any.
-    units: Vec<Arc<Unit>>,
+    units: Units,
     runtime: Arc<Runtime>,
 }
 
@@ -57,6 +58,9 @@ pub struct Token {
     /// Frozen weights hang off a constant, so that no gradient of theirs is computed.
     frozen: Tensor<1>,
     phase: Phase,
+    /// The first unit of the part whose input this token is a child of, if backward leaves that part
+    /// there; see [`Part::enter`].
+    entered: Option<usize>,
 }
 
 impl Token {
@@ -68,7 +72,7 @@ impl Token {
         } else {
             frozen.clone()
         };
-        Token { trainable, frozen, phase: Phase::Forward }
+        Token { trainable, frozen, phase: Phase::Forward, entered: None }
     }
 
     /// A token for a part that reads `x`.
@@ -78,9 +82,20 @@ impl Token {
             return Token::root(&device);
         }
         Token {
-            trainable: order_token(x),
+            trainable: order_token(x, Units::new()),
             frozen: Tensor::zeros([1], &device),
             phase: Phase::Forward,
+            entered: None,
+        }
+    }
+
+    /// A token below this one, where backward is done with `units`.
+    fn leaving(&self, units: &[Arc<Unit>]) -> Self {
+        Token {
+            trainable: order_token(&self.trainable, units.to_vec()),
+            frozen: self.frozen.clone(),
+            phase: self.phase,
+            entered: None,
         }
     }
 
@@ -97,8 +112,20 @@ impl Token {
 /// policy keeps them for backward.
 pub struct Unsharded<M> {
     module: Option<M>,
-    units: Vec<Arc<Unit>>,
-    reshard: bool,
+    units: Units,
+    after: After,
+}
+
+/// What becomes of weights when the module that reads them is dropped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum After {
+    /// The policy decides, in forward.
+    Forward {
+        /// Whether burn's tape may hold them until backward.
+        tape: bool,
+    },
+    /// Backward frees them when it leaves the part.
+    Backward,
 }
 
 impl<M> Deref for Unsharded<M> {
@@ -116,8 +143,8 @@ impl<M> Drop for Unsharded<M> {
     fn drop(&mut self) {
         // The module's tensors are views: they must go before the weights can.
         self.module = None;
-        for unit in self.units.iter().filter(|_| self.reshard) {
-            unit.reshard_after_forward();
+        if let After::Forward { tape } = self.after {
+            self.units.iter().for_each(|unit| unit.reshard_after_forward(tape));
         }
     }
 }
@@ -126,18 +153,44 @@ impl<M: Module + Sync + 'static> Part<M> {
     pub(crate) fn new(
         template: M,
         slots: Vec<(usize, usize)>,
-        units: Vec<Arc<Unit>>,
+        units: Units,
         runtime: Arc<Runtime>,
     ) -> Self {
         Part { inner: Arc::new(Inner { template, slots, units, runtime }) }
     }
 
-    /// The module with its weights in memory. If `token` is on the tape, so are the weights.
-    pub fn unshard(&self, token: &Token) -> Unsharded<M> {
-        if token.is_tracked() {
-            self.open_use();
+    /// `x`, and the token for this part to read it with: backward is done with the part when it comes
+    /// to `x`, on every rank at the same place among its collectives, whatever the batch has reached
+    /// of the part.
+    pub fn enter<const D: usize>(&self, x: Tensor<D>) -> (Tensor<D>, Token) {
+        let units = self.inner.units.clone();
+        let entered = units.first().map(|unit| unit.position);
+        if !x.is_tracked() {
+            // Nothing before this part is trained, so backward ends at the token.
+            let token = Token::root(&x.device()).leaving(&units);
+            return (x, Token { entered, ..token });
         }
-        self.materialize(token, true)
+        let x = boundary_at_input(x, units);
+        let token = Token { entered, ..Token::from_input(&x) };
+        (x, token)
+    }
+
+    /// The module with its weights in memory. If `token` is on the tape, so are the weights. Unless
+    /// the token is that of [`Part::enter`], backward is done with the part when it has the
+    /// gradients of the weights that the batch has reached; on a rank where it has reached none, at
+    /// its end.
+    pub fn unshard(&self, token: &Token) -> Unsharded<M> {
+        let after = After::Forward { tape: token.is_tracked() };
+        if !token.is_tracked() {
+            return self.materialize(token, after);
+        }
+        self.open_use();
+        let first = self.inner.units.first().map(|unit| unit.position);
+        if token.entered.is_some() && token.entered == first {
+            self.materialize(token, after)
+        } else {
+            self.materialize(&token.leaving(&self.inner.units), after)
+        }
     }
 
     /// `run(module, x)` with the weights in memory, run again in backward if the policy recomputes
@@ -147,24 +200,41 @@ impl<M: Module + Sync + 'static> Part<M> {
         x: Tensor<3>,
         run: impl Fn(&M, Tensor<3>) -> Tensor<3> + Send + Sync + 'static,
     ) -> Tensor<3> {
-        let token = Token::from_input(&x);
         // A frozen part before all trained ones has no backward.
-        let has_backward = token.is_tracked() && (x.is_tracked() || self.has_trainable());
-        if self.inner.runtime.policy.recompute == Recompute::None || !has_backward {
-            let module = self.unshard(&token);
-            return run(&module, x);
+        let goes_on = x.is_tracked();
+        if !goes_on && !(x.device().is_autodiff() && self.has_trainable()) {
+            let after = After::Forward { tape: false };
+            return run(&self.materialize(&Token::from_input(&x), after), x);
         }
+        let (x, token) = self.enter(x);
+        let y = if self.inner.runtime.policy.recompute == Recompute::None {
+            run(&self.unshard(&token), x)
+        } else {
+            self.run_twice(x, &token, run)
+        };
+        boundary_at_output(y, &token.trainable, self.inner.units.clone(), goes_on)
+    }
+
+    /// [`Part::run`] in forward, and again in backward.
+    fn run_twice(
+        &self,
+        x: Tensor<3>,
+        token: &Token,
+        run: impl Fn(&M, Tensor<3>) -> Tensor<3> + Send + Sync + 'static,
+    ) -> Tensor<3> {
         // Announced here, where the forward pass is; the second run adopts it.
         self.open_use();
         let part = self.clone();
         let body = Body(Arc::new(move |x, pass| {
             let token = Token::from_input(&x);
             match pass {
-                Run::First => run(&part.materialize(&token, true), x),
-                Run::Again => run(&part.materialize(&token.in_backward(), false), x),
+                Run::First => {
+                    run(&part.materialize(&token, After::Forward { tape: false }), x)
+                }
+                Run::Again => run(&part.materialize(&token.in_backward(), After::Backward), x),
             }
         }));
-        recompute(x, token.trainable, body)
+        recompute(x, token.trainable.clone(), body)
     }
 
     fn has_trainable(&self) -> bool {
@@ -177,18 +247,18 @@ impl<M: Module + Sync + 'static> Part<M> {
         }
     }
 
-    fn materialize(&self, token: &Token, reshard: bool) -> Unsharded<M> {
+    fn materialize(&self, token: &Token, after: After) -> Unsharded<M> {
         let Inner { template, slots, units, .. } = &*self.inner;
         // All gathers of the part start before the first is waited for.
         for unit in units {
             unit.unshard(token.phase);
         }
-        let uses = units.iter().map(|unit| unit.track_use()).collect();
+        let uses = units.iter().map(|_| Arc::default()).collect();
         let mut weights = Weights { token, slots: slots.iter(), units, uses };
         Unsharded {
             module: Some(template.clone().map(&mut weights)),
             units: units.clone(),
-            reshard,
+            after,
         }
     }
 }

@@ -121,11 +121,14 @@ impl Runtime {
         self.units.get()?.get(position)?.upgrade()
     }
 
-    /// Frees the frozen units from position `first` on, which backward is done with. No gradient
-    /// says so, as one does for trained units.
-    pub(crate) fn reshard_frozen(&self, first: usize) {
-        let units = self.units.get().into_iter().flatten().skip(first).filter_map(Weak::upgrade);
-        for unit in units {
+    pub(crate) fn last_unit(&self) -> Option<Arc<Unit>> {
+        self.units.get()?.last()?.upgrade()
+    }
+
+    /// Frees the frozen units at the end of backward, which has not left those before the first
+    /// trained parameter.
+    pub(crate) fn reshard_frozen(&self) {
+        for unit in self.units.get().into_iter().flatten().filter_map(Weak::upgrade) {
             if !unit.layout.trainable && unit.reshards_after_forward() {
                 unit.reshard();
             }

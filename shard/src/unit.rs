@@ -2,10 +2,11 @@
 //!
 //! `unshard` starts the gather, `wait_for_unshard` hands out the weights, `reshard` frees them,
 //! `accumulate` takes gradients, `post_backward` sends them off to be reduced. The verbs are
-//! FSDP2's.
+//! FSDP2's. What backward does where is decided by the boundaries that it passes
+//! ([`enter_backward`], [`Unit::leave_backward`]), never by which parameters a batch has reached.
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
 use burn::backend::tensor::FloatTensor;
@@ -34,6 +35,9 @@ pub(crate) struct Unit {
     runtime: Arc<Runtime>,
     state: Mutex<UnitState>,
 }
+
+/// The units of one part.
+pub(crate) type Units = Vec<Arc<Unit>>;
 
 /// What of a unit is in memory.
 pub(crate) struct UnitState {
@@ -90,11 +94,11 @@ enum Residency {
     Unsharded(FlatWeights),
 }
 
-/// One use of a unit in a forward pass, counted down as its gradients arrive.
-#[derive(Debug)]
+/// One use of a unit in a forward pass.
+#[derive(Debug, Default)]
 pub(crate) struct Use {
-    total: usize,
-    remaining: AtomicUsize,
+    /// Whether a gradient of this use has arrived.
+    has_gradient: AtomicBool,
 }
 
 impl std::fmt::Debug for Unit {
@@ -242,13 +246,16 @@ impl Unit {
         Counted { _unit: unit, _held: held }
     }
 
-    /// The whole weights, gathering them if need be. Then starts gathering the unit that the
-    /// current pass will need next, so that it arrives while this one is computed with.
+    /// The whole weights, gathering them if need be. In forward, then starts gathering the unit that
+    /// is needed next, so that it arrives while this one is computed with; in backward,
+    /// [`enter_backward`] has done that.
     pub(crate) fn wait_for_unshard(&self, phase: Phase) -> FlatWeights {
         self.runtime.keep_awake();
         self.unshard(phase);
         let weights = self.arrived();
-        self.prefetch(phase);
+        if phase == Phase::Forward {
+            self.prefetch(phase);
+        }
         weights
     }
 
@@ -276,17 +283,14 @@ impl Unit {
         placement.zeros(self.runtime.policy.compute_dtype, self.layout.padded_numel())
     }
 
+    /// Starts gathering what the pass needs after this unit's part.
     fn prefetch(&self, phase: Phase) {
         let runtime = &self.runtime;
         let next = match phase {
-            Phase::Backward => {
-                // Backward has come here, so all later parts are done.
-                runtime.reshard_frozen(self.part.end);
-                (0..self.part.start)
-                    .rev()
-                    .filter_map(|position| runtime.unit(position))
-                    .find(|unit| unit.weights_in_backward)
-            }
+            Phase::Backward => (0..self.part.start)
+                .rev()
+                .filter_map(|position| runtime.unit(position))
+                .find(|unit| unit.weights_in_backward),
             // Parts are used in order; one that comes a second time (a tied embedding under the
             // head) has had its successor.
             _ => {
@@ -338,14 +342,12 @@ impl Unit {
         }
     }
 
-    /// Frees the whole weights after forward. Frozen ones that burn's tape has kept stay: it can
-    /// read a tracked tensor again, but not a constant. They go when backward is done with them.
-    pub(crate) fn reshard_after_forward(&self) {
-        let on_tape = match &self.state().residency {
-            Residency::Unsharded(weights) => weights.has_views(),
-            _ => false,
-        };
-        if self.reshards_after_forward() && (self.layout.trainable || !on_tape) {
+    /// Frees the whole weights after forward. Frozen ones stay where they may be on burn's `tape` until
+    /// backward: it can gather a tracked tensor again, but not a constant. Whether the batch has used
+    /// them makes no difference: every rank must free the same weights.
+    pub(crate) fn reshard_after_forward(&self, tape: bool) {
+        let stays = tape && self.weights_in_backward && !self.layout.trainable;
+        if self.reshards_after_forward() && !stays {
             self.reshard();
         }
     }
@@ -360,16 +362,9 @@ impl Unit {
         self.state().open_uses += 1;
     }
 
-    /// The count-down of a use that has been announced.
-    pub(crate) fn track_use(&self) -> Arc<Use> {
-        let total = self.layout.parameters.len();
-        Arc::new(Use { total, remaining: AtomicUsize::new(total) })
-    }
-
-    /// Takes the gradient of parameter `slot` from one use. With the last one of the last use in
-    /// the last micro-batch, the unit is reduced.
+    /// Takes the gradient of parameter `slot` from one use.
     pub(crate) fn accumulate<B: FlatTensors>(
-        self: &Arc<Self>,
+        &self,
         slot: usize,
         from: &Use,
         gradient: FloatTensor<B>,
@@ -377,39 +372,53 @@ impl Unit {
         if self.runtime.failed() {
             return;
         }
-        let remaining = from.remaining.fetch_sub(1, Ordering::Relaxed) - 1;
-        if remaining + 1 == from.total {
+        if !from.has_gradient.swap(true, Ordering::Relaxed) {
             self.before_first_gradient();
         }
         if let Err(reason) = self.add::<B>(slot, gradient) {
             let name = self.layout.parameters[slot].name.clone();
-            return self.runtime.fail(ShardError::Gradient { name, reason });
-        }
-        if remaining == 0 {
-            let mut state = self.state();
-            state.open_uses = state.open_uses.saturating_sub(1);
-            let complete = state.open_uses == 0;
-            drop(state);
-            if complete && self.runtime.is_last_micro_batch() {
-                self.post_backward();
-            }
+            self.runtime.fail(ShardError::Gradient { name, reason });
         }
     }
 
     /// Gathers stand below everything that reads them on the tape, so the first gradient of a use
-    /// means that nothing of this use will read the weights again.
+    /// means that nothing of this use will read the weights again: they make room for the gradient.
     fn before_first_gradient(&self) {
+        self.reshard_after_use();
+        let mut state = self.state();
+        if state.gradient.is_none() && !state.launched {
+            drop(state);
+            let buffer =
+                self.runtime.reducer.take_buffer(&self.runtime, self.layout.padded_numel());
+            state = self.state();
+            state.gradient = Some(buffer);
+            state.written.fill(false);
+        }
+    }
+
+    /// Frees the weights when backward has read them for the last time in this use, unless another
+    /// use or micro-batch will read them again.
+    fn reshard_after_use(&self) {
         let last_use = self.state().open_uses <= 1;
         let done = last_use || !self.weights_in_backward;
         if self.reshards_after_forward() || (done && self.runtime.is_last_micro_batch()) {
             self.reshard();
         }
-        if self.state().gradient.is_none() {
-            let buffer =
-                self.runtime.reducer.take_buffer(&self.runtime, self.layout.padded_numel());
-            let mut state = self.state();
-            state.gradient = Some(buffer);
-            state.written.fill(false);
+    }
+
+    /// Backward is done with one use. With the last one of the last micro-batch, the gradient is
+    /// reduced.
+    pub(crate) fn leave_backward(self: &Arc<Self>) {
+        if self.runtime.failed() {
+            return;
+        }
+        self.reshard_after_use();
+        let mut state = self.state();
+        state.open_uses = state.open_uses.saturating_sub(1);
+        let complete = state.open_uses == 0;
+        drop(state);
+        if complete && self.runtime.is_last_micro_batch() {
+            self.post_backward();
         }
     }
 
@@ -467,5 +476,26 @@ impl Unit {
         {
             state.arriving = None;
         }
+    }
+}
+
+/// Backward has come to the output of `units`, those of one part: gathers their weights unless they
+/// are here or on their way, and starts to gather those of the part before if it `goes_on` there.
+pub(crate) fn enter_backward(units: &[Arc<Unit>], goes_on: bool) {
+    for unit in units.iter().filter(|unit| unit.weights_in_backward) {
+        unit.unshard(Phase::Backward);
+    }
+    match units.first() {
+        Some(first) if goes_on => first.prefetch(Phase::Backward),
+        Some(first) => first.runtime.pool.close(),
+        None => {}
+    }
+}
+
+/// Backward begins at the loss, which the last part has made.
+pub(crate) fn begin_backward(runtime: &Runtime) {
+    if let Some(last) = runtime.last_unit() {
+        let units: Units = last.part.clone().filter_map(|at| runtime.unit(at)).collect();
+        enter_backward(&units, true);
     }
 }

@@ -4,7 +4,7 @@ use burn::tensor::{Device, Tensor};
 use kiln_model::decoder::{Decoder, Parts};
 use kiln_model::layers::{Embed, Head, Layer};
 use kiln_shard::layout::parameters_of;
-use kiln_shard::{Engine, EngineBuilder, Part, PartOptions, ShardError, Token, UnitLayout};
+use kiln_shard::{Engine, EngineBuilder, Part, PartOptions, ShardError, UnitLayout};
 
 /// Parameters of the outer parts are called as in their modules, as in `embed_tokens.weight`.
 const OUTER_PREFIX: &str = "";
@@ -104,7 +104,7 @@ impl<B: Layer> Parts for Pass<'_, B> {
         x: Tensor<3>,
         run: impl FnOnce(&Head, Option<&Embed>, Tensor<3>) -> Tensor<D>,
     ) -> Tensor<D> {
-        let token = Token::from_input(&x);
+        let (x, token) = self.decoder.head.enter(x);
         let head = self.decoder.head.unshard(&token);
         let embed = self.decoder.tied.then(|| self.decoder.embed.unshard(&token));
         run(&head, embed.as_deref(), x)

@@ -35,3 +35,4 @@ mod residency;
 mod shapes;
 mod state;
 mod support;
+mod unreached;
