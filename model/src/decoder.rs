@@ -41,6 +41,9 @@ impl<B: Layer> Decoder<B> {
     }
 }
 
+/// A residual stream `[batch, seq, d_model]`, and the losses `[1]` that layers have added on the way.
+pub type WithLoss = (Tensor<3>, Option<Tensor<1>>);
+
 /// Hands out the parts of a decoder, each with its weights ready to use, in the order of the
 /// forward pass. A plain [`Decoder`] hands out its own; a sharded one gathers them first and may
 /// run a block again in backward.
@@ -54,14 +57,15 @@ pub trait Parts {
     /// Runs `run` with the embedding.
     fn embed(&self, run: impl FnOnce(&Embed) -> Tensor<3>) -> Tensor<3>;
 
-    /// Runs `run` with block `index`; `run` must not depend on anything but its arguments and
-    /// what it captured, since it may be called again in backward.
+    /// Runs `run` with block `index`: `x` to the residual stream after it, and what the block adds to
+    /// the training loss. `run` must not depend on anything but its arguments and what it captured,
+    /// since it may be called again in backward, and must capture no tensor that needs a gradient.
     fn block(
         &self,
         index: usize,
         x: Tensor<3>,
-        run: impl Fn(&Self::Block, Tensor<3>) -> Tensor<3> + Send + Sync + 'static,
-    ) -> Tensor<3>;
+        run: impl Fn(&Self::Block, Tensor<3>) -> WithLoss + Send + Sync + 'static,
+    ) -> WithLoss;
 
     /// Runs `run` with the head, and with the embedding if the head is tied to it.
     fn head<const D: usize>(
@@ -86,8 +90,8 @@ impl<B: Layer> Parts for Decoder<B> {
         &self,
         index: usize,
         x: Tensor<3>,
-        run: impl Fn(&B, Tensor<3>) -> Tensor<3> + Send + Sync + 'static,
-    ) -> Tensor<3> {
+        run: impl Fn(&B, Tensor<3>) -> WithLoss + Send + Sync + 'static,
+    ) -> WithLoss {
         run(&self.layers[index], x)
     }
 
@@ -102,17 +106,30 @@ impl<B: Layer> Parts for Decoder<B> {
 
 /// The residual stream after the last block: `tokens` `[batch, seq]` to `[batch, seq, d_model]`.
 pub fn hidden<P: Parts>(parts: &P, tokens: Tensor<2, Int>, context: &Context) -> Tensor<3> {
-    let mut x = parts.embed(|embed| embed.forward(tokens, context));
+    hidden_with_loss(parts, tokens, context).0
+}
+
+fn hidden_with_loss<P: Parts>(parts: &P, tokens: Tensor<2, Int>, context: &Context) -> WithLoss {
+    let outer = context.without_losses();
+    let mut x = parts.embed(|embed| embed.forward(tokens, &outer));
+    let mut loss = outer.take_loss();
     for index in 0..parts.num_blocks() {
         let context = context.at_layer(index);
-        x = parts.block(index, x, move |block, x| block.forward(x, &context));
+        let (y, added) = parts.block(index, x, move |block, x| {
+            let context = context.without_losses();
+            let y = block.forward(x, &context);
+            (y, context.take_loss())
+        });
+        x = y;
+        loss = loss.into_iter().chain(added).reduce(|a, b| a + b);
     }
-    x
+    (x, loss)
 }
 
 /// `scale` times the summed cross-entropy of `targets` given `tokens`, both `[batch, seq]`: `[1]`.
 /// The caller divides by the global number of tokens through `scale`, so that ranks and
-/// micro-batches simply add up.
+/// micro-batches simply add up. What layers have added ([`Context::add_loss`]) counts as a mean over
+/// the tokens.
 pub fn loss<P: Parts>(
     parts: &P,
     tokens: Tensor<2, Int>,
@@ -120,8 +137,13 @@ pub fn loss<P: Parts>(
     scale: f64,
     context: &Context,
 ) -> Tensor<1> {
-    let x = hidden(parts, tokens, context);
-    parts.head(x, |head, tied, x| head.loss(x, targets, scale, tied))
+    let [batch, seq] = tokens.dims();
+    let (x, added) = hidden_with_loss(parts, tokens, context);
+    let loss = parts.head(x, |head, tied, x| head.loss(x, targets, scale, tied));
+    match added {
+        Some(added) => loss + added.mul_scalar((batch * seq) as f64 * scale),
+        None => loss,
+    }
 }
 
 /// Logits of every position: `[batch, seq, vocab_size]`.

@@ -103,12 +103,7 @@ struct InputBackward;
 impl<B: Backend> Backward<B, 1> for InputBackward {
     type State = Units;
 
-    fn backward(
-        self,
-        ops: Ops<Units, 1>,
-        grads: &mut Gradients,
-        _checkpointer: &mut Checkpointer,
-    ) {
+    fn backward(self, ops: Ops<Units, 1>, grads: &mut Gradients, _checkpointer: &mut Checkpointer) {
         let gradient = grads.consume::<B>(&ops.node);
         ops.state.iter().for_each(Unit::leave_backward);
         if let [Some(parent)] = ops.parents {
@@ -132,9 +127,8 @@ impl<B: Backend, C: CheckpointStrategy> BoundaryOps for Autodiff<B, C> {
     }
 
     fn input(x: Tracked<B, C>, units: Units) -> Tracked<B, C> {
-        let prepared = Backward::<B, 1>::prepare::<C>(InputBackward, [x.node()])
-            .compute_bound()
-            .stateful();
+        let prepared =
+            Backward::<B, 1>::prepare::<C>(InputBackward, [x.node()]).compute_bound().stateful();
         match prepared {
             OpsKind::Tracked(prepared) => prepared.finish(units, x.into_primitive()),
             OpsKind::UnTracked(prepared) => prepared.finish(x.into_primitive()),

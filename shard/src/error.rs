@@ -49,6 +49,14 @@ pub enum ShardError {
         /// Name of the unit.
         unit: String,
     },
+    /// A block that runs again in backward uses a tensor that its gradient would have to reach.
+    #[error(
+        "block `{unit}` uses a tensor that needs a gradient besides its input and its weights: blocks that run again in backward cannot pass a gradient on to it; make it part of the input, detach it, or set shard.recompute = \"none\""
+    )]
+    Captured {
+        /// Name of the block's unit.
+        unit: String,
+    },
     /// A parameter that was asked for is not in the layout.
     #[error("no parameter is called `{name}`")]
     UnknownParameter {

@@ -8,9 +8,10 @@ use burn::tensor::{Device, Tensor};
 use kiln_collectives::Phase;
 
 use crate::boundary::{boundary_at_input, boundary_at_output};
+use crate::error::ShardError;
 use crate::gather::{WeightRef, gather, order_token};
 use crate::policy::Recompute;
-use crate::recompute::{Body, Run, recompute};
+use crate::recompute::{BlockOutput, Body, Run, recompute};
 use crate::runtime::Runtime;
 use crate::unit::{Unit, Units, Use};
 
@@ -194,12 +195,17 @@ impl<M: Module + Sync + 'static> Part<M> {
     }
 
     /// `run(module, x)` with the weights in memory, run again in backward if the policy recomputes
-    /// blocks. `run` must depend on nothing but its arguments and what it captured.
+    /// blocks: `x` `[batch, seq, d_model]` to the same shape, and a loss `[1]` that the module adds.
+    /// `run` must depend on nothing but its arguments and what it captured. Tensors that leave it in
+    /// another way are not differentiated where blocks are recomputed.
+    ///
+    /// Where they are, captured tensors must need no gradient: backward would not reach them.
+    /// Otherwise [`Engine::check`](crate::Engine::check) returns [`ShardError::Captured`].
     pub fn run(
         &self,
         x: Tensor<3>,
-        run: impl Fn(&M, Tensor<3>) -> Tensor<3> + Send + Sync + 'static,
-    ) -> Tensor<3> {
+        run: impl Fn(&M, Tensor<3>) -> BlockOutput + Send + Sync + 'static,
+    ) -> BlockOutput {
         // A frozen part before all trained ones has no backward.
         let goes_on = x.is_tracked();
         if !goes_on && !(x.device().is_autodiff() && self.has_trainable()) {
@@ -207,12 +213,13 @@ impl<M: Module + Sync + 'static> Part<M> {
             return run(&self.materialize(&Token::from_input(&x), after), x);
         }
         let (x, token) = self.enter(x);
-        let y = if self.inner.runtime.policy.recompute == Recompute::None {
+        let (y, loss) = if self.inner.runtime.policy.recompute == Recompute::None {
             run(&self.unshard(&token), x)
         } else {
             self.run_twice(x, &token, run)
         };
-        boundary_at_output(y, &token.trainable, self.inner.units.clone(), goes_on)
+        let units = self.inner.units.clone();
+        (boundary_at_output(y, &token.trainable, units, goes_on), loss)
     }
 
     /// [`Part::run`] in forward, and again in backward.
@@ -220,21 +227,34 @@ impl<M: Module + Sync + 'static> Part<M> {
         &self,
         x: Tensor<3>,
         token: &Token,
-        run: impl Fn(&M, Tensor<3>) -> Tensor<3> + Send + Sync + 'static,
-    ) -> Tensor<3> {
+        run: impl Fn(&M, Tensor<3>) -> BlockOutput + Send + Sync + 'static,
+    ) -> BlockOutput {
         // Announced here, where the forward pass is; the second run adopts it.
         self.open_use();
         let part = self.clone();
-        let body = Body(Arc::new(move |x, pass| {
+        let body = Body::new(move |x, pass| {
             let token = Token::from_input(&x);
             match pass {
                 Run::First => {
-                    run(&part.materialize(&token, After::Forward { tape: false }), x)
+                    let module = part.materialize(&token, After::Forward { tape: false });
+                    let (y, loss) = run(&module, x.clone());
+                    if y.is_tracked() || loss.as_ref().is_some_and(Tensor::is_tracked) {
+                        part.fail_captured();
+                        return (x, None);
+                    }
+                    // A captured constant may be one of the tape's device.
+                    (y.without_autodiff(), loss.map(Tensor::without_autodiff))
                 }
                 Run::Again => run(&part.materialize(&token.in_backward(), After::Backward), x),
             }
-        }));
+        });
         recompute(x, token.trainable.clone(), body)
+    }
+
+    fn fail_captured(&self) {
+        let unit = self.inner.units.first().map(|unit| unit.layout.name.clone());
+        let unit = unit.unwrap_or_default();
+        self.inner.runtime.fail(ShardError::Captured { unit });
     }
 
     fn has_trainable(&self) -> bool {
@@ -255,11 +275,7 @@ impl<M: Module + Sync + 'static> Part<M> {
         }
         let uses = units.iter().map(|_| Arc::default()).collect();
         let mut weights = Weights { token, slots: slots.iter(), units, uses };
-        Unsharded {
-            module: Some(template.clone().map(&mut weights)),
-            units: units.clone(),
-            after,
-        }
+        Unsharded { module: Some(template.clone().map(&mut weights)), units: units.clone(), after }
     }
 }
 

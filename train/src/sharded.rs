@@ -1,7 +1,7 @@
 //! A decoder whose parts are sharded over the ranks.
 
 use burn::tensor::{Device, Tensor};
-use kiln_model::decoder::{Decoder, Parts};
+use kiln_model::decoder::{Decoder, Parts, WithLoss};
 use kiln_model::layers::{Embed, Head, Layer};
 use kiln_shard::layout::parameters_of;
 use kiln_shard::{Engine, EngineBuilder, Part, PartOptions, ShardError, UnitLayout};
@@ -94,8 +94,8 @@ impl<B: Layer> Parts for Pass<'_, B> {
         &self,
         index: usize,
         x: Tensor<3>,
-        run: impl Fn(&B, Tensor<3>) -> Tensor<3> + Send + Sync + 'static,
-    ) -> Tensor<3> {
+        run: impl Fn(&B, Tensor<3>) -> WithLoss + Send + Sync + 'static,
+    ) -> WithLoss {
         self.decoder.layers[index].run(x, run)
     }
 

@@ -24,6 +24,8 @@ pub use linear::Linear;
 pub use rms_norm::RmsNorm;
 pub use swiglu::SwiGlu;
 
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
 use burn::module::{Module, ModuleDisplay, Param, ParamId};
 use burn::tensor::{Device, Shape, Tensor, TensorData};
 
@@ -46,6 +48,8 @@ pub trait Layer: Module + ModuleDisplay + Sync + 'static {
 pub struct Context {
     dropout: Option<DropoutContext>,
     cache: Option<LayerCache>,
+    /// Where layers put losses of their own; in training only.
+    losses: Option<Arc<Mutex<Vec<Tensor<1>>>>>,
 }
 
 /// Names the dropout masks of one forward pass. A mask belongs to a sample of the global batch, so
@@ -67,7 +71,7 @@ impl Context {
     /// For devices without autodiff. [`decoder::next_logits`](crate::decoder::next_logits) is the
     /// whole of such a pass.
     pub(crate) fn decoding(cache: KeyValueCache) -> Self {
-        Context { dropout: None, cache: Some(LayerCache { cache, layer: 0 }) }
+        Context { dropout: None, cache: Some(LayerCache { cache, layer: 0 }), losses: None }
     }
 
     /// What the layer at this place has kept of earlier positions, if tokens come bit by bit.
@@ -84,6 +88,7 @@ impl Context {
                 probability: dropout,
             }),
             cache: None,
+            losses: Some(Arc::default()),
         }
     }
 
@@ -93,7 +98,7 @@ impl Context {
             dropout: self
                 .dropout
                 .map(|dropout| DropoutContext { key: dropout.key.fork(place), ..dropout }),
-            cache: self.cache.clone(),
+            ..self.clone()
         }
     }
 
@@ -105,7 +110,32 @@ impl Context {
                 ..dropout
             }),
             cache: self.cache.as_ref().map(|slot| LayerCache { layer: index, ..slot.clone() }),
+            losses: self.losses.clone(),
         }
+    }
+
+    /// Adds a loss of a layer's own to the training loss, such as one that balances experts. `loss`
+    /// `[1]` is a mean over the tokens of `x`, times the weight that it is to have; the training loss
+    /// then has its mean over all tokens of the step. It is differentiated however the layer is
+    /// sharded or run again in backward. A tensor that leaves a layer in any other way is not, where
+    /// blocks run again.
+    ///
+    /// Without effect outside training.
+    pub fn add_loss(&self, loss: Tensor<1>) {
+        if let Some(losses) = &self.losses {
+            lock(losses).push(loss);
+        }
+    }
+
+    /// This context with no losses in it: for one run of one part.
+    pub(crate) fn without_losses(&self) -> Self {
+        Context { losses: self.losses.as_ref().map(|_| Arc::default()), ..self.clone() }
+    }
+
+    /// The sum of the losses that were added.
+    pub(crate) fn take_loss(&self) -> Option<Tensor<1>> {
+        let losses = self.losses.as_ref().map(|losses| std::mem::take(&mut *lock(losses)));
+        losses.into_iter().flatten().reduce(|a, b| a + b)
     }
 
     /// Drops elements of `x` `[batch, seq, d_model]` when training with dropout.
@@ -135,6 +165,11 @@ pub fn constant_parameter<const D: usize>(
     device: &Device,
 ) -> Param<Tensor<D>> {
     lazy_parameter(shape, device, move |count| vec![value; count])
+}
+
+/// A panic while a loss is pushed leaves the list as it was or one longer.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn lazy_parameter<const D: usize>(

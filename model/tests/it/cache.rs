@@ -2,7 +2,7 @@
 
 use burn::backend::Flex;
 use burn::tensor::{Device, Int, Tensor, TensorData};
-use kiln_model::decoder::{self, Decoder};
+use kiln_model::decoder::{self, Decoder, WithLoss};
 use kiln_model::layers::{Block, CacheFull};
 use kiln_model::{
     AttentionBias, Context, Key, KeyValueCache, Layer, ModelConfig, Parts, RopeScaling,
@@ -142,8 +142,8 @@ impl Parts for Twice {
         &self,
         index: usize,
         x: Tensor<3>,
-        run: impl Fn(&Block, Tensor<3>) -> Tensor<3> + Send + Sync + 'static,
-    ) -> Tensor<3> {
+        run: impl Fn(&Block, Tensor<3>) -> WithLoss + Send + Sync + 'static,
+    ) -> WithLoss {
         run(&self.0.layers[index], x.clone());
         run(&self.0.layers[index], x)
     }

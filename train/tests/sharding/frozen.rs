@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use burn::module::{Param, ParamId};
 use burn::tensor::Tensor;
 use kiln_collectives::{DType, Operation, Phase};
-use kiln_model::decoder::Parts;
+use kiln_model::decoder::{Parts, WithLoss};
 use kiln_model::layers::{Embed, Head};
 use kiln_shard::{Kind, Recompute, Reshard, Strategy};
 
@@ -226,8 +226,8 @@ impl<P: Parts> Parts for OneUse<'_, P> {
         &self,
         index: usize,
         x: Tensor<3>,
-        run: impl Fn(&P::Block, Tensor<3>) -> Tensor<3> + Send + Sync + 'static,
-    ) -> Tensor<3> {
+        run: impl Fn(&P::Block, Tensor<3>) -> WithLoss + Send + Sync + 'static,
+    ) -> WithLoss {
         self.parts.block(index, x, run)
     }
 

@@ -14,6 +14,7 @@
 //! `parity` covers every pair of values of its settings, and `checkpoint` a part of its product. The
 //! whole products take longer and run with `cargo test --release -p kiln --test sharding -- --ignored`.
 
+mod added_loss;
 mod bits;
 mod checkpoint;
 mod clip;

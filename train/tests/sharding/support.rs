@@ -229,6 +229,11 @@ pub struct Batch {
 }
 
 impl Batch {
+    /// The same samples, outside training.
+    pub fn for_evaluation(self) -> Self {
+        Batch { context: Context::evaluation(), ..self }
+    }
+
     /// This batch's part of the mean loss of the step.
     pub fn loss<P: decoder::Parts>(self, parts: &P) -> Tensor<1> {
         decoder::loss(parts, self.inputs, self.targets, self.scale, &self.context)
