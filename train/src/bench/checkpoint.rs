@@ -243,7 +243,7 @@ impl Bench<'_> {
             context_length: self.config.data.seq_len,
             data_sha256: None,
         };
-        SaveContext { state, config: None, files: Vec::new() }
+        SaveContext::built_in(state)
     }
 
     /// Does something on rank 0 while the others wait; returns the seconds it took.

@@ -221,6 +221,8 @@ impl Completion<'_> {
             format_version: FORMAT_VERSION,
             format,
             ranks,
+            architecture: context.architecture.clone(),
+            optimizer: context.optimizer.clone(),
             state: context.state.clone(),
             config: context
                 .config
@@ -236,6 +238,8 @@ impl Completion<'_> {
             files,
             tensors,
         };
+        // What could not be read again is no checkpoint.
+        manifest.check().map_err(|problem| CheckpointError::Context { problem })?;
         // Last: a folder with a manifest is complete.
         manifest.write(beside)?;
         disk::sync_folder(beside)?;

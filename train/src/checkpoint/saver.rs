@@ -18,17 +18,36 @@ use nix::time::{ClockId, clock_gettime};
 use super::manifest::Format;
 use super::part::{self, Completion, Part};
 use super::status::{Stage, Status};
-use super::{CheckpointError, CheckpointState, Keep, disk, folder, full};
+use super::{
+    Architecture, CheckpointError, CheckpointState, Keep, SavedOptimizer, disk, folder, full,
+};
 
 /// What goes into a checkpoint besides the engine's values.
 #[derive(Clone, Debug)]
 pub struct SaveContext {
+    /// What computes with the weights. Whoever cannot build it refuses the checkpoint.
+    pub architecture: Architecture,
+    /// What the weights were trained with.
+    pub optimizer: SavedOptimizer,
     /// Where the run stands.
     pub state: CheckpointState,
     /// The resolved configuration, as TOML.
     pub config: Option<String>,
     /// Files that are copied into it under their names, such as the tokenizer's.
     pub files: Vec<PathBuf>,
+}
+
+impl SaveContext {
+    /// Of a run of the built-in decoder under the built-in AdamW, without a configuration and files.
+    pub fn built_in(state: CheckpointState) -> Self {
+        SaveContext {
+            architecture: Architecture::decoder(),
+            optimizer: SavedOptimizer::adamw(),
+            state,
+            config: None,
+            files: Vec::new(),
+        }
+    }
 }
 
 /// How a run saves.

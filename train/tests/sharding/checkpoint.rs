@@ -80,7 +80,7 @@ fn save(run: &Run, folder: &Path, format: Format, background: bool) -> Known {
             SaveOptions { folder: folder.to_owned(), format, background, keep: Keep::default() };
         let mut saver = Saver::new(options, rank.engine().world().rank());
         let state = state(run, BEFORE);
-        let context = SaveContext { state: state.clone(), config: None, files: Vec::new() };
+        let context = SaveContext::built_in(state.clone());
         saver.begin(rank.engine(), context)?;
         let values = if background { None } else { Some(values(&rank)?) };
         let steps = (BEFORE + 1..=BEFORE + AFTER).map(|step| Ok(rank.step(step)?.0));
