@@ -194,6 +194,7 @@ impl Bench<'_> {
             format: Format::Sharded,
             background,
             keep: last,
+            timeout: self.config.checkpoint.timeout(),
         };
         let rank = self.engine().world().rank();
         let mut round = Round::default();

@@ -98,6 +98,28 @@ pub enum CheckpointError {
         /// The folder.
         path: PathBuf,
     },
+    /// Ranks have written their parts, and the rank that completes the checkpoint does not see them.
+    #[error(
+        "the parts of ranks {ranks:?} are not all in {folder}, {seconds:.0} s after every rank had written its own: make sure that all ranks write to the same file system and that nothing removes files there, or raise checkpoint.timeout_s"
+    )]
+    MissingParts {
+        /// Where they were looked for.
+        folder: PathBuf,
+        /// The ranks that they are of.
+        ranks: Vec<usize>,
+        /// How long.
+        seconds: f64,
+    },
+    /// The disk does not answer.
+    #[error(
+        "nothing has been written to {path} for {seconds:.0} s: check the disk, or raise checkpoint.timeout_s"
+    )]
+    Stalled {
+        /// The folder that is written to.
+        path: PathBuf,
+        /// How long.
+        seconds: f64,
+    },
     /// Another rank failed to write; this one only knows that.
     #[error("another rank could not write the checkpoint; see its message")]
     OtherRank,

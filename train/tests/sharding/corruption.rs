@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use kiln::checkpoint::{
     Checkpoint, CheckpointState, Format, Keep, SaveContext, SaveOptions, Saver, verify,
@@ -35,6 +36,7 @@ fn saved(folder: &Path, format: Format) -> PathBuf {
             format,
             background: false,
             keep: Keep::default(),
+            timeout: Duration::from_secs(600),
         };
         let mut saver = Saver::new(options, rank.engine().world().rank());
         let state = CheckpointState {

@@ -19,6 +19,7 @@ pub(super) fn options(plan: &Plan) -> SaveOptions {
         format: section.format,
         background: section.background,
         keep: Keep { newest: section.keep, every: section.keep_every },
+        timeout: section.timeout(),
     }
 }
 
