@@ -314,13 +314,21 @@ impl ModelConfig {
         self.vocab_size * d + self.layers * block + d + head
     }
 
-    /// Floating-point operations of one training step per token: `6 N + 12 L H D T` with `H` heads
-    /// of width `D`, as in the appendix of PaLM (Chowdhery et al., 2022). `N` counts the parameters
-    /// that multiply (an untied embedding only looks rows up), and attention is counted without the
-    /// causal half, as the field's MFU figures do.
-    pub fn flops_per_token(&self, num_parameters: usize, seq_len: usize) -> f64 {
+    /// Number of parameters of the built-in decoder of this shape that a token multiplies with: all but
+    /// an untied input embedding, which is looked up. A tied one is the head's matrix as well.
+    pub fn active_parameters(&self) -> usize {
         let lookup = if self.tie_embeddings { 0 } else { self.vocab_size * self.d_model };
-        let multiplying = num_parameters.saturating_sub(lookup);
-        6.0 * multiplying as f64 + 12.0 * (self.layers * self.attention_width() * seq_len) as f64
+        self.num_parameters() - lookup
+    }
+
+    /// Floating-point operations of one training step per token: `6 N + 12 L H D T` with `H` heads
+    /// of width `D`, as in the appendix of PaLM (Chowdhery et al., 2022). `N` is the parameters that a
+    /// token multiplies with, as [`ModelConfig::active_parameters`] counts them here and
+    /// [`Decoder::active_parameters`](crate::decoder::Decoder::active_parameters) for blocks of one's
+    /// own: without an untied input embedding, as torchtitan counts, and of experts those that a token
+    /// is sent to. Attention is counted without the causal half, as the field's MFU figures do.
+    pub fn flops_per_token(&self, active_parameters: usize, seq_len: usize) -> f64 {
+        6.0 * active_parameters as f64
+            + 12.0 * (self.layers * self.attention_width() * seq_len) as f64
     }
 }

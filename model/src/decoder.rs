@@ -39,6 +39,15 @@ impl<B: Layer> Decoder<B> {
             head: Head::new(config, key, device),
         }
     }
+
+    /// Number of parameters that a token multiplies with, for
+    /// [`ModelConfig::flops_per_token`]: those of the blocks, as each says, and of the head. The input
+    /// embedding counts only where the head is tied to it. Initialises nothing.
+    pub fn active_parameters(&self) -> usize {
+        let blocks: usize = self.layers.iter().map(Layer::active_parameters).sum();
+        let tied = if self.head.lm_head.is_none() { self.embed.num_params() } else { 0 };
+        blocks + self.head.num_params() + tied
+    }
 }
 
 /// A residual stream `[batch, seq, d_model]`, and the losses `[1]` that layers have added on the way.

@@ -280,9 +280,18 @@ impl Engine {
         self.runtime.check()
     }
 
-    /// Sums `values` over all ranks, in rank order and f64. Collective.
+    /// Sums `values` over all ranks, in rank order and f64. What replicas hold alike, such as shards
+    /// of weights under `NO_SHARD` and the hybrid strategies, counts once per replica: for sums over
+    /// shards there is [`Engine::sum_over_shards`]. Collective.
     pub fn sum_over_ranks(&self, label: &str, values: &[f64]) -> Result<Vec<f64>, ShardError> {
         self.sum_in(Phase::Loss, label, values)
+    }
+
+    /// Sums `values` over the ranks that hold different shards, in f64: what each has found in its own
+    /// shard becomes that of the whole model, once, under every strategy. Collective.
+    pub fn sum_over_shards(&self, label: &str, values: &[f64]) -> Result<Vec<f64>, ShardError> {
+        let Some(group) = &self.runtime.shard else { return Ok(values.to_vec()) };
+        self.sum_within(&**group, Label::new(label, Phase::Loss), values)
     }
 
     /// [`Engine::sum_over_ranks`] in a phase of the caller's choice. Collective.
@@ -292,8 +301,16 @@ impl Engine {
         label: &str,
         values: &[f64],
     ) -> Result<Vec<f64>, ShardError> {
-        let label = Label::new(label, phase);
-        let work = self.runtime.world.all_reduce(label, Buffer::from_slice(values));
+        self.sum_within(&*self.runtime.world, Label::new(label, phase), values)
+    }
+
+    fn sum_within(
+        &self,
+        group: &dyn Communicator,
+        label: Label,
+        values: &[f64],
+    ) -> Result<Vec<f64>, ShardError> {
+        let work = group.all_reduce(label, Buffer::from_slice(values));
         let sum = self.runtime.wait(work);
         self.runtime.check()?;
         Ok(sum.map_or(Ok(Vec::new()), |sum| sum.as_slice::<f64>().map(<[f64]>::to_vec))?)

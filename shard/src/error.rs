@@ -57,6 +57,14 @@ pub enum ShardError {
         /// Name of the block's unit.
         unit: String,
     },
+    /// There is no gradient to be replaced.
+    #[error(
+        "`{name}` has no gradient now: there is one from the backward of the last micro-batch to the optimizer step, and none of parameters that are frozen"
+    )]
+    NoGradient {
+        /// Name of the parameter.
+        name: String,
+    },
     /// A parameter that was asked for is not in the layout.
     #[error("no parameter is called `{name}`")]
     UnknownParameter {

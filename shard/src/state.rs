@@ -8,6 +8,8 @@ use kiln_collectives::{Buffer, BufferError, DType, Label, Phase};
 use crate::engine::Engine;
 use crate::error::ShardError;
 use crate::flat::{self, Placement};
+use crate::layout::UnitLayout;
+use crate::snapshot::own;
 use crate::unit::{Moments, Unit, UnitState};
 
 /// Which of the values kept per parameter element.
@@ -34,22 +36,28 @@ impl UnitState {
         }
     }
 
-    /// The buffer for writing; moments are made if there are none.
-    fn buffer_mut(&mut self, kind: Kind) -> Option<&mut Buffer> {
-        let UnitState { master, working, moments, .. } = self;
-        match kind {
+    /// The buffer for writing. Moments are made if there are none; a gradient cannot be. A snapshot
+    /// keeps what it has.
+    fn buffer_mut(
+        &mut self,
+        kind: Kind,
+        layout: &UnitLayout,
+        name: &str,
+    ) -> Result<&mut Buffer, ShardError> {
+        let UnitState { master, working, moments, snapshot, reduced, .. } = self;
+        let buffer = match kind {
             Kind::Weight => {
                 *working = None;
-                Arc::get_mut(master)
+                master
             }
-            Kind::Gradient => self.reduced.as_mut(),
-            Kind::FirstMoment => {
-                Arc::get_mut(&mut moments.get_or_insert_with(|| Moments::like(master)).first)
+            Kind::Gradient => {
+                let none = || ShardError::NoGradient { name: name.to_owned() };
+                return reduced.as_mut().ok_or_else(none);
             }
-            Kind::SecondMoment => {
-                Arc::get_mut(&mut moments.get_or_insert_with(|| Moments::like(master)).second)
-            }
-        }
+            Kind::FirstMoment => &mut moments.get_or_insert_with(|| Moments::like(master)).first,
+            Kind::SecondMoment => &mut moments.get_or_insert_with(|| Moments::like(master)).second,
+        };
+        own(buffer, snapshot, layout)
     }
 }
 
@@ -100,7 +108,8 @@ impl Engine {
 
     /// Lets `fill(range, values)` write this rank's part of one parameter's values, in place:
     /// elements `range` of the flat parameter. It is not called where this rank holds none. Moments
-    /// are made if there are none, also then: all ranks have moments, or none.
+    /// are made if there are none, also then: all ranks have moments, or none. A gradient is there
+    /// from the backward of the last micro-batch to the optimizer step.
     pub fn fill_parameter<E: From<ShardError> + From<BufferError>>(
         &self,
         name: &str,
@@ -109,15 +118,32 @@ impl Engine {
     ) -> Result<(), E> {
         let (unit, slot) = self.find(name)?;
         let mut state = unit.state();
-        let buffer = state
-            .buffer_mut(kind)
-            .ok_or_else(|| ShardError::Pinned { unit: unit.layout.name.clone() })?;
+        let buffer = state.buffer_mut(kind, &unit.layout, name)?;
         let shard = unit.layout.shard_range(&self.mesh(), self.runtime().rank);
         let (held, range) = unit.layout.parameters[slot].held_by(&shard);
         if held.is_empty() {
             return Ok(());
         }
         flat::write(buffer, held, |values| fill(range, values))
+    }
+
+    /// What `read(range, values)` makes of this rank's part of one parameter's values, which are elements
+    /// `range` of the flat parameter; `None` if this rank holds none, or there are none of this kind.
+    /// Replicas hold the same: [`Engine::sum_over_shards`] makes a sum over the whole of such parts.
+    pub fn read_parameter<T>(
+        &self,
+        name: &str,
+        kind: Kind,
+        read: impl FnOnce(Range<usize>, &[f32]) -> T,
+    ) -> Result<Option<T>, ShardError> {
+        let (unit, slot) = self.find(name)?;
+        let Some(buffer) = unit.state().buffer(kind) else { return Ok(None) };
+        let shard = unit.layout.shard_range(&self.mesh(), self.runtime().rank);
+        let (held, range) = unit.layout.parameters[slot].held_by(&shard);
+        if held.is_empty() {
+            return Ok(None);
+        }
+        Ok(Some(read(range, &flat::on_host(&buffer)?.as_slice::<f32>()?[held])))
     }
 
     /// Elements of the flat parameter `name` that this rank holds; empty if there are none.

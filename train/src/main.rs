@@ -96,6 +96,10 @@ struct TrainArgs {
     /// initial values. May be given several times.
     #[arg(long, value_name = "PATTERN")]
     allow_missing: Vec<String>,
+    /// Take the weights of the checkpoint to start from by name and shape, also if it was trained
+    /// with other parts than this program builds.
+    #[arg(long)]
+    allow_other_parts: bool,
     #[command(flatten)]
     place: place::Flags,
     /// Fire drill: let one rank fail, once.
@@ -232,6 +236,7 @@ fn train(args: TrainArgs) -> Result<u8, TrainError> {
         place,
         stop: stop_on_signals(),
         allow_missing: AllowMissing::new(&args.allow_missing).map_err(TrainError::usage)?,
+        allow_other_parts: args.allow_other_parts,
         fault: args.fault,
     };
     let summary = train::run(config, &options)?;

@@ -11,7 +11,7 @@ use kiln_model::{Key, ModelConfig};
 use kiln_shard::{Engine, EngineBuilder};
 use serde_json::{Value, json};
 
-use crate::checkpoint::{Checkpoint, CheckpointError};
+use crate::checkpoint::{Architecture, Checkpoint, CheckpointError};
 use crate::data::Tokenizer;
 use crate::hugging_face::{self, HuggingFaceError, HuggingFaceFolder};
 use crate::sharded::ShardedDecoder;
@@ -29,12 +29,34 @@ pub enum ModelSource {
 
 impl ModelSource {
     /// Opens a checkpoint, the newest one of a run folder, or a folder in the layout of Hugging
-    /// Face.
+    /// Face. Whoever computes with its weights calls [`ModelSource::require_architecture`] next.
     pub fn open(path: &Path) -> Result<Self, CheckpointError> {
         if HuggingFaceFolder::is_one(path) {
             return Ok(ModelSource::HuggingFace(Box::new(HuggingFaceFolder::open(path)?)));
         }
         Ok(ModelSource::Checkpoint(Box::new(Checkpoint::open(path)?)))
+    }
+
+    /// As [`ModelSource::open`]; fails unless the built-in decoder is what computes with the weights.
+    pub fn open_built_in(path: &Path) -> Result<Self, CheckpointError> {
+        let source = ModelSource::open(path)?;
+        source.require_architecture(&Architecture::decoder())?;
+        Ok(source)
+    }
+
+    /// Fails unless the weights belong to the architecture that the caller builds. Those in the
+    /// layout of Hugging Face belong to the built-in decoder, or could not be opened.
+    pub fn require_architecture(&self, here: &Architecture) -> Result<(), CheckpointError> {
+        match self {
+            ModelSource::Checkpoint(checkpoint) => checkpoint.require_architecture(here),
+            ModelSource::HuggingFace(folder) => {
+                let objection = Architecture::decoder().objection(here);
+                let path = folder.folder().to_owned();
+                objection.map_or(Ok(()), |objection| {
+                    Err(CheckpointError::OtherArchitecture { path, objection })
+                })
+            }
+        }
     }
 
     /// The folder.
@@ -129,12 +151,13 @@ impl ModelSource {
         Ok(tokenizer)
     }
 
-    /// The decoder with all its weights on `device`, sharded as `builder` says. Collective.
+    /// The built-in decoder with all its weights on `device`, sharded as `builder` says. Collective.
     pub fn decoder(
         &self,
         builder: EngineBuilder,
         device: &Device,
     ) -> Result<ShardedDecoder<Block>, CheckpointError> {
+        self.require_architecture(&Architecture::decoder())?;
         // The initial weights are replaced at once, so their seed does not matter.
         let decoder = Decoder::new(self.model(), Key::new(0), device);
         let decoder = ShardedDecoder::new(decoder, builder)?;

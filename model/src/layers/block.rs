@@ -61,4 +61,9 @@ impl<A: Layer, F: Layer> Layer for Block<A, F> {
         let fed = self.ffn.forward(normed, &ffn_context);
         stream.add_result(ffn_context.dropout(fed))
     }
+
+    fn active_parameters(&self) -> usize {
+        let norms = self.attention_norm.num_params() + self.ffn_norm.num_params();
+        norms + self.attention.active_parameters() + self.ffn.active_parameters()
+    }
 }

@@ -41,6 +41,13 @@ use crate::random::Key;
 pub trait Layer: Module + ModuleDisplay + Sync + 'static {
     /// `x`: `[batch, seq, d_model]` to the same shape.
     fn forward(&self, x: Tensor<3>, context: &Context) -> Tensor<3>;
+
+    /// How many of its parameters a token multiplies with: what the FLOPs of a step follow from, and
+    /// with them `mfu`. All of them, unless the layer says otherwise, as one of experts does that sends
+    /// a token to some of them, or one that looks rows up. Initialises nothing.
+    fn active_parameters(&self) -> usize {
+        Module::num_params(self)
+    }
 }
 
 /// What a forward pass knows besides its input.

@@ -3,6 +3,7 @@
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use kiln_model::decoder::{self, Decoder};
+use kiln_model::layers::{Block, Layer, Linear};
 use kiln_model::{Context, Key, ModelConfig, PRESETS};
 
 fn tiny(tied: bool) -> ModelConfig {
@@ -44,11 +45,52 @@ fn presets_have_exactly_the_parameters_they_are_known_for() {
 #[test]
 fn flops_count_what_multiplies() {
     let config = ModelConfig::preset("10m").expect("a preset");
-    let tied = config.flops_per_token(config.num_parameters(), 256);
+    let tied = config.flops_per_token(config.active_parameters(), 256);
     assert_eq!(tied, 6.0 * 8_959_232.0 + 12.0 * 10.0 * 256.0 * 256.0);
     let untied = ModelConfig { tie_embeddings: false, ..config.clone() };
     // The second matrix multiplies, the table that is only looked up does not.
-    assert_eq!(untied.flops_per_token(untied.num_parameters(), 256), tied);
+    assert_eq!(untied.flops_per_token(untied.active_parameters(), 256), tied);
+    for name in PRESETS {
+        let preset = ModelConfig::preset(name).expect("a preset");
+        for config in
+            [ModelConfig { tie_embeddings: !preset.tie_embeddings, ..preset.clone() }, preset]
+        {
+            let decoder = Decoder::new(&config, Key::new(0), &Device::flex());
+            assert_eq!(decoder.active_parameters(), config.active_parameters(), "{name}");
+        }
+    }
+}
+
+/// Experts of which a token is sent to one.
+#[derive(Module, Debug)]
+struct Experts {
+    router: Linear,
+    experts: Vec<Linear>,
+}
+
+impl Layer for Experts {
+    fn forward(&self, x: Tensor<3>, _context: &Context) -> Tensor<3> {
+        self.experts[0].forward(x)
+    }
+
+    fn active_parameters(&self) -> usize {
+        self.router.num_params() + self.experts[0].num_params()
+    }
+}
+
+#[test]
+fn experts_count_as_often_as_a_token_meets_them() {
+    let config = tiny(false);
+    let (d, key, device) = (config.d_model, Key::new(0), Device::flex());
+    let linear = |width: usize| Linear::new(d, width, 0.1, key, &device);
+    let decoder = Decoder::with_blocks(&config, key, &device, |index| {
+        let experts = (0..8).map(|_| linear(d)).collect();
+        Block::with_ffn(&config, index, key, Experts { router: linear(8), experts }, &device)
+    });
+    let idle = config.layers * 7 * d * d;
+    // The table that tokens are looked up in.
+    let lookup = if config.tie_embeddings { 0 } else { config.vocab_size * d };
+    assert_eq!(decoder.active_parameters(), decoder.num_params() - idle - lookup);
 }
 
 /// All parameters of a decoder, one after the other.

@@ -73,8 +73,11 @@ impl Steps<'_> {
             let begun = start.elapsed().as_secs_f64();
             loop {
                 steps.push(timed()?);
-                let Progress { done, failed } = saver.progress();
-                let all = Progress { done: self.sum(done)?, failed: self.sum(failed)? };
+                let mut all = saver.progress().to_values();
+                for value in &mut all {
+                    *value = self.sum(*value)?;
+                }
+                let all = Progress::from_values(all);
                 if saver.advance(self.engine, all)?.is_some() {
                     break;
                 }

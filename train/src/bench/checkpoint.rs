@@ -194,6 +194,7 @@ impl Bench<'_> {
             format: Format::Sharded,
             background,
             keep: last,
+            timeout: self.config.checkpoint.timeout(),
         };
         let rank = self.engine().world().rank();
         let mut round = Round::default();
@@ -243,7 +244,7 @@ impl Bench<'_> {
             context_length: self.config.data.seq_len,
             data_sha256: None,
         };
-        SaveContext { state, config: None, files: Vec::new() }
+        SaveContext::built_in(state)
     }
 
     /// Does something on rank 0 while the others wait; returns the seconds it took.

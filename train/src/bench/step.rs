@@ -149,7 +149,7 @@ impl StepReport {
     ) -> Self {
         let tokens = (config.train.global_batch * config.data.seq_len) as f64;
         let tokens_per_s = tokens / median(measured.steps.clone());
-        let flops = model.flops_per_token(measured.parameters, config.data.seq_len);
+        let flops = model.flops_per_token(model.active_parameters(), config.data.seq_len);
         let model_flops_per_s = flops * tokens_per_s;
         let ranks = config.train.ranks;
         StepReport {

@@ -99,6 +99,8 @@ pub fn convert(
             && name.as_str() != full::INDEX_FILE
     });
     let context = SaveContext {
+        architecture: manifest.architecture.clone(),
+        optimizer: manifest.optimizer.clone(),
         state: manifest.state.clone(),
         config,
         files: others.map(|name| checkpoint.folder().join(name)).collect(),

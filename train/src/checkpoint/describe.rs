@@ -26,6 +26,8 @@ pub fn describe(checkpoint: &Checkpoint) -> String {
             }
         ),
         model_line(model, manifest.num_parameters(), state.context_length),
+        format!("architecture: {}", manifest.architecture),
+        format!("optimizer: {}", manifest.optimizer),
         format!("files: {}, {}", manifest.files.len(), size(manifest.bytes())),
     ];
     let weights = || manifest.tensors.iter().filter(|tensor| tensor.saved == Saved::Weight);

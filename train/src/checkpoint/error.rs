@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 use kiln_collectives::BufferError;
 use kiln_shard::ShardError;
 
+use super::SavedOptimizer;
+
 /// What can go wrong with checkpoints.
 #[derive(Debug, thiserror::Error)]
 pub enum CheckpointError {
@@ -48,6 +50,26 @@ pub enum CheckpointError {
         /// What differs, key by key.
         differences: Vec<String>,
     },
+    /// The checkpoint's weights belong to parts of a model that this program does not build.
+    #[error("{path} {objection}, or use another checkpoint")]
+    OtherArchitecture {
+        /// The checkpoint.
+        path: PathBuf,
+        /// Which parts, and what to do.
+        objection: String,
+    },
+    /// The checkpoint's moments are those of another optimizer.
+    #[error(
+        "{path} was trained with the optimizer {saved}, and this program goes on with {here}: use the program that trained it, or start a new run from its weights alone with init.from"
+    )]
+    OtherOptimizer {
+        /// The checkpoint.
+        path: PathBuf,
+        /// What it was trained with.
+        saved: Box<SavedOptimizer>,
+        /// What was to go on with it.
+        here: Box<SavedOptimizer>,
+    },
     /// Names or shapes in the checkpoint and in the model differ.
     #[error(
         "{path} does not fit the model: {}; use the [model] section of its config.toml{}",
@@ -64,11 +86,39 @@ pub enum CheckpointError {
         /// Tensors of another shape than the model's, with both.
         misshapen: Vec<String>,
     },
+    /// What a program says of its checkpoint does not fit what is in it.
+    #[error("this checkpoint could not be read again: {problem}; mend the SaveContext")]
+    Context {
+        /// What does not fit.
+        problem: String,
+    },
     /// The folder to write to is there already.
     #[error("{path} exists already: name a new folder with --out")]
     Exists {
         /// The folder.
         path: PathBuf,
+    },
+    /// Ranks have written their parts, and the rank that completes the checkpoint does not see them.
+    #[error(
+        "the parts of ranks {ranks:?} are not all in {folder}, {seconds:.0} s after every rank had written its own: make sure that all ranks write to the same file system and that nothing removes files there, or raise checkpoint.timeout_s"
+    )]
+    MissingParts {
+        /// Where they were looked for.
+        folder: PathBuf,
+        /// The ranks that they are of.
+        ranks: Vec<usize>,
+        /// How long.
+        seconds: f64,
+    },
+    /// The disk does not answer.
+    #[error(
+        "nothing has been written to {path} for {seconds:.0} s: check the disk, or raise checkpoint.timeout_s"
+    )]
+    Stalled {
+        /// The folder that is written to.
+        path: PathBuf,
+        /// How long.
+        seconds: f64,
     },
     /// Another rank failed to write; this one only knows that.
     #[error("another rank could not write the checkpoint; see its message")]

@@ -6,13 +6,18 @@ use std::io::Read;
 use std::path::Path;
 
 use kiln_shard::{Kind, UnitLayout};
+use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 
 use super::checksum::Checksum;
-use super::{CheckpointError, CheckpointState, disk};
+use super::{Architecture, CheckpointError, CheckpointState, SavedOptimizer, disk};
 
-/// The version of the format that this build reads and writes.
-pub const FORMAT_VERSION: u64 = 2;
+/// The version of the format that this build writes.
+pub const FORMAT_VERSION: u64 = 3;
+
+/// The oldest version that this build reads. Until version 3, manifests did not say what a checkpoint
+/// was trained with; it was the built-in decoder and AdamW.
+const OLDEST_VERSION: u64 = 2;
 
 /// Name of the manifest in the folder.
 pub const MANIFEST_FILE: &str = "manifest.json";
@@ -55,6 +60,12 @@ pub struct Manifest {
     pub format: Format,
     /// Ranks of the run that wrote it.
     pub ranks: usize,
+    /// What computes with the weights.
+    #[serde(default = "Architecture::decoder")]
+    pub architecture: Architecture,
+    /// What the weights were trained with, and what the moments are.
+    #[serde(default = "SavedOptimizer::adamw")]
+    pub optimizer: SavedOptimizer,
     /// Where the run stood.
     pub state: CheckpointState,
     /// The run's configuration; none for a model from elsewhere.
@@ -117,13 +128,18 @@ impl Saved {
         }
     }
 
+    /// What an optimizer's state of this kind is called; `None` for the weight.
+    pub fn state_name(self) -> Option<&'static str> {
+        match self {
+            Saved::Weight => None,
+            Saved::FirstMoment => Some("exp_avg"),
+            Saved::SecondMoment => Some("exp_avg_sq"),
+        }
+    }
+
     /// The key in a file of tensors of parameter `name`.
     pub fn key(self, name: &str) -> String {
-        match self {
-            Saved::Weight => name.to_owned(),
-            Saved::FirstMoment => format!("{name}.exp_avg"),
-            Saved::SecondMoment => format!("{name}.exp_avg_sq"),
-        }
+        self.state_name().map_or_else(|| name.to_owned(), |state| format!("{name}.{state}"))
     }
 }
 
@@ -221,6 +237,8 @@ impl Manifest {
         #[serde(expecting = "an object with the key `format_version`")]
         struct Version {
             format_version: u64,
+            architecture: Option<IgnoredAny>,
+            optimizer: Option<IgnoredAny>,
         }
         let wrong = "it does not match its own checksum";
         let (first, rest) = bytes
@@ -233,12 +251,16 @@ impl Manifest {
         }
         // The first line opens the object that the rest completes.
         let json = [b"{", rest].concat();
-        let Version { format_version } =
+        let Version { format_version, architecture, optimizer } =
             serde_json::from_slice(&json).map_err(|error| error.to_string())?;
-        if format_version != FORMAT_VERSION {
+        if !(OLDEST_VERSION..=FORMAT_VERSION).contains(&format_version) {
             return Err(format!(
-                "format version {format_version}, this build reads {FORMAT_VERSION}"
+                "format version {format_version}, this build reads {OLDEST_VERSION} to \
+                 {FORMAT_VERSION}"
             ));
+        }
+        if format_version == FORMAT_VERSION && (architecture.is_none() || optimizer.is_none()) {
+            return Err("it does not say what it was trained with".to_owned());
         }
         let manifest: Manifest =
             serde_json::from_slice(&json).map_err(|error| error.to_string())?;
@@ -247,11 +269,15 @@ impl Manifest {
     }
 
     /// What is wrong with it: what it says must fit together, so that no one need ask again.
-    fn check(&self) -> Result<(), String> {
+    pub(super) fn check(&self) -> Result<(), String> {
         if self.checksums != Checksum::NAME {
             return Err(format!("its checksums are `{}`", self.checksums));
         }
         self.state.model.validate().map_err(|error| error.to_string())?;
+        let names = self.architecture.parts.iter().flat_map(|part| [&part.kind, &part.name]);
+        if names.chain([&self.architecture.name, &self.optimizer.name]).any(String::is_empty) {
+            return Err("it names a part or the optimizer with an empty name".to_owned());
+        }
         let mut described: HashMap<&str, u64> = HashMap::new();
         for (name, file) in &self.files {
             let plain = Path::new(name).file_name().is_some_and(|file| file == name.as_str());
@@ -264,6 +290,9 @@ impl Manifest {
         for tensor in &self.tensors {
             let of = |problem: String| format!("`{}`: {problem}", tensor.saved.key(&tensor.name));
             tensor.check(&self.files).map_err(of)?;
+            if tensor.saved.state_name().is_some_and(|name| !self.optimizer.keeps(name)) {
+                return Err(of(format!("`{}` keeps no such state", self.optimizer.name)));
+            }
             if !seen.insert((tensor.name.as_str(), tensor.saved)) {
                 return Err(of("it is there twice".to_owned()));
             }

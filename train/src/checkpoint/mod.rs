@@ -7,7 +7,7 @@
 //!
 //! | file | content |
 //! |---|---|
-//! | `manifest.json` | [`Manifest`]: where the run stood, and for every weight and moment where its pieces are, with their checksums |
+//! | `manifest.json` | [`Manifest`]: what was trained and with which optimizer, where the run stood, and for every weight and moment where its pieces are, with their checksums |
 //! | sharded: `model-part-0000i-of-0000n.safetensors`, `optimizer-part-…` | what rank *i* has written: its piece of every unit |
 //! | full: `model-0000i-of-0000n.safetensors`, `optimizer-…` | unit *i*, whole, under its names |
 //! | full: `model.safetensors.index.json` | which file holds which weight, as Hugging Face lays it out |
@@ -35,6 +35,7 @@ mod folder;
 mod full;
 mod manifest;
 mod open;
+mod origin;
 mod part;
 mod read_ahead;
 mod reader;
@@ -61,6 +62,7 @@ pub use manifest::{
     UnitEntry,
 };
 pub use open::Checkpoint;
+pub use origin::{Architecture, CustomPart, SavedOptimizer};
 pub use reader::CheckpointReader;
 pub use saver::{Progress, SaveContext, SaveOptions, Saver};
 pub(crate) use stream::Stream;

@@ -9,7 +9,8 @@ use kiln_shard::Engine;
 use super::folder::{folder_of_run, is_whole, newest};
 use super::verify::check_plain_file;
 use super::{
-    CONFIG_FILE, CheckpointError, CheckpointReader, CheckpointState, Manifest, TOKENIZER_FILE,
+    Architecture, CONFIG_FILE, CheckpointError, CheckpointReader, CheckpointState, Manifest,
+    SavedOptimizer, TOKENIZER_FILE,
 };
 use crate::weights::AllowMissing;
 
@@ -67,6 +68,27 @@ impl Checkpoint {
     /// What it consists of.
     pub fn manifest(&self) -> &Manifest {
         &self.manifest
+    }
+
+    /// Fails unless this was trained with the architecture that the caller builds: weights of the
+    /// same names and shapes may mean something else elsewhere.
+    pub fn require_architecture(&self, here: &Architecture) -> Result<(), CheckpointError> {
+        match self.manifest.architecture.objection(here) {
+            None => Ok(()),
+            Some(objection) => {
+                Err(CheckpointError::OtherArchitecture { path: self.folder.clone(), objection })
+            }
+        }
+    }
+
+    /// Fails unless this was trained with the optimizer that is to go on with its state.
+    pub fn require_optimizer(&self, here: &SavedOptimizer) -> Result<(), CheckpointError> {
+        let saved = &self.manifest.optimizer;
+        if saved == here {
+            return Ok(());
+        }
+        let (saved, here) = (Box::new(saved.clone()), Box::new(here.clone()));
+        Err(CheckpointError::OtherOptimizer { path: self.folder.clone(), saved, here })
     }
 
     /// Where the run stood.

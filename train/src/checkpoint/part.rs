@@ -1,8 +1,10 @@
 //! What one writer has written, and the checkpoint made of all parts.
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
-use std::fs;
+use std::collections::{BTreeMap, HashSet};
+use std::ffi::OsStr;
+use std::fs::{self, DirEntry, File};
+use std::io::{self, ErrorKind};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
@@ -165,24 +167,59 @@ impl Part {
         disk::replace(&beside, &path)
     }
 
-    /// Whether `count` writers have left word in `folder`.
-    pub(super) fn all_are_left(folder: &Path, count: usize) -> bool {
-        (0..count).all(|index| folder.join(part_file(index)).exists())
+    /// The word of the writer `index` in `folder`; `None` if it or a file that it describes cannot be
+    /// seen there as it was written.
+    fn find(folder: &Path, index: usize) -> Result<Option<Part>, CheckpointError> {
+        let path = folder.join(part_file(index));
+        let json = match fs::read(&path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            other => other.map_err(CheckpointError::io("read", &path))?,
+        };
+        let part: Part = serde_json::from_slice(&json)
+            .map_err(|error| CheckpointError::damaged(&path, error))?;
+        // Opening asks the server of a network file system; a bare look-up may answer from memory.
+        let is_there = |(name, entry): (&String, &FileEntry)| {
+            let found = File::open(folder.join(name)).and_then(|file| file.metadata());
+            found.is_ok_and(|found| found.len() == entry.bytes)
+        };
+        Ok(part.files.iter().all(is_there).then_some(part))
     }
+}
 
-    /// Takes what `count` writers have left in `folder`.
-    pub(super) fn take_all(folder: &Path, count: usize) -> Result<Vec<Part>, CheckpointError> {
-        (0..count)
-            .map(|index| {
-                let path = folder.join(part_file(index));
-                let json = fs::read(&path).map_err(CheckpointError::io("read", &path))?;
-                let part = serde_json::from_slice(&json)
-                    .map_err(|error| CheckpointError::damaged(&path, error))?;
-                fs::remove_file(&path).map_err(CheckpointError::io("remove", &path))?;
-                Ok(part)
-            })
-            .collect()
+/// What writers have left in a folder.
+pub(super) enum Left {
+    /// The parts of all of them, with all their files.
+    All(Vec<Part>),
+    /// Not those of these writers.
+    Without(Vec<usize>),
+}
+
+/// What `count` writers have left in `folder`. Lists the folder anew, and looks up no name that is not
+/// listed: a network file system may remember for long that a name was not there.
+pub(super) fn find_all(folder: &Path, count: usize) -> Result<Left, CheckpointError> {
+    let listed = fs::read_dir(folder).and_then(|entries| entries.collect::<io::Result<Vec<_>>>());
+    let listed = listed.map_err(CheckpointError::io("read", folder))?;
+    let names: HashSet<_> = listed.iter().map(DirEntry::file_name).collect();
+    let is_listed = |index: &usize| names.contains(OsStr::new(&part_file(*index)));
+    let unlisted: Vec<_> = (0..count).filter(|index| !is_listed(index)).collect();
+    if !unlisted.is_empty() {
+        return Ok(Left::Without(unlisted));
     }
+    let (mut parts, mut missing) = (Vec::new(), Vec::new());
+    for index in 0..count {
+        match Part::find(folder, index)? {
+            Some(part) => parts.push(part),
+            None => missing.push(index),
+        }
+    }
+    Ok(if missing.is_empty() { Left::All(parts) } else { Left::Without(missing) })
+}
+
+/// Removes the word that `count` writers have left in `folder`.
+pub(super) fn forget_all(folder: &Path, count: usize) -> Result<(), CheckpointError> {
+    (0..count)
+        .map(|index| folder.join(part_file(index)))
+        .try_for_each(|path| fs::remove_file(&path).map_err(CheckpointError::io("remove", &path)))
 }
 
 /// A checkpoint whose data has been written, and what it still lacks.
@@ -221,6 +258,8 @@ impl Completion<'_> {
             format_version: FORMAT_VERSION,
             format,
             ranks,
+            architecture: context.architecture.clone(),
+            optimizer: context.optimizer.clone(),
             state: context.state.clone(),
             config: context
                 .config
@@ -236,6 +275,8 @@ impl Completion<'_> {
             files,
             tensors,
         };
+        // What could not be read again is no checkpoint.
+        manifest.check().map_err(|problem| CheckpointError::Context { problem })?;
         // Last: a folder with a manifest is complete.
         manifest.write(beside)?;
         disk::sync_folder(beside)?;
@@ -280,4 +321,54 @@ pub(super) fn begin(place: &Path) -> Result<PathBuf, CheckpointError> {
     disk::remove(&beside)?;
     fs::create_dir_all(&beside).map_err(CheckpointError::io("create", &beside))?;
     Ok(beside)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Two ranks' pieces of one unit of weights.
+    struct Weights;
+
+    impl Values for Weights {
+        fn has(&self, _unit: usize, saved: Saved) -> bool {
+            saved == Saved::Weight
+        }
+
+        fn get(&self, _: &[UnitLayout], entry: &Entry) -> Result<Cow<'_, [f32]>, CheckpointError> {
+            Ok(vec![1.0; entry.range.len()].into())
+        }
+    }
+
+    #[test]
+    fn a_part_is_there_when_its_files_are() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path();
+        let parameters = vec![("a".to_owned(), vec![300]), ("b".to_owned(), vec![300])];
+        let layout = [UnitLayout::new("unit".to_owned(), true, parameters, 2)];
+        let missing = || match find_all(path, 2).unwrap() {
+            Left::All(parts) => {
+                assert_eq!(parts.len(), 2);
+                Vec::new()
+            }
+            Left::Without(missing) => missing,
+        };
+        assert_eq!(missing(), [0, 1]);
+        for index in [1, 0] {
+            let part = write_piece(path, &layout, index, &mut Weights).unwrap();
+            part.leave(path, index).unwrap();
+            assert_eq!(missing(), if index == 1 { vec![0] } else { vec![] });
+        }
+        // Word of a part whose data nobody sees, or not all of it.
+        let data = path.join("model-part-00002-of-00002.safetensors");
+        let bytes = fs::read(&data).unwrap();
+        fs::remove_file(&data).unwrap();
+        assert_eq!(missing(), [1]);
+        fs::write(&data, &bytes[..bytes.len() - 1]).unwrap();
+        assert_eq!(missing(), [1]);
+        fs::write(&data, &bytes).unwrap();
+        assert_eq!(missing(), [0; 0]);
+        forget_all(path, 2).unwrap();
+        assert_eq!(missing(), [0, 1]);
+    }
 }

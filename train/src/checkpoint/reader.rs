@@ -12,7 +12,7 @@ use kiln_shard::Engine;
 use super::manifest::Saved;
 use super::read_ahead::ReadAhead;
 use super::tensor_file::TensorFile;
-use super::{Checkpoint, CheckpointError, Checksum};
+use super::{Checkpoint, CheckpointError, Checksum, SavedOptimizer};
 use crate::weights::{self, AllowMissing, Weights};
 
 /// Reads from a checkpoint. Whole pieces are checked as they are read; of those that several ranks
@@ -183,12 +183,14 @@ impl<'a> CheckpointReader<'a> {
 
     /// Loads this rank's part of the optimizer's moments, and tells the engine how many updates there
     /// have been. Before the first there are no moments.
-    /// Those of parameters that are frozen now are left where they are. Collective.
+    /// Those of parameters that are frozen now are left where they are. Fails if another optimizer
+    /// than the engine's AdamW has left them. Collective.
     pub fn load_optimizer(
         &self,
         engine: &Engine,
         allow_missing: &AllowMissing,
     ) -> Result<(), CheckpointError> {
+        self.checkpoint.require_optimizer(&SavedOptimizer::adamw())?;
         let state = self.checkpoint.state();
         engine.resume(state.step - state.skipped, state.loss_scale);
         if state.step == state.skipped {

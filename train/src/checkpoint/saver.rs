@@ -5,30 +5,54 @@
 //! the word of all, it completes the checkpoint, also behind the step and without a collective. How
 //! far the ranks are travels with the sum of the losses after each step, so that all of them learn of
 //! a failure, and of the end, in the same step.
+//!
+//! A save that does not get on has failed, and that is all: when all ranks have written their parts,
+//! rank 0 has [`SaveOptions::timeout`] to find them, and a rank may go no longer than that without
+//! writing anything. Who waits for the end of a save says so to the others every few seconds.
 
+use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use kiln_collectives::Phase;
-use kiln_shard::{Engine, Snapshot, UnitLayout, memory};
+use kiln_shard::{Engine, Mesh, Snapshot, UnitLayout, memory};
 use nix::time::{ClockId, clock_gettime};
 
-use super::manifest::Format;
-use super::part::{self, Completion, Part};
-use super::status::{Stage, Status};
-use super::{CheckpointError, CheckpointState, Keep, disk, folder, full};
+use super::manifest::{Format, Saved};
+use super::part::{self, Completion, Entry, Left, Part, Values};
+use super::status::{Next, Stage, Status};
+use super::{
+    Architecture, CheckpointError, CheckpointState, Keep, SavedOptimizer, disk, folder, full,
+};
 
 /// What goes into a checkpoint besides the engine's values.
 #[derive(Clone, Debug)]
 pub struct SaveContext {
+    /// What computes with the weights. Whoever cannot build it refuses the checkpoint.
+    pub architecture: Architecture,
+    /// What the weights were trained with.
+    pub optimizer: SavedOptimizer,
     /// Where the run stands.
     pub state: CheckpointState,
     /// The resolved configuration, as TOML.
     pub config: Option<String>,
     /// Files that are copied into it under their names, such as the tokenizer's.
     pub files: Vec<PathBuf>,
+}
+
+impl SaveContext {
+    /// Of a run of the built-in decoder under the built-in AdamW, without a configuration and files.
+    pub fn built_in(state: CheckpointState) -> Self {
+        SaveContext {
+            architecture: Architecture::decoder(),
+            optimizer: SavedOptimizer::adamw(),
+            state,
+            config: None,
+            files: Vec::new(),
+        }
+    }
 }
 
 /// How a run saves.
@@ -43,15 +67,38 @@ pub struct SaveOptions {
     pub background: bool,
     /// Which checkpoints stay.
     pub keep: Keep,
+    /// How long a save may go without getting on: the parts of all ranks are written and not all of
+    /// them can be seen, or a rank does not get anything written.
+    pub timeout: Duration,
 }
+
+/// Ranks that wait for the end of a save talk to each other at least this often.
+const BEAT: Duration = Duration::from_secs(5);
+
+/// Between two looks at what the other ranks have written: at first, and at most.
+const PAUSES: [Duration; 2] = [Duration::from_millis(10), Duration::from_millis(320)];
 
 /// How far a rank is with a save in the background, in numbers that add up over the ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Progress {
+    /// 1 when its part is on the disk.
+    pub written: f64,
     /// 1 when there is nothing left for it to do.
     pub done: f64,
     /// 1 when it could not do its part.
     pub failed: f64,
+}
+
+impl Progress {
+    /// As numbers to be summed over the ranks.
+    pub fn to_values(self) -> [f64; 3] {
+        [self.written, self.done, self.failed]
+    }
+
+    /// From sums of [`Progress::to_values`].
+    pub fn from_values([written, done, failed]: [f64; 3]) -> Self {
+        Progress { written, done, failed }
+    }
 }
 
 /// Writes the checkpoints of a run and removes old ones. All ranks call the same methods in the same
@@ -103,11 +150,11 @@ impl Saver {
             self.clean_after(agreed, &place)?;
             return Ok(Some(place));
         }
-        let status = Arc::new(Status::default());
+        let status = Arc::new(Status::new());
         let writer = Writer {
             snapshot: engine.snapshot(),
             layout: engine.layout().units.clone(),
-            piece: UnitLayout::own_piece(&engine.mesh(), self.rank),
+            mesh: engine.mesh(),
             rank: self.rank,
             place: place.clone(),
             context,
@@ -118,19 +165,27 @@ impl Saver {
             .name(format!("rank{}-checkpoint", self.rank))
             .spawn(move || writer.run())
             .map_err(CheckpointError::io("start a thread to write", &place));
-        let thread = self.agree(engine, thread)?;
-        self.pending = Some(Pending { place, status, thread });
+        let agreed = self.agree(engine, thread);
+        if agreed.is_err() {
+            // A thread that could be started has no others to wait for.
+            status.cancel();
+        }
+        self.pending = Some(Pending { place, status, thread: agreed? });
         if self.options.background { Ok(None) } else { self.settle(engine) }
     }
 
     /// How far this rank is; to be summed over the ranks and given to [`Saver::advance`].
     pub fn progress(&self) -> Progress {
-        let Some(pending) = &self.pending else { return Progress::default() };
-        let stage = pending.status.stage();
-        // Rank 0 completes the checkpoint when its own part is written.
-        let done = stage == Stage::Complete || (stage == Stage::Written && self.rank != 0);
-        let failed = stage == Stage::Failed;
-        Progress { done: f64::from(u8::from(done)), failed: f64::from(u8::from(failed)) }
+        let Some(Pending { status, .. }) = &self.pending else { return Progress::default() };
+        let stage = status.stage();
+        let failed = stage == Stage::Failed || status.is_stalled(self.options.timeout);
+        let is = |true_now: bool| f64::from(u8::from(true_now));
+        Progress {
+            written: is(matches!(stage, Stage::Written | Stage::Complete)),
+            // Rank 0 completes the checkpoint when its own part is written.
+            done: is(stage == Stage::Complete),
+            failed: is(failed),
+        }
     }
 
     /// Ends a save in the background when it is complete or has failed. `all` is the sum of what all
@@ -142,22 +197,58 @@ impl Saver {
         all: Progress,
     ) -> Result<Option<PathBuf>, CheckpointError> {
         let ranks = engine.world().world_size() as f64;
+        self.heed(all, ranks);
         if all.failed > 0.0 || all.done == ranks { self.settle(engine) } else { Ok(None) }
     }
 
-    /// Waits for the save that is under way, if there is one; returns its folder. Collective.
-    pub fn settle(&mut self, engine: &Engine) -> Result<Option<PathBuf>, CheckpointError> {
-        let Some(Pending { place, status, thread }) = self.pending.take() else { return Ok(None) };
-        let written = status.wait_for_part();
-        let failed = [f64::from(u8::from(!written))];
-        if engine.sum_in(Phase::Checkpoint, "save", &failed)?[0] > 0.0 {
-            // Rank 0 waits for parts that will not come.
+    /// Tells this rank's thread what the others have come to.
+    fn heed(&self, all: Progress, ranks: f64) {
+        let Some(Pending { status, .. }) = &self.pending else { return };
+        if all.failed > 0.0 {
             status.cancel();
+        } else if all.written == ranks {
+            status.all_written(self.options.timeout);
         }
-        let written = join(thread, &place).map(|cpu_time| self.cpu_time = cpu_time);
+    }
+
+    /// Waits for the save that is under way, if there is one; returns its folder. However long that
+    /// takes, no rank waits long for another's word. Collective.
+    pub fn settle(&mut self, engine: &Engine) -> Result<Option<PathBuf>, CheckpointError> {
+        let beat = BEAT.min(engine.policy().timeout / 4);
+        let ranks = engine.world().world_size() as f64;
+        while let Some(Pending { status, .. }) = &self.pending {
+            status.wait(beat);
+            let mine = self.progress().to_values();
+            let sums = engine.sum_in(Phase::Checkpoint, "save", &mine)?;
+            let all = Progress::from_values([sums[0], sums[1], sums[2]]);
+            self.heed(all, ranks);
+            if all.done + all.failed == ranks {
+                break;
+            }
+        }
+        let Some(pending) = self.pending.take() else { return Ok(None) };
+        let place = pending.place.clone();
+        let written = self.end(pending).map(|cpu_time| self.cpu_time = cpu_time);
         let outcome = self.agree(engine, written);
         self.clean_after(outcome, &place)?;
         Ok(Some(place))
+    }
+
+    /// Waits for the end of a thread, unless nothing can be expected of it any more.
+    fn end(&self, pending: Pending) -> Result<Duration, CheckpointError> {
+        let Pending { place, status, thread } = pending;
+        let timeout = self.options.timeout;
+        if status.is_stalled(timeout) {
+            // It hangs in the system, where nobody can call it back. Should it ever return, it finds
+            // that its work is not wanted any more.
+            status.cancel();
+            let (path, seconds) = (folder::beside(&place), timeout.as_secs_f64());
+            return Err(CheckpointError::Stalled { path, seconds });
+        }
+        thread.join().unwrap_or_else(|_| {
+            let source = std::io::Error::other("the thread that writes it panicked");
+            Err(CheckpointError::io("write", &place)(source))
+        })
     }
 
     /// What this rank's thread has taken of the processors, in all, for the last sharded checkpoint
@@ -198,14 +289,15 @@ impl Drop for Saver {
     fn drop(&mut self) {
         // The run has failed. What all ranks have written may still become a checkpoint; nothing is
         // to write into the run folder afterwards.
-        if let Some(Pending { place, status, thread }) = self.pending.take() {
+        if let Some(pending) = self.pending.take() {
+            let place = pending.place.clone();
             // A panic is to be heard by the others before they give up on this rank.
             if std::thread::panicking() {
-                status.cancel()
+                pending.status.cancel();
             } else {
-                status.hurry()
+                pending.status.hurry();
             }
-            if let Err(error) = join(thread, &place)
+            if let Err(error) = self.end(pending)
                 && !error.is_consequence()
             {
                 tracing::warn!("{error}");
@@ -217,22 +309,11 @@ impl Drop for Saver {
     }
 }
 
-fn join(
-    thread: JoinHandle<Result<Duration, CheckpointError>>,
-    place: &Path,
-) -> Result<Duration, CheckpointError> {
-    thread.join().unwrap_or_else(|_| {
-        let source = std::io::Error::other("the thread that writes it panicked");
-        Err(CheckpointError::io("write", place)(source))
-    })
-}
-
 /// Writes the part of one rank, and on rank 0 what makes a checkpoint of all parts.
 struct Writer {
     snapshot: Snapshot,
     layout: Vec<UnitLayout>,
-    /// The piece of every unit that this rank writes.
-    piece: usize,
+    mesh: Mesh,
     rank: usize,
     place: PathBuf,
     context: SaveContext,
@@ -247,8 +328,11 @@ impl Writer {
         // Also if this panics.
         let failed = self.status.fail_on_drop();
         let beside = folder::beside(&self.place);
-        let part = part::write_piece(&beside, &self.layout, self.piece, &mut self.snapshot)?;
-        part.leave(&beside, self.piece)?;
+        // The piece of every unit that this rank writes.
+        let piece = UnitLayout::own_piece(&self.mesh, self.rank);
+        let mut values = Watched { snapshot: &mut self.snapshot, status: &self.status };
+        let part = part::write_piece(&beside, &self.layout, piece, &mut values)?;
+        part.leave(&beside, piece)?;
         self.status.set(Stage::Written);
         if self.rank == 0 {
             self.complete(&beside)?;
@@ -261,16 +345,65 @@ impl Writer {
 
     fn complete(&self, beside: &Path) -> Result<(), CheckpointError> {
         let (layout, context) = (&self.layout[..], &self.context);
-        let ranks = layout.first().map_or(1, |unit| unit.pieces);
-        while !Part::all_are_left(beside, ranks) {
-            if !self.status.pause() {
-                return Err(CheckpointError::OtherRank);
-            }
-        }
-        let parts = Part::take_all(beside, ranks)?;
+        let ranks = self.mesh.world_size();
+        let parts = self.wait_for_parts(beside, ranks)?;
+        part::forget_all(beside, ranks)?;
+        self.go_on()?;
         let completion = Completion { format: Format::Sharded, ranks, layout, parts, context };
         completion.complete(beside, &self.place)?;
+        self.go_on()?;
         finish(&self.options, context.state.step)
+    }
+
+    fn wait_for_parts(&self, beside: &Path, ranks: usize) -> Result<Vec<Part>, CheckpointError> {
+        let [mut pause, longest] = PAUSES;
+        loop {
+            let missing = match part::find_all(beside, ranks)? {
+                Left::All(parts) => return Ok(parts),
+                Left::Without(missing) => missing,
+            };
+            match self.status.pause(pause) {
+                Next::Look => pause = longest.min(2 * pause),
+                Next::GiveUp => return Err(CheckpointError::OtherRank),
+                Next::Overdue => {
+                    let of_piece =
+                        |rank: &usize| missing.contains(&UnitLayout::own_piece(&self.mesh, *rank));
+                    return Err(CheckpointError::MissingParts {
+                        folder: beside.to_owned(),
+                        ranks: (0..ranks).filter(of_piece).collect(),
+                        seconds: self.options.timeout.as_secs_f64(),
+                    });
+                }
+            }
+        }
+    }
+
+    /// Fails if nobody wants this checkpoint any more.
+    fn go_on(&self) -> Result<(), CheckpointError> {
+        if self.status.get_on() { Ok(()) } else { Err(CheckpointError::OtherRank) }
+    }
+}
+
+/// A snapshot, and whoever wants to know that what is in it gets written.
+struct Watched<'a> {
+    snapshot: &'a mut Snapshot,
+    status: &'a Status,
+}
+
+impl Values for Watched<'_> {
+    fn has(&self, unit: usize, saved: Saved) -> bool {
+        Values::has(self.snapshot, unit, saved)
+    }
+
+    fn get(&self, layout: &[UnitLayout], entry: &Entry) -> Result<Cow<'_, [f32]>, CheckpointError> {
+        if !self.status.get_on() {
+            return Err(CheckpointError::OtherRank);
+        }
+        Values::get(self.snapshot, layout, entry)
+    }
+
+    fn done(&mut self, unit: usize, saved: Saved) {
+        Values::done(self.snapshot, unit, saved);
     }
 }
 

@@ -1,19 +1,15 @@
 //! How far the thread is that writes a rank's part, and what it is told.
 
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-
-/// Between two looks at whether the other ranks have written their parts.
-const PAUSE: Duration = Duration::from_millis(10);
 
 /// How long the parts of the other ranks may take when the run has failed.
 const LAST_WAIT: Duration = Duration::from_secs(1);
 
 /// How far a rank is.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
     /// Its part is being written.
-    #[default]
     Writing,
     /// Its part is on the disk.
     Written,
@@ -23,21 +19,50 @@ pub(super) enum Stage {
     Failed,
 }
 
+/// What a thread does that waits for the parts of other ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Next {
+    /// It looks for them again.
+    Look,
+    /// It says that they have not come in time.
+    Overdue,
+    /// It stops: the save or the run has failed elsewhere.
+    GiveUp,
+}
+
 /// Shared by a rank and the thread that writes for it.
-#[derive(Default)]
 pub(super) struct Status {
     state: Mutex<State>,
     changed: Condvar,
 }
 
-#[derive(Default)]
 struct State {
     stage: Stage,
-    /// When to stop waiting for other ranks.
-    until: Option<Instant>,
+    /// When the thread last got on with its work.
+    moved: Instant,
+    /// Whether it has nothing to do until other ranks have done their part.
+    waiting: bool,
+    /// Until when the parts of other ranks may come; not known before all have been written.
+    due: Option<Instant>,
+    /// Until when to wait at all, if the run has failed.
+    end: Option<Instant>,
+    cancelled: bool,
 }
 
 impl Status {
+    /// Of a thread that begins to write now.
+    pub(super) fn new() -> Self {
+        let state = State {
+            stage: Stage::Writing,
+            moved: Instant::now(),
+            waiting: false,
+            due: None,
+            end: None,
+            cancelled: false,
+        };
+        Status { state: Mutex::new(state), changed: Condvar::new() }
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         // Nothing in it is half-done at any moment.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -48,48 +73,81 @@ impl Status {
     }
 
     pub(super) fn set(&self, stage: Stage) {
-        self.state().stage = stage;
+        let mut state = self.state();
+        (state.stage, state.moved) = (stage, Instant::now());
         self.changed.notify_all();
     }
 
-    /// Waits until this rank's part is written; false if it could not be.
-    pub(super) fn wait_for_part(&self) -> bool {
-        let writing = |state: &mut State| state.stage == Stage::Writing;
-        let state = self.changed.wait_while(self.state(), writing);
-        state.unwrap_or_else(PoisonError::into_inner).stage != Stage::Failed
+    /// Notes that the thread gets on; false if its work is not wanted any more.
+    pub(super) fn get_on(&self) -> bool {
+        let mut state = self.state();
+        state.moved = Instant::now();
+        !state.cancelled
     }
 
-    /// Tells the thread not to wait for other ranks any more.
+    /// Whether the thread has work left and has not got on with it for `patience`.
+    pub(super) fn is_stalled(&self, patience: Duration) -> bool {
+        let state = self.state();
+        let busy = matches!(state.stage, Stage::Writing | Stage::Written) && !state.waiting;
+        busy && state.moved.elapsed() > patience
+    }
+
+    /// Waits until the thread has nothing left to do, for `most` at most.
+    pub(super) fn wait(&self, most: Duration) {
+        let busy = |state: &mut State| matches!(state.stage, Stage::Writing | Stage::Written);
+        drop(self.changed.wait_timeout_while(self.state(), most, busy));
+    }
+
+    /// Tells the thread that the parts of all ranks are written: they may take `timeout` from the
+    /// first time on that this is said.
+    pub(super) fn all_written(&self, timeout: Duration) {
+        let mut state = self.state();
+        if state.due.is_none() {
+            // A time beyond what the clock knows never comes.
+            state.due = Instant::now().checked_add(timeout);
+            self.changed.notify_all();
+        }
+    }
+
+    /// Tells the thread to stop: nobody wants this checkpoint any more.
     pub(super) fn cancel(&self) {
-        self.state().until = Some(Instant::now());
+        self.state().cancelled = true;
         self.changed.notify_all();
     }
 
     /// Tells the thread not to wait for other ranks much longer.
     pub(super) fn hurry(&self) {
-        self.state().until = Some(Instant::now() + LAST_WAIT);
+        self.state().end = Some(Instant::now() + LAST_WAIT);
         self.changed.notify_all();
     }
 
-    /// Waits a moment; false when there is no more time to wait.
-    pub(super) fn pause(&self) -> bool {
-        let state = self.state();
-        if state.until.is_some_and(|until| Instant::now() >= until) {
-            return false;
+    /// Waits for `pause` before the next look at what other ranks have written, or less when there is
+    /// news.
+    pub(super) fn pause(&self, pause: Duration) -> Next {
+        let mut state = self.state();
+        let now = Instant::now();
+        let passed = |time: Option<Instant>| time.is_some_and(|time| now >= time);
+        if state.cancelled || passed(state.end) {
+            return Next::GiveUp;
         }
-        // Early when told something; then it looks again.
-        drop(self.changed.wait_timeout(state, PAUSE));
-        true
+        if passed(state.due) {
+            return Next::Overdue;
+        }
+        state.waiting = true;
+        let waited = self.changed.wait_timeout(state, pause);
+        let (mut state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        (state.waiting, state.moved) = (false, Instant::now());
+        Next::Look
     }
 
     /// Marks the part as failed unless it is told to forget that.
-    pub(super) fn fail_on_drop(self: &std::sync::Arc<Self>) -> FailOnDrop {
+    pub(super) fn fail_on_drop(self: &Arc<Self>) -> FailOnDrop {
         FailOnDrop(Some(self.clone()))
     }
 }
 
 /// See [`Status::fail_on_drop`].
-pub(super) struct FailOnDrop(Option<std::sync::Arc<Status>>);
+pub(super) struct FailOnDrop(Option<Arc<Status>>);
 
 impl FailOnDrop {
     /// All went well.

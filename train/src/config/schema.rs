@@ -377,6 +377,16 @@ pub struct CheckpointSection {
     pub background: bool,
     /// What to do when one cannot be written.
     pub on_failure: OnFailure,
+    /// Seconds that a save may go without getting on before it has failed: the parts of all ranks are
+    /// written and cannot be seen, or the disk takes nothing.
+    pub timeout_s: f64,
+}
+
+impl CheckpointSection {
+    /// How long a save may go without getting on.
+    pub fn timeout(&self) -> Duration {
+        Duration::try_from_secs_f64(self.timeout_s).unwrap_or(Duration::MAX)
+    }
 }
 
 impl Default for CheckpointSection {
@@ -388,6 +398,7 @@ impl Default for CheckpointSection {
             format: Format::default(),
             background: true,
             on_failure: OnFailure::default(),
+            timeout_s: 600.0,
         }
     }
 }

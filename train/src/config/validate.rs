@@ -43,7 +43,7 @@ impl Config {
     }
 
     fn check_ranges(&self, problems: &mut Vec<String>) {
-        let Config { data, train, optim, device, comm, log, sample, .. } = self;
+        let Config { data, train, optim, device, comm, checkpoint, log, sample, .. } = self;
         let positive = [
             ("data.seq_len", data.seq_len as u64),
             ("train.steps", train.steps),
@@ -101,6 +101,12 @@ impl Config {
                 "comm.join_timeout_s",
                 comm.join_timeout_s,
                 positive(comm.join_timeout_s) && comm.join_timeout_s < 1e9,
+                "positive, in seconds",
+            ),
+            (
+                "checkpoint.timeout_s",
+                checkpoint.timeout_s,
+                positive(checkpoint.timeout_s) && checkpoint.timeout_s < 1e9,
                 "positive, in seconds",
             ),
             (

@@ -195,7 +195,7 @@ enum Task {
 
 impl Work {
     fn new(args: &EvalArgs) -> Result<Self, TrainError> {
-        let source = ModelSource::open(&args.checkpoint)?;
+        let source = ModelSource::open_built_in(&args.checkpoint)?;
         let task = Task::new(args, &source)?;
         Ok(Work { source, task, strategy: args.strategy, shard_size: args.shard_size })
     }

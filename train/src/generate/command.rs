@@ -60,7 +60,7 @@ impl GenerateArgs {
             end_ids: Vec::new(),
         };
         sampling.validate()?;
-        let source = ModelSource::open(&self.checkpoint)?;
+        let source = ModelSource::open_built_in(&self.checkpoint)?;
         sampling.context_length = source.context_length();
         sampling.end_ids = source.end_ids()?;
         let tokenizer = source.load_tokenizer()?;

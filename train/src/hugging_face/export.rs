@@ -51,7 +51,7 @@ pub struct ExportArgs {
 /// What is exported, and how.
 #[derive(Clone, Debug)]
 pub struct ExportOptions {
-    /// What [`ModelSource::open`] opens.
+    /// What [`ModelSource::open_built_in`] opens.
     pub checkpoint: PathBuf,
     /// The folder to create.
     pub out: PathBuf,
@@ -82,10 +82,11 @@ impl ExportArgs {
 ///
 /// # Errors
 ///
-/// When the model cannot be opened or read, when no architecture has what it has, when there is
-/// something at `out` already, and when the disk fails.
+/// When the model cannot be opened or read, when it has parts that are not built in, when no
+/// architecture there has what it has, when there is something at `out` already, and when the disk
+/// fails.
 pub fn export(options: &ExportOptions) -> Result<(), TrainError> {
-    let source = ModelSource::open(&options.checkpoint)?;
+    let source = ModelSource::open_built_in(&options.checkpoint)?;
     let (folder, dtype) = (source.folder(), options.dtype);
     let tokens = tokens_of(&source)?;
     let config =

@@ -52,6 +52,14 @@ impl HuggingFaceFolder {
     /// When a file is missing or damaged, when Kiln's decoder cannot be this model, and when the
     /// weights are not those that `config.json` describes.
     pub fn open(folder: &Path) -> Result<Self, HuggingFaceError> {
+        // Its index and files are laid out as here, but only its manifest says what they are.
+        if folder.join(MANIFEST_FILE).exists() {
+            return Err(HuggingFaceError::NotAModel {
+                path: folder.to_owned(),
+                problem: "it is a checkpoint of Kiln; use it as it is, or `kiln export` it"
+                    .to_owned(),
+            });
+        }
         if !folder.join(CONFIG_FILE).is_file() {
             return Err(HuggingFaceError::NotAModel {
                 path: folder.to_owned(),

@@ -121,6 +121,6 @@ fn write_checkpoint(
         context_length: source.context_length(),
         data_sha256: None,
     };
-    let context = SaveContext { state, config: Some(config), files };
+    let context = SaveContext { config: Some(config), files, ..SaveContext::built_in(state) };
     Ok(write_full(out, source, &layout, &context)?)
 }

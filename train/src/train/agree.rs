@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use super::plan::{Outline, Plan};
 use super::{RunOptions, TrainError};
+use crate::checkpoint::Architecture;
 use crate::config::Config;
 use crate::device::Selected;
 use crate::world;
@@ -35,11 +36,15 @@ pub(super) fn on_config(
     world: &dyn Communicator,
     config: &Config,
     options: &RunOptions,
+    architecture: &Architecture,
 ) -> Result<(), TrainError> {
-    let RunOptions { out, resume, allow_missing, fault, .. } = options;
+    let RunOptions { out, resume, allow_missing, allow_other_parts, fault, .. } = options;
     let version = env!("CARGO_PKG_VERSION");
     let patterns = allow_missing.patterns();
-    let told = format!("{version} {config:?} {out:?} {resume:?} {patterns:?} {fault:?}");
+    let told = format!(
+        "{version} {config:?} {architecture:?} {out:?} {resume:?} {patterns:?} \
+         {allow_other_parts} {fault:?}"
+    );
     world::agree(world, &told, config.comm.timeout())
 }
 

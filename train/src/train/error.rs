@@ -184,6 +184,8 @@ impl TrainError {
                 error,
                 CheckpointError::NotFound { .. }
                     | CheckpointError::OtherModel { .. }
+                    | CheckpointError::OtherArchitecture { .. }
+                    | CheckpointError::OtherOptimizer { .. }
                     | CheckpointError::Names { .. }
                     | CheckpointError::Exists { .. }
             ),

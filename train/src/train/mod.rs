@@ -16,6 +16,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
+use burn::module::Module;
 use burn::tensor::Device;
 use kiln_collectives::Communicator;
 use kiln_model::decoder::Decoder;
@@ -23,6 +24,7 @@ use kiln_model::layers::{Block, Layer};
 use kiln_model::{Key, ModelConfig};
 use kiln_shard::ranks::{run_rank, run_ranks};
 
+use crate::checkpoint::Architecture;
 use crate::config::{Backend, CommBackend, Config};
 use crate::device;
 use crate::device::Selected;
@@ -60,6 +62,9 @@ pub struct RunOptions {
     pub stop: Arc<AtomicBool>,
     /// Weights that the checkpoint to start from may lack; they keep their initial values.
     pub allow_missing: AllowMissing,
+    /// Whether the checkpoint to start from may have been trained with other parts than those that
+    /// this run builds. Its weights are then taken by name and shape alone.
+    pub allow_other_parts: bool,
     /// A fault to rehearse.
     pub fault: Option<Fault>,
 }
@@ -92,16 +97,34 @@ pub struct Summary {
 
 /// Trains the built-in decoder.
 pub fn run(config: Config, options: &RunOptions) -> Result<Summary, TrainError> {
-    run_with_blocks(config, options, |model, index, key, device| {
+    run_decoder(config, options, Architecture::decoder(), |model, index, key, device| {
         Block::new(model, index, key, device)
     })
 }
 
 /// Trains a decoder with blocks of your own: `block(model, index, key, device)` makes block
-/// `index`; use [`Block::key`] to name its initial weights.
+/// `index`; use [`Block::key`] to name its initial weights. Checkpoints carry `name`: a program whose
+/// blocks are called otherwise, and `kiln` itself, refuse them. Give blocks that compute something
+/// else another name.
 pub fn run_with_blocks<B: Layer>(
     config: Config,
     options: &RunOptions,
+    name: &str,
+    block: impl Fn(&ModelConfig, usize, Key, &Device) -> B + Sync,
+) -> Result<Summary, TrainError> {
+    if name.trim().is_empty() {
+        return Err(TrainError::usage(
+            "run_with_blocks needs a name for the blocks, such as \"squared-relu\": checkpoints \
+             carry it",
+        ));
+    }
+    run_decoder(config, options, Architecture::with_blocks(name), block)
+}
+
+fn run_decoder<B: Layer>(
+    config: Config,
+    options: &RunOptions,
+    architecture: Architecture,
     block: impl Fn(&ModelConfig, usize, Key, &Device) -> B + Sync,
 ) -> Result<Summary, TrainError> {
     let decoder = |model: &ModelConfig, key: Key, device: &Device| {
@@ -109,6 +132,7 @@ pub fn run_with_blocks<B: Layer>(
     };
     let config = with_ranks(config, options)?;
     let device = Selected::new(&config, options.place.as_ref())?;
+    let decoder = RunDecoder { architecture, make: &decoder };
     match &options.place {
         None => run_as_threads(config, options, &device, &decoder),
         Some(place) => {
@@ -132,6 +156,7 @@ pub fn run_joined(
     let decoder = |model: &ModelConfig, key: Key, device: &Device| {
         Decoder::with_blocks(model, key, device, |index| Block::new(model, index, key, device))
     };
+    let decoder = RunDecoder { architecture: Architecture::decoder(), make: &decoder };
     let config = with_ranks(config, options)?;
     match &options.place {
         None => Err(TrainError::usage("a world was given, but no place in it")),
@@ -142,18 +167,26 @@ pub fn run_joined(
     }
 }
 
+/// The decoder of a run: what it is, and how it is made.
+struct RunDecoder<'a, B: Module> {
+    architecture: Architecture,
+    make: &'a MakeDecoder<'a, B>,
+}
+
 /// All ranks, as threads of this process.
 fn run_as_threads<B: Layer>(
     config: Config,
     options: &RunOptions,
     device: &Selected,
-    decoder: &MakeDecoder<'_, B>,
+    decoder: &RunDecoder<'_, B>,
 ) -> Result<Summary, TrainError> {
-    let plan = plan::make(config, options, device, |model| names(model, decoder))?;
+    let plan = plan::make(config, options, device, &decoder.architecture, |model| {
+        names(model, decoder.make)
+    })?;
     let mut summaries = run_ranks(plan.config.train.ranks, plan.threads, |world| {
         let (world, drill) = fault::rehearse(world, options.fault.as_ref(), 0);
         let flight = FlightGuard::new(&plan.out, world.clone());
-        flight.watch(|| rank::run(&plan, world, drill, decoder))
+        flight.watch(|| rank::run(&plan, world, drill, decoder.make))
     })?;
     Ok(summaries.swap_remove(0))
 }
@@ -165,21 +198,23 @@ fn run_as_process<B: Layer>(
     options: &RunOptions,
     device: &Selected,
     place: &Place,
-    decoder: &MakeDecoder<'_, B>,
+    decoder: &RunDecoder<'_, B>,
 ) -> Result<Summary, TrainError> {
     let threads = device::threads_per_rank(&config.device, device::ranks_sharing_cores(place));
     let summary = run_rank(met.communicator(), threads, |world| {
         let (world, drill) = fault::rehearse(world, options.fault.as_ref(), place.restarts);
         let config = with_groups(config.clone(), &*world)?;
-        agree::on_config(&*world, &config, options)?;
+        agree::on_config(&*world, &config, options, &decoder.architecture)?;
         if config.device.backend != Backend::Cpu {
             met.settle_on(device, &config.comm)?;
         }
         let plan = agree::on_plan(&*world, &config, options, device, || {
-            plan::make(config.clone(), options, device, |model| names(model, decoder))
+            plan::make(config.clone(), options, device, &decoder.architecture, |model| {
+                names(model, decoder.make)
+            })
         })?;
         let flight = FlightGuard::new(&plan.out, world.clone());
-        flight.watch(|| rank::run(&plan, world, drill, decoder))
+        flight.watch(|| rank::run(&plan, world, drill, decoder.make))
     })?;
     Ok(summary)
 }

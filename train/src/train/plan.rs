@@ -9,7 +9,7 @@ use kiln_shard::Policy;
 use serde::{Deserialize, Serialize};
 
 use super::{RunOptions, TrainError, folder};
-use crate::checkpoint::{self, Checkpoint};
+use crate::checkpoint::{self, Architecture, Checkpoint, CheckpointError, SavedOptimizer};
 use crate::config::{Config, ConfigError, ModelSection};
 use crate::data::{self, DataInfo, Split, TokenFile, Tokenizer};
 use crate::device::{self, Selected};
@@ -23,6 +23,8 @@ pub(crate) struct Plan {
     pub(crate) config: Config,
     /// `config` as TOML.
     pub(crate) config_text: String,
+    /// What computes with the weights; checkpoints carry it.
+    pub(crate) architecture: Architecture,
     pub(crate) model: ModelConfig,
     pub(crate) data: DataInfo,
     pub(crate) out: PathBuf,
@@ -44,6 +46,7 @@ pub(crate) struct Plan {
 pub(super) struct Outline {
     /// The configuration as TOML, with its model complete.
     config: String,
+    architecture: Architecture,
     data: DataInfo,
     out: PathBuf,
     resume: Option<PathBuf>,
@@ -58,6 +61,7 @@ pub(super) fn make(
     mut config: Config,
     options: &RunOptions,
     device: &Selected,
+    architecture: &Architecture,
     names: impl Fn(&ModelConfig) -> Vec<String>,
 ) -> Result<Plan, TrainError> {
     let taken = folder::find(options)?;
@@ -69,6 +73,13 @@ pub(super) fn make(
     let model = resolve_model(&config, &data, init.as_ref())?;
     if !config.train.freeze.is_empty() {
         check_freeze(&config.train.freeze, &names(&model))?;
+    }
+    if let Some(checkpoint) = &taken.resume {
+        checkpoint.require_optimizer(&SavedOptimizer::adamw())?;
+        allow_parts(checkpoint.require_architecture(architecture), options)?;
+    }
+    if let Some(source) = &init {
+        allow_parts(source.require_architecture(architecture), options)?;
     }
     // With weights that may be missing, names and shapes decide when they are loaded.
     if options.allow_missing.is_empty() {
@@ -117,6 +128,7 @@ pub(super) fn make(
     Ok(Plan {
         config,
         config_text,
+        architecture: architecture.clone(),
         model,
         data,
         out: taken.out,
@@ -127,6 +139,25 @@ pub(super) fn make(
         allow_missing: options.allow_missing.clone(),
         stop: options.stop.clone(),
     })
+}
+
+/// Fails with what `required` says of other parts, unless the user has allowed for them.
+fn allow_parts(
+    required: Result<(), CheckpointError>,
+    options: &RunOptions,
+) -> Result<(), CheckpointError> {
+    match required {
+        Err(error @ CheckpointError::OtherArchitecture { .. }) if options.allow_other_parts => {
+            tracing::warn!("{error}; its weights are taken by name and shape all the same");
+            Ok(())
+        }
+        Err(CheckpointError::OtherArchitecture { path, objection }) => {
+            let allow = "take its weights by name and shape with --allow-other-parts";
+            let objection = format!("{objection}, {allow}");
+            Err(CheckpointError::OtherArchitecture { path, objection })
+        }
+        other => other,
+    }
 }
 
 /// Fails if a name to freeze is none, which is easily a slip of the pen, or if nothing is left to
@@ -210,6 +241,7 @@ impl Plan {
     pub(super) fn outline(&self) -> Outline {
         Outline {
             config: self.config_text.clone(),
+            architecture: self.architecture.clone(),
             data: self.data.clone(),
             out: self.out.clone(),
             resume: self.resume.as_ref().map(|checkpoint| checkpoint.folder().to_owned()),
@@ -234,6 +266,7 @@ impl Outline {
         Ok(Plan {
             config,
             config_text: self.config,
+            architecture: self.architecture,
             model,
             data: self.data,
             out: self.out,

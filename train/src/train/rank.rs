@@ -97,6 +97,8 @@ impl<'a, B: Layer> Rank<'a, B> {
         let builder = EngineBuilder::new(world, policy(config), config.shard.shard_size)?
             .freeze(move |name| freeze.iter().any(|prefix| name.starts_with(prefix.as_str())));
         let decoder = make_decoder(model, plan.key().fork("init"), &device);
+        // Of the decoder as it was made: a sharded one has only placeholders.
+        let active_parameters = decoder.active_parameters();
         let model = ShardedDecoder::new(decoder, builder)?;
         let (mut step, mut next_sample, mut tokens, mut skipped) = (0, 0, 0, 0);
         let mut loss_scale = None;
@@ -115,8 +117,7 @@ impl<'a, B: Layer> Rank<'a, B> {
             let names: Vec<_> = absent.into_iter().collect();
             say(&format!("not in the checkpoint, kept as initialised: {}", names.join(", ")));
         }
-        let num_parameters = model.engine().layout().num_parameters();
-        let flops_per_token = plan.model.flops_per_token(num_parameters, config.data.seq_len);
+        let flops_per_token = plan.model.flops_per_token(active_parameters, config.data.seq_len);
         Ok(Rank {
             plan,
             rank,

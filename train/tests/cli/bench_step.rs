@@ -47,7 +47,7 @@ fn steps_are_timed() {
     let tokens_per_s = report["tokens_per_s"].as_f64().expect("a number");
     assert!((tokens_per_s * steps[1] / 64.0 - 1.0).abs() < 1e-9, "the median counts: {report}");
     let flops = report["model_flops_per_s"].as_f64().expect("a number");
-    let per_token = model.flops_per_token(model.num_parameters(), 8);
+    let per_token = model.flops_per_token(model.active_parameters(), 8);
     assert!((flops / tokens_per_s / per_token - 1.0).abs() < 1e-9);
     // The configuration has a peak of 1 TFLOP/s.
     assert!((report["mfu"].as_f64().expect("a number") / flops * 1e12 - 1.0).abs() < 1e-9);

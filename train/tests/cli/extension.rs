@@ -70,7 +70,7 @@ fn train(
         resume: resume.map(|path| Resume::Path(workspace.path(path))),
         ..RunOptions::default()
     };
-    run_with_blocks(config, &options, |model, index, key, device| {
+    run_with_blocks(config, &options, "squared-relu", |model, index, key, device| {
         let ffn_key = Block::key(key, index).fork("ffn");
         let ffn = SquaredRelu::new(model, ffn_key, device);
         Block::with_ffn(model, index, key, ffn, device)

@@ -17,6 +17,7 @@
 //! - `reference`: a run that has the losses of the same run in PyTorch;
 //! - `preemption`, `nonfinite`: runs that are asked to stop, and steps that go wrong;
 //! - `drills`: failures on purpose, and the flight recorders they leave;
+//! - `origin`: checkpoints of parts and optimizers that a program does not have;
 //! - `processes`: runs of which each rank knows its own arguments only;
 //! - `presets`, `debug`: the configurations of this repository;
 //! - `shapes`: models with the shapes of Llama and Qwen;
@@ -48,6 +49,7 @@ mod interface;
 mod messages;
 mod nonfinite;
 mod order;
+mod origin;
 mod preemption;
 mod prepare;
 mod presets;

@@ -1,7 +1,7 @@
 //! Checkpoints that are interrupted or cannot be written: what was there before stays whole.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -234,6 +234,79 @@ fn a_folder_that_vanishes_is_made_again_and_one_that_cannot_be_is_an_error() {
     fs::remove_file(&folder).expect("the file");
     fs::rename(format!("{folder}.away"), &folder).expect("the folder");
     assert_eq!(verified(&run), Some(4));
+}
+
+/// Two ranks as processes, each in a folder of its own with a path to the run folder in it. Rank 1 sees
+/// the folder of every save but that of step `lost`, for which it has another one, as on machines that
+/// do not share it. Returns what rank 0 and rank 1 ended with.
+fn with_a_save_that_is_not_shared(run: &Run, lost: u64, on_failure: &str) -> [Ended; 2] {
+    let config = config().display().to_string();
+    let other = tempfile::tempdir().expect("a temporary folder");
+    let elsewhere = other.path().join("run/checkpoints");
+    for step in [2, 4, 6, 8] {
+        let name = format!(".fsdp_cpt{step}.partial");
+        fs::create_dir_all(&elsewhere).expect("a folder");
+        if step == lost {
+            fs::create_dir(elsewhere.join(name)).expect("a folder");
+        } else {
+            symlink(checkpoints(run).join(&name), elsewhere.join(name)).expect("a link");
+        }
+    }
+    let home = run.out().parent().expect("a parent").to_owned();
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = listener.local_addr().expect("an address").port().to_string();
+    drop(listener);
+    let on_failure = format!("checkpoint.on_failure={on_failure}");
+    // Whoever waits for the save waits longer than for a collective.
+    let sets = ["comm.timeout_s=2", "checkpoint.timeout_s=5", "checkpoint.keep=0", &on_failure];
+    let ranks = [(0, &home), (1, &other.path().to_owned())].map(|(rank, folder)| {
+        let arguments = ["train", &config, "--out", "run"];
+        let mut command = kiln([&arguments[..], &sets.map(|set| ["--set", set]).concat()].concat());
+        command.current_dir(folder).env("RANK", rank.to_string()).env("MASTER_PORT", &port);
+        for (name, value) in [
+            ("LOCAL_RANK", rank.to_string()),
+            ("WORLD_SIZE", "2".to_owned()),
+            ("LOCAL_WORLD_SIZE", "2".to_owned()),
+            ("MASTER_ADDR", "127.0.0.1".to_owned()),
+            ("KILN_JOB_SECRET", "between us".to_owned()),
+        ] {
+            command.env(name, value);
+        }
+        command.spawn().expect("kiln starts")
+    });
+    ranks.map(|process| process.wait_with_output().expect("an end").into())
+}
+
+#[test]
+fn parts_that_are_not_seen_fail_their_save_and_no_more() {
+    let missing = "the parts of ranks [1] are not all in run/checkpoints/.fsdp_cpt";
+    // Training goes on with the checkpoints before and after.
+    let run = Run::new();
+    let ended = with_a_save_that_is_not_shared(&run, 4, "continue");
+    for rank in &ended {
+        assert_eq!(rank.code, Some(0), "{ended:?}");
+    }
+    assert!(ended[0].stderr.contains(&format!("{missing}4.partial, 5 s")), "{ended:?}");
+    assert!(ended[0].stderr.contains("training goes on without this checkpoint"), "{ended:?}");
+    assert_eq!(run.losses().len(), 8, "{ended:?}");
+    assert_eq!(run.check_checkpoints(), [2, 6, 8]);
+    assert_eq!(verified(&run), Some(8));
+    assert!(!is_saving(&run), "its room is free again");
+
+    // The last save of a run must succeed.
+    let run = Run::new();
+    let ended = with_a_save_that_is_not_shared(&run, 8, "continue");
+    assert_eq!(ended[0].code, Some(1), "{ended:?}");
+    assert!(ended[0].stderr.contains(&format!("error: {missing}8.partial")), "{ended:?}");
+    assert_eq!(run.check_checkpoints(), [2, 4, 6]);
+
+    // Told to end, it ends with the reason.
+    let run = Run::new();
+    let ended = with_a_save_that_is_not_shared(&run, 4, "abort");
+    assert_eq!(ended[0].code, Some(1), "{ended:?}");
+    assert!(ended[0].stderr.contains(&format!("error: {missing}4.partial")), "{ended:?}");
+    assert_eq!(verified(&run), Some(2));
+    assert!(!is_saving(&run));
 }
 
 /// A file system of a megabyte, in a mount namespace of its own.

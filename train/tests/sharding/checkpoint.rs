@@ -1,12 +1,15 @@
 //! A run that was saved under one arrangement of ranks goes on under any other.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use kiln::checkpoint::{
-    Checkpoint, CheckpointState, Format, Keep, SaveContext, SaveOptions, Saver, convert, verify,
+    Checkpoint, CheckpointError, CheckpointState, Format, Keep, Progress, SaveContext, SaveOptions,
+    Saver, convert, verify,
 };
 use kiln::train::TrainError;
 use kiln::weights::AllowMissing;
+use kiln_collectives::Phase;
 use kiln_shard::{Kind, Recompute, Strategy};
 
 use crate::support::{Rank, Run, Values, assert_scalars_close};
@@ -76,11 +79,10 @@ fn save(run: &Run, folder: &Path, format: Format, background: bool) -> Known {
         for step in 1..=BEFORE {
             rank.step(step)?;
         }
-        let options =
-            SaveOptions { folder: folder.to_owned(), format, background, keep: Keep::default() };
+        let options = SaveOptions { folder: folder.to_owned(), format, background, ..options() };
         let mut saver = Saver::new(options, rank.engine().world().rank());
         let state = state(run, BEFORE);
-        let context = SaveContext { state: state.clone(), config: None, files: Vec::new() };
+        let context = SaveContext::built_in(state.clone());
         saver.begin(rank.engine(), context)?;
         let values = if background { None } else { Some(values(&rank)?) };
         let steps = (BEFORE + 1..=BEFORE + AFTER).map(|step| Ok(rank.step(step)?.0));
@@ -93,6 +95,16 @@ fn save(run: &Run, folder: &Path, format: Format, background: bool) -> Known {
     // Behind the steps, the values at the checkpoint are those of a run that stopped there.
     let values = values.unwrap_or_else(|| stopped(run));
     Known { state, values, losses }
+}
+
+fn options() -> SaveOptions {
+    SaveOptions {
+        folder: PathBuf::new(),
+        format: Format::Sharded,
+        background: true,
+        keep: Keep::default(),
+        timeout: Duration::from_secs(600),
+    }
 }
 
 /// The values after the steps before the checkpoint.
@@ -349,4 +361,68 @@ fn names_are_taken_strictly() {
     let error = outcome(&wider, &["*"]).expect_err("other shapes");
     assert!(error.contains("of another shape [`layers.0.ffn."), "{error}");
     assert!(error.contains("is [16, 24] there and [16, 32] in the model"), "{error}");
+}
+
+/// Rank 1 writes to another folder than rank 0 looks into, as on a file system that they do not share
+/// or that shows files late: the save has failed, and the next one is complete.
+#[test]
+fn a_save_whose_parts_do_not_appear_has_a_deadline() {
+    for background in [true, false] {
+        let (shared, elsewhere) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        std::fs::create_dir(elsewhere.path().join(".fsdp_cpt2.partial")).unwrap();
+        let run = run(Strategy::HybridShard, 4, Recompute::None);
+        let lost = 1;
+        let said = run.try_on_ranks(|world| {
+            let rank = Rank::start(&run, world)?;
+            let (engine, index) = (rank.engine(), rank.engine().world().rank());
+            let saver = |folder: &Path, timeout| {
+                let folder = folder.to_owned();
+                Saver::new(SaveOptions { folder, background, timeout, ..options() }, index)
+            };
+            let patient = || saver(shared.path(), Duration::from_secs(600));
+            rank.step(1)?;
+            let mut good = patient();
+            good.begin(engine, SaveContext::built_in(state(&run, 1)))?;
+            good.settle(engine)?;
+
+            let folder = if index == lost { elsewhere.path() } else { shared.path() };
+            let mut failing = saver(folder, Duration::from_secs(2));
+            rank.step(2)?;
+            let begun = failing.begin(engine, SaveContext::built_in(state(&run, 2)));
+            assert_eq!(begun.is_ok(), background, "{begun:?}");
+            let mut ended = begun.map(drop);
+            for step in 3.. {
+                if ended.is_err() {
+                    break;
+                }
+                rank.step(step)?;
+                let mine = failing.progress().to_values();
+                let sums = engine.sum_in(Phase::Other, "progress", &mine)?;
+                let all = Progress::from_values([sums[0], sums[1], sums[2]]);
+                ended = failing.advance(engine, all).map(|folder| assert_eq!(folder, None));
+            }
+            // Nothing of it is left, and the next one does not feel it.
+            let mut next = patient();
+            next.begin(engine, SaveContext::built_in(state(&run, 90)))?;
+            next.settle(engine)?;
+            Ok::<_, TrainError>(ended.expect_err("it has failed"))
+        });
+        let said = said.unwrap_or_else(|error| panic!("{error}"));
+        match &said[0] {
+            CheckpointError::MissingParts { folder, ranks, .. } => {
+                assert_eq!(ranks[..], [lost]);
+                assert_eq!(folder, &shared.path().join(".fsdp_cpt2.partial"));
+            }
+            other => panic!("{other:?}"),
+        }
+        assert!(said[1..].iter().all(CheckpointError::is_consequence), "{said:?}");
+        let entries = std::fs::read_dir(shared.path()).unwrap().flatten();
+        let mut names: Vec<_> = entries.map(|e| e.file_name().into_string().unwrap()).collect();
+        names.sort();
+        assert_eq!(names, ["fsdp_cpt1", "fsdp_cpt90", "latest"]);
+        for step in [1, 90] {
+            let checkpoint = Checkpoint::open(&shared.path().join(format!("fsdp_cpt{step}")));
+            assert!(verify(&checkpoint.unwrap()).problems.is_empty());
+        }
+    }
 }

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use kiln::checkpoint::{
     Checkpoint, CheckpointState, Format, Keep, SaveContext, SaveOptions, Saver, verify,
@@ -35,6 +36,7 @@ fn saved(folder: &Path, format: Format) -> PathBuf {
             format,
             background: false,
             keep: Keep::default(),
+            timeout: Duration::from_secs(600),
         };
         let mut saver = Saver::new(options, rank.engine().world().rank());
         let state = CheckpointState {
@@ -49,7 +51,8 @@ fn saved(folder: &Path, format: Format) -> PathBuf {
             data_sha256: None,
         };
         let config = Some("[train]\nsteps = 1\n".to_owned());
-        let context = SaveContext { state, config, files: vec![tokenizer.clone()] };
+        let context =
+            SaveContext { config, files: vec![tokenizer.clone()], ..SaveContext::built_in(state) };
         Ok::<_, TrainError>(saver.begin(rank.engine(), context)?.expect("it is complete"))
     });
     folders.unwrap_or_else(|error| panic!("{error}")).swap_remove(0)

@@ -110,6 +110,89 @@ fn gradients_can_be_replaced() {
 }
 
 #[test]
+fn a_gradient_that_is_not_there_is_no_view_of_a_weight() {
+    let run = Run::new(Strategy::FullShard, 2);
+    run.on_ranks(|world| {
+        let rank = Rank::start(&run, world)?;
+        let set = || rank.engine().load_parameter("norm.weight", Kind::Gradient, &[0.5; 16]);
+        let none = |outcome: Result<(), ShardError>| {
+            let error = outcome.expect_err("there is no gradient");
+            assert!(matches!(&error, ShardError::NoGradient { name } if name == "norm.weight"));
+            assert!(error.to_string().starts_with("`norm.weight` has no gradient now"), "{error}");
+        };
+        none(set());
+        rank.gradients(1)?;
+        set()?;
+        rank.update()?;
+        none(set());
+        Ok(())
+    });
+}
+
+/// A save in the background reads the values of its moment, whatever is loaded meanwhile.
+#[test]
+fn values_are_replaced_beside_a_snapshot() {
+    let run = Run::new(Strategy::NoShard, 1);
+    run.on_ranks(|world| {
+        let rank = Rank::start(&run, world)?;
+        rank.step(1)?;
+        let engine = rank.engine();
+        let position = |name: &str| {
+            let mut units = engine.layout().units.iter();
+            let has = |p: &kiln_shard::layout::ParameterLayout| p.name == name;
+            units.position(|unit| unit.parameters.iter().any(has)).expect("a unit")
+        };
+        let unit = position("norm.weight");
+        for kind in KINDS {
+            let snapshot = engine.snapshot();
+            let before = snapshot.values(unit, kind)?.expect("values").to_vec();
+            engine.load_parameter("norm.weight", kind, &[0.25; 16])?;
+            assert!(snapshot.values(unit, kind)? == Some(&before[..]), "{kind:?}");
+            let now = engine.gather_parameter("norm.weight", kind)?;
+            assert_eq!(now.as_deref(), Some(&[0.25; 16][..]), "{kind:?}");
+        }
+        Ok(())
+    });
+}
+
+/// A norm that every rank computes from its own shards is that of the whole, under every strategy.
+#[test]
+fn sums_over_shards_count_every_element_once() {
+    let mut norms = Vec::new();
+    for (strategy, ranks, shard_size, replicas) in [
+        (Strategy::NoShard, 1, None, 1.0),
+        (Strategy::FullShard, 4, None, 1.0),
+        (Strategy::ShardGradOp, 4, None, 1.0),
+        (Strategy::NoShard, 4, None, 4.0),
+        (Strategy::HybridShard, 4, Some(2), 2.0),
+        (Strategy::HybridShardGradOp, 4, Some(2), 2.0),
+    ] {
+        let run = Run { shard_size, ..Run::new(strategy, ranks) };
+        let results = run.on_ranks(|world| {
+            let rank = Rank::start(&run, world)?;
+            let engine = rank.engine();
+            let mut squares = 0.0;
+            for (_, parameter) in engine.layout().parameters() {
+                let sum = |_, values: &[f32]| {
+                    values.iter().map(|value| f64::from(*value).powi(2)).sum::<f64>()
+                };
+                let part = engine.read_parameter(&parameter.name, Kind::Weight, sum)?;
+                squares += part.unwrap_or_default();
+            }
+            assert_eq!(engine.read_parameter("norm.weight", Kind::Gradient, |_, _| ())?, None);
+            let once = engine.sum_over_shards("norm", &[squares])?[0];
+            let over_ranks = engine.sum_over_ranks("norm", &[squares])?[0];
+            assert!((over_ranks / once - replicas).abs() < 1e-9, "{strategy}: {over_ranks}");
+            Ok(once)
+        });
+        norms.push(run.same_on_all(results));
+    }
+    for norm in &norms {
+        assert!((norm / norms[0] - 1.0).abs() < 1e-12, "{norms:?}");
+    }
+}
+
+#[test]
 fn unknown_names_and_wrong_lengths_are_refused() {
     let run = Run::new(Strategy::FullShard, 2);
     run.on_ranks(|world| {

@@ -24,6 +24,8 @@ fn manifest() -> Manifest {
         format_version: FORMAT_VERSION,
         format: Format::Sharded,
         ranks: 2,
+        architecture: Architecture::with_blocks("mine"),
+        optimizer: SavedOptimizer::adamw(),
         state: CheckpointState {
             step: 3,
             skipped: 0,
@@ -62,6 +64,30 @@ fn problem(change: impl FnOnce(&mut Manifest)) -> String {
     Manifest::from_bytes(&manifest.to_bytes().unwrap()).unwrap_err()
 }
 
+fn sgd_with_momentum() -> SavedOptimizer {
+    SavedOptimizer { name: "sgd".to_owned(), state: vec!["exp_avg".to_owned()] }
+}
+
+#[test]
+fn version_2_is_the_built_in_decoder_under_adamw() {
+    let bytes = |version: u64, without: &[&str]| {
+        let mut json = serde_json::to_value(manifest()).unwrap();
+        json["format_version"] = version.into();
+        let object = json.as_object_mut().unwrap();
+        without.iter().for_each(|key| drop(object.remove(*key)));
+        let text = json.to_string();
+        sealed(text.strip_prefix('{').unwrap().as_bytes())
+    };
+    let old = Manifest::from_bytes(&bytes(2, &["architecture", "optimizer"])).unwrap();
+    assert_eq!(old.architecture, Architecture::decoder());
+    assert_eq!(old.optimizer, SavedOptimizer::adamw());
+    // Since then, each has to be there.
+    for key in ["architecture", "optimizer"] {
+        let problem = Manifest::from_bytes(&bytes(FORMAT_VERSION, &[key])).unwrap_err();
+        assert!(problem.contains("does not say what it was trained with"), "{problem}");
+    }
+}
+
 #[test]
 fn what_is_written_is_read_and_is_json() {
     let bytes = manifest().to_bytes().unwrap();
@@ -69,6 +95,8 @@ fn what_is_written_is_read_and_is_json() {
     let json: serde_json::Value = serde_json::from_slice(&bytes).unwrap();
     assert_eq!(json["state"]["next_sample"], 24);
     assert_eq!(json["tensors"][1]["saved"], "exp_avg");
+    assert_eq!(json["architecture"]["parts"][0]["name"], "mine");
+    assert_eq!(json["optimizer"]["name"], "adamw");
 }
 
 #[test]
@@ -113,7 +141,11 @@ fn what_does_not_fit_together_is_refused() {
                 m.files.insert("../one".to_owned(), file);
             }),
         ),
-        ("format version 3", problem(|m| m.format_version = 3)),
+        ("format version 4", problem(|m| m.format_version = 4)),
+        ("format version 1", problem(|m| m.format_version = 1)),
+        ("`a.exp_avg_sq`: `sgd` keeps", problem(|m| m.optimizer = sgd_with_momentum())),
+        ("empty name", problem(|m| m.architecture.parts[0].name.clear())),
+        ("empty name", problem(|m| m.optimizer.name.clear())),
         ("its checksums are", problem(|m| m.checksums = "sum".to_owned())),
         ("divisible", problem(|m| m.state.model.heads = 7)),
     ] {

@@ -6,7 +6,7 @@ use kiln_model::layers::Layer;
 
 use super::Rank;
 use crate::checkpoint::{
-    CheckpointError, CheckpointState, Keep, Progress, SaveContext, SaveOptions,
+    CheckpointError, CheckpointState, Keep, Progress, SaveContext, SaveOptions, SavedOptimizer,
 };
 use crate::config::OnFailure;
 use crate::train::{Plan, TrainError};
@@ -19,6 +19,7 @@ pub(super) fn options(plan: &Plan) -> SaveOptions {
         format: section.format,
         background: section.background,
         keep: Keep { newest: section.keep, every: section.keep_every },
+        timeout: section.timeout(),
     }
 }
 
@@ -29,7 +30,7 @@ impl<B: Layer> Rank<'_, B> {
         // The one before, so that its failure is told from that of this one.
         let settled = self.saver.settle(self.model.engine());
         self.note_save(settled, false)?;
-        let Plan { config, config_text, model, data, .. } = self.plan;
+        let Plan { config, config_text, architecture, model, data, .. } = self.plan;
         self.model.engine().set_activity("checkpoint");
         let state = CheckpointState {
             step: self.step,
@@ -43,6 +44,8 @@ impl<B: Layer> Rank<'_, B> {
             data_sha256: data.train.sha256.clone(),
         };
         let context = SaveContext {
+            architecture: architecture.clone(),
+            optimizer: SavedOptimizer::adamw(),
             state,
             config: Some(config_text.clone()),
             files: vec![config.data.path.join("tokenizer.json")],

@@ -153,8 +153,8 @@ impl<B: Layer> Rank<'_, B> {
     /// is, in one reduction over the ranks.
     fn over_ranks(&self) -> Result<Together, TrainError> {
         let stop = f64::from(u8::from(self.plan.stop.load(Ordering::Relaxed)));
-        let Progress { done, failed } = self.saver.progress();
-        let mut values = vec![stop, done, failed];
+        let [written, done, failed] = self.saver.progress().to_values();
+        let mut values = vec![stop, written, done, failed];
         let first_peak = values.len();
         values.resize(first_peak + self.ranks, 0.0);
         values[first_peak + self.rank] = self.model.engine().peak_bytes() as f64;
@@ -163,7 +163,7 @@ impl<B: Layer> Rank<'_, B> {
         Ok(Together {
             peak_bytes: peak as u64,
             stop: sums[0] > 0.0,
-            saving: Progress { done: sums[1], failed: sums[2] },
+            saving: Progress::from_values([sums[1], sums[2], sums[3]]),
         })
     }
 

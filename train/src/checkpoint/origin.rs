@@ -1,0 +1,143 @@
+//! What a checkpoint was trained with: the architecture of its model and its optimizer.
+//!
+//! Weights do not say what computes with them: a block of one's own may have the names and shapes of
+//! the built-in one and mean something else. So a checkpoint names both, and whoever cannot build
+//! them refuses it.
+
+use serde::{Deserialize, Serialize};
+
+/// What computes with the weights of a model.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Architecture {
+    /// The whole; `decoder` is [`kiln_model::decoder::Decoder`].
+    pub name: String,
+    /// The parts of it that are not built in.
+    pub parts: Vec<CustomPart>,
+}
+
+/// A part of a model that is not built in.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CustomPart {
+    /// What it takes the place of, such as `block`.
+    pub kind: String,
+    /// What its author calls it.
+    pub name: String,
+}
+
+impl Architecture {
+    /// The built-in decoder, all parts of which are built in.
+    pub fn decoder() -> Self {
+        Architecture { name: "decoder".to_owned(), parts: Vec::new() }
+    }
+
+    /// The built-in decoder with blocks of one's own that are called `name`.
+    pub fn with_blocks(name: &str) -> Self {
+        let block = CustomPart { kind: "block".to_owned(), name: name.to_owned() };
+        Architecture { parts: vec![block], ..Architecture::decoder() }
+    }
+
+    /// Why a program that builds `here` cannot use what was trained with this, and which program
+    /// can; `None` if it can.
+    pub(crate) fn objection(&self, here: &Architecture) -> Option<String> {
+        if self == here {
+            return None;
+        }
+        let lacking = here.lacks_of(self);
+        if !lacking.is_empty() {
+            let it = if lacking.len() == 1 { "it" } else { "them" };
+            return Some(format!(
+                "was trained with {}, which this program does not have: use the program that has \
+                 {it}",
+                lacking.join(" and ")
+            ));
+        }
+        let additional = self.lacks_of(here);
+        if additional.is_empty() {
+            return Some("has its parts in another order: use the program that trained it".into());
+        }
+        Some(format!(
+            "was trained without {}, which this program puts into the model: use a program without \
+             it, such as `kiln`",
+            additional.join(" and ")
+        ))
+    }
+
+    /// What of `other` this one does not have, in words.
+    fn lacks_of(&self, other: &Architecture) -> Vec<String> {
+        let name = (self.name != other.name).then(|| format!("architecture `{}`", other.name));
+        let parts = other.parts.iter().filter(|part| !self.parts.contains(part));
+        name.into_iter().chain(parts.map(ToString::to_string)).collect()
+    }
+}
+
+impl std::fmt::Display for CustomPart {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} `{}`", self.kind, self.name)
+    }
+}
+
+impl std::fmt::Display for Architecture {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let parts: Vec<_> = self.parts.iter().map(ToString::to_string).collect();
+        match parts.as_slice() {
+            [] => write!(f, "{}, all parts built in", self.name),
+            parts => write!(f, "{} with {}, not built in", self.name, parts.join(" and ")),
+        }
+    }
+}
+
+/// An optimizer and the state that it keeps for every parameter.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SavedOptimizer {
+    /// Its name, such as `adamw`.
+    pub name: String,
+    /// Names of the values that it keeps for every element of a weight, as
+    /// [`Saved`](super::Saved) writes them; none for an optimizer without state.
+    pub state: Vec<String>,
+}
+
+impl SavedOptimizer {
+    /// The built-in AdamW.
+    pub fn adamw() -> Self {
+        let state = ["exp_avg", "exp_avg_sq"].map(str::to_owned).to_vec();
+        SavedOptimizer { name: "adamw".to_owned(), state }
+    }
+
+    /// Whether it keeps state of this name.
+    pub(super) fn keeps(&self, state: &str) -> bool {
+        self.state.iter().any(|kept| kept == state)
+    }
+}
+
+impl std::fmt::Display for SavedOptimizer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.state.as_slice() {
+            [] => write!(f, "{} (without state)", self.name),
+            state => write!(f, "{} (state {})", self.name, state.join(", ")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_program_cannot_build_is_named() {
+        let (stock, mine) = (Architecture::decoder(), Architecture::with_blocks("mine"));
+        assert_eq!(stock.objection(&stock), None);
+        assert_eq!(mine.objection(&mine.clone()), None);
+        let said = mine.objection(&stock).unwrap();
+        assert!(said.starts_with("was trained with block `mine`, which this program"), "{said}");
+        let said = mine.objection(&Architecture::with_blocks("yours")).unwrap();
+        assert!(said.contains("with block `mine`") && !said.contains("yours"), "{said}");
+        let said = stock.objection(&mine).unwrap();
+        assert!(said.contains("without block `mine`"), "{said}");
+        let other = Architecture { name: "encoder".to_owned(), ..Architecture::decoder() };
+        let said = other.objection(&stock).unwrap();
+        assert!(said.contains("with architecture `encoder`"), "{said}");
+        // The same parts in another order are another model.
+        let two = Architecture { parts: [mine.parts.clone(), mine.parts].concat(), ..stock };
+        assert!(two.objection(&Architecture::with_blocks("mine")).is_some());
+    }
+}

@@ -1,0 +1,212 @@
+//! Checkpoints name what they were trained with, and whoever cannot build it refuses them: a block
+//! whose parameters have the names and shapes of the built-in one, and which computes something else.
+
+use burn::module::Module;
+use burn::tensor::Tensor;
+use kiln::checkpoint::{Architecture, Checkpoint};
+use kiln::train::{Resume, RunOptions, Summary, TrainError, run, run_with_blocks};
+use kiln_model::layers::{Attention, Block, Context, FeedForward, Layer, RmsNorm};
+
+use crate::messages::Messages;
+use crate::support::Workspace;
+
+/// Attention and feed-forward side by side, in the fields of the built-in block.
+#[derive(Module, Debug)]
+struct Parallel {
+    attention_norm: RmsNorm,
+    attention: Attention,
+    ffn_norm: RmsNorm,
+    ffn: FeedForward,
+}
+
+impl Layer for Parallel {
+    fn forward(&self, x: Tensor<3>, context: &Context) -> Tensor<3> {
+        let mixed = self.attention.forward(self.attention_norm.forward(x.clone()), context);
+        let fed = self.ffn.forward(self.ffn_norm.forward(x.clone()), context);
+        x + mixed + fed
+    }
+}
+
+/// Trains in `out` for `steps` steps with blocks that are called `name`, or with the built-in ones.
+fn train(
+    workspace: &Workspace,
+    name: Option<&str>,
+    out: &str,
+    steps: u64,
+    change: impl FnOnce(&mut RunOptions),
+) -> Result<Summary, TrainError> {
+    let data = format!("'{}'", workspace.path("data").display());
+    let steps = steps.to_string();
+    let changes =
+        [("data.path", data.as_str()), ("train.steps", &steps), ("optim.schedule", "'constant'")];
+    let config = workspace.config("parallel.toml", &changes);
+    let mut options = RunOptions { out: workspace.path(out).into(), ..RunOptions::default() };
+    change(&mut options);
+    match name {
+        None => run(config, &options),
+        Some(name) => run_with_blocks(config, &options, name, |model, index, key, device| {
+            let block = Block::new(model, index, key, device);
+            let Block { attention_norm, attention, ffn_norm, ffn } = block;
+            Parallel { attention_norm, attention, ffn_norm, ffn }
+        }),
+    }
+}
+
+fn resume(workspace: &Workspace, from: &str) -> impl FnOnce(&mut RunOptions) {
+    let path = workspace.path(from);
+    move |options| options.resume = Some(Resume::Path(path))
+}
+
+/// A run of two steps in `run`, whose blocks are called `parallel`.
+fn trained() -> Workspace {
+    let workspace = Workspace::new();
+    train(&workspace, Some("parallel"), "run", 2, |_| {}).expect("a run");
+    workspace
+}
+
+#[test]
+fn every_command_refuses_parts_that_it_cannot_build() {
+    let mut messages = Messages::default();
+    let workspace = trained();
+    workspace.succeed(&["convert", "--checkpoint", "run", "--out", "full"]);
+    workspace.succeed(&["convert", "--checkpoint", "full", "--out", "three", "--ranks", "3"]);
+    let checkpoint = "run/checkpoints/fsdp_cpt2";
+    for from in [checkpoint, "full", "three"] {
+        let mut refused = |title: &str, arguments: &[&str]| {
+            messages.refused(&format!("{title} {from}"), &workspace, arguments);
+        };
+        refused("eval", &["eval", "--checkpoint", from, "--data", "data"]);
+        let generate = ["--prompt", "a", "--max-tokens", "1"];
+        refused("generate", &[&["generate", "--checkpoint", from][..], &generate].concat());
+        refused("export", &["export", "--checkpoint", from, "--out", "hf"]);
+        refused("resume", &["train", "run.toml", "--out", "new", "--resume", from]);
+        let init = format!("init.from={from}");
+        refused("init.from", &["train", "run.toml", "--out", "new", "--set", &init]);
+    }
+    insta::assert_snapshot!(messages.finish());
+
+    // Looking at it, verifying and converting need none of its parts.
+    for from in [checkpoint, "full", "three"] {
+        let said = workspace.succeed(&["inspect", from]);
+        assert!(
+            said.contains("architecture: decoder with block `parallel`, not built in"),
+            "{said}"
+        );
+        assert!(said.contains("optimizer: adamw (state exp_avg, exp_avg_sq)"), "{said}");
+        workspace.succeed(&["inspect", "--verify", from]);
+    }
+}
+
+#[test]
+fn a_program_goes_on_with_blocks_of_the_same_name_only() {
+    let workspace = trained();
+    let run = |name: Option<&str>, from: &str, out: &str, allow: bool| {
+        let resume = resume(&workspace, from);
+        train(&workspace, name, out, 4, |options| {
+            resume(options);
+            options.allow_other_parts = allow;
+        })
+        .map_err(|error| {
+            assert!(error.is_usage(), "{error}");
+            assert!(!workspace.path(out).exists(), "{out} was begun");
+            error.to_string()
+        })
+    };
+    train(&workspace, Some("parallel"), "whole", 4, |_| {}).expect("a run");
+    run(Some("parallel"), "run", "same", false).expect("a run");
+    assert_eq!(workspace.steps("same"), workspace.steps("whole")[2..]);
+
+    let said = run(Some("serial"), "run", "other", false).expect_err("another name");
+    for part in
+        ["run/checkpoints/fsdp_cpt2 was trained with block `parallel`", "--allow-other-parts"]
+    {
+        assert!(said.contains(part), "{said}");
+    }
+    let said = run(None, "run", "other", false).expect_err("the built-in block");
+    assert!(said.contains("block `parallel`"), "{said}");
+
+    // Whoever renames a block, or means it, says so.
+    run(Some("renamed"), "run", "renamed", true).expect("a run");
+    assert_eq!(workspace.steps("renamed"), workspace.steps("whole")[2..]);
+    let architecture = |out: &str| {
+        let checkpoint = Checkpoint::open(&workspace.path(out)).expect("a checkpoint");
+        checkpoint.manifest().architecture.clone()
+    };
+    assert_eq!(architecture("renamed"), Architecture::with_blocks("renamed"));
+
+    train(&workspace, None, "stock", 2, |_| {}).expect("a run");
+    assert_eq!(architecture("stock"), Architecture::decoder());
+    let said = run(Some("parallel"), "stock", "other", false).expect_err("a stock checkpoint");
+    assert!(
+        said.contains("stock/checkpoints/fsdp_cpt2 was trained without block `parallel`"),
+        "{said}"
+    );
+
+    let arguments = ["train", "run.toml", "--out", "taken", "--set", "init.from=run"];
+    let ended = workspace.kiln(&[&arguments[..], &["--allow-other-parts"]].concat());
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    assert!(ended.stderr.contains("block `parallel`"), "{ended:?}");
+    let said = train(&workspace, Some(" "), "other", 2, |_| {}).expect_err("no name").to_string();
+    assert!(said.contains("needs a name for the blocks"), "{said}");
+}
+
+#[test]
+fn moments_of_another_optimizer_are_refused() {
+    let workspace = Workspace::new();
+    workspace.succeed(&["train", "run.toml", "--out", "run", "--set", "train.steps=2"]);
+    let folder = "run/checkpoints/fsdp_cpt2";
+    workspace.replace_in_manifest(folder, "\"adamw\"", "\"lion\"");
+    workspace.succeed(&["convert", "--checkpoint", "run", "--out", "full"]);
+    let mut messages = Messages::default();
+    for from in [folder, "full"] {
+        let arguments = ["train", "run.toml", "--out", "new", "--resume", from];
+        messages.refused(&format!("resume {from}"), &workspace, &arguments);
+    }
+    insta::assert_snapshot!(messages.finish());
+    // Its weights are as good as any.
+    workspace.succeed(&["eval", "--checkpoint", "full", "--data", "data"]);
+    workspace.succeed(&["train", "run.toml", "--out", "new", "--set", "init.from=full"]);
+}
+
+/// As written before manifests said what a checkpoint was trained with.
+#[test]
+fn older_checkpoints_are_those_of_the_built_in_decoder() {
+    let workspace = Workspace::new();
+    workspace.config("run.toml", &[("checkpoint.every", "2")]);
+    workspace.succeed(&["train", "run.toml", "--out", "run"]);
+    let folder = "run/checkpoints/fsdp_cpt2";
+    let evaluate = || workspace.succeed(&["eval", "--checkpoint", folder, "--json"]);
+    let before = evaluate();
+    let mut manifest = workspace.json(format!("{folder}/manifest.json"));
+    let object = manifest.as_object_mut().expect("an object");
+    for key in ["checksum", "architecture", "optimizer"] {
+        assert!(object.remove(key).is_some(), "{key}");
+    }
+    object["format_version"] = 2.into();
+    let rest = manifest.to_string().split_off(1);
+    let checksum = kiln::checkpoint::Checksum::of(rest.as_bytes());
+    let manifest = format!("{folder}/manifest.json");
+    workspace.write(&manifest, format!("{{ \"checksum\": \"{checksum}\",\n{rest}"));
+
+    assert_eq!(evaluate(), before);
+    let said = workspace.succeed(&["inspect", folder]);
+    assert!(said.contains("architecture: decoder, all parts built in"), "{said}");
+    workspace.succeed(&["train", "run.toml", "--out", "again", "--resume", folder]);
+    assert_eq!(workspace.steps("again"), workspace.steps("run")[2..]);
+    let ours = resume(&workspace, folder);
+    let said = train(&workspace, Some("parallel"), "other", 4, ours).expect_err("another block");
+    assert!(said.to_string().contains("without block `parallel`"), "{said}");
+}
+
+/// The index of a full checkpoint is laid out as Hugging Face does it.
+#[test]
+fn a_checkpoint_is_not_imported_as_a_folder_of_hugging_face() {
+    let workspace = trained();
+    workspace.succeed(&["convert", "--checkpoint", "run", "--out", "full"]);
+    workspace.write("full/config.json", r#"{"architectures": ["LlamaForCausalLM"]}"#);
+    let ended = workspace.kiln(&["import", "--hf", "full", "--out", "imported"]);
+    assert_eq!(ended.code, Some(2), "{ended:?}");
+    assert!(ended.stderr.contains("it is a checkpoint of Kiln"), "{ended:?}");
+    let ended = workspace.kiln(&["eval", "--checkpoint", "full", "--data", "data"]);
+    assert!(ended.stderr.contains("block `parallel`"), "{ended:?}");
+}
