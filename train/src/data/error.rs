@@ -269,6 +269,23 @@ pub enum DataError {
         /// Samples in the file.
         samples: u64,
     },
+    /// A token file was truncated after it had been opened.
+    #[error(
+        "{} became shorter while it was in use: it had {expected} bytes and has {actual} now, so \
+         sample {sample} cannot be read; something else writes to the file. Put it back, or run \
+         `kiln data prepare` again",
+        path.display()
+    )]
+    Truncated {
+        /// The token file.
+        path: PathBuf,
+        /// The sample that was to be read.
+        sample: u64,
+        /// Bytes of the file when it was opened.
+        expected: u64,
+        /// Bytes of the file now.
+        actual: u64,
+    },
     /// A token id outside the vocabulary.
     #[error(
         "{}: token {position} is {id}, outside the vocabulary of {vocab_size}; the file does not \

@@ -1,7 +1,7 @@
 //! Text in, training samples out.
 //!
 //! [`prepare()`] turns text files into a folder of tokens, once; training and
-//! evaluation then read that folder through a memory map, however large it is.
+//! evaluation then read samples from that folder, however large it is.
 //!
 //! # The folder on disk
 //!
