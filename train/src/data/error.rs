@@ -178,6 +178,20 @@ pub enum DataError {
         /// The output folder.
         path: PathBuf,
     },
+    /// A folder was prepared from something else than is asked for now.
+    #[error(
+        "{} was prepared from something else than data.text and its options say now:\n  {}\n\
+         To use it as it is, leave out data.text: --set data.text=[]\n\
+         To prepare again beside it, name a new folder: --set data.path={}-2\n\
+         To prepare again in its place, remove {} first",
+        path.display(), differences.join("\n  "), path.display(), path.display()
+    )]
+    PreparedFromOther {
+        /// The folder.
+        path: PathBuf,
+        /// A line for each difference.
+        differences: Vec<String>,
+    },
     /// The output path cannot be used for a new folder.
     #[error("cannot prepare data in {}: {problem}; choose another folder", path.display())]
     Output {
@@ -356,6 +370,7 @@ impl DataError {
                 | Self::VocabularyTooSmall { .. }
                 | Self::VocabularyTooLarge { .. }
                 | Self::AlreadyPrepared { .. }
+                | Self::PreparedFromOther { .. }
                 | Self::Output { .. }
                 | Self::TooFewTokens { .. }
         )

@@ -65,7 +65,9 @@ pub(super) fn make(
         true => None,
         false => Some(ModelSource::open(&config.init.from)?),
     };
-    let data = prepared::open(&config.data, config.train.seed)?;
+    let trained_on =
+        taken.resume.as_ref().and_then(|checkpoint| checkpoint.state().data_sha256.as_deref());
+    let data = prepared::open(&config.data, config.train.seed, trained_on)?;
     let model = resolve_model(&config, &data, init.as_ref())?;
     if !config.train.freeze.is_empty() {
         check_freeze(&config.train.freeze, &names(&model))?;
