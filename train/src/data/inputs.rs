@@ -327,7 +327,7 @@ mod tests {
         assert_eq!(
             folder.differences(&options),
             [
-                "text, changed: a.txt (850 bytes then, 7 now), b.txt (other content)",
+                "text, changed: a.txt (800 bytes then, 7 now), b.txt (other content)",
                 "text, new: c.txt"
             ]
         );

@@ -17,6 +17,7 @@
 //! - `reference`: a run that has the losses of the same run in PyTorch;
 //! - `preemption`, `nonfinite`: runs that are asked to stop, and steps that go wrong;
 //! - `drills`: failures on purpose, and the flight recorders they leave;
+//! - `memory`: the least memory of a run, against what it takes and what there is;
 //! - `processes`: runs of which each rank knows its own arguments only;
 //! - `presets`, `debug`: the configurations of this repository;
 //! - `shapes`: models with the shapes of Llama and Qwen;
@@ -45,6 +46,7 @@ mod hub;
 mod hugging_face;
 mod inspect;
 mod interface;
+mod memory;
 mod messages;
 mod nonfinite;
 mod order;
