@@ -1,10 +1,66 @@
-//! The header of a safetensors file, for files that are written as a stream: what is to come is known
-//! before the first value is.
+//! The header of a safetensors file: written before the first value is, and read without the values.
 
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt as _;
+
+use safetensors::SafeTensorError;
+use safetensors::tensor::Metadata;
 use serde_json::json;
+
+/// Bytes of a header, at most: its text may have as many as the library `safetensors` reads.
+pub(crate) const MAX_HEADER: u64 = 100_000_000 + size_of::<u64>() as u64;
 
 /// Headers end where 8 bytes end, so that tensors can be mapped.
 const ALIGNMENT: usize = 8;
+
+/// Bytes of the header of a file of `length` bytes that starts with `first`: its text and the text's own
+/// length. Always within the file.
+pub(crate) fn header_bytes(
+    first: [u8; size_of::<u64>()],
+    length: u64,
+) -> Result<usize, SafeTensorError> {
+    let header = u64::from_le_bytes(first).saturating_add(first.len() as u64);
+    if header > MAX_HEADER {
+        return Err(SafeTensorError::HeaderTooLarge);
+    }
+    if header > length {
+        return Err(SafeTensorError::InvalidHeaderLength);
+    }
+    Ok(header as usize)
+}
+
+/// What a header of [`header_bytes`] bytes describes: arrays that follow it without gaps, and take all of a
+/// file of `length` bytes.
+pub(crate) fn parse_header(header: &[u8], length: u64) -> Result<Metadata, SafeTensorError> {
+    let text = header.get(size_of::<u64>()..).ok_or(SafeTensorError::HeaderTooSmall)?;
+    let text = std::str::from_utf8(text).map_err(SafeTensorError::InvalidHeader)?;
+    // Checks the arrays as well.
+    let metadata: Metadata =
+        serde_json::from_str(text).map_err(SafeTensorError::InvalidHeaderDeserialization)?;
+    if metadata.data_len() as u64 + header.len() as u64 != length {
+        return Err(SafeTensorError::MetadataIncompleteBuffer);
+    }
+    Ok(metadata)
+}
+
+/// Reads the header of `file`, and nothing else: its bytes, and what it describes. The outer error is that
+/// of reading, the inner one that of the header.
+pub(crate) fn read_header(file: &File) -> io::Result<Result<(usize, Metadata), SafeTensorError>> {
+    let length = file.metadata()?.len();
+    let mut first = [0; size_of::<u64>()];
+    if length < first.len() as u64 {
+        return Ok(Err(SafeTensorError::HeaderTooSmall));
+    }
+    file.read_exact_at(&mut first, 0)?;
+    let bytes = match header_bytes(first, length) {
+        Ok(bytes) => bytes,
+        Err(error) => return Ok(Err(error)),
+    };
+    let mut header = vec![0; bytes];
+    file.read_exact_at(&mut header, 0)?;
+    Ok(parse_header(&header, length).map(|metadata| (bytes, metadata)))
+}
 
 /// An array of a file.
 pub(crate) struct Array<'a> {

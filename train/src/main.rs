@@ -115,7 +115,7 @@ enum DataCommand {
 
 #[derive(Args)]
 struct PrepareArgs {
-    /// Text, .jsonl (field "text") or .parquet files, or folders of them.
+    /// Text, .jsonl (field "text") or .parquet files, or folders of them; "-" is the standard input.
     #[arg(long, required = true, num_args = 1.., value_name = "FILE|DIR")]
     input: Vec<String>,
     /// Folder to create.

@@ -7,9 +7,16 @@ use crate::data::{self, DataError, DataInfo, PrepareOptions, Progress, Tokenizer
 use crate::metrics::say;
 
 /// The data that `section` names. If `data.path` does not exist yet and `data.text` names some
-/// text, it is prepared first.
-pub fn open(section: &DataSection, seed: u64) -> Result<DataInfo, DataError> {
-    if section.text.is_empty() || section.path.join("data.json").exists() {
+/// text, it is prepared first. If both are there, the folder must have been prepared from that text.
+///
+/// A run that goes on names the SHA-256 of the tokens it was `trained_on`: it goes on with them, and a
+/// text that has changed since is only worth a warning.
+pub fn open(
+    section: &DataSection,
+    seed: u64,
+    trained_on: Option<&str>,
+) -> Result<DataInfo, DataError> {
+    if section.text.is_empty() {
         return DataInfo::load(&section.path);
     }
     let options = PrepareOptions {
@@ -19,12 +26,40 @@ pub fn open(section: &DataSection, seed: u64) -> Result<DataInfo, DataError> {
         validation_fraction: section.validation_fraction,
         seed,
     };
-    prepare(&options)
+    if !section.path.join("data.json").exists() {
+        return prepare(&options);
+    }
+    let info = DataInfo::load(&section.path)?;
+    let path = section.path.display();
+    match data::differences(&options)? {
+        None => tracing::warn!(
+            "{path} does not say what it was prepared from, as another program or an older build made \
+             it: it is used as it is, whatever data.text says. Leave out data.text to say so yourself"
+        ),
+        Some(differences) if differences.is_empty() => {}
+        Some(differences) if trained_on.is_some() && trained_on == info.train.sha256.as_deref() => {
+            tracing::warn!(
+                "{path} was prepared from something else than data.text and its options say now ({}); \
+                 the run goes on with the data that it was trained on",
+                differences.join("; ")
+            );
+        }
+        Some(differences) => {
+            let path = section.path.clone();
+            return Err(DataError::PreparedFromOther { path, differences });
+        }
+    }
+    Ok(info)
 }
 
 /// Prepares data and tells how it goes.
 pub fn prepare(options: &PrepareOptions) -> Result<DataInfo, DataError> {
     let info = data::prepare(options, &mut |progress| match progress {
+        Progress::ReadingStreams { streams } => {
+            let what =
+                if streams == 1 { "an input that is a pipe" } else { "inputs that are pipes" };
+            say(&format!("data: reading {what}, to the end"));
+        }
         Progress::TrainingTokenizer { input_bytes } => {
             say(&format!("data: training a tokenizer on {:.1} MB of text", megabytes(input_bytes)));
         }

@@ -121,7 +121,7 @@ pub fn parameter_shapes<B: Layer>(decoder: &Decoder<B>) -> Shapes {
 }
 
 /// As [`parameter_shapes`], part by part: the embedding, the blocks, the head.
-fn units_of<B: Layer>(decoder: &Decoder<B>) -> Vec<Shapes> {
+pub fn units_of<B: Layer>(decoder: &Decoder<B>) -> Vec<Shapes> {
     let mut units = vec![parameters_of(&decoder.embed, OUTER_PREFIX)];
     for (index, block) in decoder.layers.iter().enumerate() {
         units.push(parameters_of(block, &layer_prefix(index)));

@@ -2,18 +2,20 @@
 
 use std::collections::HashMap;
 use std::fs::File;
+use std::io;
 use std::ops::Range;
+use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 
-use memmap2::{Advice, Mmap};
-use safetensors::SafeTensors;
+use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
+use safetensors::SafeTensorError;
 use safetensors::tensor::Dtype;
 
 use super::CheckpointError;
 use super::checksum::{Checksum, RunningChecksum};
 use super::manifest::FileEntry;
 use super::stream::Stream;
-use crate::header::{Array, header};
+use crate::header::{Array, MAX_HEADER, header, header_bytes, parse_header};
 
 /// Bytes that are checksummed and then written, or copied and then checksummed, while they are in
 /// the cache.
@@ -87,10 +89,11 @@ fn little_endian(values: &[f32]) -> std::borrow::Cow<'_, [u8]> {
     }
 }
 
-/// A file of a checkpoint, mapped, whose header has been checked.
+/// A file of a checkpoint whose header has been checked. Values are read from their positions; the file
+/// is not mapped into memory, where a signal would end the process if somebody truncated it.
 pub(super) struct TensorFile {
     path: PathBuf,
-    map: Mmap,
+    file: File,
     /// Where the data of each array lies in the file.
     arrays: HashMap<String, Range<usize>>,
 }
@@ -105,28 +108,33 @@ impl TensorFile {
         if bytes != entry.bytes {
             return Err(damaged(format!("it has {bytes} bytes, and should have {}", entry.bytes)));
         }
-        // SAFETY: checkpoints are written beside their place and renamed, never changed in place; a
-        // file that someone truncates while it is mapped is outside what this can guard against.
-        let map = unsafe { Mmap::map(&file) }.map_err(CheckpointError::io("map", &path))?;
-        let covered = usize::try_from(entry.covered).ok().and_then(|covered| map.get(..covered));
-        if covered.map(Checksum::of) != Some(entry.checksum) {
-            return Err(damaged("its header does not match the manifest".to_owned()));
+        let mismatch = || damaged("its header does not match the manifest".to_owned());
+        if entry.covered > bytes.min(MAX_HEADER) {
+            return Err(mismatch());
         }
-        let (header, metadata) =
-            SafeTensors::read_metadata(&map).map_err(|error| damaged(error.to_string()))?;
-        let start = header + size_of::<u64>();
-        if start as u64 != entry.covered {
+        let mut header = vec![0; entry.covered as usize];
+        file.read_exact_at(&mut header, 0).map_err(unreadable(&path))?;
+        if Checksum::of(&header) != entry.checksum {
+            return Err(mismatch());
+        }
+        let start = match header.first_chunk() {
+            Some(first) => header_bytes(*first, bytes),
+            None => Err(SafeTensorError::HeaderTooSmall),
+        };
+        let start = start.map_err(|error| damaged(error.to_string()))?;
+        if start != header.len() {
             return Err(damaged("its header has another length than described".to_owned()));
         }
+        let metadata = parse_header(&header, bytes).map_err(|error| damaged(error.to_string()))?;
         let mut arrays = HashMap::new();
         for (key, info) in metadata.tensors() {
             let (from, to) = info.data_offsets;
-            if info.dtype != Dtype::F32 || start + to > map.len() {
+            if info.dtype != Dtype::F32 {
                 return Err(damaged(format!("`{key}` is not an array of F32 inside the file")));
             }
             arrays.insert(key, start + from..start + to);
         }
-        Ok(TensorFile { map, arrays, path })
+        Ok(TensorFile { file, arrays, path })
     }
 
     /// Copies elements `part` of the array `key`, which holds `length`, into `values`; returns their
@@ -144,21 +152,21 @@ impl TensorFile {
         for (offset, to) in
             bytes.clone().step_by(CHUNK).zip(values.chunks_mut(CHUNK / WIDTH as usize))
         {
-            let from = &self.map[offset..offset + size_of_val(to)];
-            bytemuck::cast_slice_mut::<f32, u8>(to).copy_from_slice(from);
+            self.read(bytemuck::cast_slice_mut(to), offset)?;
             checksum.update(bytemuck::cast_slice(to));
             if cfg!(target_endian = "big") {
                 to.iter_mut()
                     .for_each(|value| *value = f32::from_bits(value.to_bits().swap_bytes()));
             }
-            copied(from.len());
+            copied(size_of_val(to));
         }
         Ok(checksum.finish())
     }
 
     /// Asks the disk for bytes that will be copied soon. A hint: without it, it is only slower.
     pub(super) fn ask_for(&self, bytes: Range<usize>) {
-        let _ = self.map.advise_range(Advice::WillNeed, bytes.start, bytes.len());
+        let advice = PosixFadviseAdvice::POSIX_FADV_WILLNEED;
+        let _ = posix_fadvise(&self.file, bytes.start as i64, bytes.len() as i64, advice);
     }
 
     /// Where in the file elements `part` of the array `key` are, which holds `length`.
@@ -173,9 +181,22 @@ impl TensorFile {
         Ok(array.start + start..array.start + end)
     }
 
-    /// The bytes of the array `key`, which holds `length` elements.
-    pub(super) fn bytes(&self, key: &str, length: u64) -> Result<&[u8], CheckpointError> {
-        Ok(&self.map[self.range(key, length)?])
+    /// The checksum of the array `key`, which holds `length` elements.
+    pub(super) fn checksum(&self, key: &str, length: u64) -> Result<Checksum, CheckpointError> {
+        let bytes = self.range(key, length)?;
+        let mut chunk = vec![0; CHUNK.min(bytes.len())];
+        let mut checksum = RunningChecksum::new();
+        for offset in bytes.clone().step_by(CHUNK) {
+            let chunk = &mut chunk[..CHUNK.min(bytes.end - offset)];
+            self.read(chunk, offset)?;
+            checksum.update(chunk);
+        }
+        Ok(checksum.finish())
+    }
+
+    /// Fills `bytes` with those of the file from `offset` on.
+    fn read(&self, bytes: &mut [u8], offset: usize) -> Result<(), CheckpointError> {
+        self.file.read_exact_at(bytes, offset as u64).map_err(unreadable(&self.path))
     }
 
     fn range(&self, key: &str, length: u64) -> Result<Range<usize>, CheckpointError> {
@@ -194,11 +215,22 @@ impl TensorFile {
     }
 }
 
+/// Why bytes of a file cannot be read that it had when it was opened.
+fn unreadable(path: &Path) -> impl FnOnce(io::Error) -> CheckpointError {
+    move |error| match error.kind() {
+        io::ErrorKind::UnexpectedEof => {
+            CheckpointError::damaged(path, "it became shorter while it was read")
+        }
+        _ => CheckpointError::io("read", path)(error),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use kiln_shard::memory;
     use proptest::prelude::*;
+    use safetensors::SafeTensors;
 
     fn arrays() -> Vec<(String, Vec<usize>)> {
         let array = |key: &str, shape: &[usize]| (key.to_owned(), shape.to_vec());
@@ -228,8 +260,28 @@ mod tests {
         let checksum = file.copy("a.weight", 6, 2..5, &mut values, |_| {}).unwrap();
         assert_eq!(values, [3.0, 4.0, 5.0]);
         assert_eq!(checksum, Checksum::of(bytemuck::cast_slice(&values)));
-        assert!(file.bytes("a.weight", 5).is_err(), "another length");
-        assert!(file.bytes("c", 5).is_err(), "another name");
+        let whole: Vec<f32> = (1..=6_u8).map(f32::from).collect();
+        let expected = Checksum::of(bytemuck::cast_slice(&whole));
+        assert_eq!(file.checksum("a.weight", 6).unwrap(), expected);
+        assert!(file.checksum("a.weight", 5).is_err(), "another length");
+        assert!(file.checksum("c", 5).is_err(), "another name");
+    }
+
+    #[test]
+    fn a_file_that_is_truncated_while_it_is_open_is_an_error() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, entry) = written(folder.path());
+        let file = TensorFile::open(path.clone(), &entry).unwrap();
+        File::options().write(true).open(&path).unwrap().set_len(entry.bytes - 4).unwrap();
+        assert!(file.checksum("a.weight", 6).is_ok(), "what is still there");
+        let errors = [
+            file.checksum("b", 5).unwrap_err(),
+            file.copy("b", 5, 0..5, &mut [0.0; 5], |_| {}).unwrap_err(),
+        ];
+        for error in errors {
+            let error = error.to_string();
+            assert!(error.contains("it became shorter while it was read"), "{error}");
+        }
     }
 
     #[test]
@@ -272,7 +324,7 @@ mod tests {
             let entry = FileEntry { checksum: Checksum::of(covered), ..entry.clone() };
             if let Ok(file) = TensorFile::open(path.clone(), &entry) {
                 for key in ["a.weight", "b", "empty"] {
-                    let _ = file.bytes(key, 5);
+                    let _ = file.checksum(key, 5);
                 }
             }
         });

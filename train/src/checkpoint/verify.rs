@@ -8,7 +8,7 @@ use rayon::prelude::*;
 use super::manifest::{FileEntry, Piece, TensorEntry, entry_of};
 use super::reader::damaged;
 use super::tensor_file::TensorFile;
-use super::{Checkpoint, CheckpointError, Checksum};
+use super::{Checkpoint, CheckpointError};
 
 /// What a look at every byte of a checkpoint has shown.
 #[derive(Debug)]
@@ -48,8 +48,8 @@ fn verify_file(checkpoint: &Checkpoint, name: &str, entry: &FileEntry) -> Vec<Ch
     };
     let wrong = |(tensor, piece): (&TensorEntry, &Piece)| {
         let key = tensor.saved.key(&tensor.name);
-        match file.bytes(&key, piece.length) {
-            Ok(bytes) if Checksum::of(bytes) == piece.checksum => None,
+        match file.checksum(&key, piece.length) {
+            Ok(checksum) if checksum == piece.checksum => None,
             Ok(_) => Some(damaged(file.path(), &key)),
             Err(error) => Some(error),
         }

@@ -7,6 +7,7 @@
 mod load;
 mod model;
 mod schema;
+mod size;
 mod validate;
 
 pub use load::{ConfigError, load};
@@ -16,3 +17,4 @@ pub use schema::{
     EvalSection, InitSection, LogSection, NonFinite, OnFailure, OptimSection, Precision,
     PrecisionSection, SampleSection, Schedule, ShardSection, TrainSection,
 };
+pub use size::ByteSize;

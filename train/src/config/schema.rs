@@ -7,7 +7,7 @@ use kiln_collectives::DType;
 use kiln_shard::{AdamW, Recompute, Reshard, Strategy};
 use serde::{Deserialize, Serialize};
 
-use super::ModelSection;
+use super::{ByteSize, ModelSection};
 use crate::checkpoint::Format;
 
 /// Everything a run can be told.
@@ -249,6 +249,9 @@ pub struct DeviceSection {
     /// if left out.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub threads: Option<usize>,
+    /// Memory of the machine, or of its GPU, which a run must fit into; what the system says if left out.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory: Option<ByteSize>,
     /// Peak of all devices of the run in TFLOP/s that `mfu` is measured against. If left out: for
     /// GPUs that of NVIDIA's data sheet, for CPUs measured with a matrix product at start.
     #[serde(skip_serializing_if = "Option::is_none")]

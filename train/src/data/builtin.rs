@@ -2,6 +2,7 @@
 
 use super::DataError;
 use super::mix::{SplitMix, mix_pair};
+use sha2::{Digest, Sha256};
 use std::fmt::Write as _;
 use std::path::Path;
 
@@ -64,6 +65,13 @@ impl Builtin {
     /// Size of the whole text in bytes.
     pub(super) fn bytes(self) -> u64 {
         (0..self.documents()).map(|index| self.document(index).len() as u64).sum()
+    }
+
+    /// SHA-256 of the whole text, in hexadecimal.
+    pub(super) fn digest(self) -> String {
+        let mut hasher = Sha256::new();
+        (0..self.documents()).for_each(|index| hasher.update(self.document(index)));
+        format!("{:x}", hasher.finalize())
     }
 
     /// The document at `index`, the same on every machine.

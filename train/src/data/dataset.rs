@@ -2,9 +2,10 @@
 
 use super::info::INFO_FILE;
 use super::{DataError, DataInfo, TokenWidth};
-use memmap2::Mmap;
 use sha2::{Digest, Sha256};
 use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 
 /// Bytes hashed at a time.
@@ -31,14 +32,15 @@ impl Split {
 
 /// A token file, cut into samples of one sequence length.
 ///
-/// The file is mapped into memory: opening it reads nothing, and the system loads and
-/// drops its pages as samples are read. It may be shared between threads.
+/// Opening it reads no tokens: each sample is read from its position in the file. It may
+/// be shared between threads. The file is not mapped into memory: if somebody truncated
+/// it then, a signal would end the process, where this is an error.
 #[derive(Debug)]
 pub struct TokenFile {
     path: PathBuf,
     split: Split,
     info: DataInfo,
-    map: Mmap,
+    file: File,
     seq_len: usize,
     num_samples: u64,
 }
@@ -73,11 +75,7 @@ impl TokenFile {
         if num_samples == 0 {
             return Err(DataError::TooFewTokens { path, tokens, seq_len: seq_len as u64 });
         }
-        // SAFETY: a map is sound as long as nobody changes or truncates the file
-        // underneath it. `prepare` never writes to a folder that exists, and a run
-        // whose data are overwritten by someone else could not be correct in any case.
-        let map = unsafe { Mmap::map(&file) }.map_err(DataError::io("map", &path))?;
-        Ok(Self { path, split, info, map, seq_len, num_samples })
+        Ok(Self { path, split, info, file, seq_len, num_samples })
     }
 
     /// Number of samples: `(tokens - 1) / seq_len`, and at least one.
@@ -100,8 +98,8 @@ impl TokenFile {
     ///
     /// # Errors
     ///
-    /// When there is no such sample, and when a token is outside the vocabulary;
-    /// `inputs` and `targets` are then as they were.
+    /// When there is no such sample, when it cannot be read (any more), and when a token
+    /// is outside the vocabulary; `inputs` and `targets` are then as they were.
     pub fn read_sample(
         &self,
         sample: u64,
@@ -115,10 +113,13 @@ impl TokenFile {
                 samples: self.num_samples,
             });
         }
-        // Within the map, and so within `usize`, because the sample exists.
-        let start = sample as usize * self.seq_len;
+        // Within the file when it was opened, because the sample exists: nothing overflows.
+        let start = sample * self.seq_len as u64;
         let width = self.info.dtype.bytes();
-        let bytes = &self.map[start * width..(start + self.seq_len + 1) * width];
+        let mut bytes = vec![0; (self.seq_len + 1) * width];
+        self.file
+            .read_exact_at(&mut bytes, start * width as u64)
+            .map_err(|error| self.unreadable(sample, error))?;
         let length = inputs.len();
         match self.info.dtype {
             TokenWidth::U16 => inputs.extend(
@@ -137,7 +138,7 @@ impl TokenFile {
             inputs.truncate(length);
             return Err(DataError::TokenOutOfRange {
                 path: self.path.clone(),
-                position: (start + offset) as u64,
+                position: start + offset as u64,
                 id,
                 vocab_size,
             });
@@ -160,14 +161,36 @@ impl TokenFile {
             });
         };
         let mut hasher = Sha256::new();
-        for block in self.map.chunks(HASH_BLOCK) {
-            hasher.update(block);
+        let (mut block, mut position) = (vec![0; HASH_BLOCK], 0);
+        loop {
+            let read = self.file.read_at(&mut block, position);
+            match read.map_err(DataError::io("read", &self.path))? {
+                0 => break,
+                read => {
+                    hasher.update(&block[..read]);
+                    position += read as u64;
+                }
+            }
         }
         let actual = format!("{:x}", hasher.finalize());
         if actual.eq_ignore_ascii_case(expected) {
             return Ok(());
         }
         Err(DataError::Checksum { path: self.path.clone(), expected: expected.clone(), actual })
+    }
+
+    /// Why a sample could not be read that the file had when it was opened.
+    fn unreadable(&self, sample: u64, error: io::Error) -> DataError {
+        if error.kind() != io::ErrorKind::UnexpectedEof {
+            return DataError::io("read", &self.path)(error);
+        }
+        let tokens = self.info.split(self.split).tokens;
+        DataError::Truncated {
+            path: self.path.clone(),
+            sample,
+            expected: tokens * self.info.dtype.bytes() as u64,
+            actual: self.file.metadata().map_or(0, |metadata| metadata.len()),
+        }
     }
 }
 
@@ -258,6 +281,24 @@ pub(super) mod tests {
         let file = TokenFile::open(folder.path(), Split::Train, 8).unwrap();
         let error = file.read_sample(0, &mut vec![], &mut vec![]).unwrap_err();
         assert!(matches!(error, DataError::TokenOutOfRange { id: u32::MAX, .. }));
+    }
+
+    /// Samples that are still there are read; for the others the error says what happened.
+    #[test]
+    fn a_file_that_is_truncated_while_it_is_open_is_an_error() {
+        let folder = folder(TokenWidth::U16, 100, 300);
+        let file = TokenFile::open(folder.path(), Split::Train, 8).unwrap();
+        let written = File::options().write(true).open(folder.path().join("train.bin")).unwrap();
+        written.set_len(40).unwrap();
+        let (mut inputs, mut targets) = (vec![], vec![]);
+        file.read_sample(1, &mut inputs, &mut targets).unwrap();
+        let error = file.read_sample(2, &mut inputs, &mut targets).unwrap_err();
+        assert_eq!((inputs.len(), targets.len()), (8, 8));
+        let DataError::Truncated { sample: 2, expected: 200, actual: 40, .. } = error else {
+            panic!("{error:?}");
+        };
+        assert!(error.to_string().contains("train.bin became shorter"), "{error}");
+        assert!(matches!(file.verify(), Err(DataError::Checksum { .. })));
     }
 
     #[test]

@@ -6,85 +6,72 @@
 use super::DataError;
 use super::builtin::Builtin;
 use super::jsonl::JsonLines;
+use super::listing::{Format, Listed, sha256_of};
 use super::piece::{Cutter, Piece, piece_limit};
 use super::text::TextFile;
-use super::walk::list_files;
-use std::io::{Cursor, Read};
-use std::path::{Path, PathBuf};
+use rayon::prelude::*;
+use std::fs::{self, File};
+use std::io::{self, Cursor, Read, Seek as _};
+use std::path::Path;
 
 /// The text of one document, as bytes that are valid UTF-8.
 pub(super) type DocumentText = Box<dyn Read + Send>;
 
 /// A source of documents in one format. A new format implements this trait and gets
-/// an arm in [`Format::of`] and in [`Source::open`].
+/// an arm in [`Format`] and in [`Source::open`].
 pub(super) trait DocumentReader: Send {
     /// The next document; `None` after the last one.
     fn next_document(&mut self) -> Result<Option<DocumentText>, DataError>;
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Format {
-    Text,
-    JsonLines,
-    Parquet,
-    Builtin(Builtin),
-}
-
-impl Format {
-    /// The format that the file extension tells; text when it tells none.
-    fn of(path: &Path) -> Self {
-        let extension = path.extension().map(|extension| extension.to_ascii_lowercase());
-        match extension.as_deref().and_then(|extension| extension.to_str()) {
-            Some("jsonl") => Self::JsonLines,
-            Some("parquet") => Self::Parquet,
-            _ => Self::Text,
-        }
-    }
-}
-
-/// One file, or one built-in text.
-#[derive(Clone, Debug)]
+/// One file, or one built-in text, that can be read as often as it takes.
+#[derive(Debug)]
 struct Source {
-    path: PathBuf,
-    format: Format,
-    /// Whether the input itself is this file, rather than a folder around it.
-    is_named: bool,
+    listed: Listed,
+    /// What a stream has yielded, in a file that has no name any more.
+    copy: Option<File>,
 }
 
 impl Source {
     /// A reader of the documents; `None` when the file is passed over as not text.
     fn open(&self) -> Result<Option<Box<dyn DocumentReader>>, DataError> {
-        Ok(Some(match self.format {
+        let path = &self.listed.path;
+        Ok(Some(match self.listed.format {
             Format::Builtin(text) => Box::new(BuiltinText { text, next: 0 }),
-            Format::JsonLines => Box::new(JsonLines::open(&self.path)?),
-            Format::Parquet => open_parquet(&self.path)?,
-            Format::Text => match TextFile::open(&self.path)? {
+            Format::JsonLines => Box::new(JsonLines::new(self.file()?, path)),
+            Format::Parquet => open_parquet(self.file()?, path)?,
+            Format::Text => match TextFile::new(self.file()?, path)? {
                 Ok(file) => Box::new(file),
-                Err(problem) if self.is_named => {
-                    return Err(DataError::NotText { path: self.path.clone(), problem });
+                Err(problem) if self.listed.is_named => {
+                    return Err(DataError::NotText { path: path.clone(), problem });
                 }
                 Err(_) => return Ok(None),
             },
         }))
     }
 
-    fn bytes(&self) -> Result<u64, DataError> {
-        match self.format {
-            Format::Builtin(text) => Ok(text.bytes()),
-            _ => std::fs::metadata(&self.path)
-                .map(|metadata| metadata.len())
-                .map_err(DataError::io("read the size of", &self.path)),
-        }
+    /// The content, from its start. One reader at a time: those of a copy share their position.
+    fn file(&self) -> Result<File, DataError> {
+        let path = &self.listed.path;
+        let Some(copy) = &self.copy else {
+            return File::open(path).map_err(DataError::io("open", path));
+        };
+        let again = || {
+            let mut file = copy.try_clone()?;
+            file.rewind()?;
+            Ok(file)
+        };
+        again().map_err(DataError::io("read the copy of", path))
     }
 }
 
 #[cfg(feature = "parquet")]
-fn open_parquet(path: &Path) -> Result<Box<dyn DocumentReader>, DataError> {
-    Ok(Box::new(super::parquet::ParquetFile::open(path)?))
+fn open_parquet(file: File, path: &Path) -> Result<Box<dyn DocumentReader>, DataError> {
+    Ok(Box::new(super::parquet::ParquetFile::new(file, path)?))
 }
 
 #[cfg(not(feature = "parquet"))]
-fn open_parquet(path: &Path) -> Result<Box<dyn DocumentReader>, DataError> {
+fn open_parquet(_: File, path: &Path) -> Result<Box<dyn DocumentReader>, DataError> {
     Err(DataError::ParquetDisabled { path: path.to_path_buf() })
 }
 
@@ -102,63 +89,60 @@ impl DocumentReader for BuiltinText {
     }
 }
 
-/// The files of all inputs, listed but not read.
-#[derive(Clone, Debug)]
-pub struct Corpus {
+/// The files of all inputs, which can be read as often as it takes.
+#[derive(Debug)]
+pub(super) struct Corpus {
     sources: Vec<Source>,
     bytes: u64,
 }
 
 impl Corpus {
-    /// Lists the inputs: files, folders and `builtin:arithmetic`.
+    /// Takes the files as they were listed. What can be read only once is read now, to its end, and kept
+    /// as a file in the folder `scratch` that has no name and is gone with the corpus.
     ///
     /// # Errors
     ///
-    /// When there is no input, when one does not exist, and when a folder or the size
-    /// of a file cannot be read.
-    pub fn open(inputs: &[PathBuf]) -> Result<Self, DataError> {
-        if inputs.is_empty() {
-            return Err(DataError::NoInputs);
-        }
-        let mut sources = Vec::new();
-        for input in inputs {
-            if let Some(text) = Builtin::parse(input)? {
-                let format = Format::Builtin(text);
-                sources.push(Source { path: input.clone(), format, is_named: true });
-            } else if input.is_dir() {
-                sources.extend(list_files(input)?.into_iter().map(|path| {
-                    let format = Format::of(&path);
-                    Source { path, format, is_named: false }
-                }));
-            } else if input.try_exists().map_err(DataError::io("open", input))? {
-                let format = Format::of(input);
-                sources.push(Source { path: input.clone(), format, is_named: true });
-            } else {
-                return Err(DataError::Missing { path: input.clone() });
-            }
-        }
+    /// When this build cannot read one of the formats, and when a stream cannot be read or copied.
+    pub(super) fn open(listed: Vec<Listed>, scratch: &Path) -> Result<Self, DataError> {
         // Told before hours of work on the files that come first.
-        let parquet = sources.iter().find(|source| source.format == Format::Parquet);
-        if let (Some(source), false) = (parquet, cfg!(feature = "parquet")) {
-            return Err(DataError::ParquetDisabled { path: source.path.clone() });
+        let parquet = listed.iter().find(|listed| listed.format == Format::Parquet);
+        if let (Some(listed), false) = (parquet, cfg!(feature = "parquet")) {
+            return Err(DataError::ParquetDisabled { path: listed.path.clone() });
         }
-        let bytes = sources.iter().map(Source::bytes).sum::<Result<u64, _>>()?;
+        let mut sources = Vec::with_capacity(listed.len());
+        for mut listed in listed {
+            let copy =
+                if listed.is_stream { Some(copy_stream(&mut listed, scratch)?) } else { None };
+            sources.push(Source { listed, copy });
+        }
+        let bytes = sources.iter().map(|source| source.listed.bytes).sum();
         Ok(Self { sources, bytes })
     }
 
+    /// Every file with its SHA-256; files are read on all cores.
+    pub(super) fn digests(&self) -> Result<Vec<(&Listed, String)>, DataError> {
+        let digest = |source: &Source| match &source.copy {
+            None => source.listed.digest(),
+            Some(_) => {
+                sha256_of(source.file()?).map_err(DataError::io("read", &source.listed.path))
+            }
+        };
+        self.sources.par_iter().map(|source| Ok((&source.listed, digest(source)?))).collect()
+    }
+
     /// Number of files, counting a built-in text as one.
-    pub fn files(&self) -> usize {
+    pub(super) fn files(&self) -> usize {
         self.sources.len()
     }
 
     /// Size of all files together, in bytes. The text in them is smaller in `.jsonl`
     /// files and may be larger in `.parquet` files.
-    pub fn bytes(&self) -> u64 {
+    pub(super) fn bytes(&self) -> u64 {
         self.bytes
     }
 
     /// Reads the text, from the start. The pieces are the same on every pass.
-    pub fn pieces(&self) -> Pieces<'_> {
+    pub(super) fn pieces(&self) -> Pieces<'_> {
         Pieces {
             sources: self.sources.iter(),
             limit: piece_limit(self.bytes),
@@ -171,9 +155,26 @@ impl Corpus {
     }
 }
 
+/// Copies a stream to its end, and notes its size.
+fn copy_stream(listed: &mut Listed, scratch: &Path) -> Result<File, DataError> {
+    let path = scratch.join("stream");
+    let mut copy = File::options()
+        .read(true)
+        .write(true)
+        .create_new(true)
+        .open(&path)
+        .map_err(DataError::io("create", &path))?;
+    // Nobody else needs its name, and without one it cannot be left behind.
+    fs::remove_file(&path).map_err(DataError::io("remove", &path))?;
+    let mut stream = File::open(&listed.path).map_err(DataError::io("open", &listed.path))?;
+    let copied = io::copy(&mut stream, &mut copy);
+    listed.bytes = copied.map_err(DataError::io("copy", &listed.path))?;
+    Ok(copy)
+}
+
 /// The pieces of all documents, in order; see [`Corpus::pieces`]. It ends after the
 /// first error.
-pub struct Pieces<'a> {
+pub(super) struct Pieces<'a> {
     sources: std::slice::Iter<'a, Source>,
     limit: usize,
     source: Option<(&'a Source, Box<dyn DocumentReader>)>,
@@ -185,19 +186,19 @@ pub struct Pieces<'a> {
 
 impl Pieces<'_> {
     /// Documents finished so far, not counting empty ones.
-    pub fn documents(&self) -> u64 {
+    pub(super) fn documents(&self) -> u64 {
         self.documents
     }
 
     /// Files passed over so far because they are not UTF-8 text.
-    pub fn skipped_files(&self) -> u64 {
+    pub(super) fn skipped_files(&self) -> u64 {
         self.skipped_files
     }
 
     fn advance(&mut self) -> Result<Option<Piece>, DataError> {
         loop {
             if let (Some(cutter), Some((source, _))) = (&mut self.cutter, &self.source) {
-                let next = cutter.next().map_err(DataError::io("read", &source.path))?;
+                let next = cutter.next().map_err(DataError::io("read", &source.listed.path))?;
                 if let Some((text, ends_document)) = next {
                     let document = self.documents;
                     if ends_document {
@@ -241,11 +242,12 @@ impl Iterator for Pieces<'_> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::listing::list;
     use super::*;
-    use std::fs;
 
     fn open(inputs: &[&Path]) -> Result<Corpus, DataError> {
-        Corpus::open(&inputs.iter().map(|path| path.to_path_buf()).collect::<Vec<_>>())
+        let inputs: Vec<_> = inputs.iter().map(|path| path.to_path_buf()).collect();
+        Corpus::open(list(&inputs)?, &std::env::temp_dir())
     }
 
     #[test]

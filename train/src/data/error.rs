@@ -178,6 +178,20 @@ pub enum DataError {
         /// The output folder.
         path: PathBuf,
     },
+    /// A folder was prepared from something else than is asked for now.
+    #[error(
+        "{} was prepared from something else than data.text and its options say now:\n  {}\n\
+         To use it as it is, leave out data.text: --set data.text=[]\n\
+         To prepare again beside it, name a new folder: --set data.path={}-2\n\
+         To prepare again in its place, remove {} first",
+        path.display(), differences.join("\n  "), path.display(), path.display()
+    )]
+    PreparedFromOther {
+        /// The folder.
+        path: PathBuf,
+        /// A line for each difference.
+        differences: Vec<String>,
+    },
     /// The output path cannot be used for a new folder.
     #[error("cannot prepare data in {}: {problem}; choose another folder", path.display())]
     Output {
@@ -269,6 +283,23 @@ pub enum DataError {
         /// Samples in the file.
         samples: u64,
     },
+    /// A token file was truncated after it had been opened.
+    #[error(
+        "{} became shorter while it was in use: it had {expected} bytes and has {actual} now, so \
+         sample {sample} cannot be read; something else writes to the file. Put it back, or run \
+         `kiln data prepare` again",
+        path.display()
+    )]
+    Truncated {
+        /// The token file.
+        path: PathBuf,
+        /// The sample that was to be read.
+        sample: u64,
+        /// Bytes of the file when it was opened.
+        expected: u64,
+        /// Bytes of the file now.
+        actual: u64,
+    },
     /// A token id outside the vocabulary.
     #[error(
         "{}: token {position} is {id}, outside the vocabulary of {vocab_size}; the file does not \
@@ -339,6 +370,7 @@ impl DataError {
                 | Self::VocabularyTooSmall { .. }
                 | Self::VocabularyTooLarge { .. }
                 | Self::AlreadyPrepared { .. }
+                | Self::PreparedFromOther { .. }
                 | Self::Output { .. }
                 | Self::TooFewTokens { .. }
         )

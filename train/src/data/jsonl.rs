@@ -21,10 +21,10 @@ struct Line {
 }
 
 impl JsonLines {
-    pub(super) fn open(path: &Path) -> Result<Self, DataError> {
-        let file = File::open(path).map_err(DataError::io("open", path))?;
+    /// Reads `file`, which errors call `path`.
+    pub(super) fn new(file: File, path: &Path) -> Self {
         let reader = BufReader::with_capacity(1 << 16, file);
-        Ok(Self { path: path.to_path_buf(), reader, line: 0, buffer: Vec::new() })
+        Self { path: path.to_path_buf(), reader, line: 0, buffer: Vec::new() }
     }
 }
 
@@ -70,7 +70,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.jsonl");
         std::fs::write(&path, content).unwrap();
-        let mut lines = JsonLines::open(&path)?;
+        let mut lines = JsonLines::new(File::open(&path).unwrap(), &path);
         let mut texts = Vec::new();
         while let Some(mut document) = lines.next_document()? {
             let mut text = String::new();

@@ -1,7 +1,7 @@
 //! Text in, training samples out.
 //!
 //! [`prepare()`] turns text files into a folder of tokens, once; training and
-//! evaluation then read that folder through a memory map, however large it is.
+//! evaluation then read samples from that folder, however large it is.
 //!
 //! # The folder on disk
 //!
@@ -11,12 +11,14 @@
 //! | `val.bin`        | token ids of the validation split, in the same form             |
 //! | `data.json`      | [`DataInfo`]: format version, width, vocabulary, counts, checksums |
 //! | `tokenizer.json` | the tokenizer that produced the ids, in the `tokenizers` format |
+//! | `inputs.json`    | what it was made from: options, and each file with size, time of change and SHA-256 |
 //!
 //! A token file has no header. Ids are little-endian `u16`, or `u32` when the
 //! vocabulary is larger than 65,536. An end-of-text token closes every document,
 //! and every stretch of a document that continues in the other split. A folder
 //! written by another program is read just as well, as long as it keeps to this
-//! form; the checksums and the unigram figures may be left out of `data.json`.
+//! form; the checksums and the unigram figures may be left out of `data.json`, and
+//! `inputs.json` altogether.
 //!
 //! # Samples
 //!
@@ -38,7 +40,9 @@ mod document;
 mod entropy;
 mod error;
 mod info;
+mod inputs;
 mod jsonl;
+mod listing;
 mod mix;
 mod order;
 mod output;
@@ -54,13 +58,12 @@ mod walk;
 
 pub use batch::{Batch, BatchSource, slice_for};
 pub use dataset::{Split, TokenFile};
-pub use document::{Corpus, Pieces};
 pub use error::DataError;
 pub use info::{DataInfo, FORMAT_VERSION, SplitInfo, TokenWidth, UnigramEntropy};
 pub(crate) use jsonl::describe as describe_json;
 pub use order::SampleOrder;
-pub use piece::Piece;
-pub use prepare::{PrepareOptions, Progress, TokenizerSource, prepare};
+use piece::Piece;
+pub use prepare::{PrepareOptions, Progress, TokenizerSource, differences, prepare};
 pub use tokenizer::{Tokenizer, VOCABULARY_MINIMUM};
 
 use std::path::{Path, PathBuf};

@@ -27,8 +27,8 @@ pub(super) struct ParquetFile {
 }
 
 impl ParquetFile {
-    pub(super) fn open(path: &Path) -> Result<Self, DataError> {
-        let file = File::open(path).map_err(DataError::io("open", path))?;
+    /// Reads `file`, which errors call `path`.
+    pub(super) fn new(file: File, path: &Path) -> Result<Self, DataError> {
         let file = SerializedFileReader::new(file).map_err(failed(path))?;
         let schema = file.metadata().file_metadata().schema_descr_ptr();
         let column = schema
@@ -139,13 +139,17 @@ mod tests {
         writer.close().unwrap();
     }
 
+    fn open(path: &Path) -> Result<ParquetFile, DataError> {
+        ParquetFile::new(File::open(path).unwrap(), path)
+    }
+
     #[test]
     fn reads_all_row_groups_and_passes_over_missing_values() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.parquet");
         let many = vec![Some("many"); 3 * ROWS + 1];
         write(&path, "text", &[&[Some("one"), None, Some("två")], &many]);
-        let mut file = ParquetFile::open(&path).unwrap();
+        let mut file = open(&path).unwrap();
         let mut texts = Vec::new();
         while let Some(mut document) = file.next_document().unwrap() {
             let mut text = String::new();
@@ -161,9 +165,9 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.parquet");
         write(&path, "body", &[&[Some("one")]]);
-        let error = ParquetFile::open(&path).map(|_| ()).unwrap_err().to_string();
+        let error = open(&path).map(|_| ()).unwrap_err().to_string();
         assert!(error.contains("there is no column `text`"), "{error}");
         std::fs::write(&path, "not parquet").unwrap();
-        assert!(matches!(ParquetFile::open(&path), Err(DataError::Parquet { .. })));
+        assert!(matches!(open(&path), Err(DataError::Parquet { .. })));
     }
 }

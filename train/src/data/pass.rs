@@ -1,8 +1,9 @@
 //! One pass over the text, which writes both token files.
 
+use super::document::Corpus;
 use super::mix::mix_pair;
 use super::split_writer::SplitWriter;
-use super::{Corpus, DataError, Piece, PrepareOptions, Progress, Split, Tokenizer};
+use super::{DataError, Piece, PrepareOptions, Progress, Split, Tokenizer};
 use std::path::Path;
 
 /// Pieces encoded together: enough to occupy many cores, two megabytes of

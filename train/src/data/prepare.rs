@@ -1,10 +1,14 @@
 //! From text to a folder of tokens.
 
+use super::document::Corpus;
 use super::entropy::unigram_entropy;
 use super::info::{FORMAT_VERSION, TOKENIZER_FILE};
+use super::inputs::Inputs;
+use super::listing::list;
 use super::output::OutputFolder;
 use super::pass::Pass;
-use super::{Corpus, DataError, DataInfo, TokenWidth, Tokenizer};
+use super::tokenizer::read_tokenizer;
+use super::{DataError, DataInfo, TokenWidth, Tokenizer};
 use std::path::PathBuf;
 
 /// Text that a tokenizer is trained on, at most. More of it changes the merges little,
@@ -14,7 +18,7 @@ const TOKENIZER_TRAINING_BYTES: u64 = 1 << 30;
 /// What to prepare, and how.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PrepareOptions {
-    /// Files, folders and `builtin:arithmetic`, read in this order.
+    /// Files, folders and `builtin:arithmetic`, read in this order. `-` is the standard input.
     pub inputs: Vec<PathBuf>,
     /// The folder to create; it may exist if it is empty.
     pub out: PathBuf,
@@ -47,6 +51,12 @@ pub enum TokenizerSource {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Progress {
+    /// Inputs that are no regular files, such as pipes, are being read to their ends. Reported once, at
+    /// the start, if there are any.
+    ReadingStreams {
+        /// Number of them.
+        streams: usize,
+    },
     /// A tokenizer is being trained. Reported once, at the start.
     TrainingTokenizer {
         /// Size of all input files.
@@ -57,7 +67,8 @@ pub enum Progress {
     Encoding {
         /// Size of all input files.
         input_bytes: u64,
-        /// Text encoded so far; see [`Corpus::bytes`] for how the two relate.
+        /// Text encoded so far. It is less than the files hold in `.jsonl` files, and may be
+        /// more in `.parquet` files.
         text_bytes: u64,
         /// Documents finished so far.
         documents: u64,
@@ -90,10 +101,21 @@ pub fn prepare(
     if let TokenizerSource::Train { vocab_size } = options.tokenizer {
         Tokenizer::check_size(vocab_size)?;
     }
-    let corpus = Corpus::open(&options.inputs)?;
+    let listed = list(&options.inputs)?;
     let output = OutputFolder::create(&options.out)?;
+    let streams = listed.iter().filter(|listed| listed.is_stream).count();
+    if streams > 0 {
+        progress(Progress::ReadingStreams { streams });
+    }
+    let corpus = Corpus::open(listed, output.path())?;
+    // Before they are read for tokens: a file that changes from here on differs from what is recorded.
+    let given = match &options.tokenizer {
+        TokenizerSource::File(path) => read_tokenizer(path)?,
+        TokenizerSource::Train { .. } => Vec::new(),
+    };
+    let inputs = Inputs::of(&corpus, options, &given)?;
     let tokenizer = match &options.tokenizer {
-        TokenizerSource::File(path) => Tokenizer::load(path)?,
+        TokenizerSource::File(path) => Tokenizer::from_file(given, path)?,
         TokenizerSource::Train { vocab_size } => {
             progress(Progress::TrainingTokenizer { input_bytes: corpus.bytes() });
             train_tokenizer(&corpus, *vocab_size)?
@@ -137,9 +159,21 @@ pub fn prepare(
         unigram_entropy: Some(unigram_entropy(&train_counts, &validation_counts)),
     };
     tokenizer.save(output.path().join(TOKENIZER_FILE))?;
+    inputs.save(output.path())?;
     info.save(output.path())?;
     output.commit()?;
     Ok(info)
+}
+
+/// How `options` differ from what the prepared folder `options.out` was made from: a line for each
+/// difference, or `None` if the folder does not say what it was made from. The seed is no difference.
+///
+/// # Errors
+///
+/// When the record or an input cannot be read.
+pub fn differences(options: &PrepareOptions) -> Result<Option<Vec<String>>, DataError> {
+    let inputs = Inputs::load(&options.out)?;
+    inputs.map(|inputs| inputs.differences(options)).transpose()
 }
 
 fn train_tokenizer(corpus: &Corpus, vocab_size: usize) -> Result<Tokenizer, DataError> {

@@ -3,7 +3,7 @@
 use super::DataError;
 use super::document::{DocumentReader, DocumentText};
 use std::fs::File;
-use std::io::{self, BufReader, Read};
+use std::io::{self, BufReader, Read, Seek as _};
 use std::path::Path;
 
 /// The single document of a text file. It is checked as a whole before any of it is
@@ -13,13 +13,12 @@ pub(super) struct TextFile {
 }
 
 impl TextFile {
-    /// Opens `path`; the inner error says why the file is not UTF-8 text.
-    pub(super) fn open(path: &Path) -> Result<Result<Self, String>, DataError> {
-        let file = File::open(path).map_err(DataError::io("open", path))?;
+    /// Reads `file`, which errors call `path`; the inner error says why it is not UTF-8 text.
+    pub(super) fn new(mut file: File, path: &Path) -> Result<Result<Self, String>, DataError> {
         if let Some(defect) = find_defect(&file).map_err(DataError::io("read", path))? {
             return Ok(Err(defect));
         }
-        let file = File::open(path).map_err(DataError::io("open", path))?;
+        file.rewind().map_err(DataError::io("read", path))?;
         Ok(Ok(Self { document: Some(Box::new(BufReader::new(file))) }))
     }
 }

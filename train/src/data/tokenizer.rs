@@ -87,10 +87,11 @@ impl Tokenizer {
     /// When the file is missing, cannot be read or is not a tokenizer.
     pub fn load(path: impl AsRef<Path>) -> Result<Self, DataError> {
         let path = path.as_ref();
-        if !path.try_exists().map_err(DataError::io("open", path))? {
-            return Err(DataError::Missing { path: path.to_path_buf() });
-        }
-        let content = fs::read(path).map_err(DataError::io("read", path))?;
+        Self::from_file(read_tokenizer(path)?, path)
+    }
+
+    /// The tokenizer that the file `path` with this `content` is.
+    pub(super) fn from_file(content: Vec<u8>, path: &Path) -> Result<Self, DataError> {
         let unusable = |problem| DataError::TokenizerFile { path: path.to_path_buf(), problem };
         let mut inner = Inner::from_bytes(content).map_err(|error| unusable(error.to_string()))?;
         inner.with_truncation(None).map_err(|error| unusable(error.to_string()))?;
@@ -192,6 +193,14 @@ impl Tokenizer {
             .find_map(|token| self.inner.token_to_id(token))
             .ok_or_else(|| DataError::NoEndOfText { known: END_OF_TEXT.join(", ") })
     }
+}
+
+/// The content of a `tokenizer.json`.
+pub(super) fn read_tokenizer(path: &Path) -> Result<Vec<u8>, DataError> {
+    if !path.try_exists().map_err(DataError::io("open", path))? {
+        return Err(DataError::Missing { path: path.to_path_buf() });
+    }
+    fs::read(path).map_err(DataError::io("read", path))
 }
 
 fn encode_failed(error: tokenizers::Error) -> DataError {

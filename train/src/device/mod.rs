@@ -5,7 +5,7 @@
 //! first, and what is missing is an error that says so: burn and CubeCL panic without a driver, and name a
 //! GPU where there is none.
 //!
-//! `cpu` is threads and what they reach. For builds with CUDA: `cuda` looks at the driver and at GPUs,
+//! `cpu` is threads and what they reach, `memory` how much memory there is. For builds with CUDA: `cuda` looks at the driver and at GPUs,
 //! `libraries` finds and loads what NVIDIA keeps in files of its own, `alias` gives one of these a second
 //! name, `toolkit` goes through them, `gpu` is one GPU. For builds with wgpu, `wgpu` looks for anything that
 //! it can use. `together` compares the choices of ranks that are processes.
@@ -22,6 +22,7 @@ mod flag;
 mod gpu;
 #[cfg(feature = "cuda")]
 mod libraries;
+mod memory;
 mod together;
 #[cfg(feature = "cuda")]
 mod toolkit;
@@ -43,6 +44,7 @@ pub use error::DeviceError;
 pub use flag::DeviceFlag;
 #[cfg(feature = "cuda")]
 pub use gpu::Gpu;
+pub use memory::Memory;
 pub(crate) use together::agree;
 
 /// The device of a run, as far as this process is concerned.
@@ -154,6 +156,15 @@ impl Selected {
     /// Whether it is a GPU.
     pub fn is_gpu(&self) -> bool {
         !matches!(self.kind, Kind::Cpu)
+    }
+
+    /// The memory of the GPU, if it is an NVIDIA GPU.
+    pub(crate) fn gpu_memory(&self) -> Option<Memory> {
+        match &self.kind {
+            #[cfg(feature = "cuda")]
+            Kind::Cuda(gpu) => Some(Memory { total: gpu.memory, free: gpu.free }),
+            _ => None,
+        }
     }
 
     /// Its number, if it is an NVIDIA GPU, among those that this process sees.

@@ -6,6 +6,8 @@ use std::num::NonZero;
 
 use kiln_model::ops;
 
+use crate::device::Memory;
+
 /// Lines on this machine when `ranks` ranks share it.
 pub(super) fn examine(ranks: usize) -> Vec<String> {
     let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
@@ -48,20 +50,11 @@ fn bf16(instructions: Option<&str>, choice: Option<&OsStr>) -> String {
 }
 
 fn memory() -> String {
-    let info = fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let kib = |name: &str| {
-        let line = info.lines().find_map(|line| line.strip_prefix(name))?;
-        line.split_whitespace().next()?.parse::<u64>().ok()
-    };
-    let (Some(total), Some(available)) = (kib("MemTotal:"), kib("MemAvailable:")) else {
-        return "memory: unknown".to_owned();
-    };
-    let text = format!("memory: {} of {} GiB available", gib(available << 10), gib(total << 10));
-    // A container's limit, if it is lower.
-    let limit = fs::read_to_string("/sys/fs/cgroup/memory.max").ok();
-    match limit.and_then(|limit| limit.trim().parse::<u64>().ok()) {
-        Some(limit) if limit < total << 10 => format!("{text}; limited to {} GiB", gib(limit)),
-        _ => text,
+    match Memory::of_machine() {
+        None => "memory: unknown".to_owned(),
+        Some(Memory { total, free }) => {
+            format!("memory: {} of {} GiB available, swap included", gib(free), gib(total))
+        }
     }
 }
 

@@ -1,28 +1,36 @@
-//! One safetensors file, mapped into memory, and parts of its tensors as f32.
+//! One safetensors file, and parts of its tensors as f32.
 
 use std::collections::BTreeMap;
 use std::fs::File;
+use std::io;
 use std::ops::Range;
+use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use half::{bf16, f16};
-use memmap2::Mmap;
 use rayon::prelude::*;
-use safetensors::SafeTensors;
-use safetensors::tensor::Dtype;
+use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 
 use super::HuggingFaceError;
+use crate::header::read_header;
+
+/// Bytes that are read and decoded at a time: they stay in the second cache.
+const CHUNK: usize = 1 << 18;
+
+/// Bytes of rows that are read before they are transposed.
+const PANEL: usize = 4 << 20;
 
 /// Rows and columns of a square that is transposed at once: its lines stay in the first cache.
 const BLOCK: usize = 64;
 
 /// A safetensors file. Opening it reads the header only; the header is checked against the length
-/// of the file, so nothing in it can make a read go wrong.
+/// of the file, so nothing in it can make a read go wrong. Values are read from their positions; the file
+/// is not mapped into memory, where a signal would end the process if somebody truncated it.
 #[derive(Clone, Debug)]
 pub(super) struct TensorFile {
     path: PathBuf,
-    map: Arc<Mmap>,
+    file: Arc<File>,
     tensors: BTreeMap<String, Entry>,
 }
 
@@ -36,17 +44,17 @@ struct Entry {
 }
 
 impl TensorFile {
-    /// Maps `path` and reads its header.
+    /// Opens `path` and reads its header.
     pub(super) fn open(path: &Path) -> Result<Self, HuggingFaceError> {
         let file = File::open(path).map_err(|error| match error.kind() {
             std::io::ErrorKind::NotFound => HuggingFaceError::damaged(path, "the file is missing"),
             _ => HuggingFaceError::io("read", path)(error),
         })?;
-        // SAFETY: files of weights are written once and then only read; a file that someone
-        // truncates while it is mapped is outside what this can guard against.
-        let map = unsafe { Mmap::map(&file) }.map_err(HuggingFaceError::io("map", path))?;
-        let tensors = header(&map).map_err(|problem| HuggingFaceError::damaged(path, problem))?;
-        Ok(TensorFile { path: path.to_owned(), map: Arc::new(map), tensors })
+        let (header, metadata) = read_header(&file)
+            .map_err(HuggingFaceError::io("read", path))?
+            .map_err(|problem| HuggingFaceError::damaged(path, problem.to_string()))?;
+        let tensors = entries(header, &metadata);
+        Ok(TensorFile { path: path.to_owned(), file: Arc::new(file), tensors })
     }
 
     /// The file.
@@ -103,19 +111,24 @@ impl TensorFile {
             );
             return Err(HuggingFaceError::damaged(&self.path, problem));
         }
-        let bytes = &self.map[entry.bytes.clone()];
+        let region = Region { file: &self.file, start: entry.bytes.start as u64, numel };
         let rows_in_file = match (transposed, entry.shape.as_slice()) {
             (true, [rows, _]) => Some(*rows),
             _ => None,
         };
-        match entry.dtype {
-            Dtype::F32 => copy(bytes, f32::from_le_bytes, rows_in_file, range, values),
+        let read = match entry.dtype {
+            Dtype::F32 => region.read(f32::from_le_bytes, rows_in_file, range, values),
             Dtype::F16 => {
-                copy(bytes, |b| f16::from_le_bytes(b).to_f32(), rows_in_file, range, values);
+                region.read(|b| f16::from_le_bytes(b).to_f32(), rows_in_file, range, values)
             }
-            _ => copy(bytes, |b| bf16::from_le_bytes(b).to_f32(), rows_in_file, range, values),
-        }
-        Ok(())
+            _ => region.read(|b| bf16::from_le_bytes(b).to_f32(), rows_in_file, range, values),
+        };
+        read.map_err(|error| match error.kind() {
+            io::ErrorKind::UnexpectedEof => {
+                HuggingFaceError::damaged(&self.path, "it became shorter while it was read")
+            }
+            _ => HuggingFaceError::io("read", &self.path)(error),
+        })
     }
 
     fn entry(&self, name: &str) -> Result<&Entry, HuggingFaceError> {
@@ -125,76 +138,127 @@ impl TensorFile {
     }
 }
 
-/// The tensors of a file: the header must be there as a whole, agree with the length of the file,
-/// and leave no bytes out.
-fn header(bytes: &[u8]) -> Result<BTreeMap<String, Entry>, String> {
-    let (length, metadata) =
-        SafeTensors::read_metadata(bytes).map_err(|error| error.to_string())?;
-    // Lies within the file, as `read_metadata` has checked, as do all offsets.
-    let data = size_of::<u64>() + length;
-    let entry = |info: &safetensors::tensor::TensorInfo| Entry {
+/// The tensors that a header of `header` bytes describes.
+fn entries(header: usize, metadata: &Metadata) -> BTreeMap<String, Entry> {
+    // Lies within the file, as reading the header has checked, as do all offsets.
+    let entry = |info: &TensorInfo| Entry {
         dtype: info.dtype,
         shape: info.shape.clone(),
-        bytes: data + info.data_offsets.0..data + info.data_offsets.1,
+        bytes: header + info.data_offsets.0..header + info.data_offsets.1,
     };
-    Ok(metadata.tensors().into_iter().map(|(name, info)| (name, entry(info))).collect())
+    metadata.tensors().into_iter().map(|(name, info)| (name, entry(info))).collect()
 }
 
-/// Elements `range` of a tensor, or of the transpose of a matrix that has `rows_in_file` rows.
-fn copy<const W: usize>(
-    bytes: &[u8],
-    decode: impl Fn([u8; W]) -> f32 + Sync,
-    rows_in_file: Option<usize>,
-    range: Range<usize>,
-    values: &mut [f32],
-) {
-    let (elements, _) = bytes.as_chunks::<W>();
-    match rows_in_file {
-        None => {
-            for (value, element) in values.iter_mut().zip(&elements[range]) {
-                *value = decode(*element);
+/// The elements of a tensor in a file.
+struct Region<'a> {
+    file: &'a File,
+    /// Position of the first byte.
+    start: u64,
+    /// Number of elements.
+    numel: usize,
+}
+
+impl Region<'_> {
+    /// Reads elements `range` of the tensor, or of the transpose of a matrix that has `rows_in_file` rows.
+    /// Elements are `W` bytes wide.
+    fn read<const W: usize>(
+        &self,
+        decode: impl Fn([u8; W]) -> f32 + Sync,
+        rows_in_file: Option<usize>,
+        range: Range<usize>,
+        values: &mut [f32],
+    ) -> io::Result<()> {
+        let element = |index: usize| self.start + (index * W) as u64;
+        match rows_in_file {
+            None => values.par_chunks_mut(CHUNK / W).enumerate().try_for_each_init(
+                || vec![0; CHUNK],
+                |bytes, (index, values)| {
+                    let bytes = &mut bytes[..values.len() * W];
+                    self.file.read_exact_at(bytes, element(range.start + index * (CHUNK / W)))?;
+                    for (value, bytes) in values.iter_mut().zip(bytes.as_chunks::<W>().0) {
+                        *value = decode(*bytes);
+                    }
+                    Ok(())
+                },
+            ),
+            // A range of nothing; the rest divides.
+            Some(0) => Ok(()),
+            Some(_) if range.is_empty() => Ok(()),
+            Some(width) => {
+                let height = self.numel / width;
+                let band = range.start / width..range.end.div_ceil(width);
+                let mut transpose = Transpose::new(width, &range, values);
+                // As many rows of the file at a time as fit, and of each only the columns that are needed.
+                let row = band.len() * W;
+                let rows = (PANEL / row).clamp(1, width);
+                let mut panel = vec![0; rows * row];
+                for first in (0..width).step_by(rows) {
+                    let panel = &mut panel[..rows.min(width - first) * row];
+                    panel.par_chunks_mut(row).enumerate().try_for_each(|(index, bytes)| {
+                        let at = element((first + index) * height + band.start);
+                        self.file.read_exact_at(bytes, at)
+                    })?;
+                    transpose.put(first, panel.as_chunks::<W>().0, &decode);
+                }
+                Ok(())
             }
         }
-        // A range of nothing; the rest divides.
-        Some(0) => {}
-        Some(width) => transpose(elements, &decode, width, range.start, values),
     }
 }
 
-/// Elements `start..` of the transpose, whose rows have `width` elements, from the matrix
-/// `elements`, which has `width` rows.
-fn transpose<const W: usize>(
-    elements: &[[u8; W]],
-    decode: &(impl Fn([u8; W]) -> f32 + Sync),
+/// Elements `start..` of a transpose, in the order of its rows. It takes shape column by column.
+struct Transpose<'a> {
+    /// Elements of a row.
     width: usize,
-    start: usize,
-    values: &mut [f32],
-) {
-    let height = elements.len() / width;
-    // From the middle of a row to its end; then whole rows; then the beginning of one.
-    let first = (width - start % width) % width;
-    let (head, rest) = values.split_at_mut(first.min(values.len()));
-    let whole = rest.len() - rest.len() % width;
-    let (rows, tail) = rest.split_at_mut(whole);
-    let one_row = |at: usize, values: &mut [f32]| {
-        for (value, flat) in values.iter_mut().zip(at..) {
-            *value = decode(elements[flat % width * height + flat / width]);
-        }
-    };
-    one_row(start, head);
-    let start = start + head.len();
-    one_row(start + whole, tail);
-    rows.par_chunks_mut(BLOCK * width).enumerate().for_each(|(block, rows)| {
-        let top = start / width + block * BLOCK;
-        for left in (0..width).step_by(BLOCK) {
-            for column in left..(left + BLOCK).min(width) {
-                let line = &elements[column * height + top..];
-                for (row, element) in line.iter().take(rows.len() / width).enumerate() {
-                    rows[row * width + column] = decode(*element);
-                }
+    /// Rows that are touched.
+    rows: usize,
+    /// Column of the first element of `head`, which goes to the end of its row.
+    column: usize,
+    head: &'a mut [f32],
+    whole: &'a mut [f32],
+    /// The beginning of a row.
+    tail: &'a mut [f32],
+}
+
+impl<'a> Transpose<'a> {
+    fn new(width: usize, range: &Range<usize>, values: &'a mut [f32]) -> Self {
+        let column = range.start % width;
+        let (head, rest) = values.split_at_mut(((width - column) % width).min(values.len()));
+        let (whole, tail) = rest.split_at_mut(rest.len() - rest.len() % width);
+        let rows = range.end.div_ceil(width) - range.start / width;
+        Transpose { width, rows, column, head, whole, tail }
+    }
+
+    /// Fills columns `first..` from `panel`: one after the other, each with an element for every row that
+    /// is touched.
+    fn put<const W: usize>(
+        &mut self,
+        first: usize,
+        panel: &[[u8; W]],
+        decode: &(impl Fn([u8; W]) -> f32 + Sync),
+    ) {
+        let Transpose { width, rows, column, .. } = *self;
+        let columns = panel.len() / rows;
+        for (values, column, row) in [(&mut *self.head, column, 0), (&mut *self.tail, 0, rows - 1)]
+        {
+            let covered = first.max(column)..(first + columns).min(column + values.len());
+            for at in covered {
+                values[at - column] = decode(panel[(at - first) * rows + row]);
             }
         }
-    });
+        let top = usize::from(!self.head.is_empty());
+        self.whole.par_chunks_mut(BLOCK * width).enumerate().for_each(|(block, values)| {
+            let (top, count) = (top + block * BLOCK, values.len() / width);
+            for left in (0..columns).step_by(BLOCK) {
+                for at in left..(left + BLOCK).min(columns) {
+                    let line = &panel[at * rows + top..][..count];
+                    for (row, element) in line.iter().enumerate() {
+                        values[row * width + first + at] = decode(*element);
+                    }
+                }
+            }
+        });
+    }
 }
 
 #[cfg(test)]
@@ -203,22 +267,32 @@ mod tests {
 
     use super::*;
 
-    fn file(rows: usize, columns: usize) -> Vec<u8> {
-        (0..rows * columns).flat_map(|i| (i as f32).to_le_bytes()).collect()
+    /// A file of `bytes`.
+    fn file(bytes: &[u8]) -> File {
+        let file = tempfile::tempfile().unwrap();
+        file.write_all_at(bytes, 0).unwrap();
+        file
     }
 
     proptest! {
         /// Any part of a transpose is that part of the whole, whatever the blocks.
         #[test]
         fn parts_of_a_transpose(rows in 1..150_usize, columns in 1..150_usize, a: u32, b: u32) {
-            let bytes = file(rows, columns);
             let numel = rows * columns;
+            // Not at the start of the file.
+            let numbers = (0..numel).flat_map(|i| (i as f32).to_le_bytes());
+            let file = file(&[0; 5].into_iter().chain(numbers).collect::<Vec<_>>());
+            let region = Region { file: &file, start: 5, numel };
             let (a, b) = (a as usize % (numel + 1), b as usize % (numel + 1));
             let range = a.min(b)..a.max(b);
             let mut values = vec![-1.0; range.len()];
-            copy(&bytes, f32::from_le_bytes, Some(rows), range.clone(), &mut values);
-            for (value, flat) in values.iter().zip(range) {
+            region.read(f32::from_le_bytes, Some(rows), range.clone(), &mut values).unwrap();
+            for (value, flat) in values.iter().zip(range.clone()) {
                 prop_assert_eq!(*value, (flat % rows * columns + flat / rows) as f32);
+            }
+            region.read(f32::from_le_bytes, None, range.clone(), &mut values).unwrap();
+            for (value, flat) in values.iter().zip(range) {
+                prop_assert_eq!(*value, flat as f32);
             }
         }
 
@@ -254,8 +328,65 @@ mod tests {
     }
 
     fn check_header(bytes: &[u8]) {
-        for entry in header(bytes).unwrap_or_default().into_values() {
+        let Ok((header, metadata)) = read_header(&file(bytes)).unwrap() else { return };
+        for entry in entries(header, &metadata).into_values() {
             assert!(entry.bytes.start <= entry.bytes.end && entry.bytes.end <= bytes.len());
+        }
+    }
+
+    /// More than one panel and more than one chunk, in every dtype.
+    #[test]
+    fn large_matrices_are_read_in_panels() {
+        let (rows, columns) = (3000, 700);
+        let number = |index: usize| (index % 251) as f32;
+        let numel = rows * columns;
+        let wide = file(&(0..numel).flat_map(|i| number(i).to_le_bytes()).collect::<Vec<_>>());
+        let narrow = |encode: fn(f32) -> [u8; 2]| {
+            file(&(0..numel).flat_map(|i| encode(number(i))).collect::<Vec<_>>())
+        };
+        let brain = narrow(|value| bf16::from_f32(value).to_le_bytes());
+        let half = narrow(|value| f16::from_f32(value).to_le_bytes());
+        let region = |file| Region { file, start: 0, numel };
+        for range in [0..numel, 1234..numel - 77] {
+            for rows_in_file in [None, Some(rows)] {
+                let mut values = vec![vec![0.0; range.len()]; 3];
+                let [a, b, c] = &mut values[..] else { unreachable!() };
+                let range = || range.clone();
+                region(&wide).read(f32::from_le_bytes, rows_in_file, range(), a).unwrap();
+                let decode = |bytes| bf16::from_le_bytes(bytes).to_f32();
+                region(&brain).read(decode, rows_in_file, range(), b).unwrap();
+                let decode = |bytes| f16::from_le_bytes(bytes).to_f32();
+                region(&half).read(decode, rows_in_file, range(), c).unwrap();
+                for (at, flat) in range().enumerate() {
+                    let expected = match rows_in_file {
+                        None => number(flat),
+                        Some(_) => number(flat % rows * columns + flat / rows),
+                    };
+                    assert!(values.iter().all(|values| values[at] == expected), "{flat}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_file_that_is_truncated_while_it_is_open_is_an_error() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.safetensors");
+        let text = r#"{"w":{"dtype":"F32","shape":[4,4],"data_offsets":[0,64]}}"#;
+        let header = [&(text.len() as u64).to_le_bytes(), text.as_bytes()].concat();
+        std::fs::write(&path, [&header[..], &[0; 64]].concat()).unwrap();
+        let file = TensorFile::open(&path).unwrap();
+        let shorter = File::options().write(true).open(&path).unwrap();
+        shorter.set_len(header.len() as u64 + 60).unwrap();
+        for (transposed, range, fits) in
+            [(false, 0..15, true), (false, 0..16, false), (true, 0..12, true), (true, 0..16, false)]
+        {
+            let read = file.read("w", transposed, range.clone(), &mut vec![0.0; range.len()]);
+            assert_eq!(read.is_ok(), fits, "{range:?}");
+            if let Err(error) = read {
+                let error = error.to_string();
+                assert!(error.contains("it became shorter while it was read"), "{error}");
+            }
         }
     }
 
@@ -265,9 +396,10 @@ mod tests {
         for length in [1_u64 << 20, 1 << 40, u64::MAX - 7, u64::MAX] {
             let mut bytes = length.to_le_bytes().to_vec();
             bytes.extend(b"{}");
-            assert!(header(&bytes).is_err(), "{length}");
+            assert!(read_header(&file(&bytes)).unwrap().is_err(), "{length}");
         }
         let whole = [&2_u64.to_le_bytes(), b"{}".as_slice()].concat();
-        assert!(header(&whole).unwrap().is_empty());
+        let (header, metadata) = read_header(&file(&whole)).unwrap().unwrap();
+        assert!(header == 10 && entries(header, &metadata).is_empty());
     }
 }

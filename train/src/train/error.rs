@@ -6,7 +6,7 @@ use kiln_collectives::tcp::JoinError;
 use kiln_shard::ShardError;
 use kiln_shard::ranks::{RankError, RanksError};
 
-use super::MAX_SKIPPED;
+use super::{MAX_SKIPPED, MemoryError};
 use crate::bench::BenchError;
 use crate::checkpoint::CheckpointError;
 use crate::config::ConfigError;
@@ -26,6 +26,9 @@ pub enum TrainError {
     /// The device.
     #[error(transparent)]
     Device(#[from] DeviceError),
+    /// There is not enough memory.
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
     /// The data.
     #[error(transparent)]
     Data(#[from] DataError),
@@ -170,6 +173,7 @@ impl TrainError {
         match self {
             TrainError::Config(_)
             | TrainError::Device(_)
+            | TrainError::Memory(_)
             | TrainError::Place(_)
             | TrainError::Inspect(InspectError::Nothing { .. })
             | TrainError::OtherConfig { .. }

@@ -9,6 +9,7 @@ mod agree;
 mod error;
 mod evaluate;
 mod folder;
+mod memory;
 mod plan;
 mod rank;
 
@@ -31,7 +32,7 @@ use crate::device::Selected;
 use crate::fault::{self, Fault};
 use crate::flight::FlightGuard;
 use crate::place::Place;
-use crate::sharded::parameter_names;
+use crate::sharded::{Shapes, units_of};
 use crate::weights::AllowMissing;
 use crate::world::{self, World};
 use rank::MakeDecoder;
@@ -39,6 +40,7 @@ use rank::MakeDecoder;
 pub use error::TrainError;
 pub use evaluate::evaluate;
 pub use folder::RunFolder;
+pub use memory::{LeastMemory, MemoryError};
 pub(crate) use plan::{Plan, policy};
 
 /// Steps in a row without an update, under `train.nonfinite = "skip"`, that end a run: by then it
@@ -181,7 +183,7 @@ fn run_as_threads<B: Layer>(
     decoder: &RunDecoder<'_, B>,
 ) -> Result<Summary, TrainError> {
     let plan = plan::make(config, options, device, &decoder.architecture, |model| {
-        names(model, decoder.make)
+        units(model, decoder.make)
     })?;
     let mut summaries = run_ranks(plan.config.train.ranks, plan.threads, |world| {
         let (world, drill) = fault::rehearse(world, options.fault.as_ref(), 0);
@@ -210,7 +212,7 @@ fn run_as_process<B: Layer>(
         }
         let plan = agree::on_plan(&*world, &config, options, device, || {
             plan::make(config.clone(), options, device, &decoder.architecture, |model| {
-                names(model, decoder.make)
+                units(model, decoder.make)
             })
         })?;
         let flight = FlightGuard::new(&plan.out, world.clone());
@@ -261,7 +263,8 @@ fn with_groups(mut config: Config, world: &dyn Communicator) -> Result<Config, T
     Ok(config)
 }
 
-fn names<B: Layer>(model: &ModelConfig, decoder: &MakeDecoder<'_, B>) -> Vec<String> {
-    // Names do not depend on the seed, and nothing is initialised.
-    parameter_names(&decoder(model, Key::new(0), &device::plain()))
+/// The parameters of the decoder's parts.
+fn units<B: Layer>(model: &ModelConfig, decoder: &MakeDecoder<'_, B>) -> Vec<Shapes> {
+    // Names and shapes do not depend on the seed, and nothing is initialised.
+    units_of(&decoder(model, Key::new(0), &device::plain()))
 }

@@ -8,13 +8,14 @@ use kiln_model::{Key, ModelConfig};
 use kiln_shard::Policy;
 use serde::{Deserialize, Serialize};
 
-use super::{RunOptions, TrainError, folder};
+use super::{RunOptions, TrainError, folder, memory};
 use crate::checkpoint::{self, Architecture, Checkpoint, CheckpointError, SavedOptimizer};
 use crate::config::{Config, ConfigError, ModelSection};
 use crate::data::{self, DataInfo, Split, TokenFile, Tokenizer};
 use crate::device::{self, Selected};
 use crate::metrics::{say, write_beside};
 use crate::prepared;
+use crate::sharded::Shapes;
 use crate::source::ModelSource;
 use crate::weights::AllowMissing;
 
@@ -55,24 +56,39 @@ pub(super) struct Outline {
 }
 
 /// Checks everything that can be checked before work starts, prepares data, and settles what is
-/// open in `config`. Looks at the disk and writes to it: for one rank alone. `names` lists the
-/// parameters of a model.
+/// open in `config`. Looks at the disk and writes to it: for one rank alone. `units` lists the
+/// parameters of a model's parts.
 pub(super) fn make(
     mut config: Config,
     options: &RunOptions,
     device: &Selected,
     architecture: &Architecture,
-    names: impl Fn(&ModelConfig) -> Vec<String>,
+    units: impl Fn(&ModelConfig) -> Vec<Shapes>,
 ) -> Result<Plan, TrainError> {
     let taken = folder::find(options)?;
     let init = match config.init.from.as_os_str().is_empty() {
         true => None,
         false => Some(ModelSource::open(&config.init.from)?),
     };
-    let data = prepared::open(&config.data, config.train.seed)?;
+    // Before hours of work on data, with what is known of the model by then.
+    let known = match &init {
+        Some(source) if config.takes_model_from_weights() => Some(source.model().clone()),
+        _ => config.model.resolve(Some(1)).ok(),
+    };
+    let place = options.place.as_ref();
+    if let Some(known) = known.filter(|known| known.validate().is_ok()) {
+        memory::check(&config, &known, &units, device, place)?;
+    }
+    let trained_on =
+        taken.resume.as_ref().and_then(|checkpoint| checkpoint.state().data_sha256.as_deref());
+    let data = prepared::open(&config.data, config.train.seed, trained_on)?;
     let model = resolve_model(&config, &data, init.as_ref())?;
+    for warning in memory::check(&config, &model, &units, device, place)? {
+        tracing::warn!("{warning}");
+    }
     if !config.train.freeze.is_empty() {
-        check_freeze(&config.train.freeze, &names(&model))?;
+        let names: Vec<_> = units(&model).into_iter().flatten().map(|(name, _)| name).collect();
+        check_freeze(&config.train.freeze, &names)?;
     }
     if let Some(checkpoint) = &taken.resume {
         checkpoint.require_optimizer(&SavedOptimizer::adamw())?;
@@ -118,7 +134,6 @@ pub(super) fn make(
         }
     }
     let ranks = config.train.ranks;
-    let place = options.place.as_ref();
     let sharing = place.map_or(ranks, device::ranks_sharing_cores);
     let threads = device::threads_per_rank(&config.device, sharing);
     let peak_flops = match config.device.peak_tflops {

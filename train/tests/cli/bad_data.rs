@@ -1,5 +1,7 @@
 //! Data that is missing, damaged or does not fit the model.
 
+use std::fs::File;
+
 use crate::messages::Messages;
 use crate::support::{TRAIN_TOKENS, VOCAB, Workspace, tokens};
 
@@ -78,4 +80,22 @@ fn a_token_outside_the_vocabulary_is_located() {
     assert_eq!(workspace.steps("run").len(), 2);
     assert!(workspace.checkpoints("run").is_empty());
     insta::assert_snapshot!(messages.finish());
+}
+
+/// The run ends with an error that says what happened, rather than by a signal.
+#[test]
+fn truncating_the_data_of_a_run_is_an_error() {
+    for ranks in ["1", "2"] {
+        let workspace = Workspace::new();
+        workspace.config("run.toml", &[("train.steps", "1000000"), ("train.ranks", ranks)]);
+        let run = workspace.start(&TRAIN);
+        workspace.wait_for_steps("run", 2);
+        let file = File::options().write(true).open(workspace.path("data/train.bin"));
+        file.expect("a file").set_len(0).expect("a shorter file");
+        let ended = workspace.end(run);
+        assert_eq!(ended.code, Some(1), "{ended:?}");
+        let message = "error: data/train.bin became shorter while it was in use: it had 3602 bytes \
+                       and has 0 now, so sample ";
+        assert!(ended.stderr.contains(message), "{ended:?}");
+    }
 }

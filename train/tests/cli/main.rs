@@ -18,6 +18,7 @@
 //! - `preemption`, `nonfinite`: runs that are asked to stop, and steps that go wrong;
 //! - `drills`: failures on purpose, and the flight recorders they leave;
 //! - `origin`: checkpoints of parts and optimizers that a program does not have;
+//! - `memory`: the least memory of a run, against what it takes and what there is;
 //! - `processes`: runs of which each rank knows its own arguments only;
 //! - `presets`, `debug`: the configurations of this repository;
 //! - `shapes`: models with the shapes of Llama and Qwen;
@@ -46,6 +47,7 @@ mod hub;
 mod hugging_face;
 mod inspect;
 mod interface;
+mod memory;
 mod messages;
 mod nonfinite;
 mod order;

@@ -1,10 +1,17 @@
 //! `kiln data prepare`, and training on what it makes.
 
+use std::fs::File;
+use std::io::Write as _;
+use std::process::Stdio;
+
+use nix::sys::stat::Mode;
+use nix::unistd::mkfifo;
 use serde_json::Value as Json;
 
+use crate::messages::Messages;
 use crate::support::{Workspace, names};
 
-const FILES: [&str; 4] = ["data.json", "tokenizer.json", "train.bin", "val.bin"];
+const FILES: [&str; 5] = ["data.json", "inputs.json", "tokenizer.json", "train.bin", "val.bin"];
 
 /// Two documents, long enough to be split.
 fn documents() -> [String; 2] {
@@ -42,7 +49,7 @@ fn folders_and_json_lines_give_the_same_tokens() {
     // And a tokenizer that is used again gives the tokens it gave before.
     let reused = ["--tokenizer", "new/from_folder/tokenizer.json"];
     prepare(&workspace, "texts", "new/again", reused);
-    for file in FILES {
+    for file in FILES.into_iter().filter(|file| *file != "inputs.json") {
         let read = |folder: &str| workspace.read(format!("new/{folder}/{file}"));
         assert!(read("from_folder") == read("from_lines"), "{file} from lines");
         assert!(read("from_folder") == read("again"), "{file} with the same tokenizer");
@@ -93,4 +100,138 @@ fn a_run_prepares_its_own_data_once() {
     assert!(!second.contains("data: training a tokenizer"), "{second}");
     assert!(workspace.read("own/train.bin") == data);
     assert_eq!(workspace.steps("first"), workspace.steps("second"));
+}
+
+/// A working directory whose data was prepared from `texts` on the first run.
+fn prepared_by_a_run() -> Workspace {
+    let workspace = with_texts();
+    workspace.config(
+        "run.toml",
+        &[("data.path", "'own'"), ("data.text", "['texts']"), ("data.vocab_size", "300")],
+    );
+    workspace.succeed(&["train", "run.toml", "--out", "first"]);
+    workspace
+}
+
+#[test]
+fn data_that_was_prepared_from_something_else_is_refused() {
+    let mut messages = Messages::default();
+    let workspace = prepared_by_a_run();
+    let mut refused = |title: &str, more: &[&str]| {
+        let arguments = [&["train", "run.toml", "--out", "second"], more].concat();
+        messages.refused(title, &workspace, &arguments);
+    };
+    refused("another vocabulary", &["--set", "data.vocab_size=400"]);
+    refused("another fraction", &["--set", "data.validation_fraction=0.2"]);
+    refused("other text", &["--set", "data.text=['documents.jsonl']"]);
+    refused("text that is gone", &["--set", "data.text=['gone']"]);
+    workspace.write("texts/a.txt", "another text, shorter\n");
+    workspace.write("texts/c.txt", "a new text\n");
+    refused("text that has changed", &[]);
+    insta::assert_snapshot!(messages.finish());
+
+    // What the message says goes on.
+    let second = ["train", "run.toml", "--out", "second", "--set"];
+    workspace.succeed(&[&second[..], &["data.text=[]"]].concat());
+    assert_eq!(workspace.steps("first"), workspace.steps("second"));
+    workspace.succeed(&["train", "run.toml", "--out", "third", "--set", "data.path=own-2"]);
+    workspace.remove("own");
+    workspace.succeed(&["train", "run.toml", "--out", "fourth"]);
+    assert_eq!(workspace.steps("third"), workspace.steps("fourth"));
+}
+
+/// It goes on with the data that it was trained on. So does a run on a folder that does not say what it
+/// was made from.
+#[test]
+fn a_run_that_goes_on_is_warned_of_another_text() {
+    let workspace = prepared_by_a_run();
+    workspace.write("texts/a.txt", "another text, shorter\n");
+    let resumed = ["train", "run.toml", "--out", "first", "--resume", "latest"];
+    let ended = workspace.kiln(&[&resumed[..], &["--set", "train.steps=6"]].concat());
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    let warning = " WARN own was prepared from something else than data.text and its options say now \
+                   (text, changed: texts/a.txt (";
+    assert!(ended.stderr.starts_with(warning), "{}", ended.stderr);
+
+    workspace.remove("own/inputs.json");
+    let ended = workspace.kiln(&["train", "run.toml", "--out", "second"]);
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    let warning = " WARN own does not say what it was prepared from";
+    assert!(ended.stderr.starts_with(warning), "{}", ended.stderr);
+}
+
+/// Another seed is another split of new data, and no reason to refuse what is there. Nor is a file that
+/// was written again as it was.
+#[test]
+fn another_seed_and_another_time_are_no_difference() {
+    let workspace = prepared_by_a_run();
+    workspace.write("texts/a.txt", workspace.read("texts/a.txt"));
+    workspace.succeed(&["train", "run.toml", "--out", "second", "--set", "train.seed=7"]);
+}
+
+/// What can be read only once gives the tokens that the same text gives as a file.
+#[test]
+fn pipes_are_inputs_like_any_other() {
+    let workspace = with_texts();
+    let [text, _] = documents();
+    let (trained, tokens) =
+        (["--vocab-size", "400"], ["data.json", "tokenizer.json", "train.bin", "val.bin"]);
+    prepare(&workspace, "texts/a.txt", "from_file", trained);
+    let expected = tokens.map(|file| workspace.read(format!("from_file/{file}")));
+
+    let mut outs = Vec::new();
+    for input in ["-", "/dev/stdin", "/dev/fd/0"] {
+        let out = format!("from_input_{}", outs.len());
+        let arguments = ["data", "prepare", "--input", input, "--out", &out];
+        let mut command = workspace.command(&[&arguments[..], &trained[..]].concat());
+        let mut child = command.stdin(Stdio::piped()).spawn().expect("the binary starts");
+        let mut pipe = child.stdin.take().expect("a pipe");
+        pipe.write_all(text.as_bytes()).expect("room in the pipe");
+        drop(pipe);
+        let ended = workspace.end(child);
+        assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), ""), "{input}: {ended:?}");
+        assert!(ended.stdout.contains("data: reading an input that is a pipe"), "{ended:?}");
+        outs.push(out);
+    }
+
+    // A tokenizer from a pipe is read once as well.
+    let arguments = ["data", "prepare", "--input", "texts/a.txt", "--out", "piped_tokenizer"];
+    let mut command = workspace.command(&[&arguments[..], &["--tokenizer", "/dev/stdin"]].concat());
+    let mut child = command.stdin(Stdio::piped()).spawn().expect("the binary starts");
+    let mut pipe = child.stdin.take().expect("a pipe");
+    pipe.write_all(&workspace.read("from_file/tokenizer.json")).expect("a reader");
+    drop(pipe);
+    let ended = workspace.end(child);
+    assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), ""), "{ended:?}");
+    outs.push("piped_tokenizer".to_owned());
+
+    // A FIFO, to the command and to a run.
+    for name in ["fifo.txt", "fifo.run"] {
+        mkfifo(&workspace.path(name), Mode::S_IRWXU).expect("a FIFO");
+    }
+    let fill = |name: &str| {
+        let mut fifo = File::options().write(true).open(workspace.path(name)).expect("a reader");
+        fifo.write_all(text.as_bytes()).expect("a reader");
+    };
+    let arguments = ["data", "prepare", "--input", "fifo.txt", "--out", "from_fifo"];
+    let child = workspace.start(&[&arguments[..], &trained[..]].concat());
+    fill("fifo.txt");
+    assert_eq!(workspace.end(child).code, Some(0));
+    let changes =
+        [("data.path", "'from_run'"), ("data.text", "['fifo.run']"), ("data.vocab_size", "400")];
+    workspace.config("run.toml", &changes);
+    let child = workspace.start(&["train", "run.toml", "--out", "run"]);
+    fill("fifo.run");
+    assert_eq!(workspace.end(child).code, Some(0));
+    // Nobody knows what it would yield the next time.
+    let ended = workspace.kiln(&["train", "run.toml", "--out", "again"]);
+    assert_eq!(ended.code, Some(2), "{ended:?}");
+    assert!(ended.stderr.contains("fifo.run (it can be read only once"), "{ended:?}");
+
+    outs.extend(["from_fifo".to_owned(), "from_run".to_owned()]);
+    for out in outs {
+        assert_eq!(names(&workspace.path(&out)), FILES, "{out}");
+        let found = tokens.map(|file| workspace.read(format!("{out}/{file}")));
+        assert!(found == expected, "{out}");
+    }
 }

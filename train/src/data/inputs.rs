@@ -1,0 +1,347 @@
+//! `inputs.json`: what a folder of prepared data was made from, and how it differs from what is asked
+//! for now.
+
+use super::document::Corpus;
+use super::listing::{Listed, list};
+use super::tokenizer::read_tokenizer;
+use super::{DataError, PrepareOptions, TokenizerSource};
+use rayon::prelude::*;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+use std::collections::HashMap;
+use std::fmt;
+use std::fs::{self, File};
+use std::io::Write as _;
+use std::path::Path;
+
+/// Name of the file, inside the folder.
+pub(super) const INPUTS_FILE: &str = "inputs.json";
+
+/// Files named in a message; of the others it says how many they are.
+const NAMED: usize = 5;
+
+/// What a folder of prepared data was made from.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct Inputs {
+    tokenizer: Tokenizer,
+    validation_fraction: f64,
+    seed: u64,
+    /// In the order in which they were read.
+    files: Vec<InputFile>,
+}
+
+/// Where the tokenizer came from.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Tokenizer {
+    /// It was trained on the inputs.
+    Trained {
+        /// Number of tokens asked for.
+        vocab_size: usize,
+    },
+    /// It was a `tokenizer.json`.
+    File {
+        /// SHA-256 of that file, in hexadecimal.
+        sha256: String,
+    },
+}
+
+/// One file, or one built-in text.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct InputFile {
+    path: String,
+    bytes: u64,
+    /// When it changed last, in nanoseconds since 1970.
+    #[serde(default)]
+    modified: Option<u64>,
+    /// SHA-256 of its content, in hexadecimal.
+    sha256: String,
+}
+
+impl Tokenizer {
+    /// `given` is the content of a tokenizer file, which may be a pipe and is read only once.
+    fn of(source: &TokenizerSource, given: &[u8]) -> Self {
+        match source {
+            TokenizerSource::Train { vocab_size } => Self::Trained { vocab_size: *vocab_size },
+            TokenizerSource::File(_) => {
+                Self::File { sha256: format!("{:x}", Sha256::digest(given)) }
+            }
+        }
+    }
+}
+
+impl fmt::Display for Tokenizer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Trained { vocab_size } => {
+                write!(f, "trained with data.vocab_size = {vocab_size}")
+            }
+            Self::File { sha256 } => {
+                write!(f, "a tokenizer.json with SHA-256 {}…", sha256.get(..12).unwrap_or(sha256))
+            }
+        }
+    }
+}
+
+impl Inputs {
+    /// What `options` and `corpus` are, before anything is made of them. Reads every file once, apart from
+    /// that of the tokenizer, whose content is `tokenizer`.
+    pub(super) fn of(
+        corpus: &Corpus,
+        options: &PrepareOptions,
+        tokenizer: &[u8],
+    ) -> Result<Self, DataError> {
+        let file = |(listed, sha256): (&Listed, String)| InputFile {
+            path: name(&listed.path),
+            bytes: listed.bytes,
+            modified: listed.modified,
+            sha256,
+        };
+        Ok(Self {
+            tokenizer: Tokenizer::of(&options.tokenizer, tokenizer),
+            validation_fraction: options.validation_fraction,
+            seed: options.seed,
+            files: corpus.digests()?.into_iter().map(file).collect(),
+        })
+    }
+
+    /// The record of a folder; `None` if it has none.
+    pub(super) fn load(folder: &Path) -> Result<Option<Self>, DataError> {
+        let path = folder.join(INPUTS_FILE);
+        if !path.try_exists().map_err(DataError::io("open", &path))? {
+            return Ok(None);
+        }
+        let content = fs::read(&path).map_err(DataError::io("read", &path))?;
+        let inputs = serde_json::from_slice(&content);
+        inputs.map(Some).map_err(|error| DataError::Info { path, problem: error.to_string() })
+    }
+
+    /// Writes the record and waits until it is on the disk.
+    pub(super) fn save(&self, folder: &Path) -> Result<(), DataError> {
+        let path = folder.join(INPUTS_FILE);
+        let write = || {
+            let mut file = File::create(&path)?;
+            file.write_all(&serde_json::to_vec_pretty(self)?)?;
+            file.write_all(b"\n")?;
+            file.sync_all()
+        };
+        write().map_err(DataError::io("write", &path))
+    }
+
+    /// How `options` differ from what this folder was made from: a line for each difference, with what
+    /// was then and what is now. The seed and the folder are none.
+    ///
+    /// A file counts as the same if its size and its time of change are. If only its time differs, it is
+    /// read, and its content decides.
+    pub(super) fn differences(&self, options: &PrepareOptions) -> Result<Vec<String>, DataError> {
+        let mut differences = Vec::new();
+        let given = match &options.tokenizer {
+            TokenizerSource::Train { .. } => Vec::new(),
+            TokenizerSource::File(path) => read_tokenizer(path)?,
+        };
+        let tokenizer = Tokenizer::of(&options.tokenizer, &given);
+        if self.tokenizer != tokenizer {
+            differences.push(format!("tokenizer: {} then, {tokenizer} now", self.tokenizer));
+        }
+        let (then, now) = (self.validation_fraction, options.validation_fraction);
+        if then != now {
+            differences.push(format!("data.validation_fraction: {then} then, {now} now"));
+        }
+        match list(&options.inputs) {
+            Ok(listed) => self.compare_files(&listed, &mut differences)?,
+            Err(DataError::Missing { path }) => {
+                differences.push(format!("text: {} is not there now", path.display()));
+            }
+            Err(error) => return Err(error),
+        }
+        Ok(differences)
+    }
+
+    fn compare_files(
+        &self,
+        listed: &[Listed],
+        differences: &mut Vec<String>,
+    ) -> Result<(), DataError> {
+        // A file may have been named more than once.
+        let mut left: HashMap<&str, Vec<&InputFile>> = HashMap::new();
+        for file in &self.files {
+            left.entry(&file.path).or_default().push(file);
+        }
+        let (mut added, mut changed, mut unsure) = (Vec::new(), Vec::new(), Vec::new());
+        for now in listed {
+            let path = name(&now.path);
+            match left.get_mut(path.as_str()).and_then(Vec::pop) {
+                None => added.push(path),
+                Some(_) if now.is_stream => {
+                    changed
+                        .push(format!("{path} (it can be read only once, so nothing is compared)"));
+                }
+                Some(then) if then.bytes != now.bytes => {
+                    changed.push(format!("{path} ({} bytes then, {} now)", then.bytes, now.bytes));
+                }
+                Some(then) if then.modified.is_some() && then.modified == now.modified => {}
+                Some(then) => unsure.push((then, now)),
+            }
+        }
+        let other = |(then, now): &(&InputFile, &Listed)| -> Result<Option<String>, DataError> {
+            let same = now.digest()? == then.sha256;
+            Ok((!same).then(|| format!("{} (other content)", then.path)))
+        };
+        let others = unsure.par_iter().map(other).collect::<Result<Vec<_>, _>>()?;
+        changed.extend(others.into_iter().flatten());
+        let removed = self
+            .files
+            .iter()
+            .filter(|file| left.get(file.path.as_str()).is_some_and(|f| !f.is_empty()));
+        let removed = removed.map(|file| file.path.clone()).collect();
+        let before = differences.len();
+        for (what, files) in [("changed", changed), ("new", added), ("gone", removed)] {
+            if !files.is_empty() {
+                differences.push(format!("text, {what}: {}", some_of(&files)));
+            }
+        }
+        let order = || self.files.iter().map(|file| &file.path);
+        if before == differences.len()
+            && !listed.iter().map(|now| name(&now.path)).eq(order().cloned())
+        {
+            differences.push("text: the same files in another order".to_owned());
+        }
+        Ok(())
+    }
+}
+
+/// A path as it is recorded: `./` in front of it means nothing.
+fn name(path: &Path) -> String {
+    path.strip_prefix("./").unwrap_or(path).display().to_string()
+}
+
+/// The first of `files`, and how many others there are.
+fn some_of(files: &[String]) -> String {
+    let named = files.iter().take(NAMED).map(String::as_str).collect::<Vec<_>>().join(", ");
+    match files.len().saturating_sub(NAMED) {
+        0 => named,
+        more => format!("{named}, and {more} more"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{PrepareOptions, prepare};
+    use super::*;
+    use std::path::PathBuf;
+    use std::time::{Duration, SystemTime};
+
+    struct Folder(tempfile::TempDir);
+
+    impl Folder {
+        fn new() -> Self {
+            let folder = Self(tempfile::tempdir().unwrap());
+            fs::create_dir(folder.path("texts")).unwrap();
+            for name in ["a.txt", "b.txt"] {
+                folder.write(name, &format!("a line of {name}\n").repeat(50));
+            }
+            folder
+        }
+
+        fn path(&self, name: &str) -> PathBuf {
+            self.0.path().join(name)
+        }
+
+        fn write(&self, name: &str, content: &str) {
+            fs::write(self.path("texts").join(name), content).unwrap();
+        }
+
+        fn set_modified(&self, name: &str, time: SystemTime) {
+            let file = File::options().write(true).open(self.path("texts").join(name)).unwrap();
+            file.set_modified(time).unwrap();
+        }
+
+        fn options(&self) -> PrepareOptions {
+            PrepareOptions {
+                inputs: vec![self.path("texts")],
+                out: self.path("data"),
+                tokenizer: TokenizerSource::Train { vocab_size: 300 },
+                validation_fraction: 0.3,
+                seed: 1,
+            }
+        }
+
+        /// Differences, with paths as in the folder of texts.
+        fn differences(&self, options: &PrepareOptions) -> Vec<String> {
+            let inputs = Inputs::load(&self.path("data")).unwrap().unwrap();
+            let folder = format!("{}/", self.path("texts").display());
+            let differences = inputs.differences(options).unwrap();
+            differences.iter().map(|line| line.replace(&folder, "")).collect()
+        }
+    }
+
+    #[test]
+    fn the_same_inputs_do_not_differ() {
+        let folder = Folder::new();
+        let options = folder.options();
+        prepare(&options, &mut |_| {}).unwrap();
+        assert!(folder.differences(&options).is_empty());
+        let other = PrepareOptions { seed: 2, out: folder.path("other"), ..options.clone() };
+        assert!(folder.differences(&other).is_empty());
+        // Another time of change, as after a copy, and the same content.
+        let time = SystemTime::now() + Duration::from_secs(100);
+        folder.set_modified("a.txt", time);
+        assert!(folder.differences(&options).is_empty());
+    }
+
+    #[test]
+    fn every_difference_is_named() {
+        let folder = Folder::new();
+        let options = folder.options();
+        prepare(&options, &mut |_| {}).unwrap();
+        let tokenizer = TokenizerSource::Train { vocab_size: 400 };
+        let other = PrepareOptions { tokenizer, validation_fraction: 0.2, ..options.clone() };
+        assert_eq!(
+            folder.differences(&other),
+            [
+                "tokenizer: trained with data.vocab_size = 300 then, trained with \
+                 data.vocab_size = 400 now",
+                "data.validation_fraction: 0.3 then, 0.2 now",
+            ]
+        );
+        let again = PrepareOptions {
+            inputs: vec![folder.path("texts"), folder.path("texts/a.txt")],
+            ..options.clone()
+        };
+        assert_eq!(folder.differences(&again), ["text, new: a.txt"]);
+        let apart = |first, second| PrepareOptions {
+            inputs: vec![folder.path(first), folder.path(second)],
+            ..options.clone()
+        };
+        assert!(folder.differences(&apart("texts/a.txt", "texts/b.txt")).is_empty());
+        assert_eq!(
+            folder.differences(&apart("texts/b.txt", "texts/a.txt")),
+            ["text: the same files in another order"]
+        );
+
+        folder.write("a.txt", "another");
+        // As long as before.
+        folder.write("b.txt", &"A LINE OF b.txt\n".repeat(50));
+        folder.set_modified("b.txt", SystemTime::now() + Duration::from_secs(100));
+        folder.write("c.txt", "new");
+        assert_eq!(
+            folder.differences(&options),
+            [
+                "text, changed: a.txt (800 bytes then, 7 now), b.txt (other content)",
+                "text, new: c.txt"
+            ]
+        );
+        fs::remove_file(folder.path("texts/a.txt")).unwrap();
+        assert!(folder.differences(&options).contains(&"text, gone: a.txt".to_owned()));
+        fs::remove_dir_all(folder.path("texts")).unwrap();
+        let gone = format!("text: {} is not there now", folder.path("texts").display());
+        assert_eq!(folder.differences(&options), [gone]);
+    }
+
+    #[test]
+    fn many_files_are_counted() {
+        let files: Vec<_> = (0..8).map(|index| index.to_string()).collect();
+        assert_eq!(some_of(&files), "0, 1, 2, 3, 4, and 3 more");
+        assert_eq!(some_of(&files[..5]), "0, 1, 2, 3, 4");
+    }
+}

@@ -1,0 +1,136 @@
+//! The files of all inputs, listed but not read.
+
+use super::DataError;
+use super::builtin::Builtin;
+use super::walk::list_files;
+use sha2::{Digest, Sha256};
+use std::fs::{self, File, Metadata};
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+use std::time::UNIX_EPOCH;
+
+/// Bytes hashed at a time.
+const BLOCK: usize = 1 << 17;
+
+/// Where the standard input is, for the input `-`.
+const STANDARD_INPUT: &str = "/dev/stdin";
+
+/// The format of the documents of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Format {
+    Text,
+    JsonLines,
+    Parquet,
+    Builtin(Builtin),
+}
+
+impl Format {
+    /// The format that the file extension tells; text when it tells none.
+    fn of(path: &Path) -> Self {
+        let extension = path.extension().map(|extension| extension.to_ascii_lowercase());
+        match extension.as_deref().and_then(|extension| extension.to_str()) {
+            Some("jsonl") => Self::JsonLines,
+            Some("parquet") => Self::Parquet,
+            _ => Self::Text,
+        }
+    }
+}
+
+/// One file, or one built-in text.
+#[derive(Clone, Debug)]
+pub(super) struct Listed {
+    /// The path as it was given, or as it was found below a folder that was given.
+    pub(super) path: PathBuf,
+    pub(super) format: Format,
+    /// Whether the input itself is this file, rather than a folder around it.
+    pub(super) is_named: bool,
+    /// Whether it can be read only once: a pipe, a terminal, or another thing that is no regular file.
+    pub(super) is_stream: bool,
+    /// Size in bytes; 0 for a stream, whose size is known when it has been read.
+    pub(super) bytes: u64,
+    /// When its content changed last, in nanoseconds since 1970, if that is known.
+    pub(super) modified: Option<u64>,
+}
+
+impl Listed {
+    fn new(path: PathBuf, metadata: &Metadata, is_named: bool) -> Self {
+        let is_stream = !metadata.is_file();
+        let since_1970 =
+            metadata.modified().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok());
+        Self {
+            format: Format::of(&path),
+            path,
+            is_named,
+            is_stream,
+            bytes: if is_stream { 0 } else { metadata.len() },
+            modified: since_1970.and_then(|time| u64::try_from(time.as_nanos()).ok()),
+        }
+    }
+
+    /// SHA-256 of the content. Not for a stream.
+    pub(super) fn digest(&self) -> Result<String, DataError> {
+        if let Format::Builtin(text) = self.format {
+            return Ok(text.digest());
+        }
+        let file = File::open(&self.path).map_err(DataError::io("open", &self.path))?;
+        sha256_of(file).map_err(DataError::io("read", &self.path))
+    }
+}
+
+/// Lists the inputs, which are files, folders and `builtin:arithmetic`, in their order. `-` stands for
+/// the standard input.
+///
+/// # Errors
+///
+/// When there is no input, when one does not exist, and when a folder or the size of a file cannot be
+/// read.
+pub(super) fn list(inputs: &[PathBuf]) -> Result<Vec<Listed>, DataError> {
+    if inputs.is_empty() {
+        return Err(DataError::NoInputs);
+    }
+    let mut listed = Vec::new();
+    for input in inputs {
+        if let Some(text) = Builtin::parse(input)? {
+            listed.push(Listed {
+                path: input.clone(),
+                format: Format::Builtin(text),
+                is_named: true,
+                is_stream: false,
+                bytes: text.bytes(),
+                modified: None,
+            });
+            continue;
+        }
+        let input = if input == Path::new("-") { Path::new(STANDARD_INPUT) } else { input };
+        let metadata = match fs::metadata(input) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return Err(DataError::Missing { path: input.to_path_buf() });
+            }
+            metadata => metadata.map_err(DataError::io("open", input))?,
+        };
+        if metadata.is_dir() {
+            for path in list_files(input)? {
+                let metadata =
+                    fs::metadata(&path).map_err(DataError::io("read the size of", &path))?;
+                listed.push(Listed::new(path, &metadata, false));
+            }
+        } else {
+            listed.push(Listed::new(input.to_path_buf(), &metadata, true));
+        }
+    }
+    Ok(listed)
+}
+
+/// SHA-256 of all that `reader` yields, in hexadecimal.
+pub(super) fn sha256_of(mut reader: impl Read) -> io::Result<String> {
+    let mut hasher = Sha256::new();
+    let mut block = vec![0; BLOCK];
+    loop {
+        match reader.read(&mut block) {
+            Ok(0) => return Ok(format!("{:x}", hasher.finalize())),
+            Ok(read) => hasher.update(&block[..read]),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+}

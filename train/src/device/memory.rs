@@ -1,0 +1,191 @@
+//! How much memory there is: that of the machine, as far as this process may use it, or of a GPU.
+
+use std::fs;
+use std::path::Path;
+
+/// Memory in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Memory {
+    /// All of it: for a machine with its swap, and no more than the control groups of this process may use.
+    pub total: u64,
+    /// What nobody uses at the moment, or what the system would give up, such as cached files.
+    pub free: u64,
+}
+
+impl Memory {
+    /// The memory of this machine; `None` where the system does not tell.
+    pub fn of_machine() -> Option<Self> {
+        Self::of_system(Path::new("/"))
+    }
+
+    /// As [`Memory::of_machine`], of a system whose files are below `root`.
+    fn of_system(root: &Path) -> Option<Self> {
+        let info = fs::read_to_string(root.join("proc/meminfo")).ok()?;
+        let kib = |name: &str| {
+            let line = info.lines().find_map(|line| line.strip_prefix(name))?;
+            line.split_whitespace().next()?.parse::<u64>().ok()?.checked_mul(1024)
+        };
+        let swap = kib("SwapTotal:").unwrap_or(0);
+        let mut memory = Memory {
+            total: kib("MemTotal:")?.saturating_add(swap),
+            free: kib("MemAvailable:")?.saturating_add(kib("SwapFree:").unwrap_or(0)),
+        };
+        let groups = fs::read_to_string(root.join("proc/self/cgroup")).unwrap_or_default();
+        for line in groups.lines() {
+            // `hierarchy:controllers:path`; version 2 has one hierarchy, and names no controllers.
+            let mut fields = line.splitn(3, ':').skip(1);
+            let (Some(controllers), Some(path)) = (fields.next(), fields.next()) else { continue };
+            let (mount, names) = match controllers {
+                "" => ("sys/fs/cgroup", &VERSION_2),
+                list if list.split(',').any(|name| name == "memory") => {
+                    ("sys/fs/cgroup/memory", &VERSION_1)
+                }
+                _ => continue,
+            };
+            // What holds for a group holds for the groups in it. In a container the path may be that of
+            // the machine outside, while the root of the mount is the group of the container.
+            for group in Path::new(path).ancestors() {
+                let group = group.strip_prefix("/").unwrap_or(group);
+                if let Some(limited) = names.read(&root.join(mount).join(group), swap) {
+                    memory.total = memory.total.min(limited.total);
+                    memory.free = memory.free.min(limited.free);
+                }
+            }
+        }
+        Some(memory)
+    }
+}
+
+/// What the files of a memory control group are called.
+struct GroupFiles {
+    limit: &'static str,
+    used: &'static str,
+    /// The limit of swap, alone in version 2, and with memory in version 1.
+    swap_limit: &'static str,
+    swap_with_memory: bool,
+    /// Keys in `memory.stat` of cached files, which count as used.
+    cached: [&'static str; 2],
+}
+
+const VERSION_2: GroupFiles = GroupFiles {
+    limit: "memory.max",
+    used: "memory.current",
+    swap_limit: "memory.swap.max",
+    swap_with_memory: false,
+    cached: ["inactive_file", "active_file"],
+};
+
+const VERSION_1: GroupFiles = GroupFiles {
+    limit: "memory.limit_in_bytes",
+    used: "memory.usage_in_bytes",
+    swap_limit: "memory.memsw.limit_in_bytes",
+    swap_with_memory: true,
+    cached: ["total_inactive_file", "total_active_file"],
+};
+
+impl GroupFiles {
+    /// What a group may use on a machine with `swap`; `None` if it has no limit.
+    fn read(&self, group: &Path, swap: u64) -> Option<Memory> {
+        // `max` is no number; version 1 says it with one beyond all memory.
+        let number =
+            |name: &str| fs::read_to_string(group.join(name)).ok()?.trim().parse::<u64>().ok();
+        let limit = number(self.limit)?;
+        let swap_limit = number(self.swap_limit);
+        let total = match swap_limit {
+            Some(both) if self.swap_with_memory => both.min(limit.saturating_add(swap)),
+            Some(alone) => limit.saturating_add(alone.min(swap)),
+            None => limit.saturating_add(swap),
+        };
+        let stat = fs::read_to_string(group.join("memory.stat")).unwrap_or_default();
+        let cached = |name: &&str| {
+            let mut lines = stat.lines().filter_map(|line| line.split_once(' '));
+            lines.find(|(key, _)| key == name).and_then(|(_, value)| value.parse::<u64>().ok())
+        };
+        let cached: u64 = self.cached.iter().filter_map(cached).sum();
+        let used = number(self.used).unwrap_or(0).saturating_sub(cached);
+        Some(Memory { total, free: total.saturating_sub(used) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MEMINFO: &str = "MemTotal:       1000 kB\nMemFree:  1 kB\nMemAvailable:    800 kB\n\
+                           SwapTotal:       100 kB\nSwapFree:         50 kB\n";
+
+    /// A system with these files, as path and content.
+    fn system(files: &[(&str, &str)]) -> Option<Memory> {
+        let root = tempfile::tempdir().unwrap();
+        for (path, content) in files {
+            let path = root.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, content).unwrap();
+        }
+        Memory::of_system(root.path())
+    }
+
+    fn kib(total: u64, free: u64) -> Option<Memory> {
+        Some(Memory { total: total * 1024, free: free * 1024 })
+    }
+
+    #[test]
+    fn without_limits_it_is_that_of_the_machine() {
+        assert_eq!(system(&[("proc/meminfo", MEMINFO)]), kib(1100, 850));
+        let unlimited = [
+            ("proc/meminfo", MEMINFO),
+            ("proc/self/cgroup", "0::/a/b\n"),
+            ("sys/fs/cgroup/a/memory.max", "max\n"),
+        ];
+        assert_eq!(system(&unlimited), kib(1100, 850));
+        assert_eq!(system(&[]), None);
+        assert_eq!(system(&[("proc/meminfo", "MemTotal: x kB\n")]), None);
+    }
+
+    #[test]
+    fn the_lowest_limit_of_all_groups_above_counts() {
+        let mut files = vec![
+            ("proc/meminfo", MEMINFO),
+            ("proc/self/cgroup", "0::/job/task\n"),
+            ("sys/fs/cgroup/job/memory.max", "204800\n"),
+            ("sys/fs/cgroup/job/memory.swap.max", "0\n"),
+            ("sys/fs/cgroup/job/memory.current", "102400\n"),
+            ("sys/fs/cgroup/job/memory.stat", "anon 1\nactive_file 10240\ninactive_file 10240\n"),
+            ("sys/fs/cgroup/job/task/memory.max", "max\n"),
+        ];
+        assert_eq!(system(&files), kib(200, 120));
+        // With swap of its own, as far as there is any.
+        files[3].1 = "51200\n";
+        assert_eq!(system(&files), kib(250, 170));
+        files[3].1 = "max\n";
+        assert_eq!(system(&files), kib(300, 220));
+        files.push(("sys/fs/cgroup/memory.max", "1024\n"));
+        assert_eq!(system(&files), kib(101, 101));
+    }
+
+    #[test]
+    fn groups_of_version_1_are_read_as_well() {
+        let files = [
+            ("proc/meminfo", MEMINFO),
+            ("proc/self/cgroup", "9:name=systemd:/x\n5:cpu,memory:/outside/a\n0::/\n"),
+            // The path is that of another namespace; the root is the container's.
+            ("sys/fs/cgroup/memory/memory.limit_in_bytes", "409600\n"),
+            ("sys/fs/cgroup/memory/memory.memsw.limit_in_bytes", "460800\n"),
+            ("sys/fs/cgroup/memory/memory.usage_in_bytes", "307200\n"),
+            ("sys/fs/cgroup/memory/memory.stat", "inactive_file 1\ntotal_inactive_file 204800\n"),
+        ];
+        assert_eq!(system(&files), kib(450, 350));
+        let unlimited = [
+            ("proc/meminfo", MEMINFO),
+            ("proc/self/cgroup", "4:memory:/a\n"),
+            ("sys/fs/cgroup/memory/a/memory.limit_in_bytes", "9223372036854771712\n"),
+        ];
+        assert_eq!(system(&unlimited), kib(1100, 850));
+    }
+
+    #[test]
+    fn this_machine_has_some() {
+        let memory = Memory::of_machine().unwrap();
+        assert!(memory.total > 1 << 26 && memory.free <= memory.total, "{memory:?}");
+    }
+}

@@ -1,0 +1,325 @@
+//! The least memory that a run takes, against the memory that there is: a run that cannot fit is refused
+//! before anything is allocated, instead of being killed later.
+//!
+//! [`LeastMemory`] is a lower bound, not a plan: it counts what every run of this shape is sure to hold
+//! at one moment, and no more. A run may take several times as much.
+
+use std::fmt::{self, Write as _};
+
+use kiln_model::ModelConfig;
+use kiln_shard::{Mesh, Recompute, Reshard, Strategy};
+
+use crate::config::{Config, Precision};
+use crate::device::{Memory, Selected};
+use crate::place::Place;
+use crate::sharded::Shapes;
+
+/// Bytes of a weight, a gradient or a moment of it at rest.
+const F32: u64 = 4;
+
+/// Whose memory it is, for people.
+const MACHINE: &str = "this machine";
+const GPU: &str = "the GPU";
+
+/// Blocks that are looked at. Models have fewer; a mistyped number must not be built to be refused.
+const BLOCKS: usize = 4096;
+
+/// Something that takes memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum What {
+    Weights,
+    Moments,
+    Gradients,
+    /// Gradients of earlier micro-batches add up unsharded.
+    WholeGradients,
+    /// The shard that gathers start from, while the weights are offloaded.
+    WorkingWeights,
+    GatheredWeights,
+    BlockInputs,
+    Tokens,
+}
+
+impl fmt::Display for What {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            What::Weights => "weights, f32",
+            What::Moments => "two moments of each weight, f32",
+            What::Gradients => "gradients, f32",
+            What::WholeGradients => "gradients of earlier micro-batches, f32, not sharded",
+            What::WorkingWeights => "weights in the compute dtype",
+            What::GatheredWeights => "gathered weights",
+            What::BlockInputs => "the input of every block",
+            What::Tokens => "tokens",
+        })
+    }
+}
+
+/// What a rank holds at one moment: something, and its bytes.
+type Row = (What, u64);
+
+/// The least memory that each rank of a run takes at its peak.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LeastMemory {
+    /// Where the ranks compute.
+    computing: Vec<Row>,
+    /// On the host, while a GPU computes.
+    offloaded: Vec<Row>,
+}
+
+/// A run that cannot fit.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "this run takes at least {} of memory, and {there}:\n{table}What would help: {}.\n\
+     If there is more memory than that, say so: --set device.memory={}GiB",
+    size(*.needed), .helps.join("; "), .needed.div_ceil(1 << 30)
+)]
+pub struct MemoryError {
+    needed: u64,
+    /// What has how much.
+    there: String,
+    table: String,
+    helps: Vec<String>,
+}
+
+impl LeastMemory {
+    /// The least memory of a rank that trains `model` as `config` says. `units` has the parameters of the
+    /// model's parts: the embedding, the blocks, the head. On a GPU, some of it may be offloaded.
+    pub fn of_run(config: &Config, model: &ModelConfig, units: &[Shapes], on_gpu: bool) -> Self {
+        let (shard, train) = (&config.shard, &config.train);
+        // The groups of a hybrid strategy may not be known yet; then no rank can have less than this.
+        let ranks = train.ranks.max(1);
+        let mesh = Mesh::new(shard.strategy, ranks, shard.shard_size);
+        let shards = mesh.map_or(ranks, |mesh| mesh.shard_size()) as u64;
+        let is_frozen =
+            |name: &str| train.freeze.iter().any(|prefix| name.starts_with(prefix.as_str()));
+        let trainable = |unit: &Shapes| {
+            numel(unit.iter().filter(|(name, _)| !is_frozen(name)).map(|(_, shape)| shape))
+        };
+        let whole = |unit: &Shapes| numel(unit.iter().map(|(_, shape)| shape));
+        let all = units.iter().map(whole).fold(0, u64::saturating_add);
+        let trained = units.iter().map(trainable).fold(0, u64::saturating_add);
+        let at_rest = |numel: u64, width: u64| (numel / shards).saturating_mul(width);
+
+        let width = match config.precision.compute {
+            Precision::F32 => F32,
+            Precision::Bf16 | Precision::F16 => 2,
+        };
+        let offloads = on_gpu && shard.offload;
+        // Where a rank has all weights in the dtype that it computes in, it reads them in place.
+        let communicates_alone = shard.communicate_alone && shard.strategy != Strategy::NoShard;
+        let in_place =
+            shards == 1 && !(ranks == 1 && communicates_alone) && (width == F32 || offloads);
+        let stay = match shard.reshard {
+            Reshard::Always => false,
+            Reshard::Never => true,
+            Reshard::Default => {
+                !matches!(shard.strategy, Strategy::FullShard | Strategy::HybridShard)
+            }
+        };
+        let gathered = match units {
+            _ if in_place => 0,
+            _ if stay => all,
+            // While the loss is computed, the head is there, and the embedding that it is tied to.
+            [embed, .., head] if model.tie_embeddings => whole(embed).saturating_add(whole(head)),
+            [.., head] => whole(head),
+            [] => 0,
+        };
+        // Backward needs the input of every block from the first one on that something is trained in or
+        // before. One whose parameters are all frozen may make do with less, unless it is run again.
+        let first = units.iter().position(|unit| trainable(unit) > 0).unwrap_or(units.len());
+        let again = shard.recompute == Recompute::Block;
+        let is_block = |index: usize| index > 0 && index + 1 < units.len();
+        let keeps = |index: usize| is_block(index) && (again || trainable(&units[index]) > 0);
+        let mut blocks = (first..units.len()).filter(|index| keeps(*index)).count() as u64;
+        if blocks > 0 {
+            // Those that were not looked at.
+            blocks += model.layers.saturating_sub(units.len().saturating_sub(2)) as u64;
+        }
+        let tokens = product([train.micro_batch, config.data.seq_len]);
+        let stream = product([train.micro_batch, config.data.seq_len, model.d_model]);
+        let stream = stream.saturating_mul(width).saturating_mul(blocks);
+        let micro_batches = train.global_batch / ranks / train.micro_batch.max(1);
+
+        let weights = (What::Weights, at_rest(all, F32));
+        let moments = (What::Moments, at_rest(trained, 2 * F32));
+        let gradients = (What::Gradients, at_rest(trained, F32));
+        let earlier = if micro_batches > 1 { trained.saturating_mul(F32) } else { 0 };
+        // At the end of a forward pass. Moments are there from the first update on.
+        let moments_before = if train.steps > 1 { vec![moments] } else { Vec::new() };
+        let forward = [
+            (What::WholeGradients, earlier),
+            (What::GatheredWeights, gathered.saturating_mul(width)),
+            (What::BlockInputs, stream),
+            (What::Tokens, tokens.saturating_mul(size_of::<i32>() as u64)),
+        ];
+        let backward = [&[weights], &moments_before[..], &[gradients]].concat();
+        let update = vec![weights, moments];
+        if offloads {
+            let working = (What::WorkingWeights, at_rest(all, width));
+            let computing = [&[working], &forward[..]].concat();
+            return LeastMemory { computing, offloaded: most([backward, update]) };
+        }
+        let forward = [&[weights], &moments_before[..], &forward].concat();
+        LeastMemory { computing: most([forward, backward, update]), offloaded: Vec::new() }
+    }
+
+    /// Bytes of one rank where it computes.
+    pub fn per_rank(&self) -> u64 {
+        sum(&self.computing)
+    }
+}
+
+/// What a check says that a run may go on after.
+pub(super) type Warnings = Vec<String>;
+
+/// Compares the least memory of a run with what this machine, or its GPU, has. `units` lists the parameters
+/// of a model's parts. Allocates nothing to speak of, whatever the sizes are. Returns what is worth a warning:
+/// the run fits, but not into what is free now.
+///
+/// # Errors
+///
+/// If the run takes more than there is.
+pub(super) fn check(
+    config: &Config,
+    model: &ModelConfig,
+    units: impl Fn(&ModelConfig) -> Vec<Shapes>,
+    device: &Selected,
+    place: Option<&Place>,
+) -> Result<Warnings, MemoryError> {
+    let looked_at = ModelConfig { layers: model.layers.min(BLOCKS), ..model.clone() };
+    let least = LeastMemory::of_run(config, model, &units(&looked_at), device.is_gpu());
+    let given = config.device.memory.map(|size| Memory { total: size.0, free: size.0 });
+    let ranks = place.map_or(config.train.ranks, |place| place.local_world_size).max(1) as u64;
+    // Gathers among threads on the host are written once, for all ranks of a shard group.
+    let groups = match place {
+        None => {
+            let Config { shard, train, .. } = config;
+            let mesh = Mesh::new(shard.strategy, train.ranks.max(1), shard.shard_size);
+            mesh.map_or(1, |mesh| mesh.replicate_size() as u64)
+        }
+        Some(_) => ranks,
+    };
+    let mut warnings = Warnings::new();
+    let mut compare = |place, rows: &[Row], memory: Option<Memory>, ranks, groups| {
+        let Some(memory) = given.or(memory) else { return Ok(()) };
+        warnings.extend(compare(place, rows, memory, ranks, groups, config)?);
+        Ok(())
+    };
+    if device.is_gpu() {
+        // Ranks that are processes have a GPU each.
+        let sharing = if place.is_some() { 1 } else { ranks };
+        compare(GPU, &least.computing, device.gpu_memory(), sharing, sharing)?;
+        compare(MACHINE, &least.offloaded, Memory::of_machine(), ranks, ranks)?;
+    } else {
+        compare(MACHINE, &least.computing, Memory::of_machine(), ranks, groups)?;
+    }
+    Ok(warnings)
+}
+
+/// Compares `rows` of `ranks` ranks, in `groups` groups that gather weights once, with `memory`.
+fn compare(
+    place: &'static str,
+    rows: &[Row],
+    memory: Memory,
+    ranks: u64,
+    groups: u64,
+    config: &Config,
+) -> Result<Option<String>, MemoryError> {
+    let copies = |what| if what == What::GatheredWeights { groups } else { ranks };
+    let on_all = |(what, bytes): &Row| (*what, bytes.saturating_mul(copies(*what)));
+    let needed = sum(&rows.iter().map(on_all).collect::<Vec<_>>());
+    if needed <= memory.free {
+        return Ok(None);
+    }
+    if needed <= memory.total {
+        return Ok(Some(format!(
+            "this run takes at least {} of memory, and {place} has {} free of {}: other programs use the \
+             rest. If it is not freed soon, the run may be killed",
+            size(needed),
+            size(memory.free),
+            size(memory.total)
+        )));
+    }
+    let there = match config.device.memory {
+        None => format!("{place} has {}", size(memory.total)),
+        Some(_) => format!("device.memory is {}", size(memory.total)),
+    };
+    let mut table = String::new();
+    // What makes no difference is left out.
+    for row in rows.iter().filter(|row| on_all(row).1 > needed / 1000) {
+        let (what, total) = on_all(row);
+        // Writing into a String cannot fail.
+        let _ = match copies(what) {
+            1 => writeln!(table, "  {:>12}  {what}", size(total)),
+            copies => {
+                writeln!(table, "  {:>12}  {what} ({copies} times {})", size(total), size(row.1))
+            }
+        };
+    }
+    let helps = helps(rows, config, place == GPU);
+    Err(MemoryError { needed, there, table, helps })
+}
+
+/// What would make a run smaller that is as large as `rows`.
+fn helps(rows: &[Row], config: &Config, on_gpu: bool) -> Vec<String> {
+    let Config { shard, train, precision, .. } = config;
+    let mut helps = Vec::new();
+    let mut help = |what: &str| helps.push(what.to_owned());
+    let of = |what| rows.iter().find(|row| row.0 == what).map_or(0, |row| row.1);
+    let is_large = |bytes| bytes > sum(rows) / 10;
+    let stream = of(What::BlockInputs).saturating_add(of(What::Tokens));
+    let state = of(What::Weights).saturating_add(of(What::Moments));
+    if is_large(stream) {
+        help(match train.micro_batch {
+            1 => "a smaller data.seq_len",
+            _ => "a smaller train.micro_batch or data.seq_len",
+        });
+    }
+    if is_large(stream) && precision.compute == Precision::F32 {
+        help("precision.compute = \"bf16\"");
+    }
+    if is_large(of(What::WholeGradients)) {
+        help("one micro-batch per step: a smaller train.global_batch, or more ranks");
+    }
+    let replicates = !matches!(shard.strategy, Strategy::FullShard | Strategy::ShardGradOp);
+    if is_large(state) && train.ranks > 1 && replicates {
+        help("shard.strategy = \"FULL_SHARD\", which spreads weights and moments over all ranks");
+    }
+    if is_large(state) && on_gpu && !shard.offload {
+        help("shard.offload = true");
+    }
+    if is_large(state) {
+        help("more machines, whose ranks take their shares");
+    }
+    help("a smaller model");
+    helps
+}
+
+/// The one of some moments at which most is held.
+fn most<const N: usize>(moments: [Vec<Row>; N]) -> Vec<Row> {
+    moments.into_iter().max_by_key(|rows| sum(rows)).unwrap_or_default()
+}
+
+fn sum(rows: &[Row]) -> u64 {
+    rows.iter().map(|row| row.1).fold(0, u64::saturating_add)
+}
+
+/// Number of elements of all `shapes`, or as many as can be counted.
+fn numel<'a>(shapes: impl Iterator<Item = &'a Vec<usize>>) -> u64 {
+    shapes.map(|shape| product(shape.iter().copied())).fold(0, u64::saturating_add)
+}
+
+fn product(sizes: impl IntoIterator<Item = usize>) -> u64 {
+    sizes.into_iter().map(|size| size as u64).fold(1, u64::saturating_mul)
+}
+
+/// Bytes in a unit that people can read.
+fn size(bytes: u64) -> String {
+    let (shift, unit) = match bytes {
+        bytes if bytes >= 1 << 50 => (50, "PiB"),
+        bytes if bytes >= 1 << 30 => (30, "GiB"),
+        bytes if bytes >= 1 << 20 => (20, "MiB"),
+        _ => (10, "KiB"),
+    };
+    format!("{:.1} {unit}", bytes as f64 / (1_u64 << shift) as f64)
+}
