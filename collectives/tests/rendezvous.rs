@@ -240,6 +240,25 @@ fn strangers_do_not_disturb_a_running_job() {
     assert_eq!(totals, [200.0, 200.0]);
 }
 
+/// The unspecified address stands for one that other machines reach.
+#[test]
+fn an_open_secret_is_refused_off_the_loopback_address_before_anyone_listens() {
+    let (mut options, address) = pair();
+    for options in &mut options {
+        options.host = "0.0.0.0".into();
+        options.secret = Secret::open("kiln");
+    }
+    for options in options.clone() {
+        let rank = options.rank;
+        let error = TcpCommunicator::join(options).unwrap_err();
+        assert!(matches!(&error, JoinError::OpenSecret { rank: r, .. } if *r == rank), "{error}");
+        assert!(error.to_string().contains("KILN_JOB_SECRET"), "{error}");
+        assert!(TcpStream::connect(address).is_err(), "somebody listens");
+    }
+    options.iter_mut().for_each(|options| options.open = true);
+    join_despite(options, || {});
+}
+
 #[test]
 fn a_port_of_another_program_is_left_alone() {
     // Like torchrun's store: something else listens on the port that all ranks are given.

@@ -89,6 +89,7 @@ pub fn join(place: &Place, comm: &CommSection) -> Result<World, TrainError> {
         Some(secret) => Secret::new(secret.as_str()),
         None => Secret::open(&place.job),
     };
+    options.open = comm.open;
     options.job.clone_from(&place.job);
     options.node.clone_from(&place.node);
     options.timeout = comm.join_timeout();

@@ -61,6 +61,7 @@ impl Member<TcpEnd> {
         if rank >= world_size {
             return Err(JoinError::Rank { rank, world_size });
         }
+        check_secret(&options)?;
         let until = Instant::now() + options.timeout;
         let rendezvous = if rank == 0 { Some(keep(&options)?) } else { None };
         Caller { options: &options, until }.join(rendezvous).map(Member::start)
@@ -95,6 +96,25 @@ pub fn loopback(
         let panicked = || io_error(0, "join")(io::Error::other("a thread panicked"));
         joining.into_iter().map(|rank| rank.join().unwrap_or_else(|_| Err(panicked()))).collect()
     })
+}
+
+/// Refuses a secret that anyone can work out, where others than this machine can reach the ranks.
+fn check_secret(options: &JoinOptions) -> Result<(), JoinError> {
+    if !options.secret.is_open() || options.open {
+        return Ok(());
+    }
+    match resolve(&options.host, options.port) {
+        Ok(hosts) if !hosts.is_empty() && hosts.iter().all(is_loopback) => Ok(()),
+        Err(source) if options.rank == 0 => {
+            Err(JoinError::Resolve { host: options.host.clone(), source })
+        }
+        // Whatever the name leads to later, it is no loopback address now.
+        _ => Err(JoinError::OpenSecret { rank: options.rank, host: options.host.clone() }),
+    }
+}
+
+fn is_loopback(address: &IpAddr) -> bool {
+    address.to_canonical().is_loopback()
 }
 
 /// Opens the rendezvous on rank 0.

@@ -28,18 +28,22 @@ pub enum Ring {
 
 /// What all ranks of a job know and nobody else: the key of every handshake. Never printed.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Secret(Vec<u8>);
+pub struct Secret {
+    key: Vec<u8>,
+    is_open: bool,
+}
 
 impl Secret {
     /// Takes a secret that the ranks have been given.
     pub fn new(secret: impl Into<Vec<u8>>) -> Secret {
-        Secret(secret.into())
+        Secret { key: secret.into(), is_open: false }
     }
 
-    /// A key that anyone can work out from the name of the job. It keeps jobs apart and strangers
-    /// out who do not know the name, no more: for closed networks.
+    /// A key that anyone can work out from the name of the job. It keeps jobs apart, and keeps nobody
+    /// out: ranks that meet anywhere but on a loopback address refuse it, unless
+    /// [`JoinOptions::open`] says that the network is closed.
     pub fn open(job: &str) -> Secret {
-        Secret([b"open job ", job.as_bytes()].concat())
+        Secret { key: [b"open job ", job.as_bytes()].concat(), is_open: true }
     }
 
     /// Makes a secret for a new job, as text to be handed to the ranks.
@@ -54,7 +58,11 @@ impl Secret {
     }
 
     pub(crate) fn as_bytes(&self) -> &[u8] {
-        &self.0
+        &self.key
+    }
+
+    pub(super) fn is_open(&self) -> bool {
+        self.is_open
     }
 }
 
@@ -82,6 +90,9 @@ pub struct JoinOptions {
     pub job: String,
     /// Key of every handshake.
     pub secret: Secret,
+    /// Whether the network is closed, so that a [`Secret::open`] is enough although the ranks do not
+    /// meet on a loopback address.
+    pub open: bool,
     /// Machine of this rank: ranks with the same name share one.
     pub node: String,
     /// How long to wait for all ranks.
@@ -114,6 +125,7 @@ impl JoinOptions {
             port,
             shared_port: false,
             secret: Secret::open(&job),
+            open: false,
             job,
             node: "node0".into(),
             timeout: JOIN_TIMEOUT,
@@ -152,6 +164,19 @@ pub enum JoinError {
         rank: usize,
         /// World size given.
         world_size: usize,
+    },
+    /// The ranks have no secret, and meet where other machines can come.
+    #[error(
+        "rank {rank} has no secret, and {host}, where the ranks meet, is not a loopback address: whoever \
+         reaches it could take a rank's place. Set KILN_JOB_SECRET to the same random text for all \
+         ranks on all machines (`openssl rand -hex 32` makes one); or, if everyone on this network may \
+         join, say so with comm.open = true"
+    )]
+    OpenSecret {
+        /// This rank.
+        rank: usize,
+        /// Machine of rank 0.
+        host: String,
     },
     /// The name of the machine of rank 0 means nothing here.
     #[error("cannot find {host}, the machine of rank 0: {source}; check MASTER_ADDR")]

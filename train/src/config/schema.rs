@@ -313,11 +313,20 @@ pub struct CommSection {
     pub timeout_s: f64,
     /// Seconds to wait at the start until all processes are there.
     pub join_timeout_s: f64,
+    /// Whether processes may meet off the loopback address without `KILN_JOB_SECRET`: then whoever
+    /// reaches the port can take a rank's place. For networks that only trusted machines reach.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub open: bool,
 }
 
 impl Default for CommSection {
     fn default() -> Self {
-        CommSection { backend: CommBackend::Auto, timeout_s: 600.0, join_timeout_s: 300.0 }
+        CommSection {
+            backend: CommBackend::Auto,
+            timeout_s: 600.0,
+            join_timeout_s: 300.0,
+            open: false,
+        }
     }
 }
 

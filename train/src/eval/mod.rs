@@ -89,6 +89,10 @@ pub struct EvalArgs {
     /// Print JSON.
     #[arg(long)]
     json: bool,
+    /// Let processes meet off the loopback address without KILN_JOB_SECRET, as comm.open = true does in
+    /// a run: whoever reaches the port can take a rank's place.
+    #[arg(long, hide_short_help = true)]
+    comm_open: bool,
     #[command(flatten)]
     device: DeviceFlag,
     #[command(flatten)]
@@ -149,7 +153,7 @@ impl EvalArgs {
         if self.shard_size.is_some() {
             self.check_mesh(ranks)?;
         }
-        let comm = CommSection::default();
+        let comm = CommSection { open: self.comm_open, ..CommSection::default() };
         let met = world::join(place, &comm)?;
         let sharing = device::ranks_sharing_cores(place);
         let threads = device::threads_per_rank(&DeviceSection::default(), sharing);
