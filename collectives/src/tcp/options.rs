@@ -2,8 +2,10 @@
 
 use crate::member::WorkerStart;
 use crate::recorder::DEFAULT_CAPACITY;
+use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::net::TcpListener;
+use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -26,20 +28,68 @@ pub enum Ring {
     Never,
 }
 
+/// What protects the traffic between ranks over TCP once they know each other, control and data alike.
+///
+/// Keys follow from the job's secret and from what both sides drew for this connection, one for each
+/// direction. Whoever learns the secret can read what was recorded earlier (no forward secrecy). What ranks
+/// on one machine read from each other's memory, and what NCCL or MPI carry, is not covered.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Seal {
+    /// Nothing: whoever sits between two ranks can read and change what they say.
+    #[default]
+    Off,
+    /// Changes, repetitions and omissions are noticed; contents can be read on the way.
+    Mac,
+    /// The same, and contents cannot be read.
+    Encrypt,
+}
+
+impl Seal {
+    /// Whether nothing is sealed.
+    pub fn is_off(&self) -> bool {
+        *self == Seal::Off
+    }
+}
+
+impl FromStr for Seal {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Seal, String> {
+        let all = [Seal::Off, Seal::Mac, Seal::Encrypt];
+        let found = all.into_iter().find(|seal| seal.to_string() == text);
+        found.ok_or_else(|| "use off, mac or encrypt".to_owned())
+    }
+}
+
+impl fmt::Display for Seal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Seal::Off => "off",
+            Seal::Mac => "mac",
+            Seal::Encrypt => "encrypt",
+        })
+    }
+}
+
 /// What all ranks of a job know and nobody else: the key of every handshake. Never printed.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Secret(Vec<u8>);
+pub struct Secret {
+    key: Vec<u8>,
+    is_open: bool,
+}
 
 impl Secret {
     /// Takes a secret that the ranks have been given.
     pub fn new(secret: impl Into<Vec<u8>>) -> Secret {
-        Secret(secret.into())
+        Secret { key: secret.into(), is_open: false }
     }
 
-    /// A key that anyone can work out from the name of the job. It keeps jobs apart and strangers
-    /// out who do not know the name, no more: for closed networks.
+    /// A key that anyone can work out from the name of the job. It keeps jobs apart, and keeps nobody
+    /// out: ranks that meet anywhere but on a loopback address refuse it, unless
+    /// [`JoinOptions::open`] says that the network is closed.
     pub fn open(job: &str) -> Secret {
-        Secret([b"open job ", job.as_bytes()].concat())
+        Secret { key: [b"open job ", job.as_bytes()].concat(), is_open: true }
     }
 
     /// Makes a secret for a new job, as text to be handed to the ranks.
@@ -54,7 +104,11 @@ impl Secret {
     }
 
     pub(crate) fn as_bytes(&self) -> &[u8] {
-        &self.0
+        &self.key
+    }
+
+    pub(super) fn is_open(&self) -> bool {
+        self.is_open
     }
 }
 
@@ -82,6 +136,12 @@ pub struct JoinOptions {
     pub job: String,
     /// Key of every handshake.
     pub secret: Secret,
+    /// Whether the network is closed, so that a [`Secret::open`] is enough although the ranks do not
+    /// meet on a loopback address.
+    pub open: bool,
+    /// What protects the traffic after the handshake. Must be the same on all ranks, and needs a secret
+    /// that is not [`Secret::open`].
+    pub seal: Seal,
     /// Machine of this rank: ranks with the same name share one.
     pub node: String,
     /// How long to wait for all ranks.
@@ -100,6 +160,8 @@ pub struct JoinOptions {
     pub on_worker_start: Option<WorkerStart>,
     /// The open port of the rendezvous, on rank 0, where it is opened beforehand.
     pub(super) listener: Option<Arc<TcpListener>>,
+    /// Whether all ranks are in this process, which may then read its own memory for a neighbour's.
+    pub(super) in_one_process: bool,
 }
 
 impl JoinOptions {
@@ -114,6 +176,8 @@ impl JoinOptions {
             port,
             shared_port: false,
             secret: Secret::open(&job),
+            open: false,
+            seal: Seal::Off,
             job,
             node: "node0".into(),
             timeout: JOIN_TIMEOUT,
@@ -123,6 +187,7 @@ impl JoinOptions {
             recorder_capacity: DEFAULT_CAPACITY,
             on_worker_start: None,
             listener: None,
+            in_one_process: false,
         }
     }
 }
@@ -136,6 +201,8 @@ impl fmt::Debug for JoinOptions {
             .field("port", &self.port)
             .field("shared_port", &self.shared_port)
             .field("job", &self.job)
+            .field("open", &self.open)
+            .field("seal", &self.seal)
             .field("node", &self.node)
             .field("timeout", &self.timeout)
             .finish_non_exhaustive()
@@ -152,6 +219,30 @@ pub enum JoinError {
         rank: usize,
         /// World size given.
         world_size: usize,
+    },
+    /// The ranks have no secret, and meet where other machines can come.
+    #[error(
+        "rank {rank} has no secret, and {host}, where the ranks meet, is not a loopback address: whoever \
+         reaches it could take a rank's place. Set KILN_JOB_SECRET to the same random text for all \
+         ranks on all machines (`openssl rand -hex 32` makes one); or, if everyone on this network may \
+         join, say so with comm.open = true"
+    )]
+    OpenSecret {
+        /// This rank.
+        rank: usize,
+        /// Machine of rank 0.
+        host: String,
+    },
+    /// Traffic is to be sealed with keys that anyone can work out.
+    #[error(
+        "rank {rank} has no secret, so comm.seal = \"{seal}\" would protect nothing: set KILN_JOB_SECRET to \
+         the same random text for all ranks on all machines (`openssl rand -hex 32` makes one)"
+    )]
+    SealWithoutSecret {
+        /// This rank.
+        rank: usize,
+        /// What was asked for.
+        seal: Seal,
     },
     /// The name of the machine of rank 0 means nothing here.
     #[error("cannot find {host}, the machine of rank 0: {source}; check MASTER_ADDR")]

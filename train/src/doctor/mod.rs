@@ -125,8 +125,9 @@ fn secret(is_set: bool) -> String {
     match is_set {
         true => format!("secret: {SECRET} is set"),
         false => format!(
-            "secret: {SECRET} is not set, so everyone who reaches the port can join; set it to the \
-             same random text on every rank"
+            "secret: {SECRET} is not set; ranks refuse to meet without it, except on a loopback address \
+             or with comm.open = true. Set it to the same random text for every rank; `openssl rand \
+             -hex 32` makes one"
         ),
     }
 }

@@ -102,10 +102,11 @@ pub fn run(options: &Options) -> Result<u8, LaunchError> {
         match node.nodes {
             1 => node.secret = Some(random_text(16)?),
             _ => report::say(&format!(
-                "warning: {SECRET} is not set, so everyone who reaches port {} can join this job; \
-                 set it to the same random text on every node, for example from `openssl rand \
-                 -hex 16`",
-                node.master.port
+                "warning: {SECRET} is not set, so whoever reaches port {} of {} could take a rank's \
+                 place; unless that is a loopback address or comm.open is true, the ranks will refuse \
+                 to start. Set it to the same random text on every node; `openssl rand -hex 32` makes \
+                 one",
+                node.master.port, node.master.host
             )),
         }
     }

@@ -112,7 +112,8 @@ pub struct Place {
     pub master: Master,
     /// The job, the same on every rank.
     pub job: String,
-    /// What ranks authenticate each other with; `None` lets everyone in who reaches the port.
+    /// What ranks authenticate each other with. Without it they meet on a loopback address only, unless
+    /// `comm.open` says that everyone may join.
     pub secret: Option<String>,
     /// How often the job was started again after a failure.
     pub restarts: u64,

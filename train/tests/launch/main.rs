@@ -6,6 +6,7 @@ mod environment;
 mod failure;
 mod logs;
 mod node;
+mod open_secret;
 mod orphan;
 mod recipes;
 mod restart;

@@ -1,0 +1,119 @@
+//! Ranks without a secret meet on a loopback address only, whoever starts them.
+
+use std::net::TcpListener;
+
+use crate::support::{Ended, Job, ended};
+
+/// A free port at which nobody listens.
+fn free_port() -> String {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a port");
+    listener.local_addr().expect("an address").port().to_string()
+}
+
+/// One rank of two, told its place in the variables of each way of starting.
+fn ways<'a>(rank: &'a str) -> [Vec<(&'static str, &'a str)>; 4] {
+    [
+        vec![("RANK", rank), ("LOCAL_RANK", rank), ("WORLD_SIZE", "2"), ("LOCAL_WORLD_SIZE", "2")],
+        vec![
+            ("SLURM_PROCID", rank),
+            ("SLURM_LOCALID", rank),
+            ("SLURM_NODEID", "0"),
+            ("SLURM_NTASKS", "2"),
+            ("SLURM_STEP_ID", "0"),
+            ("SLURM_JOB_ID", "7"),
+        ],
+        vec![
+            ("OMPI_COMM_WORLD_RANK", rank),
+            ("OMPI_COMM_WORLD_LOCAL_RANK", rank),
+            ("OMPI_COMM_WORLD_SIZE", "2"),
+            ("OMPI_COMM_WORLD_LOCAL_SIZE", "2"),
+        ],
+        vec![
+            ("PMI_RANK", rank),
+            ("PMI_SIZE", "2"),
+            ("MPI_LOCALRANKID", rank),
+            ("MPI_LOCALNRANKS", "2"),
+        ],
+    ]
+}
+
+fn run(arguments: &[&str], variables: &[(&str, &str)]) -> Ended {
+    let job = Job::new("");
+    let config = concat!(env!("CARGO_MANIFEST_DIR"), "/../configs/debug.toml");
+    std::fs::copy(config, job.path("debug.toml")).expect("a configuration");
+    ended(job.kiln(arguments, variables).output().expect("an end"))
+}
+
+#[track_caller]
+fn is_refused(ended: &Ended) {
+    assert_eq!(ended.code, Some(2), "{ended:?}");
+    for part in ["has no secret", "0.0.0.0", "KILN_JOB_SECRET", "openssl rand -hex 32", "comm.open"]
+    {
+        assert!(ended.stderr.contains(part), "{part}: {ended:?}");
+    }
+}
+
+/// The unspecified address stands for one that other machines reach.
+#[test]
+fn an_open_secret_is_refused_however_ranks_are_started() {
+    for rank in ["0", "1"] {
+        let port = free_port();
+        let meet = [("MASTER_ADDR", "0.0.0.0"), ("MASTER_PORT", port.as_str())];
+        let train = ["train", "debug.toml", "--out", "run", "--set", "comm.join_timeout_s=1"];
+        for variables in ways(rank) {
+            is_refused(&run(&train, &[&meet[..], &variables[..]].concat()));
+        }
+        let flags = ["--rank", rank, "--world-size", "2", "--master-addr", "0.0.0.0"];
+        is_refused(&run(&[&train[..], &flags[..]].concat(), &meet));
+        let evaluate = ["eval", "--checkpoint", "none", "--data", "none"];
+        is_refused(&run(&[&evaluate[..], &flags[..]].concat(), &meet));
+    }
+}
+
+/// The launcher of each node says so before, does not start the ranks again, and ends as for any
+/// mistake of this kind.
+#[test]
+fn a_node_says_what_its_ranks_will_refuse() {
+    let arguments = [
+        "launch",
+        "--nnodes",
+        "2",
+        "--node-rank",
+        "1",
+        "--master-addr",
+        "0.0.0.0",
+        "--max-restarts",
+        "3",
+        "--",
+        "train",
+        "debug.toml",
+        "--out",
+        "run",
+    ];
+    let ended = run(&arguments, &[]);
+    is_refused(&ended);
+    let said = ended.stderr.find("kiln launch: warning: KILN_JOB_SECRET is not set");
+    assert!(said.is_some() && said < ended.stderr.find("has no secret"), "{ended:?}");
+    assert!(!ended.stderr.contains("starting all ranks of this node again"), "{ended:?}");
+}
+
+/// With `comm.open`, a secret, or on a loopback address, ranks go on to wait for the others.
+#[test]
+fn what_is_meant_is_not_refused() {
+    let train = ["train", "debug.toml", "--out", "run", "--set", "comm.join_timeout_s=0.1"];
+    let open = [&train[..], &["--set", "comm.open=true"]].concat();
+    for (arguments, host, secret) in [
+        (&open[..], "0.0.0.0", None),
+        (&train[..], "0.0.0.0", Some(("KILN_JOB_SECRET", "s"))),
+        (&train[..], "127.0.0.2", None),
+        (&train[..], "localhost", None),
+    ] {
+        let port = free_port();
+        let mut variables = ways("0")[0].clone();
+        variables.extend([("MASTER_ADDR", host), ("MASTER_PORT", port.as_str())]);
+        variables.extend(secret);
+        let ended = run(arguments, &variables);
+        assert_eq!(ended.code, Some(1), "{host}: {ended:?}");
+        assert!(ended.stderr.contains("rank 1 did not come"), "{host}: {ended:?}");
+    }
+}
