@@ -36,10 +36,11 @@ pub(super) fn on_config(
     config: &Config,
     options: &RunOptions,
 ) -> Result<(), TrainError> {
-    let RunOptions { out, resume, allow_missing, fault, .. } = options;
+    let RunOptions { out, resume, allow_missing, allow_changed, fault, .. } = options;
     let version = env!("CARGO_PKG_VERSION");
     let patterns = allow_missing.patterns();
-    let told = format!("{version} {config:?} {out:?} {resume:?} {patterns:?} {fault:?}");
+    let told =
+        format!("{version} {config:?} {out:?} {resume:?} {patterns:?} {allow_changed:?} {fault:?}");
     world::agree(world, &told, config.comm.timeout())
 }
 

@@ -10,6 +10,7 @@ mod error;
 mod evaluate;
 mod folder;
 mod plan;
+mod position;
 mod rank;
 
 use std::path::PathBuf;
@@ -36,8 +37,10 @@ use rank::MakeDecoder;
 
 pub use error::TrainError;
 pub use evaluate::evaluate;
-pub use folder::RunFolder;
+pub(crate) use folder::is_foreign;
+pub use folder::{FolderError, RunFolder};
 pub(crate) use plan::{Plan, policy};
+pub use position::PositionKey;
 
 /// Steps in a row without an update, under `train.nonfinite = "skip"`, that end a run: by then it
 /// is not a bad batch.
@@ -60,6 +63,8 @@ pub struct RunOptions {
     pub stop: Arc<AtomicBool>,
     /// Weights that the checkpoint to start from may lack; they keep their initial values.
     pub allow_missing: AllowMissing,
+    /// What may differ from the checkpoint to go on from, though it means another position in the data.
+    pub allow_changed: Vec<PositionKey>,
     /// A fault to rehearse.
     pub fault: Option<Fault>,
 }

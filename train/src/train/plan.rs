@@ -8,12 +8,13 @@ use kiln_model::{Key, ModelConfig};
 use kiln_shard::Policy;
 use serde::{Deserialize, Serialize};
 
-use super::{RunOptions, TrainError, folder};
+use super::folder::{self, Claim, Found, Lock};
+use super::{RunOptions, TrainError, position};
 use crate::checkpoint::{self, Checkpoint};
 use crate::config::{Config, ConfigError, ModelSection};
 use crate::data::{self, DataInfo, Split, TokenFile, Tokenizer};
 use crate::device::{self, Selected};
-use crate::metrics::{say, write_beside};
+use crate::metrics::say;
 use crate::prepared;
 use crate::source::ModelSource;
 use crate::weights::AllowMissing;
@@ -37,6 +38,10 @@ pub(crate) struct Plan {
     pub(crate) allow_missing: AllowMissing,
     /// Asks this process to save a checkpoint and stop.
     pub(crate) stop: Arc<AtomicBool>,
+    /// Keeps other runs out of the folder for as long as this process works on it.
+    _lock: Lock,
+    /// What rank 0 does to the folder when the run begins; `None` in the processes of other ranks.
+    pub(crate) claim: Option<Claim>,
 }
 
 /// A plan in a form that can be sent; each rank makes the same one of it again.
@@ -60,50 +65,23 @@ pub(super) fn make(
     device: &Selected,
     names: impl Fn(&ModelConfig) -> Vec<String>,
 ) -> Result<Plan, TrainError> {
-    let taken = folder::find(options)?;
-    let init = match config.init.from.as_os_str().is_empty() {
-        true => None,
-        false => Some(ModelSource::open(&config.init.from)?),
-    };
-    let data = prepared::open(&config.data, config.train.seed)?;
-    let model = resolve_model(&config, &data, init.as_ref())?;
-    if !config.train.freeze.is_empty() {
-        check_freeze(&config.train.freeze, &names(&model))?;
-    }
-    // With weights that may be missing, names and shapes decide when they are loaded.
-    if options.allow_missing.is_empty() {
-        let resume =
-            taken.resume.clone().map(|checkpoint| ModelSource::Checkpoint(Box::new(checkpoint)));
-        for source in resume.iter().chain(&init) {
-            source.check_model(&model)?;
+    // What was found may have changed until the folder is this run's.
+    let (draft, lock, claim) = loop {
+        let draft = Draft::make(&config, options, &names)?;
+        let find = || folder::find(&config, options);
+        if let Some((lock, claim)) = draft.found.claim(options, &config.comm, find)? {
+            break (draft, lock, claim);
         }
-    }
-    for split in [Split::Train, Split::Validation] {
-        TokenFile::open(&config.data.path, split, config.data.seq_len)?;
-    }
+    };
+    let Draft { found, data, model, changed } = draft;
     config.model = ModelSection::from_model(&model);
     let config_text = toml::to_string(&config).map_err(|error| {
         TrainError::usage(format!("the configuration cannot be written: {error}"))
     })?;
-    taken.claim()?;
-    let path = taken.out.join("config.toml");
-    write_beside(&path, config_text.as_bytes()).map_err(TrainError::io("write", &path))?;
-    if let Some(checkpoint) = &taken.resume {
+    if let Some(checkpoint) = &found.resume {
         say(&format!("resuming from {}", checkpoint.folder().display()));
-        let state = checkpoint.state();
-        if state.seed != config.train.seed {
-            tracing::warn!(
-                "train.seed is {}, and the checkpoint was trained with {}: the order of the data \
-                 and dropout differ from here on",
-                config.train.seed,
-                state.seed
-            );
-        }
-        if state.data_sha256.is_some() && state.data_sha256 != data.train.sha256 {
-            tracing::warn!(
-                data = %config.data.path.display(),
-                "the training data differs from the data that the checkpoint was trained on"
-            );
+        if !changed.is_empty() {
+            say(&format!("at another position in the data, as allowed: {}", changed.join(", ")));
         }
     }
     let ranks = config.train.ranks;
@@ -119,14 +97,60 @@ pub(super) fn make(
         config_text,
         model,
         data,
-        out: taken.out,
-        resume: taken.resume,
+        out: found.out,
+        resume: found.resume,
+        _lock: lock,
+        claim: Some(claim),
         device: device.clone(),
         peak_flops,
         threads,
         allow_missing: options.allow_missing.clone(),
         stop: options.stop.clone(),
     })
+}
+
+/// What a start would do, before it has touched its folder.
+struct Draft {
+    found: Found,
+    data: DataInfo,
+    model: ModelConfig,
+    /// What differs from the checkpoint, as is allowed.
+    changed: Vec<String>,
+}
+
+impl Draft {
+    fn make(
+        config: &Config,
+        options: &RunOptions,
+        names: impl Fn(&ModelConfig) -> Vec<String>,
+    ) -> Result<Self, TrainError> {
+        let found = folder::find(config, options)?;
+        let init = match config.init.from.as_os_str().is_empty() {
+            true => None,
+            false => Some(ModelSource::open(&config.init.from)?),
+        };
+        let data = prepared::open(&config.data, config.train.seed)?;
+        let model = resolve_model(config, &data, init.as_ref())?;
+        if !config.train.freeze.is_empty() {
+            check_freeze(&config.train.freeze, &names(&model))?;
+        }
+        // With weights that may be missing, names and shapes decide when they are loaded.
+        if options.allow_missing.is_empty() {
+            let resume = found.resume.clone();
+            let resume = resume.map(|checkpoint| ModelSource::Checkpoint(Box::new(checkpoint)));
+            for source in resume.iter().chain(&init) {
+                source.check_model(&model)?;
+            }
+        }
+        for split in [Split::Train, Split::Validation] {
+            TokenFile::open(&config.data.path, split, config.data.seq_len)?;
+        }
+        let changed = match &found.resume {
+            Some(checkpoint) => position::check(checkpoint, config, &data, &options.allow_changed)?,
+            None => Vec::new(),
+        };
+        Ok(Draft { found, data, model, changed })
+    }
 }
 
 /// Fails if a name to freeze is none, which is easily a slip of the pen, or if nothing is left to
@@ -231,6 +255,7 @@ impl Outline {
             toml::from_str(&self.config).map_err(|error| unreadable(error.to_string()))?;
         // Complete in this configuration, so that every rank reads the same digits.
         let model = config.model.resolve(None).map_err(unreadable)?;
+        let lock = Lock::share(&self.out)?;
         Ok(Plan {
             config,
             config_text: self.config,
@@ -243,6 +268,8 @@ impl Outline {
             threads: self.threads,
             allow_missing: options.allow_missing.clone(),
             stop: options.stop.clone(),
+            _lock: lock,
+            claim: None,
         })
     }
 }
