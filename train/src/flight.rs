@@ -28,6 +28,15 @@ pub(crate) fn rank_of_file(name: &str) -> Option<usize> {
     name.strip_prefix("rank_")?.strip_suffix(".json")?.parse().ok()
 }
 
+/// Names of the flight recorders in `folder`, sorted; other files are not ours.
+pub(crate) fn files_in(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
+    let mut names: Vec<_> = names.filter(|name| rank_of_file(name).is_some()).collect();
+    names.sort();
+    names
+}
+
 /// Writes a rank's flight recorder to the run folder unless the rank gets through, also when it
 /// panics.
 pub(crate) struct FlightGuard {

@@ -19,7 +19,7 @@ use kiln::inspect::InspectArgs;
 use kiln::launch::{self, LaunchArgs};
 use kiln::metrics::say;
 use kiln::place::{self, Role};
-use kiln::train::{Resume, RunFolder, RunOptions, TrainError};
+use kiln::train::{PositionKey, Resume, RunFolder, RunOptions, TrainError};
 use kiln::weights::AllowMissing;
 use kiln::{bench, config, prepared, train};
 use kiln_shard::memory::CountingAllocator;
@@ -100,6 +100,10 @@ struct TrainArgs {
     /// with other parts than this program builds.
     #[arg(long)]
     allow_other_parts: bool,
+    /// Go on from the checkpoint though this differs from what it was trained with, which means another
+    /// position in the data. May be given several times.
+    #[arg(long, value_name = "KEY", value_enum)]
+    allow_changed: Vec<PositionKey>,
     #[command(flatten)]
     place: place::Flags,
     /// Fire drill: let one rank fail, once.
@@ -237,6 +241,7 @@ fn train(args: TrainArgs) -> Result<u8, TrainError> {
         stop: stop_on_signals(),
         allow_missing: AllowMissing::new(&args.allow_missing).map_err(TrainError::usage)?,
         allow_other_parts: args.allow_other_parts,
+        allow_changed: args.allow_changed,
         fault: args.fault,
     };
     let summary = train::run(config, &options)?;

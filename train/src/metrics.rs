@@ -2,7 +2,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, IsTerminal, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
@@ -62,11 +62,9 @@ pub struct Reporter {
 }
 
 impl Reporter {
-    /// Appends to `path`; shows a bar of `steps` steps on a terminal and plain lines elsewhere.
-    /// Lines of steps after `done` come from a run that went further than its last checkpoint; they
-    /// will come again and are dropped.
+    /// Appends to `path`; shows a bar of `steps` steps on a terminal and plain lines elsewhere. `done`
+    /// of them are done already.
     pub fn new(path: &Path, done: u64, steps: u64) -> io::Result<Self> {
-        drop_lines_after(path, done)?;
         let file = OpenOptions::new().create(true).append(true).open(path)?;
         let bar = io::stdout().is_terminal().then(|| {
             let bar = ProgressBar::new(steps).with_position(done);
@@ -142,32 +140,61 @@ impl Reporter {
     }
 }
 
-/// Rewrites a file of metrics without the lines of steps after `done`.
-fn drop_lines_after(path: &Path, done: u64) -> io::Result<()> {
+/// Moves the lines of steps after `done` from a file of metrics to the end of the file `cut`: they are
+/// of a run that went further than the checkpoint from which it goes on now, and will come again.
+pub fn cut_lines_after(path: &Path, done: u64, cut: &Path) -> io::Result<()> {
     #[derive(Deserialize)]
     struct Line {
         step: u64,
     }
-    let Ok(text) = fs::read_to_string(path) else { return Ok(()) };
-    let keeps = |line: &&str| serde_json::from_str::<Line>(line).is_ok_and(|l| l.step <= done);
-    let kept: Vec<_> = text.lines().filter(keeps).collect();
-    if kept.len() == text.lines().count() {
+    let text = match fs::read(path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(error),
+    };
+    let stays = |line: &[u8]| serde_json::from_slice::<Line>(line).is_ok_and(|l| l.step <= done);
+    let (mut kept, mut rest) = (Vec::new(), Vec::new());
+    for line in text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
+        let to = if stays(line) { &mut kept } else { &mut rest };
+        to.extend_from_slice(line);
+        to.push(b'\n');
+    }
+    if rest.is_empty() && (text.is_empty() || text.ends_with(b"\n")) {
         return Ok(());
     }
-    let mut text = kept.join("\n");
-    if !text.is_empty() {
-        text.push('\n');
-    }
-    write_beside(path, text.as_bytes())
+    // First there, then no longer here: at no moment is a line in neither.
+    let mut file = OpenOptions::new().create(true).append(true).open(cut)?;
+    file.write_all(&rest)?;
+    file.sync_all()?;
+    write_beside(path, &kept)
 }
 
-/// Replaces a file as a whole: a reader sees the old content or the new, never a part.
+/// Replaces a file as a whole: a reader sees the old content or the new, never a part. No other file
+/// is touched: the new content is first written to a file that was not there before.
 pub fn write_beside(path: &Path, content: &[u8]) -> io::Result<()> {
-    let beside = path.with_extension("partial");
-    let mut file = File::create(&beside)?;
-    file.write_all(content)?;
-    file.sync_all()?;
-    fs::rename(beside, path)
+    let (beside, mut file) = create_beside(path)?;
+    let written = file
+        .write_all(content)
+        .and_then(|()| file.sync_all())
+        .and_then(|()| fs::rename(&beside, path));
+    if written.is_err() {
+        let _ = fs::remove_file(&beside);
+    }
+    written
+}
+
+/// Creates a hidden file beside `path` under a name that nobody has.
+fn create_beside(path: &Path) -> io::Result<(PathBuf, File)> {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let mut index = 0;
+    loop {
+        let beside = path.with_file_name(format!(".{name}.kiln-{}-{index}", std::process::id()));
+        match OpenOptions::new().write(true).create_new(true).open(&beside) {
+            Ok(file) => return Ok((beside, file)),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => index += 1,
+            Err(error) => return Err(error),
+        }
+    }
 }
 
 /// Prints a line to standard output. A reader that went away (`| head`) is no reason to fail.
@@ -182,5 +209,47 @@ fn clock(time: Duration) -> String {
         0..60 => format!("{seconds}s"),
         60..3600 => format!("{}m{:02}s", seconds / 60, seconds % 60),
         _ => format!("{}h{:02}m", seconds / 3600, seconds / 60 % 60),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn writing_beside_touches_no_other_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("config.toml");
+        let mine = format!(".config.toml.kiln-{}-0", std::process::id());
+        let others = ["config.partial", "config.tmp", &mine];
+        for name in others {
+            fs::write(folder.path().join(name), name).unwrap();
+        }
+        write_beside(&path, b"one").unwrap();
+        write_beside(&path, b"two").unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"two");
+        for name in others {
+            assert_eq!(fs::read_to_string(folder.path().join(name)).unwrap(), name);
+        }
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 4);
+        // Nothing stays of what did not succeed.
+        fs::create_dir(folder.path().join("taken")).unwrap();
+        assert!(write_beside(&folder.path().join("taken"), b"x").is_err());
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 5);
+    }
+
+    #[test]
+    fn lines_that_are_cut_are_kept_elsewhere() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, cut) = (folder.path().join("metrics.jsonl"), folder.path().join("cut"));
+        cut_lines_after(&path, 0, &cut).unwrap();
+        let lines = "{\"step\":1}\n{\"step\":2}\n{\"step\":3}\n{\"ste";
+        fs::write(&path, lines).unwrap();
+        cut_lines_after(&path, 2, &cut).unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "{\"step\":1}\n{\"step\":2}\n");
+        assert_eq!(fs::read_to_string(&cut).unwrap(), "{\"step\":3}\n{\"ste\n");
+        cut_lines_after(&path, 1, &cut).unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "{\"step\":1}\n");
+        assert_eq!(fs::read_to_string(&cut).unwrap(), "{\"step\":3}\n{\"ste\n{\"step\":2}\n");
     }
 }

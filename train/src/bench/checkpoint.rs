@@ -134,8 +134,10 @@ impl CheckpointArgs {
         }
         let model =
             config.model.resolve(Some(config.data.vocab_size)).map_err(TrainError::usage)?;
-        let folder = self.folder.join(".kiln-bench");
-        std::fs::create_dir_all(&folder)
+        // Its own, since it is removed with all that is in it.
+        let folder = self.folder.join(format!(".kiln-bench-{}", std::process::id()));
+        std::fs::create_dir_all(&self.folder)
+            .and_then(|()| std::fs::create_dir(&folder))
             .map_err(CheckpointError::io("create", &folder))
             .map_err(TrainError::from)?;
         let device = Selected::new(&config, None)?.device();

@@ -117,13 +117,13 @@ pub fn convert(
             |entry| Ok(source.get(&layout, entry)?.into_owned()),
         ),
         Format::Sharded => {
-            let beside = part::begin(out)?;
+            let folder = part::NewFolder::create(out)?;
             let parts = (0..ranks)
-                .map(|index| part::write_piece(&beside, &layout, index, &mut source))
+                .map(|index| part::write_piece(folder.path(), &layout, index, &mut source))
                 .collect::<Result<_, _>>()?;
             let layout = &layout[..];
             let completion = Completion { format, ranks, layout, parts, context: &context };
-            completion.complete(&beside, out)
+            folder.complete(completion)
         }
     }
 }

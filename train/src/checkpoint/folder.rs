@@ -1,5 +1,6 @@
 //! Which checkpoints a run has, and which of them is the latest.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -12,6 +13,8 @@ const FOLDER_PREFIX: &str = "fsdp_cpt";
 const LATEST_FILE: &str = "latest";
 /// What the name of a folder that is being written ends with.
 const PARTIAL: &str = ".partial";
+/// What the name of a checkpoint ends with that a new one of its step is about to replace.
+const OLD: &str = ".old";
 
 /// Which checkpoints of a run stay.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -58,7 +61,7 @@ fn list(folder: &Path) -> Vec<(u64, PathBuf)> {
     let mut found: Vec<_> = entries
         .flatten()
         .filter_map(|entry| {
-            let step = entry.file_name().to_str()?.strip_prefix(FOLDER_PREFIX)?.parse().ok()?;
+            let step = step_of(&entry.file_name())?;
             is_whole(&entry.path()).then(|| (step, entry.path()))
         })
         .collect();
@@ -75,17 +78,16 @@ pub(super) fn point_to(folder: &Path, step: u64) -> Result<(), CheckpointError> 
     disk::sync_folder(folder)
 }
 
-/// Removes the checkpoints that do not stay, now that the one of `step` has been written: those of
-/// later steps are of a run that went back and now goes on from an earlier one. One that cannot be
-/// removed is no reason to stop.
+/// Removes the checkpoints that do not stay, now that the one of `step` has been written. One that
+/// cannot be removed is no reason to stop.
 pub(super) fn remove_old(folder: &Path, keep: Keep, step: u64) {
     if keep.newest == 0 {
         return;
     }
     let mut checkpoints = list(folder);
-    let stays = |saved: u64| saved <= step && keep.every > 0 && saved.is_multiple_of(keep.every);
-    checkpoints.retain(|(saved, _)| !stays(*saved) || *saved == step);
-    checkpoints.sort_by_key(|(saved, _)| (*saved <= step, *saved));
+    let stays = |saved: u64| keep.every > 0 && saved.is_multiple_of(keep.every);
+    // Later ones are none of this run's.
+    checkpoints.retain(|(saved, _)| *saved == step || (*saved < step && !stays(*saved)));
     let surplus = checkpoints.len().saturating_sub(keep.newest);
     for (_, path) in checkpoints.drain(..surplus) {
         if let Err(error) = disk::remove(&path) {
@@ -94,18 +96,53 @@ pub(super) fn remove_old(folder: &Path, keep: Keep, step: u64) {
     }
 }
 
-/// Removes what saves that were interrupted have left in `folder`. Only while nothing is being
-/// saved.
+/// The step in the name of a checkpoint.
+fn step_of(name: &OsStr) -> Option<u64> {
+    name.to_str()?.strip_prefix(FOLDER_PREFIX)?.parse().ok()
+}
+
+/// Steps after `step` of which there is a checkpoint in `folder`, whole or not, in order.
+pub fn later_than(folder: &Path, step: u64) -> Vec<u64> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let steps = entries.filter_map(|entry| step_of(&entry.file_name()));
+    let mut steps: Vec<_> = steps.filter(|saved| *saved > step).collect();
+    steps.sort_unstable();
+    steps
+}
+
+/// Moves the checkpoints of steps after `step` to the new folder `aside`; the one of `step` is the latest
+/// then, if it is there.
+pub fn move_later(folder: &Path, step: u64, aside: &Path) -> Result<(), CheckpointError> {
+    fs::create_dir(aside).map_err(CheckpointError::io("create", aside))?;
+    for later in later_than(folder, step) {
+        let to = place_of(aside, later);
+        fs::rename(place_of(folder, later), &to).map_err(CheckpointError::io("rename to", &to))?;
+    }
+    disk::sync_folder(aside)?;
+    if is_whole(&place_of(folder, step)) {
+        point_to(folder, step)?;
+    }
+    disk::sync_folder(folder)
+}
+
+/// Clears up what saves that were interrupted have left in `folder`. Only while nothing is being saved.
 pub fn remove_partial(folder: &Path) {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     for path in entries.map(|entry| entry.path()).filter(|path| path.is_dir()) {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
-        let left = [PARTIAL, ".old"].iter().any(|ending| name.ends_with(ending));
-        if name.starts_with(&format!(".{FOLDER_PREFIX}"))
-            && left
-            && let Err(error) = disk::remove(&path)
-        {
-            tracing::warn!(path = %path.display(), %error, "cannot remove an interrupted save");
+        let Some(name) = name.strip_prefix('.') else { continue };
+        let of = |ending: &str| step_of(name.strip_suffix(ending)?.as_ref());
+        let place = of(OLD).map(|step| place_of(folder, step));
+        let outcome = match place {
+            // It was moved out of the way of a new one, which has not come.
+            Some(place) if is_whole(&path) && !place.exists() => {
+                fs::rename(&path, &place).map_err(CheckpointError::io("rename to", &place))
+            }
+            _ if place.is_some() || of(PARTIAL).is_some() => disk::remove(&path),
+            _ => continue,
+        };
+        if let Err(error) = outcome {
+            tracing::warn!(path = %path.display(), %error, "cannot clear up an interrupted save");
         }
     }
 }
@@ -133,15 +170,16 @@ mod tests {
         assert_eq!(kept(&steps, Keep { newest: 2, every: 5 }, 12), [5, 10, 11, 12]);
         // The one just written is one of the newest also where it would stay anyway.
         assert_eq!(kept(&steps[..10], Keep { newest: 2, every: 5 }, 10), [5, 9, 10]);
-        // A run that went back.
-        assert_eq!(kept(&steps, Keep { newest: 1, every: 4 }, 7), [4, 7]);
+        // Later ones are not this run's to remove.
+        assert_eq!(kept(&steps, Keep { newest: 1, every: 4 }, 7), [4, 7, 8, 9, 10, 11, 12]);
     }
 
     #[test]
     fn only_what_an_interrupted_save_has_left_is_removed() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path();
-        for name in [".fsdp_cpt4.partial", ".fsdp_cpt4.old", ".mine.partial", "fsdp_cpt2"] {
+        let others = [".fsdp_cptmine.partial", ".mine.partial", "fsdp_cpt2"];
+        for name in [".fsdp_cpt4.partial", ".fsdp_cpt4.old"].iter().chain(&others) {
             fs::create_dir(path.join(name)).unwrap();
         }
         fs::write(path.join(".latest.partial"), "").unwrap();
@@ -154,6 +192,43 @@ mod tests {
             names.sort();
             names
         };
-        assert_eq!(names(()), [".latest.partial", ".mine.partial", "fsdp_cpt2"]);
+        assert_eq!(
+            names(()),
+            [".fsdp_cptmine.partial", ".latest.partial", ".mine.partial", "fsdp_cpt2"]
+        );
+    }
+
+    /// On a file system that cannot exchange two folders, between its two renames.
+    #[test]
+    fn a_checkpoint_that_was_about_to_be_replaced_comes_back() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path();
+        for name in [".fsdp_cpt4.partial", ".fsdp_cpt4.old"] {
+            fs::create_dir(path.join(name)).unwrap();
+            fs::write(path.join(name).join(MANIFEST_FILE), name).unwrap();
+        }
+        remove_partial(path);
+        assert_eq!(fs::read_dir(path).unwrap().count(), 1);
+        let manifest = fs::read_to_string(path.join("fsdp_cpt4").join(MANIFEST_FILE)).unwrap();
+        assert_eq!(manifest, ".fsdp_cpt4.old");
+    }
+
+    #[test]
+    fn later_checkpoints_are_moved_whole_or_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let checkpoints = folder.path().join("checkpoints");
+        for step in [2, 4, 6, 10] {
+            fs::create_dir_all(place_of(&checkpoints, step)).unwrap();
+            if step != 10 {
+                fs::write(place_of(&checkpoints, step).join(MANIFEST_FILE), "{}").unwrap();
+            }
+        }
+        point_to(&checkpoints, 6).unwrap();
+        assert_eq!(later_than(&checkpoints, 4), [6, 10]);
+        let aside = folder.path().join("aside");
+        move_later(&checkpoints, 4, &aside).unwrap();
+        assert_eq!(later_than(&checkpoints, 0), [2, 4]);
+        assert_eq!(later_than(&aside, 0), [6, 10]);
+        assert_eq!(fs::read_to_string(checkpoints.join(LATEST_FILE)).unwrap(), "fsdp_cpt4");
     }
 }

@@ -161,7 +161,7 @@ pub(super) fn write(
     has: impl Fn(usize, Saved) -> bool,
     get: impl Fn(&Entry) -> Result<Vec<f32>, CheckpointError>,
 ) -> Result<(), CheckpointError> {
-    let beside = part::begin(place)?;
+    let folder = part::NewFolder::create(place)?;
     let mut part = Part::default();
     for (unit, unit_layout) in layout.iter().enumerate() {
         let names = [model_file(unit, layout.len()), optimizer_file(unit, layout.len())];
@@ -172,7 +172,7 @@ pub(super) fn write(
             if entries.is_empty() {
                 continue;
             }
-            let mut file = PartFile::create(&beside, name, layout, entries.clone())?;
+            let mut file = PartFile::create(folder.path(), name, layout, entries.clone())?;
             for entry in &entries {
                 file.put(&get(entry)?)?;
             }
@@ -180,7 +180,7 @@ pub(super) fn write(
         }
     }
     let completion = Completion { format: Format::Full, ranks, layout, parts: vec![part], context };
-    completion.complete(&beside, place)
+    folder.complete(completion)
 }
 
 /// Writes weights from elsewhere as a full checkpoint without moments to the new folder `place`.

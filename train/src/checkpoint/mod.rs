@@ -55,7 +55,7 @@ pub use describe::describe;
 pub(crate) use describe::{model_line, size};
 pub(crate) use disk::parent_of;
 pub use error::CheckpointError;
-pub use folder::{Keep, folder_of_run, remove_partial};
+pub use folder::{Keep, folder_of_run, later_than, move_later, remove_partial};
 pub use full::write_full;
 pub use manifest::{
     FORMAT_VERSION, FileEntry, Format, MANIFEST_FILE, Manifest, Piece, Saved, TensorEntry,

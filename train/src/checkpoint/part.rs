@@ -315,7 +315,54 @@ fn tensors_of(layout: &[UnitLayout], parts: &[Part]) -> Vec<TensorEntry> {
         .collect()
 }
 
-/// The folder that a checkpoint for `place` is written to, new and empty.
+/// A new folder for a checkpoint that some command makes beside `place`; removed unless it comes to its
+/// place. The name is nobody else's: what a user has put there is not touched.
+pub(super) struct NewFolder {
+    place: PathBuf,
+    beside: PathBuf,
+}
+
+impl NewFolder {
+    /// Starts one for `place`, where nothing must be.
+    pub(super) fn create(place: &Path) -> Result<Self, CheckpointError> {
+        let parent = disk::parent_of(place);
+        fs::create_dir_all(parent).map_err(CheckpointError::io("create", parent))?;
+        let name = place.file_name().unwrap_or_default().to_string_lossy();
+        let mut index = 0;
+        loop {
+            let name = format!(".{name}.kiln-{}-{index}", std::process::id());
+            let beside = parent.join(name);
+            match fs::create_dir(&beside) {
+                Ok(()) => return Ok(NewFolder { place: place.to_owned(), beside }),
+                Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => index += 1,
+                Err(error) => return Err(CheckpointError::io("create", &beside)(error)),
+            }
+        }
+    }
+
+    /// Where to write.
+    pub(super) fn path(&self) -> &Path {
+        &self.beside
+    }
+
+    /// Makes a checkpoint of what was written, at its place.
+    pub(super) fn complete(self, completion: Completion) -> Result<(), CheckpointError> {
+        // Again, because a large model takes its time.
+        if self.place.exists() {
+            return Err(CheckpointError::Exists { path: self.place.clone() });
+        }
+        completion.complete(&self.beside, &self.place)
+    }
+}
+
+impl Drop for NewFolder {
+    fn drop(&mut self) {
+        // An error is on its way already; one more about tidying up would hide it.
+        let _ = disk::remove(&self.beside);
+    }
+}
+
+/// The folder that a run writes its checkpoint for `place` to, new and empty.
 pub(super) fn begin(place: &Path) -> Result<PathBuf, CheckpointError> {
     let beside = folder::beside(place);
     disk::remove(&beside)?;

@@ -29,14 +29,17 @@ impl OutputFolder {
             _ => PathBuf::from("."),
         };
         fs::create_dir_all(&parent).map_err(DataError::io("create", &parent))?;
-        // The process id keeps two runs with the same target apart; what a killed
-        // process with the same id left behind is of no use to anyone.
-        let name = format!(".{}.partial-{}", name.to_string_lossy(), std::process::id());
-        let temporary = parent.join(name);
-        if temporary.exists() {
-            fs::remove_dir_all(&temporary).map_err(DataError::io("remove", &temporary))?;
-        }
-        fs::create_dir(&temporary).map_err(DataError::io("create", &temporary))?;
+        // A name that nobody has: what is there already may be anyone's.
+        let mut index = 0;
+        let temporary = loop {
+            let name = name.to_string_lossy();
+            let temporary = parent.join(format!(".{name}.partial-{}-{index}", std::process::id()));
+            match fs::create_dir(&temporary) {
+                Ok(()) => break temporary,
+                Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => index += 1,
+                Err(error) => return Err(DataError::io("create", &temporary)(error)),
+            }
+        };
         Ok(Self { target: target.to_path_buf(), parent, temporary, committed: false })
     }
 

@@ -25,13 +25,17 @@ impl NewFolder {
         };
         let parent = parent_of(place);
         fs::create_dir_all(parent).map_err(HuggingFaceError::io("create", parent))?;
-        // The process id keeps two runs apart; what a killed one left is of no use to anyone.
-        let name = format!(".{}.partial-{}", name.to_string_lossy(), std::process::id());
-        let beside = parent.join(name);
-        if beside.exists() {
-            fs::remove_dir_all(&beside).map_err(HuggingFaceError::io("remove", &beside))?;
-        }
-        fs::create_dir(&beside).map_err(HuggingFaceError::io("create", &beside))?;
+        // A name that nobody has: what is there already may be anyone's.
+        let mut index = 0;
+        let beside = loop {
+            let name = name.to_string_lossy();
+            let beside = parent.join(format!(".{name}.kiln-{}-{index}", std::process::id()));
+            match fs::create_dir(&beside) {
+                Ok(()) => break beside,
+                Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => index += 1,
+                Err(error) => return Err(HuggingFaceError::io("create", &beside)(error)),
+            }
+        };
         Ok(NewFolder { place: place.to_owned(), beside, committed: false })
     }
 

@@ -6,8 +6,10 @@ use std::time::Duration;
 
 use clap::Args;
 
+use super::logs::LOGS;
 use super::{GRACE, LaunchError, Options, run};
 use crate::place::{self, Node, NodeFlags, PlaceError};
+use crate::train;
 
 /// Flags and command of `kiln launch`.
 #[derive(Args, Clone, Debug)]
@@ -119,5 +121,6 @@ fn log_dir_of(command: &[OsString]) -> Option<PathBuf> {
             command.iter().find_map(|argument| argument.to_str()?.strip_prefix("--out="))?.into()
         }
     };
-    Some(out.join("logs"))
+    // The ranks refuse a folder with content of someone else's; nothing is to be written there before.
+    (!train::is_foreign(&out)).then(|| out.join(LOGS))
 }

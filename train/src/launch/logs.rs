@@ -10,6 +10,9 @@ use std::time::{Duration, Instant};
 
 use super::LaunchError;
 
+/// The folder of logs in a run folder.
+pub(super) const LOGS: &str = "logs";
+
 /// Bytes at the end of a log that are looked at for its last lines.
 const TAIL_BYTES: u64 = 16 * 1024;
 
@@ -18,6 +21,20 @@ const TAIL_LINES: usize = 20;
 
 /// Characters of such a line that are shown.
 const LINE: usize = 500;
+
+/// Whether `path` is a folder in which a launcher, and nobody else, has written.
+pub(crate) fn is_log_folder(path: &Path) -> bool {
+    let is_log = |entry: std::io::Result<fs::DirEntry>| {
+        let name = entry.ok()?.file_name().into_string().ok()?;
+        let mut parts = name.strip_prefix("rank_")?.strip_suffix(".log")?.split('.');
+        parts.next()?.parse::<usize>().ok()?;
+        parts.next()?.strip_prefix("restart_")?.parse::<u64>().ok()?;
+        Some(matches!((parts.next(), parts.next()), (Some("stdout" | "stderr"), None)))
+    };
+    let is_named = path.file_name().is_some_and(|name| name == LOGS);
+    let Ok(mut entries) = fs::read_dir(path) else { return false };
+    is_named && entries.all(|entry| is_log(entry) == Some(true))
+}
 
 /// An output of a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

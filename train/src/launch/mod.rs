@@ -27,6 +27,7 @@ use std::time::Duration;
 use crate::place::{Node, SECRET};
 
 pub use args::{LaunchArgs, LaunchArgsError, run_node};
+pub(crate) use logs::is_log_folder;
 pub use orphan::end_with_launcher;
 
 use environment::Job;
@@ -92,7 +93,7 @@ pub fn run(options: &Options) -> Result<u8, LaunchError> {
     let name = match node.job.take() {
         Some(name) => name,
         // The name must be the same everywhere, so only a single node can make one up.
-        None if node.nodes == 1 => format!("kiln-{}", random_text(4)?),
+        None if node.nodes == 1 => format!("kiln-{}", random_text(8)?),
         None => "none".to_owned(),
     };
     let log_dir = options.log_dir.clone().unwrap_or_else(|| {

@@ -142,6 +142,13 @@ pub struct Node {
     pub restarts: u64,
 }
 
+impl Place {
+    /// The job's name; `None` if it has none of its own.
+    pub fn job_name(&self) -> Option<&str> {
+        (self.job != ranks::NO_JOB).then_some(self.job.as_str())
+    }
+}
+
 // Written by hand so that no log ever shows the secret.
 impl fmt::Debug for Place {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {

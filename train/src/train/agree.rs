@@ -38,12 +38,13 @@ pub(super) fn on_config(
     options: &RunOptions,
     architecture: &Architecture,
 ) -> Result<(), TrainError> {
-    let RunOptions { out, resume, allow_missing, allow_other_parts, fault, .. } = options;
+    let RunOptions { out, resume, allow_missing, allow_other_parts, allow_changed, fault, .. } =
+        options;
     let version = env!("CARGO_PKG_VERSION");
     let patterns = allow_missing.patterns();
     let told = format!(
         "{version} {config:?} {architecture:?} {out:?} {resume:?} {patterns:?} \
-         {allow_other_parts} {fault:?}"
+         {allow_other_parts} {allow_changed:?} {fault:?}"
     );
     world::agree(world, &told, config.comm.timeout())
 }

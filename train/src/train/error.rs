@@ -6,7 +6,7 @@ use kiln_collectives::tcp::JoinError;
 use kiln_shard::ShardError;
 use kiln_shard::ranks::{RankError, RanksError};
 
-use super::{MAX_SKIPPED, MemoryError};
+use super::{FolderError, MAX_SKIPPED, MemoryError, PositionKey};
 use crate::bench::BenchError;
 use crate::checkpoint::CheckpointError;
 use crate::config::ConfigError;
@@ -95,11 +95,23 @@ pub enum TrainError {
         /// Whether the user's configuration or arguments are the cause.
         usage: bool,
     },
-    /// The run folder holds another run.
-    #[error("{} already holds a run: go on with --resume latest, choose another folder with --out, or remove it", .out.display())]
-    Occupied {
-        /// The run folder.
-        out: PathBuf,
+    /// The run folder cannot be used.
+    #[error(transparent)]
+    Folder(#[from] FolderError),
+    /// The run would go on at another position in the data than the one where its checkpoint stands.
+    #[error(
+        "{} was trained with other values, and going on would read the data at another position: {}. Use the values from before, or accept another position with {}",
+        .path.display(),
+        .differences.join(", "),
+        allow(.keys)
+    )]
+    OtherPosition {
+        /// The checkpoint.
+        path: PathBuf,
+        /// What differs.
+        keys: Vec<PositionKey>,
+        /// As text, with the values then and now.
+        differences: Vec<String>,
     },
     /// A file of the run folder cannot be written.
     #[error("cannot {operation} {}: {source}; choose another folder with --out", .path.display())]
@@ -151,6 +163,12 @@ pub enum TrainError {
     Crash(String),
 }
 
+/// The flags that allow what differs.
+fn allow(keys: &[PositionKey]) -> String {
+    let flags: Vec<_> = keys.iter().map(|key| format!("--allow-changed {key}")).collect();
+    flags.join(" ")
+}
+
 /// Names the parameter whose gradient is not a number, if one is known.
 pub(super) fn in_gradient(parameter: &Option<String>) -> String {
     parameter
@@ -177,7 +195,8 @@ impl TrainError {
             | TrainError::Place(_)
             | TrainError::Inspect(InspectError::Nothing { .. })
             | TrainError::OtherConfig { .. }
-            | TrainError::Occupied { .. } => true,
+            | TrainError::OtherPosition { .. } => true,
+            TrainError::Folder(error) => error.is_usage(),
             TrainError::Rank0 { usage, .. } => *usage,
             TrainError::Launch(error) => error.is_usage(),
             TrainError::Join(error) => matches!(error, JoinError::OpenSecret { .. }),

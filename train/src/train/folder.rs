@@ -1,16 +1,37 @@
-//! The run folder: which one, whether it is free, and whose it is.
+//! The run folder: which one, whose it is, and what is in it.
+//!
+//! - `identity`: `run.json`, which makes a folder a run of ours;
+//! - `lock`: a folder belongs to one run at a time; `holder`: who that is, `process`: as what;
+//! - `claim`: what a start does to its folder before the ranks begin, and when they have begun.
+//!
+//! Of a run only names that are ours are ever replaced, and what a run no longer needs is moved aside.
+
+mod claim;
+mod error;
+mod holder;
+mod identity;
+mod lock;
+mod process;
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::{Resume, RunOptions, TrainError};
 use crate::checkpoint::{self, Checkpoint};
-use crate::flight;
-use crate::metrics::write_beside;
+use crate::config::Config;
+use crate::launch;
 
-/// Name of the job that a folder belongs to, where ranks are processes. A job that is started again
-/// knows its folder by it.
-const JOB_FILE: &str = "job";
+pub(crate) use claim::Claim;
+pub use error::FolderError;
+pub(super) use lock::Lock;
+
+use identity::{Claimant, Identity};
+
+/// Name of the resolved configuration in a run folder.
+const CONFIG_FILE: &str = "config.toml";
+
+/// Name of the metrics in a run folder.
+const METRICS_FILE: &str = "metrics.jsonl";
 
 /// Where a run is written to.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,111 +63,196 @@ impl From<PathBuf> for RunFolder {
     }
 }
 
-/// A run folder that is free for this run, and the checkpoint in it to go on from.
-pub(super) struct Taken {
+/// The file of metrics of the run in `out`.
+pub(super) fn metrics_of_run(out: &Path) -> PathBuf {
+    out.join(METRICS_FILE)
+}
+
+/// What is in a folder.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Content {
+    /// Nothing, or no more than what a launcher has put there for this run.
+    Nothing,
+    /// A start that came to nothing, or is about to begin.
+    Unbegun(Identity),
+    /// A run; one of an older build has no identity.
+    Run(Option<Identity>),
+    /// Something else, such as what has this name.
+    Foreign(String),
+    /// It is a file.
+    File,
+}
+
+/// A run folder that this start may use, and the checkpoint to go on from.
+#[derive(Debug)]
+pub(super) struct Found {
     pub(super) out: PathBuf,
     pub(super) resume: Option<Checkpoint>,
-    job: Option<String>,
+    content: Content,
+    claimant: Claimant,
     restarts: u64,
+    /// Whether this is a job that was started again and goes on with its own run.
+    is_restart: bool,
 }
 
 /// Finds the folder of a run and what it goes on from. Writes nothing.
-pub(super) fn find(options: &RunOptions) -> Result<Taken, TrainError> {
+pub(super) fn find(config: &Config, options: &RunOptions) -> Result<Found, TrainError> {
     let place = options.place.as_ref();
-    let job = place.map(|place| place.job.clone());
     let restarts = place.map_or(0, |place| place.restarts);
-    let is_ours = |out: &Path| restarts > 0 && job.is_some() && job_of(out) == job;
+    let claimant = Claimant::new(config, place);
+    let restart_of = |content: &Content| match content {
+        Content::Run(Some(run)) | Content::Unbegun(run) if restarts > 0 => {
+            run.check_restart_of(&claimant)
+        }
+        // Only an identity says whose a run is.
+        _ => Err("its folder does not say which job has started it"),
+    };
     let out = match &options.out {
         RunFolder::At(out) => out.clone(),
-        RunFolder::Next(name) => next(name, options.resume.is_some(), is_ours),
-    };
-    let again = if is_ours(&out) { checkpoint_of_last_life(&out, options)? } else { None };
-    let resume = match (&options.resume, again) {
-        (_, Some(checkpoint)) => Some(checkpoint),
-        (None, None) => None,
-        (Some(Resume::Latest), None) => Some(Checkpoint::latest(&out)?),
-        (Some(Resume::Path(path)), None) => Some(Checkpoint::open(path)?),
-    };
-    if !is_ours(&out) {
-        check_free(&out, resume.as_ref())?;
-    }
-    Ok(Taken { out, resume, job, restarts })
-}
-
-impl Taken {
-    /// Creates what a run needs in its folder, and puts aside what a failed one has left there.
-    pub(super) fn claim(&self) -> Result<(), TrainError> {
-        // Not when the first checkpoint is due, which may be hours from here.
-        let checkpoints = checkpoint::folder_of_run(&self.out);
-        fs::create_dir_all(&checkpoints).map_err(TrainError::io("create", &checkpoints))?;
-        checkpoint::remove_partial(&checkpoints);
-        if let Some(job) = &self.job {
-            let path = self.out.join(JOB_FILE);
-            write_beside(&path, job.as_bytes()).map_err(TrainError::io("write", &path))?;
+        RunFolder::Next(name) => {
+            let is_restart = |content: &Content| restart_of(content).is_ok();
+            next(name, &config.data.path, options.resume.is_some(), is_restart)?
         }
-        let flights = flight::folder_of_run(&self.out);
-        if !flights.exists() {
-            return Ok(());
+    };
+    let content = content_of(&out, &config.data.path)?;
+    let is_restart = restart_of(&content).is_ok();
+    let resume = match &options.resume {
+        _ if is_restart && Checkpoint::is_in(&out) => Some(Checkpoint::latest(&out)?),
+        None => None,
+        Some(Resume::Latest) => Some(Checkpoint::latest(&out)?),
+        Some(Resume::Path(path)) => Some(Checkpoint::open(path)?),
+    };
+    let is_own = |checkpoint: &Checkpoint| {
+        let folder = checkpoint.folder().parent();
+        folder.is_some_and(|folder| is_same(folder, &checkpoint::folder_of_run(&out)))
+    };
+    let goes_on = is_restart || resume.as_ref().is_some_and(is_own);
+    match &content {
+        Content::File => return Err(FolderError::File { out }.into()),
+        Content::Nothing | Content::Unbegun(_) => {}
+        _ if goes_on => {}
+        Content::Foreign(example) => {
+            let example = example.clone();
+            return Err(FolderError::Foreign { out, example }.into());
         }
-        // Why the last life ended is worth knowing while this one runs.
-        if self.restarts > 0 {
-            let aside = self.out.join(format!("flight-before-restart-{}", self.restarts));
-            if !aside.exists() {
-                return fs::rename(&flights, &aside).map_err(TrainError::io("rename to", &aside));
+        Content::Run(_) => {
+            Lock::check_free(&out)?;
+            return Err(match restart_of(&content) {
+                Err(why) if restarts > 0 && resume.is_none() => FolderError::OtherJob { out, why },
+                _ => FolderError::Occupied { out },
             }
+            .into());
         }
-        fs::remove_dir_all(&flights).map_err(TrainError::io("remove", &flights))
+    }
+    Ok(Found { out, resume, content, claimant, restarts, is_restart })
+}
+
+impl Found {
+    /// Whether `other`, which was found later, is the same in everything that counts.
+    fn is_still(&self, other: &Found) -> bool {
+        let from = |found: &Found| found.resume.as_ref().map(|from| from.folder().to_owned());
+        self.out == other.out && self.content == other.content && from(self) == from(other)
     }
 }
 
-fn next(name: &str, resume: bool, is_ours: impl Fn(&Path) -> bool) -> PathBuf {
+/// Whether two paths lead to the same folder.
+fn is_same(a: &Path, b: &Path) -> bool {
+    match (a.canonicalize(), b.canonicalize()) {
+        (Ok(a), Ok(b)) => a == b,
+        _ => false,
+    }
+}
+
+/// `runs/<name>` or a successor: the first one that is free, or the last one with a run that this start
+/// goes on with.
+fn next(
+    name: &str,
+    data: &Path,
+    resume: bool,
+    is_restart: impl Fn(&Content) -> bool,
+) -> Result<PathBuf, TrainError> {
     let folder = |index: u64| match index {
         1 => Path::new("runs").join(name),
         index => Path::new("runs").join(format!("{name}-{index}")),
     };
-    let taken =
-        (1..).take_while(|index| folder(*index).join("metrics.jsonl").exists()).count() as u64;
-    let stays = resume || (taken > 0 && is_ours(&folder(taken)));
-    folder(if stays { taken.max(1) } else { taken + 1 })
+    let (mut index, mut last_run) = (1, None);
+    loop {
+        match content_of(&folder(index), data)? {
+            Content::Nothing => break,
+            found if is_restart(&found) => last_run = Some(index),
+            Content::Run(_) if resume => last_run = Some(index),
+            _ => {}
+        }
+        index += 1;
+    }
+    Ok(folder(last_run.unwrap_or(if resume { 1 } else { index })))
 }
 
-fn job_of(out: &Path) -> Option<String> {
-    fs::read_to_string(out.join(JOB_FILE)).ok()
+/// Whether `out` has content that is no run of ours: nothing is to be written there.
+pub(crate) fn is_foreign(out: &Path) -> bool {
+    matches!(content_of(out, Path::new("")), Ok(Content::Foreign(_) | Content::File))
 }
 
-/// Where a job that was started again goes on: at the newest complete checkpoint of its folder,
-/// unless it was told to start from another one in there.
-fn checkpoint_of_last_life(
-    out: &Path,
-    options: &RunOptions,
-) -> Result<Option<Checkpoint>, TrainError> {
-    let inside = |path: &Path| match (path.canonicalize(), out.canonicalize()) {
-        (Ok(path), Ok(out)) => path.starts_with(out),
-        _ => false,
-    };
-    match &options.resume {
-        Some(Resume::Path(path)) if inside(path) => Ok(None),
-        _ if !Checkpoint::is_in(out) => Ok(None),
-        _ => Ok(Some(Checkpoint::latest(out)?)),
+/// What is in `out`, apart from the run's `data`, which may be prepared in there.
+fn content_of(out: &Path, data: &Path) -> Result<Content, FolderError> {
+    if !out.is_dir() {
+        return Ok(if out.is_file() { Content::File } else { Content::Nothing });
     }
+    if let Some(identity) = Identity::read(out)? {
+        let begun = metrics_of_run(out).exists() || Checkpoint::is_in(out);
+        return Ok(match begun {
+            true => Content::Run(Some(identity)),
+            false => Content::Unbegun(identity),
+        });
+    }
+    // Builds without `run.json` have left these.
+    let has = |name: &Path| out.join(name).exists();
+    let checkpoints = checkpoint::folder_of_run(Path::new(""));
+    if has(Path::new(CONFIG_FILE)) && (has(Path::new(METRICS_FILE)) || has(&checkpoints)) {
+        return Ok(Content::Run(None));
+    }
+    let entries = fs::read_dir(out).map_err(FolderError::io("list", out))?.flatten();
+    let foreign = entries.filter(|entry| {
+        let path = entry.path();
+        let is_ours = entry.file_name() == lock::FOLDER || launch::is_log_folder(&path);
+        !is_ours && !is_same(&path, data)
+    });
+    let first = foreign.map(|entry| entry.file_name().to_string_lossy().into_owned()).min();
+    Ok(first.map_or(Content::Nothing, Content::Foreign))
 }
 
-/// Fails unless the run folder is new, or is the one that the checkpoint to go on from is in.
-fn check_free(out: &Path, resume: Option<&Checkpoint>) -> Result<(), TrainError> {
-    let same = |a: &Path, b: &Path| match (a.canonicalize(), b.canonicalize()) {
-        (Ok(a), Ok(b)) => a == b,
-        _ => false,
-    };
-    let own = resume.and_then(|checkpoint| checkpoint.folder().parent());
-    let own = own.is_some_and(|folder| same(folder, &checkpoint::folder_of_run(out)));
-    if out.join("metrics.jsonl").exists() && !own {
-        return Err(TrainError::Occupied { out: out.to_owned() });
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_a_run_and_what_is_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let content = |files: &[&str]| {
+            let out = tempfile::tempdir_in(folder.path()).unwrap();
+            for file in files {
+                let path = out.path().join(file);
+                fs::create_dir_all(path.parent().unwrap()).unwrap();
+                fs::write(path, "").unwrap();
+            }
+            content_of(out.path(), &out.path().join("data")).unwrap()
+        };
+        let foreign = |name: &str| Content::Foreign(name.to_owned());
+        let content_of = |out: &Path| content_of(out, Path::new("")).unwrap();
+        assert_eq!(content_of(&folder.path().join("new")), Content::Nothing);
+        assert_eq!(content(&[]), Content::Nothing);
+        assert_eq!(content(&["logs/rank_0.restart_0.stdout.log", ".kiln/lock"]), Content::Nothing);
+        assert_eq!(content(&["logs/rank_0.restart_0.stdout.log", "logs/mine"]), foreign("logs"));
+        assert_eq!(content(&["data/train.bin"]), Content::Nothing);
+        assert_eq!(content(&["data.old/train.bin", "data/train.bin"]), foreign("data.old"));
+        assert_eq!(content(&["flight/black_box"]), foreign("flight"));
+        assert_eq!(content(&["config.toml"]), foreign("config.toml"));
+        assert_eq!(content(&["run.json"]), foreign("run.json"));
+        assert_eq!(content(&["config.toml", "metrics.jsonl"]), Content::Run(None));
+        assert_eq!(content(&["config.toml", "checkpoints/latest"]), Content::Run(None));
+        let file = folder.path().join("file");
+        fs::write(&file, "").unwrap();
+        assert_eq!(content_of(&file), Content::File);
+        assert!(is_foreign(&file) && !is_foreign(&folder.path().join("new")));
     }
-    if out.exists() && !out.is_dir() {
-        return Err(TrainError::usage(format!(
-            "--out {} is a file: name a folder for the run",
-            out.display()
-        )));
-    }
-    Ok(())
 }

@@ -11,6 +11,7 @@ mod evaluate;
 mod folder;
 mod memory;
 mod plan;
+mod position;
 mod rank;
 
 use std::path::PathBuf;
@@ -39,9 +40,11 @@ use rank::MakeDecoder;
 
 pub use error::TrainError;
 pub use evaluate::evaluate;
-pub use folder::RunFolder;
+pub(crate) use folder::is_foreign;
+pub use folder::{FolderError, RunFolder};
 pub use memory::{LeastMemory, MemoryError};
 pub(crate) use plan::{Plan, policy};
+pub use position::PositionKey;
 
 /// Steps in a row without an update, under `train.nonfinite = "skip"`, that end a run: by then it
 /// is not a bad batch.
@@ -67,6 +70,8 @@ pub struct RunOptions {
     /// Whether the checkpoint to start from may have been trained with other parts than those that
     /// this run builds. Its weights are then taken by name and shape alone.
     pub allow_other_parts: bool,
+    /// What may differ from the checkpoint to go on from, though it means another position in the data.
+    pub allow_changed: Vec<PositionKey>,
     /// A fault to rehearse.
     pub fault: Option<Fault>,
 }

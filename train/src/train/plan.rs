@@ -8,12 +8,13 @@ use kiln_model::{Key, ModelConfig};
 use kiln_shard::Policy;
 use serde::{Deserialize, Serialize};
 
-use super::{RunOptions, TrainError, folder, memory};
+use super::folder::{self, Claim, Found, Lock};
+use super::{RunOptions, TrainError, memory, position};
 use crate::checkpoint::{self, Architecture, Checkpoint, CheckpointError, SavedOptimizer};
 use crate::config::{Config, ConfigError, ModelSection};
 use crate::data::{self, DataInfo, Split, TokenFile, Tokenizer};
 use crate::device::{self, Selected};
-use crate::metrics::{say, write_beside};
+use crate::metrics::say;
 use crate::prepared;
 use crate::sharded::Shapes;
 use crate::source::ModelSource;
@@ -40,6 +41,10 @@ pub(crate) struct Plan {
     pub(crate) allow_missing: AllowMissing,
     /// Asks this process to save a checkpoint and stop.
     pub(crate) stop: Arc<AtomicBool>,
+    /// Keeps other runs out of the folder for as long as this process works on it.
+    _lock: Lock,
+    /// What rank 0 does to the folder when the run begins; `None` in the processes of other ranks.
+    pub(crate) claim: Option<Claim>,
 }
 
 /// A plan in a form that can be sent; each rank makes the same one of it again.
@@ -65,75 +70,30 @@ pub(super) fn make(
     architecture: &Architecture,
     units: impl Fn(&ModelConfig) -> Vec<Shapes>,
 ) -> Result<Plan, TrainError> {
-    let taken = folder::find(options)?;
-    let init = match config.init.from.as_os_str().is_empty() {
-        true => None,
-        false => Some(ModelSource::open(&config.init.from)?),
-    };
-    // Before hours of work on data, with what is known of the model by then.
-    let known = match &init {
-        Some(source) if config.takes_model_from_weights() => Some(source.model().clone()),
-        _ => config.model.resolve(Some(1)).ok(),
-    };
-    let place = options.place.as_ref();
-    if let Some(known) = known.filter(|known| known.validate().is_ok()) {
-        memory::check(&config, &known, &units, device, place)?;
-    }
-    let trained_on =
-        taken.resume.as_ref().and_then(|checkpoint| checkpoint.state().data_sha256.as_deref());
-    let data = prepared::open(&config.data, config.train.seed, trained_on)?;
-    let model = resolve_model(&config, &data, init.as_ref())?;
-    for warning in memory::check(&config, &model, &units, device, place)? {
-        tracing::warn!("{warning}");
-    }
-    if !config.train.freeze.is_empty() {
-        let names: Vec<_> = units(&model).into_iter().flatten().map(|(name, _)| name).collect();
-        check_freeze(&config.train.freeze, &names)?;
-    }
-    if let Some(checkpoint) = &taken.resume {
-        checkpoint.require_optimizer(&SavedOptimizer::adamw())?;
-        allow_parts(checkpoint.require_architecture(architecture), options)?;
-    }
-    if let Some(source) = &init {
-        allow_parts(source.require_architecture(architecture), options)?;
-    }
-    // With weights that may be missing, names and shapes decide when they are loaded.
-    if options.allow_missing.is_empty() {
-        let resume =
-            taken.resume.clone().map(|checkpoint| ModelSource::Checkpoint(Box::new(checkpoint)));
-        for source in resume.iter().chain(&init) {
-            source.check_model(&model)?;
+    // What was found may have changed until the folder is this run's.
+    let (draft, lock, claim) = loop {
+        let draft = Draft::make(&config, options, device, architecture, &units)?;
+        let find = || folder::find(&config, options);
+        if let Some((lock, claim)) = draft.found.claim(options, &config.comm, find)? {
+            break (draft, lock, claim);
         }
-    }
-    for split in [Split::Train, Split::Validation] {
-        TokenFile::open(&config.data.path, split, config.data.seq_len)?;
+    };
+    let Draft { found, data, model, warnings, changed } = draft;
+    for warning in warnings {
+        tracing::warn!("{warning}");
     }
     config.model = ModelSection::from_model(&model);
     let config_text = toml::to_string(&config).map_err(|error| {
         TrainError::usage(format!("the configuration cannot be written: {error}"))
     })?;
-    taken.claim()?;
-    let path = taken.out.join("config.toml");
-    write_beside(&path, config_text.as_bytes()).map_err(TrainError::io("write", &path))?;
-    if let Some(checkpoint) = &taken.resume {
+    if let Some(checkpoint) = &found.resume {
         say(&format!("resuming from {}", checkpoint.folder().display()));
-        let state = checkpoint.state();
-        if state.seed != config.train.seed {
-            tracing::warn!(
-                "train.seed is {}, and the checkpoint was trained with {}: the order of the data \
-                 and dropout differ from here on",
-                config.train.seed,
-                state.seed
-            );
-        }
-        if state.data_sha256.is_some() && state.data_sha256 != data.train.sha256 {
-            tracing::warn!(
-                data = %config.data.path.display(),
-                "the training data differs from the data that the checkpoint was trained on"
-            );
+        if !changed.is_empty() {
+            say(&format!("at another position in the data, as allowed: {}", changed.join(", ")));
         }
     }
     let ranks = config.train.ranks;
+    let place = options.place.as_ref();
     let sharing = place.map_or(ranks, device::ranks_sharing_cores);
     let threads = device::threads_per_rank(&config.device, sharing);
     let peak_flops = match config.device.peak_tflops {
@@ -146,8 +106,10 @@ pub(super) fn make(
         architecture: architecture.clone(),
         model,
         data,
-        out: taken.out,
-        resume: taken.resume,
+        out: found.out,
+        resume: found.resume,
+        _lock: lock,
+        claim: Some(claim),
         device: device.clone(),
         peak_flops,
         threads,
@@ -172,6 +134,74 @@ fn allow_parts(
             Err(CheckpointError::OtherArchitecture { path, objection })
         }
         other => other,
+    }
+}
+
+/// What a start would do, before it has touched its folder.
+struct Draft {
+    found: Found,
+    data: DataInfo,
+    model: ModelConfig,
+    /// What is to be said about memory.
+    warnings: Vec<String>,
+    /// What differs from the checkpoint, as is allowed.
+    changed: Vec<String>,
+}
+
+impl Draft {
+    fn make(
+        config: &Config,
+        options: &RunOptions,
+        device: &Selected,
+        architecture: &Architecture,
+        units: &dyn Fn(&ModelConfig) -> Vec<Shapes>,
+    ) -> Result<Self, TrainError> {
+        let found = folder::find(config, options)?;
+        let init = match config.init.from.as_os_str().is_empty() {
+            true => None,
+            false => Some(ModelSource::open(&config.init.from)?),
+        };
+        // Before hours of work on data, with what is known of the model by then.
+        let known = match &init {
+            Some(source) if config.takes_model_from_weights() => Some(source.model().clone()),
+            _ => config.model.resolve(Some(1)).ok(),
+        };
+        let place = options.place.as_ref();
+        if let Some(known) = known.filter(|known| known.validate().is_ok()) {
+            memory::check(config, &known, units, device, place)?;
+        }
+        let resumed = found.resume.as_ref();
+        let trained_on = resumed.and_then(|checkpoint| checkpoint.state().data_sha256.as_deref());
+        let data = prepared::open(&config.data, config.train.seed, trained_on)?;
+        let model = resolve_model(config, &data, init.as_ref())?;
+        let warnings = memory::check(config, &model, units, device, place)?;
+        if !config.train.freeze.is_empty() {
+            let names: Vec<_> = units(&model).into_iter().flatten().map(|(name, _)| name).collect();
+            check_freeze(&config.train.freeze, &names)?;
+        }
+        if let Some(checkpoint) = resumed {
+            checkpoint.require_optimizer(&SavedOptimizer::adamw())?;
+            allow_parts(checkpoint.require_architecture(architecture), options)?;
+        }
+        if let Some(source) = &init {
+            allow_parts(source.require_architecture(architecture), options)?;
+        }
+        // With weights that may be missing, names and shapes decide when they are loaded.
+        if options.allow_missing.is_empty() {
+            let resume = found.resume.clone();
+            let resume = resume.map(|checkpoint| ModelSource::Checkpoint(Box::new(checkpoint)));
+            for source in resume.iter().chain(&init) {
+                source.check_model(&model)?;
+            }
+        }
+        for split in [Split::Train, Split::Validation] {
+            TokenFile::open(&config.data.path, split, config.data.seq_len)?;
+        }
+        let changed = match &found.resume {
+            Some(checkpoint) => position::check(checkpoint, config, &data, &options.allow_changed)?,
+            None => Vec::new(),
+        };
+        Ok(Draft { found, data, model, warnings, changed })
     }
 }
 
@@ -278,6 +308,7 @@ impl Outline {
             toml::from_str(&self.config).map_err(|error| unreadable(error.to_string()))?;
         // Complete in this configuration, so that every rank reads the same digits.
         let model = config.model.resolve(None).map_err(unreadable)?;
+        let lock = Lock::share(&self.out)?;
         Ok(Plan {
             config,
             config_text: self.config,
@@ -291,6 +322,8 @@ impl Outline {
             threads: self.threads,
             allow_missing: options.allow_missing.clone(),
             stop: options.stop.clone(),
+            _lock: lock,
+            claim: None,
         })
     }
 }

@@ -15,6 +15,7 @@ use kiln_model::layers::Layer;
 use kiln_model::{Key, ModelConfig};
 use kiln_shard::{EngineBuilder, LossScale};
 
+use super::folder::metrics_of_run;
 use super::{Plan, Summary, TrainError, evaluate, policy};
 use crate::checkpoint::Saver;
 use crate::data::{BatchSource, Split, TokenFile};
@@ -65,8 +66,11 @@ pub(super) fn run<B: Layer>(
     let rank = Rank::start(plan, world, drill, make_decoder)?;
     let reporter = match rank.rank {
         0 => {
-            let path = plan.out.join("metrics.jsonl");
+            let path = metrics_of_run(&plan.out);
             rank.introduce();
+            if let Some(claim) = &plan.claim {
+                claim.begin(&plan.config_text, rank.step)?;
+            }
             let reporter = Reporter::new(&path, rank.step, plan.config.train.steps);
             Some(reporter.map_err(TrainError::io("write", &path))?)
         }
@@ -270,7 +274,7 @@ impl<'a, B: Layer> Rank<'a, B> {
             evaluate(&self.model, &self.device, &self.validation, section.samples, rows)?;
         if let Some(reporter) = reporter {
             let metrics = EvalMetrics { step: self.step, val_loss, val_tokens };
-            let path = self.plan.out.join("metrics.jsonl");
+            let path = metrics_of_run(&self.plan.out);
             reporter.evaluation(&metrics).map_err(TrainError::io("write", &path))?;
         }
         Ok(val_loss)

@@ -114,6 +114,9 @@ fn a_run_folder_that_cannot_be_written_fails_at_once() {
     let workspace = Workspace::new();
     let below_a_file = ["train", "run.toml", "--out", "run.toml/run"];
     messages.fails("run folder below a file", &workspace, &below_a_file);
+    // A start that comes to nothing, and leaves the folder to the next one.
+    workspace.kiln(&["train", "run.toml", "--out", "run", "--fault", "error@start:0:0"]);
+    workspace.remove("run/checkpoints");
     workspace.write("run/checkpoints", "a file");
     let ended = messages.fails(
         "checkpoints that cannot be written",

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::support::Workspace;
+use crate::support::{Workspace, names};
 
 const STRATEGIES: [&str; 5] =
     ["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_GRAD_OP"];
@@ -67,6 +67,7 @@ fn checkpoints_are_measured_and_leave_nothing() {
     workspace.config("bench.toml", &[("model.vocab_size", "300")]);
     let arguments = ["bench", "checkpoint", "--config", "bench.toml", "--ranks", "2"];
     let more = ["--rounds", "1", "--folder", ".", "--json"];
+    let before = names(&workspace.path(""));
     let said = workspace.succeed(&[&arguments[..], &more].concat());
     let table: serde_json::Value = serde_json::from_str(&said).unwrap();
     let parameters = table["parameters"].as_u64().unwrap();
@@ -76,7 +77,7 @@ fn checkpoints_are_measured_and_leave_nothing() {
     for key in ["save_over_raw", "load_over_raw", "held_over_save", "slowed_over_save"] {
         assert!(table[key].is_number(), "{key}: {table}");
     }
-    assert!(!workspace.path(".kiln-bench").exists());
+    assert_eq!(names(&workspace.path("")), before);
     let text = workspace.succeed(&[&arguments[..], &more[..4]].concat());
     assert!(text.contains("x plain writing") && text.contains("% of a save"), "{text}");
 }

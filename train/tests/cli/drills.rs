@@ -126,11 +126,13 @@ fn flights_are_read_from_either_folder_and_garbage_is_named() {
 }
 
 #[test]
-fn a_run_that_goes_on_removes_the_flights_of_the_one_that_failed() {
+fn a_new_start_moves_the_flights_of_the_one_that_failed_aside() {
     let workspace = Workspace::new();
     drill(&workspace, "error@data:1:0");
     assert!(workspace.path("run/flight").exists());
     workspace.remove("run/metrics.jsonl");
     workspace.succeed(&["train", "run.toml", "--out", "run"]);
     assert!(!workspace.path("run/flight").exists());
+    let aside = workspace.path("run/flight-before-resume-1");
+    assert_eq!(names(&aside), ["rank_0.json", "rank_1.json"]);
 }

@@ -29,7 +29,8 @@ impl Messages {
         self.record(title, &ended, 1);
         for path in workspace.tree().keys() {
             let name = path.file_name().unwrap_or_default().to_string_lossy();
-            assert!(!name.contains(".partial"), "{title}: left {}", path.display());
+            let unfinished = [".partial", ".kiln-"].iter().any(|part| name.contains(part));
+            assert!(!unfinished, "{title}: left {}", path.display());
         }
         ended
     }

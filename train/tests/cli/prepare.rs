@@ -71,18 +71,18 @@ fn training_takes_the_vocabulary_of_the_data() {
     let losses = workspace.losses("run");
     assert!(losses[9] < losses[0], "{losses:?}");
 
-    // A model with room to spare is fine, and goes on with other data with a warning.
+    // A model with room to spare is fine, and goes on with other data if that is wanted.
     let wide = ["--set", "data.path=prepared", "--set", "model.vocab_size=512"];
     workspace.succeed(&[&["train", "run.toml", "--out", "wide"], &wide[..]].concat());
     workspace.write("texts/c.txt", "one more document\n".repeat(100));
     prepare(&workspace, "texts", "more", ["--tokenizer", "prepared/tokenizer.json"]);
     let arguments = ["--set", "data.path=more", "--set", "train.steps=12", "--resume", "latest"];
-    let ended = workspace.kiln(&[&["train", "run.toml", "--out", "run"], &arguments[..]].concat());
-    assert_eq!(ended.code, Some(0), "{ended:?}");
-    // Without colours, as nobody watches.
-    let warning =
-        " WARN the training data differs from the data that the checkpoint was trained on";
-    assert!(ended.stderr.starts_with(warning), "{}", ended.stderr);
+    let resume = [&["train", "run.toml", "--out", "run"], &arguments[..]].concat();
+    let ended = workspace.kiln(&resume);
+    assert_eq!(ended.code, Some(2), "{ended:?}");
+    assert!(ended.stderr.ends_with("with --allow-changed data\n"), "{}", ended.stderr);
+    let said = workspace.succeed(&[&resume[..], &["--allow-changed", "data"]].concat());
+    assert!(said.contains("as allowed: the SHA-256 of the training data was "), "{said}");
 }
 
 /// `data.text` prepares `data.path` on the first run, and leaves it alone on the next.

@@ -7,7 +7,9 @@ use std::thread;
 
 use kiln::config::{CommBackend, Config};
 use kiln::place::{Master, Place, Source};
-use kiln::train::{Resume, RunFolder, RunOptions, Summary, TrainError, run, run_joined};
+use kiln::train::{
+    PositionKey, Resume, RunFolder, RunOptions, Summary, TrainError, run, run_joined,
+};
 use kiln_collectives::{Communicator, LocalGroup, tcp};
 use kiln_shard::Strategy;
 
@@ -248,6 +250,60 @@ fn a_job_that_is_started_again_goes_on_where_it_was() {
     assert_same_curve("again", &workspace.steps("run"), &workspace.steps("straight"), 0.0);
     assert!(!workspace.path("run/flight").exists());
     assert!(workspace.path("run/flight-before-restart-1/rank_1.json").exists());
+}
+
+/// A job that goes back moves later checkpoints aside once; when it is started again, it goes on with what
+/// it has written since.
+#[test]
+fn a_job_that_goes_back_goes_on_from_there() {
+    let workspace = Workspace::new();
+    let config = config(&workspace, &[("train.steps", "8"), ("checkpoint.every", "2")]);
+    assert_all_work(processes(&config, workspace.path("run"), 2, |_, _| {}));
+    let straight = workspace.steps("run");
+    let life = |restarts: u64| {
+        processes(&config, workspace.path("run"), 2, |_, arguments| {
+            let from = workspace.path("run/checkpoints/fsdp_cpt2");
+            arguments.options.resume = Some(Resume::Path(from));
+            arguments.options.fault = "error@data:7:1".parse().ok();
+            if let Some(place) = &mut arguments.options.place {
+                place.restarts = restarts;
+                "going back".clone_into(&mut place.job);
+            }
+        })
+    };
+    messages(&life(0));
+    assert_eq!(workspace.checkpoints("run/superseded-1"), ["fsdp_cpt4", "fsdp_cpt6", "fsdp_cpt8"]);
+    assert_eq!(workspace.checkpoints("run").last().map(String::as_str), Some("latest"));
+    assert!(workspace.checkpoints("run").contains(&"fsdp_cpt6".to_owned()));
+    assert_all_work(life(1));
+    assert_same_curve("again", &workspace.steps("run"), &straight, 0.0);
+    assert!(!workspace.path("run/superseded-2").exists());
+}
+
+#[test]
+fn another_position_in_the_data_is_refused_on_every_rank() {
+    let workspace = Workspace::new();
+    let mut config = config(&workspace, &[]);
+    assert_all_work(processes(&config, workspace.path("run"), 2, |_, _| {}));
+    (config.train.seed, config.train.steps) = (7, 6);
+    let resume = |allowed: fn(usize) -> bool| {
+        processes(&config, workspace.path("run"), 2, |rank, arguments| {
+            arguments.options.resume = Some(Resume::Latest);
+            if allowed(rank) {
+                arguments.options.allow_changed = vec![PositionKey::Seed];
+            }
+        })
+    };
+    let outcomes = resume(|_| false);
+    assert!(outcomes.iter().all(|o| o.as_ref().is_err_and(TrainError::is_usage)));
+    for said in messages(&outcomes) {
+        assert!(said.contains("train.seed was 0 and is 7 now"), "{said}");
+    }
+    for said in messages(&resume(|rank| rank == 0)) {
+        assert!(said.starts_with("ranks [1] were started with another"), "{said}");
+    }
+    assert_all_work(resume(|_| true));
+    assert_eq!(workspace.steps("run").len(), 6);
 }
 
 /// Without a checkpoint it starts anew, and metrics of the first life are not there twice.

@@ -1,0 +1,208 @@
+//! Who holds a run folder, as a file that is kept up to date: for people, and for machines that do not
+//! see each other's locks.
+
+use std::fmt;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::identity::now;
+use super::process::ProcessId;
+
+/// A holder says this often that it is there.
+const BEAT: Duration = Duration::from_secs(5);
+
+/// Bytes of the file: it is written over in place, and a shorter text must cover a longer one.
+const BYTES: usize = 512;
+
+/// Longer files are not of ours.
+const MAX_BYTES: u64 = 64 * 1024;
+
+/// Who holds a run folder.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Holder {
+    /// Rank 0, or all ranks if they are threads.
+    pub(super) process: ProcessId,
+    /// Since when.
+    since: String,
+    /// Id of the run.
+    run: String,
+    /// Grows for as long as the holder is there.
+    beat: u64,
+    /// Whether it has let go.
+    pub(super) ended: bool,
+}
+
+impl Holder {
+    /// This process, from now on, for the run `run`.
+    pub(super) fn this(run: &str) -> Self {
+        let run = run.to_owned();
+        Holder { process: ProcessId::this(), since: now(), run, beat: 0, ended: false }
+    }
+
+    /// The holder that `path` tells of, if there is one.
+    pub(super) fn read(path: &Path) -> Option<Self> {
+        let mut text = Vec::new();
+        File::open(path).ok()?.take(MAX_BYTES).read_to_end(&mut text).ok()?;
+        serde_json::from_slice(&text).ok()
+    }
+
+    /// Writes it to `path`, over what is there. Opened and closed every time: NFS sends what was
+    /// written when a file is closed, and a local disk need not be waited for.
+    pub(super) fn write(&self, path: &Path) -> io::Result<()> {
+        let text = serde_json::to_string(self)?;
+        let mut file = OpenOptions::new().write(true).create(true).truncate(false).open(path)?;
+        file.write_all(format!("{text:BYTES$}\n").as_bytes())
+    }
+
+    /// Whether this is the same process, in the same run.
+    pub(super) fn is_same(&self, other: &Holder) -> bool {
+        (&self.process, &self.run) == (&other.process, &other.run)
+    }
+
+    /// Whether the file may well be of whoever holds the folder now, and not of someone before.
+    fn is_current(&self) -> bool {
+        !self.ended && self.process.is_gone() != Some(true)
+    }
+
+    /// Says who holds the folder, going by its file at `path`. One that has just begun is given the time
+    /// to write it.
+    pub(super) fn describe(path: &Path, mut pause: impl FnMut()) -> String {
+        const LOOKS: usize = 10;
+        for _ in 0..LOOKS {
+            match Holder::read(path) {
+                Some(holder) if holder.is_current() => return format!("a run on {holder}"),
+                _ => pause(),
+            }
+        }
+        match Holder::read(path) {
+            Some(holder) => format!(
+                "ranks of an earlier start that have not ended, though its first process has ({holder})"
+            ),
+            None => "a process that has not said who it is".to_owned(),
+        }
+    }
+
+    /// Whether the file at `path` changes within `looks` looks, as it does while its holder is there.
+    pub(super) fn moves(&self, path: &Path, looks: usize, mut pause: impl FnMut()) -> bool {
+        (0..looks).any(|_| {
+            pause();
+            // What cannot be read may be about to change.
+            Holder::read(path).is_some_and(|now| now != *self && !now.ended)
+        })
+    }
+}
+
+impl fmt::Display for Holder {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        let Holder { process, since, run, .. } = self;
+        write!(f, "host {}, pid {}, since {since}, run {run}", process.host, process.pid)
+    }
+}
+
+/// Looks at a holder's file this often make it certain that the holder is gone, with [`LOOK`] between
+/// them: several beats may be late.
+pub(super) const LOOKS: usize = 20;
+
+/// Time between two looks.
+pub(super) const LOOK: Duration = Duration::from_secs(1);
+
+/// Keeps a holder's file up to date, and says there at the end that the folder is free.
+#[derive(Debug)]
+pub(super) struct Heartbeat {
+    stop: Option<Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Heartbeat {
+    /// Of `holder`, in the file `path`, which it has written.
+    pub(super) fn start(holder: Holder, path: PathBuf) -> io::Result<Self> {
+        Self::every(BEAT, holder, path)
+    }
+
+    fn every(beat: Duration, mut holder: Holder, path: PathBuf) -> io::Result<Self> {
+        let (stop, stopped) = mpsc::channel::<()>();
+        let run = move || {
+            while stopped.recv_timeout(beat) == Err(RecvTimeoutError::Timeout) {
+                holder.beat += 1;
+                // A disk that is full or away for a while is the next beat's matter.
+                let _ = holder.write(&path);
+            }
+            holder.ended = true;
+            let _ = holder.write(&path);
+        };
+        let thread = thread::Builder::new().name("kiln-heartbeat".to_owned()).spawn(run)?;
+        Ok(Heartbeat { stop: Some(stop), thread: Some(thread) })
+    }
+}
+
+impl Drop for Heartbeat {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_heartbeat_moves_its_file_and_says_when_it_ends() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("holder.json");
+        let holder = Holder::this("r");
+        holder.write(&path).unwrap();
+        assert_eq!(Holder::read(&path), Some(holder.clone()));
+        assert!(Holder::describe(&path, || ()).contains(&format!("pid {}", std::process::id())));
+        let heartbeat =
+            Heartbeat::every(Duration::from_millis(1), holder.clone(), path.clone()).unwrap();
+        assert!(holder.moves(&path, usize::MAX, std::thread::yield_now));
+        drop(heartbeat);
+        let last = Holder::read(&path).unwrap();
+        assert!(last.ended && last.beat > 0 && last.is_same(&holder), "{last:?}");
+        assert!(Holder::describe(&path, || ()).contains("have not ended"));
+    }
+
+    #[test]
+    fn a_file_that_stays_as_it_is_has_no_holder() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("holder.json");
+        let holder = Holder::this("r");
+        holder.write(&path).unwrap();
+        let mut looks = 0;
+        assert!(!holder.moves(&path, 4, || looks += 1));
+        assert_eq!(looks, 4);
+        // It lets go while it is watched.
+        let ended = Holder { ended: true, ..holder.clone() };
+        assert!(!holder.moves(&path, 4, || ended.write(&path).unwrap()));
+        // It comes back after three looks.
+        holder.write(&path).unwrap();
+        let mut looks = 0;
+        let beats = || {
+            looks += 1;
+            if looks == 3 {
+                Holder { beat: 1, ..holder.clone() }.write(&path).unwrap();
+            }
+        };
+        assert!(holder.moves(&path, 4, beats));
+    }
+
+    #[test]
+    fn what_is_no_holders_file_tells_of_nobody() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("holder.json");
+        for text in ["", "{}", "half of {\"process"] {
+            std::fs::write(&path, text).unwrap();
+            assert_eq!(Holder::read(&path), None, "{text}");
+        }
+        assert!(Holder::describe(&path, || ()).contains("has not said"));
+    }
+}

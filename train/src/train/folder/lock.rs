@@ -1,0 +1,311 @@
+//! A run folder belongs to one run for as long as any of its processes lives.
+//!
+//! All processes of a run share a lock of the system on one file, which the kernel lets go of when they
+//! end, however they end. Whoever begins needs the lock for itself for a moment, so it begins only when
+//! nobody else is left. `flock` reaches other machines where the file system takes it there, as NFS does.
+//! Where it does not, or not beyond this machine, the holder's heartbeat decides; see `holder.rs`.
+
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use super::error::FolderError;
+use super::holder::{Heartbeat, Holder, LOOK, LOOKS};
+use super::process::ProcessId;
+use crate::metrics::say;
+
+/// What only locks need is in this folder of the run folder.
+pub(super) const FOLDER: &str = ".kiln";
+const LOCK_FILE: &str = "lock";
+const HOLDER_FILE: &str = "holder.json";
+
+/// Time between two attempts.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// Anyone who only asks whether the lock is free has it for a moment.
+const MOMENT: Duration = Duration::from_millis(500);
+
+/// A run folder is this run's, until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Lock {
+    // In this order: first the holder's file says that it ends.
+    _heartbeat: Option<Heartbeat>,
+    _file: Option<File>,
+}
+
+/// How long a start waits for another run to let go of the folder.
+pub(super) struct Patience<'a> {
+    /// So long.
+    pub(super) time: Duration,
+    /// And no longer than until this becomes true.
+    pub(super) stop: &'a AtomicBool,
+}
+
+/// What the system says to an attempt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Attempt {
+    /// This process shares the lock now, and nobody else does.
+    Locked,
+    /// Others hold it.
+    Taken,
+    /// There are no locks on this file system.
+    Unsupported,
+}
+
+/// What the holder's file makes of an attempt that nobody has objected to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Rival {
+    /// There is none.
+    Gone,
+    /// It lives.
+    Alive,
+    /// It may live on another machine, whose locks are not seen here.
+    Unknown,
+}
+
+impl Lock {
+    /// Takes the folder `out` for the run `run`; the folder is created if it is not there.
+    ///
+    /// # Errors
+    ///
+    /// When another run holds the folder and does not let go of it in time, or it cannot be written.
+    pub(super) fn take(out: &Path, run: &str, patience: Patience) -> Result<Self, FolderError> {
+        fs::create_dir_all(out).map_err(FolderError::io("create", out))?;
+        let folder = out.join(FOLDER);
+        fs::create_dir_all(&folder).map_err(FolderError::io("create", &folder))?;
+        let (path, holder_path) = (folder.join(LOCK_FILE), folder.join(HOLDER_FILE));
+        let file = open(&path, true).map_err(FolderError::io("open", &path))?;
+        let start = Instant::now();
+        let (mut said, mut watched) = (false, false);
+        let attempt = loop {
+            let attempt = attempt(&file);
+            if attempt != Attempt::Taken && !has_rival(attempt, &holder_path, out, &mut watched) {
+                break attempt;
+            }
+            let stop = patience.stop.load(Ordering::Relaxed);
+            if start.elapsed() >= patience.time.max(MOMENT) || stop {
+                return Err(held(out));
+            }
+            if !said && patience.time > MOMENT && start.elapsed() >= MOMENT {
+                said = true;
+                say(&format!(
+                    "waiting up to {:.0} s for {} to be free: it is in use by {}",
+                    patience.time.as_secs_f64(),
+                    out.display(),
+                    Holder::describe(&holder_path, || sleep(PAUSE))
+                ));
+            }
+            sleep(PAUSE);
+        };
+        let holder = Holder::this(run);
+        holder.write(&holder_path).map_err(FolderError::io("write", &holder_path))?;
+        if attempt == Attempt::Unsupported {
+            // Of two that begin at once, the one whose file stays.
+            sleep(2 * LOOK);
+            if !Holder::read(&holder_path).is_some_and(|now| now.is_same(&holder)) {
+                return Err(held(out));
+            }
+        }
+        let heartbeat = Heartbeat::start(holder, holder_path)
+            .map_err(FolderError::io("start a thread for the heartbeat of", out))?;
+        Ok(Lock { _heartbeat: Some(heartbeat), _file: Some(file) })
+    }
+
+    /// Holds the folder `out` of a run whose rank 0 has taken it, as another process of the run.
+    ///
+    /// # Errors
+    ///
+    /// When another run has come in between. Where there is nothing to lock, rank 0 answers for all.
+    pub(in crate::train) fn share(out: &Path) -> Result<Self, FolderError> {
+        let file = open(&out.join(FOLDER).join(LOCK_FILE), false).ok();
+        match file.as_ref().map(File::try_lock_shared) {
+            Some(Err(TryLockError::WouldBlock)) => Err(held(out)),
+            _ => Ok(Lock { _heartbeat: None, _file: file }),
+        }
+    }
+
+    /// Fails if some run holds `out` now. Writes nothing.
+    pub(super) fn check_free(out: &Path) -> Result<(), FolderError> {
+        let file = open(&out.join(FOLDER).join(LOCK_FILE), false).ok();
+        match file.as_ref().map(attempt) {
+            Some(Attempt::Taken) => Err(held(out)),
+            _ => Ok(()),
+        }
+    }
+}
+
+fn open(path: &Path, create: bool) -> std::io::Result<File> {
+    // For writing, too: without it, NFS gives no lock that keeps others out.
+    OpenOptions::new().read(true).write(true).create(create).truncate(false).open(path)
+}
+
+fn held(out: &Path) -> FolderError {
+    let path = out.join(FOLDER).join(HOLDER_FILE);
+    let holder = Holder::describe(&path, || sleep(PAUSE));
+    FolderError::Held { out: out.to_owned(), holder }
+}
+
+/// Takes the lock for this process alone, and shares it then. Between the two another one may take it;
+/// then that one begins.
+fn attempt(file: &File) -> Attempt {
+    let of = |attempt: Result<(), TryLockError>| match attempt {
+        Ok(()) => Attempt::Locked,
+        Err(TryLockError::WouldBlock) => Attempt::Taken,
+        Err(TryLockError::Error(_)) => Attempt::Unsupported,
+    };
+    match of(file.try_lock()) {
+        Attempt::Locked => match file.unlock() {
+            Ok(()) => of(file.try_lock_shared()),
+            Err(_) => Attempt::Unsupported,
+        },
+        other => other,
+    }
+}
+
+/// Whether the holder's file tells of someone who lives, though the lock does not.
+fn has_rival(attempt: Attempt, holder_path: &Path, out: &Path, watched: &mut bool) -> bool {
+    let Some(holder) = Holder::read(holder_path) else { return false };
+    match rival(attempt, &holder, &ProcessId::this()) {
+        Rival::Gone => false,
+        Rival::Alive => true,
+        Rival::Unknown => {
+            if !std::mem::replace(watched, true) {
+                say(&format!(
+                    "{} was last in use on {holder}, which has not said that it ended: watching for \
+                     {} s whether it is still there",
+                    out.display(),
+                    LOOK.as_secs() * LOOKS as u64
+                ));
+            }
+            holder.moves(holder_path, LOOKS, || sleep(LOOK))
+        }
+    }
+}
+
+fn rival(attempt: Attempt, holder: &Holder, this: &ProcessId) -> Rival {
+    if holder.ended {
+        return Rival::Gone;
+    }
+    if attempt == Attempt::Locked && holder.process.shares_kernel_with(this) {
+        // Its kernel has just said that nobody holds the lock.
+        return Rival::Gone;
+    }
+    match holder.process.is_gone() {
+        Some(true) => Rival::Gone,
+        Some(false) => Rival::Alive,
+        None => Rival::Unknown,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use super::*;
+
+    static NONE: AtomicBool = AtomicBool::new(false);
+
+    fn now(stop: &AtomicBool) -> Patience<'_> {
+        Patience { time: Duration::ZERO, stop }
+    }
+
+    fn holder_of(out: &Path) -> PathBuf {
+        out.join(FOLDER).join(HOLDER_FILE)
+    }
+
+    /// Two runs as threads of one process are two runs.
+    #[test]
+    fn a_folder_has_one_run_and_the_next_one_when_all_of_it_has_ended() {
+        let folder = tempfile::tempdir().unwrap();
+        let out = folder.path().join("run");
+        let lock = Lock::take(&out, "first", now(&NONE)).unwrap();
+        let refused = || Lock::take(&out, "second", now(&NONE)).unwrap_err().to_string();
+        let (me, said) = (format!("pid {}", std::process::id()), refused());
+        assert!(said.contains(&me) && said.contains("run first"), "{said}");
+        assert!(Lock::check_free(&out).unwrap_err().to_string().contains(&me));
+        let other_rank = Lock::share(&out).unwrap();
+        drop(lock);
+        let said = refused();
+        assert!(said.contains("ranks of an earlier start that have not ended"), "{said}");
+        drop(other_rank);
+        Lock::check_free(&out).unwrap();
+        Lock::take(&out, "second", now(&NONE)).unwrap();
+    }
+
+    #[test]
+    fn of_many_that_begin_at_once_one_begins() {
+        let folder = tempfile::tempdir().unwrap();
+        let out = folder.path().join("run");
+        let (barrier, done) = (std::sync::Barrier::new(8), std::sync::Barrier::new(8));
+        let begun = std::thread::scope(|scope| {
+            let take = |index: usize| {
+                let (barrier, done, out) = (&barrier, &done, &out);
+                scope.spawn(move || {
+                    barrier.wait();
+                    let lock = Lock::take(out, &index.to_string(), now(&NONE));
+                    done.wait();
+                    lock.is_ok()
+                })
+            };
+            let threads: Vec<_> = (0..8).map(take).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect::<Vec<_>>()
+        });
+        assert_eq!(begun.iter().filter(|begun| **begun).count(), 1, "{begun:?}");
+    }
+
+    #[test]
+    fn a_start_with_patience_begins_when_the_folder_is_free() {
+        let folder = tempfile::tempdir().unwrap();
+        let out = folder.path().join("run");
+        let first = Lock::take(&out, "first", now(&NONE)).unwrap();
+        // Whoever is told to stop waits no longer.
+        let stop = AtomicBool::new(true);
+        let stopped = Patience { time: Duration::MAX, stop: &stop };
+        assert!(matches!(Lock::take(&out, "second", stopped), Err(FolderError::Held { .. })));
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| {
+                let patience = Patience { time: Duration::MAX, stop: &NONE };
+                Lock::take(&out, "second", patience).map(|_| ())
+            });
+            drop(first);
+            waiting.join().unwrap().unwrap();
+        });
+        assert!(Holder::read(&holder_of(&out)).unwrap().to_string().ends_with("run second"));
+    }
+
+    #[test]
+    fn without_locks_that_reach_everyone_the_holders_file_decides() {
+        use Attempt::{Locked, Unsupported};
+        let this = ProcessId::this();
+        let parent = ProcessId::parent().unwrap();
+        let holder = |process: &ProcessId, ended: bool| {
+            let mut holder = Holder::this("r");
+            (holder.process, holder.ended) = (process.clone(), ended);
+            holder
+        };
+        let changed = |key: &str, value: serde_json::Value| -> ProcessId {
+            let mut json = serde_json::to_value(&this).unwrap();
+            json[key] = value;
+            serde_json::from_value(json).unwrap()
+        };
+        let elsewhere = changed("host", "elsewhere".into());
+        let other_machine = changed("boot", "another".into());
+        let gone = changed("started", 1.into());
+        for (attempt, process, expected) in [
+            // Under one kernel, its locks are the truth.
+            (Locked, &parent, Rival::Gone),
+            (Locked, &elsewhere, Rival::Gone),
+            (Locked, &other_machine, Rival::Unknown),
+            (Unsupported, &parent, Rival::Alive),
+            (Unsupported, &gone, Rival::Gone),
+            (Unsupported, &elsewhere, Rival::Unknown),
+            (Unsupported, &other_machine, Rival::Unknown),
+        ] {
+            let found = rival(attempt, &holder(process, false), &this);
+            assert_eq!(found, expected, "{attempt:?} {process:?}");
+            assert_eq!(rival(attempt, &holder(process, true), &this), Rival::Gone);
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! Which process of which machine, in a form that can be kept: process ids alone come again.
+
+use std::fs;
+
+use serde::{Deserialize, Serialize};
+
+/// A process, told from every other on every machine and at every time.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct ProcessId {
+    /// Host name.
+    pub(super) host: String,
+    /// The kernel's id of this start of the machine.
+    boot: String,
+    /// Process id.
+    pub(super) pid: i32,
+    /// When the process started, in clock ticks since the start of the machine.
+    started: u64,
+}
+
+impl ProcessId {
+    /// This process.
+    pub(super) fn this() -> Self {
+        let pid = rustix::process::getpid().as_raw_nonzero().get();
+        Self::here(pid, started(pid).unwrap_or_default())
+    }
+
+    /// The process that has started this one; `None` if the system does not tell.
+    pub(super) fn parent() -> Option<Self> {
+        let pid = rustix::process::getppid()?.as_raw_nonzero().get();
+        let parent = Self::here(pid, started(pid)?);
+        (!parent.boot.is_empty()).then_some(parent)
+    }
+
+    fn here(pid: i32, started: u64) -> Self {
+        let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+        let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+        ProcessId { host, boot: boot.trim().to_owned(), pid, started }
+    }
+
+    /// Whether both run under the same kernel, which knows the locks of both.
+    pub(super) fn shares_kernel_with(&self, other: &ProcessId) -> bool {
+        !self.boot.is_empty() && self.boot == other.boot
+    }
+
+    /// Whether the process is gone. `None` if that cannot be told from here: on another machine, or
+    /// in another container of this one.
+    pub(super) fn is_gone(&self) -> Option<bool> {
+        let this = ProcessId::this();
+        let here = self.host == this.host && self.shares_kernel_with(&this);
+        here.then(|| started(self.pid) != Some(self.started))
+    }
+}
+
+/// When a process of this machine started; `None` if there is none, or none but a zombie.
+fn started(pid: i32) -> Option<u64> {
+    // The name before it, in brackets, may hold anything.
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let (_, rest) = stat.rsplit_once(')')?;
+    let mut fields = rest.split_whitespace();
+    let state = fields.next()?;
+    // The third field of the line is the state, the 22nd the time of the start.
+    let ticks = fields.nth(22 - 3 - 1)?.parse().ok()?;
+    (state != "Z" && state != "X").then_some(ticks)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+
+    #[test]
+    fn a_process_is_known_by_more_than_its_number() {
+        let this = ProcessId::this();
+        assert_eq!(this, ProcessId::this());
+        assert_eq!(this.is_gone(), Some(false));
+        assert_ne!(ProcessId::parent(), Some(this.clone()));
+        let later = ProcessId { started: this.started + 1, ..this.clone() };
+        assert_eq!(later.is_gone(), Some(true));
+        for elsewhere in [
+            ProcessId { host: "other".to_owned(), ..this.clone() },
+            ProcessId { boot: "other".to_owned(), ..this.clone() },
+            ProcessId { boot: String::new(), ..this.clone() },
+        ] {
+            assert_eq!(elsewhere.is_gone(), None);
+        }
+    }
+
+    #[test]
+    fn a_zombie_is_gone() {
+        let mut shell = Command::new("sh");
+        let shell = shell.args(["-c", "read line"]).stdin(std::process::Stdio::piped());
+        let mut child = shell.spawn().unwrap();
+        let pid = child.id().cast_signed();
+        let process = ProcessId::here(pid, started(pid).expect("it runs"));
+        assert_eq!(process.is_gone(), Some(false));
+        drop(child.stdin.take());
+        while process.is_gone() == Some(false) {
+            std::thread::yield_now();
+        }
+        child.wait().unwrap();
+    }
+}

@@ -1,0 +1,108 @@
+//! Whether a run that goes on does so at the same position in the same data.
+//!
+//! A checkpoint says how many samples of the global order have been trained on. What they are follows
+//! from the data, the length of a sequence, and the order, which is drawn from the seed. With another of
+//! these the same count means other samples: some would come twice, and others never. The size of the
+//! batch is none of them, since the count is in samples.
+
+use std::fmt;
+
+use clap::ValueEnum;
+
+use super::TrainError;
+use crate::checkpoint::Checkpoint;
+use crate::config::Config;
+use crate::data::DataInfo;
+
+/// What the position in the data depends on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum PositionKey {
+    /// Tokens per sequence.
+    #[value(name = "data.seq_len")]
+    SeqLen,
+    /// Whether samples come in a random order.
+    #[value(name = "data.shuffle")]
+    Shuffle,
+    /// What that order is drawn from, and dropout.
+    #[value(name = "train.seed")]
+    Seed,
+    /// The training data itself.
+    #[value(name = "data")]
+    Data,
+}
+
+impl fmt::Display for PositionKey {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str(match self {
+            PositionKey::SeqLen => "data.seq_len",
+            PositionKey::Shuffle => "data.shuffle",
+            PositionKey::Seed => "train.seed",
+            PositionKey::Data => "data",
+        })
+    }
+}
+
+/// Compares what `checkpoint` was trained with and what a run with `config` on `data` would go on with.
+/// Returns the differences, each as text; all of them are among `allowed`.
+///
+/// # Errors
+///
+/// When something differs that is not allowed to.
+pub(super) fn check(
+    checkpoint: &Checkpoint,
+    config: &Config,
+    data: &DataInfo,
+    allowed: &[PositionKey],
+) -> Result<Vec<String>, TrainError> {
+    let differences = differences(checkpoint, config, data);
+    let refused = differences.iter().any(|(key, _)| !allowed.contains(key));
+    let (keys, differences): (Vec<_>, Vec<_>) = differences.into_iter().unzip();
+    if !refused {
+        return Ok(differences);
+    }
+    let path = checkpoint.folder().to_owned();
+    Err(TrainError::OtherPosition { path, keys, differences })
+}
+
+fn differences(
+    checkpoint: &Checkpoint,
+    config: &Config,
+    data: &DataInfo,
+) -> Vec<(PositionKey, String)> {
+    let state = checkpoint.state();
+    // An imported model has seen no sample of anyone's.
+    if state.next_sample == 0 {
+        return Vec::new();
+    }
+    let saved = checkpoint.manifest().config.as_ref();
+    let shuffled = saved.and_then(|config| config.get("data")?.get("shuffle")?.as_bool());
+    let short = |sum: &str| format!("{}…", sum.chars().take(12).collect::<String>());
+    let values = [
+        (
+            PositionKey::SeqLen,
+            Some(state.context_length.to_string()),
+            Some(config.data.seq_len.to_string()),
+        ),
+        (
+            PositionKey::Shuffle,
+            shuffled.map(|shuffled| shuffled.to_string()),
+            Some(config.data.shuffle.to_string()),
+        ),
+        (PositionKey::Seed, Some(state.seed.to_string()), Some(config.train.seed.to_string())),
+        (
+            PositionKey::Data,
+            state.data_sha256.as_deref().map(short),
+            data.train.sha256.as_deref().map(short),
+        ),
+    ];
+    // What is not known of one side is not known to differ.
+    let differs = |(key, then, now): (PositionKey, Option<String>, Option<String>)| {
+        let (then, now) = (then?, now?);
+        let what = match key {
+            PositionKey::Data => "the SHA-256 of the training data".to_owned(),
+            key => key.to_string(),
+        };
+        (then != now).then(|| (key, format!("{what} was {then} and is {now} now")))
+    };
+    values.into_iter().filter_map(differs).collect()
+}

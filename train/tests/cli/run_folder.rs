@@ -1,0 +1,428 @@
+//! Whose a run folder is: what is refused, who holds it, and what becomes of what was there.
+
+use std::net::TcpListener;
+use std::process::{Child, Command};
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use serde_json::Value as Json;
+
+use crate::messages::Messages;
+use crate::support::{Ended, Workspace, names, signal};
+
+/// Longer than anything here takes, also on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// A run that goes on until it is told to stop, or for some minutes.
+const FOREVER: [&str; 4] = ["train", "run.toml", "--set", "train.steps=200000"];
+
+fn in_run<'a>(arguments: &[&'a str], more: &[&'a str]) -> Vec<&'a str> {
+    [arguments, &["--out", "run"], more].concat()
+}
+
+fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !done() {
+        assert!(start.elapsed() < PATIENCE, "waited in vain for {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn wait_for_a_step(workspace: &Workspace, out: &str) {
+    let metrics = workspace.path(out).join("metrics.jsonl");
+    let logged = || std::fs::read_to_string(&metrics).is_ok_and(|text| text.contains("\"loss\""));
+    wait_until("a step", logged);
+}
+
+/// Ends the run in `run` that would go on for ever, which must be well.
+fn stop(workspace: &Workspace, run: Child) {
+    wait_until("its start", || {
+        let holder = std::fs::read_to_string(workspace.path("run/.kiln/holder.json"));
+        let holder = holder.ok().and_then(|text| serde_json::from_str::<Json>(&text).ok());
+        holder.is_some_and(|holder| holder["process"]["pid"] == run.id())
+    });
+    signal(&run, Signal::USR1);
+    let ended = workspace.end(run);
+    assert_eq!(ended.code, Some(75), "{ended:?}");
+}
+
+fn assert_refused(ended: &Ended, says: &[&str]) {
+    assert_eq!(ended.code, Some(2), "{ended:?}");
+    for part in says {
+        assert!(ended.stderr.contains(part), "{part}: {ended:?}");
+    }
+}
+
+#[test]
+fn a_folder_that_holds_no_run_is_left_alone() {
+    let mut messages = Messages::default();
+    let workspace = Workspace::new();
+    for file in ["flight/black_box", "flight/rank_0.json", "config.toml", "config.partial"] {
+        workspace.write(&format!("mine/{file}"), "mine");
+    }
+    workspace.write("logs_of_mine/logs/notes.txt", "mine");
+    workspace.write("other/run.json", "{ \"run\": 7 }");
+    for out in ["mine", "logs_of_mine", "other"] {
+        messages.refused(out, &workspace, &["train", "run.toml", "--out", out]);
+    }
+    insta::assert_snapshot!(messages.finish());
+    let before = workspace.tree();
+    let launch = ["launch", "--nproc-per-node", "2", "--", "train", "run.toml", "--out", "mine"];
+    assert_refused(&workspace.kiln(&launch), &["holds no run of Kiln"]);
+    let mine = workspace.path("mine");
+    let after = workspace.tree().into_iter().filter(|(path, _)| path.starts_with(&mine));
+    assert!(after.eq(before.into_iter().filter(|(path, _)| path.starts_with(&mine))));
+    // Logs that are there before the run are those of its launcher.
+    workspace.write("run/logs/rank_0.restart_0.stdout.log", "");
+    workspace.succeed(&["train", "run.toml", "--out", "run"]);
+}
+
+#[test]
+fn of_a_run_only_names_of_ours_are_touched() {
+    let workspace = Workspace::new();
+    workspace.succeed(&["train", "run.toml", "--out", "run", "--set", "train.steps=2"]);
+    let mine = ["config.partial", "metrics.partial", "flight/notes.txt", "superseded-1/mine"];
+    for file in mine {
+        workspace.write(&format!("run/{file}"), "mine");
+    }
+    workspace.write("run/checkpoints/.fsdp_cptmine.partial/mine", "mine");
+    workspace.write("run/flight/rank_0.json", "of the life before");
+    workspace.succeed(&["train", "run.toml", "--out", "run", "--resume", "latest"]);
+    for file in mine {
+        assert_eq!(workspace.text(format!("run/{file}")), "mine", "{file}");
+    }
+    assert_eq!(workspace.text("run/checkpoints/.fsdp_cptmine.partial/mine"), "mine");
+    assert_eq!(names(&workspace.path("run/flight")), ["notes.txt"]);
+    assert_eq!(workspace.text("run/flight-before-resume-1/rank_0.json"), "of the life before");
+}
+
+#[test]
+fn of_two_starts_in_one_folder_one_goes_on_and_the_other_names_it() {
+    let workspace = Workspace::new();
+    let start = || workspace.start(&in_run(&FOREVER, &["--set", "checkpoint.every=1"]));
+    let mut starts = [start(), start()];
+    let mut first = None;
+    wait_until("one of them", || {
+        let ended = |start: &mut Child| start.try_wait().expect("its state").is_some();
+        first = starts.iter_mut().position(ended);
+        first.is_some()
+    });
+    let [a, b] = starts;
+    let (loser, winner) = if first == Some(0) { (a, b) } else { (b, a) };
+    let pid = format!("pid {}, since 2", winner.id());
+    assert_refused(&workspace.end(loser), &["run is in use by a run on host ", &pid]);
+    wait_for_a_step(&workspace, "run");
+    // So is every later one, whatever it asks for.
+    let run = ["train", "run.toml"];
+    for more in [&[][..], &["--resume", "latest"]] {
+        assert_refused(&workspace.kiln(&in_run(&run, more)), &["run is in use by", &pid]);
+    }
+    stop(&workspace, winner);
+    let said = workspace.succeed(&["inspect", "--verify", "run"]);
+    assert!(said.contains("every checksum is right"), "{said}");
+}
+
+#[test]
+fn two_starts_without_a_folder_take_one_each() {
+    let workspace = Workspace::new();
+    let starts = [workspace.start(&FOREVER), workspace.start(&FOREVER)];
+    for out in ["runs/run", "runs/run-2"] {
+        wait_for_a_step(&workspace, out);
+    }
+    for run in starts {
+        signal(&run, Signal::USR1);
+        assert_eq!(workspace.end(run).code, Some(75));
+    }
+    assert_eq!(names(&workspace.path("runs")), ["run", "run-2"]);
+}
+
+#[test]
+fn a_run_that_was_killed_holds_nothing() {
+    let workspace = Workspace::new();
+    let mut killed = workspace.start(&in_run(&FOREVER, &["--set", "checkpoint.every=1"]));
+    wait_until("a checkpoint", || workspace.path("run/checkpoints/latest").exists());
+    killed.kill().expect("a signal");
+    killed.wait().expect("its end");
+    let run = workspace.start(&in_run(&FOREVER, &["--resume", "latest"]));
+    stop(&workspace, run);
+}
+
+/// One rank of a job, as a launcher would start it.
+struct Rank<'a> {
+    rank: usize,
+    world_size: usize,
+    port: u16,
+    restarts: u64,
+    job: &'a str,
+}
+
+impl Rank<'_> {
+    fn alone(job: &str, restarts: u64) -> Rank<'_> {
+        Rank { rank: 0, world_size: 1, port: free_port(), restarts, job }
+    }
+
+    fn place<'c>(&self, command: &'c mut Command) -> &'c mut Command {
+        let Rank { rank, world_size, port, restarts, job } = self;
+        command
+            .env("RANK", rank.to_string())
+            .env("LOCAL_RANK", rank.to_string())
+            .env("WORLD_SIZE", world_size.to_string())
+            .env("LOCAL_WORLD_SIZE", world_size.to_string())
+            .env("MASTER_ADDR", "127.0.0.1")
+            .env("MASTER_PORT", port.to_string())
+            .env("KILN_JOB_SECRET", "of these tests")
+            .env("TORCHELASTIC_RUN_ID", job)
+            .env("TORCHELASTIC_RESTART_COUNT", restarts.to_string())
+    }
+
+    fn start(&self, workspace: &Workspace, arguments: &[&str]) -> Child {
+        self.place(&mut workspace.command(arguments)).spawn().expect("it starts")
+    }
+
+    fn run(&self, workspace: &Workspace, arguments: &[&str]) -> Ended {
+        workspace.end(self.start(workspace, arguments))
+    }
+
+    /// Under a launcher of its own, which is a shell.
+    fn run_under_another(&self, workspace: &Workspace, arguments: &[&str]) -> Ended {
+        let kiln = workspace.command(arguments);
+        let mut shell = Command::new("sh");
+        shell.args(["-c", "\"$0\" \"$@\"; exit $?"]).arg(kiln.get_program()).args(arguments);
+        shell.current_dir(workspace.path("")).stdout(std::process::Stdio::piped());
+        let shell = self.place(shell.stderr(std::process::Stdio::piped()));
+        workspace.end(shell.spawn().expect("a shell"))
+    }
+}
+
+fn free_port() -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    listener.local_addr().expect("its address").port()
+}
+
+/// A scheduler has given the job up and starts it again, but the machine was only slow.
+#[test]
+fn a_job_that_is_started_again_waits_for_its_former_life() {
+    let workspace = Workspace::new();
+    let short = ["--set", "comm.join_timeout_s=2", "--set", "checkpoint.every=1"];
+    let arguments = in_run(&FOREVER, &short);
+    let former = Rank::alone("j", 0).start(&workspace, &arguments);
+    wait_for_a_step(&workspace, "run");
+    signal(&former, Signal::STOP);
+    let lines = workspace.metrics("run").len();
+    let pid = format!("pid {}", former.id());
+    let ended = Rank::alone("j", 1).run(&workspace, &arguments);
+    assert_refused(&ended, &["run is in use by a run on host ", &pid]);
+    let said = "waiting up to 2 s for run to be free: it is in use by a run on host ";
+    assert!(ended.stdout.contains(said), "{ended:?}");
+    assert_eq!(workspace.metrics("run").len(), lines);
+    // It goes on, and saves when it is told to.
+    signal(&former, Signal::CONT);
+    stop(&workspace, former);
+    let next = Rank::alone("j", 2).start(&workspace, &arguments);
+    stop(&workspace, next);
+}
+
+/// The first process is gone, but another rank of the job may still write.
+#[test]
+fn a_folder_is_held_by_every_rank() {
+    let workspace = Workspace::new();
+    let arguments = in_run(&FOREVER, &["--set", "checkpoint.every=1"]);
+    let port = free_port();
+    let rank = |rank| Rank { rank, world_size: 2, port, restarts: 0, job: "j" };
+    let (mut first, second) =
+        (rank(0).start(&workspace, &arguments), rank(1).start(&workspace, &arguments));
+    wait_until("a checkpoint", || workspace.path("run/checkpoints/latest").exists());
+    signal(&second, Signal::STOP);
+    first.kill().expect("a signal");
+    first.wait().expect("its end");
+    let resume = ["train", "run.toml", "--out", "run", "--resume", "latest"];
+    let says = ["ranks of an earlier start that have not ended", &format!("pid {}", first.id())];
+    assert_refused(&workspace.kiln(&resume), &says);
+    signal(&second, Signal::KILL);
+    workspace.end(second);
+    let run = workspace.start(&in_run(&FOREVER, &["--resume", "latest"]));
+    stop(&workspace, run);
+}
+
+/// torchrun calls every job without a name "none".
+#[test]
+fn a_restart_takes_over_no_run_of_a_stranger() {
+    let workspace = Workspace::new();
+    let run = in_run(&["train", "run.toml"], &["--set", "checkpoint.every=2"]);
+    let ended = Rank::alone("none", 0).run(&workspace, &run);
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    let before = workspace.tree();
+    let refused =
+        ["already holds a run, and this restart does not take it over", "--resume latest"];
+    let other_job = "another job has started it";
+    let more = in_run(&["train", "run.toml"], &["--set", "train.steps=6"]);
+    let none = Rank::alone("none", 1);
+    assert_refused(&none.run_under_another(&workspace, &run), &[refused[0], refused[1], other_job]);
+    assert_refused(&none.run(&workspace, &more), &[refused[0], "another configuration"]);
+    assert_refused(&Rank::alone("named", 1).run(&workspace, &run), &[refused[0], other_job]);
+    assert!(workspace.tree() == before, "something was written");
+    // The launcher that has started it may start it again.
+    let ended = none.run(&workspace, &run);
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    assert!(ended.stdout.contains("resuming from run/checkpoints/fsdp_cpt4"), "{ended:?}");
+    // A name is a job's own, whoever starts it again; but not with another configuration.
+    let named = |restarts| Rank::alone("named", restarts);
+    let arguments = ["train", "run.toml", "--out", "named"];
+    assert_eq!(named(0).run(&workspace, &arguments).code, Some(0));
+    let ended = named(1).run_under_another(&workspace, &arguments);
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    let other = [&arguments[..], &["--set", "train.steps=6"]].concat();
+    assert_refused(&named(2).run(&workspace, &other), &["another configuration"]);
+}
+
+#[test]
+fn a_run_says_who_it_is() {
+    let workspace = Workspace::new();
+    let read = |out: &str| workspace.json(format!("{out}/run.json"));
+    workspace.succeed(&["train", "run.toml", "--out", "run", "--set", "train.steps=2"]);
+    let first = read("run");
+    assert_eq!(first["kiln_run"], 1);
+    assert_eq!(first["kiln"], env!("CARGO_PKG_VERSION"));
+    assert_eq!(first["id"].as_str().map(str::len), Some(32));
+    assert_eq!(first["config_sha256"].as_str().map(str::len), Some(64));
+    assert!(first["created"].as_str().is_some_and(|time| time.ends_with('Z')));
+    assert!(first["job"].is_null());
+    workspace.succeed(&["train", "run.toml", "--out", "run", "--resume", "latest"]);
+    let second = read("run");
+    assert_eq!((&first["id"], &first["created"]), (&second["id"], &second["created"]));
+    assert_ne!(first["config_sha256"], second["config_sha256"]);
+    workspace.succeed(&["train", "run.toml", "--out", "other"]);
+    assert_ne!(read("other")["id"], first["id"]);
+    // A run of an older build gets an identity when it goes on.
+    workspace.remove("run/run.json");
+    workspace.remove("run/.kiln");
+    assert_refused(
+        &workspace.kiln(&["train", "run.toml", "--out", "run"]),
+        &["already holds a run"],
+    );
+    workspace.succeed(&["train", "run.toml", "--out", "run", "--resume", "latest"]);
+    assert_ne!(read("run")["id"], first["id"]);
+}
+
+#[test]
+fn going_back_moves_what_comes_later_aside() {
+    let workspace = Workspace::new();
+    // The learning rate of a step must not depend on how many there are.
+    let constant = ("optim.schedule", "'constant'");
+    workspace.config("run.toml", &[("train.steps", "6"), ("checkpoint.every", "2"), constant]);
+    workspace.succeed(&["train", "run.toml", "--out", "run"]);
+    let (steps, before) = (workspace.steps("run"), workspace.tree());
+    let metrics = workspace.text("run/metrics.jsonl");
+    let back = |steps: &'static str| {
+        let from = ["--resume", "run/checkpoints/fsdp_cpt2", "--set", steps];
+        workspace.kiln(&[&["train", "run.toml", "--out", "run"], &from[..]].concat())
+    };
+    let ended = back("train.steps=4");
+    assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), ""), "{ended:?}");
+    let said = "going back to step 2: checkpoints of later steps (4, 6) and their metrics are now in \
+                run/superseded-1\n";
+    assert!(ended.stdout.contains(said), "{ended:?}");
+    assert_eq!(workspace.checkpoints("run"), ["fsdp_cpt2", "fsdp_cpt4", "latest"]);
+    assert_eq!(workspace.steps("run"), steps[..4]);
+    assert_eq!(workspace.steps("run/superseded-1"), steps[2..]);
+    assert_eq!(workspace.checkpoints("run/superseded-1"), ["fsdp_cpt4", "fsdp_cpt6"]);
+    let after = workspace.tree();
+    for (path, content) in &before {
+        if let Ok(inside) = path.strip_prefix(workspace.path("run/checkpoints"))
+            && !inside.starts_with("fsdp_cpt2")
+            && !inside.starts_with("latest")
+        {
+            let now = after.get(&workspace.path("run/superseded-1/checkpoints").join(inside));
+            assert!(now == Some(content), "{}", inside.display());
+        }
+    }
+    // What was moved is whole, and a run of its own can go on from it.
+    workspace.succeed(&["inspect", "--verify", "run/superseded-1"]);
+    let on = ["train", "run.toml", "--out", "on", "--resume", "run/superseded-1"];
+    workspace.succeed(&[&on[..], &["--set", "train.steps=7"]].concat());
+    assert_eq!(workspace.steps("on").len(), 1);
+    // Once more: the first ones stay where they are.
+    assert_eq!(back("train.steps=3").code, Some(0));
+    assert_eq!(workspace.checkpoints("run/superseded-1"), ["fsdp_cpt4", "fsdp_cpt6"]);
+    assert_eq!(workspace.checkpoints("run/superseded-2"), ["fsdp_cpt4"]);
+    assert_eq!(workspace.checkpoints("run"), ["fsdp_cpt2", "fsdp_cpt3", "latest"]);
+    let all: Vec<_> = ["superseded-1", "superseded-2"]
+        .map(|folder| workspace.text(format!("run/{folder}/metrics.jsonl")))
+        .concat()
+        .lines()
+        .map(str::to_owned)
+        .collect();
+    assert!(metrics.lines().skip(2).all(|line| all.iter().any(|kept| kept == line)));
+}
+
+/// One that fails has changed nothing.
+#[test]
+fn going_back_to_a_damaged_checkpoint_moves_nothing() {
+    let workspace = Workspace::new();
+    workspace.config("run.toml", &[("checkpoint.every", "2")]);
+    workspace.succeed(&["train", "run.toml", "--out", "run"]);
+    let weights = "run/checkpoints/fsdp_cpt2/model-part-00001-of-00002.safetensors";
+    workspace.write(weights, "damaged");
+    let (checkpoints, metrics) = (workspace.checkpoints("run"), workspace.metrics("run"));
+    let from = ["--out", "run", "--resume", "run/checkpoints/fsdp_cpt2"];
+    let ended = workspace.kiln(&[&["train", "run.toml"], &from[..]].concat());
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    assert_eq!(workspace.checkpoints("run"), checkpoints);
+    assert_eq!(workspace.metrics("run"), metrics);
+    assert!(!workspace.path("run/superseded-1").exists());
+}
+
+/// Lines of steps that the last checkpoint does not know come again, and are kept all the same.
+#[test]
+fn an_ordinary_resume_keeps_the_lines_it_cuts() {
+    let workspace = Workspace::new();
+    workspace.succeed(&["train", "run.toml", "--out", "run", "--set", "train.steps=2"]);
+    let further = "{\"step\":3,\"loss\":1.5}\n";
+    workspace.write("run/metrics.jsonl", workspace.text("run/metrics.jsonl") + further);
+    workspace.succeed(&["train", "run.toml", "--out", "run", "--resume", "latest"]);
+    assert_eq!(workspace.text("run/metrics-superseded.jsonl"), further);
+    assert_eq!(workspace.steps("run").len(), 4);
+    assert!(!workspace.path("run/superseded-1").exists());
+}
+
+#[test]
+fn another_position_in_the_data_is_refused_unless_it_is_wanted() {
+    let mut messages = Messages::default();
+    let workspace = Workspace::new();
+    workspace.write("text.txt", "some text, and some more of it\n".repeat(100));
+    workspace.write("more.txt", "another text, and some more of it\n".repeat(100));
+    for (text, out) in [("text.txt", "one"), ("more.txt", "two")] {
+        let tokenizer = ["--tokenizer", "data/tokenizer.json"];
+        let prepare = ["data", "prepare", "--input", text, "--out", out];
+        workspace.succeed(&[&prepare[..], &tokenizer].concat());
+    }
+    workspace.config("run.toml", &[("data.path", "'one'"), ("checkpoint.every", "2")]);
+    workspace.succeed(&["train", "run.toml", "--out", "run", "--set", "train.steps=2"]);
+    let resume = ["train", "run.toml", "--out", "run", "--resume", "latest"];
+    let changes = [
+        ("data.seq_len", "data.seq_len=4"),
+        ("data.shuffle", "data.shuffle=false"),
+        ("train.seed", "train.seed=9"),
+        ("data", "data.path=two"),
+    ];
+    for (key, change) in changes {
+        messages.refused(key, &workspace, &[&resume[..], &["--set", change]].concat());
+    }
+    let all: Vec<&str> = changes.iter().flat_map(|(_, change)| ["--set", *change]).collect();
+    let some = ["--allow-changed", "data.seq_len", "--allow-changed", "data"];
+    messages.refused("not all allowed", &workspace, &[&resume[..], &all, &some].concat());
+    let wrong = ["--allow-changed", "optim.lr"];
+    let ended = workspace.kiln(&[&resume[..], &wrong].concat());
+    assert_refused(&ended, &["data.seq_len, data.shuffle, train.seed, data"]);
+    insta::assert_snapshot!(messages.finish());
+
+    let allowed: Vec<&str> =
+        changes.iter().flat_map(|(key, _)| ["--allow-changed", *key]).collect();
+    let said = workspace.succeed(&[&resume[..], &all, &allowed].concat());
+    let line = "at another position in the data, as allowed: data.seq_len was 8 and is 4 now, ";
+    assert!(said.contains(line), "{said}");
+    assert_eq!(workspace.steps("run").len(), 4);
+    // The size of the batch changes no position, and what is the same needs no word.
+    let batch = ["--set", "train.global_batch=4", "--set", "train.steps=6"];
+    workspace.succeed(&[&resume[..], &all, &batch].concat());
+}
