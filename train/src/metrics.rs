@@ -8,6 +8,8 @@ use std::time::Duration;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::{Deserialize, Serialize};
 
+pub use crate::process::output::say;
+
 /// One logged training step.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct StepMetrics {
@@ -68,7 +70,9 @@ impl Reporter {
     pub fn new(path: &Path, done: u64, steps: u64) -> io::Result<Self> {
         drop_lines_after(path, done)?;
         let file = OpenOptions::new().create(true).append(true).open(path)?;
-        let bar = io::stdout().is_terminal().then(|| {
+        // The bar is drawn on standard error.
+        let is_watched = io::stdout().is_terminal() && io::stderr().is_terminal();
+        let bar = is_watched.then(|| {
             let bar = ProgressBar::new(steps).with_position(done);
             let style = "{bar:24} {pos}/{len} | {msg} | eta {eta}";
             // The template is a constant that parses; the default style would do as well.
@@ -168,11 +172,6 @@ pub fn write_beside(path: &Path, content: &[u8]) -> io::Result<()> {
     file.write_all(content)?;
     file.sync_all()?;
     fs::rename(beside, path)
-}
-
-/// Prints a line to standard output. A reader that went away (`| head`) is no reason to fail.
-pub fn say(text: &str) {
-    let _ = writeln!(io::stdout(), "{text}");
 }
 
 /// Hours, minutes and seconds.

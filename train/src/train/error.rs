@@ -219,6 +219,7 @@ impl RankError for TrainError {
             }
             TrainError::Checkpoint(error) => error.is_consequence(),
             TrainError::Rank0 { .. } => true,
+            TrainError::Rank { source, .. } => source.is_consequence(),
             #[cfg(feature = "cuda")]
             TrainError::Nccl { source, .. } => {
                 use kiln_collectives::{CommError, nccl::NcclError};

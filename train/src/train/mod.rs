@@ -11,6 +11,7 @@ mod evaluate;
 mod folder;
 mod plan;
 mod rank;
+mod surroundings;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -55,6 +56,8 @@ pub struct RunOptions {
     /// The rank that this process is, if a launcher has started one process per rank. Without it,
     /// ranks are threads of this process.
     pub place: Option<Place>,
+    /// Whether this process trains by itself although its environment says that it is one rank of several.
+    pub alone: bool,
     /// Once it is true, in any process of the run, all ranks save a checkpoint after the step they
     /// are in, and the run ends.
     pub stop: Arc<AtomicBool>,
@@ -107,6 +110,7 @@ pub fn run_with_blocks<B: Layer>(
     let decoder = |model: &ModelConfig, key: Key, device: &Device| {
         Decoder::with_blocks(model, key, device, |index| block(model, index, key, device))
     };
+    surroundings::check(options)?;
     let config = with_ranks(config, options)?;
     let device = Selected::new(&config, options.place.as_ref())?;
     match &options.place {

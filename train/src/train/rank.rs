@@ -21,6 +21,7 @@ use crate::data::{BatchSource, Split, TokenFile};
 use crate::fault::Drill;
 use crate::generate::{self, Sampling};
 use crate::metrics::{EvalMetrics, Reporter, say};
+use crate::process::position;
 use crate::sharded::ShardedDecoder;
 use crate::source::ModelSource;
 
@@ -52,6 +53,8 @@ struct Rank<'a, B> {
     /// The last checkpoint of this run that is complete.
     saved: Option<PathBuf>,
     drill: Option<Arc<Drill>>,
+    /// Tells where this rank is if a signal ends the process.
+    position: position::Present,
     started: Instant,
 }
 
@@ -84,6 +87,7 @@ impl<'a, B: Layer> Rank<'a, B> {
     ) -> Result<Self, TrainError> {
         let started = Instant::now();
         world.recorder().set_activity("start");
+        let position = position::Present::new(world.rank(), world.recorder().clone());
         let Plan { config, model, .. } = plan;
         let (rank, ranks) = (world.rank(), world.world_size());
         let data = |split, shuffle| {
@@ -136,6 +140,7 @@ impl<'a, B: Layer> Rank<'a, B> {
             saver: Saver::new(save::options(plan), rank),
             saved: None,
             drill,
+            position,
             started,
         })
     }

@@ -137,6 +137,7 @@ impl<B: Layer> Rank<'_, B> {
         if let Some(drill) = &self.drill {
             drill.begin_step(step);
         }
+        self.position.begin_step(step);
         self.model.engine().begin_step();
     }
 
