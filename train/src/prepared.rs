@@ -1,14 +1,15 @@
 //! Prepared data for a run: found, or prepared from text first.
 
 use std::path::PathBuf;
+use std::sync::atomic::AtomicBool;
 
 use crate::config::DataSection;
 use crate::data::{self, DataError, DataInfo, PrepareOptions, Progress, TokenizerSource};
 use crate::metrics::say;
 
 /// The data that `section` names. If `data.path` does not exist yet and `data.text` names some
-/// text, it is prepared first.
-pub fn open(section: &DataSection, seed: u64) -> Result<DataInfo, DataError> {
+/// text, it is prepared first, unless `stop` becomes true.
+pub fn open(section: &DataSection, seed: u64, stop: &AtomicBool) -> Result<DataInfo, DataError> {
     if section.text.is_empty() || section.path.join("data.json").exists() {
         return DataInfo::load(&section.path);
     }
@@ -19,12 +20,12 @@ pub fn open(section: &DataSection, seed: u64) -> Result<DataInfo, DataError> {
         validation_fraction: section.validation_fraction,
         seed,
     };
-    prepare(&options)
+    prepare(&options, stop)
 }
 
-/// Prepares data and tells how it goes.
-pub fn prepare(options: &PrepareOptions) -> Result<DataInfo, DataError> {
-    let info = data::prepare(options, &mut |progress| match progress {
+/// Prepares data and tells how it goes, until `stop` becomes true.
+pub fn prepare(options: &PrepareOptions, stop: &AtomicBool) -> Result<DataInfo, DataError> {
+    let info = data::prepare_unless(stop, options, &mut |progress| match progress {
         Progress::TrainingTokenizer { input_bytes } => {
             say(&format!("data: training a tokenizer on {:.1} MB of text", megabytes(input_bytes)));
         }

@@ -169,6 +169,10 @@ pub fn main() -> ExitCode {
     let outcome = run(Cli::parse().command);
     let code = match &outcome {
         Ok(code) => *code,
+        Err(error) if error.is_stop() => {
+            say(&error.to_string());
+            launch::PREEMPTED
+        }
         Err(error) => {
             complain(&format!("error: {error}"));
             let word = if error.is_consequence() { Word::Consequence } else { Word::Failure };
@@ -254,7 +258,7 @@ fn prepare(args: PrepareArgs) -> Result<(), TrainError> {
         validation_fraction: args.validation_fraction,
         seed: args.seed,
     };
-    prepared::prepare(&options)?;
+    prepared::prepare(&options, &stop_on_signals())?;
     Ok(())
 }
 

@@ -60,7 +60,7 @@ pub use info::{DataInfo, FORMAT_VERSION, SplitInfo, TokenWidth, UnigramEntropy};
 pub(crate) use jsonl::describe as describe_json;
 pub use order::SampleOrder;
 pub use piece::Piece;
-pub use prepare::{PrepareOptions, Progress, TokenizerSource, prepare};
+pub use prepare::{PrepareOptions, Progress, TokenizerSource, prepare, prepare_unless};
 pub use tokenizer::{Tokenizer, VOCABULARY_MINIMUM};
 
 use std::path::{Path, PathBuf};

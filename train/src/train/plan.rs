@@ -65,7 +65,7 @@ pub(super) fn make(
         true => None,
         false => Some(ModelSource::open(&config.init.from)?),
     };
-    let data = prepared::open(&config.data, config.train.seed)?;
+    let data = prepared::open(&config.data, config.train.seed, &options.stop)?;
     let model = resolve_model(&config, &data, init.as_ref())?;
     if !config.train.freeze.is_empty() {
         check_freeze(&config.train.freeze, &names(&model))?;

@@ -1,8 +1,6 @@
 //! Signals: those that a fault of the process raises are told with rank and step, and those that whoever
 //! started the process ignores stay ignored.
 
-use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::ExitStatusExt;
 use std::process::Command;
 
@@ -46,7 +44,7 @@ fn a_signal_from_outside_names_its_sender_and_keeps_its_status() {
     for (name, signal) in [("ABRT", 6), ("BUS", 7), ("FPE", 8), ("ILL", 4), ("SEGV", SIGSEGV)] {
         let run = Run::new();
         // A program that a rank runs sends it to the process.
-        let script = script(&run, &format!("kill -{name} $PPID"));
+        let script = run.script(&format!("kill -{name} $PPID"));
         let fault = format!("run={script}@data:2:0");
         let arguments = run.train_arguments(&["--ranks", "1", "--fault", &fault]);
         let output = kiln(arguments).output().expect("kiln starts");
@@ -58,20 +56,11 @@ fn a_signal_from_outside_names_its_sender_and_keeps_its_status() {
     }
 }
 
-fn script(run: &Run, text: &str) -> String {
-    let folder = run.out().with_file_name("scripts");
-    fs::create_dir_all(&folder).expect("a folder");
-    let path = folder.join("drill.sh");
-    fs::write(&path, format!("#!/bin/sh\n{text}\n")).expect("a script");
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("it can be run");
-    path.display().to_string()
-}
-
 #[test]
 fn signals_that_are_ignored_from_the_start_ask_for_nothing() {
     config();
     let run = Run::new();
-    let script = script(&run, "kill -USR1 $PPID; kill -TERM $PPID; kill -TERM $PPID");
+    let script = run.script("kill -USR1 $PPID; kill -TERM $PPID; kill -TERM $PPID");
     let fault = format!("run={script}@data:2:0");
     let arguments = run.train_arguments(&["--fault", &fault]);
     let mut shell = Command::new("sh");
