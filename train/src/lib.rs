@@ -19,6 +19,7 @@ mod header;
 pub mod hugging_face;
 pub mod inspect;
 pub mod launch;
+mod lines;
 pub mod metrics;
 pub mod place;
 pub mod prepared;

@@ -1,12 +1,14 @@
 //! What a run reports: `metrics.jsonl` for programs, lines or a progress bar for people.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io::{self, IsTerminal, Write};
 use std::path::Path;
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::{Deserialize, Serialize};
+
+use crate::lines::Lines;
 
 pub use crate::process::output::say;
 
@@ -58,7 +60,7 @@ pub struct EvalMetrics {
 
 /// Writes what rank 0 has to say. The other ranks have none.
 pub struct Reporter {
-    file: File,
+    file: Lines,
     bar: Option<ProgressBar>,
     steps: u64,
 }
@@ -69,7 +71,7 @@ impl Reporter {
     /// will come again and are dropped.
     pub fn new(path: &Path, done: u64, steps: u64) -> io::Result<Self> {
         drop_lines_after(path, done)?;
-        let file = OpenOptions::new().create(true).append(true).open(path)?;
+        let file = Lines::open(path)?;
         // The bar is drawn on standard error.
         let is_watched = io::stdout().is_terminal() && io::stderr().is_terminal();
         let bar = is_watched.then(|| {
@@ -140,9 +142,8 @@ impl Reporter {
     }
 
     fn record(&mut self, metrics: &impl Serialize) -> io::Result<()> {
-        let mut line = serde_json::to_string(metrics)?;
-        line.push('\n');
-        self.file.write_all(line.as_bytes())
+        self.file.append(serde_json::to_string(metrics)?);
+        Ok(())
     }
 }
 

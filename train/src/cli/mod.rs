@@ -230,7 +230,7 @@ fn train(args: TrainArgs) -> Result<u8, TrainError> {
         stop: stop_on_signals(),
         allow_missing: AllowMissing::new(&args.allow_missing).map_err(TrainError::usage)?,
         fault: args.fault,
-        // The flags may say so, too.
+        // The environment was asked above, and flags go before it.
         alone: true,
     };
     let summary = train::run(config, &options)?;

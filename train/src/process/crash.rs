@@ -152,3 +152,44 @@ fn put(descriptor: c_int, bytes: &[u8]) {
     // can be done.
     unsafe { libc::write(descriptor, bytes.as_ptr().cast(), bytes.len()) };
 }
+
+#[cfg(test)]
+mod tests {
+    use std::hint::black_box;
+    use std::os::unix::process::ExitStatusExt;
+    use std::process::Command;
+
+    use super::*;
+
+    const OVERFLOWS: &str = "KILN_TEST_OVERFLOWS";
+
+    fn recurse(depth: u64) -> u64 {
+        if depth == u64::MAX {
+            return 0;
+        }
+        let block = black_box([depth; 64]);
+        recurse(black_box(depth + 1)) + block[0]
+    }
+
+    /// Not a test of its own: the one below starts it as a program.
+    #[test]
+    #[ignore = "a program for another test"]
+    fn overflows() {
+        if std::env::var_os(OVERFLOWS).is_some() {
+            tell_crashes();
+            recurse(0);
+        }
+    }
+
+    #[test]
+    fn a_stack_that_overflows_is_told_as_rust_does() {
+        let mut program = Command::new(std::env::current_exe().unwrap());
+        program.args(["--exact", "process::crash::tests::overflows", "--ignored", "--nocapture"]);
+        let output = program.env(OVERFLOWS, "1").output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.signal(), Some(libc::SIGABRT), "{said}");
+        assert!(said.contains("kiln: SIGSEGV (address 0x"), "{said}");
+        assert!(said.contains("has overflowed its stack"), "{said}");
+        assert!(!said.contains("kiln: SIGABRT"), "the first signal is the cause: {said}");
+    }
+}

@@ -14,7 +14,8 @@
 //! }
 //! ```
 //!
-//! What of it is missing, [`crate::train::run`] says once.
+//! What of it is missing, [`crate::train::run`] says once. A program that ends with [`output::finish`] also
+//! says there what a full disk did not take of its log.
 
 mod crash;
 pub(crate) mod launcher;

@@ -108,3 +108,29 @@ fn the_rank_that_failed_is_named_though_no_log_took_a_line() {
     assert!(said.iter().any(|line| line.contains("rank 1: 1 line (")), "{said:#?}");
     assert_eq!(run.orphans(), Vec::<String>::new());
 }
+
+/// Metrics are for people and their tools; a run does not end for them.
+#[test]
+fn metrics_that_cannot_be_written_are_counted() {
+    config();
+    let run = Run::new();
+    let ended = run.train_alone(1, &["--set", "train.steps=2"]);
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    // Larger than any other file of the run, and as large as a file may be.
+    let path = run.out().join("metrics.jsonl");
+    let padding = "x".repeat(1_000_000);
+    let content = format!("{{\"step\": 1, \"loss\": 1.0, \"padding\": \"{padding}\"}}\n");
+    fs::write(&path, &content).expect("a file");
+    let mut shell = Command::new("sh");
+    // Another ten bytes: less than a line.
+    let limit = content.len() + 10;
+    let text = format!("trap '' XFSZ; exec prlimit --fsize={limit} \"$0\" \"$@\"");
+    shell.arg("-c").arg(text).arg(env!("CARGO_BIN_EXE_kiln"));
+    let ended = end(shell.args(run.train_arguments(&["--resume", "latest"])));
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    assert!(ended.stdout.contains("done: 8 steps"), "{ended:?}");
+    assert!(ended.stderr.contains("metrics.jsonl: File too large"), "{ended:?}");
+    // Six steps and an evaluation.
+    assert!(ended.stderr.contains("7 lines could not be written to"), "{ended:?}");
+    assert_eq!(fs::read_to_string(&path).expect("a file"), content, "no part of a line");
+}

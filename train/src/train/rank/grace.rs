@@ -17,21 +17,29 @@ impl Grace {
         Grace { time: launcher::grace().unwrap_or(launch::GRACE), told: false }
     }
 
-    /// Says once, on rank 0, that `what` takes longer than that.
-    pub(super) fn mind(&mut self, what: &str, seconds: f64, rank: usize) {
+    /// Says once, on rank 0, that a micro-batch of `micro_batch` seconds or a step of `step` seconds takes
+    /// longer than that.
+    pub(super) fn mind(&mut self, micro_batch: f64, step: Option<f64>, rank: usize) {
         let time = self.time.as_secs_f64();
-        if self.told || rank != 0 || seconds <= time {
+        if self.told || rank != 0 {
+            return;
+        }
+        if micro_batch > time {
+            tracing::warn!(
+                "a micro-batch takes {micro_batch:.1} s, longer than the {time} s between SIGTERM and \
+                 SIGKILL: a run that is asked to stop may be ended before it has saved. Give it more \
+                 time, with --grace-s of `kiln launch` or in the settings of the scheduler, or lower \
+                 train.micro_batch"
+            );
+        } else if let Some(step) = step.filter(|step| *step > time) {
+            tracing::warn!(
+                "a step takes {step:.1} s, longer than the {time} s between SIGTERM and SIGKILL: a run \
+                 that is asked to stop gives up the step it is in and saves the one before. --grace-s of \
+                 `kiln launch` gives it more time"
+            );
+        } else {
             return;
         }
         self.told = true;
-        let consequence = match what {
-            "a step" => "a run that is asked to stop gives up the step that it is in",
-            _ => "a run that is asked to stop may be ended before it has saved",
-        };
-        tracing::warn!(
-            "{what} takes {seconds:.1} s, longer than the {time} s between SIGTERM and SIGKILL: \
-             {consequence}. Give it more time, with --grace-s of `kiln launch` or in the settings of the \
-             scheduler, or lower train.micro_batch"
-        );
     }
 }

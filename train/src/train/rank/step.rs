@@ -85,7 +85,7 @@ impl<B: Layer> Rank<'_, B> {
                     engine.finish_evaluation()?;
                     return Ok(None);
                 }
-                self.grace.mind("a micro-batch", longest, self.rank);
+                self.grace.mind(longest, None, self.rank);
             }
         }
         engine.set_activity("optimizer");
@@ -93,8 +93,8 @@ impl<B: Layer> Rank<'_, B> {
         let update = engine.update(&config.optim.adamw(), lr, config.optim.grad_clip)?;
         let together = self.over_ranks()?;
         self.pace.told(together.longest_pass);
-        self.grace.mind("a micro-batch", together.longest_pass, self.rank);
-        self.grace.mind("a step", start.elapsed().as_secs_f64(), self.rank);
+        let step_s = start.elapsed().as_secs_f64();
+        self.grace.mind(together.longest_pass, Some(step_s), self.rank);
 
         self.step = step;
         self.next_sample += global_batch as u64;
