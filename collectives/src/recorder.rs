@@ -11,11 +11,15 @@ use crate::operation::Operation;
 use crate::sync::lock;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// Number of records kept unless asked otherwise.
 pub const DEFAULT_CAPACITY: usize = 4096;
+
+/// How often [`Recorder::write_now`] tries to get at the log, which is held for well below a microsecond.
+const LOCK_ATTEMPTS: usize = 10_000;
 
 /// One operation as one rank saw it. Times count from the creation of the recorder and
 /// serialize as seconds.
@@ -175,6 +179,24 @@ impl Recorder {
         let now = self.created.elapsed();
         let (name, since) = lock(&self.log).activity.unwrap_or(("start", Duration::ZERO));
         Activity { name: name.to_owned(), seconds: now.saturating_sub(since).as_secs_f64() }
+    }
+
+    /// Writes what the rank is doing and what it has called last, such as `, in backward after
+    /// all_gather(layers.0)`. For handlers of signals: it waits for no lock and allocates nothing, and
+    /// writes nothing while the log is being changed.
+    pub fn write_now(&self, out: &mut dyn fmt::Write) -> fmt::Result {
+        let attempt = || {
+            std::hint::spin_loop();
+            self.log.try_lock().ok()
+        };
+        let Some(log) = (0..LOCK_ATTEMPTS).find_map(|_| attempt()) else { return Ok(()) };
+        if let Some((activity, _)) = log.activity {
+            write!(out, ", in {activity}")?;
+        }
+        match log.records.back() {
+            Some(last) => write!(out, " after {}({})", last.operation, last.label.unit),
+            None => Ok(()),
+        }
     }
 
     /// State of all groups this rank has joined.
@@ -356,6 +378,9 @@ mod tests {
         let (recorder, group) = with_world(8);
         recorder.set_activity("data loading");
         let first = issue(&recorder, group, 0);
+        let mut now = String::new();
+        recorder.write_now(&mut now).unwrap();
+        assert_eq!(now, ", in data loading after barrier(step)");
         issue(&recorder, group, 1);
         recorder.finished(first);
         let groups = recorder.groups();

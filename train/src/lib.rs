@@ -1,10 +1,12 @@
 //! Kiln trains decoder-only language models with fully sharded data parallelism.
 //!
 //! This crate ties the others together: configuration, data, the training loop, checkpoints,
-//! generation, and the binary `kiln`. Start reading at [`train::run`].
+//! generation, and the binary `kiln`. Start reading at [`train::run`]; a binary of one's own calls
+//! [`process::start`] first.
 
 pub mod bench;
 pub mod checkpoint;
+pub mod cli;
 pub mod config;
 pub mod data;
 pub mod device;
@@ -17,9 +19,11 @@ mod header;
 pub mod hugging_face;
 pub mod inspect;
 pub mod launch;
+mod lines;
 pub mod metrics;
 pub mod place;
 pub mod prepared;
+pub mod process;
 pub mod schedule;
 pub mod sharded;
 pub mod source;

@@ -8,6 +8,10 @@ use std::time::Duration;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::{Deserialize, Serialize};
 
+use crate::lines::Lines;
+
+pub use crate::process::output::say;
+
 /// One logged training step.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct StepMetrics {
@@ -56,7 +60,7 @@ pub struct EvalMetrics {
 
 /// Writes what rank 0 has to say. The other ranks have none.
 pub struct Reporter {
-    file: File,
+    file: Lines,
     bar: Option<ProgressBar>,
     steps: u64,
 }
@@ -65,8 +69,10 @@ impl Reporter {
     /// Appends to `path`; shows a bar of `steps` steps on a terminal and plain lines elsewhere. `done`
     /// of them are done already.
     pub fn new(path: &Path, done: u64, steps: u64) -> io::Result<Self> {
-        let file = OpenOptions::new().create(true).append(true).open(path)?;
-        let bar = io::stdout().is_terminal().then(|| {
+        let file = Lines::open(path)?;
+        // The bar is drawn on standard error.
+        let is_watched = io::stdout().is_terminal() && io::stderr().is_terminal();
+        let bar = is_watched.then(|| {
             let bar = ProgressBar::new(steps).with_position(done);
             let style = "{bar:24} {pos}/{len} | {msg} | eta {eta}";
             // The template is a constant that parses; the default style would do as well.
@@ -134,9 +140,8 @@ impl Reporter {
     }
 
     fn record(&mut self, metrics: &impl Serialize) -> io::Result<()> {
-        let mut line = serde_json::to_string(metrics)?;
-        line.push('\n');
-        self.file.write_all(line.as_bytes())
+        self.file.append(serde_json::to_string(metrics)?);
+        Ok(())
     }
 }
 
@@ -195,11 +200,6 @@ fn create_beside(path: &Path) -> io::Result<(PathBuf, File)> {
             Err(error) => return Err(error),
         }
     }
-}
-
-/// Prints a line to standard output. A reader that went away (`| head`) is no reason to fail.
-pub fn say(text: &str) {
-    let _ = writeln!(io::stdout(), "{text}");
 }
 
 /// Hours, minutes and seconds.

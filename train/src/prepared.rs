@@ -1,13 +1,15 @@
 //! Prepared data for a run: found, or prepared from text first.
 
 use std::path::PathBuf;
+use std::sync::atomic::AtomicBool;
 
 use crate::config::DataSection;
 use crate::data::{self, DataError, DataInfo, PrepareOptions, Progress, TokenizerSource};
 use crate::metrics::say;
 
 /// The data that `section` names. If `data.path` does not exist yet and `data.text` names some
-/// text, it is prepared first. If both are there, the folder must have been prepared from that text.
+/// text, it is prepared first, unless `stop` becomes true. If both are there, the folder must have been
+/// prepared from that text.
 ///
 /// A run that goes on names the SHA-256 of the tokens it was `trained_on`: it goes on with them, and a
 /// text that has changed since is only worth a warning.
@@ -15,6 +17,7 @@ pub fn open(
     section: &DataSection,
     seed: u64,
     trained_on: Option<&str>,
+    stop: &AtomicBool,
 ) -> Result<DataInfo, DataError> {
     if section.text.is_empty() {
         return DataInfo::load(&section.path);
@@ -27,7 +30,7 @@ pub fn open(
         seed,
     };
     if !section.path.join("data.json").exists() {
-        return prepare(&options);
+        return prepare(&options, stop);
     }
     let info = DataInfo::load(&section.path)?;
     let path = section.path.display();
@@ -52,9 +55,9 @@ pub fn open(
     Ok(info)
 }
 
-/// Prepares data and tells how it goes.
-pub fn prepare(options: &PrepareOptions) -> Result<DataInfo, DataError> {
-    let info = data::prepare(options, &mut |progress| match progress {
+/// Prepares data and tells how it goes, until `stop` becomes true.
+pub fn prepare(options: &PrepareOptions, stop: &AtomicBool) -> Result<DataInfo, DataError> {
+    let info = data::prepare_unless(stop, options, &mut |progress| match progress {
         Progress::ReadingStreams { streams } => {
             let what =
                 if streams == 1 { "an input that is a pipe" } else { "inputs that are pipes" };

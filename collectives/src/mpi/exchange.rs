@@ -5,6 +5,7 @@ use super::group::Group;
 use ::mpi::request::multiple_scope;
 use ::mpi::topology::SimpleCommunicator;
 use ::mpi::traits::{Communicator, Destination, Source};
+use std::io::Write;
 use std::time::{Duration, Instant};
 
 /// Most bytes of one message: MPI counts with a C int.
@@ -59,10 +60,12 @@ fn end_job(group: &Group, world: &SimpleCommunicator) -> ! {
     let verdict = group.family.verdict();
     let verdict = verdict.map_or_else(|| "the group has failed".into(), |v| v.to_string());
     // Nothing can be returned to the caller: the buffers are still MPI's. Say why on the way out.
-    eprintln!(
+    let _ = writeln!(
+        std::io::stderr(),
         "rank {} of group \"{}\" is stuck in a transfer that MPI cannot cancel; ending the job: \
          {verdict}",
-        group.rank, group.name
+        group.rank,
+        group.name
     );
     world.abort(1)
 }

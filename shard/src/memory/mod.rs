@@ -35,6 +35,7 @@ static POOL: Pool = Pool::new();
 
 thread_local! {
     static RANK: Cell<usize> = const { Cell::new(0) };
+    static IS_BOUND: Cell<bool> = const { Cell::new(false) };
 }
 
 struct Counter {
@@ -62,6 +63,21 @@ impl Counter {
 /// Counts what the calling thread allocates from now on for `rank`.
 pub fn bind_to_rank(rank: usize) {
     RANK.with(|bound| bound.set(rank.min(MAX_RANKS - 1)));
+    IS_BOUND.set(true);
+}
+
+/// The rank that the calling thread was bound to with [`bind_to_rank`]. May be called in the handler of a
+/// signal.
+pub fn bound_rank() -> Option<usize> {
+    IS_BOUND.try_with(Cell::get).unwrap_or(false).then(|| RANK.get())
+}
+
+/// Whether [`CountingAllocator`] is the global allocator, which is tried out.
+pub fn is_counting() -> bool {
+    let block = std::hint::black_box(Vec::<u8>::with_capacity(COUNTED_FROM));
+    let counts = COUNTERS.iter().any(|counter| counter.live.load(Ordering::Relaxed) > 0);
+    drop(block);
+    counts
 }
 
 /// Bytes that `rank` holds now. Zero unless [`CountingAllocator`] is the global allocator.

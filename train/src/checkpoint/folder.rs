@@ -31,7 +31,7 @@ pub fn folder_of_run(out: &Path) -> PathBuf {
 }
 
 /// Where the checkpoint of `step` lies in the folder of all.
-pub(super) fn place_of(folder: &Path, step: u64) -> PathBuf {
+pub(crate) fn place_of(folder: &Path, step: u64) -> PathBuf {
     folder.join(format!("{FOLDER_PREFIX}{step}"))
 }
 

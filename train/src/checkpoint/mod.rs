@@ -55,6 +55,7 @@ pub use describe::describe;
 pub(crate) use describe::{model_line, size};
 pub(crate) use disk::parent_of;
 pub use error::CheckpointError;
+pub(crate) use folder::place_of;
 pub use folder::{Keep, folder_of_run, later_than, move_later, remove_partial};
 pub use full::write_full;
 pub use manifest::{

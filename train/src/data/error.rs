@@ -8,6 +8,11 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DataError {
+    /// Somebody asked for a stop before the data was whole.
+    #[error(
+        "stopped as asked while data was prepared: there was nothing to save yet; start it again"
+    )]
+    Stopped,
     /// No input was given.
     #[error("no input given; name at least one text file, folder or builtin:arithmetic")]
     NoInputs,

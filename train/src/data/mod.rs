@@ -63,7 +63,9 @@ pub use info::{DataInfo, FORMAT_VERSION, SplitInfo, TokenWidth, UnigramEntropy};
 pub(crate) use jsonl::describe as describe_json;
 pub use order::SampleOrder;
 use piece::Piece;
-pub use prepare::{PrepareOptions, Progress, TokenizerSource, differences, prepare};
+pub use prepare::{
+    PrepareOptions, Progress, TokenizerSource, differences, prepare, prepare_unless,
+};
 pub use tokenizer::{Tokenizer, VOCABULARY_MINIMUM};
 
 use std::path::{Path, PathBuf};

@@ -2,9 +2,11 @@
 
 use super::document::Corpus;
 use super::mix::mix_pair;
+use super::prepare::check;
 use super::split_writer::SplitWriter;
 use super::{DataError, Piece, PrepareOptions, Progress, Split, Tokenizer};
 use std::path::Path;
+use std::sync::atomic::AtomicBool;
 
 /// Pieces encoded together: enough to occupy many cores, two megabytes of
 /// text, which the tokenizer blows up to a multiple of that.
@@ -16,6 +18,7 @@ pub(super) struct Pass<'a> {
     pub(super) end_of_text: u32,
     validation_fraction: f64,
     seed: u64,
+    stop: &'a AtomicBool,
     /// A piece whose split is given rather than drawn.
     pub(super) forced: Option<(u64, Split)>,
     pub(super) train: SplitWriter,
@@ -35,6 +38,7 @@ impl<'a> Pass<'a> {
         tokenizer: &'a Tokenizer,
         folder: &Path,
         options: &PrepareOptions,
+        stop: &'a AtomicBool,
     ) -> Result<Self, DataError> {
         let create = |split: Split| {
             SplitWriter::create(&folder.join(split.file_name()), tokenizer.vocab_size())
@@ -44,6 +48,7 @@ impl<'a> Pass<'a> {
             end_of_text: tokenizer.end_of_text()?,
             validation_fraction: options.validation_fraction,
             seed: options.seed,
+            stop,
             forced: None,
             train: create(Split::Train)?,
             validation: create(Split::Validation)?,
@@ -63,6 +68,7 @@ impl<'a> Pass<'a> {
     ) -> Result<(), DataError> {
         let mut pieces = corpus.pieces();
         loop {
+            check(self.stop)?;
             let batch =
                 pieces.by_ref().take(PIECES_PER_BATCH).collect::<Result<Vec<Piece>, _>>()?;
             if batch.is_empty() {

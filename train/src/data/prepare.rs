@@ -10,6 +10,7 @@ use super::pass::Pass;
 use super::tokenizer::read_tokenizer;
 use super::{DataError, DataInfo, TokenWidth, Tokenizer};
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Text that a tokenizer is trained on, at most. More of it changes the merges little,
 /// and the counts of the trainer stay within their range.
@@ -93,6 +94,20 @@ pub fn prepare(
     options: &PrepareOptions,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<DataInfo, DataError> {
+    prepare_unless(&AtomicBool::new(false), options, progress)
+}
+
+/// [`prepare()`] that ends with [`DataError::Stopped`], and without a folder, soon after `stop` has become
+/// true. Merging the tokens of a tokenizer is one piece of work that is not interrupted.
+///
+/// # Errors
+///
+/// As for [`prepare()`], and if it was stopped.
+pub fn prepare_unless(
+    stop: &AtomicBool,
+    options: &PrepareOptions,
+    progress: &mut dyn FnMut(Progress),
+) -> Result<DataInfo, DataError> {
     let fraction = options.validation_fraction;
     // Written so that a fraction that is no number is refused as well.
     if !(fraction > 0.0 && fraction < 1.0) {
@@ -118,11 +133,11 @@ pub fn prepare(
         TokenizerSource::File(path) => Tokenizer::from_file(given, path)?,
         TokenizerSource::Train { vocab_size } => {
             progress(Progress::TrainingTokenizer { input_bytes: corpus.bytes() });
-            train_tokenizer(&corpus, *vocab_size)?
+            train_tokenizer(&corpus, *vocab_size, stop)?
         }
     };
 
-    let mut pass = Pass::new(&tokenizer, output.path(), options)?;
+    let mut pass = Pass::new(&tokenizer, output.path(), options, stop)?;
     pass.run(&corpus, progress)?;
     match pass.pieces {
         0 => {
@@ -140,7 +155,7 @@ pub fn prepare(
         let forced = Some((pass.second_longest(), empty));
         // Its writers still hold tokens, which must not reach the new files.
         drop(pass);
-        pass = Pass::new(&tokenizer, output.path(), options)?;
+        pass = Pass::new(&tokenizer, output.path(), options, stop)?;
         pass.forced = forced;
         pass.run(&corpus, progress)?;
     }
@@ -158,6 +173,7 @@ pub fn prepare(
         skipped_files: pass.skipped_files,
         unigram_entropy: Some(unigram_entropy(&train_counts, &validation_counts)),
     };
+    check(stop)?;
     tokenizer.save(output.path().join(TOKENIZER_FILE))?;
     inputs.save(output.path())?;
     info.save(output.path())?;
@@ -176,7 +192,16 @@ pub fn differences(options: &PrepareOptions) -> Result<Option<Vec<String>>, Data
     inputs.map(|inputs| inputs.differences(options)).transpose()
 }
 
-fn train_tokenizer(corpus: &Corpus, vocab_size: usize) -> Result<Tokenizer, DataError> {
+/// Fails once `stop` is true.
+pub(super) fn check(stop: &AtomicBool) -> Result<(), DataError> {
+    if stop.load(Ordering::Relaxed) { Err(DataError::Stopped) } else { Ok(()) }
+}
+
+fn train_tokenizer(
+    corpus: &Corpus,
+    vocab_size: usize,
+    stop: &AtomicBool,
+) -> Result<Tokenizer, DataError> {
     let mut bytes = 0;
     let texts = corpus
         .pieces()
@@ -184,8 +209,10 @@ fn train_tokenizer(corpus: &Corpus, vocab_size: usize) -> Result<Tokenizer, Data
             bytes += piece.as_ref().map_or(0, |piece| piece.text.len() as u64);
             bytes <= TOKENIZER_TRAINING_BYTES
         })
-        .map(|piece| piece.map(|piece| piece.text));
-    Tokenizer::train(texts, vocab_size)
+        .map(|piece| check(stop).and_then(|()| piece.map(|piece| piece.text)));
+    let tokenizer = Tokenizer::train(texts, vocab_size)?;
+    check(stop)?;
+    Ok(tokenizer)
 }
 
 #[cfg(test)]
@@ -248,6 +275,26 @@ mod tests {
         }
         // The temporary folder is gone.
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_stop_is_noticed_at_every_stage_and_leaves_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let out = folder.path().join("data");
+        let options = options(&[Path::new("builtin:arithmetic")], &out);
+        let wanted = |progress: &Progress| matches!(progress, Progress::Encoding { .. });
+        for stage in [false, true] {
+            let stop = AtomicBool::new(false);
+            let mut seen = 0;
+            let mut progress = |progress: Progress| {
+                seen += 1;
+                stop.fetch_or(wanted(&progress) == stage, Ordering::Relaxed);
+            };
+            let stopped = prepare_unless(&stop, &options, &mut progress);
+            assert!(matches!(stopped, Err(DataError::Stopped)), "{stopped:?}");
+            assert_eq!(seen, 1 + usize::from(stage), "it goes no further");
+            assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+        }
     }
 
     #[test]

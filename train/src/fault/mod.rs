@@ -27,6 +27,8 @@ pub enum FaultKind {
     Kill,
     /// Its process is stopped, as by a machine that hangs.
     Stop,
+    /// It is sent SIGSEGV, as when it reads memory that is not there.
+    Segv,
     /// It panics.
     Panic,
     /// It calls a collective with arguments that cannot be, or, in data loading, returns an error.
@@ -63,7 +65,7 @@ pub enum FaultPhase {
 /// A fault, written as `KIND@PHASE:STEP:RANK`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Fault {
-    /// How: `kill`, `stop`, `panic`, `error`, `skip`, `size`, `slow=SECONDS`,
+    /// How: `kill`, `stop`, `segv`, `panic`, `error`, `skip`, `size`, `slow=SECONDS`,
     /// `nan` or `run=PROGRAM`.
     pub kind: FaultKind,
     /// Where: `start`, `data`, `forward`, `backward`, `optimizer` or `checkpoint`.
@@ -98,7 +100,7 @@ impl FromStr for Fault {
             None => (kind, false),
         };
         let kind = parse_kind(kind).ok_or_else(|| {
-            wrong("KIND is kill, stop, panic, error, skip, size, slow=SECONDS, nan or run=PROGRAM")
+            wrong("KIND is kill, stop, segv, panic, error, skip, size, slow=SECONDS, nan or run=PROGRAM")
         })?;
         let phase = parse_phase(phase).ok_or_else(|| {
             wrong("PHASE is start, data, forward, backward, optimizer or checkpoint")
@@ -128,6 +130,7 @@ fn parse_kind(text: &str) -> Option<FaultKind> {
     Some(match text {
         "kill" => FaultKind::Kill,
         "stop" => FaultKind::Stop,
+        "segv" => FaultKind::Segv,
         "panic" => FaultKind::Panic,
         "error" => FaultKind::Error,
         "skip" => FaultKind::Skip,
@@ -269,6 +272,7 @@ impl Drill {
             // Nothing to do about a signal that cannot be sent: the drill shows that nothing happened.
             FaultKind::Kill => _ = kill_process(getpid(), Signal::KILL),
             FaultKind::Stop => _ = kill_process(getpid(), Signal::STOP),
+            FaultKind::Segv => crate::process::raise_segv(),
             FaultKind::Panic => panic!("{}", self.text()),
             FaultKind::Slow(time) => std::thread::sleep(*time),
             FaultKind::Run(program) => self.run(program),

@@ -14,8 +14,11 @@ use rustix::process::{
 
 use super::LaunchError;
 use super::environment::Job;
+use super::last_words::LastWords;
 use super::logs::{Copying, LAST_OUTPUT, Log, Stream};
+use super::report;
 use super::supervise::Event;
+use crate::process::launcher::Word;
 
 /// A rank that was started.
 pub(super) struct Child {
@@ -26,6 +29,7 @@ pub(super) struct Child {
     started: Instant,
     stderr: Log,
     copying: Vec<Copying>,
+    last_words: LastWords,
     /// Whether the process still exists, if only as a zombie that keeps its number.
     exists: bool,
     /// The last signal that the launcher sent to end it.
@@ -47,6 +51,8 @@ pub(super) struct End {
     pub(super) at: Instant,
     /// Whether the launcher had told it to end.
     pub(super) told: bool,
+    /// What it has told the launcher itself.
+    pub(super) words: Vec<(Word, String)>,
     /// Its last lines on stderr.
     pub(super) last_lines: Vec<String>,
     /// Where all of them are.
@@ -64,8 +70,15 @@ impl Child {
         events: Sender<Event>,
     ) -> Result<Child, LaunchError> {
         let rank = job.rank(index);
-        let stdout = Log::open(log_dir, rank, job.restarts(), Stream::Stdout)?;
-        let stderr = Log::open(log_dir, rank, job.restarts(), Stream::Stderr)?;
+        let open = |stream| match Log::open(log_dir, rank, job.restarts(), stream) {
+            // A job that runs already does not end for a log.
+            Err(error) if job.restart > 0 => {
+                report::say(&format!("{error}; the output of rank {rank} is lost"));
+                Log::nowhere()
+            }
+            opened => opened,
+        };
+        let (stdout, stderr) = (open(Stream::Stdout)?, open(Stream::Stderr)?);
         let output = |log: &Log| match rank {
             0 => Ok(Stdio::piped()),
             _ => log.for_child().map(Stdio::from),
@@ -80,6 +93,8 @@ impl Child {
             // A group of its own: Ctrl-C in the terminal reaches ranks through the launcher alone,
             // and what a rank has started ends with it.
             .process_group(0);
+        let last_words = LastWords::of(&mut command)
+            .map_err(|source| LaunchError::System { what: "make a pipe", source })?;
         let process = command
             .spawn()
             .map_err(|source| LaunchError::Start { program: program.to_owned(), source })?;
@@ -92,6 +107,7 @@ impl Child {
             started: Instant::now(),
             stderr,
             copying: Vec::new(),
+            last_words,
             exists: true,
             ended_by: None,
         };
@@ -141,7 +157,11 @@ impl Child {
         let status: ExitStatus = self.process.wait().map_err(error)?;
         self.exists = false;
         for copying in self.copying.drain(..) {
-            copying.finish(Instant::now() + LAST_OUTPUT);
+            let lost = copying.finish(Instant::now() + LAST_OUTPUT);
+            if lost > 0 {
+                let rank = self.rank;
+                report::say(&format!("rank {rank}: its log could not take {lost} bytes"));
+            }
         }
         Ok(End {
             rank: self.rank,
@@ -151,6 +171,7 @@ impl Child {
             after: at.saturating_duration_since(self.started),
             at,
             told: self.ended_by.is_some(),
+            words: self.last_words.read(),
             last_lines: self.stderr.tail(),
             stderr: self.stderr.path.clone(),
         })

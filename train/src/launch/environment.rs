@@ -1,9 +1,9 @@
 //! What a rank is told: the variables that torchrun sets, and Kiln's own.
 
-use crate::place::{Node, SECRET};
+use std::time::Duration;
 
-/// The launcher's process id, so that a rank can end with it.
-pub(super) const LAUNCHER_PID: &str = "KILN_LAUNCHER_PID";
+use crate::place::{Node, SECRET};
+use crate::process::launcher::{GRACE, LAUNCHER_PID};
 
 /// One life of a job on this node.
 pub(super) struct Job {
@@ -13,6 +13,8 @@ pub(super) struct Job {
     pub(super) name: String,
     /// How often this launcher has started the ranks again.
     pub(super) restart: u64,
+    /// Time between SIGTERM and SIGKILL.
+    pub(super) grace: Duration,
 }
 
 impl Job {
@@ -50,6 +52,7 @@ impl Job {
             // Unlike torchrun, this launcher keeps nothing on the master's port.
             ("TORCHELASTIC_USE_AGENT_STORE", "False".to_owned()),
             (LAUNCHER_PID, std::process::id().to_string()),
+            (GRACE, self.grace.as_secs_f64().to_string()),
         ];
         variables.extend(node.secret.clone().map(|secret| (SECRET, secret)));
         variables

@@ -9,6 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::LaunchError;
+use crate::process::output;
 
 /// The folder of logs in a run folder.
 pub(super) const LOGS: &str = "logs";
@@ -77,6 +78,15 @@ impl Log {
         }
     }
 
+    /// A log that keeps nothing.
+    pub(super) fn nowhere() -> Result<Log, LaunchError> {
+        let path = PathBuf::from("/dev/null");
+        match OpenOptions::new().append(true).open(&path) {
+            Ok(file) => Ok(Log { path, file, start: 0 }),
+            Err(source) => Err(LaunchError::Log { path, source }),
+        }
+    }
+
     /// The file, for a child to write to by itself: nothing it says is lost if the launcher dies.
     pub(super) fn for_child(&self) -> Result<File, LaunchError> {
         let error = |source| LaunchError::Log { path: self.path.clone(), source };
@@ -93,6 +103,7 @@ impl Log {
         let (done, finished) = mpsc::channel();
         let copy = move || {
             let mut buffer = vec![0; 64 * 1024];
+            let mut lost = 0;
             loop {
                 let read = match pipe.read(&mut buffer) {
                     Ok(0) => break,
@@ -101,13 +112,15 @@ impl Log {
                     Err(_) => break,
                 };
                 // A full disk or a closed console is no reason to stop the rank.
-                let _ = file.write_all(&buffer[..read]);
+                if file.write_all(&buffer[..read]).is_err() {
+                    lost += read;
+                }
                 let _ = match stream {
-                    Stream::Stdout => show(std::io::stdout().lock(), &buffer[..read]),
-                    Stream::Stderr => show(std::io::stderr().lock(), &buffer[..read]),
+                    Stream::Stdout => output::Stdout.write_all(&buffer[..read]),
+                    Stream::Stderr => output::Stderr.write_all(&buffer[..read]),
                 };
             }
-            let _ = done.send(());
+            let _ = done.send(lost);
         };
         thread::Builder::new()
             .name("kiln-log".to_owned())
@@ -120,7 +133,11 @@ impl Log {
     pub(super) fn tail(&self) -> Vec<String> {
         let read = || {
             let mut file = File::open(&self.path)?;
-            let end = file.metadata()?.len();
+            let metadata = file.metadata()?;
+            if !metadata.is_file() {
+                return Ok(Vec::new());
+            }
+            let end = metadata.len();
             let start = self.start.max(end.saturating_sub(TAIL_BYTES));
             file.seek(SeekFrom::Start(start))?;
             let mut bytes = Vec::new();
@@ -138,20 +155,16 @@ impl Log {
     }
 }
 
-fn show(mut console: impl Write, bytes: &[u8]) -> std::io::Result<()> {
-    console.write_all(bytes)?;
-    console.flush()
-}
-
-/// A copy under way.
+/// A copy under way, which ends with the number of bytes that the log could not take.
 #[derive(Debug)]
-pub(super) struct Copying(Receiver<()>);
+pub(super) struct Copying(Receiver<usize>);
 
 impl Copying {
     /// Waits until all is copied, but not beyond `deadline`: a process that the rank has left behind
-    /// may keep the pipe open.
-    pub(super) fn finish(self, deadline: Instant) {
-        let _ = self.0.recv_timeout(deadline.saturating_duration_since(Instant::now()));
+    /// may keep the pipe open. Returns the bytes that are known to be lost.
+    pub(super) fn finish(self, deadline: Instant) -> usize {
+        let left = deadline.saturating_duration_since(Instant::now());
+        self.0.recv_timeout(left).unwrap_or_default()
     }
 }
 

@@ -4,8 +4,10 @@
 //! - `environment`: what a rank is told;
 //! - `child`: one rank as a process, `logs`: where its output goes;
 //! - `supervise`: one life of all ranks, from start to the end of the last one;
-//! - `verdict`: what came of it, `report`: in words;
-//! - `orphan`: ranks end with their launcher.
+//! - `last_words`: what ranks tell besides what they log;
+//! - `verdict`: what came of it, `report`: in words.
+//!
+//! Ranks end with their launcher: see [`end_with_launcher`].
 //!
 //! No loop here polls: a thread per child waits for its end, one for signals, and one loop receives
 //! what they say.
@@ -13,8 +15,8 @@
 mod args;
 mod child;
 mod environment;
+mod last_words;
 mod logs;
-mod orphan;
 mod report;
 mod supervise;
 mod verdict;
@@ -26,9 +28,9 @@ use std::time::Duration;
 
 use crate::place::{Node, SECRET};
 
+pub use crate::process::end_with_launcher;
 pub use args::{LaunchArgs, LaunchArgsError, run_node};
 pub(crate) use logs::is_log_folder;
-pub use orphan::end_with_launcher;
 
 use environment::Job;
 use supervise::{Life, Signals};
@@ -111,7 +113,7 @@ pub fn run(options: &Options) -> Result<u8, LaunchError> {
             )),
         }
     }
-    let mut job = Job { node, name, restart: 0 };
+    let mut job = Job { node, name, restart: 0, grace: options.grace };
     loop {
         if choose_port {
             job.node.master.port = free_port(&job.node.master.host)?;
@@ -121,7 +123,6 @@ pub fn run(options: &Options) -> Result<u8, LaunchError> {
             program: &options.program,
             arguments: &options.arguments,
             log_dir: &log_dir,
-            grace: options.grace,
         };
         let ends = life.run(&signals)?;
         let verdict = Verdict::of(&ends);

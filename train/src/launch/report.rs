@@ -1,39 +1,49 @@
 //! What the launcher says: the root cause first, then what followed from it.
 
-use std::io::Write;
-
 use super::child::End;
 use super::environment::Job;
 use super::supervise::Ends;
 use super::verdict::Verdict;
+use crate::process::launcher::Word;
+use crate::process::output::complain;
 
-/// Says something on stderr. Nobody may be listening any more.
+/// Characters of a text by which it is found in a log.
+const COMPARED: usize = 200;
+
+/// Says something on stderr.
 pub(super) fn say(text: &str) {
-    let _ = writeln!(std::io::stderr().lock(), "kiln launch: {text}");
+    complain(&format!("kiln launch: {text}"));
 }
 
 /// Tells how the ranks ended, unless all is well.
 pub(super) fn tell(job: &Job, ends: &Ends, verdict: &Verdict) {
+    for end in &ends.ranks {
+        for (_, note) in end.words.iter().filter(|(word, _)| *word == Word::Note) {
+            say(&format!("rank {}: {note}", end.rank));
+        }
+    }
     match verdict {
         Verdict::Done => return,
         Verdict::Preempted => return say("preempted; the ranks have saved their state"),
         _ => {}
     }
     let mut failed: Vec<&End> = ends.ranks.iter().filter(|end| end.failed()).collect();
-    // The earliest of those that nobody told to end; the others follow from it.
-    failed.sort_by_key(|end| (end.told, end.at));
+    // The earliest of those that nobody told to end and that blame no other; the others follow from it.
+    failed.sort_by_key(|end| (end.told, end.is_consequence(), end.at));
     let Some((cause, others)) = failed.split_first() else { return };
     let first = match cause.told {
         true => "did not end well when told to",
         false => "failed first",
     };
     say(&format!("rank {} (pid {}) {first}: {}", cause.rank, cause.pid, how(cause)));
+    show_words(cause);
     show_stderr(cause);
     for end in others {
         let why = if end.told { "told to end by the launcher" } else { "failed after it" };
         say(&format!("rank {} (pid {}) {why}: {}", end.rank, end.pid, how(end)));
         match end.last_lines == cause.last_lines && !end.last_lines.is_empty() {
             _ if end.told => {}
+            _ if end.last_lines.is_empty() && !end.words.is_empty() => show_words(end),
             true => say(&format!("  it says the same ({})", end.stderr.display())),
             false => show_stderr(end),
         }
@@ -60,8 +70,22 @@ fn how(end: &End) -> String {
     format!("{what} after {after:.1} s{hint}")
 }
 
+/// Shows why a rank says that it failed, unless its log says so too.
+fn show_words(end: &End) {
+    for (_, text) in end.words.iter().filter(|(word, _)| *word != Word::Note) {
+        let mut lines = text.lines();
+        let first: String = lines.next().unwrap_or_default().chars().take(COMPARED).collect();
+        if !end.last_lines.iter().any(|line| line.contains(&first)) {
+            text.lines().for_each(|line| say(&format!("  it says: {line}")));
+        }
+    }
+}
+
 fn show_stderr(end: &End) {
     let path = end.stderr.display();
+    if end.last_lines.is_empty() && !end.words.is_empty() {
+        return;
+    }
     if end.last_lines.is_empty() {
         return say(&format!("  it wrote nothing to stderr ({path})"));
     }

@@ -15,6 +15,7 @@ use super::LaunchError;
 use super::child::{Child, End};
 use super::environment::Job;
 use super::report;
+use crate::process;
 
 /// How long the others get to end by themselves when a rank has failed: they notice it, exchange
 /// what they know, and say what went wrong.
@@ -46,8 +47,10 @@ pub(super) struct Signals {
 impl Signals {
     pub(super) fn register() -> Result<Signals, LaunchError> {
         let error = |what| move |source| LaunchError::System { what, source };
-        let mut signals = iterator::Signals::new([SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1])
-            .map_err(error("watch for signals"))?;
+        // `nohup`, and shells for what they start in the background, ignore signals on purpose.
+        let heard = [SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1];
+        let heard = heard.into_iter().filter(|signal| !process::is_ignored(*signal));
+        let mut signals = iterator::Signals::new(heard).map_err(error("watch for signals"))?;
         let handle = signals.handle();
         let (events, receiver) = mpsc::channel();
         let sender = events.clone();
@@ -101,7 +104,6 @@ pub(super) struct Life<'a> {
     pub(super) program: &'a Path,
     pub(super) arguments: &'a [OsString],
     pub(super) log_dir: &'a Path,
-    pub(super) grace: Duration,
 }
 
 impl Life<'_> {
@@ -159,10 +161,10 @@ impl Life<'_> {
         report::say(&format!(
             "{}: the ranks have {} s to save and end",
             report::signal_name(signal),
-            self.grace.as_secs_f64()
+            self.job.grace.as_secs_f64()
         ));
         children.iter_mut().for_each(|child| child.end(Signal::TERM));
-        Next::Kill(Instant::now() + self.grace)
+        Next::Kill(Instant::now() + self.job.grace)
     }
 
     /// Does what was due.
@@ -170,7 +172,7 @@ impl Life<'_> {
         match next {
             Next::Terminate(_) => {
                 children.iter_mut().for_each(|child| child.end(Signal::TERM));
-                Next::Kill(Instant::now() + self.grace.min(GRACE_AFTER_FAILURE))
+                Next::Kill(Instant::now() + self.job.grace.min(GRACE_AFTER_FAILURE))
             }
             Next::Kill(_) => {
                 children.iter_mut().for_each(|child| child.end(Signal::KILL));

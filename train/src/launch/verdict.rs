@@ -3,6 +3,7 @@
 use super::PREEMPTED;
 use super::child::End;
 use super::supervise::Ends;
+use crate::process::launcher::Word;
 
 /// Exit code of a failure.
 const FAILED: u8 = 1;
@@ -31,6 +32,12 @@ impl End {
     /// Whether this end is a failure.
     pub(super) fn failed(&self) -> bool {
         self.code != Some(0) && self.code != Some(PREEMPTED.into())
+    }
+
+    /// Whether it says itself that another rank is the cause.
+    pub(super) fn is_consequence(&self) -> bool {
+        let last = self.words.iter().rfind(|(word, _)| *word != Word::Note);
+        last.is_some_and(|(word, _)| *word == Word::Consequence)
     }
 }
 

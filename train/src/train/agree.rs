@@ -15,6 +15,7 @@ use super::plan::{Outline, Plan};
 use super::{RunOptions, TrainError};
 use crate::checkpoint::Architecture;
 use crate::config::Config;
+use crate::data::DataError;
 use crate::device::Selected;
 use crate::world;
 
@@ -28,7 +29,12 @@ const BEAT: Duration = Duration::from_secs(5);
 #[derive(Serialize, Deserialize)]
 enum Answer {
     Plan(Box<Outline>),
-    Failed { message: String, usage: bool },
+    Failed {
+        message: String,
+        usage: bool,
+    },
+    /// Somebody asked it to stop before there was a plan.
+    Stopped,
 }
 
 /// Fails unless all ranks have the same configuration, arguments and build. Collective.
@@ -66,6 +72,7 @@ pub(super) fn on_plan(
         return match serde_json::from_slice(&listen(world, timeout)?) {
             Ok(Answer::Plan(outline)) => outline.into_plan(options, device),
             Ok(Answer::Failed { message, usage }) => Err(TrainError::Rank0 { message, usage }),
+            Ok(Answer::Stopped) => Err(DataError::Stopped.into()),
             Err(error) => Err(TrainError::Rank0 { message: error.to_string(), usage: false }),
         };
     }
@@ -91,6 +98,7 @@ pub(super) fn on_plan(
     let answer = match &plan {
         Ok(plan) => Answer::Plan(Box::new(plan.outline())),
         Err(TrainError::Shard(_)) => return plan,
+        Err(TrainError::Data(DataError::Stopped)) => Answer::Stopped,
         Err(error) => Answer::Failed { message: error.to_string(), usage: error.is_usage() },
     };
     let answer = serde_json::to_vec(&answer)

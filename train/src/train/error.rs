@@ -218,6 +218,11 @@ impl TrainError {
         }
     }
 
+    /// Whether nothing went wrong: somebody asked for a stop before there was anything to save.
+    pub fn is_stop(&self) -> bool {
+        matches!(self, TrainError::Data(DataError::Stopped))
+    }
+
     /// Says where the flight recorders are, if the error is of the kind that they explain.
     pub(crate) fn with_flights(self, out: &Path) -> Self {
         let out = out.to_owned();
@@ -245,6 +250,7 @@ impl RankError for TrainError {
             }
             TrainError::Checkpoint(error) => error.is_consequence(),
             TrainError::Rank0 { .. } => true,
+            TrainError::Rank { source, .. } => source.is_consequence(),
             #[cfg(feature = "cuda")]
             TrainError::Nccl { source, .. } => {
                 use kiln_collectives::{CommError, nccl::NcclError};

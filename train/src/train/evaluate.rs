@@ -23,6 +23,20 @@ pub fn evaluate<B: Layer>(
     samples: u64,
     rows: usize,
 ) -> Result<(f64, u64), TrainError> {
+    let whole = evaluate_while(model, device, source, samples, rows, || Ok(true))?;
+    Ok(whole.unwrap_or_else(|| unreachable!("invariant: it is not told to end early")))
+}
+
+/// [`evaluate`] for as long as `go_on` says so between two passes, the same on all ranks; `None` if it
+/// was ended before.
+pub(super) fn evaluate_while<B: Layer>(
+    model: &ShardedDecoder<B>,
+    device: &Device,
+    source: &BatchSource,
+    samples: u64,
+    rows: usize,
+    mut go_on: impl FnMut() -> Result<bool, TrainError>,
+) -> Result<Option<(f64, u64)>, TrainError> {
     let engine = model.engine();
     let (rank, ranks) = (engine.world().rank() as u64, engine.world().world_size() as u64);
     let available = source.order().num_samples();
@@ -40,9 +54,13 @@ pub fn evaluate<B: Layer>(
         let loss = decoder::loss(&model.pass(device), inputs, targets, 1.0, &context);
         engine.check()?;
         loss_sum += f64::from(loss.into_scalar::<f32>());
+        if !go_on()? && pass + 1 < passes {
+            engine.finish_evaluation()?;
+            return Ok(None);
+        }
     }
     engine.finish_evaluation()?;
     let total = engine.sum_over_ranks("evaluate", &[loss_sum])?;
     let tokens = samples * source.file().seq_len() as u64;
-    Ok((total.iter().sum::<f64>() / tokens as f64, tokens))
+    Ok(Some((total.iter().sum::<f64>() / tokens as f64, tokens)))
 }

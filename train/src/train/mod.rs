@@ -13,6 +13,7 @@ mod memory;
 mod plan;
 mod position;
 mod rank;
+mod surroundings;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -62,6 +63,8 @@ pub struct RunOptions {
     /// The rank that this process is, if a launcher has started one process per rank. Without it,
     /// ranks are threads of this process.
     pub place: Option<Place>,
+    /// Whether this process trains by itself although its environment says that it is one rank of several.
+    pub alone: bool,
     /// Once it is true, in any process of the run, all ranks save a checkpoint after the step they
     /// are in, and the run ends.
     pub stop: Arc<AtomicBool>,
@@ -137,6 +140,7 @@ fn run_decoder<B: Layer>(
     let decoder = |model: &ModelConfig, key: Key, device: &Device| {
         Decoder::with_blocks(model, key, device, |index| block(model, index, key, device))
     };
+    surroundings::check(options)?;
     let config = with_ranks(config, options)?;
     let device = Selected::new(&config, options.place.as_ref())?;
     let decoder = RunDecoder { architecture, make: &decoder };

@@ -172,7 +172,7 @@ impl Draft {
         }
         let resumed = found.resume.as_ref();
         let trained_on = resumed.and_then(|checkpoint| checkpoint.state().data_sha256.as_deref());
-        let data = prepared::open(&config.data, config.train.seed, trained_on)?;
+        let data = prepared::open(&config.data, config.train.seed, trained_on, &options.stop)?;
         let model = resolve_model(config, &data, init.as_ref())?;
         let warnings = memory::check(config, &model, units, device, place)?;
         if !config.train.freeze.is_empty() {

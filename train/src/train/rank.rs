@@ -1,7 +1,10 @@
 //! What one rank does from the first to the last step.
 
+mod grace;
+mod pace;
 mod save;
 mod step;
+mod stop;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -15,15 +18,19 @@ use kiln_model::layers::Layer;
 use kiln_model::{Key, ModelConfig};
 use kiln_shard::{EngineBuilder, LossScale};
 
+use super::evaluate::evaluate_while;
 use super::folder::metrics_of_run;
-use super::{Plan, Summary, TrainError, evaluate, policy};
+use super::{Plan, Summary, TrainError, policy};
 use crate::checkpoint::Saver;
 use crate::data::{BatchSource, Split, TokenFile};
 use crate::fault::Drill;
 use crate::generate::{self, Sampling};
 use crate::metrics::{EvalMetrics, Reporter, say};
+use crate::process::position;
 use crate::sharded::ShardedDecoder;
 use crate::source::ModelSource;
+use grace::Grace;
+use pace::Pace;
 
 /// Makes the decoder of a run, weights not yet initialised.
 pub(super) type MakeDecoder<'a, B> = dyn Fn(&ModelConfig, Key, &Device) -> Decoder<B> + Sync + 'a;
@@ -53,6 +60,11 @@ struct Rank<'a, B> {
     /// The last checkpoint of this run that is complete.
     saved: Option<PathBuf>,
     drill: Option<Arc<Drill>>,
+    /// When the ranks ask each other whether to stop.
+    pace: Pace,
+    grace: Grace,
+    /// Tells where this rank is if a signal ends the process.
+    position: position::Present,
     started: Instant,
 }
 
@@ -88,6 +100,7 @@ impl<'a, B: Layer> Rank<'a, B> {
     ) -> Result<Self, TrainError> {
         let started = Instant::now();
         world.recorder().set_activity("start");
+        let position = position::Present::new(world.rank(), world.recorder().clone());
         let Plan { config, model, .. } = plan;
         let (rank, ranks) = (world.rank(), world.world_size());
         let data = |split, shuffle| {
@@ -141,6 +154,9 @@ impl<'a, B: Layer> Rank<'a, B> {
             saver: Saver::new(save::options(plan), rank),
             saved: None,
             drill,
+            pace: Pace::new(),
+            grace: Grace::new(),
+            position,
             started,
         })
     }
@@ -199,8 +215,16 @@ impl<'a, B: Layer> Rank<'a, B> {
         let steps = config.train.steps;
         let (mut loss, mut val_loss) = (None, None);
         let mut issued = None;
+        if self.step < steps && self.asked_to_stop()? {
+            return self.stop(reporter.as_ref(), loss);
+        }
         while self.step < steps {
-            let (now, step::Together { stop, saving, .. }) = self.train_step()?;
+            let Some((now, step::Together { stop, saving, .. })) = self.train_step()? else {
+                if let Some(ripe) = issued.take() {
+                    loss = Some(self.settle_step(ripe, reporter.as_mut())?);
+                }
+                return self.stop(reporter.as_ref(), loss);
+            };
             let last = self.step == steps;
             let (evaluate, save) = (
                 last || due(self.step, config.eval.every),
@@ -218,17 +242,30 @@ impl<'a, B: Layer> Rank<'a, B> {
                 // Whoever asked may not give us the time for more than that.
                 return self.stop(reporter.as_ref(), loss);
             }
-            if evaluate {
-                val_loss = Some(self.evaluate(reporter.as_mut())?);
+            if last {
+                // Nothing is lost if the evaluation takes longer than we are given.
+                self.save(true)?;
             }
-            if save {
-                self.save(last)?;
+            if evaluate {
+                val_loss = self.evaluate(reporter.as_mut(), !stop)?;
+                if val_loss.is_none() {
+                    return self.stop(reporter.as_ref(), loss);
+                }
+            }
+            if save && !last {
+                self.save(false)?;
+                if !self.saves_in_background() && self.asked_to_stop()? {
+                    return self.stop(reporter.as_ref(), loss);
+                }
             }
         }
         // A run that had nothing left to do still says where it stands.
         let val_loss = match val_loss {
             Some(val_loss) => val_loss,
-            None => self.evaluate(None)?,
+            None => match self.evaluate(None, true)? {
+                Some(val_loss) => val_loss,
+                None => return self.stop(reporter.as_ref(), loss),
+            },
         };
         let sample = self.sample()?;
         self.settle_save()?;
@@ -244,40 +281,31 @@ impl<'a, B: Layer> Rank<'a, B> {
         Ok(Summary { steps, loss, val_loss, checkpoint, sample, preempted })
     }
 
-    /// Saves a checkpoint and ends the run before its end.
-    fn stop(
+    /// The validation loss; `None` if the ranks were asked to stop meanwhile and `may_stop`.
+    fn evaluate(
         &mut self,
-        reporter: Option<&Reporter>,
-        loss: Option<f64>,
-    ) -> Result<Summary, TrainError> {
-        self.save(true)?;
-        self.settle_save()?;
-        let checkpoint = self.saved.clone().unwrap_or_else(|| self.plan.checkpoints());
-        if let Some(reporter) = reporter {
-            reporter.finish();
-            say(&format!(
-                "stopped as asked: {} of {} steps, checkpoint {}; go on with --resume latest",
-                self.step,
-                self.plan.config.train.steps,
-                checkpoint.display()
-            ));
-        }
-        let (steps, val_loss, sample, preempted) = (self.step, None, None, true);
-        Ok(Summary { steps, loss, val_loss, checkpoint, sample, preempted })
-    }
-
-    fn evaluate(&self, reporter: Option<&mut Reporter>) -> Result<f64, TrainError> {
-        self.model.engine().set_activity("evaluation");
-        let section = &self.plan.config.eval;
-        let rows = self.plan.config.train.micro_batch;
-        let (val_loss, val_tokens) =
-            evaluate(&self.model, &self.device, &self.validation, section.samples, rows)?;
+        reporter: Option<&mut Reporter>,
+        may_stop: bool,
+    ) -> Result<Option<f64>, TrainError> {
+        let Rank { plan, model, device, validation, pace, .. } = self;
+        model.engine().set_activity("evaluation");
+        let (samples, rows) = (plan.config.eval.samples, plan.config.train.micro_batch);
+        pace.begin();
+        let go_on = || {
+            let stop = pace.end() && pace.ask(model.engine(), &plan.stop)?.0;
+            Ok(!(stop && may_stop))
+        };
+        let Some((val_loss, val_tokens)) =
+            evaluate_while(model, device, validation, samples, rows, go_on)?
+        else {
+            return Ok(None);
+        };
         if let Some(reporter) = reporter {
             let metrics = EvalMetrics { step: self.step, val_loss, val_tokens };
             let path = metrics_of_run(&self.plan.out);
             reporter.evaluation(&metrics).map_err(TrainError::io("write", &path))?;
         }
-        Ok(val_loss)
+        Ok(Some(val_loss))
     }
 
     /// Text from the trained model. All ranks compute it together; rank 0 shows it.

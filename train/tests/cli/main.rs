@@ -23,6 +23,7 @@
 //! - `processes`: runs of which each rank knows its own arguments only;
 //! - `presets`, `debug`: the configurations of this repository;
 //! - `shapes`: models with the shapes of Llama and Qwen;
+//! - `surroundings`: a program that calls the library without setting up its process;
 //! - `extension`: a layer that these crates do not know, trained under every strategy.
 
 mod bad_checkpoint;
@@ -62,5 +63,6 @@ mod resume;
 mod run_folder;
 mod shapes;
 mod support;
+mod surroundings;
 #[cfg(feature = "cuda")]
 mod trace;

@@ -6,8 +6,10 @@
 //! kills`. Full and read-only disks (mount namespaces needed): `… -- --ignored disk`. Two machines, made of network namespaces (root and
 //! iproute2 needed): `… -- --ignored netns`. None of it links burn.
 
+mod crash;
 mod matrix;
 mod netns;
+mod output;
 mod parity;
 mod preemption;
 mod saving;

@@ -1,9 +1,12 @@
-//! Processes that are asked to stop save at a step boundary, all of them, and go on later.
+//! Processes that are asked to stop save the last step that is whole, all of them, and go on later.
 
+use std::fmt::Write as _;
+use std::fs;
+use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
-use crate::support::{Ended, Run, config, undisturbed};
+use crate::support::{Ended, Run, config, kiln, undisturbed};
 
 const RANKS: usize = 2;
 
@@ -45,4 +48,105 @@ fn a_job_that_is_asked_to_stop_saves_and_goes_on_to_the_same_bits() {
         assert_eq!(run.losses(), undisturbed(RANKS), "{name}");
         assert_eq!(run.orphans(), Vec::<String>::new());
     }
+}
+
+/// A fault drill in which `rank` is asked to stop at the start of `step`.
+fn asked_in(run: &Run, name: &str, step: u64, rank: usize) -> String {
+    format!("run={}@data:{step}:{rank}", run.signalling(name))
+}
+
+/// Of the first step of a life nobody knows how long it takes, so it can be given up; of later ones it
+/// is known that they are short.
+#[test]
+fn a_step_that_may_be_long_is_given_up_and_done_again_to_the_same_bits() {
+    config();
+    let run = Run::new();
+    // (the step in whose first micro-batch a rank is asked, the rank, steps done then)
+    for (life, (asked, rank, done)) in [(1, 1, 0), (4, 0, 4), (5, 1, 4)].into_iter().enumerate() {
+        let fault = asked_in(&run, ["TERM", "USR1"][life % 2], asked, rank);
+        let resume: &[&str] = if life > 0 { &["--resume", "latest"] } else { &[] };
+        let ended = run.launch(RANKS, &[], &[&["--fault", &fault], resume].concat());
+        assert_eq!(ended.code, Some(75), "{ended:?}");
+        let said = format!("stopped as asked: {done} of 8 steps, checkpoint ");
+        assert!(ended.stdout.contains(&said), "{ended:?}");
+        assert_eq!(run.check_checkpoints().last().copied(), Some(done), "{ended:?}");
+        assert_eq!(run.losses().len() as u64, done, "{ended:?}");
+        assert!(!run.out().join("flight").exists());
+    }
+    let ended = run.launch(RANKS, &[], &["--resume", "latest"]);
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    assert_eq!(run.losses(), undisturbed(RANKS));
+    assert_eq!(run.orphans(), Vec::<String>::new());
+}
+
+#[test]
+fn a_run_that_is_asked_to_stop_while_it_saves_begins_no_other_step() {
+    config();
+    for way in ["checkpoint.async=false", "checkpoint.format=full"] {
+        let run = Run::new();
+        let fault = format!("run={}@checkpoint:4:1", run.signalling("TERM"));
+        let ended = run.train_alone(RANKS, &["--set", way, "--fault", &fault]);
+        assert_eq!(ended.code, Some(75), "{ended:?}");
+        assert!(ended.stdout.contains("stopped as asked: 4 of 8 steps"), "{ended:?}");
+        assert_eq!(run.check_checkpoints(), [2, 4]);
+    }
+}
+
+#[test]
+fn work_that_is_longer_than_the_grace_is_said_once() {
+    config();
+    let run = Run::new();
+    let ended = run.launch(RANKS, &["--grace-s", "0"], &[]);
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    let said = ended.stderr.lines().filter(|line| line.contains("longer than the 0 s"));
+    assert_eq!(said.count(), 1, "{ended:?}");
+    assert!(ended.stderr.contains("a micro-batch takes"), "{ended:?}");
+    assert!(ended.stderr.contains("--grace-s"), "{ended:?}");
+}
+
+/// Reads what a process prints until a line contains `text`; the rest is read to its end.
+fn end_after(mut process: Child, text: &str, name: &str) -> Ended {
+    let mut output = BufReader::new(process.stdout.take().expect("its output"));
+    let mut said = String::new();
+    while !said.lines().last().unwrap_or_default().contains(text) {
+        assert!(output.read_line(&mut said).expect("lines") > 0, "{text} was not said: {said}");
+    }
+    signal(name, &process);
+    output.read_to_string(&mut said).expect("text");
+    let mut ended = Ended::from(process.wait_with_output().expect("an end"));
+    ended.stdout = said;
+    ended
+}
+
+#[test]
+fn preparing_data_is_given_up_when_asked() {
+    let run = Run::new();
+    fs::create_dir_all(run.out()).expect("a folder");
+    let (text, data) = (run.out().join("text.txt"), run.out().join("data"));
+    // Enough for many times what passes until the signal arrives.
+    let mut content = String::new();
+    for line in 0..600_000_u64 {
+        writeln!(content, "{} and {}", line * 7919 % 1009, line % 97).expect("text");
+    }
+    fs::write(&text, content).expect("a file");
+    let [text, data] = [text, data].map(|path| path.display().to_string());
+    let arguments = ["data", "prepare", "--input", &text, "--out", &data, "--vocab-size", "300"];
+    let process = kiln(arguments).spawn().expect("kiln starts");
+    let ended = end_after(process, "data: encoded", "TERM");
+    assert_eq!((ended.code, ended.stderr.as_str()), (Some(75), ""), "{ended:?}");
+    let last = ended.stdout.lines().last().unwrap_or_default();
+    assert!(last.starts_with("stopped as asked while data was prepared"), "{ended:?}");
+    assert!(!fs::exists(&data).expect("a folder"));
+
+    // All ranks of a job wait for rank 0, which prepares.
+    let sets = [format!("data.text=[{text:?}]"), format!("data.path={data:?}")];
+    config();
+    let job = Run::new();
+    let train = ["--set", &sets[0], "--set", &sets[1]];
+    let process = job.launcher(RANKS, &["--grace-s", "30"], &train).spawn().expect("kiln starts");
+    let ended = end_after(process, "data: encoded", "TERM");
+    assert_eq!(ended.code, Some(75), "{ended:?}");
+    assert!(ended.stdout.contains("stopped as asked while data was prepared"), "{ended:?}");
+    assert!(!fs::exists(&data).expect("a folder"));
+    assert_eq!(job.orphans(), Vec::<String>::new());
 }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::OnceLock;
@@ -164,6 +165,22 @@ impl Run {
             Some((value.get("step")?.as_u64()?, value.get("loss")?.to_string()))
         };
         text.lines().filter_map(line).collect()
+    }
+
+    /// A program that a fault drill runs.
+    pub fn script(&self, text: &str) -> String {
+        let path = self.folder.path().join("drill.sh");
+        fs::write(&path, format!("#!/bin/sh\n{text}\n")).expect("a script");
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("it can be run");
+        path.display().to_string()
+    }
+
+    /// A program that sends a signal to the rank that runs it, and ends when that has been delivered.
+    pub fn signalling(&self, name: &str) -> String {
+        self.script(&format!(
+            "kill -{name} $PPID\n\
+             until grep -q '^ShdPnd:[[:space:]]*0*$' /proc/$PPID/status; do sleep 0.01; done"
+        ))
     }
 
     /// Everything that ranks said in one life, by rank.

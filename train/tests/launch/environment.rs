@@ -25,10 +25,14 @@ fn a_rank_has_torchruns_variables() {
         let rank = 2 + local_rank;
         let mut told = told(&job, rank);
         assert!(told.remove("KILN_LAUNCHER_PID").is_some_and(|pid| pid.parse::<u32>().is_ok()));
+        let pipe = told.remove("KILN_LAUNCHER_PIPE").expect("a pipe");
+        let numbers: Vec<_> = pipe.split(':').map(str::parse::<u64>).collect();
+        assert!(matches!(numbers[..], [Ok(3..), Ok(_)]), "{pipe}");
         let (rank, local_rank) = (rank.to_string(), local_rank.to_string());
         let expected = [
             ("GROUP_RANK", "1"),
             ("GROUP_WORLD_SIZE", "2"),
+            ("KILN_GRACE_S", "30"),
             ("KILN_JOB_SECRET", "open sesame"),
             ("LOCAL_RANK", local_rank.as_str()),
             ("LOCAL_WORLD_SIZE", "2"),

@@ -94,3 +94,22 @@ fn a_stopped_rank_does_not_hold_up_the_end() {
     assert!(ended.stderr.contains("rank 0 (pid "), "{ended:?}");
     assert!(ended.stderr.contains("told to end by the launcher: killed by SIGKILL"), "{ended:?}");
 }
+
+/// `nohup`, and a shell that starts something in the background, ignore signals on purpose.
+#[test]
+fn signals_that_are_ignored_from_the_start_end_nothing() {
+    let job = Job::new("touch ready.$RANK; wait_for go; exit 0");
+    let launch = job.launcher(&["--nproc-per-node", "2"], &[]);
+    let mut shell = std::process::Command::new("sh");
+    shell.args(["-c", "trap '' HUP INT QUIT; exec \"$0\" \"$@\""]);
+    shell.arg(launch.get_program()).args(launch.get_args()).current_dir(job.path(""));
+    shell.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
+    let launcher = shell.spawn().expect("a shell");
+    job.wait_for(&READY);
+    for signal in ["HUP", "INT", "QUIT"] {
+        send(signal, &launcher);
+    }
+    std::fs::write(job.path("go"), "").expect("a file");
+    let ended = finish(launcher);
+    assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), ""), "{ended:?}");
+}

@@ -6,7 +6,8 @@ use kiln_model::layers::Layer;
 
 use super::Rank;
 use crate::checkpoint::{
-    CheckpointError, CheckpointState, Keep, Progress, SaveContext, SaveOptions, SavedOptimizer,
+    CheckpointError, CheckpointState, Format, Keep, Progress, SaveContext, SaveOptions,
+    SavedOptimizer,
 };
 use crate::config::OnFailure;
 use crate::train::{Plan, TrainError};
@@ -27,9 +28,8 @@ impl<B: Layer> Rank<'_, B> {
     /// Begins to save. What fails is an error if it is the `last` save of the run, or if the
     /// configuration says so.
     pub(super) fn save(&mut self, last: bool) -> Result<(), TrainError> {
-        // The one before, so that its failure is told from that of this one.
-        let settled = self.saver.settle(self.model.engine());
-        self.note_save(settled, false)?;
+        // So that its failure is told from that of this one.
+        self.settle_earlier_save()?;
         let Plan { config, config_text, architecture, model, data, .. } = self.plan;
         self.model.engine().set_activity("checkpoint");
         let state = CheckpointState {
@@ -52,6 +52,18 @@ impl<B: Layer> Rank<'_, B> {
         };
         let begun = self.saver.begin(self.model.engine(), context);
         self.note_save(begun, last)
+    }
+
+    /// Waits for the save in the background, after which the run goes on.
+    pub(super) fn settle_earlier_save(&mut self) -> Result<(), TrainError> {
+        let settled = self.saver.settle(self.model.engine());
+        self.note_save(settled, false)
+    }
+
+    /// Whether a save goes on behind the steps that follow it.
+    pub(super) fn saves_in_background(&self) -> bool {
+        let section = &self.plan.config.checkpoint;
+        section.background && section.format == Format::Sharded
     }
 
     /// Goes on with the save in the background, if there is one.

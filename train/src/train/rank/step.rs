@@ -33,6 +33,8 @@ pub(super) struct Issued {
 /// What the ranks tell each other after every step.
 pub(super) struct Together {
     peak_bytes: u64,
+    /// The longest micro-batch of any rank, in seconds.
+    longest_pass: f64,
     /// Whether some rank has been asked to stop.
     pub(super) stop: bool,
     /// How far the save in the background is.
@@ -40,8 +42,9 @@ pub(super) struct Together {
 }
 
 impl<B: Layer> Rank<'_, B> {
-    /// Issues one optimizer step. Nothing in it waits for a GPU.
-    pub(super) fn train_step(&mut self) -> Result<(Issued, Together), TrainError> {
+    /// Issues one optimizer step. Nothing in it waits for a GPU. `None` if the ranks were asked to stop
+    /// in the middle of it: all is as it was after the step before.
+    pub(super) fn train_step(&mut self) -> Result<Option<(Issued, Together)>, TrainError> {
         let start = Instant::now();
         let Plan { config, model, .. } = self.plan;
         let engine = self.model.engine();
@@ -62,6 +65,7 @@ impl<B: Layer> Rank<'_, B> {
                 micro_batch as u64,
             );
             let first = self.next_sample + offset;
+            self.pace.begin();
             let batch = self.fetch(first)?;
             engine.set_activity("forward");
             let inputs = device::tokens(batch.inputs, micro_batch, batch.seq_len, &training);
@@ -71,18 +75,32 @@ impl<B: Layer> Rank<'_, B> {
             let loss = decoder::loss(&pass, inputs, targets, 1.0 / tokens as f64, &context);
             engine.check()?;
             engine.set_activity("backward");
-            engine.backward(loss, index + 1 == self.micro_batches())?;
+            let last = index + 1 == self.micro_batches();
+            engine.backward(loss, last)?;
+            if self.pace.end() && !last {
+                let (stop, longest) = self.pace.ask(engine, &self.plan.stop)?;
+                if stop {
+                    // Gradients of a step that does not end, and weights that are gathered for it.
+                    engine.begin_step();
+                    engine.finish_evaluation()?;
+                    return Ok(None);
+                }
+                self.grace.mind(longest, None, self.rank);
+            }
         }
         engine.set_activity("optimizer");
         let lr = learning_rate(&config.optim, step, config.train.steps);
         let update = engine.update(&config.optim.adamw(), lr, config.optim.grad_clip)?;
         let together = self.over_ranks()?;
+        self.pace.told(together.longest_pass);
+        let step_s = start.elapsed().as_secs_f64();
+        self.grace.mind(together.longest_pass, Some(step_s), self.rank);
 
         self.step = step;
         self.next_sample += global_batch as u64;
         self.tokens += tokens;
         let (peak_bytes, tokens) = (together.peak_bytes, self.tokens);
-        Ok((Issued { step, update, lr, start, peak_bytes, tokens }, together))
+        Ok(Some((Issued { step, update, lr, start, peak_bytes, tokens }, together)))
     }
 
     /// Finds out what became of a step, and reports it: its loss.
@@ -137,6 +155,7 @@ impl<B: Layer> Rank<'_, B> {
         if let Some(drill) = &self.drill {
             drill.begin_step(step);
         }
+        self.position.begin_step(step);
         self.model.engine().begin_step();
     }
 
@@ -149,19 +168,22 @@ impl<B: Layer> Rank<'_, B> {
         Ok(self.train.fetch(first, self.plan.config.train.micro_batch)?)
     }
 
-    /// The peak of memory maximised, whether anyone is to stop, and how far a save in the background
-    /// is, in one reduction over the ranks.
+    /// The peak of memory and the time of a micro-batch maximised, whether anyone is to stop, and how far
+    /// a save in the background is, in one reduction over the ranks.
     fn over_ranks(&self) -> Result<Together, TrainError> {
         let stop = f64::from(u8::from(self.plan.stop.load(Ordering::Relaxed)));
         let [written, done, failed] = self.saver.progress().to_values();
         let mut values = vec![stop, written, done, failed];
         let first_peak = values.len();
-        values.resize(first_peak + self.ranks, 0.0);
+        let first_pass = first_peak + self.ranks;
+        values.resize(first_pass + self.ranks, 0.0);
         values[first_peak + self.rank] = self.model.engine().peak_bytes() as f64;
+        values[first_pass + self.rank] = self.pace.longest();
         let sums = self.model.engine().sum_in(Phase::Other, "progress", &values)?;
-        let peak = sums[first_peak..].iter().copied().fold(0.0, f64::max);
+        let largest = |values: &[f64]| values.iter().copied().fold(0.0, f64::max);
         Ok(Together {
-            peak_bytes: peak as u64,
+            peak_bytes: largest(&sums[first_peak..first_pass]) as u64,
+            longest_pass: largest(&sums[first_pass..]),
             stop: sums[0] > 0.0,
             saving: Progress::from_values([sums[1], sums[2], sums[3]]),
         })

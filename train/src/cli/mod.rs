@@ -1,0 +1,286 @@
+//! The command line.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Args, Parser, Subcommand};
+use kiln_shard::ranks::RankError;
+
+use crate::bench::{self, CheckpointArgs, GpuArgs, StepArgs, StrategiesOptions};
+use crate::checkpoint::ConvertArgs;
+use crate::config;
+use crate::data::{PrepareOptions, TokenizerSource};
+use crate::doctor::{self, DoctorArgs};
+use crate::eval::EvalArgs;
+use crate::fault::Fault;
+use crate::generate::GenerateArgs;
+use crate::hugging_face::{ExportArgs, ImportArgs};
+use crate::inspect::InspectArgs;
+use crate::launch::{self, LaunchArgs};
+use crate::place::{self, Role};
+use crate::prepared;
+use crate::process::launcher::{self, Word};
+use crate::process::output::{self, complain, say};
+use crate::process::{self, stop_on_signals};
+use crate::train::{self, PositionKey, Resume, RunFolder, RunOptions, TrainError};
+use crate::weights::AllowMissing;
+
+/// Exit code of a run that failed.
+const FAILED: u8 = 1;
+/// Exit code for wrong arguments or configuration.
+const USAGE: u8 = 2;
+
+/// Trains decoder-only language models with fully sharded data parallelism.
+#[derive(Parser)]
+#[command(name = "kiln", version, arg_required_else_help = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Train a model from a configuration file.
+    Train(TrainArgs),
+    /// Start several ranks of a run on this node and watch over them.
+    Launch(LaunchArgs),
+    /// Tell what this process knows about its place among others, its network and its machine.
+    Doctor(DoctorArgs),
+    /// Prepare text for training.
+    Data {
+        #[command(subcommand)]
+        command: DataCommand,
+    },
+    /// Continue a text with a trained model.
+    Generate(GenerateArgs),
+    /// Tell how well a model does: on validation data, on answers, or logit by logit.
+    Eval(EvalArgs),
+    /// Make a checkpoint of a model in the layout of Hugging Face.
+    Import(ImportArgs),
+    /// Write a model in the layout of Hugging Face.
+    Export(ExportArgs),
+    /// Measure.
+    Bench {
+        #[command(subcommand)]
+        command: BenchCommand,
+    },
+    /// Show what is in a checkpoint, or what the ranks of a failed run were doing.
+    Inspect(InspectArgs),
+    /// Make a full checkpoint of a sharded one, or the other way round.
+    Convert(ConvertArgs),
+}
+
+#[derive(Args)]
+struct TrainArgs {
+    /// Configuration file; configs/ has some to start from.
+    config: PathBuf,
+    /// Ranks, as threads of this process [default: train.ranks of the configuration].
+    #[arg(long)]
+    ranks: Option<usize>,
+    /// Run folder [default: runs/<name of the configuration>].
+    #[arg(long)]
+    out: Option<PathBuf>,
+    /// Change one value of the configuration; may be given several times.
+    #[arg(long = "set", value_name = "SECTION.KEY=VALUE")]
+    overrides: Vec<String>,
+    /// Go on from the newest checkpoint of the run folder ("latest"), or from a checkpoint folder.
+    #[arg(long, value_name = "latest|PATH")]
+    resume: Option<String>,
+    /// Weights that the checkpoint to start from may lack, as in "lm_head.*"; they keep their
+    /// initial values. May be given several times.
+    #[arg(long, value_name = "PATTERN")]
+    allow_missing: Vec<String>,
+    /// Take the weights of the checkpoint to start from by name and shape, also if it was trained
+    /// with other parts than this program builds.
+    #[arg(long)]
+    allow_other_parts: bool,
+    /// Go on from the checkpoint though this differs from what it was trained with, which means another
+    /// position in the data. May be given several times.
+    #[arg(long, value_name = "KEY", value_enum)]
+    allow_changed: Vec<PositionKey>,
+    #[command(flatten)]
+    place: place::Flags,
+    /// Fire drill: let one rank fail, once.
+    #[arg(long, value_name = "KIND@PHASE:STEP:RANK", hide = true)]
+    fault: Option<Fault>,
+}
+
+#[derive(Subcommand)]
+enum DataCommand {
+    /// Tokenize text into train.bin and val.bin.
+    Prepare(PrepareArgs),
+}
+
+#[derive(Args)]
+struct PrepareArgs {
+    /// Text, .jsonl (field "text") or .parquet files, or folders of them; "-" is the standard input.
+    #[arg(long, required = true, num_args = 1.., value_name = "FILE|DIR")]
+    input: Vec<String>,
+    /// Folder to create.
+    #[arg(long)]
+    out: PathBuf,
+    #[command(flatten)]
+    tokenizer: TokenizerArgs,
+    /// Share of the text to hold out for validation.
+    #[arg(long, default_value_t = PrepareOptions::VALIDATION_FRACTION)]
+    validation_fraction: f64,
+    /// Decides which text is held out.
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+}
+
+#[derive(Args)]
+#[group(required = true, multiple = false)]
+struct TokenizerArgs {
+    /// Train a byte-level BPE tokenizer of this many tokens on the text.
+    #[arg(long, value_name = "N")]
+    vocab_size: Option<usize>,
+    /// Use this tokenizer.
+    #[arg(long, value_name = "tokenizer.json")]
+    tokenizer: Option<PathBuf>,
+}
+
+#[derive(Subcommand)]
+enum BenchCommand {
+    /// Compare all sharding strategies on the same work.
+    Strategies(StrategiesArgs),
+    /// Compare saving and loading with plain writing and reading on the same disk.
+    Checkpoint(CheckpointArgs),
+    /// Time training steps on made-up tokens.
+    Step(StepArgs),
+    /// Time every kernel and whole steps on a GPU, beside PyTorch if it is there.
+    Gpu(Box<GpuArgs>),
+}
+
+#[derive(Args)]
+struct StrategiesArgs {
+    /// Configuration whose model and batch to use [default: preset 10m].
+    #[arg(long)]
+    config: Option<PathBuf>,
+    /// Ranks, as threads of this process.
+    #[arg(long)]
+    ranks: usize,
+    /// Steps measured per strategy and round.
+    #[arg(long, default_value_t = 3)]
+    steps: usize,
+    /// Rounds; the strategies alternate, and medians are shown.
+    #[arg(long, default_value_t = 3)]
+    rounds: usize,
+    /// Print JSON instead of a table.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs the command that the arguments of this process name, and returns its exit code. Sets up the process
+/// as [`process::start`] does; the allocator is the binary's.
+pub fn main() -> ExitCode {
+    process::begin();
+    let outcome = run(Cli::parse().command);
+    let code = match &outcome {
+        Ok(code) => *code,
+        Err(error) if error.is_stop() => {
+            say(&error.to_string());
+            launch::PREEMPTED
+        }
+        Err(error) => {
+            complain(&format!("error: {error}"));
+            let word = if error.is_consequence() { Word::Consequence } else { Word::Failure };
+            launcher::tell(word, &error.to_string());
+            if error.is_usage() { USAGE } else { FAILED }
+        }
+    };
+    output::finish();
+    ExitCode::from(code)
+}
+
+fn run(command: Command) -> Result<u8, TrainError> {
+    let done = |()| 0;
+    match command {
+        Command::Train(args) => train(args),
+        Command::Launch(args) => args.run().map_err(TrainError::from),
+        Command::Doctor(args) => Ok(doctor(&args)),
+        Command::Data { command: DataCommand::Prepare(args) } => prepare(args).map(done),
+        Command::Generate(args) => args.run().map(done),
+        Command::Eval(args) => args.run(),
+        Command::Import(args) => args.run().map(done),
+        Command::Export(args) => args.run().map(done),
+        Command::Bench { command: BenchCommand::Strategies(args) } => strategies(args).map(done),
+        Command::Bench { command: BenchCommand::Checkpoint(args) } => {
+            args.run().map(|text| say(&text)).map(done)
+        }
+        Command::Bench { command: BenchCommand::Step(args) } => {
+            args.run().map(|text| say(&text)).map(done)
+        }
+        Command::Bench { command: BenchCommand::Gpu(args) } => args.run().map(|said| {
+            say(&said.text);
+            if said.passed { 0 } else { FAILED }
+        }),
+        Command::Inspect(args) => args.run().map(|text| say(&text)).map(done),
+        Command::Convert(args) => args.run().map(|text| say(&text)).map(done),
+    }
+}
+
+/// Trains, or starts the ranks of a node; returns the exit code.
+fn train(args: TrainArgs) -> Result<u8, TrainError> {
+    let place = match place::find_here(&args.place)? {
+        Role::Node(node) => return Ok(launch::run_node(node)?),
+        Role::Rank(place) => Some(place),
+        Role::Alone => None,
+    };
+    let config = config::load(&args.config, &args.overrides)?;
+    let options = RunOptions {
+        out: args.out.map_or_else(|| RunFolder::of_config(&args.config), RunFolder::At),
+        resume: args.resume.map(|resume| match resume.as_str() {
+            "latest" => Resume::Latest,
+            path => Resume::Path(path.into()),
+        }),
+        ranks: args.ranks,
+        place,
+        stop: stop_on_signals(),
+        allow_missing: AllowMissing::new(&args.allow_missing).map_err(TrainError::usage)?,
+        allow_other_parts: args.allow_other_parts,
+        allow_changed: args.allow_changed,
+        fault: args.fault,
+        // The environment was asked above, and flags go before it.
+        alone: true,
+    };
+    let summary = train::run(config, &options)?;
+    Ok(if summary.preempted { launch::PREEMPTED } else { 0 })
+}
+
+fn doctor(args: &DoctorArgs) -> u8 {
+    let diagnosis = doctor::examine(args);
+    say(diagnosis.text.trim_end());
+    if diagnosis.healthy { 0 } else { USAGE }
+}
+
+fn prepare(args: PrepareArgs) -> Result<(), TrainError> {
+    let tokenizer = match (args.tokenizer.tokenizer, args.tokenizer.vocab_size) {
+        (Some(file), _) => TokenizerSource::File(file),
+        (None, vocab_size) => TokenizerSource::Train {
+            // The argument parser insists on one of the two.
+            vocab_size: vocab_size.unwrap_or_default(),
+        },
+    };
+    let options = PrepareOptions {
+        inputs: prepared::inputs(&args.input),
+        out: args.out,
+        tokenizer,
+        validation_fraction: args.validation_fraction,
+        seed: args.seed,
+    };
+    prepared::prepare(&options, &stop_on_signals())?;
+    Ok(())
+}
+
+fn strategies(args: StrategiesArgs) -> Result<(), TrainError> {
+    let config = match &args.config {
+        Some(path) => Some(config::load(path, &[])?),
+        None => None,
+    };
+    let options =
+        StrategiesOptions { config, ranks: args.ranks, steps: args.steps, rounds: args.rounds };
+    let table = bench::strategies(&options)?;
+    say(&if args.json { table.to_json() } else { table.to_text() });
+    Ok(())
+}

@@ -1,0 +1,42 @@
+//! What a rank tells its launcher besides what it logs: why it ends. A log may be on a full disk; this is
+//! a pipe, which the launcher reads when the rank has ended.
+
+use std::io::{self, PipeReader, Read};
+use std::os::fd::AsRawFd;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+use rustix::io::{FdFlags, fcntl_setfd, ioctl_fionbio};
+
+use crate::process::launcher::{PIPE, Word, parse};
+
+/// Bytes that are looked at, at most: what a pipe holds.
+const MOST: u64 = 64 * 1024;
+
+/// The launcher's end of a rank's pipe.
+#[derive(Debug)]
+pub(super) struct LastWords(PipeReader);
+
+impl LastWords {
+    /// Makes a pipe, and lets `command` start with the other end of it.
+    pub(super) fn of(command: &mut Command) -> io::Result<LastWords> {
+        let (reader, writer) = io::pipe()?;
+        // Neither side ever waits for the other.
+        ioctl_fionbio(&reader, true)?;
+        ioctl_fionbio(&writer, true)?;
+        let inode = nix::sys::stat::fstat(&writer)?.st_ino;
+        command.env(PIPE, format!("{}:{inode}", writer.as_raw_fd()));
+        let inherit = move || Ok(fcntl_setfd(&writer, FdFlags::empty())?);
+        // SAFETY: between fork and exec this makes one system call, and neither locks nor allocates.
+        unsafe { command.pre_exec(inherit) };
+        Ok(LastWords(reader))
+    }
+
+    /// What a rank that has ended has said.
+    pub(super) fn read(&self) -> Vec<(Word, String)> {
+        let mut bytes = Vec::new();
+        // A pipe that something else still holds open ends with an error, after all that is in it.
+        let _ = (&self.0).take(MOST).read_to_end(&mut bytes);
+        parse(&bytes)
+    }
+}

@@ -1,0 +1,128 @@
+//! A process and the `kiln launch` that has started it: the process ends with its launcher, and tells it
+//! why it ends through a pipe of its own, whatever becomes of its log.
+
+use std::io::Write;
+use std::os::fd::{BorrowedFd, RawFd};
+use std::sync::atomic::{AtomicI32, Ordering};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal, test_kill_process};
+
+/// Variable with the launcher's process id, so that a rank can end with it.
+pub(crate) const LAUNCHER_PID: &str = "KILN_LAUNCHER_PID";
+
+/// Variable that names the pipe to the launcher: its descriptor and its inode.
+pub(crate) const PIPE: &str = "KILN_LAUNCHER_PIPE";
+
+/// Variable with the seconds between SIGTERM and SIGKILL.
+pub(crate) const GRACE: &str = "KILN_GRACE_S";
+
+/// Bytes of a word to the launcher, at most: what a pipe takes in one piece.
+const LONGEST: usize = 4096;
+
+/// The pipe to the launcher; negative if there is none.
+static DESCRIPTOR: AtomicI32 = AtomicI32::new(-1);
+
+/// What a process tells its launcher.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Word {
+    /// It fails, for this reason.
+    Failure,
+    /// It fails because another rank has failed.
+    Consequence,
+    /// Something to know besides.
+    Note,
+}
+
+impl Word {
+    const ALL: [Word; 3] = [Word::Failure, Word::Consequence, Word::Note];
+
+    pub(super) const fn letter(self) -> u8 {
+        match self {
+            Word::Failure => b'F',
+            Word::Consequence => b'C',
+            Word::Note => b'N',
+        }
+    }
+}
+
+/// Asks the system to kill this process when its launcher dies, and connects it with the launcher; exits
+/// if that is gone already. Does nothing in a process that no launcher has started. To be called first in
+/// `main`.
+///
+/// The request holds between a process and its parent. A program between launcher and rank must
+/// therefore become the rank (`exec`); if it waits instead, it outlives a launcher that is killed
+/// with SIGKILL, and the rank with it.
+pub fn end_with_launcher() {
+    let Some(launcher) = std::env::var(LAUNCHER_PID).ok().and_then(|pid| pid.parse().ok()) else {
+        return;
+    };
+    let Some(launcher) = Pid::from_raw(launcher) else { return };
+    // Only Linux can do this; elsewhere ranks notice that their launcher's pipes are closed.
+    let _ = set_parent_process_death_signal(Some(Signal::KILL));
+    if getppid() != Some(launcher) && !is_alive(launcher) {
+        super::output::complain(&format!("error: the launcher (pid {launcher}) is gone"));
+        std::process::exit(1);
+    }
+    if let Some(descriptor) = find_pipe() {
+        DESCRIPTOR.store(descriptor, Ordering::Relaxed);
+    }
+}
+
+/// Whether a process exists and is not merely a zombie that nobody has taken note of yet.
+fn is_alive(process: Pid) -> bool {
+    let path = format!("/proc/{process}/stat");
+    let zombie = std::fs::read_to_string(path).is_ok_and(|stat| {
+        // The name before it, in brackets, may hold anything.
+        stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with(['Z', 'X']))
+    });
+    !zombie && test_kill_process(process).is_ok()
+}
+
+/// The descriptor of the pipe that the launcher has handed down. Programs that this process starts do not
+/// inherit it.
+fn find_pipe() -> Option<RawFd> {
+    let text = std::env::var(PIPE).ok()?;
+    let (descriptor, inode) = text.split_once(':')?;
+    let descriptor: RawFd = descriptor.parse().ok().filter(|descriptor| *descriptor > 2)?;
+    // SAFETY: looked at before this process has opened anything: the descriptor is what was inherited,
+    // or is closed, which the call reports.
+    let pipe = unsafe { BorrowedFd::borrow_raw(descriptor) };
+    let is_pipe = nix::sys::stat::fstat(pipe).is_ok_and(|stat| stat.st_ino.to_string() == inode);
+    let kept = is_pipe && rustix::io::fcntl_setfd(pipe, rustix::io::FdFlags::CLOEXEC).is_ok();
+    kept.then_some(descriptor)
+}
+
+/// The pipe to the launcher, if there is one; it stays open until the process ends.
+pub(super) fn descriptor() -> Option<RawFd> {
+    Some(DESCRIPTOR.load(Ordering::Relaxed)).filter(|descriptor| *descriptor >= 0)
+}
+
+/// Tells the launcher, if there is one. Never waits: the pipe takes more than a process has to say.
+pub(crate) fn tell(word: Word, text: &str) {
+    let Some(descriptor) = descriptor() else { return };
+    // SAFETY: `find_pipe` has made sure that it is the launcher's pipe, and nobody closes it.
+    let pipe = unsafe { BorrowedFd::borrow_raw(descriptor) };
+    let mut message = vec![word.letter()];
+    let _ = message.write_all(text.as_bytes());
+    message.retain(|byte| *byte != 0);
+    message.truncate(LONGEST - 1);
+    message.push(0);
+    let _ = rustix::io::write(pipe, &message);
+}
+
+/// What a process has told, from the bytes in its pipe.
+pub(crate) fn parse(bytes: &[u8]) -> Vec<(Word, String)> {
+    let word = |message: &[u8]| {
+        let (letter, text) = message.split_first()?;
+        let word = Word::ALL.into_iter().find(|word| word.letter() == *letter)?;
+        Some((word, String::from_utf8_lossy(text).into_owned()))
+    };
+    bytes.split(|byte| *byte == 0).filter_map(word).collect()
+}
+
+/// The time between SIGTERM and SIGKILL, if the launcher has told it.
+pub(crate) fn grace() -> Option<Duration> {
+    let seconds = std::env::var(GRACE).ok()?.parse().ok()?;
+    Duration::try_from_secs_f64(seconds).ok()
+}

@@ -1,0 +1,64 @@
+//! Which ranks this process runs, and where in the run each of them is, in a form that can be read at any
+//! moment: also by the handler of a signal.
+
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use kiln_collectives::Recorder;
+
+static RANKS: Mutex<Vec<Arc<Position>>> = Mutex::new(Vec::new());
+
+/// Where a rank is.
+struct Position {
+    rank: usize,
+    /// The optimizer step it is in; 0 before the first one.
+    step: AtomicU64,
+    recorder: Arc<Recorder>,
+}
+
+/// A rank that can be found for as long as this lives.
+pub(crate) struct Present(Arc<Position>);
+
+impl Present {
+    /// Rank `rank` of a run, whose recorder knows what it does.
+    pub(crate) fn new(rank: usize, recorder: Arc<Recorder>) -> Present {
+        let position = Arc::new(Position { rank, step: AtomicU64::new(0), recorder });
+        RANKS.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(&position));
+        Present(position)
+    }
+
+    /// Says which optimizer step begins.
+    pub(crate) fn begin_step(&self, step: u64) {
+        self.0.step.store(step, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Present {
+    fn drop(&mut self) {
+        let mut ranks = RANKS.lock().unwrap_or_else(PoisonError::into_inner);
+        ranks.retain(|position| !Arc::ptr_eq(position, &self.0));
+    }
+}
+
+/// Writes where `rank` is, or where all ranks of this process are if it is `None` or not one of them.
+/// Waits for no lock and allocates nothing.
+pub(super) fn write_to(out: &mut dyn fmt::Write, rank: Option<usize>) -> fmt::Result {
+    let Ok(ranks) = RANKS.try_lock() else { return Ok(()) };
+    let own = ranks.iter().find(|position| Some(position.rank) == rank);
+    // A process that is one rank counts its memory for another number in large worlds.
+    let all = match own {
+        Some(own) => std::slice::from_ref(own),
+        None => &ranks[..],
+    };
+    for (index, position) in all.iter().enumerate() {
+        out.write_str(if index == 0 { " on " } else { "; " })?;
+        write!(out, "rank {}", position.rank)?;
+        match position.step.load(Ordering::Relaxed) {
+            0 => out.write_str(", before its first step")?,
+            step => write!(out, ", step {step}")?,
+        }
+        position.recorder.write_now(out)?;
+    }
+    Ok(())
+}

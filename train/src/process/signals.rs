@@ -1,0 +1,76 @@
+//! Signals that ask a run to stop. A signal that whoever started the process had ignored (`nohup`,
+//! `trap ''`) stays ignored.
+
+use std::ffi::c_int;
+use std::io;
+use std::ptr;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, OnceLock};
+
+use signal_hook::consts::{SIGTERM, SIGUSR1};
+use signal_hook::flag;
+
+/// Exit code of a run that was asked to stop a second time, as shells show the signal.
+const TERMINATED: i32 = 128 + SIGTERM;
+
+static STOP: OnceLock<Arc<AtomicBool>> = OnceLock::new();
+
+/// A flag that becomes true on SIGTERM or SIGUSR1, the same one at every call. A second SIGTERM ends the
+/// process at once.
+pub fn stop_on_signals() -> Arc<AtomicBool> {
+    STOP.get_or_init(register).clone()
+}
+
+/// Whether [`stop_on_signals`] has been called.
+pub(crate) fn are_handled() -> bool {
+    STOP.get().is_some()
+}
+
+fn register() -> Arc<AtomicBool> {
+    let stop = Arc::default();
+    if let Err(error) = set_on_signals(&stop) {
+        tracing::warn!(%error, "signals end this run without a checkpoint");
+    }
+    stop
+}
+
+fn set_on_signals(stop: &Arc<AtomicBool>) -> io::Result<()> {
+    if !is_ignored(SIGTERM) {
+        let terminated = Arc::<AtomicBool>::default();
+        // In this order, so that the first SIGTERM finds the flag unset.
+        flag::register_conditional_shutdown(SIGTERM, TERMINATED, Arc::clone(&terminated))?;
+        flag::register(SIGTERM, terminated)?;
+        flag::register(SIGTERM, Arc::clone(stop))?;
+    }
+    if !is_ignored(SIGUSR1) {
+        flag::register(SIGUSR1, Arc::clone(stop))?;
+    }
+    Ok(())
+}
+
+/// Whether `signal` is ignored.
+pub(crate) fn is_ignored(signal: c_int) -> bool {
+    action_of(signal).is_some_and(|action| action.sa_sigaction == libc::SIG_IGN)
+}
+
+/// What happens on `signal`; `None` if there is no such signal.
+pub(super) fn action_of(signal: c_int) -> Option<libc::sigaction> {
+    // SAFETY: all fields of the plain C structure may be zero.
+    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+    // SAFETY: without a new action the call only writes the present one to `action`.
+    let status = unsafe { libc::sigaction(signal, ptr::null(), &raw mut action) };
+    (status == 0).then_some(action)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn actions_can_be_asked_for() {
+        // Rust ignores it in every process.
+        assert!(is_ignored(libc::SIGPIPE));
+        assert!(!is_ignored(libc::SIGSEGV));
+        assert!(action_of(4000).is_none());
+    }
+}

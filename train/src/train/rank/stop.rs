@@ -1,0 +1,55 @@
+//! How a rank ends before its run does, when somebody has asked for that.
+
+use kiln_collectives::Phase;
+use kiln_model::layers::Layer;
+
+use super::Rank;
+use crate::checkpoint::{self, Checkpoint};
+use crate::metrics::{Reporter, say};
+use crate::train::{Summary, TrainError};
+
+impl<B: Layer> Rank<'_, B> {
+    /// Whether any rank has been asked to stop. Collective.
+    pub(super) fn asked_to_stop(&mut self) -> Result<bool, TrainError> {
+        Ok(self.pace.ask(self.model.engine(), &self.plan.stop)?.0)
+    }
+
+    /// Ends the run before its end, with a checkpoint of the last step that was done.
+    pub(super) fn stop(
+        &mut self,
+        reporter: Option<&Reporter>,
+        loss: Option<f64>,
+    ) -> Result<Summary, TrainError> {
+        self.settle_earlier_save()?;
+        if !self.is_saved()? {
+            self.save(true)?;
+            self.settle_save()?;
+        }
+        let checkpoint = checkpoint::place_of(&self.plan.checkpoints(), self.step);
+        if let Some(reporter) = reporter {
+            reporter.finish();
+            say(&format!(
+                "stopped as asked: {} of {} steps, checkpoint {}; go on with --resume latest",
+                self.step,
+                self.plan.config.train.steps,
+                checkpoint.display()
+            ));
+        }
+        let (steps, val_loss, sample, preempted) = (self.step, None, None, true);
+        Ok(Summary { steps, loss, val_loss, checkpoint, sample, preempted })
+    }
+
+    /// Whether `latest` names a checkpoint of the last step that was done. Collective.
+    fn is_saved(&self) -> Result<bool, TrainError> {
+        let place = checkpoint::place_of(&self.plan.checkpoints(), self.step);
+        let resumed = self.plan.resume.as_ref().map(Checkpoint::folder);
+        if self.saved.as_deref() != Some(&*place) && resumed != Some(&*place) {
+            return Ok(false);
+        }
+        // A run that went back to an earlier checkpoint may have later ones.
+        let is_latest = self.rank == 0
+            && Checkpoint::latest(&self.plan.out).is_ok_and(|latest| latest.folder() == place);
+        let is_latest = [f64::from(u8::from(is_latest))];
+        Ok(self.model.engine().sum_in(Phase::Checkpoint, "save", &is_latest)?[0] > 0.0)
+    }
+}

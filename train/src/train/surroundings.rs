@@ -1,0 +1,54 @@
+//! What the process around a run has to be: one whole job, or told which rank it is.
+
+use std::sync::Arc;
+
+use super::{RunOptions, TrainError};
+use crate::place::{self, Flags, Role};
+use crate::process;
+
+impl RunOptions {
+    /// Options for a process that may be one of several: calls [`process::start`], and takes the place of this
+    /// process from its environment, as `kiln train` does.
+    ///
+    /// # Errors
+    ///
+    /// If the environment contradicts itself, or if this process was started once per node rather than once
+    /// per rank.
+    pub fn from_environment() -> Result<RunOptions, TrainError> {
+        let stop = process::start();
+        let place = match place::find_here(&Flags::default())? {
+            Role::Alone => None,
+            Role::Rank(place) => Some(place),
+            Role::Node(node) if node.nodes == 1 => None,
+            Role::Node(node) => {
+                return Err(TrainError::usage(format!(
+                    "{} has started one process per node, and this program needs one per rank: start as \
+                     many as each node has ranks, for example with srun --ntasks-per-node or torchrun \
+                     --nproc-per-node",
+                    node.source
+                )));
+            }
+        };
+        Ok(RunOptions { place, stop, ..RunOptions::default() })
+    }
+}
+
+/// Fails if this process is one rank of several and `options` do not say which: every rank would start the
+/// whole job. Says what the process lacks otherwise.
+pub(super) fn check(options: &RunOptions) -> Result<(), TrainError> {
+    // Whoever keeps the flag sets it.
+    process::tell_what_is_missing(Arc::strong_count(&options.stop) > 1);
+    if options.place.is_some() || options.alone {
+        return Ok(());
+    }
+    let (who, count, what) = match place::find_here(&Flags::default())? {
+        Role::Rank(place) if place.world_size > 1 => (place.source, place.world_size, "ranks"),
+        Role::Node(node) if node.nodes > 1 => (node.source, node.nodes, "nodes"),
+        _ => return Ok(()),
+    };
+    Err(TrainError::usage(format!(
+        "{who} has started this process as one of {count} {what}, and each of them would start the whole \
+         job: set RunOptions::place, as RunOptions::from_environment does, or RunOptions::alone if this \
+         process is to train by itself"
+    )))
+}

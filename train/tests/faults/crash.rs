@@ -1,0 +1,71 @@
+//! Signals: those that a fault of the process raises are told with rank and step, and those that whoever
+//! started the process ignores stay ignored.
+
+use std::os::unix::process::ExitStatusExt;
+use std::process::Command;
+
+use crate::support::{Ended, Run, config, kiln};
+
+const SIGSEGV: i32 = 11;
+
+#[test]
+fn a_fault_in_a_rank_is_told_with_its_step_and_what_it_did() {
+    config();
+    let run = Run::new();
+    let ended = run.launch(2, &[], &["--fault", "segv@backward:3:1"]);
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    let log = &run.logs(2, 0)[1];
+    for text in [log, &ended.stderr] {
+        let line = text.lines().find(|line| line.contains("kiln: SIGSEGV")).expect("a line");
+        assert!(line.contains("kiln: SIGSEGV on rank 1, step 3, in backward after "), "{line}");
+        assert!(line.ends_with(')'), "{line}");
+    }
+    let first = ended.stderr.lines().find(|line| line.contains("failed first")).expect("a cause");
+    assert!(first.contains("rank 1 (pid ") && first.contains("killed by SIGSEGV (11)"), "{first}");
+    assert_eq!(run.orphans(), Vec::<String>::new());
+}
+
+#[test]
+fn a_fault_in_a_thread_is_told_with_its_rank() {
+    config();
+    let run = Run::new();
+    let arguments = run.train_arguments(&["--ranks", "2", "--fault", "segv@forward:2:1"]);
+    let output = kiln(arguments).output().expect("kiln starts");
+    assert_eq!(output.status.signal(), Some(SIGSEGV));
+    let ended = Ended::from(output);
+    let told = "kiln: SIGSEGV on rank 1, step 2, in forward after ";
+    assert!(ended.stderr.starts_with(told), "{ended:?}");
+    assert_eq!(ended.stderr.lines().count(), 1, "{ended:?}");
+}
+
+#[test]
+fn a_signal_from_outside_names_its_sender_and_keeps_its_status() {
+    config();
+    for (name, signal) in [("ABRT", 6), ("BUS", 7), ("FPE", 8), ("ILL", 4), ("SEGV", SIGSEGV)] {
+        let run = Run::new();
+        // A program that a rank runs sends it to the process.
+        let script = run.script(&format!("kill -{name} $PPID"));
+        let fault = format!("run={script}@data:2:0");
+        let arguments = run.train_arguments(&["--ranks", "1", "--fault", &fault]);
+        let output = kiln(arguments).output().expect("kiln starts");
+        assert_eq!(output.status.signal(), Some(signal), "{name}");
+        let ended = Ended::from(output);
+        let told = format!("kiln: SIG{name} (sent by process ");
+        assert!(ended.stderr.starts_with(&told), "{ended:?}");
+        assert!(ended.stderr.contains(") on rank 0, step "), "{ended:?}");
+    }
+}
+
+#[test]
+fn signals_that_are_ignored_from_the_start_ask_for_nothing() {
+    config();
+    let run = Run::new();
+    let script = run.script("kill -USR1 $PPID; kill -TERM $PPID; kill -TERM $PPID");
+    let fault = format!("run={script}@data:2:0");
+    let arguments = run.train_arguments(&["--fault", &fault]);
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "trap '' USR1 TERM; exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_kiln")]);
+    let ended: Ended = shell.args(arguments).output().expect("a shell").into();
+    assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), ""), "{ended:?}");
+    assert_eq!(run.losses().len() as u64, crate::support::STEPS);
+}

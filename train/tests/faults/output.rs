@@ -1,0 +1,136 @@
+//! Logs that cannot be written: nothing that is said ends a run or changes how it ends.
+
+use std::fs::{self, File, OpenOptions};
+use std::os::unix::fs::symlink;
+use std::process::{Command, Stdio};
+
+use crate::support::{Ended, Run, config, kiln};
+
+/// As a file on a disk that is full.
+fn full() -> File {
+    OpenOptions::new().write(true).open("/dev/full").expect("/dev/full")
+}
+
+fn end(command: &mut Command) -> Ended {
+    command.output().expect("kiln starts").into()
+}
+
+/// A run one of whose checkpoints cannot be written, which is a warning.
+fn with_a_warning() -> (Run, Vec<String>) {
+    config();
+    let run = Run::new();
+    let checkpoints = run.out().join("checkpoints");
+    let arguments = run.train_arguments(&["--set", "checkpoint.on_failure=continue"]);
+    let ended = run.train_alone(1, &["--set", "train.steps=2"]);
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    fs::write(checkpoints.join(".fsdp_cpt4.partial"), "in the way").expect("a file");
+    (run, [&arguments[..], &["--resume".to_owned(), "latest".to_owned()]].concat())
+}
+
+#[test]
+fn a_warning_that_cannot_be_written_is_counted() {
+    let (run, arguments) = with_a_warning();
+    let ended = end(kiln(arguments).stderr(full()));
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    assert_eq!(run.losses().len(), 8);
+    // What could not be said on one stream is said on the other.
+    let last = ended.stdout.lines().last().unwrap_or_default();
+    assert!(last.starts_with("kiln: ") && last.contains("line"), "{ended:?}");
+    assert!(last.contains("could not be written to standard error: No space left"), "{ended:?}");
+}
+
+#[test]
+fn output_that_cannot_be_written_changes_nothing() {
+    config();
+    let run = Run::new();
+    let ended = end(kiln(run.train_arguments(&[])).stdout(full()));
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    assert!(ended.stderr.contains("could not be written to standard output"), "{ended:?}");
+    assert_eq!(run.losses().len(), 8);
+    // A reader that goes away is no loss.
+    let run = Run::new();
+    let mut process = kiln(run.train_arguments(&[])).spawn().expect("kiln starts");
+    drop(process.stdout.take());
+    let ended: Ended = process.wait_with_output().expect("an end").into();
+    assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), ""));
+}
+
+#[test]
+fn an_error_that_cannot_be_written_keeps_its_exit_code() {
+    config();
+    let run = Run::new();
+    let wrong = run.train_arguments(&["--set", "optim.lr=-1"]);
+    let failing = run.train_arguments(&["--fault", "error@data:2:0"]);
+    for (arguments, code) in [(&wrong, 2), (&failing, 1)] {
+        let ended = end(kiln(arguments).stderr(full()).stdout(full()));
+        assert_eq!(ended.code, Some(code), "{arguments:?}");
+    }
+    let ended = end(kiln(["train"]).stderr(full()));
+    assert_eq!(ended.code, Some(2), "a mistake in the arguments");
+}
+
+/// Ranks whose logs are all on a full disk.
+fn launched(run: &Run, lives: u64, launch: &[&str], train: &[&str]) -> Ended {
+    config();
+    let logs = run.out().join("logs");
+    fs::create_dir_all(&logs).expect("a folder");
+    for rank in 0..2 {
+        for life in 0..lives {
+            for stream in ["stdout", "stderr"] {
+                let log = logs.join(format!("rank_{rank}.restart_{life}.{stream}.log"));
+                symlink("/dev/full", log).expect("a link");
+            }
+        }
+    }
+    end(run.launcher(2, launch, train).stdin(Stdio::null()))
+}
+
+#[test]
+fn a_configuration_error_that_no_log_takes_is_not_tried_again() {
+    let run = Run::new();
+    let ended = launched(&run, 3, &["--max-restarts", "2"], &["--set", "optim.lr=-1"]);
+    assert_eq!(ended.code, Some(2), "{ended:?}");
+    assert!(!ended.stderr.contains("starting all ranks"), "{ended:?}");
+    assert!(ended.stderr.contains("it says: "), "{ended:?}");
+    assert!(ended.stderr.contains("optim.lr"), "{ended:?}");
+}
+
+#[test]
+fn the_rank_that_failed_is_named_though_no_log_took_a_line() {
+    let run = Run::new();
+    let ended = launched(&run, 1, &[], &["--fault", "error@data:3:1"]);
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    let said: Vec<_> = ended.stderr.lines().filter(|l| l.starts_with("kiln launch: ")).collect();
+    let first = said.iter().find(|line| line.contains("failed first")).expect("a cause");
+    assert!(first.starts_with("kiln launch: rank 1 (pid "), "{said:#?}");
+    let error = "kiln launch:   it says: fault drill in data loading of step 3";
+    assert!(said.contains(&error), "{said:#?}");
+    assert!(said.iter().any(|line| line.contains("rank 1: 1 line (")), "{said:#?}");
+    assert_eq!(run.orphans(), Vec::<String>::new());
+}
+
+/// Metrics are for people and their tools; a run does not end for them.
+#[test]
+fn metrics_that_cannot_be_written_are_counted() {
+    config();
+    let run = Run::new();
+    let ended = run.train_alone(1, &["--set", "train.steps=2"]);
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    // Larger than any other file of the run, and as large as a file may be.
+    let path = run.out().join("metrics.jsonl");
+    let padding = "x".repeat(1_000_000);
+    let content = format!("{{\"step\": 1, \"loss\": 1.0, \"padding\": \"{padding}\"}}\n");
+    fs::write(&path, &content).expect("a file");
+    let mut shell = Command::new("sh");
+    // Another ten bytes: less than a line.
+    let limit = content.len() + 10;
+    let text = format!("trap '' XFSZ; exec prlimit --fsize={limit} \"$0\" \"$@\"");
+    shell.arg("-c").arg(text).arg(env!("CARGO_BIN_EXE_kiln"));
+    let ended = end(shell.args(run.train_arguments(&["--resume", "latest"])));
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    assert!(ended.stdout.contains("done: 8 steps"), "{ended:?}");
+    assert!(ended.stderr.contains("metrics.jsonl: File too large"), "{ended:?}");
+    // Six steps and an evaluation.
+    assert!(ended.stderr.contains("7 lines could not be written to"), "{ended:?}");
+    assert_eq!(fs::read_to_string(&path).expect("a file"), content, "no part of a line");
+}
