@@ -38,6 +38,7 @@ use rank::MakeDecoder;
 pub use error::TrainError;
 pub use evaluate::evaluate;
 pub use folder::RunFolder;
+pub(crate) use memory::check_threads as check_memory;
 pub use memory::{LeastMemory, MemoryError};
 pub(crate) use plan::{Plan, policy};
 
