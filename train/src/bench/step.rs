@@ -12,7 +12,7 @@ use super::measure::{Measured, Steps, measure};
 use super::{BenchError, default_config, median, process};
 use crate::config::{self, Config, Precision};
 use crate::device::{Selected, threads_per_rank};
-use crate::train::TrainError;
+use crate::train::{TrainError, check_memory};
 
 /// What to measure.
 #[derive(Args, Clone, Debug)]
@@ -102,6 +102,7 @@ impl StepArgs {
         let model = checked(&mut config)?;
         let steps = counted(self.steps, self.warmup)?;
         let selected = Selected::new(&config, None)?;
+        check_memory(&config, &model, &selected)?;
         let measured = measure(&config, &model, &selected.device(), steps)?;
         let ranks = config.train.ranks;
         let peak = match config.device.peak_tflops {

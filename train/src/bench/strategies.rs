@@ -104,7 +104,12 @@ pub fn strategies(options: &StrategiesOptions) -> Result<StrategiesTable, TrainE
     }
     let invalid = |problem| ConfigError::Invalid { problems: vec![problem] };
     let model = config.model.resolve(Some(config.data.vocab_size)).map_err(invalid)?;
-    let device = Selected::new(&config, None)?.device();
+    let selected = Selected::new(&config, None)?;
+    // The strategy that takes most.
+    let mut replicated = config.clone();
+    replicated.shard.strategy = Strategy::NoShard;
+    train::check_memory(&replicated, &model, &selected)?;
+    let device = selected.device();
 
     let mut rounds: Vec<Vec<Sample>> = Vec::new();
     for _ in 0..options.rounds {

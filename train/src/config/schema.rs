@@ -49,7 +49,8 @@ pub struct Config {
 pub struct DataSection {
     /// Folder with prepared data (`train.bin`, `val.bin`, `data.json`, `tokenizer.json`).
     pub path: PathBuf,
-    /// Files and folders to prepare `path` from, when it does not exist yet.
+    /// Files and folders to prepare `path` from, when it does not exist yet. If it does, it must have been
+    /// prepared from them.
     pub text: Vec<PathBuf>,
     /// Size of the tokenizer that is trained when `path` is prepared.
     pub vocab_size: usize,
@@ -250,7 +251,7 @@ pub struct DeviceSection {
     /// if left out.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub threads: Option<usize>,
-    /// Memory of the machine, or of its GPU, which a run must fit into; what the system says if left out.
+    /// Memory that a run must fit into, on the machine and on its GPU; what they say if left out.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory: Option<ByteSize>,
     /// Peak of all devices of the run in TFLOP/s that `mfu` is measured against. If left out: for

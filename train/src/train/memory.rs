@@ -6,13 +6,13 @@
 
 use std::fmt::{self, Write as _};
 
-use kiln_model::ModelConfig;
+use kiln_model::{Decoder, Key, ModelConfig};
 use kiln_shard::{Mesh, Recompute, Reshard, Strategy};
 
 use crate::config::{Config, Precision};
-use crate::device::{Memory, Selected};
+use crate::device::{self, Memory, Selected};
 use crate::place::Place;
-use crate::sharded::Shapes;
+use crate::sharded::{Shapes, units_of};
 
 /// Bytes of a weight, a gradient or a moment of it at rest.
 const F32: u64 = 4;
@@ -216,6 +216,19 @@ pub(super) fn check(
     Ok(warnings)
 }
 
+/// [`check`] for commands that train the built-in decoder with ranks that are threads.
+pub(crate) fn check_threads(
+    config: &Config,
+    model: &ModelConfig,
+    device: &Selected,
+) -> Result<(), MemoryError> {
+    let units = |model: &ModelConfig| units_of(&Decoder::new(model, Key::new(0), &device::plain()));
+    for warning in check(config, model, units, device, None)? {
+        tracing::warn!("{warning}");
+    }
+    Ok(())
+}
+
 /// Compares `rows` of `ranks` ranks, in `groups` groups that gather weights once, with `memory`.
 fn compare(
     place: &'static str,
@@ -322,4 +335,57 @@ fn size(bytes: u64) -> String {
         _ => (10, "KiB"),
     };
     format!("{:.1} {unit}", bytes as f64 / (1_u64 << shift) as f64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GIB: u64 = 1 << 30;
+
+    fn config(more: &str) -> Config {
+        toml::from_str(&format!("[train]\nranks = 2\n{more}")).expect("a configuration")
+    }
+
+    fn least(config: &Config, on_gpu: bool) -> LeastMemory {
+        let model = ModelConfig::preset("10m").expect("a preset");
+        let units = units_of(&Decoder::new(&model, Key::new(0), &device::plain()));
+        LeastMemory::of_run(config, &model, &units, on_gpu)
+    }
+
+    #[test]
+    fn what_fits_later_is_a_warning() {
+        let rows = [(What::Weights, 3 * GIB), (What::GatheredWeights, 2 * GIB)];
+        let compare = |total, free, groups| {
+            let memory = Memory { total: total * GIB, free: free * GIB };
+            compare(MACHINE, &rows, memory, 2, groups, &config(""))
+        };
+        assert_eq!(compare(10, 8, 1), Ok(None));
+        let warning = compare(10, 7, 1).expect("it fits").expect("a warning");
+        let expected = "at least 8.0 GiB of memory, and this machine has 7.0 GiB free of 10.0 GiB";
+        assert!(warning.contains(expected), "{warning}");
+        // Each group gathers for itself.
+        let error = compare(9, 9, 2).expect_err("10 GiB").to_string();
+        assert!(
+            error.contains("at least 10.0 GiB of memory, and this machine has 9.0 GiB"),
+            "{error}"
+        );
+        assert_eq!(
+            compare(u64::MAX / GIB, u64::MAX / GIB, u64::MAX).expect_err("much").needed,
+            u64::MAX
+        );
+    }
+
+    /// The host has what is offloaded, and the GPU the rest.
+    #[test]
+    fn offloaded_state_is_the_hosts() {
+        let parameters = ModelConfig::preset("10m").expect("a preset").num_parameters() as u64;
+        let offloading = config("global_batch = 2\nmicro_batch = 1\n[shard]\noffload = true");
+        let state = |least: &LeastMemory| sum(&least.offloaded);
+        assert_eq!(state(&least(&offloading, true)), parameters / 2 * 16);
+        assert_eq!(state(&least(&offloading, false)), 0);
+        let (with, without) =
+            (least(&offloading, true), least(&config("global_batch = 2\nmicro_batch = 1"), true));
+        assert!(with.per_rank() * 2 < without.per_rank(), "{with:?} {without:?}");
+    }
 }

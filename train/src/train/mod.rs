@@ -43,6 +43,7 @@ pub use error::TrainError;
 pub use evaluate::evaluate;
 pub(crate) use folder::is_foreign;
 pub use folder::{FolderError, RunFolder};
+pub(crate) use memory::check_threads as check_memory;
 pub use memory::{LeastMemory, MemoryError};
 pub(crate) use plan::{Plan, policy};
 pub use position::PositionKey;
