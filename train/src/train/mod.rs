@@ -9,6 +9,7 @@ mod agree;
 mod error;
 mod evaluate;
 mod folder;
+mod joining;
 mod plan;
 mod rank;
 mod surroundings;
@@ -116,7 +117,7 @@ pub fn run_with_blocks<B: Layer>(
     match &options.place {
         None => run_as_threads(config, options, &device, &decoder),
         Some(place) => {
-            let world = world::join(place, &config.comm)?;
+            let world = joining::join(place, &config.comm, &options.stop)?;
             run_as_process(&world, config, options, &device, place, &decoder)
         }
     }
