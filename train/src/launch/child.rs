@@ -156,12 +156,11 @@ impl Child {
         let error = |source| LaunchError::System { what: "learn how a rank ended", source };
         let status: ExitStatus = self.process.wait().map_err(error)?;
         self.exists = false;
-        for copying in self.copying.drain(..) {
-            let lost = copying.finish(Instant::now() + LAST_OUTPUT);
-            if lost > 0 {
-                let rank = self.rank;
-                report::say(&format!("rank {rank}: its log could not take {lost} bytes"));
-            }
+        let finish = |copying: Copying| copying.finish(Instant::now() + LAST_OUTPUT);
+        let lost: usize = self.copying.drain(..).map(finish).sum();
+        if lost > 0 {
+            let rank = self.rank;
+            report::say(&format!("rank {rank}: its logs could not take {lost} bytes"));
         }
         Ok(End {
             rank: self.rank,

@@ -24,7 +24,7 @@ pub(super) fn tell(job: &Job, ends: &Ends, verdict: &Verdict) {
     }
     match verdict {
         Verdict::Done => return,
-        Verdict::Preempted => return say("preempted; the ranks have saved their state"),
+        Verdict::Preempted => return say("preempted; the ranks have saved what they had"),
         _ => {}
     }
     let mut failed: Vec<&End> = ends.ranks.iter().filter(|end| end.failed()).collect();

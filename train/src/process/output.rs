@@ -44,7 +44,8 @@ pub fn finish() {
         *lost = Lost::NOTHING;
         drop(lost);
         launcher::tell(Word::Note, &text);
-        other.put(format!("kiln: {text}\n").as_bytes());
+        // Nothing more can be done if that is full as well.
+        let _ = other.write_all(format!("kiln: {text}\n").as_bytes());
     }
 }
 

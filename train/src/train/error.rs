@@ -147,6 +147,11 @@ pub enum TrainError {
         /// The first parameter with such a gradient.
         parameter: Option<String>,
     },
+    /// Somebody asked for a stop while this process waited for the others.
+    #[error(
+        "stopped as asked before the ranks had met: there was nothing to save yet; start it again"
+    )]
+    Stopped,
     /// A fault drill, not a fault.
     #[error("{0}")]
     Drill(String),
@@ -220,7 +225,7 @@ impl TrainError {
 
     /// Whether nothing went wrong: somebody asked for a stop before there was anything to save.
     pub fn is_stop(&self) -> bool {
-        matches!(self, TrainError::Data(DataError::Stopped))
+        matches!(self, TrainError::Stopped | TrainError::Data(DataError::Stopped))
     }
 
     /// Says where the flight recorders are, if the error is of the kind that they explain.

@@ -9,6 +9,7 @@ mod agree;
 mod error;
 mod evaluate;
 mod folder;
+mod joining;
 mod memory;
 mod plan;
 mod position;
@@ -148,7 +149,7 @@ fn run_decoder<B: Layer>(
     match &options.place {
         None => run_as_threads(config, options, &device, &decoder),
         Some(place) => {
-            let world = world::join(place, &config.comm)?;
+            let world = joining::join(place, &config.comm, &options.stop)?;
             run_as_process(&world, config, options, &device, place, &decoder)
         }
     }

@@ -150,3 +150,36 @@ fn preparing_data_is_given_up_when_asked() {
     assert!(!fs::exists(&data).expect("a folder"));
     assert_eq!(job.orphans(), Vec::<String>::new());
 }
+
+/// Whether a process does something of its own on SIGTERM.
+fn handles_sigterm(process: &Child) -> bool {
+    const BIT: u64 = 1 << (15 - 1);
+    let status = fs::read_to_string(format!("/proc/{}/status", process.id())).unwrap_or_default();
+    let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
+    caught.is_some_and(|mask| u64::from_str_radix(mask.trim(), 16).is_ok_and(|m| m & BIT != 0))
+}
+
+#[test]
+fn waiting_for_ranks_that_do_not_come_is_given_up_when_asked() {
+    config();
+    let run = Run::new();
+    // Somebody listens at the master's port and says nothing.
+    let master = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = master.local_addr().expect("an address").port().to_string();
+    let place = ["--rank", "1", "--world-size", "2", "--master-addr", "127.0.0.1"];
+    let patience = ["--set", "comm.join_timeout_s=10", "--master-port", &port];
+    let process = kiln(run.train_arguments(&[&place[..], &patience].concat()))
+        .env("KILN_JOB_SECRET", "s")
+        .spawn()
+        .expect("kiln starts");
+    let start = Instant::now();
+    while !handles_sigterm(&process) {
+        assert!(start.elapsed() < PATIENCE, "it does not listen to SIGTERM");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    signal("TERM", &process);
+    let ended: Ended = process.wait_with_output().expect("an end").into();
+    assert_eq!((ended.code, ended.stderr.as_str()), (Some(75), ""), "{ended:?}");
+    assert!(ended.stdout.contains("stopped as asked before the ranks had met"), "{ended:?}");
+    assert!(!run.out().exists());
+}
