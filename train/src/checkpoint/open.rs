@@ -121,7 +121,9 @@ impl Checkpoint {
         CheckpointReader::new(self)
     }
 
-    /// Loads this rank's part of all weights; see [`CheckpointReader::load_weights`]. Collective.
+    /// Loads this rank's part of all weights; see [`CheckpointReader::load_weights`]. Names and shapes are
+    /// compared, and not what computes with them: that is [`Checkpoint::require_architecture`].
+    /// Collective.
     pub fn load_weights(
         &self,
         engine: &Engine,

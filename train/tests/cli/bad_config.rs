@@ -41,6 +41,7 @@ const VALUES: &[(&str, &[(&str, &str)])] = &[
     ("no data", &[("data.path", "''")]),
     ("vocabulary without room for bytes", &[("data.text", "['a.txt']"), ("data.vocab_size", "99")]),
     ("no time for communication", &[("comm.timeout_s", "0.0")]),
+    ("no time for a save", &[("checkpoint.timeout_s", "0.0")]),
     ("a name to freeze that is none", &[("train.freeze", "['layer.0']")]),
     ("nothing left to train", &[("train.freeze", "['']")]),
     (

@@ -39,6 +39,23 @@ impl Layer for SquaredRelu {
     }
 }
 
+/// The same twice, as an expert that a token meets and one that it does not.
+#[derive(Module, Debug)]
+struct TwoExperts {
+    chosen: SquaredRelu,
+    idle: SquaredRelu,
+}
+
+impl Layer for TwoExperts {
+    fn forward(&self, x: Tensor<3>, context: &Context) -> Tensor<3> {
+        self.chosen.forward(x, context)
+    }
+
+    fn active_parameters(&self) -> usize {
+        self.chosen.active_parameters()
+    }
+}
+
 const STEPS: u64 = 6;
 
 /// Below every gradient norm of the run, so that every step is clipped.
@@ -166,4 +183,29 @@ fn its_parameters_are_counted_saved_and_clipped() {
         .map(|value| f64::from(*value).powi(2));
     let clipped = squares.sum::<f64>().sqrt() / (1.0 - 0.9);
     assert!((clipped - GRAD_CLIP).abs() <= 1e-4 * GRAD_CLIP, "{clipped}");
+}
+
+/// `mfu` counts what a token multiplies with.
+#[test]
+fn experts_that_a_token_does_not_meet_make_no_mfu() {
+    let workspace = Workspace::new();
+    let data = format!("'{}'", workspace.path("data").display());
+    let config = workspace.config("experts.toml", &[("data.path", data.as_str())]);
+    let options = RunOptions { out: workspace.path("run").into(), ..RunOptions::default() };
+    run_with_blocks(config, &options, "two-experts", |model, index, key, device| {
+        let ffn = |name| SquaredRelu::new(model, Block::key(key, index).fork(name), device);
+        let ffn = TwoExperts { chosen: ffn("chosen"), idle: ffn("idle") };
+        Block::with_ffn(model, index, key, ffn, device)
+    })
+    .expect("a run");
+    // As in the test above, with attention over 8 tokens, and the tied embedding as the head's matrix.
+    let (d, ff, kv) = (16, 32, 8);
+    let block = 2 * d * d + 2 * d * kv + 2 * d * ff + 2 * d;
+    let per_token = 6 * (VOCAB * d + 2 * block + d) + 12 * 2 * d * 8;
+    for step in workspace.metrics("run").iter().filter(|line| line.get("loss").is_some()) {
+        let number = |key: &str| step[key].as_f64().expect("a number");
+        // The configuration has a peak of 1 TFLOP/s.
+        let flops = number("mfu") * 1e12 / number("tokens_per_s");
+        assert!((flops / per_token as f64 - 1.0).abs() < 1e-9, "{flops} and {per_token}");
+    }
 }

@@ -309,6 +309,40 @@ fn parts_that_are_not_seen_fail_their_save_and_no_more() {
     assert!(!is_saving(&run));
 }
 
+/// A disk that takes nothing for rank 1: it waits for a reader of its file, as long as it lives.
+#[test]
+fn a_rank_that_gets_nothing_written_fails_its_save_and_no_more() {
+    config();
+    let place = tempfile::tempdir().expect("a temporary folder");
+    let run_with = |run: &Run, on_failure: &str| {
+        let folder = checkpoints(run).join(".fsdp_cpt2.partial").display().to_string();
+        // At rank 0's first word on the first save, the folder is there and nobody writes yet.
+        let hang = format!("mkfifo '{folder}/model-part-00002-of-00002.safetensors'");
+        let drill = format!("run={}@checkpoint:2:0", script(place.path(), &hang));
+        let on_failure = format!("checkpoint.on_failure={on_failure}");
+        let sets = ["comm.timeout_s=2", "checkpoint.timeout_s=3", "checkpoint.keep=0", &on_failure];
+        run.train_alone(
+            2,
+            &[&sets.map(|set| ["--set", set]).concat()[..], &["--fault", &drill]].concat(),
+        )
+    };
+    let said = "nothing has been written to";
+    let run = Run::new();
+    let ended = run_with(&run, "continue");
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    assert!(ended.stderr.contains(said) && ended.stderr.contains("goes on without"), "{ended:?}");
+    assert_eq!(run.check_checkpoints(), [4, 6, 8]);
+    assert_eq!(verified(&run), Some(8));
+    assert!(!is_saving(&run), "its room is free again");
+
+    let run = Run::new();
+    let ended = run_with(&run, "abort");
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    assert!(ended.stderr.contains(said) && ended.stderr.contains("error: "), "{ended:?}");
+    assert_eq!(verified(&run), None);
+    assert!(!is_saving(&run));
+}
+
 /// A file system of a megabyte, in a mount namespace of its own.
 fn on_small_disk(run: &Run, script: &str) -> Ended {
     fs::create_dir_all(run.out()).expect("a folder");
