@@ -73,12 +73,12 @@ pub(super) fn make(
             break (draft, lock, claim);
         }
     };
-    let Draft { found, data, model, changed } = draft;
+    let Draft { found, resume, data, model, changed } = draft;
     config.model = ModelSection::from_model(&model);
     let config_text = toml::to_string(&config).map_err(|error| {
         TrainError::usage(format!("the configuration cannot be written: {error}"))
     })?;
-    if let Some(checkpoint) = &found.resume {
+    if let Some(checkpoint) = &resume {
         say(&format!("resuming from {}", checkpoint.folder().display()));
         if !changed.is_empty() {
             say(&format!("at another position in the data, as allowed: {}", changed.join(", ")));
@@ -98,7 +98,7 @@ pub(super) fn make(
         model,
         data,
         out: found.out,
-        resume: found.resume,
+        resume,
         _lock: lock,
         claim: Some(claim),
         device: device.clone(),
@@ -112,6 +112,7 @@ pub(super) fn make(
 /// What a start would do, before it has touched its folder.
 struct Draft {
     found: Found,
+    resume: Option<Checkpoint>,
     data: DataInfo,
     model: ModelConfig,
     /// What differs from the checkpoint, as is allowed.
@@ -125,6 +126,7 @@ impl Draft {
         names: impl Fn(&ModelConfig) -> Vec<String>,
     ) -> Result<Self, TrainError> {
         let found = folder::find(config, options)?;
+        let resume = found.resume.as_deref().map(Checkpoint::open).transpose()?;
         let init = match config.init.from.as_os_str().is_empty() {
             true => None,
             false => Some(ModelSource::open(&config.init.from)?),
@@ -136,8 +138,7 @@ impl Draft {
         }
         // With weights that may be missing, names and shapes decide when they are loaded.
         if options.allow_missing.is_empty() {
-            let resume = found.resume.clone();
-            let resume = resume.map(|checkpoint| ModelSource::Checkpoint(Box::new(checkpoint)));
+            let resume = resume.clone().map(Box::new).map(ModelSource::Checkpoint);
             for source in resume.iter().chain(&init) {
                 source.check_model(&model)?;
             }
@@ -145,11 +146,11 @@ impl Draft {
         for split in [Split::Train, Split::Validation] {
             TokenFile::open(&config.data.path, split, config.data.seq_len)?;
         }
-        let changed = match &found.resume {
+        let changed = match &resume {
             Some(checkpoint) => position::check(checkpoint, config, &data, &options.allow_changed)?,
             None => Vec::new(),
         };
-        Ok(Draft { found, data, model, changed })
+        Ok(Draft { found, resume, data, model, changed })
     }
 }
 
