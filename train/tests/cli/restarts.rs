@@ -3,7 +3,7 @@
 use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
 
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, waitid};
 
 use crate::run_folder::{FOREVER, assert_refused, in_run, stop, wait_for_a_step, wait_until};
 use crate::support::{Ended, Workspace, signal};
@@ -55,6 +55,13 @@ impl Rank<'_> {
     }
 }
 
+/// Stops a process; when this returns, none of its threads runs.
+fn freeze(process: &Child) {
+    signal(process, Signal::STOP);
+    let id = Pid::from_raw(process.id().cast_signed()).expect("a process id");
+    waitid(WaitId::Pid(id), WaitIdOptions::STOPPED).expect("it stops");
+}
+
 fn free_port() -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     listener.local_addr().expect("its address").port()
@@ -68,7 +75,7 @@ fn a_job_that_is_started_again_waits_for_its_former_life() {
     let arguments = in_run(&FOREVER, &short);
     let former = Rank::alone("j", 0).start(&workspace, &arguments);
     wait_for_a_step(&workspace, "run");
-    signal(&former, Signal::STOP);
+    freeze(&former);
     let lines = workspace.metrics("run").len();
     let pid = format!("pid {}", former.id());
     let ended = Rank::alone("j", 1).run(&workspace, &arguments);
@@ -93,7 +100,7 @@ fn a_folder_is_held_by_every_rank() {
     let (mut first, second) =
         (rank(0).start(&workspace, &arguments), rank(1).start(&workspace, &arguments));
     wait_until("a checkpoint", || workspace.path("run/checkpoints/latest").exists());
-    signal(&second, Signal::STOP);
+    freeze(&second);
     first.kill().expect("a signal");
     first.wait().expect("its end");
     let resume = ["train", "run.toml", "--out", "run", "--resume", "latest"];

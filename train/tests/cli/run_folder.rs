@@ -170,15 +170,19 @@ fn a_holder_on_another_machine_is_known_by_its_heartbeat() {
     holder["process"]["host"] = "elsewhere".into();
     holder["process"]["boot"] = "another".into();
     let resume = ["train", "run.toml", "--out", "run", "--resume", "latest"];
-    let mut start = workspace.start(&resume);
-    let mut beat = 0;
-    wait_until("an end", || {
-        beat += 1;
-        holder["beat"] = beat.into();
+    let mut number = 0;
+    let mut beat = || {
+        number += 1;
+        holder["beat"] = number.into();
         // Renamed, since this is not written in one go.
         workspace.write("beat", holder.to_string());
         let to = workspace.path("run/.kiln/holder.json");
         std::fs::rename(workspace.path("beat"), to).expect("a file");
+    };
+    beat();
+    let mut start = workspace.start(&resume);
+    wait_until("an end", || {
+        beat();
         start.try_wait().expect("its state").is_some()
     });
     let ended = workspace.end(start);
