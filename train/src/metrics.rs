@@ -1,5 +1,6 @@
 //! What a run reports: `metrics.jsonl` for programs, lines or a progress bar for people.
 
+use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
@@ -174,6 +175,9 @@ pub fn cut_lines_after(path: &Path, done: u64, cut: &Path) -> io::Result<()> {
     write_beside(path, &kept)
 }
 
+/// Between the name of a file and the process that is writing it.
+const BESIDE: &str = ".kiln-";
+
 /// Replaces a file as a whole: a reader sees the old content or the new, never a part. No other file
 /// is touched: the new content is first written to a file that was not there before.
 pub fn write_beside(path: &Path, content: &[u8]) -> io::Result<()> {
@@ -188,12 +192,18 @@ pub fn write_beside(path: &Path, content: &[u8]) -> io::Result<()> {
     written
 }
 
+/// Whether `name` is that of what [`write_beside`] is about to make the file `of`.
+pub(crate) fn is_beside(name: &OsStr, of: &str) -> bool {
+    let name = name.to_str().and_then(|name| name.strip_prefix('.')?.strip_prefix(of));
+    name.is_some_and(|rest| rest.starts_with(BESIDE))
+}
+
 /// Creates a hidden file beside `path` under a name that nobody has.
 fn create_beside(path: &Path) -> io::Result<(PathBuf, File)> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let mut index = 0;
     loop {
-        let beside = path.with_file_name(format!(".{name}.kiln-{}-{index}", std::process::id()));
+        let beside = path.with_file_name(format!(".{name}{BESIDE}{}-{index}", std::process::id()));
         match OpenOptions::new().write(true).create_new(true).open(&beside) {
             Ok(file) => return Ok((beside, file)),
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => index += 1,

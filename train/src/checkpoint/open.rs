@@ -22,20 +22,25 @@ pub struct Checkpoint {
 }
 
 impl Checkpoint {
-    /// Opens a checkpoint folder; the folder of all checkpoints of a run and the run folder itself
-    /// stand for the newest one in them. Reads and checks the manifest and the small files, and no
-    /// weights yet.
-    pub fn open(path: &Path) -> Result<Self, CheckpointError> {
+    /// The folder of the checkpoint that `path` stands for: itself, or the newest one in the folder of
+    /// all checkpoints of a run or in a run folder. Reads nothing of it.
+    pub fn find(path: &Path) -> Result<PathBuf, CheckpointError> {
         let folders = [path.to_owned(), folder_of_run(path)];
         let folder = if is_whole(path) {
             Some(path.to_owned())
         } else {
             folders.iter().find_map(|folder| newest(folder))
         };
-        let folder = folder.ok_or_else(|| CheckpointError::NotFound {
+        folder.ok_or_else(|| CheckpointError::NotFound {
             path: path.to_owned(),
             hint: "name a folder that holds manifest.json, or a run folder with a checkpoint in it",
-        })?;
+        })
+    }
+
+    /// Opens the checkpoint that `path` stands for; see [`Checkpoint::find`]. Reads and checks the
+    /// manifest and the small files, and no weights yet.
+    pub fn open(path: &Path) -> Result<Self, CheckpointError> {
+        let folder = Checkpoint::find(path)?;
         let manifest = Arc::new(Manifest::read(&folder)?);
         let checkpoint = Checkpoint { folder, manifest };
         checkpoint.check_plain_files()?;
@@ -48,16 +53,13 @@ impl Checkpoint {
         whole.into_iter().try_for_each(|(name, entry)| check_plain_file(&self.folder, name, entry))
     }
 
-    /// Opens the newest checkpoint of the run in `out`.
-    pub fn latest(out: &Path) -> Result<Self, CheckpointError> {
+    /// The folder of the newest checkpoint of the run in `out`. Reads nothing of it.
+    pub fn find_latest(out: &Path) -> Result<PathBuf, CheckpointError> {
         let folder = folder_of_run(out);
-        if newest(&folder).is_none() {
-            return Err(CheckpointError::NotFound {
-                path: folder,
-                hint: "start a new run without --resume, or name the run folder with --out",
-            });
-        }
-        Checkpoint::open(&folder)
+        newest(&folder).ok_or(CheckpointError::NotFound {
+            path: folder,
+            hint: "start a new run without --resume, or name the run folder with --out",
+        })
     }
 
     /// Whether the run in `out` has a complete checkpoint.

@@ -20,6 +20,7 @@ use super::{Resume, RunOptions, TrainError};
 use crate::checkpoint::{self, Checkpoint};
 use crate::config::Config;
 use crate::launch;
+use crate::metrics::is_beside;
 
 pub(crate) use claim::Claim;
 pub use error::FolderError;
@@ -79,7 +80,7 @@ enum Content {
     Run(Option<Identity>),
     /// Something else, such as what has this name.
     Foreign(String),
-    /// It is a file.
+    /// It is no folder.
     File,
 }
 
@@ -87,7 +88,7 @@ enum Content {
 #[derive(Debug)]
 pub(super) struct Found {
     pub(super) out: PathBuf,
-    pub(super) resume: Option<Checkpoint>,
+    pub(super) resume: Option<PathBuf>,
     content: Content,
     claimant: Claimant,
     restarts: u64,
@@ -117,16 +118,16 @@ pub(super) fn find(config: &Config, options: &RunOptions) -> Result<Found, Train
     let content = content_of(&out, &config.data.path)?;
     let is_restart = restart_of(&content).is_ok();
     let resume = match &options.resume {
-        _ if is_restart && Checkpoint::is_in(&out) => Some(Checkpoint::latest(&out)?),
+        _ if is_restart && Checkpoint::is_in(&out) => Some(Checkpoint::find_latest(&out)?),
         None => None,
-        Some(Resume::Latest) => Some(Checkpoint::latest(&out)?),
-        Some(Resume::Path(path)) => Some(Checkpoint::open(path)?),
+        Some(Resume::Latest) => Some(Checkpoint::find_latest(&out)?),
+        Some(Resume::Path(path)) => Some(Checkpoint::find(path)?),
     };
-    let is_own = |checkpoint: &Checkpoint| {
-        let folder = checkpoint.folder().parent();
+    let is_own = |checkpoint: &Path| {
+        let folder = checkpoint.parent();
         folder.is_some_and(|folder| is_same(folder, &checkpoint::folder_of_run(&out)))
     };
-    let goes_on = is_restart || resume.as_ref().is_some_and(is_own);
+    let goes_on = is_restart || resume.as_deref().is_some_and(is_own);
     match &content {
         Content::File => return Err(FolderError::File { out }.into()),
         Content::Nothing | Content::Unbegun(_) => {}
@@ -150,8 +151,7 @@ pub(super) fn find(config: &Config, options: &RunOptions) -> Result<Found, Train
 impl Found {
     /// Whether `other`, which was found later, is the same in everything that counts.
     fn is_still(&self, other: &Found) -> bool {
-        let from = |found: &Found| found.resume.as_ref().map(|from| from.folder().to_owned());
-        self.out == other.out && self.content == other.content && from(self) == from(other)
+        (&self.out, &self.resume, &self.content) == (&other.out, &other.resume, &other.content)
     }
 }
 
@@ -196,7 +196,7 @@ pub(crate) fn is_foreign(out: &Path) -> bool {
 /// What is in `out`, apart from the run's `data`, which may be prepared in there.
 fn content_of(out: &Path, data: &Path) -> Result<Content, FolderError> {
     if !out.is_dir() {
-        return Ok(if out.is_file() { Content::File } else { Content::Nothing });
+        return Ok(if out.exists() { Content::File } else { Content::Nothing });
     }
     if let Some(identity) = Identity::read(out)? {
         let begun = metrics_of_run(out).exists() || Checkpoint::is_in(out);
@@ -213,9 +213,10 @@ fn content_of(out: &Path, data: &Path) -> Result<Content, FolderError> {
     }
     let entries = fs::read_dir(out).map_err(FolderError::io("list", out))?.flatten();
     let foreign = entries.filter(|entry| {
-        let path = entry.path();
-        let is_ours = entry.file_name() == lock::FOLDER || launch::is_log_folder(&path);
-        !is_ours && !is_same(&path, data)
+        let (path, name) = (entry.path(), entry.file_name());
+        // The identity while another start writes it.
+        let is_ours = name == lock::FOLDER || is_beside(&name, identity::FILE);
+        !is_ours && !launch::is_log_folder(&path) && !is_same(&path, data)
     });
     let first = foreign.map(|entry| entry.file_name().to_string_lossy().into_owned()).min();
     Ok(first.map_or(Content::Nothing, Content::Foreign))
@@ -243,6 +244,7 @@ mod tests {
         assert_eq!(content(&[]), Content::Nothing);
         assert_eq!(content(&["logs/rank_0.restart_0.stdout.log", ".kiln/lock"]), Content::Nothing);
         assert_eq!(content(&["logs/rank_0.restart_0.stdout.log", "logs/mine"]), foreign("logs"));
+        assert_eq!(content(&[".run.json.kiln-17-0"]), Content::Nothing);
         assert_eq!(content(&["data/train.bin"]), Content::Nothing);
         assert_eq!(content(&["data.old/train.bin", "data/train.bin"]), foreign("data.old"));
         assert_eq!(content(&["flight/black_box"]), foreign("flight"));

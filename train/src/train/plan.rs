@@ -78,7 +78,7 @@ pub(super) fn make(
             break (draft, lock, claim);
         }
     };
-    let Draft { found, data, model, warnings, changed } = draft;
+    let Draft { found, resume, data, model, warnings, changed } = draft;
     for warning in warnings {
         tracing::warn!("{warning}");
     }
@@ -86,7 +86,7 @@ pub(super) fn make(
     let config_text = toml::to_string(&config).map_err(|error| {
         TrainError::usage(format!("the configuration cannot be written: {error}"))
     })?;
-    if let Some(checkpoint) = &found.resume {
+    if let Some(checkpoint) = &resume {
         say(&format!("resuming from {}", checkpoint.folder().display()));
         if !changed.is_empty() {
             say(&format!("at another position in the data, as allowed: {}", changed.join(", ")));
@@ -107,7 +107,7 @@ pub(super) fn make(
         model,
         data,
         out: found.out,
-        resume: found.resume,
+        resume,
         _lock: lock,
         claim: Some(claim),
         device: device.clone(),
@@ -140,6 +140,7 @@ fn allow_parts(
 /// What a start would do, before it has touched its folder.
 struct Draft {
     found: Found,
+    resume: Option<Checkpoint>,
     data: DataInfo,
     model: ModelConfig,
     /// What is to be said about memory.
@@ -157,6 +158,7 @@ impl Draft {
         units: &dyn Fn(&ModelConfig) -> Vec<Shapes>,
     ) -> Result<Self, TrainError> {
         let found = folder::find(config, options)?;
+        let resume = found.resume.as_deref().map(Checkpoint::open).transpose()?;
         let init = match config.init.from.as_os_str().is_empty() {
             true => None,
             false => Some(ModelSource::open(&config.init.from)?),
@@ -170,8 +172,7 @@ impl Draft {
         if let Some(known) = known.filter(|known| known.validate().is_ok()) {
             memory::check(config, &known, units, device, place)?;
         }
-        let resumed = found.resume.as_ref();
-        let trained_on = resumed.and_then(|checkpoint| checkpoint.state().data_sha256.as_deref());
+        let trained_on = resume.as_ref().and_then(|from| from.state().data_sha256.as_deref());
         let data = prepared::open(&config.data, config.train.seed, trained_on, &options.stop)?;
         let model = resolve_model(config, &data, init.as_ref())?;
         let warnings = memory::check(config, &model, units, device, place)?;
@@ -179,7 +180,7 @@ impl Draft {
             let names: Vec<_> = units(&model).into_iter().flatten().map(|(name, _)| name).collect();
             check_freeze(&config.train.freeze, &names)?;
         }
-        if let Some(checkpoint) = resumed {
+        if let Some(checkpoint) = &resume {
             checkpoint.require_optimizer(&SavedOptimizer::adamw())?;
             allow_parts(checkpoint.require_architecture(architecture), options)?;
         }
@@ -188,8 +189,7 @@ impl Draft {
         }
         // With weights that may be missing, names and shapes decide when they are loaded.
         if options.allow_missing.is_empty() {
-            let resume = found.resume.clone();
-            let resume = resume.map(|checkpoint| ModelSource::Checkpoint(Box::new(checkpoint)));
+            let resume = resume.clone().map(Box::new).map(ModelSource::Checkpoint);
             for source in resume.iter().chain(&init) {
                 source.check_model(&model)?;
             }
@@ -197,11 +197,11 @@ impl Draft {
         for split in [Split::Train, Split::Validation] {
             TokenFile::open(&config.data.path, split, config.data.seq_len)?;
         }
-        let changed = match &found.resume {
+        let changed = match &resume {
             Some(checkpoint) => position::check(checkpoint, config, &data, &options.allow_changed)?,
             None => Vec::new(),
         };
-        Ok(Draft { found, data, model, warnings, changed })
+        Ok(Draft { found, resume, data, model, warnings, changed })
     }
 }
 

@@ -3,7 +3,8 @@
 //! - `support`: a working directory with tiny data and a tiny model;
 //! - `resume`, `checkpoints`: what a run leaves, and going on from it; `inspect`: looking at it, and
 //!   converting it;
-//! - `run_folder`: whose a folder is, and what becomes of what was there;
+//! - `run_folder`: whose a folder is, and what becomes of what was there; `restarts`: jobs that are
+//!   started again;
 //! - `hugging_face`: models in the layout of Hugging Face, in and out; `hub`: downloads of them;
 //! - `bad_config`, `bad_data`, `bad_checkpoint`, `bad_command`, `bad_hugging_face`: every mistake is
 //!   refused with a message that says what to do, and leaves nothing behind; the messages are in
@@ -59,6 +60,7 @@ mod prepare;
 mod presets;
 mod processes;
 mod reference;
+mod restarts;
 mod resume;
 mod run_folder;
 mod shapes;

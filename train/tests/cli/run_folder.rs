@@ -1,7 +1,7 @@
-//! Whose a run folder is: what is refused, who holds it, and what becomes of what was there.
+//! Whose a run folder is: what is refused, who holds it, and what becomes of what was there. Jobs that are
+//! started again are in `restarts`.
 
-use std::net::TcpListener;
-use std::process::{Child, Command};
+use std::process::Child;
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
@@ -14,13 +14,13 @@ use crate::support::{Ended, Workspace, names, signal};
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// A run that goes on until it is told to stop, or for some minutes.
-const FOREVER: [&str; 4] = ["train", "run.toml", "--set", "train.steps=200000"];
+pub const FOREVER: [&str; 4] = ["train", "run.toml", "--set", "train.steps=200000"];
 
-fn in_run<'a>(arguments: &[&'a str], more: &[&'a str]) -> Vec<&'a str> {
+pub fn in_run<'a>(arguments: &[&'a str], more: &[&'a str]) -> Vec<&'a str> {
     [arguments, &["--out", "run"], more].concat()
 }
 
-fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
+pub fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
     let start = Instant::now();
     while !done() {
         assert!(start.elapsed() < PATIENCE, "waited in vain for {what}");
@@ -28,14 +28,14 @@ fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-fn wait_for_a_step(workspace: &Workspace, out: &str) {
+pub fn wait_for_a_step(workspace: &Workspace, out: &str) {
     let metrics = workspace.path(out).join("metrics.jsonl");
     let logged = || std::fs::read_to_string(&metrics).is_ok_and(|text| text.contains("\"loss\""));
     wait_until("a step", logged);
 }
 
 /// Ends the run in `run` that would go on for ever, which must be well.
-fn stop(workspace: &Workspace, run: Child) {
+pub fn stop(workspace: &Workspace, run: Child) {
     wait_until("its start", || {
         let holder = std::fs::read_to_string(workspace.path("run/.kiln/holder.json"));
         let holder = holder.ok().and_then(|text| serde_json::from_str::<Json>(&text).ok());
@@ -46,7 +46,7 @@ fn stop(workspace: &Workspace, run: Child) {
     assert_eq!(ended.code, Some(75), "{ended:?}");
 }
 
-fn assert_refused(ended: &Ended, says: &[&str]) {
+pub fn assert_refused(ended: &Ended, says: &[&str]) {
     assert_eq!(ended.code, Some(2), "{ended:?}");
     for part in says {
         assert!(ended.stderr.contains(part), "{part}: {ended:?}");
@@ -75,6 +75,18 @@ fn a_folder_that_holds_no_run_is_left_alone() {
     // Logs that are there before the run are those of its launcher.
     workspace.write("run/logs/rank_0.restart_0.stdout.log", "");
     workspace.succeed(&["train", "run.toml", "--out", "run"]);
+}
+
+/// The first run prepares it there, and the second finds it.
+#[test]
+fn data_may_be_in_the_run_folder() {
+    let workspace = Workspace::new();
+    workspace.write("text.txt", "some text, and some more of it\n".repeat(100));
+    let own = [("data.path", "'run/data'"), ("data.text", "['text.txt']")];
+    workspace.config("run.toml", &[&own[..], &[("data.vocab_size", "260")]].concat());
+    workspace.succeed(&["train", "run.toml", "--out", "run"]);
+    workspace.copy("run/data", "other/data");
+    workspace.succeed(&["train", "run.toml", "--out", "other", "--set", "data.path=other/data"]);
 }
 
 #[test]
@@ -147,132 +159,39 @@ fn a_run_that_was_killed_holds_nothing() {
     stop(&workspace, run);
 }
 
-/// One rank of a job, as a launcher would start it.
-struct Rank<'a> {
-    rank: usize,
-    world_size: usize,
-    port: u16,
-    restarts: u64,
-    job: &'a str,
-}
-
-impl Rank<'_> {
-    fn alone(job: &str, restarts: u64) -> Rank<'_> {
-        Rank { rank: 0, world_size: 1, port: free_port(), restarts, job }
-    }
-
-    fn place<'c>(&self, command: &'c mut Command) -> &'c mut Command {
-        let Rank { rank, world_size, port, restarts, job } = self;
-        command
-            .env("RANK", rank.to_string())
-            .env("LOCAL_RANK", rank.to_string())
-            .env("WORLD_SIZE", world_size.to_string())
-            .env("LOCAL_WORLD_SIZE", world_size.to_string())
-            .env("MASTER_ADDR", "127.0.0.1")
-            .env("MASTER_PORT", port.to_string())
-            .env("KILN_JOB_SECRET", "of these tests")
-            .env("TORCHELASTIC_RUN_ID", job)
-            .env("TORCHELASTIC_RESTART_COUNT", restarts.to_string())
-    }
-
-    fn start(&self, workspace: &Workspace, arguments: &[&str]) -> Child {
-        self.place(&mut workspace.command(arguments)).spawn().expect("it starts")
-    }
-
-    fn run(&self, workspace: &Workspace, arguments: &[&str]) -> Ended {
-        workspace.end(self.start(workspace, arguments))
-    }
-
-    /// Under a launcher of its own, which is a shell.
-    fn run_under_another(&self, workspace: &Workspace, arguments: &[&str]) -> Ended {
-        let kiln = workspace.command(arguments);
-        let mut shell = Command::new("sh");
-        shell.args(["-c", "\"$0\" \"$@\"; exit $?"]).arg(kiln.get_program()).args(arguments);
-        shell.current_dir(workspace.path("")).stdout(std::process::Stdio::piped());
-        let shell = self.place(shell.stderr(std::process::Stdio::piped()));
-        workspace.end(shell.spawn().expect("a shell"))
-    }
-}
-
-fn free_port() -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-    listener.local_addr().expect("its address").port()
-}
-
-/// A scheduler has given the job up and starts it again, but the machine was only slow.
+/// As on a file system whose locks do not reach other machines.
 #[test]
-fn a_job_that_is_started_again_waits_for_its_former_life() {
+fn a_holder_on_another_machine_is_known_by_its_heartbeat() {
     let workspace = Workspace::new();
-    let short = ["--set", "comm.join_timeout_s=2", "--set", "checkpoint.every=1"];
-    let arguments = in_run(&FOREVER, &short);
-    let former = Rank::alone("j", 0).start(&workspace, &arguments);
-    wait_for_a_step(&workspace, "run");
-    signal(&former, Signal::STOP);
-    let lines = workspace.metrics("run").len();
-    let pid = format!("pid {}", former.id());
-    let ended = Rank::alone("j", 1).run(&workspace, &arguments);
-    assert_refused(&ended, &["run is in use by a run on host ", &pid]);
-    let said = "waiting up to 2 s for run to be free: it is in use by a run on host ";
-    assert!(ended.stdout.contains(said), "{ended:?}");
-    assert_eq!(workspace.metrics("run").len(), lines);
-    // It goes on, and saves when it is told to.
-    signal(&former, Signal::CONT);
-    stop(&workspace, former);
-    let next = Rank::alone("j", 2).start(&workspace, &arguments);
-    stop(&workspace, next);
-}
-
-/// The first process is gone, but another rank of the job may still write.
-#[test]
-fn a_folder_is_held_by_every_rank() {
-    let workspace = Workspace::new();
-    let arguments = in_run(&FOREVER, &["--set", "checkpoint.every=1"]);
-    let port = free_port();
-    let rank = |rank| Rank { rank, world_size: 2, port, restarts: 0, job: "j" };
-    let (mut first, second) =
-        (rank(0).start(&workspace, &arguments), rank(1).start(&workspace, &arguments));
-    wait_until("a checkpoint", || workspace.path("run/checkpoints/latest").exists());
-    signal(&second, Signal::STOP);
-    first.kill().expect("a signal");
-    first.wait().expect("its end");
+    workspace.succeed(&["train", "run.toml", "--out", "run", "--set", "train.steps=2"]);
+    let mut holder = workspace.json("run/.kiln/holder.json");
+    assert_eq!(holder["ended"], true);
+    holder["ended"] = false.into();
+    holder["process"]["host"] = "elsewhere".into();
+    holder["process"]["boot"] = "another".into();
     let resume = ["train", "run.toml", "--out", "run", "--resume", "latest"];
-    let says = ["ranks of an earlier start that have not ended", &format!("pid {}", first.id())];
-    assert_refused(&workspace.kiln(&resume), &says);
-    signal(&second, Signal::KILL);
-    workspace.end(second);
-    let run = workspace.start(&in_run(&FOREVER, &["--resume", "latest"]));
-    stop(&workspace, run);
-}
-
-/// torchrun calls every job without a name "none".
-#[test]
-fn a_restart_takes_over_no_run_of_a_stranger() {
-    let workspace = Workspace::new();
-    let run = in_run(&["train", "run.toml"], &["--set", "checkpoint.every=2"]);
-    let ended = Rank::alone("none", 0).run(&workspace, &run);
-    assert_eq!(ended.code, Some(0), "{ended:?}");
-    let before = workspace.tree();
-    let refused =
-        ["already holds a run, and this restart does not take it over", "--resume latest"];
-    let other_job = "another job has started it";
-    let more = in_run(&["train", "run.toml"], &["--set", "train.steps=6"]);
-    let none = Rank::alone("none", 1);
-    assert_refused(&none.run_under_another(&workspace, &run), &[refused[0], refused[1], other_job]);
-    assert_refused(&none.run(&workspace, &more), &[refused[0], "another configuration"]);
-    assert_refused(&Rank::alone("named", 1).run(&workspace, &run), &[refused[0], other_job]);
-    assert!(workspace.tree() == before, "something was written");
-    // The launcher that has started it may start it again.
-    let ended = none.run(&workspace, &run);
-    assert_eq!(ended.code, Some(0), "{ended:?}");
-    assert!(ended.stdout.contains("resuming from run/checkpoints/fsdp_cpt4"), "{ended:?}");
-    // A name is a job's own, whoever starts it again; but not with another configuration.
-    let named = |restarts| Rank::alone("named", restarts);
-    let arguments = ["train", "run.toml", "--out", "named"];
-    assert_eq!(named(0).run(&workspace, &arguments).code, Some(0));
-    let ended = named(1).run_under_another(&workspace, &arguments);
-    assert_eq!(ended.code, Some(0), "{ended:?}");
-    let other = [&arguments[..], &["--set", "train.steps=6"]].concat();
-    assert_refused(&named(2).run(&workspace, &other), &["another configuration"]);
+    let mut number = 0;
+    let mut beat = || {
+        number += 1;
+        holder["beat"] = number.into();
+        // Renamed, since this is not written in one go.
+        workspace.write("beat", holder.to_string());
+        let to = workspace.path("run/.kiln/holder.json");
+        std::fs::rename(workspace.path("beat"), to).expect("a file");
+    };
+    beat();
+    let mut start = workspace.start(&resume);
+    wait_until("an end", || {
+        beat();
+        start.try_wait().expect("its state").is_some()
+    });
+    let ended = workspace.end(start);
+    assert_refused(&ended, &["run is in use by a run on host elsewhere, pid "]);
+    assert!(ended.stdout.contains("watching for 20 s whether it is still there"), "{ended:?}");
+    // It says that it ends.
+    holder["ended"] = true.into();
+    workspace.write("run/.kiln/holder.json", holder.to_string());
+    workspace.succeed(&resume);
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! What a start does to its run folder.
 //!
-//! Before the ranks begin, [`claim`] takes the folder. Once they have loaded what they go on from,
+//! Before the ranks begin, [`Found::claim`] takes the folder. Once they have loaded what they go on from,
 //! [`Claim::begin`] makes it the folder of this start: what an earlier one has written beyond that point
 //! is moved aside. A start that fails in between has changed nothing that counts.
 
@@ -24,6 +24,8 @@ const CUT_METRICS: &str = "metrics-superseded.jsonl";
 #[derive(Debug)]
 pub(crate) struct Claim {
     out: PathBuf,
+    /// What `run.json` says, and what it is to say.
+    known: Identity,
     identity: Identity,
 }
 
@@ -73,8 +75,8 @@ impl Found {
         fs::create_dir_all(&checkpoints).map_err(FolderError::io("create", &checkpoints))?;
         checkpoint::remove_partial(&checkpoints);
         self.set_flights_aside()?;
-        let identity = identity.taken_by(&self.claimant);
-        Ok(Some((lock, Claim { out: self.out.clone(), identity })))
+        let taken = identity.taken_by(&self.claimant);
+        Ok(Some((lock, Claim { out: self.out.clone(), known: identity, identity: taken })))
     }
 
     /// Moves flight recorders of earlier starts aside: why the last life ended is worth knowing while
@@ -124,7 +126,10 @@ impl Claim {
         let path = self.out.join(CONFIG_FILE);
         write_beside(&path, config.as_bytes()).map_err(FolderError::io("write", &path))?;
         // Last: from here on, a restart of this job goes on with what it finds.
-        Ok(self.identity.write(&self.out)?)
+        if self.identity != self.known {
+            self.identity.write(&self.out)?;
+        }
+        Ok(())
     }
 }
 

@@ -1,9 +1,10 @@
 //! A run folder belongs to one run for as long as any of its processes lives.
 //!
-//! All processes of a run share a lock of the system on one file, which the kernel lets go of when they
-//! end, however they end. Whoever begins needs the lock for itself for a moment, so it begins only when
-//! nobody else is left. `flock` reaches other machines where the file system takes it there, as NFS does.
-//! Where it does not, or not beyond this machine, the holder's heartbeat decides; see `holder.rs`.
+//! Rank 0 holds a lock of the system for itself, and the processes of the other ranks share a second one.
+//! The kernel lets go of both when a process ends, however it ends. Whoever begins needs the first lock,
+//! and needs to find the second one free, so it begins only when nobody is left. `flock` reaches other
+//! machines where the file system takes it there, as NFS does. Where it does not, or not beyond this
+//! machine, the holder's heartbeat decides; see `holder.rs`.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::path::Path;
@@ -19,6 +20,7 @@ use crate::metrics::say;
 /// What only locks need is in this folder of the run folder.
 pub(super) const FOLDER: &str = ".kiln";
 const LOCK_FILE: &str = "lock";
+const RANKS_FILE: &str = "ranks";
 const HOLDER_FILE: &str = "holder.json";
 
 /// Time between two attempts.
@@ -46,7 +48,7 @@ pub(super) struct Patience<'a> {
 /// What the system says to an attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Attempt {
-    /// This process shares the lock now, and nobody else does.
+    /// This process has the lock now, and no rank is left of the one before.
     Locked,
     /// Others hold it.
     Taken,
@@ -75,12 +77,12 @@ impl Lock {
         fs::create_dir_all(out).map_err(FolderError::io("create", out))?;
         let folder = out.join(FOLDER);
         fs::create_dir_all(&folder).map_err(FolderError::io("create", &folder))?;
-        let (path, holder_path) = (folder.join(LOCK_FILE), folder.join(HOLDER_FILE));
-        let file = open(&path, true).map_err(FolderError::io("open", &path))?;
+        let holder_path = folder.join(HOLDER_FILE);
+        let locks = Locks::open(&folder, true).map_err(FolderError::io("open", &folder))?;
         let start = Instant::now();
         let (mut said, mut watched) = (false, false);
         let attempt = loop {
-            let attempt = attempt(&file);
+            let attempt = locks.attempt();
             if attempt != Attempt::Taken && !has_rival(attempt, &holder_path, out, &mut watched) {
                 break attempt;
             }
@@ -110,7 +112,7 @@ impl Lock {
         }
         let heartbeat = Heartbeat::start(holder, holder_path)
             .map_err(FolderError::io("start a thread for the heartbeat of", out))?;
-        Ok(Lock { _heartbeat: Some(heartbeat), _file: Some(file) })
+        Ok(Lock { _heartbeat: Some(heartbeat), _file: Some(locks.first) })
     }
 
     /// Holds the folder `out` of a run whose rank 0 has taken it, as another process of the run.
@@ -119,7 +121,7 @@ impl Lock {
     ///
     /// When another run has come in between. Where there is nothing to lock, rank 0 answers for all.
     pub(in crate::train) fn share(out: &Path) -> Result<Self, FolderError> {
-        let file = open(&out.join(FOLDER).join(LOCK_FILE), false).ok();
+        let file = open(&out.join(FOLDER).join(RANKS_FILE), false).ok();
         match file.as_ref().map(File::try_lock_shared) {
             Some(Err(TryLockError::WouldBlock)) => Err(held(out)),
             _ => Ok(Lock { _heartbeat: None, _file: file }),
@@ -128,8 +130,8 @@ impl Lock {
 
     /// Fails if some run holds `out` now. Writes nothing.
     pub(super) fn check_free(out: &Path) -> Result<(), FolderError> {
-        let file = open(&out.join(FOLDER).join(LOCK_FILE), false).ok();
-        match file.as_ref().map(attempt) {
+        let locks = Locks::open(&out.join(FOLDER), false).ok();
+        match locks.map(|locks| locks.attempt()) {
             Some(Attempt::Taken) => Err(held(out)),
             _ => Ok(()),
         }
@@ -141,27 +143,45 @@ fn open(path: &Path, create: bool) -> std::io::Result<File> {
     OpenOptions::new().read(true).write(true).create(create).truncate(false).open(path)
 }
 
+/// The files that are locked.
+struct Locks {
+    /// Rank 0's alone.
+    first: File,
+    /// Shared by the others.
+    ranks: File,
+}
+
+impl Locks {
+    fn open(folder: &Path, create: bool) -> std::io::Result<Self> {
+        let open = |name| open(&folder.join(name), create);
+        Ok(Locks { first: open(LOCK_FILE)?, ranks: open(RANKS_FILE)? })
+    }
+
+    /// Takes the first lock if both are free. The second is free again afterwards: nobody but the holder
+    /// of the first one lets ranks begin.
+    fn attempt(&self) -> Attempt {
+        let of = |attempt: Result<(), TryLockError>| match attempt {
+            Ok(()) => Attempt::Locked,
+            Err(TryLockError::WouldBlock) => Attempt::Taken,
+            Err(TryLockError::Error(_)) => Attempt::Unsupported,
+        };
+        let first = of(self.first.try_lock());
+        if first != Attempt::Locked {
+            return first;
+        }
+        let ranks = of(self.ranks.try_lock());
+        let released = match ranks {
+            Attempt::Locked => self.ranks.unlock(),
+            _ => self.first.unlock(),
+        };
+        if released.is_ok() { ranks } else { Attempt::Unsupported }
+    }
+}
+
 fn held(out: &Path) -> FolderError {
     let path = out.join(FOLDER).join(HOLDER_FILE);
     let holder = Holder::describe(&path, || sleep(PAUSE));
     FolderError::Held { out: out.to_owned(), holder }
-}
-
-/// Takes the lock for this process alone, and shares it then. Between the two another one may take it;
-/// then that one begins.
-fn attempt(file: &File) -> Attempt {
-    let of = |attempt: Result<(), TryLockError>| match attempt {
-        Ok(()) => Attempt::Locked,
-        Err(TryLockError::WouldBlock) => Attempt::Taken,
-        Err(TryLockError::Error(_)) => Attempt::Unsupported,
-    };
-    match of(file.try_lock()) {
-        Attempt::Locked => match file.unlock() {
-            Ok(()) => of(file.try_lock_shared()),
-            Err(_) => Attempt::Unsupported,
-        },
-        other => other,
-    }
 }
 
 /// Whether the holder's file tells of someone who lives, though the lock does not.
@@ -236,23 +256,26 @@ mod tests {
 
     #[test]
     fn of_many_that_begin_at_once_one_begins() {
-        let folder = tempfile::tempdir().unwrap();
-        let out = folder.path().join("run");
-        let (barrier, done) = (std::sync::Barrier::new(8), std::sync::Barrier::new(8));
-        let begun = std::thread::scope(|scope| {
-            let take = |index: usize| {
-                let (barrier, done, out) = (&barrier, &done, &out);
-                scope.spawn(move || {
-                    barrier.wait();
-                    let lock = Lock::take(out, &index.to_string(), now(&NONE));
-                    done.wait();
-                    lock.is_ok()
-                })
-            };
-            let threads: Vec<_> = (0..8).map(take).collect();
-            threads.into_iter().map(|thread| thread.join().unwrap()).collect::<Vec<_>>()
-        });
-        assert_eq!(begun.iter().filter(|begun| **begun).count(), 1, "{begun:?}");
+        const STARTS: usize = 8;
+        for _ in 0..4 {
+            let folder = tempfile::tempdir().unwrap();
+            let barrier = std::sync::Barrier::new(STARTS);
+            let begun = std::thread::scope(|scope| {
+                let start = |index: usize| {
+                    let (barrier, out) = (&barrier, folder.path().join("run"));
+                    scope.spawn(move || {
+                        barrier.wait();
+                        let lock = Lock::take(&out, &index.to_string(), now(&NONE));
+                        // Nobody lets go before all have tried.
+                        barrier.wait();
+                        usize::from(lock.is_ok())
+                    })
+                };
+                let threads: Vec<_> = (0..STARTS).map(start).collect();
+                threads.into_iter().map(|thread| thread.join().unwrap()).sum::<usize>()
+            });
+            assert_eq!(begun, 1);
+        }
     }
 
     #[test]

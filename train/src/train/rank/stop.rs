@@ -48,7 +48,7 @@ impl<B: Layer> Rank<'_, B> {
         }
         // A run that went back to an earlier checkpoint may have later ones.
         let is_latest = self.rank == 0
-            && Checkpoint::latest(&self.plan.out).is_ok_and(|latest| latest.folder() == place);
+            && Checkpoint::find_latest(&self.plan.out).is_ok_and(|latest| latest == place);
         let is_latest = [f64::from(u8::from(is_latest))];
         Ok(self.model.engine().sum_in(Phase::Checkpoint, "save", &is_latest)?[0] > 0.0)
     }
