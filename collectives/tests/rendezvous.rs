@@ -1,10 +1,11 @@
 //! Strangers at the door: what the rendezvous and the ranks do with connections that do not belong
 //! to the job, while the job goes on.
 
-use kiln_collectives::tcp::{self, JoinError, JoinOptions, Secret, TcpCommunicator};
+use kiln_collectives::tcp::{self, JoinError, JoinOptions, Seal, Secret, TcpCommunicator};
 use kiln_collectives::{Buffer, CommError, Communicator, Label, Phase};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
@@ -24,6 +25,7 @@ fn pair() -> ([JoinOptions; 2], SocketAddr) {
         let mut options = JoinOptions::new(rank, 2, address.ip().to_string(), address.port());
         options.secret = Secret::new("correct horse");
         options.linger = Duration::ZERO;
+        options.timeout = PATIENCE;
         options
     });
     (options, address)
@@ -132,6 +134,34 @@ fn a_silent_stranger_does_not_hold_up_the_job() {
     drop(silent);
 }
 
+/// A stranger opens one connection after the other, and says nothing on any of them.
+#[test]
+fn a_flood_of_silent_strangers_does_not_keep_a_rank_out() {
+    let (options, address) = pair();
+    let over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let (send, many) = mpsc::channel();
+        let over = &over;
+        scope.spawn(move || {
+            let mut strangers = Vec::new();
+            while !over.load(Ordering::Relaxed) {
+                strangers.push(connect(address));
+                if strangers.len() == 1000 {
+                    send.send(()).unwrap();
+                }
+                // A thousand a second, and as long as it takes.
+                thread::sleep(Duration::from_millis(1));
+            }
+        });
+        // Told also of a failure, or the stranger would go on for ever.
+        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            join_despite(options, move || many.recv_timeout(PATIENCE).unwrap());
+        }));
+        over.store(true, Ordering::Relaxed);
+        outcome.unwrap();
+    });
+}
+
 #[test]
 fn a_replayed_handshake_is_refused() {
     let (options, address) = pair();
@@ -179,6 +209,10 @@ fn a_wrong_secret_a_wrong_job_and_a_wrong_world_size_are_refused() {
         let error = other(&|options| options.world_size = 3);
         assert!(matches!(error, JoinError::Refused { rank: 1, .. }), "{error}");
         assert!(error.to_string().contains("it expects 2 ranks"), "{error}");
+
+        let error = other(&|options| options.seal = Seal::Encrypt);
+        assert!(matches!(error, JoinError::Refused { rank: 1, .. }), "{error}");
+        assert!(error.to_string().contains("it has comm.seal = \"off\""), "{error}");
 
         let error = other(&|options| options.rank = 0);
         assert!(matches!(error, JoinError::Listen { .. }), "{error}");
@@ -256,7 +290,12 @@ fn an_open_secret_is_refused_off_the_loopback_address_before_anyone_listens() {
         assert!(TcpStream::connect(address).is_err(), "somebody listens");
     }
     options.iter_mut().for_each(|options| options.open = true);
-    join_despite(options, || {});
+    join_despite(options.clone(), || {});
+    // Keys that anyone knows seal nothing, wherever the ranks meet.
+    options[0].host = "127.0.0.1".into();
+    options[0].seal = Seal::Mac;
+    let error = TcpCommunicator::join(options[0].clone()).unwrap_err();
+    assert!(matches!(error, JoinError::SealWithoutSecret { seal: Seal::Mac, .. }), "{error}");
 }
 
 #[test]

@@ -66,6 +66,13 @@ impl World {
             use kiln_collectives::nccl::{self, NcclOptions};
             let Some(sockets) = &self.sockets else { return Err(DeviceError::NoTransport.into()) };
             let (connect_timeout, timeout) = (comm.join_timeout(), comm.timeout());
+            if !comm.seal.is_off() && self.communicator.rank() == 0 {
+                tracing::warn!(
+                    "comm.seal = \"{}\" covers what ranks say to each other over TCP; weights and gradients \
+                     on GPUs travel through NCCL, which is not covered",
+                    comm.seal
+                );
+            }
             let options = NcclOptions { device: index, connect_timeout, timeout };
             nccl::attach(sockets, &options).map_err(|source| TrainError::Nccl {
                 rank: self.communicator.rank(),
@@ -90,6 +97,7 @@ pub fn join(place: &Place, comm: &CommSection) -> Result<World, TrainError> {
         None => Secret::open(&place.job),
     };
     options.open = comm.open;
+    options.seal = comm.seal;
     options.job.clone_from(&place.job);
     options.node.clone_from(&place.node);
     options.timeout = comm.join_timeout();

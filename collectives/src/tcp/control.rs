@@ -1,6 +1,7 @@
 //! A rank's side of the rendezvous: says that it is alive, answers questions, and learns when a
 //! group or the world has failed.
 
+use super::channel::{Channel, Reader, Writer};
 use super::frame::{self, MEMBER_LIMIT};
 use super::inquiry::GRACE;
 use super::message::{Cause, GroupName, GroupNumber, Site, ToRank, ToRendezvous, Trouble};
@@ -11,7 +12,7 @@ use crate::sync::{lock, wait_until};
 use crate::verdict::{Finding, Verdict};
 use std::collections::HashMap;
 use std::io::ErrorKind;
-use std::net::{Shutdown, TcpStream};
+use std::net::Shutdown;
 use std::sync::{Arc, Condvar, Mutex, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -40,7 +41,7 @@ pub(super) struct Control {
 struct Inner {
     shared: Arc<RankShared>,
     backend: &'static str,
-    writer: Mutex<TcpStream>,
+    writer: Mutex<Writer>,
     state: Mutex<State>,
     /// Something failed, or the rank leaves.
     changed: Condvar,
@@ -60,13 +61,13 @@ struct State {
 impl Control {
     /// Takes over a connection on which this rank has just been told the session.
     pub(super) fn start(
-        stream: TcpStream,
+        channel: Channel,
         shared: Arc<RankShared>,
         backend: &'static str,
         rendezvous: Option<Rendezvous>,
     ) -> std::io::Result<Control> {
-        let writer = stream.try_clone()?;
-        writer.set_write_timeout(Some(GRACE))?;
+        channel.stream().set_write_timeout(Some(GRACE))?;
+        let Channel { reader, writer } = channel;
         let inner = Arc::new(Inner {
             shared,
             backend,
@@ -84,7 +85,7 @@ impl Control {
         let (reading, beating) = (Arc::clone(&inner), Arc::clone(&inner));
         let named = |name: &str| thread::Builder::new().name(format!("kiln-{name}"));
         let threads = vec![
-            named("control").spawn(move || reading.listen(&stream))?,
+            named("control").spawn(move || reading.listen(reader))?,
             named("alive").spawn(move || beating.beat())?,
         ];
         Ok(Control { inner, threads, _rendezvous: rendezvous })
@@ -199,7 +200,7 @@ impl Drop for Control {
         self.inner.changed.notify_all();
         self.inner.send(&ToRendezvous::Goodbye);
         // The goodbye is still delivered; the reading thread wakes up.
-        let _ = lock(&self.inner.writer).shutdown(Shutdown::Both);
+        let _ = lock(&self.inner.writer).stream.shutdown(Shutdown::Both);
         for thread in self.threads.drain(..) {
             // A panic there has been printed; there is nobody left to tell.
             let _ = thread.join();
@@ -209,8 +210,11 @@ impl Drop for Control {
 
 impl Inner {
     fn send(&self, message: &ToRendezvous) {
-        // If it cannot be sent, the rendezvous is gone; the reading thread finds out.
-        let _ = frame::write(&mut *lock(&self.writer), message, MEMBER_LIMIT);
+        match frame::encode(message, MEMBER_LIMIT) {
+            // If it cannot be sent, the rendezvous is gone; the reading thread finds out.
+            Ok(frame) => drop(lock(&self.writer).deliver(&frame)),
+            Err(error) => tracing::warn!("cannot tell the rendezvous: {error}"),
+        }
     }
 
     /// Notes a failure, unless an earlier one is known, and wakes everyone.
@@ -237,9 +241,9 @@ impl Inner {
         self.changed.notify_all();
     }
 
-    fn listen(&self, stream: &TcpStream) {
+    fn listen(&self, mut reader: Reader) {
         loop {
-            let message: ToRank = match frame::read(stream, MEMBER_LIMIT) {
+            let message: ToRank = match frame::read(&mut reader, MEMBER_LIMIT) {
                 Ok(message) => message,
                 Err(error) => {
                     if !lock(&self.state).closing {

@@ -1,18 +1,19 @@
 //! Where connections come in.
 
 use super::handshake::{self, Caller};
-use super::options::Secret;
+use super::options::{JoinOptions, Seal, Secret};
+use super::unproven::Unproven;
 use super::waker::Waker;
-use rustix::event::{PollFd, PollFlags, poll};
+use super::warnings::{PERIOD, Warnings};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-/// Most handshakes at a time; further callers are turned away until one is through.
-const HANDSHAKES: usize = 128;
+/// Connections that the system keeps until this thread gets to them.
+const BACKLOG: i32 = 4096;
 
 /// What is done with a caller that knows the secret and names the right job.
 pub(super) type Admit = Arc<dyn Fn(Caller) + Send + Sync>;
@@ -26,16 +27,24 @@ pub(super) struct Doorway {
 }
 
 impl Doorway {
+    /// A door for the job, the secret and the number of ranks in `options`.
     pub(super) fn open(
         listener: TcpListener,
-        job: String,
-        secret: Secret,
+        options: &JoinOptions,
         admit: Admit,
     ) -> io::Result<Doorway> {
         let address = listener.local_addr()?;
         listener.set_nonblocking(true)?;
+        rustix::net::listen(&listener, BACKLOG)?;
         let stop = Arc::new(Waker::new()?);
-        let guard = Arc::new(Guard { job, secret, admit, at_once: AtomicUsize::new(0) });
+        let guard = Arc::new(Guard {
+            job: options.job.clone(),
+            secret: options.secret.clone(),
+            seal: options.seal,
+            admit,
+            unproven: Unproven::new(options.world_size),
+            warnings: Warnings::new(),
+        });
         let stopped = Arc::clone(&stop);
         let thread = thread::Builder::new()
             .name("kiln-doorway".into())
@@ -61,36 +70,68 @@ impl Drop for Doorway {
 struct Guard {
     job: String,
     secret: Secret,
+    seal: Seal,
     admit: Admit,
-    at_once: AtomicUsize,
+    unproven: Unproven,
+    warnings: Warnings,
+}
+
+impl Guard {
+    fn refuse(&self, from: SocketAddr, why: impl std::fmt::Display) {
+        self.warnings.warn(format!("refused a connection from {from}: {why}"));
+    }
+
+    /// What a caller that knows the secret has wrong, if anything.
+    fn objection(&self, caller: &Caller) -> Option<String> {
+        let claim = &caller.claim;
+        if claim.job != self.job {
+            return Some(format!("it keeps the job \"{}\"", self.job));
+        }
+        (claim.seal != self.seal).then(|| {
+            format!(
+                "it has comm.seal = \"{}\", and rank {} has \"{}\"; give all processes the same",
+                self.seal, claim.rank, claim.seal
+            )
+        })
+    }
 }
 
 fn accept(listener: &TcpListener, stop: &Waker, guard: &Arc<Guard>) {
+    let period = Timespec::try_from(PERIOD).ok();
     loop {
         let mut ready = [PollFd::new(listener, PollFlags::IN), PollFd::new(stop, PollFlags::IN)];
-        if poll(&mut ready, None).is_err() {
+        // Something may be left to say later, now or when the ones inside are through.
+        let is_quiet = guard.unproven.is_empty() && !guard.warnings.is_waiting();
+        let timeout = if is_quiet { None } else { period.as_ref() };
+        if poll(&mut ready, timeout).is_err() {
             continue;
         }
+        guard.warnings.catch_up();
         if !ready[1].revents().is_empty() {
-            return;
+            return guard.unproven.clear();
         }
         match listener.accept() {
             Ok((stream, from)) => admit(stream, from, guard),
-            // Out of descriptors, most likely: wait a little rather than spin.
-            Err(error) if error.kind() != io::ErrorKind::WouldBlock => {
-                tracing::warn!("cannot accept a connection: {error}");
-                thread::sleep(Duration::from_millis(50));
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) => {
+                guard.warnings.warn(format!("cannot accept a connection: {error}"));
+                // Out of descriptors, most likely. Those of strangers are the ones to spare; without any,
+                // wait a little rather than spin.
+                if guard.unproven.turn_away().is_none() {
+                    thread::sleep(Duration::from_millis(50));
+                }
             }
-            Err(_) => {}
         }
     }
 }
 
 fn admit(stream: TcpStream, from: SocketAddr, guard: &Arc<Guard>) {
-    if guard.at_once.fetch_add(1, Ordering::Relaxed) >= HANDSHAKES {
-        guard.at_once.fetch_sub(1, Ordering::Relaxed);
-        tracing::warn!("refused a connection from {from}: {HANDSHAKES} others are at the door");
-        return;
+    let stream = Arc::new(stream);
+    let (number, displaced) = guard.unproven.enter(&stream, from.ip());
+    if let Some(address) = displaced {
+        guard.warnings.warn(format!(
+            "closed a connection from {address} that had not proved itself: too many others wait"
+        ));
     }
     let inside = Arc::clone(guard);
     let handshake = move || {
@@ -100,18 +141,24 @@ fn admit(stream: TcpStream, from: SocketAddr, guard: &Arc<Guard>) {
             handshake::examine(stream, &inside.secret)
         });
         match outcome {
-            Ok(caller) if caller.claim.job != inside.job => {
-                tracing::warn!("refused rank {} of another job from {from}", caller.claim.rank);
-                let reason = format!("it keeps the job \"{}\"", inside.job);
-                caller.refuse(&reason, false);
+            // Whoever was turned away has been told of, and will come again if it is a rank.
+            Ok(_) if !inside.unproven.prove(number) => {}
+            Ok(caller) => match inside.objection(&caller) {
+                None => (inside.admit)(caller),
+                Some(reason) => {
+                    inside.refuse(from, format_args!("{reason} (rank {})", caller.claim.rank));
+                    caller.refuse(&reason, false);
+                }
+            },
+            Err(error) => {
+                if inside.unproven.leave(number) {
+                    inside.refuse(from, error);
+                }
             }
-            Ok(caller) => (inside.admit)(caller),
-            Err(error) => tracing::warn!("refused a connection from {from}: {error}"),
         }
-        inside.at_once.fetch_sub(1, Ordering::Relaxed);
     };
     if let Err(error) = thread::Builder::new().name("kiln-handshake".into()).spawn(handshake) {
-        guard.at_once.fetch_sub(1, Ordering::Relaxed);
-        tracing::warn!("refused a connection from {from}: no thread for it: {error}");
+        guard.unproven.leave(number);
+        guard.refuse(from, format_args!("no thread for it: {error}"));
     }
 }

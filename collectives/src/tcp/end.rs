@@ -18,9 +18,6 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// How long the ranks of a new group may take to connect.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(60);
-
 /// A rank that is a process of its own, connected to the others by TCP.
 pub type TcpCommunicator = Member<TcpEnd>;
 
@@ -176,7 +173,7 @@ impl TcpEnd {
         let Some(rank) = group.ranks.iter().position(|r| *r == self.shared.world_rank) else {
             return Err(Stop::Mismatch);
         };
-        let until = Instant::now() + CONNECT_TIMEOUT;
+        let until = Instant::now() + self.world.timeout;
         let wire = mesh::connect(&self.world, &group, rank, until).map_err(|error| {
             let reason = format!("it cannot connect to group \"{}\": {error}", group.name);
             self.world.control.abort(&self.group, self.rank, &reason);

@@ -3,6 +3,7 @@
 //! The only place that knows bincode. What comes in may come from anyone: the length is checked
 //! before memory is taken, and the decoder counts what it claims against the same limit.
 
+use super::seal::SealError;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::io::{self, Read, Write};
@@ -33,9 +34,21 @@ pub enum FrameError {
     /// Its content is not the message expected.
     #[error("a frame that is no message: {0}")]
     Garbage(String),
+    /// It comes from somebody who only pretends to be the other side, or was changed on its way.
+    #[error(transparent)]
+    Seal(SealError),
     /// The connection failed or ended.
     #[error(transparent)]
-    Io(#[from] io::Error),
+    Io(io::Error),
+}
+
+impl From<io::Error> for FrameError {
+    fn from(error: io::Error) -> FrameError {
+        match error.get_ref().and_then(|inner| inner.downcast_ref()) {
+            Some(seal) => FrameError::Seal(*seal),
+            None => FrameError::Io(error),
+        }
+    }
 }
 
 /// Encodes a message as one frame of at most `limit` bytes.

@@ -3,28 +3,35 @@
 //!
 //! The side that accepts sends a nonce; the other answers with what it claims to be, a nonce of its
 //! own and a keyed hash (HMAC-SHA-256) over all of it; the first side proves itself with a hash
-//! over the same. Nonces are fresh, so a recorded conversation proves nothing. Contents are not
-//! encrypted.
+//! over the same. Nonces are fresh, so a recorded conversation proves nothing. What follows is sealed
+//! as the claim says, with keys that are hashes over the same as well (`seal`).
 
+use super::channel::Channel;
 use super::frame::{self, FrameError, STRANGER_LIMIT};
-use super::options::Secret;
+use super::options::{Seal, Secret};
+use super::seal::Key;
 use hmac::{Hmac, Mac};
 use serde::{Deserialize, Serialize};
 use sha2::Sha256;
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Changes whenever messages do.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
-/// How long a handshake may take as a whole, however slowly bytes drip in.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// How long a caller may take to prove itself, however slowly its bytes drip in. Long, since a genuine one
+/// may be on a machine that is very busy; when others want to come in, strangers are turned away earlier.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Longest name of a job or a machine, in bytes.
 const NAME_LIMIT: usize = 256;
 
 type Nonce = [u8; 32];
+
+/// A keyed hash under way.
+pub(super) type Keyed = Hmac<Sha256>;
 
 /// What a connection is for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -53,6 +60,8 @@ pub(super) struct Claim {
     pub(super) job: String,
     /// World rank.
     pub(super) rank: usize,
+    /// What protects the connection after this.
+    pub(super) seal: Seal,
     pub(super) purpose: Purpose,
 }
 
@@ -114,14 +123,14 @@ impl From<io::Error> for HandshakeError {
 /// An incoming connection whose claim is genuine and waits for its answer.
 pub(super) struct Caller {
     pub(super) claim: Claim,
-    stream: TcpStream,
+    stream: Arc<TcpStream>,
     secret: Secret,
     transcript: Vec<u8>,
 }
 
 /// Accepting side, first half: finds out who calls.
-pub(super) fn examine(stream: TcpStream, secret: &Secret) -> Result<Caller, HandshakeError> {
-    let mut patient = Patient::new(&stream);
+pub(super) fn examine(stream: Arc<TcpStream>, secret: &Secret) -> Result<Caller, HandshakeError> {
+    let mut patient = Patient::for_at_most(&stream, PATIENCE);
     let hello = Hello { version: VERSION, nonce: nonce()? };
     frame::write(&mut patient, &hello, STRANGER_LIMIT)?;
     let proof: Proof = frame::read(&mut patient, STRANGER_LIMIT)?;
@@ -137,10 +146,11 @@ impl Caller {
     }
 
     /// Accepting side, second half, if the claim is granted.
-    pub(super) fn welcome(self) -> Result<TcpStream, HandshakeError> {
+    pub(super) fn welcome(self) -> Result<Channel, HandshakeError> {
         self.answer(None)?;
         set_patience(&self.stream, None)?;
-        Ok(self.stream)
+        let [calling, accepting] = keys(&self.secret, &self.transcript);
+        Ok(Channel::new(self.stream, self.claim.seal, [&accepting, &calling]))
     }
 
     /// Accepting side, second half, if it is not.
@@ -152,22 +162,35 @@ impl Caller {
     fn answer(&self, refusal: Option<Refusal>) -> Result<(), HandshakeError> {
         let hash = hash(&self.secret, b"accepted", &with_refusal(&self.transcript, &refusal)?);
         let answer = Answer { refusal, hash };
-        Ok(frame::write(Patient::new(&self.stream), &answer, STRANGER_LIMIT)?)
+        let patient = Patient::for_at_most(&self.stream, PATIENCE);
+        Ok(frame::write(patient, &answer, STRANGER_LIMIT)?)
     }
+}
+
+/// How long a caller waits.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits {
+    /// For the other side's first word. It may be another program, which says nothing.
+    pub(super) hello: Duration,
+    /// For its answer to the proof. Whoever gives up here leaves the other side with a connection that it
+    /// takes for good, so this is better too long than too short.
+    pub(super) answer: Duration,
 }
 
 /// Calling side: proves `claim` and checks that the other side knows the secret as well.
 pub(super) fn call(
-    stream: &TcpStream,
+    stream: TcpStream,
     claim: Claim,
     secret: &Secret,
-) -> Result<(), HandshakeError> {
+    limits: Limits,
+) -> Result<Channel, HandshakeError> {
     check_name(&claim.job)?;
     if let Purpose::Control { node, .. } = &claim.purpose {
         check_name(node)?;
     }
-    let mut patient = Patient::new(stream);
-    let hello: Hello = frame::read(&mut patient, STRANGER_LIMIT)?;
+    let seal = claim.seal;
+    let hello: Hello = frame::read(Patient::for_at_most(&stream, limits.hello), STRANGER_LIMIT)?;
+    let mut patient = Patient::for_at_most(&stream, limits.answer);
     if hello.version != VERSION {
         return Err(HandshakeError::Version(hello.version));
     }
@@ -177,16 +200,31 @@ pub(super) fn call(
     frame::write(&mut patient, &proof, STRANGER_LIMIT)?;
     let answer: Answer =
         frame::read(&mut patient, STRANGER_LIMIT).map_err(|error| match error {
-            // Who does not believe us hangs up without a word.
-            FrameError::Io(_) => HandshakeError::Secret,
+            // Who does not believe us hangs up without a word, and who has no time for us says an empty one.
+            FrameError::Io(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+                HandshakeError::Secret
+            }
             error => error.into(),
         })?;
-    let transcript = with_refusal(&transcript, &answer.refusal)?;
-    verify(secret, b"accepted", &transcript, &answer.hash)?;
+    let whole = with_refusal(&transcript, &answer.refusal)?;
+    verify(secret, b"accepted", &whole, &answer.hash)?;
     if let Some(Refusal { reason, retry }) = answer.refusal {
         return Err(HandshakeError::Refused(reason, retry));
     }
-    Ok(set_patience(stream, None)?)
+    set_patience(&stream, None)?;
+    let [calling, accepting] = keys(secret, &transcript);
+    Ok(Channel::new(Arc::new(stream), seal, [&calling, &accepting]))
+}
+
+/// Keys of what the calling side sends and of what the accepting side sends, after this handshake.
+fn keys(secret: &Secret, transcript: &[u8]) -> [Key; 2] {
+    let labels: [&[u8]; 2] = [b"seal of the calling side", b"seal of the accepting side"];
+    labels.map(|label| {
+        let mut key = Key::default();
+        let len = key.len();
+        key.copy_from_slice(&hash(secret, label, transcript)[..len]);
+        key
+    })
 }
 
 fn check_name(name: &str) -> Result<(), HandshakeError> {
@@ -212,7 +250,8 @@ fn with_refusal(transcript: &[u8], refusal: &Option<Refusal>) -> Result<Vec<u8>,
     Ok([transcript, &frame::encode(refusal, STRANGER_LIMIT)?].concat())
 }
 
-fn keyed(secret: &Secret, role: &[u8], transcript: &[u8]) -> Hmac<Sha256> {
+/// A keyed hash that `role` keeps apart from all others.
+pub(super) fn keyed(secret: &Secret, role: &[u8], transcript: &[u8]) -> Keyed {
     // HMAC takes keys of any length; `new_from_slice` cannot fail for it.
     let mut mac = <Hmac<Sha256> as Mac>::new_from_slice(secret.as_bytes())
         .unwrap_or_else(|_| unreachable!("HMAC takes keys of any length"));
@@ -243,8 +282,8 @@ struct Patient<'a> {
 }
 
 impl Patient<'_> {
-    fn new(stream: &TcpStream) -> Patient<'_> {
-        Patient { stream, until: Instant::now() + PATIENCE }
+    fn for_at_most(stream: &TcpStream, patience: Duration) -> Patient<'_> {
+        Patient { stream, until: Instant::now() + patience }
     }
 
     fn tick(&self) -> io::Result<()> {

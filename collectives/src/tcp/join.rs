@@ -1,14 +1,16 @@
 //! From options to a world: find the rendezvous, take a seat, wait for the others, connect to them.
 
+use super::channel::Channel;
 use super::control::Control;
+use super::descriptors;
 use super::doorway::Doorway;
 use super::end::TcpEnd;
 use super::frame::{self, FrameError, MEMBER_LIMIT};
-use super::handshake::{self, Claim, HandshakeError, Purpose};
+use super::handshake::{self, Claim, HandshakeError, Limits, Purpose};
 use super::lobby::Lobby;
 use super::mesh;
 use super::message::{GroupName, MemberInfo, ToRank};
-use super::options::{JoinError, JoinOptions, Ring, Secret};
+use super::options::{JoinError, JoinOptions, Ring, Seal, Secret};
 use super::rendezvous::Rendezvous;
 use crate::member::{End, Member, RankShared};
 use crate::recorder::Recorder;
@@ -27,8 +29,15 @@ const LISTEN_PATIENCE: Duration = Duration::from_secs(10);
 /// How long one attempt to connect may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 
+/// How long the rendezvous may take to say its first word, at first and at most. It may be busy, or another
+/// program that never says anything.
+const HELLO: [Duration; 2] = [Duration::from_secs(5), Duration::from_secs(40)];
+
+/// How long it may take to answer a proof.
+const ANSWER: Duration = Duration::from_secs(60);
+
 /// Pause between attempts, at first and at most.
-const PAUSE: [Duration; 2] = [Duration::from_millis(20), Duration::from_millis(500)];
+pub(super) const PAUSE: [Duration; 2] = [Duration::from_millis(20), Duration::from_millis(500)];
 
 /// How long a rendezvous that hangs up on this rank's proof is tried again.
 const DISTRUST: Duration = Duration::from_secs(10);
@@ -39,6 +48,7 @@ pub(super) struct World {
     pub(super) members: Vec<MemberInfo>,
     pub(super) job: String,
     pub(super) secret: Secret,
+    pub(super) seal: Seal,
     pub(super) session: u64,
     pub(super) lobby: Arc<Lobby>,
     /// Machine of this rank.
@@ -46,6 +56,10 @@ pub(super) struct World {
     pub(super) ring: Ring,
     /// Whether ranks on one machine may read each other's memory.
     pub(super) read_memory: bool,
+    /// Whether all ranks are in this process.
+    pub(super) in_one_process: bool,
+    /// How long the ranks of a new group may take to connect.
+    pub(super) timeout: Duration,
     /// Closed last of all.
     pub(super) _door: Doorway,
 }
@@ -62,6 +76,7 @@ impl Member<TcpEnd> {
             return Err(JoinError::Rank { rank, world_size });
         }
         check_secret(&options)?;
+        descriptors::allow(world_size);
         let until = Instant::now() + options.timeout;
         let rendezvous = if rank == 0 { Some(keep(&options)?) } else { None };
         Caller { options: &options, until }.join(rendezvous).map(Member::start)
@@ -85,6 +100,7 @@ pub fn loopback(
     let options = (0..world_size).map(|rank| {
         let mut options = JoinOptions::new(rank, world_size, host.to_string(), port);
         options.linger = Duration::ZERO;
+        options.in_one_process = true;
         options.listener = (rank == 0).then(|| Arc::clone(&listener));
         configure(&mut options);
         options
@@ -98,18 +114,24 @@ pub fn loopback(
     })
 }
 
-/// Refuses a secret that anyone can work out, where others than this machine can reach the ranks.
+/// Refuses a secret that anyone can work out, where others than this machine can reach the ranks or where
+/// it is to protect anything.
 fn check_secret(options: &JoinOptions) -> Result<(), JoinError> {
-    if !options.secret.is_open() || options.open {
+    let (rank, seal) = (options.rank, options.seal);
+    if !options.secret.is_open() {
+        return Ok(());
+    }
+    if !seal.is_off() {
+        return Err(JoinError::SealWithoutSecret { rank, seal });
+    }
+    if options.open {
         return Ok(());
     }
     match resolve(&options.host, options.port) {
         Ok(hosts) if !hosts.is_empty() && hosts.iter().all(is_loopback) => Ok(()),
-        Err(source) if options.rank == 0 => {
-            Err(JoinError::Resolve { host: options.host.clone(), source })
-        }
+        Err(source) if rank == 0 => Err(JoinError::Resolve { host: options.host.clone(), source }),
         // Whatever the name leads to later, it is no loopback address now.
-        _ => Err(JoinError::OpenSecret { rank: options.rank, host: options.host.clone() }),
+        _ => Err(JoinError::OpenSecret { rank, host: options.host.clone() }),
     }
 }
 
@@ -123,15 +145,7 @@ fn keep(options: &JoinOptions) -> Result<Rendezvous, JoinError> {
         Some(listener) => listener.try_clone().map_err(io_error(0, "use its port"))?,
         None => open_port(options)?,
     };
-    Rendezvous::open(
-        listener,
-        options.world_size,
-        options.job.clone(),
-        options.secret.clone(),
-        options.timeout,
-        options.linger,
-    )
-    .map_err(io_error(options.rank, "open the rendezvous"))
+    Rendezvous::open(listener, options).map_err(io_error(options.rank, "open the rendezvous"))
 }
 
 /// Opens the first port that is free and that the others will try.
@@ -206,8 +220,8 @@ impl Caller<'_> {
             Some(rendezvous) => vec![rendezvous.address().port()],
             None => ports(options),
         };
-        let (stream, lobby, door) = self.take_seat(&ports)?;
-        let (session, members) = self.wait_for_all(&stream)?;
+        let (mut channel, lobby, door) = self.take_seat(&ports)?;
+        let (session, members) = self.wait_for_all(&mut channel)?;
         lobby.open(session);
         let shared = Arc::new(RankShared {
             world_rank: rank,
@@ -215,18 +229,21 @@ impl Caller<'_> {
             recorder: Arc::new(Recorder::new(options.recorder_capacity)),
             on_worker_start: options.on_worker_start.clone(),
         });
-        let control = Control::start(stream, Arc::clone(&shared), TcpEnd::BACKEND, rendezvous)
+        let control = Control::start(channel, Arc::clone(&shared), TcpEnd::BACKEND, rendezvous)
             .map_err(io_error(rank, "start its control threads"))?;
         let world = Arc::new(World {
             control,
             members,
             job: options.job.clone(),
             secret: options.secret.clone(),
+            seal: options.seal,
             session,
             lobby,
             node: options.node.clone(),
             ring: options.ring,
             read_memory: options.read_memory,
+            in_one_process: options.in_one_process,
+            timeout: options.timeout,
             _door: door,
         });
         let ranks = (0..options.world_size).collect();
@@ -240,9 +257,9 @@ impl Caller<'_> {
     }
 
     /// Connects to the rendezvous, however often it takes, and is let in.
-    fn take_seat(&self, ports: &[u16]) -> Result<(TcpStream, Arc<Lobby>, Doorway), JoinError> {
+    fn take_seat(&self, ports: &[u16]) -> Result<(Channel, Arc<Lobby>, Doorway), JoinError> {
         let options = self.options;
-        let mut pause = PAUSE[0];
+        let (mut pause, mut hello) = (PAUSE[0], HELLO[0]);
         let mut reason = "nobody listens there".to_owned();
         let mut distrusted: Option<Instant> = None;
         loop {
@@ -264,8 +281,8 @@ impl Caller<'_> {
                         continue;
                     }
                 };
-                match self.introduce(&stream) {
-                    Ok((lobby, door)) => return Ok((stream, lobby, door)),
+                match self.introduce(stream, hello) {
+                    Ok(seat) => return Ok(seat),
                     Err(HandshakeError::Refused(why, false)) => {
                         let (rank, address) = (options.rank, address.to_string());
                         return Err(JoinError::Refused { rank, address, reason: why });
@@ -287,20 +304,24 @@ impl Caller<'_> {
             }
             thread::sleep(pause);
             pause = (pause * 2).min(PAUSE[1]);
+            hello = (hello * 2).min(HELLO[1]);
         }
     }
 
     /// Proves who this is, and says where other ranks can reach it: at the address that this
     /// connection comes from.
-    fn introduce(&self, stream: &TcpStream) -> Result<(Arc<Lobby>, Doorway), HandshakeError> {
+    fn introduce(
+        &self,
+        stream: TcpStream,
+        hello: Duration,
+    ) -> Result<(Channel, Arc<Lobby>, Doorway), HandshakeError> {
         let options = self.options;
         stream.set_nodelay(true)?;
-        let lobby = Lobby::new();
+        let lobby = Lobby::new(self.until);
         let admitting = Arc::clone(&lobby);
         let door = Doorway::open(
             TcpListener::bind((stream.local_addr()?.ip(), 0))?,
-            options.job.clone(),
-            options.secret.clone(),
+            options,
             Arc::new(move |caller| admitting.admit(caller)),
         )?;
         let purpose = Purpose::Control {
@@ -308,19 +329,24 @@ impl Caller<'_> {
             node: options.node.clone(),
             port: door.address().port(),
         };
-        let claim = Claim { job: options.job.clone(), rank: options.rank, purpose };
-        handshake::call(stream, claim, &options.secret)?;
-        Ok((lobby, door))
+        let (job, seal) = (options.job.clone(), options.seal);
+        let claim = Claim { job, rank: options.rank, seal, purpose };
+        let left = self.until.saturating_duration_since(Instant::now());
+        let left = left.max(Duration::from_millis(1));
+        let limits = Limits { hello: hello.min(left), answer: ANSWER.min(left) };
+        let channel = handshake::call(stream, claim, &options.secret, limits)?;
+        Ok((channel, lobby, door))
     }
 
-    fn wait_for_all(&self, stream: &TcpStream) -> Result<(u64, Vec<MemberInfo>), JoinError> {
+    fn wait_for_all(&self, channel: &mut Channel) -> Result<(u64, Vec<MemberInfo>), JoinError> {
         loop {
             // The rendezvous says who is missing; only if it is stuck does this run out.
             let left = self.until.saturating_duration_since(Instant::now()) + CONNECT_TIMEOUT;
+            let stream = Arc::clone(channel.stream());
             let message = stream
                 .set_read_timeout(Some(left))
                 .map_err(FrameError::from)
-                .and_then(|()| frame::read(stream, MEMBER_LIMIT));
+                .and_then(|()| frame::read(&mut channel.reader, MEMBER_LIMIT));
             match message {
                 Ok(ToRank::Joined { session, members }) => {
                     stream
@@ -363,3 +389,6 @@ impl Caller<'_> {
 fn io_error(rank: usize, operation: &'static str) -> impl FnOnce(io::Error) -> JoinError {
     move |source| JoinError::Io { rank, operation, source }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,25 +1,27 @@
 //! Where connections from other ranks wait.
 
+use super::channel::Channel;
 use super::handshake::{Caller, Purpose};
-use super::inquiry::GRACE;
 use super::message::GroupNumber;
 use crate::sync::{lock, wait_until};
 use std::collections::HashMap;
-use std::net::TcpStream;
 use std::sync::{Arc, Condvar, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Connections from other ranks, until the group they are for takes them.
 pub(super) struct Lobby {
     session: Mutex<Option<u64>>,
-    waiting: Mutex<HashMap<(GroupNumber, usize), TcpStream>>,
+    /// Until then this rank may not know the session yet.
+    until: Instant,
+    waiting: Mutex<HashMap<(GroupNumber, usize), Channel>>,
     changed: Condvar,
 }
 
 impl Lobby {
-    pub(super) fn new() -> Arc<Lobby> {
+    pub(super) fn new(until: Instant) -> Arc<Lobby> {
         Arc::new(Lobby {
             session: Mutex::default(),
+            until,
             waiting: Mutex::default(),
             changed: Condvar::new(),
         })
@@ -32,14 +34,18 @@ impl Lobby {
             return caller.refuse("this is a rank, not the rendezvous", false);
         };
         // A peer may be told of this rank before this rank is told of the session.
-        let known = wait_until(&self.changed, lock(&self.session), GRACE, Option::is_some);
+        let left = self.until.saturating_duration_since(Instant::now());
+        let known = wait_until(&self.changed, lock(&self.session), left, Option::is_some);
+        if known.is_none() {
+            return caller.refuse("it has not joined yet", true);
+        }
         if *known != Some(session) {
             tracing::warn!("refused rank {rank} of an earlier run");
             return caller.refuse("it is in another run", false);
         }
         drop(known);
-        if let Ok(stream) = caller.welcome() {
-            lock(&self.waiting).insert((group, rank), stream);
+        if let Ok(channel) = caller.welcome() {
+            lock(&self.waiting).insert((group, rank), channel);
             self.changed.notify_all();
         }
     }
@@ -50,7 +56,7 @@ impl Lobby {
         group: GroupNumber,
         rank: usize,
         timeout: Duration,
-    ) -> Option<TcpStream> {
+    ) -> Option<Channel> {
         let key = (group, rank);
         let waiting = lock(&self.waiting);
         wait_until(&self.changed, waiting, timeout, |waiting| waiting.contains_key(&key))

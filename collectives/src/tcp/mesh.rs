@@ -1,13 +1,16 @@
 //! A connection between every two ranks of a group.
 
+use super::channel::Channel;
 use super::frame::FrameError;
-use super::handshake::{self, Claim, HandshakeError, Purpose};
-use super::join::World;
+use super::handshake::{self, Claim, HandshakeError, Limits, Purpose};
+use super::join::{PAUSE, World};
 use super::message::GroupName;
-use super::neighbour;
+use super::neighbour::{self, Meeting, Neighbour, Pair};
+use super::options::Secret;
 use super::wire::{Link, Wire};
 use std::io;
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpStream};
+use std::thread;
 use std::time::{Duration, Instant};
 
 /// Socket buffers, in bytes: enough to keep a fast network busy while a rank computes.
@@ -15,6 +18,9 @@ const SOCKET_BUFFER: usize = 4 << 20;
 
 /// How often a rank that waits to be called looks whether the world has failed.
 const GLANCE: Duration = Duration::from_millis(200);
+
+/// How long one attempt may take to get a connection, and the other side's first word on it.
+const ATTEMPT: Duration = Duration::from_secs(30);
 
 /// Why the ranks of a group could not be connected.
 #[derive(Debug, thiserror::Error)]
@@ -39,23 +45,74 @@ pub(super) fn connect(
     rank: usize,
     until: Instant,
 ) -> Result<Wire, MeshError> {
-    let left = || until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
-    let world_rank = group.ranks[rank];
-    let mut streams: Vec<Option<TcpStream>> = Vec::with_capacity(group.ranks.len());
-    for (peer, peer_world_rank) in group.ranks.iter().copied().enumerate() {
-        streams.push(match peer.cmp(&rank) {
-            std::cmp::Ordering::Less => {
-                Some(call(world, group, world_rank, peer_world_rank, left())?)
-            }
-            std::cmp::Ordering::Equal => None,
-            std::cmp::Ordering::Greater => Some(wait_for(world, group, peer_world_rank, until)?),
-        });
+    let mut channels: Vec<Option<Channel>> = group.ranks.iter().map(|_| None).collect();
+    // Downwards, so that not everyone calls rank 0 at the same time.
+    for peer in (0..rank).rev() {
+        channels[peer] = Some(call(world, group, group.ranks[rank], group.ranks[peer], until)?);
     }
-    let link = |(peer, stream): (usize, Option<TcpStream>)| {
-        stream.map(|stream| set_up(world, group.ranks[peer], stream)).transpose()
-    };
-    let links = streams.into_iter().enumerate().map(link).collect::<Result<_, MeshError>>()?;
-    Ok(Wire::new(links)?)
+    for peer in rank + 1..group.ranks.len() {
+        channels[peer] = Some(wait_for(world, group, group.ranks[peer], until)?);
+    }
+    for channel in channels.iter().flatten() {
+        channel.stream().set_nodelay(true)?;
+        let socket = socket2::SockRef::from(&**channel.stream());
+        socket.set_send_buffer_size(SOCKET_BUFFER)?;
+        socket.set_recv_buffer_size(SOCKET_BUFFER)?;
+    }
+    let neighbours = meet(world, group, rank, &mut channels, until)?;
+    for channel in channels.iter().flatten() {
+        channel.stream().set_nonblocking(true)?;
+    }
+    let links = channels.into_iter().zip(neighbours);
+    let links =
+        links.map(|(channel, neighbour)| channel.map(|channel| Link { channel, neighbour }));
+    Ok(Wire::new(links.collect())?)
+}
+
+/// Finds out which of the peers can be read from, and can read from this rank. All peers take each step
+/// before the next, so nobody waits for a rank that waits for another.
+fn meet(
+    world: &World,
+    group: &GroupName,
+    rank: usize,
+    channels: &mut [Option<Channel>],
+    until: Instant,
+) -> Result<Vec<Option<Neighbour>>, MeshError> {
+    let mut neighbours = vec![None; channels.len()];
+    let mut meetings: Vec<(usize, Meeting<'_>)> = Vec::new();
+    let at = |peer: usize| move |source| MeshError::Meet { rank: group.ranks[peer], source };
+    for (peer, channel) in channels.iter_mut().enumerate() {
+        let Some(channel) = channel else { continue };
+        let is_near = world.read_memory
+            && world.members[group.ranks[peer]].node == world.node
+            && neighbour::is_on_this_machine(channel.stream())?;
+        if is_near {
+            let pair = Pair {
+                secret: &world.secret,
+                session: world.session,
+                group: group.number,
+                own: group.ranks[rank],
+                peer: group.ranks[peer],
+                in_one_process: world.in_one_process,
+            };
+            let meeting = Meeting::start(channel, pair, left(until)).map_err(at(peer))?;
+            meetings.push((peer, meeting));
+        }
+    }
+    for (peer, meeting) in &mut meetings {
+        meeting.answer().map_err(at(*peer))?;
+    }
+    for (peer, meeting) in &mut meetings {
+        meeting.look().map_err(at(*peer))?;
+    }
+    for (peer, meeting) in meetings {
+        neighbours[peer] = meeting.finish().map_err(at(peer))?;
+    }
+    Ok(neighbours)
+}
+
+fn left(until: Instant) -> Duration {
+    until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1))
 }
 
 /// Waits to be called by a rank, unless the world fails meanwhile.
@@ -64,11 +121,11 @@ fn wait_for(
     group: &GroupName,
     rank: usize,
     until: Instant,
-) -> Result<TcpStream, MeshError> {
+) -> Result<Channel, MeshError> {
     loop {
         let left = until.saturating_duration_since(Instant::now());
-        if let Some(stream) = world.lobby.take(group.number, rank, left.min(GLANCE)) {
-            return Ok(stream);
+        if let Some(channel) = world.lobby.take(group.number, rank, left.min(GLANCE)) {
+            return Ok(channel);
         }
         if left.is_zero() || world.control.cause(group.number).is_some() {
             return Err(MeshError::Missing { rank });
@@ -76,39 +133,139 @@ fn wait_for(
     }
 }
 
-/// Makes a connection ready for data. All ranks set up theirs in the same order of pairs, so that
-/// those who talk to each other here do not wait in a circle.
-fn set_up(world: &World, rank: usize, stream: TcpStream) -> Result<Link, MeshError> {
-    stream.set_nodelay(true)?;
-    let socket = socket2::SockRef::from(&stream);
-    socket.set_send_buffer_size(SOCKET_BUFFER)?;
-    socket.set_recv_buffer_size(SOCKET_BUFFER)?;
-    let is_near = world.read_memory && world.members[rank].node == world.node;
-    let neighbour = if is_near {
-        neighbour::meet(&stream).map_err(|source| MeshError::Meet { rank, source })?
-    } else {
-        None
-    };
-    stream.set_nonblocking(true)?;
-    Ok(Link { stream, neighbour })
-}
-
+/// Calls a rank of the group, unless the world fails meanwhile.
 fn call(
     world: &World,
     group: &GroupName,
     from: usize,
     to: usize,
-    timeout: Duration,
-) -> Result<TcpStream, MeshError> {
-    let address = world.members[to].address;
-    let stream = TcpStream::connect_timeout(&address, timeout)
-        .map_err(|source| MeshError::Connect { rank: to, address: address.to_string(), source })?;
+    until: Instant,
+) -> Result<Channel, MeshError> {
     let purpose = Purpose::Data { session: world.session, group: group.number };
-    let claim = Claim { job: world.job.clone(), rank: from, purpose };
-    handshake::call(&stream, claim, &world.secret).map_err(|source| MeshError::Handshake {
-        rank: to,
-        address: address.to_string(),
-        source,
-    })?;
-    Ok(stream)
+    let claim = Claim { job: world.job.clone(), rank: from, seal: world.seal, purpose };
+    let address = world.members[to].address;
+    let has_failed = || world.control.cause(group.number).is_some();
+    persist(address, &claim, &world.secret, until, has_failed)
+        .map_err(|failure| failure.at(to, address))
+}
+
+/// Calls again and again, since whoever is there may be busy, and its doorway may have turned this rank away
+/// among strangers.
+fn persist(
+    address: SocketAddr,
+    claim: &Claim,
+    secret: &Secret,
+    until: Instant,
+    has_failed: impl Fn() -> bool,
+) -> Result<Channel, Failure> {
+    let mut pause = PAUSE[0];
+    loop {
+        let failure = match attempt(address, claim, secret, until) {
+            Ok(channel) => return Ok(channel),
+            Err(failure) => failure,
+        };
+        if failure.is_final() || Instant::now() + pause >= until || has_failed() {
+            return Err(failure);
+        }
+        tracing::debug!("calls {address} again: {failure:?}");
+        thread::sleep(pause);
+        pause = (pause * 2).min(PAUSE[1]);
+    }
+}
+
+/// Why one call to a rank has failed.
+#[derive(Debug)]
+enum Failure {
+    Connect(io::Error),
+    Handshake(HandshakeError),
+}
+
+impl Failure {
+    /// Whether another attempt would end the same way.
+    fn is_final(&self) -> bool {
+        let Failure::Handshake(error) = self else { return false };
+        matches!(error, HandshakeError::Refused(_, false) | HandshakeError::Version(_))
+    }
+
+    fn at(self, rank: usize, address: SocketAddr) -> MeshError {
+        let address = address.to_string();
+        match self {
+            Failure::Connect(source) => MeshError::Connect { rank, address, source },
+            Failure::Handshake(source) => MeshError::Handshake { rank, address, source },
+        }
+    }
+}
+
+fn attempt(
+    address: SocketAddr,
+    claim: &Claim,
+    secret: &Secret,
+    until: Instant,
+) -> Result<Channel, Failure> {
+    let stream = TcpStream::connect_timeout(&address, left(until).min(ATTEMPT));
+    let stream = stream.map_err(Failure::Connect)?;
+    let limits = Limits { hello: left(until).min(ATTEMPT), answer: left(until) };
+    handshake::call(stream, claim.clone(), secret, limits).map_err(Failure::Handshake)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sync::lock;
+    use crate::tcp::doorway::Doorway;
+    use crate::tcp::options::{JoinOptions, Seal};
+    use std::net::{Ipv4Addr, TcpListener};
+    use std::sync::{Arc, mpsc};
+
+    const PATIENCE: Duration = Duration::from_secs(60);
+
+    fn options() -> JoinOptions {
+        let mut options = JoinOptions::new(1, 2, "127.0.0.1", 1);
+        options.secret = Secret::new("of all ranks");
+        options
+    }
+
+    fn claim() -> Claim {
+        let purpose = Purpose::Data { session: 1, group: 0 };
+        Claim { job: "kiln".into(), rank: 1, seal: Seal::Off, purpose }
+    }
+
+    #[test]
+    fn a_rank_that_was_turned_away_calls_again() {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let address = listener.local_addr().unwrap();
+        thread::scope(|scope| {
+            let until = Instant::now() + PATIENCE;
+            let call =
+                scope.spawn(move || persist(address, &claim(), &options().secret, until, || false));
+            // Hung up on before the first word, then before the last.
+            drop(listener.accept().unwrap());
+            let (stream, _) = listener.accept().unwrap();
+            drop(handshake::examine(Arc::new(stream), &options().secret).unwrap());
+            let (send, receive) = mpsc::channel();
+            let send = std::sync::Mutex::new(send);
+            let admit = move |caller: handshake::Caller| match caller.claim.rank {
+                1 => lock(&send).send(caller.welcome().unwrap()).unwrap(),
+                rank => panic!("rank {rank}"),
+            };
+            let _door = Doorway::open(listener, &options(), Arc::new(admit)).unwrap();
+            receive.recv_timeout(PATIENCE).unwrap();
+            call.join().unwrap().unwrap();
+        });
+    }
+
+    #[test]
+    fn a_refusal_for_good_and_the_end_of_the_world_end_the_calls() {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let address = listener.local_addr().unwrap();
+        let admit = |caller: handshake::Caller| caller.refuse("never", false);
+        let _door = Doorway::open(listener, &options(), Arc::new(admit)).unwrap();
+        let until = Instant::now() + PATIENCE;
+        let failure = persist(address, &claim(), &options().secret, until, || false).err().unwrap();
+        assert!(failure.at(0, address).to_string().contains("never"));
+        // Nobody believes this one, and then the world has failed.
+        let other = Secret::new("another");
+        let failure = persist(address, &claim(), &other, until, || true).err().unwrap();
+        assert!(matches!(failure, Failure::Handshake(HandshakeError::Secret)), "{failure:?}");
+    }
 }

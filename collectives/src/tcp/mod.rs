@@ -1,11 +1,14 @@
 //! One process per rank, connected by TCP.
 //!
-//! Read in this order: `options` and `join` (from options to a world), `frame` and `handshake` (what
-//! goes over a connection before it is trusted), `rendezvous` and `inquiry` (kept by rank 0: who is
+//! Read in this order: `options` and `join` (from options to a world), `doorway`, `unproven`, `frame` and
+//! `handshake` (what goes over a connection before it is trusted), `channel` and `seal` (what protects it
+//! afterwards), `rendezvous` and `inquiry` (kept by rank 0: who is
 //! here, and what happened when something goes wrong), `control` (a rank's side of that), `mesh`,
 //! `neighbour`, `wire` and `transfer` (connections between ranks, and the data on them), `end` (the backend).
 
+mod channel;
 mod control;
+mod descriptors;
 mod doorway;
 mod end;
 mod frame;
@@ -18,10 +21,13 @@ mod message;
 mod neighbour;
 mod options;
 mod rendezvous;
+mod seal;
 mod transfer;
+mod unproven;
 mod waker;
+mod warnings;
 mod wire;
 
 pub use end::{TcpCommunicator, TcpEnd};
 pub use join::loopback;
-pub use options::{JoinError, JoinOptions, Ring, Secret};
+pub use options::{JoinError, JoinOptions, Ring, Seal, Secret};

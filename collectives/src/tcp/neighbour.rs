@@ -2,60 +2,137 @@
 //!
 //! Between two processes of one machine a socket copies everything twice. Where the system allows
 //! it (same user, Linux, no stricter ptrace rule), a large transfer is *lent* instead: the sender
-//! says where its data is, and the receiver copies it from there (`process_vm_readv`). Whether that
-//! works is tried out once per connection; if not, the data goes over the socket.
+//! says where its data is, and the receiver copies it from there (`process_vm_readv`).
+//!
+//! A rank reads from a process only if that process has shown that it is the peer: the reader draws a
+//! challenge, the peer places a keyed hash of it in its own memory and says where, and the reader
+//! compares what it finds there with what it has computed itself. The hash names both ranks and who reads
+//! whom, so neither a hash that is sent back nor one of another pair will do. If one of the two cannot
+//! read the other, their data goes over the socket.
 
+use super::channel::Channel;
 use super::frame::{self, FrameError, STRANGER_LIMIT};
+use super::handshake::{self, Keyed};
+use super::message::GroupNumber;
+use super::options::Secret;
+use hmac::Mac;
 use nix::sys::uio::{RemoteIoVec, process_vm_readv};
-use nix::unistd::Pid;
+use nix::unistd::{Pid, getpid};
 use serde::{Deserialize, Serialize};
 use std::io::{self, IoSliceMut};
 use std::net::TcpStream;
 use std::time::Duration;
 
-/// How long the other side may take to answer.
-const PATIENCE: Duration = Duration::from_secs(30);
-
 /// Bytes read at once, so that other ranks get their turn.
 const CHUNK: usize = 4 << 20;
 
-/// Bytes that both sides try to read from each other.
-const SAMPLE: usize = 32;
+/// Bytes of a challenge, and of the hash that answers it.
+const HASH: usize = 32;
 
 /// Another process whose memory this one can read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Neighbour(Pid);
 
-/// An invitation to read a sample.
-#[derive(Serialize, Deserialize)]
-struct Invitation {
-    process: i32,
-    address: u64,
-    sample: [u8; SAMPLE],
+/// Two ranks of a group, seen from one of them. Ranks are those of the world.
+#[derive(Clone, Copy)]
+pub(super) struct Pair<'a> {
+    pub(super) secret: &'a Secret,
+    pub(super) session: u64,
+    pub(super) group: GroupNumber,
+    pub(super) own: usize,
+    pub(super) peer: usize,
+    /// Whether both are in this process.
+    pub(super) in_one_process: bool,
 }
 
-/// Finds out together with the other side whether each can read the other's memory; `None` if not,
-/// on both sides. The stream must block.
-pub(super) fn meet(stream: &TcpStream) -> Result<Option<Neighbour>, FrameError> {
-    let mut sample = vec![0; SAMPLE];
-    getrandom::fill(&mut sample).map_err(io::Error::other)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
-    let mut own = [0; SAMPLE];
-    own.copy_from_slice(&sample);
-    let invitation = Invitation {
-        process: nix::unistd::getpid().as_raw(),
-        address: address(&sample),
-        sample: own,
-    };
-    frame::write(stream, &invitation, STRANGER_LIMIT)?;
-    let theirs: Invitation = frame::read(stream, STRANGER_LIMIT)?;
-    let neighbour = Neighbour(Pid::from_raw(theirs.process));
-    let mut seen = [0; SAMPLE];
-    let is_open = neighbour.read(theirs.address, &mut seen).is_ok() && seen == theirs.sample;
-    frame::write(stream, &is_open, STRANGER_LIMIT)?;
-    let is_open_to_them: bool = frame::read(stream, STRANGER_LIMIT)?;
-    stream.set_read_timeout(None)?;
-    Ok((is_open && is_open_to_them).then_some(neighbour))
+/// Where the answer to a challenge lies.
+#[derive(Serialize, Deserialize)]
+struct Place {
+    process: i32,
+    address: u64,
+}
+
+/// How two ranks find out whether each can read the other's memory: one step after the other, on both sides,
+/// [`start`](Meeting::start), [`answer`](Meeting::answer), [`look`](Meeting::look) and
+/// [`finish`](Meeting::finish). Each only waits for the other side's last step, so a rank may take a step
+/// with all its peers before the next.
+pub(super) struct Meeting<'a> {
+    channel: &'a mut Channel,
+    pair: Pair<'a>,
+    challenge: [u8; HASH],
+    /// What the other side reads. It lies here until the end.
+    answer: Box<[u8; HASH]>,
+    neighbour: Option<Neighbour>,
+}
+
+impl<'a> Meeting<'a> {
+    /// Sends a challenge. The socket must block; no step waits for longer than `patience`.
+    pub(super) fn start(
+        channel: &'a mut Channel,
+        pair: Pair<'a>,
+        patience: Duration,
+    ) -> Result<Meeting<'a>, FrameError> {
+        let mut challenge = [0; HASH];
+        getrandom::fill(&mut challenge).map_err(io::Error::other)?;
+        channel.stream().set_read_timeout(Some(patience))?;
+        frame::write(&mut channel.writer, &challenge, STRANGER_LIMIT)?;
+        let answer = Box::new([0; HASH]);
+        Ok(Meeting { channel, pair, challenge, answer, neighbour: None })
+    }
+
+    /// Reads the other side's challenge, and says where the answer is.
+    pub(super) fn answer(&mut self) -> Result<(), FrameError> {
+        let challenge: [u8; HASH] = frame::read(&mut self.channel.reader, STRANGER_LIMIT)?;
+        let Pair { own, peer, .. } = self.pair;
+        *self.answer = self.hash(&challenge, own, peer)?.finalize().into_bytes().into();
+        // Another process reads it, which the compiler cannot see.
+        let place = Place {
+            process: getpid().as_raw(),
+            address: address(&std::hint::black_box(&self.answer)[..]),
+        };
+        frame::write(&mut self.channel.writer, &place, STRANGER_LIMIT)
+    }
+
+    /// Looks for the answer to this side's challenge, and says whether it is there.
+    pub(super) fn look(&mut self) -> Result<(), FrameError> {
+        let place: Place = frame::read(&mut self.channel.reader, STRANGER_LIMIT)?;
+        let Pair { own, peer, in_one_process, .. } = self.pair;
+        let neighbour = Neighbour(Pid::from_raw(place.process));
+        if in_one_process || neighbour.0 != getpid() {
+            let mut found = [0; HASH];
+            let expected = self.hash(&self.challenge, peer, own)?;
+            let is_peer = neighbour.read(place.address, &mut found).is_ok()
+                && expected.verify_slice(&found).is_ok();
+            self.neighbour = is_peer.then_some(neighbour);
+        }
+        frame::write(&mut self.channel.writer, &self.neighbour.is_some(), STRANGER_LIMIT)
+    }
+
+    /// Returns the other side if each can read the other's memory, and `None` on both sides if not.
+    pub(super) fn finish(self) -> Result<Option<Neighbour>, FrameError> {
+        let is_open_to_them: bool = frame::read(&mut self.channel.reader, STRANGER_LIMIT)?;
+        self.channel.stream().set_read_timeout(None)?;
+        Ok(self.neighbour.filter(|_| is_open_to_them))
+    }
+
+    /// What rank `owner` answers to `challenge` when rank `reader` is about to read its memory.
+    fn hash(
+        &self,
+        challenge: &[u8; HASH],
+        owner: usize,
+        reader: usize,
+    ) -> Result<Keyed, FrameError> {
+        let Pair { secret, session, group, .. } = self.pair;
+        let text = frame::encode(&(challenge, session, group, owner, reader), STRANGER_LIMIT)?;
+        Ok(handshake::keyed(secret, b"memory of a neighbour", &text))
+    }
+}
+
+/// Whether both ends of a connection are on this machine, going by their addresses.
+pub(super) fn is_on_this_machine(stream: &TcpStream) -> io::Result<bool> {
+    let (here, there) = (stream.local_addr()?.ip(), stream.peer_addr()?.ip());
+    let (here, there) = (here.to_canonical(), there.to_canonical());
+    Ok(here == there || (here.is_loopback() && there.is_loopback()))
 }
 
 /// Where data is, for a neighbour to read.
@@ -85,5 +162,155 @@ impl Neighbour {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tcp::options::Seal;
+    use std::net::{Ipv4Addr, TcpListener};
+    use std::process::{Child, Command, Stdio};
+    use std::sync::Arc;
+    use std::thread;
+
+    const PATIENCE: Duration = Duration::from_secs(60);
+
+    fn secret() -> Secret {
+        Secret::new("of both")
+    }
+
+    fn channels() -> [Channel; 2] {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let calling = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (accepting, _) = listener.accept().unwrap();
+        let keys = [&[1; 16], &[2; 16]];
+        [calling, accepting].map(|stream| Channel::new(Arc::new(stream), Seal::Off, keys))
+    }
+
+    fn pair(secret: &Secret, own: usize, peer: usize, in_one_process: bool) -> Pair<'_> {
+        Pair { secret, session: 7, group: 0, own, peer, in_one_process }
+    }
+
+    fn meet(channel: &mut Channel, pair: Pair<'_>) -> Result<Option<Neighbour>, FrameError> {
+        let mut meeting = Meeting::start(channel, pair, PATIENCE)?;
+        meeting.answer()?;
+        meeting.look()?;
+        meeting.finish()
+    }
+
+    /// What rank 0 makes of a peer that knows how to talk, but does `act` instead of a rank's part.
+    fn meet_with(act: impl FnOnce(&mut Channel) + Send) -> Result<Option<Neighbour>, FrameError> {
+        let [mut own, mut other] = channels();
+        thread::scope(|scope| {
+            scope.spawn(move || act(&mut other));
+            // As in a run of processes: its own memory is nobody else's.
+            meet(&mut own, pair(&secret(), 0, 1, false))
+        })
+    }
+
+    fn say<T: Serialize>(channel: &mut Channel, message: &T) {
+        frame::write(&mut channel.writer, message, STRANGER_LIMIT).unwrap();
+    }
+
+    fn hear<T: serde::de::DeserializeOwned>(channel: &mut Channel) -> T {
+        frame::read(&mut channel.reader, STRANGER_LIMIT).unwrap()
+    }
+
+    #[test]
+    fn ranks_of_one_process_meet_if_they_may() {
+        for allowed in [true, false] {
+            let [mut own, mut other] = channels();
+            let met = thread::scope(|scope| {
+                let other =
+                    scope.spawn(move || meet(&mut other, pair(&secret(), 1, 0, allowed)).unwrap());
+                [meet(&mut own, pair(&secret(), 0, 1, allowed)).unwrap(), other.join().unwrap()]
+            });
+            assert_eq!(met, [allowed.then_some(Neighbour(getpid())); 2]);
+        }
+    }
+
+    #[test]
+    fn a_peer_that_sends_everything_back_is_not_read() {
+        let met = meet_with(|channel| {
+            let challenge: [u8; HASH] = hear(channel);
+            say(channel, &challenge);
+            let place: Place = hear(channel);
+            say(channel, &place);
+            hear::<bool>(channel);
+            say(channel, &true);
+        });
+        assert_eq!(met.unwrap(), None);
+    }
+
+    /// Even where a rank may read its own process, its own answer is none to its own challenge.
+    #[test]
+    fn a_rank_does_not_take_its_own_answer_for_the_peers() {
+        let [mut own, mut other] = channels();
+        let met = thread::scope(|scope| {
+            scope.spawn(move || {
+                let challenge: [u8; HASH] = hear(&mut other);
+                say(&mut other, &challenge);
+                let place: Place = hear(&mut other);
+                say(&mut other, &place);
+                assert!(!hear::<bool>(&mut other));
+                say(&mut other, &true);
+            });
+            meet(&mut own, pair(&secret(), 0, 1, true))
+        });
+        assert_eq!(met.unwrap(), None);
+    }
+
+    /// Its own pid with an answer that is right: that of rank 1, which is a thread here.
+    #[test]
+    fn a_peer_that_names_this_process_is_not_read() {
+        let met = meet_with(|channel| {
+            let secret = secret();
+            let mut meeting =
+                Meeting::start(channel, pair(&secret, 1, 0, false), PATIENCE).unwrap();
+            meeting.answer().unwrap();
+            meeting.look().unwrap();
+            say(meeting.channel, &true);
+        });
+        assert_eq!(met.unwrap(), None);
+    }
+
+    struct Stranger(Child);
+
+    impl Drop for Stranger {
+        fn drop(&mut self) {
+            let _ = self.0.kill();
+            let _ = self.0.wait();
+        }
+    }
+
+    /// The peer knows what lies in the memory of a process of this user that is no rank.
+    #[test]
+    fn a_peer_that_names_another_process_is_not_read() {
+        let child = Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::null()).spawn();
+        let stranger = Stranger(child.unwrap());
+        let process = stranger.0.id() as i32;
+        let maps = std::fs::read_to_string(format!("/proc/{process}/maps")).unwrap();
+        let base =
+            maps.split('-').next().and_then(|hex| u64::from_str_radix(hex, 16).ok()).unwrap();
+        // It could be read, where the system allows that at all.
+        let mut there = [0; HASH];
+        let _ = Neighbour(Pid::from_raw(process)).read(base, &mut there);
+        let met = meet_with(|channel| {
+            hear::<[u8; HASH]>(channel);
+            say(channel, &there);
+            hear::<Place>(channel);
+            say(channel, &Place { process, address: base });
+            assert!(!hear::<bool>(channel));
+            say(channel, &true);
+        });
+        assert_eq!(met.unwrap(), None);
+    }
+
+    #[test]
+    fn connections_within_a_machine_are_told_by_their_addresses() {
+        let [own, other] = channels();
+        assert!(is_on_this_machine(own.stream()).unwrap());
+        assert!(is_on_this_machine(other.stream()).unwrap());
     }
 }

@@ -2,8 +2,10 @@
 
 use crate::member::WorkerStart;
 use crate::recorder::DEFAULT_CAPACITY;
+use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::net::TcpListener;
+use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -24,6 +26,50 @@ pub enum Ring {
     Always,
     /// Straight from rank to rank.
     Never,
+}
+
+/// What protects the traffic between ranks over TCP once they know each other, control and data alike.
+///
+/// Keys follow from the job's secret and from what both sides drew for this connection, one for each
+/// direction. Whoever learns the secret can read what was recorded earlier (no forward secrecy). What ranks
+/// on one machine read from each other's memory, and what NCCL or MPI carry, is not covered.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Seal {
+    /// Nothing: whoever sits between two ranks can read and change what they say.
+    #[default]
+    Off,
+    /// Changes, repetitions and omissions are noticed; contents can be read on the way.
+    Mac,
+    /// The same, and contents cannot be read.
+    Encrypt,
+}
+
+impl Seal {
+    /// Whether nothing is sealed.
+    pub fn is_off(&self) -> bool {
+        *self == Seal::Off
+    }
+}
+
+impl FromStr for Seal {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Seal, String> {
+        let all = [Seal::Off, Seal::Mac, Seal::Encrypt];
+        let found = all.into_iter().find(|seal| seal.to_string() == text);
+        found.ok_or_else(|| "use off, mac or encrypt".to_owned())
+    }
+}
+
+impl fmt::Display for Seal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Seal::Off => "off",
+            Seal::Mac => "mac",
+            Seal::Encrypt => "encrypt",
+        })
+    }
 }
 
 /// What all ranks of a job know and nobody else: the key of every handshake. Never printed.
@@ -93,6 +139,9 @@ pub struct JoinOptions {
     /// Whether the network is closed, so that a [`Secret::open`] is enough although the ranks do not
     /// meet on a loopback address.
     pub open: bool,
+    /// What protects the traffic after the handshake. Must be the same on all ranks, and needs a secret
+    /// that is not [`Secret::open`].
+    pub seal: Seal,
     /// Machine of this rank: ranks with the same name share one.
     pub node: String,
     /// How long to wait for all ranks.
@@ -111,6 +160,8 @@ pub struct JoinOptions {
     pub on_worker_start: Option<WorkerStart>,
     /// The open port of the rendezvous, on rank 0, where it is opened beforehand.
     pub(super) listener: Option<Arc<TcpListener>>,
+    /// Whether all ranks are in this process, which may then read its own memory for a neighbour's.
+    pub(super) in_one_process: bool,
 }
 
 impl JoinOptions {
@@ -126,6 +177,7 @@ impl JoinOptions {
             shared_port: false,
             secret: Secret::open(&job),
             open: false,
+            seal: Seal::Off,
             job,
             node: "node0".into(),
             timeout: JOIN_TIMEOUT,
@@ -135,6 +187,7 @@ impl JoinOptions {
             recorder_capacity: DEFAULT_CAPACITY,
             on_worker_start: None,
             listener: None,
+            in_one_process: false,
         }
     }
 }
@@ -148,6 +201,8 @@ impl fmt::Debug for JoinOptions {
             .field("port", &self.port)
             .field("shared_port", &self.shared_port)
             .field("job", &self.job)
+            .field("open", &self.open)
+            .field("seal", &self.seal)
             .field("node", &self.node)
             .field("timeout", &self.timeout)
             .finish_non_exhaustive()
@@ -177,6 +232,17 @@ pub enum JoinError {
         rank: usize,
         /// Machine of rank 0.
         host: String,
+    },
+    /// Traffic is to be sealed with keys that anyone can work out.
+    #[error(
+        "rank {rank} has no secret, so comm.seal = \"{seal}\" would protect nothing: set KILN_JOB_SECRET to \
+         the same random text for all ranks on all machines (`openssl rand -hex 32` makes one)"
+    )]
+    SealWithoutSecret {
+        /// This rank.
+        rank: usize,
+        /// What was asked for.
+        seal: Seal,
     },
     /// The name of the machine of rank 0 means nothing here.
     #[error("cannot find {host}, the machine of rank 0: {source}; check MASTER_ADDR")]

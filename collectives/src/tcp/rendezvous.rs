@@ -1,17 +1,19 @@
 //! Where the ranks of a run meet, kept by rank 0: it tells them how to reach each other, and finds
 //! out what happened when one of them cannot go on.
 
+use super::channel::{Reader, Writer};
 use super::doorway::Doorway;
 use super::frame::{self, MEMBER_LIMIT};
 use super::handshake::{Caller, Purpose};
 use super::inquiry;
 use super::message::{Cause, GroupNumber, MemberInfo, ToRank, ToRendezvous, Trouble};
-use super::options::Secret;
+use super::options::JoinOptions;
+use super::warnings::Warnings;
 use crate::flight::Flight;
 use crate::sync::{lock, wait_until};
 use std::collections::{BTreeMap, HashMap};
 use std::io;
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpListener};
 use std::sync::{Arc, Condvar, Mutex, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -37,6 +39,8 @@ pub(super) struct Hub {
     pub(super) changed: Condvar,
     troubles: Mutex<mpsc::Sender<Event>>,
     session: u64,
+    /// About callers that know the secret.
+    warnings: Warnings,
 }
 
 pub(super) struct State {
@@ -59,7 +63,7 @@ pub(super) struct State {
 pub(super) enum Seat {
     Empty,
     Present {
-        writer: Arc<Mutex<TcpStream>>,
+        writer: Arc<Mutex<Writer>>,
         info: MemberInfo,
         heard: Instant,
     },
@@ -79,17 +83,10 @@ enum Event {
 pub(super) const DIED: &str = "died: its connection closed without a goodbye";
 
 impl Rendezvous {
-    /// Opens the door for `world_size` ranks. They are told who is missing after `timeout`.
-    /// Dropping the rendezvous gives ranks that are still there `linger` to learn how the run
-    /// ended.
-    pub(super) fn open(
-        listener: TcpListener,
-        world_size: usize,
-        job: String,
-        secret: Secret,
-        timeout: Duration,
-        linger: Duration,
-    ) -> io::Result<Rendezvous> {
+    /// Opens the door for the ranks of `options`. They are told who is missing when its time is up.
+    /// Dropping the rendezvous gives ranks that are still there a while to learn how the run ended.
+    pub(super) fn open(listener: TcpListener, options: &JoinOptions) -> io::Result<Rendezvous> {
+        let JoinOptions { world_size, timeout, linger, .. } = *options;
         let mut session = [0; 8];
         getrandom::fill(&mut session).map_err(io::Error::other)?;
         let (troubles, events) = mpsc::channel();
@@ -107,10 +104,11 @@ impl Rendezvous {
             changed: Condvar::new(),
             troubles: Mutex::new(troubles),
             session: u64::from_ne_bytes(session),
+            warnings: Warnings::new(),
         });
         let admitting = Arc::clone(&hub);
         let door =
-            Doorway::open(listener, job, secret, Arc::new(move |caller| admitting.admit(caller)))?;
+            Doorway::open(listener, options, Arc::new(move |caller| admitting.admit(caller)))?;
         let overseer = Arc::clone(&hub);
         thread::Builder::new()
             .name("kiln-rendezvous".into())
@@ -135,7 +133,7 @@ impl Drop for Rendezvous {
         state.closed = true;
         for seat in &state.seats {
             if let Seat::Present { writer, .. } = seat {
-                let _ = lock(writer).shutdown(Shutdown::Both);
+                let _ = lock(writer).stream.shutdown(Shutdown::Both);
             }
         }
         drop(state);
@@ -155,7 +153,8 @@ impl Hub {
         let mut state = lock(&self.state);
         let expected = state.seats.len();
         if world_size != expected || rank >= expected {
-            tracing::warn!("refused rank {rank} of {world_size} from {from}: {expected} ranks");
+            let text = format!("refused rank {rank} of {world_size} from {from}: {expected} ranks");
+            self.warnings.warn(text);
             return caller.refuse(
                 &format!("it expects {expected} ranks, and was called by rank {rank} of {world_size}; give all processes the same world size"),
                 false,
@@ -163,19 +162,19 @@ impl Hub {
         }
         if !matches!(state.seats[rank], Seat::Empty) {
             drop(state);
-            tracing::warn!("refused a second rank {rank} from {from}");
+            self.warnings.warn(format!("refused a second rank {rank} from {from}"));
             return caller.refuse(&format!("rank {rank} is here already"), true);
         }
-        let Ok(stream) = caller.welcome() else { return };
-        let Ok(writer) = stream.try_clone() else { return };
-        let _ = writer.set_write_timeout(Some(WRITE_TIMEOUT));
+        let Ok(channel) = caller.welcome() else { return };
+        let _ = channel.stream().set_write_timeout(Some(WRITE_TIMEOUT));
+        let (reader, writer) = (channel.reader, channel.writer);
         let writer = Arc::new(Mutex::new(writer));
         state.seats[rank] = Seat::Present { writer, info, heard: Instant::now() };
         self.announce(&mut state);
         drop(state);
         self.changed.notify_all();
         let hub = Arc::clone(self);
-        let listen = move || hub.listen(rank, stream);
+        let listen = move || hub.listen(rank, reader);
         if let Err(error) = thread::Builder::new().name(format!("kiln-seat-{rank}")).spawn(listen) {
             tracing::warn!("no thread to listen to rank {rank}: {error}");
             self.leave(rank);
@@ -184,6 +183,10 @@ impl Hub {
 
     /// Tells all ranks how to reach each other once they are here.
     fn announce(&self, state: &mut State) {
+        // Not worth a copy of those who are here, once for each who comes.
+        if !state.seats.iter().all(|seat| matches!(seat, Seat::Present { .. })) {
+            return;
+        }
         let member = |seat: &Seat| match seat {
             Seat::Present { info, .. } => Some(info.clone()),
             _ => None,
@@ -196,10 +199,10 @@ impl Hub {
     }
 
     /// Reads what a rank says until its connection ends.
-    fn listen(&self, rank: usize, stream: TcpStream) {
+    fn listen(&self, rank: usize, mut reader: Reader) {
         let mut said_goodbye = false;
         loop {
-            let message: ToRendezvous = match frame::read(&stream, MEMBER_LIMIT) {
+            let message: ToRendezvous = match frame::read(&mut reader, MEMBER_LIMIT) {
                 Ok(message) => message,
                 Err(frame::FrameError::Io(_)) => break,
                 Err(error) => {
@@ -330,7 +333,7 @@ fn send_all(state: &State, message: &ToRank) {
     };
     for seat in &state.seats {
         if let Seat::Present { writer, .. } = seat {
-            let _ = io::Write::write_all(&mut *lock(writer), &frame);
+            let _ = lock(writer).deliver(&frame);
         }
     }
 }

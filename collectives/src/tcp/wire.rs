@@ -1,5 +1,6 @@
 //! Bytes to and from the other ranks of a group, without blocking.
 
+use super::channel::Channel;
 use super::neighbour::{self, Neighbour};
 use super::waker::Waker;
 use crate::buffer::Buffer;
@@ -7,7 +8,7 @@ use crate::dtype::DType;
 use crate::member::empty;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
-use std::net::{Shutdown, TcpStream};
+use std::net::Shutdown;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -75,9 +76,8 @@ pub(super) enum Stop {
 }
 
 /// A connection to another rank of a group.
-#[derive(Debug)]
 pub(super) struct Link {
-    pub(super) stream: TcpStream,
+    pub(super) channel: Channel,
     /// If its memory can be read.
     pub(super) neighbour: Option<Neighbour>,
 }
@@ -205,7 +205,7 @@ impl Wire {
         while lane.sent < total {
             let head = &header[lane.sent.min(HEADER)..];
             let body = &content[lane.sent.saturating_sub(HEADER)..];
-            match link.stream.write_vectored(&[IoSlice::new(head), IoSlice::new(body)]) {
+            match link.channel.writer.write_vectored(&[IoSlice::new(head), IoSlice::new(body)]) {
                 Ok(0) => return Err(lost(peer, io::ErrorKind::WriteZero.into())),
                 Ok(count) => lane.sent += count,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
@@ -274,9 +274,11 @@ impl Wire {
             let head = &mut incoming[was.min(HEADER)..];
             let body = &mut payload[was.saturating_sub(HEADER)..];
             let outcome = if head.is_empty() {
-                link.stream.read(body)
+                link.channel.reader.read(body)
             } else {
-                link.stream.read_vectored(&mut [IoSliceMut::new(head), IoSliceMut::new(body)])
+                link.channel
+                    .reader
+                    .read_vectored(&mut [IoSliceMut::new(head), IoSliceMut::new(body)])
             };
             match outcome {
                 Ok(0) => return Err(lost(peer, io::ErrorKind::UnexpectedEof.into())),
@@ -320,7 +322,7 @@ impl Wire {
             let (say, hear) = (said < may_say, heard < total);
             let mut moved = false;
             if say {
-                match link.stream.write(&[0]) {
+                match link.channel.writer.write(&[0]) {
                     Ok(count) => {
                         lane.settling[0] += count;
                         moved = count > 0;
@@ -330,7 +332,7 @@ impl Wire {
                 }
             }
             if hear {
-                match link.stream.read(&mut [0]) {
+                match link.channel.reader.read(&mut [0]) {
                     Ok(0) => return Err(lost(peer, io::ErrorKind::UnexpectedEof.into())),
                     Ok(count) => {
                         lane.settling[1] += count;
@@ -356,7 +358,7 @@ impl Wire {
             flags.set(PollFlags::OUT, lane.wants.send);
             flags.set(PollFlags::IN, lane.wants.receive);
             if let (Some(link), false) = (link, flags.is_empty()) {
-                ready.push(PollFd::new(&link.stream, flags));
+                ready.push(PollFd::new(link.channel.stream(), flags));
             }
         }
         loop {
@@ -388,9 +390,9 @@ impl Wire {
         for link in self.links.iter_mut().flatten() {
             if idle {
                 // 24 bytes fit or the connection is broken; either way the other side sees an end.
-                let _ = link.stream.write(&Header::Leave.encode());
+                let _ = link.channel.writer.write(&Header::Leave.encode());
             }
-            let _ = link.stream.shutdown(Shutdown::Write);
+            let _ = link.channel.stream().shutdown(Shutdown::Write);
         }
     }
 }
@@ -411,3 +413,6 @@ fn is_temporary(error: &io::Error) -> bool {
 fn lost(peer: usize, error: io::Error) -> Stop {
     Stop::Lost { peer, left: false, reason: error.to_string() }
 }
+
+#[cfg(test)]
+mod tests;

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use kiln_collectives::DType;
+use kiln_collectives::tcp::Seal;
 use kiln_shard::{AdamW, Recompute, Reshard, Strategy};
 use serde::{Deserialize, Serialize};
 
@@ -317,6 +318,11 @@ pub struct CommSection {
     /// reaches the port can take a rank's place. For networks that only trusted machines reach.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub open: bool,
+    /// What protects the traffic between processes over TCP once they know each other: `off`, `mac` (changes
+    /// are noticed) or `encrypt`. Needs `KILN_JOB_SECRET`. What ranks on one machine read from each other's
+    /// memory stays there; NCCL's and MPI's traffic is not covered.
+    #[serde(skip_serializing_if = "Seal::is_off")]
+    pub seal: Seal,
 }
 
 impl Default for CommSection {
@@ -326,6 +332,7 @@ impl Default for CommSection {
             timeout_s: 600.0,
             join_timeout_s: 300.0,
             open: false,
+            seal: Seal::Off,
         }
     }
 }

@@ -5,7 +5,10 @@ use kiln_shard::Mesh;
 use crate::data::VOCABULARY_MINIMUM;
 use crate::device::DeviceError;
 
-use super::{Backend, CommBackend, Config, ConfigError, ModelSection, Precision, PrecisionSection};
+use super::{
+    Backend, CommBackend, CommSection, Config, ConfigError, ModelSection, Precision,
+    PrecisionSection,
+};
 
 impl Config {
     /// Checks every value that can be checked without looking at the data, and reports all
@@ -17,6 +20,7 @@ impl Config {
         self.check_places(&mut problems);
         self.check_device(&mut problems);
         self.check_precision(&mut problems);
+        self.check_seal(&mut problems);
         // A stand-in where the vocabulary is not known yet; it divides nothing.
         match self.model.resolve(Some(self.data.vocab_size.max(1))) {
             // Then the model is that of the weights.
@@ -174,6 +178,17 @@ impl Config {
                 "data.vocab_size = {}: must be at least {VOCABULARY_MINIMUM}, one token for each \
                  byte and one for the end of text",
                 self.data.vocab_size
+            ));
+        }
+    }
+
+    /// What cannot be sealed.
+    fn check_seal(&self, problems: &mut Vec<String>) {
+        let CommSection { backend, seal, .. } = &self.comm;
+        if *backend == CommBackend::Mpi && !seal.is_off() {
+            problems.push(format!(
+                "comm.seal = \"{seal}\" covers traffic over TCP only, and comm.backend = \"mpi\": use \
+                 comm.backend = \"tcp\", or leave comm.seal out"
             ));
         }
     }

@@ -24,6 +24,7 @@ use std::sync::Arc;
 use burn::tensor::Device;
 use clap::Args;
 use kiln_collectives::Communicator;
+use kiln_collectives::tcp::Seal;
 use kiln_shard::ranks::{run_rank, run_ranks};
 use kiln_shard::{EngineBuilder, Mesh, Policy, Strategy, memory};
 
@@ -93,6 +94,9 @@ pub struct EvalArgs {
     /// a run: whoever reaches the port can take a rank's place.
     #[arg(long, hide_short_help = true)]
     comm_open: bool,
+    /// What protects the traffic between processes, as comm.seal in a run: off, mac or encrypt.
+    #[arg(long, value_name = "SEAL", default_value_t = Seal::Off, hide_short_help = true)]
+    comm_seal: Seal,
     #[command(flatten)]
     device: DeviceFlag,
     #[command(flatten)]
@@ -153,7 +157,8 @@ impl EvalArgs {
         if self.shard_size.is_some() {
             self.check_mesh(ranks)?;
         }
-        let comm = CommSection { open: self.comm_open, ..CommSection::default() };
+        let comm =
+            CommSection { open: self.comm_open, seal: self.comm_seal, ..CommSection::default() };
         let met = world::join(place, &comm)?;
         let sharing = device::ranks_sharing_cores(place);
         let threads = device::threads_per_rank(&DeviceSection::default(), sharing);

@@ -1,9 +1,11 @@
 //! The command line.
 
+use kiln_collectives::tcp::Seal;
+
 pub const USAGE: &str = "\
 usage: collectives_peer --backend local --ranks N
        collectives_peer --backend tcp|sockets --ranks N --rank R [--host HOST] --port PORT
-                        [--job NAME]
+                        [--job NAME] [--seal off|mac|encrypt]
 
   --backend  local: all ranks are threads of this process; tcp: this process is one rank;
              sockets: the same, and it does not read other ranks' memory
@@ -11,7 +13,8 @@ usage: collectives_peer --backend local --ranks N
   --rank     number of this rank, from 0
   --host     where rank 0 listens (default 127.0.0.1)
   --port     port of rank 0
-  --job      name that all ranks of one world share";
+  --job      name that all ranks of one world share
+  --seal     what protects the traffic between ranks (default off)";
 
 /// How the ranks talk to each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,13 +34,14 @@ pub struct Arguments {
     pub host: String,
     pub port: u16,
     pub job: Option<String>,
+    pub seal: Seal,
 }
 
 impl Arguments {
     /// Reads the arguments; `None` if help was asked for. The error is a sentence for the user.
     pub fn parse(mut words: impl Iterator<Item = String>) -> Result<Option<Arguments>, String> {
         let (mut backend, mut ranks, mut rank, mut port) = (None, None, None, None);
-        let (mut host, mut job) = ("127.0.0.1".to_string(), None);
+        let (mut host, mut job, mut seal) = ("127.0.0.1".to_string(), None, Seal::Off);
         while let Some(option) = words.next() {
             if matches!(option.as_str(), "-h" | "--help") {
                 return Ok(None);
@@ -57,6 +61,7 @@ impl Arguments {
                 "--port" => port = Some(number(&option, &value()?)?),
                 "--host" => host = value()?,
                 "--job" => job = Some(value()?),
+                "--seal" => seal = value()?.parse()?,
                 _ => return Err(format!("there is no option `{option}`")),
             }
         }
@@ -75,7 +80,7 @@ impl Arguments {
         if rank >= ranks {
             return Err(format!("--rank {rank} is not one of {ranks}"));
         }
-        Ok(Some(Arguments { backend, ranks, rank, host, port, job }))
+        Ok(Some(Arguments { backend, ranks, rank, host, port, job, seal }))
     }
 }
 

@@ -17,7 +17,7 @@ mod serve;
 
 use arguments::{Arguments, Backend};
 use exercise::Sources;
-use kiln_collectives::tcp::{JoinOptions, TcpCommunicator};
+use kiln_collectives::tcp::{JoinOptions, Secret, TcpCommunicator};
 use kiln_collectives::{Communicator, LocalGroup};
 use kiln_shard::memory::CountingAllocator;
 use std::error::Error;
@@ -75,8 +75,12 @@ fn serve_local(ranks: usize) -> Result<(), Failure> {
 }
 
 fn serve_tcp(arguments: Arguments) -> Result<(), Failure> {
-    let Arguments { backend, ranks, rank, host, port, job } = arguments;
+    let Arguments { backend, ranks, rank, host, port, job, seal } = arguments;
     let mut options = JoinOptions::new(rank, ranks, host, port);
+    options.seal = seal;
+    if !seal.is_off() {
+        options.secret = Secret::new("of a measurement");
+    }
     options.read_memory = backend == Backend::Tcp;
     if let Some(job) = job {
         options.job = job;

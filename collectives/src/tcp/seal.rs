@@ -1,0 +1,389 @@
+//! Records: what a connection consists of once its handshake is over, where ranks seal their traffic.
+//!
+//! A record is four bytes of length, a body and a tag of AES-128-GCM. Its number is the nonce, each
+//! direction of each connection has a key of its own, and nothing else says which record comes next: one
+//! that was changed, left out, repeated or moved does not open. [`Seal::Mac`] leaves the body readable
+//! and only computes the tag over it.
+
+use super::options::Seal;
+use aes_gcm::aead::{AeadInOut, KeyInit};
+use aes_gcm::{Aes128Gcm, Nonce, Tag};
+use std::io::{self, IoSlice, IoSliceMut, Read, Write};
+
+/// Most bytes of a body.
+const BODY: usize = 128 << 10;
+
+/// Bytes of the length in front of a body.
+const LENGTH: usize = 4;
+
+/// Bytes of the tag behind it.
+const TAG: usize = 16;
+
+/// Key of one direction of a connection.
+pub(super) type Key = [u8; 16];
+
+/// Why a record does not open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SealError {
+    /// It is not what the other side sent as this record, or that side has another key.
+    #[error("record {record} is not genuine: it was changed, repeated or moved on its way")]
+    Forged {
+        /// Number of the record on this connection, from 0.
+        record: u64,
+    },
+    /// It says that it is longer than records are.
+    #[error("record {record} claims {length} bytes, where at most {BODY} are allowed")]
+    TooLong {
+        /// Number of the record on this connection, from 0.
+        record: u64,
+        /// Bytes claimed.
+        length: usize,
+    },
+    /// The connection ended inside it.
+    #[error("the connection ended inside record {record}")]
+    Truncated {
+        /// Number of the record on this connection, from 0.
+        record: u64,
+    },
+}
+
+impl From<SealError> for io::Error {
+    fn from(error: SealError) -> io::Error {
+        io::Error::new(io::ErrorKind::InvalidData, error)
+    }
+}
+
+/// What both directions share: a cipher, and the number of the next record.
+struct Direction {
+    cipher: Aes128Gcm,
+    encrypts: bool,
+    next: u64,
+}
+
+impl Direction {
+    /// `None` if nothing is sealed.
+    fn new(seal: Seal, key: &Key) -> Option<Direction> {
+        let encrypts = match seal {
+            Seal::Off => return None,
+            Seal::Mac => false,
+            Seal::Encrypt => true,
+        };
+        Some(Direction { cipher: Aes128Gcm::new(&(*key).into()), encrypts, next: 0 })
+    }
+
+    fn nonce(&self) -> Nonce<aes_gcm::aead::consts::U12> {
+        let mut nonce = [0; 12];
+        nonce[4..].copy_from_slice(&self.next.to_be_bytes());
+        nonce.into()
+    }
+
+    /// Parts a record without its tag into what is authenticated only and what is encrypted as well.
+    fn parts<'a>(&self, record: &'a mut [u8]) -> (&'a [u8], &'a mut [u8]) {
+        let clear = if self.encrypts { LENGTH } else { record.len() };
+        let (clear, body) = record.split_at_mut(clear);
+        (clear, body)
+    }
+}
+
+/// The sending half of a sealed connection.
+pub(super) struct Sealer {
+    direction: Direction,
+    /// The record under way, empty between two of them.
+    record: Vec<u8>,
+    /// Bytes of it that have left.
+    sent: usize,
+}
+
+impl Sealer {
+    pub(super) fn new(seal: Seal, key: &Key) -> Option<Box<Sealer>> {
+        let direction = Direction::new(seal, key)?;
+        Some(Box::new(Sealer { direction, record: Vec::new(), sent: 0 }))
+    }
+
+    /// Writes the start of `parts` as one record, and says how many bytes that were once all of it has
+    /// left. After an error that is temporary it must be called again with the same bytes, of which there
+    /// may be more by then.
+    pub(super) fn write(&mut self, mut to: impl Write, parts: &[IoSlice<'_>]) -> io::Result<usize> {
+        if self.record.is_empty() {
+            self.record.resize(LENGTH, 0);
+            for part in parts {
+                let room = LENGTH + BODY - self.record.len();
+                self.record.extend_from_slice(&part[..part.len().min(room)]);
+            }
+            self.close()?;
+            self.sent = 0;
+        }
+        while self.sent < self.record.len() {
+            match to.write(&self.record[self.sent..])? {
+                0 => return Err(io::ErrorKind::WriteZero.into()),
+                count => self.sent += count,
+            }
+        }
+        let len = self.record.len() - LENGTH - TAG;
+        self.record.clear();
+        Ok(len)
+    }
+
+    fn close(&mut self) -> io::Result<()> {
+        // Fits: bodies are far below 4 GiB.
+        let len = (self.record.len() - LENGTH) as u32;
+        self.record[..LENGTH].copy_from_slice(&len.to_le_bytes());
+        let nonce = self.direction.nonce();
+        let (clear, body) = self.direction.parts(&mut self.record);
+        let tag = self.direction.cipher.encrypt_inout_detached(&nonce, clear, body.into());
+        let tag = tag.map_err(|_| io::Error::other("the cipher refuses a record"))?;
+        self.record.extend_from_slice(&tag);
+        self.direction.next += 1;
+        Ok(())
+    }
+}
+
+/// The receiving half of a sealed connection.
+pub(super) struct Opener {
+    direction: Direction,
+    /// The record that is coming in or being read, at its start; the rest is room for longer ones.
+    record: Vec<u8>,
+    /// Bytes of it in all, as far as that is known.
+    whole: usize,
+    /// Bytes of it that are here.
+    filled: usize,
+    /// Bytes of its body that have been read; `None` while it is coming in.
+    read: Option<usize>,
+    failed: Option<SealError>,
+}
+
+impl Opener {
+    pub(super) fn new(seal: Seal, key: &Key) -> Option<Box<Opener>> {
+        let direction = Direction::new(seal, key)?;
+        let record = vec![0; LENGTH];
+        let whole = LENGTH;
+        Some(Box::new(Opener { direction, record, whole, filled: 0, read: None, failed: None }))
+    }
+
+    /// Fills the start of `parts` with what has been opened; 0 bytes at the end of the connection.
+    pub(super) fn read(
+        &mut self,
+        mut from: impl Read,
+        parts: &mut [IoSliceMut<'_>],
+    ) -> io::Result<usize> {
+        if let Some(error) = self.failed {
+            return Err(error.into());
+        }
+        loop {
+            if let Some(read) = self.read {
+                let body = &self.record[LENGTH + read..self.whole - TAG];
+                let mut count = 0;
+                for part in parts.iter_mut() {
+                    let some = part.len().min(body.len() - count);
+                    part[..some].copy_from_slice(&body[count..count + some]);
+                    count += some;
+                }
+                self.read = Some(read + count);
+                if count == body.len() {
+                    self.read = None;
+                    self.filled = 0;
+                    self.whole = LENGTH;
+                }
+                if count > 0 {
+                    return Ok(count);
+                }
+                // Nothing was asked for, or the record was an empty one.
+                if self.read.is_some() {
+                    return Ok(0);
+                }
+            }
+            match from.read(&mut self.record[self.filled..self.whole])? {
+                0 if self.filled == 0 => return Ok(0),
+                0 => return Err(self.fail(|record| SealError::Truncated { record })),
+                count => self.filled += count,
+            }
+            if self.filled == LENGTH {
+                self.make_room()?;
+            } else if self.filled == self.whole {
+                self.open()?;
+            }
+        }
+    }
+
+    /// Makes room for the rest of a record whose length is here.
+    fn make_room(&mut self) -> io::Result<()> {
+        let mut length = [0; LENGTH];
+        length.copy_from_slice(&self.record[..LENGTH]);
+        let length = u32::from_le_bytes(length) as usize;
+        if length > BODY {
+            return Err(self.fail(|record| SealError::TooLong { record, length }));
+        }
+        self.whole = LENGTH + length + TAG;
+        if self.record.len() < self.whole {
+            self.record.resize(self.whole, 0);
+        }
+        Ok(())
+    }
+
+    /// Checks the record that is here, and decrypts it.
+    fn open(&mut self) -> io::Result<()> {
+        let end = self.whole - TAG;
+        let mut tag = [0; TAG];
+        tag.copy_from_slice(&self.record[end..self.whole]);
+        let nonce = self.direction.nonce();
+        let (clear, body) = self.direction.parts(&mut self.record[..end]);
+        let cipher = &self.direction.cipher;
+        if cipher.decrypt_inout_detached(&nonce, clear, body.into(), &Tag::from(tag)).is_err() {
+            return Err(self.fail(|record| SealError::Forged { record }));
+        }
+        self.direction.next += 1;
+        self.read = Some(0);
+        Ok(())
+    }
+
+    /// Nothing after this is believed.
+    fn fail(&mut self, error: impl FnOnce(u64) -> SealError) -> io::Error {
+        let error = error(self.direction.next);
+        self.failed = Some(error);
+        error.into()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KEY: Key = *b"a key of a test.";
+
+    fn sealed(seal: Seal, texts: &[&[u8]]) -> Vec<Vec<u8>> {
+        let mut sealer = Sealer::new(seal, &KEY).unwrap();
+        let record = |text: &&[u8]| {
+            let mut record = Vec::new();
+            assert_eq!(sealer.write(&mut record, &[IoSlice::new(text)]).unwrap(), text.len());
+            record
+        };
+        texts.iter().map(record).collect()
+    }
+
+    /// All that opens of `bytes`, and why it ends.
+    fn opened(seal: Seal, bytes: &[u8]) -> (Vec<u8>, Option<SealError>) {
+        let mut opener = Opener::new(seal, &KEY).unwrap();
+        let (mut from, mut all) = (bytes, Vec::new());
+        loop {
+            let mut some = [0; 7];
+            match opener.read(&mut from, &mut [IoSliceMut::new(&mut some)]) {
+                Ok(0) => return (all, None),
+                Ok(count) => all.extend_from_slice(&some[..count]),
+                Err(error) => {
+                    let error = *error.get_ref().unwrap().downcast_ref::<SealError>().unwrap();
+                    // It stays that way.
+                    assert!(opener.read(&[][..], &mut [IoSliceMut::new(&mut some)]).is_err());
+                    return (all, Some(error));
+                }
+            }
+        }
+    }
+
+    const BOTH: [Seal; 2] = [Seal::Mac, Seal::Encrypt];
+
+    #[test]
+    fn records_come_back_as_they_went() {
+        for seal in BOTH {
+            let records = sealed(seal, &[b"first", b"", b"the second one"]);
+            assert_eq!(opened(seal, &records.concat()), (b"firstthe second one".to_vec(), None));
+            let visible = records[2].windows(6).any(|window| window == b"second");
+            assert_eq!(visible, seal == Seal::Mac);
+        }
+        assert!(Sealer::new(Seal::Off, &KEY).is_none() && Opener::new(Seal::Off, &KEY).is_none());
+    }
+
+    #[test]
+    fn what_is_longer_than_a_record_becomes_several() {
+        let long: Vec<u8> = (0..BODY + 100).map(|index| index as u8).collect();
+        let mut sealer = Sealer::new(Seal::Encrypt, &KEY).unwrap();
+        let mut bytes = Vec::new();
+        let (head, tail) = long.split_at(24);
+        let parts = [IoSlice::new(head), IoSlice::new(tail)];
+        assert_eq!(sealer.write(&mut bytes, &parts).unwrap(), BODY);
+        assert_eq!(sealer.write(&mut bytes, &[IoSlice::new(&long[BODY..])]).unwrap(), 100);
+        assert_eq!(opened(Seal::Encrypt, &bytes), (long, None));
+    }
+
+    #[test]
+    fn a_flipped_bit_is_noticed_wherever_it_is() {
+        for seal in BOTH {
+            let records = sealed(seal, &[b"before", b"payload"]);
+            for bit in 0..records[1].len() * 8 {
+                let mut changed = records.clone();
+                changed[1][bit / 8] ^= 1 << (bit % 8);
+                let (before, error) = opened(seal, &changed.concat());
+                // A changed length leads to too few bytes, too many, or another body.
+                assert!(before == b"before" && error.is_some(), "{seal:?} bit {bit}: {error:?}");
+                if bit >= LENGTH * 8 {
+                    assert_eq!(error, Some(SealError::Forged { record: 1 }));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn records_that_are_repeated_moved_or_left_out_are_noticed() {
+        for seal in BOTH {
+            let [a, b, c]: [Vec<u8>; 3] = sealed(seal, &[b"a", b"b", b"c"]).try_into().unwrap();
+            let forged = |record| Some(SealError::Forged { record });
+            assert_eq!(opened(seal, &[&*a, &*a].concat()), (b"a".to_vec(), forged(1)));
+            assert_eq!(opened(seal, &[&*a, &*c, &*b].concat()), (b"a".to_vec(), forged(1)));
+            assert_eq!(opened(seal, &b), (Vec::new(), forged(0)));
+            // The other mode, and the other direction's key, are another conversation.
+            let other = if seal == Seal::Mac { Seal::Encrypt } else { Seal::Mac };
+            assert_eq!(opened(other, &a), (Vec::new(), forged(0)));
+        }
+    }
+
+    #[test]
+    fn an_end_inside_a_record_is_noticed() {
+        for seal in BOTH {
+            let bytes = sealed(seal, &[b"whole", b"cut off"]).concat();
+            let whole = LENGTH + 5 + TAG;
+            for end in whole + 1..bytes.len() {
+                let truncated = Some(SealError::Truncated { record: 1 });
+                assert_eq!(opened(seal, &bytes[..end]), (b"whole".to_vec(), truncated));
+            }
+        }
+    }
+
+    #[test]
+    fn a_length_beyond_all_records_takes_no_memory() {
+        let error = SealError::TooLong { record: 0, length: u32::MAX as usize };
+        assert_eq!(opened(Seal::Mac, &[0xff; 100]), (Vec::new(), Some(error)));
+    }
+
+    /// A socket takes some bytes, then none for a while.
+    #[test]
+    fn a_record_that_leaves_in_pieces_is_one_record() {
+        struct Slow(Vec<u8>, bool);
+        impl Write for Slow {
+            fn write(&mut self, from: &[u8]) -> io::Result<usize> {
+                self.1 = !self.1;
+                if self.1 {
+                    return Err(io::ErrorKind::WouldBlock.into());
+                }
+                let some = from.len().min(3);
+                self.0.extend_from_slice(&from[..some]);
+                Ok(some)
+            }
+            fn flush(&mut self) -> io::Result<()> {
+                Ok(())
+            }
+        }
+        let mut sealer = Sealer::new(Seal::Mac, &KEY).unwrap();
+        let mut socket = Slow(Vec::new(), false);
+        let mut attempts = 0;
+        // More has become available by the time of the later attempts.
+        let texts = [&b"early"[..], b"early and late"];
+        let count = loop {
+            match sealer.write(&mut socket, &[IoSlice::new(texts[attempts.min(1)])]) {
+                Ok(count) => break count,
+                Err(error) => assert_eq!(error.kind(), io::ErrorKind::WouldBlock),
+            }
+            attempts += 1;
+        };
+        assert_eq!((count, attempts > 1), (5, true));
+        assert_eq!(opened(Seal::Mac, &socket.0), (b"early".to_vec(), None));
+    }
+}

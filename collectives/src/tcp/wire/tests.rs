@@ -1,0 +1,113 @@
+//! Two ranks with somebody between them.
+
+use super::*;
+use crate::tcp::options::Seal;
+use crate::tcp::transfer::Transfer;
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::thread;
+
+/// Bytes that each rank gives; many records, and none a multiple of theirs.
+const PART: usize = 1_000_003;
+
+fn connected() -> [TcpStream; 2] {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let calling = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    [calling, listener.accept().unwrap().0]
+}
+
+/// Passes on what comes, with one bit flipped in the byte at `flip`, and `end` bytes at most.
+fn pass(mut from: TcpStream, mut to: TcpStream, flip: Option<usize>, end: usize) {
+    let mut passed = 0;
+    let mut some = vec![0; 64 << 10];
+    while let Ok(count @ 1..) = from.read(&mut some) {
+        let count = count.min(end - passed);
+        if let Some(flip) = flip
+            && (passed..passed + count).contains(&flip)
+        {
+            some[flip - passed] ^= 1;
+        }
+        // What comes after the end is still read: an end is no reset.
+        if count > 0 && to.write_all(&some[..count]).is_ok() {
+            passed += count;
+        }
+        if passed == end {
+            let _ = to.shutdown(Shutdown::Write);
+        }
+    }
+    let _ = to.shutdown(Shutdown::Both);
+}
+
+fn wire(rank: usize, stream: TcpStream, seal: Seal) -> Wire {
+    let mut keys = [&[1; 16], &[2; 16]];
+    if rank == 1 {
+        keys.reverse();
+    }
+    let channel = Channel::new(Arc::new(stream), seal, keys);
+    channel.stream().set_nonblocking(true).unwrap();
+    let mut links = vec![Some(Link { channel, neighbour: None }), None];
+    if rank == 0 {
+        links.reverse();
+    }
+    Wire::new(links).unwrap()
+}
+
+/// What rank 1 gets of an all-gather when somebody flips a bit of, or cuts off, what rank 0 says to it.
+fn gather(seal: Seal, ring: bool, flip: Option<usize>, end: usize) -> Result<Vec<u8>, Stop> {
+    let ([zero, near_zero], [one, near_one]) = (connected(), connected());
+    let copies = (near_zero.try_clone().unwrap(), near_one.try_clone().unwrap());
+    thread::scope(|scope| {
+        scope.spawn(move || pass(near_zero, near_one, flip, end));
+        scope.spawn(move || pass(copies.1, copies.0, None, usize::MAX));
+        let run = move |rank: usize, stream: TcpStream| {
+            let mut wire = wire(rank, stream, seal);
+            let input = vec![rank as u8 + 1; PART];
+            let mut output = vec![0; 2 * PART];
+            wire.begin(7, 1);
+            let slots = [0..PART, PART..2 * PART];
+            let mut transfer = Transfer { wire: &mut wire, rank, ring };
+            transfer.all_gather(&input, &mut output, &slots)?;
+            // What comes after the payload of the first operation is the header of the next.
+            wire.begin(8, 1);
+            Transfer { wire: &mut wire, rank, ring }.meet()?;
+            Ok(output)
+        };
+        let other = scope.spawn(move || run(0, zero));
+        let outcome = run(1, one);
+        // It gets the same, or is told that rank 1 is gone.
+        let _ = other.join().unwrap();
+        outcome
+    })
+}
+
+const SEALED: [Seal; 2] = [Seal::Mac, Seal::Encrypt];
+
+#[test]
+fn what_nobody_touches_arrives() {
+    let expected = [vec![1; PART], vec![2; PART]].concat();
+    for seal in [Seal::Off, Seal::Mac, Seal::Encrypt] {
+        for ring in [false, true] {
+            assert!(gather(seal, ring, None, usize::MAX).unwrap() == expected, "{seal}");
+        }
+    }
+}
+
+#[test]
+fn a_changed_payload_is_noticed_if_it_is_sealed() {
+    let at = HEADER + PART / 2;
+    let expected = [vec![1; PART], vec![2; PART]].concat();
+    assert!(gather(Seal::Off, false, Some(at), usize::MAX).unwrap() != expected);
+    for seal in SEALED {
+        let stop = gather(seal, false, Some(at), usize::MAX).unwrap_err();
+        let Stop::Lost { peer: 0, left: false, reason } = &stop else { panic!("{stop:?}") };
+        assert!(reason.contains("is not genuine"), "{reason}");
+    }
+}
+
+#[test]
+fn a_connection_that_ends_inside_a_record_is_no_leave() {
+    for seal in SEALED {
+        let stop = gather(seal, false, None, PART / 2).unwrap_err();
+        let Stop::Lost { peer: 0, left: false, reason } = &stop else { panic!("{stop:?}") };
+        assert!(reason.contains("ended inside record"), "{reason}");
+    }
+}
