@@ -176,7 +176,9 @@ impl TrainError {
             | TrainError::Occupied { .. } => true,
             TrainError::Rank0 { usage, .. } => *usage,
             TrainError::Launch(error) => error.is_usage(),
-            TrainError::Join(error) => matches!(error, JoinError::OpenSecret { .. }),
+            TrainError::Join(error) => {
+                matches!(error, JoinError::OpenSecret { .. } | JoinError::SealWithoutSecret { .. })
+            }
             TrainError::Data(error) => error.is_usage(),
             TrainError::Eval(error) => error.is_usage(),
             TrainError::Bench(error) => error.is_usage(),
