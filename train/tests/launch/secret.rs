@@ -126,7 +126,7 @@ fn a_seal_needs_a_secret_and_tcp() {
     let mut variables = ways("1")[0].clone();
     variables.extend([("MASTER_ADDR", "localhost"), ("MASTER_PORT", port.as_str())]);
     let without = run(&train, &variables);
-    let mpi = run(&[&train[..], &["--set", "comm.backend=mpi"]].concat(), &[]);
+    let mpi = run(&[&train[..], &["--set", "comm.backend=mpi"]].concat(), &variables);
     let unknown = run(&[&train[..], &["--set", "comm.seal=wax"]].concat(), &[]);
     for (ended, says) in [
         (&without, "comm.seal = \"mac\" would protect nothing: set KILN_JOB_SECRET"),
