@@ -11,7 +11,7 @@ fn free_port() -> String {
 }
 
 /// One rank of two, told its place in the variables of each way of starting.
-fn ways<'a>(rank: &'a str) -> [Vec<(&'static str, &'a str)>; 4] {
+fn ways(rank: &str) -> [Vec<(&'static str, &str)>; 4] {
     [
         vec![("RANK", rank), ("LOCAL_RANK", rank), ("WORLD_SIZE", "2"), ("LOCAL_WORLD_SIZE", "2")],
         vec![
