@@ -32,6 +32,9 @@ python=${PEER_PYTHON:-target/peers/bin/python}
 failures=0
 # Without this, torchrun sets it itself, and says so at length.
 export OMP_NUM_THREADS=1
+# torchrun may have the ranks meet at this machine's name, which need not be a loopback address.
+KILN_JOB_SECRET=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')
+export KILN_JOB_SECRET
 
 missing() {
     echo "$1" >&2

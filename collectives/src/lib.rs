@@ -8,7 +8,8 @@
 //! * [`LocalCommunicator`]: every rank is a thread of this process. Transfers run on worker
 //!   threads and overlap with the caller's compute.
 //! * [`tcp::TcpCommunicator`]: every rank is a process, on one machine or many. Connections are
-//!   authenticated; ranks on one machine read each other's memory where the system allows it.
+//!   authenticated, and what follows can be sealed ([`tcp::Seal`]); ranks on one machine read each other's
+//!   memory where the system allows it.
 //! * `mpi::MpiCommunicator` (feature `mpi`): every rank is a process that `mpirun` has started.
 //! * `nccl::attach` (feature `cuda`) adds NCCL to a group of the above, for buffers on GPUs.
 //! * [`FakeCommunicator`]: one rank of a world of any size that exists on paper only. It

@@ -93,7 +93,7 @@ fn join_through(seal: Seal, change: Change) -> [Result<TcpCommunicator, JoinErro
 }
 
 /// Makes another machine of the one that rank 0 names, if it can be found.
-fn rename(bytes: &mut Vec<u8>) {
+fn rename(bytes: &mut [u8]) {
     let name = NODE.as_bytes();
     let at = bytes.windows(name.len()).position(|window| window == name);
     bytes[at.unwrap_or(40)] ^= 1;
@@ -105,7 +105,7 @@ fn cut(bytes: &mut Vec<u8>) {
 
 #[test]
 fn without_a_seal_nobody_notices() {
-    let [one, zero] = join_through(Seal::Off, rename);
+    let [one, zero] = join_through(Seal::Off, |bytes| rename(bytes));
     let (one, zero) = (one.unwrap(), zero.unwrap());
     drop(zero);
     assert_eq!(one.rank(), 1);
@@ -114,7 +114,7 @@ fn without_a_seal_nobody_notices() {
 #[test]
 fn a_change_in_what_the_rendezvous_says_is_noticed() {
     for seal in [Seal::Mac, Seal::Encrypt] {
-        for change in [rename as Change, cut] {
+        for change in [(|bytes| rename(bytes)) as Change, cut] {
             let [one, zero] = join_through(seal, change);
             let error = one.unwrap_err();
             assert!(matches!(error, JoinError::Incomplete { rank: 1, .. }), "{error}");

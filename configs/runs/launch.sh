@@ -10,7 +10,7 @@
 #     NODE_RANK        this node, from 0
 #     MASTER_ADDR      host name or address of node 0, the same on every node
 #     MASTER_PORT      a port there [29500]
-#     KILN_JOB_SECRET  the same random text on every node: openssl rand -hex 16
+#     KILN_JOB_SECRET  the same random text on every node: openssl rand -hex 32
 set -euo pipefail
 
 if (($# < 3)); then

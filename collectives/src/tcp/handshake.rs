@@ -8,11 +8,11 @@
 
 use super::channel::Channel;
 use super::frame::{self, FrameError, STRANGER_LIMIT};
+use super::keyed::keyed;
 use super::options::{Seal, Secret};
-use super::seal::Key;
-use hmac::{Hmac, Mac};
+use super::seal::{self, Key};
+use hmac::Mac;
 use serde::{Deserialize, Serialize};
-use sha2::Sha256;
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
@@ -29,9 +29,6 @@ const PATIENCE: Duration = Duration::from_secs(30);
 const NAME_LIMIT: usize = 256;
 
 type Nonce = [u8; 32];
-
-/// A keyed hash under way.
-pub(super) type Keyed = Hmac<Sha256>;
 
 /// What a connection is for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -219,12 +216,7 @@ pub(super) fn call(
 /// Keys of what the calling side sends and of what the accepting side sends, after this handshake.
 fn keys(secret: &Secret, transcript: &[u8]) -> [Key; 2] {
     let labels: [&[u8]; 2] = [b"seal of the calling side", b"seal of the accepting side"];
-    labels.map(|label| {
-        let mut key = Key::default();
-        let len = key.len();
-        key.copy_from_slice(&hash(secret, label, transcript)[..len]);
-        key
-    })
+    labels.map(|label| seal::derive(secret.as_bytes(), label, transcript))
 }
 
 fn check_name(name: &str) -> Result<(), HandshakeError> {
@@ -250,18 +242,8 @@ fn with_refusal(transcript: &[u8], refusal: &Option<Refusal>) -> Result<Vec<u8>,
     Ok([transcript, &frame::encode(refusal, STRANGER_LIMIT)?].concat())
 }
 
-/// A keyed hash that `role` keeps apart from all others.
-pub(super) fn keyed(secret: &Secret, role: &[u8], transcript: &[u8]) -> Keyed {
-    // HMAC takes keys of any length; `new_from_slice` cannot fail for it.
-    let mut mac = <Hmac<Sha256> as Mac>::new_from_slice(secret.as_bytes())
-        .unwrap_or_else(|_| unreachable!("HMAC takes keys of any length"));
-    mac.update(role);
-    mac.update(transcript);
-    mac
-}
-
 fn hash(secret: &Secret, role: &[u8], transcript: &[u8]) -> [u8; 32] {
-    keyed(secret, role, transcript).finalize().into_bytes().into()
+    keyed(secret.as_bytes(), role, transcript).finalize().into_bytes().into()
 }
 
 /// Compares in constant time.
@@ -271,7 +253,7 @@ fn verify(
     transcript: &[u8],
     hash: &[u8; 32],
 ) -> Result<(), HandshakeError> {
-    let mac = keyed(secret, role, transcript);
+    let mac = keyed(secret.as_bytes(), role, transcript);
     mac.verify_slice(hash).map_err(|_| HandshakeError::Secret)
 }
 

@@ -50,8 +50,8 @@ pub(super) fn connect(
     for peer in (0..rank).rev() {
         channels[peer] = Some(call(world, group, group.ranks[rank], group.ranks[peer], until)?);
     }
-    for peer in rank + 1..group.ranks.len() {
-        channels[peer] = Some(wait_for(world, group, group.ranks[peer], until)?);
+    for (channel, peer) in channels.iter_mut().zip(&group.ranks).skip(rank + 1) {
+        *channel = Some(wait_for(world, group, *peer, until)?);
     }
     for channel in channels.iter().flatten() {
         channel.stream().set_nodelay(true)?;

@@ -15,6 +15,7 @@ mod frame;
 mod handshake;
 mod inquiry;
 mod join;
+mod keyed;
 mod lobby;
 mod mesh;
 mod message;

@@ -12,7 +12,7 @@
 
 use super::channel::Channel;
 use super::frame::{self, FrameError, STRANGER_LIMIT};
-use super::handshake::{self, Keyed};
+use super::keyed::{Keyed, keyed};
 use super::message::GroupNumber;
 use super::options::Secret;
 use hmac::Mac;
@@ -124,7 +124,7 @@ impl<'a> Meeting<'a> {
     ) -> Result<Keyed, FrameError> {
         let Pair { secret, session, group, .. } = self.pair;
         let text = frame::encode(&(challenge, session, group, owner, reader), STRANGER_LIMIT)?;
-        Ok(handshake::keyed(secret, b"memory of a neighbour", &text))
+        Ok(keyed(secret.as_bytes(), b"memory of a neighbour", &text))
     }
 }
 

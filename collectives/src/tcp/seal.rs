@@ -2,12 +2,15 @@
 //!
 //! A record is four bytes of length, a body and a tag of AES-128-GCM. Its number is the nonce, each
 //! direction of each connection has a key of its own, and nothing else says which record comes next: one
-//! that was changed, left out, repeated or moved does not open. [`Seal::Mac`] leaves the body readable
+//! that was changed, left out, repeated or moved does not open. A key is replaced by a hash of itself before
+//! it has sealed more than GCM is good for. [`Seal::Mac`] leaves the body readable
 //! and only computes the tag over it.
 
+use super::keyed::keyed;
 use super::options::Seal;
 use aes_gcm::aead::{AeadInOut, KeyInit};
 use aes_gcm::{Aes128Gcm, Nonce, Tag};
+use hmac::Mac;
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 
 /// Most bytes of a body.
@@ -19,8 +22,20 @@ const LENGTH: usize = 4;
 /// Bytes of the tag behind it.
 const TAG: usize = 16;
 
+/// Records that one key seals: at most 512 GiB, about what TLS 1.3 allows (RFC 8446, section 5.5).
+const RECORDS_PER_KEY: u64 = 1 << 22;
+
 /// Key of one direction of a connection.
 pub(super) type Key = [u8; 16];
+
+/// A key that is a keyed hash (HMAC-SHA-256) of `text`; `role` keeps it apart from all others.
+pub(super) fn derive(from: &[u8], role: &[u8], text: &[u8]) -> Key {
+    let hash = keyed(from, role, text).finalize().into_bytes();
+    let mut key = Key::default();
+    let len = key.len();
+    key.copy_from_slice(&hash[..len]);
+    key
+}
 
 /// Why a record does not open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -55,6 +70,7 @@ impl From<SealError> for io::Error {
 
 /// What both directions share: a cipher, and the number of the next record.
 struct Direction {
+    key: Key,
     cipher: Aes128Gcm,
     encrypts: bool,
     next: u64,
@@ -68,7 +84,16 @@ impl Direction {
             Seal::Mac => false,
             Seal::Encrypt => true,
         };
-        Some(Direction { cipher: Aes128Gcm::new(&(*key).into()), encrypts, next: 0 })
+        Some(Direction { key: *key, cipher: Aes128Gcm::new(&(*key).into()), encrypts, next: 0 })
+    }
+
+    /// Goes on to the next record.
+    fn advance(&mut self) {
+        self.next += 1;
+        if self.next.is_multiple_of(RECORDS_PER_KEY) {
+            self.key = derive(&self.key, b"next key", &[]);
+            self.cipher = Aes128Gcm::new(&self.key.into());
+        }
     }
 
     fn nonce(&self) -> Nonce<aes_gcm::aead::consts::U12> {
@@ -133,7 +158,7 @@ impl Sealer {
         let tag = self.direction.cipher.encrypt_inout_detached(&nonce, clear, body.into());
         let tag = tag.map_err(|_| io::Error::other("the cipher refuses a record"))?;
         self.record.extend_from_slice(&tag);
-        self.direction.next += 1;
+        self.direction.advance();
         Ok(())
     }
 }
@@ -231,7 +256,7 @@ impl Opener {
         if cipher.decrypt_inout_detached(&nonce, clear, body.into(), &Tag::from(tag)).is_err() {
             return Err(self.fail(|record| SealError::Forged { record }));
         }
-        self.direction.next += 1;
+        self.direction.advance();
         self.read = Some(0);
         Ok(())
     }
@@ -351,6 +376,21 @@ mod tests {
     fn a_length_beyond_all_records_takes_no_memory() {
         let error = SealError::TooLong { record: 0, length: u32::MAX as usize };
         assert_eq!(opened(Seal::Mac, &[0xff; 100]), (Vec::new(), Some(error)));
+    }
+
+    #[test]
+    fn both_sides_take_the_next_key_at_the_same_record() {
+        let mut sealer = Sealer::new(Seal::Encrypt, &KEY).unwrap();
+        let mut opener = Opener::new(Seal::Encrypt, &KEY).unwrap();
+        for next in [0, RECORDS_PER_KEY - 1, RECORDS_PER_KEY] {
+            (sealer.direction.next, opener.direction.next) = (next, next);
+            let (mut record, mut text) = (Vec::new(), [0; 4]);
+            sealer.write(&mut record, &[IoSlice::new(b"text")]).unwrap();
+            opener.read(&record[..], &mut [IoSliceMut::new(&mut text)]).unwrap();
+            assert_eq!(&text, b"text");
+            assert_eq!(sealer.direction.key, opener.direction.key);
+            assert_eq!(sealer.direction.key != KEY, next + 1 >= RECORDS_PER_KEY);
+        }
     }
 
     /// A socket takes some bytes, then none for a while.

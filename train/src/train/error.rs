@@ -204,7 +204,9 @@ impl TrainError {
             TrainError::Folder(error) => error.is_usage(),
             TrainError::Rank0 { usage, .. } => *usage,
             TrainError::Launch(error) => error.is_usage(),
-            TrainError::Join(error) => matches!(error, JoinError::OpenSecret { .. }),
+            TrainError::Join(error) => {
+                matches!(error, JoinError::OpenSecret { .. } | JoinError::SealWithoutSecret { .. })
+            }
             TrainError::Data(error) => error.is_usage(),
             TrainError::Eval(error) => error.is_usage(),
             TrainError::Bench(error) => error.is_usage(),

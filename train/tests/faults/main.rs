@@ -4,9 +4,11 @@
 //! them, in every part of a step: `cargo test --release -p kiln --test faults -- --ignored matrix`.
 //! 200 random kills: `… -- --ignored soak`. 100 kills while a checkpoint is written: `… -- --ignored
 //! kills`. Full and read-only disks (mount namespaces needed): `… -- --ignored disk`. Two machines, made of network namespaces (root and
-//! iproute2 needed): `… -- --ignored netns`. None of it links burn.
+//! iproute2 needed): `… -- --ignored netns`. 256 ranks on one machine: `… -- --ignored many`. None of it
+//! links burn.
 
 mod crash;
+mod many;
 mod matrix;
 mod netns;
 mod output;

@@ -11,7 +11,7 @@ fn free_port() -> String {
 }
 
 /// One rank of two, told its place in the variables of each way of starting.
-fn ways<'a>(rank: &'a str) -> [Vec<(&'static str, &'a str)>; 4] {
+fn ways(rank: &str) -> [Vec<(&'static str, &str)>; 4] {
     [
         vec![("RANK", rank), ("LOCAL_RANK", rank), ("WORLD_SIZE", "2"), ("LOCAL_WORLD_SIZE", "2")],
         vec![
@@ -115,5 +115,25 @@ fn what_is_meant_is_not_refused() {
         let ended = run(arguments, &variables);
         assert_eq!(ended.code, Some(1), "{host}: {ended:?}");
         assert!(ended.stderr.contains("rank 1 did not come"), "{host}: {ended:?}");
+    }
+}
+
+/// A seal that would protect nothing.
+#[test]
+fn a_seal_needs_a_secret_and_tcp() {
+    let train = ["train", "debug.toml", "--out", "run", "--set", "comm.seal=mac"];
+    let port = free_port();
+    let mut variables = ways("1")[0].clone();
+    variables.extend([("MASTER_ADDR", "localhost"), ("MASTER_PORT", port.as_str())]);
+    let without = run(&train, &variables);
+    let mpi = run(&[&train[..], &["--set", "comm.backend=mpi"]].concat(), &variables);
+    let unknown = run(&[&train[..], &["--set", "comm.seal=wax"]].concat(), &[]);
+    for (ended, says) in [
+        (&without, "comm.seal = \"mac\" would protect nothing: set KILN_JOB_SECRET"),
+        (&mpi, "comm.seal = \"mac\" covers traffic over TCP only, and comm.backend = \"mpi\""),
+        (&unknown, "`off`, `mac`, `encrypt`"),
+    ] {
+        assert_eq!(ended.code, Some(2), "{ended:?}");
+        assert!(ended.stderr.contains(says), "{says}: {ended:?}");
     }
 }
