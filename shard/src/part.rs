@@ -208,7 +208,8 @@ impl<M: Module + Sync + 'static> Part<M> {
     ) -> BlockOutput {
         // A frozen part before all trained ones has no backward.
         let goes_on = x.is_tracked();
-        if !goes_on && !(x.device().is_autodiff() && self.has_trainable()) {
+        let is_trained = x.device().is_autodiff() && self.has_trainable();
+        if !goes_on && !is_trained {
             let after = After::Forward { tape: false };
             return run(&self.materialize(&Token::from_input(&x), after), x);
         }
