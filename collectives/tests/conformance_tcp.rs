@@ -1,23 +1,15 @@
 //! What every communicator promises, checked on ranks connected by TCP: reading each other's memory,
 //! and, in the worlds made with a delay seed, over sockets straight or around the ring.
 
-/// Ranks of one process that talk over the loopback interface, as processes would.
+/// Ranks over TCP.
 mod backend {
-    use crate::support::{Settings, World, share};
-    use kiln_collectives::tcp::{self, Ring};
+    use crate::support::{Settings, World};
+    use kiln_collectives::tcp::Seal;
 
     pub const NAME: &str = "tcp";
 
     pub fn world(world_size: usize, settings: Settings) -> World {
-        // Delays themselves are left to the system; the seed chooses the way.
-        let ring = settings.delay_seed.is_some_and(|seed| seed % 2 == 1);
-        let ranks = tcp::loopback(world_size, |options| {
-            options.recorder_capacity = settings.recorder_capacity;
-            options.on_worker_start = settings.on_worker_start.clone();
-            options.read_memory = settings.delay_seed.is_none();
-            options.ring = if ring { Ring::Always } else { Ring::Never };
-        });
-        share(ranks.unwrap())
+        crate::tcp::world(world_size, settings, Seal::Off)
     }
 }
 
@@ -36,6 +28,8 @@ mod lifetime;
 mod results;
 #[path = "conformance/support.rs"]
 mod support;
+#[path = "conformance/tcp.rs"]
+mod tcp;
 
 #[cfg(feature = "wgpu")]
 #[test]

@@ -18,8 +18,10 @@ use burn::backend::autodiff::{
 };
 use burn::backend::{Backend, Dispatch, Flex, backend_extension, tensor::FloatTensor};
 use burn::tensor::Tensor;
+use kiln_collectives::Phase;
 
-use crate::unit::{self, Unit, Units};
+use crate::runtime::Runtime;
+use crate::unit::{Unit, Units};
 
 /// The units of a part whose output is a boundary.
 #[derive(Clone, Debug)]
@@ -56,6 +58,24 @@ pub(crate) fn boundary_at_input<const D: usize>(x: Tensor<D>, units: Units) -> T
     Tensor::from_dispatch(Dispatch::input(x.into_dispatch(), units))
 }
 
+/// Backward has come to the output of `units`.
+fn enter(units: &Units, goes_on: bool) {
+    units.iter().for_each(|unit| unit.unshard_in_backward());
+    match units.first() {
+        Some(first) if goes_on => first.prefetch(Phase::Backward),
+        Some(first) => first.runtime.pool.close(),
+        None => {}
+    }
+}
+
+/// Backward begins at the loss, which the last part has made.
+pub(crate) fn begin_backward(runtime: &Runtime) {
+    if let Some(last) = runtime.last_unit() {
+        let units = last.part.clone().filter_map(|position| runtime.unit(position)).collect();
+        enter(&units, true);
+    }
+}
+
 impl BoundaryOps for Flex {
     fn output(y: FloatTensor<Self>, _token: FloatTensor<Self>, _at: Output) -> FloatTensor<Self> {
         y
@@ -90,7 +110,7 @@ impl<B: Backend> Backward<B, 2> for OutputBackward {
         _checkpointer: &mut Checkpointer,
     ) {
         let gradient = grads.consume::<B>(&ops.node);
-        unit::enter_backward(&ops.state.units, ops.state.goes_on);
+        enter(&ops.state.units, ops.state.goes_on);
         if let [Some(parent), _token] = ops.parents {
             grads.register::<B>(parent.id, gradient);
         }

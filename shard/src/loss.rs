@@ -13,10 +13,10 @@ use burn::backend::autodiff::{
 use burn::backend::{Backend, Dispatch, Flex, backend_extension, tensor::FloatTensor};
 use burn::tensor::Tensor;
 
+use crate::boundary::begin_backward;
 use crate::error::ShardError;
 use crate::flat::FlatTensors;
 use crate::runtime::{Runtime, lock};
-use crate::unit;
 
 /// Where the loss is added up, and what it is multiplied by.
 #[derive(Clone)]
@@ -71,7 +71,7 @@ impl<B: FlatTensors> Backward<B, 1> for LossBackward {
         let gradient = grads.consume::<B>(&ops.node);
         let [Some(parent)] = ops.parents else { return };
         let Sink(runtime) = ops.state;
-        unit::begin_backward(&runtime);
+        begin_backward(&runtime);
         grads.register::<B>(parent.id, B::scaled(gradient, &runtime));
     }
 }

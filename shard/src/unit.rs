@@ -3,7 +3,7 @@
 //! `unshard` starts the gather, `wait_for_unshard` hands out the weights, `reshard` frees them,
 //! `accumulate` takes gradients, `post_backward` sends them off to be reduced. The verbs are
 //! FSDP2's. What backward does where is decided by the boundaries that it passes
-//! ([`enter_backward`], [`Unit::leave_backward`]), never by which parameters a batch has reached.
+//! (`boundary.rs`), never by which parameters a batch has reached.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -26,13 +26,13 @@ pub(crate) struct Unit {
     /// Place in the forward order.
     pub(crate) position: usize,
     /// Places of all units of its part, which are needed and done at the same time.
-    part: Range<usize>,
+    pub(crate) part: Range<usize>,
     /// Whether the weights stay gathered from forward to backward by default.
     keep: bool,
     /// Whether backward reads the weights' values.
     weights_in_backward: bool,
     label: Arc<str>,
-    runtime: Arc<Runtime>,
+    pub(crate) runtime: Arc<Runtime>,
     state: Mutex<UnitState>,
 }
 
@@ -247,8 +247,8 @@ impl Unit {
     }
 
     /// The whole weights, gathering them if need be. In forward, then starts gathering the unit that
-    /// is needed next, so that it arrives while this one is computed with; in backward,
-    /// [`enter_backward`] has done that.
+    /// is needed next, so that it arrives while this one is computed with; in backward, the boundary
+    /// at the part's output has done that.
     pub(crate) fn wait_for_unshard(&self, phase: Phase) -> FlatWeights {
         self.runtime.keep_awake();
         self.unshard(phase);
@@ -283,8 +283,15 @@ impl Unit {
         placement.zeros(self.runtime.policy.compute_dtype, self.layout.padded_numel())
     }
 
+    /// Gathers the weights for backward, unless they are here or it does not read them.
+    pub(crate) fn unshard_in_backward(&self) {
+        if self.weights_in_backward {
+            self.unshard(Phase::Backward);
+        }
+    }
+
     /// Starts gathering what the pass needs after this unit's part.
-    fn prefetch(&self, phase: Phase) {
+    pub(crate) fn prefetch(&self, phase: Phase) {
         let runtime = &self.runtime;
         let next = match phase {
             Phase::Backward => (0..self.part.start)
@@ -476,26 +483,5 @@ impl Unit {
         {
             state.arriving = None;
         }
-    }
-}
-
-/// Backward has come to the output of `units`, those of one part: gathers their weights unless they
-/// are here or on their way, and starts to gather those of the part before if it `goes_on` there.
-pub(crate) fn enter_backward(units: &[Arc<Unit>], goes_on: bool) {
-    for unit in units.iter().filter(|unit| unit.weights_in_backward) {
-        unit.unshard(Phase::Backward);
-    }
-    match units.first() {
-        Some(first) if goes_on => first.prefetch(Phase::Backward),
-        Some(first) => first.runtime.pool.close(),
-        None => {}
-    }
-}
-
-/// Backward begins at the loss, which the last part has made.
-pub(crate) fn begin_backward(runtime: &Runtime) {
-    if let Some(last) = runtime.last_unit() {
-        let units: Units = last.part.clone().filter_map(|at| runtime.unit(at)).collect();
-        enter_backward(&units, true);
     }
 }

@@ -4,17 +4,19 @@
 //! a whole by [`Config::validate`], and resolved against the data to a [`Config`] without open
 //! ends, which is written to the run folder and can start the same run again.
 
+mod comm;
 mod load;
 mod model;
 mod schema;
 mod size;
 mod validate;
 
+pub use comm::{CommBackend, CommSection};
 pub use load::{ConfigError, load};
 pub use model::ModelSection;
 pub use schema::{
-    Backend, CheckpointSection, CommBackend, CommSection, Config, DataSection, DeviceSection,
-    EvalSection, InitSection, LogSection, NonFinite, OnFailure, OptimSection, Precision,
-    PrecisionSection, SampleSection, Schedule, ShardSection, TrainSection,
+    Backend, CheckpointSection, Config, DataSection, DeviceSection, EvalSection, InitSection,
+    LogSection, NonFinite, OnFailure, OptimSection, Precision, PrecisionSection, SampleSection,
+    Schedule, ShardSection, TrainSection,
 };
 pub use size::ByteSize;

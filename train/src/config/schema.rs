@@ -4,11 +4,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use kiln_collectives::DType;
-use kiln_collectives::tcp::Seal;
 use kiln_shard::{AdamW, Recompute, Reshard, Strategy};
 use serde::{Deserialize, Serialize};
 
-use super::{ByteSize, ModelSection};
+use super::{ByteSize, CommSection, ModelSection};
 use crate::checkpoint::Format;
 
 /// Everything a run can be told.
@@ -291,66 +290,6 @@ pub struct PrecisionSection {
     pub compute: Precision,
     /// Dtype in which gradients are summed over ranks.
     pub reduce: Precision,
-}
-
-/// How ranks talk to each other.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum CommBackend {
-    /// `local` for ranks that are threads; for ranks that are processes `tcp`, or NCCL on GPUs.
-    #[default]
-    Auto,
-    /// Ranks are threads of this process.
-    Local,
-    /// Every rank is a process that a launcher has started.
-    Tcp,
-    /// Every rank is a process that `mpirun` has started; in builds with feature `mpi`.
-    Mpi,
-}
-
-/// `[comm]`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct CommSection {
-    /// How ranks talk to each other.
-    pub backend: CommBackend,
-    /// Seconds to wait for the other ranks in one collective.
-    pub timeout_s: f64,
-    /// Seconds to wait at the start until all processes are there.
-    pub join_timeout_s: f64,
-    /// Whether processes may meet off the loopback address without `KILN_JOB_SECRET`: then whoever
-    /// reaches the port can take a rank's place. For networks that only trusted machines reach.
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
-    pub open: bool,
-    /// What protects the traffic between processes over TCP once they know each other: `off`, `mac` (changes
-    /// are noticed) or `encrypt`. Needs `KILN_JOB_SECRET`. What ranks on one machine read from each other's
-    /// memory stays there; NCCL's and MPI's traffic is not covered.
-    #[serde(skip_serializing_if = "Seal::is_off")]
-    pub seal: Seal,
-}
-
-impl Default for CommSection {
-    fn default() -> Self {
-        CommSection {
-            backend: CommBackend::Auto,
-            timeout_s: 600.0,
-            join_timeout_s: 300.0,
-            open: false,
-            seal: Seal::Off,
-        }
-    }
-}
-
-impl CommSection {
-    /// How long to wait for the other ranks in one collective.
-    pub fn timeout(&self) -> Duration {
-        Duration::try_from_secs_f64(self.timeout_s).unwrap_or(Duration::MAX)
-    }
-
-    /// How long to wait until all processes are there.
-    pub fn join_timeout(&self) -> Duration {
-        Duration::try_from_secs_f64(self.join_timeout_s).unwrap_or(Duration::MAX)
-    }
 }
 
 /// `[eval]`.
