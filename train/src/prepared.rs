@@ -30,7 +30,13 @@ pub fn open(
         seed,
     };
     if !section.path.join("data.json").exists() {
-        return prepare(&options, stop);
+        match prepare(&options, stop) {
+            // Another run that has started at the same time: its data are as good, if they are the same.
+            Err(DataError::AlreadyPrepared { .. }) => {
+                say("data: another start has prepared them meanwhile");
+            }
+            prepared => return prepared,
+        }
     }
     let info = DataInfo::load(&section.path)?;
     let path = section.path.display();

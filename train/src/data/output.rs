@@ -18,6 +18,11 @@ impl OutputFolder {
     /// Checks that `target` is free and creates the temporary folder.
     pub(super) fn create(target: &Path) -> Result<Self, DataError> {
         check_free(target)?;
+        // A link stays one; the folder that it leads to is replaced.
+        let target = &match target.is_symlink() {
+            true => target.canonicalize().map_err(DataError::io("open", target))?,
+            false => target.to_path_buf(),
+        };
         let Some(name) = target.file_name() else {
             return Err(DataError::Output {
                 path: target.to_path_buf(),
@@ -57,7 +62,11 @@ impl OutputFolder {
             // Fails if the folder has got content since, as it should.
             fs::remove_dir(&self.target).map_err(DataError::io("replace", &self.target))?;
         }
-        fs::rename(&self.temporary, &self.target).map_err(DataError::io("create", &self.target))?;
+        if let Err(error) = fs::rename(&self.temporary, &self.target) {
+            // Somebody else may have been faster by a moment.
+            check_free(&self.target)?;
+            return Err(DataError::io("create", &self.target)(error));
+        }
         self.committed = true;
         sync_folder(&self.parent)
     }
@@ -74,10 +83,13 @@ impl Drop for OutputFolder {
 
 /// Fails unless `target` does not exist or is an empty folder.
 fn check_free(target: &Path) -> Result<(), DataError> {
-    if !target.try_exists().map_err(DataError::io("open", target))? {
-        return Ok(());
-    }
     let refused = |problem| Err(DataError::Output { path: target.to_path_buf(), problem });
+    if !target.try_exists().map_err(DataError::io("open", target))? {
+        return match target.is_symlink() {
+            true => refused("it is a link that leads nowhere".to_owned()),
+            false => Ok(()),
+        };
+    }
     if !target.is_dir() {
         return refused("it is a file".to_owned());
     }
@@ -130,6 +142,35 @@ mod tests {
         output.commit().unwrap();
         assert_eq!(names(&folder.path().join("deep")), ["data"]);
         assert_eq!(names(&target), ["file"]);
+    }
+
+    #[test]
+    fn a_link_to_a_folder_stays_a_link() {
+        let folder = tempfile::tempdir().unwrap();
+        let [target, link] = ["data", "link"].map(|name| folder.path().join(name));
+        std::os::unix::fs::symlink(&target, &link).unwrap();
+        let dangling = OutputFolder::create(&link).map(|_| ()).unwrap_err().to_string();
+        assert!(dangling.contains("a link that leads nowhere"), "{dangling}");
+        fs::create_dir(&target).unwrap();
+        let output = OutputFolder::create(&link).unwrap();
+        fs::write(output.path().join("file"), "x").unwrap();
+        output.commit().unwrap();
+        assert!(link.is_symlink());
+        assert_eq!(names(&target), ["file"]);
+    }
+
+    #[test]
+    fn of_two_that_are_ready_at_once_one_is_told() {
+        let folder = tempfile::tempdir().unwrap();
+        let target = folder.path().join("data");
+        let [first, second] = [0, 1].map(|_| {
+            let output = OutputFolder::create(&target).unwrap();
+            fs::write(output.path().join(INFO_FILE), "{}").unwrap();
+            output
+        });
+        first.commit().unwrap();
+        assert!(matches!(second.commit(), Err(DataError::AlreadyPrepared { .. })));
+        assert_eq!(names(folder.path()), ["data"]);
     }
 
     #[test]

@@ -102,6 +102,25 @@ fn a_run_prepares_its_own_data_once() {
     assert_eq!(workspace.steps("first"), workspace.steps("second"));
 }
 
+/// Whoever is first prepares them; the others use what is there by then.
+#[test]
+fn runs_that_start_together_on_data_not_prepared_yet_all_train() {
+    let workspace = with_texts();
+    workspace.config(
+        "run.toml",
+        &[("data.path", "'own'"), ("data.text", "['texts']"), ("data.vocab_size", "300")],
+    );
+    let outs = ["a", "b", "c"];
+    let runs = outs.map(|out| workspace.start(&["train", "run.toml", "--out", out]));
+    for run in runs {
+        let ended = workspace.end(run);
+        assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    }
+    assert_eq!(workspace.steps("a"), workspace.steps("b"));
+    assert_eq!(workspace.steps("a"), workspace.steps("c"));
+    assert_eq!(names(&workspace.path("own")), FILES);
+}
+
 /// A working directory whose data was prepared from `texts` on the first run.
 fn prepared_by_a_run() -> Workspace {
     let workspace = with_texts();
