@@ -36,6 +36,8 @@ enum What {
     WorkingWeights,
     GatheredWeights,
     BlockInputs,
+    /// What backward reads of a built-in block besides its input.
+    BlockActivations,
     Tokens,
 }
 
@@ -49,6 +51,9 @@ impl fmt::Display for What {
             What::WorkingWeights => "weights in the compute dtype",
             What::GatheredWeights => "gathered weights",
             What::BlockInputs => "the input of every block",
+            What::BlockActivations => {
+                "queries, keys, values, gates and their products of every block"
+            }
             What::Tokens => "tokens",
         })
     }
@@ -83,8 +88,15 @@ pub struct MemoryError {
 
 impl LeastMemory {
     /// The least memory of a rank that trains `model` as `config` says. `units` has the parameters of the
-    /// model's parts: the embedding, the blocks, the head. On a GPU, some of it may be offloaded.
-    pub fn of_run(config: &Config, model: &ModelConfig, units: &[Shapes], on_gpu: bool) -> Self {
+    /// model's parts: the embedding, the blocks, the head. On a GPU, some of it may be offloaded. Of blocks
+    /// that are not `built_in` it is only known that they keep their input.
+    pub fn of_run(
+        config: &Config,
+        model: &ModelConfig,
+        units: &[Shapes],
+        on_gpu: bool,
+        built_in: bool,
+    ) -> Self {
         let (shard, train) = (&config.shard, &config.train);
         // The groups of a hybrid strategy may not be known yet; then no rank can have less than this.
         let ranks = train.ranks.max(1);
@@ -138,6 +150,12 @@ impl LeastMemory {
         let tokens = product([train.micro_batch, config.data.seq_len]);
         let stream = product([train.micro_batch, config.data.seq_len, model.d_model]);
         let stream = stream.saturating_mul(width).saturating_mul(blocks);
+        // With frozen parameters, backward may not reach all of it.
+        let read_again = match built_in && !again && train.freeze.is_empty() {
+            true => tokens.saturating_mul(activations(model)),
+            false => 0,
+        };
+        let read_again = read_again.saturating_mul(width).saturating_mul(blocks);
         let micro_batches = train.global_batch / ranks / train.micro_batch.max(1);
 
         let weights = (What::Weights, at_rest(all, F32));
@@ -150,6 +168,7 @@ impl LeastMemory {
             (What::WholeGradients, earlier),
             (What::GatheredWeights, gathered.saturating_mul(width)),
             (What::BlockInputs, stream),
+            (What::BlockActivations, read_again),
             (What::Tokens, tokens.saturating_mul(size_of::<i32>() as u64)),
         ];
         let backward = [&[weights], &moments_before[..], &[gradients]].concat();
@@ -173,7 +192,7 @@ impl LeastMemory {
 pub(super) type Warnings = Vec<String>;
 
 /// Compares the least memory of a run with what this machine, or its GPU, has. `units` lists the parameters
-/// of a model's parts. Allocates nothing to speak of, whatever the sizes are. Returns what is worth a warning:
+/// of a model's parts, whose blocks may be `built_in`. Allocates nothing to speak of, whatever the sizes are. Returns what is worth a warning:
 /// the run fits, but not into what is free now.
 ///
 /// # Errors
@@ -183,11 +202,13 @@ pub(super) fn check(
     config: &Config,
     model: &ModelConfig,
     units: impl Fn(&ModelConfig) -> Vec<Shapes>,
+    built_in: bool,
     device: &Selected,
     place: Option<&Place>,
 ) -> Result<Warnings, MemoryError> {
     let looked_at = ModelConfig { layers: model.layers.min(BLOCKS), ..model.clone() };
-    let least = LeastMemory::of_run(config, model, &units(&looked_at), device.is_gpu());
+    let units = units(&looked_at);
+    let least = LeastMemory::of_run(config, model, &units, device.is_gpu(), built_in);
     let given = config.device.memory.map(|size| Memory { total: size.0, free: size.0 });
     let ranks = place.map_or(config.train.ranks, |place| place.local_world_size).max(1) as u64;
     // Gathers among threads on the host are written once, for all ranks of a shard group.
@@ -223,7 +244,7 @@ pub(crate) fn check_threads(
     device: &Selected,
 ) -> Result<(), MemoryError> {
     let units = |model: &ModelConfig| units_of(&Decoder::new(model, Key::new(0), &device::plain()));
-    for warning in check(config, model, units, device, None)? {
+    for warning in check(config, model, units, true, device, None)? {
         tracing::warn!("{warning}");
     }
     Ok(())
@@ -280,13 +301,17 @@ fn helps(rows: &[Row], config: &Config, on_gpu: bool) -> Vec<String> {
     let mut help = |what: &str| helps.push(what.to_owned());
     let of = |what| rows.iter().find(|row| row.0 == what).map_or(0, |row| row.1);
     let is_large = |bytes| bytes > sum(rows) / 10;
-    let stream = of(What::BlockInputs).saturating_add(of(What::Tokens));
+    let stream =
+        sum(&[What::BlockInputs, What::BlockActivations, What::Tokens].map(|w| (w, of(w))));
     let state = of(What::Weights).saturating_add(of(What::Moments));
     if is_large(stream) {
         help(match train.micro_batch {
             1 => "a smaller data.seq_len",
             _ => "a smaller train.micro_batch or data.seq_len",
         });
+    }
+    if is_large(of(What::BlockActivations)) {
+        help("shard.recompute = \"block\"");
     }
     if is_large(stream) && precision.compute == Precision::F32 {
         help("precision.compute = \"bf16\"");
@@ -306,6 +331,14 @@ fn helps(rows: &[Row], config: &Config, on_gpu: bool) -> Vec<String> {
     }
     help("a smaller model");
     helps
+}
+
+/// Elements that backward reads of a built-in block for each token, besides its input: queries, keys and
+/// values, and the two products that the gated feed-forward layer multiplies.
+fn activations(model: &ModelConfig) -> u64 {
+    let heads = model.kv_heads.saturating_mul(2).saturating_add(model.heads);
+    let sizes = [heads.saturating_mul(model.head_dim()), model.d_ff.saturating_mul(2)];
+    sizes.iter().map(|size| *size as u64).fold(0, u64::saturating_add)
 }
 
 /// The one of some moments at which most is held.
@@ -350,7 +383,7 @@ mod tests {
     fn least(config: &Config, on_gpu: bool) -> LeastMemory {
         let model = ModelConfig::preset("10m").expect("a preset");
         let units = units_of(&Decoder::new(&model, Key::new(0), &device::plain()));
-        LeastMemory::of_run(config, &model, &units, on_gpu)
+        LeastMemory::of_run(config, &model, &units, on_gpu, true)
     }
 
     #[test]
@@ -380,12 +413,13 @@ mod tests {
     #[test]
     fn offloaded_state_is_the_hosts() {
         let parameters = ModelConfig::preset("10m").expect("a preset").num_parameters() as u64;
-        let offloading = config("global_batch = 2\nmicro_batch = 1\n[shard]\noffload = true");
+        // Short sequences, so that state is what counts.
+        let short = "global_batch = 2\nmicro_batch = 1\n[data]\nseq_len = 16\n";
+        let offloading = config(&format!("{short}[shard]\noffload = true"));
         let state = |least: &LeastMemory| sum(&least.offloaded);
         assert_eq!(state(&least(&offloading, true)), parameters / 2 * 16);
         assert_eq!(state(&least(&offloading, false)), 0);
-        let (with, without) =
-            (least(&offloading, true), least(&config("global_batch = 2\nmicro_batch = 1"), true));
+        let (with, without) = (least(&offloading, true), least(&config(short), true));
         assert!(with.per_rank() * 2 < without.per_rank(), "{with:?} {without:?}");
     }
 }

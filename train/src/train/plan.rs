@@ -168,14 +168,14 @@ impl Draft {
             Some(source) if config.takes_model_from_weights() => Some(source.model().clone()),
             _ => config.model.resolve(Some(1)).ok(),
         };
-        let place = options.place.as_ref();
+        let (place, built_in) = (options.place.as_ref(), architecture.parts.is_empty());
         if let Some(known) = known.filter(|known| known.validate().is_ok()) {
-            memory::check(config, &known, units, device, place)?;
+            memory::check(config, &known, units, built_in, device, place)?;
         }
         let trained_on = resume.as_ref().and_then(|from| from.state().data_sha256.as_deref());
         let data = prepared::open(&config.data, config.train.seed, trained_on, &options.stop)?;
         let model = resolve_model(config, &data, init.as_ref())?;
-        let warnings = memory::check(config, &model, units, device, place)?;
+        let warnings = memory::check(config, &model, units, built_in, device, place)?;
         if !config.train.freeze.is_empty() {
             let names: Vec<_> = units(&model).into_iter().flatten().map(|(name, _)| name).collect();
             check_freeze(&config.train.freeze, &names)?;
