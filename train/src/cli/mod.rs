@@ -175,6 +175,7 @@ struct StrategiesArgs {
 /// as [`process::start`] does; the allocator is the binary's.
 pub fn main() -> ExitCode {
     process::begin();
+    output::tell_panics();
     let command = Cli::parse().command;
     // Runs do not wait for whoever reads along; other commands are there to be read.
     let is_run = matches!(command, Command::Train(_) | Command::Launch(_));

@@ -8,8 +8,11 @@
 mod bar;
 mod stream;
 
+use std::backtrace::{Backtrace, BacktraceStatus};
 use std::io::{self, Write};
 use std::os::fd::AsFd;
+use std::panic;
+use std::thread;
 use std::time::Duration;
 
 use super::launcher::{self, Word};
@@ -84,6 +87,22 @@ pub fn finish() {
         other.put(format!("kiln: {text}\n").as_bytes());
         other.drain(PATIENCE);
     }
+}
+
+/// From now on, panics are told in the words of Rust's own hook, but as any other line is: a rank that
+/// panics must not wait for a reader either.
+pub(crate) fn tell_panics() {
+    panic::set_hook(Box::new(|panic| {
+        let thread = thread::current();
+        let name = thread.name().unwrap_or("<unnamed>");
+        let trace = Backtrace::capture();
+        let more = match trace.status() {
+            BacktraceStatus::Captured => format!("stack backtrace:\n{trace}"),
+            _ => "note: run with `RUST_BACKTRACE=1` environment variable to display a backtrace"
+                .to_owned(),
+        };
+        complain(&format!("\nthread '{name}' {panic}\n{more}"));
+    }));
 }
 
 /// Whether lines for standard error wait to be written. May be called in a signal handler.

@@ -239,6 +239,19 @@ fn a_run_whose_output_nobody_reads_is_asked_to_stop() {
     }
 }
 
+#[test]
+fn a_rank_that_fails_does_not_wait_for_a_reader() {
+    config();
+    for (fault, code) in [("panic@backward:3:1", Some(1)), ("segv@data:3:0", None)] {
+        let run = Run::new();
+        let mut command = Way::Threads.command(&run, &["--fault", fault]);
+        let ((_stdout, stdout), (_stderr, stderr)) = (unread(0), unread(0));
+        let process = command.stdout(stdout).stderr(stderr).spawn().expect("kiln starts");
+        drop(command);
+        assert_eq!(end_unread(process).code(), code, "{fault}");
+    }
+}
+
 /// Whoever reads slowly gets everything, in order.
 #[test]
 fn a_reader_that_is_late_gets_every_line_of_a_run() {
