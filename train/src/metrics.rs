@@ -6,12 +6,16 @@ use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::{Deserialize, Serialize};
 
 use crate::lines::Lines;
+use crate::process::output::{Bar, complain};
 
 pub use crate::process::output::say;
+
+/// Frames of the progress bar per second, at most.
+const FRAME_RATE: u8 = 20;
 
 /// One logged training step.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -74,7 +78,9 @@ impl Reporter {
         // The bar is drawn on standard error.
         let is_watched = io::stdout().is_terminal() && io::stderr().is_terminal();
         let bar = is_watched.then(|| {
-            let bar = ProgressBar::new(steps).with_position(done);
+            let target =
+                ProgressDrawTarget::term_like_with_hz(Box::new(Bar::default()), FRAME_RATE);
+            let bar = ProgressBar::with_draw_target(Some(steps), target).with_position(done);
             let style = "{bar:24} {pos}/{len} | {msg} | eta {eta}";
             // The template is a constant that parses; the default style would do as well.
             bar.set_style(
@@ -128,7 +134,8 @@ impl Reporter {
     /// Prints a line for people.
     pub fn line(&self, text: &str) {
         match &self.bar {
-            Some(bar) => bar.println(text),
+            // To the stream of the bar, so that the order stays.
+            Some(bar) => bar.suspend(|| complain(text)),
             None => say(text),
         }
     }

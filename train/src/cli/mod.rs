@@ -175,7 +175,12 @@ struct StrategiesArgs {
 /// as [`process::start`] does; the allocator is the binary's.
 pub fn main() -> ExitCode {
     process::begin();
-    let outcome = run(Cli::parse().command);
+    output::tell_panics();
+    let command = Cli::parse().command;
+    // Runs do not wait for whoever reads along; other commands are there to be read.
+    let is_run = matches!(command, Command::Train(_) | Command::Launch(_));
+    let _output = is_run.then(output::never_block);
+    let outcome = run(command);
     let code = match &outcome {
         Ok(code) => *code,
         Err(error) if error.is_stop() => {

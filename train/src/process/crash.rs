@@ -9,8 +9,11 @@ use std::fmt::{self, Write};
 use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, OnceLock};
+use std::thread;
+use std::time::Duration;
 
 use super::launcher::{self, Word};
+use super::output;
 use super::position;
 use super::signals::action_of;
 
@@ -28,6 +31,9 @@ static BEFORE: [OnceLock<libc::sigaction>; SIGNALS.len()] =
 
 /// Whether a handler has begun to say something: the first signal is the cause.
 static TOLD: AtomicBool = AtomicBool::new(false);
+
+/// How long lines that were there before may take to be written.
+const EARLIER_LINES: Duration = Duration::from_millis(500);
 
 /// What is said. Not on the stack, which may be small.
 static TEXT: Mutex<Text> = Mutex::new(Text { bytes: [0; 1024], len: 0 });
@@ -56,7 +62,7 @@ pub(crate) fn raise_segv() {
 }
 
 /// Everything here may be called at any moment: it writes to memory that was set aside, and calls
-/// `write`, `sigaction` and `raise`.
+/// `nanosleep`, `poll`, `write`, `sigaction` and `raise`.
 extern "C" fn on_signal(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
     if !TOLD.swap(true, Ordering::Relaxed)
         && let Ok(mut text) = TEXT.try_lock()
@@ -138,13 +144,30 @@ impl Write for Text {
 
 impl Text {
     fn send(&mut self) {
-        self.bytes[self.len] = b'\n';
-        put(libc::STDERR_FILENO, &self.bytes[1..=self.len]);
+        // First to the launcher, which always reads.
         self.bytes[self.len] = 0;
         if let Some(pipe) = launcher::descriptor() {
             put(pipe, &self.bytes[..=self.len]);
         }
+        self.bytes[self.len] = b'\n';
+        // Behind the lines that another thread is writing, if it can.
+        for _ in 0..EARLIER_LINES.as_millis() {
+            if !output::complaints_wait() {
+                break;
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+        if takes(libc::STDERR_FILENO) {
+            put(libc::STDERR_FILENO, &self.bytes[1..=self.len]);
+        }
     }
+}
+
+/// Whether a line can be written to a descriptor at once: its reader may have stopped.
+fn takes(descriptor: c_int) -> bool {
+    let mut poll = libc::pollfd { fd: descriptor, events: libc::POLLOUT, revents: 0 };
+    // SAFETY: the one structure is there for as long as the call takes, which does not wait.
+    unsafe { libc::poll(&raw mut poll, 1, 0) == 1 && poll.revents & libc::POLLOUT != 0 }
 }
 
 fn put(descriptor: c_int, bytes: &[u8]) {

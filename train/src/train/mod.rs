@@ -35,6 +35,7 @@ use crate::device::Selected;
 use crate::fault::{self, Fault};
 use crate::flight::FlightGuard;
 use crate::place::Place;
+use crate::process::output;
 use crate::sharded::{Shapes, units_of};
 use crate::weights::AllowMissing;
 use crate::world::{self, World};
@@ -139,6 +140,7 @@ fn run_decoder<B: Layer>(
     architecture: Architecture,
     block: impl Fn(&ModelConfig, usize, Key, &Device) -> B + Sync,
 ) -> Result<Summary, TrainError> {
+    let _output = output::never_block();
     let decoder = |model: &ModelConfig, key: Key, device: &Device| {
         Decoder::with_blocks(model, key, device, |index| block(model, index, key, device))
     };
@@ -166,6 +168,7 @@ pub fn run_joined(
     config: Config,
     options: &RunOptions,
 ) -> Result<Summary, TrainError> {
+    let _output = output::never_block();
     let decoder = |model: &ModelConfig, key: Key, device: &Device| {
         Decoder::with_blocks(model, key, device, |index| Block::new(model, index, key, device))
     };

@@ -1,10 +1,14 @@
 //! Logs that cannot be written: nothing that is said ends a run or changes how it ends.
 
 use std::fs::{self, File, OpenOptions};
+use std::io::{PipeReader, PipeWriter, Read, Write, pipe};
 use std::os::unix::fs::symlink;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
 
-use crate::support::{Ended, Run, config, kiln};
+use nix::fcntl::{FcntlArg, fcntl};
+
+use crate::support::{Ended, Run, STEPS, config, kiln};
 
 /// As a file on a disk that is full.
 fn full() -> File {
@@ -136,4 +140,134 @@ fn metrics_that_cannot_be_written_are_counted() {
     // Six steps and an evaluation.
     assert!(ended.stderr.contains("7 lines could not be written to"), "{ended:?}");
     assert_eq!(fs::read_to_string(&path).expect("a file"), content, "no part of a line");
+}
+
+/// Bytes that fit into the pipes here.
+const PIPE: usize = 4096;
+
+/// Longer than anything here takes: it only ends a test that hangs.
+const PATIENCE: Duration = Duration::from_secs(300);
+
+/// A pipe that nobody reads while the first value lives, with room for so many bytes.
+fn unread(room: usize) -> (PipeReader, PipeWriter) {
+    let (reader, mut writer) = pipe().expect("a pipe");
+    let size = fcntl(&writer, FcntlArg::F_SETPIPE_SZ(PIPE as i32)).expect("a small pipe");
+    assert_eq!(size, PIPE as i32);
+    writer.write_all(&vec![b'x'; PIPE - room]).expect("room");
+    (reader, writer)
+}
+
+/// The end of a process none of whose output is read meanwhile.
+fn end_unread(mut process: Child) -> ExitStatus {
+    let start = Instant::now();
+    loop {
+        if let Some(status) = process.try_wait().expect("a status") {
+            return status;
+        }
+        if start.elapsed() > PATIENCE {
+            process.kill().expect("it can be ended");
+            panic!("waits for a reader");
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Everything that was written to the pipe.
+fn read(mut reader: PipeReader) -> String {
+    let mut text = String::new();
+    reader.read_to_string(&mut text).expect("text");
+    text
+}
+
+const WAYS: [Way; 2] = [Way::Threads, Way::Processes];
+
+/// What the two ranks of a run are.
+#[derive(Clone, Copy, Debug)]
+enum Way {
+    Threads,
+    Processes,
+}
+
+impl Way {
+    fn command(self, run: &Run, train: &[&str]) -> Command {
+        config();
+        match self {
+            Way::Threads => kiln(run.train_arguments(&[&["--ranks", "2"], train].concat())),
+            Way::Processes => run.launcher(2, &["--grace-s", "60"], train),
+        }
+    }
+}
+
+#[test]
+fn a_reader_that_stops_does_not_hold_up_a_run() {
+    // Full from the start, and in the midst of the lines of the run.
+    for room in [0, 300] {
+        for way in WAYS {
+            let run = Run::new();
+            let mut command = way.command(&run, &[]);
+            let (_stopped, stdout) = unread(room);
+            let (stderr, end) = pipe().expect("a pipe");
+            let process = command.stdout(stdout).stderr(end).spawn().expect("kiln starts");
+            drop(command);
+            assert_eq!(end_unread(process).code(), Some(0), "room {room}, {way:?}");
+            assert_eq!(run.losses().len() as u64, STEPS);
+            assert_eq!(run.check_checkpoints().last(), Some(&STEPS));
+            let said = read(stderr);
+            assert!(said.contains("could not be written to standard output: its reader"), "{said}");
+        }
+    }
+}
+
+#[test]
+fn a_run_whose_output_nobody_reads_is_asked_to_stop() {
+    for way in WAYS {
+        let run = Run::new();
+        let mut command = way.command(&run, &["--set", "train.steps=100000"]);
+        let ((_stdout, stdout), (_stderr, stderr)) = (unread(0), unread(0));
+        let process = command.stdout(stdout).stderr(stderr).spawn().expect("kiln starts");
+        drop(command);
+        let start = Instant::now();
+        while run.losses().len() < 3 && start.elapsed() < PATIENCE {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        let pid = process.id().to_string();
+        assert!(Command::new("kill").args(["-s", "TERM", &pid]).status().expect("kill").success());
+        assert_eq!(end_unread(process).code(), Some(75), "{way:?}");
+        let done = run.losses().keys().last().copied();
+        assert_eq!(run.check_checkpoints().last().copied(), done, "{way:?}");
+        assert_eq!(run.orphans(), Vec::<String>::new());
+    }
+}
+
+#[test]
+fn a_rank_that_fails_does_not_wait_for_a_reader() {
+    config();
+    for (fault, code) in [("panic@backward:3:1", Some(1)), ("segv@data:3:0", None)] {
+        let run = Run::new();
+        let mut command = Way::Threads.command(&run, &["--fault", fault]);
+        let ((_stdout, stdout), (_stderr, stderr)) = (unread(0), unread(0));
+        let process = command.stdout(stdout).stderr(stderr).spawn().expect("kiln starts");
+        drop(command);
+        assert_eq!(end_unread(process).code(), code, "{fault}");
+    }
+}
+
+/// Whoever reads slowly gets everything, in order.
+#[test]
+fn a_reader_that_is_late_gets_every_line_of_a_run() {
+    config();
+    let run = Run::new();
+    let (reader, stdout) = unread(0);
+    let mut command = kiln(run.train_arguments(&[]));
+    let process = command.stdout(stdout).spawn().expect("kiln starts");
+    drop(command);
+    while run.losses().len() < 2 {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let text = read(reader);
+    assert_eq!(end_unread(process).code(), Some(0));
+    let steps: Vec<_> = text.lines().filter(|line| line.starts_with("step ")).collect();
+    let steps = steps.iter().filter(|line| line.contains("| loss ")).count();
+    assert_eq!(steps as u64, STEPS, "{text}");
+    assert!(text.contains("done: 8 steps"), "{text}");
 }

@@ -1,0 +1,91 @@
+//! The terminal on standard error as a progress bar draws on it, without ever waiting for it.
+
+use std::io;
+use std::mem;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use indicatif::TermLike;
+
+use super::STDERR;
+
+/// Columns and rows where the terminal does not tell.
+const SIZE: (u16, u16) = (80, 24);
+
+/// Draws whole frames. Frames are left out while the terminal takes nothing.
+#[derive(Debug, Default)]
+pub(crate) struct Bar {
+    frame: Mutex<String>,
+}
+
+impl Bar {
+    fn frame(&self) -> MutexGuard<'_, String> {
+        // Any text may be drawn.
+        self.frame.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn add(&self, text: &str) -> io::Result<()> {
+        self.frame().push_str(text);
+        Ok(())
+    }
+
+    /// Moves the cursor by `count` in the direction of an ANSI letter.
+    fn go(&self, count: usize, direction: char) -> io::Result<()> {
+        if count == 0 { Ok(()) } else { self.add(&format!("\x1b[{count}{direction}")) }
+    }
+}
+
+impl TermLike for Bar {
+    fn width(&self) -> u16 {
+        size().0
+    }
+
+    fn height(&self) -> u16 {
+        size().1
+    }
+
+    fn move_cursor_up(&self, n: usize) -> io::Result<()> {
+        self.go(n, 'A')
+    }
+
+    fn move_cursor_down(&self, n: usize) -> io::Result<()> {
+        self.go(n, 'B')
+    }
+
+    fn move_cursor_right(&self, n: usize) -> io::Result<()> {
+        self.go(n, 'C')
+    }
+
+    fn move_cursor_left(&self, n: usize) -> io::Result<()> {
+        self.go(n, 'D')
+    }
+
+    fn write_line(&self, text: &str) -> io::Result<()> {
+        self.add(text)?;
+        self.add("\n")
+    }
+
+    fn write_str(&self, text: &str) -> io::Result<()> {
+        self.add(text)
+    }
+
+    fn clear_line(&self) -> io::Result<()> {
+        self.add("\r\x1b[2K")
+    }
+
+    fn flush(&self) -> io::Result<()> {
+        let frame = mem::take(&mut *self.frame());
+        STDERR.draw(frame.as_bytes());
+        Ok(())
+    }
+}
+
+/// Columns and rows of the terminal.
+fn size() -> (u16, u16) {
+    let mut size = libc::winsize { ws_row: 0, ws_col: 0, ws_xpixel: 0, ws_ypixel: 0 };
+    // SAFETY: the call writes at most one `winsize`, and fails where there is no terminal.
+    let status = unsafe { libc::ioctl(libc::STDERR_FILENO, libc::TIOCGWINSZ, &raw mut size) };
+    match status {
+        0 if size.ws_col > 0 && size.ws_row > 0 => (size.ws_col, size.ws_row),
+        _ => SIZE,
+    }
+}
