@@ -5,9 +5,10 @@ use kiln_collectives::tcp::{self, JoinError, JoinOptions, Seal, Secret, TcpCommu
 use kiln_collectives::{Buffer, CommError, Communicator, Label, Phase};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::sync::mpsc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Limit of waits that are expected to succeed. Only a failing test ever waits that long.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -230,12 +231,64 @@ fn missing_ranks_are_named_in_time() {
     assert_eq!(missing, [1, 2, 3]);
 }
 
+/// Rank 2 of the world never comes; rank 1 comes late, or is the one that is asked.
+#[test]
+fn a_rank_that_is_asked_to_stop_ends_the_wait_of_all() {
+    for asked in 0..2 {
+        let (mut options, _) = pair();
+        let stop = Arc::<AtomicBool>::default();
+        for options in &mut options {
+            options.world_size = 3;
+            options.linger = PATIENCE;
+        }
+        options[asked].stop = Some(Arc::clone(&stop));
+        let mut probe = options[1].clone();
+        probe.timeout = Duration::from_millis(200);
+        probe.stop = None;
+        thread::scope(|scope| {
+            let ranks =
+                options.map(|rank| scope.spawn(|| TcpCommunicator::join(rank).unwrap_err()));
+            // The place of rank 1 is taken: both are there.
+            let is_here = |error: JoinError| error.to_string().contains("rank 1 is here already");
+            while !is_here(TcpCommunicator::join(probe.clone()).unwrap_err()) {
+                // The probe may have had the place; rank 1 tries again at least twice a second.
+                thread::sleep(Duration::from_secs(1));
+            }
+            stop.store(true, Ordering::Relaxed);
+            for rank in ranks {
+                let error = rank.join().unwrap();
+                assert!(matches!(error, JoinError::Stopped { by } if by == asked), "{error}");
+            }
+        });
+    }
+}
+
+/// The number in "waited N s" is the time that a rank has waited, not the time that it would have.
+#[test]
+fn a_wait_that_ends_early_says_how_long_it_was() {
+    let (mut options, _) = pair();
+    options.iter_mut().for_each(|options| options.world_size = 3);
+    options[0].timeout = Duration::from_secs(1);
+    let [first, second] = options;
+    // Rank 0 gives up for both after its own time.
+    let start = Instant::now();
+    let error = thread::scope(|scope| {
+        scope.spawn(|| TcpCommunicator::join(first).unwrap_err());
+        TcpCommunicator::join(second).unwrap_err()
+    });
+    let JoinError::Incomplete { waited, .. } = error else { panic!("{error}") };
+    assert!(waited <= start.elapsed(), "{waited:?}");
+}
+
 #[test]
 fn numbers_that_are_no_rank_and_names_that_are_no_host() {
     let error = TcpCommunicator::join(JoinOptions::new(2, 2, "127.0.0.1", 1)).unwrap_err();
     assert!(matches!(error, JoinError::Rank { rank: 2, world_size: 2 }));
-    let error = TcpCommunicator::join(JoinOptions::new(0, 2, "no such host", 1)).unwrap_err();
-    assert!(error.to_string().contains("check MASTER_ADDR"), "{error}");
+    for rank in 0..2 {
+        let options = JoinOptions::new(rank, 2, "no such host", 1);
+        let error = TcpCommunicator::join(options).unwrap_err();
+        assert!(error.to_string().contains("check MASTER_ADDR"), "{error}");
+    }
 }
 
 #[test]
