@@ -5,9 +5,10 @@ use kiln_collectives::tcp::{self, JoinError, JoinOptions, Seal, Secret, TcpCommu
 use kiln_collectives::{Buffer, CommError, Communicator, Label, Phase};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::sync::mpsc;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, mpsc};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Limit of waits that are expected to succeed. Only a failing test ever waits that long.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -230,12 +231,45 @@ fn missing_ranks_are_named_in_time() {
     assert_eq!(missing, [1, 2, 3]);
 }
 
+/// Rank 2 of the world never comes. Rank 0 is told, whether it has taken its place by then or not.
+#[test]
+fn a_rank_that_is_asked_to_stop_ends_the_wait_of_all() {
+    let outcome = tcp::loopback(2, |options| {
+        options.world_size = 3;
+        options.linger = PATIENCE;
+        options.timeout = PATIENCE;
+        options.stop = Some(Arc::new(AtomicBool::new(options.rank == 1)));
+    });
+    let error = outcome.unwrap_err();
+    assert!(matches!(error, JoinError::Stopped { by: 1 }), "{error}");
+}
+
+/// The number in "waited N s" is the time that a rank has waited, not the time that it would have.
+#[test]
+fn a_wait_that_ends_early_says_how_long_it_was() {
+    let (mut options, _) = pair();
+    options.iter_mut().for_each(|options| options.world_size = 3);
+    options[0].timeout = Duration::from_secs(1);
+    let [first, second] = options;
+    // Rank 0 gives up for both after its own time.
+    let start = Instant::now();
+    let error = thread::scope(|scope| {
+        scope.spawn(|| TcpCommunicator::join(first).unwrap_err());
+        TcpCommunicator::join(second).unwrap_err()
+    });
+    let JoinError::Incomplete { waited, .. } = error else { panic!("{error}") };
+    assert!(waited <= start.elapsed(), "{waited:?}");
+}
+
 #[test]
 fn numbers_that_are_no_rank_and_names_that_are_no_host() {
     let error = TcpCommunicator::join(JoinOptions::new(2, 2, "127.0.0.1", 1)).unwrap_err();
     assert!(matches!(error, JoinError::Rank { rank: 2, world_size: 2 }));
-    let error = TcpCommunicator::join(JoinOptions::new(0, 2, "no such host", 1)).unwrap_err();
-    assert!(error.to_string().contains("check MASTER_ADDR"), "{error}");
+    for rank in 0..2 {
+        let options = JoinOptions::new(rank, 2, "no such host", 1);
+        let error = TcpCommunicator::join(options).unwrap_err();
+        assert!(error.to_string().contains("check MASTER_ADDR"), "{error}");
+    }
 }
 
 #[test]

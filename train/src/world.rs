@@ -2,6 +2,7 @@
 //! were started alike.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use kiln_collectives::tcp::{JoinOptions, Secret, TcpCommunicator};
@@ -84,8 +85,12 @@ impl World {
     }
 }
 
-/// Meets the other ranks, as the one at `place`.
-pub fn join(place: &Place, comm: &CommSection) -> Result<World, TrainError> {
+/// Meets the other ranks, as the one at `place`. Once `stop` is true, no rank waits for the others any longer.
+pub fn join(
+    place: &Place,
+    comm: &CommSection,
+    stop: Option<&Arc<AtomicBool>>,
+) -> Result<World, TrainError> {
     if comm.backend == CommBackend::Mpi {
         return join_mpi(place).map(World::given);
     }
@@ -101,6 +106,7 @@ pub fn join(place: &Place, comm: &CommSection) -> Result<World, TrainError> {
     options.job.clone_from(&place.job);
     options.node.clone_from(&place.node);
     options.timeout = comm.join_timeout();
+    options.stop = stop.cloned();
     options.on_worker_start = Some(Arc::new(memory::bind_to_rank));
     let sockets = Arc::new(TcpCommunicator::join(options)?);
     Ok(World {

@@ -256,7 +256,10 @@ impl Inner {
             match message {
                 ToRank::Failed { group, cause } => self.fail(group, cause),
                 ToRank::Collect { request, at } => self.answer(request, at),
-                ToRank::Beat | ToRank::Joined { .. } | ToRank::Incomplete { .. } => {}
+                ToRank::Beat
+                | ToRank::Joined { .. }
+                | ToRank::Incomplete { .. }
+                | ToRank::Stopped { .. } => {}
             }
         }
     }

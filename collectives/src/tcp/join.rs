@@ -1,6 +1,6 @@
 //! From options to a world: find the rendezvous, take a seat, wait for the others, connect to them.
 
-use super::channel::Channel;
+use super::channel::{Channel, Reader, Writer};
 use super::control::Control;
 use super::descriptors;
 use super::doorway::Doorway;
@@ -9,7 +9,7 @@ use super::frame::{self, FrameError, MEMBER_LIMIT};
 use super::handshake::{self, Claim, HandshakeError, Limits, Purpose};
 use super::lobby::Lobby;
 use super::mesh;
-use super::message::{GroupName, MemberInfo, ToRank};
+use super::message::{GroupName, MemberInfo, ToRank, ToRendezvous};
 use super::options::{JoinError, JoinOptions, Ring, Seal, Secret};
 use super::rendezvous::Rendezvous;
 use crate::member::{End, Member, RankShared};
@@ -17,6 +17,7 @@ use crate::recorder::Recorder;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -38,6 +39,9 @@ const ANSWER: Duration = Duration::from_secs(60);
 
 /// Pause between attempts, at first and at most.
 pub(super) const PAUSE: [Duration; 2] = [Duration::from_millis(20), Duration::from_millis(500)];
+
+/// Between two looks at whether this process was asked to stop.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 /// How long a rendezvous that hangs up on this rank's proof is tried again.
 const DISTRUST: Duration = Duration::from_secs(10);
@@ -77,9 +81,10 @@ impl Member<TcpEnd> {
         }
         check_secret(&options)?;
         descriptors::allow(world_size);
-        let until = Instant::now() + options.timeout;
+        let since = Instant::now();
+        let until = since + options.timeout;
         let rendezvous = if rank == 0 { Some(keep(&options)?) } else { None };
-        Caller { options: &options, until }.join(rendezvous).map(Member::start)
+        Caller { options: &options, since, until }.join(rendezvous).map(Member::start)
     }
 }
 
@@ -129,9 +134,8 @@ fn check_secret(options: &JoinOptions) -> Result<(), JoinError> {
     }
     match resolve(&options.host, options.port) {
         Ok(hosts) if !hosts.is_empty() && hosts.iter().all(is_loopback) => Ok(()),
-        Err(source) if rank == 0 => Err(JoinError::Resolve { host: options.host.clone(), source }),
-        // Whatever the name leads to later, it is no loopback address now.
-        _ => Err(JoinError::OpenSecret { rank, host: options.host.clone() }),
+        Err(source) => Err(JoinError::Resolve { host: options.host.clone(), source }),
+        Ok(_) => Err(JoinError::OpenSecret { rank, host: options.host.clone() }),
     }
 }
 
@@ -157,7 +161,7 @@ fn open_port(options: &JoinOptions) -> Result<TcpListener, JoinError> {
         match listen(&host, options) {
             Ok(listener) => return Ok(listener),
             Err(error) if error.kind() == io::ErrorKind::AddrInUse && Instant::now() < until => {
-                thread::sleep(PAUSE[1]);
+                pause_for(PAUSE[1], options)?;
             }
             Err(source) => {
                 let address = format!("{}:{}", options.host, options.port);
@@ -209,6 +213,7 @@ fn resolve(host: &str, port: u16) -> io::Result<Vec<IpAddr>> {
 /// A rank on its way into the world.
 struct Caller<'a> {
     options: &'a JoinOptions,
+    since: Instant,
     until: Instant,
 }
 
@@ -299,10 +304,14 @@ impl Caller<'_> {
             let since = distrust.then(|| distrusted.unwrap_or_else(Instant::now));
             distrusted = since;
             let distrusts = since.is_some_and(|since| since.elapsed() > DISTRUST);
+            // A rank that nobody listens to has nobody to tell either.
+            if options.is_stopped() {
+                return Err(JoinError::Stopped { by: options.rank });
+            }
             if distrusts || Instant::now() + pause >= self.until {
                 return Err(self.incomplete(reason, vec![0]));
             }
-            thread::sleep(pause);
+            pause_for(pause, options)?;
             pause = (pause * 2).min(PAUSE[1]);
             hello = (hello * 2).min(HELLO[1]);
         }
@@ -338,15 +347,35 @@ impl Caller<'_> {
         Ok((channel, lobby, door))
     }
 
+    /// Waits until all ranks are here. If this one is asked to stop meanwhile, it tells the rendezvous,
+    /// which tells all.
     fn wait_for_all(&self, channel: &mut Channel) -> Result<(u64, Vec<MemberInfo>), JoinError> {
+        let options = self.options;
+        let Channel { reader, writer } = channel;
+        thread::scope(|scope| {
+            let (waiting, done) = mpsc::channel();
+            if options.stop.is_some() {
+                thread::Builder::new()
+                    .name("kiln-stop".into())
+                    .spawn_scoped(scope, move || tell_stop(options, writer, &done))
+                    .map_err(io_error(options.rank, "start a thread"))?;
+            }
+            let outcome = self.listen(reader);
+            drop(waiting);
+            outcome
+        })
+    }
+
+    /// Reads what the rendezvous says until it has an answer.
+    fn listen(&self, reader: &mut Reader) -> Result<(u64, Vec<MemberInfo>), JoinError> {
         loop {
             // The rendezvous says who is missing; only if it is stuck does this run out.
             let left = self.until.saturating_duration_since(Instant::now()) + CONNECT_TIMEOUT;
-            let stream = Arc::clone(channel.stream());
+            let stream = Arc::clone(&reader.stream);
             let message = stream
                 .set_read_timeout(Some(left))
                 .map_err(FrameError::from)
-                .and_then(|()| frame::read(&mut channel.reader, MEMBER_LIMIT));
+                .and_then(|()| frame::read(&mut *reader, MEMBER_LIMIT));
             match message {
                 Ok(ToRank::Joined { session, members }) => {
                     stream
@@ -354,6 +383,7 @@ impl Caller<'_> {
                         .map_err(io_error(self.options.rank, "use its connection"))?;
                     return Ok((session, members));
                 }
+                Ok(ToRank::Stopped { by }) => return Err(JoinError::Stopped { by }),
                 Ok(ToRank::Incomplete { missing }) => {
                     let reason = format!(
                         "{} did not come; look at their logs, or start them",
@@ -379,10 +409,38 @@ impl Caller<'_> {
         JoinError::Incomplete {
             rank: self.options.rank,
             address: format!("{}:{}", self.options.host, self.options.port),
-            waited: self.options.timeout,
+            waited: self.since.elapsed(),
             reason,
             missing,
         }
+    }
+}
+
+/// Tells the rendezvous when this process is asked to stop; ends when nobody waits for it any longer.
+fn tell_stop(options: &JoinOptions, writer: &mut Writer, done: &Receiver<()>) {
+    while done.recv_timeout(LOOK_EVERY) == Err(RecvTimeoutError::Timeout) {
+        if options.is_stopped() {
+            // If it cannot be sent, the rendezvous is gone, and the reading side finds out.
+            if let Ok(frame) = frame::encode(&ToRendezvous::Stop, MEMBER_LIMIT) {
+                let _ = writer.deliver(&frame);
+            }
+            return;
+        }
+    }
+}
+
+/// Waits between two attempts, unless this process is asked to stop.
+fn pause_for(time: Duration, options: &JoinOptions) -> Result<(), JoinError> {
+    let until = Instant::now() + time;
+    loop {
+        if options.is_stopped() {
+            return Err(JoinError::Stopped { by: options.rank });
+        }
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Ok(());
+        }
+        thread::sleep(left.min(LOOK_EVERY));
     }
 }
 

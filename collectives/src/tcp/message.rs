@@ -46,6 +46,8 @@ pub(super) enum ToRendezvous {
     Report { request: u64, flight: Box<Flight> },
     /// I am done; nothing is wrong.
     Goodbye,
+    /// I was asked to stop. Means something only until all ranks are here.
+    Stop,
 }
 
 /// Why a rank cannot go on.
@@ -75,6 +77,8 @@ pub(super) enum ToRank {
     Collect { request: u64, at: Option<(GroupName, u64)> },
     /// A group, or with `None` the world, has failed.
     Failed { group: Option<GroupNumber>, cause: Cause },
+    /// Rank `by` was asked to stop before all ranks were here: nobody waits any longer.
+    Stopped { by: usize },
 }
 
 /// How to reach a rank.

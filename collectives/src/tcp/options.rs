@@ -7,6 +7,7 @@ use std::fmt;
 use std::net::TcpListener;
 use std::str::FromStr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// How long joining waits for the other ranks unless told otherwise.
@@ -146,6 +147,9 @@ pub struct JoinOptions {
     pub node: String,
     /// How long to wait for all ranks.
     pub timeout: Duration,
+    /// Becomes true when this process is asked to stop. Until all ranks are here, that ends the wait on
+    /// all ranks that have come.
+    pub stop: Option<Arc<AtomicBool>>,
     /// How long rank 0, once done, keeps the rendezvous for ranks that are not: they learn there
     /// how the run ended.
     pub linger: Duration,
@@ -181,6 +185,7 @@ impl JoinOptions {
             job,
             node: "node0".into(),
             timeout: JOIN_TIMEOUT,
+            stop: None,
             linger: LINGER,
             ring: Ring::Auto,
             read_memory: true,
@@ -189,6 +194,11 @@ impl JoinOptions {
             listener: None,
             in_one_process: false,
         }
+    }
+
+    /// Whether this process was asked to stop.
+    pub(super) fn is_stopped(&self) -> bool {
+        self.stop.as_ref().is_some_and(|stop| stop.load(Ordering::Relaxed))
     }
 }
 
@@ -264,7 +274,7 @@ pub enum JoinError {
         source: std::io::Error,
     },
     /// Not all ranks came in time, or this one found no rendezvous.
-    #[error("rank {rank} waited {} s for the other ranks at {address}: {reason}", .waited.as_secs())]
+    #[error("rank {rank} waited {:.1} s for the other ranks at {address}: {reason}", .waited.as_secs_f64())]
     Incomplete {
         /// This rank.
         rank: usize,
@@ -276,6 +286,12 @@ pub enum JoinError {
         reason: String,
         /// Ranks that had not come, where that is known.
         missing: Vec<usize>,
+    },
+    /// A rank was asked to stop before all ranks were here.
+    #[error("rank {by} was asked to stop before all ranks had come")]
+    Stopped {
+        /// The rank that was asked.
+        by: usize,
     },
     /// The rendezvous knows the key and still says no.
     #[error("the rendezvous at {address} refused rank {rank}: {reason}")]

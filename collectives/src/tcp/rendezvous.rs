@@ -55,6 +55,8 @@ pub(super) struct State {
     /// What ranks that gave up have said themselves.
     pub(super) aborts: BTreeMap<usize, Cause>,
     joined: bool,
+    /// The rank that was asked to stop before all ranks were here.
+    stopped: Option<usize>,
     /// Rank 0 is done: threads end.
     closed: bool,
 }
@@ -99,6 +101,7 @@ impl Rendezvous {
                 next_request: 0,
                 aborts: BTreeMap::new(),
                 joined: false,
+                stopped: None,
                 closed: false,
             }),
             changed: Condvar::new(),
@@ -181,8 +184,11 @@ impl Hub {
         }
     }
 
-    /// Tells all ranks how to reach each other once they are here.
+    /// Tells all ranks how to reach each other once they are here, or that nobody waits any longer.
     fn announce(&self, state: &mut State) {
+        if let Some(by) = state.stopped {
+            return send_all(state, &ToRank::Stopped { by });
+        }
         // Not worth a copy of those who are here, once for each who comes.
         if !state.seats.iter().all(|seat| matches!(seat, Seat::Present { .. })) {
             return;
@@ -216,6 +222,7 @@ impl Hub {
             match message {
                 ToRendezvous::Beat => {}
                 ToRendezvous::Goodbye => said_goodbye = true,
+                ToRendezvous::Stop => self.stop(rank),
                 ToRendezvous::Trouble(trouble) => {
                     if let Some(cause) = inquiry::own_words(rank, &trouble) {
                         // Also for an inquiry that is under way about what this rank has left behind.
@@ -247,6 +254,17 @@ impl Hub {
         }
     }
 
+    /// Tells all ranks that `rank` was asked to stop. Once all ranks are here, they agree on a stop themselves.
+    fn stop(&self, rank: usize) {
+        let mut state = lock(&self.state);
+        if !state.joined && state.stopped.is_none() {
+            state.stopped = Some(rank);
+            send_all(&state, &ToRank::Stopped { by: rank });
+        }
+        drop(state);
+        self.changed.notify_all();
+    }
+
     fn leave(&self, rank: usize) {
         lock(&self.state).seats[rank] = Seat::Empty;
         self.changed.notify_all();
@@ -259,12 +277,15 @@ impl Hub {
 
     /// Waits until all ranks are here, then looks into one trouble after the other.
     fn oversee(&self, events: &mpsc::Receiver<Event>, timeout: Duration) {
-        let here = |state: &State| state.joined || state.closed;
+        let here = |state: &State| state.joined || state.closed || state.stopped.is_some();
         let state = wait_until(&self.changed, lock(&self.state), timeout, here);
         if !here(&state) {
             let absent = |(_, seat): &(usize, &Seat)| !matches!(seat, Seat::Present { .. });
             let missing = state.seats.iter().enumerate().filter(absent).map(|(rank, _)| rank);
             send_all(&state, &ToRank::Incomplete { missing: missing.collect() });
+            return;
+        }
+        if state.stopped.is_some() {
             return;
         }
         drop(state);

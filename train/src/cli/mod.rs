@@ -185,6 +185,7 @@ pub fn main() -> ExitCode {
         Ok(code) => *code,
         Err(error) if error.is_stop() => {
             say(&error.to_string());
+            launcher::tell(Word::Stopped, "");
             launch::PREEMPTED
         }
         Err(error) => {

@@ -159,7 +159,7 @@ impl EvalArgs {
         }
         let comm =
             CommSection { open: self.comm_open, seal: self.comm_seal, ..CommSection::default() };
-        let met = world::join(place, &comm)?;
+        let met = world::join(place, &comm, None)?;
         let sharing = device::ranks_sharing_cores(place);
         let threads = device::threads_per_rank(&DeviceSection::default(), sharing);
         Ok(run_rank(met.communicator(), threads, |world| {

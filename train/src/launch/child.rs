@@ -139,6 +139,14 @@ impl Child {
         }
     }
 
+    /// Asks the rank to save and end. Unlike SIGTERM, that may be said to one that was told already.
+    pub(super) fn stop(&mut self) {
+        if self.exists {
+            self.ended_by = Some(Signal::USR1);
+        }
+        self.notify(Signal::USR1);
+    }
+
     /// Sends a signal to the rank alone, which knows what it means.
     pub(super) fn notify(&self, signal: Signal) {
         if self.exists {

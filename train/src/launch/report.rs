@@ -24,6 +24,11 @@ pub(super) fn tell(job: &Job, ends: &Ends, verdict: &Verdict) {
     }
     match verdict {
         Verdict::Done => return,
+        Verdict::Preempted if ends.ranks.iter().any(End::was_stopped) => {
+            return say(
+                "a rank was asked to stop before there was anything to save; start it again",
+            );
+        }
         Verdict::Preempted => return say("preempted; the ranks have saved what they had"),
         _ => {}
     }
@@ -39,7 +44,12 @@ pub(super) fn tell(job: &Job, ends: &Ends, verdict: &Verdict) {
     show_words(cause);
     show_stderr(cause);
     for end in others {
-        let why = if end.told { "told to end by the launcher" } else { "failed after it" };
+        let why = match end.told {
+            // Whoever is named first was told as well: nothing sets these apart.
+            true if cause.told => first,
+            true => "told to end by the launcher",
+            false => "failed after it",
+        };
         say(&format!("rank {} (pid {}) {why}: {}", end.rank, end.pid, how(end)));
         match end.last_lines == cause.last_lines && !end.last_lines.is_empty() {
             _ if end.told => {}

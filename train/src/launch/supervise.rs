@@ -90,7 +90,7 @@ pub(super) struct Ends {
 enum Next {
     /// Nothing: the job runs.
     Run,
-    /// SIGTERM at that time: a rank has failed.
+    /// SIGTERM at that time: a rank has failed, or will not come.
     Terminate(Instant),
     /// SIGKILL at that time: they were told to end.
     Kill(Instant),
@@ -126,7 +126,11 @@ impl Life<'_> {
             match wait(&signals.receiver, &next) {
                 Some(Event::Ended { index, at }) => {
                     let end = children[index].reap(at)?;
-                    if matches!(next, Next::Run) && end.failed() {
+                    if matches!(next, Next::Run) && end.was_stopped() {
+                        // Without that rank, the others would wait in vain.
+                        children.iter_mut().for_each(Child::stop);
+                        next = Next::Terminate(Instant::now() + SETTLE);
+                    } else if matches!(next, Next::Run) && end.failed() {
                         next = Next::Terminate(Instant::now() + SETTLE);
                     }
                     ends.ranks.push(end);

@@ -16,7 +16,7 @@ const USAGE: u8 = 2;
 pub(super) enum Verdict {
     /// Every rank ended well.
     Done,
-    /// Ranks were told to end, and have saved what they had.
+    /// Ranks were told to end, and have saved what they had, if anything.
     Preempted,
     /// The configuration is wrong; another try would end the same way.
     Usage,
@@ -34,6 +34,12 @@ impl End {
         self.code != Some(0) && self.code != Some(PREEMPTED.into())
     }
 
+    /// Whether it says itself that it, or a rank that it has met, was asked to stop before there was
+    /// anything to save.
+    pub(super) fn was_stopped(&self) -> bool {
+        self.words.iter().any(|(word, _)| *word == Word::Stopped)
+    }
+
     /// Whether it says itself that another rank is the cause.
     pub(super) fn is_consequence(&self) -> bool {
         let last = self.words.iter().rfind(|(word, _)| *word != Word::Note);
@@ -47,10 +53,14 @@ impl Verdict {
         let saved = ends.ranks.iter().any(|end| end.code == Some(PREEMPTED.into()));
         // What the launcher has ended itself says nothing about the cause.
         let mut own = failed().filter(|end| !end.told).peekable();
+        // A rank that was asked to stop does not come to meet the others, and they fail for that.
+        let stopped = ends.ranks.iter().find(|end| end.was_stopped());
+        let follows = |end: &End| end.told || stopped.is_some_and(|first| end.at >= first.at);
         match (failed().next(), ends.signal) {
             (None, _) if saved => Verdict::Preempted,
             (None, _) => Verdict::Done,
             (Some(_), Some(signal)) => Verdict::Signalled(signal),
+            _ if stopped.is_some() && failed().all(follows) => Verdict::Preempted,
             _ if ends.preempted => Verdict::NotSaved,
             _ if own.peek().is_some() && own.all(|end| end.code == Some(USAGE.into())) => {
                 Verdict::Usage

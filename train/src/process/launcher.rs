@@ -32,16 +32,19 @@ pub(crate) enum Word {
     Consequence,
     /// Something to know besides.
     Note,
+    /// It was asked to stop before there was anything to save, or another rank was.
+    Stopped,
 }
 
 impl Word {
-    const ALL: [Word; 3] = [Word::Failure, Word::Consequence, Word::Note];
+    const ALL: [Word; 4] = [Word::Failure, Word::Consequence, Word::Note, Word::Stopped];
 
     pub(super) const fn letter(self) -> u8 {
         match self {
             Word::Failure => b'F',
             Word::Consequence => b'C',
             Word::Note => b'N',
+            Word::Stopped => b'S',
         }
     }
 }

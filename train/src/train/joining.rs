@@ -1,9 +1,12 @@
 //! Meeting the other ranks, for as long as nobody asks for a stop.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+use kiln_collectives::tcp::JoinError;
 
 use super::TrainError;
 use crate::config::{CommBackend, CommSection};
@@ -13,34 +16,44 @@ use crate::world::{self, World};
 /// Between two looks at whether somebody has asked for a stop.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
-/// Meets the other ranks, as the one at `place`. Some of them may not come for long: a stop that is asked for
-/// ends the wait, and what is left of it ends with the process.
+/// How long a rank that was asked to stop tries to tell the others.
+const FAREWELL: Duration = Duration::from_secs(2);
+
+/// Meets the other ranks, as the one at `place`. Some of them may not come for long: a stop that any rank is
+/// asked for ends the wait of all that have come. What is left of a wait that does not end soon after, such
+/// as a connection on which the other side says nothing, ends with the process.
 pub(super) fn join(
     place: &Place,
     comm: &CommSection,
-    stop: &AtomicBool,
+    stop: &Arc<AtomicBool>,
 ) -> Result<World, TrainError> {
     if comm.backend == CommBackend::Mpi {
         // MPI is started on the thread that uses it, and waits by itself.
-        return world::join(place, comm);
+        return world::join(place, comm, None);
     }
     let (done, joined) = mpsc::channel();
-    let (place, comm) = (place.clone(), comm.clone());
+    let (place, comm, told) = (place.clone(), comm.clone(), Arc::clone(stop));
     thread::Builder::new()
         .name("kiln-join".to_owned())
         // If nobody listens any more, the process is about to end.
-        .spawn(move || _ = done.send(world::join(&place, &comm)))
+        .spawn(move || _ = done.send(world::join(&place, &comm, Some(&told))))
         .map_err(|error| TrainError::Crash(format!("cannot start a thread: {error}")))?;
+    let mut until: Option<Instant> = None;
     loop {
         match joined.recv_timeout(LOOK_EVERY) {
-            Ok(outcome) => return outcome,
-            Err(RecvTimeoutError::Timeout) if stop.load(Ordering::Relaxed) => {
+            Ok(Err(TrainError::Join(JoinError::Stopped { .. }))) => {
                 return Err(TrainError::Stopped);
             }
+            Ok(outcome) => return outcome,
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => {
                 return Err(TrainError::Crash("joining the other ranks panicked".to_owned()));
             }
+        }
+        if stop.load(Ordering::Relaxed)
+            && Instant::now() > *until.get_or_insert_with(|| Instant::now() + FAREWELL)
+        {
+            return Err(TrainError::Stopped);
         }
     }
 }

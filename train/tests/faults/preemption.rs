@@ -152,9 +152,9 @@ fn preparing_data_is_given_up_when_asked() {
 }
 
 /// Whether a process does something of its own on SIGTERM.
-fn handles_sigterm(process: &Child) -> bool {
+fn handles_sigterm(process: u32) -> bool {
     const BIT: u64 = 1 << (15 - 1);
-    let status = fs::read_to_string(format!("/proc/{}/status", process.id())).unwrap_or_default();
+    let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
     let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
     caught.is_some_and(|mask| u64::from_str_radix(mask.trim(), 16).is_ok_and(|m| m & BIT != 0))
 }
@@ -173,7 +173,7 @@ fn waiting_for_ranks_that_do_not_come_is_given_up_when_asked() {
         .spawn()
         .expect("kiln starts");
     let start = Instant::now();
-    while !handles_sigterm(&process) {
+    while !handles_sigterm(process.id()) {
         assert!(start.elapsed() < PATIENCE, "it does not listen to SIGTERM");
         std::thread::sleep(Duration::from_millis(5));
     }
@@ -182,4 +182,53 @@ fn waiting_for_ranks_that_do_not_come_is_given_up_when_asked() {
     assert_eq!((ended.code, ended.stderr.as_str()), (Some(75), ""), "{ended:?}");
     assert!(ended.stdout.contains("stopped as asked before the ranks had met"), "{ended:?}");
     assert!(!run.out().exists());
+}
+
+/// The process of one rank that a launcher has started and that handles SIGTERM already.
+fn rank_of(launcher: &Child, rank: usize) -> Option<u32> {
+    let (parent, rank) = (format!("PPid:\t{}", launcher.id()), format!("RANK={rank}"));
+    let processes = fs::read_dir("/proc").expect("/proc").flatten();
+    let processes = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let is_rank = |process: &u32| {
+        let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
+        let variables = fs::read(format!("/proc/{process}/environ")).unwrap_or_default();
+        status.lines().any(|line| line == parent)
+            && variables.split(|byte| *byte == 0).any(|variable| variable == rank.as_bytes())
+    };
+    processes.filter(is_rank).find(|process| handles_sigterm(*process))
+}
+
+/// Ranks 2 and 3 are on a node that does not come.
+#[test]
+fn a_rank_that_is_asked_to_stop_before_all_have_met_stops_the_job() {
+    config();
+    for asked in 0..RANKS {
+        let run = Run::new();
+        let port = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+        let port = port.local_addr().expect("an address").port().to_string();
+        let nodes = ["--nnodes", "2", "--node-rank", "0", "--master-addr", "127.0.0.1"];
+        let restarts = ["--master-port", &port, "--max-restarts", "1"];
+        let patience = ["--set", "comm.join_timeout_s=120"];
+        let launch = [&nodes[..], &restarts].concat();
+        let launcher = run.launcher(RANKS, &launch, &patience).spawn().expect("kiln starts");
+        let start = Instant::now();
+        let ranks = loop {
+            let ranks: Vec<u32> = (0..RANKS).filter_map(|rank| rank_of(&launcher, rank)).collect();
+            if ranks.len() == RANKS {
+                break ranks;
+            }
+            assert!(start.elapsed() < PATIENCE, "the ranks do not listen to SIGTERM");
+            std::thread::sleep(Duration::from_millis(5));
+        };
+        let told = Command::new("kill").args(["-s", "TERM", &ranks[asked].to_string()]).status();
+        assert!(told.expect("kill").success());
+        let ended: Ended = launcher.wait_with_output().expect("an end").into();
+        assert_eq!(ended.code, Some(75), "rank {asked}: {ended:?}");
+        assert!(ended.stderr.contains("a rank was asked to stop before"), "{asked}: {ended:?}");
+        assert!(!ended.stderr.contains("again, restart"), "rank {asked}: {ended:?}");
+        for log in run.logs(RANKS, 0) {
+            assert!(log.contains("stopped as asked before the ranks had met"), "{asked}: {log}");
+        }
+        assert_eq!(run.orphans(), Vec::<String>::new());
+    }
 }
