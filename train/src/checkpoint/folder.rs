@@ -86,8 +86,10 @@ pub(super) fn remove_old(folder: &Path, keep: Keep, step: u64) {
     }
     let mut checkpoints = list(folder);
     let stays = |saved: u64| keep.every > 0 && saved.is_multiple_of(keep.every);
-    // Later ones are none of this run's.
-    checkpoints.retain(|(saved, _)| *saved == step || (*saved < step && !stays(*saved)));
+    // Later ones are none of this run's, and links are a user's.
+    checkpoints.retain(|(saved, path)| {
+        !path.is_symlink() && (*saved == step || (*saved < step && !stays(*saved)))
+    });
     let surplus = checkpoints.len().saturating_sub(keep.newest);
     for (_, path) in checkpoints.drain(..surplus) {
         if let Err(error) = disk::remove(&path) {
@@ -96,9 +98,11 @@ pub(super) fn remove_old(folder: &Path, keep: Keep, step: u64) {
     }
 }
 
-/// The step in the name of a checkpoint.
+/// The step in the name of a checkpoint, if it is a name that a run gives.
 fn step_of(name: &OsStr) -> Option<u64> {
-    name.to_str()?.strip_prefix(FOLDER_PREFIX)?.parse().ok()
+    let digits = name.to_str()?.strip_prefix(FOLDER_PREFIX)?;
+    // `03` and `+3` are numbers as well, and no names of ours.
+    digits.parse().ok().filter(|step: &u64| step.to_string() == digits)
 }
 
 /// Steps after `step` of which there is a checkpoint in `folder`, whole or not, in order.
@@ -172,6 +176,29 @@ mod tests {
         assert_eq!(kept(&steps[..10], Keep { newest: 2, every: 5 }, 10), [5, 9, 10]);
         // Later ones are not this run's to remove.
         assert_eq!(kept(&steps, Keep { newest: 1, every: 4 }, 7), [4, 7, 8, 9, 10, 11, 12]);
+    }
+
+    #[test]
+    fn names_and_links_of_a_user_stay() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path();
+        let others = ["fsdp_cpt03", "fsdp_cpt+3", "fsdp_cpt3_good"];
+        for name in others.iter().chain(&["fsdp_cpt1", "fsdp_cpt3", "fsdp_cpt4", "elsewhere"]) {
+            fs::create_dir(path.join(name)).unwrap();
+            fs::write(path.join(name).join(MANIFEST_FILE), "{}").unwrap();
+        }
+        std::os::unix::fs::symlink("elsewhere", path.join("fsdp_cpt2")).unwrap();
+        remove_old(path, Keep { newest: 1, every: 0 }, 4);
+        let is_there = |name: &&str| path.join(name).join(MANIFEST_FILE).exists();
+        assert!(others.iter().chain(&["fsdp_cpt2", "fsdp_cpt4", "elsewhere"]).all(is_there));
+        assert!(!["fsdp_cpt1", "fsdp_cpt3"].iter().any(is_there));
+        // Another run's may be gone on with through a link.
+        assert_eq!(list(path).len(), 2);
+        for name in [".fsdp_cpt03.partial", ".fsdp_cpt+3.old"] {
+            fs::create_dir(path.join(name)).unwrap();
+        }
+        remove_partial(path);
+        assert!(path.join(".fsdp_cpt03.partial").exists() && path.join(".fsdp_cpt+3.old").exists());
     }
 
     #[test]

@@ -34,6 +34,7 @@ mod disk;
 mod error;
 mod folder;
 mod full;
+mod held;
 mod manifest;
 mod open;
 mod origin;
@@ -59,6 +60,7 @@ pub use error::CheckpointError;
 pub(crate) use folder::place_of;
 pub use folder::{Keep, folder_of_run, later_than, move_later, remove_partial};
 pub use full::write_full;
+pub use held::HeldFolder;
 pub use manifest::{
     FORMAT_VERSION, FileEntry, Format, MANIFEST_FILE, Manifest, Piece, Saved, TensorEntry,
     UnitEntry,

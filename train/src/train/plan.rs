@@ -10,7 +10,9 @@ use serde::{Deserialize, Serialize};
 
 use super::folder::{self, Claim, Found, Lock};
 use super::{RunOptions, TrainError, memory, position};
-use crate::checkpoint::{self, Architecture, Checkpoint, CheckpointError, SavedOptimizer};
+use crate::checkpoint::{
+    self, Architecture, Checkpoint, CheckpointError, HeldFolder, SavedOptimizer,
+};
 use crate::config::{Config, ConfigError, ModelSection};
 use crate::data::{self, DataInfo, Split, TokenFile, Tokenizer};
 use crate::device::{self, Selected};
@@ -29,7 +31,10 @@ pub(crate) struct Plan {
     pub(crate) architecture: Architecture,
     pub(crate) model: ModelConfig,
     pub(crate) data: DataInfo,
+    /// The run folder, where no symbolic link leads to it.
     pub(crate) out: PathBuf,
+    /// The run folder as it was named: links may lead elsewhere on another machine.
+    named_out: PathBuf,
     pub(crate) resume: Option<Checkpoint>,
     /// Of this process.
     pub(crate) device: Selected,
@@ -42,7 +47,7 @@ pub(crate) struct Plan {
     /// Asks this process to save a checkpoint and stop.
     pub(crate) stop: Arc<AtomicBool>,
     /// Keeps other runs out of the folder for as long as this process works on it.
-    _lock: Lock,
+    lock: Lock,
     /// What rank 0 does to the folder when the run begins; `None` in the processes of other ranks.
     pub(crate) claim: Option<Claim>,
 }
@@ -107,8 +112,9 @@ pub(super) fn make(
         model,
         data,
         out: found.out,
+        named_out: found.named,
         resume,
-        _lock: lock,
+        lock,
         claim: Some(claim),
         device: device.clone(),
         peak_flops,
@@ -277,6 +283,11 @@ impl Plan {
         checkpoint::folder_of_run(&self.out)
     }
 
+    /// What shows whether the run folder is still this run's.
+    pub(crate) fn held(&self) -> Option<HeldFolder> {
+        self.lock.held()
+    }
+
     /// Key of everything random in the run.
     pub(crate) fn key(&self) -> Key {
         Key::new(self.config.train.seed)
@@ -288,7 +299,7 @@ impl Plan {
             config: self.config_text.clone(),
             architecture: self.architecture.clone(),
             data: self.data.clone(),
-            out: self.out.clone(),
+            out: self.named_out.clone(),
             resume: self.resume.as_ref().map(|checkpoint| checkpoint.folder().to_owned()),
             peak_flops: self.peak_flops,
             threads: self.threads,
@@ -308,21 +319,23 @@ impl Outline {
             toml::from_str(&self.config).map_err(|error| unreadable(error.to_string()))?;
         // Complete in this configuration, so that every rank reads the same digits.
         let model = config.model.resolve(None).map_err(unreadable)?;
-        let lock = Lock::share(&self.out)?;
+        let out = folder::resolve(&self.out);
+        let lock = Lock::share(&out)?;
         Ok(Plan {
             config,
             config_text: self.config,
             architecture: self.architecture,
             model,
             data: self.data,
-            out: self.out,
+            out,
+            named_out: self.out,
             resume: self.resume.as_deref().map(Checkpoint::open).transpose()?,
             device: device.clone(),
             peak_flops: self.peak_flops,
             threads: self.threads,
             allow_missing: options.allow_missing.clone(),
             stop: options.stop.clone(),
-            _lock: lock,
+            lock,
             claim: None,
         })
     }

@@ -18,6 +18,7 @@
 //! - `eval`: losses and logits of a model, against each other and over ranks and strategies;
 //! - `reference`: a run that has the losses of the same run in PyTorch;
 //! - `preemption`, `nonfinite`: runs that are asked to stop, and steps that go wrong;
+//! - `lost_folder`: run folders that are moved, replaced or removed under a run;
 //! - `drills`: failures on purpose, and the flight recorders they leave;
 //! - `origin`: checkpoints of parts and optimizers that a program does not have;
 //! - `memory`: the least memory of a run, against what it takes and what there is;
@@ -50,6 +51,7 @@ mod hub;
 mod hugging_face;
 mod inspect;
 mod interface;
+mod lost_folder;
 mod memory;
 mod messages;
 mod nonfinite;

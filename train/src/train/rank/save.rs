@@ -21,6 +21,7 @@ pub(super) fn options(plan: &Plan) -> SaveOptions {
         background: section.background,
         keep: Keep { newest: section.keep, every: section.keep_every },
         timeout: section.timeout(),
+        held: plan.held(),
     }
 }
 
@@ -90,7 +91,14 @@ impl<B: Layer> Rank<'_, B> {
         match outcome {
             Ok(None) => {}
             Ok(saved) => self.saved = saved,
-            Err(error) if !goes_on || matches!(error, CheckpointError::Shard(_)) => {
+            Err(error)
+                if !goes_on
+                    // The ranks have lost each other, or the run has nowhere to save.
+                    || matches!(
+                        error,
+                        CheckpointError::Shard(_) | CheckpointError::NotHeld { .. }
+                    ) =>
+            {
                 return Err(error.into());
             }
             Err(error) if error.is_consequence() => {}
