@@ -78,18 +78,35 @@ pub(super) fn point_to(folder: &Path, step: u64) -> Result<(), CheckpointError> 
     disk::sync_folder(folder)
 }
 
+/// The checkpoints up to that of `step` of which only the newest stay, and that of `step` itself. Later ones
+/// are none of this run's, and links are a user's.
+fn own(folder: &Path, keep: Keep, step: u64) -> Vec<(u64, PathBuf)> {
+    let mut checkpoints = list(folder);
+    let stays = |saved: u64| keep.every > 0 && saved.is_multiple_of(keep.every);
+    checkpoints.retain(|(saved, path)| {
+        !path.is_symlink() && (*saved == step || (*saved < step && !stays(*saved)))
+    });
+    checkpoints
+}
+
+/// How many checkpoints there are at the start of a run that goes on after `step` steps, and how many of
+/// them its next save removes because `keep` is smaller than it was when they were written; 0 if it
+/// removes no more than a run that has always had `keep`.
+pub(crate) fn surplus(folder: &Path, keep: Keep, step: u64) -> (usize, usize) {
+    let there = list(folder).len();
+    let mut own = own(folder, keep, step);
+    own.retain(|(saved, _)| keep.every == 0 || !saved.is_multiple_of(keep.every));
+    let is_more = keep.newest > 0 && own.len() > keep.newest;
+    (there, if is_more { own.len() + 1 - keep.newest } else { 0 })
+}
+
 /// Removes the checkpoints that do not stay, now that the one of `step` has been written. One that
 /// cannot be removed is no reason to stop.
 pub(super) fn remove_old(folder: &Path, keep: Keep, step: u64) {
     if keep.newest == 0 {
         return;
     }
-    let mut checkpoints = list(folder);
-    let stays = |saved: u64| keep.every > 0 && saved.is_multiple_of(keep.every);
-    // Later ones are none of this run's, and links are a user's.
-    checkpoints.retain(|(saved, path)| {
-        !path.is_symlink() && (*saved == step || (*saved < step && !stays(*saved)))
-    });
+    let mut checkpoints = own(folder, keep, step);
     let surplus = checkpoints.len().saturating_sub(keep.newest);
     for (_, path) in checkpoints.drain(..surplus) {
         if let Err(error) = disk::remove(&path) {

@@ -57,8 +57,8 @@ pub use describe::describe;
 pub(crate) use describe::{model_line, size};
 pub(crate) use disk::parent_of;
 pub use error::CheckpointError;
-pub(crate) use folder::place_of;
 pub use folder::{Keep, folder_of_run, later_than, move_later, remove_partial};
+pub(crate) use folder::{place_of, surplus};
 pub use full::write_full;
 pub use held::HeldFolder;
 pub use manifest::{

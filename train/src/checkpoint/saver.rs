@@ -39,8 +39,10 @@ pub struct SaveContext {
     pub state: CheckpointState,
     /// The resolved configuration, as TOML.
     pub config: Option<String>,
-    /// Files that are copied into it under their names, such as the tokenizer's.
+    /// Files that are copied into it under their names.
     pub files: Vec<PathBuf>,
+    /// What is to be its `tokenizer.json`, if that is none of the files.
+    pub tokenizer: Option<Arc<[u8]>>,
 }
 
 impl SaveContext {
@@ -52,6 +54,7 @@ impl SaveContext {
             state,
             config: None,
             files: Vec::new(),
+            tokenizer: None,
         }
     }
 }

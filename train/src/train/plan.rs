@@ -31,6 +31,8 @@ pub(crate) struct Plan {
     pub(crate) architecture: Architecture,
     pub(crate) model: ModelConfig,
     pub(crate) data: DataInfo,
+    /// The file of the data's tokenizer, as it was at the start.
+    pub(crate) tokenizer: Arc<[u8]>,
     /// The run folder, where no symbolic link leads to it.
     pub(crate) out: PathBuf,
     /// The run folder as it was named: links may lead elsewhere on another machine.
@@ -83,9 +85,12 @@ pub(super) fn make(
             break (draft, lock, claim);
         }
     };
-    let Draft { found, resume, data, model, warnings, changed } = draft;
+    let Draft { found, resume, data, tokenizer, model, warnings, other_init, changed } = draft;
     for warning in warnings {
         tracing::warn!("{warning}");
+    }
+    if let Some(note) = other_init {
+        say(&note);
     }
     config.model = ModelSection::from_model(&model);
     let config_text = toml::to_string(&config).map_err(|error| {
@@ -111,6 +116,7 @@ pub(super) fn make(
         architecture: architecture.clone(),
         model,
         data,
+        tokenizer,
         out: found.out,
         named_out: found.named,
         resume,
@@ -148,9 +154,12 @@ struct Draft {
     found: Found,
     resume: Option<Checkpoint>,
     data: DataInfo,
+    tokenizer: Arc<[u8]>,
     model: ModelConfig,
     /// What is to be said about memory.
     warnings: Vec<String>,
+    /// What is to be said if the weights to start from belong to another tokenizer.
+    other_init: Option<String>,
     /// What differs from the checkpoint, as is allowed.
     changed: Vec<String>,
 }
@@ -180,7 +189,8 @@ impl Draft {
         }
         let trained_on = resume.as_ref().and_then(|from| from.state().data_sha256.as_deref());
         let data = prepared::open(&config.data, config.train.seed, trained_on, &options.stop)?;
-        let model = resolve_model(config, &data, init.as_ref())?;
+        let tokenizer = data::read_tokenizer(&data::tokenizer_of(&config.data.path)?)?;
+        let model = resolve_model(config, &data, init.as_ref(), &tokenizer)?;
         let warnings = memory::check(config, &model, units, device, place)?;
         if !config.train.freeze.is_empty() {
             let names: Vec<_> = units(&model).into_iter().flatten().map(|(name, _)| name).collect();
@@ -204,10 +214,25 @@ impl Draft {
             TokenFile::open(&config.data.path, split, config.data.seq_len)?;
         }
         let changed = match &resume {
-            Some(checkpoint) => position::check(checkpoint, config, &data, &options.allow_changed)?,
+            Some(checkpoint) => {
+                position::check(checkpoint, config, &data, &tokenizer, &options.allow_changed)?
+            }
             None => Vec::new(),
         };
-        Ok(Draft { found, resume, data, model, warnings, changed })
+        let other_init = init.filter(|_| resume.is_none()).and_then(|source| {
+            let own = source.tokenizer();
+            let content = std::fs::read(&own).ok()?;
+            data::are_other_tokenizers(&content, &tokenizer).then(|| {
+                format!(
+                    "the data in {} have another tokenizer than the weights to start from ({}): \
+                     to the model, their token ids mean other text",
+                    config.data.path.display(),
+                    own.display()
+                )
+            })
+        });
+        let tokenizer = tokenizer.into();
+        Ok(Draft { found, resume, data, tokenizer, model, warnings, other_init, changed })
     }
 }
 
@@ -241,10 +266,12 @@ fn resolve_model(
     config: &Config,
     data: &DataInfo,
     init: Option<&ModelSource>,
+    tokenizer: &[u8],
 ) -> Result<ModelConfig, TrainError> {
     let invalid = |problem: String| ConfigError::Invalid { problems: vec![problem] };
     // Data from another program may state fewer ids than its tokenizer has.
-    let tokenizer = Tokenizer::load(data::tokenizer_of(&config.data.path)?)?;
+    let path = data::tokenizer_of(&config.data.path)?;
+    let tokenizer = Tokenizer::from_file(tokenizer.to_vec(), &path)?;
     let tokens = data.vocab_size.max(tokenizer.vocab_size());
     let model = match init {
         Some(source) if config.takes_model_from_weights() => source.model().clone(),
@@ -319,6 +346,7 @@ impl Outline {
             toml::from_str(&self.config).map_err(|error| unreadable(error.to_string()))?;
         // Complete in this configuration, so that every rank reads the same digits.
         let model = config.model.resolve(None).map_err(unreadable)?;
+        let tokenizer = data::read_tokenizer(&data::tokenizer_of(&config.data.path)?)?.into();
         let out = folder::resolve(&self.out);
         let lock = Lock::share(&out)?;
         Ok(Plan {
@@ -327,6 +355,7 @@ impl Outline {
             architecture: self.architecture,
             model,
             data: self.data,
+            tokenizer,
             out,
             named_out: self.out,
             resume: self.resume.as_deref().map(Checkpoint::open).transpose()?,

@@ -19,6 +19,7 @@
 //! - `reference`: a run that has the losses of the same run in PyTorch;
 //! - `preemption`, `nonfinite`: runs that are asked to stop, and steps that go wrong;
 //! - `lost_folder`: run folders that are moved, replaced or removed under a run;
+//! - `own_tokenizer`: models, and data of other tokenizers;
 //! - `drills`: failures on purpose, and the flight recorders they leave;
 //! - `origin`: checkpoints of parts and optimizers that a program does not have;
 //! - `memory`: the least memory of a run, against what it takes and what there is;
@@ -57,6 +58,7 @@ mod messages;
 mod nonfinite;
 mod order;
 mod origin;
+mod own_tokenizer;
 mod preemption;
 mod prepare;
 mod presets;
