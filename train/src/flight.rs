@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use kiln_collectives::Communicator;
 
+use crate::checkpoint::HeldFolder;
 use crate::metrics::write_beside;
 use crate::train::TrainError;
 
@@ -41,13 +42,15 @@ pub(crate) fn files_in(folder: &Path) -> Vec<String> {
 /// panics.
 pub(crate) struct FlightGuard {
     out: PathBuf,
+    held: Option<HeldFolder>,
     world: Arc<dyn Communicator>,
     landed: bool,
 }
 
 impl FlightGuard {
-    pub(crate) fn new(out: &Path, world: Arc<dyn Communicator>) -> Self {
-        FlightGuard { out: out.to_owned(), world, landed: false }
+    /// Of the run in `out`, for as long as that is `held`.
+    pub(crate) fn new(out: &Path, held: Option<HeldFolder>, world: Arc<dyn Communicator>) -> Self {
+        FlightGuard { out: out.to_owned(), held, world, landed: false }
     }
 
     /// Runs the rank.
@@ -70,7 +73,7 @@ impl FlightGuard {
 
 impl Drop for FlightGuard {
     fn drop(&mut self) {
-        if self.landed {
+        if self.landed || self.held.as_ref().is_some_and(HeldFolder::is_lost) {
             return;
         }
         if std::thread::panicking() {

@@ -197,6 +197,7 @@ impl Bench<'_> {
             background,
             keep: last,
             timeout: self.config.checkpoint.timeout(),
+            held: None,
         };
         let rank = self.engine().world().rank();
         let mut round = Round::default();

@@ -104,6 +104,7 @@ pub fn convert(
         state: manifest.state.clone(),
         config,
         files: others.map(|name| checkpoint.folder().join(name)).collect(),
+        tokenizer: None,
     };
     let mut source = Source { reader: checkpoint.reader(), layout: manifest.layout(ranks) };
     let layout = source.layout.clone();

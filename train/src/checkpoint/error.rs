@@ -110,6 +110,15 @@ pub enum CheckpointError {
         /// How long.
         seconds: f64,
     },
+    /// The run folder is no longer the one that the run has locked.
+    #[error(
+        "{} is no longer this run's folder: it was moved, removed or replaced while the run went on, so nothing more is written there. Go on from the run's last checkpoint where the folder is now, with --resume",
+        .folder.display()
+    )]
+    NotHeld {
+        /// The run folder, as the run has found it.
+        folder: PathBuf,
+    },
     /// The disk does not answer.
     #[error(
         "nothing has been written to {path} for {seconds:.0} s: check the disk, or raise checkpoint.timeout_s"

@@ -78,16 +78,35 @@ pub(super) fn point_to(folder: &Path, step: u64) -> Result<(), CheckpointError> 
     disk::sync_folder(folder)
 }
 
+/// The checkpoints up to that of `step` of which only the newest stay, and that of `step` itself. Later ones
+/// are none of this run's, and links are a user's.
+fn own(folder: &Path, keep: Keep, step: u64) -> Vec<(u64, PathBuf)> {
+    let mut checkpoints = list(folder);
+    let stays = |saved: u64| keep.every > 0 && saved.is_multiple_of(keep.every);
+    checkpoints.retain(|(saved, path)| {
+        !path.is_symlink() && (*saved == step || (*saved < step && !stays(*saved)))
+    });
+    checkpoints
+}
+
+/// How many checkpoints there are at the start of a run that goes on after `step` steps, and how many of
+/// them its next save removes because `keep` is smaller than it was when they were written; 0 if it
+/// removes no more than a run that has always had `keep`.
+pub(crate) fn surplus(folder: &Path, keep: Keep, step: u64) -> (usize, usize) {
+    let there = list(folder).len();
+    let mut own = own(folder, keep, step);
+    own.retain(|(saved, _)| keep.every == 0 || !saved.is_multiple_of(keep.every));
+    let is_more = keep.newest > 0 && own.len() > keep.newest;
+    (there, if is_more { own.len() + 1 - keep.newest } else { 0 })
+}
+
 /// Removes the checkpoints that do not stay, now that the one of `step` has been written. One that
 /// cannot be removed is no reason to stop.
 pub(super) fn remove_old(folder: &Path, keep: Keep, step: u64) {
     if keep.newest == 0 {
         return;
     }
-    let mut checkpoints = list(folder);
-    let stays = |saved: u64| keep.every > 0 && saved.is_multiple_of(keep.every);
-    // Later ones are none of this run's.
-    checkpoints.retain(|(saved, _)| *saved == step || (*saved < step && !stays(*saved)));
+    let mut checkpoints = own(folder, keep, step);
     let surplus = checkpoints.len().saturating_sub(keep.newest);
     for (_, path) in checkpoints.drain(..surplus) {
         if let Err(error) = disk::remove(&path) {
@@ -96,9 +115,11 @@ pub(super) fn remove_old(folder: &Path, keep: Keep, step: u64) {
     }
 }
 
-/// The step in the name of a checkpoint.
+/// The step in the name of a checkpoint, if it is a name that a run gives.
 fn step_of(name: &OsStr) -> Option<u64> {
-    name.to_str()?.strip_prefix(FOLDER_PREFIX)?.parse().ok()
+    let digits = name.to_str()?.strip_prefix(FOLDER_PREFIX)?;
+    // `03` and `+3` are numbers as well, and no names of ours.
+    digits.parse().ok().filter(|step: &u64| step.to_string() == digits)
 }
 
 /// Steps after `step` of which there is a checkpoint in `folder`, whole or not, in order.
@@ -172,6 +193,29 @@ mod tests {
         assert_eq!(kept(&steps[..10], Keep { newest: 2, every: 5 }, 10), [5, 9, 10]);
         // Later ones are not this run's to remove.
         assert_eq!(kept(&steps, Keep { newest: 1, every: 4 }, 7), [4, 7, 8, 9, 10, 11, 12]);
+    }
+
+    #[test]
+    fn names_and_links_of_a_user_stay() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path();
+        let others = ["fsdp_cpt03", "fsdp_cpt+3", "fsdp_cpt3_good"];
+        for name in others.iter().chain(&["fsdp_cpt1", "fsdp_cpt3", "fsdp_cpt4", "elsewhere"]) {
+            fs::create_dir(path.join(name)).unwrap();
+            fs::write(path.join(name).join(MANIFEST_FILE), "{}").unwrap();
+        }
+        std::os::unix::fs::symlink("elsewhere", path.join("fsdp_cpt2")).unwrap();
+        remove_old(path, Keep { newest: 1, every: 0 }, 4);
+        let is_there = |name: &&str| path.join(name).join(MANIFEST_FILE).exists();
+        assert!(others.iter().chain(&["fsdp_cpt2", "fsdp_cpt4", "elsewhere"]).all(is_there));
+        assert!(!["fsdp_cpt1", "fsdp_cpt3"].iter().any(is_there));
+        // Another run's may be gone on with through a link.
+        assert_eq!(list(path).len(), 2);
+        for name in [".fsdp_cpt03.partial", ".fsdp_cpt+3.old"] {
+            fs::create_dir(path.join(name)).unwrap();
+        }
+        remove_partial(path);
+        assert!(path.join(".fsdp_cpt03.partial").exists() && path.join(".fsdp_cpt+3.old").exists());
     }
 
     #[test]

@@ -34,6 +34,7 @@ mod disk;
 mod error;
 mod folder;
 mod full;
+mod held;
 mod manifest;
 mod open;
 mod origin;
@@ -56,9 +57,10 @@ pub use describe::describe;
 pub(crate) use describe::{model_line, size};
 pub(crate) use disk::parent_of;
 pub use error::CheckpointError;
-pub(crate) use folder::place_of;
 pub use folder::{Keep, folder_of_run, later_than, move_later, remove_partial};
+pub(crate) use folder::{place_of, surplus};
 pub use full::write_full;
+pub use held::HeldFolder;
 pub use manifest::{
     FORMAT_VERSION, FileEntry, Format, MANIFEST_FILE, Manifest, Piece, Saved, TensorEntry,
     UnitEntry,

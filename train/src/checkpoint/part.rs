@@ -15,7 +15,7 @@ use super::manifest::{
     FORMAT_VERSION, FileEntry, Format, Manifest, Piece, Saved, TensorEntry, UnitEntry, entry_of,
 };
 use super::tensor_file::TensorFileWriter;
-use super::{CONFIG_FILE, CheckpointError, Checksum, SaveContext, disk, folder};
+use super::{CONFIG_FILE, CheckpointError, Checksum, SaveContext, TOKENIZER_FILE, disk, folder};
 
 /// Elements of one parameter that are to be written.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -245,6 +245,10 @@ impl Completion<'_> {
         if let Some(config) = &context.config {
             disk::write(&beside.join(CONFIG_FILE), config.as_bytes())?;
             others.push(CONFIG_FILE.to_owned());
+        }
+        if let Some(tokenizer) = &context.tokenizer {
+            disk::write(&beside.join(TOKENIZER_FILE), tokenizer)?;
+            others.push(TOKENIZER_FILE.to_owned());
         }
         for source in &context.files {
             others.push(copy_into(beside, source)?);

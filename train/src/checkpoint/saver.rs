@@ -24,7 +24,8 @@ use super::manifest::{Format, Saved};
 use super::part::{self, Completion, Entry, Left, Part, Values};
 use super::status::{Next, Stage, Status};
 use super::{
-    Architecture, CheckpointError, CheckpointState, Keep, SavedOptimizer, disk, folder, full,
+    Architecture, CheckpointError, CheckpointState, HeldFolder, Keep, SavedOptimizer, disk, folder,
+    full,
 };
 
 /// What goes into a checkpoint besides the engine's values.
@@ -38,8 +39,10 @@ pub struct SaveContext {
     pub state: CheckpointState,
     /// The resolved configuration, as TOML.
     pub config: Option<String>,
-    /// Files that are copied into it under their names, such as the tokenizer's.
+    /// Files that are copied into it under their names.
     pub files: Vec<PathBuf>,
+    /// What is to be its `tokenizer.json`, if that is none of the files.
+    pub tokenizer: Option<Arc<[u8]>>,
 }
 
 impl SaveContext {
@@ -51,6 +54,7 @@ impl SaveContext {
             state,
             config: None,
             files: Vec::new(),
+            tokenizer: None,
         }
     }
 }
@@ -70,6 +74,19 @@ pub struct SaveOptions {
     /// How long a save may go without getting on: the parts of all ranks are written and not all of
     /// them can be seen, or a rank does not get anything written.
     pub timeout: Duration,
+    /// The run folder that the checkpoints are in, if it is locked: nothing is written or removed there
+    /// once it is another's.
+    pub held: Option<HeldFolder>,
+}
+
+impl SaveOptions {
+    fn check_held(&self) -> Result<(), CheckpointError> {
+        self.held.as_ref().map_or(Ok(()), HeldFolder::check)
+    }
+
+    fn is_lost(&self) -> bool {
+        self.held.as_ref().is_some_and(HeldFolder::is_lost)
+    }
 }
 
 /// Ranks that wait for the end of a save talk to each other at least this often.
@@ -138,7 +155,10 @@ impl Saver {
         self.settle(engine)?;
         let place = folder::place_of(&self.options.folder, context.state.step);
         let beside = folder::beside(&place);
-        let begun = if self.rank == 0 { part::begin(&place).map(drop) } else { Ok(()) };
+        let begun = match self.rank {
+            0 => self.options.check_held().and_then(|()| part::begin(&place).map(drop)),
+            _ => Ok(()),
+        };
         self.agree(engine, begun)?;
         if self.options.format == Format::Full {
             let saved = full::save(engine, &context, &beside, &place);
@@ -265,6 +285,7 @@ impl Saver {
     ) -> Result<(), CheckpointError> {
         if outcome.is_err()
             && self.rank == 0
+            && !self.options.is_lost()
             && let Err(error) = disk::remove(&folder::beside(place))
         {
             tracing::warn!("{error}");
@@ -280,8 +301,14 @@ impl Saver {
     ) -> Result<T, CheckpointError> {
         let failed = [f64::from(u8::from(mine.is_err()))];
         let failed = engine.sum_in(Phase::Checkpoint, "save", &failed)?;
-        let mine = mine?;
-        if failed[0] > 0.0 { Err(CheckpointError::OtherRank) } else { Ok(mine) }
+        if failed[0] == 0.0 {
+            return mine;
+        }
+        // That the folder is gone shows in many ways, and maybe to other ranks first.
+        match self.options.check_held() {
+            Err(lost @ CheckpointError::NotHeld { .. }) => Err(lost),
+            _ => mine.and(Err(CheckpointError::OtherRank)),
+        }
     }
 }
 
@@ -302,7 +329,7 @@ impl Drop for Saver {
             {
                 tracing::warn!("{error}");
             }
-            if self.rank == 0 {
+            if self.rank == 0 && !self.options.is_lost() {
                 let _ = disk::remove(&folder::beside(&place));
             }
         }
@@ -349,6 +376,7 @@ impl Writer {
         let parts = self.wait_for_parts(beside, ranks)?;
         part::forget_all(beside, ranks)?;
         self.go_on()?;
+        self.options.check_held()?;
         let completion = Completion { format: Format::Sharded, ranks, layout, parts, context };
         completion.complete(beside, &self.place)?;
         self.go_on()?;
@@ -409,7 +437,9 @@ impl Values for Watched<'_> {
 
 /// After the checkpoint of `step` has come to its place.
 fn finish(options: &SaveOptions, step: u64) -> Result<(), CheckpointError> {
+    options.check_held()?;
     folder::point_to(&options.folder, step)?;
+    options.check_held()?;
     folder::remove_old(&options.folder, options.keep, step);
     Ok(())
 }

@@ -67,6 +67,7 @@ pub use prepare::{
     PrepareOptions, Progress, TokenizerSource, differences, prepare, prepare_unless,
 };
 pub use tokenizer::{Tokenizer, VOCABULARY_MINIMUM};
+pub(crate) use tokenizer::{are_other_tokenizers, read_tokenizer};
 
 use std::path::{Path, PathBuf};
 

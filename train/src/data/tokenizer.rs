@@ -91,12 +91,17 @@ impl Tokenizer {
     }
 
     /// The tokenizer that the file `path` with this `content` is.
-    pub(super) fn from_file(content: Vec<u8>, path: &Path) -> Result<Self, DataError> {
+    pub(crate) fn from_file(content: Vec<u8>, path: &Path) -> Result<Self, DataError> {
         let unusable = |problem| DataError::TokenizerFile { path: path.to_path_buf(), problem };
         let mut inner = Inner::from_bytes(content).map_err(|error| unusable(error.to_string()))?;
         inner.with_truncation(None).map_err(|error| unusable(error.to_string()))?;
         inner.with_padding(None);
         Self::new(inner).map_err(unusable)
+    }
+
+    /// What is in it, whichever way its file was written.
+    fn content(&self) -> Option<serde_json::Value> {
+        serde_json::from_str(&self.inner.to_string(false).ok()?).ok()
     }
 
     /// Fails unless a vocabulary of `vocab_size` can be trained.
@@ -196,11 +201,28 @@ impl Tokenizer {
 }
 
 /// The content of a `tokenizer.json`.
-pub(super) fn read_tokenizer(path: &Path) -> Result<Vec<u8>, DataError> {
+pub(crate) fn read_tokenizer(path: &Path) -> Result<Vec<u8>, DataError> {
     if !path.try_exists().map_err(DataError::io("open", path))? {
         return Err(DataError::Missing { path: path.to_path_buf() });
     }
     fs::read(path).map_err(DataError::io("read", path))
+}
+
+/// Whether two files are known to hold different tokenizers, given their contents. The same tokenizer
+/// written by another program is not another one, and of a file that is none nothing is known.
+pub(crate) fn are_other_tokenizers(a: &[u8], b: &[u8]) -> bool {
+    if a == b {
+        return false;
+    }
+    let content = |file: &[u8]| {
+        let load = |file: Vec<u8>| Tokenizer::from_file(file, Path::new("")).ok()?.content();
+        // Once more as it is written here, for what only a file of another program spells out.
+        load(load(file.to_vec())?.to_string().into_bytes())
+    };
+    match (content(a), content(b)) {
+        (Some(a), Some(b)) => a != b,
+        _ => false,
+    }
 }
 
 fn encode_failed(error: tokenizers::Error) -> DataError {
@@ -261,6 +283,32 @@ mod tests {
         assert_eq!(loaded.encode(TEXT).unwrap(), trained(400).encode(TEXT).unwrap());
         assert_eq!(loaded.end_of_text().unwrap(), 0);
         assert!(!loaded.encode("<|endoftext|>").unwrap().contains(&0));
+    }
+
+    #[test]
+    fn tokenizers_differ_by_what_is_in_them() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = |size: usize| {
+            let path = folder.path().join("tokenizer.json");
+            trained(size).save(&path).unwrap();
+            fs::read(path).unwrap()
+        };
+        let (one, other) = (file(400), file(401));
+        assert!(are_other_tokenizers(&one, &other));
+        assert!(!are_other_tokenizers(&one, &one));
+        // As another program writes it: in one line, and with padding, which is not used here.
+        let mut again: serde_json::Value = serde_json::from_slice(&one).unwrap();
+        again["padding"] = serde_json::json!({
+            "strategy": "BatchLongest", "direction": "Right", "pad_to_multiple_of": null,
+            "pad_id": 0, "pad_type_id": 0, "pad_token": "<|endoftext|>"
+        });
+        let merges = again["model"]["merges"].as_array_mut().unwrap();
+        for merge in merges.iter_mut().filter(|merge| merge.is_array()) {
+            *merge =
+                format!("{} {}", merge[0].as_str().unwrap(), merge[1].as_str().unwrap()).into();
+        }
+        assert!(!are_other_tokenizers(&one, again.to_string().as_bytes()));
+        assert!(!are_other_tokenizers(&one, b"{}"));
     }
 
     #[test]

@@ -44,6 +44,17 @@ pub enum EvalError {
         /// Token ids of the model.
         known: usize,
     },
+    /// Data of another tokenizer, whose ids the model would take for other text.
+    #[error(
+        "{} is another tokenizer than {}, which the model was trained with: name data that was prepared with the model's tokenizer",
+        .data.display(), .model.display()
+    )]
+    OtherTokenizer {
+        /// The tokenizer of the data.
+        data: PathBuf,
+        /// The tokenizer of the model.
+        model: PathBuf,
+    },
     /// Sequences that are longer than the model can take.
     #[error(
         "{what}: {tokens} tokens are more than the {context} that the model reads; use fewer, or a model with a longer context"

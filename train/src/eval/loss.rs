@@ -7,7 +7,7 @@ use kiln_model::layers::Layer;
 
 use super::EvalError;
 use crate::config;
-use crate::data::{BatchSource, Split, TokenFile};
+use crate::data::{self, BatchSource, Split, TokenFile};
 use crate::sharded::ShardedDecoder;
 use crate::source::ModelSource;
 use crate::train::{self, TrainError};
@@ -68,6 +68,7 @@ impl Validation {
         if tokens > known {
             return Err(EvalError::OtherVocabulary { data, tokens, known }.into());
         }
+        check_tokenizer(model, &data)?;
         // In the order of the file, as in training.
         Ok(Validation { source: BatchSource::new(file, false, 0)?, options })
     }
@@ -82,6 +83,19 @@ impl Validation {
         let ValidationOptions { samples, rows, .. } = self.options;
         let (loss, tokens) = train::evaluate(model, device, &self.source, samples, rows)?;
         Ok(ValidationLoss { loss, tokens })
+    }
+}
+
+/// Fails if the data are known to be ids of another tokenizer than the model's: their loss would mean
+/// nothing.
+fn check_tokenizer(model: &ModelSource, data: &Path) -> Result<(), EvalError> {
+    let Ok(tokenizer) = data::tokenizer_of(data) else { return Ok(()) };
+    let own = model.tokenizer();
+    match (std::fs::read(&tokenizer), std::fs::read(&own)) {
+        (Ok(content), Ok(model)) if data::are_other_tokenizers(&content, &model) => {
+            Err(EvalError::OtherTokenizer { data: tokenizer, model: own })
+        }
+        _ => Ok(()),
     }
 }
 

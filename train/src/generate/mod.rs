@@ -21,18 +21,30 @@ pub use sampling::Sampling;
 use crate::data::Tokenizer;
 use crate::train::TrainError;
 
-/// Continues `prompt` and returns the prompt with its continuation. `after_pass` is called after
-/// every forward pass.
+/// Continues `prompt` with the tokenizer in the file `tokenizer`; see [`text_with`].
 pub fn text<P: Parts>(
     parts: &P,
     device: &Device,
     tokenizer: &Path,
     prompt: &str,
     sampling: &Sampling,
-    mut after_pass: impl FnMut() -> Result<(), ShardError>,
+    after_pass: impl FnMut() -> Result<(), ShardError>,
 ) -> Result<String, TrainError> {
     let tokenizer = Tokenizer::load(tokenizer)?;
-    let mut continuation = Continuation::new(&tokenizer, prompt, sampling)?;
+    text_with(parts, device, &tokenizer, prompt, sampling, after_pass)
+}
+
+/// Continues `prompt` and returns the prompt with its continuation. `after_pass` is called after
+/// every forward pass.
+pub fn text_with<P: Parts>(
+    parts: &P,
+    device: &Device,
+    tokenizer: &Tokenizer,
+    prompt: &str,
+    sampling: &Sampling,
+    mut after_pass: impl FnMut() -> Result<(), ShardError>,
+) -> Result<String, TrainError> {
+    let mut continuation = Continuation::new(tokenizer, prompt, sampling)?;
     while continuation.advance(parts, device, &mut after_pass)? {}
     Ok(continuation.text()?)
 }

@@ -87,6 +87,9 @@ enum Content {
 /// A run folder that this start may use, and the checkpoint to go on from.
 #[derive(Debug)]
 pub(super) struct Found {
+    /// As it was named, links included.
+    pub(super) named: PathBuf,
+    /// Where that leads now. Whoever points a link elsewhere later does not move the run.
     pub(super) out: PathBuf,
     pub(super) resume: Option<PathBuf>,
     content: Content,
@@ -108,13 +111,14 @@ pub(super) fn find(config: &Config, options: &RunOptions) -> Result<Found, Train
         // Only an identity says whose a run is.
         _ => Err("its folder does not say which job has started it"),
     };
-    let out = match &options.out {
+    let named = match &options.out {
         RunFolder::At(out) => out.clone(),
         RunFolder::Next(name) => {
             let is_restart = |content: &Content| restart_of(content).is_ok();
             next(name, &config.data.path, options.resume.is_some(), is_restart)?
         }
     };
+    let out = resolve(&named);
     let content = content_of(&out, &config.data.path)?;
     let is_restart = restart_of(&content).is_ok();
     let resume = match &options.resume {
@@ -145,7 +149,7 @@ pub(super) fn find(config: &Config, options: &RunOptions) -> Result<Found, Train
             .into());
         }
     }
-    Ok(Found { out, resume, content, claimant, restarts, is_restart })
+    Ok(Found { named, out, resume, content, claimant, restarts, is_restart })
 }
 
 impl Found {
@@ -153,6 +157,23 @@ impl Found {
     fn is_still(&self, other: &Found) -> bool {
         (&self.out, &self.resume, &self.content) == (&other.out, &other.resume, &other.content)
     }
+}
+
+/// Where `out` leads without symbolic links. A path without links stays as it is.
+pub(super) fn resolve(out: &Path) -> PathBuf {
+    // Without a slash at its end, which would follow the link.
+    let bare: PathBuf = out.components().collect();
+    if !bare.ancestors().any(Path::is_symlink) {
+        return out.to_owned();
+    }
+    let resolved = bare.ancestors().find_map(|there| {
+        let place = if there.as_os_str().is_empty() { Path::new(".") } else { there };
+        let rest = bare.strip_prefix(there).ok()?;
+        let place = place.canonicalize().ok()?;
+        // Joined with nothing, a path would get a slash at its end.
+        Some(if rest.as_os_str().is_empty() { place } else { place.join(rest) })
+    });
+    resolved.unwrap_or_else(|| out.to_owned())
 }
 
 /// Whether two paths lead to the same folder.

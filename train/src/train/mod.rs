@@ -201,7 +201,7 @@ fn run_as_threads<B: Layer>(
     })?;
     let mut summaries = run_ranks(plan.config.train.ranks, plan.threads, |world| {
         let (world, drill) = fault::rehearse(world, options.fault.as_ref(), 0);
-        let flight = FlightGuard::new(&plan.out, world.clone());
+        let flight = FlightGuard::new(&plan.out, plan.held(), world.clone());
         flight.watch(|| rank::run(&plan, world, drill, decoder.make))
     })?;
     Ok(summaries.swap_remove(0))
@@ -229,7 +229,7 @@ fn run_as_process<B: Layer>(
                 units(model, decoder.make)
             })
         })?;
-        let flight = FlightGuard::new(&plan.out, world.clone());
+        let flight = FlightGuard::new(&plan.out, plan.held(), world.clone());
         flight.watch(|| rank::run(&plan, world, drill, decoder.make))
     })?;
     Ok(summary)

@@ -10,7 +10,9 @@ use serde::{Deserialize, Serialize};
 
 use super::folder::{self, Claim, Found, Lock};
 use super::{RunOptions, TrainError, memory, position};
-use crate::checkpoint::{self, Architecture, Checkpoint, CheckpointError, SavedOptimizer};
+use crate::checkpoint::{
+    self, Architecture, Checkpoint, CheckpointError, HeldFolder, SavedOptimizer,
+};
 use crate::config::{Config, ConfigError, ModelSection};
 use crate::data::{self, DataInfo, Split, TokenFile, Tokenizer};
 use crate::device::{self, Selected};
@@ -29,7 +31,12 @@ pub(crate) struct Plan {
     pub(crate) architecture: Architecture,
     pub(crate) model: ModelConfig,
     pub(crate) data: DataInfo,
+    /// The file of the data's tokenizer, as it was at the start.
+    pub(crate) tokenizer: Arc<[u8]>,
+    /// The run folder, where no symbolic link leads to it.
     pub(crate) out: PathBuf,
+    /// The run folder as it was named: links may lead elsewhere on another machine.
+    named_out: PathBuf,
     pub(crate) resume: Option<Checkpoint>,
     /// Of this process.
     pub(crate) device: Selected,
@@ -42,7 +49,7 @@ pub(crate) struct Plan {
     /// Asks this process to save a checkpoint and stop.
     pub(crate) stop: Arc<AtomicBool>,
     /// Keeps other runs out of the folder for as long as this process works on it.
-    _lock: Lock,
+    lock: Lock,
     /// What rank 0 does to the folder when the run begins; `None` in the processes of other ranks.
     pub(crate) claim: Option<Claim>,
 }
@@ -78,9 +85,12 @@ pub(super) fn make(
             break (draft, lock, claim);
         }
     };
-    let Draft { found, resume, data, model, warnings, changed } = draft;
+    let Draft { found, resume, data, tokenizer, model, warnings, other_init, changed } = draft;
     for warning in warnings {
         tracing::warn!("{warning}");
+    }
+    if let Some(note) = other_init {
+        say(&note);
     }
     config.model = ModelSection::from_model(&model);
     let config_text = toml::to_string(&config).map_err(|error| {
@@ -106,9 +116,11 @@ pub(super) fn make(
         architecture: architecture.clone(),
         model,
         data,
+        tokenizer,
         out: found.out,
+        named_out: found.named,
         resume,
-        _lock: lock,
+        lock,
         claim: Some(claim),
         device: device.clone(),
         peak_flops,
@@ -142,9 +154,12 @@ struct Draft {
     found: Found,
     resume: Option<Checkpoint>,
     data: DataInfo,
+    tokenizer: Arc<[u8]>,
     model: ModelConfig,
     /// What is to be said about memory.
     warnings: Vec<String>,
+    /// What is to be said if the weights to start from belong to another tokenizer.
+    other_init: Option<String>,
     /// What differs from the checkpoint, as is allowed.
     changed: Vec<String>,
 }
@@ -174,7 +189,8 @@ impl Draft {
         }
         let trained_on = resume.as_ref().and_then(|from| from.state().data_sha256.as_deref());
         let data = prepared::open(&config.data, config.train.seed, trained_on, &options.stop)?;
-        let model = resolve_model(config, &data, init.as_ref())?;
+        let tokenizer = data::read_tokenizer(&data::tokenizer_of(&config.data.path)?)?;
+        let model = resolve_model(config, &data, init.as_ref(), &tokenizer)?;
         let warnings = memory::check(config, &model, units, built_in, device, place)?;
         if !config.train.freeze.is_empty() {
             let names: Vec<_> = units(&model).into_iter().flatten().map(|(name, _)| name).collect();
@@ -198,10 +214,25 @@ impl Draft {
             TokenFile::open(&config.data.path, split, config.data.seq_len)?;
         }
         let changed = match &resume {
-            Some(checkpoint) => position::check(checkpoint, config, &data, &options.allow_changed)?,
+            Some(checkpoint) => {
+                position::check(checkpoint, config, &data, &tokenizer, &options.allow_changed)?
+            }
             None => Vec::new(),
         };
-        Ok(Draft { found, resume, data, model, warnings, changed })
+        let other_init = init.filter(|_| resume.is_none()).and_then(|source| {
+            let own = source.tokenizer();
+            let content = std::fs::read(&own).ok()?;
+            data::are_other_tokenizers(&content, &tokenizer).then(|| {
+                format!(
+                    "the data in {} have another tokenizer than the weights to start from ({}): \
+                     to the model, their token ids mean other text",
+                    config.data.path.display(),
+                    own.display()
+                )
+            })
+        });
+        let tokenizer = tokenizer.into();
+        Ok(Draft { found, resume, data, tokenizer, model, warnings, other_init, changed })
     }
 }
 
@@ -235,10 +266,12 @@ fn resolve_model(
     config: &Config,
     data: &DataInfo,
     init: Option<&ModelSource>,
+    tokenizer: &[u8],
 ) -> Result<ModelConfig, TrainError> {
     let invalid = |problem: String| ConfigError::Invalid { problems: vec![problem] };
     // Data from another program may state fewer ids than its tokenizer has.
-    let tokenizer = Tokenizer::load(data::tokenizer_of(&config.data.path)?)?;
+    let path = data::tokenizer_of(&config.data.path)?;
+    let tokenizer = Tokenizer::from_file(tokenizer.to_vec(), &path)?;
     let tokens = data.vocab_size.max(tokenizer.vocab_size());
     let model = match init {
         Some(source) if config.takes_model_from_weights() => source.model().clone(),
@@ -277,6 +310,11 @@ impl Plan {
         checkpoint::folder_of_run(&self.out)
     }
 
+    /// What shows whether the run folder is still this run's.
+    pub(crate) fn held(&self) -> Option<HeldFolder> {
+        self.lock.held()
+    }
+
     /// Key of everything random in the run.
     pub(crate) fn key(&self) -> Key {
         Key::new(self.config.train.seed)
@@ -288,7 +326,7 @@ impl Plan {
             config: self.config_text.clone(),
             architecture: self.architecture.clone(),
             data: self.data.clone(),
-            out: self.out.clone(),
+            out: self.named_out.clone(),
             resume: self.resume.as_ref().map(|checkpoint| checkpoint.folder().to_owned()),
             peak_flops: self.peak_flops,
             threads: self.threads,
@@ -308,21 +346,25 @@ impl Outline {
             toml::from_str(&self.config).map_err(|error| unreadable(error.to_string()))?;
         // Complete in this configuration, so that every rank reads the same digits.
         let model = config.model.resolve(None).map_err(unreadable)?;
-        let lock = Lock::share(&self.out)?;
+        let tokenizer = data::read_tokenizer(&data::tokenizer_of(&config.data.path)?)?.into();
+        let out = folder::resolve(&self.out);
+        let lock = Lock::share(&out)?;
         Ok(Plan {
             config,
             config_text: self.config,
             architecture: self.architecture,
             model,
             data: self.data,
-            out: self.out,
+            tokenizer,
+            out,
+            named_out: self.out,
             resume: self.resume.as_deref().map(Checkpoint::open).transpose()?,
             device: device.clone(),
             peak_flops: self.peak_flops,
             threads: self.threads,
             allow_missing: options.allow_missing.clone(),
             stop: options.stop.clone(),
-            _lock: lock,
+            lock,
             claim: None,
         })
     }

@@ -12,7 +12,7 @@ use clap::ValueEnum;
 use super::TrainError;
 use crate::checkpoint::Checkpoint;
 use crate::config::Config;
-use crate::data::DataInfo;
+use crate::data::{self, DataInfo};
 
 /// What the position in the data depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -42,7 +42,8 @@ impl fmt::Display for PositionKey {
     }
 }
 
-/// Compares what `checkpoint` was trained with and what a run with `config` on `data` would go on with.
+/// Compares what `checkpoint` was trained with and what a run with `config` on `data`, whose tokenizer's
+/// file has the content `tokenizer`, would go on with.
 /// Returns the differences, each as text; all of them are among `allowed`.
 ///
 /// # Errors
@@ -52,9 +53,11 @@ pub(super) fn check(
     checkpoint: &Checkpoint,
     config: &Config,
     data: &DataInfo,
+    tokenizer: &[u8],
     allowed: &[PositionKey],
 ) -> Result<Vec<String>, TrainError> {
-    let differences = differences(checkpoint, config, data);
+    let mut differences = differences(checkpoint, config, data);
+    differences.extend(other_tokenizer(checkpoint, config, tokenizer));
     let refused = differences.iter().any(|(key, _)| !allowed.contains(key));
     let (keys, differences): (Vec<_>, Vec<_>) = differences.into_iter().unzip();
     if !refused {
@@ -62,6 +65,20 @@ pub(super) fn check(
     }
     let path = checkpoint.folder().to_owned();
     Err(TrainError::OtherPosition { path, keys, differences })
+}
+
+/// A model reads ids, which mean other text by another tokenizer.
+fn other_tokenizer(
+    checkpoint: &Checkpoint,
+    config: &Config,
+    tokenizer: &[u8],
+) -> Option<(PositionKey, String)> {
+    let own = std::fs::read(checkpoint.tokenizer()).ok()?;
+    let here = data::tokenizer_of(&config.data.path).ok()?;
+    data::are_other_tokenizers(&own, tokenizer).then(|| {
+        let what = format!("the tokenizer in {} is another than the checkpoint's", here.display());
+        (PositionKey::Data, what)
+    })
 }
 
 fn differences(

@@ -21,8 +21,8 @@ use kiln_shard::{EngineBuilder, LossScale};
 use super::evaluate::evaluate_while;
 use super::folder::metrics_of_run;
 use super::{Plan, Summary, TrainError, policy};
-use crate::checkpoint::Saver;
-use crate::data::{BatchSource, Split, TokenFile};
+use crate::checkpoint::{self, Saver};
+use crate::data::{BatchSource, Split, TokenFile, Tokenizer};
 use crate::fault::Drill;
 use crate::generate::{self, Sampling};
 use crate::metrics::{EvalMetrics, Reporter, say};
@@ -83,6 +83,7 @@ pub(super) fn run<B: Layer>(
             if let Some(claim) = &plan.claim {
                 claim.begin(&plan.config_text, rank.step)?;
             }
+            rank.announce_removals();
             let reporter = Reporter::new(&path, rank.step, plan.config.train.steps);
             Some(reporter.map_err(TrainError::io("write", &path))?)
         }
@@ -210,6 +211,20 @@ impl<'a, B: Layer> Rank<'a, B> {
         }
     }
 
+    /// Says if checkpoints that earlier starts have kept are about to be removed.
+    fn announce_removals(&self) {
+        let options = save::options(self.plan);
+        let (there, surplus) = checkpoint::surplus(&options.folder, options.keep, self.step);
+        if surplus > 0 && self.step < self.plan.config.train.steps {
+            say(&format!(
+                "checkpoint.keep = {}: the next save removes {surplus} of the {there} checkpoints in \
+                 {}; to keep them all, set checkpoint.keep = 0",
+                options.keep.newest,
+                options.folder.display()
+            ));
+        }
+    }
+
     fn train(mut self, mut reporter: Option<Reporter>) -> Result<Summary, TrainError> {
         let Plan { config, .. } = self.plan;
         let steps = config.train.steps;
@@ -324,12 +339,17 @@ impl<'a, B: Layer> Rank<'a, B> {
             context_length: self.plan.config.data.seq_len,
             end_ids: Vec::new(),
         };
-        let tokenizer = self.plan.config.data.path.join("tokenizer.json");
+        let path = self.plan.config.data.path.join("tokenizer.json");
+        let tokenizer = Tokenizer::from_file(self.plan.tokenizer.to_vec(), &path)?;
         let pass = self.model.pass(&self.device);
-        let text =
-            generate::text(&pass, &self.device, &tokenizer, &section.prompt, &sampling, || {
-                self.model.engine().finish_evaluation()
-            })?;
+        let text = generate::text_with(
+            &pass,
+            &self.device,
+            &tokenizer,
+            &section.prompt,
+            &sampling,
+            || self.model.engine().finish_evaluation(),
+        )?;
         Ok(Some(text))
     }
 

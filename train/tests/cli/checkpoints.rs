@@ -143,3 +143,23 @@ fn a_checkpoint_is_complete_and_described() {
     let tokenizer = |folder: &str| workspace.read(format!("{folder}/tokenizer.json"));
     assert!(tokenizer(folder) == tokenizer("data"));
 }
+
+#[test]
+fn a_smaller_keep_says_what_it_removes() {
+    let workspace = Workspace::new();
+    workspace.config("run.toml", &[("checkpoint.every", "1")]);
+    workspace.succeed(&["train", "run.toml", "--out", "run"]);
+    let resume = |steps: &str, keep: &str| {
+        let values = ["--set", steps, "--set", keep];
+        let resume = ["train", "run.toml", "--out", "run", "--resume", "latest"];
+        workspace.succeed(&[&resume[..], &values].concat())
+    };
+    assert!(!resume("train.steps=5", "checkpoint.keep=0").contains("checkpoint.keep"));
+    let said = resume("train.steps=6", "checkpoint.keep=2");
+    let line = "checkpoint.keep = 2: the next save removes 4 of the 5 checkpoints in run/checkpoints; to \
+                keep them all, set checkpoint.keep = 0\n";
+    assert!(said.contains(line), "{said}");
+    assert_eq!(workspace.checkpoints("run"), ["fsdp_cpt5", "fsdp_cpt6", "latest"]);
+    // It is what the run has always had.
+    assert!(!resume("train.steps=7", "checkpoint.keep=2").contains("checkpoint.keep"));
+}

@@ -104,6 +104,7 @@ fn options() -> SaveOptions {
         background: true,
         keep: Keep::default(),
         timeout: Duration::from_secs(600),
+        held: None,
     }
 }
 

@@ -37,6 +37,7 @@ fn saved(folder: &Path, format: Format) -> PathBuf {
             background: false,
             keep: Keep::default(),
             timeout: Duration::from_secs(600),
+            held: None,
         };
         let mut saver = Saver::new(options, rank.engine().world().rank());
         let state = CheckpointState {

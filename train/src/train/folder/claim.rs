@@ -11,7 +11,7 @@ use super::error::FolderError;
 use super::identity::Identity;
 use super::lock::{Lock, Patience};
 use super::{CONFIG_FILE, Content, Found, metrics_of_run};
-use crate::checkpoint;
+use crate::checkpoint::{self, HeldFolder};
 use crate::config::CommSection;
 use crate::flight;
 use crate::metrics::{cut_lines_after, say, write_beside};
@@ -24,6 +24,7 @@ const CUT_METRICS: &str = "metrics-superseded.jsonl";
 #[derive(Debug)]
 pub(crate) struct Claim {
     out: PathBuf,
+    held: Option<HeldFolder>,
     /// What `run.json` says, and what it is to say.
     known: Identity,
     identity: Identity,
@@ -76,7 +77,8 @@ impl Found {
         checkpoint::remove_partial(&checkpoints);
         self.set_flights_aside()?;
         let taken = identity.taken_by(&self.claimant);
-        Ok(Some((lock, Claim { out: self.out.clone(), known: identity, identity: taken })))
+        let (out, held) = (self.out.clone(), lock.held());
+        Ok(Some((lock, Claim { out, held, known: identity, identity: taken })))
     }
 
     /// Moves flight recorders of earlier starts aside: why the last life ended is worth knowing while
@@ -106,6 +108,7 @@ impl Claim {
     /// Makes the folder that of this start, which goes on after `step` steps: what an earlier one has
     /// written of later steps is moved aside.
     pub(crate) fn begin(&self, config: &str, step: u64) -> Result<(), TrainError> {
+        self.held.as_ref().map_or(Ok(()), HeldFolder::check)?;
         let checkpoints = checkpoint::folder_of_run(&self.out);
         let later = checkpoint::later_than(&checkpoints, step);
         let mut cut = self.out.join(CUT_METRICS);

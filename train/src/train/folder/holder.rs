@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use super::identity::now;
 use super::process::ProcessId;
+use crate::checkpoint::HeldFolder;
 
 /// A holder says this often that it is there.
 const BEAT: Duration = Duration::from_secs(5);
@@ -120,21 +121,34 @@ pub(super) struct Heartbeat {
 }
 
 impl Heartbeat {
-    /// Of `holder`, in the file `path`, which it has written.
-    pub(super) fn start(holder: Holder, path: PathBuf) -> io::Result<Self> {
-        Self::every(BEAT, holder, path)
+    /// Of `holder`, in the file `path`, which it has written, for as long as the folder is `held` or the
+    /// file still names the holder.
+    pub(super) fn start(holder: Holder, path: PathBuf, held: HeldFolder) -> io::Result<Self> {
+        Self::every(BEAT, holder, path, move || held.check().is_ok())
     }
 
-    fn every(beat: Duration, mut holder: Holder, path: PathBuf) -> io::Result<Self> {
+    fn every(
+        beat: Duration,
+        mut holder: Holder,
+        path: PathBuf,
+        is_held: impl Fn() -> bool + Send + 'static,
+    ) -> io::Result<Self> {
         let (stop, stopped) = mpsc::channel::<()>();
-        let run = move || {
-            while stopped.recv_timeout(beat) == Err(RecvTimeoutError::Timeout) {
-                holder.beat += 1;
+        let write = move |holder: &Holder| {
+            // Another run may have come to this path.
+            let names_it = || Holder::read(&path).is_some_and(|now| now.is_same(holder));
+            if is_held() || names_it() {
                 // A disk that is full or away for a while is the next beat's matter.
                 let _ = holder.write(&path);
             }
+        };
+        let run = move || {
+            while stopped.recv_timeout(beat) == Err(RecvTimeoutError::Timeout) {
+                holder.beat += 1;
+                write(&holder);
+            }
             holder.ended = true;
-            let _ = holder.write(&path);
+            write(&holder);
         };
         let thread = thread::Builder::new().name("kiln-heartbeat".to_owned()).spawn(run)?;
         Ok(Heartbeat { stop: Some(stop), thread: Some(thread) })
@@ -163,12 +177,33 @@ mod tests {
         assert_eq!(Holder::read(&path), Some(holder.clone()));
         assert!(Holder::describe(&path, || ()).contains(&format!("pid {}", std::process::id())));
         let heartbeat =
-            Heartbeat::every(Duration::from_millis(1), holder.clone(), path.clone()).unwrap();
+            Heartbeat::every(Duration::from_millis(1), holder.clone(), path.clone(), || true)
+                .unwrap();
         assert!(holder.moves(&path, usize::MAX, std::thread::yield_now));
         drop(heartbeat);
         let last = Holder::read(&path).unwrap();
         assert!(last.ended && last.beat > 0 && last.is_same(&holder), "{last:?}");
         assert!(Holder::describe(&path, || ()).contains("have not ended"));
+    }
+
+    #[test]
+    fn a_heartbeat_leaves_the_file_of_another_holder_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("holder.json");
+        let (old, new) = (Holder::this("old"), Holder::this("new"));
+        old.write(&path).unwrap();
+        let heartbeat = |held: bool| {
+            Heartbeat::every(Duration::from_secs(600), old.clone(), path.clone(), move || held)
+        };
+        // It may have lost its lock, and says that it ends all the same.
+        drop(heartbeat(false).unwrap());
+        assert!(Holder::read(&path).unwrap().ended);
+        new.write(&path).unwrap();
+        drop(heartbeat(false).unwrap());
+        assert_eq!(Holder::read(&path), Some(new));
+        std::fs::remove_file(&path).unwrap();
+        drop(heartbeat(false).unwrap());
+        assert!(!path.exists());
     }
 
     #[test]

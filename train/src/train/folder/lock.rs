@@ -8,6 +8,7 @@
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -15,6 +16,7 @@ use std::time::{Duration, Instant};
 use super::error::FolderError;
 use super::holder::{Heartbeat, Holder, LOOK, LOOKS};
 use super::process::ProcessId;
+use crate::checkpoint::HeldFolder;
 use crate::metrics::say;
 
 /// What only locks need is in this folder of the run folder.
@@ -26,6 +28,9 @@ const HOLDER_FILE: &str = "holder.json";
 /// Time between two attempts.
 const PAUSE: Duration = Duration::from_millis(50);
 
+/// The kernel lets go of the locks of a process a little before the process is gone.
+const EXIT: Duration = Duration::from_secs(5);
+
 /// Anyone who only asks whether the lock is free has it for a moment.
 const MOMENT: Duration = Duration::from_millis(500);
 
@@ -34,7 +39,7 @@ const MOMENT: Duration = Duration::from_millis(500);
 pub(crate) struct Lock {
     // In this order: first the holder's file says that it ends.
     _heartbeat: Option<Heartbeat>,
-    _file: Option<File>,
+    held: Option<HeldFolder>,
 }
 
 /// How long a start waits for another run to let go of the folder.
@@ -87,7 +92,10 @@ impl Lock {
                 break attempt;
             }
             let stop = patience.stop.load(Ordering::Relaxed);
-            if start.elapsed() >= patience.time.max(MOMENT) || stop {
+            // With the lock in hand, whoever still seems to be there is about to end, or somebody has
+            // removed the file that it had locked.
+            let least = if attempt == Attempt::Locked { EXIT } else { MOMENT };
+            if start.elapsed() >= patience.time.max(least) || stop {
                 return Err(held(out));
             }
             if !said && patience.time > MOMENT && start.elapsed() >= MOMENT {
@@ -110,9 +118,10 @@ impl Lock {
                 return Err(held(out));
             }
         }
-        let heartbeat = Heartbeat::start(holder, holder_path)
+        let held = HeldFolder::new(out, folder.join(LOCK_FILE), Arc::new(locks.first));
+        let heartbeat = Heartbeat::start(holder, holder_path, held.clone())
             .map_err(FolderError::io("start a thread for the heartbeat of", out))?;
-        Ok(Lock { _heartbeat: Some(heartbeat), _file: Some(locks.first) })
+        Ok(Lock { _heartbeat: Some(heartbeat), held: Some(held) })
     }
 
     /// Holds the folder `out` of a run whose rank 0 has taken it, as another process of the run.
@@ -121,11 +130,18 @@ impl Lock {
     ///
     /// When another run has come in between. Where there is nothing to lock, rank 0 answers for all.
     pub(in crate::train) fn share(out: &Path) -> Result<Self, FolderError> {
-        let file = open(&out.join(FOLDER).join(RANKS_FILE), false).ok();
-        match file.as_ref().map(File::try_lock_shared) {
-            Some(Err(TryLockError::WouldBlock)) => Err(held(out)),
-            _ => Ok(Lock { _heartbeat: None, _file: file }),
+        let path = out.join(FOLDER).join(RANKS_FILE);
+        let file = open(&path, false).ok();
+        if let Some(Err(TryLockError::WouldBlock)) = file.as_ref().map(File::try_lock_shared) {
+            return Err(held(out));
         }
+        let held = file.map(|file| HeldFolder::new(out, path, Arc::new(file)));
+        Ok(Lock { _heartbeat: None, held })
+    }
+
+    /// What shows whether the folder is still this run's; `None` where this process could not hold it.
+    pub(in crate::train) fn held(&self) -> Option<HeldFolder> {
+        self.held.clone()
     }
 
     /// Fails if some run holds `out` now. Writes nothing.
@@ -208,13 +224,16 @@ fn rival(attempt: Attempt, holder: &Holder, this: &ProcessId) -> Rival {
     if holder.ended {
         return Rival::Gone;
     }
-    if attempt == Attempt::Locked && holder.process.shares_kernel_with(this) {
-        // Its kernel has just said that nobody holds the lock.
-        return Rival::Gone;
-    }
     match holder.process.is_gone() {
         Some(true) => Rival::Gone,
+        // Runs of one process know each other by their locks.
+        Some(false) if attempt == Attempt::Locked && holder.process == *this => Rival::Gone,
+        // Also with the lock in hand: somebody may have removed the file that it has locked.
         Some(false) => Rival::Alive,
+        // In another container. The kernel of both has just said that nobody holds the lock.
+        None if attempt == Attempt::Locked && holder.process.shares_kernel_with(this) => {
+            Rival::Gone
+        }
         None => Rival::Unknown,
     }
 }
@@ -317,8 +336,11 @@ mod tests {
         let other_machine = changed("boot", "another".into());
         let gone = changed("started", 1.into());
         for (attempt, process, expected) in [
-            // Under one kernel, its locks are the truth.
-            (Locked, &parent, Rival::Gone),
+            // It lives: its lock was removed.
+            (Locked, &parent, Rival::Alive),
+            (Locked, &this, Rival::Gone),
+            (Locked, &gone, Rival::Gone),
+            // Under one kernel, its locks are the truth about other containers.
             (Locked, &elsewhere, Rival::Gone),
             (Locked, &other_machine, Rival::Unknown),
             (Unsupported, &parent, Rival::Alive),

@@ -21,6 +21,7 @@ pub(super) fn options(plan: &Plan) -> SaveOptions {
         background: section.background,
         keep: Keep { newest: section.keep, every: section.keep_every },
         timeout: section.timeout(),
+        held: plan.held(),
     }
 }
 
@@ -30,7 +31,7 @@ impl<B: Layer> Rank<'_, B> {
     pub(super) fn save(&mut self, last: bool) -> Result<(), TrainError> {
         // So that its failure is told from that of this one.
         self.settle_earlier_save()?;
-        let Plan { config, config_text, architecture, model, data, .. } = self.plan;
+        let Plan { config, config_text, architecture, model, data, tokenizer, .. } = self.plan;
         self.model.engine().set_activity("checkpoint");
         let state = CheckpointState {
             step: self.step,
@@ -48,7 +49,9 @@ impl<B: Layer> Rank<'_, B> {
             optimizer: SavedOptimizer::adamw(),
             state,
             config: Some(config_text.clone()),
-            files: vec![config.data.path.join("tokenizer.json")],
+            files: Vec::new(),
+            // As it was at the start: the data may be replaced while the run goes on.
+            tokenizer: Some(tokenizer.clone()),
         };
         let begun = self.saver.begin(self.model.engine(), context);
         self.note_save(begun, last)
@@ -90,7 +93,14 @@ impl<B: Layer> Rank<'_, B> {
         match outcome {
             Ok(None) => {}
             Ok(saved) => self.saved = saved,
-            Err(error) if !goes_on || matches!(error, CheckpointError::Shard(_)) => {
+            Err(error)
+                if !goes_on
+                    // The ranks have lost each other, or the run has nowhere to save.
+                    || matches!(
+                        error,
+                        CheckpointError::Shard(_) | CheckpointError::NotHeld { .. }
+                    ) =>
+            {
                 return Err(error.into());
             }
             Err(error) if error.is_consequence() => {}

@@ -1,0 +1,80 @@
+//! Whether the folder that a run writes to is still the one that it has locked.
+//!
+//! A run names its folder by a path, and a path may lead elsewhere later: somebody moves the folder and
+//! starts another run under the old name, points a symbolic link elsewhere, or removes the folder. The file
+//! that the run has locked stays the same file through all of that.
+
+use std::fs::File;
+use std::io::ErrorKind;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::CheckpointError;
+
+/// A folder, and the open file in it that shows whose it is.
+#[derive(Clone, Debug)]
+pub struct HeldFolder {
+    folder: PathBuf,
+    path: PathBuf,
+    file: Arc<File>,
+}
+
+impl HeldFolder {
+    /// `folder`, which is held for as long as `path` leads to the open file `file`.
+    pub fn new(folder: &Path, path: PathBuf, file: Arc<File>) -> Self {
+        HeldFolder { folder: folder.to_owned(), path, file }
+    }
+
+    /// Fails unless the folder is still the one that was locked.
+    ///
+    /// # Errors
+    ///
+    /// [`CheckpointError::NotHeld`] if it was moved, removed or replaced.
+    pub fn check(&self) -> Result<(), CheckpointError> {
+        let lost = || CheckpointError::NotHeld { folder: self.folder.clone() };
+        let unreadable = |error: std::io::Error| match error.kind() {
+            ErrorKind::NotFound | ErrorKind::NotADirectory | ErrorKind::StaleNetworkFileHandle => {
+                lost()
+            }
+            _ => CheckpointError::io("read", &self.path)(error),
+        };
+        // Opening asks the server of a network file system; a bare look-up may answer from memory.
+        let there = File::open(&self.path).and_then(|file| file.metadata()).map_err(unreadable)?;
+        let held = self.file.metadata().map_err(unreadable)?;
+        let is_same = (there.dev(), there.ino()) == (held.dev(), held.ino());
+        if is_same { Ok(()) } else { Err(lost()) }
+    }
+
+    /// Whether the folder is known to be another's, or gone.
+    pub fn is_lost(&self) -> bool {
+        matches!(self.check(), Err(CheckpointError::NotHeld { .. }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn a_folder_is_held_for_as_long_as_its_path_leads_to_the_file() {
+        let root = tempfile::tempdir().unwrap();
+        let (out, aside) = (root.path().join("run"), root.path().join("aside"));
+        let create = || {
+            fs::create_dir(&out).unwrap();
+            Arc::new(File::create(out.join("lock")).unwrap())
+        };
+        let held = HeldFolder::new(&out, out.join("lock"), create());
+        held.check().unwrap();
+        fs::rename(&out, &aside).unwrap();
+        assert!(held.is_lost(), "moved");
+        create();
+        assert!(held.is_lost(), "replaced");
+        fs::remove_dir_all(&out).unwrap();
+        assert!(held.is_lost(), "removed");
+        fs::rename(&aside, &out).unwrap();
+        held.check().unwrap();
+    }
+}
