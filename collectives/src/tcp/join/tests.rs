@@ -60,7 +60,8 @@ fn a_thousand_ranks_meet() {
     let start = |options: JoinOptions| {
         let join = move || {
             let rendezvous = (options.rank == 0).then(|| keep(&options).unwrap());
-            let caller = Caller { options: &options, until: Instant::now() + options.timeout };
+            let since = Instant::now();
+            let caller = Caller { options: &options, since, until: since + options.timeout };
             let (mut channel, _lobby, _door) = caller.take_seat(&[options.port]).unwrap();
             let (session, members) = caller.wait_for_all(&mut channel).unwrap();
             let goodbye = frame::encode(&ToRendezvous::Goodbye, 64).unwrap();
