@@ -34,7 +34,7 @@ pub use launcher::end_with_launcher;
 pub use signals::stop_on_signals;
 
 pub(crate) use crash::raise_segv;
-pub(crate) use signals::is_ignored;
+pub(crate) use signals::{hear_of_children, is_ignored};
 
 /// Sets up this process for training; returns the flag that asks its runs to stop, for
 /// [`RunOptions::stop`](crate::train::RunOptions::stop). To be called first in `main`; later calls change
@@ -43,6 +43,7 @@ pub(crate) use signals::is_ignored;
 /// - It ends with the `kiln launch` that has started it.
 /// - Warnings go to standard error, as `KILN_LOG` says, unless a `tracing` subscriber is set already.
 /// - SIGTERM and SIGUSR1 ask runs to save and stop; a second SIGTERM ends the process at once.
+/// - A write beyond the limit on the size of files fails, instead of ending the process with SIGXFSZ.
 /// - SIGSEGV and the like are told with rank and step before they end the process.
 pub fn start() -> Arc<AtomicBool> {
     begin();
@@ -64,6 +65,7 @@ pub(crate) fn begin() {
         .with_target(false)
         .try_init();
     crash::tell_crashes();
+    signals::let_large_writes_fail();
 }
 
 /// Says, once per process, what a run would silently lack: the parts of [`start`] that have not happened,

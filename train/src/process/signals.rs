@@ -53,6 +53,25 @@ pub(crate) fn is_ignored(signal: c_int) -> bool {
     action_of(signal).is_some_and(|action| action.sa_sigaction == libc::SIG_IGN)
 }
 
+/// Lets this process learn how its children end, whatever the one that started it does on SIGCHLD: a process
+/// that ignores SIGCHLD cannot wait for its children. They get the default as well.
+pub(crate) fn hear_of_children() {
+    if is_ignored(libc::SIGCHLD) {
+        // SAFETY: the default action is no code of ours that could run.
+        unsafe { libc::signal(libc::SIGCHLD, libc::SIG_DFL) };
+    }
+}
+
+/// Makes a write beyond the limit on the size of files (`ulimit -f`) fail, as it does on a full disk. By
+/// default, SIGXFSZ would end this process with nothing said. A handler that is set already stays.
+pub(super) fn let_large_writes_fail() {
+    let is_default = |action: libc::sigaction| action.sa_sigaction == libc::SIG_DFL;
+    if action_of(libc::SIGXFSZ).is_some_and(is_default) {
+        // SAFETY: nothing runs when a signal is ignored.
+        unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
+    }
+}
+
 /// What happens on `signal`; `None` if there is no such signal.
 pub(super) fn action_of(signal: c_int) -> Option<libc::sigaction> {
     // SAFETY: all fields of the plain C structure may be zero.

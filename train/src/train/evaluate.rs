@@ -41,6 +41,8 @@ pub(super) fn evaluate_while<B: Layer>(
     let (rank, ranks) = (engine.world().rank() as u64, engine.world().world_size() as u64);
     let available = source.order().num_samples();
     let samples = if samples == 0 { available } else { samples.min(available) };
+    // Rows beyond the samples would not count.
+    let rows = rows.min(usize::try_from(samples).unwrap_or(rows)).max(1);
     let passes = samples.div_ceil(ranks * rows as u64);
     let mut loss_sum = 0.0;
     for pass in 0..passes {

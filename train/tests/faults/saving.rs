@@ -418,3 +418,18 @@ fn disk_that_is_full_or_read_only() {
     assert!(ended.stderr.contains("Read-only file system"), "{ended:?}");
     assert!(ended.stdout.contains("fsdp_cpt2 is whole"), "{ended:?}");
 }
+
+/// Blocks of 512 bytes: room for what a run writes besides its weights, and for none of its checkpoints.
+#[test]
+fn a_limit_on_file_sizes_is_told_like_a_full_disk() {
+    crate::support::config();
+    let run = Run::new();
+    let train = run.train_arguments(&["--set", "checkpoint.on_failure=\"continue\""]);
+    let mut shell = std::process::Command::new("sh");
+    shell.args(["-c", "ulimit -f 40; exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_kiln")]).args(train);
+    let ended: crate::support::Ended = shell.output().expect("a shell").into();
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    assert!(ended.stderr.contains("File too large"), "{ended:?}");
+    let last = run.losses().keys().last().copied();
+    assert_eq!(last, Some(crate::support::STEPS), "{ended:?}");
+}

@@ -113,3 +113,20 @@ fn signals_that_are_ignored_from_the_start_end_nothing() {
     let ended = finish(launcher);
     assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), ""), "{ended:?}");
 }
+
+/// A process that ignores SIGCHLD cannot wait for its children. Only a program can leave it ignored to
+/// another: shells refuse to.
+#[test]
+fn a_launcher_learns_how_ranks_end_where_sigchld_was_ignored() {
+    let job = Job::new("exit 0");
+    let mut launcher = job.launcher(&["--nproc-per-node", "2"], &[]);
+    let ignore = || {
+        // SAFETY: one system call, between fork and exec.
+        unsafe { libc::signal(libc::SIGCHLD, libc::SIG_IGN) };
+        Ok(())
+    };
+    // SAFETY: `ignore` neither locks nor allocates.
+    let launcher = unsafe { std::os::unix::process::CommandExt::pre_exec(&mut launcher, ignore) };
+    let ended = finish(launcher.spawn().expect("the launcher starts"));
+    assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), ""), "{ended:?}");
+}
