@@ -119,7 +119,12 @@ impl Run {
     }
 
     pub fn out(&self) -> PathBuf {
-        self.folder.path().join("run")
+        self.folder().join("run")
+    }
+
+    /// The folder that the run folder will be in.
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
     }
 
     /// `train CONFIG --out …` with more arguments.
