@@ -13,6 +13,7 @@ pub mod device;
 pub mod doctor;
 pub mod eval;
 pub mod fault;
+mod files;
 pub mod flight;
 pub mod generate;
 mod header;
