@@ -6,6 +6,7 @@
 
 pub mod bench;
 pub mod checkpoint;
+mod checksum;
 pub mod cli;
 pub mod config;
 pub mod data;

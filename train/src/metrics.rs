@@ -2,21 +2,18 @@
 
 use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::ProgressBar;
 use serde::{Deserialize, Serialize};
 
 use crate::files;
 use crate::lines::Lines;
-use crate::process::output::{Bar, complain};
+use crate::process::output::{self, complain};
 
 pub use crate::process::output::say;
-
-/// Frames of the progress bar per second, at most.
-const FRAME_RATE: u8 = 20;
 
 /// One logged training step.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -76,20 +73,8 @@ impl Reporter {
     /// of them are done already.
     pub fn new(path: &Path, done: u64, steps: u64) -> io::Result<Self> {
         let file = Lines::open(path)?;
-        // The bar is drawn on standard error.
-        let is_watched = io::stdout().is_terminal() && io::stderr().is_terminal();
-        let bar = is_watched.then(|| {
-            let target =
-                ProgressDrawTarget::term_like_with_hz(Box::new(Bar::default()), FRAME_RATE);
-            let bar = ProgressBar::with_draw_target(Some(steps), target).with_position(done);
-            let style = "{bar:24} {pos}/{len} | {msg} | eta {eta}";
-            // The template is a constant that parses; the default style would do as well.
-            bar.set_style(
-                ProgressStyle::with_template(style)
-                    .unwrap_or_else(|_| ProgressStyle::default_bar()),
-            );
-            bar
-        });
+        let bar = output::watched_bar(steps, "{bar:24} {pos}/{len} | {msg} | eta {eta}");
+        let bar = bar.map(|bar| bar.with_position(done));
         Ok(Reporter { file, bar, steps })
     }
 

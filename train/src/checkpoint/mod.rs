@@ -27,7 +27,6 @@
 //! the number of ranks and the strategy then and now. Ranks that have read parts of a piece put
 //! their checksums together, so that every byte is read once and every byte is checked.
 
-mod checksum;
 mod convert;
 mod describe;
 mod disk;
@@ -50,6 +49,8 @@ mod verify;
 use kiln_model::ModelConfig;
 use kiln_shard::LossScale;
 use serde::{Deserialize, Serialize};
+
+use crate::checksum;
 
 pub use checksum::Checksum;
 pub use convert::{ConvertArgs, convert};

@@ -1,7 +1,7 @@
 //! The run folder: which one, whose it is, and what is in it.
 //!
 //! - `identity`: `run.json`, which makes a folder a run of ours;
-//! - `lock`: a folder belongs to one run at a time; `holder`: who that is, `process`: as what;
+//! - `lock`: a folder belongs to one run at a time; `holder`: who that is;
 //! - `claim`: what a start does to its folder before the ranks begin, and when they have begun.
 //!
 //! Of a run only names that are ours are ever replaced, and what a run no longer needs is moved aside.
@@ -11,7 +11,6 @@ mod error;
 mod holder;
 mod identity;
 mod lock;
-mod process;
 
 use std::ffi::OsStr;
 use std::fs;

@@ -12,9 +12,9 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::identity::now;
-use super::process::ProcessId;
 use crate::checkpoint::HeldFolder;
 use crate::files;
+use crate::process::ProcessId;
 
 /// A holder says this often that it is there.
 const BEAT: Duration = Duration::from_secs(5);

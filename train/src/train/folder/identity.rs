@@ -9,11 +9,11 @@ use serde_json::Value;
 use sha2::{Digest, Sha256};
 
 use super::error::FolderError;
-use super::process::ProcessId;
 use crate::config::Config;
 use crate::files;
 use crate::metrics::write_beside;
 use crate::place::Place;
+use crate::process::ProcessId;
 
 /// Name of the file in the run folder.
 pub(super) const FILE: &str = "run.json";

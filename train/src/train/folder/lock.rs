@@ -15,10 +15,10 @@ use std::time::{Duration, Instant};
 
 use super::error::FolderError;
 use super::holder::{Heartbeat, Holder, LOOK, LOOKS};
-use super::process::ProcessId;
 use crate::checkpoint::HeldFolder;
 use crate::files;
 use crate::metrics::say;
+use crate::process::ProcessId;
 
 /// What only locks need is in this folder of the run folder.
 pub(super) const FOLDER: &str = ".kiln";
