@@ -10,7 +10,7 @@ use std::fmt::Write;
 use clap::Args;
 
 use crate::place::{
-    self, Considered, Flags, Lookup, Master, Node, Place, PlaceError, Role, SECRET,
+    self, Considered, Flags, Job, Lookup, Master, Node, Place, PlaceError, Role, SECRET,
 };
 
 /// Flags of `kiln doctor`.
@@ -73,8 +73,11 @@ fn source(text: &mut String, considered: &Considered) {
 fn result(role: Result<Role, PlaceError>) -> Vec<String> {
     match role {
         Err(error) => vec![format!("unknown: {error}")],
-        Ok(Role::Alone) => {
-            vec!["alone; ranks are threads of this process, as many as train.ranks says".to_owned()]
+        Ok(Role::Alone(job)) => {
+            let alone = "alone; ranks are threads of this process, as many as train.ranks says";
+            let mut lines = vec![alone.to_owned()];
+            lines.extend(job.name.is_some().then(|| self::job(&job)));
+            lines
         }
         Ok(Role::Rank(place)) => rank(&place),
         Ok(Role::Node(node)) => self::node(&node),
@@ -89,7 +92,7 @@ fn rank(place: &Place) -> Vec<String> {
             place.local_rank, place.local_world_size, place.node_rank, place.node
         ),
         format!("master {}", address(&place.master)),
-        format!("job {}, restarted {} times", place.job, place.restarts),
+        job(&place.job),
         secret(place.secret.is_some()),
     ];
     if place.master.shared_port {
@@ -107,7 +110,6 @@ fn node(node: &Node) -> Vec<String> {
         0 => format!("master {}, on a free port", node.master.host),
         _ => format!("master {}", address(&node.master)),
     };
-    let job = node.job.as_deref().unwrap_or("without a name");
     let secret = match (&node.secret, node.nodes) {
         (None, 1) => format!("secret: {SECRET} is not set; one is made up for the ranks"),
         (secret, _) => self::secret(secret.is_some()),
@@ -116,9 +118,14 @@ fn node(node: &Node) -> Vec<String> {
         format!("node {} of {}, from {}", node.node_rank, node.nodes, node.source),
         format!("starts {} ranks, again at most {} times", node.nproc_per_node, node.max_restarts),
         master,
-        format!("job {job}, restarted {} times", node.restarts),
+        job(&node.job),
         secret,
     ]
+}
+
+fn job(job: &Job) -> String {
+    let name = job.name.as_deref().unwrap_or("without a name");
+    format!("job {name}, restarted {} times", job.restarts)
 }
 
 fn secret(is_set: bool) -> String {
@@ -142,7 +149,7 @@ fn address(master: &Master) -> String {
 /// Where this process meets others, and whether the master is to run here.
 fn meeting_point(role: &Role) -> Option<(&Master, bool)> {
     match role {
-        Role::Alone => None,
+        Role::Alone(_) => None,
         Role::Rank(place) => Some((&place.master, place.rank == 0)),
         Role::Node(node) => Some((&node.master, node.node_rank == 0)),
     }

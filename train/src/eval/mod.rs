@@ -126,7 +126,7 @@ impl EvalArgs {
         let place = match place::find_here(&self.place)? {
             Role::Node(node) => return Ok(launch::run_node(node)?),
             Role::Rank(place) => Some(place),
-            Role::Alone => None,
+            Role::Alone(_) => None,
         };
         memory::use_huge_pages();
         let report = match &place {

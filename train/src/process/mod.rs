@@ -44,7 +44,8 @@ pub(crate) use signals::{hear_of_children, is_ignored};
 ///
 /// - It ends with the `kiln launch` that has started it.
 /// - Warnings go to standard error, as `KILN_LOG` says, unless a `tracing` subscriber is set already.
-/// - SIGTERM and SIGUSR1 ask runs to save and stop; a second SIGTERM ends the process at once.
+/// - SIGTERM and SIGUSR1 ask runs to save and stop; a second SIGTERM ends the process at once, unless it is a
+///   rank of `kiln launch`.
 /// - A write beyond the limit on the size of files fails, instead of ending the process with SIGXFSZ.
 /// - SIGSEGV and the like are told with rank and step before they end the process.
 pub fn start() -> Arc<AtomicBool> {

@@ -10,13 +10,16 @@ use std::sync::{Arc, OnceLock};
 use signal_hook::consts::{SIGTERM, SIGUSR1};
 use signal_hook::flag;
 
+use super::launcher;
+
 /// Exit code of a run that was asked to stop a second time, as shells show the signal.
 const TERMINATED: i32 = 128 + SIGTERM;
 
 static STOP: OnceLock<Arc<AtomicBool>> = OnceLock::new();
 
 /// A flag that becomes true on SIGTERM or SIGUSR1, the same one at every call. A second SIGTERM ends the
-/// process at once.
+/// process at once, unless a `kiln launch` has started it: that passes on what it is sent, and who stops all
+/// processes of a machine's job, as Slurm and systemd do, has sent it to the rank as well.
 pub fn stop_on_signals() -> Arc<AtomicBool> {
     STOP.get_or_init(register).clone()
 }
@@ -36,10 +39,13 @@ fn register() -> Arc<AtomicBool> {
 
 fn set_on_signals(stop: &Arc<AtomicBool>) -> io::Result<()> {
     if !is_ignored(SIGTERM) {
-        let terminated = Arc::<AtomicBool>::default();
-        // In this order, so that the first SIGTERM finds the flag unset.
-        flag::register_conditional_shutdown(SIGTERM, TERMINATED, Arc::clone(&terminated))?;
-        flag::register(SIGTERM, terminated)?;
+        // A launcher ends its ranks itself when their time is up.
+        if !launcher::is_set() {
+            let terminated = Arc::<AtomicBool>::default();
+            // In this order, so that the first SIGTERM finds the flag unset.
+            flag::register_conditional_shutdown(SIGTERM, TERMINATED, Arc::clone(&terminated))?;
+            flag::register(SIGTERM, terminated)?;
+        }
         flag::register(SIGTERM, Arc::clone(stop))?;
     }
     if !is_ignored(SIGUSR1) {

@@ -104,9 +104,8 @@ pub(super) struct Found {
 
 /// Finds the folder of a run and what it goes on from. Writes nothing.
 pub(super) fn find(config: &Config, options: &RunOptions) -> Result<Found, TrainError> {
-    let place = options.place.as_ref();
-    let restarts = place.map_or(0, |place| place.restarts);
-    let claimant = Claimant::new(config, place);
+    let restarts = options.job().restarts;
+    let claimant = Claimant::new(config, options);
     let restart_of = |content: &Content| match content {
         Content::Run(Some(run)) | Content::Unsaved(Some(run)) | Content::Unbegun(run)
             if restarts > 0 =>

@@ -55,6 +55,22 @@ fn asked_in(run: &Run, name: &str, step: u64, rank: usize) -> String {
     format!("run={}@data:{step}:{rank}", run.signalling(name))
 }
 
+/// Slurm and systemd send SIGTERM to all processes of a job, and the launcher passes its own on.
+#[test]
+fn a_rank_hears_of_a_stop_from_its_launcher_and_from_others() {
+    config();
+    let run = Run::new();
+    let twice = format!("run={}@data:3:0", run.signalling("TERM TERM"));
+    let ended = run.launch(RANKS, &[], &["--fault", &twice]);
+    assert_eq!(ended.code, Some(75), "{ended:?}");
+    assert_eq!(run.check_checkpoints().last(), run.losses().keys().last());
+    // Without a launcher, whoever asks twice is in a hurry.
+    let run = Run::new();
+    let twice = format!("run={}@data:3:0", run.signalling("TERM TERM"));
+    let ended = run.train_alone(RANKS, &["--fault", &twice]);
+    assert_eq!(ended.code, Some(143), "{ended:?}");
+}
+
 /// Of the first step of a life nobody knows how long it takes, so it can be given up; of later ones it
 /// is known that they are short.
 #[test]

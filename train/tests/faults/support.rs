@@ -181,11 +181,13 @@ impl Run {
         path.display().to_string()
     }
 
-    /// A program that sends a signal to the rank that runs it, and ends when that has been delivered.
-    pub fn signalling(&self, name: &str) -> String {
+    /// A program that sends signals to the rank that runs it, each when the one before has been delivered.
+    pub fn signalling(&self, names: &str) -> String {
         self.script(&format!(
-            "kill -{name} $PPID\n\
-             until grep -q '^ShdPnd:[[:space:]]*0*$' /proc/$PPID/status; do sleep 0.01; done"
+            "for name in {names}; do\n\
+             kill -$name $PPID\n\
+             until grep -q '^ShdPnd:[[:space:]]*0*$' /proc/$PPID/status; do sleep 0.01; done\n\
+             done"
         ))
     }
 

@@ -12,8 +12,8 @@ use super::error::FolderError;
 use crate::config::Config;
 use crate::files;
 use crate::metrics::write_beside;
-use crate::place::Place;
 use crate::process::ProcessId;
+use crate::train::RunOptions;
 
 /// Name of the file in the run folder.
 pub(super) const FILE: &str = "run.json";
@@ -38,7 +38,7 @@ pub(crate) struct Identity {
     /// SHA-256 of the configuration that the run was last started with.
     config_sha256: String,
     /// The job that it was last started by, which may take it over when it is started again; `None`
-    /// if ranks were threads.
+    /// if nobody starts it again.
     job: Option<String>,
 }
 
@@ -54,21 +54,23 @@ pub(super) struct Claimant {
 }
 
 impl Claimant {
-    /// A start with `config` at `place`.
-    pub(super) fn new(config: &Config, place: Option<&Place>) -> Self {
+    /// A start with `config` and `options`.
+    pub(super) fn new(config: &Config, options: &RunOptions) -> Self {
         // How many ranks there are is up to the launcher, and may differ after a restart.
         let mut config = config.clone();
         config.train.ranks = 0;
         let digest = Sha256::digest(format!("{config:?}"));
-        Claimant { config_sha256: hex(&digest), job: place.and_then(job_of) }
+        Claimant { config_sha256: hex(&digest), job: job_of(options) }
     }
 }
 
 /// What tells a job from all others, over its restarts: its name, unless that is a launcher's default
 /// for jobs without one, or else the process that has started rank 0 and starts it again.
-fn job_of(place: &Place) -> Option<String> {
-    match place.job_name() {
-        Some(name) => Some(name.to_owned()),
+fn job_of(options: &RunOptions) -> Option<String> {
+    match &options.job().name {
+        Some(name) => Some(name.clone()),
+        // Without a launcher, nobody starts this process again.
+        None if options.place.is_none() => None,
         None => serde_json::to_string(&ProcessId::parent()?).ok(),
     }
 }
@@ -212,7 +214,7 @@ mod tests {
     #[test]
     fn the_number_of_ranks_is_no_part_of_a_run() {
         let mut config = Config::default();
-        let digest = |config: &Config| Claimant::new(config, None).config_sha256;
+        let digest = |config: &Config| Claimant::new(config, &RunOptions::default()).config_sha256;
         let before = digest(&config);
         config.train.ranks += 1;
         assert_eq!(digest(&config), before);
