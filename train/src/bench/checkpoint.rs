@@ -22,6 +22,7 @@ use crate::checkpoint::{
 };
 use crate::config::{self, Config};
 use crate::device::{Selected, threads_per_rank};
+use crate::files;
 use crate::sharded::ShardedDecoder;
 use crate::train::{self, TrainError};
 use crate::weights::AllowMissing;
@@ -135,10 +136,9 @@ impl CheckpointArgs {
         let model =
             config.model.resolve(Some(config.data.vocab_size)).map_err(TrainError::usage)?;
         // Its own, since it is removed with all that is in it.
-        let folder = self.folder.join(format!(".kiln-bench-{}", std::process::id()));
-        std::fs::create_dir_all(&self.folder)
-            .and_then(|()| std::fs::create_dir(&folder))
-            .map_err(CheckpointError::io("create", &folder))
+        let folder = std::fs::create_dir_all(&self.folder)
+            .and_then(|()| files::StagingFolder::create(&self.folder.join("bench")))
+            .map_err(CheckpointError::io("write into", &self.folder))
             .map_err(TrainError::from)?;
         let device = Selected::new(&config, None)?.device();
         let threads = threads_per_rank(&config.device, self.ranks);
@@ -152,13 +152,14 @@ impl CheckpointArgs {
                 shape: &model,
                 model: &sharded,
                 device: &device,
-                folder: &folder,
+                folder: folder.path(),
             }
             .rounds(self.rounds)
         });
-        let removed = std::fs::remove_dir_all(&folder);
+        let removed = std::fs::remove_dir_all(folder.path());
         let (parameters, bytes, rounds) = measured?.swap_remove(0);
-        removed.map_err(CheckpointError::io("remove", &folder)).map_err(TrainError::from)?;
+        removed.map_err(CheckpointError::io("remove", folder.path())).map_err(TrainError::from)?;
+        folder.gone();
         Ok(table(self.ranks, parameters, bytes, &rounds))
     }
 }

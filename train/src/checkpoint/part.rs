@@ -325,7 +325,7 @@ fn tensors_of(layout: &[UnitLayout], parts: &[Part]) -> Vec<TensorEntry> {
 /// place. The name is nobody else's: what a user has put there is not touched.
 pub(super) struct NewFolder {
     place: PathBuf,
-    beside: PathBuf,
+    beside: files::StagingFolder,
 }
 
 impl NewFolder {
@@ -333,29 +333,23 @@ impl NewFolder {
     pub(super) fn create(place: &Path) -> Result<Self, CheckpointError> {
         let parent = disk::parent_of(place);
         fs::create_dir_all(parent).map_err(CheckpointError::io("create", parent))?;
-        let name = place.file_name().unwrap_or_default().to_string_lossy();
-        let mut index = 0;
-        loop {
-            let name = format!(".{name}.kiln-{}-{index}", std::process::id());
-            let beside = parent.join(name);
-            match fs::create_dir(&beside) {
-                Ok(()) => return Ok(NewFolder { place: place.to_owned(), beside }),
-                Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => index += 1,
-                Err(error) => return Err(CheckpointError::io("create", &beside)(error)),
-            }
-        }
+        let beside = files::StagingFolder::create(place)
+            .map_err(CheckpointError::io("write beside", place))?;
+        Ok(NewFolder { place: place.to_owned(), beside })
     }
 
     /// Where to write.
     pub(super) fn path(&self) -> &Path {
-        &self.beside
+        self.beside.path()
     }
 
     /// Makes a checkpoint of what was written, at its place.
     pub(super) fn complete(self, completion: Completion) -> Result<(), CheckpointError> {
         // Again, because a large model takes its time.
         check_free(&self.place)?;
-        completion.complete(&self.beside, &self.place)
+        completion.complete(self.path(), &self.place)?;
+        self.beside.gone();
+        Ok(())
     }
 }
 
@@ -364,13 +358,6 @@ pub(super) fn check_free(place: &Path) -> Result<(), CheckpointError> {
     match place.exists() || place.is_symlink() {
         true => Err(CheckpointError::Exists { path: place.to_owned() }),
         false => Ok(()),
-    }
-}
-
-impl Drop for NewFolder {
-    fn drop(&mut self) {
-        // An error is on its way already; one more about tidying up would hide it.
-        let _ = disk::remove(&self.beside);
     }
 }
 

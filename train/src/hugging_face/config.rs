@@ -14,6 +14,9 @@ use super::{CONFIG_FILE, HuggingFaceError};
 const ARCHITECTURES: &str =
     "LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM and Qwen3ForCausalLM are";
 
+/// Longer sequences are read by no model.
+const MAX_CONTEXT: usize = 1 << 40;
+
 /// What a `config.json` says.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FolderConfig {
@@ -149,6 +152,10 @@ impl FolderConfig {
         if context_length == 0 {
             return Err(keys.problem("max_position_embeddings", "is 0: must be at least 1"));
         }
+        if context_length > MAX_CONTEXT {
+            let problem = format!("is {context_length}: no model reads as much");
+            return Err(keys.problem("max_position_embeddings", &problem));
+        }
         Ok(FolderConfig { model, context_length })
     }
 }
@@ -272,6 +279,11 @@ mod tests {
         assert!(message.contains("sliding_window = 4096 is not supported"), "{message}");
         let message = config(r#""model_type": "mistral""#).unwrap_err().to_string();
         assert!(message.contains("sliding_window = (absent)"), "{message}");
+        let message = config(r#""model_type": "llama", "max_position_embeddings": 9e18"#);
+        assert!(message.is_err(), "not a whole number");
+        let endless = r#""model_type": "llama", "max_position_embeddings": 9000000000000000000"#;
+        let message = config(endless).unwrap_err().to_string();
+        assert!(message.contains("is 9000000000000000000: no model reads as much"), "{message}");
         let null = config(
             r#""model_type": "mistral", "sliding_window": null, "num_key_value_heads": null"#,
         );

@@ -8,36 +8,26 @@ use serde_json::Value;
 
 use super::HuggingFaceError;
 use crate::checkpoint::parent_of;
-use crate::files::{self, MAX_WHOLE};
+use crate::files::{self, MAX_WHOLE, StagingFolder};
 
 /// A folder under construction beside its place; removed unless [`NewFolder::commit`] is called.
 pub(super) struct NewFolder {
     place: PathBuf,
-    beside: PathBuf,
-    committed: bool,
+    beside: StagingFolder,
 }
 
 impl NewFolder {
     /// Starts one for `place`, which must not exist.
     pub(super) fn create(place: &Path) -> Result<Self, HuggingFaceError> {
         check_free(place)?;
-        let Some(name) = place.file_name() else {
+        if place.file_name().is_none() {
             return Err(HuggingFaceError::Occupied { path: place.to_owned() });
-        };
+        }
         let parent = parent_of(place);
         fs::create_dir_all(parent).map_err(HuggingFaceError::io("create", parent))?;
-        // A name that nobody has: what is there already may be anyone's.
-        let mut index = 0;
-        let beside = loop {
-            let name = name.to_string_lossy();
-            let beside = parent.join(format!(".{name}.kiln-{}-{index}", std::process::id()));
-            match fs::create_dir(&beside) {
-                Ok(()) => break beside,
-                Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => index += 1,
-                Err(error) => return Err(HuggingFaceError::io("create", &beside)(error)),
-            }
-        };
-        Ok(NewFolder { place: place.to_owned(), beside, committed: false })
+        let beside =
+            StagingFolder::create(place).map_err(HuggingFaceError::io("write beside", place))?;
+        Ok(NewFolder { place: place.to_owned(), beside })
     }
 
     /// Fails if `place` exists.
@@ -47,12 +37,12 @@ impl NewFolder {
 
     /// Where to write the files.
     pub(super) fn path(&self) -> &Path {
-        &self.beside
+        self.beside.path()
     }
 
     /// Writes a file and waits until it is on the disk.
     pub(super) fn write(&self, name: &str, content: &[u8]) -> Result<(), HuggingFaceError> {
-        let path = self.beside.join(name);
+        let path = self.path().join(name);
         let mut file = File::create(&path).map_err(HuggingFaceError::io("create", &path))?;
         file.write_all(content)
             .and_then(|()| file.sync_all())
@@ -86,32 +76,23 @@ impl NewFolder {
 
     /// What has been written, in a fixed order.
     pub(super) fn files(&self) -> Result<Vec<PathBuf>, HuggingFaceError> {
-        let entries = fs::read_dir(&self.beside).and_then(|entries| {
+        let entries = fs::read_dir(self.path()).and_then(|entries| {
             entries.map(|entry| Ok(entry?.path())).collect::<std::io::Result<Vec<_>>>()
         });
-        let mut files = entries.map_err(HuggingFaceError::io("read", &self.beside))?;
+        let mut files = entries.map_err(HuggingFaceError::io("read", self.path()))?;
         files.sort();
         Ok(files)
     }
 
     /// Gives the folder its place. Its files must be on the disk already.
-    pub(super) fn commit(mut self) -> Result<(), HuggingFaceError> {
-        sync_folder(&self.beside)?;
+    pub(super) fn commit(self) -> Result<(), HuggingFaceError> {
+        sync_folder(self.path())?;
         // Again, because a large model takes its time.
         check_free(&self.place)?;
-        fs::rename(&self.beside, &self.place)
+        fs::rename(self.path(), &self.place)
             .map_err(HuggingFaceError::io("create", &self.place))?;
-        self.committed = true;
+        self.beside.gone();
         sync_folder(parent_of(&self.place))
-    }
-}
-
-impl Drop for NewFolder {
-    fn drop(&mut self) {
-        if !self.committed {
-            // An error is on its way already; one more about tidying up would hide it.
-            let _ = fs::remove_dir_all(&self.beside);
-        }
     }
 }
 

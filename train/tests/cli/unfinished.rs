@@ -87,3 +87,20 @@ fn a_link_to_nothing_says_where_it_leads() {
     fs::create_dir_all(workspace.path("disk/gone")).expect("a folder");
     workspace.succeed(&RUN);
 }
+
+/// A process that was killed has no time to tidy up; the next one for the same place does.
+#[test]
+fn what_a_killed_command_has_left_is_removed_by_the_next() {
+    let workspace = Workspace::new();
+    workspace.succeed(&RUN);
+    let left = ["full", "hf", "imported"].map(|out| format!(".{out}.kiln-999999-0"));
+    for folder in &left {
+        workspace.write(&format!("{folder}/model-00001-of-00002.safetensors"), "half");
+    }
+    workspace.write(".full.kiln-mine/notes", "mine");
+    workspace.succeed(&["convert", "--checkpoint", "run", "--out", "full"]);
+    workspace.succeed(&["export", "--checkpoint", "run", "--out", "hf"]);
+    workspace.succeed(&["import", "--hf", "hf", "--out", "imported"]);
+    assert!(left.iter().all(|folder| !workspace.path(folder).exists()));
+    assert!(workspace.path(".full.kiln-mine/notes").exists());
+}
