@@ -205,11 +205,13 @@ fn run(command: Command) -> Result<u8, TrainError> {
         Command::Train(args) => train(args),
         Command::Launch(args) => args.run().map_err(TrainError::from),
         Command::Doctor(args) => Ok(doctor(&args)),
-        Command::Data { command: DataCommand::Prepare(args) } => prepare(args).map(done),
+        Command::Data { command: DataCommand::Prepare(args) } => {
+            on_files(|| prepare(args)).map(done)
+        }
         Command::Generate(args) => args.run().map(done),
         Command::Eval(args) => args.run(),
-        Command::Import(args) => args.run().map(done),
-        Command::Export(args) => args.run().map(done),
+        Command::Import(args) => on_files(|| args.run()).map(done),
+        Command::Export(args) => on_files(|| args.run()).map(done),
         Command::Bench { command: BenchCommand::Strategies(args) } => strategies(args).map(done),
         Command::Bench { command: BenchCommand::Checkpoint(args) } => {
             args.run().map(|text| say(&text)).map(done)
@@ -221,9 +223,16 @@ fn run(command: Command) -> Result<u8, TrainError> {
             say(&said.text);
             if said.passed { 0 } else { FAILED }
         }),
-        Command::Inspect(args) => args.run().map(|text| say(&text)).map(done),
-        Command::Convert(args) => args.run().map(|text| say(&text)).map(done),
+        Command::Inspect(args) => on_files(|| args.run()).map(|text| say(&text)).map(done),
+        Command::Convert(args) => on_files(|| args.run()).map(|text| say(&text)).map(done),
     }
+}
+
+/// Work on files, with all cores.
+fn on_files<T: Send>(
+    work: impl FnOnce() -> Result<T, TrainError> + Send,
+) -> Result<T, TrainError> {
+    process::in_pool(work).map_err(TrainError::threads("threads that read files"))?
 }
 
 /// Trains, or starts the ranks of a node; returns the exit code.

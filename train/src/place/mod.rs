@@ -27,7 +27,7 @@ pub use error::PlaceError;
 pub use flags::Flags;
 pub use hostlist::HostList;
 pub use node::{NodeFlags, node};
-pub use vars::{DEFAULT_PORT, Lookup, MAX_RANKS, SECRET};
+pub use vars::{DEFAULT_PORT, Lookup, MAX_RANKS, MAX_RANKS_PER_NODE, SECRET};
 
 use error::shortened;
 use vars::Vars;

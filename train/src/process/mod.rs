@@ -20,6 +20,7 @@
 mod crash;
 pub(crate) mod launcher;
 pub mod output;
+mod pool;
 pub(crate) mod position;
 mod signals;
 
@@ -34,6 +35,7 @@ pub use launcher::end_with_launcher;
 pub use signals::stop_on_signals;
 
 pub(crate) use crash::raise_segv;
+pub(crate) use pool::in_pool;
 pub(crate) use signals::{hear_of_children, is_ignored};
 
 /// Sets up this process for training; returns the flag that asks its runs to stop, for

@@ -23,6 +23,7 @@ use super::folder::metrics_of_run;
 use super::{Plan, Summary, TrainError, policy};
 use crate::checkpoint::{self, Saver};
 use crate::data::{BatchSource, Split, TokenFile, Tokenizer};
+use crate::device::Peak;
 use crate::fault::Drill;
 use crate::generate::{self, Sampling};
 use crate::metrics::{EvalMetrics, Reporter, say};
@@ -56,6 +57,8 @@ struct Rank<'a, B> {
     /// When the values of a step were last known.
     settled: Instant,
     flops_per_token: f64,
+    /// What `mfu` is held against.
+    peak: Peak,
     saver: Saver,
     /// The last checkpoint of this run that is complete.
     saved: Option<PathBuf>,
@@ -152,6 +155,7 @@ impl<'a, B: Layer> Rank<'a, B> {
             loss_scale,
             settled: started,
             flops_per_token,
+            peak: plan.peak,
             saver: Saver::new(save::options(plan), rank),
             saved: None,
             drill,
