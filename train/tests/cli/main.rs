@@ -9,7 +9,7 @@
 //! - `bad_config`, `bad_data`, `bad_checkpoint`, `bad_command`, `bad_hugging_face`: every mistake is
 //!   refused with a message that says what to do, and leaves nothing behind; the messages are in
 //!   `snapshots/`;
-//! - `limits`: numbers that nobody means, and no threads;
+//! - `limits`: numbers that nobody means, and no threads; `words`: what commands say, and to whom;
 //! - `device`: the CPU or a GPU, and what is said where there is none;
 //! - `gpu`: commands on a GPU beside the same on the CPU (feature `wgpu`);
 //! - `captured`: operations on CUDA, for their kernels; `trace`: whole runs, for what goes to the driver in
@@ -74,3 +74,4 @@ mod support;
 mod surroundings;
 #[cfg(feature = "cuda")]
 mod trace;
+mod words;
