@@ -99,11 +99,11 @@ pub fn join(
     options.shared_port = place.master.shared_port;
     options.secret = match &place.secret {
         Some(secret) => Secret::new(secret.as_str()),
-        None => Secret::open(&place.job),
+        None => Secret::open(&place.meeting),
     };
     options.open = comm.open;
     options.seal = comm.seal;
-    options.job.clone_from(&place.job);
+    options.job.clone_from(&place.meeting);
     options.node.clone_from(&place.node);
     options.timeout = comm.join_timeout();
     options.stop = stop.cloned();

@@ -20,7 +20,7 @@ use crate::generate::GenerateArgs;
 use crate::hugging_face::{ExportArgs, ImportArgs};
 use crate::inspect::InspectArgs;
 use crate::launch::{self, LaunchArgs};
-use crate::place::{self, Role};
+use crate::place::{self, Job, Role};
 use crate::prepared;
 use crate::process::launcher::{self, Word};
 use crate::process::output::{self, complain, say};
@@ -274,10 +274,10 @@ fn on_files<T: Send>(work: impl FnOnce() -> Result<T, TrainError> + Send) -> Res
 
 /// Trains, or starts the ranks of a node; returns the exit code.
 fn train(args: TrainArgs) -> Result<u8, TrainError> {
-    let place = match place::find_here(&args.place)? {
+    let (place, job) = match place::find_here(&args.place)? {
         Role::Node(node) => return Ok(launch::run_node(node)?),
-        Role::Rank(place) => Some(place),
-        Role::Alone => None,
+        Role::Rank(place) => (Some(place), Job::default()),
+        Role::Alone(job) => (None, job),
     };
     let config = config::load(&args.config, &args.overrides)?;
     let options = RunOptions {
@@ -288,6 +288,7 @@ fn train(args: TrainArgs) -> Result<u8, TrainError> {
         }),
         ranks: args.ranks,
         place,
+        job,
         stop: stop_on_signals(),
         allow_missing: AllowMissing::new(&args.allow_missing).map_err(TrainError::usage)?,
         allow_other_parts: args.allow_other_parts,

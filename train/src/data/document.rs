@@ -8,11 +8,13 @@ use super::builtin::Builtin;
 use super::jsonl::JsonLines;
 use super::listing::{Format, Listed, sha256_of};
 use super::piece::{Cutter, Piece, piece_limit};
+use super::stream;
 use super::text::TextFile;
 use rayon::prelude::*;
 use std::fs::{self, File};
-use std::io::{self, Cursor, Read, Seek as _};
+use std::io::{Cursor, Read, Seek as _};
 use std::path::Path;
+use std::sync::atomic::AtomicBool;
 
 /// The text of one document, as bytes that are valid UTF-8.
 pub(super) type DocumentText = Box<dyn Read + Send>;
@@ -102,8 +104,13 @@ impl Corpus {
     ///
     /// # Errors
     ///
-    /// When this build cannot read one of the formats, and when a stream cannot be read or copied.
-    pub(super) fn open(listed: Vec<Listed>, scratch: &Path) -> Result<Self, DataError> {
+    /// When this build cannot read one of the formats, when a stream cannot be read or copied, and when
+    /// `stop` becomes true meanwhile.
+    pub(super) fn open(
+        listed: Vec<Listed>,
+        scratch: &Path,
+        stop: &AtomicBool,
+    ) -> Result<Self, DataError> {
         // Told before hours of work on the files that come first.
         let parquet = listed.iter().find(|listed| listed.format == Format::Parquet);
         if let (Some(listed), false) = (parquet, cfg!(feature = "parquet")) {
@@ -111,8 +118,10 @@ impl Corpus {
         }
         let mut sources = Vec::with_capacity(listed.len());
         for mut listed in listed {
-            let copy =
-                if listed.is_stream { Some(copy_stream(&mut listed, scratch)?) } else { None };
+            let copy = match listed.is_stream {
+                true => Some(copy_stream(&mut listed, scratch, stop)?),
+                false => None,
+            };
             sources.push(Source { listed, copy });
         }
         let bytes = sources.iter().map(|source| source.listed.bytes).sum();
@@ -156,7 +165,7 @@ impl Corpus {
 }
 
 /// Copies a stream to its end, and notes its size.
-fn copy_stream(listed: &mut Listed, scratch: &Path) -> Result<File, DataError> {
+fn copy_stream(listed: &mut Listed, scratch: &Path, stop: &AtomicBool) -> Result<File, DataError> {
     let path = scratch.join("stream");
     let mut copy = File::options()
         .read(true)
@@ -166,9 +175,7 @@ fn copy_stream(listed: &mut Listed, scratch: &Path) -> Result<File, DataError> {
         .map_err(DataError::io("create", &path))?;
     // Nobody else needs its name, and without one it cannot be left behind.
     fs::remove_file(&path).map_err(DataError::io("remove", &path))?;
-    let mut stream = File::open(&listed.path).map_err(DataError::io("open", &listed.path))?;
-    let copied = io::copy(&mut stream, &mut copy);
-    listed.bytes = copied.map_err(DataError::io("copy", &listed.path))?;
+    listed.bytes = stream::copy_to_end(&listed.path, &mut copy, stop)?;
     Ok(copy)
 }
 
@@ -247,7 +254,7 @@ mod tests {
 
     fn open(inputs: &[&Path]) -> Result<Corpus, DataError> {
         let inputs: Vec<_> = inputs.iter().map(|path| path.to_path_buf()).collect();
-        Corpus::open(list(&inputs)?, &std::env::temp_dir())
+        Corpus::open(list(&inputs)?, &std::env::temp_dir(), &AtomicBool::new(false))
     }
 
     #[test]

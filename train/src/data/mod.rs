@@ -52,6 +52,7 @@ mod pass;
 mod piece;
 mod prepare;
 mod split_writer;
+mod stream;
 mod text;
 mod tokenizer;
 mod walk;

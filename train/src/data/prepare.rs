@@ -122,7 +122,7 @@ pub fn prepare_unless(
     if streams > 0 {
         progress(Progress::ReadingStreams { streams });
     }
-    let corpus = Corpus::open(listed, output.path())?;
+    let corpus = Corpus::open(listed, output.path(), stop)?;
     // Before they are read for tokens: a file that changes from here on differs from what is recorded.
     let given = match &options.tokenizer {
         TokenizerSource::File(path) => read_tokenizer(path)?,

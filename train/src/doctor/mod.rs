@@ -9,7 +9,7 @@ mod network;
 use clap::Args;
 use serde_json::json;
 
-use crate::place::{self, Flags, Master, Node, Place, PlaceError, Role, SECRET};
+use crate::place::{self, Flags, Job, Master, Node, Place, PlaceError, Role, SECRET};
 use diagnosis::Part;
 
 pub use diagnosis::Diagnosis;
@@ -52,9 +52,12 @@ pub fn examine(flags: &Flags) -> Diagnosis {
 fn standing(role: &Result<Role, PlaceError>) -> Part {
     match role {
         Err(error) => Part::new(json!({ "role": "unknown" }), vec![format!("unknown: {error}")]),
-        Ok(Role::Alone) => {
-            let line = "alone; ranks are threads of this process, as many as train.ranks says";
-            Part::new(json!({ "role": "alone" }), vec![line.to_owned()])
+        Ok(Role::Alone(job)) => {
+            let alone = "alone; ranks are threads of this process, as many as train.ranks says";
+            let mut lines = vec![alone.to_owned()];
+            lines.extend(job.name.is_some().then(|| self::job(job)));
+            let facts = json!({ "role": "alone", "job": job.name, "restarts": job.restarts });
+            Part::new(facts, lines)
         }
         Ok(Role::Rank(place)) => {
             let facts = json!({
@@ -67,8 +70,8 @@ fn standing(role: &Result<Role, PlaceError>) -> Part {
                 "node_rank": place.node_rank,
                 "node": place.node,
                 "master": address(&place.master),
-                "job": place.job,
-                "restarts": place.restarts,
+                "job": place.job.name,
+                "restarts": place.job.restarts,
                 "secret": place.secret.is_some(),
             });
             Part::new(facts, rank(place))
@@ -82,8 +85,8 @@ fn standing(role: &Result<Role, PlaceError>) -> Part {
                 "nproc_per_node": node.nproc_per_node,
                 "max_restarts": node.max_restarts,
                 "master": address(&node.master),
-                "job": node.job,
-                "restarts": node.restarts,
+                "job": node.job.name,
+                "restarts": node.job.restarts,
                 "secret": node.secret.is_some(),
             });
             Part::new(facts, self::node(node))
@@ -99,7 +102,7 @@ fn rank(place: &Place) -> Vec<String> {
             place.local_rank, place.local_world_size, place.node_rank, place.node
         ),
         format!("master {}", address(&place.master)),
-        format!("job {}, restarted {} times", place.job, place.restarts),
+        job(&place.job),
         secret(place.secret.is_some()),
     ];
     if place.master.shared_port {
@@ -117,7 +120,6 @@ fn node(node: &Node) -> Vec<String> {
         0 => format!("master {}, on a free port", node.master.host),
         _ => format!("master {}", address(&node.master)),
     };
-    let job = node.job.as_deref().unwrap_or("without a name");
     let secret = match (&node.secret, node.nodes) {
         (None, 1) => format!("secret: {SECRET} is not set; one is made up for the ranks"),
         (secret, _) => self::secret(secret.is_some()),
@@ -126,9 +128,14 @@ fn node(node: &Node) -> Vec<String> {
         format!("node {} of {}, from {}", node.node_rank, node.nodes, node.source),
         format!("starts {} ranks, again at most {} times", node.nproc_per_node, node.max_restarts),
         master,
-        format!("job {job}, restarted {} times", node.restarts),
+        job(&node.job),
         secret,
     ]
+}
+
+fn job(job: &Job) -> String {
+    let name = job.name.as_deref().unwrap_or("without a name");
+    format!("job {name}, restarted {} times", job.restarts)
 }
 
 fn secret(is_set: bool) -> String {
@@ -152,7 +159,7 @@ fn address(master: &Master) -> String {
 /// Where this process meets others, and whether the master is to run here.
 fn meeting_point(role: &Role) -> Option<(&Master, bool)> {
     match role {
-        Role::Alone => None,
+        Role::Alone(_) => None,
         Role::Rank(place) => Some((&place.master, place.rank == 0)),
         Role::Node(node) => Some((&node.master, node.node_rank == 0)),
     }

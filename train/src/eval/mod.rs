@@ -118,7 +118,7 @@ impl EvalArgs {
         let place = match place::find_here(&self.place)? {
             Role::Node(node) => return Ok(launch::run_node(node)?),
             Role::Rank(place) => Some(place),
-            Role::Alone => None,
+            Role::Alone(_) => None,
         };
         memory::use_huge_pages();
         let report = match &place {
@@ -242,6 +242,7 @@ impl Work {
                 Outcome::Logits { path: path.clone(), shape: logits.shape }
             }
         };
+        outcome.check()?;
         Ok(Report { outcome, ranks, strategy: *strategy })
     }
 }

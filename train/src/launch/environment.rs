@@ -25,7 +25,7 @@ impl Job {
 
     /// How often the ranks were started again, by anyone.
     pub(super) fn restarts(&self) -> u64 {
-        self.node.restarts.saturating_add(self.restart)
+        self.node.job.restarts.saturating_add(self.restart)
     }
 
     /// The variables of one rank.
@@ -33,7 +33,7 @@ impl Job {
         let node = &self.node;
         let rank = self.rank(local_rank).to_string();
         let world_size = (node.nodes * node.nproc_per_node).to_string();
-        let most = node.max_restarts.saturating_add(node.restarts);
+        let most = node.max_restarts.saturating_add(node.job.restarts);
         let mut variables = vec![
             ("RANK", rank.clone()),
             ("LOCAL_RANK", local_rank.to_string()),

@@ -94,7 +94,7 @@ pub fn run(options: &Options) -> Result<u8, LaunchError> {
     let signals = Signals::register()?;
     let mut node = options.node.clone();
     let choose_port = node.master.port == 0;
-    let name = match node.job.take() {
+    let name = match node.job.name.take() {
         Some(name) => name,
         // The name must be the same everywhere, so only a single node can make one up.
         None if node.nodes == 1 => format!("kiln-{}", random_text(8)?),

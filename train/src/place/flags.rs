@@ -112,8 +112,8 @@ impl Flags {
             ));
         };
         let master = master(vars, ranks.one_node(), None)?;
-        let mut place = ranks.place(Source::Flags, node_rank, None, master, None, vars)?;
-        place.restarts = vars.restarts("TORCHELASTIC_RESTART_COUNT");
+        let restarts = vars.restarts("TORCHELASTIC_RESTART_COUNT");
+        let place = ranks.place(Source::Flags, node_rank, None, master, None, restarts, vars)?;
         Ok(Finding::Taken(Role::Rank(place), "--rank and --world-size are given".to_owned()))
     }
 }

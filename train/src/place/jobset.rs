@@ -5,6 +5,7 @@
 //! `configs/k8s/`.
 
 use super::error::PlaceError;
+use super::job::is_name;
 use super::node;
 use super::vars::{Named, Vars};
 use super::{Finding, Role, Source};
@@ -50,8 +51,8 @@ pub(super) fn applies(vars: &Vars) -> bool {
 
 /// The JobSet's name, which is the job's.
 pub(super) fn name(vars: &Vars) -> Option<String> {
-    let name = (vars.0)("JOBSET_NAME")?;
-    (!name.trim().is_empty() && name.len() <= 253).then(|| name.trim().to_owned())
+    let name = (vars.0)("JOBSET_NAME").filter(|name| is_name(name))?;
+    Some(name.trim().to_owned())
 }
 
 /// Host name of the first pod: what the JobSet names as its coordinator, or the name that the first

@@ -10,6 +10,7 @@
 mod error;
 mod flags;
 mod hostlist;
+mod job;
 mod jobset;
 mod mpi;
 mod node;
@@ -26,6 +27,7 @@ use std::fmt;
 pub use error::PlaceError;
 pub use flags::Flags;
 pub use hostlist::HostList;
+pub use job::Job;
 pub use node::{NodeFlags, node};
 pub use vars::{DEFAULT_PORT, Lookup, MAX_RANKS, MAX_RANKS_PER_NODE, SECRET};
 
@@ -110,13 +112,13 @@ pub struct Place {
     pub node: String,
     /// Where the ranks meet.
     pub master: Master,
-    /// The job, the same on every rank.
-    pub job: String,
+    /// Names this start of the job: what ranks that meet have in common, besides the secret.
+    pub meeting: String,
+    /// The job.
+    pub job: Job,
     /// What ranks authenticate each other with. Without it they meet on a loopback address only, unless
     /// `comm.open` says that everyone may join.
     pub secret: Option<String>,
-    /// How often the job was started again after a failure.
-    pub restarts: u64,
 }
 
 /// The place of a process that starts the ranks of its node.
@@ -132,21 +134,12 @@ pub struct Node {
     pub nproc_per_node: usize,
     /// Where the ranks meet.
     pub master: Master,
-    /// The job, if it has a name.
-    pub job: Option<String>,
+    /// The job, as others have started it.
+    pub job: Job,
     /// What ranks authenticate each other with.
     pub secret: Option<String>,
     /// How often to start the ranks again after a failure.
     pub max_restarts: u64,
-    /// How often others have started this node again.
-    pub restarts: u64,
-}
-
-impl Place {
-    /// The job's name; `None` if it has none of its own.
-    pub fn job_name(&self) -> Option<&str> {
-        (self.job != ranks::NO_JOB).then_some(self.job.as_str())
-    }
 }
 
 // Written by hand so that no log ever shows the secret.
@@ -161,9 +154,9 @@ impl fmt::Debug for Place {
             .field("node_rank", &self.node_rank)
             .field("node", &self.node)
             .field("master", &self.master)
+            .field("meeting", &self.meeting)
             .field("job", &self.job)
             .field("secret", &self.secret.as_ref().map(|_| "…"))
-            .field("restarts", &self.restarts)
             .finish()
     }
 }
@@ -179,7 +172,6 @@ impl fmt::Debug for Node {
             .field("job", &self.job)
             .field("secret", &self.secret.as_ref().map(|_| "…"))
             .field("max_restarts", &self.max_restarts)
-            .field("restarts", &self.restarts)
             .finish()
     }
 }
@@ -187,8 +179,8 @@ impl fmt::Debug for Node {
 /// What this process is to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// Train by itself, with ranks as threads.
-    Alone,
+    /// Train by itself, with ranks as threads, as the only process of this job.
+    Alone(Job),
     /// Be one rank of a job.
     Rank(Place),
     /// Start the ranks of a node and watch over them.
@@ -275,7 +267,7 @@ pub fn survey(flags: &Flags, lookup: &Lookup) -> (Result<Role, PlaceError>, Vec<
             "--rank",
             "where to meet is given, but not who meets; add --rank and --world-size",
         )),
-        None => Ok(Role::Alone),
+        None => Ok(Role::Alone(Job::of_scheduler(&vars))),
     };
     (role, considered)
 }

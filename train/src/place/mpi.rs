@@ -108,8 +108,8 @@ fn finish(source: Source, ranks: Ranks, vars: &Vars) -> Result<Finding, PlaceErr
         return Ok(Finding::Passed("a single process; its ranks are threads".to_owned()));
     }
     // The namespace is the launcher's name for this job, so two jobs meet at two ports.
-    let job = vars.text("PMIX_NAMESPACE")?;
-    let master = master(vars, ranks.one_node(), job.as_deref().map(port_of_job))?;
+    let meeting = vars.text("PMIX_NAMESPACE")?;
+    let master = master(vars, ranks.one_node(), meeting.as_deref().map(port_of_job))?;
     let node = match ranks.one_node() {
         true => None,
         false => vars.first(&["PMIX_HOSTNAME", "HOSTNAME"])?.map(|named| named.value),
@@ -121,6 +121,6 @@ fn finish(source: Source, ranks: Ranks, vars: &Vars) -> Result<Finding, PlaceErr
     };
     let node_rank = ranks.node_by_block().unwrap_or_else(by_turns);
     let why = format!("{} and {} are set", ranks.rank.0, ranks.world_size.0);
-    let place = ranks.place(source, node_rank, node, master, job, vars)?;
+    let place = ranks.place(source, node_rank, node, master, meeting, 0, vars)?;
     Ok(Finding::Taken(Role::Rank(place), why))
 }

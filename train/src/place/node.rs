@@ -8,7 +8,7 @@ use clap::Args;
 use super::error::PlaceError;
 use super::ranks::below;
 use super::vars::{DEFAULT_PORT, Lookup, MAX_RANKS, MAX_RANKS_PER_NODE, Named, Vars};
-use super::{Master, Node, Source, jobset, slurm};
+use super::{Job, Master, Node, Source, jobset, slurm};
 
 /// torchrun's flags. Each may also come as a variable, `PET_` and its name.
 #[derive(Args, Clone, Debug, Default, PartialEq, Eq)]
@@ -89,17 +89,17 @@ pub(super) fn node_of(source: Source, vars: &Vars) -> Result<Node, PlaceError> {
         Some(named) => named.number(MAX_RANKS)? as u64,
         None => 0,
     };
-    let job = vars.first(&["--rdzv-id", "PET_RDZV_ID", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID"])?;
+    let id = vars.first(&["--rdzv-id", "PET_RDZV_ID", "TORCHELASTIC_RUN_ID"])?;
+    let scheduled = Job::of_scheduler(vars);
     Ok(Node {
         source,
         node_rank: rank.1,
         nodes: nodes.1,
         nproc_per_node,
         master: master(vars, nodes.1, standalone)?,
-        job: job.map(|named| named.value).or_else(|| jobset::name(vars)),
+        job: Job { name: id.map(|named| named.value).or(scheduled.name), ..scheduled },
         secret: vars.secret()?,
         max_restarts,
-        restarts: vars.restarts("SLURM_RESTART_COUNT").max(vars.restarts(jobset::RESTARTS)),
     })
 }
 

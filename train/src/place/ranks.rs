@@ -2,7 +2,7 @@
 
 use super::error::PlaceError;
 use super::vars::{DEFAULT_PORT, Vars, is_loopback};
-use super::{Master, Place, Source};
+use super::{Job, Master, Place, Source};
 
 /// A number and the variable or flag that says so.
 pub(super) type Number = (&'static str, usize);
@@ -46,16 +46,19 @@ impl Ranks {
         self.local_world_size.1 == self.world_size.1
     }
 
-    /// The place of this rank.
+    /// The place of this rank; `meeting` is the launcher's name for this start, and `restarts` how often it
+    /// has started the ranks again.
     pub(super) fn place(
         &self,
         source: Source,
         node_rank: usize,
         node: Option<String>,
         master: Master,
-        job: Option<String>,
+        meeting: Option<String>,
+        restarts: u64,
         vars: &Vars,
     ) -> Result<Place, PlaceError> {
+        let launched = meeting.as_deref().filter(|name| *name != NO_NAME);
         Ok(Place {
             source,
             rank: self.rank.1,
@@ -65,15 +68,15 @@ impl Ranks {
             node_rank,
             node: node.unwrap_or_else(|| format!("node{node_rank}")),
             master,
-            job: job.unwrap_or_else(|| NO_JOB.to_owned()),
+            job: Job::of_scheduler(vars).launched(launched, restarts),
+            meeting: meeting.unwrap_or_else(|| NO_NAME.to_owned()),
             secret: vars.secret()?,
-            restarts: 0,
         })
     }
 }
 
-/// Name of a job that has none; torchrun's.
-pub(super) const NO_JOB: &str = "none";
+/// Name of a start that has none; torchrun's.
+const NO_NAME: &str = "none";
 
 /// Fails unless a rank is below the size it is counted in.
 pub(super) fn below(index: Number, size: Number, why: &str) -> Result<(), PlaceError> {

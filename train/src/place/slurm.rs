@@ -90,8 +90,9 @@ pub(super) fn read(vars: &Vars) -> Result<Finding, PlaceError> {
     };
     below(("SLURM_NODEID", node_rank), ranks.world_size, "a node has at least one task")?;
     let id = vars.text("SLURM_JOB_ID")?;
-    let job = id.map(|id| format!("{id}.{step}"));
-    let port = job.as_deref().map(port_of_job);
+    // Steps of one job may run side by side.
+    let meeting = id.map(|id| format!("{id}.{step}"));
+    let port = meeting.as_deref().map(port_of_job);
     let master = match (vars.has("MASTER_ADDR"), first_host(vars)?) {
         (false, Some(host)) if !ranks.one_node() => super::Master {
             host,
@@ -100,8 +101,7 @@ pub(super) fn read(vars: &Vars) -> Result<Finding, PlaceError> {
         },
         _ => master(vars, ranks.one_node(), port)?,
     };
-    let mut place = ranks.place(Source::Slurm, node_rank, None, master, job, vars)?;
-    place.restarts = vars.restarts("SLURM_RESTART_COUNT");
+    let place = ranks.place(Source::Slurm, node_rank, None, master, meeting, 0, vars)?;
     let why = format!("a task of srun; SLURM_PROCID and {size_name} are set");
     Ok(Finding::Taken(Role::Rank(place), why))
 }

@@ -71,8 +71,8 @@ pub(super) fn read(vars: &Vars) -> Result<Finding, PlaceError> {
     master.shared_port = vars
         .text("TORCHELASTIC_USE_AGENT_STORE")?
         .is_some_and(|value| matches!(value.to_ascii_lowercase().as_str(), "true" | "1"));
-    let job = vars.text("TORCHELASTIC_RUN_ID")?;
-    let mut place = ranks.place(Source::Torchrun, node_rank, None, master, job, vars)?;
-    place.restarts = vars.restarts("TORCHELASTIC_RESTART_COUNT");
+    let (id, restarts) =
+        (vars.text("TORCHELASTIC_RUN_ID")?, vars.restarts("TORCHELASTIC_RESTART_COUNT"));
+    let place = ranks.place(Source::Torchrun, node_rank, None, master, id, restarts, vars)?;
     Ok(Finding::Taken(Role::Rank(place), "RANK, LOCAL_RANK and WORLD_SIZE are set".to_owned()))
 }

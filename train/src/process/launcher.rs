@@ -72,6 +72,11 @@ pub fn end_with_launcher() {
     }
 }
 
+/// Whether a `kiln launch` has started this process.
+pub(super) fn is_set() -> bool {
+    std::env::var_os(LAUNCHER_PID).is_some()
+}
+
 /// Whether a process exists and is not merely a zombie that nobody has taken note of yet.
 fn is_alive(process: Pid) -> bool {
     let path = format!("/proc/{process}/stat");

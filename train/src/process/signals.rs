@@ -10,6 +10,8 @@ use std::sync::{Arc, OnceLock};
 use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::flag;
 
+use super::launcher;
+
 /// What signals have asked for.
 #[derive(Default)]
 struct Asked {
@@ -21,7 +23,8 @@ struct Asked {
 static ASKED: OnceLock<Asked> = OnceLock::new();
 
 /// A flag that becomes true on SIGINT, SIGTERM or SIGUSR1, the same one at every call. A second SIGINT or a
-/// second SIGTERM ends the process at once.
+/// second SIGTERM ends the process at once, unless a `kiln launch` has started it: that passes on what it is
+/// sent, and who stops all processes of a machine's job, as Slurm and systemd do, has sent it to the rank as well.
 pub fn stop_on_signals() -> Arc<AtomicBool> {
     ASKED.get_or_init(register).stop.clone()
 }
@@ -52,9 +55,12 @@ fn set_on_signals(asked: &Asked) -> io::Result<()> {
         if is_ignored(signal) {
             continue;
         }
-        // In this order, so that the first signal finds the flag unset. The exit code is the one by which
-        // shells show the signal.
-        flag::register_conditional_shutdown(signal, 128 + signal, Arc::clone(before))?;
+        // A launcher ends its ranks itself when their time is up.
+        if !launcher::is_set() {
+            // Before the flag is set, so that the first signal finds it unset. The exit code is the one by which
+            // shells show the signal.
+            flag::register_conditional_shutdown(signal, 128 + signal, Arc::clone(before))?;
+        }
         flag::register(signal, Arc::clone(before))?;
         flag::register(signal, Arc::clone(&asked.stop))?;
     }

@@ -4,6 +4,7 @@
 //! disk, such as the run folder or the checkpoint to go on from, is settled by rank 0 alone, and the
 //! others are told. Data, configuration and run folder are on a file system that all ranks share.
 
+use std::sync::atomic::Ordering;
 use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
@@ -23,8 +24,8 @@ use crate::world;
 /// Who decides.
 const ROOT: usize = 0;
 
-/// Rank 0 says at least this often that it is still at work.
-const BEAT: Duration = Duration::from_secs(5);
+/// Rank 0 says at least this often that it is still at work, and hears which ranks were asked to stop.
+const BEAT: Duration = Duration::from_secs(2);
 
 /// What rank 0 has come to.
 #[derive(Serialize, Deserialize)]
@@ -59,7 +60,8 @@ pub(super) fn on_config(
 /// The plan that `make` gives on rank 0, on all ranks. Collective.
 ///
 /// Preparing data may take longer than any collective should, so rank 0 tells the others now and
-/// then to wait on; they notice when it is gone.
+/// then to wait on; they notice when it is gone. A rank that was asked to stop says so then, and rank 0
+/// stops as if it had been asked itself.
 pub(super) fn on_plan(
     world: &dyn Communicator,
     config: &Config,
@@ -70,7 +72,7 @@ pub(super) fn on_plan(
     let timeout = config.comm.timeout();
     if world.rank() != ROOT {
         world.recorder().set_activity("waiting for the plan");
-        return match serde_json::from_slice(&listen(world, timeout)?) {
+        return match serde_json::from_slice(&listen(world, options, timeout)?) {
             Ok(Answer::Plan(outline)) => outline.into_plan(options, device),
             Ok(Answer::Failed { message, usage }) => Err(TrainError::Rank0 { message, usage }),
             Ok(Answer::Stopped) => Err(DataError::Stopped.into()),
@@ -92,7 +94,7 @@ pub(super) fn on_plan(
             // If the others are gone, what has been begun is still brought to its end: prepared data
             // will do for the next attempt.
             if others.is_ok() {
-                others = tell(world, &[], timeout);
+                others = tell(world, options, &[], timeout);
             }
         }
         let plan = maker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
@@ -106,15 +108,22 @@ pub(super) fn on_plan(
     };
     let answer = serde_json::to_vec(&answer)
         .map_err(|error| TrainError::usage(format!("the paths of this run: {error}")))?;
-    let told = tell(world, &answer, timeout);
+    let told = tell(world, options, &answer, timeout);
     // An error of its own goes before that of not being heard.
     plan.and_then(|plan| told.map(|()| plan))
 }
 
-/// Sends `message` from rank 0 to the others: its length, then itself. An empty one asks them to
-/// wait on.
-fn tell(world: &dyn Communicator, message: &[u8], timeout: Duration) -> Result<(), TrainError> {
-    broadcast(world, Buffer::from_slice(&(message.len() as u64).to_le_bytes()), timeout)?;
+/// Sends `message` from rank 0 to the others. An empty one asks them to wait on.
+fn tell(
+    world: &dyn Communicator,
+    options: &RunOptions,
+    message: &[u8],
+    timeout: Duration,
+) -> Result<(), TrainError> {
+    let Beat { stops, .. } = beat(world, message.len(), false, timeout)?;
+    if stops {
+        options.stop.store(true, Ordering::Relaxed);
+    }
     if !message.is_empty() {
         broadcast(world, Buffer::from_slice(message), timeout)?;
     }
@@ -122,11 +131,14 @@ fn tell(world: &dyn Communicator, message: &[u8], timeout: Duration) -> Result<(
 }
 
 /// Waits for a message of rank 0 that is not empty.
-fn listen(world: &dyn Communicator, timeout: Duration) -> Result<Vec<u8>, TrainError> {
+fn listen(
+    world: &dyn Communicator,
+    options: &RunOptions,
+    timeout: Duration,
+) -> Result<Vec<u8>, TrainError> {
     loop {
-        let header = broadcast(world, Buffer::zeros(DType::U8, size_of::<u64>()), timeout)?;
-        let header = header.as_bytes().first_chunk().copied().unwrap_or_default();
-        let length = usize::try_from(u64::from_le_bytes(header)).unwrap_or(usize::MAX);
+        let stops = options.stop.load(Ordering::Relaxed);
+        let Beat { length, .. } = beat(world, 0, stops, timeout)?;
         if length > 0 {
             let message = broadcast(world, Buffer::zeros(DType::U8, length), timeout)?;
             return Ok(message.as_bytes().to_vec());
@@ -134,13 +146,38 @@ fn listen(world: &dyn Communicator, timeout: Duration) -> Result<Vec<u8>, TrainE
     }
 }
 
+/// What all ranks know after one of rank 0's beats.
+struct Beat {
+    /// Bytes of the message that follows; 0 if rank 0 is still at work.
+    length: usize,
+    /// Whether a rank other than 0 was asked to stop.
+    stops: bool,
+}
+
+/// Rank 0 gives the `length`, the others whether they were asked to stop. Collective.
+fn beat(
+    world: &dyn Communicator,
+    length: usize,
+    stops: bool,
+    timeout: Duration,
+) -> Result<Beat, TrainError> {
+    // Lengths of messages in memory are exact in f64.
+    let said = Buffer::from_slice(&[length as f64, f64::from(u8::from(stops))]);
+    let sums = world.all_reduce(label(), said).wait(timeout).map_err(failed)?;
+    let sums = sums.as_slice::<f64>().map_err(ShardError::from)?;
+    Ok(Beat { length: sums[0] as usize, stops: sums[1] > 0.0 })
+}
+
 fn broadcast(
     world: &dyn Communicator,
     buffer: Buffer,
     timeout: Duration,
 ) -> Result<Buffer, TrainError> {
-    let label = Label::new("plan of the run", Phase::Init);
-    world.broadcast(label, buffer, ROOT).wait(timeout).map_err(failed)
+    world.broadcast(label(), buffer, ROOT).wait(timeout).map_err(failed)
+}
+
+fn label() -> Label {
+    Label::new("plan of the run", Phase::Init)
 }
 
 fn failed(error: CommError) -> TrainError {

@@ -34,7 +34,7 @@ use crate::device;
 use crate::device::Selected;
 use crate::fault::{self, Fault};
 use crate::flight::FlightGuard;
-use crate::place::Place;
+use crate::place::{Job, Place};
 use crate::process::output;
 use crate::sharded::{Shapes, units_of};
 use crate::weights::AllowMissing;
@@ -66,6 +66,8 @@ pub struct RunOptions {
     /// The rank that this process is, if a launcher has started one process per rank. Without it,
     /// ranks are threads of this process.
     pub place: Option<Place>,
+    /// The job of a process that trains by itself; a rank's place has its job.
+    pub job: Job,
     /// Whether this process trains by itself although its environment says that it is one rank of several.
     pub alone: bool,
     /// Once it is true, in any process of the run, all ranks save a checkpoint after the step they
@@ -80,6 +82,13 @@ pub struct RunOptions {
     pub allow_changed: Vec<PositionKey>,
     /// A fault to rehearse.
     pub fault: Option<Fault>,
+}
+
+impl RunOptions {
+    /// The job that starts this run, perhaps not for the first time.
+    pub(super) fn job(&self) -> &Job {
+        self.place.as_ref().map_or(&self.job, |place| &place.job)
+    }
 }
 
 /// Where a run goes on from.
@@ -200,7 +209,7 @@ fn run_as_threads<B: Layer>(
         units(model, decoder.make)
     })?;
     let mut summaries = run_ranks(plan.config.train.ranks, plan.threads, |world| {
-        let (world, drill) = fault::rehearse(world, options.fault.as_ref(), 0);
+        let (world, drill) = fault::rehearse(world, options.fault.as_ref(), options.job().restarts);
         let flight = FlightGuard::new(&plan.out, plan.held(), world.clone());
         flight.watch(|| rank::run(&plan, world, drill, decoder.make))
     })?;
@@ -218,7 +227,7 @@ fn run_as_process<B: Layer>(
 ) -> Result<Summary, TrainError> {
     let threads = device::threads_per_rank(&config.device, device::ranks_sharing_cores(place));
     let summary = run_rank(met.communicator(), threads, |world| {
-        let (world, drill) = fault::rehearse(world, options.fault.as_ref(), place.restarts);
+        let (world, drill) = fault::rehearse(world, options.fault.as_ref(), place.job.restarts);
         let config = with_groups(config.clone(), &*world)?;
         agree::on_config(&*world, &config, options, &decoder.architecture)?;
         if config.device.backend != Backend::Cpu {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::{RunOptions, TrainError};
-use crate::place::{self, Flags, Role};
+use crate::place::{self, Flags, Job, Role};
 use crate::process;
 
 impl RunOptions {
@@ -12,14 +12,14 @@ impl RunOptions {
     ///
     /// # Errors
     ///
-    /// If the environment contradicts itself, if `KILN_LOG` names no level, or if this process was started once per node rather than once
-    /// per rank.
+    /// If the environment contradicts itself, if `KILN_LOG` names no level, or if this process was started once
+    /// per node rather than once per rank.
     pub fn from_environment() -> Result<RunOptions, TrainError> {
         let stop = process::start().map_err(|error| TrainError::usage(error.to_string()))?;
-        let place = match place::find_here(&Flags::default())? {
-            Role::Alone => None,
-            Role::Rank(place) => Some(place),
-            Role::Node(node) if node.nodes == 1 => None,
+        let (place, job) = match place::find_here(&Flags::default())? {
+            Role::Alone(job) => (None, job),
+            Role::Rank(place) => (Some(place), Job::default()),
+            Role::Node(node) if node.nodes == 1 => (None, node.job),
             Role::Node(node) => {
                 return Err(TrainError::usage(format!(
                     "{} has started one process per node, and this program needs one per rank: start as \
@@ -29,7 +29,7 @@ impl RunOptions {
                 )));
             }
         };
-        Ok(RunOptions { place, stop, ..RunOptions::default() })
+        Ok(RunOptions { place, job, stop, ..RunOptions::default() })
     }
 }
 

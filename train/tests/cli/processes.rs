@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::thread;
 
 use kiln::config::{CommBackend, Config};
-use kiln::place::{Master, Place, Source};
+use kiln::place::{Job, Master, Place, Source};
 use kiln::train::{
     PositionKey, Resume, RunFolder, RunOptions, Summary, TrainError, run, run_joined,
 };
@@ -32,9 +32,9 @@ fn place(rank: usize, world_size: usize) -> Place {
         node_rank: 0,
         node: "here".to_owned(),
         master: Master { host: "127.0.0.1".to_owned(), port: 1, shared_port: false },
-        job: "job".to_owned(),
+        meeting: "job".to_owned(),
+        job: Job { name: Some("job".to_owned()), restarts: 0 },
         secret: None,
-        restarts: 0,
     }
 }
 
@@ -229,8 +229,7 @@ fn a_job_that_is_started_again_goes_on_where_it_was() {
         processes(&config, workspace.path("run"), 2, |_, arguments| {
             arguments.options.fault = "error@data:5:1".parse().ok();
             if let Some(place) = &mut arguments.options.place {
-                place.restarts = restarts;
-                job.clone_into(&mut place.job);
+                place.job = Job { name: Some(job.to_owned()), restarts };
             }
         })
     };
@@ -266,8 +265,7 @@ fn a_job_that_goes_back_goes_on_from_there() {
             arguments.options.resume = Some(Resume::Path(from));
             arguments.options.fault = "error@data:7:1".parse().ok();
             if let Some(place) = &mut arguments.options.place {
-                place.restarts = restarts;
-                "going back".clone_into(&mut place.job);
+                place.job = Job { name: Some("going back".to_owned()), restarts };
             }
         })
     };
@@ -315,7 +313,7 @@ fn a_job_without_a_checkpoint_starts_anew_in_its_folder() {
         processes(&config, workspace.path("run"), 2, |_, arguments| {
             arguments.options.fault = "panic@backward:3:0".parse().ok();
             if let Some(place) = &mut arguments.options.place {
-                place.restarts = restarts;
+                place.job.restarts = restarts;
             }
         })
     };

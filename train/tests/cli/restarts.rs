@@ -142,3 +142,28 @@ fn a_restart_takes_over_no_run_of_a_stranger() {
     let other = [&arguments[..], &["--set", "train.steps=6"]].concat();
     assert_refused(&named(2).run(&workspace, &other), &["another configuration"]);
 }
+
+/// One process whose ranks are threads, as the only task of a step and in the batch script itself. A job
+/// that is requeued may come to its step by another number.
+#[test]
+fn a_job_of_a_single_process_is_known_by_its_scheduler() {
+    let drill = ["--set", "checkpoint.every=2", "--fault", "error@data:4:0"];
+    let arguments = in_run(&["train", "run.toml"], &drill);
+    let task = |step| vec![("SLURM_STEP_ID", step), ("SLURM_PROCID", "0"), ("SLURM_NTASKS", "1")];
+    let batch = || vec![("SLURM_PROCID", "0"), ("SLURM_NTASKS", "2"), ("SLURM_NNODES", "2")];
+    for (first, second) in [(task("1"), task("0")), (batch(), batch())] {
+        let workspace = Workspace::new();
+        let life = |job: &str, restarts: &str, variables: &[(&str, &str)]| {
+            let mut command = workspace.command(&arguments);
+            command.env("SLURM_JOB_ID", job).env("SLURM_RESTART_COUNT", restarts);
+            workspace.end(command.envs(variables.iter().copied()).spawn().expect("it starts"))
+        };
+        let ended = life("7", "0", &first);
+        assert!(ended.stderr.contains("fault drill"), "{ended:?}");
+        assert_eq!(workspace.json("run/run.json")["job"], "7");
+        assert_refused(&life("8", "1", &second), &["another job has started it"]);
+        let ended = life("7", "1", &second);
+        assert_eq!(ended.code, Some(0), "{ended:?}");
+        assert!(ended.stdout.contains("resuming from run/checkpoints/fsdp_cpt2"), "{ended:?}");
+    }
+}

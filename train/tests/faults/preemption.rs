@@ -85,6 +85,22 @@ fn ctrl_c_is_one_request_whoever_passes_it_on() {
     assert_eq!(run.losses(), undisturbed(RANKS));
 }
 
+/// Slurm and systemd send SIGTERM to all processes of a job, and the launcher passes its own on.
+#[test]
+fn a_rank_hears_of_a_stop_from_its_launcher_and_from_others() {
+    config();
+    let run = Run::new();
+    let twice = format!("run={}@data:3:0", run.signalling("TERM TERM"));
+    let ended = run.launch(RANKS, &[], &["--fault", &twice]);
+    assert_eq!(ended.code, Some(75), "{ended:?}");
+    assert_eq!(run.check_checkpoints().last(), run.losses().keys().last());
+    // Without a launcher, whoever asks twice is in a hurry.
+    let run = Run::new();
+    let twice = format!("run={}@data:3:0", run.signalling("TERM TERM"));
+    let ended = run.train_alone(RANKS, &["--fault", &twice]);
+    assert_eq!(ended.code, Some(143), "{ended:?}");
+}
+
 /// Of the first step of a life nobody knows how long it takes, so it can be given up; of later ones it
 /// is known that they are short.
 #[test]
@@ -226,6 +242,38 @@ fn rank_of(launcher: &Child, rank: usize) -> Option<u32> {
             && variables.split(|byte| *byte == 0).any(|variable| variable == rank.as_bytes())
     };
     processes.filter(is_rank).find(|process| handles_sigterm(*process))
+}
+
+/// Rank 0 prepares data from a FIFO that nobody writes to, and one rank of the job is asked to stop.
+#[test]
+fn a_rank_that_is_asked_to_stop_while_rank_0_prepares_data_stops_the_job() {
+    config();
+    for asked in 0..RANKS {
+        let run = Run::new();
+        let text = run.folder().join("text.txt");
+        assert!(Command::new("mkfifo").arg(&text).status().expect("mkfifo").success());
+        let data = run.folder().join("data");
+        let sets = [format!("data.text=[{text:?}]"), format!("data.path={data:?}")];
+        let train = ["--set", &sets[0], "--set", &sets[1]];
+        let launcher =
+            run.launcher(RANKS, &["--grace-s", "60"], &train).spawn().expect("kiln starts");
+        let reads = || run.logs(RANKS, 0)[0].contains("data: reading");
+        let start = Instant::now();
+        while !reads() {
+            assert!(start.elapsed() < PATIENCE, "rank 0 does not read");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let rank = rank_of(&launcher, asked).expect("a rank that listens to SIGTERM");
+        let told = Command::new("kill").args(["-s", "TERM", &rank.to_string()]).status();
+        assert!(told.expect("kill").success());
+        let ended: Ended = launcher.wait_with_output().expect("an end").into();
+        assert_eq!(ended.code, Some(75), "rank {asked}: {ended:?}");
+        for log in run.logs(RANKS, 0) {
+            assert!(log.contains("stopped as asked while data was prepared"), "{asked}: {log}");
+        }
+        assert!(!data.exists());
+        assert_eq!(run.orphans(), Vec::<String>::new());
+    }
 }
 
 /// Ranks 2 and 3 are on a node that does not come.

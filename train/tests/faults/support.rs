@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::OnceLock;
 
+use crate::signals;
 use tempfile::TempDir;
 
 /// Optimizer steps of every run here.
@@ -98,7 +99,7 @@ impl From<Output> for Ended {
 /// `kiln` without a place in its environment.
 pub fn kiln(arguments: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_kiln"));
-    command
+    signals::with_defaults(&mut command)
         .args(arguments)
         .env_clear()
         .env("PATH", std::env::var_os("PATH").unwrap_or_default())
@@ -119,7 +120,12 @@ impl Run {
     }
 
     pub fn out(&self) -> PathBuf {
-        self.folder.path().join("run")
+        self.folder().join("run")
+    }
+
+    /// The folder that the run folder will be in.
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
     }
 
     /// `train CONFIG --out …` with more arguments.
@@ -175,11 +181,13 @@ impl Run {
         path.display().to_string()
     }
 
-    /// A program that sends a signal to the rank that runs it, and ends when that has been delivered.
-    pub fn signalling(&self, name: &str) -> String {
+    /// A program that sends signals to the rank that runs it, each when the one before has been delivered.
+    pub fn signalling(&self, names: &str) -> String {
         self.script(&format!(
-            "kill -{name} $PPID\n\
-             until grep -q '^ShdPnd:[[:space:]]*0*$' /proc/$PPID/status; do sleep 0.01; done"
+            "for name in {names}; do\n\
+             kill -$name $PPID\n\
+             until grep -q '^ShdPnd:[[:space:]]*0*$' /proc/$PPID/status; do sleep 0.01; done\n\
+             done"
         ))
     }
 

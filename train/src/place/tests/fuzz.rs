@@ -49,14 +49,14 @@ fn check(flags: &Flags, env: &BTreeMap<&'static str, String>) -> Result<(), Test
     let (role, considered) = survey(flags, &lookup);
     prop_assert_eq!(considered.len(), Source::ALL.len());
     match role {
-        Ok(Role::Alone) => {}
+        Ok(Role::Alone(job)) => prop_assert!(job.name.is_none_or(|name| !name.is_empty())),
         Ok(Role::Rank(place)) => {
             prop_assert!(place.rank < place.world_size && place.world_size <= MAX_RANKS);
             prop_assert!(place.local_rank < place.local_world_size);
             prop_assert!(place.local_world_size <= place.world_size);
             prop_assert!(place.node_rank < place.world_size, "{:?}", place);
             prop_assert!(!place.master.host.is_empty() && place.master.port > 0);
-            prop_assert!(!place.node.is_empty() && !place.job.is_empty());
+            prop_assert!(!place.node.is_empty() && !place.meeting.is_empty());
         }
         Ok(Role::Node(node)) => {
             prop_assert!(node.node_rank < node.nodes && node.nproc_per_node >= 1);

@@ -7,7 +7,7 @@ mod ranks;
 
 use std::collections::BTreeMap;
 
-use super::{Considered, Flags, Node, Place, PlaceError, Role, Source, survey};
+use super::{Considered, Flags, Job, Node, Place, PlaceError, Role, Source, survey};
 
 /// An environment, written `A=1 B=2`.
 struct Env(BTreeMap<String, String>);
@@ -44,6 +44,17 @@ fn node(env: &str) -> Node {
     }
 }
 
+fn alone(env: &str) -> Job {
+    match role(env) {
+        Role::Alone(job) => job,
+        other => panic!("{env}: {other:?}"),
+    }
+}
+
+fn job(name: &str, restarts: u64) -> Job {
+    Job { name: Some(name.to_owned()), restarts }
+}
+
 fn error(env: &str) -> String {
     match Env::new(env).survey().0 {
         Err(error) => error.to_string(),
@@ -78,8 +89,8 @@ fn the_first_source_wins_and_all_are_reported() {
 
 #[test]
 fn nothing_set_is_alone() {
-    assert_eq!(role(""), Role::Alone);
-    assert_eq!(role("HOSTNAME=a PATH=b WORLD_SIZE=4 MASTER_ADDR=c"), Role::Alone);
+    assert_eq!(alone(""), Job::default());
+    assert_eq!(alone("HOSTNAME=a PATH=b WORLD_SIZE=4 MASTER_ADDR=c"), Job::default());
 }
 
 #[test]

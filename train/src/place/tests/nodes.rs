@@ -23,7 +23,7 @@ fn pet() {
     assert_eq!((found.source, found.node_rank, found.nodes), (Source::Pet, 1, 2));
     assert_eq!((found.nproc_per_node, found.max_restarts), (3, 5));
     assert_eq!((found.master.host.as_str(), found.master.port), ("a", 77));
-    assert_eq!(found.job.as_deref(), Some("j"));
+    assert_eq!(found.job.name.as_deref(), Some("j"));
     let endpoint = |value: &str| {
         let found = node(&format!("PET_NNODES=2 PET_NODE_RANK=0 PET_RDZV_ENDPOINT={value}"));
         (found.master.host, found.master.port)
@@ -68,11 +68,11 @@ fn jobset() {
     let found = node(env);
     assert_eq!((found.source, found.node_rank, found.nodes), (Source::JobSet, 1, 2));
     assert_eq!(found.master.host, "kiln-node-0-0.kiln");
-    assert_eq!((found.job.as_deref(), found.restarts), (Some("kiln"), 3));
+    assert_eq!((found.job.name.as_deref(), found.job.restarts), (Some("kiln"), 3));
     assert_eq!(node(&format!("{env} JOBSET_COORDINATOR=c")).master.host, "c");
     assert_eq!(node(&format!("{env} MASTER_ADDR=m")).master.host, "m");
     // Pods of an indexed Job need not belong together.
-    assert_eq!(role("JOB_COMPLETION_INDEX=1"), Role::Alone);
+    assert_eq!(alone("JOB_COMPLETION_INDEX=1"), Job::default());
     assert!(error("JOB_COMPLETION_INDEX=1 MASTER_ADDR=a").starts_with("WORLD_SIZE is not set"));
     let far = error("JOB_COMPLETION_INDEX=1 WORLD_SIZE=2");
     assert!(far.starts_with("--master-addr is not set"), "{far}");
@@ -104,5 +104,5 @@ fn a_launcher_finds_its_node_in_slurm() {
     let flags = NodeFlags { nnodes: Some("2".into()), ..NodeFlags::default() };
     let found = launched(&flags, &|name| env.0.get(name).cloned()).unwrap();
     assert_eq!((found.node_rank, found.master.host.as_str()), (1, "n3"));
-    assert_eq!(found.job.as_deref(), Some("12"));
+    assert_eq!(found.job.name.as_deref(), Some("12"));
 }

@@ -12,7 +12,7 @@ fn torchrun() {
     assert_eq!(numbers(&place), (3, 4, 1, 2, 1));
     assert_eq!(master(&place), ("gpu01", 29501));
     assert!(place.master.shared_port);
-    assert_eq!((place.job.as_str(), place.restarts, place.node.as_str()), ("job7", 2, "node1"));
+    assert_eq!((&place.job, place.node.as_str()), (&job("job7", 2), "node1"));
     assert!(!rank(&env.replace("=True", "=False")).master.shared_port);
 }
 
@@ -120,7 +120,8 @@ fn slurm() {
     let place = rank(&format!("{SLURM} SLURM_RESTART_COUNT=1"));
     assert_eq!(place.source, Source::Slurm);
     assert_eq!(numbers(&place), (5, 6, 1, 2, 2));
-    assert_eq!((place.job.as_str(), place.restarts), ("4711.0", 1));
+    // A requeued job may come to its step by another number.
+    assert_eq!((place.meeting.as_str(), place.job), ("4711.0", job("4711", 1)));
     assert_eq!(place.master.host, "gpu07");
     let port = place.master.port;
     assert!((15_000..31_384).contains(&port), "{port}");
@@ -142,17 +143,40 @@ fn slurm() {
 
 #[test]
 fn slurm_that_does_not_apply() {
-    let alone = |env: &str| assert_eq!(role(env), Role::Alone, "{env}");
     // The batch script has the numbers of its only process and those of the whole job.
-    alone(&SLURM.replace("SLURM_STEP_ID=0", "X=0"));
-    alone(&SLURM.replace("SLURM_STEP_ID=0", "SLURM_STEPID=4294967291"));
-    alone("SLURM_STEP_ID=0 SLURM_PROCID=0 SLURM_NTASKS=1");
+    assert_eq!(alone(&SLURM.replace("SLURM_STEP_ID=0", "X=0")), job("4711", 0));
+    let batch = SLURM.replace("SLURM_STEP_ID=0", "SLURM_STEPID=4294967291");
+    assert_eq!(alone(&format!("{batch} SLURM_RESTART_COUNT=2")), job("4711", 2));
+    let one = "SLURM_STEP_ID=0 SLURM_PROCID=0 SLURM_NTASKS=1 SLURM_JOB_ID=4711";
+    assert_eq!(alone(&format!("{one} SLURM_RESTART_COUNT=1")), job("4711", 1));
     let mpi = "OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK=1 \
                OMPI_COMM_WORLD_LOCAL_SIZE=2";
     assert_eq!(rank(&format!("{SLURM} {mpi}")).source, Source::OpenMpi);
     let pmi = "PMI_RANK=1 PMI_SIZE=2 MPI_LOCALRANKID=1 MPI_LOCALNRANKS=2";
     assert_eq!(rank(&format!("{SLURM} {pmi}")).source, Source::Pmi);
     assert_eq!(rank(&format!("{SLURM} PMI_RANK=5 PMI_SIZE=6")).source, Source::Slurm);
+}
+
+/// A job that is requeued as a whole starts its launchers anew: they count no restart, and may have other
+/// names for their ranks.
+#[test]
+fn launchers_inside_a_job_that_was_requeued() {
+    let torchrun = "RANK=0 LOCAL_RANK=0 WORLD_SIZE=2 TORCHELASTIC_RESTART_COUNT=0";
+    let one_node = "OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK=1 \
+                    OMPI_COMM_WORLD_LOCAL_SIZE=2 PMIX_NAMESPACE=88";
+    for launched in [
+        &format!("{torchrun} TORCHELASTIC_RUN_ID=none"),
+        &format!("{torchrun} TORCHELASTIC_RUN_ID=a-random-one"),
+        one_node,
+        "PMI_RANK=1 PMI_SIZE=2",
+    ] {
+        let place = rank(&format!("{launched} SLURM_JOB_ID=12 SLURM_RESTART_COUNT=1"));
+        assert_eq!(place.job, job("12", 1), "{launched}");
+        assert_eq!(place.meeting, rank(launched).meeting, "{launched}");
+    }
+    // `kiln launch` counts the scheduler's restarts in.
+    let again = torchrun.replace("COUNT=0", "COUNT=3");
+    assert_eq!(rank(&format!("{again} SLURM_JOB_ID=12 SLURM_RESTART_COUNT=1")).job, job("12", 3));
 }
 
 #[test]
@@ -210,7 +234,7 @@ fn open_mpi() {
         rank(&format!("{OPEN_MPI} MASTER_ADDR=a PMIX_HOSTNAME=b PMIX_NAMESPACE=88 HOSTNAME=c"));
     assert_eq!(place.source, Source::OpenMpi);
     assert_eq!(numbers(&place), (3, 4, 1, 2, 1));
-    assert_eq!((place.node.as_str(), place.job.as_str()), ("b", "88"));
+    assert_eq!((place.node.as_str(), &place.job), ("b", &job("88", 0)));
     assert_ne!(place.master.port, 29500);
     let here = rank(
         &OPEN_MPI.replace("LOCAL_RANK=1", "LOCAL_RANK=3").replace("LOCAL_SIZE=2", "LOCAL_SIZE=4"),
@@ -219,7 +243,7 @@ fn open_mpi() {
     // mpirun -np 1 is a program by itself.
     let one = "OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=1 OMPI_COMM_WORLD_LOCAL_RANK=0 \
                OMPI_COMM_WORLD_LOCAL_SIZE=1";
-    assert_eq!(role(one), Role::Alone);
+    assert_eq!(alone(one), Job::default());
     assert!(error("OMPI_COMM_WORLD_RANK=0").starts_with("OMPI_COMM_WORLD_SIZE is not set"));
     let wrong = error(&OPEN_MPI.replace("WORLD_RANK=3", "WORLD_RANK=4"));
     assert!(wrong.contains("OMPI_COMM_WORLD_RANK=4 and OMPI_COMM_WORLD_SIZE=4"), "{wrong}");
@@ -236,5 +260,5 @@ fn pmi() {
     let place = rank(&format!("{far} PALS_LOCAL_RANKID=0 PALS_LOCAL_SIZE=1 HOSTNAME=h"));
     assert_eq!((numbers(&place), place.node.as_str()), ((1, 2, 0, 1, 1), "h"));
     assert!(error("PMIX_RANK=1").starts_with("PMI_SIZE is not set"));
-    assert_eq!(role("PMI_RANK=0 PMI_SIZE=1"), Role::Alone);
+    assert_eq!(alone("PMI_RANK=0 PMI_SIZE=1"), Job::default());
 }

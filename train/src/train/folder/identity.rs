@@ -1,5 +1,6 @@
 //! `run.json`: what makes a folder a run of ours, and tells one run from another.
 
+use std::io::ErrorKind;
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -8,13 +9,17 @@ use serde_json::Value;
 use sha2::{Digest, Sha256};
 
 use super::error::FolderError;
-use super::process::ProcessId;
 use crate::config::Config;
+use crate::files;
 use crate::metrics::write_beside;
-use crate::place::Place;
+use crate::process::ProcessId;
+use crate::train::RunOptions;
 
 /// Name of the file in the run folder.
 pub(super) const FILE: &str = "run.json";
+
+/// Longer files are not of ours.
+const MAX_BYTES: u64 = 1 << 20;
 
 /// The version of the file that this build reads and writes.
 const FORMAT: u64 = 1;
@@ -33,7 +38,7 @@ pub(crate) struct Identity {
     /// SHA-256 of the configuration that the run was last started with.
     config_sha256: String,
     /// The job that it was last started by, which may take it over when it is started again; `None`
-    /// if ranks were threads.
+    /// if nobody starts it again.
     job: Option<String>,
 }
 
@@ -49,21 +54,23 @@ pub(super) struct Claimant {
 }
 
 impl Claimant {
-    /// A start with `config` at `place`.
-    pub(super) fn new(config: &Config, place: Option<&Place>) -> Self {
+    /// A start with `config` and `options`.
+    pub(super) fn new(config: &Config, options: &RunOptions) -> Self {
         // How many ranks there are is up to the launcher, and may differ after a restart.
         let mut config = config.clone();
         config.train.ranks = 0;
         let digest = Sha256::digest(format!("{config:?}"));
-        Claimant { config_sha256: hex(&digest), job: place.and_then(job_of) }
+        Claimant { config_sha256: hex(&digest), job: job_of(options) }
     }
 }
 
 /// What tells a job from all others, over its restarts: its name, unless that is a launcher's default
 /// for jobs without one, or else the process that has started rank 0 and starts it again.
-fn job_of(place: &Place) -> Option<String> {
-    match place.job_name() {
-        Some(name) => Some(name.to_owned()),
+fn job_of(options: &RunOptions) -> Option<String> {
+    match &options.job().name {
+        Some(name) => Some(name.clone()),
+        // Without a launcher, nobody starts this process again.
+        None if options.place.is_none() => None,
         None => serde_json::to_string(&ProcessId::parent()?).ok(),
     }
 }
@@ -106,22 +113,33 @@ impl Identity {
         if self.job.is_none() || self.job != claimant.job {
             return Err(OTHER_JOB);
         }
-        if self.config_sha256 != claimant.config_sha256 {
+        if !self.was_started_as(claimant) {
             return Err(OTHER_CONFIG);
         }
         Ok(())
+    }
+
+    /// Whether it was last started with the configuration of `claimant`.
+    pub(super) fn was_started_as(&self, claimant: &Claimant) -> bool {
+        self.config_sha256 == claimant.config_sha256
     }
 
     /// The identity of the run in `out`; `None` if it has none. A file of that name that some other
     /// program has written is none.
     pub(super) fn read(out: &Path) -> Result<Option<Self>, FolderError> {
         let path = out.join(FILE);
-        let text = match std::fs::read(&path) {
+        let wrong = |problem: String| FolderError::Identity { path: path.clone(), problem };
+        let text = match files::read(&path, MAX_BYTES) {
             Ok(text) => text,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            Err(error) if error.kind() == ErrorKind::InvalidInput => {
+                let problem = "is no regular file: choose another folder with --out";
+                return Err(wrong(problem.to_owned()));
+            }
+            // No run has written that much.
+            Err(error) if error.kind() == ErrorKind::FileTooLarge => return Ok(None),
             Err(error) => return Err(FolderError::io("read", &path)(error)),
         };
-        let wrong = |problem: String| FolderError::Identity { path: path.clone(), problem };
         let json: Value = serde_json::from_slice(&text).unwrap_or_default();
         match json.get("kiln_run").and_then(Value::as_u64) {
             None => Ok(None),
@@ -196,7 +214,7 @@ mod tests {
     #[test]
     fn the_number_of_ranks_is_no_part_of_a_run() {
         let mut config = Config::default();
-        let digest = |config: &Config| Claimant::new(config, None).config_sha256;
+        let digest = |config: &Config| Claimant::new(config, &RunOptions::default()).config_sha256;
         let before = digest(&config);
         config.train.ranks += 1;
         assert_eq!(digest(&config), before);
@@ -216,6 +234,8 @@ mod tests {
         let run = Identity::new(&claimant("c", None)).unwrap();
         run.write(out).unwrap();
         assert_eq!(Identity::read(out).unwrap(), Some(run));
+        std::fs::write(out.join(FILE), vec![b' '; MAX_BYTES as usize + 1]).unwrap();
+        assert_eq!(Identity::read(out).unwrap(), None);
         for (other, said) in [("{\"kiln_run\": 2}", "version 2"), ("{\"kiln_run\": 1}", "damaged")]
         {
             std::fs::write(out.join(FILE), other).unwrap();
