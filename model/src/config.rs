@@ -153,6 +153,16 @@ pub enum ModelConfigError {
         /// Key in the `[model]` section.
         key: &'static str,
     },
+    /// A size is larger than that of any model.
+    #[error("model.{key} = {value}: must be at most {most}")]
+    TooLarge {
+        /// Key in the `[model]` section.
+        key: &'static str,
+        /// Its value.
+        value: usize,
+        /// The largest that is allowed.
+        most: usize,
+    },
     /// One size does not divide another.
     #[error("model.{whole} = {whole_value} is not divisible by model.{part} = {part_value} (remainder {}): change one of the two", whole_value % part_value)]
     Indivisible {
@@ -189,6 +199,13 @@ pub enum ModelConfigError {
 
 /// Names of the built-in shapes, smallest first.
 pub const PRESETS: [&str; 5] = ["10m", "90m", "300m", "1b", "7b"];
+
+/// The most blocks of a model.
+pub const MAX_LAYERS: usize = 4096;
+
+/// The largest width, vocabulary or number of heads. Products of sizes up to these bounds, such as the number
+/// of parameters of a model, fit into a `usize`.
+pub const MAX_SIZE: usize = 10_000_000;
 
 impl ModelConfig {
     /// The built-in shape called `name`, or `None`; [`PRESETS`] lists the names.
@@ -249,8 +266,20 @@ impl ModelConfig {
             ("d_ff", self.d_ff),
         ];
         sizes.extend(self.head_dim.map(|head_dim| ("head_dim", head_dim)));
-        if let Some((key, _)) = sizes.into_iter().find(|(_, size)| *size == 0) {
-            return Err(ModelConfigError::Zero { key });
+        for (key, value) in sizes {
+            let most = if key == "layers" { MAX_LAYERS } else { MAX_SIZE };
+            match value {
+                0 => return Err(ModelConfigError::Zero { key }),
+                value if value > most => {
+                    return Err(ModelConfigError::TooLarge { key, value, most });
+                }
+                _ => {}
+            }
+        }
+        let (key, most) = ("heads x head_dim", MAX_SIZE);
+        let value = self.heads.saturating_mul(self.head_dim());
+        if value > most {
+            return Err(ModelConfigError::TooLarge { key, value, most });
         }
         let mut divisions = vec![("heads", self.heads, "kv_heads", self.kv_heads)];
         if self.head_dim.is_none() {

@@ -15,7 +15,8 @@ pub mod ops;
 pub mod random;
 
 pub use config::{
-    AttentionBias, FeedForwardKind, ModelConfig, ModelConfigError, PRESETS, RopeScaling,
+    AttentionBias, FeedForwardKind, MAX_LAYERS, MAX_SIZE, ModelConfig, ModelConfigError, PRESETS,
+    RopeScaling,
 };
 pub use decoder::{Decoder, Parts};
 pub use layers::{Context, KeyValueCache, Layer};

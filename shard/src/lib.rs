@@ -44,7 +44,7 @@ mod update;
 pub use engine::{Engine, EngineBuilder};
 pub use error::ShardError;
 pub use layout::{Layout, ParameterLayout, UnitLayout};
-pub use mesh::{Mesh, MeshError, Strategy};
+pub use mesh::{Mesh, MeshError, Strategy, UnknownStrategy};
 pub use optimizer::AdamW;
 pub use part::{Part, PartOptions, Token, Unsharded};
 pub use policy::{Policy, Recompute, Reshard};

@@ -1,12 +1,14 @@
 //! Strategies, and how ranks are arranged for them.
 
 use std::fmt;
+use std::str::FromStr;
 
-use serde::{Deserialize, Serialize};
+use serde::de::{self, Deserializer};
+use serde::{Deserialize, Serialize, Serializer};
 
-/// How parameters, gradients and optimizer state are spread over ranks.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "SCREAMING_SNAKE_CASE")]
+/// How parameters, gradients and optimizer state are spread over ranks. Written in capitals, as in
+/// `FULL_SHARD`; read in any case, also with hyphens.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Strategy {
     /// Everything sharded over all ranks; weights are freed again after their forward (ZeRO-3).
     #[default]
@@ -31,6 +33,10 @@ impl Strategy {
         Strategy::HybridShardGradOp,
     ];
 
+    /// The names of [`Strategy::ALL`], which has the strategies as they are declared.
+    const NAMES: [&str; 5] =
+        ["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_GRAD_OP"];
+
     /// Whether the strategy has a replica axis of its own.
     pub fn is_hybrid(self) -> bool {
         matches!(self, Strategy::HybridShard | Strategy::HybridShardGradOp)
@@ -44,13 +50,35 @@ impl Strategy {
 
 impl fmt::Display for Strategy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Strategy::FullShard => "FULL_SHARD",
-            Strategy::ShardGradOp => "SHARD_GRAD_OP",
-            Strategy::NoShard => "NO_SHARD",
-            Strategy::HybridShard => "HYBRID_SHARD",
-            Strategy::HybridShardGradOp => "HYBRID_SHARD_GRAD_OP",
-        })
+        f.write_str(Strategy::NAMES[*self as usize])
+    }
+}
+
+/// A text that names no strategy.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("use one of {}", Strategy::NAMES.join(", "))]
+pub struct UnknownStrategy;
+
+impl FromStr for Strategy {
+    type Err = UnknownStrategy;
+
+    fn from_str(text: &str) -> Result<Self, UnknownStrategy> {
+        let name = text.replace('-', "_").to_ascii_uppercase();
+        let index = Strategy::NAMES.iter().position(|known| *known == name);
+        index.map(|index| Strategy::ALL[index]).ok_or(UnknownStrategy)
+    }
+}
+
+impl Serialize for Strategy {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Strategy {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        text.parse().map_err(|_| de::Error::unknown_variant(&text, &Strategy::NAMES))
     }
 }
 

@@ -6,6 +6,7 @@
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
+use std::thread::{Builder, ScopedJoinHandle};
 
 use kiln_collectives::{CommError, Communicator, LocalGroup, LocalOptions};
 
@@ -102,13 +103,15 @@ where
             .map(|(rank, communicator)| {
                 let (body, failures) = (&body, &failures);
                 let communicator: Arc<dyn Communicator> = Arc::new(communicator);
-                scope.spawn(move || {
-                    let keep = |failure| lock(failures).push((rank, failure));
-                    live(rank, threads, communicator, body, keep)
-                })
+                let keep = move |failure| lock(failures).push((rank, failure));
+                let own = communicator.clone();
+                let started = Builder::new()
+                    .spawn_scoped(scope, move || live(rank, threads, own, body, keep));
+                started
+                    .map_err(|error| fail(Failure::Spawn(error.to_string()), &*communicator, keep))
             })
             .collect();
-        ranks.into_iter().map(|rank| rank.join().ok().flatten()).collect()
+        ranks.into_iter().map(|rank| rank.ok()?.join().ok().flatten()).collect()
     });
     let mut failures = std::mem::take(&mut *lock(&failures));
     let cause = failures.iter().position(|(_, failure)| !failure.is_consequence()).unwrap_or(0);
@@ -135,14 +138,23 @@ where
     let mut failure = None;
     // A thread of its own, so that the caller stays bound to the rank it was.
     let lived = std::thread::scope(|scope| {
+        let own = communicator.clone();
         let keep = |cause| failure = Some(cause);
-        scope.spawn(|| live(rank, threads, communicator, &body, keep)).join()
+        let started = Builder::new().spawn_scoped(scope, || live(rank, threads, own, &body, keep));
+        started.map(ScopedJoinHandle::join)
     });
     match (lived, failure) {
-        (Ok(Some(result)), _) => Ok(result),
-        (Ok(None), Some(failure)) => Err(failure.of_rank(rank)),
-        (Ok(None), None) => unreachable!("invariant: a rank without a result keeps its failure"),
-        (Err(panic), _) => Err(RanksError::Panicked { rank, message: panic_message(&*panic) }),
+        (Ok(Ok(Some(result))), _) => Ok(result),
+        (Ok(Ok(None)), Some(failure)) => Err(failure.of_rank(rank)),
+        (Ok(Ok(None)), None) => {
+            unreachable!("invariant: a rank without a result keeps its failure")
+        }
+        (Ok(Err(panic)), _) => Err(RanksError::Panicked { rank, message: panic_message(&*panic) }),
+        (Err(error), _) => {
+            let failure = Failure::Spawn(error.to_string());
+            communicator.abort(&failure.to_string());
+            Err(failure.of_rank(rank))
+        }
     }
 }
 
@@ -161,12 +173,19 @@ where
     F: Fn(Arc<dyn Communicator>) -> Result<T, E> + Sync,
 {
     compute(rank, threads, communicator.clone(), body)
-        .map_err(|failure| {
-            let message = failure.to_string();
-            keep(failure);
-            communicator.abort(&message);
-        })
+        .map_err(|failure| fail(failure, &*communicator, keep))
         .ok()
+}
+
+/// Gives `keep` the cause for which a rank fails, and then tells the other ranks.
+fn fail<E: RankError>(
+    failure: Failure<E>,
+    communicator: &dyn Communicator,
+    keep: impl FnOnce(Failure<E>),
+) {
+    let message = failure.to_string();
+    keep(failure);
+    communicator.abort(&message);
 }
 
 fn compute<T, E, F>(
@@ -217,7 +236,7 @@ impl<E: std::fmt::Display> std::fmt::Display for Failure<E> {
         match self {
             Failure::Error(error) => error.fmt(f),
             Failure::Panic(message) => write!(f, "panicked: {message}"),
-            Failure::Spawn(reason) => f.write_str(reason),
+            Failure::Spawn(reason) => write!(f, "cannot start its threads: {reason}"),
         }
     }
 }

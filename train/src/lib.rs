@@ -30,6 +30,7 @@ pub mod schedule;
 pub mod sharded;
 pub mod source;
 pub mod train;
+mod version;
 pub mod weights;
 pub mod world;
 

@@ -35,28 +35,43 @@ pub struct ShardedDecoder<B> {
 impl<B: Layer> ShardedDecoder<B> {
     /// Shards `decoder`, part by part. Weights are initialised as they are cut, so that no rank
     /// ever holds more than one whole parameter. Collective.
-    pub fn new(decoder: Decoder<B>, mut builder: EngineBuilder) -> Result<Self, ShardError> {
+    pub fn new(decoder: Decoder<B>, builder: EngineBuilder) -> Result<Self, ShardError> {
+        Self::with_progress(decoder, builder, |_, _| {})
+    }
+
+    /// [`ShardedDecoder::new`], which calls `progress` after each part, with the number of parts that are done
+    /// and of all.
+    pub fn with_progress(
+        decoder: Decoder<B>,
+        mut builder: EngineBuilder,
+        mut progress: impl FnMut(usize, usize),
+    ) -> Result<Self, ShardError> {
+        let all = decoder.layers.len() + 2;
         let tied = decoder.head.lm_head.is_none();
         // The rows of an embedding are looked up; backward needs their indices only. A tied one is
         // needed again by the head, so it stays.
         let options = PartOptions { keep: tied, weights_in_backward: false };
         let embed = builder.part(EMBED, OUTER_PREFIX, decoder.embed, options)?;
+        progress(1, all);
         let layers = decoder
             .layers
             .into_iter()
             .enumerate()
             .map(|(index, block)| {
-                builder.part(
+                let part = builder.part(
                     &layer_unit(index),
                     &layer_prefix(index),
                     block,
                     PartOptions::default(),
-                )
+                )?;
+                progress(index + 2, all);
+                Ok(part)
             })
-            .collect::<Result<_, _>>()?;
+            .collect::<Result<_, ShardError>>()?;
         // Backward starts here.
         let options = PartOptions { keep: true, weights_in_backward: true };
         let head = builder.part(HEAD, OUTER_PREFIX, decoder.head, options)?;
+        progress(all, all);
         let engine = builder.finish()?;
         Ok(ShardedDecoder { engine, embed, layers, head, tied })
     }

@@ -1,6 +1,7 @@
 //! What steps feel of a save that goes on beside them.
 
 use std::path::Path;
+use std::thread;
 use std::time::Instant;
 
 use kiln_collectives::Phase;
@@ -93,10 +94,10 @@ impl Steps<'_> {
             let mut steps = Vec::new();
             let path = raw.with_extension(self.engine.world().rank().to_string());
             let share = bytes / self.engine.world().world_size() as u64;
-            let writing = std::thread::spawn({
-                let path = path.clone();
-                move || write(&path, share)
-            });
+            let own = path.clone();
+            let writing = thread::Builder::new()
+                .spawn(move || write(&own, share))
+                .map_err(TrainError::threads("a thread that writes"))?;
             loop {
                 steps.push(timed()?);
                 let done = f64::from(u8::from(writing.is_finished()));

@@ -16,7 +16,7 @@ use kiln_shard::{Engine, EngineBuilder};
 use serde::Serialize;
 
 use super::beside::{Beside, Steps};
-use super::{default_config, disk, median, step};
+use super::{check_counts, default_config, disk, median, step};
 use crate::checkpoint::{
     Checkpoint, CheckpointError, CheckpointState, Format, Keep, SaveContext, SaveOptions, Saver,
 };
@@ -129,10 +129,8 @@ impl CheckpointArgs {
             // Tokens are made up; no data is read.
             config.data.path = "unused".into();
         }
-        config.validate()?;
-        if self.rounds == 0 {
-            return Err(TrainError::usage("--rounds must be at least 1"));
-        }
+        config.validate_threads()?;
+        check_counts(&[("--rounds", self.rounds)])?;
         let model =
             config.model.resolve(Some(config.data.vocab_size)).map_err(TrainError::usage)?;
         // Its own, since it is removed with all that is in it.

@@ -29,11 +29,13 @@ pub enum BenchError {
         /// What there is.
         rows: Vec<String>,
     },
-    /// An argument is out of its range.
-    #[error("{argument} must be at least 1")]
-    Zero {
+    /// A number of steps or rounds is out of its range.
+    #[error("{argument} must be from 1 to {most}")]
+    Count {
         /// The argument.
         argument: &'static str,
+        /// The most that is measured.
+        most: usize,
     },
     /// There is nothing to compare with on this device.
     #[error("--peer runs PyTorch on the same device, and PyTorch knows no wgpu; use --device cuda")]

@@ -38,6 +38,17 @@ fn default_config() -> Config {
     config
 }
 
+/// The most steps or rounds that are measured.
+const MAX_COUNT: usize = 1_000_000;
+
+/// Fails if one of these numbers of steps or rounds, each with its flag, makes no sense.
+fn check_counts(counts: &[(&'static str, usize)]) -> Result<(), BenchError> {
+    match counts.iter().find(|(_, count)| !(1..=MAX_COUNT).contains(count)) {
+        Some((argument, _)) => Err(BenchError::Count { argument, most: MAX_COUNT }),
+        None => Ok(()),
+    }
+}
+
 /// One optimizer step on made-up tokens; returns the time that its update took.
 fn step(
     config: &Config,

@@ -9,9 +9,9 @@ use kiln_shard::{Recompute, Strategy};
 use serde::Serialize;
 
 use super::measure::{Measured, Steps, measure};
-use super::{BenchError, default_config, median, process};
+use super::{BenchError, check_counts, default_config, median, process};
 use crate::config::{self, Config, Precision};
-use crate::device::{Selected, threads_per_rank};
+use crate::device::{Peak, Selected, threads_per_rank};
 use crate::train::{TrainError, check_memory};
 
 /// What to measure.
@@ -106,13 +106,13 @@ impl StepArgs {
         let measured = measure(&config, &model, &selected.device(), steps)?;
         let ranks = config.train.ranks;
         let peak = match config.device.peak_tflops {
-            Some(peak) => peak * 1e12,
-            None => selected.peak_flops(
+            Some(peak) => Peak::given(peak * 1e12),
+            None => selected.peak(
                 config.precision.compute,
                 None,
                 ranks,
                 threads_per_rank(&config.device, ranks),
-            ),
+            )?,
         };
         let report = StepReport::new(&config, model, selected.describe(), Some(peak), measured);
         Ok(if self.json { report.to_json() } else { report.to_text() })
@@ -125,27 +125,23 @@ pub(super) fn checked(config: &mut Config) -> Result<ModelConfig, TrainError> {
         // No data is read.
         config.data.path = "unused".into();
     }
-    config.validate()?;
+    config.validate_threads()?;
     config.model.resolve(Some(config.data.vocab_size)).map_err(TrainError::usage)
 }
 
 /// Numbers of steps that make sense.
 pub(super) fn counted(timed: usize, warmup: usize) -> Result<Steps, BenchError> {
-    for (argument, value) in [("--steps", timed), ("--warmup", warmup)] {
-        if value == 0 {
-            return Err(BenchError::Zero { argument });
-        }
-    }
+    check_counts(&[("--steps", timed), ("--warmup", warmup)])?;
     Ok(Steps { timed, warmup })
 }
 
 impl StepReport {
-    /// What `measured` means for the steps of `config` on a device with `peak` FLOP/s.
+    /// What `measured` means for the steps of `config` on a device with that `peak`.
     pub(super) fn new(
         config: &Config,
         model: ModelConfig,
         device: String,
-        peak: Option<f64>,
+        mut peak: Option<Peak>,
         measured: Measured,
     ) -> Self {
         let tokens = (config.train.global_batch * config.data.seq_len) as f64;
@@ -153,6 +149,8 @@ impl StepReport {
         let flops = model.flops_per_token(model.active_parameters(), config.data.seq_len);
         let model_flops_per_s = flops * tokens_per_s;
         let ranks = config.train.ranks;
+        // First: it may correct the peak.
+        let mfu = peak.as_mut().map(|peak| peak.share(model_flops_per_s));
         StepReport {
             system: "kiln",
             version: env!("CARGO_PKG_VERSION"),
@@ -171,8 +169,8 @@ impl StepReport {
             update_s: median(measured.updates),
             first_step_s: measured.first_step,
             model_flops_per_s,
-            peak_flops_per_s: peak,
-            mfu: peak.map(|peak| model_flops_per_s / peak),
+            peak_flops_per_s: peak.map(|peak| peak.flops()),
+            mfu,
             peak_rss_sum_bytes: process::peak_rss(),
             peak_rank_bytes: measured.rank_bytes,
             peak_reserved_bytes: measured.device_bytes,

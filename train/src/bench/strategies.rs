@@ -15,8 +15,8 @@ use kiln_shard::ranks::run_ranks;
 use kiln_shard::{EngineBuilder, Policy, ShardError, Strategy, memory};
 use serde::Serialize;
 
-use super::{default_config, median, step};
-use crate::config::{Config, ConfigError};
+use super::{check_counts, default_config, median, step};
+use crate::config::Config;
 use crate::device::{Selected, threads_per_rank};
 use crate::sharded::ShardedDecoder;
 use crate::train::{self, TrainError};
@@ -97,13 +97,9 @@ pub fn strategies(options: &StrategiesOptions) -> Result<StrategiesTable, TrainE
         // Tokens are made up; no data is read.
         config.data.path = "unused".into();
     }
-    config.validate()?;
-    if options.steps == 0 || options.rounds == 0 {
-        let problems = vec!["--steps and --rounds must be at least 1".to_owned()];
-        return Err(ConfigError::Invalid { problems }.into());
-    }
-    let invalid = |problem| ConfigError::Invalid { problems: vec![problem] };
-    let model = config.model.resolve(Some(config.data.vocab_size)).map_err(invalid)?;
+    config.validate_threads()?;
+    check_counts(&[("--steps", options.steps), ("--rounds", options.rounds)])?;
+    let model = config.model.resolve(Some(config.data.vocab_size)).map_err(TrainError::usage)?;
     let selected = Selected::new(&config, None)?;
     // The strategy that takes most.
     let mut replicated = config.clone();

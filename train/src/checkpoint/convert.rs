@@ -14,6 +14,9 @@ use super::{
 use crate::files::{self, MAX_WHOLE};
 use crate::train::TrainError;
 
+/// The most parts that a checkpoint is cut into. It loads at any number of ranks.
+const MAX_PARTS: usize = 1 << 16;
+
 /// What to convert, and to what.
 #[derive(Args, Clone, Debug)]
 pub struct ConvertArgs {
@@ -55,8 +58,11 @@ impl ConvertArgs {
             (Some(Target::Sharded), None) => {
                 return Err(TrainError::usage("--to sharded needs --ranks, the number of parts"));
             }
-            (_, Some(0)) => return Err(TrainError::usage("--ranks 0: must be at least 1")),
-            (_, Some(ranks)) => (Format::Sharded, ranks),
+            (_, Some(ranks)) if (1..=MAX_PARTS).contains(&ranks) => (Format::Sharded, ranks),
+            (_, Some(ranks)) => {
+                let problem = format!("--ranks {ranks}: must be from 1 to {MAX_PARTS}");
+                return Err(TrainError::usage(problem));
+            }
         };
         let checkpoint = Checkpoint::open(&self.checkpoint)?;
         convert(&checkpoint, &self.out, format, ranks)?;

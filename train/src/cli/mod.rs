@@ -1,16 +1,19 @@
 //! The command line.
 
+mod documents;
+
+use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, CommandFactory, Parser, Subcommand};
 use kiln_shard::ranks::RankError;
 
 use crate::bench::{self, CheckpointArgs, GpuArgs, StepArgs, StrategiesOptions};
 use crate::checkpoint::ConvertArgs;
 use crate::config;
 use crate::data::{PrepareOptions, TokenizerSource};
-use crate::doctor::{self, DoctorArgs};
+use crate::doctor::DoctorArgs;
 use crate::eval::EvalArgs;
 use crate::fault::Fault;
 use crate::generate::GenerateArgs;
@@ -23,7 +26,9 @@ use crate::process::launcher::{self, Word};
 use crate::process::output::{self, complain, say};
 use crate::process::{self, stop_on_signals};
 use crate::train::{self, PositionKey, Resume, RunFolder, RunOptions, TrainError};
+use crate::version::version;
 use crate::weights::AllowMissing;
+use documents::{CompletionsArgs, ManArgs};
 
 /// Exit code of a run that failed.
 const FAILED: u8 = 1;
@@ -32,7 +37,7 @@ const USAGE: u8 = 2;
 
 /// Trains decoder-only language models with fully sharded data parallelism.
 #[derive(Parser)]
-#[command(name = "kiln", version, arg_required_else_help = true)]
+#[command(name = "kiln", version = version(), arg_required_else_help = true)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -68,6 +73,17 @@ enum Command {
     Inspect(InspectArgs),
     /// Make a full checkpoint of a sharded one, or the other way round.
     Convert(ConvertArgs),
+    /// Print a script with which a shell completes commands and flags.
+    Completions(CompletionsArgs),
+    /// Write manual pages.
+    Man(ManArgs),
+}
+
+impl Command {
+    /// Whether output is only an account of what the command does: nobody has to read it, and it ends nothing.
+    fn is_run(&self) -> bool {
+        matches!(self, Command::Train(_) | Command::Launch(_))
+    }
 }
 
 #[derive(Args)]
@@ -174,13 +190,19 @@ struct StrategiesArgs {
 /// Runs the command that the arguments of this process name, and returns its exit code. Sets up the process
 /// as [`process::start`] does; the allocator is the binary's.
 pub fn main() -> ExitCode {
-    process::begin();
+    let begun = process::begin();
     output::tell_panics();
-    let command = Cli::parse().command;
+    let command = match Cli::try_parse() {
+        Ok(cli) => cli.command,
+        Err(error) => return ExitCode::from(tell_usage(&error)),
+    };
     // Runs do not wait for whoever reads along; other commands are there to be read.
-    let is_run = matches!(command, Command::Train(_) | Command::Launch(_));
+    let is_run = command.is_run();
     let _output = is_run.then(output::never_block);
-    let outcome = run(command);
+    let outcome = match begun {
+        Ok(()) => run(command),
+        Err(error) => Err(TrainError::usage(error.to_string())),
+    };
     let code = match &outcome {
         Ok(code) => *code,
         Err(error) if error.is_stop() => {
@@ -195,35 +217,59 @@ pub fn main() -> ExitCode {
             if error.is_usage() { USAGE } else { FAILED }
         }
     };
-    output::finish();
-    ExitCode::from(code)
+    let is_told = output::finish();
+    ExitCode::from(if code == 0 && !is_run && !is_told { FAILED } else { code })
+}
+
+/// Prints help, the version, or what is wrong with the arguments; returns the exit code.
+fn tell_usage(error: &clap::Error) -> u8 {
+    let printed = error.print().and_then(|()| io::stdout().flush());
+    match printed {
+        // Help is there to be read, except by a reader that went away.
+        Err(reason) if !error.use_stderr() && reason.kind() != io::ErrorKind::BrokenPipe => {
+            complain(&format!("error: cannot write to standard output: {reason}"));
+            FAILED
+        }
+        _ => u8::try_from(error.exit_code()).unwrap_or(USAGE),
+    }
 }
 
 fn run(command: Command) -> Result<u8, TrainError> {
     let done = |()| 0;
+    let tell = |text: String| say(&text);
     match command {
         Command::Train(args) => train(args),
         Command::Launch(args) => args.run().map_err(TrainError::from),
         Command::Doctor(args) => Ok(doctor(&args)),
-        Command::Data { command: DataCommand::Prepare(args) } => prepare(args).map(done),
+        Command::Data { command: DataCommand::Prepare(args) } => {
+            on_files(|| prepare(args)).map(done)
+        }
         Command::Generate(args) => args.run().map(done),
         Command::Eval(args) => args.run(),
-        Command::Import(args) => args.run().map(done),
-        Command::Export(args) => args.run().map(done),
+        Command::Import(args) => on_files(|| args.run()).map(done),
+        Command::Export(args) => on_files(|| args.run()).map(done),
         Command::Bench { command: BenchCommand::Strategies(args) } => strategies(args).map(done),
         Command::Bench { command: BenchCommand::Checkpoint(args) } => {
-            args.run().map(|text| say(&text)).map(done)
+            args.run().map(tell).map(done)
         }
-        Command::Bench { command: BenchCommand::Step(args) } => {
-            args.run().map(|text| say(&text)).map(done)
-        }
+        Command::Bench { command: BenchCommand::Step(args) } => args.run().map(tell).map(done),
         Command::Bench { command: BenchCommand::Gpu(args) } => args.run().map(|said| {
             say(&said.text);
             if said.passed { 0 } else { FAILED }
         }),
-        Command::Inspect(args) => args.run().map(|text| say(&text)).map(done),
-        Command::Convert(args) => args.run().map(|text| say(&text)).map(done),
+        Command::Inspect(args) => on_files(|| args.run()).map(tell).map(done),
+        Command::Convert(args) => on_files(|| args.run()).map(tell).map(done),
+        Command::Completions(args) => {
+            say(&args.run(Cli::command()));
+            Ok(0)
+        }
+        Command::Man(args) => args.run(Cli::command()).map(tell).map(done),
     }
+}
+
+/// Work on files, with all cores.
+fn on_files<T: Send>(work: impl FnOnce() -> Result<T, TrainError> + Send) -> Result<T, TrainError> {
+    process::in_pool(work).map_err(TrainError::threads("threads that read files"))?
 }
 
 /// Trains, or starts the ranks of a node; returns the exit code.
@@ -256,9 +302,9 @@ fn train(args: TrainArgs) -> Result<u8, TrainError> {
 }
 
 fn doctor(args: &DoctorArgs) -> u8 {
-    let diagnosis = doctor::examine(args);
-    say(diagnosis.text.trim_end());
-    if diagnosis.healthy { 0 } else { USAGE }
+    let (text, healthy) = args.run();
+    say(&text);
+    if healthy { 0 } else { USAGE }
 }
 
 fn prepare(args: PrepareArgs) -> Result<(), TrainError> {

@@ -66,7 +66,7 @@ pub fn load(path: &Path, overrides: &[String]) -> Result<Config, ConfigError> {
         .map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
     let parse_error = |error: toml::de::Error| ConfigError::Parse {
         path: path.to_owned(),
-        message: plain(error.to_string().trim_end()),
+        message: plain(error.to_string().trim_end()) + &did_you_mean(error.message()),
     };
     // From the text, so that a mistake in the file is shown with its line.
     let mut config: Config = toml::from_str(&text).map_err(parse_error)?;
@@ -76,7 +76,8 @@ pub fn load(path: &Path, overrides: &[String]) -> Result<Config, ConfigError> {
         config = Value::Table(table.clone()).try_into().map_err(|error: toml::de::Error| {
             ConfigError::OverrideValue {
                 argument: argument.clone(),
-                message: plain(&error.to_string().trim().replace('\n', " ")),
+                message: plain(&error.to_string().trim().replace('\n', " "))
+                    + &did_you_mean(error.message()),
             }
         })?;
     }
@@ -87,6 +88,9 @@ pub fn load(path: &Path, overrides: &[String]) -> Result<Config, ConfigError> {
 fn plain(message: &str) -> String {
     let whole = "expected a whole number, 0 or more";
     [
+        // What TOML says of a number that it cannot hold.
+        ("u64 value was too large", TOO_LARGE),
+        ("integer number overflowed", TOO_LARGE),
         ("unknown field", "unknown key"),
         ("unknown variant", "unknown value"),
         ("expected f64", "expected a number"),
@@ -95,6 +99,33 @@ fn plain(message: &str) -> String {
     ]
     .iter()
     .fold(message.to_owned(), |message, (from, to)| message.replace(from, to))
+}
+
+/// What is said of a whole number that TOML has no room for.
+const TOO_LARGE: &str = "the number is too large: whole numbers go from -9223372036854775808 to \
+                         9223372036854775807";
+
+/// How alike two names are at least, from 0 to 1, if one is a slip of the pen for the other.
+const ALIKE: f64 = 0.7;
+
+/// A hint at the name that was meant, if the parser's `message` is about an unknown one: it quotes that and
+/// all that it knows.
+fn did_you_mean(message: &str) -> String {
+    let mut quoted = message.split('`').skip(1).step_by(2);
+    let unknown = quoted.next().filter(|_| message.starts_with("unknown "));
+    let Some(unknown) = unknown.map(str::to_lowercase) else { return String::new() };
+    quoted
+        .map(|name| (strsim::jaro(&unknown, &name.to_lowercase()), name))
+        .filter(|(alike, _)| *alike > ALIKE)
+        .max_by(|(a, _), (b, _)| a.total_cmp(b))
+        .map_or_else(String::new, |(_, name)| format!("; did you mean `{name}`?"))
+}
+
+/// Whether a text is a whole number, of whatever size.
+fn is_whole(text: &str) -> bool {
+    let digits = text.strip_prefix(['+', '-']).unwrap_or(text);
+    digits.starts_with(|first: char| first.is_ascii_digit())
+        && digits.bytes().all(|byte| byte.is_ascii_digit() || byte == b'_')
 }
 
 fn apply(table: &mut Table, argument: &str) -> Result<(), ConfigError> {
@@ -106,7 +137,14 @@ fn apply(table: &mut Table, argument: &str) -> Result<(), ConfigError> {
     }
     let entry = table.entry(section).or_insert_with(|| Value::Table(Table::new()));
     let section = entry.as_table_mut().ok_or_else(malformed)?;
-    section.insert(key.to_owned(), parse_value(value.trim()));
+    let (text, argument) = (value.trim(), argument.to_owned());
+    let value = match parse_value(text) {
+        Value::String(_) if is_whole(text) && text.replace('_', "").parse::<i64>().is_err() => {
+            return Err(ConfigError::OverrideValue { argument, message: TOO_LARGE.to_owned() });
+        }
+        value => value,
+    };
+    section.insert(key.to_owned(), value);
     Ok(())
 }
 

@@ -5,6 +5,7 @@
 //! ends, which is written to the run folder and can start the same run again.
 
 mod comm;
+mod limits;
 mod load;
 mod model;
 mod schema;
@@ -12,6 +13,8 @@ mod size;
 mod validate;
 
 pub use comm::{CommBackend, CommSection};
+pub(crate) use limits::thread_ranks;
+pub use limits::{MAX_BATCH, MAX_SEQ_LEN, MAX_STEPS, MAX_THREAD_RANKS, MAX_THREADS};
 pub use load::{ConfigError, load};
 pub use model::ModelSection;
 pub use schema::{

@@ -4,7 +4,9 @@ use kiln_shard::Mesh;
 
 use crate::data::VOCABULARY_MINIMUM;
 use crate::device::DeviceError;
+use crate::place::MAX_RANKS;
 
+use super::limits::{MAX_BATCH, MAX_SEQ_LEN, MAX_STEPS, MAX_THREADS, out_of_range, thread_ranks};
 use super::{
     Backend, CommBackend, CommSection, Config, ConfigError, ModelSection, Precision,
     PrecisionSection,
@@ -14,7 +16,22 @@ impl Config {
     /// Checks every value that can be checked without looking at the data, and reports all
     /// problems at once.
     pub fn validate(&self) -> Result<(), ConfigError> {
-        let mut problems = Vec::new();
+        self.check(Vec::new())
+    }
+
+    /// [`Config::validate`] for ranks that are threads of this process.
+    pub fn validate_threads(&self) -> Result<(), ConfigError> {
+        // More than any job can have is refused in any case.
+        let ranks = self.train.ranks.min(MAX_RANKS);
+        self.check(
+            thread_ranks("train.ranks", ranks)
+                .filter(|_| ranks == self.train.ranks)
+                .into_iter()
+                .collect(),
+        )
+    }
+
+    fn check(&self, mut problems: Vec<String>) -> Result<(), ConfigError> {
         self.check_ranges(&mut problems);
         self.check_batch(&mut problems);
         self.check_places(&mut problems);
@@ -48,17 +65,16 @@ impl Config {
 
     fn check_ranges(&self, problems: &mut Vec<String>) {
         let Config { data, train, optim, device, comm, checkpoint, log, sample, .. } = self;
-        let positive = [
-            ("data.seq_len", data.seq_len as u64),
-            ("train.steps", train.steps),
-            ("train.global_batch", train.global_batch as u64),
-            ("train.micro_batch", train.micro_batch as u64),
-            ("train.ranks", train.ranks as u64),
-            ("log.every", log.every),
-            ("device.threads", device.threads.unwrap_or(1) as u64),
-        ];
-        for (key, _) in positive.into_iter().filter(|(_, value)| *value == 0) {
-            problems.push(format!("{key} = 0: must be at least 1"));
+        for (key, value, most) in [
+            ("data.seq_len", data.seq_len as u64, MAX_SEQ_LEN as u64),
+            ("train.steps", train.steps, MAX_STEPS),
+            ("train.global_batch", train.global_batch as u64, MAX_BATCH as u64),
+            ("train.micro_batch", train.micro_batch as u64, MAX_BATCH as u64),
+            ("train.ranks", train.ranks as u64, MAX_RANKS as u64),
+            ("log.every", log.every, u64::MAX),
+            ("device.threads", device.threads.unwrap_or(1) as u64, MAX_THREADS as u64),
+        ] {
+            problems.extend(out_of_range(key, value, 1..=most));
         }
         let unit = |value: f64| (0.0..1.0).contains(&value);
         let positive = |value: f64| value > 0.0 && value.is_finite();
@@ -147,7 +163,8 @@ impl Config {
     fn check_batch(&self, problems: &mut Vec<String>) {
         let (global, micro, ranks) =
             (self.train.global_batch, self.train.micro_batch, self.train.ranks);
-        if global == 0 || micro == 0 || ranks == 0 {
+        let counts = |value: usize, most: usize| (1..=most).contains(&value);
+        if !(counts(global, MAX_BATCH) && counts(micro, MAX_BATCH) && counts(ranks, MAX_RANKS)) {
             return;
         }
         if !global.is_multiple_of(ranks) {

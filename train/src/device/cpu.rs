@@ -1,5 +1,6 @@
 //! The CPU: threads, and what they reach.
 
+use std::io;
 use std::num::NonZero;
 use std::time::{Duration, Instant};
 
@@ -56,13 +57,18 @@ fn count_cpus(list: &str) -> Option<usize> {
 
 /// FLOP/s that `threads` threads reach in a matrix product, the yardstick of `mfu` on a CPU: in bf16 where
 /// that is the `precision` and the processor multiplies it, else in f32.
-pub fn measure_peak_flops(precision: Precision, threads: usize) -> f64 {
-    let Ok(pool) = rayon::ThreadPoolBuilder::new().num_threads(threads).build() else { return 0.0 };
+///
+/// # Errors
+///
+/// If the system does not start them.
+pub(super) fn measure_peak_flops(precision: Precision, threads: usize) -> io::Result<f64> {
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
+    let pool = pool.map_err(io::Error::other)?;
     let dtype = match precision {
         Precision::Bf16 if ops::bf16_instructions().is_some() => DType::BF16,
         _ => DType::F32,
     };
-    pool.install(|| measure_flops_of(&plain(), dtype))
+    Ok(pool.install(|| measure_flops_of(&plain(), dtype)))
 }
 
 /// FLOP/s that `device` reaches in a matrix product, from this thread.

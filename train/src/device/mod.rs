@@ -5,7 +5,7 @@
 //! first, and what is missing is an error that says so: burn and CubeCL panic without a driver, and name a
 //! GPU where there is none.
 //!
-//! `cpu` is threads and what they reach, `memory` how much memory there is. For builds with CUDA: `cuda` looks at the driver and at GPUs,
+//! `cpu` is threads and what they reach, `peak` what `mfu` is held against, `memory` how much memory there is. For builds with CUDA: `cuda` looks at the driver and at GPUs,
 //! `libraries` finds and loads what NVIDIA keeps in files of its own, `alias` gives one of these a second
 //! name, `toolkit` goes through them, `gpu` is one GPU. For builds with wgpu, `wgpu` looks for anything that
 //! it can use. `together` compares the choices of ranks that are processes.
@@ -23,6 +23,7 @@ mod gpu;
 #[cfg(feature = "cuda")]
 mod libraries;
 mod memory;
+mod peak;
 mod together;
 #[cfg(feature = "cuda")]
 mod toolkit;
@@ -35,8 +36,9 @@ use burn::tensor::{Device, Int, Tensor, TensorData};
 
 use crate::config::{Backend, CommBackend, Config, Precision};
 use crate::place::Place;
+use crate::train::TrainError;
 
-pub use cpu::{measure_peak_flops, ranks_sharing_cores, threads_per_rank};
+pub use cpu::{ranks_sharing_cores, threads_per_rank};
 #[cfg(feature = "cuda")]
 pub use cuda::examine;
 pub use demand::Demand;
@@ -45,6 +47,7 @@ pub use flag::DeviceFlag;
 #[cfg(feature = "cuda")]
 pub use gpu::Gpu;
 pub use memory::Memory;
+pub use peak::Peak;
 pub(crate) use together::agree;
 
 /// The device of a run, as far as this process is concerned.
@@ -176,28 +179,33 @@ impl Selected {
         }
     }
 
-    /// FLOP/s of `ranks` ranks: the yardstick of `mfu`. A CPU's are measured, with `threads`
-    /// threads for each rank of this node, and so are those of what wgpu finds, in f32; an NVIDIA GPU's are
-    /// those of its data sheet. The other nodes are taken to be like this one.
-    pub fn peak_flops(
+    /// What `ranks` ranks could reach. A CPU's peak is measured, with `threads`
+    /// threads for each rank of this node, and so is that of what wgpu finds, in f32; an NVIDIA GPU's is
+    /// that of its data sheet. The other nodes are taken to be like this one.
+    ///
+    /// # Errors
+    ///
+    /// If the system does not start the threads.
+    pub fn peak(
         &self,
         precision: Precision,
         place: Option<&Place>,
         ranks: usize,
         threads: usize,
-    ) -> f64 {
+    ) -> Result<Peak, TrainError> {
         match &self.kind {
             Kind::Cpu => {
                 let here = place.map_or(ranks, |place| place.local_world_size.max(1));
-                measure_peak_flops(precision, threads * here) * ranks as f64 / here as f64
+                Peak::measured(precision, threads * here, ranks as f64 / here as f64)
+                    .map_err(TrainError::threads("threads that measure the peak of this machine"))
             }
             #[cfg(feature = "cuda")]
             Kind::Cuda(gpu) => {
                 let gpus = if place.is_some() { ranks } else { 1 };
-                gpu.peak_flops(precision) * gpus as f64
+                Ok(Peak::given(gpu.peak_flops(precision) * gpus as f64))
             }
             #[cfg(feature = "wgpu")]
-            Kind::Wgpu => cpu::measure_flops_of(&self.device(), DType::F32),
+            Kind::Wgpu => Ok(Peak::given(cpu::measure_flops_of(&self.device(), DType::F32))),
         }
     }
 

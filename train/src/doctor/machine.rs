@@ -5,11 +5,13 @@ use std::fs;
 use std::num::NonZero;
 
 use kiln_model::ops;
+use serde_json::json;
 
+use super::diagnosis::Part;
 use crate::device::Memory;
 
-/// Lines on this machine when `ranks` ranks share it.
-pub(super) fn examine(ranks: usize) -> Vec<String> {
+/// This machine when `ranks` ranks share it.
+pub(super) fn examine(ranks: usize) -> Part {
     let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
     let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let all = info.lines().filter(|line| line.starts_with("processor")).count();
@@ -28,8 +30,17 @@ pub(super) fn examine(ranks: usize) -> Vec<String> {
     }
     let choice = std::env::var_os(ops::BF16_CHOICE).filter(|choice| !choice.is_empty());
     lines.push(bf16(ops::bf16_instructions(), choice.as_deref()));
-    lines.push(memory());
-    lines
+    let memory = Memory::of_machine();
+    lines.push(describe(memory));
+    let facts = json!({
+        "cores": cores,
+        "cores_of_machine": all.max(cores),
+        "ranks": ranks,
+        "bf16_instructions": ops::bf16_instructions(),
+        "memory_bytes": memory.map(|memory| memory.total),
+        "memory_free_bytes": memory.map(|memory| memory.free),
+    });
+    Part::new(facts, lines)
 }
 
 /// What products of bf16 are computed with: `instructions`, which `choice`, the value of a variable, may have named.
@@ -49,8 +60,8 @@ fn bf16(instructions: Option<&str>, choice: Option<&OsStr>) -> String {
     }
 }
 
-fn memory() -> String {
-    match Memory::of_machine() {
+fn describe(memory: Option<Memory>) -> String {
+    match memory {
         None => "memory: unknown".to_owned(),
         Some(Memory { total, free }) => {
             format!("memory: {} of {} GiB available, swap included", gib(free), gib(total))

@@ -1,86 +1,96 @@
 //! `kiln doctor`: what this process knows about its place, its master and its machine, before any
 //! work depends on it.
 
+mod diagnosis;
 mod gpu;
 mod machine;
 mod network;
 
-use std::fmt::Write;
-
 use clap::Args;
+use serde_json::json;
 
-use crate::place::{
-    self, Considered, Flags, Job, Lookup, Master, Node, Place, PlaceError, Role, SECRET,
-};
+use crate::place::{self, Flags, Job, Master, Node, Place, PlaceError, Role, SECRET};
+use diagnosis::Part;
+
+pub use diagnosis::Diagnosis;
 
 /// Flags of `kiln doctor`.
 #[derive(Args, Clone, Debug, Default)]
 pub struct DoctorArgs {
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
     #[command(flatten)]
     place: Flags,
 }
 
-/// What the doctor found.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Diagnosis {
-    /// Lines for people.
-    pub text: String,
-    /// Whether training could start as far as one can tell; if not, the configuration is wrong.
-    pub healthy: bool,
+impl DoctorArgs {
+    /// Looks, as [`examine`] does; returns what to say, and whether all is well.
+    pub fn run(&self) -> (String, bool) {
+        let diagnosis = examine(&self.place);
+        let text = if self.json { diagnosis.to_json() } else { diagnosis.to_text() };
+        (text, diagnosis.healthy)
+    }
 }
 
 /// Looks at this process, its environment and its machine. Takes seconds at most.
-pub fn examine(args: &DoctorArgs) -> Diagnosis {
-    let mut diagnosis = examine_place(&args.place, &place::environment);
-    let (role, _) = place::survey(&args.place, &place::environment);
-    if let Some((master, here)) = role.as_ref().ok().and_then(meeting_point) {
-        diagnosis.text.push_str("\nnetwork\n");
-        for line in network::examine(master, here) {
-            let _ = writeln!(diagnosis.text, "  {line}");
-        }
-    }
-    diagnosis.text.push_str("\nmachine\n");
-    for line in machine::examine(ranks_here(role.as_ref().ok())) {
-        let _ = writeln!(diagnosis.text, "  {line}");
-    }
-    diagnosis.text.push_str("\nGPUs\n");
-    for line in gpu::examine() {
-        let _ = writeln!(diagnosis.text, "  {line}");
-    }
-    diagnosis
-}
-
-/// The part of the diagnosis that follows from flags and variables alone.
-pub fn examine_place(flags: &Flags, lookup: &Lookup) -> Diagnosis {
-    let (role, considered) = place::survey(flags, lookup);
-    let mut text = "sources of this process's place, in order\n".to_owned();
-    considered.iter().for_each(|considered| source(&mut text, considered));
-    text.push_str("\nplace\n");
-    let healthy = role.is_ok();
-    for line in result(role) {
-        let _ = writeln!(text, "  {line}");
-    }
-    Diagnosis { text, healthy }
-}
-
-fn source(text: &mut String, considered: &Considered) {
-    let _ = writeln!(text, "  {:9} {}", considered.source.to_string(), considered.verdict);
-    for (name, value) in &considered.found {
-        let _ = writeln!(text, "            {name}={value}");
+pub fn examine(flags: &Flags) -> Diagnosis {
+    let (role, sources) = place::survey(flags, &place::environment);
+    let known = role.as_ref().ok();
+    let network = known.and_then(meeting_point);
+    Diagnosis {
+        sources,
+        network: network.map(|(master, here)| Part::in_words(network::examine(master, here))),
+        machine: machine::examine(ranks_here(known)),
+        gpus: Part::in_words(gpu::examine()),
+        healthy: role.is_ok(),
+        place: standing(&role),
     }
 }
 
-fn result(role: Result<Role, PlaceError>) -> Vec<String> {
+/// Where this process stands, which follows from flags and variables alone.
+fn standing(role: &Result<Role, PlaceError>) -> Part {
     match role {
-        Err(error) => vec![format!("unknown: {error}")],
+        Err(error) => Part::new(json!({ "role": "unknown" }), vec![format!("unknown: {error}")]),
         Ok(Role::Alone(job)) => {
             let alone = "alone; ranks are threads of this process, as many as train.ranks says";
             let mut lines = vec![alone.to_owned()];
-            lines.extend(job.name.is_some().then(|| self::job(&job)));
-            lines
+            lines.extend(job.name.is_some().then(|| self::job(job)));
+            let facts = json!({ "role": "alone", "job": job.name, "restarts": job.restarts });
+            Part::new(facts, lines)
         }
-        Ok(Role::Rank(place)) => rank(&place),
-        Ok(Role::Node(node)) => self::node(&node),
+        Ok(Role::Rank(place)) => {
+            let facts = json!({
+                "role": "rank",
+                "source": place.source.to_string(),
+                "rank": place.rank,
+                "world_size": place.world_size,
+                "local_rank": place.local_rank,
+                "local_world_size": place.local_world_size,
+                "node_rank": place.node_rank,
+                "node": place.node,
+                "master": address(&place.master),
+                "job": place.job.name,
+                "restarts": place.job.restarts,
+                "secret": place.secret.is_some(),
+            });
+            Part::new(facts, rank(place))
+        }
+        Ok(Role::Node(node)) => {
+            let facts = json!({
+                "role": "node",
+                "source": node.source.to_string(),
+                "node_rank": node.node_rank,
+                "nodes": node.nodes,
+                "nproc_per_node": node.nproc_per_node,
+                "max_restarts": node.max_restarts,
+                "master": address(&node.master),
+                "job": node.job.name,
+                "restarts": node.job.restarts,
+                "secret": node.secret.is_some(),
+            });
+            Part::new(facts, self::node(node))
+        }
     }
 }
 

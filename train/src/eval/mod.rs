@@ -28,7 +28,7 @@ use kiln_collectives::tcp::Seal;
 use kiln_shard::ranks::{run_rank, run_ranks};
 use kiln_shard::{EngineBuilder, Mesh, Policy, Strategy, memory};
 
-use crate::config::{Backend, CommSection, DeviceSection};
+use crate::config::{self, Backend, CommSection, DeviceSection};
 use crate::device::{self, Demand, DeviceFlag, Selected};
 use crate::metrics::say;
 use crate::place::{self, Place, Role};
@@ -81,7 +81,7 @@ pub struct EvalArgs {
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     ranks: Option<NonZero<usize>>,
     /// How the model is spread over the ranks.
-    #[arg(long, value_parser = parse_strategy, default_value_t = Strategy::FullShard)]
+    #[arg(long, default_value_t = Strategy::FullShard)]
     strategy: Strategy,
     /// Ranks that share one copy of the model, for the hybrid strategies [default: those of a
     /// machine].
@@ -111,14 +111,6 @@ fn parse_token(text: &str) -> Result<u32, String> {
     text.trim().parse().map_err(|_| "not a token id".to_owned())
 }
 
-fn parse_strategy(text: &str) -> Result<Strategy, String> {
-    let names = Strategy::ALL.map(|strategy| strategy.to_string());
-    let found = names.iter().position(|name| name.eq_ignore_ascii_case(text));
-    found
-        .map(|index| Strategy::ALL[index])
-        .ok_or_else(|| format!("use one of {}", names.join(", ")))
-}
-
 impl EvalArgs {
     /// Evaluates, or starts the ranks of a node; rank 0 prints what came of it. Returns the exit
     /// code.
@@ -141,6 +133,9 @@ impl EvalArgs {
 
     fn run_as_threads(&self) -> Result<Report, TrainError> {
         let ranks = self.ranks.map_or(1, NonZero::get);
+        if let Some(problem) = config::thread_ranks("--ranks", ranks) {
+            return Err(TrainError::usage(problem));
+        }
         if !self.strategy.is_hybrid() || self.shard_size.is_some() {
             self.check_mesh(ranks)?;
         }

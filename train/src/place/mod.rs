@@ -29,7 +29,7 @@ pub use flags::Flags;
 pub use hostlist::HostList;
 pub use job::Job;
 pub use node::{NodeFlags, node};
-pub use vars::{DEFAULT_PORT, Lookup, MAX_RANKS, SECRET};
+pub use vars::{DEFAULT_PORT, Lookup, MAX_RANKS, MAX_RANKS_PER_NODE, SECRET};
 
 use error::shortened;
 use vars::Vars;

@@ -7,11 +7,8 @@ use clap::Args;
 
 use super::error::PlaceError;
 use super::ranks::below;
-use super::vars::{DEFAULT_PORT, Lookup, MAX_RANKS, Named, Vars};
+use super::vars::{DEFAULT_PORT, Lookup, MAX_RANKS, MAX_RANKS_PER_NODE, Named, Vars};
 use super::{Job, Master, Node, Source, jobset, slurm};
-
-/// The most ranks that one launcher starts.
-const MAX_RANKS_PER_NODE: usize = 1024;
 
 /// torchrun's flags. Each may also come as a variable, `PET_` and its name.
 #[derive(Args, Clone, Debug, Default, PartialEq, Eq)]

@@ -10,6 +10,9 @@ pub type Lookup<'a> = dyn Fn(&str) -> Option<String> + 'a;
 /// The most ranks and nodes that a job can have.
 pub const MAX_RANKS: usize = 1 << 20;
 
+/// The most ranks that one launcher starts.
+pub const MAX_RANKS_PER_NODE: usize = 1024;
+
 /// Port of the master where nobody names one; torchrun's.
 pub const DEFAULT_PORT: u16 = 29500;
 

@@ -20,7 +20,9 @@
 mod crash;
 mod id;
 pub(crate) mod launcher;
+mod log;
 pub mod output;
+mod pool;
 pub(crate) mod position;
 mod signals;
 
@@ -28,15 +30,15 @@ use std::io::IsTerminal;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use tracing_subscriber::EnvFilter;
-
 pub use kiln_shard::memory::CountingAllocator;
 pub use launcher::end_with_launcher;
+pub use log::LogLevelError;
 pub use signals::stop_on_signals;
 
 pub(crate) use crash::raise_segv;
 pub(crate) use id::ProcessId;
-pub(crate) use signals::{hear_of_children, is_ignored};
+pub(crate) use pool::in_pool;
+pub(crate) use signals::{hear_of_children, is_ignored, was_interrupted};
 
 /// Sets up this process for training; returns the flag that asks its runs to stop, for
 /// [`RunOptions::stop`](crate::train::RunOptions::stop). To be called first in `main`; later calls change
@@ -44,23 +46,26 @@ pub(crate) use signals::{hear_of_children, is_ignored};
 ///
 /// - It ends with the `kiln launch` that has started it.
 /// - Warnings go to standard error, as `KILN_LOG` says, unless a `tracing` subscriber is set already.
-/// - SIGTERM and SIGUSR1 ask runs to save and stop; a second SIGTERM ends the process at once, unless it is a
-///   rank of `kiln launch`.
+/// - SIGINT, SIGTERM and SIGUSR1 ask runs to save and stop; a second SIGINT or SIGTERM ends the process at once,
+///   unless it is a rank of `kiln launch`.
 /// - A write beyond the limit on the size of files fails, instead of ending the process with SIGXFSZ.
 /// - SIGSEGV and the like are told with rank and step before they end the process.
-pub fn start() -> Arc<AtomicBool> {
-    begin();
-    stop_on_signals()
+///
+/// # Errors
+///
+/// If `KILN_LOG` says nothing that could be meant.
+pub fn start() -> Result<Arc<AtomicBool>, LogLevelError> {
+    begin()?;
+    Ok(stop_on_signals())
 }
 
 /// [`start`] without the signals that ask a run to stop: for commands that have nothing to save.
-pub(crate) fn begin() {
+pub(crate) fn begin() -> Result<(), LogLevelError> {
     end_with_launcher();
+    let filter = log::filter(std::env::var_os(log::VARIABLE).as_deref())?;
     // Somebody else's subscriber stays.
     let _ = tracing_subscriber::fmt()
-        .with_env_filter(
-            EnvFilter::try_from_env("KILN_LOG").unwrap_or_else(|_| EnvFilter::new("warn")),
-        )
+        .with_env_filter(filter)
         .with_writer(|| output::Stderr)
         .with_ansi(std::io::stderr().is_terminal())
         .log_internal_errors(false)
@@ -69,6 +74,7 @@ pub(crate) fn begin() {
         .try_init();
     crash::tell_crashes();
     signals::let_large_writes_fail();
+    Ok(())
 }
 
 /// Says, once per process, what a run would silently lack: the parts of [`start`] that have not happened,

@@ -92,8 +92,8 @@ impl Drop for NeverBlocks {
 
 /// Waits until everything is written, or nothing more can be. Says what could not be written until now,
 /// where that can be written: on the stream itself, on the other one, or to the launcher. To be called at
-/// the end of a process.
-pub fn finish() {
+/// the end of a process. Returns whether standard output has taken every line of this process.
+pub fn finish() -> bool {
     let lost = [&STDERR, &STDOUT].map(|stream| stream.finish(PATIENCE));
     for (text, other) in lost.into_iter().zip([&STDOUT, &STDERR]) {
         let Some(text) = text else { continue };
@@ -102,6 +102,7 @@ pub fn finish() {
         other.put(format!("kiln: {text}\n").as_bytes());
         other.drain(PATIENCE);
     }
+    !STDOUT.has_lost()
 }
 
 /// From now on, panics are told in the words of Rust's own hook, but as any other line is: a rank that

@@ -4,52 +4,68 @@
 use std::ffi::c_int;
 use std::io;
 use std::ptr;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use signal_hook::consts::{SIGTERM, SIGUSR1};
+use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::flag;
 
 use super::launcher;
 
-/// Exit code of a run that was asked to stop a second time, as shells show the signal.
-const TERMINATED: i32 = 128 + SIGTERM;
+/// What signals have asked for.
+#[derive(Default)]
+struct Asked {
+    stop: Arc<AtomicBool>,
+    /// Whether it was Ctrl-C.
+    interrupted: Arc<AtomicBool>,
+}
 
-static STOP: OnceLock<Arc<AtomicBool>> = OnceLock::new();
+static ASKED: OnceLock<Asked> = OnceLock::new();
 
-/// A flag that becomes true on SIGTERM or SIGUSR1, the same one at every call. A second SIGTERM ends the
-/// process at once, unless a `kiln launch` has started it: that passes on what it is sent, and who stops all
-/// processes of a machine's job, as Slurm and systemd do, has sent it to the rank as well.
+/// A flag that becomes true on SIGINT, SIGTERM or SIGUSR1, the same one at every call. A second SIGINT or a
+/// second SIGTERM ends the process at once, unless a `kiln launch` has started it: that passes on what it is
+/// sent, and who stops all processes of a machine's job, as Slurm and systemd do, has sent it to the rank as well.
 pub fn stop_on_signals() -> Arc<AtomicBool> {
-    STOP.get_or_init(register).clone()
+    ASKED.get_or_init(register).stop.clone()
 }
 
 /// Whether [`stop_on_signals`] has been called.
 pub(crate) fn are_handled() -> bool {
-    STOP.get().is_some()
+    ASKED.get().is_some()
 }
 
-fn register() -> Arc<AtomicBool> {
-    let stop = Arc::default();
-    if let Err(error) = set_on_signals(&stop) {
+/// Whether somebody at a terminal has asked for the stop.
+pub(crate) fn was_interrupted() -> bool {
+    ASKED.get().is_some_and(|asked| asked.interrupted.load(Ordering::Relaxed))
+}
+
+fn register() -> Asked {
+    let asked = Asked::default();
+    if let Err(error) = set_on_signals(&asked) {
         tracing::warn!(%error, "signals end this run without a checkpoint");
     }
-    stop
+    asked
 }
 
-fn set_on_signals(stop: &Arc<AtomicBool>) -> io::Result<()> {
-    if !is_ignored(SIGTERM) {
+fn set_on_signals(asked: &Asked) -> io::Result<()> {
+    // Each counts for itself: on Ctrl-C a launcher may send SIGTERM to processes that the terminal has sent
+    // SIGINT already, and that is one request.
+    let terminated = Arc::default();
+    for (signal, before) in [(SIGINT, &asked.interrupted), (SIGTERM, &terminated)] {
+        if is_ignored(signal) {
+            continue;
+        }
         // A launcher ends its ranks itself when their time is up.
         if !launcher::is_set() {
-            let terminated = Arc::<AtomicBool>::default();
-            // In this order, so that the first SIGTERM finds the flag unset.
-            flag::register_conditional_shutdown(SIGTERM, TERMINATED, Arc::clone(&terminated))?;
-            flag::register(SIGTERM, terminated)?;
+            // Before the flag is set, so that the first signal finds it unset. The exit code is the one by which
+            // shells show the signal.
+            flag::register_conditional_shutdown(signal, 128 + signal, Arc::clone(before))?;
         }
-        flag::register(SIGTERM, Arc::clone(stop))?;
+        flag::register(signal, Arc::clone(before))?;
+        flag::register(signal, Arc::clone(&asked.stop))?;
     }
     if !is_ignored(SIGUSR1) {
-        flag::register(SIGUSR1, Arc::clone(stop))?;
+        flag::register(SIGUSR1, Arc::clone(&asked.stop))?;
     }
     Ok(())
 }

@@ -6,6 +6,7 @@
 
 use std::sync::atomic::Ordering;
 use std::sync::mpsc;
+use std::thread;
 use std::time::Duration;
 
 use kiln_collectives::{Buffer, CommError, Communicator, DType, Label, Phase};
@@ -79,13 +80,15 @@ pub(super) fn on_plan(
         };
     }
     world.recorder().set_activity("preparing the run");
-    let plan = std::thread::scope(|scope| {
+    let plan = thread::scope(|scope| {
         let (working, done) = mpsc::channel::<()>();
-        let maker = scope.spawn(move || {
-            // Dropped at the end, also by a panic.
-            let _working = working;
-            make()
-        });
+        let maker = thread::Builder::new()
+            .spawn_scoped(scope, move || {
+                // Dropped at the end, also by a panic.
+                let _working = working;
+                make()
+            })
+            .map_err(TrainError::threads("a thread that prepares the run"))?;
         let mut others = Ok(());
         while done.recv_timeout(BEAT.min(timeout / 4)) == Err(mpsc::RecvTimeoutError::Timeout) {
             // If the others are gone, what has been begun is still brought to its end: prepared data

@@ -173,7 +173,18 @@ pub enum TrainError {
         /// Its error.
         source: Box<TrainError>,
     },
-    /// A rank panicked or could not start.
+    /// The system starts no more threads.
+    #[error(
+        "cannot start {what}: {reason}; allow more processes and threads (`ulimit -u`, or the limit of the \
+         container), or take fewer ranks or a smaller device.threads"
+    )]
+    Threads {
+        /// What was to be started.
+        what: String,
+        /// The system's reason.
+        reason: String,
+    },
+    /// A rank panicked.
     #[error("{0}")]
     Crash(String),
 }
@@ -192,8 +203,14 @@ pub(super) fn in_gradient(parameter: &Option<String>) -> String {
 }
 
 impl TrainError {
-    pub(super) fn io(operation: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> Self {
+    pub(crate) fn io(operation: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> Self {
         move |source| TrainError::Io { operation, path: path.to_owned(), source }
+    }
+
+    /// The system does not start `what`.
+    pub(crate) fn threads(what: &str) -> impl FnOnce(std::io::Error) -> Self {
+        let what = what.to_owned();
+        move |source| TrainError::Threads { what, reason: source.to_string() }
     }
 
     /// A mistake in the configuration or the arguments.
@@ -291,6 +308,9 @@ impl From<RanksError<TrainError>> for TrainError {
                 error: source @ (TrainError::Shard(_) | TrainError::Together { .. }),
             } => TrainError::Rank { rank, source: Box::new(source) },
             RanksError::Failed { error, .. } => error,
+            RanksError::Spawn { rank, reason } => {
+                TrainError::Threads { what: format!("the threads of rank {rank}"), reason }
+            }
             other => TrainError::Crash(other.to_string()),
         }
     }

@@ -37,7 +37,7 @@ pub(super) fn join(
         .name("kiln-join".to_owned())
         // If nobody listens any more, the process is about to end.
         .spawn(move || _ = done.send(world::join(&place, &comm, Some(&told))))
-        .map_err(|error| TrainError::Crash(format!("cannot start a thread: {error}")))?;
+        .map_err(TrainError::threads("a thread that joins the other ranks"))?;
     let mut until: Option<Instant> = None;
     loop {
         match joined.recv_timeout(LOOK_EVERY) {

@@ -21,9 +21,6 @@ const F32: u64 = 4;
 const MACHINE: &str = "this machine";
 const GPU: &str = "the GPU";
 
-/// Blocks that are looked at. Models have fewer; a mistyped number must not be built to be refused.
-const BLOCKS: usize = 4096;
-
 /// Something that takes memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum What {
@@ -142,11 +139,7 @@ impl LeastMemory {
         let again = shard.recompute == Recompute::Block;
         let is_block = |index: usize| index > 0 && index + 1 < units.len();
         let keeps = |index: usize| is_block(index) && (again || trainable(&units[index]) > 0);
-        let mut blocks = (first..units.len()).filter(|index| keeps(*index)).count() as u64;
-        if blocks > 0 {
-            // Those that were not looked at.
-            blocks += model.layers.saturating_sub(units.len().saturating_sub(2)) as u64;
-        }
+        let blocks = (first..units.len()).filter(|index| keeps(*index)).count() as u64;
         let tokens = product([train.micro_batch, config.data.seq_len]);
         let stream = product([train.micro_batch, config.data.seq_len, model.d_model]);
         let stream = stream.saturating_mul(width).saturating_mul(blocks);
@@ -206,8 +199,7 @@ pub(super) fn check(
     device: &Selected,
     place: Option<&Place>,
 ) -> Result<Warnings, MemoryError> {
-    let looked_at = ModelConfig { layers: model.layers.min(BLOCKS), ..model.clone() };
-    let units = units(&looked_at);
+    let units = units(model);
     let least = LeastMemory::of_run(config, model, &units, device.is_gpu(), built_in);
     let given = config.device.memory.map(|size| Memory { total: size.0, free: size.0 });
     let ranks = place.map_or(config.train.ranks, |place| place.local_world_size).max(1) as u64;

@@ -270,8 +270,12 @@ fn with_ranks(mut config: Config, options: &RunOptions) -> Result<Config, TrainE
         }
         (Some(place), ranks) => config.train.ranks = world::size_of(place, ranks)?,
     }
+    if options.place.is_none() {
+        config.validate_threads()?;
+        return Ok(config);
+    }
     let mut checked = config.clone();
-    if options.place.is_some() && config.shard.strategy.is_hybrid() {
+    if config.shard.strategy.is_hybrid() {
         // Known once the machines of all ranks are; see `with_groups`.
         checked.shard.shard_size.get_or_insert(config.train.ranks);
     }

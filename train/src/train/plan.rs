@@ -15,10 +15,11 @@ use crate::checkpoint::{
 };
 use crate::config::{Config, ConfigError, ModelSection};
 use crate::data::{self, DataInfo, Split, TokenFile, Tokenizer};
-use crate::device::{self, Selected};
+use crate::device::{self, Peak, Selected};
 use crate::files;
 use crate::metrics::say;
 use crate::prepared;
+use crate::process;
 use crate::sharded::Shapes;
 use crate::source::ModelSource;
 use crate::weights::AllowMissing;
@@ -42,7 +43,7 @@ pub(crate) struct Plan {
     /// Of this process.
     pub(crate) device: Selected,
     /// Of all ranks together.
-    pub(crate) peak_flops: f64,
+    pub(crate) peak: Peak,
     /// Compute threads of each rank.
     pub(crate) threads: usize,
     /// Weights that checkpoints may lack.
@@ -64,7 +65,7 @@ pub(super) struct Outline {
     data: DataInfo,
     out: PathBuf,
     resume: Option<PathBuf>,
-    peak_flops: f64,
+    peak: Peak,
     threads: usize,
 }
 
@@ -107,9 +108,9 @@ pub(super) fn make(
     let place = options.place.as_ref();
     let sharing = place.map_or(ranks, device::ranks_sharing_cores);
     let threads = device::threads_per_rank(&config.device, sharing);
-    let peak_flops = match config.device.peak_tflops {
-        Some(tflops) => tflops * 1e12,
-        None => device.peak_flops(config.precision.compute, place, ranks, threads),
+    let peak = match config.device.peak_tflops {
+        Some(tflops) => Peak::given(tflops * 1e12),
+        None => device.peak(config.precision.compute, place, ranks, threads)?,
     };
     Ok(Plan {
         config,
@@ -124,7 +125,7 @@ pub(super) fn make(
         lock,
         claim: Some(claim),
         device: device.clone(),
-        peak_flops,
+        peak,
         threads,
         allow_missing: options.allow_missing.clone(),
         stop: options.stop.clone(),
@@ -189,7 +190,10 @@ impl Draft {
             memory::check(config, &known, units, built_in, device, place)?;
         }
         let trained_on = resume.as_ref().and_then(|from| from.state().data_sha256.as_deref());
-        let data = prepared::open(&config.data, config.train.seed, trained_on, &options.stop)?;
+        let data = process::in_pool(|| {
+            prepared::open(&config.data, config.train.seed, trained_on, &options.stop)
+        });
+        let data = data.map_err(TrainError::threads("threads that look at the data"))??;
         let tokenizer = data::read_tokenizer(&data::tokenizer_of(&config.data.path)?)?;
         let model = resolve_model(config, &data, init.as_ref(), &tokenizer)?;
         let warnings = memory::check(config, &model, units, built_in, device, place)?;
@@ -329,7 +333,7 @@ impl Plan {
             data: self.data.clone(),
             out: self.named_out.clone(),
             resume: self.resume.as_ref().map(|checkpoint| checkpoint.folder().to_owned()),
-            peak_flops: self.peak_flops,
+            peak: self.peak,
             threads: self.threads,
         }
     }
@@ -361,7 +365,7 @@ impl Outline {
             named_out: self.out,
             resume: self.resume.as_deref().map(Checkpoint::open).transpose()?,
             device: device.clone(),
-            peak_flops: self.peak_flops,
+            peak: self.peak,
             threads: self.threads,
             allow_missing: options.allow_missing.clone(),
             stop: options.stop.clone(),

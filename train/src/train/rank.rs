@@ -3,6 +3,7 @@
 mod grace;
 mod pace;
 mod save;
+mod start;
 mod step;
 mod stop;
 
@@ -23,14 +24,16 @@ use super::folder::metrics_of_run;
 use super::{Plan, Summary, TrainError, policy};
 use crate::checkpoint::{self, Saver};
 use crate::data::{BatchSource, Split, TokenFile, Tokenizer};
+use crate::device::Peak;
 use crate::fault::Drill;
 use crate::generate::{self, Sampling};
 use crate::metrics::{EvalMetrics, Reporter, say};
 use crate::process::position;
-use crate::sharded::ShardedDecoder;
+use crate::sharded::{ShardedDecoder, parameter_shapes};
 use crate::source::ModelSource;
 use grace::Grace;
 use pace::Pace;
+use start::LongTask;
 
 /// Makes the decoder of a run, weights not yet initialised.
 pub(super) type MakeDecoder<'a, B> = dyn Fn(&ModelConfig, Key, &Device) -> Decoder<B> + Sync + 'a;
@@ -56,6 +59,8 @@ struct Rank<'a, B> {
     /// When the values of a step were last known.
     settled: Instant,
     flops_per_token: f64,
+    /// What `mfu` is held against.
+    peak: Peak,
     saver: Saver,
     /// The last checkpoint of this run that is complete.
     saved: Option<PathBuf>,
@@ -79,7 +84,6 @@ pub(super) fn run<B: Layer>(
     let reporter = match rank.rank {
         0 => {
             let path = metrics_of_run(&plan.out);
-            rank.introduce();
             if let Some(claim) = &plan.claim {
                 claim.begin(&plan.config_text, rank.step)?;
             }
@@ -117,7 +121,16 @@ impl<'a, B: Layer> Rank<'a, B> {
         let decoder = make_decoder(model, plan.key().fork("init"), &device);
         // Of the decoder as it was made: a sharded one has only placeholders.
         let active_parameters = decoder.active_parameters();
-        let model = ShardedDecoder::new(decoder, builder)?;
+        if rank == 0 {
+            let shapes = parameter_shapes(&decoder);
+            let numbers = shapes.iter().map(|(_, shape)| shape.iter().product::<usize>());
+            start::introduce(plan, numbers.sum(), ranks, &train)?;
+        }
+        let mut making = LongTask::begin("making the first weights", Instant::now());
+        let model = ShardedDecoder::with_progress(decoder, builder, |done, all| {
+            let text = making.at(Instant::now(), done, all).filter(|_| rank == 0);
+            text.iter().for_each(|text| say(text));
+        })?;
         let (mut step, mut next_sample, mut tokens, mut skipped) = (0, 0, 0, 0);
         let mut loss_scale = None;
         let mut absent = BTreeSet::new();
@@ -129,6 +142,9 @@ impl<'a, B: Layer> Rank<'a, B> {
             (skipped, loss_scale) = (state.skipped, state.loss_scale);
         } else if !config.init.from.as_os_str().is_empty() {
             let source = ModelSource::open(&config.init.from)?;
+            if rank == 0 {
+                say(&format!("taking the weights of {}", source.folder().display()));
+            }
             absent = source.load_weights(model.engine(), &plan.allow_missing)?;
         }
         if rank == 0 && !absent.is_empty() {
@@ -152,6 +168,7 @@ impl<'a, B: Layer> Rank<'a, B> {
             loss_scale,
             settled: started,
             flops_per_token,
+            peak: plan.peak,
             saver: Saver::new(save::options(plan), rank),
             saved: None,
             drill,
@@ -160,55 +177,6 @@ impl<'a, B: Layer> Rank<'a, B> {
             position,
             started,
         })
-    }
-
-    /// Says what is about to happen.
-    fn introduce(&self) {
-        let Plan { config, model, data, threads, .. } = self.plan;
-        let engine = self.model.engine();
-        let train = &config.train;
-        say(&self.plan.device.describe());
-        say(&format!(
-            "model: {:.2}M parameters, vocabulary {}, d_model {}, {} layers, {} heads / {} kv, d_ff {}{}",
-            engine.layout().num_parameters() as f64 / 1e6,
-            model.vocab_size,
-            model.d_model,
-            model.layers,
-            model.heads,
-            model.kv_heads,
-            model.d_ff,
-            if model.tie_embeddings { ", tied" } else { "" }
-        ));
-        say(&format!(
-            "ranks: {} x {threads} threads, mesh {}, {}, recompute {}",
-            self.ranks,
-            engine.mesh(),
-            config.shard.strategy,
-            config.shard.recompute
-        ));
-        say(&format!(
-            "dtypes: master f32, compute {}, reduce {}, accumulate f32",
-            engine.policy().compute_dtype,
-            engine.policy().reduce_dtype
-        ));
-        say(&format!(
-            "batch: {} sequences x {} tokens per step = {} ranks x {} micro-batches x {}; {} steps = {:.2} epochs of {} samples",
-            train.global_batch,
-            config.data.seq_len,
-            self.ranks,
-            self.micro_batches(),
-            train.micro_batch,
-            train.steps,
-            (train.steps * train.global_batch as u64) as f64
-                / self.train.order().num_samples() as f64,
-            self.train.order().num_samples(),
-        ));
-        if let Some(unigram) = &data.unigram_entropy {
-            say(&format!(
-                "unigram entropy of the validation text: {:.4} nats per token",
-                unigram.validation
-            ));
-        }
     }
 
     /// Says if checkpoints that earlier starts have kept are about to be removed.

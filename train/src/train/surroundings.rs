@@ -12,10 +12,10 @@ impl RunOptions {
     ///
     /// # Errors
     ///
-    /// If the environment contradicts itself, or if this process was started once per node rather than once
-    /// per rank.
+    /// If the environment contradicts itself, if `KILN_LOG` names no level, or if this process was started once
+    /// per node rather than once per rank.
     pub fn from_environment() -> Result<RunOptions, TrainError> {
-        let stop = process::start();
+        let stop = process::start().map_err(|error| TrainError::usage(error.to_string()))?;
         let (place, job) = match place::find_here(&Flags::default())? {
             Role::Alone(job) => (None, job),
             Role::Rank(place) => (Some(place), Job::default()),

@@ -120,7 +120,7 @@ fn overrides_are_checked_like_the_file() {
         ("unknown key", "train.step=3"),
         ("unknown section", "trian.steps=3"),
         ("wrong type", "train.steps=many"),
-        ("unknown choice", "shard.strategy=full_shard"),
+        ("unknown choice", "shard.strategy=full_shards"),
         ("value out of range", "optim.lr=-1"),
     ] {
         let arguments = ["train", "run.toml", "--out", "run", "--set", argument];

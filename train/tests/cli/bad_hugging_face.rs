@@ -123,6 +123,9 @@ fn weights_that_do_not_fit_are_refused() {
     refused("more layers", "llama_gqa", &|w| {
         change(w, "hf/config.json", &json!({"num_hidden_layers": 3}));
     });
+    refused("many more layers", "llama_gqa", &|w| {
+        change(w, "hf/config.json", &json!({"num_hidden_layers": 4000}));
+    });
     refused("layers beyond all bounds", "llama_gqa", &|w| {
         change(w, "hf/config.json", &json!({"num_hidden_layers": 1_u64 << 40}));
     });

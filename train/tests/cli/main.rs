@@ -9,6 +9,7 @@
 //! - `bad_config`, `bad_data`, `bad_checkpoint`, `bad_command`, `bad_hugging_face`: every mistake is
 //!   refused with a message that says what to do, and leaves nothing behind; the messages are in
 //!   `snapshots/`;
+//! - `limits`: numbers that nobody means, and no threads; `words`: what commands say, and to whom;
 //! - `device`: the CPU or a GPU, and what is said where there is none;
 //! - `gpu`: commands on a GPU beside the same on the CPU (feature `wgpu`);
 //! - `captured`: operations on CUDA, for their kernels; `trace`: whole runs, for what goes to the driver in
@@ -55,6 +56,7 @@ mod hub;
 mod hugging_face;
 mod inspect;
 mod interface;
+mod limits;
 mod lost_folder;
 mod memory;
 mod messages;
@@ -76,3 +78,4 @@ mod surroundings;
 #[cfg(feature = "cuda")]
 mod trace;
 mod unfinished;
+mod words;

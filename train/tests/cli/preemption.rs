@@ -32,9 +32,12 @@ fn a_run_that_is_asked_to_stop_goes_on_to_the_same_bits() {
         ("train.micro_batch", "1"),
     ];
     let alone = [("train.ranks", "1"), ("shard.strategy", "'NO_SHARD'")];
-    for (changes, asked) in
-        [(&hybrid[..], Signal::USR1), (&alone[..], Signal::TERM), (&[][..], Signal::USR1)]
-    {
+    for (changes, asked) in [
+        (&hybrid[..], Signal::USR1),
+        (&alone[..], Signal::TERM),
+        (&[][..], Signal::USR1),
+        (&[][..], Signal::INT),
+    ] {
         let workspace = workspace(changes);
         workspace.succeed(&["train", "run.toml", "--out", "straight"]);
         // Step 5 is slow enough for the signal to arrive in it.
@@ -84,16 +87,19 @@ fn a_request_in_the_last_step_changes_nothing() {
 }
 
 #[test]
-fn a_second_sigterm_ends_the_run_at_once() {
-    let workspace = workspace(&[]);
-    let slow = ["train", "run.toml", "--out", "run", "--fault", "slow=600@data:3:1"];
-    let mut child = workspace.start(&slow);
-    workspace.wait_for_steps("run", 2);
-    signal(&child, Signal::TERM);
-    // Signals that arrive together count as one.
-    sleep(Duration::from_millis(300));
-    assert!(child.try_wait().expect("a child").is_none(), "the first one lets it finish its step");
-    signal(&child, Signal::TERM);
-    assert_eq!(workspace.end(child).code, Some(128 + 15));
-    assert_eq!(workspace.steps("run").len(), 2);
+fn a_second_request_ends_the_run_at_once() {
+    for (asked, code) in [(Signal::TERM, 128 + 15), (Signal::INT, 128 + 2)] {
+        let workspace = workspace(&[]);
+        let slow = ["train", "run.toml", "--out", "run", "--fault", "slow=600@data:3:1"];
+        let mut child = workspace.start(&slow);
+        workspace.wait_for_steps("run", 2);
+        signal(&child, asked);
+        // Signals that arrive together count as one.
+        sleep(Duration::from_millis(300));
+        let status = child.try_wait().expect("a child");
+        assert!(status.is_none(), "{asked:?}: the first one lets it finish its step");
+        signal(&child, asked);
+        assert_eq!(workspace.end(child).code, Some(code), "{asked:?}");
+        assert_eq!(workspace.steps("run").len(), 2);
+    }
 }

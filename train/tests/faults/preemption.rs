@@ -55,6 +55,36 @@ fn asked_in(run: &Run, name: &str, step: u64, rank: usize) -> String {
     format!("run={}@data:{step}:{rank}", run.signalling(name))
 }
 
+/// A terminal sends SIGINT to every process of its foreground, and a launcher tells its ranks besides: that is
+/// one request.
+#[test]
+fn ctrl_c_is_one_request_whoever_passes_it_on() {
+    config();
+    let run = Run::new();
+    let told_twice = run.script("kill -INT $PPID; kill -TERM $PPID");
+    let ended = run.train_alone(RANKS, &["--fault", &format!("run={told_twice}@data:4:0")]);
+    assert_eq!(ended.code, Some(75), "{ended:?}");
+    assert!(ended.stdout.contains("interrupted: saving step 4; Ctrl-C again"), "{ended:?}");
+    assert_eq!(run.check_checkpoints().last(), Some(&4));
+
+    let run = Run::new();
+    let all = run.script(
+        "launcher=$KILN_LAUNCHER_PID\n\
+         for rank in $(grep -l \"^PPid:[[:space:]]*$launcher\\$\" /proc/[0-9]*/status 2>/dev/null); do\n\
+         rank=${rank#/proc/}; kill -INT ${rank%/status}; done\n\
+         kill -INT $launcher",
+    );
+    let drill = format!("run={all}@data:4:1");
+    let ended = run.launch(RANKS, &["--grace-s", "60"], &["--fault", &drill]);
+    assert_eq!(ended.code, Some(75), "{ended:?}");
+    assert!(ended.stderr.contains("SIGINT (2): the ranks have "), "{ended:?}");
+    assert_eq!(run.check_checkpoints().last(), Some(&4), "{ended:?}");
+    assert_eq!(run.orphans(), Vec::<String>::new());
+    let ended = run.launch(RANKS, &[], &["--resume", "latest"]);
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    assert_eq!(run.losses(), undisturbed(RANKS));
+}
+
 /// Slurm and systemd send SIGTERM to all processes of a job, and the launcher passes its own on.
 #[test]
 fn a_rank_hears_of_a_stop_from_its_launcher_and_from_others() {

@@ -124,6 +124,40 @@ fn the_winner_of_every_other_source() {
     }
 }
 
+/// The same for programs.
+#[test]
+fn json() {
+    let diagnosis = |variables: &[(&str, &str)], arguments: &[&str], code| {
+        let ended = doctor(variables, &[&["--json"], arguments].concat());
+        assert_eq!((ended.code, ended.stderr.as_str()), (Some(code), ""), "{ended:?}");
+        serde_json::from_str::<serde_json::Value>(&ended.stdout).expect("JSON")
+    };
+    let alone = diagnosis(&[("OMPI_COMM_WORLD_SIZE", "2")], &[], 0);
+    assert_eq!(alone["healthy"], true);
+    assert_eq!(alone["place"]["role"], "alone");
+    assert_eq!(alone["network"], serde_json::Value::Null);
+    let machine = &alone["machine"];
+    assert!(machine["cores"].as_u64() >= Some(1), "{machine}");
+    assert!(machine["memory_bytes"].as_u64() > machine["memory_free_bytes"].as_u64(), "{machine}");
+    assert_eq!(machine["ranks"], 1);
+    assert!(alone["gpus"]["lines"].as_array().is_some_and(|lines| !lines.is_empty()));
+    assert_eq!(alone["sources"].as_array().map(Vec::len), Some(7));
+    assert_eq!(alone["sources"][4]["variables"]["OMPI_COMM_WORLD_SIZE"], "2");
+
+    let rank = ["--rank=1", "--world-size=2", "--master-addr=127.0.0.1", "--master-port=1"];
+    let rank = diagnosis(&[("KILN_JOB_SECRET", "not to be shown")], &rank, 0);
+    let place = &rank["place"];
+    assert_eq!((&place["role"], &place["source"]), (&"rank".into(), &"flags".into()));
+    assert_eq!((&place["rank"], &place["world_size"]), (&1.into(), &2.into()));
+    assert_eq!((&place["master"], &place["secret"]), (&"127.0.0.1:1".into(), &true.into()));
+    assert!(!rank.to_string().contains("not to be shown"));
+    let said = &rank["network"]["lines"][1];
+    assert!(said.as_str().is_some_and(|line| line.contains("nobody listens there yet")), "{said}");
+
+    let wrong = diagnosis(&[("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "many")], &[], 2);
+    assert_eq!((&wrong["healthy"], &wrong["place"]["role"]), (&false.into(), &"unknown".into()));
+}
+
 #[test]
 fn what_is_wrong_is_said_and_counts_as_usage() {
     let ended = doctor(&[("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "many")], &[]);

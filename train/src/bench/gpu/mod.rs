@@ -24,9 +24,9 @@ use self::shapes::Shapes;
 use self::steps::{EndToEnd, Row as StepRow};
 use self::table::{GpuTable, KernelRow};
 use super::step::{checked, counted};
-use super::{BenchError, median};
+use super::{BenchError, check_counts, median};
 use crate::config::{self, Backend, Config, Precision};
-use crate::device::Selected;
+use crate::device::{Peak, Selected};
 use crate::train::TrainError;
 
 pub use self::table::{GpuTable as Table, KernelRow as Kernel, StepPair, Work};
@@ -121,9 +121,12 @@ struct Chosen {
 
 impl Chosen {
     /// FLOP/s that the device could reach in products of matrices, where that is known.
-    fn peak_flops(&self, precision: Precision) -> Option<f64> {
+    fn peak(&self, precision: Precision) -> Result<Option<Peak>, TrainError> {
         let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-        self.selected.as_ref().map(|selected| selected.peak_flops(precision, None, 1, threads))
+        self.selected
+            .as_ref()
+            .map(|selected| selected.peak(precision, None, 1, threads))
+            .transpose()
     }
 }
 
@@ -153,7 +156,7 @@ impl GpuArgs {
             table.copy_bytes_per_s = kernels::copy_rate(&clock)?;
         }
         for shapes in &kernel_shapes {
-            let peak = chosen.peak_flops(shapes.precision);
+            let peak = chosen.peak(shapes.precision)?.map(|peak| peak.flops());
             let wanted = |name: &str| self.wants(name, KERNELS);
             let (mut timed, failures) = Bench { clock: &clock, shapes }.run(&wanted);
             table.failures.extend(failures);
@@ -181,12 +184,7 @@ impl GpuArgs {
 
     /// What is to be measured.
     fn plan(&self) -> Result<(Vec<Shapes>, Vec<StepRow>), TrainError> {
-        if self.pairs == 0 {
-            return Err(BenchError::Zero { argument: "--pairs" }.into());
-        }
-        if self.steps == Some(0) {
-            return Err(BenchError::Zero { argument: "--steps" }.into());
-        }
+        check_counts(&[("--pairs", self.pairs), ("--steps", self.steps.unwrap_or(1))])?;
         if self.peer.is_some() && self.device == DeviceName::Wgpu {
             return Err(BenchError::NoPeer.into());
         }

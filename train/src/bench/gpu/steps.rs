@@ -10,6 +10,7 @@ use super::table::StepPair;
 use crate::bench::measure::{Steps, measure};
 use crate::bench::step::{StepReport, checked};
 use crate::config::{Backend, Config, Precision};
+use crate::device::Peak;
 use crate::train::TrainError;
 
 /// A configuration to measure.
@@ -105,8 +106,8 @@ impl EndToEnd<'_> {
         // The peer is to find the memory free.
         self.chosen.device.memory_cleanup();
         let peak = match config.device.peak_tflops {
-            Some(peak) => Some(peak * 1e12),
-            None => self.chosen.peak_flops(config.precision.compute),
+            Some(peak) => Some(Peak::given(peak * 1e12)),
+            None => self.chosen.peak(config.precision.compute)?,
         };
         let name = self.chosen.name.clone();
         let report = StepReport::new(config, model.clone(), name, peak, measured);

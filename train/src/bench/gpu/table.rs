@@ -245,6 +245,7 @@ mod tests {
     use crate::bench::measure::Measured;
     use crate::bench::step::StepReport;
     use crate::config::Config;
+    use crate::device::Peak;
 
     fn row(work: Work) -> KernelRow {
         let (name, shapes) = ("rotary".to_owned(), "tiny".to_owned());
@@ -274,7 +275,8 @@ mod tests {
             device_bytes: Some(reserved),
             ..Measured::default()
         };
-        let report = StepReport::new(&config, model, String::new(), Some(1e12), measured);
+        let report =
+            StepReport::new(&config, model, String::new(), Some(Peak::given(1e12)), measured);
         let (name, peer) = (name.to_owned(), vec![peer]);
         StepPair { name, kiln: vec![report], peer, failure: None }
     }

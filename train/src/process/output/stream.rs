@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::io;
 use std::mem;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
@@ -34,6 +34,8 @@ pub(super) struct Stream {
     waiting: AtomicUsize,
     /// Writes that took something.
     moved: AtomicU64,
+    /// Whether a line was ever lost.
+    has_lost: AtomicBool,
 }
 
 /// What could not be written since the last notice.
@@ -90,6 +92,7 @@ impl Stream {
             changed: Condvar::new(),
             waiting: AtomicUsize::new(0),
             moved: AtomicU64::new(0),
+            has_lost: AtomicBool::new(false),
         }
     }
 
@@ -129,6 +132,11 @@ impl Stream {
         if self.waiting() <= FRAMES {
             self.put(frame);
         }
+    }
+
+    /// Whether a line was ever lost. A reader that went away has lost none.
+    pub(super) fn has_lost(&self) -> bool {
+        self.has_lost.load(Ordering::Relaxed)
     }
 
     /// Waits until nothing waits to be written, but no longer than `patience` while nothing moves. Returns
@@ -235,6 +243,7 @@ impl Stream {
             self.push_notice(&mut queue);
         }
         if queue.lost.lines > 0 || (waiting > 0 && waiting + bytes.len() > ROOM) {
+            self.has_lost.store(true, Ordering::Relaxed);
             return queue.lost.add(lines_of(bytes).max(1), bytes.len(), Some(Errno::AGAIN));
         }
         self.add(&mut queue, bytes);
@@ -267,6 +276,7 @@ impl Stream {
                 Err((written, reason)) => (written, Some(reason)),
             },
         };
+        self.has_lost.store(true, Ordering::Relaxed);
         lost.add(lines_of(&bytes[written..]).max(1), bytes.len() - written, reason);
         lost.torn |= written > 0;
     }

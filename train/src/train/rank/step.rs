@@ -138,7 +138,7 @@ impl<B: Layer> Rank<'_, B> {
                         lr,
                         tokens_per_s,
                         tokens,
-                        mfu: tokens_per_s * self.flops_per_token / self.plan.peak_flops.max(1.0),
+                        mfu: self.peak.share(tokens_per_s * self.flops_per_token),
                         peak_bytes,
                         step_s,
                     };

@@ -6,6 +6,7 @@ use kiln_model::layers::Layer;
 use super::Rank;
 use crate::checkpoint::{self, Checkpoint};
 use crate::metrics::{Reporter, say};
+use crate::process::was_interrupted;
 use crate::train::{Summary, TrainError};
 
 impl<B: Layer> Rank<'_, B> {
@@ -22,6 +23,11 @@ impl<B: Layer> Rank<'_, B> {
     ) -> Result<Summary, TrainError> {
         self.settle_earlier_save()?;
         if !self.is_saved()? {
+            if let Some(reporter) = reporter.filter(|_| was_interrupted()) {
+                let step = self.step;
+                reporter
+                    .line(&format!("interrupted: saving step {step}; Ctrl-C again ends at once"));
+            }
             self.save(true)?;
             self.settle_save()?;
         }

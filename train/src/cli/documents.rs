@@ -1,0 +1,41 @@
+//! What is made of the command line's own description: completions for shells, and manual pages.
+
+use std::fs;
+use std::path::PathBuf;
+
+use clap::{Args, Command};
+use clap_complete::Shell;
+
+use crate::train::TrainError;
+
+#[derive(Args)]
+pub(super) struct CompletionsArgs {
+    /// Shell that is to complete commands and flags of kiln.
+    shell: Shell,
+}
+
+#[derive(Args)]
+pub(super) struct ManArgs {
+    /// Folder for the pages, such as ~/.local/share/man/man1.
+    #[arg(long, value_name = "DIR")]
+    out: PathBuf,
+}
+
+impl CompletionsArgs {
+    /// The script that the shell is to read.
+    pub(super) fn run(self, mut kiln: Command) -> String {
+        let mut script = Vec::new();
+        clap_complete::generate(self.shell, &mut kiln, "kiln", &mut script);
+        String::from_utf8_lossy(&script).trim_end().to_owned()
+    }
+}
+
+impl ManArgs {
+    /// Writes a page for every command; returns what to say.
+    pub(super) fn run(self, kiln: Command) -> Result<String, TrainError> {
+        let out = &self.out;
+        let written = fs::create_dir_all(out).and_then(|()| clap_mangen::generate_to(kiln, out));
+        written.map_err(TrainError::io("write", out))?;
+        Ok(format!("the manual pages are in {}: man {}/kiln.1", out.display(), out.display()))
+    }
+}

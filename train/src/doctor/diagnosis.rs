@@ -1,0 +1,104 @@
+//! What the doctor has found, for people and for programs.
+
+use std::fmt::Write;
+
+use serde_json::{Map, Value, json};
+
+use crate::place::Considered;
+use crate::version::version;
+
+/// What the doctor has found.
+#[derive(Clone, Debug)]
+pub struct Diagnosis {
+    /// Who was asked where this process stands.
+    pub(super) sources: Vec<Considered>,
+    /// Where it stands.
+    pub(super) place: Part,
+    /// Where it would meet others, if there are any.
+    pub(super) network: Option<Part>,
+    /// Cores and memory.
+    pub(super) machine: Part,
+    /// GPUs and what a run on them needs.
+    pub(super) gpus: Part,
+    /// Whether training could start as far as one can tell; if not, the configuration is wrong.
+    pub healthy: bool,
+}
+
+/// One part of a diagnosis.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Part {
+    /// For programs.
+    pub(super) facts: Map<String, Value>,
+    /// For people.
+    pub(super) lines: Vec<String>,
+}
+
+impl Part {
+    /// Something that there are only words for.
+    pub(super) fn in_words(lines: Vec<String>) -> Self {
+        Part { facts: Map::new(), lines }
+    }
+
+    /// `facts` is an object.
+    pub(super) fn new(facts: Value, lines: Vec<String>) -> Self {
+        let facts = match facts {
+            Value::Object(facts) => facts,
+            _ => Map::new(),
+        };
+        Part { facts, lines }
+    }
+
+    fn to_json(&self) -> Value {
+        let mut facts = self.facts.clone();
+        facts.insert("lines".to_owned(), json!(self.lines));
+        Value::Object(facts)
+    }
+}
+
+impl Diagnosis {
+    /// Lines for people.
+    pub fn to_text(&self) -> String {
+        let mut text = "sources of this process's place, in order\n".to_owned();
+        // Writing into a String cannot fail.
+        for Considered { source, found, verdict } in &self.sources {
+            let _ = writeln!(text, "  {:9} {verdict}", source.to_string());
+            for (name, value) in found {
+                let _ = writeln!(text, "            {name}={value}");
+            }
+        }
+        let parts = [
+            ("place", Some(&self.place)),
+            ("network", self.network.as_ref()),
+            ("machine", Some(&self.machine)),
+            ("GPUs", Some(&self.gpus)),
+        ];
+        for (title, part) in parts {
+            let Some(part) = part else { continue };
+            let _ = writeln!(text, "\n{title}");
+            for line in &part.lines {
+                let _ = writeln!(text, "  {line}");
+            }
+        }
+        text.truncate(text.trim_end().len());
+        text
+    }
+
+    /// The same for programs: an object with the facts of each part beside its lines.
+    pub fn to_json(&self) -> String {
+        let source = |Considered { source, found, verdict }: &Considered| {
+            let variables: Map<String, Value> =
+                found.iter().map(|(name, value)| (name.clone(), json!(value))).collect();
+            json!({ "source": source.to_string(), "verdict": verdict, "variables": variables })
+        };
+        let diagnosis = json!({
+            "version": version(),
+            "healthy": self.healthy,
+            "sources": self.sources.iter().map(source).collect::<Vec<_>>(),
+            "place": self.place.to_json(),
+            "network": self.network.as_ref().map(Part::to_json),
+            "machine": self.machine.to_json(),
+            "gpus": self.gpus.to_json(),
+        });
+        format!("{diagnosis:#}")
+    }
+}

@@ -1,0 +1,29 @@
+//! Threads for work that no rank does, such as reading many files: one per core, started when they are first
+//! needed.
+
+use std::io;
+use std::sync::{Mutex, PoisonError};
+
+use rayon::{ThreadPool, ThreadPoolBuilder};
+
+static POOL: Mutex<Option<&'static ThreadPool>> = Mutex::new(None);
+
+/// Does `work` with these threads: what it does in parallel uses them. Without this, such work panics where the
+/// system starts no more threads.
+///
+/// # Errors
+///
+/// The system's reason not to start them.
+pub(crate) fn in_pool<T: Send>(work: impl FnOnce() -> T + Send) -> io::Result<T> {
+    Ok(pool()?.install(work))
+}
+
+fn pool() -> io::Result<&'static ThreadPool> {
+    let mut pool = POOL.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(pool) = *pool {
+        return Ok(pool);
+    }
+    let name = |index| format!("kiln-{index}");
+    let built = ThreadPoolBuilder::new().thread_name(name).build().map_err(io::Error::other)?;
+    Ok(pool.insert(Box::leak(Box::new(built))))
+}

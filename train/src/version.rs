@@ -1,0 +1,28 @@
+//! What `kiln --version` says besides the name.
+
+use std::sync::LazyLock;
+
+/// Optional parts of this program.
+const FEATURES: [(&str, bool); 5] = [
+    ("cuda", cfg!(feature = "cuda")),
+    ("wgpu", cfg!(feature = "wgpu")),
+    ("hub", cfg!(feature = "hub")),
+    ("mpi", cfg!(feature = "mpi")),
+    ("parquet", cfg!(feature = "parquet")),
+];
+
+/// Version, commit and features of this program, on one line.
+pub(crate) fn version() -> &'static str {
+    static TEXT: LazyLock<String> = LazyLock::new(|| {
+        // From the build script.
+        let commit = match env!("KILN_COMMIT") {
+            "" => "unknown",
+            commit => commit,
+        };
+        let features: Vec<_> =
+            FEATURES.iter().filter(|(_, has)| *has).map(|(name, _)| *name).collect();
+        let features = if features.is_empty() { "none".to_owned() } else { features.join(", ") };
+        format!("{} (commit {commit}; features: {features})", env!("CARGO_PKG_VERSION"))
+    });
+    &TEXT
+}
