@@ -1,5 +1,7 @@
 //! What came of a job: its exit code, and whether another try makes sense.
 
+use signal_hook::consts::{SIGTERM, SIGUSR1};
+
 use super::PREEMPTED;
 use super::child::End;
 use super::supervise::Ends;
@@ -51,8 +53,9 @@ impl Verdict {
     pub(super) fn of(ends: &Ends) -> Verdict {
         let failed = || ends.ranks.iter().filter(|end| end.failed());
         let saved = ends.ranks.iter().any(|end| end.code == Some(PREEMPTED.into()));
-        // What the launcher has ended itself says nothing about the cause.
-        let mut own = failed().filter(|end| !end.told).peekable();
+        // What the launcher has ended itself says nothing about the cause, and neither do ranks that blame
+        // another.
+        let mut own = failed().filter(|end| !end.told && !end.is_consequence()).peekable();
         // A rank that was asked to stop does not come to meet the others, and they fail for that.
         let stopped = ends.ranks.iter().find(|end| end.was_stopped());
         let follows = |end: &End| end.told || stopped.is_some_and(|first| end.at >= first.at);
@@ -66,6 +69,14 @@ impl Verdict {
                 Verdict::Usage
             }
             _ => Verdict::Failed,
+        }
+    }
+
+    /// When the launcher is told to end while no rank runs, between two lives.
+    pub(super) fn between_lives(signal: i32) -> Verdict {
+        match signal {
+            SIGTERM | SIGUSR1 => Verdict::Preempted,
+            _ => Verdict::Signalled(signal),
         }
     }
 
