@@ -54,8 +54,10 @@ impl Verdict {
         let failed = || ends.ranks.iter().filter(|end| end.failed());
         let saved = ends.ranks.iter().any(|end| end.code == Some(PREEMPTED.into()));
         // What the launcher has ended itself says nothing about the cause, and neither do ranks that blame
-        // another.
-        let mut own = failed().filter(|end| !end.told && !end.is_consequence()).peekable();
+        // another, unless it is for something that is wrong for all.
+        let is_usage = |end: &End| end.code == Some(USAGE.into());
+        let says = |end: &&End| !end.told && (is_usage(end) || !end.is_consequence());
+        let mut own = failed().filter(says).peekable();
         // A rank that was asked to stop does not come to meet the others, and they fail for that.
         let stopped = ends.ranks.iter().find(|end| end.was_stopped());
         let follows = |end: &End| end.told || stopped.is_some_and(|first| end.at >= first.at);
@@ -65,9 +67,7 @@ impl Verdict {
             (Some(_), Some(signal)) => Verdict::Signalled(signal),
             _ if stopped.is_some() && failed().all(follows) => Verdict::Preempted,
             _ if ends.preempted => Verdict::NotSaved,
-            _ if own.peek().is_some() && own.all(|end| end.code == Some(USAGE.into())) => {
-                Verdict::Usage
-            }
+            _ if own.peek().is_some() && own.all(is_usage) => Verdict::Usage,
             _ => Verdict::Failed,
         }
     }

@@ -72,4 +72,8 @@ fn wrong_arguments_of_one_rank_are_no_reason_to_try_again() {
     let ended = job.launch(&["--nproc-per-node", "2", "--max-restarts", "1"], &[]);
     assert_eq!(ended.code, Some(2), "{ended:?}");
     assert_eq!(job.logs("run/logs").len(), 2 * 2, "{ended:?}");
+    // Rank 0 is on another node, and what is wrong is wrong for all.
+    let job = Job::new(&format!("{TELL}\ntell 'Crank 0 could not start the run\\0'; exit 2"));
+    let ended = job.launch(&["--max-restarts", "1"], &[]);
+    assert_eq!((ended.code, job.logs("run/logs").len()), (Some(2), 2), "{ended:?}");
 }
