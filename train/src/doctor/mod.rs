@@ -8,9 +8,10 @@ mod network;
 use std::fmt::Write;
 
 use clap::Args;
+use kiln_collectives::tcp::Ports;
 
 use crate::place::{
-    self, Considered, Flags, Lookup, Master, Node, Place, PlaceError, Role, SECRET,
+    self, Considered, Flags, Lookup, Master, Node, PerGpu, Place, PlaceError, Role, SECRET,
 };
 
 /// Flags of `kiln doctor`.
@@ -18,6 +19,9 @@ use crate::place::{
 pub struct DoctorArgs {
     #[command(flatten)]
     place: Flags,
+    /// Check whether these ports are free for ranks to listen on, as comm.ports names them.
+    #[arg(long, value_name = "FIRST-LAST")]
+    comm_ports: Option<Ports>,
 }
 
 /// What the doctor found.
@@ -39,8 +43,12 @@ pub fn examine(args: &DoctorArgs) -> Diagnosis {
             let _ = writeln!(diagnosis.text, "  {line}");
         }
     }
+    let ranks = ranks_here(role.as_ref().ok());
+    let (line, enough) = network::examine_ports(args.comm_ports, ranks);
+    let _ = writeln!(diagnosis.text, "\nports\n  {line}");
+    diagnosis.healthy &= enough;
     diagnosis.text.push_str("\nmachine\n");
-    for line in machine::examine(ranks_here(role.as_ref().ok())) {
+    for line in machine::examine(ranks) {
         let _ = writeln!(diagnosis.text, "  {line}");
     }
     diagnosis.text.push_str("\nGPUs\n");
@@ -114,11 +122,20 @@ fn node(node: &Node) -> Vec<String> {
     };
     vec![
         format!("node {} of {}, from {}", node.node_rank, node.nodes, node.source),
-        format!("starts {} ranks, again at most {} times", node.nproc_per_node, node.max_restarts),
+        format!("starts {}, again at most {} times", ranks_of(node), node.max_restarts),
         master,
         format!("job {job}, restarted {} times", node.restarts),
         secret,
     ]
+}
+
+fn ranks_of(node: &Node) -> String {
+    let ranks = format!("{} ranks", node.nproc_per_node);
+    match node.per_gpu {
+        None => ranks,
+        Some(PerGpu::Needed(_)) => "one rank for each GPU".to_owned(),
+        Some(PerGpu::IfAny) => format!("one rank for each GPU, or without one {ranks}"),
+    }
 }
 
 fn secret(is_set: bool) -> String {
