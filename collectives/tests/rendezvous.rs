@@ -261,6 +261,66 @@ fn a_wait_that_ends_early_says_how_long_it_was() {
     assert!(waited <= start.elapsed(), "{waited:?}");
 }
 
+/// Two jobs of a launcher that keeps the ports they are told, without names and without secrets: the ranks of
+/// one find the rendezvous of the other.
+#[test]
+fn ranks_of_two_jobs_do_not_cross_over() {
+    let (_, address) = pair();
+    let job = |rank, port| {
+        let mut options = JoinOptions::new(rank, 2, "127.0.0.1", port);
+        options.shared_port = true;
+        options.linger = Duration::ZERO;
+        options.timeout = PATIENCE;
+        options
+    };
+    let mut stranger = job(1, address.port());
+    stranger.timeout = Duration::from_secs(1);
+    let [first, second] = [0, 1].map(|rank| job(rank, address.port() + 1));
+    join_despite([first, second], || {
+        let error = TcpCommunicator::join(stranger).unwrap_err();
+        let told = format!("and this rank was told port {}", address.port());
+        assert!(error.to_string().contains(&told), "{error}");
+    });
+}
+
+/// Where nothing tells the jobs apart, it is at least said what may be behind it.
+#[test]
+fn a_second_rank_without_a_secret_may_be_of_another_job() {
+    let (mut options, _) = pair();
+    options.iter_mut().for_each(|options| options.secret = Secret::open("none"));
+    let mut again = options[1].clone();
+    again.timeout = Duration::from_millis(300);
+    let _world = join(options);
+    let error = TcpCommunicator::join(again).unwrap_err().to_string();
+    for part in ["rank 1 is here already, from 127.0.0.1; ", "of another job", "MASTER_PORT"] {
+        assert!(error.contains(part), "{error}");
+    }
+}
+
+/// Rank 1 does something else for long after the run has failed. Rank 0 does not stay for it, and what it is
+/// told then is what happened, in all groups.
+#[test]
+fn nobody_stays_for_a_rank_that_does_not_end_after_a_failure() {
+    let world = tcp::loopback(2, |options| options.linger = Duration::from_secs(3600)).unwrap();
+    let both = |run: fn(&TcpCommunicator) -> Arc<dyn Communicator>| {
+        thread::scope(|scope| {
+            let ranks: Vec<_> = world.iter().map(|member| scope.spawn(|| run(member))).collect();
+            ranks.into_iter().map(|rank| rank.join().unwrap()).collect::<Vec<_>>()
+        })
+    };
+    let mut parts = both(|member| member.split("part", Some(0), 0).unwrap().unwrap());
+    let mut world = world;
+    let (late, late_part) = (world.pop().unwrap(), parts.pop().unwrap());
+    let (first, first_part) = (world.pop().unwrap(), parts.pop().unwrap());
+    let error = first.barrier(label()).wait(Duration::from_millis(50)).unwrap_err();
+    assert!(matches!(error, CommError::TimedOut { .. }), "{error}");
+    // Not after an hour.
+    drop((first_part, first));
+    for member in [&late as &dyn Communicator, &*late_part] {
+        assert_eq!(member.barrier(label()).wait(PATIENCE).unwrap_err(), error);
+    }
+}
+
 #[test]
 fn numbers_that_are_no_rank_and_names_that_are_no_host() {
     let error = TcpCommunicator::join(JoinOptions::new(2, 2, "127.0.0.1", 1)).unwrap_err();

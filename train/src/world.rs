@@ -10,12 +10,43 @@ use kiln_collectives::{Buffer, Communicator, DType, Label, Phase};
 use kiln_shard::{Mesh, ShardError, Strategy, memory};
 use sha2::{Digest, Sha256};
 
-use crate::config::{CommBackend, CommSection};
+use crate::config::{CommBackend, CommSection, Config};
 #[cfg(feature = "cuda")]
 use crate::device::DeviceError;
 use crate::device::{self, Selected};
 use crate::place::Place;
 use crate::train::TrainError;
+
+/// The number of ranks: those that a launcher has started if there is a `place`, else `ranks`, else as many as
+/// `config` says.
+///
+/// # Errors
+///
+/// If `config` wants to talk to other processes where there are none, or the other way round.
+pub fn ranks_of(
+    config: &Config,
+    place: Option<&Place>,
+    ranks: Option<usize>,
+) -> Result<usize, TrainError> {
+    let backend = config.comm.backend;
+    match place {
+        None if backend == CommBackend::Tcp => Err(TrainError::usage(
+            "comm.backend = \"tcp\" needs one process per rank: start them with `kiln launch`, \
+             or use \"auto\"",
+        )),
+        None if backend == CommBackend::Mpi => Err(TrainError::usage(
+            "comm.backend = \"mpi\" needs several processes: start them with `mpirun`, or use \
+             \"auto\"",
+        )),
+        None => Ok(ranks.unwrap_or(config.train.ranks)),
+        Some(place) if backend == CommBackend::Local => Err(TrainError::usage(format!(
+            "comm.backend = \"local\", but this process is rank {} of {}: use \"auto\", or \
+             start one process without a launcher",
+            place.rank, place.world_size
+        ))),
+        Some(place) => size_of(place, ranks),
+    }
+}
 
 /// The ranks of the job that `place` is one of, which is what `ranks` has to be where the user says
 /// a number as well.
@@ -94,6 +125,7 @@ pub fn join(
     if comm.backend == CommBackend::Mpi {
         return join_mpi(place).map(World::given);
     }
+    check_ports(place, comm)?;
     let mut options =
         JoinOptions::new(place.rank, place.world_size, &place.master.host, place.master.port);
     options.shared_port = place.master.shared_port;
@@ -101,6 +133,7 @@ pub fn join(
         Some(secret) => Secret::new(secret.as_str()),
         None => Secret::open(&place.meeting),
     };
+    options.ports = comm.ports;
     options.open = comm.open;
     options.seal = comm.seal;
     options.job.clone_from(&place.meeting);
@@ -114,6 +147,19 @@ pub fn join(
         #[cfg(feature = "cuda")]
         sockets: Some(sockets),
     })
+}
+
+/// Refuses ports that cannot be enough, before anyone listens.
+fn check_ports(place: &Place, comm: &CommSection) -> Result<(), TrainError> {
+    let ranks = place.local_world_size;
+    match comm.ports {
+        Some(ports) if ports.count() < ranks => Err(TrainError::usage(format!(
+            "comm.ports = \"{ports}\" has fewer ports than this machine has ranks: {} for {ranks}, and each \
+             needs one; name more of them",
+            ports.count()
+        ))),
+        _ => Ok(()),
+    }
 }
 
 #[cfg(feature = "mpi")]

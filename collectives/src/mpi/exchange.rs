@@ -16,7 +16,7 @@ const PAUSE: Duration = Duration::from_micros(200);
 
 /// How long a transfer may go on after its group has failed. It normally ends by itself, as all
 /// ranks take part in it.
-const GRACE: Duration = Duration::from_secs(10);
+const GRACE: Duration = Duration::from_secs(3);
 
 /// Sends and receives at once; ranks are those of the group. Returns when all is through.
 ///

@@ -50,6 +50,8 @@ struct Inner {
 }
 
 struct State {
+    /// The first failure of all, of the world or of a group.
+    first: Option<Cause>,
     world: Option<Cause>,
     groups: HashMap<GroupNumber, Cause>,
     /// Workers to wake when their group fails.
@@ -73,6 +75,7 @@ impl Control {
             backend,
             writer: Mutex::new(writer),
             state: Mutex::new(State {
+                first: None,
                 world: None,
                 groups: HashMap::new(),
                 wakers: Vec::new(),
@@ -139,9 +142,10 @@ impl Control {
             return cause;
         }
         let waited = match &trouble {
-            Trouble::TimedOut { waited, .. } => *waited,
-            _ => Duration::ZERO,
+            Trouble::TimedOut { waited, .. } => Some(*waited),
+            _ => None,
         };
+        let asked = Instant::now();
         let broken = match &trouble {
             Trouble::Lost { peer, reason, .. } => Some((*peer, reason.clone())),
             _ => None,
@@ -162,7 +166,7 @@ impl Control {
                 world_rank: site.group.ranks.get(peer).copied().unwrap_or(peer),
                 reason: format!("the connection to it broke: {reason}"),
             },
-            _ => self.no_answer(site, waited, silent),
+            _ => self.no_answer(site, waited.unwrap_or_else(|| whole_ms(asked.elapsed())), silent),
         };
         self.inner.fail(None, cause.clone());
         cause
@@ -194,6 +198,11 @@ impl Control {
     }
 }
 
+/// A time as messages show it.
+fn whole_ms(time: Duration) -> Duration {
+    Duration::from_millis(u64::try_from(time.as_millis()).unwrap_or(u64::MAX))
+}
+
 impl Drop for Control {
     fn drop(&mut self) {
         lock(&self.inner.state).closing = true;
@@ -220,6 +229,7 @@ impl Inner {
     /// Notes a failure, unless an earlier one is known, and wakes everyone.
     fn fail(&self, group: Option<GroupNumber>, cause: Cause) {
         let mut state = lock(&self.state);
+        state.first.get_or_insert_with(|| cause.clone());
         match group {
             None => {
                 state.world.get_or_insert(cause);
@@ -246,8 +256,13 @@ impl Inner {
             let message: ToRank = match frame::read(&mut reader, MEMBER_LIMIT) {
                 Ok(message) => message,
                 Err(error) => {
-                    if !lock(&self.state).closing {
-                        self.fail(None, self.lost_rendezvous(&error));
+                    let state = lock(&self.state);
+                    let (closing, first) = (state.closing, state.first.clone());
+                    drop(state);
+                    if !closing {
+                        // Rank 0 ends soon after a failure, and that is no news.
+                        let cause = first.unwrap_or_else(|| self.lost_rendezvous(&error));
+                        self.fail(None, cause);
                     }
                     return;
                 }
@@ -317,3 +332,6 @@ impl Inner {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -41,6 +41,7 @@ impl Doorway {
             job: options.job.clone(),
             secret: options.secret.clone(),
             seal: options.seal,
+            shared_port: options.shared_port,
             admit,
             unproven: Unproven::new(options.world_size),
             warnings: Warnings::new(),
@@ -71,6 +72,8 @@ struct Guard {
     job: String,
     secret: Secret,
     seal: Seal,
+    /// Whether several jobs look for their rendezvous at the same ports.
+    shared_port: bool,
     admit: Admit,
     unproven: Unproven,
     warnings: Warnings,
@@ -81,17 +84,18 @@ impl Guard {
         self.warnings.warn(format!("refused a connection from {from}: {why}"));
     }
 
-    /// What a caller that knows the secret has wrong, if anything.
-    fn objection(&self, caller: &Caller) -> Option<String> {
+    /// What a caller that knows the secret has wrong, if anything, and whether it is right somewhere else.
+    fn objection(&self, caller: &Caller) -> Option<(String, bool)> {
         let claim = &caller.claim;
         if claim.job != self.job {
-            return Some(format!("it keeps the job \"{}\"", self.job));
+            return Some((format!("it keeps the job \"{}\"", self.job), self.shared_port));
         }
         (claim.seal != self.seal).then(|| {
-            format!(
+            let text = format!(
                 "it has comm.seal = \"{}\", and rank {} has \"{}\"; give all processes the same",
                 self.seal, claim.rank, claim.seal
-            )
+            );
+            (text, false)
         })
     }
 }
@@ -145,9 +149,9 @@ fn admit(stream: TcpStream, from: SocketAddr, guard: &Arc<Guard>) {
             Ok(_) if !inside.unproven.prove(number) => {}
             Ok(caller) => match inside.objection(&caller) {
                 None => (inside.admit)(caller),
-                Some(reason) => {
+                Some((reason, elsewhere)) => {
                     inside.refuse(from, format_args!("{reason} (rank {})", caller.claim.rank));
-                    caller.refuse(&reason, false);
+                    caller.refuse(&reason, elsewhere);
                 }
             },
             Err(error) => {

@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Changes whenever messages do.
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 
 /// How long a caller may take to prove itself, however slowly its bytes drip in. Long, since a genuine one
 /// may be on a machine that is very busy; when others want to come in, strangers are turned away earlier.
@@ -39,6 +39,9 @@ pub(super) enum Purpose {
         world_size: usize,
         /// Machine of the caller.
         node: String,
+        /// The port that the caller was told, if that is another program's and the ranks meet near it: so may
+        /// those of another job.
+        near: Option<u16>,
         /// Where the caller listens for other ranks.
         port: u16,
     },

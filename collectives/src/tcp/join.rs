@@ -7,25 +7,21 @@ use super::doorway::Doorway;
 use super::end::TcpEnd;
 use super::frame::{self, FrameError, MEMBER_LIMIT};
 use super::handshake::{self, Claim, HandshakeError, Limits, Purpose};
+use super::listen::{open_rendezvous, ports_of_rendezvous, resolve};
 use super::lobby::Lobby;
 use super::mesh;
 use super::message::{GroupName, MemberInfo, ToRank, ToRendezvous};
 use super::options::{JoinError, JoinOptions, Ring, Seal, Secret};
+use super::pause::{LOOK_EVERY, PAUSE, pause_for};
 use super::rendezvous::Rendezvous;
 use crate::member::{End, Member, RankShared};
 use crate::recorder::Recorder;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
-
-/// Ports tried after a port that belongs to another program.
-const SHARED_PORT_TRIES: u16 = 16;
-
-/// How long rank 0 tries to open a port that an earlier run may be about to give back.
-const LISTEN_PATIENCE: Duration = Duration::from_secs(10);
 
 /// How long one attempt to connect may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
@@ -36,12 +32,6 @@ const HELLO: [Duration; 2] = [Duration::from_secs(5), Duration::from_secs(40)];
 
 /// How long it may take to answer a proof.
 const ANSWER: Duration = Duration::from_secs(60);
-
-/// Pause between attempts, at first and at most.
-pub(super) const PAUSE: [Duration; 2] = [Duration::from_millis(20), Duration::from_millis(500)];
-
-/// Between two looks at whether this process was asked to stop.
-const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 /// How long a rendezvous that hangs up on this rank's proof is tried again.
 const DISTRUST: Duration = Duration::from_secs(10);
@@ -147,67 +137,9 @@ fn is_loopback(address: &IpAddr) -> bool {
 fn keep(options: &JoinOptions) -> Result<Rendezvous, JoinError> {
     let listener = match &options.listener {
         Some(listener) => listener.try_clone().map_err(io_error(0, "use its port"))?,
-        None => open_port(options)?,
+        None => open_rendezvous(options)?,
     };
     Rendezvous::open(listener, options).map_err(io_error(options.rank, "open the rendezvous"))
-}
-
-/// Opens the first port that is free and that the others will try.
-fn open_port(options: &JoinOptions) -> Result<TcpListener, JoinError> {
-    let host = resolve(&options.host, options.port)
-        .map_err(|source| JoinError::Resolve { host: options.host.clone(), source })?;
-    let until = Instant::now() + LISTEN_PATIENCE.min(options.timeout);
-    loop {
-        match listen(&host, options) {
-            Ok(listener) => return Ok(listener),
-            Err(error) if error.kind() == io::ErrorKind::AddrInUse && Instant::now() < until => {
-                pause_for(PAUSE[1], options)?;
-            }
-            Err(source) => {
-                let address = format!("{}:{}", options.host, options.port);
-                return Err(JoinError::Listen { address, source });
-            }
-        }
-    }
-}
-
-fn listen(hosts: &[IpAddr], options: &JoinOptions) -> io::Result<TcpListener> {
-    let mut failure = io::Error::from(io::ErrorKind::AddrInUse);
-    for port in ports(options) {
-        for host in hosts {
-            // A name may lead to an address that this machine has only from outside.
-            let bound = TcpListener::bind((*host, port)).or_else(|error| match error.kind() {
-                io::ErrorKind::AddrNotAvailable => {
-                    TcpListener::bind((IpAddr::V4(Ipv4Addr::UNSPECIFIED), port))
-                }
-                _ => Err(error),
-            });
-            match bound {
-                Ok(listener) => return Ok(listener),
-                Err(error) => failure = error,
-            }
-        }
-    }
-    Err(failure)
-}
-
-/// Where the rendezvous may be.
-fn ports(options: &JoinOptions) -> Vec<u16> {
-    if options.shared_port {
-        (1..=SHARED_PORT_TRIES).filter_map(|offset| options.port.checked_add(offset)).collect()
-    } else {
-        vec![options.port]
-    }
-}
-
-fn resolve(host: &str, port: u16) -> io::Result<Vec<IpAddr>> {
-    let mut addresses: Vec<IpAddr> = Vec::new();
-    for address in (host, port).to_socket_addrs()? {
-        if !addresses.contains(&address.ip()) {
-            addresses.push(address.ip());
-        }
-    }
-    Ok(addresses)
 }
 
 /// A rank on its way into the world.
@@ -223,7 +155,7 @@ impl Caller<'_> {
         let rank = options.rank;
         let ports = match &rendezvous {
             Some(rendezvous) => vec![rendezvous.address().port()],
-            None => ports(options),
+            None => ports_of_rendezvous(options),
         };
         let (mut channel, lobby, door) = self.take_seat(&ports)?;
         let (session, members) = self.wait_for_all(&mut channel)?;
@@ -277,6 +209,7 @@ impl Caller<'_> {
             };
             let addresses = hosts.iter().flat_map(|host| ports.iter().map(|port| (*host, *port)));
             let mut distrust = false;
+            let mut refusal = None;
             for (host, port) in addresses {
                 let address = SocketAddr::new(host, port);
                 let stream = match TcpStream::connect_timeout(&address, self.patience()) {
@@ -286,11 +219,15 @@ impl Caller<'_> {
                         continue;
                     }
                 };
-                match self.introduce(stream, hello) {
+                let listener = self.listen_beside(&stream)?;
+                match self.introduce(stream, listener, hello) {
                     Ok(seat) => return Ok(seat),
                     Err(HandshakeError::Refused(why, false)) => {
                         let (rank, address) = (options.rank, address.to_string());
                         return Err(JoinError::Refused { rank, address, reason: why });
+                    }
+                    Err(HandshakeError::Refused(why, true)) => {
+                        refusal = Some(format!("{address} refuses this rank: {why}"));
                     }
                     Err(HandshakeError::Secret) => {
                         distrust = true;
@@ -301,6 +238,8 @@ impl Caller<'_> {
                     Err(error) => reason = format!("it answers, but not as a rendezvous: {error}"),
                 }
             }
+            // Says more than what other ports have to say.
+            reason = refusal.unwrap_or(reason);
             let since = distrust.then(|| distrusted.unwrap_or_else(Instant::now));
             distrusted = since;
             let distrusts = since.is_some_and(|since| since.elapsed() > DISTRUST);
@@ -317,25 +256,37 @@ impl Caller<'_> {
         }
     }
 
-    /// Proves who this is, and says where other ranks can reach it: at the address that this
-    /// connection comes from.
+    /// Opens a port where other ranks can reach this one: at the address that the connection to the
+    /// rendezvous comes from.
+    fn listen_beside(&self, stream: &TcpStream) -> Result<TcpListener, JoinError> {
+        let rank = self.options.rank;
+        let address = stream.local_addr().map_err(io_error(rank, "use its connection"))?.ip();
+        let Some(ports) = self.options.ports else {
+            return TcpListener::bind((address, 0)).map_err(io_error(rank, "open a port"));
+        };
+        ports.listen(address, rank).map_err(|source| match source.kind() {
+            io::ErrorKind::AddrInUse => JoinError::PortsTaken { rank, ports, address },
+            _ => io_error(rank, "open a port of comm.ports")(source),
+        })
+    }
+
+    /// Proves who this is, and says where other ranks can reach it: at `listener`.
     fn introduce(
         &self,
         stream: TcpStream,
+        listener: TcpListener,
         hello: Duration,
     ) -> Result<(Channel, Arc<Lobby>, Doorway), HandshakeError> {
         let options = self.options;
         stream.set_nodelay(true)?;
         let lobby = Lobby::new(self.until);
         let admitting = Arc::clone(&lobby);
-        let door = Doorway::open(
-            TcpListener::bind((stream.local_addr()?.ip(), 0))?,
-            options,
-            Arc::new(move |caller| admitting.admit(caller)),
-        )?;
+        let door =
+            Doorway::open(listener, options, Arc::new(move |caller| admitting.admit(caller)))?;
         let purpose = Purpose::Control {
             world_size: options.world_size,
             node: options.node.clone(),
+            near: options.near(),
             port: door.address().port(),
         };
         let (job, seal) = (options.job.clone(), options.seal);
@@ -426,21 +377,6 @@ fn tell_stop(options: &JoinOptions, writer: &mut Writer, done: &Receiver<()>) {
             }
             return;
         }
-    }
-}
-
-/// Waits between two attempts, unless this process is asked to stop.
-fn pause_for(time: Duration, options: &JoinOptions) -> Result<(), JoinError> {
-    let until = Instant::now() + time;
-    loop {
-        if options.is_stopped() {
-            return Err(JoinError::Stopped { by: options.rank });
-        }
-        let left = until.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Ok(());
-        }
-        thread::sleep(left.min(LOOK_EVERY));
     }
 }
 

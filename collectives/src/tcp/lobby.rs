@@ -3,6 +3,7 @@
 use super::channel::Channel;
 use super::handshake::{Caller, Purpose};
 use super::message::GroupNumber;
+use super::warnings::Warnings;
 use crate::sync::{lock, wait_until};
 use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex};
@@ -15,6 +16,8 @@ pub(super) struct Lobby {
     until: Instant,
     waiting: Mutex<HashMap<(GroupNumber, usize), Channel>>,
     changed: Condvar,
+    /// About callers that know the secret and belong to another run.
+    warnings: Warnings,
 }
 
 impl Lobby {
@@ -24,6 +27,7 @@ impl Lobby {
             until,
             waiting: Mutex::default(),
             changed: Condvar::new(),
+            warnings: Warnings::new(),
         })
     }
 
@@ -40,7 +44,7 @@ impl Lobby {
             return caller.refuse("it has not joined yet", true);
         }
         if *known != Some(session) {
-            tracing::warn!("refused rank {rank} of an earlier run");
+            self.warnings.warn(format!("refused rank {rank} of another run"));
             return caller.refuse("it is in another run", false);
         }
         drop(known);

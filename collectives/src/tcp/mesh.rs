@@ -3,10 +3,11 @@
 use super::channel::Channel;
 use super::frame::FrameError;
 use super::handshake::{self, Claim, HandshakeError, Limits, Purpose};
-use super::join::{PAUSE, World};
+use super::join::World;
 use super::message::GroupName;
 use super::neighbour::{self, Meeting, Neighbour, Pair};
 use super::options::Secret;
+use super::pause::PAUSE;
 use super::wire::{Link, Wire};
 use std::io;
 use std::net::{SocketAddr, TcpStream};

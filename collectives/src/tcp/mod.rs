@@ -1,6 +1,7 @@
 //! One process per rank, connected by TCP.
 //!
-//! Read in this order: `options` and `join` (from options to a world), `doorway`, `unproven`, `frame` and
+//! Read in this order: `options` and `join` (from options to a world), `listen`, `ports` and `pause` (where, and how
+//! long), `doorway`, `unproven`, `frame` and
 //! `handshake` (what goes over a connection before it is trusted), `channel` and `seal` (what protects it
 //! afterwards), `rendezvous` and `inquiry` (kept by rank 0: who is
 //! here, and what happened when something goes wrong), `control` (a rank's side of that), `mesh`,
@@ -16,11 +17,14 @@ mod handshake;
 mod inquiry;
 mod join;
 mod keyed;
+mod listen;
 mod lobby;
 mod mesh;
 mod message;
 mod neighbour;
 mod options;
+mod pause;
+mod ports;
 mod rendezvous;
 mod seal;
 mod transfer;
@@ -32,3 +36,4 @@ mod wire;
 pub use end::{TcpCommunicator, TcpEnd};
 pub use join::loopback;
 pub use options::{JoinError, JoinOptions, Ring, Seal, Secret};
+pub use ports::Ports;

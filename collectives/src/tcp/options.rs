@@ -1,10 +1,11 @@
 //! How a process joins a world.
 
+use super::ports::Ports;
 use crate::member::WorkerStart;
 use crate::recorder::DEFAULT_CAPACITY;
 use serde::{Deserialize, Serialize};
 use std::fmt;
-use std::net::TcpListener;
+use std::net::{IpAddr, TcpListener};
 use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -133,6 +134,8 @@ pub struct JoinOptions {
     /// Whether `port` belongs to another program, such as torchrun's store. The rendezvous then
     /// takes the first free one of the 16 ports after it, and the ranks look for it there.
     pub shared_port: bool,
+    /// Where ranks listen for each other; `None` lets the system choose.
+    pub ports: Option<Ports>,
     /// Name of the job; ranks of other jobs are refused.
     pub job: String,
     /// Key of every handshake.
@@ -179,6 +182,7 @@ impl JoinOptions {
             host: host.into(),
             port,
             shared_port: false,
+            ports: None,
             secret: Secret::open(&job),
             open: false,
             seal: Seal::Off,
@@ -196,6 +200,11 @@ impl JoinOptions {
         }
     }
 
+    /// The port that the ranks were told, if they meet near it and not there.
+    pub(super) fn near(&self) -> Option<u16> {
+        self.shared_port.then_some(self.port)
+    }
+
     /// Whether this process was asked to stop.
     pub(super) fn is_stopped(&self) -> bool {
         self.stop.as_ref().is_some_and(|stop| stop.load(Ordering::Relaxed))
@@ -210,6 +219,7 @@ impl fmt::Debug for JoinOptions {
             .field("host", &self.host)
             .field("port", &self.port)
             .field("shared_port", &self.shared_port)
+            .field("ports", &self.ports)
             .field("job", &self.job)
             .field("open", &self.open)
             .field("seal", &self.seal)
@@ -272,6 +282,19 @@ pub enum JoinError {
         address: String,
         /// The system's reason.
         source: std::io::Error,
+    },
+    /// There is no port left where other ranks could reach this one.
+    #[error(
+        "rank {rank} cannot listen on {address}: ports {ports} (comm.ports) are all taken. Each rank of a \
+         machine needs one: name more of them, or look what uses them, such as an earlier run"
+    )]
+    PortsTaken {
+        /// This rank.
+        rank: usize,
+        /// The ports that it may use, all of which were tried.
+        ports: Ports,
+        /// Where it tried them.
+        address: IpAddr,
     },
     /// Not all ranks came in time, or this one found no rendezvous.
     #[error("rank {rank} waited {:.1} s for the other ranks at {address}: {reason}", .waited.as_secs_f64())]

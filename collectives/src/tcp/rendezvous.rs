@@ -25,6 +25,10 @@ pub(super) const BEAT: Duration = Duration::from_secs(1);
 /// nothing, and must not hold up the others.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(2);
 
+/// How long rank 0, when the run has failed and all have been told, waits for them to end: some may be
+/// stopped, or at work on something that takes long.
+const FAREWELL: Duration = Duration::from_secs(1);
+
 /// The rendezvous of one run.
 pub(super) struct Rendezvous {
     hub: Arc<Hub>,
@@ -39,6 +43,10 @@ pub(super) struct Hub {
     pub(super) changed: Condvar,
     troubles: Mutex<mpsc::Sender<Event>>,
     session: u64,
+    /// The port that the ranks were told, if they meet near it.
+    near: Option<u16>,
+    /// Whether anyone can work out the secret, so that ranks of another job may know it.
+    is_open: bool,
     /// About callers that know the secret.
     warnings: Warnings,
 }
@@ -61,6 +69,13 @@ pub(super) struct State {
     closed: bool,
 }
 
+impl State {
+    /// Whether the world or a group of it has failed.
+    fn has_failed(&self) -> bool {
+        self.world.is_some() || !self.groups.is_empty()
+    }
+}
+
 /// What the rendezvous knows of a rank.
 pub(super) enum Seat {
     Empty,
@@ -80,6 +95,10 @@ enum Event {
     Trouble { rank: usize, trouble: Trouble },
     Gone { rank: usize },
 }
+
+/// What may be behind a rank that comes twice, where no secret tells jobs apart.
+const OTHER_JOB: &str = "; if one of them is of another job, give each job a port (MASTER_PORT), a name \
+                         (TORCHELASTIC_RUN_ID, --rdzv-id) or a secret (KILN_JOB_SECRET) of its own";
 
 /// What a dead rank is said to have done.
 pub(super) const DIED: &str = "died: its connection closed without a goodbye";
@@ -107,6 +126,8 @@ impl Rendezvous {
             changed: Condvar::new(),
             troubles: Mutex::new(troubles),
             session: u64::from_ne_bytes(session),
+            near: options.near(),
+            is_open: options.secret.is_open(),
             warnings: Warnings::new(),
         });
         let admitting = Arc::clone(&hub);
@@ -132,7 +153,12 @@ impl Drop for Rendezvous {
         let state = lock(&self.hub.state);
         let empty =
             |state: &State| !state.seats.iter().any(|seat| matches!(seat, Seat::Present { .. }));
-        let mut state = wait_until(&self.hub.changed, state, self.linger, empty);
+        let over = |state: &State| empty(state) || state.has_failed();
+        let mut state = wait_until(&self.hub.changed, state, self.linger, over);
+        if state.has_failed() {
+            // Nobody learns more here than what has been said.
+            state = wait_until(&self.hub.changed, state, FAREWELL.min(self.linger), empty);
+        }
         state.closed = true;
         for seat in &state.seats {
             if let Seat::Present { writer, .. } = seat {
@@ -148,11 +174,24 @@ impl Hub {
     /// Gives a caller its seat and starts to listen to it.
     fn admit(self: &Arc<Hub>, caller: Caller) {
         let rank = caller.claim.rank;
-        let Purpose::Control { world_size, node, port } = caller.claim.purpose.clone() else {
+        let Purpose::Control { world_size, node, near, port } = caller.claim.purpose.clone() else {
             return caller.refuse("this is the rendezvous, not a rank", false);
         };
         let Ok(from) = caller.address() else { return };
         let info = MemberInfo { address: SocketAddr::new(from.ip(), port), node };
+        if let (Some(own), Some(told)) = (self.near, near)
+            && own != told
+        {
+            self.warnings.warn(format!(
+                "refused rank {rank} of another job from {from}: its ranks were told port {told}, and those of \
+                 this job port {own}"
+            ));
+            let text = format!(
+                "it keeps a job whose ranks were told port {own}, and this rank was told port {told}"
+            );
+            // Its own rendezvous may be at the next port.
+            return caller.refuse(&text, true);
+        }
         let mut state = lock(&self.state);
         let expected = state.seats.len();
         if world_size != expected || rank >= expected {
@@ -164,9 +203,16 @@ impl Hub {
             );
         }
         if !matches!(state.seats[rank], Seat::Empty) {
+            let mut text = format!("rank {rank} is here already");
+            if let Seat::Present { info, .. } = &state.seats[rank] {
+                text.push_str(&format!(", from {}", info.address.ip()));
+            }
             drop(state);
-            self.warnings.warn(format!("refused a second rank {rank} from {from}"));
-            return caller.refuse(&format!("rank {rank} is here already"), true);
+            if self.is_open {
+                text.push_str(OTHER_JOB);
+            }
+            self.warnings.warn(format!("refused a second rank {rank} from {from}: {text}"));
+            return caller.refuse(&text, true);
         }
         let Ok(channel) = caller.welcome() else { return };
         let _ = channel.stream().set_write_timeout(Some(WRITE_TIMEOUT));
@@ -212,7 +258,8 @@ impl Hub {
                 Ok(message) => message,
                 Err(frame::FrameError::Io(_)) => break,
                 Err(error) => {
-                    tracing::warn!("rank {rank} sent {error}; its connection is closed");
+                    let text = format!("rank {rank} sent {error}; its connection is closed");
+                    self.warnings.warn(text);
                     break;
                 }
             };
@@ -325,6 +372,8 @@ impl Hub {
             }
         }
         send_all(&state, &ToRank::Failed { group, cause });
+        drop(state);
+        self.changed.notify_all();
     }
 
     /// Numbers a question and asks it of all ranks.

@@ -102,7 +102,7 @@ impl StepArgs {
         let model = checked(&mut config)?;
         let steps = counted(self.steps, self.warmup)?;
         let selected = Selected::new(&config, None)?;
-        check_memory(&config, &model, &selected)?;
+        check_memory(&config, &model, &selected, None)?;
         let measured = measure(&config, &model, &selected.device(), steps)?;
         let ranks = config.train.ranks;
         let peak = match config.device.peak_tflops {

@@ -11,23 +11,27 @@ use kiln_collectives::{Communicator, Operation, Phase};
 use kiln_model::decoder::Decoder;
 use kiln_model::layers::Block;
 use kiln_model::{Key, ModelConfig};
-use kiln_shard::ranks::run_ranks;
+use kiln_shard::ranks::{run_rank, run_ranks};
 use kiln_shard::{EngineBuilder, Policy, ShardError, Strategy, memory};
 use serde::Serialize;
 
 use super::{check_counts, default_config, median, step};
-use crate::config::Config;
-use crate::device::{Selected, threads_per_rank};
+use crate::config::{Backend, Config};
+use crate::device::{Selected, ranks_sharing_cores, threads_per_rank};
+use crate::place::Place;
 use crate::sharded::ShardedDecoder;
 use crate::train::{self, TrainError};
+use crate::world::{self, World};
 
 /// What to measure.
 #[derive(Clone, Debug)]
 pub struct StrategiesOptions {
     /// Model, batch and policy; preset 10m with a small batch if there is none.
     pub config: Option<Config>,
-    /// Ranks, as threads.
-    pub ranks: usize,
+    /// Ranks. Needed if they are threads; else as many as the launcher has started.
+    pub ranks: Option<usize>,
+    /// The rank that this process is, if ranks are processes.
+    pub place: Option<Place>,
     /// Steps measured per strategy and round; one more warms up.
     pub steps: usize,
     /// Rounds.
@@ -86,10 +90,71 @@ struct Sample {
     parameters: usize,
 }
 
-/// Measures all strategies.
+/// The ranks that measure.
+enum Ranks<'a> {
+    /// Threads of this process.
+    Threads,
+    /// Processes, of which this is one and has met the others.
+    Processes(World, &'a Place),
+}
+
+impl Ranks<'_> {
+    /// Runs `body` on every rank, and returns what it came to on the first rank of this process.
+    fn run<T: Send>(
+        &self,
+        config: &Config,
+        body: impl Fn(Arc<dyn Communicator>) -> Result<T, TrainError> + Sync,
+    ) -> Result<T, TrainError> {
+        match self {
+            Ranks::Threads => {
+                let ranks = config.train.ranks;
+                let threads = threads_per_rank(&config.device, ranks);
+                Ok(run_ranks(ranks, threads, body)?.swap_remove(0))
+            }
+            Ranks::Processes(met, place) => {
+                let threads = threads_per_rank(&config.device, ranks_sharing_cores(place));
+                Ok(run_rank(met.communicator(), threads, body)?)
+            }
+        }
+    }
+}
+
+/// Meets the other processes, if ranks are processes, and makes sure that all were started alike.
+fn meet<'a>(
+    config: &Config,
+    options: &'a StrategiesOptions,
+    selected: &Selected,
+) -> Result<Ranks<'a>, TrainError> {
+    let Some(place) = &options.place else {
+        selected.warn_of_idle_gpus();
+        return Ok(Ranks::Threads);
+    };
+    let ranks = Ranks::Processes(world::join(place, &config.comm, None)?, place);
+    let StrategiesOptions { steps, rounds, .. } = options;
+    let told = format!("{} strategies {steps} {rounds} {config:?}", env!("CARGO_PKG_VERSION"));
+    ranks.run(config, |world| {
+        world::agree(&*world, &told, config.comm.timeout())?;
+        match &ranks {
+            Ranks::Processes(met, _) if config.device.backend != Backend::Cpu => {
+                met.settle_on(selected, &config.comm)
+            }
+            _ => Ok(()),
+        }
+    })?;
+    Ok(ranks)
+}
+
+/// Measures all strategies. Of ranks that are processes, every one calls this; the figures are those of its
+/// own, and rank 0's are the ones to show.
 pub fn strategies(options: &StrategiesOptions) -> Result<StrategiesTable, TrainError> {
     let mut config = options.config.clone().unwrap_or_else(default_config);
-    config.train.ranks = options.ranks;
+    let place = options.place.as_ref();
+    if place.is_none() && options.ranks.is_none() {
+        return Err(TrainError::usage(
+            "how many ranks? Give --ranks N for threads of this process, or start processes with `kiln launch`",
+        ));
+    }
+    config.train.ranks = world::ranks_of(&config, place, options.ranks)?;
     // The strategies of the table decide; what the file says about one of them does not hold here.
     let shard_size = config.shard.shard_size.take();
     config.shard.strategy = Strategy::default();
@@ -97,21 +162,24 @@ pub fn strategies(options: &StrategiesOptions) -> Result<StrategiesTable, TrainE
         // Tokens are made up; no data is read.
         config.data.path = "unused".into();
     }
-    config.validate_threads()?;
+    if place.is_some() { config.validate() } else { config.validate_threads() }?;
     check_counts(&[("--steps", options.steps), ("--rounds", options.rounds)])?;
     let model = config.model.resolve(Some(config.data.vocab_size)).map_err(TrainError::usage)?;
-    let selected = Selected::new(&config, None)?;
+    let selected = Selected::new(&config, place)?;
     // The strategy that takes most.
     let mut replicated = config.clone();
     replicated.shard.strategy = Strategy::NoShard;
-    train::check_memory(&replicated, &model, &selected)?;
+    train::check_memory(&replicated, &model, &selected, place)?;
     let device = selected.device();
+    let ranks = meet(&config, options, &selected)?;
 
     let mut rounds: Vec<Vec<Sample>> = Vec::new();
     for _ in 0..options.rounds {
         let round: Result<Vec<_>, _> = Strategy::ALL
             .into_iter()
-            .map(|strategy| measure(&config, &model, &device, strategy, shard_size, options.steps))
+            .map(|strategy| {
+                measure(&config, &model, &device, &ranks, strategy, shard_size, options.steps)
+            })
             .collect();
         rounds.push(round?);
     }
@@ -135,7 +203,7 @@ pub fn strategies(options: &StrategiesOptions) -> Result<StrategiesTable, TrainE
         }
     });
     Ok(StrategiesTable {
-        ranks: options.ranks,
+        ranks: config.train.ranks,
         global_batch: config.train.global_batch,
         seq_len: config.data.seq_len,
         parameters: rounds[0][0].parameters,
@@ -144,25 +212,37 @@ pub fn strategies(options: &StrategiesOptions) -> Result<StrategiesTable, TrainE
     })
 }
 
-/// Groups of a hybrid strategy: what the user asked for, else half of the ranks.
-fn hybrid_size(shard_size: Option<usize>, ranks: usize) -> usize {
-    shard_size.unwrap_or(if ranks.is_multiple_of(2) { ranks / 2 } else { ranks })
+/// Groups of a hybrid strategy: what the user asked for, else the machines, or on one machine half of the
+/// ranks.
+fn hybrid_size(
+    strategy: Strategy,
+    shard_size: Option<usize>,
+    world: &dyn Communicator,
+) -> Result<Option<usize>, TrainError> {
+    if !strategy.is_hybrid() {
+        return Ok(None);
+    }
+    let ranks = world.world_size();
+    if world.nodes().iter().any(|node| *node > 0) {
+        return world::shard_size(strategy, shard_size, world);
+    }
+    let half = if ranks.is_multiple_of(2) { ranks / 2 } else { ranks };
+    Ok(Some(shard_size.unwrap_or(half)))
 }
 
 fn measure(
     config: &Config,
     model: &ModelConfig,
     device: &Device,
+    ranks: &Ranks<'_>,
     strategy: Strategy,
     shard_size: Option<usize>,
     steps: usize,
 ) -> Result<Sample, TrainError> {
-    let ranks = config.train.ranks;
-    let shard_size = strategy.is_hybrid().then(|| hybrid_size(shard_size, ranks));
     let policy = Policy { strategy, ..train::policy(config) };
-    let threads = threads_per_rank(&config.device, ranks);
-    let mut samples = run_ranks(ranks, threads, |world| -> Result<Sample, TrainError> {
+    let measured = ranks.run(config, |world| -> Result<Sample, TrainError> {
         let rank = world.rank();
+        let shard_size = hybrid_size(strategy, shard_size, &*world)?;
         memory::reset_peak(rank);
         let decoder = Decoder::new(model, Key::new(config.train.seed), device);
         let builder = EngineBuilder::new(world.clone(), policy.clone(), shard_size)?;
@@ -180,7 +260,7 @@ fn measure(
     })?;
     // The next strategy starts with a GPU as empty as this one did.
     memory::release_unused(device);
-    Ok(samples.swap_remove(0))
+    Ok(measured)
 }
 
 /// Waits until `device` has done what this rank has given it.

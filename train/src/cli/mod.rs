@@ -173,9 +173,9 @@ struct StrategiesArgs {
     /// Configuration whose model and batch to use [default: preset 10m].
     #[arg(long)]
     config: Option<PathBuf>,
-    /// Ranks, as threads of this process.
+    /// Ranks, as threads of this process; not needed under a launcher, which starts them as processes.
     #[arg(long)]
-    ranks: usize,
+    ranks: Option<usize>,
     /// Steps measured per strategy and round.
     #[arg(long, default_value_t = 3)]
     steps: usize,
@@ -248,7 +248,7 @@ fn run(command: Command) -> Result<u8, TrainError> {
         Command::Eval(args) => args.run(),
         Command::Import(args) => on_files(|| args.run()).map(done),
         Command::Export(args) => on_files(|| args.run()).map(done),
-        Command::Bench { command: BenchCommand::Strategies(args) } => strategies(args).map(done),
+        Command::Bench { command: BenchCommand::Strategies(args) } => strategies(args),
         Command::Bench { command: BenchCommand::Checkpoint(args) } => {
             args.run().map(tell).map(done)
         }
@@ -326,14 +326,22 @@ fn prepare(args: PrepareArgs) -> Result<(), TrainError> {
     Ok(())
 }
 
-fn strategies(args: StrategiesArgs) -> Result<(), TrainError> {
+/// Measures, or starts the ranks of a node; returns the exit code.
+fn strategies(args: StrategiesArgs) -> Result<u8, TrainError> {
+    let place = match place::find_here(&place::Flags::default())? {
+        Role::Node(node) => return Ok(launch::run_node(node)?),
+        Role::Rank(place) => Some(place),
+        Role::Alone(_) => None,
+    };
+    let speaks = place.as_ref().is_none_or(|place| place.rank == 0);
     let config = match &args.config {
         Some(path) => Some(config::load(path, &[])?),
         None => None,
     };
-    let options =
-        StrategiesOptions { config, ranks: args.ranks, steps: args.steps, rounds: args.rounds };
-    let table = bench::strategies(&options)?;
-    say(&if args.json { table.to_json() } else { table.to_text() });
-    Ok(())
+    let StrategiesArgs { ranks, steps, rounds, .. } = args;
+    let table = bench::strategies(&StrategiesOptions { config, ranks, place, steps, rounds })?;
+    if speaks {
+        say(&if args.json { table.to_json() } else { table.to_text() });
+    }
+    Ok(0)
 }

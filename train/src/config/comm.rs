@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use kiln_collectives::tcp::Seal;
+use kiln_collectives::tcp::{Ports, Seal};
 use serde::{Deserialize, Serialize};
 
 /// How ranks talk to each other.
@@ -30,6 +30,10 @@ pub struct CommSection {
     pub timeout_s: f64,
     /// Seconds to wait at the start until all processes are there.
     pub join_timeout_s: f64,
+    /// Ports on which processes listen for each other, as in `"29600-29700"`; any that the system gives if
+    /// there is none here. Rank 0 listens on `MASTER_PORT` besides. NCCL and MPI choose ports of their own.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ports: Option<Ports>,
     /// Whether processes may meet off the loopback address without `KILN_JOB_SECRET`: then whoever
     /// reaches the port can take a rank's place. For networks that only trusted machines reach.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
@@ -47,6 +51,7 @@ impl Default for CommSection {
             backend: CommBackend::Auto,
             timeout_s: 600.0,
             join_timeout_s: 300.0,
+            ports: None,
             open: false,
             seal: Seal::Off,
         }

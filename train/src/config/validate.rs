@@ -37,7 +37,7 @@ impl Config {
         self.check_places(&mut problems);
         self.check_device(&mut problems);
         self.check_precision(&mut problems);
-        self.check_seal(&mut problems);
+        self.check_mpi(&mut problems);
         // A stand-in where the vocabulary is not known yet; it divides nothing.
         match self.model.resolve(Some(self.data.vocab_size.max(1))) {
             // Then the model is that of the weights.
@@ -205,10 +205,19 @@ impl Config {
         }
     }
 
-    /// What cannot be sealed.
-    fn check_seal(&self, problems: &mut Vec<String>) {
-        let CommSection { backend, seal, .. } = &self.comm;
-        if *backend == CommBackend::Mpi && !seal.is_off() {
+    /// What MPI does its own way.
+    fn check_mpi(&self, problems: &mut Vec<String>) {
+        let CommSection { backend, seal, ports, .. } = &self.comm;
+        if *backend != CommBackend::Mpi {
+            return;
+        }
+        if let Some(ports) = ports {
+            problems.push(format!(
+                "comm.ports = \"{ports}\" are ports of TCP, and comm.backend = \"mpi\" has its own: use \
+                 comm.backend = \"tcp\", or leave comm.ports out"
+            ));
+        }
+        if !seal.is_off() {
             problems.push(format!(
                 "comm.seal = \"{seal}\" covers traffic over TCP only, and comm.backend = \"mpi\": use \
                  comm.backend = \"tcp\", or leave comm.seal out"

@@ -46,6 +46,7 @@ pub(super) fn select(demand: &Demand, place: Option<&Place>) -> Result<Gpu, Devi
             instead: "use \"f32\"",
         });
     }
+    gpu.visible = gpus;
     gpu.free = free(index)?;
     let needed = OVERHEAD + demand.bytes(place.is_some());
     if gpu.free < needed {
@@ -137,6 +138,12 @@ fn driver() -> Result<Version, DeviceError> {
     }
 }
 
+/// Starts the driver, and counts the GPUs that this process sees; at least one.
+pub(super) fn count_visible() -> Result<usize, DeviceError> {
+    driver()?;
+    count()
+}
+
 /// GPUs that this process sees; at least one.
 fn count() -> Result<usize, DeviceError> {
     let count = result::device::get_count().map_err(failed("cuDeviceGetCount"))?;
@@ -169,6 +176,7 @@ fn describe(index: usize) -> Result<Gpu, DeviceError> {
         multiprocessors: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
         clock: f64::from(attribute(Attribute::CU_DEVICE_ATTRIBUTE_CLOCK_RATE)?) * 1e3,
         uuid: uuid.bytes.map(|byte| byte as u8),
+        visible: 1,
     })
 }
 

@@ -24,6 +24,8 @@ pub struct Gpu {
     pub clock: f64,
     /// What no other GPU has.
     pub uuid: [u8; 16],
+    /// GPUs that this process sees, this one among them.
+    pub visible: usize,
 }
 
 impl fmt::Display for Gpu {
@@ -89,7 +91,18 @@ mod tests {
 
     fn gpu(name: &str, capability: Version, multiprocessors: u32, clock: f64) -> Gpu {
         let (name, uuid) = (name.to_owned(), [0; 16]);
-        Gpu { index: 0, name, capability, memory: 0, free: 0, multiprocessors, clock, uuid }
+        let visible = 1;
+        Gpu {
+            index: 0,
+            name,
+            capability,
+            memory: 0,
+            free: 0,
+            multiprocessors,
+            clock,
+            uuid,
+            visible,
+        }
     }
 
     /// Without its name, a GPU gets nearly what its data sheet says, at the clock that is meant there.

@@ -179,6 +179,18 @@ impl Selected {
         }
     }
 
+    /// Warns of GPUs that stay idle, for work whose ranks are threads: these share one.
+    pub fn warn_of_idle_gpus(&self) {
+        let visible = match &self.kind {
+            #[cfg(feature = "cuda")]
+            Kind::Cuda(gpu) => gpu.visible,
+            _ => 0,
+        };
+        if let Some(warning) = idle(visible) {
+            tracing::warn!("{warning}");
+        }
+    }
+
     /// What `ranks` ranks could reach. A CPU's peak is measured, with `threads`
     /// threads for each rank of this node, and so is that of what wgpu finds, in f32; an NVIDIA GPU's is
     /// that of its data sheet. The other nodes are taken to be like this one.
@@ -230,6 +242,31 @@ impl Selected {
     }
 }
 
+/// Says that all but one of `visible` GPUs have nothing to do.
+fn idle(visible: usize) -> Option<String> {
+    let idle = match visible {
+        0 | 1 => return None,
+        2 => "GPU 1 stays".to_owned(),
+        visible => format!("GPUs 1 to {} stay", visible - 1),
+    };
+    Some(format!(
+        "{idle} idle: ranks that are threads share GPU 0. `kiln launch --nproc-per-node gpu -- …` starts a rank \
+         for each GPU; CUDA_VISIBLE_DEVICES hides those that are not meant"
+    ))
+}
+
+/// GPUs that this process sees.
+///
+/// # Errors
+///
+/// Why there are none, or why they cannot be counted.
+pub fn count_gpus() -> Result<usize, DeviceError> {
+    #[cfg(feature = "cuda")]
+    return cuda::count_visible();
+    #[cfg(not(feature = "cuda"))]
+    Err(DeviceError::NotBuilt)
+}
+
 /// The device of plain computation on the CPU; `.autodiff()` makes it one for training.
 pub fn plain() -> Device {
     Device::flex()
@@ -238,4 +275,18 @@ pub fn plain() -> Device {
 /// Token ids `[rows, seq_len]` as a tensor.
 pub fn tokens(ids: Vec<i32>, rows: usize, seq_len: usize, device: &Device) -> Tensor<2, Int> {
     Tensor::from_data(TensorData::new(ids, [rows, seq_len]), device)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::idle;
+
+    #[test]
+    fn gpus_that_threads_leave_idle_are_told() {
+        assert_eq!((idle(0), idle(1)), (None, None));
+        assert!(idle(2).is_some_and(|text| text.starts_with("GPU 1 stays idle: ")));
+        let text = idle(8).unwrap_or_default();
+        assert!(text.starts_with("GPUs 1 to 7 stay idle: "), "{text}");
+        assert!(text.contains("kiln launch --nproc-per-node gpu"), "{text}");
+    }
 }

@@ -16,6 +16,8 @@ pub struct Diagnosis {
     pub(super) place: Part,
     /// Where it would meet others, if there are any.
     pub(super) network: Option<Part>,
+    /// Where ranks would listen for each other.
+    pub(super) ports: Part,
     /// Cores and memory.
     pub(super) machine: Part,
     /// GPUs and what a run on them needs.
@@ -69,6 +71,7 @@ impl Diagnosis {
         let parts = [
             ("place", Some(&self.place)),
             ("network", self.network.as_ref()),
+            ("ports", Some(&self.ports)),
             ("machine", Some(&self.machine)),
             ("GPUs", Some(&self.gpus)),
         ];
@@ -96,6 +99,7 @@ impl Diagnosis {
             "sources": self.sources.iter().map(source).collect::<Vec<_>>(),
             "place": self.place.to_json(),
             "network": self.network.as_ref().map(Part::to_json),
+            "ports": self.ports.to_json(),
             "machine": self.machine.to_json(),
             "gpus": self.gpus.to_json(),
         });

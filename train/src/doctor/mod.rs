@@ -7,9 +7,10 @@ mod machine;
 mod network;
 
 use clap::Args;
+use kiln_collectives::tcp::Ports;
 use serde_json::json;
 
-use crate::place::{self, Flags, Job, Master, Node, Place, PlaceError, Role, SECRET};
+use crate::place::{self, Flags, Job, Master, Node, PerGpu, Place, PlaceError, Role, SECRET};
 use diagnosis::Part;
 
 pub use diagnosis::Diagnosis;
@@ -22,28 +23,34 @@ pub struct DoctorArgs {
     json: bool,
     #[command(flatten)]
     place: Flags,
+    /// Check whether these ports are free for ranks to listen on, as comm.ports names them.
+    #[arg(long, value_name = "FIRST-LAST")]
+    comm_ports: Option<Ports>,
 }
 
 impl DoctorArgs {
     /// Looks, as [`examine`] does; returns what to say, and whether all is well.
     pub fn run(&self) -> (String, bool) {
-        let diagnosis = examine(&self.place);
+        let diagnosis = examine(self);
         let text = if self.json { diagnosis.to_json() } else { diagnosis.to_text() };
         (text, diagnosis.healthy)
     }
 }
 
 /// Looks at this process, its environment and its machine. Takes seconds at most.
-pub fn examine(flags: &Flags) -> Diagnosis {
-    let (role, sources) = place::survey(flags, &place::environment);
+pub fn examine(args: &DoctorArgs) -> Diagnosis {
+    let (role, sources) = place::survey(&args.place, &place::environment);
     let known = role.as_ref().ok();
     let network = known.and_then(meeting_point);
+    let ranks = ranks_here(known);
+    let (ports, enough) = network::examine_ports(args.comm_ports, ranks);
     Diagnosis {
         sources,
         network: network.map(|(master, here)| Part::in_words(network::examine(master, here))),
-        machine: machine::examine(ranks_here(known)),
+        ports: Part::in_words(vec![ports]),
+        machine: machine::examine(ranks),
         gpus: Part::in_words(gpu::examine()),
-        healthy: role.is_ok(),
+        healthy: role.is_ok() && enough,
         place: standing(&role),
     }
 }
@@ -126,7 +133,7 @@ fn node(node: &Node) -> Vec<String> {
     };
     vec![
         format!("node {} of {}, from {}", node.node_rank, node.nodes, node.source),
-        format!("starts {} ranks, again at most {} times", node.nproc_per_node, node.max_restarts),
+        format!("starts {}, again at most {} times", ranks_of(node), node.max_restarts),
         master,
         job(&node.job),
         secret,
@@ -136,6 +143,15 @@ fn node(node: &Node) -> Vec<String> {
 fn job(job: &Job) -> String {
     let name = job.name.as_deref().unwrap_or("without a name");
     format!("job {name}, restarted {} times", job.restarts)
+}
+
+fn ranks_of(node: &Node) -> String {
+    let ranks = format!("{} ranks", node.nproc_per_node);
+    match node.per_gpu {
+        None => ranks,
+        Some(PerGpu::Needed(_)) => "one rank for each GPU".to_owned(),
+        Some(PerGpu::IfAny) => format!("one rank for each GPU, or without one {ranks}"),
+    }
 }
 
 fn secret(is_set: bool) -> String {

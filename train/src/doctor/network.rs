@@ -1,10 +1,12 @@
 //! Whether the ranks could meet: the master's name, and its port. Every question has a time limit.
 
 use std::io::ErrorKind;
-use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
+
+use kiln_collectives::tcp::Ports;
 
 use crate::place::Master;
 
@@ -37,6 +39,39 @@ pub(super) fn examine(master: &Master, here: bool) -> Vec<String> {
         (_, false) => lines.push(reachable(&addresses)),
     }
     lines
+}
+
+/// A line on the ports where ranks listen for each other, and whether there are enough for `ranks` of them
+/// here.
+pub(super) fn examine_ports(ports: Option<Ports>, ranks: usize) -> (String, bool) {
+    let Some(ports) = ports else {
+        let line = "comm.ports: none that doctor knows of, so ranks listen wherever the system lets them; where a \
+                    firewall is in between, comm.ports = \"29600-29700\" holds them to these, and kiln doctor \
+                    --comm-ports 29600-29700 checks it";
+        return (line.to_owned(), true);
+    };
+    let taken = ports.taken(Ipv4Addr::UNSPECIFIED.into());
+    let free = ports.count() - taken.len();
+    let how_many = match taken.len() {
+        0 => "all of which are free".to_owned(),
+        _ => format!("{free} of which are free; taken: {}", in_ranges(&taken)),
+    };
+    let few = match free < ranks {
+        true => format!("; {ranks} ranks here need one each: name more, or end what uses them"),
+        false => String::new(),
+    };
+    let count = ports.count();
+    let plural = if count == 1 { "" } else { "s" };
+    (format!("comm.ports {ports}: {count} port{plural}, {how_many}{few}"), free >= ranks)
+}
+
+/// Ascending numbers, such as `1-3, 7`.
+fn in_ranges(numbers: &[u16]) -> String {
+    let runs = numbers.chunk_by(|a, b| b - a == 1).map(|run| match run {
+        [first, .., last] => format!("{first}-{last}"),
+        single => single.iter().map(u16::to_string).collect(),
+    });
+    runs.collect::<Vec<_>>().join(", ")
 }
 
 fn resolve(host: String, port: u16) -> Result<Vec<SocketAddr>, String> {
@@ -102,4 +137,15 @@ fn reachable(addresses: &[SocketAddr]) -> String {
         }
     }
     problem
+}
+
+#[cfg(test)]
+mod tests {
+    use super::in_ranges;
+
+    #[test]
+    fn neighbours_are_told_as_ranges() {
+        assert_eq!(in_ranges(&[1, 2, 3, 7, 9, 10]), "1-3, 7, 9-10");
+        assert_eq!(in_ranges(&[5]), "5");
+    }
 }

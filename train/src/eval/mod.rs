@@ -24,7 +24,7 @@ use std::sync::Arc;
 use burn::tensor::Device;
 use clap::Args;
 use kiln_collectives::Communicator;
-use kiln_collectives::tcp::Seal;
+use kiln_collectives::tcp::{Ports, Seal};
 use kiln_shard::ranks::{run_rank, run_ranks};
 use kiln_shard::{EngineBuilder, Mesh, Policy, Strategy, memory};
 
@@ -97,6 +97,9 @@ pub struct EvalArgs {
     /// What protects the traffic between processes, as comm.seal in a run: off, mac or encrypt.
     #[arg(long, value_name = "SEAL", default_value_t = Seal::Off, hide_short_help = true)]
     comm_seal: Seal,
+    /// Ports on which processes listen for each other, as comm.ports in a run.
+    #[arg(long, value_name = "FIRST-LAST", hide_short_help = true)]
+    comm_ports: Option<Ports>,
     #[command(flatten)]
     device: DeviceFlag,
     #[command(flatten)]
@@ -141,7 +144,9 @@ impl EvalArgs {
         }
         let work = Work::new(self)?;
         let threads = device::threads_per_rank(&DeviceSection::default(), ranks);
-        let device = work.select(&self.device, ranks, None)?.device();
+        let selected = work.select(&self.device, ranks, None)?;
+        selected.warn_of_idle_gpus();
+        let device = selected.device();
         let mut reports = run_ranks(ranks, threads, |world| work.on_rank(world, &device))?;
         Ok(reports.swap_remove(0))
     }
@@ -152,8 +157,12 @@ impl EvalArgs {
         if self.shard_size.is_some() {
             self.check_mesh(ranks)?;
         }
-        let comm =
-            CommSection { open: self.comm_open, seal: self.comm_seal, ..CommSection::default() };
+        let comm = CommSection {
+            open: self.comm_open,
+            seal: self.comm_seal,
+            ports: self.comm_ports,
+            ..CommSection::default()
+        };
         let met = world::join(place, &comm, None)?;
         let sharing = device::ranks_sharing_cores(place);
         let threads = device::threads_per_rank(&DeviceSection::default(), sharing);

@@ -8,6 +8,7 @@ use clap::Args;
 
 use super::logs::LOGS;
 use super::{GRACE, LaunchError, Options, run};
+use crate::device;
 use crate::place::{self, Node, NodeFlags, PlaceError};
 use crate::train;
 
@@ -25,7 +26,7 @@ pub struct LaunchArgs {
     /// Start this program instead of this one; it is given the command and the environment.
     #[arg(long, hide = true)]
     program: Option<PathBuf>,
-    /// What every rank runs: train CONFIG …, or eval --checkpoint …
+    /// What every rank runs: train CONFIG …, eval --checkpoint …, or bench strategies
     #[arg(last = true, required = true, value_name = "train CONFIG …")]
     command: Vec<OsString>,
 }
@@ -54,11 +55,10 @@ impl LaunchArgsError {
 impl LaunchArgs {
     /// Launches, and returns the exit code.
     pub fn run(self) -> Result<u8, LaunchArgsError> {
-        let has_ranks = |command: &OsString| RANKED.iter().any(|ranked| command == ranked);
-        if !self.command.first().is_some_and(has_ranks) && self.program.is_none() {
-            let problem = "only `train` and `eval` have ranks to launch; write kiln launch … -- \
-                           train CONFIG";
-            return Err(LaunchArgsError::Arguments(problem.to_owned()));
+        if self.program.is_none()
+            && let Err(problem) = check_command(&self.command)
+        {
+            return Err(LaunchArgsError::Arguments(problem));
         }
         if let Some(flag) = self.command.iter().find_map(|argument| place_flag(argument)) {
             let problem = format!("{flag} is one rank's own; leave it out, the launcher gives it");
@@ -73,7 +73,7 @@ impl LaunchArgs {
             );
             return Err(LaunchArgsError::Arguments(problem));
         };
-        let node = place::node(&self.node, &place::environment)?;
+        let node = place::node(&self.node, &place::environment)?.with_gpus(count_gpus)?;
         let log_dir = self.log_dir.or_else(|| log_dir_of(&self.command));
         let program = match self.program {
             Some(program) => program,
@@ -83,18 +83,35 @@ impl LaunchArgs {
     }
 }
 
-/// Commands whose ranks may be processes.
-const RANKED: [&str; 2] = ["train", "eval"];
+/// Whether the ranks of a command may be processes.
+fn check_command(command: &[OsString]) -> Result<(), String> {
+    let word = |index: usize| command.get(index).map(|word| word.to_string_lossy());
+    match (word(0).as_deref(), word(1).as_deref()) {
+        (Some("train" | "eval"), _) | (Some("bench"), Some("strategies")) => Ok(()),
+        (Some("bench"), Some(what @ ("step" | "checkpoint" | "gpu"))) => Err(format!(
+            "`bench {what}` runs its ranks as threads of one process: start `kiln bench {what}` without a \
+             launcher. Of all measurements, `bench strategies` alone has ranks to launch"
+        )),
+        _ => Err("only `train`, `eval` and `bench strategies` have ranks to launch; write kiln launch … -- \
+                  train CONFIG"
+            .to_owned()),
+    }
+}
 
 /// The longest grace.
 const MAX_GRACE: Duration = Duration::from_secs(24 * 3600);
 
 /// Starts the ranks of a node with the arguments of this process, and returns the exit code. That
 /// is what `kiln train` does where it was started once per node.
-pub fn run_node(node: Node) -> Result<u8, LaunchError> {
+pub fn run_node(node: Node) -> Result<u8, LaunchArgsError> {
+    let node = node.with_gpus(count_gpus)?;
     let arguments: Vec<_> = std::env::args_os().skip(1).collect();
     let log_dir = log_dir_of(&arguments);
-    run(&Options { node, program: this_program()?, arguments, log_dir, grace: GRACE })
+    Ok(run(&Options { node, program: this_program()?, arguments, log_dir, grace: GRACE })?)
+}
+
+fn count_gpus() -> Result<usize, String> {
+    device::count_gpus().map_err(|error| error.in_short())
 }
 
 /// The name of a flag that would put all ranks at the same place.

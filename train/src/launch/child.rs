@@ -53,6 +53,8 @@ pub(super) struct End {
     pub(super) told: bool,
     /// What it has told the launcher itself.
     pub(super) words: Vec<(Word, String)>,
+    /// The optimizer step that it was in, if it has come to one and could say so.
+    pub(super) step: Option<u64>,
     /// Its last lines on stderr.
     pub(super) last_lines: Vec<String>,
     /// Where all of them are.
@@ -170,6 +172,8 @@ impl Child {
             let rank = self.rank;
             report::say(&format!("rank {rank}: its logs could not take {lost} bytes"));
         }
+        let (steps, words): (Vec<_>, Vec<_>) =
+            self.last_words.read().into_iter().partition(|(word, _)| *word == Word::Step);
         Ok(End {
             rank: self.rank,
             pid: self.pid.as_raw_nonzero().get(),
@@ -178,7 +182,8 @@ impl Child {
             after: at.saturating_duration_since(self.started),
             at,
             told: self.ended_by.is_some(),
-            words: self.last_words.read(),
+            words,
+            step: steps.last().and_then(|(_, step)| step.parse().ok()),
             last_lines: self.stderr.tail(),
             stderr: self.stderr.path.clone(),
         })

@@ -1,7 +1,7 @@
 //! Where the output of ranks goes: a file per rank, restart and stream; rank 0's also to the
 //! console.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, Receiver};
@@ -35,6 +35,38 @@ pub(crate) fn is_log_folder(path: &Path) -> bool {
     let is_named = path.file_name().is_some_and(|name| name == LOGS);
     let Ok(mut entries) = fs::read_dir(path) else { return false };
     is_named && entries.all(|entry| is_log(entry) == Some(true))
+}
+
+/// Chooses the folder of this launch's logs: `wanted`, or if a launch that is under way writes there, the
+/// first of `other`, `other-2`, … of which that is not so. Logs of the same rank and restart would mix. The
+/// file that is returned keeps others away for as long as it is open.
+pub(super) fn claim(
+    wanted: &Path,
+    other: &Path,
+    rank: usize,
+    restart: u64,
+) -> Result<(PathBuf, Option<File>), LaunchError> {
+    let mut folder = wanted.to_owned();
+    let mut number = 1;
+    loop {
+        // Any of its files would do; the launchers of other nodes have other ranks.
+        let Log { file, .. } = Log::open(&folder, rank, restart, Stream::Stdout)?;
+        match file.try_lock() {
+            Ok(()) => return Ok((folder, Some(file))),
+            // There are no locks here.
+            Err(TryLockError::Error(_)) => return Ok((folder, None)),
+            Err(TryLockError::WouldBlock) => {}
+        }
+        folder = match number {
+            1 => other.to_owned(),
+            number => {
+                let mut name = other.as_os_str().to_owned();
+                name.push(format!("-{number}"));
+                name.into()
+            }
+        };
+        number += 1;
+    }
 }
 
 /// An output of a rank.

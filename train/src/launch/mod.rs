@@ -5,7 +5,8 @@
 //! - `child`: one rank as a process, `logs`: where its output goes;
 //! - `supervise`: one life of all ranks, from start to the end of the last one;
 //! - `last_words`: what ranks tell besides what they log;
-//! - `verdict`: what came of it, `report`: in words.
+//! - `verdict`: what came of it, `report`: in words;
+//! - `restarts`: whether there is another life, and when.
 //!
 //! Ranks end with their launcher: see [`end_with_launcher`].
 //!
@@ -18,13 +19,14 @@ mod environment;
 mod last_words;
 mod logs;
 mod report;
+mod restarts;
 mod supervise;
 mod verdict;
 
 use std::ffi::OsString;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::place::{Node, SECRET};
 use crate::process;
@@ -34,6 +36,7 @@ pub use args::{LaunchArgs, LaunchArgsError, run_node};
 pub(crate) use logs::is_log_folder;
 
 use environment::Job;
+use restarts::{Next, Restarts};
 use supervise::{Life, Signals};
 use verdict::Verdict;
 
@@ -100,9 +103,9 @@ pub fn run(options: &Options) -> Result<u8, LaunchError> {
         None if node.nodes == 1 => format!("kiln-{}", random_text(8)?),
         None => "none".to_owned(),
     };
-    let log_dir = options.log_dir.clone().unwrap_or_else(|| {
-        Path::new("runs").join("logs").join(name.replace(['/', '\\'], "-").replace("..", "-"))
-    });
+    let fallback =
+        Path::new("runs").join("logs").join(name.replace(['/', '\\'], "-").replace("..", "-"));
+    let log_dir = options.log_dir.clone().unwrap_or_else(|| fallback.clone());
     if node.secret.is_none() {
         match node.nodes {
             1 => node.secret = Some(random_text(16)?),
@@ -115,7 +118,17 @@ pub fn run(options: &Options) -> Result<u8, LaunchError> {
             )),
         }
     }
+    let mut restarts = Restarts::new(node.max_restarts);
     let mut job = Job { node, name, restart: 0, grace: options.grace };
+    // Held until the last rank has ended.
+    let (logs, _claimed) = logs::claim(&log_dir, &fallback, job.rank(0), job.restarts())?;
+    if logs != log_dir {
+        report::say(&format!(
+            "another launch writes its logs to {} right now; those of this one are in {}",
+            log_dir.display(),
+            logs.display()
+        ));
+    }
     loop {
         if choose_port {
             job.node.master.port = free_port(&job.node.master.host)?;
@@ -124,18 +137,27 @@ pub fn run(options: &Options) -> Result<u8, LaunchError> {
             job: &job,
             program: &options.program,
             arguments: &options.arguments,
-            log_dir: &log_dir,
+            log_dir: &logs,
         };
+        let begun = Instant::now();
         let ends = life.run(&signals)?;
         let verdict = Verdict::of(&ends);
         report::tell(&job, &ends, &verdict);
-        if !verdict.may_restart() || job.restart >= job.node.max_restarts {
-            if verdict.may_restart() && job.node.max_restarts > 0 {
-                report::say(&format!("giving up after {} restarts", job.restart));
+        let pause = match restarts.after(&ends, verdict, begun.elapsed()) {
+            Next::End => return Ok(verdict.code()),
+            Next::GiveUp(why) => {
+                report::say(&why);
+                return Ok(verdict.code());
             }
-            return Ok(verdict.code());
+            Next::Again(pause) => pause,
+        };
+        job.restart = restarts.done();
+        report::say(&format!("the next try is in {} s", pause.as_secs()));
+        if let Some(signal) = signals.pause(pause) {
+            let name = report::signal_name(signal);
+            report::say(&format!("{name} before the next try: the job is not started again"));
+            return Ok(Verdict::between_lives(signal).code());
         }
-        job.restart += 1;
         report::say(&format!(
             "starting all ranks of this node again, restart {} of {}",
             job.restart, job.node.max_restarts

@@ -21,8 +21,9 @@ use crate::process;
 /// what they know, and say what went wrong.
 const SETTLE: Duration = Duration::from_secs(5);
 
-/// How long they get after SIGTERM then. There is nothing left to save without the failed rank.
-const GRACE_AFTER_FAILURE: Duration = Duration::from_secs(5);
+/// How long they get after SIGTERM then. There is nothing left to save without the failed rank, and whoever
+/// could end by itself has done so.
+const GRACE_AFTER_FAILURE: Duration = Duration::from_secs(2);
 
 /// What the supervisor waits for.
 pub(super) enum Event {
@@ -66,6 +67,22 @@ impl Signals {
             .spawn(forward)
             .map_err(error("start a thread"))?;
         Ok(Signals { events, receiver, handle })
+    }
+}
+
+impl Signals {
+    /// Lets `time` pass while no rank runs. Returns the signal that ends this, and the launcher.
+    pub(super) fn pause(&self, time: Duration) -> Option<i32> {
+        let until = Instant::now() + time;
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            match self.receiver.recv_timeout(left) {
+                Ok(Event::Signal(signal)) => return Some(signal),
+                // Of a rank that has been reaped.
+                Ok(Event::Ended { .. }) => {}
+                Err(_) => return None,
+            }
+        }
     }
 }
 
@@ -195,4 +212,20 @@ fn wait(events: &Receiver<Event>, next: &Next) -> Option<Event> {
         Next::Run | Next::Wait => return events.recv().ok(),
     };
     events.recv_timeout(due).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_signal_ends_a_pause_and_what_is_left_of_a_rank_does_not() {
+        let signals = Signals::register().unwrap();
+        let sender = signals.events.clone();
+        sender.send(Event::Ended { index: 0, at: Instant::now() }).unwrap();
+        sender.send(Event::Signal(SIGTERM)).unwrap();
+        // Not after an hour.
+        assert_eq!(signals.pause(Duration::from_secs(3600)), Some(SIGTERM));
+        assert_eq!(signals.pause(Duration::ZERO), None);
+    }
 }

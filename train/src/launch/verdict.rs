@@ -1,5 +1,7 @@
 //! What came of a job: its exit code, and whether another try makes sense.
 
+use signal_hook::consts::{SIGTERM, SIGUSR1};
+
 use super::PREEMPTED;
 use super::child::End;
 use super::supervise::Ends;
@@ -51,8 +53,11 @@ impl Verdict {
     pub(super) fn of(ends: &Ends) -> Verdict {
         let failed = || ends.ranks.iter().filter(|end| end.failed());
         let saved = ends.ranks.iter().any(|end| end.code == Some(PREEMPTED.into()));
-        // What the launcher has ended itself says nothing about the cause.
-        let mut own = failed().filter(|end| !end.told).peekable();
+        // What the launcher has ended itself says nothing about the cause, and neither do ranks that blame
+        // another, unless it is for something that is wrong for all.
+        let is_usage = |end: &End| end.code == Some(USAGE.into());
+        let says = |end: &&End| !end.told && (is_usage(end) || !end.is_consequence());
+        let mut own = failed().filter(says).peekable();
         // A rank that was asked to stop does not come to meet the others, and they fail for that.
         let stopped = ends.ranks.iter().find(|end| end.was_stopped());
         let follows = |end: &End| end.told || stopped.is_some_and(|first| end.at >= first.at);
@@ -62,10 +67,16 @@ impl Verdict {
             (Some(_), Some(signal)) => Verdict::Signalled(signal),
             _ if stopped.is_some() && failed().all(follows) => Verdict::Preempted,
             _ if ends.preempted => Verdict::NotSaved,
-            _ if own.peek().is_some() && own.all(|end| end.code == Some(USAGE.into())) => {
-                Verdict::Usage
-            }
+            _ if own.peek().is_some() && own.all(is_usage) => Verdict::Usage,
             _ => Verdict::Failed,
+        }
+    }
+
+    /// When the launcher is told to end while no rank runs, between two lives.
+    pub(super) fn between_lives(signal: i32) -> Verdict {
+        match signal {
+            SIGTERM | SIGUSR1 => Verdict::Preempted,
+            _ => Verdict::Signalled(signal),
         }
     }
 

@@ -28,7 +28,7 @@ pub use error::PlaceError;
 pub use flags::Flags;
 pub use hostlist::HostList;
 pub use job::Job;
-pub use node::{NodeFlags, node};
+pub use node::{NodeFlags, PerGpu, node};
 pub use vars::{DEFAULT_PORT, Lookup, MAX_RANKS, MAX_RANKS_PER_NODE, SECRET};
 
 use error::shortened;
@@ -132,6 +132,8 @@ pub struct Node {
     pub nodes: usize,
     /// Ranks to start here; every node starts as many.
     pub nproc_per_node: usize,
+    /// Whether the number of GPUs decides that; see [`Node::with_gpus`].
+    pub per_gpu: Option<PerGpu>,
     /// Where the ranks meet.
     pub master: Master,
     /// The job, as others have started it.
@@ -168,6 +170,7 @@ impl fmt::Debug for Node {
             .field("node_rank", &self.node_rank)
             .field("nodes", &self.nodes)
             .field("nproc_per_node", &self.nproc_per_node)
+            .field("per_gpu", &self.per_gpu)
             .field("master", &self.master)
             .field("job", &self.job)
             .field("secret", &self.secret.as_ref().map(|_| "…"))

@@ -13,7 +13,8 @@ use super::{Job, Master, Node, Source, jobset, slurm};
 /// torchrun's flags. Each may also come as a variable, `PET_` and its name.
 #[derive(Args, Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeFlags {
-    /// Ranks to start on this node: a number, or `cpu` or `auto` for one per core [default: 1].
+    /// Ranks to start on this node: a number, `gpu` for one per GPU, `cpu` for one per core, or `auto` for one
+    /// per GPU if there are any, else per core [default: 1].
     #[arg(long, alias = "nproc_per_node", value_name = "N")]
     pub nproc_per_node: Option<String>,
     /// Nodes of the job [default: 1].
@@ -40,6 +41,52 @@ pub struct NodeFlags {
     /// Name of the job, the same on every node.
     #[arg(long, alias = "rdzv_id", value_name = "ID", hide_short_help = true)]
     pub rdzv_id: Option<String>,
+}
+
+/// Ranks that follow the number of GPUs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PerGpu {
+    /// One for each; without one there is nothing to start. This flag or variable says so.
+    Needed(&'static str),
+    /// One for each; without one, as many as [`Node::nproc_per_node`] says.
+    IfAny,
+}
+
+impl Node {
+    /// This node with one rank for each of the GPUs that `count` finds, if that is what was asked for.
+    ///
+    /// # Errors
+    ///
+    /// If GPUs are needed and there are none; `count` says why.
+    pub fn with_gpus(
+        mut self,
+        count: impl FnOnce() -> Result<usize, String>,
+    ) -> Result<Self, PlaceError> {
+        let Some(per_gpu) = self.per_gpu.take() else { return Ok(self) };
+        match (per_gpu, count()) {
+            (_, Ok(gpus)) if gpus > 0 => self.nproc_per_node = gpus.min(MAX_RANKS_PER_NODE),
+            (PerGpu::IfAny, _) => {}
+            (PerGpu::Needed(name), found) => {
+                let why = found.err().unwrap_or_else(|| "there is none".to_owned());
+                let problem = format!(
+                    "no GPU can be counted ({why}; `kiln doctor` says more); give a number, or `cpu` for one \
+                     per core"
+                );
+                return Err(PlaceError::value(name, "gpu", problem));
+            }
+        }
+        check_total(("--nnodes", self.nodes), self.nproc_per_node)?;
+        Ok(self)
+    }
+}
+
+/// Fails if so many ranks on each of so many nodes are more than a job can have.
+fn check_total(nodes: (&'static str, usize), ranks: usize) -> Result<(), PlaceError> {
+    if nodes.1 > MAX_RANKS / ranks {
+        let problem = format!("a job has at most {MAX_RANKS} ranks");
+        return Err(PlaceError::contradiction(&[nodes, ("ranks per node", ranks)], problem));
+    }
+    Ok(())
 }
 
 impl NodeFlags {
@@ -69,17 +116,11 @@ pub fn node(flags: &NodeFlags, lookup: &Lookup) -> Result<Node, PlaceError> {
 pub(super) fn node_of(source: Source, vars: &Vars) -> Result<Node, PlaceError> {
     let standalone = standalone(vars)?;
     let nodes = if standalone { ("--standalone", 1) } else { nodes(vars)? };
-    let nproc_per_node = match vars.first(&["--nproc-per-node", "PET_NPROC_PER_NODE"])? {
+    let (nproc_per_node, per_gpu) = match vars.first(&["--nproc-per-node", "PET_NPROC_PER_NODE"])? {
         Some(named) => nproc(&named)?,
-        None => 1,
+        None => (1, None),
     };
-    if nodes.1 > MAX_RANKS / nproc_per_node {
-        let problem = format!("a job has at most {MAX_RANKS} ranks");
-        return Err(PlaceError::contradiction(
-            &[nodes, ("ranks per node", nproc_per_node)],
-            problem,
-        ));
-    }
+    check_total(nodes, nproc_per_node)?;
     let rank = match standalone {
         true => ("--standalone", 0),
         false => node_rank(vars, nodes.1)?,
@@ -96,6 +137,7 @@ pub(super) fn node_of(source: Source, vars: &Vars) -> Result<Node, PlaceError> {
         node_rank: rank.1,
         nodes: nodes.1,
         nproc_per_node,
+        per_gpu,
         master: master(vars, nodes.1, standalone)?,
         job: Job { name: id.map(|named| named.value).or(scheduled.name), ..scheduled },
         secret: vars.secret()?,
@@ -154,19 +196,26 @@ fn at_least_1(named: &Named, max: usize) -> Result<usize, PlaceError> {
     }
 }
 
-/// Ranks per node: a number or one of torchrun's words.
-fn nproc(named: &Named) -> Result<usize, PlaceError> {
+/// Ranks per node: a number or one of torchrun's words, which mean what they mean there.
+fn nproc(named: &Named) -> Result<(usize, Option<PerGpu>), PlaceError> {
+    let cores = || {
+        let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
+        cores.min(MAX_RANKS_PER_NODE)
+    };
     match named.value.as_str() {
-        // Ranks compute on cores, so `auto` has nothing else to count.
-        "auto" | "cpu" => {
-            let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
-            Ok(cores.min(MAX_RANKS_PER_NODE))
-        }
-        "gpu" => {
-            let problem = "ranks compute on CPUs here; give a number, or `cpu` for one per core";
-            Err(PlaceError::value(named.name, &named.value, problem))
-        }
-        _ => at_least_1(named, MAX_RANKS_PER_NODE),
+        "cpu" => Ok((cores(), None)),
+        "auto" => Ok((cores(), Some(PerGpu::IfAny))),
+        "gpu" => Ok((1, Some(PerGpu::Needed(named.name)))),
+        _ => match at_least_1(named, MAX_RANKS_PER_NODE) {
+            Ok(ranks) => Ok((ranks, None)),
+            Err(_) => {
+                let problem = format!(
+                    "not a whole number from 1 to {MAX_RANKS_PER_NODE}, and none of `gpu`, `cpu` and \
+                     `auto`; correct or unset it"
+                );
+                Err(PlaceError::value(named.name, &named.value, problem))
+            }
+        },
     }
 }
 

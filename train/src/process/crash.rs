@@ -36,7 +36,7 @@ static TOLD: AtomicBool = AtomicBool::new(false);
 const EARLIER_LINES: Duration = Duration::from_millis(500);
 
 /// What is said. Not on the stack, which may be small.
-static TEXT: Mutex<Text> = Mutex::new(Text { bytes: [0; 1024], len: 0 });
+static TEXT: Mutex<Text> = Mutex::new(Text { bytes: [0; 1024], len: 0, begin: 0 });
 
 /// From now on, signals that end this process because of a fault in it are told.
 pub(super) fn tell_crashes() {
@@ -86,6 +86,11 @@ extern "C" fn on_signal(signal: c_int, info: *mut libc::siginfo_t, context: *mut
 }
 
 fn compose(text: &mut Text, signal: c_int, info: *mut libc::siginfo_t) -> fmt::Result {
+    let rank = kiln_shard::memory::bound_rank();
+    if let Some(step) = position::step_of(rank) {
+        write!(text, "{}{step}\0", char::from(Word::Step.letter()))?;
+    }
+    text.begin = text.len + 1;
     let name = SIGNALS.iter().find(|(known, _)| *known == signal).map_or("a signal", |(_, n)| n);
     write!(text, "{}kiln: {name}", char::from(Word::Failure.letter()))?;
     // SAFETY: the system gives a handler with SA_SIGINFO a valid structure. The codes above zero are
@@ -100,7 +105,7 @@ fn compose(text: &mut Text, signal: c_int, info: *mut libc::siginfo_t) -> fmt::R
             }
         }
     }
-    position::write_to(text, kiln_shard::memory::bound_rank())
+    position::write_to(text, rank)
 }
 
 /// Calls the handler that was there before.
@@ -125,10 +130,13 @@ fn pass_on(
     }
 }
 
-/// A line for standard error, behind the letter that the launcher knows it by.
+/// A line for standard error, behind what only the launcher is told, such as the letter that it knows the
+/// line by.
 struct Text {
     bytes: [u8; 1024],
     len: usize,
+    /// Where the line begins.
+    begin: usize,
 }
 
 impl Write for Text {
@@ -158,7 +166,7 @@ impl Text {
             thread::sleep(Duration::from_millis(1));
         }
         if takes(libc::STDERR_FILENO) {
-            put(libc::STDERR_FILENO, &self.bytes[1..=self.len]);
+            put(libc::STDERR_FILENO, &self.bytes[self.begin..=self.len]);
         }
     }
 }

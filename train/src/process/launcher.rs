@@ -34,10 +34,13 @@ pub(crate) enum Word {
     Note,
     /// It was asked to stop before there was anything to save, or another rank was.
     Stopped,
+    /// The optimizer step in which its run has ended.
+    Step,
 }
 
 impl Word {
-    const ALL: [Word; 4] = [Word::Failure, Word::Consequence, Word::Note, Word::Stopped];
+    const ALL: [Word; 5] =
+        [Word::Failure, Word::Consequence, Word::Note, Word::Stopped, Word::Step];
 
     pub(super) const fn letter(self) -> u8 {
         match self {
@@ -45,6 +48,7 @@ impl Word {
             Word::Consequence => b'C',
             Word::Note => b'N',
             Word::Stopped => b'S',
+            Word::Step => b'T',
         }
     }
 }

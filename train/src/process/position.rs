@@ -7,6 +7,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use kiln_collectives::Recorder;
 
+use super::launcher::{self, Word};
+
 static RANKS: Mutex<Vec<Arc<Position>>> = Mutex::new(Vec::new());
 
 /// Where a rank is.
@@ -36,9 +38,23 @@ impl Present {
 
 impl Drop for Present {
     fn drop(&mut self) {
+        let step = self.0.step.load(Ordering::Relaxed);
+        if step > 0 {
+            launcher::tell(Word::Step, &step.to_string());
+        }
         let mut ranks = RANKS.lock().unwrap_or_else(PoisonError::into_inner);
         ranks.retain(|position| !Arc::ptr_eq(position, &self.0));
     }
+}
+
+/// The step that `rank` is in, or the only rank of this process if it is `None` or not one of them. Waits for
+/// no lock and allocates nothing.
+pub(super) fn step_of(rank: Option<usize>) -> Option<u64> {
+    let ranks = RANKS.try_lock().ok()?;
+    let own = ranks.iter().find(|position| Some(position.rank) == rank);
+    let only = || ranks.first().filter(|_| ranks.len() == 1);
+    let step = own.or_else(only)?.step.load(Ordering::Relaxed);
+    (step > 0).then_some(step)
 }
 
 /// Writes where `rank` is, or where all ranks of this process are if it is `None` or not one of them.

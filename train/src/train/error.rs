@@ -14,7 +14,7 @@ use crate::data::DataError;
 use crate::device::DeviceError;
 use crate::eval::EvalError;
 use crate::inspect::InspectError;
-use crate::launch::{LaunchArgsError, LaunchError};
+use crate::launch::LaunchArgsError;
 use crate::place::PlaceError;
 
 /// Why a run failed.
@@ -81,7 +81,7 @@ pub enum TrainError {
     },
     /// Ranks that are processes were not started alike.
     #[error(
-        "ranks {ranks:?} were started with another configuration, other arguments or another build than rank 0: start every rank with the same command"
+        "ranks {ranks:?} were started with another configuration, other arguments or another build than rank 0: start every rank with the same command. If they are of another job that meets at the same port, give each job a port (MASTER_PORT), a name (TORCHELASTIC_RUN_ID, --rdzv-id) or a secret (KILN_JOB_SECRET) of its own"
     )]
     OtherConfig {
         /// The ranks that differ from rank 0.
@@ -267,12 +267,6 @@ impl TrainError {
             }
             other => other,
         }
-    }
-}
-
-impl From<LaunchError> for TrainError {
-    fn from(error: LaunchError) -> Self {
-        LaunchArgsError::from(error).into()
     }
 }
 

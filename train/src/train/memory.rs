@@ -229,14 +229,15 @@ pub(super) fn check(
     Ok(warnings)
 }
 
-/// [`check`] for commands that train the built-in decoder with ranks that are threads.
-pub(crate) fn check_threads(
+/// [`check`] for commands that train the built-in decoder.
+pub(crate) fn check_decoder(
     config: &Config,
     model: &ModelConfig,
     device: &Selected,
+    place: Option<&Place>,
 ) -> Result<(), MemoryError> {
     let units = |model: &ModelConfig| units_of(&Decoder::new(model, Key::new(0), &device::plain()));
-    for warning in check(config, model, units, true, device, None)? {
+    for warning in check(config, model, units, true, device, place)? {
         tracing::warn!("{warning}");
     }
     Ok(())

@@ -29,7 +29,7 @@ use kiln_model::{Key, ModelConfig};
 use kiln_shard::ranks::{run_rank, run_ranks};
 
 use crate::checkpoint::Architecture;
-use crate::config::{Backend, CommBackend, Config};
+use crate::config::{Backend, Config};
 use crate::device;
 use crate::device::Selected;
 use crate::fault::{self, Fault};
@@ -45,7 +45,7 @@ pub use error::TrainError;
 pub use evaluate::evaluate;
 pub(crate) use folder::is_foreign;
 pub use folder::{FolderError, RunFolder};
-pub(crate) use memory::check_threads as check_memory;
+pub(crate) use memory::check_decoder as check_memory;
 pub use memory::{LeastMemory, MemoryError};
 pub(crate) use plan::{Plan, policy};
 pub use position::PositionKey;
@@ -205,6 +205,7 @@ fn run_as_threads<B: Layer>(
     device: &Selected,
     decoder: &RunDecoder<'_, B>,
 ) -> Result<Summary, TrainError> {
+    device.warn_of_idle_gpus();
     let plan = plan::make(config, options, device, &decoder.architecture, |model| {
         units(model, decoder.make)
     })?;
@@ -246,30 +247,7 @@ fn run_as_process<B: Layer>(
 
 /// `config` with the number of ranks that there are, checked.
 fn with_ranks(mut config: Config, options: &RunOptions) -> Result<Config, TrainError> {
-    let backend = config.comm.backend;
-    match (&options.place, options.ranks) {
-        (None, _) if backend == CommBackend::Tcp => {
-            return Err(TrainError::usage(
-                "comm.backend = \"tcp\" needs one process per rank: start them with `kiln launch`, \
-                 or use \"auto\"",
-            ));
-        }
-        (None, _) if backend == CommBackend::Mpi => {
-            return Err(TrainError::usage(
-                "comm.backend = \"mpi\" needs several processes: start them with `mpirun`, or use \
-                 \"auto\"",
-            ));
-        }
-        (None, ranks) => config.train.ranks = ranks.unwrap_or(config.train.ranks),
-        (Some(place), _) if backend == CommBackend::Local => {
-            return Err(TrainError::usage(format!(
-                "comm.backend = \"local\", but this process is rank {} of {}: use \"auto\", or \
-                 start one process without a launcher",
-                place.rank, place.world_size
-            )));
-        }
-        (Some(place), ranks) => config.train.ranks = world::size_of(place, ranks)?,
-    }
+    config.train.ranks = world::ranks_of(&config, options.place.as_ref(), options.ranks)?;
     if options.place.is_none() {
         config.validate_threads()?;
         return Ok(config);

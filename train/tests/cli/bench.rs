@@ -81,3 +81,30 @@ fn checkpoints_are_measured_and_leave_nothing() {
     let text = workspace.succeed(&[&arguments[..], &more[..4]].concat());
     assert!(text.contains("x plain writing") && text.contains("% of a save"), "{text}");
 }
+
+/// The strategies do on processes what they do on threads, and rank 0 alone speaks.
+#[test]
+fn strategies_are_compared_on_processes_as_well() {
+    let workspace = Workspace::new();
+    let threads: serde_json::Value = serde_json::from_str(&bench(&workspace, &["--json"])).unwrap();
+    let launch = ["launch", "--nproc-per-node", "2", "--log-dir", "logs", "--"];
+    let strategies =
+        ["bench", "strategies", "--config", "bench.toml", "--steps", "1", "--rounds", "1"];
+    let said = workspace.succeed(&[&launch[..], &strategies, &["--json"]].concat());
+    let processes: serde_json::Value = serde_json::from_str(&said).unwrap();
+    assert_eq!(processes["ranks"], 2);
+    let rows = |table: &serde_json::Value| table["rows"].as_array().unwrap().clone();
+    for (process, thread) in rows(&processes).iter().zip(rows(&threads)) {
+        for key in ["strategy", "mesh", "sent_bytes", "gathers", "reductions"] {
+            assert_eq!(process[key], thread[key], "{key}");
+        }
+        assert!(process["tokens_per_s"].as_f64().unwrap() > 0.0);
+    }
+    assert_eq!(rows(&processes).len(), STRATEGIES.len());
+    let other = workspace.kiln(&[&launch[..], &strategies, &["--ranks", "3"]].concat());
+    assert_eq!(other.code, Some(2), "{other:?}");
+    assert!(other.stderr.contains("the launcher has started 2 processes"), "{other:?}");
+    let alone = workspace.kiln(&strategies);
+    assert_eq!(alone.code, Some(2), "{alone:?}");
+    assert!(alone.stderr.contains("--ranks N for threads"), "{alone:?}");
+}

@@ -296,6 +296,25 @@ mod with_stand_ins {
         insta::assert_snapshot!("libraries", messages.finish());
     }
 
+    /// A launcher needs nothing but the driver to count GPUs.
+    #[test]
+    fn ranks_per_gpu_are_counted() {
+        let workspace = machine(&[]);
+        let launch = |gpus: &'static str, word: &'static str| {
+            let ranks = ["--nproc-per-node", word, "--log-dir", "logs", "--program", "/bin/sh"];
+            let command = ["--", "-c", "echo $WORLD_SIZE ranks"];
+            let arguments = [&["launch"][..], &ranks, &command].concat();
+            kiln(&workspace, &[DRIVER, ("FAKE_CUDA_DEVICES", gpus)], &arguments)
+        };
+        for (gpus, word) in [("3", "gpu"), ("2", "auto")] {
+            let ended = launch(gpus, word);
+            assert_eq!((ended.code, ended.stdout), (Some(0), format!("{gpus} ranks\n")));
+        }
+        let ended = launch("0", "gpu");
+        assert_eq!(ended.code, Some(2), "{ended:?}");
+        assert!(ended.stderr.contains("no GPU can be counted (there is no GPU"), "{ended:?}");
+    }
+
     /// Everything is found in Python's packages, which the loader does not know of, NCCL under a name that
     /// cudarc does not ask for.
     #[test]

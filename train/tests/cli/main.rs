@@ -64,6 +64,7 @@ mod nonfinite;
 mod order;
 mod origin;
 mod own_tokenizer;
+mod ports;
 mod preemption;
 mod prepare;
 mod presets;

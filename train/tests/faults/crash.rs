@@ -25,6 +25,28 @@ fn a_fault_in_a_rank_is_told_with_its_step_and_what_it_did() {
     assert_eq!(run.orphans(), Vec::<String>::new());
 }
 
+/// A launcher may start it again, but not for ever: these faults come back in every life.
+#[test]
+fn a_failure_that_comes_back_in_the_same_step_ends_the_job() {
+    config();
+    for (fault, says) in [
+        ("nan!@backward:5:0", "step 5: "),
+        ("segv!@backward:5:1", "kiln: SIGSEGV on rank 1, step 5"),
+    ] {
+        let run = Run::new();
+        let train = ["--fault", fault, "--set", "checkpoint.async=false"];
+        let ended = run.launch(2, &["--max-restarts", "9"], &train);
+        assert_eq!(ended.code, Some(1), "{ended:?}");
+        assert!(ended.stderr.contains(says), "{ended:?}");
+        let last = ended.stderr.lines().last().unwrap_or_default();
+        assert!(last.contains("has failed in step 5 as it did in the life before"), "{ended:?}");
+        let lives = (0..9).filter(|life| run.logs(2, *life).iter().any(|log| !log.is_empty()));
+        assert_eq!(lives.count(), 2, "{ended:?}");
+        // It had gone on from a checkpoint.
+        assert_eq!(run.check_checkpoints(), [2, 4]);
+    }
+}
+
 #[test]
 fn a_fault_in_a_thread_is_told_with_its_rank() {
     config();

@@ -201,3 +201,26 @@ fn the_network_is_examined() {
     let text = rank("0", "no-such-host.invalid", &port);
     assert!(text.contains("does not resolve"), "{text}");
 }
+
+#[test]
+fn ports_are_looked_at() {
+    let ended = doctor(&[], &[]);
+    assert!(
+        part(&ended, "ports")[0].starts_with("comm.ports: none that doctor knows"),
+        "{ended:?}"
+    );
+    let other = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = other.local_addr().expect("an address").port();
+    let taken = doctor(&[], &["--comm-ports", &port.to_string()]);
+    assert_eq!(taken.code, Some(2), "{taken:?}");
+    let says =
+        format!("comm.ports {port}: 1 port, 0 of which are free; taken: {port}; 1 ranks here need");
+    assert!(part(&taken, "ports")[0].starts_with(&says), "{taken:?}");
+    let first = port.min(u16::MAX - 20);
+    let wide = doctor(&[], &["--comm-ports", &format!("{first}-{}", first + 20)]);
+    assert_eq!(wide.code, Some(0), "{wide:?}");
+    assert!(part(&wide, "ports")[0].contains(": 21 ports, "), "{wide:?}");
+    let nonsense = doctor(&[], &["--comm-ports", "many"]);
+    assert_eq!(nonsense.code, Some(2));
+    assert!(nonsense.stderr.contains("no range of ports"), "{nonsense:?}");
+}

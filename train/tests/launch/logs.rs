@@ -60,3 +60,33 @@ fn nothing_is_lost() {
     assert_eq!(last(&ended.stderr).as_deref(), Some("200000"));
     assert_eq!(job.text("run/logs/rank_0.restart_0.stdout.log"), ended.stdout);
 }
+
+/// Its ranks may well refuse, but what they say is not the other's.
+#[test]
+fn a_second_launch_leaves_the_logs_of_one_that_lives_alone() {
+    let job = Job::new(
+        "echo out of $WHO; [ $WHO = first ] && { put ready 1; wait_for go; }; echo the end",
+    );
+    let first = job.launcher(&[], &[("WHO", "first")]).spawn().expect("a launcher");
+    job.wait_for(&["ready"]);
+    let log = "run/logs/rank_0.restart_0.stdout.log";
+    let id = ["--rdzv-id", "job"];
+    for (name, folder) in [("second", "runs/logs/job"), ("third", "runs/logs/job")] {
+        let ended = job.launch(&id, &[("WHO", name)]);
+        assert_eq!((ended.code, ended.stdout), (Some(0), format!("out of {name}\nthe end\n")));
+        let says =
+            format!("writes its logs to run/logs right now; those of this one are in {folder}\n");
+        assert!(ended.stderr.ends_with(&says), "{}", ended.stderr);
+    }
+    assert!(job.text("runs/logs/job/rank_0.restart_0.stdout.log").contains("out of third"));
+    put_go(&job);
+    assert_eq!(crate::support::finish(first).code, Some(0));
+    assert_eq!(job.text(log), "out of first\nthe end\n");
+    // When it has ended, its folder is the next one's.
+    job.launch(&id, &[("WHO", "fourth")]);
+    assert!(job.text(log).contains("out of fourth"));
+}
+
+fn put_go(job: &Job) {
+    std::fs::write(job.path("go"), "").expect("a file");
+}

@@ -36,3 +36,44 @@ fn restarts_by_others_count() {
     let ended = job.launch(&[], &[("SLURM_RESTART_COUNT", "4")]);
     assert_eq!(ended.code, Some(0), "{ended:?}");
 }
+
+/// A rank that tells its launcher, as `kiln` does, that its run has ended in a step, and why.
+const TELL: &str = r#"tell() { printf "$1" > "/proc/self/fd/${KILN_LAUNCHER_PIPE%%:*}"; }"#;
+
+#[test]
+fn what_failed_twice_in_the_same_way_is_not_started_a_third_time() {
+    let job = Job::new(&format!(
+        "{TELL}\n[ $RANK = 0 ] && exit 0\ntell 'T4\\0Fstep 4: loss is NaN\\0'; exit 1"
+    ));
+    let ended = job.launch(&["--nproc-per-node", "2", "--max-restarts", "9"], &[]);
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    assert_eq!(job.logs("run/logs").len(), 2 * 2 * 2, "{ended:?}");
+    let last = ended.stderr.lines().last().unwrap_or_default();
+    let says = "kiln launch: giving up: rank 1 has failed in step 4 as it did in the life before";
+    assert!(last.starts_with(says), "{ended:?}");
+}
+
+#[test]
+fn what_fails_in_another_step_is_started_again() {
+    let script = "tell \"T$TORCHELASTIC_RESTART_COUNT\\0Floss is NaN\\0\"; exit 1";
+    let job = Job::new(&format!("{TELL}\n{script}"));
+    let ended = job.launch(&["--max-restarts", "2"], &[]);
+    assert_eq!(job.logs("run/logs").len(), 3 * 2, "{ended:?}");
+    assert!(ended.stderr.ends_with("kiln launch: giving up after 2 restarts\n"), "{ended:?}");
+}
+
+/// The other rank ends because of it, with another exit code.
+#[test]
+fn wrong_arguments_of_one_rank_are_no_reason_to_try_again() {
+    let job = Job::new(&format!(
+        "{TELL}\n[ $RANK = 0 ] && {{ put pid $$; exit 2; }}\nwait_end pid\n\
+         tell 'Crank 0 has ended\\0'; exit 1"
+    ));
+    let ended = job.launch(&["--nproc-per-node", "2", "--max-restarts", "1"], &[]);
+    assert_eq!(ended.code, Some(2), "{ended:?}");
+    assert_eq!(job.logs("run/logs").len(), 2 * 2, "{ended:?}");
+    // Rank 0 is on another node, and what is wrong is wrong for all.
+    let job = Job::new(&format!("{TELL}\ntell 'Crank 0 could not start the run\\0'; exit 2"));
+    let ended = job.launch(&["--max-restarts", "1"], &[]);
+    assert_eq!((ended.code, job.logs("run/logs").len()), (Some(2), 2), "{ended:?}");
+}

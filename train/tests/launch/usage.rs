@@ -12,7 +12,11 @@ fn wrong_arguments() {
         (&["--", "train", "c.toml", "--local_rank", "1"], "--local-rank is one rank's own"),
         (&["--nproc-per-node", "0"], "--nproc-per-node=0: not a whole number from 1 to 1024"),
         (&["--nproc-per-node", "gpu"], "give a number, or `cpu` for one per core"),
+        (&["--nproc-per-node", "gpu"], "--nproc-per-node=gpu: no GPU can be counted ("),
         (&["--nproc-per-node", "many"], "--nproc-per-node=many: not a whole number"),
+        (&["--nproc-per-node", "GPU"], "and none of `gpu`, `cpu` and `auto`"),
+        (&["--", "bench", "step"], "start `kiln bench step` without a launcher"),
+        (&["--", "bench"], "`bench strategies` have ranks to launch"),
         (&["--nnodes", "2"], "--node-rank is not set: there are 2 nodes"),
         (&["--nnodes", "2", "--node-rank", "0"], "--master-addr is not set"),
         (

@@ -1,7 +1,7 @@
 //! Sources that start one process per node.
 
 use super::*;
-use crate::place::{NodeFlags, node as launched};
+use crate::place::{NodeFlags, PerGpu, node as launched};
 
 #[test]
 fn a_rank_without_a_local_rank_is_a_node() {
@@ -40,7 +40,7 @@ fn pet() {
         ("PET_NNODES=2 PET_MASTER_ADDR=a", "--node-rank is not set"),
         ("PET_NNODES=2 PET_NODE_RANK=2 PET_MASTER_ADDR=a", "PET_NODE_RANK=2 and PET_NNODES=2"),
         ("PET_NODE_RANK=1", "PET_NODE_RANK=1 and --nnodes=1"),
-        ("PET_NNODES=1 PET_NPROC_PER_NODE=gpu", "give a number"),
+        ("PET_NNODES=1 PET_NPROC_PER_NODE=gpus", "none of `gpu`, `cpu` and `auto`"),
         ("PET_NNODES=1 PET_NPROC_PER_NODE=100000", "from 1 to 1024"),
         ("PET_NNODES=1000000 PET_NODE_RANK=0 PET_NPROC_PER_NODE=1000", "at most 1048576 ranks"),
         ("PET_STANDALONE=maybe", "neither 1 nor 0"),
@@ -105,4 +105,29 @@ fn a_launcher_finds_its_node_in_slurm() {
     let found = launched(&flags, &|name| env.0.get(name).cloned()).unwrap();
     assert_eq!((found.node_rank, found.master.host.as_str()), (1, "n3"));
     assert_eq!(found.job.name.as_deref(), Some("12"));
+}
+
+/// As torchrun has them: `gpu` is one per GPU and nothing else, `auto` takes GPUs where there are some.
+#[test]
+fn ranks_per_gpu() {
+    let per = |word: &str| node(&format!("PET_NNODES=1 PET_NPROC_PER_NODE={word}"));
+    let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
+    let none = || Err("there is no driver".to_owned());
+    let ranks = |node: Node, gpus| node.with_gpus(|| gpus).map(|node| node.nproc_per_node);
+    assert_eq!(ranks(per("gpu"), Ok(8)), Ok(8));
+    assert_eq!(ranks(per("auto"), Ok(8)), Ok(8));
+    assert_eq!(ranks(per("auto"), none()), Ok(cores));
+    assert_eq!(ranks(per("auto"), Ok(0)), Ok(cores));
+    for (word, expected) in [("cpu", cores), ("3", 3)] {
+        let node = per(word).with_gpus(|| panic!("nobody asks"));
+        assert_eq!(node.map(|node| node.nproc_per_node), Ok(expected), "{word}");
+    }
+    let error = ranks(per("gpu"), none()).map_err(|error| error.to_string());
+    let says = "PET_NPROC_PER_NODE=gpu: no GPU can be counted (there is no driver; `kiln doctor` says \
+                more); give a number, or `cpu` for one per core";
+    assert_eq!(error, Err(says.to_owned()));
+    assert!(ranks(per("gpu"), Ok(0)).is_err());
+    assert_eq!(per("auto").per_gpu, Some(PerGpu::IfAny));
+    let many = node("PET_NNODES=1048576 PET_NODE_RANK=0 PET_MASTER_ADDR=a PET_NPROC_PER_NODE=gpu");
+    assert!(ranks(many, Ok(2)).is_err_and(|error| error.to_string().contains("at most 1048576")));
 }

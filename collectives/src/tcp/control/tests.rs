@@ -1,0 +1,55 @@
+//! A rank whose rendezvous says nothing any more.
+
+use super::*;
+use crate::label::{Label, Phase};
+use crate::operation::Operation;
+use crate::recorder::Recorder;
+use crate::tcp::handshake::{self, Claim, Limits, Purpose};
+use crate::tcp::options::{Seal, Secret};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Both ends of a connection that is proven.
+fn connected() -> [Channel; 2] {
+    let secret = Secret::new("of this test");
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let accepted = Arc::new(listener.accept().unwrap().0);
+    thread::scope(|scope| {
+        let here = scope.spawn(|| handshake::examine(accepted, &secret).unwrap().welcome());
+        let purpose = Purpose::Data { session: 0, group: 0 };
+        let claim = Claim { job: "kiln".into(), rank: 1, seal: Seal::Off, purpose };
+        let limits = Limits { hello: PATIENCE, answer: PATIENCE };
+        let there = handshake::call(stream, claim, &secret, limits).unwrap();
+        [here.join().unwrap().unwrap(), there]
+    })
+}
+
+/// The time in the message is the one that the rank has waited for an answer; it had no limit of its own.
+#[test]
+fn a_rank_that_lost_a_connection_says_how_long_it_has_waited_for_an_answer() {
+    let [_silent, channel] = connected();
+    let shared = Arc::new(RankShared {
+        world_rank: 1,
+        world_size: 3,
+        recorder: Arc::new(Recorder::new(8)),
+        on_worker_start: None,
+    });
+    let control = Control::start(channel, shared, "tcp", None).unwrap();
+    let group = GroupName { number: 0, name: "world".into(), ranks: vec![0, 1, 2] };
+    let site = Site {
+        group,
+        rank: 1,
+        sequence: 7,
+        operation: Operation::Barrier,
+        label: Label::new("step", Phase::Other),
+    };
+    let reason = "reset".to_owned();
+    let lost = Trouble::Lost { site: site.clone(), peer: 2, left: false, reason };
+    let asked = Instant::now();
+    let cause = control.report(&site, lost);
+    let Cause::TimedOut { waited, verdict, .. } = cause else { panic!("{cause:?}") };
+    assert!(!waited.is_zero() && waited <= asked.elapsed(), "{waited:?}");
+    assert_eq!((verdict.finding, verdict.culprits.as_slice()), (Finding::Silent, &[0][..]));
+}

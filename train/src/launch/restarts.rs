@@ -1,0 +1,208 @@
+//! Whether the ranks of a job that failed are started again, and when.
+
+use std::time::Duration;
+
+use super::child::End;
+use super::supervise::Ends;
+use super::verdict::Verdict;
+use crate::process::launcher::Word;
+
+/// The pause before the first restart, and the longest one.
+const PAUSE: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(60)];
+
+/// A life that lasted so long got somewhere, whether its ranks have said so or not.
+const LASTED: Duration = Duration::from_secs(300);
+
+/// What follows on the end of all ranks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Next {
+    /// It was no failure, or restarts are not wanted.
+    End,
+    /// No other try, for this reason.
+    GiveUp(String),
+    /// Another try after a pause.
+    Again(Duration),
+}
+
+/// The restarts of one job on this node.
+#[derive(Debug)]
+pub(super) struct Restarts {
+    most: u64,
+    done: u64,
+    /// Restarts in a row that did not get farther than those before.
+    in_vain: u32,
+    /// The latest step that any rank has begun.
+    farthest: Option<u64>,
+    /// What the ranks have said of the life before.
+    before: Vec<Failure>,
+}
+
+/// How a rank failed in a step, by itself and in its own words.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Failure {
+    rank: usize,
+    code: Option<i32>,
+    signal: Option<i32>,
+    step: u64,
+    words: Vec<String>,
+}
+
+impl Failure {
+    /// Only what a rank says of itself can be known to be the same again: a rank that was killed has said
+    /// nothing, and one that blames another says what has come to it.
+    fn of(end: &End) -> Option<Failure> {
+        let step = end.step.filter(|_| end.failed() && !end.told && !end.is_consequence())?;
+        let own = end.words.iter().filter(|(word, _)| *word == Word::Failure);
+        let words: Vec<_> = own.map(|(_, text)| text.clone()).collect();
+        let End { rank, code, signal, .. } = *end;
+        (!words.is_empty()).then_some(Failure { rank, code, signal, step, words })
+    }
+}
+
+impl Restarts {
+    /// At most `most` of them.
+    pub(super) fn new(most: u64) -> Self {
+        Restarts { most, done: 0, in_vain: 0, farthest: None, before: Vec::new() }
+    }
+
+    /// How many there have been.
+    pub(super) fn done(&self) -> u64 {
+        self.done
+    }
+
+    /// What follows on a life that ended so and `lasted` so long. Another life is counted as begun.
+    pub(super) fn after(&mut self, ends: &Ends, verdict: Verdict, lasted: Duration) -> Next {
+        if !verdict.may_restart() || self.most == 0 {
+            return Next::End;
+        }
+        let failures: Vec<_> = ends.ranks.iter().filter_map(Failure::of).collect();
+        // Whatever was saved in between has not carried it past that step.
+        if let Some(again) = failures.iter().find(|failure| self.before.contains(failure)) {
+            return Next::GiveUp(format!(
+                "giving up: rank {} has failed in step {} as it did in the life before, with the same \
+                 error: another restart would end the same way. Mend the cause, and start the job again",
+                again.rank, again.step
+            ));
+        }
+        if self.done >= self.most {
+            return Next::GiveUp(format!("giving up after {} restarts", self.done));
+        }
+        let reached = ends.ranks.iter().filter_map(|end| end.step).max();
+        let got_farther = self.done == 0 || reached > self.farthest || lasted >= LASTED;
+        self.farthest = self.farthest.max(reached);
+        self.in_vain = if got_farther { 0 } else { self.in_vain + 1 };
+        self.before = failures;
+        self.done += 1;
+        Next::Again(PAUSE[0].saturating_mul(1 << self.in_vain.min(16)).min(PAUSE[1]))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+    use std::time::Instant;
+
+    use super::*;
+
+    /// Rank `rank` ends with code 1 in `step`, and says `words`.
+    fn end(rank: usize, step: u64, words: &[(Word, &str)]) -> End {
+        let words = words.iter().map(|(word, text)| (*word, (*text).to_owned())).collect();
+        End {
+            rank,
+            pid: 1,
+            code: Some(1),
+            signal: None,
+            after: Duration::ZERO,
+            at: Instant::now(),
+            told: false,
+            words,
+            step: Some(step).filter(|step| *step > 0),
+            last_lines: Vec::new(),
+            stderr: PathBuf::new(),
+        }
+    }
+
+    fn life(ranks: Vec<End>) -> Ends {
+        Ends { ranks, ..Ends::default() }
+    }
+
+    /// A life of a second that failed.
+    fn after(restarts: &mut Restarts, ranks: Vec<End>) -> Next {
+        restarts.after(&life(ranks), Verdict::Failed, Duration::from_secs(1))
+    }
+
+    const NAN: &[(Word, &str)] = &[(Word::Failure, "step 4: loss is NaN")];
+
+    #[test]
+    fn the_same_failure_in_the_same_step_is_not_tried_a_third_time() {
+        let mut restarts = Restarts::new(5);
+        let both = || vec![end(1, 4, NAN), end(0, 4, NAN)];
+        assert!(matches!(after(&mut restarts, both()), Next::Again(_)));
+        // The other rank may be the first to end this time.
+        let Next::GiveUp(why) = after(&mut restarts, vec![end(0, 4, NAN)]) else { panic!() };
+        assert!(why.contains("rank 0 has failed in step 4 as it did in the life before"), "{why}");
+    }
+
+    #[test]
+    fn another_failure_is() {
+        let others: [(&str, Vec<End>); 5] = [
+            ("another step", vec![end(0, 5, NAN)]),
+            ("another error", vec![end(0, 4, &[(Word::Failure, "step 4: no space left")])]),
+            ("another rank", vec![end(1, 4, NAN)]),
+            ("another rank's fault", vec![end(0, 4, &[(Word::Consequence, "rank 1 died")])]),
+            ("before the first step", vec![end(0, 0, NAN)]),
+        ];
+        for (what, other) in others {
+            let mut restarts = Restarts::new(5);
+            after(&mut restarts, vec![end(0, 4, NAN)]);
+            assert!(matches!(after(&mut restarts, other), Next::Again(_)), "{what}");
+        }
+    }
+
+    #[test]
+    fn a_rank_that_says_nothing_and_one_that_was_told_to_end_tell_nothing() {
+        let quiet = || end(0, 4, &[]);
+        let told = || End { told: true, ..end(0, 4, NAN) };
+        let early = || end(0, 0, NAN);
+        for again in [quiet as fn() -> End, told, early] {
+            let mut restarts = Restarts::new(5);
+            assert!(matches!(after(&mut restarts, vec![again()]), Next::Again(_)));
+            assert!(matches!(after(&mut restarts, vec![again()]), Next::Again(_)));
+        }
+    }
+
+    #[test]
+    fn pauses_double_until_a_life_gets_farther() {
+        let seconds = |next: Next| match next {
+            Next::Again(pause) => pause.as_secs(),
+            other => panic!("{other:?}"),
+        };
+        let mut restarts = Restarts::new(100);
+        let mut pause = |step: u64, lasted: u64| {
+            let ends = life(vec![end(0, step, &[])]);
+            seconds(restarts.after(&ends, Verdict::Failed, Duration::from_secs(lasted)))
+        };
+        // Nobody says how far it got, as when all are killed.
+        let first: Vec<_> = (0..8).map(|_| pause(0, 1)).collect();
+        assert_eq!(first, [1, 2, 4, 8, 16, 32, 60, 60]);
+        assert_eq!(pause(7, 1), 1);
+        assert_eq!([pause(7, 1), pause(6, 1), pause(8, 1), pause(8, 1)], [2, 4, 1, 2]);
+        assert_eq!([pause(0, 1000), pause(0, 1)], [1, 2]);
+    }
+
+    #[test]
+    fn restarts_are_counted_and_only_failures_have_some() {
+        let mut restarts = Restarts::new(2);
+        for done in 1..=2 {
+            assert!(matches!(after(&mut restarts, vec![end(0, done, &[])]), Next::Again(_)));
+            assert_eq!(restarts.done(), done);
+        }
+        let why = "giving up after 2 restarts".to_owned();
+        assert_eq!(after(&mut restarts, vec![end(0, 9, &[])]), Next::GiveUp(why));
+        assert_eq!(after(&mut Restarts::new(0), vec![end(0, 9, &[])]), Next::End);
+        let mut restarts = Restarts::new(2);
+        for verdict in [Verdict::Done, Verdict::Usage, Verdict::Preempted, Verdict::NotSaved] {
+            assert_eq!(restarts.after(&life(vec![]), verdict, Duration::ZERO), Next::End);
+        }
+    }
+}
