@@ -28,6 +28,7 @@ pub mod process;
 pub mod schedule;
 pub mod sharded;
 pub mod source;
+mod staging;
 pub mod train;
 pub mod weights;
 pub mod world;
