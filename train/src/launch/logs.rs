@@ -9,7 +9,6 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::LaunchError;
-use crate::files;
 use crate::process::output;
 
 /// The folder of logs in a run folder.
@@ -69,7 +68,7 @@ impl Log {
         let path = folder.join(format!("rank_{rank}.restart_{restart}.{name}.log"));
         let open = || {
             fs::create_dir_all(folder)?;
-            let file = files::open_with(OpenOptions::new().create(true).append(true), &path)?;
+            let file = OpenOptions::new().create(true).append(true).open(&path)?;
             let start = file.metadata()?.len();
             Ok((file, start))
         };
