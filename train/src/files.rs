@@ -1,7 +1,7 @@
 //! Files that others may have put there: opened without waiting, read within bounds, and found inside the
 //! folder that they belong to.
 
-use std::fs::{self, File, OpenOptions, TryLockError};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Read};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Component, Path, PathBuf};
@@ -73,85 +73,6 @@ fn blobs_of(folder: &Path) -> Option<PathBuf> {
     is_cache.then(|| repository.join("blobs"))
 }
 
-/// A new hidden folder for what is to appear whole at a place beside it; removed with this value, unless it
-/// has come to its place. What a killed process has left for the same place is removed when the next one is
-/// made.
-#[derive(Debug)]
-pub(crate) struct StagingFolder {
-    path: PathBuf,
-    /// Locked for as long as somebody works in it, where folders can be locked.
-    _lock: File,
-    /// Whether it is there no more, so that its name may be somebody else's.
-    is_gone: bool,
-}
-
-impl StagingFolder {
-    /// One for `place`, whose parent must be there. The name is nobody else's, on any machine.
-    pub(crate) fn create(place: &Path) -> io::Result<Self> {
-        let name = place.file_name().unwrap_or_default().to_string_lossy();
-        let prefix = format!(".{name}{KILN}");
-        let parent = place.with_file_name("");
-        let parent = if parent.as_os_str().is_empty() { PathBuf::from(".") } else { parent };
-        sweep(&parent, &prefix);
-        let mut index = 0;
-        loop {
-            let path = parent.join(format!("{prefix}{}-{index}", std::process::id()));
-            index += 1;
-            match fs::create_dir(&path) {
-                Err(error) if error.kind() == ErrorKind::AlreadyExists => continue,
-                created => created?,
-            }
-            let lock = File::open(&path)?;
-            // Somebody who sweeps has come before the lock.
-            if matches!(lock.try_lock(), Err(TryLockError::WouldBlock)) || !path.exists() {
-                continue;
-            }
-            return Ok(StagingFolder { path, _lock: lock, is_gone: false });
-        }
-    }
-
-    /// The folder.
-    pub(crate) fn path(&self) -> &Path {
-        &self.path
-    }
-
-    /// Says that it has come to its place, or was removed.
-    pub(crate) fn gone(mut self) {
-        self.is_gone = true;
-    }
-}
-
-impl Drop for StagingFolder {
-    fn drop(&mut self) {
-        if !self.is_gone {
-            // An error is on its way already; one more about tidying up would hide it.
-            let _ = fs::remove_dir_all(&self.path);
-        }
-    }
-}
-
-/// Between the name of a place and the process that makes what is to be there.
-const KILN: &str = ".kiln-";
-
-/// Removes the folders in `parent` whose names are `prefix` and two numbers, and which nobody has locked.
-/// Where folders cannot be locked they stay.
-fn sweep(parent: &Path, prefix: &str) {
-    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
-    for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
-        let name = entry.file_name();
-        let rest = name.to_str().and_then(|name| name.strip_prefix(prefix)?.split_once('-'));
-        let is_ours = rest.is_some_and(|(process, index)| is_number(process) && is_number(index));
-        if !is_ours || !entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-            continue;
-        }
-        if let Ok(folder) = File::open(entry.path())
-            && folder.try_lock().is_ok()
-        {
-            let _ = fs::remove_dir_all(entry.path());
-        }
-    }
-}
-
 /// Whether `name` names something directly in a folder, and nothing elsewhere.
 pub(crate) fn is_plain_name(name: &str) -> bool {
     let mut parts = Path::new(name).components();
@@ -220,25 +141,6 @@ mod tests {
         assert_eq!(dangling_link(&other.join("gone")), Some((other.join("gone"), "b".into())));
         assert_eq!(dangling_link(&other.join("gone/below/")).unwrap().0, other.join("gone"));
         assert_eq!(dangling_link(&other.join("inside")), None);
-    }
-
-    #[test]
-    fn what_a_killed_process_has_left_is_swept_and_nothing_else() {
-        let root = tempfile::tempdir().unwrap();
-        let place = root.path().join("model");
-        let living = StagingFolder::create(&place).unwrap();
-        let others = [".model.kiln-7-x", ".model.kiln-7", ".other.kiln-7-0", "model.kiln-7-0"];
-        for name in others.iter().chain(&[".model.kiln-7-0"]) {
-            fs::create_dir(root.path().join(name)).unwrap();
-            fs::write(root.path().join(name).join("weights"), "").unwrap();
-        }
-        let second = StagingFolder::create(&place).unwrap();
-        assert_ne!(living.path(), second.path());
-        assert!(living.path().is_dir() && second.path().is_dir());
-        assert!(!root.path().join(".model.kiln-7-0").exists());
-        assert!(others.iter().all(|name| root.path().join(name).join("weights").exists()));
-        drop((living, second));
-        assert_eq!(fs::read_dir(root.path()).unwrap().count(), others.len());
     }
 
     #[test]

@@ -29,6 +29,7 @@ pub mod process;
 pub mod schedule;
 pub mod sharded;
 pub mod source;
+mod staging;
 pub mod train;
 mod version;
 pub mod weights;

@@ -22,8 +22,8 @@ use crate::checkpoint::{
 };
 use crate::config::{self, Config};
 use crate::device::{Selected, threads_per_rank};
-use crate::files;
 use crate::sharded::ShardedDecoder;
+use crate::staging::StagingFolder;
 use crate::train::{self, TrainError};
 use crate::weights::AllowMissing;
 
@@ -135,7 +135,7 @@ impl CheckpointArgs {
             config.model.resolve(Some(config.data.vocab_size)).map_err(TrainError::usage)?;
         // Its own, since it is removed with all that is in it.
         let folder = std::fs::create_dir_all(&self.folder)
-            .and_then(|()| files::StagingFolder::create(&self.folder.join("bench")))
+            .and_then(|()| StagingFolder::create(&self.folder.join("bench")))
             .map_err(CheckpointError::io("write into", &self.folder))
             .map_err(TrainError::from)?;
         let device = Selected::new(&config, None)?.device();

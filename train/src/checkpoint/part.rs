@@ -18,6 +18,7 @@ use super::manifest::{
 use super::tensor_file::TensorFileWriter;
 use super::{CONFIG_FILE, CheckpointError, Checksum, SaveContext, TOKENIZER_FILE, disk, folder};
 use crate::files::{self, MAX_WHOLE};
+use crate::staging::StagingFolder;
 
 /// Elements of one parameter that are to be written.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -325,7 +326,7 @@ fn tensors_of(layout: &[UnitLayout], parts: &[Part]) -> Vec<TensorEntry> {
 /// place. The name is nobody else's: what a user has put there is not touched.
 pub(super) struct NewFolder {
     place: PathBuf,
-    beside: files::StagingFolder,
+    beside: StagingFolder,
 }
 
 impl NewFolder {
@@ -333,8 +334,8 @@ impl NewFolder {
     pub(super) fn create(place: &Path) -> Result<Self, CheckpointError> {
         let parent = disk::parent_of(place);
         fs::create_dir_all(parent).map_err(CheckpointError::io("create", parent))?;
-        let beside = files::StagingFolder::create(place)
-            .map_err(CheckpointError::io("write beside", place))?;
+        let beside =
+            StagingFolder::create(place).map_err(CheckpointError::io("write beside", place))?;
         Ok(NewFolder { place: place.to_owned(), beside })
     }
 

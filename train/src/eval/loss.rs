@@ -104,7 +104,11 @@ fn check_tokenizer(model: &ModelSource, data: &Path) -> Result<(), EvalError> {
 /// The data that a model was trained on, by the configuration beside it.
 fn data_of(model: &ModelSource) -> Result<PathBuf, EvalError> {
     let checkpoint = model.folder().to_owned();
-    match config::load(&checkpoint.join("config.toml"), &[]) {
+    let path = checkpoint.join("config.toml");
+    if files::open(&path).is_err() {
+        return Err(EvalError::NoData { checkpoint });
+    }
+    match config::load(&path, &[]) {
         Err(_) => Err(EvalError::NoData { checkpoint }),
         Ok(config) if !config.data.path.exists() => {
             Err(EvalError::DataGone { checkpoint, data: config.data.path })

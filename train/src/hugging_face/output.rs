@@ -8,7 +8,8 @@ use serde_json::Value;
 
 use super::HuggingFaceError;
 use crate::checkpoint::parent_of;
-use crate::files::{self, MAX_WHOLE, StagingFolder};
+use crate::files::{self, MAX_WHOLE};
+use crate::staging::StagingFolder;
 
 /// A folder under construction beside its place; removed unless [`NewFolder::commit`] is called.
 pub(super) struct NewFolder {

@@ -49,7 +49,7 @@ pub fn complain(text: &str) {
 }
 
 /// `text` without what a terminal would obey: names come from files of others. Control characters other than
-/// the end of a line and the tab are spelled out, as in `\u{1b}`.
+/// the end of a line and the tab are spelled out as in JSON, `\u001b`, which stays JSON that way.
 pub fn printable(text: &str) -> Cow<'_, str> {
     let is_obeyed = |c: char| c.is_control() && c != '\n' && c != '\t';
     if !text.contains(is_obeyed) {
@@ -57,7 +57,10 @@ pub fn printable(text: &str) -> Cow<'_, str> {
     }
     let mut shown = String::with_capacity(text.len() + 8);
     for c in text.chars() {
-        if is_obeyed(c) { shown.extend(c.escape_unicode()) } else { shown.push(c) }
+        match is_obeyed(c) {
+            true => shown.push_str(&format!("\\u{:04x}", u32::from(c))),
+            false => shown.push(c),
+        }
     }
     shown.into()
 }
@@ -165,6 +168,6 @@ mod tests {
         let plain = "a \u{e4}\u{4e2d}\n\tb \u{1f642}";
         assert!(matches!(printable(plain), Cow::Borrowed(text) if text == plain));
         let evil = "\u{1b}[2J\r\u{9b}31m\u{7}\u{7f}";
-        assert_eq!(printable(evil), r"\u{1b}[2J\u{d}\u{9b}31m\u{7}\u{7f}");
+        assert_eq!(printable(evil), r"\u001b[2J\u000d\u009b31m\u0007\u007f");
     }
 }
