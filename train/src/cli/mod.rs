@@ -109,6 +109,8 @@ struct TrainArgs {
 enum DataCommand {
     /// Tokenize text into train.bin and val.bin.
     Prepare(PrepareArgs),
+    /// Read every byte of prepared data and compare it with the checksums.
+    Verify(VerifyArgs),
 }
 
 #[derive(Args)]
@@ -127,6 +129,12 @@ struct PrepareArgs {
     /// Decides which text is held out.
     #[arg(long, default_value_t = 0)]
     seed: u64,
+}
+
+#[derive(Args)]
+struct VerifyArgs {
+    /// Folder of prepared data.
+    folder: PathBuf,
 }
 
 #[derive(Args)]
@@ -206,6 +214,9 @@ fn run(command: Command) -> Result<u8, TrainError> {
         Command::Launch(args) => args.run().map_err(TrainError::from),
         Command::Doctor(args) => Ok(doctor(&args)),
         Command::Data { command: DataCommand::Prepare(args) } => prepare(args).map(done),
+        Command::Data { command: DataCommand::Verify(args) } => {
+            Ok(prepared::verify(&args.folder).map(|text| say(&text)).map(done)?)
+        }
         Command::Generate(args) => args.run().map(done),
         Command::Eval(args) => args.run(),
         Command::Import(args) => args.run().map(done),
