@@ -1,11 +1,15 @@
 //! Prepared data for a run: found, or prepared from text first.
 
-use std::path::PathBuf;
+mod progress_line;
+
+use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
 use crate::config::DataSection;
-use crate::data::{self, DataError, DataInfo, PrepareOptions, Progress, TokenizerSource};
+use crate::data::{self, DataError, DataInfo, PrepareOptions, Progress, TokenizerSource, Verified};
 use crate::metrics::say;
+
+use progress_line::ProgressLine;
 
 /// The data that `section` names. If `data.path` does not exist yet and `data.text` names some
 /// text, it is prepared first, unless `stop` becomes true. If both are there, the folder must have been
@@ -63,19 +67,10 @@ pub fn open(
 
 /// Prepares data and tells how it goes, until `stop` becomes true.
 pub fn prepare(options: &PrepareOptions, stop: &AtomicBool) -> Result<DataInfo, DataError> {
-    let info = data::prepare_unless(stop, options, &mut |progress| match progress {
-        Progress::ReadingStreams { streams } => {
-            let what =
-                if streams == 1 { "an input that is a pipe" } else { "inputs that are pipes" };
-            say(&format!("data: reading {what}, to the end"));
-        }
-        Progress::TrainingTokenizer { input_bytes } => {
-            say(&format!("data: training a tokenizer on {:.1} MB of text", megabytes(input_bytes)));
-        }
-        Progress::Encoding { text_bytes, tokens, .. } => {
-            say(&format!("data: encoded {:.1} MB, {tokens} tokens", megabytes(text_bytes)));
-        }
-    })?;
+    let line = ProgressLine::start("reading the inputs");
+    let prepared = data::prepare_unless(stop, options, &mut |progress| tell(&line, progress));
+    drop(line);
+    let info = prepared?;
     say(&format!(
         "data: {} documents, {} training and {} validation tokens, vocabulary {} -> {}",
         info.documents,
@@ -85,6 +80,68 @@ pub fn prepare(options: &PrepareOptions, stop: &AtomicBool) -> Result<DataInfo, 
         options.out.display()
     ));
     Ok(info)
+}
+
+fn tell(line: &ProgressLine, progress: Progress) {
+    match progress {
+        Progress::ReadingStreams { streams } => {
+            let what =
+                if streams == 1 { "an input that is a pipe" } else { "inputs that are pipes" };
+            line.interrupt(|| say(&format!("data: reading {what}, to the end")));
+        }
+        Progress::TrainingTokenizer { input_bytes, text_bytes } => {
+            let of = megabytes(input_bytes);
+            if text_bytes == 0 {
+                line.interrupt(|| {
+                    say(&format!("data: training a tokenizer on {of:.1} MB of text"))
+                });
+            }
+            let what = format!("counted the words of {:.1} of {of:.1} MB", megabytes(text_bytes));
+            line.set(what, text_bytes, input_bytes);
+        }
+        Progress::MergingTokens => line.set("merging pairs of tokens".to_owned(), 0, 0),
+        Progress::Encoding { input_bytes, text_bytes, tokens, .. } => {
+            let (done, of) = (megabytes(text_bytes), megabytes(input_bytes));
+            line.set(
+                format!("encoded {done:.1} of {of:.1} MB, {tokens} tokens"),
+                text_bytes,
+                input_bytes,
+            );
+        }
+        Progress::Remark(remark) => line.interrupt(|| match remark.is_warning() {
+            true => tracing::warn!("{remark}"),
+            false => say(&format!("data: {remark}")),
+        }),
+    }
+}
+
+/// Compares a folder of prepared data with all of its checksums; returns what to say.
+///
+/// # Errors
+///
+/// When something differs or is missing, and when something cannot be read.
+pub fn verify(folder: &Path) -> Result<String, DataError> {
+    let line = ProgressLine::start("reading the tokens");
+    let verified = data::verify(folder, &mut |read, all| {
+        let what = format!("compared {:.1} of {:.1} MB", megabytes(read), megabytes(all));
+        line.set(what, read, all);
+    });
+    drop(line);
+    let Verified { files, bytes, unproven, problems } = verified?;
+    if !problems.is_empty() {
+        let problems = problems.iter().map(ToString::to_string).collect();
+        return Err(DataError::Damaged { folder: folder.to_owned(), problems });
+    }
+    let (folder, size) = (folder.display(), megabytes(bytes));
+    Ok(if unproven.is_empty() {
+        format!("{folder} is whole: {files} files, {size:.1} MB, every checksum is right")
+    } else {
+        format!(
+            "{folder}: {files} files, {size:.1} MB, agree with their checksums; there are none of {}, as \
+             the folder is of another program or an earlier version",
+            unproven.join(", ")
+        )
+    })
 }
 
 fn megabytes(bytes: u64) -> f64 {

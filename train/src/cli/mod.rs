@@ -125,6 +125,8 @@ struct TrainArgs {
 enum DataCommand {
     /// Tokenize text into train.bin and val.bin.
     Prepare(PrepareArgs),
+    /// Read every byte of prepared data and compare it with the checksums.
+    Verify(VerifyArgs),
 }
 
 #[derive(Args)]
@@ -143,6 +145,12 @@ struct PrepareArgs {
     /// Decides which text is held out.
     #[arg(long, default_value_t = 0)]
     seed: u64,
+}
+
+#[derive(Args)]
+struct VerifyArgs {
+    /// Folder of prepared data.
+    folder: PathBuf,
 }
 
 #[derive(Args)]
@@ -243,6 +251,9 @@ fn run(command: Command) -> Result<u8, TrainError> {
         Command::Doctor(args) => Ok(doctor(&args)),
         Command::Data { command: DataCommand::Prepare(args) } => {
             on_files(|| prepare(args)).map(done)
+        }
+        Command::Data { command: DataCommand::Verify(args) } => {
+            Ok(prepared::verify(&args.folder).map(|text| say(&text)).map(done)?)
         }
         Command::Generate(args) => args.run().map(done),
         Command::Eval(args) => args.run(),

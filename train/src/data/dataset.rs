@@ -1,15 +1,11 @@
 //! Reading samples from a token file.
 
-use super::info::INFO_FILE;
+use super::blocks::{BlockSums, Fault};
 use super::{DataError, DataInfo, TokenWidth};
-use sha2::{Digest, Sha256};
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
-
-/// Bytes hashed at a time.
-const HASH_BLOCK: usize = 1 << 20;
 
 /// One of the two parts of prepared data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -28,19 +24,30 @@ impl Split {
             Self::Validation => "val.bin",
         }
     }
+
+    /// Name of the file with the checksums of its blocks, beside it.
+    pub(super) fn block_sums_name(self) -> &'static str {
+        match self {
+            Self::Train => "train.crc",
+            Self::Validation => "val.crc",
+        }
+    }
 }
 
 /// A token file, cut into samples of one sequence length.
 ///
 /// Opening it reads no tokens: each sample is read from its position in the file. It may
 /// be shared between threads. The file is not mapped into memory: if somebody truncated
-/// it then, a signal would end the process, where this is an error.
+/// it then, a signal would end the process, where this is an error. Where the folder has
+/// checksums of blocks, each block is compared with its own before the first sample from it
+/// is handed out.
 #[derive(Debug)]
 pub struct TokenFile {
     path: PathBuf,
     split: Split,
     info: DataInfo,
     file: File,
+    blocks: Option<BlockSums>,
     seq_len: usize,
     num_samples: u64,
 }
@@ -50,8 +57,9 @@ impl TokenFile {
     ///
     /// # Errors
     ///
-    /// When `data.json` or the token file is missing or unusable, when the size of the
-    /// file is not what `data.json` states, and when it holds less than one sample.
+    /// When `data.json`, the token file or the checksums of its blocks are missing or
+    /// unusable, when the size of the file is not what `data.json` states, and when it holds
+    /// less than one sample.
     pub fn open(folder: impl AsRef<Path>, split: Split, seq_len: usize) -> Result<Self, DataError> {
         let folder = folder.as_ref();
         if seq_len == 0 {
@@ -75,7 +83,9 @@ impl TokenFile {
         if num_samples == 0 {
             return Err(DataError::TooFewTokens { path, tokens, seq_len: seq_len as u64 });
         }
-        Ok(Self { path, split, info, file, seq_len, num_samples })
+        let sums = |block| BlockSums::open(folder.join(split.block_sums_name()), block, actual);
+        let blocks = info.split(split).block_bytes.map(sums).transpose()?;
+        Ok(Self { path, split, info, file, blocks, seq_len, num_samples })
     }
 
     /// Number of samples: `(tokens - 1) / seq_len`, and at least one.
@@ -98,8 +108,9 @@ impl TokenFile {
     ///
     /// # Errors
     ///
-    /// When there is no such sample, when it cannot be read (any more), and when a token
-    /// is outside the vocabulary; `inputs` and `targets` are then as they were.
+    /// When there is no such sample, when it cannot be read (any more), when it is not what
+    /// was prepared, and when a token is outside the vocabulary; `inputs` and `targets` are
+    /// then as they were.
     pub fn read_sample(
         &self,
         sample: u64,
@@ -117,6 +128,10 @@ impl TokenFile {
         let start = sample * self.seq_len as u64;
         let width = self.info.dtype.bytes();
         let mut bytes = vec![0; (self.seq_len + 1) * width];
+        if let Some(blocks) = &self.blocks {
+            let place = start * width as u64..start * width as u64 + bytes.len() as u64;
+            blocks.confirm(&self.file, place).map_err(|fault| self.fault(sample, fault))?;
+        }
         self.file
             .read_exact_at(&mut bytes, start * width as u64)
             .map_err(|error| self.unreadable(sample, error))?;
@@ -148,35 +163,31 @@ impl TokenFile {
         Ok(())
     }
 
-    /// Reads the whole file and compares it with the checksum in `data.json`.
+    /// Whether the file is what was prepared, as far as a look at some of its blocks tells. Says nothing of
+    /// a folder without checksums of blocks.
     ///
     /// # Errors
     ///
-    /// When the two differ, or `data.json` states no checksum.
-    pub fn verify(&self) -> Result<(), DataError> {
-        let Some(expected) = &self.info.split(self.split).sha256 else {
-            return Err(DataError::NoChecksum {
-                path: self.path.with_file_name(INFO_FILE),
-                file: self.split.file_name(),
-            });
-        };
-        let mut hasher = Sha256::new();
-        let (mut block, mut position) = (vec![0; HASH_BLOCK], 0);
-        loop {
-            let read = self.file.read_at(&mut block, position);
-            match read.map_err(DataError::io("read", &self.path))? {
-                0 => break,
-                read => {
-                    hasher.update(&block[..read]);
-                    position += read as u64;
-                }
-            }
+    /// When a block differs from its checksum, and when the file or the checksums cannot be read.
+    pub fn check(&self) -> Result<(), DataError> {
+        match &self.blocks {
+            Some(blocks) => blocks.confirm_some(&self.file).map_err(|fault| self.fault(0, fault)),
+            None => Ok(()),
         }
-        let actual = format!("{:x}", hasher.finalize());
-        if actual.eq_ignore_ascii_case(expected) {
-            return Ok(());
+    }
+
+    /// Why the bytes of a sample could not be confirmed.
+    fn fault(&self, sample: u64, fault: Fault) -> DataError {
+        let width = self.info.dtype.bytes() as u64;
+        match fault {
+            Fault::Changed(bytes) => DataError::ChangedTokens {
+                path: self.path.clone(),
+                first: bytes.start / width,
+                last: bytes.end / width - 1,
+            },
+            Fault::Tokens(error) => self.unreadable(sample, error),
+            Fault::Sums(error) => error,
         }
-        Err(DataError::Checksum { path: self.path.clone(), expected: expected.clone(), actual })
     }
 
     /// Why a sample could not be read that the file had when it was opened.
@@ -196,8 +207,9 @@ impl TokenFile {
 
 #[cfg(test)]
 pub(super) mod tests {
-    use super::super::{FORMAT_VERSION, SplitInfo};
+    use super::super::{FORMAT_VERSION, SplitInfo, verify};
     use super::*;
+    use sha2::{Digest, Sha256};
     use std::fs;
     use tempfile::TempDir;
 
@@ -207,7 +219,7 @@ pub(super) mod tests {
         let bytes: Vec<u8> = (0..tokens as u32)
             .flat_map(|token| token.to_le_bytes()[..dtype.bytes()].to_vec())
             .collect();
-        let split = SplitInfo { tokens, text_bytes: None, sha256: None };
+        let split = SplitInfo { tokens, text_bytes: None, sha256: None, block_bytes: None };
         let info = DataInfo {
             format_version: FORMAT_VERSION,
             dtype,
@@ -226,6 +238,12 @@ pub(super) mod tests {
         fs::write(folder.path().join("train.bin"), &bytes).unwrap();
         fs::write(folder.path().join("val.bin"), &bytes).unwrap();
         folder
+    }
+
+    /// What is wrong with a folder, a line for each problem.
+    fn problems(folder: &Path) -> String {
+        let found = verify(folder, &mut |_, _| {}).unwrap();
+        found.problems.iter().map(|problem| format!("{problem}\n")).collect()
     }
 
     #[test]
@@ -298,22 +316,23 @@ pub(super) mod tests {
             panic!("{error:?}");
         };
         assert!(error.to_string().contains("train.bin became shorter"), "{error}");
-        assert!(matches!(file.verify(), Err(DataError::Checksum { .. })));
+        assert!(problems(folder.path()).contains("train.bin: it has 40 bytes, not 200\n"));
     }
 
     #[test]
     fn damage_is_found() {
         let folder = folder(TokenWidth::U16, 100, 300);
         let open = |split| TokenFile::open(folder.path(), split, 8);
-        open(Split::Train).unwrap().verify().unwrap();
-        let unverified = open(Split::Validation).unwrap().verify();
-        assert!(matches!(unverified, Err(DataError::NoChecksum { file: "val.bin", .. })));
+        let whole = verify(folder.path(), &mut |_, _| {}).unwrap();
+        assert_eq!((whole.files, whole.bytes), (1, 200));
+        assert!(whole.unproven.contains(&"val.bin"), "{whole:?}");
+        assert!(!problems(folder.path()).contains("train.bin"));
         let path = folder.path().join("train.bin");
         let mut bytes = fs::read(&path).unwrap();
         bytes[50] ^= 1;
         fs::write(&path, &bytes).unwrap();
-        let damaged = open(Split::Train).unwrap().verify();
-        assert!(matches!(damaged, Err(DataError::Checksum { .. })));
+        let damaged = "train.bin: its SHA-256 is not the one that data.json states\n";
+        assert!(problems(folder.path()).contains(damaged));
         fs::write(&path, &bytes[..151]).unwrap();
         let error = open(Split::Train).unwrap_err().to_string();
         assert!(error.contains("has 151 bytes, but data.json states 100 tokens, which take 200"));

@@ -5,15 +5,17 @@
 
 use super::DataError;
 use super::builtin::Builtin;
+use super::encoding::NotText;
 use super::jsonl::JsonLines;
 use super::listing::{Format, Listed, sha256_of};
 use super::piece::{Cutter, Piece, piece_limit};
+use super::remark::PassedOver;
 use super::stream;
 use super::text::TextFile;
 use rayon::prelude::*;
 use std::fs::{self, File};
 use std::io::{Cursor, Read, Seek as _};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
 /// The text of one document, as bytes that are valid UTF-8.
@@ -35,19 +37,20 @@ struct Source {
 }
 
 impl Source {
-    /// A reader of the documents; `None` when the file is passed over as not text.
-    fn open(&self) -> Result<Option<Box<dyn DocumentReader>>, DataError> {
+    /// A reader of the documents; the inner error says why the file is passed over as not text.
+    fn open(&self) -> Result<Result<Box<dyn DocumentReader>, NotText>, DataError> {
         let path = &self.listed.path;
-        Ok(Some(match self.listed.format {
+        Ok(Ok(match self.listed.format {
             Format::Builtin(text) => Box::new(BuiltinText { text, next: 0 }),
             Format::JsonLines => Box::new(JsonLines::new(self.file()?, path)),
             Format::Parquet => open_parquet(self.file()?, path)?,
             Format::Text => match TextFile::new(self.file()?, path)? {
                 Ok(file) => Box::new(file),
                 Err(problem) if self.listed.is_named => {
+                    let problem = problem.to_string();
                     return Err(DataError::NotText { path: path.clone(), problem });
                 }
-                Err(_) => return Ok(None),
+                Err(problem) => return Ok(Err(problem)),
             },
         }))
     }
@@ -144,6 +147,13 @@ impl Corpus {
         self.sources.len()
     }
 
+    /// Inputs that were named and hold nothing.
+    pub(super) fn empty(&self) -> Vec<PathBuf> {
+        let listed = self.sources.iter().map(|source| &source.listed);
+        let empty = listed.filter(|listed| listed.is_named && listed.bytes == 0);
+        empty.map(|listed| listed.path.clone()).collect()
+    }
+
     /// Size of all files together, in bytes. The text in them is smaller in `.jsonl`
     /// files and may be larger in `.parquet` files.
     pub(super) fn bytes(&self) -> u64 {
@@ -158,7 +168,7 @@ impl Corpus {
             source: None,
             cutter: None,
             documents: 0,
-            skipped_files: 0,
+            passed_over: PassedOver::default(),
             failed: false,
         }
     }
@@ -187,7 +197,7 @@ pub(super) struct Pieces<'a> {
     source: Option<(&'a Source, Box<dyn DocumentReader>)>,
     cutter: Option<Cutter>,
     documents: u64,
-    skipped_files: u64,
+    passed_over: PassedOver,
     failed: bool,
 }
 
@@ -198,8 +208,8 @@ impl Pieces<'_> {
     }
 
     /// Files passed over so far because they are not UTF-8 text.
-    pub(super) fn skipped_files(&self) -> u64 {
-        self.skipped_files
+    pub(super) fn passed_over(&self) -> &PassedOver {
+        &self.passed_over
     }
 
     fn advance(&mut self) -> Result<Option<Piece>, DataError> {
@@ -227,8 +237,8 @@ impl Pieces<'_> {
                 return Ok(None);
             };
             match source.open()? {
-                Some(reader) => self.source = Some((source, reader)),
-                None => self.skipped_files += 1,
+                Ok(reader) => self.source = Some((source, reader)),
+                Err(reason) => self.passed_over.add(&source.listed.path, reason),
             }
         }
     }
@@ -277,7 +287,7 @@ mod tests {
             }
             documents[piece.document as usize].push_str(&piece.text);
         }
-        assert_eq!(pieces.skipped_files(), 1);
+        assert_eq!(pieces.passed_over().count(), 1);
         assert_eq!(pieces.documents(), documents.len() as u64);
         assert_eq!(documents[..3], ["one\n", "two", "3"]);
         assert_eq!(documents[3], Builtin::Arithmetic.document(0));

@@ -95,14 +95,21 @@ pub enum DataError {
     },
     /// The inputs hold no text at all.
     #[error(
-        "the inputs hold no text ({files} files found, {skipped} of them not UTF-8); hidden and \
-         ignored files and folders named `target` are not read"
+        "the inputs hold no text ({files} {} found, {skipped} of them not UTF-8); hidden and \
+         ignored files and folders named `target` are not read",
+        if *files == 1 { "file" } else { "files" }
     )]
     NoText {
         /// Files found.
         files: usize,
         /// Files passed over because they are not UTF-8 text.
         skipped: u64,
+    },
+    /// Nothing came from any of the inputs.
+    #[error("no text came from {}; see that whatever writes it succeeds", joined(inputs))]
+    EmptyInputs {
+        /// The inputs.
+        inputs: Vec<PathBuf>,
     },
     /// There is too little text to have both a training and a validation split.
     #[error(
@@ -259,7 +266,7 @@ pub enum DataError {
     #[error(
         "{} has {tokens} tokens, and one sample with data.seq_len = {seq_len} needs {}; prepare \
          more text or lower data.seq_len",
-        path.display(), seq_len + 1
+        path.display(), seq_len.saturating_add(1)
     )]
     TooFewTokens {
         /// The token file.
@@ -321,31 +328,44 @@ pub enum DataError {
         /// The vocabulary stated by `data.json`.
         vocab_size: usize,
     },
-    /// A token file does not match its checksum.
+    /// Tokens do not agree with their checksum.
     #[error(
-        "{} is damaged: its SHA-256 is {actual}, and data.json states {expected}; copy the file \
-         again or run `kiln data prepare` again",
-        path.display()
+        "tokens {first} to {last} of {} do not agree with their checksum: one of the two has changed since \
+         they were prepared. `kiln data verify {}` says what else has; copy the folder again or run `kiln \
+         data prepare` again",
+        path.display(), parent_of(path).display()
     )]
-    Checksum {
+    ChangedTokens {
         /// The token file.
         path: PathBuf,
-        /// The checksum stated by `data.json`.
-        expected: String,
-        /// The checksum of the file.
-        actual: String,
+        /// The first token of the block that has changed.
+        first: u64,
+        /// Its last token.
+        last: u64,
     },
-    /// `data.json` states no checksum to verify against.
+    /// The checksums of the blocks of a token file cannot be used.
     #[error(
-        "{} states no `sha256` for {file}, so the file cannot be verified; run `kiln data prepare` to \
-         get data with checksums",
+        "{}: {problem}, so the tokens beside it cannot be checked; copy the folder again or run `kiln \
+         data prepare` again",
         path.display()
     )]
-    NoChecksum {
-        /// The `data.json` file.
+    BlockSums {
+        /// The file of checksums.
         path: PathBuf,
-        /// The token file.
-        file: &'static str,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// A folder is not as it was prepared.
+    #[error(
+        "{} is damaged:{}\nCopy the folder again or run `kiln data prepare` again",
+        folder.display(),
+        problems.iter().map(|problem| format!("\n  - {problem}")).collect::<String>()
+    )]
+    Damaged {
+        /// The folder.
+        folder: PathBuf,
+        /// What is wrong, file by file.
+        problems: Vec<String>,
     },
     /// The operating system refused a file operation.
     #[error("cannot {action} {}: {source}; check the path, its permissions and the free space", path.display())]
@@ -386,6 +406,16 @@ impl DataError {
         let path = path.to_path_buf();
         move |source| Self::Io { action, path, source }
     }
+}
+
+fn joined(paths: &[PathBuf]) -> String {
+    let names: Vec<_> = paths.iter().map(|path| path.display().to_string()).collect();
+    names.join(", ")
+}
+
+/// The folder that a file is in.
+fn parent_of(path: &Path) -> &Path {
+    path.parent().unwrap_or(path)
 }
 
 #[cfg(test)]

@@ -51,7 +51,14 @@ pub struct SplitInfo {
     /// SHA-256 of the token file, in hexadecimal.
     #[serde(default)]
     pub sha256: Option<String>,
+    /// Bytes of the token file that have a checksum of their own in the file beside it, `train.crc` or
+    /// `val.crc`; `None` if there is no such file.
+    #[serde(default)]
+    pub block_bytes: Option<u64>,
 }
+
+/// Sizes that a block of a token file may have.
+const BLOCK_SIZES: std::ops::RangeInclusive<u64> = 1 << 12..=1 << 24;
 
 /// Unigram figures, in nats per token.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -165,6 +172,15 @@ impl DataInfo {
         if dtype == TokenWidth::U16 && TokenWidth::of_vocabulary(vocab_size) != dtype {
             return Err(format!("`dtype` is u16, too narrow for the `vocab_size` of {vocab_size}"));
         }
+        for block in [&self.train, &self.validation].into_iter().filter_map(|s| s.block_bytes) {
+            if !block.is_power_of_two() || !BLOCK_SIZES.contains(&block) {
+                return Err(format!(
+                    "`block_bytes` is {block}; it must be a power of two from {} to {}",
+                    BLOCK_SIZES.start(),
+                    BLOCK_SIZES.end()
+                ));
+            }
+        }
         Ok(())
     }
 }
@@ -204,6 +220,8 @@ mod tests {
             ("300", "3000000000", "`vocab_size` is 3000000000"),
             ("300", "65537", "`dtype` is u16, too narrow"),
             ("\"end_of_text\": 0", "\"end_of_text\": 300", "`end_of_text` is 300"),
+            ("\"tokens\": 5", "\"tokens\": 5, \"block_bytes\": 0", "`block_bytes` is 0; it must"),
+            ("\"tokens\": 5", "\"tokens\": 5, \"block_bytes\": 6000", "from 4096 to 16777216"),
             ("u16", "u8", "unknown variant `u8`, expected `u16` or `u32`"),
             ("\"format_version\": 1", "\"format_version\": 2", "`format_version` is 2"),
         ] {

@@ -2,23 +2,21 @@
 //! for now.
 
 use super::document::Corpus;
-use super::listing::{Listed, list};
+use super::listing::{Format, Listed, list};
+use super::remark::some_of;
 use super::tokenizer::read_tokenizer;
 use super::{DataError, PrepareOptions, TokenizerSource};
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::fmt;
 use std::fs::{self, File};
 use std::io::Write as _;
-use std::path::Path;
+use std::path::{Path, PathBuf, absolute};
 
 /// Name of the file, inside the folder.
 pub(super) const INPUTS_FILE: &str = "inputs.json";
-
-/// Files named in a message; of the others it says how many they are.
-const NAMED: usize = 5;
 
 /// What a folder of prepared data was made from.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -105,6 +103,20 @@ impl Inputs {
         })
     }
 
+    /// The names of files that have the same content, content by content. Empty files count for nothing.
+    pub(super) fn repeated(&self) -> Vec<Vec<String>> {
+        let mut groups: HashMap<(&str, u64), Vec<&InputFile>> = HashMap::new();
+        for file in self.files.iter().filter(|file| file.bytes > 0) {
+            groups.entry((&file.sha256, file.bytes)).or_default().push(file);
+        }
+        // In the order of the files that come first.
+        let first = self.files.iter().filter_map(|file| {
+            let group = groups.get(&(file.sha256.as_str(), file.bytes))?;
+            (group.len() > 1 && std::ptr::eq(group[0], file)).then_some(group)
+        });
+        first.map(|group| group.iter().map(|file| file.path.clone()).collect()).collect()
+    }
+
     /// The record of a folder; `None` if it has none.
     pub(super) fn load(folder: &Path) -> Result<Option<Self>, DataError> {
         let path = folder.join(INPUTS_FILE);
@@ -132,7 +144,7 @@ impl Inputs {
     /// was then and what is now. The seed and the folder are none.
     ///
     /// A file counts as the same if its size and its time of change are. If only its time differs, it is
-    /// read, and its content decides.
+    /// read, and its content decides. So does the content of a file that is in another place now.
     pub(super) fn differences(&self, options: &PrepareOptions) -> Result<Vec<String>, DataError> {
         let mut differences = Vec::new();
         let given = match &options.tokenizer {
@@ -162,15 +174,12 @@ impl Inputs {
         listed: &[Listed],
         differences: &mut Vec<String>,
     ) -> Result<(), DataError> {
-        // A file may have been named more than once.
-        let mut left: HashMap<&str, Vec<&InputFile>> = HashMap::new();
-        for file in &self.files {
-            left.entry(&file.path).or_default().push(file);
-        }
+        let mut pairs = self.pair_by_path(listed);
+        self.pair_by_content(listed, &mut pairs)?;
         let (mut added, mut changed, mut unsure) = (Vec::new(), Vec::new(), Vec::new());
-        for now in listed {
+        for (now, pair) in listed.iter().zip(&pairs) {
             let path = name(&now.path);
-            match left.get_mut(path.as_str()).and_then(Vec::pop) {
+            match pair.map(|index| &self.files[index]) {
                 None => added.push(path),
                 Some(_) if now.is_stream => {
                     changed
@@ -189,25 +198,70 @@ impl Inputs {
         };
         let others = unsure.par_iter().map(other).collect::<Result<Vec<_>, _>>()?;
         changed.extend(others.into_iter().flatten());
-        let removed = self
-            .files
-            .iter()
-            .filter(|file| left.get(file.path.as_str()).is_some_and(|f| !f.is_empty()));
-        let removed = removed.map(|file| file.path.clone()).collect();
+        let removed = self.unpaired(&pairs).map(|index| self.files[index].path.clone()).collect();
         let before = differences.len();
         for (what, files) in [("changed", changed), ("new", added), ("gone", removed)] {
             if !files.is_empty() {
-                differences.push(format!("text, {what}: {}", some_of(&files)));
+                differences.push(format!("text, {what}: {}", some_of(&files, files.len())));
             }
         }
-        let order = || self.files.iter().map(|file| &file.path);
-        if before == differences.len()
-            && !listed.iter().map(|now| name(&now.path)).eq(order().cloned())
-        {
+        if before == differences.len() && !pairs.is_sorted() {
             differences.push("text: the same files in another order".to_owned());
         }
         Ok(())
     }
+
+    /// For each of the files that there are now, the index of the one that was there then, by its path:
+    /// whether that is spelt the same does not matter.
+    fn pair_by_path(&self, listed: &[Listed]) -> Vec<Option<usize>> {
+        // A file may have been named more than once.
+        let mut left: HashMap<PathBuf, VecDeque<usize>> = HashMap::new();
+        for (index, file) in self.files.iter().enumerate() {
+            left.entry(place(Path::new(&file.path))).or_default().push_back(index);
+        }
+        listed.iter().map(|now| left.get_mut(&place(&now.path))?.pop_front()).collect()
+    }
+
+    /// Pairs files that have no pair yet by what they are: text that has moved is the same text.
+    fn pair_by_content(
+        &self,
+        listed: &[Listed],
+        pairs: &mut [Option<usize>],
+    ) -> Result<(), DataError> {
+        let mut left: HashMap<u64, Vec<usize>> = HashMap::new();
+        for index in self.unpaired(pairs) {
+            left.entry(self.files[index].bytes).or_default().push(index);
+        }
+        let lone: Vec<usize> = (0..listed.len())
+            .filter(|&index| pairs[index].is_none() && !listed[index].is_stream)
+            .filter(|&index| left.contains_key(&listed[index].bytes))
+            .collect();
+        let digests =
+            lone.par_iter().map(|&index| listed[index].digest()).collect::<Result<Vec<_>, _>>()?;
+        for (index, digest) in lone.into_iter().zip(digests) {
+            let now = &listed[index];
+            let Some(candidates) = left.get_mut(&now.bytes) else { continue };
+            let is_same = |&then: &usize| {
+                let then = &self.files[then];
+                then.sha256 == digest && Format::of(Path::new(&then.path)) == now.format
+            };
+            if let Some(at) = candidates.iter().position(is_same) {
+                pairs[index] = Some(candidates.remove(at));
+            }
+        }
+        Ok(())
+    }
+
+    /// Files of then that are none of the `pairs`.
+    fn unpaired(&self, pairs: &[Option<usize>]) -> impl Iterator<Item = usize> + use<> {
+        let paired: HashSet<usize> = pairs.iter().flatten().copied().collect();
+        (0..self.files.len()).filter(move |index| !paired.contains(index))
+    }
+}
+
+/// Where a path leads, whichever way it is spelt; the path itself if it leads nowhere.
+fn place(path: &Path) -> PathBuf {
+    path.canonicalize().or_else(|_| absolute(path)).unwrap_or_else(|_| path.to_owned())
 }
 
 /// A path as it is recorded: `./` in front of it means nothing.
@@ -215,20 +269,10 @@ fn name(path: &Path) -> String {
     path.strip_prefix("./").unwrap_or(path).display().to_string()
 }
 
-/// The first of `files`, and how many others there are.
-fn some_of(files: &[String]) -> String {
-    let named = files.iter().take(NAMED).map(String::as_str).collect::<Vec<_>>().join(", ");
-    match files.len().saturating_sub(NAMED) {
-        0 => named,
-        more => format!("{named}, and {more} more"),
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use super::super::{PrepareOptions, prepare};
+    use super::super::{PrepareOptions, Progress, Remark, prepare};
     use super::*;
-    use std::path::PathBuf;
     use std::time::{Duration, SystemTime};
 
     struct Folder(tempfile::TempDir);
@@ -338,10 +382,49 @@ mod tests {
         assert_eq!(folder.differences(&options), [gone]);
     }
 
+    /// Whichever way the path is spelt, and wherever the text lies.
     #[test]
-    fn many_files_are_counted() {
-        let files: Vec<_> = (0..8).map(|index| index.to_string()).collect();
-        assert_eq!(some_of(&files), "0, 1, 2, 3, 4, and 3 more");
-        assert_eq!(some_of(&files[..5]), "0, 1, 2, 3, 4");
+    fn text_that_has_moved_is_the_same_text() {
+        let folder = Folder::new();
+        let options = folder.options();
+        prepare(&options, &mut |_| {}).unwrap();
+        let of = |inputs: &[&str]| PrepareOptions {
+            inputs: inputs.iter().map(|name| folder.path(name)).collect(),
+            ..options.clone()
+        };
+        assert!(folder.differences(&of(&["texts/../texts"])).is_empty());
+        std::os::unix::fs::symlink("texts", folder.path("link")).unwrap();
+        assert!(folder.differences(&of(&["link"])).is_empty());
+        fs::rename(folder.path("texts"), folder.path("moved")).unwrap();
+        assert!(folder.differences(&of(&["moved"])).is_empty());
+        assert_eq!(
+            folder.differences(&of(&["moved/b.txt", "moved/a.txt"])),
+            ["text: the same files in another order"]
+        );
+        // As lines of JSON it would be something else.
+        fs::rename(folder.path("moved/b.txt"), folder.path("moved/b.jsonl")).unwrap();
+        let differences = folder.differences(&of(&["moved"]));
+        assert_eq!(differences.len(), 2, "{differences:?}");
+        assert!(differences[1] == "text, gone: b.txt", "{differences:?}");
+    }
+
+    #[test]
+    fn the_same_content_is_found_wherever_it_comes_again() {
+        let folder = Folder::new();
+        folder.write("c.txt", &"a line of a.txt\n".repeat(50));
+        for empty in ["d.txt", "e.txt"] {
+            folder.write(empty, "");
+        }
+        let inputs = ["texts", "texts/b.txt"].map(|name| folder.path(name)).to_vec();
+        let mut remarks = Vec::new();
+        let mut progress = |progress| {
+            if let Progress::Remark(remark) = progress {
+                remarks.push(remark);
+            }
+        };
+        prepare(&PrepareOptions { inputs, ..folder.options() }, &mut progress).unwrap();
+        let path = |name: &str| folder.path("texts").join(name).display().to_string();
+        let groups = vec![vec![path("a.txt"), path("c.txt")], vec![path("b.txt"), path("b.txt")]];
+        assert!(remarks.contains(&Remark::SameContent { groups }), "{remarks:?}");
     }
 }

@@ -2,6 +2,7 @@
 
 use super::DataError;
 use super::document::{DocumentReader, DocumentText};
+use super::encoding::BYTE_ORDER_MARK;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Cursor};
 use std::path::{Path, PathBuf};
@@ -40,15 +41,16 @@ impl DocumentReader for JsonLines {
                 return Ok(None);
             }
             self.line += 1;
-            if self.buffer.trim_ascii().is_empty() {
+            let mark = if self.line == 1 { BYTE_ORDER_MARK } else { b"" };
+            let line = self.buffer.strip_prefix(mark).unwrap_or(&self.buffer);
+            if line.trim_ascii().is_empty() {
                 continue;
             }
-            let line: Line =
-                serde_json::from_slice(&self.buffer).map_err(|error| DataError::JsonLine {
-                    path: self.path.clone(),
-                    line: self.line,
-                    problem: describe(&error),
-                })?;
+            let line: Line = serde_json::from_slice(line).map_err(|error| DataError::JsonLine {
+                path: self.path.clone(),
+                line: self.line,
+                problem: describe(&error),
+            })?;
             return Ok(Some(Box::new(Cursor::new(line.text))));
         }
     }
@@ -84,6 +86,8 @@ mod tests {
     fn reads_the_field_text() {
         let texts = read_all("{\"text\": \"a\\nb\", \"id\": 1}\r\n\n{\"text\":\"c\"}").unwrap();
         assert_eq!(texts, ["a\nb", "c"]);
+        let texts = read_all("\u{FEFF}{\"text\": \"\u{FEFF}a\"}\n").unwrap();
+        assert_eq!(texts, ["\u{FEFF}a"]);
     }
 
     #[test]

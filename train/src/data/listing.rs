@@ -26,7 +26,7 @@ pub(super) enum Format {
 
 impl Format {
     /// The format that the file extension tells; text when it tells none.
-    fn of(path: &Path) -> Self {
+    pub(super) fn of(path: &Path) -> Self {
         let extension = path.extension().map(|extension| extension.to_ascii_lowercase());
         match extension.as_deref().and_then(|extension| extension.to_str()) {
             Some("jsonl") => Self::JsonLines,

@@ -9,16 +9,24 @@
 //! |------------------|-----------------------------------------------------------------|
 //! | `train.bin`      | token ids of the training split, one after the other            |
 //! | `val.bin`        | token ids of the validation split, in the same form             |
+//! | `train.crc`, `val.crc` | CRC-64/NVME of each block of the token files, little-endian |
 //! | `data.json`      | [`DataInfo`]: format version, width, vocabulary, counts, checksums |
 //! | `tokenizer.json` | the tokenizer that produced the ids, in the `tokenizers` format |
 //! | `inputs.json`    | what it was made from: options, and each file with size, time of change and SHA-256 |
+//! | `SHA256SUMS`     | SHA-256 of all of these files, as `sha256sum --check` reads it |
 //!
 //! A token file has no header. Ids are little-endian `u16`, or `u32` when the
 //! vocabulary is larger than 65,536. An end-of-text token closes every document,
 //! and every stretch of a document that continues in the other split. A folder
 //! written by another program is read just as well, as long as it keeps to this
 //! form; the checksums and the unigram figures may be left out of `data.json`, and
-//! `inputs.json` altogether.
+//! `inputs.json`, `SHA256SUMS` and the checksums of blocks altogether.
+//!
+//! # What has changed since
+//!
+//! [`verify()`] reads everything and says what differs from its checksum. A run does not
+//! read everything before it starts: [`TokenFile::check`] looks at a few blocks, and
+//! [`TokenFile::read_sample`] at every block once, when it first reads from it.
 //!
 //! # Samples
 //!
@@ -34,9 +42,11 @@
 //! ranks, from `step * global_batch` (see [`slice_for`]).
 
 mod batch;
+mod blocks;
 mod builtin;
 mod dataset;
 mod document;
+mod encoding;
 mod entropy;
 mod error;
 mod info;
@@ -44,31 +54,40 @@ mod inputs;
 mod jsonl;
 mod listing;
 mod mix;
+mod options;
 mod order;
 mod output;
+mod owner;
 #[cfg(feature = "parquet")]
 mod parquet;
 mod pass;
 mod piece;
 mod prepare;
+mod progress;
+mod remark;
 mod split_writer;
 mod stream;
+mod sums;
 mod text;
 mod tokenizer;
+mod verify;
 mod walk;
 
 pub use batch::{Batch, BatchSource, slice_for};
 pub use dataset::{Split, TokenFile};
+pub use encoding::NotText;
 pub use error::DataError;
 pub use info::{DataInfo, FORMAT_VERSION, SplitInfo, TokenWidth, UnigramEntropy};
 pub(crate) use jsonl::describe as describe_json;
+pub use options::{PrepareOptions, TokenizerSource};
 pub use order::SampleOrder;
 use piece::Piece;
-pub use prepare::{
-    PrepareOptions, Progress, TokenizerSource, differences, prepare, prepare_unless,
-};
+pub use prepare::{differences, prepare, prepare_unless};
+pub use progress::{OnProgress, Progress};
+pub use remark::{LeftBehind, PassedOver, Remark};
 pub use tokenizer::{Tokenizer, VOCABULARY_MINIMUM};
 pub(crate) use tokenizer::{are_other_tokenizers, read_tokenizer};
+pub use verify::{Problem, Verified, verify};
 
 use std::path::{Path, PathBuf};
 

@@ -2,6 +2,8 @@
 
 use super::DataError;
 use super::info::INFO_FILE;
+use super::owner::{self, Mark, PARTIAL};
+use super::remark::LeftBehind;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
@@ -11,11 +13,14 @@ pub(super) struct OutputFolder {
     target: PathBuf,
     parent: PathBuf,
     temporary: PathBuf,
+    mark: Mark,
+    left_behind: Vec<LeftBehind>,
     committed: bool,
 }
 
 impl OutputFolder {
-    /// Checks that `target` is free and creates the temporary folder.
+    /// Checks that `target` is free and creates the temporary folder. Those beside it that a killed prepare
+    /// has left are removed.
     pub(super) fn create(target: &Path) -> Result<Self, DataError> {
         check_free(target)?;
         // A link stays one; the folder that it leads to is replaced.
@@ -34,18 +39,32 @@ impl OutputFolder {
             _ => PathBuf::from("."),
         };
         fs::create_dir_all(&parent).map_err(DataError::io("create", &parent))?;
-        // A name that nobody has: what is there already may be anyone's.
+        let left_behind = owner::sweep(&parent);
+        // A name that nobody has, on any machine that sees this folder: what is there already may be anyone's.
         let mut index = 0;
         let temporary = loop {
             let name = name.to_string_lossy();
-            let temporary = parent.join(format!(".{name}.partial-{}-{index}", std::process::id()));
+            let temporary = parent.join(format!(".{name}{PARTIAL}{}-{index}", std::process::id()));
             match fs::create_dir(&temporary) {
                 Ok(()) => break temporary,
                 Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => index += 1,
                 Err(error) => return Err(DataError::io("create", &temporary)(error)),
             }
         };
-        Ok(Self { target: target.to_path_buf(), parent, temporary, committed: false })
+        let mark = match Mark::set(&temporary) {
+            Ok(mark) => mark,
+            Err(error) => {
+                let _ = fs::remove_dir_all(&temporary);
+                return Err(error);
+            }
+        };
+        let target = target.to_path_buf();
+        Ok(Self { target, parent, temporary, mark, left_behind, committed: false })
+    }
+
+    /// Folders beside this one of which only another machine can tell whether they are still written.
+    pub(super) fn left_behind(&self) -> &[LeftBehind] {
+        &self.left_behind
     }
 
     /// Where to write the files.
@@ -68,6 +87,8 @@ impl OutputFolder {
             return Err(DataError::io("create", &self.target)(error));
         }
         self.committed = true;
+        // Whoever is killed just before this leaves a hidden file that nobody minds.
+        self.mark.remove_from(&self.target);
         sync_folder(&self.parent)
     }
 }
@@ -76,7 +97,7 @@ impl Drop for OutputFolder {
     fn drop(&mut self) {
         if !self.committed {
             // An error is on its way already; one more about tidying up would hide it.
-            let _ = fs::remove_dir_all(&self.temporary);
+            let _ = owner::remove(&self.temporary);
         }
     }
 }
@@ -157,6 +178,20 @@ mod tests {
         output.commit().unwrap();
         assert!(link.is_symlink());
         assert_eq!(names(&target), ["file"]);
+    }
+
+    /// As that of a process with the same number on another machine.
+    #[test]
+    fn a_name_that_is_taken_is_left_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let taken = folder.path().join(format!(".data.partial-{}-0", std::process::id()));
+        fs::create_dir(&taken).unwrap();
+        fs::write(taken.join("train.bin"), "x").unwrap();
+        let output = OutputFolder::create(&folder.path().join("data")).unwrap();
+        assert_ne!(output.path(), taken);
+        assert!(output.left_behind().is_empty());
+        output.commit().unwrap();
+        assert_eq!(names(&taken), ["train.bin"]);
     }
 
     #[test]

@@ -3,8 +3,10 @@
 use super::document::Corpus;
 use super::mix::mix_pair;
 use super::prepare::check;
+use super::progress::{OnProgress, Progress};
+use super::remark::PassedOver;
 use super::split_writer::SplitWriter;
-use super::{DataError, Piece, PrepareOptions, Progress, Split, Tokenizer};
+use super::{DataError, Piece, PrepareOptions, Split, Tokenizer};
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
@@ -27,7 +29,7 @@ pub(super) struct Pass<'a> {
     unfinished: Option<Split>,
     pub(super) pieces: u64,
     pub(super) documents: u64,
-    pub(super) skipped_files: u64,
+    pub(super) passed_over: PassedOver,
     pub(super) text_bytes: u64,
     /// Size and index of the two longest pieces, the longest first.
     longest: [(usize, u64); 2],
@@ -40,9 +42,7 @@ impl<'a> Pass<'a> {
         options: &PrepareOptions,
         stop: &'a AtomicBool,
     ) -> Result<Self, DataError> {
-        let create = |split: Split| {
-            SplitWriter::create(&folder.join(split.file_name()), tokenizer.vocab_size())
-        };
+        let create = |split: Split| SplitWriter::create(folder, split, tokenizer.vocab_size());
         Ok(Self {
             tokenizer,
             end_of_text: tokenizer.end_of_text()?,
@@ -55,7 +55,7 @@ impl<'a> Pass<'a> {
             unfinished: None,
             pieces: 0,
             documents: 0,
-            skipped_files: 0,
+            passed_over: PassedOver::default(),
             text_bytes: 0,
             longest: [(0, 0); 2],
         })
@@ -64,7 +64,7 @@ impl<'a> Pass<'a> {
     pub(super) fn run(
         &mut self,
         corpus: &Corpus,
-        progress: &mut dyn FnMut(Progress),
+        progress: OnProgress<'_>,
     ) -> Result<(), DataError> {
         let mut pieces = corpus.pieces();
         loop {
@@ -86,7 +86,7 @@ impl<'a> Pass<'a> {
                 tokens: self.train.tokens() + self.validation.tokens(),
             });
         }
-        self.skipped_files = pieces.skipped_files();
+        self.passed_over = pieces.passed_over().clone();
         Ok(())
     }
 

@@ -2,81 +2,26 @@
 
 use super::document::Corpus;
 use super::entropy::unigram_entropy;
-use super::info::{FORMAT_VERSION, TOKENIZER_FILE};
-use super::inputs::Inputs;
+use super::info::{FORMAT_VERSION, INFO_FILE, TOKENIZER_FILE};
+use super::inputs::{INPUTS_FILE, Inputs};
 use super::listing::list;
+use super::options::{PrepareOptions, TokenizerSource};
 use super::output::OutputFolder;
 use super::pass::Pass;
+use super::progress::{OnProgress, Progress};
+use super::remark::Remark;
+use super::sums::Sums;
 use super::tokenizer::read_tokenizer;
-use super::{DataError, DataInfo, TokenWidth, Tokenizer};
-use std::path::PathBuf;
+use super::{DataError, DataInfo, Split, TokenWidth, Tokenizer};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Text that a tokenizer is trained on, at most. More of it changes the merges little,
 /// and the counts of the trainer stay within their range.
 const TOKENIZER_TRAINING_BYTES: u64 = 1 << 30;
 
-/// What to prepare, and how.
-#[derive(Clone, Debug, PartialEq)]
-pub struct PrepareOptions {
-    /// Files, folders and `builtin:arithmetic`, read in this order. `-` is the standard input.
-    pub inputs: Vec<PathBuf>,
-    /// The folder to create; it may exist if it is empty.
-    pub out: PathBuf,
-    /// Where the tokenizer comes from.
-    pub tokenizer: TokenizerSource,
-    /// Share of the text to validate on, above 0 and below 1.
-    pub validation_fraction: f64,
-    /// Decides which text that is.
-    pub seed: u64,
-}
-
-impl PrepareOptions {
-    /// The share of the text to validate on if nothing else is asked for.
-    pub const VALIDATION_FRACTION: f64 = 0.05;
-}
-
-/// Where the tokenizer comes from.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum TokenizerSource {
-    /// Trained on the inputs: on the first gibibyte, if they hold more.
-    Train {
-        /// Number of tokens, at most.
-        vocab_size: usize,
-    },
-    /// Read from a `tokenizer.json`.
-    File(PathBuf),
-}
-
-/// What [`prepare()`] is doing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Progress {
-    /// Inputs that are no regular files, such as pipes, are being read to their ends. Reported once, at
-    /// the start, if there are any.
-    ReadingStreams {
-        /// Number of them.
-        streams: usize,
-    },
-    /// A tokenizer is being trained. Reported once, at the start.
-    TrainingTokenizer {
-        /// Size of all input files.
-        input_bytes: u64,
-    },
-    /// Text is being encoded. Reported every two megabytes or less. It starts again from zero
-    /// if, in a very small corpus, the first attempt gave an empty split.
-    Encoding {
-        /// Size of all input files.
-        input_bytes: u64,
-        /// Text encoded so far. It is less than the files hold in `.jsonl` files, and may be
-        /// more in `.parquet` files.
-        text_bytes: u64,
-        /// Documents finished so far.
-        documents: u64,
-        /// Tokens written so far.
-        tokens: u64,
-    },
-}
+/// Text between two reports of how far the training of a tokenizer is.
+const REPORT_BYTES: u64 = 2 << 20;
 
 /// Writes a folder of tokens from text; [the module](super) describes its form.
 ///
@@ -90,10 +35,7 @@ pub enum Progress {
 /// Before any work when an option is out of range, an input is missing or `out` is in
 /// use; later when an input cannot be read, holds too little text, or `out` cannot be
 /// written.
-pub fn prepare(
-    options: &PrepareOptions,
-    progress: &mut dyn FnMut(Progress),
-) -> Result<DataInfo, DataError> {
+pub fn prepare(options: &PrepareOptions, progress: OnProgress<'_>) -> Result<DataInfo, DataError> {
     prepare_unless(&AtomicBool::new(false), options, progress)
 }
 
@@ -106,7 +48,7 @@ pub fn prepare(
 pub fn prepare_unless(
     stop: &AtomicBool,
     options: &PrepareOptions,
-    progress: &mut dyn FnMut(Progress),
+    progress: OnProgress<'_>,
 ) -> Result<DataInfo, DataError> {
     let fraction = options.validation_fraction;
     // Written so that a fraction that is no number is refused as well.
@@ -118,31 +60,55 @@ pub fn prepare_unless(
     }
     let listed = list(&options.inputs)?;
     let output = OutputFolder::create(&options.out)?;
+    for left in output.left_behind() {
+        progress(Progress::Remark(Remark::LeftBehind(left.clone())));
+    }
     let streams = listed.iter().filter(|listed| listed.is_stream).count();
     if streams > 0 {
         progress(Progress::ReadingStreams { streams });
     }
     let corpus = Corpus::open(listed, output.path(), stop)?;
+    let empty = corpus.empty();
+    match empty.len() {
+        0 => {}
+        count if count == corpus.files() => {
+            return Err(DataError::EmptyInputs { inputs: empty });
+        }
+        _ => progress(Progress::Remark(Remark::Empty { inputs: empty })),
+    }
     // Before they are read for tokens: a file that changes from here on differs from what is recorded.
     let given = match &options.tokenizer {
         TokenizerSource::File(path) => read_tokenizer(path)?,
         TokenizerSource::Train { .. } => Vec::new(),
     };
     let inputs = Inputs::of(&corpus, options, &given)?;
+    let groups = inputs.repeated();
+    if !groups.is_empty() {
+        progress(Progress::Remark(Remark::SameContent { groups }));
+    }
     let tokenizer = match &options.tokenizer {
         TokenizerSource::File(path) => Tokenizer::from_file(given, path)?,
         TokenizerSource::Train { vocab_size } => {
-            progress(Progress::TrainingTokenizer { input_bytes: corpus.bytes() });
-            train_tokenizer(&corpus, *vocab_size, stop)?
+            let wanted = *vocab_size;
+            let tokenizer = train_tokenizer(&corpus, wanted, stop, progress)?;
+            let reached = tokenizer.vocab_size();
+            if reached < wanted {
+                progress(Progress::Remark(Remark::SmallVocabulary { wanted, reached }));
+            }
+            tokenizer
         }
     };
 
     let mut pass = Pass::new(&tokenizer, output.path(), options, stop)?;
     pass.run(&corpus, progress)?;
+    let (files, skipped_files) = (corpus.files(), pass.passed_over.count() as u64);
+    if skipped_files > 0 {
+        let passed_over = pass.passed_over.clone();
+        progress(Progress::Remark(Remark::PassedOver { files: passed_over, of: files }));
+    }
     match pass.pieces {
         0 => {
-            let (files, skipped) = (corpus.files(), pass.skipped_files);
-            return Err(DataError::NoText { files, skipped });
+            return Err(DataError::NoText { files, skipped: skipped_files });
         }
         1 => {
             return Err(DataError::TooLittleText { bytes: pass.text_bytes });
@@ -170,15 +136,34 @@ pub fn prepare_unless(
         train,
         validation,
         documents: pass.documents,
-        skipped_files: pass.skipped_files,
+        skipped_files,
         unigram_entropy: Some(unigram_entropy(&train_counts, &validation_counts)),
     };
     check(stop)?;
     tokenizer.save(output.path().join(TOKENIZER_FILE))?;
     inputs.save(output.path())?;
     info.save(output.path())?;
+    sums_of(output.path(), &info)?.save(output.path())?;
     output.commit()?;
     Ok(info)
+}
+
+/// Of every file of a folder that is whole but for them.
+fn sums_of(folder: &Path, info: &DataInfo) -> Result<Sums, DataError> {
+    let [train, validation] = [Split::Train, Split::Validation];
+    let files = [
+        INFO_FILE,
+        INPUTS_FILE,
+        TOKENIZER_FILE,
+        train.file_name(),
+        train.block_sums_name(),
+        validation.file_name(),
+        validation.block_sums_name(),
+    ];
+    // Of what is large, they are known.
+    let known =
+        [train, validation].map(|split| (split.file_name(), info.split(split).sha256.as_ref()));
+    Sums::of(folder, &files, &known)
 }
 
 /// How `options` differ from what the prepared folder `options.out` was made from: a line for each
@@ -201,26 +186,36 @@ fn train_tokenizer(
     corpus: &Corpus,
     vocab_size: usize,
     stop: &AtomicBool,
+    progress: OnProgress<'_>,
 ) -> Result<Tokenizer, DataError> {
-    let mut bytes = 0;
-    let texts = corpus
-        .pieces()
-        .take_while(|piece| {
-            bytes += piece.as_ref().map_or(0, |piece| piece.text.len() as u64);
-            bytes <= TOKENIZER_TRAINING_BYTES
-        })
-        .map(|piece| check(stop).and_then(|()| piece.map(|piece| piece.text)));
-    let tokenizer = Tokenizer::train(texts, vocab_size)?;
+    let input_bytes = corpus.bytes().min(TOKENIZER_TRAINING_BYTES);
+    let mut pieces = corpus.pieces();
+    let (mut text_bytes, mut reported) = (0, 0);
+    progress(Progress::TrainingTokenizer { input_bytes, text_bytes });
+    let mut next = || -> Result<Option<String>, DataError> {
+        check(stop)?;
+        let piece = pieces.next().transpose()?.filter(|piece| {
+            text_bytes += piece.text.len() as u64;
+            text_bytes <= TOKENIZER_TRAINING_BYTES
+        });
+        if piece.is_none() && reported > 0 {
+            progress(Progress::MergingTokens);
+        } else if text_bytes - reported >= REPORT_BYTES {
+            reported = text_bytes;
+            progress(Progress::TrainingTokenizer { input_bytes, text_bytes });
+        }
+        Ok(piece.map(|piece| piece.text))
+    };
+    let tokenizer = Tokenizer::train(std::iter::from_fn(|| next().transpose()), vocab_size)?;
     check(stop)?;
     Ok(tokenizer)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Split, TokenFile};
+    use super::super::verify;
     use super::*;
     use std::fs;
-    use std::path::Path;
 
     fn options(inputs: &[&Path], out: &Path) -> PrepareOptions {
         PrepareOptions {
@@ -234,6 +229,13 @@ mod tests {
 
     fn run(options: &PrepareOptions) -> Result<DataInfo, DataError> {
         prepare(options, &mut |_| {})
+    }
+
+    /// Every checksum of the folder is right.
+    fn assert_whole(folder: &Path) {
+        let found = verify(folder, &mut |_, _| {}).unwrap();
+        assert!(found.problems.is_empty() && found.unproven.is_empty(), "{found:?}");
+        assert_eq!(found.files, 7);
     }
 
     /// The text of a split.
@@ -270,9 +272,9 @@ mod tests {
         assert!(figures.validation > 2.0 && figures.validation < 6.0, "{figures:?}");
         assert!(figures.validation_under_train > figures.validation);
         for split in [Split::Train, Split::Validation] {
-            TokenFile::open(&out, split, 64).unwrap().verify().unwrap();
             assert!(text(&out, split).ends_with(".\n<|endoftext|>"));
         }
+        assert_whole(&out);
         // The temporary folder is gone.
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
     }
@@ -346,9 +348,7 @@ mod tests {
             assert!(info.train.tokens > 1 && info.validation.tokens > 1);
             let short = if index == 0 { Split::Validation } else { Split::Train };
             assert_eq!(text(&out, short), "short<|endoftext|>");
-            for split in [Split::Train, Split::Validation] {
-                TokenFile::open(&out, split, 1).unwrap().verify().unwrap();
-            }
+            assert_whole(&out);
         }
     }
 
@@ -373,7 +373,7 @@ mod tests {
         assert_eq!(info.dtype, TokenWidth::U32);
         let size = fs::metadata(out.join("train.bin")).unwrap().len();
         assert_eq!(size, info.train.tokens * 4);
-        TokenFile::open(&out, Split::Train, 16).unwrap().verify().unwrap();
+        assert_whole(&out);
     }
 
     #[test]
@@ -400,6 +400,10 @@ mod tests {
         assert!(matches!(fails(&good), DataError::NoText { files: 1, skipped: 1 }));
         fs::write(empty.join("short.txt"), "word").unwrap();
         assert!(matches!(fails(&good), DataError::TooLittleText { bytes: 4 }));
+        let nothing = empty.join("nothing.txt");
+        fs::write(&nothing, "").unwrap();
+        let nothing = PrepareOptions { inputs: vec![nothing], ..good.clone() };
+        assert!(matches!(fails(&nothing), DataError::EmptyInputs { .. }));
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
 
         fs::create_dir(&out).unwrap();

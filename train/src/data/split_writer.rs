@@ -1,6 +1,7 @@
 //! Writing one token file.
 
-use super::{DataError, SplitInfo, TokenWidth};
+use super::blocks::{BLOCK_BYTES, BlockWriter};
+use super::{DataError, Split, SplitInfo, TokenWidth};
 use sha2::{Digest, Sha256};
 use std::fs::File;
 use std::io::{BufWriter, Write as _};
@@ -12,6 +13,8 @@ pub(super) struct SplitWriter {
     file: BufWriter<File>,
     width: TokenWidth,
     hasher: Sha256,
+    /// Writes the checksums of the blocks of the file.
+    blocks: BlockWriter,
     tokens: u64,
     text_bytes: u64,
     /// How often each token occurs.
@@ -21,10 +24,17 @@ pub(super) struct SplitWriter {
 }
 
 impl SplitWriter {
-    pub(super) fn create(path: &Path, vocab_size: usize) -> Result<Self, DataError> {
-        let file = File::create(path).map_err(DataError::io("create", path))?;
+    /// Creates the token file of `split` in `folder`, and the one with the checksums of its blocks.
+    pub(super) fn create(
+        folder: &Path,
+        split: Split,
+        vocab_size: usize,
+    ) -> Result<Self, DataError> {
+        let path = folder.join(split.file_name());
+        let file = File::create(&path).map_err(DataError::io("create", &path))?;
         Ok(Self {
-            path: path.to_path_buf(),
+            blocks: BlockWriter::create(folder.join(split.block_sums_name()))?,
+            path,
             file: BufWriter::with_capacity(1 << 20, file),
             width: TokenWidth::of_vocabulary(vocab_size),
             hasher: Sha256::new(),
@@ -47,6 +57,7 @@ impl SplitWriter {
         self.tokens += ids.len() as u64;
         self.text_bytes += text_bytes as u64;
         self.hasher.update(&self.bytes);
+        self.blocks.update(&self.bytes)?;
         self.file.write_all(&self.bytes).map_err(DataError::io("write", &self.path))
     }
 
@@ -63,9 +74,11 @@ impl SplitWriter {
             .map_err(|error| error.into_error())
             .and_then(|file| file.sync_all())
             .map_err(DataError::io("write", &self.path))?;
+        self.blocks.finish()?;
         let info = SplitInfo {
             tokens: self.tokens,
             text_bytes: Some(self.text_bytes),
+            block_bytes: Some(BLOCK_BYTES),
             sha256: Some(format!("{:x}", self.hasher.finalize())),
         };
         Ok((info, self.counts))
@@ -79,11 +92,11 @@ mod tests {
     #[test]
     fn writes_little_endian_ids_of_the_right_width() {
         let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("tokens.bin");
+        let path = folder.path().join("train.bin");
         for (vocab_size, expected) in
             [(1000, vec![1, 0, 3, 2]), (70_000, vec![1, 0, 0, 0, 3, 2, 0, 0])]
         {
-            let mut writer = SplitWriter::create(&path, vocab_size).unwrap();
+            let mut writer = SplitWriter::create(folder.path(), Split::Train, vocab_size).unwrap();
             writer.write(&[1], 4).unwrap();
             writer.write(&[0x203], 5).unwrap();
             let (info, counts) = writer.finish().unwrap();

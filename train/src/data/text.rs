@@ -2,8 +2,9 @@
 
 use super::DataError;
 use super::document::{DocumentReader, DocumentText};
+use super::encoding::{BYTE_ORDER_MARK, HEAD, NotText, find_defect};
 use std::fs::File;
-use std::io::{self, BufReader, Read, Seek as _};
+use std::io::{self, BufReader, Read, Seek as _, SeekFrom};
 use std::path::Path;
 
 /// The single document of a text file. It is checked as a whole before any of it is
@@ -14,11 +15,20 @@ pub(super) struct TextFile {
 
 impl TextFile {
     /// Reads `file`, which errors call `path`; the inner error says why it is not UTF-8 text.
-    pub(super) fn new(mut file: File, path: &Path) -> Result<Result<Self, String>, DataError> {
-        if let Some(defect) = find_defect(&file).map_err(DataError::io("read", path))? {
-            return Ok(Err(defect));
+    pub(super) fn new(file: File, path: &Path) -> Result<Result<Self, NotText>, DataError> {
+        Self::read(file).map_err(DataError::io("read", path))
+    }
+
+    fn read(mut file: File) -> io::Result<Result<Self, NotText>> {
+        let defect = find_defect(&file)?;
+        file.rewind()?;
+        let mut head = Vec::new();
+        file.by_ref().take(HEAD).read_to_end(&mut head)?;
+        if let Some(defect) = defect {
+            return Ok(Err(defect.of(&head)));
         }
-        file.rewind().map_err(DataError::io("read", path))?;
+        let start = if head.starts_with(BYTE_ORDER_MARK) { BYTE_ORDER_MARK.len() } else { 0 };
+        file.seek(SeekFrom::Start(start as u64))?;
         Ok(Ok(Self { document: Some(Box::new(BufReader::new(file))) }))
     }
 }
@@ -29,69 +39,53 @@ impl DocumentReader for TextFile {
     }
 }
 
-/// Reads to the end and reports the first byte that is not UTF-8 text.
-fn find_defect(mut reader: impl Read) -> io::Result<Option<String>> {
-    let mut buffer = vec![0; 64 * 1024];
-    // Bytes at the start of the buffer: a character cut by the end of the last read.
-    let mut kept = 0;
-    let mut position = 0;
-    loop {
-        let read = match reader.read(&mut buffer[kept..]) {
-            Ok(read) => read,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-            Err(error) => return Err(error),
-        };
-        let filled = &buffer[..kept + read];
-        // Valid UTF-8, but no text holds it, and executables and images do.
-        if let Some(zero) = filled.iter().position(|&byte| byte == 0) {
-            return Ok(Some(format!("there is a zero byte at position {}", position + zero)));
-        }
-        let valid = match std::str::from_utf8(filled) {
-            Ok(_) => filled.len(),
-            Err(error) if error.error_len().is_none() && read > 0 => error.valid_up_to(),
-            Err(error) => {
-                let at = position + error.valid_up_to();
-                return Ok(Some(format!("there is an invalid byte at position {at}")));
-            }
-        };
-        if read == 0 {
-            return Ok(None);
-        }
-        position += valid;
-        kept = filled.len() - valid;
-        buffer.copy_within(valid..valid + kept, 0);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// Yields one byte at a time, so that every character is cut.
-    struct Slow<'a>(&'a [u8]);
-
-    impl Read for Slow<'_> {
-        fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-            let count = self.0.len().min(1);
-            let (now, later) = self.0.split_at(count);
-            buffer[..count].copy_from_slice(now);
-            self.0 = later;
-            Ok(count)
+    #[test]
+    fn what_is_no_text_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.txt");
+        let reason = |content: &[u8]| {
+            std::fs::write(&path, content).unwrap();
+            TextFile::new(File::open(&path).unwrap(), &path)
+                .unwrap()
+                .err()
+                .map(|why| why.to_string())
+        };
+        let utf16 = |order: fn(u16) -> [u8; 2]| -> Vec<u8> {
+            "Kälte, nothing else\n".encode_utf16().flat_map(order).collect()
+        };
+        for text in [utf16(u16::to_le_bytes), utf16(u16::to_be_bytes)] {
+            assert_eq!(reason(&text).as_deref(), Some("it is UTF-16"));
         }
+        assert_eq!(reason(b"\xFF\xFE").as_deref(), Some("it is UTF-16"));
+        assert_eq!(reason(b"\x1F\x8B\x08\0").as_deref(), Some("it is compressed with gzip"));
+        assert_eq!(reason(b"PK\x03\x04\0\0").as_deref(), Some("it is compressed with zip"));
+        let latin = "there is an invalid byte at position 1, as in Latin-1";
+        assert_eq!(reason(b"K\xE4lte").as_deref(), Some(latin));
+        let zero = "there is a zero byte at position 6";
+        assert_eq!(reason(b"\x7FELF\x02\x01\0\0\0\0\0\0\0\0\0\0\x03\0\0\0").as_deref(), Some(zero));
+        // Text that begins as a compressed file does is text.
+        assert_eq!(reason(b"BZh is a name"), None);
+        assert_eq!(reason("\u{FEFF}text".as_bytes()), None);
     }
 
     #[test]
-    fn characters_may_span_reads() {
-        assert_eq!(find_defect(Slow("añ漢🙂\n".as_bytes())).unwrap(), None);
-        let large = "é".repeat(100_000) + "x" + &"漢".repeat(100_000);
-        assert_eq!(find_defect(large.as_bytes()).unwrap(), None);
-    }
-
-    #[test]
-    fn defects_are_located() {
-        let defect = |bytes: &[u8]| find_defect(Slow(bytes)).unwrap().unwrap();
-        assert_eq!(defect(b"ab\0c"), "there is a zero byte at position 2");
-        assert_eq!(defect(b"ab\xFFc"), "there is an invalid byte at position 2");
-        assert_eq!(defect(b"abc\xC3"), "there is an invalid byte at position 3");
+    fn a_byte_order_mark_is_left_out_at_the_start_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.txt");
+        for (content, expected) in [
+            ("\u{FEFF}text", "text"),
+            ("\u{FEFF}\u{FEFF}text\u{FEFF}", "\u{FEFF}text\u{FEFF}"),
+            ("\u{FEFF}", ""),
+        ] {
+            std::fs::write(&path, content).unwrap();
+            let mut file = TextFile::new(File::open(&path).unwrap(), &path).unwrap().ok().unwrap();
+            let mut text = String::new();
+            file.next_document().unwrap().unwrap().read_to_string(&mut text).unwrap();
+            assert_eq!(text, expected);
+        }
     }
 }

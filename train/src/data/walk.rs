@@ -2,6 +2,8 @@
 
 use super::DataError;
 use ignore::{DirEntry, WalkBuilder};
+use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
 /// Every file below `folder`, in sorted order. Hidden files, what `.gitignore` files
@@ -26,7 +28,7 @@ pub(super) fn list_files(folder: &Path) -> Result<Vec<PathBuf>, DataError> {
                 files.push(entry.into_path());
             }
             Ok(_) => {}
-            Err(error) if is_dangling(&error) => {}
+            Err(error) if leads_nowhere(&error) => {}
             Err(error) => {
                 return Err(DataError::Walk {
                     path: folder.to_path_buf(),
@@ -47,22 +49,26 @@ fn is_wanted(entry: &DirEntry) -> bool {
     entry.file_name() != "target" && !is_prepared
 }
 
-/// Whether the error is a symbolic link to nothing, which holds no text to miss.
-fn is_dangling(error: &ignore::Error) -> bool {
+/// Whether the error is a symbolic link that holds no text to miss: to nothing, to itself, or to a folder
+/// that it is in, whose files are listed anyway.
+fn leads_nowhere(error: &ignore::Error) -> bool {
     match error {
-        ignore::Error::WithDepth { err, .. } => is_dangling(err),
+        ignore::Error::WithDepth { err, .. } => leads_nowhere(err),
         ignore::Error::WithPath { path, err } => {
-            path.is_symlink()
-                && err.io_error().is_some_and(|io| io.kind() == std::io::ErrorKind::NotFound)
+            leads_nowhere(err) || path.is_symlink() && fs::metadata(path).is_err_and(is_lost)
         }
+        ignore::Error::Loop { .. } => true,
         _ => false,
     }
+}
+
+fn is_lost(error: io::Error) -> bool {
+    error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(libc::ELOOP)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::fs;
 
     fn names(folder: &Path) -> Vec<String> {
         let files = list_files(folder).unwrap();
@@ -102,6 +108,21 @@ mod tests {
         std::os::unix::fs::symlink("a.txt", folder.path().join("b.txt")).unwrap();
         std::os::unix::fs::symlink("nowhere", folder.path().join("c.txt")).unwrap();
         assert_eq!(names(folder.path()), ["a.txt", "b.txt"]);
+    }
+
+    #[test]
+    fn links_in_a_circle_are_passed_over() {
+        use std::os::unix::fs::symlink;
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path();
+        fs::create_dir_all(root.join("deep/er")).unwrap();
+        fs::write(root.join("deep/a.txt"), "x").unwrap();
+        symlink(root, root.join("deep/er/up")).unwrap();
+        symlink("../er", root.join("deep/er/here")).unwrap();
+        symlink("itself", root.join("itself")).unwrap();
+        symlink("there", root.join("back")).unwrap();
+        symlink("back", root.join("there")).unwrap();
+        assert_eq!(names(root), ["deep/a.txt"]);
     }
 
     #[test]

@@ -61,6 +61,8 @@ impl AnswerLoss {
 pub fn read_pairs(path: &Path) -> Result<Vec<(usize, Pair)>, EvalError> {
     let text = std::fs::read_to_string(path)
         .map_err(|source| EvalError::Read { path: path.to_owned(), source })?;
+    // A byte order mark is no part of the first line.
+    let text = text.strip_prefix('\u{FEFF}').unwrap_or(&text);
     let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
     let pairs: Vec<_> = lines
         .map(|(index, line)| match serde_json::from_str(line) {

@@ -46,7 +46,8 @@ impl Validation {
     /// # Errors
     ///
     /// When there is no such data, when its tokens are not the model's, when the sequences are
-    /// longer than the model's context, and when there is less data than one sequence.
+    /// longer than the model's context, when there is less data than one sequence, and when the
+    /// data are not as they were prepared, as far as a look at some of them tells.
     pub fn open(
         model: &ModelSource,
         data: Option<&Path>,
@@ -70,6 +71,7 @@ impl Validation {
             return Err(EvalError::OtherVocabulary { data, tokens, known }.into());
         }
         check_tokenizer(model, &data)?;
+        file.check()?;
         // In the order of the file, as in training.
         Ok(Validation { source: BatchSource::new(file, false, 0)?, options })
     }

@@ -216,7 +216,7 @@ impl Draft {
             }
         }
         for split in [Split::Train, Split::Validation] {
-            TokenFile::open(&config.data.path, split, config.data.seq_len)?;
+            TokenFile::open(&config.data.path, split, config.data.seq_len)?.check()?;
         }
         let changed = match &resume {
             Some(checkpoint) => {

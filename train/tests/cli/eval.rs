@@ -158,6 +158,8 @@ fn a_file_of_pairs_is_the_sum_of_its_pairs() {
     let workspace = trained();
     workspace.write("pairs.jsonl", PAIRS);
     let mut lines = lines(&workspace, &["--pairs", "pairs.jsonl"]);
+    workspace.write("marked.jsonl", format!("\u{FEFF}{PAIRS}"));
+    assert_eq!(self::lines(&workspace, &["--pairs", "marked.jsonl"]), lines);
     let total = lines.pop().expect("a summary");
     let pairs: Vec<Json> =
         PAIRS.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();

@@ -15,6 +15,8 @@
 //! - `captured`: operations on CUDA, for their kernels; `trace`: whole runs, for what goes to the driver in
 //!   which order;
 //! - `interface`, `order`, `prepare`, `generate`, `bench`: commands, files, and what they promise;
+//! - `data_verify`: prepared data that has changed since; `text_in`: what is said of inputs, and what a
+//!   killed prepare leaves;
 //! - `bench_step`: times of steps and kernels, and the peer that takes turns;
 //! - `eval`: losses and logits of a model, against each other and over ranks and strategies;
 //! - `reference`: a run that has the losses of the same run in PyTorch;
@@ -42,6 +44,7 @@ mod bench_step;
 #[cfg(feature = "cuda")]
 mod captured;
 mod checkpoints;
+mod data_verify;
 mod debug;
 mod device;
 mod drills;
@@ -76,6 +79,7 @@ mod run_folder;
 mod shapes;
 mod support;
 mod surroundings;
+mod text_in;
 #[cfg(feature = "cuda")]
 mod trace;
 mod unfinished;

@@ -1,0 +1,171 @@
+//! What the owner of the inputs should know, though it is no reason to stop.
+
+use super::encoding::NotText;
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+/// Files named in a message; of the others it says how many they are.
+const NAMED: usize = 5;
+
+/// Something that whoever prepares data should know.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Remark {
+    /// Files in folders are not UTF-8 text, and were not read.
+    PassedOver {
+        /// Which, and why.
+        files: PassedOver,
+        /// Number of all files.
+        of: usize,
+    },
+    /// Files have the same content, and all of them are read.
+    SameContent {
+        /// The files of each content.
+        groups: Vec<Vec<String>>,
+    },
+    /// Inputs that were named hold nothing.
+    Empty {
+        /// The inputs.
+        inputs: Vec<PathBuf>,
+    },
+    /// The text has too few pairs of tokens to merge for the vocabulary that was asked for.
+    SmallVocabulary {
+        /// Tokens asked for.
+        wanted: usize,
+        /// Tokens that there are.
+        reached: usize,
+    },
+    /// Another prepare has made a folder and not finished it.
+    LeftBehind(LeftBehind),
+}
+
+impl Remark {
+    /// Whether text may be missing that was meant to be read, or something has to be done.
+    pub fn is_warning(&self) -> bool {
+        match self {
+            Self::PassedOver { .. } | Self::Empty { .. } | Self::LeftBehind(_) => true,
+            Self::SameContent { .. } | Self::SmallVocabulary { .. } => false,
+        }
+    }
+}
+
+/// Files that were passed over. Few of them are kept by name.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PassedOver {
+    first: Vec<(PathBuf, NotText)>,
+    count: usize,
+}
+
+impl PassedOver {
+    pub(super) fn add(&mut self, path: &Path, reason: NotText) {
+        if self.first.len() < NAMED {
+            self.first.push((path.to_owned(), reason));
+        }
+        self.count += 1;
+    }
+
+    /// Number of files.
+    pub fn count(&self) -> usize {
+        self.count
+    }
+}
+
+/// A folder under construction whose writer may still be at it, on another machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LeftBehind {
+    /// The folder.
+    pub path: PathBuf,
+    /// The machine.
+    pub host: String,
+    /// The process id there.
+    pub pid: i32,
+}
+
+impl fmt::Display for Remark {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::PassedOver { files, of } => {
+                let named = files.first.iter();
+                let named: Vec<_> =
+                    named.map(|(path, reason)| format!("{} ({reason})", path.display())).collect();
+                let files = files.count;
+                let verb = if files == 1 { "is" } else { "are" };
+                let was = if files == 1 { "was" } else { "were" };
+                write!(
+                    f,
+                    "{files} of {of} files {verb} not UTF-8 text and {was} passed over: {}; convert or \
+                     unpack what is to be read",
+                    some_of(&named, files)
+                )
+            }
+            Self::SameContent { groups } => {
+                let groups: Vec<_> = groups.iter().map(|group| same(group)).collect();
+                let groups = some_of(&groups, groups.len());
+                write!(f, "the same content comes more than once: {groups}")
+            }
+            Self::Empty { inputs } => {
+                let names: Vec<_> = inputs.iter().map(|path| path.display().to_string()).collect();
+                write!(f, "no text came from {}", some_of(&names, names.len()))
+            }
+            Self::SmallVocabulary { wanted, reached } => write!(
+                f,
+                "the vocabulary has {reached} tokens, not the {wanted} that were asked for: in this \
+                 text, no more pairs of tokens come twice"
+            ),
+            Self::LeftBehind(LeftBehind { path, host, pid }) => write!(
+                f,
+                "{} was made by a prepare on {host} (process {pid}), which may still run; if it does \
+                 not, remove the folder",
+                path.display()
+            ),
+        }
+    }
+}
+
+/// Files of the same content.
+fn same(group: &[String]) -> String {
+    let (first, count) = (&group[0], group.len());
+    if group.iter().all(|path| path == first) {
+        return format!("{first} ({count} times)");
+    }
+    match count {
+        0..=NAMED => group.join(" = "),
+        _ => format!("{} = {} more", group[..NAMED].join(" = "), count - NAMED),
+    }
+}
+
+/// The first of `names`, and how many others of `count` there are.
+pub(super) fn some_of(names: &[String], count: usize) -> String {
+    let named = names.iter().take(NAMED).map(String::as_str).collect::<Vec<_>>();
+    match count - named.len() {
+        0 => named.join(", "),
+        more => format!("{}, and {more} more", named.join(", ")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn many_files_are_counted() {
+        let files: Vec<_> = (0..8).map(|index| index.to_string()).collect();
+        assert_eq!(some_of(&files, 8), "0, 1, 2, 3, 4, and 3 more");
+        assert_eq!(some_of(&files[..5], 5), "0, 1, 2, 3, 4");
+        assert_eq!(same(&files[..2]), "0 = 1");
+        assert_eq!(same(&files), "0 = 1 = 2 = 3 = 4 = 3 more");
+        assert_eq!(same(&["a".to_owned(), "a".to_owned()]), "a (2 times)");
+    }
+
+    #[test]
+    fn one_file_is_one() {
+        let mut files = PassedOver::default();
+        files.add(Path::new("a"), NotText::Utf16);
+        let remark = Remark::PassedOver { files, of: 3 }.to_string();
+        assert!(
+            remark.starts_with(
+                "1 of 3 files is not UTF-8 text and was passed over: a (it is UTF-16); "
+            )
+        );
+    }
+}

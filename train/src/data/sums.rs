@@ -1,0 +1,103 @@
+//! `SHA256SUMS`: the SHA-256 of every other file of a folder of prepared data, as `sha256sum --check`
+//! reads it.
+
+use super::DataError;
+use super::listing::sha256_of;
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{self, Write as _};
+use std::path::Path;
+
+/// Name of the file, inside the folder.
+pub(super) const SUMS_FILE: &str = "SHA256SUMS";
+
+/// SHA-256 in hexadecimal, by file name.
+pub(super) struct Sums(BTreeMap<String, String>);
+
+impl Sums {
+    /// Of `files`, some of which are `known` already.
+    pub(super) fn of(
+        folder: &Path,
+        files: &[&str],
+        known: &[(&str, Option<&String>)],
+    ) -> Result<Self, DataError> {
+        let known: BTreeMap<_, _> = known.iter().copied().collect();
+        let sum = |name: &&str| {
+            let sum = match known.get(name).copied().flatten() {
+                Some(sum) => sum.clone(),
+                None => {
+                    let path = folder.join(name);
+                    File::open(&path).and_then(sha256_of).map_err(DataError::io("read", &path))?
+                }
+            };
+            Ok(((*name).to_owned(), sum))
+        };
+        files.iter().map(sum).collect::<Result<_, _>>().map(Self)
+    }
+
+    /// Those of a folder; `None` if it has none. The inner error says which line is no sum.
+    pub(super) fn load(folder: &Path) -> Result<Option<Result<Self, String>>, DataError> {
+        let path = folder.join(SUMS_FILE);
+        let text = match fs::read_to_string(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            text => text.map_err(DataError::io("read", &path))?,
+        };
+        let parse = |(index, line): (usize, &str)| {
+            // A star marks a file that was read as binary, which makes no difference.
+            let (sum, name) = line.split_once(' ').ok_or(index)?;
+            let name = name.strip_prefix([' ', '*']).ok_or(index)?;
+            let is_sum = sum.len() == 64 && sum.bytes().all(|byte| byte.is_ascii_hexdigit());
+            is_sum.then(|| (name.to_owned(), sum.to_ascii_lowercase())).ok_or(index)
+        };
+        let sums = text.lines().enumerate().map(parse).collect::<Result<_, usize>>();
+        Ok(Some(sums.map(Self).map_err(|index| format!("line {} is no SHA-256", index + 1))))
+    }
+
+    /// Of the file `name`.
+    pub(super) fn get(&self, name: &str) -> Option<&str> {
+        self.0.get(name).map(String::as_str)
+    }
+
+    /// Writes the file and waits until it is on the disk.
+    pub(super) fn save(&self, folder: &Path) -> Result<(), DataError> {
+        let path = folder.join(SUMS_FILE);
+        let text: String = self.0.iter().map(|(name, sum)| format!("{sum}  {name}\n")).collect();
+        let write = || {
+            let mut file = File::create(&path)?;
+            file.write_all(text.as_bytes())?;
+            file.sync_all()
+        };
+        write().map_err(DataError::io("write", &path))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ABC: &str = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
+
+    #[test]
+    fn sums_are_written_as_sha256sum_writes_them() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("a"), "abc").unwrap();
+        let known = "0".repeat(64);
+        let sums = Sums::of(folder.path(), &["a", "b"], &[("b", Some(&known))]).unwrap();
+        sums.save(folder.path()).unwrap();
+        let text = fs::read_to_string(folder.path().join(SUMS_FILE)).unwrap();
+        assert_eq!(text, format!("{ABC}  a\n{known}  b\n"));
+        let loaded = Sums::load(folder.path()).unwrap().unwrap().unwrap();
+        assert_eq!((loaded.get("a"), loaded.get("c")), (Some(ABC), None));
+    }
+
+    #[test]
+    fn lines_that_are_no_sums_are_named() {
+        let folder = tempfile::tempdir().unwrap();
+        assert!(Sums::load(folder.path()).unwrap().is_none());
+        for wrong in ["abc  a", &ABC[1..], ABC, &format!("{ABC}-a")] {
+            fs::write(folder.path().join(SUMS_FILE), format!("{ABC} *a\n{wrong}\n")).unwrap();
+            let problem = Sums::load(folder.path()).unwrap().unwrap().err();
+            assert_eq!(problem.as_deref(), Some("line 2 is no SHA-256"), "{wrong}");
+        }
+    }
+}

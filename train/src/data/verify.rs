@@ -1,0 +1,367 @@
+//! Comparing a folder of prepared data with every checksum that it has.
+
+use super::blocks::BlockSums;
+use super::info::{INFO_FILE, TOKENIZER_FILE};
+use super::inputs::INPUTS_FILE;
+use super::listing::sha256_of;
+use super::sums::{SUMS_FILE, Sums};
+use super::{DataError, DataInfo, Split, TokenWidth, Tokenizer};
+use crate::checksum::Checksum;
+use sha2::{Digest, Sha256};
+use std::fmt;
+use std::fs::File;
+use std::ops::Range;
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
+
+/// Bytes read at a time where there are no checksums of blocks.
+const CHUNK: u64 = 1 << 20;
+
+/// Damaged places of a file that are named.
+const NAMED: usize = 5;
+
+/// What a look at every byte of a folder has shown.
+#[derive(Debug)]
+pub struct Verified {
+    /// Files that were compared with a checksum.
+    pub files: usize,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Files that have no checksum, as an earlier version or another program has prepared the folder.
+    pub unproven: Vec<&'static str>,
+    /// What is wrong.
+    pub problems: Vec<Problem>,
+}
+
+/// Something wrong with a file.
+#[derive(Debug)]
+pub struct Problem {
+    path: PathBuf,
+    defect: Defect,
+}
+
+#[derive(Debug)]
+enum Defect {
+    Missing,
+    Size {
+        actual: u64,
+        expected: u64,
+    },
+    /// These tokens, in so many of all blocks.
+    Tokens {
+        ranges: Vec<Range<u64>>,
+        blocks: u64,
+        of: u64,
+    },
+    Vocabulary {
+        position: u64,
+        id: u32,
+        vocab_size: usize,
+        others: u64,
+    },
+    Sha256 {
+        stated_in: &'static str,
+    },
+    Unlisted,
+    Other(String),
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: ", self.path.display())?;
+        match &self.defect {
+            Defect::Missing => f.write_str("it is missing"),
+            Defect::Size { actual, expected } => write!(f, "it has {actual} bytes, not {expected}"),
+            Defect::Tokens { ranges, blocks, of } => {
+                let named = ranges.iter().take(NAMED);
+                let named: Vec<_> =
+                    named.map(|range| format!("{} to {}", range.start, range.end - 1)).collect();
+                write!(f, "tokens {}", named.join(" and "))?;
+                if ranges.len() > NAMED {
+                    write!(f, " and in {} more places", ranges.len() - NAMED)?;
+                }
+                write!(f, " are not those that were prepared ({blocks} of {of} blocks differ)")
+            }
+            Defect::Vocabulary { position, id, vocab_size, others } => {
+                write!(f, "token {position} is {id}, outside the vocabulary of {vocab_size}")?;
+                if *others > 0 { write!(f, ", and so are {others} more") } else { Ok(()) }
+            }
+            Defect::Sha256 { stated_in } => {
+                write!(f, "its SHA-256 is not the one that {stated_in} states")
+            }
+            Defect::Unlisted => write!(f, "{SUMS_FILE} has no line for it"),
+            Defect::Other(problem) => f.write_str(problem),
+        }
+    }
+}
+
+/// Reads every file of a folder of prepared data, and compares it with its checksums. `progress` hears how
+/// many bytes of how many have been read.
+///
+/// # Errors
+///
+/// When there is no such folder, when its `data.json` cannot be used, and when a file cannot be read.
+pub fn verify(folder: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Verified, DataError> {
+    if !folder.exists() {
+        return Err(DataError::Missing { path: folder.to_owned() });
+    }
+    let info = DataInfo::load(folder)?;
+    let splits = [Split::Train, Split::Validation];
+    let all = splits
+        .map(|split| info.split(split).tokens.saturating_mul(info.dtype.bytes() as u64))
+        .iter()
+        .fold(0, |sum: u64, bytes| sum.saturating_add(*bytes));
+    let mut look = Look {
+        folder,
+        info: &info,
+        sums: None,
+        progress: &mut |read| progress(read, all),
+        read: 0,
+        found: Verified { files: 0, bytes: 0, unproven: Vec::new(), problems: Vec::new() },
+    };
+    look.load_sums()?;
+    for split in splits {
+        look.at_tokens(split)?;
+    }
+    for name in [INFO_FILE, TOKENIZER_FILE, INPUTS_FILE] {
+        look.at_small_file(name)?;
+    }
+    look.at_tokenizer();
+    Ok(look.found)
+}
+
+/// A look at one folder.
+struct Look<'a> {
+    folder: &'a Path,
+    info: &'a DataInfo,
+    sums: Option<Sums>,
+    progress: &'a mut dyn FnMut(u64),
+    /// Bytes of token files read so far.
+    read: u64,
+    found: Verified,
+}
+
+impl Look<'_> {
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.join(name)
+    }
+
+    fn add(&mut self, name: &str, defect: Defect) {
+        let path = self.path(name);
+        self.found.problems.push(Problem { path, defect });
+    }
+
+    fn load_sums(&mut self) -> Result<(), DataError> {
+        match Sums::load(self.folder)? {
+            Some(Ok(sums)) => self.sums = Some(sums),
+            Some(Err(problem)) => self.add(SUMS_FILE, Defect::Other(problem)),
+            // Whatever writes checksums of blocks writes these as well.
+            None if self.info.train.block_bytes.is_some() => self.add(SUMS_FILE, Defect::Missing),
+            None => {}
+        }
+        Ok(())
+    }
+
+    /// Opens a file and counts it; `None` if it is missing.
+    fn open(&mut self, name: &'static str) -> Result<Option<(File, u64)>, DataError> {
+        let path = self.path(name);
+        let file = match File::open(&path) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                self.add(name, Defect::Missing);
+                return Ok(None);
+            }
+            file => file.map_err(DataError::io("open", &path))?,
+        };
+        let bytes = file.metadata().map_err(DataError::io("read the size of", &path))?.len();
+        Ok(Some((file, bytes)))
+    }
+
+    /// Compares the SHA-256 of a file with what is stated of it, if anything is; returns whether it agrees.
+    fn compare(
+        &mut self,
+        name: &'static str,
+        bytes: u64,
+        actual: &str,
+        in_info: Option<&str>,
+    ) -> Option<bool> {
+        let listed = self.sums.as_ref().map(|sums| sums.get(name).map(str::to_owned));
+        let (expected, stated_in) = match listed {
+            Some(Some(listed)) => (listed, SUMS_FILE),
+            Some(None) => {
+                self.add(name, Defect::Unlisted);
+                return None;
+            }
+            None => match in_info {
+                Some(stated) => (stated.to_owned(), INFO_FILE),
+                None => {
+                    self.found.unproven.push(name);
+                    return None;
+                }
+            },
+        };
+        self.found.files += 1;
+        self.found.bytes += bytes;
+        let agrees = actual.eq_ignore_ascii_case(&expected);
+        if !agrees {
+            self.add(name, Defect::Sha256 { stated_in });
+        }
+        Some(agrees)
+    }
+
+    fn at_small_file(&mut self, name: &'static str) -> Result<Option<bool>, DataError> {
+        // A folder of another program need not have it.
+        let is_there = self.path(name).exists();
+        if !is_there && name == INPUTS_FILE && self.sums.is_none() {
+            return Ok(None);
+        }
+        let Some((file, bytes)) = self.open(name)? else { return Ok(None) };
+        let path = self.path(name);
+        let actual = sha256_of(file).map_err(DataError::io("read", &path))?;
+        Ok(self.compare(name, bytes, &actual, None))
+    }
+
+    /// It can be used, whether or not it has a checksum.
+    fn at_tokenizer(&mut self) {
+        let path = self.path(TOKENIZER_FILE);
+        if self.found.problems.iter().any(|problem| problem.path == path) {
+            return;
+        }
+        let problem = match Tokenizer::load(&path) {
+            Ok(_) => return,
+            Err(DataError::TokenizerFile { problem, .. }) => problem,
+            Err(error) => error.to_string(),
+        };
+        self.add(TOKENIZER_FILE, Defect::Other(format!("it is no usable tokenizer: {problem}")));
+    }
+
+    fn at_tokens(&mut self, split: Split) -> Result<(), DataError> {
+        let (name, stated) = (split.file_name(), self.info.split(split).clone());
+        let sums_agree = match stated.block_bytes {
+            Some(_) => self.at_small_file(split.block_sums_name())?,
+            None => None,
+        };
+        let Some((file, bytes)) = self.open(name)? else { return Ok(()) };
+        let expected = stated.tokens.saturating_mul(self.info.dtype.bytes() as u64);
+        if bytes != expected {
+            self.add(name, Defect::Size { actual: bytes, expected });
+            return Ok(());
+        }
+        // Without them, the whole file still has a checksum.
+        let blocks = match stated.block_bytes {
+            Some(block) if self.path(split.block_sums_name()).exists() => {
+                match BlockSums::open(self.path(split.block_sums_name()), block, bytes) {
+                    Ok(blocks) => Some(blocks),
+                    Err(DataError::BlockSums { problem, .. }) => {
+                        self.add(split.block_sums_name(), Defect::Other(problem));
+                        None
+                    }
+                    Err(error) => return Err(error),
+                }
+            }
+            _ => None,
+        };
+        let scan = self.scan(&file, name, bytes, blocks.as_ref())?;
+        if let Some((position, id)) = scan.outside {
+            let (vocab_size, others) = (self.info.vocab_size, scan.outsiders - 1);
+            self.add(name, Defect::Vocabulary { position, id, vocab_size, others });
+        }
+        let before = self.found.problems.len();
+        let agrees = self.compare(name, bytes, &scan.sha256, stated.sha256.as_deref());
+        let Some(blocks) = blocks.filter(|_| !scan.changed.is_empty()) else { return Ok(()) };
+        // If the file is whole, it is the checksums of its blocks that are damaged.
+        if agrees == Some(true) && sums_agree != Some(true) {
+            // If they have a checksum of their own, that has been said.
+            if sums_agree.is_none() {
+                let problem = format!("{} checksums are not those of {name}", scan.changed.len());
+                self.add(split.block_sums_name(), Defect::Other(problem));
+            }
+            return Ok(());
+        }
+        // Where it is damaged says more than that it is.
+        self.found.problems.truncate(before);
+        let width = self.info.dtype.bytes() as u64;
+        let ranges = joined(&scan.changed, blocks.block_bytes(), bytes);
+        let ranges = ranges.map(|range| range.start / width..range.end / width).collect();
+        let (changed, of) = (scan.changed.len() as u64, blocks.blocks());
+        self.add(name, Defect::Tokens { ranges, blocks: changed, of });
+        Ok(())
+    }
+
+    /// Reads a token file once, for everything that is to be known of it.
+    fn scan(
+        &mut self,
+        file: &File,
+        name: &str,
+        bytes: u64,
+        blocks: Option<&BlockSums>,
+    ) -> Result<Scan, DataError> {
+        let path = self.path(name);
+        let chunk = blocks.map_or(CHUNK, BlockSums::block_bytes);
+        let width = self.info.dtype.bytes() as u64;
+        let (mut hasher, mut content) = (Sha256::new(), Vec::new());
+        let mut scan = Scan::default();
+        for index in 0..bytes.div_ceil(chunk) {
+            let start = index * chunk;
+            content.resize((bytes - start).min(chunk) as usize, 0);
+            file.read_exact_at(&mut content, start).map_err(DataError::io("read", &path))?;
+            hasher.update(&content);
+            if let Some(blocks) = blocks
+                && Checksum::of(&content) != blocks.of_block(index)?
+            {
+                scan.changed.push(index);
+            }
+            scan.look_for_outsiders(&content, start / width, self.info);
+            self.read += content.len() as u64;
+            (self.progress)(self.read);
+        }
+        scan.sha256 = format!("{:x}", hasher.finalize());
+        Ok(scan)
+    }
+}
+
+/// What one pass over a token file has shown.
+#[derive(Default)]
+struct Scan {
+    sha256: String,
+    /// Blocks that differ from their checksums.
+    changed: Vec<u64>,
+    /// The first token outside the vocabulary: its position and its id.
+    outside: Option<(u64, u32)>,
+    /// How many there are.
+    outsiders: u64,
+}
+
+impl Scan {
+    fn look_for_outsiders(&mut self, content: &[u8], first: u64, info: &DataInfo) {
+        let mut look = |index: usize, id: u32| {
+            if id as usize >= info.vocab_size {
+                self.outside.get_or_insert((first + index as u64, id));
+                self.outsiders += 1;
+            }
+        };
+        match info.dtype {
+            TokenWidth::U16 => content
+                .as_chunks()
+                .0
+                .iter()
+                .enumerate()
+                .for_each(|(index, id)| look(index, u16::from_le_bytes(*id).into())),
+            TokenWidth::U32 => content
+                .as_chunks()
+                .0
+                .iter()
+                .enumerate()
+                .for_each(|(index, id)| look(index, u32::from_le_bytes(*id))),
+        }
+    }
+}
+
+/// The bytes of `blocks`, of which neighbours are put together.
+fn joined(blocks: &[u64], block_bytes: u64, bytes: u64) -> impl Iterator<Item = Range<u64>> {
+    let runs = blocks.chunk_by(|block, next| block + 1 == *next);
+    runs.map(move |run| {
+        // A run is never empty.
+        let (first, last) = (run[0], run[run.len() - 1]);
+        first * block_bytes..((last + 1) * block_bytes).min(bytes)
+    })
+}

@@ -1,0 +1,165 @@
+//! Prepared data that is not as it was prepared: `kiln data verify`, and what a run notices.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt as _;
+
+use crate::messages::Messages;
+use crate::support::Workspace;
+
+/// Bytes of a token file that have a checksum of their own.
+const BLOCK: u64 = 1 << 16;
+
+/// A working directory with `own/`, prepared from `lines` lines of text.
+fn prepared(lines: usize) -> Workspace {
+    let workspace = Workspace::new();
+    let text: String = (0..lines).map(|line| format!("line {line} of a long document\n")).collect();
+    workspace.write("text.txt", text);
+    let prepare = ["data", "prepare", "--input", "text.txt", "--out", "own", "--vocab-size", "300"];
+    workspace.succeed(&prepare);
+    workspace.config("run.toml", &[("data.path", "'own'"), ("data.shuffle", "false")]);
+    workspace
+}
+
+/// Changes a token of a file of 16-bit ids, at a position in bytes, to another one.
+fn change(workspace: &Workspace, file: &str, position: u64) {
+    let path = workspace.path(file);
+    let file = File::options().read(true).write(true).open(path).expect("a file");
+    let mut token = [0; 2];
+    file.read_exact_at(&mut token, position).expect("a token");
+    let other = if token == [40, 0] { [41, 0] } else { [40, 0] };
+    file.write_all_at(&other, position).expect("room");
+}
+
+const VERIFY: [&str; 3] = ["data", "verify", "own"];
+
+#[test]
+fn verifying_names_what_is_wrong_and_where() {
+    let mut messages = Messages::default();
+    let workspace = prepared(40_000);
+    let said = workspace.succeed(&VERIFY);
+    assert!(said.starts_with("own is whole: 7 files, "), "{said}");
+    assert!(said.ends_with(", every checksum is right\n"), "{said}");
+    assert!(workspace.read("own/train.bin").len() as u64 > 6 * BLOCK);
+    workspace.copy("own", "whole");
+    let mut fails = |title: &str, damage: &dyn Fn()| {
+        workspace.remove("own");
+        workspace.copy("whole", "own");
+        damage();
+        messages.fails(title, &workspace, &VERIFY);
+    };
+    fails("one token", &|| change(&workspace, "own/train.bin", 200_000));
+    fails("tokens in two neighbouring blocks and in another one", &|| {
+        for position in [BLOCK - 2, BLOCK, 4 * BLOCK + 10] {
+            change(&workspace, "own/train.bin", position);
+        }
+    });
+    fails("a token outside the vocabulary", &|| {
+        let file = File::options().write(true).open(workspace.path("own/val.bin")).expect("a file");
+        file.write_all_at(&999_u16.to_le_bytes(), 100).expect("room");
+    });
+    fails("a file that is too short", &|| {
+        let file = File::options().write(true).open(workspace.path("own/train.bin"));
+        file.expect("a file").set_len(1000).expect("a shorter file");
+    });
+    fails("checksums of blocks", &|| change(&workspace, "own/train.crc", 8));
+    fails("what describes the data", &|| {
+        workspace.replace("own/data.json", "\"documents\": 1", "\"documents\": 2");
+        workspace.write("own/inputs.json", "{}");
+        workspace.replace("own/tokenizer.json", "\"version\": \"1.0\"", "\"version\":  \"1.0\"");
+    });
+    fails("files that are gone", &|| {
+        for file in ["val.bin", "val.crc", "tokenizer.json", "inputs.json"] {
+            workspace.remove(&format!("own/{file}"));
+        }
+    });
+    fails("sums that are gone", &|| workspace.remove("own/SHA256SUMS"));
+    fails("sums that are gone, and checksums of blocks", &|| {
+        workspace.remove("own/SHA256SUMS");
+        change(&workspace, "own/train.crc", 8);
+    });
+    fails("no description", &|| workspace.write("own/data.json", "{"));
+    workspace.remove("own");
+    messages.refused("no folder", &workspace, &VERIFY);
+    insta::assert_snapshot!(messages.finish());
+}
+
+/// As an earlier version prepared it, without checksums of blocks and of small files.
+#[test]
+fn data_of_an_earlier_version_is_used_and_verified_as_far_as_it_goes() {
+    let workspace = prepared(40_000);
+    for file in ["train.crc", "val.crc", "SHA256SUMS"] {
+        workspace.remove(&format!("own/{file}"));
+    }
+    workspace.replace("own/data.json", "\"block_bytes\": 65536", "\"block_bytes\": null");
+    workspace.succeed(&["train", "run.toml", "--out", "run"]);
+    let said = workspace.succeed(&VERIFY);
+    assert!(said.starts_with("own: 2 files, "), "{said}");
+    assert!(said.contains("agree with their checksums"), "{said}");
+    assert!(said.contains("earlier version"), "{said}");
+    change(&workspace, "own/train.bin", 200_000);
+    workspace.write("own/tokenizer.json", "{}");
+    let ended = workspace.kiln(&VERIFY);
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    assert!(ended.stderr.contains("own/train.bin: its SHA-256 is "), "{}", ended.stderr);
+    let tokenizer = "own/tokenizer.json: it is no usable tokenizer: ";
+    assert!(ended.stderr.contains(tokenizer), "{}", ended.stderr);
+}
+
+#[test]
+fn a_changed_token_ends_a_run_before_its_folder_is_made() {
+    let mut messages = Messages::default();
+    let workspace = prepared(2_000);
+    let train = ["train", "run.toml", "--out", "run"];
+    workspace.copy("own", "whole");
+    let mut fails = |title: &str, damage: &dyn Fn()| {
+        workspace.remove("own");
+        workspace.copy("whole", "own");
+        damage();
+        messages.fails(title, &workspace, &train);
+        assert!(!workspace.path("run").exists(), "{title}");
+    };
+    fails("training", &|| change(&workspace, "own/train.bin", 1000));
+    fails("validation", &|| change(&workspace, "own/val.bin", 1000));
+    fails("no checksums of blocks", &|| workspace.remove("own/train.crc"));
+    fails("checksums of other data", &|| workspace.write("own/train.crc", [0; 24]));
+    insta::assert_snapshot!(messages.finish());
+}
+
+/// A start looks at sixteen blocks of each file; the others are looked at when they are first used.
+#[test]
+fn a_changed_token_ends_a_run_when_it_gets_there() {
+    let workspace = prepared(90_000);
+    let blocks = workspace.read("own/train.bin").len() as u64 / BLOCK;
+    assert!((24..30).contains(&blocks), "{blocks}");
+    // Of so many, the third is not among the sixteen.
+    change(&workspace, "own/train.bin", 2 * BLOCK + 100);
+    workspace.config(
+        "run.toml",
+        &[
+            ("data.path", "'own'"),
+            ("data.shuffle", "false"),
+            ("data.seq_len", "512"),
+            ("train.steps", "100"),
+            ("eval.samples", "1"),
+        ],
+    );
+    let ended = workspace.kiln(&["train", "run.toml", "--out", "run"]);
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    let message =
+        "error: tokens 65536 to 98303 of own/train.bin do not agree with their checksum: ";
+    assert!(ended.stderr.contains(message), "{}", ended.stderr);
+    // The last sample of the sixteenth step ends with the first token of the third block.
+    assert_eq!(workspace.steps("run").len(), 15);
+}
+
+#[test]
+fn a_changed_token_ends_an_evaluation() {
+    let workspace = prepared(2_000);
+    workspace.succeed(&["train", "run.toml", "--out", "run"]);
+    change(&workspace, "own/val.bin", 100);
+    let ended = workspace.kiln(&["eval", "--checkpoint", "run"]);
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    let message = "error: tokens 0 to 1566 of own/val.bin do not agree with their checksum: ";
+    assert!(ended.stderr.starts_with(message), "{}", ended.stderr);
+    assert_eq!(ended.stdout, "");
+}

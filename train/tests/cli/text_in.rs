@@ -1,0 +1,253 @@
+//! What `kiln data prepare` says of its inputs, and what it leaves when it is killed.
+
+use std::fs::File;
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::os::unix::fs::symlink;
+use std::process::{Child, Stdio};
+
+use nix::sys::stat::Mode;
+use nix::unistd::mkfifo;
+
+use crate::support::{Ended, Workspace, names};
+
+/// A text that is long enough for two splits.
+fn text(name: &str) -> String {
+    (0..400).map(|line| format!("{name} line {line} of the {name} document\n")).collect()
+}
+
+fn prepare<'a>(input: &'a str, out: &'a str) -> [&'a str; 8] {
+    ["data", "prepare", "--input", input, "--out", out, "--vocab-size", "300"]
+}
+
+/// What a prepare that succeeds says on standard error.
+fn warnings(workspace: &Workspace, input: &str, out: &str) -> String {
+    let ended = workspace.kiln(&prepare(input, out));
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    ended.stderr
+}
+
+/// What a prepare that succeeds says on standard output, apart from how far it is, which depends on how long
+/// it takes.
+fn said(workspace: &Workspace, inputs: &[&str], out: &str, vocab_size: &str) -> Vec<String> {
+    let options = ["--out", out, "--vocab-size", vocab_size];
+    let said = workspace.succeed(&[&["data", "prepare", "--input"], inputs, &options].concat());
+    let lines = said.lines().filter(|line| !line.ends_with(" s so far)"));
+    lines.map(str::to_owned).collect()
+}
+
+#[test]
+fn files_that_are_no_text_are_counted_and_named() {
+    let workspace = Workspace::new();
+    workspace.write("texts/a.txt", text("first"));
+    let utf16: Vec<u8> = "some text".encode_utf16().flat_map(u16::to_le_bytes).collect();
+    workspace.write("texts/b.txt", [&[0xFF, 0xFE], &utf16[..]].concat());
+    workspace.write("texts/c.txt", &utf16);
+    workspace.write("texts/d.txt", b"caf\xE9 au lait");
+    workspace.write("texts/e.txt.gz", b"\x1F\x8B\x08\0\0\0\0\0\0\x03");
+    assert_eq!(
+        warnings(&workspace, "texts", "four"),
+        " WARN 4 of 5 files are not UTF-8 text and were passed over: texts/b.txt (it is UTF-16), \
+         texts/c.txt (it is UTF-16), texts/d.txt (there is an invalid byte at position 3, as in \
+         Latin-1), texts/e.txt.gz (it is compressed with gzip); convert or unpack what is to be \
+         read\n"
+    );
+    for index in 0..3 {
+        workspace.write(&format!("texts/f{index}.png"), b"\x89PNG\r\n\x1A\n\0\0\0\rIHDR");
+    }
+    let said = warnings(&workspace, "texts", "seven");
+    assert!(said.starts_with(" WARN 7 of 8 files are not UTF-8 text"), "{said}");
+    let binary = "texts/f0.png (there is a zero byte at position 8), and 2 more; ";
+    assert!(said.contains(binary), "{said}");
+    assert_eq!(workspace.json("seven/data.json")["skipped_files"], 7);
+    // Also if nothing is left.
+    for name in ["a.txt", "b.txt", "c.txt", "d.txt", "f0.png", "f1.png", "f2.png"] {
+        workspace.remove(&format!("texts/{name}"));
+    }
+    let ended = workspace.kiln(&prepare("texts", "none"));
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    let warning =
+        " WARN 1 of 1 files is not UTF-8 text and was passed over: texts/e.txt.gz (it is ";
+    assert!(ended.stderr.starts_with(warning), "{}", ended.stderr);
+    let error = "error: the inputs hold no text (1 file found, 1 of them not UTF-8); ";
+    assert!(ended.stderr.contains(error), "{}", ended.stderr);
+    // One that is named is not passed over.
+    let ended = workspace.kiln(&prepare("texts/e.txt.gz", "none"));
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    let message = "error: texts/e.txt.gz is not UTF-8 text: it is compressed with gzip; convert ";
+    assert!(ended.stderr.starts_with(message), "{}", ended.stderr);
+}
+
+#[test]
+fn a_byte_order_mark_is_no_text() {
+    let workspace = Workspace::new();
+    let lines: String = (0..200)
+        .map(|line| format!("{{\"text\": \"line {line} of a document, and some more of it\"}}\n"))
+        .collect();
+    let info = |file: &str, content: String, out: &str| {
+        workspace.write(file, content);
+        workspace.succeed(&prepare(file, out));
+        ["data.json", "tokenizer.json", "train.bin", "val.bin"]
+            .map(|name| workspace.read(format!("{out}/{name}")))
+    };
+    for (file, content) in [("a.txt", text("first")), ("b.jsonl", lines)] {
+        let plain = info(file, content.clone(), &format!("plain_{file}"));
+        let marked = info(file, format!("\u{FEFF}{content}"), &format!("marked_{file}"));
+        assert!(plain == marked, "{file}");
+    }
+}
+
+#[test]
+fn text_that_comes_twice_is_said() {
+    let workspace = Workspace::new();
+    workspace.write("texts/a.txt", text("first"));
+    workspace.write("texts/b.txt", text("second"));
+    workspace.write("texts/deep/copy.txt", text("first"));
+    for empty in ["texts/empty", "texts/nothing"] {
+        workspace.write(empty, "");
+    }
+    let once = said(&workspace, &["texts"], "one", "300");
+    let same = "data: the same content comes more than once: ";
+    assert_eq!(once[0], format!("{same}texts/a.txt = texts/deep/copy.txt"));
+    let twice = said(&workspace, &["texts/b.txt", "./texts/b.txt"], "two", "300");
+    assert_eq!(twice[0], format!("{same}texts/b.txt (2 times)"));
+    let alone = said(&workspace, &["texts/b.txt"], "three", "300");
+    assert!(!alone.iter().any(|line| line.starts_with(same)), "{alone:?}");
+}
+
+#[test]
+fn a_vocabulary_that_is_not_reached_is_said() {
+    let workspace = Workspace::new();
+    workspace.write("a.txt", "a b c d e f g\n".repeat(300));
+    let lines = said(&workspace, &["a.txt"], "own", "4096");
+    let reached = &workspace.json("own/data.json")["vocab_size"];
+    let expected = format!(
+        "data: the vocabulary has {reached} tokens, not the 4096 that were asked for: in this text, no \
+         more pairs of tokens come twice"
+    );
+    assert_eq!(lines[1], expected);
+    let reached = reached.to_string();
+    let lines = said(&workspace, &["a.txt"], "again", &reached);
+    assert!(!lines.iter().any(|line| line.contains("asked for")), "{lines:?}");
+}
+
+/// A line for every two megabytes said nothing of how long it takes, and merging was silent.
+#[test]
+fn progress_is_said_by_the_clock() {
+    let workspace = Workspace::new();
+    let text: String = (0..60_000).map(|line| format!("line {line} of the document\n")).collect();
+    workspace.write("a.txt", text.repeat(3));
+    let lines = said(&workspace, &["a.txt"], "own", "300");
+    assert_eq!(lines.len(), 2, "{lines:?}");
+    assert_eq!(lines[0], "data: training a tokenizer on 4.8 MB of text");
+    assert!(lines[1].starts_with("data: 1 documents, "), "{lines:?}");
+}
+
+#[test]
+fn inputs_without_text_are_said() {
+    let workspace = Workspace::new();
+    workspace.write("a.txt", text("first"));
+    let empty = |inputs: &[&str], out: &str| -> Ended {
+        let arguments = ["--out", out, "--vocab-size", "300"];
+        workspace.kiln(&[&["data", "prepare", "--input"], inputs, &arguments].concat())
+    };
+    // The standard input is /dev/null here.
+    let ended = empty(&["a.txt", "-"], "one");
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    assert_eq!(ended.stderr, " WARN no text came from /dev/stdin\n");
+    let ended = empty(&["-"], "two");
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    assert_eq!(
+        ended.stderr,
+        "error: no text came from /dev/stdin; see that whatever writes it succeeds\n"
+    );
+    assert_eq!(names(&workspace.path("")), ["a.txt", "data", "one", "run.toml"]);
+}
+
+#[test]
+fn links_in_a_circle_are_passed_over() {
+    let workspace = Workspace::new();
+    workspace.write("texts/deep/a.txt", text("first"));
+    symlink("..", workspace.path("texts/deep/up")).expect("a link");
+    symlink("itself", workspace.path("texts/itself")).expect("a link");
+    assert_eq!(warnings(&workspace, "texts", "own"), "");
+    assert_eq!(workspace.json("own/data.json")["documents"], 1);
+}
+
+/// It is the content that counts.
+#[test]
+fn another_way_to_the_same_text_is_no_difference() {
+    let workspace = Workspace::new();
+    workspace.write("texts/a.txt", text("first"));
+    workspace.write("texts/b.txt", text("second"));
+    let start = |inputs: &str, out: &str| {
+        let changes = [("data.path", "'own'"), ("data.text", inputs), ("data.vocab_size", "300")];
+        workspace.config("run.toml", &changes);
+        workspace.kiln(&["train", "run.toml", "--out", out])
+    };
+    assert_eq!(start("['texts']", "first").code, Some(0));
+    let absolute = format!("['{}']", workspace.path("texts").display());
+    let ended = start(&absolute, "second");
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    let ended = start("['texts/../texts']", "third");
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    // Moved as a whole, and the other way round.
+    workspace.copy("texts", "moved");
+    workspace.remove("texts");
+    let ended = start("['moved']", "fourth");
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    let ended = start("['moved/b.txt', 'moved/a.txt']", "fifth");
+    assert_eq!(ended.code, Some(2), "{ended:?}");
+    assert!(ended.stderr.contains("the same files in another order"), "{}", ended.stderr);
+}
+
+/// A prepare that waits for a FIFO, once it has made its folder.
+fn waiting(workspace: &Workspace, fifo: &str, out: &str) -> Child {
+    mkfifo(&workspace.path(fifo), Mode::S_IRWXU).expect("a FIFO");
+    let mut command = workspace.command(&prepare(fifo, out));
+    let mut child = command.stdout(Stdio::piped()).spawn().expect("the binary starts");
+    let mut line = String::new();
+    let stdout = child.stdout.as_mut().expect("a pipe");
+    BufReader::new(stdout).read_line(&mut line).expect("a line");
+    assert_eq!(line, "data: reading an input that is a pipe, to the end\n");
+    child
+}
+
+fn unfinished(workspace: &Workspace) -> Vec<String> {
+    let mut names = names(&workspace.path(""));
+    names.retain(|name| name.contains(".partial"));
+    names
+}
+
+#[test]
+fn what_a_killed_prepare_leaves_is_swept_by_the_next_one() {
+    let workspace = Workspace::new();
+    workspace.write("a.txt", text("first"));
+    let mut killed = waiting(&workspace, "killed.fifo", "killed");
+    let mut living = waiting(&workspace, "living.fifo", "living");
+    assert_eq!(unfinished(&workspace).len(), 2);
+    killed.kill().expect("it runs");
+    killed.wait().expect("it ends");
+    // Of somebody else, on a machine that cannot be asked.
+    workspace.write(".far.partial-1-0/train.bin", "");
+    workspace.write(
+        ".other.partial-0123456789abcdef/.writer.json",
+        r#"{"host":"far","boot":"another","pid":7,"started":1}"#,
+    );
+
+    let said = warnings(&workspace, "a.txt", "own");
+    let left = unfinished(&workspace);
+    assert_eq!(left.len(), 3, "{left:?}");
+    assert!(left[0] == ".far.partial-1-0" && left[1].starts_with(".living."), "{left:?}");
+    assert_eq!(
+        said,
+        " WARN ./.other.partial-0123456789abcdef was made by a prepare on far (process 7), which may \
+         still run; if it does not, remove the folder\n"
+    );
+    let mut fifo = File::options().write(true).open(workspace.path("living.fifo")).expect("one");
+    fifo.write_all(text("second").as_bytes()).expect("a reader");
+    drop(fifo);
+    let ended = living.wait().expect("it ends");
+    assert!(ended.success(), "{ended:?}");
+    assert_eq!(names(&workspace.path("living")), names(&workspace.path("own")));
+    assert_eq!(unfinished(&workspace), [left[0].as_str(), left[2].as_str()]);
+}
