@@ -69,8 +69,8 @@ pub enum CommError {
         rank: usize,
         /// The limit that rank passed to wait.
         waited: Duration,
-        /// Ranks that had not called the operation by then. Empty if all had, and the
-        /// transfer itself was too slow.
+        /// Ranks that had not called the operation by then. Empty if all had: then the verdict says
+        /// whether some were late or the transfer too slow.
         missing: Vec<usize>,
         /// What the flight recorders of all ranks say, in world ranks.
         verdict: Box<Verdict>,

@@ -61,4 +61,7 @@ pub struct Flight {
     pub verdict: Option<Verdict>,
     /// Its last operations, oldest first.
     pub records: Vec<Record>,
+    /// When this was taken, in seconds on the clock of `records`; 0 where an older build has written it.
+    #[serde(default)]
+    pub clock: f64,
 }

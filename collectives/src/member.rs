@@ -473,6 +473,7 @@ impl RankShared {
             groups: self.recorder.groups(),
             verdict: None,
             records: self.recorder.records(),
+            clock: self.recorder.clock(),
         }
     }
 }

@@ -181,6 +181,11 @@ impl Recorder {
         Activity { name: name.to_owned(), seconds: now.saturating_sub(since).as_secs_f64() }
     }
 
+    /// Seconds since the recorder was made: the clock of its records.
+    pub(crate) fn clock(&self) -> f64 {
+        self.created.elapsed().as_secs_f64()
+    }
+
     /// Writes what the rank is doing and what it has called last, such as `, in backward after
     /// all_gather(layers.0)`. For handlers of signals: it waits for no lock and allocates nothing, and
     /// writes nothing while the log is being changed.

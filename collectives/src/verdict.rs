@@ -3,6 +3,7 @@
 use crate::call::Call;
 use crate::error::{list_calls, list_ranks};
 use crate::flight::{Flight, GroupFlight};
+use crate::recorder::Record;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::fmt;
@@ -36,6 +37,8 @@ pub enum Finding {
     Mismatch,
     /// A rank never entered an operation that others wait in.
     Missing,
+    /// A rank entered an operation so late that others had waited for it in vain.
+    Late,
     /// All are in the operation, but the transfer does not finish.
     Transfer,
     /// Nothing is pending.
@@ -69,10 +72,31 @@ impl Verdict {
     /// missing ones. A missing rank may itself wait in another group: the chain is followed to
     /// its end.
     pub fn of(witnesses: &[Witness]) -> Verdict {
-        let stuck = find_stuck(witnesses);
+        Verdict::about_stuck(witnesses, find_stuck(witnesses), false)
+    }
+
+    /// As [`Verdict::of`], when a rank has just waited in vain for operation `sequence` of the group
+    /// `group` of world ranks `ranks`. The verdict is about that operation and what holds it up, also if all
+    /// ranks have come to it in the meantime, or have even finished it and gone on.
+    pub fn of_wait(witnesses: &[Witness], group: &str, ranks: &[usize], sequence: u64) -> Verdict {
+        let at = Stuck { group: (group, ranks), sequence };
+        let stuck = match at.missing(witnesses).is_empty() {
+            true => at,
+            false => follow(witnesses, at),
+        };
+        Verdict::about_stuck(witnesses, Some(stuck), true)
+    }
+
+    /// A verdict when `stuck` is what ranks wait in. What the witnesses say is of the same moment if they
+    /// were `asked` for it.
+    fn about_stuck(witnesses: &[Witness], stuck: Option<Stuck<'_>>, asked: bool) -> Verdict {
         let at = stuck.map_or_else(String::new, |stuck| {
             let waiting = stuck.waiting(witnesses);
-            let wait = if waiting.len() == 1 { "waits" } else { "wait" };
+            let wait = match waiting.len() {
+                0 => return String::new(),
+                1 => "waits",
+                _ => "wait",
+            };
             format!("; {} {wait} in {}", list_ranks(&waiting), stuck.name(witnesses))
         });
         let gone = collect(witnesses, |witness| match witness {
@@ -102,7 +126,7 @@ impl Verdict {
             return Verdict::about(Finding::Silent, silent, &at);
         }
         match stuck {
-            Some(stuck) => stuck.explain(witnesses),
+            Some(stuck) => stuck.explain(witnesses, asked),
             None => Verdict {
                 finding: Finding::Nothing,
                 culprits: Vec::new(),
@@ -188,10 +212,46 @@ impl<'a> Stuck<'a> {
         self.group.1.iter().filter(has_not).copied().collect()
     }
 
+    /// What `rank` has recorded of the operation, whether it has finished or not.
+    fn record(&self, witnesses: &'a [Witness], rank: usize) -> Option<&'a Record> {
+        let records = flight(witnesses, rank)?.records.iter();
+        records
+            .rev()
+            .find(|record| record.sequence == self.sequence && *record.group == *self.group.0)
+    }
+
+    /// Seconds since each member has entered the operation; `None` unless that is known of all.
+    fn ages(&self, witnesses: &[Witness]) -> Option<Vec<(usize, f64)>> {
+        let age = |rank: &usize| {
+            let pending = &view(witnesses, *rank, self.group)?.pending;
+            let pending = pending.iter().find(|pending| pending.sequence == self.sequence);
+            let recorded = || {
+                let entered = self.record(witnesses, *rank)?.enqueued?.as_secs_f64();
+                let clock = flight(witnesses, *rank)?.clock;
+                (clock >= entered).then_some(clock - entered)
+            };
+            Some((*rank, pending.map(|pending| pending.seconds).or_else(recorded)?))
+        };
+        self.group.1.iter().map(age).collect()
+    }
+
+    /// World ranks that were the reason to wait for more than half of the time that the first to enter
+    /// has waited, and the seconds by which the last of them came after the first.
+    fn late(&self, witnesses: &[Witness]) -> Option<(Vec<usize>, f64)> {
+        let ages = self.ages(witnesses)?;
+        let age = |(_, age): &(usize, f64)| *age;
+        let longest = ages.iter().map(age).fold(0.0, f64::max);
+        let shortest = ages.iter().map(age).fold(longest, f64::min);
+        let late: Vec<usize> =
+            ages.iter().filter(|(_, age)| *age < longest / 2.0).map(|(rank, _)| *rank).collect();
+        (!late.is_empty()).then_some((late, longest - shortest))
+    }
+
     /// Such as `#1085 all_gather(block 7)`, with the group unless it is the world.
     fn name(&self, witnesses: &[Witness]) -> String {
-        let call = self.calls(witnesses).into_iter().flatten().next();
-        let call = call.map_or_else(String::new, short);
+        let pending = self.calls(witnesses).into_iter().flatten().next().map(short);
+        let recorded = || self.group.1.iter().find_map(|rank| self.record(witnesses, *rank));
+        let call = pending.or_else(|| recorded().map(recorded_short)).unwrap_or_default();
         let group = match self.group.0 {
             "world" => String::new(),
             name => format!(" of group \"{name}\""),
@@ -199,7 +259,7 @@ impl<'a> Stuck<'a> {
         format!("#{} {call}{group}", self.sequence)
     }
 
-    fn explain(&self, witnesses: &[Witness]) -> Verdict {
+    fn explain(&self, witnesses: &[Witness], asked: bool) -> Verdict {
         let calls = self.calls(witnesses);
         let known: Vec<&Call> = calls.iter().flatten().copied().collect();
         let differ = known.iter().any(|call| !call.agrees_with(known[0]));
@@ -209,6 +269,12 @@ impl<'a> Stuck<'a> {
         }
         let waiting = self.waiting(witnesses);
         let missing = self.missing(witnesses);
+        if missing.is_empty()
+            && asked
+            && let Some((late, seconds)) = self.late(witnesses)
+        {
+            return self.explain_late(witnesses, late, seconds);
+        }
         if missing.is_empty() {
             return Verdict {
                 finding: Finding::Transfer,
@@ -244,6 +310,25 @@ impl<'a> Stuck<'a> {
         }
     }
 
+    fn explain_late(&self, witnesses: &[Witness], late: Vec<usize>, seconds: f64) -> Verdict {
+        let others: Vec<usize> =
+            self.group.1.iter().filter(|rank| !late.contains(rank)).copied().collect();
+        let (up_to, them) = if late.len() == 1 { ("", "it") } else { ("up to ", "them") };
+        Verdict {
+            finding: Finding::Late,
+            text: format!(
+                "{} entered {} {up_to}{} s late; {} had waited for {them}: look at what {} did before, \
+                 or allow more time with comm.timeout_s",
+                list_ranks(&late),
+                self.name(witnesses),
+                whole(seconds),
+                list_ranks(&others),
+                if late.len() == 1 { "it" } else { "they" },
+            ),
+            culprits: late,
+        }
+    }
+
     /// The culprits are the ranks that disagree with the majority, or all of them if there is
     /// none.
     fn explain_mismatch(&self, calls: &[Option<&Call>]) -> Verdict {
@@ -273,21 +358,25 @@ impl<'a> Stuck<'a> {
     }
 }
 
-/// Follows the waits from the oldest one to an operation whose missing ranks wait nowhere else.
+/// The operation at the end of the chain that begins with the oldest wait.
 fn find_stuck(witnesses: &[Witness]) -> Option<Stuck<'_>> {
     let mut heads: Vec<(f64, Stuck<'_>)> = Vec::new();
     for rank in 0..witnesses.len() {
         heads.extend(heads_of(witnesses, rank));
     }
     heads.sort_by(|a, b| b.0.total_cmp(&a.0));
-    let mut current = heads.first()?.1;
+    Some(follow(witnesses, heads.first()?.1))
+}
+
+/// Follows the waits from `current` to an operation whose missing ranks wait nowhere else.
+fn follow<'a>(witnesses: &'a [Witness], mut current: Stuck<'a>) -> Stuck<'a> {
     // The first operation that anyone in the group is still in holds up the later ones.
     let mut visited: BTreeSet<(String, Vec<usize>, u64)> = BTreeSet::new();
     loop {
         current.sequence = first_pending(witnesses, current.group).unwrap_or(current.sequence);
         let key = (current.group.0.to_owned(), current.group.1.to_vec(), current.sequence);
         if !visited.insert(key) {
-            return Some(current);
+            return current;
         }
         let elsewhere = current.missing(witnesses).into_iter().find_map(|rank| {
             let mut heads = heads_of(witnesses, rank);
@@ -296,7 +385,7 @@ fn find_stuck(witnesses: &[Witness]) -> Option<Stuck<'_>> {
         });
         match elsewhere {
             Some(next) => current = next,
-            None => return Some(current),
+            None => return current,
         }
     }
 }
@@ -342,6 +431,11 @@ fn collect(
 /// Such as `all_gather(block 7)`.
 fn short(call: &Call) -> String {
     format!("{}({})", call.operation, call.label.unit)
+}
+
+/// The same, of an operation that is no longer pending.
+fn recorded_short(record: &Record) -> String {
+    format!("{}({})", record.operation, record.label.unit)
 }
 
 /// Whole seconds, so that sentences do not differ by noise.

@@ -294,31 +294,37 @@ impl ModelConfig {
         Ok(())
     }
 
-    /// Number of parameters of the built-in decoder of this shape; tied weights count once.
+    /// Number of parameters of the built-in decoder of this shape; tied weights count once. The largest
+    /// number there is stands for every larger one.
     pub fn num_parameters(&self) -> usize {
-        let (d, ff, q) = (self.d_model, self.d_ff, self.attention_width());
-        let kv = self.kv_heads * self.head_dim();
+        let wide = |size: usize| size as u128;
+        let times = |a: u128, b: u128| a.saturating_mul(b);
+        let sum = |parts: &[u128]| parts.iter().copied().fold(0, u128::saturating_add);
+        let (d, ff, width) = (wide(self.d_model), wide(self.d_ff), wide(self.head_dim()));
+        let (q, kv) = (times(wide(self.heads), width), times(wide(self.kv_heads), width));
         let attention_bias = match self.attention_bias {
             AttentionBias::None => 0,
-            AttentionBias::Qkv => q + 2 * kv,
-            AttentionBias::All => q + 2 * kv + d,
+            AttentionBias::Qkv => sum(&[q, kv, kv]),
+            AttentionBias::All => sum(&[q, kv, kv, d]),
         };
-        let qk_norm = if self.qk_norm { 2 * self.head_dim() } else { 0 };
-        let attention = 2 * d * q + 2 * d * kv + attention_bias + qk_norm;
+        let qk_norm = if self.qk_norm { 2 * width } else { 0 };
+        let attention = times(2 * d, sum(&[q, kv]));
         let feed_forward_bias = if self.feed_forward_bias { 2 * ff + d } else { 0 };
         let feed_forward = match self.feed_forward {
-            FeedForwardKind::Swiglu => 3 * d * ff + feed_forward_bias,
+            FeedForwardKind::Swiglu => times(3 * d, ff),
         };
-        let block = attention + feed_forward + 2 * d;
-        let head = if self.tie_embeddings { 0 } else { d * self.vocab_size };
-        self.vocab_size * d + self.layers * block + d + head
+        let block = [attention, attention_bias, qk_norm, feed_forward, feed_forward_bias, 2 * d];
+        let embedding = times(wide(self.vocab_size), d);
+        let head = if self.tie_embeddings { 0 } else { embedding };
+        let all = sum(&[embedding, times(wide(self.layers), sum(&block)), d, head]);
+        usize::try_from(all).unwrap_or(usize::MAX)
     }
 
     /// Number of parameters of the built-in decoder of this shape that a token multiplies with: all but
     /// an untied input embedding, which is looked up. A tied one is the head's matrix as well.
     pub fn active_parameters(&self) -> usize {
-        let lookup = if self.tie_embeddings { 0 } else { self.vocab_size * self.d_model };
-        self.num_parameters() - lookup
+        let embedding = self.vocab_size.saturating_mul(self.d_model);
+        self.num_parameters().saturating_sub(if self.tie_embeddings { 0 } else { embedding })
     }
 
     /// Floating-point operations of one training step per token: `6 N + 12 L H D T` with `H` heads

@@ -8,6 +8,7 @@ use clap::{Args, Subcommand};
 use kiln_collectives::{Call, Flight, Verdict};
 
 use crate::checkpoint::{self, Verified, verify};
+use crate::files;
 use crate::flight;
 use crate::source::ModelSource;
 use crate::train::TrainError;
@@ -138,11 +139,7 @@ fn read(folder: &Path) -> Found {
 }
 
 fn read_one(path: &Path, rank: usize) -> Result<Flight, String> {
-    let size = fs::metadata(path).map_err(|error| error.to_string())?.len();
-    if size > MAX_BYTES {
-        return Err(format!("{size} bytes are too many for a flight recorder"));
-    }
-    let text = fs::read(path).map_err(|error| error.to_string())?;
+    let text = files::read(path, MAX_BYTES).map_err(|error| error.to_string())?;
     let flight: Flight = serde_json::from_slice(&text).map_err(|error| error.to_string())?;
     if flight.rank != rank {
         return Err(format!("it is of rank {}", flight.rank));

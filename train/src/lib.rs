@@ -6,6 +6,7 @@
 
 pub mod bench;
 pub mod checkpoint;
+mod checksum;
 pub mod cli;
 pub mod config;
 pub mod data;
@@ -13,6 +14,7 @@ pub mod device;
 pub mod doctor;
 pub mod eval;
 pub mod fault;
+mod files;
 pub mod flight;
 pub mod generate;
 mod header;

@@ -4,6 +4,8 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
+use crate::files;
+
 /// Appends lines to a file. A line that cannot be written, for example because the disk is full, leaves no
 /// part of itself; how many there were is said when lines can be written again, or at the end.
 pub(crate) struct Lines {
@@ -17,7 +19,7 @@ pub(crate) struct Lines {
 impl Lines {
     /// Appends to the file at `path`, which is created if it is not there.
     pub(crate) fn open(path: &Path) -> io::Result<Self> {
-        let file = OpenOptions::new().create(true).append(true).open(path)?;
+        let file = files::open_with(OpenOptions::new().create(true).append(true), path)?;
         let length = file.metadata()?.len();
         Ok(Lines { path: path.to_owned(), file, length, lost: 0 })
     }

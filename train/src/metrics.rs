@@ -2,20 +2,18 @@
 
 use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::ProgressBar;
 use serde::{Deserialize, Serialize};
 
+use crate::files;
 use crate::lines::Lines;
-use crate::process::output::{Bar, complain};
+use crate::process::output::{self, complain};
 
 pub use crate::process::output::say;
-
-/// Frames of the progress bar per second, at most.
-const FRAME_RATE: u8 = 20;
 
 /// One logged training step.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -75,20 +73,8 @@ impl Reporter {
     /// of them are done already.
     pub fn new(path: &Path, done: u64, steps: u64) -> io::Result<Self> {
         let file = Lines::open(path)?;
-        // The bar is drawn on standard error.
-        let is_watched = io::stdout().is_terminal() && io::stderr().is_terminal();
-        let bar = is_watched.then(|| {
-            let target =
-                ProgressDrawTarget::term_like_with_hz(Box::new(Bar::default()), FRAME_RATE);
-            let bar = ProgressBar::with_draw_target(Some(steps), target).with_position(done);
-            let style = "{bar:24} {pos}/{len} | {msg} | eta {eta}";
-            // The template is a constant that parses; the default style would do as well.
-            bar.set_style(
-                ProgressStyle::with_template(style)
-                    .unwrap_or_else(|_| ProgressStyle::default_bar()),
-            );
-            bar
-        });
+        let bar = output::watched_bar(steps, "{bar:24} {pos}/{len} | {msg} | eta {eta}");
+        let bar = bar.map(|bar| bar.with_position(done));
         Ok(Reporter { file, bar, steps })
     }
 
@@ -154,15 +140,16 @@ impl Reporter {
 }
 
 /// Moves the lines of steps after `done` from a file of metrics to the end of the file `cut`: they are
-/// of a run that went further than the checkpoint from which it goes on now, and will come again.
-pub fn cut_lines_after(path: &Path, done: u64, cut: &Path) -> io::Result<()> {
+/// of a run that went further than the checkpoint from which it goes on now, and will come again. Returns
+/// whether there were any.
+pub fn cut_lines_after(path: &Path, done: u64, cut: &Path) -> io::Result<bool> {
     #[derive(Deserialize)]
     struct Line {
         step: u64,
     }
-    let text = match fs::read(path) {
+    let text = match files::read(path, u64::MAX) {
         Ok(text) => text,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
         Err(error) => return Err(error),
     };
     let stays = |line: &[u8]| serde_json::from_slice::<Line>(line).is_ok_and(|l| l.step <= done);
@@ -173,13 +160,14 @@ pub fn cut_lines_after(path: &Path, done: u64, cut: &Path) -> io::Result<()> {
         to.push(b'\n');
     }
     if rest.is_empty() && (text.is_empty() || text.ends_with(b"\n")) {
-        return Ok(());
+        return Ok(false);
     }
     // First there, then no longer here: at no moment is a line in neither.
-    let mut file = OpenOptions::new().create(true).append(true).open(cut)?;
+    let mut file = files::open_with(OpenOptions::new().create(true).append(true), cut)?;
     file.write_all(&rest)?;
     file.sync_all()?;
-    write_beside(path, &kept)
+    write_beside(path, &kept)?;
+    Ok(!rest.is_empty())
 }
 
 /// Between the name of a file and the process that is writing it.
@@ -259,7 +247,7 @@ mod tests {
     fn lines_that_are_cut_are_kept_elsewhere() {
         let folder = tempfile::tempdir().unwrap();
         let (path, cut) = (folder.path().join("metrics.jsonl"), folder.path().join("cut"));
-        cut_lines_after(&path, 0, &cut).unwrap();
+        assert!(!cut_lines_after(&path, 0, &cut).unwrap());
         let lines = "{\"step\":1}\n{\"step\":2}\n{\"step\":3}\n{\"ste";
         fs::write(&path, lines).unwrap();
         cut_lines_after(&path, 2, &cut).unwrap();

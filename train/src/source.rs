@@ -2,6 +2,7 @@
 //! these.
 
 use std::collections::BTreeSet;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use burn::tensor::Device;
@@ -12,7 +13,8 @@ use kiln_shard::{Engine, EngineBuilder};
 use serde_json::{Value, json};
 
 use crate::checkpoint::{Architecture, Checkpoint, CheckpointError};
-use crate::data::Tokenizer;
+use crate::data::{DataError, Tokenizer};
+use crate::files;
 use crate::hugging_face::{self, HuggingFaceError, HuggingFaceFolder};
 use crate::sharded::ShardedDecoder;
 use crate::train::TrainError;
@@ -134,7 +136,7 @@ impl ModelSource {
         match self {
             ModelSource::Checkpoint(checkpoint) => checkpoint.load_weights(engine, allow_missing),
             ModelSource::HuggingFace(folder) => {
-                weights::load(engine, folder.as_ref(), allow_missing)
+                weights::load(engine, folder.as_ref(), allow_missing)?.finite(folder.folder())
             }
         }
     }
@@ -142,11 +144,23 @@ impl ModelSource {
     /// Loads the tokenizer. Fails if the model does not know all of its tokens.
     pub fn load_tokenizer(&self) -> Result<Tokenizer, TrainError> {
         let path = self.tokenizer();
+        let damaged = |problem: String| match self {
+            ModelSource::Checkpoint(_) => {
+                TrainError::from(CheckpointError::Damaged { path: path.clone(), problem })
+            }
+            ModelSource::HuggingFace(_) => {
+                DataError::TokenizerFile { path: path.clone(), problem }.into()
+            }
+        };
+        if let Err(error) = files::open(&path)
+            && error.kind() == ErrorKind::InvalidInput
+        {
+            return Err(damaged(error.to_string()));
+        }
         let tokenizer = Tokenizer::load(&path)?;
         let (tokens, known) = (tokenizer.vocab_size(), self.model().vocab_size);
         if tokens > known {
-            let problem = format!("it has {tokens} tokens, and the model knows {known}");
-            return Err(CheckpointError::Damaged { path, problem }.into());
+            return Err(damaged(format!("it has {tokens} tokens, and the model knows {known}")));
         }
         Ok(tokenizer)
     }
@@ -158,6 +172,9 @@ impl ModelSource {
         device: &Device,
     ) -> Result<ShardedDecoder<Block>, CheckpointError> {
         self.require_architecture(&Architecture::decoder())?;
+        if let ModelSource::Checkpoint(checkpoint) = self {
+            checkpoint.check_weights_are_there()?;
+        }
         // The initial weights are replaced at once, so their seed does not matter.
         let decoder = Decoder::new(self.model(), Key::new(0), device);
         let decoder = ShardedDecoder::new(decoder, builder)?;

@@ -102,20 +102,52 @@ pub fn compare(
     Err(CheckpointError::Names { path, missing, unexpected, misshapen })
 }
 
-/// Loads this rank's part of all weights into `engine`. Returns the names that were missing, which
-/// keep their values.
+/// What loading has found.
+#[derive(Debug)]
+#[must_use]
+pub struct Loaded {
+    absent: BTreeSet<String>,
+    /// The first weight with a value that is no finite number, and the value.
+    not_finite: Option<(String, f32)>,
+}
+
+impl Loaded {
+    /// The names of weights that were missing, which keep their values.
+    ///
+    /// # Errors
+    ///
+    /// If there is a value among those in `folder` that nothing can be computed with. To be called when it
+    /// is known that they are as they were saved.
+    pub fn finite(self, folder: &Path) -> Result<BTreeSet<String>, CheckpointError> {
+        match self.not_finite {
+            None => Ok(self.absent),
+            Some((name, value)) => {
+                Err(CheckpointError::NotFinite { path: folder.to_owned(), name, value })
+            }
+        }
+    }
+}
+
+/// Loads this rank's part of all weights into `engine`.
 pub fn load(
     engine: &Engine,
     weights: &dyn Weights,
     allow_missing: &AllowMissing,
-) -> Result<BTreeSet<String>, CheckpointError> {
+) -> Result<Loaded, CheckpointError> {
     let absent = compare(engine, weights, allow_missing)?;
+    let mut not_finite = None;
     for (_, parameter) in engine.layout().parameters() {
         if !absent.contains(&parameter.name) {
             engine.fill_parameter(&parameter.name, Kind::Weight, |range, values| {
-                weights.read(&parameter.name, range, values)
+                weights.read(&parameter.name, range, values)?;
+                if not_finite.is_none()
+                    && let Some(value) = values.iter().find(|value| !value.is_finite())
+                {
+                    not_finite = Some((parameter.name.clone(), *value));
+                }
+                Ok::<_, CheckpointError>(())
             })?;
         }
     }
-    Ok(absent)
+    Ok(Loaded { absent, not_finite })
 }

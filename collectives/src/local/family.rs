@@ -27,12 +27,13 @@ impl Family {
         Family { ranks, state: Mutex::default() }
     }
 
-    /// Compares the recorders of all ranks. The first verdict stays.
-    pub(super) fn diagnose(&self) -> Verdict {
+    /// Compares the recorders of all ranks after a wait in vain for operation `sequence` of `group`. The
+    /// first verdict stays.
+    pub(super) fn diagnose(&self, group: &Group, sequence: u64) -> Verdict {
         let flight = |rank: &Arc<RankShared>| rank.flight(LocalEnd::BACKEND, String::new());
         let witness = |rank| Witness::Answered(Box::new(flight(rank)));
         let witnesses: Vec<Witness> = self.ranks.iter().map(witness).collect();
-        let verdict = Verdict::of(&witnesses);
+        let verdict = Verdict::of_wait(&witnesses, &group.name, &group.world_ranks, sequence);
         lock(&self.state).verdict.get_or_insert(verdict).clone()
     }
 

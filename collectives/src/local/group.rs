@@ -122,7 +122,7 @@ impl Group {
         let mut state = lock(&self.state);
         let missing =
             (0..self.world_size()).filter(|rank| state.issued[*rank] <= site.sequence).collect();
-        let verdict = self.family.diagnose();
+        let verdict = self.family.diagnose(self, site.sequence);
         let error = CommError::TimedOut {
             operation: site.operation,
             sequence: site.sequence,

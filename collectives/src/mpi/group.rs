@@ -219,7 +219,7 @@ impl Group {
             missing: Vec::new(),
             verdict,
         };
-        let verdict = self.hub.diagnose(&self.family);
+        let verdict = self.hub.diagnose(self, site.sequence);
         self.tell_first(Notice::Trouble(timed_out(verdict)));
         let state = lock(&self.state);
         let mut state = wait_until(&self.changed, state, ANSWER, |state| state.failure.is_some());

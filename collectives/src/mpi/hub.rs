@@ -218,8 +218,10 @@ impl Hub {
         fail_led_groups(&lock(&self.state), family.world, &Notice::Trouble(cause));
     }
 
-    /// Asks all processes what they are doing and compares the answers.
-    pub(super) fn diagnose(&self, family: &Family) -> Verdict {
+    /// Asks all processes what they are doing, after a wait in vain for operation `sequence` of `group`, and
+    /// compares the answers.
+    pub(super) fn diagnose(&self, group: &Group, sequence: u64) -> Verdict {
+        let family = &group.family;
         let request = self.requests_made.fetch_add(1, Ordering::Relaxed);
         lock(&self.state).answers.insert(request, HashMap::new());
         self.post_to_others(&Message::Question { request, world: family.world, from: self.rank });
@@ -237,7 +239,7 @@ impl Hub {
         let silent = || Witness::Silent { seconds: PATIENCE.as_secs_f64() };
         let witnesses: Vec<Witness> =
             (0..self.size()).map(|rank| answers.remove(&rank).unwrap_or_else(silent)).collect();
-        Verdict::of(&witnesses)
+        Verdict::of_wait(&witnesses, &group.name, &group.world_ranks, sequence)
     }
 
     fn flight(&self, family: &Family) -> Option<Box<Flight>> {

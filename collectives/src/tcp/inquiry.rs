@@ -49,7 +49,9 @@ pub(super) fn find_cause(hub: &Hub, rank: usize, trouble: Trouble) -> (Option<Gr
         Trouble::TimedOut { site, waited } => {
             let flights = collect(hub, &site);
             let missing = missing(&site, &flights);
-            let verdict = Verdict::of(&witnesses(hub, flights));
+            let group = &site.group;
+            let witnesses = witnesses(hub, flights);
+            let verdict = Verdict::of_wait(&witnesses, &group.name, &group.ranks, site.sequence);
             (Some(site.group.number), Cause::TimedOut { site, waited, missing, verdict })
         }
         Trouble::Mismatch { site } => {

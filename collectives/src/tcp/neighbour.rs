@@ -141,6 +141,12 @@ pub(super) fn address(data: &[u8]) -> u64 {
 }
 
 impl Neighbour {
+    /// This process, whose memory every test can read.
+    #[cfg(test)]
+    pub(super) fn this_process() -> Self {
+        Neighbour(getpid())
+    }
+
     /// Copies from `address` in the memory of this process, all of `into`.
     ///
     /// # Errors

@@ -21,6 +21,13 @@ const LEND: usize = 256 << 10;
 /// Bytes that say where lent data is.
 const DESCRIPTOR: usize = 8;
 
+/// What a borrower says when it has read everything, and what the lender answers.
+const READ: u8 = b'r';
+const LENT: u8 = b'l';
+
+/// Why a connection is given up that says neither.
+const NO_END: &str = "it sent something else than the end of an exchange";
+
 /// How long an operation goes on after its group has failed, as long as bytes move: if all ranks
 /// had entered it, it completes.
 const DRAIN: Duration = Duration::from_millis(250);
@@ -320,9 +327,10 @@ impl Wire {
             // What lies first in either direction is that the borrower is done.
             let may_say = usize::from(lane.borrows) + usize::from(lane.lends && heard > 0);
             let (say, hear) = (said < may_say, heard < total);
+            let word = |is_reader: bool, at: usize| if is_reader && at == 0 { READ } else { LENT };
             let mut moved = false;
             if say {
-                match link.channel.writer.write(&[0]) {
+                match link.channel.writer.write(&[word(lane.borrows, said)]) {
                     Ok(count) => {
                         lane.settling[0] += count;
                         moved = count > 0;
@@ -332,8 +340,12 @@ impl Wire {
                 }
             }
             if hear {
-                match link.channel.reader.read(&mut [0]) {
+                let mut theirs = [0];
+                match link.channel.reader.read(&mut theirs) {
                     Ok(0) => return Err(lost(peer, io::ErrorKind::UnexpectedEof.into())),
+                    Ok(_) if theirs != [word(lane.lends, heard)] => {
+                        return Err(lost(peer, io::Error::other(NO_END)));
+                    }
                     Ok(count) => {
                         lane.settling[1] += count;
                         moved = true;

@@ -35,7 +35,40 @@ fn rank(rank: usize, doing: &str, groups: &[(&str, &[usize], u64, Option<Call>)]
         groups: groups.iter().map(group).collect(),
         verdict: None,
         records: Vec::new(),
+        clock: 0.0,
     }))
+}
+
+/// A rank that has entered operation 1085 of the world `age` seconds ago, or finished it since then and waits
+/// in `next`.
+fn entered(index: usize, age: f64, next: Option<Call>) -> Witness {
+    let issued = if next.is_some() { 1087 } else { 1086 };
+    let call = next.clone().unwrap_or_else(|| gather("block.7"));
+    let witness = rank(index, "forward", &[("world", WORLD, issued, Some(call))]);
+    let Witness::Answered(mut flight) = witness else { unreachable!() };
+    flight.groups[0].pending[0].seconds = if next.is_some() { 0.1 } else { age };
+    flight.clock = 100.0;
+    flight.records = vec![Record {
+        sequence: 1085,
+        group: "world".into(),
+        operation: crate::Operation::AllGather,
+        label: Label::new("block.7", Phase::Forward),
+        dtype: DType::F32,
+        count: 4,
+        bytes_sent: 3,
+        enqueued: Some(std::time::Duration::from_secs_f64(100.0 - age)),
+        started: None,
+        finished: None,
+    }];
+    Witness::Answered(flight)
+}
+
+/// Rank 0 has waited in vain for 61 s for operation 1085 of the world.
+#[track_caller]
+fn check_wait(witnesses: &[Witness], finding: Finding, culprits: &[usize], text: &str) {
+    let verdict = Verdict::of_wait(witnesses, "world", WORLD, 1085);
+    assert_eq!(verdict.text, text);
+    assert_eq!((verdict.finding, verdict.culprits.as_slice()), (finding, culprits));
 }
 
 const WORLD: &[usize] = &[0, 1, 2, 3];
@@ -136,6 +169,63 @@ fn a_slow_transfer_and_a_healthy_run_blame_nobody() {
         Finding::Nothing,
         &[],
         "no rank waits for another",
+    );
+}
+
+/// It comes between the moment when another rank gives up and the moment when it is asked.
+#[test]
+fn a_rank_that_comes_just_too_late_is_to_blame_and_not_the_network() {
+    let text = "rank 2 entered #1085 all_gather(block.7) 61 s late; ranks 0, 1, 3 had waited for it: look at \
+                what it did before, or allow more time with comm.timeout_s";
+    let entered_all =
+        [entered(0, 61.0, None), entered(1, 60.0, None), entered(2, 0.2, None), waiting(3)];
+    check_wait(&entered_all, Finding::Late, &[2], text);
+    // Who does not know of the wait takes it for the network's fault.
+    assert_eq!(Verdict::of(&entered_all).finding, Finding::Transfer);
+    // The operation has come to its end after all. The others are in the next one, for which rank 0, which
+    // has given up, will not come; that is no fault of rank 0.
+    let gone_on = |index, age| entered(index, age, Some(gather("block.8")));
+    let given_up = {
+        let Witness::Answered(mut flight) = entered(0, 61.0, None) else { unreachable!() };
+        flight.groups[0].pending.clear();
+        Witness::Answered(flight)
+    };
+    let finished = [given_up, gone_on(1, 60.0), gone_on(2, 0.2), gone_on(3, 59.5)];
+    check_wait(&finished, Finding::Late, &[2], text);
+    let without = Verdict::of(&finished);
+    assert_eq!((without.finding, without.culprits), (Finding::Missing, vec![0]));
+    check_wait(
+        &[entered(0, 61.0, None), entered(1, 3.0, None), entered(2, 0.2, None), waiting(3)],
+        Finding::Late,
+        &[1, 2],
+        "ranks 1, 2 entered #1085 all_gather(block.7) up to 61 s late; ranks 0, 3 had waited for them: look \
+         at what they did before, or allow more time with comm.timeout_s",
+    );
+}
+
+#[test]
+fn a_wait_is_judged_by_its_own_operation() {
+    // All came in time, so the transfer is slow, wherever the others are now.
+    check_wait(
+        &[
+            entered(0, 61.0, None),
+            entered(1, 55.0, Some(gather("block.8"))),
+            entered(2, 50.0, None),
+            entered(3, 61.0, Some(gather("block.8"))),
+        ],
+        Finding::Transfer,
+        &[],
+        "all ranks entered #1085 all_gather(block.7), but the transfer did not finish in time: look at the \
+         network, or allow more time with comm.timeout_s",
+    );
+    // Who has not come at all goes before who came late.
+    let missing = rank(3, "data loading", &[("world", WORLD, 1085, None)]);
+    check_wait(
+        &[entered(0, 61.0, None), entered(1, 60.0, None), entered(2, 0.2, None), missing],
+        Finding::Missing,
+        &[3],
+        "rank 3 never entered #1085 all_gather(block.7); it is in data loading since 61 s; ranks 0, 1, 2 \
+         wait",
     );
 }
 

@@ -11,6 +11,7 @@ use super::part::{self, Completion, Entry, Values};
 use super::{
     CONFIG_FILE, Checkpoint, CheckpointError, CheckpointReader, SaveContext, full, verify,
 };
+use crate::files::{self, MAX_WHOLE};
 use crate::train::TrainError;
 
 /// What to convert, and to what.
@@ -76,9 +77,7 @@ pub fn convert(
     format: Format,
     ranks: usize,
 ) -> Result<(), CheckpointError> {
-    if out.exists() {
-        return Err(CheckpointError::Exists { path: out.to_owned() });
-    }
+    part::check_free(out)?;
     // Parts of pieces are read below, which say nothing about the whole.
     if let Some(problem) = verify(checkpoint).problems.into_iter().next() {
         return Err(problem);
@@ -86,8 +85,8 @@ pub fn convert(
     let manifest = checkpoint.manifest();
     let config = match checkpoint.config() {
         Some(path) => {
-            let text = std::fs::read_to_string(&path);
-            Some(text.map_err(CheckpointError::io("read", &path))?)
+            let text = files::read(&path, MAX_WHOLE).map_err(CheckpointError::io("read", &path))?;
+            Some(String::from_utf8(text).map_err(|error| CheckpointError::damaged(&path, error))?)
         }
         None => None,
     };

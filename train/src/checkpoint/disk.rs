@@ -7,7 +7,7 @@ use std::path::Path;
 use nix::errno::Errno;
 use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};
 
-use super::CheckpointError;
+use super::{CheckpointError, MANIFEST_FILE};
 
 /// Writes a whole small file and waits until it is on the disk.
 pub(super) fn write(path: &Path, bytes: &[u8]) -> Result<(), CheckpointError> {
@@ -29,28 +29,58 @@ pub(crate) fn parent_of(path: &Path) -> &Path {
     }
 }
 
-/// Puts the folder or file `beside` at `place`, at once: whoever looks finds the old or the new one,
-/// whole. What was there before is gone afterwards.
-pub(super) fn replace(beside: &Path, place: &Path) -> Result<(), CheckpointError> {
+/// Puts the file `beside` at `place`, at once: whoever looks finds the old or the new one, whole.
+pub(super) fn replace_file(beside: &Path, place: &Path) -> Result<(), CheckpointError> {
+    rename(beside, place)
+}
+
+/// As [`replace_file`] for a checkpoint's folder. What was there before is gone afterwards.
+pub(super) fn replace_folder(beside: &Path, place: &Path) -> Result<(), CheckpointError> {
     if !place.is_dir() {
-        return fs::rename(beside, place).map_err(CheckpointError::io("rename to", place));
+        return rename(beside, place);
     }
     match renameat2(AT_FDCWD, beside, AT_FDCWD, place, RenameFlags::RENAME_EXCHANGE) {
         Ok(()) => remove(beside),
-        // Some file systems cannot exchange. The old one is moved aside first, so that a complete
-        // one exists at every moment, if not at its place.
-        Err(Errno::EINVAL | Errno::ENOSYS) => {
-            let old = beside.with_extension("old");
-            remove(&old)?;
-            let rename = |from: &Path, to: &Path| {
-                fs::rename(from, to).map_err(CheckpointError::io("rename to", to))
-            };
-            rename(place, &old)?;
-            rename(beside, place)?;
-            remove(&old)
-        }
+        // Some file systems cannot exchange.
+        Err(Errno::EINVAL | Errno::ENOSYS) => replace_by_turns(beside, place),
         Err(error) => Err(CheckpointError::io("rename to", place)(error.into())),
     }
+}
+
+/// [`replace_folder`] in several steps: the old one is moved aside first, so that a whole one exists at
+/// every moment, if not at its place. If the new one cannot take its place, the old one comes back.
+fn replace_by_turns(beside: &Path, place: &Path) -> Result<(), CheckpointError> {
+    let old = beside.with_extension("old");
+    // An earlier replacement may have been interrupted when the only whole one was aside.
+    if is_whole(place) || !is_whole(&old) {
+        remove(&old)?;
+        rename(place, &old)?;
+    } else {
+        remove(place)?;
+    }
+    if let Err(error) = rename(beside, place) {
+        // The error on its way says what matters; a start finds what stays aside.
+        let _ = fs::rename(&old, place);
+        return Err(error);
+    }
+    remove(&old)
+}
+
+fn rename(from: &Path, to: &Path) -> Result<(), CheckpointError> {
+    fs::rename(from, to).map_err(CheckpointError::io("rename to", to))
+}
+
+/// Whether there is a whole checkpoint at `path` itself.
+pub(super) fn is_whole(path: &Path) -> bool {
+    path.join(MANIFEST_FILE).exists()
+}
+
+/// Removes a checkpoint's folder so that no half of it can be taken for a checkpoint, whenever this is
+/// interrupted: it is moved to `aside` first, where [`remove`] can end the work later.
+pub(super) fn remove_by_way_of(path: &Path, aside: &Path) -> Result<(), CheckpointError> {
+    remove(aside)?;
+    rename(path, aside)?;
+    remove(aside)
 }
 
 /// Removes a folder with all that is in it, if it is there.
@@ -60,5 +90,58 @@ pub(super) fn remove(path: &Path) -> Result<(), CheckpointError> {
             Err(CheckpointError::io("remove", path)(error))
         }
         _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A checkpoint's folder, whose manifest says `content`.
+    fn whole(path: &Path, content: &str) {
+        fs::create_dir(path).unwrap();
+        fs::write(path.join(MANIFEST_FILE), content).unwrap();
+    }
+
+    fn content(path: &Path) -> String {
+        fs::read_to_string(path.join(MANIFEST_FILE)).unwrap()
+    }
+
+    #[test]
+    fn one_of_two_folders_stays_whatever_fails() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        let (beside, place, old) =
+            (path(".fsdp_cpt4.partial"), path("fsdp_cpt4"), path(".fsdp_cpt4.old"));
+        whole(&place, "old");
+        // The new one is not there to take its place.
+        assert!(replace_by_turns(&beside, &place).is_err());
+        assert_eq!(content(&place), "old");
+        whole(&beside, "new");
+        replace_by_turns(&beside, &place).unwrap();
+        assert_eq!(content(&place), "new");
+        assert!(!beside.exists() && !old.exists());
+        // Half of one at the place, while the only whole one is still aside.
+        fs::rename(&place, &old).unwrap();
+        fs::create_dir(&place).unwrap();
+        assert!(replace_by_turns(&beside, &place).is_err());
+        assert_eq!(content(&place), "new");
+        // What is aside is nobody's if there is a whole one at the place.
+        whole(&old, "older");
+        whole(&beside, "newest");
+        replace_by_turns(&beside, &place).unwrap();
+        assert_eq!(content(&place), "newest");
+        assert!(!old.exists());
+    }
+
+    #[test]
+    fn a_file_does_not_replace_a_folder() {
+        let folder = tempfile::tempdir().unwrap();
+        let (beside, place) = (folder.path().join("beside"), folder.path().join("latest"));
+        fs::create_dir(&place).unwrap();
+        fs::write(place.join("mine"), "").unwrap();
+        fs::write(&beside, "").unwrap();
+        assert!(replace_file(&beside, &place).is_err());
+        assert!(place.join("mine").exists());
     }
 }

@@ -86,6 +86,18 @@ pub enum CheckpointError {
         /// Tensors of another shape than the model's, with both.
         misshapen: Vec<String>,
     },
+    /// The weights are as they were saved, and no model.
+    #[error(
+        "{path} cannot be used: its weight `{name}` holds {value}, and weights must be finite numbers. Use an earlier checkpoint, or get the model again"
+    )]
+    NotFinite {
+        /// The checkpoint, or the folder in the layout of Hugging Face.
+        path: PathBuf,
+        /// The first such weight.
+        name: String,
+        /// Its first such value.
+        value: f32,
+    },
     /// What a program says of its checkpoint does not fit what is in it.
     #[error("this checkpoint could not be read again: {problem}; mend the SaveContext")]
     Context {
@@ -158,6 +170,9 @@ impl CheckpointError {
     pub(crate) fn unreadable(path: &Path) -> impl FnOnce(std::io::Error) -> Self {
         move |source| match source.kind() {
             ErrorKind::NotFound => CheckpointError::damaged(path, "the file is missing"),
+            ErrorKind::InvalidInput | ErrorKind::FileTooLarge => {
+                CheckpointError::damaged(path, source)
+            }
             _ => CheckpointError::io("read", path)(source),
         }
     }

@@ -4,8 +4,9 @@ use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::manifest::MANIFEST_FILE;
-use super::{CheckpointError, disk};
+use super::CheckpointError;
+use super::disk::{self, is_whole};
+use crate::files;
 
 /// Folder of all checkpoints inside a run folder.
 const CHECKPOINTS: &str = "checkpoints";
@@ -15,6 +16,10 @@ const LATEST_FILE: &str = "latest";
 const PARTIAL: &str = ".partial";
 /// What the name of a checkpoint ends with that a new one of its step is about to replace.
 const OLD: &str = ".old";
+/// What the name of a checkpoint ends with that is being removed.
+const REMOVED: &str = ".removed";
+/// A name of a checkpoint has fewer bytes.
+const NAME_BYTES: u64 = 256;
 
 /// Which checkpoints of a run stay.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -37,22 +42,35 @@ pub(crate) fn place_of(folder: &Path, step: u64) -> PathBuf {
 
 /// Where it is written to until it is whole.
 pub(super) fn beside(place: &Path) -> PathBuf {
+    hidden(place, PARTIAL)
+}
+
+/// The hidden name of a checkpoint, with an end that says what becomes of it.
+fn hidden(place: &Path, ending: &str) -> PathBuf {
     let name = place.file_name().unwrap_or_default().to_string_lossy();
-    place.with_file_name(format!(".{name}{PARTIAL}"))
+    place.with_file_name(format!(".{name}{ending}"))
 }
 
-/// Whether there is a whole checkpoint at `path` itself.
-pub(super) fn is_whole(path: &Path) -> bool {
-    path.join(MANIFEST_FILE).exists()
-}
-
-/// The checkpoint that `latest` names, or else the one of the highest step.
+/// The newest whole checkpoint in `folder`: the one that `latest` names, or one that is newer because a
+/// process ended after it had completed a checkpoint and before it had written `latest`. Links of a user
+/// count only if `latest` names no checkpoint.
 pub(super) fn newest(folder: &Path) -> Option<PathBuf> {
-    let named = fs::read_to_string(folder.join(LATEST_FILE)).ok();
-    named
-        .map(|name| folder.join(name.trim()))
-        .filter(|path| is_whole(path))
-        .or_else(|| list(folder).pop().map(|(_, path)| path))
+    let mut all = list(folder);
+    match named_latest(folder) {
+        Some(named) => {
+            all.retain(|(step, path)| *step > named && !path.is_symlink());
+            Some(all.pop().map_or_else(|| place_of(folder, named), |(_, path)| path))
+        }
+        None => all.pop().map(|(_, path)| path),
+    }
+}
+
+/// The step of the checkpoint that `latest` names, if there is one. Only names that a run gives count: a
+/// path may lead anywhere.
+fn named_latest(folder: &Path) -> Option<u64> {
+    let name = files::read(&folder.join(LATEST_FILE), NAME_BYTES).ok()?;
+    let step = step_of(std::str::from_utf8(&name).ok()?.trim().as_ref())?;
+    is_whole(&place_of(folder, step)).then_some(step)
 }
 
 /// Complete checkpoints in `folder`, oldest first, as (step, path).
@@ -74,8 +92,17 @@ pub(super) fn point_to(folder: &Path, step: u64) -> Result<(), CheckpointError> 
     let beside = folder.join(format!(".{LATEST_FILE}{PARTIAL}"));
     let name = format!("{FOLDER_PREFIX}{step}");
     disk::write(&beside, name.as_bytes())?;
-    disk::replace(&beside, &folder.join(LATEST_FILE))?;
+    disk::replace_file(&beside, &folder.join(LATEST_FILE))?;
     disk::sync_folder(folder)
+}
+
+/// Lets `latest` name the checkpoint of `step`, from which a run goes on, where it names another one or
+/// none. Returns whether it did.
+pub(crate) fn mend_latest(folder: &Path, step: u64) -> Result<bool, CheckpointError> {
+    if !is_whole(&place_of(folder, step)) || named_latest(folder) == Some(step) {
+        return Ok(false);
+    }
+    point_to(folder, step).map(|()| true)
 }
 
 /// The checkpoints up to that of `step` of which only the newest stay, and that of `step` itself. Later ones
@@ -100,19 +127,43 @@ pub(crate) fn surplus(folder: &Path, keep: Keep, step: u64) -> (usize, usize) {
     (there, if is_more { own.len() + 1 - keep.newest } else { 0 })
 }
 
-/// Removes the checkpoints that do not stay, now that the one of `step` has been written. One that
-/// cannot be removed is no reason to stop.
+/// Removes the checkpoints that do not stay, now that the one of `step` has been written, and what is left
+/// of earlier removals. What cannot be removed is no reason to stop.
 pub(super) fn remove_old(folder: &Path, keep: Keep, step: u64) {
     if keep.newest == 0 {
         return;
     }
+    for (_, path) in left_over(folder, |kind| kind == REMOVED) {
+        warn_unless(disk::remove(&path), &path, "cannot remove the rest of an old checkpoint");
+    }
     let mut checkpoints = own(folder, keep, step);
     let surplus = checkpoints.len().saturating_sub(keep.newest);
     for (_, path) in checkpoints.drain(..surplus) {
-        if let Err(error) = disk::remove(&path) {
-            tracing::warn!(path = %path.display(), %error, "cannot remove an old checkpoint");
-        }
+        let removed = disk::remove_by_way_of(&path, &hidden(&path, REMOVED));
+        warn_unless(removed, &path, "cannot remove an old checkpoint");
     }
+}
+
+fn warn_unless(outcome: Result<(), CheckpointError>, path: &Path, what: &str) {
+    if let Err(error) = outcome {
+        tracing::warn!(path = %path.display(), %error, "{what}");
+    }
+}
+
+/// What saves and removals that were interrupted have left in `folder`, of the kinds that are wanted: the
+/// step, and the path.
+fn left_over(folder: &Path, is_wanted: impl Fn(&str) -> bool) -> Vec<(u64, PathBuf)> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let found = entries.filter_map(|entry| {
+        let name = entry.file_name();
+        let name = name.to_str()?.strip_prefix('.')?;
+        let (place, ending) = name.split_at(name.rfind('.')?);
+        let step = step_of(place.as_ref())?;
+        // Not through a link of a user.
+        let is_folder = entry.file_type().is_ok_and(|kind| kind.is_dir());
+        (is_folder && is_wanted(ending)).then(|| (step, entry.path()))
+    });
+    found.collect()
 }
 
 /// The step in the name of a checkpoint, if it is a name that a run gives.
@@ -146,31 +197,28 @@ pub fn move_later(folder: &Path, step: u64, aside: &Path) -> Result<(), Checkpoi
     disk::sync_folder(folder)
 }
 
-/// Clears up what saves that were interrupted have left in `folder`. Only while nothing is being saved.
-pub fn remove_partial(folder: &Path) {
-    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
-    for path in entries.map(|entry| entry.path()).filter(|path| path.is_dir()) {
-        let name = path.file_name().unwrap_or_default().to_string_lossy();
-        let Some(name) = name.strip_prefix('.') else { continue };
-        let of = |ending: &str| step_of(name.strip_suffix(ending)?.as_ref());
-        let place = of(OLD).map(|step| place_of(folder, step));
-        let outcome = match place {
-            // It was moved out of the way of a new one, which has not come.
-            Some(place) if is_whole(&path) && !place.exists() => {
-                fs::rename(&path, &place).map_err(CheckpointError::io("rename to", &place))
-            }
-            _ if place.is_some() || of(PARTIAL).is_some() => disk::remove(&path),
-            _ => continue,
+/// Clears up what saves and removals that were interrupted have left in `folder`. Only while nothing is
+/// being saved.
+pub fn sweep(folder: &Path) {
+    for (step, path) in left_over(folder, |kind| kind == OLD) {
+        let place = place_of(folder, step);
+        // It was moved out of the way of a new one, which has not come.
+        let outcome = if is_whole(&path) && !place.exists() {
+            fs::rename(&path, &place).map_err(CheckpointError::io("rename to", &place))
+        } else {
+            disk::remove(&path)
         };
-        if let Err(error) = outcome {
-            tracing::warn!(path = %path.display(), %error, "cannot clear up an interrupted save");
-        }
+        warn_unless(outcome, &path, "cannot clear up an interrupted save");
+    }
+    for (_, path) in left_over(folder, |kind| kind == PARTIAL || kind == REMOVED) {
+        warn_unless(disk::remove(&path), &path, "cannot clear up an interrupted save");
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::checkpoint::MANIFEST_FILE;
 
     fn kept(steps: &[u64], keep: Keep, step: u64) -> Vec<u64> {
         let folder = tempfile::tempdir().unwrap();
@@ -214,8 +262,73 @@ mod tests {
         for name in [".fsdp_cpt03.partial", ".fsdp_cpt+3.old"] {
             fs::create_dir(path.join(name)).unwrap();
         }
-        remove_partial(path);
+        sweep(path);
         assert!(path.join(".fsdp_cpt03.partial").exists() && path.join(".fsdp_cpt+3.old").exists());
+    }
+
+    /// Whatever stops a removal, no half of a checkpoint stays where whole ones are.
+    #[test]
+    fn an_old_checkpoint_is_moved_away_before_it_is_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path();
+        let create = |name: &str| {
+            fs::create_dir(path.join(name)).unwrap();
+            fs::write(path.join(name).join(MANIFEST_FILE), "{}").unwrap();
+        };
+        for name in ["fsdp_cpt1", "fsdp_cpt2", "fsdp_cpt3", ".fsdp_cpt0.removed"] {
+            create(name);
+        }
+        // As by a process that was killed in the middle of it, and by a removal that nothing can do.
+        create(".fsdp_cpt1.removed");
+        fs::write(path.join(".fsdp_cpt2.removed"), "a file, so that nothing can be moved there")
+            .unwrap();
+        let names = || {
+            let mut names: Vec<_> = fs::read_dir(path)
+                .unwrap()
+                .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+                .collect();
+            names.sort();
+            names
+        };
+        remove_old(path, Keep { newest: 1, every: 0 }, 3);
+        assert_eq!(names(), [".fsdp_cpt2.removed", "fsdp_cpt2", "fsdp_cpt3"]);
+        assert!(is_whole(&path.join("fsdp_cpt2")), "whole, or not there");
+        create(".fsdp_cpt1.removed");
+        sweep(path);
+        assert_eq!(names(), [".fsdp_cpt2.removed", "fsdp_cpt2", "fsdp_cpt3"]);
+    }
+
+    #[test]
+    fn the_newest_is_the_one_that_latest_names_or_one_that_is_newer() {
+        let root = tempfile::tempdir().unwrap();
+        let folder = root.path().join("checkpoints");
+        for step in [2, 4, 6] {
+            fs::create_dir_all(place_of(&folder, step)).unwrap();
+            fs::write(place_of(&folder, step).join(MANIFEST_FILE), "{}").unwrap();
+        }
+        let newest = || newest(&folder).map(|path| path.file_name().unwrap().to_owned());
+        let named = |latest: &str| {
+            fs::write(folder.join(LATEST_FILE), latest).unwrap();
+            newest().unwrap().into_string().unwrap()
+        };
+        assert_eq!(newest().unwrap(), "fsdp_cpt6");
+        assert_eq!(named("fsdp_cpt6\n"), "fsdp_cpt6");
+        // A process ended before it had written it.
+        assert_eq!(named("fsdp_cpt4"), "fsdp_cpt6");
+        assert!(mend_latest(&folder, 6).unwrap() && !mend_latest(&folder, 6).unwrap());
+        assert_eq!(fs::read_to_string(folder.join(LATEST_FILE)).unwrap(), "fsdp_cpt6");
+        // Another run's, as a user may put it there, counts only where nothing else does.
+        std::os::unix::fs::symlink("fsdp_cpt2", place_of(&folder, 9)).unwrap();
+        assert_eq!(named("fsdp_cpt6"), "fsdp_cpt6");
+        assert_eq!(named("fsdp_cpt9"), "fsdp_cpt9");
+        fs::remove_file(place_of(&folder, 9)).unwrap();
+        // A name leads nowhere else, and what is none is not followed.
+        fs::create_dir(root.path().join("fsdp_cpt8")).unwrap();
+        fs::write(root.path().join("fsdp_cpt8").join(MANIFEST_FILE), "{}").unwrap();
+        let absolute = root.path().join("fsdp_cpt8").display().to_string();
+        for elsewhere in ["../fsdp_cpt8", &absolute, "fsdp_cpt7", "fsdp_cpt03", "", "\u{1b}[2J"] {
+            assert_eq!(named(elsewhere), "fsdp_cpt6", "{elsewhere}");
+        }
     }
 
     #[test]
@@ -227,7 +340,7 @@ mod tests {
             fs::create_dir(path.join(name)).unwrap();
         }
         fs::write(path.join(".latest.partial"), "").unwrap();
-        remove_partial(path);
+        sweep(path);
         let names = |_: ()| -> Vec<String> {
             let mut names: Vec<_> = fs::read_dir(path)
                 .unwrap()
@@ -251,7 +364,7 @@ mod tests {
             fs::create_dir(path.join(name)).unwrap();
             fs::write(path.join(name).join(MANIFEST_FILE), name).unwrap();
         }
-        remove_partial(path);
+        sweep(path);
         assert_eq!(fs::read_dir(path).unwrap().count(), 1);
         let manifest = fs::read_to_string(path.join("fsdp_cpt4").join(MANIFEST_FILE)).unwrap();
         assert_eq!(manifest, ".fsdp_cpt4.old");

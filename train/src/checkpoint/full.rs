@@ -2,14 +2,20 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::thread;
+use std::time::Duration;
 
-use kiln_collectives::Buffer;
-use kiln_shard::{Engine, UnitLayout};
+use kiln_collectives::{Buffer, Phase};
+use kiln_shard::{Engine, UnitLayout, memory};
 use serde::Serialize;
 
 use super::manifest::{Format, Saved, TensorEntry};
 use super::part::{self, Completion, Entry, Part, PartFile};
+use super::status::{Patience, Status};
 use super::{CheckpointError, SaveContext, disk};
 
 pub(super) const INDEX_FILE: &str = "model.safetensors.index.json";
@@ -64,66 +70,167 @@ fn whole(layout: &UnitLayout, unit: usize, saved: Saved) -> Vec<Entry> {
         .collect()
 }
 
-/// Gathers every unit to rank 0, which writes it; holds one unit at a time. The others do not learn
-/// whether rank 0 could. Collective.
+/// Gathers every unit to rank 0, which writes it to `beside` and makes a checkpoint of all parts with
+/// `complete`; holds one unit at a time. The others do not learn whether rank 0 could. Collective.
 pub(super) fn save(
     engine: &Engine,
-    context: &SaveContext,
     beside: &Path,
-    place: &Path,
+    patience: Patience,
+    complete: impl FnOnce(&[UnitLayout], Vec<Part>) -> Result<(), CheckpointError> + Send + 'static,
 ) -> Result<(), CheckpointError> {
     let layout = &engine.layout().units;
-    let mut writer = (engine.world().rank() == 0).then(|| UnitWriter::new(beside, layout));
+    let rank = engine.world().rank();
+    let mut writer = (rank == 0).then(|| UnitWriter::start(rank, beside, layout, patience.timeout));
     for unit in 0..layout.len() {
         for saved in Saved::ALL {
             // Every rank takes part in every gather, whatever rank 0 has met so far.
             let values = engine.gather_unit(unit, saved.kind())?;
-            if let (Some(writer), Some(values)) = (&mut writer, &values) {
-                writer.put(unit, saved, values);
+            if let (Some(writer), Some(values)) = (&mut writer, values) {
+                writer.give(move |files| files.put(unit, saved, &values));
             }
-        }
-        if let Some(writer) = &mut writer {
-            writer.end_unit();
+            wait_for(writer.as_mut(), engine, patience.beat)?;
         }
     }
-    match writer {
-        None => Ok(()),
-        Some(writer) => writer.outcome.and_then(|()| {
-            let (format, ranks) = (Format::Full, engine.world().world_size());
-            let parts = vec![writer.part];
-            Completion { format, ranks, layout, parts, context }.complete(beside, place)
-        }),
+    if let Some(writer) = &mut writer {
+        writer.give(move |files| {
+            files.go_on()?;
+            complete(&files.layout, vec![std::mem::take(&mut files.part)])
+        });
+    }
+    wait_for(writer.as_mut(), engine, patience.beat)?;
+    writer.map_or(Ok(()), UnitWriter::outcome)
+}
+
+/// Waits until rank 0 has written what it was given. No rank waits long for another's word. Collective.
+fn wait_for(
+    mut writer: Option<&mut UnitWriter>,
+    engine: &Engine,
+    beat: Duration,
+) -> Result<(), CheckpointError> {
+    loop {
+        let is_busy = writer.as_mut().is_some_and(|writer| !writer.wait(beat));
+        let busy = [f64::from(u8::from(is_busy))];
+        if engine.sum_in(Phase::Checkpoint, "save", &busy)? == [0.0] {
+            return Ok(());
+        }
     }
 }
 
-/// Rank 0, which goes on gathering also when it cannot write any more.
-struct UnitWriter<'a> {
-    beside: &'a Path,
-    layout: &'a [UnitLayout],
-    part: Part,
-    /// The optimizer's file, between its two moments.
-    open: Option<PartFile>,
+type Job = Box<dyn FnOnce(&mut UnitFiles) -> Result<(), CheckpointError> + Send>;
+
+/// The thread of rank 0 that writes units, as rank 0 sees it: it does one job after the other, and none
+/// after one that has failed. Rank 0 goes on gathering also when it cannot write any more.
+struct UnitWriter {
+    jobs: Option<Sender<Job>>,
+    done: Receiver<Result<(), CheckpointError>>,
+    status: Arc<Status>,
+    timeout: Duration,
+    folder: PathBuf,
+    busy: bool,
     outcome: Result<(), CheckpointError>,
 }
 
-impl<'a> UnitWriter<'a> {
-    fn new(beside: &'a Path, layout: &'a [UnitLayout]) -> Self {
-        UnitWriter { beside, layout, part: Part::default(), open: None, outcome: Ok(()) }
+impl UnitWriter {
+    /// Of `rank`, whose units of `layout` are to be written to `folder`.
+    fn start(rank: usize, folder: &Path, layout: &[UnitLayout], timeout: Duration) -> Self {
+        let status = Arc::new(Status::new());
+        let (jobs, work) = mpsc::channel::<Job>();
+        let (told, done) = mpsc::channel();
+        let mut files = UnitFiles {
+            folder: folder.to_owned(),
+            layout: layout.to_owned(),
+            part: Part::default(),
+            open: None,
+            status: status.clone(),
+        };
+        let run = move || {
+            memory::bind_to_rank(rank);
+            for job in work {
+                if told.send(job(&mut files)).is_err() {
+                    return;
+                }
+            }
+        };
+        let thread = thread::Builder::new().name(format!("rank{rank}-checkpoint")).spawn(run);
+        let outcome =
+            thread.map(drop).map_err(CheckpointError::io("start a thread to write", folder));
+        let (jobs, folder) = (Some(jobs), folder.to_owned());
+        UnitWriter { jobs, done, status, timeout, folder, busy: false, outcome }
     }
 
-    fn put(&mut self, unit: usize, saved: Saved, values: &Buffer) {
-        if self.outcome.is_ok() {
-            self.outcome = self.try_put(unit, saved, values);
+    /// Gives it something to do, unless it has failed.
+    fn give(
+        &mut self,
+        job: impl FnOnce(&mut UnitFiles) -> Result<(), CheckpointError> + Send + 'static,
+    ) {
+        if let (Some(jobs), Ok(())) = (&self.jobs, &self.outcome) {
+            self.status.get_on();
+            // A thread that is gone is noticed by whoever waits for it.
+            let _ = jobs.send(Box::new(job));
+            self.busy = true;
         }
     }
 
-    fn try_put(
-        &mut self,
-        unit: usize,
-        saved: Saved,
-        values: &Buffer,
-    ) -> Result<(), CheckpointError> {
-        let (layout, units) = (&self.layout[unit], self.layout.len());
+    /// Waits for the end of what it was given, for `most` at most; returns whether it has nothing to do,
+    /// or is not waited for any more.
+    fn wait(&mut self, most: Duration) -> bool {
+        if !self.busy {
+            return true;
+        }
+        self.outcome = match self.done.recv_timeout(most) {
+            Ok(outcome) => outcome,
+            Err(RecvTimeoutError::Timeout) if !self.status.is_stalled(self.timeout) => {
+                return false;
+            }
+            // It hangs in the system. Should it ever return, it finds that its work is not wanted any more.
+            Err(RecvTimeoutError::Timeout) => {
+                let (path, seconds) = (self.folder.clone(), self.timeout.as_secs_f64());
+                Err(CheckpointError::Stalled { path, seconds })
+            }
+            Err(RecvTimeoutError::Disconnected) => {
+                let source = io::Error::other("the thread that writes it panicked");
+                Err(CheckpointError::io("write", &self.folder)(source))
+            }
+        };
+        if self.outcome.is_err() {
+            self.status.cancel();
+        }
+        self.busy = false;
+        true
+    }
+
+    fn outcome(mut self) -> Result<(), CheckpointError> {
+        std::mem::replace(&mut self.outcome, Ok(()))
+    }
+}
+
+impl Drop for UnitWriter {
+    fn drop(&mut self) {
+        // The ranks have lost each other. Nothing is to be written afterwards.
+        self.status.cancel();
+        self.jobs = None;
+        while !self.wait(self.timeout) {}
+    }
+}
+
+/// The files of units, in the thread that writes them.
+struct UnitFiles {
+    folder: PathBuf,
+    layout: Vec<UnitLayout>,
+    part: Part,
+    /// The optimizer's file, between its two moments.
+    open: Option<PartFile>,
+    status: Arc<Status>,
+}
+
+impl UnitFiles {
+    /// Notes that the disk takes something; fails if nobody wants this checkpoint any more.
+    fn go_on(&self) -> Result<(), CheckpointError> {
+        if self.status.get_on() { Ok(()) } else { Err(CheckpointError::OtherRank) }
+    }
+
+    fn put(&mut self, unit: usize, saved: Saved, values: &Buffer) -> Result<(), CheckpointError> {
+        let units = self.layout.len();
         let mut file = match self.open.take() {
             Some(file) => file,
             None => {
@@ -131,12 +238,14 @@ impl<'a> UnitWriter<'a> {
                     Saved::Weight => (model_file(unit, units), &Saved::ALL[..1]),
                     _ => (optimizer_file(unit, units), &Saved::ALL[1..]),
                 };
-                let entries = kinds.iter().flat_map(|saved| whole(layout, unit, *saved));
-                PartFile::create(self.beside, name, self.layout, entries.collect())?
+                let entries =
+                    kinds.iter().flat_map(|saved| whole(&self.layout[unit], unit, *saved));
+                PartFile::create(&self.folder, name, &self.layout, entries.collect())?
             }
         };
         let values = values.as_slice::<f32>()?;
-        for parameter in &layout.parameters {
+        for parameter in &self.layout[unit].parameters {
+            self.go_on()?;
             file.put(&values[parameter.range()])?;
         }
         match saved {
@@ -144,10 +253,6 @@ impl<'a> UnitWriter<'a> {
             _ => file.finish(&mut self.part)?,
         }
         Ok(())
-    }
-
-    fn end_unit(&mut self) {
-        self.open = None;
     }
 }
 
@@ -221,5 +326,59 @@ impl part::Values for kiln_shard::Snapshot {
 
     fn done(&mut self, unit: usize, saved: Saved) {
         self.release(unit, saved.kind());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kiln_model::decoder::Decoder;
+    use kiln_model::layers::Block;
+    use kiln_model::{Key, ModelConfig};
+    use kiln_shard::ranks::run_ranks;
+    use kiln_shard::{EngineBuilder, Policy, ShardError};
+
+    use super::*;
+    use crate::device;
+    use crate::sharded::ShardedDecoder;
+
+    /// Lets two ranks, which wait for each other no longer than `LIMIT`, save to a disk that takes several
+    /// times as long for the end of it. Returns what rank 0 is told.
+    fn save_slowly(timeout: Duration) -> Result<(), String> {
+        const LIMIT: Duration = Duration::from_millis(300);
+        let folder = tempfile::tempdir().unwrap();
+        let outcomes = run_ranks(2, 1, |world| {
+            let model = ModelConfig {
+                d_model: 8,
+                heads: 2,
+                kv_heads: 2,
+                layers: 1,
+                ..ModelConfig::preset("10m").unwrap()
+            };
+            let decoder = Decoder::new(&model, Key::new(0), &device::plain());
+            let policy = Policy { timeout: LIMIT, ..Policy::default() };
+            let builder = EngineBuilder::new(world, policy, None)?;
+            let decoder = ShardedDecoder::<Block>::new(decoder, builder)?;
+            let complete = |_: &[UnitLayout], _| {
+                thread::sleep(4 * LIMIT);
+                Ok(())
+            };
+            let patience = Patience::new(LIMIT, timeout);
+            let saved = save(decoder.engine(), folder.path(), patience, complete);
+            // They have not lost each other.
+            decoder.engine().sum_in(Phase::Checkpoint, "save", &[1.0])?;
+            Ok::<_, ShardError>(saved.map_err(|error| error.to_string()))
+        });
+        outcomes.unwrap().swap_remove(0)
+    }
+
+    #[test]
+    fn a_disk_may_take_longer_than_ranks_wait_for_each_other() {
+        assert_eq!(save_slowly(Duration::MAX), Ok(()));
+    }
+
+    #[test]
+    fn a_disk_that_takes_nothing_is_given_up() {
+        let error = save_slowly(Duration::from_millis(100)).unwrap_err();
+        assert!(error.contains("nothing has been written to"), "{error}");
     }
 }

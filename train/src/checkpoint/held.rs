@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::CheckpointError;
+use crate::files;
 
 /// A folder, and the open file in it that shows whose it is.
 #[derive(Clone, Debug)]
@@ -37,10 +38,12 @@ impl HeldFolder {
             ErrorKind::NotFound | ErrorKind::NotADirectory | ErrorKind::StaleNetworkFileHandle => {
                 lost()
             }
+            // Something that is no file has come to its place.
+            ErrorKind::InvalidInput => lost(),
             _ => CheckpointError::io("read", &self.path)(error),
         };
         // Opening asks the server of a network file system; a bare look-up may answer from memory.
-        let there = File::open(&self.path).and_then(|file| file.metadata()).map_err(unreadable)?;
+        let there = files::open(&self.path).and_then(|file| file.metadata()).map_err(unreadable)?;
         let held = self.file.metadata().map_err(unreadable)?;
         let is_same = (there.dev(), there.ino()) == (held.dev(), held.ino());
         if is_same { Ok(()) } else { Err(lost()) }

@@ -1,8 +1,8 @@
 //! `manifest.json`: what a checkpoint consists of, and how to tell that it is whole.
 
-use std::collections::{BTreeMap, HashMap};
-use std::fs::{self, File};
-use std::io::Read;
+mod check;
+
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use kiln_shard::{Kind, UnitLayout};
@@ -10,7 +10,8 @@ use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 
 use super::checksum::Checksum;
-use super::{Architecture, CheckpointError, CheckpointState, SavedOptimizer, disk};
+use super::{Architecture, CheckpointError, CheckpointState, MANIFEST_FILE, SavedOptimizer, disk};
+use crate::files::{self, MAX_WHOLE};
 
 /// The version of the format that this build writes.
 pub const FORMAT_VERSION: u64 = 3;
@@ -19,17 +20,8 @@ pub const FORMAT_VERSION: u64 = 3;
 /// was trained with; it was the built-in decoder and AdamW.
 const OLDEST_VERSION: u64 = 2;
 
-/// Name of the manifest in the folder.
-pub const MANIFEST_FILE: &str = "manifest.json";
-
 /// Manifests beyond this size are not read.
-const MAX_BYTES: u64 = 1 << 30;
-
-/// Checkpoints beyond this size do not exist; whoever adds up sizes need not think of overflow.
-const MAX_TOTAL_BYTES: u64 = 1 << 56;
-
-/// Bytes of an element: data is f32.
-const WIDTH: u64 = size_of::<f32>() as u64;
+pub(super) const MAX_MANIFEST: u64 = 1 << 30;
 
 /// How the values are spread over files.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -174,40 +166,9 @@ pub struct Piece {
 }
 
 impl TensorEntry {
-    /// Number of elements of the whole; `None` if that is no number.
-    fn checked_numel(&self) -> Option<u64> {
-        let numel = self
-            .shape
-            .iter()
-            .try_fold(1u64, |product, size| product.checked_mul(u64::try_from(*size).ok()?))?;
-        numel.checked_mul(WIDTH).is_some().then_some(numel)
-    }
-
     /// Number of elements of the whole.
     pub fn numel(&self) -> u64 {
         self.pieces.iter().map(|piece| piece.length).sum()
-    }
-
-    /// What is wrong with it.
-    fn check(&self, files: &BTreeMap<String, FileEntry>) -> Result<(), String> {
-        let numel = self.checked_numel().ok_or("its shape is too large")?;
-        if self.dtype != "F32" {
-            return Err(format!("its dtype is {}, expected F32", self.dtype));
-        }
-        let mut end = 0u64;
-        for piece in &self.pieces {
-            if piece.offset != end || piece.length == 0 {
-                return Err(format!("no piece starts at element {end}"));
-            }
-            end = end.checked_add(piece.length).ok_or("its pieces are too long")?;
-            if !files.contains_key(&piece.file) {
-                return Err(format!("`{}` is not among the files", piece.file));
-            }
-        }
-        if end != numel {
-            return Err(format!("its pieces hold {end} elements of {numel}"));
-        }
-        Ok(())
     }
 }
 
@@ -219,15 +180,7 @@ impl Manifest {
     /// When it is missing, cannot be read, is not as it was written, or does not make sense.
     pub fn read(folder: &Path) -> Result<Self, CheckpointError> {
         let path = folder.join(MANIFEST_FILE);
-        let file = File::open(&path).map_err(CheckpointError::unreadable(&path))?;
-        let mut bytes = Vec::new();
-        // Grows with what is there, whatever the file system says of its length.
-        file.take(MAX_BYTES + 1)
-            .read_to_end(&mut bytes)
-            .map_err(CheckpointError::io("read", &path))?;
-        if bytes.len() as u64 > MAX_BYTES {
-            return Err(CheckpointError::damaged(&path, "it is too large for a manifest"));
-        }
+        let bytes = files::read(&path, MAX_MANIFEST).map_err(CheckpointError::unreadable(&path))?;
         Manifest::from_bytes(&bytes).map_err(|problem| CheckpointError::damaged(&path, problem))
     }
 
@@ -266,61 +219,6 @@ impl Manifest {
             serde_json::from_slice(&json).map_err(|error| error.to_string())?;
         manifest.check()?;
         Ok(manifest)
-    }
-
-    /// What is wrong with it: what it says must fit together, so that no one need ask again.
-    pub(super) fn check(&self) -> Result<(), String> {
-        if self.checksums != Checksum::NAME {
-            return Err(format!("its checksums are `{}`", self.checksums));
-        }
-        self.state.model.validate().map_err(|error| error.to_string())?;
-        let names = self.architecture.parts.iter().flat_map(|part| [&part.kind, &part.name]);
-        if names.chain([&self.architecture.name, &self.optimizer.name]).any(String::is_empty) {
-            return Err("it names a part or the optimizer with an empty name".to_owned());
-        }
-        let mut described: HashMap<&str, u64> = HashMap::new();
-        for (name, file) in &self.files {
-            let plain = Path::new(name).file_name().is_some_and(|file| file == name.as_str());
-            if !plain || name == MANIFEST_FILE {
-                return Err(format!("`{name}` is not a name of a file of a checkpoint"));
-            }
-            described.insert(name, file.covered);
-        }
-        let mut seen = std::collections::HashSet::new();
-        for tensor in &self.tensors {
-            let of = |problem: String| format!("`{}`: {problem}", tensor.saved.key(&tensor.name));
-            tensor.check(&self.files).map_err(of)?;
-            if tensor.saved.state_name().is_some_and(|name| !self.optimizer.keeps(name)) {
-                return Err(of(format!("`{}` keeps no such state", self.optimizer.name)));
-            }
-            if !seen.insert((tensor.name.as_str(), tensor.saved)) {
-                return Err(of("it is there twice".to_owned()));
-            }
-            if tensor.unit >= self.units.len() {
-                return Err(of(format!("there is no unit {}", tensor.unit)));
-            }
-            for piece in &tensor.pieces {
-                let bytes = piece.length.checked_mul(WIDTH);
-                let total = described.get_mut(piece.file.as_str());
-                // A length that overflows is that of no file.
-                if let (Some(total), Some(bytes)) = (total, bytes) {
-                    *total = total.saturating_add(bytes);
-                }
-            }
-        }
-        if self.bytes() > MAX_TOTAL_BYTES {
-            return Err("its files are too large".to_owned());
-        }
-        let undescribed =
-            self.files.iter().find(|(name, file)| described[name.as_str()] != file.bytes);
-        if let Some((name, file)) = undescribed {
-            return Err(format!(
-                "`{name}` has {} bytes, of which {} are described",
-                file.bytes,
-                described[name.as_str()]
-            ));
-        }
-        Ok(())
     }
 
     /// Writes it into `folder` and waits until it is on the disk.
@@ -378,7 +276,7 @@ fn seal(rest: &[u8]) -> String {
 /// The entry of a file that is no file of tensors, as it is in `folder`.
 pub(super) fn entry_of(folder: &Path, name: &str) -> Result<FileEntry, CheckpointError> {
     let path = folder.join(name);
-    let content = fs::read(&path).map_err(CheckpointError::io("read", &path))?;
+    let content = files::read(&path, MAX_WHOLE).map_err(CheckpointError::io("read", &path))?;
     let bytes = content.len() as u64;
     Ok(FileEntry { bytes, covered: bytes, checksum: Checksum::of(&content) })
 }

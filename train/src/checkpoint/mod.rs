@@ -27,7 +27,6 @@
 //! the number of ranks and the strategy then and now. Ranks that have read parts of a piece put
 //! their checksums together, so that every byte is read once and every byte is checked.
 
-mod checksum;
 mod convert;
 mod describe;
 mod disk;
@@ -51,19 +50,20 @@ use kiln_model::ModelConfig;
 use kiln_shard::LossScale;
 use serde::{Deserialize, Serialize};
 
+use crate::checksum;
+
 pub use checksum::Checksum;
 pub use convert::{ConvertArgs, convert};
 pub use describe::describe;
 pub(crate) use describe::{model_line, size};
 pub(crate) use disk::parent_of;
 pub use error::CheckpointError;
-pub use folder::{Keep, folder_of_run, later_than, move_later, remove_partial};
-pub(crate) use folder::{place_of, surplus};
+pub use folder::{Keep, folder_of_run, later_than, move_later, sweep};
+pub(crate) use folder::{mend_latest, place_of, surplus};
 pub use full::write_full;
 pub use held::HeldFolder;
 pub use manifest::{
-    FORMAT_VERSION, FileEntry, Format, MANIFEST_FILE, Manifest, Piece, Saved, TensorEntry,
-    UnitEntry,
+    FORMAT_VERSION, FileEntry, Format, Manifest, Piece, Saved, TensorEntry, UnitEntry,
 };
 pub use open::Checkpoint;
 pub use origin::{Architecture, CustomPart, SavedOptimizer};
@@ -71,6 +71,9 @@ pub use reader::CheckpointReader;
 pub use saver::{Progress, SaveContext, SaveOptions, Saver};
 pub(crate) use stream::Stream;
 pub use verify::{Verified, verify};
+
+/// Name of the manifest in the folder.
+pub const MANIFEST_FILE: &str = "manifest.json";
 
 const CONFIG_FILE: &str = "config.toml";
 const TOKENIZER_FILE: &str = "tokenizer.json";

@@ -1,16 +1,18 @@
 //! Finding a checkpoint, and what it says of itself.
 
 use std::collections::BTreeSet;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use kiln_shard::Engine;
 
-use super::folder::{folder_of_run, is_whole, newest};
+use super::disk::is_whole;
+use super::folder::{folder_of_run, newest};
 use super::verify::check_plain_file;
 use super::{
-    Architecture, CONFIG_FILE, CheckpointError, CheckpointReader, CheckpointState, Manifest,
-    SavedOptimizer, TOKENIZER_FILE,
+    Architecture, CONFIG_FILE, CheckpointError, CheckpointReader, CheckpointState, MANIFEST_FILE,
+    Manifest, Saved, SavedOptimizer, TOKENIZER_FILE,
 };
 use crate::weights::AllowMissing;
 
@@ -43,14 +45,39 @@ impl Checkpoint {
         let folder = Checkpoint::find(path)?;
         let manifest = Arc::new(Manifest::read(&folder)?);
         let checkpoint = Checkpoint { folder, manifest };
+        let sizes = checkpoint.manifest.check_sizes();
+        sizes.map_err(|problem| checkpoint.wrong_manifest(problem))?;
         checkpoint.check_plain_files()?;
         Ok(checkpoint)
+    }
+
+    fn wrong_manifest(&self, problem: String) -> CheckpointError {
+        CheckpointError::damaged(&self.folder.join(MANIFEST_FILE), problem)
     }
 
     /// Configuration, tokenizer and the like are read in other places, which know no checksums.
     fn check_plain_files(&self) -> Result<(), CheckpointError> {
         let whole = self.manifest.files.iter().filter(|(_, entry)| entry.covered == entry.bytes);
         whole.into_iter().try_for_each(|(name, entry)| check_plain_file(&self.folder, name, entry))
+    }
+
+    /// Fails unless the weights are those of its built-in model, by their number, and their files have the
+    /// lengths that the manifest says. To be called before memory is taken for them; their content is
+    /// checked when it is read.
+    pub(crate) fn check_weights_are_there(&self) -> Result<(), CheckpointError> {
+        self.manifest.check_parameters().map_err(|problem| self.wrong_manifest(problem))?;
+        let weights = self.manifest.tensors.iter().filter(|tensor| tensor.saved == Saved::Weight);
+        let names: BTreeSet<_> =
+            weights.flat_map(|tensor| &tensor.pieces).map(|piece| piece.file.as_str()).collect();
+        names.into_iter().try_for_each(|name| {
+            let (path, expected) = (self.folder.join(name), self.manifest.files[name].bytes);
+            let found = fs::metadata(&path).map_err(CheckpointError::unreadable(&path))?.len();
+            if found == expected {
+                return Ok(());
+            }
+            let problem = format!("it has {found} bytes, and should have {expected}");
+            Err(CheckpointError::damaged(&path, problem))
+        })
     }
 
     /// The folder of the newest checkpoint of the run in `out`. Reads nothing of it.

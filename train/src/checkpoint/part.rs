@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashSet};
 use std::ffi::OsStr;
-use std::fs::{self, DirEntry, File};
+use std::fs::{self, DirEntry};
 use std::io::{self, ErrorKind};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -12,10 +12,12 @@ use kiln_shard::UnitLayout;
 use serde::{Deserialize, Serialize};
 
 use super::manifest::{
-    FORMAT_VERSION, FileEntry, Format, Manifest, Piece, Saved, TensorEntry, UnitEntry, entry_of,
+    FORMAT_VERSION, FileEntry, Format, MAX_MANIFEST, Manifest, Piece, Saved, TensorEntry,
+    UnitEntry, entry_of,
 };
 use super::tensor_file::TensorFileWriter;
 use super::{CONFIG_FILE, CheckpointError, Checksum, SaveContext, TOKENIZER_FILE, disk, folder};
+use crate::files::{self, MAX_WHOLE};
 
 /// Elements of one parameter that are to be written.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -164,14 +166,14 @@ impl Part {
         // Found only when it is whole.
         let beside = path.with_extension("partial");
         disk::write(&beside, &json)?;
-        disk::replace(&beside, &path)
+        disk::replace_file(&beside, &path)
     }
 
     /// The word of the writer `index` in `folder`; `None` if it or a file that it describes cannot be
     /// seen there as it was written.
     fn find(folder: &Path, index: usize) -> Result<Option<Part>, CheckpointError> {
         let path = folder.join(part_file(index));
-        let json = match fs::read(&path) {
+        let json = match files::read(&path, MAX_MANIFEST) {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
             other => other.map_err(CheckpointError::io("read", &path))?,
         };
@@ -179,7 +181,7 @@ impl Part {
             .map_err(|error| CheckpointError::damaged(&path, error))?;
         // Opening asks the server of a network file system; a bare look-up may answer from memory.
         let is_there = |(name, entry): (&String, &FileEntry)| {
-            let found = File::open(folder.join(name)).and_then(|file| file.metadata());
+            let found = files::open(&folder.join(name)).and_then(|file| file.metadata());
             found.is_ok_and(|found| found.len() == entry.bytes)
         };
         Ok(part.files.iter().all(is_there).then_some(part))
@@ -284,13 +286,13 @@ impl Completion<'_> {
         // Last: a folder with a manifest is complete.
         manifest.write(beside)?;
         disk::sync_folder(beside)?;
-        disk::replace(beside, place)?;
+        disk::replace_folder(beside, place)?;
         disk::sync_folder(disk::parent_of(place))
     }
 }
 
 fn copy_into(folder: &Path, source: &Path) -> Result<String, CheckpointError> {
-    let content = fs::read(source).map_err(CheckpointError::io("read", source))?;
+    let content = files::read(source, MAX_WHOLE).map_err(CheckpointError::io("read", source))?;
     let name = source.file_name().unwrap_or_default().to_string_lossy().into_owned();
     disk::write(&folder.join(&name), &content)?;
     Ok(name)
@@ -352,10 +354,16 @@ impl NewFolder {
     /// Makes a checkpoint of what was written, at its place.
     pub(super) fn complete(self, completion: Completion) -> Result<(), CheckpointError> {
         // Again, because a large model takes its time.
-        if self.place.exists() {
-            return Err(CheckpointError::Exists { path: self.place.clone() });
-        }
+        check_free(&self.place)?;
         completion.complete(&self.beside, &self.place)
+    }
+}
+
+/// Fails if there is anything at `place`, also a link that leads nowhere.
+pub(super) fn check_free(place: &Path) -> Result<(), CheckpointError> {
+    match place.exists() || place.is_symlink() {
+        true => Err(CheckpointError::Exists { path: place.to_owned() }),
+        false => Ok(()),
     }
 }
 

@@ -176,9 +176,9 @@ impl<'a> CheckpointReader<'a> {
         let names = engine.layout().parameters().map(|(_, parameter)| parameter.name.as_str());
         let present = names.filter(|name| !absent.contains(*name));
         self.plan(engine, &present.map(|name| (name, Saved::Weight)).collect::<Vec<_>>())?;
-        weights::load(engine, self, allow_missing)?;
+        let loaded = weights::load(engine, self, allow_missing)?;
         self.check_parts(engine)?;
-        Ok(absent)
+        loaded.finite(self.checkpoint.folder())
     }
 
     /// Loads this rank's part of the optimizer's moments, and tells the engine how many updates there

@@ -22,7 +22,7 @@ use nix::time::{ClockId, clock_gettime};
 
 use super::manifest::{Format, Saved};
 use super::part::{self, Completion, Entry, Left, Part, Values};
-use super::status::{Next, Stage, Status};
+use super::status::{Next, Patience, Stage, Status};
 use super::{
     Architecture, CheckpointError, CheckpointState, HeldFolder, Keep, SavedOptimizer, disk, folder,
     full,
@@ -88,9 +88,6 @@ impl SaveOptions {
         self.held.as_ref().is_some_and(HeldFolder::is_lost)
     }
 }
-
-/// Ranks that wait for the end of a save talk to each other at least this often.
-const BEAT: Duration = Duration::from_secs(5);
 
 /// Between two looks at what the other ranks have written: at first, and at most.
 const PAUSES: [Duration; 2] = [Duration::from_millis(10), Duration::from_millis(320)];
@@ -161,12 +158,18 @@ impl Saver {
         };
         self.agree(engine, begun)?;
         if self.options.format == Format::Full {
-            let saved = full::save(engine, &context, &beside, &place);
-            let finished = saved.and_then(|()| match self.rank {
-                0 => finish(&self.options, context.state.step),
-                _ => Ok(()),
-            });
-            let agreed = self.agree(engine, finished);
+            let (options, step, ranks) =
+                (self.options.clone(), context.state.step, engine.world().world_size());
+            let (to, from) = (place.clone(), beside.clone());
+            let complete = move |layout: &[UnitLayout], parts| {
+                options.check_held()?;
+                let (format, context) = (Format::Full, &context);
+                Completion { format, ranks, layout, parts, context }.complete(&from, &to)?;
+                finish(&options, step)
+            };
+            let patience = Patience::new(engine.policy().timeout, self.options.timeout);
+            let saved = full::save(engine, &beside, patience, complete);
+            let agreed = self.agree(engine, saved);
             self.clean_after(agreed, &place)?;
             return Ok(Some(place));
         }
@@ -234,7 +237,7 @@ impl Saver {
     /// Waits for the save that is under way, if there is one; returns its folder. However long that
     /// takes, no rank waits long for another's word. Collective.
     pub fn settle(&mut self, engine: &Engine) -> Result<Option<PathBuf>, CheckpointError> {
-        let beat = BEAT.min(engine.policy().timeout / 4);
+        let beat = Patience::new(engine.policy().timeout, self.options.timeout).beat;
         let ranks = engine.world().world_size() as f64;
         while let Some(Pending { status, .. }) = &self.pending {
             status.wait(beat);

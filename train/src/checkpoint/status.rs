@@ -6,6 +6,25 @@ use std::time::{Duration, Instant};
 /// How long the parts of the other ranks may take when the run has failed.
 const LAST_WAIT: Duration = Duration::from_secs(1);
 
+/// Ranks that wait for the end of a save talk to each other at least this often.
+const BEAT: Duration = Duration::from_secs(5);
+
+/// How the ranks wait for those that write.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Patience {
+    /// They talk to each other at least this often, however long the disk takes.
+    pub(super) beat: Duration,
+    /// A disk that takes nothing for this long has failed.
+    pub(super) timeout: Duration,
+}
+
+impl Patience {
+    /// Of ranks that wait for each other's word no longer than `word`, with a disk no longer than `timeout`.
+    pub(super) fn new(word: Duration, timeout: Duration) -> Self {
+        Patience { beat: BEAT.min(word / 4), timeout }
+    }
+}
+
 /// How far a rank is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {

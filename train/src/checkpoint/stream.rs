@@ -75,16 +75,11 @@ impl Stream {
     }
 
     fn write_out(&mut self, length: usize) -> io::Result<()> {
-        let bytes = &self.buffer[..length];
-        match self.file.write_all(bytes) {
-            // Nor does every one say so when the file is opened. Nothing has been written then.
-            Err(error) if self.direct && error.kind() == ErrorKind::InvalidInput => {
-                fcntl(&self.file, FcntlArg::F_SETFL(OFlag::empty()))?;
-                self.direct = false;
-                self.file.write_all(bytes)?;
-            }
-            other => other?,
-        }
+        let Stream { file, buffer, direct, .. } = self;
+        let file = &*file;
+        let write = |bytes: &[u8]| Write::write(&mut &*file, bytes);
+        let buffered = || Ok(fcntl(file, FcntlArg::F_SETFL(OFlag::empty())).map(drop)?);
+        write_all(&buffer[..length], direct, write, buffered)?;
         self.written += self.filled as u64;
         self.filled = 0;
         Ok(())
@@ -104,8 +99,35 @@ impl Stream {
     }
 }
 
+/// Writes all of `bytes` with `write`. A direct write that the file system cannot do goes on, from where it
+/// has come to, after `buffered` has turned direct writing off: the first one, or the rest of one that was
+/// cut short within a page.
+fn write_all(
+    mut bytes: &[u8],
+    direct: &mut bool,
+    mut write: impl FnMut(&[u8]) -> io::Result<usize>,
+    buffered: impl Fn() -> io::Result<()>,
+) -> io::Result<()> {
+    while !bytes.is_empty() {
+        match write(bytes) {
+            Ok(0) => return Err(ErrorKind::WriteZero.into()),
+            Ok(count) => bytes = &bytes[count..],
+            // Nor does every file system say so when the file is opened.
+            Err(error) if *direct && error.kind() == ErrorKind::InvalidInput => {
+                buffered()?;
+                *direct = false;
+            }
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use super::*;
 
     #[test]
@@ -125,5 +147,31 @@ mod tests {
         }
         Stream::create(&path).unwrap().finish().unwrap();
         assert_eq!(std::fs::read(&path).unwrap(), b"");
+    }
+    /// As on a file system that has taken part of a direct write, up to within a page.
+    #[test]
+    fn a_direct_write_that_was_cut_short_goes_on_where_it_was() {
+        for cut in [0, 100] {
+            let bytes: Vec<u8> = (0..3 * PAGE).map(|i| (i % 251) as u8).collect();
+            let (mut direct, is_buffered) = (true, Cell::new(false));
+            let mut written = Vec::new();
+            let write = |rest: &[u8]| {
+                if !is_buffered.get() && written.len() == cut {
+                    return Err(ErrorKind::InvalidInput.into());
+                }
+                let count = if is_buffered.get() { rest.len() } else { cut };
+                written.extend_from_slice(&rest[..count]);
+                Ok(count)
+            };
+            let buffered = || {
+                is_buffered.set(true);
+                Ok(())
+            };
+            write_all(&bytes, &mut direct, write, buffered).unwrap();
+            assert!(written == bytes && !direct, "cut at {cut}");
+        }
+        let refused = |_: &[u8]| Err(ErrorKind::InvalidInput.into());
+        assert!(write_all(b"x", &mut false, refused, || Ok(())).is_err());
+        assert!(write_all(b"x", &mut true, |_| Ok(0), || Ok(())).is_err());
     }
 }

@@ -15,6 +15,7 @@ use super::CheckpointError;
 use super::checksum::{Checksum, RunningChecksum};
 use super::manifest::FileEntry;
 use super::stream::Stream;
+use crate::files;
 use crate::header::{Array, MAX_HEADER, header, header_bytes, parse_header};
 
 /// Bytes that are checksummed and then written, or copied and then checksummed, while they are in
@@ -103,7 +104,7 @@ impl TensorFile {
     /// described. Reads nothing else.
     pub(super) fn open(path: PathBuf, entry: &FileEntry) -> Result<Self, CheckpointError> {
         let damaged = |problem: String| CheckpointError::damaged(&path, problem);
-        let file = File::open(&path).map_err(CheckpointError::unreadable(&path))?;
+        let file = files::open(&path).map_err(CheckpointError::unreadable(&path))?;
         let bytes = file.metadata().map_err(CheckpointError::io("read", &path))?.len();
         if bytes != entry.bytes {
             return Err(damaged(format!("it has {bytes} bytes, and should have {}", entry.bytes)));

@@ -1,6 +1,5 @@
 //! Recomputing every checksum.
 
-use std::fs::File;
 use std::path::Path;
 
 use rayon::prelude::*;
@@ -9,6 +8,7 @@ use super::manifest::{FileEntry, Piece, TensorEntry, entry_of};
 use super::reader::damaged;
 use super::tensor_file::TensorFile;
 use super::{Checkpoint, CheckpointError};
+use crate::files;
 
 /// What a look at every byte of a checkpoint has shown.
 #[derive(Debug)]
@@ -64,7 +64,7 @@ pub(super) fn check_plain_file(
     entry: &FileEntry,
 ) -> Result<(), CheckpointError> {
     let path = folder.join(name);
-    let found = File::open(&path).map_err(CheckpointError::unreadable(&path))?.metadata();
+    let found = files::open(&path).map_err(CheckpointError::unreadable(&path))?.metadata();
     let bytes = found.map_err(CheckpointError::io("read", &path))?.len();
     if bytes == entry.bytes && entry_of(folder, name)? == *entry {
         return Ok(());

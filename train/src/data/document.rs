@@ -12,7 +12,7 @@ use super::stream;
 use super::text::TextFile;
 use rayon::prelude::*;
 use std::fs::{self, File};
-use std::io::{self, Cursor, Read, Seek as _};
+use std::io::{Cursor, Read, Seek as _};
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 

@@ -8,6 +8,7 @@ use kiln_model::layers::Layer;
 use super::EvalError;
 use crate::config;
 use crate::data::{self, BatchSource, Split, TokenFile};
+use crate::files::{self, MAX_WHOLE};
 use crate::sharded::ShardedDecoder;
 use crate::source::ModelSource;
 use crate::train::{self, TrainError};
@@ -91,7 +92,8 @@ impl Validation {
 fn check_tokenizer(model: &ModelSource, data: &Path) -> Result<(), EvalError> {
     let Ok(tokenizer) = data::tokenizer_of(data) else { return Ok(()) };
     let own = model.tokenizer();
-    match (std::fs::read(&tokenizer), std::fs::read(&own)) {
+    let read = |path| files::read(path, MAX_WHOLE);
+    match (read(&tokenizer), read(&own)) {
         (Ok(content), Ok(model)) if data::are_other_tokenizers(&content, &model) => {
             Err(EvalError::OtherTokenizer { data: tokenizer, model: own })
         }

@@ -247,6 +247,7 @@ impl Work {
                 Outcome::Logits { path: path.clone(), shape: logits.shape }
             }
         };
+        outcome.check()?;
         Ok(Report { outcome, ranks, strategy: *strategy })
     }
 }

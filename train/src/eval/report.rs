@@ -8,6 +8,7 @@ use serde::Serialize;
 
 use super::answers::AnswerLoss;
 use super::loss::ValidationLoss;
+use crate::train::TrainError;
 
 /// What an evaluation has come to.
 #[derive(Clone, Debug, PartialEq)]
@@ -36,6 +37,27 @@ pub enum Outcome {
         /// Positions and vocabulary.
         shape: [usize; 2],
     },
+}
+
+impl Outcome {
+    /// Fails if a loss is no number.
+    pub(super) fn check(&self) -> Result<(), TrainError> {
+        let (what, losses) = match self {
+            Outcome::Validation(ValidationLoss { loss, .. }) => {
+                ("the validation loss", vec![*loss])
+            }
+            Outcome::Answer(answer) => ("the loss of the answer", vec![answer.sum]),
+            Outcome::Answers(answers) => {
+                ("the loss of an answer", answers.iter().map(|answer| answer.sum).collect())
+            }
+            // Whatever they are, they are to be looked at.
+            Outcome::Logits { .. } => return Ok(()),
+        };
+        match losses.into_iter().find(|loss| !loss.is_finite()) {
+            Some(value) => Err(TrainError::NotANumber { what, value }),
+            None => Ok(()),
+        }
+    }
 }
 
 /// All answers of a file together.

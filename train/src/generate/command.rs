@@ -10,7 +10,7 @@ use kiln_shard::{EngineBuilder, Policy, Strategy, memory};
 
 use super::{Continuation, Sampling};
 use crate::device::{self, Demand, DeviceFlag};
-use crate::metrics::say;
+use crate::process::output;
 use crate::source::ModelSource;
 use crate::train::TrainError;
 
@@ -80,16 +80,25 @@ impl GenerateArgs {
                     let text = continuation.text()?;
                     let new = ready(&text, shown);
                     // A reader that went away is no reason to fail.
-                    let _ = write!(stdout(), "{new}").and_then(|()| stdout().flush());
+                    let _ =
+                        write!(stdout(), "{}", on_terminal(new)).and_then(|()| stdout().flush());
                     shown += new.len();
                 }
             }
             let text = continuation.text()?;
-            say(text.get(shown..).unwrap_or_default());
+            let rest = text.get(shown..).unwrap_or_default();
+            // Programs get the text as it is.
+            let rest = if live { on_terminal(rest) } else { rest.to_owned() };
+            let _ = writeln!(output::Stdout, "{rest}");
             Ok::<_, TrainError>(())
         })?;
         Ok(())
     }
+}
+
+/// Text as a terminal shows it. Whoever trained the model has chosen what is in it.
+fn on_terminal(text: &str) -> String {
+    output::printable(&text.replace('\r', "")).into_owned()
 }
 
 /// What of `text` can be shown after its first `shown` bytes: all but characters at its end that the

@@ -84,6 +84,10 @@ impl<'a> Continuation<'a> {
         let logits = data.as_slice::<f32>().unwrap_or_default();
         // A model may have room for more ids than the tokenizer has tokens.
         let known = vocab_size.min(self.tokenizer.vocab_size()).min(logits.len());
+        if let Some(logit) = logits[..known].iter().find(|logit| !logit.is_finite()) {
+            let (what, value) = ("the score of the next token", f64::from(*logit));
+            return Err(TrainError::NotANumber { what, value });
+        }
         let next = self.sampling.choose(&logits[..known], self.chosen as u64);
         self.chosen += 1;
         self.ended = self.ends.contains(&next);

@@ -4,6 +4,8 @@ use std::path::{Path, PathBuf};
 
 use kiln_model::ModelConfigError;
 
+use crate::files;
+
 /// What can go wrong with a folder in the layout of Hugging Face.
 #[derive(Debug, thiserror::Error)]
 pub enum HuggingFaceError {
@@ -26,6 +28,14 @@ pub enum HuggingFaceError {
         path: PathBuf,
         /// What is missing, and what to do.
         problem: String,
+    },
+    /// A link leads out of the folder.
+    #[error("{} is a link that leads out of its folder, to {}: copy that file into the folder if it belongs to the model", .path.display(), .target.display())]
+    LeadsOut {
+        /// The link.
+        path: PathBuf,
+        /// Where it leads.
+        target: PathBuf,
     },
     /// A file that should be JSON is not.
     #[error("{} is not JSON ({problem}): get the file again", .path.display())]
@@ -176,6 +186,12 @@ impl HuggingFaceError {
         move |source| HuggingFaceError::Io { operation, path: path.to_owned(), source }
     }
 
+    /// Fails if the links of the file `name` in `folder` lead out of it. What is not there does not.
+    pub(super) fn check_inside(folder: &Path, name: &str) -> Result<(), Self> {
+        let leads_out = |target| HuggingFaceError::LeadsOut { path: folder.join(name), target };
+        files::way_out(folder, name).map_or(Ok(()), |target| Err(leads_out(target)))
+    }
+
     pub(super) fn damaged(path: &Path, problem: impl std::fmt::Display) -> Self {
         HuggingFaceError::Damaged { path: path.to_owned(), problem: problem.to_string() }
     }
@@ -184,6 +200,7 @@ impl HuggingFaceError {
     pub fn is_usage(&self) -> bool {
         match self {
             HuggingFaceError::NotAModel { .. }
+            | HuggingFaceError::LeadsOut { .. }
             | HuggingFaceError::Key { .. }
             | HuggingFaceError::Unsupported { .. }
             | HuggingFaceError::Shape { .. }

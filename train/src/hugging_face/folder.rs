@@ -11,9 +11,12 @@ use super::config::FolderConfig;
 use super::keys::Keys;
 use super::names::{HEAD, HuggingFaceName, hugging_face_name, is_buffer};
 use super::tokens::end_ids;
-use super::{CONFIG_FILE, HuggingFaceError, INDEX_FILE, MODEL_FILE, TOKENIZER_FILE, TensorFile};
+use super::{
+    CARRIED, CONFIG_FILE, HuggingFaceError, INDEX_FILE, MODEL_FILE, TOKENIZER_FILE, TensorFile,
+};
 use crate::checkpoint::{CheckpointError, MANIFEST_FILE, model_line};
 use crate::device;
+use crate::files;
 use crate::sharded::parameter_shapes;
 use crate::weights::Weights;
 
@@ -65,6 +68,9 @@ impl HuggingFaceFolder {
                 path: folder.to_owned(),
                 problem: "it has no config.json; name the folder that has one".to_owned(),
             });
+        }
+        for name in CARRIED.iter().chain(&[CONFIG_FILE, MODEL_FILE, INDEX_FILE]) {
+            HuggingFaceError::check_inside(folder, name)?;
         }
         let config = FolderConfig::read(folder)?;
         let end_ids = end_ids(folder)?;
@@ -186,8 +192,7 @@ pub(super) fn files_of_index(
     for tensor in weight_map.names() {
         // Null counts as no name.
         let file = weight_map.text(tensor)?.unwrap_or_default();
-        let plain = Path::new(&file).file_name().is_some_and(|name| name == file.as_str());
-        if !plain || !file.ends_with(".safetensors") {
+        if !files::is_plain_name(&file) || !file.ends_with(".safetensors") {
             let problem = format!("is {file}, expected the name of a .safetensors file beside it");
             return Err(weight_map.problem(tensor, &problem));
         }
@@ -200,6 +205,7 @@ pub(super) fn files_of_index(
 pub(super) fn open_index(folder: &Path, index: &Path) -> Result<Files, HuggingFaceError> {
     let (mut files, mut places) = (Vec::new(), BTreeMap::new());
     for (name, expected) in files_of_index(index)? {
+        HuggingFaceError::check_inside(folder, &name)?;
         let expected: BTreeSet<_> = expected.iter().map(String::as_str).collect();
         let file = TensorFile::open(&folder.join(name))?;
         let found: BTreeSet<_> = file.names().collect();

@@ -16,6 +16,7 @@ use crate::config::{Config, DataSection, ModelSection};
 use crate::device;
 use crate::metrics::say;
 use crate::sharded::layout_of;
+use crate::source::ModelSource;
 use crate::train::TrainError;
 
 /// Arguments of `kiln import`.
@@ -67,12 +68,20 @@ impl ImportArgs {
 /// When the folder is no model that Kiln's decoder can be, when there is something at `out`
 /// already, and when the disk fails.
 pub fn import(folder: &Path, out: &Path) -> Result<(), TrainError> {
-    let source = HuggingFaceFolder::open(folder)?;
+    let opened = HuggingFaceFolder::open(folder)?;
+    let source = ModelSource::HuggingFace(Box::new(opened.clone()));
+    if source.tokenizer().exists() {
+        // What nothing could use afterwards is better refused now.
+        let tokenizer = source.load_tokenizer()?;
+        if opened.end_ids().is_empty() {
+            tokenizer.end_of_text()?;
+        }
+    }
     // What is not weights is put together here and copied from here.
     let aside = NewFolder::create(out)?;
     let carried = aside.carry(folder, &CARRIED)?;
     keep_token_ids(folder, &aside, carried.contains(&GENERATION_FILE))?;
-    write_checkpoint(&source, aside.files()?, out)
+    write_checkpoint(&opened, aside.files()?, out)
 }
 
 /// Ids that only `config.json` names, which is not carried along, go to `generation_config.json`.

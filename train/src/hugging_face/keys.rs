@@ -1,11 +1,14 @@
 //! Keys of a JSON file, with errors that name the file and the key.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
 
 use super::HuggingFaceError;
+use crate::files;
+
+/// The index of a model of many thousand tensors has a few million bytes.
+const MAX_BYTES: u64 = 1 << 28;
 
 /// An object of a JSON file. A key whose value is null counts as absent.
 #[derive(Clone, Debug)]
@@ -19,7 +22,7 @@ pub(super) struct Keys {
 impl Keys {
     /// Reads a file that holds an object.
     pub(super) fn read(path: &Path) -> Result<Self, HuggingFaceError> {
-        let text = fs::read(path).map_err(HuggingFaceError::io("read", path))?;
+        let text = files::read(path, MAX_BYTES).map_err(HuggingFaceError::io("read", path))?;
         let json = |problem: String| HuggingFaceError::Json { path: path.to_owned(), problem };
         match serde_json::from_slice(&text) {
             Ok(Value::Object(map)) => {

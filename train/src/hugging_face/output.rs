@@ -8,6 +8,7 @@ use serde_json::Value;
 
 use super::HuggingFaceError;
 use crate::checkpoint::parent_of;
+use crate::files::{self, MAX_WHOLE};
 
 /// A folder under construction beside its place; removed unless [`NewFolder::commit`] is called.
 pub(super) struct NewFolder {
@@ -72,8 +73,10 @@ impl NewFolder {
         let mut carried = Vec::new();
         for name in names {
             let path = from.join(name);
+            HuggingFaceError::check_inside(from, name)?;
             if path.is_file() {
-                let content = fs::read(&path).map_err(HuggingFaceError::io("read", &path))?;
+                let read = files::read(&path, MAX_WHOLE);
+                let content = read.map_err(HuggingFaceError::io("read", &path))?;
                 self.write(name, &content)?;
                 carried.push(*name);
             }

@@ -13,6 +13,7 @@ use rayon::prelude::*;
 use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 
 use super::HuggingFaceError;
+use crate::files;
 use crate::header::read_header;
 
 /// Bytes that are read and decoded at a time: they stay in the second cache.
@@ -46,7 +47,7 @@ struct Entry {
 impl TensorFile {
     /// Opens `path` and reads its header.
     pub(super) fn open(path: &Path) -> Result<Self, HuggingFaceError> {
-        let file = File::open(path).map_err(|error| match error.kind() {
+        let file = files::open(path).map_err(|error| match error.kind() {
             std::io::ErrorKind::NotFound => HuggingFaceError::damaged(path, "the file is missing"),
             _ => HuggingFaceError::io("read", path)(error),
         })?;

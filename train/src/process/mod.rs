@@ -18,6 +18,7 @@
 //! says there what a full disk did not take of its log.
 
 mod crash;
+mod id;
 pub(crate) mod launcher;
 pub mod output;
 pub(crate) mod position;
@@ -34,6 +35,7 @@ pub use launcher::end_with_launcher;
 pub use signals::stop_on_signals;
 
 pub(crate) use crash::raise_segv;
+pub(crate) use id::ProcessId;
 pub(crate) use signals::{hear_of_children, is_ignored};
 
 /// Sets up this process for training; returns the flag that asks its runs to stop, for

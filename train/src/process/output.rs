@@ -9,6 +9,7 @@ mod bar;
 mod stream;
 
 use std::backtrace::{Backtrace, BacktraceStatus};
+use std::borrow::Cow;
 use std::io::{self, Write};
 use std::os::fd::AsFd;
 use std::panic;
@@ -18,7 +19,7 @@ use std::time::Duration;
 use super::launcher::{self, Word};
 use stream::Stream;
 
-pub(crate) use bar::Bar;
+pub(crate) use bar::watched_bar;
 
 static STDOUT: Stream = Stream::new("standard output", |bytes| {
     let mut console = io::stdout();
@@ -37,14 +38,28 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// How long a line waits for earlier lines on the other stream: both may go to the same terminal.
 const ORDER: Duration = Duration::from_millis(100);
 
-/// Writes a line to standard output. A line that cannot be written is counted.
+/// Writes a line to standard output, [`printable`]. A line that cannot be written is counted.
 pub fn say(text: &str) {
-    put(&STDOUT, &STDERR, format!("{text}\n").as_bytes());
+    put(&STDOUT, &STDERR, format!("{}\n", printable(text)).as_bytes());
 }
 
-/// Writes a line to standard error. A line that cannot be written is counted.
+/// Writes a line to standard error, [`printable`]. A line that cannot be written is counted.
 pub fn complain(text: &str) {
-    put(&STDERR, &STDOUT, format!("{text}\n").as_bytes());
+    put(&STDERR, &STDOUT, format!("{}\n", printable(text)).as_bytes());
+}
+
+/// `text` without what a terminal would obey: names come from files of others. Control characters other than
+/// the end of a line and the tab are spelled out, as in `\u{1b}`.
+pub fn printable(text: &str) -> Cow<'_, str> {
+    let is_obeyed = |c: char| c.is_control() && c != '\n' && c != '\t';
+    if !text.contains(is_obeyed) {
+        return text.into();
+    }
+    let mut shown = String::with_capacity(text.len() + 8);
+    for c in text.chars() {
+        if is_obeyed(c) { shown.extend(c.escape_unicode()) } else { shown.push(c) }
+    }
+    shown.into()
 }
 
 /// Writes behind what waits for the other stream.
@@ -137,5 +152,18 @@ impl Write for Stdout {
 
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn terminals_are_not_told_what_to_do() {
+        let plain = "a \u{e4}\u{4e2d}\n\tb \u{1f642}";
+        assert!(matches!(printable(plain), Cow::Borrowed(text) if text == plain));
+        let evil = "\u{1b}[2J\r\u{9b}31m\u{7}\u{7f}";
+        assert_eq!(printable(evil), r"\u{1b}[2J\u{d}\u{9b}31m\u{7}\u{7f}");
     }
 }

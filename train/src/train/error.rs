@@ -135,6 +135,16 @@ pub enum TrainError {
         /// The first parameter with such a gradient.
         parameter: Option<String>,
     },
+    /// A model has computed something that is no number.
+    #[error(
+        "{what} is {value}: the model computes with numbers that are too large; use an earlier checkpoint, or another model"
+    )]
+    NotANumber {
+        /// What it has computed.
+        what: &'static str,
+        /// The value.
+        value: f64,
+    },
     /// As [`TrainError::NonFinite`], once too often.
     #[error("step {step}: {what} is {value}{}, as in the {} steps before; none of them updated the weights. Lower optim.lr or raise optim.warmup_steps, and go on from an earlier checkpoint", in_gradient(.parameter), MAX_SKIPPED - 1)]
     TooManySkipped {

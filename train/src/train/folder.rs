@@ -1,7 +1,7 @@
 //! The run folder: which one, whose it is, and what is in it.
 //!
 //! - `identity`: `run.json`, which makes a folder a run of ours;
-//! - `lock`: a folder belongs to one run at a time; `holder`: who that is, `process`: as what;
+//! - `lock`: a folder belongs to one run at a time; `holder`: who that is;
 //! - `claim`: what a start does to its folder before the ranks begin, and when they have begun.
 //!
 //! Of a run only names that are ours are ever replaced, and what a run no longer needs is moved aside.
@@ -11,14 +11,15 @@ mod error;
 mod holder;
 mod identity;
 mod lock;
-mod process;
 
+use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::{Resume, RunOptions, TrainError};
 use crate::checkpoint::{self, Checkpoint};
 use crate::config::Config;
+use crate::files;
 use crate::launch;
 use crate::metrics::is_beside;
 
@@ -76,7 +77,9 @@ enum Content {
     Nothing,
     /// A start that came to nothing, or is about to begin.
     Unbegun(Identity),
-    /// A run; one of an older build has no identity.
+    /// A run that has begun and has no checkpoint: there is nothing to go on from, and no state to lose.
+    Unsaved(Option<Identity>),
+    /// A run with a checkpoint.
     Run(Option<Identity>),
     /// Something else, such as what has this name.
     Foreign(String),
@@ -104,7 +107,9 @@ pub(super) fn find(config: &Config, options: &RunOptions) -> Result<Found, Train
     let restarts = options.job().restarts;
     let claimant = Claimant::new(config, options);
     let restart_of = |content: &Content| match content {
-        Content::Run(Some(run)) | Content::Unbegun(run) if restarts > 0 => {
+        Content::Run(Some(run)) | Content::Unsaved(Some(run)) | Content::Unbegun(run)
+            if restarts > 0 =>
+        {
             run.check_restart_of(&claimant)
         }
         // Only an identity says whose a run is.
@@ -117,6 +122,9 @@ pub(super) fn find(config: &Config, options: &RunOptions) -> Result<Found, Train
             next(name, &config.data.path, options.resume.is_some(), is_restart)?
         }
     };
+    if let Some((link, target)) = files::dangling_link(&named) {
+        return Err(FolderError::Dangling { out: named, link, target }.into());
+    }
     let out = resolve(&named);
     let content = content_of(&out, &config.data.path)?;
     let is_restart = restart_of(&content).is_ok();
@@ -135,6 +143,13 @@ pub(super) fn find(config: &Config, options: &RunOptions) -> Result<Found, Train
         Content::File => return Err(FolderError::File { out }.into()),
         Content::Nothing | Content::Unbegun(_) => {}
         _ if goes_on => {}
+        // The same command once more.
+        Content::Unsaved(Some(run)) if run.was_started_as(&claimant) => {}
+        Content::Unsaved(_) => {
+            Lock::check_free(&out)?;
+            let config = out.join(CONFIG_FILE);
+            return Err(FolderError::Unsaved { out, config }.into());
+        }
         Content::Foreign(example) => {
             let example = example.clone();
             return Err(FolderError::Foreign { out, example }.into());
@@ -200,7 +215,7 @@ fn next(
         match content_of(&folder(index), data)? {
             Content::Nothing => break,
             found if is_restart(&found) => last_run = Some(index),
-            Content::Run(_) if resume => last_run = Some(index),
+            Content::Run(_) | Content::Unsaved(_) if resume => last_run = Some(index),
             _ => {}
         }
         index += 1;
@@ -210,7 +225,8 @@ fn next(
 
 /// Whether `out` has content that is no run of ours: nothing is to be written there.
 pub(crate) fn is_foreign(out: &Path) -> bool {
-    matches!(content_of(out, Path::new("")), Ok(Content::Foreign(_) | Content::File))
+    files::dangling_link(out).is_some()
+        || matches!(content_of(out, Path::new("")), Ok(Content::Foreign(_) | Content::File))
 }
 
 /// What is in `out`, apart from the run's `data`, which may be prepared in there.
@@ -218,28 +234,40 @@ fn content_of(out: &Path, data: &Path) -> Result<Content, FolderError> {
     if !out.is_dir() {
         return Ok(if out.exists() { Content::File } else { Content::Nothing });
     }
+    let has_checkpoint = || Checkpoint::is_in(out);
     if let Some(identity) = Identity::read(out)? {
-        let begun = metrics_of_run(out).exists() || Checkpoint::is_in(out);
-        return Ok(match begun {
-            true => Content::Run(Some(identity)),
-            false => Content::Unbegun(identity),
+        return Ok(match () {
+            () if has_checkpoint() => Content::Run(Some(identity)),
+            () if metrics_of_run(out).exists() => Content::Unsaved(Some(identity)),
+            () => Content::Unbegun(identity),
         });
     }
     // Builds without `run.json` have left these.
     let has = |name: &Path| out.join(name).exists();
     let checkpoints = checkpoint::folder_of_run(Path::new(""));
     if has(Path::new(CONFIG_FILE)) && (has(Path::new(METRICS_FILE)) || has(&checkpoints)) {
-        return Ok(Content::Run(None));
+        return Ok(if has_checkpoint() { Content::Run(None) } else { Content::Unsaved(None) });
     }
     let entries = fs::read_dir(out).map_err(FolderError::io("list", out))?.flatten();
     let foreign = entries.filter(|entry| {
         let (path, name) = (entry.path(), entry.file_name());
         // The identity while another start writes it.
         let is_ours = name == lock::FOLDER || is_beside(&name, identity::FILE);
-        !is_ours && !launch::is_log_folder(&path) && !is_same(&path, data)
+        !is_ours
+            && !is_of_file_system(&name)
+            && !launch::is_log_folder(&path)
+            && !is_same(&path, data)
     });
     let first = foreign.map(|entry| entry.file_name().to_string_lossy().into_owned()).min();
     Ok(first.map_or(Content::Nothing, Content::Foreign))
+}
+
+/// Whether a name is that of what a file system or version control puts into folders that are empty to
+/// their users.
+fn is_of_file_system(name: &OsStr) -> bool {
+    // A file that is removed while it is open, on NFS.
+    let is_removed = name.as_encoded_bytes().starts_with(b".nfs");
+    is_removed || name == "lost+found" || name == ".git"
 }
 
 #[cfg(test)]
@@ -270,8 +298,12 @@ mod tests {
         assert_eq!(content(&["flight/black_box"]), foreign("flight"));
         assert_eq!(content(&["config.toml"]), foreign("config.toml"));
         assert_eq!(content(&["run.json"]), foreign("run.json"));
-        assert_eq!(content(&["config.toml", "metrics.jsonl"]), Content::Run(None));
-        assert_eq!(content(&["config.toml", "checkpoints/latest"]), Content::Run(None));
+        assert_eq!(content(&["config.toml", "metrics.jsonl"]), Content::Unsaved(None));
+        assert_eq!(content(&["config.toml", "checkpoints/latest"]), Content::Unsaved(None));
+        let manifest = "checkpoints/fsdp_cpt1/manifest.json";
+        assert_eq!(content(&["config.toml", manifest]), Content::Run(None));
+        assert_eq!(content(&["lost+found/#1", ".git/config", ".nfs000001"]), Content::Nothing);
+        assert_eq!(content(&["lost+found/#1", ".gitignore"]), foreign(".gitignore"));
         let file = folder.path().join("file");
         fs::write(&file, "").unwrap();
         assert_eq!(content_of(&file), Content::File);

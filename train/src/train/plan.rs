@@ -16,6 +16,7 @@ use crate::checkpoint::{
 use crate::config::{Config, ConfigError, ModelSection};
 use crate::data::{self, DataInfo, Split, TokenFile, Tokenizer};
 use crate::device::{self, Selected};
+use crate::files;
 use crate::metrics::say;
 use crate::prepared;
 use crate::sharded::Shapes;
@@ -221,7 +222,7 @@ impl Draft {
         };
         let other_init = init.filter(|_| resume.is_none()).and_then(|source| {
             let own = source.tokenizer();
-            let content = std::fs::read(&own).ok()?;
+            let content = files::read(&own, files::MAX_WHOLE).ok()?;
             data::are_other_tokenizers(&content, &tokenizer).then(|| {
                 format!(
                     "the data in {} have another tokenizer than the weights to start from ({}): \

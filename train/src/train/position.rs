@@ -13,6 +13,7 @@ use super::TrainError;
 use crate::checkpoint::Checkpoint;
 use crate::config::Config;
 use crate::data::{self, DataInfo};
+use crate::files;
 
 /// What the position in the data depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -73,7 +74,7 @@ fn other_tokenizer(
     config: &Config,
     tokenizer: &[u8],
 ) -> Option<(PositionKey, String)> {
-    let own = std::fs::read(checkpoint.tokenizer()).ok()?;
+    let own = files::read(&checkpoint.tokenizer(), files::MAX_WHOLE).ok()?;
     let here = data::tokenizer_of(&config.data.path).ok()?;
     data::are_other_tokenizers(&own, tokenizer).then(|| {
         let what = format!("the tokenizer in {} is another than the checkpoint's", here.display());

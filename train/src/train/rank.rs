@@ -349,8 +349,15 @@ impl<'a, B: Layer> Rank<'a, B> {
             &section.prompt,
             &sampling,
             || self.model.engine().finish_evaluation(),
-        )?;
-        Ok(Some(text))
+        );
+        match text {
+            // The run is done, and its last save is not.
+            Err(error @ TrainError::NotANumber { .. }) => {
+                tracing::warn!("no sample: {error}");
+                Ok(None)
+            }
+            text => text.map(Some),
+        }
     }
 
     fn conclude(

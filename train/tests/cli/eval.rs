@@ -97,13 +97,19 @@ fn all_validation_data_counts_unless_told_otherwise() {
     let all = line(&workspace, &[]);
     assert_eq!(all["tokens"], 19 * SEQ_LEN);
     // More than there is.
-    assert_eq!(line(&workspace, &["--samples", "1000"]), all);
+    for samples in ["1000", "18446744073709551615"] {
+        assert_eq!(line(&workspace, &["--samples", samples]), all);
+    }
     assert_ne!(line(&workspace, &["--samples", "8"])["val_loss"], all["val_loss"]);
     assert_eq!(line(&workspace, &["--seq-len", "4"])["tokens"], 39 * 4);
-    for rows in ["1", "7", "30"] {
+    for rows in ["1", "7", "30", "18446744073709551615"] {
         let loss = number(&line(&workspace, &["--rows", rows]), "val_loss");
         assert_close(rows, loss, number(&all, "val_loss"), 1e-6);
     }
+    let most = ["--samples", "18446744073709551615", "--rows", "18446744073709551615"];
+    let all_on_two = line(&workspace, &[&most[..], &["--ranks", "2"]].concat());
+    assert_close("most", number(&all_on_two, "val_loss"), number(&all, "val_loss"), 1e-6);
+    assert_eq!(all_on_two["tokens"], all["tokens"]);
     // The data may have moved, and other data may be asked for.
     workspace.copy("data", "moved");
     assert_eq!(line(&workspace, &["--data", "moved"]), all);

@@ -104,3 +104,18 @@ fn a_run_that_lives_keeps_others_out_also_without_its_lock() {
     assert_lost(&stopped(&workspace, run));
     workspace.succeed(&in_run(&["train", "run.toml"], &resume));
 }
+
+#[test]
+fn a_launched_run_whose_folder_is_gone_ends_with_an_error() {
+    let workspace = Workspace::new();
+    let launch = ["launch", "--nproc-per-node", "2", "--max-restarts", "0", "--"];
+    let run = workspace.start(&[&launch[..], &in_run(&FOREVER, &[])].concat());
+    wait_for_a_step(&workspace, "run");
+    fs::rename(workspace.path("run"), workspace.path("trash")).expect("it moves");
+    let ended = stopped(&workspace, run);
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    assert!(ended.stderr.contains(LOST), "{ended:?}");
+    assert!(!workspace.path("run").exists(), "nothing is written in its old place");
+    let metrics = workspace.metrics("trash");
+    assert!(metrics.iter().any(|line| line.get("loss").is_some()), "what was logged stays");
+}

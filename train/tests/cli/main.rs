@@ -18,6 +18,8 @@
 //! - `eval`: losses and logits of a model, against each other and over ranks and strategies;
 //! - `reference`: a run that has the losses of the same run in PyTorch;
 //! - `preemption`, `nonfinite`: runs that are asked to stop, and steps that go wrong;
+//! - `hostile`: files that somebody else has made; `unfinished`: starts that came to nothing, and folders
+//!   that are not quite empty;
 //! - `lost_folder`: run folders that are moved, replaced or removed under a run;
 //! - `own_tokenizer`: models, and data of other tokenizers;
 //! - `drills`: failures on purpose, and the flight recorders they leave;
@@ -47,6 +49,7 @@ mod extension;
 mod generate;
 #[cfg(feature = "wgpu")]
 mod gpu;
+mod hostile;
 #[cfg(feature = "hub")]
 mod hub;
 mod hugging_face;
@@ -72,3 +75,4 @@ mod support;
 mod surroundings;
 #[cfg(feature = "cuda")]
 mod trace;
+mod unfinished;

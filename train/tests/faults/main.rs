@@ -15,5 +15,7 @@ mod output;
 mod parity;
 mod preemption;
 mod saving;
+#[path = "../support/signals.rs"]
+mod signals;
 mod soak;
 mod support;

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::OnceLock;
 
+use crate::signals;
 use tempfile::TempDir;
 
 /// Optimizer steps of every run here.
@@ -98,7 +99,7 @@ impl From<Output> for Ended {
 /// `kiln` without a place in its environment.
 pub fn kiln(arguments: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_kiln"));
-    command
+    signals::with_defaults(&mut command)
         .args(arguments)
         .env_clear()
         .env("PATH", std::env::var_os("PATH").unwrap_or_default())

@@ -11,5 +11,7 @@ mod recipes;
 mod restart;
 mod secret;
 mod signal;
+#[path = "../support/signals.rs"]
+mod signals;
 mod support;
 mod usage;

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use crate::signals;
 use tempfile::TempDir;
 
 /// What every script starts with. `wait_for` waits for a file, `wait_end` for the end of the process
@@ -53,7 +54,7 @@ impl Job {
     /// `kiln` with these arguments and only these variables.
     pub fn kiln(&self, arguments: &[&str], variables: &[(&str, &str)]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_kiln"));
-        command
+        signals::with_defaults(&mut command)
             .args(arguments)
             .current_dir(self.folder.path())
             .env_clear()

@@ -38,13 +38,18 @@ fn pass(mut from: TcpStream, mut to: TcpStream, flip: Option<usize>, end: usize)
 }
 
 fn wire(rank: usize, stream: TcpStream, seal: Seal) -> Wire {
+    wire_to(rank, stream, seal, None)
+}
+
+/// A wire whose other side may be one whose memory can be read.
+fn wire_to(rank: usize, stream: TcpStream, seal: Seal, neighbour: Option<Neighbour>) -> Wire {
     let mut keys = [&[1; 16], &[2; 16]];
     if rank == 1 {
         keys.reverse();
     }
     let channel = Channel::new(Arc::new(stream), seal, keys);
     channel.stream().set_nonblocking(true).unwrap();
-    let mut links = vec![Some(Link { channel, neighbour: None }), None];
+    let mut links = vec![Some(Link { channel, neighbour }), None];
     if rank == 0 {
         links.reverse();
     }
@@ -109,5 +114,41 @@ fn a_connection_that_ends_inside_a_record_is_no_leave() {
         let stop = gather(seal, false, None, PART / 2).unwrap_err();
         let Stop::Lost { peer: 0, left: false, reason } = &stop else { panic!("{stop:?}") };
         assert!(reason.contains("ended inside record"), "{reason}");
+    }
+}
+
+/// Whoever has read lent data says so, and hears that it was there until then. Nothing else will do: the
+/// next byte of a connection that is out of step is not the end of an exchange.
+#[test]
+fn an_exchange_ends_with_the_words_that_end_it() {
+    let payload = vec![7; LEND];
+    let lend = |said: u8| {
+        let [here, mut there] = connected();
+        let mut wire = wire_to(0, here, Seal::Off, Some(Neighbour::this_process()));
+        wire.begin(1, 1);
+        wire.exchange(true);
+        assert_eq!(wire.send(1, &payload).unwrap(), Some(LEND));
+        let mut descriptor = [0; HEADER + DESCRIPTOR];
+        there.read_exact(&mut descriptor).unwrap();
+        assert!(!wire.settle(1).unwrap(), "nobody has read it yet");
+        there.write_all(&[said]).unwrap();
+        loop {
+            match wire.settle(1) {
+                Ok(false) => wire.wait().unwrap(),
+                Ok(true) => {
+                    let mut answer = [0];
+                    there.read_exact(&mut answer).unwrap();
+                    return Ok(answer[0]);
+                }
+                Err(stop) => return Err(stop),
+            }
+        }
+    };
+    assert_eq!(lend(READ).unwrap(), LENT);
+    // A header that comes too early, and the answer in the place of the question.
+    for wrong in [b'k', 0, LENT] {
+        let stop = lend(wrong).unwrap_err();
+        let Stop::Lost { peer: 1, left: false, reason } = &stop else { panic!("{stop:?}") };
+        assert!(reason.contains("something else than the end"), "{reason}");
     }
 }

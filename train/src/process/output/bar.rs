@@ -1,19 +1,35 @@
 //! The terminal on standard error as a progress bar draws on it, without ever waiting for it.
 
-use std::io;
+use std::io::{self, IsTerminal};
 use std::mem;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use indicatif::TermLike;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle, TermLike};
 
 use super::STDERR;
 
 /// Columns and rows where the terminal does not tell.
 const SIZE: (u16, u16) = (80, 24);
 
+/// Frames of a progress bar per second, at most.
+const FRAME_RATE: u8 = 20;
+
+/// A progress bar of this length, in a style of indicatif's, if somebody watches: it is drawn on standard
+/// error.
+pub(crate) fn watched_bar(length: u64, style: &str) -> Option<ProgressBar> {
+    let is_watched = io::stdout().is_terminal() && io::stderr().is_terminal();
+    is_watched.then(|| {
+        let target = ProgressDrawTarget::term_like_with_hz(Box::new(Bar::default()), FRAME_RATE);
+        let bar = ProgressBar::with_draw_target(Some(length), target);
+        // Templates are constants that parse; the default style would do as well.
+        let style = ProgressStyle::with_template(style);
+        bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+    })
+}
+
 /// Draws whole frames. Frames are left out while the terminal takes nothing.
 #[derive(Debug, Default)]
-pub(crate) struct Bar {
+struct Bar {
     frame: Mutex<String>,
 }
 

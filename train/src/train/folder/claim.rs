@@ -45,7 +45,7 @@ impl Found {
     ) -> Result<Option<(Lock, Claim)>, TrainError> {
         let is_new = matches!(self.content, Content::Nothing | Content::Unbegun(_));
         let identity = match &self.content {
-            Content::Run(Some(known)) => known.clone(),
+            Content::Run(Some(known)) | Content::Unsaved(Some(known)) => known.clone(),
             _ if is_new => Identity::new(&self.claimant)?,
             // A run of an older build. Whose it is can be said when it has been gone on with.
             _ => Identity::new(&self.claimant)?.without_job(),
@@ -68,13 +68,13 @@ impl Found {
         if !self.is_still(&find()?) {
             return Ok(None);
         }
-        if !matches!(self.content, Content::Run(Some(_))) {
+        if !matches!(self.content, Content::Run(Some(_)) | Content::Unsaved(Some(_))) {
             identity.write(&self.out)?;
         }
         // Not when the first checkpoint is due, which may be hours from here.
         let checkpoints = checkpoint::folder_of_run(&self.out);
         fs::create_dir_all(&checkpoints).map_err(FolderError::io("create", &checkpoints))?;
-        checkpoint::remove_partial(&checkpoints);
+        checkpoint::sweep(&checkpoints);
         self.set_flights_aside()?;
         let taken = identity.taken_by(&self.claimant);
         let (out, held) = (self.out.clone(), lock.held());
@@ -124,8 +124,24 @@ impl Claim {
                 aside.display()
             ));
         }
+        if checkpoint::mend_latest(&checkpoints, step)? {
+            say(&format!(
+                "{} did not name the newest complete checkpoint, that of step {step}, as after a \
+                 process that ended before it could write it; it does now",
+                checkpoints.join("latest").display()
+            ));
+        }
         let metrics = metrics_of_run(&self.out);
-        cut_lines_after(&metrics, step, &cut).map_err(FolderError::io("write", &metrics))?;
+        let was_cut =
+            cut_lines_after(&metrics, step, &cut).map_err(FolderError::io("write", &metrics))?;
+        if was_cut && step == 0 {
+            say(&format!(
+                "{} holds a start that ended before its first checkpoint: starting again; its \
+                 metrics are now in {}",
+                self.out.display(),
+                cut.display()
+            ));
+        }
         let path = self.out.join(CONFIG_FILE);
         write_beside(&path, config.as_bytes()).map_err(FolderError::io("write", &path))?;
         // Last: from here on, a restart of this job goes on with what it finds.

@@ -28,6 +28,24 @@ pub enum FolderError {
         /// The run folder.
         out: PathBuf,
     },
+    /// The folder holds a run that cannot be gone on with, of another configuration.
+    #[error("{} holds a run that ended before its first checkpoint, and this is another configuration: choose another folder with --out, or start it with the configuration in {}", .out.display(), .config.display())]
+    Unsaved {
+        /// The run folder.
+        out: PathBuf,
+        /// The configuration of the run.
+        config: PathBuf,
+    },
+    /// The path is a link to nothing, or below one.
+    #[error("--out {}: {} is a link to {}, which is not there: create that folder, or name another one", .out.display(), .link.display(), .target.display())]
+    Dangling {
+        /// The path.
+        out: PathBuf,
+        /// The link.
+        link: PathBuf,
+        /// Where it leads.
+        target: PathBuf,
+    },
     /// A job that was started again may only go on with its own run.
     #[error(
         "{} already holds a run, and this restart does not take it over: {why}. If it is the run that you mean, go on with --resume latest; if not, choose another folder with --out",

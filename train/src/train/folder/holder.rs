@@ -2,8 +2,8 @@
 //! see each other's locks.
 
 use std::fmt;
-use std::fs::{File, OpenOptions};
-use std::io::{self, Read, Write};
+use std::fs::OpenOptions;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread::{self, JoinHandle};
@@ -12,8 +12,9 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::identity::now;
-use super::process::ProcessId;
 use crate::checkpoint::HeldFolder;
+use crate::files;
+use crate::process::ProcessId;
 
 /// A holder says this often that it is there.
 const BEAT: Duration = Duration::from_secs(5);
@@ -48,16 +49,15 @@ impl Holder {
 
     /// The holder that `path` tells of, if there is one.
     pub(super) fn read(path: &Path) -> Option<Self> {
-        let mut text = Vec::new();
-        File::open(path).ok()?.take(MAX_BYTES).read_to_end(&mut text).ok()?;
-        serde_json::from_slice(&text).ok()
+        serde_json::from_slice(&files::read(path, MAX_BYTES).ok()?).ok()
     }
 
     /// Writes it to `path`, over what is there. Opened and closed every time: NFS sends what was
     /// written when a file is closed, and a local disk need not be waited for.
     pub(super) fn write(&self, path: &Path) -> io::Result<()> {
         let text = serde_json::to_string(self)?;
-        let mut file = OpenOptions::new().write(true).create(true).truncate(false).open(path)?;
+        let mut options = OpenOptions::new();
+        let mut file = files::open_with(options.write(true).create(true).truncate(false), path)?;
         file.write_all(format!("{text:BYTES$}\n").as_bytes())
     }
 

@@ -1,5 +1,6 @@
 //! `run.json`: what makes a folder a run of ours, and tells one run from another.
 
+use std::io::ErrorKind;
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -8,13 +9,17 @@ use serde_json::Value;
 use sha2::{Digest, Sha256};
 
 use super::error::FolderError;
-use super::process::ProcessId;
 use crate::config::Config;
+use crate::files;
 use crate::metrics::write_beside;
+use crate::process::ProcessId;
 use crate::train::RunOptions;
 
 /// Name of the file in the run folder.
 pub(super) const FILE: &str = "run.json";
+
+/// Longer files are not of ours.
+const MAX_BYTES: u64 = 1 << 20;
 
 /// The version of the file that this build reads and writes.
 const FORMAT: u64 = 1;
@@ -108,22 +113,33 @@ impl Identity {
         if self.job.is_none() || self.job != claimant.job {
             return Err(OTHER_JOB);
         }
-        if self.config_sha256 != claimant.config_sha256 {
+        if !self.was_started_as(claimant) {
             return Err(OTHER_CONFIG);
         }
         Ok(())
+    }
+
+    /// Whether it was last started with the configuration of `claimant`.
+    pub(super) fn was_started_as(&self, claimant: &Claimant) -> bool {
+        self.config_sha256 == claimant.config_sha256
     }
 
     /// The identity of the run in `out`; `None` if it has none. A file of that name that some other
     /// program has written is none.
     pub(super) fn read(out: &Path) -> Result<Option<Self>, FolderError> {
         let path = out.join(FILE);
-        let text = match std::fs::read(&path) {
+        let wrong = |problem: String| FolderError::Identity { path: path.clone(), problem };
+        let text = match files::read(&path, MAX_BYTES) {
             Ok(text) => text,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            Err(error) if error.kind() == ErrorKind::InvalidInput => {
+                let problem = "is no regular file: choose another folder with --out";
+                return Err(wrong(problem.to_owned()));
+            }
+            // No run has written that much.
+            Err(error) if error.kind() == ErrorKind::FileTooLarge => return Ok(None),
             Err(error) => return Err(FolderError::io("read", &path)(error)),
         };
-        let wrong = |problem: String| FolderError::Identity { path: path.clone(), problem };
         let json: Value = serde_json::from_slice(&text).unwrap_or_default();
         match json.get("kiln_run").and_then(Value::as_u64) {
             None => Ok(None),
@@ -218,6 +234,8 @@ mod tests {
         let run = Identity::new(&claimant("c", None)).unwrap();
         run.write(out).unwrap();
         assert_eq!(Identity::read(out).unwrap(), Some(run));
+        std::fs::write(out.join(FILE), vec![b' '; MAX_BYTES as usize + 1]).unwrap();
+        assert_eq!(Identity::read(out).unwrap(), None);
         for (other, said) in [("{\"kiln_run\": 2}", "version 2"), ("{\"kiln_run\": 1}", "damaged")]
         {
             std::fs::write(out.join(FILE), other).unwrap();

@@ -15,9 +15,10 @@ use std::time::{Duration, Instant};
 
 use super::error::FolderError;
 use super::holder::{Heartbeat, Holder, LOOK, LOOKS};
-use super::process::ProcessId;
 use crate::checkpoint::HeldFolder;
+use crate::files;
 use crate::metrics::say;
+use crate::process::ProcessId;
 
 /// What only locks need is in this folder of the run folder.
 pub(super) const FOLDER: &str = ".kiln";
@@ -156,7 +157,8 @@ impl Lock {
 
 fn open(path: &Path, create: bool) -> std::io::Result<File> {
     // For writing, too: without it, NFS gives no lock that keeps others out.
-    OpenOptions::new().read(true).write(true).create(create).truncate(false).open(path)
+    let mut options = OpenOptions::new();
+    files::open_with(options.read(true).write(true).create(create).truncate(false), path)
 }
 
 /// The files that are locked.

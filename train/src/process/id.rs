@@ -6,26 +6,26 @@ use serde::{Deserialize, Serialize};
 
 /// A process, told from every other on every machine and at every time.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct ProcessId {
+pub(crate) struct ProcessId {
     /// Host name.
-    pub(super) host: String,
+    pub(crate) host: String,
     /// The kernel's id of this start of the machine.
     boot: String,
     /// Process id.
-    pub(super) pid: i32,
+    pub(crate) pid: i32,
     /// When the process started, in clock ticks since the start of the machine.
     started: u64,
 }
 
 impl ProcessId {
     /// This process.
-    pub(super) fn this() -> Self {
+    pub(crate) fn this() -> Self {
         let pid = rustix::process::getpid().as_raw_nonzero().get();
         Self::here(pid, started(pid).unwrap_or_default())
     }
 
     /// The process that has started this one; `None` if the system does not tell.
-    pub(super) fn parent() -> Option<Self> {
+    pub(crate) fn parent() -> Option<Self> {
         let pid = rustix::process::getppid()?.as_raw_nonzero().get();
         let parent = Self::here(pid, started(pid)?);
         (!parent.boot.is_empty()).then_some(parent)
@@ -38,13 +38,13 @@ impl ProcessId {
     }
 
     /// Whether both run under the same kernel, which knows the locks of both.
-    pub(super) fn shares_kernel_with(&self, other: &ProcessId) -> bool {
+    pub(crate) fn shares_kernel_with(&self, other: &ProcessId) -> bool {
         !self.boot.is_empty() && self.boot == other.boot
     }
 
     /// Whether the process is gone. `None` if that cannot be told from here: on another machine, or
     /// in another container of this one.
-    pub(super) fn is_gone(&self) -> Option<bool> {
+    pub(crate) fn is_gone(&self) -> Option<bool> {
         let this = ProcessId::this();
         let here = self.host == this.host && self.shares_kernel_with(&this);
         here.then(|| started(self.pid) != Some(self.started))

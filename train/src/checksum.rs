@@ -43,21 +43,21 @@ impl Checksum {
 }
 
 /// The [`Checksum`] of bytes that come piece by piece.
-pub(super) struct RunningChecksum(Digest);
+pub(crate) struct RunningChecksum(Digest);
 
 impl RunningChecksum {
     /// Of no bytes yet.
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         RunningChecksum(Digest::new(ALGORITHM))
     }
 
     /// Goes on with `bytes`.
-    pub(super) fn update(&mut self, bytes: &[u8]) {
+    pub(crate) fn update(&mut self, bytes: &[u8]) {
         self.0.update(bytes);
     }
 
     /// Of all bytes so far.
-    pub(super) fn finish(&self) -> Checksum {
+    pub(crate) fn finish(&self) -> Checksum {
         Checksum(self.0.finalize())
     }
 }

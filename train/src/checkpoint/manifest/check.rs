@@ -1,0 +1,207 @@
+//! What a manifest may say: what it says must fit together, and nothing in it may cost more than is there.
+//! A checksum shows that it is as it was written, not by whom.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use kiln_model::ModelConfig;
+use kiln_shard::LossScale;
+
+use super::{FileEntry, Manifest, TensorEntry};
+use crate::checkpoint::{Architecture, CheckpointState, Checksum, MANIFEST_FILE};
+use crate::files::{self, MAX_WHOLE};
+
+/// No run gets as far as this in steps, samples or tokens, and no sequence is as long; whoever adds to such
+/// a number need not think of overflow.
+const MAX_COUNT: u64 = 1 << 56;
+
+/// Nor are there as many ranks.
+const MAX_RANKS: u64 = 1 << 32;
+
+/// Checkpoints beyond this size do not exist; whoever adds up sizes need not think of overflow.
+const MAX_TOTAL_BYTES: u64 = 1 << 56;
+
+/// Bytes of an element: data is f32.
+const WIDTH: u64 = size_of::<f32>() as u64;
+
+/// Blocks of one's own, which may have no parameters and so no unit, at most.
+const MAX_BLOCKS: usize = 1 << 16;
+
+impl TensorEntry {
+    /// Number of elements of the whole; `None` if that is no number.
+    fn checked_numel(&self) -> Option<u64> {
+        let numel = self
+            .shape
+            .iter()
+            .try_fold(1u64, |product, size| product.checked_mul(u64::try_from(*size).ok()?))?;
+        numel.checked_mul(WIDTH).is_some().then_some(numel)
+    }
+
+    /// What is wrong with it.
+    fn check(&self, files: &BTreeMap<String, FileEntry>) -> Result<(), String> {
+        let numel = self.checked_numel().ok_or("its shape is too large")?;
+        if self.dtype != "F32" {
+            return Err(format!("its dtype is {}, expected F32", self.dtype));
+        }
+        let mut end = 0u64;
+        for piece in &self.pieces {
+            if piece.offset != end || piece.length == 0 {
+                return Err(format!("no piece starts at element {end}"));
+            }
+            end = end.checked_add(piece.length).ok_or("its pieces are too long")?;
+            if !files.contains_key(&piece.file) {
+                return Err(format!("`{}` is not among the files", piece.file));
+            }
+        }
+        if end != numel {
+            return Err(format!("its pieces hold {end} elements of {numel}"));
+        }
+        Ok(())
+    }
+}
+
+impl Manifest {
+    /// What is wrong with it: what it says must fit together, so that no one need ask again.
+    pub(in crate::checkpoint) fn check(&self) -> Result<(), String> {
+        if self.checksums != Checksum::NAME {
+            return Err(format!("its checksums are `{}`", self.checksums));
+        }
+        self.check_state()?;
+        self.check_names()?;
+        let mut described: HashMap<&str, u64> = HashMap::new();
+        for (name, file) in &self.files {
+            if !files::is_plain_name(name) || name == MANIFEST_FILE {
+                return Err(format!("`{name}` is not a name of a file of a checkpoint"));
+            }
+            described.insert(name, file.covered);
+        }
+        let mut seen = HashSet::new();
+        for tensor in &self.tensors {
+            let of = |problem: String| format!("`{}`: {problem}", tensor.saved.key(&tensor.name));
+            tensor.check(&self.files).map_err(of)?;
+            if tensor.saved.state_name().is_some_and(|name| !self.optimizer.keeps(name)) {
+                return Err(of(format!("`{}` keeps no such state", self.optimizer.name)));
+            }
+            if !seen.insert((tensor.name.as_str(), tensor.saved)) {
+                return Err(of("it is there twice".to_owned()));
+            }
+            if tensor.unit >= self.units.len() {
+                return Err(of(format!("there is no unit {}", tensor.unit)));
+            }
+            for piece in &tensor.pieces {
+                let bytes = piece.length.checked_mul(WIDTH);
+                let total = described.get_mut(piece.file.as_str());
+                // A length that overflows is that of no file.
+                if let (Some(total), Some(bytes)) = (total, bytes) {
+                    *total = total.saturating_add(bytes);
+                }
+            }
+        }
+        if self.bytes() > MAX_TOTAL_BYTES {
+            return Err("its files are too large".to_owned());
+        }
+        let plain = |(_, file): &(&String, &FileEntry)| file.covered == file.bytes;
+        if let Some((name, _)) = self.files.iter().filter(plain).find(|(_, f)| f.bytes > MAX_WHOLE)
+        {
+            return Err(format!("`{name}` is too large for a file without weights"));
+        }
+        let undescribed =
+            self.files.iter().find(|(name, file)| described[name.as_str()] != file.bytes);
+        if let Some((name, file)) = undescribed {
+            return Err(format!(
+                "`{name}` has {} bytes, of which {} are described",
+                file.bytes,
+                described[name.as_str()]
+            ));
+        }
+        Ok(())
+    }
+
+    /// What is wrong with the numbers that say where the run stood.
+    fn check_state(&self) -> Result<(), String> {
+        let state = &self.state;
+        state.model.validate().map_err(|error| error.to_string())?;
+        if self.ranks == 0 || self.ranks as u64 > MAX_RANKS {
+            return Err(format!("it was written by {} ranks, which cannot be", self.ranks));
+        }
+        if state.skipped > state.step {
+            let CheckpointState { step, skipped, .. } = state;
+            return Err(format!("{skipped} updates were skipped in {step} steps"));
+        }
+        let context = state.context_length as u64;
+        let counts = [("step", state.step), ("next_sample", state.next_sample)];
+        let counts =
+            counts.into_iter().chain([("tokens", state.tokens), ("context_length", context)]);
+        if let Some((key, value)) = counts.into_iter().find(|(_, value)| *value > MAX_COUNT) {
+            return Err(format!("{key} = {value} is more than any run gets to"));
+        }
+        if context == 0 {
+            return Err("context_length = 0".to_owned());
+        }
+        let is_scale = |scale: f64| scale > 0.0 && scale.is_finite();
+        match state.loss_scale {
+            Some(LossScale { scale, .. }) if !is_scale(scale) => {
+                Err(format!("the loss scale is {scale}"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// What is wrong with the names in it. They come to terminals.
+    fn check_names(&self) -> Result<(), String> {
+        let Manifest { architecture, optimizer, .. } = self;
+        let parts = architecture.parts.iter().flat_map(|part| [&part.kind, &part.name]);
+        let named: Vec<_> = parts.chain([&architecture.name, &optimizer.name]).collect();
+        if named.iter().any(|name| name.is_empty()) {
+            return Err("it names a part or the optimizer with an empty name".to_owned());
+        }
+        let others = optimizer.state.iter().chain(self.units.iter().map(|unit| &unit.name));
+        let others = others.chain(self.tensors.iter().map(|tensor| &tensor.name));
+        let all = named.into_iter().chain(others).chain(self.files.keys());
+        match all.into_iter().find(|name| name.chars().any(char::is_control)) {
+            Some(name) => Err(format!("the name {name:?} has a character that cannot be shown")),
+            None => Ok(()),
+        }
+    }
+
+    /// What is wrong with the sizes of its model, each of which is one of some weight. Whoever builds the
+    /// model asks [`Manifest::check_parameters`] as well. Of blocks that are not built in it is not known what
+    /// they have.
+    pub(in crate::checkpoint) fn check_sizes(&self) -> Result<(), String> {
+        let model = &self.state.model;
+        if self.architecture != Architecture::decoder() {
+            let units = self.units.len();
+            return match model.layers <= units.max(MAX_BLOCKS) {
+                true => Ok(()),
+                false => Err(format!("a model of {} layers, and {units} units", model.layers)),
+            };
+        }
+        let (weights, elements) = (self.shapes().len() as u64, self.num_parameters());
+        let ModelConfig { vocab_size, d_model, layers, heads, kv_heads, head_dim, d_ff, .. } =
+            *model;
+        let sizes = [
+            ("layers", layers, weights),
+            ("vocab_size", vocab_size, elements),
+            ("d_model", d_model, elements),
+            ("heads", heads, elements),
+            ("kv_heads", kv_heads, elements),
+            ("head_dim", head_dim.unwrap_or_default(), elements),
+            ("d_ff", d_ff, elements),
+        ];
+        match sizes.into_iter().find(|(_, size, most)| *size as u64 > *most) {
+            Some((key, size, _)) => Err(format!(
+                "a model with {key} = {size}, and {weights} weights of {elements} elements together"
+            )),
+            None => Ok(()),
+        }
+    }
+
+    /// What is wrong with the number of parameters of its built-in model, which takes memory before a weight
+    /// is read.
+    pub(in crate::checkpoint) fn check_parameters(&self) -> Result<(), String> {
+        let (said, there) = (self.state.model.num_parameters() as u64, self.num_parameters());
+        if said == there {
+            return Ok(());
+        }
+        Err(format!("a model of {said} parameters, and weights of {there}"))
+    }
+}

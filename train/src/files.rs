@@ -1,0 +1,155 @@
+//! Files that others may have put there: opened without waiting, read within bounds, and found inside the
+//! folder that they belong to.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, ErrorKind, Read};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Component, Path, PathBuf};
+
+use nix::fcntl::OFlag;
+
+/// Bytes of a file that is read as a whole, at most: configurations, tokenizers and the like.
+pub(crate) const MAX_WHOLE: u64 = 1 << 30;
+
+/// Opens a file for reading. What is no regular file is an error of the kind [`ErrorKind::InvalidInput`]:
+/// a FIFO would be waited for without end, and a device may give bytes without end.
+pub(crate) fn open(path: &Path) -> io::Result<File> {
+    open_with(OpenOptions::new().read(true), path)
+}
+
+/// As [`open`], with `options`.
+pub(crate) fn open_with(options: &OpenOptions, path: &Path) -> io::Result<File> {
+    let refused = || io::Error::new(ErrorKind::InvalidInput, "it is no regular file");
+    // First by name: opening a device may do something, and a FIFO without a reader has an error of its own.
+    if fs::metadata(path).is_ok_and(|found| !found.is_file()) {
+        return Err(refused());
+    }
+    // It may have become a FIFO since.
+    let file = options.clone().custom_flags(OFlag::O_NONBLOCK.bits()).open(path)?;
+    if file.metadata()?.is_file() { Ok(file) } else { Err(refused()) }
+}
+
+/// All of a regular file of `most` bytes at most; a longer one is an error of the kind
+/// [`ErrorKind::FileTooLarge`].
+pub(crate) fn read(path: &Path, most: u64) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    // Grows with what is there, whatever the file system says of its length.
+    open(path)?.take(most.saturating_add(1)).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > most {
+        let problem = format!("it is longer than the {most} bytes that such a file may have");
+        return Err(io::Error::new(ErrorKind::FileTooLarge, problem));
+    }
+    Ok(bytes)
+}
+
+/// Where a link leads that makes `path` lead nowhere: the path itself, or a folder that it is in.
+pub(crate) fn dangling_link(path: &Path) -> Option<(PathBuf, PathBuf)> {
+    // Without a slash at its end, which would follow the link.
+    let bare: PathBuf = path.components().collect();
+    let link = bare.ancestors().find(|part| part.is_symlink() && !part.exists())?;
+    Some((link.to_owned(), fs::read_link(link).ok()?))
+}
+
+/// Where the links of the file `name` in `folder` lead out of the folder; `None` if they do not, or if
+/// nothing is there. Files that the cache of the Hugging Face hub keeps for a snapshot belong to it.
+pub(crate) fn way_out(folder: &Path, name: &str) -> Option<PathBuf> {
+    let folder = folder.canonicalize().ok()?;
+    let path = folder.join(name);
+    let target = path.canonicalize().ok()?;
+    let is_within = |place: &Path| target.starts_with(place);
+    if is_within(&folder) || blobs_of(&folder).is_some_and(|blobs| is_within(&blobs)) {
+        return None;
+    }
+    Some(target)
+}
+
+/// `<repository>/blobs` for the folder `<repository>/snapshots/<commit>` of the hub's cache, where
+/// `<repository>` is such as `models--owner--name`.
+fn blobs_of(folder: &Path) -> Option<PathBuf> {
+    let snapshots = folder.parent()?;
+    let repository = snapshots.parent()?;
+    let is_cache = snapshots.file_name()? == "snapshots"
+        && repository.file_name()?.to_str()?.starts_with("models--");
+    is_cache.then(|| repository.join("blobs"))
+}
+
+/// Whether `name` names something directly in a folder, and nothing elsewhere.
+pub(crate) fn is_plain_name(name: &str) -> bool {
+    let mut parts = Path::new(name).components();
+    let first = parts.next();
+    matches!(first, Some(Component::Normal(part)) if part == name) && parts.next().is_none()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use nix::sys::stat::Mode;
+    use nix::unistd::mkfifo;
+
+    use super::*;
+
+    #[test]
+    fn only_regular_files_are_opened_and_nothing_is_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        mkfifo(&path("fifo"), Mode::S_IRWXU).unwrap();
+        fs::create_dir(path("folder")).unwrap();
+        symlink("/dev/zero", path("device")).unwrap();
+        symlink("fifo", path("link")).unwrap();
+        for name in ["fifo", "folder", "device", "link"] {
+            for options in [OpenOptions::new().read(true), OpenOptions::new().append(true)] {
+                let error = open_with(options, &path(name)).unwrap_err();
+                assert_eq!(error.kind(), ErrorKind::InvalidInput, "{name}: {error}");
+            }
+        }
+        assert_eq!(open(&path("nothing")).unwrap_err().kind(), ErrorKind::NotFound);
+        fs::write(path("file"), "1234").unwrap();
+        assert_eq!(read(&path("file"), 4).unwrap(), b"1234");
+        assert_eq!(read(&path("file"), 3).unwrap_err().kind(), ErrorKind::FileTooLarge);
+    }
+
+    #[test]
+    fn links_that_lead_out_of_a_folder_are_known() {
+        let root = tempfile::tempdir().unwrap();
+        let root = root.path().canonicalize().unwrap();
+        let repository = root.join("models--owner--name");
+        let snapshot = repository.join("snapshots/abc");
+        fs::create_dir_all(&snapshot).unwrap();
+        fs::create_dir(repository.join("blobs")).unwrap();
+        for file in ["secret", "models--owner--name/blobs/1", "models--owner--name/snapshots/abc/a"]
+        {
+            fs::write(root.join(file), "").unwrap();
+        }
+        for (link, to) in
+            [("blob", "../../blobs/1"), ("inside", "a"), ("out", "../../../secret"), ("gone", "b")]
+        {
+            symlink(to, snapshot.join(link)).unwrap();
+        }
+        // The folder may be a link itself.
+        symlink(&snapshot, root.join("model")).unwrap();
+        for folder in [&snapshot, &root.join("model")] {
+            for name in ["a", "blob", "inside", "gone", "none"] {
+                assert_eq!(way_out(folder, name), None, "{name}");
+            }
+            assert_eq!(way_out(folder, "out"), Some(root.join("secret")));
+        }
+        // Nowhere else are neighbours of a folder its own.
+        fs::rename(&repository, root.join("other")).unwrap();
+        let other = root.join("other/snapshots/abc");
+        assert_eq!(way_out(&other, "blob"), Some(root.join("other/blobs/1")));
+        assert_eq!(dangling_link(&other.join("gone")), Some((other.join("gone"), "b".into())));
+        assert_eq!(dangling_link(&other.join("gone/below/")).unwrap().0, other.join("gone"));
+        assert_eq!(dangling_link(&other.join("inside")), None);
+    }
+
+    #[test]
+    fn plain_names() {
+        for name in ["a", "fsdp_cpt3", "..a"] {
+            assert!(is_plain_name(name), "{name}");
+        }
+        for name in ["", ".", "..", "/", "/a", "a/", "a/b", "../a", "./a"] {
+            assert!(!is_plain_name(name), "{name}");
+        }
+    }
+}

@@ -1,0 +1,294 @@
+//! Files that somebody else has made, or that are not what their names say: every one is an error that names
+//! it, and nothing is allocated, followed, waited for or shown to a terminal because a file says so.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::process::Command;
+
+use crate::hugging_face::copy_fixture;
+use crate::run_folder::wait_until;
+use crate::support::{Ended, Workspace};
+
+const FOLDER: &str = "run/checkpoints/fsdp_cpt2";
+const GENERATE: [&str; 6] = ["generate", "--prompt", "a", "--max-tokens", "2", "--checkpoint"];
+const RESUME: [&str; 6] = ["train", "run.toml", "--out", "run", "--resume", "latest"];
+
+/// A run of two steps in `run`, which a configuration of four steps can go on with.
+fn trained() -> Workspace {
+    let workspace = Workspace::new();
+    workspace.succeed(&["train", "run.toml", "--out", "run", "--set", "train.steps=2"]);
+    workspace
+}
+
+/// Runs a command that must come to an end by itself.
+fn ends(workspace: &Workspace, arguments: &[&str]) -> Ended {
+    let mut child = workspace.start(arguments);
+    wait_until("its end", || child.try_wait().expect("its state").is_some());
+    workspace.end(child)
+}
+
+fn assert_fails(what: &str, ended: &Ended, code: i32, says: &str) {
+    assert_eq!(ended.code, Some(code), "{what}: {ended:?}");
+    assert!(
+        ended.stderr.starts_with("error: ") && ended.stderr.contains(says),
+        "{what}: {ended:?}"
+    );
+    assert!(!ended.stderr.contains("panicked"), "{what}: {ended:?}");
+}
+
+/// Whoever can write a manifest can seal it as well.
+#[test]
+fn a_manifest_may_ask_for_no_more_than_there_is() {
+    let workspace = trained();
+    let manifest = workspace.text(format!("{FOLDER}/manifest.json"));
+    let large = 1_u64 << 40;
+    let mut changes: Vec<(String, String)> = [
+        ("\"step\": 2,", "\"step\": 2, \"skipped\": 3,"),
+        ("\"next_sample\": 16,", "\"next_sample\": 18446744073709551600,"),
+        ("\"tokens\": 128,", "\"tokens\": 18446744073709551600,"),
+        ("\"context_length\": 8,", "\"context_length\": 0,"),
+        ("\"context_length\": 8,", "\"context_length\": 18446744073709551600,"),
+        ("\"ranks\": 2,", "\"ranks\": 0,"),
+        ("\"layers\": 2,", "\"layers\": 1000000000,"),
+        ("\"heads\": 4,", "\"heads\": 0,"),
+    ]
+    .map(|(from, to)| (from.to_owned(), to.to_owned()))
+    .into();
+    for (key, value) in [("vocab_size", 257), ("d_model", 16), ("d_ff", 32), ("layers", 2)] {
+        changes.push((format!("\"{key}\": {value},"), format!("\"{key}\": {large},")));
+    }
+    for (from, to) in changes {
+        workspace.write(&format!("{FOLDER}/manifest.json"), &manifest);
+        workspace.replace_in_manifest(FOLDER, &from, &to);
+        let generate = [&GENERATE[..], &["run"]].concat();
+        let eval = ["eval", "--checkpoint", "run", "--data", "data"];
+        let init = ["train", "run.toml", "--out", "new", "--set", "init.from=run"];
+        for command in [&["inspect", "run"][..], &eval, &generate, &RESUME, &init] {
+            let ended = ends(&workspace, command);
+            let says = "manifest.json is damaged or not a Kiln checkpoint (";
+            assert_fails(&format!("{to} {command:?}"), &ended, 1, says);
+        }
+    }
+    // Each of them is there, and all together are not.
+    workspace.write(&format!("{FOLDER}/manifest.json"), &manifest);
+    workspace.replace_in_manifest(FOLDER, "\"d_ff\": 32,", "\"d_ff\": 8000,");
+    let ended = ends(&workspace, &[&GENERATE[..], &["run"]].concat());
+    assert_fails("a wider model", &ended, 1, "parameters, and weights of 8800");
+    // Weights that are not there take no memory either.
+    workspace.write(&format!("{FOLDER}/manifest.json"), &manifest);
+    let weights = format!("{FOLDER}/model-part-00001-of-00002.safetensors");
+    workspace.write(&weights, "");
+    let ended = ends(&workspace, &[&GENERATE[..], &["run"]].concat());
+    assert_fails("no weights", &ended, 1, "it has 0 bytes, and should have");
+}
+
+#[test]
+fn latest_leads_to_no_other_folder() {
+    let workspace = trained();
+    workspace.copy(FOLDER, "elsewhere/fsdp_cpt9");
+    let absolute = workspace.path("elsewhere/fsdp_cpt9").display().to_string();
+    for name in ["../../elsewhere/fsdp_cpt9", &absolute] {
+        workspace.write("run/checkpoints/latest", name);
+        let said = workspace.succeed(&["inspect", "run"]);
+        assert!(said.starts_with("run/checkpoints/fsdp_cpt2: "), "{said}");
+    }
+}
+
+#[test]
+fn what_is_no_file_is_not_waited_for() {
+    let workspace = trained();
+    let fifo = |path: &str| {
+        let kept = workspace.read(path);
+        workspace.remove(path);
+        let made = Command::new("mkfifo").arg(workspace.path(path)).status();
+        assert!(made.expect("mkfifo").success());
+        kept
+    };
+    let manifest = "run/checkpoints/fsdp_cpt2/manifest.json";
+    let inspect: &[&str] = &["inspect", "run"];
+    for (path, command, code) in [
+        ("run/run.json", &RESUME[..], 2),
+        ("run/metrics.jsonl", &RESUME, 1),
+        ("run/.kiln/holder.json", &RESUME, 1),
+        ("run/.kiln/lock", &RESUME, 1),
+        (manifest, &RESUME, 1),
+        (manifest, inspect, 1),
+        ("run/checkpoints/fsdp_cpt2/config.toml", inspect, 1),
+        ("run/checkpoints/fsdp_cpt2/model-part-00001-of-00002.safetensors", &RESUME, 1),
+    ] {
+        let kept = fifo(path);
+        let ended = ends(&workspace, command);
+        assert_fails(path, &ended, code, "is no regular file");
+        workspace.remove(path);
+        workspace.write(path, kept);
+    }
+    workspace.write("run/flight/rank_0.json", "");
+    fifo("run/flight/rank_0.json");
+    let ended = ends(&workspace, &["inspect", "flight", "run"]);
+    let said = [ended.stdout, ended.stderr].concat();
+    assert!(said.contains("rank_0.json: it is no regular file"), "{said}");
+    // The newest is found all the same.
+    fifo("run/checkpoints/latest");
+    assert_eq!(ends(&workspace, &["inspect", "run"]).code, Some(0));
+}
+
+/// What a model brings along is copied and handed on, so it must be the model's.
+#[test]
+fn import_and_export_follow_no_link_out_of_a_folder() {
+    let workspace = trained();
+    workspace.write("secret/tokenizer.json", workspace.read("data/tokenizer.json"));
+    workspace.write("secret/notes", "mine");
+    copy_fixture(&workspace, "llama_gqa", "hf");
+    let config = workspace.read("hf/config.json");
+    for (name, target) in
+        [("tokenizer.json", "../secret/tokenizer.json"), ("chat_template.jinja", "../secret/notes")]
+    {
+        symlink(target, workspace.path("hf").join(name)).expect("a link");
+        for command in ["import --hf hf --out new", "export --checkpoint hf --out new"] {
+            let ended = workspace.kiln(&command.split(' ').collect::<Vec<_>>());
+            assert_fails(command, &ended, 2, "is a link that leads out of its folder");
+            assert!(!workspace.path("new").exists());
+        }
+        workspace.remove(&format!("hf/{name}"));
+    }
+    fs::rename(workspace.path("hf/config.json"), workspace.path("secret/config.json")).unwrap();
+    symlink("../secret/config.json", workspace.path("hf/config.json")).expect("a link");
+    let ended = workspace.kiln(&["import", "--hf", "hf", "--out", "new"]);
+    assert_fails("config.json", &ended, 2, "hf/config.json is a link that leads out of its folder");
+    // One that is no part of the checkpoint.
+    symlink("../../../secret/notes", workspace.path(FOLDER).join("chat_template.jinja")).unwrap();
+    let ended = workspace.kiln(&["export", "--checkpoint", "run", "--out", "new"]);
+    assert_fails("checkpoint", &ended, 2, "is a link that leads out of its folder");
+    assert!(!workspace.path("new").exists());
+    // As the cache of the hub has them.
+    let snapshot = "models--a--b/snapshots/1";
+    workspace.remove("hf/config.json");
+    workspace.write("hf/config.json", config);
+    for name in ["config.json", "generation_config.json", "model.safetensors"] {
+        let blob = format!("models--a--b/blobs/{name}");
+        workspace.write(&blob, workspace.read(format!("hf/{name}")));
+        fs::create_dir_all(workspace.path(snapshot)).expect("a folder");
+        let link = workspace.path(snapshot).join(name);
+        symlink(format!("../../blobs/{name}"), link).expect("a link");
+    }
+    workspace.succeed(&["import", "--hf", snapshot, "--out", "new"]);
+}
+
+#[test]
+fn names_do_not_reach_a_terminal_as_orders() {
+    let is_plain = |what: &str, ended: &Ended| {
+        assert_ne!(ended.code, Some(0), "{what}: {ended:?}");
+        let said = [ended.stdout.as_str(), &ended.stderr].concat();
+        let is_order = |c: char| c.is_control() && c != '\n';
+        assert!(!said.contains(is_order), "{what}: {ended:?}");
+        assert!(said.contains(r"\u{1b}[2J"), "{what}: {ended:?}");
+    };
+    let evil = r"\u001b[2J";
+    let named = format!("\"embed{evil}.weight\"");
+    let part = format!("\"parts\": [{{\"kind\": \"block\", \"name\": \"{evil}\"}}]");
+    let state = format!("\"state\": [\"{evil}\", \"exp_avg\",");
+    for (from, to) in [
+        ("\"embed_tokens.weight\"", named.as_str()),
+        ("\"parts\": []", &part),
+        ("\"name\": \"embed\"", &format!("\"name\": \"{evil}\"")),
+        ("\"config.toml\": {", &format!("\"{evil}\": {{")),
+        ("\"state\": [\n      \"exp_avg\",", &state),
+        ("\"dtype\": \"F32\"", &format!("\"dtype\": \"{evil}\"")),
+        ("\"checksums\": \"crc64nvme\"", &format!("\"checksums\": \"{evil}\"")),
+    ] {
+        let workspace = trained();
+        workspace.replace_in_manifest(FOLDER, from, to);
+        is_plain(to, &workspace.kiln(&["inspect", "run"]));
+    }
+    let workspace = Workspace::new();
+    copy_fixture(&workspace, "llama_gqa", "hf");
+    let config = workspace.text("hf/config.json");
+    workspace.replace("hf/config.json", "\"silu\"", "\"\u{9b}31m\"");
+    let ended = workspace.kiln(&["inspect", "hf"]);
+    assert_eq!(ended.code, Some(2), "{ended:?}");
+    assert!(ended.stderr.contains(r#"hidden_act = "\u{9b}31m" is not"#), "{ended:?}");
+    workspace.write("hf/config.json", config);
+    // The name of a tensor: five characters for five, so that the header keeps its length.
+    let mut weights = workspace.read("hf/model.safetensors");
+    let name = b"model.norm.weight";
+    let at = weights.windows(name.len()).position(|window| window == name).expect("a name");
+    weights[at..at + 9].copy_from_slice(br"\u001b[2J");
+    workspace.write("hf/model.safetensors", weights);
+    is_plain("a tensor", &workspace.kiln(&["inspect", "hf"]));
+    // The name of a file.
+    workspace.write("foreign/\u{1b}[2J", "");
+    is_plain("a file", &workspace.kiln(&["train", "run.toml", "--out", "foreign"]));
+}
+
+/// In the layout of Hugging Face, in `hf`: the model of `run`.
+fn exported() -> Workspace {
+    let workspace = trained();
+    workspace.succeed(&["export", "--checkpoint", "run", "--out", "hf"]);
+    workspace
+}
+
+/// Puts a value in the place of the last ones of the weights.
+fn spoil(workspace: &Workspace, value: f32, count: usize) {
+    let mut weights = workspace.read("hf/model.safetensors");
+    let values: Vec<u8> = std::iter::repeat_n(value.to_le_bytes(), count).flatten().collect();
+    let start = weights.len() - values.len();
+    weights[start..].copy_from_slice(&values);
+    workspace.write("hf/model.safetensors", weights);
+}
+
+#[test]
+fn weights_that_are_no_numbers_are_named() {
+    for (value, shown) in [(f32::NAN, "NaN"), (f32::INFINITY, "inf")] {
+        let workspace = exported();
+        spoil(&workspace, value, 1);
+        workspace.succeed(&["import", "--hf", "hf", "--out", "imported"]);
+        for model in ["hf", "imported"] {
+            let eval = ["eval", "--checkpoint", model, "--data", "data", "--ranks", "2"];
+            let generate = [&GENERATE[..], &[model]].concat();
+            let from = format!("init.from={model}");
+            let init = ["train", "run.toml", "--out", "new", "--set", &from];
+            for command in [&eval[..], &generate, &init] {
+                let ended = workspace.kiln(command);
+                let what = format!("{value} {command:?}");
+                assert_fails(&what, &ended, 1, &format!("{model} cannot be used: its weight `"));
+                assert!(ended.stderr.contains(&format!("` holds {shown}, ")), "{what}: {ended:?}");
+                assert!(!ended.stderr.contains("optim.lr"), "{what}: {ended:?}");
+                assert!(!ended.stdout.contains("NaN"), "{what}: {ended:?}");
+            }
+        }
+    }
+}
+
+/// Every weight is a number, and what comes of them is none.
+#[test]
+fn a_loss_that_is_no_number_is_an_error_of_an_evaluation() {
+    let workspace = exported();
+    spoil(&workspace, 3e38, 3000);
+    let ended = workspace.kiln(&["eval", "--checkpoint", "hf", "--data", "data"]);
+    assert_fails("validation", &ended, 1, "error: the validation loss is ");
+    let pair = ["eval", "--checkpoint", "hf", "--prompt", "a", "--answer", "b"];
+    assert_fails("answer", &workspace.kiln(&pair), 1, "error: the loss of the answer is ");
+    let ended = workspace.kiln(&[&GENERATE[..], &["hf"]].concat());
+    assert_fails("generate", &ended, 1, "error: the score of the next token is ");
+}
+
+#[test]
+fn a_tokenizer_that_nothing_could_use_is_not_imported() {
+    let workspace = exported();
+    let tokenizer = workspace.text("hf/tokenizer.json");
+    let with_another_token = tokenizer.replace("\"<|endoftext|>\": 0", "\"<|endoftext|>\": 9000");
+    for (content, says) in [
+        ("{}", "hf/tokenizer.json is not a usable tokenizer"),
+        (&with_another_token, "it has 9001 tokens, and the model knows 257"),
+    ] {
+        assert_ne!(content, tokenizer);
+        workspace.write("hf/tokenizer.json", content);
+        let ended = workspace.kiln(&["import", "--hf", "hf", "--out", "imported"]);
+        assert!(ended.code == Some(1) || ended.code == Some(2), "{ended:?}");
+        assert!(ended.stderr.contains(says), "{ended:?}");
+        assert!(!workspace.path("imported").exists());
+    }
+    workspace.write("hf/tokenizer.json", tokenizer);
+    workspace.succeed(&["import", "--hf", "hf", "--out", "imported"]);
+    workspace.succeed(&[&GENERATE[..], &["imported"]].concat());
+}
