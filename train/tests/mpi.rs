@@ -155,8 +155,8 @@ fn a_rank_that_dies_or_hangs_ends_all() {
     let hang = ["--fault", "stop@backward:3:1", "--set", "comm.timeout_s=2"];
     let ended = folder.mpirun(2, "hangs", &hang);
     assert_eq!(ended.code, Some(1), "{ended:?}");
-    assert!(ended.stderr.contains("error: rank 0: "), "{ended:?}");
-    assert!(ended.stderr.contains("rank 1"), "{ended:?}");
+    // As an error of rank 0; or, if MPI had its buffers and gives none back, as its last words.
+    assert!(ended.stderr.contains("rank 1 has not answered for"), "{ended:?}");
 }
 
 /// mpirun passes the exit code on. It passes SIGUSR1 on as well, which reaches every rank.
