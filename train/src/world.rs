@@ -5,6 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
+#[cfg(feature = "mpi")]
+use kiln_collectives::mpi::{Mpi, MpiOptions};
 use kiln_collectives::tcp::{JoinOptions, Secret, TcpCommunicator};
 use kiln_collectives::{Buffer, Communicator, DType, Label, Phase};
 use kiln_shard::{Mesh, ShardError, Strategy, memory};
@@ -67,6 +69,8 @@ pub struct World {
     /// What NCCL can be added to.
     #[cfg(feature = "cuda")]
     sockets: Option<Arc<TcpCommunicator>>,
+    #[cfg(feature = "mpi")]
+    mpi: Option<Mpi>,
 }
 
 impl World {
@@ -76,6 +80,17 @@ impl World {
             communicator,
             #[cfg(feature = "cuda")]
             sockets: None,
+            #[cfg(feature = "mpi")]
+            mpi: None,
+        }
+    }
+
+    /// Leaves the others after this rank has failed and they were told, without waiting for them: they may hang,
+    /// and this process has something to say.
+    pub fn give_up(&self) {
+        #[cfg(feature = "mpi")]
+        if let Some(mpi) = &self.mpi {
+            mpi.give_up();
         }
     }
 
@@ -123,7 +138,7 @@ pub fn join(
     stop: Option<&Arc<AtomicBool>>,
 ) -> Result<World, TrainError> {
     if comm.backend == CommBackend::Mpi {
-        return join_mpi(place).map(World::given);
+        return join_mpi(place);
     }
     check_ports(place, comm)?;
     let mut options =
@@ -146,6 +161,8 @@ pub fn join(
         communicator: sockets.clone(),
         #[cfg(feature = "cuda")]
         sockets: Some(sockets),
+        #[cfg(feature = "mpi")]
+        mpi: None,
     })
 }
 
@@ -163,8 +180,7 @@ fn check_ports(place: &Place, comm: &CommSection) -> Result<(), TrainError> {
 }
 
 #[cfg(feature = "mpi")]
-fn join_mpi(place: &Place) -> Result<Arc<dyn Communicator>, TrainError> {
-    use kiln_collectives::mpi::{Mpi, MpiOptions};
+fn join_mpi(place: &Place) -> Result<World, TrainError> {
     let mpi = Mpi::start()?;
     if (mpi.rank(), mpi.world_size()) != (place.rank, place.world_size) {
         return Err(TrainError::usage(format!(
@@ -178,11 +194,12 @@ fn join_mpi(place: &Place) -> Result<Arc<dyn Communicator>, TrainError> {
         )));
     }
     let on_worker_start = Some(Arc::new(memory::bind_to_rank) as _);
-    Ok(Arc::new(mpi.world(MpiOptions { on_worker_start, ..MpiOptions::default() })))
+    let world = mpi.world(MpiOptions { on_worker_start, ..MpiOptions::default() });
+    Ok(World { mpi: Some(mpi), ..World::given(Arc::new(world)) })
 }
 
 #[cfg(not(feature = "mpi"))]
-fn join_mpi(_: &Place) -> Result<Arc<dyn Communicator>, TrainError> {
+fn join_mpi(_: &Place) -> Result<World, TrainError> {
     Err(TrainError::usage(
         "comm.backend = \"mpi\", but this program was built without MPI: build it with \
          `--features mpi`, or use \"tcp\"",

@@ -258,6 +258,11 @@ impl Hub {
             state = wait(&self.changed, state);
         }
         drop(state);
+        self.close_outbox();
+    }
+
+    /// Takes no more messages; the sender ends once those before are sent.
+    pub(super) fn close_outbox(&self) {
         *lock(&self.outbox) = None;
     }
 }

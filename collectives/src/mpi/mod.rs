@@ -90,7 +90,7 @@ pub enum MpiError {
 }
 
 /// A process's part in an MPI job. MPI is shut down when the last clone and the last communicator
-/// are dropped, which waits for all other processes to get there too.
+/// are dropped, which waits for all other processes to get there too, unless [`Mpi::give_up`] was called.
 #[derive(Clone)]
 pub struct Mpi(Arc<Runtime>);
 
@@ -112,6 +112,13 @@ impl Mpi {
     /// Number of processes.
     pub fn world_size(&self) -> usize {
         self.0.hub().size()
+    }
+
+    /// Leaves the job after a failure, without waiting for processes that may never come: what they were told
+    /// is sent, and MPI is not shut down. Its communicators are of no more use, and this process has to end with
+    /// an error, at which `mpirun` ends the others.
+    pub fn give_up(&self) {
+        self.0.give_up();
     }
 
     /// Joins a world of all processes. The n-th world of one process is the n-th of every other.

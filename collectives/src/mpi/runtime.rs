@@ -4,15 +4,17 @@ use super::MpiError;
 use super::backoff::Backoff;
 use super::hub::{Hub, Letter};
 use super::message::Message;
+use crate::sync::lock;
 use ::mpi::Threading;
 use ::mpi::environment::{Universe, initialize_with_threading, processor_name};
 use ::mpi::point_to_point::MatchedReceiveVec;
 use ::mpi::topology::SimpleCommunicator;
 use ::mpi::traits::{Communicator, CommunicatorCollectives, Destination, Source};
+use std::mem;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, Mutex, mpsc};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Tag of messages; data has the number of its group.
 const MESSAGES: i32 = 0;
@@ -23,12 +25,21 @@ const PAUSE: Duration = Duration::from_millis(1);
 /// Bytes of a machine's name that are told to the others.
 const NAME: usize = 256;
 
+/// Longest wait for threads that may hang in MPI, when a process ends after a failure.
+const PATIENCE: Duration = Duration::from_secs(1);
+
 /// MPI of this process. Dropped last, it shuts MPI down.
 pub(super) struct Runtime {
     hub: Arc<Hub>,
+    /// `None` once this process has given up.
+    running: Mutex<Option<Running>>,
+}
+
+/// What is there while MPI runs.
+struct Running {
     done: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
-    universe: Option<Universe>,
+    universe: Universe,
 }
 
 impl Runtime {
@@ -50,24 +61,49 @@ impl Runtime {
         let (listening, ending) = (Arc::clone(&hub), Arc::clone(&done));
         let listener = named("listen").spawn(move || listen(&listening, &ending))?;
         hub.listens_on(listener.thread().clone());
-        Ok(Runtime { hub, done, threads: vec![sender, listener], universe: Some(universe) })
+        let running = Running { done, threads: vec![sender, listener], universe };
+        Ok(Runtime { hub, running: Mutex::new(Some(running)) })
     }
 
     pub(super) fn hub(&self) -> &Arc<Hub> {
         &self.hub
     }
+
+    /// Sends what was posted and stops, without the others. MPI stays as it is: shutting it down would wait
+    /// for them.
+    pub(super) fn give_up(&self) {
+        let Some(running) = lock(&self.running).take() else { return };
+        self.hub.close_outbox();
+        running.tell_end();
+        let start = Instant::now();
+        while running.threads.iter().any(|thread| !thread.is_finished())
+            && start.elapsed() < PATIENCE
+        {
+            thread::sleep(Duration::from_millis(1));
+        }
+        mem::forget(running.universe);
+    }
+}
+
+impl Running {
+    fn tell_end(&self) {
+        self.done.store(true, Ordering::Release);
+        for thread in &self.threads {
+            thread.thread().unpark();
+        }
+    }
 }
 
 impl Drop for Runtime {
     fn drop(&mut self) {
+        let Some(running) = lock(&self.running).take() else { return };
         self.hub.part();
-        self.done.store(true, Ordering::Release);
-        for thread in self.threads.drain(..) {
-            thread.thread().unpark();
+        running.tell_end();
+        for thread in running.threads {
             // A panic there has been printed; there is nobody left to tell.
             let _ = thread.join();
         }
-        drop(self.universe.take());
+        drop(running.universe);
     }
 }
 

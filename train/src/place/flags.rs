@@ -3,7 +3,7 @@
 use clap::Args;
 
 use super::error::{PlaceError, shortened};
-use super::ranks::{Ranks, master, meets_on_loopback};
+use super::ranks::{Ranks, Start, master, meets_on_loopback};
 use super::vars::Vars;
 use super::{Finding, Role, Source};
 
@@ -113,7 +113,8 @@ impl Flags {
         };
         let master = master(vars, ranks.one_node(), None)?;
         let restarts = vars.restarts("TORCHELASTIC_RESTART_COUNT");
-        let place = ranks.place(Source::Flags, node_rank, None, master, None, restarts, vars)?;
+        let start = Start { name: None, restarts };
+        let place = ranks.place(Source::Flags, node_rank, None, master, start, vars)?;
         Ok(Finding::Taken(Role::Rank(place), "--rank and --world-size are given".to_owned()))
     }
 }

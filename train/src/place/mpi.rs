@@ -1,7 +1,7 @@
 //! Ranks that an MPI launcher has started. Kiln needs no MPI for that: it only reads its place.
 
 use super::error::PlaceError;
-use super::ranks::{Ranks, master, meets_on_loopback};
+use super::ranks::{Ranks, Start, master, meets_on_loopback};
 use super::vars::{Vars, port_of_job};
 use super::{Finding, Role, Source};
 
@@ -121,6 +121,7 @@ fn finish(source: Source, ranks: Ranks, vars: &Vars) -> Result<Finding, PlaceErr
     };
     let node_rank = ranks.node_by_block().unwrap_or_else(by_turns);
     let why = format!("{} and {} are set", ranks.rank.0, ranks.world_size.0);
-    let place = ranks.place(source, node_rank, node, master, meeting, 0, vars)?;
+    let start = Start { name: meeting, restarts: 0 };
+    let place = ranks.place(source, node_rank, node, master, start, vars)?;
     Ok(Finding::Taken(Role::Rank(place), why))
 }

@@ -7,6 +7,14 @@ use super::{Job, Master, Place, Source};
 /// A number and the variable or flag that says so.
 pub(super) type Number = (&'static str, usize);
 
+/// What a launcher says of this start of its ranks.
+pub(super) struct Start {
+    /// Its name for them, the same on every rank.
+    pub(super) name: Option<String>,
+    /// How often it has started them again.
+    pub(super) restarts: u64,
+}
+
 /// Numbers of a rank as its launcher gave them.
 pub(super) struct Ranks {
     pub(super) rank: Number,
@@ -46,19 +54,17 @@ impl Ranks {
         self.local_world_size.1 == self.world_size.1
     }
 
-    /// The place of this rank; `meeting` is the launcher's name for this start, and `restarts` how often it
-    /// has started the ranks again.
+    /// The place of this rank.
     pub(super) fn place(
         &self,
         source: Source,
         node_rank: usize,
         node: Option<String>,
         master: Master,
-        meeting: Option<String>,
-        restarts: u64,
+        start: Start,
         vars: &Vars,
     ) -> Result<Place, PlaceError> {
-        let launched = meeting.as_deref().filter(|name| *name != NO_NAME);
+        let launched = start.name.as_deref().filter(|name| *name != NO_NAME);
         Ok(Place {
             source,
             rank: self.rank.1,
@@ -68,8 +74,8 @@ impl Ranks {
             node_rank,
             node: node.unwrap_or_else(|| format!("node{node_rank}")),
             master,
-            job: Job::of_scheduler(vars).launched(launched, restarts),
-            meeting: meeting.unwrap_or_else(|| NO_NAME.to_owned()),
+            job: Job::of_scheduler(vars).launched(launched, start.restarts),
+            meeting: start.name.unwrap_or_else(|| NO_NAME.to_owned()),
             secret: vars.secret()?,
         })
     }

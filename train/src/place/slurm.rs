@@ -2,7 +2,7 @@
 
 use super::error::PlaceError;
 use super::hostlist;
-use super::ranks::{Ranks, below, master};
+use super::ranks::{Ranks, Start, below, master};
 use super::vars::{Vars, port_of_job};
 use super::{Finding, Role, Source};
 
@@ -101,7 +101,8 @@ pub(super) fn read(vars: &Vars) -> Result<Finding, PlaceError> {
         },
         _ => master(vars, ranks.one_node(), port)?,
     };
-    let place = ranks.place(Source::Slurm, node_rank, None, master, meeting, 0, vars)?;
+    let start = Start { name: meeting, restarts: 0 };
+    let place = ranks.place(Source::Slurm, node_rank, None, master, start, vars)?;
     let why = format!("a task of srun; SLURM_PROCID and {size_name} are set");
     Ok(Finding::Taken(Role::Rank(place), why))
 }

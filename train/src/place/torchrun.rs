@@ -3,7 +3,7 @@
 
 use super::error::PlaceError;
 use super::node;
-use super::ranks::{Ranks, below, master, meets_on_loopback};
+use super::ranks::{Ranks, Start, below, master, meets_on_loopback};
 use super::vars::Vars;
 use super::{Finding, Role, Source};
 
@@ -71,8 +71,10 @@ pub(super) fn read(vars: &Vars) -> Result<Finding, PlaceError> {
     master.shared_port = vars
         .text("TORCHELASTIC_USE_AGENT_STORE")?
         .is_some_and(|value| matches!(value.to_ascii_lowercase().as_str(), "true" | "1"));
-    let (id, restarts) =
-        (vars.text("TORCHELASTIC_RUN_ID")?, vars.restarts("TORCHELASTIC_RESTART_COUNT"));
-    let place = ranks.place(Source::Torchrun, node_rank, None, master, id, restarts, vars)?;
+    let start = Start {
+        name: vars.text("TORCHELASTIC_RUN_ID")?,
+        restarts: vars.restarts("TORCHELASTIC_RESTART_COUNT"),
+    };
+    let place = ranks.place(Source::Torchrun, node_rank, None, master, start, vars)?;
     Ok(Finding::Taken(Role::Rank(place), "RANK, LOCAL_RANK and WORLD_SIZE are set".to_owned()))
 }

@@ -241,8 +241,8 @@ fn run_as_process<B: Layer>(
         })?;
         let flight = FlightGuard::new(&plan.out, plan.held(), world.clone());
         flight.watch(|| rank::run(&plan, world, drill, decoder.make))
-    })?;
-    Ok(summary)
+    });
+    Ok(summary.inspect_err(|_| met.give_up())?)
 }
 
 /// `config` with the number of ranks that there are, checked.

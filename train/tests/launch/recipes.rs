@@ -1,8 +1,11 @@
 //! The scripts in `configs/`: they are there, they parse, and they start what their names say.
 
+use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+
+use rustix::process::{Pid, Signal, kill_process};
 
 use crate::support::Job;
 
@@ -44,6 +47,74 @@ fn run(name: &str, arguments: &[&str], variables: &[(&str, &str)]) -> Output {
 fn printed(output: &Output) -> String {
     assert!(output.status.success(), "{output:?}");
     String::from_utf8_lossy(&output.stdout).trim().to_owned()
+}
+
+/// What becomes of a Slurm job whose step does as `srun` says, until it is told something or ends.
+struct SlurmJob {
+    folder: Job,
+    recipe: &'static str,
+}
+
+impl SlurmJob {
+    /// `srun` is what the step does once it is there; `state` the job's, once it has ended.
+    fn new(recipe: &'static str, srun: &str, state: &str) -> SlurmJob {
+        let folder = Job::new("");
+        fs::create_dir(folder.path("bin")).expect("a folder");
+        let ready = format!("touch '{}'", folder.path("ready").display());
+        let requeued = format!("echo \"$*\" >>'{}'", folder.path("requeued").display());
+        let wait = "while kill -0 $PPID; do sleep 0.01; done";
+        for (name, text) in [
+            ("srun", format!("{srun}\n{ready}\n{wait}")),
+            ("squeue", format!("echo {state}")),
+            ("scontrol", requeued),
+        ] {
+            let path = folder.path("bin").join(name);
+            fs::write(&path, format!("#!/bin/sh\n{text}\n")).expect("a script");
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("permissions");
+        }
+        SlurmJob { folder, recipe }
+    }
+
+    /// Runs the recipe, and sends its script SIGTERM once the step is there, if `stop`. The exit code, and
+    /// what `scontrol` was told.
+    fn run(&self, stop: bool) -> (Option<i32>, String) {
+        let paths = std::env::var("PATH").unwrap_or_default();
+        let mut script = Command::new(script(self.recipe))
+            .args(["my.toml", "--out", "run"])
+            .env("PATH", format!("{}:{paths}", self.folder.path("bin").display()))
+            .envs([("SLURM_JOB_ID", "7"), ("SLURM_NNODES", "2")])
+            .spawn()
+            .expect("the script starts");
+        while stop && !self.folder.path("ready").exists() {
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+        if stop {
+            let id = Pid::from_raw(script.id().cast_signed()).expect("a process id");
+            kill_process(id, Signal::TERM).expect("a signal");
+        }
+        let code = script.wait().expect("an end").code();
+        (code, fs::read_to_string(self.folder.path("requeued")).unwrap_or_default())
+    }
+}
+
+#[test]
+fn a_slurm_job_goes_back_into_the_queue_if_it_was_stopped() {
+    // srun kills its tasks at SIGTERM.
+    let saves = "trap 'exit 75' USR1\ntrap 'exit 137' TERM";
+    let is_killed = "trap 'exit 137' USR1";
+    for recipe in ["slurm/train.sbatch", "slurm/launch.sbatch"] {
+        let requeued = "requeue 7\n".to_owned();
+        let run = |srun: &str, state: &str, stop| SlurmJob::new(recipe, srun, state).run(stop);
+        assert_eq!(run(saves, "RUNNING", true), (Some(75), requeued.clone()), "{recipe}");
+        assert_eq!(run("exit 75", "RUNNING", false), (Some(75), requeued.clone()), "{recipe}");
+        assert_eq!(run(is_killed, "RUNNING", true), (Some(137), requeued), "{recipe}");
+        // Cancelled, or taken back into the queue by Slurm itself.
+        assert_eq!(run(saves, "COMPLETING", true), (Some(75), String::new()), "{recipe}");
+        for code in [0, 1, 137] {
+            let ended = run(&format!("exit {code}"), "RUNNING", false);
+            assert_eq!(ended, (Some(code), String::new()), "{recipe}");
+        }
+    }
 }
 
 #[test]
