@@ -105,6 +105,7 @@ pub fn strategies(options: &StrategiesOptions) -> Result<StrategiesTable, TrainE
     let invalid = |problem| ConfigError::Invalid { problems: vec![problem] };
     let model = config.model.resolve(Some(config.data.vocab_size)).map_err(invalid)?;
     let selected = Selected::new(&config, None)?;
+    config.settle(selected.suits());
     // The strategy that takes most.
     let mut replicated = config.clone();
     replicated.shard.strategy = Strategy::NoShard;

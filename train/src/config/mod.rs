@@ -4,6 +4,7 @@
 //! a whole by [`Config::validate`], and resolved against the data to a [`Config`] without open
 //! ends, which is written to the run folder and can start the same run again.
 
+mod choice;
 mod comm;
 mod load;
 mod model;
@@ -11,6 +12,7 @@ mod schema;
 mod size;
 mod validate;
 
+pub use choice::{Choice, Suits};
 pub use comm::{CommBackend, CommSection};
 pub use load::{ConfigError, load};
 pub use model::ModelSection;

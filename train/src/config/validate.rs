@@ -6,8 +6,7 @@ use crate::data::VOCABULARY_MINIMUM;
 use crate::device::DeviceError;
 
 use super::{
-    Backend, CommBackend, CommSection, Config, ConfigError, ModelSection, Precision,
-    PrecisionSection,
+    Backend, Choice, CommBackend, CommSection, Config, ConfigError, ModelSection, Precision,
 };
 
 impl Config {
@@ -52,7 +51,7 @@ impl Config {
             ("data.seq_len", data.seq_len as u64),
             ("train.steps", train.steps),
             ("train.global_batch", train.global_batch as u64),
-            ("train.micro_batch", train.micro_batch as u64),
+            ("train.micro_batch", self.micro_batch() as u64),
             ("train.ranks", train.ranks as u64),
             ("log.every", log.every),
             ("device.threads", device.threads.unwrap_or(1) as u64),
@@ -146,7 +145,7 @@ impl Config {
     /// `global_batch` is split over ranks, then over micro-batches; both must come out even.
     fn check_batch(&self, problems: &mut Vec<String>) {
         let (global, micro, ranks) =
-            (self.train.global_batch, self.train.micro_batch, self.train.ranks);
+            (self.train.global_batch, self.micro_batch(), self.train.ranks);
         if global == 0 || micro == 0 || ranks == 0 {
             return;
         }
@@ -208,7 +207,7 @@ impl Config {
                     .to_owned(),
             );
         }
-        if self.precision.compute != Precision::F16 {
+        if self.precision.compute != Choice::Is(Precision::F16) {
             return;
         }
         if self.device.backend == Backend::Cpu {
@@ -252,9 +251,9 @@ impl Config {
             ));
         }
         if self.device.backend == Backend::Wgpu {
-            let PrecisionSection { compute, reduce } = &self.precision;
+            let (compute, reduce) = (self.precision.compute(), self.precision.reduce);
             for (key, precision) in [("compute", compute), ("reduce", reduce)] {
-                if *precision == Precision::Bf16 {
+                if precision == Precision::Bf16 {
                     problems.push(format!(
                         "precision.{key} = \"bf16\": wgpu has no bf16; use \"f32\", or another \
                          device.backend"

@@ -6,7 +6,7 @@ use cudarc::driver::sys::{self, CUdevice_attribute as Attribute};
 use super::error::Version;
 use super::libraries::{self, Places, Wanted};
 use super::{Demand, DeviceError, Gpu, together, toolkit};
-use crate::config::Precision;
+use crate::config::{Choice, Precision};
 use crate::place::Place;
 
 /// The lowest driver: cudarc's bindings for CUDA 13.0 call `cuEventElapsedTime_v2`, which came with 12.8;
@@ -36,15 +36,8 @@ pub(super) fn select(demand: &Demand, place: Option<&Place>) -> Result<Gpu, Devi
     }
     // Last, since it may set CUDA_PATH.
     toolkit::headers()?;
-    if demand.precision == Precision::Bf16 && gpu.capability < BF16 {
-        return Err(DeviceError::OldGpu {
-            index,
-            name: gpu.name,
-            found: gpu.capability,
-            needed: BF16,
-            who: "precision.compute = \"bf16\"".to_owned(),
-            instead: "use \"f32\"",
-        });
+    if let Choice::Is(precision) = demand.precision {
+        check_precision(&gpu, precision)?;
     }
     gpu.free = free(index)?;
     let needed = OVERHEAD + demand.bytes(place.is_some());
@@ -53,6 +46,31 @@ pub(super) fn select(demand: &Demand, place: Option<&Place>) -> Result<Gpu, Devi
         return Err(DeviceError::LowMemory { index, name, free, total, needed });
     }
     Ok(gpu)
+}
+
+/// Fails unless `gpu` computes in `precision`.
+pub(super) fn check_precision(gpu: &Gpu, precision: Precision) -> Result<(), DeviceError> {
+    if precision != Precision::Bf16 || has_bf16(gpu) {
+        return Ok(());
+    }
+    Err(DeviceError::OldGpu {
+        index: gpu.index,
+        name: gpu.name.clone(),
+        found: gpu.capability,
+        needed: BF16,
+        who: "precision.compute = \"bf16\"".to_owned(),
+        instead: "use \"f32\"",
+    })
+}
+
+/// Whether `gpu` computes in bf16.
+pub(super) fn has_bf16(gpu: &Gpu) -> bool {
+    gpu.capability >= BF16
+}
+
+/// Whether this process sees a GPU, whatever can be done with it.
+pub(super) fn is_there() -> bool {
+    driver().and_then(|_| count()).map_or_else(|error| !error.means_none(false), |_| true)
 }
 
 /// The GPU of one of `ranks` ranks that are processes of this node, which sees `gpus` of them. Where
@@ -121,6 +139,13 @@ fn driver() -> Result<Version, DeviceError> {
     status.result().map_err(failed("cuDriverGetVersion"))?;
     let number = number.unsigned_abs();
     let version = Version(number / 1000, number / 10 % 100);
+    // Without a GPU, the driver's age is no matter.
+    match result::init() {
+        Err(DriverError(sys::CUresult::CUDA_ERROR_NO_DEVICE)) => {
+            return Err(DeviceError::NoGpu { visible: visible() });
+        }
+        result => result.map_err(failed("cuInit"))?,
+    }
     if version < DRIVER {
         return Err(DeviceError::DriverTooOld {
             found: version,
@@ -129,12 +154,7 @@ fn driver() -> Result<Version, DeviceError> {
             instead: "set device.backend = \"cpu\"".to_owned(),
         });
     }
-    match result::init() {
-        Err(DriverError(sys::CUresult::CUDA_ERROR_NO_DEVICE)) => {
-            Err(DeviceError::NoGpu { visible: visible() })
-        }
-        result => result.map_err(failed("cuInit")).map(|()| version),
-    }
+    Ok(version)
 }
 
 /// GPUs that this process sees; at least one.

@@ -197,7 +197,7 @@ impl<'a, B: Layer> Rank<'a, B> {
             config.data.seq_len,
             self.ranks,
             self.micro_batches(),
-            train.micro_batch,
+            self.plan.config.micro_batch(),
             train.steps,
             (train.steps * train.global_batch as u64) as f64
                 / self.train.order().num_samples() as f64,
@@ -304,7 +304,7 @@ impl<'a, B: Layer> Rank<'a, B> {
     ) -> Result<Option<f64>, TrainError> {
         let Rank { plan, model, device, validation, pace, .. } = self;
         model.engine().set_activity("evaluation");
-        let (samples, rows) = (plan.config.eval.samples, plan.config.train.micro_batch);
+        let (samples, rows) = (plan.config.eval.samples, plan.config.micro_batch());
         pace.begin();
         let go_on = || {
             let stop = pace.end() && pace.ask(model.engine(), &plan.stop)?.0;
@@ -377,8 +377,8 @@ impl<'a, B: Layer> Rank<'a, B> {
     }
 
     fn micro_batches(&self) -> usize {
-        let train = &self.plan.config.train;
-        train.global_batch / self.ranks / train.micro_batch
+        let config = &self.plan.config;
+        config.train.global_batch / self.ranks / config.micro_batch()
     }
 }
 
