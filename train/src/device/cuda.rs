@@ -5,7 +5,7 @@ use cudarc::driver::sys::{self, CUdevice_attribute as Attribute};
 
 use super::error::Version;
 use super::libraries::{self, Places, Wanted};
-use super::{Demand, DeviceError, Gpu, together, toolkit};
+use super::{Demand, DeviceError, Gpu, kernel_cache, together, toolkit};
 use crate::config::{Choice, Precision};
 use crate::place::Place;
 
@@ -117,17 +117,18 @@ pub fn examine() -> Vec<String> {
     ));
     lines.push(line("cuBLASLt", toolkit::cublas_lt(for_driver).map(|tool| tool.to_string())));
     lines.push(line("NCCL", toolkit::nccl(for_driver).map(|tool| tool.to_string())));
-    // Last, since it may set CUDA_PATH.
+    // After the others, since it may set CUDA_PATH.
     lines.push(line(
         "headers",
         toolkit::headers().map(|root| root.join("include").display().to_string()),
     ));
+    lines.push(format!("kernels: {}", kernel_cache::describe()));
     lines
 }
 
 /// Loads and starts the driver.
 fn driver() -> Result<Version, DeviceError> {
-    let wanted = Wanted { stem: "cuda", files: vec!["libcuda.so.1"] };
+    let wanted = Wanted { stem: "cuda", files: vec!["libcuda.so.1"], instead: None };
     libraries::load(&wanted, &Places::of_driver()).map_err(|missing| DeviceError::NoDriver {
         names: missing.names,
         places: missing.places,

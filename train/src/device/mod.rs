@@ -7,7 +7,7 @@
 //!
 //! `cpu` is threads and what they reach, `memory` how much memory there is. For builds with CUDA: `cuda` looks at the driver and at GPUs,
 //! `libraries` finds and loads what NVIDIA keeps in files of its own, `alias` gives one of these a second
-//! name, `toolkit` goes through them, `gpu` is one GPU. For builds with wgpu, `wgpu` looks for anything that
+//! name, `toolkit` goes through them, `kernel_cache` keeps what NVRTC compiles, `gpu` is one GPU. For builds with wgpu, `wgpu` looks for anything that
 //! it can use. `together` compares the choices of ranks that are processes.
 
 #[cfg(feature = "cuda")]
@@ -20,6 +20,8 @@ mod error;
 mod flag;
 #[cfg(feature = "cuda")]
 mod gpu;
+#[cfg(feature = "cuda")]
+mod kernel_cache;
 #[cfg(feature = "cuda")]
 mod libraries;
 mod memory;

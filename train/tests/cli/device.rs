@@ -19,6 +19,7 @@ const VARIABLES: &[&str] = &[
     "CONDA_PREFIX",
     "PYTHONPATH",
     "HOME",
+    "XDG_CACHE_HOME",
     "KILN_LOG",
     "NCCL_MULTI_RANK_GPU_ENABLE",
 ];
@@ -375,7 +376,11 @@ mod with_stand_ins {
     #[test]
     fn everything_is_there() {
         let workspace = machine(ALL);
-        let doctor = kiln(&workspace, &[DRIVER, PACKAGES, ("FAKE_CUDA_DEVICES", "2")], &["doctor"]);
+        let cache = workspace.path("cache");
+        workspace.write("cache/kiln/kernels/0a.ptx", vec![0; 3 << 19]);
+        let cache = ("XDG_CACHE_HOME", cache.to_str().expect("UTF-8"));
+        let variables = [DRIVER, PACKAGES, ("FAKE_CUDA_DEVICES", "2"), cache];
+        let doctor = kiln(&workspace, &variables, &["doctor"]);
         let site = "venv/lib/python3.12/site-packages/nvidia";
         assert_eq!(
             gpus(&doctor),
@@ -389,6 +394,7 @@ mod with_stand_ins {
                 format!("cuBLASLt: {site}/cu13/lib/libcublasLt.so.13"),
                 format!("NCCL: 2.28 ({site}/nccl/lib/libnccl.so.2)"),
                 format!("headers: {site}/cu13/include"),
+                "kernels: 1 compiled kernels (1.5 MiB) are kept in cache/kiln/kernels".to_owned(),
             ]
         );
     }

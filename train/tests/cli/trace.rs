@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::net::TcpListener;
 use std::sync::OnceLock;
 
-use crate::support::{Ended, Workspace};
+use crate::support::{Ended, Workspace, names};
 
 /// Lets a rank communicate that has no others: in a process of its own through NCCL.
 const ALONE: &[&str] = &["--set", "shard.communicate_alone=true"];
@@ -88,6 +88,8 @@ fn start(variables: &[(&str, &str)], more: &[&str]) -> (Ended, Vec<Call>) {
         .command(&[&arguments, more].concat())
         .env("FAKE_CUDA_TRACE", workspace.path("trace.txt"))
         .env_remove("FAKE_CUDA_PTX_DIR")
+        // Shared by all runs here.
+        .env("XDG_CACHE_HOME", env!("CARGO_TARGET_TMPDIR"))
         .envs(variables.iter().copied())
         .spawn();
     let ended = workspace.end(child.expect("the binary starts"));
@@ -322,4 +324,63 @@ fn communicators_end_in_good_order_unless_they_are_sick() {
     for (name, times) in [("nccl_finalize", 0), ("nccl_destroy", 0), ("nccl_abort", made)] {
         assert_eq!(count(&calls, name), times, "{name}");
     }
+}
+
+/// A compiler that is NVRTC as far as one can tell from outside, and compiles nothing.
+const NO_NVRTC: &str = "
+    int nvrtcVersion(int *major, int *minor) { return *major = 13, *minor = 0, 0; }
+    int nvrtcGetNumSupportedArchs(int *count) { return *count = 2, 0; }
+    int nvrtcGetSupportedArchs(int *all) { return all[0] = 75, all[1] = 90, 0; }
+    const char *nvrtcGetErrorString(int error) { return error ? \"error\" : \"none\"; }
+    static int program;
+    int nvrtcCreateProgram(void **made, ...) { return *made = &program, 0; }
+    int nvrtcCompileProgram(void *program, int count, void *options) { return 6; }
+    int nvrtcGetProgramLogSize(void *program, unsigned long *size) { return *size = 9, 0; }
+    int nvrtcGetProgramLog(void *program, char *log) { return __builtin_memcpy(log, \"compiled\", 9), 0; }
+    int nvrtcGetPTXSize(void *program, unsigned long *size) { return 6; }
+    int nvrtcGetPTX(void *program, char *ptx) { return 6; }
+    int nvrtcDestroyProgram(void **program) { return 0; }
+";
+
+/// Processes that start at the same time fill one cache, and one that starts later compiles nothing.
+#[test]
+#[ignore = "benches/trace.sh"]
+fn kernels_are_compiled_once() {
+    let workspace = Workspace::new();
+    let cache = workspace.path("cache");
+    let cache = ("XDG_CACHE_HOME", cache.to_str().expect("UTF-8"));
+    std::thread::scope(|scope| {
+        let runs = [(); 2].map(|()| scope.spawn(|| run(&[cache], &[])));
+        for run in runs {
+            run.join().expect("a run");
+        }
+    });
+    let folder = workspace.path("cache/kiln/kernels");
+    let files = names(&folder);
+    assert!(files.len() > 10 && files.iter().all(|name| name.ends_with(".ptx")), "{files:?}");
+
+    // Kernels are known by the size of NVRTC as well.
+    let libraries = std::env::var("LD_LIBRARY_PATH").expect("a path");
+    let real = std::env::split_paths(&libraries).map(|folder| folder.join("libnvrtc.so.13"));
+    let real = real.filter_map(|file| std::fs::metadata(file).ok()).next().expect("NVRTC");
+    workspace.write("nvrtc.c", NO_NVRTC);
+    workspace.write("stand-in/none", "");
+    let library = workspace.path("stand-in/libnvrtc.so.13");
+    let built = std::process::Command::new("cc")
+        .args(["-fPIC", "-shared", "-Wl,-soname,libnvrtc.so.13", "-o"])
+        .args([&library, &workspace.path("nvrtc.c")])
+        .status();
+    assert!(built.expect("a C compiler").success());
+    let open = std::fs::OpenOptions::new().write(true).open(&library);
+    open.and_then(|file| file.set_len(real.len())).expect("a file of that size");
+    let first = format!("{}:{libraries}", workspace.path("stand-in").display());
+    let stand_in = ("LD_LIBRARY_PATH", first.as_str());
+    run(&[cache, stand_in], &[]);
+    assert_eq!(names(&folder), files);
+    // A folder that cannot be made costs time alone.
+    run(&[("XDG_CACHE_HOME", "/dev/null")], &[]);
+    // Without what is kept, the stand-in is of no use.
+    let empty = workspace.path("empty");
+    let (ended, _) = start(&[("XDG_CACHE_HOME", empty.to_str().expect("UTF-8")), stand_in], &[]);
+    assert_eq!(ended.code, Some(1), "{ended:?}");
 }
