@@ -13,6 +13,7 @@ use cubecl_environment::stream::StreamId;
 use cubecl_runtime::server::{BufferBinding, ServerError};
 use cubecl_server::stream::{FailureStore, WriteScoped};
 use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
 
 /// An operation and its memory.
 pub(super) struct Plan {
@@ -44,6 +45,26 @@ impl Channel {
         };
         library.check("an operation", state)?;
         Ok(state)
+    }
+
+    /// Frees the communicator of a rank that leaves, on which nothing is under way: what has been sent is
+    /// brought to its end first, for as long as `sound` says that the group can go on, and for `timeout` at
+    /// most.
+    pub(super) fn finish(
+        &self,
+        timeout: Duration,
+        sound: impl Fn() -> bool,
+    ) -> Result<(), NcclError> {
+        let library = &self.gpu.library;
+        match &*lock(&self.comm) {
+            Some(comm) => library.finalize(comm)?,
+            None => return Ok(()),
+        }
+        settle(timeout, "leaving NCCL", || if sound() { self.state() } else { Err(aborted()) })?;
+        if let Some(comm) = lock(&self.comm).take() {
+            library.destroy(comm);
+        }
+        Ok(())
     }
 
     /// Ends what is under way. Later uses fail.

@@ -7,13 +7,21 @@ use cubecl_common::device::DeviceId;
 use cubecl_common::device_handle::DeviceHandle;
 use cubecl_cuda::CudaRuntime;
 use cubecl_runtime::runtime::Runtime;
+use std::hint;
 use std::thread;
 use std::time::{Duration, Instant};
 
 /// CubeCL's server of a GPU. One thread runs it; work for it is submitted.
 pub(super) type Server = <CudaRuntime as Runtime>::Server;
 
-/// Between two looks at what NCCL does in the background.
+/// Looks at NCCL that follow each other at once. Queuing an operation takes it some tens of microseconds, and the
+/// one thread that launches everything waits for that.
+const SPINS: usize = 200;
+
+/// How long no look waits for more than other threads that want this core, such as NCCL's own.
+const YIELDING: Duration = Duration::from_millis(1);
+
+/// Between two looks at what takes longer, such as connecting.
 const POLL: Duration = Duration::from_micros(200);
 
 /// What all communicators of a rank share.
@@ -82,11 +90,20 @@ pub(super) fn settle(
     mut state: impl FnMut() -> Result<i32, NcclError>,
 ) -> Result<(), NcclError> {
     let start = Instant::now();
+    let mut looks = 0;
     while state()? != SUCCESS {
-        if start.elapsed() >= timeout {
+        let waited = start.elapsed();
+        if waited >= timeout {
             return Err(NcclError::TimedOut { what, waited: timeout });
         }
-        thread::sleep(POLL);
+        looks += 1;
+        if looks < SPINS {
+            hint::spin_loop();
+        } else if waited < YIELDING {
+            thread::yield_now();
+        } else {
+            thread::sleep(POLL);
+        }
     }
     Ok(())
 }

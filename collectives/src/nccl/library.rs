@@ -7,6 +7,7 @@
 #![allow(unsafe_code)]
 
 use super::NcclError;
+use super::config::config;
 use cudarc::driver::sys::CUstream;
 use cudarc::nccl::sys::{
     ncclComm, ncclComm_t, ncclConfig_t, ncclDataType_t, ncclRedOp_t, ncclUniqueId,
@@ -74,6 +75,8 @@ pub(super) struct Library {
         unsafe extern "C" fn(ncclComm_t, c_int, c_int, *mut ncclComm_t, *mut ncclConfig_t) -> Code,
     >,
     get_async_error: unsafe extern "C" fn(ncclComm_t, *mut Code) -> Code,
+    finalize: unsafe extern "C" fn(ncclComm_t) -> Code,
+    destroy: unsafe extern "C" fn(ncclComm_t) -> Code,
     abort: unsafe extern "C" fn(ncclComm_t) -> Code,
     last_error: unsafe extern "C" fn(ncclComm_t) -> *const c_char,
     all_gather: unsafe extern "C" fn(
@@ -175,6 +178,8 @@ impl Library {
             init_rank_config: symbol(loaded, &place, "ncclCommInitRankConfig")?,
             split: symbol(loaded, &place, "ncclCommSplit").ok(),
             get_async_error: symbol(loaded, &place, "ncclCommGetAsyncError")?,
+            finalize: symbol(loaded, &place, "ncclCommFinalize")?,
+            destroy: symbol(loaded, &place, "ncclCommDestroy")?,
             abort: symbol(loaded, &place, "ncclCommAbort")?,
             last_error: symbol(loaded, &place, "ncclGetLastError")?,
             all_gather: symbol(loaded, &place, "ncclAllGather")?,
@@ -208,7 +213,7 @@ impl Library {
     /// Starts to connect `size` ranks on the GPU whose context is current.
     pub(super) fn init(&self, size: usize, id: &[u8; 128], rank: usize) -> Result<Comm, NcclError> {
         let id = ncclUniqueId { internal: id.map(|byte| byte as c_char) };
-        let (promise, mut config) = (Promise::new(), self.config());
+        let (promise, mut config) = (Promise::new(), config());
         let (size, rank, cell) = (int(size), int(rank), promise.0.as_ptr());
         // SAFETY: it writes one handle and reads one configuration.
         let code = unsafe { (self.init_rank_config)(cell, size, id, rank, &mut config) };
@@ -234,7 +239,7 @@ impl Library {
             let (place, name) = (self.place.clone(), "ncclCommSplit");
             return Err(NcclError::NoSymbol { place, name });
         };
-        let (promise, mut config) = (Promise::new(), self.config());
+        let (promise, mut config) = (Promise::new(), config());
         // NCCL_SPLIT_NOCOLOR
         let color = color.map_or(-1, int);
         // SAFETY: the communicator is alive; it writes one handle and reads one configuration.
@@ -249,6 +254,19 @@ impl Library {
         // SAFETY: the communicator is alive; it writes one number.
         let code = unsafe { (self.get_async_error)(comm.0, &mut state) };
         if code == SUCCESS { state } else { code }
+    }
+
+    /// Starts to bring what a communicator has sent to its end. It is done when [`Library::state`] says so.
+    pub(super) fn finalize(&self, comm: &Comm) -> Result<(), NcclError> {
+        // SAFETY: the communicator is alive.
+        let code = unsafe { (self.finalize)(comm.0) };
+        self.check("ncclCommFinalize", code)
+    }
+
+    /// Frees a communicator that is finalized.
+    pub(super) fn destroy(&self, comm: Comm) {
+        // SAFETY: the communicator is alive, and this is its last use. What it returns changes nothing.
+        unsafe { (self.destroy)(comm.0) };
     }
 
     /// Ends all that runs and frees the communicator.
@@ -308,33 +326,6 @@ impl Library {
         };
         let version = self.version();
         Err(NcclError::Call { call, code, version, text: text.into_owned() })
-    }
-
-    /// Nothing blocks; all else is up to NCCL.
-    fn config(&self) -> ncclConfig_t {
-        const UNSET: c_int = c_int::MIN;
-        ncclConfig_t {
-            size: size_of::<ncclConfig_t>(),
-            magic: 0xcafe_beef,
-            version: self.version.unsigned_abs(),
-            blocking: 0,
-            cgaClusterSize: UNSET,
-            minCTAs: UNSET,
-            maxCTAs: UNSET,
-            netName: std::ptr::null(),
-            splitShare: UNSET,
-            trafficClass: UNSET,
-            commName: std::ptr::null(),
-            collnetEnable: UNSET,
-            CTAPolicy: UNSET,
-            shrinkShare: UNSET,
-            nvlsCTAs: UNSET,
-            nChannelsPerNetPeer: UNSET,
-            nvlinkCentricSched: UNSET,
-            graphUsageMode: UNSET,
-            numRmaCtx: UNSET,
-            maxP2pPeers: UNSET,
-        }
     }
 }
 

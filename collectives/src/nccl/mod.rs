@@ -19,6 +19,7 @@
 //! same machines, but not those of other backends bit for bit.
 
 mod channel;
+mod config;
 mod cuda;
 mod gpu;
 mod join;

@@ -74,17 +74,20 @@ pub(super) enum Stage {
     Failed(String),
 }
 
-/// Watches until the group fails or the rank leaves; then ends the communicator.
+/// Watches until the group fails or the rank leaves; then ends the communicator: in good order if the rank
+/// leaves and all is done, or else at once.
 pub(super) fn run(channel: &Channel) {
     if let Err(error) = channel.gpu.enter() {
         channel.group.abort(&error.to_string());
     }
     let mut leaving = None;
+    let mut is_done = false;
     while look(channel) {
         let flights = lock(&channel.flights);
         if flights.closing {
             let since: Instant = *leaving.get_or_insert_with(Instant::now);
-            if flights.queue.is_empty() || since.elapsed() > PARTING {
+            is_done = flights.queue.is_empty();
+            if is_done || since.elapsed() > PARTING {
                 break;
             }
         }
@@ -95,8 +98,17 @@ pub(super) fn run(channel: &Channel) {
         };
         drop(wait_until(&channel.changed, flights, pause, is_news));
     }
-    channel.abort();
+    let in_order = is_done && channel.finish(PARTING, || !has_failed(channel)).is_ok();
+    if !in_order {
+        channel.abort();
+    }
     release(channel);
+}
+
+/// Whether the group is known to be of no more use.
+fn has_failed(channel: &Channel) -> bool {
+    let last = lock(&channel.flights).last.clone();
+    last.is_some_and(|site| channel.group.cause(&site).is_some())
 }
 
 /// Looks once. False when the group is of no more use.

@@ -138,7 +138,9 @@ impl CheckpointArgs {
             .and_then(|()| StagingFolder::create(&self.folder.join("bench")))
             .map_err(CheckpointError::io("write into", &self.folder))
             .map_err(TrainError::from)?;
-        let device = Selected::new(&config, None)?.device();
+        let selected = Selected::new(&config, None)?;
+        config.settle(selected.suits());
+        let device = selected.device();
         let threads = threads_per_rank(&config.device, self.ranks);
         let measured = run_ranks(self.ranks, threads, |world| {
             let decoder = Decoder::new(&model, Key::new(config.train.seed), &device);

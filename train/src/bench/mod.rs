@@ -34,7 +34,7 @@ fn default_config() -> Config {
     let mut config = Config::default();
     config.model.preset = Some("10m".to_owned());
     config.train.global_batch = 4;
-    config.train.micro_batch = 1;
+    config.train.micro_batch = 1.into();
     config
 }
 
@@ -58,7 +58,7 @@ fn step(
 ) -> Result<Duration, ShardError> {
     let engine = model.engine();
     let training = device.clone().autodiff();
-    let rows = config.train.micro_batch;
+    let rows = config.micro_batch();
     let seq_len = config.data.seq_len;
     let micro_batches = config.train.global_batch / config.train.ranks / rows;
     let scale = 1.0 / (config.train.global_batch * seq_len) as f64;

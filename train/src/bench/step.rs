@@ -102,13 +102,14 @@ impl StepArgs {
         let model = checked(&mut config)?;
         let steps = counted(self.steps, self.warmup)?;
         let selected = Selected::new(&config, None)?;
+        config.settle(selected.suits());
         check_memory(&config, &model, &selected, None)?;
         let measured = measure(&config, &model, &selected.device(), steps)?;
         let ranks = config.train.ranks;
         let peak = match config.device.peak_tflops {
             Some(peak) => Peak::given(peak * 1e12),
             None => selected.peak(
-                config.precision.compute,
+                config.precision.compute(),
                 None,
                 ranks,
                 threads_per_rank(&config.device, ranks),
@@ -158,11 +159,11 @@ impl StepReport {
             parameters: measured.parameters,
             strategy: config.shard.strategy,
             recompute: config.shard.recompute,
-            dtype: config.precision.compute,
+            dtype: config.precision.compute(),
             ranks,
             threads_per_rank: threads_per_rank(&config.device, ranks),
             global_batch: config.train.global_batch,
-            micro_batch: config.train.micro_batch,
+            micro_batch: config.micro_batch(),
             seq_len: config.data.seq_len,
             tokens_per_s,
             step_s: measured.steps,

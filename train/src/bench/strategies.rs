@@ -166,6 +166,7 @@ pub fn strategies(options: &StrategiesOptions) -> Result<StrategiesTable, TrainE
     check_counts(&[("--steps", options.steps), ("--rounds", options.rounds)])?;
     let model = config.model.resolve(Some(config.data.vocab_size)).map_err(TrainError::usage)?;
     let selected = Selected::new(&config, place)?;
+    config.settle(selected.suits());
     // The strategy that takes most.
     let mut replicated = config.clone();
     replicated.shard.strategy = Strategy::NoShard;

@@ -4,6 +4,7 @@
 //! a whole by [`Config::validate`], and resolved against the data to a [`Config`] without open
 //! ends, which is written to the run folder and can start the same run again.
 
+mod choice;
 mod comm;
 mod limits;
 mod load;
@@ -12,6 +13,7 @@ mod schema;
 mod size;
 mod validate;
 
+pub use choice::{Choice, Suits};
 pub use comm::{CommBackend, CommSection};
 pub(crate) use limits::thread_ranks;
 pub use limits::{MAX_BATCH, MAX_SEQ_LEN, MAX_STEPS, MAX_THREAD_RANKS, MAX_THREADS};

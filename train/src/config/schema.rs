@@ -1,5 +1,6 @@
 //! Sections and keys of a configuration file.
 
+use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -7,7 +8,7 @@ use kiln_collectives::DType;
 use kiln_shard::{AdamW, Recompute, Reshard, Strategy};
 use serde::{Deserialize, Serialize};
 
-use super::{ByteSize, CommSection, ModelSection};
+use super::{ByteSize, Choice, CommSection, ModelSection};
 use crate::checkpoint::Format;
 
 /// Everything a run can be told.
@@ -95,8 +96,8 @@ pub struct TrainSection {
     pub steps: u64,
     /// Sequences per optimizer step, over all ranks and micro-batches.
     pub global_batch: usize,
-    /// Sequences per forward pass of one rank.
-    pub micro_batch: usize,
+    /// Sequences per forward pass of one rank; `auto` for as many as the device is busy with.
+    pub micro_batch: Choice<usize>,
     /// Seed of initial weights, data order and dropout.
     pub seed: u64,
     /// Ranks, as threads of this process; `--ranks` overrides it. Where a launcher starts a process
@@ -113,7 +114,7 @@ impl Default for TrainSection {
         TrainSection {
             steps: 100,
             global_batch: 8,
-            micro_batch: 4,
+            micro_batch: Choice::Is(4),
             seed: 0,
             ranks: 1,
             freeze: Vec::new(),
@@ -272,6 +273,16 @@ pub enum Precision {
     F16,
 }
 
+impl fmt::Display for Precision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Precision::F32 => "f32",
+            Precision::Bf16 => "bf16",
+            Precision::F16 => "f16",
+        })
+    }
+}
+
 impl From<Precision> for DType {
     fn from(precision: Precision) -> Self {
         match precision {
@@ -283,13 +294,19 @@ impl From<Precision> for DType {
 }
 
 /// `[precision]`. Master weights, moments and gradient accumulation are always f32.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct PrecisionSection {
-    /// Dtype of gathered weights and of computation.
-    pub compute: Precision,
+    /// Dtype of gathered weights and of computation; `auto` is bf16 on GPUs that have it, and else f32.
+    pub compute: Choice<Precision>,
     /// Dtype in which gradients are summed over ranks.
     pub reduce: Precision,
+}
+
+impl Default for PrecisionSection {
+    fn default() -> Self {
+        PrecisionSection { compute: Choice::Is(Precision::F32), reduce: Precision::F32 }
+    }
 }
 
 /// `[eval]`.

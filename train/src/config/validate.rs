@@ -8,8 +8,7 @@ use crate::place::MAX_RANKS;
 
 use super::limits::{MAX_BATCH, MAX_SEQ_LEN, MAX_STEPS, MAX_THREADS, out_of_range, thread_ranks};
 use super::{
-    Backend, CommBackend, CommSection, Config, ConfigError, ModelSection, Precision,
-    PrecisionSection,
+    Backend, Choice, CommBackend, CommSection, Config, ConfigError, ModelSection, Precision,
 };
 
 impl Config {
@@ -69,7 +68,7 @@ impl Config {
             ("data.seq_len", data.seq_len as u64, MAX_SEQ_LEN as u64),
             ("train.steps", train.steps, MAX_STEPS),
             ("train.global_batch", train.global_batch as u64, MAX_BATCH as u64),
-            ("train.micro_batch", train.micro_batch as u64, MAX_BATCH as u64),
+            ("train.micro_batch", self.micro_batch() as u64, MAX_BATCH as u64),
             ("train.ranks", train.ranks as u64, MAX_RANKS as u64),
             ("log.every", log.every, u64::MAX),
             ("device.threads", device.threads.unwrap_or(1) as u64, MAX_THREADS as u64),
@@ -162,7 +161,7 @@ impl Config {
     /// `global_batch` is split over ranks, then over micro-batches; both must come out even.
     fn check_batch(&self, problems: &mut Vec<String>) {
         let (global, micro, ranks) =
-            (self.train.global_batch, self.train.micro_batch, self.train.ranks);
+            (self.train.global_batch, self.micro_batch(), self.train.ranks);
         let counts = |value: usize, most: usize| (1..=most).contains(&value);
         if !(counts(global, MAX_BATCH) && counts(micro, MAX_BATCH) && counts(ranks, MAX_RANKS)) {
             return;
@@ -234,7 +233,7 @@ impl Config {
                     .to_owned(),
             );
         }
-        if self.precision.compute != Precision::F16 {
+        if self.precision.compute != Choice::Is(Precision::F16) {
             return;
         }
         if self.device.backend == Backend::Cpu {
@@ -278,9 +277,9 @@ impl Config {
             ));
         }
         if self.device.backend == Backend::Wgpu {
-            let PrecisionSection { compute, reduce } = &self.precision;
+            let (compute, reduce) = (self.precision.compute(), self.precision.reduce);
             for (key, precision) in [("compute", compute), ("reduce", reduce)] {
-                if *precision == Precision::Bf16 {
+                if precision == Precision::Bf16 {
                     problems.push(format!(
                         "precision.{key} = \"bf16\": wgpu has no bf16; use \"f32\", or another \
                          device.backend"

@@ -1,4 +1,4 @@
-//! A second name for a library that is loaded.
+//! A second name for a library that is loaded, under which some of its functions may be others.
 //!
 //! cudarc asks the loader for `libnccl.so`. NCCL calls itself `libnccl.so.2`, and its Python package has
 //! no file of the other name; nor can a running process add to the folders that the loader searches. But
@@ -6,6 +6,9 @@
 //! symbols in what that library depends on. So a shared object with nothing in it but its own name and
 //! the name of the library that it needs stands for that library. It is made in memory: an ELF header,
 //! what to load, and the dynamic section (System V ABI, chapters 4 and 5).
+//!
+//! Symbols of its own come before those of that library. They are functions of this program, by their absolute
+//! addresses (`SHN_ABS`, which the loader of glibc 2.28 and later takes as they are).
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -26,14 +29,18 @@ const ALIGNMENT: u64 = 0x10000;
 /// The ELF number of the machine that this program is for.
 const MACHINE: u16 = if cfg!(target_arch = "aarch64") { 183 } else { 62 };
 
-/// Makes the loader give out `library`, which is loaded and calls itself that, under the name `alias`.
+/// A function that takes the place of one of a library: its name there, and its address.
+pub(super) type Instead = (&'static str, usize);
+
+/// Makes the loader give out `library`, which is loaded and calls itself that, under the name `alias`, with
+/// the functions of `instead` in place of its own. Nothing may be loaded under that name yet.
 ///
 /// # Errors
 ///
 /// The system's or the loader's reason.
-pub(super) fn give(library: &str, alias: &str) -> io::Result<()> {
+pub(super) fn give(library: &str, alias: &str, instead: &[Instead]) -> io::Result<()> {
     let mut file = File::from(memfd_create(alias, MFdFlags::MFD_CLOEXEC)?);
-    file.write_all(&shared_object(library, alias))?;
+    file.write_all(&shared_object(library, alias, instead))?;
     let path = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
     // SAFETY: the object has no code, so loading it runs none. `library` is loaded already.
     let loaded = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_GLOBAL) };
@@ -43,15 +50,24 @@ pub(super) fn give(library: &str, alias: &str) -> io::Result<()> {
     Ok(())
 }
 
-/// A shared object named `alias` that needs `library`.
-fn shared_object(library: &str, alias: &str) -> Vec<u8> {
+/// A shared object named `alias` that needs `library` and has the symbols of `instead`.
+fn shared_object(library: &str, alias: &str, instead: &[Instead]) -> Vec<u8> {
     const SEGMENTS: usize = 3;
     const ENTRIES: usize = 8;
     let dynamic = HEADER + SEGMENTS * SEGMENT;
     let symbols = dynamic + ENTRIES * ENTRY;
-    let hash = symbols + SYMBOL;
-    let strings = hash + 16;
-    let names = format!("\0{library}\0{alias}\0");
+    // Beside the symbol that every table starts with.
+    let count = 1 + instead.len();
+    let hash = symbols + count * SYMBOL;
+    // Two lengths, one bucket, a chain; what follows has bytes.
+    let strings = hash + (3 + count) * 4;
+    let mut names = format!("\0{library}\0{alias}\0");
+    let mut offsets = Vec::new();
+    for (name, _) in instead {
+        offsets.push(names.len());
+        names.push_str(name);
+        names.push('\0');
+    }
     let size = (strings + names.len()) as u64;
     let mut elf = Vec::new();
     let half = |elf: &mut Vec<u8>, value: u16| elf.extend(value.to_le_bytes());
@@ -101,9 +117,22 @@ fn shared_object(library: &str, alias: &str) -> Vec<u8> {
         long(&mut elf, tag);
         long(&mut elf, value);
     }
-    // The symbol that every table starts with, and a hash table that has one empty bucket.
     elf.extend([0; SYMBOL]);
-    [1, 1, 0, 0].into_iter().for_each(|value| word(&mut elf, value));
+    for ((_, address), name) in instead.iter().zip(offsets) {
+        word(&mut elf, name as u32);
+        // A global function, visible, at an absolute address.
+        elf.extend([0x12, 0]);
+        half(&mut elf, 0xfff1);
+        long(&mut elf, *address as u64);
+        long(&mut elf, 0);
+    }
+    // A hash table with one bucket, whose chain goes through all symbols.
+    let first = u32::from(count > 1);
+    [1, count as u32, first, 0].into_iter().for_each(|value| word(&mut elf, value));
+    for symbol in 1..count as u32 {
+        let next = if symbol + 1 < count as u32 { symbol + 1 } else { 0 };
+        word(&mut elf, next);
+    }
     elf.extend(names.bytes());
     elf
 }
@@ -120,7 +149,7 @@ mod tests {
         let (original, absent) = unsafe { (Library::new("libm.so.6"), Library::new(alias)) };
         let original = original.expect("the C library's mathematics");
         assert!(absent.is_err());
-        super::give("libm.so.6", alias).expect("a second name");
+        super::give("libm.so.6", alias, &[]).expect("a second name");
         // SAFETY: as above; `cbrt` has this type.
         let root = unsafe {
             let library = Library::new(alias).expect("the second name");
@@ -130,5 +159,34 @@ mod tests {
             cbrt(27.0)
         };
         assert!((root - 3.0).abs() < 1e-12, "{root}");
+    }
+
+    extern "C" fn third(of: f64) -> f64 {
+        of / 3.0
+    }
+
+    extern "C" fn fourth(of: f64) -> f64 {
+        of / 4.0
+    }
+
+    /// Some functions are others under the second name, and the rest are the library's.
+    #[test]
+    fn functions_take_the_place_of_those_of_the_library() {
+        let alias = "libkiln-other-functions.so";
+        // SAFETY: opening a library of the system by its name.
+        let original = unsafe { Library::new("libm.so.6") }.expect("mathematics");
+        let instead =
+            [("cbrt", third as *const () as usize), ("sqrt", fourth as *const () as usize)];
+        super::give("libm.so.6", alias, &instead).expect("a second name");
+        // SAFETY: as above; all of these functions have this type.
+        unsafe {
+            let library = Library::new(alias).expect("the second name");
+            let call = |library: &Library, name: &str, of: f64| {
+                library.get::<extern "C" fn(f64) -> f64>(name).expect("a function")(of)
+            };
+            assert_eq!([call(&library, "cbrt", 27.0), call(&library, "sqrt", 16.0)], [9.0, 4.0]);
+            assert_eq!(call(&original, "cbrt", 27.0).round(), 3.0);
+            assert_eq!(call(&library, "floor", 1.5), 1.0);
+        }
     }
 }

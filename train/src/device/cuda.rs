@@ -5,8 +5,8 @@ use cudarc::driver::sys::{self, CUdevice_attribute as Attribute};
 
 use super::error::Version;
 use super::libraries::{self, Places, Wanted};
-use super::{Demand, DeviceError, Gpu, together, toolkit};
-use crate::config::Precision;
+use super::{Demand, DeviceError, Gpu, kernel_cache, together, toolkit};
+use crate::config::{Choice, Precision};
 use crate::place::Place;
 
 /// The lowest driver: cudarc's bindings for CUDA 13.0 call `cuEventElapsedTime_v2`, which came with 12.8;
@@ -36,15 +36,8 @@ pub(super) fn select(demand: &Demand, place: Option<&Place>) -> Result<Gpu, Devi
     }
     // Last, since it may set CUDA_PATH.
     toolkit::headers()?;
-    if demand.precision == Precision::Bf16 && gpu.capability < BF16 {
-        return Err(DeviceError::OldGpu {
-            index,
-            name: gpu.name,
-            found: gpu.capability,
-            needed: BF16,
-            who: "precision.compute = \"bf16\"".to_owned(),
-            instead: "use \"f32\"",
-        });
+    if let Choice::Is(precision) = demand.precision {
+        check_precision(&gpu, precision)?;
     }
     gpu.visible = gpus;
     gpu.free = free(index)?;
@@ -54,6 +47,31 @@ pub(super) fn select(demand: &Demand, place: Option<&Place>) -> Result<Gpu, Devi
         return Err(DeviceError::LowMemory { index, name, free, total, needed });
     }
     Ok(gpu)
+}
+
+/// Fails unless `gpu` computes in `precision`.
+pub(super) fn check_precision(gpu: &Gpu, precision: Precision) -> Result<(), DeviceError> {
+    if precision != Precision::Bf16 || has_bf16(gpu) {
+        return Ok(());
+    }
+    Err(DeviceError::OldGpu {
+        index: gpu.index,
+        name: gpu.name.clone(),
+        found: gpu.capability,
+        needed: BF16,
+        who: "precision.compute = \"bf16\"".to_owned(),
+        instead: "use \"f32\"",
+    })
+}
+
+/// Whether `gpu` computes in bf16.
+pub(super) fn has_bf16(gpu: &Gpu) -> bool {
+    gpu.capability >= BF16
+}
+
+/// Whether this process sees a GPU, whatever can be done with it.
+pub(super) fn is_there() -> bool {
+    driver().and_then(|_| count()).map_or_else(|error| !error.means_none(false), |_| true)
 }
 
 /// The GPU of one of `ranks` ranks that are processes of this node, which sees `gpus` of them. Where
@@ -100,17 +118,18 @@ pub fn examine() -> Vec<String> {
     ));
     lines.push(line("cuBLASLt", toolkit::cublas_lt(for_driver).map(|tool| tool.to_string())));
     lines.push(line("NCCL", toolkit::nccl(for_driver).map(|tool| tool.to_string())));
-    // Last, since it may set CUDA_PATH.
+    // After the others, since it may set CUDA_PATH.
     lines.push(line(
         "headers",
         toolkit::headers().map(|root| root.join("include").display().to_string()),
     ));
+    lines.push(format!("kernels: {}", kernel_cache::describe()));
     lines
 }
 
 /// Loads and starts the driver.
 fn driver() -> Result<Version, DeviceError> {
-    let wanted = Wanted { stem: "cuda", files: vec!["libcuda.so.1"] };
+    let wanted = Wanted { stem: "cuda", files: vec!["libcuda.so.1"], instead: None };
     libraries::load(&wanted, &Places::of_driver()).map_err(|missing| DeviceError::NoDriver {
         names: missing.names,
         places: missing.places,
@@ -122,6 +141,13 @@ fn driver() -> Result<Version, DeviceError> {
     status.result().map_err(failed("cuDriverGetVersion"))?;
     let number = number.unsigned_abs();
     let version = Version(number / 1000, number / 10 % 100);
+    // Without a GPU, the driver's age is no matter.
+    match result::init() {
+        Err(DriverError(sys::CUresult::CUDA_ERROR_NO_DEVICE)) => {
+            return Err(DeviceError::NoGpu { visible: visible() });
+        }
+        result => result.map_err(failed("cuInit"))?,
+    }
     if version < DRIVER {
         return Err(DeviceError::DriverTooOld {
             found: version,
@@ -130,12 +156,7 @@ fn driver() -> Result<Version, DeviceError> {
             instead: "set device.backend = \"cpu\"".to_owned(),
         });
     }
-    match result::init() {
-        Err(DriverError(sys::CUresult::CUDA_ERROR_NO_DEVICE)) => {
-            Err(DeviceError::NoGpu { visible: visible() })
-        }
-        result => result.map_err(failed("cuInit")).map(|()| version),
-    }
+    Ok(version)
 }
 
 /// Starts the driver, and counts the GPUs that this process sees; at least one.

@@ -3,13 +3,16 @@
 use kiln_model::ModelConfig;
 use kiln_shard::{Mesh, Strategy};
 
-use crate::config::{Backend, CommBackend, Config, Precision};
+use crate::config::{Backend, Choice, CommBackend, Config, Precision};
 
 /// Bytes that training keeps of each parameter: the master weight and two moments of AdamW, in f32.
 const TRAINING: u64 = 12;
 
 /// Bytes of each parameter where nothing is trained: the weight in f32.
 const READING: u64 = 4;
+
+/// Bytes of each parameter in half precision.
+const HALF: u64 = 2;
 
 /// What work asks of the device that it is to be done on.
 #[derive(Clone, Debug)]
@@ -20,9 +23,9 @@ pub struct Demand {
     pub(super) said_by: &'static str,
     /// How the ranks talk to each other.
     pub(super) comm: CommBackend,
-    /// In what it is computed.
+    /// In what it is computed, if that is not left to the device.
     #[cfg_attr(not(feature = "cuda"), expect(dead_code))]
-    pub(super) precision: Precision,
+    pub(super) precision: Choice<Precision>,
     ranks: u64,
     /// The least bytes that a rank keeps there.
     state: u64,
@@ -36,13 +39,21 @@ impl Demand {
         let parameters = parameters.map_or(0, |model| model.num_parameters());
         let ranks = config.train.ranks.max(1);
         let shards = shards(config.shard.strategy, ranks, config.shard.shard_size);
+        let per_parameter = match config.precision.compute {
+            // Master weights and moments are the host's. The GPU has the weights to gather from.
+            Choice::Is(Precision::F32) if config.shard.offload => READING,
+            _ if config.shard.offload => HALF,
+            // What is frozen has no moments; how much that is, its names say later.
+            _ if !config.train.freeze.is_empty() => READING,
+            _ => TRAINING,
+        };
         Demand {
             backend: config.device.backend,
             said_by: "device.backend",
             comm: config.comm.backend,
             precision: config.precision.compute,
             ranks: ranks as u64,
-            state: TRAINING * parameters as u64 / shards,
+            state: per_parameter * parameters as u64 / shards,
         }
     }
 
@@ -59,7 +70,7 @@ impl Demand {
             backend,
             said_by: "--device",
             comm: CommBackend::Auto,
-            precision: Precision::F32,
+            precision: Choice::Is(Precision::F32),
             ranks: ranks as u64,
             state: READING * model.num_parameters() as u64 / shards(strategy, ranks, shard_size),
         }
@@ -94,6 +105,16 @@ mod tests {
         let replicated = demand(&format!("{text}\n[shard]\nstrategy = 'NO_SHARD'"));
         assert!(replicated.bytes(true).abs_diff(whole) < 64);
         assert_eq!(replicated.bytes(false), 4 * replicated.bytes(true));
+        // The host has the rest.
+        let offload =
+            |more: &str| demand(&format!("{text}\n[shard]\noffload = true{more}")).bytes(false);
+        assert!((offload("") * 3).abs_diff(whole) < 64);
+        for half in ["bf16", "auto"] {
+            let half = offload(&format!("\n[precision]\ncompute = '{half}'"));
+            assert!((half * 6).abs_diff(whole) < 64);
+        }
+        let frozen = demand(&format!("{text}\nfreeze = ['layers.']"));
+        assert!((frozen.bytes(false) * 3).abs_diff(whole) < 64);
         // Weights alone, without moments.
         let config: Config = toml::from_str(text).expect("a configuration");
         let model = config.model.resolve(Some(config.data.vocab_size)).expect("a model");

@@ -177,6 +177,15 @@ pub enum DeviceError {
         /// The packages of PyPI that have them.
         package: &'static str,
     },
+    /// A GPU is there and cannot be used, by a run that was told to take one if there is one.
+    #[error(
+        "there is a GPU, and it cannot be used: {reason}. To compute on the CPU beside it, set device.backend = \
+         \"cpu\""
+    )]
+    Unusable {
+        /// What is missing.
+        reason: Box<DeviceError>,
+    },
     /// The program knows no wgpu.
     #[error(
         "this program was built without wgpu, which is for tests and for GPUs of other makers than \
@@ -205,6 +214,17 @@ pub enum DeviceError {
 }
 
 impl DeviceError {
+    /// Whether there is no GPU to speak of, as far as this program can tell. `listed` says whether the
+    /// kernel lists one.
+    pub(super) fn means_none(&self, listed: bool) -> bool {
+        match self {
+            DeviceError::NotBuilt => true,
+            DeviceError::NoDriver { .. } => !listed,
+            DeviceError::NoGpu { .. } => true,
+            _ => false,
+        }
+    }
+
     /// What is missing, without where and what to do.
     pub fn in_short(&self) -> String {
         let text = self.to_string();

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 
-use super::alias;
+use super::alias::{self, Instead};
 
 /// A library to look for.
 pub(super) struct Wanted {
@@ -19,6 +19,8 @@ pub(super) struct Wanted {
     pub(super) stem: &'static str,
     /// File names, the best first.
     pub(super) files: Vec<&'static str>,
+    /// What cudarc and CubeCL are to find in place of its own functions, once it is loaded by this name.
+    pub(super) instead: Option<fn(&str) -> Vec<Instead>>,
 }
 
 /// A library that is loaded, for as long as the process lives.
@@ -143,12 +145,17 @@ fn children(folder: &Path) -> impl Iterator<Item = PathBuf> + use<> {
 pub(super) fn load(wanted: &Wanted, places: &Places) -> Result<Found, Missing> {
     let asked = cudarc::get_lib_name_candidates(wanted.stem);
     let mut failures = Vec::new();
-    // As cudarc will, and then by the other names that the loader may know.
-    let by_name = asked.iter().map(String::as_str).chain(wanted.files.iter().copied());
+    // As cudarc will, and then by the other names that the loader may know. A name by which a library has been
+    // asked for is taken: where functions of ours are to be found first, cudarc's names come last.
+    let (files, names) = (wanted.files.iter().copied(), asked.iter().map(String::as_str));
+    let by_name: Vec<_> = match wanted.instead {
+        None => names.chain(files).collect(),
+        Some(_) => files.chain(names).collect(),
+    };
     let by_path = places.folders().flat_map(|folder| {
         wanted.files.iter().map(|file| folder.join(file)).filter(|path| path.exists())
     });
-    let by_name = by_name.map(|name| (PathBuf::from(name), false));
+    let by_name = by_name.into_iter().map(|name| (PathBuf::from(name), false));
     for (name, exists) in by_name.chain(by_path.map(|path| (path, true))) {
         if let Err(error) = open(&name) {
             // That a name is unknown to the loader is the rule; that a file cannot be loaded is not.
@@ -177,18 +184,25 @@ pub(super) fn load(wanted: &Wanted, places: &Places) -> Result<Found, Missing> {
 /// Makes sure that a library which is loaded is found under one of the names that cudarc asks for.
 fn make_known(wanted: &Wanted, asked: &[String]) -> Result<(), String> {
     let is_known = || asked.iter().any(|name| open(Path::new(name)).is_ok());
+    let Some(alias) = asked.first() else { return Ok(()) };
+    let loaded = wanted.files.iter().find(|file| open(Path::new(file)).is_ok());
+    if let (Some(file), Some(instead)) = (loaded, wanted.instead) {
+        let instead = instead(file);
+        if !instead.is_empty()
+            && let Err(error) = alias::give(file, alias, &instead)
+        {
+            tracing::debug!("{file} is used as it is: {error}");
+        }
+    }
     if is_known() {
         return Ok(());
     }
-    let Some(alias) = asked.first() else { return Ok(()) };
-    for file in &wanted.files {
-        if open(Path::new(file)).is_ok() {
-            alias::give(file, alias).map_err(|error| {
-                format!(
-                    "{file} ({error}; make a link named {alias} to it in a folder of LD_LIBRARY_PATH)"
-                )
-            })?;
-        }
+    if let Some(file) = loaded {
+        alias::give(file, alias, &[]).map_err(|error| {
+            format!(
+                "{file} ({error}; make a link named {alias} to it in a folder of LD_LIBRARY_PATH)"
+            )
+        })?;
     }
     match is_known() {
         true => Ok(()),
@@ -214,7 +228,7 @@ fn reason(error: &libloading::Error) -> String {
 }
 
 /// The file that a loaded library came from, as the kernel knows it.
-fn loaded_from(stem: &str) -> Option<PathBuf> {
+pub(super) fn loaded_from(stem: &str) -> Option<PathBuf> {
     let maps = fs::read_to_string("/proc/self/maps").ok()?;
     let prefix = format!("lib{stem}.so");
     let mut paths = maps.lines().filter_map(|line| line.find('/').map(|at| Path::new(&line[at..])));

@@ -7,7 +7,7 @@
 //!
 //! `cpu` is threads and what they reach, `peak` what `mfu` is held against, `memory` how much memory there is. For builds with CUDA: `cuda` looks at the driver and at GPUs,
 //! `libraries` finds and loads what NVIDIA keeps in files of its own, `alias` gives one of these a second
-//! name, `toolkit` goes through them, `gpu` is one GPU. For builds with wgpu, `wgpu` looks for anything that
+//! name, `toolkit` goes through them, `kernel_cache` keeps what NVRTC compiles, `gpu` is one GPU. For builds with wgpu, `wgpu` looks for anything that
 //! it can use. `together` compares the choices of ranks that are processes.
 
 #[cfg(feature = "cuda")]
@@ -20,6 +20,8 @@ mod error;
 mod flag;
 #[cfg(feature = "cuda")]
 mod gpu;
+#[cfg(feature = "cuda")]
+mod kernel_cache;
 #[cfg(feature = "cuda")]
 mod libraries;
 mod memory;
@@ -34,7 +36,9 @@ mod wgpu;
 use burn::tensor::{DType, DeviceKind};
 use burn::tensor::{Device, Int, Tensor, TensorData};
 
-use crate::config::{Backend, CommBackend, Config, Precision};
+use std::path::Path;
+
+use crate::config::{Backend, CommBackend, Config, Precision, Suits};
 use crate::place::Place;
 use crate::train::TrainError;
 
@@ -49,6 +53,11 @@ pub use gpu::Gpu;
 pub use memory::Memory;
 pub use peak::Peak;
 pub(crate) use together::agree;
+
+/// Tokens of a micro-batch that keep a GPU at work: products of matrices then have enough rows for all of its
+/// multiprocessors, and what is done once per pass no longer counts.
+#[cfg(any(feature = "cuda", feature = "wgpu"))]
+const GPU_TOKENS: usize = 16_384;
 
 /// The device of a run, as far as this process is concerned.
 #[derive(Clone, Debug, PartialEq)]
@@ -78,14 +87,14 @@ impl Selected {
         Self::for_demand(&Demand::of_run(config), place)
     }
 
-    /// The device that `demand` names or, if that is `auto`, an NVIDIA GPU if this process can do the
-    /// work on one, else the CPU. Ranks that are threads share GPU 0; ranks that are processes, which
-    /// have a place, take one each.
+    /// The device that `demand` names or, if that is `auto`, an NVIDIA GPU if there is one, else the CPU.
+    /// Ranks that are threads share GPU 0; ranks that are processes, which have a place, take one each.
     ///
     /// # Errors
     ///
-    /// The first thing that is missing, if `demand` insists on a GPU. For an NVIDIA GPU, nothing is asked of
-    /// burn or CubeCL.
+    /// The first thing that is missing, if `demand` insists on a GPU, or leaves the choice and there is one:
+    /// days on a CPU beside an idle GPU are not what anyone meant. For an NVIDIA GPU, nothing is asked of burn
+    /// or CubeCL.
     pub fn for_demand(demand: &Demand, place: Option<&Place>) -> Result<Self, DeviceError> {
         let as_said = || format!("as {} says", demand.said_by);
         match demand.backend {
@@ -93,15 +102,39 @@ impl Selected {
             Backend::Cuda => Self::cuda(demand, place, as_said()),
             Backend::Wgpu => Self::wgpu(place, as_said()),
             Backend::Auto if matches!(demand.comm, CommBackend::Tcp | CommBackend::Mpi) => {
-                Ok(Self::cpu(
-                    "not a GPU: comm.backend moves what is in the memory of the CPU".to_owned(),
-                ))
+                Self::without_gpu()
             }
-            Backend::Auto => {
-                let why = "not the CPU, since this GPU can be used".to_owned();
-                Ok(Self::cuda(demand, place, why)
-                    .unwrap_or_else(|error| Self::cpu(format!("not a GPU: {}", error.in_short()))))
-            }
+            Backend::Auto => Self::automatic(demand, place),
+        }
+    }
+
+    /// A GPU if there is one, else the CPU.
+    fn automatic(demand: &Demand, place: Option<&Place>) -> Result<Self, DeviceError> {
+        let why = "not the CPU, since this GPU can be used".to_owned();
+        let error = match Self::cuda(demand, place, why) {
+            Ok(selected) => return Ok(selected),
+            Err(error) => error,
+        };
+        let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok();
+        let listed = kernel_lists_gpus(Path::new("/"), visible.as_deref());
+        if !error.means_none(listed) {
+            return Err(unusable(error));
+        }
+        if listed {
+            tracing::warn!("this machine has an NVIDIA GPU, and the CPU is used: {error}");
+        }
+        Ok(Self::cpu(format!("not a GPU: {}", error.in_short())))
+    }
+
+    /// The CPU, for ranks whose way to talk to each other reaches nothing else.
+    ///
+    /// # Errors
+    ///
+    /// If there is a GPU.
+    fn without_gpu() -> Result<Self, DeviceError> {
+        match gpu_is_there() {
+            true => Err(unusable(DeviceError::NoTransport)),
+            false => Ok(Self::cpu(format!("not a GPU: {}", DeviceError::NoTransport.in_short()))),
         }
     }
 
@@ -109,13 +142,11 @@ impl Selected {
     ///
     /// # Errors
     ///
-    /// If the configuration insists on a GPU.
+    /// If the configuration insists on a GPU, or leaves the choice and there is one.
     pub(crate) fn for_joined(config: &Config) -> Result<Self, DeviceError> {
         match config.device.backend {
             Backend::Cpu => Ok(Self::cpu("as device.backend says".to_owned())),
-            Backend::Auto => {
-                Ok(Self::cpu(format!("not a GPU: {}", DeviceError::NoTransport.in_short())))
-            }
+            Backend::Auto => Self::without_gpu(),
             Backend::Cuda | Backend::Wgpu => Err(DeviceError::NoTransport),
         }
     }
@@ -159,6 +190,34 @@ impl Selected {
     /// Whether it is a GPU.
     pub fn is_gpu(&self) -> bool {
         !matches!(self.kind, Kind::Cpu)
+    }
+
+    /// What a configuration that leaves it to the device gets.
+    pub fn suits(&self) -> Suits {
+        match &self.kind {
+            Kind::Cpu => Suits::CPU,
+            #[cfg(feature = "cuda")]
+            Kind::Cuda(gpu) if cuda::has_bf16(gpu) => {
+                Suits { precision: Precision::Bf16, tokens: GPU_TOKENS }
+            }
+            #[cfg(any(feature = "cuda", feature = "wgpu"))]
+            _ => Suits { precision: Precision::F32, tokens: GPU_TOKENS },
+        }
+    }
+
+    /// Fails unless it computes in `precision`, which another rank has settled for its own.
+    ///
+    /// # Errors
+    ///
+    /// If it is an NVIDIA GPU without bf16.
+    pub(crate) fn check_precision(&self, precision: Precision) -> Result<(), DeviceError> {
+        #[cfg(feature = "cuda")]
+        if let Kind::Cuda(gpu) = &self.kind {
+            return cuda::check_precision(gpu, precision);
+        }
+        #[cfg(not(feature = "cuda"))]
+        let _ = precision;
+        Ok(())
     }
 
     /// The memory of the GPU, if it is an NVIDIA GPU.
@@ -267,6 +326,25 @@ pub fn count_gpus() -> Result<usize, DeviceError> {
     Err(DeviceError::NotBuilt)
 }
 
+fn unusable(error: DeviceError) -> DeviceError {
+    DeviceError::Unusable { reason: Box::new(error) }
+}
+
+/// Whether this process could see a GPU of NVIDIA's.
+fn gpu_is_there() -> bool {
+    #[cfg(feature = "cuda")]
+    return cuda::is_there();
+    #[cfg(not(feature = "cuda"))]
+    return false;
+}
+
+/// Whether the kernel of a system whose files are below `root` has GPUs of NVIDIA's, and CUDA_VISIBLE_DEVICES, which
+/// is `visible`, does not hide them all.
+fn kernel_lists_gpus(root: &Path, visible: Option<&str>) -> bool {
+    let listed = std::fs::read_dir(root.join("proc/driver/nvidia/gpus"));
+    !matches!(visible, Some("" | "-1")) && listed.is_ok_and(|mut gpus| gpus.next().is_some())
+}
+
 /// The device of plain computation on the CPU; `.autodiff()` makes it one for training.
 pub fn plain() -> Device {
     Device::flex()
@@ -279,7 +357,7 @@ pub fn tokens(ids: Vec<i32>, rows: usize, seq_len: usize, device: &Device) -> Te
 
 #[cfg(test)]
 mod tests {
-    use super::idle;
+    use super::{DeviceError, idle, kernel_lists_gpus};
 
     #[test]
     fn gpus_that_threads_leave_idle_are_told() {
@@ -288,5 +366,47 @@ mod tests {
         let text = idle(8).unwrap_or_default();
         assert!(text.starts_with("GPUs 1 to 7 stay idle: "), "{text}");
         assert!(text.contains("kiln launch --nproc-per-node gpu"), "{text}");
+    }
+
+    #[test]
+    fn the_kernel_knows_of_gpus_without_a_library() {
+        let root = tempfile::tempdir().expect("a folder");
+        assert!(!kernel_lists_gpus(root.path(), None));
+        let folder = root.path().join("proc/driver/nvidia/gpus");
+        std::fs::create_dir_all(&folder).expect("a folder");
+        assert!(!kernel_lists_gpus(root.path(), None));
+        std::fs::create_dir(folder.join("0000:01:00.0")).expect("a folder");
+        assert!(kernel_lists_gpus(root.path(), None));
+        assert!(kernel_lists_gpus(root.path(), Some("0")));
+        assert!(!kernel_lists_gpus(root.path(), Some("")));
+
+        // A driver's library that is missing where there is a GPU is not as good as no GPU.
+        let none = String::new;
+        let missing = DeviceError::NoDriver { names: none(), places: none(), failures: Vec::new() };
+        assert!(missing.means_none(false) && !missing.means_none(true));
+        assert!(DeviceError::NotBuilt.means_none(true));
+        assert!(DeviceError::NoGpu { visible: None }.means_none(false));
+        assert!(!DeviceError::NoTransport.means_none(false));
+    }
+
+    /// What a configuration gets that leaves precision and micro-batch to the device.
+    #[cfg(feature = "cuda")]
+    #[test]
+    fn gpus_compute_in_bf16_if_they_have_it() {
+        use super::error::Version;
+        use super::{Gpu, Kind, Precision, Selected, Suits};
+        let on = |capability| {
+            let (index, visible, memory, free, multiprocessors, clock) = (0, 1, 0, 0, 1, 1.0);
+            let (name, uuid) = ("a GPU".to_owned(), [0; 16]);
+            let gpu = Gpu { index, visible, name, capability, memory, free, multiprocessors, clock, uuid };
+            Selected { kind: Kind::Cuda(gpu), why: String::new() }
+        };
+        let (new, old) = (on(Version(8, 0)), on(Version(7, 5)));
+        assert_eq!(new.suits(), Suits { precision: Precision::Bf16, tokens: 16_384 });
+        assert_eq!(old.suits(), Suits { precision: Precision::F32, tokens: 16_384 });
+        assert_eq!(Selected::cpu(String::new()).suits(), Suits::CPU);
+        // As for ranks that hear what another one has settled.
+        assert_eq!(new.check_precision(Precision::Bf16), Ok(()));
+        assert!(matches!(old.check_precision(Precision::Bf16), Err(DeviceError::OldGpu { .. })));
     }
 }

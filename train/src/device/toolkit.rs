@@ -4,9 +4,9 @@ use std::ffi::c_int;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use super::DeviceError;
 use super::error::Version;
 use super::libraries::{self, Found, Places, Wanted};
+use super::{DeviceError, kernel_cache};
 
 /// A library that is there.
 #[derive(Debug)]
@@ -30,7 +30,7 @@ const TOOLKIT: &str = "the CUDA toolkit";
 const NCCL: Version = Version(2, 18);
 
 /// Headers that CubeCL's kernels include, in `include`; the last also in `include/cccl`.
-const HEADERS: [&str; 5] =
+pub(super) const HEADERS: [&str; 5] =
     ["cuda_runtime.h", "cuda_bf16.h", "mma.h", "cooperative_groups.h", "cuda/barrier"];
 
 /// The versions of `file` that can work with a driver for `driver`: a library of a later major version
@@ -63,8 +63,8 @@ fn find(
 pub(super) fn nvrtc(driver: Version) -> Result<Tool, DeviceError> {
     let files = fitting(driver, ["libnvrtc.so.13", "libnvrtc.so.12"]);
     let package = if files.len() > 1 { "nvidia-cuda-nvrtc" } else { "nvidia-cuda-nvrtc-cu12" };
-    let found =
-        find("NVRTC, which compiles kernels,", &Wanted { stem: "nvrtc", files }, package, TOOLKIT)?;
+    let wanted = Wanted { stem: "nvrtc", files, instead: Some(kernel_cache::instead_of) };
+    let found = find("NVRTC, which compiles kernels,", &wanted, package, TOOLKIT)?;
     let (mut major, mut minor): (c_int, c_int) = (0, 0);
     // SAFETY: the library is loaded, and the numbers outlive the call.
     let status = unsafe { cudarc::nvrtc::sys::nvrtcVersion(&mut major, &mut minor) };
@@ -89,7 +89,7 @@ pub(super) fn lowest_capability() -> Option<Version> {
 pub(super) fn cublas_lt(driver: Version) -> Result<Tool, DeviceError> {
     let files = fitting(driver, ["libcublasLt.so.13", "libcublasLt.so.12"]);
     let package = if files.len() > 1 { "nvidia-cublas" } else { "nvidia-cublas-cu12" };
-    let wanted = Wanted { stem: "cublasLt", files };
+    let wanted = Wanted { stem: "cublasLt", files, instead: None };
     let found = find("cuBLASLt, which multiplies matrices,", &wanted, package, TOOLKIT)?;
     Ok(Tool { path: found.path, version: None })
 }
@@ -97,7 +97,7 @@ pub(super) fn cublas_lt(driver: Version) -> Result<Tool, DeviceError> {
 /// NCCL, through which GPUs talk to each other.
 pub(super) fn nccl(driver: Version) -> Result<Tool, DeviceError> {
     let package = if driver.0 < 13 { "nvidia-nccl-cu12" } else { "nvidia-nccl-cu13" };
-    let wanted = Wanted { stem: "nccl", files: vec!["libnccl.so.2"] };
+    let wanted = Wanted { stem: "nccl", files: vec!["libnccl.so.2"], instead: None };
     let toolkit = "the package libnccl2 of NVIDIA's repositories";
     let found = find("NCCL, which connects GPUs,", &wanted, package, toolkit)?;
     let mut number: c_int = 0;

@@ -95,6 +95,7 @@ impl LeastMemory {
         built_in: bool,
     ) -> Self {
         let (shard, train) = (&config.shard, &config.train);
+        let micro_batch = config.micro_batch();
         // The groups of a hybrid strategy may not be known yet; then no rank can have less than this.
         let ranks = train.ranks.max(1);
         let mesh = Mesh::new(shard.strategy, ranks, shard.shard_size);
@@ -109,7 +110,7 @@ impl LeastMemory {
         let trained = units.iter().map(trainable).fold(0, u64::saturating_add);
         let at_rest = |numel: u64, width: u64| (numel / shards).saturating_mul(width);
 
-        let width = match config.precision.compute {
+        let width = match config.precision.compute() {
             Precision::F32 => F32,
             Precision::Bf16 | Precision::F16 => 2,
         };
@@ -139,9 +140,13 @@ impl LeastMemory {
         let again = shard.recompute == Recompute::Block;
         let is_block = |index: usize| index > 0 && index + 1 < units.len();
         let keeps = |index: usize| is_block(index) && (again || trainable(&units[index]) > 0);
-        let blocks = (first..units.len()).filter(|index| keeps(*index)).count() as u64;
-        let tokens = product([train.micro_batch, config.data.seq_len]);
-        let stream = product([train.micro_batch, config.data.seq_len, model.d_model]);
+        let mut blocks = (first..units.len()).filter(|index| keeps(*index)).count() as u64;
+        if blocks > 0 {
+            // Those that were not looked at.
+            blocks += model.layers.saturating_sub(units.len().saturating_sub(2)) as u64;
+        }
+        let tokens = product([micro_batch, config.data.seq_len]);
+        let stream = product([micro_batch, config.data.seq_len, model.d_model]);
         let stream = stream.saturating_mul(width).saturating_mul(blocks);
         // With frozen parameters, backward may not reach all of it.
         let read_again = match built_in && !again && train.freeze.is_empty() {
@@ -149,7 +154,7 @@ impl LeastMemory {
             false => 0,
         };
         let read_again = read_again.saturating_mul(width).saturating_mul(blocks);
-        let micro_batches = train.global_batch / ranks / train.micro_batch.max(1);
+        let micro_batches = train.global_batch / ranks / micro_batch.max(1);
 
         let weights = (What::Weights, at_rest(all, F32));
         let moments = (What::Moments, at_rest(trained, 2 * F32));
@@ -298,7 +303,7 @@ fn helps(rows: &[Row], config: &Config, on_gpu: bool) -> Vec<String> {
         sum(&[What::BlockInputs, What::BlockActivations, What::Tokens].map(|w| (w, of(w))));
     let state = of(What::Weights).saturating_add(of(What::Moments));
     if is_large(stream) {
-        help(match train.micro_batch {
+        help(match config.micro_batch() {
             1 => "a smaller data.seq_len",
             _ => "a smaller train.micro_batch or data.seq_len",
         });
@@ -306,7 +311,7 @@ fn helps(rows: &[Row], config: &Config, on_gpu: bool) -> Vec<String> {
     if is_large(of(What::BlockActivations)) {
         help("shard.recompute = \"block\"");
     }
-    if is_large(stream) && precision.compute == Precision::F32 {
+    if is_large(stream) && precision.compute() == Precision::F32 {
         help("precision.compute = \"bf16\"");
     }
     if is_large(of(What::WholeGradients)) {

@@ -206,7 +206,7 @@ fn run_as_threads<B: Layer>(
     decoder: &RunDecoder<'_, B>,
 ) -> Result<Summary, TrainError> {
     device.warn_of_idle_gpus();
-    let plan = plan::make(config, options, device, &decoder.architecture, |model| {
+    let plan = plan::make(&config, options, device, &decoder.architecture, |model| {
         units(model, decoder.make)
     })?;
     let mut summaries = run_ranks(plan.config.train.ranks, plan.threads, |world| {
@@ -235,7 +235,7 @@ fn run_as_process<B: Layer>(
             met.settle_on(device, &config.comm)?;
         }
         let plan = agree::on_plan(&*world, &config, options, device, || {
-            plan::make(config.clone(), options, device, &decoder.architecture, |model| {
+            plan::make(&config, options, device, &decoder.architecture, |model| {
                 units(model, decoder.make)
             })
         })?;

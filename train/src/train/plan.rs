@@ -13,7 +13,7 @@ use super::{RunOptions, TrainError, memory, position};
 use crate::checkpoint::{
     self, Architecture, Checkpoint, CheckpointError, HeldFolder, SavedOptimizer,
 };
-use crate::config::{Config, ConfigError, ModelSection};
+use crate::config::{self, Config, ConfigError, ModelSection};
 use crate::data::{self, DataInfo, Split, TokenFile, Tokenizer};
 use crate::device::{self, Peak, Selected};
 use crate::files;
@@ -73,16 +73,18 @@ pub(super) struct Outline {
 /// open in `config`. Looks at the disk and writes to it: for one rank alone. `units` lists the
 /// parameters of a model's parts.
 pub(super) fn make(
-    mut config: Config,
+    asked: &Config,
     options: &RunOptions,
     device: &Selected,
     architecture: &Architecture,
     units: impl Fn(&ModelConfig) -> Vec<Shapes>,
 ) -> Result<Plan, TrainError> {
-    // What was found may have changed until the folder is this run's.
+    let mut config = asked.clone();
+    let settled = config.settle(device.suits());
+    // What was found may have changed until the folder is this run's, which is known by what was asked for.
     let (draft, lock, claim) = loop {
-        let draft = Draft::make(&config, options, device, architecture, &units)?;
-        let find = || folder::find(&config, options);
+        let find = || folder::find(asked, options);
+        let draft = Draft::make(&config, find()?, options, device, architecture, &units)?;
         if let Some((lock, claim)) = draft.found.claim(options, &config.comm, find)? {
             break (draft, lock, claim);
         }
@@ -94,12 +96,18 @@ pub(super) fn make(
     if let Some(note) = other_init {
         say(&note);
     }
+    if !settled.is_empty() {
+        say(&format!("as suits the device: {}", settled.join(", ")));
+    }
     config.model = ModelSection::from_model(&model);
     let config_text = toml::to_string(&config).map_err(|error| {
         TrainError::usage(format!("the configuration cannot be written: {error}"))
     })?;
     if let Some(checkpoint) = &resume {
         say(&format!("resuming from {}", checkpoint.folder().display()));
+        for difference in differences(checkpoint, &config) {
+            say(&difference);
+        }
         if !changed.is_empty() {
             say(&format!("at another position in the data, as allowed: {}", changed.join(", ")));
         }
@@ -110,7 +118,7 @@ pub(super) fn make(
     let threads = device::threads_per_rank(&config.device, sharing);
     let peak = match config.device.peak_tflops {
         Some(tflops) => Peak::given(tflops * 1e12),
-        None => device.peak(config.precision.compute, place, ranks, threads)?,
+        None => device.peak(config.precision.compute(), place, ranks, threads)?,
     };
     Ok(Plan {
         config,
@@ -130,6 +138,25 @@ pub(super) fn make(
         allow_missing: options.allow_missing.clone(),
         stop: options.stop.clone(),
     })
+}
+
+/// How `config` differs from the run that `checkpoint` is of in what the device may have settled: it changes
+/// the numbers of a run, and not what they mean.
+fn differences(checkpoint: &Checkpoint, config: &Config) -> Vec<String> {
+    // One that an older build has written may have other keys.
+    let Ok(before) = config::load(&checkpoint.folder().join("config.toml"), &[]) else {
+        return Vec::new();
+    };
+    let mut differences = Vec::new();
+    let (was, is) = (before.precision.compute(), config.precision.compute());
+    if was != is {
+        differences.push(format!("precision.compute was \"{was}\" and is \"{is}\" from here on"));
+    }
+    let (was, is) = (before.micro_batch(), config.micro_batch());
+    if was != is {
+        differences.push(format!("train.micro_batch was {was} and is {is} from here on"));
+    }
+    differences
 }
 
 /// Fails with what `required` says of other parts, unless the user has allowed for them.
@@ -169,12 +196,12 @@ struct Draft {
 impl Draft {
     fn make(
         config: &Config,
+        found: Found,
         options: &RunOptions,
         device: &Selected,
         architecture: &Architecture,
         units: &dyn Fn(&ModelConfig) -> Vec<Shapes>,
     ) -> Result<Self, TrainError> {
-        let found = folder::find(config, options)?;
         let resume = found.resume.as_deref().map(Checkpoint::open).transpose()?;
         let init = match config.init.from.as_os_str().is_empty() {
             true => None,
@@ -301,7 +328,7 @@ pub(crate) fn policy(config: &Config) -> Policy {
         strategy: config.shard.strategy,
         reshard: config.shard.reshard,
         recompute: config.shard.recompute,
-        compute_dtype: config.precision.compute.into(),
+        compute_dtype: config.precision.compute().into(),
         reduce_dtype: config.precision.reduce.into(),
         offload: config.shard.offload,
         timeout: config.comm.timeout(),
@@ -349,6 +376,7 @@ impl Outline {
         let unreadable = |problem: String| TrainError::Rank0 { message: problem, usage: false };
         let config: Config =
             toml::from_str(&self.config).map_err(|error| unreadable(error.to_string()))?;
+        device.check_precision(config.precision.compute())?;
         // Complete in this configuration, so that every rank reads the same digits.
         let model = config.model.resolve(None).map_err(unreadable)?;
         let tokenizer = data::read_tokenizer(&data::tokenizer_of(&config.data.path)?)?.into();

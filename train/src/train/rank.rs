@@ -272,7 +272,7 @@ impl<'a, B: Layer> Rank<'a, B> {
     ) -> Result<Option<f64>, TrainError> {
         let Rank { plan, model, device, validation, pace, .. } = self;
         model.engine().set_activity("evaluation");
-        let (samples, rows) = (plan.config.eval.samples, plan.config.train.micro_batch);
+        let (samples, rows) = (plan.config.eval.samples, plan.config.micro_batch());
         pace.begin();
         let go_on = || {
             let stop = pace.end() && pace.ask(model.engine(), &plan.stop)?.0;
@@ -352,8 +352,8 @@ impl<'a, B: Layer> Rank<'a, B> {
     }
 
     fn micro_batches(&self) -> usize {
-        let train = &self.plan.config.train;
-        train.global_batch / self.ranks / train.micro_batch
+        let config = &self.plan.config;
+        config.train.global_batch / self.ranks / config.micro_batch()
     }
 }
 

@@ -19,6 +19,7 @@ const VARIABLES: &[&str] = &[
     "CONDA_PREFIX",
     "PYTHONPATH",
     "HOME",
+    "XDG_CACHE_HOME",
     "KILN_LOG",
     "NCCL_MULTI_RANK_GPU_ENABLE",
 ];
@@ -315,12 +316,90 @@ mod with_stand_ins {
         assert!(ended.stderr.contains("no GPU can be counted (there is no GPU"), "{ended:?}");
     }
 
+    /// A GPU that is there and cannot be used ends a run that leaves the choice; without one, the CPU it is.
+    #[test]
+    fn automatic_passes_over_no_gpu() {
+        let workspace = machine(ALL);
+        workspace.replace("run.toml", "backend = \"cuda\"", "backend = \"auto\"");
+        let variables =
+            |more: &[(&'static str, &'static str)]| [&[DRIVER, PACKAGES], more].concat();
+        let mut messages = Messages::default();
+        let tcp = ["--set", "comm.backend=tcp", "--set", "train.global_batch=6"];
+        for (title, more, arguments) in [
+            ("a driver that is broken", &[("FAKE_CUDA_INIT", "803")][..], &[][..]),
+            ("an old driver", &[("FAKE_CUDA_VERSION", "12020")], &[]),
+            ("an old GPU", &[("FAKE_CUDA_CAPABILITY", "7.0")], &[]),
+            ("a GPU that is full", &[("FAKE_CUDA_FREE_GIB", "0.5")], &[]),
+            ("no compiler", &[("VIRTUAL_ENV", "none")], &[]),
+            ("ranks that do not reach it", &RANK, &tcp),
+        ] {
+            let ended = kiln(&workspace, &variables(more), &[TRAIN, arguments].concat());
+            assert!(!workspace.path("run").exists(), "{title}");
+            if title != "no compiler" {
+                messages.record(title, &ended, 2);
+            } else {
+                // Which places were looked at is said elsewhere.
+                let start = "error: there is a GPU, and it cannot be used: NVRTC, which compiles kernels, is";
+                assert!(ended.code == Some(2) && ended.stderr.starts_with(start), "{ended:?}");
+            }
+        }
+        insta::assert_snapshot!("automatic", messages.finish());
+
+        for (index, more) in [
+            // Nobody cares for the age of a driver without a GPU.
+            &[("FAKE_CUDA_DEVICES", "0"), ("FAKE_CUDA_VERSION", "12020")][..],
+            &[("CUDA_VISIBLE_DEVICES", "")],
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            let out = format!("cpu{index}");
+            let ended = kiln(&workspace, &variables(more), &["train", "run.toml", "--out", &out]);
+            assert_eq!(ended.code, Some(0), "{ended:?}");
+            assert!(
+                ended.stdout.contains("device: CPU, not a GPU: there is no GPU\n"),
+                "{ended:?}"
+            );
+        }
+    }
+
+    /// What is offloaded is not asked of the GPU, and presets go by it: each gets as far as its data, which are
+    /// not there.
+    #[test]
+    fn presets_fit_into_80_gib() {
+        let workspace = machine(ALL);
+        let start = |preset: &str, more: &[&str]| {
+            let config = crate::presets::folder().join(format!("{preset}.toml"));
+            let config = config.to_str().expect("UTF-8");
+            let variables = [DRIVER, PACKAGES, ("FAKE_CUDA_FREE_GIB", "70")];
+            let ended =
+                kiln(&workspace, &variables, &[&["train", config, "--out", "run"], more].concat());
+            assert_eq!(ended.code, Some(2), "{ended:?}");
+            ended.stderr
+        };
+        let no_data = |said: &str, preset: &str| {
+            assert!(said.contains(&format!("runs/data/{preset}")), "{preset}: {said}");
+        };
+        for preset in ["90m", "300m", "1b"] {
+            no_data(&start(preset, &[]), preset);
+        }
+        // Whatever this machine has itself.
+        let offload = ["--set", "shard.offload=true", "--set", "device.memory=200GiB"];
+        no_data(&start("7b", &offload), "7b");
+        let said = start("7b", &[]);
+        assert!(said.contains("GPU 0") || said.contains("shard.offload = true"), "{said}");
+    }
+
     /// Everything is found in Python's packages, which the loader does not know of, NCCL under a name that
     /// cudarc does not ask for.
     #[test]
     fn everything_is_there() {
         let workspace = machine(ALL);
-        let doctor = kiln(&workspace, &[DRIVER, PACKAGES, ("FAKE_CUDA_DEVICES", "2")], &["doctor"]);
+        let cache = workspace.path("cache");
+        workspace.write("cache/kiln/kernels/0a.ptx", vec![0; 3 << 19]);
+        let cache = ("XDG_CACHE_HOME", cache.to_str().expect("UTF-8"));
+        let variables = [DRIVER, PACKAGES, ("FAKE_CUDA_DEVICES", "2"), cache];
+        let doctor = kiln(&workspace, &variables, &["doctor"]);
         let site = "venv/lib/python3.12/site-packages/nvidia";
         assert_eq!(
             gpus(&doctor),
@@ -334,6 +413,7 @@ mod with_stand_ins {
                 format!("cuBLASLt: {site}/cu13/lib/libcublasLt.so.13"),
                 format!("NCCL: 2.28 ({site}/nccl/lib/libnccl.so.2)"),
                 format!("headers: {site}/cu13/include"),
+                "kernels: 1 compiled kernels (1.5 MiB) are kept in cache/kiln/kernels".to_owned(),
             ]
         );
     }

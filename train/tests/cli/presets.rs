@@ -2,8 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
-use kiln::config::{self, Config};
-use kiln::sharded::ShardedDecoder;
+use kiln::config::{self, Config, Precision, Suits};
+use kiln::device;
+use kiln::sharded::{ShardedDecoder, units_of};
+use kiln::train::LeastMemory;
 use kiln_model::layers::Block;
 use kiln_model::{Decoder, Key, ModelConfig, PRESETS};
 use kiln_shard::ranks::run_ranks;
@@ -47,7 +49,7 @@ fn presets_have_their_sizes() {
         ("10m", 8_959_232, 4_096, 256, Recompute::None),
         ("90m", 89_884_800, 32_000, 512, Recompute::None),
         ("300m", 302_558_208, 32_000, 1_024, Recompute::None),
-        ("1b", 1_100_048_384, 32_000, 2_048, Recompute::Block),
+        ("1b", 1_100_048_384, 32_000, 2_048, Recompute::None),
         ("7b", 6_738_415_616, 32_000, 4_096, Recompute::Block),
     ] {
         let config = load(name);
@@ -58,6 +60,52 @@ fn presets_have_their_sizes() {
         assert_eq!(Some(&model), ModelConfig::preset(name).as_ref(), "{name}");
         assert_eq!(model.num_parameters(), parameters, "{name}");
         assert_eq!((config.data.seq_len, config.shard.recompute), (seq_len, recompute), "{name}");
+    }
+}
+
+/// On a GPU in bf16 and with 16,384 tokens at once, which fits into 80 GB by our own count; on the CPU as ever.
+#[test]
+fn presets_go_by_the_device() {
+    const GIB: f64 = (1_u64 << 30) as f64;
+    // `kiln::device` says so of GPUs that have bf16.
+    let gpu = Suits { precision: Precision::Bf16, tokens: 16_384 };
+    for (name, on_cpu, on_gpu, ranks, offload) in [
+        ("10m", 4, 4, 1, false),
+        ("90m", 4, 32, 1, false),
+        ("300m", 2, 16, 1, false),
+        ("1b", 1, 8, 1, false),
+        ("7b", 1, 4, 2, false),
+        ("7b", 1, 4, 1, true),
+    ] {
+        let mut config = load(name);
+        config.train.ranks = ranks;
+        config.shard.offload = offload;
+        let mut cpu = config.clone();
+        cpu.settle(Suits::CPU);
+        assert_eq!(
+            (cpu.micro_batch(), cpu.precision.compute()),
+            (on_cpu, Precision::F32),
+            "{name}"
+        );
+        config.settle(gpu);
+        let precision = if name == "10m" { Precision::F32 } else { Precision::Bf16 };
+        assert_eq!(
+            (config.micro_batch(), config.precision.compute()),
+            (on_gpu, precision),
+            "{name}"
+        );
+        config.validate().unwrap_or_else(|error| panic!("{name}: {error}"));
+
+        let model = config.model.resolve(None).expect("a model");
+        let units = units_of(&Decoder::new(&model, Key::new(0), &device::plain()));
+        let least = LeastMemory::of_run(&config, &model, &units, true, true).per_rank() as f64;
+        assert!(least < 0.95 * 80.0 * GIB, "{name}: {:.1} GiB", least / GIB);
+        println!("{name} on {ranks}: {:.1} GiB", least / GIB);
+        // Blocks run again only where what they would keep does not fit.
+        let again = std::mem::replace(&mut config.shard.recompute, Recompute::None);
+        let kept = LeastMemory::of_run(&config, &model, &units, true, true).per_rank() as f64;
+        println!("{name} on {ranks} without recompute: {:.1} GiB", kept / GIB);
+        assert_eq!(again == Recompute::Block, name == "7b", "{name}");
     }
 }
 

@@ -181,3 +181,39 @@ fn a_finished_run_has_nothing_left_to_do() {
     assert_eq!(longer[..4], steps);
     assert_eq!(longer.len(), 6);
 }
+
+/// What is left to the device is settled when a run starts, and a resume that settles it otherwise says so.
+#[test]
+fn what_the_device_settles_is_written_down() {
+    let workspace = Workspace::new();
+    workspace
+        .config("run.toml", &[("train.micro_batch", "'auto'"), ("precision.compute", "'auto'")]);
+    let said = workspace.succeed(&["train", "run.toml", "--out", "run"]);
+    let settled = "as suits the device: precision.compute = \"f32\", train.micro_batch = 4\n";
+    assert!(said.contains(settled), "{said}");
+    for file in ["run/config.toml", "run/checkpoints/fsdp_cpt4/config.toml"] {
+        let text = workspace.text(file);
+        assert!(
+            text.contains("compute = \"f32\"\n") && text.contains("micro_batch = 4\n"),
+            "{text}"
+        );
+    }
+    // The numbers are those of the same values in the file.
+    workspace.config("explicit.toml", &[("train.micro_batch", "4")]);
+    workspace.succeed(&["train", "explicit.toml", "--out", "explicit"]);
+    assert_same_curve("settled", &workspace.steps("run"), &workspace.steps("explicit"), 0.0);
+
+    let resume =
+        ["train", "run.toml", "--out", "run", "--resume", "latest", "--set", "train.steps=5"];
+    let said = workspace.succeed(&resume);
+    assert!(!said.contains("from here on"), "{said}");
+    // As on a device that settles it otherwise.
+    let other = ["--set", "train.micro_batch=2", "--set", "precision.compute=bf16"];
+    let said = workspace.succeed(&[&resume[..7], &["train.steps=6"], &other[..]].concat());
+    for line in [
+        "precision.compute was \"f32\" and is \"bf16\" from here on\n",
+        "train.micro_batch was 4 and is 2 from here on\n",
+    ] {
+        assert!(said.contains(line), "{said}");
+    }
+}

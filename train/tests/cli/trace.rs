@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::net::TcpListener;
 use std::sync::OnceLock;
 
-use crate::support::Workspace;
+use crate::support::{Ended, Workspace, names};
 
 /// Lets a rank communicate that has no others: in a process of its own through NCCL.
 const ALONE: &[&str] = &["--set", "shard.communicate_alone=true"];
@@ -66,8 +66,8 @@ struct Collective {
     joined: usize,
 }
 
-/// The calls of a run of three steps, `more` arguments and variables given.
-fn run(variables: &[(&str, &str)], more: &[&str]) -> Vec<Call> {
+/// How a run of three steps ended, and its calls, `more` arguments and variables given.
+fn start(variables: &[(&str, &str)], more: &[&str]) -> (Ended, Vec<Call>) {
     for name in ["LD_LIBRARY_PATH", "CUDA_PATH"] {
         assert!(std::env::var_os(name).is_some(), "{name} is not set: benches/trace.sh runs this");
     }
@@ -88,16 +88,24 @@ fn run(variables: &[(&str, &str)], more: &[&str]) -> Vec<Call> {
         .command(&[&arguments, more].concat())
         .env("FAKE_CUDA_TRACE", workspace.path("trace.txt"))
         .env_remove("FAKE_CUDA_PTX_DIR")
+        // Shared by all runs here.
+        .env("XDG_CACHE_HOME", env!("CARGO_TARGET_TMPDIR"))
         .envs(variables.iter().copied())
         .spawn();
     let ended = workspace.end(child.expect("the binary starts"));
-    assert_eq!(ended.code, Some(0), "{ended:?}");
-    assert!(ended.stdout.contains("device: GPU 0 (NVIDIA stand-in"), "{ended:?}");
-    assert!(ended.stdout.contains("done: 3 steps"), "{ended:?}");
-    let calls: Vec<_> = workspace.text("trace.txt").lines().map(Call::read).collect();
+    let calls = workspace.text("trace.txt").lines().map(Call::read).collect();
     if let Some(kept) = std::env::var_os("TRACE_KEPT") {
         std::fs::write(kept, workspace.text("trace.txt")).expect("a file for the trace");
     }
+    (ended, calls)
+}
+
+/// The calls of a run that goes through.
+fn run(variables: &[(&str, &str)], more: &[&str]) -> Vec<Call> {
+    let (ended, calls) = start(variables, more);
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    assert!(ended.stdout.contains("device: GPU 0 (NVIDIA stand-in"), "{ended:?}");
+    assert!(ended.stdout.contains("done: 3 steps"), "{ended:?}");
     assert!(calls.iter().filter(|call| call.updates()).count() >= 3, "no {UPDATE} is launched");
     calls
 }
@@ -105,10 +113,11 @@ fn run(variables: &[(&str, &str)], more: &[&str]) -> Vec<Call> {
 /// A run of one process, as under a launcher; the same for all tests.
 fn run_as_process() -> &'static [Call] {
     static CALLS: OnceLock<Vec<Call>> = OnceLock::new();
-    CALLS.get_or_init(start_as_process)
+    CALLS.get_or_init(|| as_process(&[], |variables| run(variables, ALONE)))
 }
 
-fn start_as_process() -> Vec<Call> {
+/// `run` with the variables of a process that is the only rank, and `more`.
+fn as_process<R>(more: &[(&str, &str)], run: impl FnOnce(&[(&str, &str)]) -> R) -> R {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let port = listener.local_addr().expect("an address").port().to_string();
     drop(listener);
@@ -120,7 +129,7 @@ fn start_as_process() -> Vec<Call> {
         ("MASTER_ADDR", "127.0.0.1"),
         ("MASTER_PORT", &port),
     ];
-    run(&variables, ALONE)
+    run(&[&variables, more].concat())
 }
 
 /// The calls of the third step: from the first after whatever came before its first gather and made the
@@ -246,4 +255,132 @@ fn the_third_step_allocates_nothing() {
     let step = third_step(calls);
     let allocations: Vec<_> = step.iter().filter(|call| call.allocates()).collect();
     assert!(allocations.is_empty(), "{allocations:#?}");
+}
+
+/// NCCL takes from the configuration what we have put there, and no padding: up to 2.30.4, what is a field from
+/// 2.30.5 on lies behind the last one.
+#[test]
+#[ignore = "benches/trace.sh"]
+fn every_nccl_reads_the_configuration_that_was_meant() {
+    let unset = i32::MIN.to_string();
+    for version in ["22803", "23004", "23005", "23203"] {
+        let calls =
+            as_process(&[("FAKE_NCCL_VERSION", version)], |variables| run(variables, ALONE));
+        let read: Vec<_> = calls.iter().filter(|call| call.name == "comm_config").collect();
+        assert!(!read.is_empty(), "NCCL {version}");
+        for call in read {
+            assert_eq!(call.field("blocking"), "0", "NCCL {version}");
+            for field in ["max_p2p_peers", "graph_stream_ordering"] {
+                assert_eq!(call.field(field), unset, "NCCL {version}: {call:?}");
+            }
+        }
+    }
+}
+
+/// While NCCL queues an operation in the background, the thread that launches everything does not sleep.
+#[test]
+#[ignore = "benches/trace.sh"]
+fn launches_do_not_sleep() {
+    const LOOKS: &str = "20";
+    let calls = as_process(&[("FAKE_NCCL_LOOKS", LOOKS)], |variables| run(variables, ALONE));
+    let number = |call: &Call, key: &str| call.field(key).parse::<u64>().expect("a number");
+    let step = third_step(&calls);
+    let waited: Vec<_> = step.iter().filter(|call| call.name == "comm_looked").collect();
+    assert!(waited.len() >= 5, "{waited:?}");
+    // A machine that is busy elsewhere may keep one from the processor for a whole millisecond.
+    let patient = waited.iter().filter(|call| number(call, "sleeps") < number(call, "looks") / 2);
+    assert!(2 * patient.count() > waited.len(), "{waited:?}");
+}
+
+/// A communicator that is well is finalized, and destroyed once that is done; one that is sick is aborted.
+#[test]
+#[ignore = "benches/trace.sh"]
+fn communicators_end_in_good_order_unless_they_are_sick() {
+    let count = |calls: &[Call], name: &str| calls.iter().filter(|call| call.name == name).count();
+    let calls = run_as_process();
+    let made = count(calls, "nccl_init");
+    assert!(made > 0);
+    for (name, times) in [("nccl_finalize", made), ("nccl_destroy", made), ("nccl_abort", 0)] {
+        assert_eq!(count(calls, name), times, "{name}");
+    }
+    let destroyed: Vec<_> = calls.iter().filter(|call| call.name == "nccl_destroy").collect();
+    for call in &destroyed {
+        assert_eq!(call.field("busy"), "0", "{call:?}");
+        let is_its = |other: &&Call| other.field("comm") == call.field("comm");
+        let of_it: Vec<_> = calls.iter().filter(is_its).map(|call| call.name.as_str()).collect();
+        let end = of_it.iter().position(|name| *name == "nccl_finalize").expect("finalized");
+        assert!(
+            of_it[end..].iter().all(|name| !name.contains("all_") && !name.contains("scatter"))
+        );
+    }
+
+    // A network that fails in the middle of a step.
+    let broken = [("FAKE_NCCL_FAILS", "8")];
+    let (ended, calls) = as_process(&broken, |variables| start(variables, ALONE));
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    assert!(ended.stderr.contains("NCCL cannot go on"), "{ended:?}");
+    let made = count(&calls, "nccl_init");
+    assert!(made > 0);
+    for (name, times) in [("nccl_finalize", 0), ("nccl_destroy", 0), ("nccl_abort", made)] {
+        assert_eq!(count(&calls, name), times, "{name}");
+    }
+}
+
+/// A compiler that is NVRTC as far as one can tell from outside, and compiles nothing.
+const NO_NVRTC: &str = "
+    int nvrtcVersion(int *major, int *minor) { return *major = 13, *minor = 0, 0; }
+    int nvrtcGetNumSupportedArchs(int *count) { return *count = 2, 0; }
+    int nvrtcGetSupportedArchs(int *all) { return all[0] = 75, all[1] = 90, 0; }
+    const char *nvrtcGetErrorString(int error) { return error ? \"error\" : \"none\"; }
+    static int program;
+    int nvrtcCreateProgram(void **made, ...) { return *made = &program, 0; }
+    int nvrtcCompileProgram(void *program, int count, void *options) { return 6; }
+    int nvrtcGetProgramLogSize(void *program, unsigned long *size) { return *size = 9, 0; }
+    int nvrtcGetProgramLog(void *program, char *log) { return __builtin_memcpy(log, \"compiled\", 9), 0; }
+    int nvrtcGetPTXSize(void *program, unsigned long *size) { return 6; }
+    int nvrtcGetPTX(void *program, char *ptx) { return 6; }
+    int nvrtcDestroyProgram(void **program) { return 0; }
+";
+
+/// Processes that start at the same time fill one cache, and one that starts later compiles nothing.
+#[test]
+#[ignore = "benches/trace.sh"]
+fn kernels_are_compiled_once() {
+    let workspace = Workspace::new();
+    let cache = workspace.path("cache");
+    let cache = ("XDG_CACHE_HOME", cache.to_str().expect("UTF-8"));
+    std::thread::scope(|scope| {
+        let runs = [(); 2].map(|()| scope.spawn(|| run(&[cache], &[])));
+        for run in runs {
+            run.join().expect("a run");
+        }
+    });
+    let folder = workspace.path("cache/kiln/kernels");
+    let files = names(&folder);
+    assert!(files.len() > 10 && files.iter().all(|name| name.ends_with(".ptx")), "{files:?}");
+
+    // Kernels are known by the size of NVRTC as well.
+    let libraries = std::env::var("LD_LIBRARY_PATH").expect("a path");
+    let real = std::env::split_paths(&libraries).map(|folder| folder.join("libnvrtc.so.13"));
+    let real = real.filter_map(|file| std::fs::metadata(file).ok()).next().expect("NVRTC");
+    workspace.write("nvrtc.c", NO_NVRTC);
+    workspace.write("stand-in/none", "");
+    let library = workspace.path("stand-in/libnvrtc.so.13");
+    let built = std::process::Command::new("cc")
+        .args(["-fPIC", "-shared", "-Wl,-soname,libnvrtc.so.13", "-o"])
+        .args([&library, &workspace.path("nvrtc.c")])
+        .status();
+    assert!(built.expect("a C compiler").success());
+    let open = std::fs::OpenOptions::new().write(true).open(&library);
+    open.and_then(|file| file.set_len(real.len())).expect("a file of that size");
+    let first = format!("{}:{libraries}", workspace.path("stand-in").display());
+    let stand_in = ("LD_LIBRARY_PATH", first.as_str());
+    run(&[cache, stand_in], &[]);
+    assert_eq!(names(&folder), files);
+    // A folder that cannot be made costs time alone.
+    run(&[("XDG_CACHE_HOME", "/dev/null")], &[]);
+    // Without what is kept, the stand-in is of no use.
+    let empty = workspace.path("empty");
+    let (ended, _) = start(&[("XDG_CACHE_HOME", empty.to_str().expect("UTF-8")), stand_in], &[]);
+    assert_eq!(ended.code, Some(1), "{ended:?}");
 }

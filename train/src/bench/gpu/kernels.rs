@@ -220,10 +220,10 @@ impl Bench<'_> {
     fn update(&self) -> Result<(f64, Work), TrainError> {
         let mut config = Config::default();
         config.train.global_batch = 1;
-        config.train.micro_batch = 1;
+        config.train.micro_batch = 1.into();
         config.train.ranks = 1;
         config.data.seq_len = self.shapes.seq.min(64);
-        config.precision.compute = self.shapes.precision;
+        config.precision.compute = self.shapes.precision.into();
         let mut model = self.shapes.model.clone();
         model.layers = 1;
         let timed = if self.clock.quick { 1 } else { 7 };

@@ -243,7 +243,7 @@ impl GpuArgs {
             DeviceName::Cuda => Backend::Cuda,
             DeviceName::Cpu => Backend::Cpu,
         };
-        config.precision.compute = self.precision();
+        config.precision.compute = self.precision().into();
         let selected = Selected::new(&config, None)?;
         let (device, name) = (selected.device(), selected.describe());
         Ok(Chosen { device, name, selected: Some(selected) })

@@ -119,11 +119,11 @@ fn words_for(config: &Config, count: Steps) -> Option<Vec<String>> {
     let mut words = vec!["--preset".to_owned(), preset, "--mode".to_owned(), mode.to_owned()];
     words.extend(number("--ranks", config.train.ranks));
     words.extend(number("--batch", config.train.global_batch));
-    words.extend(number("--micro-batch", config.train.micro_batch));
+    words.extend(number("--micro-batch", config.micro_batch()));
     words.extend(number("--seq", config.data.seq_len));
     words.extend(number("--steps", count.timed));
     words.extend(number("--warmup", count.warmup));
-    words.extend(dtype(config.precision.compute));
+    words.extend(dtype(config.precision.compute()));
     words.extend((config.shard.recompute == Recompute::Block).then(|| "--recompute".to_owned()));
     Some(words)
 }
@@ -137,9 +137,9 @@ mod tests {
         let mut config = Config::default();
         config.model.preset = Some("1b".to_owned());
         config.model.vocab_size = Some(32_000);
-        (config.train.global_batch, config.train.micro_batch) = (8, 2);
+        (config.train.global_batch, config.train.micro_batch) = (8, 2.into());
         config.data.seq_len = 2048;
-        config.precision.compute = Precision::Bf16;
+        config.precision.compute = Precision::Bf16.into();
         config.shard.recompute = Recompute::Block;
         let count = Steps { timed: 5, warmup: 2 };
         assert_eq!(

@@ -66,11 +66,7 @@ impl Shapes {
 
     /// What the shapes are called in tables.
     pub(super) fn name(&self) -> String {
-        let dtype = match self.precision {
-            Precision::F32 => "f32",
-            Precision::Bf16 => "bf16",
-            Precision::F16 => "f16",
-        };
+        let dtype = self.precision;
         let model = self.preset.unwrap_or("tiny");
         format!("{model}, {} x {} tokens, {dtype}", self.batch, self.seq)
     }

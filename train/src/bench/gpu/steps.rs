@@ -50,10 +50,10 @@ impl Row {
                 config.data.vocab_size = 32_000;
                 config.data.seq_len = seq_len;
                 config.train.global_batch = batch;
-                config.train.micro_batch = batch;
+                config.train.micro_batch = batch.into();
                 config.train.ranks = 1;
                 config.shard.recompute = recompute;
-                config.precision.compute = precision;
+                config.precision.compute = precision.into();
                 config.device.backend = backend;
                 let model_config = checked(&mut config)?;
                 rows.push(Row { name: format!("{model}{suffix}"), config, model: model_config });
@@ -107,7 +107,7 @@ impl EndToEnd<'_> {
         self.chosen.device.memory_cleanup();
         let peak = match config.device.peak_tflops {
             Some(peak) => Some(Peak::given(peak * 1e12)),
-            None => self.chosen.peak(config.precision.compute)?,
+            None => self.chosen.peak(config.precision.compute())?,
         };
         let name = self.chosen.name.clone();
         let report = StepReport::new(config, model.clone(), name, peak, measured);

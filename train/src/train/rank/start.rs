@@ -45,8 +45,8 @@ pub(super) fn introduce(
         "batch: {} sequences x {} tokens per step = {ranks} ranks x {} micro-batches x {}; {} steps = {:.2} epochs of {samples} samples",
         train.global_batch,
         config.data.seq_len,
-        train.global_batch / ranks / train.micro_batch,
-        train.micro_batch,
+        train.global_batch / ranks / config.micro_batch(),
+        config.micro_batch(),
         train.steps,
         (train.steps * train.global_batch as u64) as f64 / samples as f64,
     ));

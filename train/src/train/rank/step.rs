@@ -48,7 +48,7 @@ impl<B: Layer> Rank<'_, B> {
         let start = Instant::now();
         let Plan { config, model, .. } = self.plan;
         let engine = self.model.engine();
-        let (global_batch, micro_batch) = (config.train.global_batch, config.train.micro_batch);
+        let (global_batch, micro_batch) = (config.train.global_batch, config.micro_batch());
         let tokens = (global_batch * config.data.seq_len) as u64;
         let training = self.device.clone().autodiff();
         let step = self.step + 1;
@@ -165,7 +165,7 @@ impl<B: Layer> Rank<'_, B> {
         if let Some(drill) = &self.drill {
             drill.data_loading()?;
         }
-        Ok(self.train.fetch(first, self.plan.config.train.micro_batch)?)
+        Ok(self.train.fetch(first, self.plan.config.micro_batch())?)
     }
 
     /// The peak of memory and the time of a micro-batch maximised, whether anyone is to stop, and how far
