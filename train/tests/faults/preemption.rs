@@ -178,7 +178,7 @@ fn preparing_data_is_given_up_when_asked() {
     let [text, data] = [text, data].map(|path| path.display().to_string());
     let arguments = ["data", "prepare", "--input", &text, "--out", &data, "--vocab-size", "300"];
     let process = kiln(arguments).spawn().expect("kiln starts");
-    let ended = end_after(process, "data: encoded", "TERM");
+    let ended = end_after(process, "data: training a tokenizer", "TERM");
     assert_eq!((ended.code, ended.stderr.as_str()), (Some(75), ""), "{ended:?}");
     let last = ended.stdout.lines().last().unwrap_or_default();
     assert!(last.starts_with("stopped as asked while data was prepared"), "{ended:?}");
@@ -190,7 +190,7 @@ fn preparing_data_is_given_up_when_asked() {
     let job = Run::new();
     let train = ["--set", &sets[0], "--set", &sets[1]];
     let process = job.launcher(RANKS, &["--grace-s", "30"], &train).spawn().expect("kiln starts");
-    let ended = end_after(process, "data: encoded", "TERM");
+    let ended = end_after(process, "data: training a tokenizer", "TERM");
     assert_eq!(ended.code, Some(75), "{ended:?}");
     assert!(ended.stdout.contains("stopped as asked while data was prepared"), "{ended:?}");
     assert!(!fs::exists(&data).expect("a folder"));
