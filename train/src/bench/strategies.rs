@@ -113,7 +113,8 @@ impl Ranks<'_> {
             }
             Ranks::Processes(met, place) => {
                 let threads = threads_per_rank(&config.device, ranks_sharing_cores(place));
-                Ok(run_rank(met.communicator(), threads, body)?)
+                // As a rank of a run that failed: the others are not waited for.
+                Ok(run_rank(met.communicator(), threads, body).inspect_err(|_| met.give_up())?)
             }
         }
     }

@@ -203,8 +203,11 @@ pub fn sweep(folder: &Path) {
     for (step, path) in left_over(folder, |kind| kind == OLD) {
         let place = place_of(folder, step);
         // It was moved out of the way of a new one, which has not come.
-        let outcome = if is_whole(&path) && !place.exists() {
-            fs::rename(&path, &place).map_err(CheckpointError::io("rename to", &place))
+        let outcome = if is_whole(&path) && !is_whole(&place) {
+            // Half of what it gave way to may be there.
+            disk::remove(&place).and_then(|()| {
+                fs::rename(&path, &place).map_err(CheckpointError::io("rename to", &place))
+            })
         } else {
             disk::remove(&path)
         };

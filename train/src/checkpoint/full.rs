@@ -71,12 +71,14 @@ fn whole(layout: &UnitLayout, unit: usize, saved: Saved) -> Vec<Entry> {
 }
 
 /// Gathers every unit to rank 0, which writes it to `beside` and makes a checkpoint of all parts with
-/// `complete`; holds one unit at a time. The others do not learn whether rank 0 could. Collective.
+/// `complete`, which asks the status whether it is still wanted; holds one unit at a time. The others do not learn whether rank 0 could. Collective.
 pub(super) fn save(
     engine: &Engine,
     beside: &Path,
     patience: Patience,
-    complete: impl FnOnce(&[UnitLayout], Vec<Part>) -> Result<(), CheckpointError> + Send + 'static,
+    complete: impl FnOnce(&[UnitLayout], Vec<Part>, &Status) -> Result<(), CheckpointError>
+    + Send
+    + 'static,
 ) -> Result<(), CheckpointError> {
     let layout = &engine.layout().units;
     let rank = engine.world().rank();
@@ -94,7 +96,7 @@ pub(super) fn save(
     if let Some(writer) = &mut writer {
         writer.give(move |files| {
             files.go_on()?;
-            complete(&files.layout, vec![std::mem::take(&mut files.part)])
+            complete(&files.layout, vec![std::mem::take(&mut files.part)], &files.status)
         });
     }
     wait_for(writer.as_mut(), engine, patience.beat)?;
@@ -344,7 +346,7 @@ mod tests {
     /// Lets two ranks, which wait for each other no longer than `LIMIT`, save to a disk that takes several
     /// times as long for the end of it. Returns what rank 0 is told.
     fn save_slowly(timeout: Duration) -> Result<(), String> {
-        const LIMIT: Duration = Duration::from_millis(300);
+        const LIMIT: Duration = Duration::from_secs(1);
         let folder = tempfile::tempdir().unwrap();
         let outcomes = run_ranks(2, 1, |world| {
             let model = ModelConfig {
@@ -358,7 +360,7 @@ mod tests {
             let policy = Policy { timeout: LIMIT, ..Policy::default() };
             let builder = EngineBuilder::new(world, policy, None)?;
             let decoder = ShardedDecoder::<Block>::new(decoder, builder)?;
-            let complete = |_: &[UnitLayout], _| {
+            let complete = |_: &[UnitLayout], _, _: &Status| {
                 thread::sleep(4 * LIMIT);
                 Ok(())
             };

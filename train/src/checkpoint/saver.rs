@@ -161,11 +161,16 @@ impl Saver {
             let (options, step, ranks) =
                 (self.options.clone(), context.state.step, engine.world().world_size());
             let (to, from) = (place.clone(), beside.clone());
-            let complete = move |layout: &[UnitLayout], parts| {
+            let complete = move |layout: &[UnitLayout], parts, status: &Status| {
                 options.check_held()?;
                 let (format, context) = (Format::Full, &context);
                 Completion { format, ranks, layout, parts, context }.complete(&from, &to)?;
-                finish(&options, step)
+                // A disk that hung for long returns to a run that has given this save up.
+                if status.get_on() {
+                    finish(&options, step)
+                } else {
+                    Err(CheckpointError::OtherRank)
+                }
             };
             let patience = Patience::new(engine.policy().timeout, self.options.timeout);
             let saved = full::save(engine, &beside, patience, complete);

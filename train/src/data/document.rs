@@ -150,7 +150,12 @@ impl Corpus {
     /// Inputs that were named and hold nothing.
     pub(super) fn empty(&self) -> Vec<PathBuf> {
         let listed = self.sources.iter().map(|source| &source.listed);
-        let empty = listed.filter(|listed| listed.is_named && listed.bytes == 0);
+        // Some files have content and no size, such as those in /proc.
+        let is_empty = |listed: &Listed| {
+            let first = || File::open(&listed.path).and_then(|mut file| file.read(&mut [0]));
+            listed.bytes == 0 && (listed.is_stream || first().is_ok_and(|read| read == 0))
+        };
+        let empty = listed.filter(|listed| listed.is_named && is_empty(listed));
         empty.map(|listed| listed.path.clone()).collect()
     }
 

@@ -9,15 +9,16 @@ use std::path::{Path, PathBuf};
 /// Every file below `folder`, in sorted order. Hidden files, what `.gitignore` files
 /// exclude, folders named `target` and folders of prepared data are left out.
 pub(super) fn list_files(folder: &Path) -> Result<Vec<PathBuf>, DataError> {
+    let is_in_repository = is_in_repository(folder);
     let mut builder = WalkBuilder::new(folder);
     builder
         .standard_filters(false)
         .hidden(true)
-        .parents(true)
         .git_ignore(true)
-        // A `.gitignore` counts wherever it lies, so that a folder copied out of its
-        // repository gives the same files.
-        .require_git(false)
+        // As for git, files above the root of the repository do not count, such as one in the home folder.
+        .parents(is_in_repository)
+        // In a folder that was copied out of its repository, a `.gitignore` counts all the same.
+        .require_git(is_in_repository)
         .follow_links(true)
         .sort_by_file_name(|first, second| first.cmp(second))
         .filter_entry(is_wanted);
@@ -38,6 +39,11 @@ pub(super) fn list_files(folder: &Path) -> Result<Vec<PathBuf>, DataError> {
         }
     }
     Ok(files)
+}
+
+fn is_in_repository(folder: &Path) -> bool {
+    let folder = folder.canonicalize();
+    folder.is_ok_and(|folder| folder.ancestors().any(|above| above.join(".git").exists()))
 }
 
 fn is_wanted(entry: &DirEntry) -> bool {
@@ -98,6 +104,25 @@ mod tests {
         }
         fs::write(root.join(".gitignore"), "*.log\n").unwrap();
         assert_eq!(names(root), ["a.txt", "b.txt", "sub/c.txt", "target.txt"]);
+    }
+
+    /// As for git: a file of the home folder does not empty the repositories in it.
+    #[test]
+    fn rules_above_a_repository_do_not_count() {
+        let home = tempfile::tempdir().unwrap();
+        let repository = home.path().join("repository");
+        let (inner, copied) = (repository.join("inner"), home.path().join("copied"));
+        for folder in [&inner, &copied] {
+            fs::create_dir_all(folder).unwrap();
+            fs::write(folder.join("a.txt"), "x").unwrap();
+            fs::write(folder.join("b.log"), "x").unwrap();
+        }
+        fs::write(home.path().join(".gitignore"), "*\n").unwrap();
+        fs::create_dir(repository.join(".git")).unwrap();
+        fs::write(repository.join(".gitignore"), "*.log\n").unwrap();
+        assert_eq!(names(&repository), ["inner/a.txt"]);
+        assert_eq!(names(&inner), ["a.txt"]);
+        assert_eq!(names(&copied), ["a.txt", "b.log"]);
     }
 
     #[cfg(unix)]

@@ -29,7 +29,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use crate::place::{Node, SECRET};
-use crate::process;
+use crate::process::{self, output};
 
 pub use crate::process::end_with_launcher;
 pub use args::{LaunchArgs, LaunchArgsError, run_node};
@@ -93,6 +93,7 @@ pub enum LaunchError {
 /// Starts the ranks of a node, again after failures if that is wanted, and returns the exit code.
 /// To be called from the main thread: the system ends ranks with the thread that started them.
 pub fn run(options: &Options) -> Result<u8, LaunchError> {
+    let _output = output::never_block();
     process::hear_of_children();
     let signals = Signals::register()?;
     let mut node = options.node.clone();

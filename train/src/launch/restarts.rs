@@ -10,7 +10,8 @@ use crate::process::launcher::Word;
 /// The pause before the first restart, and the longest one.
 const PAUSE: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(60)];
 
-/// A life that lasted so long got somewhere, whether its ranks have said so or not.
+/// A life with a step that lasted so long got somewhere. One without, which perhaps waited in vain for ranks of
+/// another node, did not.
 const LASTED: Duration = Duration::from_secs(300);
 
 /// What follows on the end of all ranks.
@@ -88,7 +89,8 @@ impl Restarts {
             return Next::GiveUp(format!("giving up after {} restarts", self.done));
         }
         let reached = ends.ranks.iter().filter_map(|end| end.step).max();
-        let got_farther = self.done == 0 || reached > self.farthest || lasted >= LASTED;
+        let got_farther =
+            self.done == 0 || reached > self.farthest || (reached.is_some() && lasted >= LASTED);
         self.farthest = self.farthest.max(reached);
         self.in_vain = if got_farther { 0 } else { self.in_vain + 1 };
         self.before = failures;
@@ -187,7 +189,8 @@ mod tests {
         assert_eq!(first, [1, 2, 4, 8, 16, 32, 60, 60]);
         assert_eq!(pause(7, 1), 1);
         assert_eq!([pause(7, 1), pause(6, 1), pause(8, 1), pause(8, 1)], [2, 4, 1, 2]);
-        assert_eq!([pause(0, 1000), pause(0, 1)], [1, 2]);
+        // Long, and for nothing: the ranks of another node did not come.
+        assert_eq!([pause(8, 1000), pause(0, 1000), pause(0, 1)], [1, 2, 4]);
     }
 
     #[test]

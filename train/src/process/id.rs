@@ -3,6 +3,7 @@
 use std::fs;
 
 use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
 
 /// A process, told from every other on every machine and at every time.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -40,6 +41,12 @@ impl ProcessId {
     /// Whether both run under the same kernel, which knows the locks of both.
     pub(crate) fn shares_kernel_with(&self, other: &ProcessId) -> bool {
         !self.boot.is_empty() && self.boot == other.boot
+    }
+
+    /// A short name of the kernel under which it runs, for names of files.
+    pub(crate) fn kernel(&self) -> String {
+        let digest = Sha256::digest(&self.boot);
+        digest[..4].iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
     /// Whether the process is gone. `None` if that cannot be told from here: on another machine, or

@@ -14,6 +14,7 @@ mod lock;
 
 use std::ffi::OsStr;
 use std::fs;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use super::{Resume, RunOptions, TrainError};
@@ -145,10 +146,15 @@ pub(super) fn find(config: &Config, options: &RunOptions) -> Result<Found, Train
         _ if goes_on => {}
         // The same command once more.
         Content::Unsaved(Some(run)) if run.was_started_as(&claimant) => {}
-        Content::Unsaved(_) => {
+        Content::Unsaved(run) => {
             Lock::check_free(&out)?;
-            let config = out.join(CONFIG_FILE);
-            return Err(FolderError::Unsaved { out, config }.into());
+            let why = match run {
+                Some(_) => {
+                    "and this is another configuration; the command that started it starts it again"
+                }
+                None => "of an older build, which did not note what it was started with",
+            };
+            return Err(FolderError::Unsaved { out, why }.into());
         }
         Content::Foreign(example) => {
             let example = example.clone();
@@ -233,6 +239,14 @@ pub(crate) fn is_foreign(out: &Path) -> bool {
 fn content_of(out: &Path, data: &Path) -> Result<Content, FolderError> {
     if !out.is_dir() {
         return Ok(if out.exists() { Content::File } else { Content::Nothing });
+    }
+    // A folder of checkpoints that cannot be read is not one without checkpoints.
+    let checkpoints = checkpoint::folder_of_run(out);
+    match fs::read_dir(&checkpoints) {
+        Err(error) if error.kind() != ErrorKind::NotFound => {
+            return Err(FolderError::io("list", &checkpoints)(error));
+        }
+        _ => {}
     }
     let has_checkpoint = || Checkpoint::is_in(out);
     if let Some(identity) = Identity::read(out)? {

@@ -3,6 +3,8 @@
 use std::fs;
 use std::os::unix::fs::symlink;
 
+use sha2::Digest as _;
+
 use crate::run_folder::assert_refused;
 use crate::support::Workspace;
 
@@ -21,8 +23,8 @@ fn a_run_that_failed_before_its_first_checkpoint_is_started_again() {
     let ended = workspace.kiln(&[&RUN[..], &["--resume", "latest"]].concat());
     assert_refused(&ended, &["no checkpoint in run/checkpoints", "without --resume"]);
     let ended = workspace.kiln(&[&RUN[..], &["--set", "optim.lr=0.5"]].concat());
-    let says = "run holds a run that ended before its first checkpoint, and this is another";
-    assert_refused(&ended, &[says, "run/config.toml"]);
+    let says = "run holds a run without a complete checkpoint, and this is another configuration";
+    assert_refused(&ended, &[says, "the command that started it starts it again", "--out"]);
     assert!(!ended.stderr.contains("--resume"), "{ended:?}");
     assert_eq!(workspace.text("run/metrics.jsonl"), failed);
 
@@ -34,6 +36,33 @@ fn a_run_that_failed_before_its_first_checkpoint_is_started_again() {
     assert_eq!(workspace.checkpoints("run"), ["fsdp_cpt4", "latest"]);
     // Now there is something to lose.
     assert_refused(&workspace.kiln(&RUN), &["already holds a run", "--resume latest"]);
+}
+
+/// What such a run has logged is of no other one, wherever that comes from.
+#[test]
+fn a_run_from_elsewhere_does_not_continue_the_metrics_of_one_that_failed() {
+    let workspace = Workspace::new();
+    workspace.succeed(&["train", "run.toml", "--out", "other", "--set", "train.steps=2"]);
+    let ended = workspace.kiln(&[&RUN[..], &["--fault", "error@data:3:0"]].concat());
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    let failed = workspace.text("run/metrics.jsonl");
+    let resume = ["--resume", "other/checkpoints/fsdp_cpt2"];
+    workspace.succeed(&[&RUN[..], &resume].concat());
+    assert_eq!(workspace.steps("run").first().map(|line| line.0), Some(3));
+    assert_eq!(workspace.text("run/metrics-superseded.jsonl"), failed);
+}
+
+/// Checkpoints that cannot be seen are not taken for none.
+#[test]
+fn a_folder_of_checkpoints_that_is_none_is_told() {
+    let workspace = Workspace::new();
+    let ended = workspace.kiln(&[&RUN[..], &["--fault", "error@data:3:0"]].concat());
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    workspace.remove("run/checkpoints");
+    workspace.write("run/checkpoints", "");
+    let ended = workspace.kiln(&RUN);
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    assert!(ended.stderr.contains("cannot list run/checkpoints: "), "{ended:?}");
 }
 
 /// A process may end between the two.
@@ -93,7 +122,11 @@ fn a_link_to_nothing_says_where_it_leads() {
 fn what_a_killed_command_has_left_is_removed_by_the_next() {
     let workspace = Workspace::new();
     workspace.succeed(&RUN);
-    let left = ["full", "hf", "imported"].map(|out| format!(".{out}.kiln-999999-0"));
+    // Such names have a part that stands for the kernel: what other machines do here cannot be seen.
+    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").expect("a kernel's id");
+    let digest = sha2::Sha256::digest(boot.trim());
+    let kernel: String = digest[..4].iter().map(|byte| format!("{byte:02x}")).collect();
+    let left = ["full", "hf", "imported"].map(|out| format!(".{out}.kiln-{kernel}-999999-0"));
     for folder in &left {
         workspace.write(&format!("{folder}/model-00001-of-00002.safetensors"), "half");
     }

@@ -25,6 +25,8 @@ const CUT_METRICS: &str = "metrics-superseded.jsonl";
 pub(crate) struct Claim {
     out: PathBuf,
     held: Option<HeldFolder>,
+    /// Whether it is that of a run that has no checkpoint of its own.
+    is_unsaved: bool,
     /// What `run.json` says, and what it is to say.
     known: Identity,
     identity: Identity,
@@ -78,7 +80,8 @@ impl Found {
         self.set_flights_aside()?;
         let taken = identity.taken_by(&self.claimant);
         let (out, held) = (self.out.clone(), lock.held());
-        Ok(Some((lock, Claim { out, held, known: identity, identity: taken })))
+        let is_unsaved = matches!(self.content, Content::Unsaved(_));
+        Ok(Some((lock, Claim { out, held, is_unsaved, known: identity, identity: taken })))
     }
 
     /// Moves flight recorders of earlier starts aside: why the last life ended is worth knowing while
@@ -132,12 +135,14 @@ impl Claim {
             ));
         }
         let metrics = metrics_of_run(&self.out);
+        // Of a run without a checkpoint, nothing leads here, wherever this start goes on from.
+        let last = if self.is_unsaved { 0 } else { step };
         let was_cut =
-            cut_lines_after(&metrics, step, &cut).map_err(FolderError::io("write", &metrics))?;
-        if was_cut && step == 0 {
+            cut_lines_after(&metrics, last, &cut).map_err(FolderError::io("write", &metrics))?;
+        if was_cut && self.is_unsaved {
             say(&format!(
-                "{} holds a start that ended before its first checkpoint: starting again; its \
-                 metrics are now in {}",
+                "{} holds a run without a complete checkpoint: starting again; its metrics are \
+                 now in {}",
                 self.out.display(),
                 cut.display()
             ));

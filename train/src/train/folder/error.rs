@@ -28,13 +28,13 @@ pub enum FolderError {
         /// The run folder.
         out: PathBuf,
     },
-    /// The folder holds a run that cannot be gone on with, of another configuration.
-    #[error("{} holds a run that ended before its first checkpoint, and this is another configuration: choose another folder with --out, or start it with the configuration in {}", .out.display(), .config.display())]
+    /// The folder holds a run that has nothing to go on from, and this start is none of it.
+    #[error("{} holds a run without a complete checkpoint, {why}: choose another folder with --out", .out.display())]
     Unsaved {
         /// The run folder.
         out: PathBuf,
-        /// The configuration of the run.
-        config: PathBuf,
+        /// Why this start is none of it, and what would be.
+        why: &'static str,
     },
     /// The path is a link to nothing, or below one.
     #[error("--out {}: {} is a link to {}, which is not there: create that folder, or name another one", .out.display(), .link.display(), .target.display())]
