@@ -4,6 +4,7 @@ use kiln_collectives::tcp::{JoinError, JoinOptions, Seal, Secret, TcpCommunicato
 use kiln_collectives::{Buffer, CommError, Communicator, Label, Phase};
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
+use std::sync::mpsc::{self, Sender};
 use std::thread;
 use std::time::Duration;
 
@@ -30,18 +31,30 @@ fn free_port() -> u16 {
     TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port()
 }
 
-fn pass_frame(from: &mut TcpStream, to: &mut TcpStream) {
+/// A frame, or a record with a `tag` of so many bytes: both begin with the length of their content.
+fn read_message(from: &mut TcpStream, tag: usize) -> Vec<u8> {
     let mut length = [0; 4];
     from.read_exact(&mut length).unwrap();
-    let mut frame = length.to_vec();
-    frame.resize(4 + u32::from_le_bytes(length) as usize, 0);
-    from.read_exact(&mut frame[4..]).unwrap();
-    to.write_all(&frame).unwrap();
+    let mut message = length.to_vec();
+    message.resize(4 + u32::from_le_bytes(length) as usize + tag, 0);
+    from.read_exact(&mut message[4..]).unwrap();
+    message
+}
+
+fn pass_frame(from: &mut TcpStream, to: &mut TcpStream) {
+    to.write_all(&read_message(from, 0)).unwrap();
 }
 
 /// Stands between a rank and the rendezvous at `port`: passes the handshake on, and after that everything,
-/// with `change` made to what comes from the rendezvous once it holds a message as long as the first.
-fn stand_between(mut rank: TcpStream, port: u16, change: Change) {
+/// with `change` made to the list of ranks, which is what the rendezvous says first, save for beats. Tells
+/// how many beats came before it.
+fn stand_between(
+    mut rank: TcpStream,
+    port: u16,
+    seal: Seal,
+    change: Change,
+    beats_before: &Sender<usize>,
+) {
     let mut rendezvous = loop {
         if let Ok(stream) = TcpStream::connect(("127.0.0.1", port)) {
             break stream;
@@ -59,36 +72,35 @@ fn stand_between(mut rank: TcpStream, port: u16, change: Change) {
             let _ = std::io::copy(&mut from_rank, &mut to_rendezvous);
             let _ = to_rendezvous.shutdown(Shutdown::Both);
         });
-        let (mut seen, mut changed) = (Vec::new(), false);
-        let mut some = [0; 4096];
-        while let Ok(count @ 1..) = rendezvous.read(&mut some) {
-            seen.extend_from_slice(&some[..count]);
-            // The first message is the list of ranks; beats are a few bytes.
-            if !changed && seen.len() < 60 {
-                continue;
-            }
-            if !std::mem::replace(&mut changed, true) {
-                change(&mut seen);
-            }
-            if rank.write_all(&std::mem::take(&mut seen)).is_err() {
-                break;
-            }
+        let tag = if seal == Seal::Off { 0 } else { 16 };
+        let (mut beats, mut list) = (0, read_message(&mut rendezvous, tag));
+        while list.len() < 60 {
+            rank.write_all(&list).unwrap();
+            (beats, list) = (beats + 1, read_message(&mut rendezvous, tag));
+        }
+        beats_before.send(beats).unwrap();
+        change(&mut list);
+        // The rank may hang up as soon as it notices.
+        if rank.write_all(&list).is_ok() {
+            let _ = std::io::copy(&mut rendezvous, &mut rank);
         }
         let _ = rank.shutdown(Shutdown::Both);
     });
 }
 
-/// What rank 1 gets when it joins through somebody who makes `change`, and what rank 0 gets.
-fn join_through(seal: Seal, change: Change) -> [Result<TcpCommunicator, JoinError>; 2] {
+/// What rank 1 gets when it joins through somebody who makes `change`, what rank 0 gets, and the number of the
+/// message that was changed.
+fn join_through(seal: Seal, change: Change) -> ([Result<TcpCommunicator, JoinError>; 2], usize) {
     let between = TcpListener::bind(("127.0.0.1", 0)).unwrap();
     let (port, other) = (free_port(), between.local_addr().unwrap().port());
     thread::scope(|scope| {
         let zero = scope.spawn(move || TcpCommunicator::join(options(0, port, seal)));
+        let (tell, told) = mpsc::channel();
         thread::Builder::new()
-            .spawn(move || stand_between(between.accept().unwrap().0, port, change))
+            .spawn(move || stand_between(between.accept().unwrap().0, port, seal, change, &tell))
             .unwrap();
         let one = TcpCommunicator::join(options(1, other, seal));
-        [one, zero.join().unwrap()]
+        ([one, zero.join().unwrap()], told.recv().unwrap())
     })
 }
 
@@ -105,7 +117,7 @@ fn cut(bytes: &mut Vec<u8>) {
 
 #[test]
 fn without_a_seal_nobody_notices() {
-    let [one, zero] = join_through(Seal::Off, |bytes| rename(bytes));
+    let ([one, zero], _) = join_through(Seal::Off, |bytes| rename(bytes));
     let (one, zero) = (one.unwrap(), zero.unwrap());
     drop(zero);
     assert_eq!(one.rank(), 1);
@@ -115,12 +127,11 @@ fn without_a_seal_nobody_notices() {
 fn a_change_in_what_the_rendezvous_says_is_noticed() {
     for seal in [Seal::Mac, Seal::Encrypt] {
         for change in [(|bytes| rename(bytes)) as Change, cut] {
-            let [one, zero] = join_through(seal, change);
+            let ([one, zero], changed) = join_through(seal, change);
             let error = one.unwrap_err();
             assert!(matches!(error, JoinError::Incomplete { rank: 1, .. }), "{error}");
             let text = error.to_string();
-            // Usually the first one; before it, the rendezvous may say that it still waits.
-            assert!(text.contains("record "), "{text}");
+            assert!(text.contains(&format!("record {changed} ")), "{text}");
             zero.unwrap_err();
         }
     }
@@ -129,7 +140,7 @@ fn a_change_in_what_the_rendezvous_says_is_noticed() {
 #[test]
 fn sealed_ranks_work_together() {
     for seal in [Seal::Mac, Seal::Encrypt] {
-        let world = join_through(seal, |_| {}).map(Result::unwrap);
+        let world = join_through(seal, |_| {}).0.map(Result::unwrap);
         let sums = thread::scope(|scope| {
             let ranks = world.each_ref().map(|member| {
                 scope.spawn(move || -> Result<f32, CommError> {
