@@ -166,11 +166,8 @@ impl Saver {
                 let (format, context) = (Format::Full, &context);
                 Completion { format, ranks, layout, parts, context }.complete(&from, &to)?;
                 // A disk that hung for long returns to a run that has given this save up.
-                if status.get_on() {
-                    finish(&options, step)
-                } else {
-                    Err(CheckpointError::OtherRank)
-                }
+                status.get_on().then_some(()).ok_or(CheckpointError::OtherRank)?;
+                finish(&options, step)
             };
             let patience = Patience::new(engine.policy().timeout, self.options.timeout);
             let saved = full::save(engine, &beside, patience, complete);
