@@ -28,7 +28,7 @@ pub enum ShardError {
         ranks: Vec<usize>,
     },
     /// Two parameters have the same name.
-    #[error("two parameters are called `{name}`: give the parts of the model distinct names")]
+    #[error("two parameters are called `{name}`: give the modules distinct prefixes")]
     DuplicateParameter {
         /// The name.
         name: String,
@@ -43,19 +43,19 @@ pub enum ShardError {
     },
     /// The optimizer cannot change weights that something else still reads.
     #[error(
-        "unit `{unit}` cannot be updated: a tensor made in this step still holds a view of its weights; drop it before the optimizer step"
+        "parameter group `{group}` cannot be updated: a tensor made in this step still holds a view of its weights; drop it before the optimizer step"
     )]
     Pinned {
-        /// Name of the unit.
-        unit: String,
+        /// Name of the parameter group.
+        group: String,
     },
     /// A block that runs again in backward uses a tensor that its gradient would have to reach.
     #[error(
-        "block `{unit}` uses a tensor that needs a gradient besides its input and its weights: blocks that run again in backward cannot pass a gradient on to it; make it part of the input, detach it, or set shard.recompute = \"none\""
+        "block `{group}` uses a tensor that needs a gradient besides its input and its weights: blocks that run again in backward cannot pass a gradient on to it; make it part of the input, detach it, or set shard.recompute = \"none\""
     )]
     Captured {
-        /// Name of the block's unit.
-        unit: String,
+        /// Name of the block's parameter group.
+        group: String,
     },
     /// There is no gradient to be replaced.
     #[error(

@@ -12,14 +12,14 @@ use crate::mesh::Mesh;
 /// Parameters start at multiples of this many elements (512 bytes in f32), and so do shards.
 pub const ALIGNMENT: usize = 128;
 
-/// One parameter inside its unit.
+/// One parameter inside its group.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ParameterLayout {
     /// Full name, as in `layers.3.attention.q_proj.weight`.
     pub name: String,
     /// Logical shape.
     pub shape: Vec<usize>,
-    /// First element inside the unit's flat buffer.
+    /// First element inside the group's flat buffer.
     pub offset: usize,
 }
 
@@ -29,7 +29,7 @@ impl ParameterLayout {
         self.shape.iter().product()
     }
 
-    /// Elements of the unit's flat buffer that hold this parameter.
+    /// Elements of the group's flat buffer that hold this parameter.
     pub fn range(&self) -> Range<usize> {
         self.offset..self.offset + self.numel()
     }
@@ -52,23 +52,23 @@ impl ParameterLayout {
     }
 }
 
-/// A flat buffer of parameters that are gathered and reduced together.
+/// A parameter group: one flat buffer of parameters that are gathered and reduced together.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct UnitLayout {
+pub struct ParamGroupLayout {
     /// Name for logs and records, as in `layers.3`.
     pub name: String,
-    /// Whether its parameters are trained; a part that mixes both has two units.
+    /// Whether its parameters are trained; a module that mixes both has two groups.
     pub trainable: bool,
     /// The parameters, in the order of their offsets.
     pub parameters: Vec<ParameterLayout>,
-    /// Elements of one piece: the flat buffer is one piece per rank long under every strategy, so
-    /// that sums over pieces have the same bits under every strategy.
-    pub piece: usize,
-    /// Number of pieces: the world size.
-    pub pieces: usize,
+    /// Elements of one chunk: the flat buffer is one chunk per rank long under every strategy, so
+    /// that sums over chunks have the same bits under every strategy.
+    pub chunk: usize,
+    /// Number of chunks: the world size.
+    pub chunks: usize,
 }
 
-impl UnitLayout {
+impl ParamGroupLayout {
     /// Lays `parameters` (name, shape) out one after the other for `world_size` ranks.
     pub fn new(
         name: String,
@@ -85,18 +85,18 @@ impl UnitLayout {
                 parameter
             })
             .collect();
-        UnitLayout {
+        ParamGroupLayout {
             name,
             trainable,
             parameters,
-            piece: offset.div_ceil(world_size).next_multiple_of(ALIGNMENT),
-            pieces: world_size,
+            chunk: offset.div_ceil(world_size).next_multiple_of(ALIGNMENT),
+            chunks: world_size,
         }
     }
 
     /// Elements of the flat buffer, padding included.
     pub fn padded_numel(&self) -> usize {
-        self.piece * self.pieces
+        self.chunk * self.chunks
     }
 
     /// Elements that belong to a parameter.
@@ -111,15 +111,15 @@ impl UnitLayout {
         start..start + shard_numel
     }
 
-    /// Which of the pieces `rank` of `mesh` writes, where each of them is to be written once: its
-    /// own one under a mesh without replicas, else one of those that it holds.
-    pub fn own_piece(mesh: &Mesh, rank: usize) -> usize {
+    /// Which of the chunks `rank` of `mesh` writes, so that each is written once: its own one in a
+    /// mesh without replicas, else one of those that it holds.
+    pub fn own_chunk(mesh: &Mesh, rank: usize) -> usize {
         mesh.shard_index(rank) * mesh.replicate_size() + mesh.replicate_index(rank)
     }
 
-    /// Elements of the flat buffer that piece `index` holds.
-    pub fn piece_range(&self, index: usize) -> Range<usize> {
-        index * self.piece..(index + 1) * self.piece
+    /// Elements of the flat buffer that chunk `index` holds.
+    pub fn chunk_range(&self, index: usize) -> Range<usize> {
+        index * self.chunk..(index + 1) * self.chunk
     }
 
     /// Elements of the flat buffer that belong to no parameter: alignment and padding.
@@ -136,26 +136,26 @@ impl UnitLayout {
     }
 }
 
-/// The layout of a whole model: its units in the order of the forward pass.
+/// The layout of a whole model: its parameter groups in the order of the forward pass.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Layout {
-    /// The arrangement of ranks that the units were laid out for.
+    /// The arrangement of ranks that the groups were laid out for.
     pub mesh: Mesh,
-    /// The units.
-    pub units: Vec<UnitLayout>,
+    /// The groups.
+    pub groups: Vec<ParamGroupLayout>,
 }
 
 impl Layout {
     /// All parameters, in the order of the forward pass.
-    pub fn parameters(&self) -> impl Iterator<Item = (&UnitLayout, &ParameterLayout)> {
-        self.units
+    pub fn parameters(&self) -> impl Iterator<Item = (&ParamGroupLayout, &ParameterLayout)> {
+        self.groups
             .iter()
-            .flat_map(|unit| unit.parameters.iter().map(move |parameter| (unit, parameter)))
+            .flat_map(|group| group.parameters.iter().map(move |parameter| (group, parameter)))
     }
 
     /// Number of elements over all parameters.
     pub fn num_parameters(&self) -> usize {
-        self.units.iter().map(UnitLayout::numel).sum()
+        self.groups.iter().map(ParamGroupLayout::numel).sum()
     }
 }
 

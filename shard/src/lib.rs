@@ -1,53 +1,51 @@
 //! Fully sharded data parallelism for any burn [`Module`](burn::module::Module).
 //!
-//! A module is cut into [`Part`]s (for a decoder: embedding, every block, head). The parameters of
-//! a part live as one flat buffer, a *unit*, of which each rank holds a shard. Reading a parameter
-//! is an autodiff operation: its forward gathers the unit and hands out a view, its backward takes
-//! the gradient and, when the unit is complete, reduces it over the ranks (the idea of SimpleFSDP,
+//! A model is given module by module (for a decoder: embedding, every block, head). The parameters of
+//! a module live as one flat buffer, a *parameter group*, of which each rank holds a shard. Reading a
+//! parameter is an autodiff operation: its forward gathers the group and hands out a view, its backward
+//! takes the gradient and, when the group is complete, reduces it over the ranks (the idea of SimpleFSDP,
 //! Zhang et al., 2024, on burn's tape). Between forward and backward no full weight is alive.
 //!
-//! - [`mesh`]: strategies and the two-dimensional arrangement of ranks;
-//! - [`layout`]: which parameter lies where, the one source for everything else;
-//! - [`engine`]: building, the step's life cycle, errors, statistics;
-//! - [`part`]: a module whose weights come and go;
-//! - [`Engine::update`]: the end of a step: loss and norm over the ranks, clipping, AdamW;
-//! - [`optimizer`]: its settings, and what the host computes for it;
-//! - [`state`]: whole values in and out of the shards;
-//! - [`snapshot`]: a rank's part of the state at one moment, while training goes on;
+//! From the ground up; no module uses one that is further down in this list:
+//!
+//! - [`mesh`], [`layout`], [`policy`]: the arrangement of ranks, which parameter lies where, and what the
+//!   user decides;
 //! - [`memory`]: bytes counted per rank;
+//! - `buffers`: the elements of flat buffers, on the host or on a GPU;
+//! - `comm`: communicators and what groups share; gradients on their way over the ranks;
+//! - `param_group`: the life of one parameter group;
+//! - `tape`: operations on burn's autodiff tape; [`ShardedModule`]: a module whose weights come and go;
+//! - [`Optimizer`]: how parameters change, with AdamW;
+//! - [`Engine`]: building, passes, [`Engine::update`] as the end of a step, whole values in and out,
+//!   and [`Snapshot`]s;
 //! - [`ranks`]: ranks as threads or a rank as a process, each with its own compute pool.
 //!
 //! This crate names no layer and no file format.
 
-mod awake;
-mod boundary;
-pub mod engine;
+mod buffers;
+mod comm;
+mod engine;
 mod error;
-mod flat;
-mod gather;
 pub mod layout;
-mod loss;
 pub mod memory;
 pub mod mesh;
-pub mod optimizer;
-pub mod part;
+mod optim;
+mod param_group;
 pub mod policy;
 pub mod ranks;
-mod recompute;
-mod reducer;
-mod runtime;
-pub mod snapshot;
-pub mod state;
-mod unit;
-mod update;
+mod sharded_module;
+mod spin_wait;
+mod sync;
+mod tape;
 
-pub use engine::{Engine, EngineBuilder};
+pub use buffers::release_unused;
+pub use engine::{Engine, EngineBuilder, Outcome, Snapshot, Update};
 pub use error::ShardError;
-pub use layout::{Layout, ParameterLayout, UnitLayout};
+pub use layout::{Layout, ParamGroupLayout, ParameterLayout};
 pub use mesh::{Mesh, MeshError, Strategy, UnknownStrategy};
-pub use optimizer::AdamW;
-pub use part::{Part, PartOptions, Token, Unsharded};
+#[cfg(feature = "cube")]
+pub use optim::DeviceShard;
+pub use optim::{AdamW, LossScale, Optimizer, ShardRun, UpdateStep, clip_factor};
+pub use param_group::StateKind;
 pub use policy::{Policy, Recompute, Reshard};
-pub use snapshot::Snapshot;
-pub use state::Kind;
-pub use update::{LossScale, Outcome, Update};
+pub use sharded_module::{OrderToken, ShardOptions, ShardedModule, Unsharded};

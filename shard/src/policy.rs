@@ -12,7 +12,7 @@ use crate::mesh::Strategy;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Reshard {
-    /// As the strategy says; outer parts that backward needs at once are kept.
+    /// As the strategy says, except for modules whose own options keep them.
     #[default]
     Default,
     /// Every part, right after its forward.
@@ -88,13 +88,13 @@ impl Policy {
         self.communicate_alone && world_size == 1 && self.strategy != Strategy::NoShard
     }
 
-    /// Whether a part is freed after its forward. `keep` says that backward needs the part right
-    /// away (or that forward needs it again).
-    pub(crate) fn reshards_after_forward(&self, keep: bool) -> bool {
+    /// Whether a module is resharded after its forward. `by_default` is the module's own
+    /// [`ShardOptions::reshard_after_forward`](crate::ShardOptions::reshard_after_forward).
+    pub(crate) fn reshards_after_forward(&self, by_default: bool) -> bool {
         match self.reshard {
             Reshard::Always => true,
             Reshard::Never => false,
-            Reshard::Default => self.strategy.reshards_after_forward() && !keep,
+            Reshard::Default => self.strategy.reshards_after_forward() && by_default,
         }
     }
 }

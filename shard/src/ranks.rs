@@ -12,7 +12,7 @@ use kiln_collectives::{CommError, Communicator, LocalGroup, LocalOptions};
 
 use crate::error::ShardError;
 use crate::memory;
-use crate::runtime::lock;
+use crate::sync::lock;
 
 /// An error of one rank.
 pub trait RankError: std::fmt::Display + Send {

@@ -4,7 +4,9 @@ use burn::tensor::{Device, Tensor};
 use kiln_model::decoder::{Decoder, Parts, WithLoss};
 use kiln_model::layers::{Embed, Head, Layer};
 use kiln_shard::layout::parameters_of;
-use kiln_shard::{Engine, EngineBuilder, Part, PartOptions, ShardError, UnitLayout};
+use kiln_shard::{
+    Engine, EngineBuilder, ParamGroupLayout, ShardError, ShardOptions, ShardedModule,
+};
 
 /// Parameters of the outer parts are called as in their modules, as in `embed_tokens.weight`.
 const OUTER_PREFIX: &str = "";
@@ -26,9 +28,9 @@ fn layer_prefix(index: usize) -> String {
 /// A sharded decoder and the engine that moves its weights.
 pub struct ShardedDecoder<B> {
     engine: Engine,
-    embed: Part<Embed>,
-    layers: Vec<Part<B>>,
-    head: Part<Head>,
+    embed: ShardedModule<Embed>,
+    layers: Vec<ShardedModule<B>>,
+    head: ShardedModule<Head>,
     tied: bool,
 }
 
@@ -50,27 +52,27 @@ impl<B: Layer> ShardedDecoder<B> {
         let tied = decoder.head.lm_head.is_none();
         // The rows of an embedding are looked up; backward needs their indices only. A tied one is
         // needed again by the head, so it stays.
-        let options = PartOptions { keep: tied, weights_in_backward: false };
-        let embed = builder.part(EMBED, OUTER_PREFIX, decoder.embed, options)?;
+        let options = ShardOptions { reshard_after_forward: !tied, unshard_in_backward: false };
+        let embed = builder.fully_shard(EMBED, OUTER_PREFIX, decoder.embed, options)?;
         progress(1, all);
         let layers = decoder
             .layers
             .into_iter()
             .enumerate()
             .map(|(index, block)| {
-                let part = builder.part(
+                let part = builder.fully_shard(
                     &layer_unit(index),
                     &layer_prefix(index),
                     block,
-                    PartOptions::default(),
+                    ShardOptions::default(),
                 )?;
                 progress(index + 2, all);
                 Ok(part)
             })
             .collect::<Result<_, ShardError>>()?;
         // Backward starts here.
-        let options = PartOptions { keep: true, weights_in_backward: true };
-        let head = builder.part(HEAD, OUTER_PREFIX, decoder.head, options)?;
+        let options = ShardOptions { reshard_after_forward: false, unshard_in_backward: true };
+        let head = builder.fully_shard(HEAD, OUTER_PREFIX, decoder.head, options)?;
         progress(all, all);
         let engine = builder.finish()?;
         Ok(ShardedDecoder { engine, embed, layers, head, tied })
@@ -147,7 +149,7 @@ pub fn units_of<B: Layer>(decoder: &Decoder<B>) -> Vec<Shapes> {
 
 /// The units of a decoder over `ranks` ranks, as [`ShardedDecoder::new`] lays them out where nothing
 /// is frozen. Initialises nothing.
-pub fn layout_of<B: Layer>(decoder: &Decoder<B>, ranks: usize) -> Vec<UnitLayout> {
+pub fn layout_of<B: Layer>(decoder: &Decoder<B>, ranks: usize) -> Vec<ParamGroupLayout> {
     let shapes = units_of(decoder);
     let last = shapes.len() - 1;
     let name = |index: usize| match index {
@@ -156,7 +158,7 @@ pub fn layout_of<B: Layer>(decoder: &Decoder<B>, ranks: usize) -> Vec<UnitLayout
         index => layer_unit(index - 1),
     };
     let units = shapes.into_iter().enumerate();
-    units.map(|(index, shapes)| UnitLayout::new(name(index), true, shapes, ranks)).collect()
+    units.map(|(index, shapes)| ParamGroupLayout::new(name(index), true, shapes, ranks)).collect()
 }
 
 /// The full names of all parameters, as [`ShardedDecoder::new`] will call them. Initialises nothing.

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::path::Path;
 
 use globset::{Glob, GlobSet, GlobSetBuilder};
-use kiln_shard::{Engine, Kind};
+use kiln_shard::{Engine, StateKind};
 
 use crate::checkpoint::CheckpointError;
 
@@ -138,7 +138,7 @@ pub fn load(
     let mut not_finite = None;
     for (_, parameter) in engine.layout().parameters() {
         if !absent.contains(&parameter.name) {
-            engine.fill_parameter(&parameter.name, Kind::Weight, |range, values| {
+            engine.fill_parameter(&parameter.name, StateKind::Weight, |range, values| {
                 weights.read(&parameter.name, range, values)?;
                 if not_finite.is_none()
                     && let Some(value) = values.iter().find(|value| !value.is_finite())

@@ -6,7 +6,7 @@
 //! another thread frees it. Small allocations are passed through uncounted; tensors and buffers
 //! are large. Gathered weights that several ranks read in one place count in full for each of them.
 //!
-//! On a GPU the bytes are those of the device: see [`Engine::peak_bytes`].
+//! On a GPU the bytes are those of the device: see [`Engine::peak_bytes`](crate::Engine::peak_bytes).
 
 mod pool;
 mod regions;
@@ -14,11 +14,6 @@ mod regions;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::sync::atomic::{AtomicUsize, Ordering};
-
-use burn::tensor::Device;
-
-use crate::engine::Engine;
-use crate::flat::Placement;
 
 use self::pool::Pool;
 
@@ -120,31 +115,8 @@ impl Drop for Held {
     }
 }
 
-impl Engine {
-    /// The most bytes that this rank has held, of the memory that it computes with.
-    ///
-    /// On the host these are what its threads have allocated since [`reset_peak`]. On a GPU they are what
-    /// CubeCL has reserved of the device for this rank, at any of the times at which this was called; CubeCL
-    /// keeps what is free for later, so the end of a step tells of all of it. What the driver, its libraries
-    /// and NCCL take for themselves is not in it. Waits for CubeCL's thread there, not for the GPU. To be
-    /// called on the rank's own thread.
-    pub fn peak_bytes(&self) -> u64 {
-        let runtime = self.runtime();
-        match runtime.placement().device_bytes() {
-            None => peak_bytes(runtime.rank) as u64,
-            Some(now) => runtime.device_peak.fetch_max(now, Ordering::Relaxed).max(now),
-        }
-    }
-}
-
-/// Gives memory of `device` that nothing uses back to it; CubeCL keeps it otherwise. Without effect on the
-/// host.
-pub fn release_unused(device: &Device) {
-    Placement::of_device(device).release_unused();
-}
-
 /// From now on [`CountingAllocator`] keeps large blocks in huge pages, and a thread of its own moves those that
-/// there are. [`Engine::update`] calls it: until the first step is done, the usual pages are had sooner. Work
+/// there are. [`Engine::update`](crate::Engine::update) calls it: until the first step is done, the usual pages are had sooner. Work
 /// without updates calls it when it begins.
 pub fn use_huge_pages() {
     POOL.use_huge_pages();

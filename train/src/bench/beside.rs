@@ -122,7 +122,7 @@ impl Steps<'_> {
     }
 
     fn sum(&self, value: f64) -> Result<f64, TrainError> {
-        Ok(self.engine.sum_in(Phase::Other, "bench", &[value])?[0])
+        Ok(self.engine.all_reduce_f64(Phase::Other, "bench", &[value])?[0])
     }
 }
 

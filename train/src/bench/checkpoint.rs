@@ -222,7 +222,7 @@ impl Bench<'_> {
             Ok(())
         })?;
         let read = [reader.bytes_read() as f64];
-        round.bytes_read = self.engine().sum_in(Phase::Checkpoint, "bytes", &read)?[0];
+        round.bytes_read = self.engine().all_reduce_f64(Phase::Checkpoint, "bytes", &read)?[0];
         self.alone(|| std::fs::remove_file(&raw))?;
         let steps = Steps { engine: self.engine(), step: &|number| self.step(number) };
         let context = |step| self.context(step);
@@ -253,12 +253,12 @@ impl Bench<'_> {
 
     /// Does something on rank 0 while the others wait; returns the seconds it took.
     fn alone(&self, work: impl FnOnce() -> std::io::Result<()>) -> Result<f64, TrainError> {
-        self.engine().sum_in(Phase::Other, "begin", &[0.0])?;
+        self.engine().all_reduce_f64(Phase::Other, "begin", &[0.0])?;
         let start = Instant::now();
         if self.engine().world().rank() == 0 {
             work().map_err(CheckpointError::io("measure", self.folder))?;
         }
-        self.engine().sum_in(Phase::Other, "end", &[0.0])?;
+        self.engine().all_reduce_f64(Phase::Other, "end", &[0.0])?;
         Ok(start.elapsed().as_secs_f64())
     }
 
@@ -267,10 +267,10 @@ impl Bench<'_> {
         &self,
         work: impl FnOnce() -> Result<(), CheckpointError>,
     ) -> Result<f64, TrainError> {
-        self.engine().sum_in(Phase::Other, "begin", &[0.0])?;
+        self.engine().all_reduce_f64(Phase::Other, "begin", &[0.0])?;
         let start = Instant::now();
         work()?;
-        self.engine().sum_in(Phase::Other, "end", &[0.0])?;
+        self.engine().all_reduce_f64(Phase::Other, "end", &[0.0])?;
         Ok(start.elapsed().as_secs_f64())
     }
 }

@@ -62,7 +62,7 @@ fn step(
     let seq_len = config.data.seq_len;
     let micro_batches = config.train.global_batch / config.train.ranks / rows;
     let scale = 1.0 / (config.train.global_batch * seq_len) as f64;
-    let vocabulary = engine.layout().units[0].parameters[0].shape[0] as u64;
+    let vocabulary = engine.layout().groups[0].parameters[0].shape[0] as u64;
     engine.begin_step();
     for index in 0..micro_batches {
         let key = Key::new(step).fork_index((engine.world().rank() * micro_batches + index) as u64);

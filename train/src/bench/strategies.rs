@@ -261,7 +261,7 @@ fn measure(
         Ok(sample(config, &world, &model, start.elapsed(), steps)?)
     })?;
     // The next strategy starts with a GPU as empty as this one did.
-    memory::release_unused(device);
+    kiln_shard::release_unused(device);
     Ok(measured)
 }
 

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
-use kiln_shard::UnitLayout;
+use kiln_shard::ParamGroupLayout;
 
 use super::manifest::{Format, Saved};
 use super::part::{self, Completion, Entry, Values};
@@ -136,7 +136,7 @@ pub fn convert(
 
 struct Source<'a> {
     reader: CheckpointReader<'a>,
-    layout: Vec<UnitLayout>,
+    layout: Vec<ParamGroupLayout>,
 }
 
 impl Values for Source<'_> {
@@ -145,7 +145,11 @@ impl Values for Source<'_> {
         first.is_some_and(|parameter| self.reader.has(&parameter.name, saved))
     }
 
-    fn get(&self, layout: &[UnitLayout], entry: &Entry) -> Result<Cow<'_, [f32]>, CheckpointError> {
+    fn get(
+        &self,
+        layout: &[ParamGroupLayout],
+        entry: &Entry,
+    ) -> Result<Cow<'_, [f32]>, CheckpointError> {
         let name = &layout[entry.unit].parameters[entry.slot].name;
         let mut values = vec![0.0; entry.range.len()];
         self.reader.read(name, entry.saved, entry.range.clone(), &mut values)?;

@@ -10,7 +10,7 @@ use std::thread;
 use std::time::Duration;
 
 use kiln_collectives::{Buffer, Phase};
-use kiln_shard::{Engine, UnitLayout, memory};
+use kiln_shard::{Engine, ParamGroupLayout, memory};
 use serde::Serialize;
 
 use super::manifest::{Format, Saved, TensorEntry};
@@ -63,7 +63,7 @@ pub(super) fn write_index(
 }
 
 /// Entries of whole parameters.
-fn whole(layout: &UnitLayout, unit: usize, saved: Saved) -> Vec<Entry> {
+fn whole(layout: &ParamGroupLayout, unit: usize, saved: Saved) -> Vec<Entry> {
     let parameters = layout.parameters.iter().enumerate();
     parameters
         .map(|(slot, parameter)| Entry { unit, slot, saved, range: 0..parameter.numel() })
@@ -76,17 +76,17 @@ pub(super) fn save(
     engine: &Engine,
     beside: &Path,
     patience: Patience,
-    complete: impl FnOnce(&[UnitLayout], Vec<Part>, &Status) -> Result<(), CheckpointError>
+    complete: impl FnOnce(&[ParamGroupLayout], Vec<Part>, &Status) -> Result<(), CheckpointError>
     + Send
     + 'static,
 ) -> Result<(), CheckpointError> {
-    let layout = &engine.layout().units;
+    let layout = &engine.layout().groups;
     let rank = engine.world().rank();
     let mut writer = (rank == 0).then(|| UnitWriter::start(rank, beside, layout, patience.timeout));
     for unit in 0..layout.len() {
         for saved in Saved::ALL {
             // Every rank takes part in every gather, whatever rank 0 has met so far.
-            let values = engine.gather_unit(unit, saved.kind())?;
+            let values = engine.gather_group(unit, saved.kind())?;
             if let (Some(writer), Some(values)) = (&mut writer, values) {
                 writer.give(move |files| files.put(unit, saved, &values));
             }
@@ -112,7 +112,7 @@ fn wait_for(
     loop {
         let is_busy = writer.as_mut().is_some_and(|writer| !writer.wait(beat));
         let busy = [f64::from(u8::from(is_busy))];
-        if engine.sum_in(Phase::Checkpoint, "save", &busy)? == [0.0] {
+        if engine.all_reduce_f64(Phase::Checkpoint, "save", &busy)? == [0.0] {
             return Ok(());
         }
     }
@@ -134,7 +134,7 @@ struct UnitWriter {
 
 impl UnitWriter {
     /// Of `rank`, whose units of `layout` are to be written to `folder`.
-    fn start(rank: usize, folder: &Path, layout: &[UnitLayout], timeout: Duration) -> Self {
+    fn start(rank: usize, folder: &Path, layout: &[ParamGroupLayout], timeout: Duration) -> Self {
         let status = Arc::new(Status::new());
         let (jobs, work) = mpsc::channel::<Job>();
         let (told, done) = mpsc::channel();
@@ -218,7 +218,7 @@ impl Drop for UnitWriter {
 /// The files of units, in the thread that writes them.
 struct UnitFiles {
     folder: PathBuf,
-    layout: Vec<UnitLayout>,
+    layout: Vec<ParamGroupLayout>,
     part: Part,
     /// The optimizer's file, between its two moments.
     open: Option<PartFile>,
@@ -262,7 +262,7 @@ impl UnitFiles {
 /// the values of whole parameters, moments where `has` says so. Holds one parameter at a time.
 pub(super) fn write(
     place: &Path,
-    layout: &[UnitLayout],
+    layout: &[ParamGroupLayout],
     context: &SaveContext,
     ranks: usize,
     has: impl Fn(usize, Saved) -> bool,
@@ -295,7 +295,7 @@ pub(super) fn write(
 pub fn write_full(
     place: &Path,
     weights: &dyn crate::weights::Weights,
-    layout: &[UnitLayout],
+    layout: &[ParamGroupLayout],
     context: &SaveContext,
 ) -> Result<(), CheckpointError> {
     write(
@@ -318,11 +318,15 @@ impl part::Values for kiln_shard::Snapshot {
         Self::has(self, unit, saved.kind())
     }
 
-    fn get(&self, layout: &[UnitLayout], entry: &Entry) -> Result<Cow<'_, [f32]>, CheckpointError> {
+    fn get(
+        &self,
+        layout: &[ParamGroupLayout],
+        entry: &Entry,
+    ) -> Result<Cow<'_, [f32]>, CheckpointError> {
         let values = self.values(entry.unit, entry.saved.kind())?.unwrap_or_default();
         let unit = &layout[entry.unit];
         let start = unit.parameters[entry.slot].offset + entry.range.start;
-        let within = start % unit.piece;
+        let within = start % unit.chunk;
         Ok(Cow::Borrowed(&values[within..within + entry.range.len()]))
     }
 
@@ -360,14 +364,14 @@ mod tests {
             let policy = Policy { timeout: LIMIT, ..Policy::default() };
             let builder = EngineBuilder::new(world, policy, None)?;
             let decoder = ShardedDecoder::<Block>::new(decoder, builder)?;
-            let complete = |_: &[UnitLayout], _, _: &Status| {
+            let complete = |_: &[ParamGroupLayout], _, _: &Status| {
                 thread::sleep(4 * LIMIT);
                 Ok(())
             };
             let patience = Patience::new(LIMIT, timeout);
             let saved = save(decoder.engine(), folder.path(), patience, complete);
             // They have not lost each other.
-            decoder.engine().sum_in(Phase::Checkpoint, "save", &[1.0])?;
+            decoder.engine().all_reduce_f64(Phase::Checkpoint, "save", &[1.0])?;
             Ok::<_, ShardError>(saved.map_err(|error| error.to_string()))
         });
         outcomes.unwrap().swap_remove(0)

@@ -5,7 +5,7 @@ mod check;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use kiln_shard::{Kind, UnitLayout};
+use kiln_shard::{ParamGroupLayout, StateKind};
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 
@@ -112,11 +112,11 @@ impl Saved {
     pub const ALL: [Saved; 3] = [Saved::Weight, Saved::FirstMoment, Saved::SecondMoment];
 
     /// How the engine calls it.
-    pub fn kind(self) -> Kind {
+    pub fn kind(self) -> StateKind {
         match self {
-            Saved::Weight => Kind::Weight,
-            Saved::FirstMoment => Kind::FirstMoment,
-            Saved::SecondMoment => Kind::SecondMoment,
+            Saved::Weight => StateKind::Weight,
+            Saved::FirstMoment => StateKind::Slot("exp_avg"),
+            Saved::SecondMoment => StateKind::Slot("exp_avg_sq"),
         }
     }
 
@@ -237,7 +237,7 @@ impl Manifest {
     }
 
     /// The layout of the units over `ranks` ranks: what an engine of as many would have.
-    pub fn layout(&self, ranks: usize) -> Vec<UnitLayout> {
+    pub fn layout(&self, ranks: usize) -> Vec<ParamGroupLayout> {
         let mut parameters = vec![Vec::new(); self.units.len()];
         for tensor in self.tensors.iter().filter(|tensor| tensor.saved == Saved::Weight) {
             parameters[tensor.unit].push((tensor.name.clone(), tensor.shape.clone()));
@@ -245,7 +245,7 @@ impl Manifest {
         let units = self.units.iter().zip(parameters);
         units
             .map(|(unit, parameters)| {
-                UnitLayout::new(unit.name.clone(), unit.trainable, parameters, ranks)
+                ParamGroupLayout::new(unit.name.clone(), unit.trainable, parameters, ranks)
             })
             .collect()
     }

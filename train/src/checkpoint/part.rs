@@ -8,7 +8,7 @@ use std::io::{self, ErrorKind};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use kiln_shard::UnitLayout;
+use kiln_shard::ParamGroupLayout;
 use serde::{Deserialize, Serialize};
 
 use super::manifest::{
@@ -58,7 +58,7 @@ impl PartFile {
     pub(super) fn create(
         folder: &Path,
         name: String,
-        layout: &[UnitLayout],
+        layout: &[ParamGroupLayout],
         entries: Vec<Entry>,
     ) -> Result<Self, CheckpointError> {
         let arrays: Vec<_> = entries
@@ -99,7 +99,11 @@ pub(super) trait Values {
     fn has(&self, unit: usize, saved: Saved) -> bool;
 
     /// The values of an entry.
-    fn get(&self, layout: &[UnitLayout], entry: &Entry) -> Result<Cow<'_, [f32]>, CheckpointError>;
+    fn get(
+        &self,
+        layout: &[ParamGroupLayout],
+        entry: &Entry,
+    ) -> Result<Cow<'_, [f32]>, CheckpointError>;
 
     /// Says that no more of these are wanted.
     fn done(&mut self, _unit: usize, _saved: Saved) {}
@@ -109,11 +113,11 @@ pub(super) trait Values {
 /// moments if there are any.
 pub(super) fn write_piece(
     folder: &Path,
-    layout: &[UnitLayout],
+    layout: &[ParamGroupLayout],
     index: usize,
     values: &mut impl Values,
 ) -> Result<Part, CheckpointError> {
-    let pieces = layout.first().map_or(1, |unit| unit.pieces);
+    let pieces = layout.first().map_or(1, |unit| unit.chunks);
     let mut part = Part::default();
     let moments = &Saved::ALL[1..];
     for (kind, saved) in [("model", &Saved::ALL[..1]), ("optimizer", moments)] {
@@ -143,8 +147,8 @@ pub(super) fn write_piece(
     Ok(part)
 }
 
-fn entries_of(layout: &UnitLayout, unit: usize, saved: Saved, index: usize) -> Vec<Entry> {
-    let piece = layout.piece_range(index);
+fn entries_of(layout: &ParamGroupLayout, unit: usize, saved: Saved, index: usize) -> Vec<Entry> {
+    let piece = layout.chunk_range(index);
     let parameters = layout.parameters.iter().enumerate();
     parameters
         .map(|(slot, parameter)| {
@@ -229,7 +233,7 @@ pub(super) fn forget_all(folder: &Path, count: usize) -> Result<(), CheckpointEr
 pub(super) struct Completion<'a> {
     pub(super) format: Format,
     pub(super) ranks: usize,
-    pub(super) layout: &'a [UnitLayout],
+    pub(super) layout: &'a [ParamGroupLayout],
     pub(super) parts: Vec<Part>,
     pub(super) context: &'a SaveContext,
 }
@@ -299,7 +303,7 @@ fn copy_into(folder: &Path, source: &Path) -> Result<String, CheckpointError> {
     Ok(name)
 }
 
-fn tensors_of(layout: &[UnitLayout], parts: &[Part]) -> Vec<TensorEntry> {
+fn tensors_of(layout: &[ParamGroupLayout], parts: &[Part]) -> Vec<TensorEntry> {
     let mut pieces: BTreeMap<(usize, usize, Saved), Vec<Piece>> = BTreeMap::new();
     for written in parts.iter().flat_map(|part| &part.pieces) {
         let key = (written.unit, written.slot, written.saved);
@@ -382,7 +386,11 @@ mod tests {
             saved == Saved::Weight
         }
 
-        fn get(&self, _: &[UnitLayout], entry: &Entry) -> Result<Cow<'_, [f32]>, CheckpointError> {
+        fn get(
+            &self,
+            _: &[ParamGroupLayout],
+            entry: &Entry,
+        ) -> Result<Cow<'_, [f32]>, CheckpointError> {
             Ok(vec![1.0; entry.range.len()].into())
         }
     }
@@ -392,7 +400,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path();
         let parameters = vec![("a".to_owned(), vec![300]), ("b".to_owned(), vec![300])];
-        let layout = [UnitLayout::new("unit".to_owned(), true, parameters, 2)];
+        let layout = [ParamGroupLayout::new("unit".to_owned(), true, parameters, 2)];
         let missing = || match find_all(path, 2).unwrap() {
             Left::All(parts) => {
                 assert_eq!(parts.len(), 2);

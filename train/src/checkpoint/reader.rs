@@ -197,7 +197,7 @@ impl<'a> CheckpointReader<'a> {
             return Ok(());
         }
         let (mut present, mut missing) = (Vec::new(), Vec::new());
-        let units = || engine.layout().units.iter().filter(|unit| unit.trainable);
+        let units = || engine.layout().groups.iter().filter(|unit| unit.trainable);
         // In the order of the files.
         for saved in [Saved::FirstMoment, Saved::SecondMoment] {
             for parameter in units().flat_map(|unit| &unit.parameters) {
@@ -228,7 +228,7 @@ impl<'a> CheckpointReader<'a> {
     pub fn check_parts(&self, engine: &Engine) -> Result<(), CheckpointError> {
         let mine = std::mem::take(&mut *lock(&self.parts));
         let message: Vec<u8> = mine.iter().flat_map(|part| part.to_bytes()).collect();
-        let all = engine.exchange(Phase::Checkpoint, "checksums", &message)?;
+        let all = engine.all_gather_bytes(Phase::Checkpoint, "checksums", &message)?;
         let parts = all.iter().flat_map(|message| {
             message.chunks_exact(FIELDS * size_of::<u64>()).map(ReadPart::from_bytes)
         });

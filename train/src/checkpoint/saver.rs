@@ -17,7 +17,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use kiln_collectives::Phase;
-use kiln_shard::{Engine, Mesh, Snapshot, UnitLayout, memory};
+use kiln_shard::{Engine, Mesh, ParamGroupLayout, Snapshot, memory};
 use nix::time::{ClockId, clock_gettime};
 
 use super::manifest::{Format, Saved};
@@ -161,7 +161,7 @@ impl Saver {
             let (options, step, ranks) =
                 (self.options.clone(), context.state.step, engine.world().world_size());
             let (to, from) = (place.clone(), beside.clone());
-            let complete = move |layout: &[UnitLayout], parts, status: &Status| {
+            let complete = move |layout: &[ParamGroupLayout], parts, status: &Status| {
                 options.check_held()?;
                 let (format, context) = (Format::Full, &context);
                 Completion { format, ranks, layout, parts, context }.complete(&from, &to)?;
@@ -178,7 +178,7 @@ impl Saver {
         let status = Arc::new(Status::new());
         let writer = Writer {
             snapshot: engine.snapshot(),
-            layout: engine.layout().units.clone(),
+            layout: engine.layout().groups.clone(),
             mesh: engine.mesh(),
             rank: self.rank,
             place: place.clone(),
@@ -244,7 +244,7 @@ impl Saver {
         while let Some(Pending { status, .. }) = &self.pending {
             status.wait(beat);
             let mine = self.progress().to_values();
-            let sums = engine.sum_in(Phase::Checkpoint, "save", &mine)?;
+            let sums = engine.all_reduce_f64(Phase::Checkpoint, "save", &mine)?;
             let all = Progress::from_values([sums[0], sums[1], sums[2]]);
             self.heed(all, ranks);
             if all.done + all.failed == ranks {
@@ -305,7 +305,7 @@ impl Saver {
         mine: Result<T, CheckpointError>,
     ) -> Result<T, CheckpointError> {
         let failed = [f64::from(u8::from(mine.is_err()))];
-        let failed = engine.sum_in(Phase::Checkpoint, "save", &failed)?;
+        let failed = engine.all_reduce_f64(Phase::Checkpoint, "save", &failed)?;
         if failed[0] == 0.0 {
             return mine;
         }
@@ -344,7 +344,7 @@ impl Drop for Saver {
 /// Writes the part of one rank, and on rank 0 what makes a checkpoint of all parts.
 struct Writer {
     snapshot: Snapshot,
-    layout: Vec<UnitLayout>,
+    layout: Vec<ParamGroupLayout>,
     mesh: Mesh,
     rank: usize,
     place: PathBuf,
@@ -361,7 +361,7 @@ impl Writer {
         let failed = self.status.fail_on_drop();
         let beside = folder::beside(&self.place);
         // The piece of every unit that this rank writes.
-        let piece = UnitLayout::own_piece(&self.mesh, self.rank);
+        let piece = ParamGroupLayout::own_chunk(&self.mesh, self.rank);
         let mut values = Watched { snapshot: &mut self.snapshot, status: &self.status };
         let part = part::write_piece(&beside, &self.layout, piece, &mut values)?;
         part.leave(&beside, piece)?;
@@ -399,8 +399,9 @@ impl Writer {
                 Next::Look => pause = longest.min(2 * pause),
                 Next::GiveUp => return Err(CheckpointError::OtherRank),
                 Next::Overdue => {
-                    let of_piece =
-                        |rank: &usize| missing.contains(&UnitLayout::own_piece(&self.mesh, *rank));
+                    let of_piece = |rank: &usize| {
+                        missing.contains(&ParamGroupLayout::own_chunk(&self.mesh, *rank))
+                    };
                     return Err(CheckpointError::MissingParts {
                         folder: beside.to_owned(),
                         ranks: (0..ranks).filter(of_piece).collect(),
@@ -428,7 +429,11 @@ impl Values for Watched<'_> {
         Values::has(self.snapshot, unit, saved)
     }
 
-    fn get(&self, layout: &[UnitLayout], entry: &Entry) -> Result<Cow<'_, [f32]>, CheckpointError> {
+    fn get(
+        &self,
+        layout: &[ParamGroupLayout],
+        entry: &Entry,
+    ) -> Result<Cow<'_, [f32]>, CheckpointError> {
         if !self.status.get_on() {
             return Err(CheckpointError::OtherRank);
         }

@@ -24,7 +24,8 @@ use kiln_model::{Context, Key, ModelConfig};
 use kiln_shard::memory::{self, CountingAllocator};
 use kiln_shard::ranks::run_ranks;
 use kiln_shard::{
-    AdamW, Engine, EngineBuilder, Policy, Recompute, Reshard, ShardError, Strategy, UnitLayout,
+    AdamW, Engine, EngineBuilder, ParamGroupLayout, Policy, Recompute, Reshard, ShardError,
+    Strategy,
 };
 
 #[global_allocator]
@@ -66,10 +67,10 @@ struct Sizes {
 impl Sizes {
     fn of(engine: &Engine) -> Self {
         let layout = engine.layout();
-        let bytes = |unit: &UnitLayout| unit.padded_numel() * F32;
-        let is_block = |unit: &&UnitLayout| unit.name.starts_with("layers.");
-        let blocks = layout.units.iter().filter(is_block).map(bytes);
-        let whole: usize = layout.units.iter().map(bytes).sum();
+        let bytes = |unit: &ParamGroupLayout| unit.padded_numel() * F32;
+        let is_block = |unit: &&ParamGroupLayout| unit.name.starts_with("layers.");
+        let blocks = layout.groups.iter().filter(is_block).map(bytes);
+        let whole: usize = layout.groups.iter().map(bytes).sum();
         Sizes {
             shard: whole / engine.mesh().shard_size(),
             whole,
@@ -150,7 +151,7 @@ fn measure_rank(
     let (backward_peak, after_backward, after_step) = step()?;
     let peak_unsharded = engine.take_peak_unsharded();
     let (second_backward_peak, _, _) = step()?;
-    assert!(engine.pinned_units().is_empty(), "pinned: {:?}", engine.pinned_units());
+    assert!(engine.pinned_groups().is_empty(), "pinned: {:?}", engine.pinned_groups());
     Ok(Measured {
         sizes: Sizes::of(engine),
         init_peak,

@@ -10,7 +10,7 @@ use kiln::checkpoint::{
 use kiln::train::TrainError;
 use kiln::weights::AllowMissing;
 use kiln_collectives::Phase;
-use kiln_shard::{Kind, Recompute, Strategy};
+use kiln_shard::{Recompute, StateKind, Strategy};
 
 use crate::support::{Rank, Run, Values, assert_scalars_close};
 
@@ -26,7 +26,8 @@ const STRATEGIES: [Strategy; 5] = [
 
 const RECOMPUTE: [Recompute; 2] = [Recompute::None, Recompute::Block];
 
-const KINDS: [Kind; 3] = [Kind::Weight, Kind::FirstMoment, Kind::SecondMoment];
+const KINDS: [StateKind; 3] =
+    [StateKind::Weight, StateKind::Slot("exp_avg"), StateKind::Slot("exp_avg_sq")];
 
 /// Steps before the checkpoint, and after it.
 const BEFORE: u64 = 3;
@@ -293,7 +294,7 @@ fn later_steps_do_not_reach_a_snapshot() {
     let on_all = run.on_ranks(|world| {
         let rank = Rank::start(&run, world)?;
         rank.step(1)?;
-        let units = rank.engine().layout().units.len();
+        let units = rank.engine().layout().groups.len();
         let mut snapshot = rank.engine().snapshot();
         let read = |snapshot: &kiln_shard::Snapshot| -> Vec<Vec<f32>> {
             let all = (0..units).flat_map(|unit| KINDS.map(|kind| (unit, kind)));
@@ -304,8 +305,8 @@ fn later_steps_do_not_reach_a_snapshot() {
         };
         let before = read(&snapshot);
         // Let go of one: it is changed in place, and the others are copied.
-        snapshot.release(1, Kind::Weight);
-        assert_eq!(snapshot.values(1, Kind::Weight), Ok(None));
+        snapshot.release(1, StateKind::Weight);
+        assert_eq!(snapshot.values(1, StateKind::Weight), Ok(None));
         let (unit, kinds) = (3, KINDS.len());
         rank.step(2)?;
         for (at, kind) in KINDS.into_iter().enumerate() {
@@ -398,7 +399,7 @@ fn a_save_whose_parts_do_not_appear_has_a_deadline() {
                 }
                 rank.step(step)?;
                 let mine = failing.progress().to_values();
-                let sums = engine.sum_in(Phase::Other, "progress", &mine)?;
+                let sums = engine.all_reduce_f64(Phase::Other, "progress", &mine)?;
                 let all = Progress::from_values([sums[0], sums[1], sums[2]]);
                 ended = failing.advance(engine, all).map(|folder| assert_eq!(folder, None));
             }

@@ -1,7 +1,7 @@
 //! Clipping by the global norm.
 
 use kiln_shard::Strategy;
-use kiln_shard::optimizer::clip_factor;
+use kiln_shard::clip_factor;
 
 use crate::reference;
 use crate::support::{Run, assert_close};

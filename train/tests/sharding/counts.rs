@@ -20,7 +20,7 @@
 use std::collections::BTreeMap;
 
 use kiln_collectives::{DType, Operation, Phase, Total};
-use kiln_shard::{Recompute, Reshard, ShardError, Strategy, UnitLayout};
+use kiln_shard::{ParamGroupLayout, Recompute, Reshard, ShardError, Strategy};
 
 use crate::support::{Rank, Run};
 
@@ -30,14 +30,14 @@ type Gathers = [[u64; 3]; 2];
 const UNITS: usize = 3 + 2;
 
 /// Totals of the second step, when everything is as in any later one, and the layout.
-fn second_step(run: &Run) -> Vec<(Vec<Total>, Vec<UnitLayout>)> {
+fn second_step(run: &Run) -> Vec<(Vec<Total>, Vec<ParamGroupLayout>)> {
     run.on_ranks(|world| {
         let recorder = world.recorder().clone();
         let rank = Rank::start(run, world)?;
         rank.step(1)?;
         recorder.reset_totals();
         rank.step(2)?;
-        Ok((recorder.totals(), rank.engine().layout().units.clone()))
+        Ok((recorder.totals(), rank.engine().layout().groups.clone()))
     })
 }
 
@@ -50,11 +50,11 @@ fn by_unit(totals: &[Total], operation: Operation, phase: Phase) -> BTreeMap<Str
 /// What `calls(unit)` calls on `elements(unit)` f32 send in a ring of `ranks`, by unit; `passes` is
 /// 1 for a gather or a scatter and 2 for an all-reduce.
 fn on_a_ring(
-    units: &[UnitLayout],
+    units: &[ParamGroupLayout],
     ranks: usize,
     passes: usize,
-    elements: impl Fn(&UnitLayout) -> usize,
-    calls: impl Fn(&UnitLayout) -> u64,
+    elements: impl Fn(&ParamGroupLayout) -> usize,
+    calls: impl Fn(&ParamGroupLayout) -> u64,
 ) -> BTreeMap<String, (u64, u64)> {
     units
         .iter()
@@ -77,20 +77,22 @@ fn check(run: &Run, [forward, backward]: Gathers) {
         let replicas = run.ranks / shard;
         assert_eq!(units.len(), UNITS);
         let gathers = |counts: [u64; 3]| {
-            on_a_ring(&units, shard, 1, UnitLayout::padded_numel, |unit| match unit.name.as_str() {
-                "embed" => counts[0],
-                "head" => counts[2],
-                _ => counts[1],
+            on_a_ring(&units, shard, 1, ParamGroupLayout::padded_numel, |unit| {
+                match unit.name.as_str() {
+                    "embed" => counts[0],
+                    "head" => counts[2],
+                    _ => counts[1],
+                }
             })
         };
         let gathered = |phase| by_unit(&totals, Operation::AllGather, phase);
         assert_eq!(gathered(Phase::Forward), gathers(forward), "{name}: gathers of forward");
         assert_eq!(gathered(Phase::Backward), gathers(backward), "{name}: gathers of backward");
 
-        let once = |ranks: usize| move |_: &UnitLayout| u64::from(ranks > 1);
+        let once = |ranks: usize| move |_: &ParamGroupLayout| u64::from(ranks > 1);
         assert_eq!(
             by_unit(&totals, Operation::ReduceScatter, Phase::Backward),
-            on_a_ring(&units, shard, 1, UnitLayout::padded_numel, once(shard)),
+            on_a_ring(&units, shard, 1, ParamGroupLayout::padded_numel, once(shard)),
             "{name}: scatters"
         );
         assert_eq!(

@@ -4,7 +4,7 @@
 
 use burn::tensor::{Device, DeviceKind};
 use kiln_collectives::DType;
-use kiln_shard::{Kind, LossScale, Recompute, Reshard, Strategy};
+use kiln_shard::{LossScale, Recompute, Reshard, StateKind, Strategy};
 
 use crate::reference;
 use crate::support::{LEARNING_RATE, Rank, Run, Trace, assert_within};
@@ -98,7 +98,7 @@ fn the_loss_scale_adapts() {
         let engine = rank.engine();
         let start = 2f64.powi(24);
         engine.resume(0, Some(LossScale { scale: start, steps: 7 }));
-        let before = rank.values(Kind::Weight)?;
+        let before = rank.values(StateKind::Weight)?;
         let mut left_out = 0;
         let outcome = loop {
             rank.gradients(1)?;
@@ -111,12 +111,12 @@ fn the_loss_scale_adapts() {
             assert!(outcome.overflowed && outcome.non_finite.is_none(), "{outcome:?}");
             let scale = start / 2f64.powi(left_out);
             assert_eq!(outcome.loss_scale, Some(LossScale { scale, steps: 0 }));
-            assert!(rank.values(Kind::Weight)? == before, "weights stay as they are");
+            assert!(rank.values(StateKind::Weight)? == before, "weights stay as they are");
         };
         assert!(left_out > 0, "2^24 overflows");
         let scale = start / 2f64.powi(left_out);
         assert_eq!(outcome.loss_scale, Some(LossScale { scale, steps: 1 }));
-        assert!(rank.values(Kind::Weight)? != before, "weights move");
+        assert!(rank.values(StateKind::Weight)? != before, "weights move");
         Ok(())
     });
 }

@@ -1,7 +1,7 @@
 //! Passes that are no training step, between training steps.
 
 use burn::tensor::Device;
-use kiln_shard::{Kind, Recompute, Reshard, ShardError, Strategy};
+use kiln_shard::{Recompute, Reshard, ShardError, StateKind, Strategy};
 
 use crate::support::{Rank, Run, Trace, Values, assert_values_close};
 
@@ -36,7 +36,7 @@ fn an_evaluation_changes_nothing() {
             for step in 1..=run.steps {
                 let first = evaluate(step)?;
                 rank.gradients(step)?;
-                trace.gradients.push(rank.values(Kind::Gradient)?);
+                trace.gradients.push(rank.values(StateKind::Gradient)?);
                 // Between backward and update, too.
                 assert_eq!(evaluate(step)?, first, "the weights are the same");
                 let (loss, norm) = rank.update()?;
@@ -44,7 +44,7 @@ fn an_evaluation_changes_nothing() {
                 trace.norms.push(norm);
                 assert_ne!(evaluate(step)?, first, "the weights have changed");
             }
-            trace.weights = rank.values(Kind::Weight)?;
+            trace.weights = rank.values(StateKind::Weight)?;
             Ok(trace)
         });
         assert!(run.same_on_all(results) == expected, "{}", run.name());
@@ -60,7 +60,7 @@ fn gradients(
         let rank = Rank::start(run, world)?;
         rank.engine().begin_step();
         passes(&rank)?;
-        rank.values(Kind::Gradient)
+        rank.values(StateKind::Gradient)
     }))
 }
 

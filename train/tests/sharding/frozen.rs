@@ -7,7 +7,7 @@ use burn::tensor::Tensor;
 use kiln_collectives::{DType, Operation, Phase};
 use kiln_model::decoder::{Parts, WithLoss};
 use kiln_model::layers::{Embed, Head};
-use kiln_shard::{Kind, Recompute, Reshard, Strategy};
+use kiln_shard::{Recompute, Reshard, StateKind, Strategy};
 
 use crate::reference;
 use crate::support::{Rank, Run, Trace, Values, assert_close, distance};
@@ -51,7 +51,7 @@ fn settings(frozen: fn(&str) -> bool, tied: bool) -> Vec<Run> {
 }
 
 fn initial(run: &Run) -> Values {
-    run.same_on_all(run.on_ranks(|world| Rank::start(run, world)?.values(Kind::Weight)))
+    run.same_on_all(run.on_ranks(|world| Rank::start(run, world)?.values(StateKind::Weight)))
 }
 
 /// Trained parameters are those of one device, frozen ones have their first bits.
@@ -193,7 +193,7 @@ fn frozen_values_have_no_optimizer_state() {
     run.on_ranks(|world| {
         let rank = Rank::start(&run, world)?;
         rank.step(1)?;
-        let moments = rank.values(Kind::FirstMoment)?;
+        let moments = rank.values(StateKind::Slot("exp_avg"))?;
         for (unit, parameter) in rank.engine().layout().parameters() {
             let frozen = interleaved(&parameter.name);
             assert_eq!(unit.trainable, !frozen);
@@ -268,7 +268,7 @@ fn tied_weights_are_one_parameter_whose_gradient_is_the_sum_of_both_uses() {
                 let parts = OneUse { parts: &pass, as_input };
                 let loss = rank.micro_batch(1, 0, &rank.training).loss(&parts);
                 engine.backward(loss, true)?;
-                Ok(engine.gather_parameter(NAME, Kind::Gradient)?.expect("it is trained"))
+                Ok(engine.gather_parameter(NAME, StateKind::Gradient)?.expect("it is trained"))
             });
             run.same_on_all(gradient)
         });

@@ -3,7 +3,7 @@
 use burn::tensor::Device;
 use kiln_model::Key;
 use kiln_model::decoder::Decoder;
-use kiln_shard::{EngineBuilder, Kind, Mesh, MeshError, Recompute, ShardError, Strategy};
+use kiln_shard::{EngineBuilder, Mesh, MeshError, Recompute, ShardError, StateKind, Strategy};
 
 use crate::reference;
 use crate::support::{Rank, Run, assert_close, assert_values_close};
@@ -86,11 +86,11 @@ fn replicas_start_from_the_values_of_the_first() {
             let seed = 1 + mesh.replicate_index(world.rank()) as u64;
             let decoder = Decoder::new(&run.model, Key::new(seed), &Device::flex());
             let rank = Rank::with_decoder(&run, world, decoder)?;
-            let initial = rank.values(Kind::Weight)?;
+            let initial = rank.values(StateKind::Weight)?;
             Ok((initial, rank.train()?))
         });
         let (initial, trace) = run.same_on_all(seeded);
-        let alone = run.on_ranks(|world| Rank::start(&run, world)?.values(Kind::Weight));
+        let alone = run.on_ranks(|world| Rank::start(&run, world)?.values(StateKind::Weight));
         assert_eq!(initial, run.same_on_all(alone), "{}", run.name());
         assert_values_close(&run.name(), &trace.weights, &reference::standard(false).weights);
         assert_close(&run.name(), &trace, reference::standard(false));

@@ -1,7 +1,7 @@
 //! Computation and reduction in bf16.
 
 use kiln_collectives::DType;
-use kiln_shard::{EngineBuilder, Kind, Recompute, ShardError, Strategy};
+use kiln_shard::{EngineBuilder, Recompute, ShardError, StateKind, Strategy};
 
 use crate::reference;
 use crate::support::{Rank, Run, distance};
@@ -56,16 +56,18 @@ fn masters_and_moments_stay_f32() {
         let run = in_bf16(Run::new(strategy, 2), DType::BF16);
         run.on_ranks(|world| {
             let rank = Rank::start(&run, world)?;
-            let initial = rank.values(Kind::Weight)?;
+            let initial = rank.values(StateKind::Weight)?;
             rank.step(1)?;
-            for unit in 0..rank.engine().layout().units.len() {
-                for kind in [Kind::Weight, Kind::FirstMoment, Kind::SecondMoment] {
-                    let whole = rank.engine().gather_unit(unit, kind)?.expect("it is trained");
+            for unit in 0..rank.engine().layout().groups.len() {
+                for kind in
+                    [StateKind::Weight, StateKind::Slot("exp_avg"), StateKind::Slot("exp_avg_sq")]
+                {
+                    let whole = rank.engine().gather_group(unit, kind)?.expect("it is trained");
                     assert_eq!(whole.dtype(), DType::F32);
                 }
             }
             let rounded = |value: &f32| value.to_bits() & 0xFFFF == 0;
-            for (name, weights) in rank.values(Kind::Weight)? {
+            for (name, weights) in rank.values(StateKind::Weight)? {
                 let fine = weights.iter().filter(|value| !rounded(value)).count();
                 assert!(fine * 10 > weights.len() * 9, "`{name}` has low bits");
                 let still = weights.iter().zip(&initial[&name]).filter(|(a, b)| a == b).count();

@@ -33,7 +33,7 @@ fn peaks(run: &Run) -> (usize, usize) {
         rank.step(2)?;
         let step = engine.take_peak_unsharded();
         assert_eq!(engine.take_peak_unsharded(), 0, "all are sharded again");
-        assert_eq!(engine.pinned_units(), Vec::<String>::new(), "{}", run.name());
+        assert_eq!(engine.pinned_groups(), Vec::<String>::new(), "{}", run.name());
         Ok((forward, step))
     });
     run.same_on_all(peaks)
@@ -107,7 +107,7 @@ fn a_block_that_keeps_a_view_is_reported_and_trains() {
             let results = run.on_ranks(|world| {
                 let rank = Rank::with_decoder(&run, world, transposing(&run, &Device::flex()))?;
                 let trace = rank.train()?;
-                Ok((trace, rank.engine().pinned_units()))
+                Ok((trace, rank.engine().pinned_groups()))
             });
             let (trace, pinned) = run.same_on_all(results);
             assert_close(&run.name(), &trace, &expected);

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use kiln_model::{AttentionBias, ModelConfig, RopeScaling};
-use kiln_shard::{AdamW, Kind, Recompute, Strategy};
+use kiln_shard::{AdamW, Recompute, StateKind, Strategy};
 
 use crate::reference;
 use crate::support::{Rank, Run, Values, assert_close, small_model};
@@ -78,7 +78,7 @@ fn some_shards_hold_padding_only() {
         let rank = world.rank();
         let model = Rank::start(&run, world)?;
         let engine = model.engine();
-        let units = engine.layout().units.iter();
+        let units = engine.layout().groups.iter();
         Ok(units
             .filter(|unit| {
                 let shard = unit.shard_range(&engine.mesh(), rank);
@@ -110,7 +110,7 @@ fn every_row_that_occurs_learns() {
         for ranks in [3, 8] {
             let run = run(Strategy::FullShard, ranks, 2, tied);
             let trace = run.train();
-            let decoder = run.on_ranks(|world| Rank::start(&run, world)?.values(Kind::Weight));
+            let decoder = run.on_ranks(|world| Rank::start(&run, world)?.values(StateKind::Weight));
             let initial = run.same_on_all(decoder);
             let (mut inputs_ever, names) =
                 (BTreeSet::new(), ["embed_tokens.weight", "lm_head.weight"]);

@@ -2,13 +2,14 @@
 
 use kiln_model::layers::Linear;
 use kiln_model::{Key, layers::Block};
-use kiln_shard::{EngineBuilder, Kind, PartOptions, Recompute, ShardError, Strategy};
+use kiln_shard::{EngineBuilder, Recompute, ShardError, ShardOptions, StateKind, Strategy};
 
 use burn::tensor::Device;
 
 use crate::support::{Rank, Run, Values, assert_scalars_close, assert_values_close};
 
-const KINDS: [Kind; 3] = [Kind::Weight, Kind::FirstMoment, Kind::SecondMoment];
+const KINDS: [StateKind; 3] =
+    [StateKind::Weight, StateKind::Slot("exp_avg"), StateKind::Slot("exp_avg_sq")];
 
 fn save(rank: &Rank<'_, Block>) -> Result<[Values; 3], ShardError> {
     let [weights, first, second] = KINDS.map(|kind| rank.values(kind));
@@ -36,7 +37,7 @@ fn values_survive_any_change_of_ranks_and_strategy() {
         let saved = save(&rank)?;
         // What an uninterrupted run does next.
         let next = [rank.step(3)?, rank.step(4)?];
-        Ok((saved, next, rank.values(Kind::Weight)?))
+        Ok((saved, next, rank.values(StateKind::Weight)?))
     });
     let (saved, next, last) = run.same_on_all(results);
     for (strategy, ranks, shard_size) in [
@@ -52,7 +53,7 @@ fn values_survive_any_change_of_ranks_and_strategy() {
             let rank = Rank::start(&other, world)?;
             load(&rank, &saved)?;
             let same = save(&rank)? == saved;
-            Ok((same, [rank.step(3)?, rank.step(4)?], rank.values(Kind::Weight)?))
+            Ok((same, [rank.step(3)?, rank.step(4)?], rank.values(StateKind::Weight)?))
         });
         let (same, steps, weights) = other.same_on_all(results);
         assert!(same, "{}: a round trip keeps all bits", other.name());
@@ -68,9 +69,9 @@ fn gradients_and_moments_are_there_when_they_exist() {
     let run = Run::new(Strategy::FullShard, 2);
     run.on_ranks(|world| {
         let rank = Rank::start(&run, world)?;
-        let all = rank.values(Kind::Weight)?.len();
+        let all = rank.values(StateKind::Weight)?.len();
         let counts = || -> Result<Vec<usize>, ShardError> {
-            [Kind::Gradient, Kind::FirstMoment, Kind::SecondMoment]
+            [StateKind::Gradient, StateKind::Slot("exp_avg"), StateKind::Slot("exp_avg_sq")]
                 .into_iter()
                 .map(|kind| Ok(rank.values(kind)?.len()))
                 .collect()
@@ -80,7 +81,7 @@ fn gradients_and_moments_are_there_when_they_exist() {
         assert_eq!(counts()?, [all, 0, 0]);
         rank.update()?;
         assert_eq!(counts()?, [0, all, all]);
-        assert!(rank.engine().gather_unit(99, Kind::Weight)?.is_none());
+        assert!(rank.engine().gather_group(99, StateKind::Weight)?.is_none());
         Ok(())
     });
 }
@@ -91,18 +92,22 @@ fn gradients_can_be_replaced() {
     run.on_ranks(|world| {
         let rank = Rank::start(&run, world)?;
         rank.gradients(1)?;
-        let gradients = rank.values(Kind::Gradient)?;
+        let gradients = rank.values(StateKind::Gradient)?;
         for (name, gradient) in &gradients {
             let zeros = vec![0.0; gradient.len()];
-            rank.engine().load_parameter(name, Kind::Gradient, &zeros)?;
+            rank.engine().load_parameter(name, StateKind::Gradient, &zeros)?;
         }
         assert_eq!(rank.engine().grad_norm()?, 0.0);
-        rank.engine().load_parameter("norm.weight", Kind::Gradient, &[0.5; 16])?;
+        rank.engine().load_parameter("norm.weight", StateKind::Gradient, &[0.5; 16])?;
         assert_eq!(rank.engine().grad_norm()?, 2.0);
         assert_eq!(rank.engine().first_non_finite_gradient()?, None);
         let mut bad = gradients["layers.1.attention.o_proj.weight"].clone();
         *bad.last_mut().expect("it has elements") = f32::NAN;
-        rank.engine().load_parameter("layers.1.attention.o_proj.weight", Kind::Gradient, &bad)?;
+        rank.engine().load_parameter(
+            "layers.1.attention.o_proj.weight",
+            StateKind::Gradient,
+            &bad,
+        )?;
         let found = rank.engine().first_non_finite_gradient()?;
         assert_eq!(found.as_deref(), Some("layers.1.attention.o_proj.weight"));
         Ok(())
@@ -114,7 +119,7 @@ fn a_gradient_that_is_not_there_is_no_view_of_a_weight() {
     let run = Run::new(Strategy::FullShard, 2);
     run.on_ranks(|world| {
         let rank = Rank::start(&run, world)?;
-        let set = || rank.engine().load_parameter("norm.weight", Kind::Gradient, &[0.5; 16]);
+        let set = || rank.engine().load_parameter("norm.weight", StateKind::Gradient, &[0.5; 16]);
         let none = |outcome: Result<(), ShardError>| {
             let error = outcome.expect_err("there is no gradient");
             assert!(matches!(&error, ShardError::NoGradient { name } if name == "norm.weight"));
@@ -138,7 +143,7 @@ fn values_are_replaced_beside_a_snapshot() {
         rank.step(1)?;
         let engine = rank.engine();
         let position = |name: &str| {
-            let mut units = engine.layout().units.iter();
+            let mut units = engine.layout().groups.iter();
             let has = |p: &kiln_shard::layout::ParameterLayout| p.name == name;
             units.position(|unit| unit.parameters.iter().any(has)).expect("a unit")
         };
@@ -176,10 +181,10 @@ fn sums_over_shards_count_every_element_once() {
                 let sum = |_, values: &[f32]| {
                     values.iter().map(|value| f64::from(*value).powi(2)).sum::<f64>()
                 };
-                let part = engine.read_parameter(&parameter.name, Kind::Weight, sum)?;
+                let part = engine.read_parameter(&parameter.name, StateKind::Weight, sum)?;
                 squares += part.unwrap_or_default();
             }
-            assert_eq!(engine.read_parameter("norm.weight", Kind::Gradient, |_, _| ())?, None);
+            assert_eq!(engine.read_parameter("norm.weight", StateKind::Gradient, |_, _| ())?, None);
             let once = engine.sum_over_shards("norm", &[squares])?[0];
             let over_ranks = engine.sum_over_ranks("norm", &[squares])?[0];
             assert!((over_ranks / once - replicas).abs() < 1e-9, "{strategy}: {over_ranks}");
@@ -198,15 +203,15 @@ fn unknown_names_and_wrong_lengths_are_refused() {
     run.on_ranks(|world| {
         let rank = Rank::start(&run, world)?;
         let engine = rank.engine();
-        let unknown = engine.gather_parameter("layers.9.weight", Kind::Weight);
+        let unknown = engine.gather_parameter("layers.9.weight", StateKind::Weight);
         assert!(
             matches!(&unknown, Err(ShardError::UnknownParameter { name }) if name == "layers.9.weight"),
             "{unknown:?}"
         );
-        let unknown = engine.load_parameter("nothing", Kind::Weight, &[]);
+        let unknown = engine.load_parameter("nothing", StateKind::Weight, &[]);
         assert_eq!(unknown.expect_err("unknown").to_string(), "no parameter is called `nothing`");
         for len in [0, 15, 17] {
-            let wrong = engine.load_parameter("norm.weight", Kind::Weight, &vec![0.0; len]);
+            let wrong = engine.load_parameter("norm.weight", StateKind::Weight, &vec![0.0; len]);
             assert_eq!(
                 wrong.expect_err("wrong length").to_string(),
                 format!("`norm.weight` has 16 elements (shape [16]), but {len} were given")
@@ -223,9 +228,9 @@ fn names_are_given_once() {
     run.on_ranks(|world| {
         let mut builder = EngineBuilder::new(world, run.policy.clone(), None)?;
         let linear = || Linear::new(4, 4, 0.1, Key::new(1), &Device::flex());
-        builder.part("first", "a.", linear(), PartOptions::default())?;
-        builder.part("second", "b.", linear(), PartOptions::default())?;
-        match builder.part("third", "a.", linear(), PartOptions::default()).map(drop) {
+        builder.fully_shard("first", "a.", linear(), ShardOptions::default())?;
+        builder.fully_shard("second", "b.", linear(), ShardOptions::default())?;
+        match builder.fully_shard("third", "a.", linear(), ShardOptions::default()).map(drop) {
             Err(ShardError::DuplicateParameter { name }) => assert_eq!(name, "a.weight"),
             other => panic!("{other:?}"),
         }

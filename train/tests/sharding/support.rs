@@ -12,7 +12,7 @@ use kiln_model::layers::{Block, Layer};
 use kiln_model::{Context, Key, ModelConfig};
 use kiln_shard::ranks::{RankError, RanksError, run_ranks, run_ranks_on};
 use kiln_shard::{
-    AdamW, Engine, EngineBuilder, Kind, Policy, Recompute, Reshard, ShardError, Strategy,
+    AdamW, Engine, EngineBuilder, Policy, Recompute, Reshard, ShardError, StateKind, Strategy,
 };
 
 /// How far a sharded run may be from the unsharded one, as `‖a - b‖ / ‖b‖` per tensor. Both compute
@@ -196,7 +196,7 @@ impl Run {
         self.same_on_all(self.on_ranks(|world| {
             let rank = Rank::start(self, world)?;
             let trace = rank.train()?;
-            assert_eq!(rank.engine().pinned_units(), Vec::<String>::new(), "pinned");
+            assert_eq!(rank.engine().pinned_groups(), Vec::<String>::new(), "pinned");
             Ok(trace)
         }))
     }
@@ -307,7 +307,7 @@ impl<'a, B: Layer> Rank<'a, B> {
     }
 
     /// All parameters that have values of this kind.
-    pub fn values(&self, kind: Kind) -> Result<Values, ShardError> {
+    pub fn values(&self, kind: StateKind) -> Result<Values, ShardError> {
         let engine = self.engine();
         let mut values = Values::new();
         for (_, parameter) in engine.layout().parameters() {
@@ -322,12 +322,12 @@ impl<'a, B: Layer> Rank<'a, B> {
         let mut trace = Trace::default();
         for step in 1..=self.run.steps {
             self.gradients(step)?;
-            trace.gradients.push(self.values(Kind::Gradient)?);
+            trace.gradients.push(self.values(StateKind::Gradient)?);
             let (loss, norm) = self.update()?;
             trace.losses.push(loss);
             trace.norms.push(norm);
         }
-        trace.weights = self.values(Kind::Weight)?;
+        trace.weights = self.values(StateKind::Weight)?;
         Ok(trace)
     }
 }

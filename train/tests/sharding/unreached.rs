@@ -11,7 +11,7 @@ use kiln_collectives::Communicator;
 use kiln_model::decoder::Decoder;
 use kiln_model::layers::{Block, Context, Layer, Linear, RmsNorm};
 use kiln_model::{Key, ModelConfig};
-use kiln_shard::{Kind, Recompute, Reshard, ShardError, Strategy};
+use kiln_shard::{Recompute, Reshard, ShardError, StateKind, Strategy};
 
 use crate::support::{Rank, Run, Trace, assert_close};
 
@@ -80,12 +80,12 @@ fn train(run: &Run) -> Trace {
                 rank.engine().check()?;
                 rank.engine().backward(loss, index + 1 == run.accumulation)?;
             }
-            trace.gradients.push(rank.values(Kind::Gradient)?);
+            trace.gradients.push(rank.values(StateKind::Gradient)?);
             let (loss, norm) = rank.update()?;
             trace.losses.push(loss);
             trace.norms.push(norm);
         }
-        trace.weights = rank.values(Kind::Weight)?;
+        trace.weights = rank.values(StateKind::Weight)?;
         Ok(trace)
     }))
 }

@@ -8,7 +8,7 @@ use kiln_model::Key;
 use kiln_model::layers::Block;
 use kiln_model::ops::{self, HeadLayout, RotaryFrequencies};
 use kiln_shard::ranks::run_ranks;
-use kiln_shard::{EngineBuilder, PartOptions, Policy};
+use kiln_shard::{EngineBuilder, Policy, ShardOptions};
 
 use super::clock::Clock;
 use super::shapes::Shapes;
@@ -199,7 +199,7 @@ impl Bench<'_> {
         let timed = run_ranks(1, 1, |world| -> Result<_, TrainError> {
             let mut builder = EngineBuilder::new(world, policy.clone(), None)?;
             let block = Block::new(model, 0, Key::new(0), device);
-            let part = builder.part("block", "block.", block, PartOptions::default())?;
+            let part = builder.fully_shard("block", "block.", block, ShardOptions::default())?;
             let engine = builder.finish()?;
             let parameters = engine.layout().num_parameters();
             let mut failed = None;

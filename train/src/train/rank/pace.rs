@@ -68,7 +68,7 @@ impl Pace {
         let mut values = vec![0.0; 1 + ranks];
         values[0] = f64::from(u8::from(stop.load(Ordering::Relaxed)));
         values[1 + rank] = self.longest;
-        let sums = engine.sum_in(Phase::Other, "stop", &values)?;
+        let sums = engine.all_reduce_f64(Phase::Other, "stop", &values)?;
         let longest = sums[1..].iter().copied().fold(0.0, f64::max);
         self.told(longest);
         Ok((sums[0] > 0.0, longest))

@@ -179,7 +179,7 @@ impl<B: Layer> Rank<'_, B> {
         values.resize(first_pass + self.ranks, 0.0);
         values[first_peak + self.rank] = self.model.engine().peak_bytes() as f64;
         values[first_pass + self.rank] = self.pace.longest();
-        let sums = self.model.engine().sum_in(Phase::Other, "progress", &values)?;
+        let sums = self.model.engine().all_reduce_f64(Phase::Other, "progress", &values)?;
         let largest = |values: &[f64]| values.iter().copied().fold(0.0, f64::max);
         Ok(Together {
             peak_bytes: largest(&sums[first_peak..first_pass]) as u64,

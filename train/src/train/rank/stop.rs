@@ -56,6 +56,6 @@ impl<B: Layer> Rank<'_, B> {
         let is_latest = self.rank == 0
             && Checkpoint::find_latest(&self.plan.out).is_ok_and(|latest| latest == place);
         let is_latest = [f64::from(u8::from(is_latest))];
-        Ok(self.model.engine().sum_in(Phase::Checkpoint, "save", &is_latest)?[0] > 0.0)
+        Ok(self.model.engine().all_reduce_f64(Phase::Checkpoint, "save", &is_latest)?[0] > 0.0)
     }
 }

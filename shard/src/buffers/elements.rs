@@ -1,0 +1,109 @@
+//! Operations on the elements of a buffer, wherever it is.
+
+use std::borrow::Cow;
+use std::ops::Range;
+
+use kiln_collectives::{Buffer, BufferError, DType};
+
+#[cfg(feature = "cube")]
+use super::cube;
+use super::host;
+use super::placement::Placement;
+
+/// `source` (f32) written as the dtype of `target`; both are as long and in the same memory.
+pub(crate) fn cast_from_f32(source: &Buffer, target: &mut Buffer) -> Result<(), BufferError> {
+    match source.is_on_host() {
+        #[cfg(feature = "cube")]
+        false => cube::cast(source, target),
+        _ => host::cast_from_f32(source, target),
+    }
+}
+
+/// A copy of `source` in `dtype`.
+pub(crate) fn cast_to(source: &Buffer, dtype: DType) -> Result<Buffer, BufferError> {
+    let mut target = Placement::of_buffer(source).empty(dtype, source.len());
+    cast_from_f32(source, &mut target)?;
+    Ok(target)
+}
+
+/// `source` as f32; moved, not copied, when it is f32 already.
+pub(crate) fn into_f32(source: Buffer) -> Result<Buffer, BufferError> {
+    if source.dtype() == DType::F32 {
+        return Ok(source);
+    }
+    let mut target = Placement::of_buffer(&source).empty(DType::F32, source.len());
+    match source.is_on_host() {
+        #[cfg(feature = "cube")]
+        false => cube::cast(&source, &mut target)?,
+        _ => host::cast_to_f32(&source, &mut target)?,
+    }
+    Ok(target)
+}
+
+/// Sets elements `ranges` of `buffer` (f32) to zero.
+pub(crate) fn clear(
+    buffer: &mut Buffer,
+    ranges: impl IntoIterator<Item = Range<usize>>,
+) -> Result<(), BufferError> {
+    for range in ranges {
+        match buffer.is_on_host() {
+            #[cfg(feature = "cube")]
+            false => cube::clear(buffer, range)?,
+            _ => buffer.as_mut_slice::<f32>()?[range].fill(0.0),
+        }
+    }
+    Ok(())
+}
+
+/// `buffer` where the host can read it; copied only if it is on a GPU.
+pub(crate) fn on_host(buffer: &Buffer) -> Result<Cow<'_, Buffer>, BufferError> {
+    match buffer.is_on_host() {
+        #[cfg(feature = "cube")]
+        false => Ok(Cow::Owned(buffer.to_host()?)),
+        _ => Ok(Cow::Borrowed(buffer)),
+    }
+}
+
+/// Elements `range` of `buffer` (f32), copied to the host.
+pub(crate) fn range_to_host(buffer: &Buffer, range: Range<usize>) -> Result<Buffer, BufferError> {
+    match buffer.is_on_host() {
+        #[cfg(feature = "cube")]
+        false => buffer.range_to_host(range),
+        _ => Ok(Buffer::from_slice(&buffer.as_slice::<f32>()?[range])),
+    }
+}
+
+/// `buffer` moved to the host.
+pub(crate) fn into_host(buffer: Buffer) -> Result<Buffer, BufferError> {
+    match buffer.is_on_host() {
+        #[cfg(feature = "cube")]
+        false => buffer.to_host(),
+        _ => Ok(buffer),
+    }
+}
+
+/// A copy of `buffer` (f32), in the same place.
+pub(crate) fn copy(buffer: &Buffer) -> Result<Buffer, BufferError> {
+    match buffer.is_on_host() {
+        #[cfg(feature = "cube")]
+        false => Ok(buffer.clone()),
+        _ => host::copy(buffer),
+    }
+}
+
+/// Lets `fill` write elements `range` of `buffer` (f32). It must write all of them.
+pub(crate) fn write<E: From<BufferError>>(
+    buffer: &mut Buffer,
+    range: Range<usize>,
+    fill: impl FnOnce(&mut [f32]) -> Result<(), E>,
+) -> Result<(), E> {
+    match buffer.is_on_host() {
+        #[cfg(feature = "cube")]
+        false => {
+            let mut values = vec![0.0; range.len()];
+            fill(&mut values)?;
+            Ok(cube::write(buffer, range.start, &values)?)
+        }
+        _ => fill(&mut buffer.as_mut_slice::<f32>()?[range]),
+    }
+}

@@ -1,0 +1,28 @@
+//! Flat buffers on the host or on a GPU: made, cast, read, written, and viewed as tensors.
+//!
+//! The rest of this crate handles [`Buffer`](kiln_collectives::Buffer)s without asking where they
+//! are. `host` works on the host's memory, `cube` on a GPU's; `elements` chooses between the two.
+
+#[cfg(feature = "cube")]
+pub(crate) mod cube;
+pub(crate) mod elements;
+pub(crate) mod host;
+#[cfg(feature = "cube")]
+mod kernels;
+mod placement;
+mod pool;
+#[cfg(feature = "cube")]
+mod readback;
+mod tensors;
+mod weights;
+
+pub(crate) use elements::{
+    cast_from_f32, cast_to, clear, copy, into_f32, into_host, on_host, range_to_host, write,
+};
+pub(crate) use placement::Placement;
+pub use placement::release_unused;
+pub(crate) use pool::BufferPool;
+#[cfg(feature = "cube")]
+pub(crate) use readback::Readback;
+pub(crate) use tensors::{DeviceScalar, FlatTensors, LossSum};
+pub(crate) use weights::{Counted, FlatWeights, Gathered, UnshardedCount};

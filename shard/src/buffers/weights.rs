@@ -1,0 +1,163 @@
+//! The whole weights of a parameter group, and who still reads them.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use burn::tensor::{AllocationProperty, Bytes};
+use kiln_collectives::Buffer;
+
+use super::pool::BufferPool;
+use crate::memory::Held;
+
+/// The whole weights of a parameter group in memory. Parameter tensors are views into them.
+#[derive(Clone)]
+pub(crate) enum FlatWeights {
+    /// On the host. Views share the reference count.
+    Host(Arc<Bytes>),
+    /// On a GPU. Views share the reference count of the memory behind the buffer.
+    #[cfg(feature = "cube")]
+    Device(Arc<Owner>),
+}
+
+impl FlatWeights {
+    /// Weights that were gathered into a buffer of their own.
+    pub(crate) fn gathered(gathered: Gathered) -> Self {
+        Self::new(Owner::Gathered(gathered))
+    }
+
+    /// A shard that is the whole parameter group, read in place: nothing is copied.
+    pub(crate) fn shared(shard: Arc<Buffer>) -> Self {
+        Self::new(Owner::Shard(shard))
+    }
+
+    fn new(owner: Owner) -> Self {
+        #[cfg(feature = "cube")]
+        if owner.buffer().is_some_and(|buffer| !buffer.is_on_host()) {
+            return FlatWeights::Device(Arc::new(owner));
+        }
+        let bytes = bytes::Bytes::from_owner(owner);
+        FlatWeights::Host(Arc::new(Bytes::from_shared(bytes, AllocationProperty::Native)))
+    }
+
+    /// The bytes, if they are on the host.
+    pub(super) fn host(&self) -> Option<&Arc<Bytes>> {
+        match self {
+            FlatWeights::Host(bytes) => Some(bytes),
+            #[cfg(feature = "cube")]
+            FlatWeights::Device(_) => None,
+        }
+    }
+
+    /// The buffer, if it is on a GPU.
+    #[cfg(feature = "cube")]
+    pub(super) fn device(&self) -> Option<&Buffer> {
+        match self {
+            FlatWeights::Host(_) => None,
+            FlatWeights::Device(owner) => owner.buffer(),
+        }
+    }
+
+    /// Whether anything but this value reads the weights.
+    pub(crate) fn has_views(&self) -> bool {
+        match self {
+            FlatWeights::Host(bytes) => Arc::strong_count(bytes) > 1,
+            #[cfg(feature = "cube")]
+            FlatWeights::Device(owner) => {
+                let memory = owner.buffer().and_then(Buffer::device);
+                Arc::strong_count(owner) > 1 || memory.is_some_and(|m| !m.handle().can_mut())
+            }
+        }
+    }
+}
+
+/// Keeps the memory of weights alive.
+// One per parameter group: the difference in size does not matter.
+#[allow(clippy::large_enum_variant)]
+pub(crate) enum Owner {
+    /// A buffer that was gathered.
+    Gathered(Gathered),
+    /// A shard that is the whole parameter group.
+    Shard(Arc<Buffer>),
+}
+
+impl Owner {
+    fn buffer(&self) -> Option<&Buffer> {
+        match self {
+            Owner::Gathered(gathered) => gathered.buffer.as_ref(),
+            Owner::Shard(shard) => Some(shard),
+        }
+    }
+}
+
+impl AsRef<[u8]> for Owner {
+    fn as_ref(&self) -> &[u8] {
+        self.buffer().map_or(&[], Buffer::as_bytes)
+    }
+}
+
+/// A gathered buffer, which goes back to its pool when the last view of it is gone.
+pub(crate) struct Gathered {
+    /// Taken in drop only.
+    buffer: Option<Buffer>,
+    pool: Option<Arc<BufferPool>>,
+    _counted: Counted,
+}
+
+impl Gathered {
+    /// `pool` is given if the weights are freed and gathered again within a pass.
+    pub(crate) fn new(buffer: Buffer, pool: Option<Arc<BufferPool>>, counted: Counted) -> Self {
+        Gathered { buffer: Some(buffer), pool, _counted: counted }
+    }
+}
+
+impl Drop for Gathered {
+    fn drop(&mut self) {
+        let (Some(buffer), Some(pool)) = (self.buffer.take(), &self.pool) else { return };
+        #[cfg(feature = "cube")]
+        if buffer.device().is_some_and(|memory| !memory.handle().can_mut()) {
+            // A view is left, and keeps the memory for itself.
+            return;
+        }
+        pool.put(buffer);
+    }
+}
+
+/// What is counted for as long as a gathered buffer lives.
+#[derive(Default)]
+pub(crate) struct Counted {
+    /// The parameter group, among those that are unsharded.
+    pub(crate) _group: Option<UnshardedGroup>,
+    /// The bytes, where several ranks hold the buffer together.
+    pub(crate) _bytes: Option<Held>,
+}
+
+/// Counts the parameter groups that are unsharded at one time, without those that stay unsharded from
+/// forward to backward.
+#[derive(Default)]
+pub(crate) struct UnshardedCount {
+    now: AtomicUsize,
+    peak: AtomicUsize,
+}
+
+impl UnshardedCount {
+    /// Counts one more, until the returned value is dropped.
+    pub(crate) fn enter(self: &Arc<Self>) -> UnshardedGroup {
+        let now = self.now.fetch_add(1, Ordering::Relaxed) + 1;
+        self.peak.fetch_max(now, Ordering::Relaxed);
+        UnshardedGroup(self.clone())
+    }
+
+    /// The most at one time since the last call.
+    pub(crate) fn take_peak(&self) -> usize {
+        self.peak.swap(self.now.load(Ordering::Relaxed), Ordering::Relaxed)
+    }
+}
+
+/// One of an [`UnshardedCount`].
+pub(crate) struct UnshardedGroup(Arc<UnshardedCount>);
+
+impl Drop for UnshardedGroup {
+    fn drop(&mut self) {
+        self.0.now.fetch_sub(1, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,201 @@
+//! What all parameter groups of one rank share: communicators, policy, gather buffers, the time spent
+//! waiting, and the first error. FSDP2 calls it `FSDPCommContext`.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::{Duration, Instant};
+
+use burn::tensor::Device;
+use kiln_collectives::{Buffer, Communicator, DType, Phase, Work};
+
+use crate::buffers::{BufferPool, Placement, UnshardedCount};
+use crate::error::ShardError;
+use crate::mesh::Mesh;
+use crate::policy::Policy;
+use crate::spin_wait::SpinWait;
+use crate::sync::lock;
+
+/// The direction of a pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Direction {
+    Forward,
+    Backward,
+}
+
+impl Direction {
+    /// The label of its collectives.
+    pub(crate) fn phase(self) -> Phase {
+        match self {
+            Direction::Forward => Phase::Forward,
+            Direction::Backward => Phase::Backward,
+        }
+    }
+}
+
+/// Shared state of one rank.
+pub(crate) struct CommContext {
+    pub(crate) policy: Policy,
+    pub(crate) mesh: Mesh,
+    pub(crate) rank: usize,
+    pub(crate) world: Arc<dyn Communicator>,
+    /// Ranks that share one copy of the model; `None` when a rank holds a whole copy.
+    pub(crate) shard: Option<Arc<dyn Communicator>>,
+    /// Ranks that hold the same shard; `None` when there is one copy only.
+    pub(crate) replicate: Option<Arc<dyn Communicator>>,
+    /// Where weights are; set by the first module.
+    placement: OnceLock<Placement>,
+    pub(crate) pool: Arc<BufferPool>,
+    spin_wait: SpinWait,
+    pub(crate) unsharded: Arc<UnshardedCount>,
+    /// Whether the current backward is the last of its step: then gradients are reduced.
+    last_micro_batch: AtomicBool,
+    /// How far the current forward pass has come; a module that is used a second time lies behind.
+    pub(crate) forward_position: AtomicUsize,
+    waited: Mutex<Duration>,
+    error: Mutex<Option<ShardError>>,
+    pinned: Mutex<Vec<String>>,
+}
+
+impl CommContext {
+    /// Splits `world` into the groups that `policy.strategy` needs. Collective.
+    pub(crate) fn new(
+        world: Arc<dyn Communicator>,
+        policy: Policy,
+        shard_size: Option<usize>,
+    ) -> Result<Self, ShardError> {
+        let mesh = Mesh::new(policy.strategy, world.world_size(), shard_size)?;
+        let (row, column) = (mesh.replicate_index(world.rank()), mesh.shard_index(world.rank()));
+        let group = |name, size, color, key| match size {
+            1 => Ok(None),
+            size if size == world.world_size() => Ok(Some(world.clone())),
+            _ => world.split_within(name, Some(color as u32), key as i64, policy.timeout),
+        };
+        let shard = match policy.shards_alone(world.world_size()) {
+            true => Some(world.clone()),
+            false => group("shard", mesh.shard_size(), row, column)?,
+        };
+        let replicate = group("replicate", mesh.replicate_size(), column, row)?;
+        Ok(CommContext {
+            policy,
+            mesh,
+            rank: world.rank(),
+            world,
+            shard,
+            replicate,
+            placement: OnceLock::new(),
+            pool: Arc::default(),
+            spin_wait: SpinWait::new(),
+            unsharded: Arc::default(),
+            last_micro_batch: AtomicBool::new(true),
+            forward_position: AtomicUsize::new(0),
+            waited: Mutex::default(),
+            error: Mutex::default(),
+            pinned: Mutex::default(),
+        })
+    }
+
+    /// Where gathered weights and gradients are. What ranks only tell each other is on the host.
+    pub(crate) fn placement(&self) -> &Placement {
+        self.placement.get().unwrap_or(&Placement::Host)
+    }
+
+    /// Where master weights, reduced gradients and optimizer state are.
+    pub(crate) fn state_placement(&self) -> &Placement {
+        if self.policy.offload { &Placement::Host } else { self.placement() }
+    }
+
+    /// Whether master weights and optimizer state are on the host although a GPU computes.
+    pub(crate) fn offloads(&self) -> bool {
+        self.policy.offload && !self.placement().is_host()
+    }
+
+    /// Settles where weights are, unless an earlier module has.
+    pub(crate) fn place_on(&self, device: &Device) -> &Placement {
+        self.placement.get_or_init(|| Placement::of_device(device))
+    }
+
+    /// A buffer for gathered weights, with arbitrary contents.
+    pub(crate) fn gather_buffer(&self, dtype: DType, len: usize) -> Buffer {
+        self.pool.take(dtype, len).unwrap_or_else(|| self.placement().empty(dtype, len))
+    }
+
+    /// Keeps the rank's compute threads from sleeping for a moment, if they compute.
+    pub(crate) fn keep_awake(&self) {
+        if self.placement().is_host() {
+            self.spin_wait.keep();
+        }
+    }
+
+    /// Waits for a collective. On failure the error is kept, the other ranks are told, and `None`
+    /// is returned; the caller goes on with zeros until the step is checked.
+    pub(crate) fn wait(&self, work: Work) -> Option<Buffer> {
+        let start = Instant::now();
+        let result = work.wait(self.policy.timeout);
+        *lock(&self.waited) += start.elapsed();
+        result.map_err(|error| self.fail(error.into())).ok()
+    }
+
+    /// Keeps the first error and makes the other ranks stop waiting for this one.
+    pub(crate) fn fail(&self, error: ShardError) {
+        let mut first = lock(&self.error);
+        if first.is_none() {
+            self.world.abort(&error.to_string());
+            *first = Some(error);
+        }
+    }
+
+    /// The value, or `None` after [`CommContext::fail`].
+    pub(crate) fn or_fail<T>(&self, result: Result<T, ShardError>) -> Option<T> {
+        result.map_err(|error| self.fail(error)).ok()
+    }
+
+    pub(crate) fn failed(&self) -> bool {
+        lock(&self.error).is_some()
+    }
+
+    /// The first error, if any.
+    pub(crate) fn check(&self) -> Result<(), ShardError> {
+        lock(&self.error).clone().map_or(Ok(()), Err)
+    }
+
+    /// The first error. To be called where something was waited for in vain.
+    pub(crate) fn failure(&self) -> ShardError {
+        match self.check() {
+            Err(error) => error,
+            Ok(()) => unreachable!("invariant: what was waited for in vain has left an error"),
+        }
+    }
+
+    pub(crate) fn begin_backward(&self, last_micro_batch: bool) {
+        self.last_micro_batch.store(last_micro_batch, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_last_micro_batch(&self) -> bool {
+        self.last_micro_batch.load(Ordering::Relaxed)
+    }
+
+    /// Notes that a view outlived the weights of `group`. Each group is logged once, by rank 0: the
+    /// other ranks run the same model.
+    pub(crate) fn report_pinned(&self, group: &str) {
+        let mut pinned = lock(&self.pinned);
+        if !pinned.iter().any(|name| name == group) {
+            if self.rank == 0 {
+                tracing::warn!(
+                    group,
+                    "a view still pins the gathered weights of this parameter group, so they stay in \
+                     memory; keep the weight itself instead of a transposed, sliced or detached view of it"
+                );
+            }
+            pinned.push(group.to_owned());
+        }
+    }
+
+    pub(crate) fn pinned(&self) -> Vec<String> {
+        lock(&self.pinned).clone()
+    }
+
+    /// Time spent waiting for collectives since the last call.
+    pub(crate) fn take_waited(&self) -> Duration {
+        std::mem::take(&mut lock(&self.waited))
+    }
+}

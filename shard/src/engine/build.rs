@@ -1,0 +1,233 @@
+//! Building an engine from modules.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use burn::module::{Module, ModuleMapper, Param};
+use burn::tensor::Tensor;
+use kiln_collectives::{Buffer, Communicator, DType};
+
+use super::core::Engine;
+use crate::buffers::host::copy_values;
+use crate::comm::{CommContext, Reducer};
+use crate::error::ShardError;
+use crate::layout::{ParamGroupLayout, parameters_of};
+use crate::param_group::{GroupOptions, Neighbours, ParamGroup, ParamGroups};
+use crate::policy::Policy;
+use crate::sharded_module::{ParameterPlace, ShardOptions, ShardedModule};
+
+/// Collects the modules of a model, in the order of its forward pass.
+pub struct EngineBuilder {
+    context: Arc<CommContext>,
+    reducer: Arc<Reducer>,
+    groups: ParamGroups,
+    names: HashSet<String>,
+    frozen: Box<dyn Fn(&str) -> bool>,
+}
+
+impl EngineBuilder {
+    /// Starts an engine on the ranks of `world`, arranged for `policy.strategy`; hybrid strategies
+    /// need `shard_size`. Collective.
+    pub fn new(
+        world: Arc<dyn Communicator>,
+        policy: Policy,
+        shard_size: Option<usize>,
+    ) -> Result<Self, ShardError> {
+        let is_supported = |dtype| matches!(dtype, DType::F32 | DType::BF16);
+        // f16 is for GPUs that keep the state, which is known only when the first module comes.
+        for (what, dtype, supported) in [
+            (
+                "compute dtype",
+                policy.compute_dtype,
+                is_supported(policy.compute_dtype) || policy.compute_dtype == DType::F16,
+            ),
+            ("reduce dtype", policy.reduce_dtype, is_supported(policy.reduce_dtype)),
+        ] {
+            if !supported {
+                return Err(ShardError::UnsupportedDType { what, dtype });
+            }
+        }
+        let context = Arc::new(CommContext::new(world, policy, shard_size)?);
+        Ok(EngineBuilder {
+            reducer: Arc::new(Reducer::new(context.clone())),
+            context,
+            groups: Vec::new(),
+            names: HashSet::new(),
+            frozen: Box::new(|_| false),
+        })
+    }
+
+    /// Freezes the parameters of later modules whose full name `frozen` accepts: they are sharded
+    /// and gathered like others, but get no gradient, no reduction and no optimizer state. Those
+    /// that backward reads stay gathered from forward to backward, unless blocks are recomputed:
+    /// burn's tape cannot read a constant again.
+    pub fn freeze(mut self, frozen: impl Fn(&str) -> bool + 'static) -> Self {
+        self.frozen = Box::new(frozen);
+        self
+    }
+
+    /// Shards `module`. Each parameter is initialised, cut to this rank's shard and freed before
+    /// the next one. `name` is the module's in logs; parameters are called `prefix` plus their path
+    /// in the module, as in `layers.3.` plus `attention.q_proj.weight`. Parameters of other kinds
+    /// than float stay as they are.
+    pub fn fully_shard<M: Module + Sync + 'static>(
+        &mut self,
+        name: &str,
+        prefix: &str,
+        module: M,
+        options: ShardOptions,
+    ) -> Result<ShardedModule<M>, ShardError> {
+        let (layouts, places) = self.lay_out(name, parameters_of(&module, prefix))?;
+        let (template, masters) = self.cut(module, &layouts, &places)?;
+        if self.context.policy.compute_dtype == DType::F16
+            && self.context.state_placement().is_host()
+        {
+            let (what, dtype) = ("compute dtype", DType::F16);
+            return Err(ShardError::UnsupportedDType { what, dtype });
+        }
+        let first = self.groups.len();
+        for (layout, master) in layouts.iter().zip(masters) {
+            let options = GroupOptions {
+                position: self.groups.len(),
+                module: first..first + layouts.len(),
+                reshard_after_forward: options.reshard_after_forward,
+                unshard_in_backward: options.unshard_in_backward,
+            };
+            let (context, reducer) = (self.context.clone(), self.reducer.clone());
+            let group = ParamGroup::new(layout.clone(), options, master, context, reducer);
+            self.groups.push(Arc::new(group));
+        }
+        let groups = self.groups[first..].to_vec();
+        Ok(ShardedModule::new(template, places, groups, self.context.clone()))
+    }
+
+    /// The layouts of a module's parameter groups, one for the trainable and one for the frozen
+    /// parameters, where there are any, and where each parameter lies.
+    fn lay_out(
+        &mut self,
+        module: &str,
+        parameters: Vec<(String, Vec<usize>)>,
+    ) -> Result<(Vec<ParamGroupLayout>, Vec<ParameterPlace>), ShardError> {
+        let (mut trainable, mut frozen) = (Vec::new(), Vec::new());
+        let mut places = Vec::new();
+        for (name, shape) in parameters {
+            if !self.names.insert(name.clone()) {
+                return Err(ShardError::DuplicateParameter { name });
+            }
+            let is_frozen = (self.frozen)(&name);
+            let group = if is_frozen { &mut frozen } else { &mut trainable };
+            places.push((is_frozen, group.len()));
+            group.push((name, shape));
+        }
+        // The frozen ones are the second group, unless they are the only one.
+        let second = usize::from(!trainable.is_empty());
+        let places = places.into_iter().map(|(is_frozen, slot)| ParameterPlace {
+            group: if is_frozen { second } else { 0 },
+            slot,
+        });
+        let world_size = self.context.mesh.world_size();
+        let names = [(module.to_owned(), true), (format!("{module}.frozen"), false)];
+        let layouts = names.into_iter().zip([trainable, frozen]);
+        let layouts = layouts.filter(|(_, parameters)| !parameters.is_empty()).map(
+            |((name, trainable), parameters)| {
+                ParamGroupLayout::new(name, trainable, parameters, world_size)
+            },
+        );
+        Ok((layouts.collect(), places.collect()))
+    }
+
+    /// Moves the values of `module` into this rank's shards, one per layout, and leaves placeholders
+    /// behind.
+    fn cut<M: Module>(
+        &self,
+        module: M,
+        layouts: &[ParamGroupLayout],
+        places: &[ParameterPlace],
+    ) -> Result<(M, Vec<Buffer>), ShardError> {
+        let CommContext { mesh, rank, .. } = &*self.context;
+        let masters = layouts
+            .iter()
+            .map(|layout| Buffer::zeros(DType::F32, layout.shard_range(mesh, *rank).len()))
+            .collect();
+        let context = &self.context;
+        let mut values = Values { context, layouts, places: places.iter(), masters, error: None };
+        let template = module.map(&mut values);
+        match values.error {
+            Some(error) => Err(error),
+            None => {
+                let place = |master| self.context.state_placement().place(master);
+                Ok((template, values.masters.into_iter().map(place).collect()))
+            }
+        }
+    }
+
+    /// Completes the engine: checks that all ranks have built the same model under the same
+    /// policy, and copies the first replica's values to the others. Collective.
+    pub fn finish(self) -> Result<Engine, ShardError> {
+        let EngineBuilder { context, reducer, groups, .. } = self;
+        connect(&groups);
+        let engine = Engine::new(context, reducer, groups);
+        engine.compare_plans()?;
+        engine.broadcast_replicas()?;
+        Ok(engine)
+    }
+}
+
+/// Tells each group which groups passes need after it.
+fn connect(groups: &ParamGroups) {
+    let weak = |position: usize| {
+        let module = groups.get(position).map_or(0..0, |group| group.options().module.clone());
+        groups[module].iter().map(Arc::downgrade).collect::<Vec<_>>()
+    };
+    for group in groups {
+        let module = &group.options().module;
+        let previous = (0..module.start).rev();
+        let previous = previous.into_iter().find(|at| groups[*at].options().unshard_in_backward);
+        group.set_neighbours(Neighbours {
+            next: weak(module.end),
+            previous: previous.map_or_else(Vec::new, weak),
+        });
+    }
+}
+
+/// Initialises one parameter after the other and keeps this rank's part of it.
+struct Values<'a> {
+    context: &'a CommContext,
+    layouts: &'a [ParamGroupLayout],
+    places: std::slice::Iter<'a, ParameterPlace>,
+    masters: Vec<Buffer>,
+    error: Option<ShardError>,
+}
+
+impl Values<'_> {
+    fn keep(&mut self, place: ParameterPlace, values: &[f32]) -> Result<(), ShardError> {
+        let ParameterPlace { group, slot } = place;
+        let layout = &self.layouts[group];
+        let shard = layout.shard_range(&self.context.mesh, self.context.rank);
+        let (held, from) = layout.parameters[slot].held_by(&shard);
+        copy_values(&values[from], &mut self.masters[group].as_mut_slice::<f32>()?[held]);
+        Ok(())
+    }
+}
+
+impl ModuleMapper for Values<'_> {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let Some(&place) = self.places.next() else {
+            unreachable!("invariant: mapping meets the parameters that visiting met");
+        };
+        let (id, device) = (param.id, param.lazy_device());
+        self.context.place_on(&device);
+        let data = param.into_value().into_data().convert::<f32>();
+        let kept = match data.as_slice::<f32>() {
+            Ok(values) => self.keep(place, values),
+            Err(error) => Err(ShardError::InitialValues {
+                name: self.layouts[place.group].parameters[place.slot].name.clone(),
+                reason: format!("{error:?}"),
+            }),
+        };
+        if let Err(error) = kept {
+            self.error.get_or_insert(error);
+        }
+        Param::initialized(id, Tensor::empty([0; D], &device.without_autodiff()))
+    }
+}

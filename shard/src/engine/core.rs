@@ -1,0 +1,202 @@
+//! The engine, what it is made of, and messages between its ranks.
+
+use std::ops::Range;
+#[cfg(feature = "cube")]
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use kiln_collectives::{Buffer, Communicator, DType, Label, Phase};
+
+use crate::buffers::LossSum;
+use crate::comm::{CommContext, Reducer};
+use crate::error::ShardError;
+use crate::layout::Layout;
+use crate::memory;
+use crate::mesh::Mesh;
+#[cfg(feature = "cube")]
+use crate::optim::DeviceStep;
+use crate::optim::LossScale;
+use crate::param_group::{ParamGroup, ParamGroups};
+use crate::policy::Policy;
+
+/// The sharding engine of one rank. Every method that communicates must be called by all ranks in
+/// the same order.
+pub struct Engine {
+    pub(super) context: Arc<CommContext>,
+    pub(super) reducer: Arc<Reducer>,
+    pub(super) groups: ParamGroups,
+    /// Positions of the groups of the last module, which makes the loss.
+    pub(super) last: Range<usize>,
+    pub(super) layout: Layout,
+    /// Loss of the step so far, on this rank.
+    pub(super) loss: Arc<Mutex<LossSum>>,
+    /// Updates that have been made; on a GPU as of the start, it counts on by itself.
+    pub(super) updates: AtomicU64,
+    /// Scale of the loss to start with.
+    pub(super) first_scale: Mutex<Option<LossScale>>,
+    /// Optimizer steps on a GPU; made at the first step's start.
+    #[cfg(feature = "cube")]
+    pub(super) device_step: OnceLock<DeviceStep>,
+    /// The most bytes of a GPU that this rank was seen to hold.
+    device_peak: AtomicU64,
+}
+
+impl Engine {
+    pub(super) fn new(
+        context: Arc<CommContext>,
+        reducer: Arc<Reducer>,
+        groups: ParamGroups,
+    ) -> Self {
+        let layout = Layout {
+            mesh: context.mesh,
+            groups: groups.iter().map(|group| group.layout.clone()).collect(),
+        };
+        let last = groups.last().map_or(0..0, |group| group.options().module.clone());
+        Engine {
+            context,
+            reducer,
+            groups,
+            last,
+            layout,
+            loss: Arc::default(),
+            updates: AtomicU64::new(0),
+            first_scale: Mutex::default(),
+            #[cfg(feature = "cube")]
+            device_step: OnceLock::new(),
+            device_peak: AtomicU64::new(0),
+        }
+    }
+
+    /// Which parameter lies where.
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// How ranks are arranged.
+    pub fn mesh(&self) -> Mesh {
+        self.context.mesh
+    }
+
+    /// The policy this engine was built with.
+    pub fn policy(&self) -> &Policy {
+        &self.context.policy
+    }
+
+    /// The communicator of all ranks.
+    pub fn world(&self) -> &Arc<dyn Communicator> {
+        &self.context.world
+    }
+
+    /// Says what this rank does from now on besides communicating, such as `"data loading"`. When
+    /// other ranks wait for it, they say so.
+    pub fn set_activity(&self, name: &'static str) {
+        self.context.world.recorder().set_activity(name);
+    }
+
+    /// The first failure, if any. Operations on the tape cannot return errors; call this after a
+    /// forward pass.
+    pub fn check(&self) -> Result<(), ShardError> {
+        self.context.check()
+    }
+
+    /// The elements of `group`'s flat buffer that this rank holds.
+    pub(super) fn shard_of(&self, group: &ParamGroup) -> Range<usize> {
+        group.layout.shard_range(&self.context.mesh, self.context.rank)
+    }
+
+    /// Sums `values` over all ranks, in rank order and f64. What replicas hold alike, such as shards
+    /// of weights under `NO_SHARD` and the hybrid strategies, counts once per replica: for sums over
+    /// shards there is [`Engine::sum_over_shards`]. Collective.
+    pub fn sum_over_ranks(&self, label: &str, values: &[f64]) -> Result<Vec<f64>, ShardError> {
+        self.all_reduce_f64(Phase::Loss, label, values)
+    }
+
+    /// Sums `values` over the ranks that hold different shards, in f64: what each has found in its own
+    /// shard becomes that of the whole model, once, under every strategy. Collective.
+    pub fn sum_over_shards(&self, label: &str, values: &[f64]) -> Result<Vec<f64>, ShardError> {
+        let Some(group) = &self.context.shard else { return Ok(values.to_vec()) };
+        self.sum_within(&**group, Label::new(label, Phase::Loss), values)
+    }
+
+    /// [`Engine::sum_over_ranks`] in a phase of the caller's choice. Collective.
+    pub fn all_reduce_f64(
+        &self,
+        phase: Phase,
+        label: &str,
+        values: &[f64],
+    ) -> Result<Vec<f64>, ShardError> {
+        self.sum_within(&*self.context.world, Label::new(label, phase), values)
+    }
+
+    fn sum_within(
+        &self,
+        group: &dyn Communicator,
+        label: Label,
+        values: &[f64],
+    ) -> Result<Vec<f64>, ShardError> {
+        let sum = self.context.wait(group.all_reduce(label, Buffer::from_slice(values)));
+        self.context.check()?;
+        Ok(sum.map_or(Ok(Vec::new()), |sum| sum.as_slice::<f64>().map(<[f64]>::to_vec))?)
+    }
+
+    /// The messages of all ranks, in rank order; they may differ in length. Collective.
+    pub fn all_gather_bytes(
+        &self,
+        phase: Phase,
+        label: &str,
+        message: &[u8],
+    ) -> Result<Vec<Vec<u8>>, ShardError> {
+        let ranks = self.context.world.world_size();
+        let mut lengths = vec![0.0; ranks];
+        lengths[self.context.rank] = message.len() as f64;
+        // Exact: no message is anywhere near 2^53 bytes long.
+        let lengths = self.all_reduce_f64(phase, label, &lengths)?;
+        let longest = lengths.iter().fold(0.0, |a: f64, b| a.max(*b)) as usize;
+        if longest == 0 {
+            return Ok(vec![Vec::new(); ranks]);
+        }
+        let mut mine = message.to_vec();
+        mine.resize(longest, 0);
+        let all = Buffer::zeros(DType::U8, longest * ranks);
+        let mine = Arc::new(Buffer::from_slice(&mine));
+        let work = self.context.world.all_gather(Label::new(label, phase), mine, all);
+        let all = self.context.wait(work);
+        self.context.check()?;
+        let all = all.as_ref().map_or(&[][..], Buffer::as_bytes);
+        let messages = all.chunks(longest).zip(lengths);
+        Ok(messages.map(|(bytes, length)| bytes[..length as usize].to_vec()).collect())
+    }
+
+    /// Names of parameter groups whose gathered weights were kept alive by a view after they should
+    /// have been freed.
+    pub fn pinned_groups(&self) -> Vec<String> {
+        self.context.pinned()
+    }
+
+    /// The most parameter groups that were unsharded at one time since the last call, without those
+    /// that stay unsharded from forward to backward.
+    pub fn take_peak_unsharded(&self) -> usize {
+        self.context.unsharded.take_peak()
+    }
+
+    /// Time this rank has waited for communication since the last call.
+    pub fn take_waited(&self) -> Duration {
+        self.context.take_waited()
+    }
+
+    /// The most bytes that this rank has held, of the memory that it computes with.
+    ///
+    /// On the host these are what its threads have allocated since [`memory::reset_peak`]. On a GPU they
+    /// are what CubeCL has reserved of the device for this rank, at any of the times at which this was
+    /// called; CubeCL keeps what is free for later, so the end of a step tells of all of it. What the
+    /// driver, its libraries and NCCL take for themselves is not in it. Waits for CubeCL's thread there,
+    /// not for the GPU. To be called on the rank's own thread.
+    pub fn peak_bytes(&self) -> u64 {
+        match self.context.placement().device_bytes() {
+            None => memory::peak_bytes(self.context.rank) as u64,
+            Some(now) => self.device_peak.fetch_max(now, Ordering::Relaxed).max(now),
+        }
+    }
+}

@@ -1,0 +1,15 @@
+//! The sharding engine of one rank: building it from modules, the passes of a step, the optimizer
+//! step, and whole values in and out.
+
+mod build;
+mod core;
+mod pass;
+mod plan;
+mod snapshot;
+mod state;
+mod update;
+
+pub use self::build::EngineBuilder;
+pub use self::core::Engine;
+pub use self::snapshot::Snapshot;
+pub use self::update::{Outcome, Update};

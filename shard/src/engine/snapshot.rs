@@ -1,0 +1,90 @@
+//! A rank's state at one moment, to be written while training goes on.
+//!
+//! Nothing is copied when it is taken. Forward and backward only read weights and moments; the next
+//! optimizer step copies what the snapshot has not been done with by then, and changes the copy.
+
+use std::ops::Range;
+use std::sync::{Arc, OnceLock};
+
+use kiln_collectives::{Buffer, BufferError};
+
+use super::core::Engine;
+use crate::buffers;
+use crate::layout::ParamGroupLayout;
+use crate::param_group::StateKind;
+
+/// Weights and optimizer state of the chunks that one rank writes. Later steps do not change it.
+pub struct Snapshot {
+    groups: Vec<Vec<Values>>,
+    _alive: Arc<()>,
+}
+
+/// The values of one kind of one parameter group.
+struct Values {
+    kind: StateKind,
+    shard: Arc<Buffer>,
+    /// The chunk inside the shard.
+    chunk: Range<usize>,
+    /// The chunk, if the shard is on a GPU and it has been asked for.
+    copy: OnceLock<Buffer>,
+}
+
+impl Engine {
+    /// This rank's part of the state as it is now: of every parameter group the chunk that this rank is
+    /// to write, [`ParamGroupLayout::own_chunk`]. All ranks together have every chunk once.
+    pub fn snapshot(&self) -> Snapshot {
+        let (mesh, rank) = (self.mesh(), self.context.rank);
+        let alive = Arc::new(());
+        let groups = self.groups.iter().map(|group| {
+            let mut state = group.state();
+            state.snapshot = Arc::downgrade(&alive);
+            let chunk = group.layout.chunk_range(ParamGroupLayout::own_chunk(&mesh, rank));
+            let start = self.shard_of(group).start;
+            let slots = state.slots.iter().map(|slot| StateKind::Slot(slot.name));
+            let kinds = std::iter::once(StateKind::Weight).chain(slots);
+            let values = kinds.filter_map(|kind| {
+                let chunk = chunk.start - start..chunk.end - start;
+                Some(Values { kind, shard: state.values(kind)?, chunk, copy: OnceLock::new() })
+            });
+            values.collect()
+        });
+        Snapshot { groups: groups.collect(), _alive: alive }
+    }
+}
+
+impl Snapshot {
+    /// The chunk of the parameter group at `position` in the layout, flat, with its padding; `None` if
+    /// there are no values of this kind. Copied only if it is on a GPU, and once until it is released.
+    pub fn values(&self, position: usize, kind: StateKind) -> Result<Option<&[f32]>, BufferError> {
+        let Some(Values { shard, chunk, copy, .. }) = self.find(position, kind) else {
+            return Ok(None);
+        };
+        if shard.is_on_host() {
+            return Ok(Some(&shard.as_slice::<f32>()?[chunk.clone()]));
+        }
+        let copy = match copy.get() {
+            Some(copy) => copy,
+            None => {
+                let read = buffers::range_to_host(shard, chunk.clone())?;
+                copy.get_or_init(|| read)
+            }
+        };
+        Ok(Some(copy.as_slice()?))
+    }
+
+    /// Whether there are values of this kind of the parameter group at `position`.
+    pub fn has(&self, position: usize, kind: StateKind) -> bool {
+        self.find(position, kind).is_some()
+    }
+
+    fn find(&self, position: usize, kind: StateKind) -> Option<&Values> {
+        self.groups.get(position)?.iter().find(|values| values.kind == kind)
+    }
+
+    /// Lets go of the values of one kind of one parameter group: the next step need not copy them.
+    pub fn release(&mut self, position: usize, kind: StateKind) {
+        if let Some(group) = self.groups.get_mut(position) {
+            group.retain(|values| values.kind != kind);
+        }
+    }
+}

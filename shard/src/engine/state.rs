@@ -1,0 +1,128 @@
+//! Whole values in and out of the shards: for checkpoints, and for whoever wants to look.
+
+use std::ops::Range;
+
+use kiln_collectives::{Buffer, BufferError, DType, Label, Phase};
+
+use super::core::Engine;
+use crate::buffers::{self, Placement};
+use crate::error::ShardError;
+use crate::param_group::{ParamGroup, StateKind};
+
+impl Engine {
+    /// The whole values of the parameter group at `position` in the layout, flat and padded, on every
+    /// rank; `None` if there are none of this kind. Holds one group in memory. Collective.
+    pub fn gather_group(
+        &self,
+        position: usize,
+        kind: StateKind,
+    ) -> Result<Option<Buffer>, ShardError> {
+        let context = &self.context;
+        context.check()?;
+        let Some(group) = self.groups.get(position) else { return Ok(None) };
+        let Some(shard) = group.state().values(kind) else { return Ok(None) };
+        let Some(ranks) = &context.shard else {
+            return Ok(Some(buffers::on_host(&shard)?.into_owned()));
+        };
+        let whole = Placement::of_buffer(&shard).empty(DType::F32, group.layout.padded_numel());
+        let label = Label::new(group.layout.name.as_str(), Phase::Checkpoint);
+        let whole = context.wait(ranks.all_gather(label, shard, whole));
+        context.check()?;
+        Ok(whole.map(buffers::into_host).transpose()?)
+    }
+
+    /// The whole values of one parameter on every rank. Gathers its group; see
+    /// [`Engine::gather_group`]. Collective.
+    pub fn gather_parameter(
+        &self,
+        name: &str,
+        kind: StateKind,
+    ) -> Result<Option<Vec<f32>>, ShardError> {
+        let (group, slot) = self.find(name)?;
+        let range = group.layout.parameters[slot].range();
+        let Some(whole) = self.gather_group(group.options().position, kind)? else {
+            return Ok(None);
+        };
+        Ok(Some(whole.as_slice::<f32>()?[range].to_vec()))
+    }
+
+    /// Replaces this rank's part of one parameter's values; `values` are all of them.
+    pub fn load_parameter(
+        &self,
+        name: &str,
+        kind: StateKind,
+        values: &[f32],
+    ) -> Result<(), ShardError> {
+        let (group, slot) = self.find(name)?;
+        let parameter = &group.layout.parameters[slot];
+        if values.len() != parameter.numel() {
+            return Err(ShardError::WrongLength {
+                name: name.to_owned(),
+                shape: parameter.shape.clone(),
+                expected: parameter.numel(),
+                found: values.len(),
+            });
+        }
+        self.fill_parameter(name, kind, |range, held| {
+            held.copy_from_slice(&values[range]);
+            Ok(())
+        })
+    }
+
+    /// Lets `fill(range, values)` write this rank's part of one parameter's values, in place:
+    /// elements `range` of the flat parameter. It is not called where this rank holds none. Slots
+    /// of the optimizer are made if there are none, also then: all ranks have them, or none. A gradient is there
+    /// from the backward of the last micro-batch to the optimizer step.
+    pub fn fill_parameter<E: From<ShardError> + From<BufferError>>(
+        &self,
+        name: &str,
+        kind: StateKind,
+        fill: impl FnOnce(Range<usize>, &mut [f32]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let (group, slot) = self.find(name)?;
+        let mut state = group.state();
+        let buffer = state.values_mut(kind, &group.layout.name, name)?;
+        let shard = self.shard_of(group);
+        let (held, range) = group.layout.parameters[slot].held_by(&shard);
+        if held.is_empty() {
+            return Ok(());
+        }
+        buffers::write(buffer, held, |values| fill(range, values))
+    }
+
+    /// What `read(range, values)` makes of this rank's part of one parameter's values, which are elements
+    /// `range` of the flat parameter; `None` if this rank holds none, or there are none of this kind.
+    /// Replicas hold the same: [`Engine::sum_over_shards`] makes a sum over the whole of such parts.
+    pub fn read_parameter<T>(
+        &self,
+        name: &str,
+        kind: StateKind,
+        read: impl FnOnce(Range<usize>, &[f32]) -> T,
+    ) -> Result<Option<T>, ShardError> {
+        let (group, slot) = self.find(name)?;
+        let Some(buffer) = group.state().values(kind) else { return Ok(None) };
+        let shard = self.shard_of(group);
+        let (held, range) = group.layout.parameters[slot].held_by(&shard);
+        if held.is_empty() {
+            return Ok(None);
+        }
+        Ok(Some(read(range, &buffers::on_host(&buffer)?.as_slice::<f32>()?[held])))
+    }
+
+    /// Elements of the flat parameter `name` that this rank holds; empty if there are none.
+    pub fn held(&self, name: &str) -> Result<Range<usize>, ShardError> {
+        let (group, slot) = self.find(name)?;
+        let shard = self.shard_of(group);
+        Ok(group.layout.parameters[slot].held_by(&shard).1)
+    }
+
+    fn find(&self, name: &str) -> Result<(&ParamGroup, usize), ShardError> {
+        self.groups
+            .iter()
+            .find_map(|group| {
+                let slot = group.layout.parameters.iter().position(|p| p.name == name)?;
+                Some((&**group, slot))
+            })
+            .ok_or_else(|| ShardError::UnknownParameter { name: name.to_owned() })
+    }
+}

@@ -1,0 +1,257 @@
+//! The end of a step: the loss over all ranks, the norm of the gradient, clipping, and the optimizer,
+//! which is left out if one of the first two is not finite.
+//!
+//! On the host, and where state is offloaded to it, all of it is done when [`Engine::update`] returns. A
+//! GPU decides for itself and is not waited for; [`Engine::outcome`] is for later, when it has long been
+//! done.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use kiln_collectives::{Buffer, Communicator, Label, Phase};
+
+use super::core::Engine;
+use crate::buffers::{DeviceScalar, on_host};
+#[cfg(feature = "cube")]
+use crate::buffers::{Placement, Readback};
+use crate::error::ShardError;
+use crate::memory;
+#[cfg(feature = "cube")]
+use crate::optim::{DecisionValues, DeviceStep, Sums};
+use crate::optim::{HostStep, LossScale, Optimizer, StepBackend, StepSettings, norm};
+use crate::sync::lock;
+
+/// What a step came to; the same on all ranks.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Outcome {
+    /// Sum of the losses that [`Engine::backward`] was given, over all ranks.
+    pub loss: f64,
+    /// 2-norm of the gradient before clipping; the value that clipping used.
+    pub grad_norm: f64,
+    /// Whether weights and optimizer state were updated: loss and norm are finite.
+    pub applied: bool,
+    /// Whether they were not because the scale of the loss was too large, see [`LossScale`]. It is
+    /// smaller now, and nothing is wrong.
+    pub overflowed: bool,
+    /// The first trainable parameter, in layout order, whose gradient is not finite, if there is one
+    /// and the update was left out for it.
+    pub non_finite: Option<String>,
+    /// The scale of the loss from now on.
+    pub loss_scale: Option<LossScale>,
+}
+
+/// An update that has been issued, and whose outcome may not be known yet.
+#[must_use]
+pub struct Update(State);
+
+enum State {
+    Known(Outcome),
+    #[cfg(feature = "cube")]
+    OnDevice {
+        readback: Readback,
+        sums: Sums,
+    },
+}
+
+impl Engine {
+    /// Says that `updates` have been made, and which scale the loss had: when a run goes on. To be
+    /// called before the first step.
+    pub fn resume(&self, updates: u64, scale: Option<LossScale>) {
+        self.updates.store(updates, Ordering::Relaxed);
+        *lock(&self.first_scale) = scale;
+    }
+
+    /// Clips the gradient to the norm `max_norm` (0 for no clipping) and lets `optimizer` update this
+    /// rank's shards in place, unless loss or norm are not finite. Collective.
+    pub fn update(
+        &self,
+        optimizer: &dyn Optimizer,
+        learning_rate: f64,
+        max_norm: f64,
+    ) -> Result<Update, ShardError> {
+        self.context.check()?;
+        let settings = StepSettings { learning_rate, max_norm };
+        #[cfg(feature = "cube")]
+        if let Some(step) = self.device_step() {
+            let (_, sums) = self.update_with(step, optimizer, settings)?;
+            return Ok(Update(State::OnDevice { readback: step.read(), sums }));
+        }
+        self.context.keep_awake();
+        let (decision, ()) = self.update_with(&self.host_step(), optimizer, settings)?;
+        let applied = decision.applied();
+        let non_finite = if applied { None } else { self.first_non_finite_gradient()? };
+        memory::use_huge_pages();
+        Ok(Update(State::Known(Outcome {
+            loss: decision.loss,
+            grad_norm: decision.norm,
+            applied,
+            overflowed: false,
+            non_finite,
+            loss_scale: None,
+        })))
+    }
+
+    /// The end of a step, computed by `backend`. Collective.
+    fn update_with<B: StepBackend>(
+        &self,
+        backend: &B,
+        optimizer: &dyn Optimizer,
+        settings: StepSettings,
+    ) -> Result<(B::Decision, B::Sums), ShardError> {
+        let loss = backend.loss(&mut lock(&self.loss))?;
+        let loss = self.all_reduce(&self.context.world, Label::new("loss", Phase::Loss), loss)?;
+        let (squares, sums) = self.squares(backend)?;
+        let decision = backend.decide(optimizer, &loss, &squares, settings)?;
+        if B::leaves_out(&decision) {
+            return Ok((decision, sums));
+        }
+        for (position, group) in self.groups.iter().enumerate() {
+            let mut state = group.state();
+            let Some(gradient) = state.take_reduced() else { continue };
+            let shard = state.shard_mut(optimizer.slots(), &group.layout.name)?;
+            backend.update(optimizer, (position, &group.layout), shard, &gradient, &decision)?;
+            // Goes up while the next group is updated.
+            group.refresh_compute_shard(&mut state)?;
+        }
+        Ok((decision, sums))
+    }
+
+    /// The sums of squares of the gradient by chunk, over all ranks. Each rank sums the chunks that it
+    /// holds; chunks are the same under every strategy and are added in order, so the norm has the same
+    /// bits under every strategy. Collective: one all-reduce over the shard axis, none over the
+    /// replicas, which hold the same gradient.
+    fn squares<B: StepBackend>(&self, backend: &B) -> Result<(Buffer, B::Sums), ShardError> {
+        let states: Vec<_> = self.groups.iter().map(|group| group.state()).collect();
+        let gradients: Vec<_> = states
+            .iter()
+            .enumerate()
+            .filter_map(|(position, state)| Some((position, state.reduced()?)))
+            .collect();
+        let (squares, sums) = backend.squares(&gradients)?;
+        drop(states);
+        // Chunks of other ranks are zero here, so the all-reduce adds nothing to any chunk.
+        match &self.context.shard {
+            Some(group) => {
+                let label = Label::new("grad_norm", Phase::Optimizer);
+                Ok((self.all_reduce(group, label, squares)?, sums))
+            }
+            None => Ok((squares, sums)),
+        }
+    }
+
+    fn all_reduce(
+        &self,
+        group: &Arc<dyn Communicator>,
+        label: Label,
+        values: Buffer,
+    ) -> Result<Buffer, ShardError> {
+        match self.context.wait(group.all_reduce(label, values)) {
+            Some(sum) => Ok(sum),
+            None => Err(self.context.failure()),
+        }
+    }
+
+    fn host_step(&self) -> HostStep<'_> {
+        HostStep { layout: &self.layout, rank: self.context.rank, updates: &self.updates }
+    }
+
+    /// The 2-norm of the reduced gradient of all trainable parameters. Collective.
+    pub fn grad_norm(&self) -> Result<f64, ShardError> {
+        let (squares, ()) = self.squares(&self.host_step())?;
+        Ok(norm(&squares)?)
+    }
+
+    /// The first trainable parameter, in layout order, whose reduced gradient holds a value that
+    /// is not finite on any rank. Collective.
+    pub fn first_non_finite_gradient(&self) -> Result<Option<String>, ShardError> {
+        let mut flags = Vec::new();
+        for group in self.groups.iter().filter(|group| group.layout.trainable) {
+            let state = group.state();
+            let shard = self.shard_of(group);
+            let gradient = state.reduced().map(on_host).transpose()?;
+            for parameter in &group.layout.parameters {
+                let (held, _) = parameter.held_by(&shard);
+                flags.push(match &gradient {
+                    Some(gradient) => {
+                        gradient.as_slice::<f32>()?[held].iter().any(|value| !value.is_finite())
+                    }
+                    None => false,
+                });
+            }
+        }
+        self.first_flagged(&flags)
+    }
+
+    /// The first of the trainable parameters, in layout order, whose flag is set on any rank.
+    /// Collective.
+    fn first_flagged(&self, flags: &[bool]) -> Result<Option<String>, ShardError> {
+        let flags: Vec<_> = flags.iter().map(|flag| f64::from(u8::from(*flag))).collect();
+        let flags = self.sum_over_ranks("non_finite", &flags)?;
+        let names = self.layout.groups.iter().filter(|group| group.trainable);
+        let mut names = names.flat_map(|group| &group.parameters);
+        Ok(flags
+            .iter()
+            .position(|flag| *flag > 0.0)
+            .and_then(|index| names.nth(index))
+            .map(|parameter| parameter.name.clone()))
+    }
+
+    /// What an update came to; waits until it is known. Collective: all ranks ask, in the order of the
+    /// updates, at the same place between their other calls.
+    pub fn outcome(&self, update: Update) -> Result<Outcome, ShardError> {
+        match update.0 {
+            State::Known(outcome) => Ok(outcome),
+            #[cfg(feature = "cube")]
+            State::OnDevice { readback, sums } => self.read(readback, &sums),
+        }
+    }
+
+    /// What backward starts with instead of 1; `None` where the loss is not scaled.
+    pub(super) fn loss_scale(&self) -> Option<DeviceScalar> {
+        #[cfg(feature = "cube")]
+        return self.device_step()?.scale();
+        #[cfg(not(feature = "cube"))]
+        None
+    }
+}
+
+#[cfg(feature = "cube")]
+impl Engine {
+    /// Optimizer steps on a GPU; `None` where the host updates.
+    fn device_step(&self) -> Option<&DeviceStep> {
+        // Offloaded weights and optimizer state are updated on the host.
+        let Placement::Device(client) = self.context.state_placement() else { return None };
+        Some(self.device_step.get_or_init(|| {
+            let scale = self.is_scaled().then(|| lock(&self.first_scale).unwrap_or_default());
+            let updates = self.updates.load(Ordering::Relaxed);
+            DeviceStep::new(client, &self.layout, self.context.rank, updates, scale)
+        }))
+    }
+
+    fn is_scaled(&self) -> bool {
+        self.context.policy.compute_dtype == kiln_collectives::DType::F16
+    }
+
+    fn read(&self, readback: Readback, sums: &Sums) -> Result<Outcome, ShardError> {
+        let decision = DecisionValues::wait(readback)?;
+        let mut non_finite = None;
+        if !decision.applied && !decision.overflowed {
+            let mut flags = Vec::new();
+            for (position, group) in self.layout.groups.iter().enumerate() {
+                let parameters = group.parameters.len();
+                if let Some(step) = self.device_step().filter(|_| group.trainable) {
+                    flags.extend(step.non_finite(position, sums, parameters)?);
+                }
+            }
+            non_finite = self.first_flagged(&flags)?;
+        }
+        Ok(Outcome {
+            loss: f64::from(decision.loss),
+            grad_norm: f64::from(decision.norm),
+            applied: decision.applied,
+            overflowed: decision.overflowed,
+            non_finite,
+            loss_scale: self.is_scaled().then_some(decision.scale),
+        })
+    }
+}

@@ -1,0 +1,187 @@
+//! AdamW.
+
+use rayon::prelude::*;
+
+#[cfg(feature = "cube")]
+use super::kernels;
+#[cfg(feature = "cube")]
+use super::optimizer::DeviceShard;
+use super::optimizer::{Optimizer, ShardRun, UpdateStep};
+use crate::buffers::host::TASK;
+
+/// AdamW (Loshchilov and Hutter, 2019), as PyTorch computes it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AdamW {
+    /// Decay of the first moment.
+    pub beta1: f64,
+    /// Decay of the second moment.
+    pub beta2: f64,
+    /// Added to the root of the second moment.
+    pub epsilon: f64,
+    /// Decoupled weight decay of matrices and embeddings; norms and biases do not decay.
+    pub weight_decay: f64,
+}
+
+impl Default for AdamW {
+    fn default() -> Self {
+        AdamW { beta1: 0.9, beta2: 0.95, epsilon: 1e-8, weight_decay: 0.1 }
+    }
+}
+
+impl AdamW {
+    /// The slots, as PyTorch calls them: the first and the second moment.
+    pub const SLOTS: [&'static str; 2] = ["exp_avg", "exp_avg_sq"];
+
+    /// What weight decay leaves of a weight.
+    fn keep(&self, learning_rate: f64, decays: bool) -> f32 {
+        if decays { (1.0 - learning_rate * self.weight_decay) as f32 } else { 1.0 }
+    }
+}
+
+/// Factors of one step on the host, the same for every element.
+#[derive(Clone, Copy)]
+struct Factors {
+    clip: f32,
+    beta1: f32,
+    beta2: f32,
+    epsilon: f32,
+    /// Learning rate over the bias correction of the first moment.
+    step_size: f32,
+    /// Root of the bias correction of the second moment.
+    second_root: f32,
+    /// What weight decay leaves of a weight.
+    keep: f32,
+}
+
+impl Optimizer for AdamW {
+    fn slots(&self) -> &'static [&'static str] {
+        &AdamW::SLOTS
+    }
+
+    fn update(&self, step: &UpdateStep, mut run: ShardRun<'_>) {
+        let [first, second] = &mut run.slots[..] else {
+            unreachable!("invariant: an optimizer is given the slots that it names");
+        };
+        let correction = |beta: f64| 1.0 - beta.powf(step.step as f64);
+        let factors = Factors {
+            clip: step.gradient_factor as f32,
+            beta1: self.beta1 as f32,
+            beta2: self.beta2 as f32,
+            epsilon: self.epsilon as f32,
+            step_size: (step.learning_rate / correction(self.beta1)) as f32,
+            second_root: correction(self.beta2).sqrt() as f32,
+            keep: self.keep(step.learning_rate, run.decays),
+        };
+        let arch = pulp::Arch::new();
+        run.weights
+            .par_chunks_mut(TASK)
+            .zip(run.gradient.par_chunks(TASK))
+            .zip(first.par_chunks_mut(TASK).zip(second.par_chunks_mut(TASK)))
+            .for_each(|((weights, gradient), (first, second))| {
+                arch.dispatch(
+                    #[inline(always)]
+                    || update_task(weights, gradient, first, second, factors),
+                );
+            });
+    }
+
+    #[cfg(feature = "cube")]
+    fn device_state(
+        &self,
+        client: &cubecl::prelude::Client,
+        updates: u64,
+    ) -> cubecl::server::Handle {
+        let powers = [power(self.beta1 as f32, updates), power(self.beta2 as f32, updates)];
+        client.create_from_slice(bytemuck::cast_slice(&[powers, [0.0, 1.0]]))
+    }
+
+    #[cfg(feature = "cube")]
+    fn prepare_on_device(
+        &self,
+        client: &cubecl::prelude::Client,
+        state: &cubecl::server::Handle,
+        decision: &cubecl::server::Handle,
+        learning_rate: f64,
+    ) {
+        use cubecl::prelude::*;
+        // SAFETY: the lengths are those of the buffers, which the kernel works with.
+        unsafe {
+            kernels::adamw_factors::launch_unchecked(
+                client,
+                CubeCount::new_1d(1),
+                CubeDim::new_1d(1),
+                BufferArg::from_raw_parts(state.clone(), 4),
+                BufferArg::from_raw_parts(decision.clone(), DeviceShard::DECISION),
+                self.beta1 as f32,
+                self.beta2 as f32,
+                learning_rate as f32,
+            );
+        }
+    }
+
+    #[cfg(feature = "cube")]
+    fn update_on_device(&self, shard: &DeviceShard<'_>) {
+        use cubecl::prelude::*;
+        let [first, second] = shard.slots[..] else {
+            unreachable!("invariant: an optimizer is given the slots that it names");
+        };
+        let vectors = shard.len / DeviceShard::VECTOR;
+        let (client, count) = (shard.client, shard.segments);
+        // SAFETY: all four have `len` elements, which the table lies inside of; `len` is a multiple of
+        // the vectors' length.
+        unsafe {
+            kernels::adamw::launch_unchecked(
+                client,
+                cubecl::calculate_cube_count_elemwise(client, count, CubeDim::new_1d(1)),
+                CubeDim::new_1d(DeviceShard::THREADS as u32),
+                DeviceShard::VECTOR,
+                BufferArg::from_raw_parts(shard.weights.clone(), vectors),
+                BufferArg::from_raw_parts(first.clone(), vectors),
+                BufferArg::from_raw_parts(second.clone(), vectors),
+                BufferArg::from_raw_parts(shard.gradient.clone(), vectors),
+                BufferArg::from_raw_parts(shard.table.clone(), count * 3),
+                BufferArg::from_raw_parts(shard.decision.clone(), DeviceShard::DECISION),
+                BufferArg::from_raw_parts(shard.state.clone(), 4),
+                self.beta1 as f32,
+                self.beta2 as f32,
+                self.epsilon as f32,
+                self.keep(shard.learning_rate, true),
+                DeviceShard::THREADS,
+            );
+        }
+    }
+}
+
+/// `beta` to the power of `updates`, with the roundings of the kernel that multiplies once per update: a
+/// run that goes on has the same bits.
+#[cfg(feature = "cube")]
+fn power(beta: f32, updates: u64) -> f32 {
+    let mut power = 1.0;
+    for _ in 0..updates {
+        power *= beta;
+        if power == 0.0 {
+            break;
+        }
+    }
+    power
+}
+
+/// One step of a task's elements; every element is read and written once.
+#[inline(always)]
+fn update_task(
+    weights: &mut [f32],
+    gradient: &[f32],
+    first: &mut [f32],
+    second: &mut [f32],
+    factors: Factors,
+) {
+    let Factors { clip, beta1, beta2, epsilon, step_size, second_root, keep } = factors;
+    let moments = first.iter_mut().zip(second);
+    for ((weight, gradient), (first, second)) in weights.iter_mut().zip(gradient).zip(moments) {
+        let gradient = gradient * clip;
+        *first = beta1 * *first + (1.0 - beta1) * gradient;
+        *second = beta2 * *second + (1.0 - beta2) * gradient * gradient;
+        let denominator = second.sqrt() / second_root + epsilon;
+        *weight = *weight * keep - step_size * (*first / denominator);
+    }
+}

@@ -1,0 +1,138 @@
+//! The end of a step as the host computes it.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use kiln_collectives::{Buffer, BufferError};
+
+use super::backend::{StepBackend, StepSettings};
+use super::optimizer::{Optimizer, ShardRun, UpdateStep};
+use crate::buffers::{LossSum, host, on_host};
+use crate::layout::{Layout, ParamGroupLayout};
+use crate::param_group::ShardMut;
+
+/// The factor that brings a gradient of norm `norm` down to `max_norm`, as PyTorch computes it;
+/// 1 when `max_norm` is 0 (no clipping) or the norm is small enough.
+pub fn clip_factor(norm: f64, max_norm: f64) -> f64 {
+    if max_norm > 0.0 { (max_norm / (norm + 1e-6)).min(1.0) } else { 1.0 }
+}
+
+/// Steps on the host.
+pub(crate) struct HostStep<'a> {
+    pub(crate) layout: &'a Layout,
+    pub(crate) rank: usize,
+    /// Updates that have been made.
+    pub(crate) updates: &'a AtomicU64,
+}
+
+/// What the host has decided.
+pub(crate) struct HostDecision {
+    pub(crate) loss: f64,
+    pub(crate) norm: f64,
+    /// `None` if loss or norm are not finite.
+    step: Option<UpdateStep>,
+}
+
+impl HostDecision {
+    pub(crate) fn applied(&self) -> bool {
+        self.step.is_some()
+    }
+}
+
+/// The 2-norm of all chunks together.
+pub(crate) fn norm(squares: &Buffer) -> Result<f64, BufferError> {
+    Ok(squares.as_slice::<f64>()?.iter().sum::<f64>().sqrt())
+}
+
+impl HostStep<'_> {
+    fn shard(&self, layout: &ParamGroupLayout) -> Range<usize> {
+        layout.shard_range(&self.layout.mesh, self.rank)
+    }
+}
+
+impl StepBackend for HostStep<'_> {
+    type Decision = HostDecision;
+    // The host looks at the gradients themselves.
+    type Sums = ();
+
+    fn loss(&self, sum: &mut LossSum) -> Result<Buffer, BufferError> {
+        Ok(Buffer::from_slice(&[sum.read()?]))
+    }
+
+    fn squares(&self, gradients: &[(usize, &Buffer)]) -> Result<(Buffer, ()), BufferError> {
+        let mut sums = vec![0.0f64; self.layout.mesh.world_size()];
+        for (position, gradient) in gradients {
+            let layout = &self.layout.groups[*position];
+            let first = self.shard(layout).start / layout.chunk;
+            let gradient = on_host(gradient)?;
+            let chunks = gradient.as_slice::<f32>()?.chunks(layout.chunk);
+            for (sum, chunk) in sums[first..].iter_mut().zip(chunks) {
+                *sum += host::sum_of_squares(chunk);
+            }
+        }
+        Ok((Buffer::from_slice(&sums), ()))
+    }
+
+    fn decide(
+        &self,
+        _optimizer: &dyn Optimizer,
+        loss: &Buffer,
+        squares: &Buffer,
+        settings: StepSettings,
+    ) -> Result<HostDecision, BufferError> {
+        let (loss, norm) = (loss.as_slice::<f64>()?[0], norm(squares)?);
+        let applies = loss.is_finite() && norm.is_finite();
+        let step = applies.then(|| UpdateStep {
+            step: self.updates.fetch_add(1, Ordering::Relaxed) + 1,
+            learning_rate: settings.learning_rate,
+            gradient_factor: clip_factor(norm, settings.max_norm),
+        });
+        Ok(HostDecision { loss, norm, step })
+    }
+
+    fn leaves_out(decision: &HostDecision) -> bool {
+        !decision.applied()
+    }
+
+    fn update(
+        &self,
+        optimizer: &dyn Optimizer,
+        (_, layout): (usize, &ParamGroupLayout),
+        shard: ShardMut<'_>,
+        gradient: &Buffer,
+        decision: &HostDecision,
+    ) -> Result<(), BufferError> {
+        let Some(step) = &decision.step else { return Ok(()) };
+        let ShardMut { weights, mut slots } = shard;
+        let (weights, gradient) = (weights.as_mut_slice::<f32>()?, gradient.as_slice::<f32>()?);
+        let mut slots = slots
+            .iter_mut()
+            .map(|slot| slot.as_mut_slice::<f32>())
+            .collect::<Result<Vec<_>, _>>()?;
+        for (range, decays) in decay_runs(layout, &self.shard(layout)) {
+            let slots = slots.iter_mut().map(|slot| &mut slot[range.clone()]).collect();
+            let (weights, gradient) = (&mut weights[range.clone()], &gradient[range]);
+            optimizer.update(step, ShardRun { weights, gradient, slots, decays });
+        }
+        Ok(())
+    }
+}
+
+/// The runs of `shard` that belong to parameters, and whether they decay; neighbours of a kind are
+/// merged. Alignment gaps are left out: they stay zero.
+fn decay_runs(layout: &ParamGroupLayout, shard: &Range<usize>) -> Vec<(Range<usize>, bool)> {
+    let mut runs: Vec<(Range<usize>, bool)> = Vec::new();
+    for parameter in &layout.parameters {
+        let (range, _) = parameter.held_by(shard);
+        if range.is_empty() {
+            continue;
+        }
+        match runs.last_mut() {
+            Some((last, decays)) if last.end == range.start && *decays == parameter.decays() => {
+                last.end = range.end;
+            }
+            _ => runs.push((range, parameter.decays())),
+        }
+    }
+    runs
+}

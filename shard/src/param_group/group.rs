@@ -1,0 +1,426 @@
+//! The life of one parameter group: a flat buffer of parameters, of which this rank holds a shard.
+//!
+//! `unshard` starts the gather, `wait_for_unshard` hands out the weights, `reshard` frees them,
+//! `accumulate` takes gradients, `post_backward` sends them off to be reduced. The verbs are
+//! FSDP2's. Where backward calls them is decided by the boundaries of modules
+//! (`tape/boundary.rs`), never by which parameters a batch has reached.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
+
+use burn::backend::tensor::FloatTensor;
+use kiln_collectives::{Buffer, DType, Label};
+
+use super::state::{Gradient, GroupState, Weights};
+use crate::buffers::{self, Counted, FlatTensors, FlatWeights, Gathered};
+use crate::comm::{CommContext, Direction, Reducer};
+use crate::error::ShardError;
+use crate::layout::ParamGroupLayout;
+use crate::memory::Held;
+use crate::sync::lock;
+
+/// A parameter group on one rank.
+pub(crate) struct ParamGroup {
+    pub(crate) layout: ParamGroupLayout,
+    options: GroupOptions,
+    label: Arc<str>,
+    context: Arc<CommContext>,
+    reducer: Arc<Reducer>,
+    neighbours: OnceLock<Neighbours>,
+    state: Mutex<GroupState>,
+}
+
+/// The parameter groups of one module, or those that are done with together.
+pub(crate) type ParamGroups = Vec<Arc<ParamGroup>>;
+
+/// How a parameter group is used.
+#[derive(Clone, Debug)]
+pub(crate) struct GroupOptions {
+    /// Place in the forward order.
+    pub(crate) position: usize,
+    /// Places of all groups of its module, which are needed and done at the same time.
+    pub(crate) module: Range<usize>,
+    /// Whether the strategy may free the weights between forward and backward.
+    pub(crate) reshard_after_forward: bool,
+    /// Whether backward reads the weights' values.
+    pub(crate) unshard_in_backward: bool,
+}
+
+/// The groups of the modules that a pass needs next.
+pub(crate) struct Neighbours {
+    /// In forward.
+    pub(crate) next: Vec<Weak<ParamGroup>>,
+    /// In backward; empty if backward reads no weights of the modules before this one.
+    pub(crate) previous: Vec<Weak<ParamGroup>>,
+}
+
+/// One use of a parameter group in a forward pass.
+#[derive(Debug, Default)]
+pub(crate) struct Use {
+    /// Whether a gradient of this use has arrived.
+    has_gradient: AtomicBool,
+}
+
+impl std::fmt::Debug for ParamGroup {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "ParamGroup({})", self.layout.name)
+    }
+}
+
+impl ParamGroup {
+    /// `master` is this rank's shard, f32.
+    pub(crate) fn new(
+        layout: ParamGroupLayout,
+        options: GroupOptions,
+        master: Buffer,
+        context: Arc<CommContext>,
+        reducer: Arc<Reducer>,
+    ) -> Self {
+        ParamGroup {
+            label: layout.name.as_str().into(),
+            layout,
+            options,
+            context,
+            reducer,
+            neighbours: OnceLock::new(),
+            state: Mutex::new(GroupState::new(master)),
+        }
+    }
+
+    /// Says which groups passes need next. Called once, when all modules are there.
+    pub(crate) fn set_neighbours(&self, neighbours: Neighbours) {
+        // A second call would say the same: an engine is built once.
+        let _ = self.neighbours.set(neighbours);
+    }
+
+    pub(crate) fn options(&self) -> &GroupOptions {
+        &self.options
+    }
+
+    pub(crate) fn context(&self) -> &CommContext {
+        &self.context
+    }
+
+    pub(crate) fn state(&self) -> MutexGuard<'_, GroupState> {
+        lock(&self.state)
+    }
+
+    pub(crate) fn label(&self, phase: kiln_collectives::Phase) -> Label {
+        Label::new(self.label.clone(), phase)
+    }
+
+    /// Starts gathering the weights unless they are here or on their way.
+    pub(crate) fn unshard(&self, direction: Direction) {
+        let mut state = self.state();
+        if matches!(state.weights, Weights::Sharded)
+            && !self.context.failed()
+            && let Some(weights) = self.context.or_fail(self.start_unshard(&mut state, direction))
+        {
+            state.weights = weights;
+        }
+    }
+
+    fn start_unshard(
+        &self,
+        state: &mut GroupState,
+        direction: Direction,
+    ) -> Result<Weights, ShardError> {
+        let context = &self.context;
+        let dtype = context.policy.compute_dtype;
+        let compute_shard =
+            if context.offloads() { Some(self.compute_shard(state)?) } else { None };
+        let master = &state.master;
+        let Some(group) = &context.shard else {
+            let weights = if let Some(compute_shard) = compute_shard {
+                FlatWeights::shared(compute_shard)
+            } else if dtype == DType::F32 {
+                FlatWeights::shared(master.clone())
+            } else {
+                let mut whole = context.gather_buffer(dtype, master.len());
+                buffers::cast_from_f32(master, &mut whole)?;
+                self.gathered(whole, self.counted(None))
+            };
+            return Ok(Weights::Unsharded(weights));
+        };
+        let shard = match compute_shard {
+            Some(compute_shard) => compute_shard,
+            None if dtype == DType::F32 => master.clone(),
+            None => Arc::new(buffers::cast_to(master, dtype)?),
+        };
+        let numel = self.layout.padded_numel();
+        let (whole, held) = if group.shares_gathers() && shard.is_on_host() {
+            (Buffer::unallocated(dtype, numel), Some(Held::new(numel * dtype.size())))
+        } else {
+            (context.gather_buffer(dtype, numel), None)
+        };
+        let counted = self.counted(held);
+        let work = group.all_gather(self.label(direction.phase()), shard, whole);
+        Ok(Weights::Unsharding { work, counted })
+    }
+
+    /// This rank's shard in the compute dtype, kept on the GPU while the f32 master is offloaded.
+    fn compute_shard(&self, state: &mut GroupState) -> Result<Arc<Buffer>, ShardError> {
+        if let Some(shard) = &state.compute_shard {
+            return Ok(shard.clone());
+        }
+        let (master, dtype) = (&*state.master, self.context.policy.compute_dtype);
+        let cast = if dtype == DType::F32 { None } else { Some(buffers::cast_to(master, dtype)?) };
+        let shard = Arc::new(self.context.placement().copy(cast.as_ref().unwrap_or(master)));
+        state.compute_shard = Some(shard.clone());
+        Ok(shard)
+    }
+
+    /// After an update of the master: with offload, sends the new weights up to the GPU.
+    pub(crate) fn refresh_compute_shard(&self, state: &mut GroupState) -> Result<(), ShardError> {
+        if self.context.offloads() {
+            state.compute_shard = None;
+            self.compute_shard(state)?;
+        }
+        Ok(())
+    }
+
+    fn counted(&self, held: Option<Held>) -> Counted {
+        let streams = self.options.reshard_after_forward;
+        Counted { _group: streams.then(|| self.context.unsharded.enter()), _bytes: held }
+    }
+
+    /// The whole weights, gathering them if need be. In forward, then starts gathering the module that
+    /// is needed next, so that it arrives while this one computes; in backward, the boundary at the
+    /// module's output has done that.
+    pub(crate) fn wait_for_unshard(&self, direction: Direction) -> FlatWeights {
+        self.context.keep_awake();
+        self.unshard(direction);
+        let weights = self.unsharded();
+        if direction == Direction::Forward {
+            self.prefetch_in_forward();
+        }
+        weights
+    }
+
+    fn unsharded(&self) -> FlatWeights {
+        let mut state = self.state();
+        let weights = match std::mem::replace(&mut state.weights, Weights::Sharded) {
+            Weights::Unsharded(weights) => weights,
+            Weights::Unsharding { work, counted } => {
+                let buffer = self.context.wait(work).unwrap_or_else(|| self.zeros());
+                self.gathered(buffer, counted)
+            }
+            // Only after a failure: the pass goes on with zeros until it is checked.
+            Weights::Sharded => self.gathered(self.zeros(), Counted::default()),
+        };
+        state.weights = Weights::Unsharded(weights.clone());
+        weights
+    }
+
+    fn gathered(&self, whole: Buffer, counted: Counted) -> FlatWeights {
+        let pool = self.reshards_after_forward().then(|| self.context.pool.clone());
+        FlatWeights::gathered(Gathered::new(whole, pool, counted))
+    }
+
+    fn zeros(&self) -> Buffer {
+        let dtype = self.context.policy.compute_dtype;
+        self.context.placement().zeros(dtype, self.layout.padded_numel())
+    }
+
+    /// Gathers the weights for backward, unless they are here or it does not read them.
+    pub(crate) fn unshard_in_backward(&self) {
+        if self.options.unshard_in_backward {
+            self.unshard(Direction::Backward);
+        }
+    }
+
+    /// Starts gathering the next module of a forward pass. Modules are used in order; one that comes a
+    /// second time (a tied embedding under the head) has had its successor.
+    fn prefetch_in_forward(&self) {
+        let position = self.options.position;
+        if self.context.forward_position.fetch_max(position, Ordering::Relaxed) <= position {
+            let next = self.neighbours.get().map_or(&[][..], |neighbours| &neighbours.next);
+            unshard_all(next, Direction::Forward);
+        }
+    }
+
+    /// Starts gathering the module whose weights backward reads after this one's.
+    pub(crate) fn prefetch_in_backward(&self) {
+        match self.neighbours.get().map_or(&[][..], |neighbours| &neighbours.previous) {
+            [] => self.context.pool.close(),
+            previous => unshard_all(previous, Direction::Backward),
+        }
+    }
+
+    /// Parameter `slot` as a tensor, gathering the group if need be.
+    pub(crate) fn parameter<B: FlatTensors>(
+        &self,
+        token: &FloatTensor<B>,
+        slot: usize,
+        direction: Direction,
+    ) -> FloatTensor<B> {
+        let weights = self.wait_for_unshard(direction);
+        let parameter = &self.layout.parameters[slot];
+        let dtype = self.context.policy.compute_dtype;
+        B::view(&weights, token, &parameter.shape, parameter.offset, dtype)
+    }
+
+    /// Frees the whole weights. A gather under way is waited for: the other ranks take part in it.
+    pub(crate) fn reshard(&self) {
+        let weights = std::mem::replace(&mut self.state().weights, Weights::Sharded);
+        match weights {
+            Weights::Sharded => {}
+            Weights::Unsharding { work, .. } => {
+                if let Some(buffer) = self.context.wait(work) {
+                    self.context.pool.put(buffer);
+                }
+            }
+            Weights::Unsharded(weights) => {
+                let is_f32 = self.context.policy.compute_dtype == DType::F32;
+                let stays = self.context.shard.is_none() && (is_f32 || self.context.offloads());
+                if weights.has_views() && !stays {
+                    self.context.report_pinned(&self.layout.name);
+                }
+            }
+        }
+    }
+
+    /// Frees the whole weights after forward. Frozen ones stay where they may be on burn's `tape` until
+    /// backward: it can gather a tracked tensor again, but not a constant. Whether the batch has used
+    /// them makes no difference: every rank must free the same weights.
+    pub(crate) fn reshard_after_forward(&self, tape: bool) {
+        let stays = tape && self.options.unshard_in_backward && !self.layout.trainable;
+        if self.reshards_after_forward() && !stays {
+            self.reshard();
+        }
+    }
+
+    /// Whether the weights are freed between forward and backward.
+    pub(crate) fn reshards_after_forward(&self) -> bool {
+        self.context.policy.reshards_after_forward(self.options.reshard_after_forward)
+    }
+
+    /// Announces a use whose backward will come.
+    pub(crate) fn open_use(&self) {
+        self.state().open_uses += 1;
+    }
+
+    /// Takes the gradient of parameter `slot` from one use.
+    pub(crate) fn accumulate<B: FlatTensors>(
+        &self,
+        slot: usize,
+        from: &Use,
+        gradient: FloatTensor<B>,
+    ) {
+        if self.context.failed() {
+            return;
+        }
+        if !from.has_gradient.swap(true, Ordering::Relaxed) {
+            self.before_first_gradient();
+        }
+        if let Err(reason) = self.add::<B>(slot, gradient) {
+            let name = self.layout.parameters[slot].name.clone();
+            self.context.fail(ShardError::Gradient { name, reason });
+        }
+    }
+
+    /// Gathers stand below everything that reads them on the tape, so the first gradient of a use
+    /// means that nothing of this use will read the weights again: they make room for the gradient.
+    fn before_first_gradient(&self) {
+        self.reshard_after_use();
+        let mut state = self.state();
+        if let Gradient::None = state.gradient {
+            let flat = self.reducer.take_buffer(self.layout.padded_numel());
+            let written = vec![false; self.layout.parameters.len()];
+            state.gradient = Gradient::Accumulating { flat, written };
+        }
+    }
+
+    /// Frees the weights when backward has read them for the last time in this use, unless another
+    /// use or micro-batch will read them again.
+    fn reshard_after_use(&self) {
+        let last_use = self.state().open_uses <= 1;
+        let done = last_use || !self.options.unshard_in_backward;
+        if self.reshards_after_forward() || (done && self.context.is_last_micro_batch()) {
+            self.reshard();
+        }
+    }
+
+    fn add<B: FlatTensors>(&self, slot: usize, gradient: FloatTensor<B>) -> Result<(), String> {
+        let mut state = self.state();
+        let Gradient::Accumulating { flat, written } = &mut state.gradient else {
+            return Err("arrived after its parameter group was reduced".to_owned());
+        };
+        let range = self.layout.parameters[slot].range();
+        B::add_gradient(flat, range, gradient, !written[slot])?;
+        written[slot] = true;
+        Ok(())
+    }
+
+    /// Backward is done with one use. With the last one of the last micro-batch, the gradient is
+    /// reduced.
+    pub(crate) fn leave_backward(&self) {
+        if self.context.failed() {
+            return;
+        }
+        self.reshard_after_use();
+        let mut state = self.state();
+        state.open_uses = state.open_uses.saturating_sub(1);
+        let complete = state.open_uses == 0;
+        drop(state);
+        if complete && self.context.is_last_micro_batch() {
+            self.post_backward();
+        }
+    }
+
+    /// Sends the gradient off to be reduced, once per step. Parameters without a gradient count as
+    /// zero: every rank must take part in the same reductions.
+    pub(crate) fn post_backward(&self) {
+        if !self.layout.trainable {
+            return;
+        }
+        let mut state = self.state();
+        let flat = match std::mem::replace(&mut state.gradient, Gradient::Taken) {
+            Gradient::None => {
+                let placement = self.context.placement();
+                Ok(placement.zeros(DType::F32, self.layout.padded_numel()))
+            }
+            Gradient::Accumulating { mut flat, written } => {
+                self.clear_unwritten(&mut flat, &written).map(|()| flat)
+            }
+            sent => {
+                state.gradient = sent;
+                return;
+            }
+        };
+        state.open_uses = 0;
+        let label = self.label(Direction::Backward.phase());
+        let reduction = flat.and_then(|flat| self.reducer.launch(label, flat));
+        if let Some(reduction) = self.context.or_fail(reduction) {
+            state.gradient = Gradient::Reducing(reduction);
+        }
+    }
+
+    fn clear_unwritten(&self, flat: &mut Buffer, written: &[bool]) -> Result<(), ShardError> {
+        let unwritten =
+            self.layout.parameters.iter().zip(written).filter(|(_, written)| !**written);
+        let unwritten = unwritten.map(|(parameter, _)| parameter.range());
+        Ok(buffers::clear(flat, self.layout.gaps().into_iter().chain(unwritten))?)
+    }
+
+    /// Waits until this rank's shard of the reduced gradient is there.
+    pub(crate) fn wait_for_reduced(&self) {
+        let mut state = self.state();
+        if let Gradient::Reducing(reduction) = &state.gradient {
+            let shard = self.reducer.wait(reduction);
+            state.gradient = shard.map_or(Gradient::Taken, Gradient::Reduced);
+        }
+    }
+
+    /// Ready for the next step: nothing is open, and no gradient is left of the last one.
+    pub(crate) fn begin_step(&self) {
+        let mut state = self.state();
+        state.open_uses = 0;
+        state.gradient = Gradient::None;
+    }
+}
+
+fn unshard_all(groups: &[Weak<ParamGroup>], direction: Direction) {
+    groups.iter().filter_map(Weak::upgrade).for_each(|group| group.unshard(direction));
+}

@@ -1,0 +1,193 @@
+//! What a parameter group has in memory.
+
+use std::sync::{Arc, Weak};
+
+use kiln_collectives::{Buffer, DType, Work};
+
+use crate::buffers::{self, Counted, FlatWeights, Placement};
+use crate::comm::Reduction;
+use crate::error::ShardError;
+
+/// Which of the values that are kept for each element of a parameter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum StateKind {
+    /// The f32 master weight.
+    Weight,
+    /// The reduced gradient; there between backward and the optimizer step.
+    Gradient,
+    /// A slot of the optimizer's state by its name, such as `exp_avg`; there after the first
+    /// optimizer step.
+    Slot(&'static str),
+}
+
+/// The values of one parameter group on one rank.
+pub(crate) struct GroupState {
+    /// f32 weights of this rank's shard; lives as long as the group. Shared only while a gather or a
+    /// snapshot reads it or while it serves as the weights itself.
+    pub(crate) master: Arc<Buffer>,
+    /// With offload: this rank's shard in the compute dtype on the GPU. Lives from the first gather
+    /// after a change of the master to the next change.
+    pub(crate) compute_shard: Option<Arc<Buffer>>,
+    pub(super) weights: Weights,
+    pub(super) gradient: Gradient,
+    /// Uses in forward whose backward has not finished.
+    pub(super) open_uses: usize,
+    /// The optimizer's state of this rank's shard; made by the first optimizer step or by loading.
+    pub(crate) slots: Vec<Slot>,
+    /// Alive as long as a snapshot reads weights and slots.
+    pub(crate) snapshot: Weak<()>,
+}
+
+/// Whether the whole weights are in memory.
+pub(super) enum Weights {
+    Sharded,
+    /// The gather is under way.
+    Unsharding {
+        work: Work,
+        counted: Counted,
+    },
+    /// They are; the last view and this reference keep them alive.
+    Unsharded(FlatWeights),
+}
+
+/// Where the gradient of a step is.
+pub(crate) enum Gradient {
+    /// No use has had a gradient yet.
+    None,
+    /// Uses and micro-batches add to it: f32, of the whole group. `written` says which parameters
+    /// have a gradient in it; the elements of the others are arbitrary.
+    Accumulating { flat: Buffer, written: Vec<bool> },
+    /// Sent off to be reduced.
+    Reducing(Reduction),
+    /// f32, of this rank's shard.
+    Reduced(Buffer),
+    /// The optimizer step has taken it; there is none until the next step begins.
+    Taken,
+}
+
+/// One named value per element that an optimizer keeps, such as a moment: f32, of one shard. Shared
+/// only while a snapshot reads it.
+pub(crate) struct Slot {
+    pub(crate) name: &'static str,
+    pub(crate) values: Arc<Buffer>,
+}
+
+/// A shard for the optimizer to change in place.
+pub(crate) struct ShardMut<'a> {
+    pub(crate) weights: &'a mut Buffer,
+    pub(crate) slots: Vec<&'a mut Buffer>,
+}
+
+impl GroupState {
+    pub(super) fn new(master: Buffer) -> Self {
+        GroupState {
+            master: Arc::new(master),
+            compute_shard: None,
+            weights: Weights::Sharded,
+            gradient: Gradient::None,
+            open_uses: 0,
+            slots: Vec::new(),
+            snapshot: Weak::new(),
+        }
+    }
+
+    /// The reduced gradient, between backward and the optimizer step.
+    pub(crate) fn reduced(&self) -> Option<&Buffer> {
+        match &self.gradient {
+            Gradient::Reduced(shard) => Some(shard),
+            _ => None,
+        }
+    }
+
+    /// Takes the reduced gradient, for the optimizer step.
+    pub(crate) fn take_reduced(&mut self) -> Option<Buffer> {
+        match std::mem::replace(&mut self.gradient, Gradient::Taken) {
+            Gradient::Reduced(shard) => Some(shard),
+            other => {
+                self.gradient = other;
+                None
+            }
+        }
+    }
+
+    /// The values as they are now: whoever holds them keeps them from being changed in place.
+    pub(crate) fn values(&self, kind: StateKind) -> Option<Arc<Buffer>> {
+        match kind {
+            StateKind::Weight => Some(self.master.clone()),
+            StateKind::Gradient => self.reduced().cloned().map(Arc::new),
+            StateKind::Slot(name) => {
+                self.slots.iter().find(|slot| slot.name == name).map(|slot| slot.values.clone())
+            }
+        }
+    }
+
+    /// The values for writing. A slot is made, of zeros, if there is none; a gradient cannot be.
+    /// `group` and `parameter` are names for errors.
+    pub(crate) fn values_mut(
+        &mut self,
+        kind: StateKind,
+        group: &str,
+        parameter: &str,
+    ) -> Result<&mut Buffer, ShardError> {
+        let values = match kind {
+            StateKind::Weight => {
+                self.compute_shard = None;
+                &mut self.master
+            }
+            StateKind::Gradient => {
+                let Gradient::Reduced(shard) = &mut self.gradient else {
+                    return Err(ShardError::NoGradient { name: parameter.to_owned() });
+                };
+                return Ok(shard);
+            }
+            StateKind::Slot(name) => {
+                let index = self.slot(name);
+                &mut self.slots[index].values
+            }
+        };
+        make_mut(values, &self.snapshot, group)
+    }
+
+    /// Weights and the slots `names`, in this order, for changing in place. Slots are made, of zeros, if
+    /// there are none. `group` is a name for errors.
+    pub(crate) fn shard_mut(
+        &mut self,
+        names: &[&'static str],
+        group: &str,
+    ) -> Result<ShardMut<'_>, ShardError> {
+        for (index, name) in names.iter().enumerate() {
+            let found = self.slot(name);
+            // The optimizer's order from now on, also where a checkpoint has made them.
+            self.slots.swap(index, found);
+        }
+        let snapshot = &self.snapshot;
+        let weights = make_mut(&mut self.master, snapshot, group)?;
+        let slots = self.slots.iter_mut().take(names.len());
+        let slots = slots.map(|slot| make_mut(&mut slot.values, snapshot, group));
+        Ok(ShardMut { weights, slots: slots.collect::<Result<_, _>>()? })
+    }
+
+    /// The index of the slot `name`, which is made, of zeros, if there is none.
+    pub(crate) fn slot(&mut self, name: &'static str) -> usize {
+        if let Some(index) = self.slots.iter().position(|slot| slot.name == name) {
+            return index;
+        }
+        let placement = Placement::of_buffer(&self.master);
+        let values = Arc::new(placement.zeros(DType::F32, self.master.len()));
+        self.slots.push(Slot { name, values });
+        self.slots.len() - 1
+    }
+}
+
+/// `buffer` for changing in place. While a snapshot reads it, it is copied first; anything else that
+/// holds it is a view that pins it, which is an error.
+pub(crate) fn make_mut<'a>(
+    buffer: &'a mut Arc<Buffer>,
+    snapshot: &Weak<()>,
+    group: &str,
+) -> Result<&'a mut Buffer, ShardError> {
+    if snapshot.strong_count() > 0 && Arc::get_mut(buffer).is_none() {
+        *buffer = Arc::new(buffers::copy(buffer)?);
+    }
+    Arc::get_mut(buffer).ok_or_else(|| ShardError::Pinned { group: group.to_owned() })
+}

@@ -1,0 +1,311 @@
+//! A module whose weights are there only while it runs.
+
+use std::ops::Deref;
+use std::sync::Arc;
+
+use burn::module::{Module, ModuleMapper, Param};
+use burn::tensor::{Device, Tensor};
+
+use crate::comm::{CommContext, Direction};
+use crate::error::ShardError;
+use crate::param_group::{ParamGroup, ParamGroups, Use};
+use crate::policy::Recompute;
+use crate::tape::{
+    BlockOutput, Body, Run, WeightRef, at_input, at_output, gather, order_token, recompute,
+};
+
+/// How a module is sharded.
+#[derive(Clone, Copy, Debug)]
+pub struct ShardOptions {
+    /// Whether the strategy may free the weights between forward and backward. `false` for the last
+    /// module, which backward needs at once, and for one that forward uses twice.
+    pub reshard_after_forward: bool,
+    /// Whether backward reads the weights' values (an embedding's does not).
+    pub unshard_in_backward: bool,
+}
+
+impl Default for ShardOptions {
+    fn default() -> Self {
+        ShardOptions { reshard_after_forward: true, unshard_in_backward: true }
+    }
+}
+
+/// A module of type `M` whose parameters are sharded over the ranks. Cheap to clone.
+pub struct ShardedModule<M> {
+    inner: Arc<Inner<M>>,
+}
+
+impl<M> Clone for ShardedModule<M> {
+    fn clone(&self) -> Self {
+        ShardedModule { inner: self.inner.clone() }
+    }
+}
+
+struct Inner<M> {
+    /// The module with empty tensors in place of its parameters.
+    template: M,
+    /// Where each float parameter lies, in the order in which a [`ModuleMapper`] meets them.
+    places: Vec<ParameterPlace>,
+    /// One group for the trainable and one for the frozen parameters, where there are any.
+    groups: ParamGroups,
+    context: Arc<CommContext>,
+}
+
+/// Where a parameter lies among the groups of its module.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ParameterPlace {
+    /// Index among the module's groups.
+    pub(crate) group: usize,
+    /// Index in the group's layout.
+    pub(crate) slot: usize,
+}
+
+/// Ties the reading of weights to a place on burn's tape: backward runs by depth, and a weight that is
+/// read at this token has its gradient when backward comes to the token.
+pub struct OrderToken {
+    trainable: Tensor<1>,
+    /// Frozen weights hang off a constant, so that no gradient of theirs is computed.
+    frozen: Tensor<1>,
+    direction: Direction,
+    /// The position of the module whose input this token is a child of, if backward leaves that module
+    /// there; see [`ShardedModule::enter`].
+    entered: Option<usize>,
+}
+
+impl OrderToken {
+    /// A token for a module that has no differentiable input, such as an embedding.
+    pub(crate) fn root(device: &Device) -> Self {
+        let frozen = Tensor::zeros([1], device);
+        let trainable = if device.is_autodiff() {
+            Tensor::zeros([1], device).require_grad()
+        } else {
+            frozen.clone()
+        };
+        OrderToken { trainable, frozen, direction: Direction::Forward, entered: None }
+    }
+
+    /// A token for a module that reads `x`.
+    pub fn from_input<const D: usize>(x: &Tensor<D>) -> Self {
+        let device = x.device();
+        if !x.is_tracked() {
+            return OrderToken::root(&device);
+        }
+        OrderToken {
+            trainable: order_token(x, ParamGroups::new()),
+            frozen: Tensor::zeros([1], &device),
+            direction: Direction::Forward,
+            entered: None,
+        }
+    }
+
+    /// A token below this one, where backward is done with `groups`.
+    fn leaving(&self, groups: &[Arc<ParamGroup>]) -> Self {
+        OrderToken {
+            trainable: order_token(&self.trainable, groups.to_vec()),
+            frozen: self.frozen.clone(),
+            direction: self.direction,
+            entered: None,
+        }
+    }
+
+    fn in_backward(self) -> Self {
+        OrderToken { direction: Direction::Backward, ..self }
+    }
+
+    fn is_tracked(&self) -> bool {
+        self.trainable.is_tracked()
+    }
+}
+
+/// A module with its weights in memory; derefs to it. Dropping it frees the weights, unless the
+/// policy keeps them for backward.
+pub struct Unsharded<M> {
+    module: Option<M>,
+    groups: ParamGroups,
+    after: After,
+}
+
+/// What becomes of weights when the module that reads them is dropped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum After {
+    /// The policy decides, in forward.
+    Forward {
+        /// Whether burn's tape may hold them until backward.
+        tape: bool,
+    },
+    /// Backward frees them when it leaves the module.
+    Backward,
+}
+
+impl<M> Deref for Unsharded<M> {
+    type Target = M;
+
+    fn deref(&self) -> &M {
+        match &self.module {
+            Some(module) => module,
+            None => unreachable!("invariant: the module is taken in drop only"),
+        }
+    }
+}
+
+impl<M> Drop for Unsharded<M> {
+    fn drop(&mut self) {
+        // The module's tensors are views: they must go before the weights can.
+        self.module = None;
+        if let After::Forward { tape } = self.after {
+            self.groups.iter().for_each(|group| group.reshard_after_forward(tape));
+        }
+    }
+}
+
+impl<M: Module + Sync + 'static> ShardedModule<M> {
+    pub(crate) fn new(
+        template: M,
+        places: Vec<ParameterPlace>,
+        groups: ParamGroups,
+        context: Arc<CommContext>,
+    ) -> Self {
+        ShardedModule { inner: Arc::new(Inner { template, places, groups, context }) }
+    }
+
+    /// `x`, and the token for this module to read its weights with: backward is done with the module when
+    /// it comes to `x`, on every rank at the same place among its collectives, whatever the batch has
+    /// reached of the module.
+    pub fn enter<const D: usize>(&self, x: Tensor<D>) -> (Tensor<D>, OrderToken) {
+        let (groups, entered) = (self.inner.groups.clone(), self.position());
+        if !x.is_tracked() {
+            // Nothing before this module is trained, so backward ends at the token.
+            let token = OrderToken::root(&x.device()).leaving(&groups);
+            return (x, OrderToken { entered, ..token });
+        }
+        let x = at_input(x, groups);
+        let token = OrderToken { entered, ..OrderToken::from_input(&x) };
+        (x, token)
+    }
+
+    /// The module with its weights in memory. If `token` is on the tape, so are the weights. Unless
+    /// the token is that of [`ShardedModule::enter`], backward is done with the module when it has the
+    /// gradients of the weights that the batch has reached; on a rank where it has reached none, at
+    /// its end.
+    pub fn unshard(&self, token: &OrderToken) -> Unsharded<M> {
+        let after = After::Forward { tape: token.is_tracked() };
+        if !token.is_tracked() {
+            return self.materialize(token, after);
+        }
+        self.open_use();
+        if token.entered.is_some() && token.entered == self.position() {
+            self.materialize(token, after)
+        } else {
+            self.materialize(&token.leaving(&self.inner.groups), after)
+        }
+    }
+
+    /// `run(module, x)` with the weights in memory, run again in backward if the policy recomputes
+    /// blocks: `x` `[batch, seq, d_model]` to the same shape, and a loss `[1]` that the module adds.
+    /// `run` must depend on nothing but its arguments and what it captured. Tensors that leave it in
+    /// another way are not differentiated where blocks are recomputed.
+    ///
+    /// Where they are, captured tensors must need no gradient: backward would not reach them.
+    /// Otherwise [`Engine::check`](crate::Engine::check) returns [`ShardError::Captured`].
+    pub fn run(
+        &self,
+        x: Tensor<3>,
+        run: impl Fn(&M, Tensor<3>) -> BlockOutput + Send + Sync + 'static,
+    ) -> BlockOutput {
+        // A frozen module before all trained ones has no backward.
+        let goes_on = x.is_tracked();
+        let is_trained = x.device().is_autodiff() && self.has_trainable();
+        if !goes_on && !is_trained {
+            let after = After::Forward { tape: false };
+            return run(&self.materialize(&OrderToken::from_input(&x), after), x);
+        }
+        let (x, token) = self.enter(x);
+        let (y, loss) = if self.inner.context.policy.recompute == Recompute::None {
+            run(&self.unshard(&token), x)
+        } else {
+            self.run_twice(x, &token, run)
+        };
+        (at_output(y, &token.trainable, self.inner.groups.clone(), goes_on), loss)
+    }
+
+    /// [`ShardedModule::run`] in forward, and again in backward.
+    fn run_twice(
+        &self,
+        x: Tensor<3>,
+        token: &OrderToken,
+        run: impl Fn(&M, Tensor<3>) -> BlockOutput + Send + Sync + 'static,
+    ) -> BlockOutput {
+        // Announced here, where the forward pass is; the second run adopts it.
+        self.open_use();
+        let sharded = self.clone();
+        let body = Body::new(move |x, pass| {
+            let token = OrderToken::from_input(&x);
+            match pass {
+                Run::First => {
+                    let module = sharded.materialize(&token, After::Forward { tape: false });
+                    let (y, loss) = run(&module, x.clone());
+                    if y.is_tracked() || loss.as_ref().is_some_and(Tensor::is_tracked) {
+                        sharded.fail_captured();
+                        return (x, None);
+                    }
+                    // A captured constant may be one of the tape's device.
+                    (y.without_autodiff(), loss.map(Tensor::without_autodiff))
+                }
+                Run::Again => run(&sharded.materialize(&token.in_backward(), After::Backward), x),
+            }
+        });
+        recompute(x, token.trainable.clone(), body)
+    }
+
+    fn fail_captured(&self) {
+        let group = self.inner.groups.first().map(|group| group.layout.name.clone());
+        self.inner.context.fail(ShardError::Captured { group: group.unwrap_or_default() });
+    }
+
+    fn has_trainable(&self) -> bool {
+        self.inner.groups.iter().any(|group| group.layout.trainable)
+    }
+
+    /// The place of its first group in the forward order.
+    fn position(&self) -> Option<usize> {
+        self.inner.groups.first().map(|group| group.options().position)
+    }
+
+    fn open_use(&self) {
+        for group in self.inner.groups.iter().filter(|group| group.layout.trainable) {
+            group.open_use();
+        }
+    }
+
+    fn materialize(&self, token: &OrderToken, after: After) -> Unsharded<M> {
+        let Inner { template, places, groups, .. } = &*self.inner;
+        // All gathers of the module start before the first is waited for.
+        for group in groups {
+            group.unshard(token.direction);
+        }
+        let uses = groups.iter().map(|_| Arc::default()).collect();
+        let mut weights = Weights { token, places: places.iter(), groups, uses };
+        let module = Some(template.clone().map(&mut weights));
+        Unsharded { module, groups: groups.clone(), after }
+    }
+}
+
+/// Replaces the placeholders of a template by gathered weights.
+struct Weights<'a> {
+    token: &'a OrderToken,
+    places: std::slice::Iter<'a, ParameterPlace>,
+    groups: &'a [Arc<ParamGroup>],
+    uses: Vec<Arc<Use>>,
+}
+
+impl ModuleMapper for Weights<'_> {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let Some(&ParameterPlace { group: index, slot }) = self.places.next() else {
+            unreachable!("invariant: a template has the parameters it was made from");
+        };
+        let group = self.groups[index].clone();
+        let token = if group.layout.trainable { &self.token.trainable } else { &self.token.frozen };
+        let (direction, from) = (self.token.direction, self.uses[index].clone());
+        Param::initialized(param.id, gather(token, WeightRef { group, slot, direction, from }))
+    }
+}

@@ -1,0 +1,157 @@
+//! Where backward enters a module and where it leaves it, as operations on burn's tape.
+//!
+//! Both are the identity in forward. In backward, the one on a module's output gathers the weights
+//! and starts to gather those of the module before it; the one on its input frees them and sends the
+//! gradients off to be reduced. FSDP2 has the same two hooks, as pre-backward and post-backward.
+//!
+//! A boundary is passed on every rank, whatever a batch makes of the module in between. The first
+//! read of a weight, or the last gradient of a parameter, would not do: a rank whose batch reaches
+//! no such parameter would issue its collectives in another order than the others.
+
+#[cfg(feature = "cube")]
+use burn::backend::Cube;
+use burn::backend::autodiff::{
+    Autodiff,
+    checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
+    grads::Gradients,
+    ops::{Backward, Ops, OpsKind},
+};
+use burn::backend::{Backend, Dispatch, Flex, backend_extension, tensor::FloatTensor};
+use burn::tensor::Tensor;
+
+use crate::param_group::ParamGroups;
+
+/// The groups of a module whose output is a boundary.
+#[derive(Clone, Debug)]
+pub(crate) struct Output {
+    groups: ParamGroups,
+    /// Whether backward goes on to the module before.
+    goes_on: bool,
+}
+
+#[backend_extension(Flex, Cube: cfg(feature = "cube"), Autodiff)]
+pub(crate) trait BoundaryOps: Backend {
+    /// `y` itself; on the tape if `token` is.
+    fn output(y: FloatTensor<Self>, token: FloatTensor<Self>, at: Output) -> FloatTensor<Self>;
+    /// `x` itself.
+    fn input(x: FloatTensor<Self>, groups: ParamGroups) -> FloatTensor<Self>;
+}
+
+/// `y`, the output of the module of `groups`. Backward gathers their weights when it comes here and, if it
+/// `goes_on` beyond them, starts to gather those of the module before. `token` is the module's: it puts an
+/// output on the tape that no trained weight was used for.
+pub(crate) fn at_output<const D: usize>(
+    y: Tensor<D>,
+    token: &Tensor<1>,
+    groups: ParamGroups,
+    goes_on: bool,
+) -> Tensor<D> {
+    let token = token.clone().into_dispatch();
+    Tensor::from_dispatch(Dispatch::output(y.into_dispatch(), token, Output { groups, goes_on }))
+}
+
+/// `x`, the input of the module of `groups`. Backward frees their weights when it comes here, and sends their
+/// gradients off to be reduced.
+pub(crate) fn at_input<const D: usize>(x: Tensor<D>, groups: ParamGroups) -> Tensor<D> {
+    Tensor::from_dispatch(Dispatch::input(x.into_dispatch(), groups))
+}
+
+/// Backward has come to the output of the module of `groups`.
+fn enter(groups: &ParamGroups, goes_on: bool) {
+    groups.iter().for_each(|group| group.unshard_in_backward());
+    match groups.first() {
+        Some(first) if goes_on => first.prefetch_in_backward(),
+        Some(first) => first.context().pool.close(),
+        None => {}
+    }
+}
+
+/// Backward begins at the loss, which the last module, of `groups`, has made.
+pub(crate) fn begin_backward(groups: &ParamGroups) {
+    enter(groups, true);
+}
+
+impl BoundaryOps for Flex {
+    fn output(y: FloatTensor<Self>, _token: FloatTensor<Self>, _at: Output) -> FloatTensor<Self> {
+        y
+    }
+
+    fn input(x: FloatTensor<Self>, _groups: ParamGroups) -> FloatTensor<Self> {
+        x
+    }
+}
+
+#[cfg(feature = "cube")]
+impl BoundaryOps for Cube {
+    fn output(y: FloatTensor<Self>, _token: FloatTensor<Self>, _at: Output) -> FloatTensor<Self> {
+        y
+    }
+
+    fn input(x: FloatTensor<Self>, _groups: ParamGroups) -> FloatTensor<Self> {
+        x
+    }
+}
+
+#[derive(Debug)]
+struct OutputBackward;
+
+impl<B: Backend> Backward<B, 2> for OutputBackward {
+    type State = Output;
+
+    fn backward(
+        self,
+        ops: Ops<Output, 2>,
+        grads: &mut Gradients,
+        _checkpointer: &mut Checkpointer,
+    ) {
+        let gradient = grads.consume::<B>(&ops.node);
+        enter(&ops.state.groups, ops.state.goes_on);
+        if let [Some(parent), _token] = ops.parents {
+            grads.register::<B>(parent.id, gradient);
+        }
+    }
+}
+
+#[derive(Debug)]
+struct InputBackward;
+
+impl<B: Backend> Backward<B, 1> for InputBackward {
+    type State = ParamGroups;
+
+    fn backward(
+        self,
+        ops: Ops<ParamGroups, 1>,
+        grads: &mut Gradients,
+        _checkpointer: &mut Checkpointer,
+    ) {
+        let gradient = grads.consume::<B>(&ops.node);
+        ops.state.iter().for_each(|group| group.leave_backward());
+        if let [Some(parent)] = ops.parents {
+            grads.register::<B>(parent.id, gradient);
+        }
+    }
+}
+
+type Tracked<B, C> = FloatTensor<Autodiff<B, C>>;
+
+// Tensors are moved, not cloned: what nobody else holds may be changed in place.
+impl<B: Backend, C: CheckpointStrategy> BoundaryOps for Autodiff<B, C> {
+    fn output(y: Tracked<B, C>, token: Tracked<B, C>, at: Output) -> Tracked<B, C> {
+        let prepared = Backward::<B, 2>::prepare::<C>(OutputBackward, [y.node(), token.node()])
+            .compute_bound()
+            .stateful();
+        match prepared {
+            OpsKind::Tracked(prepared) => prepared.finish(at, y.into_primitive()),
+            OpsKind::UnTracked(prepared) => prepared.finish(y.into_primitive()),
+        }
+    }
+
+    fn input(x: Tracked<B, C>, groups: ParamGroups) -> Tracked<B, C> {
+        let prepared =
+            Backward::<B, 1>::prepare::<C>(InputBackward, [x.node()]).compute_bound().stateful();
+        match prepared {
+            OpsKind::Tracked(prepared) => prepared.finish(groups, x.into_primitive()),
+            OpsKind::UnTracked(prepared) => prepared.finish(x.into_primitive()),
+        }
+    }
+}

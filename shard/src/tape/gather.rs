@@ -1,0 +1,167 @@
+//! Reading a sharded parameter, as an operation on burn's tape.
+//!
+//! Forward gathers the parameter group and returns a view. Backward hands the gradient to the group. The node
+//! recomputes itself on demand, whatever the rest of the graph does, so the tape holds no weights
+//! between forward and backward.
+//!
+//! Backward steps run by depth. A gather that hung off a leaf would run last and keep all
+//! gradients alive to the end, so it hangs off an *order token*: a one-element child of the
+//! block's input that carries no gradient.
+
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+#[cfg(feature = "cube")]
+use burn::backend::Cube;
+use burn::backend::autodiff::{
+    Autodiff, NodeId,
+    checkpoint::{
+        base::Checkpointer,
+        retro_forward::RetroForward,
+        state::BackwardStates,
+        strategy::{BalancedCheckpointing, CheckpointStrategy},
+    },
+    grads::Gradients,
+    ops::{Backward, Ops, OpsKind},
+};
+use burn::backend::{Backend, Dispatch, Flex, backend_extension, tensor::FloatTensor};
+use burn::tensor::Tensor;
+
+use crate::buffers::FlatTensors;
+use crate::comm::Direction;
+use crate::param_group::{ParamGroup, ParamGroups, Use};
+
+/// Which parameter to read, and for which use.
+#[derive(Clone, Debug)]
+pub(crate) struct WeightRef {
+    pub(crate) group: Arc<ParamGroup>,
+    /// Its index in the group's layout.
+    pub(crate) slot: usize,
+    pub(crate) direction: Direction,
+    /// The use; unread by frozen parameters.
+    pub(crate) from: Arc<Use>,
+}
+
+#[backend_extension(Flex, Cube: cfg(feature = "cube"), Autodiff)]
+pub(crate) trait GatherOps: Backend {
+    /// A one-element child of `x` without gradient. When backward comes to it, all gathers under it
+    /// have their gradients, and `leaves` are done with.
+    fn order_token(x: FloatTensor<Self>, leaves: ParamGroups) -> FloatTensor<Self>;
+    /// The parameter that `weight` names, in the compute dtype.
+    fn gather(token: FloatTensor<Self>, weight: WeightRef) -> FloatTensor<Self>;
+}
+
+/// A one-element child of `x` without gradient, as deep in the graph as `x`. Backward is done with
+/// `leaves` when it comes there.
+pub(crate) fn order_token<const D: usize>(x: &Tensor<D>, leaves: ParamGroups) -> Tensor<1> {
+    Tensor::from_dispatch(Dispatch::order_token(x.clone().into_dispatch(), leaves))
+}
+
+/// The parameter that `weight` names; on the tape if `token` is.
+pub(crate) fn gather<const D: usize>(token: &Tensor<1>, weight: WeightRef) -> Tensor<D> {
+    Tensor::from_dispatch(Dispatch::gather(token.clone().into_dispatch(), weight))
+}
+
+impl GatherOps for Flex {
+    fn order_token(x: FloatTensor<Self>, _leaves: ParamGroups) -> FloatTensor<Self> {
+        Self::token(&x)
+    }
+
+    fn gather(token: FloatTensor<Self>, weight: WeightRef) -> FloatTensor<Self> {
+        weight.group.parameter::<Self>(&token, weight.slot, weight.direction)
+    }
+}
+
+#[cfg(feature = "cube")]
+impl GatherOps for Cube {
+    fn order_token(x: FloatTensor<Self>, _leaves: ParamGroups) -> FloatTensor<Self> {
+        Self::token(&x)
+    }
+
+    fn gather(token: FloatTensor<Self>, weight: WeightRef) -> FloatTensor<Self> {
+        weight.group.parameter::<Self>(&token, weight.slot, weight.direction)
+    }
+}
+
+#[derive(Debug)]
+struct OrderTokenBackward;
+
+impl<B: Backend> Backward<B, 1> for OrderTokenBackward {
+    type State = ParamGroups;
+
+    fn backward(
+        self,
+        ops: Ops<ParamGroups, 1>,
+        _grads: &mut Gradients,
+        _checkpointer: &mut Checkpointer,
+    ) {
+        ops.state.iter().for_each(|group| group.leave_backward());
+    }
+}
+
+#[derive(Debug)]
+struct GatherBackward;
+
+impl<B: FlatTensors> Backward<B, 1> for GatherBackward {
+    type State = WeightRef;
+
+    fn backward(
+        self,
+        ops: Ops<WeightRef, 1>,
+        grads: &mut Gradients,
+        _checkpointer: &mut Checkpointer,
+    ) {
+        let gradient = grads.consume::<B>(&ops.node);
+        let weight = ops.state;
+        weight.group.accumulate::<B>(weight.slot, &weight.from, gradient);
+    }
+}
+
+#[derive(Debug)]
+struct GatherAgain<B> {
+    token: NodeId,
+    weight: WeightRef,
+    backend: PhantomData<fn() -> B>,
+}
+
+impl<B: FlatTensors> RetroForward for GatherAgain<B> {
+    fn forward(&self, states: &mut BackwardStates, out_node: NodeId) {
+        // Taking the token's state also tells the checkpointer that it has been used.
+        let token = states.get_state::<FloatTensor<B>>(&self.token);
+        let weight =
+            self.weight.group.parameter::<B>(&token, self.weight.slot, Direction::Backward);
+        states.save(out_node, weight);
+    }
+}
+
+type Tracked<B, C> = FloatTensor<Autodiff<B, C>>;
+
+impl<B: FlatTensors, C: CheckpointStrategy> GatherOps for Autodiff<B, C> {
+    fn order_token(x: Tracked<B, C>, leaves: ParamGroups) -> Tracked<B, C> {
+        let token = B::token(x.primitive());
+        let prepared = Backward::<B, 1>::prepare::<C>(OrderTokenBackward, [x.node()])
+            .compute_bound()
+            .stateful();
+        match prepared {
+            OpsKind::Tracked(prepared) => prepared.finish(leaves, token),
+            OpsKind::UnTracked(prepared) => prepared.finish(token),
+        }
+    }
+
+    fn gather(token: Tracked<B, C>, weight: WeightRef) -> Tracked<B, C> {
+        let out = weight.group.parameter::<B>(token.primitive(), weight.slot, weight.direction);
+        let (id, backend) = (token.id(), PhantomData);
+        let again = GatherAgain::<B> { token: id, weight: weight.clone(), backend };
+        // `BalancedCheckpointing` here, not `C`: this node is recomputed under every strategy.
+        let prepared =
+            Backward::<B, 1>::prepare::<BalancedCheckpointing>(GatherBackward, [token.node()])
+                .memory_bound()
+                .retro_forward(again)
+                .parents::<B, _>([&token])
+                .stateful();
+        match prepared {
+            OpsKind::Tracked(prepared) => prepared.finish(weight, out),
+            OpsKind::UnTracked(prepared) => prepared.finish(out),
+        }
+    }
+}

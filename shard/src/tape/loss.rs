@@ -1,0 +1,107 @@
+//! The loss on its way into backward: added up where it is, and scaled if gradients are `f16`.
+
+use std::sync::{Arc, Mutex};
+
+#[cfg(feature = "cube")]
+use burn::backend::Cube;
+use burn::backend::autodiff::{
+    Autodiff,
+    checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
+    grads::Gradients,
+    ops::{Backward, Ops, OpsKind},
+};
+use burn::backend::{Backend, Dispatch, Flex, backend_extension, tensor::FloatTensor};
+use burn::tensor::Tensor;
+
+use super::boundary::begin_backward;
+use crate::buffers::{DeviceScalar, FlatTensors, LossSum};
+use crate::comm::CommContext;
+use crate::error::ShardError;
+use crate::param_group::ParamGroups;
+use crate::sync::lock;
+
+/// What becomes of the loss of a backward pass.
+#[derive(Clone)]
+pub(crate) struct LossSink {
+    /// Where the losses of the step are added up.
+    pub(crate) sum: Arc<Mutex<LossSum>>,
+    /// What backward starts with instead of 1, if gradients are `f16`.
+    pub(crate) scale: Option<DeviceScalar>,
+    /// The groups of the last module, which has made the loss.
+    pub(crate) last: ParamGroups,
+    pub(crate) context: Arc<CommContext>,
+}
+
+impl std::fmt::Debug for LossSink {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("LossSink")
+    }
+}
+
+#[backend_extension(Flex, Cube: cfg(feature = "cube"), Autodiff)]
+pub(crate) trait LossOps: Backend {
+    /// `loss`, which is added to the step's; backward starts at the scale of the loss.
+    fn add_loss(loss: FloatTensor<Self>, sink: LossSink) -> FloatTensor<Self>;
+}
+
+/// Adds `loss` `[1]` to that of the step. Backward is to start from what is returned.
+pub(crate) fn add_loss(loss: Tensor<1>, sink: LossSink) -> Tensor<1> {
+    Tensor::from_dispatch(Dispatch::add_loss(loss.into_dispatch(), sink))
+}
+
+fn add<B: FlatTensors>(loss: &FloatTensor<B>, sink: &LossSink) {
+    if let Err(reason) = B::add_loss(loss, &mut lock(&sink.sum)) {
+        sink.context.fail(ShardError::Gradient { name: "the loss".to_owned(), reason });
+    }
+}
+
+impl LossOps for Flex {
+    fn add_loss(loss: FloatTensor<Self>, sink: LossSink) -> FloatTensor<Self> {
+        add::<Self>(&loss, &sink);
+        loss
+    }
+}
+
+#[cfg(feature = "cube")]
+impl LossOps for Cube {
+    fn add_loss(loss: FloatTensor<Self>, sink: LossSink) -> FloatTensor<Self> {
+        add::<Self>(&loss, &sink);
+        loss
+    }
+}
+
+#[derive(Debug)]
+struct LossBackward;
+
+impl<B: FlatTensors> Backward<B, 1> for LossBackward {
+    type State = LossSink;
+
+    fn backward(
+        self,
+        ops: Ops<LossSink, 1>,
+        grads: &mut Gradients,
+        _checkpointer: &mut Checkpointer,
+    ) {
+        let gradient = grads.consume::<B>(&ops.node);
+        let [Some(parent)] = ops.parents else { return };
+        let LossSink { scale, last, .. } = ops.state;
+        begin_backward(&last);
+        let gradient = match &scale {
+            Some(scale) => B::scaled(gradient, scale),
+            None => gradient,
+        };
+        grads.register::<B>(parent.id, gradient);
+    }
+}
+
+impl<B: FlatTensors, C: CheckpointStrategy> LossOps for Autodiff<B, C> {
+    fn add_loss(loss: FloatTensor<Self>, sink: LossSink) -> FloatTensor<Self> {
+        add::<B>(loss.primitive(), &sink);
+        let out = loss.primitive().clone();
+        match Backward::<B, 1>::prepare::<C>(LossBackward, [loss.node()]).compute_bound().stateful()
+        {
+            OpsKind::Tracked(prepared) => prepared.finish(sink, out),
+            OpsKind::UnTracked(prepared) => prepared.finish(out),
+        }
+    }
+}

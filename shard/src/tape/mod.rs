@@ -1,0 +1,12 @@
+//! Operations on burn's autodiff tape: reading a parameter, entering and leaving a module, running a
+//! block again, and the loss that backward starts from.
+
+mod boundary;
+mod gather;
+mod loss;
+mod recompute;
+
+pub(crate) use boundary::{at_input, at_output};
+pub(crate) use gather::{WeightRef, gather, order_token};
+pub(crate) use loss::{LossSink, add_loss};
+pub(crate) use recompute::{BlockOutput, Body, Run, recompute};

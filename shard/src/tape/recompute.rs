@@ -1,0 +1,272 @@
+//! Running a block again in backward instead of keeping its activations (Chen et al., 2016).
+//!
+//! Forward runs the block off the tape and keeps its input. Backward runs it again on a tape of
+//! its own and starts that tape from the incoming gradient. A loss that the block adds is a second
+//! output, whose gradient is there before that of the first.
+
+use std::sync::{Arc, Mutex};
+
+#[cfg(feature = "cube")]
+use burn::backend::Cube;
+use burn::backend::autodiff::{
+    Autodiff,
+    checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
+    grads::Gradients,
+    ops::{Backward, Ops, OpsKind},
+};
+use burn::backend::{
+    Backend, Dispatch, DispatchKindConversion, DispatchTensor, Flex, backend_extension,
+    tensor::FloatTensor,
+};
+use burn::tensor::Tensor;
+
+use crate::buffers::FlatTensors;
+use crate::sync::lock;
+
+/// Which run of a block this is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Run {
+    /// In forward, off the tape.
+    First,
+    /// In backward, on a tape of its own.
+    Again,
+}
+
+/// What a block makes of its input `[batch, seq, d_model]`: the same shape, and a loss `[1]` that it
+/// adds.
+pub(crate) type BlockOutput = (Tensor<3>, Option<Tensor<1>>);
+
+/// What to run. The first run must return tensors off the tape.
+#[derive(Clone)]
+pub(crate) struct Body {
+    run: Arc<dyn Fn(Tensor<3>, Run) -> BlockOutput + Send + Sync>,
+    loss: Arc<AddedLoss>,
+}
+
+impl Body {
+    pub(crate) fn new(run: impl Fn(Tensor<3>, Run) -> BlockOutput + Send + Sync + 'static) -> Self {
+        Body { run: Arc::new(run), loss: Arc::default() }
+    }
+}
+
+impl std::fmt::Debug for Body {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Body")
+    }
+}
+
+/// The loss that a block adds: its value on the way out of forward, and its gradient on the way into
+/// the second run.
+#[derive(Default)]
+pub(crate) struct AddedLoss {
+    value: Mutex<Option<Tensor<1>>>,
+    gradient: Mutex<Option<Tensor<1>>>,
+}
+
+impl std::fmt::Debug for AddedLoss {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("AddedLoss")
+    }
+}
+
+#[backend_extension(Flex, Cube: cfg(feature = "cube"), Autodiff)]
+pub(crate) trait RecomputeOps: Backend {
+    /// `body(x)`; `token` puts the node on the tape when `x` is not.
+    fn recompute(x: FloatTensor<Self>, token: FloatTensor<Self>, body: Body) -> FloatTensor<Self>;
+    /// `value`, a child of `y` on the tape, whose gradient goes to `loss` and not to `y`.
+    fn added_loss(
+        y: FloatTensor<Self>,
+        value: FloatTensor<Self>,
+        loss: Arc<AddedLoss>,
+    ) -> FloatTensor<Self>;
+    /// A one-element tensor whose backward starts at `y` with `gradient`.
+    fn seed(y: FloatTensor<Self>, gradient: FloatTensor<Self>) -> FloatTensor<Self>;
+}
+
+/// `body(x)`, keeping only `x` for backward. `token` is on the tape.
+pub(crate) fn recompute(x: Tensor<3>, token: Tensor<1>, body: Body) -> BlockOutput {
+    let loss = body.loss.clone();
+    let y = Dispatch::recompute(x.into_dispatch(), token.into_dispatch(), body);
+    let y = Tensor::from_dispatch(y);
+    let value = lock(&loss.value).take();
+    let added = value.map(|value| {
+        // Below the block's output, so that backward comes to it before it runs the block again.
+        let (y, value) = (y.clone().into_dispatch(), value.autodiff().into_dispatch());
+        Tensor::from_dispatch(Dispatch::added_loss(y, value, loss))
+    });
+    (y, added)
+}
+
+/// A backend whose primitives a block can be run on.
+pub(crate) trait Blocks: FlatTensors {
+    fn tensor<const D: usize>(primitive: FloatTensor<Self>) -> Tensor<D>;
+    fn primitive(tensor: Tensor<3>) -> FloatTensor<Self>;
+}
+
+impl<B: FlatTensors> Blocks for B
+where
+    DispatchTensor: DispatchKindConversion<B>,
+{
+    fn tensor<const D: usize>(primitive: FloatTensor<Self>) -> Tensor<D> {
+        Tensor::from_primitive::<B>(primitive)
+    }
+
+    fn primitive(tensor: Tensor<3>) -> FloatTensor<Self> {
+        match tensor.try_into_primitive::<B>() {
+            Ok(primitive) => primitive,
+            Err(error) => {
+                unreachable!("invariant: a block stays on its input's device ({error:?})")
+            }
+        }
+    }
+}
+
+fn run<B: Blocks>(x: FloatTensor<B>, body: &Body) -> FloatTensor<B> {
+    let (y, loss) = (body.run)(B::tensor(x), Run::First);
+    *lock(&body.loss.value) = loss;
+    B::primitive(y)
+}
+
+impl RecomputeOps for Flex {
+    fn recompute(x: FloatTensor<Self>, _token: FloatTensor<Self>, body: Body) -> FloatTensor<Self> {
+        run::<Self>(x, &body)
+    }
+
+    fn added_loss(
+        _y: FloatTensor<Self>,
+        value: FloatTensor<Self>,
+        _loss: Arc<AddedLoss>,
+    ) -> FloatTensor<Self> {
+        value
+    }
+
+    fn seed(y: FloatTensor<Self>, _gradient: FloatTensor<Self>) -> FloatTensor<Self> {
+        Self::token(&y)
+    }
+}
+
+#[cfg(feature = "cube")]
+impl RecomputeOps for Cube {
+    fn recompute(x: FloatTensor<Self>, _token: FloatTensor<Self>, body: Body) -> FloatTensor<Self> {
+        run::<Self>(x, &body)
+    }
+
+    fn added_loss(
+        _y: FloatTensor<Self>,
+        value: FloatTensor<Self>,
+        _loss: Arc<AddedLoss>,
+    ) -> FloatTensor<Self> {
+        value
+    }
+
+    fn seed(y: FloatTensor<Self>, _gradient: FloatTensor<Self>) -> FloatTensor<Self> {
+        Self::token(&y)
+    }
+}
+
+#[derive(Debug)]
+struct RecomputeBackward;
+
+impl<B: Blocks> Backward<B, 2> for RecomputeBackward {
+    type State = (FloatTensor<B>, Body);
+
+    fn backward(
+        self,
+        ops: Ops<Self::State, 2>,
+        grads: &mut Gradients,
+        _checkpointer: &mut Checkpointer,
+    ) {
+        let [x_parent, _token] = ops.parents;
+        let (x, body) = ops.state;
+        let incoming = B::tensor::<3>(grads.consume::<B>(&ops.node));
+        let x = B::tensor::<3>(x).autodiff().require_grad();
+        let (y, loss) = (body.run)(x.clone(), Run::Again);
+        let mut start = seed(y, incoming);
+        let of_loss = lock(&body.loss.gradient).take();
+        if let (Some(loss), Some(incoming)) = (loss, of_loss) {
+            start = start + seed(loss, incoming);
+        }
+        let mut inner = start.backward();
+        if let (Some(parent), Some(gradient)) = (x_parent, x.grad_remove(&mut inner)) {
+            grads.register::<B>(parent.id, B::primitive(gradient));
+        }
+    }
+}
+
+/// A one-element tensor whose backward starts at `y` with `gradient`.
+fn seed<const D: usize>(y: Tensor<D>, gradient: Tensor<D>) -> Tensor<1> {
+    let (y, gradient) = (y.into_dispatch(), gradient.into_dispatch());
+    Tensor::from_dispatch(<Dispatch as RecomputeOps>::seed(y, gradient))
+}
+
+#[derive(Debug)]
+struct AddedLossBackward;
+
+impl<B: Blocks> Backward<B, 1> for AddedLossBackward {
+    type State = Arc<AddedLoss>;
+
+    fn backward(
+        self,
+        ops: Ops<Self::State, 1>,
+        grads: &mut Gradients,
+        _checkpointer: &mut Checkpointer,
+    ) {
+        let gradient = grads.consume::<B>(&ops.node);
+        *lock(&ops.state.gradient) = Some(B::tensor(gradient));
+    }
+}
+
+#[derive(Debug)]
+struct SeedBackward;
+
+impl<B: Backend> Backward<B, 1> for SeedBackward {
+    type State = FloatTensor<B>;
+
+    fn backward(
+        self,
+        ops: Ops<FloatTensor<B>, 1>,
+        grads: &mut Gradients,
+        _checkpointer: &mut Checkpointer,
+    ) {
+        let [parent] = ops.parents;
+        // The ones that backward starts with; replaced by the gradient that came in.
+        let _ = grads.consume::<B>(&ops.node);
+        if let Some(parent) = parent {
+            grads.register::<B>(parent.id, ops.state);
+        }
+    }
+}
+
+type Tracked<B, C> = FloatTensor<Autodiff<B, C>>;
+
+impl<B: Blocks, C: CheckpointStrategy> RecomputeOps for Autodiff<B, C> {
+    fn recompute(x: Tracked<B, C>, token: Tracked<B, C>, body: Body) -> Tracked<B, C> {
+        let input = x.primitive().clone();
+        let out = run::<B>(input.clone(), &body);
+        let prepared = Backward::<B, 2>::prepare::<C>(RecomputeBackward, [x.node(), token.node()])
+            .compute_bound()
+            .stateful();
+        match prepared {
+            OpsKind::Tracked(prepared) => prepared.finish((input, body), out),
+            OpsKind::UnTracked(prepared) => prepared.finish(out),
+        }
+    }
+
+    fn added_loss(y: Tracked<B, C>, value: Tracked<B, C>, loss: Arc<AddedLoss>) -> Tracked<B, C> {
+        let prepared = Backward::<B, 1>::prepare::<C>(AddedLossBackward, [y.node()])
+            .compute_bound()
+            .stateful();
+        match prepared {
+            OpsKind::Tracked(prepared) => prepared.finish(loss, value.into_primitive()),
+            OpsKind::UnTracked(prepared) => prepared.finish(value.into_primitive()),
+        }
+    }
+
+    fn seed(y: Tracked<B, C>, gradient: Tracked<B, C>) -> Tracked<B, C> {
+        let start = B::token(y.primitive());
+        match Backward::<B, 1>::prepare::<C>(SeedBackward, [y.node()]).compute_bound().stateful() {
+            OpsKind::Tracked(prepared) => prepared.finish(gradient.into_primitive(), start),
+            OpsKind::UnTracked(prepared) => prepared.finish(start),
+        }
+    }
+}
