@@ -14,10 +14,10 @@ use serde_json::{Value, json};
 
 use crate::checkpoint::{Architecture, Checkpoint, CheckpointError};
 use crate::data::{DataError, Tokenizer};
+use crate::error::TrainError;
 use crate::files;
 use crate::hugging_face::{self, HuggingFaceError, HuggingFaceFolder};
 use crate::sharded::ShardedDecoder;
-use crate::train::TrainError;
 use crate::weights::{self, AllowMissing, Weights};
 
 /// A model on disk.

@@ -8,7 +8,7 @@ use kiln_collectives::Phase;
 use kiln_shard::Engine;
 
 use crate::checkpoint::{CheckpointError, Progress, SaveContext, Saver, Stream};
-use crate::train::TrainError;
+use crate::error::TrainError;
 
 /// Saves, and plain writings, in a round.
 const TIMES: u64 = 3;

@@ -22,9 +22,10 @@ use crate::checkpoint::{
 };
 use crate::config::{self, Config};
 use crate::device::{Selected, threads_per_rank};
+use crate::error::TrainError;
 use crate::sharded::ShardedDecoder;
 use crate::staging::StagingFolder;
-use crate::train::{self, TrainError};
+use crate::train;
 use crate::weights::AllowMissing;
 
 /// What to measure.

@@ -12,8 +12,9 @@ use kiln_shard::{EngineBuilder, memory};
 use super::{BenchError, process, step};
 use crate::config::Config;
 use crate::device::threads_per_rank;
+use crate::error::TrainError;
 use crate::sharded::ShardedDecoder;
-use crate::train::{self, TrainError};
+use crate::train;
 
 /// How many steps.
 #[derive(Clone, Copy, Debug)]

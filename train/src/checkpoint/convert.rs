@@ -11,8 +11,8 @@ use super::part::{self, Completion, Entry, Values};
 use super::{
     CONFIG_FILE, Checkpoint, CheckpointError, CheckpointReader, SaveContext, full, verify,
 };
+use crate::error::TrainError;
 use crate::files::{self, MAX_WHOLE};
-use crate::train::TrainError;
 
 /// The most parts that a checkpoint is cut into. It loads at any number of ranks.
 const MAX_PARTS: usize = 1 << 16;

@@ -21,10 +21,11 @@ use kiln_shard::{EngineBuilder, LossScale};
 
 use super::evaluate::evaluate_while;
 use super::folder::metrics_of_run;
-use super::{Plan, Summary, TrainError, policy};
+use super::{Plan, Summary, policy};
 use crate::checkpoint::{self, Saver};
 use crate::data::{BatchSource, Split, TokenFile, Tokenizer};
 use crate::device::Peak;
+use crate::error::TrainError;
 use crate::fault::Drill;
 use crate::generate::{self, Sampling};
 use crate::metrics::{EvalMetrics, Reporter, say};

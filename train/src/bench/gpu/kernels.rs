@@ -16,7 +16,7 @@ use super::table::{KernelRow, Work};
 use crate::bench::measure::{Steps, measure};
 use crate::config::{Config, Precision};
 use crate::device;
-use crate::train::TrainError;
+use crate::error::TrainError;
 
 /// Names of the rows; those of backward passes end in `_backward`.
 pub(super) const NAMES: [&str; 17] = [

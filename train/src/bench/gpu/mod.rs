@@ -27,7 +27,7 @@ use super::step::{checked, counted};
 use super::{BenchError, check_counts, median};
 use crate::config::{self, Backend, Config, Precision};
 use crate::device::{Peak, Selected};
-use crate::train::TrainError;
+use crate::error::TrainError;
 
 pub use self::table::{GpuTable as Table, KernelRow as Kernel, StepPair, Work};
 
@@ -127,6 +127,7 @@ impl Chosen {
             .as_ref()
             .map(|selected| selected.peak(precision, None, 1, threads))
             .transpose()
+            .map_err(TrainError::threads("threads that measure the peak of this machine"))
     }
 }
 

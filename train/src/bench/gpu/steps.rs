@@ -11,7 +11,7 @@ use crate::bench::measure::{Steps, measure};
 use crate::bench::step::{StepReport, checked};
 use crate::config::{Backend, Config, Precision};
 use crate::device::Peak;
-use crate::train::TrainError;
+use crate::error::TrainError;
 
 /// A configuration to measure.
 #[derive(Clone, Debug, PartialEq)]

@@ -14,10 +14,11 @@ use crate::checkpoint::Progress;
 use crate::config::NonFinite;
 use crate::data::{Batch, slice_for};
 use crate::device;
+use crate::error::TrainError;
+use crate::error::in_gradient;
 use crate::metrics::{Reporter, SkipMetrics, StepMetrics};
 use crate::schedule::learning_rate;
-use crate::train::error::in_gradient;
-use crate::train::{MAX_SKIPPED, Plan, TrainError};
+use crate::train::{MAX_SKIPPED, Plan};
 
 /// A step that has been given to the device. Of a GPU, nothing of it is known yet.
 pub(super) struct Issued {
@@ -163,7 +164,7 @@ impl<B: Layer> Rank<'_, B> {
     fn fetch(&self, first: u64) -> Result<Batch, TrainError> {
         self.model.engine().set_activity("data loading");
         if let Some(drill) = &self.drill {
-            drill.data_loading()?;
+            drill.data_loading().map_err(TrainError::Drill)?;
         }
         Ok(self.train.fetch(first, self.plan.config.micro_batch())?)
     }

@@ -5,9 +5,10 @@ use kiln_model::layers::Layer;
 
 use super::Rank;
 use crate::checkpoint::{self, Checkpoint};
+use crate::error::TrainError;
 use crate::metrics::{Reporter, say};
 use crate::process::was_interrupted;
-use crate::train::{Summary, TrainError};
+use crate::train::Summary;
 
 impl<B: Layer> Rank<'_, B> {
     /// Whether any rank has been asked to stop. Collective.

@@ -6,7 +6,6 @@ use kiln_collectives::tcp::JoinError;
 use kiln_shard::ShardError;
 use kiln_shard::ranks::{RankError, RanksError};
 
-use super::{FolderError, MAX_SKIPPED, MemoryError, PositionKey};
 use crate::bench::BenchError;
 use crate::checkpoint::CheckpointError;
 use crate::config::ConfigError;
@@ -16,6 +15,7 @@ use crate::eval::EvalError;
 use crate::inspect::InspectError;
 use crate::launch::LaunchArgsError;
 use crate::place::PlaceError;
+use crate::train::{FolderError, MAX_SKIPPED, MemoryError, PositionKey};
 
 /// Why a run failed.
 #[derive(Debug, thiserror::Error)]
@@ -196,7 +196,7 @@ fn allow(keys: &[PositionKey]) -> String {
 }
 
 /// Names the parameter whose gradient is not a number, if one is known.
-pub(super) fn in_gradient(parameter: &Option<String>) -> String {
+pub(crate) fn in_gradient(parameter: &Option<String>) -> String {
     parameter
         .as_ref()
         .map_or_else(String::new, |name| format!(" (first in the gradient of `{name}`)"))
@@ -215,7 +215,7 @@ impl TrainError {
 
     /// A mistake in the configuration or the arguments.
     pub fn usage(problem: impl Into<String>) -> Self {
-        ConfigError::Invalid { problems: vec![problem.into()] }.into()
+        ConfigError::invalid(problem).into()
     }
 
     /// Whether the user's configuration or arguments are the cause, rather than the run.
