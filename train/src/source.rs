@@ -175,9 +175,9 @@ impl ModelSource {
         if let ModelSource::Checkpoint(checkpoint) = self {
             checkpoint.check_weights_are_there()?;
         }
-        // The initial weights are replaced at once, so their seed does not matter.
+        // Nothing is drawn from the seed: all weights are loaded.
         let decoder = Decoder::new(self.model(), Key::new(0), device);
-        let decoder = ShardedDecoder::new(decoder, builder)?;
+        let decoder = ShardedDecoder::new(decoder, builder.load_later(|_| true))?;
         self.load_weights(decoder.engine(), &AllowMissing::default())?;
         Ok(decoder)
     }

@@ -119,6 +119,9 @@ impl<'a, B: Layer> Rank<'a, B> {
         let freeze = config.train.freeze.clone();
         let builder = EngineBuilder::new(world, policy(config), config.shard.shard_size)?
             .freeze(move |name| freeze.iter().any(|prefix| name.starts_with(prefix.as_str())));
+        let allow_missing = plan.allow_missing.clone();
+        let is_loaded = plan.resume.is_some() || !config.init.from.as_os_str().is_empty();
+        let builder = builder.load_later(move |name| is_loaded && !allow_missing.allows(name));
         let decoder = make_decoder(model, plan.key().fork("init"), &device);
         // Of the decoder as it was made: a sharded one has only placeholders.
         let active_parameters = decoder.active_parameters();
