@@ -167,7 +167,7 @@ fn left_over(folder: &Path, is_wanted: impl Fn(&str) -> bool) -> Vec<(u64, PathB
 }
 
 /// The step in the name of a checkpoint, if it is a name that a run gives.
-fn step_of(name: &OsStr) -> Option<u64> {
+pub(crate) fn step_of(name: &OsStr) -> Option<u64> {
     let digits = name.to_str()?.strip_prefix(FOLDER_PREFIX)?;
     // `03` and `+3` are numbers as well, and no names of ours.
     digits.parse().ok().filter(|step: &u64| step.to_string() == digits)

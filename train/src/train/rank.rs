@@ -139,6 +139,7 @@ impl<'a, B: Layer> Rank<'a, B> {
             checkpoint.load_optimizer(model.engine(), &plan.allow_missing)?;
             let state = checkpoint.state();
             (step, next_sample, tokens) = (state.step, state.next_sample, state.tokens);
+            position.saved(step);
             (skipped, loss_scale) = (state.skipped, state.loss_scale);
         } else if !config.init.from.as_os_str().is_empty() {
             let source = ModelSource::open(&config.init.from)?;
