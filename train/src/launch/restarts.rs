@@ -117,8 +117,10 @@ mod tests {
             after: Duration::ZERO,
             at: Instant::now(),
             told: false,
+            killed: None,
             words,
             step: Some(step).filter(|step| *step > 0),
+            run: None,
             last_lines: Vec::new(),
             stderr: PathBuf::new(),
         }

@@ -17,6 +17,9 @@ pub(crate) const PIPE: &str = "KILN_LAUNCHER_PIPE";
 /// Variable with the seconds between SIGTERM and SIGKILL.
 pub(crate) const GRACE: &str = "KILN_GRACE_S";
 
+/// Variable with the id of the run that an earlier life of the job has worked on.
+pub(crate) const RUN: &str = "KILN_RUN";
+
 /// Bytes of a word to the launcher, at most: what a pipe takes in one piece.
 const LONGEST: usize = 4096;
 
@@ -36,11 +39,13 @@ pub(crate) enum Word {
     Stopped,
     /// The optimizer step in which its run has ended.
     Step,
+    /// The id of the run whose folder it has taken.
+    Run,
 }
 
 impl Word {
-    const ALL: [Word; 5] =
-        [Word::Failure, Word::Consequence, Word::Note, Word::Stopped, Word::Step];
+    const ALL: [Word; 6] =
+        [Word::Failure, Word::Consequence, Word::Note, Word::Stopped, Word::Step, Word::Run];
 
     pub(super) const fn letter(self) -> u8 {
         match self {
@@ -49,6 +54,7 @@ impl Word {
             Word::Note => b'N',
             Word::Stopped => b'S',
             Word::Step => b'T',
+            Word::Run => b'R',
         }
     }
 }
@@ -81,13 +87,17 @@ pub(super) fn is_set() -> bool {
     std::env::var_os(LAUNCHER_PID).is_some()
 }
 
+/// The state of a process, by the letter that Linux has for it; `None` where that is not known.
+pub(crate) fn state_of(process: Pid) -> Option<char> {
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
+    // The name before it, in brackets, may hold anything.
+    let (_, rest) = stat.rsplit_once(')')?;
+    rest.trim_start().chars().next()
+}
+
 /// Whether a process exists and is not merely a zombie that nobody has taken note of yet.
 fn is_alive(process: Pid) -> bool {
-    let path = format!("/proc/{process}/stat");
-    let zombie = std::fs::read_to_string(path).is_ok_and(|stat| {
-        // The name before it, in brackets, may hold anything.
-        stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with(['Z', 'X']))
-    });
+    let zombie = matches!(state_of(process), Some('Z' | 'X'));
     !zombie && test_kill_process(process).is_ok()
 }
 
@@ -131,6 +141,11 @@ pub(crate) fn parse(bytes: &[u8]) -> Vec<(Word, String)> {
         Some((word, String::from_utf8_lossy(text).into_owned()))
     };
     bytes.split(|byte| *byte == 0).filter_map(word).collect()
+}
+
+/// The id of the run that earlier lives of this job have worked on, if their launcher knows it.
+pub(crate) fn run_before() -> Option<String> {
+    std::env::var(RUN).ok()
 }
 
 /// The time between SIGTERM and SIGKILL, if the launcher has told it.

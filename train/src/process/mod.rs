@@ -37,6 +37,7 @@ pub use signals::stop_on_signals;
 
 pub(crate) use crash::raise_segv;
 pub(crate) use id::ProcessId;
+pub(crate) use launcher::state_of;
 pub(crate) use pool::in_pool;
 pub(crate) use signals::{hear_of_children, is_ignored, was_interrupted};
 
