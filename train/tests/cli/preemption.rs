@@ -1,6 +1,8 @@
 //! Runs that are asked to stop: they save a checkpoint, say so by their exit code, and go on later
 //! as if nothing had happened.
 
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::thread::sleep;
 use std::time::Duration;
 
@@ -94,11 +96,20 @@ fn a_second_request_ends_the_run_at_once() {
         (Signal::HUP, "SIGHUP", 128 + 1),
     ] {
         let workspace = workspace(&[]);
-        let slow = ["train", "run.toml", "--out", "run", "--fault", "slow=600@data:3:1"];
+        // Step 3 lasts for as long as the run; the script does not hold its output open.
+        let (script, begun) = (workspace.path("drill.sh"), workspace.path("begun"));
+        let text = format!(
+            "#!/bin/sh\nexec > /dev/null 2>&1\ntouch {}\nwhile kill -0 $PPID; do sleep 0.01; done\n",
+            begun.display()
+        );
+        fs::write(&script, text).expect("a script");
+        fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).expect("it can be run");
+        let drill = format!("run={}@data:3:1", script.display());
+        let slow = ["train", "run.toml", "--out", "run", "--fault", &drill];
         let slow = [&slow[..], &["--set", "checkpoint.every=2", "--set", "checkpoint.async=false"]];
         let mut child = workspace.start(&slow.concat());
         workspace.wait_for_steps("run", 2);
-        while !workspace.path("run/checkpoints/fsdp_cpt2").exists() {
+        while !begun.exists() {
             sleep(Duration::from_millis(5));
         }
         // `timeout` sends its signal to the process, and then to its group.
