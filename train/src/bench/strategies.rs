@@ -21,6 +21,7 @@ use crate::device::{Selected, ranks_sharing_cores, threads_per_rank};
 use crate::place::Place;
 use crate::sharded::ShardedDecoder;
 use crate::train::{self, TrainError};
+use crate::words::number_of;
 use crate::world::{self, World};
 
 /// What to measure.
@@ -314,12 +315,12 @@ impl StrategiesTable {
     /// The table for people.
     pub fn to_text(&self) -> String {
         let mut text = format!(
-            "{:.2}M parameters, {} ranks, {} sequences x {} tokens per step; per rank and step\n\
+            "{:.2}M parameters, {}, {} x {} per step; per rank and step\n\
              {:<21} {:<23} {:>8} {:>9} {:>10} {:>10} {:>8} {:>11} {:>7}\n",
             self.parameters as f64 / 1e6,
-            self.ranks,
-            self.global_batch,
-            self.seq_len,
+            number_of(self.ranks, "rank"),
+            number_of(self.global_batch, "sequence"),
+            number_of(self.seq_len, "token"),
             "strategy",
             "mesh",
             "tok/s",

@@ -11,6 +11,7 @@ use kiln_collectives::tcp::Ports;
 use serde_json::json;
 
 use crate::place::{self, Flags, Job, Master, Node, PerGpu, Place, PlaceError, Role, SECRET};
+use crate::words::number_of;
 use diagnosis::Part;
 
 pub use diagnosis::Diagnosis;
@@ -133,7 +134,11 @@ fn node(node: &Node) -> Vec<String> {
     };
     vec![
         format!("node {} of {}, from {}", node.node_rank, node.nodes, node.source),
-        format!("starts {}, again at most {} times", ranks_of(node), node.max_restarts),
+        format!(
+            "starts {}, again at most {}",
+            ranks_of(node),
+            number_of(node.max_restarts, "time")
+        ),
         master,
         job(&node.job),
         secret,
@@ -142,11 +147,11 @@ fn node(node: &Node) -> Vec<String> {
 
 fn job(job: &Job) -> String {
     let name = job.name.as_deref().unwrap_or("without a name");
-    format!("job {name}, restarted {} times", job.restarts)
+    format!("job {name}, restarted {}", number_of(job.restarts, "time"))
 }
 
 fn ranks_of(node: &Node) -> String {
-    let ranks = format!("{} ranks", node.nproc_per_node);
+    let ranks = number_of(node.nproc_per_node, "rank");
     match node.per_gpu {
         None => ranks,
         Some(PerGpu::Needed(_)) => "one rank for each GPU".to_owned(),

@@ -19,6 +19,7 @@ use super::logs::{Copying, LAST_OUTPUT, Log, Stream};
 use super::report;
 use super::supervise::Event;
 use crate::process::{self, launcher::Word};
+use crate::words::number_of;
 
 /// A rank that was started.
 pub(super) struct Child {
@@ -191,7 +192,10 @@ impl Child {
         let lost: usize = self.copying.drain(..).map(finish).sum();
         if lost > 0 {
             let rank = self.rank;
-            report::say(&format!("rank {rank}: its logs could not take {lost} bytes"));
+            report::say(&format!(
+                "rank {rank}: its logs could not take {}",
+                number_of(lost, "byte")
+            ));
         }
         let (mut step, mut run, mut words) = (None, None, Vec::new());
         for (word, text) in self.last_words.read() {

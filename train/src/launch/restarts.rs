@@ -6,6 +6,7 @@ use super::child::End;
 use super::supervise::Ends;
 use super::verdict::Verdict;
 use crate::process::launcher::Word;
+use crate::words::number_of;
 
 /// The pause before the first restart, and the longest one.
 const PAUSE: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(60)];
@@ -86,7 +87,7 @@ impl Restarts {
             ));
         }
         if self.done >= self.most {
-            return Next::GiveUp(format!("giving up after {} restarts", self.done));
+            return Next::GiveUp(format!("giving up after {}", number_of(self.done, "restart")));
         }
         let reached = ends.ranks.iter().filter_map(|end| end.step).max();
         let got_farther =

@@ -1,6 +1,7 @@
 //! A process and the `kiln launch` that has started it: the process ends with its launcher, and tells it
 //! why it ends through a pipe of its own, whatever becomes of its log.
 
+use std::ffi::OsString;
 use std::io::Write;
 use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::atomic::{AtomicI32, Ordering};
@@ -148,8 +149,24 @@ pub(crate) fn run_before() -> Option<String> {
     std::env::var(RUN).ok()
 }
 
-/// The time between SIGTERM and SIGKILL, if the launcher has told it.
-pub(crate) fn grace() -> Option<Duration> {
-    let seconds = std::env::var(GRACE).ok()?.parse().ok()?;
-    Duration::try_from_secs_f64(seconds).ok()
+/// The time between SIGTERM and SIGKILL, if the launcher or whoever started this process has told it.
+///
+/// # Errors
+///
+/// If what was told is no such time.
+pub(crate) fn grace() -> Result<Option<Duration>, GraceError> {
+    let Some(told) = std::env::var_os(GRACE) else { return Ok(None) };
+    let seconds = told.to_str().and_then(|told| told.parse().ok());
+    let grace = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    grace.map(Some).ok_or(GraceError { told })
+}
+
+/// `KILN_GRACE_S` is no number of seconds.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{GRACE}={}: not a number of seconds, such as 30; it is the time that this process gets between SIGTERM and SIGKILL",
+    .told.to_string_lossy().escape_debug()
+)]
+pub struct GraceError {
+    told: OsString,
 }

@@ -31,7 +31,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 pub use kiln_shard::memory::CountingAllocator;
-pub use launcher::end_with_launcher;
+pub use launcher::{GraceError, end_with_launcher};
 pub use log::LogLevelError;
 pub use signals::stop_on_signals;
 

@@ -16,6 +16,7 @@ use crate::eval::EvalError;
 use crate::inspect::InspectError;
 use crate::launch::LaunchArgsError;
 use crate::place::PlaceError;
+use crate::process::GraceError;
 
 /// Why a run failed.
 #[derive(Debug, thiserror::Error)]
@@ -52,6 +53,9 @@ pub enum TrainError {
     /// A measurement.
     #[error(transparent)]
     Bench(#[from] BenchError),
+    /// The time that this process gets to save.
+    #[error(transparent)]
+    Grace(#[from] GraceError),
     /// The place of this process.
     #[error(transparent)]
     Place(#[from] PlaceError),
@@ -225,6 +229,7 @@ impl TrainError {
             | TrainError::Device(_)
             | TrainError::Memory(_)
             | TrainError::Place(_)
+            | TrainError::Grace(_)
             | TrainError::Inspect(InspectError::Nothing { .. })
             | TrainError::OtherConfig { .. }
             | TrainError::OtherPosition { .. } => true,

@@ -31,6 +31,7 @@ use crate::metrics::{EvalMetrics, Reporter, say};
 use crate::process::position;
 use crate::sharded::{ShardedDecoder, parameter_shapes};
 use crate::source::ModelSource;
+use crate::words::number_of;
 use grace::Grace;
 use pace::Pace;
 use start::LongTask;
@@ -174,7 +175,7 @@ impl<'a, B: Layer> Rank<'a, B> {
             saved: None,
             drill,
             pace: Pace::new(),
-            grace: Grace::new(),
+            grace: Grace::new()?,
             position,
             started,
         })
@@ -186,9 +187,10 @@ impl<'a, B: Layer> Rank<'a, B> {
         let (there, surplus) = checkpoint::surplus(&options.folder, options.keep, self.step);
         if surplus > 0 && self.step < self.plan.config.train.steps {
             say(&format!(
-                "checkpoint.keep = {}: the next save removes {surplus} of the {there} checkpoints in \
-                 {}; to keep them all, set checkpoint.keep = 0",
+                "checkpoint.keep = {}: the next save removes {surplus} of the {} in {}; to keep them all, \
+                 set checkpoint.keep = 0",
                 options.keep.newest,
+                number_of(there, "checkpoint"),
                 options.folder.display()
             ));
         }
@@ -341,8 +343,8 @@ impl<'a, B: Layer> Rank<'a, B> {
             format!(" (unigram entropy {:.4})", unigram.validation)
         });
         say(&format!(
-            "done: {} steps, validation loss {:.4}{unigram}, {:.1} s, checkpoint {}",
-            self.step,
+            "done: {}, validation loss {:.4}{unigram}, {:.1} s, checkpoint {}",
+            number_of(self.step, "step"),
             val_loss,
             self.started.elapsed().as_secs_f64(),
             checkpoint.display()

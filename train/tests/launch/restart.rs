@@ -51,6 +51,12 @@ fn a_job_that_is_told_to_end_before_its_next_try_is_preempted() {
     }
 }
 
+#[test]
+fn one_restart_is_not_many() {
+    let ended = Job::new("exit 5").launch(&["--max-restarts", "1"], &[]);
+    assert!(ended.stderr.ends_with("kiln launch: giving up after 1 restart\n"), "{ended:?}");
+}
+
 /// A scheduler that starts the job again counts too, so that the run goes on from its checkpoint.
 #[test]
 fn restarts_by_others_count() {
