@@ -62,6 +62,8 @@ pub(super) struct End {
     pub(super) step: Option<u64>,
     /// The id of the run whose folder it has taken.
     pub(super) run: Option<String>,
+    /// The ranks of the job that it has waited for in vain.
+    pub(super) absent: Vec<usize>,
     /// Its last lines on stderr.
     pub(super) last_lines: Vec<String>,
     /// Where all of them are.
@@ -197,11 +199,12 @@ impl Child {
                 number_of(lost, "byte")
             ));
         }
-        let (mut step, mut run, mut words) = (None, None, Vec::new());
+        let (mut step, mut run, mut absent, mut words) = (None, None, Vec::new(), Vec::new());
         for (word, text) in self.last_words.read() {
             match word {
                 Word::Step => step = text.parse().ok(),
                 Word::Run => run = Some(text),
+                Word::Absent => absent = text.split(',').flat_map(str::parse).collect(),
                 _ => words.push((word, text)),
             }
         }
@@ -217,6 +220,7 @@ impl Child {
             words,
             step,
             run,
+            absent,
             last_lines: self.stderr.tail(),
             stderr: self.stderr.path.clone(),
         })

@@ -1,6 +1,7 @@
 //! One life of all ranks of a node: they are started, and this waits until the last one has ended,
 //! passes signals on, and ends the others when one fails.
 
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::path::Path;
 use std::sync::mpsc::{self, Receiver, Sender};
@@ -99,6 +100,8 @@ pub(super) struct Ends {
     pub(super) ranks: Vec<End>,
     /// The first signal that told the launcher to end.
     pub(super) signal: Option<i32>,
+    /// Other nodes whose ranks did not come to meet those of this one.
+    pub(super) absent: Vec<usize>,
     /// Whether the ranks were told that they are about to be preempted.
     pub(super) preempted: bool,
 }
@@ -162,6 +165,11 @@ impl Life<'_> {
             }
         }
         ends.ranks.sort_by_key(|end| end.at);
+        let node = &self.job.node;
+        let absent = ends.ranks.iter().flat_map(|end| &end.absent);
+        let absent = absent.map(|rank| rank / node.nproc_per_node);
+        let absent: BTreeSet<_> = absent.filter(|other| *other != node.node_rank).collect();
+        ends.absent = absent.into_iter().collect();
         Ok(ends)
     }
 

@@ -42,11 +42,20 @@ pub(crate) enum Word {
     Step,
     /// The id of the run whose folder it has taken.
     Run,
+    /// The ranks that it has waited for in vain, with commas between them.
+    Absent,
 }
 
 impl Word {
-    const ALL: [Word; 6] =
-        [Word::Failure, Word::Consequence, Word::Note, Word::Stopped, Word::Step, Word::Run];
+    const ALL: [Word; 7] = [
+        Word::Failure,
+        Word::Consequence,
+        Word::Note,
+        Word::Stopped,
+        Word::Step,
+        Word::Run,
+        Word::Absent,
+    ];
 
     pub(super) const fn letter(self) -> u8 {
         match self {
@@ -56,6 +65,7 @@ impl Word {
             Word::Stopped => b'S',
             Word::Step => b'T',
             Word::Run => b'R',
+            Word::Absent => b'A',
         }
     }
 }

@@ -1,6 +1,8 @@
-//! What a job that is started again makes of its run folder.
+//! What a job that is started again makes of its run folder, and of nodes that do not come.
 
 use std::fs;
+
+use std::net::TcpListener;
 
 use crate::support::{Run, config, undisturbed};
 
@@ -33,5 +35,23 @@ fn a_job_whose_folder_was_taken_away_is_not_begun_anew() {
         let ended = run.launch(2, &[], &resume);
         assert_eq!(ended.code, Some(0), "{and_then}: {ended:?}");
         assert_eq!(run.losses(), undisturbed(2), "{and_then}");
+    }
+}
+
+/// The launcher of the other node has given up, or there never was one: this one does not try for ever.
+#[test]
+fn a_launcher_does_not_go_on_without_the_other_node() {
+    config();
+    for (node, other) in [("0", "node 1"), ("1", "node 0")] {
+        let run = Run::new();
+        let free = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
+        let port = free.expect("a port").port().to_string();
+        let nodes = ["--nnodes", "2", "--node-rank", node, "--master-addr", "127.0.0.1"];
+        let launch = [&nodes[..], &["--master-port", &port, "--max-restarts", "3"]].concat();
+        let ended = run.launch(2, &launch, &["--set", "comm.join_timeout_s=1"]);
+        assert_eq!(ended.code, Some(1), "{ended:?}");
+        let says = format!("kiln launch: giving up: {other} did not come to this restart");
+        assert!(ended.stderr.contains(&says), "{ended:?}");
+        assert!(!ended.stderr.contains("restart 2 of 3"), "{ended:?}");
     }
 }
