@@ -88,7 +88,8 @@ pub enum CheckpointError {
     },
     /// The weights are as they were saved, and no model.
     #[error(
-        "{path} cannot be used: its weight `{name}` holds {value}, and weights must be finite numbers. Use an earlier checkpoint, or get the model again"
+        "{path} cannot be used: its weight `{name}` holds {value}, and weights must be finite numbers{}. Use an earlier checkpoint, or get the model again",
+        .all.map_or_else(String::new, |(values, weights)| such_values(values, weights))
     )]
     NotFinite {
         /// The checkpoint, or the folder in the layout of Hugging Face.
@@ -115,6 +116,8 @@ pub enum CheckpointError {
         "the parts of ranks {ranks:?} are not all in {folder}, {seconds:.0} s after every rank had written its own: make sure that all ranks write to the same file system and that nothing removes files there, or raise checkpoint.timeout_s"
     )]
     MissingParts {
+        /// Such values, and weights that have some, where all weights have been looked at.
+        all: Option<(usize, usize)>,
         /// Where they were looked for.
         folder: PathBuf,
         /// The ranks that they are of.
@@ -170,6 +173,13 @@ impl CheckpointError {
     pub(crate) fn unreadable(path: &Path) -> impl FnOnce(std::io::Error) -> Self {
         move |source| match source.kind() {
             ErrorKind::NotFound => CheckpointError::damaged(path, "the file is missing"),
+/// How many values are no finite numbers, in how many weights.
+fn such_values(values: usize, weights: usize) -> String {
+    let plural = |count: usize| if count == 1 { "" } else { "s" };
+    let (value, weight) = (plural(values), plural(weights));
+    format!(": it has {values} such value{value}, in {weights} weight{weight}")
+}
+
             ErrorKind::InvalidInput | ErrorKind::FileTooLarge => {
                 CheckpointError::damaged(path, source)
             }
