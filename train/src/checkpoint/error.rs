@@ -7,6 +7,7 @@ use kiln_collectives::BufferError;
 use kiln_shard::ShardError;
 
 use super::SavedOptimizer;
+use crate::files;
 
 /// What can go wrong with checkpoints.
 #[derive(Debug, thiserror::Error)]
@@ -19,10 +20,27 @@ pub enum CheckpointError {
         /// What to do.
         hint: &'static str,
     },
-    /// A file cannot be read or written.
+    /// There are folders of checkpoints, and none that can be loaded.
     #[error(
-        "cannot {operation} {path}: {source}; check the path, its permissions and the free space"
+        "no checkpoint in {path} can be used:{}\nPut back what is missing or mend its permissions, or use another checkpoint",
+        .found.iter().map(|(folder, why)| format!("\n  - {}: {why}", folder.display())).collect::<String>()
     )]
+    NoneUsable {
+        /// Where they were looked for.
+        path: PathBuf,
+        /// The folders, and what is wrong with each.
+        found: Vec<(PathBuf, String)>,
+    },
+    /// A checkpoint is damaged, and an earlier one of its run is there.
+    #[error("{source}, such as {}", .earlier.display())]
+    DamagedButEarlier {
+        /// What is wrong.
+        source: Box<CheckpointError>,
+        /// The newest that could be read.
+        earlier: PathBuf,
+    },
+    /// A file cannot be read or written.
+    #[error("cannot {operation} {path}: {source}; {}", files::advice(source))]
     Io {
         /// What was tried.
         operation: &'static str,
@@ -98,6 +116,8 @@ pub enum CheckpointError {
         name: String,
         /// Its first such value.
         value: f32,
+        /// Such values, and weights that have some, where all weights have been looked at.
+        all: Option<(usize, usize)>,
     },
     /// What a program says of its checkpoint does not fit what is in it.
     #[error("this checkpoint could not be read again: {problem}; mend the SaveContext")]
@@ -116,8 +136,6 @@ pub enum CheckpointError {
         "the parts of ranks {ranks:?} are not all in {folder}, {seconds:.0} s after every rank had written its own: make sure that all ranks write to the same file system and that nothing removes files there, or raise checkpoint.timeout_s"
     )]
     MissingParts {
-        /// Such values, and weights that have some, where all weights have been looked at.
-        all: Option<(usize, usize)>,
         /// Where they were looked for.
         folder: PathBuf,
         /// The ranks that they are of.
@@ -155,6 +173,13 @@ pub enum CheckpointError {
     Shard(#[from] ShardError),
 }
 
+/// How many values are no finite numbers, in how many weights.
+fn such_values(values: usize, weights: usize) -> String {
+    let plural = |count: usize| if count == 1 { "" } else { "s" };
+    let (value, weight) = (plural(values), plural(weights));
+    format!(": it has {values} such value{value}, in {weights} weight{weight}")
+}
+
 fn differences(missing: &[String], unexpected: &[String], misshapen: &[String]) -> String {
     let lists = [("missing", missing), ("unexpected", unexpected), ("of another shape", misshapen)];
     let lists = lists.iter().filter(|(_, names)| !names.is_empty());
@@ -173,13 +198,6 @@ impl CheckpointError {
     pub(crate) fn unreadable(path: &Path) -> impl FnOnce(std::io::Error) -> Self {
         move |source| match source.kind() {
             ErrorKind::NotFound => CheckpointError::damaged(path, "the file is missing"),
-/// How many values are no finite numbers, in how many weights.
-fn such_values(values: usize, weights: usize) -> String {
-    let plural = |count: usize| if count == 1 { "" } else { "s" };
-    let (value, weight) = (plural(values), plural(weights));
-    format!(": it has {values} such value{value}, in {weights} weight{weight}")
-}
-
             ErrorKind::InvalidInput | ErrorKind::FileTooLarge => {
                 CheckpointError::damaged(path, source)
             }

@@ -10,9 +10,7 @@ use crate::files;
 #[derive(Debug, thiserror::Error)]
 pub enum HuggingFaceError {
     /// A file cannot be read or written.
-    #[error(
-        "cannot {operation} {path}: {source}; check the path, its permissions and the free space"
-    )]
+    #[error("cannot {operation} {path}: {source}; {}", files::advice(source))]
     Io {
         /// What was tried.
         operation: &'static str,
