@@ -91,13 +91,13 @@ impl Validation {
 
 /// Fails if the data are known to be ids of another tokenizer than the model's: their loss would mean
 /// nothing.
-fn check_tokenizer(model: &ModelSource, data: &Path) -> Result<(), EvalError> {
+fn check_tokenizer(model: &ModelSource, data: &Path) -> Result<(), TrainError> {
     let Ok(tokenizer) = data::tokenizer_of(data) else { return Ok(()) };
+    let content = data::read_tokenizer_of(data)?;
     let own = model.tokenizer();
-    let read = |path| files::read(path, MAX_WHOLE);
-    match (read(&tokenizer), read(&own)) {
-        (Ok(content), Ok(model)) if data::are_other_tokenizers(&content, &model) => {
-            Err(EvalError::OtherTokenizer { data: tokenizer, model: own })
+    match files::read(&own, MAX_WHOLE) {
+        Ok(model) if data::are_other_tokenizers(&content, &model) => {
+            Err(EvalError::OtherTokenizer { data: tokenizer, model: own }.into())
         }
         _ => Ok(()),
     }
