@@ -7,7 +7,7 @@ use kiln_collectives::BufferError;
 use kiln_shard::ShardError;
 
 use super::SavedOptimizer;
-use crate::files;
+use crate::{files, mismatch};
 
 /// What can go wrong with checkpoints.
 #[derive(Debug, thiserror::Error)]
@@ -91,7 +91,7 @@ pub enum CheckpointError {
     /// Names or shapes in the checkpoint and in the model differ.
     #[error(
         "{path} does not fit the model: {}; use the [model] section of its config.toml{}",
-        differences(.missing, .unexpected, .misshapen),
+        mismatch::describe(.missing, .unexpected, .misshapen),
         if .missing.is_empty() { "" } else { ", or say with --allow-missing what may be missing" }
     )]
     Names {
@@ -178,15 +178,6 @@ fn such_values(values: usize, weights: usize) -> String {
     let plural = |count: usize| if count == 1 { "" } else { "s" };
     let (value, weight) = (plural(values), plural(weights));
     format!(": it has {values} such value{value}, in {weights} weight{weight}")
-}
-
-fn differences(missing: &[String], unexpected: &[String], misshapen: &[String]) -> String {
-    let lists = [("missing", missing), ("unexpected", unexpected), ("of another shape", misshapen)];
-    let lists = lists.iter().filter(|(_, names)| !names.is_empty());
-    lists
-        .map(|(what, names)| format!("{what} [{}]", names.join(", ")))
-        .collect::<Vec<_>>()
-        .join(", ")
 }
 
 impl CheckpointError {

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -34,13 +35,20 @@ impl Checkpoint {
             folders.iter().find_map(|folder| newest(folder))
         };
         folder.ok_or_else(|| {
+            // Names that are too long, and folders above it that are closed.
+            if let Err(error) = path.try_exists()
+                && error.kind() != ErrorKind::NotADirectory
+            {
+                return CheckpointError::io("open", path)(error);
+            }
             let hint =
                 "name a folder that holds manifest.json, or a run folder with a checkpoint in it";
-            let mut found: Vec<_> = folders.iter().flat_map(|folder| unusable(folder)).collect();
-            // What is no folder of a checkpoint lacks a manifest as well.
-            if let Some(why) = disk::look(path).is_err().then(|| objection(path)).flatten() {
-                found.push((path.to_owned(), why));
-            }
+            let found = folders.iter().map(|folder| unusable(folder));
+            let found = found.into_iter().find(|found| !found.is_empty()).unwrap_or_else(|| {
+                // What is no folder of a checkpoint lacks a manifest as well.
+                let why = disk::look(path).is_err().then(|| objection(path)).flatten();
+                why.map(|why| (path.to_owned(), why)).into_iter().collect()
+            });
             none_in(path, found, hint)
         })
     }

@@ -104,7 +104,7 @@ impl fmt::Display for Problem {
 ///
 /// When there is no such folder, when its `data.json` cannot be used, and when a file cannot be read.
 pub fn verify(folder: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Verified, DataError> {
-    if !folder.exists() {
+    if !folder.try_exists().map_err(DataError::io("open", folder))? {
         return Err(DataError::Missing { path: folder.to_owned() });
     }
     let info = DataInfo::load_unproven(folder)?;

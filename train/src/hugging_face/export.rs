@@ -45,7 +45,7 @@ pub struct ExportArgs {
     #[arg(long, value_enum, default_value = "f32")]
     dtype: ExportDtype,
     /// Start another file before one gets larger than this.
-    #[arg(long, default_value_t = 5.0, value_name = "GB")]
+    #[arg(long, default_value_t = 5.0, value_name = "GB", allow_negative_numbers = true)]
     max_shard_gb: f64,
 }
 
