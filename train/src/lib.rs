@@ -23,6 +23,7 @@ pub mod inspect;
 pub mod launch;
 mod lines;
 pub mod metrics;
+mod mismatch;
 pub mod place;
 pub mod prepared;
 pub mod process;

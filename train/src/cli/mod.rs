@@ -141,10 +141,10 @@ struct PrepareArgs {
     #[command(flatten)]
     tokenizer: TokenizerArgs,
     /// Share of the text to hold out for validation.
-    #[arg(long, default_value_t = PrepareOptions::VALIDATION_FRACTION)]
+    #[arg(long, allow_negative_numbers = true, default_value_t = PrepareOptions::VALIDATION_FRACTION)]
     validation_fraction: f64,
     /// Decides which text is held out.
-    #[arg(long, default_value_t = 0)]
+    #[arg(long, allow_negative_numbers = true, default_value_t = 0)]
     seed: u64,
 }
 

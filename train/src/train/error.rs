@@ -13,6 +13,7 @@ use crate::config::ConfigError;
 use crate::data::DataError;
 use crate::device::DeviceError;
 use crate::eval::EvalError;
+use crate::files;
 use crate::inspect::InspectError;
 use crate::launch::LaunchArgsError;
 use crate::place::PlaceError;
@@ -118,7 +119,11 @@ pub enum TrainError {
         differences: Vec<String>,
     },
     /// A file of the run folder cannot be written.
-    #[error("cannot {operation} {}: {source}; choose another folder with --out", .path.display())]
+    #[error(
+        "cannot {operation} {}: {source}; {}",
+        .path.display(),
+        files::limit_of(.source).unwrap_or("choose another folder with --out")
+    )]
     Io {
         /// What was tried.
         operation: &'static str,
@@ -246,6 +251,7 @@ impl TrainError {
             TrainError::Checkpoint(error) => matches!(
                 error,
                 CheckpointError::NotFound { .. }
+                    | CheckpointError::NoneUsable { .. }
                     | CheckpointError::OtherModel { .. }
                     | CheckpointError::OtherArchitecture { .. }
                     | CheckpointError::OtherOptimizer { .. }

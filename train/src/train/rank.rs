@@ -85,8 +85,10 @@ pub(super) fn run<B: Layer>(
     let reporter = match rank.rank {
         0 => {
             let path = metrics_of_run(&plan.out);
-            if let Some(claim) = &plan.claim {
-                claim.begin(&plan.config_text, rank.step)?;
+            match &plan.claim {
+                Some(_) if rank.step > plan.config.train.steps => rank.announce_no_steps(),
+                Some(claim) => claim.begin(&plan.config_text, rank.step)?,
+                None => {}
             }
             rank.announce_removals();
             let reporter = Reporter::new(&path, rank.step, plan.config.train.steps);
@@ -179,6 +181,16 @@ impl<'a, B: Layer> Rank<'a, B> {
             position,
             started,
         })
+    }
+
+    /// Says that the run has come further than the configuration asks: nothing in its folder changes, or it
+    /// would say that the run has fewer steps than it has.
+    fn announce_no_steps(&self) {
+        say(&format!(
+            "nothing to train: the run has done {} steps, and train.steps is {}; its folder stays as it is. To \
+             go on, raise train.steps; to go back, name an earlier checkpoint with --resume",
+            self.step, self.plan.config.train.steps
+        ));
     }
 
     /// Says if checkpoints that earlier starts have kept are about to be removed.

@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use crate::files;
+
 /// Why a run folder cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum FolderError {
@@ -83,7 +85,11 @@ pub enum FolderError {
         problem: String,
     },
     /// A file of the run folder cannot be read or written.
-    #[error("cannot {operation} {}: {source}; choose another folder with --out", .path.display())]
+    #[error(
+        "cannot {operation} {}: {source}; {}",
+        .path.display(),
+        files::limit_of(.source).unwrap_or("choose another folder with --out")
+    )]
     Io {
         /// What was tried.
         operation: &'static str,
