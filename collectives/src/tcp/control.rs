@@ -274,7 +274,7 @@ impl Inner {
                 ToRank::Beat
                 | ToRank::Joined { .. }
                 | ToRank::Incomplete { .. }
-                | ToRank::Stopped { .. } => {}
+                | ToRank::CalledOff(_) => {}
             }
         }
     }
