@@ -58,8 +58,8 @@ pub(super) struct State {
     world: Option<Cause>,
     /// Why single groups have failed.
     groups: HashMap<GroupNumber, Cause>,
-    /// Answers to the question of each number.
-    pub(super) reports: HashMap<u64, BTreeMap<usize, Flight>>,
+    /// Answers to the question of each number, and when they came.
+    pub(super) reports: HashMap<u64, BTreeMap<usize, (Instant, Flight)>>,
     next_request: u64,
     /// What ranks that gave up have said themselves.
     pub(super) aborts: BTreeMap<usize, Cause>,
@@ -287,7 +287,7 @@ impl Hub {
                 }
                 ToRendezvous::Report { request, flight } => {
                     if let Some(answers) = lock(&self.state).reports.get_mut(&request) {
-                        answers.insert(rank, *flight);
+                        answers.insert(rank, (Instant::now(), *flight));
                     }
                     self.changed.notify_all();
                 }
