@@ -7,6 +7,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
+/// Makes other options of those that a rank should have.
+type Change = fn(&mut JoinOptions);
+
 /// How rank 1 fails to join with other options than rank 0's.
 fn refused(options: &JoinOptions, change: impl FnOnce(&mut JoinOptions)) -> JoinError {
     let mut options = options.clone();
@@ -40,7 +43,7 @@ fn a_wrong_secret_and_a_wrong_job_are_refused_and_the_job_goes_on() {
 /// It knows the secret and is of this job, so no other rank of its number will come. Nobody waits for it.
 #[test]
 fn a_rank_with_other_settings_ends_the_wait_of_all() {
-    let changes: [(fn(&mut JoinOptions), &str); 3] = [
+    let changes: [(Change, &str); 3] = [
         (|options| options.world_size = 3, "rank 0 expects 2 ranks, and rank 1 expects 3"),
         (
             |options| (options.world_size, options.rank) = (5, 4),
@@ -67,7 +70,7 @@ fn a_rank_with_other_settings_ends_the_wait_of_all() {
 
 /// What rank 0 says of a rank 1 that comes with other options, when it has waited long enough for that one
 /// to come.
-fn waited_for(options: [JoinOptions; 2], change: fn(&mut JoinOptions), says: &str) -> String {
+fn waited_for(options: [JoinOptions; 2], change: Change, says: &str) -> String {
     let mut text = String::new();
     for seconds in [1, 4, 16, 64] {
         let [mut first, mut second] = options.clone();
