@@ -42,16 +42,18 @@ impl DoctorArgs {
 pub fn examine(args: &DoctorArgs) -> Diagnosis {
     let (role, sources) = place::survey(&args.place, &place::environment);
     let known = role.as_ref().ok();
-    let network = known.and_then(meeting_point);
+    let network =
+        known.and_then(meeting_point).map(|(master, here)| network::examine(master, here));
+    let is_found = network.as_ref().is_none_or(|(_, is_found)| *is_found);
     let ranks = ranks_here(known);
     let (ports, enough) = network::examine_ports(args.comm_ports, ranks);
     Diagnosis {
         sources,
-        network: network.map(|(master, here)| Part::in_words(network::examine(master, here))),
+        network: network.map(|(lines, _)| Part::in_words(lines)),
         ports: Part::in_words(vec![ports]),
         machine: machine::examine(ranks),
         gpus: Part::in_words(gpu::examine()),
-        healthy: role.is_ok() && enough,
+        healthy: role.is_ok() && is_found && enough,
         place: standing(&role),
     }
 }

@@ -242,7 +242,13 @@ impl TrainError {
             TrainError::Rank0 { usage, .. } => *usage,
             TrainError::Launch(error) => error.is_usage(),
             TrainError::Join(error) => {
-                matches!(error, JoinError::OpenSecret { .. } | JoinError::SealWithoutSecret { .. })
+                matches!(
+                    error,
+                    JoinError::OpenSecret { .. }
+                        | JoinError::SealWithoutSecret { .. }
+                        | JoinError::OtherSettings { .. }
+                        | JoinError::Refused { .. }
+                )
             }
             TrainError::Data(error) => error.is_usage(),
             TrainError::Eval(error) => error.is_usage(),
