@@ -24,6 +24,7 @@ pub mod inspect;
 pub mod launch;
 mod lines;
 pub mod metrics;
+mod mismatch;
 pub mod place;
 pub mod prepared;
 pub mod process;
@@ -34,6 +35,7 @@ mod staging;
 pub mod train;
 mod version;
 pub mod weights;
+mod words;
 pub mod world;
 
 /// So that tests can tell how much memory reading something takes.

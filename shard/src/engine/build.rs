@@ -244,10 +244,9 @@ impl ModuleMapper for Values<'_> {
         let data = param.into_value().into_data().convert::<f32>();
         let kept = match data.as_slice::<f32>() {
             Ok(values) => self.keep(place, values),
-            Err(error) => Err(ShardError::InitialValues {
-                name: name.clone(),
-                reason: format!("{error:?}"),
-            }),
+            Err(error) => {
+                Err(ShardError::InitialValues { name: name.clone(), reason: format!("{error:?}") })
+            }
         };
         if let Err(error) = kept {
             self.error.get_or_insert(error);

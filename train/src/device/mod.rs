@@ -34,7 +34,7 @@ mod toolkit;
 #[cfg(feature = "wgpu")]
 mod wgpu;
 
-pub use cpu::{ranks_sharing_cores, threads_per_rank};
+pub use cpu::{cores, cores_of_machine, ranks_sharing_cores, threads_per_rank};
 #[cfg(feature = "cuda")]
 pub use cuda::examine;
 pub use demand::Demand;
