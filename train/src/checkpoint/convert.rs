@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use clap::{Args, ValueEnum};
 use kiln_shard::ParamGroupLayout;
 
+use super::index::INDEX_FILE;
 use super::manifest::{Format, Saved};
 use super::part::{self, Completion, Entry, Values};
 use super::{
@@ -104,7 +105,7 @@ pub fn convert(
     let others = manifest.files.keys().filter(|name| {
         !data.contains(&name.as_str())
             && name.as_str() != CONFIG_FILE
-            && name.as_str() != full::INDEX_FILE
+            && name.as_str() != INDEX_FILE
     });
     let context = SaveContext {
         architecture: manifest.architecture.clone(),

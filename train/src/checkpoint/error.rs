@@ -200,6 +200,11 @@ impl CheckpointError {
         CheckpointError::Damaged { path: path.to_owned(), problem: problem.to_string() }
     }
 
+    /// The tensor `key` in the file `path` does not match its checksum.
+    pub(super) fn damaged_tensor(path: &Path, key: &str) -> Self {
+        CheckpointError::damaged(path, format!("`{key}` does not match its checksum"))
+    }
+
     /// Whether it only says that another rank failed.
     pub fn is_consequence(&self) -> bool {
         match self {

@@ -1,7 +1,6 @@
 //! Full checkpoints: whole arrays, one file per unit.
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -11,27 +10,12 @@ use std::time::Duration;
 
 use kiln_collectives::{Buffer, Phase};
 use kiln_shard::{Engine, ParamGroupLayout, memory};
-use serde::Serialize;
 
-use super::manifest::{Format, Saved, TensorEntry};
+use super::manifest::{Format, Saved};
 use super::part::{self, Completion, Entry, Part, PartFile};
 use super::status::{Patience, Status};
-use super::{CheckpointError, SaveContext, disk};
+use super::{CheckpointError, SaveContext};
 use crate::weights::{Watched, Weights};
-
-pub(super) const INDEX_FILE: &str = "model.safetensors.index.json";
-
-/// `model.safetensors.index.json`, in the layout of Hugging Face.
-#[derive(Serialize)]
-struct Index<'a> {
-    metadata: IndexMetadata,
-    weight_map: BTreeMap<&'a str, &'a str>,
-}
-
-#[derive(Serialize)]
-struct IndexMetadata {
-    total_size: u64,
-}
 
 fn model_file(unit: usize, units: usize) -> String {
     format!("model-{:05}-of-{units:05}.safetensors", unit + 1)
@@ -39,28 +23,6 @@ fn model_file(unit: usize, units: usize) -> String {
 
 fn optimizer_file(unit: usize, units: usize) -> String {
     format!("optimizer-{:05}-of-{units:05}.safetensors", unit + 1)
-}
-
-/// Writes the index of the weights; returns its name.
-pub(super) fn write_index(
-    folder: &Path,
-    tensors: &[TensorEntry],
-) -> Result<String, CheckpointError> {
-    let weights = tensors.iter().filter(|tensor| tensor.saved == Saved::Weight);
-    let (mut total_size, mut weight_map) = (0, BTreeMap::new());
-    for tensor in weights {
-        total_size += tensor.numel() * size_of::<f32>() as u64;
-        if let Some(piece) = tensor.pieces.first() {
-            weight_map.insert(tensor.name.as_str(), piece.file.as_str());
-        }
-    }
-    let path = folder.join(INDEX_FILE);
-    let index = Index { metadata: IndexMetadata { total_size }, weight_map };
-    let mut json = serde_json::to_string_pretty(&index)
-        .map_err(|error| CheckpointError::damaged(&path, error))?;
-    json.push('\n');
-    disk::write(&path, json.as_bytes())?;
-    Ok(INDEX_FILE.to_owned())
 }
 
 /// Entries of whole parameters.

@@ -281,5 +281,20 @@ pub(super) fn entry_of(folder: &Path, name: &str) -> Result<FileEntry, Checkpoin
     Ok(FileEntry { bytes, covered: bytes, checksum: Checksum::of(&content) })
 }
 
+/// Fails unless a file that is covered as a whole is as the manifest describes it.
+pub(super) fn check_plain_file(
+    folder: &Path,
+    name: &str,
+    entry: &FileEntry,
+) -> Result<(), CheckpointError> {
+    let path = folder.join(name);
+    let found = files::open(&path).map_err(CheckpointError::unreadable(&path))?.metadata();
+    let bytes = found.map_err(CheckpointError::io("read", &path))?.len();
+    if bytes == entry.bytes && entry_of(folder, name)? == *entry {
+        return Ok(());
+    }
+    Err(CheckpointError::damaged(&path, "it does not match its checksum"))
+}
+
 #[cfg(test)]
 mod tests;

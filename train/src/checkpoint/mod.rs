@@ -27,6 +27,7 @@
 //! the number of ranks and the strategy then and now. Ranks that have read parts of a piece put
 //! their checksums together, so that every byte is read once and every byte is checked.
 
+mod context;
 mod convert;
 mod describe;
 mod disk;
@@ -34,6 +35,7 @@ mod error;
 mod folder;
 mod full;
 mod held;
+mod index;
 mod manifest;
 mod open;
 mod origin;
@@ -53,6 +55,7 @@ use serde::{Deserialize, Serialize};
 use crate::checksum;
 
 pub use checksum::Checksum;
+pub use context::SaveContext;
 pub use convert::{ConvertArgs, convert};
 pub use describe::describe;
 pub(crate) use describe::{model_line, size};
@@ -68,7 +71,7 @@ pub use manifest::{
 pub use open::Checkpoint;
 pub use origin::{Architecture, CustomPart, SavedOptimizer};
 pub use reader::CheckpointReader;
-pub use saver::{Progress, SaveContext, SaveOptions, Saver};
+pub use saver::{Progress, SaveOptions, Saver};
 pub(crate) use stream::Stream;
 pub use verify::{Verified, verify};
 

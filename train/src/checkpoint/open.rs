@@ -6,16 +6,13 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use kiln_shard::Engine;
-
 use super::disk::{self, is_whole};
 use super::folder::{earlier, folder_of_run, has_any, newest, objection, unusable};
-use super::verify::check_plain_file;
+use super::manifest::check_plain_file;
 use super::{
-    Architecture, CONFIG_FILE, CheckpointError, CheckpointReader, CheckpointState, MANIFEST_FILE,
-    Manifest, Saved, SavedOptimizer, TOKENIZER_FILE,
+    Architecture, CONFIG_FILE, CheckpointError, CheckpointState, MANIFEST_FILE, Manifest, Saved,
+    SavedOptimizer, TOKENIZER_FILE,
 };
-use crate::weights::AllowMissing;
 
 /// A complete checkpoint on disk.
 #[derive(Clone, Debug)]
@@ -173,32 +170,6 @@ impl Checkpoint {
     /// The sequence length that the model was trained with; longer contexts it has never seen.
     pub fn context_length(&self) -> usize {
         self.manifest.state.context_length
-    }
-
-    /// For reading weights and moments.
-    pub fn reader(&self) -> CheckpointReader<'_> {
-        CheckpointReader::new(self)
-    }
-
-    /// Loads this rank's part of all weights; see [`CheckpointReader::load_weights`]. Names and shapes are
-    /// compared, and not what computes with them: that is [`Checkpoint::require_architecture`].
-    /// Collective.
-    pub fn load_weights(
-        &self,
-        engine: &Engine,
-        allow_missing: &AllowMissing,
-    ) -> Result<BTreeSet<String>, CheckpointError> {
-        self.reader().load_weights(engine, allow_missing)
-    }
-
-    /// Loads this rank's part of the optimizer's moments; see
-    /// [`CheckpointReader::load_optimizer`]. Collective.
-    pub fn load_optimizer(
-        &self,
-        engine: &Engine,
-        allow_missing: &AllowMissing,
-    ) -> Result<(), CheckpointError> {
-        self.reader().load_optimizer(engine, allow_missing)
     }
 }
 

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use kiln_shard::ParamGroupLayout;
 use serde::{Deserialize, Serialize};
 
+use super::index::write_index;
 use super::manifest::{
     FORMAT_VERSION, FileEntry, Format, MAX_MANIFEST, Manifest, Piece, Saved, TensorEntry,
     UnitEntry, entry_of,
@@ -247,7 +248,7 @@ impl Completion<'_> {
         let mut files: BTreeMap<_, _> = parts.into_iter().flat_map(|part| part.files).collect();
         let mut others = Vec::new();
         if format == Format::Full {
-            others.push(super::full::write_index(beside, &tensors)?);
+            others.push(write_index(beside, &tensors)?);
         }
         if let Some(config) = &context.config {
             disk::write(&beside.join(CONFIG_FILE), config.as_bytes())?;

@@ -45,6 +45,34 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+impl Checkpoint {
+    /// For reading weights and moments.
+    pub fn reader(&self) -> CheckpointReader<'_> {
+        CheckpointReader::new(self)
+    }
+
+    /// Loads this rank's part of all weights; see [`CheckpointReader::load_weights`]. Names and shapes are
+    /// compared, and not what computes with them: that is [`Checkpoint::require_architecture`].
+    /// Collective.
+    pub fn load_weights(
+        &self,
+        engine: &Engine,
+        allow_missing: &AllowMissing,
+    ) -> Result<BTreeSet<String>, CheckpointError> {
+        self.reader().load_weights(engine, allow_missing)
+    }
+
+    /// Loads this rank's part of the optimizer's moments; see
+    /// [`CheckpointReader::load_optimizer`]. Collective.
+    pub fn load_optimizer(
+        &self,
+        engine: &Engine,
+        allow_missing: &AllowMissing,
+    ) -> Result<(), CheckpointError> {
+        self.reader().load_optimizer(engine, allow_missing)
+    }
+}
+
 impl<'a> CheckpointReader<'a> {
     pub(super) fn new(checkpoint: &'a Checkpoint) -> Self {
         let tensors = checkpoint.manifest().tensors.iter().enumerate();
@@ -130,7 +158,11 @@ impl<'a> CheckpointReader<'a> {
             lock(&self.parts).push(part);
             return Ok(());
         }
-        if checksum == piece.checksum { Ok(()) } else { Err(damaged(file.path(), &key)) }
+        if checksum == piece.checksum {
+            Ok(())
+        } else {
+            Err(CheckpointError::damaged_tensor(file.path(), &key))
+        }
     }
 
     fn file(&self, name: &'a str) -> Result<Arc<TensorFile>, CheckpointError> {
@@ -265,16 +297,12 @@ impl<'a> CheckpointReader<'a> {
     fn damaged_piece(&self, tensor: u64, number: u64) -> CheckpointError {
         let tensor = &self.checkpoint.manifest().tensors[tensor as usize];
         let file = &tensor.pieces[number as usize].file;
-        damaged(&self.path_of(file), &tensor.saved.key(&tensor.name))
+        CheckpointError::damaged_tensor(&self.path_of(file), &tensor.saved.key(&tensor.name))
     }
 
     fn path_of(&self, file: &str) -> PathBuf {
         self.checkpoint.folder().join(file)
     }
-}
-
-pub(super) fn damaged(path: &Path, key: &str) -> CheckpointError {
-    CheckpointError::damaged(path, format!("`{key}` does not match its checksum"))
 }
 
 impl ReadPart {

@@ -23,41 +23,7 @@ use nix::time::{ClockId, clock_gettime};
 use super::manifest::{Format, Saved};
 use super::part::{self, Completion, Entry, Left, Part, Values};
 use super::status::{Next, Patience, Stage, Status};
-use super::{
-    Architecture, CheckpointError, CheckpointState, HeldFolder, Keep, SavedOptimizer, disk, folder,
-    full,
-};
-
-/// What goes into a checkpoint besides the engine's values.
-#[derive(Clone, Debug)]
-pub struct SaveContext {
-    /// What computes with the weights. Whoever cannot build it refuses the checkpoint.
-    pub architecture: Architecture,
-    /// What the weights were trained with.
-    pub optimizer: SavedOptimizer,
-    /// Where the run stands.
-    pub state: CheckpointState,
-    /// The resolved configuration, as TOML.
-    pub config: Option<String>,
-    /// Files that are copied into it under their names.
-    pub files: Vec<PathBuf>,
-    /// What is to be its `tokenizer.json`, if that is none of the files.
-    pub tokenizer: Option<Arc<[u8]>>,
-}
-
-impl SaveContext {
-    /// Of a run of the built-in decoder under the built-in AdamW, without a configuration and files.
-    pub fn built_in(state: CheckpointState) -> Self {
-        SaveContext {
-            architecture: Architecture::decoder(),
-            optimizer: SavedOptimizer::adamw(),
-            state,
-            config: None,
-            files: Vec::new(),
-            tokenizer: None,
-        }
-    }
-}
+use super::{CheckpointError, HeldFolder, Keep, SaveContext, disk, folder, full};
 
 /// How a run saves.
 #[derive(Clone, Debug)]

@@ -1,14 +1,10 @@
 //! Recomputing every checksum.
 
-use std::path::Path;
-
 use rayon::prelude::*;
 
-use super::manifest::{FileEntry, Piece, TensorEntry, entry_of};
-use super::reader::damaged;
+use super::manifest::{FileEntry, Piece, TensorEntry, check_plain_file};
 use super::tensor_file::TensorFile;
 use super::{Checkpoint, CheckpointError};
-use crate::files;
 
 /// What a look at every byte of a checkpoint has shown.
 #[derive(Debug)]
@@ -50,24 +46,9 @@ fn verify_file(checkpoint: &Checkpoint, name: &str, entry: &FileEntry) -> Vec<Ch
         let key = tensor.saved.key(&tensor.name);
         match file.checksum(&key, piece.length) {
             Ok(checksum) if checksum == piece.checksum => None,
-            Ok(_) => Some(damaged(file.path(), &key)),
+            Ok(_) => Some(CheckpointError::damaged_tensor(file.path(), &key)),
             Err(error) => Some(error),
         }
     };
     pieces.into_iter().filter_map(wrong).collect()
-}
-
-/// Fails unless a file that is covered as a whole is as the manifest describes it.
-pub(super) fn check_plain_file(
-    folder: &Path,
-    name: &str,
-    entry: &FileEntry,
-) -> Result<(), CheckpointError> {
-    let path = folder.join(name);
-    let found = files::open(&path).map_err(CheckpointError::unreadable(&path))?.metadata();
-    let bytes = found.map_err(CheckpointError::io("read", &path))?.len();
-    if bytes == entry.bytes && entry_of(folder, name)? == *entry {
-        return Ok(());
-    }
-    Err(CheckpointError::damaged(&path, "it does not match its checksum"))
 }

@@ -10,10 +10,11 @@ mod limits;
 mod load;
 mod model;
 mod schema;
+mod settle;
 mod size;
 mod validate;
 
-pub use choice::{Choice, Suits};
+pub use choice::Choice;
 pub use comm::{CommBackend, CommSection};
 pub(crate) use limits::thread_ranks;
 pub use limits::{MAX_BATCH, MAX_SEQ_LEN, MAX_STEPS, MAX_THREAD_RANKS, MAX_THREADS};
@@ -24,4 +25,5 @@ pub use schema::{
     LogSection, NonFinite, OnFailure, OptimSection, Precision, PrecisionSection, SampleSection,
     Schedule, ShardSection, TrainSection,
 };
+pub use settle::Suits;
 pub use size::ByteSize;

@@ -1,39 +1,13 @@
 //! Reading samples from a token file.
 
 use super::blocks::{BlockSums, Fault};
+use super::info::Split;
 use super::{DataError, DataInfo, TokenWidth};
 use crate::files;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
-
-/// One of the two parts of prepared data.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Split {
-    /// What the model learns from.
-    Train,
-    /// What it is measured on.
-    Validation,
-}
-
-impl Split {
-    /// Name of the token file, inside the folder.
-    pub fn file_name(self) -> &'static str {
-        match self {
-            Self::Train => "train.bin",
-            Self::Validation => "val.bin",
-        }
-    }
-
-    /// Name of the file with the checksums of its blocks, beside it.
-    pub(super) fn block_sums_name(self) -> &'static str {
-        match self {
-            Self::Train => "train.crc",
-            Self::Validation => "val.crc",
-        }
-    }
-}
 
 /// A token file, cut into samples of one sequence length.
 ///

@@ -9,6 +9,7 @@ use super::encoding::NotText;
 use super::jsonl::JsonLines;
 use super::listing::{Format, Listed, sha256_of};
 use super::piece::{Cutter, Piece, piece_limit};
+use super::reader::{DocumentReader, DocumentText};
 use super::remark::{PassedOver, Unread};
 use super::stream;
 use super::text::TextFile;
@@ -17,16 +18,6 @@ use std::fs::{self, File};
 use std::io::{Cursor, Read, Seek as _};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
-
-/// The text of one document, as bytes that are valid UTF-8.
-pub(super) type DocumentText = Box<dyn Read + Send>;
-
-/// A source of documents in one format. A new format implements this trait and gets
-/// an arm in [`Format`] and in [`Source::open`].
-pub(super) trait DocumentReader: Send {
-    /// The next document; `None` after the last one.
-    fn next_document(&mut self) -> Result<Option<DocumentText>, DataError>;
-}
 
 /// One file, or one built-in text, that can be read as often as it takes.
 #[derive(Debug)]

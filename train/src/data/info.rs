@@ -1,7 +1,7 @@
 //! `data.json`: what a folder of prepared data holds.
 
+use super::DataError;
 use super::sums::read_small_file;
-use super::{DataError, Split};
 use crate::files::{self, MAX_WHOLE};
 use serde::{Deserialize, Serialize};
 use std::fs;
@@ -15,6 +15,33 @@ pub const FORMAT_VERSION: u64 = 1;
 pub(super) const INFO_FILE: &str = "data.json";
 /// Name of the tokenizer, beside it.
 pub(super) const TOKENIZER_FILE: &str = "tokenizer.json";
+
+/// One of the two parts of prepared data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Split {
+    /// What the model learns from.
+    Train,
+    /// What it is measured on.
+    Validation,
+}
+
+impl Split {
+    /// Name of the token file, inside the folder.
+    pub fn file_name(self) -> &'static str {
+        match self {
+            Self::Train => "train.bin",
+            Self::Validation => "val.bin",
+        }
+    }
+
+    /// Name of the file with the checksums of its blocks, beside it.
+    pub(super) fn block_sums_name(self) -> &'static str {
+        match self {
+            Self::Train => "train.crc",
+            Self::Validation => "val.crc",
+        }
+    }
+}
 
 /// The content of `data.json`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -1,8 +1,8 @@
 //! `.jsonl` files: every line is a JSON object whose field `text` is one document.
 
 use super::DataError;
-use super::document::{DocumentReader, DocumentText};
 use super::encoding::BYTE_ORDER_MARK;
+use super::reader::{DocumentReader, DocumentText};
 use std::fs::File;
 use std::io::{BufRead, BufReader, Cursor};
 use std::path::{Path, PathBuf};

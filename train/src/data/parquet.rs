@@ -1,7 +1,7 @@
 //! `.parquet` files: every value of the string column `text` is one document.
 
 use super::DataError;
-use super::document::{DocumentReader, DocumentText};
+use super::reader::{DocumentReader, DocumentText};
 use ::parquet::column::reader::{ColumnReader, ColumnReaderImpl};
 use ::parquet::data_type::{ByteArray, ByteArrayType};
 use ::parquet::errors::ParquetError;

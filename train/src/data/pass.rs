@@ -2,8 +2,7 @@
 
 use super::document::Corpus;
 use super::mix::mix_pair;
-use super::prepare::check;
-use super::progress::{OnProgress, Progress};
+use super::progress::{OnProgress, Progress, check};
 use super::remark::PassedOver;
 use super::split_writer::SplitWriter;
 use super::{DataError, Piece, PrepareOptions, Split, Tokenizer};

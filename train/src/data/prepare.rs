@@ -8,13 +8,13 @@ use super::listing::{Listing, list};
 use super::options::{PrepareOptions, TokenizerSource};
 use super::output::OutputFolder;
 use super::pass::Pass;
-use super::progress::{OnProgress, Progress};
+use super::progress::{OnProgress, Progress, check};
 use super::remark::Remark;
 use super::sums::Sums;
 use super::tokenizer::read_named_tokenizer;
 use super::{DataError, DataInfo, Split, Stream, TokenWidth, Tokenizer};
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 
 /// Text that a tokenizer is trained on, at most. More of it changes the merges little,
 /// and the counts of the trainer stay within their range.
@@ -183,11 +183,6 @@ pub fn differences(options: &PrepareOptions) -> Result<Option<Vec<String>>, Data
     inputs.map(|inputs| inputs.differences(options)).transpose()
 }
 
-/// Fails once `stop` is true.
-pub(super) fn check(stop: &AtomicBool) -> Result<(), DataError> {
-    if stop.load(Ordering::Relaxed) { Err(DataError::Stopped) } else { Ok(()) }
-}
-
 fn train_tokenizer(
     corpus: &Corpus,
     vocab_size: usize,
@@ -220,6 +215,8 @@ fn train_tokenizer(
 #[cfg(test)]
 mod tests {
     use super::super::verify;
+    use std::sync::atomic::Ordering;
+
     use super::*;
     use std::fs;
 

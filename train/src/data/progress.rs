@@ -1,6 +1,8 @@
 //! How far the preparation of data is.
 
-use super::{Remark, Stream};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::{DataError, Remark, Stream};
 
 /// What [`prepare()`](super::prepare()) is doing, and what it has noticed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,3 +44,8 @@ pub enum Progress {
 
 /// Hears of [`Progress`].
 pub type OnProgress<'a> = &'a mut (dyn FnMut(Progress) + Send);
+
+/// Fails once `stop` is true.
+pub(super) fn check(stop: &AtomicBool) -> Result<(), DataError> {
+    if stop.load(Ordering::Relaxed) { Err(DataError::Stopped) } else { Ok(()) }
+}

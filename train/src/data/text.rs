@@ -1,8 +1,8 @@
 //! Plain text files: one file is one document.
 
 use super::DataError;
-use super::document::{DocumentReader, DocumentText};
 use super::encoding::{BYTE_ORDER_MARK, HEAD, NotText, find_defect};
+use super::reader::{DocumentReader, DocumentText};
 use std::fs::File;
 use std::io::{self, BufReader, Read, Seek as _, SeekFrom};
 use std::path::Path;

@@ -26,8 +26,7 @@ use libloading::Library;
 use sha2::{Digest, Sha256};
 
 use super::alias::Instead;
-use super::libraries::{self, Lookup};
-use super::toolkit::HEADERS;
+use super::libraries::{self, HEADERS, Lookup};
 use crate::metrics::write_beside;
 
 /// Part of every name: the way in which files are named and filled.

@@ -13,6 +13,10 @@ use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 
 use super::alias::{self, Instead};
 
+/// Headers that CubeCL's kernels include, in `include`; the last also in `include/cccl`.
+pub(super) const HEADERS: [&str; 5] =
+    ["cuda_runtime.h", "cuda_bf16.h", "mma.h", "cooperative_groups.h", "cuda/barrier"];
+
 /// A library to look for.
 pub(super) struct Wanted {
     /// What cudarc asks for, as in `nvrtc`.

@@ -5,7 +5,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use super::error::Version;
-use super::libraries::{self, Found, Places, Wanted};
+use super::libraries::{self, Found, HEADERS, Places, Wanted};
 use super::{DeviceError, kernel_cache};
 
 /// A library that is there.
@@ -28,10 +28,6 @@ const TOOLKIT: &str = "the CUDA toolkit";
 
 /// The lowest NCCL: the first with `ncclCommSplit`.
 const NCCL: Version = Version(2, 18);
-
-/// Headers that CubeCL's kernels include, in `include`; the last also in `include/cccl`.
-pub(super) const HEADERS: [&str; 5] =
-    ["cuda_runtime.h", "cuda_bf16.h", "mma.h", "cooperative_groups.h", "cuda/barrier"];
 
 /// The versions of `file` that can work with a driver for `driver`: a library of a later major version
 /// of CUDA needs a driver of that version.

@@ -6,10 +6,11 @@ use std::time::Duration;
 
 use clap::Args;
 
+use super::error::{LaunchArgsError, LaunchError};
+use super::launcher::{GRACE, Options, run};
 use super::logs::LOGS;
-use super::{GRACE, LaunchError, Options, run};
 use crate::device;
-use crate::place::{self, Node, NodeFlags, PlaceError};
+use crate::place::{self, Node, NodeFlags};
 use crate::train;
 
 /// Flags and command of `kiln launch`.
@@ -29,27 +30,6 @@ pub struct LaunchArgs {
     /// What every rank runs: train CONFIG …, eval --checkpoint …, or bench strategies
     #[arg(last = true, required = true, value_name = "train CONFIG …")]
     command: Vec<OsString>,
-}
-
-/// Why a launch did not come to an end of its own.
-#[derive(Debug, thiserror::Error)]
-pub enum LaunchArgsError {
-    /// The place of this node.
-    #[error(transparent)]
-    Place(#[from] PlaceError),
-    /// The arguments.
-    #[error("{0}")]
-    Arguments(String),
-    /// The launch.
-    #[error(transparent)]
-    Launch(#[from] LaunchError),
-}
-
-impl LaunchArgsError {
-    /// Whether the user's arguments or environment are the cause.
-    pub fn is_usage(&self) -> bool {
-        !matches!(self, LaunchArgsError::Launch(_))
-    }
 }
 
 impl LaunchArgs {

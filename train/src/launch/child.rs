@@ -6,20 +6,33 @@ use std::path::Path;
 use std::process::{Child as Process, Command, ExitStatus, Stdio};
 use std::sync::mpsc::Sender;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use rustix::process::{
     Pid, Signal, WaitId, WaitIdOptions, kill_process, kill_process_group, waitid,
 };
 
-use super::LaunchError;
+use super::end::End;
 use super::environment::Job;
+use super::error::LaunchError;
 use super::last_words::LastWords;
 use super::logs::{Copying, LAST_OUTPUT, Log, Stream};
-use super::report;
-use super::supervise::Event;
+use super::say::say;
 use crate::process::{self, launcher::Word};
 use crate::words::number_of;
+
+/// What the supervisor waits for.
+pub(super) enum Event {
+    /// A child has ended and waits to be reaped.
+    Ended {
+        /// Its local rank.
+        index: usize,
+        /// When it ended.
+        at: Instant,
+    },
+    /// The launcher was sent a signal.
+    Signal(i32),
+}
 
 /// A rank that was started.
 pub(super) struct Child {
@@ -39,37 +52,6 @@ pub(super) struct Child {
     killed: Option<String>,
 }
 
-/// How a rank ended.
-#[derive(Debug)]
-pub(super) struct End {
-    pub(super) rank: usize,
-    pub(super) pid: i32,
-    /// Exit code; `None` if a signal ended it.
-    pub(super) code: Option<i32>,
-    /// The signal that ended it.
-    pub(super) signal: Option<i32>,
-    /// When, since its start.
-    pub(super) after: Duration,
-    /// When, for the order of events.
-    pub(super) at: Instant,
-    /// Whether the launcher had told it to end.
-    pub(super) told: bool,
-    /// Why the launcher has killed it, if it has.
-    pub(super) killed: Option<String>,
-    /// What it has told the launcher itself.
-    pub(super) words: Vec<(Word, String)>,
-    /// The optimizer step that it was in, if it has come to one and could say so.
-    pub(super) step: Option<u64>,
-    /// The id of the run whose folder it has taken.
-    pub(super) run: Option<String>,
-    /// The ranks of the job that it has waited for in vain.
-    pub(super) absent: Vec<usize>,
-    /// Its last lines on stderr.
-    pub(super) last_lines: Vec<String>,
-    /// Where all of them are.
-    pub(super) stderr: std::path::PathBuf,
-}
-
 impl Child {
     /// Starts a rank. Its end is reported to `events` as `index`.
     pub(super) fn start(
@@ -84,7 +66,7 @@ impl Child {
         let open = |stream| match Log::open(log_dir, rank, job.restarts(), stream) {
             // A job that runs already does not end for a log.
             Err(error) if job.restart > 0 => {
-                report::say(&format!("{error}; the output of rank {rank} is lost"));
+                say(&format!("{error}; the output of rank {rank} is lost"));
                 Log::nowhere()
             }
             opened => opened,
@@ -194,10 +176,7 @@ impl Child {
         let lost: usize = self.copying.drain(..).map(finish).sum();
         if lost > 0 {
             let rank = self.rank;
-            report::say(&format!(
-                "rank {rank}: its logs could not take {}",
-                number_of(lost, "byte")
-            ));
+            say(&format!("rank {rank}: its logs could not take {}", number_of(lost, "byte")));
         }
         let (mut step, mut run, mut absent, mut words) = (None, None, Vec::new(), Vec::new());
         for (word, text) in self.last_words.read() {

@@ -8,7 +8,7 @@ use std::sync::mpsc::{self, Receiver};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::LaunchError;
+use super::error::LaunchError;
 use crate::process::output;
 
 /// The folder of logs in a run folder.

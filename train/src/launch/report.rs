@@ -2,20 +2,14 @@
 
 use signal_hook::consts::SIGKILL;
 
-use super::child::End;
+use super::end::{End, Ends};
 use super::environment::Job;
-use super::supervise::Ends;
+use super::say::{say, signal_name};
 use super::verdict::Verdict;
 use crate::process::launcher::Word;
-use crate::process::output::complain;
 
 /// Characters of a text by which it is found in a log.
 const COMPARED: usize = 200;
-
-/// Says something on stderr.
-pub(super) fn say(text: &str) {
-    complain(&format!("kiln launch: {text}"));
-}
 
 /// Tells how the ranks ended, unless all is well.
 pub(super) fn tell(job: &Job, ends: &Ends, verdict: &Verdict) {
@@ -105,13 +99,5 @@ fn show_stderr(end: &End) {
     say(&format!("  its last lines on stderr, all of which are in {path}:"));
     for line in &end.last_lines {
         say(&format!("  | {line}"));
-    }
-}
-
-/// A signal as people know it.
-pub(super) fn signal_name(signal: i32) -> String {
-    match signal_hook::low_level::signal_name(signal) {
-        Some(name) => format!("{name} ({signal})"),
-        None => format!("signal {signal}"),
     }
 }

@@ -2,8 +2,7 @@
 
 use std::time::Duration;
 
-use super::child::End;
-use super::supervise::Ends;
+use super::end::{End, Ends};
 use super::verdict::Verdict;
 use crate::process::launcher::Word;
 use crate::words::number_of;

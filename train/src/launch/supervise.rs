@@ -12,10 +12,11 @@ use rustix::process::Signal;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1};
 use signal_hook::iterator;
 
-use super::LaunchError;
-use super::child::{Child, End};
+use super::child::{Child, Event};
+use super::end::{End, Ends};
 use super::environment::Job;
-use super::report;
+use super::error::LaunchError;
+use super::say::{say, signal_name};
 use crate::process;
 
 /// How long the others get to end by themselves when a rank has failed: they notice it, exchange
@@ -25,19 +26,6 @@ const SETTLE: Duration = Duration::from_secs(5);
 /// How long they get after SIGTERM then. There is nothing left to save without the failed rank, and whoever
 /// could end by itself has done so.
 const GRACE_AFTER_FAILURE: Duration = Duration::from_secs(2);
-
-/// What the supervisor waits for.
-pub(super) enum Event {
-    /// A child has ended and waits to be reaped.
-    Ended {
-        /// Its local rank.
-        index: usize,
-        /// When it ended.
-        at: Instant,
-    },
-    /// The launcher was sent a signal.
-    Signal(i32),
-}
 
 /// Signals to the launcher, from its start to its end.
 pub(super) struct Signals {
@@ -91,19 +79,6 @@ impl Drop for Signals {
     fn drop(&mut self) {
         self.handle.close();
     }
-}
-
-/// How all ranks ended, and what the launcher was told meanwhile.
-#[derive(Debug, Default)]
-pub(super) struct Ends {
-    /// In the order in which they ended.
-    pub(super) ranks: Vec<End>,
-    /// The first signal that told the launcher to end.
-    pub(super) signal: Option<i32>,
-    /// Other nodes whose ranks did not come to meet those of this one.
-    pub(super) absent: Vec<usize>,
-    /// Whether the ranks were told that they are about to be preempted.
-    pub(super) preempted: bool,
 }
 
 /// What is to happen to ranks that do not end by themselves.
@@ -182,7 +157,7 @@ impl Life<'_> {
         }
         let again = ends.signal.is_some() && signal == SIGINT;
         if again {
-            report::say("interrupted again: ending the ranks at once");
+            say("interrupted again: ending the ranks at once");
             let why = "it was interrupted a second time";
             children.iter_mut().for_each(|child| child.kill(why));
             return Next::Wait;
@@ -191,9 +166,9 @@ impl Life<'_> {
             return next;
         }
         ends.signal = Some(signal);
-        report::say(&format!(
+        say(&format!(
             "{}: the ranks have {} s to save and end",
-            report::signal_name(signal),
+            signal_name(signal),
             self.job.grace.as_secs_f64()
         ));
         children.iter_mut().for_each(Child::end);

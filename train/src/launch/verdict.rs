@@ -1,15 +1,6 @@
 //! What came of a job: its exit code, and whether another try makes sense.
 
-use super::PREEMPTED;
-use super::child::End;
-use super::supervise::Ends;
-use crate::process::launcher::Word;
-
-/// Exit code of a failure.
-const FAILED: u8 = 1;
-
-/// Exit code for wrong arguments or configuration.
-const USAGE: u8 = 2;
+use super::end::{End, Ends, FAILED, PREEMPTED, USAGE};
 
 /// What came of one life of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,25 +17,6 @@ pub(super) enum Verdict {
     NotSaved,
     /// A rank failed.
     Failed,
-}
-
-impl End {
-    /// Whether this end is a failure.
-    pub(super) fn failed(&self) -> bool {
-        self.code != Some(0) && self.code != Some(PREEMPTED.into())
-    }
-
-    /// Whether it says itself that it, or a rank that it has met, was asked to stop before there was
-    /// anything to save.
-    pub(super) fn was_stopped(&self) -> bool {
-        self.words.iter().any(|(word, _)| *word == Word::Stopped)
-    }
-
-    /// Whether it says itself that another rank is the cause.
-    pub(super) fn is_consequence(&self) -> bool {
-        let last = self.words.iter().rfind(|(word, _)| *word != Word::Note);
-        last.is_some_and(|(word, _)| *word == Word::Consequence)
-    }
 }
 
 impl Verdict {

@@ -4,8 +4,8 @@ use clap::Args;
 
 use super::error::{PlaceError, shortened};
 use super::ranks::{Ranks, Start, master, meets_on_loopback};
+use super::role::{Finding, Role, Source};
 use super::vars::Vars;
-use super::{Finding, Role, Source};
 
 /// Flags that tell one process its place, for starting ranks by hand.
 #[derive(Args, Clone, Debug, Default, PartialEq, Eq)]

@@ -1,7 +1,7 @@
 //! Which job a process belongs to, over its restarts.
 
 use super::jobset;
-use super::vars::Vars;
+use super::vars::{Vars, is_name};
 
 /// A job as those know it who start it again. Also a process that trains by itself has one, if a scheduler
 /// has started it.
@@ -59,9 +59,4 @@ const INSIDE: char = '/';
 /// Whether `name` is that of a launch inside the scheduler's job `job`.
 fn is_inside(job: &str, name: &str) -> bool {
     name.strip_prefix(job).is_some_and(|rest| rest.starts_with(INSIDE))
-}
-
-/// Whether a scheduler's name of a job is one.
-pub(super) fn is_name(text: &str) -> bool {
-    !text.trim().is_empty() && text.len() <= 253
 }

@@ -5,10 +5,7 @@
 //! `configs/k8s/`.
 
 use super::error::PlaceError;
-use super::job::is_name;
-use super::node;
-use super::vars::{Named, Vars};
-use super::{Finding, Role, Source};
+use super::vars::{Named, Vars, is_name};
 
 pub(super) const NAMES: &[&str] = &[
     "JOB_COMPLETION_INDEX",
@@ -28,20 +25,6 @@ pub(super) const NODES: &[&str] = &["WORLD_SIZE", "NNODES"];
 
 /// How often the JobSet was started again.
 pub(super) const RESTARTS: &str = "JOBSET_RESTART_ATTEMPT";
-
-pub(super) fn read(vars: &Vars) -> Result<Finding, PlaceError> {
-    if !vars.has("JOB_COMPLETION_INDEX") {
-        return Ok(Finding::Passed("JOB_COMPLETION_INDEX is not set".to_owned()));
-    }
-    if !applies(vars) {
-        let why = "an indexed Job without a sign that its pods belong together; set WORLD_SIZE to \
-                   their number if they do";
-        return Ok(Finding::Passed(why.to_owned()));
-    }
-    let node = node::node_of(Source::JobSet, vars)?;
-    let why = "JOB_COMPLETION_INDEX is the rank of a node, which starts its own ranks";
-    Ok(Finding::Taken(Role::Node(node), why.to_owned()))
-}
 
 /// Whether this is a pod of a group. An indexed Job may as well be many single runs.
 pub(super) fn applies(vars: &Vars) -> bool {

@@ -2,8 +2,8 @@
 
 use super::error::PlaceError;
 use super::ranks::{Ranks, Start, master, meets_on_loopback};
+use super::role::{Finding, Role, Source};
 use super::vars::{Vars, port_of_job};
-use super::{Finding, Role, Source};
 
 pub(super) const OPEN_MPI: &[&str] = &[
     "OMPI_COMM_WORLD_RANK",

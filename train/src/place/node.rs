@@ -6,9 +6,11 @@ use std::num::NonZero;
 use clap::Args;
 
 use super::error::PlaceError;
+use super::job::Job;
 use super::ranks::below;
+use super::role::{Finding, Master, Node, PerGpu, Role, Source};
 use super::vars::{DEFAULT_PORT, Lookup, MAX_RANKS, MAX_RANKS_PER_NODE, Named, Vars};
-use super::{Job, Master, Node, Source, jobset, slurm};
+use super::{jobset, slurm};
 
 /// torchrun's flags. Each may also come as a variable, `PET_` and its name.
 #[derive(Args, Clone, Debug, Default, PartialEq, Eq)]
@@ -41,15 +43,6 @@ pub struct NodeFlags {
     /// Name of the job, the same on every node.
     #[arg(long, alias = "rdzv_id", value_name = "ID", hide_short_help = true)]
     pub rdzv_id: Option<String>,
-}
-
-/// Ranks that follow the number of GPUs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PerGpu {
-    /// One for each; without one there is nothing to start. This flag or variable says so.
-    Needed(&'static str),
-    /// One for each; without one, as many as [`Node::nproc_per_node`] says.
-    IfAny,
 }
 
 impl Node {
@@ -343,4 +336,19 @@ fn endpoint(vars: &Vars) -> Result<Option<(Named, Option<Named>)>, PlaceError> {
         Some((host, port)) if port_after => Ok(Some((part(host), Some(part(port))))),
         _ => Ok(Some((named, None))),
     }
+}
+
+/// The place of a pod of a JobSet, or of an indexed Job.
+pub(super) fn read_jobset(vars: &Vars) -> Result<Finding, PlaceError> {
+    if !vars.has("JOB_COMPLETION_INDEX") {
+        return Ok(Finding::Passed("JOB_COMPLETION_INDEX is not set".to_owned()));
+    }
+    if !jobset::applies(vars) {
+        let why = "an indexed Job without a sign that its pods belong together; set WORLD_SIZE to \
+                   their number if they do";
+        return Ok(Finding::Passed(why.to_owned()));
+    }
+    let node = node_of(Source::JobSet, vars)?;
+    let why = "JOB_COMPLETION_INDEX is the rank of a node, which starts its own ranks";
+    Ok(Finding::Taken(Role::Node(node), why.to_owned()))
 }

@@ -3,8 +3,8 @@
 
 use super::error::PlaceError;
 use super::node;
+use super::role::{Finding, Role, Source};
 use super::vars::Vars;
-use super::{Finding, Role, Source};
 
 pub(super) const NAMES: &[&str] = &[
     "PET_NNODES",

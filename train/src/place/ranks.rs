@@ -1,8 +1,9 @@
 //! A rank's numbers with the names they came under, and whether they fit together.
 
 use super::error::PlaceError;
+use super::job::Job;
+use super::role::{Master, Place, Source};
 use super::vars::{DEFAULT_PORT, Vars, is_loopback};
-use super::{Job, Master, Place, Source};
 
 /// A number and the variable or flag that says so.
 pub(super) type Number = (&'static str, usize);

@@ -3,8 +3,8 @@
 use super::error::PlaceError;
 use super::hostlist;
 use super::ranks::{Ranks, Start, below, master};
-use super::vars::{Vars, port_of_job};
-use super::{Finding, Role, Source};
+use super::role::{Finding, Master, Role, Source};
+use super::vars::{DEFAULT_PORT, Vars, port_of_job};
 
 pub(super) const NAMES: &[&str] = &[
     "SLURM_JOB_ID",
@@ -94,9 +94,9 @@ pub(super) fn read(vars: &Vars) -> Result<Finding, PlaceError> {
     let meeting = id.map(|id| format!("{id}.{step}"));
     let port = meeting.as_deref().map(port_of_job);
     let master = match (vars.has("MASTER_ADDR"), first_host(vars)?) {
-        (false, Some(host)) if !ranks.one_node() => super::Master {
+        (false, Some(host)) if !ranks.one_node() => Master {
             host,
-            port: vars.port(&["MASTER_PORT"])?.or(port).unwrap_or(super::DEFAULT_PORT),
+            port: vars.port(&["MASTER_PORT"])?.or(port).unwrap_or(DEFAULT_PORT),
             shared_port: false,
         },
         _ => master(vars, ranks.one_node(), port)?,

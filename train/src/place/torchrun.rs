@@ -4,8 +4,8 @@
 use super::error::PlaceError;
 use super::node;
 use super::ranks::{Ranks, Start, below, master, meets_on_loopback};
+use super::role::{Finding, Role, Source};
 use super::vars::Vars;
-use super::{Finding, Role, Source};
 
 pub(super) const NAMES: &[&str] = &[
     "RANK",

@@ -149,3 +149,8 @@ pub(super) fn port_of_job(job: &str) -> u16 {
     });
     FIRST + (hash % COUNT) as u16
 }
+
+/// Whether a scheduler's name of a job is one.
+pub(super) fn is_name(text: &str) -> bool {
+    !text.trim().is_empty() && text.len() <= 253
+}

@@ -15,10 +15,10 @@ use std::time::Duration;
 
 use signal_hook::low_level;
 
+use super::action::action_of;
 use super::launcher::{self, Word};
 use super::output;
 use super::position;
-use super::signals::action_of;
 
 const SIGNALS: [(c_int, &str); 5] = [
     (libc::SIGSEGV, "SIGSEGV"),

@@ -7,7 +7,7 @@ use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::Duration;
 
-use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal, test_kill_process};
+use rustix::process::Pid;
 
 /// Variable with the launcher's process id, so that a rank can end with it.
 pub(crate) const LAUNCHER_PID: &str = "KILN_LAUNCHER_PID";
@@ -70,24 +70,8 @@ impl Word {
     }
 }
 
-/// Asks the system to kill this process when its launcher dies, and connects it with the launcher; exits
-/// if that is gone already. Does nothing in a process that no launcher has started. To be called first in
-/// `main`.
-///
-/// The request holds between a process and its parent. A program between launcher and rank must
-/// therefore become the rank (`exec`); if it waits instead, it outlives a launcher that is killed
-/// with SIGKILL, and the rank with it.
-pub fn end_with_launcher() {
-    let Some(launcher) = std::env::var(LAUNCHER_PID).ok().and_then(|pid| pid.parse().ok()) else {
-        return;
-    };
-    let Some(launcher) = Pid::from_raw(launcher) else { return };
-    // Only Linux can do this; elsewhere ranks notice that their launcher's pipes are closed.
-    let _ = set_parent_process_death_signal(Some(Signal::KILL));
-    if getppid() != Some(launcher) && !is_alive(launcher) {
-        super::output::complain(&format!("error: the launcher (pid {launcher}) is gone"));
-        std::process::exit(1);
-    }
+/// Connects this process with its launcher, if it has one.
+pub(super) fn connect() {
     if let Some(descriptor) = find_pipe() {
         DESCRIPTOR.store(descriptor, Ordering::Relaxed);
     }
@@ -104,12 +88,6 @@ pub(crate) fn state_of(process: Pid) -> Option<char> {
     // The name before it, in brackets, may hold anything.
     let (_, rest) = stat.rsplit_once(')')?;
     rest.trim_start().chars().next()
-}
-
-/// Whether a process exists and is not merely a zombie that nobody has taken note of yet.
-fn is_alive(process: Pid) -> bool {
-    let zombie = matches!(state_of(process), Some('Z' | 'X'));
-    !zombie && test_kill_process(process).is_ok()
 }
 
 /// The descriptor of the pipe that the launcher has handed down. Programs that this process starts do not

@@ -17,11 +17,13 @@
 //! What of it is missing, [`crate::train::run`] says once. A program that ends with [`output::finish`] also
 //! says there what a full disk did not take of its log.
 
+mod action;
 mod crash;
 mod id;
 pub(crate) mod launcher;
 mod log;
 pub mod output;
+mod parent;
 mod pool;
 pub(crate) mod position;
 mod signals;
@@ -31,8 +33,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 pub use kiln_shard::memory::CountingAllocator;
-pub use launcher::{GraceError, end_with_launcher};
+pub use launcher::GraceError;
 pub use log::LogLevelError;
+pub use parent::end_with_launcher;
 pub use signals::stop_on_signals;
 
 pub(crate) use crash::raise_segv;

@@ -3,7 +3,6 @@
 
 use std::ffi::c_int;
 use std::io;
-use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -12,6 +11,7 @@ use nix::time::{ClockId, clock_gettime};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::low_level;
 
+use super::action::action_of;
 use super::{crash, launcher};
 
 /// Signals that come closer to the first than this are the same request. `timeout` sends its signal to the
@@ -127,15 +127,6 @@ pub(super) fn let_large_writes_fail() {
         // SAFETY: nothing runs when a signal is ignored.
         unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
     }
-}
-
-/// What happens on `signal`; `None` if there is no such signal.
-pub(super) fn action_of(signal: c_int) -> Option<libc::sigaction> {
-    // SAFETY: all fields of the plain C structure may be zero.
-    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
-    // SAFETY: without a new action the call only writes the present one to `action`.
-    let status = unsafe { libc::sigaction(signal, ptr::null(), &raw mut action) };
-    (status == 0).then_some(action)
 }
 
 #[cfg(test)]

@@ -1,0 +1,118 @@
+//! Settling what a configuration leaves to the device.
+
+use super::choice::Choice;
+use super::schema::{Config, Precision, PrecisionSection};
+
+/// What goes with a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Suits {
+    /// What it computes in.
+    pub precision: Precision,
+    /// Tokens of a micro-batch that keep all of it at work.
+    pub tokens: usize,
+}
+
+impl Suits {
+    /// The CPU. In f32 whatever it multiplies fastest, so that a run has the same bits on all of them.
+    pub const CPU: Suits = Suits { precision: Precision::F32, tokens: 2048 };
+}
+
+impl PrecisionSection {
+    /// Dtype of computation; where that is not settled yet, the CPU's.
+    pub fn compute(&self) -> Precision {
+        match self.compute {
+            Choice::Is(precision) => precision,
+            Choice::Auto => Suits::CPU.precision,
+        }
+    }
+}
+
+impl Config {
+    /// Sequences of a micro-batch; where that is not settled yet, the CPU's.
+    pub fn micro_batch(&self) -> usize {
+        match self.train.micro_batch {
+            Choice::Is(rows) => rows,
+            Choice::Auto => self.rows_of(Suits::CPU.tokens),
+        }
+    }
+
+    /// Settles what is left to the device, and returns it as lines of a configuration.
+    pub fn settle(&mut self, suits: Suits) -> Vec<String> {
+        let mut settled = Vec::new();
+        if self.precision.compute == Choice::Auto {
+            self.precision.compute = suits.precision.into();
+            settled.push(format!("precision.compute = \"{}\"", suits.precision));
+        }
+        if self.train.micro_batch == Choice::Auto {
+            let rows = self.rows_of(suits.tokens);
+            self.train.micro_batch = rows.into();
+            settled.push(format!("train.micro_batch = {rows}"));
+        }
+        settled
+    }
+
+    /// The most sequences that have no more than `tokens` tokens and divide a rank's part of the batch; at
+    /// least one.
+    fn rows_of(&self, tokens: usize) -> usize {
+        let per_rank = self.train.global_batch / self.train.ranks.max(1);
+        let most = (tokens / self.data.seq_len.max(1)).min(per_rank);
+        (1..=most).rev().find(|rows| per_rank.is_multiple_of(*rows)).unwrap_or(1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GPU: Suits = Suits { precision: Precision::Bf16, tokens: 16_384 };
+
+    fn config(text: &str) -> Config {
+        toml::from_str(text).expect("a configuration")
+    }
+
+    #[test]
+    fn what_is_left_open_goes_by_the_device() {
+        let open = "[data]\nseq_len = 512\n[train]\nmicro_batch = \"auto\"\nglobal_batch = 96\n\
+                    [precision]\ncompute = \"auto\"\n";
+        let asked = config(open);
+        let (mut cpu, mut gpu) = (asked.clone(), asked.clone());
+        assert_eq!(
+            cpu.settle(Suits::CPU),
+            ["precision.compute = \"f32\"", "train.micro_batch = 4"]
+        );
+        assert_eq!(gpu.settle(GPU), ["precision.compute = \"bf16\"", "train.micro_batch = 32"]);
+        // Until then it is as on the CPU.
+        assert_eq!((asked.micro_batch(), asked.precision.compute()), (4, Precision::F32));
+        // What is written can be read, settled or not.
+        for config in [&asked, &gpu] {
+            let text = toml::to_string(config).expect("TOML");
+            assert_eq!(&self::config(&text), config);
+        }
+        // Nothing is open any more.
+        assert_eq!(gpu.clone().settle(Suits::CPU), [""; 0]);
+        assert_eq!((gpu.micro_batch(), gpu.precision.compute()), (32, Precision::Bf16));
+    }
+
+    /// Micro-batches come out even, also where a rank has few sequences or many.
+    #[test]
+    fn micro_batches_divide_what_a_rank_has() {
+        let mut config = config("[data]\nseq_len = 512\n");
+        let mut rows = |global_batch, ranks| {
+            (config.train.global_batch, config.train.ranks) = (global_batch, ranks);
+            config.rows_of(GPU.tokens)
+        };
+        assert_eq!([rows(64, 1), rows(64, 4), rows(30, 2), rows(62, 1)], [32, 16, 15, 31]);
+        assert_eq!([rows(37, 1), rows(1, 8), rows(usize::MAX - 1, 1)], [1, 1, 14]);
+        config.data.seq_len = 1 << 20;
+        assert_eq!(config.rows_of(GPU.tokens), 1);
+    }
+
+    #[test]
+    fn other_values_are_refused_in_the_words_of_their_kind() {
+        let problem = |text: &str| toml::from_str::<Config>(text).expect_err("refused").to_string();
+        let dtype = problem("[precision]\ncompute = \"f8\"");
+        assert!(dtype.contains("unknown variant `f8`, expected one of `f32`, `bf16`"), "{dtype}");
+        let rows = problem("[train]\nmicro_batch = \"many\"");
+        assert!(rows.contains("string \"many\", expected usize"), "{rows}");
+    }
+}

@@ -1,0 +1,134 @@
+//! A job from its first life to its last.
+
+use std::ffi::OsString;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use super::end::PREEMPTED;
+use super::environment::Job;
+use super::error::LaunchError;
+use super::logs::claim;
+use super::report::tell;
+use super::restarts::{Next, Restarts};
+use super::say::{say, signal_name};
+use super::supervise::{Life, Signals};
+use super::verdict::Verdict;
+use crate::place::{Node, SECRET};
+use crate::process::{self, output};
+
+/// How long ranks get to save and end after a signal, where nobody says otherwise.
+pub const GRACE: Duration = Duration::from_secs(30);
+
+/// What to launch.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// This node.
+    pub node: Node,
+    /// The program of every rank.
+    pub program: PathBuf,
+    /// Its arguments.
+    pub arguments: Vec<OsString>,
+    /// Folder of the ranks' logs; `None` for `runs/logs/<job>`.
+    pub log_dir: Option<PathBuf>,
+    /// Time between SIGTERM and SIGKILL when the job is to end.
+    pub grace: Duration,
+}
+
+/// Starts the ranks of a node, again after failures if that is wanted, and returns the exit code.
+/// To be called from the main thread: the system ends ranks with the thread that started them.
+pub fn run(options: &Options) -> Result<u8, LaunchError> {
+    let _output = output::never_block();
+    process::hear_of_children();
+    let signals = Signals::register()?;
+    let mut node = options.node.clone();
+    let choose_port = node.master.port == 0;
+    let name = match node.job.name.take() {
+        Some(name) => name,
+        // The name must be the same everywhere, so only a single node can make one up.
+        None if node.nodes == 1 => format!("kiln-{}", random_text(8)?),
+        None => "none".to_owned(),
+    };
+    let fallback =
+        Path::new("runs").join("logs").join(name.replace(['/', '\\'], "-").replace("..", "-"));
+    let log_dir = options.log_dir.clone().unwrap_or_else(|| fallback.clone());
+    if node.secret.is_none() {
+        match node.nodes {
+            1 => node.secret = Some(random_text(16)?),
+            _ => say(&format!(
+                "warning: {SECRET} is not set, so whoever reaches port {} of {} could take a rank's \
+                 place; unless that is a loopback address or comm.open is true, the ranks will refuse \
+                 to start. Set it to the same random text on every node; `openssl rand -hex 32` makes \
+                 one",
+                node.master.port, node.master.host
+            )),
+        }
+    }
+    let mut restarts = Restarts::new(node.max_restarts);
+    let mut job = Job { node, name, restart: 0, run: None, grace: options.grace };
+    // Held until the last rank has ended.
+    let (logs, _claimed) = claim(&log_dir, &fallback, job.rank(0), job.restarts())?;
+    if logs != log_dir {
+        say(&format!(
+            "another launch writes its logs to {} right now; those of this one are in {}",
+            log_dir.display(),
+            logs.display()
+        ));
+    }
+    loop {
+        if choose_port {
+            job.node.master.port = free_port(&job.node.master.host)?;
+        }
+        let life = Life {
+            job: &job,
+            program: &options.program,
+            arguments: &options.arguments,
+            log_dir: &logs,
+        };
+        let begun = Instant::now();
+        let ends = life.run(&signals)?;
+        let verdict = Verdict::of(&ends);
+        tell(&job, &ends, &verdict);
+        let pause = match restarts.after(&ends, verdict, begun.elapsed()) {
+            Next::End => return Ok(verdict.code()),
+            Next::GiveUp(why) => {
+                say(&why);
+                return Ok(verdict.code());
+            }
+            Next::Again(pause) => pause,
+        };
+        job.restart = restarts.done();
+        job.run = ends.ranks.iter().find_map(|end| end.run.clone()).or(job.run);
+        say(&format!("the next try is in {} s", pause.as_secs()));
+        if let Some(signal) = signals.pause(pause) {
+            let name = signal_name(signal);
+            say(&format!("{name} before the next try: the job is not started again"));
+            // Whichever signal it was: nothing runs, and what was saved stays.
+            return Ok(PREEMPTED);
+        }
+        say(&format!(
+            "starting all ranks of this node again, restart {} of {}",
+            job.restart, job.node.max_restarts
+        ));
+    }
+}
+
+/// A port on which nobody listens. It is free again when this returns, so another program could
+/// take it before rank 0 does; the job then fails at once and says so.
+fn free_port(host: &str) -> Result<u16, LaunchError> {
+    let listener = TcpListener::bind((host, 0)).or_else(|_| TcpListener::bind(("0.0.0.0", 0)));
+    let address = listener.and_then(|listener| listener.local_addr());
+    address
+        .map(|address| address.port())
+        .map_err(|source| LaunchError::System { what: "find a free port", source })
+}
+
+/// `bytes` random bytes in hexadecimal.
+fn random_text(bytes: usize) -> Result<String, LaunchError> {
+    let mut random = vec![0; bytes];
+    getrandom::fill(&mut random).map_err(|error| LaunchError::System {
+        what: "get random bytes from the system",
+        source: std::io::Error::other(error.to_string()),
+    })?;
+    Ok(random.iter().map(|byte| format!("{byte:02x}")).collect())
+}

@@ -1,0 +1,117 @@
+//! Asking every source for the place of this process.
+
+use std::sync::Once;
+
+use super::error::{PlaceError, shortened};
+use super::flags::Flags;
+use super::job::Job;
+use super::role::{Finding, Role, Source};
+use super::vars::{Lookup, Vars};
+use super::{jobset, mpi, node, pet, slurm, stray, torchrun};
+
+/// What a source had to say.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Considered {
+    /// The source.
+    pub source: Source,
+    /// Its variables that are set, with values shortened.
+    pub found: Vec<(String, String)>,
+    /// Why it was taken or passed over.
+    pub verdict: String,
+}
+
+/// Finds the role of a process that has no flags. Never panics, and needs memory in proportion to
+/// the values alone, whatever they say.
+pub fn find(lookup: &Lookup) -> Result<(Role, Vec<Considered>), PlaceError> {
+    let (role, considered) = survey(&Flags::default(), lookup);
+    Ok((role?, considered))
+}
+
+/// The role of this process. Says once if it is alone though variables speak of several ranks.
+pub fn find_here(flags: &Flags) -> Result<Role, PlaceError> {
+    static TOLD: Once = Once::new();
+    let role = survey(flags, &environment).0?;
+    if let (Role::Alone(_), Some(remark)) = (&role, stray::remark(&environment)) {
+        TOLD.call_once(|| tracing::warn!("{remark}"));
+    }
+    Ok(role)
+}
+
+/// A variable of this process, or its host name where a shell has not exported it.
+pub fn environment(name: &str) -> Option<String> {
+    let value = std::env::var_os(name).map(|value| value.to_string_lossy().into_owned());
+    if name == "HOSTNAME" && value.is_none() {
+        return Some(rustix::system::uname().nodename().to_string_lossy().into_owned());
+    }
+    value
+}
+
+/// Asks every source; says what came of each, also when one of them is wrong.
+pub fn survey(flags: &Flags, lookup: &Lookup) -> (Result<Role, PlaceError>, Vec<Considered>) {
+    // Where the ranks meet may be given by flags whoever tells the rest.
+    let overlaid = |name: &str| flags.overlay(name).or_else(|| lookup(name));
+    let vars = Vars(&overlaid);
+    let mut considered = Vec::new();
+    let mut outcome = None;
+    for source in Source::ALL {
+        let found = match source {
+            Source::Flags => flags.found(),
+            _ => names(source)
+                .iter()
+                .filter_map(|name| Some(((*name).to_owned(), shortened(&lookup(name)?))))
+                .collect(),
+        };
+        let verdict = match &outcome {
+            Some((winner, Ok(_))) => format!("not asked: {winner} comes first"),
+            Some((winner, Err(_))) => format!("not asked: {winner} is wrong"),
+            None => match read(source, flags, &vars) {
+                Ok(Finding::Taken(role, why)) => {
+                    outcome = Some((source, Ok(role)));
+                    format!("taken: {why}")
+                }
+                Ok(Finding::Passed(why)) => format!("passed over: {why}"),
+                Err(error) => {
+                    let verdict = format!("wrong: {error}");
+                    outcome = Some((source, Err(error)));
+                    verdict
+                }
+            },
+        };
+        considered.push(Considered { source, found, verdict });
+    }
+    let role = match outcome {
+        Some((_, role)) => role,
+        // Somebody meant this process to be one of several.
+        None if !flags.found().is_empty() => Err(PlaceError::missing(
+            "--rank",
+            "where to meet is given, but not who meets; add --rank and --world-size",
+        )),
+        None => Ok(Role::Alone(Job::of_scheduler(&vars))),
+    };
+    (role, considered)
+}
+
+fn read(source: Source, flags: &Flags, vars: &Vars) -> Result<Finding, PlaceError> {
+    match source {
+        Source::Flags => flags.read(vars),
+        Source::Torchrun => torchrun::read(vars),
+        Source::Pet => pet::read(vars),
+        Source::Slurm => slurm::read(vars),
+        Source::OpenMpi => mpi::read_open_mpi(vars),
+        Source::Pmi => mpi::read_pmi(vars),
+        Source::JobSet => node::read_jobset(vars),
+    }
+}
+
+/// The variables that a source reads; the secret is none of them.
+pub(super) fn names(source: Source) -> &'static [&'static str] {
+    match source {
+        Source::Flags => &[],
+        Source::Torchrun => torchrun::NAMES,
+        Source::Pet => pet::NAMES,
+        Source::Slurm => slurm::NAMES,
+        Source::OpenMpi => mpi::OPEN_MPI,
+        Source::Pmi => mpi::PMI,
+        Source::JobSet => jobset::NAMES,
+    }
+}
