@@ -21,12 +21,23 @@ pub struct Snapshot {
 
 /// The values of one kind of one parameter group.
 struct Values {
-    kind: StateKind,
+    /// Name of the optimizer's slot; none for the weights.
+    slot: Option<Arc<str>>,
     shard: Arc<Buffer>,
     /// The chunk inside the shard.
     chunk: Range<usize>,
     /// The chunk, if the shard is on a GPU and it has been asked for.
     copy: OnceLock<Buffer>,
+}
+
+impl Values {
+    fn is(&self, kind: StateKind<'_>) -> bool {
+        match (kind, &self.slot) {
+            (StateKind::Weight, None) => true,
+            (StateKind::Slot(name), Some(slot)) => **slot == *name,
+            _ => false,
+        }
+    }
 }
 
 impl Engine {
@@ -40,13 +51,14 @@ impl Engine {
             state.snapshot = Arc::downgrade(&alive);
             let chunk = group.layout.chunk_range(ParamGroupLayout::own_chunk(&mesh, rank));
             let start = self.shard_of(group).start;
-            let slots = state.slots.iter().map(|slot| StateKind::Slot(slot.name));
-            let kinds = std::iter::once(StateKind::Weight).chain(slots);
-            let values = kinds.filter_map(|kind| {
-                let chunk = chunk.start - start..chunk.end - start;
-                Some(Values { kind, shard: state.values(kind)?, chunk, copy: OnceLock::new() })
-            });
-            values.collect()
+            let values = |slot: Option<&Arc<str>>, shard: &Arc<Buffer>| Values {
+                slot: slot.cloned(),
+                shard: shard.clone(),
+                chunk: chunk.start - start..chunk.end - start,
+                copy: OnceLock::new(),
+            };
+            let slots = state.slots.iter().map(|slot| values(Some(&slot.name), &slot.values));
+            std::iter::once(values(None, &state.master)).chain(slots).collect()
         });
         Snapshot { groups: groups.collect(), _alive: alive }
     }
@@ -55,7 +67,11 @@ impl Engine {
 impl Snapshot {
     /// The chunk of the parameter group at `position` in the layout, flat, with its padding; `None` if
     /// there are no values of this kind. Copied only if it is on a GPU, and once until it is released.
-    pub fn values(&self, position: usize, kind: StateKind) -> Result<Option<&[f32]>, BufferError> {
+    pub fn values(
+        &self,
+        position: usize,
+        kind: StateKind<'_>,
+    ) -> Result<Option<&[f32]>, BufferError> {
         let Some(Values { shard, chunk, copy, .. }) = self.find(position, kind) else {
             return Ok(None);
         };
@@ -73,18 +89,18 @@ impl Snapshot {
     }
 
     /// Whether there are values of this kind of the parameter group at `position`.
-    pub fn has(&self, position: usize, kind: StateKind) -> bool {
+    pub fn has(&self, position: usize, kind: StateKind<'_>) -> bool {
         self.find(position, kind).is_some()
     }
 
-    fn find(&self, position: usize, kind: StateKind) -> Option<&Values> {
-        self.groups.get(position)?.iter().find(|values| values.kind == kind)
+    fn find(&self, position: usize, kind: StateKind<'_>) -> Option<&Values> {
+        self.groups.get(position)?.iter().find(|values| values.is(kind))
     }
 
     /// Lets go of the values of one kind of one parameter group: the next step need not copy them.
-    pub fn release(&mut self, position: usize, kind: StateKind) {
+    pub fn release(&mut self, position: usize, kind: StateKind<'_>) {
         if let Some(group) = self.groups.get_mut(position) {
-            group.retain(|values| values.kind != kind);
+            group.retain(|values| !values.is(kind));
         }
     }
 }

@@ -15,7 +15,7 @@ impl Engine {
     pub fn gather_group(
         &self,
         position: usize,
-        kind: StateKind,
+        kind: StateKind<'_>,
     ) -> Result<Option<Buffer>, ShardError> {
         let context = &self.context;
         context.check()?;
@@ -36,7 +36,7 @@ impl Engine {
     pub fn gather_parameter(
         &self,
         name: &str,
-        kind: StateKind,
+        kind: StateKind<'_>,
     ) -> Result<Option<Vec<f32>>, ShardError> {
         let (group, slot) = self.find(name)?;
         let range = group.layout.parameters[slot].range();
@@ -50,7 +50,7 @@ impl Engine {
     pub fn load_parameter(
         &self,
         name: &str,
-        kind: StateKind,
+        kind: StateKind<'_>,
         values: &[f32],
     ) -> Result<(), ShardError> {
         let (group, slot) = self.find(name)?;
@@ -76,7 +76,7 @@ impl Engine {
     pub fn fill_parameter<E: From<ShardError> + From<BufferError>>(
         &self,
         name: &str,
-        kind: StateKind,
+        kind: StateKind<'_>,
         fill: impl FnOnce(Range<usize>, &mut [f32]) -> Result<(), E>,
     ) -> Result<(), E> {
         let (group, slot) = self.find(name)?;
@@ -96,7 +96,7 @@ impl Engine {
     pub fn read_parameter<T>(
         &self,
         name: &str,
-        kind: StateKind,
+        kind: StateKind<'_>,
         read: impl FnOnce(Range<usize>, &[f32]) -> T,
     ) -> Result<Option<T>, ShardError> {
         let (group, slot) = self.find(name)?;

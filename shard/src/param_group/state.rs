@@ -10,14 +10,14 @@ use crate::error::ShardError;
 
 /// Which of the values that are kept for each element of a parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum StateKind {
+pub enum StateKind<'a> {
     /// The f32 master weight.
     Weight,
     /// The reduced gradient; there between backward and the optimizer step.
     Gradient,
     /// A slot of the optimizer's state by its name, such as `exp_avg`; there after the first
     /// optimizer step.
-    Slot(&'static str),
+    Slot(&'a str),
 }
 
 /// The values of one parameter group on one rank.
@@ -68,7 +68,7 @@ pub(crate) enum Gradient {
 /// One named value per element that an optimizer keeps, such as a moment: f32, of one shard. Shared
 /// only while a snapshot reads it.
 pub(crate) struct Slot {
-    pub(crate) name: &'static str,
+    pub(crate) name: Arc<str>,
     pub(crate) values: Arc<Buffer>,
 }
 
@@ -111,12 +111,12 @@ impl GroupState {
     }
 
     /// The values as they are now: whoever holds them keeps them from being changed in place.
-    pub(crate) fn values(&self, kind: StateKind) -> Option<Arc<Buffer>> {
+    pub(crate) fn values(&self, kind: StateKind<'_>) -> Option<Arc<Buffer>> {
         match kind {
             StateKind::Weight => Some(self.master.clone()),
             StateKind::Gradient => self.reduced().cloned().map(Arc::new),
             StateKind::Slot(name) => {
-                self.slots.iter().find(|slot| slot.name == name).map(|slot| slot.values.clone())
+                self.slots.iter().find(|slot| *slot.name == *name).map(|slot| slot.values.clone())
             }
         }
     }
@@ -125,7 +125,7 @@ impl GroupState {
     /// `group` and `parameter` are names for errors.
     pub(crate) fn values_mut(
         &mut self,
-        kind: StateKind,
+        kind: StateKind<'_>,
         group: &str,
         parameter: &str,
     ) -> Result<&mut Buffer, ShardError> {
@@ -152,7 +152,7 @@ impl GroupState {
     /// there are none. `group` is a name for errors.
     pub(crate) fn shard_mut(
         &mut self,
-        names: &[&'static str],
+        names: &[&str],
         group: &str,
     ) -> Result<ShardMut<'_>, ShardError> {
         for (index, name) in names.iter().enumerate() {
@@ -168,13 +168,13 @@ impl GroupState {
     }
 
     /// The index of the slot `name`, which is made, of zeros, if there is none.
-    pub(crate) fn slot(&mut self, name: &'static str) -> usize {
-        if let Some(index) = self.slots.iter().position(|slot| slot.name == name) {
+    pub(crate) fn slot(&mut self, name: &str) -> usize {
+        if let Some(index) = self.slots.iter().position(|slot| *slot.name == *name) {
             return index;
         }
         let placement = Placement::of_buffer(&self.master);
         let values = Arc::new(placement.zeros(DType::F32, self.master.len()));
-        self.slots.push(Slot { name, values });
+        self.slots.push(Slot { name: name.into(), values });
         self.slots.len() - 1
     }
 }

@@ -8,8 +8,9 @@ use clap::{Args, ValueEnum};
 use kiln_shard::ParamGroupLayout;
 
 use super::index::INDEX_FILE;
-use super::manifest::{Format, Saved};
+use super::manifest::Format;
 use super::part::{self, Completion, Entry, Values};
+use super::saved::Saved;
 use super::{
     CONFIG_FILE, Checkpoint, CheckpointError, CheckpointReader, SaveContext, full, verify,
 };
@@ -133,8 +134,9 @@ pub fn convert(
         ),
         Format::Sharded => {
             let folder = part::NewFolder::create(out)?;
+            let slots = context.optimizer.slots();
             let parts = (0..ranks)
-                .map(|index| part::write_piece(folder.path(), &layout, index, &mut source))
+                .map(|index| part::write_piece(folder.path(), &layout, index, &slots, &mut source))
                 .collect::<Result<_, _>>()?;
             source.check()?;
             let layout = &layout[..];
@@ -159,7 +161,7 @@ impl Source<'_> {
 }
 
 impl Values for Source<'_> {
-    fn has(&self, unit: usize, saved: Saved) -> bool {
+    fn has(&self, unit: usize, saved: &Saved) -> bool {
         let first = self.layout[unit].parameters.first();
         first.is_some_and(|parameter| self.reader.has(&parameter.name, saved))
     }
@@ -171,7 +173,7 @@ impl Values for Source<'_> {
     ) -> Result<Cow<'_, [f32]>, CheckpointError> {
         let name = &layout[entry.unit].parameters[entry.slot].name;
         let mut values = vec![0.0; entry.range.len()];
-        self.reader.read(name, entry.saved, entry.range.clone(), &mut values)?;
+        self.reader.read(name, &entry.saved, entry.range.clone(), &mut values)?;
         if entry.saved == Saved::Weight {
             self.found.borrow_mut().look(name, &values);
         }

@@ -11,8 +11,9 @@ use std::time::Duration;
 use kiln_collectives::{Buffer, Phase};
 use kiln_shard::{Engine, ParamGroupLayout, memory};
 
-use super::manifest::{Format, Saved};
+use super::manifest::Format;
 use super::part::{self, Completion, Entry, Part, PartFile};
+use super::saved::Saved;
 use super::status::{Patience, Status};
 use super::{CheckpointError, SaveContext};
 use crate::weights::{Watched, Weights};
@@ -26,10 +27,15 @@ fn optimizer_file(unit: usize, units: usize) -> String {
 }
 
 /// Entries of whole parameters.
-fn whole(layout: &ParamGroupLayout, unit: usize, saved: Saved) -> Vec<Entry> {
+fn whole(layout: &ParamGroupLayout, unit: usize, saved: &Saved) -> Vec<Entry> {
     let parameters = layout.parameters.iter().enumerate();
     parameters
-        .map(|(slot, parameter)| Entry { unit, slot, saved, range: 0..parameter.numel() })
+        .map(|(slot, parameter)| Entry {
+            unit,
+            slot,
+            saved: saved.clone(),
+            range: 0..parameter.numel(),
+        })
         .collect()
 }
 
@@ -37,6 +43,7 @@ fn whole(layout: &ParamGroupLayout, unit: usize, saved: Saved) -> Vec<Entry> {
 /// `complete`, which asks the status whether it is still wanted; holds one unit at a time. The others do not learn whether rank 0 could. Collective.
 pub(super) fn save(
     engine: &Engine,
+    slots: Vec<Saved>,
     beside: &Path,
     patience: Patience,
     complete: impl FnOnce(&[ParamGroupLayout], Vec<Part>, &Status) -> Result<(), CheckpointError>
@@ -45,13 +52,16 @@ pub(super) fn save(
 ) -> Result<(), CheckpointError> {
     let layout = &engine.layout().groups;
     let rank = engine.world().rank();
-    let mut writer = (rank == 0).then(|| UnitWriter::start(rank, beside, layout, patience.timeout));
+    let all: Vec<_> = [Saved::Weight].into_iter().chain(slots.clone()).collect();
+    let mut writer =
+        (rank == 0).then(|| UnitWriter::start(rank, beside, layout, slots, patience.timeout));
     for unit in 0..layout.len() {
-        for saved in Saved::ALL {
+        for saved in &all {
             // Every rank takes part in every gather, whatever rank 0 has met so far.
             let values = engine.gather_group(unit, saved.kind())?;
             if let (Some(writer), Some(values)) = (&mut writer, values) {
-                writer.give(move |files| files.put(unit, saved, &values));
+                let saved = saved.clone();
+                writer.give(move |files| files.put(unit, &saved, &values));
             }
             wait_for(writer.as_mut(), engine, patience.beat)?;
         }
@@ -97,13 +107,20 @@ struct UnitWriter {
 
 impl UnitWriter {
     /// Of `rank`, whose units of `layout` are to be written to `folder`.
-    fn start(rank: usize, folder: &Path, layout: &[ParamGroupLayout], timeout: Duration) -> Self {
+    fn start(
+        rank: usize,
+        folder: &Path,
+        layout: &[ParamGroupLayout],
+        slots: Vec<Saved>,
+        timeout: Duration,
+    ) -> Self {
         let status = Arc::new(Status::new());
         let (jobs, work) = mpsc::channel::<Job>();
         let (told, done) = mpsc::channel();
         let mut files = UnitFiles {
             folder: folder.to_owned(),
             layout: layout.to_owned(),
+            slots,
             part: Part::default(),
             open: None,
             status: status.clone(),
@@ -182,8 +199,10 @@ impl Drop for UnitWriter {
 struct UnitFiles {
     folder: PathBuf,
     layout: Vec<ParamGroupLayout>,
+    /// The optimizer's.
+    slots: Vec<Saved>,
     part: Part,
-    /// The optimizer's file, between its two moments.
+    /// The optimizer's file, between its slots.
     open: Option<PartFile>,
     status: Arc<Status>,
 }
@@ -194,17 +213,16 @@ impl UnitFiles {
         if self.status.get_on() { Ok(()) } else { Err(CheckpointError::OtherRank) }
     }
 
-    fn put(&mut self, unit: usize, saved: Saved, values: &Buffer) -> Result<(), CheckpointError> {
+    fn put(&mut self, unit: usize, saved: &Saved, values: &Buffer) -> Result<(), CheckpointError> {
         let units = self.layout.len();
         let mut file = match self.open.take() {
             Some(file) => file,
             None => {
                 let (name, kinds) = match saved {
-                    Saved::Weight => (model_file(unit, units), &Saved::ALL[..1]),
-                    _ => (optimizer_file(unit, units), &Saved::ALL[1..]),
+                    Saved::Weight => (model_file(unit, units), &[Saved::Weight][..]),
+                    Saved::Slot(_) => (optimizer_file(unit, units), &self.slots[..]),
                 };
-                let entries =
-                    kinds.iter().flat_map(|saved| whole(&self.layout[unit], unit, *saved));
+                let entries = kinds.iter().flat_map(|saved| whole(&self.layout[unit], unit, saved));
                 PartFile::create(&self.folder, name, &self.layout, entries.collect())?
             }
         };
@@ -213,34 +231,35 @@ impl UnitFiles {
             self.go_on()?;
             file.put(&values[parameter.range()])?;
         }
-        match saved {
-            Saved::FirstMoment => self.open = Some(file),
-            _ => file.finish(&mut self.part)?,
+        if *saved == Saved::Weight || self.slots.last() == Some(saved) {
+            file.finish(&mut self.part)
+        } else {
+            self.open = Some(file);
+            Ok(())
         }
-        Ok(())
     }
 }
 
 /// Writes a full checkpoint to the new folder `place`, with one process and no engine: `get` gives
-/// the values of whole parameters, moments where `has` says so. The folder appears unless `check` fails,
+/// the values of whole parameters, slots of the optimizer where `has` says so. The folder appears unless `check` fails,
 /// which is called when all have been written. Holds one parameter at a time.
 pub(super) fn write(
     place: &Path,
     layout: &[ParamGroupLayout],
     context: &SaveContext,
     ranks: usize,
-    has: impl Fn(usize, Saved) -> bool,
+    has: impl Fn(usize, &Saved) -> bool,
     get: impl Fn(&Entry) -> Result<Vec<f32>, CheckpointError>,
     check: impl FnOnce() -> Result<(), CheckpointError>,
 ) -> Result<(), CheckpointError> {
     let folder = part::NewFolder::create(place)?;
     let mut part = Part::default();
+    let slots = context.optimizer.slots();
     for (unit, unit_layout) in layout.iter().enumerate() {
         let names = [model_file(unit, layout.len()), optimizer_file(unit, layout.len())];
-        for (name, kinds) in names.into_iter().zip([&Saved::ALL[..1], &Saved::ALL[1..]]) {
-            let kinds = kinds.iter().filter(|saved| has(unit, **saved));
-            let entries: Vec<_> =
-                kinds.flat_map(|saved| whole(unit_layout, unit, *saved)).collect();
+        for (name, kinds) in names.into_iter().zip([&[Saved::Weight][..], &slots]) {
+            let kinds = kinds.iter().filter(|saved| has(unit, saved));
+            let entries: Vec<_> = kinds.flat_map(|saved| whole(unit_layout, unit, saved)).collect();
             if entries.is_empty() {
                 continue;
             }
@@ -256,7 +275,7 @@ pub(super) fn write(
     folder.complete(completion)
 }
 
-/// Writes weights from elsewhere as a full checkpoint without moments to the new folder `place`.
+/// Writes weights from elsewhere as a full checkpoint without optimizer state to the new folder `place`.
 /// `layout` says in which units; every parameter of it must be among the weights.
 ///
 /// # Errors
@@ -275,7 +294,7 @@ pub fn write_full(
         layout,
         context,
         1,
-        |_, saved| saved == Saved::Weight,
+        |_, saved| *saved == Saved::Weight,
         |entry| {
             let parameter = &layout[entry.unit].parameters[entry.slot];
             let mut values = vec![0.0; entry.range.len()];
@@ -287,7 +306,7 @@ pub fn write_full(
 }
 
 impl part::Values for kiln_shard::Snapshot {
-    fn has(&self, unit: usize, saved: Saved) -> bool {
+    fn has(&self, unit: usize, saved: &Saved) -> bool {
         Self::has(self, unit, saved.kind())
     }
 
@@ -303,7 +322,7 @@ impl part::Values for kiln_shard::Snapshot {
         Ok(Cow::Borrowed(&values[within..within + entry.range.len()]))
     }
 
-    fn done(&mut self, unit: usize, saved: Saved) {
+    fn done(&mut self, unit: usize, saved: &Saved) {
         self.release(unit, saved.kind());
     }
 }
@@ -342,7 +361,7 @@ mod tests {
                 Ok(())
             };
             let patience = Patience::new(LIMIT, timeout);
-            let saved = save(decoder.engine(), folder.path(), patience, complete);
+            let saved = save(decoder.engine(), Vec::new(), folder.path(), patience, complete);
             // They have not lost each other.
             decoder.engine().all_reduce_f64(Phase::Checkpoint, "save", &[1.0])?;
             Ok::<_, ShardError>(saved.map_err(|error| error.to_string()))

@@ -5,7 +5,8 @@ use std::path::Path;
 
 use serde::Serialize;
 
-use super::manifest::{Saved, TensorEntry};
+use super::manifest::TensorEntry;
+use super::saved::Saved;
 use super::{CheckpointError, disk};
 
 pub(super) const INDEX_FILE: &str = "model.safetensors.index.json";

@@ -5,11 +5,12 @@ mod check;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use kiln_shard::{ParamGroupLayout, StateKind};
+use kiln_shard::ParamGroupLayout;
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 
 use super::checksum::Checksum;
+use super::saved::Saved;
 use super::{Architecture, CheckpointError, CheckpointState, MANIFEST_FILE, SavedOptimizer, disk};
 use crate::files::{self, MAX_WHOLE};
 
@@ -93,49 +94,7 @@ pub struct FileEntry {
     pub checksum: Checksum,
 }
 
-/// What of a parameter is saved.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-pub enum Saved {
-    /// The f32 master weight.
-    #[serde(rename = "weight")]
-    Weight,
-    /// First moment of AdamW.
-    #[serde(rename = "exp_avg")]
-    FirstMoment,
-    /// Second moment of AdamW.
-    #[serde(rename = "exp_avg_sq")]
-    SecondMoment,
-}
-
-impl Saved {
-    /// All, in the order in which they are written.
-    pub const ALL: [Saved; 3] = [Saved::Weight, Saved::FirstMoment, Saved::SecondMoment];
-
-    /// How the engine calls it.
-    pub fn kind(self) -> StateKind {
-        match self {
-            Saved::Weight => StateKind::Weight,
-            Saved::FirstMoment => StateKind::Slot("exp_avg"),
-            Saved::SecondMoment => StateKind::Slot("exp_avg_sq"),
-        }
-    }
-
-    /// What an optimizer's state of this kind is called; `None` for the weight.
-    pub fn state_name(self) -> Option<&'static str> {
-        match self {
-            Saved::Weight => None,
-            Saved::FirstMoment => Some("exp_avg"),
-            Saved::SecondMoment => Some("exp_avg_sq"),
-        }
-    }
-
-    /// The key in a file of tensors of parameter `name`.
-    pub fn key(self, name: &str) -> String {
-        self.state_name().map_or_else(|| name.to_owned(), |state| format!("{name}.{state}"))
-    }
-}
-
-/// A weight or a moment.
+/// A weight, or a slot of the optimizer's state.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TensorEntry {
     /// Full name of the parameter.

@@ -42,6 +42,7 @@ mod origin;
 mod part;
 mod read_ahead;
 mod reader;
+mod saved;
 mod saver;
 mod status;
 mod stream;
@@ -65,12 +66,11 @@ pub use folder::{Keep, folder_of_run, later_than, move_later, sweep};
 pub(crate) use folder::{mend_latest, place_of, step_of, surplus};
 pub use full::write_full;
 pub use held::HeldFolder;
-pub use manifest::{
-    FORMAT_VERSION, FileEntry, Format, Manifest, Piece, Saved, TensorEntry, UnitEntry,
-};
+pub use manifest::{FORMAT_VERSION, FileEntry, Format, Manifest, Piece, TensorEntry, UnitEntry};
 pub use open::Checkpoint;
 pub use origin::{Architecture, CustomPart, SavedOptimizer};
 pub use reader::CheckpointReader;
+pub use saved::Saved;
 pub use saver::{Progress, SaveOptions, Saver};
 pub(crate) use stream::Stream;
 pub use verify::{Verified, verify};

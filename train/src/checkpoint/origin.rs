@@ -4,7 +4,10 @@
 //! the built-in one and mean something else. So a checkpoint names both, and whoever cannot build
 //! them refuses it.
 
+use kiln_shard::AdamW;
 use serde::{Deserialize, Serialize};
+
+use super::saved::Saved;
 
 /// What computes with the weights of a model.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -92,15 +95,20 @@ pub struct SavedOptimizer {
     /// Its name, such as `adamw`.
     pub name: String,
     /// Names of the values that it keeps for every element of a weight, as
-    /// [`Saved`](super::Saved) writes them; none for an optimizer without state.
+    /// [`Saved`] writes them; none for an optimizer without state.
     pub state: Vec<String>,
 }
 
 impl SavedOptimizer {
     /// The built-in AdamW.
     pub fn adamw() -> Self {
-        let state = ["exp_avg", "exp_avg_sq"].map(str::to_owned).to_vec();
+        let state = AdamW::SLOTS.map(str::to_owned).to_vec();
         SavedOptimizer { name: "adamw".to_owned(), state }
+    }
+
+    /// The slots of its state, as they are saved.
+    pub(super) fn slots(&self) -> Vec<Saved> {
+        self.state.iter().map(|name| Saved::Slot(name.as_str().into())).collect()
     }
 
     /// Whether it keeps state of this name.

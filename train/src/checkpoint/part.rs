@@ -13,9 +13,10 @@ use serde::{Deserialize, Serialize};
 
 use super::index::write_index;
 use super::manifest::{
-    FORMAT_VERSION, FileEntry, Format, MAX_MANIFEST, Manifest, Piece, Saved, TensorEntry,
-    UnitEntry, entry_of,
+    FORMAT_VERSION, FileEntry, Format, MAX_MANIFEST, Manifest, Piece, TensorEntry, UnitEntry,
+    entry_of,
 };
+use super::saved::Saved;
 use super::tensor_file::TensorFileWriter;
 use super::{CONFIG_FILE, CheckpointError, Checksum, SaveContext, TOKENIZER_FILE, disk, folder};
 use crate::files::{self, MAX_WHOLE};
@@ -97,7 +98,7 @@ impl PartFile {
 /// Where the values of a sharded part come from.
 pub(super) trait Values {
     /// Whether there are values of this kind of a unit.
-    fn has(&self, unit: usize, saved: Saved) -> bool;
+    fn has(&self, unit: usize, saved: &Saved) -> bool;
 
     /// The values of an entry.
     fn get(
@@ -107,38 +108,38 @@ pub(super) trait Values {
     ) -> Result<Cow<'_, [f32]>, CheckpointError>;
 
     /// Says that no more of these are wanted.
-    fn done(&mut self, _unit: usize, _saved: Saved) {}
+    fn done(&mut self, _unit: usize, _saved: &Saved) {}
 }
 
 /// Writes piece `index` of every unit into two files of `folder`, one for weights and one for
-/// moments if there are any.
+/// the optimizer's `slots` if there are any.
 pub(super) fn write_piece(
     folder: &Path,
     layout: &[ParamGroupLayout],
     index: usize,
+    slots: &[Saved],
     values: &mut impl Values,
 ) -> Result<Part, CheckpointError> {
     let pieces = layout.first().map_or(1, |unit| unit.chunks);
     let mut part = Part::default();
-    let moments = &Saved::ALL[1..];
-    for (kind, saved) in [("model", &Saved::ALL[..1]), ("optimizer", moments)] {
+    for (kind, saved) in [("model", &[Saved::Weight][..]), ("optimizer", slots)] {
         let groups: Vec<_> = saved
             .iter()
-            .flat_map(|saved| (0..layout.len()).map(move |unit| (unit, *saved)))
-            .filter(|(unit, saved)| values.has(*unit, *saved))
+            .flat_map(|saved| (0..layout.len()).map(move |unit| (unit, saved)))
+            .filter(|(unit, saved)| values.has(*unit, saved))
             .collect();
         if groups.is_empty() {
             continue;
         }
         let entries: Vec<_> = groups
             .iter()
-            .flat_map(|(unit, saved)| entries_of(&layout[*unit], *unit, *saved, index))
+            .flat_map(|(unit, saved)| entries_of(&layout[*unit], *unit, saved, index))
             .collect();
         let name = format!("{kind}-part-{:05}-of-{pieces:05}.safetensors", index + 1);
         let mut file = PartFile::create(folder, name, layout, entries.clone())?;
         let mut entries = entries.iter().peekable();
         for (unit, saved) in groups {
-            while let Some(entry) = entries.next_if(|e| (e.unit, e.saved) == (unit, saved)) {
+            while let Some(entry) = entries.next_if(|e| (e.unit, &e.saved) == (unit, saved)) {
                 file.put(&values.get(layout, entry)?)?;
             }
             values.done(unit, saved);
@@ -148,13 +149,13 @@ pub(super) fn write_piece(
     Ok(part)
 }
 
-fn entries_of(layout: &ParamGroupLayout, unit: usize, saved: Saved, index: usize) -> Vec<Entry> {
+fn entries_of(layout: &ParamGroupLayout, unit: usize, saved: &Saved, index: usize) -> Vec<Entry> {
     let piece = layout.chunk_range(index);
     let parameters = layout.parameters.iter().enumerate();
     parameters
         .map(|(slot, parameter)| {
             let (_, range) = parameter.held_by(&piece);
-            Entry { unit, slot, saved, range }
+            Entry { unit, slot, saved: saved.clone(), range }
         })
         .filter(|entry| !entry.range.is_empty())
         .collect()
@@ -307,7 +308,7 @@ fn copy_into(folder: &Path, source: &Path) -> Result<String, CheckpointError> {
 fn tensors_of(layout: &[ParamGroupLayout], parts: &[Part]) -> Vec<TensorEntry> {
     let mut pieces: BTreeMap<(usize, usize, Saved), Vec<Piece>> = BTreeMap::new();
     for written in parts.iter().flat_map(|part| &part.pieces) {
-        let key = (written.unit, written.slot, written.saved);
+        let key = (written.unit, written.slot, written.saved.clone());
         pieces.entry(key).or_default().push(written.piece.clone());
     }
     pieces
@@ -383,8 +384,8 @@ mod tests {
     struct Weights;
 
     impl Values for Weights {
-        fn has(&self, _unit: usize, saved: Saved) -> bool {
-            saved == Saved::Weight
+        fn has(&self, _unit: usize, saved: &Saved) -> bool {
+            *saved == Saved::Weight
         }
 
         fn get(
@@ -411,7 +412,7 @@ mod tests {
         };
         assert_eq!(missing(), [0, 1]);
         for index in [1, 0] {
-            let part = write_piece(path, &layout, index, &mut Weights).unwrap();
+            let part = write_piece(path, &layout, index, &[], &mut Weights).unwrap();
             part.leave(path, index).unwrap();
             assert_eq!(missing(), if index == 1 { vec![0] } else { vec![] });
         }

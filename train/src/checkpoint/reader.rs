@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use kiln_collectives::Phase;
 use kiln_shard::Engine;
 
-use super::manifest::Saved;
 use super::read_ahead::ReadAhead;
+use super::saved::Saved;
 use super::tensor_file::TensorFile;
 use super::{Checkpoint, CheckpointError, Checksum, SavedOptimizer};
 use crate::weights::{self, AllowMissing, Weights};
@@ -19,7 +19,7 @@ use crate::weights::{self, AllowMissing, Weights};
 /// read parts of, the checksums are put together by [`CheckpointReader::check_parts`].
 pub struct CheckpointReader<'a> {
     checkpoint: &'a Checkpoint,
-    tensors: HashMap<(&'a str, Saved), usize>,
+    tensors: HashMap<(&'a str, &'a Saved), usize>,
     files: Mutex<HashMap<&'a str, Arc<TensorFile>>>,
     parts: Mutex<Vec<ReadPart>>,
     ahead: Mutex<ReadAhead>,
@@ -78,7 +78,7 @@ impl<'a> CheckpointReader<'a> {
         let tensors = checkpoint.manifest().tensors.iter().enumerate();
         CheckpointReader {
             checkpoint,
-            tensors: tensors.map(|(i, t)| ((t.name.as_str(), t.saved), i)).collect(),
+            tensors: tensors.map(|(i, t)| ((t.name.as_str(), &t.saved), i)).collect(),
             files: Mutex::default(),
             parts: Mutex::default(),
             ahead: Mutex::default(),
@@ -92,7 +92,7 @@ impl<'a> CheckpointReader<'a> {
     }
 
     /// Whether the checkpoint has these values.
-    pub fn has(&self, name: &str, saved: Saved) -> bool {
+    pub fn has(&self, name: &str, saved: &Saved) -> bool {
         self.tensors.contains_key(&(name, saved))
     }
 
@@ -100,7 +100,7 @@ impl<'a> CheckpointReader<'a> {
     pub fn read(
         &self,
         name: &str,
-        saved: Saved,
+        saved: &Saved,
         range: Range<usize>,
         values: &mut [f32],
     ) -> Result<(), CheckpointError> {
@@ -114,7 +114,7 @@ impl<'a> CheckpointReader<'a> {
         Ok(())
     }
 
-    fn index_of(&self, name: &str, saved: Saved) -> Result<usize, CheckpointError> {
+    fn index_of(&self, name: &str, saved: &Saved) -> Result<usize, CheckpointError> {
         self.tensors.get(&(name, saved)).copied().ok_or_else(|| {
             let problem = format!("it lacks `{}`", saved.key(name));
             CheckpointError::damaged(self.checkpoint.folder(), problem)
@@ -180,7 +180,7 @@ impl<'a> CheckpointReader<'a> {
     }
 
     /// Says what is going to be read next, and in which order, so that the disk can work ahead.
-    fn plan(&self, engine: &Engine, tensors: &[(&str, Saved)]) -> Result<(), CheckpointError> {
+    fn plan(&self, engine: &Engine, tensors: &[(&str, &Saved)]) -> Result<(), CheckpointError> {
         let mut ahead = ReadAhead::default();
         for &(name, saved) in tensors {
             let index = self.index_of(name, saved)?;
@@ -207,7 +207,7 @@ impl<'a> CheckpointReader<'a> {
         let absent = weights::compare(engine, self, allow_missing)?;
         let names = engine.layout().parameters().map(|(_, parameter)| parameter.name.as_str());
         let present = names.filter(|name| !absent.contains(*name));
-        self.plan(engine, &present.map(|name| (name, Saved::Weight)).collect::<Vec<_>>())?;
+        self.plan(engine, &present.map(|name| (name, &Saved::Weight)).collect::<Vec<_>>())?;
         let loaded = weights::load(engine, self, allow_missing)?;
         self.check_parts(engine)?;
         loaded.finite(self.checkpoint.folder())
@@ -231,7 +231,8 @@ impl<'a> CheckpointReader<'a> {
         let (mut present, mut missing) = (Vec::new(), Vec::new());
         let units = || engine.layout().groups.iter().filter(|unit| unit.trainable);
         // In the order of the files.
-        for saved in [Saved::FirstMoment, Saved::SecondMoment] {
+        let slots = self.checkpoint.manifest().optimizer.slots();
+        for saved in &slots {
             for parameter in units().flat_map(|unit| &unit.parameters) {
                 let name = parameter.name.as_str();
                 if self.has(name, saved) {
@@ -345,6 +346,6 @@ impl Weights for CheckpointReader<'_> {
         range: Range<usize>,
         values: &mut [f32],
     ) -> Result<(), CheckpointError> {
-        CheckpointReader::read(self, name, Saved::Weight, range, values)
+        CheckpointReader::read(self, name, &Saved::Weight, range, values)
     }
 }

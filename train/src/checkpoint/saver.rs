@@ -20,8 +20,9 @@ use kiln_collectives::Phase;
 use kiln_shard::{Engine, Mesh, ParamGroupLayout, Snapshot, memory};
 use nix::time::{ClockId, clock_gettime};
 
-use super::manifest::{Format, Saved};
+use super::manifest::Format;
 use super::part::{self, Completion, Entry, Left, Part, Values};
+use super::saved::Saved;
 use super::status::{Next, Patience, Stage, Status};
 use super::{CheckpointError, HeldFolder, Keep, SaveContext, disk, folder, full};
 
@@ -126,6 +127,7 @@ impl Saver {
         if self.options.format == Format::Full {
             let (options, step, ranks) =
                 (self.options.clone(), context.state.step, engine.world().world_size());
+            let slots = context.optimizer.slots();
             let (to, from) = (place.clone(), beside.clone());
             let complete = move |layout: &[ParamGroupLayout], parts, status: &Status| {
                 options.check_held()?;
@@ -136,7 +138,7 @@ impl Saver {
                 finish(&options, step)
             };
             let patience = Patience::new(engine.policy().timeout, self.options.timeout);
-            let saved = full::save(engine, &beside, patience, complete);
+            let saved = full::save(engine, slots, &beside, patience, complete);
             let agreed = self.agree(engine, saved);
             self.clean_after(agreed, &place)?;
             return Ok(Some(place));
@@ -328,8 +330,9 @@ impl Writer {
         let beside = folder::beside(&self.place);
         // The piece of every unit that this rank writes.
         let piece = ParamGroupLayout::own_chunk(&self.mesh, self.rank);
+        let slots = self.context.optimizer.slots();
         let mut values = Watched { snapshot: &mut self.snapshot, status: &self.status };
-        let part = part::write_piece(&beside, &self.layout, piece, &mut values)?;
+        let part = part::write_piece(&beside, &self.layout, piece, &slots, &mut values)?;
         part.leave(&beside, piece)?;
         self.status.set(Stage::Written);
         if self.rank == 0 {
@@ -391,7 +394,7 @@ struct Watched<'a> {
 }
 
 impl Values for Watched<'_> {
-    fn has(&self, unit: usize, saved: Saved) -> bool {
+    fn has(&self, unit: usize, saved: &Saved) -> bool {
         Values::has(self.snapshot, unit, saved)
     }
 
@@ -406,7 +409,7 @@ impl Values for Watched<'_> {
         Values::get(self.snapshot, layout, entry)
     }
 
-    fn done(&mut self, unit: usize, saved: Saved) {
+    fn done(&mut self, unit: usize, saved: &Saved) {
         Values::done(self.snapshot, unit, saved);
     }
 }

@@ -78,10 +78,10 @@ impl Manifest {
         for tensor in &self.tensors {
             let of = |problem: String| format!("`{}`: {problem}", tensor.saved.key(&tensor.name));
             tensor.check(&self.files).map_err(of)?;
-            if tensor.saved.state_name().is_some_and(|name| !self.optimizer.keeps(name)) {
+            if tensor.saved.slot().is_some_and(|name| !self.optimizer.keeps(name)) {
                 return Err(of(format!("`{}` keeps no such state", self.optimizer.name)));
             }
-            if !seen.insert((tensor.name.as_str(), tensor.saved)) {
+            if !seen.insert((tensor.name.as_str(), &tensor.saved)) {
                 return Err(of("it is there twice".to_owned()));
             }
             if tensor.unit >= self.units.len() {

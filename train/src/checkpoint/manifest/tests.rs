@@ -47,8 +47,8 @@ fn manifest() -> Manifest {
         ]),
         tensors: vec![
             tensor("a", Saved::Weight, &[2, 3], both()),
-            tensor("a", Saved::FirstMoment, &[2, 3], both()),
-            tensor("a", Saved::SecondMoment, &[2, 3], both()),
+            tensor("a", Saved::Slot("exp_avg".into()), &[2, 3], both()),
+            tensor("a", Saved::Slot("exp_avg_sq".into()), &[2, 3], both()),
             tensor("empty", Saved::Weight, &[0, 3], Vec::new()),
         ],
     }

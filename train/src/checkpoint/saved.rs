@@ -1,0 +1,51 @@
+//! What of a parameter is saved.
+
+use std::sync::Arc;
+
+use kiln_shard::StateKind;
+use serde::{Deserialize, Serialize};
+
+/// What of a parameter is saved; in a manifest `weight`, or the name of a slot of the optimizer's state.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(from = "String", into = "String")]
+pub enum Saved {
+    /// The f32 master weight.
+    Weight,
+    /// A slot of the optimizer's state by its name, such as `exp_avg`.
+    Slot(Arc<str>),
+}
+
+/// What a weight is called in a manifest.
+const WEIGHT: &str = "weight";
+
+impl From<String> for Saved {
+    fn from(name: String) -> Self {
+        if name == WEIGHT { Saved::Weight } else { Saved::Slot(name.into()) }
+    }
+}
+
+impl From<Saved> for String {
+    fn from(saved: Saved) -> Self {
+        saved.slot().unwrap_or(WEIGHT).to_owned()
+    }
+}
+
+impl Saved {
+    /// What a slot is called; `None` for the weight.
+    pub fn slot(&self) -> Option<&str> {
+        match self {
+            Saved::Weight => None,
+            Saved::Slot(name) => Some(name),
+        }
+    }
+
+    /// What the engine has of it.
+    pub fn kind(&self) -> StateKind<'_> {
+        self.slot().map_or(StateKind::Weight, StateKind::Slot)
+    }
+
+    /// The key in a file of tensors of parameter `name`.
+    pub fn key(&self, name: &str) -> String {
+        self.slot().map_or_else(|| name.to_owned(), |slot| format!("{name}.{slot}"))
+    }
+}
