@@ -1,5 +1,5 @@
 //! A layer that these crates do not know: written here, put into the decoder's blocks, and trained
-//! under every strategy. CONTRIBUTING.md walks through this file.
+//! under every strategy. docs/change-the-model.md walks through this file.
 
 use std::path::Path;
 
