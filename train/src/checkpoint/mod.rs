@@ -69,7 +69,7 @@ pub use open::Checkpoint;
 pub use origin::{Architecture, CustomPart, SavedOptimizer};
 pub use reader::CheckpointReader;
 pub use saver::{Progress, SaveContext, SaveOptions, Saver};
-pub(crate) use stream::Stream;
+pub use stream::Stream;
 pub use verify::{Verified, verify};
 
 /// Name of the manifest in the folder.

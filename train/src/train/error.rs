@@ -7,7 +7,6 @@ use kiln_shard::ShardError;
 use kiln_shard::ranks::{RankError, RanksError};
 
 use super::{FolderError, MAX_SKIPPED, MemoryError, PositionKey};
-use crate::bench::BenchError;
 use crate::checkpoint::CheckpointError;
 use crate::config::ConfigError;
 use crate::data::DataError;
@@ -49,9 +48,6 @@ pub enum TrainError {
     /// An evaluation.
     #[error(transparent)]
     Eval(#[from] EvalError),
-    /// A measurement.
-    #[error(transparent)]
-    Bench(#[from] BenchError),
     /// The place of this process.
     #[error(transparent)]
     Place(#[from] PlaceError),
@@ -236,7 +232,6 @@ impl TrainError {
             }
             TrainError::Data(error) => error.is_usage(),
             TrainError::Eval(error) => error.is_usage(),
-            TrainError::Bench(error) => error.is_usage(),
             TrainError::Checkpoint(CheckpointError::HuggingFace(error)) => error.is_usage(),
             TrainError::Checkpoint(error) => matches!(
                 error,

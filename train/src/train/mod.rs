@@ -2,8 +2,9 @@
 //!
 //! [`run`] settles what is the same for all ranks (`plan.rs`) and starts them: as threads of this
 //! process, or this process as one of them. In the second case rank 0 settles it, and the others
-//! hear of it (`agree.rs`). The step that each rank takes is `train_step` in `rank.rs` and reads
-//! downwards: fetch → forward → loss ÷ global tokens → backward → clip → finite? → step → log.
+//! hear of it (`agree.rs`). Each rank then takes its steps: `Rank::run` and `Rank::train_step` in `rank.rs`.
+//! A step reads downwards in [`optimizer_step`]: fetch → forward → loss ÷ global tokens → backward → clip →
+//! finite? → update.
 
 mod agree;
 mod error;
@@ -14,6 +15,7 @@ mod memory;
 mod plan;
 mod position;
 mod rank;
+mod step;
 mod surroundings;
 
 use std::path::PathBuf;
@@ -39,16 +41,17 @@ use crate::process::output;
 use crate::sharded::{Shapes, units_of};
 use crate::weights::AllowMissing;
 use crate::world::{self, World};
-use rank::MakeDecoder;
+use rank::{MakeDecoder, Rank};
 
 pub use error::TrainError;
 pub use evaluate::evaluate;
 pub(crate) use folder::is_foreign;
 pub use folder::{FolderError, RunFolder};
-pub(crate) use memory::check_decoder as check_memory;
-pub use memory::{LeastMemory, MemoryError};
-pub(crate) use plan::{Plan, policy};
+pub use memory::{LeastMemory, MemoryError, check_decoder as check_memory};
+pub(crate) use plan::Plan;
+pub use plan::policy;
 pub use position::PositionKey;
+pub use step::{MicroBatch, MicroBatches, optimizer_step};
 
 /// Steps in a row without an update, under `train.nonfinite = "skip"`, that end a run: by then it
 /// is not a bad batch.
@@ -119,9 +122,7 @@ pub struct Summary {
 
 /// Trains the built-in decoder.
 pub fn run(config: Config, options: &RunOptions) -> Result<Summary, TrainError> {
-    run_decoder(config, options, Architecture::decoder(), |model, index, key, device| {
-        Block::new(model, index, key, device)
-    })
+    run_decoder(config, options, Architecture::decoder(), Block::new)
 }
 
 /// Trains a decoder with blocks of your own: `block(model, index, key, device)` makes block
@@ -143,7 +144,8 @@ pub fn run_with_blocks<B: Layer>(
     run_decoder(config, options, Architecture::with_blocks(name), block)
 }
 
-fn run_decoder<B: Layer>(
+/// Trains a decoder with the blocks that `block` makes.
+pub(crate) fn run_decoder<B: Layer>(
     config: Config,
     options: &RunOptions,
     architecture: Architecture,
@@ -212,7 +214,7 @@ fn run_as_threads<B: Layer>(
     let mut summaries = run_ranks(plan.config.train.ranks, plan.threads, |world| {
         let (world, drill) = fault::rehearse(world, options.fault.as_ref(), options.job().restarts);
         let flight = FlightGuard::new(&plan.out, plan.held(), world.clone());
-        flight.watch(|| rank::run(&plan, world, drill, decoder.make))
+        flight.watch(|| Rank::start(&plan, world, drill, decoder.make)?.run())
     })?;
     Ok(summaries.swap_remove(0))
 }
@@ -240,7 +242,7 @@ fn run_as_process<B: Layer>(
             })
         })?;
         let flight = FlightGuard::new(&plan.out, plan.held(), world.clone());
-        flight.watch(|| rank::run(&plan, world, drill, decoder.make))
+        flight.watch(|| Rank::start(&plan, world, drill, decoder.make)?.run())
     });
     Ok(summary.inspect_err(|_| met.give_up())?)
 }

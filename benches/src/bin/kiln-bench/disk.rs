@@ -12,7 +12,7 @@ const BLOCK: usize = 4 << 20;
 
 /// Writes `bytes` bytes into one new file, one after the other, and waits until they are on the
 /// disk.
-pub(super) fn write(path: &Path, bytes: u64) -> io::Result<()> {
+pub fn write(path: &Path, bytes: u64) -> io::Result<()> {
     // Not all zeros, which some disks do not write at all.
     let block: Vec<u8> = (0..BLOCK).map(|i| (i % 251) as u8).collect();
     let mut file = File::create(path)?;
@@ -26,7 +26,7 @@ pub(super) fn write(path: &Path, bytes: u64) -> io::Result<()> {
 }
 
 /// Reads a file from its start to its end.
-pub(super) fn read(path: &Path) -> io::Result<()> {
+pub fn read(path: &Path) -> io::Result<()> {
     let mut file = File::open(path)?;
     let mut block = vec![0; BLOCK];
     while file.read(&mut block)? > 0 {}
@@ -35,7 +35,7 @@ pub(super) fn read(path: &Path) -> io::Result<()> {
 
 /// Makes the system forget what it holds of the files in `path`, a file or a folder of files, so that
 /// the next reading is from the disk.
-pub(super) fn forget(path: &Path) -> io::Result<()> {
+pub fn forget(path: &Path) -> io::Result<()> {
     if path.is_dir() {
         return fs::read_dir(path)?.try_for_each(|entry| forget(&entry?.path()));
     }
