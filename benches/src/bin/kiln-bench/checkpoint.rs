@@ -16,6 +16,7 @@ use kiln::device::{Selected, threads_per_rank};
 use kiln::sharded::ShardedDecoder;
 use kiln::train::{self, TrainError};
 use kiln::weights::AllowMissing;
+use kiln::words::number_of;
 use kiln_collectives::Phase;
 use kiln_model::decoder::Decoder;
 use kiln_model::layers::Block;
@@ -304,10 +305,10 @@ impl CheckpointTable {
         };
         let rate = |seconds: f64| format!("{:.2} GB/s", gigabytes / seconds);
         let mut text = format!(
-            "{:.2}M parameters, {} ranks, {gigabytes:.3} GB; medians of {} rounds\n",
+            "{:.2}M parameters, {}, {gigabytes:.3} GB; medians of {}\n",
             self.parameters as f64 / 1e6,
-            self.ranks,
-            self.rounds
+            number_of(self.ranks, "rank"),
+            number_of(self.rounds, "round")
         );
         text += &line("plain writing", self.raw_write_s, rate(self.raw_write_s));
         let over = |seconds, ratio: f64, of: &str| format!("{}, {ratio:.2} x {of}", rate(seconds));

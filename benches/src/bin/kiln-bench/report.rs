@@ -3,6 +3,7 @@
 use kiln::bench::median;
 use kiln::config::{Config, Precision};
 use kiln::device::{Peak, threads_per_rank};
+use kiln::words::number_of;
 use kiln_model::ModelConfig;
 use kiln_shard::{Recompute, Strategy};
 use serde::Serialize;
@@ -122,12 +123,12 @@ impl StepReport {
         let mut lines = vec![
             self.device.clone(),
             format!(
-                "{:.2}M parameters, {} on {} ranks, {} sequences x {} tokens per step",
+                "{:.2}M parameters, {} on {}, {} x {} per step",
                 self.parameters as f64 / 1e6,
                 self.strategy,
-                self.ranks,
-                self.global_batch,
-                self.seq_len
+                number_of(self.ranks, "rank"),
+                number_of(self.global_batch, "sequence"),
+                number_of(self.seq_len, "token")
             ),
             format!(
                 "{:.0} tok/s; a step takes {:.4} s, its update {:.4} s",
