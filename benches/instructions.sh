@@ -6,8 +6,7 @@
 #     benches/instructions.sh --record    record the number of today
 #
 # One rank, one thread, a small model. valgrind knows no AVX-512, so the kernels of machines with AVX2 are
-# counted, on any x86-64 machine the same. Needs valgrind and a release build of kiln-bench (cargo build --release
-# --workspace).
+# counted, on any x86-64 machine the same. Needs valgrind and kiln-bench (cargo build --release --workspace).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 record=benches/instructions.txt

@@ -4,10 +4,12 @@ use std::path::Path;
 use std::thread;
 use std::time::Instant;
 
-use kiln::checkpoint::{CheckpointError, Progress, SaveContext, Saver, Stream};
+use kiln::checkpoint::{Progress, SaveContext, Saver, Stream};
 use kiln::train::TrainError;
 use kiln_collectives::Phase;
 use kiln_shard::Engine;
+
+use crate::disk;
 
 /// Saves, and plain writings, in a round.
 const TIMES: u64 = 3;
@@ -113,7 +115,9 @@ impl Steps<'_> {
             mean.plain_slowed += slowed;
             before = after;
             let written = writing.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-            written.and_then(|()| std::fs::remove_file(&path)).map_err(io("write", &path))?;
+            written
+                .and_then(|()| std::fs::remove_file(&path))
+                .map_err(disk::error("write", &path))?;
         }
         let Beside { step, held, cpu, slowed, plain_slowed } = &mut mean;
         for sum in [step, held, cpu, slowed, plain_slowed] {
@@ -136,11 +140,6 @@ fn more_than_usual(steps: &[Step], before: Step, after: Step) -> [f64; 2] {
         steps.iter().map(|step| (step.update - update).max(0.0)).sum(),
         steps.iter().map(|step| step.whole - whole).sum(),
     ]
-}
-
-/// Why the files of a measurement cannot be used.
-pub fn io(operation: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> TrainError {
-    move |source| CheckpointError::Io { operation, path: path.to_owned(), source }.into()
 }
 
 fn write(path: &Path, bytes: u64) -> std::io::Result<()> {

@@ -25,7 +25,7 @@ use kiln_shard::ranks::run_ranks;
 use kiln_shard::{Engine, EngineBuilder};
 use serde::Serialize;
 
-use crate::beside::{Beside, Steps, io};
+use crate::beside::{Beside, Steps};
 use crate::disk;
 use crate::step::checked;
 
@@ -132,7 +132,7 @@ impl CheckpointArgs {
         // Its own, since it is removed with all that is in it.
         let folder = std::fs::create_dir_all(&self.folder)
             .and_then(|()| tempfile::Builder::new().prefix(".kiln-bench-").tempdir_in(&self.folder))
-            .map_err(io("write into", &self.folder))?;
+            .map_err(disk::error("write into", &self.folder))?;
         let selected = Selected::new(&config, None)?;
         config.settle(selected.suits());
         let device = selected.device();
@@ -153,7 +153,7 @@ impl CheckpointArgs {
         });
         let (parameters, bytes, rounds) = measured?.swap_remove(0);
         let path = folder.path().to_owned();
-        folder.close().map_err(io("remove", &path))?;
+        folder.close().map_err(disk::error("remove", &path))?;
         Ok(table(self.ranks, parameters, bytes, &rounds))
     }
 }
@@ -250,7 +250,7 @@ impl Bench<'_> {
         self.engine().all_reduce_f64(Phase::Other, "begin", &[0.0])?;
         let start = Instant::now();
         if self.engine().world().rank() == 0 {
-            work().map_err(io("measure", self.folder))?;
+            work().map_err(disk::error("measure", self.folder))?;
         }
         self.engine().all_reduce_f64(Phase::Other, "end", &[0.0])?;
         Ok(start.elapsed().as_secs_f64())

@@ -5,6 +5,8 @@ use std::io::{self, Read, Write};
 use std::os::fd::AsFd;
 use std::path::Path;
 
+use kiln::checkpoint::CheckpointError;
+use kiln::train::TrainError;
 use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
 
 /// Bytes per call.
@@ -42,4 +44,9 @@ pub fn forget(path: &Path) -> io::Result<()> {
     let file = File::open(path)?;
     file.sync_all()?;
     Ok(posix_fadvise(file.as_fd(), 0, 0, PosixFadviseAdvice::POSIX_FADV_DONTNEED)?)
+}
+
+/// Why `path` cannot be measured, for people.
+pub fn error(operation: &'static str, path: &Path) -> impl FnOnce(io::Error) -> TrainError {
+    move |source| CheckpointError::Io { operation, path: path.to_owned(), source }.into()
 }
