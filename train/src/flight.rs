@@ -9,7 +9,6 @@ use kiln_collectives::Communicator;
 
 use crate::checkpoint::HeldFolder;
 use crate::metrics::write_beside;
-use crate::train::TrainError;
 
 /// Folder of the flight recorders inside a run folder.
 const FLIGHT: &str = "flight";
@@ -54,13 +53,10 @@ impl FlightGuard {
     }
 
     /// Runs the rank.
-    pub(crate) fn watch<T>(
-        mut self,
-        run: impl FnOnce() -> Result<T, TrainError>,
-    ) -> Result<T, TrainError> {
+    pub(crate) fn watch<T, E>(mut self, run: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
         let outcome = run();
         self.landed = outcome.is_ok();
-        outcome.map_err(|error| error.with_flights(&self.out))
+        outcome
     }
 
     fn write(&self) -> io::Result<()> {

@@ -12,6 +12,7 @@ pub mod config;
 pub mod data;
 pub mod device;
 pub mod doctor;
+mod error;
 pub mod eval;
 pub mod fault;
 mod files;

@@ -14,10 +14,10 @@ use serde_json::{Value, json};
 
 use crate::checkpoint::{Architecture, Checkpoint, CheckpointError};
 use crate::data::{DataError, Tokenizer};
+use crate::error::TrainError;
 use crate::files;
 use crate::hugging_face::{self, HuggingFaceError, HuggingFaceFolder};
 use crate::sharded::ShardedDecoder;
-use crate::train::TrainError;
 use crate::weights::{self, AllowMissing, Weights};
 
 /// A model on disk.
@@ -183,9 +183,9 @@ impl ModelSource {
         if let ModelSource::Checkpoint(checkpoint) = self {
             checkpoint.check_weights_are_there()?;
         }
-        // The initial weights are replaced at once, so their seed does not matter.
+        // Nothing is drawn from the seed: all weights are loaded.
         let decoder = Decoder::new(self.model(), Key::new(0), device);
-        let decoder = ShardedDecoder::new(decoder, builder)?;
+        let decoder = ShardedDecoder::new(decoder, builder.load_later(|_| true))?;
         self.load_weights(decoder.engine(), &AllowMissing::default())?;
         Ok(decoder)
     }

@@ -256,6 +256,10 @@ impl<'ast> Visit<'ast> for Names {
         self.add_tree(&item.tree, &[], hands_on);
     }
 
+    fn visit_visibility(&mut self, _: &'ast syn::Visibility) {
+        // `pub(in crate::data)` says who may use an item; it uses nothing.
+    }
+
     fn visit_path(&mut self, path: &'ast syn::Path) {
         let parts: Vec<_> = path.segments.iter().map(|segment| segment.ident.to_string()).collect();
         if parts.len() > 1

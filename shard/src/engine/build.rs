@@ -23,6 +23,7 @@ pub struct EngineBuilder {
     groups: ParamGroups,
     names: HashSet<String>,
     frozen: Box<dyn Fn(&str) -> bool>,
+    loaded: Box<dyn Fn(&str) -> bool>,
 }
 
 impl EngineBuilder {
@@ -54,6 +55,7 @@ impl EngineBuilder {
             groups: Vec::new(),
             names: HashSet::new(),
             frozen: Box::new(|_| false),
+            loaded: Box::new(|_| false),
         })
     }
 
@@ -63,6 +65,14 @@ impl EngineBuilder {
     /// burn's tape cannot read a constant again.
     pub fn freeze(mut self, frozen: impl Fn(&str) -> bool + 'static) -> Self {
         self.frozen = Box::new(frozen);
+        self
+    }
+
+    /// Makes no initial values for the parameters of later modules whose full name `loaded` accepts: they
+    /// are zero until they are loaded ([`Engine::load_parameter`], [`Engine::fill_parameter`]). Without
+    /// it a model that is loaded would draw random weights only to replace them.
+    pub fn load_later(mut self, loaded: impl Fn(&str) -> bool + 'static) -> Self {
+        self.loaded = Box::new(loaded);
         self
     }
 
@@ -92,6 +102,7 @@ impl EngineBuilder {
                 module: first..first + layouts.len(),
                 reshard_after_forward: options.reshard_after_forward,
                 unshard_in_backward: options.unshard_in_backward,
+                is_initialised: layout.parameters.iter().any(|p| !(self.loaded)(&p.name)),
             };
             let (context, reducer) = (self.context.clone(), self.reducer.clone());
             let group = ParamGroup::new(layout.clone(), options, master, context, reducer);
@@ -149,8 +160,14 @@ impl EngineBuilder {
             .iter()
             .map(|layout| Buffer::zeros(DType::F32, layout.shard_range(mesh, *rank).len()))
             .collect();
-        let context = &self.context;
-        let mut values = Values { context, layouts, places: places.iter(), masters, error: None };
+        let mut values = Values {
+            context: &self.context,
+            loaded: &self.loaded,
+            layouts,
+            places: places.iter(),
+            masters,
+            error: None,
+        };
         let template = module.map(&mut values);
         match values.error {
             Some(error) => Err(error),
@@ -193,6 +210,7 @@ fn connect(groups: &ParamGroups) {
 /// Initialises one parameter after the other and keeps this rank's part of it.
 struct Values<'a> {
     context: &'a CommContext,
+    loaded: &'a dyn Fn(&str) -> bool,
     layouts: &'a [ParamGroupLayout],
     places: std::slice::Iter<'a, ParameterPlace>,
     masters: Vec<Buffer>,
@@ -217,17 +235,22 @@ impl ModuleMapper for Values<'_> {
         };
         let (id, device) = (param.id, param.lazy_device());
         self.context.place_on(&device);
+        let placeholder = Tensor::empty([0; D], &device.clone().without_autodiff());
+        let name = &self.layouts[place.group].parameters[place.slot].name;
+        if (self.loaded)(name) {
+            // Dropped before it was initialised.
+            return Param::initialized(id, placeholder);
+        }
         let data = param.into_value().into_data().convert::<f32>();
         let kept = match data.as_slice::<f32>() {
             Ok(values) => self.keep(place, values),
-            Err(error) => Err(ShardError::InitialValues {
-                name: self.layouts[place.group].parameters[place.slot].name.clone(),
-                reason: format!("{error:?}"),
-            }),
+            Err(error) => {
+                Err(ShardError::InitialValues { name: name.clone(), reason: format!("{error:?}") })
+            }
         };
         if let Err(error) = kept {
             self.error.get_or_insert(error);
         }
-        Param::initialized(id, Tensor::empty([0; D], &device.without_autodiff()))
+        Param::initialized(id, placeholder)
     }
 }

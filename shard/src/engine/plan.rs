@@ -24,10 +24,10 @@ impl Engine {
         if ranks.is_empty() { Ok(()) } else { Err(ShardError::PlanMismatch { ranks }) }
     }
 
-    /// Copies the first replica's weights to the others. Collective.
+    /// Copies the first replica's initial weights to the others. Collective.
     pub(super) fn broadcast_replicas(&self) -> Result<(), ShardError> {
         let Some(replicate) = &self.context.replicate else { return Ok(()) };
-        for group in &self.groups {
+        for group in self.groups.iter().filter(|group| group.options().is_initialised) {
             // Moved out, so that no second copy is needed.
             let empty = Arc::new(Buffer::zeros(DType::F32, 0));
             let master = std::mem::replace(&mut group.state().master, empty);

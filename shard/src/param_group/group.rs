@@ -45,6 +45,8 @@ pub(crate) struct GroupOptions {
     pub(crate) reshard_after_forward: bool,
     /// Whether backward reads the weights' values.
     pub(crate) unshard_in_backward: bool,
+    /// Whether any of its parameters has initial values, rather than being loaded later.
+    pub(crate) is_initialised: bool,
 }
 
 /// The groups of the modules that a pass needs next.

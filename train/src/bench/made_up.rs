@@ -7,8 +7,9 @@ use kiln_model::layers::Layer;
 use kiln_model::{Context, Key};
 
 use crate::config::Config;
+use crate::error::TrainError;
 use crate::sharded::ShardedDecoder;
-use crate::train::{MicroBatch, MicroBatches, TrainError, optimizer_step};
+use crate::train::{MicroBatch, MicroBatches, optimizer_step};
 
 /// A configuration to measure where the user names none: preset 10m with a small batch.
 pub fn default_config() -> Config {

@@ -18,9 +18,10 @@ use serde::Serialize;
 use super::{check_counts, default_config, median, step};
 use crate::config::{Backend, Config};
 use crate::device::{Selected, ranks_sharing_cores, threads_per_rank};
+use crate::error::TrainError;
 use crate::place::Place;
 use crate::sharded::ShardedDecoder;
-use crate::train::{self, TrainError};
+use crate::train;
 use crate::words::number_of;
 use crate::world::{self, World};
 

@@ -12,8 +12,8 @@ use super::part::{self, Completion, Entry, Values};
 use super::{
     CONFIG_FILE, Checkpoint, CheckpointError, CheckpointReader, SaveContext, full, verify,
 };
+use crate::error::TrainError;
 use crate::files::{self, MAX_WHOLE};
-use crate::train::TrainError;
 use crate::weights::{NotFinite, Weights as _};
 
 /// The most parts that a checkpoint is cut into. It loads at any number of ranks.

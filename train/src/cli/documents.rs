@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::{Args, Command};
 use clap_complete::Shell;
 
-use crate::train::TrainError;
+use crate::error::TrainError;
 
 #[derive(Args)]
 pub(super) struct CompletionsArgs {

@@ -49,6 +49,13 @@ pub enum ConfigError {
     },
 }
 
+impl ConfigError {
+    /// A mistake in the configuration or the arguments.
+    pub fn invalid(problem: impl Into<String>) -> Self {
+        ConfigError::Invalid { problems: vec![problem.into()] }
+    }
+}
+
 fn list(problems: &[String]) -> String {
     match problems {
         [problem] => problem.clone(),

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use burn::tensor::{DType, Device, Tensor};
 use kiln_model::ops;
 
-use super::plain;
+use super::tensors::plain;
 use crate::config::{DeviceSection, Precision};
 use crate::place::{Place, Source};
 

@@ -3,9 +3,13 @@
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys::{self, CUdevice_attribute as Attribute};
 
+use super::demand::Demand;
+use super::error::DeviceError;
 use super::error::Version;
+use super::gpu::Gpu;
 use super::libraries::{self, Places, Wanted};
-use super::{Demand, DeviceError, Gpu, kernel_cache, together, toolkit};
+use super::share::share_gpu;
+use super::{kernel_cache, toolkit};
 use crate::config::{Choice, Precision};
 use crate::place::Place;
 
@@ -77,7 +81,7 @@ pub(super) fn is_there() -> bool {
 /// The GPU of one of `ranks` ranks that are processes of this node, which sees `gpus` of them. Where
 /// there is but one, it may be that the launcher gave each rank one of its own; the ranks will compare.
 fn index(local_rank: usize, ranks: usize, gpus: usize) -> Result<usize, DeviceError> {
-    if gpus == 1 || together::share_gpu() {
+    if gpus == 1 || share_gpu() {
         return Ok(local_rank % gpus);
     }
     match local_rank < gpus && ranks <= gpus {

@@ -2,10 +2,11 @@
 
 use clap::Args;
 
-use super::{Demand, DeviceError, Selected};
-use crate::config::Backend;
+use super::demand::Demand;
+use super::error::DeviceError;
+use super::selected::Selected;
+use crate::config::{Backend, ConfigError};
 use crate::place::Place;
-use crate::train::TrainError;
 
 /// The flag.
 #[derive(Args, Clone, Debug)]
@@ -36,7 +37,7 @@ impl DeviceFlag {
     /// # Errors
     ///
     /// As for [`Selected::for_demand`], in the words of the command line.
-    pub fn select(demand: &Demand, place: Option<&Place>) -> Result<Selected, TrainError> {
+    pub fn select(demand: &Demand, place: Option<&Place>) -> Result<Selected, ConfigError> {
         let selected = Selected::for_demand(demand, place).map_err(in_flags)?;
         tracing::info!("{}", selected.describe());
         Ok(selected)
@@ -44,10 +45,10 @@ impl DeviceFlag {
 }
 
 /// The message knows the key of a configuration; here it is a flag.
-pub(super) fn in_flags(error: DeviceError) -> TrainError {
+pub(super) fn in_flags(error: DeviceError) -> ConfigError {
     let text = error.to_string();
     let text = text.replace("set device.backend = \"cpu\"", "choose --device cpu");
-    TrainError::usage(text.replace("device.backend = \"cuda\"", "--device cuda"))
+    ConfigError::invalid(text.replace("device.backend = \"cuda\"", "--device cuda"))
 }
 
 #[cfg(test)]

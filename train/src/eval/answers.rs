@@ -14,9 +14,9 @@ use serde::Deserialize;
 use super::EvalError;
 use crate::data::{Tokenizer, describe_json};
 use crate::device;
+use crate::error::TrainError;
 use crate::sharded::ShardedDecoder;
 use crate::source::ModelSource;
-use crate::train::TrainError;
 
 /// Target of a position that does not count.
 const IGNORED: i32 = -1;

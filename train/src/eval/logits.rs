@@ -10,10 +10,10 @@ use kiln_model::layers::Layer;
 
 use super::EvalError;
 use crate::device;
+use crate::error::TrainError;
 use crate::metrics::write_beside;
 use crate::sharded::ShardedDecoder;
 use crate::source::ModelSource;
-use crate::train::TrainError;
 
 /// The header of a `.npy` file and what comes before it take a multiple of this many bytes.
 const NPY_ALIGNMENT: usize = 64;

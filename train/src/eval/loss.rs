@@ -8,10 +8,11 @@ use kiln_model::layers::Layer;
 use super::EvalError;
 use crate::config;
 use crate::data::{self, BatchSource, DataInfo, Split, SplitInfo, TokenFile};
+use crate::error::TrainError;
 use crate::files::{self, MAX_WHOLE};
 use crate::sharded::ShardedDecoder;
 use crate::source::ModelSource;
-use crate::train::{self, TrainError};
+use crate::train;
 
 /// What of the validation data is read, and how.
 #[derive(Clone, Copy, Debug)]

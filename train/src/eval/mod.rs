@@ -30,10 +30,10 @@ use kiln_shard::{EngineBuilder, Mesh, Policy, Strategy, memory};
 
 use crate::config::{self, Backend, CommSection, DeviceSection};
 use crate::device::{self, Demand, DeviceFlag, Selected};
+use crate::error::TrainError;
 use crate::metrics::say;
 use crate::place::{self, Place, Role};
 use crate::source::ModelSource;
-use crate::train::TrainError;
 use crate::{launch, world};
 
 /// Sequences of validation data per forward pass of one rank, unless told otherwise.
@@ -223,7 +223,7 @@ impl Work {
         let Work { source, strategy, shard_size, .. } = self;
         let backend = flag.backend();
         let demand = Demand::of_weights(backend, source.model(), ranks, *strategy, *shard_size);
-        DeviceFlag::select(&demand, place)
+        Ok(DeviceFlag::select(&demand, place)?)
     }
 
     /// Does one rank's part. Rank 0 writes the files. Collective.

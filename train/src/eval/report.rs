@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::answers::AnswerLoss;
 use super::loss::ValidationLoss;
-use crate::train::TrainError;
+use crate::error::TrainError;
 use crate::words::number_of;
 
 /// What an evaluation has come to.

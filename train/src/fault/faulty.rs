@@ -7,7 +7,8 @@ use kiln_collectives::{
     Buffer, CommError, Communicator, DType, Flight, Label, Phase, Recorder, Work,
 };
 
-use super::{Changeable, Drill, FaultKind};
+use super::drill::Drill;
+use super::spec::{Changeable, Fault, FaultKind};
 
 /// A rank's communicator, or that of a group split from it, with a [`Drill`] in between.
 pub struct Faulty {
@@ -16,8 +17,24 @@ pub struct Faulty {
 }
 
 impl Faulty {
-    pub(super) fn new(inner: Arc<dyn Communicator>, drill: Arc<Drill>) -> Self {
+    fn new(inner: Arc<dyn Communicator>, drill: Arc<Drill>) -> Self {
         Faulty { inner, drill }
+    }
+}
+
+/// `world` with the fault built in, and the drill to be kept informed, if it is this rank's turn in
+/// a job that was started again `restarts` times.
+pub fn rehearse(
+    world: Arc<dyn Communicator>,
+    fault: Option<&Fault>,
+    restarts: u64,
+) -> (Arc<dyn Communicator>, Option<Arc<Drill>>) {
+    match fault {
+        Some(fault) if fault.rank == world.rank() && (restarts == 0 || fault.every_life) => {
+            let drill = Arc::new(Drill::new(fault));
+            (Arc::new(Faulty::new(world, drill.clone())), Some(drill))
+        }
+        _ => (world, None),
     }
 }
 

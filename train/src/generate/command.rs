@@ -10,9 +10,9 @@ use kiln_shard::{EngineBuilder, Policy, Strategy, memory};
 
 use super::{Continuation, Sampling};
 use crate::device::{self, Demand, DeviceFlag};
+use crate::error::TrainError;
 use crate::process::output;
 use crate::source::ModelSource;
-use crate::train::TrainError;
 
 /// What the decoder of a tokenizer shows for bytes that are no character yet.
 const INCOMPLETE: char = '\u{FFFD}';

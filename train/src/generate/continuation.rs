@@ -8,7 +8,7 @@ use kiln_shard::ShardError;
 use super::Sampling;
 use crate::data::{DataError, Tokenizer};
 use crate::device;
-use crate::train::TrainError;
+use crate::error::TrainError;
 
 /// A text on its way: token ids, and what the model has kept of them.
 ///

@@ -19,7 +19,7 @@ pub use continuation::Continuation;
 pub use sampling::Sampling;
 
 use crate::data::Tokenizer;
-use crate::train::TrainError;
+use crate::error::TrainError;
 
 /// Continues `prompt` with the tokenizer in the file `tokenizer`; see [`text_with`].
 pub fn text<P: Parts>(

@@ -19,10 +19,10 @@ use super::{
 use crate::checkpoint::CheckpointError;
 use crate::data::Tokenizer;
 use crate::device;
+use crate::error::TrainError;
 use crate::metrics::say;
 use crate::sharded::parameter_shapes;
 use crate::source::ModelSource;
-use crate::train::TrainError;
 use crate::weights::{Watched, Weights as _};
 
 pub use super::writer::ExportDtype;

@@ -14,10 +14,10 @@ use super::{CARRIED, GENERATION_FILE, HuggingFaceError, HuggingFaceFolder, downl
 use crate::checkpoint::{CheckpointState, SaveContext, write_full};
 use crate::config::{Config, DataSection, ModelSection};
 use crate::device;
+use crate::error::TrainError;
 use crate::metrics::say;
 use crate::sharded::layout_of;
 use crate::source::ModelSource;
-use crate::train::TrainError;
 
 /// Arguments of `kiln import`.
 #[derive(Args, Clone, Debug)]

@@ -13,12 +13,13 @@ use kiln_collectives::{Buffer, CommError, Communicator, DType, Label, Phase};
 use kiln_shard::ShardError;
 use serde::{Deserialize, Serialize};
 
+use super::RunOptions;
 use super::plan::{Outline, Plan};
-use super::{RunOptions, TrainError};
 use crate::checkpoint::Architecture;
 use crate::config::Config;
 use crate::data::DataError;
 use crate::device::Selected;
+use crate::error::TrainError;
 use crate::world;
 
 /// Who decides.

@@ -5,9 +5,9 @@ use kiln_model::Context;
 use kiln_model::decoder;
 use kiln_model::layers::Layer;
 
-use super::TrainError;
 use crate::data::BatchSource;
 use crate::device;
+use crate::error::TrainError;
 use crate::sharded::ShardedDecoder;
 
 /// Target of a row that does not count.

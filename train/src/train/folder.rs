@@ -17,9 +17,10 @@ use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-use super::{Resume, RunOptions, TrainError};
+use super::{Resume, RunFolder, RunOptions};
 use crate::checkpoint::{self, Checkpoint};
 use crate::config::Config;
+use crate::error::TrainError;
 use crate::files;
 use crate::launch;
 use crate::metrics::is_beside;
@@ -36,36 +37,6 @@ const CONFIG_FILE: &str = "config.toml";
 
 /// Name of the metrics in a run folder.
 const METRICS_FILE: &str = "metrics.jsonl";
-
-/// Where a run is written to.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum RunFolder {
-    /// This folder.
-    At(PathBuf),
-    /// `runs/<name>`, or the first free `runs/<name>-2`, `-3`, … for a new run. A resumed run goes
-    /// on in the last one taken.
-    Next(String),
-}
-
-impl RunFolder {
-    /// The folder of a run of the configuration `config` when none is named.
-    pub fn of_config(config: &Path) -> Self {
-        let name = config.file_stem().map_or("run".into(), |name| name.to_string_lossy());
-        RunFolder::Next(name.into_owned())
-    }
-}
-
-impl Default for RunFolder {
-    fn default() -> Self {
-        RunFolder::Next("run".to_owned())
-    }
-}
-
-impl From<PathBuf> for RunFolder {
-    fn from(path: PathBuf) -> Self {
-        RunFolder::At(path)
-    }
-}
 
 /// The file of metrics of the run in `out`.
 pub(super) fn metrics_of_run(out: &Path) -> PathBuf {

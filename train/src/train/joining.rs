@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use kiln_collectives::tcp::JoinError;
 
-use super::TrainError;
 use crate::config::{CommBackend, CommSection};
+use crate::error::TrainError;
 use crate::place::Place;
 use crate::world::{self, World};
 

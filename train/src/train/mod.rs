@@ -7,11 +7,11 @@
 //! finite? → update.
 
 mod agree;
-mod error;
 mod evaluate;
 mod folder;
 mod joining;
 mod memory;
+mod options;
 mod plan;
 mod position;
 mod rank;
@@ -20,7 +20,6 @@ mod surroundings;
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 
 use burn::module::Module;
 use burn::tensor::Device;
@@ -34,74 +33,23 @@ use crate::checkpoint::Architecture;
 use crate::config::{Backend, Config};
 use crate::device;
 use crate::device::Selected;
-use crate::fault::{self, Fault};
+use crate::fault;
 use crate::flight::FlightGuard;
-use crate::place::{Job, Place};
+use crate::place::Place;
 use crate::process::output;
 use crate::sharded::{Shapes, units_of};
-use crate::weights::AllowMissing;
 use crate::world::{self, World};
 use rank::{MakeDecoder, Rank};
 
-pub use error::TrainError;
+pub use crate::error::TrainError;
 pub use evaluate::evaluate;
+pub use folder::FolderError;
 pub(crate) use folder::is_foreign;
-pub use folder::{FolderError, RunFolder};
 pub use memory::{LeastMemory, MemoryError, check_decoder as check_memory};
+pub use options::{MAX_SKIPPED, PositionKey, Resume, RunFolder, RunOptions};
 pub(crate) use plan::Plan;
 pub use plan::policy;
-pub use position::PositionKey;
 pub use step::{MicroBatch, MicroBatches, optimizer_step};
-
-/// Steps in a row without an update, under `train.nonfinite = "skip"`, that end a run: by then it
-/// is not a bad batch.
-pub const MAX_SKIPPED: u64 = 10;
-
-/// How a run is started, besides its configuration.
-#[derive(Clone, Debug, Default)]
-pub struct RunOptions {
-    /// Run folder.
-    pub out: RunFolder,
-    /// Where to go on from.
-    pub resume: Option<Resume>,
-    /// Number of ranks, instead of the one in the configuration.
-    pub ranks: Option<usize>,
-    /// The rank that this process is, if a launcher has started one process per rank. Without it,
-    /// ranks are threads of this process.
-    pub place: Option<Place>,
-    /// The job of a process that trains by itself; a rank's place has its job.
-    pub job: Job,
-    /// Whether this process trains by itself although its environment says that it is one rank of several.
-    pub alone: bool,
-    /// Once it is true, in any process of the run, all ranks save a checkpoint after the step they
-    /// are in, and the run ends.
-    pub stop: Arc<AtomicBool>,
-    /// Weights that the checkpoint to start from may lack; they keep their initial values.
-    pub allow_missing: AllowMissing,
-    /// Whether the checkpoint to start from may have been trained with other parts than those that
-    /// this run builds. Its weights are then taken by name and shape alone.
-    pub allow_other_parts: bool,
-    /// What may differ from the checkpoint to go on from, though it means another position in the data.
-    pub allow_changed: Vec<PositionKey>,
-    /// A fault to rehearse.
-    pub fault: Option<Fault>,
-}
-
-impl RunOptions {
-    /// The job that starts this run, perhaps not for the first time.
-    pub(super) fn job(&self) -> &Job {
-        self.place.as_ref().map_or(&self.job, |place| &place.job)
-    }
-}
-
-/// Where a run goes on from.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Resume {
-    /// The newest checkpoint in the run folder.
-    Latest,
-    /// A checkpoint folder.
-    Path(PathBuf),
-}
 
 /// What a run has come to.
 #[derive(Clone, Debug, PartialEq)]
@@ -214,7 +162,8 @@ fn run_as_threads<B: Layer>(
     let mut summaries = run_ranks(plan.config.train.ranks, plan.threads, |world| {
         let (world, drill) = fault::rehearse(world, options.fault.as_ref(), options.job().restarts);
         let flight = FlightGuard::new(&plan.out, plan.held(), world.clone());
-        flight.watch(|| Rank::start(&plan, world, drill, decoder.make)?.run())
+        let outcome = flight.watch(|| Rank::start(&plan, world, drill, decoder.make)?.run());
+        outcome.map_err(|error| error.with_flights(&plan.out))
     })?;
     Ok(summaries.swap_remove(0))
 }
@@ -242,7 +191,8 @@ fn run_as_process<B: Layer>(
             })
         })?;
         let flight = FlightGuard::new(&plan.out, plan.held(), world.clone());
-        flight.watch(|| Rank::start(&plan, world, drill, decoder.make)?.run())
+        let outcome = flight.watch(|| Rank::start(&plan, world, drill, decoder.make)?.run());
+        outcome.map_err(|error| error.with_flights(&plan.out))
     });
     Ok(summary.inspect_err(|_| met.give_up())?)
 }

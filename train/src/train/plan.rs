@@ -9,13 +9,14 @@ use kiln_shard::Policy;
 use serde::{Deserialize, Serialize};
 
 use super::folder::{self, Claim, Found, Lock};
-use super::{RunOptions, TrainError, memory, position};
+use super::{RunOptions, memory, position};
 use crate::checkpoint::{
     self, Architecture, Checkpoint, CheckpointError, HeldFolder, SavedOptimizer,
 };
 use crate::config::{self, Config, ConfigError, ModelSection};
 use crate::data::{self, DataInfo, Split, TokenFile, Tokenizer};
 use crate::device::{self, Peak, Selected};
+use crate::error::TrainError;
 use crate::files;
 use crate::metrics::say;
 use crate::prepared;
@@ -118,7 +119,9 @@ pub(super) fn make(
     let threads = device::threads_per_rank(&config.device, sharing);
     let peak = match config.device.peak_tflops {
         Some(tflops) => Peak::given(tflops * 1e12),
-        None => device.peak(config.precision.compute(), place, ranks, threads)?,
+        None => device
+            .peak(config.precision.compute(), place, ranks, threads)
+            .map_err(TrainError::threads("threads that measure the peak of this machine"))?,
     };
     Ok(Plan {
         config,

@@ -5,43 +5,12 @@
 //! these the same count means other samples: some would come twice, and others never. The size of the
 //! batch is none of them, since the count is in samples.
 
-use std::fmt;
-
-use clap::ValueEnum;
-
-use super::TrainError;
+use super::PositionKey;
 use crate::checkpoint::Checkpoint;
 use crate::config::Config;
 use crate::data::{self, DataInfo};
+use crate::error::TrainError;
 use crate::files;
-
-/// What the position in the data depends on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum PositionKey {
-    /// Tokens per sequence.
-    #[value(name = "data.seq_len")]
-    SeqLen,
-    /// Whether samples come in a random order.
-    #[value(name = "data.shuffle")]
-    Shuffle,
-    /// What that order is drawn from, and dropout.
-    #[value(name = "train.seed")]
-    Seed,
-    /// The training data itself.
-    #[value(name = "data")]
-    Data,
-}
-
-impl fmt::Display for PositionKey {
-    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        f.write_str(match self {
-            PositionKey::SeqLen => "data.seq_len",
-            PositionKey::Shuffle => "data.shuffle",
-            PositionKey::Seed => "train.seed",
-            PositionKey::Data => "data",
-        })
-    }
-}
 
 /// Compares what `checkpoint` was trained with and what a run with `config` on `data`, whose tokenizer's
 /// file has the content `tokenizer`, would go on with.

@@ -21,10 +21,11 @@ use kiln_shard::{EngineBuilder, LossScale};
 
 use super::evaluate::evaluate_while;
 use super::folder::metrics_of_run;
-use super::{Plan, Summary, TrainError, optimizer_step, policy};
+use super::{Plan, Summary, optimizer_step, policy};
 use crate::checkpoint::{self, Saver};
 use crate::data::{BatchSource, Split, TokenFile, Tokenizer};
 use crate::device::Peak;
+use crate::error::TrainError;
 use crate::fault::Drill;
 use crate::generate::{self, Sampling};
 use crate::metrics::{EvalMetrics, Reporter, say};
@@ -99,6 +100,9 @@ impl<'a, B: Layer> Rank<'a, B> {
         let freeze = config.train.freeze.clone();
         let builder = EngineBuilder::new(world, policy(config), config.shard.shard_size)?
             .freeze(move |name| freeze.iter().any(|prefix| name.starts_with(prefix.as_str())));
+        let allow_missing = plan.allow_missing.clone();
+        let is_loaded = plan.resume.is_some() || !config.init.from.as_os_str().is_empty();
+        let builder = builder.load_later(move |name| is_loaded && !allow_missing.allows(name));
         let decoder = make_decoder(model, plan.key().fork("init"), &device);
         // Of the decoder as it was made: a sharded one has only placeholders.
         let active_parameters = decoder.active_parameters();

@@ -5,9 +5,9 @@ use kiln_model::layers::Layer;
 use kiln_model::{Context, decoder};
 use kiln_shard::Update;
 
-use super::TrainError;
 use crate::config::Config;
 use crate::device;
+use crate::error::TrainError;
 use crate::sharded::ShardedDecoder;
 
 /// What one forward and backward pass of a rank trains on: `train.micro_batch` sequences of `data.seq_len`

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use super::{RunOptions, TrainError};
+use super::RunOptions;
+use crate::error::TrainError;
 use crate::place::{self, Flags, Job, Role};
 use crate::process::{self, launcher};
 

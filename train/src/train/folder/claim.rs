@@ -13,10 +13,11 @@ use super::lock::{Lock, Patience};
 use super::{CONFIG_FILE, Content, Found, metrics_of_run};
 use crate::checkpoint::{self, HeldFolder};
 use crate::config::CommSection;
+use crate::error::TrainError;
 use crate::flight;
 use crate::metrics::{cut_lines_after, say, write_beside};
 use crate::process::launcher::{self, Word};
-use crate::train::{RunFolder, RunOptions, TrainError};
+use crate::train::{RunFolder, RunOptions};
 
 /// Lines of metrics that are cut because a run goes on from before them.
 const CUT_METRICS: &str = "metrics-superseded.jsonl";

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
+use crate::error::TrainError;
 use crate::launch;
 use crate::process::launcher;
-use crate::train::TrainError;
 
 /// How much time there is, and whether it was said that it is too short.
 pub(super) struct Grace {

@@ -10,7 +10,8 @@ use crate::checkpoint::{
     SavedOptimizer,
 };
 use crate::config::OnFailure;
-use crate::train::{Plan, TrainError};
+use crate::error::TrainError;
+use crate::train::Plan;
 
 /// How the run saves.
 pub(super) fn options(plan: &Plan) -> SaveOptions {

@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 use kiln_shard::{Mesh, ShardError};
 
 use crate::data::BatchSource;
+use crate::error::TrainError;
 use crate::metrics::say;
-use crate::train::{Plan, TrainError, policy};
+use crate::train::{Plan, policy};
 use crate::words::number_of;
 
 /// Says what is about to be trained, which has so many `parameters`.

@@ -14,10 +14,10 @@ use super::pace::Pace;
 use crate::checkpoint::Progress;
 use crate::config::NonFinite;
 use crate::data::{BatchSource, slice_for};
+use crate::error::{TrainError, in_gradient};
 use crate::fault::Drill;
 use crate::metrics::{Reporter, SkipMetrics, StepMetrics};
-use crate::train::error::in_gradient;
-use crate::train::{MAX_SKIPPED, MicroBatch, MicroBatches, Plan, TrainError};
+use crate::train::{MAX_SKIPPED, MicroBatch, MicroBatches, Plan};
 
 /// A step that has been given to the device. Of a GPU, nothing of it is known yet.
 pub(super) struct Issued {
@@ -68,7 +68,7 @@ impl MicroBatches for DataBatches<'_> {
             );
         self.pace.begin();
         if let Some(drill) = self.drill {
-            drill.data_loading()?;
+            drill.data_loading().map_err(TrainError::Drill)?;
         }
         let batch = self.source.fetch(first, config.micro_batch())?;
         let context = Context::training(self.plan.key().fork("dropout"), first, model.dropout);

@@ -5,9 +5,10 @@ use kiln_model::layers::Layer;
 
 use super::Rank;
 use crate::checkpoint::{self, Checkpoint};
+use crate::error::TrainError;
 use crate::metrics::{Reporter, say};
 use crate::process::was_interrupted;
-use crate::train::{Summary, TrainError};
+use crate::train::Summary;
 use crate::words::number_of;
 
 impl<B: Layer> Rank<'_, B> {

@@ -58,6 +58,7 @@ impl Chosen {
             .as_ref()
             .map(|selected| selected.peak(precision, None, 1, threads))
             .transpose()
+            .map_err(TrainError::threads("threads that measure the peak of this machine"))
     }
 }
 

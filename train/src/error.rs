@@ -6,7 +6,6 @@ use kiln_collectives::tcp::JoinError;
 use kiln_shard::ShardError;
 use kiln_shard::ranks::{RankError, RanksError};
 
-use super::{FolderError, MAX_SKIPPED, MemoryError, PositionKey};
 use crate::checkpoint::CheckpointError;
 use crate::config::ConfigError;
 use crate::data::DataError;
@@ -17,6 +16,7 @@ use crate::inspect::InspectError;
 use crate::launch::LaunchArgsError;
 use crate::place::PlaceError;
 use crate::process::GraceError;
+use crate::train::{FolderError, MAX_SKIPPED, MemoryError, PositionKey};
 
 /// Why a run failed.
 #[derive(Debug, thiserror::Error)]
@@ -201,7 +201,7 @@ fn allow(keys: &[PositionKey]) -> String {
 }
 
 /// Names the parameter whose gradient is not a number, if one is known.
-pub(super) fn in_gradient(parameter: &Option<String>) -> String {
+pub(crate) fn in_gradient(parameter: &Option<String>) -> String {
     parameter
         .as_ref()
         .map_or_else(String::new, |name| format!(" (first in the gradient of `{name}`)"))
@@ -213,14 +213,14 @@ impl TrainError {
     }
 
     /// The system does not start `what`.
-    pub(crate) fn threads(what: &str) -> impl FnOnce(std::io::Error) -> Self {
+    pub fn threads(what: &str) -> impl FnOnce(std::io::Error) -> Self {
         let what = what.to_owned();
         move |source| TrainError::Threads { what, reason: source.to_string() }
     }
 
     /// A mistake in the configuration or the arguments.
     pub fn usage(problem: impl Into<String>) -> Self {
-        ConfigError::Invalid { problems: vec![problem.into()] }.into()
+        ConfigError::invalid(problem).into()
     }
 
     /// Whether the user's configuration or arguments are the cause, rather than the run.

@@ -1,5 +1,4 @@
-//! The ranks of a command that are processes: how they meet, and how they make sure that all of them
-//! were started alike.
+//! How many ranks there are, how they meet, and whether they were started alike.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -12,12 +11,13 @@ use kiln_collectives::{Buffer, Communicator, DType, Label, Phase};
 use kiln_shard::{Mesh, ShardError, Strategy, memory};
 use sha2::{Digest, Sha256};
 
+use super::devices;
 use crate::config::{CommBackend, CommSection, Config};
 #[cfg(feature = "cuda")]
 use crate::device::DeviceError;
-use crate::device::{self, Selected};
+use crate::device::Selected;
+use crate::error::TrainError;
 use crate::place::Place;
-use crate::train::TrainError;
 
 /// The number of ranks: those that a launcher has started if there is a `place`, else `ranks`, else as many as
 /// `config` says.
@@ -107,7 +107,7 @@ impl World {
     ///
     /// If ranks have no device of a kind or share a GPU, or if NCCL cannot connect them.
     pub fn settle_on(&self, device: &Selected, comm: &CommSection) -> Result<(), TrainError> {
-        device::agree(&*self.communicator, device, comm.timeout())?;
+        devices::agree(&*self.communicator, device, comm.timeout())?;
         #[cfg(feature = "cuda")]
         if let Some(index) = device.cuda_index() {
             use kiln_collectives::nccl::{self, NcclOptions};

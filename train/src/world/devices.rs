@@ -1,4 +1,4 @@
-//! Ranks that are processes choose their devices each for itself; here they compare.
+//! Ranks that are processes each choose a device; here they compare their choices.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,11 +6,8 @@ use std::time::Duration;
 use kiln_collectives::{Buffer, Communicator, DType, Label, Phase};
 use kiln_shard::ShardError;
 
-use super::{DeviceError, Selected};
-use crate::train::TrainError;
-
-/// Lets NCCL 2.30 and newer have several ranks on one GPU.
-const SHARE_GPU: &str = "NCCL_MULTI_RANK_GPU_ENABLE";
+use crate::device::{DeviceError, Selected, share_gpu};
+use crate::error::TrainError;
 
 /// Fails unless all ranks have chosen a GPU, and each another one, or all the CPU. Collective.
 pub(crate) fn agree(
@@ -26,11 +23,6 @@ pub(crate) fn agree(
     let all = work.wait(timeout).map_err(ShardError::from)?;
     let chosen: Vec<_> = all.as_bytes().chunks(mine.len()).collect();
     Ok(compare(&chosen, share_gpu())?)
-}
-
-/// Whether several processes may have the same GPU.
-pub(super) fn share_gpu() -> bool {
-    std::env::var(SHARE_GPU).is_ok_and(|value| value == "1")
 }
 
 /// `chosen` has, for each rank, a byte that says whether it has a GPU, and the GPU's id.

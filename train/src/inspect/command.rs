@@ -1,4 +1,4 @@
-//! `kiln inspect`: what is in a checkpoint, and what the ranks of a failed run were doing.
+//! The command, and flight recorders in words.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -7,11 +7,12 @@ use std::path::{Path, PathBuf};
 use clap::{Args, Subcommand};
 use kiln_collectives::{Call, Flight, Verdict};
 
+use super::error::InspectError;
 use crate::checkpoint::{self, Verified, verify};
+use crate::error::TrainError;
 use crate::files;
 use crate::flight;
 use crate::source::ModelSource;
-use crate::train::TrainError;
 
 /// Files beyond this size are not flight recorders.
 const MAX_BYTES: u64 = 256 << 20;
@@ -70,31 +71,6 @@ impl InspectArgs {
             ModelSource::HuggingFace(folder) => Ok(folder.describe()),
         }
     }
-}
-
-/// Why there is nothing to show.
-#[derive(Debug, thiserror::Error)]
-pub enum InspectError {
-    /// A checkpoint is not as it was written.
-    #[error("{folder} is damaged:{}", .problems.iter().map(|problem| format!("\n  - {problem}")).collect::<String>())]
-    Damaged {
-        /// The checkpoint.
-        folder: String,
-        /// What is wrong, file by file.
-        problems: Vec<String>,
-    },
-    /// No file could be read.
-    #[error(
-        "no flight recorders in {}{}: name the folder of a run that failed, or its folder flight/",
-        .folder.display(),
-        .skipped.iter().map(|reason| format!(" ({reason})")).collect::<String>()
-    )]
-    Nothing {
-        /// Where they were looked for.
-        folder: PathBuf,
-        /// Files that were there, and what is wrong with them.
-        skipped: Vec<String>,
-    },
 }
 
 /// The flight recorders of a run, as found.

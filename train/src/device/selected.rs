@@ -1,0 +1,380 @@
+//! The device of a run, and what it can do.
+
+use std::io;
+use std::path::Path;
+
+use burn::tensor::Device;
+#[cfg(feature = "wgpu")]
+use burn::tensor::{DType, DeviceKind};
+
+#[cfg(feature = "wgpu")]
+use super::cpu;
+#[cfg(feature = "cuda")]
+use super::cuda;
+use super::demand::Demand;
+use super::error::DeviceError;
+#[cfg(feature = "cuda")]
+use super::gpu::Gpu;
+use super::memory::Memory;
+use super::peak::Peak;
+use super::tensors::plain;
+#[cfg(feature = "wgpu")]
+use super::wgpu;
+use crate::config::{Backend, CommBackend, Config, Precision, Suits};
+use crate::place::Place;
+
+/// Tokens of a micro-batch that keep a GPU at work: products of matrices then have enough rows for all of its
+/// multiprocessors, and what is done once per pass no longer counts.
+#[cfg(any(feature = "cuda", feature = "wgpu"))]
+const GPU_TOKENS: usize = 16_384;
+
+/// The device of a run, as far as this process is concerned.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Selected {
+    kind: Kind,
+    /// Why this one and not the other.
+    why: String,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+enum Kind {
+    Cpu,
+    #[cfg(feature = "cuda")]
+    Cuda(Gpu),
+    /// Whatever wgpu takes by default.
+    #[cfg(feature = "wgpu")]
+    Wgpu,
+}
+
+impl Selected {
+    /// The device of a run.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Selected::for_demand`].
+    pub fn new(config: &Config, place: Option<&Place>) -> Result<Self, DeviceError> {
+        Self::for_demand(&Demand::of_run(config), place)
+    }
+
+    /// The device that `demand` names or, if that is `auto`, an NVIDIA GPU if there is one, else the CPU.
+    /// Ranks that are threads share GPU 0; ranks that are processes, which have a place, take one each.
+    ///
+    /// # Errors
+    ///
+    /// The first thing that is missing, if `demand` insists on a GPU, or leaves the choice and there is one:
+    /// days on a CPU beside an idle GPU are not what anyone meant. For an NVIDIA GPU, nothing is asked of burn
+    /// or CubeCL.
+    pub fn for_demand(demand: &Demand, place: Option<&Place>) -> Result<Self, DeviceError> {
+        let as_said = || format!("as {} says", demand.said_by);
+        match demand.backend {
+            Backend::Cpu => Ok(Self::cpu(as_said())),
+            Backend::Cuda => Self::cuda(demand, place, as_said()),
+            Backend::Wgpu => Self::wgpu(place, as_said()),
+            Backend::Auto if matches!(demand.comm, CommBackend::Tcp | CommBackend::Mpi) => {
+                Self::without_gpu()
+            }
+            Backend::Auto => Self::automatic(demand, place),
+        }
+    }
+
+    /// A GPU if there is one, else the CPU.
+    fn automatic(demand: &Demand, place: Option<&Place>) -> Result<Self, DeviceError> {
+        let why = "not the CPU, since this GPU can be used".to_owned();
+        let error = match Self::cuda(demand, place, why) {
+            Ok(selected) => return Ok(selected),
+            Err(error) => error,
+        };
+        let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok();
+        let listed = kernel_lists_gpus(Path::new("/"), visible.as_deref());
+        if !error.means_none(listed) {
+            return Err(unusable(error));
+        }
+        if listed {
+            tracing::warn!("this machine has an NVIDIA GPU, and the CPU is used: {error}");
+        }
+        Ok(Self::cpu(format!("not a GPU: {}", error.in_short())))
+    }
+
+    /// The CPU, for ranks whose way to talk to each other reaches nothing else.
+    ///
+    /// # Errors
+    ///
+    /// If there is a GPU.
+    fn without_gpu() -> Result<Self, DeviceError> {
+        match gpu_is_there() {
+            true => Err(unusable(DeviceError::NoTransport)),
+            false => Ok(Self::cpu(format!("not a GPU: {}", DeviceError::NoTransport.in_short()))),
+        }
+    }
+
+    /// The device of a run whose ranks have met already and move what is in the memory of the CPU.
+    ///
+    /// # Errors
+    ///
+    /// If the configuration insists on a GPU, or leaves the choice and there is one.
+    pub(crate) fn for_joined(config: &Config) -> Result<Self, DeviceError> {
+        match config.device.backend {
+            Backend::Cpu => Ok(Self::cpu("as device.backend says".to_owned())),
+            Backend::Auto => Self::without_gpu(),
+            Backend::Cuda | Backend::Wgpu => Err(DeviceError::NoTransport),
+        }
+    }
+
+    fn cpu(why: String) -> Self {
+        Selected { kind: Kind::Cpu, why }
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda(demand: &Demand, place: Option<&Place>, why: String) -> Result<Self, DeviceError> {
+        Ok(Selected { kind: Kind::Cuda(cuda::select(demand, place)?), why })
+    }
+
+    #[cfg(not(feature = "cuda"))]
+    fn cuda(_: &Demand, _: Option<&Place>, _: String) -> Result<Self, DeviceError> {
+        Err(DeviceError::NotBuilt)
+    }
+
+    #[cfg(feature = "wgpu")]
+    fn wgpu(place: Option<&Place>, why: String) -> Result<Self, DeviceError> {
+        wgpu::check(place)?;
+        Ok(Selected { kind: Kind::Wgpu, why })
+    }
+
+    #[cfg(not(feature = "wgpu"))]
+    fn wgpu(_: Option<&Place>, _: String) -> Result<Self, DeviceError> {
+        Err(DeviceError::WgpuNotBuilt)
+    }
+
+    /// burn's device; `.autodiff()` makes it one for training.
+    pub fn device(&self) -> Device {
+        match &self.kind {
+            Kind::Cpu => plain(),
+            #[cfg(feature = "cuda")]
+            Kind::Cuda(gpu) => Device::cuda(gpu.index),
+            #[cfg(feature = "wgpu")]
+            Kind::Wgpu => Device::wgpu(DeviceKind::DefaultDevice),
+        }
+    }
+
+    /// Whether it is a GPU.
+    pub fn is_gpu(&self) -> bool {
+        !matches!(self.kind, Kind::Cpu)
+    }
+
+    /// What a configuration that leaves it to the device gets.
+    pub fn suits(&self) -> Suits {
+        match &self.kind {
+            Kind::Cpu => Suits::CPU,
+            #[cfg(feature = "cuda")]
+            Kind::Cuda(gpu) if cuda::has_bf16(gpu) => {
+                Suits { precision: Precision::Bf16, tokens: GPU_TOKENS }
+            }
+            #[cfg(any(feature = "cuda", feature = "wgpu"))]
+            _ => Suits { precision: Precision::F32, tokens: GPU_TOKENS },
+        }
+    }
+
+    /// Fails unless it computes in `precision`, which another rank has settled for its own.
+    ///
+    /// # Errors
+    ///
+    /// If it is an NVIDIA GPU without bf16.
+    pub(crate) fn check_precision(&self, precision: Precision) -> Result<(), DeviceError> {
+        #[cfg(feature = "cuda")]
+        if let Kind::Cuda(gpu) = &self.kind {
+            return cuda::check_precision(gpu, precision);
+        }
+        #[cfg(not(feature = "cuda"))]
+        let _ = precision;
+        Ok(())
+    }
+
+    /// The memory of the GPU, if it is an NVIDIA GPU.
+    pub(crate) fn gpu_memory(&self) -> Option<Memory> {
+        match &self.kind {
+            #[cfg(feature = "cuda")]
+            Kind::Cuda(gpu) => Some(Memory { total: gpu.memory, free: gpu.free }),
+            _ => None,
+        }
+    }
+
+    /// Its number, if it is an NVIDIA GPU, among those that this process sees.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn cuda_index(&self) -> Option<usize> {
+        match &self.kind {
+            Kind::Cuda(gpu) => Some(gpu.index),
+            _ => None,
+        }
+    }
+
+    /// Warns of GPUs that stay idle, for work whose ranks are threads: these share one.
+    pub fn warn_of_idle_gpus(&self) {
+        let visible = match &self.kind {
+            #[cfg(feature = "cuda")]
+            Kind::Cuda(gpu) => gpu.visible,
+            _ => 0,
+        };
+        if let Some(warning) = idle(visible) {
+            tracing::warn!("{warning}");
+        }
+    }
+
+    /// What `ranks` ranks could reach. A CPU's peak is measured, with `threads`
+    /// threads for each rank of this node, and so is that of what wgpu finds, in f32; an NVIDIA GPU's is
+    /// that of its data sheet. The other nodes are taken to be like this one.
+    ///
+    /// # Errors
+    ///
+    /// If the system does not start the threads.
+    pub fn peak(
+        &self,
+        precision: Precision,
+        place: Option<&Place>,
+        ranks: usize,
+        threads: usize,
+    ) -> io::Result<Peak> {
+        match &self.kind {
+            Kind::Cpu => {
+                let here = place.map_or(ranks, |place| place.local_world_size.max(1));
+                Peak::measured(precision, threads * here, ranks as f64 / here as f64)
+            }
+            #[cfg(feature = "cuda")]
+            Kind::Cuda(gpu) => {
+                let gpus = if place.is_some() { ranks } else { 1 };
+                Ok(Peak::given(gpu.peak_flops(precision) * gpus as f64))
+            }
+            #[cfg(feature = "wgpu")]
+            Kind::Wgpu => Ok(Peak::given(cpu::measure_flops_of(&self.device(), DType::F32))),
+        }
+    }
+
+    /// What tells an NVIDIA GPU apart from those of other processes; nothing for others.
+    pub(crate) fn id(&self) -> [u8; 16] {
+        match &self.kind {
+            #[cfg(feature = "cuda")]
+            Kind::Cuda(gpu) => gpu.uuid,
+            _ => [0; 16],
+        }
+    }
+
+    /// One line: which device, and why not the other.
+    pub fn describe(&self) -> String {
+        match &self.kind {
+            Kind::Cpu => format!("device: CPU, {}", self.why),
+            #[cfg(feature = "cuda")]
+            Kind::Cuda(gpu) => format!("device: GPU {gpu}, {}", self.why),
+            #[cfg(feature = "wgpu")]
+            Kind::Wgpu => format!("device: what wgpu finds, {}", self.why),
+        }
+    }
+}
+
+/// Says that all but one of `visible` GPUs have nothing to do.
+fn idle(visible: usize) -> Option<String> {
+    let idle = match visible {
+        0 | 1 => return None,
+        2 => "GPU 1 stays".to_owned(),
+        visible => format!("GPUs 1 to {} stay", visible - 1),
+    };
+    Some(format!(
+        "{idle} idle: ranks that are threads share GPU 0. `kiln launch --nproc-per-node gpu -- …` starts a rank \
+         for each GPU; CUDA_VISIBLE_DEVICES hides those that are not meant"
+    ))
+}
+
+/// GPUs that this process sees.
+///
+/// # Errors
+///
+/// Why there are none, or why they cannot be counted.
+pub fn count_gpus() -> Result<usize, DeviceError> {
+    #[cfg(feature = "cuda")]
+    return cuda::count_visible();
+    #[cfg(not(feature = "cuda"))]
+    Err(DeviceError::NotBuilt)
+}
+
+fn unusable(error: DeviceError) -> DeviceError {
+    DeviceError::Unusable { reason: Box::new(error) }
+}
+
+/// Whether this process could see a GPU of NVIDIA's.
+fn gpu_is_there() -> bool {
+    #[cfg(feature = "cuda")]
+    return cuda::is_there();
+    #[cfg(not(feature = "cuda"))]
+    return false;
+}
+
+/// Whether the kernel of a system whose files are below `root` has GPUs of NVIDIA's, and CUDA_VISIBLE_DEVICES, which
+/// is `visible`, does not hide them all.
+fn kernel_lists_gpus(root: &Path, visible: Option<&str>) -> bool {
+    let listed = std::fs::read_dir(root.join("proc/driver/nvidia/gpus"));
+    !matches!(visible, Some("" | "-1")) && listed.is_ok_and(|mut gpus| gpus.next().is_some())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{DeviceError, idle, kernel_lists_gpus};
+
+    #[test]
+    fn gpus_that_threads_leave_idle_are_told() {
+        assert_eq!((idle(0), idle(1)), (None, None));
+        assert!(idle(2).is_some_and(|text| text.starts_with("GPU 1 stays idle: ")));
+        let text = idle(8).unwrap_or_default();
+        assert!(text.starts_with("GPUs 1 to 7 stay idle: "), "{text}");
+        assert!(text.contains("kiln launch --nproc-per-node gpu"), "{text}");
+    }
+
+    #[test]
+    fn the_kernel_knows_of_gpus_without_a_library() {
+        let root = tempfile::tempdir().expect("a folder");
+        assert!(!kernel_lists_gpus(root.path(), None));
+        let folder = root.path().join("proc/driver/nvidia/gpus");
+        std::fs::create_dir_all(&folder).expect("a folder");
+        assert!(!kernel_lists_gpus(root.path(), None));
+        std::fs::create_dir(folder.join("0000:01:00.0")).expect("a folder");
+        assert!(kernel_lists_gpus(root.path(), None));
+        assert!(kernel_lists_gpus(root.path(), Some("0")));
+        assert!(!kernel_lists_gpus(root.path(), Some("")));
+
+        // A driver's library that is missing where there is a GPU is not as good as no GPU.
+        let none = String::new;
+        let missing = DeviceError::NoDriver { names: none(), places: none(), failures: Vec::new() };
+        assert!(missing.means_none(false) && !missing.means_none(true));
+        assert!(DeviceError::NotBuilt.means_none(true));
+        assert!(DeviceError::NoGpu { visible: None }.means_none(false));
+        assert!(!DeviceError::NoTransport.means_none(false));
+    }
+
+    /// What a configuration gets that leaves precision and micro-batch to the device.
+    #[cfg(feature = "cuda")]
+    #[test]
+    fn gpus_compute_in_bf16_if_they_have_it() {
+        use super::{Gpu, Kind, Precision, Selected, Suits};
+        use crate::device::error::Version;
+        let on = |capability| {
+            let (index, visible, memory, free, multiprocessors, clock) = (0, 1, 0, 0, 1, 1.0);
+            let (name, uuid) = ("a GPU".to_owned(), [0; 16]);
+            let gpu = Gpu {
+                index,
+                visible,
+                name,
+                capability,
+                memory,
+                free,
+                multiprocessors,
+                clock,
+                uuid,
+            };
+            Selected { kind: Kind::Cuda(gpu), why: String::new() }
+        };
+        let (new, old) = (on(Version(8, 0)), on(Version(7, 5)));
+        assert_eq!(new.suits(), Suits { precision: Precision::Bf16, tokens: 16_384 });
+        assert_eq!(old.suits(), Suits { precision: Precision::F32, tokens: 16_384 });
+        assert_eq!(Selected::cpu(String::new()).suits(), Suits::CPU);
+        // As for ranks that hear what another one has settled.
+        assert_eq!(new.check_precision(Precision::Bf16), Ok(()));
+        assert!(matches!(old.check_precision(Precision::Bf16), Err(DeviceError::OldGpu { .. })));
+    }
+}

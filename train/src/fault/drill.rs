@@ -1,0 +1,82 @@
+//! One fault, waiting for its place in the run.
+
+use std::path::Path;
+use std::process::{Command, ExitStatus};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use kiln_collectives::Label;
+use rustix::process::{Signal, getpid, kill_process};
+
+use super::spec::{Changeable, Fault, FaultKind, FaultPhase};
+
+/// The drill of the rank that is to fail.
+#[derive(Debug)]
+pub struct Drill {
+    fault: Fault,
+    step: AtomicU64,
+    fired: AtomicBool,
+}
+
+impl Drill {
+    pub(super) fn new(fault: &Fault) -> Self {
+        Drill { fault: fault.clone(), step: AtomicU64::new(0), fired: AtomicBool::new(false) }
+    }
+
+    /// Says which optimizer step begins.
+    pub fn begin_step(&self, step: u64) {
+        self.step.store(step, Ordering::Relaxed);
+    }
+
+    /// Says that data is about to be fetched. The error that fetching is to fail with, if any.
+    pub fn data_loading(&self) -> Result<(), String> {
+        if self.fault.phase != FaultPhase::Data || !self.fires() {
+            return Ok(());
+        }
+        if self.fault.kind == FaultKind::Error {
+            return Err(self.text());
+        }
+        self.act();
+        Ok(())
+    }
+
+    /// Says that a collective is about to be called. Returns what is to happen to the call itself.
+    pub(super) fn calling(&self, label: &Label, call: Changeable) -> Option<FaultKind> {
+        let kind = &self.fault.kind;
+        if !self.fault.phase.has(label.phase) || !kind.can_happen_to(call) || !self.fires() {
+            return None;
+        }
+        self.act();
+        kind.changes_a_call().then(|| kind.clone())
+    }
+
+    /// Whether this is the step, for the first time.
+    fn fires(&self) -> bool {
+        self.step.load(Ordering::Relaxed) == self.fault.step
+            && !self.fired.swap(true, Ordering::Relaxed)
+    }
+
+    /// Does what needs no collective.
+    fn act(&self) {
+        match &self.fault.kind {
+            // Nothing to do about a signal that cannot be sent: the drill shows that nothing happened.
+            FaultKind::Kill => _ = kill_process(getpid(), Signal::KILL),
+            FaultKind::Stop => _ = kill_process(getpid(), Signal::STOP),
+            FaultKind::Segv => crate::process::raise_segv(),
+            FaultKind::Panic => panic!("{}", self.text()),
+            FaultKind::Slow(time) => std::thread::sleep(*time),
+            FaultKind::Run(program) => self.run(program),
+            _ => {}
+        }
+    }
+
+    fn run(&self, program: &Path) {
+        let outcome = Command::new(program).status();
+        if !outcome.as_ref().is_ok_and(ExitStatus::success) {
+            tracing::warn!("{}: {} did not run well: {outcome:?}", self.text(), program.display());
+        }
+    }
+
+    fn text(&self) -> String {
+        format!("fault drill in {} of step {}", self.fault.phase, self.fault.step)
+    }
+}

@@ -1,0 +1,232 @@
+//! Faults, and how they are written.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+use kiln_collectives::Phase;
+
+/// How a rank fails.
+#[derive(Clone, Debug, PartialEq)]
+pub enum FaultKind {
+    /// Its process is killed, without a chance to say anything.
+    Kill,
+    /// Its process is stopped, as by a machine that hangs.
+    Stop,
+    /// It is sent SIGSEGV, as when it reads memory that is not there.
+    Segv,
+    /// It panics.
+    Panic,
+    /// It calls a collective with arguments that cannot be, or, in data loading, returns an error.
+    Error,
+    /// It leaves out one collective.
+    Skip,
+    /// It calls one collective with another count than the others.
+    Size,
+    /// It is late by this much.
+    Slow(Duration),
+    /// One element of its gradient becomes NaN.
+    Nan,
+    /// It runs a program, such as one that pulls a cable, and goes on.
+    Run(PathBuf),
+}
+
+/// Where in a run a rank fails: at the first collective of this phase.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FaultPhase {
+    /// Before the first step, which is step 0.
+    Start,
+    /// Before the data of a step is fetched; no collective.
+    Data,
+    /// Forward pass.
+    Forward,
+    /// Backward pass.
+    Backward,
+    /// Norm of the gradient and optimizer.
+    Optimizer,
+    /// Saving after a step.
+    Checkpoint,
+}
+
+/// A fault, written as `KIND@PHASE:STEP:RANK`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Fault {
+    /// How: `kill`, `stop`, `segv`, `panic`, `error`, `skip`, `size`, `slow=SECONDS`,
+    /// `nan` or `run=PROGRAM`.
+    pub kind: FaultKind,
+    /// Where: `start`, `data`, `forward`, `backward`, `optimizer` or `checkpoint`.
+    pub phase: FaultPhase,
+    /// In which optimizer step.
+    pub step: u64,
+    /// On which rank.
+    pub rank: usize,
+    /// Whether it comes again when the job is started again: `KIND!`.
+    pub every_life: bool,
+}
+
+/// A text that names no fault.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{problem}; write it as KIND@PHASE:STEP:RANK, for example kill@backward:3:1")]
+pub struct FaultParseError {
+    problem: String,
+}
+
+impl FromStr for Fault {
+    type Err = FaultParseError;
+
+    fn from_str(text: &str) -> Result<Self, FaultParseError> {
+        let wrong = |problem: &str| FaultParseError { problem: problem.to_owned() };
+        let (kind, place) = text.split_once('@').ok_or_else(|| wrong("there is no @"))?;
+        let parts: Vec<_> = place.split(':').collect();
+        let [phase, step, rank] = parts[..] else {
+            return Err(wrong("there are not three parts after the @"));
+        };
+        let (kind, every_life) = match kind.strip_suffix('!') {
+            Some(kind) => (kind, true),
+            None => (kind, false),
+        };
+        let kind = parse_kind(kind).ok_or_else(|| {
+            wrong("KIND is kill, stop, segv, panic, error, skip, size, slow=SECONDS, nan or run=PROGRAM")
+        })?;
+        let phase = parse_phase(phase).ok_or_else(|| {
+            wrong("PHASE is start, data, forward, backward, optimizer or checkpoint")
+        })?;
+        let step: u64 = step.parse().map_err(|_| wrong("STEP is not a number"))?;
+        let rank = rank.parse().map_err(|_| wrong("RANK is not a number"))?;
+        if (phase == FaultPhase::Start) != (step == 0) {
+            return Err(wrong("start is step 0, and nothing else is"));
+        }
+        if phase == FaultPhase::Data && kind.changes_a_call() && kind != FaultKind::Error {
+            return Err(wrong("data loading calls no collective to leave out or to change"));
+        }
+        if kind == FaultKind::Nan && phase != FaultPhase::Backward {
+            return Err(wrong("gradients are made in backward"));
+        }
+        Ok(Fault { kind, phase, step, rank, every_life })
+    }
+}
+
+fn parse_kind(text: &str) -> Option<FaultKind> {
+    if let Some(seconds) = text.strip_prefix("slow=") {
+        return Duration::try_from_secs_f64(seconds.parse().ok()?).ok().map(FaultKind::Slow);
+    }
+    if let Some(program) = text.strip_prefix("run=") {
+        return Some(FaultKind::Run(program.into()));
+    }
+    Some(match text {
+        "kill" => FaultKind::Kill,
+        "stop" => FaultKind::Stop,
+        "segv" => FaultKind::Segv,
+        "panic" => FaultKind::Panic,
+        "error" => FaultKind::Error,
+        "skip" => FaultKind::Skip,
+        "size" => FaultKind::Size,
+        "nan" => FaultKind::Nan,
+        _ => return None,
+    })
+}
+
+fn parse_phase(text: &str) -> Option<FaultPhase> {
+    Some(match text {
+        "start" => FaultPhase::Start,
+        "data" => FaultPhase::Data,
+        "forward" => FaultPhase::Forward,
+        "backward" => FaultPhase::Backward,
+        "optimizer" => FaultPhase::Optimizer,
+        "checkpoint" => FaultPhase::Checkpoint,
+        _ => return None,
+    })
+}
+
+/// What a drill can change of a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Changeable {
+    /// Nothing: there is no result to stand in for.
+    Nothing,
+    /// Its arguments, or whether it happens.
+    Call,
+    /// That, and what is summed.
+    Sum,
+}
+
+impl FaultKind {
+    /// Whether it needs a collective to happen to.
+    pub(super) fn changes_a_call(&self) -> bool {
+        matches!(self, FaultKind::Error | FaultKind::Skip | FaultKind::Size | FaultKind::Nan)
+    }
+
+    pub(super) fn can_happen_to(&self, call: Changeable) -> bool {
+        match self {
+            FaultKind::Nan => call == Changeable::Sum,
+            kind => !kind.changes_a_call() || call != Changeable::Nothing,
+        }
+    }
+}
+
+impl FaultPhase {
+    /// Whether collectives of `phase` are of this part of a run.
+    pub(super) fn has(self, phase: Phase) -> bool {
+        match self {
+            FaultPhase::Start => phase == Phase::Init,
+            FaultPhase::Data => false,
+            FaultPhase::Forward => phase == Phase::Forward,
+            FaultPhase::Backward => phase == Phase::Backward,
+            FaultPhase::Optimizer => phase == Phase::Optimizer,
+            FaultPhase::Checkpoint => phase == Phase::Checkpoint,
+        }
+    }
+}
+
+impl fmt::Display for FaultPhase {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            FaultPhase::Start => "start",
+            FaultPhase::Data => "data loading",
+            FaultPhase::Forward => "forward",
+            FaultPhase::Backward => "backward",
+            FaultPhase::Optimizer => "optimizer",
+            FaultPhase::Checkpoint => "checkpoint",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn faults_are_read_as_they_are_written() {
+        let fault: Fault = "kill@backward:3:2".parse().unwrap();
+        let (kind, phase) = (FaultKind::Kill, FaultPhase::Backward);
+        assert_eq!(fault, Fault { kind, phase, step: 3, rank: 2, every_life: false });
+        let fault: Fault = "run=/bin/cut@data:1:0".parse().unwrap();
+        assert_eq!(fault.kind, FaultKind::Run("/bin/cut".into()));
+        let fault: Fault = "slow=0.5!@start:0:1".parse().unwrap();
+        let (kind, phase) = (FaultKind::Slow(Duration::from_millis(500)), FaultPhase::Start);
+        assert_eq!(fault, Fault { kind, phase, step: 0, rank: 1, every_life: true });
+    }
+
+    #[test]
+    fn what_is_no_fault_is_refused_with_the_reason() {
+        for (text, reason) in [
+            ("kill", "no @"),
+            ("kill@backward:3", "three parts"),
+            ("kill@backward:3:1:0", "three parts"),
+            ("melt@backward:3:1", "KIND"),
+            ("slow@backward:3:1", "KIND"),
+            ("slow=-1@backward:3:1", "KIND"),
+            ("slow=nan@backward:3:1", "KIND"),
+            ("kill@lunch:3:1", "PHASE"),
+            ("kill@backward:x:1", "STEP"),
+            ("kill@backward:3:-1", "RANK"),
+            ("kill@start:1:0", "step 0"),
+            ("kill@backward:0:0", "step 0"),
+            ("skip@data:1:0", "no collective"),
+            ("nan@forward:1:0", "gradients"),
+        ] {
+            let error = text.parse::<Fault>().unwrap_err().to_string();
+            assert!(error.contains(reason) && error.contains("kill@backward:3:1"), "{error}");
+        }
+    }
+}
