@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # A flame graph of training steps on the CPU: where their time goes, by function.
 #
-#     benches/flamegraph.sh [OUT.svg] [-- arguments of `kiln bench step`]
+#     benches/flamegraph.sh [OUT.svg] [-- arguments of `kiln-bench step`]
 #
 # Samples some steps of preset 10m with perf and draws them with inferno (cargo install inferno). Takes the
 # release build as it is: stacks are unwound from its tables, which makes large samples, so keep the runs short.
@@ -19,14 +19,14 @@ for tool in inferno-collapse-perf inferno-flamegraph; do
     command -v "$tool" >/dev/null || { echo "$tool is not installed: cargo install inferno" >&2; exit 2; }
 done
 
-kiln=${CARGO_TARGET_DIR:-target}/release/kiln
-[ -x "$kiln" ] || { echo "$kiln is not built: cargo build --release" >&2; exit 2; }
+bench=${CARGO_TARGET_DIR:-target}/release/kiln-bench
+[ -x "$bench" ] || { echo "$bench is not built: cargo build --release --workspace" >&2; exit 2; }
 samples=$(mktemp -d)
 trap 'rm -rf "$samples"' EXIT
 perf record --quiet --call-graph dwarf,16384 --freq 199 --output "$samples/perf.data" -- \
-    "$kiln" bench step --config configs/10m.toml --steps 10 --warmup 2 \
+    "$bench" step --config configs/10m.toml --steps 10 --warmup 2 \
     --set train.global_batch=4 --set train.micro_batch=4 "$@"
 perf script --no-inline --input "$samples/perf.data" 2>/dev/null |
     inferno-collapse-perf |
-    inferno-flamegraph --title "kiln bench step $*" >"$out"
+    inferno-flamegraph --title "kiln-bench step $*" >"$out"
 echo "$out"

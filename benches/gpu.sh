@@ -48,7 +48,7 @@ fi
 cd "$(dirname "$0")/.." || exit 2
 target=${CARGO_TARGET_DIR:-target}
 pack=${PACK:-target/pack}
-binaries=(kiln it sharding nccl)
+binaries=(kiln kiln-bench it sharding nccl)
 # Bytes that fit through to a GPU.
 room=$((64 << 20))
 # Seconds that all of it may take.
@@ -59,10 +59,10 @@ seven_b=(--config configs/7b.toml --set train.global_batch=1 --set precision.com
 if [ "$mode" = pack ]; then
     set -e
     mkdir -p "$pack"
-    # One set of features for everything, so that burn is built once; with the tests comes kiln itself.
-    CARGO_TARGET_DIR=$target cargo test --release --workspace --features kiln/cuda,kiln/wgpu --no-run \
-        --message-format=json-render-diagnostics --test it --test sharding --test nccl |
-        sed -n 's/.*"target":{[^}]*"name":"\(kiln\|it\|sharding\|nccl\)".*"executable":"\([^"]*\)".*/\1 \2/p' |
+    # One set of features for everything, so that burn is built once; with the tests come both programs.
+    CARGO_TARGET_DIR=$target cargo test --release --workspace --features kiln-benches/cuda,kiln-benches/wgpu --no-run \
+        --message-format=json-render-diagnostics --test it --test sharding --test nccl --test bench |
+        sed -n 's/.*"target":{[^}]*"name":"\(kiln\|kiln-bench\|it\|sharding\|nccl\)".*"executable":"\([^"]*\)".*/\1 \2/p' |
         while read -r name program; do cp "$program" "$pack/$name"; done
     for binary in "${binaries[@]}"; do
         test -x "$pack/$binary" || { echo "cargo has made no $binary" >&2; exit 1; }
@@ -229,9 +229,9 @@ else
 fi
 # Rows are told when they are done, so that what runs out of time has not been in vain.
 export KILN_LOG=warn,kiln=info
-check "C kernels" 80 "$work/kiln" bench gpu "${peer[@]}" --only kernels
-check "C steps" 190 "$work/kiln" bench gpu "${peer[@]}" "${bars[@]}" --least-mfu 45 --only 300m --only 1b
-check "D 7b" 75 "$work/kiln" bench gpu "${seven_b[@]}"
+check "C kernels" 80 "$work/kiln-bench" gpu "${peer[@]}" --only kernels
+check "C steps" 190 "$work/kiln-bench" gpu "${peer[@]}" "${bars[@]}" --least-mfu 45 --only 300m --only 1b
+check "D 7b" 75 "$work/kiln-bench" gpu "${seven_b[@]}"
 unset KILN_LOG
 # What was measured, without what was told on the way if the end was reached.
 figures() {

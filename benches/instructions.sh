@@ -6,20 +6,20 @@
 #     benches/instructions.sh --record    record the number of today
 #
 # One rank, one thread, a small model. valgrind knows no AVX-512, so the kernels of machines with AVX2 are
-# counted, on any x86-64 machine the same. Needs valgrind and a release build (cargo build --release).
+# counted, on any x86-64 machine the same. Needs valgrind and kiln-bench (cargo build --release --workspace).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 record=benches/instructions.txt
-kiln=${CARGO_TARGET_DIR:-target}/release/kiln
+bench=${CARGO_TARGET_DIR:-target}/release/kiln-bench
 command -v valgrind >/dev/null || { echo "valgrind is not installed: apt-get install valgrind" >&2; exit 2; }
-[ -x "$kiln" ] || { echo "$kiln is not built: cargo build --release" >&2; exit 2; }
+[ -x "$bench" ] || { echo "$bench is not built: cargo build --release --workspace" >&2; exit 2; }
 out=$(mktemp -d)
 trap 'rm -rf "$out"' EXIT
 
 # Instructions of a run with $1 steps.
 count() {
     valgrind --tool=callgrind --callgrind-out-file="$out/calls" --log-file="$out/log" \
-        "$kiln" bench step --json --ranks 1 --config configs/10m.toml --steps "$1" --warmup 1 \
+        "$bench" step --json --ranks 1 --config configs/10m.toml --steps "$1" --warmup 1 \
         --set model.layers=2 --set model.d_model=128 --set model.heads=2 --set model.kv_heads=2 \
         --set model.d_ff=344 --set data.vocab_size=1024 --set data.seq_len=64 \
         --set train.global_batch=1 --set train.micro_batch=1 \

@@ -21,7 +21,7 @@ esac
 cd "$(dirname "$0")/.."
 target=${CARGO_TARGET_DIR:-target}
 # One set of features for everything here, so that burn is built once.
-build=(--profile "${KILN_GPU_PROFILE:-release}" --workspace --features kiln/cuda,kiln/wgpu)
+build=(--profile "${KILN_GPU_PROFILE:-release}" --workspace --features kiln-benches/cuda,kiln-benches/wgpu)
 built=$(cargo test "${build[@]}" --test cli --test kernels_table --no-run --message-format=json)
 table=$(echo "$built" | sed -n 's/.*"executable":"\([^"]*\/kernels\)".*/\1/p')
 if [ $# = 0 ]; then

@@ -16,7 +16,7 @@ esac
 
 cd "$(dirname "$0")/.."
 # One set of features for everything here, so that burn is built once.
-build=(--profile "${KILN_GPU_PROFILE:-release}" --workspace --features kiln/cuda,kiln/wgpu)
+build=(--profile "${KILN_GPU_PROFILE:-release}" --workspace --features kiln-benches/cuda,kiln-benches/wgpu)
 program=$(cargo test "${build[@]}" --test cli --no-run --message-format=json |
     sed -n 's/.*"executable":"\([^"]*\/cli-[^"]*\)".*/\1/p')
 benches/fakecuda/setup.sh

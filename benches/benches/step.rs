@@ -6,19 +6,19 @@
 
 use std::sync::Arc;
 use std::thread::available_parallelism;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use burn::tensor::Device;
 use criterion::{Criterion, criterion_group, criterion_main};
-use kiln::bench::{StrategiesOptions, strategies};
+use kiln::bench::{self, StrategiesOptions, default_config, strategies};
 use kiln::sharded::ShardedDecoder;
-use kiln_benches::tokens;
+use kiln::train::TrainError;
 use kiln_collectives::Communicator;
-use kiln_model::decoder::{self, Decoder};
+use kiln_model::decoder::Decoder;
 use kiln_model::layers::Block;
-use kiln_model::{Context, Key, ModelConfig};
+use kiln_model::{Key, ModelConfig};
 use kiln_shard::ranks::run_ranks;
-use kiln_shard::{AdamW, EngineBuilder, Policy, ShardError};
+use kiln_shard::{EngineBuilder, Policy};
 
 fn step(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("step");
@@ -57,27 +57,16 @@ fn update(criterion: &mut Criterion) {
 }
 
 /// The time of `count` updates, without that of the gradients that they need.
-fn updates(world: Arc<dyn Communicator>, count: u64) -> Result<Duration, ShardError> {
+fn updates(world: Arc<dyn Communicator>, count: u64) -> Result<Duration, TrainError> {
     let device = Device::flex();
+    let mut config = default_config();
+    config.train.global_batch = 1;
+    config.data.seq_len = 8;
     let model = ModelConfig::preset("10m").expect("a preset");
     let builder = EngineBuilder::new(world, Policy::default(), None)?;
     let decoder = Decoder::new(&model, Key::new(0), &device);
     let sharded = ShardedDecoder::<Block>::new(decoder, builder)?;
-    let (engine, training) = (sharded.engine(), device.autodiff());
-    let ids = tokens("ids", 1, 8, model.vocab_size, &training);
-    let mut time = Duration::ZERO;
-    for _ in 0..count {
-        engine.begin_step();
-        let pass = sharded.pass(&training);
-        let context = Context::evaluation();
-        let loss = decoder::loss(&pass, ids.clone(), ids.clone(), 1.0 / 8.0, &context);
-        engine.backward(loss, true)?;
-        let start = Instant::now();
-        let update = engine.update(&AdamW::default(), 1e-3, 1.0)?;
-        engine.outcome(update)?;
-        time += start.elapsed();
-    }
-    Ok(time)
+    (0..count).map(|number| bench::step(&config, &sharded, &device, number)).sum()
 }
 
 criterion_group!(benches, step, update);

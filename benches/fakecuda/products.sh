@@ -8,7 +8,7 @@ cd "$(dirname "$0")/../.."
 target=${CARGO_TARGET_DIR:-target}
 
 # One set of features for everything on GPUs, so that burn is built once. Only the model has a test `it`.
-build=(--profile "${KILN_GPU_PROFILE:-release}" --workspace --features kiln/cuda,kiln/wgpu)
+build=(--profile "${KILN_GPU_PROFILE:-release}" --workspace --features kiln-benches/cuda,kiln-benches/wgpu)
 program=$(cargo test "${build[@]}" --test it --no-run --message-format=json |
     sed -n 's/.*"executable":"\([^"]*\/it-[^"]*\)".*/\1/p')
 

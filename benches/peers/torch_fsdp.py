@@ -464,7 +464,7 @@ def seconds_per_call(call, cuda, quick):
 
 
 def kernels(arguments):
-    """Seconds per call of what Kiln has kernels for, under the names of `kiln bench gpu`."""
+    """Seconds per call of what Kiln has kernels for, under the names of `kiln-bench gpu`."""
     cuda = arguments.device == "cuda"
     device = torch.device(arguments.device)
     dtype = torch.bfloat16 if arguments.dtype == "bf16" else torch.float32

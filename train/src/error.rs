@@ -6,7 +6,6 @@ use kiln_collectives::tcp::JoinError;
 use kiln_shard::ShardError;
 use kiln_shard::ranks::{RankError, RanksError};
 
-use crate::bench::BenchError;
 use crate::checkpoint::CheckpointError;
 use crate::config::ConfigError;
 use crate::data::DataError;
@@ -51,9 +50,6 @@ pub enum TrainError {
     /// An evaluation.
     #[error(transparent)]
     Eval(#[from] EvalError),
-    /// A measurement.
-    #[error(transparent)]
-    Bench(#[from] BenchError),
     /// The time that this process gets to save.
     #[error(transparent)]
     Grace(#[from] GraceError),
@@ -217,7 +213,7 @@ impl TrainError {
     }
 
     /// The system does not start `what`.
-    pub(crate) fn threads(what: &str) -> impl FnOnce(std::io::Error) -> Self {
+    pub fn threads(what: &str) -> impl FnOnce(std::io::Error) -> Self {
         let what = what.to_owned();
         move |source| TrainError::Threads { what, reason: source.to_string() }
     }
@@ -252,7 +248,6 @@ impl TrainError {
             }
             TrainError::Data(error) => error.is_usage(),
             TrainError::Eval(error) => error.is_usage(),
-            TrainError::Bench(error) => error.is_usage(),
             TrainError::Checkpoint(CheckpointError::HuggingFace(error)) => error.is_usage(),
             TrainError::Checkpoint(error) => matches!(
                 error,

@@ -35,7 +35,7 @@ mod staging;
 pub mod train;
 mod version;
 pub mod weights;
-mod words;
+pub mod words;
 pub mod world;
 
 /// So that tests can tell how much memory reading something takes.

@@ -3,7 +3,7 @@
 use std::fmt::Display;
 
 /// Such as `1 rank` or `2 ranks`, for nouns whose plural ends in s.
-pub(crate) fn number_of<N: Display + From<u8> + PartialEq>(count: N, noun: &str) -> String {
+pub fn number_of<N: Display + From<u8> + PartialEq>(count: N, noun: &str) -> String {
     let plural = if count == N::from(1) { "" } else { "s" };
     format!("{count} {noun}{plural}")
 }

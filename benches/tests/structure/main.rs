@@ -3,6 +3,7 @@
 //! CONTRIBUTING.md that a program can check.
 
 mod modules;
+mod way;
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -72,7 +72,7 @@ pub use origin::{Architecture, CustomPart, SavedOptimizer};
 pub use reader::CheckpointReader;
 pub use saved::Saved;
 pub use saver::{Progress, SaveOptions, Saver};
-pub(crate) use stream::Stream;
+pub use stream::Stream;
 pub use verify::{Verified, verify};
 
 /// Name of the manifest in the folder.

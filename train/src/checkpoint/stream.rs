@@ -23,7 +23,7 @@ const BUFFER: usize = 4 << 20;
 const CHUNK: usize = 1 << 15;
 
 /// A file that is being written.
-pub(crate) struct Stream {
+pub struct Stream {
     file: File,
     buffer: MmapMut,
     /// Bytes in the buffer.
@@ -35,7 +35,7 @@ pub(crate) struct Stream {
 
 impl Stream {
     /// Creates `path`, or empties what is there.
-    pub(crate) fn create(path: &Path) -> io::Result<Self> {
+    pub fn create(path: &Path) -> io::Result<Self> {
         let mut options = OpenOptions::new();
         options.write(true).create(true).truncate(true);
         let direct = options.clone().custom_flags(OFlag::O_DIRECT.bits()).open(path);
@@ -52,7 +52,7 @@ impl Stream {
 
     /// Appends `bytes`, piece by piece: `each` sees every piece right after it has been copied, while
     /// it is in the processor's cache.
-    pub(crate) fn append(&mut self, bytes: &[u8], mut each: impl FnMut(&[u8])) -> io::Result<()> {
+    pub fn append(&mut self, bytes: &[u8], mut each: impl FnMut(&[u8])) -> io::Result<()> {
         let mut left = bytes;
         while !left.is_empty() {
             let room = left.len().min(BUFFER - self.filled).min(CHUNK);
@@ -86,7 +86,7 @@ impl Stream {
     }
 
     /// Writes what is left and waits until all is on the disk.
-    pub(crate) fn finish(mut self) -> io::Result<()> {
+    pub fn finish(mut self) -> io::Result<()> {
         let length = self.length();
         if self.filled > 0 {
             // Whole pages only; what is too much is cut off again.

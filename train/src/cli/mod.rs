@@ -8,10 +8,11 @@ use std::process::ExitCode;
 
 use clap::{Args, CommandFactory, Parser, Subcommand};
 use kiln_collectives::tcp::JoinError;
+use kiln_model::layers::Block;
 use kiln_shard::ranks::RankError;
 
-use crate::bench::{self, CheckpointArgs, GpuArgs, StepArgs, StrategiesOptions};
-use crate::checkpoint::ConvertArgs;
+use crate::bench::{self, StrategiesOptions};
+use crate::checkpoint::{Architecture, ConvertArgs};
 use crate::config;
 use crate::data::{PrepareOptions, TokenizerSource};
 use crate::doctor::DoctorArgs;
@@ -170,12 +171,6 @@ struct TokenizerArgs {
 enum BenchCommand {
     /// Compare all sharding strategies on the same work.
     Strategies(StrategiesArgs),
-    /// Compare saving and loading with plain writing and reading on the same disk.
-    Checkpoint(CheckpointArgs),
-    /// Time training steps on made-up tokens.
-    Step(StepArgs),
-    /// Time every kernel and whole steps on a GPU, beside PyTorch if it is there.
-    Gpu(Box<GpuArgs>),
 }
 
 #[derive(Args)]
@@ -209,10 +204,39 @@ pub fn main() -> ExitCode {
     // Runs do not wait for whoever reads along; other commands are there to be read.
     let is_run = command.is_run();
     let _output = is_run.then(output::never_block);
-    let outcome = match begun {
-        Ok(()) => run(command),
-        Err(error) => Err(TrainError::usage(error.to_string())),
+    if let Err(error) = begun {
+        return exit(Err(TrainError::usage(error.to_string())), is_run);
+    }
+    let done = |()| 0;
+    let tell = |text: String| say(&text);
+    let outcome = match command {
+        Command::Train(args) => train(args),
+        Command::Launch(args) => args.run().map_err(TrainError::from),
+        Command::Doctor(args) => Ok(doctor(&args)),
+        Command::Data { command: DataCommand::Prepare(args) } => {
+            on_files(|| prepare(args)).map(done)
+        }
+        Command::Data { command: DataCommand::Verify(args) } => {
+            prepared::verify(&args.folder).map(tell).map(done).map_err(TrainError::from)
+        }
+        Command::Generate(args) => args.run().map(done),
+        Command::Eval(args) => args.run(),
+        Command::Import(args) => on_files(|| args.run()).map(done),
+        Command::Export(args) => on_files(|| args.run()).map(done),
+        Command::Bench { command: BenchCommand::Strategies(args) } => strategies(args),
+        Command::Inspect(args) => on_files(|| args.run()).map(tell).map(done),
+        Command::Convert(args) => on_files(|| args.run()).map(tell).map(done),
+        Command::Completions(args) => {
+            say(&args.run(Cli::command()));
+            Ok(0)
+        }
+        Command::Man(args) => args.run(Cli::command()).map(tell).map(done),
     };
+    exit(outcome, is_run)
+}
+
+/// Tells people and the launcher how a command has ended; the exit code of the process.
+fn exit(outcome: Result<u8, TrainError>, is_run: bool) -> ExitCode {
     let code = match &outcome {
         Ok(code) => *code,
         Err(error) if error.is_stop() => {
@@ -237,6 +261,16 @@ pub fn main() -> ExitCode {
 
 /// Prints help, the version, or what is wrong with the arguments; returns the exit code.
 fn tell_usage(error: &clap::Error) -> u8 {
+    let words: Vec<_> = std::env::args_os().skip(1).take(2).collect();
+    if let [Some("bench"), Some(what @ ("step" | "gpu" | "checkpoint"))] =
+        words.iter().map(|word| word.to_str()).collect::<Vec<_>>()[..]
+    {
+        complain(&format!(
+            "error: `kiln bench {what}` is a command of the program kiln-bench now, with the same flags: cargo \
+             run --release -p kiln-benches --bin kiln-bench -- {what}"
+        ));
+        return USAGE;
+    }
     let printed = error.print().and_then(|()| io::stdout().flush());
     match printed {
         // Help is there to be read, except by a reader that went away.
@@ -245,42 +279,6 @@ fn tell_usage(error: &clap::Error) -> u8 {
             FAILED
         }
         _ => u8::try_from(error.exit_code()).unwrap_or(USAGE),
-    }
-}
-
-fn run(command: Command) -> Result<u8, TrainError> {
-    let done = |()| 0;
-    let tell = |text: String| say(&text);
-    match command {
-        Command::Train(args) => train(args),
-        Command::Launch(args) => args.run().map_err(TrainError::from),
-        Command::Doctor(args) => Ok(doctor(&args)),
-        Command::Data { command: DataCommand::Prepare(args) } => {
-            on_files(|| prepare(args)).map(done)
-        }
-        Command::Data { command: DataCommand::Verify(args) } => {
-            Ok(prepared::verify(&args.folder).map(|text| say(&text)).map(done)?)
-        }
-        Command::Generate(args) => args.run().map(done),
-        Command::Eval(args) => args.run(),
-        Command::Import(args) => on_files(|| args.run()).map(done),
-        Command::Export(args) => on_files(|| args.run()).map(done),
-        Command::Bench { command: BenchCommand::Strategies(args) } => strategies(args),
-        Command::Bench { command: BenchCommand::Checkpoint(args) } => {
-            args.run().map(tell).map(done)
-        }
-        Command::Bench { command: BenchCommand::Step(args) } => args.run().map(tell).map(done),
-        Command::Bench { command: BenchCommand::Gpu(args) } => args.run().map(|said| {
-            say(&said.text);
-            if said.passed { 0 } else { FAILED }
-        }),
-        Command::Inspect(args) => on_files(|| args.run()).map(tell).map(done),
-        Command::Convert(args) => on_files(|| args.run()).map(tell).map(done),
-        Command::Completions(args) => {
-            say(&args.run(Cli::command()));
-            Ok(0)
-        }
-        Command::Man(args) => args.run(Cli::command()).map(tell).map(done),
     }
 }
 
@@ -314,7 +312,7 @@ fn train(args: TrainArgs) -> Result<u8, TrainError> {
         // The environment was asked above, and flags go before it.
         alone: true,
     };
-    let summary = train::run(config, &options)?;
+    let summary = train::run_decoder(config, &options, Architecture::decoder(), Block::new)?;
     Ok(if summary.preempted { launch::PREEMPTED } else { 0 })
 }
 

@@ -77,12 +77,9 @@ impl OutputFolder {
         sync_folder(&self.temporary)?;
         // Again, because hours may have passed.
         check_free(&self.target)?;
-        if self.target.exists() {
-            // Fails if the folder has got content since, as it should.
-            fs::remove_dir(&self.target).map_err(DataError::io("replace", &self.target))?;
-        }
+        // In the place of an empty folder, if there is one.
         if let Err(error) = fs::rename(&self.temporary, &self.target) {
-            // Somebody else may have been faster by a moment.
+            // Somebody else was faster by a moment.
             check_free(&self.target)?;
             return Err(DataError::io("create", &self.target)(error));
         }

@@ -68,10 +68,6 @@ fn check_command(command: &[OsString]) -> Result<(), String> {
     let word = |index: usize| command.get(index).map(|word| word.to_string_lossy());
     match (word(0).as_deref(), word(1).as_deref()) {
         (Some("train" | "eval"), _) | (Some("bench"), Some("strategies")) => Ok(()),
-        (Some("bench"), Some(what @ ("step" | "checkpoint" | "gpu"))) => Err(format!(
-            "`bench {what}` runs its ranks as threads of one process: start `kiln bench {what}` without a \
-             launcher. Of all measurements, `bench strategies` alone has ranks to launch"
-        )),
         _ => Err("only `train`, `eval` and `bench strategies` have ranks to launch; write kiln launch … -- \
                   train CONFIG"
             .to_owned()),

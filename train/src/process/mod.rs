@@ -63,8 +63,12 @@ pub fn start() -> Result<Arc<AtomicBool>, LogLevelError> {
     Ok(stop_on_signals())
 }
 
-/// [`start`] without the signals that ask a run to stop: for commands that have nothing to save.
-pub(crate) fn begin() -> Result<(), LogLevelError> {
+/// [`start`] without the signals that ask a run to stop: for programs that have nothing to save.
+///
+/// # Errors
+///
+/// As for [`start`].
+pub fn begin() -> Result<(), LogLevelError> {
     end_with_launcher();
     let filter = log::filter(std::env::var_os(log::VARIABLE).as_deref())?;
     // Somebody else's subscriber stays.

@@ -110,7 +110,7 @@ pub fn finish() -> bool {
 
 /// From now on, panics are told in the words of Rust's own hook, but as any other line is: a rank that
 /// panics must not wait for a reader either.
-pub(crate) fn tell_panics() {
+pub fn tell_panics() {
     panic::set_hook(Box::new(|panic| {
         let thread = thread::current();
         let name = thread.name().unwrap_or("<unnamed>");

@@ -234,8 +234,13 @@ pub(super) fn check(
     Ok(warnings)
 }
 
-/// [`check`] for commands that train the built-in decoder.
-pub(crate) fn check_decoder(
+/// Checks that training the built-in decoder fits into memory, as a run does before its first step. Warns if it
+/// fits only once other programs have ended.
+///
+/// # Errors
+///
+/// If a rank takes more memory than there is, or than `device.memory` allows.
+pub fn check_decoder(
     config: &Config,
     model: &ModelConfig,
     device: &Selected,

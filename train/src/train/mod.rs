@@ -2,8 +2,9 @@
 //!
 //! [`run`] settles what is the same for all ranks (`plan.rs`) and starts them: as threads of this
 //! process, or this process as one of them. In the second case rank 0 settles it, and the others
-//! hear of it (`agree.rs`). The step that each rank takes is `train_step` in `rank.rs` and reads
-//! downwards: fetch → forward → loss ÷ global tokens → backward → clip → finite? → step → log.
+//! hear of it (`agree.rs`). Each rank then takes its steps: `Rank::run` and `Rank::train_step` in `rank.rs`.
+//! A step reads downwards in [`optimizer_step`]: fetch → forward → loss ÷ global tokens → backward → clip →
+//! finite? → update.
 
 mod agree;
 mod evaluate;
@@ -14,6 +15,7 @@ mod options;
 mod plan;
 mod position;
 mod rank;
+mod step;
 mod surroundings;
 
 use std::path::PathBuf;
@@ -37,16 +39,17 @@ use crate::place::Place;
 use crate::process::output;
 use crate::sharded::{Shapes, units_of};
 use crate::world::{self, World};
-use rank::MakeDecoder;
+use rank::{MakeDecoder, Rank};
 
 pub use crate::error::TrainError;
 pub use evaluate::evaluate;
 pub use folder::FolderError;
 pub(crate) use folder::is_foreign;
-pub(crate) use memory::check_decoder as check_memory;
-pub use memory::{LeastMemory, MemoryError};
+pub use memory::{LeastMemory, MemoryError, check_decoder as check_memory};
 pub use options::{MAX_SKIPPED, PositionKey, Resume, RunFolder, RunOptions};
-pub(crate) use plan::{Plan, policy};
+pub(crate) use plan::Plan;
+pub use plan::policy;
+pub use step::{MicroBatch, MicroBatches, optimizer_step};
 
 /// What a run has come to.
 #[derive(Clone, Debug, PartialEq)]
@@ -67,9 +70,7 @@ pub struct Summary {
 
 /// Trains the built-in decoder.
 pub fn run(config: Config, options: &RunOptions) -> Result<Summary, TrainError> {
-    run_decoder(config, options, Architecture::decoder(), |model, index, key, device| {
-        Block::new(model, index, key, device)
-    })
+    run_decoder(config, options, Architecture::decoder(), Block::new)
 }
 
 /// Trains a decoder with blocks of your own: `block(model, index, key, device)` makes block
@@ -91,7 +92,8 @@ pub fn run_with_blocks<B: Layer>(
     run_decoder(config, options, Architecture::with_blocks(name), block)
 }
 
-fn run_decoder<B: Layer>(
+/// Trains a decoder with the blocks that `block` makes.
+pub(crate) fn run_decoder<B: Layer>(
     config: Config,
     options: &RunOptions,
     architecture: Architecture,
@@ -160,7 +162,7 @@ fn run_as_threads<B: Layer>(
     let mut summaries = run_ranks(plan.config.train.ranks, plan.threads, |world| {
         let (world, drill) = fault::rehearse(world, options.fault.as_ref(), options.job().restarts);
         let flight = FlightGuard::new(&plan.out, plan.held(), world.clone());
-        let outcome = flight.watch(|| rank::run(&plan, world, drill, decoder.make));
+        let outcome = flight.watch(|| Rank::start(&plan, world, drill, decoder.make)?.run());
         outcome.map_err(|error| error.with_flights(&plan.out))
     })?;
     Ok(summaries.swap_remove(0))
@@ -189,7 +191,7 @@ fn run_as_process<B: Layer>(
             })
         })?;
         let flight = FlightGuard::new(&plan.out, plan.held(), world.clone());
-        let outcome = flight.watch(|| rank::run(&plan, world, drill, decoder.make));
+        let outcome = flight.watch(|| Rank::start(&plan, world, drill, decoder.make)?.run());
         outcome.map_err(|error| error.with_flights(&plan.out))
     });
     Ok(summary.inspect_err(|_| met.give_up())?)

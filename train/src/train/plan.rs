@@ -326,7 +326,7 @@ fn resolve_model(
 }
 
 /// The sharding policy that a configuration describes.
-pub(crate) fn policy(config: &Config) -> Policy {
+pub fn policy(config: &Config) -> Policy {
     Policy {
         strategy: config.shard.strategy,
         reshard: config.shard.reshard,

@@ -1,4 +1,4 @@
-//! What one rank does from the first to the last step.
+//! What one rank does from the first to the last step: [`Rank::start`], then [`Rank::run`].
 
 mod grace;
 mod pace;
@@ -21,7 +21,7 @@ use kiln_shard::{EngineBuilder, LossScale};
 
 use super::evaluate::evaluate_while;
 use super::folder::metrics_of_run;
-use super::{Plan, Summary, policy};
+use super::{Plan, Summary, optimizer_step, policy};
 use crate::checkpoint::{self, Saver};
 use crate::data::{BatchSource, Split, TokenFile, Tokenizer};
 use crate::device::Peak;
@@ -30,18 +30,20 @@ use crate::fault::Drill;
 use crate::generate::{self, Sampling};
 use crate::metrics::{EvalMetrics, Reporter, say};
 use crate::process::position;
+use crate::schedule::learning_rate;
 use crate::sharded::{ShardedDecoder, parameter_shapes};
 use crate::source::ModelSource;
 use crate::words::number_of;
 use grace::Grace;
 use pace::Pace;
 use start::LongTask;
+use step::{DataBatches, Issued, StepSync};
 
 /// Makes the decoder of a run, weights not yet initialised.
 pub(super) type MakeDecoder<'a, B> = dyn Fn(&ModelConfig, Key, &Device) -> Decoder<B> + Sync + 'a;
 
 /// A rank in the middle of a run.
-struct Rank<'a, B> {
+pub(super) struct Rank<'a, B> {
     plan: &'a Plan,
     rank: usize,
     ranks: usize,
@@ -75,33 +77,9 @@ struct Rank<'a, B> {
     started: Instant,
 }
 
-/// Runs one rank of `plan`.
-pub(super) fn run<B: Layer>(
-    plan: &Plan,
-    world: Arc<dyn Communicator>,
-    drill: Option<Arc<Drill>>,
-    make_decoder: &MakeDecoder<'_, B>,
-) -> Result<Summary, TrainError> {
-    let rank = Rank::start(plan, world, drill, make_decoder)?;
-    let reporter = match rank.rank {
-        0 => {
-            let path = metrics_of_run(&plan.out);
-            match &plan.claim {
-                Some(_) if rank.step > plan.config.train.steps => rank.announce_no_steps(),
-                Some(claim) => claim.begin(&plan.config_text, rank.step)?,
-                None => {}
-            }
-            rank.announce_removals();
-            let reporter = Reporter::new(&path, rank.step, plan.config.train.steps);
-            Some(reporter.map_err(TrainError::io("write", &path))?)
-        }
-        _ => None,
-    };
-    rank.train(reporter)
-}
-
 impl<'a, B: Layer> Rank<'a, B> {
-    fn start(
+    /// A rank of `plan` before its first step, with its weights.
+    pub(super) fn start(
         plan: &'a Plan,
         world: Arc<dyn Communicator>,
         drill: Option<Arc<Drill>>,
@@ -212,7 +190,25 @@ impl<'a, B: Layer> Rank<'a, B> {
         }
     }
 
-    fn train(mut self, mut reporter: Option<Reporter>) -> Result<Summary, TrainError> {
+    /// What rank 0 reports to; `None` on the others.
+    fn reporter(&self) -> Result<Option<Reporter>, TrainError> {
+        if self.rank != 0 {
+            return Ok(None);
+        }
+        let path = metrics_of_run(&self.plan.out);
+        match &self.plan.claim {
+            Some(_) if self.step > self.plan.config.train.steps => self.announce_no_steps(),
+            Some(claim) => claim.begin(&self.plan.config_text, self.step)?,
+            None => {}
+        }
+        self.announce_removals();
+        let reporter = Reporter::new(&path, self.step, self.plan.config.train.steps);
+        reporter.map(Some).map_err(TrainError::io("write", &path))
+    }
+
+    /// Takes the steps of the run, up to its last.
+    pub(super) fn run(mut self) -> Result<Summary, TrainError> {
+        let mut reporter = self.reporter()?;
         let Plan { config, .. } = self.plan;
         let steps = config.train.steps;
         let (mut loss, mut val_loss) = (None, None);
@@ -221,7 +217,7 @@ impl<'a, B: Layer> Rank<'a, B> {
             return self.stop(reporter.as_ref(), loss);
         }
         while self.step < steps {
-            let Some((now, step::Together { stop, saving, .. })) = self.train_step()? else {
+            let Some((now, StepSync { stop, saving, .. })) = self.train_step()? else {
                 if let Some(ripe) = issued.take() {
                     loss = Some(self.settle_step(ripe, reporter.as_mut())?);
                 }
@@ -281,6 +277,40 @@ impl<'a, B: Layer> Rank<'a, B> {
         }
         let (steps, val_loss, preempted) = (self.step, Some(val_loss), false);
         Ok(Summary { steps, loss, val_loss, checkpoint, sample, preempted })
+    }
+
+    /// Issues one optimizer step. Nothing in it waits for a GPU. `None` if the ranks were asked to stop
+    /// in the middle of it: all is as it was after the step before.
+    fn train_step(&mut self) -> Result<Option<(Issued, StepSync)>, TrainError> {
+        let start = Instant::now();
+        let config = &self.plan.config;
+        let step = self.step + 1;
+        if let Some(drill) = &self.drill {
+            drill.begin_step(step);
+        }
+        self.position.begin_step(step);
+        let mut batches = DataBatches {
+            plan: self.plan,
+            engine: self.model.engine(),
+            source: &self.train,
+            first_sample: self.next_sample,
+            drill: self.drill.as_deref(),
+            pace: &mut self.pace,
+            grace: &mut self.grace,
+        };
+        let lr = learning_rate(&config.optim, step, config.train.steps);
+        let update = optimizer_step(&self.model, config, &self.device, lr, &mut batches)?;
+        let Some(update) = update else { return Ok(None) };
+        let sync = self.sync()?;
+        self.pace.told(sync.longest_pass);
+        let step_s = start.elapsed().as_secs_f64();
+        self.grace.mind(sync.longest_pass, Some(step_s), self.rank);
+
+        self.step = step;
+        self.next_sample += config.train.global_batch as u64;
+        self.tokens += (config.train.global_batch * config.data.seq_len) as u64;
+        let (peak_bytes, tokens) = (sync.peak_bytes, self.tokens);
+        Ok(Some((Issued { step, update, lr, start, peak_bytes, tokens }, sync)))
     }
 
     /// The validation loss; `None` if the ranks were asked to stop meanwhile and `may_stop`.
@@ -368,11 +398,6 @@ impl<'a, B: Layer> Rank<'a, B> {
         if let Some(sample) = sample {
             say(&format!("sample: {sample}"));
         }
-    }
-
-    fn micro_batches(&self) -> usize {
-        let config = &self.plan.config;
-        config.train.global_batch / self.ranks / config.micro_batch()
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::support::{Workspace, names};
+use crate::support::Workspace;
 
 const STRATEGIES: [&str; 5] =
     ["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_GRAD_OP"];
@@ -93,27 +93,6 @@ fn hybrids_have_the_groups_that_training_gives_them() {
     assert!(
         trained(&[("shard.shard_size", "2")]).contains(&format!("mesh {halves}, HYBRID_SHARD"))
     );
-}
-
-#[test]
-fn checkpoints_are_measured_and_leave_nothing() {
-    let workspace = Workspace::new();
-    workspace.config("bench.toml", &[("model.vocab_size", "300")]);
-    let arguments = ["bench", "checkpoint", "--config", "bench.toml", "--ranks", "2"];
-    let more = ["--rounds", "1", "--folder", ".", "--json"];
-    let before = names(&workspace.path(""));
-    let said = workspace.succeed(&[&arguments[..], &more].concat());
-    let table: serde_json::Value = serde_json::from_str(&said).unwrap();
-    let parameters = table["parameters"].as_u64().unwrap();
-    assert!(table["bytes"].as_u64().unwrap() > 12 * parameters);
-    // Every byte of weights and moments is read once.
-    assert_eq!(table["read_over_bytes"], 1.0);
-    for key in ["save_over_raw", "load_over_raw", "held_over_save", "slowed_over_save"] {
-        assert!(table[key].is_number(), "{key}: {table}");
-    }
-    assert_eq!(names(&workspace.path("")), before);
-    let text = workspace.succeed(&[&arguments[..], &more[..4]].concat());
-    assert!(text.contains("x plain writing") && text.contains("% of a save"), "{text}");
 }
 
 /// The strategies do on processes what they do on threads, and rank 0 alone speaks.

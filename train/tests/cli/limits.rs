@@ -79,10 +79,6 @@ fn ranks_of_every_command_have_bounds() {
     let bench = ["bench", "strategies", "--config", "run.toml"];
     refused("strategies", &[&bench[..], &["--ranks", "4000000000"]].concat());
     refused("rounds", &[&bench[..], &["--ranks", "1", "--rounds", MOST]].concat());
-    let bench = ["bench", "step", "--config", "run.toml"];
-    refused("steps", &[&bench[..], &["--ranks", "1", "--steps", MOST]].concat());
-    let bench = ["bench", "checkpoint", "--folder", "new", "--config", "run.toml"];
-    refused("checkpoint", &[&bench[..], &["--ranks", "2", "--rounds", MOST]].concat());
     insta::assert_snapshot!(messages.finish());
 }
 
@@ -107,7 +103,6 @@ fn no_thread_is_an_error() {
         &["export", "--checkpoint", "run", "--out", "new"],
         &["data", "prepare", "--input", "text.txt", "--out", "new", "--vocab-size", "300"],
         &["bench", "strategies", "--config", "run.toml", "--ranks", "2", "--rounds", "1"],
-        &["bench", "step", "--config", "run.toml", "--steps", "1"],
     ] {
         let (name, value) = NO_THREADS;
         let child = workspace.command(arguments).env(name, value).spawn().expect("kiln starts");

@@ -17,7 +17,6 @@
 //! - `interface`, `order`, `prepare`, `generate`, `bench`: commands, files, and what they promise;
 //! - `data_verify`: prepared data that has changed since; `text_in`: what is said of inputs, and what a
 //!   killed prepare leaves;
-//! - `bench_step`: times of steps and kernels, and the peer that takes turns;
 //! - `eval`: losses and logits of a model, against each other and over ranks and strategies;
 //! - `reference`: a run that has the losses of the same run in PyTorch;
 //! - `preemption`, `nonfinite`: runs that are asked to stop, and steps that go wrong;
@@ -40,7 +39,6 @@ mod bad_config;
 mod bad_data;
 mod bad_hugging_face;
 mod bench;
-mod bench_step;
 #[cfg(feature = "cuda")]
 mod captured;
 mod checkpoints;
@@ -84,3 +82,6 @@ mod text_in;
 mod trace;
 mod unfinished;
 mod words;
+
+/// The binary that is run.
+const PROGRAM: &str = env!("CARGO_BIN_EXE_kiln");

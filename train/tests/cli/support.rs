@@ -157,19 +157,19 @@ impl Workspace {
         toml::from_str(&text).expect("a configuration")
     }
 
-    /// Runs `kiln`.
+    /// Runs the binary.
     pub fn kiln(&self, arguments: &[&str]) -> Ended {
         self.end(self.start(arguments))
     }
 
-    /// Starts `kiln`.
+    /// Starts the binary.
     pub fn start(&self, arguments: &[&str]) -> Child {
         self.command(arguments).spawn().expect("the binary starts")
     }
 
-    /// `kiln`, ready to be started.
+    /// The binary, ready to be started.
     pub fn command(&self, arguments: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_kiln"));
+        let mut command = Command::new(crate::PROGRAM);
         command
             .args(arguments)
             .current_dir(self.folder.path())
@@ -208,7 +208,7 @@ impl Workspace {
         }
     }
 
-    /// Runs `kiln`, which must succeed, and returns what it printed.
+    /// Runs the binary, which must succeed, and returns what it printed.
     pub fn succeed(&self, arguments: &[&str]) -> String {
         let ended = self.kiln(arguments);
         assert_eq!(ended.code, Some(0), "kiln {arguments:?}: {ended:?}");

@@ -1,11 +1,46 @@
 //! One operation on buffers that stay from iteration to iteration, as a trainer's do.
 
-use crate::Failure;
-use crate::serve::{Op, PATIENCE, label};
-use kiln_collectives::{Buffer, Communicator, DType, Label};
+use kiln_collectives::{Buffer, Communicator, DType, Label, Phase};
 use std::collections::BTreeMap;
+use std::error::Error;
+use std::fmt;
 use std::hint::black_box;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+/// What this program may fail with; printed and turned into an exit code.
+pub type Failure = Box<dyn Error + Send + Sync>;
+
+/// How long an operation may take.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The label of an operation that is no trainer's.
+pub fn label(name: &str) -> Label {
+    Label::new(name, Phase::Other)
+}
+
+/// What a rank runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Op {
+    AllGather,
+    ReduceScatter,
+    Memcpy,
+}
+
+impl Op {
+    /// All that a command can name.
+    pub const ALL: [Op; 3] = [Op::AllGather, Op::ReduceScatter, Op::Memcpy];
+}
+
+impl fmt::Display for Op {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Op::AllGather => "all_gather",
+            Op::ReduceScatter => "reduce_scatter",
+            Op::Memcpy => "memcpy",
+        })
+    }
+}
 
 /// What the ranks of this process copy from in `memcpy`, by size.
 ///

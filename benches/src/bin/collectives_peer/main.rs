@@ -16,20 +16,16 @@ mod exercise;
 mod serve;
 
 use arguments::{Arguments, Backend};
-use exercise::Sources;
+use exercise::{Failure, Sources};
 use kiln_collectives::tcp::{JoinOptions, Secret, TcpCommunicator};
 use kiln_collectives::{Communicator, LocalGroup};
 use kiln_shard::memory::CountingAllocator;
-use std::error::Error;
 use std::process::ExitCode;
 use std::thread;
 
 /// The trainer's allocator, so that buffers are what they are in a run.
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
-
-/// What this may fail with; printed and turned into an exit code.
-type Failure = Box<dyn Error + Send + Sync>;
 
 fn main() -> ExitCode {
     let arguments = match Arguments::parse(std::env::args().skip(1)) {

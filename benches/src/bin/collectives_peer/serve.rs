@@ -1,11 +1,9 @@
 //! The protocol: rank 0 takes commands, all ranks run them, rank 0 answers.
 
-use crate::Failure;
-use crate::exercise::{Exercise, Sources};
-use kiln_collectives::{Buffer, Communicator, DType, Label, Phase};
+use crate::exercise::{Exercise, Failure, Op, PATIENCE, Sources, label};
+use kiln_collectives::{Buffer, Communicator, DType};
 use serde_json::json;
 use std::collections::BTreeMap;
-use std::fmt;
 use std::io::{self, BufRead, Write};
 use std::str::FromStr;
 use std::sync::Arc;
@@ -14,33 +12,8 @@ use std::time::{Duration, Instant};
 /// How long ranks wait for the next command: the driver may be timing another system meanwhile.
 const IDLE: Duration = Duration::from_secs(3600);
 
-/// How long any other operation may take.
-pub const PATIENCE: Duration = Duration::from_secs(60);
-
 /// Bytes of a broadcast command; unused ones are spaces.
 const COMMAND_LENGTH: usize = 64;
-
-/// What to run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Op {
-    AllGather,
-    ReduceScatter,
-    Memcpy,
-}
-
-impl Op {
-    const ALL: [Op; 3] = [Op::AllGather, Op::ReduceScatter, Op::Memcpy];
-}
-
-impl fmt::Display for Op {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Op::AllGather => "all_gather",
-            Op::ReduceScatter => "reduce_scatter",
-            Op::Memcpy => "memcpy",
-        })
-    }
-}
 
 /// One line from the driver.
 struct Command {
@@ -140,8 +113,4 @@ fn time(
     let all = Buffer::zeros(DType::F64, member.world_size());
     let all = member.all_gather(label("seconds"), own, all).wait(PATIENCE)?;
     Ok(all.as_slice::<f64>()?.iter().copied().fold(0.0, f64::max))
-}
-
-pub fn label(unit: &str) -> Label {
-    Label::new(unit, Phase::Other)
 }

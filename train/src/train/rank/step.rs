@@ -1,109 +1,94 @@
-//! One optimizer step: issuing it, and finding out what became of it.
+//! The micro-batches of a step, what the ranks tell each other after it, and what became of it.
 
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use kiln_collectives::Phase;
 use kiln_model::Context;
-use kiln_model::decoder;
 use kiln_model::layers::Layer;
-use kiln_shard::{LossScale, Outcome, Update};
+use kiln_shard::{Engine, LossScale, Outcome, Update};
 
 use super::Rank;
+use super::grace::Grace;
+use super::pace::Pace;
 use crate::checkpoint::Progress;
 use crate::config::NonFinite;
-use crate::data::{Batch, slice_for};
-use crate::device;
-use crate::error::TrainError;
-use crate::error::in_gradient;
+use crate::data::{BatchSource, slice_for};
+use crate::error::{TrainError, in_gradient};
+use crate::fault::Drill;
 use crate::metrics::{Reporter, SkipMetrics, StepMetrics};
-use crate::schedule::learning_rate;
-use crate::train::{MAX_SKIPPED, Plan};
+use crate::train::{MAX_SKIPPED, MicroBatch, MicroBatches, Plan};
 
 /// A step that has been given to the device. Of a GPU, nothing of it is known yet.
 pub(super) struct Issued {
-    step: u64,
-    update: Update,
-    lr: f64,
-    start: Instant,
-    peak_bytes: u64,
+    pub(super) step: u64,
+    pub(super) update: Update,
+    pub(super) lr: f64,
+    pub(super) start: Instant,
+    pub(super) peak_bytes: u64,
     /// Tokens trained on up to here.
-    tokens: u64,
+    pub(super) tokens: u64,
 }
 
 /// What the ranks tell each other after every step.
-pub(super) struct Together {
-    peak_bytes: u64,
+pub(super) struct StepSync {
+    pub(super) peak_bytes: u64,
     /// The longest micro-batch of any rank, in seconds.
-    longest_pass: f64,
+    pub(super) longest_pass: f64,
     /// Whether some rank has been asked to stop.
     pub(super) stop: bool,
     /// How far the save in the background is.
     pub(super) saving: Progress,
 }
 
-impl<B: Layer> Rank<'_, B> {
-    /// Issues one optimizer step. Nothing in it waits for a GPU. `None` if the ranks were asked to stop
-    /// in the middle of it: all is as it was after the step before.
-    pub(super) fn train_step(&mut self) -> Result<Option<(Issued, Together)>, TrainError> {
-        let start = Instant::now();
+/// The micro-batches of one step of a run, from its data. The ranks ask each other between them whether to stop.
+pub(super) struct DataBatches<'a> {
+    pub(super) plan: &'a Plan,
+    pub(super) engine: &'a Engine,
+    pub(super) source: &'a BatchSource,
+    /// Position in the global order of the step's first sample.
+    pub(super) first_sample: u64,
+    pub(super) drill: Option<&'a Drill>,
+    pub(super) pace: &'a mut Pace,
+    pub(super) grace: &'a mut Grace,
+}
+
+impl MicroBatches for DataBatches<'_> {
+    fn fetch(&mut self, index: usize) -> Result<MicroBatch, TrainError> {
         let Plan { config, model, .. } = self.plan;
-        let engine = self.model.engine();
-        let (global_batch, micro_batch) = (config.train.global_batch, config.micro_batch());
-        let tokens = (global_batch * config.data.seq_len) as u64;
-        let training = self.device.clone().autodiff();
-        let step = self.step + 1;
-        let dropout = self.plan.key().fork("dropout");
-
-        self.begin_step(step);
-        for index in 0..self.micro_batches() {
-            let offset = slice_for(
+        let world = self.engine.world();
+        let first = self.first_sample
+            + slice_for(
                 0,
-                global_batch as u64,
-                self.rank as u64,
-                self.ranks as u64,
+                config.train.global_batch as u64,
+                world.rank() as u64,
+                world.world_size() as u64,
                 index as u64,
-                micro_batch as u64,
+                config.micro_batch() as u64,
             );
-            let first = self.next_sample + offset;
-            self.pace.begin();
-            let batch = self.fetch(first)?;
-            engine.set_activity("forward");
-            let inputs = device::tokens(batch.inputs, micro_batch, batch.seq_len, &training);
-            let targets = device::tokens(batch.targets, micro_batch, batch.seq_len, &training);
-            let context = Context::training(dropout, first, model.dropout);
-            let pass = self.model.pass(&training);
-            let loss = decoder::loss(&pass, inputs, targets, 1.0 / tokens as f64, &context);
-            engine.check()?;
-            engine.set_activity("backward");
-            let last = index + 1 == self.micro_batches();
-            engine.backward(loss, last)?;
-            if self.pace.end() && !last {
-                let (stop, longest) = self.pace.ask(engine, &self.plan.stop)?;
-                if stop {
-                    // Gradients of a step that does not end, and weights that are gathered for it.
-                    engine.begin_step();
-                    engine.finish_evaluation()?;
-                    return Ok(None);
-                }
-                self.grace.mind(longest, None, self.rank);
-            }
+        self.pace.begin();
+        if let Some(drill) = self.drill {
+            drill.data_loading().map_err(TrainError::Drill)?;
         }
-        engine.set_activity("optimizer");
-        let lr = learning_rate(&config.optim, step, config.train.steps);
-        let update = engine.update(&config.optim.adamw(), lr, config.optim.grad_clip)?;
-        let together = self.over_ranks()?;
-        self.pace.told(together.longest_pass);
-        let step_s = start.elapsed().as_secs_f64();
-        self.grace.mind(together.longest_pass, Some(step_s), self.rank);
-
-        self.step = step;
-        self.next_sample += global_batch as u64;
-        self.tokens += tokens;
-        let (peak_bytes, tokens) = (together.peak_bytes, self.tokens);
-        Ok(Some((Issued { step, update, lr, start, peak_bytes, tokens }, together)))
+        let batch = self.source.fetch(first, config.micro_batch())?;
+        let context = Context::training(self.plan.key().fork("dropout"), first, model.dropout);
+        Ok(MicroBatch { inputs: batch.inputs, targets: batch.targets, context })
     }
 
+    fn go_on(&mut self, last: bool) -> Result<bool, TrainError> {
+        // After the last one, the ranks tell each other more than that.
+        if !self.pace.end() || last {
+            return Ok(true);
+        }
+        let (stop, longest) = self.pace.ask(self.engine, &self.plan.stop)?;
+        if !stop {
+            self.grace.mind(longest, None, self.engine.world().rank());
+        }
+        Ok(!stop)
+    }
+}
+
+impl<B: Layer> Rank<'_, B> {
     /// Finds out what became of a step, and reports it: its loss.
     pub(super) fn settle_step(
         &mut self,
@@ -152,26 +137,9 @@ impl<B: Layer> Rank<'_, B> {
         Ok(loss)
     }
 
-    fn begin_step(&self, step: u64) {
-        if let Some(drill) = &self.drill {
-            drill.begin_step(step);
-        }
-        self.position.begin_step(step);
-        self.model.engine().begin_step();
-    }
-
-    /// The micro-batch that starts at sample `first` of the global order.
-    fn fetch(&self, first: u64) -> Result<Batch, TrainError> {
-        self.model.engine().set_activity("data loading");
-        if let Some(drill) = &self.drill {
-            drill.data_loading().map_err(TrainError::Drill)?;
-        }
-        Ok(self.train.fetch(first, self.plan.config.micro_batch())?)
-    }
-
     /// The peak of memory and the time of a micro-batch maximised, whether anyone is to stop, and how far
     /// a save in the background is, in one reduction over the ranks.
-    fn over_ranks(&self) -> Result<Together, TrainError> {
+    pub(super) fn sync(&self) -> Result<StepSync, TrainError> {
         let stop = f64::from(u8::from(self.plan.stop.load(Ordering::Relaxed)));
         let [written, done, failed] = self.saver.progress().to_values();
         let mut values = vec![stop, written, done, failed];
@@ -182,7 +150,7 @@ impl<B: Layer> Rank<'_, B> {
         values[first_pass + self.rank] = self.pace.longest();
         let sums = self.model.engine().all_reduce_f64(Phase::Other, "progress", &values)?;
         let largest = |values: &[f64]| values.iter().copied().fold(0.0, f64::max);
-        Ok(Together {
+        Ok(StepSync {
             peak_bytes: largest(&sums[first_peak..first_pass]) as u64,
             longest_pass: largest(&sums[first_pass..]),
             stop: sums[0] > 0.0,

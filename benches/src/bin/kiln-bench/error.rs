@@ -1,17 +1,22 @@
 //! Why a measurement cannot be made.
 
+use kiln::train::TrainError;
+
 /// What is wrong with arguments, the device or a peer.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, thiserror::Error)]
 pub enum BenchError {
+    /// The configuration, or the steps.
+    #[error(transparent)]
+    Train(#[from] TrainError),
     /// The program knows no NVIDIA GPUs.
     #[error(
-        "--device cuda: this program was built without CUDA; build it with `cargo build --release \
+        "--device cuda: this program was built without CUDA; build it with `cargo build --release -p kiln-benches \
          --features cuda`, which needs no CUDA, or choose another device"
     )]
     NoCuda,
     /// The program knows no GPUs of other makers.
     #[error(
-        "--device wgpu: this program was built without wgpu; build it with `cargo build --release \
+        "--device wgpu: this program was built without wgpu; build it with `cargo build --release -p kiln-benches \
          --features wgpu`, or choose another device"
     )]
     NoWgpu,
@@ -29,20 +34,12 @@ pub enum BenchError {
         /// What there is.
         rows: Vec<String>,
     },
-    /// A number of steps or rounds is out of its range.
-    #[error("{argument} must be from 1 to {most}")]
-    Count {
-        /// The argument.
-        argument: &'static str,
-        /// The most that is measured.
-        most: usize,
-    },
     /// There is nothing to compare with on this device.
     #[error("--peer runs PyTorch on the same device, and PyTorch knows no wgpu; use --device cuda")]
     NoPeer,
     /// The peer's script is not there.
     #[error(
-        "--peer-script {script}: there is no such file; run kiln from the root of a clone, or name it"
+        "--peer-script {script}: there is no such file; run kiln-bench from the root of a clone, or name it"
     )]
     NoScript {
         /// Where it was looked for.
@@ -56,17 +53,21 @@ pub enum BenchError {
         /// What happened.
         problem: String,
     },
-    /// The device reports an error.
-    #[error("the device failed: {reason}")]
-    Device {
-        /// What it says.
-        reason: String,
-    },
+    /// wgpu has no device.
+    #[error("the device failed: wgpu finds no GPU")]
+    #[cfg(feature = "wgpu")]
+    NoGpu,
 }
 
 impl BenchError {
     /// Whether the arguments are the cause.
     pub fn is_usage(&self) -> bool {
-        !matches!(self, BenchError::Device { .. } | BenchError::Peer { .. })
+        match self {
+            BenchError::Train(error) => error.is_usage(),
+            BenchError::Peer { .. } => false,
+            #[cfg(feature = "wgpu")]
+            BenchError::NoGpu => false,
+            _ => true,
+        }
     }
 }

@@ -1,14 +1,14 @@
-//! `kiln bench step`, and `kiln bench gpu` on devices that every machine has.
+//! `kiln-bench step`, and `kiln-bench gpu` on devices that every machine has.
 
 use serde_json::Value;
 
 use crate::messages::Messages;
 use crate::support::Workspace;
 
-/// What `kiln bench step` says of the tiny model, with some more arguments.
+/// What `kiln-bench step` says of the tiny model, with some more arguments.
 fn step(workspace: &Workspace, more: &[&str]) -> String {
     workspace.config("bench.toml", &[("model.vocab_size", "300")]);
-    let arguments = ["bench", "step", "--config", "bench.toml", "--steps", "3", "--warmup", "1"];
+    let arguments = ["step", "--config", "bench.toml", "--steps", "3", "--warmup", "1"];
     workspace.succeed(&[&arguments[..], more].concat())
 }
 
@@ -73,10 +73,10 @@ fn a_report_for_people_says_the_same() {
 #[test]
 fn every_kernel_and_whole_steps() {
     let workspace = Workspace::new();
-    let arguments = ["bench", "gpu", "--device", "cpu", "--quick", "--json"];
+    let arguments = ["gpu", "--device", "cpu", "--quick", "--json"];
     let table: Value = serde_json::from_str(&workspace.succeed(&arguments)).expect("JSON");
     check(&table, false);
-    let mut only = arguments[..5].to_vec();
+    let mut only = arguments[..4].to_vec();
     only.extend(["--only", "rms_norm*", "--only", "tiny"]);
     let text = workspace.succeed(&only);
     let rows: Vec<_> = text
@@ -136,7 +136,7 @@ fn check(table: &Value, reserves_memory: bool) {
 #[cfg(feature = "wgpu")]
 #[test]
 fn every_kernel_and_whole_steps_on_wgpu() {
-    let arguments = ["bench", "gpu", "--device", "wgpu", "--quick", "--json"];
+    let arguments = ["gpu", "--device", "wgpu", "--quick", "--json"];
     let ended = Workspace::new().kiln(&arguments);
     assert_eq!(ended.code, Some(0), "{ended:?}");
     let table: Value = serde_json::from_str(&ended.stdout).expect("JSON");
@@ -154,7 +154,7 @@ fn the_peer_takes_turns() {
                 echo '{\"tokens_per_s\": 1e-3, \"peak_reserved_bytes\": 7}'\n";
     workspace.write("peer.sh", text);
     workspace.write("10m.toml", "[model]\npreset = \"10m\"\nlayers = 1\n");
-    let arguments = ["bench", "gpu", "--device", "cpu", "--steps", "1", "--config", "10m.toml"];
+    let arguments = ["gpu", "--device", "cpu", "--steps", "1", "--config", "10m.toml"];
     let smaller = ["--set", "train.global_batch=1", "--set", "train.micro_batch=1"];
     let short = ["--set", "data.seq_len=8", "--peer", "sh", "--peer-script", "peer.sh"];
     let all = [&arguments[..], &smaller, &short, &["--pairs", "2", "--json"]].concat();
@@ -192,7 +192,7 @@ fn measurements_that_cannot_be_are_refused() {
     let mut messages = Messages::default();
     let workspace = Workspace::new();
     let mut refused = |title: &str, arguments: &[&str]| {
-        messages.refused(title, &workspace, &[&["bench"], arguments].concat());
+        messages.refused(title, &workspace, arguments);
     };
     let cpu = ["gpu", "--device", "cpu", "--quick"];
     let on_cpu = |more: &[&'static str]| [&cpu[..], more].concat();
@@ -219,7 +219,7 @@ fn measurements_that_cannot_be_are_refused() {
 fn gpus_need_a_build_that_knows_them() {
     let mut messages = Messages::default();
     let workspace = Workspace::new();
-    messages.refused("cuda", &workspace, &["bench", "gpu"]);
-    messages.refused("wgpu", &workspace, &["bench", "gpu", "--device", "wgpu"]);
+    messages.refused("cuda", &workspace, &["gpu"]);
+    messages.refused("wgpu", &workspace, &["gpu", "--device", "wgpu"]);
     insta::assert_snapshot!(messages.finish());
 }

@@ -8,7 +8,7 @@ use nix::time::{ClockId, clock_gettime};
 const TICKS: f64 = 100.0;
 
 /// Seconds since the system started this process, to hundredths; `None` where it does not say.
-pub(super) fn age() -> Option<f64> {
+pub fn age() -> Option<f64> {
     let stat = read_to_string("/proc/self/stat").ok()?;
     let started = started(&stat)? / TICKS;
     let now = clock_gettime(ClockId::CLOCK_BOOTTIME).ok()?;
@@ -23,7 +23,7 @@ fn started(stat: &str) -> Option<f64> {
 }
 
 /// The most bytes of memory that this process has had; `None` where the system does not say.
-pub(super) fn peak_rss() -> Option<u64> {
+pub fn peak_rss() -> Option<u64> {
     high_water(&read_to_string("/proc/self/status").ok()?)
 }
 

@@ -3,44 +3,44 @@
 use std::time::Instant;
 
 use burn::tensor::Device;
+use kiln::bench::step;
+use kiln::config::Config;
+use kiln::device::threads_per_rank;
+use kiln::sharded::ShardedDecoder;
+use kiln::train::{self, TrainError};
 use kiln_model::decoder::Decoder;
 use kiln_model::layers::Block;
 use kiln_model::{Key, ModelConfig};
 use kiln_shard::ranks::run_ranks;
 use kiln_shard::{EngineBuilder, memory};
 
-use super::{BenchError, process, step};
-use crate::config::Config;
-use crate::device::threads_per_rank;
-use crate::error::TrainError;
-use crate::sharded::ShardedDecoder;
-use crate::train;
+use crate::process;
 
 /// How many steps.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Steps {
+pub struct Steps {
     /// Steps that are timed.
-    pub(super) timed: usize,
+    pub timed: usize,
     /// Steps before them, at least one.
-    pub(super) warmup: usize,
+    pub warmup: usize,
 }
 
 /// What the steps of a configuration came to. Times are in seconds, those of the slowest rank.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Measured {
+pub struct Measured {
     /// Each step, from its first token until the device has done everything.
-    pub(super) steps: Vec<f64>,
+    pub steps: Vec<f64>,
     /// The update in each step, until the device has done it.
-    pub(super) updates: Vec<f64>,
+    pub updates: Vec<f64>,
     /// From the start of the process to the end of the first step, where the system knows.
-    pub(super) first_step: Option<f64>,
+    pub first_step: Option<f64>,
     /// Number of parameters.
-    pub(super) parameters: usize,
+    pub parameters: usize,
     /// The most bytes of the host that each rank has held, as its allocations were counted.
-    pub(super) rank_bytes: Vec<u64>,
+    pub rank_bytes: Vec<u64>,
     /// The most bytes of the device's memory that the allocator has had for these steps; nothing where
     /// tensors are in the memory of the host.
-    pub(super) device_bytes: Option<u64>,
+    pub device_bytes: Option<u64>,
 }
 
 /// One rank's part.
@@ -54,7 +54,7 @@ struct Rank {
 }
 
 /// Does the steps of `config` on `device`, with ranks as threads of this process.
-pub(super) fn measure(
+pub fn measure(
     config: &Config,
     model: &ModelConfig,
     device: &Device,
@@ -114,8 +114,8 @@ pub(super) fn measure(
 }
 
 /// Waits until the device has done what this thread has asked of it.
-pub(super) fn sync(device: &Device) -> Result<(), BenchError> {
-    device.sync().map_err(|error| BenchError::Device { reason: error.to_string() })
+pub fn sync(device: &Device) -> Result<(), TrainError> {
+    device.sync().map_err(|error| TrainError::Crash(format!("the device failed: {error}")))
 }
 
 /// Bytes of its memory that the device's allocator has, used or not.

@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
+use kiln::config::{Config, ModelSection, Precision};
 use kiln_shard::{Recompute, Reshard, Strategy};
 use serde_json::Value;
 
 use super::shapes::Shapes;
-use crate::bench::BenchError;
-use crate::bench::measure::Steps;
-use crate::config::{Config, ModelSection, Precision};
+use crate::error::BenchError;
+use crate::measure::Steps;
 
 /// A Python with PyTorch, and the script that it runs.
 pub(super) struct Peer {

@@ -1,9 +1,8 @@
 //! Sizes of the operations that are timed.
 
 use burn::tensor::DType;
+use kiln::config::Precision;
 use kiln_model::ModelConfig;
-
-use crate::config::Precision;
 
 /// The sizes of a decoder's operations for one micro-batch.
 #[derive(Clone, Debug, PartialEq)]

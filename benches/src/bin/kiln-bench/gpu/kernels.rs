@@ -3,6 +3,10 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
+use kiln::bench::median;
+use kiln::config::{Config, Precision};
+use kiln::device;
+use kiln::train::TrainError;
 use kiln_collectives::DType as FlatDType;
 use kiln_model::Key;
 use kiln_model::layers::Block;
@@ -13,10 +17,7 @@ use kiln_shard::{EngineBuilder, Policy, ShardOptions};
 use super::clock::Clock;
 use super::shapes::Shapes;
 use super::table::{KernelRow, Work};
-use crate::bench::measure::{Steps, measure};
-use crate::config::{Config, Precision};
-use crate::device;
-use crate::error::TrainError;
+use crate::measure::{Steps, measure};
 
 /// Names of the rows; those of backward passes end in `_backward`.
 pub(super) const NAMES: [&str; 17] = [
@@ -182,10 +183,10 @@ impl Bench<'_> {
     ) -> Result<f64, TrainError> {
         if name.ends_with("_backward") {
             let inputs = inputs(&self.clock.device.clone().autodiff());
-            return Ok(self.clock.time_backward(|| op(&inputs))?);
+            return self.clock.time_backward(|| op(&inputs));
         }
         let inputs = inputs(&self.clock.device);
-        Ok(self.clock.time(|| drop(op(&inputs)))?)
+        self.clock.time(|| drop(op(&inputs)))
     }
 
     /// The weights of a block, from their masters to the dtype of computation: what a gather is on one
@@ -229,7 +230,7 @@ impl Bench<'_> {
         let timed = if self.clock.quick { 1 } else { 7 };
         let measured = measure(&config, &model, &self.clock.device, Steps { timed, warmup: 2 })?;
         let work = Work::Bytes(UPDATE_BYTES * measured.parameters as f64);
-        Ok((super::median(measured.updates), work))
+        Ok((median(measured.updates), work))
     }
 
     /// Normal values, tracked if the device has autodiff.

@@ -5,6 +5,8 @@ use std::io::{self, Read, Write};
 use std::os::fd::AsFd;
 use std::path::Path;
 
+use kiln::checkpoint::CheckpointError;
+use kiln::train::TrainError;
 use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
 
 /// Bytes per call.
@@ -12,7 +14,7 @@ const BLOCK: usize = 4 << 20;
 
 /// Writes `bytes` bytes into one new file, one after the other, and waits until they are on the
 /// disk.
-pub(super) fn write(path: &Path, bytes: u64) -> io::Result<()> {
+pub fn write(path: &Path, bytes: u64) -> io::Result<()> {
     // Not all zeros, which some disks do not write at all.
     let block: Vec<u8> = (0..BLOCK).map(|i| (i % 251) as u8).collect();
     let mut file = File::create(path)?;
@@ -26,7 +28,7 @@ pub(super) fn write(path: &Path, bytes: u64) -> io::Result<()> {
 }
 
 /// Reads a file from its start to its end.
-pub(super) fn read(path: &Path) -> io::Result<()> {
+pub fn read(path: &Path) -> io::Result<()> {
     let mut file = File::open(path)?;
     let mut block = vec![0; BLOCK];
     while file.read(&mut block)? > 0 {}
@@ -35,11 +37,16 @@ pub(super) fn read(path: &Path) -> io::Result<()> {
 
 /// Makes the system forget what it holds of the files in `path`, a file or a folder of files, so that
 /// the next reading is from the disk.
-pub(super) fn forget(path: &Path) -> io::Result<()> {
+pub fn forget(path: &Path) -> io::Result<()> {
     if path.is_dir() {
         return fs::read_dir(path)?.try_for_each(|entry| forget(&entry?.path()));
     }
     let file = File::open(path)?;
     file.sync_all()?;
     Ok(posix_fadvise(file.as_fd(), 0, 0, PosixFadviseAdvice::POSIX_FADV_DONTNEED)?)
+}
+
+/// Why `path` cannot be measured, for people.
+pub fn error(operation: &'static str, path: &Path) -> impl FnOnce(io::Error) -> TrainError {
+    move |source| CheckpointError::Io { operation, path: path.to_owned(), source }.into()
 }

@@ -1,4 +1,4 @@
-//! `kiln bench checkpoint`: saving and loading against plain writing and reading of as many bytes,
+//! `kiln-bench checkpoint`: saving and loading against plain writing and reading of as many bytes,
 //! and how much of a save in the background the steps feel.
 
 use std::num::NonZero;
@@ -7,6 +7,16 @@ use std::time::Instant;
 
 use burn::tensor::Device;
 use clap::Args;
+use kiln::bench::{check_counts, default_config, median, step};
+use kiln::checkpoint::{
+    Checkpoint, CheckpointError, CheckpointState, Format, Keep, SaveContext, SaveOptions, Saver,
+};
+use kiln::config::{self, Config};
+use kiln::device::{Selected, threads_per_rank};
+use kiln::sharded::ShardedDecoder;
+use kiln::train::{self, TrainError};
+use kiln::weights::AllowMissing;
+use kiln::words::number_of;
 use kiln_collectives::Phase;
 use kiln_model::decoder::Decoder;
 use kiln_model::layers::Block;
@@ -15,19 +25,9 @@ use kiln_shard::ranks::run_ranks;
 use kiln_shard::{Engine, EngineBuilder};
 use serde::Serialize;
 
-use super::beside::{Beside, Steps};
-use super::{check_counts, default_config, disk, median, step};
-use crate::checkpoint::{
-    Checkpoint, CheckpointError, CheckpointState, Format, Keep, SaveContext, SaveOptions, Saver,
-};
-use crate::config::{self, Config};
-use crate::device::{Selected, threads_per_rank};
-use crate::error::TrainError;
-use crate::sharded::ShardedDecoder;
-use crate::staging::StagingFolder;
-use crate::train;
-use crate::weights::AllowMissing;
-use crate::words::number_of;
+use crate::beside::{Beside, Steps};
+use crate::disk;
+use crate::step::checked;
 
 /// What to measure.
 #[derive(Args, Clone, Debug)]
@@ -127,19 +127,12 @@ impl CheckpointArgs {
             None => default_config(),
         };
         config.train.ranks = self.ranks;
-        if config.data.path.as_os_str().is_empty() {
-            // Tokens are made up; no data is read.
-            config.data.path = "unused".into();
-        }
-        config.validate_threads()?;
+        let model = checked(&mut config)?;
         check_counts(&[("--rounds", self.rounds)])?;
-        let model =
-            config.model.resolve(Some(config.data.vocab_size)).map_err(TrainError::usage)?;
         // Its own, since it is removed with all that is in it.
         let folder = std::fs::create_dir_all(&self.folder)
-            .and_then(|()| StagingFolder::create(&self.folder.join("bench")))
-            .map_err(CheckpointError::io("write into", &self.folder))
-            .map_err(TrainError::from)?;
+            .and_then(|()| tempfile::Builder::new().prefix(".kiln-bench-").tempdir_in(&self.folder))
+            .map_err(disk::error("write into", &self.folder))?;
         let selected = Selected::new(&config, None)?;
         config.settle(selected.suits());
         let device = selected.device();
@@ -158,10 +151,9 @@ impl CheckpointArgs {
             }
             .rounds(self.rounds)
         });
-        let removed = std::fs::remove_dir_all(folder.path());
         let (parameters, bytes, rounds) = measured?.swap_remove(0);
-        removed.map_err(CheckpointError::io("remove", folder.path())).map_err(TrainError::from)?;
-        folder.gone();
+        let path = folder.path().to_owned();
+        folder.close().map_err(disk::error("remove", &path))?;
         Ok(table(self.ranks, parameters, bytes, &rounds))
     }
 }
@@ -258,7 +250,7 @@ impl Bench<'_> {
         self.engine().all_reduce_f64(Phase::Other, "begin", &[0.0])?;
         let start = Instant::now();
         if self.engine().world().rank() == 0 {
-            work().map_err(CheckpointError::io("measure", self.folder))?;
+            work().map_err(disk::error("measure", self.folder))?;
         }
         self.engine().all_reduce_f64(Phase::Other, "end", &[0.0])?;
         Ok(start.elapsed().as_secs_f64())

@@ -3,10 +3,10 @@
 use std::time::Instant;
 
 use burn::tensor::{DType, Device, Tensor};
+use kiln::bench::median;
+use kiln::train::TrainError;
 
-use super::median;
-use crate::bench::BenchError;
-use crate::bench::measure::sync;
+use crate::measure::sync;
 
 /// Seconds that a sample of calls is to take, so that waiting for the device does not count.
 const SAMPLE: f64 = 0.02;
@@ -30,7 +30,7 @@ pub(super) struct Clock {
 
 impl Clock {
     /// Median seconds of a call.
-    pub(super) fn time(&self, mut call: impl FnMut()) -> Result<f64, BenchError> {
+    pub(super) fn time(&self, mut call: impl FnMut()) -> Result<f64, TrainError> {
         // Kernels are compiled, and memory is found.
         call();
         call();
@@ -45,7 +45,7 @@ impl Clock {
     }
 
     /// Seconds per call of some calls.
-    fn sample(&self, calls: usize, call: &mut impl FnMut()) -> Result<f64, BenchError> {
+    fn sample(&self, calls: usize, call: &mut impl FnMut()) -> Result<f64, TrainError> {
         sync(&self.device)?;
         let start = Instant::now();
         (0..calls).for_each(|_| call());
@@ -58,7 +58,7 @@ impl Clock {
     pub(super) fn time_backward<const D: usize>(
         &self,
         forward: impl Fn() -> Tensor<D>,
-    ) -> Result<f64, BenchError> {
+    ) -> Result<f64, TrainError> {
         drop(forward().backward());
         let tapes = if self.quick { 2 } else { TAPES };
         let (shape, dtype) = {

@@ -1,9 +1,9 @@
 //! The figures, for people and for programs.
 
+use kiln::bench::median;
 use serde::Serialize;
 
-use super::median;
-use crate::bench::step::StepReport;
+use crate::report::StepReport;
 
 /// The least that an operation has to do.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -241,11 +241,12 @@ fn ratio(value: Option<f64>) -> String {
 
 #[cfg(test)]
 mod tests {
+    use kiln::config::Config;
+    use kiln::device::Peak;
+
     use super::{GpuTable, KernelRow, StepPair, Work};
-    use crate::bench::measure::Measured;
-    use crate::bench::step::StepReport;
-    use crate::config::Config;
-    use crate::device::Peak;
+    use crate::measure::Measured;
+    use crate::report::StepReport;
 
     fn row(work: Work) -> KernelRow {
         let (name, shapes) = ("rotary".to_owned(), "tiny".to_owned());

@@ -4,11 +4,12 @@ use std::path::Path;
 use std::thread;
 use std::time::Instant;
 
+use kiln::checkpoint::{Progress, SaveContext, Saver, Stream};
+use kiln::train::TrainError;
 use kiln_collectives::Phase;
 use kiln_shard::Engine;
 
-use crate::checkpoint::{CheckpointError, Progress, SaveContext, Saver, Stream};
-use crate::error::TrainError;
+use crate::disk;
 
 /// Saves, and plain writings, in a round.
 const TIMES: u64 = 3;
@@ -18,18 +19,18 @@ const BLOCK: usize = 1 << 20;
 
 /// Means over a round, in seconds.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Beside {
+pub struct Beside {
     /// A step that nothing is saved behind.
-    pub(super) step: f64,
+    pub step: f64,
     /// The time that steps were held up by a save: beginning it, and copying what the next update
     /// changes before it is written.
-    pub(super) held: f64,
+    pub held: f64,
     /// What the writers of all ranks took of the processors for a save.
-    pub(super) cpu: f64,
+    pub cpu: f64,
     /// By how much steps were longer, all together, until a save was complete.
-    pub(super) slowed: f64,
+    pub slowed: f64,
     /// The same while as many bytes were only written.
-    pub(super) plain_slowed: f64,
+    pub plain_slowed: f64,
 }
 
 /// Seconds that a step took, and its update in it.
@@ -40,16 +41,16 @@ struct Step {
 }
 
 /// The steps of one rank.
-pub(super) struct Steps<'a> {
-    pub(super) engine: &'a Engine,
+pub struct Steps<'a> {
+    pub engine: &'a Engine,
     /// Does the step of a number; returns the seconds that its update took.
-    pub(super) step: &'a dyn Fn(u64) -> Result<f64, TrainError>,
+    pub step: &'a dyn Fn(u64) -> Result<f64, TrainError>,
 }
 
 impl Steps<'_> {
     /// Saves, and as many bytes written to `raw` without anything else, by turns, between steps that
     /// nothing goes on beside: the machine's own ups and downs are the same before and after.
-    pub(super) fn beside_saves(
+    pub fn beside_saves(
         &self,
         first_step: u64,
         mut saver: Saver,
@@ -95,9 +96,13 @@ impl Steps<'_> {
             let path = raw.with_extension(self.engine.world().rank().to_string());
             let share = bytes / self.engine.world().world_size() as u64;
             let own = path.clone();
-            let writing = thread::Builder::new()
-                .spawn(move || write(&own, share))
-                .map_err(TrainError::threads("a thread that writes"))?;
+            let writing =
+                thread::Builder::new().spawn(move || write(&own, share)).map_err(|error| {
+                    TrainError::Threads {
+                        what: "a thread that writes".to_owned(),
+                        reason: error.to_string(),
+                    }
+                })?;
             loop {
                 steps.push(timed()?);
                 let done = f64::from(u8::from(writing.is_finished()));
@@ -112,7 +117,7 @@ impl Steps<'_> {
             let written = writing.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
             written
                 .and_then(|()| std::fs::remove_file(&path))
-                .map_err(CheckpointError::io("write", &path))?;
+                .map_err(disk::error("write", &path))?;
         }
         let Beside { step, held, cpu, slowed, plain_slowed } = &mut mean;
         for sum in [step, held, cpu, slowed, plain_slowed] {

@@ -1,35 +1,22 @@
-//! `kiln bench gpu`: every kernel against what the device could do, and whole steps, beside PyTorch's in
-//! the same run if there is one.
-//!
-//! `clock` times what a device does; `shapes` are the sizes of the operations, `kernels` the operations
-//! with what they have to move or compute, `table` the figures for people and programs; `steps` are the
-//! end-to-end rows, and `peer` runs PyTorch.
-
-mod clock;
-mod kernels;
-mod peer;
-mod shapes;
-mod steps;
-mod table;
+//! The command: what is to be measured, and in which order.
 
 use std::path::PathBuf;
 
-use burn::tensor::{DType, Device};
+use burn::tensor::DType;
 use clap::{Args, ValueEnum};
+use kiln::bench::check_counts;
+use kiln::config::{self, Precision};
+use kiln::train::TrainError;
 
-use self::clock::Clock;
-use self::kernels::Bench;
-use self::peer::Peer;
-use self::shapes::Shapes;
-use self::steps::{EndToEnd, Row as StepRow};
-use self::table::{GpuTable, KernelRow};
-use super::step::{checked, counted};
-use super::{BenchError, check_counts, median};
-use crate::config::{self, Backend, Config, Precision};
-use crate::device::{Peak, Selected};
-use crate::error::TrainError;
-
-pub use self::table::{GpuTable as Table, KernelRow as Kernel, StepPair, Work};
+use super::clock::Clock;
+use super::device::{Chosen, DeviceName};
+use super::kernels::{self, Bench};
+use super::peer::Peer;
+use super::shapes::Shapes;
+use super::steps::{EndToEnd, Row as StepRow};
+use super::table::{GpuTable, KernelRow};
+use crate::error::BenchError;
+use crate::step::{checked, counted};
 
 /// What to measure.
 #[derive(Args, Clone, Debug)]
@@ -76,14 +63,6 @@ pub struct GpuArgs {
     json: bool,
 }
 
-/// `--device`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum DeviceName {
-    Cuda,
-    Wgpu,
-    Cpu,
-}
-
 /// `--dtype`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum DTypeName {
@@ -110,27 +89,6 @@ fn is_called(name: &str, group: &str, wanted: &str) -> bool {
     wanted == name || wanted == group || wanted.strip_suffix('*').is_some_and(starts_so)
 }
 
-/// The device at work.
-struct Chosen {
-    device: Device,
-    /// In words.
-    name: String,
-    /// Where FLOP/s of the device are known: those of a dtype.
-    selected: Option<Selected>,
-}
-
-impl Chosen {
-    /// FLOP/s that the device could reach in products of matrices, where that is known.
-    fn peak(&self, precision: Precision) -> Result<Option<Peak>, TrainError> {
-        let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-        self.selected
-            .as_ref()
-            .map(|selected| selected.peak(precision, None, 1, threads))
-            .transpose()
-            .map_err(TrainError::threads("threads that measure the peak of this machine"))
-    }
-}
-
 /// What was said of a measurement, and whether it holds the bars.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Said {
@@ -143,12 +101,12 @@ pub struct Said {
 impl GpuArgs {
     /// Measures; returns what to say. A row that fails is said to have, and does not keep the others
     /// from being measured.
-    pub fn run(self) -> Result<Said, TrainError> {
+    pub fn run(self) -> Result<Said, BenchError> {
         let (kernel_shapes, rows) = self.plan()?;
-        let chosen = self.choose()?;
         let precision = self.precision();
+        let chosen = Chosen::new(self.device, precision)?;
         if precision == Precision::Bf16 && !chosen.device.supports_dtype(DType::BF16) {
-            return Err(BenchError::NoDType { dtype: "bf16" }.into());
+            return Err(BenchError::NoDType { dtype: "bf16" });
         }
         let peer = self.peer()?;
         let mut table = GpuTable::new(chosen.name.clone());
@@ -184,19 +142,14 @@ impl GpuArgs {
     }
 
     /// What is to be measured.
-    fn plan(&self) -> Result<(Vec<Shapes>, Vec<StepRow>), TrainError> {
+    fn plan(&self) -> Result<(Vec<Shapes>, Vec<StepRow>), BenchError> {
         check_counts(&[("--pairs", self.pairs), ("--steps", self.steps.unwrap_or(1))])?;
         if self.peer.is_some() && self.device == DeviceName::Wgpu {
-            return Err(BenchError::NoPeer.into());
+            return Err(BenchError::NoPeer);
         }
-        let backend = match self.device {
-            DeviceName::Cuda if !cfg!(feature = "cuda") => return Err(BenchError::NoCuda.into()),
-            DeviceName::Wgpu if !cfg!(feature = "wgpu") => return Err(BenchError::NoWgpu.into()),
-            DeviceName::Cuda => Backend::Cuda,
-            DeviceName::Wgpu | DeviceName::Cpu => Backend::Cpu,
-        };
+        let backend = self.device.backend()?;
         if let Some(path) = &self.config {
-            let mut config = config::load(path, &self.overrides)?;
+            let mut config = config::load(path, &self.overrides).map_err(TrainError::from)?;
             config.device.backend = backend;
             config.train.ranks = 1;
             let model = checked(&mut config)?;
@@ -212,7 +165,7 @@ impl GpuArgs {
             if !known.iter().any(|(name, group)| is_called(name, group, wanted)) {
                 let mut rows = vec![KERNELS.to_owned(), STEPS.to_owned()];
                 rows.extend(known.into_iter().map(|(name, _)| name));
-                return Err(BenchError::NoRow { wanted: wanted.clone(), rows }.into());
+                return Err(BenchError::NoRow { wanted: wanted.clone(), rows });
             }
         }
         let some = kernels::NAMES.iter().any(|name| self.wants(name, KERNELS));
@@ -237,38 +190,9 @@ impl GpuArgs {
         if self.quick { 1 } else { 3 }
     }
 
-    fn choose(&self) -> Result<Chosen, TrainError> {
-        let mut config = Config::default();
-        config.device.backend = match self.device {
-            DeviceName::Wgpu => return Ok(wgpu()?),
-            DeviceName::Cuda => Backend::Cuda,
-            DeviceName::Cpu => Backend::Cpu,
-        };
-        config.precision.compute = self.precision().into();
-        let selected = Selected::new(&config, None)?;
-        let (device, name) = (selected.device(), selected.describe());
-        Ok(Chosen { device, name, selected: Some(selected) })
-    }
-
     fn peer(&self) -> Result<Option<Peer>, BenchError> {
         let Some(python) = &self.peer else { return Ok(None) };
         let cuda = self.device == DeviceName::Cuda;
         Peer::new(python.clone(), self.peer_script.clone(), cuda).map(Some)
     }
-}
-
-#[cfg(feature = "wgpu")]
-fn wgpu() -> Result<Chosen, BenchError> {
-    let device = Device::wgpu(burn::tensor::DeviceKind::DefaultDevice);
-    // Without a driver, wgpu panics.
-    let identity = std::panic::catch_unwind(|| device.identity());
-    let Ok(Some(identity)) = identity else {
-        return Err(BenchError::Device { reason: "wgpu finds no GPU".to_owned() });
-    };
-    Ok(Chosen { name: format!("device: {}, through wgpu", identity.name), device, selected: None })
-}
-
-#[cfg(not(feature = "wgpu"))]
-fn wgpu() -> Result<Chosen, BenchError> {
-    Err(BenchError::NoWgpu)
 }

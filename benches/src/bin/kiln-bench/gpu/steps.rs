@@ -1,17 +1,19 @@
 //! Whole steps on one rank, in Kiln and in PyTorch by turns.
 
+use kiln::config::{Backend, Config, Precision};
+use kiln::device::Peak;
+use kiln::train::TrainError;
 use kiln_model::ModelConfig;
 use kiln_shard::Recompute;
 
-use super::Chosen;
+use super::device::Chosen;
 use super::peer::Peer;
 use super::shapes::tiny;
 use super::table::StepPair;
-use crate::bench::measure::{Steps, measure};
-use crate::bench::step::{StepReport, checked};
-use crate::config::{Backend, Config, Precision};
-use crate::device::Peak;
-use crate::error::TrainError;
+use crate::error::BenchError;
+use crate::measure::{Steps, measure};
+use crate::report::StepReport;
+use crate::step::checked;
 
 /// A configuration to measure.
 #[derive(Clone, Debug, PartialEq)]
@@ -101,7 +103,7 @@ impl EndToEnd<'_> {
         model: &ModelConfig,
         count: Steps,
         pair: &mut StepPair,
-    ) -> Result<(), TrainError> {
+    ) -> Result<(), BenchError> {
         let measured = measure(config, model, &self.chosen.device, count)?;
         // The peer is to find the memory free.
         self.chosen.device.memory_cleanup();

@@ -1,0 +1,77 @@
+//! The device that is measured.
+
+use burn::tensor::Device;
+use clap::ValueEnum;
+use kiln::config::{Backend, Config, Precision};
+use kiln::device::{Peak, Selected};
+use kiln::train::TrainError;
+
+use crate::error::BenchError;
+
+/// `--device`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum DeviceName {
+    Cuda,
+    Wgpu,
+    Cpu,
+}
+
+impl DeviceName {
+    /// What a configuration calls it, which has no word for steps on wgpu.
+    pub(super) fn backend(self) -> Result<Backend, BenchError> {
+        match self {
+            DeviceName::Cuda if !cfg!(feature = "cuda") => Err(BenchError::NoCuda),
+            DeviceName::Wgpu if !cfg!(feature = "wgpu") => Err(BenchError::NoWgpu),
+            DeviceName::Cuda => Ok(Backend::Cuda),
+            DeviceName::Wgpu | DeviceName::Cpu => Ok(Backend::Cpu),
+        }
+    }
+}
+
+/// The device at work.
+pub(super) struct Chosen {
+    pub(super) device: Device,
+    /// In words.
+    pub(super) name: String,
+    /// Where FLOP/s of the device are known: those of a dtype.
+    selected: Option<Selected>,
+}
+
+impl Chosen {
+    /// The device of that name, for work in `precision`.
+    pub(super) fn new(name: DeviceName, precision: Precision) -> Result<Chosen, BenchError> {
+        if name == DeviceName::Wgpu {
+            return wgpu();
+        }
+        let mut config = Config::default();
+        config.device.backend = name.backend()?;
+        config.precision.compute = precision.into();
+        let selected = Selected::new(&config, None).map_err(TrainError::from)?;
+        let (device, name) = (selected.device(), selected.describe());
+        Ok(Chosen { device, name, selected: Some(selected) })
+    }
+
+    /// FLOP/s that the device could reach in products of matrices, where that is known.
+    pub(super) fn peak(&self, precision: Precision) -> Result<Option<Peak>, TrainError> {
+        let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        self.selected
+            .as_ref()
+            .map(|selected| selected.peak(precision, None, 1, threads))
+            .transpose()
+            .map_err(TrainError::threads("threads that measure the peak of this machine"))
+    }
+}
+
+#[cfg(feature = "wgpu")]
+fn wgpu() -> Result<Chosen, BenchError> {
+    let device = Device::wgpu(burn::tensor::DeviceKind::DefaultDevice);
+    // Without a driver, wgpu panics.
+    let identity = std::panic::catch_unwind(|| device.identity());
+    let Ok(Some(identity)) = identity else { return Err(BenchError::NoGpu) };
+    Ok(Chosen { name: format!("device: {}, through wgpu", identity.name), device, selected: None })
+}
+
+#[cfg(not(feature = "wgpu"))]
+fn wgpu() -> Result<Chosen, BenchError> {
+    Err(BenchError::NoWgpu)
+}

@@ -1,0 +1,75 @@
+//! Measures what Kiln is made of: kernels, whole steps, and checkpoints on a disk. What compares strategies is
+//! `kiln bench strategies`.
+//!
+//!     cargo run --release -p kiln-benches --bin kiln-bench -- step --config configs/90m.toml
+
+mod beside;
+mod checkpoint;
+mod disk;
+mod error;
+mod gpu;
+mod measure;
+mod process;
+mod report;
+mod step;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use kiln::process::CountingAllocator;
+use kiln::process::output::{self, complain, say};
+use kiln::train::TrainError;
+
+use checkpoint::CheckpointArgs;
+use error::BenchError;
+use gpu::GpuArgs;
+use step::StepArgs;
+
+#[global_allocator]
+static ALLOCATOR: CountingAllocator = CountingAllocator;
+
+/// Exit code of a measurement that failed.
+const FAILED: u8 = 1;
+/// Exit code for wrong arguments or configuration.
+const USAGE: u8 = 2;
+
+/// Measures training steps, kernels and checkpoints.
+#[derive(Parser)]
+#[command(name = "kiln-bench", version, arg_required_else_help = true)]
+enum Command {
+    /// Compare saving and loading with plain writing and reading on the same disk.
+    Checkpoint(CheckpointArgs),
+    /// Time training steps on made-up tokens.
+    Step(StepArgs),
+    /// Time every kernel and whole steps on a GPU, beside PyTorch if it is there.
+    Gpu(Box<GpuArgs>),
+}
+
+fn main() -> ExitCode {
+    let begun = kiln::process::begin();
+    output::tell_panics();
+    let command = Command::parse();
+    let outcome = match begun {
+        Ok(()) => run(command),
+        Err(error) => Err(TrainError::usage(error.to_string()).into()),
+    };
+    let code = outcome.unwrap_or_else(|error| {
+        complain(&format!("error: {error}"));
+        if error.is_usage() { USAGE } else { FAILED }
+    });
+    ExitCode::from(if !output::finish() && code == 0 { FAILED } else { code })
+}
+
+/// Measures, and says what came out; returns the exit code.
+fn run(command: Command) -> Result<u8, BenchError> {
+    let (text, passed) = match command {
+        Command::Checkpoint(args) => (args.run()?, true),
+        Command::Step(args) => (args.run()?, true),
+        Command::Gpu(args) => {
+            let said = args.run()?;
+            (said.text, said.passed)
+        }
+    };
+    say(&text);
+    Ok(if passed { 0 } else { FAILED })
+}

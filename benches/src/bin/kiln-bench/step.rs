@@ -1,0 +1,86 @@
+//! `kiln-bench step`: the time of training steps on made-up tokens, in the terms of
+//! `benches/peers/torch_fsdp.py`, so that `benches/compare` can hold the two against each other.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use kiln::bench::{check_counts, default_config};
+use kiln::config::{self, Config};
+use kiln::device::{Peak, Selected, threads_per_rank};
+use kiln::train::{TrainError, check_memory};
+use kiln_model::ModelConfig;
+
+use crate::measure::{Steps, measure};
+use crate::report::StepReport;
+
+/// What to measure.
+#[derive(Args, Clone, Debug)]
+pub struct StepArgs {
+    /// Configuration whose model, batch and policy to use [default: preset 10m, 4 sequences].
+    #[arg(long)]
+    config: Option<PathBuf>,
+    /// Change one value of the configuration; may be given several times.
+    #[arg(long = "set", value_name = "SECTION.KEY=VALUE", requires = "config")]
+    overrides: Vec<String>,
+    /// Ranks, as threads of this process [default: train.ranks of the configuration].
+    #[arg(long)]
+    ranks: Option<usize>,
+    /// Steps that are timed.
+    #[arg(long, default_value_t = 10)]
+    steps: usize,
+    /// Steps before them.
+    #[arg(long, default_value_t = 2)]
+    warmup: usize,
+    /// Print one line of JSON instead of text.
+    #[arg(long)]
+    json: bool,
+}
+
+impl StepArgs {
+    /// Measures; returns what to say.
+    pub fn run(self) -> Result<String, TrainError> {
+        let mut config = match &self.config {
+            Some(path) => config::load(path, &self.overrides)?,
+            None => default_config(),
+        };
+        if let Some(ranks) = self.ranks {
+            config.train.ranks = ranks;
+        }
+        let model = checked(&mut config)?;
+        let steps = counted(self.steps, self.warmup)?;
+        let selected = Selected::new(&config, None)?;
+        config.settle(selected.suits());
+        check_memory(&config, &model, &selected, None)?;
+        let measured = measure(&config, &model, &selected.device(), steps)?;
+        let ranks = config.train.ranks;
+        let peak = match config.device.peak_tflops {
+            Some(peak) => Peak::given(peak * 1e12),
+            None => selected
+                .peak(
+                    config.precision.compute(),
+                    None,
+                    ranks,
+                    threads_per_rank(&config.device, ranks),
+                )
+                .map_err(TrainError::threads("threads that measure the peak of this machine"))?,
+        };
+        let report = StepReport::new(&config, model, selected.describe(), Some(peak), measured);
+        Ok(if self.json { report.to_json() } else { report.to_text() })
+    }
+}
+
+/// Checks a configuration whose data are made up; the shape of its model.
+pub fn checked(config: &mut Config) -> Result<ModelConfig, TrainError> {
+    if config.data.path.as_os_str().is_empty() {
+        // No data is read.
+        config.data.path = "unused".into();
+    }
+    config.validate_threads()?;
+    config.model.resolve(Some(config.data.vocab_size)).map_err(TrainError::usage)
+}
+
+/// Numbers of steps that make sense.
+pub fn counted(timed: usize, warmup: usize) -> Result<Steps, TrainError> {
+    check_counts(&[("--steps", timed), ("--warmup", warmup)])?;
+    Ok(Steps { timed, warmup })
+}

@@ -1,0 +1,102 @@
+//! Training steps on made-up tokens, for measurements that need no data.
+
+use std::time::{Duration, Instant};
+
+use burn::tensor::Device;
+use kiln_model::layers::Layer;
+use kiln_model::{Context, Key};
+
+use crate::config::Config;
+use crate::error::TrainError;
+use crate::sharded::ShardedDecoder;
+use crate::train::{MicroBatch, MicroBatches, optimizer_step};
+
+/// A configuration to measure where the user names none: preset 10m with a small batch.
+pub fn default_config() -> Config {
+    let mut config = Config::default();
+    config.model.preset = Some("10m".to_owned());
+    config.train.global_batch = 4;
+    config.train.micro_batch = 1.into();
+    config
+}
+
+/// The most steps or rounds that are measured.
+const MAX_COUNT: usize = 1_000_000;
+
+/// Checks numbers of steps or rounds, each given with its flag.
+///
+/// # Errors
+///
+/// Names the first flag whose number is 0, or larger than anybody means.
+pub fn check_counts(counts: &[(&'static str, usize)]) -> Result<(), TrainError> {
+    match counts.iter().find(|(_, count)| !(1..=MAX_COUNT).contains(count)) {
+        Some((flag, _)) => Err(TrainError::usage(format!("{flag} must be from 1 to {MAX_COUNT}"))),
+        None => Ok(()),
+    }
+}
+
+/// The median of `values`; 0 if there are none.
+pub fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    let middle = values.len() / 2;
+    match values.len() {
+        0 => 0.0,
+        odd if odd % 2 == 1 => values[middle],
+        _ => 0.5 * (values[middle - 1] + values[middle]),
+    }
+}
+
+/// Trains `model` for one step of `config` on made-up tokens, and waits for its outcome. Step `number` has the
+/// same tokens on every machine. Returns the time that the update took. Collective.
+///
+/// # Errors
+///
+/// As for [`optimizer_step`].
+pub fn step<B: Layer>(
+    config: &Config,
+    model: &ShardedDecoder<B>,
+    device: &Device,
+    number: u64,
+) -> Result<Duration, TrainError> {
+    let engine = model.engine();
+    let (rank, ranks) = (engine.world().rank(), engine.world().world_size());
+    let mut tokens = MadeUpTokens {
+        step: Key::new(number),
+        first: rank * (config.train.global_batch / ranks / config.micro_batch()),
+        count: config.micro_batch() * config.data.seq_len,
+        vocabulary: engine.layout().groups[0].parameters[0].shape[0] as u64,
+        backward_ended: Instant::now(),
+    };
+    if let Some(update) = optimizer_step(model, config, device, config.optim.lr, &mut tokens)? {
+        engine.outcome(update)?;
+    }
+    Ok(tokens.backward_ended.elapsed())
+}
+
+/// The micro-batches of one rank and step.
+struct MadeUpTokens {
+    step: Key,
+    /// Number of the rank's first micro-batch among those of all ranks.
+    first: usize,
+    /// Tokens of a micro-batch.
+    count: usize,
+    /// Number of token ids.
+    vocabulary: u64,
+    /// When the last backward pass ended.
+    backward_ended: Instant,
+}
+
+impl MicroBatches for MadeUpTokens {
+    fn fetch(&mut self, index: usize) -> Result<MicroBatch, TrainError> {
+        let key = self.step.fork_index((self.first + index) as u64);
+        let ids = |offset: u64| {
+            (0..self.count as u64).map(|i| (key.at(i + offset) % self.vocabulary) as i32).collect()
+        };
+        Ok(MicroBatch { inputs: ids(0), targets: ids(1), context: Context::evaluation() })
+    }
+
+    fn go_on(&mut self, _: bool) -> Result<bool, TrainError> {
+        self.backward_ended = Instant::now();
+        Ok(true)
+    }
+}

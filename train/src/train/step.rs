@@ -1,0 +1,87 @@
+//! One optimizer step. A run takes it on its data (`rank.rs`), a measurement on made-up tokens.
+
+use burn::tensor::Device;
+use kiln_model::layers::Layer;
+use kiln_model::{Context, decoder};
+use kiln_shard::Update;
+
+use crate::config::Config;
+use crate::device;
+use crate::error::TrainError;
+use crate::sharded::ShardedDecoder;
+
+/// What one forward and backward pass of a rank trains on: `train.micro_batch` sequences of `data.seq_len`
+/// tokens.
+#[derive(Debug)]
+pub struct MicroBatch {
+    /// Input tokens, sequence after sequence.
+    pub inputs: Vec<i32>,
+    /// Target tokens: for every input the token that follows it.
+    pub targets: Vec<i32>,
+    /// How the model computes the pass: its dropout.
+    pub context: Context,
+}
+
+/// The micro-batches of one rank and step.
+pub trait MicroBatches {
+    /// The micro-batch `index` of the step.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be read.
+    fn fetch(&mut self, index: usize) -> Result<MicroBatch, TrainError>;
+
+    /// Called after every backward pass, `last` or not. Whether the step goes on, the same on all ranks; all of
+    /// them give it up otherwise.
+    ///
+    /// # Errors
+    ///
+    /// If the ranks cannot agree.
+    fn go_on(&mut self, last: bool) -> Result<bool, TrainError>;
+}
+
+/// Issues one optimizer step of `config` with the learning rate `lr`: forward, loss ÷ global tokens and backward
+/// for every micro-batch, then the update, whose outcome [`Engine::outcome`](kiln_shard::Engine::outcome) tells.
+/// Nothing in it waits for a GPU. `None` if the step was given up: weights and moments are as they were.
+/// Collective.
+///
+/// # Errors
+///
+/// If a micro-batch cannot be had, or the ranks lose each other.
+pub fn optimizer_step<B: Layer>(
+    model: &ShardedDecoder<B>,
+    config: &Config,
+    device: &Device,
+    lr: f64,
+    batches: &mut impl MicroBatches,
+) -> Result<Option<Update>, TrainError> {
+    let engine = model.engine();
+    let training = device.clone().autodiff();
+    let (rows, seq_len) = (config.micro_batch(), config.data.seq_len);
+    let micro_batches = config.train.global_batch / engine.world().world_size() / rows;
+    let scale = 1.0 / (config.train.global_batch * seq_len) as f64;
+
+    engine.begin_step();
+    for index in 0..micro_batches {
+        engine.set_activity("data loading");
+        let MicroBatch { inputs, targets, context } = batches.fetch(index)?;
+        engine.set_activity("forward");
+        let inputs = device::tokens(inputs, rows, seq_len, &training);
+        let targets = device::tokens(targets, rows, seq_len, &training);
+        let pass = model.pass(&training);
+        let loss = decoder::loss(&pass, inputs, targets, scale, &context);
+        engine.check()?;
+        engine.set_activity("backward");
+        let last = index + 1 == micro_batches;
+        engine.backward(loss, last)?;
+        if !batches.go_on(last)? {
+            // Gradients of a step that does not end, and weights that are gathered for it.
+            engine.begin_step();
+            engine.finish_evaluation()?;
+            return Ok(None);
+        }
+    }
+    engine.set_activity("optimizer");
+    let update = engine.update(&config.optim.adamw(), lr, config.optim.grad_clip)?;
+    Ok(Some(update))
+}
