@@ -118,3 +118,20 @@ impl fmt::Display for PositionKey {
         })
     }
 }
+
+/// What a run has come to.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Summary {
+    /// Optimizer steps done in total.
+    pub steps: u64,
+    /// Loss of the last step; `None` if there was nothing left to do.
+    pub loss: Option<f64>,
+    /// Validation loss at the end; `None` if the run was asked to stop before.
+    pub val_loss: Option<f64>,
+    /// The last checkpoint.
+    pub checkpoint: PathBuf,
+    /// Generated text, if a prompt was given and the run came to its end.
+    pub sample: Option<String>,
+    /// Whether the run was asked to stop before its end; it goes on from `checkpoint`.
+    pub preempted: bool,
+}

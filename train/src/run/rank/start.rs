@@ -8,7 +8,7 @@ use kiln_shard::{Mesh, ShardError};
 use crate::data::BatchSource;
 use crate::error::TrainError;
 use crate::metrics::say;
-use crate::train::{Plan, policy};
+use crate::run::{Plan, policy};
 use crate::words::number_of;
 
 /// Says what is about to be trained, which has so many `parameters`.

@@ -13,7 +13,7 @@ use crate::config::Config;
 use crate::files;
 use crate::metrics::write_beside;
 use crate::process::ProcessId;
-use crate::train::RunOptions;
+use crate::run::RunOptions;
 
 /// Name of the file in the run folder.
 pub(super) const FILE: &str = "run.json";

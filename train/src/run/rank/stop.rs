@@ -3,12 +3,12 @@
 use kiln_collectives::Phase;
 use kiln_model::layers::Layer;
 
-use super::Rank;
+use super::state::Rank;
 use crate::checkpoint::{self, Checkpoint};
 use crate::error::TrainError;
 use crate::metrics::{Reporter, say};
 use crate::process::was_interrupted;
-use crate::train::Summary;
+use crate::run::Summary;
 use crate::words::number_of;
 
 impl<B: Layer> Rank<'_, B> {

@@ -8,16 +8,16 @@ use kiln_model::Context;
 use kiln_model::layers::Layer;
 use kiln_shard::{Engine, LossScale, Outcome, Update};
 
-use super::Rank;
 use super::grace::Grace;
 use super::pace::Pace;
+use super::state::Rank;
 use crate::checkpoint::Progress;
 use crate::config::NonFinite;
 use crate::data::{BatchSource, slice_for};
 use crate::error::{TrainError, in_gradient};
 use crate::fault::Drill;
 use crate::metrics::{Reporter, SkipMetrics, StepMetrics};
-use crate::train::{MAX_SKIPPED, MicroBatch, MicroBatches, Plan};
+use crate::run::{MAX_SKIPPED, MicroBatch, MicroBatches, Plan};
 
 /// A step that has been given to the device. Of a GPU, nothing of it is known yet.
 pub(super) struct Issued {

@@ -17,7 +17,7 @@ use crate::error::TrainError;
 use crate::flight;
 use crate::metrics::{cut_lines_after, say, write_beside};
 use crate::process::launcher::{self, Word};
-use crate::train::{RunFolder, RunOptions};
+use crate::run::{RunFolder, RunOptions};
 
 /// Lines of metrics that are cut because a run goes on from before them.
 const CUT_METRICS: &str = "metrics-superseded.jsonl";
@@ -41,7 +41,7 @@ impl Found {
     /// # Errors
     ///
     /// When another run holds the folder, or it cannot be written.
-    pub(in crate::train) fn claim(
+    pub(in crate::run) fn claim(
         &self,
         options: &RunOptions,
         comm: &CommSection,

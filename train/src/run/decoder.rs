@@ -1,24 +1,5 @@
-//! Training runs.
-//!
-//! [`run`] settles what is the same for all ranks (`plan.rs`) and starts them: as threads of this
-//! process, or this process as one of them. In the second case rank 0 settles it, and the others
-//! hear of it (`agree.rs`). Each rank then takes its steps: `Rank::run` and `Rank::train_step` in `rank.rs`.
-//! A step reads downwards in [`optimizer_step`]: fetch → forward → loss ÷ global tokens → backward → clip →
-//! finite? → update.
+//! Training a decoder: on ranks that are threads of this process, or as one rank of several processes.
 
-mod agree;
-mod evaluate;
-mod folder;
-mod joining;
-mod memory;
-mod options;
-mod plan;
-mod position;
-mod rank;
-mod step;
-mod surroundings;
-
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use burn::module::Module;
@@ -29,47 +10,22 @@ use kiln_model::layers::{Block, Layer};
 use kiln_model::{Key, ModelConfig};
 use kiln_shard::ranks::{run_rank, run_ranks};
 
+use super::options::{RunOptions, Summary};
+use super::rank::{MakeDecoder, Rank};
+use super::{agree, joining, plan, surroundings};
 use crate::checkpoint::Architecture;
 use crate::config::{Backend, Config};
-use crate::device;
-use crate::device::Selected;
+use crate::device::{self, Selected};
+use crate::error::TrainError;
 use crate::fault;
 use crate::flight::FlightGuard;
 use crate::place::Place;
 use crate::process::output;
 use crate::sharded::{Shapes, units_of};
 use crate::world::{self, World};
-use rank::{MakeDecoder, Rank};
-
-pub use crate::error::TrainError;
-pub use evaluate::evaluate;
-pub use folder::FolderError;
-pub(crate) use folder::is_foreign;
-pub use memory::{LeastMemory, MemoryError, check_decoder as check_memory};
-pub use options::{MAX_SKIPPED, PositionKey, Resume, RunFolder, RunOptions};
-pub(crate) use plan::Plan;
-pub use plan::policy;
-pub use step::{MicroBatch, MicroBatches, optimizer_step};
-
-/// What a run has come to.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Summary {
-    /// Optimizer steps done in total.
-    pub steps: u64,
-    /// Loss of the last step; `None` if there was nothing left to do.
-    pub loss: Option<f64>,
-    /// Validation loss at the end; `None` if the run was asked to stop before.
-    pub val_loss: Option<f64>,
-    /// The last checkpoint.
-    pub checkpoint: PathBuf,
-    /// Generated text, if a prompt was given and the run came to its end.
-    pub sample: Option<String>,
-    /// Whether the run was asked to stop before its end; it goes on from `checkpoint`.
-    pub preempted: bool,
-}
 
 /// Trains the built-in decoder.
-pub fn run(config: Config, options: &RunOptions) -> Result<Summary, TrainError> {
+pub fn train(config: Config, options: &RunOptions) -> Result<Summary, TrainError> {
     run_decoder(config, options, Architecture::decoder(), Block::new)
 }
 
@@ -77,7 +33,7 @@ pub fn run(config: Config, options: &RunOptions) -> Result<Summary, TrainError> 
 /// `index`; use [`Block::key`] to name its initial weights. Checkpoints carry `name`: a program whose
 /// blocks are called otherwise, and `kiln` itself, refuse them. Give blocks that compute something
 /// else another name.
-pub fn run_with_blocks<B: Layer>(
+pub fn train_with_blocks<B: Layer>(
     config: Config,
     options: &RunOptions,
     name: &str,
@@ -85,7 +41,7 @@ pub fn run_with_blocks<B: Layer>(
 ) -> Result<Summary, TrainError> {
     if name.trim().is_empty() {
         return Err(TrainError::usage(
-            "run_with_blocks needs a name for the blocks, such as \"squared-relu\": checkpoints \
+            "train_with_blocks needs a name for the blocks, such as \"squared-relu\": checkpoints \
              carry it",
         ));
     }
@@ -116,13 +72,13 @@ pub(crate) fn run_decoder<B: Layer>(
     }
 }
 
-/// [`run`] as the rank `options.place` of a world that has met already; `world` has that rank. On the
+/// [`train`] as the rank `options.place` of a world that has met already; `world` has that rank. On the
 /// CPU, whose memory any world moves.
 ///
 /// # Errors
 ///
-/// As for [`run`], and if the configuration insists on a GPU. Other ranks hear of this one's error.
-pub fn run_joined(
+/// As for [`train`], and if the configuration insists on a GPU. Other ranks hear of this one's error.
+pub fn train_joined(
     world: Arc<dyn Communicator>,
     config: Config,
     options: &RunOptions,

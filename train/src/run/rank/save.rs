@@ -4,27 +4,13 @@ use std::path::PathBuf;
 
 use kiln_model::layers::Layer;
 
-use super::Rank;
+use super::state::Rank;
 use crate::checkpoint::{
-    self, CheckpointError, CheckpointState, Format, Keep, Progress, SaveContext, SaveOptions,
-    SavedOptimizer,
+    self, CheckpointError, CheckpointState, Format, Progress, SaveContext, SavedOptimizer,
 };
 use crate::config::OnFailure;
 use crate::error::TrainError;
-use crate::train::Plan;
-
-/// How the run saves.
-pub(super) fn options(plan: &Plan) -> SaveOptions {
-    let section = &plan.config.checkpoint;
-    SaveOptions {
-        folder: plan.checkpoints(),
-        format: section.format,
-        background: section.background,
-        keep: Keep { newest: section.keep, every: section.keep_every },
-        timeout: section.timeout(),
-        held: plan.held(),
-    }
-}
+use crate::run::plan::Plan;
 
 impl<B: Layer> Rank<'_, B> {
     /// Begins to save. What fails is an error if it is the `last` save of the run, or if the

@@ -130,7 +130,7 @@ impl Lock {
     /// # Errors
     ///
     /// When another run has come in between. Where there is nothing to lock, rank 0 answers for all.
-    pub(in crate::train) fn share(out: &Path) -> Result<Self, FolderError> {
+    pub(in crate::run) fn share(out: &Path) -> Result<Self, FolderError> {
         let path = out.join(FOLDER).join(RANKS_FILE);
         let file = open(&path, false).ok();
         if let Some(Err(TryLockError::WouldBlock)) = file.as_ref().map(File::try_lock_shared) {
@@ -141,7 +141,7 @@ impl Lock {
     }
 
     /// What shows whether the folder is still this run's; `None` where this process could not hold it.
-    pub(in crate::train) fn held(&self) -> Option<HeldFolder> {
+    pub(in crate::run) fn held(&self) -> Option<HeldFolder> {
         self.held.clone()
     }
 

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::folder::{self, Claim, Found, Lock};
 use super::{RunOptions, memory, position};
 use crate::checkpoint::{
-    self, Architecture, Checkpoint, CheckpointError, HeldFolder, SavedOptimizer,
+    self, Architecture, Checkpoint, CheckpointError, HeldFolder, Keep, SaveOptions, SavedOptimizer,
 };
 use crate::config::{self, Config, ConfigError, ModelSection};
 use crate::data::{self, DataInfo, Split, TokenFile, Tokenizer};
@@ -340,6 +340,19 @@ pub fn policy(config: &Config) -> Policy {
 }
 
 impl Plan {
+    /// How the run saves.
+    pub(super) fn save_options(&self) -> SaveOptions {
+        let section = &self.config.checkpoint;
+        SaveOptions {
+            folder: self.checkpoints(),
+            format: section.format,
+            background: section.background,
+            keep: Keep { newest: section.keep, every: section.keep_every },
+            timeout: section.timeout(),
+            held: self.held(),
+        }
+    }
+
     /// Folder of the run's checkpoints.
     pub(crate) fn checkpoints(&self) -> PathBuf {
         checkpoint::folder_of_run(&self.out)
