@@ -241,7 +241,7 @@ impl AttentionShape {
     }
 
     /// Sizes where queries are the last of `filled` rows.
-    fn cached<T: TensorMetadata>(q: &T, k: &T, v: &T, filled: usize) -> Self {
+    pub(super) fn cached<T: TensorMetadata>(q: &T, k: &T, v: &T, filled: usize) -> Self {
         let [batch, seq, heads, head_dim] = q.shape().dims();
         let kv_shape @ [_, capacity, kv_heads, _]: [usize; 4] = k.shape().dims();
         assert!(

@@ -33,6 +33,7 @@ pub use attention::{
     AttentionOp, cached_attention, cached_attention_reference, causal_attention,
     causal_attention_reference,
 };
+pub use cpu::{BF16_CHOICE, bf16_instructions};
 pub use cross_entropy::{
     HeadLayout, LinearCrossEntropyOp, linear_cross_entropy, linear_cross_entropy_reference,
 };
@@ -45,16 +46,6 @@ pub use rotary::{RotaryFrequencies, RotaryOp, rotary, rotary_reference};
 pub use swiglu::{SwigluOp, swiglu, swiglu_reference};
 
 use burn::backend::{autodiff::Autodiff, tensor::FloatTensor};
-
-/// The name of the processor's instructions that products of bf16 tensors are computed with on the CPU, `AMX` or
-/// `AVX512-BF16`; without any, they are computed in `f32`. The environment variable [`BF16_CHOICE`] chooses: `amx`,
-/// `avx512` or `none`, AMX if it is not set. What the processor lacks is not used.
-pub fn bf16_instructions() -> Option<&'static str> {
-    cpu::bf16_instructions()
-}
-
-/// The environment variable that names the instructions for products of bf16, see [`bf16_instructions`].
-pub const BF16_CHOICE: &str = "KILN_BF16";
 
 /// A float tensor of the differentiable form of backend `B` with checkpoint strategy `C`.
 type Tracked<B, C> = FloatTensor<Autodiff<B, C>>;

@@ -7,15 +7,14 @@ use burn::tensor::DType;
 use burn_flex::FlexTensor;
 use rayon::prelude::*;
 
-use self::products::{Halves, Products, Reals};
-use super::bf16::unit_for;
+use self::products::{Bf16Products, FloatProducts, Products};
+use super::bf16::bf16_gemm_for;
+use super::dispatch::with_real;
 use super::matrix::{Matrix, MatrixMut};
-use super::real::{Real, Scalar, exp_sum, max};
-use super::values::Stored;
-use super::{
-    BLOCK, MatrixValues, Values, for_each_block, in_float, int_values, rows_per_block, simd,
-    with_real, zeros,
-};
+use super::parallel::{BLOCK, for_each_block, rows_per_block, simd};
+use super::scalar::{Real, Scalar, exp_sum, max};
+use super::unwritten::zeros;
+use super::values::{MatrixValues, Values, in_float, int_values};
 use crate::ops::cross_entropy::{CrossEntropyKernels, HeadLayout};
 
 impl CrossEntropyKernels for Flex {
@@ -65,16 +64,16 @@ fn forward(
         panic!("cross entropy: target {target} is outside a vocabulary of {vocab}");
     }
     let shape = [rows, d_model, vocab];
-    if let Some(unit) = unit_for([hidden, weight]) {
+    if let Some(bf16_gemm) = bf16_gemm_for([hidden, weight]) {
         let (hidden, weight_values) = (Values::of(hidden), MatrixValues::of(weight));
-        let products = Halves::new(unit, layout.columns(weight_values.view()), wanted);
+        let products = Bf16Products::new(bf16_gemm, layout.columns(weight_values.view()), wanted);
         let hidden = Matrix::rows(&hidden, [rows, d_model]);
         let head = Head { hidden, products, layout, targets: &targets, scale: scale as f32, shape };
         return head.tensors(weight, wanted);
     }
     with_real!(hidden.dtype(), T => {
         let (hidden, weight_values) = (Values::<T>::of(hidden), MatrixValues::<T>::of(weight));
-        let products = Reals { weight: layout.columns(weight_values.view()) };
+        let products = FloatProducts { weight: layout.columns(weight_values.view()) };
         let (hidden, scale) = (Matrix::rows(&hidden, [rows, d_model]), T::from_f64(scale));
         let head = Head { hidden, products, layout, targets: &targets, scale, shape };
         head.tensors(weight, wanted)

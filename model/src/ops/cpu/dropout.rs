@@ -3,8 +3,10 @@
 use burn::backend::Flex;
 use burn_flex::FlexTensor;
 
-use super::real::Real;
-use super::{BLOCK, Values, for_each_block, tensor_of, with_real};
+use super::dispatch::with_real;
+use super::parallel::{BLOCK, for_each_block};
+use super::scalar::Real;
+use super::values::{Values, tensor_of};
 use crate::ops::dropout::{DropoutKernels, DropoutMask};
 
 impl DropoutKernels for Flex {

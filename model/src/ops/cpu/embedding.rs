@@ -4,11 +4,11 @@ use burn::backend::Flex;
 use burn::tensor::{DType, Shape};
 use burn_flex::FlexTensor;
 
-use super::real::{Real, Scalar};
+use super::dispatch::{with_real, with_scalar};
+use super::parallel::{for_each_block, rows_per_block};
+use super::scalar::{Real, Scalar};
 use super::unwritten::Unwritten;
-use super::{
-    Values, for_each_block, int_values, rows_per_block, tensor_of, with_real, with_scalar,
-};
+use super::values::{Values, int_values, tensor_of};
 use crate::ops::embedding::EmbeddingKernels;
 
 impl EmbeddingKernels for Flex {

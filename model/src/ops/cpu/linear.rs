@@ -4,13 +4,14 @@ use burn::backend::Flex;
 use burn::tensor::{DType, Shape, bf16};
 use burn_flex::FlexTensor;
 
-use super::bf16::{Left, unit_for};
+use super::bf16::{Left, bf16_gemm_for};
+use super::dispatch::with_real;
 use super::gemm::{Output, Threads, gemm, product, worth_a_copy};
 use super::matrix::{Matrix, MatrixMut};
-use super::real::Real;
+use super::parallel::for_each_block;
+use super::scalar::{Real, Scalar};
 use super::transpose::row_major;
-use super::values::Stored;
-use super::{MatrixValues, Values, for_each_block, in_float, owned, tensor_of, with_real};
+use super::values::{MatrixValues, Values, in_float, owned, tensor_of};
 use crate::ops::linear::{LinearKernels, rows_of};
 use crate::ops::shared::Prepared;
 
@@ -53,18 +54,18 @@ fn forward(x: &FlexTensor, weight: &FlexTensor, bias: Option<&FlexTensor>) -> Fl
     let mut shape = x.layout().shape().clone();
     let last = shape.num_dims() - 1;
     shape[last] = d_out;
-    if let Some(unit) = unit_for([x, weight]) {
+    if let Some(bf16_gemm) = bf16_gemm_for([x, weight]) {
         let (x, weight) = (Values::<bf16>::of(x), MatrixValues::<bf16>::of(weight));
         let (lhs, rhs) = (
-            unit.left(Matrix::rows(&x, [rows, d_in]), Threads::Pool),
-            unit.right(weight.view(), Threads::Pool),
+            bf16_gemm.left(Matrix::rows(&x, [rows, d_in]), Threads::Pool),
+            bf16_gemm.right(weight.view(), Threads::Pool),
         );
         let y = match bias {
-            None => unit.product(&lhs, &rhs),
+            None => bf16_gemm.product(&lhs, &rhs),
             Some(bias) => {
                 let mut y = repeated::<bf16>(bias, [rows, d_out]);
                 let out = MatrixMut::rows(&mut y, [rows, d_out]);
-                unit.multiply(out, Output::Add, &lhs, rhs.all(), Threads::Pool);
+                bf16_gemm.multiply(out, Output::Add, &lhs, rhs.all(), Threads::Pool);
                 y
             }
         };
@@ -87,7 +88,7 @@ fn forward(x: &FlexTensor, weight: &FlexTensor, bias: Option<&FlexTensor>) -> Fl
 }
 
 /// `bias` in each of `rows` rows.
-fn repeated<T: Stored>(bias: &FlexTensor, [rows, d_out]: [usize; 2]) -> Vec<T> {
+fn repeated<T: Scalar>(bias: &FlexTensor, [rows, d_out]: [usize; 2]) -> Vec<T> {
     let bias = Values::<T>::of(bias);
     let bias: &[T] = &bias;
     assert_eq!(bias.len(), d_out, "linear: the length of the bias");
@@ -105,18 +106,18 @@ fn x_gradient(
     let mut shape = dy.layout().shape().clone();
     let last = shape.num_dims() - 1;
     shape[last] = d_in;
-    if let Some(unit) = unit_for([dy, weight]).filter(|_| dtype == DType::BF16) {
+    if let Some(bf16_gemm) = bf16_gemm_for([dy, weight]).filter(|_| dtype == DType::BF16) {
         let (dy, weight) = (Values::<bf16>::of(dy), MatrixValues::<bf16>::of(weight));
-        let lhs = unit.left(Matrix::rows(&dy, [rows, d_out]), Threads::Pool);
-        let rhs = unit.right(weight.view().t(), Threads::Pool);
+        let lhs = bf16_gemm.left(Matrix::rows(&dy, [rows, d_out]), Threads::Pool);
+        let rhs = bf16_gemm.right(weight.view().t(), Threads::Pool);
         return match sum {
-            None => bf16::tensor(unit.product(&lhs, &rhs), shape),
+            None => bf16::tensor(bf16_gemm.product(&lhs, &rhs), shape),
             Some(sum) => {
                 let mut sum = owned::<bf16>(sum);
                 let values =
                     bf16::storage_mut(&mut sum).expect("`owned` gives tensors of this dtype");
                 let out = MatrixMut::rows(values, [rows, d_in]);
-                unit.multiply(out, Output::Add, &lhs, rhs.all(), Threads::Pool);
+                bf16_gemm.multiply(out, Output::Add, &lhs, rhs.all(), Threads::Pool);
                 sum
             }
         };
@@ -145,13 +146,13 @@ fn weight_gradient(
 ) -> FlexTensor {
     let [rows, d_out] = rows_of(dy);
     let [_, d_in] = rows_of(x);
-    if let Some(unit) = unit_for([x, dy]).filter(|_| dtype == DType::BF16) {
+    if let Some(bf16_gemm) = bf16_gemm_for([x, dy]).filter(|_| dtype == DType::BF16) {
         let (x, dy) = (Values::<bf16>::of(x), Values::<bf16>::of(dy));
         let made = prepared.take().and_then(|made| made.downcast::<Left<'static>>().ok());
-        let x = || Box::new(unit.copied_left(Matrix::rows(&x, [rows, d_in]).t()));
+        let x = || Box::new(bf16_gemm.copied_left(Matrix::rows(&x, [rows, d_in]).t()));
         let lhs = made.unwrap_or_else(x);
-        let rhs = unit.right(Matrix::rows(&dy, [rows, d_out]), Threads::Pool);
-        let dw = unit.product(&lhs, &rhs);
+        let rhs = bf16_gemm.right(Matrix::rows(&dy, [rows, d_out]), Threads::Pool);
+        let dw = bf16_gemm.product(&lhs, &rhs);
         *prepared = Some(lhs);
         return bf16::tensor(dw, Shape::from([d_in, d_out]));
     }
@@ -162,8 +163,8 @@ fn weight_gradient(
             *prepared = Some(Box::new(row_major(lhs)));
         }
         // Made here, or by another map that reads the same `x`.
-        let turned = prepared.as_ref().and_then(|copy| copy.downcast_ref::<Vec<T>>());
-        let lhs = turned.map_or(lhs, |turned| Matrix::rows(turned, [d_in, rows]));
+        let transposed = prepared.as_ref().and_then(|copy| copy.downcast_ref::<Vec<T>>());
+        let lhs = transposed.map_or(lhs, |transposed| Matrix::rows(transposed, [d_in, rows]));
         let dw = product(lhs, rhs);
         tensor_of(dw, [d_in, d_out], dtype)
     })

@@ -4,12 +4,11 @@ use burn::backend::Flex;
 use burn_flex::FlexTensor;
 use rayon::prelude::*;
 
-use super::real::{Real, Scalar, dot, dot3};
-use super::unwritten::Unwritten;
-use super::values::Stored;
-use super::{
-    Values, blocks, for_each_block, room, rows_per_block, simd, tensor_of, with_scalar, zeros,
-};
+use super::dispatch::with_scalar;
+use super::parallel::{blocks, for_each_block, rows_per_block, simd};
+use super::scalar::{Real, Scalar, dot, dot3};
+use super::unwritten::{Unwritten, zeros};
+use super::values::{Values, tensor_of};
 use crate::ops::rms_norm::{RmsNormKernels, width_of};
 
 impl RmsNormKernels for Flex {
@@ -97,7 +96,7 @@ fn gradient_values<S: Scalar>(
     // At least 16 rows, so that the partial sums of dW stay small beside x itself.
     let size = rows_per_block(width).max(16) * width;
     let count = x.len().div_ceil(size);
-    let mut dx = room::<S>(wanted[0], x.len());
+    let mut dx = wanted[0].then(|| Unwritten::new(x.len()));
     let mut partial_dw = zeros::<S::Real>(wanted[1], count * width);
     blocks(dx.as_mut().map(Unwritten::slots), size, count)
         .into_par_iter()

@@ -7,9 +7,10 @@ use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use burn::backend::Flex;
 use burn_flex::FlexTensor;
 
-use super::real::{Real, Scalar};
-use super::values::Stored;
-use super::{for_each_block, owned, rows_per_block, with_scalar};
+use super::dispatch::with_scalar;
+use super::parallel::{for_each_block, rows_per_block};
+use super::scalar::{Real, Scalar};
+use super::values::owned;
 use crate::ops::rotary::{RotaryFrequencies, RotaryKernels, Rotation, sizes_of};
 
 impl RotaryKernels for Flex {

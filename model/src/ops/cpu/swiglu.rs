@@ -4,10 +4,11 @@ use burn::backend::Flex;
 use burn_flex::FlexTensor;
 use rayon::prelude::*;
 
-use super::real::{Real, Scalar};
+use super::dispatch::with_scalar;
+use super::parallel::{BLOCK, blocks, for_each_block, simd};
+use super::scalar::{Real, Scalar};
 use super::unwritten::Unwritten;
-use super::values::Stored;
-use super::{BLOCK, Values, blocks, for_each_block, room, simd, with_scalar};
+use super::values::Values;
 use crate::ops::swiglu::SwigluKernels;
 
 impl SwigluKernels for Flex {
@@ -68,8 +69,8 @@ fn gradients(
 fn gradient_values<S: Scalar>([gate, up, dy]: [&[S]; 3], wanted: [bool; 2]) -> [Option<Vec<S>>; 2] {
     let (len, size) = (gate.len(), BLOCK);
     let count = len.div_ceil(size);
-    let mut dgate = room::<S>(wanted[0], len);
-    let mut dup = room::<S>(wanted[1], len);
+    let mut dgate = wanted[0].then(|| Unwritten::new(len));
+    let mut dup = wanted[1].then(|| Unwritten::new(len));
     blocks(dgate.as_mut().map(Unwritten::slots), size, count)
         .into_par_iter()
         .zip(blocks(dup.as_mut().map(Unwritten::slots), size, count))

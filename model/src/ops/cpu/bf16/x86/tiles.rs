@@ -4,13 +4,13 @@ use std::arch::asm;
 use std::arch::x86_64::{__cpuid, __cpuid_count};
 use std::marker::PhantomData;
 
-use super::product::{Panel, Sums};
+use super::pack::{Panel, Sums};
 
 /// Proof that the processor has tiles of bf16 and that the kernel lets this process use them.
 #[derive(Clone, Copy, Debug)]
 pub struct Tiles(());
 
-/// Tiles are configured on this thread as long as it lives.
+/// Tiles are configured on this thread as long as this value lives.
 #[derive(Debug)]
 pub struct Configured(PhantomData<*const ()>);
 
@@ -25,7 +25,7 @@ struct Configuration {
 }
 
 impl Tiles {
-    /// Asks the processor, and the kernel for room to save tiles in.
+    /// Asks the processor for tiles, and the kernel for room to save them in; `None` if either has none.
     pub fn try_new() -> Option<Tiles> {
         const TILES_AND_BF16: u32 = 1 << 24 | 1 << 22;
         let known =
@@ -41,7 +41,7 @@ impl Tiles {
         (refused == 0).then_some(Tiles(()))
     }
 
-    /// All eight tiles with 16 rows of 64 bytes, on this thread.
+    /// Configures all eight tiles with 16 rows of 64 bytes on this thread.
     pub fn configure(self) -> Configured {
         let mut all = Configuration {
             palette: 1,
