@@ -6,8 +6,8 @@ use cubecl::CubeKernel;
 use cubecl::ir::{AddressType, DeviceProperties, ElemType, FloatKind, TargetProperties};
 use cubecl::prelude::*;
 
-use super::backward::{DELTA_UNITS, delta_kernel, keys_kernel, queries_kernel};
-use super::forward::{SizesCompilationArg, forward_kernel};
+use super::backward_pass::{DELTA_UNITS, delta_kernel, keys_kernel, queries_kernel};
+use super::forward_pass::{SizesCompilationArg, forward_kernel};
 use super::tile::{Pass, Tile};
 
 /// The kernels that attention launches on a device for elements of type `dtype`, with their names.

@@ -9,8 +9,8 @@ use cubecl::ir::features::TypeUsage;
 use cubecl::ir::{ElemType, FloatKind};
 use cubecl::prelude::*;
 
-use super::backward::{DELTA_LANES, DELTA_UNITS, delta_kernel, keys_kernel, queries_kernel};
-use super::forward::{SizesLaunch, forward_kernel};
+use super::backward_pass::{DELTA_LANES, DELTA_UNITS, delta_kernel, keys_kernel, queries_kernel};
+use super::forward_pass::{SizesLaunch, forward_kernel};
 use super::tile::{Pass, Tile};
 use crate::ops::attention::AttentionShape;
 

@@ -12,10 +12,10 @@
 //!
 //! Read `tile` first: it says which rows and columns a unit holds.
 
-mod backward;
+mod backward_pass;
 mod catalogue;
 mod entry;
-mod forward;
+mod forward_pass;
 mod launch;
 mod plain;
 mod product;

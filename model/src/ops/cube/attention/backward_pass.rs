@@ -7,7 +7,7 @@ use cubecl::ir::ElemType;
 use cubecl::prelude::barrier::copy_async_checked;
 use cubecl::prelude::*;
 
-use super::forward::{HIDDEN, Sizes, from_last, head_start, hide_later, stage_columns};
+use super::forward_pass::{HIDDEN, Sizes, from_last, head_start, hide_later, stage_columns};
 use super::product::{accumulate, publish, score};
 use super::stage::{after_stage, before_stage, exp2, stage, stage_of, write_rows};
 use super::tile::{Tile, column_of, row_of};
