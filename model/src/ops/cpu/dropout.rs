@@ -1,4 +1,4 @@
-//! Dropout from a counter.
+//! The kernel of dropout.
 
 use burn::backend::Flex;
 use burn_flex::FlexTensor;
@@ -11,21 +11,17 @@ use crate::ops::dropout::{DropoutKernels, DropoutMask};
 
 impl DropoutKernels for Flex {
     fn dropout_apply(x: &FlexTensor, mask: DropoutMask) -> FlexTensor {
-        apply(x, mask)
+        let shape = x.layout().shape().clone();
+        with_real!(x.dtype(), T => {
+            let (values, scale) = (Values::<T>::of(x), T::from_f64(mask.scale));
+            let values: &[T] = &values;
+            let mut y = vec![T::ZERO; values.len()];
+            for_each_block(&mut y, BLOCK, #[inline(always)] |start, block| {
+                for (i, (y, &x)) in block.iter_mut().zip(&values[start..]).enumerate() {
+                    *y = if mask.keeps((start + i) as u64) { x * scale } else { T::ZERO };
+                }
+            });
+            tensor_of(y, shape, x.dtype())
+        })
     }
-}
-
-fn apply(x: &FlexTensor, mask: DropoutMask) -> FlexTensor {
-    let shape = x.layout().shape().clone();
-    with_real!(x.dtype(), T => {
-        let (values, scale) = (Values::<T>::of(x), T::from_f64(mask.scale));
-        let values: &[T] = &values;
-        let mut y = vec![T::ZERO; values.len()];
-        for_each_block(&mut y, BLOCK, #[inline(always)] |start, block| {
-            for (i, (y, &x)) in block.iter_mut().zip(&values[start..]).enumerate() {
-                *y = if mask.keeps((start + i) as u64) { x * scale } else { T::ZERO };
-            }
-        });
-        tensor_of(y, shape, x.dtype())
-    })
 }

@@ -11,7 +11,7 @@ use super::matrix::{Matrix, MatrixMut, Target};
 use super::parallel::for_each_task;
 use super::scalar::Real;
 use super::transpose::row_major;
-use super::unwritten::Unwritten;
+use super::uninit::UninitVec;
 
 /// What a product does with the values that are already in its output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,11 +57,11 @@ static READ_ROWS_IN_PLACE: Once = Once::new();
 /// If the shapes do not fit.
 pub fn product<T: Real>(lhs: Matrix<'_, T>, rhs: Matrix<'_, T>) -> Vec<T> {
     let shape = [lhs.shape()[0], rhs.shape()[1]];
-    let mut out = Unwritten::new(shape[0] * shape[1]);
-    let target = MatrixMut::unwritten(out.slots(), shape);
+    let mut out = UninitVec::new(shape[0] * shape[1]);
+    let target = MatrixMut::uninit(out.slots(), shape);
     gemm(target, Output::Overwrite, T::ONE, lhs, rhs, Threads::Pool);
     // SAFETY: a product that replaces its output writes every element of it.
-    unsafe { out.written() }
+    unsafe { out.assume_init() }
 }
 
 /// `out = scale · lhs · rhs`, or `out += scale · lhs · rhs`.
@@ -85,7 +85,7 @@ pub fn gemm<T: Real>(
         rhs.shape(),
         out.shape()
     );
-    assert!(out.is_written() || output == Output::Overwrite, "a product added to no value");
+    assert!(out.is_init() || output == Output::Overwrite, "a product added to no value");
     let on_pool = threads == Threads::Pool;
     let threads = match threads {
         Threads::Pool if m * n * k >= WORTH_A_THREAD => rayon::current_num_threads(),
@@ -103,7 +103,7 @@ pub fn gemm<T: Real>(
         let rows = range(m, row_chunks, index / column_chunks, TILE[0]);
         let columns = range(n, column_chunks, index % column_chunks, TILE[1]);
         let target = target.at([rows.start, columns.start]);
-        let (lhs, rhs) = (lhs.part(rows, 0..k), rhs.part(0..k, columns));
+        let (lhs, rhs) = (lhs.slice(rows, 0..k), rhs.slice(0..k, columns));
         // SAFETY: the constructors of the view have checked that every element of its shape is there, the
         // shapes fit (asserted above), and the ranges lie inside them. `out` is borrowed mutably until all
         // chunks are done, so it overlaps neither operand. Its rows do not overlap each other and neither do

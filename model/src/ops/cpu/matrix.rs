@@ -48,7 +48,7 @@ impl<'a, T> Matrix<'a, T> {
     /// # Panics
     ///
     /// If the matrix has fewer.
-    pub fn part(self, rows: Range<usize>, columns: Range<usize>) -> Self {
+    pub fn slice(self, rows: Range<usize>, columns: Range<usize>) -> Self {
         let within = |range: &Range<usize>, len| range.start <= range.end && range.end <= len;
         assert!(
             within(&rows, self.shape[0]) && within(&columns, self.shape[1]),
@@ -80,7 +80,7 @@ pub struct MatrixMut<'a, T> {
     shape: [usize; 2],
     row_stride: usize,
     /// Whether the elements have values that a product may add to.
-    written: bool,
+    init: bool,
     lifetime: PhantomData<&'a mut [T]>,
 }
 
@@ -101,7 +101,7 @@ impl<'a, T: Copy> MatrixMut<'a, T> {
             shape[1]
         );
         let values = values.as_mut_ptr();
-        MatrixMut { values, shape, row_stride, written: true, lifetime: PhantomData }
+        MatrixMut { values, shape, row_stride, init: true, lifetime: PhantomData }
     }
 
     /// A view of `values` in row-major order.
@@ -110,10 +110,10 @@ impl<'a, T: Copy> MatrixMut<'a, T> {
     }
 
     /// A view of `values`, which have no value yet, in row-major order.
-    pub fn unwritten(values: &'a mut [MaybeUninit<T>], shape: [usize; 2]) -> Self {
+    pub fn uninit(values: &'a mut [MaybeUninit<T>], shape: [usize; 2]) -> Self {
         check_bounds(values.len(), shape, [shape[1], 1]);
         let (values, row_stride) = (values.as_mut_ptr().cast(), shape[1]);
-        MatrixMut { values, shape, row_stride, written: false, lifetime: PhantomData }
+        MatrixMut { values, shape, row_stride, init: false, lifetime: PhantomData }
     }
 
     /// Rows and columns.
@@ -128,8 +128,8 @@ impl<'a, T: Copy> MatrixMut<'a, T> {
     }
 
     /// Whether the elements have values that a product may add to.
-    pub fn is_written(&self) -> bool {
-        self.written
+    pub fn is_init(&self) -> bool {
+        self.init
     }
 
     /// `count` matrices side by side, which together have all columns of this one.
@@ -137,7 +137,7 @@ impl<'a, T: Copy> MatrixMut<'a, T> {
     /// # Panics
     ///
     /// If `count` does not divide the number of columns.
-    pub fn beside(self, count: usize) -> impl Iterator<Item = MatrixMut<'a, T>> {
+    pub fn split_columns(self, count: usize) -> impl Iterator<Item = MatrixMut<'a, T>> {
         let [rows, columns] = self.shape;
         assert!(columns.is_multiple_of(count), "{columns} columns in {count} matrices");
         let shape = [rows, columns / count];
@@ -146,7 +146,7 @@ impl<'a, T: Copy> MatrixMut<'a, T> {
             values: self.values.wrapping_add(i * shape[1]),
             shape,
             row_stride: self.row_stride,
-            written: self.written,
+            init: self.init,
             lifetime: PhantomData,
         })
     }
@@ -156,7 +156,7 @@ impl<'a, T: Copy> MatrixMut<'a, T> {
     /// # Panics
     ///
     /// If the matrix has fewer.
-    pub fn part(&mut self, rows: Range<usize>) -> MatrixMut<'_, T> {
+    pub fn slice(&mut self, rows: Range<usize>) -> MatrixMut<'_, T> {
         assert!(
             rows.start <= rows.end && rows.end <= self.shape[0],
             "{rows:?} of {:?}",
@@ -166,7 +166,7 @@ impl<'a, T: Copy> MatrixMut<'a, T> {
             values: self.values.wrapping_add(rows.start * self.row_stride),
             shape: [rows.len(), self.shape[1]],
             row_stride: self.row_stride,
-            written: self.written,
+            init: self.init,
             lifetime: PhantomData,
         }
     }

@@ -24,7 +24,7 @@ mod scalar;
 mod swiglu;
 mod transpose;
 mod transpose_square;
-mod unwritten;
+mod uninit;
 mod values;
 
 pub use bf16::{BF16_CHOICE, bf16_instructions};

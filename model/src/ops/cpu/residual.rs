@@ -1,4 +1,4 @@
-//! Sums with the residual stream.
+//! The kernel of sums with the residual stream.
 
 use burn::backend::Flex;
 use burn_flex::FlexTensor;

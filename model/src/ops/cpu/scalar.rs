@@ -256,7 +256,7 @@ pub fn dot3<S: Scalar>(a: &[S], b: &[S], c: &[S]) -> S::Real {
     fold(lanes, |a, b| a + b)
 }
 
-/// The largest value; negative infinity of an empty slice. NaN is passed over.
+/// The largest value; negative infinity of an empty slice. NaN is skipped.
 #[inline(always)]
 pub fn max<T: Real>(a: &[T]) -> T {
     let larger = |a: T, b: T| if b > a { b } else { a };

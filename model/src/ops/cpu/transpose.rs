@@ -6,7 +6,7 @@ use super::matrix::Matrix;
 use super::parallel::for_each_block;
 use super::scalar::Real;
 use super::transpose_square::SQUARE;
-use super::unwritten::Unwritten;
+use super::uninit::UninitVec;
 
 /// Rows of the result that one block has: the same number of columns is read side by side.
 const ROWS: usize = 4 * SQUARE;
@@ -15,7 +15,7 @@ const ROWS: usize = 4 * SQUARE;
 pub fn row_major<T: Real>(matrix: Matrix<'_, T>) -> Vec<T> {
     let ([rows, columns], [step, stride]) = (matrix.shape(), matrix.strides());
     assert_eq!(step, 1, "a matrix whose columns are contiguous");
-    let mut result = Unwritten::new(rows * columns);
+    let mut result = UninitVec::new(rows * columns);
     for_each_block(
         result.slots(),
         ROWS * columns.max(1),
@@ -27,7 +27,7 @@ pub fn row_major<T: Real>(matrix: Matrix<'_, T>) -> Vec<T> {
         },
     );
     // SAFETY: the blocks are all rows, and `transpose` writes all of a block.
-    unsafe { result.written() }
+    unsafe { result.assume_init() }
 }
 
 /// Writes row `i` of `y`, `size[0]` of them of `size[1]` elements, from column `i` of `x`; rows are

@@ -1,4 +1,4 @@
-//! Tensors as slices, and conversions between float types.
+//! Tensors as slices and matrices, and conversions between float types.
 
 use std::borrow::Cow;
 use std::marker::PhantomData;
@@ -12,7 +12,7 @@ use burn_flex::FlexTensor;
 use super::matrix::Matrix;
 use super::parallel::{BLOCK, for_each_block};
 use super::scalar::Scalar;
-use super::unwritten::Unwritten;
+use super::uninit::UninitVec;
 
 /// The values of a float tensor as the type a kernel computes in, in row-major order: borrowed
 /// where the tensor is contiguous and of that type, otherwise a temporary copy.
@@ -54,7 +54,7 @@ impl<'a, T: Scalar> MatrixValues<'a, T> {
     pub fn of(tensor: &'a FlexTensor) -> Self {
         assert_eq!(tensor.layout().num_dims(), 2, "a matrix has two dimensions");
         let mut tensor = in_dtype::<T>(tensor);
-        // A stride of 0 (broadcast) or below (flipped) is rare and not worth a path of its own.
+        // A stride of 0 (broadcast) or below (flipped) is rare, so such a tensor is copied.
         if tensor.layout().strides().iter().any(|&stride| stride <= 0) {
             tensor = Cow::Owned(tensor.to_contiguous());
         }
@@ -89,8 +89,8 @@ fn in_dtype<T: Scalar>(tensor: &FlexTensor) -> Cow<'_, FlexTensor> {
     Cow::Owned(in_float(tensor.clone(), DType::F32))
 }
 
-/// `tensor` for changing in place: of the type that a kernel computes in, and all of its buffer, in row-major
-/// order. Nothing is copied where it is so already.
+/// `tensor` for changing in place: converted to `T`, contiguous, and a view of its whole buffer. A tensor
+/// that is so already is not copied.
 pub fn owned<T: Scalar>(tensor: FlexTensor) -> FlexTensor {
     let tensor = match in_dtype::<T>(&tensor) {
         Cow::Borrowed(_) => tensor,
@@ -135,7 +135,7 @@ pub fn convert_values<S: Copy + Sync, T: Copy + Send>(
     values: &[S],
     convert: impl Fn(S) -> T + Sync + Send,
 ) -> Vec<T> {
-    let mut result = Unwritten::new(values.len());
+    let mut result = UninitVec::new(values.len());
     for_each_block(
         result.slots(),
         4 * BLOCK,
@@ -147,7 +147,7 @@ pub fn convert_values<S: Copy + Sync, T: Copy + Send>(
         },
     );
     // SAFETY: the blocks are all elements, and there is a value for each of them.
-    unsafe { result.written() }
+    unsafe { result.assume_init() }
 }
 
 /// The values of an int tensor in row-major order.

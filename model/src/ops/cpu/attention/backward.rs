@@ -6,7 +6,7 @@ use rayon::prelude::*;
 use super::super::matrix::MatrixMut;
 use super::super::parallel::simd;
 use super::super::scalar::{Real, Scalar, dot};
-use super::super::unwritten::zeros;
+use super::super::uninit::zeros;
 use super::super::values::tensor_of;
 use super::products::GradientProducts;
 use super::tile::{COLUMNS, MOST_ROWS, Operands, Tile, visible};
@@ -63,7 +63,7 @@ impl<S: Scalar> Operands<'_, S> {
                 |tiles, (i, ((dq, dk), dv))| {
                     let mut backward =
                         KeyHead { operands: self, products, out, lse, dout, dk, dv, tiles };
-                    let mut dq = dq.map(|dq| dq.beside(group));
+                    let mut dq = dq.map(|dq| dq.split_columns(group));
                     for member in 0..group {
                         let head = i % kv_heads * group + member;
                         let dq = dq.as_mut().and_then(Iterator::next);
@@ -88,7 +88,7 @@ fn by_key_head<T: Real>(
         None => std::iter::repeat_with(|| None).take(batch * kv_heads).collect(),
         Some(x) => x
             .chunks_exact_mut(seq * width)
-            .flat_map(|x| MatrixMut::rows(x, [seq, width]).beside(kv_heads))
+            .flat_map(|x| MatrixMut::rows(x, [seq, width]).split_columns(kv_heads))
             .map(Some)
             .collect(),
     }
@@ -109,7 +109,7 @@ struct KeyHead<'a, 'b, S: Scalar, P> {
 }
 
 impl<S: Scalar, P: GradientProducts<S::Real>> KeyHead<'_, '_, S, P> {
-    /// Adds what one query head contributes; `dq` is `[seq, head_dim]`.
+    /// Adds the contributions of one query head; `dq` is `[seq, head_dim]`.
     fn query_head(&mut self, [batch, head]: [usize; 2], mut dq: Option<MatrixMut<'_, S::Real>>) {
         let shape = self.operands.shape;
         let AttentionShape { seq, heads, kv_heads, head_dim, .. } = shape;
@@ -141,7 +141,8 @@ impl<S: Scalar, P: GradientProducts<S::Real>> KeyHead<'_, '_, S, P> {
                     || {
                         let tile = p.chunks_exact_mut(columns).zip(ds.chunks_exact_mut(columns));
                         for (row, ((p, ds), &(lse, product))) in tile.zip(&row_values).enumerate() {
-                            // As in the forward pass: hidden weights become 0, and ds with them.
+                            // As in the forward pass: the weights of masked columns become 0, and `ds` with
+                            // them.
                             p[visible(start + row, first, columns)..].fill(S::Real::NEG_INFINITY);
                             for (p, ds) in p.iter_mut().zip(ds) {
                                 *p = (*p - lse).exp();
@@ -154,9 +155,9 @@ impl<S: Scalar, P: GradientProducts<S::Real>> KeyHead<'_, '_, S, P> {
                 self.products.add_gradients(
                     tile,
                     [p, ds],
-                    dq.as_mut().map(|dq| dq.part(start..start + rows)),
-                    self.dk.as_mut().map(|dk| dk.part(seen.clone())),
-                    self.dv.as_mut().map(|dv| dv.part(seen)),
+                    dq.as_mut().map(|dq| dq.slice(start..start + rows)),
+                    self.dk.as_mut().map(|dk| dk.slice(seen.clone())),
+                    self.dv.as_mut().map(|dv| dv.slice(seen)),
                 );
             }
         }

@@ -27,7 +27,7 @@ struct Heads {
 }
 
 impl Heads {
-    /// Packs what `of` makes of each head's rows, `[keys, head_dim]`.
+    /// Packs the rows of each head, `[keys, head_dim]`, after `of` has mapped them.
     fn new(
         gemm: Bf16Gemm,
         x: &[bf16],
@@ -77,7 +77,7 @@ fn write_scores(
     scores: &mut [f32],
 ) {
     let q = gemm.left(operands.queries(tile), Threads::One);
-    let keys = keys.of(tile).part(0..operands.shape.head_dim, columns(tile));
+    let keys = keys.of(tile).slice(0..operands.shape.head_dim, columns(tile));
     let out = MatrixMut::rows(scores, [tile.rows, tile.columns]);
     gemm.multiply(out, Output::Overwrite, &q, keys, Threads::One);
     let scale = operands.scale();
@@ -117,7 +117,7 @@ impl Products<f32> for Bf16Products<'_> {
         let weights = rounded(weights, tile);
         let weights = Matrix::rows(&weights, [tile.rows, tile.columns]);
         let weights = self.gemm.left(weights, Threads::One);
-        let values = self.values.of(tile).part(columns(tile), 0..self.operands.shape.head_dim);
+        let values = self.values.of(tile).slice(columns(tile), 0..self.operands.shape.head_dim);
         self.gemm.multiply(out, tile.output(), &weights, values, Threads::One);
     }
 }
@@ -156,7 +156,7 @@ impl GradientProducts<f32> for Bf16GradientProducts<'_> {
         let gemm = self.gemm;
         write_scores(gemm, &self.operands, &self.keys, tile, p);
         let dout = gemm.left(self.dout(tile), Threads::One);
-        let values = self.values.of(tile).part(0..self.operands.shape.head_dim, columns(tile));
+        let values = self.values.of(tile).slice(0..self.operands.shape.head_dim, columns(tile));
         let out = MatrixMut::rows(ds, [tile.rows, tile.columns]);
         gemm.multiply(out, Output::Overwrite, &dout, values, Threads::One);
     }
@@ -185,7 +185,7 @@ impl GradientProducts<f32> for Bf16GradientProducts<'_> {
             add(dk, ds, self.operands.queries(tile));
         }
         if let Some(dq) = dq {
-            let keys = self.key_rows.of(tile).part(columns(tile), 0..self.operands.shape.head_dim);
+            let keys = self.key_rows.of(tile).slice(columns(tile), 0..self.operands.shape.head_dim);
             gemm.multiply(dq, Output::Add, &gemm.left(ds, Threads::One), keys, Threads::One);
         }
     }

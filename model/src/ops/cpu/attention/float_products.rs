@@ -8,7 +8,7 @@ use super::super::matrix::{Matrix, MatrixMut};
 use super::super::parallel::for_each_block;
 use super::super::scalar::Real;
 use super::super::transpose::transpose;
-use super::super::unwritten::Unwritten;
+use super::super::uninit::UninitVec;
 use super::products::{GradientProducts, Products};
 use super::tile::{Operands, Tile, query_rows};
 use crate::ops::attention::AttentionShape;
@@ -27,7 +27,7 @@ impl<T: Real> Transposed<T> {
     fn new(x: &[T], shape: AttentionShape) -> Self {
         let AttentionShape { batch, keys: seq, kv_heads, head_dim, .. } = shape;
         let stride = shape.kv_stride();
-        let mut result = Unwritten::new(batch * kv_heads * head_dim * seq);
+        let mut result = UninitVec::new(batch * kv_heads * head_dim * seq);
         if !shape.is_empty() {
             for_each_block(
                 result.slots(),
@@ -40,9 +40,9 @@ impl<T: Real> Transposed<T> {
                 },
             );
         }
-        // SAFETY: the blocks are all heads, and `transpose` writes all of a head; if the shape is empty, so
-        // is the result, or nobody reads it.
-        Transposed { values: unsafe { result.written() }, shape }
+        // SAFETY: the blocks are all heads, and `transpose` writes every element of a head. If the shape is
+        // empty, the result is empty or is not read.
+        Transposed { values: unsafe { result.assume_init() }, shape }
     }
 
     /// The columns of a tile, `[head_dim, columns]`.
@@ -60,8 +60,8 @@ pub struct FloatProducts<'a, T> {
 }
 
 impl<'a, T: Real> FloatProducts<'a, T> {
-    /// For `few` queries, keys are read where they are: transposing all of them would cost more than
-    /// multiplying with them.
+    /// For `few` queries, keys are read in place: transposing all of them would take longer than multiplying
+    /// with them.
     pub fn new(operands: Operands<'a, T>, few: bool) -> Self {
         let keys = (!few).then(|| Transposed::new(operands.k, operands.shape));
         FloatProducts { operands, keys }

@@ -58,8 +58,8 @@ impl<S: Scalar> Operands<'_, S> {
         (out, lse)
     }
 
-    /// One tile of rows of every head. `out` holds the sums weighted so far, not yet divided by the
-    /// sum of the weights.
+    /// Computes one tile of rows of every head. `out` holds the weighted sums, which are divided by the sum
+    /// of the weights at the end.
     fn forward_rows<P: Products<S::Real>>(
         &self,
         products: &P,
@@ -109,13 +109,13 @@ impl<S: Scalar> Operands<'_, S> {
 /// taken under an older maximum.
 #[inline(always)]
 fn softmax_step<T: Real>(scores: &mut [T], visible: usize, running: &mut (T, T), out: &mut [T]) {
-    // Whole rows run through the vectorised loops: e to the power of −∞ is 0.
+    // The vectorised loops run over whole rows: e to the power of −∞ is 0.
     scores[visible..].fill(T::NEG_INFINITY);
     let (old_max, old_sum) = *running;
     let tile_max = max(scores);
     let new_max = if tile_max > old_max { tile_max } else { old_max };
     let sum = exp_sum(scores, new_max);
-    // Of the first tile, old_max is −∞ and the factor 0; nothing has been summed before it.
+    // In the first tile, `old_max` is −∞ and the factor 0: there are no sums before it.
     let factor = (old_max - new_max).exp();
     *running = (new_max, old_sum * factor + sum);
     if factor != T::ONE && old_max > T::NEG_INFINITY {

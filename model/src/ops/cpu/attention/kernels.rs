@@ -1,4 +1,4 @@
-//! Attention on tensors.
+//! The kernels of attention on tensors: bf16 or float products, forward or backward.
 
 use burn::backend::Flex;
 use burn_flex::FlexTensor;
@@ -11,8 +11,8 @@ use super::float_products::{FloatGradientProducts, FloatProducts};
 use super::tile::Operands;
 use crate::ops::attention::{AttentionKernels, AttentionShape};
 
-/// Fewer queries than this read the keys where they are: transposing all keys would take longer than
-/// multiplying with them.
+/// Fewer queries than this read the keys in place: transposing all keys would take longer than multiplying
+/// with them.
 const FEW_ROWS: usize = 16;
 
 impl AttentionKernels for Flex {

@@ -25,16 +25,16 @@ pub struct Right(Infallible);
 
 /// Some rows and columns of a right operand.
 #[derive(Clone, Copy, Debug)]
-pub struct Part<'a>(Infallible, PhantomData<&'a bf16>);
+pub struct RightSlice<'a>(Infallible, PhantomData<&'a bf16>);
 
 impl Right {
     /// Never called.
-    pub fn all(&self) -> Part<'_> {
+    pub fn all(&self) -> RightSlice<'_> {
         match self.0 {}
     }
 
     /// Never called.
-    pub fn part(&self, _: Range<usize>, _: Range<usize>) -> Part<'_> {
+    pub fn slice(&self, _: Range<usize>, _: Range<usize>) -> RightSlice<'_> {
         match self.0 {}
     }
 }
@@ -71,7 +71,7 @@ impl Bf16Gemm {
         _: MatrixMut<'_, O>,
         _: Output,
         lhs: &Left<'_>,
-        _: Part<'_>,
+        _: RightSlice<'_>,
         _: Threads,
     ) {
         match lhs.0 {}

@@ -1,4 +1,4 @@
-//! All kernels as such, for looking at what they compile to.
+//! All kernels without a launch, for tests of the code that they compile to.
 
 use std::sync::Arc;
 
@@ -106,7 +106,7 @@ pub fn kernels(
     ]
 }
 
-/// Sizes are numbers that kernels read: nothing of them is compiled.
+/// Kernels read the sizes at run time, so none of them is part of the compiled code.
 fn sizes() -> SizesCompilationArg {
     SizesCompilationArg {
         seq: Default::default(),

@@ -4,9 +4,9 @@ use burn::tensor::DType;
 use burn_cubecl::CubeBackend;
 use burn_cubecl::tensor::CubeTensor;
 
-use super::super::{flat, flat_in};
+use super::super::{contiguous, contiguous_in};
 use super::launch::{backward_into, dims, empty_like, fits, forward_into};
-use super::plain;
+use super::unfused;
 use crate::ops::attention::{AttentionKernels, AttentionShape};
 
 impl AttentionKernels for CubeBackend {
@@ -17,8 +17,8 @@ impl AttentionKernels for CubeBackend {
         shape: AttentionShape,
     ) -> (CubeTensor, CubeTensor) {
         match fits([q, k, v]) {
-            true => forward_of(&flat(q), &flat(k), &flat(v), shape.keys),
-            false => plain::forward(q, k, v, shape),
+            true => forward_of(&contiguous(q), &contiguous(k), &contiguous(v), shape.keys),
+            false => unfused::forward(q, k, v, shape),
         }
     }
 
@@ -30,10 +30,10 @@ impl AttentionKernels for CubeBackend {
         wanted: [bool; 3],
     ) -> [Option<CubeTensor>; 3] {
         if !fits(qkv.each_ref()) {
-            return plain::backward(qkv, forward, dout, shape, wanted);
+            return unfused::backward(qkv, forward, dout, shape, wanted);
         }
         let (out, lse) = forward;
-        let dout = flat_in(dout, out.dtype);
+        let dout = contiguous_in(dout, out.dtype);
         backward(qkv.each_ref(), out, lse, &dout, wanted)
     }
 }

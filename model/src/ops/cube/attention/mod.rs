@@ -5,10 +5,10 @@
 //! memory. Forward, rows are queries, and the softmax is corrected as larger scores come along. Backward,
 //! one kernel keeps queries and sums their gradients, and one keeps keys and sums theirs. Every sum belongs to
 //! one cube and has one order, so the same input gives the same bits. The instructions that multiply tiles are
-//! chosen when a kernel is compiled, see [`Engine`]; loops, masks and the softmax are the same for all of them.
+//! chosen when a kernel is compiled, see [`Instructions`]; loops, masks and the softmax are the same for all of them.
 //!
 //! Heads whose width is not a multiple of 8 up to 256, or whose tiles do not fit into the device's shared
-//! memory, go through the matrix of scores, see `plain`.
+//! memory, go through the matrix of scores, see `unfused`.
 //!
 //! Read `tile` first: it says which rows and columns a unit holds.
 
@@ -17,12 +17,12 @@ mod catalogue;
 mod entry;
 mod forward_pass;
 mod launch;
-mod plain;
 mod product;
 mod stage;
 mod tile;
+mod unfused;
 
 pub use catalogue::kernels;
 pub use entry::{backward, cached_forward, forward};
 pub use launch::{backward_into, forward_into};
-pub use tile::{Engine, Pass, Tile};
+pub use tile::{Instructions, Pass, Tile};

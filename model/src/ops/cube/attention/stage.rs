@@ -1,14 +1,14 @@
-//! Rows between global and shared memory, and what units tell each other.
+//! Copies between global and shared memory, and reductions over the units of a row.
 
 use cubecl::prelude::barrier::copy_async_checked;
 use cubecl::prelude::*;
 
-use super::tile::{Engine, Tile, lane, row_of, run_of};
+use super::tile::{Instructions, Tile, lane, row_of, run_of};
 
 /// Copies `count` rows from `first` (a vector's index) on, `pitch` vectors apart, to shared memory from
 /// row `to` on. Rows from `valid` on become zero.
 ///
-/// With an asynchronous tile, the rows are there after the next [`before_stage`].
+/// With an asynchronous tile, the rows have arrived after the next [`before_stage`].
 #[cube]
 pub(super) fn stage<E: Float, N: Size>(
     source: &[Vector<E, N>],
@@ -32,7 +32,7 @@ pub(super) fn stage<E: Float, N: Size>(
         for step in 0..comptime!(vectors / units) {
             let row = row + comptime!(step * skip);
             let there = (row as u32) < valid;
-            // A copy of nothing needs an address all the same.
+            // A copy of no elements needs a valid address as well.
             let from = select(there, first + row * pitch + column, first);
             let len = select(there, 1usize, 0usize);
             let at = (to + row) * stride + column;
@@ -67,8 +67,8 @@ pub(super) fn stage_of(step: u32, #[comptime] tile: Tile) -> usize {
     }
 }
 
-/// To be called before columns are staged: nobody uses any longer what they replace. With an asynchronous
-/// tile, the columns of this step are there, too.
+/// To be called before columns are staged. Afterwards no unit reads the columns that they replace. With an
+/// asynchronous tile, the columns of this step have arrived as well.
 #[cube]
 pub(super) fn before_stage(#[comptime] tile: Tile) {
     if comptime!(tile.asynchronous()) {
@@ -77,7 +77,7 @@ pub(super) fn before_stage(#[comptime] tile: Tile) {
     sync_cube();
 }
 
-/// To be called after columns were staged: those of this step are there.
+/// To be called after columns were staged. Afterwards the columns of this step have arrived.
 #[cube]
 pub(super) fn after_stage(#[comptime] tile: Tile) {
     if comptime!(!tile.asynchronous()) {
@@ -131,8 +131,8 @@ pub(super) fn max_of_rows(
     partials: &mut Shared<[f32]>,
     #[comptime] tile: Tile,
 ) {
-    match comptime!(tile.engine) {
-        Engine::TensorCores =>
+    match comptime!(tile.instructions) {
+        Instructions::TensorCores =>
         {
             #[unroll]
             for r in 0..comptime!(tile.rows_per_unit) {
@@ -141,7 +141,7 @@ pub(super) fn max_of_rows(
                 values[r] = max(value, plane_shuffle_xor(value, 2u32));
             }
         }
-        Engine::Fma => {
+        Instructions::Fma => {
             exchange(values, partials, tile);
             #[unroll]
             for r in 0..comptime!(tile.rows_per_unit) {
@@ -164,8 +164,8 @@ pub(super) fn sum_of_rows(
     partials: &mut Shared<[f32]>,
     #[comptime] tile: Tile,
 ) {
-    match comptime!(tile.engine) {
-        Engine::TensorCores =>
+    match comptime!(tile.instructions) {
+        Instructions::TensorCores =>
         {
             #[unroll]
             for r in 0..comptime!(tile.rows_per_unit) {
@@ -174,7 +174,7 @@ pub(super) fn sum_of_rows(
                 values[r] = value + plane_shuffle_xor(value, 2u32);
             }
         }
-        Engine::Fma => {
+        Instructions::Fma => {
             exchange(values, partials, tile);
             #[unroll]
             for r in 0..comptime!(tile.rows_per_unit) {
@@ -190,7 +190,7 @@ pub(super) fn sum_of_rows(
     }
 }
 
-/// Every unit's values in shared memory, row by row.
+/// Writes every unit's values to shared memory, row by row.
 #[cube]
 fn exchange(values: &mut Array<f32>, partials: &mut Shared<[f32]>, #[comptime] tile: Tile) {
     #[unroll]
@@ -204,7 +204,7 @@ fn exchange(values: &mut Array<f32>, partials: &mut Shared<[f32]>, #[comptime] t
 /// `2^x`, to a few units in the last place.
 #[cube]
 pub(super) fn exp2(x: f32, #[comptime] tile: Tile) -> f32 {
-    if comptime!(tile.engine == Engine::TensorCores) {
+    if comptime!(tile.instructions == Instructions::TensorCores) {
         let result: f32;
         gpu_asm!("ex2.approx.ftz.f32 {}, {};", out(_) result, in(_) x, options(pure, nomem));
         result

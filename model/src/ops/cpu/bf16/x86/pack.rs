@@ -15,7 +15,7 @@ use rayon::prelude::*;
 use crate::ops::cpu::gemm::Threads;
 use crate::ops::cpu::matrix::Matrix;
 use crate::ops::cpu::transpose_square::avx512::transposed;
-use crate::ops::cpu::unwritten::Unwritten;
+use crate::ops::cpu::uninit::UninitVec;
 
 /// Rows of a left operand, or columns of a right one, of a panel.
 pub const PANEL: usize = 32;
@@ -80,7 +80,7 @@ impl Panels {
         let [len, k] = source.shape();
         let blocks = k.div_ceil(DEPTH);
         let count = len.saturating_sub(first).div_ceil(PANEL);
-        let mut lines = Unwritten::new(count * blocks * BLOCK_LINES);
+        let mut lines = UninitVec::new(count * blocks * BLOCK_LINES);
         let panel_lines = (blocks * BLOCK_LINES).max(1);
         let panels = TASK.div_ceil(panel_lines);
         let task = |(task, lines): (usize, _)| {
@@ -93,7 +93,7 @@ impl Panels {
             Threads::Pool => lines.slots().par_chunks_mut(tasks).enumerate().for_each(task),
         }
         // SAFETY: the tasks cover all lines, and `Copy` writes every line that it is given.
-        Panels { lines: unsafe { lines.written() }, blocks }
+        Panels { lines: unsafe { lines.assume_init() }, blocks }
     }
 
     /// The lines of a panel.

@@ -13,7 +13,7 @@ use crate::ops::cpu::gemm::{Output, Threads};
 use crate::ops::cpu::matrix::{Matrix, MatrixMut, Target};
 use crate::ops::cpu::parallel::for_each_task;
 use crate::ops::cpu::scalar::Scalar;
-use crate::ops::cpu::unwritten::Unwritten;
+use crate::ops::cpu::uninit::UninitVec;
 
 /// A left operand. Its rows are read in place where their layout allows that.
 #[derive(Debug)]
@@ -36,7 +36,7 @@ pub struct Right {
 
 /// Some rows and columns of a right operand.
 #[derive(Clone, Copy, Debug)]
-pub struct Part<'a> {
+pub struct RightSlice<'a> {
     panels: &'a Panels,
     first_panel: usize,
     first_block: usize,
@@ -63,8 +63,8 @@ impl Left<'_> {
 
 impl Right {
     /// All rows and columns.
-    pub fn all(&self) -> Part<'_> {
-        Part { panels: &self.panels, first_panel: 0, first_block: 0, shape: self.shape }
+    pub fn all(&self) -> RightSlice<'_> {
+        RightSlice { panels: &self.panels, first_panel: 0, first_block: 0, shape: self.shape }
     }
 
     /// The given rows and columns, which begin at multiples of 32. Where the rows do not end at a multiple of 32,
@@ -73,14 +73,14 @@ impl Right {
     /// # Panics
     ///
     /// If the operand has fewer rows or columns, or they do not begin at multiples of 32.
-    pub fn part(&self, rows: Range<usize>, columns: Range<usize>) -> Part<'_> {
+    pub fn slice(&self, rows: Range<usize>, columns: Range<usize>) -> RightSlice<'_> {
         let fits = rows.start <= rows.end
             && rows.end <= self.shape[0]
             && columns.start <= columns.end
             && columns.end <= self.shape[1];
         let begins = rows.start.is_multiple_of(DEPTH) && columns.start.is_multiple_of(PANEL);
         assert!(fits && begins, "rows {rows:?} and columns {columns:?} of {:?}", self.shape);
-        Part {
+        RightSlice {
             panels: &self.panels,
             first_panel: columns.start / PANEL,
             first_block: rows.start / DEPTH,
@@ -89,7 +89,7 @@ impl Right {
     }
 }
 
-impl Part<'_> {
+impl RightSlice<'_> {
     fn panel(&self, index: usize) -> Panel {
         packed(self.panels, self.first_panel + index, self.first_block)
     }
@@ -130,11 +130,11 @@ impl Bf16Gemm {
     /// If the shapes do not fit.
     pub fn product<O: Scalar<Real = f32>>(self, lhs: &Left<'_>, rhs: &Right) -> Vec<O> {
         let shape = [lhs.shape[0], rhs.shape[1]];
-        let mut out = Unwritten::new(shape[0] * shape[1]);
-        let target = MatrixMut::unwritten(out.slots(), shape);
+        let mut out = UninitVec::new(shape[0] * shape[1]);
+        let target = MatrixMut::uninit(out.slots(), shape);
         self.multiply(target, Output::Overwrite, lhs, rhs.all(), Threads::Pool);
         // SAFETY: a product that replaces its output writes every element of it.
-        unsafe { out.written() }
+        unsafe { out.assume_init() }
     }
 
     /// `out = lhs · rhs`, or `out += lhs · rhs`, every element rounded once.
@@ -147,7 +147,7 @@ impl Bf16Gemm {
         mut out: MatrixMut<'_, O>,
         output: Output,
         lhs: &Left<'_>,
-        rhs: Part<'_>,
+        rhs: RightSlice<'_>,
         threads: Threads,
     ) {
         let ([m, n], k) = (out.shape(), lhs.shape[1]);
@@ -158,7 +158,7 @@ impl Bf16Gemm {
             rhs.shape,
             out.shape()
         );
-        assert!(out.is_written() || output == Output::Overwrite, "a product added to no value");
+        assert!(out.is_init() || output == Output::Overwrite, "a product added to no value");
         let panels = [m.div_ceil(PANEL), n.div_ceil(PANEL)];
         let threads = match threads {
             Threads::Pool if m * n * k >= WORTH_A_THREAD => rayon::current_num_threads(),
@@ -192,7 +192,7 @@ struct Task<'a, O> {
     target: Target<O>,
     output: Output,
     lhs: &'a Left<'a>,
-    rhs: Part<'a>,
+    rhs: RightSlice<'a>,
     shape: [usize; 2],
     parts: [Range<usize>; 2],
 }

@@ -116,7 +116,8 @@ impl Configured {
 
 impl Drop for Configured {
     fn drop(&mut self) {
-        // SAFETY: back to the state of a thread that has never used tiles, which costs the least to save.
+        // SAFETY: the thread returns to the state of one that has never used tiles, which is the cheapest to
+        // save.
         unsafe { asm!("tilerelease", options(nostack, nomem, preserves_flags)) };
     }
 }

@@ -1,4 +1,4 @@
-//! Memory for results, which is not filled with zeros first: a kernel writes all of it.
+//! Memory for results that is not filled with zeros first: a kernel writes every element.
 
 use std::mem::MaybeUninit;
 
@@ -7,15 +7,15 @@ use super::scalar::Real;
 
 /// Memory for the elements of a result, none of which has a value yet.
 #[derive(Debug)]
-pub struct Unwritten<T> {
+pub struct UninitVec<T> {
     values: Vec<T>,
     len: usize,
 }
 
-impl<T: Copy> Unwritten<T> {
+impl<T: Copy> UninitVec<T> {
     /// Memory for `len` elements.
     pub fn new(len: usize) -> Self {
-        Unwritten { values: Vec::with_capacity(len), len }
+        UninitVec { values: Vec::with_capacity(len), len }
     }
 
     /// The memory of the elements, for writing them.
@@ -27,8 +27,8 @@ impl<T: Copy> Unwritten<T> {
     ///
     /// # Safety
     ///
-    /// Every element of [`Unwritten::slots`] has been written.
-    pub unsafe fn written(mut self) -> Vec<T> {
+    /// Every element of [`UninitVec::slots`] has been written.
+    pub unsafe fn assume_init(mut self) -> Vec<T> {
         // SAFETY: the capacity is at least `len`, and the caller has written so many elements.
         unsafe { self.values.set_len(self.len) };
         self.values
@@ -38,11 +38,11 @@ impl<T: Copy> Unwritten<T> {
 /// Zeros for a gradient of `len` elements, or `None` if the gradient is not wanted.
 pub fn zeros<T: Real>(wanted: bool, len: usize) -> Option<Vec<T>> {
     wanted.then(|| {
-        let mut values = Unwritten::new(len);
-        // In parallel, where the allocator would do it on this thread.
+        let mut values = UninitVec::new(len);
+        // In parallel: the allocator would write the zeros on this thread.
         let fill = |_, block: &mut [MaybeUninit<T>]| block.fill(MaybeUninit::new(T::ZERO));
         for_each_block(values.slots(), 4 * BLOCK, fill);
         // SAFETY: the blocks are all elements.
-        unsafe { values.written() }
+        unsafe { values.assume_init() }
     })
 }
