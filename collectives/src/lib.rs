@@ -92,7 +92,7 @@ pub use device::DeviceMemory;
 pub use dtype::{DType, Element};
 pub use error::CommError;
 pub use fake::FakeCommunicator;
-pub use flight::{Activity, Flight, GroupFlight, Pending};
+pub use flight::{Activity, Flight, GroupFlight, Pending, Stall};
 pub use label::{Label, Phase};
 pub use local::{LocalCommunicator, LocalGroup, LocalOptions};
 pub use member::WorkerStart;
