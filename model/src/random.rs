@@ -7,8 +7,8 @@
 
 use rayon::prelude::*;
 
-/// Weyl increment of SplitMix64, by which counters are apart before they are mixed: 2^64 divided by the golden
-/// ratio, odd.
+/// Weyl increment of SplitMix64, by which counters are apart before they are mixed: 2^64 divided by the
+/// golden ratio, odd.
 pub const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
 
 /// The factors of [`mix`].

@@ -1,8 +1,8 @@
 //! Matrix products: a safe face of the `gemm` crate, which multiplies on one thread.
 //!
 //! A product for several threads is cut into chunks here: the crate's own threads wait for each other several
-//! times per product, and one of them packs for all. The sums over `k` are the crate's. Their order depends on
-//! `k` alone, so the cut does not change a bit of the result.
+//! times per product, and one of them packs for all. The sums over `k` are the crate's. Their order depends
+//! on `k` alone, so the cut does not change a bit of the result.
 
 use std::ops::Range;
 use std::sync::Once;
@@ -42,8 +42,8 @@ const USES: usize = 128;
 const TILE: [usize; 2] = [6, 16];
 /// Columns of the crate's widest register tile: thresholds are multiplied by it.
 const WIDEST_TILE: usize = 64;
-/// Rows or columns that a chunk has on average at least. A chunk keeps more than 64 when cuts are moved to the
-/// next tile: the crate has another order of sums for products of at most 64 by 64.
+/// Rows or columns that a chunk has on average at least. A chunk keeps more than 64 when cuts are moved to
+/// the next tile: the crate has another order of sums for products of at most 64 by 64.
 const CHUNK: usize = 128;
 
 /// Makes the crate read a row-major left operand in place: its rows fit in a core's first cache, and reading
@@ -93,8 +93,8 @@ pub fn gemm<T: Real>(
     };
     READ_ROWS_IN_PLACE.call_once(|| gemm::set_rhs_packing_threshold(usize::MAX / WIDEST_TILE));
     // A transposed left operand is copied once, in parallel, which is faster than the crate's copy for every
-    // chunk. A transposed right operand is not copied: the crate packs it all the same, and transposing it first
-    // takes longer than it saves.
+    // chunk. A transposed right operand is not copied: the crate packs it all the same, and transposing it
+    // first takes longer than it saves.
     let copy = (on_pool && worth_a_copy(lhs, n)).then(|| row_major(lhs));
     let lhs = copy.as_ref().map_or(lhs, |copy| Matrix::rows(copy, [m, k]));
     let target = out.raw();
@@ -107,8 +107,8 @@ pub fn gemm<T: Real>(
         // SAFETY: the constructors of the view have checked that every element of its shape is there, the
         // shapes fit (asserted above), and the ranges lie inside them. `out` is borrowed mutably until all
         // chunks are done, so it overlaps neither operand. Its rows do not overlap each other and neither do
-        // the ranges of chunks, so each element is written by one thread. Elements that the product is added to
-        // have values (asserted above).
+        // the ranges of chunks, so each element is written by one thread. Elements that the product is added
+        // to have values (asserted above).
         unsafe { multiply(target, output, scale, lhs, rhs) };
     };
     match row_chunks * column_chunks {
@@ -123,8 +123,8 @@ pub fn worth_a_copy<T: Real>(lhs: Matrix<'_, T>, n: usize) -> bool {
     lhs.is_transposed() && n >= USES && m * n * k >= WORTH_A_COPY
 }
 
-/// How many chunks the rows and the columns of a product are cut into: at most one chunk for each thread, and so
-/// that as little as possible is packed more than once.
+/// How many chunks the rows and the columns of a product are cut into: at most one chunk for each thread, and
+/// so that as little as possible is packed more than once.
 fn cut([m, n]: [usize; 2], rows_of_rhs: bool, threads: usize) -> [usize; 2] {
     let most = |len: usize| (len / CHUNK).max(1);
     // Packing a transposed operand takes about twice as long.

@@ -121,8 +121,8 @@ impl<'a, T: Copy> MatrixMut<'a, T> {
         self.shape
     }
 
-    /// The address of the first element, and the elements between two rows. Every element of the shape is there,
-    /// and nobody else reads or writes it.
+    /// The address of the first element, and the elements between two rows. Every element of the shape is
+    /// there, and nobody else reads or writes it.
     pub fn raw(&mut self) -> Target<T> {
         Target { values: self.values, row_stride: self.row_stride }
     }

@@ -24,7 +24,8 @@ pub trait Scalar: Copy + Send + Sync + 'static {
 
     /// The buffer that `tensor` is a view of, or `None` if `tensor` has another dtype.
     fn storage(tensor: &FlexTensor) -> Option<&[Self]>;
-    /// The buffer of `tensor` for writing, copied first if it is shared; `None` if `tensor` has another dtype.
+    /// The buffer of `tensor` for writing, copied first if it is shared; `None` if `tensor` has another
+    /// dtype.
     fn storage_mut(tensor: &mut FlexTensor) -> Option<&mut [Self]>;
     /// A contiguous tensor of `values`.
     fn tensor(values: Vec<Self>, shape: Shape) -> FlexTensor;

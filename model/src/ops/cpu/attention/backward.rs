@@ -13,8 +13,8 @@ use super::tile::{COLUMNS, MOST_ROWS, Operands, Tile, visible};
 use crate::ops::attention::AttentionShape;
 
 impl<S: Scalar> Operands<'_, S> {
-    /// The gradients of `qkv` that are wanted, in the dtypes of `qkv`, where every row has a query. `results` are
-    /// the result of attention and its gradient.
+    /// The gradients of `qkv` that are wanted, in the dtypes of `qkv`, where every row has a query. `results`
+    /// are the result of attention and its gradient.
     pub fn gradients<P: GradientProducts<S::Real>>(
         &self,
         products: &P,
@@ -75,8 +75,8 @@ impl<S: Scalar> Operands<'_, S> {
     }
 }
 
-/// The columns of `group` heads of `x`, `[batch, seq, heads, head_dim]`, for each sequence and key head; all of
-/// them are `None` if `x` is.
+/// The columns of `group` heads of `x`, `[batch, seq, heads, head_dim]`, for each sequence and key head; all
+/// of them are `None` if `x` is.
 fn by_key_head<T: Real>(
     x: Option<&mut [T]>,
     shape: AttentionShape,

@@ -1,7 +1,7 @@
 //! The matrix products of attention in bf16, by the processor's own instructions.
 //!
-//! Keys and values are packed once, head by head. Weights and gradients of scores are rounded to bf16 before they
-//! are multiplied; sums are `f32`.
+//! Keys and values are packed once, head by head. Weights and gradients of scores are rounded to bf16 before
+//! they are multiplied; sums are `f32`.
 
 use std::ops::Range;
 

@@ -11,7 +11,7 @@ pub const MOST_ROWS: usize = 64;
 /// enough that two tiles of scores stay in a core's L2 cache beside the operands.
 pub const COLUMNS: usize = 192;
 
-/// Where rows lie in memory.
+/// The places of rows in memory.
 impl AttentionShape {
     /// Elements between two rows of one query head.
     pub fn q_stride(self) -> usize {
@@ -73,15 +73,15 @@ pub struct Tile {
 }
 
 impl Tile {
-    /// What a product with this tile does to the sums over the columns before it. Before the first column there
-    /// are no sums, and their memory need not have been touched.
+    /// What a product with this tile does to the sums over the columns before it. Before the first column
+    /// there are no sums, and their memory need not have been touched.
     pub fn output(self) -> Output {
         if self.first == 0 { Output::Overwrite } else { Output::Add }
     }
 }
 
 impl<S: Scalar> Operands<'_, S> {
-    /// What scores are multiplied by.
+    /// The factor of scores.
     pub fn scale(&self) -> S::Real {
         S::Real::from_f64(1.0 / (self.shape.head_dim as f64).sqrt())
     }

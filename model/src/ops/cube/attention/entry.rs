@@ -77,11 +77,11 @@ fn forward_of(
     (out, lse)
 }
 
-/// The gradients of `q`, `k` and `v` of [`forward`], of which `out` and `lse` are the results and `dout` is the
-/// gradient of `out`.
+/// The gradients of `q`, `k` and `v` of [`forward`], of which `out` and `lse` are the results and `dout` is
+/// the gradient of `out`.
 ///
-/// Only gradients that are `wanted` are returned. Those of `k` and `v` come from one kernel, which runs if any of
-/// the two is wanted.
+/// Only gradients that are `wanted` are returned. Those of `k` and `v` come from one kernel, which runs if
+/// any of the two is wanted.
 ///
 /// # Panics
 ///

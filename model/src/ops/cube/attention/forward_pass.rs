@@ -7,7 +7,7 @@ use cubecl::prelude::*;
 
 use super::product::{accumulate, publish, score};
 use super::stage::{
-    after_stage, before_stage, exp2, max_of_rows, stage, stage_of, sum_of_rows, write_rows,
+    Reduction, after_stage, before_stage, exp2, reduce_rows, stage, stage_of, write_rows,
 };
 use super::tile::{Tile, column_of, lane, row_of};
 
@@ -144,7 +144,7 @@ pub(super) fn forward_kernel<E: Float, N: Size, O: Size>(
             }
             tops[r] = value;
         }
-        max_of_rows(&mut tops, &mut partials, tile);
+        reduce_rows(&mut tops, &mut partials, Reduction::Max, tile);
         #[unroll]
         for r in 0..owned {
             let shrink = exp2((top[r] - tops[r]) * factor, tile);
@@ -171,7 +171,7 @@ pub(super) fn forward_kernel<E: Float, N: Size, O: Size>(
         accumulate::<E, N>(&mut sums, &scores, &published, 0usize, &vals, from, tile);
     }
 
-    sum_of_rows(&mut total, &mut partials, tile);
+    reduce_rows(&mut total, &mut partials, Reduction::Sum, tile);
     let mut scale = Array::<f32>::new(owned);
     #[unroll]
     for r in 0..owned {

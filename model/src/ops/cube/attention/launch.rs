@@ -93,8 +93,8 @@ pub fn forward_into(
     let tile = tile_of(Pass::Forward, q, shape.head_dim);
     let (n, o) = (tile.vector(), tile.run());
     let [q, k, v] = [q, k, v].map(|tensor| into_contiguous(tensor.clone()));
-    // SAFETY: the kernel reads rows of queries below `seq` and of keys below `keys`, and writes rows below `seq`.
-    // The checks above and `Tile` promise that these rows are there. Its loops end.
+    // SAFETY: the kernel reads rows of queries below `seq` and of keys below `keys`, and writes rows below
+    // `seq`. The checks above and `Tile` promise that these rows are there. Its loops end.
     unsafe {
         forward_kernel::launch_unchecked(
             &q.client,
@@ -113,7 +113,8 @@ pub fn forward_into(
     }
 }
 
-/// [`backward`](super::backward) into given tensors: the gradient of the queries, and those of keys and values.
+/// [`backward`](super::backward) into given tensors: the gradient of the queries, and those of keys and
+/// values.
 ///
 /// # Panics
 ///

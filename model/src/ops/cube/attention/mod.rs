@@ -3,9 +3,10 @@
 //!
 //! FlashAttention-2 (Dao, 2023): a cube keeps a tile of rows, and columns stream past it through shared
 //! memory. Forward, rows are queries, and the softmax is corrected as larger scores come along. Backward,
-//! one kernel keeps queries and sums their gradients, and one keeps keys and sums theirs. Every sum belongs to
-//! one cube and has one order, so the same input gives the same bits. The instructions that multiply tiles are
-//! chosen when a kernel is compiled, see [`Instructions`]; loops, masks and the softmax are the same for all of them.
+//! one kernel keeps queries and sums their gradients, and one keeps keys and sums theirs. Every sum belongs
+//! to one cube and has one order, so the same input gives the same bits. The instructions that multiply tiles
+//! are chosen when a kernel is compiled, see [`Instructions`]; loops, masks and the softmax are the same for
+//! all of them.
 //!
 //! Heads whose width is not a multiple of 8 up to 256, or whose tiles do not fit into the device's shared
 //! memory, go through the matrix of scores, see `unfused`.

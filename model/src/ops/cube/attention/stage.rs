@@ -124,11 +124,21 @@ pub(super) fn write_rows<E: Float, O: Size>(
     }
 }
 
-/// Each row's maximum over the units that share it.
+/// How [`reduce_rows`] combines values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Reduction {
+    /// The larger one.
+    Max,
+    /// The sum.
+    Sum,
+}
+
+/// Each row's maximum or sum over the units that share it.
 #[cube]
-pub(super) fn max_of_rows(
+pub(super) fn reduce_rows(
     values: &mut Array<f32>,
     partials: &mut Shared<[f32]>,
+    #[comptime] reduction: Reduction,
     #[comptime] tile: Tile,
 ) {
     match comptime!(tile.instructions) {
@@ -137,8 +147,8 @@ pub(super) fn max_of_rows(
             #[unroll]
             for r in 0..comptime!(tile.rows_per_unit) {
                 let value = values[r];
-                let value = max(value, plane_shuffle_xor(value, 1u32));
-                values[r] = max(value, plane_shuffle_xor(value, 2u32));
+                let value = combine(value, plane_shuffle_xor(value, 1u32), reduction);
+                values[r] = combine(value, plane_shuffle_xor(value, 2u32), reduction);
             }
         }
         Instructions::Fma => {
@@ -149,7 +159,7 @@ pub(super) fn max_of_rows(
                 let mut value = partials[first];
                 #[unroll]
                 for i in 1..comptime!(tile.lanes()) {
-                    value = max(value, partials[first + i]);
+                    value = combine(value, partials[first + i], reduction);
                 }
                 values[r] = value;
             }
@@ -157,36 +167,11 @@ pub(super) fn max_of_rows(
     }
 }
 
-/// Each row's sum over the units that share it.
 #[cube]
-pub(super) fn sum_of_rows(
-    values: &mut Array<f32>,
-    partials: &mut Shared<[f32]>,
-    #[comptime] tile: Tile,
-) {
-    match comptime!(tile.instructions) {
-        Instructions::TensorCores =>
-        {
-            #[unroll]
-            for r in 0..comptime!(tile.rows_per_unit) {
-                let value = values[r];
-                let value = value + plane_shuffle_xor(value, 1u32);
-                values[r] = value + plane_shuffle_xor(value, 2u32);
-            }
-        }
-        Instructions::Fma => {
-            exchange(values, partials, tile);
-            #[unroll]
-            for r in 0..comptime!(tile.rows_per_unit) {
-                let first = row_of(r, tile) as usize * comptime!(tile.lanes());
-                let mut value = partials[first];
-                #[unroll]
-                for i in 1..comptime!(tile.lanes()) {
-                    value += partials[first + i];
-                }
-                values[r] = value;
-            }
-        }
+fn combine(a: f32, b: f32, #[comptime] reduction: Reduction) -> f32 {
+    match comptime!(reduction) {
+        Reduction::Max => max(a, b),
+        Reduction::Sum => a + b,
     }
 }
 

@@ -68,12 +68,21 @@ impl Tile {
         let limit = properties.hardware.max_shared_memory_size.saturating_sub(RESERVE);
         let size = if dtype == FloatKind::F32 { 4 } else { 2 };
         let units = properties.hardware.max_units_per_cube as usize;
+        let tile = |instructions, (rows, columns, rows_per_unit), stages| Tile {
+            instructions,
+            elem: dtype,
+            head_dim,
+            rows,
+            columns,
+            rows_per_unit,
+            stages,
+        };
         let fits = |tile: &Tile| tile.shared_bytes(pass, size) <= limit && tile.units() <= units;
         if multiplies(properties, dtype) && matches!(head_dim, 64 | 128) {
             // Rows, columns, rows per unit. More rows per unit read columns less often; what they keep
             // has to fit into 255 registers, and two cubes into a multiprocessor of compute
             // capability 9.0.
-            let (rows, columns, rows_per_unit) = match (pass, head_dim) {
+            let sizes = match (pass, head_dim) {
                 (Pass::Forward, 64) => (128, 64, 4),
                 (Pass::Forward, _) => (128, 32, 4),
                 (Pass::Queries, 64) => (128, 64, 4),
@@ -81,33 +90,13 @@ impl Tile {
                 (Pass::Keys, 64) => (128, 32, 4),
                 (Pass::Keys, _) => (64, 32, 2),
             };
-            let instructions = Instructions::TensorCores;
-            let tile = Tile {
-                instructions,
-                elem: dtype,
-                head_dim,
-                rows,
-                columns,
-                rows_per_unit,
-                stages: 2,
-            };
+            let tile = tile(Instructions::TensorCores, sizes, 2);
             if fits(&tile) {
                 return Some(tile);
             }
         }
         [(32, 32, 2), (32, 16, 2), (16, 16, 1), (16, 8, 1), (8, 8, 1), (4, 8, 1)]
-            .map(|(rows, columns, rows_per_unit)| {
-                let instructions = Instructions::Fma;
-                Tile {
-                    instructions,
-                    elem: dtype,
-                    head_dim,
-                    rows,
-                    columns,
-                    rows_per_unit,
-                    stages: 1,
-                }
-            })
+            .map(|sizes| tile(Instructions::Fma, sizes, 1))
             .into_iter()
             .find(fits)
     }

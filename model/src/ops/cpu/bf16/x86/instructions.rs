@@ -23,11 +23,11 @@ pub enum Kernel {
 }
 
 impl Bf16Gemm {
-    /// The instructions that are called `choice`, if the processor has them: `amx` or an empty string for AMX,
-    /// `avx512` for AVX512-BF16.
+    /// The instructions that are called `choice`, if the processor has them: `amx` or an empty string for
+    /// AMX, `avx512` for AVX512-BF16.
     ///
-    /// AVX512-BF16 has to be chosen: on Intel's processors, its products take as long as products of `f32`, or
-    /// longer.
+    /// AVX512-BF16 has to be chosen: on Intel's processors, its products take as long as products of `f32`,
+    /// or longer.
     pub fn choose(choice: &str) -> Option<Self> {
         let kernel = match choice {
             "" | "amx" => Kernel::Tiles(Tiles::try_new()?),

@@ -67,8 +67,8 @@ impl Right {
         RightSlice { panels: &self.panels, first_panel: 0, first_block: 0, shape: self.shape }
     }
 
-    /// The given rows and columns, which begin at multiples of 32. Where the rows do not end at a multiple of 32,
-    /// the left operand must be packed, as every left operand is whose `k` is not a multiple of 32.
+    /// The given rows and columns, which begin at multiples of 32. Where the rows do not end at a multiple of
+    /// 32, the left operand must be packed, as every left operand is whose `k` is not a multiple of 32.
     ///
     /// # Panics
     ///

@@ -52,7 +52,8 @@ impl Tiles {
         };
         all.row_bytes[..8].fill(64);
         all.rows[..8].fill(16);
-        // SAFETY: the processor has tiles and the kernel allows them (`self`); it reads the 64 bytes of `all`.
+        // SAFETY: the processor has tiles and the kernel allows them (`self`); it reads the 64 bytes of
+        // `all`.
         unsafe {
             asm!("ldtilecfg [{}]", in(reg) &all, options(nostack, readonly, preserves_flags))
         };

@@ -28,7 +28,8 @@ impl Vectors {
         for (group, sums) in sums.0.as_chunks_mut::<ROWS>().0.iter_mut().enumerate() {
             let row = group * ROWS;
             let start = lhs.start.wrapping_add(row / 16 * lhs.second + row % 16 * lhs.row);
-            // SAFETY: the processor has the instructions (`self`), and the caller promises the blocks that are read.
+            // SAFETY: the processor has the instructions (`self`), and the caller promises the blocks that
+            // are read.
             unsafe { rows(Panel { start, ..lhs }, rhs, blocks, sums) };
         }
     }
