@@ -1,4 +1,5 @@
-//! Stands in where no such instructions are known.
+//! Stands in on processors without such instructions. No value of these types exists, so no method is ever
+//! called.
 
 use std::convert::Infallible;
 use std::marker::PhantomData;
@@ -8,75 +9,75 @@ use burn::tensor::bf16;
 
 use crate::ops::cpu::gemm::{Output, Threads};
 use crate::ops::cpu::matrix::{Matrix, MatrixMut};
-use crate::ops::cpu::real::Scalar;
+use crate::ops::cpu::scalar::Scalar;
 
-/// There is none, so nothing below is ever called.
+/// The instructions for products of bf16.
 #[derive(Clone, Copy, Debug)]
-pub struct Unit(Infallible);
+pub struct Bf16Gemm(Infallible);
 
-/// A left operand, of which there is none.
+/// A left operand.
 #[derive(Debug)]
 pub struct Left<'a>(Infallible, PhantomData<&'a bf16>);
 
-/// A right operand, of which there is none.
+/// A right operand.
 #[derive(Debug)]
 pub struct Right(Infallible);
 
-/// A part of one, of which there is none.
+/// Some rows and columns of a right operand.
 #[derive(Clone, Copy, Debug)]
-pub struct Part<'a>(Infallible, PhantomData<&'a bf16>);
+pub struct RightSlice<'a>(Infallible, PhantomData<&'a bf16>);
 
 impl Right {
-    /// Nothing.
-    pub fn all(&self) -> Part<'_> {
+    /// Never called.
+    pub fn all(&self) -> RightSlice<'_> {
         match self.0 {}
     }
 
-    /// Nothing.
-    pub fn part(&self, _: Range<usize>, _: Range<usize>) -> Part<'_> {
+    /// Never called.
+    pub fn slice(&self, _: Range<usize>, _: Range<usize>) -> RightSlice<'_> {
         match self.0 {}
     }
 }
 
-impl Unit {
-    /// None.
-    pub fn get() -> Option<Unit> {
+impl Bf16Gemm {
+    /// `None`: this processor has no such instructions.
+    pub fn choose(_: &str) -> Option<Self> {
         None
     }
 
-    /// Nothing's name.
+    /// Never called.
     pub fn name(self) -> &'static str {
         match self.0 {}
     }
 
-    /// Nothing.
+    /// Never called.
     pub fn left(self, _: Matrix<'_, bf16>, _: Threads) -> Left<'_> {
         match self.0 {}
     }
 
-    /// Nothing.
+    /// Never called.
     pub fn copied_left(self, _: Matrix<'_, bf16>) -> Left<'static> {
         match self.0 {}
     }
 
-    /// Nothing.
+    /// Never called.
     pub fn right(self, _: Matrix<'_, bf16>, _: Threads) -> Right {
         match self.0 {}
     }
 
-    /// Nothing.
+    /// Never called.
     pub fn multiply<O: Scalar<Real = f32>>(
         self,
         _: MatrixMut<'_, O>,
         _: Output,
         lhs: &Left<'_>,
-        _: Part<'_>,
+        _: RightSlice<'_>,
         _: Threads,
     ) {
         match lhs.0 {}
     }
 
-    /// Nothing.
+    /// Never called.
     pub fn product<O: Scalar<Real = f32>>(self, _: &Left<'_>, _: &Right) -> Vec<O> {
         match self.0 {}
     }

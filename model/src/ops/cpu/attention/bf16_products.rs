@@ -1,20 +1,20 @@
 //! The matrix products of attention in bf16, by the processor's own instructions.
 //!
-//! Keys and values are packed once, head by head. Weights and gradients of scores are rounded to bf16 for
-//! multiplying with them; sums are `f32`.
+//! Keys and values are packed once, head by head. Weights and gradients of scores are rounded to bf16 before
+//! they are multiplied; sums are `f32`.
 
 use std::ops::Range;
 
 use burn::tensor::bf16;
 use rayon::prelude::*;
 
-use super::super::bf16::{Right, Unit};
+use super::super::bf16::{Bf16Gemm, Right};
 use super::super::gemm::{Output, Threads};
 use super::super::matrix::{Matrix, MatrixMut};
-use super::super::real::Scalar;
-use super::super::simd;
-use super::products::{GradientProducts, Products, query_rows};
-use super::{Operands, Tile};
+use super::super::parallel::simd;
+use super::super::scalar::Scalar;
+use super::products::{GradientProducts, Products};
+use super::tile::{Operands, Tile, query_rows};
 use crate::ops::attention::AttentionShape;
 
 /// Two panels of rows.
@@ -27,9 +27,9 @@ struct Heads {
 }
 
 impl Heads {
-    /// Packs what `of` makes of each head's rows, `[keys, head_dim]`.
+    /// Packs the rows of each head, `[keys, head_dim]`, after `of` has mapped them.
     fn new(
-        unit: Unit,
+        gemm: Bf16Gemm,
         x: &[bf16],
         shape: AttentionShape,
         of: impl Fn(Matrix<'_, bf16>) -> Matrix<'_, bf16> + Sync,
@@ -39,7 +39,7 @@ impl Heads {
         let pack = |i: usize| {
             let x = &x[shape.kv_offset(i / kv_heads, 0, i % kv_heads)..];
             let rows = Matrix::new(x, [keys, head_dim], [shape.kv_stride(), 1]);
-            unit.right(of(rows), Threads::One)
+            gemm.right(of(rows), Threads::One)
         };
         Heads { heads: (0..count).into_par_iter().map(pack).collect(), kv_heads }
     }
@@ -70,16 +70,16 @@ fn rounded(values: &[f32], tile: Tile) -> Vec<bf16> {
 
 /// Writes the scores of `q`, `[rows, head_dim]`, and the packed keys, `[head_dim, keys]`.
 fn write_scores(
-    unit: Unit,
+    gemm: Bf16Gemm,
     operands: &Operands<'_, bf16>,
     keys: &Heads,
     tile: Tile,
     scores: &mut [f32],
 ) {
-    let q = unit.left(operands.queries(tile), Threads::One);
-    let keys = keys.of(tile).part(0..operands.shape.head_dim, columns(tile));
+    let q = gemm.left(operands.queries(tile), Threads::One);
+    let keys = keys.of(tile).slice(0..operands.shape.head_dim, columns(tile));
     let out = MatrixMut::rows(scores, [tile.rows, tile.columns]);
-    unit.multiply(out, Output::Overwrite, &q, keys, Threads::One);
+    gemm.multiply(out, Output::Overwrite, &q, keys, Threads::One);
     let scale = operands.scale();
     simd(
         #[inline(always)]
@@ -88,8 +88,8 @@ fn write_scores(
 }
 
 /// The products of the forward pass.
-pub struct Halves<'a> {
-    unit: Unit,
+pub struct Bf16Products<'a> {
+    gemm: Bf16Gemm,
     operands: Operands<'a, bf16>,
     /// `[head_dim, keys]` each.
     keys: Heads,
@@ -97,34 +97,34 @@ pub struct Halves<'a> {
     values: Heads,
 }
 
-impl<'a> Halves<'a> {
+impl<'a> Bf16Products<'a> {
     /// Packs keys and values.
-    pub fn new(unit: Unit, operands: Operands<'a, bf16>) -> Self {
-        let keys = Heads::new(unit, operands.k, operands.shape, |rows| rows.t());
-        let values = Heads::new(unit, operands.v, operands.shape, |rows| rows);
-        Halves { unit, operands, keys, values }
+    pub fn new(gemm: Bf16Gemm, operands: Operands<'a, bf16>) -> Self {
+        let keys = Heads::new(gemm, operands.k, operands.shape, |rows| rows.t());
+        let values = Heads::new(gemm, operands.v, operands.shape, |rows| rows);
+        Bf16Products { gemm, operands, keys, values }
     }
 }
 
-impl Products<f32> for Halves<'_> {
+impl Products<f32> for Bf16Products<'_> {
     const ROWS: usize = ROWS;
 
     fn scores(&self, tile: Tile, scores: &mut [f32]) {
-        write_scores(self.unit, &self.operands, &self.keys, tile, scores);
+        write_scores(self.gemm, &self.operands, &self.keys, tile, scores);
     }
 
     fn add_values(&self, tile: Tile, weights: &[f32], out: MatrixMut<'_, f32>) {
         let weights = rounded(weights, tile);
         let weights = Matrix::rows(&weights, [tile.rows, tile.columns]);
-        let weights = self.unit.left(weights, Threads::One);
-        let values = self.values.of(tile).part(columns(tile), 0..self.operands.shape.head_dim);
-        self.unit.multiply(out, tile.output(), &weights, values, Threads::One);
+        let weights = self.gemm.left(weights, Threads::One);
+        let values = self.values.of(tile).slice(columns(tile), 0..self.operands.shape.head_dim);
+        self.gemm.multiply(out, tile.output(), &weights, values, Threads::One);
     }
 }
 
 /// The products of the backward pass.
-pub struct HalfGradients<'a> {
-    unit: Unit,
+pub struct Bf16GradientProducts<'a> {
+    gemm: Bf16Gemm,
     operands: Operands<'a, bf16>,
     dout: &'a [bf16],
     /// `[head_dim, keys]` each.
@@ -134,14 +134,14 @@ pub struct HalfGradients<'a> {
     key_rows: Heads,
 }
 
-impl<'a> HalfGradients<'a> {
+impl<'a> Bf16GradientProducts<'a> {
     /// Packs keys and values; `dout` is the gradient of the result.
-    pub fn new(unit: Unit, operands: Operands<'a, bf16>, dout: &'a [bf16]) -> Self {
+    pub fn new(gemm: Bf16Gemm, operands: Operands<'a, bf16>, dout: &'a [bf16]) -> Self {
         let (k, v, shape) = (operands.k, operands.v, operands.shape);
-        let keys = Heads::new(unit, k, shape, |rows| rows.t());
-        let values = Heads::new(unit, v, shape, |rows| rows.t());
-        let key_rows = Heads::new(unit, k, shape, |rows| rows);
-        HalfGradients { unit, operands, dout, keys, values, key_rows }
+        let keys = Heads::new(gemm, k, shape, |rows| rows.t());
+        let values = Heads::new(gemm, v, shape, |rows| rows.t());
+        let key_rows = Heads::new(gemm, k, shape, |rows| rows);
+        Bf16GradientProducts { gemm, operands, dout, keys, values, key_rows }
     }
 
     fn dout(&self, tile: Tile) -> Matrix<'_, bf16> {
@@ -149,16 +149,16 @@ impl<'a> HalfGradients<'a> {
     }
 }
 
-impl GradientProducts<f32> for HalfGradients<'_> {
+impl GradientProducts<f32> for Bf16GradientProducts<'_> {
     const ROWS: usize = ROWS;
 
     fn scores(&self, tile: Tile, p: &mut [f32], ds: &mut [f32]) {
-        let unit = self.unit;
-        write_scores(unit, &self.operands, &self.keys, tile, p);
-        let dout = unit.left(self.dout(tile), Threads::One);
-        let values = self.values.of(tile).part(0..self.operands.shape.head_dim, columns(tile));
+        let gemm = self.gemm;
+        write_scores(gemm, &self.operands, &self.keys, tile, p);
+        let dout = gemm.left(self.dout(tile), Threads::One);
+        let values = self.values.of(tile).slice(0..self.operands.shape.head_dim, columns(tile));
         let out = MatrixMut::rows(ds, [tile.rows, tile.columns]);
-        unit.multiply(out, Output::Overwrite, &dout, values, Threads::One);
+        gemm.multiply(out, Output::Overwrite, &dout, values, Threads::One);
     }
 
     fn add_gradients(
@@ -169,14 +169,14 @@ impl GradientProducts<f32> for HalfGradients<'_> {
         dk: Option<MatrixMut<'_, f32>>,
         dv: Option<MatrixMut<'_, f32>>,
     ) {
-        let unit = self.unit;
+        let gemm = self.gemm;
         let rounded = scores.map(|scores| rounded(scores, tile));
         let [p, ds] = rounded.each_ref().map(|s| Matrix::rows(s, [tile.rows, tile.columns]));
         // out += weightsᵀ · rows
         let add = |out, weights: Matrix<'_, bf16>, rows: Matrix<'_, bf16>| {
-            let weights = unit.left(weights.t(), Threads::One);
-            let rows = unit.right(rows, Threads::One);
-            unit.multiply(out, Output::Add, &weights, rows.all(), Threads::One);
+            let weights = gemm.left(weights.t(), Threads::One);
+            let rows = gemm.right(rows, Threads::One);
+            gemm.multiply(out, Output::Add, &weights, rows.all(), Threads::One);
         };
         if let Some(dv) = dv {
             add(dv, p, self.dout(tile));
@@ -185,8 +185,8 @@ impl GradientProducts<f32> for HalfGradients<'_> {
             add(dk, ds, self.operands.queries(tile));
         }
         if let Some(dq) = dq {
-            let keys = self.key_rows.of(tile).part(columns(tile), 0..self.operands.shape.head_dim);
-            unit.multiply(dq, Output::Add, &unit.left(ds, Threads::One), keys, Threads::One);
+            let keys = self.key_rows.of(tile).slice(columns(tile), 0..self.operands.shape.head_dim);
+            gemm.multiply(dq, Output::Add, &gemm.left(ds, Threads::One), keys, Threads::One);
         }
     }
 }

@@ -7,31 +7,31 @@ use cubecl::prelude::*;
 
 use super::product::{accumulate, publish, score};
 use super::stage::{
-    after_stage, before_stage, exp2, max_of_rows, stage, stage_of, sum_of_rows, write_rows,
+    Reduction, after_stage, before_stage, exp2, reduce_rows, stage, stage_of, write_rows,
 };
 use super::tile::{Tile, column_of, lane, row_of};
 
-/// What stands for a score that is not seen. Differences of it are numbers, unlike those of infinities.
-pub(super) const HIDDEN: f32 = -1e30;
+/// The score of a column that a row does not see. Unlike infinities, its differences are numbers.
+pub(super) const MASKED: f32 = -1e30;
 
 /// Sizes of a launch.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 pub struct Sizes {
     /// Rows of queries.
     pub seq: u32,
-    /// Rows of keys that count.
+    /// Rows of keys that are filled.
     pub keys: u32,
-    /// Rows of keys that there are.
+    /// Rows of keys in memory.
     pub capacity: u32,
     /// Heads of queries.
     pub heads: u32,
     /// Heads of keys.
     pub kv_heads: u32,
-    /// What scores are multiplied by.
+    /// The factor of scores.
     pub scale: f32,
 }
 
-/// Where a head's first row begins, in units of rows of one head. Rows are `heads` apart.
+/// The index of a head's first row, counted in rows of one head. Rows of a head are `heads` apart.
 #[cube]
 pub(super) fn head_start(batch: u32, rows: u32, heads: u32, head: u32) -> usize {
     batch as usize * rows as usize * heads as usize + head as usize
@@ -114,7 +114,7 @@ pub(super) fn forward_kernel<E: Float, N: Size, O: Size>(
     }
     #[unroll]
     for r in 0..owned {
-        top[r] = comptime!(HIDDEN);
+        top[r] = comptime!(MASKED);
         total[r] = 0.0f32;
     }
 
@@ -131,7 +131,7 @@ pub(super) fn forward_kernel<E: Float, N: Size, O: Size>(
         after_stage(tile);
         score::<E, N>(&mut scores, &rows, &keys, from, tile);
         if column + comptime!(tile.columns as u32) > first + before + 1 {
-            hide_later(&mut scores, first + before, column, tile);
+            mask_future(&mut scores, first + before, column, tile);
         }
 
         let mut tops = Array::<f32>::new(owned);
@@ -144,7 +144,7 @@ pub(super) fn forward_kernel<E: Float, N: Size, O: Size>(
             }
             tops[r] = value;
         }
-        max_of_rows(&mut tops, &mut partials, tile);
+        reduce_rows(&mut tops, &mut partials, Reduction::Max, tile);
         #[unroll]
         for r in 0..owned {
             let shrink = exp2((top[r] - tops[r]) * factor, tile);
@@ -171,7 +171,7 @@ pub(super) fn forward_kernel<E: Float, N: Size, O: Size>(
         accumulate::<E, N>(&mut sums, &scores, &published, 0usize, &vals, from, tile);
     }
 
-    sum_of_rows(&mut total, &mut partials, tile);
+    reduce_rows(&mut total, &mut partials, Reduction::Sum, tile);
     let mut scale = Array::<f32>::new(owned);
     #[unroll]
     for r in 0..owned {
@@ -216,10 +216,15 @@ pub(super) fn stage_columns<E: Float, N: Size>(
     stage::<E, N>(b, from, pitch, rows - first, to_b, to, n, tile);
 }
 
-/// Hides scores of keys after their query, where rows of queries begin at position `first` and columns of
+/// Masks the scores of keys after their query, where rows of queries begin at position `first` and columns of
 /// keys at `column`.
 #[cube]
-pub(super) fn hide_later(scores: &mut Array<f32>, first: u32, column: u32, #[comptime] tile: Tile) {
+pub(super) fn mask_future(
+    scores: &mut Array<f32>,
+    first: u32,
+    column: u32,
+    #[comptime] tile: Tile,
+) {
     let per_row = comptime!(tile.columns_per_unit());
     #[unroll]
     for r in 0..comptime!(tile.rows_per_unit) {
@@ -228,7 +233,7 @@ pub(super) fn hide_later(scores: &mut Array<f32>, first: u32, column: u32, #[com
         for c in 0..per_row {
             let at = comptime!(r * per_row + c);
             let seen = column + column_of(c, tile) <= position;
-            scores[at] = select(seen, scores[at], comptime!(HIDDEN));
+            scores[at] = select(seen, scores[at], comptime!(MASKED));
         }
     }
 }

@@ -1,56 +1,82 @@
-//! The floating-point types the kernels are written over.
+//! The floating-point types that kernels are written over.
 
+use std::convert::identity;
 use std::fmt::Debug;
 use std::mem::MaybeUninit;
 use std::ops::{Add, AddAssign, Div, Mul, MulAssign, Neg, Sub};
 
-use burn::tensor::{bf16, f16};
+use burn::tensor::{DType, Shape, TensorData, bf16, f16};
+use burn_flex::FlexTensor;
 
-use super::transpose::{transpose_square, transpose_square_f32};
-use super::values::Stored;
+use super::transpose_square::{transpose_square, transpose_square_f32};
 
-/// A type that values are stored in, and the one that kernels compute with them in.
-pub trait Scalar: Stored {
-    /// `Self`, or `f32` for half precision.
+/// A float type that tensors hold, and that kernels read from them and write to them.
+pub trait Scalar: Copy + Send + Sync + 'static {
+    /// The type that kernels compute with elements of this type in: `Self`, or `f32` for half precision.
     type Real: Real;
+    /// The dtype of a tensor of this type.
+    const DTYPE: DType;
 
     /// The value.
     fn real(self) -> Self::Real;
     /// The nearest value of this type.
     fn nearest(value: Self::Real) -> Self;
+
+    /// The buffer that `tensor` is a view of, or `None` if `tensor` has another dtype.
+    fn storage(tensor: &FlexTensor) -> Option<&[Self]>;
+    /// The buffer of `tensor` for writing, copied first if it is shared; `None` if `tensor` has another
+    /// dtype.
+    fn storage_mut(tensor: &mut FlexTensor) -> Option<&mut [Self]>;
+    /// A contiguous tensor of `values`.
+    fn tensor(values: Vec<Self>, shape: Shape) -> FlexTensor;
 }
 
-impl Scalar for bf16 {
-    type Real = f32;
+macro_rules! scalar {
+    ($type:ident: $dtype:ident, $real:ident, $to_real:expr, $nearest:expr) => {
+        impl Scalar for $type {
+            type Real = $real;
+            const DTYPE: DType = DType::$dtype;
 
-    #[inline(always)]
-    fn real(self) -> f32 {
-        f32::from_bits(u32::from(self.to_bits()) << 16)
-    }
+            #[inline(always)]
+            fn real(self) -> $real {
+                $to_real(self)
+            }
+            #[inline(always)]
+            fn nearest(value: $real) -> Self {
+                $nearest(value)
+            }
 
-    /// Ties to even, and without a branch, so that loops over it vectorise.
-    #[inline(always)]
-    fn nearest(value: f32) -> bf16 {
-        let bits = value.to_bits();
-        let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
-        // A NaN stays one, also if what tells it from infinity is in the lower half.
-        let quiet = bits >> 16 | 0x40;
-        bf16::from_bits(if value.is_nan() { quiet } else { rounded } as u16)
-    }
+            fn storage(tensor: &FlexTensor) -> Option<&[Self]> {
+                (tensor.dtype() == Self::DTYPE).then(|| tensor.storage())
+            }
+            fn storage_mut(tensor: &mut FlexTensor) -> Option<&mut [Self]> {
+                (tensor.dtype() == Self::DTYPE).then(|| tensor.storage_mut())
+            }
+            fn tensor(values: Vec<Self>, shape: Shape) -> FlexTensor {
+                FlexTensor::from_data(TensorData::new(values, shape))
+            }
+        }
+    };
 }
 
-impl Scalar for f16 {
-    type Real = f32;
+scalar!(f32: F32, f32, identity, identity);
+scalar!(f64: F64, f64, identity, identity);
+scalar!(bf16: BF16, f32, f32_of_bf16, nearest_bf16);
+scalar!(f16: F16, f32, f16::to_f32, f16::from_f32);
 
-    #[inline(always)]
-    fn real(self) -> f32 {
-        self.to_f32()
-    }
+#[inline(always)]
+fn f32_of_bf16(value: bf16) -> f32 {
+    f32::from_bits(u32::from(value.to_bits()) << 16)
+}
 
-    #[inline(always)]
-    fn nearest(value: f32) -> f16 {
-        f16::from_f32(value)
-    }
+/// Ties to even, and without a branch, so that loops over it vectorise.
+#[inline(always)]
+fn nearest_bf16(value: f32) -> bf16 {
+    let bits = value.to_bits();
+    let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
+    // A NaN stays a NaN, also if the bits that tell it from infinity are all in the lower half.
+    let quiet = bits >> 16 | 0x40;
+    bf16::from_bits(if value.is_nan() { quiet } else { rounded } as u16)
 }
 
 /// `f32`, which training runs in, or `f64`, in which tests compare gradients with finite
@@ -95,19 +121,6 @@ pub trait Real:
 
 macro_rules! real {
     ($type:ident, $exp:expr, $transpose_square:path) => {
-        impl Scalar for $type {
-            type Real = Self;
-
-            #[inline(always)]
-            fn real(self) -> Self {
-                self
-            }
-            #[inline(always)]
-            fn nearest(value: Self) -> Self {
-                value
-            }
-        }
-
         impl Real for $type {
             const ZERO: Self = 0.0;
             const ONE: Self = 1.0;
@@ -244,7 +257,7 @@ pub fn dot3<S: Scalar>(a: &[S], b: &[S], c: &[S]) -> S::Real {
     fold(lanes, |a, b| a + b)
 }
 
-/// The largest value; negative infinity of an empty slice. NaN is passed over.
+/// The largest value; negative infinity of an empty slice. NaN is skipped.
 #[inline(always)]
 pub fn max<T: Real>(a: &[T]) -> T {
     let larger = |a: T, b: T| if b > a { b } else { a };

@@ -7,7 +7,7 @@ use cubecl::ir::ElemType;
 use cubecl::prelude::barrier::copy_async_checked;
 use cubecl::prelude::*;
 
-use super::forward::{HIDDEN, Sizes, from_last, head_start, hide_later, stage_columns};
+use super::forward_pass::{MASKED, Sizes, from_last, head_start, mask_future, stage_columns};
 use super::product::{accumulate, publish, score};
 use super::stage::{after_stage, before_stage, exp2, stage, stage_of, write_rows};
 use super::tile::{Tile, column_of, row_of};
@@ -58,7 +58,7 @@ pub(super) fn delta_kernel<E: Float, N: Size>(
 
 /// The gradient of the queries: `dQ = dS · K`.
 ///
-/// Cubes as those of the forward kernel.
+/// The cubes are those of the forward kernel.
 #[cube(launch_unchecked)]
 pub(super) fn queries_kernel<E: Float, N: Size, O: Size>(
     q: &[Vector<E, N>],
@@ -139,7 +139,7 @@ pub(super) fn queries_kernel<E: Float, N: Size, O: Size>(
         after_stage(tile);
         score::<E, N>(&mut scores, &queries, &keys, from, tile);
         if column + comptime!(tile.columns as u32) > first + 1 {
-            hide_later(&mut scores, first, column, tile);
+            mask_future(&mut scores, first, column, tile);
         }
         score::<E, N>(&mut slopes, &gradients, &vals, from, tile);
         #[unroll]
@@ -209,7 +209,7 @@ pub(super) fn keys_kernel<E: Float, N: Size, O: Size>(
     let batch = CUBE_POS_Z;
     let first = CUBE_POS_X * comptime!(tile.rows as u32);
     let group = sizes.heads / sizes.kv_heads;
-    // Of each head, the tiles of queries from the one that sees the first of these keys on.
+    // For each head, the tiles of queries from the first one on that sees the first of these keys.
     let skipped = first / columns;
     let per_head = sizes.seq.div_ceil(columns) - skipped;
     let steps = group * per_head;
@@ -346,7 +346,7 @@ fn stage_of_rows(
     }
 }
 
-/// Hides scores of queries before their key and of rows that are not there, where rows of keys begin at
+/// Masks the scores of queries before their key and of rows past the end, where rows of keys begin at
 /// position `first` and columns of queries at `column`.
 #[cube]
 fn hide_earlier(
@@ -365,7 +365,7 @@ fn hide_earlier(
             let at = comptime!(r * per_row + c);
             let query = column + column_of(c, tile);
             let seen = query >= position && query < seq;
-            scores[at] = select(seen, scores[at], comptime!(HIDDEN));
+            scores[at] = select(seen, scores[at], comptime!(MASKED));
         }
     }
 }

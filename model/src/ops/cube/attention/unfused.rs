@@ -1,5 +1,5 @@
 //! Causal attention through burn's batched matrix products, with the whole matrix of scores in `f32`: for
-//! heads that the kernels without it do not take.
+//! heads that the fused kernels do not take.
 
 use burn::tensor::{DType, Shape};
 use burn_backend::Slice;
@@ -9,7 +9,7 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 use super::super::sums::{cube_max, cube_sum, units_for, zeros};
-use super::super::{address_type, arg, cubes, cubes_for, empty, flat, flat_in, len_of};
+use super::super::{address_type, arg, contiguous, contiguous_in, cubes, cubes_for, empty, len_of};
 use crate::ops::attention::AttentionShape;
 
 /// The result, and the logarithm of each row's sum.
@@ -48,7 +48,7 @@ pub(super) fn backward(
     }
     let (q_heads, dout_heads) = (by_head(q), by_head(dout));
     let (k_heads, v_heads) = (shared(k, shape), shared(v, shape));
-    // The weights again, and their gradients, which become those of the scores.
+    // The weights are computed again. Their gradients become the gradients of the scores.
     let weights = scores(q_heads.clone(), k_heads.clone());
     let dscores = scores(dout_heads.clone(), v_heads);
     derive(&weights, &dscores, [out, dout], lse, shape);
@@ -67,12 +67,12 @@ pub(super) fn backward(
 
 /// `[batch, rows, heads, head_dim]` as `[batch, heads, rows, head_dim]` in `f32`.
 fn by_head(x: &CubeTensor) -> CubeTensor {
-    CubeBackend::float_swap_dims(flat_in(x, DType::F32), 1, 2)
+    CubeBackend::float_swap_dims(contiguous_in(x, DType::F32), 1, 2)
 }
 
-/// The opposite of [`by_head`], without gaps, in `dtype`.
+/// The opposite of [`by_head`], contiguous, in `dtype`.
 fn by_row(x: CubeTensor, dtype: DType) -> CubeTensor {
-    flat_in(&CubeBackend::float_swap_dims(x, 1, 2), dtype)
+    contiguous_in(&CubeBackend::float_swap_dims(x, 1, 2), dtype)
 }
 
 /// The filled rows of keys or values, repeated for the query heads that share them:
@@ -96,9 +96,9 @@ fn over_group(x: CubeTensor, shape: AttentionShape) -> CubeTensor {
     CubeBackend::float_reshape(sum, Shape::from([batch, kv_heads, keys, head_dim]))
 }
 
-/// `a · bᵀ` per head, without gaps.
+/// `a · bᵀ` per head, contiguous.
 fn scores(a: CubeTensor, b: CubeTensor) -> CubeTensor {
-    flat(&CubeBackend::float_matmul(a, CubeBackend::float_swap_dims(b, 2, 3)))
+    contiguous(&CubeBackend::float_matmul(a, CubeBackend::float_swap_dims(b, 2, 3)))
 }
 
 fn scale_of(shape: AttentionShape) -> f32 {
@@ -191,7 +191,7 @@ fn derive(
     shape: AttentionShape,
 ) {
     let AttentionShape { seq, heads, head_dim, .. } = shape;
-    let (out, dout) = (flat_in(out, DType::F32), flat_in(dout, DType::F32));
+    let (out, dout) = (contiguous_in(out, DType::F32), contiguous_in(dout, DType::F32));
     let products = empty(lse, lse.meta.shape().clone(), DType::F32);
     let client = &weights.client;
     let (count, dim) = cubes_for(client, len_of(lse));
@@ -209,7 +209,7 @@ fn derive(
         );
     }
     let (count, dim) = cubes_for(client, len_of(weights));
-    // SAFETY: both matrices of scores have one length, beyond which no unit goes.
+    // SAFETY: both matrices of scores have the same length, and no unit goes beyond it.
     unsafe {
         derive_kernel::launch_unchecked(
             client,
