@@ -157,7 +157,7 @@ class Decoder(torch.nn.Module):
         super().__init__()
         self.model = model
         self.head_dim = model.get("head_dim", model["d_model"] // model["heads"])
-        # ParameterDict takes no dots, and an enum's variant is part of Kiln's names.
+        # ParameterDict takes no dots. Until version 4 of the format, names had the arm of an enum.
         names = {name: name.replace(".SwiGlu", "").replace(".", "/") for name in weights}
         self.weights = torch.nn.ParameterDict(
             {names[name]: torch.nn.Parameter(value) for name, value in weights.items()}

@@ -323,8 +323,8 @@ impl ModelConfig {
         Ok(())
     }
 
-    /// Number of parameters of the built-in decoder of this shape; tied weights count once. The largest
-    /// number there is stands for every larger one.
+    /// Number of parameters of the built-in decoder of this shape; tied weights count once. A larger number
+    /// is returned as `usize::MAX`.
     pub fn num_parameters(&self) -> usize {
         let wide = |size: usize| size as u128;
         let times = |a: u128, b: u128| a.saturating_mul(b);

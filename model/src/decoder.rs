@@ -1,4 +1,4 @@
-//! The decoder, and its forward pass written once over whoever hands out its parts.
+//! The decoder, and its forward pass, which is written once for plain and for sharded modules.
 
 use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor};
@@ -40,9 +40,9 @@ impl<B: Layer> Decoder<B> {
         }
     }
 
-    /// Number of parameters that a token multiplies with, for
-    /// [`ModelConfig::flops_per_token`]: those of the blocks, as each says, and of the head. The input
-    /// embedding counts only where the head is tied to it. Initialises nothing.
+    /// Number of parameters that a token is multiplied with, for [`ModelConfig::flops_per_token`]: those that
+    /// each block reports, and those of the head. The input embedding counts only if the head is tied to it.
+    /// No weight is initialised.
     pub fn active_parameters(&self) -> usize {
         let blocks: usize = self.layers.iter().map(Layer::active_parameters).sum();
         let tied = if self.head.lm_head.is_none() { self.embed.num_params() } else { 0 };
@@ -50,13 +50,13 @@ impl<B: Layer> Decoder<B> {
     }
 }
 
-/// A residual stream `[batch, seq, d_model]`, and the losses `[1]` that layers have added on the way.
+/// A residual stream `[batch, seq, d_model]`, and the sum of the losses that layers have added to it, `[1]`.
 pub type WithLoss = (Tensor<3>, Option<Tensor<1>>);
 
-/// Hands out the parts of a decoder, each with its weights ready to use, in the order of the
-/// forward pass. A plain [`Decoder`] hands out its own; a sharded one gathers them first and may
-/// run a block again in backward.
-pub trait Parts {
+/// Provides the modules of a decoder to the forward pass, in its order and with their weights ready to use. A
+/// plain [`Decoder`] provides its own modules. A sharded decoder gathers the weights of a module first, and
+/// may run a block again in backward.
+pub trait Modules {
     /// The block of this decoder.
     type Block: Layer;
 
@@ -66,9 +66,10 @@ pub trait Parts {
     /// Runs `run` with the embedding.
     fn embed(&self, run: impl FnOnce(&Embed) -> Tensor<3>) -> Tensor<3>;
 
-    /// Runs `run` with block `index`: `x` to the residual stream after it, and what the block adds to
-    /// the training loss. `run` must not depend on anything but its arguments and what it captured,
-    /// since it may be called again in backward, and must capture no tensor that needs a gradient.
+    /// Runs `run` with block `index` on the residual stream `x`. The result is the residual stream after the
+    /// block, and the loss that the block adds to the training loss. `run` may be called again in backward:
+    /// it must depend on nothing but its arguments and its captures, and must capture no tensor that needs a
+    /// gradient.
     fn block(
         &self,
         index: usize,
@@ -84,7 +85,7 @@ pub trait Parts {
     ) -> Tensor<D>;
 }
 
-impl<B: Layer> Parts for Decoder<B> {
+impl<B: Layer> Modules for Decoder<B> {
     type Block = B;
 
     fn num_blocks(&self) -> usize {
@@ -113,18 +114,22 @@ impl<B: Layer> Parts for Decoder<B> {
     }
 }
 
-/// The residual stream after the last block: `tokens` `[batch, seq]` to `[batch, seq, d_model]`.
-pub fn hidden<P: Parts>(parts: &P, tokens: Tensor<2, Int>, context: &Context) -> Tensor<3> {
-    hidden_with_loss(parts, tokens, context).0
+/// The residual stream after the last block, `[batch, seq, d_model]`, of `tokens`, `[batch, seq]`.
+pub fn hidden<P: Modules>(modules: &P, tokens: Tensor<2, Int>, context: &Context) -> Tensor<3> {
+    hidden_with_loss(modules, tokens, context).0
 }
 
-fn hidden_with_loss<P: Parts>(parts: &P, tokens: Tensor<2, Int>, context: &Context) -> WithLoss {
+fn hidden_with_loss<P: Modules>(
+    modules: &P,
+    tokens: Tensor<2, Int>,
+    context: &Context,
+) -> WithLoss {
     let outer = context.without_losses();
-    let mut x = parts.embed(|embed| embed.forward(tokens, &outer));
+    let mut x = modules.embed(|embed| embed.forward(tokens, &outer));
     let mut loss = outer.take_loss();
-    for index in 0..parts.num_blocks() {
+    for index in 0..modules.num_blocks() {
         let context = context.at_layer(index);
-        let (y, added) = parts.block(index, x, move |block, x| {
+        let (y, added) = modules.block(index, x, move |block, x| {
             let context = context.without_losses();
             let y = block.forward(x, &context);
             (y, context.take_loss())
@@ -135,20 +140,19 @@ fn hidden_with_loss<P: Parts>(parts: &P, tokens: Tensor<2, Int>, context: &Conte
     (x, loss)
 }
 
-/// `scale` times the summed cross-entropy of `targets` given `tokens`, both `[batch, seq]`: `[1]`.
-/// The caller divides by the global number of tokens through `scale`, so that ranks and
-/// micro-batches simply add up. What layers have added ([`Context::add_loss`]) counts as a mean over
-/// the tokens.
-pub fn loss<P: Parts>(
-    parts: &P,
+/// `scale` times the summed cross-entropy of `targets` given `tokens`, both `[batch, seq]`: `[1]`. The caller
+/// divides by the global number of tokens through `scale`, so that the losses of ranks and micro-batches
+/// simply add up. A loss that a layer has added ([`Context::add_loss`]) counts as a mean over the tokens.
+pub fn loss<P: Modules>(
+    modules: &P,
     tokens: Tensor<2, Int>,
     targets: Tensor<2, Int>,
     scale: f64,
     context: &Context,
 ) -> Tensor<1> {
     let [batch, seq] = tokens.dims();
-    let (x, added) = hidden_with_loss(parts, tokens, context);
-    let loss = parts.head(x, |head, tied, x| head.loss(x, targets, scale, tied));
+    let (x, added) = hidden_with_loss(modules, tokens, context);
+    let loss = modules.head(x, |head, tied, x| head.loss(x, targets, scale, tied));
     match added {
         Some(added) => loss + added.mul_scalar((batch * seq) as f64 * scale),
         None => loss,
@@ -156,36 +160,36 @@ pub fn loss<P: Parts>(
 }
 
 /// Logits of every position: `[batch, seq, vocab_size]`.
-pub fn logits<P: Parts>(parts: &P, tokens: Tensor<2, Int>) -> Tensor<3> {
-    let x = hidden(parts, tokens, &Context::evaluation());
-    parts.head(x, |head, tied, x| head.logits(x, tied))
+pub fn logits<P: Modules>(modules: &P, tokens: Tensor<2, Int>) -> Tensor<3> {
+    let x = hidden(modules, tokens, &Context::evaluation());
+    modules.head(x, |head, tied, x| head.logits(x, tied))
 }
 
 /// Logits of the token after the last one: `[batch, vocab_size]`.
 ///
-/// `tokens` `[batch, seq]` follow those that `cache` holds and end up in it as well; `seq` is 1 for a
-/// text that grows token by token, and more for what it starts from. The head is computed for the
-/// last position only. On a device without autodiff.
+/// `tokens` `[batch, seq]` follow the tokens in `cache` and are added to it. `seq` is the length of the
+/// prompt in the first pass, and 1 in each pass that adds a token to the text. The head is computed for the
+/// last position only. The device must be one without autodiff.
 ///
 /// # Errors
 ///
-/// If the cache has no room for `seq` more positions. Nothing has happened then.
+/// If the cache has no room for `seq` more positions. The cache is unchanged then.
 ///
 /// # Panics
 ///
-/// If there are no tokens, or not as many sequences as in the cache.
-pub fn next_logits<P: Parts>(
-    parts: &P,
+/// If there are no tokens, or if the number of sequences differs from that in the cache.
+pub fn next_logits<P: Modules>(
+    modules: &P,
     tokens: Tensor<2, Int>,
     cache: &KeyValueCache,
 ) -> Result<Tensor<2>, CacheFull> {
     let [batch, seq] = tokens.dims();
     assert!(seq > 0, "next_logits: no tokens");
     cache.check_room(seq)?;
-    let x = hidden(parts, tokens, &Context::decoding(cache.clone()));
+    let x = hidden(modules, tokens, &Context::decoding(cache.clone()));
     cache.advance(seq);
     let last = x.narrow(1, seq - 1, 1);
-    let logits = parts.head(last, |head, tied, x| head.logits(x, tied));
+    let logits = modules.head(last, |head, tied, x| head.logits(x, tied));
     let [_, _, vocab_size] = logits.dims();
     Ok(logits.reshape([batch, vocab_size]))
 }

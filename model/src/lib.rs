@@ -2,11 +2,11 @@
 //!
 //! - [`config`]: the shape of a model, its presets, parameter and FLOP counts;
 //! - [`layers`]: the layers, one file each;
-//! - [`decoder`]: the parts of a decoder and its forward pass, written once over [`decoder::Parts`];
+//! - [`decoder`]: the decoder and its forward pass, written once over [`decoder::Modules`];
 //! - [`ops`]: the fused operations, each with a plain-burn reference;
 //! - [`random`]: seeded, counter-based randomness.
 //!
-//! Nothing here knows a rank or a communicator; sharding happens around it.
+//! Nothing here knows a rank or a communicator: the sharding crate works on the modules from outside.
 
 pub mod config;
 pub mod decoder;
@@ -18,6 +18,6 @@ pub use config::{
     AttentionBias, FeedForwardKind, MAX_LAYERS, MAX_SIZE, ModelConfig, ModelConfigError, PRESETS,
     RopeScaling,
 };
-pub use decoder::{Decoder, Parts};
+pub use decoder::{Decoder, Modules};
 pub use layers::{Context, KeyValueCache, Layer};
 pub use random::Key;

@@ -1,21 +1,24 @@
 //! Seeded, counter-based randomness: the n-th value of a stream is a function of `(key, n)` alone.
 //!
-//! Nothing here has a state to advance, so a value does not depend on which rank, thread or
-//! micro-batch asks for it, nor on what was asked before. That is what makes the initial weights
-//! equal at every rank count and lets dropout masks be recomputed instead of stored.
-//! The design follows splittable keys as in JAX (Claessen and Pałka, 2013); the mixer is the
-//! finaliser of SplitMix64 (Steele, Lea and Flood, 2014).
+//! No generator has a state to advance, so a value does not depend on the rank, thread or micro-batch that
+//! asks for it, nor on earlier values. That makes the initial weights equal at every rank count and lets
+//! dropout masks be recomputed instead of stored. The design follows splittable keys as in JAX (Claessen and
+//! Pałka, 2013); the mixer is the finaliser of SplitMix64 (Steele, Lea and Flood, 2014).
 
 use rayon::prelude::*;
 
-/// Weyl increment of SplitMix64: 2^64 divided by the golden ratio, odd.
-const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
+/// Weyl increment of SplitMix64, by which counters are apart before they are mixed: 2^64 divided by the
+/// golden ratio, odd.
+pub const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
+
+/// The factors of [`mix`].
+pub(crate) const FACTORS: [u64; 2] = [0xBF58_476D_1CE4_E5B9, 0x94D0_49BB_1331_11EB];
 
 /// A bijective 64-bit mixer with full avalanche (SplitMix64's finaliser).
 #[inline(always)]
 pub fn mix(mut z: u64) -> u64 {
-    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    z = (z ^ (z >> 30)).wrapping_mul(FACTORS[0]);
+    z = (z ^ (z >> 27)).wrapping_mul(FACTORS[1]);
     z ^ (z >> 31)
 }
 
@@ -80,8 +83,8 @@ impl Key {
     }
 }
 
-/// Normal values from the `first`-th on. Not a closure: what calls a closure is compiled apart from it if that
-/// is long, and without this processor's vector instructions.
+/// Writes normal values from the `first`-th on. It is not a closure: a long closure is compiled apart from
+/// its caller, and without this processor's vector instructions.
 struct Normals<'a> {
     key: Key,
     first: u64,
@@ -100,7 +103,7 @@ impl pulp::NullaryFnOnce for Normals<'_> {
     }
 }
 
-// A model has as many initial weights as parameters, so what follows is made for loops that vectorise:
+// A model has as many initial weights as parameters, so these functions are written for loops that vectorise:
 // without branches, calls or tables.
 
 /// The natural logarithm of a positive normal number, within a few units in the last place.

@@ -159,8 +159,8 @@ impl Layout {
     }
 }
 
-/// Full names and shapes of the float parameters of `module`, in the order of its traversal: names
-/// are `prefix` plus the path in the module. Initialises nothing.
+/// Full names and shapes of the float parameters of `module`, in the order of its traversal. A name is
+/// `prefix` plus the path of fields in the module; the arm of an enum is no part of it. Initialises nothing.
 pub fn parameters_of<M: Module>(module: &M, prefix: &str) -> Vec<(String, Vec<usize>)> {
     let mut found = Parameters { prefix, path: Vec::new(), parameters: Vec::new() };
     module.visit(&mut found);
@@ -173,13 +173,22 @@ struct Parameters<'a> {
     parameters: Vec<(String, Vec<usize>)>,
 }
 
+/// Whether the children of a module have names: fields of a struct have, arms of an enum have not.
+fn is_named(container_type: &str) -> bool {
+    !container_type.starts_with("Enum:")
+}
+
 impl ModuleVisitor for Parameters<'_> {
-    fn enter_module(&mut self, name: &str, _container_type: &str) {
-        self.path.push(name.to_owned());
+    fn enter_module(&mut self, name: &str, container_type: &str) {
+        if is_named(container_type) {
+            self.path.push(name.to_owned());
+        }
     }
 
-    fn exit_module(&mut self, _name: &str, _container_type: &str) {
-        self.path.pop();
+    fn exit_module(&mut self, _name: &str, container_type: &str) {
+        if is_named(container_type) {
+            self.path.pop();
+        }
     }
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {

@@ -16,7 +16,7 @@ use crate::inspect::InspectError;
 use crate::launch::LaunchArgsError;
 use crate::place::PlaceError;
 use crate::process::GraceError;
-use crate::train::{FolderError, MAX_SKIPPED, MemoryError, PositionKey};
+use crate::run::{FolderError, MAX_SKIPPED, MemoryError, PositionKey};
 
 /// Why a run failed.
 #[derive(Debug, thiserror::Error)]

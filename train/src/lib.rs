@@ -1,7 +1,7 @@
 //! Kiln trains decoder-only language models with fully sharded data parallelism.
 //!
 //! This crate ties the others together: configuration, data, the training loop, checkpoints,
-//! generation, and the binary `kiln`. Start reading at [`train::run`]; a binary of one's own calls
+//! generation, and the binary `kiln`. Start reading at [`run::train`]; a binary of one's own calls
 //! [`process::start`] first.
 
 pub mod bench;
@@ -28,11 +28,11 @@ mod mismatch;
 pub mod place;
 pub mod prepared;
 pub mod process;
+pub mod run;
 pub mod schedule;
 pub mod sharded;
 pub mod source;
 mod staging;
-pub mod train;
 mod version;
 pub mod weights;
 pub mod words;

@@ -1,7 +1,7 @@
 //! A decoder whose parts are sharded over the ranks.
 
 use burn::tensor::{Device, Tensor};
-use kiln_model::decoder::{Decoder, Parts, WithLoss};
+use kiln_model::decoder::{Decoder, Modules, WithLoss};
 use kiln_model::layers::{Embed, Head, Layer};
 use kiln_shard::layout::parameters_of;
 use kiln_shard::{
@@ -95,7 +95,7 @@ pub struct Pass<'a, B> {
     device: &'a Device,
 }
 
-impl<B: Layer> Parts for Pass<'_, B> {
+impl<B: Layer> Modules for Pass<'_, B> {
     type Block = B;
 
     fn num_blocks(&self) -> usize {

@@ -1,9 +1,10 @@
 //! How the code of the workspace hangs together: no file uses one that uses it back, directly or
-//! around a corner, no file is too long, and retired words stay retired. These are the rules of
-//! CONTRIBUTING.md that a program can check.
+//! around a corner, no file is too long, retired words stay retired, and documents name files that there
+//! are. These are the rules of CONTRIBUTING.md that a program can check.
 
 mod modules;
 mod way;
+mod words;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -51,6 +52,15 @@ fn find(folder: &Path, wanted: &dyn Fn(&Path) -> bool) -> Vec<PathBuf> {
     found
 }
 
+fn is_rust(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| extension == "rs")
+}
+
+/// `path` from the root of the workspace.
+fn from_root(path: &Path) -> String {
+    path.strip_prefix(root()).unwrap_or(path).display().to_string()
+}
+
 #[test]
 fn no_file_uses_one_that_uses_it_back() {
     let circles: Vec<_> =
@@ -60,7 +70,6 @@ fn no_file_uses_one_that_uses_it_back() {
 
 #[test]
 fn no_file_is_too_long() {
-    let is_rust = |path: &Path| path.extension().is_some_and(|extension| extension == "rs");
     let long: Vec<_> = find(&root(), &is_rust)
         .into_iter()
         .map(|path| (fs::read_to_string(&path).unwrap().lines().count(), path))
@@ -68,4 +77,43 @@ fn no_file_is_too_long() {
         .map(|(lines, path)| format!("{}: {lines} lines", path.display()))
         .collect();
     assert!(long.is_empty(), "more than {MOST_LINES} lines:\n{}", long.join("\n"));
+}
+
+#[test]
+fn retired_words_stay_retired() {
+    let mut found = Vec::new();
+    for path in words::CRATES.iter().flat_map(|name| find(&root().join(name), &is_rust)) {
+        let identifiers = words::identifiers(&path);
+        let file = from_root(&path);
+        for (word, now) in words::RETIRED {
+            if identifiers.contains(word) && !words::EXCEPTIONS.contains(&(word, file.as_str())) {
+                found.push(format!("{file}: {word}, say {now}"));
+            }
+        }
+    }
+    assert!(found.is_empty(), "retired words:\n{}", found.join("\n"));
+}
+
+#[test]
+fn documents_name_files_that_there_are() {
+    let is_document = |path: &Path| path.extension().is_some_and(|extension| extension == "md");
+    let documents =
+        ["ARCHITECTURE.md", "CONTRIBUTING.md", "README.md"].map(|name| root().join(name));
+    let documents = documents.into_iter().chain(find(&root().join("docs"), &is_document));
+    let folders = ["benches/", "collectives/", "configs/", "docs/", "model/", "shard/", "train/"];
+    let mut missing = Vec::new();
+    for document in documents {
+        let text = fs::read_to_string(&document).unwrap();
+        for line in text.lines() {
+            // What is in backticks and looks like a path of ours: no blanks, no places to fill in.
+            for code in line.split('`').skip(1).step_by(2) {
+                let is_path = folders.iter().any(|folder| code.starts_with(folder))
+                    && !code.contains([' ', '<', '*', '|']);
+                if is_path && !root().join(code).exists() {
+                    missing.push(format!("{}: {code}", from_root(&document)));
+                }
+            }
+        }
+    }
+    assert!(missing.is_empty(), "no such files:\n{}", missing.join("\n"));
 }

@@ -12,11 +12,11 @@ use crate::random::Key;
 /// Both inner layers can be replaced by any [`Layer`].
 #[derive(Module, Debug)]
 pub struct Block<A: Module = Attention, F: Module = FeedForward> {
-    /// Normalises what attention reads.
+    /// Normalises the input of attention.
     pub attention_norm: RmsNorm,
     /// Mixes positions.
     pub attention: A,
-    /// Normalises what the feed-forward layer reads.
+    /// Normalises the input of the feed-forward layer.
     pub ffn_norm: RmsNorm,
     /// Mixes channels.
     pub ffn: F,

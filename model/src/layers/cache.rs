@@ -1,15 +1,15 @@
-//! Keys and values of the positions that a model has read, for text that grows token by token.
+//! The cache of keys and values, for text that grows token by token.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use burn::tensor::Tensor;
 
-/// Keys and values of every layer, so that a new token costs one row instead of the whole
-/// sequence. Clones share what they hold.
+/// Keys and values of every layer, so that a new token takes the work of one row instead of the whole
+/// sequence. Clones share their contents.
 ///
-/// A cache belongs to one sequence, or one batch of sequences of equal length, and to one pass at a
-/// time. Memory is taken when a layer first writes, for all positions at once:
-/// `2 · layers · batch · capacity · kv_heads · head_dim` values.
+/// A cache belongs to one sequence, or to one batch of sequences of equal length, and to one pass at a time.
+/// The first write of a layer allocates memory for all positions: `2 · layers · batch · capacity · kv_heads ·
+/// head_dim` values.
 #[derive(Clone, Debug)]
 pub struct KeyValueCache {
     capacity: usize,
@@ -18,7 +18,8 @@ pub struct KeyValueCache {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Positions that all layers have. It moves at the end of a pass, so that a block may run twice.
+    /// Number of positions that all layers have written. It grows at the end of a pass, so that a block may
+    /// run twice.
     filled: usize,
     /// Keys and values of each layer that has written, `[batch, capacity, kv_heads, head_dim]`.
     layers: Vec<Option<[Tensor<4>; 2]>>,
@@ -34,7 +35,7 @@ pub struct CacheFull {
     pub filled: usize,
     /// Positions of the pass that does not fit.
     pub new: usize,
-    /// Positions at most.
+    /// The largest number of positions.
     pub capacity: usize,
 }
 
@@ -44,12 +45,12 @@ impl KeyValueCache {
         KeyValueCache { capacity, state: Arc::default() }
     }
 
-    /// Positions at most.
+    /// The largest number of positions.
     pub fn capacity(&self) -> usize {
         self.capacity
     }
 
-    /// Positions in the cache: the next token has this position.
+    /// Number of positions in the cache, which is the position of the next token.
     pub fn len(&self) -> usize {
         self.state().filled
     }
@@ -59,7 +60,7 @@ impl KeyValueCache {
         self.len() == 0
     }
 
-    /// Forgets all positions and keeps the memory for the next ones.
+    /// Forgets all positions. The memory is kept for the next ones.
     pub fn clear(&self) {
         self.state().filled = 0;
     }
@@ -76,12 +77,12 @@ impl KeyValueCache {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // A panic while the lock was held left a layer empty, which the next append notices.
+        // A panic while the lock was held leaves a layer empty, and the next append notices that.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// The place of one layer in a [`KeyValueCache`].
+/// The part of a [`KeyValueCache`] that belongs to one layer.
 #[derive(Clone, Debug)]
 pub struct LayerCache {
     pub(super) cache: KeyValueCache,
@@ -94,16 +95,16 @@ impl LayerCache {
         self.cache.len()
     }
 
-    /// Writes `keys` and `values` `[batch, seq, kv_heads, head_dim]` behind what the cache holds and
-    /// returns all of the layer's, `[batch, capacity, kv_heads, head_dim]` each, of which the first
+    /// Writes `keys` and `values` `[batch, seq, kv_heads, head_dim]` after the rows in the cache. Returns all
+    /// keys and values of the layer, `[batch, capacity, kv_heads, head_dim]` each, of which the first
     /// [`position`](Self::position)` + seq` rows are filled.
     ///
-    /// Writes in place if whoever got the tensors before has dropped them, else into a copy.
+    /// Writes in place if the tensors that were returned before have been dropped, and into a copy otherwise.
     ///
     /// # Panics
     ///
-    /// If the cache has no room, which [`decoder::next_logits`](crate::decoder::next_logits) checks,
-    /// or if it holds positions of another shape.
+    /// If the cache has no room, which [`decoder::next_logits`](crate::decoder::next_logits) checks, or if
+    /// its rows have another shape.
     pub fn append(&self, keys: Tensor<4>, values: Tensor<4>) -> (Tensor<4>, Tensor<4>) {
         let [batch, seq, kv_heads, head_dim] = keys.dims();
         let shape = [batch, self.cache.capacity, kv_heads, head_dim];

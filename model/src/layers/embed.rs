@@ -15,10 +15,10 @@ pub struct Embedding {
     pub weight: Param<Tensor<2>>,
 }
 
-/// The first part of the decoder: token ids to the residual stream.
+/// The first module of the decoder: token ids to the residual stream.
 #[derive(Module, Debug)]
 pub struct Embed {
-    /// The table; also the head's matrix when the head is tied.
+    /// The table. A tied head uses it as its matrix.
     pub embed_tokens: Embedding,
 }
 

@@ -8,7 +8,7 @@ use crate::config::ModelConfig;
 use crate::ops::{self, HeadLayout};
 use crate::random::Key;
 
-/// The last part of the decoder: the residual stream to logits or a loss.
+/// The last module of the decoder: the residual stream to logits or a loss.
 #[derive(Module, Debug)]
 pub struct Head {
     /// Final norm.

@@ -43,7 +43,7 @@ impl Linear {
         ops::linear(x, weight, bias)
     }
 
-    /// What each of `maps` makes of `x`: the same as one by one, for less work in backward.
+    /// The result of each of `maps` for the same `x`: equal to separate calls, with less work in backward.
     pub fn forward_together<const D: usize, const N: usize>(
         maps: [&Self; N],
         x: Tensor<D>,

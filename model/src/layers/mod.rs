@@ -1,8 +1,8 @@
 //! The layers of the decoder, one file each.
 //!
-//! A layer is an ordinary burn [`Module`] for one device; it knows no rank. To add one, write a
-//! file here, implement [`Layer`], and add an arm to [`FeedForward`] (or use it from outside this
-//! crate as the type parameter of [`Block`]).
+//! A layer is an ordinary burn [`Module`] for one device and knows no rank. To add a layer, write a file
+//! here, implement [`Layer`], and add an arm to [`FeedForward`]. A layer of another crate is used as the type
+//! parameter of [`Block`] instead.
 
 mod attention;
 mod block;
@@ -33,34 +33,33 @@ use crate::random::Key;
 
 /// A layer that maps the residual stream onto itself.
 ///
-/// A layer that works on each position alone ignores [`Context::cache`]. One that mixes positions
-/// must not: when the context has a cache, `x` holds the newest positions only, the first of which
-/// is [`LayerCache::position`], and what the layer needs of those before it has to come from
-/// [`LayerCache::append`], as in [`Attention`]. The cache has one pair of tensors per block, so one
-/// layer of a block can use it.
+/// A layer that works on each position alone ignores [`Context::cache`]. A layer that mixes positions must
+/// not: when the context has a cache, `x` holds the newest positions only, the first of which is
+/// [`LayerCache::position`]. The keys and values of earlier positions come from [`LayerCache::append`], as in
+/// [`Attention`]. The cache has one pair of tensors per block, so only one layer of a block can use it.
 pub trait Layer: Module + ModuleDisplay + Sync + 'static {
     /// `x`: `[batch, seq, d_model]` to the same shape.
     fn forward(&self, x: Tensor<3>, context: &Context) -> Tensor<3>;
 
-    /// How many of its parameters a token multiplies with: what the FLOPs of a step follow from, and
-    /// with them `mfu`. All of them, unless the layer says otherwise, as one of experts does that sends
-    /// a token to some of them, or one that looks rows up. Initialises nothing.
+    /// Number of its parameters that a token is multiplied with, which decides the FLOPs of a step and with
+    /// them `mfu`. By default all parameters. A layer that sends a token to some of its experts, or that
+    /// looks rows up, returns fewer. No weight is initialised.
     fn active_parameters(&self) -> usize {
         Module::num_params(self)
     }
 }
 
-/// What a forward pass knows besides its input.
+/// The settings of a forward pass: dropout, the cache, and the losses that layers add.
 #[derive(Clone, Debug, Default)]
 pub struct Context {
     dropout: Option<DropoutContext>,
     cache: Option<LayerCache>,
-    /// Where layers put losses of their own; in training only.
+    /// The losses that layers have added; in training only.
     losses: Option<Arc<Mutex<Vec<Tensor<1>>>>>,
 }
 
-/// Names the dropout masks of one forward pass. A mask belongs to a sample of the global batch, so
-/// it is the same however the batch is split over ranks and micro-batches.
+/// The dropout of one forward pass. A mask belongs to a sample of the global batch, so it is the same however
+/// the batch is split over ranks and micro-batches.
 #[derive(Clone, Copy, Debug)]
 struct DropoutContext {
     key: Key,
@@ -74,14 +73,13 @@ impl Context {
         Context::default()
     }
 
-    /// A pass without dropout over tokens that follow those in `cache`; they end up in it as well.
-    /// For devices without autodiff. [`decoder::next_logits`](crate::decoder::next_logits) is the
-    /// whole of such a pass.
+    /// A pass without dropout over tokens that follow the tokens in `cache` and are added to it. For devices
+    /// without autodiff; see [`decoder::next_logits`](crate::decoder::next_logits).
     pub(crate) fn decoding(cache: KeyValueCache) -> Self {
         Context { dropout: None, cache: Some(LayerCache { cache, layer: 0 }), losses: None }
     }
 
-    /// What the layer at this place has kept of earlier positions, if tokens come bit by bit.
+    /// The cache of this layer, in a pass over tokens that follow earlier ones.
     pub fn cache(&self) -> Option<&LayerCache> {
         self.cache.as_ref()
     }
@@ -121,20 +119,19 @@ impl Context {
         }
     }
 
-    /// Adds a loss of a layer's own to the training loss, such as one that balances experts. `loss`
-    /// `[1]` is a mean over the tokens of `x`, times the weight that it is to have; the training loss
-    /// then has its mean over all tokens of the step. It is differentiated however the layer is
-    /// sharded or run again in backward. A tensor that leaves a layer in any other way is not, where
-    /// blocks run again.
+    /// Adds a loss of a layer, such as one that balances experts, to the training loss. `loss` `[1]` is a
+    /// mean over the tokens of `x`, times its weight; the training loss then has the mean over all tokens of
+    /// the step. Its gradient is computed however the layer is sharded or run again in backward. A tensor
+    /// that leaves a layer in any other way gets no gradient where blocks run again.
     ///
-    /// Without effect outside training.
+    /// Has no effect outside training.
     pub fn add_loss(&self, loss: Tensor<1>) {
         if let Some(losses) = &self.losses {
             lock(losses).push(loss);
         }
     }
 
-    /// This context with no losses in it: for one run of one part.
+    /// This context with an empty list of losses, for one run of one module.
     pub(crate) fn without_losses(&self) -> Self {
         Context { losses: self.losses.as_ref().map(|_| Arc::default()), ..self.clone() }
     }
@@ -174,7 +171,7 @@ pub fn constant_parameter<const D: usize>(
     lazy_parameter(shape, device, move |count| vec![value; count])
 }
 
-/// A panic while a loss is pushed leaves the list as it was or one longer.
+/// A panic during a push leaves the list unchanged or one longer, so the list is valid after a panic.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -21,7 +21,7 @@ impl RmsNorm {
         RmsNorm { weight: constant_parameter([width], 1.0, device), eps }
     }
 
-    /// A residual stream `[.., width]`, normalised for the layer that adds to it.
+    /// The normalised residual stream `[.., width]`, for the layer that adds to the stream.
     pub fn forward_of<const D: usize>(&self, stream: &ops::Residual<D>) -> Tensor<D> {
         stream.rms_norm(self.weight.val(), self.eps)
     }

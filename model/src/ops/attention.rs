@@ -10,7 +10,7 @@ use burn::backend::{Backend, Dispatch, backend_extension, tensor::FloatTensor};
 use burn::tensor::{Bool, Tensor, activation::softmax};
 use burn_backend::TensorMetadata;
 
-use super::Tracked;
+use super::tape::{Tracked, parent_ids, register};
 
 /// `softmax(q · kᵀ / sqrt(head_dim)) · v`, where a row sees itself and the rows before it.
 ///
@@ -18,10 +18,10 @@ use super::Tracked;
 /// `heads` a multiple of `kv_heads`: heads `g · heads / kv_heads ..` share key head `g`
 /// (grouped-query attention, Ainslie et al., 2023). The result has the shape of `q`.
 ///
-/// FlashAttention-2 (Dao, 2023): tiles of rows × columns of the scores with a running maximum and
-/// sum; saved are the result and the logarithm of each row's sum. Backward computes the tiles
-/// again: with `P = exp(S − lse)` and `D = rowsum(dO ∘ O)`, `dV = Pᵀ · dO`,
-/// `dS = P ∘ (dO · Vᵀ − D) / sqrt(head_dim)`, `dQ = dS · K`, `dK = dSᵀ · Q`.
+/// FlashAttention-2 (Dao, 2023): tiles of rows × columns of the scores with a running maximum and sum; the
+/// result and the logarithm of each row's sum are saved. Backward computes the tiles again. With `P = exp(S −
+/// lse)` and `D = rowsum(dO ∘ O)`, `dV = Pᵀ · dO`, `dS = P ∘ (dO · Vᵀ − D) / sqrt(head_dim)`, `dQ = dS · K`,
+/// `dK = dSᵀ · Q`.
 ///
 /// # Panics
 ///
@@ -34,7 +34,7 @@ pub fn causal_attention(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>) -> Tensor<4> {
     ))
 }
 
-/// [`causal_attention`] of the last rows of a sequence whose keys and values have been kept.
+/// [`causal_attention`] of the last rows of a sequence whose keys and values are in a cache.
 ///
 /// `q` is `[batch, seq, heads, head_dim]`; `k` and `v` are `[batch, capacity, kv_heads, head_dim]`, of
 /// which the first `filled` rows count. Row `i` of `q` is row `filled − seq + i` of the sequence and
@@ -103,9 +103,9 @@ pub trait AttentionOp: Backend {
 /// `[batch, seq, heads]`.
 pub type OutputAndSums<B> = (FloatTensor<B>, FloatTensor<B>);
 
-/// What a backend computes for [`causal_attention`] and [`cached_attention`].
+/// The kernels that a backend implements for [`causal_attention`] and [`cached_attention`].
 pub trait AttentionKernels: Backend {
-    /// The result and what backward needs of it.
+    /// The result, and the logarithms that backward needs.
     fn attention_forward(
         q: &FloatTensor<Self>,
         k: &FloatTensor<Self>,
@@ -199,16 +199,13 @@ impl<B: AttentionKernels> Backward<B, 3> for AttentionBackward {
         checkpointer: &mut Checkpointer,
     ) {
         let dout = grads.consume::<B>(&ops.node);
+        let parents = parent_ids(&ops);
         let Saved { qkv, forward } = ops.state;
         let qkv = qkv.map(|id| checkpointer.retrieve_node_output::<FloatTensor<B>>(id));
-        let wanted = ops.parents.each_ref().map(Option::is_some);
+        let wanted = parents.map(|parent| parent.is_some());
         let shape = AttentionShape::of(&qkv[0], &qkv[1], &qkv[2]);
         let gradients = B::attention_backward(&qkv, &forward, &dout, shape, wanted);
-        for (node, gradient) in ops.parents.into_iter().zip(gradients) {
-            if let (Some(node), Some(gradient)) = (node, gradient) {
-                grads.register::<B>(node.id, gradient);
-            }
-        }
+        register::<B, _>(grads, parents, gradients);
     }
 }
 
@@ -232,7 +229,7 @@ pub struct AttentionShape {
 }
 
 impl AttentionShape {
-    /// Sizes where every row has a query.
+    /// The shape where every row has a query.
     fn of<T: TensorMetadata>(q: &T, k: &T, v: &T) -> Self {
         let [_, seq, ..]: [usize; 4] = q.shape().dims();
         let shape = Self::cached(q, k, v, seq);
@@ -240,8 +237,8 @@ impl AttentionShape {
         shape
     }
 
-    /// Sizes where queries are the last of `filled` rows.
-    fn cached<T: TensorMetadata>(q: &T, k: &T, v: &T, filled: usize) -> Self {
+    /// The shape where the queries are the last of `filled` rows.
+    pub(super) fn cached<T: TensorMetadata>(q: &T, k: &T, v: &T, filled: usize) -> Self {
         let [batch, seq, heads, head_dim] = q.shape().dims();
         let kv_shape @ [_, capacity, kv_heads, _]: [usize; 4] = k.shape().dims();
         assert!(

@@ -13,7 +13,7 @@ use burn::backend::{
 use burn::tensor::{DType, FloatDType, Int, Tensor, activation::log_softmax};
 use burn_backend::TensorMetadata;
 
-use super::Tracked;
+use super::tape::Tracked;
 
 /// How the weight of an output projection is laid out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,9 +26,9 @@ pub enum HeadLayout {
 
 /// `scale · Σ_rows −log softmax(hidden · W)[target]`, a tensor of one value.
 ///
-/// `hidden` is `[rows, d_model]`, `targets` `[rows]`; a row with a negative target counts for
-/// nothing. The sum is taken in double precision, on a GPU in a tree of `f32`; the result is `f32`
-/// (`f64` for `f64` operands) whatever the dtype of the operands.
+/// `hidden` is `[rows, d_model]`, `targets` `[rows]`; a row with a negative target counts for nothing. The
+/// sum is taken in double precision, on a GPU in a tree of `f32`; the result is `f32` (`f64` for `f64`
+/// operands) for every dtype of the operands.
 ///
 /// Logits exist for a block of rows at a time and are never saved. Where `hidden` or `weight` is
 /// tracked, the block's gradients, `dlogits = scale · (softmax − onehot(target))`,
@@ -38,8 +38,8 @@ pub enum HeadLayout {
 ///
 /// # Panics
 ///
-/// If a target is not below the size of the vocabulary. On a GPU, where finding out would mean waiting
-/// for the device, the loss is NaN instead.
+/// If a target is not below the size of the vocabulary. On a GPU, where the check would have to wait for the
+/// device, the loss is NaN instead.
 pub fn linear_cross_entropy(
     hidden: Tensor<2>,
     weight: Tensor<2>,
@@ -95,7 +95,7 @@ pub trait LinearCrossEntropyOp: Backend {
 /// A loss, and the gradients of `hidden` and `weight` for an incoming gradient of 1.
 pub type LossAndGradients<B> = (FloatTensor<B>, [Option<FloatTensor<B>>; 2]);
 
-/// What a backend computes for [`linear_cross_entropy`].
+/// The kernels that a backend implements for [`linear_cross_entropy`].
 pub trait CrossEntropyKernels: Backend {
     /// The loss and the gradients that are wanted, in the type they were computed in: an `f16` gradient
     /// of a mean over many tokens may vanish before a loss scale has multiplied it.

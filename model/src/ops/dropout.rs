@@ -9,15 +9,14 @@ use burn::backend::autodiff::{
 use burn::backend::{Backend, Dispatch, backend_extension, tensor::FloatTensor};
 use burn::tensor::{Tensor, TensorData};
 
-use super::Tracked;
-use crate::random::mix;
+use super::tape::Tracked;
+use crate::random::{GOLDEN, mix};
 
 /// Drops every element of `x` with probability `p` and multiplies the others by `1 / (1 − p)`.
 ///
-/// Whether element `i` (in row-major order) is kept is a hash of `(key, counter_offset + i)`: a
-/// slice of a batch that passes the index of its first element drops what the whole batch would
-/// have dropped there, on any machine. Backward applies the same mask to `dy`; the mask is computed
-/// again, never stored.
+/// Whether element `i` (in row-major order) is dropped is a hash of `(key, counter_offset + i)`. A slice of a
+/// batch that passes the index of its first element therefore drops the same elements as the whole batch, on
+/// any machine. Backward applies the same mask to `dy`; the mask is computed again, never stored.
 ///
 /// # Panics
 ///
@@ -56,16 +55,13 @@ pub trait DropoutOp: Backend {
 /// A dropout mask: a rule, not a buffer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DropoutMask {
-    /// Where the counter of the first element lies in the stream of the key.
+    /// The place of the first element in the stream of the key.
     pub(super) first: u64,
     /// An element is dropped if the upper half of its hash is below this.
     pub(super) threshold: u64,
-    /// What kept elements are multiplied by.
+    /// The factor of elements that are not dropped.
     pub(super) scale: f64,
 }
-
-/// Weyl increment of SplitMix64: distinct counters are this far apart before they are mixed.
-pub(super) const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
 
 impl DropoutMask {
     fn new(p: f64, key: u64, counter_offset: u64) -> Self {
@@ -78,14 +74,14 @@ impl DropoutMask {
         }
     }
 
-    /// Whether element `i` is kept.
+    /// Whether element `i` is not dropped.
     #[inline(always)]
     pub(super) fn keeps(&self, i: u64) -> bool {
         mix(self.first.wrapping_add(i.wrapping_mul(GOLDEN))) >> 32 >= self.threshold
     }
 }
 
-/// What a backend computes for [`dropout`].
+/// The kernels that a backend implements for [`dropout`].
 pub trait DropoutKernels: Backend {
     /// `x` times the factors of `mask`.
     fn dropout_apply(x: &FloatTensor<Self>, mask: DropoutMask) -> FloatTensor<Self>;

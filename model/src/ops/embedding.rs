@@ -13,18 +13,18 @@ use burn::backend::{
 use burn::tensor::{DType, Int, Shape, Tensor};
 use burn_backend::TensorMetadata;
 
-use super::Tracked;
+use super::tape::Tracked;
 
 /// `y[b, t] = weight[ids[b, t]]`.
 ///
-/// `weight` is `[vocab, d_model]`, `ids` `[batch, seq]`, the result `[batch, seq, d_model]`.
-/// Backward: `dW[v] = Σ dy[b, t]` over the places where `ids[b, t] = v`, in the order of the
-/// places. It needs the ids and the shape of the weight but not its values.
+/// `weight` is `[vocab, d_model]`, `ids` `[batch, seq]`, the result `[batch, seq, d_model]`. Backward: `dW[v]
+/// = Σ dy[b, t]` over the places where `ids[b, t] = v`, in the order of the places. Backward needs the ids
+/// and the shape of the weight, but not its values.
 ///
 /// # Panics
 ///
-/// If an id is not a row of `weight`. On a GPU, where finding out would mean waiting for the device, its
-/// row of the result is NaN instead.
+/// If an id is not a row of `weight`. On a GPU, where the check would have to wait for the device, its row of
+/// the result is NaN instead.
 pub fn embedding(weight: Tensor<2>, ids: Tensor<2, Int>) -> Tensor<3> {
     Tensor::from_dispatch(<Dispatch as EmbeddingOp>::fused_embedding(
         weight.into_dispatch(),
@@ -45,7 +45,7 @@ pub trait EmbeddingOp: Backend {
     fn fused_embedding(weight: FloatTensor<Self>, ids: IntTensor<Self>) -> FloatTensor<Self>;
 }
 
-/// What a backend computes for [`embedding`].
+/// The kernels that a backend implements for [`embedding`].
 pub trait EmbeddingKernels: Backend {
     /// The result.
     fn embedding_forward(weight: &FloatTensor<Self>, ids: &IntTensor<Self>) -> FloatTensor<Self>;

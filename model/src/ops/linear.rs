@@ -11,8 +11,8 @@ use burn::tensor::{DType, Tensor};
 use burn_backend::TensorMetadata;
 use burn_backend::ops::FloatTensorOps;
 
-use super::Tracked;
 use super::shared::{Prepared, SharedInput};
+use super::tape::{Tracked, parent_ids};
 
 /// `y = x · W (+ b)` over the last dimension.
 ///
@@ -23,22 +23,22 @@ pub fn linear<const D: usize>(
     weight: Tensor<2>,
     bias: Option<Tensor<1>>,
 ) -> Tensor<D> {
-    one_of(x, weight, bias, SharedInput::new(1))
+    linear_of_shared(x, weight, bias, SharedInput::new(1))
 }
 
 /// [`linear`] with several weights and biases, in order, of one `x`.
 ///
-/// In backward they share what each of them would do with `x` alone: it is turned once for all
-/// gradients of weights, and their contributions to `dx` are added up where the first has put its own.
+/// In backward the maps share their work on `x`: `x` is transposed once for the gradients of all weights, and
+/// the contributions of the maps to `dx` are added up in the memory of the first one.
 pub fn linears<const D: usize, const N: usize>(
     x: Tensor<D>,
     maps: [(Tensor<2>, Option<Tensor<1>>); N],
 ) -> [Tensor<D>; N] {
     let shared = SharedInput::new(N);
-    maps.map(|(weight, bias)| one_of(x.clone(), weight, bias, shared.clone()))
+    maps.map(|(weight, bias)| linear_of_shared(x.clone(), weight, bias, shared.clone()))
 }
 
-fn one_of<const D: usize>(
+fn linear_of_shared<const D: usize>(
     x: Tensor<D>,
     weight: Tensor<2>,
     bias: Option<Tensor<1>>,
@@ -89,8 +89,8 @@ pub trait LinearOp: Backend {
     ) -> FloatTensor<Self>;
 }
 
-/// What a backend computes for [`linear`]. Results have the shape of their first operand but for the last
-/// dimension.
+/// The kernels that a backend implements for [`linear`]. Results have the shape of their first operand except
+/// for the last dimension.
 pub trait LinearKernels: Backend {
     /// `x · weight (+ bias)`.
     fn linear_forward(
@@ -98,14 +98,15 @@ pub trait LinearKernels: Backend {
         weight: &FloatTensor<Self>,
         bias: Option<&FloatTensor<Self>>,
     ) -> FloatTensor<Self>;
-    /// `dy · weightᵀ`, added to `sum` where there is one.
+    /// `dy · weightᵀ`, added to `sum` if there is one.
     fn linear_x_gradient(
         dy: &FloatTensor<Self>,
         weight: &FloatTensor<Self>,
         sum: Option<FloatTensor<Self>>,
         dtype: DType,
     ) -> FloatTensor<Self>;
-    /// `xᵀ · dy`, `[d_in, d_out]`. `prepared` is what the first call for this `x` has left for the others.
+    /// `xᵀ · dy`, `[d_in, d_out]`. The first call for an `x` leaves its transposed copy in `prepared` for the
+    /// others.
     fn linear_weight_gradient(
         x: &FloatTensor<Self>,
         dy: &FloatTensor<Self>,
@@ -137,14 +138,8 @@ impl<B: LinearKernels, C: CheckpointStrategy> LinearOp for Autodiff<B, C> {
         let prep = Backward::<B, 2>::prepare::<C>(LinearBackward, [x.node(), weight.node()]);
         match prep.compute_bound().stateful() {
             OpsKind::Tracked(mut prep) => {
-                let saved = Saved {
-                    weight: x.is_tracked().then(|| prep.checkpoint(&weight)),
-                    x: weight.is_tracked().then(|| prep.checkpoint(&x)),
-                    x_dtype: x.primitive().dtype(),
-                    weight_dtype: weight.primitive().dtype(),
-                    kept: Self::float_is_require_grad(&x),
-                    shared,
-                };
+                let saved =
+                    Saved::new::<B, C>(&x, &weight, shared, |parent| prep.checkpoint(parent));
                 prep.finish(saved, y)
             }
             OpsKind::UnTracked(prep) => prep.finish(y),
@@ -162,14 +157,8 @@ impl<B: LinearKernels, C: CheckpointStrategy> LinearOp for Autodiff<B, C> {
         let prep = Backward::<B, 3>::prepare::<C>(LinearBiasBackward, nodes);
         match prep.compute_bound().stateful() {
             OpsKind::Tracked(mut prep) => {
-                let saved = Saved {
-                    weight: x.is_tracked().then(|| prep.checkpoint(&weight)),
-                    x: weight.is_tracked().then(|| prep.checkpoint(&x)),
-                    x_dtype: x.primitive().dtype(),
-                    weight_dtype: weight.primitive().dtype(),
-                    kept: Self::float_is_require_grad(&x),
-                    shared,
-                };
+                let saved =
+                    Saved::new::<B, C>(&x, &weight, shared, |parent| prep.checkpoint(parent));
                 prep.finish((saved, bias.primitive().dtype()), y)
             }
             OpsKind::UnTracked(prep) => prep.finish(y),
@@ -177,20 +166,37 @@ impl<B: LinearKernels, C: CheckpointStrategy> LinearOp for Autodiff<B, C> {
     }
 }
 
-/// Each operand is asked for only where the gradient of the other one is wanted.
+/// The state of backward. An operand is saved only if the gradient of the other operand is wanted.
 #[derive(Clone, Debug)]
 struct Saved {
     weight: Option<NodeId>,
     x: Option<NodeId>,
     x_dtype: DType,
     weight_dtype: DType,
-    /// Whether `dx` is for the caller to keep.
-    kept: bool,
+    /// Whether `x` is a leaf, whose gradient the caller gets.
+    is_leaf: bool,
     shared: SharedInput,
 }
 
 impl Saved {
-    /// `x_gradient` takes what has been registered as the gradient of `x` so far.
+    fn new<B: Backend, C: CheckpointStrategy>(
+        x: &Tracked<B, C>,
+        weight: &Tracked<B, C>,
+        shared: SharedInput,
+        mut checkpoint: impl FnMut(&Tracked<B, C>) -> NodeId,
+    ) -> Self {
+        Saved {
+            weight: x.is_tracked().then(|| checkpoint(weight)),
+            x: weight.is_tracked().then(|| checkpoint(x)),
+            x_dtype: x.primitive().dtype(),
+            weight_dtype: weight.primitive().dtype(),
+            is_leaf: Autodiff::<B, C>::float_is_require_grad(x),
+            shared,
+        }
+    }
+
+    /// Registers the gradients of `x` and `weight`. `x_gradient` takes the gradient of `x` that has been
+    /// registered so far.
     fn register<B: LinearKernels>(
         self,
         [x_node, weight_node]: [Option<NodeId>; 2],
@@ -203,8 +209,8 @@ impl Saved {
         if let Some(id) = self.weight {
             // The weight may be a recomputed gather: it is dropped before `x` is looked up.
             let weight = checkpointer.retrieve_node_output::<FloatTensor<B>>(id);
-            // A gradient that the caller will get is left to burn to add to.
-            let adds = shared.has_gradient && !self.kept;
+            // burn adds to the gradient of a leaf, which the caller gets.
+            let adds = shared.has_gradient && !self.is_leaf;
             let sum = if adds { x_gradient(grads) } else { None };
             let dx = B::linear_x_gradient(dy, &weight, sum, self.x_dtype);
             drop(weight);
@@ -232,7 +238,7 @@ impl<B: LinearKernels> Backward<B, 2> for LinearBackward {
 
     fn backward(self, ops: Ops<Saved, 2>, grads: &mut Gradients, checkpointer: &mut Checkpointer) {
         let dy = grads.consume::<B>(&ops.node);
-        let nodes = ops.parents.each_ref().map(|parent| parent.as_ref().map(|node| node.id));
+        let nodes = parent_ids(&ops);
         let x_gradient =
             |grads: &mut Gradients| ops.parents[0].as_ref().map(|x| grads.consume::<B>(x));
         ops.state.register::<B>(nodes, x_gradient, &dy, grads, checkpointer);
@@ -251,13 +257,14 @@ impl<B: LinearKernels> Backward<B, 3> for LinearBiasBackward {
         grads: &mut Gradients,
         checkpointer: &mut Checkpointer,
     ) {
-        let [x_node, weight_node, bias_node] = ops.parents;
+        let [x_id, weight_id, bias_id] = parent_ids(&ops);
+        let [x_node, ..] = ops.parents;
         let (saved, bias_dtype) = ops.state;
         let dy = grads.consume::<B>(&ops.node);
-        if let Some(node) = bias_node {
-            grads.register::<B>(node.id, B::linear_bias_gradient(&dy, bias_dtype));
+        if let Some(id) = bias_id {
+            grads.register::<B>(id, B::linear_bias_gradient(&dy, bias_dtype));
         }
-        let nodes = [&x_node, &weight_node].map(|parent| parent.as_ref().map(|node| node.id));
+        let nodes = [x_id, weight_id];
         let x_gradient = |grads: &mut Gradients| x_node.as_ref().map(|x| grads.consume::<B>(x));
         saved.register::<B>(nodes, x_gradient, &dy, grads, checkpointer);
     }

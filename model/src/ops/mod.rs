@@ -1,18 +1,18 @@
 //! Fused operations of the decoder, differentiable by hand.
 //!
-//! Each file holds one operation: the public function on burn tensors, the same mathematics in
-//! plain burn (`*_reference`, which the tests compare with), the backend extension with its place
-//! on the tape, written once for all backends, and the trait of what a backend computes for it. The
-//! implementations of these traits are in `cpu/`, and in `cube/` for GPUs. Kernels compute in `f32`
-//! (`f64` for `f64` tensors, on the CPU); half-precision operands are converted, the result has the
-//! dtype of the first operand and every gradient the dtype of its tensor.
+//! Each file holds one operation: the public function on burn tensors, the same mathematics in plain burn
+//! (`*_reference`, which the tests compare with), the backend extension with its place on the tape, written
+//! once for all backends, and the trait of the kernels that a backend implements. The implementations of
+//! these traits are in `cpu/`, and in `cube/` for GPUs. Kernels compute in `f32` (`f64` for `f64` tensors, on
+//! the CPU); half-precision operands are converted, the result has the dtype of the first operand and every
+//! gradient the dtype of its tensor.
 //!
-//! Weights may come from a sharded gather that is recomputed in the backward pass. An operation
-//! that needs a parent there therefore asks for it through the checkpointer and keeps no handle to
-//! it. Gradients of parents that are not tracked are not computed.
+//! Weights may come from a sharded gather that is recomputed in the backward pass. An operation that needs a
+//! parent in backward therefore gets it from the checkpointer and keeps no handle to it. Gradients of parents
+//! that are not tracked are not computed.
 //!
-//! Operations that read one input may share it (`shared.rs`): the next one adds its gradient to what the one
-//! before has registered, where burn would take another pass over both.
+//! Operations that read the same input may share it (`shared.rs`): each operation then adds its gradient to
+//! the gradient that the one before has registered, where burn would take another pass over both.
 
 mod cpu;
 #[cfg(feature = "cube")]
@@ -28,11 +28,13 @@ mod rms_norm;
 mod rotary;
 mod shared;
 mod swiglu;
+mod tape;
 
 pub use attention::{
     AttentionOp, cached_attention, cached_attention_reference, causal_attention,
     causal_attention_reference,
 };
+pub use cpu::{BF16_CHOICE, bf16_instructions};
 pub use cross_entropy::{
     HeadLayout, LinearCrossEntropyOp, linear_cross_entropy, linear_cross_entropy_reference,
 };
@@ -43,18 +45,3 @@ pub use residual::{Residual, ResidualOp};
 pub use rms_norm::{RmsNormOp, rms_norm, rms_norm_reference};
 pub use rotary::{RotaryFrequencies, RotaryOp, rotary, rotary_reference};
 pub use swiglu::{SwigluOp, swiglu, swiglu_reference};
-
-use burn::backend::{autodiff::Autodiff, tensor::FloatTensor};
-
-/// The name of the processor's instructions that products of bf16 tensors are computed with on the CPU, `AMX` or
-/// `AVX512-BF16`; without any, they are computed in `f32`. The environment variable [`BF16_CHOICE`] chooses: `amx`,
-/// `avx512` or `none`, AMX if it is not set. What the processor lacks is not used.
-pub fn bf16_instructions() -> Option<&'static str> {
-    cpu::bf16_instructions()
-}
-
-/// The environment variable that names the instructions for products of bf16, see [`bf16_instructions`].
-pub const BF16_CHOICE: &str = "KILN_BF16";
-
-/// A float tensor of the differentiable form of backend `B` with checkpoint strategy `C`.
-type Tracked<B, C> = FloatTensor<Autodiff<B, C>>;

@@ -9,14 +9,14 @@ use burn::backend::autodiff::{
 use burn::backend::{Backend, Dispatch, backend_extension, tensor::FloatTensor};
 use burn::tensor::Tensor;
 
-use super::Tracked;
 use super::rms_norm::rms_norm_of_shared;
 use super::shared::SharedInput;
+use super::tape::Tracked;
 
 /// A residual stream that a layer reads and adds to: `x + layer(rms_norm(x))`.
 ///
-/// In backward, the gradient that comes through the normalisation is added to that of the stream where it is
-/// computed, instead of by another pass over both.
+/// In backward, the kernel that computes the gradient through the normalisation adds the gradient of the
+/// stream to it, instead of another pass over both.
 #[derive(Debug)]
 pub struct Residual<const D: usize> {
     x: Tensor<D>,
@@ -57,7 +57,7 @@ pub trait ResidualOp: Backend {
     ) -> FloatTensor<Self>;
 }
 
-/// What a backend computes for [`Residual`].
+/// The kernels that a backend implements for [`Residual`].
 pub trait ResidualKernels: Backend {
     /// `x + y`, in the memory of `y` where nobody else holds it.
     fn residual_forward(x: FloatTensor<Self>, y: FloatTensor<Self>) -> FloatTensor<Self>;

@@ -12,19 +12,19 @@ use burn::tensor::Tensor;
 use burn_backend::TensorMetadata;
 use burn_backend::ops::FloatTensorOps;
 
-use super::Tracked;
 use super::shared::SharedInput;
+use super::tape::{Tracked, parent_ids, register};
 
 /// `y = x · r · weight` with `r = 1 / sqrt(mean(x²) + eps)` over the last dimension.
 ///
-/// `x` is `[.., d]`, `weight` `[d]`. Backward, with `x̂ = x · r`:
-/// `dx = r · (dy · weight − x̂ · mean(dy · weight · x̂))`, `dW = Σ_rows dy · x̂`. `r` is computed
-/// again rather than saved: it costs one pass over a row that has to be read anyway.
+/// `x` is `[.., d]`, `weight` `[d]`. Backward, with `x̂ = x · r`: `dx = r · (dy · weight − x̂ · mean(dy ·
+/// weight · x̂))`, `dW = Σ_rows dy · x̂`. `r` is computed again rather than saved: that takes one pass over a
+/// row that has to be read anyway.
 pub fn rms_norm<const D: usize>(x: Tensor<D>, weight: Tensor<1>, eps: f64) -> Tensor<D> {
     rms_norm_of_shared(x, weight, eps, SharedInput::new(1))
 }
 
-/// [`rms_norm`] of an input that others read as well.
+/// [`rms_norm`] of an input that other operations read as well.
 pub(super) fn rms_norm_of_shared<const D: usize>(
     x: Tensor<D>,
     weight: Tensor<1>,
@@ -53,7 +53,7 @@ pub trait RmsNormOp: Backend {
     ) -> FloatTensor<Self>;
 }
 
-/// What a backend computes for [`rms_norm`].
+/// The kernels that a backend implements for [`rms_norm`].
 pub trait RmsNormKernels: Backend {
     /// The result.
     fn rms_norm_forward(
@@ -61,7 +61,8 @@ pub trait RmsNormKernels: Backend {
         weight: &FloatTensor<Self>,
         eps: f64,
     ) -> FloatTensor<Self>;
-    /// The gradients of `x` and `weight` that are wanted; that of `x` is added to `sum` where there is one.
+    /// The gradients of `x` and `weight` that are wanted; the gradient of `x` is added to `sum` if there is
+    /// one.
     fn rms_norm_backward(
         x: &FloatTensor<Self>,
         weight: &FloatTensor<Self>,
@@ -99,7 +100,7 @@ impl<B: RmsNormKernels, C: CheckpointStrategy> RmsNormOp for Autodiff<B, C> {
                     x: prep.checkpoint(&x),
                     weight: prep.checkpoint(&weight),
                     eps,
-                    kept: Self::float_is_require_grad(&x),
+                    is_leaf: Self::float_is_require_grad(&x),
                     shared,
                 };
                 prep.finish(saved, y)
@@ -114,8 +115,8 @@ struct Saved {
     x: NodeId,
     weight: NodeId,
     eps: f64,
-    /// Whether `dx` is for the caller to keep.
-    kept: bool,
+    /// Whether `x` is a leaf, whose gradient the caller gets.
+    is_leaf: bool,
     shared: SharedInput,
 }
 
@@ -127,19 +128,15 @@ impl<B: RmsNormKernels> Backward<B, 2> for RmsNormBackward {
 
     fn backward(self, ops: Ops<Saved, 2>, grads: &mut Gradients, checkpointer: &mut Checkpointer) {
         let dy = grads.consume::<B>(&ops.node);
-        let [x_node, weight_node] = ops.parents;
+        let parents = parent_ids(&ops);
         let x = checkpointer.retrieve_node_output::<FloatTensor<B>>(ops.state.x);
         let weight = checkpointer.retrieve_node_output::<FloatTensor<B>>(ops.state.weight);
-        let wanted = [x_node.is_some(), weight_node.is_some()];
+        let wanted = parents.map(|parent| parent.is_some());
         let shared = ops.state.shared.enter();
-        let adds = shared.has_gradient && !ops.state.kept;
-        let sum = x_node.as_ref().filter(|_| adds).map(|node| grads.consume::<B>(node));
-        let [dx, dw] = B::rms_norm_backward(&x, &weight, &dy, sum, ops.state.eps, wanted);
-        for (node, gradient) in [(x_node, dx), (weight_node, dw)] {
-            if let (Some(node), Some(gradient)) = (node, gradient) {
-                grads.register::<B>(node.id, gradient);
-            }
-        }
+        let adds = shared.has_gradient && !ops.state.is_leaf;
+        let sum = ops.parents[0].as_ref().filter(|_| adds).map(|node| grads.consume::<B>(node));
+        let gradients = B::rms_norm_backward(&x, &weight, &dy, sum, ops.state.eps, wanted);
+        register::<B, _>(grads, parents, gradients);
     }
 }
 

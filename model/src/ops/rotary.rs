@@ -11,10 +11,10 @@ use burn::backend::{Backend, Dispatch, backend_extension, tensor::FloatTensor};
 use burn::tensor::{Tensor, TensorData};
 use burn_backend::TensorMetadata;
 
-use super::Tracked;
+use super::tape::Tracked;
 use crate::config::RopeScaling;
 
-/// How fast each plane of a head turns.
+/// The angle by which each plane of a head turns per position.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RotaryFrequencies {
     /// Base: plane `j` turns by `theta^(−2j / head_dim)` per position.
@@ -31,10 +31,10 @@ impl RotaryFrequencies {
 
     /// The angle by which plane `j` of heads of width `head_dim` turns per position.
     ///
-    /// [`RopeScaling::Linear`] divides it by the factor, which is to interpolate positions (Chen et
-    /// al., 2023). [`RopeScaling::Llama3`] is the rule of Llama 3.1 (Grattafiori et al., 2024; as in
-    /// its reference code): planes that turn many times within the original context keep their
-    /// frequency, those that turn seldom have it divided, and those between are blended linearly.
+    /// [`RopeScaling::Linear`] divides the angle by the factor, which interpolates positions (Chen et al.,
+    /// 2023). [`RopeScaling::Llama3`] is the rule of Llama 3.1 (Grattafiori et al., 2024; as in its reference
+    /// code): planes that turn many times within the original context keep their frequency, the frequency of
+    /// planes that turn seldom is divided, and the frequencies in between are blended linearly.
     pub fn frequency(&self, j: usize, head_dim: usize) -> f64 {
         let frequency = self.theta.powf(-2.0 * j as f64 / head_dim as f64);
         match self.scaling {
@@ -65,7 +65,7 @@ impl RotaryFrequencies {
         position as f64 * self.frequency(j, head_dim)
     }
 
-    /// Equal for equal frequencies, and usable as a key.
+    /// A key: equal for equal frequencies.
     pub(super) fn bits(&self) -> [u64; 6] {
         let [kind, factor, low, high, original] = match self.scaling {
             None => [0; 5],
@@ -130,7 +130,7 @@ pub trait RotaryOp: Backend {
     ) -> FloatTensor<Self>;
 }
 
-/// What a backend computes for [`rotary`].
+/// The kernels that a backend implements for [`rotary`].
 pub trait RotaryKernels: Backend {
     /// `x` with its heads rotated, in place where nobody else holds `x`.
     fn rotary_rotate(x: FloatTensor<Self>, rotation: Rotation) -> FloatTensor<Self>;
@@ -162,10 +162,10 @@ impl<B: RotaryKernels, C: CheckpointStrategy> RotaryOp for Autodiff<B, C> {
     }
 }
 
-/// Which way and how far the heads of a tensor turn.
+/// The direction and the angles by which the heads of a tensor turn.
 #[derive(Clone, Copy, Debug)]
 pub struct Rotation {
-    /// How fast each plane turns.
+    /// The angle of each plane per position.
     pub frequencies: RotaryFrequencies,
     /// Position of the first row.
     pub position_offset: usize,
@@ -192,7 +192,7 @@ impl<B: RotaryKernels> Backward<B, 1> for RotaryBackward {
     }
 }
 
-/// Batch, rows, heads and width of a head of what is rotated.
+/// Batch, rows, heads and width of a head of a tensor that is rotated.
 pub(super) fn sizes_of(x: &impl TensorMetadata) -> [usize; 4] {
     let sizes @ [_, _, _, head_dim] = x.shape().dims();
     assert!(head_dim % 2 == 0, "rotary: heads of {head_dim} values cannot be split into planes");

@@ -1,31 +1,31 @@
-//! What operations that read one input share in backward.
+//! The state that operations on the same input share in backward.
 
 use std::any::Any;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// What a backend has made of an input for the next gradient of a weight.
+/// A form of the input that a backend has prepared for the gradient of the next weight.
 pub type Prepared = Option<Box<dyn Any + Send>>;
 
-/// Held by all operations that read one input. Each enters it once, when its backward comes.
+/// The shared state of all operations that read one input. Each operation enters it once, in its backward.
 #[derive(Clone)]
 pub struct SharedInput(Arc<Mutex<State>>);
 
-/// The state that they share.
+/// The contents of a [`SharedInput`].
 pub(super) struct State {
-    /// Operations whose backward has not come yet.
+    /// Number of operations whose backward has not run yet.
     left: usize,
-    /// Whether one of them has registered a gradient of the input: what the next one adds its own to.
+    /// Whether an operation has registered a gradient of the input, to which the next one adds its own.
     pub(super) has_gradient: bool,
-    /// Gone when the last of them is through.
+    /// Dropped after the backward of the last operation.
     pub(super) prepared: Prepared,
 }
 
-/// The state, for the operation whose backward it is.
+/// The state, held during the backward of one operation.
 pub(super) struct Entered<'a>(MutexGuard<'a, State>);
 
 impl SharedInput {
-    /// To be shared by `count` operations.
+    /// The state of an input that `count` operations read.
     pub(super) fn new(count: usize) -> Self {
         SharedInput(Arc::new(Mutex::new(State {
             left: count,
@@ -34,9 +34,9 @@ impl SharedInput {
         })))
     }
 
-    /// Counts down the operations that are still to come.
+    /// Locks the state for the backward of one operation.
     pub(super) fn enter(&self) -> Entered<'_> {
-        // Each statement leaves the state whole, so a panic elsewhere has not broken it.
+        // Each statement leaves the state valid, so it is valid after a panic.
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         state.left = state.left.saturating_sub(1);
         Entered(state)

@@ -9,7 +9,7 @@ use burn::backend::autodiff::{
 use burn::backend::{Backend, Dispatch, backend_extension, tensor::FloatTensor};
 use burn::tensor::Tensor;
 
-use super::Tracked;
+use super::tape::{Tracked, parent_ids, register};
 
 /// `silu(gate) · up` for tensors of one shape, with `silu(g) = g · σ(g)`.
 ///
@@ -32,7 +32,7 @@ pub trait SwigluOp: Backend {
     fn fused_swiglu(gate: FloatTensor<Self>, up: FloatTensor<Self>) -> FloatTensor<Self>;
 }
 
-/// What a backend computes for [`swiglu`].
+/// The kernels that a backend implements for [`swiglu`].
 pub trait SwigluKernels: Backend {
     /// The result.
     fn swiglu_forward(gate: &FloatTensor<Self>, up: &FloatTensor<Self>) -> FloatTensor<Self>;
@@ -78,14 +78,11 @@ impl<B: SwigluKernels> Backward<B, 2> for SwigluBackward {
         checkpointer: &mut Checkpointer,
     ) {
         let dy = grads.consume::<B>(&ops.node);
+        let parents = parent_ids(&ops);
         let [gate, up] =
             ops.state.map(|id| checkpointer.retrieve_node_output::<FloatTensor<B>>(id));
-        let wanted = ops.parents.each_ref().map(Option::is_some);
+        let wanted = parents.map(|parent| parent.is_some());
         let gradients = B::swiglu_backward(&gate, &up, &dy, wanted);
-        for (node, gradient) in ops.parents.into_iter().zip(gradients) {
-            if let (Some(node), Some(gradient)) = (node, gradient) {
-                grads.register::<B>(node.id, gradient);
-            }
-        }
+        register::<B, _>(grads, parents, gradients);
     }
 }

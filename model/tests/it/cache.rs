@@ -5,7 +5,7 @@ use burn::tensor::{Device, Int, Tensor, TensorData};
 use kiln_model::decoder::{self, Decoder, WithLoss};
 use kiln_model::layers::{Block, CacheFull};
 use kiln_model::{
-    AttentionBias, Context, Key, KeyValueCache, Layer, ModelConfig, Parts, RopeScaling,
+    AttentionBias, Context, Key, KeyValueCache, Layer, ModelConfig, Modules, RopeScaling,
 };
 
 use crate::ops_support::*;
@@ -127,7 +127,7 @@ fn a_full_cache_says_so_and_stays_as_it_is() {
 /// Hands out every block twice, as a provider may that runs blocks again.
 struct Twice(Decoder);
 
-impl Parts for Twice {
+impl Modules for Twice {
     type Block = Block;
 
     fn num_blocks(&self) -> usize {

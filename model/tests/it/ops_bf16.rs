@@ -33,15 +33,15 @@ const SHAPES: [[usize; 3]; 9] = [
 
 type Linear = fn(Tensor<2>, Tensor<2>, Option<Tensor<1>>) -> Tensor<2>;
 
-/// A map by a weight, which is stored transposed if it `lies_across`.
+/// A map by a weight, which is stored transposed if `is_transposed`.
 fn operation(
     f: Linear,
     [rows, d_in, d_out]: [usize; 3],
-    lies_across: bool,
+    is_transposed: bool,
 ) -> impl Operation + Sync {
     move |t: &[Tensor<1>]| {
         let x = t[0].clone().reshape([rows, d_in]);
-        let weight = match lies_across {
+        let weight = match is_transposed {
             false => t[1].clone().reshape([d_in, d_out]),
             true => t[1].clone().reshape([d_out, d_in]).transpose(),
         };
@@ -63,9 +63,9 @@ fn assert_rounded(op: impl Operation, reference: impl Operation, sizes: &[usize]
 #[test]
 fn products_are_rounded_once() {
     for shape @ [rows, d_in, d_out] in SHAPES {
-        for lies_across in [false, true] {
-            let op = operation(linear, shape, lies_across);
-            let reference = operation(linear_reference, shape, lies_across);
+        for is_transposed in [false, true] {
+            let op = operation(linear, shape, is_transposed);
+            let reference = operation(linear_reference, shape, is_transposed);
             let sizes = [rows * d_in, d_in * d_out, d_out];
             assert_rounded(&op, &reference, &sizes, ROUNDING);
             assert_rounded(&op, &reference, &sizes[..2], ROUNDING);

@@ -36,7 +36,7 @@ fn linear_is_sound() {
 
 #[test]
 fn linear_has_the_same_bits_on_any_number_of_threads() {
-    // Cut into pieces by rows, by columns and by both, in one and in several blocks of the sum.
+    // Cut into chunks by rows, by columns and by both, in one and in several blocks of the sum.
     for shape in [[2, 300, 130, 210], [1, 301, 1_100, 417], [1, 3, 700, 1_030]] {
         assert_same_bits(operation(linear, shape), &sizes(shape));
     }
@@ -73,7 +73,7 @@ pub fn one_by_one(x: Tensor<2>, maps: [Map; 3]) -> [Tensor<2>; 3] {
 
 #[test]
 fn linears_are_linear_maps_of_one_input() {
-    // The last ones are large enough for the input to be turned.
+    // The last ones are large enough for the input to be transposed.
     for shape in [[1, 1, 1], [9, 20, 17], [300, 120, 140], [257, 130, 128]] {
         let all = [true; 3];
         let (op, reference) = (three(linears, shape, all), three(one_by_one, shape, all));

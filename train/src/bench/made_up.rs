@@ -8,8 +8,8 @@ use kiln_model::{Context, Key};
 
 use crate::config::Config;
 use crate::error::TrainError;
+use crate::run::{MicroBatch, MicroBatches, optimizer_step};
 use crate::sharded::ShardedDecoder;
-use crate::train::{MicroBatch, MicroBatches, optimizer_step};
 
 /// A configuration to measure where the user names none: preset 10m with a small batch.
 pub fn default_config() -> Config {

@@ -20,8 +20,8 @@ use crate::config::{Backend, Config};
 use crate::device::{Selected, ranks_sharing_cores, threads_per_rank};
 use crate::error::TrainError;
 use crate::place::Place;
+use crate::run;
 use crate::sharded::ShardedDecoder;
-use crate::train;
 use crate::words::number_of;
 use crate::world::{self, World};
 
@@ -173,7 +173,7 @@ pub fn strategies(options: &StrategiesOptions) -> Result<StrategiesTable, TrainE
     // The strategy that takes most.
     let mut replicated = config.clone();
     replicated.shard.strategy = Strategy::NoShard;
-    train::check_memory(&replicated, &model, &selected, place)?;
+    run::check_memory(&replicated, &model, &selected, place)?;
     let device = selected.device();
     let ranks = meet(&config, options, &selected)?;
 
@@ -225,7 +225,7 @@ fn measure(
     shard_size: Option<usize>,
     steps: usize,
 ) -> Result<Sample, TrainError> {
-    let policy = Policy { strategy, ..train::policy(config) };
+    let policy = Policy { strategy, ..run::policy(config) };
     let measured = ranks.run(config, |world| -> Result<Sample, TrainError> {
         let rank = world.rank();
         // As in training: the size that the user names is that of the hybrids' groups.

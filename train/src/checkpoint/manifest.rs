@@ -1,6 +1,7 @@
 //! `manifest.json`: what a checkpoint consists of, and how to tell that it is whole.
 
 mod check;
+mod names;
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -15,11 +16,14 @@ use super::{Architecture, CheckpointError, CheckpointState, MANIFEST_FILE, Saved
 use crate::files::{self, MAX_WHOLE};
 
 /// The version of the format that this build writes.
-pub const FORMAT_VERSION: u64 = 3;
+pub const FORMAT_VERSION: u64 = 4;
 
-/// The oldest version that this build reads. Until version 3, manifests did not say what a checkpoint
-/// was trained with; it was the built-in decoder and AdamW.
+/// The oldest version that this build reads.
 const OLDEST_VERSION: u64 = 2;
+
+/// The first version that says what a checkpoint was trained with. Until then, it was the built-in decoder
+/// and AdamW.
+const WITH_ORIGIN: u64 = 3;
 
 /// Manifests beyond this size are not read.
 pub(super) const MAX_MANIFEST: u64 = 1 << 30;
@@ -99,6 +103,9 @@ pub struct FileEntry {
 pub struct TensorEntry {
     /// Full name of the parameter.
     pub name: String,
+    /// The name of the parameter in the files, if an older build has written them under another name.
+    #[serde(skip)]
+    pub name_in_files: Option<String>,
     /// What of it.
     pub saved: Saved,
     /// Position of its unit.
@@ -171,11 +178,12 @@ impl Manifest {
                  {FORMAT_VERSION}"
             ));
         }
-        if format_version == FORMAT_VERSION && (architecture.is_none() || optimizer.is_none()) {
+        if format_version >= WITH_ORIGIN && (architecture.is_none() || optimizer.is_none()) {
             return Err("it does not say what it was trained with".to_owned());
         }
-        let manifest: Manifest =
+        let mut manifest: Manifest =
             serde_json::from_slice(&json).map_err(|error| error.to_string())?;
+        manifest.rename();
         manifest.check()?;
         Ok(manifest)
     }

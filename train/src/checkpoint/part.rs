@@ -318,6 +318,7 @@ fn tensors_of(layout: &[ParamGroupLayout], parts: &[Part]) -> Vec<TensorEntry> {
             let parameter = &layout[unit].parameters[slot];
             TensorEntry {
                 name: parameter.name.clone(),
+                name_in_files: None,
                 saved,
                 unit,
                 dtype: "F32".to_owned(),

@@ -146,7 +146,7 @@ impl<'a> CheckpointReader<'a> {
     ) -> Result<(), CheckpointError> {
         let tensor = &self.checkpoint.manifest().tensors[index];
         let piece = &tensor.pieces[number];
-        let key = tensor.saved.key(&tensor.name);
+        let key = tensor.key();
         let file = self.file(&piece.file)?;
         let copied = |bytes| lock(&self.ahead).advance(bytes);
         let checksum = file.copy(&key, piece.length, within.clone(), values, copied)?;
@@ -188,7 +188,7 @@ impl<'a> CheckpointReader<'a> {
             for (number, within) in self.pieces_of(index, &engine.held(name)?) {
                 let piece = &tensor.pieces[number];
                 let file = self.file(&piece.file)?;
-                let key = tensor.saved.key(&tensor.name);
+                let key = tensor.key();
                 ahead.plan(&file, file.part(&key, piece.length, &within)?);
             }
         }
@@ -298,7 +298,7 @@ impl<'a> CheckpointReader<'a> {
     fn damaged_piece(&self, tensor: u64, number: u64) -> CheckpointError {
         let tensor = &self.checkpoint.manifest().tensors[tensor as usize];
         let file = &tensor.pieces[number as usize].file;
-        CheckpointError::damaged_tensor(&self.path_of(file), &tensor.saved.key(&tensor.name))
+        CheckpointError::damaged_tensor(&self.path_of(file), &tensor.key())
     }
 
     fn path_of(&self, file: &str) -> PathBuf {

@@ -43,7 +43,7 @@ fn verify_file(checkpoint: &Checkpoint, name: &str, entry: &FileEntry) -> Vec<Ch
         Err(error) => return vec![error],
     };
     let wrong = |(tensor, piece): (&TensorEntry, &Piece)| {
-        let key = tensor.saved.key(&tensor.name);
+        let key = tensor.key();
         match file.checksum(&key, piece.length) {
             Ok(checksum) if checksum == piece.checksum => None,
             Ok(_) => Some(CheckpointError::damaged_tensor(file.path(), &key)),

@@ -28,7 +28,7 @@ use crate::prepared;
 use crate::process::launcher::{self, Word};
 use crate::process::output::{self, complain, say};
 use crate::process::{self, stop_on_signals};
-use crate::train::{self, PositionKey, Resume, RunFolder, RunOptions};
+use crate::run::{self, PositionKey, Resume, RunFolder, RunOptions};
 use crate::version::version;
 use crate::weights::AllowMissing;
 use documents::{CompletionsArgs, ManArgs};
@@ -312,7 +312,7 @@ fn train(args: TrainArgs) -> Result<u8, TrainError> {
         // The environment was asked above, and flags go before it.
         alone: true,
     };
-    let summary = train::run_decoder(config, &options, Architecture::decoder(), Block::new)?;
+    let summary = run::run_decoder(config, &options, Architecture::decoder(), Block::new)?;
     Ok(if summary.preempted { launch::PREEMPTED } else { 0 })
 }
 

@@ -84,7 +84,7 @@ pub enum NonFinite {
     Abort,
     /// The update is left out on all ranks: weights and moments stay as they are, and AdamW's bias
     /// correction does not count it. The step itself counts: the data and the learning rate go on.
-    /// The run fails when [`MAX_SKIPPED`](crate::train::MAX_SKIPPED) steps in a row come to that.
+    /// The run fails when [`MAX_SKIPPED`](crate::run::MAX_SKIPPED) steps in a row come to that.
     Skip,
 }
 

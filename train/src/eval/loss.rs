@@ -10,9 +10,9 @@ use crate::config;
 use crate::data::{self, BatchSource, DataInfo, Split, SplitInfo, TokenFile};
 use crate::error::TrainError;
 use crate::files::{self, MAX_WHOLE};
+use crate::run;
 use crate::sharded::ShardedDecoder;
 use crate::source::ModelSource;
-use crate::train;
 
 /// What of the validation data is read, and how.
 #[derive(Clone, Copy, Debug)]
@@ -85,7 +85,7 @@ impl Validation {
         device: &Device,
     ) -> Result<ValidationLoss, TrainError> {
         let ValidationOptions { samples, rows, .. } = self.options;
-        let (loss, tokens) = train::evaluate(model, device, &self.source, samples, rows)?;
+        let (loss, tokens) = run::evaluate(model, device, &self.source, samples, rows)?;
         Ok(ValidationLoss { loss, tokens })
     }
 }

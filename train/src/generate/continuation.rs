@@ -2,7 +2,7 @@
 
 use burn::tensor::Device;
 use kiln_model::KeyValueCache;
-use kiln_model::decoder::{self, Parts};
+use kiln_model::decoder::{self, Modules};
 use kiln_shard::ShardError;
 
 use super::Sampling;
@@ -62,9 +62,9 @@ impl<'a> Continuation<'a> {
 
     /// Chooses the next token, and returns whether there was one: false at the end of the text.
     /// `after_pass` is called after the forward pass, before its result is used.
-    pub fn advance<P: Parts>(
+    pub fn advance<P: Modules>(
         &mut self,
-        parts: &P,
+        modules: &P,
         device: &Device,
         after_pass: impl FnOnce() -> Result<(), ShardError>,
     ) -> Result<bool, TrainError> {
@@ -74,7 +74,7 @@ impl<'a> Continuation<'a> {
         let new: Vec<i32> = self.unread().iter().map(|id| *id as i32).collect();
         let count = new.len();
         let tokens = device::tokens(new, 1, count, device);
-        let Ok(logits) = decoder::next_logits(parts, tokens, &self.cache) else {
+        let Ok(logits) = decoder::next_logits(modules, tokens, &self.cache) else {
             unreachable!("invariant: `unread` returns no more than there is room for")
         };
         self.read = self.ids.len();

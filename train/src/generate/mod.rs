@@ -11,7 +11,7 @@ mod sampling;
 use std::path::Path;
 
 use burn::tensor::Device;
-use kiln_model::decoder::Parts;
+use kiln_model::decoder::Modules;
 use kiln_shard::ShardError;
 
 pub use command::GenerateArgs;
@@ -22,8 +22,8 @@ use crate::data::Tokenizer;
 use crate::error::TrainError;
 
 /// Continues `prompt` with the tokenizer in the file `tokenizer`; see [`text_with`].
-pub fn text<P: Parts>(
-    parts: &P,
+pub fn text<P: Modules>(
+    modules: &P,
     device: &Device,
     tokenizer: &Path,
     prompt: &str,
@@ -31,13 +31,13 @@ pub fn text<P: Parts>(
     after_pass: impl FnMut() -> Result<(), ShardError>,
 ) -> Result<String, TrainError> {
     let tokenizer = Tokenizer::load(tokenizer)?;
-    text_with(parts, device, &tokenizer, prompt, sampling, after_pass)
+    text_with(modules, device, &tokenizer, prompt, sampling, after_pass)
 }
 
 /// Continues `prompt` and returns the prompt with its continuation. `after_pass` is called after
 /// every forward pass.
-pub fn text_with<P: Parts>(
-    parts: &P,
+pub fn text_with<P: Modules>(
+    modules: &P,
     device: &Device,
     tokenizer: &Tokenizer,
     prompt: &str,
@@ -45,6 +45,6 @@ pub fn text_with<P: Parts>(
     mut after_pass: impl FnMut() -> Result<(), ShardError>,
 ) -> Result<String, TrainError> {
     let mut continuation = Continuation::new(tokenizer, prompt, sampling)?;
-    while continuation.advance(parts, device, &mut after_pass)? {}
+    while continuation.advance(modules, device, &mut after_pass)? {}
     Ok(continuation.text()?)
 }

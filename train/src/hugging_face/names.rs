@@ -32,7 +32,6 @@ pub fn hugging_face_name(kiln: &str) -> Option<HuggingFaceName> {
         return None;
     }
     let (module, parameter) = inner.rsplit_once('.')?;
-    // The path in the module has the name of the feed-forward layer's kind.
     let module = match module {
         "attention_norm" => "input_layernorm",
         "ffn_norm" => "post_attention_layernorm",
@@ -42,9 +41,9 @@ pub fn hugging_face_name(kiln: &str) -> Option<HuggingFaceName> {
         "attention.o_proj" => "self_attn.o_proj",
         "attention.q_norm" => "self_attn.q_norm",
         "attention.k_norm" => "self_attn.k_norm",
-        "ffn.SwiGlu.gate_proj" => "mlp.gate_proj",
-        "ffn.SwiGlu.up_proj" => "mlp.up_proj",
-        "ffn.SwiGlu.down_proj" => "mlp.down_proj",
+        "ffn.gate_proj" => "mlp.gate_proj",
+        "ffn.up_proj" => "mlp.up_proj",
+        "ffn.down_proj" => "mlp.down_proj",
         _ => return None,
     };
     let is_map = module.ends_with("_proj");
@@ -76,7 +75,7 @@ mod tests {
             ("layers.12.attention.o_proj.weight", "model.layers.12.self_attn.o_proj.weight", true),
             ("layers.1.attention.q_proj.bias", "model.layers.1.self_attn.q_proj.bias", false),
             ("layers.1.attention.k_norm.weight", "model.layers.1.self_attn.k_norm.weight", false),
-            ("layers.3.ffn.SwiGlu.down_proj.weight", "model.layers.3.mlp.down_proj.weight", true),
+            ("layers.3.ffn.down_proj.weight", "model.layers.3.mlp.down_proj.weight", true),
         ] {
             let found = hugging_face_name(kiln).unwrap();
             assert_eq!((found.name.as_str(), found.transposed), (expected, transposed), "{kiln}");

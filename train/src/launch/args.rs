@@ -11,7 +11,7 @@ use super::launcher::{GRACE, Options, run};
 use super::logs::LOGS;
 use crate::device;
 use crate::place::{self, Node, NodeFlags};
-use crate::train;
+use crate::run;
 
 /// Flags and command of `kiln launch`.
 #[derive(Args, Clone, Debug)]
@@ -115,5 +115,5 @@ fn log_dir_of(command: &[OsString]) -> Option<PathBuf> {
         }
     };
     // The ranks refuse a folder with content of someone else's; nothing is to be written there before.
-    (!train::is_foreign(&out)).then(|| out.join(LOGS))
+    (!run::is_foreign(&out)).then(|| out.join(LOGS))
 }

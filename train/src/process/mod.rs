@@ -7,14 +7,14 @@
 //! #[global_allocator]
 //! static ALLOCATOR: kiln::process::CountingAllocator = kiln::process::CountingAllocator;
 //!
-//! fn main() -> Result<(), kiln::train::TrainError> {
-//!     let options = kiln::train::RunOptions::from_environment()?; // calls `kiln::process::start`
+//! fn main() -> Result<(), kiln::run::TrainError> {
+//!     let options = kiln::run::RunOptions::from_environment()?; // calls `kiln::process::start`
 //!     let config = kiln::config::load("run.toml".as_ref(), &[])?;
-//!     kiln::train::run(config, &options).map(drop)
+//!     kiln::run::train(config, &options).map(drop)
 //! }
 //! ```
 //!
-//! What of it is missing, [`crate::train::run`] says once. A program that ends with [`output::finish`] also
+//! What of it is missing, [`crate::run::run`] says once. A program that ends with [`output::finish`] also
 //! says there what a full disk did not take of its log.
 
 mod action;
@@ -45,7 +45,7 @@ pub(crate) use pool::in_pool;
 pub(crate) use signals::{hear_of_children, is_ignored, was_interrupted};
 
 /// Sets up this process for training; returns the flag that asks its runs to stop, for
-/// [`RunOptions::stop`](crate::train::RunOptions::stop). To be called first in `main`; later calls change
+/// [`RunOptions::stop`](crate::run::RunOptions::stop). To be called first in `main`; later calls change
 /// nothing.
 ///
 /// - It ends with the `kiln launch` that has started it.

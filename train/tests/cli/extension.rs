@@ -6,7 +6,7 @@ use std::path::Path;
 use burn::module::Module;
 use burn::tensor::activation::relu;
 use burn::tensor::{Device, Tensor};
-use kiln::train::{Resume, RunOptions, Summary, run_with_blocks};
+use kiln::run::{Resume, RunOptions, Summary, train_with_blocks};
 use kiln_model::layers::{Block, Context, Layer, Linear};
 use kiln_model::{Key, ModelConfig};
 use safetensors::SafeTensors;
@@ -87,7 +87,7 @@ fn train(
         resume: resume.map(|path| Resume::Path(workspace.path(path))),
         ..RunOptions::default()
     };
-    run_with_blocks(config, &options, "squared-relu", |model, index, key, device| {
+    train_with_blocks(config, &options, "squared-relu", |model, index, key, device| {
         let ffn_key = Block::key(key, index).fork("ffn");
         let ffn = SquaredRelu::new(model, ffn_key, device);
         Block::with_ffn(model, index, key, ffn, device)
@@ -192,7 +192,7 @@ fn experts_that_a_token_does_not_meet_make_no_mfu() {
     let data = format!("'{}'", workspace.path("data").display());
     let config = workspace.config("experts.toml", &[("data.path", data.as_str())]);
     let options = RunOptions { out: workspace.path("run").into(), ..RunOptions::default() };
-    run_with_blocks(config, &options, "two-experts", |model, index, key, device| {
+    train_with_blocks(config, &options, "two-experts", |model, index, key, device| {
         let ffn = |name| SquaredRelu::new(model, Block::key(key, index).fork(name), device);
         let ffn = TwoExperts { chosen: ffn("chosen"), idle: ffn("idle") };
         Block::with_ffn(model, index, key, ffn, device)

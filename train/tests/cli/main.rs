@@ -62,6 +62,7 @@ mod lost_folder;
 mod memory;
 mod messages;
 mod nonfinite;
+mod older_names;
 mod order;
 mod origin;
 mod own_tokenizer;

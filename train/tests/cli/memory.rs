@@ -1,8 +1,8 @@
 //! The least memory of a run against what runs take and what there is.
 
 use kiln::device;
+use kiln::run::LeastMemory;
 use kiln::sharded::units_of;
-use kiln::train::LeastMemory;
 use kiln_model::{Decoder, Key};
 
 use crate::messages::Messages;

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use kiln::train::MAX_SKIPPED;
+use kiln::run::MAX_SKIPPED;
 use safetensors::SafeTensors;
 
 use crate::support::{Workspace, assert_same_curve, names};

@@ -4,7 +4,7 @@
 use burn::module::Module;
 use burn::tensor::Tensor;
 use kiln::checkpoint::{Architecture, Checkpoint};
-use kiln::train::{Resume, RunOptions, Summary, TrainError, run, run_with_blocks};
+use kiln::run::{Resume, RunOptions, Summary, TrainError, train_with_blocks};
 use kiln_model::layers::{Attention, Block, Context, FeedForward, Layer, RmsNorm};
 
 use crate::messages::Messages;
@@ -43,8 +43,8 @@ fn train(
     let mut options = RunOptions { out: workspace.path(out).into(), ..RunOptions::default() };
     change(&mut options);
     match name {
-        None => run(config, &options),
-        Some(name) => run_with_blocks(config, &options, name, |model, index, key, device| {
+        None => kiln::run::train(config, &options),
+        Some(name) => train_with_blocks(config, &options, name, |model, index, key, device| {
             let block = Block::new(model, index, key, device);
             let Block { attention_norm, attention, ffn_norm, ffn } = block;
             Parallel { attention_norm, attention, ffn_norm, ffn }

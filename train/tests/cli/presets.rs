@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 
 use kiln::config::{self, Config, Precision, Suits};
 use kiln::device;
+use kiln::run::LeastMemory;
 use kiln::sharded::{ShardedDecoder, units_of};
-use kiln::train::LeastMemory;
 use kiln_model::layers::Block;
 use kiln_model::{Decoder, Key, ModelConfig, PRESETS};
 use kiln_shard::ranks::run_ranks;

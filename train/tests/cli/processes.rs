@@ -7,8 +7,8 @@ use std::thread;
 
 use kiln::config::{CommBackend, Config};
 use kiln::place::{Job, Master, Place, Source};
-use kiln::train::{
-    PositionKey, Resume, RunFolder, RunOptions, Summary, TrainError, run, run_joined,
+use kiln::run::{
+    PositionKey, Resume, RunFolder, RunOptions, Summary, TrainError, train, train_joined,
 };
 use kiln_collectives::{Communicator, LocalGroup, tcp};
 use kiln_shard::Strategy;
@@ -74,7 +74,7 @@ fn processes_in<C: Communicator + 'static>(
                 let mut arguments = Arguments { config: config.clone(), options };
                 change(rank, &mut arguments);
                 let Arguments { config, options } = arguments;
-                scope.spawn(move || run_joined(Arc::new(world), config, &options))
+                scope.spawn(move || train_joined(Arc::new(world), config, &options))
             })
             .collect();
         running.into_iter().map(|rank| rank.join().expect("no panic")).collect()
@@ -104,7 +104,7 @@ fn processes_train_as_threads_do() {
         ranks: Some(4),
         ..RunOptions::default()
     };
-    let summary = run(config.clone(), &threads).expect("threads");
+    let summary = train(config.clone(), &threads).expect("threads");
     // What the configuration says of ranks does not count.
     let all = assert_all_work(processes(&config, workspace.path("run"), 4, |_, _| {}));
     assert_same_curve("processes", &workspace.steps("run"), &workspace.steps("threads"), 0.0);
@@ -179,7 +179,7 @@ fn ranks_on_connections_train_as_threads_do() {
     let workspace = Workspace::new();
     let config = config(&workspace, &[]);
     let threads = RunOptions { out: workspace.path("threads").into(), ..RunOptions::default() };
-    run(config.clone(), &threads).expect("threads");
+    train(config.clone(), &threads).expect("threads");
     let worlds = tcp::loopback(2, |_| {}).expect("a world");
     assert_all_work(processes_in(worlds, &config, workspace.path("run"), |_, _| {}));
     assert_same_curve("tcp", &workspace.steps("run"), &workspace.steps("threads"), 0.0);

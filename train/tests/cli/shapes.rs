@@ -58,7 +58,7 @@ fn a_model_of_another_shape_trains_resumes_and_speaks() {
     assert_eq!(model.resolve(None), config.model.resolve(Some(crate::support::VOCAB)));
     assert_eq!(model.rope_scaling, Some(llama3()));
     let index = workspace.json("run/checkpoints/fsdp_cpt4/model.safetensors.index.json");
-    for name in ["attention.q_norm.weight", "attention.k_proj.bias", "ffn.SwiGlu.down_proj.bias"] {
+    for name in ["attention.q_norm.weight", "attention.k_proj.bias", "ffn.down_proj.bias"] {
         let name = format!("layers.1.{name}");
         assert!(index["weight_map"].get(&name).is_some(), "{name}: {index}");
     }

@@ -3,7 +3,7 @@
 
 use std::process::Command;
 
-use kiln::train::{RunOptions, run};
+use kiln::run::{RunOptions, train};
 
 use crate::support::{Ended, Workspace};
 
@@ -25,7 +25,7 @@ fn program() {
     let config = kiln::config::load("run.toml".as_ref(), &[]).expect("a configuration");
     let out = std::path::PathBuf::from("run").into();
     let place = options.as_ref().is_ok_and(|options| options.place.is_some());
-    match options.and_then(|options| run(config, &RunOptions { out, place: None, ..options })) {
+    match options.and_then(|options| train(config, &RunOptions { out, place: None, ..options })) {
         Ok(summary) => println!("place {place}, {} steps", summary.steps),
         Err(error) => println!("place {place}, usage {}: {error}", error.is_usage()),
     }

@@ -2,7 +2,7 @@
 
 use burn::module::Module;
 use burn::tensor::{Device, Tensor};
-use kiln_model::decoder::{Decoder, Parts, WithLoss};
+use kiln_model::decoder::{Decoder, Modules, WithLoss};
 use kiln_model::layers::{Block, Context, Embed, Head, Layer};
 use kiln_shard::ranks::RanksError;
 use kiln_shard::{Recompute, ShardError, Strategy};
@@ -93,21 +93,21 @@ enum Captured {
     Constant,
 }
 
-/// Parts whose blocks add something that they have captured to their input.
+/// Modules whose blocks add something that they have captured to their input.
 struct Capturing<'a, P> {
-    parts: &'a P,
+    modules: &'a P,
     what: Captured,
 }
 
-impl<P: Parts> Parts for Capturing<'_, P> {
+impl<P: Modules> Modules for Capturing<'_, P> {
     type Block = P::Block;
 
     fn num_blocks(&self) -> usize {
-        self.parts.num_blocks()
+        self.modules.num_blocks()
     }
 
     fn embed(&self, run: impl FnOnce(&Embed) -> Tensor<3>) -> Tensor<3> {
-        self.parts.embed(run)
+        self.modules.embed(run)
     }
 
     fn block(
@@ -121,7 +121,7 @@ impl<P: Parts> Parts for Capturing<'_, P> {
             Captured::Detached => x.clone().mul_scalar(0.5).detach(),
             Captured::Constant => Tensor::full(x.dims(), 0.5, &x.device()),
         };
-        self.parts.block(index, x, move |block, x| run(block, x + half.clone()))
+        self.modules.block(index, x, move |block, x| run(block, x + half.clone()))
     }
 
     fn head<const D: usize>(
@@ -129,7 +129,7 @@ impl<P: Parts> Parts for Capturing<'_, P> {
         x: Tensor<3>,
         run: impl FnOnce(&Head, Option<&Embed>, Tensor<3>) -> Tensor<D>,
     ) -> Tensor<D> {
-        self.parts.head(x, run)
+        self.modules.head(x, run)
     }
 }
 
@@ -140,8 +140,8 @@ fn capture(run: &Run, what: Captured) -> Result<Vec<(f64, f64)>, RanksError<Shar
         let engine = rank.engine();
         engine.begin_step();
         let pass = rank.model.pass(&rank.training);
-        let parts = Capturing { parts: &pass, what };
-        let loss = rank.micro_batch(1, 0, &rank.training).loss(&parts);
+        let modules = Capturing { modules: &pass, what };
+        let loss = rank.micro_batch(1, 0, &rank.training).loss(&modules);
         engine.check()?;
         engine.backward(loss, true)?;
         rank.update()

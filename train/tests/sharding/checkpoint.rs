@@ -7,7 +7,7 @@ use kiln::checkpoint::{
     Checkpoint, CheckpointError, CheckpointState, Format, Keep, Progress, SaveContext, SaveOptions,
     Saver, convert, verify,
 };
-use kiln::train::TrainError;
+use kiln::run::TrainError;
 use kiln::weights::AllowMissing;
 use kiln_collectives::Phase;
 use kiln_shard::{Recompute, StateKind, Strategy};

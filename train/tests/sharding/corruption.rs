@@ -7,7 +7,7 @@ use std::time::Duration;
 use kiln::checkpoint::{
     Checkpoint, CheckpointState, Format, Keep, SaveContext, SaveOptions, Saver, verify,
 };
-use kiln::train::TrainError;
+use kiln::run::TrainError;
 use kiln::weights::AllowMissing;
 use kiln_model::Key;
 use kiln_shard::Strategy;

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use burn::module::{Param, ParamId};
 use burn::tensor::Tensor;
 use kiln_collectives::{DType, Operation, Phase};
-use kiln_model::decoder::{Parts, WithLoss};
+use kiln_model::decoder::{Modules, WithLoss};
 use kiln_model::layers::{Embed, Head};
 use kiln_shard::{Recompute, Reshard, StateKind, Strategy};
 
@@ -206,19 +206,19 @@ fn frozen_values_have_no_optimizer_state() {
 /// A decoder whose head sees a detached embedding, or whose input does: the two uses of tied
 /// weights one at a time.
 struct OneUse<'a, P> {
-    parts: &'a P,
+    modules: &'a P,
     as_input: bool,
 }
 
-impl<P: Parts> Parts for OneUse<'_, P> {
+impl<P: Modules> Modules for OneUse<'_, P> {
     type Block = P::Block;
 
     fn num_blocks(&self) -> usize {
-        self.parts.num_blocks()
+        self.modules.num_blocks()
     }
 
     fn embed(&self, run: impl FnOnce(&Embed) -> Tensor<3>) -> Tensor<3> {
-        let x = self.parts.embed(run);
+        let x = self.modules.embed(run);
         if self.as_input { x } else { x.detach() }
     }
 
@@ -228,7 +228,7 @@ impl<P: Parts> Parts for OneUse<'_, P> {
         x: Tensor<3>,
         run: impl Fn(&P::Block, Tensor<3>) -> WithLoss + Send + Sync + 'static,
     ) -> WithLoss {
-        self.parts.block(index, x, run)
+        self.modules.block(index, x, run)
     }
 
     fn head<const D: usize>(
@@ -237,7 +237,7 @@ impl<P: Parts> Parts for OneUse<'_, P> {
         run: impl FnOnce(&Head, Option<&Embed>, Tensor<3>) -> Tensor<D>,
     ) -> Tensor<D> {
         let as_input = self.as_input;
-        self.parts.head(x, move |head, embed, x| {
+        self.modules.head(x, move |head, embed, x| {
             let mut embed = embed.cloned();
             if as_input && let Some(embed) = &mut embed {
                 let weight = embed.embed_tokens.weight.val().detach();
@@ -265,8 +265,8 @@ fn tied_weights_are_one_parameter_whose_gradient_is_the_sum_of_both_uses() {
                 assert_eq!(matrices.count(), 1, "one storage");
                 engine.begin_step();
                 let pass = rank.model.pass(&rank.training);
-                let parts = OneUse { parts: &pass, as_input };
-                let loss = rank.micro_batch(1, 0, &rank.training).loss(&parts);
+                let modules = OneUse { modules: &pass, as_input };
+                let loss = rank.micro_batch(1, 0, &rank.training).loss(&modules);
                 engine.backward(loss, true)?;
                 Ok(engine.gather_parameter(NAME, StateKind::Gradient)?.expect("it is trained"))
             });

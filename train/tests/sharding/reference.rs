@@ -143,12 +143,17 @@ struct Visit<'a, R> {
 }
 
 impl<R: Read> ModuleVisitor for Visit<'_, R> {
-    fn enter_module(&mut self, name: &str, _container_type: &str) {
-        self.path.push(name.to_owned());
+    fn enter_module(&mut self, name: &str, container_type: &str) {
+        // Arms of enums have no part in names.
+        if !container_type.starts_with("Enum:") {
+            self.path.push(name.to_owned());
+        }
     }
 
-    fn exit_module(&mut self, _name: &str, _container_type: &str) {
-        self.path.pop();
+    fn exit_module(&mut self, _name: &str, container_type: &str) {
+        if !container_type.starts_with("Enum:") {
+            self.path.pop();
+        }
     }
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {

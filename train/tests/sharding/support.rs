@@ -235,8 +235,8 @@ impl Batch {
     }
 
     /// This batch's part of the mean loss of the step.
-    pub fn loss<P: decoder::Parts>(self, parts: &P) -> Tensor<1> {
-        decoder::loss(parts, self.inputs, self.targets, self.scale, &self.context)
+    pub fn loss<P: decoder::Modules>(self, modules: &P) -> Tensor<1> {
+        decoder::loss(modules, self.inputs, self.targets, self.scale, &self.context)
     }
 }
 

@@ -5,7 +5,7 @@ use std::thread;
 use std::time::Instant;
 
 use kiln::checkpoint::{Progress, SaveContext, Saver, Stream};
-use kiln::train::TrainError;
+use kiln::run::TrainError;
 use kiln_collectives::Phase;
 use kiln_shard::Engine;
 

@@ -13,8 +13,8 @@ use kiln::checkpoint::{
 };
 use kiln::config::{self, Config};
 use kiln::device::{Selected, threads_per_rank};
+use kiln::run::{self, TrainError};
 use kiln::sharded::ShardedDecoder;
-use kiln::train::{self, TrainError};
 use kiln::weights::AllowMissing;
 use kiln::words::number_of;
 use kiln_collectives::Phase;
@@ -140,7 +140,7 @@ impl CheckpointArgs {
         let measured = run_ranks(self.ranks, threads, |world| {
             let decoder = Decoder::new(&model, Key::new(config.train.seed), &device);
             let shard_size = config.shard.shard_size;
-            let builder = EngineBuilder::new(world, train::policy(&config), shard_size)?;
+            let builder = EngineBuilder::new(world, run::policy(&config), shard_size)?;
             let sharded = ShardedDecoder::<Block>::new(decoder, builder)?;
             Bench {
                 config: &config,

@@ -6,7 +6,7 @@ use std::os::fd::AsFd;
 use std::path::Path;
 
 use kiln::checkpoint::CheckpointError;
-use kiln::train::TrainError;
+use kiln::run::TrainError;
 use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
 
 /// Bytes per call.

@@ -1,6 +1,6 @@
 //! Why a measurement cannot be made.
 
-use kiln::train::TrainError;
+use kiln::run::TrainError;
 
 /// What is wrong with arguments, the device or a peer.
 #[derive(Debug, thiserror::Error)]

@@ -18,7 +18,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use kiln::process::CountingAllocator;
 use kiln::process::output::{self, complain, say};
-use kiln::train::TrainError;
+use kiln::run::TrainError;
 
 use checkpoint::CheckpointArgs;
 use error::BenchError;

@@ -6,8 +6,8 @@ use burn::tensor::Device;
 use kiln::bench::step;
 use kiln::config::Config;
 use kiln::device::threads_per_rank;
+use kiln::run::{self, TrainError};
 use kiln::sharded::ShardedDecoder;
-use kiln::train::{self, TrainError};
 use kiln_model::decoder::Decoder;
 use kiln_model::layers::Block;
 use kiln_model::{Key, ModelConfig};
@@ -68,7 +68,7 @@ pub fn measure(
         let rank = world.rank();
         memory::reset_peak(rank);
         let decoder = Decoder::new(model, Key::new(config.train.seed), device);
-        let builder = EngineBuilder::new(world, train::policy(config), config.shard.shard_size)?;
+        let builder = EngineBuilder::new(world, run::policy(config), config.shard.shard_size)?;
         let sharded = ShardedDecoder::<Block>::new(decoder, builder)?;
         let mut own = Rank {
             steps: Vec::new(),

@@ -7,7 +7,7 @@ use clap::Args;
 use kiln::bench::{check_counts, default_config};
 use kiln::config::{self, Config};
 use kiln::device::{Peak, Selected, threads_per_rank};
-use kiln::train::{TrainError, check_memory};
+use kiln::run::{TrainError, check_memory};
 use kiln_model::ModelConfig;
 
 use crate::measure::{Steps, measure};

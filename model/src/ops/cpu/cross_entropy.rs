@@ -1,4 +1,4 @@
-//! Output projection and cross-entropy loss, block by block of rows.
+//! The kernel of the output projection and cross-entropy loss, block by block of rows.
 
 mod products;
 
@@ -7,15 +7,14 @@ use burn::tensor::DType;
 use burn_flex::FlexTensor;
 use rayon::prelude::*;
 
-use self::products::{Halves, Products, Reals};
-use super::bf16::unit_for;
+use self::products::{Bf16Products, FloatProducts, Products};
+use super::bf16::bf16_gemm_for;
+use super::dispatch::with_real;
 use super::matrix::{Matrix, MatrixMut};
-use super::real::{Real, Scalar, exp_sum, max};
-use super::values::Stored;
-use super::{
-    BLOCK, MatrixValues, Values, for_each_block, in_float, int_values, rows_per_block, simd,
-    with_real, zeros,
-};
+use super::parallel::{BLOCK, for_each_block, rows_per_block, simd};
+use super::scalar::{Real, Scalar, exp_sum, max};
+use super::uninit::zeros;
+use super::values::{MatrixValues, Values, in_float, int_values};
 use crate::ops::cross_entropy::{CrossEntropyKernels, HeadLayout};
 
 impl CrossEntropyKernels for Flex {
@@ -27,7 +26,28 @@ impl CrossEntropyKernels for Flex {
         scale: f64,
         wanted: [bool; 2],
     ) -> (FlexTensor, [Option<FlexTensor>; 2]) {
-        forward(hidden, weight, layout, targets, scale, wanted)
+        let [rows, d_model, vocab] = layout.sizes(hidden, weight, targets);
+        let targets = int_values(targets);
+        if let Some(target) = targets.iter().find(|&&target| target >= vocab as i64) {
+            panic!("cross entropy: target {target} is outside a vocabulary of {vocab}");
+        }
+        let shape = [rows, d_model, vocab];
+        if let Some(bf16_gemm) = bf16_gemm_for([hidden, weight]) {
+            let (hidden, weight_values) = (Values::of(hidden), MatrixValues::of(weight));
+            let products =
+                Bf16Products::new(bf16_gemm, layout.columns(weight_values.view()), wanted);
+            let hidden = Matrix::rows(&hidden, [rows, d_model]);
+            let head =
+                Head { hidden, products, layout, targets: &targets, scale: scale as f32, shape };
+            return head.tensors(weight, wanted);
+        }
+        with_real!(hidden.dtype(), T => {
+            let (hidden, weight_values) = (Values::<T>::of(hidden), MatrixValues::<T>::of(weight));
+            let products = FloatProducts { weight: layout.columns(weight_values.view()) };
+            let (hidden, scale) = (Matrix::rows(&hidden, [rows, d_model]), T::from_f64(scale));
+            let head = Head { hidden, products, layout, targets: &targets, scale, shape };
+            head.tensors(weight, wanted)
+        })
     }
 
     fn cross_entropy_backward(gradient: FlexTensor, dy: &FlexTensor, dtype: DType) -> FlexTensor {
@@ -51,36 +71,6 @@ fn scaled<T: Real>(mut gradient: FlexTensor, factor: &FlexTensor) -> FlexTensor 
     gradient
 }
 
-fn forward(
-    hidden: &FlexTensor,
-    weight: &FlexTensor,
-    layout: HeadLayout,
-    targets: &FlexTensor,
-    scale: f64,
-    wanted: [bool; 2],
-) -> (FlexTensor, [Option<FlexTensor>; 2]) {
-    let [rows, d_model, vocab] = layout.sizes(hidden, weight, targets);
-    let targets = int_values(targets);
-    if let Some(target) = targets.iter().find(|&&target| target >= vocab as i64) {
-        panic!("cross entropy: target {target} is outside a vocabulary of {vocab}");
-    }
-    let shape = [rows, d_model, vocab];
-    if let Some(unit) = unit_for([hidden, weight]) {
-        let (hidden, weight_values) = (Values::of(hidden), MatrixValues::of(weight));
-        let products = Halves::new(unit, layout.columns(weight_values.view()), wanted);
-        let hidden = Matrix::rows(&hidden, [rows, d_model]);
-        let head = Head { hidden, products, layout, targets: &targets, scale: scale as f32, shape };
-        return head.tensors(weight, wanted);
-    }
-    with_real!(hidden.dtype(), T => {
-        let (hidden, weight_values) = (Values::<T>::of(hidden), MatrixValues::<T>::of(weight));
-        let products = Reals { weight: layout.columns(weight_values.view()) };
-        let (hidden, scale) = (Matrix::rows(&hidden, [rows, d_model]), T::from_f64(scale));
-        let head = Head { hidden, products, layout, targets: &targets, scale, shape };
-        head.tensors(weight, wanted)
-    })
-}
-
 impl HeadLayout {
     /// A weight of this layout as `[d_model, vocab]`.
     fn columns<T>(self, weight: Matrix<'_, T>) -> Matrix<'_, T> {
@@ -91,7 +81,7 @@ impl HeadLayout {
     }
 }
 
-/// What the loss is taken of.
+/// The operands of the loss.
 struct Head<'a, P: Products> {
     hidden: Matrix<'a, P::Operand>,
     products: P,
@@ -102,7 +92,7 @@ struct Head<'a, P: Products> {
     shape: [usize; 3],
 }
 
-/// What the loss and its gradients are computed in.
+/// The type that the loss and its gradients are computed in.
 type RealOf<P> = <<P as Products>::Operand as Scalar>::Real;
 
 impl<P: Products> Head<'_, P> {
@@ -131,7 +121,7 @@ impl<P: Products> Head<'_, P> {
         let mut sum = 0.0;
         for start in (0..rows).step_by(block_rows) {
             let block = start..rows.min(start + block_rows);
-            let hidden = self.hidden.part(block.clone(), 0..d_model);
+            let hidden = self.hidden.slice(block.clone(), 0..d_model);
             let mut logits = self.products.logits(hidden);
 
             let targets = &self.targets[block.clone()];
@@ -147,7 +137,8 @@ impl<P: Products> Head<'_, P> {
                 .unzip();
             sum += losses.iter().sum::<f64>();
 
-            // Gradients of the logits but for a factor per row, which is applied to what is narrower.
+            // Gradients of the logits without a factor per row. The factor is applied to the hidden values
+            // and their gradients, which are narrower.
             let dlogits = P::operands(logits);
             let dlogits = Matrix::rows(&dlogits, [block.len(), vocab]);
             let scale = self.scale;
@@ -187,7 +178,8 @@ fn block_rows(vocab: usize) -> usize {
     (LOGITS / vocab.max(1)).clamp(16, 256)
 }
 
-/// The loss of one row, and the factor that makes its gradient of what replaces its logits.
+/// The loss of one row, whose logits are replaced. The replaced values times the returned factor are the
+/// gradient of the logits.
 #[inline(always)]
 fn row_loss<T: Real>(logits: &mut [T], target: i64) -> (f64, T) {
     let Ok(target) = usize::try_from(target) else {

@@ -1,29 +1,27 @@
-//! Dropout from a counter.
+//! The kernel of dropout.
 
 use burn::backend::Flex;
 use burn_flex::FlexTensor;
 
-use super::real::Real;
-use super::{BLOCK, Values, for_each_block, tensor_of, with_real};
+use super::dispatch::with_real;
+use super::parallel::{BLOCK, for_each_block};
+use super::scalar::Real;
+use super::values::{Values, tensor_of};
 use crate::ops::dropout::{DropoutKernels, DropoutMask};
 
 impl DropoutKernels for Flex {
     fn dropout_apply(x: &FlexTensor, mask: DropoutMask) -> FlexTensor {
-        apply(x, mask)
+        let shape = x.layout().shape().clone();
+        with_real!(x.dtype(), T => {
+            let (values, scale) = (Values::<T>::of(x), T::from_f64(mask.scale));
+            let values: &[T] = &values;
+            let mut y = vec![T::ZERO; values.len()];
+            for_each_block(&mut y, BLOCK, #[inline(always)] |start, block| {
+                for (i, (y, &x)) in block.iter_mut().zip(&values[start..]).enumerate() {
+                    *y = if mask.keeps((start + i) as u64) { x * scale } else { T::ZERO };
+                }
+            });
+            tensor_of(y, shape, x.dtype())
+        })
     }
-}
-
-fn apply(x: &FlexTensor, mask: DropoutMask) -> FlexTensor {
-    let shape = x.layout().shape().clone();
-    with_real!(x.dtype(), T => {
-        let (values, scale) = (Values::<T>::of(x), T::from_f64(mask.scale));
-        let values: &[T] = &values;
-        let mut y = vec![T::ZERO; values.len()];
-        for_each_block(&mut y, BLOCK, #[inline(always)] |start, block| {
-            for (i, (y, &x)) in block.iter_mut().zip(&values[start..]).enumerate() {
-                *y = if mask.keeps((start + i) as u64) { x * scale } else { T::ZERO };
-            }
-        });
-        tensor_of(y, shape, x.dtype())
-    })
 }

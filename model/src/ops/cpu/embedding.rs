@@ -1,19 +1,24 @@
-//! Lookup of rows of a table.
+//! The kernels of embeddings: lookup of rows of a table.
 
 use burn::backend::Flex;
 use burn::tensor::{DType, Shape};
 use burn_flex::FlexTensor;
 
-use super::real::{Real, Scalar};
-use super::unwritten::Unwritten;
-use super::{
-    Values, for_each_block, int_values, rows_per_block, tensor_of, with_real, with_scalar,
-};
+use super::dispatch::{with_real, with_scalar};
+use super::parallel::{for_each_block, rows_per_block};
+use super::scalar::{Real, Scalar};
+use super::uninit::UninitVec;
+use super::values::{Values, int_values, tensor_of};
 use crate::ops::embedding::EmbeddingKernels;
 
 impl EmbeddingKernels for Flex {
     fn embedding_forward(weight: &FlexTensor, ids: &FlexTensor) -> FlexTensor {
-        forward(weight, ids)
+        let [vocab, d_model] = weight.layout().shape().dims();
+        let [batch, seq] = ids.layout().shape().dims();
+        let rows = row_numbers(ids, vocab);
+        let shape = Shape::from([batch, seq, d_model]);
+        // Rows are copied in their own dtype, so that only rows with an id are read.
+        with_scalar!(weight.dtype(), S => gather::<S>(weight, &rows, shape))
     }
 
     fn embedding_weight_gradient(
@@ -22,7 +27,43 @@ impl EmbeddingKernels for Flex {
         shape: Shape,
         dtype: DType,
     ) -> FlexTensor {
-        weight_gradient(ids, dy, shape, dtype)
+        let [vocab, d_model] = shape.dims();
+        let rows = row_numbers(ids, vocab);
+        // Places in the order of their rows: those of row `v` are `places[starts[v]..starts[v + 1]]`, in
+        // ascending order.
+        let mut starts = vec![0usize; vocab + 1];
+        for &row in &rows {
+            starts[row + 1] += 1;
+        }
+        for v in 0..vocab {
+            starts[v + 1] += starts[v];
+        }
+        let mut next = starts.clone();
+        let mut places = vec![0usize; rows.len()];
+        for (place, &row) in rows.iter().enumerate() {
+            places[next[row]] = place;
+            next[row] += 1;
+        }
+
+        with_real!(dtype, T => {
+            let dy = Values::<T>::of(dy);
+            let (dy, starts, places): (&[T], &[usize], &[usize]) = (&dy, &starts, &places);
+            let mut dw = vec![T::ZERO; vocab * d_model];
+            if d_model > 0 {
+                let size = rows_per_block(d_model) * d_model;
+                for_each_block(&mut dw, size, #[inline(always)] |start, block| {
+                    for (i, sum) in block.chunks_exact_mut(d_model).enumerate() {
+                        let v = start / d_model + i;
+                        for &place in &places[starts[v]..starts[v + 1]] {
+                            for (sum, &value) in sum.iter_mut().zip(&dy[place * d_model..][..d_model]) {
+                                *sum += value;
+                            }
+                        }
+                    }
+                });
+            }
+            tensor_of(dw, shape, dtype)
+        })
     }
 }
 
@@ -35,20 +76,11 @@ fn row_numbers(ids: &FlexTensor, vocab: usize) -> Vec<usize> {
     int_values(ids).into_iter().map(row).collect()
 }
 
-fn forward(weight: &FlexTensor, ids: &FlexTensor) -> FlexTensor {
-    let [vocab, d_model] = weight.layout().shape().dims();
-    let [batch, seq] = ids.layout().shape().dims();
-    let rows = row_numbers(ids, vocab);
-    let shape = Shape::from([batch, seq, d_model]);
-    // Only the rows that are asked for are touched, so each dtype is copied as it is.
-    with_scalar!(weight.dtype(), S => gather::<S>(weight, &rows, shape))
-}
-
 fn gather<S: Scalar>(weight: &FlexTensor, rows: &[usize], shape: Shape) -> FlexTensor {
     let weight = Values::<S>::of(weight);
     let weight: &[S] = &weight;
     let [_, _, d_model] = shape.dims();
-    let mut y = Unwritten::new(rows.len() * d_model);
+    let mut y = UninitVec::new(rows.len() * d_model);
     if d_model > 0 {
         for_each_block(y.slots(), rows_per_block(d_model) * d_model, |start, block| {
             let rows = &rows[start / d_model..];
@@ -57,45 +89,6 @@ fn gather<S: Scalar>(weight: &FlexTensor, rows: &[usize], shape: Shape) -> FlexT
             }
         });
     }
-    // SAFETY: the blocks are all elements, in whole rows, each of which has been copied.
-    S::tensor(unsafe { y.written() }, shape)
-}
-
-fn weight_gradient(ids: &FlexTensor, dy: &FlexTensor, shape: Shape, dtype: DType) -> FlexTensor {
-    let [vocab, d_model] = shape.dims();
-    let rows = row_numbers(ids, vocab);
-    // Places by row: those of row v are `places[starts[v]..starts[v + 1]]`, in ascending order.
-    let mut starts = vec![0usize; vocab + 1];
-    for &row in &rows {
-        starts[row + 1] += 1;
-    }
-    for v in 0..vocab {
-        starts[v + 1] += starts[v];
-    }
-    let mut next = starts.clone();
-    let mut places = vec![0usize; rows.len()];
-    for (place, &row) in rows.iter().enumerate() {
-        places[next[row]] = place;
-        next[row] += 1;
-    }
-
-    with_real!(dtype, T => {
-        let dy = Values::<T>::of(dy);
-        let (dy, starts, places): (&[T], &[usize], &[usize]) = (&dy, &starts, &places);
-        let mut dw = vec![T::ZERO; vocab * d_model];
-        if d_model > 0 {
-            let size = rows_per_block(d_model) * d_model;
-            for_each_block(&mut dw, size, #[inline(always)] |start, block| {
-                for (i, sum) in block.chunks_exact_mut(d_model).enumerate() {
-                    let v = start / d_model + i;
-                    for &place in &places[starts[v]..starts[v + 1]] {
-                        for (sum, &value) in sum.iter_mut().zip(&dy[place * d_model..][..d_model]) {
-                            *sum += value;
-                        }
-                    }
-                }
-            });
-        }
-        tensor_of(dw, shape, dtype)
-    })
+    // SAFETY: the blocks are all elements, in whole rows, and every row has been copied.
+    S::tensor(unsafe { y.assume_init() }, shape)
 }

@@ -1,17 +1,17 @@
 //! Matrix products: a safe face of the `gemm` crate, which multiplies on one thread.
 //!
-//! What runs on several is cut into pieces here: the crate's own threads wait for each other several
-//! times per product, and one of them packs for all. The sums over `k` are the crate's, whose order
-//! depends on `k` alone, so the cut does not change a bit of the result.
+//! A product for several threads is cut into chunks here: the crate's own threads wait for each other several
+//! times per product, and one of them packs for all. The sums over `k` are the crate's. Their order depends
+//! on `k` alone, so the cut does not change a bit of the result.
 
 use std::ops::Range;
 use std::sync::Once;
 
-use super::in_pieces;
 use super::matrix::{Matrix, MatrixMut, Target};
-use super::real::Real;
+use super::parallel::for_each_task;
+use super::scalar::Real;
 use super::transpose::row_major;
-use super::unwritten::Unwritten;
+use super::uninit::UninitVec;
 
 /// What a product does with the values that are already in its output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,19 +35,19 @@ pub enum Threads {
 const WORTH_A_THREAD: usize = 1 << 20;
 /// Multiplications from which on an operand with contiguous columns is copied to rows first.
 const WORTH_A_COPY: usize = 1 << 22;
-/// Multiplications of every element from which on.
+/// Multiplications of each of its elements from which on the copy is made.
 const USES: usize = 128;
 /// Rows of a register tile and columns of a vector register of the crate: where cuts are made. Its tiles are
 /// up to four registers wide, but an uneven cut costs more than a narrower last tile.
 const TILE: [usize; 2] = [6, 16];
 /// Columns of the crate's widest register tile: thresholds are multiplied by it.
 const WIDEST_TILE: usize = 64;
-/// Rows or columns that a piece has on average at least. It keeps more than 64 when cuts are moved to the
-/// next tile: the crate has another order of sums for products of at most 64 by 64.
-const PIECE: usize = 128;
+/// Rows or columns that a chunk has on average at least. A chunk keeps more than 64 when cuts are moved to
+/// the next tile: the crate has another order of sums for products of at most 64 by 64.
+const CHUNK: usize = 128;
 
-/// Leaves a row-major left operand where it is: its rows fit in a core's first cache, and reading them
-/// there is up to a fifth faster than copying them first, as the crate does by default.
+/// Makes the crate read a row-major left operand in place: its rows fit in a core's first cache, and reading
+/// them there is up to a fifth faster than copying them first, as the crate does by default.
 static READ_ROWS_IN_PLACE: Once = Once::new();
 
 /// `lhs · rhs` on the current rayon pool, in row-major order.
@@ -57,18 +57,18 @@ static READ_ROWS_IN_PLACE: Once = Once::new();
 /// If the shapes do not fit.
 pub fn product<T: Real>(lhs: Matrix<'_, T>, rhs: Matrix<'_, T>) -> Vec<T> {
     let shape = [lhs.shape()[0], rhs.shape()[1]];
-    let mut out = Unwritten::new(shape[0] * shape[1]);
-    let target = MatrixMut::unwritten(out.slots(), shape);
+    let mut out = UninitVec::new(shape[0] * shape[1]);
+    let target = MatrixMut::uninit(out.slots(), shape);
     gemm(target, Output::Overwrite, T::ONE, lhs, rhs, Threads::Pool);
     // SAFETY: a product that replaces its output writes every element of it.
-    unsafe { out.written() }
+    unsafe { out.assume_init() }
 }
 
 /// `out = scale · lhs · rhs`, or `out += scale · lhs · rhs`.
 ///
 /// # Panics
 ///
-/// If the shapes do not fit, or if something is to be added to what has no value.
+/// If the shapes do not fit, or if the product is to be added to elements without a value.
 pub fn gemm<T: Real>(
     mut out: MatrixMut<'_, T>,
     output: Output,
@@ -85,48 +85,49 @@ pub fn gemm<T: Real>(
         rhs.shape(),
         out.shape()
     );
-    assert!(out.is_written() || output == Output::Overwrite, "a product added to no value");
+    assert!(out.is_init() || output == Output::Overwrite, "a product added to no value");
     let on_pool = threads == Threads::Pool;
     let threads = match threads {
         Threads::Pool if m * n * k >= WORTH_A_THREAD => rayon::current_num_threads(),
         _ => 1,
     };
     READ_ROWS_IN_PLACE.call_once(|| gemm::set_rhs_packing_threshold(usize::MAX / WIDEST_TILE));
-    // Copied once, in parallel, and faster than the crate would for every piece. (A right operand that lies
-    // across is not: the crate packs it all the same, and turning it first takes longer than it saves.)
+    // A transposed left operand is copied once, in parallel, which is faster than the crate's copy for every
+    // chunk. A transposed right operand is not copied: the crate packs it all the same, and transposing it
+    // first takes longer than it saves.
     let copy = (on_pool && worth_a_copy(lhs, n)).then(|| row_major(lhs));
     let lhs = copy.as_ref().map_or(lhs, |copy| Matrix::rows(copy, [m, k]));
     let target = out.raw();
-    let [row_pieces, column_pieces] = cut([m, n], rhs.strides()[1] == 1, threads);
-    let piece = |index: usize| {
-        let rows = range(m, row_pieces, index / column_pieces, TILE[0]);
-        let columns = range(n, column_pieces, index % column_pieces, TILE[1]);
+    let [row_chunks, column_chunks] = cut([m, n], rhs.strides()[1] == 1, threads);
+    let task = |index: usize| {
+        let rows = range(m, row_chunks, index / column_chunks, TILE[0]);
+        let columns = range(n, column_chunks, index % column_chunks, TILE[1]);
         let target = target.at([rows.start, columns.start]);
-        let (lhs, rhs) = (lhs.part(rows, 0..k), rhs.part(0..k, columns));
+        let (lhs, rhs) = (lhs.slice(rows, 0..k), rhs.slice(0..k, columns));
         // SAFETY: the constructors of the view have checked that every element of its shape is there, the
         // shapes fit (asserted above), and the ranges lie inside them. `out` is borrowed mutably until all
-        // pieces are done, so it overlaps neither operand; its rows do not overlap each other and neither
-        // do the ranges of pieces, so each element is written by one thread. If values are added to, they
-        // are there (asserted above).
+        // chunks are done, so it overlaps neither operand. Its rows do not overlap each other and neither do
+        // the ranges of chunks, so each element is written by one thread. Elements that the product is added
+        // to have values (asserted above).
         unsafe { multiply(target, output, scale, lhs, rhs) };
     };
-    match row_pieces * column_pieces {
-        1 => piece(0),
-        pieces => in_pieces(pieces, piece),
+    match row_chunks * column_chunks {
+        1 => task(0),
+        chunks => for_each_task(chunks, task),
     }
 }
 
 /// Whether the left operand of a product of `n` columns is to be copied to rows first.
 pub fn worth_a_copy<T: Real>(lhs: Matrix<'_, T>, n: usize) -> bool {
     let [m, k] = lhs.shape();
-    lhs.lies_across() && n >= USES && m * n * k >= WORTH_A_COPY
+    lhs.is_transposed() && n >= USES && m * n * k >= WORTH_A_COPY
 }
 
-/// How many pieces the rows and the columns of a product are cut into, at most one for each thread:
+/// How many chunks the rows and the columns of a product are cut into: at most one chunk for each thread, and
 /// so that as little as possible is packed more than once.
 fn cut([m, n]: [usize; 2], rows_of_rhs: bool, threads: usize) -> [usize; 2] {
-    let most = |len: usize| (len / PIECE).max(1);
-    // To pack across the grain takes about twice as long.
+    let most = |len: usize| (len / CHUNK).max(1);
+    // Packing a transposed operand takes about twice as long.
     let effort = if rows_of_rhs { n } else { 2 * n };
     (1..=threads.min(most(m)))
         .map(|rows| [rows, (threads / rows).min(most(n))])
@@ -136,10 +137,10 @@ fn cut([m, n]: [usize; 2], rows_of_rhs: bool, threads: usize) -> [usize; 2] {
         .unwrap_or([1, 1])
 }
 
-/// Part `index` of `0..len` cut into `pieces` at multiples of `tile`, as even as these allow.
-fn range(len: usize, pieces: usize, index: usize, tile: usize) -> Range<usize> {
-    let at = |index: usize| (len * index / pieces).div_ceil(tile).saturating_mul(tile).min(len);
-    match pieces {
+/// Chunk `index` of `0..len` cut into `chunks` at multiples of `tile`, as even as these allow.
+fn range(len: usize, chunks: usize, index: usize, tile: usize) -> Range<usize> {
+    let at = |index: usize| (len * index / chunks).div_ceil(tile).saturating_mul(tile).min(len);
+    match chunks {
         1 => 0..len,
         _ => at(index)..at(index + 1),
     }

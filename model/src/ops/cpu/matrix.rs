@@ -38,7 +38,7 @@ impl<'a, T> Matrix<'a, T> {
         self.strides
     }
 
-    /// The slice that it is stored in.
+    /// The slice that the matrix is stored in.
     pub fn values(self) -> &'a [T] {
         self.values
     }
@@ -47,8 +47,8 @@ impl<'a, T> Matrix<'a, T> {
     ///
     /// # Panics
     ///
-    /// If there are not so many.
-    pub fn part(self, rows: Range<usize>, columns: Range<usize>) -> Self {
+    /// If the matrix has fewer.
+    pub fn slice(self, rows: Range<usize>, columns: Range<usize>) -> Self {
         let within = |range: &Range<usize>, len| range.start <= range.end && range.end <= len;
         assert!(
             within(&rows, self.shape[0]) && within(&columns, self.shape[1]),
@@ -61,8 +61,8 @@ impl<'a, T> Matrix<'a, T> {
         Matrix { values, shape, strides: self.strides }
     }
 
-    /// Whether columns are contiguous and rows are not.
-    pub fn lies_across(&self) -> bool {
+    /// Whether the matrix is transposed: its columns are contiguous and its rows are not.
+    pub fn is_transposed(&self) -> bool {
         self.strides[0] == 1 && self.strides[1] > 1
     }
 
@@ -73,18 +73,18 @@ impl<'a, T> Matrix<'a, T> {
     }
 }
 
-/// A matrix that a product is written to: rows of contiguous elements, `row_stride` apart.
+/// The output of a matrix product: rows of contiguous elements, `row_stride` apart.
 #[derive(Debug)]
 pub struct MatrixMut<'a, T> {
     values: *mut T,
     shape: [usize; 2],
     row_stride: usize,
     /// Whether the elements have values that a product may add to.
-    written: bool,
+    init: bool,
     lifetime: PhantomData<&'a mut [T]>,
 }
 
-// SAFETY: it is the only way to its elements, as a mutable slice would be.
+// SAFETY: the view is the only way to its elements, as a mutable slice would be.
 unsafe impl<T: Send> Send for MatrixMut<'_, T> {}
 
 impl<'a, T: Copy> MatrixMut<'a, T> {
@@ -101,7 +101,7 @@ impl<'a, T: Copy> MatrixMut<'a, T> {
             shape[1]
         );
         let values = values.as_mut_ptr();
-        MatrixMut { values, shape, row_stride, written: true, lifetime: PhantomData }
+        MatrixMut { values, shape, row_stride, init: true, lifetime: PhantomData }
     }
 
     /// A view of `values` in row-major order.
@@ -110,10 +110,10 @@ impl<'a, T: Copy> MatrixMut<'a, T> {
     }
 
     /// A view of `values`, which have no value yet, in row-major order.
-    pub fn unwritten(values: &'a mut [MaybeUninit<T>], shape: [usize; 2]) -> Self {
+    pub fn uninit(values: &'a mut [MaybeUninit<T>], shape: [usize; 2]) -> Self {
         check_bounds(values.len(), shape, [shape[1], 1]);
         let (values, row_stride) = (values.as_mut_ptr().cast(), shape[1]);
-        MatrixMut { values, shape, row_stride, written: false, lifetime: PhantomData }
+        MatrixMut { values, shape, row_stride, init: false, lifetime: PhantomData }
     }
 
     /// Rows and columns.
@@ -121,32 +121,32 @@ impl<'a, T: Copy> MatrixMut<'a, T> {
         self.shape
     }
 
-    /// Where it begins, and the elements between two rows. Every element of the shape is there, and nobody
-    /// else reads or writes it.
+    /// The address of the first element, and the elements between two rows. Every element of the shape is
+    /// there, and nobody else reads or writes it.
     pub fn raw(&mut self) -> Target<T> {
         Target { values: self.values, row_stride: self.row_stride }
     }
 
     /// Whether the elements have values that a product may add to.
-    pub fn is_written(&self) -> bool {
-        self.written
+    pub fn is_init(&self) -> bool {
+        self.init
     }
 
-    /// `count` matrices that lie side by side, together all columns of this one.
+    /// `count` matrices side by side, which together have all columns of this one.
     ///
     /// # Panics
     ///
-    /// If the columns cannot be divided so.
-    pub fn beside(self, count: usize) -> impl Iterator<Item = MatrixMut<'a, T>> {
+    /// If `count` does not divide the number of columns.
+    pub fn split_columns(self, count: usize) -> impl Iterator<Item = MatrixMut<'a, T>> {
         let [rows, columns] = self.shape;
         assert!(columns.is_multiple_of(count), "{columns} columns in {count} matrices");
         let shape = [rows, columns / count];
-        // They have no element in common, and each lies inside this one.
+        // The matrices have no element in common, and each lies inside this one.
         (0..count).map(move |i| MatrixMut {
             values: self.values.wrapping_add(i * shape[1]),
             shape,
             row_stride: self.row_stride,
-            written: self.written,
+            init: self.init,
             lifetime: PhantomData,
         })
     }
@@ -155,8 +155,8 @@ impl<'a, T: Copy> MatrixMut<'a, T> {
     ///
     /// # Panics
     ///
-    /// If there are not so many.
-    pub fn part(&mut self, rows: Range<usize>) -> MatrixMut<'_, T> {
+    /// If the matrix has fewer.
+    pub fn slice(&mut self, rows: Range<usize>) -> MatrixMut<'_, T> {
         assert!(
             rows.start <= rows.end && rows.end <= self.shape[0],
             "{rows:?} of {:?}",
@@ -166,7 +166,7 @@ impl<'a, T: Copy> MatrixMut<'a, T> {
             values: self.values.wrapping_add(rows.start * self.row_stride),
             shape: [rows.len(), self.shape[1]],
             row_stride: self.row_stride,
-            written: self.written,
+            init: self.init,
             lifetime: PhantomData,
         }
     }
@@ -186,16 +186,16 @@ fn check_bounds(len: usize, shape: [usize; 2], strides: [usize; 2]) {
     );
 }
 
-/// Where a product goes, as its pieces see it.
+/// The output of a product, for the threads that write its parts.
 #[derive(Clone, Copy, Debug)]
 pub struct Target<T> {
-    /// Its first element.
+    /// The first element.
     pub values: *mut T,
     /// Elements between two rows.
     pub row_stride: usize,
 }
 
-// SAFETY: to write through it is unsafe, and who does so on several threads writes disjoint elements.
+// SAFETY: writing through a target is unsafe, and threads that do so write disjoint elements.
 unsafe impl<T: Send> Sync for Target<T> {}
 
 impl<T> Target<T> {

@@ -1,10 +1,12 @@
-//! Sums with the residual stream.
+//! The kernel of sums with the residual stream.
 
 use burn::backend::Flex;
 use burn_flex::FlexTensor;
 
-use super::real::Scalar;
-use super::{BLOCK, Values, for_each_block, owned, with_scalar};
+use super::dispatch::with_scalar;
+use super::parallel::{BLOCK, for_each_block};
+use super::scalar::Scalar;
+use super::values::{Values, owned};
 use crate::ops::residual::ResidualKernels;
 
 impl ResidualKernels for Flex {

@@ -1,20 +1,38 @@
-//! Root-mean-square normalisation.
+//! The kernels of root-mean-square normalisation.
 
 use burn::backend::Flex;
 use burn_flex::FlexTensor;
 use rayon::prelude::*;
 
-use super::real::{Real, Scalar, dot, dot3};
-use super::unwritten::Unwritten;
-use super::values::Stored;
-use super::{
-    Values, blocks, for_each_block, room, rows_per_block, simd, tensor_of, with_scalar, zeros,
-};
+use super::dispatch::with_scalar;
+use super::parallel::{blocks, for_each_block, rows_per_block, simd};
+use super::scalar::{Real, Scalar, dot, dot3};
+use super::uninit::{UninitVec, zeros};
+use super::values::{Values, tensor_of};
 use crate::ops::rms_norm::{RmsNormKernels, width_of};
 
 impl RmsNormKernels for Flex {
     fn rms_norm_forward(x: &FlexTensor, weight: &FlexTensor, eps: f64) -> FlexTensor {
-        forward(x, weight, eps)
+        let width = width_of(x, weight);
+        let shape = x.layout().shape().clone();
+        with_scalar!(x.dtype(), S => {
+            let (x_values, weight) = (Values::<S>::of(x), Values::<S>::of(weight));
+            let (x_values, weight): (&[S], &[S]) = (&x_values, &weight);
+            let eps = <S as Scalar>::Real::from_f64(eps);
+            let mut y = UninitVec::new(x_values.len());
+            let size = rows_per_block(width) * width;
+            for_each_block(y.slots(), size, #[inline(always)] |start, block| {
+                let rows = x_values[start..].chunks_exact(width);
+                for (y, x) in block.chunks_exact_mut(width).zip(rows) {
+                    let r = inverse_rms(x, eps);
+                    for ((y, &x), &w) in y.iter_mut().zip(x).zip(weight) {
+                        y.write(S::nearest(x.real() * r * w.real()));
+                    }
+                }
+            });
+            // SAFETY: `x` is whole rows as wide as the weight, so the loop has written every element.
+            S::tensor(unsafe { y.assume_init() }, shape)
+        })
     }
 
     fn rms_norm_backward(
@@ -25,7 +43,18 @@ impl RmsNormKernels for Flex {
         eps: f64,
         wanted: [bool; 2],
     ) -> [Option<FlexTensor>; 2] {
-        gradients(x, weight, dy, sum.as_ref(), eps, wanted)
+        let width = width_of(x, weight);
+        with_scalar!(x.dtype(), S => {
+            let x_values = Values::<S>::of(x);
+            let (weight_values, dy_values) = (Values::<S>::of(weight), Values::<S>::of(dy));
+            let operands: [&[S]; 3] = [&x_values, &weight_values, &dy_values];
+            let (sum, eps) = (sum.as_ref().map(Values::<S>::of), <S as Scalar>::Real::from_f64(eps));
+            let (dx, dw) = gradient_values(operands, sum.as_deref(), width, eps, wanted);
+            [
+                dx.map(|dx| S::tensor(dx, x.layout().shape().clone())),
+                dw.map(|dw| tensor_of(dw, [width], weight.dtype())),
+            ]
+        })
     }
 }
 
@@ -34,51 +63,6 @@ impl RmsNormKernels for Flex {
 fn inverse_rms<S: Scalar>(x: &[S], eps: S::Real) -> S::Real {
     let mean_square = dot(x, x) / S::Real::from_f64(x.len() as f64);
     S::Real::ONE / (mean_square + eps).sqrt()
-}
-
-fn forward(x: &FlexTensor, weight: &FlexTensor, eps: f64) -> FlexTensor {
-    let width = width_of(x, weight);
-    let shape = x.layout().shape().clone();
-    with_scalar!(x.dtype(), S => {
-        let (x_values, weight) = (Values::<S>::of(x), Values::<S>::of(weight));
-        let (x_values, weight): (&[S], &[S]) = (&x_values, &weight);
-        let eps = <S as Scalar>::Real::from_f64(eps);
-        let mut y = Unwritten::new(x_values.len());
-        let size = rows_per_block(width) * width;
-        for_each_block(y.slots(), size, #[inline(always)] |start, block| {
-            let rows = x_values[start..].chunks_exact(width);
-            for (y, x) in block.chunks_exact_mut(width).zip(rows) {
-                let r = inverse_rms(x, eps);
-                for ((y, &x), &w) in y.iter_mut().zip(x).zip(weight) {
-                    y.write(S::nearest(x.real() * r * w.real()));
-                }
-            }
-        });
-        // SAFETY: `x` is whole rows as wide as the weight, so the loop has written every element.
-        S::tensor(unsafe { y.written() }, shape)
-    })
-}
-
-fn gradients(
-    x: &FlexTensor,
-    weight: &FlexTensor,
-    dy: &FlexTensor,
-    sum: Option<&FlexTensor>,
-    eps: f64,
-    wanted: [bool; 2],
-) -> [Option<FlexTensor>; 2] {
-    let width = width_of(x, weight);
-    with_scalar!(x.dtype(), S => {
-        let x_values = Values::<S>::of(x);
-        let (weight_values, dy_values) = (Values::<S>::of(weight), Values::<S>::of(dy));
-        let operands: [&[S]; 3] = [&x_values, &weight_values, &dy_values];
-        let (sum, eps) = (sum.map(Values::<S>::of), <S as Scalar>::Real::from_f64(eps));
-        let (dx, dw) = gradient_values(operands, sum.as_deref(), width, eps, wanted);
-        [
-            dx.map(|dx| S::tensor(dx, x.layout().shape().clone())),
-            dw.map(|dw| tensor_of(dw, [width], weight.dtype())),
-        ]
-    })
 }
 
 /// The gradient of one element of a row.
@@ -97,9 +81,9 @@ fn gradient_values<S: Scalar>(
     // At least 16 rows, so that the partial sums of dW stay small beside x itself.
     let size = rows_per_block(width).max(16) * width;
     let count = x.len().div_ceil(size);
-    let mut dx = room::<S>(wanted[0], x.len());
+    let mut dx = wanted[0].then(|| UninitVec::new(x.len()));
     let mut partial_dw = zeros::<S::Real>(wanted[1], count * width);
-    blocks(dx.as_mut().map(Unwritten::slots), size, count)
+    blocks(dx.as_mut().map(UninitVec::slots), size, count)
         .into_par_iter()
         .zip(blocks(partial_dw.as_deref_mut(), width, count))
         .enumerate()
@@ -154,5 +138,5 @@ fn gradient_values<S: Scalar>(
         dw
     });
     // SAFETY: `x` is whole rows as wide as the weight, and a loop has written each row of `dx`.
-    (dx.map(|dx| unsafe { dx.written() }), dw)
+    (dx.map(|dx| unsafe { dx.assume_init() }), dw)
 }

@@ -1,4 +1,4 @@
-//! Rotary position embedding.
+//! The kernel of rotary position embedding.
 
 use std::any::{Any, TypeId};
 use std::collections::HashMap;
@@ -7,14 +7,22 @@ use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use burn::backend::Flex;
 use burn_flex::FlexTensor;
 
-use super::real::{Real, Scalar};
-use super::values::Stored;
-use super::{for_each_block, owned, rows_per_block, with_scalar};
+use super::dispatch::with_scalar;
+use super::parallel::{for_each_block, rows_per_block};
+use super::scalar::{Real, Scalar};
+use super::values::owned;
 use crate::ops::rotary::{RotaryFrequencies, RotaryKernels, Rotation, sizes_of};
 
 impl RotaryKernels for Flex {
     fn rotary_rotate(x: FlexTensor, rotation: Rotation) -> FlexTensor {
-        rotate(x, rotation)
+        let (dtype, [_, seq, heads, head_dim]) = (x.dtype(), sizes_of(&x));
+        with_scalar!(dtype, S => {
+            let mut x = owned::<S>(x);
+            let table = table::<<S as Scalar>::Real>(head_dim, rotation.frequencies, rotation.position_offset + seq);
+            let values = S::storage_mut(&mut x).expect("`owned` gives tensors of this dtype");
+            rotate_values::<S>(values, [seq, heads, head_dim], &table, rotation);
+            x
+        })
     }
 }
 
@@ -39,7 +47,7 @@ fn table<T: Real>(
     positions: usize,
 ) -> Arc<Table<T>> {
     let key = (TypeId::of::<T>(), head_dim, frequencies.bits());
-    // An entry is inserted whole or not at all, so a panic elsewhere has not left one half-made.
+    // An entry is inserted whole or not at all, so the map is valid after a panic.
     let mut tables = TABLES.lock().unwrap_or_else(PoisonError::into_inner);
     let cached = tables.get(&key).and_then(|table| Arc::clone(table).downcast::<Table<T>>().ok());
     if let Some(table) = cached.filter(|table| table.positions >= positions) {
@@ -54,17 +62,6 @@ fn table<T: Real>(
     let table = Arc::new(Table { cos, sin, positions });
     tables.insert(key, Arc::clone(&table) as Arc<dyn Any + Send + Sync>);
     table
-}
-
-fn rotate(x: FlexTensor, rotation: Rotation) -> FlexTensor {
-    let (dtype, [_, seq, heads, head_dim]) = (x.dtype(), sizes_of(&x));
-    with_scalar!(dtype, S => {
-        let mut x = owned::<S>(x);
-        let table = table::<<S as Scalar>::Real>(head_dim, rotation.frequencies, rotation.position_offset + seq);
-        let values = S::storage_mut(&mut x).expect("`owned` gives tensors of this dtype");
-        rotate_values::<S>(values, [seq, heads, head_dim], &table, rotation);
-        x
-    })
 }
 
 fn rotate_values<S: Scalar>(

@@ -1,18 +1,33 @@
-//! The gate of a SwiGLU layer.
+//! The kernels of the gate of a SwiGLU layer.
 
 use burn::backend::Flex;
 use burn_flex::FlexTensor;
 use rayon::prelude::*;
 
-use super::real::{Real, Scalar};
-use super::unwritten::Unwritten;
-use super::values::Stored;
-use super::{BLOCK, Values, blocks, for_each_block, room, simd, with_scalar};
+use super::dispatch::with_scalar;
+use super::parallel::{BLOCK, blocks, for_each_block, simd};
+use super::scalar::{Real, Scalar};
+use super::uninit::UninitVec;
+use super::values::Values;
 use crate::ops::swiglu::SwigluKernels;
 
 impl SwigluKernels for Flex {
     fn swiglu_forward(gate: &FlexTensor, up: &FlexTensor) -> FlexTensor {
-        forward(gate, up)
+        let shape = gate.layout().shape().clone();
+        assert_eq!(&shape, up.layout().shape(), "swiglu: gate and up differ in shape");
+        with_scalar!(gate.dtype(), S => {
+            let (gate_values, up) = (Values::<S>::of(gate), Values::<S>::of(up));
+            let (gate_values, up): (&[S], &[S]) = (&gate_values, &up);
+            let mut y = UninitVec::new(gate_values.len());
+            for_each_block(y.slots(), BLOCK, #[inline(always)] |start, block| {
+                for ((y, &g), &u) in block.iter_mut().zip(&gate_values[start..]).zip(&up[start..]) {
+                    let (g, u) = (g.real(), u.real());
+                    y.write(S::nearest(g * sigmoid(g) * u));
+                }
+            });
+            // SAFETY: the operands are as long as `y`, so the loop has written every element.
+            S::tensor(unsafe { y.assume_init() }, shape)
+        })
     }
 
     fn swiglu_backward(
@@ -21,7 +36,15 @@ impl SwigluKernels for Flex {
         dy: &FlexTensor,
         wanted: [bool; 2],
     ) -> [Option<FlexTensor>; 2] {
-        gradients(gate, up, dy, wanted)
+        with_scalar!(gate.dtype(), S => {
+            let gate_values = Values::<S>::of(gate);
+            let (up_values, dy_values) = (Values::<S>::of(up), Values::<S>::of(dy));
+            let [dgate, dup] = gradient_values::<S>([&gate_values, &up_values, &dy_values], wanted);
+            [
+                dgate.map(|dgate| S::tensor(dgate, gate.layout().shape().clone())),
+                dup.map(|dup| S::tensor(dup, up.layout().shape().clone())),
+            ]
+        })
     }
 }
 
@@ -30,49 +53,14 @@ fn sigmoid<T: Real>(x: T) -> T {
     T::ONE / (T::ONE + (-x).exp())
 }
 
-fn forward(gate: &FlexTensor, up: &FlexTensor) -> FlexTensor {
-    let shape = gate.layout().shape().clone();
-    assert_eq!(&shape, up.layout().shape(), "swiglu: gate and up differ in shape");
-    with_scalar!(gate.dtype(), S => {
-        let (gate_values, up) = (Values::<S>::of(gate), Values::<S>::of(up));
-        let (gate_values, up): (&[S], &[S]) = (&gate_values, &up);
-        let mut y = Unwritten::new(gate_values.len());
-        for_each_block(y.slots(), BLOCK, #[inline(always)] |start, block| {
-            for ((y, &g), &u) in block.iter_mut().zip(&gate_values[start..]).zip(&up[start..]) {
-                let (g, u) = (g.real(), u.real());
-                y.write(S::nearest(g * sigmoid(g) * u));
-            }
-        });
-        // SAFETY: the operands are as long as `y`, so the loop has written every element.
-        S::tensor(unsafe { y.written() }, shape)
-    })
-}
-
-fn gradients(
-    gate: &FlexTensor,
-    up: &FlexTensor,
-    dy: &FlexTensor,
-    wanted: [bool; 2],
-) -> [Option<FlexTensor>; 2] {
-    with_scalar!(gate.dtype(), S => {
-        let gate_values = Values::<S>::of(gate);
-        let (up_values, dy_values) = (Values::<S>::of(up), Values::<S>::of(dy));
-        let [dgate, dup] = gradient_values::<S>([&gate_values, &up_values, &dy_values], wanted);
-        [
-            dgate.map(|dgate| S::tensor(dgate, gate.layout().shape().clone())),
-            dup.map(|dup| S::tensor(dup, up.layout().shape().clone())),
-        ]
-    })
-}
-
 fn gradient_values<S: Scalar>([gate, up, dy]: [&[S]; 3], wanted: [bool; 2]) -> [Option<Vec<S>>; 2] {
     let (len, size) = (gate.len(), BLOCK);
     let count = len.div_ceil(size);
-    let mut dgate = room::<S>(wanted[0], len);
-    let mut dup = room::<S>(wanted[1], len);
-    blocks(dgate.as_mut().map(Unwritten::slots), size, count)
+    let mut dgate = wanted[0].then(|| UninitVec::new(len));
+    let mut dup = wanted[1].then(|| UninitVec::new(len));
+    blocks(dgate.as_mut().map(UninitVec::slots), size, count)
         .into_par_iter()
-        .zip(blocks(dup.as_mut().map(Unwritten::slots), size, count))
+        .zip(blocks(dup.as_mut().map(UninitVec::slots), size, count))
         .enumerate()
         .for_each(|(i, (dgate, dup))| {
             let range = i * size..len.min((i + 1) * size);
@@ -103,8 +91,8 @@ fn gradient_values<S: Scalar>([gate, up, dy]: [&[S]; 3], wanted: [bool; 2]) -> [
                 },
             );
         });
-    // SAFETY: each block is as long as its operands, and the loops write every element of what is there.
-    [dgate, dup].map(|gradient| gradient.map(|gradient| unsafe { gradient.written() }))
+    // SAFETY: each block is as long as its operands, and the loops write every element of a wanted gradient.
+    [dgate, dup].map(|gradient| gradient.map(|gradient| unsafe { gradient.assume_init() }))
 }
 
 /// The gradients of one gate and one up value.

@@ -1,52 +1,18 @@
-//! Tensors as slices, and conversions between float types.
+//! Tensors as slices and matrices, and conversions between float types.
 
 use std::borrow::Cow;
 use std::marker::PhantomData;
 use std::ops::Deref;
 
 use burn::backend::Flex;
-use burn::tensor::{DType, FloatDType, Shape, TensorData, bf16, f16};
+use burn::tensor::{DType, FloatDType, bf16};
 use burn_backend::ops::FloatTensorOps;
 use burn_flex::FlexTensor;
 
 use super::matrix::Matrix;
-use super::real::Scalar;
-use super::unwritten::Unwritten;
-use super::{BLOCK, for_each_block};
-
-/// A float type that kernels read from tensors and write to them.
-pub trait Stored: Copy + Send + Sync + 'static {
-    /// The dtype of a tensor of this type.
-    const DTYPE: DType;
-
-    /// The buffer that `tensor` is a view of, or `None` if its dtype is another.
-    fn storage(tensor: &FlexTensor) -> Option<&[Self]>;
-    /// The buffer of `tensor` for writing, copied first if it is shared; `None` if its dtype is
-    /// another.
-    fn storage_mut(tensor: &mut FlexTensor) -> Option<&mut [Self]>;
-    /// A contiguous tensor of `values`.
-    fn tensor(values: Vec<Self>, shape: Shape) -> FlexTensor;
-}
-
-macro_rules! stored {
-    ($($type:ident: $dtype:ident),+) => {$(
-        impl Stored for $type {
-            const DTYPE: DType = DType::$dtype;
-
-            fn storage(tensor: &FlexTensor) -> Option<&[Self]> {
-                (tensor.dtype() == Self::DTYPE).then(|| tensor.storage())
-            }
-            fn storage_mut(tensor: &mut FlexTensor) -> Option<&mut [Self]> {
-                (tensor.dtype() == Self::DTYPE).then(|| tensor.storage_mut())
-            }
-            fn tensor(values: Vec<Self>, shape: Shape) -> FlexTensor {
-                FlexTensor::from_data(TensorData::new(values, shape))
-            }
-        }
-    )+};
-}
-
-stored!(f32: F32, f64: F64, bf16: BF16, f16: F16);
+use super::parallel::{BLOCK, for_each_block};
+use super::scalar::Scalar;
+use super::uninit::UninitVec;
 
 /// The values of a float tensor as the type a kernel computes in, in row-major order: borrowed
 /// where the tensor is contiguous and of that type, otherwise a temporary copy.
@@ -55,7 +21,7 @@ pub struct Values<'a, T> {
     stored: PhantomData<T>,
 }
 
-impl<'a, T: Stored> Values<'a, T> {
+impl<'a, T: Scalar> Values<'a, T> {
     /// Views or copies `tensor`.
     pub fn of(tensor: &'a FlexTensor) -> Self {
         let mut tensor = in_dtype::<T>(tensor);
@@ -66,7 +32,7 @@ impl<'a, T: Stored> Values<'a, T> {
     }
 }
 
-impl<T: Stored> Deref for Values<'_, T> {
+impl<T: Scalar> Deref for Values<'_, T> {
     type Target = [T];
 
     fn deref(&self) -> &[T] {
@@ -83,12 +49,12 @@ pub struct MatrixValues<'a, T> {
     stored: PhantomData<T>,
 }
 
-impl<'a, T: Stored> MatrixValues<'a, T> {
+impl<'a, T: Scalar> MatrixValues<'a, T> {
     /// Views or copies `tensor`, which has two dimensions.
     pub fn of(tensor: &'a FlexTensor) -> Self {
         assert_eq!(tensor.layout().num_dims(), 2, "a matrix has two dimensions");
         let mut tensor = in_dtype::<T>(tensor);
-        // A stride of 0 (broadcast) or below (flipped) is rare and not worth a path of its own.
+        // A stride of 0 (broadcast) or below (flipped) is rare, so such a tensor is copied.
         if tensor.layout().strides().iter().any(|&stride| stride <= 0) {
             tensor = Cow::Owned(tensor.to_contiguous());
         }
@@ -109,7 +75,7 @@ impl<'a, T: Stored> MatrixValues<'a, T> {
     }
 }
 
-fn in_dtype<T: Stored>(tensor: &FlexTensor) -> Cow<'_, FlexTensor> {
+fn in_dtype<T: Scalar>(tensor: &FlexTensor) -> Cow<'_, FlexTensor> {
     if tensor.dtype() == T::DTYPE {
         return Cow::Borrowed(tensor);
     }
@@ -123,9 +89,9 @@ fn in_dtype<T: Stored>(tensor: &FlexTensor) -> Cow<'_, FlexTensor> {
     Cow::Owned(in_float(tensor.clone(), DType::F32))
 }
 
-/// `tensor` for changing in place: of the type that a kernel computes in, and all of its buffer, in row-major
-/// order. Nothing is copied where it is so already.
-pub fn owned<T: Stored>(tensor: FlexTensor) -> FlexTensor {
+/// `tensor` for changing in place: converted to `T`, contiguous, and a view of its whole buffer. A tensor
+/// that is so already is not copied.
+pub fn owned<T: Scalar>(tensor: FlexTensor) -> FlexTensor {
     let tensor = match in_dtype::<T>(&tensor) {
         Cow::Borrowed(_) => tensor,
         Cow::Owned(converted) => converted,
@@ -139,7 +105,7 @@ pub fn owned<T: Stored>(tensor: FlexTensor) -> FlexTensor {
 }
 
 /// A contiguous tensor of `values` in `dtype`.
-pub fn tensor_of<T: Stored>(
+pub fn tensor_of<T: Scalar>(
     values: Vec<T>,
     shape: impl Into<burn::tensor::Shape>,
     dtype: DType,
@@ -157,7 +123,7 @@ pub fn in_float(tensor: FlexTensor, dtype: DType) -> FlexTensor {
     }
 }
 
-fn converted<S: Stored, T: Stored>(
+fn converted<S: Scalar, T: Scalar>(
     tensor: &FlexTensor,
     convert: impl Fn(S) -> T + Sync + Send,
 ) -> FlexTensor {
@@ -169,7 +135,7 @@ pub fn convert_values<S: Copy + Sync, T: Copy + Send>(
     values: &[S],
     convert: impl Fn(S) -> T + Sync + Send,
 ) -> Vec<T> {
-    let mut result = Unwritten::new(values.len());
+    let mut result = UninitVec::new(values.len());
     for_each_block(
         result.slots(),
         4 * BLOCK,
@@ -181,7 +147,7 @@ pub fn convert_values<S: Copy + Sync, T: Copy + Send>(
         },
     );
     // SAFETY: the blocks are all elements, and there is a value for each of them.
-    unsafe { result.written() }
+    unsafe { result.assume_init() }
 }
 
 /// The values of an int tensor in row-major order.

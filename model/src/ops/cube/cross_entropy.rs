@@ -10,12 +10,13 @@ use cubecl::prelude::*;
 use super::matmul::{Output, matmul, transposed};
 use super::sums::{cube_max, cube_sum, zeros};
 use super::{
-    UNITS, WIDEST, address_type, arg, cubes, cubes_for, elem, empty, flat, len_of, vector_size,
+    UNITS, WIDEST, address_type, arg, contiguous, cubes, cubes_for, elem, empty, len_of,
+    vector_size,
 };
 use crate::ops::cross_entropy::{CrossEntropyKernels, HeadLayout};
 
-/// Blocks of rows begin at multiples of this, so that a block begins at a multiple of 512 bytes, as
-/// devices ask of a buffer's offset.
+/// Blocks of rows begin at multiples of this, so that a block begins at a multiple of 512 bytes, as devices
+/// require of the offset of a buffer.
 const ROWS: usize = 256;
 
 /// Rows whose logits exist at one time: enough for the matrix products to run at full speed, fewer where
@@ -35,11 +36,11 @@ impl CrossEntropyKernels for CubeBackend {
         wanted: [bool; 2],
     ) -> (CubeTensor, [Option<CubeTensor>; 2]) {
         let [rows, d_model, vocab] = layout.sizes(hidden, weight, targets);
-        let (hidden, targets) = (flat(hidden), into_contiguous(targets.clone()));
+        let (hidden, targets) = (contiguous(hidden), into_contiguous(targets.clone()));
         let losses = empty(&hidden, [rows], DType::F32);
         let dhidden = wanted[0].then(|| empty(&hidden, [rows, d_model], DType::F32));
         let mut dweight = None;
-        // Seen as [d_model, vocab] in either layout.
+        // The weight as `[d_model, vocab]` in either layout.
         let columns = match layout {
             HeadLayout::VocabRows => transposed(weight),
             HeadLayout::VocabColumns => weight.clone(),
@@ -50,7 +51,7 @@ impl CrossEntropyKernels for CubeBackend {
             let count = block_rows.min(rows - start);
             let block = rows_at(&hidden, start, count);
             let logits = matmul(block.clone(), columns.clone(), 1.0, Output::New(DType::F32));
-            // Without `scale`, which may be too small for `f16`; the products below put it in.
+            // Without `scale`, which may be too small for `f16`. The products below multiply by it.
             let dlogits = match derive {
                 true => empty(&hidden, [count, vocab], hidden.dtype),
                 false => empty(&hidden, [1, WIDEST], hidden.dtype),
@@ -80,7 +81,7 @@ impl CrossEntropyKernels for CubeBackend {
     }
 
     fn cross_entropy_backward(gradient: CubeTensor, dy: &CubeTensor, dtype: DType) -> CubeTensor {
-        let dy = flat(dy);
+        let dy = contiguous(dy);
         let scaled = empty(&gradient, gradient.meta.shape().clone(), dtype);
         let len = len_of(&gradient);
         if len > 0 {

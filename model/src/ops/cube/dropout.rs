@@ -5,13 +5,14 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
-use super::{address_type, arg, cubes_for, elem, empty, flat, len_of};
-use crate::ops::dropout::{DropoutKernels, DropoutMask, GOLDEN};
+use super::{address_type, arg, contiguous, cubes_for, elem, empty, len_of};
+use crate::ops::dropout::{DropoutKernels, DropoutMask};
+use crate::random::{FACTORS, GOLDEN};
 
 impl DropoutKernels for CubeBackend {
     fn dropout_apply(x: &CubeTensor, mask: DropoutMask) -> CubeTensor {
-        let x = flat(x);
-        // No hash is below 0. The factor is 1 to the last bit of an `f32` then.
+        let x = contiguous(x);
+        // A threshold of 0 drops nothing, and the factor is 1 in `f32`.
         let Some(last_dropped) = mask.threshold.checked_sub(1) else { return x };
         let y = empty(&x, x.meta.shape().clone(), x.dtype);
         let len = len_of(&x);
@@ -39,10 +40,6 @@ impl DropoutKernels for CubeBackend {
         y
     }
 }
-
-/// Factors of SplitMix64's finaliser, as in [`crate::random::mix`].
-const FIRST: u64 = 0xBF58_476D_1CE4_E5B9;
-const SECOND: u64 = 0x94D0_49BB_1331_11EB;
 
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn apply_kernel<F: Float>(
@@ -77,13 +74,15 @@ fn upper_hash(index: usize, first_low: u32, first_high: u32) -> u32 {
     // z ^ (z >> 30), times the first factor.
     low ^= (low >> 30u32) | (high << 2u32);
     high ^= high >> 30u32;
-    high = times_high(low, high, comptime!(FIRST as u32), comptime!((FIRST >> 32) as u32));
-    low *= comptime!(FIRST as u32);
+    high =
+        times_high(low, high, comptime!(FACTORS[0] as u32), comptime!((FACTORS[0] >> 32) as u32));
+    low *= comptime!(FACTORS[0] as u32);
 
     // z ^ (z >> 27), times the second.
     low ^= (low >> 27u32) | (high << 5u32);
     high ^= high >> 27u32;
-    high = times_high(low, high, comptime!(SECOND as u32), comptime!((SECOND >> 32) as u32));
+    high =
+        times_high(low, high, comptime!(FACTORS[1] as u32), comptime!((FACTORS[1] >> 32) as u32));
 
     // The upper half of z ^ (z >> 31).
     high ^ (high >> 31u32)
@@ -95,9 +94,9 @@ fn times_high(low: u32, high: u32, #[comptime] by_low: u32, #[comptime] by_high:
     low.mul_hi(by_low.runtime()) + low * by_high + high * by_low
 }
 
-/// Bits 32 and up of an index, of which there are none where indices have 32 bits.
+/// The upper 32 bits of an index, which are 0 where indices have 32 bits.
 #[cube]
 fn upper_half(index: usize) -> u32 {
-    // Two shifts, since one by all bits of a type is not defined.
+    // Two shifts, since a shift by all bits of a type is not defined.
     u32::cast_from((index >> 16usize) >> 16usize)
 }

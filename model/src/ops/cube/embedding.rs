@@ -1,11 +1,11 @@
 //! Lookup of rows of a table.
 //!
-//! The gradient of the table is a sum over the places of an id, which must have one order. Instead of
-//! adding atomically (any order) or sorting the ids (a dozen launches of a radix sort, or a wait for the
-//! host), each place looks for the next place with its id and for whether there is an earlier one; the
-//! first place of an id then walks along these links and sums the gradients in ascending order. Looking
-//! costs at most one comparison per pair of places, of integers that lie in the cache: little beside
-//! the head's matrix products up to some 10⁵ places per pass, and no memory but two words per place.
+//! The gradient of the table is a sum over the places of an id, which must have one order. Instead of adding
+//! atomically (any order) or sorting the ids (a dozen launches of a radix sort, or a wait for the host), each
+//! place searches for the next place with its id and for an earlier one. The first place of an id then
+//! follows these links and sums the gradients in ascending order. The search takes at most one comparison per
+//! pair of places, of integers that are in the cache. Up to some 10⁵ places per pass, that is little beside
+//! the head's matrix products. It takes two words of memory per place.
 
 use burn::tensor::{DType, Shape};
 use burn_cubecl::CubeBackend;
@@ -16,14 +16,14 @@ use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
 use super::sums::zeros;
-use super::{address_type, arg, cubes_for, elem, empty, flat, len_of, vector_size};
+use super::{address_type, arg, contiguous, cubes_for, elem, empty, len_of, vector_size};
 use crate::ops::embedding::EmbeddingKernels;
 
 impl EmbeddingKernels for CubeBackend {
     fn embedding_forward(weight: &CubeTensor, ids: &CubeTensor) -> CubeTensor {
         let [vocab, d_model] = weight.meta.shape().dims();
         let [batch, seq] = ids.meta.shape().dims();
-        let (weight, ids) = (flat(weight), into_contiguous(ids.clone()));
+        let (weight, ids) = (contiguous(weight), into_contiguous(ids.clone()));
         let y = empty(&weight, [batch, seq, d_model], weight.dtype);
         let len = len_of(&y);
         if len == 0 {
@@ -59,7 +59,7 @@ impl EmbeddingKernels for CubeBackend {
         dtype: DType,
     ) -> CubeTensor {
         let [vocab, d_model] = shape.dims();
-        let (ids, dy) = (into_contiguous(ids.clone()), flat(dy));
+        let (ids, dy) = (into_contiguous(ids.clone()), contiguous(dy));
         let dw = zeros(&dy, shape, dtype);
         let places = len_of(&ids);
         if places == 0 || d_model == 0 {
@@ -125,8 +125,8 @@ fn forward_kernel<F: Float, I: Int, N: Size>(
     }
 }
 
-/// Of every place, the next place with its id (their number if there is none), and whether it is the
-/// first place of an id that is in the vocabulary.
+/// Writes for every place the next place with the same id (the number of places if there is none), and
+/// whether it is the first place of an id in the vocabulary.
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn links_kernel<I: Int>(ids: &[I], links: &mut [u32], vocab: i32, #[define(I)] _dtype: ElemType) {
     let place = ABSOLUTE_POS;

@@ -1,4 +1,4 @@
-//! Matrix product with a weight, and its bias.
+//! Linear maps on a GPU.
 
 use burn::tensor::DType;
 use burn_backend::ops::FloatTensorOps;
@@ -7,7 +7,7 @@ use burn_cubecl::tensor::CubeTensor;
 
 use super::matmul::{Output, matmul, matmul_bias, transposed};
 use super::sums::column_sums;
-use super::{flat, len_of, reshaped};
+use super::{contiguous, len_of, reshaped};
 use crate::ops::linear::{LinearKernels, rows_of};
 use crate::ops::shared::Prepared;
 
@@ -24,7 +24,7 @@ impl LinearKernels for CubeBackend {
             None => matmul(rows, weight, 1.0, Output::New(x.dtype)),
             Some(bias) => {
                 assert_eq!(len_of(bias), d_out, "linear: the length of the bias");
-                matmul_bias(rows, weight, &flat(bias), x.dtype)
+                matmul_bias(rows, weight, &contiguous(bias), x.dtype)
             }
         };
         with_width(y, x, d_out)
@@ -45,7 +45,7 @@ impl LinearKernels for CubeBackend {
         }
     }
 
-    /// Operands are read as they lie, so there is nothing to prepare.
+    /// Operands are read in place with any strides, so there is nothing to prepare.
     fn linear_weight_gradient(
         x: &CubeTensor,
         dy: &CubeTensor,
@@ -56,14 +56,14 @@ impl LinearKernels for CubeBackend {
     }
 
     fn linear_bias_gradient(dy: &CubeTensor, dtype: DType) -> CubeTensor {
-        column_sums(&flat(dy), rows_of(dy), dtype)
+        column_sums(&contiguous(dy), rows_of(dy), dtype)
     }
 }
 
-/// `x` as a matrix of its rows, without gaps.
+/// `x` as a contiguous matrix of its rows.
 fn as_rows(x: &CubeTensor) -> CubeTensor {
     let shape = rows_of(x);
-    reshaped(flat(x), shape)
+    reshaped(contiguous(x), shape)
 }
 
 /// `rows` in the shape of `like`, but with rows of `width` elements.

@@ -12,13 +12,13 @@ use super::{empty, len_of};
 #[cfg(feature = "cuda")]
 pub use super::cublaslt::allow_tf32;
 
-/// Where a product goes.
+/// The output of a product.
 pub enum Output {
-    /// To a tensor of this dtype.
+    /// A new tensor of this dtype.
     New(DType),
-    /// Over what a contiguous tensor holds.
+    /// The contents of a contiguous tensor are replaced.
     Overwrite(CubeTensor),
-    /// Added to what a contiguous tensor holds.
+    /// The product is added to the contents of a contiguous tensor.
     Add(CubeTensor),
 }
 
@@ -76,7 +76,7 @@ fn product(
     output
 }
 
-/// Whether the whole product is now queued with a library.
+/// Queues the product with a library if one can compute it, and returns whether it did.
 #[cfg(feature = "cuda")]
 fn by_library(
     a: &CubeTensor,
@@ -101,7 +101,7 @@ fn by_library(
     false
 }
 
-/// `a · b` over what `output` holds.
+/// Writes `a · b` over the contents of `output`.
 fn by_kernel(a: CubeTensor, b: CubeTensor, output: &CubeTensor) {
     let (strategy, dtype) = (MatmulStrategy::default(), output.dtype);
     multiply_by_kernel(a, b, Some(output.clone()), strategy, dtype)

@@ -1,12 +1,12 @@
-//! The kernels in CubeCL, for whatever CubeCL runs on.
+//! The kernels in CubeCL, for every GPU that CubeCL runs on.
 //!
 //! Kernels are generic over the dtypes of tensors and compute in `f32`. They read and write contiguous
 //! buffers: operands with gaps or other strides are copied first, results are allocated without
 //! padding. A launch never waits for the device. Every sum has an order that depends on the shapes
 //! alone, and nothing is added atomically, so that a result has the same bits in every run.
 //!
-//! Values that only the device knows cannot be checked without waiting for it. Where the CPU panics
-//! because of one (an id outside the vocabulary), these kernels write NaN, which makes the loss NaN.
+//! Values that are only on the device cannot be checked without waiting for it. Where the CPU panics because
+//! of such a value (an id outside the vocabulary), these kernels write NaN, which makes the loss NaN.
 
 pub mod attention;
 mod cross_entropy;
@@ -33,34 +33,34 @@ use cubecl::client::Client;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
-/// Units of a cube where nothing asks for another number.
+/// Units of a cube, by default.
 const UNITS: usize = 256;
 
 /// Elements that a unit reads at once, at most: sixteen bytes of `f32`.
 const WIDEST: usize = 4;
 
-/// `tensor` without gaps between its elements, which the kernels take for granted.
+/// `tensor` without gaps between its elements, as the kernels require.
 ///
 /// # Panics
 ///
-/// If its dtype is not one of 32 bits or less, or not one the device can hold: a kernel on such a
-/// tensor would fail on the device's own thread, and reading its result would not.
-fn flat(tensor: &CubeTensor) -> CubeTensor {
+/// If the dtype has more than 32 bits, or if the device has no tensors of it: a kernel on such a tensor would
+/// fail on the device's own thread, and reading its result would not.
+fn contiguous(tensor: &CubeTensor) -> CubeTensor {
     assert_float(tensor, tensor.dtype);
     into_contiguous(tensor.clone())
 }
 
-/// [`flat`], in `dtype`.
-fn flat_in(tensor: &CubeTensor, dtype: DType) -> CubeTensor {
+/// [`contiguous`], in `dtype`.
+fn contiguous_in(tensor: &CubeTensor, dtype: DType) -> CubeTensor {
     if tensor.dtype == dtype {
-        return flat(tensor);
+        return contiguous(tensor);
     }
     assert_float(tensor, tensor.dtype);
     assert_float(tensor, dtype);
     into_contiguous(cast(tensor.clone(), dtype))
 }
 
-/// Room for a float tensor without gaps on the device of `like`. Its contents are arbitrary.
+/// A contiguous float tensor on the device of `like`. Its contents are arbitrary.
 fn empty(like: &CubeTensor, shape: impl Into<Shape>, dtype: DType) -> CubeTensor {
     assert_float(like, dtype);
     let (client, device) = (like.client.clone(), like.device.clone());
@@ -98,17 +98,18 @@ fn arg(tensor: &CubeTensor, vector: usize) -> BufferArg {
     unsafe { BufferArg::from_raw_parts(tensor.handle.clone(), len_of(tensor) / vector) }
 }
 
-/// The dtype of `tensor` as kernels are told of it.
+/// The dtype of `tensor`, as an argument of a kernel.
 fn elem(tensor: &CubeTensor) -> ElemType {
     dtype_to_storage_type(tensor.dtype)
 }
 
-/// How wide an index into the largest of `tensors` is.
+/// The type of an index into the largest of `tensors`.
 fn address_type(tensors: &[&CubeTensor]) -> AddressType {
     tensors.iter().map(|tensor| tensor.required_address_type()).max().unwrap_or_default()
 }
 
-/// How many elements to read at once so that rows of `width` elements of these tensors come out even.
+/// The number of elements to read at once, a divisor of `width`, for rows of `width` elements of these
+/// tensors.
 fn vector_size(tensors: &[&CubeTensor], width: usize) -> usize {
     let widest = tensors.iter().map(|tensor| tensor.dtype.size()).max().unwrap_or(1);
     let Some(tensor) = tensors.first() else { return 1 };

@@ -8,7 +8,7 @@ use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
 use super::sums::{column_sums, cube_sum, units_for};
-use super::{address_type, arg, cubes, elem, empty, flat, len_of, vector_size};
+use super::{address_type, arg, contiguous, cubes, elem, empty, len_of, vector_size};
 use crate::ops::rms_norm::{RmsNormKernels, width_of};
 
 /// Rows that a cube of the backward pass works on, at least: the partial sums of dW, one row per cube,
@@ -20,7 +20,7 @@ const BLOCKS: usize = 2048;
 impl RmsNormKernels for CubeBackend {
     fn rms_norm_forward(x: &CubeTensor, weight: &CubeTensor, eps: f64) -> CubeTensor {
         let width = width_of(x, weight);
-        let (x, weight) = (flat(x), flat(weight));
+        let (x, weight) = (contiguous(x), contiguous(weight));
         let y = empty(&x, x.meta.shape().clone(), x.dtype);
         let rows = len_of(&x) / width;
         if rows == 0 {
@@ -58,7 +58,7 @@ impl RmsNormKernels for CubeBackend {
         wanted: [bool; 2],
     ) -> [Option<CubeTensor>; 2] {
         let width = width_of(x, weight);
-        let (x, weight, dy) = (flat(x), flat(weight), flat(dy));
+        let (x, weight, dy) = (contiguous(x), contiguous(weight), contiguous(dy));
         let rows = len_of(&x) / width;
         let per_block = rows.div_ceil(BLOCKS).max(ROWS);
         let blocks = rows.div_ceil(per_block);
@@ -90,7 +90,7 @@ impl RmsNormKernels for CubeBackend {
                 );
             }
         }
-        // Both come out of one pass over the operands, whoever wants them.
+        // One pass over the operands computes both gradients, whichever is wanted.
         let dw = || column_sums(&partial, [blocks, width], weight.dtype);
         let dx = wanted[0].then_some(dx).map(|dx| match sum {
             None => dx,

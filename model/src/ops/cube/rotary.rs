@@ -10,13 +10,13 @@ use burn_cubecl::{CubeBackend, CubeDevice};
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
-use super::{address_type, arg, cubes_for, elem, empty, flat, len_of, vector_size};
+use super::{address_type, arg, contiguous, cubes_for, elem, empty, len_of, vector_size};
 use crate::ops::rotary::{RotaryFrequencies, RotaryKernels, Rotation, sizes_of};
 
 impl RotaryKernels for CubeBackend {
     fn rotary_rotate(x: CubeTensor, rotation: Rotation) -> CubeTensor {
         let [_, seq, heads, head_dim] = sizes_of(&x);
-        let x = flat(&x);
+        let x = contiguous(&x);
         let y = empty(&x, x.meta.shape().clone(), x.dtype);
         let half = head_dim / 2;
         if len_of(&x) == 0 {
@@ -66,7 +66,7 @@ fn table(
     positions: usize,
 ) -> CubeTensor {
     let key = (like.device.clone(), head_dim, frequencies.bits());
-    // An entry is inserted whole or not at all, so a panic elsewhere has not left one half-made.
+    // An entry is inserted whole or not at all, so the map is valid after a panic.
     let mut tables = TABLES.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(table) = tables.get(&key).filter(|table| table.meta.shape()[0] >= positions) {
         return table.clone();
@@ -82,7 +82,7 @@ fn table(
         }
     }
     let data = TensorData::new(values, [positions, 2, half]).convert_dtype(DType::F32);
-    let table = flat(&CubeBackend::float_from_data(data, &like.device));
+    let table = contiguous(&CubeBackend::float_from_data(data, &like.device));
     tables.insert(key, table.clone());
     table
 }

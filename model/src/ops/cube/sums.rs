@@ -24,7 +24,7 @@ pub fn cube_sum(value: f32, #[comptime] units: usize) -> f32 {
         half /= 2;
     }
     let sum = room[0];
-    // The room is used again by the next sum of the same loop.
+    // The next sum of the same loop uses the shared memory again.
     sync_cube();
     sum
 }

@@ -5,14 +5,14 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
-use super::{address_type, arg, cubes_for, elem, empty, flat, len_of, vector_size};
+use super::{address_type, arg, contiguous, cubes_for, elem, empty, len_of, vector_size};
 use crate::ops::swiglu::SwigluKernels;
 
 impl SwigluKernels for CubeBackend {
     fn swiglu_forward(gate: &CubeTensor, up: &CubeTensor) -> CubeTensor {
         let shape = gate.meta.shape().clone();
         assert_eq!(&shape, up.meta.shape(), "swiglu: gate and up differ in shape");
-        let (gate, up) = (flat(gate), flat(up));
+        let (gate, up) = (contiguous(gate), contiguous(up));
         let y = empty(&gate, shape, gate.dtype);
         let len = len_of(&y);
         if len == 0 {
@@ -43,7 +43,7 @@ impl SwigluKernels for CubeBackend {
         dy: &CubeTensor,
         wanted: [bool; 2],
     ) -> [Option<CubeTensor>; 2] {
-        let (gate, up, dy) = (flat(gate), flat(up), flat(dy));
+        let (gate, up, dy) = (contiguous(gate), contiguous(up), contiguous(dy));
         let shape = gate.meta.shape().clone();
         let dgate = empty(&gate, shape.clone(), gate.dtype);
         let dup = empty(&gate, shape, up.dtype);
@@ -68,7 +68,7 @@ impl SwigluKernels for CubeBackend {
                 );
             }
         }
-        // Both come out of one pass over the operands, whoever wants them.
+        // One pass over the operands computes both gradients, whichever is wanted.
         [wanted[0].then_some(dgate), wanted[1].then_some(dup)]
     }
 }

@@ -13,7 +13,7 @@ use cubecl::{Compiler, CubeKernel};
 use cubecl_cuda::CudaRuntime;
 use cubecl_cuda::compiler::{CudaBackend, CudaCompilationOptions, CudaCompiler};
 use cubecl_runtime::runtime::Runtime;
-use kiln_model::ops::cube::attention::{Engine, Pass, Tile, kernels};
+use kiln_model::ops::cube::attention::{Instructions, Pass, Tile, kernels};
 
 /// A GPU of compute capability 8.0 or 9.0.
 fn properties(version: u32) -> Arc<DeviceProperties> {
@@ -132,10 +132,10 @@ fn attention_tiles_fit_the_device() {
         Tile::select(Pass::Keys, properties, dtype, head_dim)
     };
     let large = tile(&small, FloatKind::BF16, 128).expect("a tile");
-    assert_eq!(large.engine, Engine::TensorCores);
+    assert_eq!(large.instructions, Instructions::TensorCores);
     // What WebGPU promises.
     small.hardware.max_shared_memory_size = 16 * 1024;
-    assert_eq!(tile(&small, FloatKind::BF16, 128).expect("a tile").engine, Engine::Fma);
+    assert_eq!(tile(&small, FloatKind::BF16, 128).expect("a tile").instructions, Instructions::Fma);
     assert!(tile(&small, FloatKind::F32, 128).is_some());
     small.hardware.max_shared_memory_size = 1024;
     assert_eq!(tile(&small, FloatKind::F32, 128), None);

@@ -76,7 +76,7 @@ impl Manifest {
         }
         let mut seen = HashSet::new();
         for tensor in &self.tensors {
-            let of = |problem: String| format!("`{}`: {problem}", tensor.saved.key(&tensor.name));
+            let of = |problem: String| format!("`{}`: {problem}", tensor.key());
             tensor.check(&self.files).map_err(of)?;
             if tensor.saved.slot().is_some_and(|name| !self.optimizer.keeps(name)) {
                 return Err(of(format!("`{}` keeps no such state", self.optimizer.name)));

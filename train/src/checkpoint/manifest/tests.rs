@@ -13,6 +13,7 @@ fn manifest() -> Manifest {
     };
     let tensor = |name: &str, saved, shape: &[usize], pieces| TensorEntry {
         name: name.to_owned(),
+        name_in_files: None,
         saved,
         unit: 0,
         dtype: "F32".to_owned(),
@@ -82,10 +83,27 @@ fn version_2_is_the_built_in_decoder_under_adamw() {
     assert_eq!(old.architecture, Architecture::decoder());
     assert_eq!(old.optimizer, SavedOptimizer::adamw());
     // Since then, each has to be there.
-    for key in ["architecture", "optimizer"] {
-        let problem = Manifest::from_bytes(&bytes(FORMAT_VERSION, &[key])).unwrap_err();
+    for (version, key) in [(3, "architecture"), (3, "optimizer"), (FORMAT_VERSION, "optimizer")] {
+        let problem = Manifest::from_bytes(&bytes(version, &[key])).unwrap_err();
         assert!(problem.contains("does not say what it was trained with"), "{problem}");
     }
+}
+
+#[test]
+fn until_version_3_names_have_the_arms_of_enums() {
+    let read = |version| {
+        let mut manifest = manifest();
+        manifest.format_version = version;
+        manifest.tensors[0].name = "layers.0.ffn.SwiGlu.up_proj.bias".to_owned();
+        Manifest::from_bytes(&manifest.to_bytes().unwrap()).unwrap().tensors[0].clone()
+    };
+    for version in [2, 3] {
+        let tensor = read(version);
+        assert_eq!(tensor.name, "layers.0.ffn.up_proj.bias");
+        assert_eq!(tensor.key(), "layers.0.ffn.SwiGlu.up_proj.bias");
+    }
+    let tensor = read(FORMAT_VERSION);
+    assert_eq!([tensor.name.clone(), tensor.key()], ["layers.0.ffn.SwiGlu.up_proj.bias"; 2]);
 }
 
 #[test]
@@ -141,7 +159,7 @@ fn what_does_not_fit_together_is_refused() {
                 m.files.insert("../one".to_owned(), file);
             }),
         ),
-        ("format version 4", problem(|m| m.format_version = 4)),
+        ("format version 5", problem(|m| m.format_version = 5)),
         ("format version 1", problem(|m| m.format_version = 1)),
         ("`a.exp_avg_sq`: `sgd` keeps", problem(|m| m.optimizer = sgd_with_momentum())),
         ("empty name", problem(|m| m.architecture.parts[0].name.clear())),

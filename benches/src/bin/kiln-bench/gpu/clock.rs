@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use burn::tensor::{DType, Device, Tensor};
 use kiln::bench::median;
-use kiln::train::TrainError;
+use kiln::run::TrainError;
 
 use crate::measure::sync;
 

@@ -6,7 +6,7 @@ use burn::tensor::DType;
 use clap::{Args, ValueEnum};
 use kiln::bench::check_counts;
 use kiln::config::{self, Precision};
-use kiln::train::TrainError;
+use kiln::run::TrainError;
 
 use super::clock::Clock;
 use super::device::{Chosen, DeviceName};

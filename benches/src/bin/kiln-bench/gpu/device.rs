@@ -4,7 +4,7 @@ use burn::tensor::Device;
 use clap::ValueEnum;
 use kiln::config::{Backend, Config, Precision};
 use kiln::device::{Peak, Selected};
-use kiln::train::TrainError;
+use kiln::run::TrainError;
 
 use crate::error::BenchError;
 

@@ -6,7 +6,7 @@ use burn::tensor::{Device, Int, Tensor, TensorData};
 use kiln::bench::median;
 use kiln::config::{Config, Precision};
 use kiln::device;
-use kiln::train::TrainError;
+use kiln::run::TrainError;
 use kiln_collectives::DType as FlatDType;
 use kiln_model::Key;
 use kiln_model::layers::Block;

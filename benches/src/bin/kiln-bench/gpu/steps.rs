@@ -2,7 +2,7 @@
 
 use kiln::config::{Backend, Config, Precision};
 use kiln::device::Peak;
-use kiln::train::TrainError;
+use kiln::run::TrainError;
 use kiln_model::ModelConfig;
 use kiln_shard::Recompute;
 

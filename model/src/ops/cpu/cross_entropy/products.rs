@@ -1,19 +1,19 @@
-//! The matrix products of the loss, in the types that they are computed in.
+//! The matrix products of the loss, in each type that they are computed in.
 
 use burn::tensor::bf16;
 
-use super::super::bf16::{Left, Right, Unit};
+use super::super::bf16::{Bf16Gemm, Left, Right};
 use super::super::gemm::{Output, Threads, gemm, product};
 use super::super::matrix::{Matrix, MatrixMut};
-use super::super::real::{Real, Scalar};
+use super::super::scalar::{Real, Scalar};
 use super::super::values::convert_values;
 
-/// Products with a weight, `[d_model, vocab]`, and of operands like it.
+/// Products with a weight, `[d_model, vocab]`, and of operands of the same type.
 pub trait Products {
-    /// What is multiplied. Sums are in the type that kernels compute with it in.
+    /// The type of operands. Sums have the type that kernels compute it in.
     type Operand: Scalar;
 
-    /// `values` for multiplying with them.
+    /// `values` as operands.
     fn operands(values: Vec<<Self::Operand as Scalar>::Real>) -> Vec<Self::Operand>;
 
     /// `hidden · weight`.
@@ -42,13 +42,13 @@ pub trait Products {
     );
 }
 
-/// Products of the operands as they are.
-pub struct Reals<'a, T> {
+/// Products in `f32` and `f64`.
+pub struct FloatProducts<'a, T> {
     /// `[d_model, vocab]`.
     pub weight: Matrix<'a, T>,
 }
 
-impl<T: Real> Products for Reals<'_, T> {
+impl<T: Real> Products for FloatProducts<'_, T> {
     type Operand = T;
 
     fn operands(values: Vec<T>) -> Vec<T> {
@@ -72,27 +72,27 @@ impl<T: Real> Products for Reals<'_, T> {
     }
 }
 
-/// Products of bf16 by the processor's own instructions, summed in `f32`.
-pub struct Halves {
-    unit: Unit,
+/// Products in bf16 by the processor's own instructions, summed in `f32`.
+pub struct Bf16Products {
+    gemm: Bf16Gemm,
     weight: Right,
-    /// Transposed, for gradients.
-    turned: Option<Right>,
+    /// The transposed weight, for gradients of hidden values.
+    transposed: Option<Right>,
 }
 
-impl Halves {
+impl Bf16Products {
     /// Packs the weight, `[d_model, vocab]`, once for all blocks of rows.
-    pub fn new(unit: Unit, weight: Matrix<'_, bf16>, wanted: [bool; 2]) -> Self {
-        let turned = wanted[0].then(|| unit.right(weight.t(), Threads::Pool));
-        Halves { unit, weight: unit.right(weight, Threads::Pool), turned }
+    pub fn new(gemm: Bf16Gemm, weight: Matrix<'_, bf16>, wanted: [bool; 2]) -> Self {
+        let transposed = wanted[0].then(|| gemm.right(weight.t(), Threads::Pool));
+        Bf16Products { gemm, weight: gemm.right(weight, Threads::Pool), transposed }
     }
 
     fn left<'a>(&self, lhs: Matrix<'a, bf16>) -> Left<'a> {
-        self.unit.left(lhs, Threads::Pool)
+        self.gemm.left(lhs, Threads::Pool)
     }
 }
 
-impl Products for Halves {
+impl Products for Bf16Products {
     type Operand = bf16;
 
     fn operands(values: Vec<f32>) -> Vec<bf16> {
@@ -100,20 +100,21 @@ impl Products for Halves {
     }
 
     fn logits(&self, hidden: Matrix<'_, bf16>) -> Vec<f32> {
-        self.unit.product(&self.left(hidden), &self.weight)
+        self.gemm.product(&self.left(hidden), &self.weight)
     }
 
     fn hidden_gradient(&self, dlogits: Matrix<'_, bf16>, out: MatrixMut<'_, f32>) {
-        let turned = self.turned.as_ref().expect("`new` has packed it for the gradient").all();
-        self.unit.multiply(out, Output::Overwrite, &self.left(dlogits), turned, Threads::Pool);
+        let transposed =
+            self.transposed.as_ref().expect("`new` has packed it for the gradient").all();
+        self.gemm.multiply(out, Output::Overwrite, &self.left(dlogits), transposed, Threads::Pool);
     }
 
     fn product(&self, lhs: Matrix<'_, bf16>, rhs: Matrix<'_, bf16>) -> Vec<f32> {
-        self.unit.product(&self.left(lhs), &self.unit.right(rhs, Threads::Pool))
+        self.gemm.product(&self.left(lhs), &self.gemm.right(rhs, Threads::Pool))
     }
 
     fn add_product(&self, out: MatrixMut<'_, f32>, lhs: Matrix<'_, bf16>, rhs: Matrix<'_, bf16>) {
-        let rhs = self.unit.right(rhs, Threads::Pool);
-        self.unit.multiply(out, Output::Add, &self.left(lhs), rhs.all(), Threads::Pool);
+        let rhs = self.gemm.right(rhs, Threads::Pool);
+        self.gemm.multiply(out, Output::Add, &self.left(lhs), rhs.all(), Threads::Pool);
     }
 }

@@ -1,4 +1,4 @@
-//! All kernels as such, for looking at what they compile to.
+//! All kernels without a launch, for tests of the code that they compile to.
 
 use std::sync::Arc;
 
@@ -6,8 +6,8 @@ use cubecl::CubeKernel;
 use cubecl::ir::{AddressType, DeviceProperties, ElemType, FloatKind, TargetProperties};
 use cubecl::prelude::*;
 
-use super::backward::{DELTA_UNITS, delta_kernel, keys_kernel, queries_kernel};
-use super::forward::{SizesCompilationArg, forward_kernel};
+use super::backward_pass::{DELTA_UNITS, delta_kernel, keys_kernel, queries_kernel};
+use super::forward_pass::{SizesCompilationArg, forward_kernel};
 use super::tile::{Pass, Tile};
 
 /// The kernels that attention launches on a device for elements of type `dtype`, with their names.
@@ -106,7 +106,7 @@ pub fn kernels(
     ]
 }
 
-/// Sizes are numbers that kernels read: nothing of them is compiled.
+/// Kernels read the sizes at run time, so none of them is part of the compiled code.
 fn sizes() -> SizesCompilationArg {
     SizesCompilationArg {
         seq: Default::default(),

@@ -1,88 +1,60 @@
 //! Launching the kernels.
 
-use burn::tensor::DType;
+use burn::tensor::{DType, Shape};
 use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::calculate_cube_count_elemwise;
 use cubecl::ir::features::TypeUsage;
 use cubecl::ir::{ElemType, FloatKind};
 use cubecl::prelude::*;
 
-use super::backward::{DELTA_LANES, DELTA_UNITS, delta_kernel, keys_kernel, queries_kernel};
-use super::forward::{SizesLaunch, forward_kernel};
+use super::backward_pass::{DELTA_LANES, DELTA_UNITS, delta_kernel, keys_kernel, queries_kernel};
+use super::forward_pass::{SizesLaunch, forward_kernel};
 use super::tile::{Pass, Tile};
-use super::{dims, empty_like};
+use crate::ops::attention::AttentionShape;
 
-/// Shapes of a call.
-#[derive(Clone, Copy)]
-struct Shapes {
-    batch: usize,
-    seq: usize,
-    keys: usize,
-    capacity: usize,
-    heads: usize,
-    kv_heads: usize,
-    head_dim: usize,
+/// The shape of a call whose queries are the last of `filled` rows.
+///
+/// # Panics
+///
+/// If the shapes do not fit, or the kernels do not take such tensors.
+fn shape_of(q: &CubeTensor, k: &CubeTensor, v: &CubeTensor, filled: usize) -> AttentionShape {
+    let shape = AttentionShape::cached(q, k, v, filled);
+    assert!(
+        q.dtype == k.dtype && q.dtype == v.dtype,
+        "attention: q in {:?}, k in {:?}, v in {:?}",
+        q.dtype,
+        k.dtype,
+        v.dtype
+    );
+    let head_dim = shape.head_dim;
+    assert!(
+        is_supported(head_dim),
+        "attention: heads of {head_dim} values; a GPU needs a multiple of 8 up to 256"
+    );
+    shape
 }
 
-impl Shapes {
-    /// Checks that queries are the last of `filled` rows.
-    fn of(q: &CubeTensor, k: &CubeTensor, v: &CubeTensor, filled: usize) -> Shapes {
-        let [batch, seq, heads, head_dim] = dims(q);
-        let [_, capacity, kv_heads, _] = dims(k);
-        let kv = [batch, capacity, kv_heads, head_dim];
-        assert!(
-            dims(k) == kv && dims(v) == kv,
-            "attention: q {:?}, k {:?}, v {:?}",
-            dims(q),
-            dims(k),
-            dims(v)
-        );
-        assert!(
-            q.dtype == k.dtype && q.dtype == v.dtype,
-            "attention: q in {:?}, k in {:?}, v in {:?}",
-            q.dtype,
-            k.dtype,
-            v.dtype
-        );
-        assert!(
-            kv_heads > 0 && heads.is_multiple_of(kv_heads),
-            "attention: {heads} heads cannot share {kv_heads} key heads"
-        );
-        assert!(
-            seq <= filled && filled <= capacity,
-            "attention: {seq} queries, {filled} of {capacity} keys"
-        );
-        assert!(
-            is_supported(head_dim),
-            "attention: heads of {head_dim} values; a GPU needs a multiple of 8 up to 256"
-        );
-        Shapes { batch, seq, keys: filled, capacity, heads, kv_heads, head_dim }
-    }
-
-    fn arg(&self) -> SizesLaunch {
-        SizesLaunch::new(
-            self.seq as u32,
-            self.keys as u32,
-            self.capacity as u32,
-            self.heads as u32,
-            self.kv_heads as u32,
-            1.0 / (self.head_dim as f32).sqrt(),
-        )
-    }
-
-    /// A cube per tile of `rows` rows, per head and per sequence of the batch.
-    fn cubes(&self, rows: usize, heads: usize, tile: &Tile) -> CubeCount {
-        let tiles = rows.div_ceil(tile.rows);
-        CubeCount::new_3d(tiles as u32, heads as u32, self.batch as u32)
-    }
-
-    fn is_empty(&self) -> bool {
-        self.batch * self.seq * self.heads == 0
-    }
+/// The sizes that kernels read.
+fn sizes(shape: AttentionShape) -> SizesLaunch {
+    SizesLaunch::new(
+        shape.seq as u32,
+        shape.keys as u32,
+        shape.capacity as u32,
+        shape.heads as u32,
+        shape.kv_heads as u32,
+        1.0 / (shape.head_dim as f32).sqrt(),
+    )
 }
 
-/// Whether the kernels take queries, keys and values such as these.
+/// A cube per tile of `rows` rows, per head and per sequence of the batch.
+fn cubes(shape: AttentionShape, rows: usize, heads: usize, tile: &Tile) -> CubeCount {
+    let tiles = rows.div_ceil(tile.rows);
+    CubeCount::new_3d(tiles as u32, heads as u32, shape.batch as u32)
+}
+
+/// Whether the kernels take these queries, keys and values.
 pub(super) fn fits([q, k, v]: [&CubeTensor; 3]) -> bool {
     let [.., head_dim] = dims(q);
     let properties = q.client.properties();
@@ -98,11 +70,11 @@ fn is_supported(head_dim: usize) -> bool {
     head_dim.is_multiple_of(8) && (8..=256).contains(&head_dim)
 }
 
-/// [`forward`](super::forward) and [`cached_forward`](super::cached_forward) into tensors that are there.
+/// [`forward`](super::forward) and [`cached_forward`](super::cached_forward) into given tensors.
 ///
 /// # Panics
 ///
-/// As those, or if `out` and `lse` are not contiguous tensors of the right shape and dtype.
+/// As those functions, or if `out` and `lse` are not contiguous tensors of the right shape and dtype.
 pub fn forward_into(
     q: &CubeTensor,
     k: &CubeTensor,
@@ -111,29 +83,29 @@ pub fn forward_into(
     out: &CubeTensor,
     lse: &CubeTensor,
 ) {
-    let shapes = Shapes::of(q, k, v, filled);
+    let shape = shape_of(q, k, v, filled);
     check(out, q.dtype, &dims(q));
     check(lse, DType::F32, &dims(q)[..3]);
-    if shapes.is_empty() {
+    if shape.is_empty() {
         return;
     }
     let elem = elem_of(q);
-    let tile = tile_of(Pass::Forward, q, shapes.head_dim);
+    let tile = tile_of(Pass::Forward, q, shape.head_dim);
     let (n, o) = (tile.vector(), tile.run());
     let [q, k, v] = [q, k, v].map(|tensor| into_contiguous(tensor.clone()));
-    // SAFETY: the kernel stays inside of what the checks above and `Tile` promise: it reads rows of queries
-    // below `seq` and of keys below `keys`, and writes rows below `seq`. Its loops end.
+    // SAFETY: the kernel reads rows of queries below `seq` and of keys below `keys`, and writes rows below
+    // `seq`. The checks above and `Tile` promise that these rows are there. Its loops end.
     unsafe {
         forward_kernel::launch_unchecked(
             &q.client,
-            shapes.cubes(shapes.seq, shapes.heads, &tile),
+            cubes(shape, shape.seq, shape.heads, &tile),
             CubeDim::new_1d(tile.units() as u32),
             buffer(&q, n),
             buffer(&k, n),
             buffer(&v, n),
             buffer(out, o),
             buffer(lse, 1),
-            shapes.arg(),
+            sizes(shape),
             tile,
             elem,
             [n, o],
@@ -141,8 +113,8 @@ pub fn forward_into(
     }
 }
 
-/// [`backward`](super::backward) into tensors that are there: the gradient of the queries, and those of keys
-/// and values.
+/// [`backward`](super::backward) into given tensors: the gradient of the queries, and those of keys and
+/// values.
 ///
 /// # Panics
 ///
@@ -155,8 +127,8 @@ pub fn backward_into(
     dq: Option<&CubeTensor>,
     dkv: Option<(&CubeTensor, &CubeTensor)>,
 ) {
-    let shapes = Shapes::of(q, k, v, dims(q)[1]);
-    assert_eq!(shapes.capacity, shapes.seq, "attention: rows of keys for rows of queries");
+    let shape = shape_of(q, k, v, dims(q)[1]);
+    assert_eq!(shape.capacity, shape.seq, "attention: rows of keys for rows of queries");
     for (tensor, like) in dq
         .map(|dq| (dq, q))
         .into_iter()
@@ -169,19 +141,19 @@ pub fn backward_into(
     check(&out, q.dtype, &dims(&q));
     check(&dout, q.dtype, &dims(&q));
     check(&lse, DType::F32, &dims(&q)[..3]);
-    if shapes.is_empty() {
+    if shape.is_empty() {
         return;
     }
     let elem = elem_of(&q);
-    let delta = delta_of(&out, &dout, &lse, &shapes, elem);
+    let delta = delta_of(&out, &dout, &lse, shape, elem);
     if let Some(dq) = dq {
-        let tile = tile_of(Pass::Queries, &q, shapes.head_dim);
+        let tile = tile_of(Pass::Queries, &q, shape.head_dim);
         let (n, o) = (tile.vector(), tile.run());
         // SAFETY: as in `forward_into`.
         unsafe {
             queries_kernel::launch_unchecked(
                 &q.client,
-                shapes.cubes(shapes.seq, shapes.heads, &tile),
+                cubes(shape, shape.seq, shape.heads, &tile),
                 CubeDim::new_1d(tile.units() as u32),
                 buffer(&q, n),
                 buffer(&k, n),
@@ -190,7 +162,7 @@ pub fn backward_into(
                 buffer(&lse, 1),
                 buffer(&delta, 1),
                 buffer(dq, o),
-                shapes.arg(),
+                sizes(shape),
                 tile,
                 elem,
                 [n, o],
@@ -198,13 +170,13 @@ pub fn backward_into(
         }
     }
     if let Some((dk, dv)) = dkv {
-        let tile = tile_of(Pass::Keys, &q, shapes.head_dim);
+        let tile = tile_of(Pass::Keys, &q, shape.head_dim);
         let (n, o) = (tile.vector(), tile.run());
         // SAFETY: as in `forward_into`; rows of keys below `seq` are written.
         unsafe {
             keys_kernel::launch_unchecked(
                 &q.client,
-                shapes.cubes(shapes.keys, shapes.kv_heads, &tile),
+                cubes(shape, shape.keys, shape.kv_heads, &tile),
                 CubeDim::new_1d(tile.units() as u32),
                 buffer(&q, n),
                 buffer(&k, n),
@@ -214,7 +186,7 @@ pub fn backward_into(
                 buffer(&delta, 1),
                 buffer(dk, o),
                 buffer(dv, o),
-                shapes.arg(),
+                sizes(shape),
                 tile,
                 elem,
                 [n, o],
@@ -228,10 +200,10 @@ fn delta_of(
     out: &CubeTensor,
     dout: &CubeTensor,
     lse: &CubeTensor,
-    shapes: &Shapes,
+    shape: AttentionShape,
     elem: ElemType,
 ) -> CubeTensor {
-    let rows = [shapes.batch, shapes.seq, shapes.heads];
+    let rows = [shape.batch, shape.seq, shape.heads];
     let delta = empty_like(lse, rows.into(), DType::F32);
     let units = rows.iter().product::<usize>() * DELTA_LANES;
     let dim = CubeDim::new_1d(DELTA_UNITS as u32);
@@ -245,7 +217,7 @@ fn delta_of(
             buffer(out, vector),
             buffer(dout, vector),
             buffer(&delta, 1),
-            shapes.head_dim / vector,
+            shape.head_dim / vector,
             elem,
             vector,
         );
@@ -253,7 +225,7 @@ fn delta_of(
     delta
 }
 
-/// The contents of a contiguous tensor in vectors.
+/// The contents of a contiguous tensor as vectors of `vector` elements.
 fn buffer(tensor: &CubeTensor, vector: usize) -> BufferArg {
     let len = tensor.meta.num_elements() / vector;
     // SAFETY: a contiguous tensor has as many elements.
@@ -294,4 +266,14 @@ fn tile_of(pass: Pass, tensor: &CubeTensor, head_dim: usize) -> Tile {
     Tile::select(pass, properties, kind_of(tensor.dtype), head_dim).unwrap_or_else(|| {
         panic!("attention: heads of {head_dim} values do not fit into this device's shared memory")
     })
+}
+
+/// A tensor on the device of `tensor`. Its contents are arbitrary.
+pub(super) fn empty_like(tensor: &CubeTensor, shape: Shape, dtype: DType) -> CubeTensor {
+    empty_device_contiguous_dtype(tensor.client.clone(), tensor.device.clone(), shape, dtype)
+}
+
+/// The sizes of a tensor of queries, keys or values.
+pub(super) fn dims(tensor: &CubeTensor) -> [usize; 4] {
+    tensor.meta.shape().dims()
 }

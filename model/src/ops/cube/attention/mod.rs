@@ -3,140 +3,27 @@
 //!
 //! FlashAttention-2 (Dao, 2023): a cube keeps a tile of rows, and columns stream past it through shared
 //! memory. Forward, rows are queries, and the softmax is corrected as larger scores come along. Backward,
-//! one kernel keeps queries and sums their gradients, and one keeps keys and sums theirs; every sum belongs
-//! to one cube and has one order, so the same input gives the same bits. What multiplies tiles is chosen
-//! when a kernel is compiled, see [`Engine`]; loops, masks and the softmax are the same for all.
+//! one kernel keeps queries and sums their gradients, and one keeps keys and sums theirs. Every sum belongs
+//! to one cube and has one order, so the same input gives the same bits. The instructions that multiply tiles
+//! are chosen when a kernel is compiled, see [`Instructions`]; loops, masks and the softmax are the same for
+//! all of them.
 //!
 //! Heads whose width is not a multiple of 8 up to 256, or whose tiles do not fit into the device's shared
-//! memory, go through the matrix of scores, see `plain`.
+//! memory, go through the matrix of scores, see `unfused`.
 //!
 //! Read `tile` first: it says which rows and columns a unit holds.
 
-mod backward;
+mod backward_pass;
 mod catalogue;
-mod forward;
+mod entry;
+mod forward_pass;
 mod launch;
-mod plain;
 mod product;
 mod stage;
 mod tile;
+mod unfused;
 
 pub use catalogue::kernels;
+pub use entry::{backward, cached_forward, forward};
 pub use launch::{backward_into, forward_into};
-pub use tile::{Engine, Pass, Tile};
-
-use burn::tensor::{DType, Shape};
-use burn_cubecl::CubeBackend;
-use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
-use burn_cubecl::tensor::CubeTensor;
-
-use super::{flat, flat_in};
-use crate::ops::attention::{AttentionKernels, AttentionShape};
-
-impl AttentionKernels for CubeBackend {
-    fn attention_forward(
-        q: &CubeTensor,
-        k: &CubeTensor,
-        v: &CubeTensor,
-        shape: AttentionShape,
-    ) -> (CubeTensor, CubeTensor) {
-        match launch::fits([q, k, v]) {
-            true => forward_of(&flat(q), &flat(k), &flat(v), shape.keys),
-            false => plain::forward(q, k, v, shape),
-        }
-    }
-
-    fn attention_backward(
-        qkv: &[CubeTensor; 3],
-        forward: &(CubeTensor, CubeTensor),
-        dout: &CubeTensor,
-        shape: AttentionShape,
-        wanted: [bool; 3],
-    ) -> [Option<CubeTensor>; 3] {
-        if !launch::fits(qkv.each_ref()) {
-            return plain::backward(qkv, forward, dout, shape, wanted);
-        }
-        let (out, lse) = forward;
-        let dout = flat_in(dout, out.dtype);
-        backward(qkv.each_ref(), out, lse, &dout, wanted)
-    }
-}
-
-/// `softmax(q · kᵀ / sqrt(head_dim)) · v`, where a row sees itself and the rows before it, and the logarithm
-/// of each row's sum.
-///
-/// `q` is `[batch, seq, heads, head_dim]`; `k` and `v` are `[batch, seq, kv_heads, head_dim]`. The result has
-/// the shape of `q`, the logarithms are `[batch, seq, heads]` in `f32`.
-///
-/// # Panics
-///
-/// If the shapes do not fit, if `head_dim` is not a multiple of 8 up to 256, or if the device cannot compute
-/// with the dtype.
-pub fn forward(q: &CubeTensor, k: &CubeTensor, v: &CubeTensor) -> (CubeTensor, CubeTensor) {
-    let [_, rows, ..] = dims(k);
-    assert_eq!(rows, dims(q)[1], "attention: rows of keys for rows of queries");
-    forward_of(q, k, v, rows)
-}
-
-/// [`forward`] for queries that are the last of `filled` rows. `k` and `v` are
-/// `[batch, capacity, kv_heads, head_dim]`; rows from `filled` on do not count.
-///
-/// # Panics
-///
-/// As [`forward`].
-pub fn cached_forward(q: &CubeTensor, k: &CubeTensor, v: &CubeTensor, filled: usize) -> CubeTensor {
-    forward_of(q, k, v, filled).0
-}
-
-fn forward_of(
-    q: &CubeTensor,
-    k: &CubeTensor,
-    v: &CubeTensor,
-    filled: usize,
-) -> (CubeTensor, CubeTensor) {
-    let [batch, seq, heads, head_dim] = dims(q);
-    let out = empty_like(q, [batch, seq, heads, head_dim].into(), q.dtype);
-    let lse = empty_like(q, [batch, seq, heads].into(), DType::F32);
-    forward_into(q, k, v, filled, &out, &lse);
-    (out, lse)
-}
-
-/// The gradients of `q`, `k` and `v` of [`forward`], of which `out` and `lse` are the results and `dout` is the
-/// gradient of `out`.
-///
-/// Only those that are `wanted` are returned; the gradients of `k` and `v` come from one kernel, which runs if
-/// any of the two is wanted.
-///
-/// # Panics
-///
-/// As [`forward`].
-pub fn backward(
-    [q, k, v]: [&CubeTensor; 3],
-    out: &CubeTensor,
-    lse: &CubeTensor,
-    dout: &CubeTensor,
-    wanted: [bool; 3],
-) -> [Option<CubeTensor>; 3] {
-    let keys = wanted[1] || wanted[2];
-    let needed = [wanted[0], keys, keys];
-    let mut tensors = [q, k, v].into_iter().zip(needed);
-    let gradients = [(); 3].map(|()| {
-        let (tensor, needed) = tensors.next()?;
-        needed.then(|| empty_like(tensor, dims(tensor).into(), tensor.dtype))
-    });
-    let [dq, dk, dv] = &gradients;
-    let keys = dk.as_ref().zip(dv.as_ref());
-    backward_into([q, k, v], out, lse, dout, dq.as_ref(), keys);
-    let [dq, dk, dv] = gradients;
-    [dq, dk.filter(|_| wanted[1]), dv.filter(|_| wanted[2])]
-}
-
-/// A tensor beside `tensor` with nothing in it.
-fn empty_like(tensor: &CubeTensor, shape: Shape, dtype: DType) -> CubeTensor {
-    empty_device_contiguous_dtype(tensor.client.clone(), tensor.device.clone(), shape, dtype)
-}
-
-/// The sizes of a tensor of queries, keys or values.
-fn dims(tensor: &CubeTensor) -> [usize; 4] {
-    tensor.meta.shape().dims()
-}
+pub use tile::{Instructions, Pass, Tile};

@@ -3,7 +3,7 @@
 use cubecl::cmma::{MatrixIdent, MmaDefinition};
 use cubecl::prelude::*;
 
-use super::tile::{Engine, Tile, column_of, row_of, run_of};
+use super::tile::{Instructions, Tile, column_of, row_of, run_of};
 
 /// `scores = rows · columnsᵀ`, both staged with one row per row and column. `columns` begin at row `from`.
 #[cube]
@@ -18,16 +18,17 @@ pub(super) fn score<E: Float, N: Size>(
     for i in 0..comptime!(tile.scores_per_unit()) {
         scores[i] = 0.0f32;
     }
-    match comptime!(tile.engine) {
-        Engine::TensorCores => score_mma::<E, N>(scores, rows, columns, from, tile),
-        Engine::Fma => score_fma::<E, N>(scores, rows, columns, from, tile),
+    match comptime!(tile.instructions) {
+        Instructions::TensorCores => score_mma::<E, N>(scores, rows, columns, from, tile),
+        Instructions::Fma => score_fma::<E, N>(scores, rows, columns, from, tile),
     }
 }
 
 /// `out += product · columns`, where `product` is a tile of scores, and `columns` are staged from row `from`
 /// on.
 ///
-/// Without tensor cores, the product is read from `published`, from value `at` on, where [`publish`] put it.
+/// Without tensor cores, the product is read from `published`, from value `at` on, where [`publish`] has
+/// written it.
 #[cube]
 pub(super) fn accumulate<E: Float, N: Size>(
     out: &mut Array<f32>,
@@ -38,13 +39,14 @@ pub(super) fn accumulate<E: Float, N: Size>(
     from: usize,
     #[comptime] tile: Tile,
 ) {
-    match comptime!(tile.engine) {
-        Engine::TensorCores => accumulate_mma::<E, N>(out, product, columns, from, tile),
-        Engine::Fma => accumulate_fma::<E, N>(out, published, at, columns, from, tile),
+    match comptime!(tile.instructions) {
+        Instructions::TensorCores => accumulate_mma::<E, N>(out, product, columns, from, tile),
+        Instructions::Fma => accumulate_fma::<E, N>(out, published, at, columns, from, tile),
     }
 }
 
-/// Lays a product out for [`accumulate`], if the engine wants that. It is there after a barrier.
+/// Writes a product to shared memory for [`accumulate`], if the instructions read it from there. It can be
+/// read after a barrier.
 #[cube]
 pub(super) fn publish(
     product: &Array<f32>,
@@ -165,7 +167,7 @@ fn accumulate_mma<E: Float, N: Size>(
     }
 }
 
-/// Four fragments of 8 × 8 as the registers they are.
+/// The registers of four fragments of 8 × 8.
 #[cube]
 fn registers<E: Float>(fragments: &Array<Vector<E, Const<2>>>) -> Sequence<u32> {
     let mut registers = Sequence::<u32>::new();
@@ -178,8 +180,8 @@ fn registers<E: Float>(fragments: &Array<Vector<E, Const<2>>>) -> Sequence<u32> 
 
 /// Adds a product of 16 × 16 × 16 to the values of `sums` from `at` on, whose rows are `per_row` apart.
 ///
-/// The instruction is written out: CubeCL's own takes arrays, and copying registers in and out of them
-/// trebles what there is to compile.
+/// The instruction is written out: the one of CubeCL takes arrays, and copying registers in and out of arrays
+/// trebles the code.
 #[cube]
 fn multiply(
     sums: &mut Array<f32>,
@@ -271,7 +273,7 @@ fn accumulate_fma<E: Float, N: Size>(
         }
         #[unroll]
         for v in 0..runs {
-            // Past the end of a row, the first run stands in: nobody writes what comes of it.
+            // Past the end of a row, the first run is read instead, and its result is not written.
             let index = if comptime!(tile.runs_past()) {
                 let last = comptime!((tile.head_dim / run) as u32);
                 select(run_of(v, tile) < last, run_of(v, tile), 0u32)

@@ -1,14 +1,14 @@
-//! Rows between global and shared memory, and what units tell each other.
+//! Copies between global and shared memory, and reductions over the units of a row.
 
 use cubecl::prelude::barrier::copy_async_checked;
 use cubecl::prelude::*;
 
-use super::tile::{Engine, Tile, lane, row_of, run_of};
+use super::tile::{Instructions, Tile, lane, row_of, run_of};
 
 /// Copies `count` rows from `first` (a vector's index) on, `pitch` vectors apart, to shared memory from
 /// row `to` on. Rows from `valid` on become zero.
 ///
-/// With an asynchronous tile, the rows are there after the next [`before_stage`].
+/// With an asynchronous tile, the rows have arrived after the next [`before_stage`].
 #[cube]
 pub(super) fn stage<E: Float, N: Size>(
     source: &[Vector<E, N>],
@@ -32,7 +32,7 @@ pub(super) fn stage<E: Float, N: Size>(
         for step in 0..comptime!(vectors / units) {
             let row = row + comptime!(step * skip);
             let there = (row as u32) < valid;
-            // A copy of nothing needs an address all the same.
+            // A copy of no elements needs a valid address as well.
             let from = select(there, first + row * pitch + column, first);
             let len = select(there, 1usize, 0usize);
             let at = (to + row) * stride + column;
@@ -67,8 +67,8 @@ pub(super) fn stage_of(step: u32, #[comptime] tile: Tile) -> usize {
     }
 }
 
-/// To be called before columns are staged: nobody uses any longer what they replace. With an asynchronous
-/// tile, the columns of this step are there, too.
+/// To be called before columns are staged. Afterwards no unit reads the columns that they replace. With an
+/// asynchronous tile, the columns of this step have arrived as well.
 #[cube]
 pub(super) fn before_stage(#[comptime] tile: Tile) {
     if comptime!(tile.asynchronous()) {
@@ -77,7 +77,7 @@ pub(super) fn before_stage(#[comptime] tile: Tile) {
     sync_cube();
 }
 
-/// To be called after columns were staged: those of this step are there.
+/// To be called after columns were staged. Afterwards the columns of this step have arrived.
 #[cube]
 pub(super) fn after_stage(#[comptime] tile: Tile) {
     if comptime!(!tile.asynchronous()) {
@@ -124,24 +124,34 @@ pub(super) fn write_rows<E: Float, O: Size>(
     }
 }
 
-/// Each row's maximum over the units that share it.
+/// How [`reduce_rows`] combines values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Reduction {
+    /// The larger one.
+    Max,
+    /// The sum.
+    Sum,
+}
+
+/// Each row's maximum or sum over the units that share it.
 #[cube]
-pub(super) fn max_of_rows(
+pub(super) fn reduce_rows(
     values: &mut Array<f32>,
     partials: &mut Shared<[f32]>,
+    #[comptime] reduction: Reduction,
     #[comptime] tile: Tile,
 ) {
-    match comptime!(tile.engine) {
-        Engine::TensorCores =>
+    match comptime!(tile.instructions) {
+        Instructions::TensorCores =>
         {
             #[unroll]
             for r in 0..comptime!(tile.rows_per_unit) {
                 let value = values[r];
-                let value = max(value, plane_shuffle_xor(value, 1u32));
-                values[r] = max(value, plane_shuffle_xor(value, 2u32));
+                let value = combine(value, plane_shuffle_xor(value, 1u32), reduction);
+                values[r] = combine(value, plane_shuffle_xor(value, 2u32), reduction);
             }
         }
-        Engine::Fma => {
+        Instructions::Fma => {
             exchange(values, partials, tile);
             #[unroll]
             for r in 0..comptime!(tile.rows_per_unit) {
@@ -149,7 +159,7 @@ pub(super) fn max_of_rows(
                 let mut value = partials[first];
                 #[unroll]
                 for i in 1..comptime!(tile.lanes()) {
-                    value = max(value, partials[first + i]);
+                    value = combine(value, partials[first + i], reduction);
                 }
                 values[r] = value;
             }
@@ -157,40 +167,15 @@ pub(super) fn max_of_rows(
     }
 }
 
-/// Each row's sum over the units that share it.
 #[cube]
-pub(super) fn sum_of_rows(
-    values: &mut Array<f32>,
-    partials: &mut Shared<[f32]>,
-    #[comptime] tile: Tile,
-) {
-    match comptime!(tile.engine) {
-        Engine::TensorCores =>
-        {
-            #[unroll]
-            for r in 0..comptime!(tile.rows_per_unit) {
-                let value = values[r];
-                let value = value + plane_shuffle_xor(value, 1u32);
-                values[r] = value + plane_shuffle_xor(value, 2u32);
-            }
-        }
-        Engine::Fma => {
-            exchange(values, partials, tile);
-            #[unroll]
-            for r in 0..comptime!(tile.rows_per_unit) {
-                let first = row_of(r, tile) as usize * comptime!(tile.lanes());
-                let mut value = partials[first];
-                #[unroll]
-                for i in 1..comptime!(tile.lanes()) {
-                    value += partials[first + i];
-                }
-                values[r] = value;
-            }
-        }
+fn combine(a: f32, b: f32, #[comptime] reduction: Reduction) -> f32 {
+    match comptime!(reduction) {
+        Reduction::Max => max(a, b),
+        Reduction::Sum => a + b,
     }
 }
 
-/// Every unit's values in shared memory, row by row.
+/// Writes every unit's values to shared memory, row by row.
 #[cube]
 fn exchange(values: &mut Array<f32>, partials: &mut Shared<[f32]>, #[comptime] tile: Tile) {
     #[unroll]
@@ -204,7 +189,7 @@ fn exchange(values: &mut Array<f32>, partials: &mut Shared<[f32]>, #[comptime] t
 /// `2^x`, to a few units in the last place.
 #[cube]
 pub(super) fn exp2(x: f32, #[comptime] tile: Tile) -> f32 {
-    if comptime!(tile.engine == Engine::TensorCores) {
+    if comptime!(tile.instructions == Instructions::TensorCores) {
         let result: f32;
         gpu_asm!("ex2.approx.ftz.f32 {}, {};", out(_) result, in(_) x, options(pure, nomem));
         result

@@ -1,22 +1,22 @@
-//! How a tile of the scores lies on the units of a cube.
+//! The layout of a tile of the scores on the units of a cube.
 //!
-//! A cube holds `rows` rows of queries or keys, and `columns` columns of the other kind stream past
-//! them. What a unit holds of a product is an array in registers, row by row: `rows_per_unit` rows with
-//! `columns_per_unit` scores each, or with `vectors_per_unit` runs of `run` neighbouring values of
-//! `head_dim`. Only where these rows and columns lie differs between the two engines.
+//! A cube holds `rows` rows of queries or keys, and `columns` columns of the other kind stream past them. A
+//! unit holds its share of a product as an array in registers, row by row: `rows_per_unit` rows with
+//! `columns_per_unit` scores each, or with `runs_per_unit` runs of `run` neighbouring values of `head_dim`.
+//! The two kinds of [`Instructions`] differ only in which rows and columns a unit holds.
 
 use cubecl::ir::features::MmaConfig;
 use cubecl::ir::{DeviceProperties, ElemType, FloatKind};
 use cubecl::prelude::*;
 
-/// What multiplies.
+/// The instructions that multiply tiles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Engine {
-    /// `mma` instructions of 16 × 8 × 16 on half precision, accumulated in `f32`. A plane holds whole
-    /// rows, four units share a row, and a product stays in the registers it came out in: as accumulator
-    /// it has the layout that the next product wants of its left operand.
+pub enum Instructions {
+    /// `mma` instructions of 16 × 8 × 16 on half precision, accumulated in `f32`. A plane holds whole rows,
+    /// four units share a row, and a product stays in its registers: an accumulator has the layout of the
+    /// next product's left operand.
     TensorCores,
-    /// Multiply and add, out of shared memory. `FMA_LANES` units share a row.
+    /// Multiplications and additions on values in shared memory. `FMA_LANES` units share a row.
     Fma,
 }
 
@@ -30,8 +30,8 @@ const RESERVE: usize = 256;
 /// Sizes of a tile, fixed when a kernel is compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Tile {
-    /// What multiplies.
-    pub engine: Engine,
+    /// The instructions that multiply tiles.
+    pub instructions: Instructions,
     /// Type of the elements in memory.
     pub elem: FloatKind,
     /// Width of a head.
@@ -46,7 +46,7 @@ pub struct Tile {
     pub stages: usize,
 }
 
-/// The pass that a tile is for; they differ in what they keep.
+/// The pass that a tile is for. Passes differ in the values that they keep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Pass {
     /// Rows of queries; the result stays.
@@ -68,12 +68,21 @@ impl Tile {
         let limit = properties.hardware.max_shared_memory_size.saturating_sub(RESERVE);
         let size = if dtype == FloatKind::F32 { 4 } else { 2 };
         let units = properties.hardware.max_units_per_cube as usize;
+        let tile = |instructions, (rows, columns, rows_per_unit), stages| Tile {
+            instructions,
+            elem: dtype,
+            head_dim,
+            rows,
+            columns,
+            rows_per_unit,
+            stages,
+        };
         let fits = |tile: &Tile| tile.shared_bytes(pass, size) <= limit && tile.units() <= units;
         if multiplies(properties, dtype) && matches!(head_dim, 64 | 128) {
             // Rows, columns, rows per unit. More rows per unit read columns less often; what they keep
             // has to fit into 255 registers, and two cubes into a multiprocessor of compute
             // capability 9.0.
-            let (rows, columns, rows_per_unit) = match (pass, head_dim) {
+            let sizes = match (pass, head_dim) {
                 (Pass::Forward, 64) => (128, 64, 4),
                 (Pass::Forward, _) => (128, 32, 4),
                 (Pass::Queries, 64) => (128, 64, 4),
@@ -81,18 +90,13 @@ impl Tile {
                 (Pass::Keys, 64) => (128, 32, 4),
                 (Pass::Keys, _) => (64, 32, 2),
             };
-            let engine = Engine::TensorCores;
-            let tile =
-                Tile { engine, elem: dtype, head_dim, rows, columns, rows_per_unit, stages: 2 };
+            let tile = tile(Instructions::TensorCores, sizes, 2);
             if fits(&tile) {
                 return Some(tile);
             }
         }
         [(32, 32, 2), (32, 16, 2), (16, 16, 1), (16, 8, 1), (8, 8, 1), (4, 8, 1)]
-            .map(|(rows, columns, rows_per_unit)| {
-                let engine = Engine::Fma;
-                Tile { engine, elem: dtype, head_dim, rows, columns, rows_per_unit, stages: 1 }
-            })
+            .map(|sizes| tile(Instructions::Fma, sizes, 1))
             .into_iter()
             .find(fits)
     }
@@ -104,25 +108,25 @@ impl Tile {
 
     /// Units of a cube.
     pub fn units(&self) -> usize {
-        match self.engine {
-            Engine::TensorCores => self.rows / (8 * self.rows_per_unit) * PLANE,
-            Engine::Fma => self.rows / self.rows_per_unit * FMA_LANES,
+        match self.instructions {
+            Instructions::TensorCores => self.rows / (8 * self.rows_per_unit) * PLANE,
+            Instructions::Fma => self.rows / self.rows_per_unit * FMA_LANES,
         }
     }
 
-    /// Values in a vector of what the kernels read.
+    /// Values in a vector that the kernels read.
     pub fn vector(&self) -> usize {
-        match self.engine {
-            Engine::TensorCores => 8,
-            Engine::Fma => 4,
+        match self.instructions {
+            Instructions::TensorCores => 8,
+            Instructions::Fma => 4,
         }
     }
 
     /// Neighbouring values of a row that a unit holds, and writes at once.
     pub fn run(&self) -> usize {
-        match self.engine {
-            Engine::TensorCores => 2,
-            Engine::Fma => 4,
+        match self.instructions {
+            Instructions::TensorCores => 2,
+            Instructions::Fma => 4,
         }
     }
 
@@ -153,9 +157,9 @@ impl Tile {
 
     /// Units that share a row.
     pub fn lanes(&self) -> usize {
-        match self.engine {
-            Engine::TensorCores => 4,
-            Engine::Fma => FMA_LANES,
+        match self.instructions {
+            Instructions::TensorCores => 4,
+            Instructions::Fma => FMA_LANES,
         }
     }
 
@@ -182,7 +186,7 @@ impl Tile {
 
     /// Whether a product of scores has to be laid out in shared memory before it is multiplied again.
     pub fn publishes(&self) -> bool {
-        self.engine == Engine::Fma
+        self.instructions == Instructions::Fma
     }
 
     /// Values of shared memory for products that are multiplied again.
@@ -212,7 +216,7 @@ impl Tile {
     }
 }
 
-/// Whether a device has the instructions of [`Engine::TensorCores`] for elements of type `dtype`.
+/// Whether a device has the instructions of [`Instructions::TensorCores`] for elements of type `dtype`.
 fn multiplies(properties: &DeviceProperties, dtype: FloatKind) -> bool {
     let elem = ElemType::Float(dtype);
     let instruction = MmaConfig {
@@ -235,19 +239,19 @@ fn multiplies(properties: &DeviceProperties, dtype: FloatKind) -> bool {
 /// The row of the tile that is row `index` of this unit.
 #[cube]
 pub(super) fn row_of(#[comptime] index: usize, #[comptime] tile: Tile) -> u32 {
-    match comptime!(tile.engine) {
-        Engine::TensorCores => {
+    match comptime!(tile.instructions) {
+        Instructions::TensorCores => {
             let first = UNIT_POS / 32 * comptime!(8 * tile.rows_per_unit as u32);
             first + UNIT_POS % 32 / 4 + comptime!(8 * index as u32)
         }
-        Engine::Fma => {
+        Instructions::Fma => {
             UNIT_POS / comptime!(FMA_LANES as u32) * comptime!(tile.rows_per_unit as u32)
                 + comptime!(index as u32)
         }
     }
 }
 
-/// Which of the units that share its rows this one is.
+/// The index of this unit among the units that share its rows.
 #[cube]
 pub(super) fn lane(#[comptime] tile: Tile) -> u32 {
     UNIT_POS % comptime!(tile.lanes() as u32)
@@ -256,9 +260,11 @@ pub(super) fn lane(#[comptime] tile: Tile) -> u32 {
 /// The column of the tile that is score `index` of a row of this unit.
 #[cube]
 pub(super) fn column_of(#[comptime] index: usize, #[comptime] tile: Tile) -> u32 {
-    match comptime!(tile.engine) {
-        Engine::TensorCores => lane(tile) * 2u32 + comptime!((index / 2 * 8 + index % 2) as u32),
-        Engine::Fma => lane(tile) + comptime!((index * FMA_LANES) as u32),
+    match comptime!(tile.instructions) {
+        Instructions::TensorCores => {
+            lane(tile) * 2u32 + comptime!((index / 2 * 8 + index % 2) as u32)
+        }
+        Instructions::Fma => lane(tile) + comptime!((index * FMA_LANES) as u32),
     }
 }
 

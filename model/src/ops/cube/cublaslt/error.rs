@@ -8,16 +8,16 @@ use cudarc::cublaslt::result::CublasError;
 use cudarc::cublaslt::sys::cublasStatus_t;
 use cudarc::driver::result::DriverError;
 
-/// Why a product could not be queued. Nobody waits for it when that happens: the error stays with the
-/// memory of the result.
+/// Why a product could not be queued. No caller waits for it at that time, so the error stays with the memory
+/// of the result.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ProductError {
     /// cuBLASLt has refused.
     #[error("{call} of cuBLASLt returned {status:?} for {what}")]
     Library {
-        /// What was called.
+        /// The function that was called.
         call: &'static str,
-        /// In cuBLASLt's words.
+        /// The status that cuBLASLt returned.
         status: cublasStatus_t,
         /// The product.
         what: String,
@@ -25,14 +25,14 @@ pub(super) enum ProductError {
     /// The driver has refused.
     #[error("{call} failed for {what}: {reason}")]
     Driver {
-        /// What was called.
+        /// The function that was called.
         call: &'static str,
-        /// What for.
+        /// What the call was for.
         what: String,
-        /// In the driver's words.
+        /// The driver's error.
         reason: String,
     },
-    /// CubeCL has no stream, or not the memory.
+    /// CubeCL has no stream or no memory.
     #[error(transparent)]
     Server(#[from] ServerError),
 }

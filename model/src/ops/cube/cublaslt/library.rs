@@ -1,4 +1,4 @@
-//! cuBLASLt on one GPU: its handle, the memory it works in, and how it multiplies what.
+//! cuBLASLt on one GPU: its handle, its workspaces, and the algorithm for each product.
 
 #![allow(unsafe_code)]
 
@@ -21,21 +21,22 @@ use cudarc::driver::sys::{CUcontext, CUdevice_attribute, CUdeviceptr, CUstream};
 use super::error::ProductError;
 use super::problem::{Float, Operand, Problem};
 
-/// Bytes that cuBLASLt may work in, per stream: from compute capability 9.0 on what NVIDIA recommends there,
-/// and before that twice what it recommends. (cuBLAS documentation, `cublasSetWorkspace`.)
+/// Bytes of the workspace of a stream: from compute capability 9.0 on the size that NVIDIA recommends, and
+/// before that twice the recommended size. (cuBLAS documentation, `cublasSetWorkspace`.)
 const WORKSPACE: [usize; 2] = [32 << 20, 8 << 20];
 
-/// The most that cuBLASLt makes of the alignment of a matrix, in bytes.
+/// The largest alignment of a matrix that cuBLASLt makes use of, in bytes.
 const ALIGNMENT: u64 = 256;
 
-/// Problems that are remembered. A run has a few dozen; generation has some for every length of a prompt.
+/// The largest number of plans in memory. A run has a few dozen; generation has some for every length of a
+/// prompt.
 const PLANS: usize = 4096;
 
-/// Whether the library can be loaded. Says so once if not.
+/// Whether the library can be loaded. Logs one warning if it cannot.
 pub(super) fn present() -> bool {
     static PRESENT: OnceLock<bool> = OnceLock::new();
     *PRESENT.get_or_init(|| {
-        // SAFETY: looks for a library by its names; NVIDIA's does nothing when it is loaded.
+        // SAFETY: the call loads a library by its names, and NVIDIA's library does nothing when it is loaded.
         let present = unsafe { is_culib_present() };
         if !present {
             tracing::warn!(
@@ -53,12 +54,12 @@ pub(super) struct Addresses {
     pub(super) a: CUdeviceptr,
     pub(super) b: CUdeviceptr,
     pub(super) output: CUdeviceptr,
-    /// There, if the problem has one.
+    /// The bias, if the problem has one.
     pub(super) bias: Option<CUdeviceptr>,
 }
 
 impl Addresses {
-    /// What the addresses of both operands and the output are multiples of.
+    /// The alignments of the addresses of both operands and the output.
     fn alignments(&self) -> Alignments {
         [self.a, self.b, self.output]
             .map(|address| ALIGNMENT.min(1 << address.trailing_zeros().min(31)) as u32)
@@ -80,7 +81,7 @@ pub(super) struct CublasLt {
 }
 
 impl CublasLt {
-    /// On the GPU with this number, which the driver has. The library must be [`present`].
+    /// Opens cuBLASLt on the GPU with this number, which the driver has. The library must be [`present`].
     pub(super) fn open(index: u16) -> Result<CublasLt, ProductError> {
         let what = || format!("GPU {index}");
         let device =
@@ -108,8 +109,8 @@ impl CublasLt {
     ///
     /// # Safety
     ///
-    /// The addresses are those of device memory that holds the matrices of `problem`, and does so until the
-    /// stream has come to the product. The stream is one of this GPU.
+    /// The addresses are those of device memory that holds the matrices of `problem` until the stream has run
+    /// the product. The stream belongs to this GPU.
     pub(super) unsafe fn multiply(
         &mut self,
         problem: &Problem,
@@ -127,9 +128,9 @@ impl CublasLt {
         }
         let [first, second, output] = &plan.layouts;
         let done = at.output as *mut c_void;
-        // SAFETY: the plan was made for this problem and addresses so aligned; memory and stream are the
-        // caller's promise. What is added to the product is the output itself, and read only if `beta` is
-        // not 0. The workspace is this stream's own.
+        // SAFETY: the plan was made for this problem and addresses so aligned; the caller promises memory and
+        // stream. The product is added to the output itself, which is read only if `beta` is not 0. The
+        // workspace belongs to this stream alone.
         let queued = unsafe {
             lt::matmul(
                 handle,
@@ -153,21 +154,21 @@ impl CublasLt {
         queued.map_err(refused("cublasLtMatmul"))
     }
 
-    /// The memory to work in on `stream`; the first product there allocates it.
+    /// The workspace of `stream`, which the first product on it allocates.
     fn workspace(&mut self, stream: CUstream) -> Result<CUdeviceptr, ProductError> {
         match self.workspaces.entry(stream) {
             Entry::Occupied(entry) => Ok(*entry.get()),
             Entry::Vacant(entry) => {
                 let bytes = self.workspace_bytes;
                 let what = || format!("{} MiB to multiply matrices in", bytes >> 20);
-                // SAFETY: nobody but cuBLASLt reads it, which expects nothing in it.
+                // SAFETY: only cuBLASLt reads the memory, and it expects no contents.
                 let memory = unsafe { malloc_sync(bytes) };
                 Ok(*entry.insert(memory.map_err(ProductError::driver("cuMemAlloc", what()))?))
             }
         }
     }
 
-    /// How `problem` is computed; the first one asks cuBLASLt.
+    /// The plan of `problem`. For a new problem, cuBLASLt is asked.
     fn plan(&mut self, problem: &Problem, at: &Addresses) -> Result<&Plan, ProductError> {
         let alignments = at.alignments();
         let key = (*problem, alignments);
@@ -193,13 +194,14 @@ fn enter(context: CUcontext) -> Result<(), ProductError> {
     entered.map_err(ProductError::driver("cuCtxSetCurrent", "a matrix product"))
 }
 
-/// How a problem is computed.
+/// The way cuBLASLt computes a problem.
 ///
-/// cuBLASLt has columns one behind the other, and we have rows. A matrix of ours is therefore the transpose
-/// of one of cuBLASLt's, which computes `outputᵀ = bᵀ · aᵀ`: our second operand is its first.
+/// cuBLASLt stores matrices by columns, and we store them by rows. A matrix of ours is therefore the
+/// transpose of one of cuBLASLt's, and cuBLASLt computes `outputᵀ = bᵀ · aᵀ`: our second operand is its
+/// first.
 struct Plan {
     description: Description,
-    /// Of `bᵀ`, `aᵀ` and `outputᵀ`.
+    /// The layouts of `bᵀ`, `aᵀ` and `outputᵀ`.
     layouts: [Layout; 3],
     algorithm: cublasLtMatmulAlgo_t,
 }
@@ -242,7 +244,7 @@ impl Plan {
             preference.set(attribute, &alignment).map_err(set)?;
         }
         let [first, second, third] = &layouts;
-        // SAFETY: all of these are alive.
+        // SAFETY: the handle and all descriptors are alive.
         let chosen = unsafe {
             lt::get_matmul_algo_heuristic(
                 handle,
@@ -267,7 +269,7 @@ fn data_type(float: Float) -> DataType {
     }
 }
 
-/// What is done with the matrices.
+/// The operation on the matrices.
 struct Description(cublasLtMatmulDesc_t);
 
 impl Description {
@@ -289,7 +291,8 @@ impl Description {
         Ok(made)
     }
 
-    /// The address of `[n]`, which is added to each of our rows: a column of cuBLASLt's.
+    /// Sets the address of the bias, `[n]`, which is added to each of our rows, that is, to each column of
+    /// cuBLASLt's.
     fn set_bias(&self, bias: CUdeviceptr) -> Result<(), CublasError> {
         self.set(DescAttribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias)
     }
@@ -309,17 +312,17 @@ impl Description {
 
 impl Drop for Description {
     fn drop(&mut self) {
-        // SAFETY: made by `new`, and this is its last use: cuBLASLt reads it while it queues only. There is
-        // nothing to do about an error.
+        // SAFETY: the description was made by `new`, and this is its last use: cuBLASLt reads it only while
+        // it queues. An error cannot be handled here.
         let _ = unsafe { lt::destroy_matmul_desc(self.0) };
     }
 }
 
-/// How a matrix lies in memory.
+/// The memory layout of a matrix.
 struct Layout(cublasLtMatrixLayout_t);
 
 impl Layout {
-    /// Of a matrix with so many rows and columns of ours.
+    /// The layout of a matrix with this number of our rows and columns.
     fn new(
         float: Float,
         [rows, columns]: [usize; 2],
@@ -341,7 +344,7 @@ impl Drop for Layout {
     }
 }
 
-/// What an algorithm may use and count on.
+/// The workspace and the alignments that an algorithm may use.
 struct Preference(cublasLtMatmulPreference_t);
 
 impl Preference {

@@ -1,9 +1,9 @@
 //! Matrix products by NVIDIA's cuBLASLt, in CubeCL's memory and on its streams.
 //!
-//! A product takes the way of a kernel: the caller names the matrices and returns (here), CubeCL's thread
-//! finds out where they are and queues the product on the caller's stream (`queue`). The first product of a
-//! kind asks cuBLASLt how to compute it; later ones neither ask nor allocate (`library`). What decides how
-//! is a `problem`. Nothing here waits for the GPU.
+//! A product is queued like a kernel: the caller names the matrices and returns (here), and CubeCL's thread
+//! resolves their addresses and queues the product on the caller's stream (`queue`). The first product of a
+//! kind asks cuBLASLt how to compute it; later ones neither ask nor allocate (`library`). A `problem` has
+//! everything that decides how. Nothing here waits for the GPU.
 //!
 //! cuBLASLt takes sums in an order that its algorithm fixes, so the same product has the same bits in every
 //! run on GPUs of one kind.
@@ -26,14 +26,14 @@ use queue::{Product, Server};
 static TF32: AtomicBool = AtomicBool::new(false);
 
 /// Whether products of `f32` may round their operands to TF32 (10 bits behind the point instead of 23), which
-/// tensor cores multiply several times as fast. For all of this process; off unless asked for.
+/// tensor cores multiply several times as fast. This holds for the whole process and is off by default.
 pub fn allow_tf32(allowed: bool) {
     TF32.store(allowed, Ordering::Relaxed);
 }
 
 /// Queues `output = alpha · a · b (+ bias) + beta · output` for `[m, k]`, `[k, n]`, `[n]` and a contiguous
-/// `[m, n]`. `false`, and nothing has happened, if this is not for cuBLASLt: another device, no library,
-/// or dtypes and strides that it does not know.
+/// `[m, n]`. Returns `false` and does nothing if cuBLASLt cannot compute the product: on another device,
+/// without the library, or for dtypes and strides that it does not support.
 pub(super) fn multiply(
     a: &CubeTensor,
     b: &CubeTensor,

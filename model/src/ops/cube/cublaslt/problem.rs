@@ -1,4 +1,4 @@
-//! What is to be multiplied, as far as it decides how.
+//! A matrix product, with all that decides how cuBLASLt computes it.
 
 use std::fmt;
 
@@ -24,19 +24,19 @@ impl Float {
     }
 }
 
-/// How a matrix lies in memory.
+/// The memory layout of an operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Operand {
-    /// Whether its columns are without gaps, and not its rows: a transposed view.
+    /// Whether its columns are contiguous and its rows are not, as in a transposed view.
     pub(super) transposed: bool,
     /// Elements from the start of one row (or column, if transposed) to that of the next.
     pub(super) leading: usize,
 }
 
 impl Operand {
-    /// `None` if neither rows nor columns are without gaps.
+    /// `None` if neither rows nor columns are contiguous.
     fn of([rows, columns]: [usize; 2], [down, right]: [usize; 2]) -> Option<Operand> {
-        // The stride of a dimension of one element says nothing.
+        // The stride of a dimension of one element has no meaning.
         let leading = |lines: usize, len: usize, stride: usize| {
             if lines == 1 { len } else { stride }
         };
@@ -52,7 +52,7 @@ impl Operand {
 
 /// `[m, n] = [m, k] · [k, n]`, and whether `[n]` is added to each row. The result is contiguous.
 ///
-/// Factors are not part of it: cuBLASLt takes them with each product, and they choose no algorithm.
+/// Factors are not part of it: cuBLASLt takes them with each product, and they do not decide the algorithm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Problem {
     pub(super) m: usize,

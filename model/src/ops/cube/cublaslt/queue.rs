@@ -1,4 +1,5 @@
-//! Products on CubeCL's thread of a GPU, where memory has addresses and streams are streams.
+//! Queueing products on CubeCL's thread of a GPU, which knows the addresses of memory and the driver's
+//! streams.
 
 #![allow(unsafe_code)]
 
@@ -18,15 +19,15 @@ use super::error::ProductError;
 use super::library::{Addresses, CublasLt};
 use super::problem::Problem;
 
-/// CubeCL's server of a GPU. One thread runs it; work for it is submitted.
+/// CubeCL's server of a GPU, which runs on one thread. Work is submitted to that thread.
 pub(super) type Server = <CudaRuntime as Runtime>::Server;
 
 thread_local! {
-    /// A thread of CubeCL's runs one GPU, and nothing of cuBLASLt ever leaves it.
+    /// CubeCL runs each GPU on one thread, and the handles of cuBLASLt never leave it.
     static OPENED: RefCell<HashMap<DeviceId, CublasLt>> = RefCell::default();
 }
 
-/// A product and its memory, which is neither moved nor given to others as long as this is there.
+/// A product and its memory, which is neither moved nor reused while this value lives.
 pub(super) struct Product {
     pub(super) problem: Problem,
     pub(super) a: BufferBinding,
@@ -34,21 +35,21 @@ pub(super) struct Product {
     pub(super) bias: Option<BufferBinding>,
     pub(super) output: BufferBinding,
     pub(super) alpha: f32,
-    /// Times what the output holds.
+    /// The factor of the values in the output.
     pub(super) beta: f32,
 }
 
-/// Queues a product on stream `caller`, behind all that its operands wait for.
+/// Queues a product on stream `caller`, after all work that its operands wait for.
 ///
-/// As with kernels, an error stays with the output: what reads it is left out as well, until reading a
-/// result on the host returns the error.
+/// As with kernels, an error stays with the output: kernels that read the output are skipped as well, until
+/// reading a result on the host returns the error.
 pub(super) fn queue(server: &mut Server, device: DeviceId, caller: StreamId, product: &Product) {
     let Product { a, b, bias, output, beta, .. } = product;
     let added = (*beta != 0.0).then_some(output);
     let reads = [a, b].into_iter().chain(bias).chain(added);
     let mut written = server.write_set();
     written.push(output.clone());
-    // The name that says downstream what was left out.
+    // The name of the skipped work in such an error.
     let name = KernelId::new::<Product>();
     let scope = ExecuteScope::launching(server, name, caller, reads, written);
     scope.execute(|server| Ok(multiply(server, device, caller, product)?));

@@ -1,10 +1,10 @@
 //! Instructions of x86 processors.
 
+mod instructions;
 mod pack;
 mod product;
 mod tiles;
-mod unit;
 mod vectors;
 
+pub use instructions::Bf16Gemm;
 pub use product::{Left, Right};
-pub use unit::Unit;

@@ -1,9 +1,9 @@
-//! Operands in panels of 32 rows of the left one, or 32 columns of the right one.
+//! Operands packed into panels: 32 rows of the left operand, or 32 columns of the right operand.
 //!
-//! Both are seen as `[len, k]` here, and cut into blocks of 32 along `k`. A block of a panel is two squares
-//! of 16 lines of 64 bytes, each a tile of AMX. A line has 16 words, a word two elements that follow each other
-//! along `k`: in a left operand a line is 16 words of one row, in a right operand one word of each of 16 columns.
-//! What lies beyond an edge is zero.
+//! Both operands are seen as `[len, k]` here and cut into blocks of 32 along `k`. A block of a panel is two
+//! squares of 16 lines of 64 bytes, each of which is a tile of AMX. A line has 16 words, and a word has two
+//! elements that follow each other along `k`. In a left operand, a line is 16 words of one row; in a right
+//! operand, it is one word of each of 16 columns. Elements beyond an edge are zero.
 
 use std::mem::MaybeUninit;
 
@@ -14,8 +14,8 @@ use rayon::prelude::*;
 
 use crate::ops::cpu::gemm::Threads;
 use crate::ops::cpu::matrix::Matrix;
-use crate::ops::cpu::transpose::avx512::transposed;
-use crate::ops::cpu::unwritten::Unwritten;
+use crate::ops::cpu::transpose_square::avx512::transposed;
+use crate::ops::cpu::uninit::UninitVec;
 
 /// Rows of a left operand, or columns of a right one, of a panel.
 pub const PANEL: usize = 32;
@@ -33,12 +33,30 @@ const TASK: usize = 1024;
 #[derive(Clone, Copy, Debug)]
 pub struct Line([u32; SIDE]);
 
-/// Which operand of a product it is.
+/// The address of a panel, for the instructions that read it. Distances are in bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct Panel {
+    /// The first line.
+    pub start: *const u8,
+    /// From one line of a square to the next line.
+    pub row: usize,
+    /// From the first square of a block to the second.
+    pub second: usize,
+    /// From one block to the next block.
+    pub block: usize,
+}
+
+/// The sums of a panel of rows and a panel of columns.
+#[repr(C, align(64))]
+#[derive(Debug)]
+pub struct Sums(pub [[f32; PANEL]; PANEL]);
+
+/// The side of a product that an operand is on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
-    /// The first.
+    /// The first operand.
     Left,
-    /// The second.
+    /// The second operand.
     Right,
 }
 
@@ -62,7 +80,7 @@ impl Panels {
         let [len, k] = source.shape();
         let blocks = k.div_ceil(DEPTH);
         let count = len.saturating_sub(first).div_ceil(PANEL);
-        let mut lines = Unwritten::new(count * blocks * BLOCK_LINES);
+        let mut lines = UninitVec::new(count * blocks * BLOCK_LINES);
         let panel_lines = (blocks * BLOCK_LINES).max(1);
         let panels = TASK.div_ceil(panel_lines);
         let task = |(task, lines): (usize, _)| {
@@ -74,8 +92,8 @@ impl Panels {
             Threads::One => lines.slots().chunks_mut(tasks).enumerate().for_each(task),
             Threads::Pool => lines.slots().par_chunks_mut(tasks).enumerate().for_each(task),
         }
-        // SAFETY: the tasks' lines are all lines, and `Copy` writes all that it is given.
-        Panels { lines: unsafe { lines.written() }, blocks }
+        // SAFETY: the tasks cover all lines, and `Copy` writes every line that it is given.
+        Panels { lines: unsafe { lines.assume_init() }, blocks }
     }
 
     /// The lines of a panel.
@@ -125,7 +143,7 @@ fn square(
     let ([len, k], [step, step_k]) = (source.shape(), source.strides());
     let values = source.values();
     let mut lines = [[0; SIDE]; SIDE];
-    // Loops, not closures: what a closure of `from_fn` does is compiled apart, without vector instructions.
+    // Loops, not closures: the closure of a `from_fn` is compiled apart, without vector instructions.
     let lines_of = if first + SIDE > len || first_k + DEPTH > k {
         for (i, line) in lines.iter_mut().enumerate().take(len.saturating_sub(first)) {
             for (pair, word) in line.iter_mut().enumerate() {

@@ -7,50 +7,21 @@ use std::slice;
 use burn::tensor::bf16;
 use pulp::NullaryFnOnce;
 
-use super::Unit;
-use super::pack::{BLOCK_LINES, DEPTH, Line, PANEL, Panels, Side};
-use super::tiles::Tiles;
-use super::vectors::Vectors;
+use super::instructions::{Bf16Gemm, Kernel};
+use super::pack::{BLOCK_LINES, DEPTH, Line, PANEL, Panel, Panels, Side, Sums};
 use crate::ops::cpu::gemm::{Output, Threads};
-use crate::ops::cpu::in_pieces;
 use crate::ops::cpu::matrix::{Matrix, MatrixMut, Target};
-use crate::ops::cpu::real::Scalar;
-use crate::ops::cpu::unwritten::Unwritten;
+use crate::ops::cpu::parallel::for_each_task;
+use crate::ops::cpu::scalar::Scalar;
+use crate::ops::cpu::uninit::UninitVec;
 
-/// The instructions that multiply two panels.
-#[derive(Clone, Copy, Debug)]
-pub enum Kernel {
-    /// AMX.
-    Tiles(Tiles),
-    /// AVX512-BF16.
-    Vectors(Vectors),
-}
-
-/// Where a kernel finds a panel; distances in bytes.
-#[derive(Clone, Copy, Debug)]
-pub struct Panel {
-    /// Its first line.
-    pub start: *const u8,
-    /// From one line of a square to the next.
-    pub row: usize,
-    /// From the first square of a block to the second.
-    pub second: usize,
-    /// From one block to the next.
-    pub block: usize,
-}
-
-/// The sums of a panel of rows and a panel of columns.
-#[repr(C, align(64))]
-#[derive(Debug)]
-pub struct Sums(pub [[f32; PANEL]; PANEL]);
-
-/// A left operand: rows are read where they are, if they can be.
+/// A left operand. Its rows are read in place where their layout allows that.
 #[derive(Debug)]
 pub struct Left<'a> {
-    /// `[m, k]`; its first panels are read in place.
+    /// `[m, k]`, of which the first `in_place` panels are read in place.
     matrix: Option<Matrix<'a, bf16>>,
     in_place: usize,
-    /// The panels after them.
+    /// Copies of the panels after those.
     panels: Panels,
     shape: [usize; 2],
 }
@@ -65,7 +36,7 @@ pub struct Right {
 
 /// Some rows and columns of a right operand.
 #[derive(Clone, Copy, Debug)]
-pub struct Part<'a> {
+pub struct RightSlice<'a> {
     panels: &'a Panels,
     first_panel: usize,
     first_block: usize,
@@ -91,25 +62,25 @@ impl Left<'_> {
 }
 
 impl Right {
-    /// All of it.
-    pub fn all(&self) -> Part<'_> {
-        Part { panels: &self.panels, first_panel: 0, first_block: 0, shape: self.shape }
+    /// All rows and columns.
+    pub fn all(&self) -> RightSlice<'_> {
+        RightSlice { panels: &self.panels, first_panel: 0, first_block: 0, shape: self.shape }
     }
 
-    /// The given rows and columns, which begin at multiples of 32. Rows that do not end at one need a left
-    /// operand that was packed, as every one is whose `k` is no such multiple.
+    /// The given rows and columns, which begin at multiples of 32. Where the rows do not end at a multiple of
+    /// 32, the left operand must be packed, as every left operand is whose `k` is not a multiple of 32.
     ///
     /// # Panics
     ///
-    /// If there are not so many, or they begin elsewhere.
-    pub fn part(&self, rows: Range<usize>, columns: Range<usize>) -> Part<'_> {
+    /// If the operand has fewer rows or columns, or they do not begin at multiples of 32.
+    pub fn slice(&self, rows: Range<usize>, columns: Range<usize>) -> RightSlice<'_> {
         let fits = rows.start <= rows.end
             && rows.end <= self.shape[0]
             && columns.start <= columns.end
             && columns.end <= self.shape[1];
         let begins = rows.start.is_multiple_of(DEPTH) && columns.start.is_multiple_of(PANEL);
         assert!(fits && begins, "rows {rows:?} and columns {columns:?} of {:?}", self.shape);
-        Part {
+        RightSlice {
             panels: &self.panels,
             first_panel: columns.start / PANEL,
             first_block: rows.start / DEPTH,
@@ -118,7 +89,7 @@ impl Right {
     }
 }
 
-impl Part<'_> {
+impl RightSlice<'_> {
     fn panel(&self, index: usize) -> Panel {
         packed(self.panels, self.first_panel + index, self.first_block)
     }
@@ -130,8 +101,8 @@ fn packed(panels: &Panels, index: usize, first_block: usize) -> Panel {
     Panel { start, row: LINE, second: BLOCK_LINES / 2 * LINE, block: BLOCK_LINES * LINE }
 }
 
-impl Unit {
-    /// `lhs`, `[m, k]`, for multiplying with it any number of times.
+impl Bf16Gemm {
+    /// `lhs`, `[m, k]`, as the left operand of any number of products.
     pub fn left(self, lhs: Matrix<'_, bf16>, threads: Threads) -> Left<'_> {
         let [m, k] = lhs.shape();
         let rows = lhs.strides()[1] == 1 && k.is_multiple_of(DEPTH);
@@ -140,13 +111,13 @@ impl Unit {
         Left { matrix: rows.then_some(lhs), in_place, panels, shape: [m, k] }
     }
 
-    /// `lhs` in memory of its own.
+    /// `lhs` as the left operand of any number of products, copied to memory of its own.
     pub fn copied_left(self, lhs: Matrix<'_, bf16>) -> Left<'static> {
         let panels = Panels::new(self.simd, Side::Left, lhs, 0, Threads::Pool);
         Left { matrix: None, in_place: 0, panels, shape: lhs.shape() }
     }
 
-    /// `rhs`, `[k, n]`, for multiplying with it any number of times.
+    /// `rhs`, `[k, n]`, as the right operand of any number of products.
     pub fn right(self, rhs: Matrix<'_, bf16>, threads: Threads) -> Right {
         let panels = Panels::new(self.simd, Side::Right, rhs.t(), 0, threads);
         Right { panels, shape: rhs.shape() }
@@ -159,24 +130,24 @@ impl Unit {
     /// If the shapes do not fit.
     pub fn product<O: Scalar<Real = f32>>(self, lhs: &Left<'_>, rhs: &Right) -> Vec<O> {
         let shape = [lhs.shape[0], rhs.shape[1]];
-        let mut out = Unwritten::new(shape[0] * shape[1]);
-        let target = MatrixMut::unwritten(out.slots(), shape);
+        let mut out = UninitVec::new(shape[0] * shape[1]);
+        let target = MatrixMut::uninit(out.slots(), shape);
         self.multiply(target, Output::Overwrite, lhs, rhs.all(), Threads::Pool);
         // SAFETY: a product that replaces its output writes every element of it.
-        unsafe { out.written() }
+        unsafe { out.assume_init() }
     }
 
     /// `out = lhs · rhs`, or `out += lhs · rhs`, every element rounded once.
     ///
     /// # Panics
     ///
-    /// If the shapes do not fit, or if something is to be added to what has no value.
+    /// If the shapes do not fit, or if the product is to be added to elements without a value.
     pub fn multiply<O: Scalar<Real = f32>>(
         self,
         mut out: MatrixMut<'_, O>,
         output: Output,
         lhs: &Left<'_>,
-        rhs: Part<'_>,
+        rhs: RightSlice<'_>,
         threads: Threads,
     ) {
         let ([m, n], k) = (out.shape(), lhs.shape[1]);
@@ -187,7 +158,7 @@ impl Unit {
             rhs.shape,
             out.shape()
         );
-        assert!(out.is_written() || output == Output::Overwrite, "a product added to no value");
+        assert!(out.is_init() || output == Output::Overwrite, "a product added to no value");
         let panels = [m.div_ceil(PANEL), n.div_ceil(PANEL)];
         let threads = match threads {
             Threads::Pool if m * n * k >= WORTH_A_THREAD => rayon::current_num_threads(),
@@ -195,38 +166,38 @@ impl Unit {
         };
         // Along the longer side, which divides more evenly.
         let along = usize::from(panels[1] > panels[0]);
-        let pieces = threads.min(panels[along]).max(1);
+        let tasks = threads.min(panels[along]).max(1);
         let (target, shape) = (out.raw(), [m, n]);
-        let piece = |index| {
+        let task = |index| {
             let mut parts = panels.map(|count| 0..count);
-            let cut = |index| panels[along] * index / pieces;
+            let cut = |index| panels[along] * index / tasks;
             parts[along] = cut(index)..cut(index + 1);
-            let piece = Piece { kernel: self.kernel, target, output, lhs, rhs, shape, parts };
-            // Compiled for vectors, which the kernels' processors have.
-            self.simd.vectorize(piece);
+            let task = Task { kernel: self.kernel, target, output, lhs, rhs, shape, parts };
+            // Compiled for AVX-512, which every processor with these instructions has.
+            self.simd.vectorize(task);
         };
-        match pieces {
-            1 => piece(0),
-            pieces => in_pieces(pieces, piece),
+        match tasks {
+            1 => task(0),
+            tasks => for_each_task(tasks, task),
         }
     }
 }
 
 /// The panels of a product that one thread multiplies.
 ///
-/// Its shapes fit, no other piece has one of its panels, and its output is there, valid for writes by it
-/// alone, and has values if they are to be added to.
-struct Piece<'a, O> {
+/// The shapes fit, and no other task has one of these panels. Their part of the output is valid for writes by
+/// this task alone, and has values if the product is added to them.
+struct Task<'a, O> {
     kernel: Kernel,
     target: Target<O>,
     output: Output,
     lhs: &'a Left<'a>,
-    rhs: Part<'a>,
+    rhs: RightSlice<'a>,
     shape: [usize; 2],
     parts: [Range<usize>; 2],
 }
 
-impl<O: Scalar<Real = f32>> NullaryFnOnce for Piece<'_, O> {
+impl<O: Scalar<Real = f32>> NullaryFnOnce for Task<'_, O> {
     type Output = ();
 
     #[inline(always)]
@@ -234,7 +205,7 @@ impl<O: Scalar<Real = f32>> NullaryFnOnce for Piece<'_, O> {
         match self.kernel {
             Kernel::Tiles(tiles) => {
                 let tiles = tiles.configure();
-                // SAFETY: what `for_each` gives are panels of `blocks` blocks.
+                // SAFETY: `for_each` gives panels of `blocks` blocks, and `blocks` is not 0.
                 self.for_each(
                     #[inline(always)]
                     |lhs, rhs, blocks, sums| unsafe { tiles.multiply(lhs, rhs, blocks, sums) },
@@ -251,7 +222,7 @@ impl<O: Scalar<Real = f32>> NullaryFnOnce for Piece<'_, O> {
     }
 }
 
-impl<O: Scalar<Real = f32>> Piece<'_, O> {
+impl<O: Scalar<Real = f32>> Task<'_, O> {
     #[inline(always)]
     fn for_each(&self, multiply: impl Fn(Panel, Panel, usize, &mut Sums)) {
         let blocks = self.lhs.shape[1].div_ceil(DEPTH);
@@ -277,7 +248,7 @@ impl<O: Scalar<Real = f32>> Piece<'_, O> {
         let [rows, columns] = [self.shape[0] - row, self.shape[1] - column].map(|n| n.min(PANEL));
         for (i, sums) in sums.0[..rows].iter().enumerate() {
             let target = self.target.at([row + i, column]).values.cast::<MaybeUninit<O>>();
-            // SAFETY: these elements are in the output, and this piece alone has them (see `Piece`).
+            // SAFETY: these elements are in the output, and this task alone has them (see `Task`).
             let target = unsafe { slice::from_raw_parts_mut(target, columns) };
             match target.as_mut_array::<PANEL>() {
                 Some(target) => self.write_row(target, sums),
@@ -296,7 +267,7 @@ impl<O: Scalar<Real = f32>> Piece<'_, O> {
             }
             Output::Add => {
                 for (target, &sum) in target.iter_mut().zip(sums) {
-                    // SAFETY: there are values if they are to be added to (see `Piece`).
+                    // SAFETY: the output has values if the product is added to them (see `Task`).
                     let before = unsafe { target.assume_init() }.real();
                     target.write(O::nearest(before + sum));
                 }

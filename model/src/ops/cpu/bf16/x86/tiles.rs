@@ -4,13 +4,13 @@ use std::arch::asm;
 use std::arch::x86_64::{__cpuid, __cpuid_count};
 use std::marker::PhantomData;
 
-use super::product::{Panel, Sums};
+use super::pack::{Panel, Sums};
 
 /// Proof that the processor has tiles of bf16 and that the kernel lets this process use them.
 #[derive(Clone, Copy, Debug)]
 pub struct Tiles(());
 
-/// Tiles are configured on this thread as long as it lives.
+/// Tiles are configured on this thread as long as this value lives.
 #[derive(Debug)]
 pub struct Configured(PhantomData<*const ()>);
 
@@ -25,7 +25,7 @@ struct Configuration {
 }
 
 impl Tiles {
-    /// Asks the processor, and the kernel for room to save tiles in.
+    /// Asks the processor for tiles, and the kernel for room to save them in; `None` if either has none.
     pub fn try_new() -> Option<Tiles> {
         const TILES_AND_BF16: u32 = 1 << 24 | 1 << 22;
         let known =
@@ -41,7 +41,7 @@ impl Tiles {
         (refused == 0).then_some(Tiles(()))
     }
 
-    /// All eight tiles with 16 rows of 64 bytes, on this thread.
+    /// Configures all eight tiles with 16 rows of 64 bytes on this thread.
     pub fn configure(self) -> Configured {
         let mut all = Configuration {
             palette: 1,
@@ -52,7 +52,8 @@ impl Tiles {
         };
         all.row_bytes[..8].fill(64);
         all.rows[..8].fill(16);
-        // SAFETY: the processor has tiles and the kernel allows them (`self`); it reads the 64 bytes of `all`.
+        // SAFETY: the processor has tiles and the kernel allows them (`self`); it reads the 64 bytes of
+        // `all`.
         unsafe {
             asm!("ldtilecfg [{}]", in(reg) &all, options(nostack, readonly, preserves_flags))
         };
@@ -116,7 +117,8 @@ impl Configured {
 
 impl Drop for Configured {
     fn drop(&mut self) {
-        // SAFETY: back to the state of a thread that has never used tiles, which costs the least to save.
+        // SAFETY: the thread returns to the state of one that has never used tiles, which is the cheapest to
+        // save.
         unsafe { asm!("tilerelease", options(nostack, nomem, preserves_flags)) };
     }
 }

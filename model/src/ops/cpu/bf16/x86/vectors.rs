@@ -1,11 +1,11 @@
-//! Vectors of AVX512-BF16.
+//! Products of panels by AVX512-BF16.
 
 use std::arch::x86_64::{__m512bh, _mm512_dpbf16_ps, _mm512_set1_epi32, _mm512_setzero_ps};
 use std::mem::transmute;
 
-use super::product::{Panel, Sums};
+use super::pack::{Panel, Sums};
 
-/// Proof that the processor has them.
+/// Proof that the processor has AVX512-BF16.
 #[derive(Clone, Copy, Debug)]
 pub struct Vectors(());
 
@@ -13,7 +13,7 @@ pub struct Vectors(());
 const ROWS: usize = 8;
 
 impl Vectors {
-    /// Asks the processor.
+    /// Asks the processor for the instructions.
     pub fn try_new() -> Option<Vectors> {
         (is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bf16"))
             .then_some(Vectors(()))
@@ -28,7 +28,8 @@ impl Vectors {
         for (group, sums) in sums.0.as_chunks_mut::<ROWS>().0.iter_mut().enumerate() {
             let row = group * ROWS;
             let start = lhs.start.wrapping_add(row / 16 * lhs.second + row % 16 * lhs.row);
-            // SAFETY: the processor has the instructions (`self`), and so have `rows` what they read.
+            // SAFETY: the processor has the instructions (`self`), and the caller promises the blocks that
+            // are read.
             unsafe { rows(Panel { start, ..lhs }, rhs, blocks, sums) };
         }
     }

@@ -1,0 +1,165 @@
+//! The backward pass: the tiles of scores are computed again, key head by key head.
+
+use burn_flex::FlexTensor;
+use rayon::prelude::*;
+
+use super::super::matrix::MatrixMut;
+use super::super::parallel::simd;
+use super::super::scalar::{Real, Scalar, dot};
+use super::super::uninit::zeros;
+use super::super::values::tensor_of;
+use super::products::GradientProducts;
+use super::tile::{COLUMNS, MOST_ROWS, Operands, Tile, visible};
+use crate::ops::attention::AttentionShape;
+
+impl<S: Scalar> Operands<'_, S> {
+    /// The gradients of `qkv` that are wanted, in the dtypes of `qkv`, where every row has a query. `results`
+    /// are the result of attention and its gradient.
+    pub fn gradients<P: GradientProducts<S::Real>>(
+        &self,
+        products: &P,
+        results: [&[S]; 2],
+        lse: &[S::Real],
+        qkv: &[FlexTensor; 3],
+        wanted: [bool; 3],
+    ) -> [Option<FlexTensor>; 3] {
+        let mut parents = qkv.iter();
+        self.backward(products, results, lse, wanted).map(|gradient| {
+            let parent = parents.next()?;
+            let shape = parent.layout().shape().clone();
+            gradient.map(|values| tensor_of(values, shape, parent.dtype()))
+        })
+    }
+
+    /// The gradients of `q`, `k` and `v` that are wanted.
+    ///
+    /// Parallel over key heads: one task owns the gradients of its key head and of the query heads
+    /// that share it, so that no sum is shared between threads.
+    fn backward<P: GradientProducts<S::Real>>(
+        &self,
+        products: &P,
+        [out, dout]: [&[S]; 2],
+        lse: &[S::Real],
+        wanted: [bool; 3],
+    ) -> [Option<Vec<S::Real>>; 3] {
+        const { assert!(P::ROWS <= MOST_ROWS) };
+        let shape = self.shape;
+        let AttentionShape { seq, heads, kv_heads, .. } = shape;
+        debug_assert!(seq == shape.keys && seq == shape.capacity, "{shape:?}");
+        let group = heads / kv_heads;
+        let mut dq = zeros::<S::Real>(wanted[0], self.q.len());
+        let mut dk = zeros::<S::Real>(wanted[1], self.k.len());
+        let mut dv = zeros::<S::Real>(wanted[2], self.v.len());
+        if shape.is_empty() {
+            return [dq, dk, dv];
+        }
+        by_key_head(dq.as_deref_mut(), shape, group)
+            .into_par_iter()
+            .zip(by_key_head(dk.as_deref_mut(), shape, 1))
+            .zip(by_key_head(dv.as_deref_mut(), shape, 1))
+            .enumerate()
+            .for_each_init(
+                || vec![S::Real::ZERO; 2 * P::ROWS * COLUMNS],
+                |tiles, (i, ((dq, dk), dv))| {
+                    let mut backward =
+                        KeyHead { operands: self, products, out, lse, dout, dk, dv, tiles };
+                    let mut dq = dq.map(|dq| dq.split_columns(group));
+                    for member in 0..group {
+                        let head = i % kv_heads * group + member;
+                        let dq = dq.as_mut().and_then(Iterator::next);
+                        backward.query_head([i / kv_heads, head], dq);
+                    }
+                },
+            );
+        [dq, dk, dv]
+    }
+}
+
+/// The columns of `group` heads of `x`, `[batch, seq, heads, head_dim]`, for each sequence and key head; all
+/// of them are `None` if `x` is.
+fn by_key_head<T: Real>(
+    x: Option<&mut [T]>,
+    shape: AttentionShape,
+    group: usize,
+) -> Vec<Option<MatrixMut<'_, T>>> {
+    let AttentionShape { batch, seq, kv_heads, head_dim, .. } = shape;
+    let width = group * kv_heads * head_dim;
+    match x {
+        None => std::iter::repeat_with(|| None).take(batch * kv_heads).collect(),
+        Some(x) => x
+            .chunks_exact_mut(seq * width)
+            .flat_map(|x| MatrixMut::rows(x, [seq, width]).split_columns(kv_heads))
+            .map(Some)
+            .collect(),
+    }
+}
+
+/// The backward pass of one key head.
+struct KeyHead<'a, 'b, S: Scalar, P> {
+    operands: &'a Operands<'a, S>,
+    products: &'a P,
+    out: &'a [S],
+    lse: &'a [S::Real],
+    dout: &'a [S],
+    /// The gradients of the keys and values, `[seq, head_dim]`.
+    dk: Option<MatrixMut<'b, S::Real>>,
+    dv: Option<MatrixMut<'b, S::Real>>,
+    /// Memory for two tiles: the weights and the gradients of the scores.
+    tiles: &'b mut [S::Real],
+}
+
+impl<S: Scalar, P: GradientProducts<S::Real>> KeyHead<'_, '_, S, P> {
+    /// Adds the contributions of one query head; `dq` is `[seq, head_dim]`.
+    fn query_head(&mut self, [batch, head]: [usize; 2], mut dq: Option<MatrixMut<'_, S::Real>>) {
+        let shape = self.operands.shape;
+        let AttentionShape { seq, heads, kv_heads, head_dim, .. } = shape;
+        let (stride, kv_head) = (shape.q_stride(), head / (heads / kv_heads));
+        let scale = self.operands.scale();
+        let (p, ds) = self.tiles.split_at_mut(P::ROWS * COLUMNS);
+        for start in (0..seq).step_by(P::ROWS) {
+            let rows = P::ROWS.min(seq - start);
+            let offset = shape.q_offset(batch, start, head);
+            let (out, dout) = (&self.out[offset..], &self.dout[offset..]);
+            // The logarithm of each row's sum, and D = rowsum(dO ∘ O).
+            let mut row_values = [(S::Real::ZERO, S::Real::ZERO); MOST_ROWS];
+            for (row, value) in row_values[..rows].iter_mut().enumerate() {
+                let range = row * stride..row * stride + head_dim;
+                let product = simd(
+                    #[inline(always)]
+                    || dot(&out[range.clone()], &dout[range.clone()]),
+                );
+                *value = (self.lse[(batch * seq + start + row) * heads + head], product);
+            }
+
+            for first in (0..start + rows).step_by(COLUMNS) {
+                let columns = COLUMNS.min(start + rows - first);
+                let tile = Tile { batch, head, kv_head, start, rows, first, columns };
+                let (p, ds) = (&mut p[..rows * columns], &mut ds[..rows * columns]);
+                self.products.scores(tile, p, ds);
+                simd(
+                    #[inline(always)]
+                    || {
+                        let tile = p.chunks_exact_mut(columns).zip(ds.chunks_exact_mut(columns));
+                        for (row, ((p, ds), &(lse, product))) in tile.zip(&row_values).enumerate() {
+                            // As in the forward pass: the weights of masked columns become 0, and `ds` with
+                            // them.
+                            p[visible(start + row, first, columns)..].fill(S::Real::NEG_INFINITY);
+                            for (p, ds) in p.iter_mut().zip(ds) {
+                                *p = (*p - lse).exp();
+                                *ds = *p * (*ds - product) * scale;
+                            }
+                        }
+                    },
+                );
+                let seen = first..first + columns;
+                self.products.add_gradients(
+                    tile,
+                    [p, ds],
+                    dq.as_mut().map(|dq| dq.slice(start..start + rows)),
+                    self.dk.as_mut().map(|dk| dk.slice(seen.clone())),
+                    self.dv.as_mut().map(|dv| dv.slice(seen)),
+                );
+            }
+        }
+    }
+}

@@ -1,0 +1,124 @@
+//! The forward pass: tiles of rows, past which the columns stream with a running maximum and sum.
+
+use burn_flex::FlexTensor;
+use rayon::prelude::*;
+
+use super::super::matrix::MatrixMut;
+use super::super::parallel::simd;
+use super::super::scalar::{Real, Scalar, exp_sum, max};
+use super::super::values::tensor_of;
+use super::products::Products;
+use super::tile::{COLUMNS, MOST_ROWS, Operands, Tile, visible};
+use crate::ops::attention::AttentionShape;
+
+impl<S: Scalar> Operands<'_, S> {
+    /// The result in the dtype of `q`, and the logarithm of the sum of each row's exponentials.
+    pub fn tensors<P: Products<S::Real>>(
+        &self,
+        products: &P,
+        q: &FlexTensor,
+    ) -> (FlexTensor, FlexTensor) {
+        let AttentionShape { batch, seq, heads, .. } = self.shape;
+        let (out, lse) = self.forward(products);
+        (
+            tensor_of(out, q.layout().shape().clone(), q.dtype()),
+            S::Real::tensor(lse, [batch, seq, heads].into()),
+        )
+    }
+
+    /// The result, shaped as `q`, and the logarithm of the sum of each row's exponentials,
+    /// `[batch, seq, heads]`.
+    ///
+    /// Parallel over tiles of rows, whose results are contiguous with all heads side by side.
+    fn forward<P: Products<S::Real>>(&self, products: &P) -> (Vec<S::Real>, Vec<S::Real>) {
+        const { assert!(P::ROWS <= MOST_ROWS) };
+        let shape = self.shape;
+        let AttentionShape { seq, heads, .. } = shape;
+        let mut out = vec![S::Real::ZERO; self.q.len()];
+        let mut lse = vec![S::Real::ZERO; shape.batch * seq * heads];
+        if shape.is_empty() {
+            return (out, lse);
+        }
+        let stride = shape.q_stride();
+        let tiles: Vec<_> = out
+            .chunks_mut(seq * stride)
+            .zip(lse.chunks_mut(seq * heads))
+            .enumerate()
+            .flat_map(|(batch, (out, lse))| {
+                out.chunks_mut(P::ROWS * stride)
+                    .zip(lse.chunks_mut(P::ROWS * heads))
+                    .enumerate()
+                    .map(move |(tile, (out, lse))| ((batch, tile * P::ROWS), out, lse))
+            })
+            .collect();
+        tiles.into_par_iter().for_each_init(
+            || vec![S::Real::ZERO; P::ROWS * COLUMNS],
+            |scores, (place, out, lse)| self.forward_rows(products, place, scores, out, lse),
+        );
+        (out, lse)
+    }
+
+    /// Computes one tile of rows of every head. `out` holds the weighted sums, which are divided by the sum
+    /// of the weights at the end.
+    fn forward_rows<P: Products<S::Real>>(
+        &self,
+        products: &P,
+        (batch, start): (usize, usize),
+        scores: &mut [S::Real],
+        out: &mut [S::Real],
+        lse: &mut [S::Real],
+    ) {
+        let shape = self.shape;
+        let AttentionShape { heads, kv_heads, head_dim, .. } = shape;
+        let q_stride = shape.q_stride();
+        let rows = lse.len() / heads;
+        let seen = shape.position(start + rows);
+        for head in 0..heads {
+            let kv_head = head / (heads / kv_heads);
+            let mut running = [(S::Real::NEG_INFINITY, S::Real::ZERO); MOST_ROWS];
+            for first in (0..seen).step_by(COLUMNS) {
+                let columns = COLUMNS.min(seen - first);
+                let tile = Tile { batch, head, kv_head, start, rows, first, columns };
+                let scores = &mut scores[..rows * columns];
+                products.scores(tile, scores);
+                simd(
+                    #[inline(always)]
+                    || {
+                        for (row, (scores, running)) in
+                            scores.chunks_exact_mut(columns).zip(&mut running).enumerate()
+                        {
+                            let visible = visible(shape.position(start + row), first, columns);
+                            let out = &mut out[row * q_stride + head * head_dim..][..head_dim];
+                            softmax_step(scores, visible, running, out);
+                        }
+                    },
+                );
+                let out = MatrixMut::new(&mut out[head * head_dim..], [rows, head_dim], q_stride);
+                products.add_values(tile, scores, out);
+            }
+            for (row, (max, sum)) in running.into_iter().take(rows).enumerate() {
+                lse[row * heads + head] = max + sum.ln();
+                let out = &mut out[row * q_stride + head * head_dim..][..head_dim];
+                out.iter_mut().for_each(|value| *value = *value / sum);
+            }
+        }
+    }
+}
+
+/// Turns a row of scores into weights relative to the running maximum, and rescales the sums `out` that were
+/// taken under an older maximum.
+#[inline(always)]
+fn softmax_step<T: Real>(scores: &mut [T], visible: usize, running: &mut (T, T), out: &mut [T]) {
+    // The vectorised loops run over whole rows: e to the power of −∞ is 0.
+    scores[visible..].fill(T::NEG_INFINITY);
+    let (old_max, old_sum) = *running;
+    let tile_max = max(scores);
+    let new_max = if tile_max > old_max { tile_max } else { old_max };
+    let sum = exp_sum(scores, new_max);
+    // In the first tile, `old_max` is −∞ and the factor 0: there are no sums before it.
+    let factor = (old_max - new_max).exp();
+    *running = (new_max, old_sum * factor + sum);
+    if factor != T::ONE && old_max > T::NEG_INFINITY {
+        out.iter_mut().for_each(|value| *value *= factor);
+    }
+}

@@ -1,0 +1,40 @@
+//! Choosing the types of a kernel by the dtype of a tensor.
+
+/// Runs `$body` with the type alias `$name` bound to the type that belongs to `$dtype`.
+macro_rules! with_type {
+    ($dtype:expr, $name:ident => $body:expr, { $($pattern:pat => $type:ty),+ $(,)? }) => {
+        match $dtype {
+            $($pattern => {
+                type $name = $type;
+                $body
+            })+
+            other => panic!("no kernel for tensors of {other:?}"),
+        }
+    };
+}
+pub(super) use with_type;
+
+/// Runs `$body` with the type alias `$real` bound to the type that kernels compute `$dtype` in: `f64` for
+/// `f64`, and `f32` for everything else.
+macro_rules! with_real {
+    ($dtype:expr, $real:ident => $body:expr) => {
+        $crate::ops::cpu::dispatch::with_type!($dtype, $real => $body, {
+            burn::tensor::DType::F64 => f64,
+            burn::tensor::DType::F32 | burn::tensor::DType::BF16 | burn::tensor::DType::F16 => f32,
+        })
+    };
+}
+pub(super) use with_real;
+
+/// Runs `$body` with the type alias `$scalar` bound to the type of the elements of tensors of `$dtype`.
+macro_rules! with_scalar {
+    ($dtype:expr, $scalar:ident => $body:expr) => {
+        $crate::ops::cpu::dispatch::with_type!($dtype, $scalar => $body, {
+            burn::tensor::DType::F64 => f64,
+            burn::tensor::DType::F32 => f32,
+            burn::tensor::DType::BF16 => burn::tensor::bf16,
+            burn::tensor::DType::F16 => burn::tensor::f16,
+        })
+    };
+}
+pub(super) use with_scalar;

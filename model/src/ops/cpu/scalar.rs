@@ -1,0 +1,293 @@
+//! The floating-point types that kernels are written over.
+
+use std::convert::identity;
+use std::fmt::Debug;
+use std::mem::MaybeUninit;
+use std::ops::{Add, AddAssign, Div, Mul, MulAssign, Neg, Sub};
+
+use burn::tensor::{DType, Shape, TensorData, bf16, f16};
+use burn_flex::FlexTensor;
+
+use super::transpose_square::{transpose_square, transpose_square_f32};
+
+/// A float type that tensors hold, and that kernels read from them and write to them.
+pub trait Scalar: Copy + Send + Sync + 'static {
+    /// The type that kernels compute with elements of this type in: `Self`, or `f32` for half precision.
+    type Real: Real;
+    /// The dtype of a tensor of this type.
+    const DTYPE: DType;
+
+    /// The value.
+    fn real(self) -> Self::Real;
+    /// The nearest value of this type.
+    fn nearest(value: Self::Real) -> Self;
+
+    /// The buffer that `tensor` is a view of, or `None` if `tensor` has another dtype.
+    fn storage(tensor: &FlexTensor) -> Option<&[Self]>;
+    /// The buffer of `tensor` for writing, copied first if it is shared; `None` if `tensor` has another
+    /// dtype.
+    fn storage_mut(tensor: &mut FlexTensor) -> Option<&mut [Self]>;
+    /// A contiguous tensor of `values`.
+    fn tensor(values: Vec<Self>, shape: Shape) -> FlexTensor;
+}
+
+macro_rules! scalar {
+    ($type:ident: $dtype:ident, $real:ident, $to_real:expr, $nearest:expr) => {
+        impl Scalar for $type {
+            type Real = $real;
+            const DTYPE: DType = DType::$dtype;
+
+            #[inline(always)]
+            fn real(self) -> $real {
+                $to_real(self)
+            }
+            #[inline(always)]
+            fn nearest(value: $real) -> Self {
+                $nearest(value)
+            }
+
+            fn storage(tensor: &FlexTensor) -> Option<&[Self]> {
+                (tensor.dtype() == Self::DTYPE).then(|| tensor.storage())
+            }
+            fn storage_mut(tensor: &mut FlexTensor) -> Option<&mut [Self]> {
+                (tensor.dtype() == Self::DTYPE).then(|| tensor.storage_mut())
+            }
+            fn tensor(values: Vec<Self>, shape: Shape) -> FlexTensor {
+                FlexTensor::from_data(TensorData::new(values, shape))
+            }
+        }
+    };
+}
+
+scalar!(f32: F32, f32, identity, identity);
+scalar!(f64: F64, f64, identity, identity);
+scalar!(bf16: BF16, f32, f32_of_bf16, nearest_bf16);
+scalar!(f16: F16, f32, f16::to_f32, f16::from_f32);
+
+#[inline(always)]
+fn f32_of_bf16(value: bf16) -> f32 {
+    f32::from_bits(u32::from(value.to_bits()) << 16)
+}
+
+/// Ties to even, and without a branch, so that loops over it vectorise.
+#[inline(always)]
+fn nearest_bf16(value: f32) -> bf16 {
+    let bits = value.to_bits();
+    let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
+    // A NaN stays a NaN, also if the bits that tell it from infinity are all in the lower half.
+    let quiet = bits >> 16 | 0x40;
+    bf16::from_bits(if value.is_nan() { quiet } else { rounded } as u16)
+}
+
+/// `f32`, which training runs in, or `f64`, in which tests compare gradients with finite
+/// differences.
+///
+/// The kernels use plain multiplications and additions, never a fused one, so that the vectorised
+/// body and the scalar tail of a loop round in the same way.
+pub trait Real:
+    Scalar<Real = Self>
+    + Debug
+    + Default
+    + PartialOrd
+    + Add<Output = Self>
+    + Sub<Output = Self>
+    + Mul<Output = Self>
+    + Div<Output = Self>
+    + Neg<Output = Self>
+    + AddAssign
+    + MulAssign
+{
+    /// 0.
+    const ZERO: Self;
+    /// 1.
+    const ONE: Self;
+    /// Negative infinity.
+    const NEG_INFINITY: Self;
+
+    /// The nearest value of this type.
+    fn from_f64(value: f64) -> Self;
+    /// The value in double precision.
+    fn to_f64(self) -> f64;
+    /// Square root.
+    fn sqrt(self) -> Self;
+    /// Natural logarithm.
+    fn ln(self) -> Self;
+    /// e to the power of `self`.
+    fn exp(self) -> Self;
+
+    /// Transposes a square of 16 by 16 between matrices whose rows are `x_stride` and `y_stride` apart.
+    fn transpose_square(x: &[Self], x_stride: usize, y: &mut [MaybeUninit<Self>], y_stride: usize);
+}
+
+macro_rules! real {
+    ($type:ident, $exp:expr, $transpose_square:path) => {
+        impl Real for $type {
+            const ZERO: Self = 0.0;
+            const ONE: Self = 1.0;
+            const NEG_INFINITY: Self = $type::NEG_INFINITY;
+
+            #[inline(always)]
+            fn from_f64(value: f64) -> Self {
+                value as $type
+            }
+            #[inline(always)]
+            fn to_f64(self) -> f64 {
+                f64::from(self)
+            }
+            #[inline(always)]
+            fn sqrt(self) -> Self {
+                $type::sqrt(self)
+            }
+            #[inline(always)]
+            fn ln(self) -> Self {
+                $type::ln(self)
+            }
+            #[inline(always)]
+            fn exp(self) -> Self {
+                $exp(self)
+            }
+
+            #[inline(always)]
+            fn transpose_square(
+                x: &[Self],
+                x_stride: usize,
+                y: &mut [MaybeUninit<Self>],
+                y_stride: usize,
+            ) {
+                $transpose_square(x, x_stride, y, y_stride);
+            }
+        }
+    };
+}
+
+real!(f32, exp_f32, transpose_square_f32);
+real!(f64, f64::exp, transpose_square);
+
+/// e to the power of `x` without a branch, a call or a table, so that loops over it vectorise.
+///
+/// The argument is reduced to `x = n·ln 2 + r` with `|r| <= ln 2 / 2`, and e to the power of `r` is
+/// the polynomial of Cephes' `expf` (Moshier): about one unit in the last place. Results below the
+/// smallest normal number are zero: subnormals are slow and no kernel needs them.
+#[inline(always)]
+fn exp_f32(x: f32) -> f32 {
+    /// Adding 1.5·2^23 rounds to an integer, which is then in the low bits of the mantissa.
+    const ROUND: f32 = 12_582_912.0;
+    /// ln 2 in two parts, the first of which has few enough bits for `n * LN_2_HIGH` to be exact.
+    const LN_2_HIGH: f32 = 0.693_359_4;
+    const LN_2_LOW: f32 = -2.121_944_4e-4;
+    /// ln of the largest finite and of the smallest normal number.
+    const LARGEST: f32 = 88.722_84;
+    const SMALLEST: f32 = -87.336_54;
+
+    let rounded = x * std::f32::consts::LOG2_E + ROUND;
+    let n = (rounded.to_bits() as i32).wrapping_sub(ROUND.to_bits() as i32);
+    let n_float = rounded - ROUND;
+    let r = (x - n_float * LN_2_HIGH) - n_float * LN_2_LOW;
+
+    let mut p = 1.987_569_1e-4;
+    p = p * r + 1.398_199_9e-3;
+    p = p * r + 8.333_452e-3;
+    p = p * r + 4.166_579_6e-2;
+    p = p * r + 1.666_666_5e-1;
+    p = p * r + 0.5;
+    p = p * (r * r) + r + 1.0;
+
+    // Two factors, because 2^128 alone is not representable while 2^128 times p may be.
+    let half = n >> 1;
+    let power = |n: i32| f32::from_bits((n.wrapping_add(127) as u32) << 23);
+    let value = p * power(half) * power(n.wrapping_sub(half));
+
+    // NaN fails both comparisons and has made `value` NaN.
+    if x > LARGEST {
+        f32::INFINITY
+    } else if x < SMALLEST {
+        0.0
+    } else {
+        value
+    }
+}
+
+/// Independent accumulators of a reduction: enough to hide the latency of an addition, and fixed,
+/// so that a sum has one order of additions on every machine.
+const LANES: usize = 32;
+
+#[inline(always)]
+fn fold<T: Real>(mut lanes: [T; LANES], combine: impl Fn(T, T) -> T) -> T {
+    let mut width = LANES / 2;
+    while width > 0 {
+        for i in 0..width {
+            lanes[i] = combine(lanes[i], lanes[i + width]);
+        }
+        width /= 2;
+    }
+    lanes[0]
+}
+
+/// Σ aᵢ·bᵢ of two slices of one length.
+#[inline(always)]
+pub fn dot<S: Scalar>(a: &[S], b: &[S]) -> S::Real {
+    let mut lanes = [S::Real::ZERO; LANES];
+    let ((a_body, a_tail), (b_body, b_tail)) = (a.as_chunks::<LANES>(), b.as_chunks::<LANES>());
+    for (a, b) in a_body.iter().zip(b_body) {
+        for i in 0..LANES {
+            lanes[i] += a[i].real() * b[i].real();
+        }
+    }
+    for (lane, (&a, &b)) in lanes.iter_mut().zip(a_tail.iter().zip(b_tail)) {
+        *lane += a.real() * b.real();
+    }
+    fold(lanes, |a, b| a + b)
+}
+
+/// Σ aᵢ·bᵢ·cᵢ of three slices of one length.
+#[inline(always)]
+pub fn dot3<S: Scalar>(a: &[S], b: &[S], c: &[S]) -> S::Real {
+    let mut lanes = [S::Real::ZERO; LANES];
+    let ((a_body, a_tail), (b_body, b_tail)) = (a.as_chunks::<LANES>(), b.as_chunks::<LANES>());
+    let (c_body, c_tail) = c.as_chunks::<LANES>();
+    for ((a, b), c) in a_body.iter().zip(b_body).zip(c_body) {
+        for i in 0..LANES {
+            lanes[i] += a[i].real() * b[i].real() * c[i].real();
+        }
+    }
+    let tails = a_tail.iter().zip(b_tail).zip(c_tail);
+    for (lane, ((&a, &b), &c)) in lanes.iter_mut().zip(tails) {
+        *lane += a.real() * b.real() * c.real();
+    }
+    fold(lanes, |a, b| a + b)
+}
+
+/// The largest value; negative infinity of an empty slice. NaN is skipped.
+#[inline(always)]
+pub fn max<T: Real>(a: &[T]) -> T {
+    let larger = |a: T, b: T| if b > a { b } else { a };
+    let mut lanes = [T::NEG_INFINITY; LANES];
+    let (body, tail) = a.as_chunks::<LANES>();
+    for a in body {
+        for i in 0..LANES {
+            lanes[i] = larger(lanes[i], a[i]);
+        }
+    }
+    for (lane, &a) in lanes.iter_mut().zip(tail) {
+        *lane = larger(*lane, a);
+    }
+    fold(lanes, larger)
+}
+
+/// Replaces every value by e to the power of `value - shift` and returns the sum of the results.
+#[inline(always)]
+pub fn exp_sum<T: Real>(a: &mut [T], shift: T) -> T {
+    let mut lanes = [T::ZERO; LANES];
+    let (body, tail) = a.as_chunks_mut::<LANES>();
+    for a in body {
+        for i in 0..LANES {
+            a[i] = (a[i] - shift).exp();
+            lanes[i] += a[i];
+        }
+    }
+    for (lane, a) in lanes.iter_mut().zip(tail) {
+        *a = (*a - shift).exp();
+        *lane += *a;
+    }
+    fold(lanes, |a, b| a + b)
+}

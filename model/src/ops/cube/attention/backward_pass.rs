@@ -1,0 +1,371 @@
+//! The backward kernels. Scores are computed again, once for the queries and once for the keys, so that
+//! every gradient is summed by one cube, in one order.
+
+use core::f32::consts::LOG2_E;
+
+use cubecl::ir::ElemType;
+use cubecl::prelude::barrier::copy_async_checked;
+use cubecl::prelude::*;
+
+use super::forward_pass::{MASKED, Sizes, from_last, head_start, mask_future, stage_columns};
+use super::product::{accumulate, publish, score};
+use super::stage::{after_stage, before_stage, exp2, stage, stage_of, write_rows};
+use super::tile::{Tile, column_of, row_of};
+
+/// Units that share a row in [`delta_kernel`].
+pub(super) const DELTA_LANES: usize = 8;
+/// Units of a cube of [`delta_kernel`].
+pub(super) const DELTA_UNITS: usize = 256;
+
+/// `rowsum(dO ∘ O)`, of rows of `width` vectors.
+#[cube(launch_unchecked)]
+pub(super) fn delta_kernel<E: Float, N: Size>(
+    out: &[Vector<E, N>],
+    dout: &[Vector<E, N>],
+    delta: &mut [f32],
+    #[comptime] width: usize,
+    #[define(E)] _elem: ElemType,
+    #[define(N)] _vector: usize,
+) {
+    let mut partials = Shared::<[f32]>::new_slice(DELTA_UNITS);
+    let row = ABSOLUTE_POS / DELTA_LANES;
+    let lane = UNIT_POS as usize % DELTA_LANES;
+    let mut sum = 0.0f32;
+    if row < delta.len() {
+        let mut v = lane;
+        while v < width {
+            let a = Vector::<f32, N>::cast_from(out[row * width + v]);
+            let b = Vector::<f32, N>::cast_from(dout[row * width + v]);
+            let products = a * b;
+            #[unroll]
+            for w in 0..N::value() {
+                sum += products.extract(w);
+            }
+            v += DELTA_LANES;
+        }
+    }
+    partials[UNIT_POS as usize] = sum;
+    sync_cube();
+    if row < delta.len() && lane == 0 {
+        let mut sum = 0.0f32;
+        #[unroll]
+        for i in 0..DELTA_LANES {
+            sum += partials[UNIT_POS as usize + i];
+        }
+        delta[row] = sum;
+    }
+}
+
+/// The gradient of the queries: `dQ = dS · K`.
+///
+/// The cubes are those of the forward kernel.
+#[cube(launch_unchecked)]
+pub(super) fn queries_kernel<E: Float, N: Size, O: Size>(
+    q: &[Vector<E, N>],
+    k: &[Vector<E, N>],
+    v: &[Vector<E, N>],
+    dout: &[Vector<E, N>],
+    lse: &[f32],
+    delta: &[f32],
+    dq: &mut [Vector<E, O>],
+    sizes: &Sizes,
+    #[comptime] tile: Tile,
+    #[define(E)] _elem: ElemType,
+    #[define(N, O)] _vectors: [usize; 2],
+) {
+    let per_row = comptime!(tile.columns_per_unit());
+    let owned = comptime!(tile.rows_per_unit);
+    let width = comptime!(tile.row_vectors());
+    let row_vectors = comptime!(tile.rows * tile.stride());
+    let stage_vectors = comptime!(tile.stages * tile.columns * tile.stride());
+
+    let mut queries = Shared::<[Vector<E, N>]>::new_aligned_slice(row_vectors, 16usize);
+    let mut gradients = Shared::<[Vector<E, N>]>::new_aligned_slice(row_vectors, 16usize);
+    let mut keys = Shared::<[Vector<E, N>]>::new_aligned_slice(stage_vectors, 16usize);
+    let mut vals = Shared::<[Vector<E, N>]>::new_aligned_slice(stage_vectors, 16usize);
+    let mut published = Shared::<[f32]>::new_slice(comptime!(tile.published(1)));
+
+    let head = CUBE_POS_Y;
+    let batch = CUBE_POS_Z;
+    let first = from_last(CUBE_POS_X, CUBE_COUNT_X) * comptime!(tile.rows as u32);
+    let kv_head = head / (sizes.heads / sizes.kv_heads);
+    let end = min(first + comptime!(tile.rows as u32), sizes.seq);
+    let steps = end.div_ceil(comptime!(tile.columns as u32));
+
+    let start =
+        head_start(batch, sizes.seq, sizes.heads, head) + first as usize * sizes.heads as usize;
+    let pitch = sizes.heads as usize * width;
+    let kv_start = head_start(batch, sizes.keys, sizes.kv_heads, kv_head) * width;
+    let kv_pitch = sizes.kv_heads as usize * width;
+    let valid = sizes.seq - first;
+
+    let n = comptime!(tile.rows);
+    stage::<E, N>(q, start * width, pitch, valid, &mut queries, 0usize, n, tile);
+    stage::<E, N>(dout, start * width, pitch, valid, &mut gradients, 0usize, n, tile);
+    if comptime!(tile.asynchronous()) {
+        stage_columns::<E, N>(
+            k, v, &mut keys, &mut vals, kv_start, kv_pitch, 0u32, sizes.keys, 0u32, tile,
+        );
+    }
+
+    let factor = sizes.scale * comptime!(LOG2_E);
+    let mut shift = Array::<f32>::new(owned);
+    let mut mean = Array::<f32>::new(owned);
+    #[unroll]
+    for r in 0..owned {
+        let row = min(row_of(r, tile), valid - 1);
+        let at = start + row as usize * sizes.heads as usize;
+        shift[r] = lse[at] * comptime!(LOG2_E);
+        mean[r] = delta[at];
+    }
+    let mut scores = Array::<f32>::new(comptime!(tile.scores_per_unit()));
+    let mut slopes = Array::<f32>::new(comptime!(tile.scores_per_unit()));
+    let mut sums = Array::<f32>::new(comptime!(tile.values_per_unit()));
+    #[unroll]
+    for i in 0..comptime!(tile.values_per_unit()) {
+        sums[i] = 0.0f32;
+    }
+
+    for step in 0..steps {
+        let column = step * comptime!(tile.columns as u32);
+        let from = stage_of(step, tile);
+        before_stage(tile);
+        let next = step + comptime!(tile.ahead());
+        if next < steps {
+            stage_columns::<E, N>(
+                k, v, &mut keys, &mut vals, kv_start, kv_pitch, next, sizes.keys, next, tile,
+            );
+        }
+        after_stage(tile);
+        score::<E, N>(&mut scores, &queries, &keys, from, tile);
+        if column + comptime!(tile.columns as u32) > first + 1 {
+            mask_future(&mut scores, first, column, tile);
+        }
+        score::<E, N>(&mut slopes, &gradients, &vals, from, tile);
+        #[unroll]
+        for r in 0..owned {
+            #[unroll]
+            for c in 0..per_row {
+                let at = comptime!(r * per_row + c);
+                let weight = exp2(scores[at] * factor - shift[r], tile);
+                slopes[at] = weight * (slopes[at] - mean[r]);
+            }
+        }
+        publish(&slopes, &mut published, 0usize, tile);
+        if comptime!(tile.publishes()) {
+            sync_cube();
+        }
+        accumulate::<E, N>(&mut sums, &slopes, &published, 0usize, &keys, from, tile);
+    }
+
+    let mut scale = Array::<f32>::new(owned);
+    #[unroll]
+    for r in 0..owned {
+        scale[r] = sizes.scale;
+    }
+    let run_width = comptime!(tile.head_dim / tile.run());
+    let pitch = sizes.heads as usize * run_width;
+    write_rows::<E, O>(&sums, &scale, dq, start * run_width, pitch, valid, tile);
+}
+
+/// The gradients of keys and values: `dV = Pᵀ · dO`, `dK = dSᵀ · Q`. Scores are transposed: rows are keys.
+/// The heads that share a key head follow each other.
+///
+/// Cubes: tiles of keys, the first one first since it has the most to do; key heads; batch.
+#[cube(launch_unchecked)]
+pub(super) fn keys_kernel<E: Float, N: Size, O: Size>(
+    q: &[Vector<E, N>],
+    k: &[Vector<E, N>],
+    v: &[Vector<E, N>],
+    dout: &[Vector<E, N>],
+    lse: &[f32],
+    delta: &[f32],
+    dk: &mut [Vector<E, O>],
+    dv: &mut [Vector<E, O>],
+    sizes: &Sizes,
+    #[comptime] tile: Tile,
+    #[define(E)] _elem: ElemType,
+    #[define(N, O)] _vectors: [usize; 2],
+) {
+    let per_row = comptime!(tile.columns_per_unit());
+    let owned = comptime!(tile.rows_per_unit);
+    let columns = comptime!(tile.columns as u32);
+    let width = comptime!(tile.row_vectors());
+    let row_vectors = comptime!(tile.rows * tile.stride());
+    let stage_vectors = comptime!(tile.stages * tile.columns * tile.stride());
+    let product = comptime!(tile.published(1));
+
+    let mut keys = Shared::<[Vector<E, N>]>::new_aligned_slice(row_vectors, 16usize);
+    let mut vals = Shared::<[Vector<E, N>]>::new_aligned_slice(row_vectors, 16usize);
+    let mut queries = Shared::<[Vector<E, N>]>::new_aligned_slice(stage_vectors, 16usize);
+    let mut gradients = Shared::<[Vector<E, N>]>::new_aligned_slice(stage_vectors, 16usize);
+    let mut shifts =
+        Shared::<[f32]>::new_aligned_slice(comptime!(tile.stages * tile.columns), 16usize);
+    let mut means =
+        Shared::<[f32]>::new_aligned_slice(comptime!(tile.stages * tile.columns), 16usize);
+    let mut published = Shared::<[f32]>::new_slice(comptime!(tile.published(2)));
+
+    let kv_head = CUBE_POS_Y;
+    let batch = CUBE_POS_Z;
+    let first = CUBE_POS_X * comptime!(tile.rows as u32);
+    let group = sizes.heads / sizes.kv_heads;
+    // For each head, the tiles of queries from the first one on that sees the first of these keys.
+    let skipped = first / columns;
+    let per_head = sizes.seq.div_ceil(columns) - skipped;
+    let steps = group * per_head;
+
+    let start = head_start(batch, sizes.keys, sizes.kv_heads, kv_head)
+        + first as usize * sizes.kv_heads as usize;
+    let pitch = sizes.kv_heads as usize * width;
+    let valid = sizes.keys - first;
+    let q_start = head_start(batch, sizes.seq, sizes.heads, kv_head * group);
+
+    let n = comptime!(tile.rows);
+    stage::<E, N>(k, start * width, pitch, valid, &mut keys, 0usize, n, tile);
+    stage::<E, N>(v, start * width, pitch, valid, &mut vals, 0usize, n, tile);
+    if comptime!(tile.asynchronous()) {
+        let begin = skipped;
+        stage_columns::<E, N>(
+            q,
+            dout,
+            &mut queries,
+            &mut gradients,
+            q_start * width,
+            sizes.heads as usize * width,
+            begin,
+            sizes.seq,
+            0u32,
+            tile,
+        );
+        stage_of_rows(lse, delta, &mut shifts, &mut means, q_start, begin, sizes, 0u32, tile);
+    }
+
+    let factor = sizes.scale * comptime!(LOG2_E);
+    let mut scores = Array::<f32>::new(comptime!(tile.scores_per_unit()));
+    let mut slopes = Array::<f32>::new(comptime!(tile.scores_per_unit()));
+    let mut key_sums = Array::<f32>::new(comptime!(tile.values_per_unit()));
+    let mut val_sums = Array::<f32>::new(comptime!(tile.values_per_unit()));
+    #[unroll]
+    for i in 0..comptime!(tile.values_per_unit()) {
+        key_sums[i] = 0.0f32;
+        val_sums[i] = 0.0f32;
+    }
+
+    for step in 0..steps {
+        let column = (skipped + step % per_head) * columns;
+        let from = stage_of(step, tile);
+        before_stage(tile);
+        let next = step + comptime!(tile.ahead());
+        if next < steps {
+            let head_q = q_start + (next / per_head) as usize;
+            let begin = skipped + next % per_head;
+            stage_columns::<E, N>(
+                q,
+                dout,
+                &mut queries,
+                &mut gradients,
+                head_q * width,
+                sizes.heads as usize * width,
+                begin,
+                sizes.seq,
+                next,
+                tile,
+            );
+            stage_of_rows(lse, delta, &mut shifts, &mut means, head_q, begin, sizes, next, tile);
+        }
+        after_stage(tile);
+
+        score::<E, N>(&mut scores, &keys, &queries, from, tile);
+        let end = column + columns;
+        if column < first + comptime!(tile.rows as u32) - 1 || end > sizes.seq {
+            hide_earlier(&mut scores, first, column, sizes.seq, tile);
+        }
+        score::<E, N>(&mut slopes, &vals, &gradients, from, tile);
+        #[unroll]
+        for c in 0..per_row {
+            let query = from + column_of(c, tile) as usize;
+            let shift = shifts[query] * comptime!(LOG2_E);
+            let mean = means[query];
+            #[unroll]
+            for r in 0..owned {
+                let at = comptime!(r * per_row + c);
+                let weight = exp2(scores[at] * factor - shift, tile);
+                scores[at] = weight;
+                slopes[at] = weight * (slopes[at] - mean);
+            }
+        }
+        publish(&scores, &mut published, 0usize, tile);
+        publish(&slopes, &mut published, product, tile);
+        if comptime!(tile.publishes()) {
+            sync_cube();
+        }
+        accumulate::<E, N>(&mut val_sums, &scores, &published, 0usize, &gradients, from, tile);
+        accumulate::<E, N>(&mut key_sums, &slopes, &published, product, &queries, from, tile);
+    }
+
+    let mut scale = Array::<f32>::new(owned);
+    let mut one = Array::<f32>::new(owned);
+    #[unroll]
+    for r in 0..owned {
+        scale[r] = sizes.scale;
+        one[r] = 1.0f32;
+    }
+    let run_width = comptime!(tile.head_dim / tile.run());
+    let pitch = sizes.kv_heads as usize * run_width;
+    write_rows::<E, O>(&key_sums, &scale, dk, start * run_width, pitch, valid, tile);
+    write_rows::<E, O>(&val_sums, &one, dv, start * run_width, pitch, valid, tile);
+}
+
+/// Stages two values per query of a tile of queries, one head of which begins at `start`.
+#[cube]
+fn stage_of_rows(
+    a: &[f32],
+    b: &[f32],
+    to_a: &mut Shared<[f32]>,
+    to_b: &mut Shared<[f32]>,
+    start: usize,
+    begin: u32,
+    sizes: &Sizes,
+    step: u32,
+    #[comptime] tile: Tile,
+) {
+    let columns = comptime!(tile.columns as u32);
+    if UNIT_POS < columns {
+        let row = begin * columns + UNIT_POS;
+        let to = stage_of(step, tile) + UNIT_POS as usize;
+        let there = row < sizes.seq;
+        let from = select(there, start + row as usize * sizes.heads as usize, start);
+        if comptime!(tile.asynchronous()) {
+            let len = select(there, 1usize, 0usize);
+            copy_async_checked(&a[from..from + len], &mut to_a[to..to + 1], 1u32);
+            copy_async_checked(&b[from..from + len], &mut to_b[to..to + 1], 1u32);
+        } else {
+            to_a[to] = a[from];
+            to_b[to] = b[from];
+        }
+    }
+}
+
+/// Masks the scores of queries before their key and of rows past the end, where rows of keys begin at
+/// position `first` and columns of queries at `column`.
+#[cube]
+fn hide_earlier(
+    scores: &mut Array<f32>,
+    first: u32,
+    column: u32,
+    seq: u32,
+    #[comptime] tile: Tile,
+) {
+    let per_row = comptime!(tile.columns_per_unit());
+    #[unroll]
+    for r in 0..comptime!(tile.rows_per_unit) {
+        let position = first + row_of(r, tile);
+        #[unroll]
+        for c in 0..per_row {
+            let at = comptime!(r * per_row + c);
+            let query = column + column_of(c, tile);
+            let seen = query >= position && query < seq;
+            scores[at] = select(seen, scores[at], comptime!(MASKED));
+        }
+    }
+}

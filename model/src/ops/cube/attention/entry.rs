@@ -1,0 +1,108 @@
+//! The entry points: attention of tensors on a GPU, with or without the matrix of scores.
+
+use burn::tensor::DType;
+use burn_cubecl::CubeBackend;
+use burn_cubecl::tensor::CubeTensor;
+
+use super::super::{contiguous, contiguous_in};
+use super::launch::{backward_into, dims, empty_like, fits, forward_into};
+use super::unfused;
+use crate::ops::attention::{AttentionKernels, AttentionShape};
+
+impl AttentionKernels for CubeBackend {
+    fn attention_forward(
+        q: &CubeTensor,
+        k: &CubeTensor,
+        v: &CubeTensor,
+        shape: AttentionShape,
+    ) -> (CubeTensor, CubeTensor) {
+        match fits([q, k, v]) {
+            true => forward_of(&contiguous(q), &contiguous(k), &contiguous(v), shape.keys),
+            false => unfused::forward(q, k, v, shape),
+        }
+    }
+
+    fn attention_backward(
+        qkv: &[CubeTensor; 3],
+        forward: &(CubeTensor, CubeTensor),
+        dout: &CubeTensor,
+        shape: AttentionShape,
+        wanted: [bool; 3],
+    ) -> [Option<CubeTensor>; 3] {
+        if !fits(qkv.each_ref()) {
+            return unfused::backward(qkv, forward, dout, shape, wanted);
+        }
+        let (out, lse) = forward;
+        let dout = contiguous_in(dout, out.dtype);
+        backward(qkv.each_ref(), out, lse, &dout, wanted)
+    }
+}
+
+/// `softmax(q · kᵀ / sqrt(head_dim)) · v`, where a row sees itself and the rows before it, and the logarithm
+/// of each row's sum.
+///
+/// `q` is `[batch, seq, heads, head_dim]`; `k` and `v` are `[batch, seq, kv_heads, head_dim]`. The result has
+/// the shape of `q`, the logarithms are `[batch, seq, heads]` in `f32`.
+///
+/// # Panics
+///
+/// If the shapes do not fit, if `head_dim` is not a multiple of 8 up to 256, or if the device cannot compute
+/// with the dtype.
+pub fn forward(q: &CubeTensor, k: &CubeTensor, v: &CubeTensor) -> (CubeTensor, CubeTensor) {
+    let [_, rows, ..] = dims(k);
+    assert_eq!(rows, dims(q)[1], "attention: rows of keys for rows of queries");
+    forward_of(q, k, v, rows)
+}
+
+/// [`forward`] for queries that are the last of `filled` rows. `k` and `v` are
+/// `[batch, capacity, kv_heads, head_dim]`; rows from `filled` on do not count.
+///
+/// # Panics
+///
+/// As [`forward`].
+pub fn cached_forward(q: &CubeTensor, k: &CubeTensor, v: &CubeTensor, filled: usize) -> CubeTensor {
+    forward_of(q, k, v, filled).0
+}
+
+fn forward_of(
+    q: &CubeTensor,
+    k: &CubeTensor,
+    v: &CubeTensor,
+    filled: usize,
+) -> (CubeTensor, CubeTensor) {
+    let [batch, seq, heads, head_dim] = dims(q);
+    let out = empty_like(q, [batch, seq, heads, head_dim].into(), q.dtype);
+    let lse = empty_like(q, [batch, seq, heads].into(), DType::F32);
+    forward_into(q, k, v, filled, &out, &lse);
+    (out, lse)
+}
+
+/// The gradients of `q`, `k` and `v` of [`forward`], of which `out` and `lse` are the results and `dout` is
+/// the gradient of `out`.
+///
+/// Only gradients that are `wanted` are returned. Those of `k` and `v` come from one kernel, which runs if
+/// any of the two is wanted.
+///
+/// # Panics
+///
+/// As [`forward`].
+pub fn backward(
+    [q, k, v]: [&CubeTensor; 3],
+    out: &CubeTensor,
+    lse: &CubeTensor,
+    dout: &CubeTensor,
+    wanted: [bool; 3],
+) -> [Option<CubeTensor>; 3] {
+    let keys = wanted[1] || wanted[2];
+    let needed = [wanted[0], keys, keys];
+    let mut tensors = [q, k, v].into_iter().zip(needed);
+    let gradients = [(); 3].map(|()| {
+        let (tensor, needed) = tensors.next()?;
+        needed.then(|| empty_like(tensor, dims(tensor).into(), tensor.dtype))
+    });
+    let [dq, dk, dv] = &gradients;
+    let keys = dk.as_ref().zip(dv.as_ref());
+    backward_into([q, k, v], out, lse, dout, dq.as_ref(), keys);
+    let [dq, dk, dv] = gradients;
+    [dq, dk.filter(|_| wanted[1]), dv.filter(|_| wanted[2])]
+}

@@ -1,0 +1,239 @@
+//! The forward kernel: a cube per tile of queries, past which the keys and values stream.
+
+use core::f32::consts::LOG2_E;
+
+use cubecl::ir::ElemType;
+use cubecl::prelude::*;
+
+use super::product::{accumulate, publish, score};
+use super::stage::{
+    Reduction, after_stage, before_stage, exp2, reduce_rows, stage, stage_of, write_rows,
+};
+use super::tile::{Tile, column_of, lane, row_of};
+
+/// The score of a column that a row does not see. Unlike infinities, its differences are numbers.
+pub(super) const MASKED: f32 = -1e30;
+
+/// Sizes of a launch.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+pub struct Sizes {
+    /// Rows of queries.
+    pub seq: u32,
+    /// Rows of keys that are filled.
+    pub keys: u32,
+    /// Rows of keys in memory.
+    pub capacity: u32,
+    /// Heads of queries.
+    pub heads: u32,
+    /// Heads of keys.
+    pub kv_heads: u32,
+    /// The factor of scores.
+    pub scale: f32,
+}
+
+/// The index of a head's first row, counted in rows of one head. Rows of a head are `heads` apart.
+#[cube]
+pub(super) fn head_start(batch: u32, rows: u32, heads: u32, head: u32) -> usize {
+    batch as usize * rows as usize * heads as usize + head as usize
+}
+
+/// Index `index` of `count`, counted from the last one.
+#[cube]
+pub(super) fn from_last(index: u32, count: u32) -> u32 {
+    count - 1 - index
+}
+
+/// The result and the logarithms of the rows' sums.
+///
+/// Cubes: tiles of queries, the last one first since it has the most to do; heads; batch.
+#[cube(launch_unchecked)]
+pub(super) fn forward_kernel<E: Float, N: Size, O: Size>(
+    q: &[Vector<E, N>],
+    k: &[Vector<E, N>],
+    v: &[Vector<E, N>],
+    out: &mut [Vector<E, O>],
+    lse: &mut [f32],
+    sizes: &Sizes,
+    #[comptime] tile: Tile,
+    #[define(E)] _elem: ElemType,
+    #[define(N, O)] _vectors: [usize; 2],
+) {
+    let per_row = comptime!(tile.columns_per_unit());
+    let owned = comptime!(tile.rows_per_unit);
+    let values = comptime!(tile.values_per_unit() / tile.rows_per_unit);
+    let width = comptime!(tile.row_vectors());
+    let stage_vectors = comptime!(tile.stages * tile.columns * tile.stride());
+
+    let mut rows =
+        Shared::<[Vector<E, N>]>::new_aligned_slice(comptime!(tile.rows * tile.stride()), 16usize);
+    let mut keys = Shared::<[Vector<E, N>]>::new_aligned_slice(stage_vectors, 16usize);
+    let mut vals = Shared::<[Vector<E, N>]>::new_aligned_slice(stage_vectors, 16usize);
+    let mut published = Shared::<[f32]>::new_slice(comptime!(tile.published(1)));
+    let mut partials = Shared::<[f32]>::new_slice(comptime!(tile.partials()));
+
+    let head = CUBE_POS_Y;
+    let batch = CUBE_POS_Z;
+    let first = from_last(CUBE_POS_X, CUBE_COUNT_X) * comptime!(tile.rows as u32);
+    let before = sizes.keys - sizes.seq;
+    let kv_head = head / (sizes.heads / sizes.kv_heads);
+    // Past the last key that the last of these queries sees.
+    let end = min(first + comptime!(tile.rows as u32), sizes.seq) + before;
+    let steps = end.div_ceil(comptime!(tile.columns as u32));
+
+    let q_start =
+        head_start(batch, sizes.seq, sizes.heads, head) + first as usize * sizes.heads as usize;
+    let q_pitch = sizes.heads as usize * width;
+    let kv_start = head_start(batch, sizes.capacity, sizes.kv_heads, kv_head) * width;
+    let kv_pitch = sizes.kv_heads as usize * width;
+    let valid = sizes.seq - first;
+
+    stage::<E, N>(
+        q,
+        q_start * width,
+        q_pitch,
+        valid,
+        &mut rows,
+        0usize,
+        comptime!(tile.rows),
+        tile,
+    );
+    if comptime!(tile.asynchronous()) {
+        stage_columns::<E, N>(
+            k, v, &mut keys, &mut vals, kv_start, kv_pitch, 0u32, sizes.keys, 0u32, tile,
+        );
+    }
+
+    let factor = sizes.scale * comptime!(LOG2_E);
+    let mut scores = Array::<f32>::new(comptime!(tile.scores_per_unit()));
+    let mut sums = Array::<f32>::new(comptime!(tile.values_per_unit()));
+    let mut top = Array::<f32>::new(owned);
+    let mut total = Array::<f32>::new(owned);
+    #[unroll]
+    for i in 0..comptime!(tile.values_per_unit()) {
+        sums[i] = 0.0f32;
+    }
+    #[unroll]
+    for r in 0..owned {
+        top[r] = comptime!(MASKED);
+        total[r] = 0.0f32;
+    }
+
+    for step in 0..steps {
+        let column = step * comptime!(tile.columns as u32);
+        let from = stage_of(step, tile);
+        before_stage(tile);
+        let next = step + comptime!(tile.ahead());
+        if next < steps {
+            stage_columns::<E, N>(
+                k, v, &mut keys, &mut vals, kv_start, kv_pitch, next, sizes.keys, next, tile,
+            );
+        }
+        after_stage(tile);
+        score::<E, N>(&mut scores, &rows, &keys, from, tile);
+        if column + comptime!(tile.columns as u32) > first + before + 1 {
+            mask_future(&mut scores, first + before, column, tile);
+        }
+
+        let mut tops = Array::<f32>::new(owned);
+        #[unroll]
+        for r in 0..owned {
+            let mut value = top[r];
+            #[unroll]
+            for c in 0..per_row {
+                value = max(value, scores[comptime!(r * per_row + c)]);
+            }
+            tops[r] = value;
+        }
+        reduce_rows(&mut tops, &mut partials, Reduction::Max, tile);
+        #[unroll]
+        for r in 0..owned {
+            let shrink = exp2((top[r] - tops[r]) * factor, tile);
+            top[r] = tops[r];
+            let shift = tops[r] * factor;
+            let mut sum = total[r] * shrink;
+            #[unroll]
+            for c in 0..per_row {
+                let at = comptime!(r * per_row + c);
+                let weight = exp2(scores[at] * factor - shift, tile);
+                scores[at] = weight;
+                sum += weight;
+            }
+            total[r] = sum;
+            #[unroll]
+            for i in 0..values {
+                sums[comptime!(r * values + i)] *= shrink;
+            }
+        }
+        publish(&scores, &mut published, 0usize, tile);
+        if comptime!(tile.publishes()) {
+            sync_cube();
+        }
+        accumulate::<E, N>(&mut sums, &scores, &published, 0usize, &vals, from, tile);
+    }
+
+    reduce_rows(&mut total, &mut partials, Reduction::Sum, tile);
+    let mut scale = Array::<f32>::new(owned);
+    #[unroll]
+    for r in 0..owned {
+        scale[r] = 1.0f32 / total[r];
+        let row = row_of(r, tile);
+        if row < valid && lane(tile) == 0 {
+            lse[q_start + row as usize * sizes.heads as usize] =
+                top[r] * sizes.scale + total[r].ln();
+        }
+    }
+    let run_width = comptime!(tile.head_dim / tile.run());
+    write_rows::<E, O>(
+        &sums,
+        &scale,
+        out,
+        q_start * run_width,
+        sizes.heads as usize * run_width,
+        valid,
+        tile,
+    );
+}
+
+/// Stages tile `begin` of columns of two tensors for a step. A head of `rows` rows begins at `start`.
+#[cube]
+pub(super) fn stage_columns<E: Float, N: Size>(
+    a: &[Vector<E, N>],
+    b: &[Vector<E, N>],
+    to_a: &mut Shared<[Vector<E, N>]>,
+    to_b: &mut Shared<[Vector<E, N>]>,
+    start: usize,
+    pitch: usize,
+    begin: u32,
+    rows: u32,
+    step: u32,
+    #[comptime] tile: Tile,
+) {
+    let n = comptime!(tile.columns);
+    let first = begin * comptime!(n as u32);
+    let from = start + first as usize * pitch;
+    let to = stage_of(step, tile);
+    stage::<E, N>(a, from, pitch, rows - first, to_a, to, n, tile);
+    stage::<E, N>(b, from, pitch, rows - first, to_b, to, n, tile);
+}
+
+/// Masks the scores of keys after their query, where rows of queries begin at position `first` and columns of
+/// keys at `column`.
+#[cube]
+pub(super) fn mask_future(
+    scores: &mut Array<f32>,
+    first: u32,
+    column: u32,
+    #[comptime] tile: Tile,
+) {
+    let per_row = comptime!(tile.columns_per_unit());
+    #[unroll]
+    for r in 0..comptime!(tile.rows_per_unit) {
+        let position = first + row_of(r, tile);
+        #[unroll]
+        for c in 0..per_row {
+            let at = comptime!(r * per_row + c);
+            let seen = column + column_of(c, tile) <= position;
+            scores[at] = select(seen, scores[at], comptime!(MASKED));
+        }
+    }
+}

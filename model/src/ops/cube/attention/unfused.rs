@@ -1,0 +1,269 @@
+//! Causal attention through burn's batched matrix products, with the whole matrix of scores in `f32`: for
+//! heads that the fused kernels do not take.
+
+use burn::tensor::{DType, Shape};
+use burn_backend::Slice;
+use burn_backend::ops::FloatTensorOps;
+use burn_cubecl::CubeBackend;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::*;
+
+use super::super::sums::{cube_max, cube_sum, units_for, zeros};
+use super::super::{address_type, arg, contiguous, contiguous_in, cubes, cubes_for, empty, len_of};
+use crate::ops::attention::AttentionShape;
+
+/// The result, and the logarithm of each row's sum.
+pub(super) fn forward(
+    q: &CubeTensor,
+    k: &CubeTensor,
+    v: &CubeTensor,
+    shape: AttentionShape,
+) -> (CubeTensor, CubeTensor) {
+    let AttentionShape { batch, seq, heads, .. } = shape;
+    let lse = empty(q, [batch, seq, heads], DType::F32);
+    if shape.is_empty() {
+        return (empty(q, q.meta.shape().clone(), q.dtype), lse);
+    }
+    let (q_heads, k, v) = (by_head(q), shared(k, shape), shared(v, shape));
+    let weights = scores(q_heads, k);
+    softmax(&weights, &lse, shape);
+    (by_row(CubeBackend::float_matmul(weights, v), q.dtype), lse)
+}
+
+/// The gradients that are wanted.
+pub(super) fn backward(
+    [q, k, v]: &[CubeTensor; 3],
+    (out, lse): &(CubeTensor, CubeTensor),
+    dout: &CubeTensor,
+    shape: AttentionShape,
+    wanted: [bool; 3],
+) -> [Option<CubeTensor>; 3] {
+    if shape.is_empty() {
+        let zero = |x: &CubeTensor| zeros(x, x.meta.shape().clone(), x.dtype);
+        return [
+            wanted[0].then(|| zero(q)),
+            wanted[1].then(|| zero(k)),
+            wanted[2].then(|| zero(v)),
+        ];
+    }
+    let (q_heads, dout_heads) = (by_head(q), by_head(dout));
+    let (k_heads, v_heads) = (shared(k, shape), shared(v, shape));
+    // The weights are computed again. Their gradients become the gradients of the scores.
+    let weights = scores(q_heads.clone(), k_heads.clone());
+    let dscores = scores(dout_heads.clone(), v_heads);
+    derive(&weights, &dscores, [out, dout], lse, shape);
+
+    let dq = || by_row(CubeBackend::float_matmul(dscores.clone(), k_heads), q.dtype);
+    let summed = |columns: CubeTensor, rows: CubeTensor, dtype| {
+        let columns = CubeBackend::float_swap_dims(columns, 2, 3);
+        by_row(over_group(CubeBackend::float_matmul(columns, rows), shape), dtype)
+    };
+    [
+        wanted[0].then(dq),
+        wanted[1].then(|| summed(dscores.clone(), q_heads, k.dtype)),
+        wanted[2].then(|| summed(weights, dout_heads, v.dtype)),
+    ]
+}
+
+/// `[batch, rows, heads, head_dim]` as `[batch, heads, rows, head_dim]` in `f32`.
+fn by_head(x: &CubeTensor) -> CubeTensor {
+    CubeBackend::float_swap_dims(contiguous_in(x, DType::F32), 1, 2)
+}
+
+/// The opposite of [`by_head`], contiguous, in `dtype`.
+fn by_row(x: CubeTensor, dtype: DType) -> CubeTensor {
+    contiguous_in(&CubeBackend::float_swap_dims(x, 1, 2), dtype)
+}
+
+/// The filled rows of keys or values, repeated for the query heads that share them:
+/// `[batch, heads, keys, head_dim]`.
+fn shared(x: &CubeTensor, shape: AttentionShape) -> CubeTensor {
+    let AttentionShape { batch, keys, heads, kv_heads, head_dim, .. } = shape;
+    let whole = Slice::full();
+    let filled = CubeBackend::float_slice(x.clone(), &[whole, Slice::from(0..keys), whole, whole]);
+    let grouped = Shape::from([batch, kv_heads, 1, keys, head_dim]);
+    let repeated = Shape::from([batch, kv_heads, heads / kv_heads, keys, head_dim]);
+    let x = CubeBackend::float_reshape(by_head(&filled), grouped);
+    let x = CubeBackend::float_expand(x, repeated);
+    CubeBackend::float_reshape(x, Shape::from([batch, heads, keys, head_dim]))
+}
+
+/// The sum over the query heads that share a key head of `[batch, heads, keys, head_dim]`.
+fn over_group(x: CubeTensor, shape: AttentionShape) -> CubeTensor {
+    let AttentionShape { batch, keys, heads, kv_heads, head_dim, .. } = shape;
+    let grouped = Shape::from([batch, kv_heads, heads / kv_heads, keys, head_dim]);
+    let sum = CubeBackend::float_sum_dim(CubeBackend::float_reshape(x, grouped), 2);
+    CubeBackend::float_reshape(sum, Shape::from([batch, kv_heads, keys, head_dim]))
+}
+
+/// `a · bᵀ` per head, contiguous.
+fn scores(a: CubeTensor, b: CubeTensor) -> CubeTensor {
+    contiguous(&CubeBackend::float_matmul(a, CubeBackend::float_swap_dims(b, 2, 3)))
+}
+
+fn scale_of(shape: AttentionShape) -> f32 {
+    (1.0 / (shape.head_dim as f64).sqrt()) as f32
+}
+
+/// Replaces products of queries and keys by weights, and writes the logarithms of their sums.
+fn softmax(scores: &CubeTensor, lse: &CubeTensor, shape: AttentionShape) {
+    let AttentionShape { seq, keys, heads, .. } = shape;
+    let (client, rows) = (&scores.client, len_of(lse));
+    let units = units_for(keys);
+    // SAFETY: cubes beyond the last row do nothing, and units stay within a row of scores.
+    unsafe {
+        softmax_kernel::launch_unchecked(
+            client,
+            cubes(client, rows),
+            CubeDim::new_1d(units as u32),
+            address_type(&[scores]),
+            arg(scores, 1),
+            arg(lse, 1),
+            seq,
+            keys,
+            heads,
+            scale_of(shape),
+            f32::MIN,
+            units,
+        );
+    }
+}
+
+#[cube(launch_unchecked, address_type = "dynamic")]
+fn softmax_kernel(
+    scores: &mut [f32],
+    lse: &mut [f32],
+    seq: usize,
+    keys: usize,
+    heads: usize,
+    scale: f32,
+    smallest: f32,
+    #[comptime] units: usize,
+) {
+    let row = CUBE_POS;
+    if row >= lse.len() {
+        terminate!();
+    }
+    let start = row * keys;
+    let query = row % seq;
+    let visible = keys - seq + query + 1;
+    let unit = UNIT_POS as usize;
+    let mut largest = smallest;
+    let mut i = unit;
+    while i < visible {
+        let score = scores[start + i] * scale;
+        if score > largest {
+            largest = score;
+        }
+        i += units;
+    }
+    let shift = cube_max(largest, units);
+    let mut sum = 0.0f32;
+    let mut i = unit;
+    while i < visible {
+        sum += (scores[start + i] * scale - shift).exp();
+        i += units;
+    }
+    let sum = cube_sum(sum, units);
+    let mut i = unit;
+    while i < keys {
+        let mut weight = 0.0f32;
+        if i < visible {
+            weight = (scores[start + i] * scale - shift).exp() / sum;
+        }
+        scores[start + i] = weight;
+        i += units;
+    }
+    if unit == 0 {
+        let head = row / seq % heads;
+        let batch = row / seq / heads;
+        lse[(batch * seq + query) * heads + head] = shift + sum.ln();
+    }
+}
+
+/// Replaces products of queries and keys by weights, and gradients of weights by gradients of these
+/// products.
+fn derive(
+    weights: &CubeTensor,
+    dscores: &CubeTensor,
+    [out, dout]: [&CubeTensor; 2],
+    lse: &CubeTensor,
+    shape: AttentionShape,
+) {
+    let AttentionShape { seq, heads, head_dim, .. } = shape;
+    let (out, dout) = (contiguous_in(out, DType::F32), contiguous_in(dout, DType::F32));
+    let products = empty(lse, lse.meta.shape().clone(), DType::F32);
+    let client = &weights.client;
+    let (count, dim) = cubes_for(client, len_of(lse));
+    // SAFETY: no unit goes beyond the end of `products`, which has one value per row of the others.
+    unsafe {
+        products_kernel::launch_unchecked(
+            client,
+            count,
+            dim,
+            address_type(&[&out]),
+            arg(&out, 1),
+            arg(&dout, 1),
+            arg(&products, 1),
+            head_dim,
+        );
+    }
+    let (count, dim) = cubes_for(client, len_of(weights));
+    // SAFETY: both matrices of scores have the same length, and no unit goes beyond it.
+    unsafe {
+        derive_kernel::launch_unchecked(
+            client,
+            count,
+            dim,
+            address_type(&[weights]),
+            arg(weights, 1),
+            arg(dscores, 1),
+            arg(lse, 1),
+            arg(&products, 1),
+            seq,
+            heads,
+            scale_of(shape),
+        );
+    }
+}
+
+/// `rowsum(dO ∘ O)`.
+#[cube(launch_unchecked, address_type = "dynamic")]
+fn products_kernel(out: &[f32], dout: &[f32], products: &mut [f32], head_dim: usize) {
+    if ABSOLUTE_POS >= products.len() {
+        terminate!();
+    }
+    let start = ABSOLUTE_POS * head_dim;
+    let mut sum = 0.0f32;
+    for i in 0..head_dim {
+        sum += out[start + i] * dout[start + i];
+    }
+    products[ABSOLUTE_POS] = sum;
+}
+
+#[cube(launch_unchecked, address_type = "dynamic")]
+fn derive_kernel(
+    weights: &mut [f32],
+    dscores: &mut [f32],
+    lse: &[f32],
+    products: &[f32],
+    seq: usize,
+    heads: usize,
+    scale: f32,
+) {
+    if ABSOLUTE_POS >= weights.len() {
+        terminate!();
+    }
+    let key = ABSOLUTE_POS % seq;
+    let row = ABSOLUTE_POS / seq;
+    let query = row % seq;
+    let head = row / seq % heads;
+    let place = (row / seq / heads * seq + query) * heads + head;
+    let mut weight = 0.0f32;
+    if key <= query {
+        weight = (weights[ABSOLUTE_POS] * scale - lse[place]).exp();
+    }
+    let dscore = weight * (dscores[ABSOLUTE_POS] - products[place]) * scale;
+    weights[ABSOLUTE_POS] = weight;
+    dscores[ABSOLUTE_POS] = dscore;
+}

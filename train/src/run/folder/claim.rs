@@ -1,0 +1,174 @@
+//! What a start does to its run folder.
+//!
+//! Before the ranks begin, [`Found::claim`] takes the folder. Once they have loaded what they go on from,
+//! [`Claim::begin`] makes it the folder of this start: what an earlier one has written beyond that point
+//! is moved aside. A start that fails in between has changed nothing that counts.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use super::error::FolderError;
+use super::identity::Identity;
+use super::lock::{Lock, Patience};
+use super::{CONFIG_FILE, Content, Found, metrics_of_run};
+use crate::checkpoint::{self, HeldFolder};
+use crate::config::CommSection;
+use crate::error::TrainError;
+use crate::flight;
+use crate::metrics::{cut_lines_after, say, write_beside};
+use crate::process::launcher::{self, Word};
+use crate::run::{RunFolder, RunOptions};
+
+/// Lines of metrics that are cut because a run goes on from before them.
+const CUT_METRICS: &str = "metrics-superseded.jsonl";
+
+/// What rank 0 writes into the folder of a run that has begun.
+#[derive(Debug)]
+pub(crate) struct Claim {
+    out: PathBuf,
+    held: Option<HeldFolder>,
+    /// Whether it is that of a run that has no checkpoint of its own.
+    is_unsaved: bool,
+    /// What `run.json` says, and what it is to say.
+    known: Identity,
+    identity: Identity,
+}
+
+impl Found {
+    /// Takes the folder for this run. `None` if it is no longer what was found: then it has to be
+    /// looked for again.
+    ///
+    /// # Errors
+    ///
+    /// When another run holds the folder, or it cannot be written.
+    pub(in crate::run) fn claim(
+        &self,
+        options: &RunOptions,
+        comm: &CommSection,
+        find: impl Fn() -> Result<Found, TrainError>,
+    ) -> Result<Option<(Lock, Claim)>, TrainError> {
+        let is_new = matches!(self.content, Content::Nothing | Content::Unbegun(_));
+        let identity = match &self.content {
+            Content::Run(Some(known)) | Content::Unsaved(Some(known)) => known.clone(),
+            _ if is_new => Identity::new(&self.claimant)?,
+            // A run of an older build. Whose it is can be said when it has been gone on with.
+            _ => Identity::new(&self.claimant)?.without_job(),
+        };
+        // The former life of a job that was started again may need a while to end.
+        let time = if self.is_restart { comm.join_timeout() } else { std::time::Duration::ZERO };
+        let patience = Patience { time, stop: &options.stop };
+        let lock = match Lock::take(&self.out, &identity.id, patience) {
+            Ok(lock) => lock,
+            // Two that have found the same free name.
+            Err(FolderError::Held { .. })
+                if matches!(options.out, RunFolder::Next(_))
+                    && is_new
+                    && !self.is_still(&find()?) =>
+            {
+                return Ok(None);
+            }
+            Err(error) => return Err(error.into()),
+        };
+        if !self.is_still(&find()?) {
+            return Ok(None);
+        }
+        if !matches!(self.content, Content::Run(Some(_)) | Content::Unsaved(Some(_))) {
+            identity.write(&self.out)?;
+        }
+        launcher::tell(Word::Run, &identity.id);
+        // Not when the first checkpoint is due, which may be hours from here.
+        let checkpoints = checkpoint::folder_of_run(&self.out);
+        fs::create_dir_all(&checkpoints).map_err(FolderError::io("create", &checkpoints))?;
+        checkpoint::sweep(&checkpoints);
+        self.set_flights_aside()?;
+        let taken = identity.taken_by(&self.claimant);
+        let (out, held) = (self.out.clone(), lock.held());
+        let is_unsaved = matches!(self.content, Content::Unsaved(_));
+        Ok(Some((lock, Claim { out, held, is_unsaved, known: identity, identity: taken })))
+    }
+
+    /// Moves flight recorders of earlier starts aside: why the last life ended is worth knowing while
+    /// this one runs.
+    fn set_flights_aside(&self) -> Result<(), FolderError> {
+        let folder = flight::folder_of_run(&self.out);
+        let names = flight::files_in(&folder);
+        if names.is_empty() {
+            return Ok(());
+        }
+        let aside = match self.restarts {
+            0 => new_folder(&self.out, "flight-before-resume-", 1)?,
+            // Usually once per restart.
+            restarts => new_folder(&self.out, "flight-before-restart-", restarts)?,
+        };
+        for name in names {
+            let to = aside.join(&name);
+            fs::rename(folder.join(&name), &to).map_err(FolderError::io("rename to", &to))?;
+        }
+        // It stays if anything else is in it.
+        let _ = fs::remove_dir(&folder);
+        Ok(())
+    }
+}
+
+impl Claim {
+    /// Makes the folder that of this start, which goes on after `step` steps: what an earlier one has
+    /// written of later steps is moved aside.
+    pub(crate) fn begin(&self, config: &str, step: u64) -> Result<(), TrainError> {
+        self.held.as_ref().map_or(Ok(()), HeldFolder::check)?;
+        let checkpoints = checkpoint::folder_of_run(&self.out);
+        let later = checkpoint::later_than(&checkpoints, step);
+        let mut cut = self.out.join(CUT_METRICS);
+        if !later.is_empty() {
+            let aside = new_folder(&self.out, "superseded-", 1)?;
+            checkpoint::move_later(&checkpoints, step, &checkpoint::folder_of_run(&aside))?;
+            cut = metrics_of_run(&aside);
+            let later: Vec<_> = later.iter().map(u64::to_string).collect();
+            say(&format!(
+                "going back to step {step}: checkpoints of later steps ({}) and their metrics are \
+                 now in {}",
+                later.join(", "),
+                aside.display()
+            ));
+        }
+        if checkpoint::mend_latest(&checkpoints, step)? {
+            say(&format!(
+                "{} did not name the newest complete checkpoint, that of step {step}, as after a \
+                 process that ended before it could write it; it does now",
+                checkpoints.join("latest").display()
+            ));
+        }
+        let metrics = metrics_of_run(&self.out);
+        // Of a run without a checkpoint, nothing leads here, wherever this start goes on from.
+        let last = if self.is_unsaved { 0 } else { step };
+        let was_cut =
+            cut_lines_after(&metrics, last, &cut).map_err(FolderError::io("write", &metrics))?;
+        if was_cut && self.is_unsaved {
+            say(&format!(
+                "{} holds a run without a complete checkpoint: starting again; its metrics are \
+                 now in {}",
+                self.out.display(),
+                cut.display()
+            ));
+        }
+        let path = self.out.join(CONFIG_FILE);
+        write_beside(&path, config.as_bytes()).map_err(FolderError::io("write", &path))?;
+        // Last: from here on, a restart of this job goes on with what it finds.
+        if self.identity != self.known {
+            self.identity.write(&self.out)?;
+        }
+        Ok(())
+    }
+}
+
+/// Creates the first of `<out>/<prefix><first>`, `<out>/<prefix><first + 1>`, … that is not there.
+fn new_folder(out: &Path, prefix: &str, first: u64) -> Result<PathBuf, FolderError> {
+    let mut index = first;
+    loop {
+        let path = out.join(format!("{prefix}{index}"));
+        match fs::create_dir(&path) {
+            Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => index += 1,
+            Err(error) => return Err(FolderError::io("create", &path)(error)),
+            Ok(()) => return Ok(path),
+        }
+    }
+}

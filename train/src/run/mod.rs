@@ -1,0 +1,32 @@
+//! Training runs.
+//!
+//! [`run`] settles what is the same for all ranks (`plan.rs`) and starts them: as threads of this
+//! process, or this process as one of them. In the second case rank 0 settles it, and the others
+//! hear of it (`agree.rs`). Each rank then takes its steps: `Rank::run` and `Rank::train_step` in `rank.rs`.
+//! A step reads downwards in [`optimizer_step`]: fetch → forward → loss ÷ global tokens → backward → clip →
+//! finite? → update.
+
+mod agree;
+mod decoder;
+mod evaluate;
+mod folder;
+mod joining;
+mod memory;
+mod options;
+mod plan;
+mod position;
+mod rank;
+mod step;
+mod surroundings;
+
+pub use crate::error::TrainError;
+pub(crate) use decoder::run_decoder;
+pub use decoder::{train, train_joined, train_with_blocks};
+pub use evaluate::evaluate;
+pub use folder::FolderError;
+pub(crate) use folder::is_foreign;
+pub use memory::{LeastMemory, MemoryError, check_decoder as check_memory};
+pub use options::{MAX_SKIPPED, PositionKey, Resume, RunFolder, RunOptions, Summary};
+pub(crate) use plan::Plan;
+pub use plan::policy;
+pub use step::{MicroBatch, MicroBatches, optimizer_step};

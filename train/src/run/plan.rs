@@ -1,0 +1,420 @@
+//! What a run settles once, before its ranks start.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use kiln_model::{Key, ModelConfig};
+use kiln_shard::Policy;
+use serde::{Deserialize, Serialize};
+
+use super::folder::{self, Claim, Found, Lock};
+use super::{RunOptions, memory, position};
+use crate::checkpoint::{
+    self, Architecture, Checkpoint, CheckpointError, HeldFolder, Keep, SaveOptions, SavedOptimizer,
+};
+use crate::config::{self, Config, ConfigError, ModelSection};
+use crate::data::{self, DataInfo, Split, TokenFile, Tokenizer};
+use crate::device::{self, Peak, Selected};
+use crate::error::TrainError;
+use crate::files;
+use crate::metrics::say;
+use crate::prepared;
+use crate::process;
+use crate::sharded::Shapes;
+use crate::source::ModelSource;
+use crate::weights::AllowMissing;
+
+/// What every rank of a run knows; nothing in it is open any more.
+pub(crate) struct Plan {
+    pub(crate) config: Config,
+    /// `config` as TOML.
+    pub(crate) config_text: String,
+    /// What computes with the weights; checkpoints carry it.
+    pub(crate) architecture: Architecture,
+    pub(crate) model: ModelConfig,
+    pub(crate) data: DataInfo,
+    /// The file of the data's tokenizer, as it was at the start.
+    pub(crate) tokenizer: Arc<[u8]>,
+    /// The run folder, where no symbolic link leads to it.
+    pub(crate) out: PathBuf,
+    /// The run folder as it was named: links may lead elsewhere on another machine.
+    named_out: PathBuf,
+    pub(crate) resume: Option<Checkpoint>,
+    /// Of this process.
+    pub(crate) device: Selected,
+    /// Of all ranks together.
+    pub(crate) peak: Peak,
+    /// Compute threads of each rank.
+    pub(crate) threads: usize,
+    /// Weights that checkpoints may lack.
+    pub(crate) allow_missing: AllowMissing,
+    /// Asks this process to save a checkpoint and stop.
+    pub(crate) stop: Arc<AtomicBool>,
+    /// Keeps other runs out of the folder for as long as this process works on it.
+    lock: Lock,
+    /// What rank 0 does to the folder when the run begins; `None` in the processes of other ranks.
+    pub(crate) claim: Option<Claim>,
+}
+
+/// A plan in a form that can be sent; each rank makes the same one of it again.
+#[derive(Serialize, Deserialize)]
+pub(super) struct Outline {
+    /// The configuration as TOML, with its model complete.
+    config: String,
+    architecture: Architecture,
+    data: DataInfo,
+    out: PathBuf,
+    resume: Option<PathBuf>,
+    peak: Peak,
+    threads: usize,
+}
+
+/// Checks everything that can be checked before work starts, prepares data, and settles what is
+/// open in `config`. Looks at the disk and writes to it: for one rank alone. `units` lists the
+/// parameters of a model's parts.
+pub(super) fn make(
+    asked: &Config,
+    options: &RunOptions,
+    device: &Selected,
+    architecture: &Architecture,
+    units: impl Fn(&ModelConfig) -> Vec<Shapes>,
+) -> Result<Plan, TrainError> {
+    let mut config = asked.clone();
+    let settled = config.settle(device.suits());
+    // What was found may have changed until the folder is this run's, which is known by what was asked for.
+    let (draft, lock, claim) = loop {
+        let find = || folder::find(asked, options);
+        let draft = Draft::make(&config, find()?, options, device, architecture, &units)?;
+        if let Some((lock, claim)) = draft.found.claim(options, &config.comm, find)? {
+            break (draft, lock, claim);
+        }
+    };
+    let Draft { found, resume, data, tokenizer, model, warnings, other_init, changed } = draft;
+    for warning in warnings {
+        tracing::warn!("{warning}");
+    }
+    if let Some(note) = other_init {
+        say(&note);
+    }
+    if !settled.is_empty() {
+        say(&format!("as suits the device: {}", settled.join(", ")));
+    }
+    config.model = ModelSection::from_model(&model);
+    let config_text = toml::to_string(&config).map_err(|error| {
+        TrainError::usage(format!("the configuration cannot be written: {error}"))
+    })?;
+    if let Some(checkpoint) = &resume {
+        say(&format!("resuming from {}", checkpoint.folder().display()));
+        for difference in differences(checkpoint, &config) {
+            say(&difference);
+        }
+        if !changed.is_empty() {
+            say(&format!("at another position in the data, as allowed: {}", changed.join(", ")));
+        }
+    }
+    let ranks = config.train.ranks;
+    let place = options.place.as_ref();
+    let sharing = place.map_or(ranks, device::ranks_sharing_cores);
+    let threads = device::threads_per_rank(&config.device, sharing);
+    let peak = match config.device.peak_tflops {
+        Some(tflops) => Peak::given(tflops * 1e12),
+        None => device
+            .peak(config.precision.compute(), place, ranks, threads)
+            .map_err(TrainError::threads("threads that measure the peak of this machine"))?,
+    };
+    Ok(Plan {
+        config,
+        config_text,
+        architecture: architecture.clone(),
+        model,
+        data,
+        tokenizer,
+        out: found.out,
+        named_out: found.named,
+        resume,
+        lock,
+        claim: Some(claim),
+        device: device.clone(),
+        peak,
+        threads,
+        allow_missing: options.allow_missing.clone(),
+        stop: options.stop.clone(),
+    })
+}
+
+/// How `config` differs from the run that `checkpoint` is of in what the device may have settled: it changes
+/// the numbers of a run, and not what they mean.
+fn differences(checkpoint: &Checkpoint, config: &Config) -> Vec<String> {
+    // One that an older build has written may have other keys.
+    let Ok(before) = config::load(&checkpoint.folder().join("config.toml"), &[]) else {
+        return Vec::new();
+    };
+    let mut differences = Vec::new();
+    let (was, is) = (before.precision.compute(), config.precision.compute());
+    if was != is {
+        differences.push(format!("precision.compute was \"{was}\" and is \"{is}\" from here on"));
+    }
+    let (was, is) = (before.micro_batch(), config.micro_batch());
+    if was != is {
+        differences.push(format!("train.micro_batch was {was} and is {is} from here on"));
+    }
+    differences
+}
+
+/// Fails with what `required` says of other parts, unless the user has allowed for them.
+fn allow_parts(
+    required: Result<(), CheckpointError>,
+    options: &RunOptions,
+) -> Result<(), CheckpointError> {
+    match required {
+        Err(error @ CheckpointError::OtherArchitecture { .. }) if options.allow_other_parts => {
+            tracing::warn!("{error}; its weights are taken by name and shape all the same");
+            Ok(())
+        }
+        Err(CheckpointError::OtherArchitecture { path, objection }) => {
+            let allow = "take its weights by name and shape with --allow-other-parts";
+            let objection = format!("{objection}, {allow}");
+            Err(CheckpointError::OtherArchitecture { path, objection })
+        }
+        other => other,
+    }
+}
+
+/// What a start would do, before it has touched its folder.
+struct Draft {
+    found: Found,
+    resume: Option<Checkpoint>,
+    data: DataInfo,
+    tokenizer: Arc<[u8]>,
+    model: ModelConfig,
+    /// What is to be said about memory.
+    warnings: Vec<String>,
+    /// What is to be said if the weights to start from belong to another tokenizer.
+    other_init: Option<String>,
+    /// What differs from the checkpoint, as is allowed.
+    changed: Vec<String>,
+}
+
+impl Draft {
+    fn make(
+        config: &Config,
+        found: Found,
+        options: &RunOptions,
+        device: &Selected,
+        architecture: &Architecture,
+        units: &dyn Fn(&ModelConfig) -> Vec<Shapes>,
+    ) -> Result<Self, TrainError> {
+        let resume = found.resume.as_deref().map(Checkpoint::open).transpose()?;
+        let init = match config.init.from.as_os_str().is_empty() {
+            true => None,
+            false => Some(ModelSource::open(&config.init.from)?),
+        };
+        // Before hours of work on data, with what is known of the model by then.
+        let known = match &init {
+            Some(source) if config.takes_model_from_weights() => Some(source.model().clone()),
+            _ => config.model.resolve(Some(1)).ok(),
+        };
+        let (place, built_in) = (options.place.as_ref(), architecture.parts.is_empty());
+        if let Some(known) = known.filter(|known| known.validate().is_ok()) {
+            memory::check(config, &known, units, built_in, device, place)?;
+        }
+        let trained_on = resume.as_ref().and_then(|from| from.state().data_sha256.as_deref());
+        let data = process::in_pool(|| {
+            prepared::open(&config.data, config.train.seed, trained_on, &options.stop)
+        });
+        let data = data.map_err(TrainError::threads("threads that look at the data"))??;
+        let tokenizer = data::read_tokenizer_of(&config.data.path)?;
+        let model = resolve_model(config, &data, init.as_ref(), &tokenizer)?;
+        let warnings = memory::check(config, &model, units, built_in, device, place)?;
+        if !config.train.freeze.is_empty() {
+            let names: Vec<_> = units(&model).into_iter().flatten().map(|(name, _)| name).collect();
+            check_freeze(&config.train.freeze, &names)?;
+        }
+        if let Some(checkpoint) = &resume {
+            checkpoint.require_optimizer(&SavedOptimizer::adamw())?;
+            allow_parts(checkpoint.require_architecture(architecture), options)?;
+        }
+        if let Some(source) = &init {
+            allow_parts(source.require_architecture(architecture), options)?;
+        }
+        // With weights that may be missing, names and shapes decide when they are loaded.
+        if options.allow_missing.is_empty() {
+            let resume = resume.clone().map(Box::new).map(ModelSource::Checkpoint);
+            for source in resume.iter().chain(&init) {
+                source.check_model(&model)?;
+            }
+        }
+        for split in [Split::Train, Split::Validation] {
+            TokenFile::open(&config.data.path, split, config.data.seq_len)?.check()?;
+        }
+        let changed = match &resume {
+            Some(checkpoint) => {
+                position::check(checkpoint, config, &data, &tokenizer, &options.allow_changed)?
+            }
+            None => Vec::new(),
+        };
+        let other_init = init.filter(|_| resume.is_none()).and_then(|source| {
+            let own = source.tokenizer();
+            let content = files::read(&own, files::MAX_WHOLE).ok()?;
+            data::are_other_tokenizers(&content, &tokenizer).then(|| {
+                format!(
+                    "the data in {} have another tokenizer than the weights to start from ({}): \
+                     to the model, their token ids mean other text",
+                    config.data.path.display(),
+                    own.display()
+                )
+            })
+        });
+        let tokenizer = tokenizer.into();
+        Ok(Draft { found, resume, data, tokenizer, model, warnings, other_init, changed })
+    }
+}
+
+/// Fails if a name to freeze is none, which is easily a slip of the pen, or if nothing is left to
+/// train.
+fn check_freeze(freeze: &[String], names: &[String]) -> Result<(), ConfigError> {
+    let frozen = |name: &String| freeze.iter().any(|prefix| name.starts_with(prefix.as_str()));
+    let mut problems: Vec<_> = freeze
+        .iter()
+        .filter(|prefix| !names.iter().any(|name| name.starts_with(prefix.as_str())))
+        .map(|prefix| {
+            let some: Vec<_> = names.iter().take(3).map(String::as_str).collect();
+            format!(
+                "train.freeze: no parameter starts with \"{prefix}\"; they are called {}, …",
+                some.join(", ")
+            )
+        })
+        .collect();
+    if names.iter().all(frozen) {
+        problems.push(
+            "train.freeze leaves nothing to train: name fewer parameters, such as \"layers.0.\""
+                .to_owned(),
+        );
+    }
+    if problems.is_empty() { Ok(()) } else { Err(ConfigError::Invalid { problems }) }
+}
+
+/// The model of the run: that of the weights to start from if the configuration names none; its
+/// vocabulary is the tokenizer's unless the configuration names one.
+fn resolve_model(
+    config: &Config,
+    data: &DataInfo,
+    init: Option<&ModelSource>,
+    tokenizer: &[u8],
+) -> Result<ModelConfig, TrainError> {
+    let invalid = |problem: String| ConfigError::Invalid { problems: vec![problem] };
+    // Data from another program may state fewer ids than its tokenizer has.
+    let path = data::tokenizer_of(&config.data.path)?;
+    let tokenizer = Tokenizer::from_file(tokenizer.to_vec(), &path)?;
+    let tokens = data.vocab_size.max(tokenizer.vocab_size());
+    let model = match init {
+        Some(source) if config.takes_model_from_weights() => source.model().clone(),
+        _ => config.model.resolve(Some(tokens)).map_err(invalid)?,
+    };
+    model.validate().map_err(|error| invalid(error.to_string()))?;
+    if tokens > model.vocab_size {
+        let problem = invalid(format!(
+            "the tokenizer in {} has {tokens} tokens, but model.vocab_size is {}: raise \
+             model.vocab_size to at least {tokens}, or leave it out",
+            config.data.path.display(),
+            model.vocab_size,
+        ));
+        return Err(problem.into());
+    }
+    Ok(model)
+}
+
+/// The sharding policy that a configuration describes.
+pub fn policy(config: &Config) -> Policy {
+    Policy {
+        strategy: config.shard.strategy,
+        reshard: config.shard.reshard,
+        recompute: config.shard.recompute,
+        compute_dtype: config.precision.compute().into(),
+        reduce_dtype: config.precision.reduce.into(),
+        offload: config.shard.offload,
+        timeout: config.comm.timeout(),
+        communicate_alone: config.shard.communicate_alone,
+    }
+}
+
+impl Plan {
+    /// How the run saves.
+    pub(super) fn save_options(&self) -> SaveOptions {
+        let section = &self.config.checkpoint;
+        SaveOptions {
+            folder: self.checkpoints(),
+            format: section.format,
+            background: section.background,
+            keep: Keep { newest: section.keep, every: section.keep_every },
+            timeout: section.timeout(),
+            held: self.held(),
+        }
+    }
+
+    /// Folder of the run's checkpoints.
+    pub(crate) fn checkpoints(&self) -> PathBuf {
+        checkpoint::folder_of_run(&self.out)
+    }
+
+    /// What shows whether the run folder is still this run's.
+    pub(crate) fn held(&self) -> Option<HeldFolder> {
+        self.lock.held()
+    }
+
+    /// Key of everything random in the run.
+    pub(crate) fn key(&self) -> Key {
+        Key::new(self.config.train.seed)
+    }
+
+    /// What other processes need to know of it.
+    pub(super) fn outline(&self) -> Outline {
+        Outline {
+            config: self.config_text.clone(),
+            architecture: self.architecture.clone(),
+            data: self.data.clone(),
+            out: self.named_out.clone(),
+            resume: self.resume.as_ref().map(|checkpoint| checkpoint.folder().to_owned()),
+            peak: self.peak,
+            threads: self.threads,
+        }
+    }
+}
+
+impl Outline {
+    /// The plan that rank 0 has made.
+    pub(super) fn into_plan(
+        self,
+        options: &RunOptions,
+        device: &Selected,
+    ) -> Result<Plan, TrainError> {
+        let unreadable = |problem: String| TrainError::Rank0 { message: problem, usage: false };
+        let config: Config =
+            toml::from_str(&self.config).map_err(|error| unreadable(error.to_string()))?;
+        device.check_precision(config.precision.compute())?;
+        // Complete in this configuration, so that every rank reads the same digits.
+        let model = config.model.resolve(None).map_err(unreadable)?;
+        let tokenizer = data::read_tokenizer_of(&config.data.path)?.into();
+        let out = folder::resolve(&self.out);
+        let lock = Lock::share(&out)?;
+        Ok(Plan {
+            config,
+            config_text: self.config,
+            architecture: self.architecture,
+            model,
+            data: self.data,
+            tokenizer,
+            out,
+            named_out: self.out,
+            resume: self.resume.as_deref().map(Checkpoint::open).transpose()?,
+            device: device.clone(),
+            peak: self.peak,
+            threads: self.threads,
+            allow_missing: options.allow_missing.clone(),
+            stop: options.stop.clone(),
+            lock,
+            claim: None,
+        })
+    }
+}

@@ -1,0 +1,102 @@
+//! When and what a rank saves, and what becomes of the run when it cannot.
+
+use std::path::PathBuf;
+
+use kiln_model::layers::Layer;
+
+use super::state::Rank;
+use crate::checkpoint::{
+    self, CheckpointError, CheckpointState, Format, Progress, SaveContext, SavedOptimizer,
+};
+use crate::config::OnFailure;
+use crate::error::TrainError;
+use crate::run::plan::Plan;
+
+impl<B: Layer> Rank<'_, B> {
+    /// Begins to save. What fails is an error if it is the `last` save of the run, or if the
+    /// configuration says so.
+    pub(super) fn save(&mut self, last: bool) -> Result<(), TrainError> {
+        // So that its failure is told from that of this one.
+        self.settle_earlier_save()?;
+        let Plan { config, config_text, architecture, model, data, tokenizer, .. } = self.plan;
+        self.model.engine().set_activity("checkpoint");
+        let state = CheckpointState {
+            step: self.step,
+            skipped: self.skipped,
+            loss_scale: self.loss_scale,
+            next_sample: self.next_sample,
+            tokens: self.tokens,
+            seed: config.train.seed,
+            model: model.clone(),
+            context_length: config.data.seq_len,
+            data_sha256: data.train.sha256.clone(),
+        };
+        let context = SaveContext {
+            architecture: architecture.clone(),
+            optimizer: SavedOptimizer::adamw(),
+            state,
+            config: Some(config_text.clone()),
+            files: Vec::new(),
+            // As it was at the start: the data may be replaced while the run goes on.
+            tokenizer: Some(tokenizer.clone()),
+        };
+        let begun = self.saver.begin(self.model.engine(), context);
+        self.note_save(begun, last)
+    }
+
+    /// Waits for the save in the background, after which the run goes on.
+    pub(super) fn settle_earlier_save(&mut self) -> Result<(), TrainError> {
+        let settled = self.saver.settle(self.model.engine());
+        self.note_save(settled, false)
+    }
+
+    /// Whether a save goes on behind the steps that follow it.
+    pub(super) fn saves_in_background(&self) -> bool {
+        let section = &self.plan.config.checkpoint;
+        section.background && section.format == Format::Sharded
+    }
+
+    /// Goes on with the save in the background, if there is one.
+    pub(super) fn advance_save(&mut self, saving: Progress) -> Result<(), TrainError> {
+        let advanced = self.saver.advance(self.model.engine(), saving);
+        self.note_save(advanced, false)
+    }
+
+    /// Waits for the save in the background: the last one of the run.
+    pub(super) fn settle_save(&mut self) -> Result<(), TrainError> {
+        self.model.engine().set_activity("checkpoint");
+        let settled = self.saver.settle(self.model.engine());
+        self.note_save(settled, true)
+    }
+
+    /// Remembers the checkpoint that has become complete. One that could not be written is an error
+    /// if the run is to end with it, or cannot go on anyway.
+    fn note_save(
+        &mut self,
+        outcome: Result<Option<PathBuf>, CheckpointError>,
+        last: bool,
+    ) -> Result<(), TrainError> {
+        let goes_on = !last && self.plan.config.checkpoint.on_failure == OnFailure::Continue;
+        match outcome {
+            Ok(None) => {}
+            Ok(Some(saved)) => {
+                let step = saved.file_name().and_then(checkpoint::step_of);
+                step.into_iter().for_each(|step| self.position.saved(step));
+                self.saved = Some(saved);
+            }
+            Err(error)
+                if !goes_on
+                    // The ranks have lost each other, or the run has nowhere to save.
+                    || matches!(
+                        error,
+                        CheckpointError::Shard(_) | CheckpointError::NotHeld { .. }
+                    ) =>
+            {
+                return Err(error.into());
+            }
+            Err(error) if error.is_consequence() => {}
+            Err(error) => tracing::warn!("{error}; training goes on without this checkpoint"),
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,188 @@
+//! The micro-batches of a step, what the ranks tell each other after it, and what became of it.
+
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use kiln_collectives::Phase;
+use kiln_model::Context;
+use kiln_model::layers::Layer;
+use kiln_shard::{Engine, LossScale, Outcome, Update};
+
+use super::grace::Grace;
+use super::pace::Pace;
+use super::state::Rank;
+use crate::checkpoint::Progress;
+use crate::config::NonFinite;
+use crate::data::{BatchSource, slice_for};
+use crate::error::{TrainError, in_gradient};
+use crate::fault::Drill;
+use crate::metrics::{Reporter, SkipMetrics, StepMetrics};
+use crate::run::{MAX_SKIPPED, MicroBatch, MicroBatches, Plan};
+
+/// A step that has been given to the device. Of a GPU, nothing of it is known yet.
+pub(super) struct Issued {
+    pub(super) step: u64,
+    pub(super) update: Update,
+    pub(super) lr: f64,
+    pub(super) start: Instant,
+    pub(super) peak_bytes: u64,
+    /// Tokens trained on up to here.
+    pub(super) tokens: u64,
+}
+
+/// What the ranks tell each other after every step.
+pub(super) struct StepSync {
+    pub(super) peak_bytes: u64,
+    /// The longest micro-batch of any rank, in seconds.
+    pub(super) longest_pass: f64,
+    /// Whether some rank has been asked to stop.
+    pub(super) stop: bool,
+    /// How far the save in the background is.
+    pub(super) saving: Progress,
+}
+
+/// The micro-batches of one step of a run, from its data. The ranks ask each other between them whether to stop.
+pub(super) struct DataBatches<'a> {
+    pub(super) plan: &'a Plan,
+    pub(super) engine: &'a Engine,
+    pub(super) source: &'a BatchSource,
+    /// Position in the global order of the step's first sample.
+    pub(super) first_sample: u64,
+    pub(super) drill: Option<&'a Drill>,
+    pub(super) pace: &'a mut Pace,
+    pub(super) grace: &'a mut Grace,
+}
+
+impl MicroBatches for DataBatches<'_> {
+    fn fetch(&mut self, index: usize) -> Result<MicroBatch, TrainError> {
+        let Plan { config, model, .. } = self.plan;
+        let world = self.engine.world();
+        let first = self.first_sample
+            + slice_for(
+                0,
+                config.train.global_batch as u64,
+                world.rank() as u64,
+                world.world_size() as u64,
+                index as u64,
+                config.micro_batch() as u64,
+            );
+        self.pace.begin();
+        if let Some(drill) = self.drill {
+            drill.data_loading().map_err(TrainError::Drill)?;
+        }
+        let batch = self.source.fetch(first, config.micro_batch())?;
+        let context = Context::training(self.plan.key().fork("dropout"), first, model.dropout);
+        Ok(MicroBatch { inputs: batch.inputs, targets: batch.targets, context })
+    }
+
+    fn go_on(&mut self, last: bool) -> Result<bool, TrainError> {
+        // After the last one, the ranks tell each other more than that.
+        if !self.pace.end() || last {
+            return Ok(true);
+        }
+        let (stop, longest) = self.pace.ask(self.engine, &self.plan.stop)?;
+        if !stop {
+            self.grace.mind(longest, None, self.engine.world().rank());
+        }
+        Ok(!stop)
+    }
+}
+
+impl<B: Layer> Rank<'_, B> {
+    /// Finds out what became of a step, and reports it: its loss.
+    pub(super) fn settle_step(
+        &mut self,
+        issued: Issued,
+        reporter: Option<&mut Reporter>,
+    ) -> Result<f64, TrainError> {
+        let Issued { step, update, lr, start, peak_bytes, tokens } = issued;
+        let outcome = self.model.engine().outcome(update)?;
+        let now = Instant::now();
+        let step_s = (now - self.settled.max(start)).as_secs_f64();
+        self.settled = now;
+        self.loss_scale = outcome.loss_scale;
+        let left_out = self.why_left_out(step, &outcome)?;
+        self.skipped += u64::from(left_out.is_some());
+
+        let Outcome { loss, grad_norm, .. } = outcome;
+        let of_step = (self.plan.config.train.global_batch * self.plan.config.data.seq_len) as f64;
+        let tokens_per_s = of_step / step_s;
+        if let Some(reporter) = reporter {
+            let reported = match left_out {
+                Some(why) => {
+                    let (skipped, parameter) = (self.skipped, outcome.non_finite);
+                    reporter.skip(&SkipMetrics { step, skipped, parameter }, &why)
+                }
+                None => {
+                    let log = step == self.plan.config.train.steps
+                        || step.is_multiple_of(self.plan.config.log.every)
+                        || step == 1;
+                    let metrics = StepMetrics {
+                        step,
+                        loss,
+                        grad_norm,
+                        lr,
+                        tokens_per_s,
+                        tokens,
+                        mfu: self.peak.share(tokens_per_s * self.flops_per_token),
+                        peak_bytes,
+                        step_s,
+                    };
+                    reporter.step(&metrics, log)
+                }
+            };
+            let path = self.plan.out.join("metrics.jsonl");
+            reported.map_err(TrainError::io("write", &path))?;
+        }
+        Ok(loss)
+    }
+
+    /// The peak of memory and the time of a micro-batch maximised, whether anyone is to stop, and how far
+    /// a save in the background is, in one reduction over the ranks.
+    pub(super) fn sync(&self) -> Result<StepSync, TrainError> {
+        let stop = f64::from(u8::from(self.plan.stop.load(Ordering::Relaxed)));
+        let [written, done, failed] = self.saver.progress().to_values();
+        let mut values = vec![stop, written, done, failed];
+        let first_peak = values.len();
+        let first_pass = first_peak + self.ranks;
+        values.resize(first_pass + self.ranks, 0.0);
+        values[first_peak + self.rank] = self.model.engine().peak_bytes() as f64;
+        values[first_pass + self.rank] = self.pace.longest();
+        let sums = self.model.engine().all_reduce_f64(Phase::Other, "progress", &values)?;
+        let largest = |values: &[f64]| values.iter().copied().fold(0.0, f64::max);
+        Ok(StepSync {
+            peak_bytes: largest(&sums[first_peak..first_pass]) as u64,
+            longest_pass: largest(&sums[first_pass..]),
+            stop: sums[0] > 0.0,
+            saving: Progress::from_values([sums[1], sums[2], sums[3]]),
+        })
+    }
+
+    /// Why the update of a step was left out, if it was, in words; an error if that ends the run. Loss
+    /// and norm are the same on every rank, so all ranks go on, or stop, together.
+    fn why_left_out(&mut self, step: u64, outcome: &Outcome) -> Result<Option<String>, TrainError> {
+        let Outcome { loss, grad_norm, applied, overflowed, ref non_finite, loss_scale } = *outcome;
+        if applied {
+            self.skipped_in_a_row = 0;
+            return Ok(None);
+        }
+        if let (true, Some(LossScale { scale, .. })) = (overflowed, loss_scale) {
+            return Ok(Some(format!(
+                "a gradient is too large for f16, the loss scale is now {scale}"
+            )));
+        }
+        let (what, value) = match loss.is_finite() {
+            true => ("the gradient norm", grad_norm),
+            false => ("the loss", loss),
+        };
+        let parameter = non_finite.clone();
+        self.skipped_in_a_row += 1;
+        match self.plan.config.train.nonfinite {
+            NonFinite::Abort => Err(TrainError::NonFinite { step, what, value, parameter }),
+            NonFinite::Skip if self.skipped_in_a_row >= MAX_SKIPPED => {
+                Err(TrainError::TooManySkipped { step, what, value, parameter })
+            }
+            NonFinite::Skip => Ok(Some(format!("{what} is {value}{}", in_gradient(&parameter)))),
+        }
+    }
+}

@@ -1,0 +1,63 @@
+//! How a rank ends before its run does, when somebody has asked for that.
+
+use kiln_collectives::Phase;
+use kiln_model::layers::Layer;
+
+use super::state::Rank;
+use crate::checkpoint::{self, Checkpoint};
+use crate::error::TrainError;
+use crate::metrics::{Reporter, say};
+use crate::process::was_interrupted;
+use crate::run::Summary;
+use crate::words::number_of;
+
+impl<B: Layer> Rank<'_, B> {
+    /// Whether any rank has been asked to stop. Collective.
+    pub(super) fn asked_to_stop(&mut self) -> Result<bool, TrainError> {
+        Ok(self.pace.ask(self.model.engine(), &self.plan.stop)?.0)
+    }
+
+    /// Ends the run before its end, with a checkpoint of the last step that was done.
+    pub(super) fn stop(
+        &mut self,
+        reporter: Option<&Reporter>,
+        loss: Option<f64>,
+    ) -> Result<Summary, TrainError> {
+        self.settle_earlier_save()?;
+        if !self.is_saved()? {
+            if let Some(reporter) = reporter.filter(|_| was_interrupted()) {
+                let step = self.step;
+                reporter
+                    .line(&format!("interrupted: saving step {step}; Ctrl-C again ends at once"));
+            }
+            self.save(true)?;
+            self.settle_save()?;
+        }
+        let checkpoint = checkpoint::place_of(&self.plan.checkpoints(), self.step);
+        if let Some(reporter) = reporter {
+            reporter.finish();
+            say(&format!(
+                "stopped as asked: {} of {}, checkpoint {}; go on with --resume latest",
+                self.step,
+                number_of(self.plan.config.train.steps, "step"),
+                checkpoint.display()
+            ));
+        }
+        let (steps, val_loss, sample, preempted) = (self.step, None, None, true);
+        Ok(Summary { steps, loss, val_loss, checkpoint, sample, preempted })
+    }
+
+    /// Whether `latest` names a checkpoint of the last step that was done. Collective.
+    fn is_saved(&self) -> Result<bool, TrainError> {
+        let place = checkpoint::place_of(&self.plan.checkpoints(), self.step);
+        let resumed = self.plan.resume.as_ref().map(Checkpoint::folder);
+        if self.saved.as_deref() != Some(&*place) && resumed != Some(&*place) {
+            return Ok(false);
+        }
+        // A run that went back to an earlier checkpoint may have later ones.
+        let is_latest = self.rank == 0
+            && Checkpoint::find_latest(&self.plan.out).is_ok_and(|latest| latest == place);
+        let is_latest = [f64::from(u8::from(is_latest))];
+        Ok(self.model.engine().all_reduce_f64(Phase::Checkpoint, "save", &is_latest)?[0] > 0.0)
+    }
+}
