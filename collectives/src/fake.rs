@@ -1,5 +1,6 @@
 //! One rank of a world that exists on paper only.
 
+use crate::backend::RankShared;
 use crate::buffer::Buffer;
 use crate::call::{ArgumentError, Call, CallSite};
 use crate::communicator::Communicator;
@@ -7,7 +8,6 @@ use crate::dtype::DType;
 use crate::error::{Abort, CommError};
 use crate::flight::Flight;
 use crate::label::{Label, Phase};
-use crate::member::RankShared;
 use crate::recorder::{GroupId, Recorder};
 use crate::sync::lock;
 use crate::work::Work;

@@ -56,6 +56,7 @@
 #![deny(unsafe_code)]
 #![warn(missing_docs)]
 
+mod backend;
 mod buffer;
 mod call;
 mod communicator;
@@ -69,12 +70,12 @@ mod flight;
 mod kernels;
 mod label;
 mod local;
-mod member;
 #[cfg(feature = "mpi")]
 pub mod mpi;
 #[cfg(feature = "cuda")]
 pub mod nccl;
 mod operation;
+mod process_group;
 mod recorder;
 mod reduce;
 mod sync;
@@ -84,6 +85,7 @@ mod transport;
 mod verdict;
 mod work;
 
+pub use backend::WorkerStart;
 pub use buffer::{Buffer, BufferError, Location, allocates_for_all};
 pub use call::{Argument, ArgumentError, Call};
 pub use communicator::Communicator;
@@ -92,11 +94,10 @@ pub use device::DeviceMemory;
 pub use dtype::{DType, Element};
 pub use error::CommError;
 pub use fake::FakeCommunicator;
-pub use flight::{Activity, Flight, GroupFlight, Pending};
+pub use flight::{Activity, Flight, GroupFlight, Pending, Record};
 pub use label::{Label, Phase};
 pub use local::{LocalCommunicator, LocalGroup, LocalOptions};
-pub use member::WorkerStart;
 pub use operation::Operation;
-pub use recorder::{DEFAULT_CAPACITY, Record, Recorder, Total};
+pub use recorder::{DEFAULT_CAPACITY, Recorder, Total};
 pub use verdict::{Finding, Verdict, Witness};
 pub use work::Work;

@@ -1,9 +1,7 @@
 //! Why a run does not go on: the flight recorders of all ranks, compared.
 
-use crate::call::Call;
-use crate::error::{list_calls, list_ranks};
-use crate::flight::{Flight, GroupFlight};
-use crate::recorder::Record;
+use crate::call::{Call, list_calls, list_ranks};
+use crate::flight::{Flight, GroupFlight, Record};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::fmt;

@@ -6,8 +6,8 @@
 
 #![allow(unsafe_code)]
 
-use super::NcclError;
 use super::config::config;
+use super::error::NcclError;
 use cudarc::driver::sys::CUstream;
 use cudarc::nccl::sys::{
     ncclComm, ncclComm_t, ncclConfig_t, ncclDataType_t, ncclRedOp_t, ncclUniqueId,
@@ -219,7 +219,7 @@ impl Library {
         let code = unsafe { (self.init_rank_config)(cell, size, id, rank, &mut config) };
         self.check("ncclCommInitRankConfig", code)?;
         // This handle is there at once.
-        promise.keep().ok_or_else(|| self.no_handle("ncclCommInitRankConfig"))
+        promise.take().ok_or_else(|| self.no_handle("ncclCommInitRankConfig"))
     }
 
     fn no_handle(&self, call: &'static str) -> NcclError {
@@ -344,7 +344,7 @@ impl Promise {
     }
 
     /// The communicator, if it is there. Once.
-    pub(super) fn keep(self) -> Option<Comm> {
+    pub(super) fn take(self) -> Option<Comm> {
         let comm = self.0.swap(std::ptr::null_mut(), Ordering::Acquire);
         (!comm.is_null()).then_some(Comm(comm))
     }

@@ -7,7 +7,7 @@ use super::inquiry::GRACE;
 use super::message::{Cause, GroupName, GroupNumber, Site, ToRank, ToRendezvous, Trouble};
 use super::rendezvous::{BEAT, Rendezvous};
 use super::waker::Waker;
-use crate::member::RankShared;
+use crate::backend::RankShared;
 use crate::sync::{lock, wait_until};
 use crate::verdict::{Finding, Verdict};
 use std::collections::HashMap;

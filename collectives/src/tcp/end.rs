@@ -6,11 +6,12 @@ use super::message::{Cause, GroupName, GroupNumber, Site, Trouble};
 use super::options::Ring;
 use super::transfer::Transfer;
 use super::wire::{Stop, Wire};
+use crate::backend::{Backend, Payload, RankShared, empty, number_nodes};
 use crate::buffer::Buffer;
 use crate::call::{Call, CallSite};
 use crate::error::CommError;
-use crate::member::{End, Member, Payload, RankShared, empty};
 use crate::operation::Operation;
+use crate::process_group::ProcessGroup;
 use crate::sync::lock;
 use crate::verdict::Verdict;
 use std::collections::BTreeMap;
@@ -19,7 +20,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// A rank that is a process of its own, connected to the others by TCP.
-pub type TcpCommunicator = Member<TcpEnd>;
+pub type TcpCommunicator = ProcessGroup<TcpEnd>;
 
 /// A rank's end of a group of processes.
 pub struct TcpEnd {
@@ -183,8 +184,8 @@ impl TcpEnd {
     }
 }
 
-impl End for TcpEnd {
-    const BACKEND: &'static str = "tcp";
+impl Backend for TcpEnd {
+    const NAME: &'static str = "tcp";
 
     fn name(&self) -> &Arc<str> {
         &self.name
@@ -276,15 +277,7 @@ impl End for TcpEnd {
 }
 
 fn nodes(world: &World, group: &GroupName) -> Vec<usize> {
-    let mut known: Vec<&str> = Vec::new();
-    let node = |rank: &usize| {
-        let name = world.members[*rank].node.as_str();
-        known.iter().position(|k| *k == name).unwrap_or_else(|| {
-            known.push(name);
-            known.len() - 1
-        })
-    };
-    group.ranks.iter().map(node).collect()
+    number_nodes(group.ranks.iter().map(|rank| world.members[*rank].node.as_str()))
 }
 
 /// Whether sending straight would take some link between machines more than once: several
@@ -307,7 +300,7 @@ const TICKET: usize = 24;
 
 impl Ticket {
     fn of(call: &Call) -> Ticket {
-        let place = call.place;
+        let place = call.split_key;
         Ticket {
             color: place.and_then(|place| place.color),
             key: place.map_or(0, |place| place.key),

@@ -14,7 +14,8 @@ use super::message::{GroupName, MemberInfo, ToRank, ToRendezvous};
 use super::options::{JoinError, JoinOptions, Ring, Seal, Secret};
 use super::pause::{LOOK_EVERY, PAUSE, pause_for};
 use super::rendezvous::Rendezvous;
-use crate::member::{End, Member, RankShared};
+use crate::backend::{Backend, RankShared};
+use crate::process_group::ProcessGroup;
 use crate::recorder::Recorder;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -58,13 +59,13 @@ pub(super) struct World {
     pub(super) _door: Doorway,
 }
 
-impl Member<TcpEnd> {
+impl ProcessGroup<TcpEnd> {
     /// Joins a world as one process per rank: blocks until all ranks are here and connected.
     ///
     /// # Errors
     ///
     /// [`JoinError`], after [`JoinOptions::timeout`] at the latest.
-    pub fn join(options: JoinOptions) -> Result<Member<TcpEnd>, JoinError> {
+    pub fn join(options: JoinOptions) -> Result<ProcessGroup<TcpEnd>, JoinError> {
         let (rank, world_size) = (options.rank, options.world_size);
         if rank >= world_size {
             return Err(JoinError::Rank { rank, world_size });
@@ -74,7 +75,7 @@ impl Member<TcpEnd> {
         let since = Instant::now();
         let until = since + options.timeout;
         let rendezvous = if rank == 0 { Some(keep(&options)?) } else { None };
-        Caller { options: &options, since, until }.join(rendezvous).map(Member::start)
+        Caller { options: &options, since, until }.join(rendezvous).map(ProcessGroup::start)
     }
 }
 
@@ -87,7 +88,7 @@ impl Member<TcpEnd> {
 pub fn loopback(
     world_size: usize,
     configure: impl Fn(&mut JoinOptions),
-) -> Result<Vec<Member<TcpEnd>>, JoinError> {
+) -> Result<Vec<ProcessGroup<TcpEnd>>, JoinError> {
     let host = Ipv4Addr::LOCALHOST;
     let listener = TcpListener::bind((host, 0)).map_err(io_error(0, "open a port"))?;
     let port = listener.local_addr().map_err(io_error(0, "open a port"))?.port();
@@ -102,8 +103,10 @@ pub fn loopback(
     });
     let options: Vec<JoinOptions> = options.collect();
     thread::scope(|scope| {
-        let joining: Vec<_> =
-            options.into_iter().map(|options| scope.spawn(|| Member::join(options))).collect();
+        let joining: Vec<_> = options
+            .into_iter()
+            .map(|options| scope.spawn(|| ProcessGroup::join(options)))
+            .collect();
         let panicked = || io_error(0, "join")(io::Error::other("a thread panicked"));
         joining.into_iter().map(|rank| rank.join().unwrap_or_else(|_| Err(panicked()))).collect()
     })
@@ -166,7 +169,7 @@ impl Caller<'_> {
             recorder: Arc::new(Recorder::new(options.recorder_capacity)),
             on_worker_start: options.on_worker_start.clone(),
         });
-        let control = Control::start(channel, Arc::clone(&shared), TcpEnd::BACKEND, rendezvous)
+        let control = Control::start(channel, Arc::clone(&shared), TcpEnd::NAME, rendezvous)
             .map_err(io_error(rank, "start its control threads"))?;
         let world = Arc::new(World {
             control,
@@ -338,7 +341,7 @@ impl Caller<'_> {
                 Ok(ToRank::Incomplete { missing }) => {
                     let reason = format!(
                         "{} did not come; look at their logs, or start them",
-                        crate::error::list_ranks(&missing)
+                        crate::call::list_ranks(&missing)
                     );
                     return Err(self.incomplete(reason, missing));
                 }

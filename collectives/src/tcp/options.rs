@@ -1,7 +1,7 @@
 //! How a process joins a world.
 
 use super::ports::Ports;
-use crate::member::WorkerStart;
+use crate::backend::WorkerStart;
 use crate::recorder::DEFAULT_CAPACITY;
 use serde::{Deserialize, Serialize};
 use std::fmt;

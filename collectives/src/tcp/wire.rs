@@ -3,9 +3,9 @@
 use super::channel::Channel;
 use super::neighbour::{self, Neighbour};
 use super::waker::Waker;
+use crate::backend::empty;
 use crate::buffer::Buffer;
 use crate::dtype::DType;
-use crate::member::empty;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::net::Shutdown;

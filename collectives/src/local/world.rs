@@ -1,39 +1,42 @@
-//! The groups that descend from one world. An abort reaches all of them.
+//! The world that the groups of threads descend from. An abort reaches all its groups.
 
-use super::LocalEnd;
-use super::group::Group;
+use super::state::GroupState;
+use crate::backend::RankShared;
 use crate::error::Abort;
-use crate::member::{End, RankShared};
 use crate::sync::lock;
 use crate::verdict::{Verdict, Witness};
 use std::sync::{Arc, Mutex, Weak};
 
+/// Name of the backend.
+pub(super) const BACKEND: &str = "local";
+
+/// What all groups of one world share.
 #[derive(Default)]
-pub(super) struct Family {
-    /// All ranks of the world: their recorders tell who holds up whom.
+pub(super) struct World {
+    /// All ranks of the world. Their recorders tell which rank holds up which.
     ranks: Vec<Arc<RankShared>>,
     state: Mutex<State>,
 }
 
 #[derive(Default)]
 struct State {
-    groups: Vec<Weak<Group>>,
+    groups: Vec<Weak<GroupState>>,
     abort: Option<Abort>,
     verdict: Option<Verdict>,
 }
 
-impl Family {
-    pub(super) fn new(ranks: Vec<Arc<RankShared>>) -> Family {
-        Family { ranks, state: Mutex::default() }
+impl World {
+    pub(super) fn new(ranks: Vec<Arc<RankShared>>) -> World {
+        World { ranks, state: Mutex::default() }
     }
 
-    /// Compares the recorders of all ranks after a wait in vain for operation `sequence` of `group`. The
-    /// first verdict stays.
-    pub(super) fn diagnose(&self, group: &Group, sequence: u64) -> Verdict {
-        let flight = |rank: &Arc<RankShared>| rank.flight(LocalEnd::BACKEND, String::new());
+    /// Compares the recorders of all ranks after a wait for operation `sequence` of the group `name` of
+    /// `world_ranks` has timed out. The first verdict stays.
+    pub(super) fn diagnose(&self, name: &str, world_ranks: &[usize], sequence: u64) -> Verdict {
+        let flight = |rank: &Arc<RankShared>| rank.flight(BACKEND, String::new());
         let witness = |rank| Witness::Answered(Box::new(flight(rank)));
         let witnesses: Vec<Witness> = self.ranks.iter().map(witness).collect();
-        let verdict = Verdict::of_wait(&witnesses, &group.name, &group.world_ranks, sequence);
+        let verdict = Verdict::of_wait(&witnesses, name, world_ranks, sequence);
         lock(&self.state).verdict.get_or_insert(verdict).clone()
     }
 
@@ -42,20 +45,20 @@ impl Family {
         lock(&self.state).verdict.clone()
     }
 
-    /// Adds a group. It starts failed if the family has been aborted.
-    pub(super) fn join(&self, group: &Arc<Group>) {
+    /// Adds a group. It starts failed if the world has been aborted.
+    pub(super) fn add(&self, group: &Arc<GroupState>) {
         let mut state = lock(&self.state);
         state.groups.retain(|known| known.strong_count() > 0);
         state.groups.push(Arc::downgrade(group));
         let abort = state.abort.clone();
-        // Groups are never locked while the family is: splits lock in the other order.
+        // No group is locked while the world is, because splits lock them in the other order.
         drop(state);
         if let Some(abort) = abort {
             group.fail(abort);
         }
     }
 
-    /// Why the family was aborted, if it was.
+    /// Why the world was aborted, if it was.
     pub(super) fn aborted(&self) -> Option<Abort> {
         lock(&self.state).abort.clone()
     }
@@ -64,7 +67,7 @@ impl Family {
     pub(super) fn abort(&self, abort: Abort) {
         let mut state = lock(&self.state);
         let abort = state.abort.get_or_insert(abort).clone();
-        let groups: Vec<Arc<Group>> = state.groups.iter().filter_map(Weak::upgrade).collect();
+        let groups: Vec<Arc<GroupState>> = state.groups.iter().filter_map(Weak::upgrade).collect();
         drop(state);
         for group in groups {
             group.fail(abort.clone());
