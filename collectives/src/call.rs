@@ -155,17 +155,28 @@ impl Call {
         self
     }
 
+    /// A call that reads `input` and fills `output`; `count` is that of the longer one.
+    fn from_to(
+        operation: Operation,
+        label: Label,
+        input: &Buffer,
+        output: &Buffer,
+        count: usize,
+    ) -> Call {
+        let mut call = Call::new(operation, label, input.dtype(), count).at(input);
+        call.problem = check_dtypes(input, output).or_else(|| check_locations(input, output));
+        call
+    }
+
     pub(crate) fn all_gather(
         label: Label,
         input: &Buffer,
         output: &Buffer,
         world_size: usize,
     ) -> Call {
-        let mut call =
-            Call::new(Operation::AllGather, label, input.dtype(), output.len()).at(input);
-        call.problem = check_dtypes(input, output)
-            .or_else(|| check_locations(input, output))
-            .or_else(|| check_length(Argument::Output, output, input.len(), world_size));
+        let mut call = Call::from_to(Operation::AllGather, label, input, output, output.len());
+        let length = || check_length(Argument::Output, output, input.len(), world_size);
+        call.problem = call.problem.or_else(length);
         call
     }
 
@@ -175,12 +186,9 @@ impl Call {
         output: &Buffer,
         world_size: usize,
     ) -> Call {
-        let mut call =
-            Call::new(Operation::ReduceScatter, label, input.dtype(), input.len()).at(input);
-        call.problem = check_dtypes(input, output)
-            .or_else(|| check_locations(input, output))
-            .or_else(|| check_length(Argument::Input, input, output.len(), world_size))
-            .or_else(|| check_sum(input));
+        let mut call = Call::from_to(Operation::ReduceScatter, label, input, output, input.len());
+        let length = || check_length(Argument::Input, input, output.len(), world_size);
+        call.problem = call.problem.or_else(length).or_else(|| check_sum(input));
         call
     }
 

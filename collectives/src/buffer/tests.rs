@@ -35,13 +35,14 @@ fn copies_are_deep_and_debug_hides_contents() {
 #[test]
 fn shared_memory_is_copied_before_it_is_written() {
     for len in [3, 16, 40] {
-        let parts = [vec![1.0f32; len], vec![2.0; len]];
-        let inputs: Vec<_> = parts.iter().map(|part| Arc::new(Buffer::from_slice(part))).collect();
+        let chunks = [vec![1.0f32; len], vec![2.0; len]];
+        let inputs: Vec<_> =
+            chunks.iter().map(|chunk| Arc::new(Buffer::from_slice(chunk))).collect();
         let whole = Buffer::concatenated(DType::F32, &inputs);
         let mut other = whole.clone();
         assert!(whole.is_shared() && whole.as_bytes().as_ptr() == other.as_bytes().as_ptr());
         other.as_mut_slice::<f32>().unwrap()[0] = 9.0;
-        assert!(whole.as_slice::<f32>().unwrap() == parts.concat(), "{len}");
+        assert!(whole.as_slice::<f32>().unwrap() == chunks.concat(), "{len}");
         assert!(!other.is_shared() && other.as_slice::<f32>().unwrap()[0] == 9.0);
     }
 }

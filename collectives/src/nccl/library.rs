@@ -1,8 +1,8 @@
 //! Finding NCCL's library and calling it.
 //!
-//! cudarc declares NCCL's types, and they are used here. Its own loader is not: it asks the system for
-//! names that NCCL's library does not have (it is `libnccl.so.2`, in Python wheels without any link to
-//! it), takes no path, and a library that is already loaded answers to its own name only.
+//! The types are those that cudarc declares. Its loader is not used: it takes no path, and it asks the system for
+//! names that NCCL's library does not have. The library is called `libnccl.so.2`, and Python wheels contain no
+//! link to it under another name.
 
 #![allow(unsafe_code)]
 
@@ -34,8 +34,8 @@ pub struct Installation {
     pub version: String,
 }
 
-/// Finds NCCL as [`attach`](super::attach) does, and lets it make the number by which ranks meet, which
-/// takes neither a GPU nor a driver.
+/// Finds NCCL as [`attach`](super::attach) does, and lets it make an id by which ranks connect. That needs neither
+/// a GPU nor a driver.
 ///
 /// # Errors
 ///
@@ -47,8 +47,8 @@ pub fn installation() -> Result<Installation, NcclError> {
     Ok(Installation { place: library.place, version })
 }
 
-/// What NCCL's functions return. Codes that this program does not know must not be undefined behaviour,
-/// so they stay numbers.
+/// What NCCL's functions return. It is a number and no enum, because a code that this program does not know
+/// would be undefined behaviour in an enum.
 pub(super) type Code = c_int;
 
 /// All went well.
@@ -57,7 +57,18 @@ pub(super) const SUCCESS: Code = 0;
 /// The call goes on in the background.
 pub(super) const IN_PROGRESS: Code = 7;
 
-/// The functions that are used.
+/// A function of NCCL that sums.
+type Reduce = unsafe extern "C" fn(
+    *const c_void,
+    *mut c_void,
+    usize,
+    ncclDataType_t,
+    ncclRedOp_t,
+    ncclComm_t,
+    CUstream,
+) -> Code;
+
+/// NCCL, loaded: the functions that Kiln calls.
 pub(super) struct Library {
     /// Where it was found.
     pub(super) place: String,
@@ -87,24 +98,8 @@ pub(super) struct Library {
         ncclComm_t,
         CUstream,
     ) -> Code,
-    reduce_scatter: unsafe extern "C" fn(
-        *const c_void,
-        *mut c_void,
-        usize,
-        ncclDataType_t,
-        ncclRedOp_t,
-        ncclComm_t,
-        CUstream,
-    ) -> Code,
-    all_reduce: unsafe extern "C" fn(
-        *const c_void,
-        *mut c_void,
-        usize,
-        ncclDataType_t,
-        ncclRedOp_t,
-        ncclComm_t,
-        CUstream,
-    ) -> Code,
+    reduce_scatter: Reduce,
+    all_reduce: Reduce,
     broadcast: unsafe extern "C" fn(
         *const c_void,
         *mut c_void,
@@ -196,7 +191,7 @@ impl Library {
         format!("{}.{}.{}", self.version / 10_000, self.version / 100 % 100, self.version % 100)
     }
 
-    /// A number that a new group of ranks meets by.
+    /// Makes an id by which the ranks of a new group connect.
     pub(super) fn unique_id(&self) -> Result<[u8; 128], NcclError> {
         let mut id = ncclUniqueId { internal: [0; 128] };
         // SAFETY: it writes one id.
@@ -205,7 +200,7 @@ impl Library {
         Ok(id.internal.map(|byte| byte as u8))
     }
 
-    /// Whether groups can be divided without meeting anew.
+    /// Whether communicators can be split, or the ranks of a new group have to connect anew.
     pub(super) fn can_split(&self) -> bool {
         self.split.is_some()
     }
@@ -218,7 +213,7 @@ impl Library {
         // SAFETY: it writes one handle and reads one configuration.
         let code = unsafe { (self.init_rank_config)(cell, size, id, rank, &mut config) };
         self.check("ncclCommInitRankConfig", code)?;
-        // This handle is there at once.
+        // NCCL writes this handle before it returns.
         promise.take().ok_or_else(|| self.no_handle("ncclCommInitRankConfig"))
     }
 
@@ -227,8 +222,8 @@ impl Library {
         NcclError::Call { call, code: SUCCESS, version, text }
     }
 
-    /// Starts to divide `comm`; `color` is `None` on ranks that get no part. Only if
-    /// [`Library::can_split`]. The part is there when [`Library::state`] of `comm` says so.
+    /// Starts to split `comm`; `color` is `None` on ranks that join no new group. Only if
+    /// [`Library::can_split`]. The new communicator exists once [`Library::state`] of `comm` is [`SUCCESS`].
     pub(super) fn split(
         &self,
         comm: &Comm,
@@ -248,7 +243,7 @@ impl Library {
         Ok(promise)
     }
 
-    /// What the communicator is about: [`SUCCESS`], [`IN_PROGRESS`], or what has gone wrong.
+    /// The state of the communicator: [`SUCCESS`], [`IN_PROGRESS`], or an error.
     pub(super) fn state(&self, comm: &Comm) -> Code {
         let mut state = SUCCESS;
         // SAFETY: the communicator is alive; it writes one number.
@@ -256,7 +251,7 @@ impl Library {
         if code == SUCCESS { state } else { code }
     }
 
-    /// Starts to bring what a communicator has sent to its end. It is done when [`Library::state`] says so.
+    /// Starts to complete what a communicator has sent. It is complete once [`Library::state`] is [`SUCCESS`].
     pub(super) fn finalize(&self, comm: &Comm) -> Result<(), NcclError> {
         // SAFETY: the communicator is alive.
         let code = unsafe { (self.finalize)(comm.0) };
@@ -269,17 +264,17 @@ impl Library {
         unsafe { (self.destroy)(comm.0) };
     }
 
-    /// Ends all that runs and frees the communicator.
+    /// Ends all operations under way and frees the communicator.
     pub(super) fn abort(&self, comm: Comm) {
         // SAFETY: the communicator is alive, and this is its last use. What it returns changes nothing.
         unsafe { (self.abort)(comm.0) };
     }
 
-    /// Queues an operation between the memory at `from` and at `to`.
+    /// Queues an operation that reads the memory at `from` and writes that at `to`.
     ///
     /// # Safety
     ///
-    /// Both are device memory of the size that `launch` implies, and remain so until it is done.
+    /// Both are device memory of the size that `launch` implies, and remain so until the operation is done.
     pub(super) unsafe fn launch(
         &self,
         comm: &Comm,
@@ -318,8 +313,8 @@ impl Library {
         if code == SUCCESS || code == IN_PROGRESS {
             return Ok(());
         }
-        // SAFETY: NCCL returns a string of its own, or nothing; without a communicator it is the last
-        // error of all.
+        // SAFETY: NCCL returns a string of its own, or null. Without a communicator it returns the last error
+        // of all communicators.
         let text = unsafe {
             let text = (self.last_error)(std::ptr::null_mut());
             if text.is_null() { "".into() } else { CStr::from_ptr(text).to_string_lossy() }
@@ -335,7 +330,7 @@ pub(super) struct Comm(ncclComm_t);
 // SAFETY: NCCL's communicators may be used from any thread, by one at a time.
 unsafe impl Send for Comm {}
 
-/// Where NCCL leaves a communicator, perhaps later. Never freed, since it may do so at any time.
+/// Where NCCL will write the handle of a communicator. Never freed, because NCCL may write at any time.
 pub(super) struct Promise(&'static AtomicPtr<ncclComm>);
 
 impl Promise {
@@ -343,7 +338,7 @@ impl Promise {
         Promise(Box::leak(Box::default()))
     }
 
-    /// The communicator, if it is there. Once.
+    /// Takes the communicator, if NCCL has written it.
     pub(super) fn take(self) -> Option<Comm> {
         let comm = self.0.swap(std::ptr::null_mut(), Ordering::Acquire);
         (!comm.is_null()).then_some(Comm(comm))
@@ -381,7 +376,7 @@ fn candidates(environment: &dyn Fn(&str) -> Option<OsString>, root: &Path) -> Ve
     files.filter(|file| file.exists()).collect()
 }
 
-/// The folders of Python's versions in `prefix`, the newest name last in the alphabet first.
+/// The folders of Python's versions in `prefix`, in descending order of their names.
 fn pythons(prefix: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(prefix).into_iter().flatten().flatten();
     let is_python = |path: &PathBuf| {
