@@ -105,6 +105,7 @@ impl RankShared {
             verdict: None,
             records: self.recorder.records(),
             clock: self.recorder.clock(),
+            stall: None,
         }
     }
 }

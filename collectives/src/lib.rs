@@ -96,7 +96,7 @@ pub use device::DeviceMemory;
 pub use dtype::{DType, Element};
 pub use error::CommError;
 pub use fake::FakeCommunicator;
-pub use flight::{Activity, Flight, GroupFlight, Pending, Record};
+pub use flight::{Activity, Flight, GroupFlight, Pending, Record, Stall};
 pub use label::{Label, Phase};
 pub use local::{LocalCommunicator, LocalGroup, LocalOptions};
 pub use operation::Operation;

@@ -1,27 +1,15 @@
 //! Why a run does not go on: the flight recorders of all ranks, compared.
 
-use crate::call::{Call, list_calls, list_ranks};
-use crate::flight::{Flight, GroupFlight, Record};
-use serde::{Deserialize, Serialize};
-use std::collections::BTreeSet;
-use std::fmt;
+mod stuck;
+mod witness;
 
-/// What is known of one rank.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Witness {
-    /// It answered.
-    Answered(Box<Flight>),
-    /// It has not said anything for this long, in seconds, though its connection is open.
-    Silent {
-        /// Seconds since it was last heard of.
-        seconds: f64,
-    },
-    /// It is no more, in the words of whoever noticed.
-    Gone {
-        /// Such as `"died: its connection closed without a goodbye"`.
-        reason: String,
-    },
-}
+use crate::call::{Call, list_calls, list_ranks};
+use crate::flight::Flight;
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use stuck::{Stuck, find_stuck, follow};
+pub use witness::Witness;
+use witness::flight;
 
 /// Kind of failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -37,6 +25,8 @@ pub enum Finding {
     Missing,
     /// A rank entered an operation so late that others had waited for it in vain.
     Late,
+    /// The process of a rank did not run while others waited for it, or all of them.
+    Stopped,
     /// All are in the operation, but the transfer does not finish.
     Transfer,
     /// Nothing is pending.
@@ -59,9 +49,6 @@ impl fmt::Display for Verdict {
         f.write_str(&self.text)
     }
 }
-
-/// Names a group across ranks.
-type GroupKey<'a> = (&'a str, &'a [usize]);
 
 impl Verdict {
     /// Compares what is known of the ranks; witness `i` is world rank `i`.
@@ -172,91 +159,7 @@ impl Verdict {
     }
 }
 
-/// The operation at the end of the chain of waits.
-#[derive(Clone, Copy)]
-struct Stuck<'a> {
-    group: GroupKey<'a>,
-    sequence: u64,
-}
-
-impl<'a> Stuck<'a> {
-    /// What each member of the group called, by rank in the group.
-    fn calls(&self, witnesses: &'a [Witness]) -> Vec<Option<&'a Call>> {
-        self.group
-            .1
-            .iter()
-            .map(|rank| {
-                let group = view(witnesses, *rank, self.group)?;
-                let pending = group.pending.iter().find(|p| p.sequence == self.sequence)?;
-                Some(&pending.call)
-            })
-            .collect()
-    }
-
-    /// World ranks that are in the operation.
-    fn waiting(&self, witnesses: &[Witness]) -> Vec<usize> {
-        let calls = self.calls(witnesses);
-        let members = self.group.1.iter().zip(calls);
-        members.filter(|(_, call)| call.is_some()).map(|(rank, _)| *rank).collect()
-    }
-
-    /// World ranks that answered and have not issued the operation.
-    fn missing(&self, witnesses: &[Witness]) -> Vec<usize> {
-        let has_not = |rank: &&usize| {
-            flight(witnesses, **rank).is_some()
-                && view(witnesses, **rank, self.group)
-                    .is_none_or(|group| group.issued <= self.sequence)
-        };
-        self.group.1.iter().filter(has_not).copied().collect()
-    }
-
-    /// What `rank` has recorded of the operation, whether it has finished or not.
-    fn record(&self, witnesses: &'a [Witness], rank: usize) -> Option<&'a Record> {
-        let records = flight(witnesses, rank)?.records.iter();
-        records
-            .rev()
-            .find(|record| record.sequence == self.sequence && *record.group == *self.group.0)
-    }
-
-    /// Seconds since each member has entered the operation; `None` unless that is known of all.
-    fn ages(&self, witnesses: &[Witness]) -> Option<Vec<(usize, f64)>> {
-        let age = |rank: &usize| {
-            let pending = &view(witnesses, *rank, self.group)?.pending;
-            let pending = pending.iter().find(|pending| pending.sequence == self.sequence);
-            let recorded = || {
-                let entered = self.record(witnesses, *rank)?.enqueued?.as_secs_f64();
-                let clock = flight(witnesses, *rank)?.clock;
-                (clock >= entered).then_some(clock - entered)
-            };
-            Some((*rank, pending.map(|pending| pending.seconds).or_else(recorded)?))
-        };
-        self.group.1.iter().map(age).collect()
-    }
-
-    /// World ranks that were the reason to wait for more than half of the time that the first to enter
-    /// has waited, and the seconds by which the last of them came after the first.
-    fn late(&self, witnesses: &[Witness]) -> Option<(Vec<usize>, f64)> {
-        let ages = self.ages(witnesses)?;
-        let age = |(_, age): &(usize, f64)| *age;
-        let longest = ages.iter().map(age).fold(0.0, f64::max);
-        let shortest = ages.iter().map(age).fold(longest, f64::min);
-        let late: Vec<usize> =
-            ages.iter().filter(|(_, age)| *age < longest / 2.0).map(|(rank, _)| *rank).collect();
-        (!late.is_empty()).then_some((late, longest - shortest))
-    }
-
-    /// Such as `#1085 all_gather(block 7)`, with the group unless it is the world.
-    fn name(&self, witnesses: &[Witness]) -> String {
-        let pending = self.calls(witnesses).into_iter().flatten().next().map(short);
-        let recorded = || self.group.1.iter().find_map(|rank| self.record(witnesses, *rank));
-        let call = pending.or_else(|| recorded().map(recorded_short)).unwrap_or_default();
-        let group = match self.group.0 {
-            "world" => String::new(),
-            name => format!(" of group \"{name}\""),
-        };
-        format!("#{} {call}{group}", self.sequence)
-    }
-
+impl Stuck<'_> {
     fn explain(&self, witnesses: &[Witness], asked: bool) -> Verdict {
         let calls = self.calls(witnesses);
         let known: Vec<&Call> = calls.iter().flatten().copied().collect();
@@ -264,6 +167,9 @@ impl<'a> Stuck<'a> {
         let invalid = known.iter().any(|call| call.problem.is_some());
         if differ || invalid {
             return self.explain_mismatch(&calls);
+        }
+        if asked && let Some((stalled, seconds)) = self.stalled(witnesses) {
+            return self.explain_stalled(witnesses, stalled, seconds);
         }
         let waiting = self.waiting(witnesses);
         let missing = self.missing(witnesses);
@@ -305,6 +211,22 @@ impl<'a> Stuck<'a> {
                 list_ranks(&waiting)
             ),
             culprits: missing,
+        }
+    }
+
+    fn explain_stalled(&self, witnesses: &[Witness], stalled: Vec<usize>, seconds: f64) -> Verdict {
+        let (processes, were) =
+            if stalled.len() == 1 { ("process", "it was") } else { ("processes", "they were") };
+        Verdict {
+            finding: Finding::Stopped,
+            text: format!(
+                "the {processes} of {} did not run for about {} s, in which {} was to be done: {were} stopped, as \
+                 by Ctrl-Z, SIGSTOP or a debugger, or frozen with the machine; the network is not to blame",
+                list_ranks(&stalled),
+                whole(seconds),
+                self.name(witnesses),
+            ),
+            culprits: stalled,
         }
     }
 
@@ -356,84 +278,12 @@ impl<'a> Stuck<'a> {
     }
 }
 
-/// The operation at the end of the chain that begins with the oldest wait.
-fn find_stuck(witnesses: &[Witness]) -> Option<Stuck<'_>> {
-    let mut heads: Vec<(f64, Stuck<'_>)> = Vec::new();
-    for rank in 0..witnesses.len() {
-        heads.extend(heads_of(witnesses, rank));
-    }
-    heads.sort_by(|a, b| b.0.total_cmp(&a.0));
-    Some(follow(witnesses, heads.first()?.1))
-}
-
-/// Follows the waits from `current` to an operation whose missing ranks wait nowhere else.
-fn follow<'a>(witnesses: &'a [Witness], mut current: Stuck<'a>) -> Stuck<'a> {
-    // The first operation that anyone in the group is still in holds up the later ones.
-    let mut visited: BTreeSet<(String, Vec<usize>, u64)> = BTreeSet::new();
-    loop {
-        current.sequence = first_pending(witnesses, current.group).unwrap_or(current.sequence);
-        let key = (current.group.0.to_owned(), current.group.1.to_vec(), current.sequence);
-        if !visited.insert(key) {
-            return current;
-        }
-        let elsewhere = current.missing(witnesses).into_iter().find_map(|rank| {
-            let mut heads = heads_of(witnesses, rank);
-            heads.sort_by(|a, b| b.0.total_cmp(&a.0));
-            heads.into_iter().map(|(_, stuck)| stuck).find(|stuck| stuck.group != current.group)
-        });
-        match elsewhere {
-            Some(next) => current = next,
-            None => return current,
-        }
-    }
-}
-
-/// The first pending operation of each group of a rank, with the seconds it has been waiting.
-fn heads_of(witnesses: &[Witness], rank: usize) -> Vec<(f64, Stuck<'_>)> {
-    let groups = flight(witnesses, rank).map_or(&[][..], |flight| &flight.groups);
-    let head = |group: &'_ GroupFlight| group.pending.first().map(|p| (p.seconds, p.sequence));
-    groups
-        .iter()
-        .filter_map(|group| {
-            let (seconds, sequence) = head(group)?;
-            Some((seconds, Stuck { group: (&group.name, &group.ranks), sequence }))
-        })
-        .collect()
-}
-
-fn first_pending(witnesses: &[Witness], group: GroupKey<'_>) -> Option<u64> {
-    let of_rank = |rank: &usize| Some(view(witnesses, *rank, group)?.pending.first()?.sequence);
-    group.1.iter().filter_map(of_rank).min()
-}
-
-fn flight(witnesses: &[Witness], rank: usize) -> Option<&Flight> {
-    match witnesses.get(rank)? {
-        Witness::Answered(flight) => Some(flight),
-        _ => None,
-    }
-}
-
-fn view<'a>(witnesses: &'a [Witness], rank: usize, group: GroupKey<'_>) -> Option<&'a GroupFlight> {
-    let groups = &flight(witnesses, rank)?.groups;
-    groups.iter().find(|known| (known.name.as_str(), known.ranks.as_slice()) == group)
-}
-
 fn collect(
     witnesses: &[Witness],
     reason: impl Fn(&Witness) -> Option<[String; 2]>,
 ) -> Vec<(usize, [String; 2])> {
     let ranks = witnesses.iter().enumerate();
     ranks.filter_map(|(rank, witness)| Some((rank, reason(witness)?))).collect()
-}
-
-/// Such as `all_gather(block 7)`.
-fn short(call: &Call) -> String {
-    format!("{}({})", call.operation, call.label.unit)
-}
-
-/// The same, of an operation that is no longer pending.
-fn recorded_short(record: &Record) -> String {
-    format!("{}({})", record.operation, record.label.unit)
 }
 
 /// Whole seconds, so that sentences do not differ by noise.

@@ -2,6 +2,7 @@
 
 use kiln_collectives::tcp::{self, JoinError, Ports};
 use std::net::{Ipv4Addr, TcpListener};
+use std::time::Duration;
 
 /// A port that is free now. The system does not hand it out again soon.
 fn free_port() -> u16 {
@@ -30,7 +31,10 @@ fn ranks_listen_where_they_may() {
 fn ports_that_are_all_taken_are_named() {
     let other = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let port = other.local_addr().unwrap().port();
-    let error = tcp::loopback(2, |options| options.ports = port.to_string().parse().ok());
+    let error = tcp::loopback(2, |options| {
+        options.ports = port.to_string().parse().ok();
+        options.timeout = Duration::from_millis(100);
+    });
     let error = error.unwrap_err();
     assert!(matches!(error, JoinError::PortsTaken { .. }), "{error}");
     assert!(error.to_string().contains(&format!("ports {port} (comm.ports)")), "{error}");

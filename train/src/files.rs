@@ -6,6 +6,7 @@ use std::io::{self, ErrorKind, Read};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Component, Path, PathBuf};
 
+use nix::errno::Errno;
 use nix::fcntl::OFlag;
 
 /// Bytes of a file that is read as a whole, at most: configurations, tokenizers and the like.
@@ -35,11 +36,48 @@ pub(crate) fn read(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     // Grows with what is there, whatever the file system says of its length.
     open(path)?.take(most.saturating_add(1)).read_to_end(&mut bytes)?;
-    if bytes.len() as u64 > most {
-        let problem = format!("it is longer than the {most} bytes that such a file may have");
-        return Err(io::Error::new(ErrorKind::FileTooLarge, problem));
+    if bytes.len() as u64 > most { Err(too_long(most)) } else { Ok(bytes) }
+}
+
+/// The error of a file that goes on after `most` bytes.
+pub(crate) fn too_long(most: u64) -> io::Error {
+    let problem = format!("it is longer than the {most} bytes that such a file may have");
+    io::Error::new(ErrorKind::FileTooLarge, problem)
+}
+
+/// What to do about an error of the file system.
+pub(crate) fn advice(error: &io::Error) -> &'static str {
+    let Some(code) = error.raw_os_error() else {
+        return match error.kind() {
+            ErrorKind::InvalidInput | ErrorKind::FileTooLarge => "check the path",
+            _ => "check the path, its permissions and the free space",
+        };
+    };
+    if let Some(limit) = limit_of(error) {
+        return limit;
     }
-    Ok(bytes)
+    match Errno::from_raw(code) {
+        Errno::ENAMETOOLONG => "choose a shorter name",
+        Errno::ENOSPC | Errno::EDQUOT => "free some space there, or use another disk",
+        Errno::EROFS => "nothing can be written there: use another disk",
+        Errno::EACCES | Errno::EPERM => "check the permissions of the path",
+        Errno::ENOENT | Errno::ENOTDIR | Errno::EISDIR | Errno::ELOOP => "check the path",
+        Errno::EIO => "check the disk",
+        _ => "check the path, its permissions and the free space",
+    }
+}
+
+/// What to do about an error that is no matter of the path, because the process or the machine is at a limit.
+pub(crate) fn limit_of(error: &io::Error) -> Option<&'static str> {
+    match Errno::from_raw(error.raw_os_error()?) {
+        Errno::EMFILE => Some("allow a process more open files (`ulimit -n`)"),
+        Errno::ENFILE => Some("the machine has too many open files: end some processes"),
+        Errno::ENOMEM => Some("free some memory, or allow a process more of it (`ulimit -v`)"),
+        Errno::EFBIG => {
+            Some("allow a process larger files (`ulimit -f`), or use another file system")
+        }
+        _ => None,
+    }
 }
 
 /// Where a link leads that makes `path` lead nowhere: the path itself, or a folder that it is in.
@@ -50,9 +88,9 @@ pub(crate) fn dangling_link(path: &Path) -> Option<(PathBuf, PathBuf)> {
     Some((link.to_owned(), fs::read_link(link).ok()?))
 }
 
-/// Where the links of the file `name` in `folder` lead out of the folder; `None` if they do not, or if
+/// Where the links of `name` in `folder` lead out of the folder; `None` if they do not, or if
 /// nothing is there. Files that the cache of the Hugging Face hub keeps for a snapshot belong to it.
-pub(crate) fn way_out(folder: &Path, name: &str) -> Option<PathBuf> {
+pub(crate) fn way_out(folder: &Path, name: impl AsRef<Path>) -> Option<PathBuf> {
     let folder = folder.canonicalize().ok()?;
     let path = folder.join(name);
     let target = path.canonicalize().ok()?;
@@ -64,12 +102,13 @@ pub(crate) fn way_out(folder: &Path, name: &str) -> Option<PathBuf> {
 }
 
 /// `<repository>/blobs` for the folder `<repository>/snapshots/<commit>` of the hub's cache, where
-/// `<repository>` is such as `models--owner--name`.
+/// `<repository>` is such as `models--owner--name` or `datasets--owner--name`.
 fn blobs_of(folder: &Path) -> Option<PathBuf> {
     let snapshots = folder.parent()?;
     let repository = snapshots.parent()?;
+    let name = repository.file_name()?.to_str()?;
     let is_cache = snapshots.file_name()? == "snapshots"
-        && repository.file_name()?.to_str()?.starts_with("models--");
+        && (name.starts_with("models--") || name.starts_with("datasets--"));
     is_cache.then(|| repository.join("blobs"))
 }
 
@@ -110,6 +149,27 @@ mod tests {
     }
 
     #[test]
+    fn advice_fits_the_error() {
+        let of = |errno: Errno| advice(&errno.into());
+        for (errno, word) in [
+            (Errno::ENAMETOOLONG, "shorter"),
+            (Errno::EMFILE, "ulimit -n"),
+            (Errno::ENOMEM, "ulimit -v"),
+            (Errno::EFBIG, "ulimit -f"),
+            (Errno::ENOSPC, "space"),
+            (Errno::EACCES, "permissions"),
+        ] {
+            assert!(of(errno).contains(word), "{errno}: {}", of(errno));
+        }
+        // No space or permission makes a file of it.
+        let folder = tempfile::tempdir().unwrap();
+        assert_eq!(advice(&open(folder.path()).unwrap_err()), "check the path");
+        assert_eq!(advice(&too_long(4)), "check the path");
+        // What says nothing of its cause has all of them.
+        assert_eq!(of(Errno::ETXTBSY), advice(&io::Error::other("")));
+    }
+
+    #[test]
     fn links_that_lead_out_of_a_folder_are_known() {
         let root = tempfile::tempdir().unwrap();
         let root = root.path().canonicalize().unwrap();
@@ -134,6 +194,10 @@ mod tests {
             }
             assert_eq!(way_out(folder, "out"), Some(root.join("secret")));
         }
+        let data = root.join("datasets--owner--name");
+        fs::rename(&repository, &data).unwrap();
+        assert_eq!(way_out(&data.join("snapshots/abc"), "blob"), None);
+        fs::rename(&data, &repository).unwrap();
         // Nowhere else are neighbours of a folder its own.
         fs::rename(&repository, root.join("other")).unwrap();
         let other = root.join("other/snapshots/abc");

@@ -23,6 +23,7 @@ pub mod inspect;
 pub mod launch;
 mod lines;
 pub mod metrics;
+mod mismatch;
 pub mod place;
 pub mod prepared;
 pub mod process;
@@ -33,6 +34,7 @@ mod staging;
 pub mod train;
 mod version;
 pub mod weights;
+mod words;
 pub mod world;
 
 /// So that tests can tell how much memory reading something takes.

@@ -5,6 +5,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use crate::files;
+use crate::words::number_of;
 
 /// Appends lines to a file. A line that cannot be written, for example because the disk is full, leaves no
 /// part of itself; how many there were is said when lines can be written again, or at the end.
@@ -48,7 +49,8 @@ impl Lines {
 
     fn tell(&mut self) {
         if self.lost > 0 {
-            tracing::warn!("{} lines could not be written to {}", self.lost, self.path.display());
+            let lines = number_of(self.lost, "line");
+            tracing::warn!("{lines} could not be written to {}", self.path.display());
             self.lost = 0;
         }
     }

@@ -6,7 +6,9 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
 use crate::config::DataSection;
-use crate::data::{self, DataError, DataInfo, PrepareOptions, Progress, TokenizerSource, Verified};
+use crate::data::{
+    self, DataError, DataInfo, PrepareOptions, Progress, Stream, TokenizerSource, Verified,
+};
 use crate::metrics::say;
 
 use progress_line::ProgressLine;
@@ -85,8 +87,13 @@ pub fn prepare(options: &PrepareOptions, stop: &AtomicBool) -> Result<DataInfo, 
 fn tell(line: &ProgressLine, progress: Progress) {
     match progress {
         Progress::ReadingStreams { streams } => {
-            let what =
-                if streams == 1 { "an input that is a pipe" } else { "inputs that are pipes" };
+            let what = match streams.as_slice() {
+                [one] => format!("an input that is {one}"),
+                all if all.iter().all(|stream| *stream == Stream::Pipe) => {
+                    "inputs that are pipes".to_owned()
+                }
+                _ => "inputs that are pipes or devices".to_owned(),
+            };
             line.interrupt(|| say(&format!("data: reading {what}, to the end")));
         }
         Progress::TrainingTokenizer { input_bytes, text_bytes } => {

@@ -93,6 +93,14 @@ impl ModelSource {
         }
     }
 
+    /// SHA-256 of the tokens that the model was trained on, if it says so.
+    pub fn data_sha256(&self) -> Option<&str> {
+        match self {
+            ModelSource::Checkpoint(checkpoint) => checkpoint.state().data_sha256.as_deref(),
+            ModelSource::HuggingFace(_) => None,
+        }
+    }
+
     /// Ids that end a text besides the tokenizer's own; none if the folder names none.
     pub fn end_ids(&self) -> Result<Vec<u32>, CheckpointError> {
         match self {

@@ -1,5 +1,6 @@
 //! Weights that can be read in parts, wherever they come from.
 
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::path::Path;
@@ -102,13 +103,82 @@ pub fn compare(
     Err(CheckpointError::Names { path, missing, unexpected, misshapen })
 }
 
+/// Values of weights that are no finite numbers, which nothing can be computed with.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct NotFinite {
+    /// The first weight that has one, and the value.
+    first: Option<(String, f32)>,
+    /// Weights that have some.
+    weights: BTreeSet<String>,
+    /// Such values.
+    values: usize,
+}
+
+impl NotFinite {
+    /// Looks at values of the weight `name`.
+    pub fn look(&mut self, name: &str, values: &[f32]) {
+        let mut others = values.iter().filter(|value| !value.is_finite());
+        let Some(value) = others.next() else { return };
+        self.first.get_or_insert_with(|| (name.to_owned(), *value));
+        self.values += 1 + others.count();
+        self.weights.insert(name.to_owned());
+    }
+
+    /// Fails if there is one among those in `folder`. To be called when it is known that they are as they
+    /// were saved, and all have been looked at.
+    pub fn check(self, folder: &Path) -> Result<(), CheckpointError> {
+        let NotFinite { first, weights, values } = self;
+        let Some((name, value)) = first else { return Ok(()) };
+        let all = Some((values, weights.len()));
+        Err(CheckpointError::NotFinite { path: folder.to_owned(), name, value, all })
+    }
+}
+
+/// Weights of which every value that is read is looked at.
+pub(crate) struct Watched<'a> {
+    weights: &'a dyn Weights,
+    found: RefCell<NotFinite>,
+}
+
+impl<'a> Watched<'a> {
+    pub(crate) fn new(weights: &'a dyn Weights) -> Self {
+        Watched { weights, found: RefCell::default() }
+    }
+
+    /// Fails if a value that was read is no finite number.
+    pub(crate) fn check(&self) -> Result<(), CheckpointError> {
+        self.found.take().check(self.folder())
+    }
+}
+
+impl Weights for Watched<'_> {
+    fn folder(&self) -> &Path {
+        self.weights.folder()
+    }
+
+    fn shapes(&self) -> BTreeMap<&str, &[usize]> {
+        self.weights.shapes()
+    }
+
+    fn read(
+        &self,
+        name: &str,
+        range: Range<usize>,
+        values: &mut [f32],
+    ) -> Result<(), CheckpointError> {
+        self.weights.read(name, range, values)?;
+        self.found.borrow_mut().look(name, values);
+        Ok(())
+    }
+}
+
 /// What loading has found.
 #[derive(Debug)]
 #[must_use]
 pub struct Loaded {
     absent: BTreeSet<String>,
-    /// The first weight with a value that is no finite number, and the value.
-    not_finite: Option<(String, f32)>,
+    /// In this rank's part.
+    not_finite: NotFinite,
 }
 
 impl Loaded {
@@ -119,10 +189,11 @@ impl Loaded {
     /// If there is a value among those in `folder` that nothing can be computed with. To be called when it
     /// is known that they are as they were saved.
     pub fn finite(self, folder: &Path) -> Result<BTreeSet<String>, CheckpointError> {
-        match self.not_finite {
+        match self.not_finite.first {
             None => Ok(self.absent),
             Some((name, value)) => {
-                Err(CheckpointError::NotFinite { path: folder.to_owned(), name, value })
+                let path = folder.to_owned();
+                Err(CheckpointError::NotFinite { path, name, value, all: None })
             }
         }
     }
@@ -135,16 +206,12 @@ pub fn load(
     allow_missing: &AllowMissing,
 ) -> Result<Loaded, CheckpointError> {
     let absent = compare(engine, weights, allow_missing)?;
-    let mut not_finite = None;
+    let mut not_finite = NotFinite::default();
     for (_, parameter) in engine.layout().parameters() {
         if !absent.contains(&parameter.name) {
             engine.fill_parameter(&parameter.name, StateKind::Weight, |range, values| {
                 weights.read(&parameter.name, range, values)?;
-                if not_finite.is_none()
-                    && let Some(value) = values.iter().find(|value| !value.is_finite())
-                {
-                    not_finite = Some((parameter.name.clone(), *value));
-                }
+                not_finite.look(&parameter.name, values);
                 Ok::<_, CheckpointError>(())
             })?;
         }

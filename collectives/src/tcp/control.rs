@@ -5,6 +5,7 @@ use super::channel::{Channel, Reader, Writer};
 use super::frame::{self, MEMBER_LIMIT};
 use super::inquiry::GRACE;
 use super::message::{Cause, GroupName, GroupNumber, Site, ToRank, ToRendezvous, Trouble};
+use super::pulse::Pulse;
 use super::rendezvous::{BEAT, Rendezvous};
 use super::waker::Waker;
 use crate::backend::RankShared;
@@ -57,6 +58,8 @@ struct State {
     /// Workers to wake when their group fails.
     wakers: Vec<(GroupNumber, Weak<Waker>)>,
     heard: Instant,
+    /// Of the thread that says that this rank is alive.
+    pulse: Pulse,
     closing: bool,
 }
 
@@ -80,6 +83,7 @@ impl Control {
                 groups: HashMap::new(),
                 wakers: Vec::new(),
                 heard: Instant::now(),
+                pulse: Pulse::new(BEAT),
                 closing: false,
             }),
             changed: Condvar::new(),
@@ -274,7 +278,7 @@ impl Inner {
                 ToRank::Beat
                 | ToRank::Joined { .. }
                 | ToRank::Incomplete { .. }
-                | ToRank::Stopped { .. } => {}
+                | ToRank::CalledOff(_) => {}
             }
         }
     }
@@ -301,6 +305,7 @@ impl Inner {
         let mut flight = self.shared.flight(self.backend, String::new());
         let surplus = flight.records.len().saturating_sub(RECORDS);
         flight.records.drain(..surplus);
+        flight.stall = lock(&self.state).pulse.stall(Instant::now());
         self.send(&ToRendezvous::Report { request, flight: Box::new(flight) });
     }
 
@@ -328,7 +333,10 @@ impl Inner {
         while !state.closing {
             drop(state);
             self.send(&ToRendezvous::Beat);
-            state = wait_until(&self.changed, lock(&self.state), BEAT, |state| state.closing);
+            state = lock(&self.state);
+            state.pulse.rest(Instant::now());
+            state = wait_until(&self.changed, state, BEAT, |state| state.closing);
+            state.pulse.wake(Instant::now());
         }
     }
 }

@@ -1,7 +1,8 @@
 //! Where connections come in.
 
-use super::handshake::{self, Caller};
+use super::handshake::{self, Caller, HandshakeError};
 use super::options::{JoinOptions, Seal, Secret};
+use super::refused::{Refused, Why};
 use super::unproven::Unproven;
 use super::waker::Waker;
 use super::warnings::{PERIOD, Warnings};
@@ -18,6 +19,9 @@ const BACKLOG: i32 = 4096;
 /// What is done with a caller that knows the secret and names the right job.
 pub(super) type Admit = Arc<dyn Fn(Caller) + Send + Sync>;
 
+/// What is done when somebody who comes in a rank's place has been refused.
+pub(super) type Note = Arc<dyn Fn(Refused) + Send + Sync>;
+
 /// A listening socket whose callers have to prove themselves. Refused ones are logged, and the
 /// doorway stays open.
 pub(super) struct Doorway {
@@ -33,16 +37,28 @@ impl Doorway {
         options: &JoinOptions,
         admit: Admit,
     ) -> io::Result<Doorway> {
+        Doorway::open_noting(listener, options, admit, Arc::new(|_| {}))
+    }
+
+    /// The same, where somebody wants to know who was refused.
+    pub(super) fn open_noting(
+        listener: TcpListener,
+        options: &JoinOptions,
+        admit: Admit,
+        note: Note,
+    ) -> io::Result<Doorway> {
         let address = listener.local_addr()?;
         listener.set_nonblocking(true)?;
         rustix::net::listen(&listener, BACKLOG)?;
         let stop = Arc::new(Waker::new()?);
         let guard = Arc::new(Guard {
+            rank: options.rank,
             job: options.job.clone(),
             secret: options.secret.clone(),
             seal: options.seal,
             shared_port: options.shared_port,
             admit,
+            note,
             unproven: Unproven::new(options.world_size),
             warnings: Warnings::new(),
         });
@@ -69,12 +85,15 @@ impl Drop for Doorway {
 }
 
 struct Guard {
+    /// Who keeps this door.
+    rank: usize,
     job: String,
     secret: Secret,
     seal: Seal,
     /// Whether several jobs look for their rendezvous at the same ports.
     shared_port: bool,
     admit: Admit,
+    note: Note,
     unproven: Unproven,
     warnings: Warnings,
 }
@@ -84,19 +103,26 @@ impl Guard {
         self.warnings.warn(format!("refused a connection from {from}: {why}"));
     }
 
-    /// What a caller that knows the secret has wrong, if anything, and whether it is right somewhere else.
-    fn objection(&self, caller: &Caller) -> Option<(String, bool)> {
-        let claim = &caller.claim;
+    /// What a caller that knows the secret has wrong, if anything.
+    fn objection(&self, caller: &Caller) -> Option<Why> {
+        let (claim, own) = (&caller.claim, self.rank);
         if claim.job != self.job {
-            return Some((format!("it keeps the job \"{}\"", self.job), self.shared_port));
+            return Some(Why::other_job([(own, &self.job), (claim.rank, &claim.job)]));
         }
-        (claim.seal != self.seal).then(|| {
-            let text = format!(
-                "it has comm.seal = \"{}\", and rank {} has \"{}\"; give all processes the same",
-                self.seal, claim.rank, claim.seal
-            );
-            (text, false)
-        })
+        (claim.seal != self.seal)
+            .then(|| Why::other_seal([(own, self.seal), (claim.rank, claim.seal)]))
+    }
+
+    /// Turns away a caller that knows the secret.
+    fn turn_away(&self, caller: Caller, from: SocketAddr, why: Why) {
+        let (rank, from, reason) = (caller.claim.rank, from.ip(), why.reason());
+        self.warnings.warn(format!("refused rank {rank} at {from}: {reason}"));
+        // Its own rendezvous may be at the next port.
+        let elsewhere = self.shared_port && matches!(why, Why::Job(_));
+        caller.refuse(reason, elsewhere);
+        if !elsewhere {
+            (self.note)(Refused { rank, from, why });
+        }
     }
 }
 
@@ -149,14 +175,14 @@ fn admit(stream: TcpStream, from: SocketAddr, guard: &Arc<Guard>) {
             Ok(_) if !inside.unproven.prove(number) => {}
             Ok(caller) => match inside.objection(&caller) {
                 None => (inside.admit)(caller),
-                Some((reason, elsewhere)) => {
-                    inside.refuse(from, format_args!("{reason} (rank {})", caller.claim.rank));
-                    caller.refuse(&reason, elsewhere);
-                }
+                Some(why) => inside.turn_away(caller, from, why),
             },
             Err(error) => {
                 if inside.unproven.leave(number) {
-                    inside.refuse(from, error);
+                    inside.refuse(from, &error);
+                    if let HandshakeError::Stranger(rank) = error {
+                        (inside.note)(Refused { rank, from: from.ip(), why: Why::Secret });
+                    }
                 }
             }
         }

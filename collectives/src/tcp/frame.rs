@@ -38,8 +38,17 @@ pub enum FrameError {
     #[error(transparent)]
     Seal(SealError),
     /// The connection failed or ended.
-    #[error(transparent)]
+    #[error("{}", in_words(.0))]
     Io(io::Error),
+}
+
+/// What became of a connection, as a sentence about the other side.
+fn in_words(error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => "it hung up".to_owned(),
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => "it said nothing in time".to_owned(),
+        _ => error.to_string(),
+    }
 }
 
 impl From<io::Error> for FrameError {
@@ -103,10 +112,12 @@ mod tests {
     use super::*;
     use crate::call::Call;
     use crate::label::{Label, Phase};
-    use crate::tcp::message::{Cause, GroupName, Site, ToRank, ToRendezvous, Trouble};
+    use crate::tcp::message::{CalledOff, Cause, GroupName, Site, ToRank, ToRendezvous, Trouble};
+    use crate::tcp::refused::{Refused, Why};
     use crate::tcp::wire::{HEADER, Header};
     use proptest::prelude::*;
     use proptest::test_runner::{Config, TestRunner};
+    use std::net::Ipv6Addr;
     use std::time::Duration;
 
     fn site() -> Site {
@@ -124,9 +135,12 @@ mod tests {
         let call = Call::barrier(Label::new("step", Phase::Loss));
         let mismatch =
             Cause::Mismatch { group: "world".into(), sequence: 3, calls: vec![Some(call), None] };
+        let from = Ipv6Addr::LOCALHOST.into();
+        let refused = Refused { rank: 1, from, why: Why::Job("another".into()) };
         let to_rank = [
             ToRank::Beat,
-            ToRank::Incomplete { missing: vec![1, 2] },
+            ToRank::Incomplete { missing: vec![1, 2], refused: vec![refused.clone()] },
+            ToRank::CalledOff(CalledOff::Refused(refused)),
             ToRank::Collect { request: 9, at: Some((site().group, 1085)) },
             ToRank::Failed { group: None, cause: mismatch },
         ];

@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Changes whenever messages do.
-const VERSION: u32 = 3;
+const VERSION: u32 = 4;
 
 /// How long a caller may take to prove itself, however slowly its bytes drip in. Long, since a genuine one
 /// may be on a machine that is very busy; when others want to come in, strangers are turned away earlier.
@@ -103,9 +103,12 @@ pub enum HandshakeError {
     /// The other side speaks another version.
     #[error("it speaks version {0} of the protocol, this program version {VERSION}")]
     Version(u32),
-    /// The hash is wrong: the other side does not know the secret.
+    /// The other side's hash is wrong, or it hangs up on ours: it does not know the secret.
     #[error("it does not know this job's secret")]
     Secret,
+    /// The same of a caller, which says that it is this rank.
+    #[error("it does not know this job's secret (and says that it is rank {0})")]
+    Stranger(usize),
     /// A name is too long to be sent.
     #[error("\"{0}\" is longer than {NAME_LIMIT} bytes")]
     Name(String),
@@ -135,7 +138,8 @@ pub(super) fn examine(stream: Arc<TcpStream>, secret: &Secret) -> Result<Caller,
     frame::write(&mut patient, &hello, STRANGER_LIMIT)?;
     let proof: Proof = frame::read(&mut patient, STRANGER_LIMIT)?;
     let transcript = transcript(&hello.nonce, &proof.claim, &proof.nonce)?;
-    verify(secret, b"caller", &transcript, &proof.hash)?;
+    verify(secret, b"caller", &transcript, &proof.hash)
+        .map_err(|_| HandshakeError::Stranger(proof.claim.rank))?;
     Ok(Caller { claim: proof.claim, stream, secret: secret.clone(), transcript })
 }
 

@@ -98,7 +98,7 @@ fn abort(origin: &str, rank: usize, world_rank: usize, reason: String) -> Cause 
     Cause::Abort { origin: origin.to_owned(), rank, world_rank, reason }
 }
 
-/// Asks all ranks for their flight recorders; returns those that answered in time.
+/// Asks all ranks for their flight recorders; returns those that answered in time, all as of this moment.
 fn collect(hub: &Hub, site: &Site) -> BTreeMap<usize, Flight> {
     let at = Some((site.group.clone(), site.sequence));
     let request = hub.ask(|request| ToRank::Collect { request, at: at.clone() });
@@ -109,7 +109,15 @@ fn collect(hub: &Hub, site: &Site) -> BTreeMap<usize, Flight> {
         seats.filter(|(_, seat)| matches!(seat, Seat::Present { .. })).all(|(rank, _)| has(&rank))
     };
     let mut state = wait_until(&hub.changed, lock(&hub.state), GRACE, answered);
-    state.reports.remove(&request).unwrap_or_default()
+    let answers = state.reports.remove(&request).unwrap_or_default();
+    as_of(Instant::now(), answers)
+}
+
+/// What ranks have said at different times, as of `now`: one that has answered at the end of a pause says how long
+/// it has been in an operation then, and the others have been in it for longer than when they were asked.
+fn as_of(now: Instant, answers: BTreeMap<usize, (Instant, Flight)>) -> BTreeMap<usize, Flight> {
+    let age = |at: Instant| now.saturating_duration_since(at).as_secs_f64();
+    answers.into_iter().map(|(rank, (at, flight))| (rank, flight.later(age(at)))).collect()
 }
 
 fn witnesses(hub: &Hub, mut flights: BTreeMap<usize, Flight>) -> Vec<Witness> {

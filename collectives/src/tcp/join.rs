@@ -7,12 +7,15 @@ use super::doorway::Doorway;
 use super::end::TcpEnd;
 use super::frame::{self, FrameError, MEMBER_LIMIT};
 use super::handshake::{self, Claim, HandshakeError, Limits, Purpose};
-use super::listen::{open_rendezvous, ports_of_rendezvous, resolve};
+use super::listen::{
+    LISTEN_PATIENCE, listen_patiently, open_rendezvous, ports_of_rendezvous, resolve,
+};
 use super::lobby::Lobby;
 use super::mesh;
-use super::message::{GroupName, MemberInfo, ToRank, ToRendezvous};
+use super::message::{CalledOff, GroupName, MemberInfo, ToRank, ToRendezvous};
 use super::options::{JoinError, JoinOptions, Ring, Seal, Secret};
 use super::pause::{LOOK_EVERY, PAUSE, pause_for};
+use super::refused::Refused;
 use super::rendezvous::Rendezvous;
 use crate::backend::{Backend, RankShared};
 use crate::process_group::ProcessGroup;
@@ -234,11 +237,15 @@ impl Caller<'_> {
                     }
                     Err(HandshakeError::Secret) => {
                         distrust = true;
-                        reason = "it does not accept this rank's secret; give all processes the \
-                                  same KILN_JOB_SECRET"
+                        reason = "it does not accept this rank's secret: give all processes of this job the \
+                                  same KILN_JOB_SECRET; or, if another job keeps this port, give this one \
+                                  another (MASTER_PORT)"
                             .into();
                     }
-                    Err(error) => reason = format!("it answers, but not as a rendezvous: {error}"),
+                    Err(error) => {
+                        reason =
+                            format!("somebody listens there, but not as a rendezvous: {error}");
+                    }
                 }
             }
             // Says more than what other ports have to say.
@@ -267,7 +274,10 @@ impl Caller<'_> {
         let Some(ports) = self.options.ports else {
             return TcpListener::bind((address, 0)).map_err(io_error(rank, "open a port"));
         };
-        ports.listen(address, rank).map_err(|source| match source.kind() {
+        // Ports that a former life of this run still holds are free in a moment.
+        let patience = LISTEN_PATIENCE.min(self.options.timeout / 2);
+        let listened = listen_patiently(self.options, patience, || ports.listen(address, rank))?;
+        listened.map_err(|source| match source.kind() {
             io::ErrorKind::AddrInUse => JoinError::PortsTaken { rank, ports, address },
             _ => io_error(rank, "open a port of comm.ports")(source),
         })
@@ -337,13 +347,14 @@ impl Caller<'_> {
                         .map_err(io_error(self.options.rank, "use its connection"))?;
                     return Ok((session, members));
                 }
-                Ok(ToRank::Stopped { by }) => return Err(JoinError::Stopped { by }),
-                Ok(ToRank::Incomplete { missing }) => {
-                    let reason = format!(
-                        "{} did not come; look at their logs, or start them",
-                        crate::call::list_ranks(&missing)
-                    );
-                    return Err(self.incomplete(reason, missing));
+                Ok(ToRank::CalledOff(CalledOff::Stopped { by })) => {
+                    return Err(JoinError::Stopped { by });
+                }
+                Ok(ToRank::CalledOff(CalledOff::Refused(refused))) => {
+                    return Err(JoinError::OtherSettings { refused: refused.to_string() });
+                }
+                Ok(ToRank::Incomplete { missing, refused }) => {
+                    return Err(self.incomplete(absence(&missing, &refused), missing));
                 }
                 Ok(_) => {}
                 Err(error) => {
@@ -381,6 +392,22 @@ fn tell_stop(options: &JoinOptions, writer: &mut Writer, done: &Receiver<()>) {
             return;
         }
     }
+}
+
+/// Who has not come, and who came instead.
+fn absence(missing: &[usize], refused: &[Refused]) -> String {
+    let has_come = |rank: &usize| refused.iter().any(|one| one.is_proven() && one.rank == *rank);
+    let silent: Vec<usize> = missing.iter().filter(|rank| !has_come(rank)).copied().collect();
+    let advice = if silent.len() == 1 {
+        "look at its log, or start it"
+    } else {
+        "look at their logs, or start them"
+    };
+    let unseen = (!silent.is_empty())
+        .then(|| format!("{} did not come; {advice}", crate::call::list_ranks(&silent)));
+    let parts: Vec<String> =
+        unseen.into_iter().chain(refused.iter().map(Refused::to_string)).collect();
+    parts.join("; ")
 }
 
 fn io_error(rank: usize, operation: &'static str) -> impl FnOnce(io::Error) -> JoinError {

@@ -9,24 +9,34 @@ use std::time::{Duration, Instant};
 /// Ports tried after a port that belongs to another program.
 const SHARED_PORT_TRIES: u16 = 16;
 
-/// How long rank 0 tries to open a port that an earlier run may be about to give back.
-const LISTEN_PATIENCE: Duration = Duration::from_secs(10);
+/// How long a rank tries to open a port that an earlier run may be about to give back.
+pub(super) const LISTEN_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Opens the first port that is free and that the others will try.
 pub(super) fn open_rendezvous(options: &JoinOptions) -> Result<TcpListener, JoinError> {
     let host = resolve(&options.host, options.port)
         .map_err(|source| JoinError::Resolve { host: options.host.clone(), source })?;
-    let until = Instant::now() + LISTEN_PATIENCE.min(options.timeout);
+    let patience = LISTEN_PATIENCE.min(options.timeout);
+    listen_patiently(options, patience, || listen(&host, options))?.map_err(|source| {
+        let address = format!("{}:{}", options.host, options.port);
+        JoinError::Listen { address, source }
+    })
+}
+
+/// Makes an `attempt` to listen, and more of them as long as it says that its ports are taken and there is
+/// `patience` left.
+pub(super) fn listen_patiently(
+    options: &JoinOptions,
+    patience: Duration,
+    mut attempt: impl FnMut() -> io::Result<TcpListener>,
+) -> Result<io::Result<TcpListener>, JoinError> {
+    let until = Instant::now() + patience;
     loop {
-        match listen(&host, options) {
-            Ok(listener) => return Ok(listener),
+        match attempt() {
             Err(error) if error.kind() == io::ErrorKind::AddrInUse && Instant::now() < until => {
                 pause_for(PAUSE[1], options)?;
             }
-            Err(source) => {
-                let address = format!("{}:{}", options.host, options.port);
-                return Err(JoinError::Listen { address, source });
-            }
+            outcome => return Ok(outcome),
         }
     }
 }
@@ -69,4 +79,34 @@ pub(super) fn resolve(host: &str, port: u16) -> io::Result<Vec<IpAddr>> {
         }
     }
     Ok(addresses)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As in a restart, when the former life has not ended yet.
+    #[test]
+    fn ports_that_are_given_back_are_waited_for() {
+        let options = JoinOptions::new(1, 2, "127.0.0.1", 1);
+        let mut failures = vec![io::ErrorKind::AddrInUse; 2];
+        let patience = Duration::from_secs(60);
+        let listened = listen_patiently(&options, patience, || match failures.pop() {
+            Some(kind) => Err(kind.into()),
+            None => TcpListener::bind((Ipv4Addr::LOCALHOST, 0)),
+        });
+        listened.unwrap().unwrap();
+        // Not for other reasons, and not for ever.
+        for (kind, patience) in [
+            (io::ErrorKind::PermissionDenied, patience),
+            (io::ErrorKind::AddrInUse, Duration::ZERO),
+        ] {
+            let mut attempts = 0;
+            let listened = listen_patiently(&options, patience, || {
+                attempts += 1;
+                Err(kind.into())
+            });
+            assert_eq!((listened.unwrap().unwrap_err().kind(), attempts), (kind, 1));
+        }
+    }
 }

@@ -1,5 +1,6 @@
 //! What the ranks and the rendezvous say to each other.
 
+use super::refused::Refused;
 use crate::call::{Call, CallSite};
 use crate::error::{Abort, CommError};
 use crate::flight::Flight;
@@ -70,15 +71,24 @@ pub(super) enum ToRank {
     Beat,
     /// All ranks are here.
     Joined { session: u64, members: Vec<MemberInfo> },
-    /// Time ran out before all ranks were here.
-    Incomplete { missing: Vec<usize> },
+    /// Time ran out before all ranks were here; `refused` are some who came in the place of one that is missing.
+    Incomplete { missing: Vec<usize>, refused: Vec<Refused> },
     /// What are you doing? `at` is an operation that this rank should have issued by now; if it
     /// has not, it waits a moment before it answers.
     Collect { request: u64, at: Option<(GroupName, u64)> },
     /// A group, or with `None` the world, has failed.
     Failed { group: Option<GroupNumber>, cause: Cause },
-    /// Rank `by` was asked to stop before all ranks were here: nobody waits any longer.
+    /// Nobody waits any longer until all ranks are here.
+    CalledOff(CalledOff),
+}
+
+/// Why the ranks do not wait until all of them are here.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) enum CalledOff {
+    /// Rank `by` was asked to stop.
     Stopped { by: usize },
+    /// A rank of this job came with settings that do not go with those of the others.
+    Refused(Refused),
 }
 
 /// How to reach a rank.

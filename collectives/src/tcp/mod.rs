@@ -2,9 +2,9 @@
 //!
 //! Read in this order: `options` and `join` (from options to a world), `listen`, `ports` and `pause` (where, and how
 //! long), `doorway`, `unproven`, `frame` and
-//! `handshake` (what goes over a connection before it is trusted), `channel` and `seal` (what protects it
-//! afterwards), `rendezvous` and `inquiry` (kept by rank 0: who is
-//! here, and what happened when something goes wrong), `control` (a rank's side of that), `mesh`,
+//! `handshake` (what goes over a connection before it is trusted), `refused` (who is turned away), `channel` and
+//! `seal` (what protects it afterwards), `rendezvous` and `inquiry` (kept by rank 0: who is here, and what
+//! happened when something goes wrong), `control` and `pulse` (a rank's side of that), `mesh`,
 //! `neighbour`, `wire` and `transfer` (connections between ranks, and the data on them), `end` (the backend).
 
 mod channel;
@@ -25,6 +25,8 @@ mod neighbour;
 mod options;
 mod pause;
 mod ports;
+mod pulse;
+mod refused;
 mod rendezvous;
 mod seal;
 mod transfer;

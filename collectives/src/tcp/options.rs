@@ -316,6 +316,13 @@ pub enum JoinError {
         /// The rank that was asked.
         by: usize,
     },
+    /// A rank of this job came with settings that do not go with those of the others, so that nobody waits for
+    /// it any longer.
+    #[error("{refused}")]
+    OtherSettings {
+        /// Which rank, from where, and what is wrong with it, in words.
+        refused: String,
+    },
     /// The rendezvous knows the key and still says no.
     #[error("the rendezvous at {address} refused rank {rank}: {reason}")]
     Refused {

@@ -6,8 +6,9 @@ use super::doorway::Doorway;
 use super::frame::{self, MEMBER_LIMIT};
 use super::handshake::{Caller, Purpose};
 use super::inquiry;
-use super::message::{Cause, GroupNumber, MemberInfo, ToRank, ToRendezvous, Trouble};
+use super::message::{CalledOff, Cause, GroupNumber, MemberInfo, ToRank, ToRendezvous, Trouble};
 use super::options::JoinOptions;
+use super::refused::{Refused, Why};
 use super::warnings::Warnings;
 use crate::flight::Flight;
 use crate::sync::{lock, wait_until};
@@ -57,14 +58,16 @@ pub(super) struct State {
     world: Option<Cause>,
     /// Why single groups have failed.
     groups: HashMap<GroupNumber, Cause>,
-    /// Answers to the question of each number.
-    pub(super) reports: HashMap<u64, BTreeMap<usize, Flight>>,
+    /// Answers to the question of each number, and when they came.
+    pub(super) reports: HashMap<u64, BTreeMap<usize, (Instant, Flight)>>,
     next_request: u64,
     /// What ranks that gave up have said themselves.
     pub(super) aborts: BTreeMap<usize, Cause>,
     joined: bool,
-    /// The rank that was asked to stop before all ranks were here.
-    stopped: Option<usize>,
+    /// Why nobody waits any longer until all ranks are here.
+    called_off: Option<CalledOff>,
+    /// Who came in the place of a rank that is not here, at most one for each.
+    refused: BTreeMap<usize, Refused>,
     /// Rank 0 is done: threads end.
     closed: bool,
 }
@@ -100,6 +103,9 @@ enum Event {
 const OTHER_JOB: &str = "; if one of them is of another job, give each job a port (MASTER_PORT), a name \
                          (TORCHELASTIC_RUN_ID, --rdzv-id) or a secret (KILN_JOB_SECRET) of its own";
 
+/// Callers that were refused and are told of when ranks are missing.
+const TOLD: usize = 4;
+
 /// What a dead rank is said to have done.
 pub(super) const DIED: &str = "died: its connection closed without a goodbye";
 
@@ -120,7 +126,8 @@ impl Rendezvous {
                 next_request: 0,
                 aborts: BTreeMap::new(),
                 joined: false,
-                stopped: None,
+                called_off: None,
+                refused: BTreeMap::new(),
                 closed: false,
             }),
             changed: Condvar::new(),
@@ -130,9 +137,10 @@ impl Rendezvous {
             is_open: options.secret.is_open(),
             warnings: Warnings::new(),
         });
-        let admitting = Arc::clone(&hub);
-        let door =
-            Doorway::open(listener, options, Arc::new(move |caller| admitting.admit(caller)))?;
+        let (admitting, noting) = (Arc::clone(&hub), Arc::clone(&hub));
+        let admit = Arc::new(move |caller| admitting.admit(caller));
+        let note = Arc::new(move |refused| noting.note(refused));
+        let door = Doorway::open_noting(listener, options, admit, note)?;
         let overseer = Arc::clone(&hub);
         thread::Builder::new()
             .name("kiln-rendezvous".into())
@@ -195,12 +203,11 @@ impl Hub {
         let mut state = lock(&self.state);
         let expected = state.seats.len();
         if world_size != expected || rank >= expected {
-            let text = format!("refused rank {rank} of {world_size} from {from}: {expected} ranks");
-            self.warnings.warn(text);
-            return caller.refuse(
-                &format!("it expects {expected} ranks, and was called by rank {rank} of {world_size}; give all processes the same world size"),
-                false,
-            );
+            drop(state);
+            let (from, why) = (from.ip(), Why::other_world([(0, expected), (rank, world_size)]));
+            self.warnings.warn(format!("refused rank {rank} at {from}: {}", why.reason()));
+            caller.refuse(why.reason(), false);
+            return self.note(Refused { rank, from, why });
         }
         if !matches!(state.seats[rank], Seat::Empty) {
             let mut text = format!("rank {rank} is here already");
@@ -232,8 +239,8 @@ impl Hub {
 
     /// Tells all ranks how to reach each other once they are here, or that nobody waits any longer.
     fn announce(&self, state: &mut State) {
-        if let Some(by) = state.stopped {
-            return send_all(state, &ToRank::Stopped { by });
+        if let Some(why) = state.called_off.clone() {
+            return send_all(state, &ToRank::CalledOff(why));
         }
         // Not worth a copy of those who are here, once for each who comes.
         if !state.seats.iter().all(|seat| matches!(seat, Seat::Present { .. })) {
@@ -280,7 +287,7 @@ impl Hub {
                 }
                 ToRendezvous::Report { request, flight } => {
                     if let Some(answers) = lock(&self.state).reports.get_mut(&request) {
-                        answers.insert(rank, *flight);
+                        answers.insert(rank, (Instant::now(), *flight));
                     }
                     self.changed.notify_all();
                 }
@@ -303,10 +310,38 @@ impl Hub {
 
     /// Tells all ranks that `rank` was asked to stop. Once all ranks are here, they agree on a stop themselves.
     fn stop(&self, rank: usize) {
+        self.call_off(&mut lock(&self.state), CalledOff::Stopped { by: rank });
+        self.changed.notify_all();
+    }
+
+    fn call_off(&self, state: &mut State, why: CalledOff) {
+        if !state.joined && state.called_off.is_none() {
+            state.called_off = Some(why.clone());
+            send_all(state, &ToRank::CalledOff(why));
+        }
+    }
+
+    /// Notes who was refused. A rank of this job that was started with other settings will not come again, so
+    /// nobody waits for it any longer. Where anyone can work out the secret it may be a rank of another job,
+    /// which ends nothing.
+    fn note(&self, refused: Refused) {
         let mut state = lock(&self.state);
-        if !state.joined && state.stopped.is_none() {
-            state.stopped = Some(rank);
-            send_all(&state, &ToRank::Stopped { by: rank });
+        let rank = refused.rank;
+        if !matches!(state.seats.get(rank), None | Some(Seat::Empty)) {
+            return;
+        }
+        match refused.why {
+            Why::Settings(_) if !self.is_open => {
+                self.call_off(&mut state, CalledOff::Refused(refused));
+            }
+            _ if rank >= state.seats.len() => {}
+            // What is proven says more.
+            Why::Secret => {
+                state.refused.entry(rank).or_insert(refused);
+            }
+            Why::Job(_) | Why::Settings(_) => {
+                state.refused.insert(rank, refused);
+            }
         }
         drop(state);
         self.changed.notify_all();
@@ -324,15 +359,18 @@ impl Hub {
 
     /// Waits until all ranks are here, then looks into one trouble after the other.
     fn oversee(&self, events: &mpsc::Receiver<Event>, timeout: Duration) {
-        let here = |state: &State| state.joined || state.closed || state.stopped.is_some();
+        let here = |state: &State| state.joined || state.closed || state.called_off.is_some();
         let state = wait_until(&self.changed, lock(&self.state), timeout, here);
         if !here(&state) {
             let absent = |(_, seat): &(usize, &Seat)| !matches!(seat, Seat::Present { .. });
             let missing = state.seats.iter().enumerate().filter(absent).map(|(rank, _)| rank);
-            send_all(&state, &ToRank::Incomplete { missing: missing.collect() });
+            let missing: Vec<usize> = missing.collect();
+            let refused = missing.iter().filter_map(|rank| state.refused.get(rank).cloned());
+            let refused = refused.take(TOLD).collect();
+            send_all(&state, &ToRank::Incomplete { missing, refused });
             return;
         }
-        if state.stopped.is_some() {
+        if state.called_off.is_some() {
             return;
         }
         drop(state);

@@ -2,7 +2,8 @@
 
 use super::*;
 use crate::dtype::DType;
-use crate::flight::{Activity, Pending};
+use crate::flight::Record;
+use crate::flight::{Activity, GroupFlight, Pending, Stall};
 use crate::label::{Label, Phase};
 
 fn gather(unit: &str) -> Call {
@@ -36,6 +37,7 @@ fn rank(rank: usize, doing: &str, groups: &[(&str, &[usize], u64, Option<Call>)]
         verdict: None,
         records: Vec::new(),
         clock: 0.0,
+        stall: None,
     }))
 }
 
@@ -201,6 +203,66 @@ fn a_rank_that_comes_just_too_late_is_to_blame_and_not_the_network() {
         "ranks 1, 2 entered #1085 all_gather(block.7) up to 61 s late; ranks 0, 3 had waited for them: look \
          at what they did before, or allow more time with comm.timeout_s",
     );
+}
+
+/// Rank 2 came to the operation when its process was continued, and has answered then. Rank 0 had answered two
+/// seconds earlier.
+#[test]
+fn a_rank_is_late_by_the_whole_time_also_beyond_the_deadline() {
+    let earlier = |index| match entered(index, 10.0, None) {
+        Witness::Answered(flight) => Witness::Answered(Box::new(flight.later(2.0))),
+        _ => unreachable!(),
+    };
+    check_wait(
+        &[earlier(0), earlier(1), entered(2, 0.1, None), earlier(3)],
+        Finding::Late,
+        &[2],
+        "rank 2 entered #1085 all_gather(block.7) 12 s late; ranks 0, 1, 3 had waited for it: look at what it \
+         did before, or allow more time with comm.timeout_s",
+    );
+}
+
+/// Stopped with their launcher, and continued a minute later.
+#[test]
+fn processes_that_did_not_run_are_to_blame_and_not_the_network() {
+    let stopped = |witness: Witness, seconds: f64, ago: f64| {
+        let Witness::Answered(mut flight) = witness else { unreachable!() };
+        flight.stall = Some(Stall { seconds, ago });
+        Witness::Answered(flight)
+    };
+    let all = |index| stopped(entered(index, 61.0, None), 60.0, 0.2);
+    let text = "did not run for about 60 s, in which #1085 all_gather(block.7) was to be done: they were stopped, as \
+                by Ctrl-Z, SIGSTOP or a debugger, or frozen with the machine; the network is not to blame";
+    check_wait(
+        &[all(0), all(1), all(2), all(3)],
+        Finding::Stopped,
+        WORLD,
+        &format!("the processes of ranks 0, 1, 2, 3 {text}"),
+    );
+    // One that had not come to the operation is no more to blame than the others.
+    let missing = rank(2, "data loading", &[("world", WORLD, 1085, None)]);
+    check_wait(
+        &[all(0), all(1), stopped(missing, 60.0, 0.2), all(3)],
+        Finding::Stopped,
+        WORLD,
+        &format!("the processes of ranks 0, 1, 2, 3 {text}"),
+    );
+    // Only one of them.
+    let in_time = |index| entered(index, 12.0, None);
+    let one = stopped(entered(2, 0.1, None), 11.0, 0.1);
+    check_wait(
+        &[in_time(0), in_time(1), one, in_time(3)],
+        Finding::Stopped,
+        &[2],
+        "the process of rank 2 did not run for about 11 s, in which #1085 all_gather(block.7) was to be done: it was \
+         stopped, as by Ctrl-Z, SIGSTOP or a debugger, or frozen with the machine; the network is not to blame",
+    );
+    // Neither a short time nor one long ago explains a wait.
+    for (seconds, ago) in [(5.0, 0.2), (60.0, 30.0)] {
+        let witness = |index| stopped(entered(index, 12.0, None), seconds, ago);
+        let verdict = Verdict::of_wait(&[0, 1, 2, 3].map(witness), "world", WORLD, 1085);
+        assert_eq!(verdict.finding, Finding::Transfer, "{verdict}");
+    }
 }
 
 #[test]

@@ -26,6 +26,7 @@ use crate::sharded::ShardedDecoder;
 use crate::staging::StagingFolder;
 use crate::train::{self, TrainError};
 use crate::weights::AllowMissing;
+use crate::words::number_of;
 
 /// What to measure.
 #[derive(Args, Clone, Debug)]
@@ -311,10 +312,10 @@ impl CheckpointTable {
         };
         let rate = |seconds: f64| format!("{:.2} GB/s", gigabytes / seconds);
         let mut text = format!(
-            "{:.2}M parameters, {} ranks, {gigabytes:.3} GB; medians of {} rounds\n",
+            "{:.2}M parameters, {}, {gigabytes:.3} GB; medians of {}\n",
             self.parameters as f64 / 1e6,
-            self.ranks,
-            self.rounds
+            number_of(self.ranks, "rank"),
+            number_of(self.rounds, "round")
         );
         text += &line("plain writing", self.raw_write_s, rate(self.raw_write_s));
         let over = |seconds, ratio: f64, of: &str| format!("{}, {ratio:.2} x {of}", rate(seconds));

@@ -13,6 +13,7 @@ use super::{BenchError, check_counts, default_config, median, process};
 use crate::config::{self, Config, Precision};
 use crate::device::{Peak, Selected, threads_per_rank};
 use crate::train::{TrainError, check_memory};
+use crate::words::number_of;
 
 /// What to measure.
 #[derive(Args, Clone, Debug)]
@@ -196,12 +197,12 @@ impl StepReport {
         let mut lines = vec![
             self.device.clone(),
             format!(
-                "{:.2}M parameters, {} on {} ranks, {} sequences x {} tokens per step",
+                "{:.2}M parameters, {} on {}, {} x {} per step",
                 self.parameters as f64 / 1e6,
                 self.strategy,
-                self.ranks,
-                self.global_batch,
-                self.seq_len
+                number_of(self.ranks, "rank"),
+                number_of(self.global_batch, "sequence"),
+                number_of(self.seq_len, "token")
             ),
             format!(
                 "{:.0} tok/s; a step takes {:.4} s, its update {:.4} s",

@@ -21,6 +21,7 @@ use crate::device::{Selected, ranks_sharing_cores, threads_per_rank};
 use crate::place::Place;
 use crate::sharded::ShardedDecoder;
 use crate::train::{self, TrainError};
+use crate::words::number_of;
 use crate::world::{self, World};
 
 /// What to measure.
@@ -214,24 +215,6 @@ pub fn strategies(options: &StrategiesOptions) -> Result<StrategiesTable, TrainE
     })
 }
 
-/// Groups of a hybrid strategy: what the user asked for, else the machines, or on one machine half of the
-/// ranks.
-fn hybrid_size(
-    strategy: Strategy,
-    shard_size: Option<usize>,
-    world: &dyn Communicator,
-) -> Result<Option<usize>, TrainError> {
-    if !strategy.is_hybrid() {
-        return Ok(None);
-    }
-    let ranks = world.world_size();
-    if world.nodes().iter().any(|node| *node > 0) {
-        return world::shard_size(strategy, shard_size, world);
-    }
-    let half = if ranks.is_multiple_of(2) { ranks / 2 } else { ranks };
-    Ok(Some(shard_size.unwrap_or(half)))
-}
-
 fn measure(
     config: &Config,
     model: &ModelConfig,
@@ -244,7 +227,9 @@ fn measure(
     let policy = Policy { strategy, ..train::policy(config) };
     let measured = ranks.run(config, |world| -> Result<Sample, TrainError> {
         let rank = world.rank();
-        let shard_size = hybrid_size(strategy, shard_size, &*world)?;
+        // As in training: the size that the user names is that of the hybrids' groups.
+        let shard_size = shard_size.filter(|_| strategy.is_hybrid());
+        let shard_size = world::shard_size(strategy, shard_size, &*world)?;
         memory::reset_peak(rank);
         let decoder = Decoder::new(model, Key::new(config.train.seed), device);
         let builder = EngineBuilder::new(world.clone(), policy.clone(), shard_size)?;
@@ -314,12 +299,12 @@ impl StrategiesTable {
     /// The table for people.
     pub fn to_text(&self) -> String {
         let mut text = format!(
-            "{:.2}M parameters, {} ranks, {} sequences x {} tokens per step; per rank and step\n\
+            "{:.2}M parameters, {}, {} x {} per step; per rank and step\n\
              {:<21} {:<23} {:>8} {:>9} {:>10} {:>10} {:>8} {:>11} {:>7}\n",
             self.parameters as f64 / 1e6,
-            self.ranks,
-            self.global_batch,
-            self.seq_len,
+            number_of(self.ranks, "rank"),
+            number_of(self.global_batch, "sequence"),
+            number_of(self.seq_len, "token"),
             "strategy",
             "mesh",
             "tok/s",
@@ -344,6 +329,19 @@ impl StrategiesTable {
                 row.wait_share * 100.0
             ));
         }
-        text.trim_end().to_owned()
+        text.push_str(
+            "relative: tok/s over those of FULL_SHARD in the same round, the median of the rounds; the \
+             medians of tok/s may have another ratio",
+        );
+        let mesh = |strategy| {
+            self.rows.iter().find(|row| row.strategy == strategy).map(|row| row.mesh.as_str())
+        };
+        if self.ranks > 1 && mesh(Strategy::HybridShard) == mesh(Strategy::FullShard) {
+            text.push_str(
+                "\nHybrids have one group per machine, which is all ranks here, so they do what FULL_SHARD and \
+                 SHARD_GRAD_OP do; shard.shard_size in a --config makes groups",
+            );
+        }
+        text
     }
 }

@@ -1,6 +1,7 @@
 //! `kiln convert`: sharded to full and back, without a run.
 
 use std::borrow::Cow;
+use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
@@ -13,6 +14,7 @@ use super::{
 };
 use crate::files::{self, MAX_WHOLE};
 use crate::train::TrainError;
+use crate::weights::{NotFinite, Weights as _};
 
 /// The most parts that a checkpoint is cut into. It loads at any number of ranks.
 const MAX_PARTS: usize = 1 << 16;
@@ -76,7 +78,8 @@ impl ConvertArgs {
 ///
 /// # Errors
 ///
-/// When `out` exists, the checkpoint is damaged, or a file cannot be read or written.
+/// When `out` exists, the checkpoint is damaged, a weight is no finite number, or a file cannot be read or
+/// written.
 pub fn convert(
     checkpoint: &Checkpoint,
     out: &Path,
@@ -111,7 +114,11 @@ pub fn convert(
         files: others.map(|name| checkpoint.folder().join(name)).collect(),
         tokenizer: None,
     };
-    let mut source = Source { reader: checkpoint.reader(), layout: manifest.layout(ranks) };
+    let mut source = Source {
+        reader: checkpoint.reader(),
+        layout: manifest.layout(ranks),
+        found: RefCell::default(),
+    };
     let layout = source.layout.clone();
     match format {
         Format::Full => full::write(
@@ -121,12 +128,14 @@ pub fn convert(
             manifest.ranks,
             |unit, saved| source.has(unit, saved),
             |entry| Ok(source.get(&layout, entry)?.into_owned()),
+            || source.check(),
         ),
         Format::Sharded => {
             let folder = part::NewFolder::create(out)?;
             let parts = (0..ranks)
                 .map(|index| part::write_piece(folder.path(), &layout, index, &mut source))
                 .collect::<Result<_, _>>()?;
+            source.check()?;
             let layout = &layout[..];
             let completion = Completion { format, ranks, layout, parts, context: &context };
             folder.complete(completion)
@@ -137,6 +146,15 @@ pub fn convert(
 struct Source<'a> {
     reader: CheckpointReader<'a>,
     layout: Vec<ParamGroupLayout>,
+    /// Weights that are no finite numbers.
+    found: RefCell<NotFinite>,
+}
+
+impl Source<'_> {
+    /// Fails if a weight that was read is no finite number.
+    fn check(&self) -> Result<(), CheckpointError> {
+        self.found.take().check(self.reader.folder())
+    }
 }
 
 impl Values for Source<'_> {
@@ -153,6 +171,9 @@ impl Values for Source<'_> {
         let name = &layout[entry.unit].parameters[entry.slot].name;
         let mut values = vec![0.0; entry.range.len()];
         self.reader.read(name, entry.saved, entry.range.clone(), &mut values)?;
+        if entry.saved == Saved::Weight {
+            self.found.borrow_mut().look(name, &values);
+        }
         Ok(values.into())
     }
 }

@@ -3,6 +3,7 @@
 use kiln_model::ModelConfig;
 
 use super::{Checkpoint, Saved, TensorEntry};
+use crate::words::number_of;
 
 /// Describes a checkpoint: where its run stood, its files, and a line for each parameter.
 pub fn describe(checkpoint: &Checkpoint) -> String {
@@ -11,16 +12,15 @@ pub fn describe(checkpoint: &Checkpoint) -> String {
     let model = &state.model;
     let mut lines = vec![
         format!(
-            "{}: {} checkpoint of {} rank{}, step {}, {} tokens, next sample {}{}",
+            "{}: {} checkpoint of {}, step {}, {} tokens, next sample {}{}",
             checkpoint.folder().display(),
             manifest.format,
-            manifest.ranks,
-            if manifest.ranks == 1 { "" } else { "s" },
+            number_of(manifest.ranks, "rank"),
             state.step,
             state.tokens,
             state.next_sample,
             if state.skipped > 0 {
-                format!(", {} updates skipped", state.skipped)
+                format!(", {} skipped", number_of(state.skipped, "update"))
             } else {
                 String::new()
             }

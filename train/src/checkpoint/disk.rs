@@ -1,7 +1,7 @@
 //! What checkpoints ask of the file system besides reading and writing.
 
 use std::fs::{self, File};
-use std::io::Write;
+use std::io::{self, ErrorKind, Write};
 use std::path::Path;
 
 use nix::errno::Errno;
@@ -70,9 +70,20 @@ fn rename(from: &Path, to: &Path) -> Result<(), CheckpointError> {
     fs::rename(from, to).map_err(CheckpointError::io("rename to", to))
 }
 
-/// Whether there is a whole checkpoint at `path` itself.
+/// Whether there is a whole checkpoint at `path` itself, as far as can be seen.
 pub(super) fn is_whole(path: &Path) -> bool {
-    path.join(MANIFEST_FILE).exists()
+    look(path).unwrap_or(false)
+}
+
+/// As [`is_whole`]; an error if it cannot be seen.
+pub(super) fn look(path: &Path) -> io::Result<bool> {
+    match fs::metadata(path.join(MANIFEST_FILE)) {
+        Ok(_) => Ok(true),
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
+            Ok(false)
+        }
+        Err(error) => Err(error),
+    }
 }
 
 /// Removes a checkpoint's folder so that no half of it can be taken for a checkpoint, whenever this is
@@ -86,7 +97,7 @@ pub(super) fn remove_by_way_of(path: &Path, aside: &Path) -> Result<(), Checkpoi
 /// Removes a folder with all that is in it, if it is there.
 pub(super) fn remove(path: &Path) -> Result<(), CheckpointError> {
     match fs::remove_dir_all(path) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+        Err(error) if error.kind() != ErrorKind::NotFound => {
             Err(CheckpointError::io("remove", path)(error))
         }
         _ => Ok(()),

@@ -7,6 +7,7 @@ use kiln_collectives::BufferError;
 use kiln_shard::ShardError;
 
 use super::SavedOptimizer;
+use crate::{files, mismatch};
 
 /// What can go wrong with checkpoints.
 #[derive(Debug, thiserror::Error)]
@@ -19,10 +20,27 @@ pub enum CheckpointError {
         /// What to do.
         hint: &'static str,
     },
-    /// A file cannot be read or written.
+    /// There are folders of checkpoints, and none that can be loaded.
     #[error(
-        "cannot {operation} {path}: {source}; check the path, its permissions and the free space"
+        "no checkpoint in {path} can be used:{}\nPut back what is missing or mend its permissions, or use another checkpoint",
+        .found.iter().map(|(folder, why)| format!("\n  - {}: {why}", folder.display())).collect::<String>()
     )]
+    NoneUsable {
+        /// Where they were looked for.
+        path: PathBuf,
+        /// The folders, and what is wrong with each.
+        found: Vec<(PathBuf, String)>,
+    },
+    /// A checkpoint is damaged, and an earlier one of its run is there.
+    #[error("{source}, such as {}", .earlier.display())]
+    DamagedButEarlier {
+        /// What is wrong.
+        source: Box<CheckpointError>,
+        /// The newest that could be read.
+        earlier: PathBuf,
+    },
+    /// A file cannot be read or written.
+    #[error("cannot {operation} {path}: {source}; {}", files::advice(source))]
     Io {
         /// What was tried.
         operation: &'static str,
@@ -73,7 +91,7 @@ pub enum CheckpointError {
     /// Names or shapes in the checkpoint and in the model differ.
     #[error(
         "{path} does not fit the model: {}; use the [model] section of its config.toml{}",
-        differences(.missing, .unexpected, .misshapen),
+        mismatch::describe(.missing, .unexpected, .misshapen),
         if .missing.is_empty() { "" } else { ", or say with --allow-missing what may be missing" }
     )]
     Names {
@@ -88,7 +106,8 @@ pub enum CheckpointError {
     },
     /// The weights are as they were saved, and no model.
     #[error(
-        "{path} cannot be used: its weight `{name}` holds {value}, and weights must be finite numbers. Use an earlier checkpoint, or get the model again"
+        "{path} cannot be used: its weight `{name}` holds {value}, and weights must be finite numbers{}. Use an earlier checkpoint, or get the model again",
+        .all.map_or_else(String::new, |(values, weights)| such_values(values, weights))
     )]
     NotFinite {
         /// The checkpoint, or the folder in the layout of Hugging Face.
@@ -97,6 +116,8 @@ pub enum CheckpointError {
         name: String,
         /// Its first such value.
         value: f32,
+        /// Such values, and weights that have some, where all weights have been looked at.
+        all: Option<(usize, usize)>,
     },
     /// What a program says of its checkpoint does not fit what is in it.
     #[error("this checkpoint could not be read again: {problem}; mend the SaveContext")]
@@ -152,13 +173,11 @@ pub enum CheckpointError {
     Shard(#[from] ShardError),
 }
 
-fn differences(missing: &[String], unexpected: &[String], misshapen: &[String]) -> String {
-    let lists = [("missing", missing), ("unexpected", unexpected), ("of another shape", misshapen)];
-    let lists = lists.iter().filter(|(_, names)| !names.is_empty());
-    lists
-        .map(|(what, names)| format!("{what} [{}]", names.join(", ")))
-        .collect::<Vec<_>>()
-        .join(", ")
+/// How many values are no finite numbers, in how many weights.
+fn such_values(values: usize, weights: usize) -> String {
+    let plural = |count: usize| if count == 1 { "" } else { "s" };
+    let (value, weight) = (plural(values), plural(weights));
+    format!(": it has {values} such value{value}, in {weights} weight{weight}")
 }
 
 impl CheckpointError {

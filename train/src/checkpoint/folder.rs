@@ -2,10 +2,11 @@
 
 use std::ffi::OsStr;
 use std::fs;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-use super::CheckpointError;
 use super::disk::{self, is_whole};
+use super::{CheckpointError, MANIFEST_FILE};
 use crate::files;
 
 /// Folder of all checkpoints inside a run folder.
@@ -85,6 +86,49 @@ fn list(folder: &Path) -> Vec<(u64, PathBuf)> {
         .collect();
     found.sort();
     found
+}
+
+/// Folders in `folder` that are called like checkpoints and are none that can be loaded, oldest first, and what
+/// is wrong with each. If the folder itself cannot be listed, that one.
+pub(super) fn unusable(folder: &Path) -> Vec<(PathBuf, String)> {
+    let entries = match fs::read_dir(folder) {
+        Ok(entries) => entries.flatten(),
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
+            return Vec::new();
+        }
+        Err(error) => return vec![(folder.to_owned(), error.to_string())],
+    };
+    let mut found: Vec<_> = entries
+        .filter_map(|entry| {
+            let step = step_of(&entry.file_name())?;
+            Some((step, entry.path(), objection(&entry.path())?))
+        })
+        .collect();
+    found.sort();
+    found.into_iter().map(|(_, path, why)| (path, why)).collect()
+}
+
+/// What is wrong with the checkpoint at `path`, as far as its manifest's file tells.
+pub(super) fn objection(path: &Path) -> Option<String> {
+    match disk::look(path) {
+        Ok(true) => None,
+        Ok(false) => Some(format!("it has no {MANIFEST_FILE}, so it is not complete")),
+        Err(error) => Some(format!("cannot read {MANIFEST_FILE}: {error}")),
+    }
+}
+
+/// Whether there is a checkpoint in `folder`, also one that cannot be read.
+pub(super) fn has_any(folder: &Path) -> bool {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut named = entries.filter(|entry| step_of(&entry.file_name()).is_some());
+    named.any(|entry| disk::look(&entry.path()).unwrap_or(true))
+}
+
+/// The newest checkpoint beside the one at `path`, of an earlier step, of which `is_usable` is true.
+pub(super) fn earlier(path: &Path, is_usable: impl Fn(&Path) -> bool) -> Option<PathBuf> {
+    let step = step_of(path.file_name()?)?;
+    let beside = list(disk::parent_of(path)).into_iter().rev();
+    beside.filter(|(other, _)| *other < step).map(|(_, path)| path).find(|path| is_usable(path))
 }
 
 /// Makes `latest` name the checkpoint of `step`.
@@ -167,7 +211,7 @@ fn left_over(folder: &Path, is_wanted: impl Fn(&str) -> bool) -> Vec<(u64, PathB
 }
 
 /// The step in the name of a checkpoint, if it is a name that a run gives.
-fn step_of(name: &OsStr) -> Option<u64> {
+pub(crate) fn step_of(name: &OsStr) -> Option<u64> {
     let digits = name.to_str()?.strip_prefix(FOLDER_PREFIX)?;
     // `03` and `+3` are numbers as well, and no names of ours.
     digits.parse().ok().filter(|step: &u64| step.to_string() == digits)
@@ -221,7 +265,6 @@ pub fn sweep(folder: &Path) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::checkpoint::MANIFEST_FILE;
 
     fn kept(steps: &[u64], keep: Keep, step: u64) -> Vec<u64> {
         let folder = tempfile::tempdir().unwrap();

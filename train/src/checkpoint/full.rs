@@ -17,6 +17,7 @@ use super::manifest::{Format, Saved, TensorEntry};
 use super::part::{self, Completion, Entry, Part, PartFile};
 use super::status::{Patience, Status};
 use super::{CheckpointError, SaveContext, disk};
+use crate::weights::{Watched, Weights};
 
 pub(super) const INDEX_FILE: &str = "model.safetensors.index.json";
 
@@ -259,7 +260,8 @@ impl UnitFiles {
 }
 
 /// Writes a full checkpoint to the new folder `place`, with one process and no engine: `get` gives
-/// the values of whole parameters, moments where `has` says so. Holds one parameter at a time.
+/// the values of whole parameters, moments where `has` says so. The folder appears unless `check` fails,
+/// which is called when all have been written. Holds one parameter at a time.
 pub(super) fn write(
     place: &Path,
     layout: &[ParamGroupLayout],
@@ -267,6 +269,7 @@ pub(super) fn write(
     ranks: usize,
     has: impl Fn(usize, Saved) -> bool,
     get: impl Fn(&Entry) -> Result<Vec<f32>, CheckpointError>,
+    check: impl FnOnce() -> Result<(), CheckpointError>,
 ) -> Result<(), CheckpointError> {
     let folder = part::NewFolder::create(place)?;
     let mut part = Part::default();
@@ -286,18 +289,25 @@ pub(super) fn write(
             file.finish(&mut part)?;
         }
     }
+    check()?;
     let completion = Completion { format: Format::Full, ranks, layout, parts: vec![part], context };
     folder.complete(completion)
 }
 
 /// Writes weights from elsewhere as a full checkpoint without moments to the new folder `place`.
 /// `layout` says in which units; every parameter of it must be among the weights.
+///
+/// # Errors
+///
+/// When the weights cannot be read or are no finite numbers, when something is at `place` already, and when
+/// the disk fails.
 pub fn write_full(
     place: &Path,
-    weights: &dyn crate::weights::Weights,
+    weights: &dyn Weights,
     layout: &[ParamGroupLayout],
     context: &SaveContext,
 ) -> Result<(), CheckpointError> {
+    let weights = Watched::new(weights);
     write(
         place,
         layout,
@@ -310,6 +320,7 @@ pub fn write_full(
             weights.read(&parameter.name, entry.range.clone(), &mut values)?;
             Ok(values)
         },
+        || weights.check(),
     )
 }
 

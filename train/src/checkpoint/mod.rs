@@ -59,7 +59,7 @@ pub(crate) use describe::{model_line, size};
 pub(crate) use disk::parent_of;
 pub use error::CheckpointError;
 pub use folder::{Keep, folder_of_run, later_than, move_later, sweep};
-pub(crate) use folder::{mend_latest, place_of, surplus};
+pub(crate) use folder::{mend_latest, place_of, step_of, surplus};
 pub use full::write_full;
 pub use held::HeldFolder;
 pub use manifest::{

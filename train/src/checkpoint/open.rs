@@ -2,13 +2,14 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use kiln_shard::Engine;
 
-use super::disk::is_whole;
-use super::folder::{folder_of_run, newest};
+use super::disk::{self, is_whole};
+use super::folder::{earlier, folder_of_run, has_any, newest, objection, unusable};
 use super::verify::check_plain_file;
 use super::{
     Architecture, CONFIG_FILE, CheckpointError, CheckpointReader, CheckpointState, MANIFEST_FILE,
@@ -33,9 +34,22 @@ impl Checkpoint {
         } else {
             folders.iter().find_map(|folder| newest(folder))
         };
-        folder.ok_or_else(|| CheckpointError::NotFound {
-            path: path.to_owned(),
-            hint: "name a folder that holds manifest.json, or a run folder with a checkpoint in it",
+        folder.ok_or_else(|| {
+            // Names that are too long, and folders above it that are closed.
+            if let Err(error) = path.try_exists()
+                && error.kind() != ErrorKind::NotADirectory
+            {
+                return CheckpointError::io("open", path)(error);
+            }
+            let hint =
+                "name a folder that holds manifest.json, or a run folder with a checkpoint in it";
+            let found = folders.iter().map(|folder| unusable(folder));
+            let found = found.into_iter().find(|found| !found.is_empty()).unwrap_or_else(|| {
+                // What is no folder of a checkpoint lacks a manifest as well.
+                let why = disk::look(path).is_err().then(|| objection(path)).flatten();
+                why.map(|why| (path.to_owned(), why)).into_iter().collect()
+            });
+            none_in(path, found, hint)
         })
     }
 
@@ -43,8 +57,24 @@ impl Checkpoint {
     /// manifest and the small files, and no weights yet.
     pub fn open(path: &Path) -> Result<Self, CheckpointError> {
         let folder = Checkpoint::find(path)?;
-        let manifest = Arc::new(Manifest::read(&folder)?);
-        let checkpoint = Checkpoint { folder, manifest };
+        match Checkpoint::open_at(&folder) {
+            Err(source @ CheckpointError::Damaged { .. }) => {
+                let is_usable = |folder: &Path| Checkpoint::open_at(folder).is_ok();
+                Err(match earlier(&folder, is_usable) {
+                    None => source,
+                    Some(earlier) => {
+                        CheckpointError::DamagedButEarlier { source: Box::new(source), earlier }
+                    }
+                })
+            }
+            opened => opened,
+        }
+    }
+
+    /// Opens the checkpoint in `folder` itself.
+    fn open_at(folder: &Path) -> Result<Self, CheckpointError> {
+        let manifest = Arc::new(Manifest::read(folder)?);
+        let checkpoint = Checkpoint { folder: folder.to_owned(), manifest };
         let sizes = checkpoint.manifest.check_sizes();
         sizes.map_err(|problem| checkpoint.wrong_manifest(problem))?;
         checkpoint.check_plain_files()?;
@@ -83,15 +113,15 @@ impl Checkpoint {
     /// The folder of the newest checkpoint of the run in `out`. Reads nothing of it.
     pub fn find_latest(out: &Path) -> Result<PathBuf, CheckpointError> {
         let folder = folder_of_run(out);
-        newest(&folder).ok_or(CheckpointError::NotFound {
-            path: folder,
-            hint: "start a new run without --resume, or name the run folder with --out",
+        newest(&folder).ok_or_else(|| {
+            let hint = "start a new run without --resume, or name the run folder with --out";
+            none_in(&folder, unusable(&folder), hint)
         })
     }
 
-    /// Whether the run in `out` has a complete checkpoint.
+    /// Whether the run in `out` has a complete checkpoint, be it one that cannot be read.
     pub fn is_in(out: &Path) -> bool {
-        newest(&folder_of_run(out)).is_some()
+        has_any(&folder_of_run(out))
     }
 
     /// What it consists of.
@@ -169,5 +199,14 @@ impl Checkpoint {
         allow_missing: &AllowMissing,
     ) -> Result<(), CheckpointError> {
         self.reader().load_optimizer(engine, allow_missing)
+    }
+}
+
+/// There is no checkpoint at `path`: what was `found` cannot be used.
+fn none_in(path: &Path, found: Vec<(PathBuf, String)>, hint: &'static str) -> CheckpointError {
+    let path = path.to_owned();
+    match found.is_empty() {
+        true => CheckpointError::NotFound { path, hint },
+        false => CheckpointError::NoneUsable { path, found },
     }
 }

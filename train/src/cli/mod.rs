@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Args, CommandFactory, Parser, Subcommand};
+use kiln_collectives::tcp::JoinError;
 use kiln_shard::ranks::RankError;
 
 use crate::bench::{self, CheckpointArgs, GpuArgs, StepArgs, StrategiesOptions};
@@ -140,10 +141,10 @@ struct PrepareArgs {
     #[command(flatten)]
     tokenizer: TokenizerArgs,
     /// Share of the text to hold out for validation.
-    #[arg(long, default_value_t = PrepareOptions::VALIDATION_FRACTION)]
+    #[arg(long, allow_negative_numbers = true, default_value_t = PrepareOptions::VALIDATION_FRACTION)]
     validation_fraction: f64,
     /// Decides which text is held out.
-    #[arg(long, default_value_t = 0)]
+    #[arg(long, allow_negative_numbers = true, default_value_t = 0)]
     seed: u64,
 }
 
@@ -222,6 +223,10 @@ pub fn main() -> ExitCode {
             complain(&format!("error: {error}"));
             let word = if error.is_consequence() { Word::Consequence } else { Word::Failure };
             launcher::tell(word, &error.to_string());
+            if let TrainError::Join(JoinError::Incomplete { missing, .. }) = error {
+                let missing: Vec<_> = missing.iter().map(usize::to_string).collect();
+                launcher::tell(Word::Absent, &missing.join(","));
+            }
             if error.is_usage() { USAGE } else { FAILED }
         }
     };

@@ -72,14 +72,7 @@ pub fn load(path: &Path, overrides: &[String]) -> Result<Config, ConfigError> {
     let mut config: Config = toml::from_str(&text).map_err(parse_error)?;
     let mut table: Table = toml::from_str(&text).map_err(parse_error)?;
     for argument in overrides {
-        apply(&mut table, argument)?;
-        config = Value::Table(table.clone()).try_into().map_err(|error: toml::de::Error| {
-            ConfigError::OverrideValue {
-                argument: argument.clone(),
-                message: plain(&error.to_string().trim().replace('\n', " "))
-                    + &did_you_mean(error.message()),
-            }
-        })?;
+        config = apply(&mut table, argument)?;
     }
     Ok(config)
 }
@@ -128,24 +121,90 @@ fn is_whole(text: &str) -> bool {
         && digits.bytes().all(|byte| byte.is_ascii_digit() || byte == b'_')
 }
 
-fn apply(table: &mut Table, argument: &str) -> Result<(), ConfigError> {
-    let malformed = || ConfigError::Override { argument: argument.to_owned() };
+/// Puts one override into `table`, and reads the configuration that this makes.
+fn apply(table: &mut Table, argument: &str) -> Result<Config, ConfigError> {
+    let malformed = || ConfigError::Override { argument: shown(argument) };
     let (path, value) = argument.split_once('=').ok_or_else(malformed)?;
-    let (section, key) = path.trim().split_once('.').ok_or_else(malformed)?;
+    let (path, text) = (path.trim(), value.trim());
+    let (section, key) = path.split_once('.').ok_or_else(malformed)?;
     if section.is_empty() || key.is_empty() || key.contains('.') {
         return Err(malformed());
     }
+    let refused = |message| ConfigError::OverrideValue { argument: shown(argument), message };
+    let value = parse_value(text);
+    if value.is_str() && is_whole(text) && text.replace('_', "").parse::<i64>().is_err() {
+        return Err(refused(TOO_LARGE.to_owned()));
+    }
     let entry = table.entry(section).or_insert_with(|| Value::Table(Table::new()));
-    let section = entry.as_table_mut().ok_or_else(malformed)?;
-    let (text, argument) = (value.trim(), argument.to_owned());
-    let value = match parse_value(text) {
-        Value::String(_) if is_whole(text) && text.replace('_', "").parse::<i64>().is_err() => {
-            return Err(ConfigError::OverrideValue { argument, message: TOO_LARGE.to_owned() });
+    if !entry.is_table() {
+        return Err(malformed());
+    }
+    let mut read = |value: Value| {
+        if let Some(section) = table.get_mut(section).and_then(Value::as_table_mut) {
+            section.insert(key.to_owned(), value);
         }
-        value => value,
+        Value::Table(table.clone()).try_into::<Config>()
     };
-    section.insert(key.to_owned(), value);
-    Ok(())
+    let error = match read(value.clone()) {
+        Ok(config) => return Ok(config),
+        Err(error) => error,
+    };
+    // Nobody has to quote a text twice, for the shell and for TOML, because it looks like something else.
+    let may_be_text = !matches!(value, Value::String(_) | Value::Array(_) | Value::Table(_));
+    let error = match may_be_text.then(|| read(Value::String(text.to_owned()))) {
+        Some(Ok(config)) => return Ok(config),
+        Some(Err(of_text)) if !of_text.message().starts_with("invalid type") => of_text,
+        _ => error,
+    };
+    let message = match expectation(&error, path, &value) {
+        Some(message) => message,
+        // A type that says what it takes.
+        None if !["unknown ", "invalid "].iter().any(|word| error.message().starts_with(word)) => {
+            error.message().to_owned()
+        }
+        None => {
+            let text = error.to_string();
+            plain(&text.trim().replace('\n', " ")) + &did_you_mean(error.message())
+        }
+    };
+    Err(refused(message))
+}
+
+/// What is expected in the place of `value`, with an example, if that is what the parser's `error` is about.
+fn expectation(error: &toml::de::Error, path: &str, value: &Value) -> Option<String> {
+    let (found, expected) = error.message().split_once(", expected ")?;
+    let found = found.strip_prefix("invalid type: ").or(found.strip_prefix("invalid value: "))?;
+    // What is wrong inside of a list or a table is not about the whole of it.
+    let is_inside = match value {
+        Value::Array(_) => found != "sequence",
+        Value::Table(_) => found != "map",
+        _ => false,
+    };
+    let (_, kind, example) = KINDS.iter().find(|(name, ..)| !is_inside && expected == *name)?;
+    let quote = if example.contains([' ', '"']) { "'" } else { "" };
+    Some(format!("expected {kind}, as in --set {quote}{path}={example}{quote}"))
+}
+
+/// The parser's word for a type, what it is called here, and an example.
+const KINDS: &[(&str, &str, &str)] = &[
+    ("u64", "a whole number, 0 or more", "8"),
+    ("usize", "a whole number, 0 or more", "8"),
+    ("f64", "a number", "0.1"),
+    ("a boolean", "true or false", "true"),
+    ("a string", "a text", "text"),
+    ("path string", "a path", "folder/name"),
+    ("\"auto\", or a value", "auto or a value", "auto"),
+    ("a sequence", "a list", "[\"one\", \"two\"]"),
+    ("internally tagged enum RopeScaling", "a table", "{ kind = \"linear\", factor = 4.0 }"),
+];
+
+/// An argument as messages show it.
+fn shown(argument: &str) -> String {
+    const MOST: usize = 80;
+    match argument.char_indices().nth(MOST) {
+        Some((end, _)) => format!("{}...", &argument[..end]),
+        None => argument.to_owned(),
+    }
 }
 
 /// A TOML value, or the text itself where it is none: `--set shard.strategy=NO_SHARD` needs no

@@ -6,7 +6,9 @@ use crate::data::VOCABULARY_MINIMUM;
 use crate::device::DeviceError;
 use crate::place::MAX_RANKS;
 
-use super::limits::{MAX_BATCH, MAX_SEQ_LEN, MAX_STEPS, MAX_THREADS, out_of_range, thread_ranks};
+use super::limits::{
+    MAX_BATCH, MAX_SEQ_LEN, MAX_STEPS, MAX_THREADS, out_of_range, thread_ranks, too_many_threads,
+};
 use super::{
     Backend, Choice, CommBackend, CommSection, Config, ConfigError, ModelSection, Precision,
 };
@@ -75,6 +77,7 @@ impl Config {
         ] {
             problems.extend(out_of_range(key, value, 1..=most));
         }
+        problems.extend(device.threads.and_then(too_many_threads));
         let unit = |value: f64| (0.0..1.0).contains(&value);
         let positive = |value: f64| value > 0.0 && value.is_finite();
         let not_negative = |value: f64| value >= 0.0 && value.is_finite();
@@ -114,19 +117,19 @@ impl Config {
                 "comm.timeout_s",
                 comm.timeout_s,
                 positive(comm.timeout_s) && comm.timeout_s < 1e9,
-                "positive, in seconds",
+                "above 0 and below 1e9, in seconds",
             ),
             (
                 "comm.join_timeout_s",
                 comm.join_timeout_s,
                 positive(comm.join_timeout_s) && comm.join_timeout_s < 1e9,
-                "positive, in seconds",
+                "above 0 and below 1e9, in seconds",
             ),
             (
                 "checkpoint.timeout_s",
                 checkpoint.timeout_s,
                 positive(checkpoint.timeout_s) && checkpoint.timeout_s < 1e9,
-                "positive, in seconds",
+                "above 0 and below 1e9, in seconds",
             ),
             (
                 "sample.temperature",

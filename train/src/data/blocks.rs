@@ -6,6 +6,7 @@
 
 use super::DataError;
 use crate::checksum::{Checksum, RunningChecksum};
+use crate::files;
 use std::fs::File;
 use std::io::{self, BufWriter, Write as _};
 use std::ops::Range;
@@ -105,9 +106,12 @@ impl BlockSums {
     ///
     /// When the file is missing, or has not as many checksums as the token file has blocks.
     pub(super) fn open(path: PathBuf, block_bytes: u64, bytes: u64) -> Result<Self, DataError> {
-        let file = match File::open(&path) {
+        let file = match files::open(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 return Err(DataError::BlockSums { path, problem: "it is missing".to_owned() });
+            }
+            Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
+                return Err(DataError::BlockSums { path, problem: error.to_string() });
             }
             file => file.map_err(DataError::io("open", &path))?,
         };

@@ -2,6 +2,7 @@
 
 use super::blocks::{BlockSums, Fault};
 use super::{DataError, DataInfo, TokenWidth};
+use crate::files;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt as _;
@@ -71,7 +72,7 @@ impl TokenFile {
             let file = split.file_name();
             return Err(DataError::NotPrepared { folder: folder.to_path_buf(), file });
         }
-        let file = File::open(&path).map_err(DataError::io("open", &path))?;
+        let file = files::open(&path).map_err(DataError::io("open", &path))?;
         let actual = file.metadata().map_err(DataError::io("read the size of", &path))?.len();
         let tokens = info.split(split).tokens;
         // A count so large that it overflows is larger than any file, too.

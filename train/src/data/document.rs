@@ -9,7 +9,7 @@ use super::encoding::NotText;
 use super::jsonl::JsonLines;
 use super::listing::{Format, Listed, sha256_of};
 use super::piece::{Cutter, Piece, piece_limit};
-use super::remark::PassedOver;
+use super::remark::{PassedOver, Unread};
 use super::stream;
 use super::text::TextFile;
 use rayon::prelude::*;
@@ -121,7 +121,7 @@ impl Corpus {
         }
         let mut sources = Vec::with_capacity(listed.len());
         for mut listed in listed {
-            let copy = match listed.is_stream {
+            let copy = match listed.stream.is_some() {
                 true => Some(copy_stream(&mut listed, scratch, stop)?),
                 false => None,
             };
@@ -153,7 +153,7 @@ impl Corpus {
         // Some files have content and no size, such as those in /proc.
         let is_empty = |listed: &Listed| {
             let first = || File::open(&listed.path).and_then(|mut file| file.read(&mut [0]));
-            listed.bytes == 0 && (listed.is_stream || first().is_ok_and(|read| read == 0))
+            listed.bytes == 0 && (listed.stream.is_some() || first().is_ok_and(|read| read == 0))
         };
         let empty = listed.filter(|listed| listed.is_named && is_empty(listed));
         empty.map(|listed| listed.path.clone()).collect()
@@ -190,7 +190,7 @@ fn copy_stream(listed: &mut Listed, scratch: &Path, stop: &AtomicBool) -> Result
         .map_err(DataError::io("create", &path))?;
     // Nobody else needs its name, and without one it cannot be left behind.
     fs::remove_file(&path).map_err(DataError::io("remove", &path))?;
-    listed.bytes = stream::copy_to_end(&listed.path, &mut copy, stop)?;
+    listed.bytes = stream::copy_to_end(&listed.path, &mut copy, u64::MAX, stop)?;
     Ok(copy)
 }
 
@@ -243,7 +243,9 @@ impl Pieces<'_> {
             };
             match source.open()? {
                 Ok(reader) => self.source = Some((source, reader)),
-                Err(reason) => self.passed_over.add(&source.listed.path, reason),
+                Err(reason) => {
+                    self.passed_over.add(&source.listed.path, Unread::NotText(reason));
+                }
             }
         }
     }
@@ -269,7 +271,7 @@ mod tests {
 
     fn open(inputs: &[&Path]) -> Result<Corpus, DataError> {
         let inputs: Vec<_> = inputs.iter().map(|path| path.to_path_buf()).collect();
-        Corpus::open(list(&inputs)?, &std::env::temp_dir(), &AtomicBool::new(false))
+        Corpus::open(list(&inputs)?.files, &std::env::temp_dir(), &AtomicBool::new(false))
     }
 
     #[test]

@@ -3,6 +3,8 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use crate::files;
+
 /// A failure while preparing or reading data. Every message names the file, line or
 /// key at fault and what to do about it.
 #[derive(Debug, thiserror::Error)]
@@ -368,7 +370,7 @@ pub enum DataError {
         problems: Vec<String>,
     },
     /// The operating system refused a file operation.
-    #[error("cannot {action} {}: {source}; check the path, its permissions and the free space", path.display())]
+    #[error("cannot {action} {}: {source}; {}", path.display(), files::advice(source))]
     Io {
         /// What was tried.
         action: &'static str,

@@ -1,10 +1,12 @@
 //! `data.json`: what a folder of prepared data holds.
 
+use super::sums::read_small_file;
 use super::{DataError, Split};
+use crate::files::{self, MAX_WHOLE};
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::io::Write as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// The version of the folder format that this build reads and writes.
 pub const FORMAT_VERSION: u64 = 1;
@@ -109,20 +111,30 @@ impl DataInfo {
     /// # Errors
     ///
     /// When the folder or the file is missing, unreadable, of another format version,
-    /// or states something impossible.
+    /// not as it was prepared, or states something impossible.
     pub fn load(folder: impl AsRef<Path>) -> Result<Self, DataError> {
         let folder = folder.as_ref();
-        let path = folder.join(INFO_FILE);
         if !folder.try_exists().map_err(DataError::io("open", folder))? {
             return Err(DataError::NoFolder { path: folder.to_path_buf() });
         }
+        Self::parse(folder.join(INFO_FILE), &read_small_file(folder, INFO_FILE)?)
+    }
+
+    /// As [`Self::load`], whether or not the file is as it was prepared.
+    pub(super) fn load_unproven(folder: &Path) -> Result<Self, DataError> {
+        let path = folder.join(INFO_FILE);
         if !path.try_exists().map_err(DataError::io("open", &path))? {
             return Err(DataError::NotPrepared { folder: folder.to_path_buf(), file: INFO_FILE });
         }
-        let content = fs::read(&path).map_err(DataError::io("read", &path))?;
+        let content = files::read(&path, MAX_WHOLE).map_err(DataError::io("read", &path))?;
+        Self::parse(path, &content)
+    }
+
+    /// What the file `path` with this `content` says.
+    fn parse(path: PathBuf, content: &[u8]) -> Result<Self, DataError> {
         let bad = |problem| DataError::Info { path: path.clone(), problem };
         let version: Version =
-            serde_json::from_slice(&content).map_err(|error| bad(error.to_string()))?;
+            serde_json::from_slice(content).map_err(|error| bad(error.to_string()))?;
         if version.format_version != FORMAT_VERSION {
             return Err(DataError::Version {
                 path,
@@ -130,8 +142,7 @@ impl DataInfo {
                 supported: FORMAT_VERSION,
             });
         }
-        let info: Self =
-            serde_json::from_slice(&content).map_err(|error| bad(error.to_string()))?;
+        let info: Self = serde_json::from_slice(content).map_err(|error| bad(error.to_string()))?;
         info.check().map_err(bad)?;
         Ok(info)
     }

@@ -4,16 +4,18 @@
 use super::document::Corpus;
 use super::listing::{Format, Listed, list};
 use super::remark::some_of;
-use super::tokenizer::read_tokenizer;
+use super::sums::read_small_file;
+use super::tokenizer::read_named_tokenizer;
 use super::{DataError, PrepareOptions, TokenizerSource};
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::fmt;
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::Write as _;
 use std::path::{Path, PathBuf, absolute};
+use std::sync::atomic::AtomicBool;
 
 /// Name of the file, inside the folder.
 pub(super) const INPUTS_FILE: &str = "inputs.json";
@@ -123,8 +125,7 @@ impl Inputs {
         if !path.try_exists().map_err(DataError::io("open", &path))? {
             return Ok(None);
         }
-        let content = fs::read(&path).map_err(DataError::io("read", &path))?;
-        let inputs = serde_json::from_slice(&content);
+        let inputs = serde_json::from_slice(&read_small_file(folder, INPUTS_FILE)?);
         inputs.map(Some).map_err(|error| DataError::Info { path, problem: error.to_string() })
     }
 
@@ -149,7 +150,7 @@ impl Inputs {
         let mut differences = Vec::new();
         let given = match &options.tokenizer {
             TokenizerSource::Train { .. } => Vec::new(),
-            TokenizerSource::File(path) => read_tokenizer(path)?,
+            TokenizerSource::File(path) => read_named_tokenizer(path, &AtomicBool::new(false))?,
         };
         let tokenizer = Tokenizer::of(&options.tokenizer, &given);
         if self.tokenizer != tokenizer {
@@ -160,7 +161,7 @@ impl Inputs {
             differences.push(format!("data.validation_fraction: {then} then, {now} now"));
         }
         match list(&options.inputs) {
-            Ok(listed) => self.compare_files(&listed, &mut differences)?,
+            Ok(listing) => self.compare_files(&listing.files, &mut differences)?,
             Err(DataError::Missing { path }) => {
                 differences.push(format!("text: {} is not there now", path.display()));
             }
@@ -181,7 +182,7 @@ impl Inputs {
             let path = name(&now.path);
             match pair.map(|index| &self.files[index]) {
                 None => added.push(path),
-                Some(_) if now.is_stream => {
+                Some(_) if now.stream.is_some() => {
                     changed
                         .push(format!("{path} (it can be read only once, so nothing is compared)"));
                 }
@@ -233,7 +234,7 @@ impl Inputs {
             left.entry(self.files[index].bytes).or_default().push(index);
         }
         let lone: Vec<usize> = (0..listed.len())
-            .filter(|&index| pairs[index].is_none() && !listed[index].is_stream)
+            .filter(|&index| pairs[index].is_none() && listed[index].stream.is_none())
             .filter(|&index| left.contains_key(&listed[index].bytes))
             .collect();
         let digests =
@@ -273,6 +274,7 @@ fn name(path: &Path) -> String {
 mod tests {
     use super::super::{PrepareOptions, Progress, Remark, prepare};
     use super::*;
+    use std::fs;
     use std::time::{Duration, SystemTime};
 
     struct Folder(tempfile::TempDir);

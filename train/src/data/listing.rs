@@ -2,7 +2,9 @@
 
 use super::DataError;
 use super::builtin::Builtin;
-use super::walk::list_files;
+use super::remark::PassedOver;
+use super::stream::Stream;
+use super::walk::{Walked, walk};
 use sha2::{Digest, Sha256};
 use std::fs::{self, File, Metadata};
 use std::io::{self, Read};
@@ -44,8 +46,8 @@ pub(super) struct Listed {
     pub(super) format: Format,
     /// Whether the input itself is this file, rather than a folder around it.
     pub(super) is_named: bool,
-    /// Whether it can be read only once: a pipe, a terminal, or another thing that is no regular file.
-    pub(super) is_stream: bool,
+    /// What it is if it can be read only once.
+    pub(super) stream: Option<Stream>,
     /// Size in bytes; 0 for a stream, whose size is known when it has been read.
     pub(super) bytes: u64,
     /// When its content changed last, in nanoseconds since 1970, if that is known.
@@ -54,15 +56,15 @@ pub(super) struct Listed {
 
 impl Listed {
     fn new(path: PathBuf, metadata: &Metadata, is_named: bool) -> Self {
-        let is_stream = !metadata.is_file();
+        let stream = Stream::of(metadata);
         let since_1970 =
             metadata.modified().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok());
         Self {
             format: Format::of(&path),
             path,
             is_named,
-            is_stream,
-            bytes: if is_stream { 0 } else { metadata.len() },
+            stream,
+            bytes: if stream.is_some() { 0 } else { metadata.len() },
             modified: since_1970.and_then(|time| u64::try_from(time.as_nanos()).ok()),
         }
     }
@@ -77,6 +79,15 @@ impl Listed {
     }
 }
 
+/// The inputs, listed.
+#[derive(Debug, Default)]
+pub(super) struct Listing {
+    /// The files, in their order.
+    pub(super) files: Vec<Listed>,
+    /// What is in folders and is not read.
+    pub(super) passed_over: PassedOver,
+}
+
 /// Lists the inputs, which are files, folders and `builtin:arithmetic`, in their order. `-` stands for
 /// the standard input.
 ///
@@ -84,18 +95,18 @@ impl Listed {
 ///
 /// When there is no input, when one does not exist, and when a folder or the size of a file cannot be
 /// read.
-pub(super) fn list(inputs: &[PathBuf]) -> Result<Vec<Listed>, DataError> {
+pub(super) fn list(inputs: &[PathBuf]) -> Result<Listing, DataError> {
     if inputs.is_empty() {
         return Err(DataError::NoInputs);
     }
-    let mut listed = Vec::new();
+    let Listing { files: mut listed, mut passed_over } = Listing::default();
     for input in inputs {
         if let Some(text) = Builtin::parse(input)? {
             listed.push(Listed {
                 path: input.clone(),
                 format: Format::Builtin(text),
                 is_named: true,
-                is_stream: false,
+                stream: None,
                 bytes: text.bytes(),
                 modified: None,
             });
@@ -109,7 +120,9 @@ pub(super) fn list(inputs: &[PathBuf]) -> Result<Vec<Listed>, DataError> {
             metadata => metadata.map_err(DataError::io("open", input))?,
         };
         if metadata.is_dir() {
-            for path in list_files(input)? {
+            let Walked { files, passed_over: others } = walk(input)?;
+            passed_over.append(others);
+            for path in files {
                 let metadata =
                     fs::metadata(&path).map_err(DataError::io("read the size of", &path))?;
                 listed.push(Listed::new(path, &metadata, false));
@@ -118,7 +131,7 @@ pub(super) fn list(inputs: &[PathBuf]) -> Result<Vec<Listed>, DataError> {
             listed.push(Listed::new(input.to_path_buf(), &metadata, true));
         }
     }
-    Ok(listed)
+    Ok(Listing { files: listed, passed_over })
 }
 
 /// SHA-256 of all that `reader` yields, in hexadecimal.

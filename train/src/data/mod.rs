@@ -25,8 +25,9 @@
 //! # What has changed since
 //!
 //! [`verify()`] reads everything and says what differs from its checksum. A run does not
-//! read everything before it starts: [`TokenFile::check`] looks at a few blocks, and
-//! [`TokenFile::read_sample`] at every block once, when it first reads from it.
+//! read everything before it starts: small files are compared whenever they are read,
+//! [`TokenFile::check`] looks at a few blocks, and [`TokenFile::read_sample`] at every block once,
+//! when it first reads from it.
 //!
 //! # Samples
 //!
@@ -84,9 +85,10 @@ pub use order::SampleOrder;
 use piece::Piece;
 pub use prepare::{differences, prepare, prepare_unless};
 pub use progress::{OnProgress, Progress};
-pub use remark::{LeftBehind, PassedOver, Remark};
+pub use remark::{LeftBehind, PassedOver, Remark, Unread};
+pub use stream::Stream;
 pub use tokenizer::{Tokenizer, VOCABULARY_MINIMUM};
-pub(crate) use tokenizer::{are_other_tokenizers, read_tokenizer};
+pub(crate) use tokenizer::{are_other_tokenizers, read_tokenizer_of};
 pub use verify::{Problem, Verified, verify};
 
 use std::path::{Path, PathBuf};

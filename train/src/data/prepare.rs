@@ -4,15 +4,15 @@ use super::document::Corpus;
 use super::entropy::unigram_entropy;
 use super::info::{FORMAT_VERSION, INFO_FILE, TOKENIZER_FILE};
 use super::inputs::{INPUTS_FILE, Inputs};
-use super::listing::list;
+use super::listing::{Listing, list};
 use super::options::{PrepareOptions, TokenizerSource};
 use super::output::OutputFolder;
 use super::pass::Pass;
 use super::progress::{OnProgress, Progress};
 use super::remark::Remark;
 use super::sums::Sums;
-use super::tokenizer::read_tokenizer;
-use super::{DataError, DataInfo, Split, TokenWidth, Tokenizer};
+use super::tokenizer::read_named_tokenizer;
+use super::{DataError, DataInfo, Split, Stream, TokenWidth, Tokenizer};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -58,13 +58,19 @@ pub fn prepare_unless(
     if let TokenizerSource::Train { vocab_size } = options.tokenizer {
         Tokenizer::check_size(vocab_size)?;
     }
-    let listed = list(&options.inputs)?;
+    let Listing { files: listed, passed_over } = list(&options.inputs)?;
     let output = OutputFolder::create(&options.out)?;
     for left in output.left_behind() {
         progress(Progress::Remark(Remark::LeftBehind(left.clone())));
     }
-    let streams = listed.iter().filter(|listed| listed.is_stream).count();
-    if streams > 0 {
+    if passed_over.count() > 0 {
+        progress(Progress::Remark(Remark::NotFollowed { entries: passed_over }));
+    }
+    let mut streams: Vec<_> = listed.iter().filter_map(|listed| listed.stream).collect();
+    if let TokenizerSource::File(path) = &options.tokenizer {
+        streams.extend(Stream::at(path));
+    }
+    if !streams.is_empty() {
         progress(Progress::ReadingStreams { streams });
     }
     let corpus = Corpus::open(listed, output.path(), stop)?;
@@ -78,7 +84,7 @@ pub fn prepare_unless(
     }
     // Before they are read for tokens: a file that changes from here on differs from what is recorded.
     let given = match &options.tokenizer {
-        TokenizerSource::File(path) => read_tokenizer(path)?,
+        TokenizerSource::File(path) => read_named_tokenizer(path, stop)?,
         TokenizerSource::Train { .. } => Vec::new(),
     };
     let inputs = Inputs::of(&corpus, options, &given)?;

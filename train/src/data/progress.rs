@@ -1,6 +1,6 @@
 //! How far the preparation of data is.
 
-use super::Remark;
+use super::{Remark, Stream};
 
 /// What [`prepare()`](super::prepare()) is doing, and what it has noticed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -9,8 +9,8 @@ pub enum Progress {
     /// Inputs that are no regular files, such as pipes, are being read to their ends. Reported once, at
     /// the start, if there are any.
     ReadingStreams {
-        /// Number of them.
-        streams: usize,
+        /// What they are.
+        streams: Vec<Stream>,
     },
     /// A tokenizer is being trained: the words of the text are counted. Reported at the start, and every
     /// two megabytes.

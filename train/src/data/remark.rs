@@ -1,6 +1,7 @@
 //! What the owner of the inputs should know, though it is no reason to stop.
 
 use super::encoding::NotText;
+use super::stream::Stream;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
@@ -17,6 +18,11 @@ pub enum Remark {
         files: PassedOver,
         /// Number of all files.
         of: usize,
+    },
+    /// Entries of folders were not read: links out of the folder, and what is no file.
+    NotFollowed {
+        /// Which, and why.
+        entries: PassedOver,
     },
     /// Files have the same content, and all of them are read.
     SameContent {
@@ -43,25 +49,71 @@ impl Remark {
     /// Whether text may be missing that was meant to be read, or something has to be done.
     pub fn is_warning(&self) -> bool {
         match self {
-            Self::PassedOver { .. } | Self::Empty { .. } | Self::LeftBehind(_) => true,
+            Self::PassedOver { .. }
+            | Self::NotFollowed { .. }
+            | Self::Empty { .. }
+            | Self::LeftBehind(_) => true,
             Self::SameContent { .. } | Self::SmallVocabulary { .. } => false,
         }
     }
 }
 
-/// Files that were passed over. Few of them are kept by name.
+/// Why something in a folder is not read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Unread {
+    /// It is a file that holds no text.
+    NotText(NotText),
+    /// It is a link to something outside.
+    LeadsOut {
+        /// Where it leads.
+        to: PathBuf,
+    },
+    /// It is a link to nothing.
+    LeadsNowhere,
+    /// It is no file, and can be read only once or not at all.
+    Stream(Stream),
+}
+
+impl fmt::Display for Unread {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotText(reason) => reason.fmt(f),
+            Self::LeadsOut { to } => write!(f, "a link out of the folder, to {}", to.display()),
+            Self::LeadsNowhere => f.write_str("a link that leads nowhere"),
+            Self::Stream(stream) => stream.fmt(f),
+        }
+    }
+}
+
+/// What was passed over in folders. Few of them are kept by name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PassedOver {
-    first: Vec<(PathBuf, NotText)>,
+    first: Vec<(PathBuf, Unread)>,
     count: usize,
 }
 
 impl PassedOver {
-    pub(super) fn add(&mut self, path: &Path, reason: NotText) {
+    pub(super) fn add(&mut self, path: &Path, reason: Unread) {
         if self.first.len() < NAMED {
             self.first.push((path.to_owned(), reason));
         }
         self.count += 1;
+    }
+
+    /// Adds those of another folder.
+    pub(super) fn append(&mut self, others: Self) {
+        let room = NAMED - self.first.len();
+        self.first.extend(others.first.into_iter().take(room));
+        self.count += others.count;
+    }
+
+    /// The first of them, with the reasons, and how many more there are.
+    fn named(&self) -> String {
+        let named = self.first.iter();
+        let named: Vec<_> =
+            named.map(|(path, reason)| format!("{} ({reason})", path.display())).collect();
+        some_of(&named, self.count)
     }
 
     /// Number of files.
@@ -85,17 +137,25 @@ impl fmt::Display for Remark {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::PassedOver { files, of } => {
-                let named = files.first.iter();
-                let named: Vec<_> =
-                    named.map(|(path, reason)| format!("{} ({reason})", path.display())).collect();
-                let files = files.count;
+                let (named, files) = (files.named(), files.count);
                 let verb = if files == 1 { "is" } else { "are" };
                 let was = if files == 1 { "was" } else { "were" };
                 write!(
                     f,
                     "{files} of {of} files {verb} not UTF-8 text and {was} passed over: {}; convert or \
                      unpack what is to be read",
-                    some_of(&named, files)
+                    named
+                )
+            }
+            Self::NotFollowed { entries } => {
+                let what = if entries.count == 1 { "entry" } else { "entries" };
+                let was = if entries.count == 1 { "was" } else { "were" };
+                write!(
+                    f,
+                    "{} {what} of the input folders {was} passed over: {}; name what is to be read as an \
+                     input of its own",
+                    entries.count,
+                    entries.named()
                 )
             }
             Self::SameContent { groups } => {
@@ -160,7 +220,7 @@ mod tests {
     #[test]
     fn one_file_is_one() {
         let mut files = PassedOver::default();
-        files.add(Path::new("a"), NotText::Utf16);
+        files.add(Path::new("a"), Unread::NotText(NotText::Utf16));
         let remark = Remark::PassedOver { files, of: 3 }.to_string();
         assert!(
             remark.starts_with(

@@ -1,9 +1,10 @@
 //! Inputs that can be read only once: pipes, terminals, devices.
 
-use std::fs::File;
-use std::io::{self, ErrorKind, Read as _, Write as _};
+use std::fmt;
+use std::fs::{self, File, Metadata};
+use std::io::{self, ErrorKind, Read as _, Write};
 use std::os::fd::AsFd;
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -13,19 +14,60 @@ use rustix::fs::OFlags;
 use rustix::io::Errno;
 
 use super::DataError;
+use crate::files;
 
 /// How long a stop may go unnoticed while nobody writes to a stream.
 const STOP_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Copies the stream at `path` into `copy`, up to its end, and returns the number of bytes. Waits for a
-/// FIFO that nobody has opened for writing yet.
+/// What can be read only once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stream {
+    /// A pipe, with a name or without.
+    Pipe,
+    /// A terminal, or another device.
+    Device,
+    /// A socket, which cannot be opened.
+    Socket,
+}
+
+impl Stream {
+    /// What a file is that is neither a regular file nor a folder.
+    pub(super) fn of(metadata: &Metadata) -> Option<Self> {
+        let kind = metadata.file_type();
+        match () {
+            () if kind.is_file() || kind.is_dir() => None,
+            () if kind.is_fifo() => Some(Self::Pipe),
+            () if kind.is_socket() => Some(Self::Socket),
+            () => Some(Self::Device),
+        }
+    }
+
+    /// What lies at `path`, if it is one.
+    pub(super) fn at(path: &Path) -> Option<Self> {
+        Self::of(&fs::metadata(path).ok()?)
+    }
+}
+
+impl fmt::Display for Stream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Pipe => "a pipe",
+            Self::Device => "a device",
+            Self::Socket => "a socket",
+        })
+    }
+}
+
+/// Copies the stream at `path` into `copy`, up to its end, and returns the number of bytes, which are `most`
+/// at most. Waits for a FIFO that nobody has opened for writing yet.
 ///
 /// # Errors
 ///
-/// If the stream cannot be read, `copy` cannot be written, or `stop` becomes true.
+/// If the stream cannot be read or goes on, `copy` cannot be written, or `stop` becomes true.
 pub(super) fn copy_to_end(
     path: &Path,
-    copy: &mut File,
+    copy: &mut impl Write,
+    most: u64,
     stop: &AtomicBool,
 ) -> Result<u64, DataError> {
     // Without O_NONBLOCK, opening a FIFO and reading it would wait for a writer and hear of no stop.
@@ -42,8 +84,11 @@ pub(super) fn copy_to_end(
         match stream.read(&mut block) {
             Ok(0) => return Ok(bytes),
             Ok(read) => {
-                copy.write_all(&block[..read]).map_err(DataError::io("copy", path))?;
                 bytes += read as u64;
+                if bytes > most {
+                    return Err(DataError::io("read", path)(files::too_long(most)));
+                }
+                copy.write_all(&block[..read]).map_err(DataError::io("copy", path))?;
             }
             Err(error)
                 if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
@@ -65,5 +110,20 @@ fn wait_until_readable(stream: &File, stop: &AtomicBool) -> Result<io::Result<()
             Ok(_) => return Ok(Ok(())),
             Err(error) => return Ok(Err(error.into())),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_never_ends_is_not_read_on_and_on() {
+        let mut copy = Vec::new();
+        let stop = AtomicBool::new(false);
+        let endless = copy_to_end(Path::new("/dev/zero"), &mut copy, 1 << 20, &stop).unwrap_err();
+        assert!(endless.to_string().contains("/dev/zero: it is longer than the 1048576 bytes"));
+        assert_eq!(copy.len(), 1 << 20);
+        assert_eq!(copy_to_end(Path::new("/dev/null"), &mut copy, 0, &stop).unwrap(), 0);
     }
 }

@@ -3,13 +3,49 @@
 
 use super::DataError;
 use super::listing::sha256_of;
+use crate::files::{self, MAX_WHOLE};
+use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, Write as _};
 use std::path::Path;
 
 /// Name of the file, inside the folder.
 pub(super) const SUMS_FILE: &str = "SHA256SUMS";
+
+/// Bytes that the file may have.
+const MAX_BYTES: u64 = 1 << 20;
+
+/// The content of a small file of a folder. If the folder has the SHA-256 of it, they agree.
+///
+/// # Errors
+///
+/// When the file is missing, is no regular file or cannot be read, and when it is not what was prepared.
+pub(super) fn read_small_file(folder: &Path, name: &'static str) -> Result<Vec<u8>, DataError> {
+    let path = folder.join(name);
+    let content = match files::read(&path, MAX_WHOLE) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            return Err(DataError::NotPrepared { folder: folder.to_owned(), file: name });
+        }
+        content => content.map_err(DataError::io("read", &path))?,
+    };
+    let problem = match Sums::load(folder)? {
+        None => return Ok(content),
+        Some(Err(problem)) => format!("{}: {problem}", folder.join(SUMS_FILE).display()),
+        Some(Ok(sums)) => {
+            let agrees = |sum: &str| sum == format!("{:x}", Sha256::digest(&content));
+            if sums.get(name).is_none_or(agrees) {
+                return Ok(content);
+            }
+            format!(
+                "{}: its SHA-256 is not the one that {SUMS_FILE} states; if the change is meant, remove \
+                 {SUMS_FILE}",
+                path.display()
+            )
+        }
+    };
+    Err(DataError::Damaged { folder: folder.to_owned(), problems: vec![problem] })
+}
 
 /// SHA-256 in hexadecimal, by file name.
 pub(super) struct Sums(BTreeMap<String, String>);
@@ -38,10 +74,12 @@ impl Sums {
     /// Those of a folder; `None` if it has none. The inner error says which line is no sum.
     pub(super) fn load(folder: &Path) -> Result<Option<Result<Self, String>>, DataError> {
         let path = folder.join(SUMS_FILE);
-        let text = match fs::read_to_string(&path) {
+        let content = match files::read(&path, MAX_BYTES) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            text => text.map_err(DataError::io("read", &path))?,
+            content => content.map_err(DataError::io("read", &path))?,
         };
+        // A name that is no text is none of ours, and a line that is none is named below.
+        let text = String::from_utf8_lossy(&content);
         let parse = |(index, line): (usize, &str)| {
             // A star marks a file that was read as binary, which makes no difference.
             let (sum, name) = line.split_once(' ').ok_or(index)?;
@@ -74,6 +112,7 @@ impl Sums {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
 
     const ABC: &str = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
 

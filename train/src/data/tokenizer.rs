@@ -1,9 +1,14 @@
 //! Text to token ids and back.
 
 use super::DataError;
+use super::info::TOKENIZER_FILE;
+use super::stream::{self, Stream};
+use super::sums::read_small_file;
+use crate::files::{self, MAX_WHOLE};
 use std::fs;
 use std::io::Write as _;
 use std::path::Path;
+use std::sync::atomic::AtomicBool;
 use tokenizers::models::TrainerWrapper;
 use tokenizers::models::bpe::{BPE, BpeTrainer};
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
@@ -87,7 +92,7 @@ impl Tokenizer {
     /// When the file is missing, cannot be read or is not a tokenizer.
     pub fn load(path: impl AsRef<Path>) -> Result<Self, DataError> {
         let path = path.as_ref();
-        Self::from_file(read_tokenizer(path)?, path)
+        Self::from_file(read_file(path)?, path)
     }
 
     /// The tokenizer that the file `path` with this `content` is.
@@ -201,11 +206,31 @@ impl Tokenizer {
 }
 
 /// The content of a `tokenizer.json`.
-pub(crate) fn read_tokenizer(path: &Path) -> Result<Vec<u8>, DataError> {
+fn read_file(path: &Path) -> Result<Vec<u8>, DataError> {
     if !path.try_exists().map_err(DataError::io("open", path))? {
         return Err(DataError::Missing { path: path.to_path_buf() });
     }
-    fs::read(path).map_err(DataError::io("read", path))
+    files::read(path, MAX_WHOLE).map_err(DataError::io("read", path))
+}
+
+/// The content of a tokenizer that a user names, which may be a pipe: that is waited for until `stop` becomes
+/// true.
+pub(super) fn read_named_tokenizer(path: &Path, stop: &AtomicBool) -> Result<Vec<u8>, DataError> {
+    if Stream::at(path).is_none() {
+        return read_file(path);
+    }
+    let mut content = Vec::new();
+    stream::copy_to_end(path, &mut content, MAX_WHOLE, stop)?;
+    Ok(content)
+}
+
+/// The content of the tokenizer of a folder of prepared data.
+///
+/// # Errors
+///
+/// When there is none, when it cannot be read, and when it is not what was prepared.
+pub(crate) fn read_tokenizer_of(folder: &Path) -> Result<Vec<u8>, DataError> {
+    read_small_file(folder, TOKENIZER_FILE)
 }
 
 /// Whether two files are known to hold different tokenizers, given their contents. The same tokenizer

@@ -7,9 +7,11 @@ use super::listing::sha256_of;
 use super::sums::{SUMS_FILE, Sums};
 use super::{DataError, DataInfo, Split, TokenWidth, Tokenizer};
 use crate::checksum::Checksum;
+use crate::files;
 use sha2::{Digest, Sha256};
 use std::fmt;
 use std::fs::File;
+use std::io::ErrorKind;
 use std::ops::Range;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
@@ -102,10 +104,10 @@ impl fmt::Display for Problem {
 ///
 /// When there is no such folder, when its `data.json` cannot be used, and when a file cannot be read.
 pub fn verify(folder: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Verified, DataError> {
-    if !folder.exists() {
+    if !folder.try_exists().map_err(DataError::io("open", folder))? {
         return Err(DataError::Missing { path: folder.to_owned() });
     }
-    let info = DataInfo::load(folder)?;
+    let info = DataInfo::load_unproven(folder)?;
     let splits = [Split::Train, Split::Validation];
     let all = splits
         .map(|split| info.split(split).tokens.saturating_mul(info.dtype.bytes() as u64))
@@ -151,6 +153,12 @@ impl Look<'_> {
         self.found.problems.push(Problem { path, defect });
     }
 
+    /// Whether something is wrong with a file, as far as it has been looked at.
+    fn is_faulty(&self, name: &str) -> bool {
+        let path = self.path(name);
+        self.found.problems.iter().any(|problem| problem.path == path)
+    }
+
     fn load_sums(&mut self) -> Result<(), DataError> {
         match Sums::load(self.folder)? {
             Some(Ok(sums)) => self.sums = Some(sums),
@@ -165,9 +173,13 @@ impl Look<'_> {
     /// Opens a file and counts it; `None` if it is missing.
     fn open(&mut self, name: &'static str) -> Result<Option<(File, u64)>, DataError> {
         let path = self.path(name);
-        let file = match File::open(&path) {
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+        let file = match files::open(&path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => {
                 self.add(name, Defect::Missing);
+                return Ok(None);
+            }
+            Err(error) if error.kind() == ErrorKind::InvalidInput => {
+                self.add(name, Defect::Other(error.to_string()));
                 return Ok(None);
             }
             file => file.map_err(DataError::io("open", &path))?,
@@ -223,7 +235,7 @@ impl Look<'_> {
     /// It can be used, whether or not it has a checksum.
     fn at_tokenizer(&mut self) {
         let path = self.path(TOKENIZER_FILE);
-        if self.found.problems.iter().any(|problem| problem.path == path) {
+        if self.is_faulty(TOKENIZER_FILE) {
             return;
         }
         let problem = match Tokenizer::load(&path) {
@@ -248,7 +260,7 @@ impl Look<'_> {
         }
         // Without them, the whole file still has a checksum.
         let blocks = match stated.block_bytes {
-            Some(block) if self.path(split.block_sums_name()).exists() => {
+            Some(block) if self.path(split.block_sums_name()).is_file() => {
                 match BlockSums::open(self.path(split.block_sums_name()), block, bytes) {
                     Ok(blocks) => Some(blocks),
                     Err(DataError::BlockSums { problem, .. }) => {

@@ -1,15 +1,39 @@
 //! Listing the files of an input folder.
 
 use super::DataError;
+use super::remark::{PassedOver, Unread};
+use super::stream::Stream;
+use crate::files;
 use ignore::{DirEntry, WalkBuilder};
+use nix::errno::Errno;
 use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// What is in a folder.
+#[derive(Debug, Default)]
+pub(super) struct Walked {
+    /// Its files, in sorted order.
+    pub(super) files: Vec<PathBuf>,
+    /// Links out of the folder or to nothing, and what is neither a file nor a folder.
+    pub(super) passed_over: PassedOver,
+}
 
 /// Every file below `folder`, in sorted order. Hidden files, what `.gitignore` files
-/// exclude, folders named `target` and folders of prepared data are left out.
-pub(super) fn list_files(folder: &Path) -> Result<Vec<PathBuf>, DataError> {
+/// exclude, folders named `target` and folders of prepared data are left out. Links are followed
+/// as long as they stay in the folder.
+pub(super) fn walk(folder: &Path) -> Result<Walked, DataError> {
     let is_in_repository = is_in_repository(folder);
+    let links_out: Arc<Mutex<Vec<(PathBuf, PathBuf)>>> = Arc::default();
+    let (root, noted) = (folder.to_owned(), links_out.clone());
+    let is_wanted = move |entry: &DirEntry| match link_out(&root, entry) {
+        None => is_wanted(entry),
+        Some(target) => {
+            let mut noted = noted.lock().unwrap_or_else(PoisonError::into_inner);
+            noted.push((entry.path().to_owned(), target));
+            false
+        }
+    };
     let mut builder = WalkBuilder::new(folder);
     builder
         .standard_filters(false)
@@ -22,23 +46,47 @@ pub(super) fn list_files(folder: &Path) -> Result<Vec<PathBuf>, DataError> {
         .follow_links(true)
         .sort_by_file_name(|first, second| first.cmp(second))
         .filter_entry(is_wanted);
-    let mut files = Vec::new();
+    let (mut files, mut others) = (Vec::new(), Vec::new());
     for entry in builder.build() {
         match entry {
-            Ok(entry) if entry.file_type().is_some_and(|kind| kind.is_file()) => {
-                files.push(entry.into_path());
-            }
-            Ok(_) => {}
-            Err(error) if leads_nowhere(&error) => {}
-            Err(error) => {
-                return Err(DataError::Walk {
-                    path: folder.to_path_buf(),
-                    problem: error.to_string(),
-                });
-            }
+            Ok(entry) => match entry.metadata().as_ref().ok().and_then(Stream::of) {
+                Some(stream) => others.push((entry.into_path(), Unread::Stream(stream))),
+                None if entry.file_type().is_some_and(|kind| kind.is_file()) => {
+                    files.push(entry.into_path());
+                }
+                None => {}
+            },
+            Err(error) if is_circle(&error) => {}
+            Err(error) => match dangling_link(&error) {
+                Some(link) if is_hidden(link) => {}
+                Some(link) => others.push((link.to_owned(), Unread::LeadsNowhere)),
+                None => {
+                    return Err(DataError::Walk {
+                        path: folder.to_path_buf(),
+                        problem: error.to_string(),
+                    });
+                }
+            },
         }
     }
-    Ok(files)
+    let mut links_out = links_out.lock().unwrap_or_else(PoisonError::into_inner);
+    others.extend(links_out.drain(..).map(|(link, to)| (link, Unread::LeadsOut { to })));
+    others.sort_by(|(first, _), (second, _)| first.cmp(second));
+    let mut passed_over = PassedOver::default();
+    others.into_iter().for_each(|(path, reason)| passed_over.add(&path, reason));
+    Ok(Walked { files, passed_over })
+}
+
+/// Where a link below `root` leads, if that is not in `root`.
+fn link_out(root: &Path, entry: &DirEntry) -> Option<PathBuf> {
+    if entry.depth() == 0 || !entry.path_is_symlink() {
+        return None;
+    }
+    files::way_out(root, entry.path().strip_prefix(root).ok()?)
+}
+
+fn is_hidden(path: &Path) -> bool {
+    path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"."))
 }
 
 fn is_in_repository(folder: &Path) -> bool {
@@ -55,21 +103,32 @@ fn is_wanted(entry: &DirEntry) -> bool {
     entry.file_name() != "target" && !is_prepared
 }
 
-/// Whether the error is a symbolic link that holds no text to miss: to nothing, to itself, or to a folder
-/// that it is in, whose files are listed anyway.
-fn leads_nowhere(error: &ignore::Error) -> bool {
+/// Whether the error is a symbolic link that closes a circle: to a folder that it is in, whose files are listed
+/// anyway, or to itself.
+fn is_circle(error: &ignore::Error) -> bool {
     match error {
-        ignore::Error::WithDepth { err, .. } => leads_nowhere(err),
-        ignore::Error::WithPath { path, err } => {
-            leads_nowhere(err) || path.is_symlink() && fs::metadata(path).is_err_and(is_lost)
-        }
+        ignore::Error::WithDepth { err, .. } => is_circle(err),
+        ignore::Error::WithPath { path, err } => is_circle(err) || fails_with(path, Errno::ELOOP),
         ignore::Error::Loop { .. } => true,
         _ => false,
     }
 }
 
-fn is_lost(error: io::Error) -> bool {
-    error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(libc::ELOOP)
+/// The symbolic link to nothing that the error is about.
+fn dangling_link(error: &ignore::Error) -> Option<&Path> {
+    match error {
+        ignore::Error::WithDepth { err, .. } => dangling_link(err),
+        ignore::Error::WithPath { path, err } => {
+            dangling_link(err).or_else(|| fails_with(path, Errno::ENOENT).then_some(path))
+        }
+        _ => None,
+    }
+}
+
+/// Whether `path` is a link that cannot be followed because of `errno`.
+fn fails_with(path: &Path, errno: Errno) -> bool {
+    let follow = || fs::metadata(path);
+    path.is_symlink() && follow().is_err_and(|error| error.raw_os_error() == Some(errno as i32))
 }
 
 #[cfg(test)]
@@ -77,7 +136,7 @@ mod tests {
     use super::*;
 
     fn names(folder: &Path) -> Vec<String> {
-        let files = list_files(folder).unwrap();
+        let files = walk(folder).unwrap().files;
         let name = |path: &PathBuf| path.strip_prefix(folder).unwrap().display().to_string();
         files.iter().map(name).collect()
     }
@@ -133,6 +192,7 @@ mod tests {
         std::os::unix::fs::symlink("a.txt", folder.path().join("b.txt")).unwrap();
         std::os::unix::fs::symlink("nowhere", folder.path().join("c.txt")).unwrap();
         assert_eq!(names(folder.path()), ["a.txt", "b.txt"]);
+        assert_eq!(walk(folder.path()).unwrap().passed_over.count(), 1);
     }
 
     #[test]
@@ -148,11 +208,13 @@ mod tests {
         symlink("there", root.join("back")).unwrap();
         symlink("back", root.join("there")).unwrap();
         assert_eq!(names(root), ["deep/a.txt"]);
+        // They hold nothing to miss.
+        assert_eq!(walk(root).unwrap().passed_over.count(), 0);
     }
 
     #[test]
     fn a_folder_that_cannot_be_listed_is_named() {
-        let error = list_files(Path::new("/no/such/folder")).unwrap_err().to_string();
+        let error = walk(Path::new("/no/such/folder")).unwrap_err().to_string();
         assert!(error.contains("/no/such/folder"), "{error}");
     }
 }

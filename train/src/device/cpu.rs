@@ -20,16 +20,20 @@ const PEAK_TRIES: usize = 20;
 /// After this much time no further product is begun.
 const PEAK_TIME: Duration = Duration::from_secs(1);
 
+/// Cores that this process may use.
+pub fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, NonZero::get)
+}
+
 /// Compute threads of each of `ranks` ranks.
 pub fn threads_per_rank(section: &DeviceSection, ranks: usize) -> usize {
-    let cores = || std::thread::available_parallelism().map_or(1, NonZero::get);
     (section.threads.unwrap_or_else(cores) / ranks.max(1)).max(1)
 }
 
 /// How many ranks share the cores that this process may use. `srun` and `mpirun` commonly bind every
 /// process to cores of its own; other launchers leave all cores to all.
 pub fn ranks_sharing_cores(place: &Place) -> usize {
-    let mine = std::thread::available_parallelism().map_or(1, NonZero::get);
+    let mine = cores();
     let may_bind = matches!(place.source, Source::Slurm | Source::OpenMpi | Source::Pmi);
     if may_bind && cores_of_machine().is_some_and(|all| mine < all) {
         return 1;
@@ -38,7 +42,7 @@ pub fn ranks_sharing_cores(place: &Place) -> usize {
 }
 
 /// Cores that are switched on, whoever may use them.
-fn cores_of_machine() -> Option<usize> {
+pub fn cores_of_machine() -> Option<usize> {
     let online = std::fs::read_to_string("/sys/devices/system/cpu/online").ok()?;
     count_cpus(online.trim())
 }

@@ -1,5 +1,7 @@
 //! Why a run cannot have the device that it was told to use.
 
+use crate::words::number_of;
+
 /// What is missing. The first sentence says what it is; the rest where it was looked for, and what to
 /// do.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -60,9 +62,9 @@ pub enum DeviceError {
     },
     /// The node has fewer GPUs than ranks.
     #[error(
-        "there are fewer GPUs than ranks: {ranks} ranks on this node, and {gpus} GPU{}{}; start {gpus} \
-         rank{} per node, or set device.backend = \"cpu\"",
-        plural(.gpus), seen(.visible), plural(.gpus)
+        "there are fewer GPUs than ranks: {} on this node, and {}{}; start {} per node, or set \
+         device.backend = \"cpu\"",
+        number_of(*.ranks, "rank"), number_of(*.gpus, "GPU"), seen(.visible), number_of(*.gpus, "rank")
     )]
     FewerGpus {
         /// Ranks that are processes of this node.
@@ -270,10 +272,6 @@ fn hidden(visible: &Option<String>) -> String {
 
 fn seen(visible: &Option<String>) -> String {
     visible.as_ref().map_or_else(String::new, |value| format!(" (CUDA_VISIBLE_DEVICES={value})"))
-}
-
-fn plural(count: &usize) -> &'static str {
-    if *count == 1 { "" } else { "s" }
 }
 
 fn gib(bytes: &u64) -> String {

@@ -42,7 +42,7 @@ use crate::config::{Backend, CommBackend, Config, Precision, Suits};
 use crate::place::Place;
 use crate::train::TrainError;
 
-pub use cpu::{ranks_sharing_cores, threads_per_rank};
+pub use cpu::{cores, cores_of_machine, ranks_sharing_cores, threads_per_rank};
 #[cfg(feature = "cuda")]
 pub use cuda::examine;
 pub use demand::Demand;

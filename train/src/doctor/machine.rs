@@ -9,6 +9,7 @@ use serde_json::json;
 
 use super::diagnosis::Part;
 use crate::device::Memory;
+use crate::words::number_of;
 
 /// This machine when `ranks` ranks share it.
 pub(super) fn examine(ranks: usize) -> Part {
@@ -19,13 +20,22 @@ pub(super) fn examine(ranks: usize) -> Part {
     if cores < all {
         // Bound by mpirun or srun, which bind each rank, or by a container, which binds them all.
         lines.push(format!(
-            "{cores} of {all} cores for this process, its own or shared by {ranks} ranks"
+            "{cores} of {} for this process, its own or shared by {}",
+            number_of(all, "core"),
+            number_of(ranks, "rank")
         ));
     } else {
         let threads = (cores / ranks.max(1)).max(1);
-        lines.push(format!("{cores} cores for this process; {threads} for each of {ranks} ranks"));
+        lines.push(format!(
+            "{} for this process; {threads} for each of {}",
+            number_of(cores, "core"),
+            number_of(ranks, "rank")
+        ));
         if ranks > cores {
-            lines.push(format!("more ranks than cores: {ranks} take turns on {cores} cores"));
+            lines.push(format!(
+                "more ranks than cores: {ranks} take turns on {}",
+                number_of(cores, "core")
+            ));
         }
     }
     let choice = std::env::var_os(ops::BF16_CHOICE).filter(|choice| !choice.is_empty());

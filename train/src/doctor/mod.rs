@@ -11,6 +11,7 @@ use kiln_collectives::tcp::Ports;
 use serde_json::json;
 
 use crate::place::{self, Flags, Job, Master, Node, PerGpu, Place, PlaceError, Role, SECRET};
+use crate::words::number_of;
 use diagnosis::Part;
 
 pub use diagnosis::Diagnosis;
@@ -41,16 +42,18 @@ impl DoctorArgs {
 pub fn examine(args: &DoctorArgs) -> Diagnosis {
     let (role, sources) = place::survey(&args.place, &place::environment);
     let known = role.as_ref().ok();
-    let network = known.and_then(meeting_point);
+    let network =
+        known.and_then(meeting_point).map(|(master, here)| network::examine(master, here));
+    let is_found = network.as_ref().is_none_or(|(_, is_found)| *is_found);
     let ranks = ranks_here(known);
     let (ports, enough) = network::examine_ports(args.comm_ports, ranks);
     Diagnosis {
         sources,
-        network: network.map(|(master, here)| Part::in_words(network::examine(master, here))),
+        network: network.map(|(lines, _)| Part::in_words(lines)),
         ports: Part::in_words(vec![ports]),
         machine: machine::examine(ranks),
         gpus: Part::in_words(gpu::examine()),
-        healthy: role.is_ok() && enough,
+        healthy: role.is_ok() && is_found && enough,
         place: standing(&role),
     }
 }
@@ -133,7 +136,11 @@ fn node(node: &Node) -> Vec<String> {
     };
     vec![
         format!("node {} of {}, from {}", node.node_rank, node.nodes, node.source),
-        format!("starts {}, again at most {} times", ranks_of(node), node.max_restarts),
+        format!(
+            "starts {}, again at most {}",
+            ranks_of(node),
+            number_of(node.max_restarts, "time")
+        ),
         master,
         job(&node.job),
         secret,
@@ -142,11 +149,11 @@ fn node(node: &Node) -> Vec<String> {
 
 fn job(job: &Job) -> String {
     let name = job.name.as_deref().unwrap_or("without a name");
-    format!("job {name}, restarted {} times", job.restarts)
+    format!("job {name}, restarted {}", number_of(job.restarts, "time"))
 }
 
 fn ranks_of(node: &Node) -> String {
-    let ranks = format!("{} ranks", node.nproc_per_node);
+    let ranks = number_of(node.nproc_per_node, "rank");
     match node.per_gpu {
         None => ranks,
         Some(PerGpu::Needed(_)) => "one rank for each GPU".to_owned(),

@@ -19,16 +19,17 @@ const CONNECT: Duration = Duration::from_secs(2);
 /// Addresses of a name that are tried.
 const ADDRESSES: usize = 3;
 
-/// Lines on the master as seen from here; `here` if it is to run on this machine.
-pub(super) fn examine(master: &Master, here: bool) -> Vec<String> {
+/// Lines on the master as seen from here, and whether ranks can find its machine; `here` if that is this one.
+pub(super) fn examine(master: &Master, here: bool) -> (Vec<String>, bool) {
     let addresses = match resolve(master.host.clone(), master.port) {
         Ok(addresses) => addresses,
         Err(problem) => {
             let host = &master.host;
-            return vec![format!(
+            let line = format!(
                 "{host} does not resolve ({problem}); use an address, or a name that this machine \
                  knows"
-            )];
+            );
+            return (vec![line], false);
         }
     };
     let list: Vec<_> = addresses.iter().map(|address| address.ip().to_string()).collect();
@@ -38,7 +39,7 @@ pub(super) fn examine(master: &Master, here: bool) -> Vec<String> {
         (_, true) => lines.push(bindable(&addresses, master)),
         (_, false) => lines.push(reachable(&addresses)),
     }
-    lines
+    (lines, true)
 }
 
 /// A line on the ports where ranks listen for each other, and whether there are enough for `ranks` of them

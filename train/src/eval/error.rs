@@ -25,6 +25,30 @@ pub enum EvalError {
         /// Where its data was.
         data: PathBuf,
     },
+    /// The data that a model was trained on, which a relative path names, is nowhere to be found.
+    #[error(
+        "{} was trained on the data in {}, a path that starts where the run was started: nothing is there from \
+         the current folder, nor from one that the model is in. Start where the run was started, or name a \
+         folder with prepared data with --data",
+        .checkpoint.display(), .data.display()
+    )]
+    DataNotFound {
+        /// The model.
+        checkpoint: PathBuf,
+        /// Where its data was.
+        data: PathBuf,
+    },
+    /// In the place of the data that a model was trained on are others.
+    #[error(
+        "the data in {} are not those that {} was trained on; if they are meant, say so with --data {}",
+        .data.display(), .checkpoint.display(), .data.display()
+    )]
+    OtherData {
+        /// The model.
+        checkpoint: PathBuf,
+        /// What is there.
+        data: PathBuf,
+    },
     /// Data that is not where the user says.
     #[error("--data {}: there is no such folder; name one with prepared data", .data.display())]
     DataMissing {

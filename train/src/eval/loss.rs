@@ -7,7 +7,7 @@ use kiln_model::layers::Layer;
 
 use super::EvalError;
 use crate::config;
-use crate::data::{self, BatchSource, Split, TokenFile};
+use crate::data::{self, BatchSource, DataInfo, Split, SplitInfo, TokenFile};
 use crate::files::{self, MAX_WHOLE};
 use crate::sharded::ShardedDecoder;
 use crate::source::ModelSource;
@@ -91,13 +91,13 @@ impl Validation {
 
 /// Fails if the data are known to be ids of another tokenizer than the model's: their loss would mean
 /// nothing.
-fn check_tokenizer(model: &ModelSource, data: &Path) -> Result<(), EvalError> {
+fn check_tokenizer(model: &ModelSource, data: &Path) -> Result<(), TrainError> {
     let Ok(tokenizer) = data::tokenizer_of(data) else { return Ok(()) };
+    let content = data::read_tokenizer_of(data)?;
     let own = model.tokenizer();
-    let read = |path| files::read(path, MAX_WHOLE);
-    match (read(&tokenizer), read(&own)) {
-        (Ok(content), Ok(model)) if data::are_other_tokenizers(&content, &model) => {
-            Err(EvalError::OtherTokenizer { data: tokenizer, model: own })
+    match files::read(&own, MAX_WHOLE) {
+        Ok(model) if data::are_other_tokenizers(&content, &model) => {
+            Err(EvalError::OtherTokenizer { data: tokenizer, model: own }.into())
         }
         _ => Ok(()),
     }
@@ -110,11 +110,33 @@ fn data_of(model: &ModelSource) -> Result<PathBuf, EvalError> {
     if files::open(&path).is_err() {
         return Err(EvalError::NoData { checkpoint });
     }
-    match config::load(&path, &[]) {
-        Err(_) => Err(EvalError::NoData { checkpoint }),
-        Ok(config) if !config.data.path.exists() => {
-            Err(EvalError::DataGone { checkpoint, data: config.data.path })
-        }
-        Ok(config) => Ok(config.data.path),
+    let Ok(config) = config::load(&path, &[]) else {
+        return Err(EvalError::NoData { checkpoint });
+    };
+    let data = config.data.path;
+    // A relative path starts at the folder in which the run was started, and nothing says which that was:
+    // this one, or one that the run is in.
+    let absolute = checkpoint.canonicalize().unwrap_or_else(|_| checkpoint.clone());
+    let above = absolute.ancestors().skip(1).map(|folder| folder.join(&data));
+    let there: Vec<_> = std::iter::once(data.clone()).chain(above).filter(|p| p.exists()).collect();
+    let is_own = |folder: &PathBuf| {
+        let Ok(info) = DataInfo::load(folder) else { return false };
+        info.train.sha256.is_some() && info.train.sha256.as_deref() == model.data_sha256()
+    };
+    if let Some(own) = there.iter().find(|folder| is_own(folder)) {
+        return Ok(own.clone());
+    }
+    match there.into_iter().next() {
+        // What does not say what it is, is taken for what it is called.
+        Some(folder) if model.data_sha256().is_none() => Ok(folder),
+        Some(folder) => match DataInfo::load(&folder) {
+            Ok(DataInfo { train: SplitInfo { sha256: Some(_), .. }, .. }) => {
+                Err(EvalError::OtherData { checkpoint, data: folder })
+            }
+            // Opening it says what is wrong with it, if anything is.
+            _ => Ok(folder),
+        },
+        None if data.is_relative() => Err(EvalError::DataNotFound { checkpoint, data }),
+        None => Err(EvalError::DataGone { checkpoint, data }),
     }
 }

@@ -9,6 +9,7 @@ use serde::Serialize;
 use super::answers::AnswerLoss;
 use super::loss::ValidationLoss;
 use crate::train::TrainError;
+use crate::words::number_of;
 
 /// What an evaluation has come to.
 #[derive(Clone, Debug, PartialEq)]
@@ -160,7 +161,7 @@ impl fmt::Display for Report {
                 answer.loss(),
                 answer.loss().exp(),
                 answer.sum,
-                count(answer.tokens, "token")
+                number_of(answer.tokens, "token")
             )?,
             Outcome::Answers(losses) => {
                 let Total { loss, tokens, mean_sum } = Total::of(losses);
@@ -169,18 +170,14 @@ impl fmt::Display for Report {
                     "answer loss {loss:.4} nats per token, perplexity {:.2}, {} of {}; mean sum \
                      per answer {mean_sum:.4}",
                     loss.exp(),
-                    count(tokens, "token"),
-                    count(losses.len(), "answer")
+                    number_of(tokens, "token"),
+                    number_of(losses.len(), "answer")
                 )?;
             }
             Outcome::Logits { path, shape: [rows, columns] } => {
                 write!(f, "logits {rows} x {columns} -> {}", path.display())?;
             }
         }
-        write!(f, " ({}, {})", self.strategy, count(self.ranks, "rank"))
+        write!(f, " ({}, {})", self.strategy, number_of(self.ranks, "rank"))
     }
-}
-
-fn count(number: usize, what: &str) -> String {
-    format!("{number} {what}{}", if number == 1 { "" } else { "s" })
 }

@@ -27,19 +27,19 @@ pub struct GenerateArgs {
     #[arg(long)]
     prompt: String,
     /// Tokens to generate.
-    #[arg(long)]
+    #[arg(long, allow_negative_numbers = true)]
     max_tokens: usize,
     /// 0 takes the likeliest token; higher is more random.
-    #[arg(long, default_value_t = 0.8)]
+    #[arg(long, allow_negative_numbers = true, default_value_t = 0.8)]
     temperature: f64,
     /// Choose among this many of the likeliest tokens; 0 for all.
-    #[arg(long, default_value_t = 0)]
+    #[arg(long, allow_negative_numbers = true, default_value_t = 0)]
     top_k: usize,
     /// Choose among the likeliest tokens that together have this probability; 1 for all.
-    #[arg(long, default_value_t = 1.0)]
+    #[arg(long, allow_negative_numbers = true, default_value_t = 1.0)]
     top_p: f64,
     /// Seed of the random choices.
-    #[arg(long, default_value_t = 0)]
+    #[arg(long, allow_negative_numbers = true, default_value_t = 0)]
     seed: u64,
     #[command(flatten)]
     device: DeviceFlag,

@@ -4,15 +4,13 @@ use std::path::{Path, PathBuf};
 
 use kiln_model::ModelConfigError;
 
-use crate::files;
+use crate::{files, mismatch};
 
 /// What can go wrong with a folder in the layout of Hugging Face.
 #[derive(Debug, thiserror::Error)]
 pub enum HuggingFaceError {
     /// A file cannot be read or written.
-    #[error(
-        "cannot {operation} {path}: {source}; check the path, its permissions and the free space"
-    )]
+    #[error("cannot {operation} {path}: {source}; {}", files::advice(source))]
     Io {
         /// What was tried.
         operation: &'static str,
@@ -84,7 +82,7 @@ pub enum HuggingFaceError {
         problem: String,
     },
     /// The weights are not those that the configuration describes.
-    #[error("the weights in {} are not those that its config.json describes: missing [{}], unexpected [{}], of another shape [{}]; get config.json and weights from the same place", .path.display(), list(.missing), list(.unexpected), list(.misshapen))]
+    #[error("the weights in {} are not those that its config.json describes: {}; get config.json and weights from the same place", .path.display(), mismatch::describe(.missing, .unexpected, .misshapen))]
     Names {
         /// The folder.
         path: PathBuf,
@@ -169,16 +167,6 @@ pub enum HuggingFaceError {
         /// The client's reason.
         problem: String,
     },
-}
-
-/// The first names of a list; a whole model's would fill the screen.
-fn list(names: &[String]) -> String {
-    const SHOWN: usize = 8;
-    let shown = names[..names.len().min(SHOWN)].join(", ");
-    match names.len().saturating_sub(SHOWN) {
-        0 => shown,
-        more => format!("{shown} and {more} more"),
-    }
 }
 
 impl HuggingFaceError {

@@ -23,6 +23,7 @@ use crate::metrics::say;
 use crate::sharded::parameter_shapes;
 use crate::source::ModelSource;
 use crate::train::TrainError;
+use crate::weights::{Watched, Weights as _};
 
 pub use super::writer::ExportDtype;
 
@@ -44,7 +45,7 @@ pub struct ExportArgs {
     #[arg(long, value_enum, default_value = "f32")]
     dtype: ExportDtype,
     /// Start another file before one gets larger than this.
-    #[arg(long, default_value_t = 5.0, value_name = "GB")]
+    #[arg(long, default_value_t = 5.0, value_name = "GB", allow_negative_numbers = true)]
     max_shard_gb: f64,
 }
 
@@ -82,7 +83,7 @@ impl ExportArgs {
 ///
 /// # Errors
 ///
-/// When the model cannot be opened or read, when it has parts that are not built in, when no
+/// When the model cannot be opened or read, when a weight is no finite number, when it has parts that are not built in, when no
 /// architecture there has what it has, when there is something at `out` already, and when the disk
 /// fails.
 pub fn export(options: &ExportOptions) -> Result<(), TrainError> {
@@ -92,6 +93,7 @@ pub fn export(options: &ExportOptions) -> Result<(), TrainError> {
     let config =
         to_json(source.model(), source.context_length(), &tokens, dtype.torch_name(), folder)?;
     let weights = source.weights();
+    let weights = Watched::new(weights.as_ref());
     let items = items(&source)?;
     let known: std::collections::BTreeSet<_> =
         items.iter().map(|item| item.name.as_str()).collect();
@@ -110,11 +112,12 @@ pub fn export(options: &ExportOptions) -> Result<(), TrainError> {
     }
     let files = split(items, dtype, options.max_shard_bytes);
     for (name, items) in &files {
-        write_file(&out, name, weights.as_ref(), items, dtype)?;
+        write_file(&out, name, &weights, items, dtype)?;
     }
     if files.len() > 1 {
         out.write_json(INDEX_FILE, &index(&files, dtype))?;
     }
+    weights.check()?;
     Ok(out.commit()?)
 }
 

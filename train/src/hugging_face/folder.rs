@@ -19,6 +19,7 @@ use crate::device;
 use crate::files;
 use crate::sharded::parameter_shapes;
 use crate::weights::Weights;
+use crate::words::number_of;
 
 /// A folder with `config.json` and safetensors. Opening it checks names, shapes and dtypes of all
 /// weights; their values are read where they are, part by part.
@@ -110,8 +111,8 @@ impl HuggingFaceFolder {
         let width = self.tensors.keys().map(String::len).max().unwrap_or(0).max(4);
         let mut lines = vec![
             format!(
-                "{folder}: a model in the layout of Hugging Face, {files} file{} of weights",
-                if files == 1 { "" } else { "s" }
+                "{folder}: a model in the layout of Hugging Face, {} of weights",
+                number_of(files, "file")
             ),
             model_line(self.model(), parameters, self.context_length()),
             format!("{:width$}  {:5}  {:16}  name there", "name", "dtype", "shape"),

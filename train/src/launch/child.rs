@@ -18,7 +18,8 @@ use super::last_words::LastWords;
 use super::logs::{Copying, LAST_OUTPUT, Log, Stream};
 use super::report;
 use super::supervise::Event;
-use crate::process::launcher::Word;
+use crate::process::{self, launcher::Word};
+use crate::words::number_of;
 
 /// A rank that was started.
 pub(super) struct Child {
@@ -32,8 +33,10 @@ pub(super) struct Child {
     last_words: LastWords,
     /// Whether the process still exists, if only as a zombie that keeps its number.
     exists: bool,
-    /// The last signal that the launcher sent to end it.
-    ended_by: Option<Signal>,
+    /// Whether the launcher has told it to end.
+    told: bool,
+    /// Why the launcher has killed it, if it has.
+    killed: Option<String>,
 }
 
 /// How a rank ended.
@@ -51,10 +54,16 @@ pub(super) struct End {
     pub(super) at: Instant,
     /// Whether the launcher had told it to end.
     pub(super) told: bool,
+    /// Why the launcher has killed it, if it has.
+    pub(super) killed: Option<String>,
     /// What it has told the launcher itself.
     pub(super) words: Vec<(Word, String)>,
     /// The optimizer step that it was in, if it has come to one and could say so.
     pub(super) step: Option<u64>,
+    /// The id of the run whose folder it has taken.
+    pub(super) run: Option<String>,
+    /// The ranks of the job that it has waited for in vain.
+    pub(super) absent: Vec<usize>,
     /// Its last lines on stderr.
     pub(super) last_lines: Vec<String>,
     /// Where all of them are.
@@ -111,7 +120,8 @@ impl Child {
             copying: Vec::new(),
             last_words,
             exists: true,
-            ended_by: None,
+            told: false,
+            killed: None,
         };
         if let Some(pipe) = child.process.stdout.take() {
             child.copying.push(stdout.copy(pipe, Stream::Stdout)?);
@@ -133,18 +143,32 @@ impl Child {
         Ok(child)
     }
 
-    /// Sends SIGTERM or SIGKILL to the rank and what it has started.
-    pub(super) fn end(&mut self, signal: Signal) {
+    /// Tells the rank and what it has started to end.
+    pub(super) fn end(&mut self) {
         if self.exists {
-            self.ended_by = Some(signal);
-            let _ = kill_process_group(self.pid, signal);
+            self.told = true;
+            let _ = kill_process_group(self.pid, Signal::TERM);
         }
+    }
+
+    /// Ends the rank and what it has started at once; `why` says for which reason.
+    pub(super) fn kill(&mut self, why: &str) {
+        if self.exists {
+            self.told = true;
+            self.killed = Some(why.to_owned());
+            let _ = kill_process_group(self.pid, Signal::KILL);
+        }
+    }
+
+    /// Whether the process is stopped, as by SIGSTOP, so that nothing but SIGKILL can end it.
+    pub(super) fn is_stopped(&self) -> bool {
+        self.exists && matches!(process::state_of(self.pid), Some('T' | 't'))
     }
 
     /// Asks the rank to save and end. Unlike SIGTERM, that may be said to one that was told already.
     pub(super) fn stop(&mut self) {
         if self.exists {
-            self.ended_by = Some(Signal::USR1);
+            self.told = true;
         }
         self.notify(Signal::USR1);
     }
@@ -170,10 +194,20 @@ impl Child {
         let lost: usize = self.copying.drain(..).map(finish).sum();
         if lost > 0 {
             let rank = self.rank;
-            report::say(&format!("rank {rank}: its logs could not take {lost} bytes"));
+            report::say(&format!(
+                "rank {rank}: its logs could not take {}",
+                number_of(lost, "byte")
+            ));
         }
-        let (steps, words): (Vec<_>, Vec<_>) =
-            self.last_words.read().into_iter().partition(|(word, _)| *word == Word::Step);
+        let (mut step, mut run, mut absent, mut words) = (None, None, Vec::new(), Vec::new());
+        for (word, text) in self.last_words.read() {
+            match word {
+                Word::Step => step = text.parse().ok(),
+                Word::Run => run = Some(text),
+                Word::Absent => absent = text.split(',').flat_map(str::parse).collect(),
+                _ => words.push((word, text)),
+            }
+        }
         Ok(End {
             rank: self.rank,
             pid: self.pid.as_raw_nonzero().get(),
@@ -181,9 +215,12 @@ impl Child {
             signal: status.signal(),
             after: at.saturating_duration_since(self.started),
             at,
-            told: self.ended_by.is_some(),
+            told: self.told,
+            killed: self.killed.take(),
             words,
-            step: steps.last().and_then(|(_, step)| step.parse().ok()),
+            step,
+            run,
+            absent,
             last_lines: self.stderr.tail(),
             stderr: self.stderr.path.clone(),
         })

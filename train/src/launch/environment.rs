@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::place::{Node, SECRET};
-use crate::process::launcher::{GRACE, LAUNCHER_PID};
+use crate::process::launcher::{GRACE, LAUNCHER_PID, RUN};
 
 /// One life of a job on this node.
 pub(super) struct Job {
@@ -13,6 +13,8 @@ pub(super) struct Job {
     pub(super) name: String,
     /// How often this launcher has started the ranks again.
     pub(super) restart: u64,
+    /// The id of the run that an earlier life has worked on.
+    pub(super) run: Option<String>,
     /// Time between SIGTERM and SIGKILL.
     pub(super) grace: Duration,
 }
@@ -54,6 +56,7 @@ impl Job {
             (LAUNCHER_PID, std::process::id().to_string()),
             (GRACE, self.grace.as_secs_f64().to_string()),
         ];
+        variables.extend(self.run.clone().map(|run| (RUN, run)));
         variables.extend(node.secret.clone().map(|secret| (SECRET, secret)));
         variables
     }

@@ -120,7 +120,7 @@ pub fn run(options: &Options) -> Result<u8, LaunchError> {
         }
     }
     let mut restarts = Restarts::new(node.max_restarts);
-    let mut job = Job { node, name, restart: 0, grace: options.grace };
+    let mut job = Job { node, name, restart: 0, run: None, grace: options.grace };
     // Held until the last rank has ended.
     let (logs, _claimed) = logs::claim(&log_dir, &fallback, job.rank(0), job.restarts())?;
     if logs != log_dir {
@@ -153,11 +153,13 @@ pub fn run(options: &Options) -> Result<u8, LaunchError> {
             Next::Again(pause) => pause,
         };
         job.restart = restarts.done();
+        job.run = ends.ranks.iter().find_map(|end| end.run.clone()).or(job.run);
         report::say(&format!("the next try is in {} s", pause.as_secs()));
         if let Some(signal) = signals.pause(pause) {
             let name = report::signal_name(signal);
             report::say(&format!("{name} before the next try: the job is not started again"));
-            return Ok(Verdict::between_lives(signal).code());
+            // Whichever signal it was: nothing runs, and what was saved stays.
+            return Ok(PREEMPTED);
         }
         report::say(&format!(
             "starting all ranks of this node again, restart {} of {}",

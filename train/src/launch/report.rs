@@ -1,5 +1,7 @@
 //! What the launcher says: the root cause first, then what followed from it.
 
+use signal_hook::consts::SIGKILL;
+
 use super::child::End;
 use super::environment::Job;
 use super::supervise::Ends;
@@ -71,11 +73,12 @@ fn how(end: &End) -> String {
         (None, Some(signal)) => format!("killed by {}", signal_name(signal)),
         (None, None) => "ended in an unknown way".to_owned(),
     };
-    let hint = match end.signal {
-        Some(signal_hook::consts::SIGKILL) if !end.told => {
-            "; if nobody did that by hand, it was probably out of memory: see `dmesg`"
+    let hint = match (end.signal, &end.killed) {
+        (Some(SIGKILL), Some(why)) => format!(", by this launcher: {why}"),
+        (Some(SIGKILL), None) if !end.told => {
+            "; if nobody did that by hand, it was probably out of memory: see `dmesg`".to_owned()
         }
-        _ => "",
+        _ => String::new(),
     };
     format!("{what} after {after:.1} s{hint}")
 }

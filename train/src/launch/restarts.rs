@@ -6,6 +6,7 @@ use super::child::End;
 use super::supervise::Ends;
 use super::verdict::Verdict;
 use crate::process::launcher::Word;
+use crate::words::number_of;
 
 /// The pause before the first restart, and the longest one.
 const PAUSE: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(60)];
@@ -85,8 +86,18 @@ impl Restarts {
                 again.rank, again.step
             ));
         }
+        // It was there in the life before, or could have come: whoever waits on waits for nobody.
+        if self.done > 0 && !ends.absent.is_empty() {
+            let nodes: Vec<_> = ends.absent.iter().map(usize::to_string).collect();
+            return Next::GiveUp(format!(
+                "giving up: node {} did not come to this restart. Its launcher has given up or has ended, and \
+                 says why, or its machine cannot be reached. Where a node needs longer to come back, raise \
+                 comm.join_timeout_s",
+                nodes.join(" and node ")
+            ));
+        }
         if self.done >= self.most {
-            return Next::GiveUp(format!("giving up after {} restarts", self.done));
+            return Next::GiveUp(format!("giving up after {}", number_of(self.done, "restart")));
         }
         let reached = ends.ranks.iter().filter_map(|end| end.step).max();
         let got_farther =
@@ -117,8 +128,11 @@ mod tests {
             after: Duration::ZERO,
             at: Instant::now(),
             told: false,
+            killed: None,
             words,
             step: Some(step).filter(|step| *step > 0),
+            run: None,
+            absent: Vec::new(),
             last_lines: Vec::new(),
             stderr: PathBuf::new(),
         }
@@ -191,6 +205,20 @@ mod tests {
         assert_eq!([pause(7, 1), pause(6, 1), pause(8, 1), pause(8, 1)], [2, 4, 1, 2]);
         // Long, and for nothing: the ranks of another node did not come.
         assert_eq!([pause(8, 1000), pause(0, 1000), pause(0, 1)], [1, 2, 4]);
+    }
+
+    #[test]
+    fn a_node_that_does_not_come_to_a_restart_ends_the_job() {
+        let alone = || Ends { absent: vec![1, 2], ..life(vec![end(0, 0, &[])]) };
+        let mut restarts = Restarts::new(5);
+        let mut after = || restarts.after(&alone(), Verdict::Failed, Duration::from_secs(1));
+        // At first it may merely be late.
+        assert!(matches!(after(), Next::Again(_)));
+        let Next::GiveUp(why) = after() else { panic!() };
+        assert!(
+            why.starts_with("giving up: node 1 and node 2 did not come to this restart"),
+            "{why}"
+        );
     }
 
     #[test]

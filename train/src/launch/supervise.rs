@@ -1,6 +1,7 @@
 //! One life of all ranks of a node: they are started, and this waits until the last one has ended,
 //! passes signals on, and ends the others when one fails.
 
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::path::Path;
 use std::sync::mpsc::{self, Receiver, Sender};
@@ -99,6 +100,8 @@ pub(super) struct Ends {
     pub(super) ranks: Vec<End>,
     /// The first signal that told the launcher to end.
     pub(super) signal: Option<i32>,
+    /// Other nodes whose ranks did not come to meet those of this one.
+    pub(super) absent: Vec<usize>,
     /// Whether the ranks were told that they are about to be preempted.
     pub(super) preempted: bool,
 }
@@ -109,8 +112,8 @@ enum Next {
     Run,
     /// SIGTERM at that time: a rank has failed, or will not come.
     Terminate(Instant),
-    /// SIGKILL at that time: they were told to end.
-    Kill(Instant),
+    /// SIGKILL at that time: they were told to end, `grace` before it.
+    Kill { at: Instant, grace: Duration },
     /// Nothing more can be done.
     Wait,
 }
@@ -151,6 +154,9 @@ impl Life<'_> {
                         next = Next::Terminate(Instant::now() + SETTLE);
                     }
                     ends.ranks.push(end);
+                    if !matches!(next, Next::Run) && ends.ranks.iter().any(End::failed) {
+                        next = kill_stopped(&mut children, next);
+                    }
                 }
                 Some(Event::Signal(signal)) => {
                     next = self.signal(signal, &mut children, &mut ends, next);
@@ -159,6 +165,11 @@ impl Life<'_> {
             }
         }
         ends.ranks.sort_by_key(|end| end.at);
+        let node = &self.job.node;
+        let absent = ends.ranks.iter().flat_map(|end| &end.absent);
+        let absent = absent.map(|rank| rank / node.nproc_per_node);
+        let absent: BTreeSet<_> = absent.filter(|other| *other != node.node_rank).collect();
+        ends.absent = absent.into_iter().collect();
         Ok(ends)
     }
 
@@ -172,7 +183,8 @@ impl Life<'_> {
         let again = ends.signal.is_some() && signal == SIGINT;
         if again {
             report::say("interrupted again: ending the ranks at once");
-            children.iter_mut().for_each(|child| child.end(Signal::KILL));
+            let why = "it was interrupted a second time";
+            children.iter_mut().for_each(|child| child.kill(why));
             return Next::Wait;
         }
         if ends.signal.is_some() {
@@ -184,19 +196,21 @@ impl Life<'_> {
             report::signal_name(signal),
             self.job.grace.as_secs_f64()
         ));
-        children.iter_mut().for_each(|child| child.end(Signal::TERM));
-        Next::Kill(Instant::now() + self.job.grace)
+        children.iter_mut().for_each(Child::end);
+        Next::Kill { at: Instant::now() + self.job.grace, grace: self.job.grace }
     }
 
     /// Does what was due.
     fn deadline(&self, children: &mut [Child], next: Next) -> Next {
         match next {
             Next::Terminate(_) => {
-                children.iter_mut().for_each(|child| child.end(Signal::TERM));
-                Next::Kill(Instant::now() + self.job.grace.min(GRACE_AFTER_FAILURE))
+                children.iter_mut().for_each(Child::end);
+                let grace = self.job.grace.min(GRACE_AFTER_FAILURE);
+                Next::Kill { at: Instant::now() + grace, grace }
             }
-            Next::Kill(_) => {
-                children.iter_mut().for_each(|child| child.end(Signal::KILL));
+            Next::Kill { grace, .. } => {
+                let why = format!("it had not ended {} s after SIGTERM", grace.as_secs_f64());
+                children.iter_mut().for_each(|child| child.kill(&why));
                 Next::Wait
             }
             other => other,
@@ -204,10 +218,20 @@ impl Life<'_> {
     }
 }
 
+/// Once a rank has failed and only stopped ones are left, nothing is gained by giving those any time.
+fn kill_stopped(children: &mut [Child], next: Next) -> Next {
+    if children.iter().any(|child| child.exists() && !child.is_stopped()) {
+        return next;
+    }
+    let why = "its process was stopped, and all others have ended";
+    children.iter_mut().for_each(|child| child.kill(why));
+    Next::Wait
+}
+
 /// The next event; `None` when something is due.
 fn wait(events: &Receiver<Event>, next: &Next) -> Option<Event> {
     let due = match next {
-        Next::Terminate(at) | Next::Kill(at) => at.saturating_duration_since(Instant::now()),
+        Next::Terminate(at) | Next::Kill { at, .. } => at.saturating_duration_since(Instant::now()),
         // `Signals` holds a sender, so this ends with an event.
         Next::Run | Next::Wait => return events.recv().ok(),
     };

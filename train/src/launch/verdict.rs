@@ -1,7 +1,5 @@
 //! What came of a job: its exit code, and whether another try makes sense.
 
-use signal_hook::consts::{SIGTERM, SIGUSR1};
-
 use super::PREEMPTED;
 use super::child::End;
 use super::supervise::Ends;
@@ -69,14 +67,6 @@ impl Verdict {
             _ if ends.preempted => Verdict::NotSaved,
             _ if own.peek().is_some() && own.all(is_usage) => Verdict::Usage,
             _ => Verdict::Failed,
-        }
-    }
-
-    /// When the launcher is told to end while no rank runs, between two lives.
-    pub(super) fn between_lives(signal: i32) -> Verdict {
-        match signal {
-            SIGTERM | SIGUSR1 => Verdict::Preempted,
-            _ => Verdict::Signalled(signal),
         }
     }
 

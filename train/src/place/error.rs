@@ -41,6 +41,12 @@ impl PlaceError {
         PlaceError::Missing { name: name.into(), problem: problem.into() }
     }
 
+    /// Values that are text.
+    pub(super) fn contradicting(values: [(&str, &str); 2], problem: &str) -> Self {
+        let values = values.map(|(name, value)| format!("{name}={}", shortened(value)));
+        PlaceError::Contradiction { values: values.join(" and "), problem: problem.to_owned() }
+    }
+
     pub(super) fn contradiction(values: &[(&str, usize)], problem: impl Into<String>) -> Self {
         let values: Vec<_> = values.iter().map(|(name, value)| format!("{name}={value}")).collect();
         PlaceError::Contradiction { values: values.join(" and "), problem: problem.into() }

@@ -17,12 +17,14 @@ mod node;
 mod pet;
 mod ranks;
 mod slurm;
+mod stray;
 #[cfg(test)]
 mod tests;
 mod torchrun;
 mod vars;
 
 use std::fmt;
+use std::sync::Once;
 
 pub use error::PlaceError;
 pub use flags::Flags;
@@ -216,9 +218,14 @@ pub fn find(lookup: &Lookup) -> Result<(Role, Vec<Considered>), PlaceError> {
     Ok((role?, considered))
 }
 
-/// The role of this process.
+/// The role of this process. Says once if it is alone though variables speak of several ranks.
 pub fn find_here(flags: &Flags) -> Result<Role, PlaceError> {
-    survey(flags, &environment).0
+    static TOLD: Once = Once::new();
+    let role = survey(flags, &environment).0?;
+    if let (Role::Alone(_), Some(remark)) = (&role, stray::remark(&environment)) {
+        TOLD.call_once(|| tracing::warn!("{remark}"));
+    }
+    Ok(role)
 }
 
 /// A variable of this process, or its host name where a shell has not exported it.

@@ -115,15 +115,18 @@ pub fn node(flags: &NodeFlags, lookup: &Lookup) -> Result<Node, PlaceError> {
 /// The node that `source` describes; flags go before everything.
 pub(super) fn node_of(source: Source, vars: &Vars) -> Result<Node, PlaceError> {
     let standalone = standalone(vars)?;
-    let nodes = if standalone { ("--standalone", 1) } else { nodes(vars)? };
+    let nodes = match standalone {
+        Some(name) => (name, 1),
+        None => nodes(vars)?,
+    };
     let (nproc_per_node, per_gpu) = match vars.first(&["--nproc-per-node", "PET_NPROC_PER_NODE"])? {
         Some(named) => nproc(&named)?,
         None => (1, None),
     };
     check_total(nodes, nproc_per_node)?;
     let rank = match standalone {
-        true => ("--standalone", 0),
-        false => node_rank(vars, nodes.1)?,
+        Some(name) => (name, 0),
+        None => node_rank(vars, nodes.1)?,
     };
     below(rank, nodes, "nodes are counted from 0")?;
     let max_restarts = match vars.first(&["--max-restarts", "PET_MAX_RESTARTS"])? {
@@ -131,27 +134,44 @@ pub(super) fn node_of(source: Source, vars: &Vars) -> Result<Node, PlaceError> {
         None => 0,
     };
     let id = vars.first(&["--rdzv-id", "PET_RDZV_ID", "TORCHELASTIC_RUN_ID"])?;
-    let scheduled = Job::of_scheduler(vars);
     Ok(Node {
         source,
         node_rank: rank.1,
         nodes: nodes.1,
         nproc_per_node,
         per_gpu,
-        master: master(vars, nodes.1, standalone)?,
-        job: Job { name: id.map(|named| named.value).or(scheduled.name), ..scheduled },
+        master: master(vars, nodes.1, standalone.is_some())?,
+        job: Job::of_scheduler(vars).with_id(id.map(|named| named.value)),
         secret: vars.secret()?,
         max_restarts,
     })
 }
 
-fn standalone(vars: &Vars) -> Result<bool, PlaceError> {
-    let Some(named) = vars.first(&["--standalone", "PET_STANDALONE"])? else { return Ok(false) };
+/// Who says that there is one node, whatever the environment says.
+fn standalone(vars: &Vars) -> Result<Option<&'static str>, PlaceError> {
+    let Some(named) = vars.first(&["--standalone", "PET_STANDALONE"])? else { return Ok(None) };
     match named.value.to_ascii_lowercase().as_str() {
-        "1" | "true" => Ok(true),
-        "0" | "false" => Ok(false),
-        _ => Err(PlaceError::value(named.name, &named.value, "neither 1 nor 0; use one of them")),
+        "1" | "true" => {}
+        "0" | "false" => return Ok(None),
+        _ => {
+            let problem = "neither 1 nor 0; use one of them";
+            return Err(PlaceError::value(named.name, &named.value, problem));
+        }
     }
+    // A flag goes before variables; of two flags, none does.
+    if let Some(nodes) = vars.first(&["--nnodes", "PET_NNODES"])?
+        && (is_flag(nodes.name) || !is_flag(named.name))
+        && fixed_number(&nodes)? != 1
+    {
+        let values = [(named.name, named.value.as_str()), (nodes.name, nodes.value.as_str())];
+        let problem = "a job that stands alone has one node; leave one of them out";
+        return Err(PlaceError::contradicting(values, problem));
+    }
+    Ok(Some(named.name))
+}
+
+fn is_flag(name: &str) -> bool {
+    name.starts_with("--")
 }
 
 /// Nodes of the job, and who says so.
@@ -248,14 +268,14 @@ fn master(vars: &Vars, nodes: usize, standalone: bool) -> Result<Master, PlaceEr
     if standalone {
         return Ok(at("127.0.0.1".to_owned(), 0));
     }
-    let (mut host, mut port) = (
-        vars.host(&["--master-addr", "PET_MASTER_ADDR"])?,
-        vars.port(&["--master-port", "PET_MASTER_PORT"])?,
-    );
-    if let Some(endpoint) = endpoint(vars)? {
-        host = host.or(Some(endpoint.0));
-        port = port.or(endpoint.1);
+    let mut host = vars.first(&["--master-addr", "PET_MASTER_ADDR"])?;
+    let mut port = vars.first(&["--master-port", "PET_MASTER_PORT"])?;
+    if let Some((end_host, end_port)) = endpoint(vars)? {
+        host = one_of(host, Some(end_host), |named| named.host())?;
+        port = one_of(port, end_port, |named| named.port())?;
     }
+    let host = host.map(|named| named.host()).transpose()?;
+    let port = port.map(|named| named.port()).transpose()?;
     if nodes == 1 {
         return Ok(at(host.unwrap_or_else(|| "127.0.0.1".to_owned()), port.unwrap_or(0)));
     }
@@ -286,8 +306,27 @@ fn master(vars: &Vars, nodes: usize, standalone: bool) -> Result<Master, PlaceEr
     }
 }
 
-/// `HOST:PORT` or `HOST`. torchrun's default is an empty one.
-fn endpoint(vars: &Vars) -> Result<Option<(String, Option<u16>)>, PlaceError> {
+/// The same thing as two names say it: what a flag says goes before variables, and otherwise they must agree.
+fn one_of<T: PartialEq>(
+    master: Option<Named>,
+    endpoint: Option<Named>,
+    value: impl Fn(&Named) -> Result<T, PlaceError>,
+) -> Result<Option<Named>, PlaceError> {
+    let (Some(first), Some(second)) = (&master, &endpoint) else { return Ok(master.or(endpoint)) };
+    match (is_flag(first.name), is_flag(second.name)) {
+        (false, true) => Ok(endpoint),
+        (true, false) => Ok(master),
+        _ if value(first)? == value(second)? => Ok(master),
+        _ => {
+            let values = [(first.name, first.value.as_str()), (second.name, second.value.as_str())];
+            let problem = "both say where the ranks meet; leave one of them out";
+            Err(PlaceError::contradicting(values, problem))
+        }
+    }
+}
+
+/// Host and port of `HOST:PORT` or `HOST`. torchrun's default is an empty one.
+fn endpoint(vars: &Vars) -> Result<Option<(Named, Option<Named>)>, PlaceError> {
     let names = ["--rdzv-endpoint", "PET_RDZV_ENDPOINT"];
     let Some(name) = names.into_iter().find(|name| vars.has(name)) else { return Ok(None) };
     if (vars.0)(name).is_some_and(|value| value.trim().is_empty()) {
@@ -301,9 +340,7 @@ fn endpoint(vars: &Vars) -> Result<Option<(String, Option<u16>)>, PlaceError> {
         None => named.value.matches(':').count() == 1,
     };
     match named.value.rsplit_once(':') {
-        Some((host, port)) if port_after => {
-            Ok(Some((part(host).host()?, Some(part(port).port()?))))
-        }
-        _ => Ok(Some((named.host()?, None))),
+        Some((host, port)) if port_after => Ok(Some((part(host), Some(part(port))))),
+        _ => Ok(Some((named, None))),
     }
 }

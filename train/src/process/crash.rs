@@ -1,5 +1,6 @@
 //! What a process says when a signal of its own making ends it, such as SIGSEGV: which rank, which step,
-//! and what it was doing. The process then ends by that same signal, as it would have without this.
+//! and what it was doing. The process then ends by that same signal, as it would have without this. And what one
+//! says that ends without a save because somebody has asked for that.
 //!
 //! The handler runs on the alternate stack that Rust gives to its threads, takes no lock that it would
 //! have to wait for, and allocates nothing.
@@ -11,6 +12,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, OnceLock};
 use std::thread;
 use std::time::Duration;
+
+use signal_hook::low_level;
 
 use super::launcher::{self, Word};
 use super::output;
@@ -83,6 +86,24 @@ extern "C" fn on_signal(signal: c_int, info: *mut libc::siginfo_t, context: *mut
         libc::sigaction(signal, &raw const action, ptr::null_mut());
         libc::raise(signal);
     }
+}
+
+/// Ends this process because somebody has asked for that by `signal` a second time, and says what is not saved.
+/// Like everything here, it may be called at any moment.
+pub(super) fn end_at_once(signal: c_int) -> ! {
+    if !TOLD.swap(true, Ordering::Relaxed)
+        && let Ok(mut text) = TEXT.try_lock()
+    {
+        text.begin = text.len + 1;
+        // The only error is that there is no more room.
+        let name = low_level::signal_name(signal).unwrap_or("a signal");
+        let letter = char::from(Word::Failure.letter());
+        let _ = write!(text, "{letter}kiln: ended at once by a second {name}")
+            .and_then(|()| position::write_unsaved_to(&mut *text));
+        text.send();
+    }
+    // The exit code is the one by which shells show the signal.
+    low_level::exit(128 + signal)
 }
 
 fn compose(text: &mut Text, signal: c_int, info: *mut libc::siginfo_t) -> fmt::Result {

@@ -1,6 +1,7 @@
 //! A process and the `kiln launch` that has started it: the process ends with its launcher, and tells it
 //! why it ends through a pipe of its own, whatever becomes of its log.
 
+use std::ffi::OsString;
 use std::io::Write;
 use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::atomic::{AtomicI32, Ordering};
@@ -16,6 +17,9 @@ pub(crate) const PIPE: &str = "KILN_LAUNCHER_PIPE";
 
 /// Variable with the seconds between SIGTERM and SIGKILL.
 pub(crate) const GRACE: &str = "KILN_GRACE_S";
+
+/// Variable with the id of the run that an earlier life of the job has worked on.
+pub(crate) const RUN: &str = "KILN_RUN";
 
 /// Bytes of a word to the launcher, at most: what a pipe takes in one piece.
 const LONGEST: usize = 4096;
@@ -36,11 +40,22 @@ pub(crate) enum Word {
     Stopped,
     /// The optimizer step in which its run has ended.
     Step,
+    /// The id of the run whose folder it has taken.
+    Run,
+    /// The ranks that it has waited for in vain, with commas between them.
+    Absent,
 }
 
 impl Word {
-    const ALL: [Word; 5] =
-        [Word::Failure, Word::Consequence, Word::Note, Word::Stopped, Word::Step];
+    const ALL: [Word; 7] = [
+        Word::Failure,
+        Word::Consequence,
+        Word::Note,
+        Word::Stopped,
+        Word::Step,
+        Word::Run,
+        Word::Absent,
+    ];
 
     pub(super) const fn letter(self) -> u8 {
         match self {
@@ -49,6 +64,8 @@ impl Word {
             Word::Note => b'N',
             Word::Stopped => b'S',
             Word::Step => b'T',
+            Word::Run => b'R',
+            Word::Absent => b'A',
         }
     }
 }
@@ -81,13 +98,17 @@ pub(super) fn is_set() -> bool {
     std::env::var_os(LAUNCHER_PID).is_some()
 }
 
+/// The state of a process, by the letter that Linux has for it; `None` where that is not known.
+pub(crate) fn state_of(process: Pid) -> Option<char> {
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
+    // The name before it, in brackets, may hold anything.
+    let (_, rest) = stat.rsplit_once(')')?;
+    rest.trim_start().chars().next()
+}
+
 /// Whether a process exists and is not merely a zombie that nobody has taken note of yet.
 fn is_alive(process: Pid) -> bool {
-    let path = format!("/proc/{process}/stat");
-    let zombie = std::fs::read_to_string(path).is_ok_and(|stat| {
-        // The name before it, in brackets, may hold anything.
-        stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with(['Z', 'X']))
-    });
+    let zombie = matches!(state_of(process), Some('Z' | 'X'));
     !zombie && test_kill_process(process).is_ok()
 }
 
@@ -133,8 +154,29 @@ pub(crate) fn parse(bytes: &[u8]) -> Vec<(Word, String)> {
     bytes.split(|byte| *byte == 0).filter_map(word).collect()
 }
 
-/// The time between SIGTERM and SIGKILL, if the launcher has told it.
-pub(crate) fn grace() -> Option<Duration> {
-    let seconds = std::env::var(GRACE).ok()?.parse().ok()?;
-    Duration::try_from_secs_f64(seconds).ok()
+/// The id of the run that earlier lives of this job have worked on, if their launcher knows it.
+pub(crate) fn run_before() -> Option<String> {
+    std::env::var(RUN).ok()
+}
+
+/// The time between SIGTERM and SIGKILL, if the launcher or whoever started this process has told it.
+///
+/// # Errors
+///
+/// If what was told is no such time.
+pub(crate) fn grace() -> Result<Option<Duration>, GraceError> {
+    let Some(told) = std::env::var_os(GRACE) else { return Ok(None) };
+    let seconds = told.to_str().and_then(|told| told.parse().ok());
+    let grace = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    grace.map(Some).ok_or(GraceError { told })
+}
+
+/// `KILN_GRACE_S` is no number of seconds.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{GRACE}={}: not a number of seconds, such as 30; it is the time that this process gets between SIGTERM and SIGKILL",
+    .told.to_string_lossy().escape_debug()
+)]
+pub struct GraceError {
+    told: OsString,
 }

@@ -31,12 +31,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 pub use kiln_shard::memory::CountingAllocator;
-pub use launcher::end_with_launcher;
+pub use launcher::{GraceError, end_with_launcher};
 pub use log::LogLevelError;
 pub use signals::stop_on_signals;
 
 pub(crate) use crash::raise_segv;
 pub(crate) use id::ProcessId;
+pub(crate) use launcher::state_of;
 pub(crate) use pool::in_pool;
 pub(crate) use signals::{hear_of_children, is_ignored, was_interrupted};
 
@@ -46,8 +47,8 @@ pub(crate) use signals::{hear_of_children, is_ignored, was_interrupted};
 ///
 /// - It ends with the `kiln launch` that has started it.
 /// - Warnings go to standard error, as `KILN_LOG` says, unless a `tracing` subscriber is set already.
-/// - SIGINT, SIGTERM and SIGUSR1 ask runs to save and stop; a second SIGINT or SIGTERM ends the process at once,
-///   unless it is a rank of `kiln launch`.
+/// - SIGINT, SIGTERM, SIGHUP and SIGUSR1 ask runs to save and stop; a second SIGINT, SIGTERM or SIGHUP, a second
+///   or more after the first, ends the process at once, unless it is a rank of `kiln launch`.
 /// - A write beyond the limit on the size of files fails, instead of ending the process with SIGXFSZ.
 /// - SIGSEGV and the like are told with rank and step before they end the process.
 ///

@@ -16,6 +16,8 @@ struct Position {
     rank: usize,
     /// The optimizer step it is in; 0 before the first one.
     step: AtomicU64,
+    /// The step whose end is in a complete checkpoint; 0 if there is none.
+    saved: AtomicU64,
     recorder: Arc<Recorder>,
 }
 
@@ -25,7 +27,8 @@ pub(crate) struct Present(Arc<Position>);
 impl Present {
     /// Rank `rank` of a run, whose recorder knows what it does.
     pub(crate) fn new(rank: usize, recorder: Arc<Recorder>) -> Present {
-        let position = Arc::new(Position { rank, step: AtomicU64::new(0), recorder });
+        let (step, saved) = (AtomicU64::new(0), AtomicU64::new(0));
+        let position = Arc::new(Position { rank, step, saved, recorder });
         RANKS.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(&position));
         Present(position)
     }
@@ -33,6 +36,11 @@ impl Present {
     /// Says which optimizer step begins.
     pub(crate) fn begin_step(&self, step: u64) {
         self.0.step.store(step, Ordering::Relaxed);
+    }
+
+    /// Says up to which step the run is saved.
+    pub(crate) fn saved(&self, step: u64) {
+        self.0.saved.store(step, Ordering::Relaxed);
     }
 }
 
@@ -77,4 +85,22 @@ pub(super) fn write_to(out: &mut dyn fmt::Write, rank: Option<usize>) -> fmt::Re
         position.recorder.write_now(out)?;
     }
     Ok(())
+}
+
+/// Writes in which step this process ends, and since which one nothing is saved. Waits for no lock and allocates
+/// nothing.
+pub(super) fn write_unsaved_to(out: &mut dyn fmt::Write) -> fmt::Result {
+    let Ok(ranks) = RANKS.try_lock() else { return Ok(()) };
+    let latest = |of: fn(&Position) -> &AtomicU64| {
+        ranks.iter().map(|position| of(position).load(Ordering::Relaxed)).max()
+    };
+    match latest(|position| &position.step) {
+        None => return out.write_str(": nothing was saved"),
+        Some(0) => out.write_str(" before the first step of this start")?,
+        Some(step) => write!(out, " in step {step}")?,
+    }
+    match latest(|position| &position.saved) {
+        None | Some(0) => out.write_str(": nothing of this run was saved"),
+        Some(step) => write!(out, ": nothing was saved since step {step}"),
+    }
 }

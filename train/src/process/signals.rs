@@ -4,13 +4,19 @@
 use std::ffi::c_int;
 use std::io;
 use std::ptr;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
-use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
-use signal_hook::flag;
+use nix::time::{ClockId, clock_gettime};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
+use signal_hook::low_level;
 
-use super::launcher;
+use super::{crash, launcher};
+
+/// Signals that come closer to the first than this are the same request. `timeout` sends its signal to the
+/// process and then to its group, and a terminal that closes sends SIGHUP as its shell does.
+const SAME_REQUEST: Duration = Duration::from_secs(1);
 
 /// What signals have asked for.
 #[derive(Default)]
@@ -22,9 +28,10 @@ struct Asked {
 
 static ASKED: OnceLock<Asked> = OnceLock::new();
 
-/// A flag that becomes true on SIGINT, SIGTERM or SIGUSR1, the same one at every call. A second SIGINT or a
-/// second SIGTERM ends the process at once, unless a `kiln launch` has started it: that passes on what it is
-/// sent, and who stops all processes of a machine's job, as Slurm and systemd do, has sent it to the rank as well.
+/// A flag that becomes true on SIGINT, SIGTERM, SIGHUP or SIGUSR1, the same one at every call. One of the first
+/// three that comes again, a second or more after the first of its kind, ends the process at once, unless a
+/// `kiln launch` has started it: that passes on what it is sent, and who stops all processes of a machine's job,
+/// as Slurm and systemd do, has sent it to the rank as well.
 pub fn stop_on_signals() -> Arc<AtomicBool> {
     ASKED.get_or_init(register).stop.clone()
 }
@@ -48,26 +55,54 @@ fn register() -> Asked {
 }
 
 fn set_on_signals(asked: &Asked) -> io::Result<()> {
+    // A launcher ends its ranks itself when their time is up.
+    let may_end = !launcher::is_set();
     // Each counts for itself: on Ctrl-C a launcher may send SIGTERM to processes that the terminal has sent
     // SIGINT already, and that is one request.
-    let terminated = Arc::default();
-    for (signal, before) in [(SIGINT, &asked.interrupted), (SIGTERM, &terminated)] {
+    for signal in [SIGINT, SIGTERM, SIGHUP, SIGUSR1] {
         if is_ignored(signal) {
             continue;
         }
-        // A launcher ends its ranks itself when their time is up.
-        if !launcher::is_set() {
-            // Before the flag is set, so that the first signal finds it unset. The exit code is the one by which
-            // shells show the signal.
-            flag::register_conditional_shutdown(signal, 128 + signal, Arc::clone(before))?;
-        }
-        flag::register(signal, Arc::clone(before))?;
-        flag::register(signal, Arc::clone(&asked.stop))?;
-    }
-    if !is_ignored(SIGUSR1) {
-        flag::register(SIGUSR1, Arc::clone(&asked.stop))?;
+        let stop = Arc::clone(&asked.stop);
+        let interrupted = (signal == SIGINT).then(|| Arc::clone(&asked.interrupted));
+        let requests = Requests::default();
+        let on_signal = move || {
+            stop.store(true, Ordering::Relaxed);
+            if let Some(interrupted) = &interrupted {
+                interrupted.store(true, Ordering::Relaxed);
+            }
+            if may_end && signal != SIGUSR1 && requests.is_another(now()) {
+                crash::end_at_once(signal);
+            }
+        };
+        // SAFETY: `on_signal` stores atomics, asks the clock (`clock_gettime`), and calls `end_at_once`, which is
+        // made for handlers.
+        unsafe { low_level::register(signal, on_signal)? };
     }
     Ok(())
+}
+
+/// The requests of one kind.
+#[derive(Default)]
+struct Requests {
+    /// When the first one came, by [`now`]; 0 before it.
+    first: AtomicU64,
+}
+
+impl Requests {
+    /// Takes note of a signal at time `now`. Returns whether it is another request than the first.
+    fn is_another(&self, now: u64) -> bool {
+        match self.first.compare_exchange(0, now, Ordering::Relaxed, Ordering::Relaxed) {
+            Ok(_) => false,
+            Err(first) => u128::from(now.saturating_sub(first)) >= SAME_REQUEST.as_millis(),
+        }
+    }
+}
+
+/// Milliseconds of a clock that nobody sets, never 0. May be called in a handler.
+fn now() -> u64 {
+    let since = clock_gettime(ClockId::CLOCK_MONOTONIC).map(Duration::from).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX).max(1)
 }
 
 /// Whether `signal` is ignored.
@@ -106,6 +141,16 @@ pub(super) fn action_of(signal: c_int) -> Option<libc::sigaction> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn signals_of_less_than_a_second_are_one_request() {
+        let requests = Requests::default();
+        assert!([5_000, 5_000, 5_020, 5_999].iter().all(|now| !requests.is_another(*now)));
+        assert!(requests.is_another(6_000));
+        // Handlers of two threads may have asked the clock in another order.
+        let requests = Requests::default();
+        assert!(!requests.is_another(5_000) && !requests.is_another(4_999));
+    }
 
     #[test]
     fn actions_can_be_asked_for() {

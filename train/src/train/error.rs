@@ -13,9 +13,11 @@ use crate::config::ConfigError;
 use crate::data::DataError;
 use crate::device::DeviceError;
 use crate::eval::EvalError;
+use crate::files;
 use crate::inspect::InspectError;
 use crate::launch::LaunchArgsError;
 use crate::place::PlaceError;
+use crate::process::GraceError;
 
 /// Why a run failed.
 #[derive(Debug, thiserror::Error)]
@@ -52,6 +54,9 @@ pub enum TrainError {
     /// A measurement.
     #[error(transparent)]
     Bench(#[from] BenchError),
+    /// The time that this process gets to save.
+    #[error(transparent)]
+    Grace(#[from] GraceError),
     /// The place of this process.
     #[error(transparent)]
     Place(#[from] PlaceError),
@@ -114,7 +119,11 @@ pub enum TrainError {
         differences: Vec<String>,
     },
     /// A file of the run folder cannot be written.
-    #[error("cannot {operation} {}: {source}; choose another folder with --out", .path.display())]
+    #[error(
+        "cannot {operation} {}: {source}; {}",
+        .path.display(),
+        files::limit_of(.source).unwrap_or("choose another folder with --out")
+    )]
     Io {
         /// What was tried.
         operation: &'static str,
@@ -225,6 +234,7 @@ impl TrainError {
             | TrainError::Device(_)
             | TrainError::Memory(_)
             | TrainError::Place(_)
+            | TrainError::Grace(_)
             | TrainError::Inspect(InspectError::Nothing { .. })
             | TrainError::OtherConfig { .. }
             | TrainError::OtherPosition { .. } => true,
@@ -232,7 +242,13 @@ impl TrainError {
             TrainError::Rank0 { usage, .. } => *usage,
             TrainError::Launch(error) => error.is_usage(),
             TrainError::Join(error) => {
-                matches!(error, JoinError::OpenSecret { .. } | JoinError::SealWithoutSecret { .. })
+                matches!(
+                    error,
+                    JoinError::OpenSecret { .. }
+                        | JoinError::SealWithoutSecret { .. }
+                        | JoinError::OtherSettings { .. }
+                        | JoinError::Refused { .. }
+                )
             }
             TrainError::Data(error) => error.is_usage(),
             TrainError::Eval(error) => error.is_usage(),
@@ -241,6 +257,7 @@ impl TrainError {
             TrainError::Checkpoint(error) => matches!(
                 error,
                 CheckpointError::NotFound { .. }
+                    | CheckpointError::NoneUsable { .. }
                     | CheckpointError::OtherModel { .. }
                     | CheckpointError::OtherArchitecture { .. }
                     | CheckpointError::OtherOptimizer { .. }

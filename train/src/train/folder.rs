@@ -23,6 +23,7 @@ use crate::config::Config;
 use crate::files;
 use crate::launch;
 use crate::metrics::is_beside;
+use crate::process::launcher;
 
 pub(crate) use claim::Claim;
 pub use error::FolderError;
@@ -88,6 +89,17 @@ enum Content {
     File,
 }
 
+impl Content {
+    /// Which run it is, as far as that is known.
+    fn identity(&self) -> Option<&Identity> {
+        match self {
+            Content::Run(run) | Content::Unsaved(run) => run.as_ref(),
+            Content::Unbegun(run) => Some(run),
+            Content::Nothing | Content::Foreign(_) | Content::File => None,
+        }
+    }
+}
+
 /// A run folder that this start may use, and the checkpoint to go on from.
 #[derive(Debug)]
 pub(super) struct Found {
@@ -128,6 +140,11 @@ pub(super) fn find(config: &Config, options: &RunOptions) -> Result<Found, Train
     }
     let out = resolve(&named);
     let content = content_of(&out, &config.data.path)?;
+    if let Some(before) = launcher::run_before()
+        && content.identity().is_none_or(|now| now.id != before)
+    {
+        return Err(FolderError::NotTheSame { out }.into());
+    }
     let is_restart = restart_of(&content).is_ok();
     let resume = match &options.resume {
         _ if is_restart && Checkpoint::is_in(&out) => Some(Checkpoint::find_latest(&out)?),

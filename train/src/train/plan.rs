@@ -221,7 +221,7 @@ impl Draft {
             prepared::open(&config.data, config.train.seed, trained_on, &options.stop)
         });
         let data = data.map_err(TrainError::threads("threads that look at the data"))??;
-        let tokenizer = data::read_tokenizer(&data::tokenizer_of(&config.data.path)?)?;
+        let tokenizer = data::read_tokenizer_of(&config.data.path)?;
         let model = resolve_model(config, &data, init.as_ref(), &tokenizer)?;
         let warnings = memory::check(config, &model, units, built_in, device, place)?;
         if !config.train.freeze.is_empty() {
@@ -379,7 +379,7 @@ impl Outline {
         device.check_precision(config.precision.compute())?;
         // Complete in this configuration, so that every rank reads the same digits.
         let model = config.model.resolve(None).map_err(unreadable)?;
-        let tokenizer = data::read_tokenizer(&data::tokenizer_of(&config.data.path)?)?.into();
+        let tokenizer = data::read_tokenizer_of(&config.data.path)?.into();
         let out = folder::resolve(&self.out);
         let lock = Lock::share(&out)?;
         Ok(Plan {

@@ -31,6 +31,7 @@ use crate::metrics::{EvalMetrics, Reporter, say};
 use crate::process::position;
 use crate::sharded::{ShardedDecoder, parameter_shapes};
 use crate::source::ModelSource;
+use crate::words::number_of;
 use grace::Grace;
 use pace::Pace;
 use start::LongTask;
@@ -84,8 +85,10 @@ pub(super) fn run<B: Layer>(
     let reporter = match rank.rank {
         0 => {
             let path = metrics_of_run(&plan.out);
-            if let Some(claim) = &plan.claim {
-                claim.begin(&plan.config_text, rank.step)?;
+            match &plan.claim {
+                Some(_) if rank.step > plan.config.train.steps => rank.announce_no_steps(),
+                Some(claim) => claim.begin(&plan.config_text, rank.step)?,
+                None => {}
             }
             rank.announce_removals();
             let reporter = Reporter::new(&path, rank.step, plan.config.train.steps);
@@ -139,6 +142,7 @@ impl<'a, B: Layer> Rank<'a, B> {
             checkpoint.load_optimizer(model.engine(), &plan.allow_missing)?;
             let state = checkpoint.state();
             (step, next_sample, tokens) = (state.step, state.next_sample, state.tokens);
+            position.saved(step);
             (skipped, loss_scale) = (state.skipped, state.loss_scale);
         } else if !config.init.from.as_os_str().is_empty() {
             let source = ModelSource::open(&config.init.from)?;
@@ -173,10 +177,20 @@ impl<'a, B: Layer> Rank<'a, B> {
             saved: None,
             drill,
             pace: Pace::new(),
-            grace: Grace::new(),
+            grace: Grace::new()?,
             position,
             started,
         })
+    }
+
+    /// Says that the run has come further than the configuration asks: nothing in its folder changes, or it
+    /// would say that the run has fewer steps than it has.
+    fn announce_no_steps(&self) {
+        say(&format!(
+            "nothing to train: the run has done {} steps, and train.steps is {}; its folder stays as it is. To \
+             go on, raise train.steps; to go back, name an earlier checkpoint with --resume",
+            self.step, self.plan.config.train.steps
+        ));
     }
 
     /// Says if checkpoints that earlier starts have kept are about to be removed.
@@ -185,9 +199,10 @@ impl<'a, B: Layer> Rank<'a, B> {
         let (there, surplus) = checkpoint::surplus(&options.folder, options.keep, self.step);
         if surplus > 0 && self.step < self.plan.config.train.steps {
             say(&format!(
-                "checkpoint.keep = {}: the next save removes {surplus} of the {there} checkpoints in \
-                 {}; to keep them all, set checkpoint.keep = 0",
+                "checkpoint.keep = {}: the next save removes {surplus} of the {} in {}; to keep them all, \
+                 set checkpoint.keep = 0",
                 options.keep.newest,
+                number_of(there, "checkpoint"),
                 options.folder.display()
             ));
         }
@@ -340,8 +355,8 @@ impl<'a, B: Layer> Rank<'a, B> {
             format!(" (unigram entropy {:.4})", unigram.validation)
         });
         say(&format!(
-            "done: {} steps, validation loss {:.4}{unigram}, {:.1} s, checkpoint {}",
-            self.step,
+            "done: {}, validation loss {:.4}{unigram}, {:.1} s, checkpoint {}",
+            number_of(self.step, "step"),
             val_loss,
             self.started.elapsed().as_secs_f64(),
             checkpoint.display()

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::{RunOptions, TrainError};
 use crate::place::{self, Flags, Job, Role};
-use crate::process;
+use crate::process::{self, launcher};
 
 impl RunOptions {
     /// Options for a process that may be one of several: calls [`process::start`], and takes the place of this
@@ -38,6 +38,8 @@ impl RunOptions {
 pub(super) fn check(options: &RunOptions) -> Result<(), TrainError> {
     // Whoever keeps the flag sets it.
     process::tell_what_is_missing(Arc::strong_count(&options.stop) > 1);
+    // Before any work is done.
+    launcher::grace()?;
     if options.place.is_some() || options.alone {
         return Ok(());
     }

@@ -1,5 +1,8 @@
 //! Checkpoints that are missing, damaged, or of another model; run folders that cannot be used.
 
+use std::fs;
+use std::os::unix::fs::symlink;
+
 use crate::messages::Messages;
 use crate::support::Workspace;
 
@@ -146,5 +149,48 @@ fn a_loss_that_is_no_number_stops_the_run() {
     ];
     messages.fails("learning rate out of this world", &workspace, &arguments);
     assert_eq!(workspace.checkpoints("run"), ["fsdp_cpt1", "latest"]);
+    insta::assert_snapshot!(messages.finish());
+}
+
+/// They are the run's work: whoever looks for them is told of them, and nothing begins anew in their folder.
+#[test]
+fn checkpoints_that_cannot_be_read_are_none_the_less_there() {
+    let mut messages = Messages::default();
+    let workspace = Workspace::new();
+    workspace.config("run.toml", &[("checkpoint.every", "2")]);
+    workspace.succeed(&["train", "run.toml", "--out", "run"]);
+    let [older, newer] = [2, 4].map(|step| format!("run/checkpoints/fsdp_cpt{step}"));
+    let manifest = |checkpoint: &str| format!("{checkpoint}/manifest.json");
+    // Root may read whatever it likes, and follows no circle either.
+    for checkpoint in [&older, &newer] {
+        fs::rename(
+            workspace.path(manifest(checkpoint)),
+            workspace.path(format!("{checkpoint}/kept")),
+        )
+        .expect("a manifest");
+    }
+    symlink("manifest.json", workspace.path(manifest(&newer))).expect("a link");
+    let train = ["train", "run.toml", "--out", "run"];
+    let resume = [&train[..], &["--resume", "latest"]].concat();
+    messages.refused("inspect", &workspace, &["inspect", "run"]);
+    messages.refused("inspect the checkpoints", &workspace, &["inspect", "run/checkpoints"]);
+    messages.refused("inspect one of them", &workspace, &["inspect", &newer]);
+    messages.refused("resume", &workspace, &resume);
+    messages.refused("start again", &workspace, &train);
+    workspace.remove(&manifest(&newer));
+    messages.refused("none is complete", &workspace, &["inspect", "run"]);
+    // The newest is damaged, and an older one is there.
+    for checkpoint in [&older, &newer] {
+        fs::rename(
+            workspace.path(format!("{checkpoint}/kept")),
+            workspace.path(manifest(checkpoint)),
+        )
+        .expect("a manifest");
+    }
+    workspace.write(&manifest(&newer), "{");
+    messages.fails("the newest is damaged", &workspace, &["inspect", "run"]);
+    messages.fails("resume from the newest", &workspace, &resume);
+    workspace.write(&manifest(&older), "{");
+    messages.fails("all are damaged", &workspace, &resume);
     insta::assert_snapshot!(messages.finish());
 }

@@ -1,5 +1,7 @@
 //! Arguments and inputs of the other commands.
 
+use std::process::{Command, Stdio};
+
 use crate::messages::Messages;
 use crate::support::Workspace;
 
@@ -30,11 +32,25 @@ fn commands_that_cannot_be_are_refused() {
         "nothing held out",
         &with(&["text.txt", "--out", "new", "--vocab-size", "300", "--validation-fraction", "0"]),
     );
+    refused(
+        "less than nothing held out",
+        &with(&[
+            "text.txt",
+            "--out",
+            "new",
+            "--vocab-size",
+            "300",
+            "--validation-fraction",
+            "-0.1",
+        ]),
+    );
     let generate = ["generate", "--prompt", "a", "--max-tokens", "3", "--checkpoint"];
     let with = |arguments: &[&'static str]| [&generate, arguments].concat();
     refused("no checkpoint", &with(&["none"]));
     refused("folder without a checkpoint", &with(&["data"]));
     refused("temperature below zero", &with(&["data", "--temperature=-1"]));
+    refused("temperature after a space", &with(&["data", "--temperature", "-1"]));
+    refused("top-k after a space", &with(&["data", "--top-k", "-1"]));
     refused("temperature that is no number", &with(&["data", "--temperature", "nan"]));
     refused("top-p of nothing", &with(&["data", "--top-p", "0"]));
     refused("top-p above one", &with(&["data", "--top-p", "1.5"]));
@@ -49,6 +65,39 @@ fn commands_that_cannot_be_are_refused() {
     refused("ranks that cannot share the batch", &with(&["--ranks", "3"]));
     refused("nothing to measure", &with(&["--ranks", "2", "--rounds", "0"]));
     insta::assert_snapshot!(messages.finish());
+}
+
+/// What is wrong is the name or a limit, and not permissions or space.
+#[test]
+fn advice_fits_what_the_system_says() {
+    let workspace = Workspace::new();
+    workspace.succeed(&["train", "run.toml", "--out", "run"]);
+    let long = "x".repeat(300);
+    let path = format!("data.path={long}");
+    for arguments in [
+        &["inspect", &long][..],
+        &["export", "--checkpoint", "run", "--out", &long],
+        &["convert", "--checkpoint", "run", "--out", &long],
+        &["train", "run.toml", "--out", "new", "--set", &path],
+        &["train", "run.toml", "--out", "new", "--resume", &long],
+        &["data", "verify", &long],
+    ] {
+        let ended = workspace.kiln(arguments);
+        let advice = "File name too long (os error 36); choose a shorter name\n";
+        assert_eq!(ended.code, Some(1), "{arguments:?}: {ended:?}");
+        assert!(ended.stderr.ends_with(advice), "{arguments:?}: {ended:?}");
+    }
+    let kiln = env!("CARGO_BIN_EXE_kiln");
+    for (limit, name) in [("ulimit -n 8", "files"), ("ulimit -f 1", "size")] {
+        let mut shell = Command::new("sh");
+        // A signal would end it before the system says what is wrong.
+        let run = format!("trap '' XFSZ; {limit}; exec {kiln} train run.toml --out {name}");
+        shell.args(["-c", &run]).current_dir(workspace.path("")).stdout(Stdio::piped());
+        let ended = workspace.end(shell.stderr(Stdio::piped()).spawn().expect("a shell"));
+        assert_eq!(ended.code, Some(1), "{limit}: {ended:?}");
+        let advice = format!("(`{}`)", &limit[..9]);
+        assert!(ended.stderr.contains(&advice), "{limit}: {ended:?}");
+    }
 }
 
 #[test]

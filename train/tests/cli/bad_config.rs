@@ -122,13 +122,46 @@ fn overrides_are_checked_like_the_file() {
         ("wrong type", "train.steps=many"),
         ("unknown choice", "shard.strategy=full_shards"),
         ("value out of range", "optim.lr=-1"),
+        ("text for a number", "optim.lr=fast"),
+        ("text for a switch", "data.shuffle=sometimes"),
+        ("number for a switch", "data.shuffle=1"),
+        ("list without quotes", "data.text=[a.txt]"),
+        ("text for a list", "data.text=a.txt"),
+        ("list for a number", "train.steps=[1]"),
+        ("fraction for a count", "train.steps=4.5"),
+        ("number for a section", "model.rope_scaling=3"),
+        ("switch for a choice", "comm.seal=true"),
+        ("number for a choice", "train.micro_batch=0.5"),
+        ("ports that are none", "comm.ports=310000"),
+        ("time beyond all bounds", "comm.timeout_s=9e18"),
+        ("time that ends before it begins", "comm.join_timeout_s=-1"),
     ] {
         let arguments = ["train", "run.toml", "--out", "run", "--set", argument];
         messages.refused(title, &workspace, &arguments);
+    }
+    for (title, key) in [("whole number", "train.steps"), ("number", "optim.lr")] {
+        let set = format!("{key}={}", "9".repeat(309));
+        let arguments = ["train", "run.toml", "--out", "run", "--set", &set];
+        messages.refused(&format!("{title} of 309 digits"), &workspace, &arguments);
     }
     let arguments = ["train", "run.toml", "--out", "run", "--ranks", "3"];
     messages.refused("ranks that cannot share the batch", &workspace, &arguments);
     let arguments = ["train", "run.toml", "--out", "run", "--ranks", "0"];
     messages.refused("no ranks", &workspace, &arguments);
     insta::assert_snapshot!(messages.finish());
+}
+
+/// Where a text is expected, a number, a switch or a date is one as well: nobody has to quote for the shell
+/// and for TOML.
+#[test]
+fn texts_need_no_quotes_whatever_they_look_like() {
+    for value in ["31000", "true", "1.50", "2026-01-01", "0x10", "'7'"] {
+        let workspace = Workspace::new();
+        let name = value.trim_matches('\'');
+        std::fs::rename(workspace.path("data"), workspace.path(name)).expect("another name");
+        let set = format!("data.path={value}");
+        workspace.succeed(&["train", "run.toml", "--out", "run", "--set", &set]);
+        let written = workspace.text("run/config.toml");
+        assert!(written.contains(&format!("path = \"{name}\"\n")), "{written}");
+    }
 }

@@ -55,10 +55,44 @@ fn json_has_a_row_per_strategy() {
 fn the_table_has_a_line_per_strategy() {
     let table = bench(&Workspace::new(), &[]);
     let lines: Vec<_> = table.lines().skip(2).collect();
-    assert_eq!(lines.len(), 5, "{table}");
+    assert_eq!(lines.len(), 7, "{table}");
     for (line, strategy) in lines.iter().zip(STRATEGIES) {
         assert_eq!(line.split_whitespace().next(), Some(strategy));
     }
+    assert!(lines[5].starts_with("relative: tok/s over those of FULL_SHARD in the same round"));
+    assert!(lines[6].starts_with("Hybrids have one group per machine, which is all ranks here"));
+}
+
+/// What is measured is what a run of the same configuration does.
+#[test]
+fn hybrids_have_the_groups_that_training_gives_them() {
+    let workspace = Workspace::new();
+    let strategy = ("shard.strategy", "'HYBRID_SHARD'");
+    let meshes = |changes: &[(&str, &str)]| {
+        let vocabulary = ("model.vocab_size", "300");
+        workspace.config("bench.toml", &[&[strategy, vocabulary], changes].concat());
+        let arguments = ["bench", "strategies", "--config", "bench.toml", "--steps", "1"];
+        let more = ["--rounds", "1", "--ranks", "4", "--json"];
+        let said = workspace.succeed(&[&arguments[..], &more].concat());
+        let table: serde_json::Value = serde_json::from_str(&said).unwrap();
+        let rows = table["rows"].as_array().unwrap().clone();
+        rows.iter().map(|row| row["mesh"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    let [all, none, halves] =
+        ["replicate 1 x shard 4", "replicate 4 x shard 1", "replicate 2 x shard 2"];
+    assert_eq!(meshes(&[]), [all, all, none, all, all]);
+    assert_eq!(meshes(&[("shard.shard_size", "2")]), [all, all, none, halves, halves]);
+    // As a launcher's processes train.
+    let trained = |changes: &[(&str, &str)]| {
+        workspace.config("run.toml", &[&[strategy], changes].concat());
+        let out = changes.len().to_string();
+        let launch = ["launch", "--nproc-per-node", "4", "--log-dir", "logs", "--"];
+        workspace.succeed(&[&launch[..], &["train", "run.toml", "--out", &out]].concat())
+    };
+    assert!(trained(&[]).contains(&format!("mesh {all}, HYBRID_SHARD")));
+    assert!(
+        trained(&[("shard.shard_size", "2")]).contains(&format!("mesh {halves}, HYBRID_SHARD"))
+    );
 }
 
 #[test]

@@ -63,7 +63,7 @@ fn steps_are_timed() {
 #[test]
 fn a_report_for_people_says_the_same() {
     let text = step(&Workspace::new(), &["--ranks", "1"]);
-    for part in ["device: CPU", "FULL_SHARD on 1 ranks", "tok/s", "MFU", "peak memory"] {
+    for part in ["device: CPU", "FULL_SHARD on 1 rank, ", "tok/s", "MFU", "peak memory"] {
         assert!(text.contains(part), "{part}: {text}");
     }
     assert!(!text.contains("on the device"), "{text}");

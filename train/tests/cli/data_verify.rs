@@ -2,7 +2,12 @@
 
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
+use std::os::unix::net::UnixListener;
 
+use nix::sys::stat::Mode;
+use nix::unistd::mkfifo;
+
+use crate::hostile::ends;
 use crate::messages::Messages;
 use crate::support::Workspace;
 
@@ -162,4 +167,88 @@ fn a_changed_token_ends_an_evaluation() {
     let message = "error: tokens 0 to 1566 of own/val.bin do not agree with their checksum: ";
     assert!(ended.stderr.starts_with(message), "{}", ended.stderr);
     assert_eq!(ended.stdout, "");
+}
+
+/// A FIFO would be waited for without end, and a device may give bytes without end.
+#[test]
+fn prepared_data_that_is_no_file_is_not_waited_for() {
+    let workspace = prepared(2_000);
+    workspace.succeed(&["train", "run.toml", "--out", "run"]);
+    let train = ["train", "run.toml", "--out", "new"];
+    let eval = ["eval", "--checkpoint", "run"];
+    let all = ["train.bin", "val.bin", "train.crc", "val.crc", "data.json", "tokenizer.json"];
+    for name in all.into_iter().chain(["SHA256SUMS", "inputs.json"]) {
+        let file = format!("own/{name}");
+        let kept = workspace.read(&file);
+        workspace.remove(&file);
+        mkfifo(&workspace.path(&file), Mode::S_IRWXU).expect("a FIFO");
+        let is_of_training = name.starts_with("train.");
+        for command in [&VERIFY[..], &train, &eval] {
+            let is_read = match command[0] {
+                "data" => true,
+                "eval" => !is_of_training && name != "inputs.json",
+                _ => name != "inputs.json",
+            };
+            let ended = ends(&workspace, command);
+            let (code, says) = if is_read { (1, "it is no regular file") } else { (0, "") };
+            assert_eq!(ended.code, Some(code), "{file} {command:?}: {ended:?}");
+            assert!(ended.stderr.contains(says), "{file} {command:?}: {ended:?}");
+            assert_eq!(ended.stderr.contains(&file), is_read, "{file} {command:?}: {ended:?}");
+            if command[0] == "train" && code == 0 {
+                workspace.remove("new");
+            }
+        }
+        workspace.remove(&file);
+        workspace.write(&file, kept);
+    }
+    // As it is with what else is no file.
+    workspace.remove("own/train.bin");
+    let socket = UnixListener::bind(workspace.path("own/train.bin")).expect("a socket");
+    let ended = ends(&workspace, &train);
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    assert!(ended.stderr.contains("own/train.bin: it is no regular file"), "{ended:?}");
+    drop(socket);
+}
+
+/// They are small, so every start compares them: a tokenizer that has changed would mean other text.
+#[test]
+fn a_small_file_that_has_changed_ends_a_start() {
+    let mut messages = Messages::default();
+    let workspace = prepared(2_000);
+    workspace.succeed(&["train", "run.toml", "--out", "run", "--set", "train.steps=2"]);
+    workspace.copy("own", "whole");
+    let changes: [(&str, &dyn Fn()); 3] = [
+        ("data.json", &|| {
+            workspace.replace("own/data.json", "\"documents\": 1", "\"documents\": 2");
+        }),
+        ("tokenizer.json", &|| {
+            workspace.replace(
+                "own/tokenizer.json",
+                "\"version\": \"1.0\"",
+                "\"version\":  \"1.0\"",
+            );
+        }),
+        ("SHA256SUMS", &|| workspace.replace("own/SHA256SUMS", "data.json", "\ndata.json")),
+    ];
+    for (file, change) in changes {
+        workspace.remove("own");
+        workspace.copy("whole", "own");
+        change();
+        for (what, command) in [
+            ("a start", &["train", "run.toml", "--out", "new"][..]),
+            ("a resume", &["train", "run.toml", "--out", "run", "--resume", "latest"]),
+            ("an evaluation", &["eval", "--checkpoint", "run"]),
+        ] {
+            let before = workspace.tree();
+            messages.fails(&format!("{file}: {what}"), &workspace, command);
+            assert!(before == workspace.tree(), "{file}: {what}");
+        }
+    }
+    // Whoever has meant it says so.
+    workspace.remove("own");
+    workspace.copy("whole", "own");
+    workspace.replace("own/data.json", "\"documents\": 1", "\"documents\": 2");
+    workspace.remove("own/SHA256SUMS");
+    workspace.succeed(&["train", "run.toml", "--out", "new"]);
+    insta::assert_snapshot!(messages.finish());
 }

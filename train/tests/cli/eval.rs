@@ -319,6 +319,40 @@ fn evaluations_that_cannot_be_are_refused() {
     insta::assert_snapshot!(messages.finish());
 }
 
+/// A path in a configuration starts where the run was started, and an evaluation may start elsewhere.
+#[test]
+fn the_data_of_a_run_are_found_from_elsewhere() {
+    let mut messages = Messages::default();
+    let workspace = Workspace::new();
+    let prepare = |text: &str, out: &str| {
+        workspace.write("text.txt", text.repeat(50));
+        let input = ["data", "prepare", "--input", "text.txt", "--out", out];
+        workspace.succeed(&[&input[..], &["--vocab-size", "300"]].concat());
+    };
+    prepare("some text, and some more of it\n", "own");
+    workspace.config("run.toml", &[("data.path", "'own'")]);
+    workspace.succeed(&["train", "run.toml", "--out", "runs/mine"]);
+    let json = ["--json", "--checkpoint"];
+    let here = workspace.succeed(&[&["eval"], &json[..], &["runs/mine"]].concat());
+    let elsewhere = |folder: &str| {
+        let checkpoint = workspace.path("runs/mine");
+        let arguments = ["eval", "--json", "--checkpoint", checkpoint.to_str().expect("UTF-8")];
+        let mut command = workspace.command(&arguments);
+        command.current_dir(workspace.path(folder));
+        workspace.end(command.spawn().expect("the binary starts"))
+    };
+    // Where others have the same name, and where none has.
+    prepare("other text, of another book\n", "elsewhere/own");
+    for folder in ["elsewhere", "runs", "runs/mine/checkpoints"] {
+        let ended = elsewhere(folder);
+        assert_eq!((ended.code, ended.stdout.as_str()), (Some(0), here.as_str()), "{ended:?}");
+    }
+    workspace.remove("own");
+    messages.record("others of the same name", &elsewhere("elsewhere"), 2);
+    messages.record("none of the name", &elsewhere("runs"), 2);
+    insta::assert_snapshot!(messages.finish());
+}
+
 #[test]
 fn evaluations_that_fail_say_why() {
     let mut messages = Messages::default();

@@ -5,6 +5,9 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::process::Command;
 
+use kiln::checkpoint::Checksum;
+use serde_json::Value as Json;
+
 use crate::hugging_face::copy_fixture;
 use crate::run_folder::wait_until;
 use crate::support::{Ended, Workspace};
@@ -21,7 +24,7 @@ fn trained() -> Workspace {
 }
 
 /// Runs a command that must come to an end by itself.
-fn ends(workspace: &Workspace, arguments: &[&str]) -> Ended {
+pub fn ends(workspace: &Workspace, arguments: &[&str]) -> Ended {
     let mut child = workspace.start(arguments);
     wait_until("its end", || child.try_wait().expect("its state").is_some());
     workspace.end(child)
@@ -242,7 +245,8 @@ fn weights_that_are_no_numbers_are_named() {
     for (value, shown) in [(f32::NAN, "NaN"), (f32::INFINITY, "inf")] {
         let workspace = exported();
         spoil(&workspace, value, 1);
-        workspace.succeed(&["import", "--hf", "hf", "--out", "imported"]);
+        workspace.succeed(&["convert", "--checkpoint", "run", "--out", "imported"]);
+        spoil_checkpoint(&workspace, "imported", value, 1);
         for model in ["hf", "imported"] {
             let eval = ["eval", "--checkpoint", model, "--data", "data", "--ranks", "2"];
             let generate = [&GENERATE[..], &[model]].concat();
@@ -258,6 +262,69 @@ fn weights_that_are_no_numbers_are_named() {
             }
         }
     }
+}
+
+/// They would be found by whoever uses them, perhaps much later and somewhere else.
+#[test]
+fn weights_that_are_no_numbers_are_not_handed_on() {
+    let workspace = exported();
+    workspace.succeed(&["convert", "--checkpoint", "run", "--out", "whole"]);
+    workspace.copy("hf", "sound");
+    for (value, shown, count) in [(f32::NAN, "NaN", 1), (f32::NEG_INFINITY, "-inf", 600)] {
+        workspace.remove("hf");
+        workspace.copy("sound", "hf");
+        workspace.copy("whole", "spoilt");
+        spoil(&workspace, value, count);
+        spoil_checkpoint(&workspace, "spoilt", value, count);
+        let before = workspace.tree();
+        for (command, is_foreign) in [
+            ("import --hf hf --out new", true),
+            ("export --checkpoint hf --out new --dtype bf16", true),
+            ("export --checkpoint spoilt --out new", false),
+            ("convert --checkpoint spoilt --out new", false),
+            ("convert --checkpoint spoilt --out new --ranks 3", false),
+        ] {
+            let ended = workspace.kiln(&command.split(' ').collect::<Vec<_>>());
+            let model = if is_foreign { "hf" } else { "spoilt" };
+            assert_fails(command, &ended, 1, &format!("{model} cannot be used: its weight `"));
+            assert!(ended.stderr.contains(&format!("` holds {shown}, ")), "{command}: {ended:?}");
+            let counted = match (count, is_foreign) {
+                (1, _) => "it has 1 such value, in 1 weight.",
+                // The last norm, and two matrices of 512 before it.
+                (_, true) => "it has 600 such values, in 3 weights.",
+                (_, false) => "it has 600 such values, in 2 weights.",
+            };
+            assert!(ended.stderr.contains(counted), "{command}: {ended:?}");
+            assert!(before == workspace.tree(), "{command}");
+        }
+        workspace.remove("spoilt");
+    }
+}
+
+/// As [`spoil`], in the first block of a full checkpoint, and its checksums with it.
+fn spoil_checkpoint(workspace: &Workspace, folder: &str, value: f32, count: usize) {
+    let path = format!("{folder}/model-00002-of-00004.safetensors");
+    let mut content = workspace.read(&path);
+    let header = 8 + usize::try_from(u64::from_le_bytes(*content.first_chunk().expect("a length")))
+        .expect("a short header");
+    let tensors: Json = serde_json::from_slice(&content[8..header]).expect("JSON");
+    let offsets = |tensor: &Json| {
+        let at = |index: usize| tensor["data_offsets"][index].as_u64().map(|at| at as usize);
+        Some(header + at(0)?..header + at(1)?)
+    };
+    let start = content.len() - count * 4;
+    for range in tensors.as_object().expect("an object").values().filter_map(offsets) {
+        let from = range.start.max(start);
+        if from < range.end {
+            let before = Checksum::of(&content[range.clone()]);
+            content[from..range.end].chunks_exact_mut(4).for_each(|place| {
+                place.copy_from_slice(&value.to_le_bytes());
+            });
+            let after = Checksum::of(&content[range]);
+            workspace.replace_in_manifest(folder, &before.to_string(), &after.to_string());
+        }
+    }
+    workspace.write(&path, content);
 }
 
 /// Every weight is a number, and what comes of them is none.

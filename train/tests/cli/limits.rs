@@ -36,6 +36,31 @@ fn numbers_beyond_all_bounds_are_refused() {
     insta::assert_snapshot!(messages.finish());
 }
 
+/// Far more threads than cores get in each other's way until nothing moves.
+#[test]
+fn threads_are_bounded_by_the_cores_of_this_machine() {
+    let workspace = Workspace::new();
+    let train = |threads: usize| {
+        let set = format!("device.threads={threads}");
+        workspace.kiln(&["train", "run.toml", "--out", "run", "--set", &set])
+    };
+    // What a machine of 256 cores may have.
+    let many = train(4096);
+    let cores = std::thread::available_parallelism().expect("cores").get();
+    assert!(cores >= 256 || many.code == Some(2), "{many:?}");
+    let Some((_, rest)) = many.stderr.split_once("device.threads = 4096: at most ") else {
+        assert!(cores >= 256, "{many:?}");
+        return;
+    };
+    assert!(!workspace.path("run").exists());
+    let most: usize = rest.split(' ').next().and_then(|text| text.parse().ok()).expect("a number");
+    assert!(most >= 64.max(16 * cores), "{many:?}");
+    let refused = train(most + 1);
+    assert_eq!(refused.code, Some(2), "{refused:?}");
+    let most = train(most);
+    assert_eq!(most.code, Some(0), "{most:?}");
+}
+
 #[test]
 fn ranks_of_every_command_have_bounds() {
     let mut messages = Messages::default();

@@ -1,6 +1,8 @@
 //! Runs that are asked to stop: they save a checkpoint, say so by their exit code, and go on later
 //! as if nothing had happened.
 
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::thread::sleep;
 use std::time::Duration;
 
@@ -88,18 +90,43 @@ fn a_request_in_the_last_step_changes_nothing() {
 
 #[test]
 fn a_second_request_ends_the_run_at_once() {
-    for (asked, code) in [(Signal::TERM, 128 + 15), (Signal::INT, 128 + 2)] {
+    for (asked, name, code) in [
+        (Signal::TERM, "SIGTERM", 128 + 15),
+        (Signal::INT, "SIGINT", 128 + 2),
+        (Signal::HUP, "SIGHUP", 128 + 1),
+    ] {
         let workspace = workspace(&[]);
-        let slow = ["train", "run.toml", "--out", "run", "--fault", "slow=600@data:3:1"];
-        let mut child = workspace.start(&slow);
+        // Step 3 lasts for as long as the run; the script does not hold its output open.
+        let (script, begun) = (workspace.path("drill.sh"), workspace.path("begun"));
+        let text = format!(
+            "#!/bin/sh\nexec > /dev/null 2>&1\ntouch {}\nwhile kill -0 $PPID; do sleep 0.01; done\n",
+            begun.display()
+        );
+        fs::write(&script, text).expect("a script");
+        fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).expect("it can be run");
+        let drill = format!("run={}@data:3:1", script.display());
+        let slow = ["train", "run.toml", "--out", "run", "--fault", &drill];
+        let slow = [&slow[..], &["--set", "checkpoint.every=2", "--set", "checkpoint.async=false"]];
+        let mut child = workspace.start(&slow.concat());
         workspace.wait_for_steps("run", 2);
+        while !begun.exists() {
+            sleep(Duration::from_millis(5));
+        }
+        // `timeout` sends its signal to the process, and then to its group.
         signal(&child, asked);
-        // Signals that arrive together count as one.
-        sleep(Duration::from_millis(300));
+        sleep(Duration::from_millis(20));
+        signal(&child, asked);
+        // From here on it is another request.
+        sleep(Duration::from_millis(1200));
         let status = child.try_wait().expect("a child");
-        assert!(status.is_none(), "{asked:?}: the first one lets it finish its step");
+        assert!(status.is_none(), "{asked:?}: the first request lets it finish its step");
         signal(&child, asked);
-        assert_eq!(workspace.end(child).code, Some(code), "{asked:?}");
+        let ended = workspace.end(child);
+        assert_eq!(ended.code, Some(code), "{asked:?}");
+        let says = format!(
+            "kiln: ended at once by a second {name} in step 3: nothing was saved since step 2\n"
+        );
+        assert_eq!(ended.stderr, says);
         assert_eq!(workspace.steps("run").len(), 2);
     }
 }

@@ -232,6 +232,7 @@ fn pipes_are_inputs_like_any_other() {
     drop(pipe);
     let ended = workspace.end(child);
     assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), ""), "{ended:?}");
+    assert!(ended.stdout.contains("data: reading an input that is a pipe"), "{ended:?}");
     outs.push("piped_tokenizer".to_owned());
 
     // A FIFO, to the command and to a run.

@@ -182,6 +182,33 @@ fn a_finished_run_has_nothing_left_to_do() {
     assert_eq!(longer.len(), 6);
 }
 
+/// Written down as that of the run, a configuration of fewer steps than it has done would be wrong.
+#[test]
+fn fewer_steps_than_have_been_done_change_nothing() {
+    let workspace = Workspace::new();
+    workspace.config("run.toml", &[("train.steps", "6"), ("checkpoint.every", "2")]);
+    workspace.succeed(&["train", "run.toml", "--out", "run"]);
+    let mut before = workspace.tree();
+    let holder = workspace.path("run/.kiln/holder.json");
+    before.remove(&holder);
+    for resume in ["latest", "run/checkpoints/fsdp_cpt6", "run/checkpoints/fsdp_cpt4"] {
+        let arguments = ["train", "run.toml", "--out", "run", "--resume", resume];
+        let said = workspace.succeed(&[&arguments[..], &["--set", "train.steps=3"]].concat());
+        let done = if resume.ends_with('4') { 4 } else { 6 };
+        let nothing =
+            format!("nothing to train: the run has done {done} steps, and train.steps is 3;");
+        assert!(said.contains(&nothing), "{said}");
+        assert!(said.contains(&format!("done: {done} steps, validation loss ")), "{said}");
+        let mut after = workspace.tree();
+        after.remove(&holder);
+        assert!(before == after, "--resume {resume}");
+    }
+    // From where fewer have been done.
+    let back = ["train", "run.toml", "--out", "run", "--resume", "run/checkpoints/fsdp_cpt2"];
+    workspace.succeed(&[&back[..], &["--set", "train.steps=3"]].concat());
+    assert_eq!(workspace.checkpoints("run"), ["fsdp_cpt2", "fsdp_cpt3", "latest"]);
+}
+
 /// What is left to the device is settled when a run starts, and a resume that settles it otherwise says so.
 #[test]
 fn what_the_device_settles_is_written_down() {

@@ -259,7 +259,7 @@ impl Workspace {
             for name in names(&folder) {
                 let path = folder.join(name);
                 let content = path.is_file().then(|| fs::read(&path).expect("a file"));
-                if content.is_none() {
+                if path.is_dir() {
                     folders.push(path.clone());
                 }
                 tree.insert(path, content);

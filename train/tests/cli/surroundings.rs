@@ -111,3 +111,34 @@ fn the_command_lacks_nothing() {
     let peak = workspace.metrics("run")[0]["peak_bytes"].as_u64();
     assert!(peak.is_some_and(|bytes| bytes > 0), "{peak:?}");
 }
+
+/// A process that variables speak of as one of several, and that nobody has told its rank, runs by itself.
+#[test]
+fn ranks_that_nobody_counts_are_said_once() {
+    let workspace = Workspace::new();
+    let run = |variables: &[(&str, &str)]| {
+        let mut command = workspace.command(&["train", "run.toml", "--out", variables[0].0]);
+        workspace.end(command.envs(variables.iter().copied()).spawn().expect("it starts"))
+    };
+    for variables in [[("WORLD_SIZE", "2")], [("SLURM_NTASKS", "2")]] {
+        let ended = run(&variables);
+        assert_eq!(ended.code, Some(0), "{ended:?}");
+        let says = format!("{}=2 is set, but ", variables[0].0);
+        assert_eq!(ended.stderr.matches(&says).count(), 1, "{ended:?}");
+    }
+    let ended = run(&[("LOCAL_WORLD_SIZE", "2"), ("WORLD_SIZE", "1")]);
+    assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), ""), "{ended:?}");
+}
+
+#[test]
+fn a_time_to_save_that_is_none_is_refused() {
+    let workspace = Workspace::new();
+    for grace in ["abc", "-1", "", "inf"] {
+        let mut command = workspace.command(&["train", "run.toml", "--out", "run"]);
+        let ended = workspace.end(command.env("KILN_GRACE_S", grace).spawn().expect("it starts"));
+        assert_eq!(ended.code, Some(2), "{grace}: {ended:?}");
+        let says = format!("error: KILN_GRACE_S={grace}: not a number of seconds, such as 30");
+        assert!(ended.stderr.starts_with(&says), "{ended:?}");
+        assert!(!workspace.path("run").exists());
+    }
+}

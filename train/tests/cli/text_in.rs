@@ -1,14 +1,15 @@
 //! What `kiln data prepare` says of its inputs, and what it leaves when it is killed.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::fs::symlink;
 use std::process::{Child, Stdio};
 
 use nix::sys::stat::Mode;
 use nix::unistd::mkfifo;
+use rustix::process::Signal;
 
-use crate::support::{Ended, Workspace, names};
+use crate::support::{Ended, Workspace, names, signal};
 
 /// A text that is long enough for two splits.
 fn text(name: &str) -> String {
@@ -250,4 +251,70 @@ fn what_a_killed_prepare_leaves_is_swept_by_the_next_one() {
     assert!(ended.success(), "{ended:?}");
     assert_eq!(names(&workspace.path("living")), names(&workspace.path("own")));
     assert_eq!(unfinished(&workspace), [left[0].as_str(), left[2].as_str()]);
+}
+
+/// A link may lead to anything, such as the whole disk; what a folder holds is in the folder.
+#[test]
+fn links_out_of_a_folder_and_what_is_no_file_are_passed_over() {
+    let workspace = Workspace::new();
+    workspace.write("texts/a.txt", text("first"));
+    workspace.write("elsewhere/b.txt", text("second"));
+    symlink("/", workspace.path("texts/root")).expect("a link");
+    symlink("../elsewhere/b.txt", workspace.path("texts/b.txt")).expect("a link");
+    symlink("nowhere", workspace.path("texts/c.txt")).expect("a link");
+    symlink("nowhere", workspace.path("texts/.#c.txt")).expect("a link");
+    mkfifo(&workspace.path("texts/d.txt"), Mode::S_IRWXU).expect("a FIFO");
+    let said = warnings(&workspace, "texts", "one");
+    let elsewhere = workspace.path("elsewhere/b.txt").canonicalize().expect("it is there");
+    let elsewhere = elsewhere.display().to_string();
+    assert_eq!(
+        said.replace(&elsewhere, "ELSEWHERE").replace("elsewhere/b.txt)", "ELSEWHERE)"),
+        " WARN 4 entries of the input folders were passed over: texts/b.txt (a link out of the folder, \
+         to ELSEWHERE), texts/c.txt (a link that leads nowhere), texts/d.txt (a pipe), texts/root (a link \
+         out of the folder, to /); name what is to be read as an input of its own\n"
+    );
+    let files = workspace.json("one/inputs.json");
+    let files = files["files"].as_array().expect("files");
+    assert_eq!(files.len(), 1, "{files:?}");
+    // A link that is named is meant, and so are those that stay inside.
+    for name in ["root", "b.txt", "c.txt", "d.txt"] {
+        fs::remove_file(workspace.path("texts").join(name)).expect("an entry");
+    }
+    workspace.write("texts/deep/e.txt", text("third"));
+    symlink("deep/e.txt", workspace.path("texts/f.txt")).expect("a link");
+    symlink("texts", workspace.path("named")).expect("a link");
+    assert_eq!(warnings(&workspace, "named", "two"), "");
+    let files = workspace.json("two/inputs.json");
+    assert_eq!(files["files"].as_array().expect("files").len(), 3, "{files:?}");
+    // Nothing else is there.
+    workspace.write("empty/.hidden", "");
+    symlink("../texts/a.txt", workspace.path("empty/a.txt")).expect("a link");
+    let ended = workspace.kiln(&prepare("empty", "three"));
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    assert!(ended.stderr.contains("empty/a.txt (a link out of the folder, to "), "{ended:?}");
+    assert!(ended.stderr.contains("error: the inputs hold no text (0 files found"), "{ended:?}");
+}
+
+/// As for an input that is one: it may come later, and a stop ends the wait.
+#[test]
+fn a_tokenizer_that_is_a_fifo_is_waited_for_until_a_stop() {
+    let workspace = Workspace::new();
+    workspace.write("a.txt", text("first"));
+    mkfifo(&workspace.path("tokenizer.json"), Mode::S_IRWXU).expect("a FIFO");
+    let arguments =
+        ["data", "prepare", "--input", "a.txt", "--out", "own", "--tokenizer", "tokenizer.json"];
+    let mut command = workspace.command(&arguments);
+    let mut child = command.spawn().expect("the binary starts");
+    let mut line = String::new();
+    let stdout = child.stdout.as_mut().expect("a pipe");
+    BufReader::new(stdout).read_line(&mut line).expect("a line");
+    assert_eq!(line, "data: reading an input that is a pipe, to the end\n");
+    signal(&child, Signal::TERM);
+    let ended = workspace.end(child);
+    assert_eq!(ended.code, Some(75), "{ended:?}");
+    assert!(ended.stdout.contains("stopped as asked while data was prepared"), "{ended:?}");
+    // What is no pipe is not called one.
+    let ended = workspace.kiln(&[&arguments[..7], &["/dev/null"]].concat());
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    assert!(ended.stdout.starts_with("data: reading an input that is a device, to"), "{ended:?}");
 }

@@ -47,6 +47,29 @@ fn a_failure_that_comes_back_in_the_same_step_ends_the_job() {
     }
 }
 
+/// As by Ctrl-Z: the time limit goes by while nobody runs.
+#[test]
+fn ranks_that_were_all_stopped_do_not_blame_the_network_or_each_other() {
+    config();
+    let run = Run::new();
+    let flight = run.out().join("flight/rank_0.json");
+    let script = run.script(&format!(
+        "launcher=$(sed 's/.*) . //; s/ .*//' /proc/$PPID/stat)\n\
+         ranks=$(cat /proc/$launcher/task/*/children)\n\
+         kill -STOP $ranks; sleep 8; kill -CONT $ranks\n\
+         until [ -e {} ]; do sleep 0.01; done",
+        flight.display()
+    ));
+    let fault = format!("run={script}@backward:3:1");
+    let ended = run.launch(2, &[], &["--fault", &fault, "--set", "comm.timeout_s=2"]);
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    for part in ["the processes of ranks 0, 1 did not run for about", "the network is not to blame"]
+    {
+        assert!(ended.stderr.contains(part), "{part}: {ended:?}");
+    }
+    assert_eq!(run.orphans(), Vec::<String>::new());
+}
+
 #[test]
 fn a_fault_in_a_thread_is_told_with_its_rank() {
     config();

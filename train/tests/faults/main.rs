@@ -14,6 +14,7 @@ mod netns;
 mod output;
 mod parity;
 mod preemption;
+mod restart;
 mod saving;
 #[path = "../support/signals.rs"]
 mod signals;

@@ -94,11 +94,28 @@ fn a_rank_hears_of_a_stop_from_its_launcher_and_from_others() {
     let ended = run.launch(RANKS, &[], &["--fault", &twice]);
     assert_eq!(ended.code, Some(75), "{ended:?}");
     assert_eq!(run.check_checkpoints().last(), run.losses().keys().last());
-    // Without a launcher, whoever asks twice is in a hurry.
+    // Without a launcher as well: `timeout` sends SIGTERM to the process and to its group. A terminal that closes
+    // sends SIGHUP, and so does its shell.
+    for pair in ["TERM TERM", "HUP HUP"] {
+        let run = Run::new();
+        let twice = format!("run={}@data:3:0", run.signalling(pair));
+        let ended = run.train_alone(RANKS, &["--fault", &twice]);
+        assert_eq!(ended.code, Some(75), "{ended:?}");
+        assert!(ended.stdout.contains("stopped as asked: 3 of 8 steps"), "{ended:?}");
+    }
+    // Whoever asks again later is in a hurry.
     let run = Run::new();
-    let twice = format!("run={}@data:3:0", run.signalling("TERM TERM"));
-    let ended = run.train_alone(RANKS, &["--fault", &twice]);
+    // The script ends with the rank, and does not hold its output open until then.
+    let later = run.script(
+        "exec > /dev/null 2>&1\n\
+         kill -TERM $PPID; sleep 1.2; kill -TERM $PPID\n\
+         while kill -0 $PPID; do sleep 0.01; done",
+    );
+    let drill = format!("run={later}@data:3:0");
+    let ended = run.train_alone(RANKS, &["--fault", &drill, "--set", "checkpoint.async=false"]);
     assert_eq!(ended.code, Some(143), "{ended:?}");
+    let says = "kiln: ended at once by a second SIGTERM in step 3: nothing was saved since step 2";
+    assert_eq!(ended.stderr.trim_end(), says);
 }
 
 /// Of the first step of a life nobody knows how long it takes, so it can be given up; of later ones it

@@ -202,6 +202,23 @@ fn the_network_is_examined() {
     assert!(text.contains("does not resolve"), "{text}");
 }
 
+/// Ranks that cannot find the machine of rank 0 never meet.
+#[test]
+fn a_master_that_cannot_be_found_is_a_wrong_configuration() {
+    let master = [("MASTER_ADDR", "no-such-host.invalid"), ("MASTER_PORT", "29500")];
+    for rank in ["0", "1"] {
+        let ended = doctor(&master, &["--rank", rank, "--world-size", "2", "--json"]);
+        assert_eq!(ended.code, Some(2), "{ended:?}");
+        let found: serde_json::Value = serde_json::from_str(&ended.stdout).expect("JSON");
+        assert_eq!(found["healthy"], false, "{found:#}");
+        let said = found["network"]["lines"][0].as_str().expect("a line");
+        assert!(said.contains("no-such-host.invalid does not resolve"), "{said}");
+    }
+    let node =
+        [("PET_NNODES", "2"), ("PET_NODE_RANK", "1"), ("PET_MASTER_ADDR", "no-such-host.invalid")];
+    assert_eq!(doctor(&node, &[]).code, Some(2));
+}
+
 #[test]
 fn ports_are_looked_at() {
     let ended = doctor(&[], &[]);

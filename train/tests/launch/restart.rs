@@ -1,6 +1,8 @@
 //! Ranks that are started again.
 
-use crate::support::Job;
+use std::io::{BufRead, BufReader, Read};
+
+use crate::support::{Job, finish, send};
 
 #[test]
 fn all_ranks_are_started_again_after_a_failure() {
@@ -27,6 +29,32 @@ fn restarts_come_to_an_end() {
     assert_eq!(ended.code, Some(1), "{ended:?}");
     assert!(ended.stderr.ends_with("kiln launch: giving up after 2 restarts\n"), "{ended:?}");
     assert_eq!(job.logs("run/logs").len(), 3 * 2);
+}
+
+/// Whatever asks for it: nothing runs then, and what was saved is there.
+#[test]
+fn a_job_that_is_told_to_end_before_its_next_try_is_preempted() {
+    for signal in ["TERM", "INT", "HUP", "USR1"] {
+        let job = Job::new("exit 5");
+        let mut launcher = job.launcher(&["--max-restarts", "9"], &[]).spawn().expect("a launcher");
+        let mut said = BufReader::new(launcher.stderr.take().expect("its output"));
+        let mut line = String::new();
+        while !line.contains("the next try is in 4 s") {
+            line.clear();
+            assert!(said.read_line(&mut line).expect("a line") > 0, "it ended");
+        }
+        send(signal, &launcher);
+        let mut rest = String::new();
+        said.read_to_string(&mut rest).expect("text");
+        assert_eq!(finish(launcher).code, Some(75), "{signal}: {rest}");
+        assert!(rest.contains("before the next try: the job is not started again"), "{rest}");
+    }
+}
+
+#[test]
+fn one_restart_is_not_many() {
+    let ended = Job::new("exit 5").launch(&["--max-restarts", "1"], &[]);
+    assert!(ended.stderr.ends_with("kiln launch: giving up after 1 restart\n"), "{ended:?}");
 }
 
 /// A scheduler that starts the job again counts too, so that the run goes on from its checkpoint.

@@ -63,6 +63,8 @@ fn a_rank_that_ignores_sigterm_is_killed_after_the_grace() {
     let ended = finish(launcher);
     assert_eq!(ended.code, Some(143), "{ended:?}");
     assert!(ended.stderr.contains("did not end well when told to: killed by SIGKILL"), "{ended:?}");
+    let why = ", by this launcher: it had not ended 0.2 s after SIGTERM";
+    assert!(ended.stderr.contains(why), "{ended:?}");
     for rank in ranks {
         wait_until("its end", || crate::support::parent_of(rank).is_none());
     }
@@ -93,6 +95,29 @@ fn a_stopped_rank_does_not_hold_up_the_end() {
     assert_eq!(ended.code, Some(1), "{ended:?}");
     assert!(ended.stderr.contains("rank 0 (pid "), "{ended:?}");
     assert!(ended.stderr.contains("told to end by the launcher: killed by SIGKILL"), "{ended:?}");
+}
+
+/// Nor does it get time that it could not use.
+#[test]
+fn a_rank_that_was_stopped_is_killed_when_all_others_have_ended() {
+    let job = Job::new("put pid.$RANK $$; wait_for go; exit 1");
+    let flags = ["--nproc-per-node", "3", "--grace-s", "3600"];
+    let launcher = job.launcher(&flags, &[]).spawn().expect("the launcher starts");
+    job.wait_for(&["pid.0", "pid.1", "pid.2"]);
+    let rank: u32 = job.text("pid.1").trim().parse().expect("a number");
+    let status =
+        std::process::Command::new("kill").args(["-s", "STOP", &rank.to_string()]).status();
+    assert!(status.expect("kill").success());
+    let stat = || std::fs::read_to_string(format!("/proc/{rank}/stat")).expect("a process");
+    wait_until("its stop", || stat().contains(") T "));
+    std::fs::write(job.path("go"), "").expect("a file");
+    let ended = finish(launcher);
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    let rank =
+        format!("rank 1 (pid {rank}) told to end by the launcher: killed by SIGKILL (9) after ");
+    let line = ended.stderr.lines().find(|line| line.contains(&rank)).expect("a line");
+    let why = ", by this launcher: its process was stopped, and all others have ended";
+    assert!(line.ends_with(why), "{ended:?}");
 }
 
 /// `nohup`, and a shell that starts something in the background, ignore signals on purpose.

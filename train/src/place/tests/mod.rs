@@ -94,6 +94,30 @@ fn nothing_set_is_alone() {
 }
 
 #[test]
+fn ranks_that_nobody_counts_are_remarked_on() {
+    let remark = |env: &str| {
+        let env = Env::new(env);
+        super::stray::remark(&|name| env.0.get(name).cloned())
+    };
+    for (env, says) in [
+        ("WORLD_SIZE=2", "WORLD_SIZE=2 is set, but RANK is not: this process runs by itself"),
+        ("SLURM_NTASKS=4", "SLURM_NTASKS=4 is set, but SLURM_PROCID is not"),
+        ("OMPI_COMM_WORLD_SIZE=2", "Start it with mpirun"),
+    ] {
+        assert!(
+            remark(env).is_some_and(|remark| remark.contains(says)),
+            "{env}: {:?}",
+            remark(env)
+        );
+    }
+    for quiet in
+        ["", "WORLD_SIZE=1", "WORLD_SIZE=many", "SLURM_NTASKS=4 SLURM_PROCID=0", "PMI_SIZE=1"]
+    {
+        assert_eq!(remark(quiet), None, "{quiet}");
+    }
+}
+
+#[test]
 fn the_secret_is_carried_and_never_shown() {
     let env = "RANK=0 LOCAL_RANK=0 WORLD_SIZE=1 KILN_JOB_SECRET=hunter2";
     let place = rank(env);

@@ -107,6 +107,69 @@ fn a_launcher_finds_its_node_in_slurm() {
     assert_eq!(found.job.name.as_deref(), Some("12"));
 }
 
+/// Two launches in one job of a scheduler are told apart by the names that they were given, and only by those.
+#[test]
+fn a_launch_inside_a_scheduled_job_has_a_name_of_its_own() {
+    let named = |env: &str, id: Option<&str>| {
+        let env = Env::new(env);
+        let flags = NodeFlags { rdzv_id: id.map(str::to_owned), ..NodeFlags::default() };
+        launched(&flags, &|name| env.0.get(name).cloned()).unwrap().job.name
+    };
+    let name = |name: &str| Some(name.to_owned());
+    assert_eq!(named("SLURM_JOB_ID=12", None), name("12"));
+    assert_eq!(named("SLURM_JOB_ID=12", Some("a")), name("12/a"));
+    assert_eq!(named("SLURM_JOB_ID=12", Some("12")), name("12"));
+    assert_eq!(named("SLURM_JOB_ID=12 PET_RDZV_ID=b", None), name("12/b"));
+    assert_eq!(named("SLURM_JOB_ID=12 TORCHELASTIC_RUN_ID=12/a", None), name("12/a"));
+    assert_eq!((named("", Some("a")), named("", None)), (name("a"), None));
+}
+
+#[test]
+fn flags_that_contradict_each_other() {
+    let node = |flags: &NodeFlags, env: &str| {
+        let env = Env::new(env);
+        launched(flags, &|name| env.0.get(name).cloned()).map_err(|error| error.to_string())
+    };
+    let some = |text: &str| Some(text.to_owned());
+    let standalone = NodeFlags { standalone: true, ..NodeFlags::default() };
+    let two = NodeFlags { nnodes: some("2"), ..standalone.clone() };
+    let error = node(&two, "").unwrap_err();
+    let says = "--standalone=1 and --nnodes=2 contradict each other: a job that stands alone has one node; \
+                leave one of them out";
+    assert_eq!(error, says);
+    assert!(node(&NodeFlags::default(), "PET_STANDALONE=1 PET_NNODES=2").is_err());
+    assert!(node(&NodeFlags { nnodes: some("1"), ..standalone.clone() }, "").is_ok());
+    assert!(node(&standalone, "PET_NNODES=2").is_ok());
+
+    let endpoint = |addr: &str, port: &str| NodeFlags {
+        rdzv_endpoint: some("a:1"),
+        master_addr: some(addr).filter(|addr| !addr.is_empty()),
+        master_port: some(port).filter(|port| !port.is_empty()),
+        ..NodeFlags::default()
+    };
+    let error = node(&endpoint("b", ""), "").unwrap_err();
+    assert!(
+        error.starts_with("--master-addr=b and --rdzv-endpoint=a contradict each other"),
+        "{error}"
+    );
+    let error = node(&endpoint("a", "2"), "").unwrap_err();
+    assert!(
+        error.starts_with("--master-port=2 and --rdzv-endpoint=1 contradict each other"),
+        "{error}"
+    );
+    let meets = |flags: &NodeFlags, env: &str| {
+        let master = node(flags, env).unwrap().master;
+        (master.host, master.port)
+    };
+    assert_eq!(meets(&endpoint("a", "1"), ""), ("a".to_owned(), 1));
+    assert_eq!(
+        meets(&endpoint("", ""), "PET_MASTER_ADDR=b PET_MASTER_PORT=2"),
+        ("a".to_owned(), 1)
+    );
+    let flags = NodeFlags { master_addr: some("b"), ..NodeFlags::default() };
+    assert_eq!(meets(&flags, "PET_RDZV_ENDPOINT=a:1"), ("b".to_owned(), 1));
+}
+
 /// As torchrun has them: `gpu` is one per GPU and nothing else, `auto` takes GPUs where there are some.
 #[test]
 fn ranks_per_gpu() {

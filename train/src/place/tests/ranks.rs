@@ -174,6 +174,11 @@ fn launchers_inside_a_job_that_was_requeued() {
         assert_eq!(place.job, job("12", 1), "{launched}");
         assert_eq!(place.meeting, rank(launched).meeting, "{launched}");
     }
+    // `kiln launch --rdzv-id a` says that its name is part of the scheduler's.
+    let own = format!("{torchrun} TORCHELASTIC_RUN_ID=12/a SLURM_JOB_ID=12 SLURM_RESTART_COUNT=1");
+    assert_eq!(rank(&own).job, job("12/a", 1));
+    let other = own.replace("=12/a", "=123/a");
+    assert_eq!(rank(&other).job, job("12", 1));
     // `kiln launch` counts the scheduler's restarts in.
     let again = torchrun.replace("COUNT=0", "COUNT=3");
     assert_eq!(rank(&format!("{again} SLURM_JOB_ID=12 SLURM_RESTART_COUNT=1")).job, job("12", 3));

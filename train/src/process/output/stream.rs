@@ -8,6 +8,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
+use crate::words::number_of;
 use rustix::io::Errno;
 
 /// Bytes that may wait. A single text may be longer.
@@ -303,11 +304,8 @@ impl Stream {
             Some(Errno::AGAIN) => ": its reader does not keep up, or has stopped".to_owned(),
             Some(reason) => format!(": {}", io::Error::from(reason)),
         };
-        let plural = if lost.lines == 1 { "" } else { "s" };
-        format!(
-            "{} line{plural} ({} bytes) could not be written to {}{reason}",
-            lost.lines, lost.bytes, self.name
-        )
+        let (lines, bytes) = (number_of(lost.lines, "line"), number_of(lost.bytes, "byte"));
+        format!("{lines} ({bytes}) could not be written to {}{reason}", self.name)
     }
 
     /// The error comes with the number of bytes before it.

@@ -15,6 +15,7 @@ use crate::checkpoint::{self, HeldFolder};
 use crate::config::CommSection;
 use crate::flight;
 use crate::metrics::{cut_lines_after, say, write_beside};
+use crate::process::launcher::{self, Word};
 use crate::train::{RunFolder, RunOptions, TrainError};
 
 /// Lines of metrics that are cut because a run goes on from before them.
@@ -73,6 +74,7 @@ impl Found {
         if !matches!(self.content, Content::Run(Some(_)) | Content::Unsaved(Some(_))) {
             identity.write(&self.out)?;
         }
+        launcher::tell(Word::Run, &identity.id);
         // Not when the first checkpoint is due, which may be hours from here.
         let checkpoints = checkpoint::folder_of_run(&self.out);
         fs::create_dir_all(&checkpoints).map_err(FolderError::io("create", &checkpoints))?;

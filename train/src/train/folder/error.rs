@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use crate::files;
+
 /// Why a run folder cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum FolderError {
@@ -57,6 +59,15 @@ pub enum FolderError {
         /// What differs.
         why: &'static str,
     },
+    /// A job that was started again does not find the folder that it was writing to.
+    #[error(
+        "{} is not the folder that this job was writing to before it was started again: that one was moved, removed or replaced meanwhile. Put it back, or start the job anew, with --resume and one of its checkpoints to go on from there",
+        .out.display()
+    )]
+    NotTheSame {
+        /// The run folder.
+        out: PathBuf,
+    },
     /// Another run is going on in the folder.
     #[error("{} is in use by {holder}: wait for its end or end it, or choose another folder with --out", .out.display())]
     Held {
@@ -74,7 +85,11 @@ pub enum FolderError {
         problem: String,
     },
     /// A file of the run folder cannot be read or written.
-    #[error("cannot {operation} {}: {source}; choose another folder with --out", .path.display())]
+    #[error(
+        "cannot {operation} {}: {source}; {}",
+        .path.display(),
+        files::limit_of(.source).unwrap_or("choose another folder with --out")
+    )]
     Io {
         /// What was tried.
         operation: &'static str,

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use crate::launch;
 use crate::process::launcher;
+use crate::train::TrainError;
 
 /// How much time there is, and whether it was said that it is too short.
 pub(super) struct Grace {
@@ -13,8 +14,8 @@ pub(super) struct Grace {
 
 impl Grace {
     /// What the launcher gives, or else what most schedulers do.
-    pub(super) fn new() -> Self {
-        Grace { time: launcher::grace().unwrap_or(launch::GRACE), told: false }
+    pub(super) fn new() -> Result<Self, TrainError> {
+        Ok(Grace { time: launcher::grace()?.unwrap_or(launch::GRACE), told: false })
     }
 
     /// Says once, on rank 0, that a micro-batch of `micro_batch` seconds or a step of `step` seconds takes

@@ -6,7 +6,7 @@ use kiln_model::layers::Layer;
 
 use super::Rank;
 use crate::checkpoint::{
-    CheckpointError, CheckpointState, Format, Keep, Progress, SaveContext, SaveOptions,
+    self, CheckpointError, CheckpointState, Format, Keep, Progress, SaveContext, SaveOptions,
     SavedOptimizer,
 };
 use crate::config::OnFailure;
@@ -92,7 +92,11 @@ impl<B: Layer> Rank<'_, B> {
         let goes_on = !last && self.plan.config.checkpoint.on_failure == OnFailure::Continue;
         match outcome {
             Ok(None) => {}
-            Ok(saved) => self.saved = saved,
+            Ok(Some(saved)) => {
+                let step = saved.file_name().and_then(checkpoint::step_of);
+                step.into_iter().for_each(|step| self.position.saved(step));
+                self.saved = Some(saved);
+            }
             Err(error)
                 if !goes_on
                     // The ranks have lost each other, or the run has nowhere to save.

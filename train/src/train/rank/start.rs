@@ -8,6 +8,7 @@ use kiln_shard::{Mesh, ShardError};
 use crate::data::BatchSource;
 use crate::metrics::say;
 use crate::train::{Plan, TrainError, policy};
+use crate::words::number_of;
 
 /// Says what is about to be trained, which has so many `parameters`.
 pub(super) fn introduce(
@@ -33,22 +34,30 @@ pub(super) fn introduce(
         if model.tie_embeddings { ", tied" } else { "" }
     ));
     say(&format!(
-        "ranks: {ranks} x {threads} threads, mesh {mesh}, {}, recompute {}",
-        config.shard.strategy, config.shard.recompute
+        "ranks: {ranks} x {}, mesh {mesh}, {}, recompute {}",
+        number_of(*threads, "thread"),
+        config.shard.strategy,
+        config.shard.recompute
     ));
     say(&format!(
         "dtypes: master f32, compute {}, reduce {}, accumulate f32",
         policy.compute_dtype, policy.reduce_dtype
     ));
     let samples = data.order().num_samples();
+    let micro_batches = match train.global_batch / ranks / config.micro_batch() {
+        1 => "1 micro-batch".to_owned(),
+        count => format!("{count} micro-batches"),
+    };
     say(&format!(
-        "batch: {} sequences x {} tokens per step = {ranks} ranks x {} micro-batches x {}; {} steps = {:.2} epochs of {samples} samples",
-        train.global_batch,
-        config.data.seq_len,
-        train.global_batch / ranks / config.micro_batch(),
+        "batch: {} x {} per step = {} x {} x {}; {} = {:.2} epochs of {}",
+        number_of(train.global_batch, "sequence"),
+        number_of(config.data.seq_len, "token"),
+        number_of(ranks, "rank"),
+        micro_batches,
         config.micro_batch(),
-        train.steps,
+        number_of(train.steps, "step"),
         (train.steps * train.global_batch as u64) as f64 / samples as f64,
+        number_of(samples, "sample"),
     ));
     if let Some(unigram) = &info.unigram_entropy {
         say(&format!(

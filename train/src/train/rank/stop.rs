@@ -8,6 +8,7 @@ use crate::checkpoint::{self, Checkpoint};
 use crate::metrics::{Reporter, say};
 use crate::process::was_interrupted;
 use crate::train::{Summary, TrainError};
+use crate::words::number_of;
 
 impl<B: Layer> Rank<'_, B> {
     /// Whether any rank has been asked to stop. Collective.
@@ -35,9 +36,9 @@ impl<B: Layer> Rank<'_, B> {
         if let Some(reporter) = reporter {
             reporter.finish();
             say(&format!(
-                "stopped as asked: {} of {} steps, checkpoint {}; go on with --resume latest",
+                "stopped as asked: {} of {}, checkpoint {}; go on with --resume latest",
                 self.step,
-                self.plan.config.train.steps,
+                number_of(self.plan.config.train.steps, "step"),
                 checkpoint.display()
             ));
         }

@@ -1,6 +1,8 @@
 //! Strangers at the door: what the rendezvous and the ranks do with connections that do not belong
 //! to the job, while the job goes on.
 
+mod refused;
+
 use kiln_collectives::tcp::{self, JoinError, JoinOptions, Seal, Secret, TcpCommunicator};
 use kiln_collectives::{Buffer, CommError, Communicator, Label, Phase};
 use std::io::{Read, Write};
@@ -168,37 +170,6 @@ fn a_replayed_handshake_is_refused() {
         read_frame(&mut stream);
         stream.write_all(&said).unwrap();
         assert!(is_hung_up_on(stream));
-    });
-}
-
-#[test]
-fn a_wrong_secret_a_wrong_job_and_a_wrong_world_size_are_refused() {
-    let (options, _) = pair();
-    let other = |change: &dyn Fn(&mut JoinOptions)| {
-        let mut options = options[1].clone();
-        options.timeout = Duration::from_secs(1);
-        change(&mut options);
-        TcpCommunicator::join(options).unwrap_err()
-    };
-    join_despite(options.clone(), || {
-        let error = other(&|options| options.secret = Secret::new("battery staple"));
-        assert!(matches!(error, JoinError::Incomplete { rank: 1, .. }), "{error}");
-        assert!(error.to_string().contains("KILN_JOB_SECRET"), "{error}");
-
-        let error = other(&|options| options.job = "another".into());
-        assert!(matches!(error, JoinError::Refused { rank: 1, .. }), "{error}");
-        assert!(error.to_string().contains("it keeps the job \"kiln\""), "{error}");
-
-        let error = other(&|options| options.world_size = 3);
-        assert!(matches!(error, JoinError::Refused { rank: 1, .. }), "{error}");
-        assert!(error.to_string().contains("it expects 2 ranks"), "{error}");
-
-        let error = other(&|options| options.seal = Seal::Encrypt);
-        assert!(matches!(error, JoinError::Refused { rank: 1, .. }), "{error}");
-        assert!(error.to_string().contains("it has comm.seal = \"off\""), "{error}");
-
-        let error = other(&|options| options.rank = 0);
-        assert!(matches!(error, JoinError::Listen { .. }), "{error}");
     });
 }
 

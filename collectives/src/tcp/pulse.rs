@@ -1,0 +1,69 @@
+//! Notices when this process has not run.
+
+use crate::flight::Stall;
+use std::time::{Duration, Instant};
+
+/// How much longer than meant a rest is at least if the process did not run. A busy machine is late as well.
+const LEAST: Duration = Duration::from_secs(3);
+
+/// Rests of a thread that are meant to have a certain length. One that lasts much longer shows that the process
+/// did not run: it was stopped, or frozen with its machine.
+pub(super) struct Pulse {
+    length: Duration,
+    /// Since when the thread rests.
+    rests_since: Option<Instant>,
+    /// When the last rest that was too long was over, and how much too long it was.
+    stalled: Option<(Instant, Duration)>,
+}
+
+impl Pulse {
+    pub(super) fn new(length: Duration) -> Pulse {
+        Pulse { length, rests_since: None, stalled: None }
+    }
+
+    pub(super) fn rest(&mut self, now: Instant) {
+        self.rests_since = Some(now);
+    }
+
+    pub(super) fn wake(&mut self, now: Instant) {
+        self.stalled = self.at(now);
+        self.rests_since = None;
+    }
+
+    /// The last time that this process did not run. Whoever asks may be earlier than the thread that rests.
+    pub(super) fn stall(&self, now: Instant) -> Option<Stall> {
+        let (end, length) = self.at(now)?;
+        let ago = now.saturating_duration_since(end).as_secs_f64();
+        Some(Stall { seconds: length.as_secs_f64(), ago })
+    }
+
+    fn at(&self, now: Instant) -> Option<(Instant, Duration)> {
+        let rested = self.rests_since.map(|since| now.saturating_duration_since(since));
+        let surplus = rested.map(|rested| rested.saturating_sub(self.length));
+        surplus.filter(|surplus| *surplus >= LEAST).map(|surplus| (now, surplus)).or(self.stalled)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rest_that_is_far_too_long_shows_that_the_process_did_not_run() {
+        let start = Instant::now();
+        let at = |seconds: u64| start + Duration::from_secs(seconds);
+        let mut pulse = Pulse::new(Duration::from_secs(1));
+        pulse.rest(at(0));
+        assert_eq!(pulse.stall(at(2)), None);
+        // Whether the thread that rests is awake already or not.
+        assert_eq!(pulse.stall(at(61)), Some(Stall { seconds: 60.0, ago: 0.0 }));
+        pulse.wake(at(61));
+        assert_eq!(pulse.stall(at(64)), Some(Stall { seconds: 60.0, ago: 3.0 }));
+        // Rests as they should be change nothing.
+        pulse.rest(at(64));
+        pulse.wake(at(65));
+        pulse.rest(at(65));
+        assert_eq!(pulse.stall(at(66)), Some(Stall { seconds: 60.0, ago: 5.0 }));
+        assert_eq!(pulse.stall(at(76)), Some(Stall { seconds: 10.0, ago: 0.0 }));
+    }
+}

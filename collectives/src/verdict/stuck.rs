@@ -1,0 +1,168 @@
+//! The operation that ranks wait in, as far as witnesses know of it.
+
+use super::witness::{GroupKey, Witness, flight, view};
+use crate::call::Call;
+use crate::flight::{GroupFlight, Record};
+use std::collections::BTreeSet;
+
+/// The operation at the end of the chain of waits.
+#[derive(Clone, Copy)]
+pub(super) struct Stuck<'a> {
+    pub(super) group: GroupKey<'a>,
+    pub(super) sequence: u64,
+}
+
+impl<'a> Stuck<'a> {
+    /// What each member of the group called, by rank in the group.
+    pub(super) fn calls(&self, witnesses: &'a [Witness]) -> Vec<Option<&'a Call>> {
+        self.group
+            .1
+            .iter()
+            .map(|rank| {
+                let group = view(witnesses, *rank, self.group)?;
+                let pending = group.pending.iter().find(|p| p.sequence == self.sequence)?;
+                Some(&pending.call)
+            })
+            .collect()
+    }
+
+    /// World ranks that are in the operation.
+    pub(super) fn waiting(&self, witnesses: &[Witness]) -> Vec<usize> {
+        let calls = self.calls(witnesses);
+        let members = self.group.1.iter().zip(calls);
+        members.filter(|(_, call)| call.is_some()).map(|(rank, _)| *rank).collect()
+    }
+
+    /// World ranks that answered and have not issued the operation.
+    pub(super) fn missing(&self, witnesses: &[Witness]) -> Vec<usize> {
+        let has_not = |rank: &&usize| {
+            flight(witnesses, **rank).is_some()
+                && view(witnesses, **rank, self.group)
+                    .is_none_or(|group| group.issued <= self.sequence)
+        };
+        self.group.1.iter().filter(has_not).copied().collect()
+    }
+
+    /// What `rank` has recorded of the operation, whether it has finished or not.
+    pub(super) fn record(&self, witnesses: &'a [Witness], rank: usize) -> Option<&'a Record> {
+        let records = flight(witnesses, rank)?.records.iter();
+        records
+            .rev()
+            .find(|record| record.sequence == self.sequence && *record.group == *self.group.0)
+    }
+
+    /// Seconds since each member has entered the operation; `None` unless that is known of all.
+    fn ages(&self, witnesses: &[Witness]) -> Option<Vec<(usize, f64)>> {
+        self.group.1.iter().map(|rank| Some((*rank, self.age(witnesses, *rank)?))).collect()
+    }
+
+    /// Seconds since `rank` has entered the operation, if that is known.
+    fn age(&self, witnesses: &[Witness], rank: usize) -> Option<f64> {
+        let pending = &view(witnesses, rank, self.group)?.pending;
+        let pending = pending.iter().find(|pending| pending.sequence == self.sequence);
+        let recorded = || {
+            let entered = self.record(witnesses, rank)?.enqueued?.as_secs_f64();
+            let clock = flight(witnesses, rank)?.clock;
+            (clock >= entered).then_some(clock - entered)
+        };
+        pending.map(|pending| pending.seconds).or_else(recorded)
+    }
+
+    /// World ranks that were the reason to wait for more than half of the time that the first to enter
+    /// has waited, and the seconds by which the last of them came after the first.
+    pub(super) fn late(&self, witnesses: &[Witness]) -> Option<(Vec<usize>, f64)> {
+        let ages = self.ages(witnesses)?;
+        let age = |(_, age): &(usize, f64)| *age;
+        let longest = ages.iter().map(age).fold(0.0, f64::max);
+        let shortest = ages.iter().map(age).fold(longest, f64::min);
+        let late: Vec<usize> =
+            ages.iter().filter(|(_, age)| *age < longest / 2.0).map(|(rank, _)| *rank).collect();
+        (!late.is_empty()).then_some((late, longest - shortest))
+    }
+
+    /// World ranks whose processes did not run for more than half of the time that the first to enter has
+    /// waited, and for how many seconds that was at most.
+    pub(super) fn stalled(&self, witnesses: &[Witness]) -> Option<(Vec<usize>, f64)> {
+        let members = || self.group.1.iter().copied();
+        let longest = members().filter_map(|rank| self.age(witnesses, rank)).fold(0.0, f64::max);
+        let stalls = members().filter_map(|rank| {
+            let stall = flight(witnesses, rank)?.stall?;
+            let counts = stall.seconds > longest / 2.0 && stall.ago < longest;
+            counts.then_some((rank, stall.seconds))
+        });
+        let (ranks, seconds): (Vec<usize>, Vec<f64>) = stalls.unzip();
+        (!ranks.is_empty()).then(|| (ranks, seconds.into_iter().fold(0.0, f64::max)))
+    }
+
+    /// Such as `#1085 all_gather(block 7)`, with the group unless it is the world.
+    pub(super) fn name(&self, witnesses: &[Witness]) -> String {
+        let pending = self.calls(witnesses).into_iter().flatten().next().map(short);
+        let recorded = || self.group.1.iter().find_map(|rank| self.record(witnesses, *rank));
+        let call = pending.or_else(|| recorded().map(recorded_short)).unwrap_or_default();
+        let group = match self.group.0 {
+            "world" => String::new(),
+            name => format!(" of group \"{name}\""),
+        };
+        format!("#{} {call}{group}", self.sequence)
+    }
+}
+
+/// The operation at the end of the chain that begins with the oldest wait.
+pub(super) fn find_stuck(witnesses: &[Witness]) -> Option<Stuck<'_>> {
+    let mut heads: Vec<(f64, Stuck<'_>)> = Vec::new();
+    for rank in 0..witnesses.len() {
+        heads.extend(heads_of(witnesses, rank));
+    }
+    heads.sort_by(|a, b| b.0.total_cmp(&a.0));
+    Some(follow(witnesses, heads.first()?.1))
+}
+
+/// Follows the waits from `current` to an operation whose missing ranks wait nowhere else.
+pub(super) fn follow<'a>(witnesses: &'a [Witness], mut current: Stuck<'a>) -> Stuck<'a> {
+    // The first operation that anyone in the group is still in holds up the later ones.
+    let mut visited: BTreeSet<(String, Vec<usize>, u64)> = BTreeSet::new();
+    loop {
+        current.sequence = first_pending(witnesses, current.group).unwrap_or(current.sequence);
+        let key = (current.group.0.to_owned(), current.group.1.to_vec(), current.sequence);
+        if !visited.insert(key) {
+            return current;
+        }
+        let elsewhere = current.missing(witnesses).into_iter().find_map(|rank| {
+            let mut heads = heads_of(witnesses, rank);
+            heads.sort_by(|a, b| b.0.total_cmp(&a.0));
+            heads.into_iter().map(|(_, stuck)| stuck).find(|stuck| stuck.group != current.group)
+        });
+        match elsewhere {
+            Some(next) => current = next,
+            None => return current,
+        }
+    }
+}
+
+/// The first pending operation of each group of a rank, with the seconds it has been waiting.
+fn heads_of(witnesses: &[Witness], rank: usize) -> Vec<(f64, Stuck<'_>)> {
+    let groups = flight(witnesses, rank).map_or(&[][..], |flight| &flight.groups);
+    let head = |group: &'_ GroupFlight| group.pending.first().map(|p| (p.seconds, p.sequence));
+    groups
+        .iter()
+        .filter_map(|group| {
+            let (seconds, sequence) = head(group)?;
+            Some((seconds, Stuck { group: (&group.name, &group.ranks), sequence }))
+        })
+        .collect()
+}
+
+fn first_pending(witnesses: &[Witness], group: GroupKey<'_>) -> Option<u64> {
+    let of_rank = |rank: &usize| Some(view(witnesses, *rank, group)?.pending.first()?.sequence);
+    group.1.iter().filter_map(of_rank).min()
+}
+
+/// Such as `all_gather(block 7)`.
+fn short(call: &Call) -> String {
+    format!("{}({})", call.operation, call.label.unit)
+}
+
+/// The same, of an operation that is no longer pending.
+fn recorded_short(record: &Record) -> String {
+    format!("{}({})", record.operation, record.label.unit)
+}

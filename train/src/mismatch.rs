@@ -1,0 +1,35 @@
+//! What differs between the weights that there are and those that a model has, as text.
+
+/// Names of one kind that are shown; those of a whole model would fill the screen.
+const SHOWN: usize = 8;
+
+/// Such as `missing [a, b], of another shape [c]`; kinds of which there are none are left out.
+pub(crate) fn describe(missing: &[String], unexpected: &[String], misshapen: &[String]) -> String {
+    let kinds = [("missing", missing), ("unexpected", unexpected), ("of another shape", misshapen)];
+    let kinds = kinds.iter().filter(|(_, names)| !names.is_empty());
+    kinds
+        .map(|(what, names)| format!("{what} [{}]", first_of(names)))
+        .collect::<Vec<_>>()
+        .join(", ")
+}
+
+fn first_of(names: &[String]) -> String {
+    let shown = names[..names.len().min(SHOWN)].join(", ");
+    match names.len().saturating_sub(SHOWN) {
+        0 => shown,
+        more => format!("{shown} and {more} more"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_differs_is_said() {
+        let names = |count: usize| (0..count).map(|name| name.to_string()).collect::<Vec<_>>();
+        assert_eq!(describe(&names(2), &[], &names(1)), "missing [0, 1], of another shape [0]");
+        let many = "unexpected [0, 1, 2, 3, 4, 5, 6, 7 and 2 more]";
+        assert_eq!(describe(&[], &names(10), &[]), many);
+    }
+}
