@@ -100,22 +100,22 @@ pub struct Flight {
     /// When this was taken, in seconds on the clock of `records`; 0 in files of builds that did not write it.
     #[serde(default)]
     pub clock: f64,
-    /// The last time that its process did not run, where that is known.
+    /// The last period in which its process did not run, where that is known.
     #[serde(default)]
     pub stall: Option<Stall>,
 }
 
-/// A time in which a process did not run.
+/// A period in which a process did not run.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Stall {
-    /// How long, in seconds.
+    /// Its length in seconds.
     pub seconds: f64,
-    /// How long it has been over, in seconds.
+    /// Seconds since its end.
     pub ago: f64,
 }
 
 impl Flight {
-    /// What the rank would say `seconds` later if nothing happened until then.
+    /// The flight `seconds` later if nothing happened until then.
     pub(crate) fn later(mut self, seconds: f64) -> Flight {
         self.clock += seconds;
         self.activity.seconds += seconds;

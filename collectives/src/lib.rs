@@ -64,6 +64,7 @@ mod call;
 mod communicator;
 #[cfg(feature = "cube")]
 mod device;
+mod diagnosis;
 mod dtype;
 mod error;
 mod fake;
@@ -93,6 +94,7 @@ pub use call::{Argument, ArgumentError, Call};
 pub use communicator::Communicator;
 #[cfg(feature = "cube")]
 pub use device::DeviceMemory;
+pub use diagnosis::Witness;
 pub use dtype::{DType, Element};
 pub use error::CommError;
 pub use fake::FakeCommunicator;
@@ -101,5 +103,5 @@ pub use label::{Label, Phase};
 pub use local::{LocalCommunicator, LocalGroup, LocalOptions};
 pub use operation::Operation;
 pub use recorder::{DEFAULT_CAPACITY, Recorder, Total};
-pub use verdict::{Finding, Verdict, Witness};
+pub use verdict::{Finding, Verdict};
 pub use work::Work;

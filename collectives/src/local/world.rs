@@ -2,9 +2,10 @@
 
 use super::state::GroupState;
 use crate::backend::RankShared;
+use crate::diagnosis::Witness;
 use crate::error::Abort;
 use crate::sync::lock;
-use crate::verdict::{Verdict, Witness};
+use crate::verdict::Verdict;
 use std::sync::{Arc, Mutex, Weak};
 
 /// Name of the backend.

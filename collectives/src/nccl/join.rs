@@ -12,7 +12,7 @@ use crate::dtype::DType;
 use crate::label::{Label, Phase};
 use crate::local::LocalBackend;
 use crate::process_group::ProcessGroup;
-use crate::tcp::TcpEnd;
+use crate::tcp::TcpBackend;
 use cubecl_common::device::DeviceId;
 use cubecl_common::device_handle::DeviceHandle;
 use cubecl_cuda::CudaRuntime;
@@ -45,7 +45,7 @@ impl NcclOptions {
 /// Backends that NCCL can be added to.
 pub trait ControlBackend: Backend {}
 
-impl ControlBackend for TcpEnd {}
+impl ControlBackend for TcpBackend {}
 
 /// For a world of one rank, or of threads with a GPU each.
 impl ControlBackend for LocalBackend {}

@@ -133,7 +133,7 @@ pub(super) struct Caller {
 
 /// Accepting side, first half: finds out who calls.
 pub(super) fn examine(stream: Arc<TcpStream>, secret: &Secret) -> Result<Caller, HandshakeError> {
-    let mut patient = Patient::for_at_most(&stream, PATIENCE);
+    let mut patient = TimedStream::for_at_most(&stream, PATIENCE);
     let hello = Hello { version: VERSION, nonce: nonce()? };
     frame::write(&mut patient, &hello, STRANGER_LIMIT)?;
     let proof: Proof = frame::read(&mut patient, STRANGER_LIMIT)?;
@@ -166,7 +166,7 @@ impl Caller {
     fn answer(&self, refusal: Option<Refusal>) -> Result<(), HandshakeError> {
         let hash = hash(&self.secret, b"accepted", &with_refusal(&self.transcript, &refusal)?);
         let answer = Answer { refusal, hash };
-        let patient = Patient::for_at_most(&self.stream, PATIENCE);
+        let patient = TimedStream::for_at_most(&self.stream, PATIENCE);
         Ok(frame::write(patient, &answer, STRANGER_LIMIT)?)
     }
 }
@@ -193,8 +193,9 @@ pub(super) fn call(
         check_name(node)?;
     }
     let seal = claim.seal;
-    let hello: Hello = frame::read(Patient::for_at_most(&stream, limits.hello), STRANGER_LIMIT)?;
-    let mut patient = Patient::for_at_most(&stream, limits.answer);
+    let hello: Hello =
+        frame::read(TimedStream::for_at_most(&stream, limits.hello), STRANGER_LIMIT)?;
+    let mut patient = TimedStream::for_at_most(&stream, limits.answer);
     if hello.version != VERSION {
         return Err(HandshakeError::Version(hello.version));
     }
@@ -265,14 +266,14 @@ fn verify(
 }
 
 /// A connection that must get through its handshake in time.
-struct Patient<'a> {
+struct TimedStream<'a> {
     stream: &'a TcpStream,
     until: Instant,
 }
 
-impl Patient<'_> {
-    fn for_at_most(stream: &TcpStream, patience: Duration) -> Patient<'_> {
-        Patient { stream, until: Instant::now() + patience }
+impl TimedStream<'_> {
+    fn for_at_most(stream: &TcpStream, patience: Duration) -> TimedStream<'_> {
+        TimedStream { stream, until: Instant::now() + patience }
     }
 
     fn tick(&self) -> io::Result<()> {
@@ -284,14 +285,14 @@ impl Patient<'_> {
     }
 }
 
-impl Read for Patient<'_> {
+impl Read for TimedStream<'_> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         self.tick()?;
         self.stream.read(into)
     }
 }
 
-impl Write for Patient<'_> {
+impl Write for TimedStream<'_> {
     fn write(&mut self, from: &[u8]) -> io::Result<usize> {
         self.tick()?;
         self.stream.write(from)

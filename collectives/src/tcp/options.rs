@@ -167,7 +167,7 @@ pub struct JoinOptions {
     pub on_worker_start: Option<WorkerStart>,
     /// The open port of the rendezvous, on rank 0, where it is opened beforehand.
     pub(super) listener: Option<Arc<TcpListener>>,
-    /// Whether all ranks are in this process, which may then read its own memory for a neighbour's.
+    /// Whether all ranks are in this process, which may then read its own memory as a peer's.
     pub(super) in_one_process: bool,
 }
 

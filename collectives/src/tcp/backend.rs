@@ -1,11 +1,11 @@
-//! A rank's end of a group of processes.
+//! The backend whose ranks are processes connected by TCP.
 
-use super::join::World;
 use super::mesh;
 use super::message::{Cause, GroupName, GroupNumber, Site, Trouble};
 use super::options::Ring;
 use super::transfer::Transfer;
 use super::wire::{Stop, Wire};
+use super::world::World;
 use crate::backend::{Backend, Payload, RankShared, empty, number_nodes};
 use crate::buffer::Buffer;
 use crate::call::{Call, CallSite};
@@ -20,10 +20,10 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// A rank that is a process of its own, connected to the others by TCP.
-pub type TcpCommunicator = ProcessGroup<TcpEnd>;
+pub type TcpCommunicator = ProcessGroup<TcpBackend>;
 
-/// A rank's end of a group of processes.
-pub struct TcpEnd {
+/// The backend of one rank of a group of processes.
+pub struct TcpBackend {
     world: Arc<World>,
     shared: Arc<RankShared>,
     group: GroupName,
@@ -33,14 +33,14 @@ pub struct TcpEnd {
     ring: bool,
 }
 
-impl TcpEnd {
+impl TcpBackend {
     pub(super) fn new(
         world: Arc<World>,
         shared: Arc<RankShared>,
         group: GroupName,
         rank: usize,
         wire: Wire,
-    ) -> TcpEnd {
+    ) -> TcpBackend {
         world.control.register(group.number, wire.waker());
         let ring = match world.ring {
             Ring::Always => true,
@@ -48,7 +48,7 @@ impl TcpEnd {
             Ring::Auto => has_busy_links(&nodes(&world, &group)),
         };
         let name = Arc::from(group.name.as_str());
-        TcpEnd { world, shared, group, name, rank, wire: Mutex::new(wire), ring }
+        TcpBackend { world, shared, group, name, rank, wire: Mutex::new(wire), ring }
     }
 
     fn site(&self, site: &CallSite) -> Site {
@@ -65,7 +65,7 @@ impl TcpEnd {
         self.world.control.cause(self.group.number)
     }
 
-    /// Has the cause of a stopped operation found out.
+    /// Lets the rendezvous find the cause of a stopped operation.
     fn investigate(&self, at: &CallSite, stop: Stop) -> Cause {
         let site = self.site(at);
         let trouble = match stop {
@@ -95,7 +95,12 @@ impl TcpEnd {
         }
     }
 
-    fn run(&self, site: &CallSite, call: &Call, payload: Payload<TcpEnd>) -> Result<Buffer, Stop> {
+    fn run(
+        &self,
+        site: &CallSite,
+        call: &Call,
+        payload: Payload<TcpBackend>,
+    ) -> Result<Buffer, Stop> {
         let mut wire = lock(&self.wire);
         wire.begin(site.sequence, digest(call, self.ring));
         let mut transfer = Transfer { wire: &mut wire, rank: self.rank, ring: self.ring };
@@ -124,11 +129,11 @@ impl TcpEnd {
                 Ok(empty())
             }
             Payload::Split { reply } => {
-                let end = self.split(site, call, &mut transfer)?;
+                let backend = self.split(site, call, &mut transfer)?;
                 drop(wire);
-                if let Some(end) = end {
-                    // If the caller is gone, the end drops here and leaves its group.
-                    let _ = reply.send(end);
+                if let Some(backend) = backend {
+                    // If the caller is gone, the backend drops here and leaves its group.
+                    let _ = reply.send(backend);
                 }
                 Ok(empty())
             }
@@ -140,35 +145,36 @@ impl TcpEnd {
         (0..self.group.ranks.len()).map(|rank| rank * size..(rank + 1) * size).collect()
     }
 
-    /// Exchanges places, and connects with those of the same color.
+    /// Exchanges colors and keys, and connects with the ranks of the same color.
     fn split(
         &self,
         site: &CallSite,
         call: &Call,
         transfer: &mut Transfer<'_>,
-    ) -> Result<Option<TcpEnd>, Stop> {
-        let own = Ticket::of(call);
-        let slots = self.slots(TICKET);
-        let mut all = vec![0; TICKET * slots.len()];
+    ) -> Result<Option<TcpBackend>, Stop> {
+        let own = SplitRequest::of(call);
+        let slots = self.slots(REQUEST);
+        let mut all = vec![0; REQUEST * slots.len()];
         transfer.ring = false;
         transfer.all_gather(&own.encode(), &mut all, &slots)?;
-        let tickets: Vec<Ticket> = all.chunks_exact(TICKET).map(Ticket::decode).collect();
+        let requests: Vec<SplitRequest> =
+            all.chunks_exact(REQUEST).map(SplitRequest::decode).collect();
         let mut names: BTreeMap<u32, u64> = BTreeMap::new();
-        for ticket in &tickets {
-            let Some(color) = ticket.color else { continue };
-            if *names.entry(color).or_insert(ticket.name) != ticket.name {
+        for request in &requests {
+            let Some(color) = request.color else { continue };
+            if *names.entry(color).or_insert(request.name) != request.name {
                 return Err(Stop::Mismatch);
             }
         }
         let Some(color) = own.color else { return Ok(None) };
-        let mut places: Vec<(i64, usize)> = tickets
+        let mut order: Vec<(i64, usize)> = requests
             .iter()
             .enumerate()
-            .filter(|(_, ticket)| ticket.color == Some(color))
-            .map(|(rank, ticket)| (ticket.key, rank))
+            .filter(|(_, request)| request.color == Some(color))
+            .map(|(rank, request)| (request.key, rank))
             .collect();
-        places.sort_unstable();
-        let ranks: Vec<usize> = places.iter().map(|(_, rank)| self.group.ranks[*rank]).collect();
+        order.sort_unstable();
+        let ranks: Vec<usize> = order.iter().map(|(_, rank)| self.group.ranks[*rank]).collect();
         let number = fnv(&[self.group.number, site.sequence, u64::from(color)]);
         let group = GroupName { number, name: call.label.unit.to_string(), ranks };
         let Some(rank) = group.ranks.iter().position(|r| *r == self.shared.world_rank) else {
@@ -180,11 +186,17 @@ impl TcpEnd {
             self.world.control.abort(&self.group, self.rank, &reason);
             Stop::Failed
         })?;
-        Ok(Some(TcpEnd::new(Arc::clone(&self.world), Arc::clone(&self.shared), group, rank, wire)))
+        Ok(Some(TcpBackend::new(
+            Arc::clone(&self.world),
+            Arc::clone(&self.shared),
+            group,
+            rank,
+            wire,
+        )))
     }
 }
 
-impl Backend for TcpEnd {
+impl Backend for TcpBackend {
     const NAME: &'static str = "tcp";
 
     fn name(&self) -> &Arc<str> {
@@ -219,9 +231,9 @@ impl Backend for TcpEnd {
         &self,
         site: &CallSite,
         call: Call,
-        payload: Payload<TcpEnd>,
+        payload: Payload<TcpBackend>,
     ) -> Result<Buffer, CommError> {
-        // Other ranks may already be in this operation, but not all: this one is not.
+        // This rank has not entered the operation, so it cannot have completed on any rank.
         if let Some(cause) = self.cause() {
             return Err(match (&cause, call.problem) {
                 // Others have found this very call to differ before this rank came to it.
@@ -257,7 +269,7 @@ impl Backend for TcpEnd {
     }
 
     fn cause(&self, site: &CallSite) -> Option<CommError> {
-        TcpEnd::cause(self).map(|cause| cause.error(site))
+        TcpBackend::cause(self).map(|cause| cause.error(site))
     }
 
     fn abort(&self, reason: &str) {
@@ -267,7 +279,7 @@ impl Backend for TcpEnd {
     fn leave(&self) {
         let reason = format!("rank {} left the group", self.rank);
         self.world.control.fail_here(self.group.number, self.own_abort(&reason));
-        // The worker lets go of the wire once it learns of the failure.
+        // The worker releases the wire once it learns of the failure.
         lock(&self.wire).leave();
     }
 
@@ -280,51 +292,51 @@ fn nodes(world: &World, group: &GroupName) -> Vec<usize> {
     number_nodes(group.ranks.iter().map(|rank| world.members[*rank].node.as_str()))
 }
 
-/// Whether sending straight would take some link between machines more than once: several
-/// machines, and several ranks on one.
+/// Whether direct transfers would send the same bytes more than once over a link between machines. That is so if
+/// there are several machines, and several ranks on one of them.
 fn has_busy_links(nodes: &[usize]) -> bool {
     let machines = nodes.iter().max().map_or(0, |last| last + 1);
     machines > 1 && nodes.len() > machines
 }
 
-/// What ranks exchange to split: color, key and a hash of the name.
+/// What ranks exchange in a split: color, key and a hash of the name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Ticket {
+struct SplitRequest {
     color: Option<u32>,
     key: i64,
     name: u64,
 }
 
-/// Bytes of a ticket.
-const TICKET: usize = 24;
+/// Bytes of a split request.
+const REQUEST: usize = 24;
 
-impl Ticket {
-    fn of(call: &Call) -> Ticket {
-        let place = call.split_key;
-        Ticket {
-            color: place.and_then(|place| place.color),
-            key: place.map_or(0, |place| place.key),
+impl SplitRequest {
+    fn of(call: &Call) -> SplitRequest {
+        let split = call.split_key;
+        SplitRequest {
+            color: split.and_then(|split| split.color),
+            key: split.map_or(0, |split| split.key),
             name: fnv_bytes(call.label.unit.as_bytes()),
         }
     }
 
-    fn encode(self) -> [u8; TICKET] {
+    fn encode(self) -> [u8; REQUEST] {
         // No color is a number that no color can be.
         let color = self.color.map_or(u64::MAX, u64::from);
-        let mut bytes = [0; TICKET];
+        let mut bytes = [0; REQUEST];
         bytes[..8].copy_from_slice(&color.to_le_bytes());
         bytes[8..16].copy_from_slice(&self.key.to_le_bytes());
         bytes[16..].copy_from_slice(&self.name.to_le_bytes());
         bytes
     }
 
-    fn decode(bytes: &[u8]) -> Ticket {
+    fn decode(bytes: &[u8]) -> SplitRequest {
         let word = |index: usize| {
             let mut word = [0; 8];
             word.copy_from_slice(&bytes[index * 8..index * 8 + 8]);
             word
         };
-        Ticket {
+        SplitRequest {
             color: u32::try_from(u64::from_le_bytes(word(0))).ok(),
             key: i64::from_le_bytes(word(1)),
             name: u64::from_le_bytes(word(2)),
@@ -332,7 +344,7 @@ impl Ticket {
     }
 }
 
-/// A number for all that ranks must agree on before data moves.
+/// Hashes everything that ranks must agree on before data moves.
 fn digest(call: &Call, ring: bool) -> u64 {
     let unit = match call.operation {
         // Ranks that end up in different groups may name them differently.

@@ -8,7 +8,7 @@ const LEAST: Duration = Duration::from_secs(3);
 
 /// Rests of a thread that are meant to have a certain length. One that lasts much longer shows that the process
 /// did not run: it was stopped, or frozen with its machine.
-pub(super) struct Pulse {
+pub(super) struct StallDetector {
     length: Duration,
     /// Since when the thread rests.
     rests_since: Option<Instant>,
@@ -16,9 +16,9 @@ pub(super) struct Pulse {
     stalled: Option<(Instant, Duration)>,
 }
 
-impl Pulse {
-    pub(super) fn new(length: Duration) -> Pulse {
-        Pulse { length, rests_since: None, stalled: None }
+impl StallDetector {
+    pub(super) fn new(length: Duration) -> StallDetector {
+        StallDetector { length, rests_since: None, stalled: None }
     }
 
     pub(super) fn rest(&mut self, now: Instant) {
@@ -52,18 +52,18 @@ mod tests {
     fn a_rest_that_is_far_too_long_shows_that_the_process_did_not_run() {
         let start = Instant::now();
         let at = |seconds: u64| start + Duration::from_secs(seconds);
-        let mut pulse = Pulse::new(Duration::from_secs(1));
-        pulse.rest(at(0));
-        assert_eq!(pulse.stall(at(2)), None);
+        let mut detector = StallDetector::new(Duration::from_secs(1));
+        detector.rest(at(0));
+        assert_eq!(detector.stall(at(2)), None);
         // Whether the thread that rests is awake already or not.
-        assert_eq!(pulse.stall(at(61)), Some(Stall { seconds: 60.0, ago: 0.0 }));
-        pulse.wake(at(61));
-        assert_eq!(pulse.stall(at(64)), Some(Stall { seconds: 60.0, ago: 3.0 }));
+        assert_eq!(detector.stall(at(61)), Some(Stall { seconds: 60.0, ago: 0.0 }));
+        detector.wake(at(61));
+        assert_eq!(detector.stall(at(64)), Some(Stall { seconds: 60.0, ago: 3.0 }));
         // Rests as they should be change nothing.
-        pulse.rest(at(64));
-        pulse.wake(at(65));
-        pulse.rest(at(65));
-        assert_eq!(pulse.stall(at(66)), Some(Stall { seconds: 60.0, ago: 5.0 }));
-        assert_eq!(pulse.stall(at(76)), Some(Stall { seconds: 10.0, ago: 0.0 }));
+        detector.rest(at(64));
+        detector.wake(at(65));
+        detector.rest(at(65));
+        assert_eq!(detector.stall(at(66)), Some(Stall { seconds: 60.0, ago: 5.0 }));
+        assert_eq!(detector.stall(at(76)), Some(Stall { seconds: 10.0, ago: 0.0 }));
     }
 }
