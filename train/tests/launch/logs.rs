@@ -49,15 +49,27 @@ fn where_logs_go() {
     assert!(ended.stderr.contains("choose another folder with --log-dir"), "{ended:?}");
 }
 
-/// A rank may write faster than its pipe takes, and up to its last moment.
+/// A rank may write faster than its pipe takes, and up to its last moment. Its log has all of it.
 #[test]
 fn nothing_is_lost() {
     let job = Job::new("seq 1 200000; seq 1 200000 >&2");
+    job.launch(&[], &[]);
+    for stream in ["stdout", "stderr"] {
+        let log = job.text(&format!("run/logs/rank_0.restart_0.{stream}.log"));
+        assert!(log.lines().eq((1..=200_000).map(|line| line.to_string())), "{stream}");
+    }
+}
+
+/// The launcher's own output has all of it too, up to 1 MiB per stream however slow its reader is.
+#[test]
+fn a_slow_reader_of_a_mebibyte_gets_all_of_it() {
+    // 868,895 bytes; a pipe takes 65,536.
+    let job = Job::new("seq 1 140000; seq 1 140000 >&2");
     let ended = job.launch(&[], &[]);
     let last = |text: &str| text.lines().last().map(str::to_owned);
-    assert_eq!(ended.stdout.lines().count(), 200_000);
-    assert_eq!(last(&ended.stdout).as_deref(), Some("200000"));
-    assert_eq!(last(&ended.stderr).as_deref(), Some("200000"));
+    assert_eq!(ended.stdout.lines().count(), 140_000);
+    assert_eq!(last(&ended.stdout).as_deref(), Some("140000"));
+    assert_eq!(last(&ended.stderr).as_deref(), Some("140000"));
     assert_eq!(job.text("run/logs/rank_0.restart_0.stdout.log"), ended.stdout);
 }
 
