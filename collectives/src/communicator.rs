@@ -10,8 +10,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long [`Communicator::split`] waits for the other ranks. Ranks split at start-up, when loading may delay
-/// one of them for long.
+/// How long [`Communicator::split`] waits for the other ranks. Ranks split at start-up, when loading may
+/// delay one of them for long.
 const SPLIT_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// One rank's membership in a group of ranks.
@@ -32,8 +32,8 @@ pub trait Communicator: Send + Sync {
     /// Name of the group for logs, such as `"world"`, `"shard"` or `"replicate"`.
     fn name(&self) -> &str;
 
-    /// Name of the backend: `"local"`, `"tcp"`, `"mpi"` or `"fake"`, and `"nccl"` for a group that NCCL has been
-    /// added to.
+    /// Name of the backend: `"local"`, `"tcp"`, `"mpi"` or `"fake"`, and `"nccl"` for a group that NCCL has
+    /// been added to.
     fn backend(&self) -> &'static str;
 
     /// Collects every rank's `input` in the `output` of all.
@@ -104,7 +104,8 @@ pub trait Communicator: Send + Sync {
     /// Machines are numbered from 0 in the order of the first rank on each.
     fn nodes(&self) -> Vec<usize>;
 
-    /// The contents of this rank's flight recorder right now, for the files that are written when a run fails.
+    /// The contents of this rank's flight recorder right now, for the files that are written when a run
+    /// fails.
     fn flight(&self) -> Flight;
 
     /// This rank's flight recorder, which all groups split from one world share.

@@ -13,16 +13,16 @@ use witness::flight;
 impl Verdict {
     /// Compares the flights of the ranks; witness `i` is world rank `i`.
     ///
-    /// The verdict names ranks that are gone if there are any, else ranks that do not answer, else differing calls,
-    /// else missing ranks. A missing rank may itself wait in another group: the chain of waits is followed to its
-    /// end.
+    /// The verdict names ranks that are gone if there are any, else ranks that do not answer, else differing
+    /// calls, else missing ranks. A missing rank may itself wait in another group: the chain of waits is
+    /// followed to its end.
     pub fn of(witnesses: &[Witness]) -> Verdict {
         Verdict::about_stuck(witnesses, find_stuck(witnesses), false)
     }
 
-    /// As [`Verdict::of`], when the wait of a rank for operation `sequence` of the group `group` of world ranks
-    /// `ranks` has just timed out. The verdict is about that operation and its cause, also if all ranks have entered
-    /// it in the meantime, or have finished it.
+    /// As [`Verdict::of`], when the wait of a rank for operation `sequence` of the group `group` of world
+    /// ranks `ranks` has just timed out. The verdict is about that operation and its cause, also if all ranks
+    /// have entered it in the meantime, or have finished it.
     pub fn of_wait(witnesses: &[Witness], group: &str, ranks: &[usize], sequence: u64) -> Verdict {
         let at = Stuck { group: (group, ranks), sequence };
         let stuck = match at.missing(witnesses).is_empty() {
@@ -32,8 +32,8 @@ impl Verdict {
         Verdict::about_stuck(witnesses, Some(stuck), true)
     }
 
-    /// The verdict when `stuck` is the operation that ranks wait in. `asked` says that the flights are of the same
-    /// moment, because the ranks were asked for them.
+    /// The verdict when `stuck` is the operation that ranks wait in. `asked` says that the flights are of the
+    /// same moment, because the ranks were asked for them.
     fn about_stuck(witnesses: &[Witness], stuck: Option<Stuck<'_>>, asked: bool) -> Verdict {
         let at = stuck.map_or_else(String::new, |stuck| {
             let waiting = stuck.waiting(witnesses);
@@ -80,8 +80,8 @@ impl Verdict {
         }
     }
 
-    /// The verdict on flights that were read from files. A verdict that the ranks found while they could still ask
-    /// each other is returned as it is.
+    /// The verdict on flights that were read from files. A verdict that the ranks found while they could
+    /// still ask each other is returned as it is.
     pub fn of_flights(flights: &[Flight]) -> Verdict {
         if let Some(verdict) = flights.iter().find_map(|flight| flight.verdict.clone()) {
             return verdict;

@@ -19,8 +19,8 @@ use std::time::Duration;
 
 /// Records operations instead of running them; every operation completes at once.
 ///
-/// It shows what one rank of a large world would communicate, for planning. Results are those of a world whose
-/// other ranks contribute nothing:
+/// It shows what one rank of a large world would communicate, for planning. Results are those of a world
+/// whose other ranks contribute nothing:
 ///
 /// * all-gather copies the input into this rank's chunk of the output and leaves the rest;
 /// * reduce-scatter copies this rank's chunk of the input;

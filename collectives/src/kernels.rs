@@ -1,8 +1,8 @@
 //! Kernels that copy and add in the memory of one GPU, on any runtime of CubeCL.
 //!
 //! The functions queue their kernels on the current [`StreamId`](cubecl_environment::stream::StreamId) and
-//! return at once. They divide buffers into blocks, because GPUs limit how much of a buffer a kernel may bind,
-//! and because positions within a block fit 32 bits.
+//! return at once. They divide buffers into blocks, because GPUs limit how much of a buffer a kernel may
+//! bind, and because positions within a block fit 32 bits.
 
 // Kernels are launched without bounds checks; each kernel compares positions with lengths.
 #![allow(unsafe_code)]
@@ -51,8 +51,8 @@ pub(crate) fn copy(client: &Client, from: &Handle, bytes: Range<usize>, to: &Han
     }
 }
 
-/// Sums `len` elements of each of `inputs`, from element `start` on, into `output`, which holds `len` elements of
-/// `F`. Adds in the order of `inputs` and in type `A`, and rounds once.
+/// Sums `len` elements of each of `inputs`, from element `start` on, into `output`, which holds `len`
+/// elements of `F`. Adds in the order of `inputs` and in type `A`, and rounds once.
 pub(crate) fn sum<A: Float + CubeElement, F: Float + CubeElement>(
     client: &Client,
     inputs: &[&Handle],
@@ -161,8 +161,8 @@ fn copy_bytes(
     }
 }
 
-/// Adds `addend`, from `start` on, to `sum`. The first addend overwrites `sum`, so that a sum of negative zeros
-/// keeps its sign.
+/// Adds `addend`, from `start` on, to `sum`. The first addend overwrites `sum`, so that a sum of negative
+/// zeros keeps its sign.
 #[cube(launch_unchecked)]
 fn add<A: Float, F: Float>(
     addend: &[F],

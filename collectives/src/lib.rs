@@ -1,9 +1,9 @@
 //! How the ranks of a training run talk to each other.
 //!
 //! Fully sharded data parallelism needs four collectives: all-gather (collects the shards of a parameter
-//! before use), reduce-scatter (sums gradients and leaves each rank its shard of the sum), all-reduce (losses,
-//! gradient norms, replicated groups) and broadcast (initial weights). This crate defines them as the trait
-//! [`Communicator`] and provides these backends:
+//! before use), reduce-scatter (sums gradients and leaves each rank its shard of the sum), all-reduce
+//! (losses, gradient norms, replicated groups) and broadcast (initial weights). This crate defines them as
+//! the trait [`Communicator`] and provides these backends:
 //!
 //! * [`LocalCommunicator`]: every rank is a thread of this process. Transfers run on worker
 //!   threads and overlap with the caller's compute.
@@ -11,7 +11,8 @@
 //!   authenticated, and traffic can be sealed ([`tcp::Seal`]). Ranks on one machine read each other's memory
 //!   where the system allows it.
 //! * `mpi::MpiCommunicator` (feature `mpi`): every rank is a process that `mpirun` has started.
-//! * `nccl::attach` (feature `cuda`) adds NCCL to a group of threads or of TCP processes, for buffers on GPUs.
+//! * `nccl::attach` (feature `cuda`) adds NCCL to a group of threads or of TCP processes, for buffers on
+//!   GPUs.
 //! * [`FakeCommunicator`]: one rank of a world of any size whose other ranks do not exist. It records what
 //!   would be sent, for planning and for tests.
 //!

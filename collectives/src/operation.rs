@@ -28,8 +28,8 @@ impl Operation {
     /// otherwise. The volumes are those of the bandwidth-optimal ring algorithms (Patarasuk and Yuan,
     /// "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009): `(n-1)/n` of the tensor
     /// for all-gather and reduce-scatter, twice that for all-reduce (rounded down to a byte). A broadcast
-    /// travels along the ring from the root, so all ranks except the one before the root send the whole buffer
-    /// once. Barrier and split move no payload.
+    /// travels along the ring from the root, so all ranks except the one before the root send the whole
+    /// buffer once. Barrier and split move no payload.
     pub fn ring_bytes(self, bytes: u64, rank: usize, world_size: usize, root: usize) -> u64 {
         let world = (world_size as u128).max(1);
         let others = world - 1;

@@ -66,14 +66,14 @@ impl Work {
 
     /// Waits for the operation and returns the buffer it filled.
     ///
-    /// Once this returns, on success or not, no rank reads this rank's input any more. With NCCL, nothing waits
-    /// on the host: there this holds for GPU work that the calling thread queues afterwards, and so does the
-    /// result.
+    /// Once this returns, on success or not, no rank reads this rank's input any more. With NCCL, nothing
+    /// waits on the host: there this holds for GPU work that the calling thread queues afterwards, and so
+    /// does the result.
     ///
     /// # Errors
     ///
-    /// Any [`CommError`]. [`CommError::TimedOut`] fails the whole group on every rank, because nobody can know
-    /// what the missing ranks would still do.
+    /// Any [`CommError`]. [`CommError::TimedOut`] fails the whole group on every rank, because nobody can
+    /// know what the missing ranks would still do.
     pub fn wait(self, timeout: Duration) -> Result<Buffer, CommError> {
         match self.state {
             State::Ready(result) => result,

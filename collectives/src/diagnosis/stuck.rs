@@ -68,8 +68,8 @@ impl<'a> Stuck<'a> {
         pending.map(|pending| pending.seconds).or_else(recorded)
     }
 
-    /// World ranks that entered so late that the first rank had waited for them for more than half of its time, and
-    /// the seconds by which the last of them came after the first rank.
+    /// World ranks that entered so late that the first rank had waited for them for more than half of its
+    /// time, and the seconds by which the last of them came after the first rank.
     pub(super) fn late(&self, witnesses: &[Witness]) -> Option<(Vec<usize>, f64)> {
         let ages = self.ages(witnesses)?;
         let age = |(_, age): &(usize, f64)| *age;
@@ -80,8 +80,8 @@ impl<'a> Stuck<'a> {
         (!late.is_empty()).then_some((late, longest - shortest))
     }
 
-    /// World ranks whose processes did not run for more than half of the time that the first rank has waited, and
-    /// the longest of these stalls in seconds.
+    /// World ranks whose processes did not run for more than half of the time that the first rank has waited,
+    /// and the longest of these stalls in seconds.
     pub(super) fn stalled(&self, witnesses: &[Witness]) -> Option<(Vec<usize>, f64)> {
         let members = || self.group.1.iter().copied();
         let longest = members().filter_map(|rank| self.age(witnesses, rank)).fold(0.0, f64::max);

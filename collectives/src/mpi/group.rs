@@ -160,7 +160,8 @@ impl Group {
         state.failure = Some(cause);
     }
 
-    /// Tells the other ranks. Called with the state locked, so that all ranks hear of events in the same order.
+    /// Tells the other ranks. Called with the state locked, so that all ranks hear of events in the same
+    /// order.
     fn tell_others(&self, notice: &Notice) {
         let message = Message::Group { number: self.number, notice: notice.clone() };
         for rank in self.world_ranks.iter().filter(|rank| **rank != self.outbox.rank()) {
@@ -199,8 +200,8 @@ impl Group {
         lock(&self.state).failure.clone()
     }
 
-    /// Fails the group because a wait timed out, unless it has failed already; returns the cause. `verdict` is
-    /// what the flight recorders of all ranks show.
+    /// Fails the group because a wait timed out, unless it has failed already; returns the cause. `verdict`
+    /// is what the flight recorders of all ranks show.
     pub(super) fn time_out(
         &self,
         site: &CallSite,

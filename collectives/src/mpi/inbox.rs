@@ -186,8 +186,8 @@ impl Inbox {
     }
 }
 
-/// Fails the groups of a world whose first rank this process is. Groups with another first rank hear of it from
-/// that one.
+/// Fails the groups of a world whose first rank this process is. Groups with another first rank hear of it
+/// from that one.
 fn fail_led_groups(state: &State, world: Number, notice: &Notice) {
     for entry in state.groups.values() {
         let Entry::Open(group) = entry else { continue };

@@ -49,8 +49,8 @@ impl fmt::Debug for MpiOptions {
     }
 }
 
-/// A process's part in an MPI job. MPI is shut down when the last clone and the last communicator are dropped.
-/// Shutting down waits until all other processes do the same, unless [`Mpi::give_up`] was called.
+/// A process's part in an MPI job. MPI is shut down when the last clone and the last communicator are
+/// dropped. Shutting down waits until all other processes do the same, unless [`Mpi::give_up`] was called.
 #[derive(Clone)]
 pub struct Mpi(Arc<Runtime>);
 

@@ -17,8 +17,8 @@ use std::time::{Duration, Instant};
 /// CubeCL's server of a GPU. One thread runs it, and work is submitted to that thread.
 pub(super) type Server = <CudaRuntime as Runtime>::Server;
 
-/// Number of looks at NCCL that follow each other without a pause. NCCL takes some tens of microseconds to queue
-/// an operation, and the one thread that launches everything waits for that.
+/// Number of looks at NCCL that follow each other without a pause. NCCL takes some tens of microseconds to
+/// queue an operation, and the one thread that launches everything waits for that.
 const SPINS: usize = 200;
 
 /// How long a look is followed by no more than a yield to other threads, such as NCCL's own.

@@ -1,8 +1,8 @@
 //! Finding NCCL's library and calling it.
 //!
-//! The types are those that cudarc declares. Its loader is not used: it takes no path, and it asks the system for
-//! names that NCCL's library does not have. The library is called `libnccl.so.2`, and Python wheels contain no
-//! link to it under another name.
+//! The types are those that cudarc declares. Its loader is not used: it takes no path, and it asks the system
+//! for names that NCCL's library does not have. The library is called `libnccl.so.2`, and Python wheels
+//! contain no link to it under another name.
 
 #![allow(unsafe_code)]
 
@@ -34,8 +34,8 @@ pub struct Installation {
     pub version: String,
 }
 
-/// Finds NCCL as [`attach`](super::attach) does, and lets it make an id by which ranks connect. That needs neither
-/// a GPU nor a driver.
+/// Finds NCCL as [`attach`](super::attach) does, and lets it make an id by which ranks connect. That needs
+/// neither a GPU nor a driver.
 ///
 /// # Errors
 ///
@@ -251,7 +251,8 @@ impl Library {
         if code == SUCCESS { state } else { code }
     }
 
-    /// Starts to complete what a communicator has sent. It is complete once [`Library::state`] is [`SUCCESS`].
+    /// Starts to complete what a communicator has sent. It is complete once [`Library::state`] is
+    /// [`SUCCESS`].
     pub(super) fn finalize(&self, comm: &Comm) -> Result<(), NcclError> {
         // SAFETY: the communicator is alive.
         let code = unsafe { (self.finalize)(comm.0) };

@@ -5,10 +5,10 @@
 //! are on a GPU, on a stream of their own.
 //!
 //! Nothing waits on the host. A call queues the operation behind the GPU work that its thread has queued so
-//! far, and returns. [`Work::wait`](crate::Work::wait) queues the thread's later work behind the operation, and
-//! returns, so it does not know yet whether the transfer will fail. A watching thread notices an error, or an
-//! operation that takes longer than [`NcclOptions::timeout`]. It fails the group as every backend does, and
-//! every later call returns the cause.
+//! far, and returns. [`Work::wait`](crate::Work::wait) queues the thread's later work behind the operation,
+//! and returns, so it does not know yet whether the transfer will fail. A watching thread notices an error,
+//! or an operation that takes longer than [`NcclOptions::timeout`]. It fails the group as every backend does,
+//! and every later call returns the cause.
 //!
 //! Calls on GPUs are numbered and recorded with those on the host, but they are not compared before they run,
 //! because that would take a round trip. Ranks that call different operations wait for each other until the

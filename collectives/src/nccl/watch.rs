@@ -20,8 +20,8 @@ const PARTING: Duration = Duration::from_secs(5);
 /// How long the GPU may take to stop aborted operations.
 const STOPPING: Duration = Duration::from_secs(10);
 
-/// Watches until the group fails or the rank leaves. Then it finalizes the communicator if the rank leaves and
-/// all operations are done, and aborts it otherwise.
+/// Watches until the group fails or the rank leaves. Then it finalizes the communicator if the rank leaves
+/// and all operations are done, and aborts it otherwise.
 pub(super) fn run(channel: &Channel) {
     if let Err(error) = channel.gpu.enter() {
         channel.control.abort(&error.to_string());
@@ -111,8 +111,8 @@ fn retire(channel: &Channel) -> Result<(), String> {
     }
 }
 
-/// Releases the memory of aborted operations once the GPU has stopped. If the GPU does not stop, the memory is
-/// leaked, because an operation may still write to it.
+/// Releases the memory of aborted operations once the GPU has stopped. If the GPU does not stop, the memory
+/// is leaked, because an operation may still write to it.
 fn release(channel: &Channel) {
     let in_flight = std::mem::take(&mut lock(&channel.in_flight).queue);
     if in_flight.is_empty() || has_stopped(channel) {

@@ -292,8 +292,8 @@ fn nodes(world: &World, group: &GroupName) -> Vec<usize> {
     number_nodes(group.ranks.iter().map(|rank| world.members[*rank].node.as_str()))
 }
 
-/// Whether direct transfers would send the same bytes more than once over a link between machines. That is so if
-/// there are several machines, and several ranks on one of them.
+/// Whether direct transfers would send the same bytes more than once over a link between machines. That is so
+/// if there are several machines, and several ranks on one of them.
 fn has_busy_links(nodes: &[usize]) -> bool {
     let machines = nodes.iter().max().map_or(0, |last| last + 1);
     machines > 1 && nodes.len() > machines

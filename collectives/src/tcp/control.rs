@@ -1,5 +1,5 @@
-//! A rank's side of the rendezvous: it says that it is alive, answers questions, and learns when a group or the
-//! world has failed.
+//! A rank's side of the rendezvous: it says that it is alive, answers questions, and learns when a group or
+//! the world has failed.
 
 use super::channel::{Channel, Reader, Writer};
 use super::frame::{self, MEMBER_LIMIT};
@@ -310,8 +310,8 @@ impl Inner {
         self.send(&ToRendezvous::Report { request, flight: Box::new(flight) });
     }
 
-    /// Waits a moment for the caller to issue operation `sequence` of `group`, if this rank is in the group: a rank
-    /// that is only a little behind is not missing.
+    /// Waits a moment for the caller to issue operation `sequence` of `group`, if this rank is in the group:
+    /// a rank that is only a little behind is not missing.
     fn wait_until_issued(&self, group: &GroupName, sequence: u64) {
         let until = Instant::now() + ISSUE_WAIT;
         loop {

@@ -118,8 +118,9 @@ fn collect(registry: &Registry, site: &Site) -> BTreeMap<usize, Flight> {
     as_of(Instant::now(), answers)
 }
 
-/// Advances flights that were taken at different times to `now`. A rank that answers at the end of a pause says how
-/// long it has been in an operation by then, and the others have been in it for longer than they said earlier.
+/// Advances flights that were taken at different times to `now`. A rank that answers at the end of a pause
+/// says how long it has been in an operation by then, and the others have been in it for longer than they
+/// said earlier.
 fn as_of(now: Instant, answers: BTreeMap<usize, (Instant, Flight)>) -> BTreeMap<usize, Flight> {
     let age = |at: Instant| now.saturating_duration_since(at).as_secs_f64();
     answers.into_iter().map(|(rank, (at, flight))| (rank, flight.later(age(at)))).collect()

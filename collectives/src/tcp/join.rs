@@ -1,5 +1,5 @@
-//! From options to a world: a rank finds the rendezvous, registers there, waits for the other ranks and connects to
-//! them.
+//! From options to a world: a rank finds the rendezvous, registers there, waits for the other ranks and
+//! connects to them.
 
 use super::backend::TcpBackend;
 use super::bind::{BIND_PATIENCE, bind_patiently, bind_rendezvous, ports_of_rendezvous, resolve};
@@ -31,8 +31,8 @@ use std::time::{Duration, Instant};
 /// How long one attempt to connect may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// How long the rendezvous may take to send its first message, at first and at most. It may be busy, or it may be
-/// another program that never sends anything.
+/// How long the rendezvous may take to send its first message, at first and at most. It may be busy, or it
+/// may be another program that never sends anything.
 const HELLO: [Duration; 2] = [Duration::from_secs(5), Duration::from_secs(40)];
 
 /// How long the rendezvous may take to answer a proof.
@@ -95,8 +95,8 @@ pub fn loopback(
     })
 }
 
-/// Refuses a secret that anyone can work out if other machines can reach the ranks, or if traffic is to be sealed
-/// with it.
+/// Refuses a secret that anyone can work out if other machines can reach the ranks, or if traffic is to be
+/// sealed with it.
 fn check_secret(options: &JoinOptions) -> Result<(), JoinError> {
     let (rank, seal) = (options.rank, options.seal);
     if !options.secret.is_open() {
@@ -249,8 +249,8 @@ impl Joining<'_> {
         }
     }
 
-    /// Opens a port where other ranks can reach this one, at the address that the connection to the rendezvous
-    /// comes from.
+    /// Opens a port where other ranks can reach this one, at the address that the connection to the
+    /// rendezvous comes from.
     fn listen_beside(&self, stream: &TcpStream) -> Result<TcpListener, JoinError> {
         let rank = self.options.rank;
         let address = stream.local_addr().map_err(io_error(rank, "use its connection"))?.ip();
@@ -294,8 +294,8 @@ impl Joining<'_> {
         Ok((channel, pending, listener))
     }
 
-    /// Waits until all ranks have come. If this rank is asked to stop meanwhile, it tells the rendezvous, which
-    /// tells all ranks.
+    /// Waits until all ranks have come. If this rank is asked to stop meanwhile, it tells the rendezvous,
+    /// which tells all ranks.
     fn wait_for_all(&self, channel: &mut Channel) -> Result<(u64, Vec<MemberInfo>), JoinError> {
         let options = self.options;
         let Channel { reader, writer } = channel;

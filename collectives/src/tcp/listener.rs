@@ -144,8 +144,8 @@ fn accept(listener: &TcpListener, stop: &Waker, guard: &Arc<Guard>) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             Err(error) => {
                 guard.warnings.warn(format!("cannot accept a connection: {error}"));
-                // Out of descriptors, most likely. Close one of an unauthenticated caller; if there is none, wait
-                // a little rather than spin.
+                // Out of descriptors, most likely. Close one of an unauthenticated caller; if there is none,
+                // wait a little rather than spin.
                 if guard.unauthenticated.turn_away().is_none() {
                     thread::sleep(Duration::from_millis(50));
                 }

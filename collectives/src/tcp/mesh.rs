@@ -68,8 +68,8 @@ pub(super) fn connect(
     Ok(Wire::new(links.collect())?)
 }
 
-/// Finds the peers whose memory this rank can read and that can read this rank's memory. A rank takes each step with
-/// all peers before the next, so that no rank waits for one that waits for another.
+/// Finds the peers whose memory this rank can read and that can read this rank's memory. A rank takes each
+/// step with all peers before the next, so that no rank waits for one that waits for another.
 fn probe_memory(
     world: &World,
     group: &GroupName,
@@ -148,8 +148,8 @@ fn call(
         .map_err(|failure| failure.at(to, address))
 }
 
-/// Calls until a call succeeds. The other rank may be busy, or may have closed this rank's connection among those of
-/// unauthenticated callers.
+/// Calls until a call succeeds. The other rank may be busy, or may have closed this rank's connection among
+/// those of unauthenticated callers.
 fn persist(
     address: SocketAddr,
     claim: &Claim,

@@ -3,12 +3,14 @@
 //! Read in this order:
 //!
 //! * from options to a world: `options`, `join`, `bind`, `ports`, `pause`;
-//! * what a connection must prove before it is trusted: `listener`, `unauthenticated`, `frame`, `handshake`, `refused`;
+//! * what a connection must prove before it is trusted: `listener`, `unauthenticated`, `frame`, `handshake`,
+//!   `refused`;
 //! * what protects it afterwards: `channel`, `seal`;
-//! * the rendezvous, hosted by rank 0, which knows which ranks have come and finds out what went wrong: `registry`,
-//!   `rendezvous`, `inquiry`;
+//! * the rendezvous, hosted by rank 0, which knows which ranks have come and finds out what went wrong:
+//!   `registry`, `rendezvous`, `inquiry`;
 //! * a rank's side of the rendezvous: `control`, `stall`;
-//! * connections between ranks, and the data on them: `world`, `pending`, `mesh`, `peer_memory`, `wire`, `transfer`;
+//! * connections between ranks, and the data on them: `world`, `pending`, `mesh`, `peer_memory`, `wire`,
+//!   `transfer`;
 //! * the backend: `backend`.
 
 mod backend;

@@ -1,14 +1,14 @@
 //! Peer reads: a rank reads a large payload from the memory of a peer on the same machine.
 //!
-//! Between two processes of one machine, a socket copies everything twice. A peer read copies once: the sender says
-//! where its data is, and the receiver copies it from there (`process_vm_readv`). The system allows that on Linux
-//! between processes of one user, unless its ptrace rule is stricter.
+//! Between two processes of one machine, a socket copies everything twice. A peer read copies once: the
+//! sender says where its data is, and the receiver copies it from there (`process_vm_readv`). The system
+//! allows that on Linux between processes of one user, unless its ptrace rule is stricter.
 //!
-//! A rank reads from a process only if that process has proved that it is the peer. The reader draws a challenge, the
-//! peer stores a keyed hash of it in its own memory and says where, and the reader compares what it finds there with
-//! the hash that it has computed itself. The hash names both ranks and which of them reads, so a hash that is sent
-//! back does not do, and neither does that of another pair. If one of the two cannot read the other's memory, their
-//! data goes over the socket.
+//! A rank reads from a process only if that process has proved that it is the peer. The reader draws a
+//! challenge, the peer stores a keyed hash of it in its own memory and says where, and the reader compares
+//! what it finds there with the hash that it has computed itself. The hash names both ranks and which of them
+//! reads, so a hash that is sent back does not do, and neither does that of another pair. If one of the two
+//! cannot read the other's memory, their data goes over the socket.
 
 use super::channel::Channel;
 use super::frame::{self, FrameError, STRANGER_LIMIT};
@@ -93,7 +93,8 @@ impl<'a> Probe<'a> {
         frame::write(&mut self.channel.writer, &place, STRANGER_LIMIT)
     }
 
-    /// Reads the answer to this rank's challenge in the peer's memory, and tells the peer whether it is right.
+    /// Reads the answer to this rank's challenge in the peer's memory, and tells the peer whether it is
+    /// right.
     pub(super) fn check(&mut self) -> Result<(), FrameError> {
         let place: Location = frame::read(&mut self.channel.reader, STRANGER_LIMIT)?;
         let Pair { own, peer, in_one_process, .. } = self.pair;

@@ -1,5 +1,5 @@
-//! The rendezvous of a run, which rank 0 hosts: it tells the ranks how to reach each other, and finds out what
-//! happened when one of them cannot go on.
+//! The rendezvous of a run, which rank 0 hosts: it tells the ranks how to reach each other, and finds out
+//! what happened when one of them cannot go on.
 
 use super::channel::Reader;
 use super::frame::{self, MEMBER_LIMIT};
@@ -18,12 +18,12 @@ use std::sync::{Arc, Mutex, MutexGuard, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How long a write to a rank may take before the message is given up. A stopped rank reads nothing, and must not
-/// delay the others.
+/// How long a write to a rank may take before the message is given up. A stopped rank reads nothing, and must
+/// not delay the others.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How long rank 0 waits for the other ranks to end after it has told them that the run has failed. Some of them
-/// may be stopped, or busy with something that takes long.
+/// How long rank 0 waits for the other ranks to end after it has told them that the run has failed. Some of
+/// them may be stopped, or busy with something that takes long.
 const FAREWELL: Duration = Duration::from_secs(1);
 
 /// The rendezvous of one run.
@@ -61,8 +61,8 @@ const OTHER_JOB: &str = "; if one of them is of another job, give each job a por
 const NAMED: usize = 4;
 
 impl Rendezvous {
-    /// Starts to admit the ranks of `options`. When time is up, they are told which ranks are missing. Dropping
-    /// the rendezvous gives ranks that are still connected a while to learn how the run ended.
+    /// Starts to admit the ranks of `options`. When time is up, they are told which ranks are missing.
+    /// Dropping the rendezvous gives ranks that are still connected a while to learn how the run ended.
     pub(super) fn open(listener: TcpListener, options: &JoinOptions) -> io::Result<Rendezvous> {
         let JoinOptions { world_size, timeout, linger, .. } = *options;
         let mut session = [0; 8];
@@ -247,7 +247,8 @@ impl Inner {
         }
     }
 
-    /// Tells all ranks that `rank` was asked to stop. Once all ranks have come, they agree on a stop themselves.
+    /// Tells all ranks that `rank` was asked to stop. Once all ranks have come, they agree on a stop
+    /// themselves.
     fn stop(&self, rank: usize) {
         self.call_off(&mut self.lock(), CalledOff::Stopped { by: rank });
         self.notify();

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 /// How much longer than meant a rest is at least if the process did not run. A busy machine is late as well.
 const LEAST: Duration = Duration::from_secs(3);
 
-/// Rests of a thread that are meant to have a certain length. One that lasts much longer shows that the process
-/// did not run: it was stopped, or frozen with its machine.
+/// Rests of a thread that are meant to have a certain length. One that lasts much longer shows that the
+/// process did not run: it was stopped, or frozen with its machine.
 pub(super) struct StallDetector {
     length: Duration,
     /// Since when the thread rests.

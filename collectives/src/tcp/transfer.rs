@@ -1,10 +1,10 @@
 //! How data moves between processes.
 //!
-//! There are two ways, with the same result bit for bit. *Direct*: every rank sends every other rank what that rank
-//! needs. Each byte crosses one connection, and every rank computes its own sums. *Ring*: data passes from rank to
-//! rank in order, so that each byte crosses the network between two machines once, however many ranks they have
-//! (Patarasuk and Yuan, 2009). A sum starts at rank 0 and is complete at the last rank, which sends each rank its
-//! chunk, so that additions are in the order of the ranks.
+//! There are two ways, with the same result bit for bit. *Direct*: every rank sends every other rank what
+//! that rank needs. Each byte crosses one connection, and every rank computes its own sums. *Ring*: data
+//! passes from rank to rank in order, so that each byte crosses the network between two machines once,
+//! however many ranks they have (Patarasuk and Yuan, 2009). A sum starts at rank 0 and is complete at the
+//! last rank, which sends each rank its chunk, so that additions are in the order of the ranks.
 
 use super::wire::{Stop, Wire};
 use crate::buffer::Buffer;
@@ -13,11 +13,12 @@ use crate::reduce::{chunk_range, sum_bytes};
 use std::cmp::Ordering;
 use std::ops::Range;
 
-/// Bytes received from one rank before they are summed. Those of four ranks fill half of a second-level cache.
+/// Bytes received from one rank before they are summed. Those of four ranks fill half of a second-level
+/// cache.
 const BLOCK: usize = 256 << 10;
 
-/// Up to this many bytes in all, an all-reduce sends every buffer to every rank, which takes one exchange instead of
-/// two.
+/// Up to this many bytes in all, an all-reduce sends every buffer to every rank, which takes one exchange
+/// instead of two.
 const SMALL: usize = 64 << 10;
 
 /// One operation on the connections of one group.
@@ -198,7 +199,8 @@ impl Transfer<'_> {
         }
     }
 
-    /// Rank 0 sends its input to the next rank, every rank adds its own, and the last one sends each rank its chunk.
+    /// Rank 0 sends its input to the next rank, every rank adds its own, and the last one sends each rank its
+    /// chunk.
     fn reduce_ring(
         &mut self,
         dtype: DType,
@@ -318,8 +320,8 @@ impl Transfer<'_> {
         }
     }
 
-    /// This rank's parent and children in the binomial tree below `root`. Ranks are numbered from the root; the parent
-    /// of a number is that number without its lowest bit.
+    /// This rank's parent and children in the binomial tree below `root`. Ranks are numbered from the root;
+    /// the parent of a number is that number without its lowest bit.
     fn tree(&self, root: usize) -> (Option<usize>, Vec<usize>) {
         let world_size = self.world_size();
         let place = (self.rank + world_size - root) % world_size;

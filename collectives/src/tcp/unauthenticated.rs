@@ -1,9 +1,9 @@
 //! Connections whose other side has not proved yet that it knows the secret.
 //!
-//! Anyone can open such connections, so their number is limited. When there are too many, one is closed: the oldest
-//! of the address that has the most, and of an address from which no rank has come as long as there is one. So a
-//! stranger who opens many connections and sends nothing loses their own, and a rank, which answers at once, is rarely
-//! among the oldest.
+//! Anyone can open such connections, so their number is limited. When there are too many, one is closed: the
+//! oldest of the address that has the most, and of an address from which no rank has come as long as there is
+//! one. So a stranger who opens many connections and sends nothing loses their own, and a rank, which answers
+//! at once, is rarely among the oldest.
 
 use crate::sync::lock;
 use rustix::net::SendFlags;
@@ -49,7 +49,8 @@ impl Unauthenticated {
         Unauthenticated { capacity, state: Mutex::default() }
     }
 
-    /// Adds a new connection. Returns the address of a connection that was closed to make room, which may be the new one.
+    /// Adds a new connection. Returns the address of a connection that was closed to make room, which may be
+    /// the new one.
     pub(super) fn enter(&self, stream: &Arc<TcpStream>, from: IpAddr) -> (Number, Option<IpAddr>) {
         let mut state = lock(&self.state);
         let number = state.next;
@@ -65,7 +66,8 @@ impl Unauthenticated {
         lock(&self.state).turn_away()
     }
 
-    /// Notes that the other side has authenticated itself. Returns false if the connection was closed meanwhile.
+    /// Notes that the other side has authenticated itself. Returns false if the connection was closed
+    /// meanwhile.
     pub(super) fn prove(&self, number: Number) -> bool {
         let mut state = lock(&self.state);
         let removed = state.remove(number.0);
@@ -75,8 +77,8 @@ impl Unauthenticated {
         removed.is_some()
     }
 
-    /// Notes that the other side has failed to authenticate itself. Returns false if the connection was closed
-    /// meanwhile.
+    /// Notes that the other side has failed to authenticate itself. Returns false if the connection was
+    /// closed meanwhile.
     pub(super) fn leave(&self, number: Number) -> bool {
         lock(&self.state).remove(number.0).is_some()
     }

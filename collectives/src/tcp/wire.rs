@@ -28,8 +28,8 @@ const CONFIRMED: u8 = b'l';
 /// Why a connection is given up that sends neither.
 const NO_END: &str = "it sent something else than the end of an exchange";
 
-/// How long an operation may go on after its group has failed without a byte moving. If all ranks had entered the
-/// operation, bytes move until it completes.
+/// How long an operation may go on after its group has failed without a byte moving. If all ranks had entered
+/// the operation, bytes move until it completes.
 const DRAIN: Duration = Duration::from_millis(250);
 
 /// What a rank sends before its data.
@@ -155,8 +155,8 @@ impl Wire {
         self.peer_reads = false;
     }
 
-    /// Starts the next exchange of an operation. `peer_reads` must be the same on all ranks. It may be true only if
-    /// payloads are passed whole and stay unchanged until [`Wire::finish_peer_reads`] returns true.
+    /// Starts the next exchange of an operation. `peer_reads` must be the same on all ranks. It may be true
+    /// only if payloads are passed whole and stay unchanged until [`Wire::finish_peer_reads`] returns true.
     pub(super) fn exchange(&mut self, peer_reads: bool) {
         for lane in &mut self.lanes {
             *lane = Lane {
@@ -195,10 +195,9 @@ impl Wire {
         self.lanes[peer].sent = self.lanes[peer].sent.min(HEADER);
     }
 
-    /// Sends what fits of the header and then of `payload` to `peer`. Returns how many bytes of the
-    /// payload have been sent by now, over all calls with the same payload; `None` while the header
-    /// is still on its way. A payload that the peer reads from memory counts as sent once the peer knows where it
-    /// is.
+    /// Sends what fits of the header and then of `payload` to `peer`. Returns how many bytes of the payload
+    /// have been sent by now, over all calls with the same payload; `None` while the header is still on its
+    /// way. A payload that the peer reads from memory counts as sent once the peer knows where it is.
     pub(super) fn send(&mut self, peer: usize, payload: &[u8]) -> Result<Option<usize>, Stop> {
         let is_read = self.peer_memory(peer, payload.len()).is_some();
         let descriptor = address(payload).to_le_bytes();
@@ -228,7 +227,8 @@ impl Wire {
         Ok(sent.map(|sent| if sent == DESCRIPTOR { payload.len() } else { 0 }))
     }
 
-    /// Receives what has arrived of the header and then of a whole payload from `peer`; counts like [`Wire::send`].
+    /// Receives what has arrived of the header and then of a whole payload from `peer`; counts like
+    /// [`Wire::send`].
     pub(super) fn receive(&mut self, peer: usize, whole: &mut [u8]) -> Result<Option<usize>, Stop> {
         let len = whole.len();
         self.receive_block(peer, whole, 0, len)
@@ -311,11 +311,11 @@ impl Wire {
         }
     }
 
-    /// Ends the peer reads of an exchange with `peer`; returns true once neither rank reads the other's memory any
-    /// more.
+    /// Ends the peer reads of an exchange with `peer`; returns true once neither rank reads the other's
+    /// memory any more.
     ///
-    /// The rank that has read says so, and the rank whose memory was read confirms that the payload was valid until
-    /// then. Without the confirmation, the reader could have read memory that a failed peer had reused.
+    /// The rank that has read says so, and the rank whose memory was read confirms that the payload was valid
+    /// until then. Without the confirmation, the reader could have read memory that a failed peer had reused.
     pub(super) fn finish_peer_reads(&mut self, peer: usize) -> Result<bool, Stop> {
         let (Some(link), Some(lane)) = (&mut self.links[peer], self.lanes.get_mut(peer)) else {
             return Ok(true);
