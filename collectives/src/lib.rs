@@ -78,6 +78,8 @@ mod local;
 pub mod mpi;
 #[cfg(feature = "cuda")]
 pub mod nccl;
+#[cfg(feature = "cuda")]
+pub mod nvidia;
 mod operation;
 mod process_group;
 mod recorder;

@@ -24,13 +24,14 @@ pub enum NcclError {
     },
     /// NCCL's library was not found.
     #[error(
-        "NCCL is missing: looked for libnccl.so.2 and libnccl.so in the loader's path, in lib64 and lib \
-         of NCCL_HOME, CUDA_PATH, CUDA_HOME and /usr/local/cuda, and in the Python packages \
-         (nvidia/nccl/lib) of PYTHONPATH, VIRTUAL_ENV, CONDA_PREFIX, ~/.local, /usr/local and /usr \
-         ({tried}); install it, for example with: pip install nvidia-nccl-cu13"
+        "NCCL is not found; looked for {names} in {places} ({tried}). `pip install nvidia-nccl-cu13` brings it"
     )]
     NoLibrary {
-        /// The files that were tried, with the loader's reasons.
+        /// Names of its file.
+        names: String,
+        /// The places that were searched.
+        places: String,
+        /// The loader's reason for each file that was tried.
         tried: String,
     },
     /// The library that was found is not NCCL, or is too old.

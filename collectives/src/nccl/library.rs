@@ -8,22 +8,18 @@
 
 use super::config::config;
 use super::error::NcclError;
+use crate::nvidia::{Places, environment, reason};
 use cudarc::driver::sys::CUstream;
 use cudarc::nccl::sys::{
     ncclComm, ncclComm_t, ncclConfig_t, ncclDataType_t, ncclRedOp_t, ncclUniqueId,
 };
 use libloading::Library as Loaded;
-use std::error::Error;
-use std::ffi::{CStr, OsString, c_char, c_int, c_void};
-use std::fs;
+use std::ffi::{CStr, c_char, c_int, c_void};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 /// Names of the library, best first.
 const NAMES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
-
-/// Where the wheels `nvidia-nccl-cu12` and `nvidia-nccl-cu13` keep it, in a folder of packages.
-const WHEEL: &str = "nvidia/nccl/lib";
 
 /// The NCCL that [`installation`] has found.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -131,21 +127,16 @@ pub(super) enum Kind {
 impl Library {
     /// Loads NCCL from where the system's loader finds it, or else from the usual folders.
     pub(super) fn find() -> Result<Library, NcclError> {
-        let mut tried = Vec::new();
-        let names = NAMES.iter().map(PathBuf::from);
-        for path in names.chain(candidates(&|name| std::env::var_os(name), Path::new("/"))) {
+        let (mut tried, places) = (Vec::new(), Places::of_nccl(&environment));
+        for path in NAMES.iter().map(PathBuf::from).chain(places.files(&NAMES)) {
             // SAFETY: NCCL's library runs nothing of note when it is loaded.
             match unsafe { Loaded::new(&path) } {
                 Ok(loaded) => return Library::bind(Box::leak(Box::new(loaded)), &path),
-                Err(error) => {
-                    // What the loader says is one level below.
-                    let reason =
-                        error.source().map_or_else(|| error.to_string(), |e| e.to_string());
-                    tried.push(format!("{}: {reason}", path.display()));
-                }
+                Err(error) => tried.push(reason(&error)),
             }
         }
-        Err(NcclError::NoLibrary { tried: tried.join("; ") })
+        let (places, tried) = (places.names_with_loader(), tried.join("; "));
+        Err(NcclError::NoLibrary { names: NAMES.join(" or "), places, tried })
     }
 
     fn bind(loaded: &'static Loaded, path: &Path) -> Result<Library, NcclError> {
@@ -349,81 +340,4 @@ impl Promise {
 /// NCCL counts ranks and colors in C's `int`; there are never more of them.
 fn int(number: usize) -> c_int {
     c_int::try_from(number).unwrap_or(c_int::MAX)
-}
-
-/// Files that may be NCCL's library, besides what the system's loader finds: in the folders of CUDA and
-/// NCCL, and in those of Python's wheels. `environment` looks up variables, `root` is the file system's.
-fn candidates(environment: &dyn Fn(&str) -> Option<OsString>, root: &Path) -> Vec<PathBuf> {
-    let mut folders = Vec::new();
-    for name in ["NCCL_HOME", "CUDA_PATH", "CUDA_HOME"] {
-        let base = environment(name).map(PathBuf::from);
-        folders.extend(base.iter().flat_map(|base| ["lib64", "lib"].map(|lib| base.join(lib))));
-    }
-    folders.push(root.join("usr/local/cuda/lib64"));
-    let entries = environment("PYTHONPATH");
-    folders.extend(entries.iter().flat_map(std::env::split_paths).map(|path| path.join(WHEEL)));
-    let mut prefixes: Vec<PathBuf> = ["VIRTUAL_ENV", "CONDA_PREFIX"]
-        .iter()
-        .filter_map(|name| environment(name))
-        .map(|prefix| PathBuf::from(prefix).join("lib"))
-        .collect();
-    prefixes.extend(environment("HOME").map(|home| PathBuf::from(home).join(".local/lib")));
-    prefixes.extend(["usr/local/lib", "usr/lib"].map(|lib| root.join(lib)));
-    for python in prefixes.iter().flat_map(|prefix| pythons(prefix)) {
-        folders
-            .extend(["site-packages", "dist-packages"].map(|kind| python.join(kind).join(WHEEL)));
-    }
-    let files = folders.iter().flat_map(|folder| NAMES.map(|name| folder.join(name)));
-    files.filter(|file| file.exists()).collect()
-}
-
-/// The folders of Python's versions in `prefix`, in descending order of their names.
-fn pythons(prefix: &Path) -> Vec<PathBuf> {
-    let entries = fs::read_dir(prefix).into_iter().flatten().flatten();
-    let is_python = |path: &PathBuf| {
-        path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("python3"))
-    };
-    let mut found: Vec<PathBuf> = entries.map(|entry| entry.path()).filter(is_python).collect();
-    found.sort_unstable_by(|a, b| b.cmp(a));
-    found
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::collections::HashMap;
-
-    #[test]
-    fn looks_into_the_folders_of_cuda_and_of_wheels() {
-        let root = std::env::temp_dir().join(format!("kiln-nccl-{}", std::process::id()));
-        let place = |path: &str| {
-            let folder = root.join(path);
-            fs::create_dir_all(&folder).unwrap();
-            let file = folder.join("libnccl.so.2");
-            fs::write(&file, b"").unwrap();
-            file
-        };
-        let expected = [
-            place("nccl/lib"),
-            place("cuda/lib64"),
-            place("usr/local/cuda/lib64"),
-            place("path/nvidia/nccl/lib"),
-            place("venv/lib/python3.12/site-packages/nvidia/nccl/lib"),
-            place("home/.local/lib/python3.11/site-packages/nvidia/nccl/lib"),
-            place("usr/lib/python3/dist-packages/nvidia/nccl/lib"),
-        ];
-        // Not a version of Python.
-        place("usr/lib/perl5/dist-packages/nvidia/nccl/lib");
-        let path = std::env::join_paths([root.join("nowhere"), root.join("path")]).unwrap();
-        let variables: HashMap<&str, OsString> = HashMap::from([
-            ("NCCL_HOME", root.join("nccl").into()),
-            ("CUDA_PATH", root.join("cuda").into()),
-            ("PYTHONPATH", path),
-            ("VIRTUAL_ENV", root.join("venv").into()),
-            ("HOME", root.join("home").into()),
-        ]);
-        let found = candidates(&|name| variables.get(name).cloned(), &root);
-        fs::remove_dir_all(&root).unwrap();
-        assert_eq!(found, expected);
-    }
 }

@@ -2,9 +2,10 @@
 
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys::{self, CUdevice_attribute as Attribute};
+use kiln_collectives::nvidia::Places;
 
 use super::error::Version;
-use super::libraries::{self, Places, Wanted};
+use super::libraries::{self, Wanted};
 use super::{Demand, DeviceError, Gpu, kernel_cache, together, toolkit};
 use crate::config::{Choice, Precision};
 use crate::place::Place;
