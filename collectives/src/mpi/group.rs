@@ -238,7 +238,7 @@ impl Group {
         error
     }
 
-    /// Fails the group in this rank's name; an abort of the world that this rank knows of goes first.
+    /// Fails the group in this rank's name; an abort of the world that this rank knows of wins.
     pub(super) fn give_up(&self, reason: &str) -> Cause {
         let cause = self.world.aborted().unwrap_or_else(|| self.abort_here(reason, false));
         self.tell_first(Notice::Trouble(cause.clone()));

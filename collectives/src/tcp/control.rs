@@ -225,7 +225,7 @@ impl Drop for Control {
 impl Inner {
     fn send(&self, message: &ToRendezvous) {
         match frame::encode(message, MEMBER_LIMIT) {
-            // If it cannot be sent, the rendezvous is gone; the reading thread finds out.
+            // If sending fails, the rendezvous is gone, which the reading thread notices.
             Ok(frame) => drop(lock(&self.writer).deliver(&frame)),
             Err(error) => tracing::warn!("cannot tell the rendezvous: {error}"),
         }

@@ -42,7 +42,7 @@ const ANSWER: Duration = Duration::from_secs(60);
 const DISTRUST: Duration = Duration::from_secs(10);
 
 impl ProcessGroup<TcpBackend> {
-    /// Joins a world as one process per rank: blocks until all ranks are here and connected.
+    /// Joins a world of processes, one for each rank. Blocks until all ranks have come and are connected.
     ///
     /// # Errors
     ///

@@ -1,18 +1,19 @@
-//! Notices when this process has not run.
+//! Detects that this process did not run for a while.
 
 use crate::flight::Stall;
 use std::time::{Duration, Instant};
 
-/// How much longer than meant a rest is at least if the process did not run. A busy machine is late as well.
+/// How much too long a rest must be to show that the process did not run. On a busy machine, rests are a
+/// little too long as well.
 const LEAST: Duration = Duration::from_secs(3);
 
-/// Rests of a thread that are meant to have a certain length. One that lasts much longer shows that the
+/// Observes a thread that rests for a fixed time again and again. A rest that lasts much longer shows that the
 /// process did not run: it was stopped, or frozen with its machine.
 pub(super) struct StallDetector {
     length: Duration,
-    /// Since when the thread rests.
+    /// When the current rest of the thread began.
     rests_since: Option<Instant>,
-    /// When the last rest that was too long was over, and how much too long it was.
+    /// The end of the last rest that was too long, and by how much it was too long.
     stalled: Option<(Instant, Duration)>,
 }
 
@@ -30,7 +31,8 @@ impl StallDetector {
         self.rests_since = None;
     }
 
-    /// The last time that this process did not run. Whoever asks may be earlier than the thread that rests.
+    /// The last period in which this process did not run. It may be asked for before the resting thread has
+    /// woken up.
     pub(super) fn stall(&self, now: Instant) -> Option<Stall> {
         let (end, length) = self.at(now)?;
         let ago = now.saturating_duration_since(end).as_secs_f64();

@@ -97,7 +97,8 @@ impl State {
     fn turn_away(&mut self) -> Option<IpAddr> {
         let is_stranger =
             |from: &IpAddr| !from.to_canonical().is_loopback() && !self.known.contains(from);
-        // Strangers first, then whoever has the most. Equal ones follow from their ages below.
+        // Addresses of strangers come first, then those with the most connections. Age decides among equals
+        // below.
         let rank = |(from, count): (&IpAddr, &usize)| (is_stranger(from), *count);
         let worst = self.of_address.iter().map(rank).max()?;
         let is_worst = |open: &Open| {
