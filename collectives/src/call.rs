@@ -225,12 +225,12 @@ impl Call {
 
     /// Whether `self` and `other` can be calls of the same operation.
     pub(crate) fn agrees_with(&self, other: &Call) -> bool {
-        let same_unit = match (self.split_key, other.split_key) {
+        let same_scope = match (self.split_key, other.split_key) {
             // Ranks that end up in different groups may name them differently.
             (Some(mine), Some(theirs)) if mine.color != theirs.color => true,
-            _ => self.label.unit == other.label.unit,
+            _ => self.label.scope == other.label.scope,
         };
-        same_unit
+        same_scope
             && self.operation == other.operation
             && self.dtype == other.dtype
             && self.count == other.count

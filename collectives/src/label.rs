@@ -40,27 +40,33 @@ impl fmt::Display for Phase {
 
 /// Says what a collective is for, in every record, error and log line.
 ///
-/// Ranks compare the unit: ranks that pass different units to the same operation have diverged, and get
+/// Ranks compare the scope: ranks that pass different scopes to the same operation have diverged, and get
 /// [`CommError::Mismatch`](crate::CommError::Mismatch).
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Label {
     /// The part of the model or program that the data belongs to, such as `"block 3"`.
-    #[serde(serialize_with = "serialize_str", deserialize_with = "deserialize_str")]
-    pub unit: Arc<str>,
+    ///
+    /// Files of flight recorders call it `unit`.
+    #[serde(
+        rename = "unit",
+        serialize_with = "serialize_str",
+        deserialize_with = "deserialize_str"
+    )]
+    pub scope: Arc<str>,
     /// Part of the training step.
     pub phase: Phase,
 }
 
 impl Label {
     /// Makes a label.
-    pub fn new(unit: impl Into<Arc<str>>, phase: Phase) -> Label {
-        Label { unit: unit.into(), phase }
+    pub fn new(scope: impl Into<Arc<str>>, phase: Phase) -> Label {
+        Label { scope: scope.into(), phase }
     }
 }
 
 impl fmt::Display for Label {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "\"{}\" ({})", self.unit, self.phase)
+        write!(f, "\"{}\" ({})", self.scope, self.phase)
     }
 }
 

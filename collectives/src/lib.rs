@@ -39,7 +39,7 @@
 //!
 //! * **Order.** Operations of one group run in the order they were issued; the n-th call of one rank belongs
 //!   to the same operation as the n-th call of every other rank. Different groups are independent.
-//! * **Agreement.** Operation, dtype, count, root and the label's unit are compared over all
+//! * **Agreement.** Operation, dtype, count, root and the label's scope are compared over all
 //!   ranks. A difference is [`CommError::Mismatch`] on every rank, not a hang.
 //! * **Bits.** Sums run in ascending rank order, whatever the timing. An all-reduce gives the
 //!   same bits as a reduce-scatter followed by an all-gather. `f16` and `bf16` are summed in

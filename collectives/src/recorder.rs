@@ -26,9 +26,9 @@ const LOCK_ATTEMPTS: usize = 10_000;
 pub struct Total {
     /// Kind of operation.
     pub operation: Operation,
-    /// Unit of the label.
-    #[serde(serialize_with = "serialize_str")]
-    pub unit: Arc<str>,
+    /// Scope of the label.
+    #[serde(rename = "unit", serialize_with = "serialize_str")]
+    pub scope: Arc<str>,
     /// Phase of the label.
     pub phase: Phase,
     /// Name of the group.
@@ -100,14 +100,14 @@ impl Recorder {
         lock(&self.log).records.iter().cloned().collect()
     }
 
-    /// Totals since creation or the last reset, sorted by operation, unit, phase and group.
+    /// Totals since creation or the last reset, sorted by operation, scope, phase and group.
     pub fn totals(&self) -> Vec<Total> {
         lock(&self.log)
             .totals
             .iter()
-            .map(|((operation, unit, phase, group), (calls, bytes_sent))| Total {
+            .map(|((operation, scope, phase, group), (calls, bytes_sent))| Total {
                 operation: *operation,
-                unit: Arc::clone(unit),
+                scope: Arc::clone(scope),
                 phase: *phase,
                 group: Arc::clone(group),
                 calls: *calls,
@@ -168,7 +168,7 @@ impl Recorder {
             write!(out, ", in {activity}")?;
         }
         match log.records.back() {
-            Some(last) => write!(out, " after {}({})", last.operation, last.label.unit),
+            Some(last) => write!(out, " after {}({})", last.operation, last.label.scope),
             None => Ok(()),
         }
     }
@@ -230,7 +230,7 @@ impl Recorder {
             }
         };
         let key =
-            (call.operation, Arc::clone(&call.label.unit), call.label.phase, Arc::clone(&name));
+            (call.operation, Arc::clone(&call.label.scope), call.label.phase, Arc::clone(&name));
         let (calls, bytes) = log.totals.entry(key).or_default();
         *calls += 1;
         *bytes += bytes_sent;

@@ -159,10 +159,10 @@ fn first_pending(witnesses: &[Witness], group: GroupKey<'_>) -> Option<u64> {
 
 /// Such as `all_gather(block 7)`.
 fn short(call: &Call) -> String {
-    format!("{}({})", call.operation, call.label.unit)
+    format!("{}({})", call.operation, call.label.scope)
 }
 
 /// As [`short`], of an operation that is no longer pending.
 fn recorded_short(record: &Record) -> String {
-    format!("{}({})", record.operation, record.label.unit)
+    format!("{}({})", record.operation, record.label.scope)
 }

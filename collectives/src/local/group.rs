@@ -170,7 +170,7 @@ impl Group {
         if calls[0].operation == Operation::Split {
             let mut memberships: Vec<Option<Membership>> = calls.iter().map(|_| None).collect();
             for ranks in partition(&calls).into_values() {
-                let name = Arc::clone(&calls[ranks[0]].label.unit);
+                let name = Arc::clone(&calls[ranks[0]].label.scope);
                 let world_ranks = ranks.iter().map(|rank| self.world_ranks[*rank]).collect();
                 let group = Group::new(name, world_ranks, &self.world);
                 for (new_rank, old_rank) in ranks.into_iter().enumerate() {

@@ -128,7 +128,7 @@ impl Group {
                 .into_values()
                 .map(|ranks| NewGroup {
                     number: self.outbox.next_group(),
-                    name: calls[ranks[0]].label.unit.to_string(),
+                    name: calls[ranks[0]].label.scope.to_string(),
                     world_ranks: ranks.iter().map(|rank| self.world_ranks[*rank]).collect(),
                 })
                 .collect(),

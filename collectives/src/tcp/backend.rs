@@ -176,7 +176,7 @@ impl TcpBackend {
         order.sort_unstable();
         let ranks: Vec<usize> = order.iter().map(|(_, rank)| self.group.ranks[*rank]).collect();
         let number = fnv(&[self.group.number, site.sequence, u64::from(color)]);
-        let group = GroupName { number, name: call.label.unit.to_string(), ranks };
+        let group = GroupName { number, name: call.label.scope.to_string(), ranks };
         let Some(rank) = group.ranks.iter().position(|r| *r == self.shared.world_rank) else {
             return Err(Stop::Mismatch);
         };
@@ -316,7 +316,7 @@ impl SplitRequest {
         SplitRequest {
             color: split.and_then(|split| split.color),
             key: split.map_or(0, |split| split.key),
-            name: fnv_bytes(call.label.unit.as_bytes()),
+            name: fnv_bytes(call.label.scope.as_bytes()),
         }
     }
 
@@ -346,10 +346,10 @@ impl SplitRequest {
 
 /// Hashes everything that ranks must agree on before data moves.
 fn digest(call: &Call, ring: bool) -> u64 {
-    let unit = match call.operation {
+    let scope = match call.operation {
         // Ranks that end up in different groups may name them differently.
         Operation::Split => 0,
-        _ => fnv_bytes(call.label.unit.as_bytes()),
+        _ => fnv_bytes(call.label.scope.as_bytes()),
     };
     fnv(&[
         call.operation as u64,
@@ -357,7 +357,7 @@ fn digest(call: &Call, ring: bool) -> u64 {
         call.count as u64,
         call.location as u64,
         call.root.map_or(u64::MAX, |root| root as u64),
-        unit,
+        scope,
         u64::from(ring),
     ])
 }

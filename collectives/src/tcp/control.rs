@@ -189,7 +189,7 @@ impl Control {
                 self.inner.shared.world_rank,
                 site.sequence,
                 site.operation,
-                site.label.unit
+                site.label.scope
             ),
         };
         let rank_0 = site.group.ranks.iter().position(|rank| *rank == 0);

@@ -24,7 +24,7 @@ use std::net::TcpStream;
 use std::time::Duration;
 
 /// Bytes read at once.
-const CHUNK: usize = 4 << 20;
+const READ_SIZE: usize = 4 << 20;
 
 /// Bytes of a challenge, and of the hash that answers it.
 const HASH: usize = 32;
@@ -47,7 +47,7 @@ pub(super) struct Pair<'a> {
 
 /// Where the answer to a challenge is.
 #[derive(Serialize, Deserialize)]
-struct Location {
+struct RemoteAddress {
     process: i32,
     address: u64,
 }
@@ -86,7 +86,7 @@ impl<'a> Probe<'a> {
         let Pair { own, peer, .. } = self.pair;
         *self.answer = self.hash(&challenge, own, peer)?.finalize().into_bytes().into();
         // Another process reads it, which the compiler cannot see.
-        let place = Location {
+        let place = RemoteAddress {
             process: getpid().as_raw(),
             address: address(&std::hint::black_box(&self.answer)[..]),
         };
@@ -96,7 +96,7 @@ impl<'a> Probe<'a> {
     /// Reads the answer to this rank's challenge in the peer's memory, and tells the peer whether it is
     /// right.
     pub(super) fn check(&mut self) -> Result<(), FrameError> {
-        let place: Location = frame::read(&mut self.channel.reader, STRANGER_LIMIT)?;
+        let place: RemoteAddress = frame::read(&mut self.channel.reader, STRANGER_LIMIT)?;
         let Pair { own, peer, in_one_process, .. } = self.pair;
         let memory = PeerMemory(Pid::from_raw(place.process));
         if in_one_process || memory.0 != getpid() {
@@ -156,7 +156,7 @@ impl PeerMemory {
     pub(super) fn read(self, address: u64, into: &mut [u8]) -> io::Result<()> {
         let mut done = 0;
         while done < into.len() {
-            let len = CHUNK.min(into.len() - done);
+            let len = READ_SIZE.min(into.len() - done);
             let base = usize::try_from(address)
                 .ok()
                 .and_then(|address| address.checked_add(done))
@@ -242,7 +242,7 @@ mod tests {
         let met = meet_with(|channel| {
             let challenge: [u8; HASH] = hear(channel);
             say(channel, &challenge);
-            let place: Location = hear(channel);
+            let place: RemoteAddress = hear(channel);
             say(channel, &place);
             hear::<bool>(channel);
             say(channel, &true);
@@ -258,7 +258,7 @@ mod tests {
             scope.spawn(move || {
                 let challenge: [u8; HASH] = hear(&mut other);
                 say(&mut other, &challenge);
-                let place: Location = hear(&mut other);
+                let place: RemoteAddress = hear(&mut other);
                 say(&mut other, &place);
                 assert!(!hear::<bool>(&mut other));
                 say(&mut other, &true);
@@ -305,8 +305,8 @@ mod tests {
         let met = meet_with(|channel| {
             hear::<[u8; HASH]>(channel);
             say(channel, &there);
-            hear::<Location>(channel);
-            say(channel, &Location { process, address: base });
+            hear::<RemoteAddress>(channel);
+            say(channel, &RemoteAddress { process, address: base });
             assert!(!hear::<bool>(channel));
             say(channel, &true);
         });
