@@ -7,7 +7,7 @@ use crate::error::CommError;
 use crate::flight::Flight;
 use crate::recorder::Recorder;
 use crate::verdict::Verdict;
-use std::sync::{Arc, mpsc};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Called with the world rank, first thing on each worker thread.
@@ -44,18 +44,16 @@ pub trait Backend: Send + Sync + Sized + 'static {
     fn issued(&self, site: &CallSite, call: &Call);
 
     /// What stands in the way of a call whose buffers are on a GPU. Only asked about such calls.
-    fn refuse_device(&self, _payload: &Payload<Self>) -> Option<ArgumentError> {
+    fn refuse_device(&self, _payload: &Payload) -> Option<ArgumentError> {
         Some(ArgumentError::NoDeviceTransport)
     }
 
     /// Runs one operation, on the worker thread. Work for a GPU joins the queue of the thread that issued
     /// the operation.
-    fn execute(
-        &self,
-        site: &CallSite,
-        call: Call,
-        payload: Payload<Self>,
-    ) -> Result<Buffer, CommError>;
+    fn execute(&self, site: &CallSite, call: Call, payload: Payload) -> Result<Buffer, CommError>;
+
+    /// Runs a split, on the worker thread. Returns this rank's backend of its new group, if it joins one.
+    fn split(&self, site: &CallSite, call: Call) -> Result<Option<Self>, CommError>;
 
     /// Fails the group on behalf of the caller, unless it has failed already; returns the cause.
     fn give_up(&self, site: &CallSite, reason: &str) -> CommError;
@@ -111,7 +109,7 @@ impl RankShared {
 }
 
 /// The buffers of an operation.
-pub enum Payload<B> {
+pub enum Payload {
     /// Of an all-gather.
     AllGather {
         /// This rank's chunk.
@@ -138,19 +136,13 @@ pub enum Payload<B> {
         /// The rank that sends.
         root: usize,
     },
-    /// A barrier has none.
-    Barrier,
-    /// A split has none.
-    Split {
-        /// Takes this rank's backend of the new group.
-        reply: mpsc::Sender<B>,
-    },
-    /// The arguments were invalid; the call is still posted so that all ranks learn of it.
+    /// A barrier or a split, or a call with invalid arguments, which is still posted so that all ranks learn
+    /// of it.
     Nothing,
 }
 
 #[cfg(feature = "cuda")]
-impl<B> Payload<B> {
+impl Payload {
     /// The buffer that the operation fills.
     pub(crate) fn output(&self) -> Option<&Buffer> {
         match self {
@@ -158,7 +150,7 @@ impl<B> Payload<B> {
                 Some(output)
             }
             Payload::AllReduce { buffer } | Payload::Broadcast { buffer, .. } => Some(buffer),
-            Payload::Barrier | Payload::Split { .. } | Payload::Nothing => None,
+            Payload::Nothing => None,
         }
     }
 }

@@ -4,7 +4,7 @@
 //! overlaps with the caller's compute and groups do not wait for each other. The group's [`Backend`] carries
 //! out the operations.
 
-use crate::backend::{Backend, Payload};
+use crate::backend::{Backend, Payload, empty};
 use crate::buffer::{Buffer, Location};
 use crate::call::{ArgumentError, Call, CallSite};
 use crate::communicator::Communicator;
@@ -17,7 +17,7 @@ use crate::work::{Completer, Work};
 #[cfg(feature = "cuda")]
 use crate::{
     operation::Operation,
-    transport::{ControlGroup, DevicePayload, SplitGroup, Transport},
+    transport::{ControlGroup, SplitGroup, Transport},
 };
 #[cfg(feature = "cube")]
 use cubecl_environment::stream::StreamId;
@@ -32,7 +32,9 @@ use std::time::Duration;
 struct Job<B> {
     site: CallSite,
     call: Call,
-    payload: Payload<B>,
+    payload: Payload,
+    /// Of a split: takes this rank's backend of its new group.
+    reply: Option<mpsc::Sender<B>>,
     record: RecordId,
     completer: Completer,
     /// The stream that the caller's work for a GPU is queued on.
@@ -42,7 +44,14 @@ struct Job<B> {
 
 impl<B: Backend> Job<B> {
     fn execute(self, backend: &B) -> (Completer, RecordId, Result<Buffer, CommError>) {
-        let run = || backend.execute(&self.site, self.call, self.payload);
+        let run = || match self.reply {
+            None => backend.execute(&self.site, self.call, self.payload),
+            Some(reply) => backend.split(&self.site, self.call).map(|new| {
+                // If the caller is gone, the backend drops here and leaves its group.
+                let _ = new.map(|new| reply.send(new));
+                empty()
+            }),
+        };
         #[cfg(feature = "cube")]
         let result = self.stream.executes(run);
         #[cfg(not(feature = "cube"))]
@@ -102,7 +111,7 @@ impl<B: Backend> ProcessGroup<B> {
     }
 
     /// What is wrong with a call whose buffers are on a GPU.
-    fn refuse_device(&self, payload: &Payload<B>) -> Option<ArgumentError> {
+    fn refuse_device(&self, payload: &Payload) -> Option<ArgumentError> {
         #[cfg(feature = "cuda")]
         if let (Some(transport), Some(output)) = (self.transport.get(), payload.output()) {
             return transport.refuse(output);
@@ -110,8 +119,13 @@ impl<B: Backend> ProcessGroup<B> {
         self.backend.refuse_device(payload)
     }
 
+    /// Queues an operation other than a split.
+    fn issue(&self, call: Call, payload: Payload) -> Work {
+        self.issue_with(call, payload, None)
+    }
+
     /// Queues an operation. The payload of an invalid call is dropped.
-    fn issue(&self, mut call: Call, payload: Payload<B>) -> Work {
+    fn issue_with(&self, mut call: Call, payload: Payload, reply: Option<mpsc::Sender<B>>) -> Work {
         if call.location == Location::Device && call.problem.is_none() {
             call.problem = self.refuse_device(&payload);
         }
@@ -135,15 +149,12 @@ impl<B: Backend> ProcessGroup<B> {
         let record = recorder.enqueued(self.group, sequence, &call, self.backend.rank());
         // The worker tells the other ranks of arguments that are wrong on this rank alone.
         #[cfg(feature = "cuda")]
-        let payload = match self.transport.get() {
-            Some(transport) if call.location == Location::Device && call.problem.is_none() => {
-                match DevicePayload::of(payload) {
-                    Some(payload) => return transport.enqueue(site, record, payload),
-                    None => Payload::Nothing,
-                }
-            }
-            _ => payload,
-        };
+        if call.location == Location::Device
+            && call.problem.is_none()
+            && let Some(transport) = self.transport.get()
+        {
+            return transport.enqueue(site, record, payload);
+        }
         let (abandoned_site, abandoned_backend) = (site.clone(), Arc::clone(&self.backend));
         let (timeout_site, timeout_backend) = (site.clone(), Arc::clone(&self.backend));
         let (work, completer) = Work::pending(
@@ -154,6 +165,7 @@ impl<B: Backend> ProcessGroup<B> {
             site,
             call,
             payload,
+            reply,
             record,
             completer,
             #[cfg(feature = "cube")]
@@ -287,7 +299,7 @@ impl<B: Backend> Communicator for ProcessGroup<B> {
     }
 
     fn barrier(&self, label: Label) -> Work {
-        self.issue(Call::barrier(label), Payload::Barrier)
+        self.issue(Call::barrier(label), Payload::Nothing)
     }
 
     fn split_within(
@@ -299,7 +311,7 @@ impl<B: Backend> Communicator for ProcessGroup<B> {
     ) -> Result<Option<Arc<dyn Communicator>>, CommError> {
         let (reply, answer) = mpsc::channel();
         let call = Call::split(Label::new(name, Phase::Init), color, key);
-        self.issue(call, Payload::Split { reply }).wait(timeout)?;
+        self.issue_with(call, Payload::Nothing, Some(reply)).wait(timeout)?;
         let new_group = answer.try_recv().ok().map(ProcessGroup::start);
         #[cfg(feature = "cuda")]
         self.split_transport(name, new_group.as_ref(), timeout)?;

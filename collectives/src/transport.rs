@@ -13,31 +13,6 @@ use crate::work::Work;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The buffers of an operation, all on one GPU.
-pub(crate) enum DevicePayload {
-    AllGather { input: Arc<Buffer>, output: Buffer },
-    ReduceScatter { input: Arc<Buffer>, output: Buffer },
-    AllReduce { buffer: Buffer },
-    Broadcast { buffer: Buffer, root: usize },
-}
-
-impl DevicePayload {
-    /// The buffers of `payload`; `None` if it has none.
-    pub(crate) fn of<B>(payload: Payload<B>) -> Option<DevicePayload> {
-        match payload {
-            Payload::AllGather { input, output } => {
-                Some(DevicePayload::AllGather { input, output })
-            }
-            Payload::ReduceScatter { input, output } => {
-                Some(DevicePayload::ReduceScatter { input, output })
-            }
-            Payload::AllReduce { buffer } => Some(DevicePayload::AllReduce { buffer }),
-            Payload::Broadcast { buffer, root } => Some(DevicePayload::Broadcast { buffer, root }),
-            Payload::Barrier | Payload::Split { .. } | Payload::Nothing => None,
-        }
-    }
-}
-
 /// What moves buffers between the GPUs of a group, on one rank.
 pub(crate) trait Transport: Send + Sync {
     /// Name of the backend that the group gets from it.
@@ -46,8 +21,9 @@ pub(crate) trait Transport: Send + Sync {
     /// What is wrong with `output`, which is on a GPU; the input is on the same GPU.
     fn refuse(&self, output: &Buffer) -> Option<ArgumentError>;
 
-    /// Queues an operation and returns at once. Operations run in the order of the calls.
-    fn enqueue(&self, site: CallSite, record: RecordId, payload: DevicePayload) -> Work;
+    /// Queues an operation, whose buffers are on one GPU, and returns at once. Operations run in the order of
+    /// the calls.
+    fn enqueue(&self, site: CallSite, record: RecordId, payload: Payload) -> Work;
 
     /// Splits the transport like the group, and returns that of this rank's new group. Every rank of the
     /// group calls it, also a rank without a new group.

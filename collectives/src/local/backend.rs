@@ -108,7 +108,7 @@ impl Backend for LocalBackend {
     }
 
     #[cfg(feature = "cube")]
-    fn refuse_device(&self, payload: &Payload<LocalBackend>) -> Option<ArgumentError> {
+    fn refuse_device(&self, payload: &Payload) -> Option<ArgumentError> {
         let addend = match payload {
             Payload::ReduceScatter { input, .. } => input,
             Payload::AllReduce { buffer } => buffer,
@@ -118,18 +118,9 @@ impl Backend for LocalBackend {
         (!device::has_sum(memory, dtype)).then_some(ArgumentError::NoDeviceSum { dtype })
     }
 
-    fn execute(
-        &self,
-        site: &CallSite,
-        call: Call,
-        payload: Payload<LocalBackend>,
-    ) -> Result<Buffer, CommError> {
+    fn execute(&self, site: &CallSite, call: Call, payload: Payload) -> Result<Buffer, CommError> {
         let exchange = Exchange { group: self.group(), delay: self.delay.as_ref(), site };
         exchange.delay_entry();
-        let reply = match &payload {
-            Payload::Split { reply } => Some(reply.clone()),
-            _ => None,
-        };
         let (input, transfer) = Transfer::prepare(payload, site.rank);
         // A deposit must have been written before the peers read it.
         #[cfg(feature = "cube")]
@@ -144,15 +135,17 @@ impl Backend for LocalBackend {
             // Arguments were checked, so this is a bug here; the peers must not wait for this rank.
             self.crash(&error.to_string());
         }
-        if let Some(reply) = reply
-            && let Some(membership) = self.group().take_membership(site)
-        {
-            let (shared, delay) = (Arc::clone(&self.shared), self.delay.clone());
-            // If the caller is gone, the backend drops here and leaves its group.
-            let _ = reply.send(LocalBackend { membership, shared, delay });
-        }
         self.group().close(site);
         result
+    }
+
+    fn split(&self, site: &CallSite, call: Call) -> Result<Option<LocalBackend>, CommError> {
+        Exchange { group: self.group(), delay: self.delay.as_ref(), site }.delay_entry();
+        self.group().enter(site, call, None)?;
+        let membership = self.group().take_membership(site);
+        self.group().close(site);
+        let (shared, delay) = (Arc::clone(&self.shared), self.delay.clone());
+        Ok(membership.map(|membership| LocalBackend { membership, shared, delay }))
     }
 
     fn give_up(&self, site: &CallSite, reason: &str) -> CommError {

@@ -78,7 +78,7 @@ pub(super) enum Transfer {
 
 impl Transfer {
     /// Divides a payload into the buffer to deposit and the rest.
-    pub(super) fn prepare<B>(payload: Payload<B>, rank: usize) -> (Option<Arc<Buffer>>, Transfer) {
+    pub(super) fn prepare(payload: Payload, rank: usize) -> (Option<Arc<Buffer>>, Transfer) {
         match payload {
             Payload::AllGather { input, output } => (Some(input), Transfer::AllGather { output }),
             Payload::ReduceScatter { input, output } => {
@@ -89,9 +89,7 @@ impl Transfer {
                 (Some(Arc::new(buffer)), Transfer::Send)
             }
             Payload::Broadcast { buffer, .. } => (None, Transfer::Receive { buffer }),
-            Payload::Barrier | Payload::Split { .. } | Payload::Nothing => {
-                (None, Transfer::Nothing)
-            }
+            Payload::Nothing => (None, Transfer::Nothing),
         }
     }
 

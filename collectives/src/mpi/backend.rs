@@ -2,7 +2,7 @@
 
 use super::exchange::exchange;
 use super::group::Group;
-use super::message::{NewGroup, Notice};
+use super::message::Notice;
 use super::runtime::Runtime;
 use super::world::BACKEND;
 use crate::backend::{Backend, Payload, RankShared, empty, number_nodes};
@@ -35,12 +35,7 @@ impl MpiBackend {
     }
 
     /// Moves the data. All other ranks of the group do the same now.
-    fn transfer(
-        &self,
-        site: &CallSite,
-        payload: Payload<MpiBackend>,
-        groups: Vec<NewGroup>,
-    ) -> Result<Buffer, CommError> {
+    fn transfer(&self, site: &CallSite, payload: Payload) -> Result<Buffer, CommError> {
         match payload {
             Payload::AllGather { input, mut output } => {
                 let lengths = vec![input.size_in_bytes(); self.group.world_size()];
@@ -74,23 +69,7 @@ impl MpiBackend {
                 Ok(buffer)
             }
             // A barrier is complete once all ranks have entered it.
-            Payload::Barrier | Payload::Nothing => Ok(empty()),
-            Payload::Split { reply } => {
-                let own = self.shared.world_rank;
-                if let Some(new) = groups.into_iter().find(|new| new.world_ranks.contains(&own)) {
-                    let group = Group::new(
-                        new.number,
-                        new.name.into(),
-                        new.world_ranks,
-                        self.runtime.outbox(),
-                        Arc::clone(&self.group.world),
-                    );
-                    let (shared, runtime) = (Arc::clone(&self.shared), Arc::clone(&self.runtime));
-                    // If the caller is gone, the backend drops here and leaves its group.
-                    let _ = reply.send(MpiBackend::new(group, shared, runtime));
-                }
-                Ok(empty())
-            }
+            Payload::Nothing => Ok(empty()),
         }
     }
 
@@ -194,19 +173,24 @@ impl Backend for MpiBackend {
         self.group.tell_first(Notice::Called { sequence, rank, call });
     }
 
-    fn execute(
-        &self,
-        site: &CallSite,
-        call: Call,
-        payload: Payload<MpiBackend>,
-    ) -> Result<Buffer, CommError> {
-        let groups = self.group.enter(site, call.problem)?;
-        let result = self.transfer(site, payload, groups);
+    fn execute(&self, site: &CallSite, call: Call, payload: Payload) -> Result<Buffer, CommError> {
+        self.group.enter(site, call.problem)?;
+        let result = self.transfer(site, payload);
         if let Err(error) = &result {
             // Arguments were checked, so this is a bug here; the peers must not wait for us.
             self.crash(&error.to_string());
         }
         result
+    }
+
+    fn split(&self, site: &CallSite, call: Call) -> Result<Option<MpiBackend>, CommError> {
+        let (own, outbox) = (self.shared.world_rank, self.runtime.outbox());
+        let groups = self.group.enter(site, call.problem)?;
+        Ok(groups.into_iter().find(|new| new.world_ranks.contains(&own)).map(|new| {
+            let world = Arc::clone(&self.group.world);
+            let group = Group::new(new.number, new.name.into(), new.world_ranks, outbox, world);
+            MpiBackend::new(group, Arc::clone(&self.shared), Arc::clone(&self.runtime))
+        }))
     }
 
     fn give_up(&self, site: &CallSite, reason: &str) -> CommError {

@@ -7,6 +7,7 @@ use super::gpu::{Gpu, Server, wait_for_nccl};
 use super::in_flight::{Progress, QueuedOperation, Stage};
 use super::library::{Comm, Kind, Launch};
 use super::watch;
+use crate::backend::Payload;
 use crate::buffer::Buffer;
 use crate::call::{ArgumentError, CallSite};
 use crate::device::DeviceMemory;
@@ -14,7 +15,7 @@ use crate::dtype::DType;
 use crate::error::CommError;
 use crate::recorder::RecordId;
 use crate::sync::lock;
-use crate::transport::{ControlGroup, DevicePayload, SplitGroup, Transport};
+use crate::transport::{ControlGroup, SplitGroup, Transport};
 use crate::work::Work;
 use cubecl_common::device::ServiceId;
 use cubecl_environment::stream::StreamId;
@@ -106,7 +107,7 @@ impl Transport for Nccl {
         (!is_here).then_some(ArgumentError::OtherDevice)
     }
 
-    fn enqueue(&self, site: CallSite, record: RecordId, payload: DevicePayload) -> Work {
+    fn enqueue(&self, site: CallSite, record: RecordId, payload: Payload) -> Work {
         let channel = &self.channel;
         if let Some(error) = channel.control.cause(&site) {
             return Work::ready(Err(error));
@@ -214,14 +215,13 @@ impl Drop for Report {
 }
 
 /// The operation that NCCL is to run, and the buffer that it fills.
-fn plan(payload: DevicePayload) -> Option<(Plan, Buffer)> {
+fn plan(payload: Payload) -> Option<(Plan, Buffer)> {
     let (kind, input, output) = match payload {
-        DevicePayload::AllGather { input, output } => (Kind::AllGather, Some(input), output),
-        DevicePayload::ReduceScatter { input, output } => {
-            (Kind::ReduceScatter, Some(input), output)
-        }
-        DevicePayload::AllReduce { buffer } => (Kind::AllReduce, None, buffer),
-        DevicePayload::Broadcast { buffer, root } => (Kind::Broadcast { root }, None, buffer),
+        Payload::AllGather { input, output } => (Kind::AllGather, Some(input), output),
+        Payload::ReduceScatter { input, output } => (Kind::ReduceScatter, Some(input), output),
+        Payload::AllReduce { buffer } => (Kind::AllReduce, None, buffer),
+        Payload::Broadcast { buffer, root } => (Kind::Broadcast { root }, None, buffer),
+        Payload::Nothing => return None,
     };
     let count = match (&kind, &input) {
         (Kind::AllGather, Some(input)) => input.len(),

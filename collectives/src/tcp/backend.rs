@@ -95,12 +95,7 @@ impl TcpBackend {
         }
     }
 
-    fn run(
-        &self,
-        site: &CallSite,
-        call: &Call,
-        payload: Payload<TcpBackend>,
-    ) -> Result<Buffer, Stop> {
+    fn run(&self, site: &CallSite, call: &Call, payload: Payload) -> Result<Buffer, Stop> {
         let mut wire = lock(&self.wire);
         wire.begin(site.sequence, digest(call, self.ring));
         let mut transfer = Transfer { wire: &mut wire, rank: self.rank, ring: self.ring };
@@ -124,17 +119,8 @@ impl TcpBackend {
                 transfer.broadcast(buffer.as_bytes_mut(), root)?;
                 Ok(buffer)
             }
-            Payload::Barrier | Payload::Nothing => {
+            Payload::Nothing => {
                 transfer.meet()?;
-                Ok(empty())
-            }
-            Payload::Split { reply } => {
-                let backend = self.split(site, call, &mut transfer)?;
-                drop(wire);
-                if let Some(backend) = backend {
-                    // If the caller is gone, the backend drops here and leaves its group.
-                    let _ = reply.send(backend);
-                }
                 Ok(empty())
             }
         }
@@ -145,17 +131,33 @@ impl TcpBackend {
         (0..self.group.ranks.len()).map(|rank| rank * size..(rank + 1) * size).collect()
     }
 
+    /// Fails a call before it enters the operation, if the group has failed or its arguments are wrong.
+    fn check(&self, site: &CallSite, call: &Call) -> Result<(), CommError> {
+        // This rank has not entered the operation, so it cannot have completed on any rank.
+        if let Some(cause) = self.cause() {
+            return Err(match (&cause, call.problem) {
+                // Others have found this very call to differ before this rank came to it.
+                (Cause::Mismatch { sequence, .. }, Some(problem)) if *sequence == site.sequence => {
+                    CommError::invalid(site, problem)
+                }
+                _ => cause.error(site),
+            });
+        }
+        let Some(problem) = call.problem else { return Ok(()) };
+        let site_here = self.site(site);
+        let trouble = Trouble::Mismatch { site: site_here.clone() };
+        self.world.control.report(&site_here, trouble);
+        Err(CommError::invalid(site, problem))
+    }
+
     /// Exchanges colors and keys, and connects with the ranks of the same color.
-    fn split(
-        &self,
-        site: &CallSite,
-        call: &Call,
-        transfer: &mut Transfer<'_>,
-    ) -> Result<Option<TcpBackend>, Stop> {
+    fn run_split(&self, site: &CallSite, call: &Call) -> Result<Option<TcpBackend>, Stop> {
+        let mut wire = lock(&self.wire);
+        wire.begin(site.sequence, digest(call, self.ring));
+        let mut transfer = Transfer { wire: &mut wire, rank: self.rank, ring: false };
         let own = SplitRequest::of(call);
         let slots = self.slots(REQUEST);
         let mut all = vec![0; REQUEST * slots.len()];
-        transfer.ring = false;
         transfer.all_gather(&own.encode(), &mut all, &slots)?;
         let requests: Vec<SplitRequest> =
             all.chunks_exact(REQUEST).map(SplitRequest::decode).collect();
@@ -227,29 +229,14 @@ impl Backend for TcpBackend {
         self.world.control.issued();
     }
 
-    fn execute(
-        &self,
-        site: &CallSite,
-        call: Call,
-        payload: Payload<TcpBackend>,
-    ) -> Result<Buffer, CommError> {
-        // This rank has not entered the operation, so it cannot have completed on any rank.
-        if let Some(cause) = self.cause() {
-            return Err(match (&cause, call.problem) {
-                // Others have found this very call to differ before this rank came to it.
-                (Cause::Mismatch { sequence, .. }, Some(problem)) if *sequence == site.sequence => {
-                    CommError::invalid(site, problem)
-                }
-                _ => cause.error(site),
-            });
-        }
-        if let Some(problem) = call.problem {
-            let site_here = self.site(site);
-            let trouble = Trouble::Mismatch { site: site_here.clone() };
-            self.world.control.report(&site_here, trouble);
-            return Err(CommError::invalid(site, problem));
-        }
+    fn execute(&self, site: &CallSite, call: Call, payload: Payload) -> Result<Buffer, CommError> {
+        self.check(site, &call)?;
         self.run(site, &call, payload).map_err(|stop| self.investigate(site, stop).error(site))
+    }
+
+    fn split(&self, site: &CallSite, call: Call) -> Result<Option<TcpBackend>, CommError> {
+        self.check(site, &call)?;
+        self.run_split(site, &call).map_err(|stop| self.investigate(site, stop).error(site))
     }
 
     fn give_up(&self, site: &CallSite, reason: &str) -> CommError {

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 /// little too long as well.
 const LEAST: Duration = Duration::from_secs(3);
 
-/// Observes a thread that rests for a fixed time again and again. A rest that lasts much longer shows that the
-/// process did not run: it was stopped, or frozen with its machine.
+/// Observes a thread that rests for a fixed time again and again. A rest that lasts much longer shows that
+/// the process did not run: it was stopped, or frozen with its machine.
 pub(super) struct StallDetector {
     length: Duration,
     /// When the current rest of the thread began.
