@@ -8,9 +8,13 @@ use std::fmt;
 use std::sync::Arc;
 
 #[cfg(feature = "cube")]
-use crate::device::DeviceMemory;
+use crate::{device::DeviceMemory, kernels::WORD};
+#[cfg(feature = "cube")]
+use cubecl::prelude::Client;
+#[cfg(feature = "cube")]
+use std::ops::Range;
 
-/// Unit of allocation: one cache line. Its alignment is the alignment of every buffer.
+/// What buffers on the host are allocated in: one cache line. Its alignment is the alignment of every buffer.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C, align(64))]
 struct Line([u8; 64]);
@@ -18,16 +22,16 @@ struct Line([u8; 64]);
 const LINE: usize = size_of::<Line>();
 
 thread_local! {
-    static FOR_ALL: Cell<bool> = const { Cell::new(false) };
+    static ALLOCATES_FOR_ALL: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether the calling thread is just allocating memory for all ranks of a group. An allocator that counts
-/// what each rank holds asks this: such memory is not that of the rank that happens to write it.
+/// Whether the memory that the calling thread allocates right now is for all ranks of a group. An allocator
+/// that counts memory per rank asks this: such memory is not charged to the rank that happens to write it.
 pub fn allocates_for_all() -> bool {
-    FOR_ALL.get()
+    ALLOCATES_FOR_ALL.get()
 }
 
-/// Where the elements of a buffer are.
+/// The memory that the elements of a buffer are in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Location {
@@ -46,10 +50,10 @@ impl fmt::Display for Location {
     }
 }
 
-/// A buffer could not be read.
+/// Why a buffer could not be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BufferError {
-    /// As the wrong element type.
+    /// It holds another element type.
     #[error("the buffer holds {len} elements of {actual}, but was read as {requested}")]
     DType {
         /// Type the buffer holds.
@@ -59,7 +63,7 @@ pub enum BufferError {
         /// Number of elements in the buffer.
         len: usize,
     },
-    /// It is in the memory of a GPU.
+    /// Its elements are in the memory of a GPU.
     #[error("the {len} elements of {dtype} are on a GPU and cannot be read in place")]
     OnDevice {
         /// Type the buffer holds.
@@ -67,7 +71,7 @@ pub enum BufferError {
         /// Number of elements in the buffer.
         len: usize,
     },
-    /// The GPU did not deliver it.
+    /// The GPU did not deliver its elements.
     #[error("cannot copy {len} elements of {dtype} from the GPU: {reason}")]
     Device {
         /// Type the buffer holds.
@@ -79,9 +83,9 @@ pub enum BufferError {
     },
 }
 
-/// Owned, flat, typed memory: of the host, aligned to 64 bytes, or of a GPU.
+/// Flat, typed memory that is owned: on the host, aligned to 64 bytes, or on a GPU.
 ///
-/// `Clone` copies the contents; `Debug` prints dtype and length, never the contents.
+/// `Clone` copies the contents; `Debug` prints the dtype and the length, never the contents.
 #[derive(Clone)]
 pub struct Buffer {
     dtype: DType,
@@ -90,16 +94,15 @@ pub struct Buffer {
     storage: Storage,
 }
 
-/// Where the elements are.
+/// The memory behind a buffer. It has at least `len * dtype.size()` bytes.
 #[derive(Clone)]
 enum Storage {
-    /// At least `len * dtype.size()` bytes; the tail of the last line is padding.
+    /// Memory of the host. The tail of the last line is padding.
     Host(Vec<Line>),
-    /// The same, read by several buffers. The one that writes gets a copy of its own first.
+    /// Memory of the host that several buffers read. A buffer that is written to copies it first.
     Shared(Arc<Vec<Line>>),
-    /// Of the host, once it is needed.
+    /// Memory of the host that will be allocated when it is needed.
     Unallocated,
-    /// At least `len * dtype.size()` bytes.
     #[cfg(feature = "cube")]
     Device(DeviceMemory),
 }
@@ -119,31 +122,30 @@ impl Buffer {
         Buffer { dtype, len, storage: Storage::Host(lines) }
     }
 
-    /// A buffer of `len` elements on the host that has no memory yet. What fills it finds the memory: an
-    /// all-gather among ranks that share memory fills one for all of them. At the first write by anyone else
-    /// it becomes a buffer of zeros.
+    /// Makes a buffer of `len` elements on the host that has no memory yet. An all-gather among ranks that
+    /// share memory allocates it once for all of them. The first write by anyone else turns the buffer into
+    /// one of zeros.
     pub fn unallocated(dtype: DType, len: usize) -> Buffer {
         Buffer { dtype, len, storage: Storage::Unallocated }
     }
 
-    /// Whether there is memory.
+    /// Whether the buffer has memory.
     pub fn is_allocated(&self) -> bool {
         !matches!(self.storage, Storage::Unallocated)
     }
 
-    /// Whether the memory may be read through other buffers.
+    /// Whether other buffers may read the same memory.
     pub fn is_shared(&self) -> bool {
         matches!(self.storage, Storage::Shared(_))
     }
 
-    /// The elements of `inputs` (on the host, of one type) one after another, in memory that copies of the
-    /// result share.
+    /// Concatenates `inputs` (on the host, of one type). Clones of the result share its memory.
     pub(crate) fn concatenated(dtype: DType, inputs: &[Arc<Buffer>]) -> Buffer {
         let len = inputs.iter().map(|input| input.len()).sum::<usize>();
         let lines = (len * dtype.size()).div_ceil(LINE);
-        FOR_ALL.set(true);
+        ALLOCATES_FOR_ALL.set(true);
         let mut whole = Vec::with_capacity(lines);
-        FOR_ALL.set(false);
+        ALLOCATES_FOR_ALL.set(false);
         if inputs.iter().all(|input| input.size_in_bytes().is_multiple_of(LINE)) {
             for input in inputs {
                 whole.extend_from_slice(input.lines());
@@ -187,7 +189,7 @@ impl Buffer {
         self.len * self.dtype.size()
     }
 
-    /// Where the elements are.
+    /// The memory that the elements are in.
     pub fn location(&self) -> Location {
         match &self.storage {
             #[cfg(feature = "cube")]
@@ -201,7 +203,7 @@ impl Buffer {
         self.location() == Location::Host
     }
 
-    /// Whether both are on the host, or on the same GPU.
+    /// Whether both buffers are on the host, or on the same GPU.
     pub(crate) fn is_beside(&self, other: &Buffer) -> bool {
         match (&self.storage, &other.storage) {
             #[cfg(feature = "cube")]
@@ -212,8 +214,8 @@ impl Buffer {
         }
     }
 
-    /// Room for `len` elements of the same type in the same place. Zeros on the host, arbitrary on a
-    /// GPU, and without memory like this one.
+    /// Makes a buffer of `len` elements of the same type in the same memory. It holds zeros on the host and
+    /// arbitrary values on a GPU, and has no memory if this one has none.
     pub fn like(&self, len: usize) -> Buffer {
         match &self.storage {
             Storage::Host(_) | Storage::Shared(_) => Buffer::zeros(self.dtype, len),
@@ -223,8 +225,8 @@ impl Buffer {
         }
     }
 
-    /// A copy in the same place whose bytes `change` has changed, which happens on the host. For rare
-    /// uses: from and to a GPU, all bytes travel.
+    /// Copies the buffer and applies `change` to the bytes of the copy, on the host. The copy is in the same
+    /// memory as the buffer. For rare uses: all bytes of a GPU's buffer travel to the host and back.
     ///
     /// # Errors
     ///
@@ -281,7 +283,7 @@ impl Buffer {
             Storage::Device(_) => {
                 panic!("{}", BufferError::OnDevice { dtype: self.dtype, len: self.len })
             }
-            // Both have become the buffer's own above.
+            // Replaced by memory of the buffer's own above.
             Storage::Shared(_) | Storage::Unallocated => &mut [],
         }
     }
@@ -333,84 +335,74 @@ impl fmt::Debug for Buffer {
 
 #[cfg(feature = "cube")]
 impl Buffer {
-    /// A buffer of `len` elements in `memory`, which has room for them, in whole words of 4 bytes.
+    /// Makes a buffer of `len` elements in `memory`, which has room for them in whole words of 4 bytes.
     pub fn from_device(dtype: DType, len: usize, memory: DeviceMemory) -> Buffer {
         Buffer { dtype, len, storage: Storage::Device(memory) }
     }
 
-    /// Where the elements are, if that is on a GPU.
+    /// Makes a buffer of `len` elements on the device of `client`, with arbitrary contents.
+    pub fn empty_on(client: &Client, dtype: DType, len: usize) -> Buffer {
+        Buffer::from_device(dtype, len, DeviceMemory::empty(client, len * dtype.size()))
+    }
+
+    /// The memory of the GPU that the elements are in; `None` if they are on the host.
     pub fn device(&self) -> Option<&DeviceMemory> {
         match &self.storage {
             Storage::Device(memory) => Some(memory),
             _ => None,
         }
     }
+
+    /// Copies a buffer on the host to the device of `client`.
+    ///
+    /// # Panics
+    ///
+    /// If it is not on the host.
+    pub fn to_device(&self, client: &Client) -> Buffer {
+        let memory = DeviceMemory::upload(client, self.as_bytes().to_vec());
+        Buffer::from_device(self.dtype, self.len, memory)
+    }
+
+    /// Copies the buffer to the host. Waits for the device.
+    ///
+    /// # Errors
+    ///
+    /// If the device has failed.
+    pub fn to_host(&self) -> Result<Buffer, BufferError> {
+        match self.device() {
+            Some(_) => self.range_to_host(0..self.len),
+            None => Ok(self.clone()),
+        }
+    }
+
+    /// Copies the elements of `range`, which starts with a whole word, to the host. Waits for the device.
+    ///
+    /// # Errors
+    ///
+    /// If the device has failed.
+    ///
+    /// # Panics
+    ///
+    /// If the range is not inside the buffer, or does not start with a word.
+    pub fn range_to_host(&self, range: Range<usize>) -> Result<Buffer, BufferError> {
+        assert!(range.start <= range.end && range.end <= self.len, "{range:?} of {}", self.len);
+        let (dtype, len, width) = (self.dtype, range.len(), self.dtype.size());
+        let start = range.start * width;
+        assert!(start.is_multiple_of(WORD), "element {} of {dtype} starts no word", range.start);
+        let mut host = Buffer::zeros(dtype, len);
+        let size = host.size_in_bytes();
+        match self.device() {
+            None => host.as_bytes_mut().copy_from_slice(&self.as_bytes()[start..start + size]),
+            Some(_) if len == 0 => {}
+            Some(memory) => {
+                let read = memory.download(start..start + size);
+                let bytes = read.map_err(|reason| BufferError::Device { dtype, len, reason })?;
+                host.as_bytes_mut().copy_from_slice(&bytes[..size]);
+            }
+        }
+        Ok(host)
+    }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use half::{bf16, f16};
-
-    #[test]
-    fn holds_every_element_type_aligned_and_zeroed() {
-        fn check<T: Element + PartialEq + fmt::Debug>() {
-            for len in [0, 1, 63, 64, 65, 1023] {
-                let mut buffer = Buffer::zeros(T::DTYPE, len);
-                assert_eq!(buffer.dtype(), T::DTYPE);
-                assert_eq!(buffer.len(), len);
-                assert_eq!(buffer.is_empty(), len == 0);
-                assert_eq!(buffer.size_in_bytes(), len * size_of::<T>());
-                assert_eq!(T::DTYPE.size(), size_of::<T>());
-                assert_eq!(buffer.as_slice::<T>().unwrap(), vec![T::zeroed(); len]);
-                assert_eq!(buffer.as_mut_slice::<T>().unwrap().len(), len);
-                assert_eq!(buffer.as_ref().as_ptr() as usize % 64, 0);
-            }
-        }
-        check::<f64>();
-        check::<f32>();
-        check::<f16>();
-        check::<bf16>();
-        check::<u8>();
-    }
-
-    #[test]
-    fn copies_are_deep_and_debug_hides_contents() {
-        let original = Buffer::from_slice(&[1.0f32, 2.0, 3.0]);
-        let mut copy = original.clone();
-        copy.as_mut_slice::<f32>().unwrap()[0] = 9.0;
-        assert_eq!(original.as_slice::<f32>().unwrap(), [1.0, 2.0, 3.0]);
-        assert_eq!(format!("{original:?}"), "Buffer { dtype: F32, len: 3 }");
-    }
-
-    #[test]
-    fn shared_memory_is_copied_before_it_is_written() {
-        for len in [3, 16, 40] {
-            let parts = [vec![1.0f32; len], vec![2.0; len]];
-            let inputs: Vec<_> =
-                parts.iter().map(|part| Arc::new(Buffer::from_slice(part))).collect();
-            let whole = Buffer::concatenated(DType::F32, &inputs);
-            let mut other = whole.clone();
-            assert!(whole.is_shared() && whole.as_bytes().as_ptr() == other.as_bytes().as_ptr());
-            other.as_mut_slice::<f32>().unwrap()[0] = 9.0;
-            assert!(whole.as_slice::<f32>().unwrap() == parts.concat(), "{len}");
-            assert!(!other.is_shared() && other.as_slice::<f32>().unwrap()[0] == 9.0);
-        }
-    }
-
-    #[test]
-    fn memory_comes_with_the_first_write() {
-        let mut buffer = Buffer::unallocated(DType::F32, 5).like(7);
-        assert!(!buffer.is_allocated() && buffer.is_on_host() && buffer.len() == 7);
-        assert_eq!(buffer.as_mut_slice::<f32>().unwrap(), [0.0; 7]);
-        assert!(buffer.is_allocated());
-    }
-
-    #[test]
-    fn refuses_the_wrong_type() {
-        let mut buffer = Buffer::from_slice(&[1.0f32, 2.0]);
-        let error = buffer.as_slice::<f16>().unwrap_err();
-        assert_eq!(error.to_string(), "the buffer holds 2 elements of f32, but was read as f16");
-        assert_eq!(buffer.as_mut_slice::<f16>().unwrap_err(), error);
-    }
-}
+mod tests;

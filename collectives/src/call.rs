@@ -1,4 +1,4 @@
-//! What a rank asked for: the facts that all ranks must agree on, and the checks on them.
+//! One rank's call of an operation: the facts that all ranks must agree on, and the checks on them.
 
 use crate::buffer::{Buffer, Location};
 use crate::dtype::DType;
@@ -6,15 +6,15 @@ use crate::label::Label;
 use crate::operation::Operation;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::fmt;
+use std::fmt::{self, Write};
 use std::sync::Arc;
 
 /// One of the buffers of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Argument {
-    /// What this rank contributes.
+    /// The buffer that this rank contributes.
     Input,
-    /// What the operation fills.
+    /// The buffer that the operation fills.
     Output,
 }
 
@@ -27,13 +27,13 @@ impl fmt::Display for Argument {
     }
 }
 
-/// An argument that one rank alone can tell to be wrong.
+/// A wrong argument that one rank can recognize without the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 pub enum ArgumentError {
     /// The buffer whose length follows from the other one has another length.
     #[error("{buffer} has {actual} elements, needs {expected}")]
     Length {
-        /// Which buffer.
+        /// The buffer with the wrong length.
         buffer: Argument,
         /// Elements needed.
         expected: usize,
@@ -48,12 +48,12 @@ pub enum ArgumentError {
         /// Type of the output.
         output: DType,
     },
-    /// Of input and output, one is on the host and one is on a GPU.
+    /// One of input and output is on the host, the other one on a GPU.
     #[error("input is on {input} but output is on {output}")]
     Location {
-        /// Place of the input.
+        /// Where the input is.
         input: Location,
-        /// Place of the output.
+        /// Where the output is.
         output: Location,
     },
     /// The buffers are on several GPUs, and this backend cannot move data between them.
@@ -68,13 +68,13 @@ pub enum ArgumentError {
     /// The GPU has no arithmetic for the type.
     #[error("this GPU cannot sum {dtype}")]
     NoDeviceSum {
-        /// Type passed.
+        /// The type that was passed.
         dtype: DType,
     },
     /// The root of a broadcast is not a rank of the group.
     #[error("root {root} is not a rank of a group of {world_size}")]
     Root {
-        /// Root passed.
+        /// The root that was passed.
         root: usize,
         /// Ranks in the group.
         world_size: usize,
@@ -82,7 +82,7 @@ pub enum ArgumentError {
     /// The type can be moved but not summed.
     #[error("{dtype} cannot be summed")]
     NoSum {
-        /// Type passed.
+        /// The type that was passed.
         dtype: DType,
     },
     /// A planned group does not fit into the group it is split from.
@@ -97,9 +97,9 @@ pub enum ArgumentError {
     },
 }
 
-/// Color and key that a rank passed to a split.
+/// The color and the key that a rank passed to a split.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Place {
+pub(crate) struct SplitKey {
     pub(crate) color: Option<u32>,
     pub(crate) key: i64,
 }
@@ -121,15 +121,25 @@ pub struct Call {
     pub root: Option<usize>,
     /// What the operation is for.
     pub label: Label,
-    /// What the calling rank already found wrong with its arguments.
+    /// What the calling rank itself found wrong with its arguments.
     pub problem: Option<ArgumentError>,
-    pub(crate) place: Option<Place>,
+    #[serde(rename = "place")]
+    pub(crate) split_key: Option<SplitKey>,
 }
 
 impl Call {
     fn new(operation: Operation, label: Label, dtype: DType, count: usize) -> Call {
         let location = Location::Host;
-        Call { operation, dtype, count, location, root: None, label, problem: None, place: None }
+        Call {
+            operation,
+            dtype,
+            count,
+            location,
+            root: None,
+            label,
+            problem: None,
+            split_key: None,
+        }
     }
 
     fn at(mut self, buffer: &Buffer) -> Call {
@@ -145,17 +155,28 @@ impl Call {
         self
     }
 
+    /// A call that reads `input` and fills `output`; `count` is that of the longer one.
+    fn from_to(
+        operation: Operation,
+        label: Label,
+        input: &Buffer,
+        output: &Buffer,
+        count: usize,
+    ) -> Call {
+        let mut call = Call::new(operation, label, input.dtype(), count).at(input);
+        call.problem = check_dtypes(input, output).or_else(|| check_locations(input, output));
+        call
+    }
+
     pub(crate) fn all_gather(
         label: Label,
         input: &Buffer,
         output: &Buffer,
         world_size: usize,
     ) -> Call {
-        let mut call =
-            Call::new(Operation::AllGather, label, input.dtype(), output.len()).at(input);
-        call.problem = check_dtypes(input, output)
-            .or_else(|| check_locations(input, output))
-            .or_else(|| check_length(Argument::Output, output, input.len(), world_size));
+        let mut call = Call::from_to(Operation::AllGather, label, input, output, output.len());
+        let length = || check_length(Argument::Output, output, input.len(), world_size);
+        call.problem = call.problem.or_else(length);
         call
     }
 
@@ -165,12 +186,9 @@ impl Call {
         output: &Buffer,
         world_size: usize,
     ) -> Call {
-        let mut call =
-            Call::new(Operation::ReduceScatter, label, input.dtype(), input.len()).at(input);
-        call.problem = check_dtypes(input, output)
-            .or_else(|| check_locations(input, output))
-            .or_else(|| check_length(Argument::Input, input, output.len(), world_size))
-            .or_else(|| check_sum(input));
+        let mut call = Call::from_to(Operation::ReduceScatter, label, input, output, input.len());
+        let length = || check_length(Argument::Input, input, output.len(), world_size);
+        call.problem = call.problem.or_else(length).or_else(|| check_sum(input));
         call
     }
 
@@ -195,7 +213,7 @@ impl Call {
 
     pub(crate) fn split(label: Label, color: Option<u32>, key: i64) -> Call {
         let mut call = Call::new(Operation::Split, label, DType::U8, 0);
-        call.place = Some(Place { color, key });
+        call.split_key = Some(SplitKey { color, key });
         call
     }
 
@@ -205,14 +223,14 @@ impl Call {
         (self.count as u64).saturating_mul(self.dtype.size() as u64)
     }
 
-    /// Whether `self` and `other` can be the same collective.
+    /// Whether `self` and `other` can be calls of the same operation.
     pub(crate) fn agrees_with(&self, other: &Call) -> bool {
-        let same_unit = match (self.place, other.place) {
+        let same_scope = match (self.split_key, other.split_key) {
             // Ranks that end up in different groups may name them differently.
             (Some(mine), Some(theirs)) if mine.color != theirs.color => true,
-            _ => self.label.unit == other.label.unit,
+            _ => self.label.scope == other.label.scope,
         };
-        same_unit
+        same_scope
             && self.operation == other.operation
             && self.dtype == other.dtype
             && self.count == other.count
@@ -233,7 +251,7 @@ impl fmt::Display for Call {
         if let Some(root) = self.root {
             write!(f, " from root {root}")?;
         }
-        if let Some(color) = self.place.and_then(|place| place.color) {
+        if let Some(color) = self.split_key.and_then(|split| split.color) {
             write!(f, " with color {color}")?;
         }
         write!(f, " for {}", self.label)?;
@@ -244,7 +262,7 @@ impl fmt::Display for Call {
     }
 }
 
-/// Whether all calls are valid and the same operation.
+/// Whether all calls are valid and of the same operation.
 pub(crate) fn calls_agree(calls: &[Call]) -> bool {
     if calls.iter().any(|call| call.problem.is_some()) {
         return false;
@@ -255,16 +273,17 @@ pub(crate) fn calls_agree(calls: &[Call]) -> bool {
         return true;
     };
     calls.iter().all(|call| {
-        let color = call.place.and_then(|place| place.color);
+        let color = call.split_key.and_then(|split| split.color);
         call.agrees_with(first) && call.agrees_with(references.entry(color).or_insert(call))
     })
 }
 
-/// Ranks of each new group of a split, in their new order.
+/// The ranks of each new group of a split, in their new order.
 pub(crate) fn partition(calls: &[Call]) -> BTreeMap<u32, Vec<usize>> {
     let mut groups: BTreeMap<u32, Vec<(i64, usize)>> = BTreeMap::new();
     for (rank, call) in calls.iter().enumerate() {
-        if let Some((color, key)) = call.place.and_then(|place| Some((place.color?, place.key))) {
+        if let Some((color, key)) = call.split_key.and_then(|split| Some((split.color?, split.key)))
+        {
             groups.entry(color).or_default().push((key, rank));
         }
     }
@@ -282,7 +301,7 @@ fn check_dtypes(input: &Buffer, output: &Buffer) -> Option<ArgumentError> {
         .then(|| ArgumentError::DType { input: input.dtype(), output: output.dtype() })
 }
 
-/// Checks that input and output are in the same place, and on the same GPU if it is one.
+/// Checks that input and output are both on the host or both on the same GPU.
 fn check_locations(input: &Buffer, output: &Buffer) -> Option<ArgumentError> {
     let (from, to) = (input.location(), output.location());
     if from != to {
@@ -310,7 +329,7 @@ fn check_sum(buffer: &Buffer) -> Option<ArgumentError> {
     (!dtype.has_sum()).then_some(ArgumentError::NoSum { dtype })
 }
 
-/// Where and when a call was made; what an error needs to name it.
+/// Identifies one call of one rank, as errors name it.
 #[derive(Clone, Debug)]
 pub struct CallSite {
     pub group: Arc<str>,
@@ -318,4 +337,37 @@ pub struct CallSite {
     pub rank: usize,
     pub operation: Operation,
     pub label: Label,
+}
+
+/// The calls that are known, with the ranks that made them.
+pub(crate) fn known(calls: &[Option<Call>]) -> impl Iterator<Item = (usize, Call)> {
+    calls.iter().enumerate().filter_map(|(rank, call)| Some((rank, call.clone()?)))
+}
+
+/// Lists the call of each rank; ranks with the same call share an entry.
+pub(crate) fn list_calls(calls: impl IntoIterator<Item = (usize, Call)>) -> String {
+    let mut distinct: Vec<(String, Vec<usize>)> = Vec::new();
+    for (rank, call) in calls {
+        let call = call.to_string();
+        match distinct.iter_mut().find(|(known, _)| *known == call) {
+            Some((_, ranks)) => ranks.push(rank),
+            None => distinct.push((call, vec![rank])),
+        }
+    }
+    let parts: Vec<String> = distinct
+        .iter()
+        .map(|(call, ranks)| format!("{} called {call}", list_ranks(ranks)))
+        .collect();
+    parts.join("; ")
+}
+
+/// Such as `rank 2` or `ranks 0, 1, 3`.
+pub(crate) fn list_ranks(ranks: &[usize]) -> String {
+    let mut text = String::from(if ranks.len() == 1 { "rank " } else { "ranks " });
+    for (index, rank) in ranks.iter().enumerate() {
+        let separator = if index == 0 { "" } else { ", " };
+        // Writing to a String cannot fail.
+        let _ = write!(text, "{separator}{rank}");
+    }
+    text
 }

@@ -10,15 +10,15 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long [`Communicator::split`] waits for the other ranks. Ranks split at start-up, where loading
-/// may hold one of them back for long.
+/// How long [`Communicator::split`] waits for the other ranks. Ranks split at start-up, when loading may
+/// delay one of them for long.
 const SPLIT_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// One rank's membership in a group of ranks.
 ///
-/// Every operation is collective: all ranks of the group must issue it, in the same order and
-/// with matching arguments. The calls return at once; [`Work::wait`] returns the result. See
-/// the [crate documentation](crate) for what holds for all backends.
+/// Every operation is collective: all ranks of the group must issue it, in the same order and with matching
+/// arguments. The calls return at once; [`Work::wait`] returns the result. The [crate documentation](crate)
+/// lists the promises of all backends.
 ///
 /// Arguments that are wrong on one rank fail the operation on every rank: with
 /// [`CommError::Invalid`] where they were passed, with [`CommError::Mismatch`] elsewhere.
@@ -32,14 +32,15 @@ pub trait Communicator: Send + Sync {
     /// Name of the group for logs, such as `"world"`, `"shard"` or `"replicate"`.
     fn name(&self) -> &str;
 
-    /// Name of the backend: `"local"`, `"tcp"`, `"mpi"` or `"fake"`.
+    /// Name of the backend: `"local"`, `"tcp"`, `"mpi"` or `"fake"`, and `"nccl"` for a group that NCCL has
+    /// been added to.
     fn backend(&self) -> &'static str;
 
     /// Collects every rank's `input` in the `output` of all.
     ///
-    /// `output` has `world_size` times the length of `input`; slot `r` of that length gets
-    /// the input of rank `r`. Where ranks share memory ([`Communicator::shares_gathers`]), an output
-    /// without memory ([`Buffer::unallocated`], then on all ranks) becomes one that all of them read.
+    /// `output` is `world_size` times as long as `input`; the input of rank `r` becomes chunk `r` of it.
+    /// Where ranks share memory ([`Communicator::shares_gathers`]), all of them may pass an output without
+    /// memory ([`Buffer::unallocated`]). They then get buffers that read the same memory.
     fn all_gather(&self, label: Label, input: Arc<Buffer>, output: Buffer) -> Work;
 
     /// Whether an all-gather of buffers on the host can fill one output for all ranks.
@@ -47,26 +48,25 @@ pub trait Communicator: Send + Sync {
         false
     }
 
-    /// Sums the inputs of all ranks; each rank gets its own slice of the sum.
+    /// Sums the inputs of all ranks; each rank gets its own chunk of the sum.
     ///
-    /// `input` has `world_size` times the length of `output`; rank `r` gets slot `r`.
+    /// `input` is `world_size` times as long as `output`; rank `r` gets chunk `r`.
     fn reduce_scatter(&self, label: Label, input: Arc<Buffer>, output: Buffer) -> Work;
 
     /// Sums the buffers of all ranks; each rank gets the whole sum in its buffer.
     fn all_reduce(&self, label: Label, buffer: Buffer) -> Work;
 
-    /// Overwrites every rank's buffer with the one of rank `root`.
+    /// Overwrites every rank's buffer with that of rank `root`.
     fn broadcast(&self, label: Label, buffer: Buffer, root: usize) -> Work;
 
     /// Completes when every rank has called it. Returns an empty buffer.
     fn barrier(&self, label: Label) -> Work;
 
     /// Divides the group, like `MPI_Comm_split`: ranks with the same `color` form a new group,
-    /// numbered by `(key, old rank)`. `None` for `color` takes part without joining a group
-    /// and returns `None`.
+    /// numbered by `(key, old rank)`. A rank that passes `None` for `color` joins no group and gets `None`.
     ///
-    /// Collective and blocking. Ranks of the same color must pass the same `name`. The new
-    /// group shares this rank's recorder.
+    /// Collective and blocking. Ranks of the same color must pass the same `name`. The new group shares this
+    /// rank's recorder.
     ///
     /// # Errors
     ///
@@ -80,7 +80,7 @@ pub trait Communicator: Send + Sync {
         self.split_within(name, color, key, SPLIT_TIMEOUT)
     }
 
-    /// [`Communicator::split`] that waits for the other ranks no longer than `timeout`.
+    /// As [`Communicator::split`], but waits for the other ranks no longer than `timeout`.
     ///
     /// # Errors
     ///
@@ -100,15 +100,15 @@ pub trait Communicator: Send + Sync {
     /// Call it when this rank cannot go on, so that the others do not wait for a timeout.
     fn abort(&self, reason: &str);
 
-    /// Machine of each rank of the group: equal numbers for ranks that share one. Numbers count
-    /// from 0 in the order of the first rank on each.
+    /// Machine of each rank of the group, as a number: ranks on the same machine have the same number.
+    /// Machines are numbered from 0 in the order of the first rank on each.
     fn nodes(&self) -> Vec<usize>;
 
-    /// What this rank knows right now, for the files that are written when a run fails.
+    /// The contents of this rank's flight recorder right now, for the files that are written when a run
+    /// fails.
     fn flight(&self) -> Flight;
 
-    /// What this rank has communicated so far. One recorder per rank, shared by all groups
-    /// split from one world.
+    /// This rank's flight recorder, which all groups split from one world share.
     fn recorder(&self) -> &Arc<Recorder>;
 }
 

@@ -1,10 +1,9 @@
-//! Errors of collectives.
+//! The errors of collectives.
 
-use crate::call::{ArgumentError, Call, CallSite};
+use crate::call::{ArgumentError, Call, CallSite, known, list_calls};
 use crate::label::Label;
 use crate::operation::Operation;
 use crate::verdict::Verdict;
-use std::fmt::Write;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -25,17 +24,17 @@ pub enum CommError {
         operation: Operation,
         /// Number of the operation in the group.
         sequence: u64,
-        /// What it was for.
+        /// What the operation was for.
         label: Label,
         /// Group it was called on.
         group: Arc<str>,
         /// Rank that called it: the one that returns this error.
         rank: usize,
-        /// What is wrong.
+        /// What is wrong with the arguments.
         #[source]
         problem: ArgumentError,
     },
-    /// The ranks called different things. The group is failed from here on.
+    /// The ranks issued different operations. The group is failed from here on.
     #[error(
         "operation {sequence} of group \"{group}\" differs between ranks: {}; \
          make every rank issue the same operations in the same order",
@@ -46,8 +45,8 @@ pub enum CommError {
         group: Arc<str>,
         /// Number of the operation in the group.
         sequence: u64,
-        /// What each rank called, by rank; `None` for a rank that had not called yet when the
-        /// others were found to differ.
+        /// The call of each rank, by rank; `None` for a rank that had not called yet when the others were
+        /// found to differ.
         calls: Vec<Option<Call>>,
     },
     /// An operation did not complete in time. Later operations of the group return this error
@@ -61,18 +60,18 @@ pub enum CommError {
         operation: Operation,
         /// Number of the operation in the group.
         sequence: u64,
-        /// What it was for.
+        /// What the operation was for.
         label: Label,
         /// Group it was called on.
         group: Arc<str>,
         /// Rank whose wait ran out first.
         rank: usize,
-        /// The limit that rank passed to wait.
+        /// The limit that this rank passed to wait.
         waited: Duration,
-        /// Ranks that had not called the operation by then. Empty if all had: then the verdict says
-        /// whether some were late or the transfer too slow.
+        /// Ranks that had not called the operation by then. If it is empty, the verdict says whether some
+        /// ranks were late or the transfer was too slow.
         missing: Vec<usize>,
-        /// What the flight recorders of all ranks say, in world ranks.
+        /// What the flight recorders of all ranks show, in world ranks.
         verdict: Box<Verdict>,
     },
     /// A rank gave up, left the group or died.
@@ -85,7 +84,7 @@ pub enum CommError {
         operation: Operation,
         /// Number of the operation in the group.
         sequence: u64,
-        /// What it was for.
+        /// What the operation was for.
         label: Label,
         /// Group it was called on.
         group: Arc<str>,
@@ -95,7 +94,7 @@ pub enum CommError {
         world_rank: usize,
         /// Group the abort came from.
         origin: Arc<str>,
-        /// Why, in the words of that rank.
+        /// The reason that this rank gave.
         reason: Arc<str>,
     },
 }
@@ -113,7 +112,7 @@ impl CommError {
     }
 }
 
-/// The rank that ended a group, and why. Turned into an error for each operation it hits.
+/// The rank that ended a group, and its reason. Every operation that it hits turns it into an error.
 #[derive(Clone, Debug)]
 pub(crate) struct Abort {
     pub(crate) origin: Arc<str>,
@@ -135,37 +134,4 @@ impl Abort {
             reason: Arc::clone(&self.reason),
         }
     }
-}
-
-/// The calls that are known, with their ranks.
-pub(crate) fn known(calls: &[Option<Call>]) -> impl Iterator<Item = (usize, Call)> {
-    calls.iter().enumerate().filter_map(|(rank, call)| Some((rank, call.clone()?)))
-}
-
-/// Lists what each rank called, ranks with the same call together.
-pub(crate) fn list_calls(calls: impl IntoIterator<Item = (usize, Call)>) -> String {
-    let mut distinct: Vec<(String, Vec<usize>)> = Vec::new();
-    for (rank, call) in calls {
-        let call = call.to_string();
-        match distinct.iter_mut().find(|(known, _)| *known == call) {
-            Some((_, ranks)) => ranks.push(rank),
-            None => distinct.push((call, vec![rank])),
-        }
-    }
-    let parts: Vec<String> = distinct
-        .iter()
-        .map(|(call, ranks)| format!("{} called {call}", list_ranks(ranks)))
-        .collect();
-    parts.join("; ")
-}
-
-/// Such as `rank 2` or `ranks 0, 1, 3`.
-pub(crate) fn list_ranks(ranks: &[usize]) -> String {
-    let mut text = String::from(if ranks.len() == 1 { "rank " } else { "ranks " });
-    for (index, rank) in ranks.iter().enumerate() {
-        let separator = if index == 0 { "" } else { ", " };
-        // Writing to a String cannot fail.
-        let _ = write!(text, "{separator}{rank}");
-    }
-    text
 }

@@ -1,5 +1,6 @@
-//! One rank of a world that exists on paper only.
+//! One rank of a world whose other ranks do not exist.
 
+use crate::backend::RankShared;
 use crate::buffer::Buffer;
 use crate::call::{ArgumentError, Call, CallSite};
 use crate::communicator::Communicator;
@@ -7,7 +8,6 @@ use crate::dtype::DType;
 use crate::error::{Abort, CommError};
 use crate::flight::Flight;
 use crate::label::{Label, Phase};
-use crate::member::RankShared;
 use crate::recorder::{GroupId, Recorder};
 use crate::sync::lock;
 use crate::work::Work;
@@ -19,11 +19,11 @@ use std::time::Duration;
 
 /// Records operations instead of running them; every operation completes at once.
 ///
-/// Use it to plan: what one rank of a large world would communicate, without that world.
-/// Results are those of a world whose other ranks stay silent:
+/// It shows what one rank of a large world would communicate, for planning. Results are those of a world
+/// whose other ranks contribute nothing:
 ///
-/// * all-gather puts the own input into the own slot and leaves the rest of the output;
-/// * reduce-scatter copies the own slice of the input;
+/// * all-gather copies the input into this rank's chunk of the output and leaves the rest;
+/// * reduce-scatter copies this rank's chunk of the input;
 /// * all-reduce and broadcast return the buffer as it is.
 ///
 /// Arguments are checked as in a real world.
@@ -69,11 +69,11 @@ impl FakeCommunicator {
 
     /// Sets how many ranks the groups split off under a name have.
     ///
-    /// A split cannot know what the other ranks pass as color. Without a size under its name
-    /// the new group has one rank. With size `n` of `w` ranks, this rank's place follows from
-    /// its color: groups of `n` neighbours if `color == rank / n`, else groups of every
-    /// `w / n`-th rank if `color == rank % (w / n)`, else the key is taken as the place. A
-    /// split that fits none of these fails with [`CommError::Invalid`].
+    /// A split cannot know the colors that the other ranks pass. Without a size under its name, the new group
+    /// has one rank. With size `n` of `w` ranks, this rank's number in the new group follows from its color:
+    /// groups of `n` consecutive ranks if `color == rank / n`, else groups of every `w / n`-th rank if
+    /// `color == rank % (w / n)`, else the key is the number. A split that fits none of these fails with
+    /// [`CommError::Invalid`].
     pub fn with_split_sizes(mut self, sizes: HashMap<String, usize>) -> FakeCommunicator {
         self.split_sizes = sizes;
         self
@@ -106,9 +106,8 @@ impl FakeCommunicator {
         Work::ready(self.record(&call.on_host_only()).map(|()| result()))
     }
 
-    /// This rank's place in a new group of `size` ranks; see
-    /// [`FakeCommunicator::with_split_sizes`].
-    fn place(&self, size: usize, color: u32, key: i64) -> Option<usize> {
+    /// This rank's number in a new group of `size` ranks; see [`FakeCommunicator::with_split_sizes`].
+    fn new_rank(&self, size: usize, color: u32, key: i64) -> Option<usize> {
         if size == 0 || size > self.world_size {
             return None;
         }
@@ -119,7 +118,7 @@ impl FakeCommunicator {
         } else if color == self.rank % groups && self.rank / groups < size {
             Some(self.rank / groups)
         } else {
-            usize::try_from(key).ok().filter(|place| *place < size)
+            usize::try_from(key).ok().filter(|rank| *rank < size)
         }
     }
 }
@@ -184,7 +183,7 @@ impl Communicator for FakeCommunicator {
         let mut call = Call::split(Label::new(name, Phase::Init), color, key);
         let size = self.split_sizes.get(name).copied();
         let (world_size, rank) = match (size, color) {
-            (Some(size), Some(color)) => (size, self.place(size, color, key)),
+            (Some(size), Some(color)) => (size, self.new_rank(size, color, key)),
             _ => (1, Some(0)),
         };
         if rank.is_none() {
@@ -199,7 +198,7 @@ impl Communicator for FakeCommunicator {
             return Ok(None);
         };
         let name = Arc::from(name);
-        // Which ranks of the world the others are is not known here.
+        // The world ranks of the other members are not known here.
         let others = self.shared.recorder.join(&name, &(0..world_size).collect::<Vec<_>>());
         Ok(Some(Arc::new(FakeCommunicator {
             rank,

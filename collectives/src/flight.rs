@@ -1,17 +1,53 @@
-//! What one rank knows when something goes wrong, in a form that can be sent and written down.
+//! What one rank knows of its communication at one moment, in a form that can be sent and written to a file.
 
 use crate::call::Call;
-use crate::recorder::Record;
+use crate::dtype::DType;
+use crate::label::{Label, deserialize_str, serialize_str};
+use crate::operation::Operation;
 use crate::verdict::Verdict;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+use std::sync::Arc;
+use std::time::Duration;
 
 /// What a rank does besides communicating.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Activity {
     /// Such as `"data loading"` or `"backward"`.
     pub name: String,
-    /// For how long, in seconds.
+    /// Seconds since it began.
     pub seconds: f64,
+}
+
+/// One operation as one rank saw it. Times count from the creation of the recorder and
+/// serialize as seconds.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Record {
+    /// Number of the operation in its group, from 0; the same on every rank.
+    pub sequence: u64,
+    /// Name of the group.
+    #[serde(serialize_with = "serialize_str", deserialize_with = "deserialize_str")]
+    pub group: Arc<str>,
+    /// Kind of operation.
+    pub operation: Operation,
+    /// What the operation was for.
+    pub label: Label,
+    /// Element type.
+    pub dtype: DType,
+    /// Elements of the full tensor: output of all-gather, input of reduce-scatter, the buffer
+    /// otherwise.
+    pub count: usize,
+    /// Bytes that this rank would send on a ring; see [`Operation::ring_bytes`]. 0 for a call with
+    /// invalid arguments.
+    pub bytes_sent: u64,
+    /// When the caller issued it.
+    #[serde(serialize_with = "serialize_seconds", deserialize_with = "deserialize_seconds")]
+    pub enqueued: Option<Duration>,
+    /// When it reached the head of its group's queue.
+    #[serde(serialize_with = "serialize_seconds", deserialize_with = "deserialize_seconds")]
+    pub started: Option<Duration>,
+    /// When it completed. Stays empty if it failed.
+    #[serde(serialize_with = "serialize_seconds", deserialize_with = "deserialize_seconds")]
+    pub finished: Option<Duration>,
 }
 
 /// An operation that a rank has issued and that has not finished.
@@ -19,9 +55,9 @@ pub struct Activity {
 pub struct Pending {
     /// Number of the operation in its group.
     pub sequence: u64,
-    /// What was called.
+    /// The rank's call.
     pub call: Call,
-    /// Since when, in seconds.
+    /// Seconds since the rank issued it.
     pub seconds: f64,
 }
 
@@ -30,11 +66,11 @@ pub struct Pending {
 pub struct GroupFlight {
     /// Name of the group.
     pub name: String,
-    /// World rank of each member.
+    /// World rank of each rank of the group.
     pub ranks: Vec<usize>,
-    /// Operations issued so far; also the number of the next one.
+    /// Number of operations issued so far; also the number of the next one.
     pub issued: u64,
-    /// Operations not finished, in order.
+    /// Operations issued and not finished, in order.
     pub pending: Vec<Pending>,
 }
 
@@ -45,41 +81,41 @@ pub struct GroupFlight {
 pub struct Flight {
     /// Rank in the world.
     pub rank: usize,
-    /// Ranks in the world.
+    /// Number of ranks in the world.
     pub world_size: usize,
     /// Backend of the communicator.
     pub backend: String,
-    /// Machine the rank runs on.
+    /// Machine that the rank runs on.
     pub node: String,
     /// Process id.
     pub process: u32,
-    /// What it was doing.
+    /// What the rank was doing besides communicating.
     pub activity: Activity,
     /// Its groups, the world first.
     pub groups: Vec<GroupFlight>,
-    /// What all ranks together came to; `None` before anything went wrong.
+    /// The verdict of all ranks together; `None` before anything went wrong.
     pub verdict: Option<Verdict>,
     /// Its last operations, oldest first.
     pub records: Vec<Record>,
-    /// When this was taken, in seconds on the clock of `records`; 0 where an older build has written it.
+    /// When this was taken, in seconds on the clock of `records`; 0 in files of builds that did not write it.
     #[serde(default)]
     pub clock: f64,
-    /// The last time that its process did not run, where that is known.
+    /// The last period in which its process did not run, where that is known.
     #[serde(default)]
     pub stall: Option<Stall>,
 }
 
-/// A time in which a process did not run.
+/// A period in which a process did not run.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Stall {
-    /// How long, in seconds.
+    /// Its length in seconds.
     pub seconds: f64,
-    /// How long it has been over, in seconds.
+    /// Seconds since its end.
     pub ago: f64,
 }
 
 impl Flight {
-    /// What the rank would say `seconds` later if nothing happened until then.
+    /// The flight `seconds` later if nothing happened until then.
     pub(crate) fn later(mut self, seconds: f64) -> Flight {
         self.clock += seconds;
         self.activity.seconds += seconds;
@@ -90,4 +126,20 @@ impl Flight {
         }
         self
     }
+}
+
+fn serialize_seconds<S: Serializer>(
+    time: &Option<Duration>,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    time.map(|time| time.as_secs_f64()).serialize(serializer)
+}
+
+/// The inverse of [`serialize_seconds`]; refuses values that no clock shows.
+fn deserialize_seconds<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<Duration>, D::Error> {
+    Option::<f64>::deserialize(deserializer)?
+        .map(|seconds| Duration::try_from_secs_f64(seconds).map_err(de::Error::custom))
+        .transpose()
 }

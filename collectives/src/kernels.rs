@@ -1,11 +1,10 @@
-//! Kernels that copy and add in the memory of one GPU, whatever CubeCL runs on, and how they are
-//! launched.
+//! Kernels that copy and add in the memory of one GPU, on any runtime of CubeCL.
 //!
-//! All of it joins the queue of the current [`StreamId`](cubecl_environment::stream::StreamId) and
-//! returns at once. Buffers are taken in pieces, because GPUs limit how much of one a kernel may see
-//! and because positions within a piece fit 32 bits.
+//! The functions queue their kernels on the current [`StreamId`](cubecl_environment::stream::StreamId) and
+//! return at once. They divide buffers into blocks, because GPUs limit how much of a buffer a kernel may
+//! bind, and because positions within a block fit 32 bits.
 
-// Kernels are launched without checks of their own bounds; each compares positions with lengths.
+// Kernels are launched without bounds checks; each kernel compares positions with lengths.
 #![allow(unsafe_code)]
 
 use std::ops::Range;
@@ -16,19 +15,19 @@ use cubecl::server::Handle;
 /// Bytes of a word. Copies move words, since not all GPUs can address bytes.
 pub(crate) const WORD: usize = size_of::<u32>();
 
-/// Bytes that one kernel sees of a buffer, and some more for alignment: WebGPU promises 128 MiB.
-const PIECE: usize = 64 << 20;
+/// Bytes of a block. A kernel binds these and a few more for alignment; WebGPU promises 128 MiB.
+const BLOCK: usize = 64 << 20;
 
-/// Start of what a kernel sees of a buffer: what every GPU accepts.
+/// Alignment of the start of what a kernel binds, which every GPU accepts.
 const ALIGNMENT: usize = 256;
 
-/// Units of a cube.
+/// Threads of a block of threads (CubeCL: units of a cube).
 const UNITS: u32 = 256;
 
 /// Copies `bytes` of `from` to byte `at` of `to`. Bytes around them stay as they are.
 pub(crate) fn copy(client: &Client, from: &Handle, bytes: Range<usize>, to: &Handle, at: usize) {
-    for start in bytes.clone().step_by(PIECE) {
-        let length = (bytes.end - start).min(PIECE);
+    for start in bytes.clone().step_by(BLOCK) {
+        let length = (bytes.end - start).min(BLOCK);
         let target = at + (start - bytes.start);
         let (from, from_start) = window(from, start..start + length);
         let (to, to_start) = window(to, target..target + length);
@@ -52,8 +51,8 @@ pub(crate) fn copy(client: &Client, from: &Handle, bytes: Range<usize>, to: &Han
     }
 }
 
-/// Sets `output`, which holds `len` elements of `F`, to the sum of that many elements of each of
-/// `inputs`, from element `start` on. Adds in the order of `inputs` and in type `A`, and rounds once.
+/// Sums `len` elements of each of `inputs`, from element `start` on, into `output`, which holds `len`
+/// elements of `F`. Adds in the order of `inputs` and in type `A`, and rounds once.
 pub(crate) fn sum<A: Float + CubeElement, F: Float + CubeElement>(
     client: &Client,
     inputs: &[&Handle],
@@ -62,9 +61,9 @@ pub(crate) fn sum<A: Float + CubeElement, F: Float + CubeElement>(
     len: usize,
 ) {
     let (size, wide) = (size_of::<F>(), size_of::<A>());
-    let piece = PIECE / wide.max(size);
-    for first in (0..len).step_by(piece) {
-        let count = (len - first).min(piece);
+    let block = BLOCK / wide.max(size);
+    for first in (0..len).step_by(block) {
+        let count = (len - first).min(block);
         let (target, _) = window(output, first * size..(first + count) * size);
         // The output itself holds the running sum if it is wide enough.
         let total = if wide == size { target.clone() } else { client.empty(count * wide) };
@@ -102,7 +101,7 @@ pub(crate) fn sum<A: Float + CubeElement, F: Float + CubeElement>(
     }
 }
 
-/// A part of a buffer that holds `bytes`, and where in the part they start.
+/// An aligned part of a buffer that holds `bytes`, and the offset at which they start in it.
 fn window(handle: &Handle, bytes: Range<usize>) -> (Handle, usize) {
     let used = handle.size_in_used() as usize;
     let start = bytes.start / ALIGNMENT * ALIGNMENT;
@@ -111,7 +110,7 @@ fn window(handle: &Handle, bytes: Range<usize>) -> (Handle, usize) {
     (part, bytes.start - start)
 }
 
-/// All elements of `size` bytes that `handle` has room for.
+/// Binds all elements of `size` bytes that `handle` has room for.
 fn argument(handle: Handle, size: usize) -> BufferArg {
     let count = (handle.size_in_used() as usize).div_ceil(size);
     // SAFETY: the memory is allocated in whole words, so the last element is there.
@@ -123,7 +122,7 @@ fn grid(client: &Client, elements: usize) -> (CubeCount, CubeDim) {
     (cubecl::calculate_cube_count_elemwise(client, elements, units), units)
 }
 
-/// Each unit fills one word of `to`. Positions are in bytes; `whole` if all of them are words.
+/// Each unit fills one word of `to`. Positions are in bytes; `whole` says that all of them are whole words.
 #[cube(launch_unchecked)]
 fn copy_bytes(
     from: &[u32],
@@ -144,8 +143,8 @@ fn copy_bytes(
         let low = begin.max(to_start);
         let high = end.min(to_start + length);
         if low < high {
-            // Where the word's first byte comes from, plus one word, since it may lie before the
-            // start.
+            // The position that the word's first byte comes from, plus one word, because that position
+            // may lie before the start.
             let source = from_start + end - to_start;
             let (index, shift) = (source / 4, 8 * (source % 4));
             let mut value = 0u32;
@@ -162,8 +161,8 @@ fn copy_bytes(
     }
 }
 
-/// Adds `addend`, from `start` on, to `sum`; the first one is put there instead, so that a sum of
-/// negative zeros keeps its sign.
+/// Adds `addend`, from `start` on, to `sum`. The first addend overwrites `sum`, so that a sum of negative
+/// zeros keeps its sign.
 #[cube(launch_unchecked)]
 fn add<A: Float, F: Float>(
     addend: &[F],

@@ -1,4 +1,4 @@
-//! What a collective is for.
+//! Labels that say what a collective is for.
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::fmt;
@@ -38,34 +38,40 @@ impl fmt::Display for Phase {
     }
 }
 
-/// Names the purpose of a collective in every record, error and log line.
+/// Says what a collective is for, in every record, error and log line.
 ///
-/// The unit takes part in matching: ranks that pass different units to the same operation
-/// have diverged, and get [`CommError::Mismatch`](crate::CommError::Mismatch).
+/// Ranks compare the scope: ranks that pass different scopes to the same operation have diverged, and get
+/// [`CommError::Mismatch`](crate::CommError::Mismatch).
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Label {
-    /// Piece of the model or program the data belongs to, such as `"block 3"`.
-    #[serde(serialize_with = "serialize_str", deserialize_with = "deserialize_str")]
-    pub unit: Arc<str>,
+    /// The part of the model or program that the data belongs to, such as `"block 3"`.
+    ///
+    /// Files of flight recorders call it `unit`.
+    #[serde(
+        rename = "unit",
+        serialize_with = "serialize_str",
+        deserialize_with = "deserialize_str"
+    )]
+    pub scope: Arc<str>,
     /// Part of the training step.
     pub phase: Phase,
 }
 
 impl Label {
     /// Makes a label.
-    pub fn new(unit: impl Into<Arc<str>>, phase: Phase) -> Label {
-        Label { unit: unit.into(), phase }
+    pub fn new(scope: impl Into<Arc<str>>, phase: Phase) -> Label {
+        Label { scope: scope.into(), phase }
     }
 }
 
 impl fmt::Display for Label {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "\"{}\" ({})", self.unit, self.phase)
+        write!(f, "\"{}\" ({})", self.scope, self.phase)
     }
 }
 
-/// Serializes shared text as a plain string; serde does so itself only with a feature that
-/// this crate does not need otherwise.
+/// Serializes shared text as a plain string. Serde can do so itself, but only with a feature that this crate
+/// does not need otherwise.
 pub(crate) fn serialize_str<S: Serializer>(
     text: &Arc<str>,
     serializer: S,
@@ -73,7 +79,7 @@ pub(crate) fn serialize_str<S: Serializer>(
     serializer.serialize_str(text)
 }
 
-/// The way back of [`serialize_str`].
+/// The inverse of [`serialize_str`].
 pub(crate) fn deserialize_str<'de, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<Arc<str>, D::Error> {

@@ -1,19 +1,20 @@
 //! How the ranks of a training run talk to each other.
 //!
-//! Fully sharded data parallelism needs four collectives: all-gather (collect the shards of
-//! a parameter before use), reduce-scatter (sum gradients and keep the own shard), all-reduce
-//! (losses, gradient norms, replicated groups) and broadcast (initial weights). This crate
-//! defines them as the trait [`Communicator`] and provides its backends:
+//! Fully sharded data parallelism needs four collectives: all-gather (collects the shards of a parameter
+//! before use), reduce-scatter (sums gradients and leaves each rank its shard of the sum), all-reduce
+//! (losses, gradient norms, replicated groups) and broadcast (initial weights). This crate defines them as
+//! the trait [`Communicator`] and provides these backends:
 //!
 //! * [`LocalCommunicator`]: every rank is a thread of this process. Transfers run on worker
 //!   threads and overlap with the caller's compute.
 //! * [`tcp::TcpCommunicator`]: every rank is a process, on one machine or many. Connections are
-//!   authenticated, and what follows can be sealed ([`tcp::Seal`]); ranks on one machine read each other's
-//!   memory where the system allows it.
+//!   authenticated, and traffic can be sealed ([`tcp::Seal`]). Ranks on one machine read each other's memory
+//!   where the system allows it.
 //! * `mpi::MpiCommunicator` (feature `mpi`): every rank is a process that `mpirun` has started.
-//! * `nccl::attach` (feature `cuda`) adds NCCL to a group of the above, for buffers on GPUs.
-//! * [`FakeCommunicator`]: one rank of a world of any size that exists on paper only. It
-//!   records what would be sent, for planning and for tests.
+//! * `nccl::attach` (feature `cuda`) adds NCCL to a group of threads or of TCP processes, for buffers on
+//!   GPUs.
+//! * [`FakeCommunicator`]: one rank of a world of any size whose other ranks do not exist. It records what
+//!   would be sent, for planning and for tests.
 //!
 //! ```
 //! use kiln_collectives::{Buffer, Communicator, Label, LocalGroup, Phase};
@@ -36,9 +37,9 @@
 //!
 //! # What every backend promises
 //!
-//! * **Order.** Operations of one group run in the order they were issued; the n-th call of
-//!   one rank meets the n-th call of every other rank. Different groups are independent.
-//! * **Agreement.** Operation, dtype, count, root and the label's unit are compared over all
+//! * **Order.** Operations of one group run in the order they were issued; the n-th call of one rank belongs
+//!   to the same operation as the n-th call of every other rank. Different groups are independent.
+//! * **Agreement.** Operation, dtype, count, root and the label's scope are compared over all
 //!   ranks. A difference is [`CommError::Mismatch`] on every rank, not a hang.
 //! * **Bits.** Sums run in ascending rank order, whatever the timing. An all-reduce gives the
 //!   same bits as a reduce-scatter followed by an all-gather. `f16` and `bf16` are summed in
@@ -48,19 +49,23 @@
 //! * **Failure.** After a mismatch, a timeout or the loss of a rank the group is failed: every
 //!   pending and later operation returns the same cause. An operation that all ranks had
 //!   already entered still completes on all of them (between processes: as long as data arrives).
-//!   Other groups go on; call [`Communicator::abort`] to end all groups of the world. A timeout
-//!   comes with a [`Verdict`]: the flight recorders of all ranks, compared.
+//!   Other groups go on; call [`Communicator::abort`] to end all groups of the world. A timeout comes with a
+//!   [`Verdict`], which results from comparing the flight recorders of all ranks.
+//!
+//! NCCL keeps these promises with the exceptions that the module `nccl` lists.
 
 // Launching a kernel is unsafe, and so is calling the driver.
 #![cfg_attr(not(feature = "cube"), forbid(unsafe_code))]
 #![deny(unsafe_code)]
 #![warn(missing_docs)]
 
+mod backend;
 mod buffer;
 mod call;
 mod communicator;
 #[cfg(feature = "cube")]
 mod device;
+mod diagnosis;
 mod dtype;
 mod error;
 mod fake;
@@ -69,12 +74,14 @@ mod flight;
 mod kernels;
 mod label;
 mod local;
-mod member;
 #[cfg(feature = "mpi")]
 pub mod mpi;
 #[cfg(feature = "cuda")]
 pub mod nccl;
+#[cfg(feature = "cuda")]
+pub mod nvidia;
 mod operation;
+mod process_group;
 mod recorder;
 mod reduce;
 mod sync;
@@ -84,19 +91,20 @@ mod transport;
 mod verdict;
 mod work;
 
+pub use backend::WorkerStart;
 pub use buffer::{Buffer, BufferError, Location, allocates_for_all};
 pub use call::{Argument, ArgumentError, Call};
 pub use communicator::Communicator;
 #[cfg(feature = "cube")]
 pub use device::DeviceMemory;
+pub use diagnosis::Witness;
 pub use dtype::{DType, Element};
 pub use error::CommError;
 pub use fake::FakeCommunicator;
-pub use flight::{Activity, Flight, GroupFlight, Pending, Stall};
+pub use flight::{Activity, Flight, GroupFlight, Pending, Record, Stall};
 pub use label::{Label, Phase};
 pub use local::{LocalCommunicator, LocalGroup, LocalOptions};
-pub use member::WorkerStart;
 pub use operation::Operation;
-pub use recorder::{DEFAULT_CAPACITY, Record, Recorder, Total};
-pub use verdict::{Finding, Verdict, Witness};
+pub use recorder::{DEFAULT_CAPACITY, Recorder, Total};
+pub use verdict::{Finding, Verdict};
 pub use work::Work;

@@ -4,63 +4,31 @@
 //! `finished` time is the operation the rank was stuck in.
 
 use crate::call::Call;
-use crate::dtype::DType;
-use crate::flight::{Activity, GroupFlight, Pending};
-use crate::label::{Label, Phase, deserialize_str, serialize_str};
+use crate::flight::{Activity, GroupFlight, Pending, Record};
+use crate::label::{Phase, serialize_str};
 use crate::operation::Operation;
 use crate::sync::lock;
-use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+use serde::Serialize;
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// Number of records kept unless asked otherwise.
+/// Number of records that a recorder keeps by default.
 pub const DEFAULT_CAPACITY: usize = 4096;
 
-/// How often [`Recorder::write_now`] tries to get at the log, which is held for well below a microsecond.
+/// How often [`Recorder::write_now`] tries to lock the log. Other threads hold the lock for well below a
+/// microsecond.
 const LOCK_ATTEMPTS: usize = 10_000;
 
-/// One operation as one rank saw it. Times count from the creation of the recorder and
-/// serialize as seconds.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Record {
-    /// Number of the operation in its group, from 0; the same on every rank.
-    pub sequence: u64,
-    /// Name of the group.
-    #[serde(serialize_with = "serialize_str", deserialize_with = "deserialize_str")]
-    pub group: Arc<str>,
-    /// Kind of operation.
-    pub operation: Operation,
-    /// What it was for.
-    pub label: Label,
-    /// Element type.
-    pub dtype: DType,
-    /// Elements of the full tensor: output of all-gather, input of reduce-scatter, the buffer
-    /// otherwise.
-    pub count: usize,
-    /// Bytes this rank would send on a ring; see [`Operation::ring_bytes`]. 0 for a call with
-    /// invalid arguments.
-    pub bytes_sent: u64,
-    /// When the caller issued it.
-    #[serde(serialize_with = "serialize_seconds", deserialize_with = "deserialize_seconds")]
-    pub enqueued: Option<Duration>,
-    /// When it reached the head of its group's queue.
-    #[serde(serialize_with = "serialize_seconds", deserialize_with = "deserialize_seconds")]
-    pub started: Option<Duration>,
-    /// When it completed. Stays empty if it failed.
-    #[serde(serialize_with = "serialize_seconds", deserialize_with = "deserialize_seconds")]
-    pub finished: Option<Duration>,
-}
-
-/// Sum over all operations of one kind, purpose and group.
+/// Number and bytes of all operations of one kind with one label on one group.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Total {
     /// Kind of operation.
     pub operation: Operation,
-    /// Unit of the label.
-    #[serde(serialize_with = "serialize_str")]
-    pub unit: Arc<str>,
+    /// Scope of the label.
+    #[serde(rename = "unit", serialize_with = "serialize_str")]
+    pub scope: Arc<str>,
     /// Phase of the label.
     pub phase: Phase,
     /// Name of the group.
@@ -72,7 +40,7 @@ pub struct Total {
     pub bytes_sent: u64,
 }
 
-/// Records of one rank, over all its groups. Cheap: one short lock per event.
+/// The flight recorder of one rank, over all its groups. An event costs one short lock.
 ///
 /// An operation counts from the moment it is issued, so counts do not depend on timing.
 #[derive(Debug)]
@@ -88,11 +56,11 @@ type TotalKey = (Operation, Arc<str>, Phase, Arc<str>);
 struct Log {
     /// The newest records, oldest first.
     records: VecDeque<Record>,
-    /// Id of the next record; ids count all records ever made.
+    /// Index of the next record, counted over all records ever made.
     next: u64,
-    /// Calls and bytes.
+    /// Number of calls, and bytes sent.
     totals: BTreeMap<TotalKey, (u64, u64)>,
-    /// Groups this rank has been a member of.
+    /// Groups that this rank has joined.
     groups: Vec<GroupLog>,
     /// What the rank is doing besides communicating, and since when.
     activity: Option<(&'static str, Duration)>,
@@ -103,16 +71,17 @@ struct Log {
 struct GroupLog {
     name: Arc<str>,
     world_ranks: Vec<usize>,
+    /// Number of operations issued.
     issued: u64,
-    /// Issued and not finished, with the time of issue.
+    /// Operations issued and not finished, with the time of issue.
     pending: BTreeMap<u64, (Call, Duration)>,
 }
 
-/// Names a group of one recorder.
+/// Index of a group in its recorder.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct GroupId(usize);
 
-/// Names one record for later updates, also after it has been dropped from the ring.
+/// Identifies a record for later updates. Stays valid after the record has been dropped.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RecordId {
     index: u64,
@@ -131,14 +100,14 @@ impl Recorder {
         lock(&self.log).records.iter().cloned().collect()
     }
 
-    /// Totals since creation or the last reset, sorted by operation, unit, phase and group.
+    /// Totals since creation or the last reset, sorted by operation, scope, phase and group.
     pub fn totals(&self) -> Vec<Total> {
         lock(&self.log)
             .totals
             .iter()
-            .map(|((operation, unit, phase, group), (calls, bytes_sent))| Total {
+            .map(|((operation, scope, phase, group), (calls, bytes_sent))| Total {
                 operation: *operation,
-                unit: Arc::clone(unit),
+                scope: Arc::clone(scope),
                 phase: *phase,
                 group: Arc::clone(group),
                 calls: *calls,
@@ -167,14 +136,14 @@ impl Recorder {
             .sum()
     }
 
-    /// Says what the rank does from now on besides communicating, such as `"data loading"`. When
-    /// other ranks wait for this one, they say so.
+    /// Notes what the rank does from now on besides communicating, such as `"data loading"`. Verdicts name
+    /// this activity when other ranks wait for this one.
     pub fn set_activity(&self, name: &'static str) {
         let now = self.created.elapsed();
         lock(&self.log).activity = Some((name, now));
     }
 
-    /// What the rank has been doing since the last [`Recorder::set_activity`].
+    /// The activity that the last [`Recorder::set_activity`] named.
     pub fn activity(&self) -> Activity {
         let now = self.created.elapsed();
         let (name, since) = lock(&self.log).activity.unwrap_or(("start", Duration::ZERO));
@@ -186,9 +155,9 @@ impl Recorder {
         self.created.elapsed().as_secs_f64()
     }
 
-    /// Writes what the rank is doing and what it has called last, such as `, in backward after
-    /// all_gather(layers.0)`. For handlers of signals: it waits for no lock and allocates nothing, and
-    /// writes nothing while the log is being changed.
+    /// Writes the rank's activity and its last operation, such as `, in backward after
+    /// all_gather(layers.0)`. For signal handlers: it blocks on no lock and allocates nothing. It writes
+    /// nothing if another thread is changing the log.
     pub fn write_now(&self, out: &mut dyn fmt::Write) -> fmt::Result {
         let attempt = || {
             std::hint::spin_loop();
@@ -199,7 +168,7 @@ impl Recorder {
             write!(out, ", in {activity}")?;
         }
         match log.records.back() {
-            Some(last) => write!(out, " after {}({})", last.operation, last.label.unit),
+            Some(last) => write!(out, " after {}({})", last.operation, last.label.scope),
             None => Ok(()),
         }
     }
@@ -227,7 +196,7 @@ impl Recorder {
             .collect()
     }
 
-    /// Adds a group this rank has joined; `world_ranks` are its members.
+    /// Adds a group that this rank has joined; `world_ranks` are the world ranks of its members.
     pub(crate) fn join(&self, name: &Arc<str>, world_ranks: &[usize]) -> GroupId {
         let mut log = lock(&self.log);
         log.groups.push(GroupLog {
@@ -250,10 +219,10 @@ impl Recorder {
         let now = self.created.elapsed();
         let mut log = lock(&self.log);
         // Ids come from `join` of the same recorder, and groups are never removed.
-        let member = &mut log.groups[group.0];
-        member.issued = sequence + 1;
-        member.pending.insert(sequence, (call.clone(), now));
-        let (name, world_size) = (Arc::clone(&member.name), member.world_ranks.len());
+        let known = &mut log.groups[group.0];
+        known.issued = sequence + 1;
+        known.pending.insert(sequence, (call.clone(), now));
+        let (name, world_size) = (Arc::clone(&known.name), known.world_ranks.len());
         let bytes_sent = match call.problem {
             Some(_) => 0,
             None => {
@@ -261,7 +230,7 @@ impl Recorder {
             }
         };
         let key =
-            (call.operation, Arc::clone(&call.label.unit), call.label.phase, Arc::clone(&name));
+            (call.operation, Arc::clone(&call.label.scope), call.label.phase, Arc::clone(&name));
         let (calls, bytes) = log.totals.entry(key).or_default();
         *calls += 1;
         *bytes += bytes_sent;
@@ -315,25 +284,10 @@ impl Default for Recorder {
     }
 }
 
-fn serialize_seconds<S: Serializer>(
-    time: &Option<Duration>,
-    serializer: S,
-) -> Result<S::Ok, S::Error> {
-    time.map(|time| time.as_secs_f64()).serialize(serializer)
-}
-
-/// The way back of [`serialize_seconds`]; refuses what no clock shows.
-fn deserialize_seconds<'de, D: Deserializer<'de>>(
-    deserializer: D,
-) -> Result<Option<Duration>, D::Error> {
-    Option::<f64>::deserialize(deserializer)?
-        .map(|seconds| Duration::try_from_secs_f64(seconds).map_err(de::Error::custom))
-        .transpose()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::label::Label;
 
     fn issue(recorder: &Recorder, group: GroupId, sequence: u64) -> RecordId {
         let call = Call::barrier(Label::new("step", Phase::Other));

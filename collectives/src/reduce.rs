@@ -1,9 +1,9 @@
 //! Sums of buffers in ascending rank order.
 //!
-//! Each output element is `((x0 + x1) + x2) + ...` over the ranks, so the result depends
-//! neither on timing nor on how the tensor is cut into chunks. The loops run over blocks
-//! small enough that the running sum stays in the first-level cache while the inputs stream
-//! past, and are plain enough for the compiler to vectorise.
+//! Each output element is `((x0 + x1) + x2) + ...` over the ranks, so the result depends neither on timing
+//! nor on how the tensor is divided into chunks. The loops run over blocks so small that the running sum
+//! stays in the first-level cache while the inputs stream past. They are simple enough for the compiler to
+//! vectorise.
 
 use crate::buffer::Buffer;
 use crate::call::ArgumentError;
@@ -41,7 +41,7 @@ pub(crate) fn sum_into(
     sum_bytes(dtype, output.as_bytes_mut(), &inputs).map_err(|NoSum| ArgumentError::NoSum { dtype })
 }
 
-/// Bytes have no sum: they cannot be read as any type that has one.
+/// The elements are raw bytes, which cannot be summed.
 #[derive(Debug)]
 pub(crate) struct NoSum;
 
@@ -58,8 +58,8 @@ pub(crate) fn sum_bytes(dtype: DType, output: &mut [u8], inputs: &[&[u8]]) -> Re
     Ok(())
 }
 
-/// The part of `len` elements that `rank` reduces: equal parts, the first ones longer by one
-/// if `len` is not divisible.
+/// The chunk of `len` elements that `rank` reduces. Chunks are equal, except that the first ones have one
+/// element more if `len` is not divisible.
 pub(crate) fn chunk_range(len: usize, world_size: usize, rank: usize) -> Range<usize> {
     let (size, longer) = (len / world_size, len % world_size);
     let start = |rank: usize| rank * size + rank.min(longer);

@@ -1,7 +1,7 @@
 //! Locking that survives a panic of another thread.
 //!
-//! Every critical section of this crate leaves its data consistent at each step, so the guard
-//! of a poisoned mutex can be used; the panic itself is reported where it happened.
+//! Every critical section of this crate leaves its data consistent at each step, so the guard of a poisoned
+//! mutex can be used. The panic itself is reported where it happened.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};

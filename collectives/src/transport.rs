@@ -1,75 +1,53 @@
-//! What moves buffers on GPUs for a group whose workers move the memory of the host.
+//! The interface of what moves buffers on GPUs for a group whose backend moves the memory of the host.
 //!
-//! The group remains in charge: it numbers and records the calls, and when something goes wrong it finds
-//! the cause together with the other ranks. The transport queues the work on the GPU.
+//! The group stays in charge: it numbers and records the calls, and after a failure it finds the cause
+//! together with the other ranks. The transport queues the work on the GPU.
 
+use crate::backend::{Backend, Payload};
 use crate::buffer::Buffer;
 use crate::call::{ArgumentError, CallSite};
 use crate::communicator::Communicator;
 use crate::error::CommError;
-use crate::member::{End, Payload};
 use crate::recorder::{RecordId, Recorder};
 use crate::work::Work;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The buffers of an operation, all on a GPU.
-pub(crate) enum Movement {
-    AllGather { input: Arc<Buffer>, output: Buffer },
-    ReduceScatter { input: Arc<Buffer>, output: Buffer },
-    AllReduce { buffer: Buffer },
-    Broadcast { buffer: Buffer, root: usize },
-}
-
-impl Movement {
-    /// The buffers of `payload`; `None` if it has none.
-    pub(crate) fn of<E>(payload: Payload<E>) -> Option<Movement> {
-        match payload {
-            Payload::AllGather { input, output } => Some(Movement::AllGather { input, output }),
-            Payload::ReduceScatter { input, output } => {
-                Some(Movement::ReduceScatter { input, output })
-            }
-            Payload::AllReduce { buffer } => Some(Movement::AllReduce { buffer }),
-            Payload::Broadcast { buffer, root } => Some(Movement::Broadcast { buffer, root }),
-            Payload::Barrier | Payload::Split { .. } | Payload::Nothing => None,
-        }
-    }
-}
-
-/// A rank's end of a transport between the GPUs of a group.
+/// What moves buffers between the GPUs of a group, on one rank.
 pub(crate) trait Transport: Send + Sync {
-    /// Name of the backend that the group becomes by it.
+    /// Name of the backend that the group gets from it.
     fn name(&self) -> &'static str;
 
-    /// What is wrong with `output`, which is on a GPU; the input is on the same.
+    /// What is wrong with `output`, which is on a GPU; the input is on the same GPU.
     fn refuse(&self, output: &Buffer) -> Option<ArgumentError>;
 
-    /// Queues an operation and returns at once. Operations run in the order of the calls.
-    fn enqueue(&self, site: CallSite, record: RecordId, movement: Movement) -> Work;
+    /// Queues an operation, whose buffers are on one GPU, and returns at once. Operations run in the order of
+    /// the calls.
+    fn enqueue(&self, site: CallSite, record: RecordId, payload: Payload) -> Work;
 
-    /// Divides the transport like the group. Every rank of the group calls it, those without a place
-    /// too.
+    /// Splits the transport like the group, and returns that of this rank's new group. Every rank of the
+    /// group calls it, also a rank without a new group.
     fn split(
         &self,
         site: &CallSite,
-        place: Option<NewPlace<'_>>,
+        new_group: Option<SplitGroup<'_>>,
         timeout: Duration,
     ) -> Result<Option<Arc<dyn Transport>>, CommError>;
 
-    /// Gives up what is under way, if anything, and lets go of the GPU.
+    /// Ends operations under way and releases the GPU.
     fn close(&self);
 }
 
-/// A rank's place in a group that has just been split off.
-pub(crate) struct NewPlace<'a> {
-    pub(crate) group: Arc<dyn Guardian>,
-    pub(crate) control: &'a dyn Communicator,
-    /// World rank of the group's first rank: no other group of the split has it.
-    pub(crate) first: usize,
+/// A rank's new group of a split that is under way.
+pub(crate) struct SplitGroup<'a> {
+    pub(crate) control: Arc<dyn ControlGroup>,
+    pub(crate) communicator: &'a dyn Communicator,
+    /// World rank of the group's first rank: no other new group of the split has it.
+    pub(crate) first_world_rank: usize,
 }
 
-/// What a transport needs of the group it serves.
-pub(crate) trait Guardian: Send + Sync {
+/// The group in charge of a transport: it knows of failures and tells the other ranks of them.
+pub(crate) trait ControlGroup: Send + Sync {
     /// Why the group has failed, if it has.
     fn cause(&self, site: &CallSite) -> Option<CommError>;
 
@@ -79,29 +57,29 @@ pub(crate) trait Guardian: Send + Sync {
     /// Fails all groups of the world.
     fn abort(&self, reason: &str);
 
-    /// Does so on behalf of a call; returns the cause.
+    /// Fails all groups of the world on behalf of a call; returns the cause.
     fn give_up(&self, site: &CallSite, reason: &str) -> CommError;
 
-    /// The rank's records.
+    /// The rank's flight recorder.
     fn recorder(&self) -> &Recorder;
 }
 
-impl<E: End> Guardian for E {
+impl<B: Backend> ControlGroup for B {
     fn cause(&self, site: &CallSite) -> Option<CommError> {
-        End::cause(self, site)
+        Backend::cause(self, site)
     }
 
     fn time_out(&self, site: &CallSite, waited: Duration) -> CommError {
-        End::time_out(self, site, waited)
+        Backend::time_out(self, site, waited)
     }
 
     fn abort(&self, reason: &str) {
-        End::abort(self, reason);
+        Backend::abort(self, reason);
     }
 
     fn give_up(&self, site: &CallSite, reason: &str) -> CommError {
-        End::abort(self, reason);
-        End::give_up(self, site, reason)
+        Backend::abort(self, reason);
+        Backend::give_up(self, site, reason)
     }
 
     fn recorder(&self) -> &Recorder {

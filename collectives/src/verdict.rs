@@ -1,16 +1,7 @@
-//! Why a run does not go on: the flight recorders of all ranks, compared.
+//! The verdict on a failure: which ranks to look at first, and why.
 
-mod stuck;
-mod witness;
-
-use crate::call::Call;
-use crate::error::{list_calls, list_ranks};
-use crate::flight::Flight;
 use serde::{Deserialize, Serialize};
 use std::fmt;
-use stuck::{Stuck, find_stuck, follow};
-pub use witness::Witness;
-use witness::flight;
 
 /// Kind of failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -20,24 +11,24 @@ pub enum Finding {
     Died,
     /// A rank exists but does not answer.
     Silent,
-    /// Ranks called different things at one place in the order.
+    /// Ranks issued different operations under one number.
     Mismatch,
     /// A rank never entered an operation that others wait in.
     Missing,
-    /// A rank entered an operation so late that others had waited for it in vain.
+    /// A rank entered an operation so late that the wait of others had timed out.
     Late,
     /// The process of a rank did not run while others waited for it, or all of them.
     Stopped,
-    /// All are in the operation, but the transfer does not finish.
+    /// All ranks are in the operation, but the transfer does not finish.
     Transfer,
-    /// Nothing is pending.
+    /// No operation is pending.
     Nothing,
 }
 
-/// Who holds the others up, and where.
+/// Which ranks the others wait for, and in which operation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Verdict {
-    /// What happened.
+    /// Kind of failure.
     pub finding: Finding,
     /// World ranks to look at first.
     pub culprits: Vec<usize>,
@@ -50,247 +41,3 @@ impl fmt::Display for Verdict {
         f.write_str(&self.text)
     }
 }
-
-impl Verdict {
-    /// Compares what is known of the ranks; witness `i` is world rank `i`.
-    ///
-    /// Ranks that are gone go first, then those that do not answer, then differing calls, then
-    /// missing ones. A missing rank may itself wait in another group: the chain is followed to
-    /// its end.
-    pub fn of(witnesses: &[Witness]) -> Verdict {
-        Verdict::about_stuck(witnesses, find_stuck(witnesses), false)
-    }
-
-    /// As [`Verdict::of`], when a rank has just waited in vain for operation `sequence` of the group
-    /// `group` of world ranks `ranks`. The verdict is about that operation and what holds it up, also if all
-    /// ranks have come to it in the meantime, or have even finished it and gone on.
-    pub fn of_wait(witnesses: &[Witness], group: &str, ranks: &[usize], sequence: u64) -> Verdict {
-        let at = Stuck { group: (group, ranks), sequence };
-        let stuck = match at.missing(witnesses).is_empty() {
-            true => at,
-            false => follow(witnesses, at),
-        };
-        Verdict::about_stuck(witnesses, Some(stuck), true)
-    }
-
-    /// A verdict when `stuck` is what ranks wait in. What the witnesses say is of the same moment if they
-    /// were `asked` for it.
-    fn about_stuck(witnesses: &[Witness], stuck: Option<Stuck<'_>>, asked: bool) -> Verdict {
-        let at = stuck.map_or_else(String::new, |stuck| {
-            let waiting = stuck.waiting(witnesses);
-            let wait = match waiting.len() {
-                0 => return String::new(),
-                1 => "waits",
-                _ => "wait",
-            };
-            format!("; {} {wait} in {}", list_ranks(&waiting), stuck.name(witnesses))
-        });
-        let gone = collect(witnesses, |witness| match witness {
-            Witness::Gone { reason } => Some([reason.clone(), reason.clone()]),
-            _ => None,
-        });
-        if !gone.is_empty() {
-            return Verdict::about(Finding::Died, gone, &at);
-        }
-        let silent = collect(witnesses, |witness| match witness {
-            Witness::Silent { seconds } => {
-                let seconds = whole(*seconds);
-                Some([
-                    format!(
-                        "has not answered for {seconds} s: its process is stopped or its machine \
-                         cannot be reached"
-                    ),
-                    format!(
-                        "have not answered for {seconds} s: their processes are stopped or their \
-                         machines cannot be reached"
-                    ),
-                ])
-            }
-            _ => None,
-        });
-        if !silent.is_empty() {
-            return Verdict::about(Finding::Silent, silent, &at);
-        }
-        match stuck {
-            Some(stuck) => stuck.explain(witnesses, asked),
-            None => Verdict {
-                finding: Finding::Nothing,
-                culprits: Vec::new(),
-                text: "no rank waits for another".into(),
-            },
-        }
-    }
-
-    /// Reads the verdict off flights as found in a folder. The verdict that the ranks came to
-    /// while they could still ask each other goes first.
-    pub fn of_flights(flights: &[Flight]) -> Verdict {
-        if let Some(verdict) = flights.iter().find_map(|flight| flight.verdict.clone()) {
-            return verdict;
-        }
-        let world_size = flights.iter().map(|flight| flight.world_size).max().unwrap_or(0);
-        // A file may claim anything; more ranks than this are not worth listing.
-        let witnesses: Vec<Witness> = (0..world_size.min(1 << 16))
-            .map(|rank| match flights.iter().find(|flight| flight.rank == rank) {
-                Some(flight) => Witness::Answered(Box::new(flight.clone())),
-                None => Witness::Gone { reason: "left no record: died or was stopped".into() },
-            })
-            .collect();
-        Verdict::of(&witnesses)
-    }
-
-    /// A verdict on ranks for reasons that are theirs alone, said of one or of several.
-    fn about(finding: Finding, ranks: Vec<(usize, [String; 2])>, at: &str) -> Verdict {
-        let mut groups: Vec<(&[String; 2], Vec<usize>)> = Vec::new();
-        for (rank, reason) in &ranks {
-            match groups.iter_mut().find(|(known, _)| *known == reason) {
-                Some((_, members)) => members.push(*rank),
-                None => groups.push((reason, vec![*rank])),
-            }
-        }
-        let part = |([one, several], members): &(&[String; 2], Vec<usize>)| {
-            let reason = if members.len() == 1 { one } else { several };
-            format!("{} {reason}", list_ranks(members))
-        };
-        let parts: Vec<String> = groups.iter().map(part).collect();
-        Verdict {
-            finding,
-            text: format!("{}{at}", parts.join("; ")),
-            culprits: ranks.iter().map(|(rank, _)| *rank).collect(),
-        }
-    }
-}
-
-impl Stuck<'_> {
-    fn explain(&self, witnesses: &[Witness], asked: bool) -> Verdict {
-        let calls = self.calls(witnesses);
-        let known: Vec<&Call> = calls.iter().flatten().copied().collect();
-        let differ = known.iter().any(|call| !call.agrees_with(known[0]));
-        let invalid = known.iter().any(|call| call.problem.is_some());
-        if differ || invalid {
-            return self.explain_mismatch(&calls);
-        }
-        if asked && let Some((stalled, seconds)) = self.stalled(witnesses) {
-            return self.explain_stalled(witnesses, stalled, seconds);
-        }
-        let waiting = self.waiting(witnesses);
-        let missing = self.missing(witnesses);
-        if missing.is_empty()
-            && asked
-            && let Some((late, seconds)) = self.late(witnesses)
-        {
-            return self.explain_late(witnesses, late, seconds);
-        }
-        if missing.is_empty() {
-            return Verdict {
-                finding: Finding::Transfer,
-                culprits: Vec::new(),
-                text: format!(
-                    "all ranks entered {}, but the transfer did not finish in time: look at the \
-                     network, or allow more time with comm.timeout_s",
-                    self.name(witnesses)
-                ),
-            };
-        }
-        let activities: Vec<String> = missing
-            .iter()
-            .filter_map(|rank| Some((rank, flight(witnesses, *rank)?)))
-            .map(|(rank, flight)| {
-                let subject =
-                    if missing.len() == 1 { "it".to_owned() } else { format!("rank {rank}") };
-                let activity = &flight.activity;
-                format!("{subject} is in {} since {} s", activity.name, whole(activity.seconds))
-            })
-            .collect();
-        let wait = if waiting.len() == 1 { "waits" } else { "wait" };
-        Verdict {
-            finding: Finding::Missing,
-            text: format!(
-                "{} never entered {}; {}; {} {wait}",
-                list_ranks(&missing),
-                self.name(witnesses),
-                activities.join(", "),
-                list_ranks(&waiting)
-            ),
-            culprits: missing,
-        }
-    }
-
-    fn explain_stalled(&self, witnesses: &[Witness], stalled: Vec<usize>, seconds: f64) -> Verdict {
-        let (processes, were) =
-            if stalled.len() == 1 { ("process", "it was") } else { ("processes", "they were") };
-        Verdict {
-            finding: Finding::Stopped,
-            text: format!(
-                "the {processes} of {} did not run for about {} s, in which {} was to be done: {were} stopped, as \
-                 by Ctrl-Z, SIGSTOP or a debugger, or frozen with the machine; the network is not to blame",
-                list_ranks(&stalled),
-                whole(seconds),
-                self.name(witnesses),
-            ),
-            culprits: stalled,
-        }
-    }
-
-    fn explain_late(&self, witnesses: &[Witness], late: Vec<usize>, seconds: f64) -> Verdict {
-        let others: Vec<usize> =
-            self.group.1.iter().filter(|rank| !late.contains(rank)).copied().collect();
-        let (up_to, them) = if late.len() == 1 { ("", "it") } else { ("up to ", "them") };
-        Verdict {
-            finding: Finding::Late,
-            text: format!(
-                "{} entered {} {up_to}{} s late; {} had waited for {them}: look at what {} did before, \
-                 or allow more time with comm.timeout_s",
-                list_ranks(&late),
-                self.name(witnesses),
-                whole(seconds),
-                list_ranks(&others),
-                if late.len() == 1 { "it" } else { "they" },
-            ),
-            culprits: late,
-        }
-    }
-
-    /// The culprits are the ranks that disagree with the majority, or all of them if there is
-    /// none.
-    fn explain_mismatch(&self, calls: &[Option<&Call>]) -> Verdict {
-        let members = || self.group.1.iter().copied().zip(calls);
-        let known: Vec<(usize, &Call)> =
-            members().filter_map(|(rank, call)| Some((rank, (*call)?))).collect();
-        let agreeing =
-            |call: &Call| known.iter().filter(|(_, other)| call.agrees_with(other)).count();
-        let most = known.iter().map(|(_, call)| agreeing(call)).max().unwrap_or(0);
-        let is_majority = 2 * most > known.len();
-        let culprits = known
-            .iter()
-            .filter(|(_, call)| call.problem.is_some() || !is_majority || agreeing(call) < most)
-            .map(|(rank, _)| *rank)
-            .collect();
-        let owned: Vec<(usize, Call)> =
-            known.iter().map(|(rank, call)| (*rank, (*call).clone())).collect();
-        let group = match self.group.0 {
-            "world" => String::new(),
-            name => format!(" of group \"{name}\""),
-        };
-        Verdict {
-            finding: Finding::Mismatch,
-            culprits,
-            text: format!("#{}{group} differs between ranks: {}", self.sequence, list_calls(owned)),
-        }
-    }
-}
-
-fn collect(
-    witnesses: &[Witness],
-    reason: impl Fn(&Witness) -> Option<[String; 2]>,
-) -> Vec<(usize, [String; 2])> {
-    let ranks = witnesses.iter().enumerate();
-    ranks.filter_map(|(rank, witness)| Some((rank, reason(witness)?))).collect()
-}
-
-/// Whole seconds, so that sentences do not differ by noise.
-fn whole(seconds: f64) -> u64 {
-    seconds.max(0.0).round() as u64
-}
-
-#[cfg(test)]
-mod tests;

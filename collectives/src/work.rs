@@ -7,12 +7,12 @@ use std::fmt;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
-/// How long a timed-out wait lets the backend let go of its buffers before it returns.
+/// How long a timed-out wait gives the backend to release its buffers.
 ///
-/// The backend stops as soon as it learns of the timeout, so this is not normally used up.
+/// The backend stops as soon as it learns of the timeout, so it rarely needs that long.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Makes the error of a wait that ran out, and fails the group. Gets the limit.
+/// Fails the group because a wait timed out, and returns the error. Takes the time limit.
 type OnTimeout = Box<dyn FnOnce(Duration) -> CommError + Send + Sync>;
 
 /// An operation in flight, or its result.
@@ -25,7 +25,7 @@ pub struct Work {
 
 enum State {
     Ready(Result<Buffer, CommError>),
-    /// Queued on a GPU; what is left to do is to queue the caller's later work behind it.
+    /// Queued on a GPU. Only `join` is left to do: it queues the caller's later work behind the operation.
     #[cfg(feature = "cuda")]
     Queued {
         result: Buffer,
@@ -43,8 +43,7 @@ impl Work {
         Work { state: State::Ready(result) }
     }
 
-    /// Work that is queued on a GPU. `join` lets what the calling thread queues from then on wait for
-    /// it.
+    /// Work that is queued on a GPU. `join` makes GPU work that the calling thread queues later wait for it.
     #[cfg(feature = "cuda")]
     pub(crate) fn queued(
         result: Buffer,
@@ -67,14 +66,14 @@ impl Work {
 
     /// Waits for the operation and returns the buffer it filled.
     ///
-    /// Once this returns, on success or not, no rank reads this rank's input any more. With NCCL,
-    /// which works on GPUs while nobody waits on the host, that and the result hold for all that the
-    /// calling thread gives its GPU from then on.
+    /// Once this returns, on success or not, no rank reads this rank's input any more. With NCCL, nothing
+    /// waits on the host: there this holds for GPU work that the calling thread queues afterwards, and so
+    /// does the result.
     ///
     /// # Errors
     ///
-    /// Any [`CommError`]. After [`CommError::TimedOut`] the whole group is failed on every
-    /// rank: there is no way to know what the missing ranks would still do.
+    /// Any [`CommError`]. [`CommError::TimedOut`] fails the whole group on every rank, because nobody can
+    /// know what the missing ranks would still do.
     pub fn wait(self, timeout: Duration) -> Result<Buffer, CommError> {
         match self.state {
             State::Ready(result) => result,
@@ -127,14 +126,14 @@ impl Completion {
     }
 }
 
-/// Finishes a [`Work`]. If dropped unfinished, the work fails instead of waiting for ever.
+/// Completes a [`Work`]. If it is dropped before, the work fails, so that nobody waits for ever.
 pub(crate) struct Completer {
     completion: Arc<Completion>,
     abandoned: Option<Box<dyn FnOnce() -> CommError + Send>>,
 }
 
 impl Completer {
-    /// Hands over the result. All references to the caller's buffers must be gone by now.
+    /// Hands over the result. All references to the caller's buffers must have been dropped by now.
     pub(crate) fn complete(mut self, result: Result<Buffer, CommError>) {
         self.abandoned = None;
         self.completion.set(result);

@@ -31,24 +31,14 @@ mod backend {
     }
 }
 
-#[path = "conformance/accounting.rs"]
-mod accounting;
+include!("conformance/suite.rs");
+
 #[cfg(feature = "wgpu")]
 #[path = "conformance/device.rs"]
 mod device;
-#[path = "conformance/failures.rs"]
-mod failures;
-#[path = "conformance/groups.rs"]
-mod groups;
 #[cfg(feature = "wgpu")]
 #[path = "conformance/host_only.rs"]
 mod host_only;
-#[path = "conformance/lifetime.rs"]
-mod lifetime;
-#[path = "conformance/results.rs"]
-mod results;
-#[path = "conformance/support.rs"]
-mod support;
 
 #[cfg(feature = "wgpu")]
 #[test]

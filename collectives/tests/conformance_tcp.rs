@@ -1,35 +1,17 @@
-//! What every communicator promises, checked on ranks connected by TCP: reading each other's memory,
-//! and, in the worlds made with a delay seed, over sockets straight or around the ring.
+//! What every communicator promises, checked on ranks connected by TCP: with peer reads, and, in the worlds made
+//! with a delay seed, over sockets, directly or on the ring.
 
-/// Ranks over TCP.
-mod backend {
-    use crate::support::{Settings, World};
-    use kiln_collectives::tcp::Seal;
+use kiln_collectives::tcp::Seal;
 
-    pub const NAME: &str = "tcp";
+include!("conformance/suite.rs");
 
-    pub fn world(world_size: usize, settings: Settings) -> World {
-        crate::tcp::world(world_size, settings, Seal::Off)
-    }
-}
-
-#[path = "conformance/accounting.rs"]
-mod accounting;
-#[path = "conformance/failures.rs"]
-mod failures;
-#[path = "conformance/groups.rs"]
-mod groups;
+#[path = "conformance/tcp.rs"]
+mod backend;
 #[cfg(feature = "wgpu")]
 #[path = "conformance/host_only.rs"]
 mod host_only;
-#[path = "conformance/lifetime.rs"]
-mod lifetime;
-#[path = "conformance/results.rs"]
-mod results;
-#[path = "conformance/support.rs"]
-mod support;
-#[path = "conformance/tcp.rs"]
-mod tcp;
+
+const SEAL: Seal = Seal::Off;
 
 #[cfg(feature = "wgpu")]
 #[test]

@@ -16,8 +16,8 @@ use std::time::Duration;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-fn label(unit: &str) -> Label {
-    Label::new(unit, Phase::Forward)
+fn label(scope: &str) -> Label {
+    Label::new(scope, Phase::Forward)
 }
 
 /// One call of `attach` per rank; what each got.
@@ -171,7 +171,7 @@ fn an_operation_ends_or_times_out() {
         Err(error) => Some(Err(error)),
         Ok(_) => {
             let records = world.recorder().records();
-            let record = records.iter().find(|record| &*record.label.unit == "block 3");
+            let record = records.iter().find(|record| &*record.label.scope == "block 3");
             record.unwrap().finished.map(Ok)
         }
     };
@@ -184,7 +184,7 @@ fn an_operation_ends_or_times_out() {
         Err(CommError::TimedOut {
             operation, rank: 0, label, waited, missing, verdict, ..
         }) => {
-            assert_eq!((operation, &*label.unit), (Operation::AllReduce, "block 3"));
+            assert_eq!((operation, &*label.scope), (Operation::AllReduce, "block 3"));
             assert!(is_stuck && waited >= options.timeout && missing.is_empty());
             assert_eq!(verdict.finding, Finding::Transfer, "{verdict}");
         }

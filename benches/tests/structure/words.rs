@@ -7,11 +7,11 @@ use std::path::Path;
 use syn::visit::{self, Visit};
 use syn::{Ident, Macro};
 
-/// Crates whose code has the words of today.
-pub const CRATES: [&str; 2] = ["shard", "train"];
+/// The crates that are looked through.
+pub const CRATES: [&str; 5] = ["benches", "collectives", "model", "shard", "train"];
 
 /// A word that is no identifier any more, and what to say.
-pub const RETIRED: [(&str, &str); 19] = [
+pub const RETIRED: [(&str, &str); 18] = [
     ("Parts", "Modules"),
     ("Unit", "ParamGroup"),
     ("Units", "ParamGroups"),
@@ -19,7 +19,6 @@ pub const RETIRED: [(&str, &str); 19] = [
     ("weights_in_backward", "unshard_in_backward"),
     ("Member", "ProcessGroup"),
     ("Guardian", "Backend"),
-    ("exchange", "all_gather_bytes"),
     ("sum_in", "all_reduce_f64"),
     ("Together", "StepSync"),
     ("Reading", "Readback"),

@@ -1,5 +1,6 @@
-//! Random delays, to find out in tests whether anything depends on timing.
+//! Random delays, with which tests find out whether anything depends on timing.
 
+use crate::call::CallSite;
 use std::time::Duration;
 
 /// Delays drawn from a seed. The same seed gives the same delays.
@@ -10,19 +11,13 @@ pub(super) struct Delay {
 }
 
 impl Delay {
-    /// Delay of a rank at one `point` of an operation: between zero and `max`.
-    pub(super) fn draw(
-        &self,
-        world_rank: usize,
-        group: &str,
-        sequence: u64,
-        point: u64,
-    ) -> Duration {
+    /// Draws the delay of a rank at one `point` of the operation at `site`: between zero and `max`.
+    pub(super) fn draw(&self, world_rank: usize, site: &CallSite, point: u64) -> Duration {
         let mut hash = mix(self.seed);
-        for byte in group.bytes() {
+        for byte in site.group.bytes() {
             hash = mix(hash ^ u64::from(byte));
         }
-        for part in [world_rank as u64, sequence, point] {
+        for part in [world_rank as u64, site.sequence, point] {
             hash = mix(hash ^ part);
         }
         // The upper 24 bits, as a fraction of their range.
@@ -43,14 +38,22 @@ fn mix(state: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::label::{Label, Phase};
+    use crate::operation::Operation;
 
     #[test]
     fn delays_repeat_with_the_seed_and_stay_in_range() {
         let max = Duration::from_millis(3);
         let draw = |seed| {
             let delay = Delay { seed, max };
-            let times: Vec<_> = (0..64).map(|s| delay.draw(1, "world", s, 0)).collect();
-            times
+            let site = |sequence| CallSite {
+                group: "world".into(),
+                sequence,
+                rank: 1,
+                operation: Operation::Barrier,
+                label: Label::new("block", Phase::Forward),
+            };
+            (0..64).map(|sequence| delay.draw(1, &site(sequence), 0)).collect::<Vec<_>>()
         };
         assert_eq!(draw(7), draw(7));
         assert_ne!(draw(7), draw(8));

@@ -1,9 +1,9 @@
-//! How data moves between ranks that share a GPU: every rank's kernels read straight from its peers'
-//! buffers.
+//! How data moves between ranks that share a GPU: the kernels of every rank read straight from the buffers of
+//! its peers.
 //!
-//! Each rank has a queue of its own on the GPU. What orders them is the host: before a rank lends a
-//! buffer it waits until its queue has written it, and before it says that it has read its peers' it
-//! waits until its queue has done so.
+//! Each rank has a queue of its own on the GPU, and the host orders the queues. Before a rank deposits a
+//! buffer, it waits until its queue has written it. Before a rank says that it has read the buffers of its
+//! peers, it waits until its queue has read them.
 
 use crate::buffer::Buffer;
 use crate::call::ArgumentError;
@@ -28,12 +28,12 @@ pub(super) fn has_sum(memory: &DeviceMemory, dtype: DType) -> bool {
     }
 }
 
-/// Waits until the current queue has done all it was given.
-pub(super) fn settle(memory: &DeviceMemory) -> Result<(), String> {
+/// Waits until the current queue is empty.
+pub(super) fn synchronize(memory: &DeviceMemory) -> Result<(), String> {
     cubecl::future::block_on(memory.client().sync()).map_err(|error| error.to_string())
 }
 
-/// Writes `inputs` one after another into `output`. Returns when it is done.
+/// Writes `inputs` one after another into `output`. Returns when the copy is complete.
 pub(super) fn copy_slots(output: &DeviceMemory, inputs: &[Arc<Buffer>]) -> Result<(), String> {
     let mut at = 0;
     for (input, handle) in inputs.iter().zip(handles(output, inputs)?) {
@@ -41,7 +41,7 @@ pub(super) fn copy_slots(output: &DeviceMemory, inputs: &[Arc<Buffer>]) -> Resul
         kernels::copy(output.client(), handle, 0..bytes, output.handle(), at);
         at += bytes;
     }
-    settle(output)
+    synchronize(output)
 }
 
 /// Sets `output` to the sum over `inputs`, in order, of their elements from `start` on. Returns when
@@ -61,7 +61,7 @@ pub(super) fn sum(
         DType::BF16 => kernels::sum::<f32, bf16>(client, &handles, start, handle, len),
         DType::U8 => return Err(ArgumentError::NoSum { dtype: DType::U8 }.to_string()),
     }
-    settle(memory)
+    synchronize(memory)
 }
 
 /// The peers' memory, if all of it is on the GPU of `own`.

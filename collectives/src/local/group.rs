@@ -1,68 +1,34 @@
-//! Where the ranks of a group meet.
+//! A group of threads: how its ranks enter an operation, exchange buffers and leave it.
 
-use super::family::Family;
-use super::slot::{Deposits, Slot, Verdict};
+use super::slot::{Decision, Deposits, Slot};
+use super::state::{Failure, GroupState, State};
+use super::world::World;
 use crate::buffer::Buffer;
 use crate::call::{Call, CallSite, calls_agree, partition};
 use crate::error::{Abort, CommError};
 use crate::operation::Operation;
-use crate::sync::{lock, wait, wait_until};
+use crate::sync::lock;
 use std::collections::BTreeMap;
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// The shared state of a group of ranks.
+/// What the ranks of a group share.
 pub(super) struct Group {
     pub(super) name: Arc<str>,
     /// World rank of each rank of this group.
     pub(super) world_ranks: Vec<usize>,
-    pub(super) family: Arc<Family>,
-    state: Mutex<State>,
-    changed: Condvar,
-}
-
-struct State {
-    /// Operations that some ranks have entered and not all have left; at most two.
-    slots: BTreeMap<u64, Slot>,
-    /// Number of operations each rank has issued.
-    issued: Vec<u64>,
-    /// Why no further operation can start.
-    failure: Option<Failure>,
-    /// A rank whose worker stopped in the middle of an operation.
-    crashed: Option<usize>,
-}
-
-/// Why a group can no longer be used.
-enum Failure {
-    Abort(Abort),
-    Error(CommError),
-}
-
-impl Failure {
-    fn error(&self, site: &CallSite) -> CommError {
-        match self {
-            Failure::Abort(abort) => abort.error(site),
-            Failure::Error(error) => error.clone(),
-        }
-    }
+    pub(super) world: Arc<World>,
+    state: Arc<GroupState>,
+    /// By the number of a split: each rank's membership in its new group, until it takes it.
+    memberships: Mutex<BTreeMap<u64, Vec<Option<Membership>>>>,
 }
 
 impl Group {
-    pub(super) fn new(name: Arc<str>, world_ranks: Vec<usize>, family: &Arc<Family>) -> Arc<Group> {
-        let group = Arc::new(Group {
-            name,
-            state: Mutex::new(State {
-                slots: BTreeMap::new(),
-                issued: vec![0; world_ranks.len()],
-                failure: None,
-                crashed: None,
-            }),
-            world_ranks,
-            family: Arc::clone(family),
-            changed: Condvar::new(),
-        });
-        family.join(&group);
-        group
+    pub(super) fn new(name: Arc<str>, world_ranks: Vec<usize>, world: &Arc<World>) -> Arc<Group> {
+        let state = Arc::new(GroupState::new(world_ranks.len()));
+        world.add(&state);
+        let (world, memberships) = (Arc::clone(world), Mutex::default());
+        Arc::new(Group { name, world_ranks, world, state, memberships })
     }
 
     pub(super) fn world_size(&self) -> usize {
@@ -79,50 +45,46 @@ impl Group {
         }
     }
 
-    /// Fails operations that not all ranks have entered. The first cause wins, except that an
-    /// abort of the family goes before its consequences: ranks that already know of it leave
-    /// their groups while it is still on its way to others.
+    /// Fails operations that not all ranks have entered. The first cause wins, except that an abort of the
+    /// world goes before its consequences: ranks that know of it leave their groups before it has reached
+    /// the others.
     pub(super) fn fail(&self, abort: Abort) {
-        let abort = self.family.aborted().unwrap_or(abort);
-        lock(&self.state).failure.get_or_insert(Failure::Abort(abort));
-        self.changed.notify_all();
+        self.state.fail(self.world.aborted().unwrap_or(abort));
     }
 
     /// Fails the group on behalf of the caller at `site`, unless it has failed already; returns
     /// the cause.
     pub(super) fn give_up(&self, site: &CallSite, reason: &str) -> CommError {
         self.fail(self.abort_by(site.rank, reason));
-        let state = lock(&self.state);
-        let cause = state.failure.as_ref().map(|failure| failure.error(site));
-        cause.unwrap_or_else(|| self.abort_by(site.rank, reason).error(site))
+        self.cause(site).unwrap_or_else(|| self.abort_by(site.rank, reason).error(site))
     }
 
     /// Why no further operation can start.
     pub(super) fn cause(&self, site: &CallSite) -> Option<CommError> {
-        let state = lock(&self.state);
+        let state = self.state.lock();
         state.failure.as_ref().map(|failure| failure.error(site))
     }
 
-    /// Notes that the worker of `rank` is gone, perhaps in the middle of an operation.
+    /// Notes that the worker of `rank` has stopped, perhaps in the middle of an operation.
     pub(super) fn crash(&self, rank: usize, reason: &str) {
-        lock(&self.state).crashed.get_or_insert(rank);
+        self.state.lock().crashed.get_or_insert(rank);
         self.fail(self.abort_by(rank, reason));
     }
 
     /// Notes that `rank` has issued operation `sequence`.
     pub(super) fn issued(&self, rank: usize, sequence: u64) {
-        lock(&self.state).issued[rank] = sequence + 1;
+        self.state.lock().issued[rank] = sequence + 1;
     }
 
-    /// Fails the group because a wait ran out, unless it has failed already; returns the cause.
+    /// Fails the group because a wait timed out, unless it has failed already; returns the cause.
     pub(super) fn time_out(&self, site: &CallSite, waited: Duration) -> CommError {
-        if let Some(abort) = self.family.aborted() {
+        if let Some(abort) = self.world.aborted() {
             self.fail(abort);
         }
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         let missing =
             (0..self.world_size()).filter(|rank| state.issued[*rank] <= site.sequence).collect();
-        let verdict = self.family.diagnose(self, site.sequence);
+        let verdict = self.world.diagnose(&self.name, &self.world_ranks, site.sequence);
         let error = CommError::TimedOut {
             operation: site.operation,
             sequence: site.sequence,
@@ -136,14 +98,13 @@ impl Group {
         let cause = state.failure.get_or_insert(Failure::Error(error));
         let error = cause.error(site);
         drop(state);
-        self.changed.notify_all();
+        self.state.notify();
         error
     }
 
     /// Sleeps for `time`, or until the group fails.
-    pub(super) fn pause(&self, time: Duration) {
-        let state = lock(&self.state);
-        drop(wait_until(&self.changed, state, time, |state| state.failure.is_some()));
+    pub(super) fn sleep(&self, time: Duration) {
+        self.state.sleep(time);
     }
 
     /// First round: posts this rank's call and input, and waits until all ranks have.
@@ -158,7 +119,7 @@ impl Group {
     ) -> Result<(), CommError> {
         let (rank, sequence) = (site.rank, site.sequence);
         let problem = call.problem;
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         if let Some(failure) = &state.failure {
             return Err(failure.error(site));
         }
@@ -168,18 +129,18 @@ impl Group {
         slot.arrivals += 1;
         if slot.arrivals == self.world_size() {
             self.decide(&mut state, sequence);
-            self.changed.notify_all();
+            self.state.notify();
         }
         loop {
-            let verdict = state.slots.get(&sequence).and_then(|slot| slot.verdict);
-            // The verdict goes first: all ranks must act on it, even if the group has failed
-            // since. Without one the operation can no longer start after a failure.
-            if verdict == Some(Verdict::Run) {
+            let decision = state.slots.get(&sequence).and_then(|slot| slot.decision);
+            // A decision goes before a failure: all ranks must act on it, even if the group has failed
+            // since. An operation without a decision can no longer start after a failure.
+            if decision == Some(Decision::Run) {
                 return Ok(());
             }
             if let Some(failure) = &state.failure {
                 let error = match problem {
-                    Some(problem) if verdict.is_some() => CommError::invalid(site, problem),
+                    Some(problem) if decision.is_some() => CommError::invalid(site, problem),
                     _ => failure.error(site),
                 };
                 if let Some(slot) = state.slots.get_mut(&sequence) {
@@ -187,7 +148,7 @@ impl Group {
                 }
                 return Err(error);
             }
-            state = wait(&self.changed, state);
+            state = self.state.wait(state);
         }
     }
 
@@ -198,7 +159,7 @@ impl Group {
         };
         let calls = slot.known_calls();
         if !calls_agree(&calls) {
-            slot.verdict = Some(Verdict::Refuse);
+            slot.decision = Some(Decision::Refuse);
             state.failure = Some(Failure::Error(CommError::Mismatch {
                 group: Arc::clone(&self.name),
                 sequence,
@@ -207,30 +168,32 @@ impl Group {
             return;
         }
         if calls[0].operation == Operation::Split {
+            let mut memberships: Vec<Option<Membership>> = calls.iter().map(|_| None).collect();
             for ranks in partition(&calls).into_values() {
-                let name = Arc::clone(&calls[ranks[0]].label.unit);
+                let name = Arc::clone(&calls[ranks[0]].label.scope);
                 let world_ranks = ranks.iter().map(|rank| self.world_ranks[*rank]).collect();
-                let group = Group::new(name, world_ranks, &self.family);
+                let group = Group::new(name, world_ranks, &self.world);
                 for (new_rank, old_rank) in ranks.into_iter().enumerate() {
-                    slot.places[old_rank] =
-                        Some(Place { group: Arc::clone(&group), rank: new_rank });
+                    let group = Arc::clone(&group);
+                    memberships[old_rank] = Some(Membership { group, rank: new_rank });
                 }
             }
+            lock(&self.memberships).insert(sequence, memberships);
         }
-        slot.verdict = Some(Verdict::Run);
+        slot.decision = Some(Decision::Run);
     }
 
     /// Later rounds: posts a buffer and waits until all ranks have arrived at `round`.
     ///
-    /// Ignores a failure of the group: the operation is under way on all ranks, and each is
-    /// at work or has crashed.
+    /// Ignores a failure of the group: the operation is under way on all ranks, and each of them is at work
+    /// or has crashed.
     pub(super) fn arrive(
         &self,
         site: &CallSite,
         round: usize,
         deposit: Option<Arc<Buffer>>,
     ) -> Result<(), CommError> {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         if let Some(slot) = state.slots.get_mut(&site.sequence) {
             if let Some(deposit) = deposit {
                 slot.deposits[round][site.rank] = Some(deposit);
@@ -242,7 +205,7 @@ impl Group {
             let slot = state.slots.get(&site.sequence);
             slot.is_none_or(|slot| slot.arrivals >= needed)
         };
-        self.changed.notify_all();
+        self.state.notify();
         loop {
             if arrived(&state) {
                 return Ok(());
@@ -251,13 +214,13 @@ impl Group {
                 let abort = self.abort_by(rank, "its worker stopped during the operation");
                 return Err(abort.error(site));
             }
-            state = wait(&self.changed, state);
+            state = self.state.wait(state);
         }
     }
 
     /// The buffers deposited in `round`, in rank order. Drop them before the next round.
-    pub(super) fn borrow(&self, site: &CallSite, round: usize) -> Vec<Arc<Buffer>> {
-        let state = lock(&self.state);
+    pub(super) fn deposits(&self, site: &CallSite, round: usize) -> Vec<Arc<Buffer>> {
+        let state = self.state.lock();
         let slot = state.slots.get(&site.sequence);
         let deposits = slot.map_or(&[][..], |slot| &slot.deposits[round]);
         deposits.iter().flatten().cloned().collect()
@@ -265,46 +228,46 @@ impl Group {
 
     /// Takes back what this rank deposited in `round`. Unique once a later round is complete.
     pub(super) fn take_back(&self, site: &CallSite, round: usize) -> Option<Arc<Buffer>> {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         let deposits: &mut Deposits = &mut state.slots.get_mut(&site.sequence)?.deposits[round];
         deposits[site.rank].take()
     }
 
-    /// Takes this rank's place in its new group from a split.
-    pub(super) fn take_place(&self, site: &CallSite) -> Option<Place> {
-        let mut state = lock(&self.state);
-        state.slots.get_mut(&site.sequence)?.places[site.rank].take()
+    /// Takes this rank's membership in its new group of a split.
+    pub(super) fn take_membership(&self, site: &CallSite) -> Option<Membership> {
+        lock(&self.memberships).get_mut(&site.sequence)?[site.rank].take()
     }
 
-    /// Leaves the operation; the last rank removes it. Drops the input that this rank had lent; a result that
-    /// it has made for all stays until all have left.
+    /// Leaves the operation; the last rank removes it. Drops the input that this rank had deposited; a result
+    /// that it has made for all stays until all have left.
     pub(super) fn close(&self, site: &CallSite) {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         if let Some(slot) = state.slots.get_mut(&site.sequence) {
             slot.deposits[0][site.rank] = None;
             slot.closed += 1;
             if slot.closed == self.world_size() {
                 state.slots.remove(&site.sequence);
+                lock(&self.memberships).remove(&site.sequence);
             }
         }
     }
 }
 
-/// A rank's place in a group. Giving it up fails what the other ranks still have pending:
-/// it could never complete.
-pub(super) struct Place {
+/// A rank's membership in a group. Dropping it leaves the group, which fails the pending operations of the
+/// other ranks: they could never complete.
+pub(super) struct Membership {
     pub(super) group: Arc<Group>,
     pub(super) rank: usize,
 }
 
-impl Place {
+impl Membership {
     pub(super) fn leave(&self) {
         let reason = format!("rank {} left the group", self.rank);
         self.group.fail(self.group.abort_by(self.rank, &reason));
     }
 }
 
-impl Drop for Place {
+impl Drop for Membership {
     fn drop(&mut self) {
         self.leave();
     }

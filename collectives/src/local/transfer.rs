@@ -1,14 +1,61 @@
-//! How data moves between threads: every rank copies or sums straight from its peers' buffers.
+//! How data moves between threads: every rank copies or sums straight from the buffers of its peers.
 
-use super::LocalEnd;
+use super::delay::Delay;
 #[cfg(feature = "cube")]
 use super::device;
+use super::group::Group;
+use crate::backend::{Payload, empty};
 use crate::buffer::Buffer;
 use crate::call::CallSite;
 use crate::error::CommError;
-use crate::member::{Payload, empty};
 use crate::reduce::{chunk_range, sum_into};
-use std::sync::{Arc, mpsc};
+use std::sync::Arc;
+use std::thread;
+
+/// One rank's part in an operation of its group.
+#[derive(Clone, Copy)]
+pub(super) struct Exchange<'a> {
+    pub(super) group: &'a Group,
+    pub(super) delay: Option<&'a Delay>,
+    pub(super) site: &'a CallSite,
+}
+
+impl Exchange<'_> {
+    /// The error of a transfer that this rank cannot do.
+    fn failed(&self, reason: &str) -> CommError {
+        self.group.abort_by(self.site.rank, reason).error(self.site)
+    }
+
+    /// Delays the entry into the operation if random delays are on, for as long as the group has not failed.
+    pub(super) fn delay_entry(&self) {
+        if let Some(delay) = self.delay {
+            self.group.sleep(delay.draw(self.group.world_ranks[self.site.rank], self.site, 0));
+        }
+    }
+
+    /// Delays the transfer if random delays are on.
+    fn delay_transfer(&self, point: u64) {
+        if let Some(delay) = self.delay {
+            thread::sleep(delay.draw(self.group.world_ranks[self.site.rank], self.site, point));
+        }
+    }
+
+    /// The buffers that the peers have deposited in `round`.
+    fn deposits(&self, round: usize) -> Vec<Arc<Buffer>> {
+        self.group.deposits(self.site, round)
+    }
+
+    /// Takes back what this rank has deposited in `round`, which no peer reads any more.
+    fn take_back(&self, round: usize) -> Buffer {
+        self.group.take_back(self.site, round).map_or_else(empty, Arc::unwrap_or_clone)
+    }
+
+    /// Waits until all ranks have arrived at `round`, the last use of the deposits before it.
+    fn arrive(&self, round: usize, deposit: Option<Arc<Buffer>>) -> Result<(), CommError> {
+        self.delay_transfer(round as u64 + 1);
+        self.group.arrive(self.site, round, deposit)
+    }
+}
 
 /// What is left of the payload once the input has been deposited.
 pub(super) enum Transfer {
@@ -19,23 +66,19 @@ pub(super) enum Transfer {
         output: Buffer,
     },
     AllReduce,
-    /// Root of a broadcast; its buffer is deposited.
+    /// On the root of a broadcast, whose buffer is deposited.
     Send,
+    /// On the other ranks of a broadcast.
     Receive {
         buffer: Buffer,
     },
-    Barrier,
-    Split {
-        reply: mpsc::Sender<LocalEnd>,
-    },
+    /// Nothing moves.
+    Nothing,
 }
 
 impl Transfer {
-    /// Divides a payload into the buffer to lend to the peers and the rest.
-    pub(super) fn prepare(
-        payload: Payload<LocalEnd>,
-        rank: usize,
-    ) -> (Option<Arc<Buffer>>, Transfer) {
+    /// Divides a payload into the buffer to deposit and the rest.
+    pub(super) fn prepare(payload: Payload, rank: usize) -> (Option<Arc<Buffer>>, Transfer) {
         match payload {
             Payload::AllGather { input, output } => (Some(input), Transfer::AllGather { output }),
             Payload::ReduceScatter { input, output } => {
@@ -46,91 +89,68 @@ impl Transfer {
                 (Some(Arc::new(buffer)), Transfer::Send)
             }
             Payload::Broadcast { buffer, .. } => (None, Transfer::Receive { buffer }),
-            Payload::Barrier | Payload::Nothing => (None, Transfer::Barrier),
-            Payload::Split { reply } => (None, Transfer::Split { reply }),
+            Payload::Nothing => (None, Transfer::Nothing),
         }
     }
 
-    /// Moves the data. Every rank of the group is doing the same now.
-    pub(super) fn run(self, end: &LocalEnd, site: &CallSite) -> Result<Buffer, CommError> {
-        let group = end.group();
-        let failed = |reason: String| end.failed(site, &reason);
-        end.dawdle(site, 1);
+    /// Moves the data. All other ranks of the group do the same now.
+    pub(super) fn run(self, exchange: &Exchange<'_>) -> Result<Buffer, CommError> {
+        let failed = |reason: String| exchange.failed(&reason);
+        exchange.delay_transfer(1);
         match self {
-            Transfer::AllGather { output } if !output.is_allocated() => share(end, site, &output),
-            Transfer::AllGather { mut output } => {
-                copy_slots(&mut output, &group.borrow(site, 0)).map_err(failed)?;
-                end.dawdle(site, 2);
-                group.arrive(site, 1, None)?;
-                Ok(output)
-            }
-            Transfer::ReduceScatter { mut output } => {
-                let start = site.rank * output.len();
-                sum(&mut output, &group.borrow(site, 0), start).map_err(failed)?;
-                end.dawdle(site, 2);
-                group.arrive(site, 1, None)?;
-                Ok(output)
-            }
-            Transfer::AllReduce => all_reduce(end, site),
-            Transfer::Send => {
-                group.arrive(site, 1, None)?;
-                Ok(own_again(group.take_back(site, 0)))
-            }
-            Transfer::Receive { mut buffer } => {
-                copy_slots(&mut buffer, &group.borrow(site, 0)).map_err(failed)?;
-                end.dawdle(site, 2);
-                group.arrive(site, 1, None)?;
+            Transfer::AllGather { output } if !output.is_allocated() => share(exchange, &output),
+            Transfer::AllGather { output: mut buffer } | Transfer::Receive { mut buffer } => {
+                copy_slots(&mut buffer, &exchange.deposits(0)).map_err(failed)?;
+                exchange.arrive(1, None)?;
                 Ok(buffer)
             }
-            Transfer::Barrier => Ok(empty()),
-            Transfer::Split { reply } => {
-                if let Some(place) = group.take_place(site) {
-                    let shared = Arc::clone(&end.shared);
-                    let delay = end.delay.clone();
-                    // If the caller is gone, the place drops here and leaves its group.
-                    let _ = reply.send(LocalEnd { place, shared, delay });
-                }
-                Ok(empty())
+            Transfer::ReduceScatter { mut output } => {
+                let start = exchange.site.rank * output.len();
+                sum(&mut output, &exchange.deposits(0), start).map_err(failed)?;
+                exchange.arrive(1, None)?;
+                Ok(output)
             }
+            Transfer::AllReduce => all_reduce(exchange),
+            Transfer::Send => {
+                exchange.arrive(1, None)?;
+                Ok(exchange.take_back(0))
+            }
+            Transfer::Nothing => Ok(empty()),
         }
     }
 }
 
-/// All-gather into memory that all ranks read: one of them writes it, each in turn.
-fn share(end: &LocalEnd, site: &CallSite, output: &Buffer) -> Result<Buffer, CommError> {
-    let group = end.group();
-    let leads = site.sequence % group.world_size() as u64 == site.rank as u64;
+/// All-gather into memory that all ranks read. One rank writes it; the ranks take turns.
+fn share(exchange: &Exchange<'_>, output: &Buffer) -> Result<Buffer, CommError> {
+    let site = exchange.site;
+    let leads = site.sequence % exchange.group.world_size() as u64 == site.rank as u64;
     let whole =
-        leads.then(|| Arc::new(Buffer::concatenated(output.dtype(), &group.borrow(site, 0))));
-    end.dawdle(site, 2);
-    group.arrive(site, 1, whole)?;
-    let whole = group.borrow(site, 1).first().map(|whole| (**whole).clone());
-    whole.ok_or_else(|| end.failed(site, "the rank that writes for all has memory of its own"))
+        leads.then(|| Arc::new(Buffer::concatenated(output.dtype(), &exchange.deposits(0))));
+    exchange.arrive(1, whole)?;
+    let whole = exchange.deposits(1).first().map(|whole| (**whole).clone());
+    whole.ok_or_else(|| exchange.failed("the rank that writes for all has memory of its own"))
 }
 
 /// Reduce-scatter into a chunk per rank, then all-gather of the chunks.
-fn all_reduce(end: &LocalEnd, site: &CallSite) -> Result<Buffer, CommError> {
-    let group = end.group();
-    let failed = |reason: String| end.failed(site, &reason);
-    let world_size = group.world_size();
+fn all_reduce(exchange: &Exchange<'_>) -> Result<Buffer, CommError> {
+    let failed = |reason: String| exchange.failed(&reason);
+    let world_size = exchange.group.world_size();
     if world_size == 1 {
-        return Ok(own_again(group.take_back(site, 0)));
+        return Ok(exchange.take_back(0));
     }
     let partial = {
-        let inputs = group.borrow(site, 0);
-        let own = &inputs[site.rank];
-        let chunk = chunk_range(own.len(), world_size, site.rank);
+        let inputs = exchange.deposits(0);
+        let own = &inputs[exchange.site.rank];
+        let chunk = chunk_range(own.len(), world_size, exchange.site.rank);
         let mut partial = own.like(chunk.len());
         sum(&mut partial, &inputs, chunk.start).map_err(failed)?;
         partial
     };
-    end.dawdle(site, 2);
-    group.arrive(site, 1, Some(Arc::new(partial)))?;
+    exchange.arrive(1, Some(Arc::new(partial)))?;
 
-    let mut buffer = own_again(group.take_back(site, 0));
-    copy_slots(&mut buffer, &group.borrow(site, 1)).map_err(failed)?;
-    end.dawdle(site, 3);
-    group.arrive(site, 2, None)?;
+    let mut buffer = exchange.take_back(0);
+    copy_slots(&mut buffer, &exchange.deposits(1)).map_err(failed)?;
+    exchange.arrive(2, None)?;
     Ok(buffer)
 }
 
@@ -156,9 +176,4 @@ fn sum(output: &mut Buffer, inputs: &[Arc<Buffer>], start: usize) -> Result<(), 
         return device::sum(output, memory, inputs, start);
     }
     sum_into(output, inputs, start).map_err(|problem| problem.to_string())
-}
-
-/// The buffer behind a deposit that no peer reads any more.
-fn own_again(deposit: Option<Arc<Buffer>>) -> Buffer {
-    deposit.map_or_else(empty, Arc::unwrap_or_clone)
 }

@@ -14,14 +14,15 @@ const LIMIT: usize = 1 << 30;
 /// Longest pause between two looks at a transfer.
 const PAUSE: Duration = Duration::from_micros(200);
 
-/// How long a transfer may go on after its group has failed. It normally ends by itself, as all
-/// ranks take part in it.
+/// How long a transfer may go on after its group has failed. It normally ends by itself, because all ranks
+/// take part in it.
 const GRACE: Duration = Duration::from_secs(3);
 
-/// Sends and receives at once; ranks are those of the group. Returns when all is through.
+/// Sends and receives at the same time, and returns when all messages have arrived. Ranks are those of the
+/// group.
 ///
-/// MPI has no way to take a buffer back that it is sending from. So if the group fails and the
-/// transfer still does not end, for example because a process is stopped, this ends the job.
+/// MPI cannot return a buffer that it is sending from. So if the group fails and the transfer still does not
+/// end, for example because a process is stopped, this ends the job.
 pub(super) fn exchange(group: &Group, sends: &[(usize, &[u8])], receives: Vec<(usize, &mut [u8])>) {
     let world = SimpleCommunicator::world();
     // World ranks come from MPI, so they fit.
@@ -57,9 +58,9 @@ pub(super) fn exchange(group: &Group, sends: &[(usize, &[u8])], receives: Vec<(u
 }
 
 fn end_job(group: &Group, world: &SimpleCommunicator) -> ! {
-    let verdict = group.family.verdict();
+    let verdict = group.world.verdict();
     let verdict = verdict.map_or_else(|| "the group has failed".into(), |v| v.to_string());
-    // Nothing can be returned to the caller: the buffers are still MPI's. Say why on the way out.
+    // The call cannot return an error, because MPI still uses the buffers. Say why before the end.
     let _ = writeln!(
         std::io::stderr(),
         "rank {} of group \"{}\" is stuck in a transfer that MPI cannot cancel; ending the job: \

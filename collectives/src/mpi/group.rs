@@ -1,10 +1,9 @@
-//! A rank's view of a group, and on the group's first rank the decisions for all.
+//! A rank's view of a group. On the group's first rank, it also decides for all ranks.
 
-use super::family::Family;
-use super::hub::Hub;
 use super::message::{Cause, Message, NewGroup, Notice, Number};
-use crate::call::{ArgumentError, Call, CallSite};
-use crate::call::{calls_agree, partition};
+use super::outbox::Outbox;
+use super::world::World;
+use crate::call::{ArgumentError, Call, CallSite, calls_agree, partition};
 use crate::error::CommError;
 use crate::operation::Operation;
 use crate::sync::{lock, wait, wait_until};
@@ -13,9 +12,10 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
-/// How long a rank that could not wait any longer gives the first rank to spread the word.
+/// How long a rank whose wait has timed out gives the first rank to tell all ranks.
 const ANSWER: Duration = Duration::from_secs(3);
 
+/// A group of processes, seen from one of them.
 pub(super) struct Group {
     pub(super) number: Number,
     pub(super) name: Arc<str>,
@@ -23,15 +23,15 @@ pub(super) struct Group {
     pub(super) world_ranks: Vec<usize>,
     /// This process's rank in the group.
     pub(super) rank: usize,
-    pub(super) family: Arc<Family>,
-    hub: Arc<Hub>,
+    pub(super) world: Arc<World>,
+    outbox: Arc<Outbox>,
     state: Mutex<State>,
     changed: Condvar,
 }
 
 #[derive(Default)]
 struct State {
-    /// Operations decided and not begun yet, with the groups that they make.
+    /// Operations that may run and have not begun yet, with the groups that they make.
     decided: BTreeMap<u64, Vec<NewGroup>>,
     failure: Option<Cause>,
     /// On the first rank: calls of operations that not all ranks have issued, by rank.
@@ -39,36 +39,30 @@ struct State {
 }
 
 impl Group {
-    /// Makes a group that this process is in, and lets messages reach it.
+    /// Makes a group that this process is in.
     pub(super) fn new(
         number: Number,
         name: Arc<str>,
         world_ranks: Vec<usize>,
-        hub: &Arc<Hub>,
-        family: Arc<Family>,
+        outbox: &Arc<Outbox>,
+        world: Arc<World>,
     ) -> Arc<Group> {
         // Groups are made of the ranks that joined them, this one among them.
-        let rank = world_ranks.iter().position(|rank| *rank == hub.rank()).unwrap_or_default();
-        let group = Arc::new(Group {
+        let rank = world_ranks.iter().position(|rank| *rank == outbox.rank()).unwrap_or_default();
+        Arc::new(Group {
             number,
             name,
             world_ranks,
             rank,
-            family,
-            hub: Arc::clone(hub),
+            world,
+            outbox: Arc::clone(outbox),
             state: Mutex::default(),
             changed: Condvar::new(),
-        });
-        hub.register(&group);
-        group
+        })
     }
 
     pub(super) fn world_size(&self) -> usize {
         self.world_ranks.len()
-    }
-
-    pub(super) fn hub(&self) -> &Arc<Hub> {
-        &self.hub
     }
 
     /// An abort caused by this rank.
@@ -76,7 +70,7 @@ impl Group {
         Cause::Abort {
             origin: self.name.to_string(),
             rank: self.rank,
-            world_rank: self.hub.rank(),
+            world_rank: self.outbox.rank(),
             reason: reason.to_owned(),
             everywhere,
         }
@@ -88,11 +82,11 @@ impl Group {
             self.receive(notice);
         } else {
             let message = Message::Group { number: self.number, notice };
-            self.hub.post(self.world_ranks[0], &message);
+            self.outbox.post(self.world_ranks[0], &message);
         }
     }
 
-    /// Takes a message about this group.
+    /// Acts on a message about this group.
     pub(super) fn receive(&self, notice: Notice) {
         let mut state = lock(&self.state);
         match notice {
@@ -104,7 +98,7 @@ impl Group {
                 state.decided.insert(sequence, groups);
             }
             Notice::Failed(cause) => {
-                self.family.learn(&cause);
+                self.world.learn(&cause);
                 state.failure.get_or_insert(cause);
             }
         }
@@ -112,7 +106,7 @@ impl Group {
         self.changed.notify_all();
     }
 
-    /// On the first rank: notes a call, and decides once there is one of every rank.
+    /// On the first rank: notes a call, and decides once every rank has called.
     fn called(&self, state: &mut State, sequence: u64, rank: usize, call: Call) {
         if state.failure.is_some() {
             return;
@@ -133,8 +127,8 @@ impl Group {
             Operation::Split => partition(&calls)
                 .into_values()
                 .map(|ranks| NewGroup {
-                    number: self.hub.next_group(),
-                    name: calls[ranks[0]].label.unit.to_string(),
+                    number: self.outbox.next_group(),
+                    name: calls[ranks[0]].label.scope.to_string(),
                     world_ranks: ranks.iter().map(|rank| self.world_ranks[*rank]).collect(),
                 })
                 .collect(),
@@ -144,33 +138,34 @@ impl Group {
         state.decided.insert(sequence, groups);
     }
 
-    /// On the first rank: fails the group for everyone. The first cause wins, except that an abort
-    /// of the world goes before its consequences.
+    /// On the first rank: fails the group for all ranks. The first cause wins, except that an abort of the
+    /// world goes before its consequences.
     fn fail(&self, state: &mut State, mut cause: Cause) {
         if state.failure.is_some() {
             return;
         }
-        if let Some(abort) = self.family.aborted() {
+        if let Some(abort) = self.world.aborted() {
             cause = abort;
         }
         if let Cause::TimedOut { sequence, missing, .. } = &mut cause {
-            // Every rank has issued what is no longer listed here.
+            // An operation that is not listed here has been issued by every rank.
             *missing = match state.calls.get(sequence) {
                 Some(calls) => (0..calls.len()).filter(|rank| calls[*rank].is_none()).collect(),
                 None => Vec::new(),
             };
         }
-        self.family.learn(&cause);
+        self.world.learn(&cause);
         self.tell_others(&Notice::Failed(cause.clone()));
         state.calls.clear();
         state.failure = Some(cause);
     }
 
-    /// Called with the state locked, so that everyone hears of things in the same order.
+    /// Tells the other ranks. Called with the state locked, so that all ranks hear of events in the same
+    /// order.
     fn tell_others(&self, notice: &Notice) {
         let message = Message::Group { number: self.number, notice: notice.clone() };
-        for rank in self.world_ranks.iter().filter(|rank| **rank != self.hub.rank()) {
-            self.hub.post(*rank, &message);
+        for rank in self.world_ranks.iter().filter(|rank| **rank != self.outbox.rank()) {
+            self.outbox.post(*rank, &message);
         }
     }
 
@@ -182,7 +177,7 @@ impl Group {
     ) -> Result<Vec<NewGroup>, CommError> {
         let mut state = lock(&self.state);
         loop {
-            // What has been decided goes first: all ranks act on it.
+            // A decision goes before a failure: all ranks act on it.
             if let Some(groups) = state.decided.remove(&site.sequence) {
                 return Ok(groups);
             }
@@ -205,11 +200,14 @@ impl Group {
         lock(&self.state).failure.clone()
     }
 
-    /// Fails the group because a wait ran out, unless it has failed already; returns the cause.
-    pub(super) fn time_out(&self, site: &CallSite, waited: Duration) -> CommError {
-        if let Some(cause) = self.failure() {
-            return cause.error(site);
-        }
+    /// Fails the group because a wait timed out, unless it has failed already; returns the cause. `verdict`
+    /// is what the flight recorders of all ranks show.
+    pub(super) fn time_out(
+        &self,
+        site: &CallSite,
+        waited: Duration,
+        verdict: Verdict,
+    ) -> CommError {
         let timed_out = |verdict| Cause::TimedOut {
             sequence: site.sequence,
             operation: site.operation,
@@ -219,7 +217,6 @@ impl Group {
             missing: Vec::new(),
             verdict,
         };
-        let verdict = self.hub.diagnose(self, site.sequence);
         self.tell_first(Notice::Trouble(timed_out(verdict)));
         let state = lock(&self.state);
         let mut state = wait_until(&self.changed, state, ANSWER, |state| state.failure.is_some());
@@ -241,9 +238,9 @@ impl Group {
         error
     }
 
-    /// Fails the group in this rank's name; an abort of the world that is known here goes first.
+    /// Fails the group in this rank's name; an abort of the world that this rank knows of wins.
     pub(super) fn give_up(&self, reason: &str) -> Cause {
-        let cause = self.family.aborted().unwrap_or_else(|| self.abort_here(reason, false));
+        let cause = self.world.aborted().unwrap_or_else(|| self.abort_here(reason, false));
         self.tell_first(Notice::Trouble(cause.clone()));
         self.failure().unwrap_or(cause)
     }

@@ -1,4 +1,4 @@
-//! What the processes say to each other besides the data.
+//! The messages of the processes to each other, besides the data.
 
 use crate::call::{Call, CallSite};
 use crate::error::{Abort, CommError};
@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Number of a group, the same on all its members and no other group's. It is also the tag of the
+/// Number of a group: the same on all its ranks, and no other group has it. It is also the MPI tag of the
 /// group's data; 0 is the tag of messages.
 pub(super) type Number = i32;
 
@@ -24,31 +24,32 @@ pub(super) struct NewGroup {
 
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Message {
-    /// About one group; from a member to its first rank, or back.
+    /// About one group: from one of its ranks to the first one, or back.
     Group { number: Number, notice: Notice },
     /// All groups of a world fail.
     Abort { world: Number, cause: Cause },
-    /// What are you doing in this world?
+    /// Asks for the receiver's flight recorder of this world.
     Question { request: u64, world: Number, from: usize },
     /// The answer; `None` from a process that is not in the world.
     Answer { request: u64, rank: usize, flight: Option<Box<Flight>> },
-    /// Nothing comes from this process any more.
+    /// The sender's last message.
     Goodbye,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) enum Notice {
-    /// To the first rank: I have issued this.
+    /// To the first rank: the sender has issued this call.
     Called { sequence: u64, rank: usize, call: Call },
     /// To the first rank: this group cannot go on.
     Trouble(Cause),
-    /// From the first rank: all have called this operation, and alike. A split makes `groups`.
+    /// From the first rank: all ranks have issued this operation, and their calls agree. A split makes
+    /// `groups`.
     Run { sequence: u64, groups: Vec<NewGroup> },
-    /// From the first rank: no operation that has not been run yet will be.
+    /// From the first rank: the group has failed, and no further operation will run.
     Failed(Cause),
 }
 
-/// Why a group has failed; every operation it hits turns it into an error.
+/// Why a group has failed. Every operation that it hits turns it into an error.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) enum Cause {
     Abort {
@@ -56,7 +57,7 @@ pub(super) enum Cause {
         rank: usize,
         world_rank: usize,
         reason: String,
-        /// Whether it is meant for all groups of the world.
+        /// Whether it fails all groups of the world.
         everywhere: bool,
     },
     Mismatch {

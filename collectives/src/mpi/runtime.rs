@@ -1,9 +1,10 @@
 //! MPI's start and end, and the two threads that messages need.
 
-use super::MpiError;
 use super::backoff::Backoff;
-use super::hub::{Hub, Letter};
+use super::error::MpiError;
+use super::inbox::Inbox;
 use super::message::Message;
+use super::outbox::{Letter, Outbox};
 use crate::sync::lock;
 use ::mpi::Threading;
 use ::mpi::environment::{Universe, initialize_with_threading, processor_name};
@@ -19,23 +20,23 @@ use std::time::{Duration, Instant};
 /// Tag of messages; data has the number of its group.
 const MESSAGES: i32 = 0;
 
-/// Longest pause between two looks for messages, while nothing is known to be coming.
+/// Longest pause between two looks for messages, while none is expected.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// Bytes of a machine's name that are told to the others.
+/// Bytes of a machine's name that the other processes are told.
 const NAME: usize = 256;
 
-/// Longest wait for threads that may hang in MPI, when a process ends after a failure.
+/// Longest wait for threads that may be stuck in MPI, when a process ends after a failure.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// MPI of this process. Dropped last, it shuts MPI down.
+/// MPI in this process. When the last reference is dropped, MPI is shut down.
 pub(super) struct Runtime {
-    hub: Arc<Hub>,
+    inbox: Arc<Inbox>,
     /// `None` once this process has given up.
     running: Mutex<Option<Running>>,
 }
 
-/// What is there while MPI runs.
+/// What exists while MPI runs.
 struct Running {
     done: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
@@ -53,27 +54,32 @@ impl Runtime {
         // MPI counts processes with a C int, and has at least one.
         let (rank, size) = (world.rank() as usize, world.size() as usize);
         let node_names = exchange_names(&world, size);
-        let (outbox, letters) = mpsc::channel();
-        let hub = Arc::new(Hub::new(rank, node_names, outbox));
+        let (sending, letters) = mpsc::channel();
+        let outbox = Arc::new(Outbox::new(rank, node_names, sending));
+        let inbox = Arc::new(Inbox::new(Arc::clone(&outbox)));
         let done = Arc::new(AtomicBool::new(false));
         let named = |name: &str| thread::Builder::new().name(format!("kiln-mpi-{name}"));
         let sender = named("send").spawn(move || send(&letters))?;
-        let (listening, ending) = (Arc::clone(&hub), Arc::clone(&done));
+        let (listening, ending) = (Arc::clone(&inbox), Arc::clone(&done));
         let listener = named("listen").spawn(move || listen(&listening, &ending))?;
-        hub.listens_on(listener.thread().clone());
+        outbox.set_listener(listener.thread().clone());
         let running = Running { done, threads: vec![sender, listener], universe };
-        Ok(Runtime { hub, running: Mutex::new(Some(running)) })
+        Ok(Runtime { inbox, running: Mutex::new(Some(running)) })
     }
 
-    pub(super) fn hub(&self) -> &Arc<Hub> {
-        &self.hub
+    pub(super) fn inbox(&self) -> &Inbox {
+        &self.inbox
     }
 
-    /// Sends what was posted and stops, without the others. MPI stays as it is: shutting it down would wait
-    /// for them.
+    pub(super) fn outbox(&self) -> &Arc<Outbox> {
+        self.inbox.outbox()
+    }
+
+    /// Sends the messages that were posted and stops, without waiting for other processes. MPI is not shut
+    /// down, because that would wait for them.
     pub(super) fn give_up(&self) {
         let Some(running) = lock(&self.running).take() else { return };
-        self.hub.close_outbox();
+        self.outbox().close();
         running.tell_end();
         let start = Instant::now();
         while running.threads.iter().any(|thread| !thread.is_finished())
@@ -97,7 +103,7 @@ impl Running {
 impl Drop for Runtime {
     fn drop(&mut self) {
         let Some(running) = lock(&self.running).take() else { return };
-        self.hub.part();
+        self.inbox.part();
         running.tell_end();
         for thread in running.threads {
             // A panic there has been printed; there is nobody left to tell.
@@ -107,7 +113,7 @@ impl Drop for Runtime {
     }
 }
 
-/// The machine of each process.
+/// Collects the name of each process's machine.
 fn exchange_names(world: &SimpleCommunicator, size: usize) -> Vec<String> {
     // Without a name a process counts as a machine of its own.
     let name = processor_name().unwrap_or_else(|_| format!("rank {}", world.rank()));
@@ -121,8 +127,8 @@ fn exchange_names(world: &SimpleCommunicator, size: usize) -> Vec<String> {
         .collect()
 }
 
-/// Sends letters one after another. The listener of the other process always listens, so none of
-/// them waits for long.
+/// Sends letters one after another. None of them waits for long, because every process has a thread that
+/// listens.
 fn send(letters: &mpsc::Receiver<Letter>) {
     let world = SimpleCommunicator::world();
     for (to, bytes) in letters {
@@ -131,7 +137,8 @@ fn send(letters: &mpsc::Receiver<Letter>) {
     }
 }
 
-fn listen(hub: &Hub, done: &AtomicBool) {
+/// Hands every message that arrives to `inbox`, until `done`.
+fn listen(inbox: &Inbox, done: &AtomicBool) {
     let world = SimpleCommunicator::world();
     let mut backoff = Backoff::new(PAUSE);
     while !done.load(Ordering::Acquire) {
@@ -142,7 +149,7 @@ fn listen(hub: &Hub, done: &AtomicBool) {
         backoff.reset();
         let (bytes, _) = found.matched_receive_vec::<u8>();
         match Message::decode(&bytes) {
-            Ok(message) => hub.dispatch(message),
+            Ok(message) => inbox.dispatch(message),
             // Only another version of this program sends such a thing.
             Err(error) => tracing::error!("a message that is none has come: {error}"),
         }

@@ -1,14 +1,15 @@
-//! What NCCL is told of a new communicator.
+//! The configuration of new communicators.
 
 use cudarc::nccl::sys::ncclConfig_t;
 use std::ffi::c_int;
 
-/// The NCCL whose `ncclConfig_t` is the one declared here. NCCL 2.30.5 has one more field, in what is padding
-/// up to then: a library reads it unless the caller says that it is older.
+/// The version of NCCL whose `ncclConfig_t` is declared here. NCCL 2.30.5 has one more field, where earlier
+/// ones have padding: a library reads it unless the caller says that it is older.
 const CONFIG_VERSION: u32 = 23_000;
 
-/// Nothing blocks; all else is up to NCCL. Libraries take what they know of it, older ones less. Every field is
-/// named: with one more in cudarc's declaration, this does not compile, and [`CONFIG_VERSION`] has to follow.
+/// A configuration in which nothing blocks and all else is up to NCCL. Older libraries read fewer of the
+/// fields. Every field is named, so that this does not compile once cudarc declares another one: then
+/// [`CONFIG_VERSION`] has to follow.
 pub(super) fn config() -> ncclConfig_t {
     const UNSET: c_int = c_int::MIN;
     ncclConfig_t {
@@ -39,8 +40,8 @@ pub(super) fn config() -> ncclConfig_t {
 mod tests {
     use super::*;
 
-    /// NCCL 2.30.5 and later have a field in the padding behind the last one here, and read it unless the version
-    /// says that it is not there.
+    /// NCCL 2.30.5 and later have a field in the padding behind the last one here, and read it unless the
+    /// version says that it is not there.
     #[test]
     fn padding_is_no_field() {
         let end = std::mem::offset_of!(ncclConfig_t, maxP2pPeers) + size_of::<c_int>();

@@ -1,13 +1,13 @@
-//! The few things of CUDA's driver that CubeCL does not hand out: a stream of our own and events.
+//! What NCCL needs of CUDA's driver and CubeCL does not provide: a stream of its own, and events.
 
 #![allow(unsafe_code)]
 
-use super::NcclError;
+use super::error::NcclError;
 use cudarc::driver::result::{DriverError, ctx, device, event, primary_ctx, stream};
 use cudarc::driver::sys::{CUcontext, CUdevice, CUevent, CUevent_flags, CUevent_wait_flags};
 use cudarc::driver::sys::{CUresult, CUstream};
 
-/// The context of a GPU that all of this process shares.
+/// The primary context of a GPU, which this whole process shares.
 pub(super) struct Context {
     device: CUdevice,
     context: CUcontext,
@@ -19,7 +19,7 @@ unsafe impl Send for Context {}
 unsafe impl Sync for Context {}
 
 impl Context {
-    /// That of the GPU with this number. The driver must be there.
+    /// Retains the context of GPU `index`. The driver must be there.
     pub(super) fn of(index: usize) -> Result<Context, NcclError> {
         let driver = |call| move |error| NcclError::driver(call, error);
         cudarc::driver::result::init().map_err(driver("cuInit"))?;
@@ -31,7 +31,7 @@ impl Context {
         Ok(Context { device, context })
     }
 
-    /// Makes it the current one of this thread.
+    /// Makes it the current context of this thread.
     pub(super) fn enter(&self) -> Result<(), DriverError> {
         // SAFETY: the context is retained as long as `self` lives.
         unsafe { ctx::set_current(self.context) }
@@ -54,8 +54,8 @@ unsafe impl Send for Stream {}
 unsafe impl Sync for Stream {}
 
 impl Stream {
-    /// Of the highest priority, so that transfers get their few cores of the GPU beside compute, and
-    /// without ties to the default stream. Needs a current context.
+    /// Makes a stream of the highest priority, so that transfers get their few cores of the GPU beside
+    /// compute. It does not synchronize with the default stream. Needs a current context.
     pub(super) fn new() -> Result<Stream, DriverError> {
         let (_, greatest) = stream::get_priority_range()?;
         stream::create_with_priority(stream::StreamKind::NonBlocking, greatest).map(Stream)
@@ -68,12 +68,12 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        // SAFETY: made by `new`, and this is its last use. The driver lets pending work end first.
+        // SAFETY: made by `new`, and this is its last use. The driver completes pending work first.
         let _ = unsafe { stream::destroy(self.0) };
     }
 }
 
-/// A mark in a stream.
+/// A CUDA event: a mark in a stream.
 pub(super) struct Event(CUevent);
 
 // SAFETY: events may be used from any thread.
@@ -85,7 +85,7 @@ impl Event {
         event::create(CUevent_flags::CU_EVENT_DISABLE_TIMING).map(Event)
     }
 
-    /// Marks all that `stream` has been given.
+    /// Records the event behind all work that `stream` has so far.
     ///
     /// # Safety
     ///
@@ -95,24 +95,24 @@ impl Event {
         unsafe { event::record(self.0, stream) }
     }
 
-    /// Marks all that our own stream has been given.
-    pub(super) fn mark(&self, stream: &Stream) -> Result<(), DriverError> {
+    /// As [`Event::record`], on a stream that is alive because it is borrowed.
+    pub(super) fn record_on(&self, stream: &Stream) -> Result<(), DriverError> {
         // SAFETY: the stream is alive as long as it can be borrowed.
         unsafe { self.record(stream.raw()) }
     }
 
-    /// Lets what `stream` is given from now on wait for the mark.
+    /// Makes all later work of `stream` wait for the event.
     ///
     /// # Safety
     ///
     /// The stream is alive.
-    pub(super) unsafe fn hold_up(&self, stream: CUstream) -> Result<(), DriverError> {
+    pub(super) unsafe fn make_wait(&self, stream: CUstream) -> Result<(), DriverError> {
         let flags = CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
         // SAFETY: the event is alive, and so is the stream, says the caller.
         unsafe { stream::wait_event(stream, self.0, flags) }
     }
 
-    /// Whether the mark has been reached.
+    /// Whether the stream has reached the event.
     pub(super) fn has_passed(&self) -> Result<bool, DriverError> {
         // SAFETY: the event is alive.
         match unsafe { event::query(self.0) } {
@@ -130,15 +130,15 @@ impl Drop for Event {
     }
 }
 
-/// The marks of one operation: its buffers may be used, and it is done.
-pub(super) struct Marks {
+/// The events of one operation: `ready` when its buffers may be used, `done` when it has run.
+pub(super) struct Events {
     pub(super) ready: Event,
     pub(super) done: Event,
 }
 
-impl Marks {
+impl Events {
     /// Needs a current context.
-    pub(super) fn new() -> Result<Marks, DriverError> {
-        Ok(Marks { ready: Event::new()?, done: Event::new()? })
+    pub(super) fn new() -> Result<Events, DriverError> {
+        Ok(Events { ready: Event::new()?, done: Event::new()? })
     }
 }

@@ -1,8 +1,11 @@
-//! A GPU as CubeCL runs it, and how ranks connect by NCCL.
+//! A rank's GPU, which CubeCL runs, and how ranks connect their GPUs by NCCL.
 
-use super::NcclError;
 use super::cuda::Context;
+use super::error::NcclError;
 use super::library::{Comm, Library, SUCCESS};
+use crate::buffer::Buffer;
+use crate::communicator::Communicator;
+use crate::label::{Label, Phase};
 use cubecl_common::device::DeviceId;
 use cubecl_common::device_handle::DeviceHandle;
 use cubecl_cuda::CudaRuntime;
@@ -11,17 +14,17 @@ use std::hint;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// CubeCL's server of a GPU. One thread runs it; work for it is submitted.
+/// CubeCL's server of a GPU. One thread runs it, and work is submitted to that thread.
 pub(super) type Server = <CudaRuntime as Runtime>::Server;
 
-/// Looks at NCCL that follow each other at once. Queuing an operation takes it some tens of microseconds, and the
-/// one thread that launches everything waits for that.
+/// Number of looks at NCCL that follow each other without a pause. NCCL takes some tens of microseconds to
+/// queue an operation, and the one thread that launches everything waits for that.
 const SPINS: usize = 200;
 
-/// How long no look waits for more than other threads that want this core, such as NCCL's own.
+/// How long a look is followed by no more than a yield to other threads, such as NCCL's own.
 const YIELDING: Duration = Duration::from_millis(1);
 
-/// Between two looks at what takes longer, such as connecting.
+/// Pause between two looks at what takes longer, such as connecting.
 const POLL: Duration = Duration::from_micros(200);
 
 /// What all communicators of a rank share.
@@ -35,7 +38,7 @@ pub(super) struct Gpu {
 }
 
 impl Gpu {
-    /// Runs `task` on CubeCL's thread, behind all that has been submitted, and waits for that thread.
+    /// Runs `task` on CubeCL's thread, after all that was submitted before, and waits for it.
     pub(super) fn on_thread<R: Send>(
         &self,
         task: impl FnOnce() -> Result<R, NcclError> + Send,
@@ -50,25 +53,36 @@ impl Gpu {
         })
     }
 
+    /// Makes the GPU's context the current one of this thread.
     pub(super) fn enter(&self) -> Result<(), NcclError> {
         self.context.enter().map_err(|error| NcclError::driver("cuCtxSetCurrent", error))
     }
 
-    /// Connects `size` ranks that have agreed on `id`.
+    /// Connects all ranks of `group` by an id that its first rank makes.
     pub(super) fn connect(
         &self,
-        size: usize,
-        id: &[u8; 128],
-        rank: usize,
+        group: &dyn Communicator,
         timeout: Duration,
     ) -> Result<Comm, NcclError> {
-        let comm = self.on_thread(|| self.library.init(size, id, rank))?;
+        let made = if group.rank() == 0 { self.library.unique_id() } else { Ok([0; 128]) };
+        // An id of zeros tells the others that the first rank has none, so that they do not wait for it.
+        let buffer = Buffer::from_slice(&made.clone().unwrap_or([0; 128]));
+        let work = group.broadcast(Label::new("NCCL id", Phase::Init), buffer, 0);
+        let sent = work.wait(timeout)?;
+        made?;
+        let mut id = [0; 128];
+        id.copy_from_slice(sent.as_bytes());
+        if id == [0; 128] {
+            return Err(NcclError::Peers { ranks: vec![0] });
+        }
+        let (size, rank) = (group.world_size(), group.rank());
+        let comm = self.on_thread(|| self.library.init(size, &id, rank))?;
         self.complete(comm, timeout)
     }
 
     /// Waits until a new communicator is connected.
     pub(super) fn complete(&self, comm: Comm, timeout: Duration) -> Result<Comm, NcclError> {
-        let settled = settle(timeout, "connecting NCCL", || {
+        let settled = wait_for_nccl(timeout, "connecting NCCL", || {
             let state = self.library.state(&comm);
             self.library.check("ncclCommInitRankConfig", state)?;
             Ok(state)
@@ -83,8 +97,8 @@ impl Gpu {
     }
 }
 
-/// Waits until `state` no longer says that something goes on in the background.
-pub(super) fn settle(
+/// Waits until `state` returns success: until NCCL has finished what it does in the background.
+pub(super) fn wait_for_nccl(
     timeout: Duration,
     what: &'static str,
     mut state: impl FnMut() -> Result<i32, NcclError>,

@@ -1,17 +1,18 @@
-//! How the ranks of a group come to use NCCL together.
+//! How the ranks of a group agree to use NCCL.
 
-use super::NcclError;
 use super::cuda::Context;
+use super::error::NcclError;
 use super::gpu::{Gpu, Server};
-use super::library::{Comm, Library};
+use super::library::Library;
 use super::transport::Nccl;
+use crate::backend::Backend;
 use crate::buffer::Buffer;
 use crate::communicator::Communicator;
 use crate::dtype::DType;
 use crate::label::{Label, Phase};
-use crate::local::LocalEnd;
-use crate::member::{End, Member};
-use crate::tcp::TcpEnd;
+use crate::local::LocalBackend;
+use crate::process_group::ProcessGroup;
+use crate::tcp::TcpBackend;
 use cubecl_common::device::DeviceId;
 use cubecl_common::device_handle::DeviceHandle;
 use cubecl_cuda::CudaRuntime;
@@ -42,53 +43,57 @@ impl NcclOptions {
 }
 
 /// Backends that NCCL can be added to.
-pub trait Control: End {}
+pub trait ControlBackend: Backend {}
 
-impl Control for TcpEnd {}
+impl ControlBackend for TcpBackend {}
 
-/// For a world of one rank, or threads with a GPU each.
-impl Control for LocalEnd {}
+/// For a world of one rank, or of threads with a GPU each.
+impl ControlBackend for LocalBackend {}
 
-/// Bytes that a rank tells the others about itself: whether it is ready, its process and its GPU.
-const CARD: usize = 9;
+/// Bytes of what a rank tells the others about itself: whether it is ready, its process and its GPU.
+const IDENTITY: usize = 9;
 
-/// Adds NCCL to a group: its buffers may be on a GPU from now on, and so may those of the groups split
-/// off it. Collective: every rank of `group` calls it, once.
+/// Adds NCCL to a group. From now on its buffers may be on a GPU, and so may those of groups split off it.
+/// Collective: every rank of `group` calls it, once.
 ///
 /// # Errors
 ///
 /// [`NcclError`] on every rank if one cannot use NCCL; on that rank with the reason. After
 /// [`NcclOptions::connect_timeout`] at the latest. The group itself goes on without NCCL.
-pub fn attach<E: Control>(group: &Member<E>, options: &NcclOptions) -> Result<(), NcclError> {
+pub fn attach<B: ControlBackend>(
+    group: &ProcessGroup<B>,
+    options: &NcclOptions,
+) -> Result<(), NcclError> {
     let timeout = options.connect_timeout;
     let prepared = prepare(options);
-    let cards = exchange(group, prepared.is_ok(), options)?;
+    let identities = exchange_identities(group, prepared.is_ok(), options)?;
     let gpu = prepared?;
     let of = |is_meant: &dyn Fn(&[u8]) -> bool| {
-        let ranks = cards.chunks(CARD).enumerate().filter(|(_, card)| is_meant(card));
+        let ranks = identities.chunks(IDENTITY).enumerate().filter(|(_, one)| is_meant(one));
         ranks.map(|(rank, _)| rank).collect::<Vec<usize>>()
     };
-    let unable = of(&|card| card[0] == 0);
+    let unable = of(&|identity| identity[0] == 0);
     if !unable.is_empty() {
         return Err(NcclError::Peers { ranks: unable });
     }
     let (nodes, own) = (group.nodes(), group.rank());
-    let mut same = of(&|card| card[1..] == cards[own * CARD + 1..(own + 1) * CARD]);
+    let mut same =
+        of(&|identity| identity[1..] == identities[own * IDENTITY + 1..(own + 1) * IDENTITY]);
     same.retain(|rank| nodes[*rank] == nodes[own]);
     if same.len() > 1 {
         return Err(NcclError::SharedDevice { ranks: same, index: options.device });
     }
-    let comm = meet(&gpu, group, timeout)?;
+    let comm = gpu.connect(group, timeout)?;
     tracing::debug!(
         version = gpu.library.version(),
         place = gpu.library.place,
         "NCCL is connected"
     );
-    let nccl = Nccl::start(Arc::new(gpu), comm, group.guardian())?;
+    let nccl = Nccl::start(Arc::new(gpu), comm, group.control_group())?;
     group.set_transport(Arc::new(nccl)).map_err(|_| NcclError::Attached)
 }
 
-/// What this rank can find out alone.
+/// Finds the library and the GPU: all that this rank can do without the others.
 fn prepare(options: &NcclOptions) -> Result<Gpu, NcclError> {
     let count = CudaRuntime::enumerate_all_devices().len();
     if count == 0 {
@@ -105,38 +110,18 @@ fn prepare(options: &NcclOptions) -> Result<Gpu, NcclError> {
     Ok(Gpu { library, context, device, id, limit: options.timeout })
 }
 
-/// Tells all ranks whether this one is ready, and where it is.
-fn exchange(
+/// Tells all ranks whether this one is ready and which GPU it has; returns what all ranks said.
+fn exchange_identities(
     group: &dyn Communicator,
     is_ready: bool,
     options: &NcclOptions,
 ) -> Result<Vec<u8>, NcclError> {
-    let mut card = vec![u8::from(is_ready)];
-    card.extend(std::process::id().to_le_bytes());
+    let mut identity = vec![u8::from(is_ready)];
+    identity.extend(std::process::id().to_le_bytes());
     // No machine has that many GPUs.
-    card.extend(u32::try_from(options.device).unwrap_or(u32::MAX).to_le_bytes());
-    let output = Buffer::zeros(DType::U8, CARD * group.world_size());
+    identity.extend(u32::try_from(options.device).unwrap_or(u32::MAX).to_le_bytes());
+    let output = Buffer::zeros(DType::U8, IDENTITY * group.world_size());
     let label = Label::new("NCCL", Phase::Init);
-    let work = group.all_gather(label, Arc::new(Buffer::from_slice(&card)), output);
+    let work = group.all_gather(label, Arc::new(Buffer::from_slice(&identity)), output);
     Ok(work.wait(options.connect_timeout)?.as_bytes().to_vec())
-}
-
-/// Connects all ranks of `group` by an id that the first one makes.
-pub(super) fn meet(
-    gpu: &Gpu,
-    group: &dyn Communicator,
-    timeout: Duration,
-) -> Result<Comm, NcclError> {
-    let made = if group.rank() == 0 { gpu.library.unique_id() } else { Ok([0; 128]) };
-    // Nothing but zeros is no id: the others must not wait for a rank that has none.
-    let buffer = Buffer::from_slice(&made.clone().unwrap_or([0; 128]));
-    let work = group.broadcast(Label::new("NCCL id", Phase::Init), buffer, 0);
-    let sent = work.wait(timeout)?;
-    made?;
-    let mut id = [0; 128];
-    id.copy_from_slice(sent.as_bytes());
-    if id == [0; 128] {
-        return Err(NcclError::Peers { ranks: vec![0] });
-    }
-    gpu.connect(group.world_size(), &id, group.rank(), timeout)
 }

@@ -1,29 +1,25 @@
 //! Finding NCCL's library and calling it.
 //!
-//! cudarc declares NCCL's types, and they are used here. Its own loader is not: it asks the system for
-//! names that NCCL's library does not have (it is `libnccl.so.2`, in Python wheels without any link to
-//! it), takes no path, and a library that is already loaded answers to its own name only.
+//! The types are those that cudarc declares. Its loader is not used: it takes no path, and it asks the system
+//! for names that NCCL's library does not have. The library is called `libnccl.so.2`, and Python wheels
+//! contain no link to it under another name.
 
 #![allow(unsafe_code)]
 
-use super::NcclError;
 use super::config::config;
+use super::error::NcclError;
+use crate::nvidia::{Places, environment, reason};
 use cudarc::driver::sys::CUstream;
 use cudarc::nccl::sys::{
     ncclComm, ncclComm_t, ncclConfig_t, ncclDataType_t, ncclRedOp_t, ncclUniqueId,
 };
 use libloading::Library as Loaded;
-use std::error::Error;
-use std::ffi::{CStr, OsString, c_char, c_int, c_void};
-use std::fs;
+use std::ffi::{CStr, c_char, c_int, c_void};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 /// Names of the library, best first.
 const NAMES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
-
-/// Where the wheels `nvidia-nccl-cu12` and `nvidia-nccl-cu13` keep it, in a folder of packages.
-const WHEEL: &str = "nvidia/nccl/lib";
 
 /// The NCCL that [`installation`] has found.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,8 +30,8 @@ pub struct Installation {
     pub version: String,
 }
 
-/// Finds NCCL as [`attach`](super::attach) does, and lets it make the number by which ranks meet, which
-/// takes neither a GPU nor a driver.
+/// Finds NCCL as [`attach`](super::attach) does, and lets it make an id by which ranks connect. That needs
+/// neither a GPU nor a driver.
 ///
 /// # Errors
 ///
@@ -47,8 +43,8 @@ pub fn installation() -> Result<Installation, NcclError> {
     Ok(Installation { place: library.place, version })
 }
 
-/// What NCCL's functions return. Codes that this program does not know must not be undefined behaviour,
-/// so they stay numbers.
+/// What NCCL's functions return. It is a number and no enum, because a code that this program does not know
+/// would be undefined behaviour in an enum.
 pub(super) type Code = c_int;
 
 /// All went well.
@@ -57,7 +53,18 @@ pub(super) const SUCCESS: Code = 0;
 /// The call goes on in the background.
 pub(super) const IN_PROGRESS: Code = 7;
 
-/// The functions that are used.
+/// A function of NCCL that sums.
+type Reduce = unsafe extern "C" fn(
+    *const c_void,
+    *mut c_void,
+    usize,
+    ncclDataType_t,
+    ncclRedOp_t,
+    ncclComm_t,
+    CUstream,
+) -> Code;
+
+/// NCCL, loaded: the functions that Kiln calls.
 pub(super) struct Library {
     /// Where it was found.
     pub(super) place: String,
@@ -87,24 +94,8 @@ pub(super) struct Library {
         ncclComm_t,
         CUstream,
     ) -> Code,
-    reduce_scatter: unsafe extern "C" fn(
-        *const c_void,
-        *mut c_void,
-        usize,
-        ncclDataType_t,
-        ncclRedOp_t,
-        ncclComm_t,
-        CUstream,
-    ) -> Code,
-    all_reduce: unsafe extern "C" fn(
-        *const c_void,
-        *mut c_void,
-        usize,
-        ncclDataType_t,
-        ncclRedOp_t,
-        ncclComm_t,
-        CUstream,
-    ) -> Code,
+    reduce_scatter: Reduce,
+    all_reduce: Reduce,
     broadcast: unsafe extern "C" fn(
         *const c_void,
         *mut c_void,
@@ -136,21 +127,16 @@ pub(super) enum Kind {
 impl Library {
     /// Loads NCCL from where the system's loader finds it, or else from the usual folders.
     pub(super) fn find() -> Result<Library, NcclError> {
-        let mut tried = Vec::new();
-        let names = NAMES.iter().map(PathBuf::from);
-        for path in names.chain(candidates(&|name| std::env::var_os(name), Path::new("/"))) {
+        let (mut tried, places) = (Vec::new(), Places::of_nccl(&environment));
+        for path in NAMES.iter().map(PathBuf::from).chain(places.files(&NAMES)) {
             // SAFETY: NCCL's library runs nothing of note when it is loaded.
             match unsafe { Loaded::new(&path) } {
                 Ok(loaded) => return Library::bind(Box::leak(Box::new(loaded)), &path),
-                Err(error) => {
-                    // What the loader says is one level below.
-                    let reason =
-                        error.source().map_or_else(|| error.to_string(), |e| e.to_string());
-                    tried.push(format!("{}: {reason}", path.display()));
-                }
+                Err(error) => tried.push(reason(&error)),
             }
         }
-        Err(NcclError::NoLibrary { tried: tried.join("; ") })
+        let (places, tried) = (places.names_with_loader(), tried.join("; "));
+        Err(NcclError::NoLibrary { names: NAMES.join(" or "), places, tried })
     }
 
     fn bind(loaded: &'static Loaded, path: &Path) -> Result<Library, NcclError> {
@@ -196,7 +182,7 @@ impl Library {
         format!("{}.{}.{}", self.version / 10_000, self.version / 100 % 100, self.version % 100)
     }
 
-    /// A number that a new group of ranks meets by.
+    /// Makes an id by which the ranks of a new group connect.
     pub(super) fn unique_id(&self) -> Result<[u8; 128], NcclError> {
         let mut id = ncclUniqueId { internal: [0; 128] };
         // SAFETY: it writes one id.
@@ -205,7 +191,7 @@ impl Library {
         Ok(id.internal.map(|byte| byte as u8))
     }
 
-    /// Whether groups can be divided without meeting anew.
+    /// Whether communicators can be split, or the ranks of a new group have to connect anew.
     pub(super) fn can_split(&self) -> bool {
         self.split.is_some()
     }
@@ -218,8 +204,8 @@ impl Library {
         // SAFETY: it writes one handle and reads one configuration.
         let code = unsafe { (self.init_rank_config)(cell, size, id, rank, &mut config) };
         self.check("ncclCommInitRankConfig", code)?;
-        // This handle is there at once.
-        promise.keep().ok_or_else(|| self.no_handle("ncclCommInitRankConfig"))
+        // NCCL writes this handle before it returns.
+        promise.take().ok_or_else(|| self.no_handle("ncclCommInitRankConfig"))
     }
 
     fn no_handle(&self, call: &'static str) -> NcclError {
@@ -227,8 +213,8 @@ impl Library {
         NcclError::Call { call, code: SUCCESS, version, text }
     }
 
-    /// Starts to divide `comm`; `color` is `None` on ranks that get no part. Only if
-    /// [`Library::can_split`]. The part is there when [`Library::state`] of `comm` says so.
+    /// Starts to split `comm`; `color` is `None` on ranks that join no new group. Only if
+    /// [`Library::can_split`]. The new communicator exists once [`Library::state`] of `comm` is [`SUCCESS`].
     pub(super) fn split(
         &self,
         comm: &Comm,
@@ -248,7 +234,7 @@ impl Library {
         Ok(promise)
     }
 
-    /// What the communicator is about: [`SUCCESS`], [`IN_PROGRESS`], or what has gone wrong.
+    /// The state of the communicator: [`SUCCESS`], [`IN_PROGRESS`], or an error.
     pub(super) fn state(&self, comm: &Comm) -> Code {
         let mut state = SUCCESS;
         // SAFETY: the communicator is alive; it writes one number.
@@ -256,7 +242,8 @@ impl Library {
         if code == SUCCESS { state } else { code }
     }
 
-    /// Starts to bring what a communicator has sent to its end. It is done when [`Library::state`] says so.
+    /// Starts to complete what a communicator has sent. It is complete once [`Library::state`] is
+    /// [`SUCCESS`].
     pub(super) fn finalize(&self, comm: &Comm) -> Result<(), NcclError> {
         // SAFETY: the communicator is alive.
         let code = unsafe { (self.finalize)(comm.0) };
@@ -269,17 +256,17 @@ impl Library {
         unsafe { (self.destroy)(comm.0) };
     }
 
-    /// Ends all that runs and frees the communicator.
+    /// Ends all operations under way and frees the communicator.
     pub(super) fn abort(&self, comm: Comm) {
         // SAFETY: the communicator is alive, and this is its last use. What it returns changes nothing.
         unsafe { (self.abort)(comm.0) };
     }
 
-    /// Queues an operation between the memory at `from` and at `to`.
+    /// Queues an operation that reads the memory at `from` and writes that at `to`.
     ///
     /// # Safety
     ///
-    /// Both are device memory of the size that `launch` implies, and remain so until it is done.
+    /// Both are device memory of the size that `launch` implies, and remain so until the operation is done.
     pub(super) unsafe fn launch(
         &self,
         comm: &Comm,
@@ -318,8 +305,8 @@ impl Library {
         if code == SUCCESS || code == IN_PROGRESS {
             return Ok(());
         }
-        // SAFETY: NCCL returns a string of its own, or nothing; without a communicator it is the last
-        // error of all.
+        // SAFETY: NCCL returns a string of its own, or null. Without a communicator it returns the last error
+        // of all communicators.
         let text = unsafe {
             let text = (self.last_error)(std::ptr::null_mut());
             if text.is_null() { "".into() } else { CStr::from_ptr(text).to_string_lossy() }
@@ -335,7 +322,7 @@ pub(super) struct Comm(ncclComm_t);
 // SAFETY: NCCL's communicators may be used from any thread, by one at a time.
 unsafe impl Send for Comm {}
 
-/// Where NCCL leaves a communicator, perhaps later. Never freed, since it may do so at any time.
+/// Where NCCL will write the handle of a communicator. Never freed, because NCCL may write at any time.
 pub(super) struct Promise(&'static AtomicPtr<ncclComm>);
 
 impl Promise {
@@ -343,8 +330,8 @@ impl Promise {
         Promise(Box::leak(Box::default()))
     }
 
-    /// The communicator, if it is there. Once.
-    pub(super) fn keep(self) -> Option<Comm> {
+    /// Takes the communicator, if NCCL has written it.
+    pub(super) fn take(self) -> Option<Comm> {
         let comm = self.0.swap(std::ptr::null_mut(), Ordering::Acquire);
         (!comm.is_null()).then_some(Comm(comm))
     }
@@ -353,81 +340,4 @@ impl Promise {
 /// NCCL counts ranks and colors in C's `int`; there are never more of them.
 fn int(number: usize) -> c_int {
     c_int::try_from(number).unwrap_or(c_int::MAX)
-}
-
-/// Files that may be NCCL's library, besides what the system's loader finds: in the folders of CUDA and
-/// NCCL, and in those of Python's wheels. `environment` looks up variables, `root` is the file system's.
-fn candidates(environment: &dyn Fn(&str) -> Option<OsString>, root: &Path) -> Vec<PathBuf> {
-    let mut folders = Vec::new();
-    for name in ["NCCL_HOME", "CUDA_PATH", "CUDA_HOME"] {
-        let base = environment(name).map(PathBuf::from);
-        folders.extend(base.iter().flat_map(|base| ["lib64", "lib"].map(|lib| base.join(lib))));
-    }
-    folders.push(root.join("usr/local/cuda/lib64"));
-    let entries = environment("PYTHONPATH");
-    folders.extend(entries.iter().flat_map(std::env::split_paths).map(|path| path.join(WHEEL)));
-    let mut prefixes: Vec<PathBuf> = ["VIRTUAL_ENV", "CONDA_PREFIX"]
-        .iter()
-        .filter_map(|name| environment(name))
-        .map(|prefix| PathBuf::from(prefix).join("lib"))
-        .collect();
-    prefixes.extend(environment("HOME").map(|home| PathBuf::from(home).join(".local/lib")));
-    prefixes.extend(["usr/local/lib", "usr/lib"].map(|lib| root.join(lib)));
-    for python in prefixes.iter().flat_map(|prefix| pythons(prefix)) {
-        folders
-            .extend(["site-packages", "dist-packages"].map(|kind| python.join(kind).join(WHEEL)));
-    }
-    let files = folders.iter().flat_map(|folder| NAMES.map(|name| folder.join(name)));
-    files.filter(|file| file.exists()).collect()
-}
-
-/// The folders of Python's versions in `prefix`, the newest name last in the alphabet first.
-fn pythons(prefix: &Path) -> Vec<PathBuf> {
-    let entries = fs::read_dir(prefix).into_iter().flatten().flatten();
-    let is_python = |path: &PathBuf| {
-        path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("python3"))
-    };
-    let mut found: Vec<PathBuf> = entries.map(|entry| entry.path()).filter(is_python).collect();
-    found.sort_unstable_by(|a, b| b.cmp(a));
-    found
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::collections::HashMap;
-
-    #[test]
-    fn looks_into_the_folders_of_cuda_and_of_wheels() {
-        let root = std::env::temp_dir().join(format!("kiln-nccl-{}", std::process::id()));
-        let place = |path: &str| {
-            let folder = root.join(path);
-            fs::create_dir_all(&folder).unwrap();
-            let file = folder.join("libnccl.so.2");
-            fs::write(&file, b"").unwrap();
-            file
-        };
-        let expected = [
-            place("nccl/lib"),
-            place("cuda/lib64"),
-            place("usr/local/cuda/lib64"),
-            place("path/nvidia/nccl/lib"),
-            place("venv/lib/python3.12/site-packages/nvidia/nccl/lib"),
-            place("home/.local/lib/python3.11/site-packages/nvidia/nccl/lib"),
-            place("usr/lib/python3/dist-packages/nvidia/nccl/lib"),
-        ];
-        // Not a version of Python.
-        place("usr/lib/perl5/dist-packages/nvidia/nccl/lib");
-        let path = std::env::join_paths([root.join("nowhere"), root.join("path")]).unwrap();
-        let variables: HashMap<&str, OsString> = HashMap::from([
-            ("NCCL_HOME", root.join("nccl").into()),
-            ("CUDA_PATH", root.join("cuda").into()),
-            ("PYTHONPATH", path),
-            ("VIRTUAL_ENV", root.join("venv").into()),
-            ("HOME", root.join("home").into()),
-        ]);
-        let found = candidates(&|name| variables.get(name).cloned(), &root);
-        fs::remove_dir_all(&root).unwrap();
-        assert_eq!(found, expected);
-    }
 }

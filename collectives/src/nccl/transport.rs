@@ -1,12 +1,13 @@
 //! NCCL as the transport of a group.
 
-use super::NcclError;
-use super::channel::{Channel, Plan, aborted};
-use super::cuda::{Marks, Stream};
-use super::gpu::{Gpu, Server, settle};
-use super::join;
+use super::channel::{Channel, Plan};
+use super::cuda::{Events, Stream};
+use super::error::NcclError;
+use super::gpu::{Gpu, Server, wait_for_nccl};
+use super::in_flight::{Progress, QueuedOperation, Stage};
 use super::library::{Comm, Kind, Launch};
-use super::watch::{self, Flight, Progress, Stage};
+use super::watch;
+use crate::backend::Payload;
 use crate::buffer::Buffer;
 use crate::call::{ArgumentError, CallSite};
 use crate::device::DeviceMemory;
@@ -14,7 +15,7 @@ use crate::dtype::DType;
 use crate::error::CommError;
 use crate::recorder::RecordId;
 use crate::sync::lock;
-use crate::transport::{Guardian, Movement, NewPlace, Transport};
+use crate::transport::{ControlGroup, SplitGroup, Transport};
 use crate::work::Work;
 use cubecl_common::device::ServiceId;
 use cubecl_environment::stream::StreamId;
@@ -23,7 +24,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// A rank's transport by NCCL.
+/// NCCL as the transport of one rank.
 pub(super) struct Nccl {
     channel: Arc<Channel>,
     watcher: Mutex<Option<JoinHandle<()>>>,
@@ -34,7 +35,7 @@ impl Nccl {
     pub(super) fn start(
         gpu: Arc<Gpu>,
         comm: Comm,
-        group: Arc<dyn Guardian>,
+        control: Arc<dyn ControlGroup>,
     ) -> Result<Nccl, NcclError> {
         let driver = |error| NcclError::driver("cuStreamCreateWithPriority", error);
         let stream = match gpu.on_thread(|| Stream::new().map_err(driver)) {
@@ -48,10 +49,10 @@ impl Nccl {
             gpu,
             comm: Mutex::new(Some(comm)),
             stream,
-            spare: Mutex::default(),
-            flights: Mutex::default(),
+            spare: Arc::default(),
+            in_flight: Mutex::default(),
             changed: Condvar::new(),
-            group,
+            control,
         });
         let watched = Arc::clone(&channel);
         let spawned = thread::Builder::new().name("nccl-watch".into()).spawn(move || {
@@ -66,24 +67,25 @@ impl Nccl {
         }
     }
 
-    fn divide(
+    /// Splits the communicator; returns that of this rank's new group.
+    fn split_comm(
         &self,
-        place: Option<&NewPlace<'_>>,
+        new_group: Option<&SplitGroup<'_>>,
         timeout: Duration,
     ) -> Result<Option<Comm>, NcclError> {
         let (channel, gpu) = (&*self.channel, &*self.channel.gpu);
         if !gpu.library.can_split() {
-            let Some(place) = place else { return Ok(None) };
-            return join::meet(gpu, place.control, timeout).map(Some);
+            let Some(group) = new_group else { return Ok(None) };
+            return gpu.connect(group.communicator, timeout).map(Some);
         }
-        let color = place.map(|place| place.first);
-        let key = place.map_or(0, |place| place.control.rank());
+        let color = new_group.map(|group| group.first_world_rank);
+        let key = new_group.map_or(0, |group| group.communicator.rank());
         let promise = gpu.on_thread(|| match &*lock(&channel.comm) {
             Some(comm) => gpu.library.split(comm, color, key),
-            None => Err(aborted()),
+            None => Err(NcclError::aborted()),
         })?;
-        settle(timeout, "dividing a communicator of NCCL", || channel.state())?;
-        match (place, promise.keep()) {
+        wait_for_nccl(timeout, "dividing a communicator of NCCL", || channel.state())?;
+        match (new_group, promise.take()) {
             (None, _) => Ok(None),
             (Some(_), Some(comm)) => gpu.complete(comm, timeout).map(Some),
             (Some(_), None) => {
@@ -105,37 +107,37 @@ impl Transport for Nccl {
         (!is_here).then_some(ArgumentError::OtherDevice)
     }
 
-    fn enqueue(&self, site: CallSite, record: RecordId, movement: Movement) -> Work {
+    fn enqueue(&self, site: CallSite, record: RecordId, payload: Payload) -> Work {
         let channel = &self.channel;
-        if let Some(error) = channel.group.cause(&site) {
+        if let Some(error) = channel.control.cause(&site) {
             return Work::ready(Err(error));
         }
-        let Some((plan, result)) = plan(movement) else {
+        let Some((plan, result)) = plan(payload) else {
             // Calls are checked before.
             return Work::ready(Err(CommError::invalid(&site, ArgumentError::NoDeviceTransport)));
         };
-        let progress = Arc::new(Progress::new(channel));
-        lock(&channel.flights).queue.push_back(Flight {
+        let progress = Arc::new(Progress::new(&channel.spare));
+        lock(&channel.in_flight).queue.push_back(QueuedOperation {
             site: site.clone(),
             record,
             issued: Instant::now(),
             progress: Arc::clone(&progress),
-            keep: [plan.input.clone(), plan.output.clone()],
+            buffers: [plan.input.clone(), plan.output.clone()],
         });
         channel.changed.notify_all();
         let origin = plan.output.stream;
         let (caller, launching, report) =
             (StreamId::current(), Arc::clone(channel), Report(Some(Arc::clone(&progress))));
         channel.gpu.device.submit(move |server: &mut Server| {
-            launching.group.recorder().started(record);
+            launching.control.recorder().started(record);
             report.set(launching.launch(server, caller, &plan));
         });
-        // Whichever thread submits something next, this comes before.
+        // Work that any thread submits later comes after this.
         channel.gpu.device.flush_queue();
 
         let channel = Arc::clone(channel);
         Work::queued(result, move || {
-            if let Some(error) = channel.group.cause(&site) {
+            if let Some(error) = channel.control.cause(&site) {
                 return Err(error);
             }
             let mut callers = vec![StreamId::current()];
@@ -144,7 +146,7 @@ impl Transport for Nccl {
             }
             let joining = Arc::clone(&channel);
             channel.gpu.device.submit(move |server: &mut Server| {
-                let joined = joining.hold_up(server, &callers, &lock(&progress.stage));
+                let joined = joining.make_wait(server, &callers, &lock(&progress.stage));
                 if let Err(error) = joined {
                     *lock(&progress.stage) = Stage::Failed(error.to_string());
                 }
@@ -157,25 +159,24 @@ impl Transport for Nccl {
     fn split(
         &self,
         site: &CallSite,
-        place: Option<NewPlace<'_>>,
+        new_group: Option<SplitGroup<'_>>,
         timeout: Duration,
     ) -> Result<Option<Arc<dyn Transport>>, CommError> {
         let gpu = &self.channel.gpu;
-        let made = self.divide(place.as_ref(), timeout).and_then(|comm| {
-            let parts = comm.zip(place);
-            let start = |(comm, place): (Comm, NewPlace<'_>)| {
-                Nccl::start(Arc::clone(gpu), comm, place.group)
+        let made = self.split_comm(new_group.as_ref(), timeout).and_then(|comm| {
+            let start = |(comm, group): (Comm, SplitGroup<'_>)| {
+                Nccl::start(Arc::clone(gpu), comm, group.control)
             };
-            parts.map(start).transpose()
+            comm.zip(new_group).map(start).transpose()
         });
         match made {
             Ok(nccl) => Ok(nccl.map(|nccl| Arc::new(nccl) as Arc<dyn Transport>)),
-            Err(error) => Err(self.channel.group.give_up(site, &error.to_string())),
+            Err(error) => Err(self.channel.control.give_up(site, &error.to_string())),
         }
     }
 
     fn close(&self) {
-        lock(&self.channel.flights).closing = true;
+        lock(&self.channel.in_flight).closing = true;
         self.channel.changed.notify_all();
         if let Some(watcher) = lock(&self.watcher).take() {
             // A panic of the watcher has been printed; there is nothing else to do about it.
@@ -190,14 +191,14 @@ impl Drop for Nccl {
     }
 }
 
-/// Notes what became of a launch, also if it panics.
+/// Notes the outcome of a launch, also if it panics.
 struct Report(Option<Arc<Progress>>);
 
 impl Report {
-    fn set(mut self, result: Result<Marks, NcclError>) {
+    fn set(mut self, result: Result<Events, NcclError>) {
         if let Some(progress) = self.0.take() {
             *lock(&progress.stage) = match result {
-                Ok(marks) => Stage::Running(marks),
+                Ok(events) => Stage::Running(events),
                 Err(error) => Stage::Failed(error.to_string()),
             };
         }
@@ -213,13 +214,14 @@ impl Drop for Report {
     }
 }
 
-/// What NCCL is to do, and the buffer that it fills.
-fn plan(movement: Movement) -> Option<(Plan, Buffer)> {
-    let (kind, input, output) = match movement {
-        Movement::AllGather { input, output } => (Kind::AllGather, Some(input), output),
-        Movement::ReduceScatter { input, output } => (Kind::ReduceScatter, Some(input), output),
-        Movement::AllReduce { buffer } => (Kind::AllReduce, None, buffer),
-        Movement::Broadcast { buffer, root } => (Kind::Broadcast { root }, None, buffer),
+/// The operation that NCCL is to run, and the buffer that it fills.
+fn plan(payload: Payload) -> Option<(Plan, Buffer)> {
+    let (kind, input, output) = match payload {
+        Payload::AllGather { input, output } => (Kind::AllGather, Some(input), output),
+        Payload::ReduceScatter { input, output } => (Kind::ReduceScatter, Some(input), output),
+        Payload::AllReduce { buffer } => (Kind::AllReduce, None, buffer),
+        Payload::Broadcast { buffer, root } => (Kind::Broadcast { root }, None, buffer),
+        Payload::Nothing => return None,
     };
     let count = match (&kind, &input) {
         (Kind::AllGather, Some(input)) => input.len(),

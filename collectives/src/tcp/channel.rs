@@ -1,4 +1,4 @@
-//! A connection whose two sides know each other: plain, or sealed record by record.
+//! A connection whose two sides have authenticated each other: plain, or sealed record by record.
 
 use super::options::Seal;
 use super::seal::{Key, Opener, Sealer};
@@ -13,7 +13,7 @@ pub(super) struct Channel {
 }
 
 impl Channel {
-    /// `keys` are that of what this side sends and that of what it receives.
+    /// `keys` are the key for what this side sends and the key for what it receives.
     pub(super) fn new(stream: Arc<TcpStream>, seal: Seal, keys: [&Key; 2]) -> Channel {
         let [sending, receiving] = keys;
         Channel {
@@ -54,8 +54,8 @@ impl Read for Reader {
     }
 }
 
-/// The sending half of a connection. On a socket that does not block, whoever has been told to wait must
-/// try again with the same bytes.
+/// The sending half of a connection. After a write to a non-blocking socket that would block, the next write
+/// must start with the same bytes.
 pub(super) struct Writer {
     pub(super) stream: Arc<TcpStream>,
     sealer: Option<Box<Sealer>>,
@@ -63,8 +63,8 @@ pub(super) struct Writer {
 }
 
 impl Writer {
-    /// Sends all of a message, or gives it up after the socket's time limit. A sealed connection takes no
-    /// others after that, since part of a record may be on its way.
+    /// Sends a whole message, or gives it up after the socket's time limit. A sealed connection takes no
+    /// messages after that, because part of a record may have been sent.
     pub(super) fn deliver(&mut self, message: &[u8]) -> io::Result<()> {
         if self.is_broken {
             return Err(io::ErrorKind::BrokenPipe.into());

@@ -1,14 +1,15 @@
-//! A rank's side of the rendezvous: says that it is alive, answers questions, and learns when a
-//! group or the world has failed.
+//! A rank's side of the rendezvous: it says that it is alive, answers questions, and learns when a group or
+//! the world has failed.
 
 use super::channel::{Channel, Reader, Writer};
 use super::frame::{self, MEMBER_LIMIT};
 use super::inquiry::GRACE;
 use super::message::{Cause, GroupName, GroupNumber, Site, ToRank, ToRendezvous, Trouble};
-use super::pulse::Pulse;
-use super::rendezvous::{BEAT, Rendezvous};
+use super::registry::HEARTBEAT;
+use super::rendezvous::Rendezvous;
+use super::stall::StallDetector;
 use super::waker::Waker;
-use crate::member::RankShared;
+use crate::backend::RankShared;
 use crate::sync::{lock, wait_until};
 use crate::verdict::{Finding, Verdict};
 use std::collections::HashMap;
@@ -22,11 +23,11 @@ use std::time::{Duration, Instant};
 /// at most twice [`GRACE`], once about a lost connection and once about this.
 const ANSWER: Duration = Duration::from_secs(3 * GRACE.as_secs());
 
-/// The rendezvous says that it is alive once per [`BEAT`]; after this it is not.
+/// How long the rendezvous may be silent before it counts as gone. It sends a message once per [`HEARTBEAT`].
 const SILENCE: Duration = Duration::from_secs(5);
 
 /// How long a rank that is asked about an operation waits for its own caller to issue it.
-const SETTLE: Duration = Duration::from_secs(1);
+const ISSUE_WAIT: Duration = Duration::from_secs(1);
 
 /// Records sent with an answer.
 const RECORDS: usize = 64;
@@ -44,7 +45,7 @@ struct Inner {
     backend: &'static str,
     writer: Mutex<Writer>,
     state: Mutex<State>,
-    /// Something failed, or the rank leaves.
+    /// A group or the world has failed, or the rank leaves.
     changed: Condvar,
     /// The caller has issued an operation.
     issued: Condvar,
@@ -58,8 +59,8 @@ struct State {
     /// Workers to wake when their group fails.
     wakers: Vec<(GroupNumber, Weak<Waker>)>,
     heard: Instant,
-    /// Of the thread that says that this rank is alive.
-    pulse: Pulse,
+    /// Watches the thread that says that this rank is alive.
+    stalls: StallDetector,
     closing: bool,
 }
 
@@ -83,7 +84,7 @@ impl Control {
                 groups: HashMap::new(),
                 wakers: Vec::new(),
                 heard: Instant::now(),
-                pulse: Pulse::new(BEAT),
+                stalls: StallDetector::new(HEARTBEAT),
                 closing: false,
             }),
             changed: Condvar::new(),
@@ -114,7 +115,7 @@ impl Control {
         state.groups.get(&group).or(state.world.as_ref()).cloned()
     }
 
-    /// What all ranks together found, if they had to look.
+    /// The verdict of all ranks together, if there is one.
     pub(super) fn verdict(&self) -> Option<Verdict> {
         let state = lock(&self.inner.state);
         let causes = state.world.iter().chain(state.groups.values());
@@ -139,7 +140,7 @@ impl Control {
         self.inner.send(&ToRendezvous::Trouble(Trouble::Abort { group, rank, reason }));
     }
 
-    /// Reports a trouble at `site` and returns what the rendezvous found to be its cause.
+    /// Reports a trouble at `site` and returns the cause that the rendezvous has found.
     pub(super) fn report(&self, site: &Site, trouble: Trouble) -> Cause {
         let group = site.group.number;
         if let Some(cause) = self.cause(group) {
@@ -188,7 +189,7 @@ impl Control {
                 self.inner.shared.world_rank,
                 site.sequence,
                 site.operation,
-                site.label.unit
+                site.label.scope
             ),
         };
         let rank_0 = site.group.ranks.iter().position(|rank| *rank == 0);
@@ -212,7 +213,7 @@ impl Drop for Control {
         lock(&self.inner.state).closing = true;
         self.inner.changed.notify_all();
         self.inner.send(&ToRendezvous::Goodbye);
-        // The goodbye is still delivered; the reading thread wakes up.
+        // The goodbye is still delivered, and the reading thread wakes up.
         let _ = lock(&self.inner.writer).stream.shutdown(Shutdown::Both);
         for thread in self.threads.drain(..) {
             // A panic there has been printed; there is nobody left to tell.
@@ -224,7 +225,7 @@ impl Drop for Control {
 impl Inner {
     fn send(&self, message: &ToRendezvous) {
         match frame::encode(message, MEMBER_LIMIT) {
-            // If it cannot be sent, the rendezvous is gone; the reading thread finds out.
+            // If sending fails, the rendezvous is gone, which the reading thread notices.
             Ok(frame) => drop(lock(&self.writer).deliver(&frame)),
             Err(error) => tracing::warn!("cannot tell the rendezvous: {error}"),
         }
@@ -264,7 +265,7 @@ impl Inner {
                     let (closing, first) = (state.closing, state.first.clone());
                     drop(state);
                     if !closing {
-                        // Rank 0 ends soon after a failure, and that is no news.
+                        // Rank 0 ends soon after a failure, so that failure is the cause.
                         let cause = first.unwrap_or_else(|| self.lost_rendezvous(&error));
                         self.fail(None, cause);
                     }
@@ -300,19 +301,19 @@ impl Inner {
 
     fn answer(&self, request: u64, at: Option<(GroupName, u64)>) {
         if let Some((group, sequence)) = at {
-            self.settle(&group, sequence);
+            self.wait_until_issued(&group, sequence);
         }
         let mut flight = self.shared.flight(self.backend, String::new());
         let surplus = flight.records.len().saturating_sub(RECORDS);
         flight.records.drain(..surplus);
-        flight.stall = lock(&self.state).pulse.stall(Instant::now());
+        flight.stall = lock(&self.state).stalls.stall(Instant::now());
         self.send(&ToRendezvous::Report { request, flight: Box::new(flight) });
     }
 
-    /// Waits a moment for the caller to issue operation `sequence` of `group`, if this rank is in
-    /// it: a rank that is only a little behind is not missing.
-    fn settle(&self, group: &GroupName, sequence: u64) {
-        let until = Instant::now() + SETTLE;
+    /// Waits a moment for the caller to issue operation `sequence` of `group`, if this rank is in the group:
+    /// a rank that is only a little behind is not missing.
+    fn wait_until_issued(&self, group: &GroupName, sequence: u64) {
+        let until = Instant::now() + ISSUE_WAIT;
         loop {
             let groups = self.shared.recorder.groups();
             let view = groups.iter().find(|g| g.name == group.name && g.ranks == group.ranks);
@@ -322,7 +323,7 @@ impl Inner {
                 return;
             }
             let state = lock(&self.state);
-            // Notified when an operation is issued; the short limit covers one issued just now.
+            // Notified when an operation is issued. The short limit covers one that was issued just before.
             let pause = left.min(Duration::from_millis(20));
             drop(self.issued.wait_timeout(state, pause));
         }
@@ -334,9 +335,9 @@ impl Inner {
             drop(state);
             self.send(&ToRendezvous::Beat);
             state = lock(&self.state);
-            state.pulse.rest(Instant::now());
-            state = wait_until(&self.changed, state, BEAT, |state| state.closing);
-            state.pulse.wake(Instant::now());
+            state.stalls.rest(Instant::now());
+            state = wait_until(&self.changed, state, HEARTBEAT, |state| state.closing);
+            state.stalls.wake(Instant::now());
         }
     }
 }

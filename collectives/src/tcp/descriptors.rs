@@ -1,11 +1,12 @@
-//! How many files and sockets this process may have open.
+//! The limit on files and sockets that this process may have open.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// Descriptors that a process needs for other things than its connections to ranks.
 const SPARE: u64 = 512;
 
-/// Connections of a rank to another: one in the world, some in groups that are split off, one on their way.
+/// Connections of a rank to another: one in the world, some in groups that are split off, and one being
+/// accepted.
 const PER_RANK: u64 = 6;
 
 /// Raises the soft limit, as far as the hard one allows, to what a world of this size needs. Many systems

@@ -1,7 +1,7 @@
 //! Messages as frames: four bytes of length, then bincode.
 //!
-//! The only place that knows bincode. What comes in may come from anyone: the length is checked
-//! before memory is taken, and the decoder counts what it claims against the same limit.
+//! A frame may come from anyone. So its length is checked before memory is allocated, and the decoder counts
+//! the lengths inside of it against the same limit.
 
 use super::seal::SealError;
 use serde::Serialize;
@@ -20,21 +20,21 @@ const CONFIG: bincode::config::Configuration<
     bincode::config::Limit<MEMBER_LIMIT>,
 > = bincode::config::standard().with_limit::<MEMBER_LIMIT>();
 
-/// Why bytes are no frame.
+/// Why a frame could not be read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum FrameError {
-    /// It says it is longer than the sender may send.
+    /// It is longer than its sender may send.
     #[error("a frame of {length} bytes, where at most {limit} are allowed")]
     TooLong {
-        /// Length claimed or needed.
+        /// The length that it claims or needs.
         length: usize,
-        /// Most allowed.
+        /// The longest that is allowed.
         limit: usize,
     },
-    /// Its content is not the message expected.
+    /// Its content is not the expected message.
     #[error("a frame that is no message: {0}")]
     Garbage(String),
-    /// It comes from somebody who only pretends to be the other side, or was changed on its way.
+    /// It does not come from the other side, or was changed on its way.
     #[error(transparent)]
     Seal(SealError),
     /// The connection failed or ended.
@@ -42,7 +42,7 @@ pub enum FrameError {
     Io(io::Error),
 }
 
-/// What became of a connection, as a sentence about the other side.
+/// Says what happened to a connection, as a sentence about the other side.
 fn in_words(error: &io::Error) -> String {
     match error.kind() {
         io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => "it hung up".to_owned(),

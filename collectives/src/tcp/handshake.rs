@@ -1,10 +1,10 @@
-//! Who is at the other end: both sides prove that they know the job's secret before anything else
-//! is said.
+//! Authentication: both sides of a connection prove that they know the job's secret before they send anything
+//! else.
 //!
-//! The side that accepts sends a nonce; the other answers with what it claims to be, a nonce of its
-//! own and a keyed hash (HMAC-SHA-256) over all of it; the first side proves itself with a hash
-//! over the same. Nonces are fresh, so a recorded conversation proves nothing. What follows is sealed
-//! as the claim says, with keys that are hashes over the same as well (`seal`).
+//! The accepting side sends a nonce. The calling side answers with its claim, a nonce of its own and a keyed
+//! hash (HMAC-SHA-256) over all three. The accepting side answers with a hash over the same. Nonces are
+//! fresh, so a recorded handshake proves nothing. Later traffic is sealed as the claim says, with keys that
+//! are derived from the same messages (see `seal`).
 
 use super::channel::Channel;
 use super::frame::{self, FrameError, STRANGER_LIMIT};
@@ -18,11 +18,12 @@ use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Changes whenever messages do.
+/// Version of the protocol. It changes whenever messages do.
 const VERSION: u32 = 4;
 
-/// How long a caller may take to prove itself, however slowly its bytes drip in. Long, since a genuine one
-/// may be on a machine that is very busy; when others want to come in, strangers are turned away earlier.
+/// How long a caller may take to authenticate itself, however slowly its bytes arrive. It is long, because a
+/// genuine caller may be on a very busy machine. When too many callers wait, unauthenticated ones are closed
+/// earlier.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Longest name of a job or a machine, in bytes.
@@ -35,14 +36,14 @@ type Nonce = [u8; 32];
 pub(super) enum Purpose {
     /// Between a rank and the rendezvous.
     Control {
-        /// Ranks the caller believes there are.
+        /// The number of ranks that the caller expects.
         world_size: usize,
         /// Machine of the caller.
         node: String,
-        /// The port that the caller was told, if that is another program's and the ranks meet near it: so may
-        /// those of another job.
+        /// The port that the caller was told, if it belongs to another program and the ranks meet near it,
+        /// where ranks of other jobs may meet as well.
         near: Option<u16>,
-        /// Where the caller listens for other ranks.
+        /// The port that the caller listens at for other ranks.
         port: u16,
     },
     /// Between two ranks of a group.
@@ -54,13 +55,13 @@ pub(super) enum Purpose {
     },
 }
 
-/// What the calling side says it is.
+/// What the calling side claims to be.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Claim {
     pub(super) job: String,
     /// World rank.
     pub(super) rank: usize,
-    /// What protects the connection after this.
+    /// What protects the connection after the handshake.
     pub(super) seal: Seal,
     pub(super) purpose: Purpose,
 }
@@ -78,19 +79,19 @@ struct Proof {
     hash: [u8; 32],
 }
 
-/// The accepting side's last word.
+/// The last message of the accepting side.
 #[derive(Serialize, Deserialize)]
 struct Answer {
-    /// Why the claim, though genuine, cannot be granted.
+    /// Why a genuine caller is refused; `None` if it is accepted.
     refusal: Option<Refusal>,
     hash: [u8; 32],
 }
 
-/// Why a genuine claim is not granted.
+/// Why a genuine caller is refused.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Refusal {
     pub(super) reason: String,
-    /// Whether it may be granted later.
+    /// Whether a later call may be accepted.
     pub(super) retry: bool,
 }
 
@@ -103,16 +104,16 @@ pub enum HandshakeError {
     /// The other side speaks another version.
     #[error("it speaks version {0} of the protocol, this program version {VERSION}")]
     Version(u32),
-    /// The other side's hash is wrong, or it hangs up on ours: it does not know the secret.
+    /// The other side sent a wrong hash or hung up on this side's hash, so it does not know the secret.
     #[error("it does not know this job's secret")]
     Secret,
-    /// The same of a caller, which says that it is this rank.
+    /// A caller that claims to be this rank does not know the secret.
     #[error("it does not know this job's secret (and says that it is rank {0})")]
     Stranger(usize),
     /// A name is too long to be sent.
     #[error("\"{0}\" is longer than {NAME_LIMIT} bytes")]
     Name(String),
-    /// The other side says no; the flag tells whether it may say yes later.
+    /// The other side refuses; the flag says whether a later call may be accepted.
     #[error("{0}")]
     Refused(String, bool),
 }
@@ -123,7 +124,7 @@ impl From<io::Error> for HandshakeError {
     }
 }
 
-/// An incoming connection whose claim is genuine and waits for its answer.
+/// An incoming connection that has been authenticated and waits for its answer.
 pub(super) struct Caller {
     pub(super) claim: Claim,
     stream: Arc<TcpStream>,
@@ -131,9 +132,9 @@ pub(super) struct Caller {
     transcript: Vec<u8>,
 }
 
-/// Accepting side, first half: finds out who calls.
+/// Accepting side, first half: authenticates the caller.
 pub(super) fn examine(stream: Arc<TcpStream>, secret: &Secret) -> Result<Caller, HandshakeError> {
-    let mut patient = Patient::for_at_most(&stream, PATIENCE);
+    let mut patient = TimedStream::for_at_most(&stream, PATIENCE);
     let hello = Hello { version: VERSION, nonce: nonce()? };
     frame::write(&mut patient, &hello, STRANGER_LIMIT)?;
     let proof: Proof = frame::read(&mut patient, STRANGER_LIMIT)?;
@@ -144,12 +145,12 @@ pub(super) fn examine(stream: Arc<TcpStream>, secret: &Secret) -> Result<Caller,
 }
 
 impl Caller {
-    /// Address the call comes from.
+    /// The address that the call comes from.
     pub(super) fn address(&self) -> io::Result<SocketAddr> {
         self.stream.peer_addr()
     }
 
-    /// Accepting side, second half, if the claim is granted.
+    /// Accepting side, second half: accepts the caller.
     pub(super) fn welcome(self) -> Result<Channel, HandshakeError> {
         self.answer(None)?;
         set_patience(&self.stream, None)?;
@@ -157,27 +158,27 @@ impl Caller {
         Ok(Channel::new(self.stream, self.claim.seal, [&accepting, &calling]))
     }
 
-    /// Accepting side, second half, if it is not.
+    /// Accepting side, second half: refuses the caller.
     pub(super) fn refuse(self, reason: &str, retry: bool) {
-        // The caller learns nothing if it is gone already; it is refused either way.
+        // An error means that the caller is gone, which is as good as refused.
         let _ = self.answer(Some(Refusal { reason: reason.to_owned(), retry }));
     }
 
     fn answer(&self, refusal: Option<Refusal>) -> Result<(), HandshakeError> {
         let hash = hash(&self.secret, b"accepted", &with_refusal(&self.transcript, &refusal)?);
         let answer = Answer { refusal, hash };
-        let patient = Patient::for_at_most(&self.stream, PATIENCE);
+        let patient = TimedStream::for_at_most(&self.stream, PATIENCE);
         Ok(frame::write(patient, &answer, STRANGER_LIMIT)?)
     }
 }
 
-/// How long a caller waits.
+/// How long the calling side waits.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
-    /// For the other side's first word. It may be another program, which says nothing.
+    /// For the first message of the other side, which may be another program that sends nothing.
     pub(super) hello: Duration,
-    /// For its answer to the proof. Whoever gives up here leaves the other side with a connection that it
-    /// takes for good, so this is better too long than too short.
+    /// For the answer to the proof. A caller that gives up here leaves the other side with a connection that
+    /// it takes for accepted, so this limit is better too long than too short.
     pub(super) answer: Duration,
 }
 
@@ -193,8 +194,9 @@ pub(super) fn call(
         check_name(node)?;
     }
     let seal = claim.seal;
-    let hello: Hello = frame::read(Patient::for_at_most(&stream, limits.hello), STRANGER_LIMIT)?;
-    let mut patient = Patient::for_at_most(&stream, limits.answer);
+    let hello: Hello =
+        frame::read(TimedStream::for_at_most(&stream, limits.hello), STRANGER_LIMIT)?;
+    let mut patient = TimedStream::for_at_most(&stream, limits.answer);
     if hello.version != VERSION {
         return Err(HandshakeError::Version(hello.version));
     }
@@ -204,7 +206,8 @@ pub(super) fn call(
     frame::write(&mut patient, &proof, STRANGER_LIMIT)?;
     let answer: Answer =
         frame::read(&mut patient, STRANGER_LIMIT).map_err(|error| match error {
-            // Who does not believe us hangs up without a word, and who has no time for us says an empty one.
+            // A side that does not accept the proof hangs up. One that has no room for the caller sends an
+            // empty message first.
             FrameError::Io(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
                 HandshakeError::Secret
             }
@@ -239,7 +242,7 @@ fn nonce() -> io::Result<Nonce> {
     Ok(nonce)
 }
 
-/// Everything both sides have said.
+/// The messages of both sides.
 fn transcript(accepting: &Nonce, claim: &Claim, calling: &Nonce) -> Result<Vec<u8>, FrameError> {
     frame::encode(&(VERSION, accepting, claim, calling), STRANGER_LIMIT)
 }
@@ -264,15 +267,15 @@ fn verify(
     mac.verify_slice(hash).map_err(|_| HandshakeError::Secret)
 }
 
-/// A connection that must get through its handshake in time.
-struct Patient<'a> {
+/// A connection whose reads and writes have a common time limit.
+struct TimedStream<'a> {
     stream: &'a TcpStream,
     until: Instant,
 }
 
-impl Patient<'_> {
-    fn for_at_most(stream: &TcpStream, patience: Duration) -> Patient<'_> {
-        Patient { stream, until: Instant::now() + patience }
+impl TimedStream<'_> {
+    fn for_at_most(stream: &TcpStream, patience: Duration) -> TimedStream<'_> {
+        TimedStream { stream, until: Instant::now() + patience }
     }
 
     fn tick(&self) -> io::Result<()> {
@@ -284,14 +287,14 @@ impl Patient<'_> {
     }
 }
 
-impl Read for Patient<'_> {
+impl Read for TimedStream<'_> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         self.tick()?;
         self.stream.read(into)
     }
 }
 
-impl Write for Patient<'_> {
+impl Write for TimedStream<'_> {
     fn write(&mut self, from: &[u8]) -> io::Result<usize> {
         self.tick()?;
         self.stream.write(from)

@@ -1,11 +1,12 @@
-//! How the rendezvous finds out why a rank cannot go on: it asks everyone and compares.
+//! How the rendezvous finds out why a rank cannot go on: it asks all ranks and compares their answers.
 
 use super::message::{Cause, GroupName, GroupNumber, Site, ToRank, Trouble};
-use super::rendezvous::{DIED, Hub, Seat, State};
+use super::registry::{DIED, Presence, Registry, State};
 use crate::call::Call;
-use crate::flight::Flight;
+use crate::diagnosis::Witness;
+use crate::flight::{Flight, GroupFlight};
 use crate::sync::{lock, wait_until};
-use crate::verdict::{Verdict, Witness};
+use crate::verdict::Verdict;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
@@ -25,12 +26,12 @@ pub(super) fn group_of(trouble: &Trouble) -> Option<GroupNumber> {
     }
 }
 
-/// What a rank's death means to the others.
+/// The cause of failure when a rank has died.
 pub(super) fn death(rank: usize) -> Cause {
     abort("world", rank, rank, format!("it {DIED}"))
 }
 
-/// The cause in what a rank says when it gives up.
+/// The cause that a rank gives itself when it aborts.
 pub(super) fn own_words(world_rank: usize, trouble: &Trouble) -> Option<Cause> {
     match trouble {
         Trouble::Abort { group, rank, reason } => {
@@ -40,45 +41,49 @@ pub(super) fn own_words(world_rank: usize, trouble: &Trouble) -> Option<Cause> {
     }
 }
 
-/// Finds out what is behind `trouble`, and which group it ends (`None` for all).
-pub(super) fn find_cause(hub: &Hub, rank: usize, trouble: Trouble) -> (Option<GroupNumber>, Cause) {
+/// Finds the cause of `trouble`, and the group that it ends (`None` for all).
+pub(super) fn find_cause(
+    registry: &Registry,
+    rank: usize,
+    trouble: Trouble,
+) -> (Option<GroupNumber>, Cause) {
     match trouble {
         Trouble::Abort { group, rank: member, reason } => {
             (None, abort(&group.name, member, rank, reason))
         }
         Trouble::TimedOut { site, waited } => {
-            let flights = collect(hub, &site);
+            let flights = collect(registry, &site);
             let missing = missing(&site, &flights);
             let group = &site.group;
-            let witnesses = witnesses(hub, flights);
+            let witnesses = witnesses(registry, flights);
             let verdict = Verdict::of_wait(&witnesses, &group.name, &group.ranks, site.sequence);
             (Some(site.group.number), Cause::TimedOut { site, waited, missing, verdict })
         }
         Trouble::Mismatch { site } => {
-            let flights = collect(hub, &site);
+            let flights = collect(registry, &site);
             let calls = calls(&site, &flights);
             let Site { group, sequence, .. } = site;
             (Some(group.number), Cause::Mismatch { group: group.name, sequence, calls })
         }
-        Trouble::Lost { site, peer, left, reason } => lost(hub, &site, peer, left, &reason),
+        Trouble::Lost { site, peer, left, reason } => lost(registry, &site, peer, left, &reason),
     }
 }
 
 /// A connection between two ranks has ended: because one of them died, left, or lost its network.
 fn lost(
-    hub: &Hub,
+    registry: &Registry,
     site: &Site,
     peer: usize,
     left: bool,
     reason: &str,
 ) -> (Option<GroupNumber>, Cause) {
     let world_rank = site.group.ranks.get(peer).copied().unwrap_or(peer);
-    // A rank that fails gives back its groups and says why in any order; a dying process closes its
+    // A rank that fails leaves its groups and gives its reason in any order. A dying process closes its
     // connections in any order.
     let patience = if left { EXPLANATION } else { GRACE };
-    let gone = |state: &State| matches!(state.seats.get(world_rank), Some(Seat::Gone));
+    let gone = |state: &State| matches!(state.ranks.get(world_rank), Some(Presence::Gone));
     let explained = |state: &State| gone(state) || state.aborts.contains_key(&world_rank);
-    let state = wait_until(&hub.changed, lock(&hub.state), patience, explained);
+    let state = wait_until(&registry.changed, lock(&registry.state), patience, explained);
     if let Some(cause) = state.aborts.get(&world_rank) {
         return (None, cause.clone());
     }
@@ -99,45 +104,46 @@ fn abort(origin: &str, rank: usize, world_rank: usize, reason: String) -> Cause 
 }
 
 /// Asks all ranks for their flight recorders; returns those that answered in time, all as of this moment.
-fn collect(hub: &Hub, site: &Site) -> BTreeMap<usize, Flight> {
+fn collect(registry: &Registry, site: &Site) -> BTreeMap<usize, Flight> {
     let at = Some((site.group.clone(), site.sequence));
-    let request = hub.ask(|request| ToRank::Collect { request, at: at.clone() });
+    let request = registry.ask(|request| ToRank::Collect { request, at: at.clone() });
     let answered = |state: &State| {
         let answers = state.reports.get(&request);
         let has = |rank: &usize| answers.is_some_and(|answers| answers.contains_key(rank));
-        let seats = state.seats.iter().enumerate();
-        seats.filter(|(_, seat)| matches!(seat, Seat::Present { .. })).all(|(rank, _)| has(&rank))
+        let ranks = state.ranks.iter().enumerate();
+        ranks.filter(|(_, rank)| rank.is_present()).all(|(rank, _)| has(&rank))
     };
-    let mut state = wait_until(&hub.changed, lock(&hub.state), GRACE, answered);
+    let mut state = wait_until(&registry.changed, lock(&registry.state), GRACE, answered);
     let answers = state.reports.remove(&request).unwrap_or_default();
     as_of(Instant::now(), answers)
 }
 
-/// What ranks have said at different times, as of `now`: one that has answered at the end of a pause says how long
-/// it has been in an operation then, and the others have been in it for longer than when they were asked.
+/// Advances flights that were taken at different times to `now`. A rank that answers at the end of a pause
+/// says how long it has been in an operation by then, and the others have been in it for longer than they
+/// said earlier.
 fn as_of(now: Instant, answers: BTreeMap<usize, (Instant, Flight)>) -> BTreeMap<usize, Flight> {
     let age = |at: Instant| now.saturating_duration_since(at).as_secs_f64();
     answers.into_iter().map(|(rank, (at, flight))| (rank, flight.later(age(at)))).collect()
 }
 
-fn witnesses(hub: &Hub, mut flights: BTreeMap<usize, Flight>) -> Vec<Witness> {
+fn witnesses(registry: &Registry, mut flights: BTreeMap<usize, Flight>) -> Vec<Witness> {
     let now = Instant::now();
-    let state = lock(&hub.state);
-    let seats = state.seats.iter().enumerate();
-    seats
-        .map(|(rank, seat)| match (flights.remove(&rank), seat) {
+    let state = lock(&registry.state);
+    let ranks = state.ranks.iter().enumerate();
+    ranks
+        .map(|(rank, presence)| match (flights.remove(&rank), presence) {
             (Some(flight), _) => Witness::Answered(Box::new(flight)),
-            (None, Seat::Present { heard, .. }) => {
+            (None, Presence::Present { heard, .. }) => {
                 Witness::Silent { seconds: now.duration_since(*heard).as_secs_f64() }
             }
-            (None, Seat::Left) => Witness::Gone { reason: "has left the run".into() },
-            (None, Seat::Gone | Seat::Empty) => Witness::Gone { reason: DIED.into() },
+            (None, Presence::Left) => Witness::Gone { reason: "has left the run".into() },
+            (None, Presence::Gone | Presence::Absent) => Witness::Gone { reason: DIED.into() },
         })
         .collect()
 }
 
 /// The view that `flight` has of `group`.
-fn view<'a>(flight: &'a Flight, group: &GroupName) -> Option<&'a crate::flight::GroupFlight> {
+fn view<'a>(flight: &'a Flight, group: &GroupName) -> Option<&'a GroupFlight> {
     flight.groups.iter().find(|view| view.name == group.name && view.ranks == group.ranks)
 }
 

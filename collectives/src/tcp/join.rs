@@ -1,23 +1,25 @@
-//! From options to a world: find the rendezvous, take a seat, wait for the others, connect to them.
+//! From options to a world: a rank finds the rendezvous, registers there, waits for the other ranks and
+//! connects to them.
 
+use super::backend::TcpBackend;
+use super::bind::{BIND_PATIENCE, bind_patiently, bind_rendezvous, ports_of_rendezvous, resolve};
 use super::channel::{Channel, Reader, Writer};
 use super::control::Control;
 use super::descriptors;
-use super::doorway::Doorway;
-use super::end::TcpEnd;
 use super::frame::{self, FrameError, MEMBER_LIMIT};
 use super::handshake::{self, Claim, HandshakeError, Limits, Purpose};
-use super::listen::{
-    LISTEN_PATIENCE, listen_patiently, open_rendezvous, ports_of_rendezvous, resolve,
-};
-use super::lobby::Lobby;
+use super::listener::Listener;
 use super::mesh;
 use super::message::{CalledOff, GroupName, MemberInfo, ToRank, ToRendezvous};
-use super::options::{JoinError, JoinOptions, Ring, Seal, Secret};
+use super::options::{JoinError, JoinOptions};
 use super::pause::{LOOK_EVERY, PAUSE, pause_for};
+use super::pending::PendingConnections;
 use super::refused::Refused;
 use super::rendezvous::Rendezvous;
-use crate::member::{End, Member, RankShared};
+use super::world::World;
+use crate::backend::{Backend, RankShared};
+use crate::call::list_ranks;
+use crate::process_group::ProcessGroup;
 use crate::recorder::Recorder;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -29,45 +31,23 @@ use std::time::{Duration, Instant};
 /// How long one attempt to connect may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// How long the rendezvous may take to say its first word, at first and at most. It may be busy, or another
-/// program that never says anything.
+/// How long the rendezvous may take to send its first message, at first and at most. It may be busy, or it
+/// may be another program that never sends anything.
 const HELLO: [Duration; 2] = [Duration::from_secs(5), Duration::from_secs(40)];
 
-/// How long it may take to answer a proof.
+/// How long the rendezvous may take to answer a proof.
 const ANSWER: Duration = Duration::from_secs(60);
 
-/// How long a rendezvous that hangs up on this rank's proof is tried again.
+/// How long a rank goes on trying a rendezvous that hangs up on its proof.
 const DISTRUST: Duration = Duration::from_secs(10);
 
-/// What a rank knows of its world once it has joined; shared by its groups.
-pub(super) struct World {
-    pub(super) control: Control,
-    pub(super) members: Vec<MemberInfo>,
-    pub(super) job: String,
-    pub(super) secret: Secret,
-    pub(super) seal: Seal,
-    pub(super) session: u64,
-    pub(super) lobby: Arc<Lobby>,
-    /// Machine of this rank.
-    pub(super) node: String,
-    pub(super) ring: Ring,
-    /// Whether ranks on one machine may read each other's memory.
-    pub(super) read_memory: bool,
-    /// Whether all ranks are in this process.
-    pub(super) in_one_process: bool,
-    /// How long the ranks of a new group may take to connect.
-    pub(super) timeout: Duration,
-    /// Closed last of all.
-    pub(super) _door: Doorway,
-}
-
-impl Member<TcpEnd> {
-    /// Joins a world as one process per rank: blocks until all ranks are here and connected.
+impl ProcessGroup<TcpBackend> {
+    /// Joins a world of processes, one for each rank. Blocks until all ranks have come and are connected.
     ///
     /// # Errors
     ///
     /// [`JoinError`], after [`JoinOptions::timeout`] at the latest.
-    pub fn join(options: JoinOptions) -> Result<Member<TcpEnd>, JoinError> {
+    pub fn join(options: JoinOptions) -> Result<ProcessGroup<TcpBackend>, JoinError> {
         let (rank, world_size) = (options.rank, options.world_size);
         if rank >= world_size {
             return Err(JoinError::Rank { rank, world_size });
@@ -76,8 +56,9 @@ impl Member<TcpEnd> {
         descriptors::allow(world_size);
         let since = Instant::now();
         let until = since + options.timeout;
-        let rendezvous = if rank == 0 { Some(keep(&options)?) } else { None };
-        Caller { options: &options, since, until }.join(rendezvous).map(Member::start)
+        let rendezvous = if rank == 0 { Some(host_rendezvous(&options)?) } else { None };
+        let joining = Joining { options: &options, since, until };
+        joining.join(rendezvous).map(ProcessGroup::start)
     }
 }
 
@@ -90,7 +71,7 @@ impl Member<TcpEnd> {
 pub fn loopback(
     world_size: usize,
     configure: impl Fn(&mut JoinOptions),
-) -> Result<Vec<Member<TcpEnd>>, JoinError> {
+) -> Result<Vec<ProcessGroup<TcpBackend>>, JoinError> {
     let host = Ipv4Addr::LOCALHOST;
     let listener = TcpListener::bind((host, 0)).map_err(io_error(0, "open a port"))?;
     let port = listener.local_addr().map_err(io_error(0, "open a port"))?.port();
@@ -105,15 +86,17 @@ pub fn loopback(
     });
     let options: Vec<JoinOptions> = options.collect();
     thread::scope(|scope| {
-        let joining: Vec<_> =
-            options.into_iter().map(|options| scope.spawn(|| Member::join(options))).collect();
+        let joining: Vec<_> = options
+            .into_iter()
+            .map(|options| scope.spawn(|| ProcessGroup::join(options)))
+            .collect();
         let panicked = || io_error(0, "join")(io::Error::other("a thread panicked"));
         joining.into_iter().map(|rank| rank.join().unwrap_or_else(|_| Err(panicked()))).collect()
     })
 }
 
-/// Refuses a secret that anyone can work out, where others than this machine can reach the ranks or where
-/// it is to protect anything.
+/// Refuses a secret that anyone can work out if other machines can reach the ranks, or if traffic is to be
+/// sealed with it.
 fn check_secret(options: &JoinOptions) -> Result<(), JoinError> {
     let (rank, seal) = (options.rank, options.seal);
     if !options.secret.is_open() {
@@ -137,39 +120,39 @@ fn is_loopback(address: &IpAddr) -> bool {
 }
 
 /// Opens the rendezvous on rank 0.
-fn keep(options: &JoinOptions) -> Result<Rendezvous, JoinError> {
+fn host_rendezvous(options: &JoinOptions) -> Result<Rendezvous, JoinError> {
     let listener = match &options.listener {
         Some(listener) => listener.try_clone().map_err(io_error(0, "use its port"))?,
-        None => open_rendezvous(options)?,
+        None => bind_rendezvous(options)?,
     };
     Rendezvous::open(listener, options).map_err(io_error(options.rank, "open the rendezvous"))
 }
 
-/// A rank on its way into the world.
-struct Caller<'a> {
+/// A rank that is joining its world.
+struct Joining<'a> {
     options: &'a JoinOptions,
     since: Instant,
     until: Instant,
 }
 
-impl Caller<'_> {
-    fn join(&self, rendezvous: Option<Rendezvous>) -> Result<TcpEnd, JoinError> {
+impl Joining<'_> {
+    fn join(&self, rendezvous: Option<Rendezvous>) -> Result<TcpBackend, JoinError> {
         let options = self.options;
         let rank = options.rank;
         let ports = match &rendezvous {
             Some(rendezvous) => vec![rendezvous.address().port()],
             None => ports_of_rendezvous(options),
         };
-        let (mut channel, lobby, door) = self.take_seat(&ports)?;
+        let (mut channel, pending, listener) = self.register(&ports)?;
         let (session, members) = self.wait_for_all(&mut channel)?;
-        lobby.open(session);
+        pending.open(session);
         let shared = Arc::new(RankShared {
             world_rank: rank,
             world_size: options.world_size,
             recorder: Arc::new(Recorder::new(options.recorder_capacity)),
             on_worker_start: options.on_worker_start.clone(),
         });
-        let control = Control::start(channel, Arc::clone(&shared), TcpEnd::BACKEND, rendezvous)
+        let control = Control::start(channel, Arc::clone(&shared), TcpBackend::NAME, rendezvous)
             .map_err(io_error(rank, "start its control threads"))?;
         let world = Arc::new(World {
             control,
@@ -178,13 +161,13 @@ impl Caller<'_> {
             secret: options.secret.clone(),
             seal: options.seal,
             session,
-            lobby,
+            pending,
             node: options.node.clone(),
             ring: options.ring,
             read_memory: options.read_memory,
             in_one_process: options.in_one_process,
             timeout: options.timeout,
-            _door: door,
+            _listener: listener,
         });
         let ranks = (0..options.world_size).collect();
         let group = GroupName { number: 0, name: "world".into(), ranks };
@@ -193,11 +176,14 @@ impl Caller<'_> {
             world.control.abort(&group, rank, &format!("it cannot connect: {reason}"));
             self.incomplete(reason, Vec::new())
         })?;
-        Ok(TcpEnd::new(world, shared, group, rank, wire))
+        Ok(TcpBackend::new(world, shared, group, rank, wire))
     }
 
-    /// Connects to the rendezvous, however often it takes, and is let in.
-    fn take_seat(&self, ports: &[u16]) -> Result<(Channel, Arc<Lobby>, Doorway), JoinError> {
+    /// Connects to the rendezvous and registers there. Tries again until it succeeds or time is up.
+    fn register(
+        &self,
+        ports: &[u16],
+    ) -> Result<(Channel, Arc<PendingConnections>, Listener), JoinError> {
         let options = self.options;
         let (mut pause, mut hello) = (PAUSE[0], HELLO[0]);
         let mut reason = "nobody listens there".to_owned();
@@ -224,7 +210,7 @@ impl Caller<'_> {
                 };
                 let listener = self.listen_beside(&stream)?;
                 match self.introduce(stream, listener, hello) {
-                    Ok(seat) => return Ok(seat),
+                    Ok(registered) => return Ok(registered),
                     Err(HandshakeError::Refused(why, false)) => {
                         let (rank, address) = (options.rank, address.to_string());
                         return Err(JoinError::Refused { rank, address, reason: why });
@@ -245,12 +231,12 @@ impl Caller<'_> {
                     }
                 }
             }
-            // Says more than what other ports have to say.
+            // A refusal says more than the failures at other ports.
             reason = refusal.unwrap_or(reason);
             let since = distrust.then(|| distrusted.unwrap_or_else(Instant::now));
             distrusted = since;
             let distrusts = since.is_some_and(|since| since.elapsed() > DISTRUST);
-            // A rank that nobody listens to has nobody to tell either.
+            // A rank without a rendezvous has nobody to tell of the stop.
             if options.is_stopped() {
                 return Err(JoinError::Stopped { by: options.rank });
             }
@@ -263,7 +249,7 @@ impl Caller<'_> {
         }
     }
 
-    /// Opens a port where other ranks can reach this one: at the address that the connection to the
+    /// Opens a port where other ranks can reach this one, at the address that the connection to the
     /// rendezvous comes from.
     fn listen_beside(&self, stream: &TcpStream) -> Result<TcpListener, JoinError> {
         let rank = self.options.rank;
@@ -272,32 +258,32 @@ impl Caller<'_> {
             return TcpListener::bind((address, 0)).map_err(io_error(rank, "open a port"));
         };
         // Ports that a former life of this run still holds are free in a moment.
-        let patience = LISTEN_PATIENCE.min(self.options.timeout / 2);
-        let listened = listen_patiently(self.options, patience, || ports.listen(address, rank))?;
+        let patience = BIND_PATIENCE.min(self.options.timeout / 2);
+        let listened = bind_patiently(self.options, patience, || ports.listen(address, rank))?;
         listened.map_err(|source| match source.kind() {
             io::ErrorKind::AddrInUse => JoinError::PortsTaken { rank, ports, address },
             _ => io_error(rank, "open a port of comm.ports")(source),
         })
     }
 
-    /// Proves who this is, and says where other ranks can reach it: at `listener`.
+    /// Proves this rank's identity to the rendezvous, and says that other ranks can reach it at `listener`.
     fn introduce(
         &self,
         stream: TcpStream,
         listener: TcpListener,
         hello: Duration,
-    ) -> Result<(Channel, Arc<Lobby>, Doorway), HandshakeError> {
+    ) -> Result<(Channel, Arc<PendingConnections>, Listener), HandshakeError> {
         let options = self.options;
         stream.set_nodelay(true)?;
-        let lobby = Lobby::new(self.until);
-        let admitting = Arc::clone(&lobby);
-        let door =
-            Doorway::open(listener, options, Arc::new(move |caller| admitting.admit(caller)))?;
+        let pending = PendingConnections::new(self.until);
+        let admitting = Arc::clone(&pending);
+        let admit = Arc::new(move |caller| admitting.admit(caller));
+        let listener = Listener::open(listener, options, admit)?;
         let purpose = Purpose::Control {
             world_size: options.world_size,
             node: options.node.clone(),
             near: options.near(),
-            port: door.address().port(),
+            port: listener.address().port(),
         };
         let (job, seal) = (options.job.clone(), options.seal);
         let claim = Claim { job, rank: options.rank, seal, purpose };
@@ -305,11 +291,11 @@ impl Caller<'_> {
         let left = left.max(Duration::from_millis(1));
         let limits = Limits { hello: hello.min(left), answer: ANSWER.min(left) };
         let channel = handshake::call(stream, claim, &options.secret, limits)?;
-        Ok((channel, lobby, door))
+        Ok((channel, pending, listener))
     }
 
-    /// Waits until all ranks are here. If this one is asked to stop meanwhile, it tells the rendezvous,
-    /// which tells all.
+    /// Waits until all ranks have come. If this rank is asked to stop meanwhile, it tells the rendezvous,
+    /// which tells all ranks.
     fn wait_for_all(&self, channel: &mut Channel) -> Result<(u64, Vec<MemberInfo>), JoinError> {
         let options = self.options;
         let Channel { reader, writer } = channel;
@@ -327,10 +313,10 @@ impl Caller<'_> {
         })
     }
 
-    /// Reads what the rendezvous says until it has an answer.
+    /// Reads messages of the rendezvous until one says how the join has ended.
     fn listen(&self, reader: &mut Reader) -> Result<(u64, Vec<MemberInfo>), JoinError> {
         loop {
-            // The rendezvous says who is missing; only if it is stuck does this run out.
+            // The rendezvous says in time which ranks are missing. This limit is reached only if it is stuck.
             let left = self.until.saturating_duration_since(Instant::now()) + CONNECT_TIMEOUT;
             let stream = Arc::clone(&reader.stream);
             let message = stream
@@ -378,11 +364,11 @@ impl Caller<'_> {
     }
 }
 
-/// Tells the rendezvous when this process is asked to stop; ends when nobody waits for it any longer.
+/// Tells the rendezvous when this process is asked to stop. Returns when `done` is closed.
 fn tell_stop(options: &JoinOptions, writer: &mut Writer, done: &Receiver<()>) {
     while done.recv_timeout(LOOK_EVERY) == Err(RecvTimeoutError::Timeout) {
         if options.is_stopped() {
-            // If it cannot be sent, the rendezvous is gone, and the reading side finds out.
+            // If sending fails, the rendezvous is gone, which the reading thread notices.
             if let Ok(frame) = frame::encode(&ToRendezvous::Stop, MEMBER_LIMIT) {
                 let _ = writer.deliver(&frame);
             }
@@ -391,7 +377,7 @@ fn tell_stop(options: &JoinOptions, writer: &mut Writer, done: &Receiver<()>) {
     }
 }
 
-/// Who has not come, and who came instead.
+/// Names the ranks that did not come, and the callers that were refused in their place.
 fn absence(missing: &[usize], refused: &[Refused]) -> String {
     let has_come = |rank: &usize| refused.iter().any(|one| one.is_proven() && one.rank == *rank);
     let silent: Vec<usize> = missing.iter().filter(|rank| !has_come(rank)).copied().collect();
@@ -400,8 +386,8 @@ fn absence(missing: &[usize], refused: &[Refused]) -> String {
     } else {
         "look at their logs, or start them"
     };
-    let unseen = (!silent.is_empty())
-        .then(|| format!("{} did not come; {advice}", crate::error::list_ranks(&silent)));
+    let unseen =
+        (!silent.is_empty()).then(|| format!("{} did not come; {advice}", list_ranks(&silent)));
     let parts: Vec<String> =
         unseen.into_iter().chain(refused.iter().map(Refused::to_string)).collect();
     parts.join("; ")

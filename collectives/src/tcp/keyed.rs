@@ -1,9 +1,9 @@
-//! Keyed hashes (HMAC-SHA-256), which only those can make who know the key.
+//! Keyed hashes (HMAC-SHA-256), which prove that their maker knows the key.
 
 use hmac::{Hmac, Mac};
 use sha2::Sha256;
 
-/// A keyed hash under way.
+/// A keyed hash that is being computed.
 pub(super) type Keyed = Hmac<Sha256>;
 
 /// A keyed hash of `text`; `role` keeps it apart from hashes for other uses. No role may start with another.

@@ -3,12 +3,12 @@
 use super::channel::Channel;
 use super::frame::FrameError;
 use super::handshake::{self, Claim, HandshakeError, Limits, Purpose};
-use super::join::World;
 use super::message::GroupName;
-use super::neighbour::{self, Meeting, Neighbour, Pair};
 use super::options::Secret;
 use super::pause::PAUSE;
+use super::peer_memory::{self, Pair, PeerMemory, Probe};
 use super::wire::{Link, Wire};
+use super::world::World;
 use std::io;
 use std::net::{SocketAddr, TcpStream};
 use std::thread;
@@ -17,10 +17,10 @@ use std::time::{Duration, Instant};
 /// Socket buffers, in bytes: enough to keep a fast network busy while a rank computes.
 const SOCKET_BUFFER: usize = 4 << 20;
 
-/// How often a rank that waits to be called looks whether the world has failed.
+/// How often a rank that waits for a connection looks whether the world has failed.
 const GLANCE: Duration = Duration::from_millis(200);
 
-/// How long one attempt may take to get a connection, and the other side's first word on it.
+/// How long one attempt may take to connect, and the other side to send its first message.
 const ATTEMPT: Duration = Duration::from_secs(30);
 
 /// Why the ranks of a group could not be connected.
@@ -31,15 +31,14 @@ pub(super) enum MeshError {
     #[error("world rank {rank} at {address} does not let it in: {source}")]
     Handshake { rank: usize, address: String, source: HandshakeError },
     #[error("world rank {rank} does not say whether its memory can be read: {source}")]
-    Meet { rank: usize, source: FrameError },
+    Probe { rank: usize, source: FrameError },
     #[error("world rank {rank} did not connect in time")]
     Missing { rank: usize },
     #[error("cannot set up its connections: {0}")]
     Socket(#[from] io::Error),
 }
 
-/// Connects `rank` with all others of `group`: it calls those before it and is called by those
-/// after it.
+/// Connects `rank` with all others of `group`: it calls the ranks before it and is called by those after it.
 pub(super) fn connect(
     world: &World,
     group: &GroupName,
@@ -47,7 +46,7 @@ pub(super) fn connect(
     until: Instant,
 ) -> Result<Wire, MeshError> {
     let mut channels: Vec<Option<Channel>> = group.ranks.iter().map(|_| None).collect();
-    // Downwards, so that not everyone calls rank 0 at the same time.
+    // Downwards, so that not all ranks call rank 0 at the same time.
     for peer in (0..rank).rev() {
         channels[peer] = Some(call(world, group, group.ranks[rank], group.ranks[peer], until)?);
     }
@@ -60,33 +59,32 @@ pub(super) fn connect(
         socket.set_send_buffer_size(SOCKET_BUFFER)?;
         socket.set_recv_buffer_size(SOCKET_BUFFER)?;
     }
-    let neighbours = meet(world, group, rank, &mut channels, until)?;
+    let memories = probe_memory(world, group, rank, &mut channels, until)?;
     for channel in channels.iter().flatten() {
         channel.stream().set_nonblocking(true)?;
     }
-    let links = channels.into_iter().zip(neighbours);
-    let links =
-        links.map(|(channel, neighbour)| channel.map(|channel| Link { channel, neighbour }));
+    let links = channels.into_iter().zip(memories);
+    let links = links.map(|(channel, memory)| channel.map(|channel| Link { channel, memory }));
     Ok(Wire::new(links.collect())?)
 }
 
-/// Finds out which of the peers can be read from, and can read from this rank. All peers take each step
-/// before the next, so nobody waits for a rank that waits for another.
-fn meet(
+/// Finds the peers whose memory this rank can read and that can read this rank's memory. A rank takes each
+/// step with all peers before the next, so that no rank waits for one that waits for another.
+fn probe_memory(
     world: &World,
     group: &GroupName,
     rank: usize,
     channels: &mut [Option<Channel>],
     until: Instant,
-) -> Result<Vec<Option<Neighbour>>, MeshError> {
-    let mut neighbours = vec![None; channels.len()];
-    let mut meetings: Vec<(usize, Meeting<'_>)> = Vec::new();
-    let at = |peer: usize| move |source| MeshError::Meet { rank: group.ranks[peer], source };
+) -> Result<Vec<Option<PeerMemory>>, MeshError> {
+    let mut memories = vec![None; channels.len()];
+    let mut probes: Vec<(usize, Probe<'_>)> = Vec::new();
+    let at = |peer: usize| move |source| MeshError::Probe { rank: group.ranks[peer], source };
     for (peer, channel) in channels.iter_mut().enumerate() {
         let Some(channel) = channel else { continue };
         let is_near = world.read_memory
             && world.members[group.ranks[peer]].node == world.node
-            && neighbour::is_on_this_machine(channel.stream())?;
+            && peer_memory::is_on_this_machine(channel.stream())?;
         if is_near {
             let pair = Pair {
                 secret: &world.secret,
@@ -96,20 +94,20 @@ fn meet(
                 peer: group.ranks[peer],
                 in_one_process: world.in_one_process,
             };
-            let meeting = Meeting::start(channel, pair, left(until)).map_err(at(peer))?;
-            meetings.push((peer, meeting));
+            let probe = Probe::start(channel, pair, left(until)).map_err(at(peer))?;
+            probes.push((peer, probe));
         }
     }
-    for (peer, meeting) in &mut meetings {
-        meeting.answer().map_err(at(*peer))?;
+    for (peer, probe) in &mut probes {
+        probe.answer().map_err(at(*peer))?;
     }
-    for (peer, meeting) in &mut meetings {
-        meeting.look().map_err(at(*peer))?;
+    for (peer, probe) in &mut probes {
+        probe.check().map_err(at(*peer))?;
     }
-    for (peer, meeting) in meetings {
-        neighbours[peer] = meeting.finish().map_err(at(peer))?;
+    for (peer, probe) in probes {
+        memories[peer] = probe.finish().map_err(at(peer))?;
     }
-    Ok(neighbours)
+    Ok(memories)
 }
 
 fn left(until: Instant) -> Duration {
@@ -125,7 +123,7 @@ fn wait_for(
 ) -> Result<Channel, MeshError> {
     loop {
         let left = until.saturating_duration_since(Instant::now());
-        if let Some(channel) = world.lobby.take(group.number, rank, left.min(GLANCE)) {
+        if let Some(channel) = world.pending.take(group.number, rank, left.min(GLANCE)) {
             return Ok(channel);
         }
         if left.is_zero() || world.control.cause(group.number).is_some() {
@@ -150,8 +148,8 @@ fn call(
         .map_err(|failure| failure.at(to, address))
 }
 
-/// Calls again and again, since whoever is there may be busy, and its doorway may have turned this rank away
-/// among strangers.
+/// Calls until a call succeeds. The other rank may be busy, or may have closed this rank's connection among
+/// those of unauthenticated callers.
 fn persist(
     address: SocketAddr,
     claim: &Claim,
@@ -213,7 +211,7 @@ fn attempt(
 mod tests {
     use super::*;
     use crate::sync::lock;
-    use crate::tcp::doorway::Doorway;
+    use crate::tcp::listener::Listener;
     use crate::tcp::options::{JoinOptions, Seal};
     use std::net::{Ipv4Addr, TcpListener};
     use std::sync::{Arc, mpsc};
@@ -249,7 +247,7 @@ mod tests {
                 1 => lock(&send).send(caller.welcome().unwrap()).unwrap(),
                 rank => panic!("rank {rank}"),
             };
-            let _door = Doorway::open(listener, &options(), Arc::new(admit)).unwrap();
+            let _door = Listener::open(listener, &options(), Arc::new(admit)).unwrap();
             receive.recv_timeout(PATIENCE).unwrap();
             call.join().unwrap().unwrap();
         });
@@ -260,7 +258,7 @@ mod tests {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let address = listener.local_addr().unwrap();
         let admit = |caller: handshake::Caller| caller.refuse("never", false);
-        let _door = Doorway::open(listener, &options(), Arc::new(admit)).unwrap();
+        let _door = Listener::open(listener, &options(), Arc::new(admit)).unwrap();
         let until = Instant::now() + PATIENCE;
         let failure = persist(address, &claim(), &options().secret, until, || false).err().unwrap();
         assert!(failure.at(0, address).to_string().contains("never"));

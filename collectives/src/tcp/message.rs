@@ -1,4 +1,4 @@
-//! What the ranks and the rendezvous say to each other.
+//! The messages of the ranks and the rendezvous to each other.
 
 use super::refused::Refused;
 use crate::call::{Call, CallSite};
@@ -47,20 +47,20 @@ pub(super) enum ToRendezvous {
     Report { request: u64, flight: Box<Flight> },
     /// I am done; nothing is wrong.
     Goodbye,
-    /// I was asked to stop. Means something only until all ranks are here.
+    /// I was asked to stop. Only has an effect until all ranks have come.
     Stop,
 }
 
-/// Why a rank cannot go on.
+/// Why a rank cannot go on, as it reports it.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Trouble {
-    /// It says so itself.
+    /// The rank aborts.
     Abort { group: GroupName, rank: usize, reason: String },
-    /// A wait ran out.
+    /// A wait has timed out.
     TimedOut { site: Site, waited: Duration },
     /// Another rank of the group is in another operation, or this one has wrong arguments.
     Mismatch { site: Site },
-    /// The connection to a rank of the group has ended: `left` if it took its leave.
+    /// The connection to a rank of the group has ended. `left` says that this rank announced it.
     Lost { site: Site, peer: usize, left: bool, reason: String },
 }
 
@@ -69,25 +69,26 @@ pub(super) enum Trouble {
 pub(super) enum ToRank {
     /// I am alive.
     Beat,
-    /// All ranks are here.
+    /// All ranks have come.
     Joined { session: u64, members: Vec<MemberInfo> },
-    /// Time ran out before all ranks were here; `refused` are some who came in the place of one that is missing.
+    /// Time ran out before all ranks had come; `refused` are some callers that were refused in the place of
+    /// one that is missing.
     Incomplete { missing: Vec<usize>, refused: Vec<Refused> },
     /// What are you doing? `at` is an operation that this rank should have issued by now; if it
     /// has not, it waits a moment before it answers.
     Collect { request: u64, at: Option<(GroupName, u64)> },
     /// A group, or with `None` the world, has failed.
     Failed { group: Option<GroupNumber>, cause: Cause },
-    /// Nobody waits any longer until all ranks are here.
+    /// Nobody waits for missing ranks any longer.
     CalledOff(CalledOff),
 }
 
-/// Why the ranks do not wait until all of them are here.
+/// Why nobody waits for missing ranks any longer.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) enum CalledOff {
     /// Rank `by` was asked to stop.
     Stopped { by: usize },
-    /// A rank of this job came with settings that do not go with those of the others.
+    /// A rank of this job has settings that do not fit those of the others.
     Refused(Refused),
 }
 
@@ -100,7 +101,7 @@ pub(super) struct MemberInfo {
     pub(super) node: String,
 }
 
-/// Why a group or the world has failed; every operation it hits turns it into an error.
+/// Why a group or the world has failed. Every operation that it hits turns it into an error.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) enum Cause {
     Abort { origin: String, rank: usize, world_rank: usize, reason: String },

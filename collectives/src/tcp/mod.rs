@@ -1,41 +1,49 @@
 //! One process per rank, connected by TCP.
 //!
-//! Read in this order: `options` and `join` (from options to a world), `listen`, `ports` and `pause` (where, and how
-//! long), `doorway`, `unproven`, `frame` and
-//! `handshake` (what goes over a connection before it is trusted), `refused` (who is turned away), `channel` and
-//! `seal` (what protects it afterwards), `rendezvous` and `inquiry` (kept by rank 0: who is here, and what
-//! happened when something goes wrong), `control` and `pulse` (a rank's side of that), `mesh`,
-//! `neighbour`, `wire` and `transfer` (connections between ranks, and the data on them), `end` (the backend).
+//! Read in this order:
+//!
+//! * from options to a world: `options`, `join`, `bind`, `ports`, `pause`;
+//! * what a connection must prove before it is trusted: `listener`, `unauthenticated`, `frame`, `handshake`,
+//!   `refused`;
+//! * what protects it afterwards: `channel`, `seal`;
+//! * the rendezvous, hosted by rank 0, which knows which ranks have come and finds out what went wrong:
+//!   `registry`, `rendezvous`, `inquiry`;
+//! * a rank's side of the rendezvous: `control`, `stall`;
+//! * connections between ranks, and the data on them: `world`, `pending`, `mesh`, `peer_memory`, `wire`,
+//!   `transfer`;
+//! * the backend: `backend`.
 
+mod backend;
+mod bind;
 mod channel;
 mod control;
 mod descriptors;
-mod doorway;
-mod end;
 mod frame;
 mod handshake;
 mod inquiry;
 mod join;
 mod keyed;
-mod listen;
-mod lobby;
+mod listener;
 mod mesh;
 mod message;
-mod neighbour;
 mod options;
 mod pause;
+mod peer_memory;
+mod pending;
 mod ports;
-mod pulse;
 mod refused;
+mod registry;
 mod rendezvous;
 mod seal;
+mod stall;
 mod transfer;
-mod unproven;
+mod unauthenticated;
 mod waker;
 mod warnings;
 mod wire;
+mod world;
 
-pub use end::{TcpCommunicator, TcpEnd};
+pub use backend::{TcpBackend, TcpCommunicator};
 pub use join::loopback;
 pub use options::{JoinError, JoinOptions, Ring, Seal, Secret};
 pub use ports::Ports;

@@ -1,7 +1,7 @@
 //! How a process joins a world.
 
 use super::ports::Ports;
-use crate::member::WorkerStart;
+use crate::backend::WorkerStart;
 use crate::recorder::DEFAULT_CAPACITY;
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -17,33 +17,33 @@ const JOIN_TIMEOUT: Duration = Duration::from_secs(300);
 /// How long rank 0 keeps the rendezvous for the others unless told otherwise.
 const LINGER: Duration = Duration::from_secs(10);
 
-/// Which way large transfers take. Results are the same bits either way.
+/// Whether large transfers use the ring algorithm. Results are the same bits either way.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Ring {
-    /// Around the ring if that spares the network between machines: when the group spans several
-    /// machines and some machine has more than one rank.
+    /// On the ring if that saves traffic between machines: when the group spans several machines and some
+    /// machine has more than one rank.
     #[default]
     Auto,
-    /// Around the ring.
+    /// On the ring.
     Always,
-    /// Straight from rank to rank.
+    /// Directly from rank to rank.
     Never,
 }
 
-/// What protects the traffic between ranks over TCP once they know each other, control and data alike.
+/// What protects the traffic between ranks over TCP after the handshake, control and data alike.
 ///
-/// Keys follow from the job's secret and from what both sides drew for this connection, one for each
-/// direction. Whoever learns the secret can read what was recorded earlier (no forward secrecy). What ranks
-/// on one machine read from each other's memory, and what NCCL or MPI carry, is not covered.
+/// Each direction of each connection has a key, derived from the job's secret and from random numbers of both
+/// sides. Whoever learns the secret can read traffic that was recorded earlier (no forward secrecy). The seal
+/// does not cover what ranks on one machine read from each other's memory, or what NCCL or MPI carry.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Seal {
-    /// Nothing: whoever sits between two ranks can read and change what they say.
+    /// Nothing: whoever sits between two ranks can read and change their traffic.
     #[default]
     Off,
-    /// Changes, repetitions and omissions are noticed; contents can be read on the way.
+    /// Changes, repetitions and omissions are detected; contents can be read on the way.
     Mac,
-    /// The same, and contents cannot be read.
+    /// As [`Seal::Mac`], and contents cannot be read.
     Encrypt,
 }
 
@@ -74,7 +74,7 @@ impl fmt::Display for Seal {
     }
 }
 
-/// What all ranks of a job know and nobody else: the key of every handshake. Never printed.
+/// The secret that only the ranks of a job know: the key of every handshake. Never printed.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret {
     key: Vec<u8>,
@@ -87,9 +87,9 @@ impl Secret {
         Secret { key: secret.into(), is_open: false }
     }
 
-    /// A key that anyone can work out from the name of the job. It keeps jobs apart, and keeps nobody
-    /// out: ranks that meet anywhere but on a loopback address refuse it, unless
-    /// [`JoinOptions::open`] says that the network is closed.
+    /// A key that anyone can derive from the name of the job. It keeps jobs apart, but it keeps nobody out.
+    /// Ranks that do not meet on a loopback address refuse it, unless [`JoinOptions::open`] says that the
+    /// network is closed.
     pub fn open(job: &str) -> Secret {
         Secret { key: [b"open job ", job.as_bytes()].concat(), is_open: true }
     }
@@ -127,14 +127,14 @@ pub struct JoinOptions {
     pub rank: usize,
     /// Number of processes.
     pub world_size: usize,
-    /// Name or address of the machine of rank 0, which keeps the rendezvous.
+    /// Name or address of the machine of rank 0, which hosts the rendezvous.
     pub host: String,
     /// Port of the rendezvous on that machine.
     pub port: u16,
-    /// Whether `port` belongs to another program, such as torchrun's store. The rendezvous then
-    /// takes the first free one of the 16 ports after it, and the ranks look for it there.
+    /// Whether `port` belongs to another program, such as torchrun's store. The rendezvous then takes the
+    /// first free one of the 16 ports after it, and the ranks look for it there.
     pub shared_port: bool,
-    /// Where ranks listen for each other; `None` lets the system choose.
+    /// The ports at which ranks listen for each other; `None` lets the system choose.
     pub ports: Option<Ports>,
     /// Name of the job; ranks of other jobs are refused.
     pub job: String,
@@ -150,13 +150,13 @@ pub struct JoinOptions {
     pub node: String,
     /// How long to wait for all ranks.
     pub timeout: Duration,
-    /// Becomes true when this process is asked to stop. Until all ranks are here, that ends the wait on
-    /// all ranks that have come.
+    /// Becomes true when this process is asked to stop. Until all ranks have come, that ends the wait on all
+    /// ranks that have.
     pub stop: Option<Arc<AtomicBool>>,
-    /// How long rank 0, once done, keeps the rendezvous for ranks that are not: they learn there
-    /// how the run ended.
+    /// How long rank 0, once done, keeps the rendezvous open for ranks that are not, so that they learn how
+    /// the run ended.
     pub linger: Duration,
-    /// Which way large transfers take.
+    /// Whether large transfers use the ring algorithm.
     pub ring: Ring,
     /// Whether ranks on one machine read large data from each other's memory, where the system
     /// allows it. Must be the same on all ranks of a machine.
@@ -165,9 +165,9 @@ pub struct JoinOptions {
     pub recorder_capacity: usize,
     /// Called with the rank first thing on each worker thread.
     pub on_worker_start: Option<WorkerStart>,
-    /// The open port of the rendezvous, on rank 0, where it is opened beforehand.
+    /// The listening socket of the rendezvous, on rank 0, if it was opened beforehand.
     pub(super) listener: Option<Arc<TcpListener>>,
-    /// Whether all ranks are in this process, which may then read its own memory for a neighbour's.
+    /// Whether all ranks are in this process, which may then read its own memory as a peer's.
     pub(super) in_one_process: bool,
 }
 
@@ -261,10 +261,10 @@ pub enum JoinError {
     SealWithoutSecret {
         /// This rank.
         rank: usize,
-        /// What was asked for.
+        /// The seal that was asked for.
         seal: Seal,
     },
-    /// The name of the machine of rank 0 means nothing here.
+    /// The name of the machine of rank 0 cannot be resolved.
     #[error("cannot find {host}, the machine of rank 0: {source}; check MASTER_ADDR")]
     Resolve {
         /// Name given.
@@ -283,7 +283,7 @@ pub enum JoinError {
         /// The system's reason.
         source: std::io::Error,
     },
-    /// There is no port left where other ranks could reach this one.
+    /// No port is left at which other ranks could reach this one.
     #[error(
         "rank {rank} cannot listen on {address}: ports {ports} (comm.ports) are all taken. Each rank of a \
          machine needs one: name more of them, or look what uses them, such as an earlier run"
@@ -291,9 +291,9 @@ pub enum JoinError {
     PortsTaken {
         /// This rank.
         rank: usize,
-        /// The ports that it may use, all of which were tried.
+        /// The ports that it may use; all of them were tried.
         ports: Ports,
-        /// Where it tried them.
+        /// The address at which it tried them.
         address: IpAddr,
     },
     /// Not all ranks came in time, or this one found no rendezvous.
@@ -310,20 +310,20 @@ pub enum JoinError {
         /// Ranks that had not come, where that is known.
         missing: Vec<usize>,
     },
-    /// A rank was asked to stop before all ranks were here.
+    /// A rank was asked to stop before all ranks had come.
     #[error("rank {by} was asked to stop before all ranks had come")]
     Stopped {
         /// The rank that was asked.
         by: usize,
     },
-    /// A rank of this job came with settings that do not go with those of the others, so that nobody waits for
-    /// it any longer.
+    /// A rank of this job came with settings that do not go with those of the others, so that nobody waits
+    /// for it any longer.
     #[error("{refused}")]
     OtherSettings {
         /// Which rank, from where, and what is wrong with it, in words.
         refused: String,
     },
-    /// The rendezvous knows the key and still says no.
+    /// The rendezvous knows the secret and refuses this rank.
     #[error("the rendezvous at {address} refused rank {rank}: {reason}")]
     Refused {
         /// This rank.
@@ -333,7 +333,7 @@ pub enum JoinError {
         /// Its reason.
         reason: String,
     },
-    /// The system failed us.
+    /// A call of the operating system failed.
     #[error("rank {rank} cannot {operation}: {source}")]
     Io {
         /// This rank.

@@ -1,4 +1,4 @@
-//! Pauses of a rank that tries again, for as long as nobody asks for a stop.
+//! Pauses between the attempts of a rank, which end early if the process is asked to stop.
 
 use super::options::{JoinError, JoinOptions};
 use std::thread;

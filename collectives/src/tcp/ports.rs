@@ -6,8 +6,8 @@ use std::io;
 use std::net::{IpAddr, TcpListener};
 use std::str::FromStr;
 
-/// Ports on which ranks may listen for each other, as in `29600-29700`: for machines whose firewall lets
-/// only some through. The port of the rendezvous is none of them.
+/// Ports at which ranks may listen for each other, as in `29600-29700`, for machines whose firewall opens
+/// only some. The port of the rendezvous is not one of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Ports {
@@ -21,15 +21,15 @@ impl Ports {
         usize::from(self.last - self.first) + 1
     }
 
-    /// Those on which nobody could listen at `address`.
+    /// The ports at which nobody could listen at `address`.
     pub fn taken(&self, address: IpAddr) -> Vec<u16> {
         (self.first..=self.last)
             .filter(|port| TcpListener::bind((address, *port)).is_err())
             .collect()
     }
 
-    /// Listens on the first that is free, counted from the one for `rank`, so that ranks rarely try the
-    /// same one. An error of the kind `AddrInUse` means that all are taken.
+    /// Listens at the first free port, counted from the one for `rank`, so that ranks rarely try the same
+    /// port. An error of the kind `AddrInUse` means that all are taken.
     pub(super) fn listen(&self, address: IpAddr, rank: usize) -> io::Result<TcpListener> {
         let count = self.count();
         let mut failure = io::Error::from(io::ErrorKind::AddrInUse);

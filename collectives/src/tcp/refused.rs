@@ -1,41 +1,41 @@
-//! Who came in the place of a rank and was refused.
+//! Callers that claimed to be a rank and were refused.
 
 use super::options::Seal;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::net::IpAddr;
 
-/// A caller that is not let in.
+/// A caller that was refused.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Refused {
-    /// The rank that it says it is. Proven unless it does not know the secret.
+    /// The rank that it claims to be. Proven unless the caller does not know the secret.
     pub(super) rank: usize,
-    /// Where it calls from.
+    /// The address that it calls from.
     pub(super) from: IpAddr,
-    /// What is wrong with it.
+    /// Why it was refused.
     pub(super) why: Why,
 }
 
-/// What is wrong with a caller.
+/// Why a caller was refused.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Why {
     /// It does not know the secret, so it may be anyone.
     Secret,
-    /// It is of another job; in words.
+    /// It is of another job. Holds a sentence for people.
     Job(String),
-    /// It is of this job, and was started with settings that do not go with those of the others; in words.
+    /// It is of this job, and its settings do not fit those of the others. Holds a sentence for people.
     Settings(String),
 }
 
 impl Refused {
-    /// Whether it has proved to be the rank that it says it is.
+    /// Whether it has proved to be the rank that it claims to be.
     pub(super) fn is_proven(&self) -> bool {
         self.why != Why::Secret
     }
 }
 
 impl Why {
-    /// Two ranks and the jobs that they are of, first the one that refuses.
+    /// Takes two ranks and their jobs, first those of the rank that refuses.
     pub(super) fn other_job([(own, ours), (rank, theirs)]: [(usize, &str); 2]) -> Why {
         Why::Job(format!(
             "rank {own} is of the job \"{ours}\", and rank {rank} of \"{theirs}\"; give each job a port of its \
@@ -43,7 +43,7 @@ impl Why {
         ))
     }
 
-    /// Two ranks and their seals.
+    /// Takes two ranks and their seals, first those of the rank that refuses.
     pub(super) fn other_seal([(own, ours), (rank, theirs)]: [(usize, Seal); 2]) -> Why {
         Why::Settings(format!(
             "rank {own} has comm.seal = \"{ours}\", and rank {rank} has \"{theirs}\"; give all processes the \
@@ -51,7 +51,7 @@ impl Why {
         ))
     }
 
-    /// Two ranks and how many ranks they expect.
+    /// Takes two ranks and the numbers of ranks that they expect, first those of the rank that refuses.
     pub(super) fn other_world([(own, ours), (rank, theirs)]: [(usize, usize); 2]) -> Why {
         Why::Settings(format!(
             "rank {own} expects {ours} ranks, and rank {rank} expects {theirs}; give all processes the same \
@@ -59,7 +59,7 @@ impl Why {
         ))
     }
 
-    /// In words, for the caller as well.
+    /// A sentence for people, also for the caller.
     pub(super) fn reason(&self) -> &str {
         match self {
             Why::Secret => {

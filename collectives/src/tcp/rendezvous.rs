@@ -1,47 +1,42 @@
-//! Where the ranks of a run meet, kept by rank 0: it tells them how to reach each other, and finds
-//! out what happened when one of them cannot go on.
+//! The rendezvous of a run, which rank 0 hosts: it tells the ranks how to reach each other, and finds out
+//! what happened when one of them cannot go on.
 
-use super::channel::{Reader, Writer};
-use super::doorway::Doorway;
+use super::channel::Reader;
 use super::frame::{self, MEMBER_LIMIT};
 use super::handshake::{Caller, Purpose};
 use super::inquiry;
+use super::listener::Listener;
 use super::message::{CalledOff, Cause, GroupNumber, MemberInfo, ToRank, ToRendezvous, Trouble};
 use super::options::JoinOptions;
 use super::refused::{Refused, Why};
+use super::registry::{HEARTBEAT, Presence, Registry, State};
 use super::warnings::Warnings;
-use crate::flight::Flight;
 use crate::sync::{lock, wait_until};
-use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::net::{Shutdown, SocketAddr, TcpListener};
-use std::sync::{Arc, Condvar, Mutex, mpsc};
+use std::sync::{Arc, Mutex, MutexGuard, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How often each side says that it is alive.
-pub(super) const BEAT: Duration = Duration::from_secs(1);
-
-/// How long a write to a rank may take before the message is given up: a stopped rank reads
-/// nothing, and must not hold up the others.
+/// How long a write to a rank may take before the message is given up. A stopped rank reads nothing, and must
+/// not delay the others.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How long rank 0, when the run has failed and all have been told, waits for them to end: some may be
-/// stopped, or at work on something that takes long.
+/// How long rank 0 waits for the other ranks to end after it has told them that the run has failed. Some of
+/// them may be stopped, or busy with something that takes long.
 const FAREWELL: Duration = Duration::from_secs(1);
 
 /// The rendezvous of one run.
 pub(super) struct Rendezvous {
-    hub: Arc<Hub>,
-    /// Declared after nothing that needs it: dropping it closes the door.
-    door: Doorway,
+    inner: Arc<Inner>,
+    /// Dropping it closes the port.
+    listener: Listener,
     linger: Duration,
 }
 
 /// What all threads of the rendezvous share.
-pub(super) struct Hub {
-    pub(super) state: Mutex<State>,
-    pub(super) changed: Condvar,
+struct Inner {
+    registry: Registry,
     troubles: Mutex<mpsc::Sender<Event>>,
     session: u64,
     /// The port that the ranks were told, if they meet near it.
@@ -52,135 +47,87 @@ pub(super) struct Hub {
     warnings: Warnings,
 }
 
-pub(super) struct State {
-    pub(super) seats: Vec<Seat>,
-    /// Why the world has failed.
-    world: Option<Cause>,
-    /// Why single groups have failed.
-    groups: HashMap<GroupNumber, Cause>,
-    /// Answers to the question of each number, and when they came.
-    pub(super) reports: HashMap<u64, BTreeMap<usize, (Instant, Flight)>>,
-    next_request: u64,
-    /// What ranks that gave up have said themselves.
-    pub(super) aborts: BTreeMap<usize, Cause>,
-    joined: bool,
-    /// Why nobody waits any longer until all ranks are here.
-    called_off: Option<CalledOff>,
-    /// Who came in the place of a rank that is not here, at most one for each.
-    refused: BTreeMap<usize, Refused>,
-    /// Rank 0 is done: threads end.
-    closed: bool,
-}
-
-impl State {
-    /// Whether the world or a group of it has failed.
-    fn has_failed(&self) -> bool {
-        self.world.is_some() || !self.groups.is_empty()
-    }
-}
-
-/// What the rendezvous knows of a rank.
-pub(super) enum Seat {
-    Empty,
-    Present {
-        writer: Arc<Mutex<Writer>>,
-        info: MemberInfo,
-        heard: Instant,
-    },
-    /// It took its leave.
-    Left,
-    /// Its connection ended without a goodbye.
-    Gone,
-}
-
-/// What the overseer acts on, one at a time.
+/// What the thread that oversees the run acts on, one event at a time.
 enum Event {
     Trouble { rank: usize, trouble: Trouble },
     Gone { rank: usize },
 }
 
-/// What may be behind a rank that comes twice, where no secret tells jobs apart.
+/// Advice about a rank that comes twice, where no secret tells jobs apart.
 const OTHER_JOB: &str = "; if one of them is of another job, give each job a port (MASTER_PORT), a name \
                          (TORCHELASTIC_RUN_ID, --rdzv-id) or a secret (KILN_JOB_SECRET) of its own";
 
-/// Callers that were refused and are told of when ranks are missing.
-const TOLD: usize = 4;
-
-/// What a dead rank is said to have done.
-pub(super) const DIED: &str = "died: its connection closed without a goodbye";
+/// Number of refused callers that are named when ranks are missing.
+const NAMED: usize = 4;
 
 impl Rendezvous {
-    /// Opens the door for the ranks of `options`. They are told who is missing when its time is up.
-    /// Dropping the rendezvous gives ranks that are still there a while to learn how the run ended.
+    /// Starts to admit the ranks of `options`. When time is up, they are told which ranks are missing.
+    /// Dropping the rendezvous gives ranks that are still connected a while to learn how the run ended.
     pub(super) fn open(listener: TcpListener, options: &JoinOptions) -> io::Result<Rendezvous> {
         let JoinOptions { world_size, timeout, linger, .. } = *options;
         let mut session = [0; 8];
         getrandom::fill(&mut session).map_err(io::Error::other)?;
         let (troubles, events) = mpsc::channel();
-        let hub = Arc::new(Hub {
-            state: Mutex::new(State {
-                seats: (0..world_size).map(|_| Seat::Empty).collect(),
-                world: None,
-                groups: HashMap::new(),
-                reports: HashMap::new(),
-                next_request: 0,
-                aborts: BTreeMap::new(),
-                joined: false,
-                called_off: None,
-                refused: BTreeMap::new(),
-                closed: false,
-            }),
-            changed: Condvar::new(),
+        let inner = Arc::new(Inner {
+            registry: Registry::new(world_size),
             troubles: Mutex::new(troubles),
             session: u64::from_ne_bytes(session),
             near: options.near(),
             is_open: options.secret.is_open(),
             warnings: Warnings::new(),
         });
-        let (admitting, noting) = (Arc::clone(&hub), Arc::clone(&hub));
+        let (admitting, noting) = (Arc::clone(&inner), Arc::clone(&inner));
         let admit = Arc::new(move |caller| admitting.admit(caller));
         let note = Arc::new(move |refused| noting.note(refused));
-        let door = Doorway::open_noting(listener, options, admit, note)?;
-        let overseer = Arc::clone(&hub);
+        let listener = Listener::open_with_note(listener, options, admit, note)?;
+        let overseer = Arc::clone(&inner);
         thread::Builder::new()
             .name("kiln-rendezvous".into())
             .spawn(move || overseer.oversee(&events, timeout))?;
-        let beating = Arc::clone(&hub);
+        let beating = Arc::clone(&inner);
         thread::Builder::new().name("kiln-beat".into()).spawn(move || beating.beat())?;
-        Ok(Rendezvous { hub, door, linger })
+        Ok(Rendezvous { inner, listener, linger })
     }
 
-    /// Where it listens.
+    /// The address that it listens at.
     pub(super) fn address(&self) -> SocketAddr {
-        self.door.address()
+        self.listener.address()
     }
 }
 
 impl Drop for Rendezvous {
     fn drop(&mut self) {
-        let state = lock(&self.hub.state);
-        let empty =
-            |state: &State| !state.seats.iter().any(|seat| matches!(seat, Seat::Present { .. }));
+        let state = self.inner.lock();
+        let changed = &self.inner.registry.changed;
+        let empty = |state: &State| !state.ranks.iter().any(Presence::is_present);
         let over = |state: &State| empty(state) || state.has_failed();
-        let mut state = wait_until(&self.hub.changed, state, self.linger, over);
+        let mut state = wait_until(changed, state, self.linger, over);
         if state.has_failed() {
-            // Nobody learns more here than what has been said.
-            state = wait_until(&self.hub.changed, state, FAREWELL.min(self.linger), empty);
+            // All ranks have been told already.
+            state = wait_until(changed, state, FAREWELL.min(self.linger), empty);
         }
         state.closed = true;
-        for seat in &state.seats {
-            if let Seat::Present { writer, .. } = seat {
+        for rank in &state.ranks {
+            if let Presence::Present { writer, .. } = rank {
                 let _ = lock(writer).stream.shutdown(Shutdown::Both);
             }
         }
         drop(state);
-        self.hub.changed.notify_all();
+        self.inner.notify();
     }
 }
 
-impl Hub {
-    /// Gives a caller its seat and starts to listen to it.
-    fn admit(self: &Arc<Hub>, caller: Caller) {
+impl Inner {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        lock(&self.registry.state)
+    }
+
+    fn notify(&self) {
+        self.registry.changed.notify_all();
+    }
+
+    /// Registers a caller as the rank that it claims to be, or refuses it, and starts to listen to it.
+    fn admit(self: &Arc<Inner>, caller: Caller) {
         let rank = caller.claim.rank;
         let Purpose::Control { world_size, node, near, port } = caller.claim.purpose.clone() else {
             return caller.refuse("this is the rendezvous, not a rank", false);
@@ -200,8 +147,8 @@ impl Hub {
             // Its own rendezvous may be at the next port.
             return caller.refuse(&text, true);
         }
-        let mut state = lock(&self.state);
-        let expected = state.seats.len();
+        let mut state = self.lock();
+        let expected = state.ranks.len();
         if world_size != expected || rank >= expected {
             drop(state);
             let (from, why) = (from.ip(), Why::other_world([(0, expected), (rank, world_size)]));
@@ -209,9 +156,9 @@ impl Hub {
             caller.refuse(why.reason(), false);
             return self.note(Refused { rank, from, why });
         }
-        if !matches!(state.seats[rank], Seat::Empty) {
+        if !matches!(state.ranks[rank], Presence::Absent) {
             let mut text = format!("rank {rank} is here already");
-            if let Seat::Present { info, .. } = &state.seats[rank] {
+            if let Presence::Present { info, .. } = &state.ranks[rank] {
                 text.push_str(&format!(", from {}", info.address.ip()));
             }
             drop(state);
@@ -225,39 +172,31 @@ impl Hub {
         let _ = channel.stream().set_write_timeout(Some(WRITE_TIMEOUT));
         let (reader, writer) = (channel.reader, channel.writer);
         let writer = Arc::new(Mutex::new(writer));
-        state.seats[rank] = Seat::Present { writer, info, heard: Instant::now() };
+        state.ranks[rank] = Presence::Present { writer, info, heard: Instant::now() };
         self.announce(&mut state);
         drop(state);
-        self.changed.notify_all();
-        let hub = Arc::clone(self);
-        let listen = move || hub.listen(rank, reader);
-        if let Err(error) = thread::Builder::new().name(format!("kiln-seat-{rank}")).spawn(listen) {
+        self.notify();
+        let inner = Arc::clone(self);
+        let listen = move || inner.listen(rank, reader);
+        let spawned = thread::Builder::new().name(format!("kiln-rank-{rank}")).spawn(listen);
+        if let Err(error) = spawned {
             tracing::warn!("no thread to listen to rank {rank}: {error}");
-            self.leave(rank);
+            self.lock().ranks[rank] = Presence::Absent;
+            self.notify();
         }
     }
 
-    /// Tells all ranks how to reach each other once they are here, or that nobody waits any longer.
+    /// Tells all ranks how to reach each other if all have come, or that nobody waits any longer.
     fn announce(&self, state: &mut State) {
         if let Some(why) = state.called_off.clone() {
-            return send_all(state, &ToRank::CalledOff(why));
+            return state.send_all(&ToRank::CalledOff(why));
         }
-        // Not worth a copy of those who are here, once for each who comes.
-        if !state.seats.iter().all(|seat| matches!(seat, Seat::Present { .. })) {
-            return;
-        }
-        let member = |seat: &Seat| match seat {
-            Seat::Present { info, .. } => Some(info.clone()),
-            _ => None,
-        };
-        let Some(members) = state.seats.iter().map(member).collect::<Option<Vec<_>>>() else {
-            return;
-        };
+        let Some(members) = state.members() else { return };
         state.joined = true;
-        send_all(state, &ToRank::Joined { session: self.session, members });
+        state.send_all(&ToRank::Joined { session: self.session, members });
     }
 
-    /// Reads what a rank says until its connection ends.
+    /// Reads the messages of a rank until its connection ends.
     fn listen(&self, rank: usize, mut reader: Reader) {
         let mut said_goodbye = false;
         loop {
@@ -270,7 +209,7 @@ impl Hub {
                     break;
                 }
             };
-            if let Seat::Present { heard, .. } = &mut lock(&self.state).seats[rank] {
+            if let Presence::Present { heard, .. } = &mut self.lock().ranks[rank] {
                 *heard = Instant::now();
             }
             match message {
@@ -279,63 +218,64 @@ impl Hub {
                 ToRendezvous::Stop => self.stop(rank),
                 ToRendezvous::Trouble(trouble) => {
                     if let Some(cause) = inquiry::own_words(rank, &trouble) {
-                        // Also for an inquiry that is under way about what this rank has left behind.
-                        lock(&self.state).aborts.entry(rank).or_insert(cause);
-                        self.changed.notify_all();
+                        // An inquiry about this rank may be under way, and waits for its reason.
+                        self.lock().aborts.entry(rank).or_insert(cause);
+                        self.notify();
                     }
                     self.raise(Event::Trouble { rank, trouble });
                 }
                 ToRendezvous::Report { request, flight } => {
-                    if let Some(answers) = lock(&self.state).reports.get_mut(&request) {
+                    if let Some(answers) = self.lock().reports.get_mut(&request) {
                         answers.insert(rank, (Instant::now(), *flight));
                     }
-                    self.changed.notify_all();
+                    self.notify();
                 }
             }
         }
-        let mut state = lock(&self.state);
-        // Until all are here a rank may go and come again; after that its place stays empty.
-        state.seats[rank] = match (said_goodbye, state.joined) {
-            (true, _) => Seat::Left,
-            (false, false) => Seat::Empty,
-            (false, true) => Seat::Gone,
+        let mut state = self.lock();
+        // Until all ranks have come, a rank may go and come again.
+        state.ranks[rank] = match (said_goodbye, state.joined) {
+            (true, _) => Presence::Left,
+            (false, false) => Presence::Absent,
+            (false, true) => Presence::Gone,
         };
-        let died = matches!(state.seats[rank], Seat::Gone);
+        let died = matches!(state.ranks[rank], Presence::Gone);
         drop(state);
-        self.changed.notify_all();
+        self.notify();
         if died {
             self.raise(Event::Gone { rank });
         }
     }
 
-    /// Tells all ranks that `rank` was asked to stop. Once all ranks are here, they agree on a stop themselves.
+    /// Tells all ranks that `rank` was asked to stop. Once all ranks have come, they agree on a stop
+    /// themselves.
     fn stop(&self, rank: usize) {
-        self.call_off(&mut lock(&self.state), CalledOff::Stopped { by: rank });
-        self.changed.notify_all();
+        self.call_off(&mut self.lock(), CalledOff::Stopped { by: rank });
+        self.notify();
     }
 
     fn call_off(&self, state: &mut State, why: CalledOff) {
         if !state.joined && state.called_off.is_none() {
             state.called_off = Some(why.clone());
-            send_all(state, &ToRank::CalledOff(why));
+            state.send_all(&ToRank::CalledOff(why));
         }
     }
 
-    /// Notes who was refused. A rank of this job that was started with other settings will not come again, so
-    /// nobody waits for it any longer. Where anyone can work out the secret it may be a rank of another job,
-    /// which ends nothing.
+    /// Notes that a caller was refused. A rank of this job that was started with other settings will not come
+    /// again, so nobody waits for it any longer. Where anyone can work out the secret, it may be a rank of
+    /// another job, which ends nothing.
     fn note(&self, refused: Refused) {
-        let mut state = lock(&self.state);
+        let mut state = self.lock();
         let rank = refused.rank;
-        if !matches!(state.seats.get(rank), None | Some(Seat::Empty)) {
+        if !matches!(state.ranks.get(rank), None | Some(Presence::Absent)) {
             return;
         }
         match refused.why {
             Why::Settings(_) if !self.is_open => {
                 self.call_off(&mut state, CalledOff::Refused(refused));
             }
-            _ if rank >= state.seats.len() => {}
-            // What is proven says more.
+            _ if rank >= state.ranks.len() => {}
+            // A caller that is proven to be the rank says more than one that is not.
             Why::Secret => {
                 state.refused.entry(rank).or_insert(refused);
             }
@@ -344,38 +284,31 @@ impl Hub {
             }
         }
         drop(state);
-        self.changed.notify_all();
-    }
-
-    fn leave(&self, rank: usize) {
-        lock(&self.state).seats[rank] = Seat::Empty;
-        self.changed.notify_all();
+        self.notify();
     }
 
     fn raise(&self, event: Event) {
-        // The overseer outlives the seats unless the run is over.
+        // The receiving thread ends only when the run is over.
         let _ = lock(&self.troubles).send(event);
     }
 
-    /// Waits until all ranks are here, then looks into one trouble after the other.
+    /// Waits until all ranks have come, then looks into one trouble after the other.
     fn oversee(&self, events: &mpsc::Receiver<Event>, timeout: Duration) {
-        let here = |state: &State| state.joined || state.closed || state.called_off.is_some();
-        let state = wait_until(&self.changed, lock(&self.state), timeout, here);
-        if !here(&state) {
-            let absent = |(_, seat): &(usize, &Seat)| !matches!(seat, Seat::Present { .. });
-            let missing = state.seats.iter().enumerate().filter(absent).map(|(rank, _)| rank);
-            let missing: Vec<usize> = missing.collect();
+        let over = |state: &State| state.joined || state.closed || state.called_off.is_some();
+        let state = wait_until(&self.registry.changed, self.lock(), timeout, over);
+        if !over(&state) {
+            let missing = state.missing();
             let refused = missing.iter().filter_map(|rank| state.refused.get(rank).cloned());
-            let refused = refused.take(TOLD).collect();
-            send_all(&state, &ToRank::Incomplete { missing, refused });
+            let refused = refused.take(NAMED).collect();
+            state.send_all(&ToRank::Incomplete { missing, refused });
             return;
         }
         if state.called_off.is_some() {
             return;
         }
         drop(state);
-        while !lock(&self.state).closed {
-            match events.recv_timeout(BEAT) {
+        while !self.lock().closed {
+            match events.recv_timeout(HEARTBEAT) {
                 Ok(Event::Trouble { rank, trouble }) => self.look_into(rank, trouble),
                 Ok(Event::Gone { rank }) => self.fail(None, inquiry::death(rank)),
                 Err(mpsc::RecvTimeoutError::Timeout) => {}
@@ -387,21 +320,21 @@ impl Hub {
     fn look_into(&self, rank: usize, trouble: Trouble) {
         let number = inquiry::group_of(&trouble);
         let known = {
-            let state = lock(&self.state);
+            let state = self.lock();
             let of_group = number.and_then(|number| state.groups.get(&number));
             of_group.or(state.world.as_ref()).is_some()
         };
-        // Whoever complains late has been told, or is about to read it.
+        // A rank that reports late has been told the cause, or is about to read it.
         if known {
             return;
         }
-        let (group, cause) = inquiry::find_cause(self, rank, trouble);
+        let (group, cause) = inquiry::find_cause(&self.registry, rank, trouble);
         self.fail(group, cause);
     }
 
     /// Tells all ranks, unless they know of an earlier cause.
     fn fail(&self, group: Option<GroupNumber>, cause: Cause) {
-        let mut state = lock(&self.state);
+        let mut state = self.lock();
         match group {
             None if state.world.is_some() => return,
             None => state.world = Some(cause.clone()),
@@ -409,39 +342,16 @@ impl Hub {
                 state.groups.insert(number, cause.clone());
             }
         }
-        send_all(&state, &ToRank::Failed { group, cause });
+        state.send_all(&ToRank::Failed { group, cause });
         drop(state);
-        self.changed.notify_all();
-    }
-
-    /// Numbers a question and asks it of all ranks.
-    pub(super) fn ask(&self, question: impl Fn(u64) -> ToRank) -> u64 {
-        let mut state = lock(&self.state);
-        let request = state.next_request;
-        state.next_request += 1;
-        state.reports.insert(request, BTreeMap::new());
-        send_all(&state, &question(request));
-        request
+        self.notify();
     }
 
     fn beat(&self) {
-        let mut state = lock(&self.state);
+        let mut state = self.lock();
         while !state.closed {
-            send_all(&state, &ToRank::Beat);
-            state = wait_until(&self.changed, state, BEAT, |state| state.closed);
-        }
-    }
-}
-
-/// Sends a message to all ranks that are there. A rank that cannot take it is not waited for.
-fn send_all(state: &State, message: &ToRank) {
-    let frame = match frame::encode(message, MEMBER_LIMIT) {
-        Ok(frame) => frame,
-        Err(error) => return tracing::warn!("the rendezvous cannot send: {error}"),
-    };
-    for seat in &state.seats {
-        if let Seat::Present { writer, .. } = seat {
-            let _ = lock(writer).deliver(&frame);
+            state.send_all(&ToRank::Beat);
+            state = wait_until(&self.registry.changed, state, HEARTBEAT, |state| state.closed);
         }
     }
 }

@@ -1,10 +1,9 @@
-//! Records: what a connection consists of once its handshake is over, where ranks seal their traffic.
+//! Sealed traffic: the records that a connection consists of after its handshake.
 //!
-//! A record is four bytes of length, a body and a tag of AES-128-GCM. Its number is the nonce, each
-//! direction of each connection has a key of its own, and nothing else says which record comes next: one
-//! that was changed, left out, repeated or moved does not open. A key is replaced by a hash of itself before
-//! it has sealed more than GCM is good for. [`Seal::Mac`] leaves the body readable
-//! and only computes the tag over it.
+//! A record is four bytes of length, a body and a tag of AES-128-GCM. The nonce is the number of the record,
+//! and each direction of each connection has a key of its own. So a record that was changed, left out,
+//! repeated or moved does not open. A key is replaced by a hash of itself before it has sealed more than GCM
+//! allows. [`Seal::Mac`] leaves the body readable and only computes the tag over it.
 
 use super::keyed::keyed;
 use super::options::Seal;
@@ -40,21 +39,21 @@ pub(super) fn derive(from: &[u8], role: &[u8], text: &[u8]) -> Key {
 /// Why a record does not open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SealError {
-    /// It is not what the other side sent as this record, or that side has another key.
+    /// The other side did not send this as this record, or it has another key.
     #[error("record {record} is not genuine: it was changed, repeated or moved on its way")]
     Forged {
         /// Number of the record on this connection, from 0.
         record: u64,
     },
-    /// It says that it is longer than records are.
+    /// It claims to be longer than a record may be.
     #[error("record {record} claims {length} bytes, where at most {BODY} are allowed")]
     TooLong {
         /// Number of the record on this connection, from 0.
         record: u64,
-        /// Bytes claimed.
+        /// The length that it claims, in bytes.
         length: usize,
     },
-    /// The connection ended inside it.
+    /// The connection ended inside the record.
     #[error("the connection ended inside record {record}")]
     Truncated {
         /// Number of the record on this connection, from 0.
@@ -68,7 +67,7 @@ impl From<SealError> for io::Error {
     }
 }
 
-/// What both directions share: a cipher, and the number of the next record.
+/// One direction of a connection: its cipher, and the number of the next record.
 struct Direction {
     key: Key,
     cipher: Aes128Gcm,
@@ -102,7 +101,8 @@ impl Direction {
         nonce.into()
     }
 
-    /// Parts a record without its tag into what is authenticated only and what is encrypted as well.
+    /// Divides a record without its tag into the bytes that are only authenticated and those that are
+    /// encrypted.
     fn parts<'a>(&self, record: &'a mut [u8]) -> (&'a [u8], &'a mut [u8]) {
         let clear = if self.encrypts { LENGTH } else { record.len() };
         let (clear, body) = record.split_at_mut(clear);
@@ -113,9 +113,9 @@ impl Direction {
 /// The sending half of a sealed connection.
 pub(super) struct Sealer {
     direction: Direction,
-    /// The record under way, empty between two of them.
+    /// The record that is being sent; empty between two records.
     record: Vec<u8>,
-    /// Bytes of it that have left.
+    /// Bytes of it that have been sent.
     sent: usize,
 }
 
@@ -125,9 +125,9 @@ impl Sealer {
         Some(Box::new(Sealer { direction, record: Vec::new(), sent: 0 }))
     }
 
-    /// Writes the start of `parts` as one record, and says how many bytes that were once all of it has
-    /// left. After an error that is temporary it must be called again with the same bytes, of which there
-    /// may be more by then.
+    /// Writes the start of `parts` as one record. Once the whole record has been sent, it returns the number
+    /// of bytes in it. After a temporary error it must be called again with the same bytes, which may be
+    /// followed by more.
     pub(super) fn write(&mut self, mut to: impl Write, parts: &[IoSlice<'_>]) -> io::Result<usize> {
         if self.record.is_empty() {
             self.record.resize(LENGTH, 0);
@@ -166,13 +166,13 @@ impl Sealer {
 /// The receiving half of a sealed connection.
 pub(super) struct Opener {
     direction: Direction,
-    /// The record that is coming in or being read, at its start; the rest is room for longer ones.
+    /// Starts with the record that is arriving or being read; the rest is room for longer records.
     record: Vec<u8>,
-    /// Bytes of it in all, as far as that is known.
+    /// Length of the record, as far as it is known.
     whole: usize,
-    /// Bytes of it that are here.
+    /// Bytes of it that have arrived.
     filled: usize,
-    /// Bytes of its body that have been read; `None` while it is coming in.
+    /// Bytes of its body that have been read; `None` while it is arriving.
     read: Option<usize>,
     failed: Option<SealError>,
 }
@@ -185,7 +185,7 @@ impl Opener {
         Some(Box::new(Opener { direction, record, whole, filled: 0, read: None, failed: None }))
     }
 
-    /// Fills the start of `parts` with what has been opened; 0 bytes at the end of the connection.
+    /// Fills the start of `parts` with bytes of opened records; returns 0 at the end of the connection.
     pub(super) fn read(
         &mut self,
         mut from: impl Read,
@@ -212,7 +212,7 @@ impl Opener {
                 if count > 0 {
                     return Ok(count);
                 }
-                // Nothing was asked for, or the record was an empty one.
+                // `parts` are empty, or the record was.
                 if self.read.is_some() {
                     return Ok(0);
                 }
@@ -230,7 +230,7 @@ impl Opener {
         }
     }
 
-    /// Makes room for the rest of a record whose length is here.
+    /// Makes room for the rest of a record whose length has arrived.
     fn make_room(&mut self) -> io::Result<()> {
         let mut length = [0; LENGTH];
         length.copy_from_slice(&self.record[..LENGTH]);
@@ -245,7 +245,7 @@ impl Opener {
         Ok(())
     }
 
-    /// Checks the record that is here, and decrypts it.
+    /// Checks the record that has arrived, and decrypts it.
     fn open(&mut self) -> io::Result<()> {
         let end = self.whole - TAG;
         let mut tag = [0; TAG];
@@ -261,7 +261,7 @@ impl Opener {
         Ok(())
     }
 
-    /// Nothing after this is believed.
+    /// Notes an error, which every later read returns as well.
     fn fail(&mut self, error: impl FnOnce(u64) -> SealError) -> io::Error {
         let error = error(self.direction.next);
         self.failed = Some(error);

@@ -1,10 +1,10 @@
 //! How data moves between processes.
 //!
-//! Two ways, with the same result bit for bit. *Direct*: every rank sends every other rank what it
-//! needs; each byte crosses one connection, and sums are taken where they are wanted. *Ring*: data
-//! passes from rank to rank in order, so that between two machines each byte crosses once, however
-//! many ranks they have (Patarasuk and Yuan, 2009); a sum starts at rank 0 and is complete at the
-//! last rank, which hands out the parts, so that its order is that of the ranks.
+//! There are two ways, with the same result bit for bit. *Direct*: every rank sends every other rank what
+//! that rank needs. Each byte crosses one connection, and every rank computes its own sums. *Ring*: data
+//! passes from rank to rank in order, so that each byte crosses the network between two machines once,
+//! however many ranks they have (Patarasuk and Yuan, 2009). A sum starts at rank 0 and is complete at the
+//! last rank, which sends each rank its chunk, so that additions are in the order of the ranks.
 
 use super::wire::{Stop, Wire};
 use crate::buffer::Buffer;
@@ -13,12 +13,12 @@ use crate::reduce::{chunk_range, sum_bytes};
 use std::cmp::Ordering;
 use std::ops::Range;
 
-/// Bytes received from one rank before they are summed: half of a second-level cache for four
-/// ranks.
+/// Bytes received from one rank before they are summed. Those of four ranks fill half of a second-level
+/// cache.
 const BLOCK: usize = 256 << 10;
 
-/// Up to this many bytes in all, an all-reduce sends everything to everyone: one exchange instead
-/// of two.
+/// Up to this many bytes in all, an all-reduce sends every buffer to every rank, which takes one exchange
+/// instead of two.
 const SMALL: usize = 64 << 10;
 
 /// One operation on the connections of one group.
@@ -39,7 +39,7 @@ impl Transfer<'_> {
         (0..self.world_size()).filter(move |peer| *peer != rank)
     }
 
-    /// Fills slot `r` of `output` with the `input` of rank `r`; `slots` are the byte ranges.
+    /// Fills chunk `r` of `output` with the `input` of rank `r`; `slots` are the byte ranges of the chunks.
     pub(super) fn all_gather(
         &mut self,
         input: &[u8],
@@ -61,36 +61,36 @@ impl Transfer<'_> {
                 done &= self.wire.receive(peer, slot)? == Some(expected);
             }
             if !copied {
-                // After the first bytes have left: the others are at work meanwhile.
+                // After the first sends, so that the other ranks receive meanwhile.
                 output[slots[self.rank].clone()].copy_from_slice(input);
                 copied = true;
             }
             if done {
-                return self.settle();
+                return self.finish_peer_reads();
             }
             self.wire.wait()?;
         }
     }
 
-    /// Ends an exchange in which data may have been lent.
-    fn settle(&mut self) -> Result<(), Stop> {
+    /// Ends an exchange in which peers may have read each other's memory.
+    fn finish_peer_reads(&mut self) -> Result<(), Stop> {
         loop {
-            let mut settled = true;
+            let mut finished = true;
             for peer in self.peers() {
-                settled &= self.wire.settle(peer)?;
+                finished &= self.wire.finish_peer_reads(peer)?;
             }
-            if settled {
+            if finished {
                 return Ok(());
             }
             self.wire.wait()?;
         }
     }
 
-    /// Passes every slot on to the next rank as it comes in.
+    /// Passes every chunk on to the next rank while it arrives.
     fn all_gather_ring(&mut self, output: &mut [u8], slots: &[Range<usize>]) -> Result<(), Stop> {
         let world_size = self.world_size();
-        let (next, previous) = self.neighbours();
-        // In step `s` a rank sends the slot that it received in the step before, its own at first.
+        let (next, previous) = self.ring_neighbours();
+        // In step `s`, a rank sends the chunk that it received in the step before; in step 0 its own.
         let slot = |step: usize| slots[(self.rank + world_size - step) % world_size].clone();
         let (mut sending, mut receiving) = (0, 1);
         let mut received = 0;
@@ -130,7 +130,7 @@ impl Transfer<'_> {
         }
     }
 
-    /// Fills `output` with this rank's slot of the sum of all inputs.
+    /// Fills `output` with this rank's chunk of the sum of all inputs.
     pub(super) fn reduce_scatter(
         &mut self,
         dtype: DType,
@@ -138,16 +138,16 @@ impl Transfer<'_> {
         output: &mut [u8],
         slots: &[Range<usize>],
     ) -> Result<(), Stop> {
-        // Partial sums of half types would have to travel as f32: no gain over sending them direct.
+        // Partial sums of half types would have to travel as f32, which gains nothing over direct transfers.
         let is_wide = matches!(dtype, DType::F32 | DType::F64);
         let ring = self.ring && self.world_size() > 2 && is_wide;
         let bytes = if ring { BLOCK } else { self.world_size() * BLOCK };
-        let mut staging = self.wire.borrow_staging(bytes);
+        let mut staging = self.wire.take_staging(bytes);
         let outcome = match ring {
             true => self.reduce_ring(dtype, input, output, slots, staging.as_bytes_mut()),
             false => self.reduce_direct(dtype, input, output, slots, staging.as_bytes_mut()),
         };
-        self.wire.give_back(staging);
+        self.wire.return_staging(staging);
         outcome
     }
 
@@ -193,13 +193,14 @@ impl Transfer<'_> {
                 current = blocks.next();
             }
             if done {
-                return self.settle();
+                return self.finish_peer_reads();
             }
             self.wire.wait()?;
         }
     }
 
-    /// Rank 0 sends its input on, every rank adds its own, and the last one hands out the slots.
+    /// Rank 0 sends its input to the next rank, every rank adds its own, and the last one sends each rank its
+    /// chunk.
     fn reduce_ring(
         &mut self,
         dtype: DType,
@@ -209,14 +210,14 @@ impl Transfer<'_> {
         staging: &mut [u8],
     ) -> Result<(), Stop> {
         let last = self.world_size() - 1;
-        let (next, previous) = self.neighbours();
+        let (next, previous) = self.ring_neighbours();
         let (is_first, is_last) = (self.rank == 0, self.rank == last);
         let blocks_of = |slot: usize| Blocks::of(slots[slot].len()).map(move |block| (slot, block));
         let mut blocks = (0..slots.len()).flat_map(blocks_of);
         let mut current = blocks.next();
         let mut summed = is_first;
         loop {
-            // What the last rank hands out comes in beside everything else.
+            // The chunk from the last rank arrives at the same time as partial sums from the previous rank.
             let whole = output.len();
             let delivered = is_last || self.wire.receive(last, output)? == Some(whole);
             while let Some((slot, block)) = current.clone() {
@@ -261,7 +262,7 @@ impl Transfer<'_> {
             return Ok(());
         }
         if bytes * world_size <= SMALL {
-            let mut staging = self.wire.borrow_staging(SMALL);
+            let mut staging = self.wire.take_staging(SMALL);
             let slots: Vec<_> = (0..world_size).map(|r| r * bytes..(r + 1) * bytes).collect();
             let target = &mut staging.as_bytes_mut()[..bytes * world_size];
             let ring = std::mem::replace(&mut self.ring, false);
@@ -270,7 +271,7 @@ impl Transfer<'_> {
             let all = staging.as_bytes();
             let addends: Vec<&[u8]> = slots.into_iter().map(|slot| &all[slot]).collect();
             sum(dtype, buffer.as_bytes_mut(), &addends);
-            self.wire.give_back(staging);
+            self.wire.return_staging(staging);
             return outcome;
         }
         let size = dtype.size();
@@ -283,7 +284,7 @@ impl Transfer<'_> {
         self.all_gather(part.as_bytes(), buffer.as_bytes_mut(), &slots)
     }
 
-    /// Returns once every rank is in the operation.
+    /// Returns once every rank has entered the operation.
     pub(super) fn meet(&mut self) -> Result<(), Stop> {
         loop {
             let mut all = true;
@@ -319,8 +320,8 @@ impl Transfer<'_> {
         }
     }
 
-    /// This rank's parent and children in the binomial tree below `root`: the parent of a place is
-    /// the place without its lowest bit.
+    /// This rank's parent and children in the binomial tree below `root`. Ranks are numbered from the root;
+    /// the parent of a number is that number without its lowest bit.
     fn tree(&self, root: usize) -> (Option<usize>, Vec<usize>) {
         let world_size = self.world_size();
         let place = (self.rank + world_size - root) % world_size;
@@ -340,7 +341,7 @@ impl Transfer<'_> {
     }
 
     /// The ranks that this one sends to and receives from on the ring.
-    fn neighbours(&self) -> (usize, usize) {
+    fn ring_neighbours(&self) -> (usize, usize) {
         let world_size = self.world_size();
         ((self.rank + 1) % world_size, (self.rank + world_size - 1) % world_size)
     }

@@ -4,7 +4,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-/// Once woken, stays so: it marks an end, not an event.
+/// Wakes a thread that polls it. It stays readable once it is woken, because it signals an end.
 #[derive(Debug)]
 pub(super) struct Waker(OwnedFd);
 

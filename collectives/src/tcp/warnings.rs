@@ -4,10 +4,10 @@ use crate::sync::lock;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-/// At most one warning is said in this time. The others are counted.
+/// At most one warning is logged in this time. The others are counted.
 pub(super) const PERIOD: Duration = Duration::from_secs(10);
 
-/// Says what is wrong with callers, at a limited rate.
+/// Logs warnings about callers at a limited rate.
 pub(super) struct Warnings {
     state: Mutex<State>,
     period: Duration,
@@ -17,7 +17,7 @@ pub(super) struct Warnings {
 #[derive(Default)]
 struct State {
     said: Option<Instant>,
-    /// Warnings that were not said, and the last of them.
+    /// Number of warnings that were not logged, and the last of them.
     unsaid: Option<(u64, String)>,
 }
 
@@ -26,7 +26,7 @@ impl Warnings {
         Warnings { state: Mutex::default(), period: PERIOD, say: |text| tracing::warn!("{text}") }
     }
 
-    /// Says `text` now, or counts it if something was said a short while ago.
+    /// Logs `text` now, or counts it if a warning was logged a short while ago.
     pub(super) fn warn(&self, text: String) {
         let mut state = lock(&self.state);
         let count = state.unsaid.take().map_or(0, |(count, _)| count);
@@ -38,12 +38,12 @@ impl Warnings {
         }
     }
 
-    /// Whether there is something left to say.
+    /// Whether a warning has not been logged yet.
     pub(super) fn is_waiting(&self) -> bool {
         lock(&self.state).unsaid.is_some()
     }
 
-    /// Says what was not said, unless it is too early.
+    /// Logs the warnings that were not logged, unless it is too early.
     pub(super) fn catch_up(&self) {
         let mut state = lock(&self.state);
         if state.said.is_none_or(|said| said.elapsed() >= self.period) {

@@ -1,11 +1,11 @@
 //! Bytes to and from the other ranks of a group, without blocking.
 
 use super::channel::Channel;
-use super::neighbour::{self, Neighbour};
+use super::peer_memory::{PeerMemory, address};
 use super::waker::Waker;
+use crate::backend::empty;
 use crate::buffer::Buffer;
 use crate::dtype::DType;
-use crate::member::empty;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::net::Shutdown;
@@ -15,29 +15,29 @@ use std::time::Duration;
 /// Bytes of the header that starts each rank's part of an operation.
 pub(super) const HEADER: usize = 24;
 
-/// Data of at least this many bytes is lent to neighbours rather than sent.
-const LEND: usize = 256 << 10;
+/// A payload of at least this many bytes is not sent to a peer that can read this rank's memory.
+const PEER_READ: usize = 256 << 10;
 
-/// Bytes that say where lent data is.
+/// Bytes that say where in this rank's memory a payload is.
 const DESCRIPTOR: usize = 8;
 
-/// What a borrower says when it has read everything, and what the lender answers.
+/// What a rank sends when it has read everything from a peer's memory, and what that peer answers.
 const READ: u8 = b'r';
-const LENT: u8 = b'l';
+const CONFIRMED: u8 = b'l';
 
-/// Why a connection is given up that says neither.
+/// Why a connection is given up that sends neither.
 const NO_END: &str = "it sent something else than the end of an exchange";
 
-/// How long an operation goes on after its group has failed, as long as bytes move: if all ranks
-/// had entered it, it completes.
+/// How long an operation may go on after its group has failed without a byte moving. If all ranks had entered
+/// the operation, bytes move until it completes.
 const DRAIN: Duration = Duration::from_millis(250);
 
-/// What a rank says before its data.
+/// What a rank sends before its data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Header {
-    /// It is in this operation. The digest covers all that ranks must agree on.
+    /// The rank is in this operation. The digest covers everything that ranks must agree on.
     Operation { sequence: u64, digest: u64 },
-    /// It leaves the group.
+    /// The rank leaves the group.
     Leave,
 }
 
@@ -74,7 +74,7 @@ impl Header {
 /// Why an operation cannot go on. Ranks are ranks of the group.
 #[derive(Debug)]
 pub(super) enum Stop {
-    /// The group has failed; the control knows why.
+    /// The group has failed; [`Control`](super::control::Control) knows the cause.
     Failed,
     /// Another rank is in another operation.
     Mismatch,
@@ -85,26 +85,26 @@ pub(super) enum Stop {
 /// A connection to another rank of a group.
 pub(super) struct Link {
     pub(super) channel: Channel,
-    /// If its memory can be read.
-    pub(super) neighbour: Option<Neighbour>,
+    /// The peer's memory, if this rank and the peer can read each other's.
+    pub(super) memory: Option<PeerMemory>,
 }
 
 /// The connections of a rank to the others of its group, and what is under way on them.
 ///
 /// An operation consists of one or more *exchanges*. In each, a rank may send one payload to and
-/// receive one from every other rank; [`Wire::settle`] ends it.
+/// receive one from every other rank; [`Wire::finish_peer_reads`] ends it.
 pub(super) struct Wire {
     links: Vec<Option<Link>>,
     lanes: Vec<Lane>,
     header: [u8; HEADER],
     waker: Arc<Waker>,
-    /// Whether large payloads of this exchange are lent to neighbours.
-    lending: bool,
-    /// Memory for data that cannot go straight to its place; kept from one operation to the next.
+    /// Whether peers that can read this rank's memory read large payloads of this exchange from there.
+    peer_reads: bool,
+    /// Memory for data that cannot be received where it belongs; kept from one operation to the next.
     staging: Buffer,
 }
 
-/// One exchange's traffic with one rank.
+/// The traffic of one exchange with one peer.
 #[derive(Clone, Copy, Default)]
 struct Lane {
     /// Bytes sent: the header, which comes once per operation, and the payload or descriptor.
@@ -112,15 +112,15 @@ struct Lane {
     /// Bytes received, counted likewise.
     received: usize,
     incoming: [u8; HEADER],
-    /// Where what this rank borrows is.
+    /// Where the payload is that this rank reads from the peer's memory.
     descriptor: [u8; DESCRIPTOR],
-    /// Whether this rank lends to that one, and the other way round.
-    lends: bool,
-    borrows: bool,
-    /// Bytes of a loan that have been copied.
+    /// Whether the peer reads this rank's payload from its memory, and the other way round.
+    is_read: bool,
+    reads: bool,
+    /// Bytes that have been copied from the peer's memory.
     copied: usize,
-    /// Bytes of the closing conversation of a loan, each way.
-    settling: [usize; 2],
+    /// Bytes sent and received that end a peer read: [`READ`] and [`CONFIRMED`].
+    closing: [usize; 2],
     /// What the caller waits for.
     wants: Wants,
 }
@@ -136,14 +136,14 @@ impl Wire {
         Ok(Wire {
             lanes: vec![Lane::default(); links.len()],
             links,
-            lending: false,
+            peer_reads: false,
             header: [0; HEADER],
             waker: Arc::new(Waker::new()?),
             staging: empty(),
         })
     }
 
-    /// Woken when the group fails.
+    /// The waker that wakes [`Wire::wait`] when the group fails.
     pub(super) fn waker(&self) -> &Arc<Waker> {
         &self.waker
     }
@@ -152,12 +152,12 @@ impl Wire {
     pub(super) fn begin(&mut self, sequence: u64, digest: u64) {
         self.header = Header::Operation { sequence, digest }.encode();
         self.lanes.fill(Lane::default());
-        self.lending = false;
+        self.peer_reads = false;
     }
 
-    /// Starts the next exchange of an operation. `lending` must be the same on all ranks, and may
-    /// be true only if payloads are passed whole and stay as they are until the exchange is settled.
-    pub(super) fn exchange(&mut self, lending: bool) {
+    /// Starts the next exchange of an operation. `peer_reads` must be the same on all ranks. It may be true
+    /// only if payloads are passed whole and stay unchanged until [`Wire::finish_peer_reads`] returns true.
+    pub(super) fn exchange(&mut self, peer_reads: bool) {
         for lane in &mut self.lanes {
             *lane = Lane {
                 sent: lane.sent.min(HEADER),
@@ -166,13 +166,13 @@ impl Wire {
                 ..Lane::default()
             };
         }
-        self.lending = lending;
+        self.peer_reads = peer_reads;
     }
 
-    /// Whether a payload of `len` bytes to or from `peer` is lent.
-    fn is_loan(&self, peer: usize, len: usize) -> Option<Neighbour> {
+    /// The memory of `peer` if a payload of `len` bytes to or from it is read from memory, and not sent.
+    fn peer_memory(&self, peer: usize, len: usize) -> Option<PeerMemory> {
         let link = self.links[peer].as_ref()?;
-        link.neighbour.filter(|_| self.lending && len >= LEND)
+        link.memory.filter(|_| self.peer_reads && len >= PEER_READ)
     }
 
     /// Number of ranks in the group.
@@ -180,14 +180,13 @@ impl Wire {
         self.links.len()
     }
 
-    /// Lends out staging memory of at least `bytes` bytes; give it back with
-    /// [`Wire::give_back`].
-    pub(super) fn borrow_staging(&mut self, bytes: usize) -> Buffer {
+    /// Takes staging memory of at least `bytes` bytes; return it with [`Wire::return_staging`].
+    pub(super) fn take_staging(&mut self, bytes: usize) -> Buffer {
         let staging = std::mem::replace(&mut self.staging, empty());
         if staging.len() >= bytes { staging } else { Buffer::zeros(DType::U8, bytes) }
     }
 
-    pub(super) fn give_back(&mut self, staging: Buffer) {
+    pub(super) fn return_staging(&mut self, staging: Buffer) {
         self.staging = staging;
     }
 
@@ -196,18 +195,18 @@ impl Wire {
         self.lanes[peer].sent = self.lanes[peer].sent.min(HEADER);
     }
 
-    /// Sends what fits of the header and then of `payload` to `peer`. Returns how many bytes of the
-    /// payload have been sent by now, over all calls with the same payload; `None` while the header
-    /// is still on its way. What is lent counts as sent once the other side knows where it is.
+    /// Sends what fits of the header and then of `payload` to `peer`. Returns how many bytes of the payload
+    /// have been sent by now, over all calls with the same payload; `None` while the header is still on its
+    /// way. A payload that the peer reads from memory counts as sent once the peer knows where it is.
     pub(super) fn send(&mut self, peer: usize, payload: &[u8]) -> Result<Option<usize>, Stop> {
-        let lends = self.is_loan(peer, payload.len()).is_some();
-        let descriptor = neighbour::address(payload).to_le_bytes();
-        let content = if lends { &descriptor[..] } else { payload };
+        let is_read = self.peer_memory(peer, payload.len()).is_some();
+        let descriptor = address(payload).to_le_bytes();
+        let content = if is_read { &descriptor[..] } else { payload };
         let Wire { links, lanes, header, .. } = self;
         let (Some(link), Some(lane)) = (&mut links[peer], lanes.get_mut(peer)) else {
             return Ok(Some(payload.len()));
         };
-        lane.lends = lends;
+        lane.is_read = is_read;
         let total = HEADER + content.len();
         while lane.sent < total {
             let head = &header[lane.sent.min(HEADER)..];
@@ -222,21 +221,21 @@ impl Wire {
         }
         lane.wants.send = lane.sent < total;
         let sent = lane.sent.checked_sub(HEADER);
-        if !lends {
+        if !is_read {
             return Ok(sent);
         }
         Ok(sent.map(|sent| if sent == DESCRIPTOR { payload.len() } else { 0 }))
     }
 
-    /// Receives what is there of the header and then of a whole payload from `peer`; counts like
+    /// Receives what has arrived of the header and then of a whole payload from `peer`; counts like
     /// [`Wire::send`].
     pub(super) fn receive(&mut self, peer: usize, whole: &mut [u8]) -> Result<Option<usize>, Stop> {
         let len = whole.len();
         self.receive_block(peer, whole, 0, len)
     }
 
-    /// Receives the part of a payload of `whole` bytes that starts at `start`, counting from there;
-    /// [`Wire::next_block`] comes between two parts.
+    /// Receives the block of a payload of `whole` bytes that starts at `start`, counting from there. Call
+    /// [`Wire::next_block`] between two blocks.
     pub(super) fn receive_block(
         &mut self,
         peer: usize,
@@ -244,7 +243,7 @@ impl Wire {
         start: usize,
         whole: usize,
     ) -> Result<Option<usize>, Stop> {
-        let Some(neighbour) = self.is_loan(peer, whole) else {
+        let Some(memory) = self.peer_memory(peer, whole) else {
             return self.read(peer, block, false);
         };
         let got = self.read(peer, &mut [0; DESCRIPTOR], true)?;
@@ -252,17 +251,17 @@ impl Wire {
             return Ok(got.map(|_| 0));
         }
         let lane = &mut self.lanes[peer];
-        lane.borrows = true;
-        // Asked again while others are still on their way.
+        lane.reads = true;
+        // The block may have been read already, if the caller still waits for those of other peers.
         if lane.copied < start + block.len() {
             let address = u64::from_le_bytes(lane.descriptor).wrapping_add(start as u64);
-            neighbour.read(address, block).map_err(|error| lost(peer, error))?;
+            memory.read(address, block).map_err(|error| lost(peer, error))?;
             lane.copied = start + block.len();
         }
         Ok(Some(block.len()))
     }
 
-    /// Reads the header and then `payload`, or the descriptor of a loan in its place.
+    /// Reads the header from the socket and then `payload`, or the descriptor of a peer read in its place.
     fn read(
         &mut self,
         peer: usize,
@@ -304,35 +303,36 @@ impl Wire {
         Ok(received.checked_sub(HEADER))
     }
 
-    /// The next part of the payload from `peer` goes elsewhere.
+    /// The next block of the payload from `peer` goes elsewhere.
     pub(super) fn next_block(&mut self, peer: usize) {
         let lane = &mut self.lanes[peer];
-        if !lane.borrows {
+        if !lane.reads {
             lane.received = lane.received.min(HEADER);
         }
     }
 
-    /// Ends an exchange with `peer`: true once nobody reads anybody's memory any more.
+    /// Ends the peer reads of an exchange with `peer`; returns true once neither rank reads the other's
+    /// memory any more.
     ///
-    /// Who has borrowed says that it has read everything, and who has lent answers that it was there
-    /// to be read until then. Without the answer the borrower could take what is left of a lender
-    /// that had given up for data.
-    pub(super) fn settle(&mut self, peer: usize) -> Result<bool, Stop> {
+    /// The rank that has read says so, and the rank whose memory was read confirms that the payload was valid
+    /// until then. Without the confirmation, the reader could have read memory that a failed peer had reused.
+    pub(super) fn finish_peer_reads(&mut self, peer: usize) -> Result<bool, Stop> {
         let (Some(link), Some(lane)) = (&mut self.links[peer], self.lanes.get_mut(peer)) else {
             return Ok(true);
         };
-        let total = usize::from(lane.lends) + usize::from(lane.borrows);
+        let total = usize::from(lane.is_read) + usize::from(lane.reads);
         loop {
-            let [said, heard] = lane.settling;
-            // What lies first in either direction is that the borrower is done.
-            let may_say = usize::from(lane.borrows) + usize::from(lane.lends && heard > 0);
+            let [said, heard] = lane.closing;
+            // The first byte in either direction says that the reader is done.
+            let may_say = usize::from(lane.reads) + usize::from(lane.is_read && heard > 0);
             let (say, hear) = (said < may_say, heard < total);
-            let word = |is_reader: bool, at: usize| if is_reader && at == 0 { READ } else { LENT };
+            let word =
+                |is_reader: bool, at: usize| if is_reader && at == 0 { READ } else { CONFIRMED };
             let mut moved = false;
             if say {
-                match link.channel.writer.write(&[word(lane.borrows, said)]) {
+                match link.channel.writer.write(&[word(lane.reads, said)]) {
                     Ok(count) => {
-                        lane.settling[0] += count;
+                        lane.closing[0] += count;
                         moved = count > 0;
                     }
                     Err(error) if is_temporary(&error) => {}
@@ -343,11 +343,11 @@ impl Wire {
                 let mut theirs = [0];
                 match link.channel.reader.read(&mut theirs) {
                     Ok(0) => return Err(lost(peer, io::ErrorKind::UnexpectedEof.into())),
-                    Ok(_) if theirs != [word(lane.lends, heard)] => {
+                    Ok(_) if theirs != [word(lane.is_read, heard)] => {
                         return Err(lost(peer, io::Error::other(NO_END)));
                     }
                     Ok(count) => {
-                        lane.settling[1] += count;
+                        lane.closing[1] += count;
                         moved = true;
                     }
                     Err(error) if is_temporary(&error) => {}
@@ -356,12 +356,12 @@ impl Wire {
             }
             if !moved {
                 lane.wants = Wants { send: say, receive: hear };
-                return Ok(lane.settling == [total, total]);
+                return Ok(lane.closing == [total, total]);
             }
         }
     }
 
-    /// Waits until something that the last sends and receives could not do can go on.
+    /// Waits until a send or receive that was incomplete can go on.
     pub(super) fn wait(&mut self) -> Result<(), Stop> {
         let mut ready = Vec::with_capacity(self.links.len() + 1);
         ready.push(PollFd::new(&*self.waker, PollFlags::IN));
@@ -386,7 +386,7 @@ impl Wire {
         Ok(())
     }
 
-    /// The group has failed: goes on for as long as bytes move.
+    /// The group has failed. Goes on for as long as bytes move.
     fn drain(&self, mut ready: Vec<PollFd<'_>>) -> Result<(), Stop> {
         ready.remove(0);
         let limit = Timespec::try_from(DRAIN).map_err(|_| Stop::Failed)?;
@@ -401,7 +401,7 @@ impl Wire {
         let idle = !self.lanes.iter().any(|lane| lane.wants.send);
         for link in self.links.iter_mut().flatten() {
             if idle {
-                // 24 bytes fit or the connection is broken; either way the other side sees an end.
+                // 24 bytes fit, or the connection is broken; either way the other side notices the end.
                 let _ = link.channel.writer.write(&Header::Leave.encode());
             }
             let _ = link.channel.stream().shutdown(Shutdown::Write);

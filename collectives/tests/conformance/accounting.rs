@@ -32,9 +32,9 @@ pub fn program(member: &dyn Communicator) {
 }
 
 pub fn expected_totals(rank: usize) -> Vec<Total> {
-    let total = |operation, unit: &str, phase, group: &str, calls, bytes_sent| Total {
+    let total = |operation, scope: &str, phase, group: &str, calls, bytes_sent| Total {
         operation,
-        unit: unit.into(),
+        scope: scope.into(),
         phase,
         group: group.into(),
         calls,

@@ -66,8 +66,8 @@ pub fn on_each_rank<R: Send>(
     })
 }
 
-pub fn label(unit: &str) -> Label {
-    Label::new(unit, Phase::Forward)
+pub fn label(scope: &str) -> Label {
+    Label::new(scope, Phase::Forward)
 }
 
 /// An element type with reproducible test data and a reference sum.

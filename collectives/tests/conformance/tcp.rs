@@ -1,15 +1,18 @@
 //! Ranks of one process that talk over the loopback interface, as processes would.
 
+use crate::SEAL;
 use crate::support::{Settings, World, share};
 use kiln_collectives::tcp::{self, Ring, Seal, Secret};
 
-/// Reads the memory of peers, or, with a delay seed, goes over sockets straight or around the ring.
-pub fn world(world_size: usize, settings: Settings, seal: Seal) -> World {
-    // Delays themselves are left to the system; the seed chooses the way.
+pub const NAME: &str = "tcp";
+
+/// Ranks that read each other's memory, or, with a delay seed, use sockets, directly or on the ring.
+pub fn world(world_size: usize, settings: Settings) -> World {
+    // The seed chooses the way; delays are left to the system.
     let ring = settings.delay_seed.is_some_and(|seed| seed % 2 == 1);
     let ranks = tcp::loopback(world_size, |options| {
-        if seal != Seal::Off {
-            options.seal = seal;
+        if SEAL != Seal::Off {
+            options.seal = SEAL;
             options.secret = Secret::new("of this world");
         }
         options.recorder_capacity = settings.recorder_capacity;

@@ -2,12 +2,13 @@
 
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys::{self, CUdevice_attribute as Attribute};
+use kiln_collectives::nvidia::Places;
 
 use super::demand::Demand;
 use super::error::DeviceError;
 use super::error::Version;
 use super::gpu::Gpu;
-use super::libraries::{self, Places, Wanted};
+use super::libraries::{self, Wanted};
 use super::share::share_gpu;
 use super::{kernel_cache, toolkit};
 use crate::config::{Choice, Precision};

@@ -22,11 +22,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use cudarc::nvrtc::sys::nvrtcProgram;
+use kiln_collectives::nvidia::{Lookup, environment};
 use libloading::Library;
 use sha2::{Digest, Sha256};
 
 use super::alias::Instead;
-use super::libraries::{self, HEADERS, Lookup};
+use super::libraries::{self, HEADERS};
 use crate::metrics::write_beside;
 
 /// Part of every name: the way in which files are named and filled.
@@ -86,7 +87,7 @@ enum Program {
 /// The functions that are to be found in place of those of `library`, which is NVRTC, and loaded. None if there is
 /// no folder to keep kernels in, and none after the first call.
 pub(super) fn instead_of(library: &str) -> Vec<Instead> {
-    let Some(folder) = folder(&libraries::environment) else { return Vec::new() };
+    let Some(folder) = folder(&environment) else { return Vec::new() };
     // SAFETY: `library` is NVRTC.
     let Ok((nvrtc, compiler)) = (unsafe { Nvrtc::of(library) }) else { return Vec::new() };
     let kept = Kept { folder, compiler, is_writable: AtomicBool::new(true) };
@@ -113,7 +114,7 @@ fn folder(lookup: &Lookup) -> Option<PathBuf> {
 
 /// A line for the doctor: where kernels are kept, and how many there are.
 pub(super) fn describe() -> String {
-    let Some(folder) = folder(&libraries::environment) else {
+    let Some(folder) = folder(&environment) else {
         return "compiled by every process anew, since neither XDG_CACHE_HOME nor HOME says where to \
                 keep them"
             .to_owned();

@@ -4,8 +4,10 @@ use std::ffi::c_int;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+use kiln_collectives::nvidia::{Places, environment};
+
 use super::error::Version;
-use super::libraries::{self, Found, HEADERS, Places, Wanted};
+use super::libraries::{self, Found, HEADERS, Wanted};
 use super::{DeviceError, kernel_cache};
 
 /// A library that is there.
@@ -41,11 +43,11 @@ fn fitting(driver: Version, files: [&'static str; 2]) -> Vec<&'static str> {
 fn find(
     library: &'static str,
     wanted: &Wanted,
+    places: &Places,
     package: &'static str,
     toolkit: &'static str,
 ) -> Result<Found, DeviceError> {
-    let places = Places::of_libraries(&libraries::environment);
-    libraries::load(wanted, &places).map_err(|missing| DeviceError::NoLibrary {
+    libraries::load(wanted, places).map_err(|missing| DeviceError::NoLibrary {
         library,
         names: missing.names,
         places: missing.places,
@@ -60,7 +62,8 @@ pub(super) fn nvrtc(driver: Version) -> Result<Tool, DeviceError> {
     let files = fitting(driver, ["libnvrtc.so.13", "libnvrtc.so.12"]);
     let package = if files.len() > 1 { "nvidia-cuda-nvrtc" } else { "nvidia-cuda-nvrtc-cu12" };
     let wanted = Wanted { stem: "nvrtc", files, instead: Some(kernel_cache::instead_of) };
-    let found = find("NVRTC, which compiles kernels,", &wanted, package, TOOLKIT)?;
+    let places = Places::of_libraries(&environment);
+    let found = find("NVRTC, which compiles kernels,", &wanted, &places, package, TOOLKIT)?;
     let (mut major, mut minor): (c_int, c_int) = (0, 0);
     // SAFETY: the library is loaded, and the numbers outlive the call.
     let status = unsafe { cudarc::nvrtc::sys::nvrtcVersion(&mut major, &mut minor) };
@@ -86,7 +89,8 @@ pub(super) fn cublas_lt(driver: Version) -> Result<Tool, DeviceError> {
     let files = fitting(driver, ["libcublasLt.so.13", "libcublasLt.so.12"]);
     let package = if files.len() > 1 { "nvidia-cublas" } else { "nvidia-cublas-cu12" };
     let wanted = Wanted { stem: "cublasLt", files, instead: None };
-    let found = find("cuBLASLt, which multiplies matrices,", &wanted, package, TOOLKIT)?;
+    let places = Places::of_libraries(&environment);
+    let found = find("cuBLASLt, which multiplies matrices,", &wanted, &places, package, TOOLKIT)?;
     Ok(Tool { path: found.path, version: None })
 }
 
@@ -95,7 +99,8 @@ pub(super) fn nccl(driver: Version) -> Result<Tool, DeviceError> {
     let package = if driver.0 < 13 { "nvidia-nccl-cu12" } else { "nvidia-nccl-cu13" };
     let wanted = Wanted { stem: "nccl", files: vec!["libnccl.so.2"], instead: None };
     let toolkit = "the package libnccl2 of NVIDIA's repositories";
-    let found = find("NCCL, which connects GPUs,", &wanted, package, toolkit)?;
+    let places = Places::of_nccl(&environment);
+    let found = find("NCCL, which connects GPUs,", &wanted, &places, package, toolkit)?;
     let mut number: c_int = 0;
     // SAFETY: the library is loaded, and the number outlives the call.
     let status = unsafe { cudarc::nccl::sys::ncclGetVersion(&mut number) };
@@ -117,7 +122,7 @@ pub(super) fn nccl(driver: Version) -> Result<Tool, DeviceError> {
 /// CUDA's headers: the folder above `include`. CubeCL looks under `CUDA_PATH`, and failing that in the
 /// toolkit's usual places; where it would not find them, `CUDA_PATH` is set.
 pub(super) fn headers() -> Result<PathBuf, DeviceError> {
-    let places = Places::of_headers(&libraries::environment);
+    let places = Places::of_headers(&environment);
     let missing = |root: &Path| {
         let include = root.join("include");
         let has =

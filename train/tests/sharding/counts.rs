@@ -44,7 +44,7 @@ fn second_step(run: &Run) -> Vec<(Vec<Total>, Vec<ParamGroupLayout>)> {
 /// Calls and bytes by unit, of one kind in one phase.
 fn by_unit(totals: &[Total], operation: Operation, phase: Phase) -> BTreeMap<String, (u64, u64)> {
     let wanted = totals.iter().filter(|t| t.operation == operation && t.phase == phase);
-    wanted.map(|total| (total.unit.to_string(), (total.calls, total.bytes_sent))).collect()
+    wanted.map(|total| (total.scope.to_string(), (total.calls, total.bytes_sent))).collect()
 }
 
 /// What `calls(unit)` calls on `elements(unit)` f32 send in a ring of `ranks`, by unit; `passes` is
@@ -178,7 +178,7 @@ fn hybrids_of_one_axis() {
 fn one_rank_communicates_its_loss_only() {
     for strategy in [Strategy::FullShard, Strategy::ShardGradOp, Strategy::NoShard] {
         for (totals, _) in second_step(&Run::new(strategy, 1)) {
-            let units: Vec<_> = totals.iter().map(|total| &*total.unit).collect();
+            let units: Vec<_> = totals.iter().map(|total| &*total.scope).collect();
             assert_eq!(units, ["loss"]);
         }
     }

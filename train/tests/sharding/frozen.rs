@@ -104,8 +104,8 @@ fn reduced(run: &Run) -> BTreeSet<String> {
         });
         Ok(reductions
             .map(|total| {
-                assert_eq!(total.calls, 1, "{}", total.unit);
-                total.unit.to_string()
+                assert_eq!(total.calls, 1, "{}", total.scope);
+                total.scope.to_string()
             })
             .collect())
     });
@@ -146,7 +146,7 @@ fn gathers(run: &Run) -> (BTreeMap<String, u64>, usize) {
         let totals = recorder.totals();
         let gathers = totals.iter().filter(|total| total.operation == Operation::AllGather);
         let letter = |phase| if phase == Phase::Forward { 'F' } else { 'B' };
-        let counts = gathers.map(|t| (format!("{} {}", letter(t.phase), t.unit), t.calls));
+        let counts = gathers.map(|t| (format!("{} {}", letter(t.phase), t.scope), t.calls));
         Ok((counts.collect(), rank.engine().take_peak_unsharded()))
     });
     run.same_on_all(results)

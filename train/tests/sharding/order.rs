@@ -25,7 +25,7 @@ fn issued(run: &Run) -> Vec<String> {
             .iter()
             .filter_map(|record| {
                 let letter = letter(record.operation, record.label.phase)?;
-                Some(format!("{letter} {}", record.label.unit))
+                Some(format!("{letter} {}", record.label.scope))
             })
             .collect())
     });

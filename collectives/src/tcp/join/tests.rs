@@ -1,9 +1,10 @@
-//! Many ranks at one door.
+//! Many ranks at one port.
 
 use super::*;
 use crate::sync::lock;
-use crate::tcp::handshake::Caller as Visitor;
+use crate::tcp::handshake::Caller;
 use crate::tcp::message::ToRendezvous;
+use crate::tcp::options::Seal;
 use std::io::Write;
 use std::sync::Mutex;
 
@@ -33,11 +34,11 @@ fn peers_that_answer_late_are_all_let_in() {
     let address = listener.local_addr().unwrap();
     let welcomed = Arc::new(Mutex::new(Vec::new()));
     let noted = Arc::clone(&welcomed);
-    let admit = move |caller: Visitor| {
+    let admit = move |caller: Caller| {
         let rank = caller.claim.rank;
         lock(&noted).push((rank, caller.welcome().unwrap()));
     };
-    let _door = Doorway::open(listener, &options, Arc::new(admit)).unwrap();
+    let _door = Listener::open(listener, &options, Arc::new(admit)).unwrap();
     let streams: Vec<TcpStream> =
         (0..PEERS).map(|_| TcpStream::connect(address).unwrap()).collect();
     for (rank, stream) in streams.into_iter().enumerate() {
@@ -51,7 +52,7 @@ fn peers_that_answer_late_are_all_let_in() {
     assert_eq!(ranks, (0..PEERS).collect::<Vec<_>>());
 }
 
-/// The ranks of a large job take their seats and are told of each other, and then take their leave.
+/// The ranks of a large job register, are told of each other, and say goodbye.
 #[test]
 fn a_thousand_ranks_meet() {
     const RANKS: usize = 1024;
@@ -59,11 +60,11 @@ fn a_thousand_ranks_meet() {
     descriptors::allow(2 * RANKS);
     let start = |options: JoinOptions| {
         let join = move || {
-            let rendezvous = (options.rank == 0).then(|| keep(&options).unwrap());
+            let rendezvous = (options.rank == 0).then(|| host_rendezvous(&options).unwrap());
             let since = Instant::now();
-            let caller = Caller { options: &options, since, until: since + options.timeout };
-            let (mut channel, _lobby, _door) = caller.take_seat(&[options.port]).unwrap();
-            let (session, members) = caller.wait_for_all(&mut channel).unwrap();
+            let joining = Joining { options: &options, since, until: since + options.timeout };
+            let (mut channel, _pending, _listener) = joining.register(&[options.port]).unwrap();
+            let (session, members) = joining.wait_for_all(&mut channel).unwrap();
             let goodbye = frame::encode(&ToRendezvous::Goodbye, 64).unwrap();
             channel.writer.write_all(&goodbye).unwrap();
             drop(channel);

@@ -42,14 +42,14 @@ fn wire(rank: usize, stream: TcpStream, seal: Seal) -> Wire {
 }
 
 /// A wire whose other side may be one whose memory can be read.
-fn wire_to(rank: usize, stream: TcpStream, seal: Seal, neighbour: Option<Neighbour>) -> Wire {
+fn wire_to(rank: usize, stream: TcpStream, seal: Seal, memory: Option<PeerMemory>) -> Wire {
     let mut keys = [&[1; 16], &[2; 16]];
     if rank == 1 {
         keys.reverse();
     }
     let channel = Channel::new(Arc::new(stream), seal, keys);
     channel.stream().set_nonblocking(true).unwrap();
-    let mut links = vec![Some(Link { channel, neighbour }), None];
+    let mut links = vec![Some(Link { channel, memory }), None];
     if rank == 0 {
         links.reverse();
     }
@@ -117,23 +117,23 @@ fn a_connection_that_ends_inside_a_record_is_no_leave() {
     }
 }
 
-/// Whoever has read lent data says so, and hears that it was there until then. Nothing else will do: the
+/// A peer that has read this rank's memory says so, and gets a confirmation. Nothing else will do: the
 /// next byte of a connection that is out of step is not the end of an exchange.
 #[test]
 fn an_exchange_ends_with_the_words_that_end_it() {
-    let payload = vec![7; LEND];
-    let lend = |said: u8| {
+    let payload = vec![7; PEER_READ];
+    let read_by = |said: u8| {
         let [here, mut there] = connected();
-        let mut wire = wire_to(0, here, Seal::Off, Some(Neighbour::this_process()));
+        let mut wire = wire_to(0, here, Seal::Off, Some(PeerMemory::this_process()));
         wire.begin(1, 1);
         wire.exchange(true);
-        assert_eq!(wire.send(1, &payload).unwrap(), Some(LEND));
+        assert_eq!(wire.send(1, &payload).unwrap(), Some(PEER_READ));
         let mut descriptor = [0; HEADER + DESCRIPTOR];
         there.read_exact(&mut descriptor).unwrap();
-        assert!(!wire.settle(1).unwrap(), "nobody has read it yet");
+        assert!(!wire.finish_peer_reads(1).unwrap(), "nobody has read it yet");
         there.write_all(&[said]).unwrap();
         loop {
-            match wire.settle(1) {
+            match wire.finish_peer_reads(1) {
                 Ok(false) => wire.wait().unwrap(),
                 Ok(true) => {
                     let mut answer = [0];
@@ -144,10 +144,10 @@ fn an_exchange_ends_with_the_words_that_end_it() {
             }
         }
     };
-    assert_eq!(lend(READ).unwrap(), LENT);
+    assert_eq!(read_by(READ).unwrap(), CONFIRMED);
     // A header that comes too early, and the answer in the place of the question.
-    for wrong in [b'k', 0, LENT] {
-        let stop = lend(wrong).unwrap_err();
+    for wrong in [b'k', 0, CONFIRMED] {
+        let stop = read_by(wrong).unwrap_err();
         let Stop::Lost { peer: 1, left: false, reason } = &stop else { panic!("{stop:?}") };
         assert!(reason.contains("something else than the end"), "{reason}");
     }

@@ -1,16 +1,17 @@
-//! A rank's end of a group of processes.
+//! The backend whose ranks are processes connected by TCP.
 
-use super::join::World;
 use super::mesh;
 use super::message::{Cause, GroupName, GroupNumber, Site, Trouble};
 use super::options::Ring;
 use super::transfer::Transfer;
 use super::wire::{Stop, Wire};
+use super::world::World;
+use crate::backend::{Backend, Payload, RankShared, empty, number_nodes};
 use crate::buffer::Buffer;
 use crate::call::{Call, CallSite};
 use crate::error::CommError;
-use crate::member::{End, Member, Payload, RankShared, empty};
 use crate::operation::Operation;
+use crate::process_group::ProcessGroup;
 use crate::sync::lock;
 use crate::verdict::Verdict;
 use std::collections::BTreeMap;
@@ -19,10 +20,10 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// A rank that is a process of its own, connected to the others by TCP.
-pub type TcpCommunicator = Member<TcpEnd>;
+pub type TcpCommunicator = ProcessGroup<TcpBackend>;
 
-/// A rank's end of a group of processes.
-pub struct TcpEnd {
+/// The backend of one rank of a group of processes.
+pub struct TcpBackend {
     world: Arc<World>,
     shared: Arc<RankShared>,
     group: GroupName,
@@ -32,14 +33,14 @@ pub struct TcpEnd {
     ring: bool,
 }
 
-impl TcpEnd {
+impl TcpBackend {
     pub(super) fn new(
         world: Arc<World>,
         shared: Arc<RankShared>,
         group: GroupName,
         rank: usize,
         wire: Wire,
-    ) -> TcpEnd {
+    ) -> TcpBackend {
         world.control.register(group.number, wire.waker());
         let ring = match world.ring {
             Ring::Always => true,
@@ -47,7 +48,7 @@ impl TcpEnd {
             Ring::Auto => has_busy_links(&nodes(&world, &group)),
         };
         let name = Arc::from(group.name.as_str());
-        TcpEnd { world, shared, group, name, rank, wire: Mutex::new(wire), ring }
+        TcpBackend { world, shared, group, name, rank, wire: Mutex::new(wire), ring }
     }
 
     fn site(&self, site: &CallSite) -> Site {
@@ -64,7 +65,7 @@ impl TcpEnd {
         self.world.control.cause(self.group.number)
     }
 
-    /// Has the cause of a stopped operation found out.
+    /// Lets the rendezvous find the cause of a stopped operation.
     fn investigate(&self, at: &CallSite, stop: Stop) -> Cause {
         let site = self.site(at);
         let trouble = match stop {
@@ -94,7 +95,7 @@ impl TcpEnd {
         }
     }
 
-    fn run(&self, site: &CallSite, call: &Call, payload: Payload<TcpEnd>) -> Result<Buffer, Stop> {
+    fn run(&self, site: &CallSite, call: &Call, payload: Payload) -> Result<Buffer, Stop> {
         let mut wire = lock(&self.wire);
         wire.begin(site.sequence, digest(call, self.ring));
         let mut transfer = Transfer { wire: &mut wire, rank: self.rank, ring: self.ring };
@@ -118,17 +119,8 @@ impl TcpEnd {
                 transfer.broadcast(buffer.as_bytes_mut(), root)?;
                 Ok(buffer)
             }
-            Payload::Barrier | Payload::Nothing => {
+            Payload::Nothing => {
                 transfer.meet()?;
-                Ok(empty())
-            }
-            Payload::Split { reply } => {
-                let end = self.split(site, call, &mut transfer)?;
-                drop(wire);
-                if let Some(end) = end {
-                    // If the caller is gone, the end drops here and leaves its group.
-                    let _ = reply.send(end);
-                }
                 Ok(empty())
             }
         }
@@ -139,37 +131,54 @@ impl TcpEnd {
         (0..self.group.ranks.len()).map(|rank| rank * size..(rank + 1) * size).collect()
     }
 
-    /// Exchanges places, and connects with those of the same color.
-    fn split(
-        &self,
-        site: &CallSite,
-        call: &Call,
-        transfer: &mut Transfer<'_>,
-    ) -> Result<Option<TcpEnd>, Stop> {
-        let own = Ticket::of(call);
-        let slots = self.slots(TICKET);
-        let mut all = vec![0; TICKET * slots.len()];
-        transfer.ring = false;
+    /// Fails a call before it enters the operation, if the group has failed or its arguments are wrong.
+    fn check(&self, site: &CallSite, call: &Call) -> Result<(), CommError> {
+        // This rank has not entered the operation, so it cannot have completed on any rank.
+        if let Some(cause) = self.cause() {
+            return Err(match (&cause, call.problem) {
+                // Others have found this very call to differ before this rank came to it.
+                (Cause::Mismatch { sequence, .. }, Some(problem)) if *sequence == site.sequence => {
+                    CommError::invalid(site, problem)
+                }
+                _ => cause.error(site),
+            });
+        }
+        let Some(problem) = call.problem else { return Ok(()) };
+        let site_here = self.site(site);
+        let trouble = Trouble::Mismatch { site: site_here.clone() };
+        self.world.control.report(&site_here, trouble);
+        Err(CommError::invalid(site, problem))
+    }
+
+    /// Exchanges colors and keys, and connects with the ranks of the same color.
+    fn run_split(&self, site: &CallSite, call: &Call) -> Result<Option<TcpBackend>, Stop> {
+        let mut wire = lock(&self.wire);
+        wire.begin(site.sequence, digest(call, self.ring));
+        let mut transfer = Transfer { wire: &mut wire, rank: self.rank, ring: false };
+        let own = SplitRequest::of(call);
+        let slots = self.slots(REQUEST);
+        let mut all = vec![0; REQUEST * slots.len()];
         transfer.all_gather(&own.encode(), &mut all, &slots)?;
-        let tickets: Vec<Ticket> = all.chunks_exact(TICKET).map(Ticket::decode).collect();
+        let requests: Vec<SplitRequest> =
+            all.chunks_exact(REQUEST).map(SplitRequest::decode).collect();
         let mut names: BTreeMap<u32, u64> = BTreeMap::new();
-        for ticket in &tickets {
-            let Some(color) = ticket.color else { continue };
-            if *names.entry(color).or_insert(ticket.name) != ticket.name {
+        for request in &requests {
+            let Some(color) = request.color else { continue };
+            if *names.entry(color).or_insert(request.name) != request.name {
                 return Err(Stop::Mismatch);
             }
         }
         let Some(color) = own.color else { return Ok(None) };
-        let mut places: Vec<(i64, usize)> = tickets
+        let mut order: Vec<(i64, usize)> = requests
             .iter()
             .enumerate()
-            .filter(|(_, ticket)| ticket.color == Some(color))
-            .map(|(rank, ticket)| (ticket.key, rank))
+            .filter(|(_, request)| request.color == Some(color))
+            .map(|(rank, request)| (request.key, rank))
             .collect();
-        places.sort_unstable();
-        let ranks: Vec<usize> = places.iter().map(|(_, rank)| self.group.ranks[*rank]).collect();
+        order.sort_unstable();
+        let ranks: Vec<usize> = order.iter().map(|(_, rank)| self.group.ranks[*rank]).collect();
         let number = fnv(&[self.group.number, site.sequence, u64::from(color)]);
-        let group = GroupName { number, name: call.label.unit.to_string(), ranks };
+        let group = GroupName { number, name: call.label.scope.to_string(), ranks };
         let Some(rank) = group.ranks.iter().position(|r| *r == self.shared.world_rank) else {
             return Err(Stop::Mismatch);
         };
@@ -179,12 +188,18 @@ impl TcpEnd {
             self.world.control.abort(&self.group, self.rank, &reason);
             Stop::Failed
         })?;
-        Ok(Some(TcpEnd::new(Arc::clone(&self.world), Arc::clone(&self.shared), group, rank, wire)))
+        Ok(Some(TcpBackend::new(
+            Arc::clone(&self.world),
+            Arc::clone(&self.shared),
+            group,
+            rank,
+            wire,
+        )))
     }
 }
 
-impl End for TcpEnd {
-    const BACKEND: &'static str = "tcp";
+impl Backend for TcpBackend {
+    const NAME: &'static str = "tcp";
 
     fn name(&self) -> &Arc<str> {
         &self.name
@@ -214,29 +229,14 @@ impl End for TcpEnd {
         self.world.control.issued();
     }
 
-    fn execute(
-        &self,
-        site: &CallSite,
-        call: Call,
-        payload: Payload<TcpEnd>,
-    ) -> Result<Buffer, CommError> {
-        // Other ranks may already be in this operation, but not all: this one is not.
-        if let Some(cause) = self.cause() {
-            return Err(match (&cause, call.problem) {
-                // Others have found this very call to differ before this rank came to it.
-                (Cause::Mismatch { sequence, .. }, Some(problem)) if *sequence == site.sequence => {
-                    CommError::invalid(site, problem)
-                }
-                _ => cause.error(site),
-            });
-        }
-        if let Some(problem) = call.problem {
-            let site_here = self.site(site);
-            let trouble = Trouble::Mismatch { site: site_here.clone() };
-            self.world.control.report(&site_here, trouble);
-            return Err(CommError::invalid(site, problem));
-        }
+    fn execute(&self, site: &CallSite, call: Call, payload: Payload) -> Result<Buffer, CommError> {
+        self.check(site, &call)?;
         self.run(site, &call, payload).map_err(|stop| self.investigate(site, stop).error(site))
+    }
+
+    fn split(&self, site: &CallSite, call: Call) -> Result<Option<TcpBackend>, CommError> {
+        self.check(site, &call)?;
+        self.run_split(site, &call).map_err(|stop| self.investigate(site, stop).error(site))
     }
 
     fn give_up(&self, site: &CallSite, reason: &str) -> CommError {
@@ -256,7 +256,7 @@ impl End for TcpEnd {
     }
 
     fn cause(&self, site: &CallSite) -> Option<CommError> {
-        TcpEnd::cause(self).map(|cause| cause.error(site))
+        TcpBackend::cause(self).map(|cause| cause.error(site))
     }
 
     fn abort(&self, reason: &str) {
@@ -266,7 +266,7 @@ impl End for TcpEnd {
     fn leave(&self) {
         let reason = format!("rank {} left the group", self.rank);
         self.world.control.fail_here(self.group.number, self.own_abort(&reason));
-        // The worker lets go of the wire once it learns of the failure.
+        // The worker releases the wire once it learns of the failure.
         lock(&self.wire).leave();
     }
 
@@ -276,62 +276,54 @@ impl End for TcpEnd {
 }
 
 fn nodes(world: &World, group: &GroupName) -> Vec<usize> {
-    let mut known: Vec<&str> = Vec::new();
-    let node = |rank: &usize| {
-        let name = world.members[*rank].node.as_str();
-        known.iter().position(|k| *k == name).unwrap_or_else(|| {
-            known.push(name);
-            known.len() - 1
-        })
-    };
-    group.ranks.iter().map(node).collect()
+    number_nodes(group.ranks.iter().map(|rank| world.members[*rank].node.as_str()))
 }
 
-/// Whether sending straight would take some link between machines more than once: several
-/// machines, and several ranks on one.
+/// Whether direct transfers would send the same bytes more than once over a link between machines. That is so
+/// if there are several machines, and several ranks on one of them.
 fn has_busy_links(nodes: &[usize]) -> bool {
     let machines = nodes.iter().max().map_or(0, |last| last + 1);
     machines > 1 && nodes.len() > machines
 }
 
-/// What ranks exchange to split: color, key and a hash of the name.
+/// What ranks exchange in a split: color, key and a hash of the name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Ticket {
+struct SplitRequest {
     color: Option<u32>,
     key: i64,
     name: u64,
 }
 
-/// Bytes of a ticket.
-const TICKET: usize = 24;
+/// Bytes of a split request.
+const REQUEST: usize = 24;
 
-impl Ticket {
-    fn of(call: &Call) -> Ticket {
-        let place = call.place;
-        Ticket {
-            color: place.and_then(|place| place.color),
-            key: place.map_or(0, |place| place.key),
-            name: fnv_bytes(call.label.unit.as_bytes()),
+impl SplitRequest {
+    fn of(call: &Call) -> SplitRequest {
+        let split = call.split_key;
+        SplitRequest {
+            color: split.and_then(|split| split.color),
+            key: split.map_or(0, |split| split.key),
+            name: fnv_bytes(call.label.scope.as_bytes()),
         }
     }
 
-    fn encode(self) -> [u8; TICKET] {
+    fn encode(self) -> [u8; REQUEST] {
         // No color is a number that no color can be.
         let color = self.color.map_or(u64::MAX, u64::from);
-        let mut bytes = [0; TICKET];
+        let mut bytes = [0; REQUEST];
         bytes[..8].copy_from_slice(&color.to_le_bytes());
         bytes[8..16].copy_from_slice(&self.key.to_le_bytes());
         bytes[16..].copy_from_slice(&self.name.to_le_bytes());
         bytes
     }
 
-    fn decode(bytes: &[u8]) -> Ticket {
+    fn decode(bytes: &[u8]) -> SplitRequest {
         let word = |index: usize| {
             let mut word = [0; 8];
             word.copy_from_slice(&bytes[index * 8..index * 8 + 8]);
             word
         };
-        Ticket {
+        SplitRequest {
             color: u32::try_from(u64::from_le_bytes(word(0))).ok(),
             key: i64::from_le_bytes(word(1)),
             name: u64::from_le_bytes(word(2)),
@@ -339,12 +331,12 @@ impl Ticket {
     }
 }
 
-/// A number for all that ranks must agree on before data moves.
+/// Hashes everything that ranks must agree on before data moves.
 fn digest(call: &Call, ring: bool) -> u64 {
-    let unit = match call.operation {
+    let scope = match call.operation {
         // Ranks that end up in different groups may name them differently.
         Operation::Split => 0,
-        _ => fnv_bytes(call.label.unit.as_bytes()),
+        _ => fnv_bytes(call.label.scope.as_bytes()),
     };
     fnv(&[
         call.operation as u64,
@@ -352,7 +344,7 @@ fn digest(call: &Call, ring: bool) -> u64 {
         call.count as u64,
         call.location as u64,
         call.root.map_or(u64::MAX, |root| root as u64),
-        unit,
+        scope,
         u64::from(ring),
     ])
 }

@@ -2,9 +2,9 @@
 
 use super::*;
 use crate::dtype::DType;
+use crate::flight::Record;
 use crate::flight::{Activity, GroupFlight, Pending, Stall};
 use crate::label::{Label, Phase};
-use crate::recorder::Record;
 
 fn gather(unit: &str) -> Call {
     let buffer = |len| crate::Buffer::zeros(DType::F32, len);
@@ -205,8 +205,8 @@ fn a_rank_that_comes_just_too_late_is_to_blame_and_not_the_network() {
     );
 }
 
-/// Rank 2 came to the operation when its process was continued, and has answered then. Rank 0 had answered two
-/// seconds earlier.
+/// Rank 2 came to the operation when its process was continued, and has answered then. Rank 0 had answered
+/// two seconds earlier.
 #[test]
 fn a_rank_is_late_by_the_whole_time_also_beyond_the_deadline() {
     let earlier = |index| match entered(index, 10.0, None) {

@@ -1,41 +1,41 @@
-//! What the operations do over MPI.
+//! The backend whose ranks are MPI processes.
 
 use super::exchange::exchange;
 use super::group::Group;
-use super::message::{NewGroup, Notice};
+use super::message::Notice;
 use super::runtime::Runtime;
+use super::world::BACKEND;
+use crate::backend::{Backend, Payload, RankShared, empty, number_nodes};
 use crate::buffer::Buffer;
 use crate::call::{Call, CallSite};
 use crate::error::CommError;
-use crate::member::{End, Payload, RankShared, empty};
+
 use crate::reduce::{chunk_range, sum_into};
 use crate::verdict::Verdict;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-pub(super) const BACKEND: &str = "mpi";
-
-/// A rank's end of a group of MPI processes.
-pub struct MpiEnd {
+/// The backend of one rank of a group of MPI processes.
+pub struct MpiBackend {
     group: Arc<Group>,
     shared: Arc<RankShared>,
     left: AtomicBool,
     runtime: Arc<Runtime>,
 }
 
-impl MpiEnd {
-    pub(super) fn new(group: Arc<Group>, shared: Arc<RankShared>, runtime: Arc<Runtime>) -> MpiEnd {
-        MpiEnd { group, shared, left: AtomicBool::new(false), runtime }
+impl MpiBackend {
+    pub(super) fn new(
+        group: Arc<Group>,
+        shared: Arc<RankShared>,
+        runtime: Arc<Runtime>,
+    ) -> MpiBackend {
+        runtime.inbox().register(&group);
+        MpiBackend { group, shared, left: AtomicBool::new(false), runtime }
     }
 
-    /// Moves the data. Every rank of the group is doing the same now.
-    fn transfer(
-        &self,
-        site: &CallSite,
-        payload: Payload<MpiEnd>,
-        groups: Vec<NewGroup>,
-    ) -> Result<Buffer, CommError> {
+    /// Moves the data. All other ranks of the group do the same now.
+    fn transfer(&self, site: &CallSite, payload: Payload) -> Result<Buffer, CommError> {
         match payload {
             Payload::AllGather { input, mut output } => {
                 let lengths = vec![input.size_in_bytes(); self.group.world_size()];
@@ -51,11 +51,11 @@ impl MpiEnd {
                 let size = self.group.world_size();
                 let lengths: Vec<usize> =
                     (0..size).map(|rank| chunk_range(buffer.len(), size, rank).len()).collect();
-                let mut part = Buffer::zeros(buffer.dtype(), lengths[site.rank]);
-                self.reduce(&buffer, &mut part, &lengths, site)?;
+                let mut chunk = Buffer::zeros(buffer.dtype(), lengths[site.rank]);
+                self.reduce(&buffer, &mut chunk, &lengths, site)?;
                 let element = buffer.dtype().size();
                 let lengths: Vec<usize> = lengths.iter().map(|length| length * element).collect();
-                self.gather(part.as_bytes(), buffer.as_bytes_mut(), &lengths);
+                self.gather(chunk.as_bytes(), buffer.as_bytes_mut(), &lengths);
                 Ok(buffer)
             }
             Payload::Broadcast { mut buffer, root } => {
@@ -68,34 +68,18 @@ impl MpiEnd {
                 }
                 Ok(buffer)
             }
-            // That all ranks have entered is all there is to a barrier.
-            Payload::Barrier | Payload::Nothing => Ok(empty()),
-            Payload::Split { reply } => {
-                let own = self.shared.world_rank;
-                if let Some(new) = groups.into_iter().find(|new| new.world_ranks.contains(&own)) {
-                    let group = Group::new(
-                        new.number,
-                        new.name.into(),
-                        new.world_ranks,
-                        self.group.hub(),
-                        Arc::clone(&self.group.family),
-                    );
-                    let (shared, runtime) = (Arc::clone(&self.shared), Arc::clone(&self.runtime));
-                    // If the caller is gone, the end drops here and leaves its group.
-                    let _ = reply.send(MpiEnd::new(group, shared, runtime));
-                }
-                Ok(empty())
-            }
+            // A barrier is complete once all ranks have entered it.
+            Payload::Nothing => Ok(empty()),
         }
     }
 
-    /// The other ranks, starting after `rank`, so that not all send to the same one first.
+    /// The other ranks, beginning after `rank`, so that not all ranks send to the same one first.
     fn peers(&self, rank: usize) -> impl Iterator<Item = usize> + use<> {
         let size = self.group.world_size();
         (1..size).map(move |step| (rank + step) % size)
     }
 
-    /// Fills `output` with the parts of all ranks, whose `lengths` are in bytes.
+    /// Fills `output` with the chunks of all ranks, whose `lengths` are in bytes.
     fn gather(&self, own: &[u8], output: &mut [u8], lengths: &[usize]) {
         let rank = self.group.rank;
         let mut receives = Vec::new();
@@ -110,8 +94,8 @@ impl MpiEnd {
         exchange(&self.group, &sends, receives);
     }
 
-    /// Sets `output` to the sum of all ranks' parts for this one; `lengths` are those of all parts,
-    /// in elements. Adds in the order of ranks.
+    /// Sets `output` to this rank's chunk of the sum of all inputs. `lengths` are those of all chunks, in
+    /// elements. Adds in the order of ranks.
     fn reduce(
         &self,
         input: &Buffer,
@@ -122,10 +106,10 @@ impl MpiEnd {
         let rank = self.group.rank;
         let element = input.dtype().size();
         let mut rest = input.as_bytes();
-        let mut parts = Vec::with_capacity(lengths.len());
+        let mut chunks = Vec::with_capacity(lengths.len());
         for length in lengths {
-            let (part, next) = rest.split_at(length * element);
-            parts.push(part);
+            let (chunk, next) = rest.split_at(length * element);
+            chunks.push(chunk);
             rest = next;
         }
         let mut addends: Vec<Buffer> =
@@ -133,12 +117,12 @@ impl MpiEnd {
         let mut receives = Vec::new();
         for (peer, addend) in addends.iter_mut().enumerate() {
             if peer == rank {
-                addend.as_bytes_mut().copy_from_slice(parts[rank]);
+                addend.as_bytes_mut().copy_from_slice(chunks[rank]);
             } else {
                 receives.push((peer, addend.as_bytes_mut()));
             }
         }
-        let sends: Vec<_> = self.peers(rank).map(|peer| (peer, parts[peer])).collect();
+        let sends: Vec<_> = self.peers(rank).map(|peer| (peer, chunks[peer])).collect();
         exchange(&self.group, &sends, receives);
         let addends: Vec<Arc<Buffer>> = addends.into_iter().map(Arc::new).collect();
         sum_into(output, &addends, 0).map_err(|problem| CommError::invalid(site, problem))
@@ -156,8 +140,8 @@ fn split<'a>(mut bytes: &'a mut [u8], lengths: &[usize]) -> Vec<&'a mut [u8]> {
     slots
 }
 
-impl End for MpiEnd {
-    const BACKEND: &'static str = BACKEND;
+impl Backend for MpiBackend {
+    const NAME: &'static str = BACKEND;
 
     fn name(&self) -> &Arc<str> {
         &self.group.name
@@ -176,21 +160,12 @@ impl End for MpiEnd {
     }
 
     fn nodes(&self) -> Vec<usize> {
-        let mut known: Vec<&str> = Vec::new();
-        let hub = self.group.hub();
-        let names = self.group.world_ranks.iter().map(|rank| hub.node_name(*rank));
-        names
-            .map(|name| {
-                known.iter().position(|other| *other == name).unwrap_or_else(|| {
-                    known.push(name);
-                    known.len() - 1
-                })
-            })
-            .collect()
+        let outbox = self.runtime.outbox();
+        number_nodes(self.group.world_ranks.iter().map(|rank| outbox.node_name(*rank)))
     }
 
     fn node_name(&self) -> String {
-        self.group.hub().node_name(self.shared.world_rank).to_owned()
+        self.runtime.outbox().own_node().to_owned()
     }
 
     fn issued(&self, site: &CallSite, call: &Call) {
@@ -198,14 +173,9 @@ impl End for MpiEnd {
         self.group.tell_first(Notice::Called { sequence, rank, call });
     }
 
-    fn execute(
-        &self,
-        site: &CallSite,
-        call: Call,
-        payload: Payload<MpiEnd>,
-    ) -> Result<Buffer, CommError> {
-        let groups = self.group.enter(site, call.problem)?;
-        let result = self.transfer(site, payload, groups);
+    fn execute(&self, site: &CallSite, call: Call, payload: Payload) -> Result<Buffer, CommError> {
+        self.group.enter(site, call.problem)?;
+        let result = self.transfer(site, payload);
         if let Err(error) = &result {
             // Arguments were checked, so this is a bug here; the peers must not wait for us.
             self.crash(&error.to_string());
@@ -213,12 +183,26 @@ impl End for MpiEnd {
         result
     }
 
+    fn split(&self, site: &CallSite, call: Call) -> Result<Option<MpiBackend>, CommError> {
+        let (own, outbox) = (self.shared.world_rank, self.runtime.outbox());
+        let groups = self.group.enter(site, call.problem)?;
+        Ok(groups.into_iter().find(|new| new.world_ranks.contains(&own)).map(|new| {
+            let world = Arc::clone(&self.group.world);
+            let group = Group::new(new.number, new.name.into(), new.world_ranks, outbox, world);
+            MpiBackend::new(group, Arc::clone(&self.shared), Arc::clone(&self.runtime))
+        }))
+    }
+
     fn give_up(&self, site: &CallSite, reason: &str) -> CommError {
         self.group.give_up(reason).error(site)
     }
 
     fn time_out(&self, site: &CallSite, waited: Duration) -> CommError {
-        self.group.time_out(site, waited)
+        if let Some(cause) = self.group.failure() {
+            return cause.error(site);
+        }
+        let verdict = self.runtime.inbox().diagnose(&self.group, site.sequence);
+        self.group.time_out(site, waited, verdict)
     }
 
     fn crash(&self, reason: &str) {
@@ -231,7 +215,7 @@ impl End for MpiEnd {
 
     fn abort(&self, reason: &str) {
         let cause = self.group.abort_here(reason, true);
-        self.group.hub().abort(&self.group.family, cause);
+        self.runtime.inbox().abort(&self.group.world, cause);
     }
 
     fn leave(&self) {
@@ -241,13 +225,13 @@ impl End for MpiEnd {
     }
 
     fn verdict(&self) -> Option<Verdict> {
-        self.group.family.verdict()
+        self.group.world.verdict()
     }
 }
 
-impl Drop for MpiEnd {
+impl Drop for MpiBackend {
     fn drop(&mut self) {
         self.leave();
-        self.group.hub().close(self.group.number);
+        self.runtime.inbox().close(self.group.number);
     }
 }

@@ -1,9 +1,8 @@
-//! The operation that ranks wait in, as far as witnesses know of it.
+//! The operation that ranks wait in, as the flights of the ranks show it.
 
 use super::witness::{GroupKey, Witness, flight, view};
 use crate::call::Call;
-use crate::flight::GroupFlight;
-use crate::recorder::Record;
+use crate::flight::{GroupFlight, Record};
 use std::collections::BTreeSet;
 
 /// The operation at the end of the chain of waits.
@@ -14,7 +13,7 @@ pub(super) struct Stuck<'a> {
 }
 
 impl<'a> Stuck<'a> {
-    /// What each member of the group called, by rank in the group.
+    /// The pending call of each rank, by rank in the group.
     pub(super) fn calls(&self, witnesses: &'a [Witness]) -> Vec<Option<&'a Call>> {
         self.group
             .1
@@ -44,7 +43,7 @@ impl<'a> Stuck<'a> {
         self.group.1.iter().filter(has_not).copied().collect()
     }
 
-    /// What `rank` has recorded of the operation, whether it has finished or not.
+    /// The record that `rank` has of the operation, whether it has finished or not.
     pub(super) fn record(&self, witnesses: &'a [Witness], rank: usize) -> Option<&'a Record> {
         let records = flight(witnesses, rank)?.records.iter();
         records
@@ -69,8 +68,8 @@ impl<'a> Stuck<'a> {
         pending.map(|pending| pending.seconds).or_else(recorded)
     }
 
-    /// World ranks that were the reason to wait for more than half of the time that the first to enter
-    /// has waited, and the seconds by which the last of them came after the first.
+    /// World ranks that entered so late that the first rank had waited for them for more than half of its
+    /// time, and the seconds by which the last of them came after the first rank.
     pub(super) fn late(&self, witnesses: &[Witness]) -> Option<(Vec<usize>, f64)> {
         let ages = self.ages(witnesses)?;
         let age = |(_, age): &(usize, f64)| *age;
@@ -81,8 +80,8 @@ impl<'a> Stuck<'a> {
         (!late.is_empty()).then_some((late, longest - shortest))
     }
 
-    /// World ranks whose processes did not run for more than half of the time that the first to enter has
-    /// waited, and for how many seconds that was at most.
+    /// World ranks whose processes did not run for more than half of the time that the first rank has waited,
+    /// and the longest of these stalls in seconds.
     pub(super) fn stalled(&self, witnesses: &[Witness]) -> Option<(Vec<usize>, f64)> {
         let members = || self.group.1.iter().copied();
         let longest = members().filter_map(|rank| self.age(witnesses, rank)).fold(0.0, f64::max);
@@ -120,7 +119,7 @@ pub(super) fn find_stuck(witnesses: &[Witness]) -> Option<Stuck<'_>> {
 
 /// Follows the waits from `current` to an operation whose missing ranks wait nowhere else.
 pub(super) fn follow<'a>(witnesses: &'a [Witness], mut current: Stuck<'a>) -> Stuck<'a> {
-    // The first operation that anyone in the group is still in holds up the later ones.
+    // Later operations of a group wait for the first that any rank is still in.
     let mut visited: BTreeSet<(String, Vec<usize>, u64)> = BTreeSet::new();
     loop {
         current.sequence = first_pending(witnesses, current.group).unwrap_or(current.sequence);
@@ -160,10 +159,10 @@ fn first_pending(witnesses: &[Witness], group: GroupKey<'_>) -> Option<u64> {
 
 /// Such as `all_gather(block 7)`.
 fn short(call: &Call) -> String {
-    format!("{}({})", call.operation, call.label.unit)
+    format!("{}({})", call.operation, call.label.scope)
 }
 
-/// The same, of an operation that is no longer pending.
+/// As [`short`], of an operation that is no longer pending.
 fn recorded_short(record: &Record) -> String {
-    format!("{}({})", record.operation, record.label.unit)
+    format!("{}({})", record.operation, record.label.scope)
 }

@@ -1,4 +1,4 @@
-//! Where the rendezvous listens: at the port that all ranks are told, or near it.
+//! Opening the port of the rendezvous: the one that all ranks are told, or one near it.
 
 use super::options::{JoinError, JoinOptions};
 use super::pause::{PAUSE, pause_for};
@@ -9,23 +9,22 @@ use std::time::{Duration, Instant};
 /// Ports tried after a port that belongs to another program.
 const SHARED_PORT_TRIES: u16 = 16;
 
-/// How long a rank tries to open a port that an earlier run may be about to give back.
-pub(super) const LISTEN_PATIENCE: Duration = Duration::from_secs(10);
+/// How long a rank tries to open a port that an earlier run may be about to release.
+pub(super) const BIND_PATIENCE: Duration = Duration::from_secs(10);
 
-/// Opens the first port that is free and that the others will try.
-pub(super) fn open_rendezvous(options: &JoinOptions) -> Result<TcpListener, JoinError> {
+/// Opens the first free port of those that the other ranks try.
+pub(super) fn bind_rendezvous(options: &JoinOptions) -> Result<TcpListener, JoinError> {
     let host = resolve(&options.host, options.port)
         .map_err(|source| JoinError::Resolve { host: options.host.clone(), source })?;
-    let patience = LISTEN_PATIENCE.min(options.timeout);
-    listen_patiently(options, patience, || listen(&host, options))?.map_err(|source| {
+    let patience = BIND_PATIENCE.min(options.timeout);
+    bind_patiently(options, patience, || listen(&host, options))?.map_err(|source| {
         let address = format!("{}:{}", options.host, options.port);
         JoinError::Listen { address, source }
     })
 }
 
-/// Makes an `attempt` to listen, and more of them as long as it says that its ports are taken and there is
-/// `patience` left.
-pub(super) fn listen_patiently(
+/// Makes an `attempt` to listen, and repeats it while its ports are taken and there is `patience` left.
+pub(super) fn bind_patiently(
     options: &JoinOptions,
     patience: Duration,
     mut attempt: impl FnMut() -> io::Result<TcpListener>,
@@ -45,7 +44,7 @@ fn listen(hosts: &[IpAddr], options: &JoinOptions) -> io::Result<TcpListener> {
     let mut failure = io::Error::from(io::ErrorKind::AddrInUse);
     for port in ports_of_rendezvous(options) {
         for host in hosts {
-            // A name may lead to an address that this machine has only from outside.
+            // A name may resolve to an address that only other machines know this one by.
             let bound = TcpListener::bind((*host, port)).or_else(|error| match error.kind() {
                 io::ErrorKind::AddrNotAvailable => {
                     TcpListener::bind((IpAddr::V4(Ipv4Addr::UNSPECIFIED), port))
@@ -61,7 +60,7 @@ fn listen(hosts: &[IpAddr], options: &JoinOptions) -> io::Result<TcpListener> {
     Err(failure)
 }
 
-/// Where the rendezvous may be.
+/// The ports that the rendezvous may listen at.
 pub(super) fn ports_of_rendezvous(options: &JoinOptions) -> Vec<u16> {
     if options.shared_port {
         (1..=SHARED_PORT_TRIES).filter_map(|offset| options.port.checked_add(offset)).collect()
@@ -91,7 +90,7 @@ mod tests {
         let options = JoinOptions::new(1, 2, "127.0.0.1", 1);
         let mut failures = vec![io::ErrorKind::AddrInUse; 2];
         let patience = Duration::from_secs(60);
-        let listened = listen_patiently(&options, patience, || match failures.pop() {
+        let listened = bind_patiently(&options, patience, || match failures.pop() {
             Some(kind) => Err(kind.into()),
             None => TcpListener::bind((Ipv4Addr::LOCALHOST, 0)),
         });
@@ -102,7 +101,7 @@ mod tests {
             (io::ErrorKind::AddrInUse, Duration::ZERO),
         ] {
             let mut attempts = 0;
-            let listened = listen_patiently(&options, patience, || {
+            let listened = bind_patiently(&options, patience, || {
                 attempts += 1;
                 Err(kind.into())
             });

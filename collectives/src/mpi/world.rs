@@ -1,15 +1,21 @@
 //! What the groups of one world share on one rank.
 
 use super::message::{Cause, Number};
-use crate::member::RankShared;
+use crate::backend::RankShared;
+use crate::flight::Flight;
 use crate::sync::lock;
 use crate::verdict::Verdict;
 use std::sync::{Arc, Mutex, Weak};
 
-/// The groups that descend from one world.
-pub(super) struct Family {
-    /// Number of the world.
-    pub(super) world: Number,
+/// Name of the backend.
+pub(super) const BACKEND: &str = "mpi";
+
+/// Number of records in a flight that is sent to another rank.
+const RECORDS: usize = 64;
+
+/// A world, seen from one of its ranks.
+pub(super) struct World {
+    pub(super) number: Number,
     shared: Weak<RankShared>,
     state: Mutex<State>,
 }
@@ -20,17 +26,21 @@ struct State {
     verdict: Option<Verdict>,
 }
 
-impl Family {
-    pub(super) fn new(world: Number, shared: &Arc<RankShared>) -> Family {
-        Family { world, shared: Arc::downgrade(shared), state: Mutex::default() }
+impl World {
+    pub(super) fn new(number: Number, shared: &Arc<RankShared>) -> World {
+        World { number, shared: Arc::downgrade(shared), state: Mutex::default() }
     }
 
-    /// This rank's records; `None` once it has left all groups.
-    pub(super) fn shared(&self) -> Option<Arc<RankShared>> {
-        self.shared.upgrade()
+    /// This rank's flight recorder with its last records; `None` once the rank has left all groups. `node` is
+    /// its machine.
+    pub(super) fn flight(&self, node: &str) -> Option<Box<Flight>> {
+        let mut flight = self.shared.upgrade()?.flight(BACKEND, node.to_owned());
+        let surplus = flight.records.len().saturating_sub(RECORDS);
+        flight.records.drain(..surplus);
+        Some(Box::new(flight))
     }
 
-    /// Remembers what a failure says about the whole world. The first abort and verdict stay.
+    /// Notes an abort of the world or a verdict that `cause` carries. The first abort and verdict stay.
     pub(super) fn learn(&self, cause: &Cause) {
         let mut state = lock(&self.state);
         match cause {

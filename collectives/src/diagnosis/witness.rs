@@ -1,27 +1,28 @@
-//! What is known of the ranks when something goes wrong.
+//! What is known of each rank when something goes wrong.
 
 use crate::flight::{Flight, GroupFlight};
 
 /// What is known of one rank.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Witness {
-    /// It answered.
+    /// The rank answered.
     Answered(Box<Flight>),
-    /// It has not said anything for this long, in seconds, though its connection is open.
+    /// The rank has been silent, though its connection is open.
     Silent {
-        /// Seconds since it was last heard of.
+        /// Seconds since its last message.
         seconds: f64,
     },
-    /// It is no more, in the words of whoever noticed.
+    /// The rank is gone.
     Gone {
         /// Such as `"died: its connection closed without a goodbye"`.
         reason: String,
     },
 }
 
-/// Names a group across ranks.
+/// A group's name and world ranks, which identify it on every rank.
 pub(super) type GroupKey<'a> = (&'a str, &'a [usize]);
 
+/// The flight of a rank, if it answered.
 pub(super) fn flight(witnesses: &[Witness], rank: usize) -> Option<&Flight> {
     match witnesses.get(rank)? {
         Witness::Answered(flight) => Some(flight),
@@ -29,6 +30,7 @@ pub(super) fn flight(witnesses: &[Witness], rank: usize) -> Option<&Flight> {
     }
 }
 
+/// A rank's view of a group, if it answered and is in the group.
 pub(super) fn view<'a>(
     witnesses: &'a [Witness],
     rank: usize,

@@ -1,4 +1,4 @@
-//! Where connections from other ranks wait.
+//! Connections from other ranks that no group has taken yet.
 
 use super::channel::Channel;
 use super::handshake::{Caller, Purpose};
@@ -9,10 +9,10 @@ use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
-/// Connections from other ranks, until the group they are for takes them.
-pub(super) struct Lobby {
+/// Connections from other ranks, each until the group that it is for takes it.
+pub(super) struct PendingConnections {
     session: Mutex<Option<u64>>,
-    /// Until then this rank may not know the session yet.
+    /// When this rank must have learned the session.
     until: Instant,
     waiting: Mutex<HashMap<(GroupNumber, usize), Channel>>,
     changed: Condvar,
@@ -20,9 +20,9 @@ pub(super) struct Lobby {
     warnings: Warnings,
 }
 
-impl Lobby {
-    pub(super) fn new(until: Instant) -> Arc<Lobby> {
-        Arc::new(Lobby {
+impl PendingConnections {
+    pub(super) fn new(until: Instant) -> Arc<PendingConnections> {
+        Arc::new(PendingConnections {
             session: Mutex::default(),
             until,
             waiting: Mutex::default(),
@@ -31,13 +31,13 @@ impl Lobby {
         })
     }
 
-    /// Lets a caller in if it belongs to this run.
+    /// Accepts a caller that belongs to this run, and refuses others.
     pub(super) fn admit(&self, caller: Caller) {
         let rank = caller.claim.rank;
         let Purpose::Data { session, group } = caller.claim.purpose else {
             return caller.refuse("this is a rank, not the rendezvous", false);
         };
-        // A peer may be told of this rank before this rank is told of the session.
+        // A peer may learn of this rank before this rank learns the session.
         let left = self.until.saturating_duration_since(Instant::now());
         let known = wait_until(&self.changed, lock(&self.session), left, Option::is_some);
         if known.is_none() {
@@ -54,7 +54,7 @@ impl Lobby {
         }
     }
 
-    /// The connection that world rank `rank` has made for `group`.
+    /// Takes the connection that world rank `rank` has made for `group`; waits for it until `timeout`.
     pub(super) fn take(
         &self,
         group: GroupNumber,
@@ -67,6 +67,7 @@ impl Lobby {
             .remove(&key)
     }
 
+    /// Sets the session, so that callers can be accepted.
     pub(super) fn open(&self, session: u64) {
         *lock(&self.session) = Some(session);
         self.changed.notify_all();

@@ -1,9 +1,9 @@
-//! Where connections come in.
+//! A port whose callers have to authenticate themselves.
 
 use super::handshake::{self, Caller, HandshakeError};
 use super::options::{JoinOptions, Seal, Secret};
 use super::refused::{Refused, Why};
-use super::unproven::Unproven;
+use super::unauthenticated::Unauthenticated;
 use super::waker::Waker;
 use super::warnings::{PERIOD, Warnings};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -13,40 +13,39 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-/// Connections that the system keeps until this thread gets to them.
+/// Connections that the system holds until this thread accepts them.
 const BACKLOG: i32 = 4096;
 
-/// What is done with a caller that knows the secret and names the right job.
+/// Takes a caller that knows the secret and names the right job.
 pub(super) type Admit = Arc<dyn Fn(Caller) + Send + Sync>;
 
-/// What is done when somebody who comes in a rank's place has been refused.
+/// Takes a caller that claimed to be a rank and was refused.
 pub(super) type Note = Arc<dyn Fn(Refused) + Send + Sync>;
 
-/// A listening socket whose callers have to prove themselves. Refused ones are logged, and the
-/// doorway stays open.
-pub(super) struct Doorway {
+/// A listening socket whose callers have to authenticate themselves. It logs refused callers and stays open.
+pub(super) struct Listener {
     address: SocketAddr,
     stop: Arc<Waker>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Doorway {
-    /// A door for the job, the secret and the number of ranks in `options`.
+impl Listener {
+    /// Accepts callers that know the job and the secret of `options`, and hands them to `admit`.
     pub(super) fn open(
         listener: TcpListener,
         options: &JoinOptions,
         admit: Admit,
-    ) -> io::Result<Doorway> {
-        Doorway::open_noting(listener, options, admit, Arc::new(|_| {}))
+    ) -> io::Result<Listener> {
+        Listener::open_with_note(listener, options, admit, Arc::new(|_| {}))
     }
 
-    /// The same, where somebody wants to know who was refused.
-    pub(super) fn open_noting(
+    /// As [`Listener::open`], and tells `note` of callers that were refused.
+    pub(super) fn open_with_note(
         listener: TcpListener,
         options: &JoinOptions,
         admit: Admit,
         note: Note,
-    ) -> io::Result<Doorway> {
+    ) -> io::Result<Listener> {
         let address = listener.local_addr()?;
         listener.set_nonblocking(true)?;
         rustix::net::listen(&listener, BACKLOG)?;
@@ -59,14 +58,14 @@ impl Doorway {
             shared_port: options.shared_port,
             admit,
             note,
-            unproven: Unproven::new(options.world_size),
+            unauthenticated: Unauthenticated::new(options.world_size),
             warnings: Warnings::new(),
         });
         let stopped = Arc::clone(&stop);
         let thread = thread::Builder::new()
-            .name("kiln-doorway".into())
+            .name("kiln-listener".into())
             .spawn(move || accept(&listener, &stopped, &guard))?;
-        Ok(Doorway { address, stop, thread: Some(thread) })
+        Ok(Listener { address, stop, thread: Some(thread) })
     }
 
     pub(super) fn address(&self) -> SocketAddr {
@@ -74,7 +73,7 @@ impl Doorway {
     }
 }
 
-impl Drop for Doorway {
+impl Drop for Listener {
     fn drop(&mut self) {
         self.stop.wake();
         if let Some(thread) = self.thread.take() {
@@ -85,7 +84,7 @@ impl Drop for Doorway {
 }
 
 struct Guard {
-    /// Who keeps this door.
+    /// The rank that listens.
     rank: usize,
     job: String,
     secret: Secret,
@@ -94,7 +93,7 @@ struct Guard {
     shared_port: bool,
     admit: Admit,
     note: Note,
-    unproven: Unproven,
+    unauthenticated: Unauthenticated,
     warnings: Warnings,
 }
 
@@ -103,7 +102,7 @@ impl Guard {
         self.warnings.warn(format!("refused a connection from {from}: {why}"));
     }
 
-    /// What a caller that knows the secret has wrong, if anything.
+    /// Why a caller that knows the secret has to be refused, if it has to be.
     fn objection(&self, caller: &Caller) -> Option<Why> {
         let (claim, own) = (&caller.claim, self.rank);
         if claim.job != self.job {
@@ -113,7 +112,7 @@ impl Guard {
             .then(|| Why::other_seal([(own, self.seal), (claim.rank, claim.seal)]))
     }
 
-    /// Turns away a caller that knows the secret.
+    /// Refuses a caller that knows the secret.
     fn turn_away(&self, caller: Caller, from: SocketAddr, why: Why) {
         let (rank, from, reason) = (caller.claim.rank, from.ip(), why.reason());
         self.warnings.warn(format!("refused rank {rank} at {from}: {reason}"));
@@ -130,24 +129,24 @@ fn accept(listener: &TcpListener, stop: &Waker, guard: &Arc<Guard>) {
     let period = Timespec::try_from(PERIOD).ok();
     loop {
         let mut ready = [PollFd::new(listener, PollFlags::IN), PollFd::new(stop, PollFlags::IN)];
-        // Something may be left to say later, now or when the ones inside are through.
-        let is_quiet = guard.unproven.is_empty() && !guard.warnings.is_waiting();
+        // A warning may have to be logged later, now or when handshakes under way have ended.
+        let is_quiet = guard.unauthenticated.is_empty() && !guard.warnings.is_waiting();
         let timeout = if is_quiet { None } else { period.as_ref() };
         if poll(&mut ready, timeout).is_err() {
             continue;
         }
         guard.warnings.catch_up();
         if !ready[1].revents().is_empty() {
-            return guard.unproven.clear();
+            return guard.unauthenticated.clear();
         }
         match listener.accept() {
             Ok((stream, from)) => admit(stream, from, guard),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             Err(error) => {
                 guard.warnings.warn(format!("cannot accept a connection: {error}"));
-                // Out of descriptors, most likely. Those of strangers are the ones to spare; without any,
+                // Out of descriptors, most likely. Close one of an unauthenticated caller; if there is none,
                 // wait a little rather than spin.
-                if guard.unproven.turn_away().is_none() {
+                if guard.unauthenticated.turn_away().is_none() {
                     thread::sleep(Duration::from_millis(50));
                 }
             }
@@ -157,7 +156,7 @@ fn accept(listener: &TcpListener, stop: &Waker, guard: &Arc<Guard>) {
 
 fn admit(stream: TcpStream, from: SocketAddr, guard: &Arc<Guard>) {
     let stream = Arc::new(stream);
-    let (number, displaced) = guard.unproven.enter(&stream, from.ip());
+    let (number, displaced) = guard.unauthenticated.enter(&stream, from.ip());
     if let Some(address) = displaced {
         guard.warnings.warn(format!(
             "closed a connection from {address} that had not proved itself: too many others wait"
@@ -171,14 +170,14 @@ fn admit(stream: TcpStream, from: SocketAddr, guard: &Arc<Guard>) {
             handshake::examine(stream, &inside.secret)
         });
         match outcome {
-            // Whoever was turned away has been told of, and will come again if it is a rank.
-            Ok(_) if !inside.unproven.prove(number) => {}
+            // The connection was closed meanwhile. If the caller is a rank, it will call again.
+            Ok(_) if !inside.unauthenticated.prove(number) => {}
             Ok(caller) => match inside.objection(&caller) {
                 None => (inside.admit)(caller),
                 Some(why) => inside.turn_away(caller, from, why),
             },
             Err(error) => {
-                if inside.unproven.leave(number) {
+                if inside.unauthenticated.leave(number) {
                     inside.refuse(from, &error);
                     if let HandshakeError::Stranger(rank) = error {
                         (inside.note)(Refused { rank, from: from.ip(), why: Why::Secret });
@@ -188,7 +187,7 @@ fn admit(stream: TcpStream, from: SocketAddr, guard: &Arc<Guard>) {
         }
     };
     if let Err(error) = thread::Builder::new().name("kiln-handshake".into()).spawn(handshake) {
-        guard.unproven.leave(number);
+        guard.unauthenticated.leave(number);
         guard.refuse(from, format_args!("no thread for it: {error}"));
     }
 }

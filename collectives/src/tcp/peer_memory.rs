@@ -1,14 +1,14 @@
-//! Ranks on one machine, whose memory can be read directly.
+//! Peer reads: a rank reads a large payload from the memory of a peer on the same machine.
 //!
-//! Between two processes of one machine a socket copies everything twice. Where the system allows
-//! it (same user, Linux, no stricter ptrace rule), a large transfer is *lent* instead: the sender
-//! says where its data is, and the receiver copies it from there (`process_vm_readv`).
+//! Between two processes of one machine, a socket copies everything twice. A peer read copies once: the
+//! sender says where its data is, and the receiver copies it from there (`process_vm_readv`). The system
+//! allows that on Linux between processes of one user, unless its ptrace rule is stricter.
 //!
-//! A rank reads from a process only if that process has shown that it is the peer: the reader draws a
-//! challenge, the peer places a keyed hash of it in its own memory and says where, and the reader
-//! compares what it finds there with what it has computed itself. The hash names both ranks and who reads
-//! whom, so neither a hash that is sent back nor one of another pair will do. If one of the two cannot
-//! read the other, their data goes over the socket.
+//! A rank reads from a process only if that process has proved that it is the peer. The reader draws a
+//! challenge, the peer stores a keyed hash of it in its own memory and says where, and the reader compares
+//! what it finds there with the hash that it has computed itself. The hash names both ranks and which of them
+//! reads, so a hash that is sent back does not do, and neither does that of another pair. If one of the two
+//! cannot read the other's memory, their data goes over the socket.
 
 use super::channel::Channel;
 use super::frame::{self, FrameError, STRANGER_LIMIT};
@@ -23,15 +23,15 @@ use std::io::{self, IoSliceMut};
 use std::net::TcpStream;
 use std::time::Duration;
 
-/// Bytes read at once, so that other ranks get their turn.
-const CHUNK: usize = 4 << 20;
+/// Bytes read at once.
+const READ_SIZE: usize = 4 << 20;
 
 /// Bytes of a challenge, and of the hash that answers it.
 const HASH: usize = 32;
 
-/// Another process whose memory this one can read.
+/// The memory of another process, which this one can read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Neighbour(Pid);
+pub(super) struct PeerMemory(Pid);
 
 /// Two ranks of a group, seen from one of them. Ranks are those of the world.
 #[derive(Clone, Copy)]
@@ -45,74 +45,75 @@ pub(super) struct Pair<'a> {
     pub(super) in_one_process: bool,
 }
 
-/// Where the answer to a challenge lies.
+/// Where the answer to a challenge is.
 #[derive(Serialize, Deserialize)]
-struct Place {
+struct RemoteAddress {
     process: i32,
     address: u64,
 }
 
 /// How two ranks find out whether each can read the other's memory: one step after the other, on both sides,
-/// [`start`](Meeting::start), [`answer`](Meeting::answer), [`look`](Meeting::look) and
-/// [`finish`](Meeting::finish). Each only waits for the other side's last step, so a rank may take a step
+/// [`start`](Probe::start), [`answer`](Probe::answer), [`check`](Probe::check) and
+/// [`finish`](Probe::finish). Each only waits for the other side's last step, so a rank may take a step
 /// with all its peers before the next.
-pub(super) struct Meeting<'a> {
+pub(super) struct Probe<'a> {
     channel: &'a mut Channel,
     pair: Pair<'a>,
     challenge: [u8; HASH],
-    /// What the other side reads. It lies here until the end.
+    /// The hash that the peer reads. It must stay here until the end.
     answer: Box<[u8; HASH]>,
-    neighbour: Option<Neighbour>,
+    memory: Option<PeerMemory>,
 }
 
-impl<'a> Meeting<'a> {
+impl<'a> Probe<'a> {
     /// Sends a challenge. The socket must block; no step waits for longer than `patience`.
     pub(super) fn start(
         channel: &'a mut Channel,
         pair: Pair<'a>,
         patience: Duration,
-    ) -> Result<Meeting<'a>, FrameError> {
+    ) -> Result<Probe<'a>, FrameError> {
         let mut challenge = [0; HASH];
         getrandom::fill(&mut challenge).map_err(io::Error::other)?;
         channel.stream().set_read_timeout(Some(patience))?;
         frame::write(&mut channel.writer, &challenge, STRANGER_LIMIT)?;
         let answer = Box::new([0; HASH]);
-        Ok(Meeting { channel, pair, challenge, answer, neighbour: None })
+        Ok(Probe { channel, pair, challenge, answer, memory: None })
     }
 
-    /// Reads the other side's challenge, and says where the answer is.
+    /// Receives the peer's challenge, and says where the answer is.
     pub(super) fn answer(&mut self) -> Result<(), FrameError> {
         let challenge: [u8; HASH] = frame::read(&mut self.channel.reader, STRANGER_LIMIT)?;
         let Pair { own, peer, .. } = self.pair;
         *self.answer = self.hash(&challenge, own, peer)?.finalize().into_bytes().into();
         // Another process reads it, which the compiler cannot see.
-        let place = Place {
+        let place = RemoteAddress {
             process: getpid().as_raw(),
             address: address(&std::hint::black_box(&self.answer)[..]),
         };
         frame::write(&mut self.channel.writer, &place, STRANGER_LIMIT)
     }
 
-    /// Looks for the answer to this side's challenge, and says whether it is there.
-    pub(super) fn look(&mut self) -> Result<(), FrameError> {
-        let place: Place = frame::read(&mut self.channel.reader, STRANGER_LIMIT)?;
+    /// Reads the answer to this rank's challenge in the peer's memory, and tells the peer whether it is
+    /// right.
+    pub(super) fn check(&mut self) -> Result<(), FrameError> {
+        let place: RemoteAddress = frame::read(&mut self.channel.reader, STRANGER_LIMIT)?;
         let Pair { own, peer, in_one_process, .. } = self.pair;
-        let neighbour = Neighbour(Pid::from_raw(place.process));
-        if in_one_process || neighbour.0 != getpid() {
+        let memory = PeerMemory(Pid::from_raw(place.process));
+        if in_one_process || memory.0 != getpid() {
             let mut found = [0; HASH];
             let expected = self.hash(&self.challenge, peer, own)?;
-            let is_peer = neighbour.read(place.address, &mut found).is_ok()
+            let is_peer = memory.read(place.address, &mut found).is_ok()
                 && expected.verify_slice(&found).is_ok();
-            self.neighbour = is_peer.then_some(neighbour);
+            self.memory = is_peer.then_some(memory);
         }
-        frame::write(&mut self.channel.writer, &self.neighbour.is_some(), STRANGER_LIMIT)
+        frame::write(&mut self.channel.writer, &self.memory.is_some(), STRANGER_LIMIT)
     }
 
-    /// Returns the other side if each can read the other's memory, and `None` on both sides if not.
-    pub(super) fn finish(self) -> Result<Option<Neighbour>, FrameError> {
+    /// Returns the peer's memory if each rank can read the other's, and `None` on both ranks if not.
+    pub(super) fn finish(self) -> Result<Option<PeerMemory>, FrameError> {
         let is_open_to_them: bool = frame::read(&mut self.channel.reader, STRANGER_LIMIT)?;
         self.channel.stream().set_read_timeout(None)?;
-        Ok(self.neighbour.filter(|_| is_open_to_them))
+        Ok(self.memory.filter(|_| is_open_to_them))
     }
 
     /// What rank `owner` answers to `challenge` when rank `reader` is about to read its memory.
@@ -135,16 +136,16 @@ pub(super) fn is_on_this_machine(stream: &TcpStream) -> io::Result<bool> {
     Ok(here == there || (here.is_loopback() && there.is_loopback()))
 }
 
-/// Where data is, for a neighbour to read.
+/// The address of data in this process, for a peer to read.
 pub(super) fn address(data: &[u8]) -> u64 {
     data.as_ptr().addr() as u64
 }
 
-impl Neighbour {
+impl PeerMemory {
     /// This process, whose memory every test can read.
     #[cfg(test)]
     pub(super) fn this_process() -> Self {
-        Neighbour(getpid())
+        PeerMemory(getpid())
     }
 
     /// Copies from `address` in the memory of this process, all of `into`.
@@ -155,7 +156,7 @@ impl Neighbour {
     pub(super) fn read(self, address: u64, into: &mut [u8]) -> io::Result<()> {
         let mut done = 0;
         while done < into.len() {
-            let len = CHUNK.min(into.len() - done);
+            let len = READ_SIZE.min(into.len() - done);
             let base = usize::try_from(address)
                 .ok()
                 .and_then(|address| address.checked_add(done))
@@ -198,15 +199,15 @@ mod tests {
         Pair { secret, session: 7, group: 0, own, peer, in_one_process }
     }
 
-    fn meet(channel: &mut Channel, pair: Pair<'_>) -> Result<Option<Neighbour>, FrameError> {
-        let mut meeting = Meeting::start(channel, pair, PATIENCE)?;
-        meeting.answer()?;
-        meeting.look()?;
-        meeting.finish()
+    fn meet(channel: &mut Channel, pair: Pair<'_>) -> Result<Option<PeerMemory>, FrameError> {
+        let mut probe = Probe::start(channel, pair, PATIENCE)?;
+        probe.answer()?;
+        probe.check()?;
+        probe.finish()
     }
 
     /// What rank 0 makes of a peer that knows how to talk, but does `act` instead of a rank's part.
-    fn meet_with(act: impl FnOnce(&mut Channel) + Send) -> Result<Option<Neighbour>, FrameError> {
+    fn meet_with(act: impl FnOnce(&mut Channel) + Send) -> Result<Option<PeerMemory>, FrameError> {
         let [mut own, mut other] = channels();
         thread::scope(|scope| {
             scope.spawn(move || act(&mut other));
@@ -232,7 +233,7 @@ mod tests {
                     scope.spawn(move || meet(&mut other, pair(&secret(), 1, 0, allowed)).unwrap());
                 [meet(&mut own, pair(&secret(), 0, 1, allowed)).unwrap(), other.join().unwrap()]
             });
-            assert_eq!(met, [allowed.then_some(Neighbour(getpid())); 2]);
+            assert_eq!(met, [allowed.then_some(PeerMemory(getpid())); 2]);
         }
     }
 
@@ -241,7 +242,7 @@ mod tests {
         let met = meet_with(|channel| {
             let challenge: [u8; HASH] = hear(channel);
             say(channel, &challenge);
-            let place: Place = hear(channel);
+            let place: RemoteAddress = hear(channel);
             say(channel, &place);
             hear::<bool>(channel);
             say(channel, &true);
@@ -257,7 +258,7 @@ mod tests {
             scope.spawn(move || {
                 let challenge: [u8; HASH] = hear(&mut other);
                 say(&mut other, &challenge);
-                let place: Place = hear(&mut other);
+                let place: RemoteAddress = hear(&mut other);
                 say(&mut other, &place);
                 assert!(!hear::<bool>(&mut other));
                 say(&mut other, &true);
@@ -272,11 +273,10 @@ mod tests {
     fn a_peer_that_names_this_process_is_not_read() {
         let met = meet_with(|channel| {
             let secret = secret();
-            let mut meeting =
-                Meeting::start(channel, pair(&secret, 1, 0, false), PATIENCE).unwrap();
-            meeting.answer().unwrap();
-            meeting.look().unwrap();
-            say(meeting.channel, &true);
+            let mut probe = Probe::start(channel, pair(&secret, 1, 0, false), PATIENCE).unwrap();
+            probe.answer().unwrap();
+            probe.check().unwrap();
+            say(probe.channel, &true);
         });
         assert_eq!(met.unwrap(), None);
     }
@@ -301,12 +301,12 @@ mod tests {
             maps.split('-').next().and_then(|hex| u64::from_str_radix(hex, 16).ok()).unwrap();
         // It could be read, where the system allows that at all.
         let mut there = [0; HASH];
-        let _ = Neighbour(Pid::from_raw(process)).read(base, &mut there);
+        let _ = PeerMemory(Pid::from_raw(process)).read(base, &mut there);
         let met = meet_with(|channel| {
             hear::<[u8; HASH]>(channel);
             say(channel, &there);
-            hear::<Place>(channel);
-            say(channel, &Place { process, address: base });
+            hear::<RemoteAddress>(channel);
+            say(channel, &RemoteAddress { process, address: base });
             assert!(!hear::<bool>(channel));
             say(channel, &true);
         });

@@ -1,9 +1,9 @@
 //! Connections whose other side has not proved yet that it knows the secret.
 //!
-//! Anyone can open some, so their number is limited. When there are too many, one is closed: the oldest of
-//! the address that has the most, and of an address from which no rank has come as long as there is one.
-//! So whoever opens many and says nothing only pushes out their own, and a rank, which answers at once,
-//! is rarely among the oldest.
+//! Anyone can open such connections, so their number is limited. When there are too many, one is closed: the
+//! oldest of the address that has the most, and of an address from which no rank has come as long as there is
+//! one. So a stranger who opens many connections and sends nothing loses their own, and a rank, which answers
+//! at once, is rarely among the oldest.
 
 use crate::sync::lock;
 use rustix::net::SendFlags;
@@ -11,11 +11,11 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::{IpAddr, Shutdown, TcpStream};
 use std::sync::{Arc, Mutex};
 
-/// Connections that are open at a time besides two for each rank.
+/// Limit of open connections, besides two for each rank.
 const SPARE: usize = 256;
 
-/// The connections of one doorway that are not proven.
-pub(super) struct Unproven {
+/// The unauthenticated connections of one listener.
+pub(super) struct Unauthenticated {
     capacity: usize,
     state: Mutex<State>,
 }
@@ -23,7 +23,7 @@ pub(super) struct Unproven {
 #[derive(Default)]
 struct State {
     next: u64,
-    /// By age.
+    /// In the order of their age.
     open: BTreeMap<u64, Open>,
     /// How many of them each address has.
     of_address: HashMap<IpAddr, usize>,
@@ -36,20 +36,21 @@ struct Open {
     stream: Arc<TcpStream>,
 }
 
-/// A connection's number among those that are not proven.
+/// A connection's number among those of its listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Number(u64);
 
-impl Unproven {
-    pub(super) fn new(ranks: usize) -> Unproven {
-        Unproven::with_capacity(SPARE + 2 * ranks)
+impl Unauthenticated {
+    pub(super) fn new(ranks: usize) -> Unauthenticated {
+        Unauthenticated::with_capacity(SPARE + 2 * ranks)
     }
 
-    fn with_capacity(capacity: usize) -> Unproven {
-        Unproven { capacity, state: Mutex::default() }
+    fn with_capacity(capacity: usize) -> Unauthenticated {
+        Unauthenticated { capacity, state: Mutex::default() }
     }
 
-    /// Notes a new connection. Returns the address of one that had to make room for it; that may be itself.
+    /// Adds a new connection. Returns the address of a connection that was closed to make room, which may be
+    /// the new one.
     pub(super) fn enter(&self, stream: &Arc<TcpStream>, from: IpAddr) -> (Number, Option<IpAddr>) {
         let mut state = lock(&self.state);
         let number = state.next;
@@ -65,7 +66,8 @@ impl Unproven {
         lock(&self.state).turn_away()
     }
 
-    /// The other side has proved itself. False if the connection has been closed meanwhile.
+    /// Notes that the other side has authenticated itself. Returns false if the connection was closed
+    /// meanwhile.
     pub(super) fn prove(&self, number: Number) -> bool {
         let mut state = lock(&self.state);
         let removed = state.remove(number.0);
@@ -75,7 +77,8 @@ impl Unproven {
         removed.is_some()
     }
 
-    /// The other side has failed to prove itself. False if the connection had been closed here.
+    /// Notes that the other side has failed to authenticate itself. Returns false if the connection was
+    /// closed meanwhile.
     pub(super) fn leave(&self, number: Number) -> bool {
         lock(&self.state).remove(number.0).is_some()
     }
@@ -94,7 +97,8 @@ impl State {
     fn turn_away(&mut self) -> Option<IpAddr> {
         let is_stranger =
             |from: &IpAddr| !from.to_canonical().is_loopback() && !self.known.contains(from);
-        // Strangers first, then whoever has the most. Equal ones follow from their ages below.
+        // Addresses of strangers come first, then those with the most connections. Age decides among equals
+        // below.
         let rank = |(from, count): (&IpAddr, &usize)| (is_stranger(from), *count);
         let worst = self.of_address.iter().map(rank).max()?;
         let is_worst = |open: &Open| {
@@ -104,10 +108,10 @@ impl State {
         let (number, _) = self.open.iter().find(|(_, open)| is_worst(open))?;
         let number = *number;
         let open = self.remove(number)?;
-        // An empty message, if there is room for it: a rank then knows that it is not about its secret.
+        // An empty message tells a rank that the connection was not closed because of its secret.
         let _ =
             rustix::net::send(&*open.stream, &[0; 4], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
-        // Whoever reads from it or writes to it fails at once.
+        // Makes the handshake that uses the connection fail at once.
         let _ = open.stream.shutdown(Shutdown::Both);
         Some(open.from)
     }
@@ -133,19 +137,23 @@ mod tests {
     struct Street {
         listener: TcpListener,
         theirs: Vec<TcpStream>,
-        unproven: Unproven,
+        unauthenticated: Unauthenticated,
     }
 
     impl Street {
         fn new(capacity: usize) -> Street {
             let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-            Street { listener, theirs: Vec::new(), unproven: Unproven::with_capacity(capacity) }
+            Street {
+                listener,
+                theirs: Vec::new(),
+                unauthenticated: Unauthenticated::with_capacity(capacity),
+            }
         }
 
         fn enter(&mut self, from: u8) -> (Number, Option<IpAddr>) {
             self.theirs.push(TcpStream::connect(self.listener.local_addr().unwrap()).unwrap());
             let stream = Arc::new(self.listener.accept().unwrap().0);
-            self.unproven.enter(&stream, address(from))
+            self.unauthenticated.enter(&stream, address(from))
         }
     }
 
@@ -163,20 +171,20 @@ mod tests {
         let (other, displaced) = street.enter(3);
         assert_eq!(displaced, Some(address(1)));
         assert_eq!(street.enter(1).1, Some(address(1)));
-        assert!(!street.unproven.prove(flood[0]) && !street.unproven.prove(flood[1]));
-        assert!(street.unproven.prove(rank) && street.unproven.prove(other));
-        assert!(street.unproven.prove(flood[2]));
+        assert!(!street.unauthenticated.prove(flood[0]) && !street.unauthenticated.prove(flood[1]));
+        assert!(street.unauthenticated.prove(rank) && street.unauthenticated.prove(other));
+        assert!(street.unauthenticated.prove(flood[2]));
     }
 
     #[test]
     fn addresses_of_ranks_make_room_last() {
         let mut street = Street::new(3);
         let (first, _) = street.enter(1);
-        assert!(street.unproven.prove(first));
+        assert!(street.unauthenticated.prove(first));
         let ranks: Vec<Number> = (0..3).map(|_| street.enter(1).0).collect();
         // A stranger has to go although it is the newest and alone.
         assert_eq!(street.enter(2).1, Some(address(2)));
-        assert!(ranks.into_iter().all(|rank| street.unproven.prove(rank)));
+        assert!(ranks.into_iter().all(|rank| street.unauthenticated.prove(rank)));
     }
 
     #[test]
@@ -187,7 +195,7 @@ mod tests {
         }
         assert_eq!(street.enter(4).1, Some(address(1)));
         assert_eq!(street.enter(5).1, Some(address(2)));
-        street.unproven.clear();
-        assert!(street.unproven.is_empty());
+        street.unauthenticated.clear();
+        assert!(street.unauthenticated.is_empty());
     }
 }

@@ -1,0 +1,77 @@
+//! The world that the groups of threads descend from. An abort reaches all its groups.
+
+use super::state::GroupState;
+use crate::backend::RankShared;
+use crate::diagnosis::Witness;
+use crate::error::Abort;
+use crate::sync::lock;
+use crate::verdict::Verdict;
+use std::sync::{Arc, Mutex, Weak};
+
+/// Name of the backend.
+pub(super) const BACKEND: &str = "local";
+
+/// What all groups of one world share.
+#[derive(Default)]
+pub(super) struct World {
+    /// All ranks of the world. Their recorders tell which rank holds up which.
+    ranks: Vec<Arc<RankShared>>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    groups: Vec<Weak<GroupState>>,
+    abort: Option<Abort>,
+    verdict: Option<Verdict>,
+}
+
+impl World {
+    pub(super) fn new(ranks: Vec<Arc<RankShared>>) -> World {
+        World { ranks, state: Mutex::default() }
+    }
+
+    /// Compares the recorders of all ranks after a wait for operation `sequence` of the group `name` of
+    /// `world_ranks` has timed out. The first verdict stays.
+    pub(super) fn diagnose(&self, name: &str, world_ranks: &[usize], sequence: u64) -> Verdict {
+        let flight = |rank: &Arc<RankShared>| rank.flight(BACKEND, String::new());
+        let witness = |rank| Witness::Answered(Box::new(flight(rank)));
+        let witnesses: Vec<Witness> = self.ranks.iter().map(witness).collect();
+        let verdict = Verdict::of_wait(&witnesses, name, world_ranks, sequence);
+        lock(&self.state).verdict.get_or_insert(verdict).clone()
+    }
+
+    /// The verdict of the first time-out.
+    pub(super) fn verdict(&self) -> Option<Verdict> {
+        lock(&self.state).verdict.clone()
+    }
+
+    /// Adds a group. It starts failed if the world has been aborted.
+    pub(super) fn add(&self, group: &Arc<GroupState>) {
+        let mut state = lock(&self.state);
+        state.groups.retain(|known| known.strong_count() > 0);
+        state.groups.push(Arc::downgrade(group));
+        let abort = state.abort.clone();
+        // No group is locked while the world is, because splits lock them in the other order.
+        drop(state);
+        if let Some(abort) = abort {
+            group.fail(abort);
+        }
+    }
+
+    /// Why the world was aborted, if it was.
+    pub(super) fn aborted(&self) -> Option<Abort> {
+        lock(&self.state).abort.clone()
+    }
+
+    /// Fails all groups, and those still to be made. The first abort wins.
+    pub(super) fn abort(&self, abort: Abort) {
+        let mut state = lock(&self.state);
+        let abort = state.abort.get_or_insert(abort).clone();
+        let groups: Vec<Arc<GroupState>> = state.groups.iter().filter_map(Weak::upgrade).collect();
+        drop(state);
+        for group in groups {
+            group.fail(abort.clone());
+        }
+    }
+}

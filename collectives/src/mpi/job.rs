@@ -1,0 +1,106 @@
+//! A process's part in an MPI job, and the worlds that it joins.
+
+use super::backend::MpiBackend;
+use super::error::MpiError;
+use super::group::Group;
+use super::runtime::Runtime;
+use super::world::World;
+use crate::backend::{RankShared, WorkerStart};
+use crate::process_group::ProcessGroup;
+use crate::recorder::{DEFAULT_CAPACITY, Recorder};
+use std::fmt;
+use std::sync::Arc;
+
+/// A rank that is a process of an MPI job.
+///
+/// Use it from one thread, because the order of calls is the order of operations. Dropping it leaves the
+/// group: pending and later operations of the group fail with
+/// [`CommError::Aborted`](crate::CommError::Aborted) on all ranks.
+pub type MpiCommunicator = ProcessGroup<MpiBackend>;
+
+/// Settings of a world of MPI processes; the same on all ranks.
+#[derive(Clone)]
+pub struct MpiOptions {
+    /// Name of the group for logs. Default `"world"`.
+    pub name: String,
+    /// Number of records that each rank keeps. Default [`DEFAULT_CAPACITY`].
+    pub recorder_capacity: usize,
+    /// Called with the world rank first thing on each worker thread. Default nothing.
+    pub on_worker_start: Option<WorkerStart>,
+}
+
+impl Default for MpiOptions {
+    fn default() -> MpiOptions {
+        MpiOptions {
+            name: "world".into(),
+            recorder_capacity: DEFAULT_CAPACITY,
+            on_worker_start: None,
+        }
+    }
+}
+
+impl fmt::Debug for MpiOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MpiOptions")
+            .field("name", &self.name)
+            .field("recorder_capacity", &self.recorder_capacity)
+            .field("on_worker_start", &self.on_worker_start.is_some())
+            .finish()
+    }
+}
+
+/// A process's part in an MPI job. MPI is shut down when the last clone and the last communicator are
+/// dropped. Shutting down waits until all other processes do the same, unless [`Mpi::give_up`] was called.
+#[derive(Clone)]
+pub struct Mpi(Arc<Runtime>);
+
+impl Mpi {
+    /// Starts MPI. All processes of the job must do so.
+    ///
+    /// # Errors
+    ///
+    /// [`MpiError`]
+    pub fn start() -> Result<Mpi, MpiError> {
+        Ok(Mpi(Arc::new(Runtime::start()?)))
+    }
+
+    /// Rank of this process.
+    pub fn rank(&self) -> usize {
+        self.0.outbox().rank()
+    }
+
+    /// Number of processes.
+    pub fn world_size(&self) -> usize {
+        self.0.outbox().size()
+    }
+
+    /// Leaves the job after a failure without waiting for the other processes, which may never come. Messages
+    /// that were posted are still sent, and MPI is not shut down. The communicators are of no use afterwards.
+    /// This process has to end with an error, at which `mpirun` ends the others.
+    pub fn give_up(&self) {
+        self.0.give_up();
+    }
+
+    /// Joins a world of all processes. The n-th world of one process is the n-th of every other.
+    pub fn world(&self, options: MpiOptions) -> MpiCommunicator {
+        let outbox = self.0.outbox();
+        let number = outbox.next_world();
+        let shared = Arc::new(RankShared {
+            world_rank: outbox.rank(),
+            world_size: outbox.size(),
+            recorder: Arc::new(Recorder::new(options.recorder_capacity)),
+            on_worker_start: options.on_worker_start,
+        });
+        let world = Arc::new(World::new(number, &shared));
+        let ranks = (0..outbox.size()).collect();
+        let group = Group::new(number, options.name.into(), ranks, outbox, world);
+        ProcessGroup::start(MpiBackend::new(group, shared, Arc::clone(&self.0)))
+    }
+}
+
+impl fmt::Debug for Mpi {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (rank, size) = (self.rank(), self.world_size());
+        f.debug_struct("Mpi").field("rank", &rank).field("world_size", &size).finish()
+    }
+}

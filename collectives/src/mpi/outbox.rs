@@ -1,0 +1,107 @@
+//! The messages that this process sends to others.
+
+use super::message::{Message, Number};
+use crate::sync::lock;
+use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::{Mutex, OnceLock, mpsc};
+use std::thread::Thread;
+
+/// An encoded message, and the rank that it is for.
+pub(super) type Letter = (usize, Vec<u8>);
+
+/// Posts messages to the thread that sends them, and numbers worlds and groups.
+pub(super) struct Outbox {
+    rank: usize,
+    /// Machine of each process.
+    node_names: Vec<String>,
+    /// To the thread that sends; `None` once the outbox is closed.
+    letters: Mutex<Option<mpsc::Sender<Letter>>>,
+    /// The thread that listens, which is woken when answers are to be expected.
+    listener: OnceLock<Thread>,
+    worlds_made: AtomicI32,
+    groups_made: AtomicI32,
+}
+
+impl Outbox {
+    pub(super) fn new(
+        rank: usize,
+        node_names: Vec<String>,
+        letters: mpsc::Sender<Letter>,
+    ) -> Outbox {
+        Outbox {
+            rank,
+            node_names,
+            letters: Mutex::new(Some(letters)),
+            listener: OnceLock::new(),
+            worlds_made: AtomicI32::new(0),
+            groups_made: AtomicI32::new(0),
+        }
+    }
+
+    /// Names the thread that listens for messages of other processes.
+    pub(super) fn set_listener(&self, thread: Thread) {
+        // Set once, right after the start.
+        let _ = self.listener.set(thread);
+    }
+
+    /// Rank of this process.
+    pub(super) fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// Number of processes.
+    pub(super) fn size(&self) -> usize {
+        self.node_names.len()
+    }
+
+    /// Machine of a process.
+    pub(super) fn node_name(&self, rank: usize) -> &str {
+        &self.node_names[rank]
+    }
+
+    /// Machine of this process.
+    pub(super) fn own_node(&self) -> &str {
+        self.node_name(self.rank)
+    }
+
+    /// Number of the next world. It is even, and the same on all processes, which make worlds in the same
+    /// order.
+    pub(super) fn next_world(&self) -> Number {
+        2 * (self.worlds_made.fetch_add(1, Ordering::Relaxed) + 1)
+    }
+
+    /// Number of the next group whose first rank is this process. It is odd, and no other group has it.
+    pub(super) fn next_group(&self) -> Number {
+        // Process numbers are C ints in MPI.
+        let (rank, size) = (self.rank as i32, self.size() as i32);
+        2 * (self.groups_made.fetch_add(1, Ordering::Relaxed) * size + rank) + 1
+    }
+
+    /// Sends a message to another process. Messages of one process to another keep their order.
+    pub(super) fn post(&self, to: usize, message: &Message) {
+        match message.encode() {
+            Ok(bytes) => {
+                if let Some(letters) = &*lock(&self.letters) {
+                    // The sender ends with the process only.
+                    let _ = letters.send((to, bytes));
+                }
+            }
+            // Our own types can all be encoded; if not, the peers run into their time-out.
+            Err(error) => tracing::error!("a message to rank {to} cannot be encoded: {error}"),
+        }
+        if let Some(listener) = self.listener.get() {
+            listener.unpark();
+        }
+    }
+
+    pub(super) fn post_to_others(&self, message: &Message) {
+        for rank in (0..self.size()).filter(|rank| *rank != self.rank) {
+            self.post(rank, message);
+        }
+    }
+
+    /// Takes no more messages; the sending thread ends once it has sent those before.
+    pub(super) fn close(&self) {
+        *lock(&self.letters) = None;
+    }
+}

@@ -1,0 +1,207 @@
+//! The finder of NVIDIA's libraries and headers: the folders that may have them, besides those that the
+//! system's loader knows.
+
+use std::error::Error;
+use std::ffi::OsStr;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Folders to look in, besides those of the system's loader.
+pub struct Places {
+    /// Each place with its name for people and its folders.
+    places: Vec<(String, Vec<PathBuf>)>,
+}
+
+/// Where WSL and Google's containers have the driver's libraries, if the loader does not know of them.
+const DRIVER_FOLDERS: [&str; 2] = ["/usr/lib/wsl/lib", "/usr/local/nvidia/lib64"];
+
+/// Where the CUDA toolkit is if no variable says.
+const TOOLKITS: [&str; 2] = ["/usr/local/cuda", "/opt/cuda"];
+
+/// Folders of a toolkit that have libraries.
+const TOOLKIT_LIBRARIES: [&str; 3] = ["lib64", "lib", "targets/x86_64-linux/lib"];
+
+/// Looks up a variable of the environment.
+pub type Lookup<'a> = dyn Fn(&str) -> Option<PathBuf> + 'a;
+
+/// Looks up a variable of this process; an empty one counts as not set.
+pub fn environment(name: &str) -> Option<PathBuf> {
+    std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)
+}
+
+impl Places {
+    /// Folders that may have the driver's library.
+    pub fn of_driver() -> Self {
+        let place = |folder: &str| (folder.to_owned(), vec![PathBuf::from(folder)]);
+        Places { places: DRIVER_FOLDERS.into_iter().map(place).collect() }
+    }
+
+    /// Folders that may have the libraries of the CUDA toolkit.
+    pub fn of_libraries(lookup: &Lookup) -> Self {
+        Self::new(lookup, &TOOLKIT_LIBRARIES, "lib", &["CUDA_PATH"])
+    }
+
+    /// Folders that may have NCCL.
+    pub fn of_nccl(lookup: &Lookup) -> Self {
+        Self::new(lookup, &TOOLKIT_LIBRARIES, "lib", &["NCCL_HOME", "CUDA_PATH", "CUDA_HOME"])
+    }
+
+    /// Folders that may have a folder `include` with CUDA's headers.
+    pub fn of_headers(lookup: &Lookup) -> Self {
+        Self::new(lookup, &["", "targets/x86_64-linux"], "", &["CUDA_PATH"])
+    }
+
+    /// `in_toolkit` are folders of a toolkit, `in_package` is the folder of a Python package, and `toolkits`
+    /// are variables that lead to a toolkit.
+    fn new(lookup: &Lookup, in_toolkit: &[&str], in_package: &str, toolkits: &[&str]) -> Self {
+        let toolkit = |root: &Path| in_toolkit.iter().map(|folder| below(root, folder)).collect();
+        let named = |name: &str, folders: &dyn Fn(&Path) -> Vec<PathBuf>| match lookup(name) {
+            Some(root) => (format!("{name}={}", root.display()), folders(&root)),
+            None => (format!("{name} (not set)"), Vec::new()),
+        };
+        let packages = |site: &Path| -> Vec<PathBuf> {
+            children(&site.join("nvidia")).map(|package| below(&package, in_package)).collect()
+        };
+        let installed = |root: &Path| sites(root).flat_map(|site| packages(&site)).collect();
+        let conda = |root: &Path| [toolkit(root), installed(root)].concat();
+        let path = |value: &Path| std::env::split_paths(value).flat_map(|p| packages(&p)).collect();
+
+        let mut places: Vec<_> = toolkits.iter().map(|name| named(name, &toolkit)).collect();
+        places.extend(TOOLKITS.map(|root| (root.to_owned(), toolkit(Path::new(root)))));
+        places.push(named("VIRTUAL_ENV", &installed));
+        places.push(named("CONDA_PREFIX", &conda));
+        places.push(named("PYTHONPATH", &path));
+        let user = lookup("HOME").map(|home| installed(&home.join(".local")));
+        places.push(("Python's packages in ~/.local".to_owned(), user.unwrap_or_default()));
+        places.extend(
+            ["/usr/local", "/usr"].map(|root| (root.to_owned(), installed(Path::new(root)))),
+        );
+        Places { places }
+    }
+
+    /// All folders, in order.
+    pub fn folders(&self) -> impl Iterator<Item = &Path> {
+        self.places.iter().flat_map(|(_, folders)| folders).map(PathBuf::as_path)
+    }
+
+    /// Existing files with one of `names`, the best place first.
+    pub fn files(&self, names: &[&str]) -> impl Iterator<Item = PathBuf> {
+        let files = self.folders().flat_map(|folder| names.iter().map(|name| folder.join(name)));
+        files.filter(|path| path.exists())
+    }
+
+    /// The names of the places, for people.
+    pub fn names(&self) -> String {
+        let names: Vec<_> = self.places.iter().map(|(name, _)| name.as_str()).collect();
+        names.join(", ")
+    }
+
+    /// As [`Places::names`], after the folders of the system's loader.
+    pub fn names_with_loader(&self) -> String {
+        let loader = match environment("LD_LIBRARY_PATH") {
+            Some(path) => format!("the loader's folders (LD_LIBRARY_PATH={})", path.display()),
+            None => "the loader's folders (LD_LIBRARY_PATH is not set)".to_owned(),
+        };
+        format!("{loader}, {}", self.names())
+    }
+}
+
+/// The subfolder `folder` of `root`, or `root` itself if the name is empty.
+fn below(root: &Path, folder: &str) -> PathBuf {
+    if folder.is_empty() { root.to_owned() } else { root.join(folder) }
+}
+
+/// The folders of packages of all Python versions below `root`.
+fn sites(root: &Path) -> impl Iterator<Item = PathBuf> {
+    let is_python = |folder: &PathBuf| {
+        folder.file_name().and_then(OsStr::to_str).is_some_and(|name| name.starts_with("python3"))
+    };
+    let pythons = children(&root.join("lib")).filter(is_python);
+    pythons.flat_map(|python| ["site-packages", "dist-packages"].map(|site| python.join(site)))
+}
+
+/// The entries of a folder, sorted by name; none if it cannot be read.
+fn children(folder: &Path) -> impl Iterator<Item = PathBuf> + use<> {
+    let entries = fs::read_dir(folder).into_iter().flatten();
+    let mut paths: Vec<_> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
+    paths.sort();
+    paths.into_iter()
+}
+
+/// Why a library could not be loaded, in the words of the system's loader, which name the file.
+pub fn reason(error: &libloading::Error) -> String {
+    error.source().map_or_else(|| error.to_string(), ToString::to_string)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every variable leads to the folders that its kind of installation has, in the order in which
+    /// they are told.
+    #[test]
+    fn variables_lead_to_folders() {
+        let root = std::env::temp_dir().join(format!("kiln-nvidia-{}", std::process::id()));
+        let root = root.as_path();
+        let site = "lib/python3.12/site-packages";
+        let folders = [
+            "nccl/lib".to_owned(),
+            "cuda/lib64".to_owned(),
+            format!("venv/{site}/nvidia/cuda_nvrtc/lib"),
+            "conda/lib".to_owned(),
+            format!("conda/{site}/nvidia/nccl/lib"),
+            "path/nvidia/cu13/lib".to_owned(),
+            format!("home/.local/{site}/nvidia/cublas/lib"),
+        ];
+        folders.iter().for_each(|f| fs::create_dir_all(root.join(f)).expect("a folder"));
+        let lookup = |name: &str| -> Option<PathBuf> {
+            let folder = match name {
+                "NCCL_HOME" => "nccl",
+                "CUDA_PATH" => "cuda",
+                "VIRTUAL_ENV" => "venv",
+                "CONDA_PREFIX" => "conda",
+                "PYTHONPATH" => {
+                    return std::env::join_paths([Path::new("/none"), &root.join("path")])
+                        .ok()
+                        .map(PathBuf::from);
+                }
+                "HOME" => "home",
+                _ => return None,
+            };
+            Some(root.join(folder))
+        };
+        let found = |places: Places| -> Vec<PathBuf> {
+            let inside = places.folders().filter_map(|folder| folder.strip_prefix(root).ok());
+            inside.filter(|folder| root.join(folder).is_dir()).map(Path::to_owned).collect()
+        };
+        let expected: Vec<PathBuf> = folders.iter().map(PathBuf::from).collect();
+        assert_eq!(found(Places::of_nccl(&lookup)), expected);
+        assert_eq!(found(Places::of_libraries(&lookup)), expected[1..]);
+
+        // Of the files, only those that exist; a folder of Perl is none of Python.
+        let file = |folder: &str| {
+            let folder = root.join(folder);
+            fs::create_dir_all(&folder).expect("a folder");
+            fs::write(folder.join("libnccl.so.2"), b"").expect("a file");
+            folder.join("libnccl.so.2")
+        };
+        let files = [file("nccl/lib"), file(&format!("conda/{site}/nvidia/nccl/lib"))];
+        file("venv/lib/perl5/site-packages/nvidia/nccl/lib");
+        let names = ["libnccl.so.2", "libnccl.so"];
+        let places = Places::of_nccl(&lookup);
+        let inside = places.files(&names).filter(|file| file.starts_with(root));
+        assert_eq!(inside.collect::<Vec<_>>(), files);
+
+        let headers = Places::of_headers(&lookup);
+        assert!(headers.folders().any(|folder| folder == root.join("cuda")));
+        assert!(headers.folders().any(|folder| folder == root.join("path/nvidia/cu13")));
+
+        let none = Places::of_libraries(&|_| None);
+        assert!(
+            none.names().starts_with("CUDA_PATH (not set), /usr/local/cuda, "),
+            "{}",
+            none.names()
+        );
+        fs::remove_dir_all(root).expect("the folder");
+    }
+}

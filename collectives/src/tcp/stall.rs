@@ -1,0 +1,71 @@
+//! Detects that this process did not run for a while.
+
+use crate::flight::Stall;
+use std::time::{Duration, Instant};
+
+/// How much too long a rest must be to show that the process did not run. On a busy machine, rests are a
+/// little too long as well.
+const LEAST: Duration = Duration::from_secs(3);
+
+/// Observes a thread that rests for a fixed time again and again. A rest that lasts much longer shows that
+/// the process did not run: it was stopped, or frozen with its machine.
+pub(super) struct StallDetector {
+    length: Duration,
+    /// When the current rest of the thread began.
+    rests_since: Option<Instant>,
+    /// The end of the last rest that was too long, and by how much it was too long.
+    stalled: Option<(Instant, Duration)>,
+}
+
+impl StallDetector {
+    pub(super) fn new(length: Duration) -> StallDetector {
+        StallDetector { length, rests_since: None, stalled: None }
+    }
+
+    pub(super) fn rest(&mut self, now: Instant) {
+        self.rests_since = Some(now);
+    }
+
+    pub(super) fn wake(&mut self, now: Instant) {
+        self.stalled = self.at(now);
+        self.rests_since = None;
+    }
+
+    /// The last period in which this process did not run. It may be asked for before the resting thread has
+    /// woken up.
+    pub(super) fn stall(&self, now: Instant) -> Option<Stall> {
+        let (end, length) = self.at(now)?;
+        let ago = now.saturating_duration_since(end).as_secs_f64();
+        Some(Stall { seconds: length.as_secs_f64(), ago })
+    }
+
+    fn at(&self, now: Instant) -> Option<(Instant, Duration)> {
+        let rested = self.rests_since.map(|since| now.saturating_duration_since(since));
+        let surplus = rested.map(|rested| rested.saturating_sub(self.length));
+        surplus.filter(|surplus| *surplus >= LEAST).map(|surplus| (now, surplus)).or(self.stalled)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rest_that_is_far_too_long_shows_that_the_process_did_not_run() {
+        let start = Instant::now();
+        let at = |seconds: u64| start + Duration::from_secs(seconds);
+        let mut detector = StallDetector::new(Duration::from_secs(1));
+        detector.rest(at(0));
+        assert_eq!(detector.stall(at(2)), None);
+        // Whether the thread that rests is awake already or not.
+        assert_eq!(detector.stall(at(61)), Some(Stall { seconds: 60.0, ago: 0.0 }));
+        detector.wake(at(61));
+        assert_eq!(detector.stall(at(64)), Some(Stall { seconds: 60.0, ago: 3.0 }));
+        // Rests as they should be change nothing.
+        detector.rest(at(64));
+        detector.wake(at(65));
+        detector.rest(at(65));
+        assert_eq!(detector.stall(at(66)), Some(Stall { seconds: 60.0, ago: 5.0 }));
+        assert_eq!(detector.stall(at(76)), Some(Stall { seconds: 10.0, ago: 0.0 }));
+    }
+}
