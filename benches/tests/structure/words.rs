@@ -33,13 +33,11 @@ pub const RETIRED: [(&str, &str); 18] = [
 ];
 
 /// Files, from the root of the workspace, in which a retired word means something else.
-pub const EXCEPTIONS: [(&str, &str); 3] = [
+pub const EXCEPTIONS: [(&str, &str); 2] = [
     // A summary of all answers together.
     ("Together", "train/src/eval/report.rs"),
     // An error, with where the flight recorders of all ranks are.
     ("Together", "train/src/error.rs"),
-    // A matrix in Hugging Face's layout; it is to be called transposed.
-    ("turned", "train/src/hugging_face/writer.rs"),
 ];
 
 /// The identifiers in the Rust file at `path`.

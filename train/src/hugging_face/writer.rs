@@ -158,15 +158,15 @@ fn write_tensor(
         return Ok(());
     };
     // Columns become rows, some at a time: each line of memory that is fetched is used whole.
-    let mut turned = vec![0.0; ROWS.min(*columns) * rows];
+    let mut transposed = vec![0.0; ROWS.min(*columns) * rows];
     for left in (0..*columns).step_by(ROWS) {
         let width = ROWS.min(columns - left);
         for (row, line) in values.chunks_exact(*columns).enumerate() {
             for (column, value) in line[left..left + width].iter().enumerate() {
-                turned[column * rows + row] = *value;
+                transposed[column * rows + row] = *value;
             }
         }
-        put(&mut turned[..width * rows].iter().copied())?;
+        put(&mut transposed[..width * rows].iter().copied())?;
     }
     Ok(())
 }
