@@ -123,7 +123,7 @@ fn kernels() -> BTreeSet<String> {
         }
     }
     let mut names = BTreeSet::new();
-    for sources in ["model/src/ops/cube", "shard/src/flat", "collectives/src/kernels.rs"] {
+    for sources in ["model/src/ops/cube", "shard/src", "collectives/src/kernels.rs"] {
         look(&Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(sources), &mut names);
     }
     names
