@@ -39,6 +39,8 @@ pub(crate) struct GroupState {
 }
 
 /// Whether the whole weights are in memory.
+// One per parameter group: the difference in size does not matter.
+#[allow(clippy::large_enum_variant)]
 pub(super) enum Weights {
     Sharded,
     /// The gather is under way.
