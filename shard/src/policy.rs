@@ -15,7 +15,7 @@ pub enum Reshard {
     /// As the strategy says, except for modules whose own options keep them.
     #[default]
     Default,
-    /// Every part, right after its forward.
+    /// Every module, right after its forward.
     Always,
     /// None: weights stay until their backward.
     Never,

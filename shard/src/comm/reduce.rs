@@ -131,15 +131,23 @@ impl Reducer {
         }
     }
 
-    /// Waits for a gradient that [`Reducer::settle`] has seen through its reduce-scatter: this rank's
-    /// shard of it, f32. `None` after a failure, which the context keeps.
+    /// Waits for the sum over the replicas of a gradient that [`Reducer::settle`] has seen through its
+    /// reduce-scatter, and starts to bring it to where the optimizer needs it.
+    pub(crate) fn start_arrival(&self, reduction: &Reduction) {
+        let stage = match reduction.take() {
+            Stage::Replicating(work) => {
+                let shard = self.context.wait(work);
+                shard.and_then(|shard| self.context.or_fail(self.arrive(shard)))
+            }
+            stage => Some(stage),
+        };
+        reduction.set(stage.unwrap_or(Stage::Gone));
+    }
+
+    /// Waits for a gradient after [`Reducer::start_arrival`]: this rank's shard of it, f32. `None` after a
+    /// failure, which the context keeps.
     pub(crate) fn wait(&self, reduction: &Reduction) -> Option<Buffer> {
-        let mut stage = reduction.take();
-        if let Stage::Replicating(work) = stage {
-            let shard = self.context.wait(work)?;
-            stage = self.context.or_fail(self.arrive(shard))?;
-        }
-        match stage {
+        match reduction.take() {
             Stage::Reduced(shard) => Some(shard),
             #[cfg(feature = "cube")]
             Stage::Arriving(readback) => {

@@ -36,7 +36,7 @@ pub struct Engine {
     pub(super) updates: AtomicU64,
     /// Scale of the loss to start with.
     pub(super) first_scale: Mutex<Option<LossScale>>,
-    /// Optimizer steps on a GPU; made at the first step's start.
+    /// Optimizer steps on a GPU; made by the first backward pass.
     #[cfg(feature = "cube")]
     pub(super) device_step: OnceLock<DeviceStep>,
     /// The most bytes of a GPU that this rank was seen to hold.

@@ -52,6 +52,8 @@ impl Engine {
         // not depend on, have a gradient of zero, reduced in the same order on every rank.
         self.groups.iter().rev().for_each(|group| group.post_backward());
         self.reducer.settle();
+        // All copies to the host are under way before the first is waited for.
+        self.groups.iter().rev().for_each(|group| group.start_arrival());
         self.groups.iter().rev().for_each(|group| group.wait_for_reduced());
         self.reducer.finish();
     }

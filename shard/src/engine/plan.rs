@@ -14,6 +14,8 @@ impl Engine {
         let context = &self.context;
         let mut hasher = DefaultHasher::new();
         format!("{:?} {:?}", context.policy, self.layout).hash(&mut hasher);
+        // They decide about broadcasts.
+        self.groups.iter().for_each(|group| group.options().is_initialised.hash(&mut hasher));
         let plan = Buffer::from_slice(&hasher.finish().to_le_bytes());
         let all = Buffer::zeros(DType::U8, plan.len() * context.world.world_size());
         let label = Label::new("plan", Phase::Init);

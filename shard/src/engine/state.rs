@@ -90,6 +90,17 @@ impl Engine {
         buffers::write(buffer, held, |values| fill(range, values))
     }
 
+    /// Makes the optimizer's slots `names`, of zeros, in every parameter group that has any of them: an
+    /// optimizer's state is there as a whole or not at all.
+    pub fn complete_slots(&self, names: &[&str]) {
+        for group in &self.groups {
+            let mut state = group.state();
+            if !state.slots.is_empty() {
+                names.iter().for_each(|name| _ = state.slot(name));
+            }
+        }
+    }
+
     /// What `read(range, values)` makes of this rank's part of one parameter's values, which are elements
     /// `range` of the flat parameter; `None` if this rank holds none, or there are none of this kind.
     /// Replicas hold the same: [`Engine::sum_over_shards`] makes a sum over the whole of such parts.

@@ -98,8 +98,11 @@ impl Engine {
         optimizer: &dyn Optimizer,
         settings: StepSettings,
     ) -> Result<(B::Decision, B::Sums), ShardError> {
-        let loss = backend.loss(&mut lock(&self.loss))?;
-        let loss = self.all_reduce(&self.context.world, Label::new("loss", Phase::Loss), loss)?;
+        let mut loss = backend.loss(&mut lock(&self.loss))?;
+        // A rank alone must not wait for its GPU, which a group of threads does for each call.
+        if loss.is_on_host() || self.context.world.world_size() > 1 {
+            loss = self.all_reduce(&self.context.world, Label::new("loss", Phase::Loss), loss)?;
+        }
         let (squares, sums) = self.squares(backend)?;
         let decision = backend.decide(optimizer, &loss, &squares, settings)?;
         if B::leaves_out(&decision) {
@@ -158,6 +161,7 @@ impl Engine {
     /// The 2-norm of the reduced gradient of all trainable parameters. Collective.
     pub fn grad_norm(&self) -> Result<f64, ShardError> {
         let (squares, ()) = self.squares(&self.host_step())?;
+        self.context.check()?;
         Ok(norm(&squares)?)
     }
 

@@ -2,8 +2,8 @@
 //!
 //! Whether and how far weights move depends on the norm of the gradient over all ranks. Reading it
 //! would make the host wait for the whole step, and the GPU for the host in the next one. So the
-//! decision is made on the GPU: one kernel turns sums of squares and the loss into the factors of
-//! the update, AdamW reads them from there, and the host reads them a step later.
+//! decision is made on the GPU: one kernel makes it from the sums of squares and the loss, the
+//! optimizer's kernels read it, and the host reads it a step later.
 
 use std::ops::Range;
 use std::sync::OnceLock;

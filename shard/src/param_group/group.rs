@@ -406,6 +406,13 @@ impl ParamGroup {
         Ok(buffers::clear(flat, self.layout.gaps().into_iter().chain(unwritten))?)
     }
 
+    /// With replicas, waits for their sum, and starts to bring it to where the optimizer needs it.
+    pub(crate) fn start_arrival(&self) {
+        if let Gradient::Reducing(reduction) = &self.state().gradient {
+            self.reducer.start_arrival(reduction);
+        }
+    }
+
     /// Waits until this rank's shard of the reduced gradient is there.
     pub(crate) fn wait_for_reduced(&self) {
         let mut state = self.state();

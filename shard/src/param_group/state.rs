@@ -63,7 +63,8 @@ pub(crate) enum Gradient {
     Reducing(Reduction),
     /// f32, of this rank's shard.
     Reduced(Buffer),
-    /// The optimizer step has taken it; there is none until the next step begins.
+    /// The optimizer step has taken it, or it was lost in a failure; there is none until the next step
+    /// begins.
     Taken,
 }
 

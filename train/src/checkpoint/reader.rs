@@ -253,6 +253,7 @@ impl<'a> CheckpointReader<'a> {
                 self.read(name, saved, range, values)
             })?;
         }
+        engine.complete_slots(&slots.iter().filter_map(Saved::slot).collect::<Vec<_>>());
         self.check_parts(engine)
     }
 

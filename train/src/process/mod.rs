@@ -14,7 +14,7 @@
 //! }
 //! ```
 //!
-//! What of it is missing, [`crate::run::run`] says once. A program that ends with [`output::finish`] also
+//! What of it is missing, [`crate::run::train`] says once. A program that ends with [`output::finish`] also
 //! says there what a full disk did not take of its log.
 
 mod action;

@@ -155,7 +155,8 @@ impl Manifest {
             return Err("it names a part or the optimizer with an empty name".to_owned());
         }
         let others = optimizer.state.iter().chain(self.units.iter().map(|unit| &unit.name));
-        let others = others.chain(self.tensors.iter().map(|tensor| &tensor.name));
+        let in_files = self.tensors.iter().filter_map(|tensor| tensor.name_in_files.as_ref());
+        let others = others.chain(self.tensors.iter().map(|tensor| &tensor.name)).chain(in_files);
         let all = named.into_iter().chain(others).chain(self.files.keys());
         match all.into_iter().find(|name| name.chars().any(char::is_control)) {
             Some(name) => Err(format!("the name {name:?} has a character that cannot be shown")),

@@ -16,10 +16,14 @@ impl Manifest {
 }
 
 impl TensorEntry {
-    /// Leaves out the arms of enums, which are the only segments of a name that begin with a capital letter.
+    /// Leaves out the arms of enums.
     fn rename(&mut self) {
-        let is_arm = |segment: &str| segment.starts_with(|first: char| first.is_ascii_uppercase());
-        let name: Vec<_> = self.name.split('.').filter(|segment| !is_arm(segment)).collect();
+        let (path, last) = self.name.rsplit_once('.').unwrap_or(("", &self.name));
+        let name: Vec<_> = path
+            .split('.')
+            .filter(|part| !part.is_empty() && !is_arm(part))
+            .chain([last])
+            .collect();
         let name = name.join(".");
         if name != self.name {
             self.name_in_files = Some(std::mem::replace(&mut self.name, name));
@@ -29,5 +33,24 @@ impl TensorEntry {
     /// The key of this tensor in its files.
     pub fn key(&self) -> String {
         self.saved.key(self.name_in_files.as_deref().unwrap_or(&self.name))
+    }
+}
+
+/// Whether a segment of a name is written as the arms of enums are, such as `SwiGlu`. Fields of one's own may begin
+/// with a capital letter as well, such as `A_log`, `D` or `W_q`.
+fn is_arm(segment: &str) -> bool {
+    segment.starts_with(|first: char| first.is_ascii_uppercase())
+        && segment.contains(|letter: char| letter.is_ascii_lowercase())
+        && segment.chars().all(|letter| letter.is_ascii_alphanumeric())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_arm;
+
+    #[test]
+    fn arms_of_enums_are_told_from_fields() {
+        assert!(["SwiGlu", "Gelu", "Bf16"].into_iter().all(is_arm));
+        assert!(!["A_log", "D", "W_q", "GATE", "gate_proj", "0", ""].into_iter().any(is_arm));
     }
 }
