@@ -53,7 +53,6 @@ fn commit(root: &Path) -> Option<String> {
 /// What git says; it locks nothing, since others may be at work in the repository.
 fn git(root: &Path, arguments: &[&str]) -> Option<String> {
     let mut git = Command::new("git");
-    let output =
-        git.arg("--no-optional-locks").arg("-C").arg(root).args(arguments).output().ok()?;
+    let output = git.arg("--no-optional-locks").arg("-C").arg(root).args(arguments).output().ok()?;
     output.status.success().then(|| String::from_utf8(output.stdout).ok())?
 }

@@ -100,8 +100,7 @@ fn cross_entropy(criterion: &mut Criterion) {
     let device = Device::flex().autodiff();
     let targets = tokens("targets", 1, rows, VOCAB, &device).reshape([rows]);
     let run = |fused: bool| {
-        let op =
-            if fused { ops::linear_cross_entropy } else { ops::linear_cross_entropy_reference };
+        let op = if fused { ops::linear_cross_entropy } else { ops::linear_cross_entropy_reference };
         let (hidden, weight) = (leaf(&hidden), leaf(&weight));
         op(hidden, weight, HeadLayout::VocabRows, targets.clone(), 1.0 / rows as f64)
     };
@@ -109,15 +108,5 @@ fn cross_entropy(criterion: &mut Criterion) {
     both(criterion, "linear_cross_entropy", variants);
 }
 
-criterion_group!(
-    benches,
-    linear,
-    rms_norm,
-    swiglu,
-    rotary,
-    embedding,
-    dropout,
-    attention,
-    cross_entropy
-);
+criterion_group!(benches, linear, rms_norm, swiglu, rotary, embedding, dropout, attention, cross_entropy);
 criterion_main!(benches);

@@ -27,13 +27,8 @@ fn step(criterion: &mut Criterion) {
         group.bench_function(format!("10m, FULL_SHARD, {ranks} ranks"), |bencher| {
             bencher.iter_custom(|iterations| {
                 let steps = iterations as usize;
-                let options = StrategiesOptions {
-                    config: None,
-                    ranks: Some(ranks),
-                    place: None,
-                    steps,
-                    rounds: 1,
-                };
+                let options =
+                    StrategiesOptions { config: None, ranks: Some(ranks), place: None, steps, rounds: 1 };
                 let table = strategies(&options).expect("the default configuration runs");
                 let tokens = steps * table.global_batch * table.seq_len;
                 Duration::from_secs_f64(tokens as f64 / table.rows[0].tokens_per_s)

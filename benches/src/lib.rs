@@ -10,13 +10,7 @@ pub fn normal<const D: usize>(name: &str, shape: [usize; D], device: &Device) ->
 }
 
 /// Reproducible token ids `[rows, seq_len]` below `vocab_size`.
-pub fn tokens(
-    name: &str,
-    rows: usize,
-    seq_len: usize,
-    vocab_size: usize,
-    device: &Device,
-) -> Tensor<2, Int> {
+pub fn tokens(name: &str, rows: usize, seq_len: usize, vocab_size: usize, device: &Device) -> Tensor<2, Int> {
     let key = Key::new(0).fork(name);
     let ids = (0..(rows * seq_len) as u64).map(|i| (key.at(i) % vocab_size as u64) as i32);
     Tensor::from_data(TensorData::new(ids.collect::<Vec<_>>(), [rows, seq_len]), device)

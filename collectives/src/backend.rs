@@ -146,9 +146,7 @@ impl Payload {
     /// The buffer that the operation fills.
     pub(crate) fn output(&self) -> Option<&Buffer> {
         match self {
-            Payload::AllGather { output, .. } | Payload::ReduceScatter { output, .. } => {
-                Some(output)
-            }
+            Payload::AllGather { output, .. } | Payload::ReduceScatter { output, .. } => Some(output),
             Payload::AllReduce { buffer } | Payload::Broadcast { buffer, .. } => Some(buffer),
             Payload::Nothing => None,
         }

@@ -130,16 +130,7 @@ pub struct Call {
 impl Call {
     fn new(operation: Operation, label: Label, dtype: DType, count: usize) -> Call {
         let location = Location::Host;
-        Call {
-            operation,
-            dtype,
-            count,
-            location,
-            root: None,
-            label,
-            problem: None,
-            split_key: None,
-        }
+        Call { operation, dtype, count, location, root: None, label, problem: None, split_key: None }
     }
 
     fn at(mut self, buffer: &Buffer) -> Call {
@@ -156,36 +147,20 @@ impl Call {
     }
 
     /// A call that reads `input` and fills `output`; `count` is that of the longer one.
-    fn from_to(
-        operation: Operation,
-        label: Label,
-        input: &Buffer,
-        output: &Buffer,
-        count: usize,
-    ) -> Call {
+    fn from_to(operation: Operation, label: Label, input: &Buffer, output: &Buffer, count: usize) -> Call {
         let mut call = Call::new(operation, label, input.dtype(), count).at(input);
         call.problem = check_dtypes(input, output).or_else(|| check_locations(input, output));
         call
     }
 
-    pub(crate) fn all_gather(
-        label: Label,
-        input: &Buffer,
-        output: &Buffer,
-        world_size: usize,
-    ) -> Call {
+    pub(crate) fn all_gather(label: Label, input: &Buffer, output: &Buffer, world_size: usize) -> Call {
         let mut call = Call::from_to(Operation::AllGather, label, input, output, output.len());
         let length = || check_length(Argument::Output, output, input.len(), world_size);
         call.problem = call.problem.or_else(length);
         call
     }
 
-    pub(crate) fn reduce_scatter(
-        label: Label,
-        input: &Buffer,
-        output: &Buffer,
-        world_size: usize,
-    ) -> Call {
+    pub(crate) fn reduce_scatter(label: Label, input: &Buffer, output: &Buffer, world_size: usize) -> Call {
         let mut call = Call::from_to(Operation::ReduceScatter, label, input, output, input.len());
         let length = || check_length(Argument::Input, input, output.len(), world_size);
         call.problem = call.problem.or_else(length).or_else(|| check_sum(input));
@@ -193,15 +168,13 @@ impl Call {
     }
 
     pub(crate) fn all_reduce(label: Label, buffer: &Buffer) -> Call {
-        let mut call =
-            Call::new(Operation::AllReduce, label, buffer.dtype(), buffer.len()).at(buffer);
+        let mut call = Call::new(Operation::AllReduce, label, buffer.dtype(), buffer.len()).at(buffer);
         call.problem = check_sum(buffer);
         call
     }
 
     pub(crate) fn broadcast(label: Label, buffer: &Buffer, root: usize, world_size: usize) -> Call {
-        let mut call =
-            Call::new(Operation::Broadcast, label, buffer.dtype(), buffer.len()).at(buffer);
+        let mut call = Call::new(Operation::Broadcast, label, buffer.dtype(), buffer.len()).at(buffer);
         call.root = Some(root);
         call.problem = (root >= world_size).then_some(ArgumentError::Root { root, world_size });
         call
@@ -282,8 +255,7 @@ pub(crate) fn calls_agree(calls: &[Call]) -> bool {
 pub(crate) fn partition(calls: &[Call]) -> BTreeMap<u32, Vec<usize>> {
     let mut groups: BTreeMap<u32, Vec<(i64, usize)>> = BTreeMap::new();
     for (rank, call) in calls.iter().enumerate() {
-        if let Some((color, key)) = call.split_key.and_then(|split| Some((split.color?, split.key)))
-        {
+        if let Some((color, key)) = call.split_key.and_then(|split| Some((split.color?, split.key))) {
             groups.entry(color).or_default().push((key, rank));
         }
     }
@@ -310,18 +282,9 @@ fn check_locations(input: &Buffer, output: &Buffer) -> Option<ArgumentError> {
     (!input.is_beside(output)).then_some(ArgumentError::OtherDevice)
 }
 
-fn check_length(
-    name: Argument,
-    full: &Buffer,
-    shard: usize,
-    world_size: usize,
-) -> Option<ArgumentError> {
+fn check_length(name: Argument, full: &Buffer, shard: usize, world_size: usize) -> Option<ArgumentError> {
     let expected = shard.saturating_mul(world_size);
-    (full.len() != expected).then(|| ArgumentError::Length {
-        buffer: name,
-        expected,
-        actual: full.len(),
-    })
+    (full.len() != expected).then(|| ArgumentError::Length { buffer: name, expected, actual: full.len() })
 }
 
 fn check_sum(buffer: &Buffer) -> Option<ArgumentError> {
@@ -354,10 +317,8 @@ pub(crate) fn list_calls(calls: impl IntoIterator<Item = (usize, Call)>) -> Stri
             None => distinct.push((call, vec![rank])),
         }
     }
-    let parts: Vec<String> = distinct
-        .iter()
-        .map(|(call, ranks)| format!("{} called {call}", list_ranks(ranks)))
-        .collect();
+    let parts: Vec<String> =
+        distinct.iter().map(|(call, ranks)| format!("{} called {call}", list_ranks(ranks))).collect();
     parts.join("; ")
 }
 

@@ -154,8 +154,7 @@ impl Stuck<'_> {
             .iter()
             .filter_map(|rank| Some((rank, flight(witnesses, *rank)?)))
             .map(|(rank, flight)| {
-                let subject =
-                    if missing.len() == 1 { "it".to_owned() } else { format!("rank {rank}") };
+                let subject = if missing.len() == 1 { "it".to_owned() } else { format!("rank {rank}") };
                 let activity = &flight.activity;
                 format!("{subject} is in {} since {} s", activity.name, whole(activity.seconds))
             })
@@ -191,8 +190,7 @@ impl Stuck<'_> {
     }
 
     fn explain_late(&self, witnesses: &[Witness], late: Vec<usize>, seconds: f64) -> Verdict {
-        let others: Vec<usize> =
-            self.group.1.iter().filter(|rank| !late.contains(rank)).copied().collect();
+        let others: Vec<usize> = self.group.1.iter().filter(|rank| !late.contains(rank)).copied().collect();
         let (up_to, them) = if late.len() == 1 { ("", "it") } else { ("up to ", "them") };
         Verdict {
             finding: Finding::Late,
@@ -215,8 +213,7 @@ impl Stuck<'_> {
         let members = || self.group.1.iter().copied().zip(calls);
         let known: Vec<(usize, &Call)> =
             members().filter_map(|(rank, call)| Some((rank, (*call)?))).collect();
-        let agreeing =
-            |call: &Call| known.iter().filter(|(_, other)| call.agrees_with(other)).count();
+        let agreeing = |call: &Call| known.iter().filter(|(_, other)| call.agrees_with(other)).count();
         let most = known.iter().map(|(_, call)| agreeing(call)).max().unwrap_or(0);
         let is_majority = 2 * most > known.len();
         let culprits = known
@@ -224,8 +221,7 @@ impl Stuck<'_> {
             .filter(|(_, call)| call.problem.is_some() || !is_majority || agreeing(call) < most)
             .map(|(rank, _)| *rank)
             .collect();
-        let owned: Vec<(usize, Call)> =
-            known.iter().map(|(rank, call)| (*rank, (*call).clone())).collect();
+        let owned: Vec<(usize, Call)> = known.iter().map(|(rank, call)| (*rank, (*call).clone())).collect();
         let group = match self.group.0 {
             "world" => String::new(),
             name => format!(" of group \"{name}\""),

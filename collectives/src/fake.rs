@@ -55,12 +55,7 @@ impl FakeCommunicator {
             world_size,
             name,
             split_sizes: HashMap::new(),
-            shared: Arc::new(RankShared {
-                world_rank: rank,
-                world_size,
-                recorder,
-                on_worker_start: None,
-            }),
+            shared: Arc::new(RankShared { world_rank: rank, world_size, recorder, on_worker_start: None }),
             group,
             next: AtomicU64::new(0),
             abort: Arc::default(),
@@ -144,8 +139,7 @@ impl Communicator for FakeCommunicator {
         let call = Call::all_gather(label, &input, &output, self.world_size);
         self.run(call, || {
             let start = self.rank * input.size_in_bytes();
-            output.as_bytes_mut()[start..start + input.size_in_bytes()]
-                .copy_from_slice(input.as_bytes());
+            output.as_bytes_mut()[start..start + input.size_in_bytes()].copy_from_slice(input.as_bytes());
             output
         })
     }

@@ -128,17 +128,12 @@ impl Flight {
     }
 }
 
-fn serialize_seconds<S: Serializer>(
-    time: &Option<Duration>,
-    serializer: S,
-) -> Result<S::Ok, S::Error> {
+fn serialize_seconds<S: Serializer>(time: &Option<Duration>, serializer: S) -> Result<S::Ok, S::Error> {
     time.map(|time| time.as_secs_f64()).serialize(serializer)
 }
 
 /// The inverse of [`serialize_seconds`]; refuses values that no clock shows.
-fn deserialize_seconds<'de, D: Deserializer<'de>>(
-    deserializer: D,
-) -> Result<Option<Duration>, D::Error> {
+fn deserialize_seconds<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Duration>, D::Error> {
     Option::<f64>::deserialize(deserializer)?
         .map(|seconds| Duration::try_from_secs_f64(seconds).map_err(de::Error::custom))
         .transpose()

@@ -154,8 +154,7 @@ fn copy_bytes(
             if shift > 0 && (index as usize) < from.len() {
                 value |= from[index as usize] << (32 - shift);
             }
-            let mask =
-                (0xffff_ffffu32 << (8 * (low - begin))) & (0xffff_ffffu32 >> (8 * (end - high)));
+            let mask = (0xffff_ffffu32 << (8 * (low - begin))) & (0xffff_ffffu32 >> (8 * (end - high)));
             to[word as usize] = (to[word as usize] & !mask) | (value & mask);
         }
     }
@@ -164,13 +163,7 @@ fn copy_bytes(
 /// Adds `addend`, from `start` on, to `sum`. The first addend overwrites `sum`, so that a sum of negative
 /// zeros keeps its sign.
 #[cube(launch_unchecked)]
-fn add<A: Float, F: Float>(
-    addend: &[F],
-    sum: &mut [A],
-    start: u32,
-    len: u32,
-    #[comptime] first: bool,
-) {
+fn add<A: Float, F: Float>(addend: &[F], sum: &mut [A], start: u32, len: u32, #[comptime] first: bool) {
     let unit = ABSOLUTE_POS as u32;
     if unit < len {
         let value = A::cast_from(addend[(start + unit) as usize]);

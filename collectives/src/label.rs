@@ -47,11 +47,7 @@ pub struct Label {
     /// The part of the model or program that the data belongs to, such as `"block 3"`.
     ///
     /// Files of flight recorders call it `unit`.
-    #[serde(
-        rename = "unit",
-        serialize_with = "serialize_str",
-        deserialize_with = "deserialize_str"
-    )]
+    #[serde(rename = "unit", serialize_with = "serialize_str", deserialize_with = "deserialize_str")]
     pub scope: Arc<str>,
     /// Part of the training step.
     pub phase: Phase,
@@ -72,16 +68,11 @@ impl fmt::Display for Label {
 
 /// Serializes shared text as a plain string. Serde can do so itself, but only with a feature that this crate
 /// does not need otherwise.
-pub(crate) fn serialize_str<S: Serializer>(
-    text: &Arc<str>,
-    serializer: S,
-) -> Result<S::Ok, S::Error> {
+pub(crate) fn serialize_str<S: Serializer>(text: &Arc<str>, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_str(text)
 }
 
 /// The inverse of [`serialize_str`].
-pub(crate) fn deserialize_str<'de, D: Deserializer<'de>>(
-    deserializer: D,
-) -> Result<Arc<str>, D::Error> {
+pub(crate) fn deserialize_str<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Arc<str>, D::Error> {
     String::deserialize(deserializer).map(Arc::from)
 }

@@ -73,9 +73,7 @@ impl Places {
         places.push(named("PYTHONPATH", &path));
         let user = lookup("HOME").map(|home| installed(&home.join(".local")));
         places.push(("Python's packages in ~/.local".to_owned(), user.unwrap_or_default()));
-        places.extend(
-            ["/usr/local", "/usr"].map(|root| (root.to_owned(), installed(Path::new(root)))),
-        );
+        places.extend(["/usr/local", "/usr"].map(|root| (root.to_owned(), installed(Path::new(root)))));
         Places { places }
     }
 
@@ -197,11 +195,7 @@ mod tests {
         assert!(headers.folders().any(|folder| folder == root.join("path/nvidia/cu13")));
 
         let none = Places::of_libraries(&|_| None);
-        assert!(
-            none.names().starts_with("CUDA_PATH (not set), /usr/local/cuda, "),
-            "{}",
-            none.names()
-        );
+        assert!(none.names().starts_with("CUDA_PATH (not set), /usr/local/cuda, "), "{}", none.names());
         fs::remove_dir_all(root).expect("the folder");
     }
 }

@@ -188,10 +188,7 @@ impl<B: Backend> ProcessGroup<B> {
 
     /// Hands buffers on GPUs to `transport` from now on. If the group has a transport already, it keeps that
     /// one and returns `transport`.
-    pub(crate) fn set_transport(
-        &self,
-        transport: Arc<dyn Transport>,
-    ) -> Result<(), Arc<dyn Transport>> {
+    pub(crate) fn set_transport(&self, transport: Arc<dyn Transport>) -> Result<(), Arc<dyn Transport>> {
         self.transport.set(transport)
     }
 

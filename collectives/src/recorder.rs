@@ -209,13 +209,7 @@ impl Recorder {
     }
 
     /// Notes that `rank` of `group` issued `call`.
-    pub(crate) fn enqueued(
-        &self,
-        group: GroupId,
-        sequence: u64,
-        call: &Call,
-        rank: usize,
-    ) -> RecordId {
+    pub(crate) fn enqueued(&self, group: GroupId, sequence: u64, call: &Call, rank: usize) -> RecordId {
         let now = self.created.elapsed();
         let mut log = lock(&self.log);
         // Ids come from `join` of the same recorder, and groups are never removed.
@@ -225,12 +219,9 @@ impl Recorder {
         let (name, world_size) = (Arc::clone(&known.name), known.world_ranks.len());
         let bytes_sent = match call.problem {
             Some(_) => 0,
-            None => {
-                call.operation.ring_bytes(call.bytes(), rank, world_size, call.root.unwrap_or(0))
-            }
+            None => call.operation.ring_bytes(call.bytes(), rank, world_size, call.root.unwrap_or(0)),
         };
-        let key =
-            (call.operation, Arc::clone(&call.label.scope), call.label.phase, Arc::clone(&name));
+        let key = (call.operation, Arc::clone(&call.label.scope), call.label.phase, Arc::clone(&name));
         let (calls, bytes) = log.totals.entry(key).or_default();
         *calls += 1;
         *bytes += bytes_sent;

@@ -122,8 +122,7 @@ mod tests {
     fn half_types_round_once() {
         // 2048 + 1 rounds back to 2048 in f16, so rounding after each addition loses both.
         let values = [2048.0, 1.0, 1.0];
-        let inputs: Vec<_> =
-            values.map(|value| Arc::new(Buffer::from_slice(&[f16::from_f32(value)]))).into();
+        let inputs: Vec<_> = values.map(|value| Arc::new(Buffer::from_slice(&[f16::from_f32(value)]))).into();
         let mut output = Buffer::zeros(DType::F16, 1);
         sum_into(&mut output, &inputs, 0).unwrap();
         assert_eq!(output.as_slice::<f16>().unwrap()[0].to_f32(), 2050.0);

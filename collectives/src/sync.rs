@@ -34,8 +34,7 @@ pub(crate) fn wait_until<'a, T>(
                 if left.is_zero() {
                     break;
                 }
-                let (guard, _) =
-                    condvar.wait_timeout(guard, left).unwrap_or_else(PoisonError::into_inner);
+                let (guard, _) = condvar.wait_timeout(guard, left).unwrap_or_else(PoisonError::into_inner);
                 guard
             }
         };

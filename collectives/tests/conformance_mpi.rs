@@ -59,8 +59,7 @@ const WORLDS: [usize; 6] = [1, 2, 3, 4, 6, 8];
 
 fn main() -> ExitCode {
     // `mpirun` of Open MPI, and of the others.
-    let started =
-        ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE"].iter().any(|name| env::var_os(name).is_some());
+    let started = ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE"].iter().any(|name| env::var_os(name).is_some());
     if started {
         check_all();
         return ExitCode::SUCCESS;
@@ -139,18 +138,9 @@ fn check_mismatches(world: impl Fn() -> World) {
     let errors = failures::diverge(world(), reduce(), |member| member.barrier(label("block 0")));
     failures::check_mismatch(&errors, common, "barrier for \"block 0\" (forward)");
     let others = [
-        (
-            failures::reduce("block 0", DType::BF16, 4),
-            "all_reduce of 4 bf16 for \"block 0\" (forward)",
-        ),
-        (
-            failures::reduce("block 0", DType::F32, 5),
-            "all_reduce of 5 f32 for \"block 0\" (forward)",
-        ),
-        (
-            failures::reduce("block 1", DType::F32, 4),
-            "all_reduce of 4 f32 for \"block 1\" (forward)",
-        ),
+        (failures::reduce("block 0", DType::BF16, 4), "all_reduce of 4 bf16 for \"block 0\" (forward)"),
+        (failures::reduce("block 0", DType::F32, 5), "all_reduce of 5 f32 for \"block 0\" (forward)"),
+        (failures::reduce("block 1", DType::F32, 4), "all_reduce of 4 f32 for \"block 1\" (forward)"),
     ];
     for (other, text) in others {
         failures::check_mismatch(&failures::diverge(world(), reduce(), other), common, text);

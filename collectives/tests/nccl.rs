@@ -7,8 +7,8 @@ use cubecl_runtime::runtime::Runtime;
 use half::{bf16, f16};
 use kiln_collectives::nccl::{self, NcclError, NcclOptions};
 use kiln_collectives::{
-    ArgumentError, Buffer, CommError, Communicator, DType, Element, Finding, Label,
-    LocalCommunicator, LocalGroup, Operation, Phase,
+    ArgumentError, Buffer, CommError, Communicator, DType, Element, Finding, Label, LocalCommunicator,
+    LocalGroup, Operation, Phase,
 };
 use std::sync::Arc;
 use std::thread;
@@ -25,9 +25,7 @@ fn attach(world_size: usize, device: usize) -> Vec<NcclError> {
     thread::scope(|scope| {
         let ranks: Vec<_> = LocalGroup::new(world_size)
             .into_iter()
-            .map(|member| {
-                scope.spawn(move || nccl::attach(&member, &NcclOptions::new(device)).unwrap_err())
-            })
+            .map(|member| scope.spawn(move || nccl::attach(&member, &NcclOptions::new(device)).unwrap_err()))
             .collect();
         ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
     })
@@ -163,8 +161,7 @@ fn an_operation_ends_or_times_out() {
     options.timeout = if is_stuck { Duration::from_millis(300) } else { PATIENCE };
     let world = world_of_one(&options);
     let client = cubecl::Device::Cuda(cubecl::cuda::CudaDevice::new(0)).client();
-    let sum =
-        || world.all_reduce(label("block 3"), Buffer::zeros(DType::F32, 8).to_device(&client));
+    let sum = || world.all_reduce(label("block 3"), Buffer::zeros(DType::F32, 8).to_device(&client));
     // The host does not wait for it either way.
     let first = sum().wait(PATIENCE).unwrap();
     let is_over = || match sum().wait(PATIENCE) {
@@ -181,9 +178,7 @@ fn an_operation_ends_or_times_out() {
     });
     match end.expect("neither ended nor failed") {
         Ok(_) => assert!(!is_stuck),
-        Err(CommError::TimedOut {
-            operation, rank: 0, label, waited, missing, verdict, ..
-        }) => {
+        Err(CommError::TimedOut { operation, rank: 0, label, waited, missing, verdict, .. }) => {
             assert_eq!((operation, &*label.scope), (Operation::AllReduce, "block 3"));
             assert!(is_stuck && waited >= options.timeout && missing.is_empty());
             assert_eq!(verdict.finding, Finding::Transfer, "{verdict}");

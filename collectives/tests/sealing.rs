@@ -48,13 +48,7 @@ fn pass_frame(from: &mut TcpStream, to: &mut TcpStream) {
 /// Stands between a rank and the rendezvous at `port`: passes the handshake on, and after that everything,
 /// with `change` made to the list of ranks, which is what the rendezvous says first, save for beats. Tells
 /// how many beats came before it.
-fn stand_between(
-    mut rank: TcpStream,
-    port: u16,
-    seal: Seal,
-    change: Change,
-    beats_before: &Sender<usize>,
-) {
+fn stand_between(mut rank: TcpStream, port: u16, seal: Seal, change: Change, beats_before: &Sender<usize>) {
     let mut rendezvous = loop {
         if let Ok(stream) = TcpStream::connect(("127.0.0.1", port)) {
             break stream;
@@ -64,8 +58,7 @@ fn stand_between(
     pass_frame(&mut rendezvous, &mut rank);
     pass_frame(&mut rank, &mut rendezvous);
     pass_frame(&mut rendezvous, &mut rank);
-    let (mut from_rank, mut to_rendezvous) =
-        (rank.try_clone().unwrap(), rendezvous.try_clone().unwrap());
+    let (mut from_rank, mut to_rendezvous) = (rank.try_clone().unwrap(), rendezvous.try_clone().unwrap());
     thread::scope(|scope| {
         scope.spawn(move || {
             // Either may end first.

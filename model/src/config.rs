@@ -176,9 +176,7 @@ pub enum ModelConfigError {
         part_value: usize,
     },
     /// The width of a head is odd, so rotary pairs do not fit.
-    #[error(
-        "{what} = {head_dim} is odd: rotary embeddings turn pairs, so the head width must be even"
-    )]
+    #[error("{what} = {head_dim} is odd: rotary embeddings turn pairs, so the head width must be even")]
     OddHead {
         /// The keys that the width comes from.
         what: &'static str,
@@ -363,7 +361,6 @@ impl ModelConfig {
     /// own: without an untied input embedding, as torchtitan counts, and of experts those that a token
     /// is sent to. Attention is counted without the causal half, as the field's MFU figures do.
     pub fn flops_per_token(&self, active_parameters: usize, seq_len: usize) -> f64 {
-        6.0 * active_parameters as f64
-            + 12.0 * (self.layers * self.attention_width() * seq_len) as f64
+        6.0 * active_parameters as f64 + 12.0 * (self.layers * self.attention_width() * seq_len) as f64
     }
 }

@@ -119,11 +119,7 @@ pub fn hidden<P: Modules>(modules: &P, tokens: Tensor<2, Int>, context: &Context
     hidden_with_loss(modules, tokens, context).0
 }
 
-fn hidden_with_loss<P: Modules>(
-    modules: &P,
-    tokens: Tensor<2, Int>,
-    context: &Context,
-) -> WithLoss {
+fn hidden_with_loss<P: Modules>(modules: &P, tokens: Tensor<2, Int>, context: &Context) -> WithLoss {
     let outer = context.without_losses();
     let mut x = modules.embed(|embed| embed.forward(tokens, &outer));
     let mut loss = outer.take_loss();

@@ -15,8 +15,7 @@ pub mod ops;
 pub mod random;
 
 pub use config::{
-    AttentionBias, FeedForwardKind, MAX_LAYERS, MAX_SIZE, ModelConfig, ModelConfigError, PRESETS,
-    RopeScaling,
+    AttentionBias, FeedForwardKind, MAX_LAYERS, MAX_SIZE, ModelConfig, ModelConfigError, PRESETS, RopeScaling,
 };
 pub use decoder::{Decoder, Modules};
 pub use layers::{Context, KeyValueCache, Layer};

@@ -148,9 +148,7 @@ pub struct Layout {
 impl Layout {
     /// All parameters, in the order of the forward pass.
     pub fn parameters(&self) -> impl Iterator<Item = (&ParamGroupLayout, &ParameterLayout)> {
-        self.groups
-            .iter()
-            .flat_map(|group| group.parameters.iter().map(move |parameter| (group, parameter)))
+        self.groups.iter().flat_map(|group| group.parameters.iter().map(move |parameter| (group, parameter)))
     }
 
     /// Number of elements over all parameters.

@@ -176,11 +176,7 @@ pub struct Mesh {
 impl Mesh {
     /// Arranges `world_size` ranks for `strategy`. `shard_size` is the length of a row and needed
     /// by the hybrid strategies only.
-    pub fn new(
-        strategy: Strategy,
-        world_size: usize,
-        shard_size: Option<usize>,
-    ) -> Result<Self, MeshError> {
+    pub fn new(strategy: Strategy, world_size: usize, shard_size: Option<usize>) -> Result<Self, MeshError> {
         if world_size == 0 {
             return Err(MeshError::Empty);
         }

@@ -64,11 +64,7 @@ enum Failure<E> {
 
 /// Runs `body(communicator)` on `world_size` ranks, each with `threads` compute threads, and
 /// returns the results in rank order. When one rank fails, the others are told and end as well.
-pub fn run_ranks<T, E, F>(
-    world_size: usize,
-    threads: usize,
-    body: F,
-) -> Result<Vec<T>, RanksError<E>>
+pub fn run_ranks<T, E, F>(world_size: usize, threads: usize, body: F) -> Result<Vec<T>, RanksError<E>>
 where
     T: Send,
     E: RankError,
@@ -105,10 +101,9 @@ where
                 let communicator: Arc<dyn Communicator> = Arc::new(communicator);
                 let keep = move |failure| lock(failures).push((rank, failure));
                 let own = communicator.clone();
-                let started = Builder::new()
-                    .spawn_scoped(scope, move || live(rank, threads, own, body, keep));
-                started
-                    .map_err(|error| fail(Failure::Spawn(error.to_string()), &*communicator, keep))
+                let started =
+                    Builder::new().spawn_scoped(scope, move || live(rank, threads, own, body, keep));
+                started.map_err(|error| fail(Failure::Spawn(error.to_string()), &*communicator, keep))
             })
             .collect();
         ranks.into_iter().map(|rank| rank.ok()?.join().ok().flatten()).collect()
@@ -178,11 +173,7 @@ where
 }
 
 /// Gives `keep` the cause for which a rank fails, and then tells the other ranks.
-fn fail<E: RankError>(
-    failure: Failure<E>,
-    communicator: &dyn Communicator,
-    keep: impl FnOnce(Failure<E>),
-) {
+fn fail<E: RankError>(failure: Failure<E>, communicator: &dyn Communicator, keep: impl FnOnce(Failure<E>)) {
     let message = failure.to_string();
     keep(failure);
     communicator.abort(&message);
@@ -213,8 +204,7 @@ where
 
 fn panic_message(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
-    text.or_else(|| panic.downcast_ref::<String>().cloned())
-        .unwrap_or_else(|| "without a message".to_owned())
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "without a message".to_owned())
 }
 
 impl<E: RankError> Failure<E> {

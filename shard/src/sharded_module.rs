@@ -10,9 +10,7 @@ use crate::comm::{CommContext, Direction};
 use crate::error::ShardError;
 use crate::param_group::{ParamGroup, ParamGroups, Use};
 use crate::policy::Recompute;
-use crate::tape::{
-    BlockOutput, Body, Run, WeightRef, at_input, at_output, gather, order_token, recompute,
-};
+use crate::tape::{BlockOutput, Body, Run, WeightRef, at_input, at_output, gather, order_token, recompute};
 
 /// How a module is sharded.
 #[derive(Clone, Copy, Debug)]
@@ -76,11 +74,8 @@ impl OrderToken {
     /// A token for a module that has no differentiable input, such as an embedding.
     pub(crate) fn root(device: &Device) -> Self {
         let frozen = Tensor::zeros([1], device);
-        let trainable = if device.is_autodiff() {
-            Tensor::zeros([1], device).require_grad()
-        } else {
-            frozen.clone()
-        };
+        let trainable =
+            if device.is_autodiff() { Tensor::zeros([1], device).require_grad() } else { frozen.clone() };
         OrderToken { trainable, frozen, direction: Direction::Forward, entered: None }
     }
 

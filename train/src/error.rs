@@ -163,9 +163,7 @@ pub enum TrainError {
         parameter: Option<String>,
     },
     /// Somebody asked for a stop while this process waited for the others.
-    #[error(
-        "stopped as asked before the ranks had met: there was nothing to save yet; start it again"
-    )]
+    #[error("stopped as asked before the ranks had met: there was nothing to save yet; start it again")]
     Stopped,
     /// A fault drill, not a fault.
     #[error("{0}")]
@@ -202,9 +200,7 @@ fn allow(keys: &[PositionKey]) -> String {
 
 /// Names the parameter whose gradient is not a number, if one is known.
 pub(crate) fn in_gradient(parameter: &Option<String>) -> String {
-    parameter
-        .as_ref()
-        .map_or_else(String::new, |name| format!(" (first in the gradient of `{name}`)"))
+    parameter.as_ref().map_or_else(String::new, |name| format!(" (first in the gradient of `{name}`)"))
 }
 
 impl TrainError {
@@ -285,19 +281,14 @@ impl TrainError {
 impl RankError for TrainError {
     fn is_consequence(&self) -> bool {
         match self {
-            TrainError::Shard(error) | TrainError::Together { source: error, .. } => {
-                error.is_consequence()
-            }
+            TrainError::Shard(error) | TrainError::Together { source: error, .. } => error.is_consequence(),
             TrainError::Checkpoint(error) => error.is_consequence(),
             TrainError::Rank0 { .. } => true,
             TrainError::Rank { source, .. } => source.is_consequence(),
             #[cfg(feature = "cuda")]
             TrainError::Nccl { source, .. } => {
                 use kiln_collectives::{CommError, nccl::NcclError};
-                matches!(
-                    **source,
-                    NcclError::Peers { .. } | NcclError::Group(CommError::Aborted { .. })
-                )
+                matches!(**source, NcclError::Peers { .. } | NcclError::Group(CommError::Aborted { .. }))
             }
             _ => false,
         }

@@ -73,9 +73,7 @@ pub(crate) fn limit_of(error: &io::Error) -> Option<&'static str> {
         Errno::EMFILE => Some("allow a process more open files (`ulimit -n`)"),
         Errno::ENFILE => Some("the machine has too many open files: end some processes"),
         Errno::ENOMEM => Some("free some memory, or allow a process more of it (`ulimit -v`)"),
-        Errno::EFBIG => {
-            Some("allow a process larger files (`ulimit -f`), or use another file system")
-        }
+        Errno::EFBIG => Some("allow a process larger files (`ulimit -f`), or use another file system"),
         _ => None,
     }
 }
@@ -177,8 +175,7 @@ mod tests {
         let snapshot = repository.join("snapshots/abc");
         fs::create_dir_all(&snapshot).unwrap();
         fs::create_dir(repository.join("blobs")).unwrap();
-        for file in ["secret", "models--owner--name/blobs/1", "models--owner--name/snapshots/abc/a"]
-        {
+        for file in ["secret", "models--owner--name/blobs/1", "models--owner--name/snapshots/abc/a"] {
             fs::write(root.join(file), "").unwrap();
         }
         for (link, to) in

@@ -16,10 +16,7 @@ const ALIGNMENT: usize = 8;
 
 /// Bytes of the header of a file of `length` bytes that starts with `first`: its text and the text's own
 /// length. Always within the file.
-pub(crate) fn header_bytes(
-    first: [u8; size_of::<u64>()],
-    length: u64,
-) -> Result<usize, SafeTensorError> {
+pub(crate) fn header_bytes(first: [u8; size_of::<u64>()], length: u64) -> Result<usize, SafeTensorError> {
     let header = u64::from_le_bytes(first).saturating_add(first.len() as u64);
     if header > MAX_HEADER {
         return Err(SafeTensorError::HeaderTooLarge);
@@ -76,10 +73,7 @@ pub(crate) struct Array<'a> {
 
 /// The first bytes of a file with one entry of `metadata`, as name and value, and `arrays`, whose data
 /// follows in this order without gaps.
-pub(crate) fn header<'a>(
-    metadata: (&str, &str),
-    arrays: impl Iterator<Item = Array<'a>>,
-) -> Vec<u8> {
+pub(crate) fn header<'a>(metadata: (&str, &str), arrays: impl Iterator<Item = Array<'a>>) -> Vec<u8> {
     let (name, value) = metadata;
     let mut text = json!({"__metadata__": {name: value}}).to_string();
     let mut start = 0;

@@ -38,9 +38,7 @@ impl Lines {
                 let _ = self.file.set_len(self.length);
                 if self.lost == 0 {
                     let path = self.path.display();
-                    tracing::warn!(
-                        "cannot write {path}: {error}; the run goes on without its lines"
-                    );
+                    tracing::warn!("cannot write {path}: {error}; the run goes on without its lines");
                 }
                 self.lost += 1;
             }

@@ -177,10 +177,8 @@ const BESIDE: &str = ".kiln-";
 /// is touched: the new content is first written to a file that was not there before.
 pub fn write_beside(path: &Path, content: &[u8]) -> io::Result<()> {
     let (beside, mut file) = create_beside(path)?;
-    let written = file
-        .write_all(content)
-        .and_then(|()| file.sync_all())
-        .and_then(|()| fs::rename(&beside, path));
+    let written =
+        file.write_all(content).and_then(|()| file.sync_all()).and_then(|()| fs::rename(&beside, path));
     if written.is_err() {
         let _ = fs::remove_file(&beside);
     }

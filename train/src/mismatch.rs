@@ -7,10 +7,7 @@ const SHOWN: usize = 8;
 pub(crate) fn describe(missing: &[String], unexpected: &[String], misshapen: &[String]) -> String {
     let kinds = [("missing", missing), ("unexpected", unexpected), ("of another shape", misshapen)];
     let kinds = kinds.iter().filter(|(_, names)| !names.is_empty());
-    kinds
-        .map(|(what, names)| format!("{what} [{}]", first_of(names)))
-        .collect::<Vec<_>>()
-        .join(", ")
+    kinds.map(|(what, names)| format!("{what} [{}]", first_of(names))).collect::<Vec<_>>().join(", ")
 }
 
 fn first_of(names: &[String]) -> String {

@@ -6,9 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
 use crate::config::DataSection;
-use crate::data::{
-    self, DataError, DataInfo, PrepareOptions, Progress, Stream, TokenizerSource, Verified,
-};
+use crate::data::{self, DataError, DataInfo, PrepareOptions, Progress, Stream, TokenizerSource, Verified};
 use crate::metrics::say;
 
 use progress_line::ProgressLine;
@@ -89,9 +87,7 @@ fn tell(line: &ProgressLine, progress: Progress) {
         Progress::ReadingStreams { streams } => {
             let what = match streams.as_slice() {
                 [one] => format!("an input that is {one}"),
-                all if all.iter().all(|stream| *stream == Stream::Pipe) => {
-                    "inputs that are pipes".to_owned()
-                }
+                all if all.iter().all(|stream| *stream == Stream::Pipe) => "inputs that are pipes".to_owned(),
                 _ => "inputs that are pipes or devices".to_owned(),
             };
             line.interrupt(|| say(&format!("data: reading {what}, to the end")));
@@ -99,9 +95,7 @@ fn tell(line: &ProgressLine, progress: Progress) {
         Progress::TrainingTokenizer { input_bytes, text_bytes } => {
             let of = megabytes(input_bytes);
             if text_bytes == 0 {
-                line.interrupt(|| {
-                    say(&format!("data: training a tokenizer on {of:.1} MB of text"))
-                });
+                line.interrupt(|| say(&format!("data: training a tokenizer on {of:.1} MB of text")));
             }
             let what = format!("counted the words of {:.1} of {of:.1} MB", megabytes(text_bytes));
             line.set(what, text_bytes, input_bytes);
@@ -109,11 +103,7 @@ fn tell(line: &ProgressLine, progress: Progress) {
         Progress::MergingTokens => line.set("merging pairs of tokens".to_owned(), 0, 0),
         Progress::Encoding { input_bytes, text_bytes, tokens, .. } => {
             let (done, of) = (megabytes(text_bytes), megabytes(input_bytes));
-            line.set(
-                format!("encoded {done:.1} of {of:.1} MB, {tokens} tokens"),
-                text_bytes,
-                input_bytes,
-            );
+            line.set(format!("encoded {done:.1} of {of:.1} MB, {tokens} tokens"), text_bytes, input_bytes);
         }
         Progress::Remark(remark) => line.interrupt(|| match remark.is_warning() {
             true => tracing::warn!("{remark}"),

@@ -19,11 +19,7 @@ pub fn learning_rate(optim: &OptimSection, step: u64, steps: u64) -> f64 {
         Schedule::Wsd => {
             let decay = optim.decay_steps.unwrap_or(steps / 10);
             let stable_until = steps.saturating_sub(decay);
-            if step <= stable_until {
-                lr
-            } else {
-                towards_floor(1.0 - fraction(step - stable_until, decay))
-            }
+            if step <= stable_until { lr } else { towards_floor(1.0 - fraction(step - stable_until, decay)) }
         }
     }
 }

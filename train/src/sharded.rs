@@ -4,9 +4,7 @@ use burn::tensor::{Device, Tensor};
 use kiln_model::decoder::{Decoder, Modules, WithLoss};
 use kiln_model::layers::{Embed, Head, Layer};
 use kiln_shard::layout::parameters_of;
-use kiln_shard::{
-    Engine, EngineBuilder, ParamGroupLayout, ShardError, ShardOptions, ShardedModule,
-};
+use kiln_shard::{Engine, EngineBuilder, ParamGroupLayout, ShardError, ShardOptions, ShardedModule};
 
 /// Parameters of the outer parts are called as in their modules, as in `embed_tokens.weight`.
 const OUTER_PREFIX: &str = "";

@@ -54,9 +54,8 @@ impl ModelSource {
             ModelSource::HuggingFace(folder) => {
                 let objection = Architecture::decoder().objection(here);
                 let path = folder.folder().to_owned();
-                objection.map_or(Ok(()), |objection| {
-                    Err(CheckpointError::OtherArchitecture { path, objection })
-                })
+                objection
+                    .map_or(Ok(()), |objection| Err(CheckpointError::OtherArchitecture { path, objection }))
             }
         }
     }
@@ -128,9 +127,7 @@ impl ModelSource {
         let path = self.folder().to_owned();
         Err(match self {
             ModelSource::Checkpoint(_) => CheckpointError::OtherModel { path, differences },
-            ModelSource::HuggingFace(_) => {
-                HuggingFaceError::OtherModel { path, differences }.into()
-            }
+            ModelSource::HuggingFace(_) => HuggingFaceError::OtherModel { path, differences }.into(),
         })
     }
 
@@ -156,9 +153,7 @@ impl ModelSource {
             ModelSource::Checkpoint(_) => {
                 TrainError::from(CheckpointError::Damaged { path: path.clone(), problem })
             }
-            ModelSource::HuggingFace(_) => {
-                DataError::TokenizerFile { path: path.clone(), problem }.into()
-            }
+            ModelSource::HuggingFace(_) => DataError::TokenizerFile { path: path.clone(), problem }.into(),
         };
         if let Err(error) = files::open(&path)
             && error.kind() == ErrorKind::InvalidInput
@@ -216,8 +211,7 @@ fn differences(saved: &ModelConfig, here: &ModelConfig) -> Vec<String> {
     let differs = |((key, saved), (_, here)): ((&str, String), (&str, String))| {
         (saved != here).then(|| format!("model.{key} is {saved} there and {here} here"))
     };
-    let mut differences: Vec<_> =
-        shown(saved).into_iter().zip(shown(here)).filter_map(differs).collect();
+    let mut differences: Vec<_> = shown(saved).into_iter().zip(shown(here)).filter_map(differs).collect();
     // Other heads of another width say it already.
     let explained = saved.d_model != here.d_model || saved.heads != here.heads;
     if !explained && saved.head_dim() != here.head_dim() {

@@ -19,8 +19,7 @@ pub(crate) fn version() -> &'static str {
             "" => "unknown",
             commit => commit,
         };
-        let features: Vec<_> =
-            FEATURES.iter().filter(|(_, has)| *has).map(|(name, _)| *name).collect();
+        let features: Vec<_> = FEATURES.iter().filter(|(_, has)| *has).map(|(name, _)| *name).collect();
         let features = if features.is_empty() { "none".to_owned() } else { features.join(", ") };
         format!("{} (commit {commit}; features: {features})", env!("CARGO_PKG_VERSION"))
     });

@@ -21,12 +21,7 @@ pub trait Weights {
 
     /// Reads elements `range` of the flat weight `name` as f32 into `values`, which are as many.
     /// Touches nothing else on the disk, where the format allows.
-    fn read(
-        &self,
-        name: &str,
-        range: Range<usize>,
-        values: &mut [f32],
-    ) -> Result<(), CheckpointError>;
+    fn read(&self, name: &str, range: Range<usize>, values: &mut [f32]) -> Result<(), CheckpointError>;
 }
 
 /// Patterns of names that may be missing, such as `lm_head.*`: those weights keep their initial
@@ -42,8 +37,8 @@ impl AllowMissing {
     pub fn new(patterns: &[String]) -> Result<Self, String> {
         let mut set = GlobSetBuilder::new();
         for pattern in patterns {
-            let glob = Glob::new(pattern)
-                .map_err(|error| format!("--allow-missing {pattern}: {}", error.kind()))?;
+            let glob =
+                Glob::new(pattern).map_err(|error| format!("--allow-missing {pattern}: {}", error.kind()))?;
             set.add(glob);
         }
         let set = set.build().map_err(|error| format!("--allow-missing: {error}"))?;
@@ -80,10 +75,9 @@ pub fn compare(
         let name = parameter.name.as_str();
         expected.insert(name);
         match saved.get(name) {
-            Some(shape) if *shape != parameter.shape => misshapen.push(format!(
-                "`{name}` is {shape:?} there and {:?} in the model",
-                parameter.shape
-            )),
+            Some(shape) if *shape != parameter.shape => {
+                misshapen.push(format!("`{name}` is {shape:?} there and {:?} in the model", parameter.shape))
+            }
             Some(_) => {}
             None if allow_missing.allows(name) => {
                 absent.insert(name.to_owned());
@@ -91,11 +85,8 @@ pub fn compare(
             None => missing.push(name.to_owned()),
         }
     }
-    let unexpected: Vec<_> = saved
-        .keys()
-        .filter(|name| !expected.contains(*name))
-        .map(|name| (*name).to_owned())
-        .collect();
+    let unexpected: Vec<_> =
+        saved.keys().filter(|name| !expected.contains(*name)).map(|name| (*name).to_owned()).collect();
     if missing.is_empty() && unexpected.is_empty() && misshapen.is_empty() {
         return Ok(absent);
     }
@@ -160,12 +151,7 @@ impl Weights for Watched<'_> {
         self.weights.shapes()
     }
 
-    fn read(
-        &self,
-        name: &str,
-        range: Range<usize>,
-        values: &mut [f32],
-    ) -> Result<(), CheckpointError> {
+    fn read(&self, name: &str, range: Range<usize>, values: &mut [f32]) -> Result<(), CheckpointError> {
         self.weights.read(name, range, values)?;
         self.found.borrow_mut().look(name, values);
         Ok(())

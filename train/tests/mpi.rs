@@ -27,11 +27,7 @@ impl Ended {
         let output = command.stdin(Stdio::null()).output();
         let output = output.unwrap_or_else(|error| panic!("{command:?} does not start: {error}"));
         let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
-        Ended {
-            code: output.status.code(),
-            stdout: text(output.stdout),
-            stderr: text(output.stderr),
-        }
+        Ended { code: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) }
     }
 }
 
@@ -70,13 +66,7 @@ impl Folder {
     }
 
     /// [`Folder::mpirun`] with settings of Open MPI.
-    fn mpirun_with(
-        &self,
-        settings: &[(&str, &str)],
-        ranks: usize,
-        out: &str,
-        more: &[&str],
-    ) -> Ended {
+    fn mpirun_with(&self, settings: &[(&str, &str)], ranks: usize, out: &str, more: &[&str]) -> Ended {
         let mut mpirun = Command::new("mpirun");
         mpirun
             // It refuses both unless told otherwise; a test is welcome to them.

@@ -22,8 +22,7 @@ fn steps_are_timed() {
     let said = step(&workspace, &["--json", "--set", "shard.strategy=NO_SHARD"]);
     assert_eq!(said.lines().count(), 1, "one line: {said}");
     let report: Value = serde_json::from_str(&said).expect("JSON");
-    let model: kiln_model::ModelConfig =
-        serde_json::from_value(report["model"].clone()).expect("a model");
+    let model: kiln_model::ModelConfig = serde_json::from_value(report["model"].clone()).expect("a model");
     assert_eq!(report["parameters"], model.num_parameters());
     for (key, value) in [
         ("system", Value::from("kiln")),
@@ -93,8 +92,7 @@ fn check(table: &Value, reserves_memory: bool) {
     let names: Vec<_> = kernels.iter().map(|row| row["name"].as_str().expect("a name")).collect();
     // In f32 there is nothing to cast.
     let mut expected = Vec::new();
-    for operation in ["rms_norm", "rotary", "swiglu", "embedding", "dropout", "attention", "linear"]
-    {
+    for operation in ["rms_norm", "rotary", "swiglu", "embedding", "dropout", "attention", "linear"] {
         expected.extend([operation.to_owned(), format!("{operation}_backward")]);
     }
     expected.extend(["cross_entropy", "update"].map(str::to_owned));
@@ -169,8 +167,7 @@ fn the_peer_takes_turns() {
     assert_eq!((&row["name"], row["peer"].as_array().map(Vec::len)), (&"10m".into(), Some(2)));
     let turns = workspace.text("turns");
     assert_eq!(turns.lines().count(), 2);
-    for word in ["--preset 10m", "--mode fsdp", "--batch 1", "--seq 8", "--steps 1", "--dtype f32"]
-    {
+    for word in ["--preset 10m", "--mode fsdp", "--batch 1", "--seq 8", "--steps 1", "--dtype f32"] {
         assert!(turns.contains(word), "{word}: {turns}");
     }
     // Fast enough, but on the CPU no memory of a device is known.

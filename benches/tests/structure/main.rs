@@ -63,8 +63,7 @@ fn from_root(path: &Path) -> String {
 
 #[test]
 fn no_file_uses_one_that_uses_it_back() {
-    let circles: Vec<_> =
-        crates().iter().flat_map(|start| Crate::read(start).circles(&root())).collect();
+    let circles: Vec<_> = crates().iter().flat_map(|start| Crate::read(start).circles(&root())).collect();
     assert!(circles.is_empty(), "{} circles of files:\n{}", circles.len(), circles.join("\n"));
 }
 
@@ -97,8 +96,7 @@ fn retired_words_stay_retired() {
 #[test]
 fn documents_name_files_that_there_are() {
     let is_document = |path: &Path| path.extension().is_some_and(|extension| extension == "md");
-    let documents =
-        ["ARCHITECTURE.md", "CONTRIBUTING.md", "README.md"].map(|name| root().join(name));
+    let documents = ["ARCHITECTURE.md", "CONTRIBUTING.md", "README.md"].map(|name| root().join(name));
     let documents = documents.into_iter().chain(find(&root().join("docs"), &is_document));
     let folders = ["benches/", "collectives/", "configs/", "docs/", "model/", "shard/", "train/"];
     let mut missing = Vec::new();

@@ -47,10 +47,8 @@ impl Crate {
                 continue;
             }
             let reached = reachable(&edges, file);
-            let circle: BTreeSet<_> = reached
-                .into_iter()
-                .filter(|other| reachable(&edges, other).contains(file))
-                .collect();
+            let circle: BTreeSet<_> =
+                reached.into_iter().filter(|other| reachable(&edges, other).contains(file)).collect();
             if circle.is_empty() {
                 continue;
             }
@@ -159,10 +157,7 @@ fn read_items(
         }
     }
     let mut names = Names { module, name: name.clone() };
-    items
-        .iter()
-        .filter(|item| !matches!(item, Item::Mod(_)))
-        .for_each(|item| names.visit_item(item));
+    items.iter().filter(|item| !matches!(item, Item::Mod(_))).for_each(|item| names.visit_item(item));
     modules.insert(name, names.module);
 }
 
@@ -203,9 +198,7 @@ impl Names {
     }
 
     fn add_tree(&mut self, tree: &UseTree, before: &[String], hands_on: bool) {
-        let with = |ident: &syn::Ident| {
-            before.iter().cloned().chain([ident.to_string()]).collect::<Vec<_>>()
-        };
+        let with = |ident: &syn::Ident| before.iter().cloned().chain([ident.to_string()]).collect::<Vec<_>>();
         match tree {
             UseTree::Path(path) => self.add_tree(&path.tree, &with(&path.ident), hands_on),
             UseTree::Name(name) if name.ident == "self" => {

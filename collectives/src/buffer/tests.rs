@@ -36,8 +36,7 @@ fn copies_are_deep_and_debug_hides_contents() {
 fn shared_memory_is_copied_before_it_is_written() {
     for len in [3, 16, 40] {
         let chunks = [vec![1.0f32; len], vec![2.0; len]];
-        let inputs: Vec<_> =
-            chunks.iter().map(|chunk| Arc::new(Buffer::from_slice(chunk))).collect();
+        let inputs: Vec<_> = chunks.iter().map(|chunk| Arc::new(Buffer::from_slice(chunk))).collect();
         let whole = Buffer::concatenated(DType::F32, &inputs);
         let mut other = whole.clone();
         assert!(whole.is_shared() && whole.as_bytes().as_ptr() == other.as_bytes().as_ptr());

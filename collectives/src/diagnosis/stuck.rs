@@ -37,8 +37,7 @@ impl<'a> Stuck<'a> {
     pub(super) fn missing(&self, witnesses: &[Witness]) -> Vec<usize> {
         let has_not = |rank: &&usize| {
             flight(witnesses, **rank).is_some()
-                && view(witnesses, **rank, self.group)
-                    .is_none_or(|group| group.issued <= self.sequence)
+                && view(witnesses, **rank, self.group).is_none_or(|group| group.issued <= self.sequence)
         };
         self.group.1.iter().filter(has_not).copied().collect()
     }
@@ -46,9 +45,7 @@ impl<'a> Stuck<'a> {
     /// The record that `rank` has of the operation, whether it has finished or not.
     pub(super) fn record(&self, witnesses: &'a [Witness], rank: usize) -> Option<&'a Record> {
         let records = flight(witnesses, rank)?.records.iter();
-        records
-            .rev()
-            .find(|record| record.sequence == self.sequence && *record.group == *self.group.0)
+        records.rev().find(|record| record.sequence == self.sequence && *record.group == *self.group.0)
     }
 
     /// Seconds since each member has entered the operation; `None` unless that is known of all.

@@ -166,12 +166,7 @@ fn a_slow_transfer_and_a_healthy_run_blame_nobody() {
          time: look at the network, or allow more time with comm.timeout_s",
     );
     let fine = |index| rank(index, "forward", &[("world", WORLD, 3, None)]);
-    check(
-        &[fine(0), fine(1), fine(2), fine(3)],
-        Finding::Nothing,
-        &[],
-        "no rank waits for another",
-    );
+    check(&[fine(0), fine(1), fine(2), fine(3)], Finding::Nothing, &[], "no rank waits for another");
 }
 
 /// It comes between the moment when another rank gives up and the moment when it is asked.
@@ -179,8 +174,7 @@ fn a_slow_transfer_and_a_healthy_run_blame_nobody() {
 fn a_rank_that_comes_just_too_late_is_to_blame_and_not_the_network() {
     let text = "rank 2 entered #1085 all_gather(block.7) 61 s late; ranks 0, 1, 3 had waited for it: look at \
                 what it did before, or allow more time with comm.timeout_s";
-    let entered_all =
-        [entered(0, 61.0, None), entered(1, 60.0, None), entered(2, 0.2, None), waiting(3)];
+    let entered_all = [entered(0, 61.0, None), entered(1, 60.0, None), entered(2, 0.2, None), waiting(3)];
     check_wait(&entered_all, Finding::Late, &[2], text);
     // Who does not know of the wait takes it for the network's fault.
     assert_eq!(Verdict::of(&entered_all).finding, Finding::Transfer);

@@ -82,8 +82,7 @@ impl Group {
             self.fail(abort);
         }
         let mut state = self.state.lock();
-        let missing =
-            (0..self.world_size()).filter(|rank| state.issued[*rank] <= site.sequence).collect();
+        let missing = (0..self.world_size()).filter(|rank| state.issued[*rank] <= site.sequence).collect();
         let verdict = self.world.diagnose(&self.name, &self.world_ranks, site.sequence);
         let error = CommError::TimedOut {
             operation: site.operation,

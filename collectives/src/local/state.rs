@@ -42,12 +42,8 @@ impl Failure {
 
 impl GroupState {
     pub(super) fn new(world_size: usize) -> GroupState {
-        let state = State {
-            slots: BTreeMap::new(),
-            issued: vec![0; world_size],
-            failure: None,
-            crashed: None,
-        };
+        let state =
+            State { slots: BTreeMap::new(), issued: vec![0; world_size], failure: None, crashed: None };
         GroupState { state: Mutex::new(state), changed: Condvar::new() }
     }
 

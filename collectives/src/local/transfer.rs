@@ -81,13 +81,9 @@ impl Transfer {
     pub(super) fn prepare(payload: Payload, rank: usize) -> (Option<Arc<Buffer>>, Transfer) {
         match payload {
             Payload::AllGather { input, output } => (Some(input), Transfer::AllGather { output }),
-            Payload::ReduceScatter { input, output } => {
-                (Some(input), Transfer::ReduceScatter { output })
-            }
+            Payload::ReduceScatter { input, output } => (Some(input), Transfer::ReduceScatter { output }),
             Payload::AllReduce { buffer } => (Some(Arc::new(buffer)), Transfer::AllReduce),
-            Payload::Broadcast { buffer, root } if rank == root => {
-                (Some(Arc::new(buffer)), Transfer::Send)
-            }
+            Payload::Broadcast { buffer, root } if rank == root => (Some(Arc::new(buffer)), Transfer::Send),
             Payload::Broadcast { buffer, .. } => (None, Transfer::Receive { buffer }),
             Payload::Nothing => (None, Transfer::Nothing),
         }
@@ -124,8 +120,7 @@ impl Transfer {
 fn share(exchange: &Exchange<'_>, output: &Buffer) -> Result<Buffer, CommError> {
     let site = exchange.site;
     let leads = site.sequence % exchange.group.world_size() as u64 == site.rank as u64;
-    let whole =
-        leads.then(|| Arc::new(Buffer::concatenated(output.dtype(), &exchange.deposits(0))));
+    let whole = leads.then(|| Arc::new(Buffer::concatenated(output.dtype(), &exchange.deposits(0))));
     exchange.arrive(1, whole)?;
     let whole = exchange.deposits(1).first().map(|whole| (**whole).clone());
     whole.ok_or_else(|| exchange.failed("the rank that writes for all has memory of its own"))

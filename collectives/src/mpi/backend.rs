@@ -25,11 +25,7 @@ pub struct MpiBackend {
 }
 
 impl MpiBackend {
-    pub(super) fn new(
-        group: Arc<Group>,
-        shared: Arc<RankShared>,
-        runtime: Arc<Runtime>,
-    ) -> MpiBackend {
+    pub(super) fn new(group: Arc<Group>, shared: Arc<RankShared>, runtime: Arc<Runtime>) -> MpiBackend {
         runtime.inbox().register(&group);
         MpiBackend { group, shared, left: AtomicBool::new(false), runtime }
     }
@@ -60,8 +56,7 @@ impl MpiBackend {
             }
             Payload::Broadcast { mut buffer, root } => {
                 if site.rank == root {
-                    let sends: Vec<_> =
-                        self.peers(site.rank).map(|peer| (peer, buffer.as_bytes())).collect();
+                    let sends: Vec<_> = self.peers(site.rank).map(|peer| (peer, buffer.as_bytes())).collect();
                     exchange(&self.group, &sends, Vec::new());
                 } else {
                     exchange(&self.group, &[], vec![(root, buffer.as_bytes_mut())]);

@@ -90,9 +90,7 @@ impl Group {
     pub(super) fn receive(&self, notice: Notice) {
         let mut state = lock(&self.state);
         match notice {
-            Notice::Called { sequence, rank, call } => {
-                self.called(&mut state, sequence, rank, call)
-            }
+            Notice::Called { sequence, rank, call } => self.called(&mut state, sequence, rank, call),
             Notice::Trouble(cause) => self.fail(&mut state, cause),
             Notice::Run { sequence, groups } => {
                 state.decided.insert(sequence, groups);
@@ -117,8 +115,7 @@ impl Group {
         if calls.iter().any(Option::is_none) {
             return;
         }
-        let calls: Vec<Call> =
-            state.calls.remove(&sequence).into_iter().flatten().flatten().collect();
+        let calls: Vec<Call> = state.calls.remove(&sequence).into_iter().flatten().flatten().collect();
         if !calls_agree(&calls) {
             self.fail(state, Cause::Mismatch { sequence, calls });
             return;
@@ -183,9 +180,7 @@ impl Group {
             }
             if let Some(cause) = &state.failure {
                 return Err(match (problem, cause) {
-                    (Some(problem), Cause::Mismatch { sequence, .. })
-                        if *sequence == site.sequence =>
-                    {
+                    (Some(problem), Cause::Mismatch { sequence, .. }) if *sequence == site.sequence => {
                         CommError::invalid(site, problem)
                     }
                     _ => cause.error(site),
@@ -202,12 +197,7 @@ impl Group {
 
     /// Fails the group because a wait timed out, unless it has failed already; returns the cause. `verdict`
     /// is what the flight recorders of all ranks show.
-    pub(super) fn time_out(
-        &self,
-        site: &CallSite,
-        waited: Duration,
-        verdict: Verdict,
-    ) -> CommError {
+    pub(super) fn time_out(&self, site: &CallSite, waited: Duration, verdict: Verdict) -> CommError {
         let timed_out = |verdict| Cause::TimedOut {
             sequence: site.sequence,
             operation: site.operation,

@@ -48,12 +48,7 @@ enum Entry {
 
 impl Inbox {
     pub(super) fn new(outbox: Arc<Outbox>) -> Inbox {
-        Inbox {
-            outbox,
-            requests_made: AtomicU64::new(0),
-            state: Mutex::default(),
-            changed: Condvar::new(),
-        }
+        Inbox { outbox, requests_made: AtomicU64::new(0), state: Mutex::default(), changed: Condvar::new() }
     }
 
     pub(super) fn outbox(&self) -> &Arc<Outbox> {
@@ -168,9 +163,8 @@ impl Inbox {
             answers.insert(self.outbox.rank(), Witness::Answered(own));
         }
         let silent = || Witness::Silent { seconds: PATIENCE.as_secs_f64() };
-        let witnesses: Vec<Witness> = (0..self.outbox.size())
-            .map(|rank| answers.remove(&rank).unwrap_or_else(silent))
-            .collect();
+        let witnesses: Vec<Witness> =
+            (0..self.outbox.size()).map(|rank| answers.remove(&rank).unwrap_or_else(silent)).collect();
         Verdict::of_wait(&witnesses, &group.name, &group.world_ranks, sequence)
     }
 

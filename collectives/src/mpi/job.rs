@@ -31,11 +31,7 @@ pub struct MpiOptions {
 
 impl Default for MpiOptions {
     fn default() -> MpiOptions {
-        MpiOptions {
-            name: "world".into(),
-            recorder_capacity: DEFAULT_CAPACITY,
-            on_worker_start: None,
-        }
+        MpiOptions { name: "world".into(), recorder_capacity: DEFAULT_CAPACITY, on_worker_start: None }
     }
 }
 

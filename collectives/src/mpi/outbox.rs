@@ -23,11 +23,7 @@ pub(super) struct Outbox {
 }
 
 impl Outbox {
-    pub(super) fn new(
-        rank: usize,
-        node_names: Vec<String>,
-        letters: mpsc::Sender<Letter>,
-    ) -> Outbox {
+    pub(super) fn new(rank: usize, node_names: Vec<String>, letters: mpsc::Sender<Letter>) -> Outbox {
         Outbox {
             rank,
             node_names,

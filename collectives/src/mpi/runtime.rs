@@ -82,9 +82,7 @@ impl Runtime {
         self.outbox().close();
         running.tell_end();
         let start = Instant::now();
-        while running.threads.iter().any(|thread| !thread.is_finished())
-            && start.elapsed() < PATIENCE
-        {
+        while running.threads.iter().any(|thread| !thread.is_finished()) && start.elapsed() < PATIENCE {
             thread::sleep(Duration::from_millis(1));
         }
         mem::forget(running.universe);
@@ -122,9 +120,7 @@ fn exchange_names(world: &SimpleCommunicator, size: usize) -> Vec<String> {
     own[..length].copy_from_slice(&name.as_bytes()[..length]);
     let mut all = vec![0u8; NAME * size];
     world.all_gather_into(&own[..], &mut all[..]);
-    all.chunks(NAME)
-        .map(|name| String::from_utf8_lossy(name).trim_end_matches('\0').to_owned())
-        .collect()
+    all.chunks(NAME).map(|name| String::from_utf8_lossy(name).trim_end_matches('\0').to_owned()).collect()
 }
 
 /// Sends letters one after another. None of them waits for long, because every process has a thread that

@@ -50,11 +50,7 @@ impl Channel {
 
     /// Frees the communicator of a rank that leaves, on which no operation is under way. Finalizes it first,
     /// for as long as `is_sound` says that the group has not failed, and for `timeout` at most.
-    pub(super) fn finish(
-        &self,
-        timeout: Duration,
-        is_sound: impl Fn() -> bool,
-    ) -> Result<(), NcclError> {
+    pub(super) fn finish(&self, timeout: Duration, is_sound: impl Fn() -> bool) -> Result<(), NcclError> {
         let library = &self.gpu.library;
         match &*lock(&self.comm) {
             Some(comm) => library.finalize(comm)?,
@@ -93,8 +89,7 @@ impl Channel {
         let streams = server.write_streams();
         // Bytes that a failed kernel did not write must not be sent.
         streams.ensure_written([input].into_iter()).map_err(server_error)?;
-        let mut resolved =
-            streams.resolve(caller, [input, output].into_iter()).map_err(server_error)?;
+        let mut resolved = streams.resolve(caller, [input, output].into_iter()).map_err(server_error)?;
         let compute = resolved.current().sys;
         let mut pointer = |binding: &BufferBinding| {
             let memory = &mut resolved.get(&binding.stream).memory_management_gpu;
@@ -136,8 +131,7 @@ impl Channel {
         if let Stage::Running(events) = stage {
             for caller in callers {
                 let streams = server.write_streams();
-                let mut resolved =
-                    streams.resolve(*caller, [].into_iter()).map_err(server_error)?;
+                let mut resolved = streams.resolve(*caller, [].into_iter()).map_err(server_error)?;
                 // SAFETY: CubeCL's stream is alive while its server runs this.
                 unsafe { events.done.make_wait(resolved.current().sys) }
                     .map_err(|error| NcclError::driver("cuStreamWaitEvent", error))?;

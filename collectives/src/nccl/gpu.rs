@@ -59,11 +59,7 @@ impl Gpu {
     }
 
     /// Connects all ranks of `group` by an id that its first rank makes.
-    pub(super) fn connect(
-        &self,
-        group: &dyn Communicator,
-        timeout: Duration,
-    ) -> Result<Comm, NcclError> {
+    pub(super) fn connect(&self, group: &dyn Communicator, timeout: Duration) -> Result<Comm, NcclError> {
         let made = if group.rank() == 0 { self.library.unique_id() } else { Ok([0; 128]) };
         // An id of zeros tells the others that the first rank has none, so that they do not wait for it.
         let buffer = Buffer::from_slice(&made.clone().unwrap_or([0; 128]));

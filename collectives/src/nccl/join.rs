@@ -34,11 +34,7 @@ pub struct NcclOptions {
 impl NcclOptions {
     /// The defaults, on this GPU.
     pub fn new(device: usize) -> NcclOptions {
-        NcclOptions {
-            device,
-            connect_timeout: Duration::from_secs(300),
-            timeout: Duration::from_secs(600),
-        }
+        NcclOptions { device, connect_timeout: Duration::from_secs(300), timeout: Duration::from_secs(600) }
     }
 }
 
@@ -60,10 +56,7 @@ const IDENTITY: usize = 9;
 ///
 /// [`NcclError`] on every rank if one cannot use NCCL; on that rank with the reason. After
 /// [`NcclOptions::connect_timeout`] at the latest. The group itself goes on without NCCL.
-pub fn attach<B: ControlBackend>(
-    group: &ProcessGroup<B>,
-    options: &NcclOptions,
-) -> Result<(), NcclError> {
+pub fn attach<B: ControlBackend>(group: &ProcessGroup<B>, options: &NcclOptions) -> Result<(), NcclError> {
     let timeout = options.connect_timeout;
     let prepared = prepare(options);
     let identities = exchange_identities(group, prepared.is_ok(), options)?;
@@ -77,18 +70,13 @@ pub fn attach<B: ControlBackend>(
         return Err(NcclError::Peers { ranks: unable });
     }
     let (nodes, own) = (group.nodes(), group.rank());
-    let mut same =
-        of(&|identity| identity[1..] == identities[own * IDENTITY + 1..(own + 1) * IDENTITY]);
+    let mut same = of(&|identity| identity[1..] == identities[own * IDENTITY + 1..(own + 1) * IDENTITY]);
     same.retain(|rank| nodes[*rank] == nodes[own]);
     if same.len() > 1 {
         return Err(NcclError::SharedDevice { ranks: same, index: options.device });
     }
     let comm = gpu.connect(group, timeout)?;
-    tracing::debug!(
-        version = gpu.library.version(),
-        place = gpu.library.place,
-        "NCCL is connected"
-    );
+    tracing::debug!(version = gpu.library.version(), place = gpu.library.place, "NCCL is connected");
     let nccl = Nccl::start(Arc::new(gpu), comm, group.control_group())?;
     group.set_transport(Arc::new(nccl)).map_err(|_| NcclError::Attached)
 }

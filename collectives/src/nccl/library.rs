@@ -10,9 +10,7 @@ use super::config::config;
 use super::error::NcclError;
 use crate::nvidia::{Places, environment, reason};
 use cudarc::driver::sys::CUstream;
-use cudarc::nccl::sys::{
-    ncclComm, ncclComm_t, ncclConfig_t, ncclDataType_t, ncclRedOp_t, ncclUniqueId,
-};
+use cudarc::nccl::sys::{ncclComm, ncclComm_t, ncclConfig_t, ncclDataType_t, ncclRedOp_t, ncclUniqueId};
 use libloading::Library as Loaded;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::path::{Path, PathBuf};
@@ -70,30 +68,17 @@ pub(super) struct Library {
     pub(super) place: String,
     version: c_int,
     get_unique_id: unsafe extern "C" fn(*mut ncclUniqueId) -> Code,
-    init_rank_config: unsafe extern "C" fn(
-        *mut ncclComm_t,
-        c_int,
-        ncclUniqueId,
-        c_int,
-        *mut ncclConfig_t,
-    ) -> Code,
+    init_rank_config:
+        unsafe extern "C" fn(*mut ncclComm_t, c_int, ncclUniqueId, c_int, *mut ncclConfig_t) -> Code,
     /// Missing before NCCL 2.18.
-    split: Option<
-        unsafe extern "C" fn(ncclComm_t, c_int, c_int, *mut ncclComm_t, *mut ncclConfig_t) -> Code,
-    >,
+    split: Option<unsafe extern "C" fn(ncclComm_t, c_int, c_int, *mut ncclComm_t, *mut ncclConfig_t) -> Code>,
     get_async_error: unsafe extern "C" fn(ncclComm_t, *mut Code) -> Code,
     finalize: unsafe extern "C" fn(ncclComm_t) -> Code,
     destroy: unsafe extern "C" fn(ncclComm_t) -> Code,
     abort: unsafe extern "C" fn(ncclComm_t) -> Code,
     last_error: unsafe extern "C" fn(ncclComm_t) -> *const c_char,
-    all_gather: unsafe extern "C" fn(
-        *const c_void,
-        *mut c_void,
-        usize,
-        ncclDataType_t,
-        ncclComm_t,
-        CUstream,
-    ) -> Code,
+    all_gather:
+        unsafe extern "C" fn(*const c_void, *mut c_void, usize, ncclDataType_t, ncclComm_t, CUstream) -> Code,
     reduce_scatter: Reduce,
     all_reduce: Reduce,
     broadcast: unsafe extern "C" fn(
@@ -142,19 +127,14 @@ impl Library {
     fn bind(loaded: &'static Loaded, path: &Path) -> Result<Library, NcclError> {
         let place = path.display().to_string();
         /// Gets a function by its name.
-        fn symbol<F: Copy>(
-            loaded: &'static Loaded,
-            place: &str,
-            name: &'static str,
-        ) -> Result<F, NcclError> {
+        fn symbol<F: Copy>(loaded: &'static Loaded, place: &str, name: &'static str) -> Result<F, NcclError> {
             // SAFETY: the types in `Library` are those of NCCL's header.
             match unsafe { loaded.get::<F>(name.as_bytes()) } {
                 Ok(function) => Ok(*function),
                 Err(_) => Err(NcclError::NoSymbol { place: place.to_owned(), name }),
             }
         }
-        let get_version: unsafe extern "C" fn(*mut c_int) -> Code =
-            symbol(loaded, &place, "ncclGetVersion")?;
+        let get_version: unsafe extern "C" fn(*mut c_int) -> Code = symbol(loaded, &place, "ncclGetVersion")?;
         let mut version = 0;
         // SAFETY: it writes one number.
         unsafe { get_version(&mut version) };
@@ -215,12 +195,7 @@ impl Library {
 
     /// Starts to split `comm`; `color` is `None` on ranks that join no new group. Only if
     /// [`Library::can_split`]. The new communicator exists once [`Library::state`] of `comm` is [`SUCCESS`].
-    pub(super) fn split(
-        &self,
-        comm: &Comm,
-        color: Option<usize>,
-        key: usize,
-    ) -> Result<Promise, NcclError> {
+    pub(super) fn split(&self, comm: &Comm, color: Option<usize>, key: usize) -> Result<Promise, NcclError> {
         let Some(split) = self.split else {
             let (place, name) = (self.place.clone(), "ncclCommSplit");
             return Err(NcclError::NoSymbol { place, name });
@@ -283,18 +258,15 @@ impl Library {
                 Kind::AllGather => {
                     ("ncclAllGather", (self.all_gather)(from, to, count, dtype, comm.0, stream))
                 }
-                Kind::ReduceScatter => (
-                    "ncclReduceScatter",
-                    (self.reduce_scatter)(from, to, count, dtype, sum, comm.0, stream),
-                ),
-                Kind::AllReduce => (
-                    "ncclAllReduce",
-                    (self.all_reduce)(from, to, count, dtype, sum, comm.0, stream),
-                ),
-                Kind::Broadcast { root } => (
-                    "ncclBroadcast",
-                    (self.broadcast)(from, to, count, dtype, int(root), comm.0, stream),
-                ),
+                Kind::ReduceScatter => {
+                    ("ncclReduceScatter", (self.reduce_scatter)(from, to, count, dtype, sum, comm.0, stream))
+                }
+                Kind::AllReduce => {
+                    ("ncclAllReduce", (self.all_reduce)(from, to, count, dtype, sum, comm.0, stream))
+                }
+                Kind::Broadcast { root } => {
+                    ("ncclBroadcast", (self.broadcast)(from, to, count, dtype, int(root), comm.0, stream))
+                }
             }
         };
         self.check(name, code)

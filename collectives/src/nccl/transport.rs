@@ -164,9 +164,8 @@ impl Transport for Nccl {
     ) -> Result<Option<Arc<dyn Transport>>, CommError> {
         let gpu = &self.channel.gpu;
         let made = self.split_comm(new_group.as_ref(), timeout).and_then(|comm| {
-            let start = |(comm, group): (Comm, SplitGroup<'_>)| {
-                Nccl::start(Arc::clone(gpu), comm, group.control)
-            };
+            let start =
+                |(comm, group): (Comm, SplitGroup<'_>)| Nccl::start(Arc::clone(gpu), comm, group.control);
             comm.zip(new_group).map(start).transpose()
         });
         match made {

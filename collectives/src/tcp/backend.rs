@@ -79,9 +79,7 @@ impl TcpBackend {
                 }
             },
             Stop::Mismatch => Trouble::Mismatch { site: site.clone() },
-            Stop::Lost { peer, left, reason } => {
-                Trouble::Lost { site: site.clone(), peer, left, reason }
-            }
+            Stop::Lost { peer, left, reason } => Trouble::Lost { site: site.clone(), peer, left, reason },
         };
         self.world.control.report(&site, trouble)
     }
@@ -159,8 +157,7 @@ impl TcpBackend {
         let slots = self.slots(REQUEST);
         let mut all = vec![0; REQUEST * slots.len()];
         transfer.all_gather(&own.encode(), &mut all, &slots)?;
-        let requests: Vec<SplitRequest> =
-            all.chunks_exact(REQUEST).map(SplitRequest::decode).collect();
+        let requests: Vec<SplitRequest> = all.chunks_exact(REQUEST).map(SplitRequest::decode).collect();
         let mut names: BTreeMap<u32, u64> = BTreeMap::new();
         for request in &requests {
             let Some(color) = request.color else { continue };
@@ -188,13 +185,7 @@ impl TcpBackend {
             self.world.control.abort(&self.group, self.rank, &reason);
             Stop::Failed
         })?;
-        Ok(Some(TcpBackend::new(
-            Arc::clone(&self.world),
-            Arc::clone(&self.shared),
-            group,
-            rank,
-            wire,
-        )))
+        Ok(Some(TcpBackend::new(Arc::clone(&self.world), Arc::clone(&self.shared), group, rank, wire)))
     }
 }
 

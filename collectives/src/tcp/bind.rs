@@ -96,10 +96,9 @@ mod tests {
         });
         listened.unwrap().unwrap();
         // Not for other reasons, and not for ever.
-        for (kind, patience) in [
-            (io::ErrorKind::PermissionDenied, patience),
-            (io::ErrorKind::AddrInUse, Duration::ZERO),
-        ] {
+        for (kind, patience) in
+            [(io::ErrorKind::PermissionDenied, patience), (io::ErrorKind::AddrInUse, Duration::ZERO)]
+        {
             let mut attempts = 0;
             let listened = bind_patiently(&options, patience, || {
                 attempts += 1;

@@ -276,10 +276,7 @@ impl Inner {
             match message {
                 ToRank::Failed { group, cause } => self.fail(group, cause),
                 ToRank::Collect { request, at } => self.answer(request, at),
-                ToRank::Beat
-                | ToRank::Joined { .. }
-                | ToRank::Incomplete { .. }
-                | ToRank::CalledOff(_) => {}
+                ToRank::Beat | ToRank::Joined { .. } | ToRank::Incomplete { .. } | ToRank::CalledOff(_) => {}
             }
         }
     }
@@ -287,10 +284,7 @@ impl Inner {
     fn lost_rendezvous(&self, error: &frame::FrameError) -> Cause {
         let reason = match error {
             frame::FrameError::Io(error)
-                if matches!(
-                    error.kind(),
-                    ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset
-                ) =>
+                if matches!(error.kind(), ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset) =>
             {
                 "it died: the rendezvous, which it keeps, closed without a goodbye".to_owned()
             }

@@ -86,11 +86,7 @@ pub fn decode<T: DeserializeOwned>(content: &[u8]) -> Result<T, FrameError> {
 }
 
 /// Writes a message as one frame.
-pub(super) fn write<T: Serialize>(
-    mut to: impl Write,
-    message: &T,
-    limit: usize,
-) -> Result<(), FrameError> {
+pub(super) fn write<T: Serialize>(mut to: impl Write, message: &T, limit: usize) -> Result<(), FrameError> {
     Ok(to.write_all(&encode(message, limit)?)?)
 }
 
@@ -133,8 +129,7 @@ mod tests {
     /// A frame of every kind that carries something.
     fn genuine() -> Vec<Vec<u8>> {
         let call = Call::barrier(Label::new("step", Phase::Loss));
-        let mismatch =
-            Cause::Mismatch { group: "world".into(), sequence: 3, calls: vec![Some(call), None] };
+        let mismatch = Cause::Mismatch { group: "world".into(), sequence: 3, calls: vec![Some(call), None] };
         let from = Ipv6Addr::LOCALHOST.into();
         let refused = Refused { rank: 1, from, why: Why::Job("another".into()) };
         let to_rank = [
@@ -146,10 +141,7 @@ mod tests {
         ];
         let to_rendezvous = [
             ToRendezvous::Beat,
-            ToRendezvous::Trouble(Trouble::TimedOut {
-                site: site(),
-                waited: Duration::from_secs(60),
-            }),
+            ToRendezvous::Trouble(Trouble::TimedOut { site: site(), waited: Duration::from_secs(60) }),
             ToRendezvous::Goodbye,
         ];
         let to_rank = to_rank.iter().map(|message| encode(message, MEMBER_LIMIT).unwrap());
@@ -162,8 +154,7 @@ mod tests {
         let trouble = Trouble::Lost { site: site(), peer: 0, left: true, reason: "x".into() };
         let frame = encode(&ToRendezvous::Trouble(trouble), STRANGER_LIMIT).unwrap();
         let back: ToRendezvous = read(&*frame, STRANGER_LIMIT).unwrap();
-        let ToRendezvous::Trouble(Trouble::Lost { site: back, peer: 0, left: true, .. }) = back
-        else {
+        let ToRendezvous::Trouble(Trouble::Lost { site: back, peer: 0, left: true, .. }) = back else {
             panic!("{back:?}")
         };
         assert_eq!(back, site());
@@ -220,9 +211,7 @@ mod tests {
         let config = Config { cases, failure_persistence: None, ..Config::default() };
         let mut runner = TestRunner::new_with_rng(
             config,
-            proptest::test_runner::TestRng::deterministic_rng(
-                proptest::test_runner::RngAlgorithm::ChaCha,
-            ),
+            proptest::test_runner::TestRng::deterministic_rng(proptest::test_runner::RngAlgorithm::ChaCha),
         );
         runner
             .run(&inputs, |bytes| {

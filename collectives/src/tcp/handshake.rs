@@ -194,8 +194,7 @@ pub(super) fn call(
         check_name(node)?;
     }
     let seal = claim.seal;
-    let hello: Hello =
-        frame::read(TimedStream::for_at_most(&stream, limits.hello), STRANGER_LIMIT)?;
+    let hello: Hello = frame::read(TimedStream::for_at_most(&stream, limits.hello), STRANGER_LIMIT)?;
     let mut patient = TimedStream::for_at_most(&stream, limits.answer);
     if hello.version != VERSION {
         return Err(HandshakeError::Version(hello.version));
@@ -204,15 +203,12 @@ pub(super) fn call(
     let transcript = transcript(&hello.nonce, &claim, &nonce)?;
     let proof = Proof { claim, nonce, hash: hash(secret, b"caller", &transcript) };
     frame::write(&mut patient, &proof, STRANGER_LIMIT)?;
-    let answer: Answer =
-        frame::read(&mut patient, STRANGER_LIMIT).map_err(|error| match error {
-            // A side that does not accept the proof hangs up. One that has no room for the caller sends an
-            // empty message first.
-            FrameError::Io(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
-                HandshakeError::Secret
-            }
-            error => error.into(),
-        })?;
+    let answer: Answer = frame::read(&mut patient, STRANGER_LIMIT).map_err(|error| match error {
+        // A side that does not accept the proof hangs up. One that has no room for the caller sends an
+        // empty message first.
+        FrameError::Io(error) if error.kind() == io::ErrorKind::UnexpectedEof => HandshakeError::Secret,
+        error => error.into(),
+    })?;
     let whole = with_refusal(&transcript, &answer.refusal)?;
     verify(secret, b"accepted", &whole, &answer.hash)?;
     if let Some(Refusal { reason, retry }) = answer.refusal {
@@ -257,12 +253,7 @@ fn hash(secret: &Secret, role: &[u8], transcript: &[u8]) -> [u8; 32] {
 }
 
 /// Compares in constant time.
-fn verify(
-    secret: &Secret,
-    role: &[u8],
-    transcript: &[u8],
-    hash: &[u8; 32],
-) -> Result<(), HandshakeError> {
+fn verify(secret: &Secret, role: &[u8], transcript: &[u8], hash: &[u8; 32]) -> Result<(), HandshakeError> {
     let mac = keyed(secret.as_bytes(), role, transcript);
     mac.verify_slice(hash).map_err(|_| HandshakeError::Secret)
 }

@@ -20,9 +20,9 @@ const EXPLANATION: Duration = Duration::from_millis(500);
 pub(super) fn group_of(trouble: &Trouble) -> Option<GroupNumber> {
     match trouble {
         Trouble::Abort { .. } => None,
-        Trouble::TimedOut { site, .. }
-        | Trouble::Mismatch { site }
-        | Trouble::Lost { site, .. } => Some(site.group.number),
+        Trouble::TimedOut { site, .. } | Trouble::Mismatch { site } | Trouble::Lost { site, .. } => {
+            Some(site.group.number)
+        }
     }
 }
 
@@ -34,23 +34,15 @@ pub(super) fn death(rank: usize) -> Cause {
 /// The cause that a rank gives itself when it aborts.
 pub(super) fn own_words(world_rank: usize, trouble: &Trouble) -> Option<Cause> {
     match trouble {
-        Trouble::Abort { group, rank, reason } => {
-            Some(abort(&group.name, *rank, world_rank, reason.clone()))
-        }
+        Trouble::Abort { group, rank, reason } => Some(abort(&group.name, *rank, world_rank, reason.clone())),
         _ => None,
     }
 }
 
 /// Finds the cause of `trouble`, and the group that it ends (`None` for all).
-pub(super) fn find_cause(
-    registry: &Registry,
-    rank: usize,
-    trouble: Trouble,
-) -> (Option<GroupNumber>, Cause) {
+pub(super) fn find_cause(registry: &Registry, rank: usize, trouble: Trouble) -> (Option<GroupNumber>, Cause) {
     match trouble {
-        Trouble::Abort { group, rank: member, reason } => {
-            (None, abort(&group.name, member, rank, reason))
-        }
+        Trouble::Abort { group, rank: member, reason } => (None, abort(&group.name, member, rank, reason)),
         Trouble::TimedOut { site, waited } => {
             let flights = collect(registry, &site);
             let missing = missing(&site, &flights);

@@ -86,10 +86,8 @@ pub fn loopback(
     });
     let options: Vec<JoinOptions> = options.collect();
     thread::scope(|scope| {
-        let joining: Vec<_> = options
-            .into_iter()
-            .map(|options| scope.spawn(|| ProcessGroup::join(options)))
-            .collect();
+        let joining: Vec<_> =
+            options.into_iter().map(|options| scope.spawn(|| ProcessGroup::join(options))).collect();
         let panicked = || io_error(0, "join")(io::Error::other("a thread panicked"));
         joining.into_iter().map(|rank| rank.join().unwrap_or_else(|_| Err(panicked()))).collect()
     })
@@ -180,10 +178,7 @@ impl Joining<'_> {
     }
 
     /// Connects to the rendezvous and registers there. Tries again until it succeeds or time is up.
-    fn register(
-        &self,
-        ports: &[u16],
-    ) -> Result<(Channel, Arc<PendingConnections>, Listener), JoinError> {
+    fn register(&self, ports: &[u16]) -> Result<(Channel, Arc<PendingConnections>, Listener), JoinError> {
         let options = self.options;
         let (mut pause, mut hello) = (PAUSE[0], HELLO[0]);
         let mut reason = "nobody listens there".to_owned();
@@ -226,8 +221,7 @@ impl Joining<'_> {
                             .into();
                     }
                     Err(error) => {
-                        reason =
-                            format!("somebody listens there, but not as a rendezvous: {error}");
+                        reason = format!("somebody listens there, but not as a rendezvous: {error}");
                     }
                 }
             }
@@ -381,15 +375,10 @@ fn tell_stop(options: &JoinOptions, writer: &mut Writer, done: &Receiver<()>) {
 fn absence(missing: &[usize], refused: &[Refused]) -> String {
     let has_come = |rank: &usize| refused.iter().any(|one| one.is_proven() && one.rank == *rank);
     let silent: Vec<usize> = missing.iter().filter(|rank| !has_come(rank)).copied().collect();
-    let advice = if silent.len() == 1 {
-        "look at its log, or start it"
-    } else {
-        "look at their logs, or start them"
-    };
-    let unseen =
-        (!silent.is_empty()).then(|| format!("{} did not come; {advice}", list_ranks(&silent)));
-    let parts: Vec<String> =
-        unseen.into_iter().chain(refused.iter().map(Refused::to_string)).collect();
+    let advice =
+        if silent.len() == 1 { "look at its log, or start it" } else { "look at their logs, or start them" };
+    let unseen = (!silent.is_empty()).then(|| format!("{} did not come; {advice}", list_ranks(&silent)));
+    let parts: Vec<String> = unseen.into_iter().chain(refused.iter().map(Refused::to_string)).collect();
     parts.join("; ")
 }
 

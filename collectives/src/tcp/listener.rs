@@ -31,11 +31,7 @@ pub(super) struct Listener {
 
 impl Listener {
     /// Accepts callers that know the job and the secret of `options`, and hands them to `admit`.
-    pub(super) fn open(
-        listener: TcpListener,
-        options: &JoinOptions,
-        admit: Admit,
-    ) -> io::Result<Listener> {
+    pub(super) fn open(listener: TcpListener, options: &JoinOptions, admit: Admit) -> io::Result<Listener> {
         Listener::open_with_note(listener, options, admit, Arc::new(|_| {}))
     }
 
@@ -108,8 +104,7 @@ impl Guard {
         if claim.job != self.job {
             return Some(Why::other_job([(own, &self.job), (claim.rank, &claim.job)]));
         }
-        (claim.seal != self.seal)
-            .then(|| Why::other_seal([(own, self.seal), (claim.rank, claim.seal)]))
+        (claim.seal != self.seal).then(|| Why::other_seal([(own, self.seal), (claim.rank, claim.seal)]))
     }
 
     /// Refuses a caller that knows the secret.

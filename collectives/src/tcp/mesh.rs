@@ -115,12 +115,7 @@ fn left(until: Instant) -> Duration {
 }
 
 /// Waits to be called by a rank, unless the world fails meanwhile.
-fn wait_for(
-    world: &World,
-    group: &GroupName,
-    rank: usize,
-    until: Instant,
-) -> Result<Channel, MeshError> {
+fn wait_for(world: &World, group: &GroupName, rank: usize, until: Instant) -> Result<Channel, MeshError> {
     loop {
         let left = until.saturating_duration_since(Instant::now());
         if let Some(channel) = world.pending.take(group.number, rank, left.min(GLANCE)) {
@@ -144,8 +139,7 @@ fn call(
     let claim = Claim { job: world.job.clone(), rank: from, seal: world.seal, purpose };
     let address = world.members[to].address;
     let has_failed = || world.control.cause(group.number).is_some();
-    persist(address, &claim, &world.secret, until, has_failed)
-        .map_err(|failure| failure.at(to, address))
+    persist(address, &claim, &world.secret, until, has_failed).map_err(|failure| failure.at(to, address))
 }
 
 /// Calls until a call succeeds. The other rank may be busy, or may have closed this rank's connection among
@@ -195,12 +189,7 @@ impl Failure {
     }
 }
 
-fn attempt(
-    address: SocketAddr,
-    claim: &Claim,
-    secret: &Secret,
-    until: Instant,
-) -> Result<Channel, Failure> {
+fn attempt(address: SocketAddr, claim: &Claim, secret: &Secret, until: Instant) -> Result<Channel, Failure> {
     let stream = TcpStream::connect_timeout(&address, left(until).min(ATTEMPT));
     let stream = stream.map_err(Failure::Connect)?;
     let limits = Limits { hello: left(until).min(ATTEMPT), answer: left(until) };
@@ -235,8 +224,7 @@ mod tests {
         let address = listener.local_addr().unwrap();
         thread::scope(|scope| {
             let until = Instant::now() + PATIENCE;
-            let call =
-                scope.spawn(move || persist(address, &claim(), &options().secret, until, || false));
+            let call = scope.spawn(move || persist(address, &claim(), &options().secret, until, || false));
             // Hung up on before the first word, then before the last.
             drop(listener.accept().unwrap());
             let (stream, _) = listener.accept().unwrap();

@@ -102,8 +102,8 @@ impl<'a> Probe<'a> {
         if in_one_process || memory.0 != getpid() {
             let mut found = [0; HASH];
             let expected = self.hash(&self.challenge, peer, own)?;
-            let is_peer = memory.read(place.address, &mut found).is_ok()
-                && expected.verify_slice(&found).is_ok();
+            let is_peer =
+                memory.read(place.address, &mut found).is_ok() && expected.verify_slice(&found).is_ok();
             self.memory = is_peer.then_some(memory);
         }
         frame::write(&mut self.channel.writer, &self.memory.is_some(), STRANGER_LIMIT)
@@ -117,12 +117,7 @@ impl<'a> Probe<'a> {
     }
 
     /// What rank `owner` answers to `challenge` when rank `reader` is about to read its memory.
-    fn hash(
-        &self,
-        challenge: &[u8; HASH],
-        owner: usize,
-        reader: usize,
-    ) -> Result<Keyed, FrameError> {
+    fn hash(&self, challenge: &[u8; HASH], owner: usize, reader: usize) -> Result<Keyed, FrameError> {
         let Pair { secret, session, group, .. } = self.pair;
         let text = frame::encode(&(challenge, session, group, owner, reader), STRANGER_LIMIT)?;
         Ok(keyed(secret.as_bytes(), b"memory of a neighbour", &text))
@@ -229,8 +224,7 @@ mod tests {
         for allowed in [true, false] {
             let [mut own, mut other] = channels();
             let met = thread::scope(|scope| {
-                let other =
-                    scope.spawn(move || meet(&mut other, pair(&secret(), 1, 0, allowed)).unwrap());
+                let other = scope.spawn(move || meet(&mut other, pair(&secret(), 1, 0, allowed)).unwrap());
                 [meet(&mut own, pair(&secret(), 0, 1, allowed)).unwrap(), other.join().unwrap()]
             });
             assert_eq!(met, [allowed.then_some(PeerMemory(getpid())); 2]);
@@ -297,8 +291,7 @@ mod tests {
         let stranger = Stranger(child.unwrap());
         let process = stranger.0.id() as i32;
         let maps = std::fs::read_to_string(format!("/proc/{process}/maps")).unwrap();
-        let base =
-            maps.split('-').next().and_then(|hex| u64::from_str_radix(hex, 16).ok()).unwrap();
+        let base = maps.split('-').next().and_then(|hex| u64::from_str_radix(hex, 16).ok()).unwrap();
         // It could be read, where the system allows that at all.
         let mut there = [0; HASH];
         let _ = PeerMemory(Pid::from_raw(process)).read(base, &mut there);

@@ -55,16 +55,10 @@ impl PendingConnections {
     }
 
     /// Takes the connection that world rank `rank` has made for `group`; waits for it until `timeout`.
-    pub(super) fn take(
-        &self,
-        group: GroupNumber,
-        rank: usize,
-        timeout: Duration,
-    ) -> Option<Channel> {
+    pub(super) fn take(&self, group: GroupNumber, rank: usize, timeout: Duration) -> Option<Channel> {
         let key = (group, rank);
         let waiting = lock(&self.waiting);
-        wait_until(&self.changed, waiting, timeout, |waiting| waiting.contains_key(&key))
-            .remove(&key)
+        wait_until(&self.changed, waiting, timeout, |waiting| waiting.contains_key(&key)).remove(&key)
     }
 
     /// Sets the session, so that callers can be accepted.

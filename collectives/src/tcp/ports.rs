@@ -23,9 +23,7 @@ impl Ports {
 
     /// The ports at which nobody could listen at `address`.
     pub fn taken(&self, address: IpAddr) -> Vec<u16> {
-        (self.first..=self.last)
-            .filter(|port| TcpListener::bind((address, *port)).is_err())
-            .collect()
+        (self.first..=self.last).filter(|port| TcpListener::bind((address, *port)).is_err()).collect()
     }
 
     /// Listens at the first free port, counted from the one for `rank`, so that ranks rarely try the same

@@ -62,9 +62,7 @@ impl Why {
     /// A sentence for people, also for the caller.
     pub(super) fn reason(&self) -> &str {
         match self {
-            Why::Secret => {
-                "it does not know this job's secret: give all processes the same KILN_JOB_SECRET"
-            }
+            Why::Secret => "it does not know this job's secret: give all processes the same KILN_JOB_SECRET",
             Why::Job(reason) | Why::Settings(reason) => reason,
         }
     }

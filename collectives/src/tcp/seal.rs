@@ -186,11 +186,7 @@ impl Opener {
     }
 
     /// Fills the start of `parts` with bytes of opened records; returns 0 at the end of the connection.
-    pub(super) fn read(
-        &mut self,
-        mut from: impl Read,
-        parts: &mut [IoSliceMut<'_>],
-    ) -> io::Result<usize> {
+    pub(super) fn read(&mut self, mut from: impl Read, parts: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
         if let Some(error) = self.failed {
             return Err(error.into());
         }

@@ -276,8 +276,7 @@ impl Transfer<'_> {
         }
         let size = dtype.size();
         let slot = |rank| chunk_range(len, world_size, rank);
-        let slots: Vec<_> =
-            (0..world_size).map(slot).map(|s| s.start * size..s.end * size).collect();
+        let slots: Vec<_> = (0..world_size).map(slot).map(|s| s.start * size..s.end * size).collect();
         let mut part = Buffer::zeros(dtype, slots[self.rank].len() / size);
         self.reduce_scatter(dtype, buffer.as_bytes(), part.as_bytes_mut(), &slots)?;
         self.wire.exchange(false);

@@ -95,8 +95,7 @@ impl Unauthenticated {
 
 impl State {
     fn turn_away(&mut self) -> Option<IpAddr> {
-        let is_stranger =
-            |from: &IpAddr| !from.to_canonical().is_loopback() && !self.known.contains(from);
+        let is_stranger = |from: &IpAddr| !from.to_canonical().is_loopback() && !self.known.contains(from);
         // Addresses of strangers come first, then those with the most connections. Age decides among equals
         // below.
         let rank = |(from, count): (&IpAddr, &usize)| (is_stranger(from), *count);
@@ -109,8 +108,7 @@ impl State {
         let number = *number;
         let open = self.remove(number)?;
         // An empty message tells a rank that the connection was not closed because of its secret.
-        let _ =
-            rustix::net::send(&*open.stream, &[0; 4], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+        let _ = rustix::net::send(&*open.stream, &[0; 4], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
         // Makes the handshake that uses the connection fail at once.
         let _ = open.stream.shutdown(Shutdown::Both);
         Some(open.from)
@@ -143,11 +141,7 @@ mod tests {
     impl Street {
         fn new(capacity: usize) -> Street {
             let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-            Street {
-                listener,
-                theirs: Vec::new(),
-                unauthenticated: Unauthenticated::with_capacity(capacity),
-            }
+            Street { listener, theirs: Vec::new(), unauthenticated: Unauthenticated::with_capacity(capacity) }
         }
 
         fn enter(&mut self, from: u8) -> (Number, Option<IpAddr>) {

@@ -262,12 +262,7 @@ impl Wire {
     }
 
     /// Reads the header from the socket and then `payload`, or the descriptor of a peer read in its place.
-    fn read(
-        &mut self,
-        peer: usize,
-        payload: &mut [u8],
-        is_descriptor: bool,
-    ) -> Result<Option<usize>, Stop> {
+    fn read(&mut self, peer: usize, payload: &mut [u8], is_descriptor: bool) -> Result<Option<usize>, Stop> {
         let Wire { links, lanes, header, .. } = self;
         let (Some(link), Some(lane)) = (&mut links[peer], lanes.get_mut(peer)) else {
             return Ok(Some(payload.len()));
@@ -282,9 +277,7 @@ impl Wire {
             let outcome = if head.is_empty() {
                 link.channel.reader.read(body)
             } else {
-                link.channel
-                    .reader
-                    .read_vectored(&mut [IoSliceMut::new(head), IoSliceMut::new(body)])
+                link.channel.reader.read_vectored(&mut [IoSliceMut::new(head), IoSliceMut::new(body)])
             };
             match outcome {
                 Ok(0) => return Err(lost(peer, io::ErrorKind::UnexpectedEof.into())),
@@ -326,8 +319,7 @@ impl Wire {
             // The first byte in either direction says that the reader is done.
             let may_say = usize::from(lane.reads) + usize::from(lane.is_read && heard > 0);
             let (say, hear) = (said < may_say, heard < total);
-            let word =
-                |is_reader: bool, at: usize| if is_reader && at == 0 { READ } else { CONFIRMED };
+            let word = |is_reader: bool, at: usize| if is_reader && at == 0 { READ } else { CONFIRMED };
             let mut moved = false;
             if say {
                 match link.channel.writer.write(&[word(lane.reads, said)]) {

@@ -142,9 +142,8 @@ fn device_bytes_can_be_moved_to_any_position() {
     for world_size in WORLD_SIZES {
         for len in [0, 1, 2, 3, 4, 5, 6, 7, 1021] {
             on_each_rank(&world(world_size), |member| {
-                let bytes = |rank: usize| {
-                    (0..len).map(move |index| (rank * 100 + index * 7 + 1) as u8).collect()
-                };
+                let bytes =
+                    |rank: usize| (0..len).map(move |index| (rank * 100 + index * 7 + 1) as u8).collect();
                 let own: Vec<u8> = bytes(member.rank());
                 let output = poisoned(&client, DType::U8, len * world_size);
                 let input = Arc::new(on_device(&client, &own));
@@ -248,9 +247,8 @@ fn device_buffers_in_groups_that_were_split_off() {
 #[test]
 fn ranks_must_agree_on_where_buffers_are() {
     let client = client();
-    let reduce = |buffer: Buffer| {
-        move |member: &dyn Communicator| member.all_reduce(label("block 0"), buffer.clone())
-    };
+    let reduce =
+        |buffer: Buffer| move |member: &dyn Communicator| member.all_reduce(label("block 0"), buffer.clone());
     let here = Buffer::zeros(DType::F32, 4);
     let there = here.to_device(&client);
     let errors = diverge(world(3), reduce(there.clone()), reduce(here.clone()));
@@ -268,9 +266,7 @@ fn buffers_of_a_call_must_be_in_one_place() {
     let (host, device) = (Location::Host, Location::Device);
     let gather = |input: Buffer, output: Buffer| {
         let input = Arc::new(input);
-        move |member: &dyn Communicator| {
-            member.all_gather(label("p"), Arc::clone(&input), output.clone())
-        }
+        move |member: &dyn Communicator| member.all_gather(label("p"), Arc::clone(&input), output.clone())
     };
     let errors = diverge(world(3), gather(there(2), there(6)), gather(there(2), here(6)));
     check_invalid(&errors, ArgumentError::Location { input: device, output: host });
@@ -278,9 +274,7 @@ fn buffers_of_a_call_must_be_in_one_place() {
     check_invalid(&errors, ArgumentError::Location { input: host, output: device });
     let scatter = |input: Buffer, output: Buffer| {
         let input = Arc::new(input);
-        move |member: &dyn Communicator| {
-            member.reduce_scatter(label("p"), Arc::clone(&input), output.clone())
-        }
+        move |member: &dyn Communicator| member.reduce_scatter(label("p"), Arc::clone(&input), output.clone())
     };
     let errors = diverge(world(3), scatter(here(6), here(2)), scatter(here(6), there(2)));
     check_invalid(&errors, ArgumentError::Location { input: host, output: device });

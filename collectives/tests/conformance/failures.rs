@@ -2,8 +2,7 @@
 
 use crate::support::*;
 use kiln_collectives::{
-    Argument, ArgumentError, Buffer, CommError, Communicator, DType, Finding, Label, Operation,
-    Phase, Work,
+    Argument, ArgumentError, Buffer, CommError, Communicator, DType, Finding, Label, Operation, Phase, Work,
 };
 use std::sync::{Arc, Barrier};
 use std::time::Duration;
@@ -110,18 +109,14 @@ pub fn check_invalid(errors: &[CommError], problem: ArgumentError) {
 fn invalid_arguments_of_one_rank_fail_every_rank() {
     let f32s = |len| Buffer::zeros(DType::F32, len);
     let gather = |output: usize| {
-        move |member: &dyn Communicator| {
-            member.all_gather(label("p"), Arc::new(f32s(2)), f32s(output))
-        }
+        move |member: &dyn Communicator| member.all_gather(label("p"), Arc::new(f32s(2)), f32s(output))
     };
     let errors = diverge(world(3), gather(6), gather(5));
     let length = |buffer, expected, actual| ArgumentError::Length { buffer, expected, actual };
     check_invalid(&errors, length(Argument::Output, 6, 5));
 
     let scatter = |input: usize| {
-        move |member: &dyn Communicator| {
-            member.reduce_scatter(label("p"), Arc::new(f32s(input)), f32s(2))
-        }
+        move |member: &dyn Communicator| member.reduce_scatter(label("p"), Arc::new(f32s(input)), f32s(2))
     };
     let errors = diverge(world(3), scatter(6), scatter(7));
     check_invalid(&errors, length(Argument::Input, 6, 7));
@@ -181,21 +176,13 @@ fn abort_reaches_pending_and_later_operations() {
         for work in pending.into_iter().chain([later]) {
             let error = work.wait(PATIENCE).unwrap_err();
             let message = error.to_string();
-            let CommError::Aborted {
-                operation: Operation::Barrier,
-                rank: 2,
-                world_rank: 2,
-                reason,
-                ..
-            } = error
+            let CommError::Aborted { operation: Operation::Barrier, rank: 2, world_rank: 2, reason, .. } =
+                error
             else {
                 panic!("{error:?}");
             };
             assert_eq!(&*reason, "out of memory");
-            assert!(
-                message.contains("aborted by rank 2") && message.contains("out of memory"),
-                "{message}"
-            );
+            assert!(message.contains("aborted by rank 2") && message.contains("out of memory"), "{message}");
         }
     });
 }

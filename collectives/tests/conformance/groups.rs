@@ -95,8 +95,7 @@ fn mesh_groups_run_side_by_side() {
 
 #[test]
 fn groups_outlive_their_parent() {
-    let groups =
-        on_each_rank(&world(2), |member| member.split("child", Some(0), 0).unwrap().unwrap());
+    let groups = on_each_rank(&world(2), |member| member.split("child", Some(0), 0).unwrap().unwrap());
     on_each_rank(&groups, |group| assert_eq!(sum_of(group.as_ref(), 1.0), 2.0));
 }
 

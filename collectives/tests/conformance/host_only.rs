@@ -17,8 +17,7 @@ pub fn check_refusal(make: impl Fn() -> World) {
         &|member| member.broadcast(label("p"), buffer(3), 1),
     ];
     for operation in operations {
-        let errors =
-            on_each_rank(&make(), |member| operation(member.as_ref()).wait(PATIENCE).unwrap_err());
+        let errors = on_each_rank(&make(), |member| operation(member.as_ref()).wait(PATIENCE).unwrap_err());
         for error in errors {
             let problem = ArgumentError::NoDeviceTransport;
             assert!(matches!(error, CommError::Invalid { problem: p, .. } if p == problem));

@@ -22,16 +22,10 @@ pub fn check_operations<T: TestElement>(world: &[Arc<dyn Communicator>], len: us
         let mut full = Arc::new(Buffer::from_slice(own));
         let root = len % world_size;
 
-        let gather = member.all_gather(
-            label("gather"),
-            Arc::clone(&shard),
-            Buffer::zeros(T::DTYPE, len * world_size),
-        );
-        let scatter = member.reduce_scatter(
-            label("scatter"),
-            Arc::clone(&full),
-            Buffer::zeros(T::DTYPE, len),
-        );
+        let gather =
+            member.all_gather(label("gather"), Arc::clone(&shard), Buffer::zeros(T::DTYPE, len * world_size));
+        let scatter =
+            member.reduce_scatter(label("scatter"), Arc::clone(&full), Buffer::zeros(T::DTYPE, len));
         let reduce = member.all_reduce(label("reduce"), Buffer::from_slice(own));
         // A length that the world size does not divide, unless it is 1.
         let odd = len * world_size - (len * world_size).min(1);

@@ -45,10 +45,7 @@ pub fn delayed(world_size: usize, seed: u64) -> World {
 pub fn fake(world_size: usize, split_sizes: &[(&str, usize)]) -> World {
     let sizes: HashMap<String, usize> =
         split_sizes.iter().map(|(name, size)| ((*name).to_string(), *size)).collect();
-    share(
-        (0..world_size)
-            .map(|rank| FakeCommunicator::new(rank, world_size).with_split_sizes(sizes.clone())),
-    )
+    share((0..world_size).map(|rank| FakeCommunicator::new(rank, world_size).with_split_sizes(sizes.clone())))
 }
 
 pub fn share<C: Communicator + 'static>(members: impl IntoIterator<Item = C>) -> World {
@@ -135,9 +132,8 @@ pub fn assert_bits<T: TestElement>(actual: &Buffer, expected: &[T], what: &str) 
     assert_eq!(actual.len(), expected.len(), "{what}: length");
     let bytes = bytemuck::cast_slice::<T, u8>;
     if bytes(actual) != bytes(expected) {
-        let same = |index: &usize| {
-            bytemuck::bytes_of(&actual[*index]) == bytemuck::bytes_of(&expected[*index])
-        };
+        let same =
+            |index: &usize| bytemuck::bytes_of(&actual[*index]) == bytemuck::bytes_of(&expected[*index]);
         let index = (0..actual.len()).find(|index| !same(index)).unwrap();
         panic!("{what}: element {index} is {:?}, expected {:?}", actual[index], expected[index]);
     }

@@ -16,8 +16,7 @@ fn meet(meeting: &World) {
 pub fn check_few_elements(world: &World) {
     let member = &world[0];
     for len in 0..member.world_size() {
-        let inputs: Vec<Vec<f32>> =
-            (0..member.world_size()).map(|rank| values(rank, len)).collect();
+        let inputs: Vec<Vec<f32>> = (0..member.world_size()).map(|rank| values(rank, len)).collect();
         let buffer = Buffer::from_slice(&inputs[member.rank()]);
         let result = member.all_reduce(label("few"), buffer).wait(PATIENCE).unwrap();
         assert_bits(&result, &reference_sum(&inputs), "all_reduce");
@@ -168,8 +167,7 @@ pub fn check_invalid(world: &World) {
     let work = member.all_gather(label("p"), input, Buffer::zeros(DType::F32, output));
     let error = work.wait(PATIENCE).unwrap_err();
     match &error {
-        CommError::Invalid { rank: 1, problem: ArgumentError::Length { .. }, .. }
-            if member.rank() == 1 => {}
+        CommError::Invalid { rank: 1, problem: ArgumentError::Length { .. }, .. } if member.rank() == 1 => {}
         CommError::Mismatch { calls, .. } if member.rank() != 1 => {
             let problems = calls.iter().flatten().map(|call| call.problem.is_some());
             assert_eq!(problems.collect::<Vec<_>>(), [false, true, false]);

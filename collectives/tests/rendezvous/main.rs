@@ -71,8 +71,7 @@ fn is_hung_up_on(mut stream: TcpStream) -> bool {
 
 fn join(options: [JoinOptions; 2]) -> Vec<TcpCommunicator> {
     thread::scope(|scope| {
-        let joining =
-            options.map(|options| scope.spawn(|| TcpCommunicator::join(options).unwrap()));
+        let joining = options.map(|options| scope.spawn(|| TcpCommunicator::join(options).unwrap()));
         joining.into_iter().map(|rank| rank.join().unwrap()).collect()
     })
 }
@@ -99,8 +98,7 @@ fn sum(member: &TcpCommunicator) -> f32 {
 fn garbage_is_hung_up_on_and_the_job_goes_on() {
     let (options, address) = pair();
     join_despite(options, || {
-        for garbage in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0; 64], &[0xff; 4096], b"\x05\0\0\0abcde"]
-        {
+        for garbage in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0; 64], &[0xff; 4096], b"\x05\0\0\0abcde"] {
             let mut stream = connect(address);
             // The other side may hang up while this is still being written.
             let _ = stream.write_all(garbage);
@@ -394,10 +392,8 @@ fn a_rank_that_never_calls_is_named_with_what_it_does_instead() {
         let CommError::TimedOut { missing, verdict, .. } = &error else { panic!("{error}") };
         assert_eq!((missing.as_slice(), verdict.culprits.as_slice()), (&[2][..], &[2][..]));
         let text = verdict.to_string();
-        let parts = [
-            "rank 2 never entered #0 barrier(block 0); it is in data loading since ",
-            " s; ranks 0, 1 wait",
-        ];
+        let parts =
+            ["rank 2 never entered #0 barrier(block 0); it is in data loading since ", " s; ranks 0, 1 wait"];
         assert!(parts.iter().all(|part| text.contains(part)), "{text}");
     }
 }

@@ -82,10 +82,7 @@ fn waited_for(options: [JoinOptions; 2], change: Change, says: &str) -> String {
             scope.spawn(|| refused(&second, change));
             TcpCommunicator::join(first).unwrap_err()
         });
-        assert!(
-            matches!(&kept, JoinError::Incomplete { missing, .. } if missing == &[1]),
-            "{kept}"
-        );
+        assert!(matches!(&kept, JoinError::Incomplete { missing, .. } if missing == &[1]), "{kept}");
         text = kept.to_string();
         if text.contains(says) {
             break;

@@ -59,10 +59,7 @@ impl Attention {
             heads: config.heads,
             kv_heads: config.kv_heads,
             head_dim,
-            frequencies: RotaryFrequencies {
-                theta: config.rope_theta,
-                scaling: config.rope_scaling,
-            },
+            frequencies: RotaryFrequencies { theta: config.rope_theta, scaling: config.rope_scaling },
         }
     }
 

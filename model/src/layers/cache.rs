@@ -114,8 +114,7 @@ impl LayerCache {
         if state.layers.len() <= self.layer {
             state.layers.resize_with(self.layer + 1, || None);
         }
-        let fits =
-            |held: &[Tensor<4>; 2]| held[0].dims() == shape && held[0].dtype() == keys.dtype();
+        let fits = |held: &[Tensor<4>; 2]| held[0].dims() == shape && held[0].dtype() == keys.dtype();
         let held = state.layers[self.layer].take().filter(fits).unwrap_or_else(|| {
             assert_eq!(start, 0, "cache: layer {} holds no positions like {shape:?}", self.layer);
             let zeros = || Tensor::zeros(shape, (&keys.device(), keys.dtype()));

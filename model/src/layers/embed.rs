@@ -27,11 +27,7 @@ impl Embed {
     pub fn new(config: &ModelConfig, key: Key, device: &Device) -> Self {
         let shape = [config.vocab_size, config.d_model];
         let key = key.fork("embed_tokens");
-        Embed {
-            embed_tokens: Embedding {
-                weight: normal_parameter(shape, config.init_std, key, device),
-            },
-        }
+        Embed { embed_tokens: Embedding { weight: normal_parameter(shape, config.init_std, key, device) } }
     }
 
     /// `tokens`: `[batch, seq]` to `[batch, seq, d_model]`.

@@ -31,13 +31,7 @@ impl Head {
     /// `scale * sum(-log p(target))` over all rows, without ever holding the logits: `[1]`.
     /// `x`: `[batch, seq, d_model]`, `targets`: `[batch, seq]`; `tied` is the embedding when the
     /// head has no matrix of its own.
-    pub fn loss(
-        &self,
-        x: Tensor<3>,
-        targets: Tensor<2, Int>,
-        scale: f64,
-        tied: Option<&Embed>,
-    ) -> Tensor<1> {
+    pub fn loss(&self, x: Tensor<3>, targets: Tensor<2, Int>, scale: f64, tied: Option<&Embed>) -> Tensor<1> {
         let [batch, seq, d_model] = x.dims();
         let hidden = self.norm.forward(x).reshape([batch * seq, d_model]);
         let (weight, layout) = self.matrix(tied);

@@ -19,10 +19,7 @@ pub struct Linear {
 impl Linear {
     /// A map without bias; weights are normal with standard deviation `std`.
     pub fn new(d_in: usize, d_out: usize, std: f64, key: Key, device: &Device) -> Self {
-        Linear {
-            weight: normal_parameter([d_in, d_out], std, key.fork("weight"), device),
-            bias: None,
-        }
+        Linear { weight: normal_parameter([d_in, d_out], std, key.fork("weight"), device), bias: None }
     }
 
     /// The same map with a bias that starts at zero.

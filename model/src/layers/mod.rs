@@ -87,11 +87,7 @@ impl Context {
     /// A training pass over samples `first_sample ..` of the step named by `key`.
     pub fn training(key: Key, first_sample: u64, dropout: f64) -> Self {
         Context {
-            dropout: (dropout > 0.0).then_some(DropoutContext {
-                key,
-                first_sample,
-                probability: dropout,
-            }),
+            dropout: (dropout > 0.0).then_some(DropoutContext { key, first_sample, probability: dropout }),
             cache: None,
             losses: Some(Arc::default()),
         }
@@ -100,9 +96,7 @@ impl Context {
     /// The context of one place in the model, so that no two places share a mask.
     pub fn fork(&self, place: &str) -> Self {
         Context {
-            dropout: self
-                .dropout
-                .map(|dropout| DropoutContext { key: dropout.key.fork(place), ..dropout }),
+            dropout: self.dropout.map(|dropout| DropoutContext { key: dropout.key.fork(place), ..dropout }),
             ..self.clone()
         }
     }
@@ -110,10 +104,9 @@ impl Context {
     /// The context of block `index`.
     pub fn at_layer(&self, index: usize) -> Self {
         Context {
-            dropout: self.dropout.map(|dropout| DropoutContext {
-                key: dropout.key.fork_index(index as u64),
-                ..dropout
-            }),
+            dropout: self
+                .dropout
+                .map(|dropout| DropoutContext { key: dropout.key.fork_index(index as u64), ..dropout }),
             cache: self.cache.as_ref().map(|slot| LayerCache { layer: index, ..slot.clone() }),
             losses: self.losses.clone(),
         }

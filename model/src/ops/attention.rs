@@ -59,19 +59,13 @@ pub fn causal_attention_reference(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>) -> T
 }
 
 /// [`cached_attention`] in plain burn, with the whole matrix of scores.
-pub fn cached_attention_reference(
-    q: Tensor<4>,
-    k: Tensor<4>,
-    v: Tensor<4>,
-    filled: usize,
-) -> Tensor<4> {
+pub fn cached_attention_reference(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, filled: usize) -> Tensor<4> {
     let [batch, seq, heads, head_dim] = q.dims();
     let group = heads / k.dims()[2];
     let per_head = |x: Tensor<4>| -> Tensor<4> {
         let [_, _, kv_heads, _] = x.dims();
         let x: Tensor<5> = x.narrow(1, 0, filled).swap_dims(1, 2).unsqueeze_dim(2);
-        x.expand([batch, kv_heads, group, filled, head_dim])
-            .reshape([batch, heads, filled, head_dim])
+        x.expand([batch, kv_heads, group, filled, head_dim]).reshape([batch, heads, filled, head_dim])
     };
     let (k, v, q) = (per_head(k), per_head(v), q.swap_dims(1, 2));
     let scores = q.matmul(k.swap_dims(2, 3)) / (head_dim as f64).sqrt();
@@ -123,11 +117,7 @@ pub trait AttentionKernels: Backend {
 }
 
 impl<B: AttentionKernels> AttentionOp for B {
-    fn fused_causal_attention(
-        q: FloatTensor<B>,
-        k: FloatTensor<B>,
-        v: FloatTensor<B>,
-    ) -> FloatTensor<B> {
+    fn fused_causal_attention(q: FloatTensor<B>, k: FloatTensor<B>, v: FloatTensor<B>) -> FloatTensor<B> {
         B::attention_forward(&q, &k, &v, AttentionShape::of(&q, &k, &v)).0
     }
 
@@ -142,11 +132,7 @@ impl<B: AttentionKernels> AttentionOp for B {
 }
 
 impl<B: AttentionKernels, C: CheckpointStrategy> AttentionOp for Autodiff<B, C> {
-    fn fused_causal_attention(
-        q: Tracked<B, C>,
-        k: Tracked<B, C>,
-        v: Tracked<B, C>,
-    ) -> Tracked<B, C> {
+    fn fused_causal_attention(q: Tracked<B, C>, k: Tracked<B, C>, v: Tracked<B, C>) -> Tracked<B, C> {
         let [q_values, k_values, v_values] = [q.primitive(), k.primitive(), v.primitive()];
         let shape = AttentionShape::of(q_values, k_values, v_values);
         let (out, lse) = B::attention_forward(q_values, k_values, v_values, shape);
@@ -192,12 +178,7 @@ struct AttentionBackward;
 impl<B: AttentionKernels> Backward<B, 3> for AttentionBackward {
     type State = Saved<B>;
 
-    fn backward(
-        self,
-        ops: Ops<Saved<B>, 3>,
-        grads: &mut Gradients,
-        checkpointer: &mut Checkpointer,
-    ) {
+    fn backward(self, ops: Ops<Saved<B>, 3>, grads: &mut Gradients, checkpointer: &mut Checkpointer) {
         let dout = grads.consume::<B>(&ops.node);
         let parents = parent_ids(&ops);
         let Saved { qkv, forward } = ops.state;
@@ -251,10 +232,7 @@ impl AttentionShape {
             kv_heads > 0 && heads % kv_heads == 0,
             "attention: {heads} heads cannot share {kv_heads} key heads"
         );
-        assert!(
-            seq <= filled && filled <= capacity,
-            "attention: {seq} queries, {filled} of {capacity} keys"
-        );
+        assert!(seq <= filled && filled <= capacity, "attention: {seq} queries, {filled} of {capacity} keys");
         AttentionShape { batch, seq, keys: filled, capacity, heads, kv_heads, head_dim }
     }
 

@@ -164,12 +164,7 @@ struct CrossEntropyBackward;
 impl<B: CrossEntropyKernels> Backward<B, 2> for CrossEntropyBackward {
     type State = Saved<B>;
 
-    fn backward(
-        self,
-        ops: Ops<Saved<B>, 2>,
-        grads: &mut Gradients,
-        _checkpointer: &mut Checkpointer,
-    ) {
+    fn backward(self, ops: Ops<Saved<B>, 2>, grads: &mut Gradients, _checkpointer: &mut Checkpointer) {
         let dy = grads.consume::<B>(&ops.node);
         let Saved { gradients, dtypes } = ops.state;
         for ((node, gradient), dtype) in ops.parents.into_iter().zip(gradients).zip(dtypes) {

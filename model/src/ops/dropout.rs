@@ -31,12 +31,7 @@ pub fn dropout<const D: usize>(x: Tensor<D>, p: f64, key: u64, counter_offset: u
 }
 
 /// [`dropout`] in plain burn: the mask as a tensor, computed value by value.
-pub fn dropout_reference<const D: usize>(
-    x: Tensor<D>,
-    p: f64,
-    key: u64,
-    counter_offset: u64,
-) -> Tensor<D> {
+pub fn dropout_reference<const D: usize>(x: Tensor<D>, p: f64, key: u64, counter_offset: u64) -> Tensor<D> {
     let mask = DropoutMask::new(p, key, counter_offset);
     let factor = |i| if mask.keeps(i) { mask.scale } else { 0.0 };
     let factors: Vec<f64> = (0..x.shape().num_elements() as u64).map(factor).collect();
@@ -110,12 +105,7 @@ struct DropoutBackward;
 impl<B: DropoutKernels> Backward<B, 1> for DropoutBackward {
     type State = DropoutMask;
 
-    fn backward(
-        self,
-        ops: Ops<DropoutMask, 1>,
-        grads: &mut Gradients,
-        _checkpointer: &mut Checkpointer,
-    ) {
+    fn backward(self, ops: Ops<DropoutMask, 1>, grads: &mut Gradients, _checkpointer: &mut Checkpointer) {
         let dy = grads.consume::<B>(&ops.node);
         let [Some(node)] = ops.parents else { return };
         grads.register::<B>(node.id, B::dropout_apply(&dy, ops.state));

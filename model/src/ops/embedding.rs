@@ -92,12 +92,7 @@ struct EmbeddingBackward;
 impl<B: EmbeddingKernels> Backward<B, 1> for EmbeddingBackward {
     type State = Saved<B>;
 
-    fn backward(
-        self,
-        ops: Ops<Saved<B>, 1>,
-        grads: &mut Gradients,
-        _checkpointer: &mut Checkpointer,
-    ) {
+    fn backward(self, ops: Ops<Saved<B>, 1>, grads: &mut Gradients, _checkpointer: &mut Checkpointer) {
         let dy = grads.consume::<B>(&ops.node);
         let [Some(node)] = ops.parents else { return };
         let Saved { ids, shape, dtype } = ops.state;

@@ -18,11 +18,7 @@ use super::tape::{Tracked, parent_ids};
 ///
 /// `x` is `[.., d_in]`, `weight` `[d_in, d_out]` (it may be a transposed view), `bias` `[d_out]`,
 /// the result `[.., d_out]`. Backward: `dx = dy · Wᵀ`, `dW = xᵀ · dy`, `db = Σ_rows dy`.
-pub fn linear<const D: usize>(
-    x: Tensor<D>,
-    weight: Tensor<2>,
-    bias: Option<Tensor<1>>,
-) -> Tensor<D> {
+pub fn linear<const D: usize>(x: Tensor<D>, weight: Tensor<2>, bias: Option<Tensor<1>>) -> Tensor<D> {
     linear_of_shared(x, weight, bias, SharedInput::new(1))
 }
 
@@ -47,9 +43,7 @@ fn linear_of_shared<const D: usize>(
     let (x, weight) = (x.into_dispatch(), weight.into_dispatch());
     Tensor::from_dispatch(match bias {
         None => <Dispatch as LinearOp>::fused_linear(x, weight, shared),
-        Some(bias) => {
-            <Dispatch as LinearOp>::fused_linear_bias(x, weight, bias.into_dispatch(), shared)
-        }
+        Some(bias) => <Dispatch as LinearOp>::fused_linear_bias(x, weight, bias.into_dispatch(), shared),
     })
 }
 
@@ -138,8 +132,7 @@ impl<B: LinearKernels, C: CheckpointStrategy> LinearOp for Autodiff<B, C> {
         let prep = Backward::<B, 2>::prepare::<C>(LinearBackward, [x.node(), weight.node()]);
         match prep.compute_bound().stateful() {
             OpsKind::Tracked(mut prep) => {
-                let saved =
-                    Saved::new::<B, C>(&x, &weight, shared, |parent| prep.checkpoint(parent));
+                let saved = Saved::new::<B, C>(&x, &weight, shared, |parent| prep.checkpoint(parent));
                 prep.finish(saved, y)
             }
             OpsKind::UnTracked(prep) => prep.finish(y),
@@ -157,8 +150,7 @@ impl<B: LinearKernels, C: CheckpointStrategy> LinearOp for Autodiff<B, C> {
         let prep = Backward::<B, 3>::prepare::<C>(LinearBiasBackward, nodes);
         match prep.compute_bound().stateful() {
             OpsKind::Tracked(mut prep) => {
-                let saved =
-                    Saved::new::<B, C>(&x, &weight, shared, |parent| prep.checkpoint(parent));
+                let saved = Saved::new::<B, C>(&x, &weight, shared, |parent| prep.checkpoint(parent));
                 prep.finish((saved, bias.primitive().dtype()), y)
             }
             OpsKind::UnTracked(prep) => prep.finish(y),
@@ -239,8 +231,7 @@ impl<B: LinearKernels> Backward<B, 2> for LinearBackward {
     fn backward(self, ops: Ops<Saved, 2>, grads: &mut Gradients, checkpointer: &mut Checkpointer) {
         let dy = grads.consume::<B>(&ops.node);
         let nodes = parent_ids(&ops);
-        let x_gradient =
-            |grads: &mut Gradients| ops.parents[0].as_ref().map(|x| grads.consume::<B>(x));
+        let x_gradient = |grads: &mut Gradients| ops.parents[0].as_ref().map(|x| grads.consume::<B>(x));
         ops.state.register::<B>(nodes, x_gradient, &dy, grads, checkpointer);
     }
 }
@@ -251,12 +242,7 @@ struct LinearBiasBackward;
 impl<B: LinearKernels> Backward<B, 3> for LinearBiasBackward {
     type State = (Saved, DType);
 
-    fn backward(
-        self,
-        ops: Ops<(Saved, DType), 3>,
-        grads: &mut Gradients,
-        checkpointer: &mut Checkpointer,
-    ) {
+    fn backward(self, ops: Ops<(Saved, DType), 3>, grads: &mut Gradients, checkpointer: &mut Checkpointer) {
         let [x_id, weight_id, bias_id] = parent_ids(&ops);
         let [x_node, ..] = ops.parents;
         let (saved, bias_dtype) = ops.state;

@@ -31,8 +31,7 @@ mod swiglu;
 mod tape;
 
 pub use attention::{
-    AttentionOp, cached_attention, cached_attention_reference, causal_attention,
-    causal_attention_reference,
+    AttentionOp, cached_attention, cached_attention_reference, causal_attention, causal_attention_reference,
 };
 pub use cpu::{BF16_CHOICE, bf16_instructions};
 pub use cross_entropy::{

@@ -36,11 +36,7 @@ impl<const D: usize> Residual<D> {
 
     /// The stream after the layer: the sum with its result `y`, which has the same shape and dtype.
     pub fn add_result(self, y: Tensor<D>) -> Tensor<D> {
-        assert_eq!(
-            self.x.shape(),
-            y.shape(),
-            "residual: shapes of the stream and of what is added"
-        );
+        assert_eq!(self.x.shape(), y.shape(), "residual: shapes of the stream and of what is added");
         let (x, y) = (self.x.into_dispatch(), y.into_dispatch());
         Tensor::from_dispatch(<Dispatch as ResidualOp>::fused_residual(x, y, self.shared))
     }
@@ -50,11 +46,7 @@ impl<const D: usize> Residual<D> {
 #[backend_extension(Flex, Cube: cfg(feature = "cube"), Autodiff)]
 pub trait ResidualOp: Backend {
     /// `x + y`.
-    fn fused_residual(
-        x: FloatTensor<Self>,
-        y: FloatTensor<Self>,
-        shared: SharedInput,
-    ) -> FloatTensor<Self>;
+    fn fused_residual(x: FloatTensor<Self>, y: FloatTensor<Self>, shared: SharedInput) -> FloatTensor<Self>;
 }
 
 /// The kernels that a backend implements for [`Residual`].
@@ -86,12 +78,7 @@ struct ResidualBackward;
 impl<B: ResidualKernels> Backward<B, 2> for ResidualBackward {
     type State = SharedInput;
 
-    fn backward(
-        self,
-        ops: Ops<SharedInput, 2>,
-        grads: &mut Gradients,
-        _checkpointer: &mut Checkpointer,
-    ) {
+    fn backward(self, ops: Ops<SharedInput, 2>, grads: &mut Gradients, _checkpointer: &mut Checkpointer) {
         let dy = grads.consume::<B>(&ops.node);
         let [x_node, y_node] = ops.parents;
         if let Some(node) = y_node {

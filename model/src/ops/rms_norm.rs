@@ -56,11 +56,7 @@ pub trait RmsNormOp: Backend {
 /// The kernels that a backend implements for [`rms_norm`].
 pub trait RmsNormKernels: Backend {
     /// The result.
-    fn rms_norm_forward(
-        x: &FloatTensor<Self>,
-        weight: &FloatTensor<Self>,
-        eps: f64,
-    ) -> FloatTensor<Self>;
+    fn rms_norm_forward(x: &FloatTensor<Self>, weight: &FloatTensor<Self>, eps: f64) -> FloatTensor<Self>;
     /// The gradients of `x` and `weight` that are wanted; the gradient of `x` is added to `sum` if there is
     /// one.
     fn rms_norm_backward(
@@ -74,12 +70,7 @@ pub trait RmsNormKernels: Backend {
 }
 
 impl<B: RmsNormKernels> RmsNormOp for B {
-    fn fused_rms_norm(
-        x: FloatTensor<B>,
-        weight: FloatTensor<B>,
-        eps: f64,
-        _: SharedInput,
-    ) -> FloatTensor<B> {
+    fn fused_rms_norm(x: FloatTensor<B>, weight: FloatTensor<B>, eps: f64, _: SharedInput) -> FloatTensor<B> {
         B::rms_norm_forward(&x, &weight, eps)
     }
 }
@@ -144,10 +135,7 @@ impl<B: RmsNormKernels> Backward<B, 2> for RmsNormBackward {
 pub(super) fn width_of(x: &impl TensorMetadata, weight: &impl TensorMetadata) -> usize {
     let width = x.shape().iter().last().copied().unwrap_or(0);
     let [weight_width] = weight.shape().dims();
-    assert_eq!(
-        width, weight_width,
-        "rms_norm: rows of {width} values and a weight for {weight_width}"
-    );
+    assert_eq!(width, weight_width, "rms_norm: rows of {width} values and a weight for {weight_width}");
     assert!(width > 0, "rms_norm: rows without values");
     width
 }

@@ -40,12 +40,7 @@ impl RotaryFrequencies {
         match self.scaling {
             None => frequency,
             Some(RopeScaling::Linear { factor }) => frequency / factor,
-            Some(RopeScaling::Llama3 {
-                factor,
-                low_freq_factor,
-                high_freq_factor,
-                original_context,
-            }) => {
+            Some(RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context }) => {
                 let wavelength = std::f64::consts::TAU / frequency;
                 let turns = original_context as f64 / wavelength;
                 if turns < low_freq_factor {
@@ -97,11 +92,7 @@ pub fn rotary(x: Tensor<4>, frequencies: RotaryFrequencies, position_offset: usi
 }
 
 /// [`rotary`] in plain burn.
-pub fn rotary_reference(
-    x: Tensor<4>,
-    frequencies: RotaryFrequencies,
-    position_offset: usize,
-) -> Tensor<4> {
+pub fn rotary_reference(x: Tensor<4>, frequencies: RotaryFrequencies, position_offset: usize) -> Tensor<4> {
     let [batch, seq, heads, head_dim] = x.dims();
     let half = head_dim / 2;
     let table = |f: fn(f64) -> f64| {
@@ -114,8 +105,7 @@ pub fn rotary_reference(
     let (cos, sin) = (table(f64::cos), table(f64::sin));
     let first = x.clone().narrow(3, 0, half);
     let second = x.narrow(3, half, half);
-    let rotated =
-        [first.clone() * cos.clone() - second.clone() * sin.clone(), second * cos + first * sin];
+    let rotated = [first.clone() * cos.clone() - second.clone() * sin.clone(), second * cos + first * sin];
     Tensor::cat(rotated.into(), 3)
 }
 
@@ -179,12 +169,7 @@ struct RotaryBackward;
 impl<B: RotaryKernels> Backward<B, 1> for RotaryBackward {
     type State = Rotation;
 
-    fn backward(
-        self,
-        ops: Ops<Rotation, 1>,
-        grads: &mut Gradients,
-        _checkpointer: &mut Checkpointer,
-    ) {
+    fn backward(self, ops: Ops<Rotation, 1>, grads: &mut Gradients, _checkpointer: &mut Checkpointer) {
         let dy = grads.consume::<B>(&ops.node);
         let [Some(node)] = ops.parents else { return };
         let inverse = Rotation { sign: -1.0, ..ops.state };

@@ -27,11 +27,7 @@ pub(super) struct Entered<'a>(MutexGuard<'a, State>);
 impl SharedInput {
     /// The state of an input that `count` operations read.
     pub(super) fn new(count: usize) -> Self {
-        SharedInput(Arc::new(Mutex::new(State {
-            left: count,
-            has_gradient: false,
-            prepared: None,
-        })))
+        SharedInput(Arc::new(Mutex::new(State { left: count, has_gradient: false, prepared: None })))
     }
 
     /// Locks the state for the backward of one operation.

@@ -71,16 +71,10 @@ struct SwigluBackward;
 impl<B: SwigluKernels> Backward<B, 2> for SwigluBackward {
     type State = [NodeId; 2];
 
-    fn backward(
-        self,
-        ops: Ops<[NodeId; 2], 2>,
-        grads: &mut Gradients,
-        checkpointer: &mut Checkpointer,
-    ) {
+    fn backward(self, ops: Ops<[NodeId; 2], 2>, grads: &mut Gradients, checkpointer: &mut Checkpointer) {
         let dy = grads.consume::<B>(&ops.node);
         let parents = parent_ids(&ops);
-        let [gate, up] =
-            ops.state.map(|id| checkpointer.retrieve_node_output::<FloatTensor<B>>(id));
+        let [gate, up] = ops.state.map(|id| checkpointer.retrieve_node_output::<FloatTensor<B>>(id));
         let wanted = parents.map(|parent| parent.is_some());
         let gradients = B::swiglu_backward(&gate, &up, &dy, wanted);
         register::<B, _>(grads, parents, gradients);

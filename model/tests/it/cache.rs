@@ -4,9 +4,7 @@ use burn::backend::Flex;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use kiln_model::decoder::{self, Decoder, WithLoss};
 use kiln_model::layers::{Block, CacheFull};
-use kiln_model::{
-    AttentionBias, Context, Key, KeyValueCache, Layer, ModelConfig, Modules, RopeScaling,
-};
+use kiln_model::{AttentionBias, Context, Key, KeyValueCache, Layer, ModelConfig, Modules, RopeScaling};
 
 use crate::ops_support::*;
 
@@ -49,8 +47,7 @@ fn configs() -> [ModelConfig; 4] {
 
 fn tokens(batch: usize, seq: usize, seed: u64) -> Tensor<2, Int> {
     let key = Key::new(seed);
-    let ids: Vec<i32> =
-        (0..(batch * seq) as u64).map(|i| (key.at(i) % VOCAB as u64) as i32).collect();
+    let ids: Vec<i32> = (0..(batch * seq) as u64).map(|i| (key.at(i) % VOCAB as u64) as i32).collect();
     Tensor::from_data(TensorData::new(ids, [batch, seq]), &Device::flex())
 }
 
@@ -95,8 +92,7 @@ fn cached_decoding_matches_over_many_tiles() {
 fn a_cleared_cache_starts_over() {
     let model = Decoder::new(&config(2), Key::new(5), &Device::flex());
     let cache = KeyValueCache::new(8);
-    let next =
-        |seed| values(decoder::next_logits(&model, tokens(1, 5, seed), &cache).expect("room"));
+    let next = |seed| values(decoder::next_logits(&model, tokens(1, 5, seed), &cache).expect("room"));
     let first = next(1);
     cache.clear();
     assert!(cache.is_empty());
@@ -151,11 +147,7 @@ impl Modules for Twice {
     fn head<const D: usize>(
         &self,
         x: Tensor<3>,
-        run: impl FnOnce(
-            &kiln_model::layers::Head,
-            Option<&kiln_model::layers::Embed>,
-            Tensor<3>,
-        ) -> Tensor<D>,
+        run: impl FnOnce(&kiln_model::layers::Head, Option<&kiln_model::layers::Embed>, Tensor<3>) -> Tensor<D>,
     ) -> Tensor<D> {
         self.0.head(x, run)
     }
@@ -196,8 +188,7 @@ impl Layer for Recorder {
 #[test]
 fn appending_copies_nothing() {
     let recorder = Recorder { places: Default::default() };
-    let model =
-        Decoder::with_blocks(&config(4), Key::new(1), &Device::flex(), |_| recorder.clone());
+    let model = Decoder::with_blocks(&config(4), Key::new(1), &Device::flex(), |_| recorder.clone());
     let cache = KeyValueCache::new(64);
     for seed in 0..40 {
         decoder::next_logits(&model, tokens(1, 1, seed), &cache).expect("room");

@@ -59,8 +59,7 @@ fn counts_are_those_of_the_decoder() {
     for attention_bias in [AttentionBias::None, AttentionBias::Qkv, AttentionBias::All] {
         for head_dim in [None, Some(2), Some(10)] {
             for bits in 0..8 {
-                let [qk_norm, feed_forward_bias, tie_embeddings] =
-                    [0, 1, 2].map(|bit| bits >> bit & 1 == 1);
+                let [qk_norm, feed_forward_bias, tie_embeddings] = [0, 1, 2].map(|bit| bits >> bit & 1 == 1);
                 let config = ModelConfig {
                     attention_bias,
                     head_dim,
@@ -80,12 +79,8 @@ fn counts_are_those_of_the_decoder() {
 #[test]
 fn new_parameters_have_the_names_they_should() {
     let plain: Vec<_> = parameters(&base()).into_iter().map(|(name, _)| name).collect();
-    let config = ModelConfig {
-        attention_bias: AttentionBias::Qkv,
-        qk_norm: true,
-        feed_forward_bias: true,
-        ..base()
-    };
+    let config =
+        ModelConfig { attention_bias: AttentionBias::Qkv, qk_norm: true, feed_forward_bias: true, ..base() };
     let all = parameters(&config).into_iter().map(|(name, _)| name);
     let new: Vec<_> = all.filter(|name| !plain.contains(name)).collect();
     let expected = [0, 1].map(|layer| {
@@ -129,8 +124,7 @@ fn shapes_that_cannot_be_are_refused() {
 
     let scaled = |rope_scaling| said(ModelConfig { rope_scaling, ..base() });
     for factor in [0.5, 0.0, f64::NAN, f64::INFINITY] {
-        let expected =
-            format!("model.rope_scaling.factor = {factor}: must be at least 1, and finite");
+        let expected = format!("model.rope_scaling.factor = {factor}: must be at least 1, and finite");
         assert_eq!(scaled(Some(RopeScaling::Linear { factor })), expected);
         assert_eq!(scaled(llama3(factor, 1.0, 4.0)), expected);
     }

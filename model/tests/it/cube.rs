@@ -170,9 +170,7 @@ fn residual_on_wgpu() {
 fn rms_norm_on_wgpu() {
     type RmsNorm = fn(Tensor<3>, Tensor<1>, f64) -> Tensor<3>;
     let op = |f: RmsNorm, shape: [usize; 3]| {
-        move |t: &[Tensor<1>]| {
-            f(t[0].clone().reshape(shape), t[1].clone(), 1e-5).reshape([product(&shape)])
-        }
+        move |t: &[Tensor<1>]| f(t[0].clone().reshape(shape), t[1].clone(), 1e-5).reshape([product(&shape)])
     };
     // Not of width 1, where the gradient of `x` is a difference of equal numbers.
     for shape in [[1, 1, 3], [2, 33, 10], [1, 257, 64], [1, 3, 700], [1, 17, 1031]] {
@@ -229,9 +227,7 @@ fn embedding_on_wgpu() {
             y.reshape([batch * seq * d_model])
         }
     };
-    for (table, ids) in
-        [([1, 1], [1, 1]), ([7, 5], [1, 3]), ([23, 20], [3, 31]), ([5, 64], [2, 301])]
-    {
+    for (table, ids) in [([1, 1], [1, 1]), ([7, 5], [1, 3]), ([23, 20], [3, 31]), ([5, 64], [2, 301])] {
         let reference = op(ops::embedding_reference, table, ids);
         assert_on_wgpu(op(ops::embedding, table, ids), reference, &[product(&table)]);
     }
@@ -333,9 +329,7 @@ fn dropout_on_wgpu() {
         assert_on_wgpu(op, reference, &[len]);
     }
     for (p, key, offset) in [(0.5, u64::MAX, u64::MAX - 7), (0.1, 1 << 40, 3 << 33), (0.9, 0, 0)] {
-        let on = |device: &Device| {
-            values(ops::dropout(Tensor::<1>::ones([100_003], device), p, key, offset))
-        };
+        let on = |device: &Device| values(ops::dropout(Tensor::<1>::ones([100_003], device), p, key, offset));
         assert!(on(&device()) == on(&Device::flex()), "{p} {key} {offset}");
     }
 }
@@ -372,8 +366,7 @@ fn a_decoder_on_wgpu() {
     for tied in [true, false] {
         let on = |device: &Device| {
             let model = Decoder::new(&tiny(tied), Key::new(3), &device.clone().autodiff());
-            let ids =
-                |from: i64| ints((0..38).map(|i| (from + 7 * i) % 50).collect(), [2, 19], device);
+            let ids = |from: i64| ints((0..38).map(|i| (from + 7 * i) % 50).collect(), [2, 19], device);
             let context = Context::training(Key::new(5), 7, 0.1);
             let loss = decoder::loss(&model, ids(0), ids(1), 1.0 / 38.0, &context);
             let mut gradients = AllGradients(loss.backward(), Vec::new());
@@ -398,8 +391,7 @@ fn generating_on_wgpu() {
         let model = Decoder::new(&tiny(true), Key::new(3), device);
         let cache = KeyValueCache::new(12);
         let ids = |ids: &[i64]| ints(ids.to_vec(), [1, ids.len()], device);
-        let next =
-            |new: &[i64]| values(decoder::next_logits(&model, ids(new), &cache).expect("room"));
+        let next = |new: &[i64]| values(decoder::next_logits(&model, ids(new), &cache).expect("room"));
         [next(&[3, 1, 4]), next(&[1]), next(&[5, 9])].concat()
     };
     let bound = f32_bound().max(1e-4);

@@ -98,8 +98,7 @@ fn upload(bytes: &[u8], shape: &[usize], dtype: DType) -> CubeTensor {
 
 fn download(tensor: &CubeTensor) -> Vec<f64> {
     let bytes = tensor.client.read_one(tensor.handle.clone()).expect("a readable tensor");
-    let data =
-        TensorData::from_bytes_vec(bytes.to_vec(), tensor.meta.shape().clone(), tensor.dtype);
+    let data = TensorData::from_bytes_vec(bytes.to_vec(), tensor.meta.shape().clone(), tensor.dtype);
     data.convert_dtype(DType::F64).try_to_vec().expect("just converted to f64")
 }
 
@@ -127,12 +126,7 @@ const LIES: [Lies; 5] = [
 ];
 
 /// A matrix of normal values, and these values by rows. What is not part of it is not a number.
-fn matrix(
-    seed: u64,
-    [rows, columns]: [usize; 2],
-    lies: Lies,
-    dtype: DType,
-) -> (CubeTensor, Vec<f64>) {
+fn matrix(seed: u64, [rows, columns]: [usize; 2], lies: Lies, dtype: DType) -> (CubeTensor, Vec<f64>) {
     let exact = data(normal(rows * columns, seed), dtype).convert_dtype(DType::F64);
     let exact: Vec<f64> = exact.try_to_vec().expect("just converted to f64");
     let (lines, len) = if lies.columns { (columns, rows) } else { (rows, columns) };
@@ -222,11 +216,7 @@ fn check([m, k, n]: [usize; 3], lies: [Lies; 2], input: DType, written: DType) {
         assert_eq!(trace.count("launch"), 0, "{what}: {:?}", trace.lines());
         let field = |name: &str| line[name].as_str();
         // cuBLASLt's matrices are the transposes of ours, and so the operands change places.
-        assert_eq!(
-            [field("m"), field("n"), field("k")],
-            [n, m, k].map(|size| size.to_string()),
-            "{what}"
-        );
+        assert_eq!([field("m"), field("n"), field("k")], [n, m, k].map(|size| size.to_string()), "{what}");
         let types = format!("{},{}", type_of(input), type_of(written));
         assert_eq!((field("types"), field("compute")), (types.as_str(), "68"), "{what}");
         let factors = (alpha.to_string(), if added { "1" } else { "0" });
@@ -287,11 +277,9 @@ fn a_layer_is_one_product() {
             .map(|(len, seed)| flat(&normal(len, seed), dtype, &device));
         let [x_values, w_values, b_values] = [&x, &w, &bias].map(|t| values(t.clone()));
         // The weight as `[d_out, d_in]`, seen as `[d_in, d_out]`.
-        let rows_of_w: Vec<f64> =
-            (0..d_in * d_out).map(|i| w_values[i % d_out * d_in + i / d_out]).collect();
+        let rows_of_w: Vec<f64> = (0..d_in * d_out).map(|i| w_values[i % d_out * d_in + i / d_out]).collect();
         let exact = multiplied(&x_values, &rows_of_w, [rows, d_in, d_out]);
-        let expected: Vec<f64> =
-            exact.iter().enumerate().map(|(i, y)| y + b_values[i % d_out]).collect();
+        let expected: Vec<f64> = exact.iter().enumerate().map(|(i, y)| y + b_values[i % d_out]).collect();
 
         let (x, w) = (x.reshape([2, 9, d_in]), w.reshape([d_out, d_in]).transpose());
         let trace = Trace::start_if_kept();
@@ -323,8 +311,7 @@ fn streams_share_no_workspace() {
     };
     let (here, expected, lines) = place();
     assert!(!lines.iter().any(|line| line.starts_with("stream_wait_event")), "{lines:#?}");
-    let (there, product, lines) =
-        thread::scope(|scope| scope.spawn(place).join().expect("no panic"));
+    let (there, product, lines) = thread::scope(|scope| scope.spawn(place).join().expect("no panic"));
     assert_eq!(product, expected);
     assert!(here[0] != there[0] && here[1] != there[1], "{here:?} {there:?}");
     let wait = format!("stream_wait_event stream={} ", there[0]);
@@ -361,10 +348,8 @@ fn a_failure_reaches_the_reader() {
         let _alone = alone();
         // In a process of its own, where every product fails: 13 is CUBLAS_STATUS_EXECUTION_FAILED.
         let this = env::current_exe().expect("this program");
-        let status = Command::new(this)
-            .args(["--exact", "--ignored", "--nocapture", NAME])
-            .env(RESULT, "13")
-            .status();
+        let status =
+            Command::new(this).args(["--exact", "--ignored", "--nocapture", NAME]).env(RESULT, "13").status();
         assert!(status.expect("this program starts").success());
         return;
     }

@@ -52,9 +52,7 @@ fn flops_count_what_multiplies() {
     assert_eq!(untied.flops_per_token(untied.active_parameters(), 256), tied);
     for name in PRESETS {
         let preset = ModelConfig::preset(name).expect("a preset");
-        for config in
-            [ModelConfig { tie_embeddings: !preset.tie_embeddings, ..preset.clone() }, preset]
-        {
+        for config in [ModelConfig { tie_embeddings: !preset.tie_embeddings, ..preset.clone() }, preset] {
             let decoder = Decoder::new(&config, Key::new(0), &Device::flex());
             assert_eq!(decoder.active_parameters(), config.active_parameters(), "{name}");
         }

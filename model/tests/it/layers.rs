@@ -5,8 +5,7 @@ use burn::module::{ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::{Device, Tensor, activation::silu};
 use kiln_model::layers::{Attention, SwiGlu};
 use kiln_model::ops::{
-    RotaryFrequencies, causal_attention_reference, linear_reference, rms_norm_reference,
-    rotary_reference,
+    RotaryFrequencies, causal_attention_reference, linear_reference, rms_norm_reference, rotary_reference,
 };
 use kiln_model::{AttentionBias, Context, Key, Layer, ModelConfig, RopeScaling};
 

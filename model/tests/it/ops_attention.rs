@@ -61,12 +61,7 @@ fn attention_with_large_scores() {
     };
     // The scores themselves are good to 1e-7 of their size, which is an error of 1e-4 in the
     // weights.
-    assert_matches(
-        scaled(causal_attention),
-        scaled(causal_attention_reference),
-        &sizes(shape),
-        1e-3,
-    );
+    assert_matches(scaled(causal_attention), scaled(causal_attention_reference), &sizes(shape), 1e-3);
 }
 
 /// A row does not depend on the rows after it.
@@ -74,8 +69,7 @@ fn attention_with_large_scores() {
 fn attention_is_causal() {
     let device = Device::flex();
     let x = |seed, seq: usize| {
-        let whole =
-            flat(&normal(100 * 2 * 10, seed), FloatDType::F32, &device).reshape([1, 100, 2, 10]);
+        let whole = flat(&normal(100 * 2 * 10, seed), FloatDType::F32, &device).reshape([1, 100, 2, 10]);
         whole.narrow(1, 0, seq)
     };
     let whole = causal_attention(x(1, 100), x(2, 100), x(3, 100)).narrow(1, 0, 70);
@@ -134,8 +128,7 @@ fn cached_attention_matches_reference() {
 fn cached_attention_continues_a_sequence() {
     let device = Device::flex();
     let x = |seed, heads: usize| {
-        flat(&normal(2 * 230 * heads * 8, seed), FloatDType::F32, &device)
-            .reshape([2, 230, heads, 8])
+        flat(&normal(2 * 230 * heads * 8, seed), FloatDType::F32, &device).reshape([2, 230, heads, 8])
     };
     let (q, k, v) = (x(1, 4), x(2, 2), x(3, 2));
     let whole = causal_attention(q.clone(), k.clone(), v.clone());
@@ -149,8 +142,7 @@ fn cached_attention_continues_a_sequence() {
 #[test]
 fn cached_attention_has_the_same_bits_on_any_number_of_threads() {
     let on = |threads: usize| {
-        let pool =
-            rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("a thread pool");
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("a thread pool");
         pool.install(|| cached(cached_attention, [2, 100, 4, 2, 64], 300, 310, FloatDType::F32))
     };
     assert!(on(1) == on(3));

@@ -34,11 +34,7 @@ const SHAPES: [[usize; 3]; 9] = [
 type Linear = fn(Tensor<2>, Tensor<2>, Option<Tensor<1>>) -> Tensor<2>;
 
 /// A map by a weight, which is stored transposed if `is_transposed`.
-fn operation(
-    f: Linear,
-    [rows, d_in, d_out]: [usize; 3],
-    is_transposed: bool,
-) -> impl Operation + Sync {
+fn operation(f: Linear, [rows, d_in, d_out]: [usize; 3], is_transposed: bool) -> impl Operation + Sync {
     move |t: &[Tensor<1>]| {
         let x = t[0].clone().reshape([rows, d_in]);
         let weight = match is_transposed {
@@ -53,8 +49,7 @@ fn operation(
 #[track_caller]
 fn assert_rounded(op: impl Operation, reference: impl Operation, sizes: &[usize], output: f64) {
     let flex = Device::flex();
-    let rounded: Vec<_> =
-        inputs(sizes).iter().map(|v| values(flat(v, FloatDType::BF16, &flex))).collect();
+    let rounded: Vec<_> = inputs(sizes).iter().map(|v| values(flat(v, FloatDType::BF16, &flex))).collect();
     let actual = run(&op, &rounded, FloatDType::BF16);
     let expected = run(&reference, &rounded, FloatDType::F64);
     assert_runs_close(&actual, &expected, [output, GRADIENTS]);

@@ -13,11 +13,7 @@ fn targets(values: Vec<i64>) -> Tensor<1, Int> {
 }
 
 /// Every fifth target is ignored, unless there is only one.
-pub fn operation(
-    f: Loss,
-    layout: HeadLayout,
-    [rows, d_model, vocab]: [usize; 3],
-) -> impl Operation + Sync {
+pub fn operation(f: Loss, layout: HeadLayout, [rows, d_model, vocab]: [usize; 3]) -> impl Operation + Sync {
     move |t: &[Tensor<1>]| {
         let weight = match layout {
             HeadLayout::VocabRows => t[1].clone().reshape([vocab, d_model]),
@@ -34,9 +30,7 @@ pub fn operation(
 #[test]
 fn cross_entropy_matches_reference() {
     for layout in LAYOUTS {
-        for shape @ [rows, d_model, vocab] in
-            [[1, 20, 17], [33, 20, 17], [257, 20, 17], [600, 64, 301]]
-        {
+        for shape @ [rows, d_model, vocab] in [[1, 20, 17], [33, 20, 17], [257, 20, 17], [600, 64, 301]] {
             let op = operation(linear_cross_entropy, layout, shape);
             let reference = operation(linear_cross_entropy_reference, layout, shape);
             assert_matches(op, reference, &[rows * d_model, d_model * vocab], 2e-6);
@@ -48,8 +42,7 @@ fn cross_entropy_matches_reference() {
 fn cross_entropy_is_sound() {
     for layout in LAYOUTS {
         assert_sound(operation(linear_cross_entropy, layout, [6, 4, 7]), &[24, 28]);
-        let (op, sizes) =
-            (operation(linear_cross_entropy, layout, [300, 64, 500]), [300 * 64, 64 * 500]);
+        let (op, sizes) = (operation(linear_cross_entropy, layout, [300, 64, 500]), [300 * 64, 64 * 500]);
         assert_same_bits(op, &sizes);
     }
 }
@@ -60,11 +53,9 @@ fn cross_entropy_dtype_and_factor() {
     let shape = [9, 4, 7];
     let op = operation(linear_cross_entropy, HeadLayout::VocabRows, shape);
     let inputs = inputs(&[9 * 4, 4 * 7]);
-    for (dtype, loss) in [
-        (FloatDType::F32, DType::F32),
-        (FloatDType::F64, DType::F64),
-        (FloatDType::BF16, DType::F32),
-    ] {
+    for (dtype, loss) in
+        [(FloatDType::F32, DType::F32), (FloatDType::F64, DType::F64), (FloatDType::BF16, DType::F32)]
+    {
         assert_eq!(run(&op, &inputs, dtype).output_dtype, loss);
     }
     let gradients = |factor: f32| {
@@ -73,10 +64,7 @@ fn cross_entropy_dtype_and_factor() {
             inputs.iter().map(|v| flat(v, FloatDType::F32, &device).require_grad()).collect();
         let loss = op(&leaves);
         let grads = if factor == 1.0 { loss.backward() } else { (loss * factor).backward() };
-        leaves
-            .iter()
-            .flat_map(|leaf| values(leaf.grad(&grads).expect("a gradient")))
-            .collect::<Vec<_>>()
+        leaves.iter().flat_map(|leaf| values(leaf.grad(&grads).expect("a gradient"))).collect::<Vec<_>>()
     };
     let doubled: Vec<_> = gradients(1.0).iter().map(|g| g * 2.0).collect();
     assert_eq!(gradients(2.0), doubled);
@@ -88,13 +76,7 @@ fn cross_entropy_of_ignored_rows_is_zero() {
     let hidden = flat(&normal(8, 1), FloatDType::F32, &device).require_grad();
     let weight = flat(&normal(12, 2), FloatDType::F32, &device).reshape([3, 4]);
     let hidden_2d = hidden.clone().reshape([2, 4]);
-    let loss = linear_cross_entropy(
-        hidden_2d,
-        weight,
-        HeadLayout::VocabRows,
-        targets(vec![-1, -100]),
-        1.0,
-    );
+    let loss = linear_cross_entropy(hidden_2d, weight, HeadLayout::VocabRows, targets(vec![-1, -100]), 1.0);
     assert_eq!(values(loss.clone()), [0.0]);
     let grads = loss.backward();
     assert_eq!(values(hidden.grad(&grads).expect("a gradient")), [0.0; 8]);

@@ -29,10 +29,7 @@ fn dropout_keeps_the_expected_share() {
         let mask = mask(n, p, 42, 0);
         let kept = mask.iter().filter(|&&v| v != 0.0).count() as f64;
         let deviation = (n as f64 * p * (1.0 - p)).sqrt();
-        assert!(
-            (kept - n as f64 * (1.0 - p)).abs() < 4.0 * deviation,
-            "{kept} of {n} kept at p = {p}"
-        );
+        assert!((kept - n as f64 * (1.0 - p)).abs() < 4.0 * deviation, "{kept} of {n} kept at p = {p}");
         assert!(mask.iter().all(|&v| v == 0.0 || (v - 1.0 / (1.0 - p)).abs() < 1e-6));
     }
 }
@@ -43,11 +40,7 @@ fn dropout_depends_on_the_key_and_the_counter_alone() {
     assert_eq!(mask(n, 0.5, 1, 0), mask(n, 0.5, 1, 0));
     // Different keys, also those a step of the counter apart, agree on half of the elements.
     for (key, offset) in [(2, 0), (1 + golden, 0), (1, 1), (0, 0)] {
-        let same = mask(n, 0.5, 1, 0)
-            .iter()
-            .zip(mask(n, 0.5, key, offset))
-            .filter(|(a, b)| *a == b)
-            .count();
+        let same = mask(n, 0.5, 1, 0).iter().zip(mask(n, 0.5, key, offset)).filter(|(a, b)| *a == b).count();
         assert!((4_700..5_300).contains(&same), "{same} elements agree with key {key}");
     }
     // Nor is one a shifted copy of the other.

@@ -18,9 +18,7 @@ fn sizes([a, b, d_in, d_out]: [usize; 4]) -> [usize; 3] {
 
 #[test]
 fn linear_matches_reference() {
-    for shape in
-        [[1, 1, 20, 17], [2, 33, 20, 64], [1, 257, 64, 20], [3, 5, 1, 1], [1, 301, 530, 417]]
-    {
+    for shape in [[1, 1, 20, 17], [2, 33, 20, 64], [1, 257, 64, 20], [3, 5, 1, 1], [1, 301, 530, 417]] {
         let (op, reference) = (operation(linear, shape), operation(linear_reference, shape));
         assert_matches(&op, &reference, &sizes(shape), 2e-6);
         assert_matches(&op, &reference, &sizes(shape)[..2], 2e-6);
@@ -53,8 +51,7 @@ pub fn three(
         let x = t[0].clone().reshape([rows, d_in]);
         let weight = |i: usize, d_out| t[i].clone().reshape([d_in, d_out]);
         let bias = Some(t[4].clone());
-        let maps =
-            [(weight(1, d_out), None), (weight(2, d_out), bias), (weight(3, 2 * d_out), None)];
+        let maps = [(weight(1, d_out), None), (weight(2, d_out), bias), (weight(3, 2 * d_out), None)];
         let results = f(x.clone(), maps).into_iter().zip(used).filter(|(_, used)| *used);
         let flat = results.map(|(y, _)| y.flatten(0, 1)).chain([x.flatten(0, 1)]);
         Tensor::cat(flat.collect(), 0)

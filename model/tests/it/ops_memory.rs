@@ -37,8 +37,7 @@ fn weights_are_not_kept_for_backward() {
     let targets = || Tensor::<1, Int>::zeros([3], &Device::flex());
     assert_eq!(handles_left(20 * 7, |w| linear(row(), w.reshape([20, 7]), None)), 0, "linear");
     assert_eq!(handles_left(20 * 7, |w| embedding(w.reshape([7, 20]), ids())), 0, "embedding");
-    let loss = |w: Tensor<1>| {
-        linear_cross_entropy(row(), w.reshape([7, 20]), HeadLayout::VocabRows, targets(), 1.0)
-    };
+    let loss =
+        |w: Tensor<1>| linear_cross_entropy(row(), w.reshape([7, 20]), HeadLayout::VocabRows, targets(), 1.0);
     assert_eq!(handles_left(20 * 7, loss), 0, "linear_cross_entropy");
 }

@@ -51,11 +51,8 @@ fn residual_of_which_one_part_is_used() {
         (rms_norm_reference(x, t[1].clone(), 1e-5) * z).flatten::<1>(0, 1)
     };
     assert_matches(|t: &[Tensor<1>]| part(t, false), reference, &sizes(shape), 2e-6);
-    let only_sum = run(
-        &|t: &[Tensor<1>]| part(t, true),
-        &inputs(&sizes(shape)),
-        burn::tensor::FloatDType::F32,
-    );
+    let only_sum =
+        run(&|t: &[Tensor<1>]| part(t, true), &inputs(&sizes(shape)), burn::tensor::FloatDType::F32);
     let expected: Vec<f64> = normal(rows * width, 99).iter().map(|dy| 2.0 * dy).collect();
     for i in [0, 2] {
         let gradient = only_sum.gradients[i].as_ref().expect("a gradient");
@@ -71,9 +68,8 @@ fn residual_leaves_the_gradient_of_a_leaf_to_its_caller() {
         let normed = stream.rms_norm(t[1].clone(), 1e-5);
         stream.add_result(normed * t[2].clone())
     };
-    let reference = |t: &[Tensor<1>]| {
-        t[0].clone() + rms_norm_reference(t[0].clone(), t[1].clone(), 1e-5) * t[2].clone()
-    };
+    let reference =
+        |t: &[Tensor<1>]| t[0].clone() + rms_norm_reference(t[0].clone(), t[1].clone(), 1e-5) * t[2].clone();
     assert_matches(op, reference, &[20, 20, 20], 2e-6);
 }
 

@@ -42,8 +42,7 @@ fn rotary_matches_reference() {
     for (shape, offset) in
         [([1, 1, 1, 2], 0), ([2, 33, 6, 10], 0), ([2, 5, 2, 64], 7), ([3, 40, 4, 64], 1000)]
     {
-        let (op, reference) =
-            (operation(rotary, shape, offset), operation(rotary_reference, shape, offset));
+        let (op, reference) = (operation(rotary, shape, offset), operation(rotary_reference, shape, offset));
         assert_matches(op, reference, &[shape.iter().product()], 1e-6);
     }
 }
@@ -143,8 +142,11 @@ fn llama3_scaling_follows_its_rule() {
 #[test]
 fn rotary_depends_on_every_part_of_the_scaling() {
     let x = flat(&normal(64, 1), FloatDType::F64, &Device::flex()).reshape([1, 1, 1, 64]);
-    let llama3 = |factor, low_freq_factor, high_freq_factor, original_context| {
-        RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context }
+    let llama3 = |factor, low_freq_factor, high_freq_factor, original_context| RopeScaling::Llama3 {
+        factor,
+        low_freq_factor,
+        high_freq_factor,
+        original_context,
     };
     let scalings = [
         None,

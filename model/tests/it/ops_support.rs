@@ -84,11 +84,7 @@ pub fn run_tracked(
         let grads = (output * flat(&weights, float, device)).sum().backward();
         for (gradient, leaf) in gradients.iter_mut().zip(&leaves) {
             *gradient = leaf.grad(&grads).map(|gradient| {
-                assert_eq!(
-                    gradient.dtype(),
-                    DType::from(dtype),
-                    "a gradient has the dtype of its tensor"
-                );
+                assert_eq!(gradient.dtype(), DType::from(dtype), "a gradient has the dtype of its tensor");
                 values(gradient)
             });
         }
@@ -108,10 +104,7 @@ pub fn assert_close(actual: &[f64], expected: &[f64], bound: f64, what: &str) {
     let scale = expected.iter().fold(1e-12f64, |max, v| max.max(v.abs()));
     for (i, (a, e)) in actual.iter().zip(expected).enumerate() {
         let error = (a - e).abs() / scale;
-        assert!(
-            error <= bound,
-            "{what}[{i}]: {a} instead of {e}, an error of {error:e} (bound {bound:e})"
-        );
+        assert!(error <= bound, "{what}[{i}]: {a} instead of {e}, an error of {error:e} (bound {bound:e})");
     }
 }
 
@@ -205,8 +198,7 @@ pub fn assert_recomputed(op: impl Operation, sizes: &[usize]) {
         op(&parents)
     };
     let tracked = vec![true; sizes.len()];
-    let (kept, balanced) =
-        (Device::flex().autodiff(), Device::flex().autodiff().gradient_checkpointing());
+    let (kept, balanced) = (Device::flex().autodiff(), Device::flex().autodiff().gradient_checkpointing());
     let expected = run_tracked(&through_parents, &inputs, FloatDType::F32, &kept, &tracked);
     let actual = run_tracked(&through_parents, &inputs, FloatDType::F32, &balanced, &tracked);
     assert_eq!(actual.output, expected.output);
@@ -224,8 +216,7 @@ pub fn assert_same_bits(op: impl Operation + Sync, sizes: &[usize]) {
 pub fn assert_same_bits_in(dtype: FloatDType, op: impl Operation + Sync, sizes: &[usize]) {
     let inputs = inputs(sizes);
     let on = |threads: usize| {
-        let pool =
-            rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("a thread pool");
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("a thread pool");
         pool.install(|| run(&op, &inputs, dtype))
     };
     let one = on(1);

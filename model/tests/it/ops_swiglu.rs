@@ -33,8 +33,7 @@ fn swiglu_is_accurate_for_every_gate() {
 
 #[test]
 fn swiglu_of_extreme_gates() {
-    let gates =
-        [f64::NEG_INFINITY, -1e30, -200.0, -100.0, -0.0, 0.0, 100.0, 1e30, f64::INFINITY, f64::NAN];
+    let gates = [f64::NEG_INFINITY, -1e30, -200.0, -100.0, -0.0, 0.0, 100.0, 1e30, f64::INFINITY, f64::NAN];
     let gate = flat(&gates, FloatDType::F32, &Device::flex());
     let y = values(swiglu(gate.clone(), gate.ones_like()));
     assert!(y[0].is_nan(), "−∞ · 0");

@@ -50,8 +50,7 @@ impl FlatTensors for Cube {
         let Some(memory) = weights.device().and_then(Buffer::device) else {
             unreachable!("invariant: a rank's tensors and buffers are in the same memory");
         };
-        let (start, bytes) =
-            (offset * dtype.size(), shape.iter().product::<usize>() * dtype.size());
+        let (start, bytes) = (offset * dtype.size(), shape.iter().product::<usize>() * dtype.size());
         let handle = memory.handle().clone();
         let behind = handle.size() - (start + bytes) as u64;
         CubeTensor::new_contiguous(
@@ -87,9 +86,8 @@ impl FlatTensors for Cube {
         let dtype = [DType::F32, DType::BF16, DType::F16]
             .into_iter()
             .find(|dtype| burn_dtype(*dtype) == gradient.dtype);
-        let dtype = dtype.ok_or_else(|| {
-            format!("has dtype {:?}, expected a float of 32 or 16 bits", gradient.dtype)
-        })?;
+        let dtype = dtype
+            .ok_or_else(|| format!("has dtype {:?}, expected a float of 32 or 16 bits", gradient.dtype))?;
         let memory = device_of(target).map_err(|error| error.to_string())?;
         let gradient = into_contiguous(gradient);
         let len = range.len();
@@ -111,8 +109,7 @@ impl FlatTensors for Cube {
 
     fn add_loss(loss: &CubeTensor, sum: &mut LossSum) -> Result<(), String> {
         let first = sum.device.is_none();
-        let target =
-            sum.device.get_or_insert_with(|| Buffer::empty_on(&loss.client, DType::F32, 1));
+        let target = sum.device.get_or_insert_with(|| Buffer::empty_on(&loss.client, DType::F32, 1));
         Self::add_gradient(target, 0..1, loss.clone(), first)
     }
 

@@ -106,18 +106,16 @@ pub(crate) fn copy_values(source: &[f32], target: &mut [f32]) {
 
 fn cast<A: Sync, B: Send>(source: &[A], target: &mut [B], convert: impl Fn(&A) -> B + Sync) {
     let arch = pulp::Arch::new();
-    target.par_chunks_mut(CAST_TASK).zip(source.par_chunks(CAST_TASK)).for_each(
-        |(target, source)| {
-            arch.dispatch(
-                #[inline(always)]
-                || {
-                    for (target, source) in target.iter_mut().zip(source) {
-                        *target = convert(source);
-                    }
-                },
-            );
-        },
-    );
+    target.par_chunks_mut(CAST_TASK).zip(source.par_chunks(CAST_TASK)).for_each(|(target, source)| {
+        arch.dispatch(
+            #[inline(always)]
+            || {
+                for (target, source) in target.iter_mut().zip(source) {
+                    *target = convert(source);
+                }
+            },
+        );
+    });
 }
 
 fn add_gradient(target: &mut [f32], gradient: FlexTensor, replace: bool) -> Result<(), String> {
@@ -142,27 +140,23 @@ fn accumulate<T: Sync>(
 ) -> Result<(), String> {
     let gradient = gradient.ok_or("is not contiguous")?;
     let arch = pulp::Arch::new();
-    target.par_chunks_mut(CAST_TASK).zip(gradient.par_chunks(CAST_TASK)).for_each(
-        |(target, gradient)| {
-            arch.dispatch(
-                #[inline(always)]
-                || {
-                    for (target, gradient) in target.iter_mut().zip(gradient) {
-                        *target =
-                            if replace { convert(gradient) } else { *target + convert(gradient) };
-                    }
-                },
-            );
-        },
-    );
+    target.par_chunks_mut(CAST_TASK).zip(gradient.par_chunks(CAST_TASK)).for_each(|(target, gradient)| {
+        arch.dispatch(
+            #[inline(always)]
+            || {
+                for (target, gradient) in target.iter_mut().zip(gradient) {
+                    *target = if replace { convert(gradient) } else { *target + convert(gradient) };
+                }
+            },
+        );
+    });
     Ok(())
 }
 
 /// Sum of squares in f64, with the same bits at any number of threads.
 pub(crate) fn sum_of_squares(values: &[f32]) -> f64 {
     let arch = pulp::Arch::new();
-    let sums: Vec<f64> =
-        values.par_chunks(TASK).map(|chunk| arch.dispatch(SquaresOf(chunk))).collect();
+    let sums: Vec<f64> = values.par_chunks(TASK).map(|chunk| arch.dispatch(SquaresOf(chunk))).collect();
     sums.iter().sum()
 }
 

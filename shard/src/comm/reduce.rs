@@ -150,9 +150,7 @@ impl Reducer {
         match reduction.take() {
             Stage::Reduced(shard) => Some(shard),
             #[cfg(feature = "cube")]
-            Stage::Arriving(readback) => {
-                self.context.or_fail(readback.wait().map_err(ShardError::from))
-            }
+            Stage::Arriving(readback) => self.context.or_fail(readback.wait().map_err(ShardError::from)),
             Stage::Scattering { .. } | Stage::Replicating(_) | Stage::Gone => None,
         }
     }

@@ -89,9 +89,7 @@ impl EngineBuilder {
     ) -> Result<ShardedModule<M>, ShardError> {
         let (layouts, places) = self.lay_out(name, parameters_of(&module, prefix))?;
         let (template, masters) = self.cut(module, &layouts, &places)?;
-        if self.context.policy.compute_dtype == DType::F16
-            && self.context.state_placement().is_host()
-        {
+        if self.context.policy.compute_dtype == DType::F16 && self.context.state_placement().is_host() {
             let (what, dtype) = ("compute dtype", DType::F16);
             return Err(ShardError::UnsupportedDType { what, dtype });
         }
@@ -132,17 +130,14 @@ impl EngineBuilder {
         }
         // The frozen ones are the second group, unless they are the only one.
         let second = usize::from(!trainable.is_empty());
-        let places = places.into_iter().map(|(is_frozen, slot)| ParameterPlace {
-            group: if is_frozen { second } else { 0 },
-            slot,
-        });
+        let places = places
+            .into_iter()
+            .map(|(is_frozen, slot)| ParameterPlace { group: if is_frozen { second } else { 0 }, slot });
         let world_size = self.context.mesh.world_size();
         let names = [(module.to_owned(), true), (format!("{module}.frozen"), false)];
         let layouts = names.into_iter().zip([trainable, frozen]);
         let layouts = layouts.filter(|(_, parameters)| !parameters.is_empty()).map(
-            |((name, trainable), parameters)| {
-                ParamGroupLayout::new(name, trainable, parameters, world_size)
-            },
+            |((name, trainable), parameters)| ParamGroupLayout::new(name, trainable, parameters, world_size),
         );
         Ok((layouts.collect(), places.collect()))
     }
@@ -244,9 +239,7 @@ impl ModuleMapper for Values<'_> {
         let data = param.into_value().into_data().convert::<f32>();
         let kept = match data.as_slice::<f32>() {
             Ok(values) => self.keep(place, values),
-            Err(error) => {
-                Err(ShardError::InitialValues { name: name.clone(), reason: format!("{error:?}") })
-            }
+            Err(error) => Err(ShardError::InitialValues { name: name.clone(), reason: format!("{error:?}") }),
         };
         if let Err(error) = kept {
             self.error.get_or_insert(error);

@@ -44,15 +44,9 @@ pub struct Engine {
 }
 
 impl Engine {
-    pub(super) fn new(
-        context: Arc<CommContext>,
-        reducer: Arc<Reducer>,
-        groups: ParamGroups,
-    ) -> Self {
-        let layout = Layout {
-            mesh: context.mesh,
-            groups: groups.iter().map(|group| group.layout.clone()).collect(),
-        };
+    pub(super) fn new(context: Arc<CommContext>, reducer: Arc<Reducer>, groups: ParamGroups) -> Self {
+        let layout =
+            Layout { mesh: context.mesh, groups: groups.iter().map(|group| group.layout.clone()).collect() };
         let last = groups.last().map_or(0..0, |group| group.options().module.clone());
         Engine {
             context,
@@ -121,12 +115,7 @@ impl Engine {
     }
 
     /// [`Engine::sum_over_ranks`] in a phase of the caller's choice. Collective.
-    pub fn all_reduce_f64(
-        &self,
-        phase: Phase,
-        label: &str,
-        values: &[f64],
-    ) -> Result<Vec<f64>, ShardError> {
+    pub fn all_reduce_f64(&self, phase: Phase, label: &str, values: &[f64]) -> Result<Vec<f64>, ShardError> {
         self.sum_within(&*self.context.world, Label::new(label, phase), values)
     }
 

@@ -68,11 +68,7 @@ impl Engine {
 impl Snapshot {
     /// The chunk of the parameter group at `position` in the layout, flat, with its padding; `None` if
     /// there are no values of this kind. Copied only if it is on a GPU, and once until it is released.
-    pub fn values(
-        &self,
-        position: usize,
-        kind: StateKind<'_>,
-    ) -> Result<Option<&[f32]>, BufferError> {
+    pub fn values(&self, position: usize, kind: StateKind<'_>) -> Result<Option<&[f32]>, BufferError> {
         let Some(Values { shard, chunk, copy, .. }) = self.find(position, kind) else {
             return Ok(None);
         };

@@ -12,11 +12,7 @@ use crate::param_group::{ParamGroup, StateKind};
 impl Engine {
     /// The whole values of the parameter group at `position` in the layout, flat and padded, on every
     /// rank; `None` if there are none of this kind. Holds one group in memory. Collective.
-    pub fn gather_group(
-        &self,
-        position: usize,
-        kind: StateKind<'_>,
-    ) -> Result<Option<Buffer>, ShardError> {
+    pub fn gather_group(&self, position: usize, kind: StateKind<'_>) -> Result<Option<Buffer>, ShardError> {
         let context = &self.context;
         context.check()?;
         let Some(group) = self.groups.get(position) else { return Ok(None) };
@@ -33,11 +29,7 @@ impl Engine {
 
     /// The whole values of one parameter on every rank. Gathers its group; see
     /// [`Engine::gather_group`]. Collective.
-    pub fn gather_parameter(
-        &self,
-        name: &str,
-        kind: StateKind<'_>,
-    ) -> Result<Option<Vec<f32>>, ShardError> {
+    pub fn gather_parameter(&self, name: &str, kind: StateKind<'_>) -> Result<Option<Vec<f32>>, ShardError> {
         let (group, slot) = self.find(name)?;
         let range = group.layout.parameters[slot].range();
         let Some(whole) = self.gather_group(group.options().position, kind)? else {
@@ -47,12 +39,7 @@ impl Engine {
     }
 
     /// Replaces this rank's part of one parameter's values; `values` are all of them.
-    pub fn load_parameter(
-        &self,
-        name: &str,
-        kind: StateKind<'_>,
-        values: &[f32],
-    ) -> Result<(), ShardError> {
+    pub fn load_parameter(&self, name: &str, kind: StateKind<'_>, values: &[f32]) -> Result<(), ShardError> {
         let (group, slot) = self.find(name)?;
         let parameter = &group.layout.parameters[slot];
         if values.len() != parameter.numel() {

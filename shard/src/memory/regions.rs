@@ -82,8 +82,7 @@ impl Region {
             unsafe { libc::madvise(region.start as *mut _, region.size, libc::MADV_HUGEPAGE) };
         });
         let collapse = move || {
-            let pages =
-                |region: &Region| (region.start..region.start + region.size).step_by(HUGE_PAGE);
+            let pages = |region: &Region| (region.start..region.start + region.size).step_by(HUGE_PAGE);
             regions().flat_map(pages).for_each(|page| {
                 // Kernels before 6.1 refuse it. One call for each, since a process ends only between two.
                 // SAFETY: as above; threads that read and write meanwhile find what they would have found.

@@ -86,11 +86,7 @@ impl Optimizer for AdamW {
     }
 
     #[cfg(feature = "cube")]
-    fn device_state(
-        &self,
-        client: &cubecl::prelude::Client,
-        updates: u64,
-    ) -> cubecl::server::Handle {
+    fn device_state(&self, client: &cubecl::prelude::Client, updates: u64) -> cubecl::server::Handle {
         let powers = [power(self.beta1 as f32, updates), power(self.beta2 as f32, updates)];
         client.create_from_slice(bytemuck::cast_slice(&[powers, [0.0, 1.0]]))
     }

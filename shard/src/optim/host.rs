@@ -105,10 +105,8 @@ impl StepBackend for HostStep<'_> {
         let Some(step) = &decision.step else { return Ok(()) };
         let ShardMut { weights, mut slots } = shard;
         let (weights, gradient) = (weights.as_mut_slice::<f32>()?, gradient.as_slice::<f32>()?);
-        let mut slots = slots
-            .iter_mut()
-            .map(|slot| slot.as_mut_slice::<f32>())
-            .collect::<Result<Vec<_>, _>>()?;
+        let mut slots =
+            slots.iter_mut().map(|slot| slot.as_mut_slice::<f32>()).collect::<Result<Vec<_>, _>>()?;
         for (range, decays) in decay_runs(layout, &self.shard(layout)) {
             let slots = slots.iter_mut().map(|slot| &mut slot[range.clone()]).collect();
             let (weights, gradient) = (&mut weights[range.clone()], &gradient[range]);

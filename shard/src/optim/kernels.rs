@@ -60,13 +60,7 @@ pub(super) fn squares<N: Size>(
 /// Adds the sums of the segments of each chunk to its place, `first` for the first. Chunk `i` has
 /// segments `bounds[i]..bounds[i + 1]`.
 #[cube(launch_unchecked)]
-pub(super) fn chunks(
-    sums: &[f32],
-    bounds: &[u32],
-    chunks: &mut [f32],
-    first: u32,
-    #[comptime] units: usize,
-) {
+pub(super) fn chunks(sums: &[f32], bounds: &[u32], chunks: &mut [f32], first: u32, #[comptime] units: usize) {
     let chunk = CUBE_POS;
     if chunk + 1 >= bounds.len() {
         terminate!();
@@ -151,13 +145,7 @@ pub(super) fn decide(
 /// Factors of one AdamW step, if `decision` says that there is one. `state`: the betas to the power of the
 /// updates so far, the learning rate over the first bias correction, the root of the second.
 #[cube(launch_unchecked)]
-pub(super) fn adamw_factors(
-    state: &mut [f32],
-    decision: &[f32],
-    beta1: f32,
-    beta2: f32,
-    learning_rate: f32,
-) {
+pub(super) fn adamw_factors(state: &mut [f32], decision: &[f32], beta1: f32, beta2: f32, learning_rate: f32) {
     if ABSOLUTE_POS == 0 && decision[2] > 0.0f32 {
         let first = state[0] * beta1;
         let second = state[1] * beta2;

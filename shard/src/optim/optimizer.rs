@@ -22,13 +22,7 @@ pub trait Optimizer: Send + Sync {
     /// Queues what is computed once in a step on a GPU: brings `state` up to date, if `decision` says
     /// that there is an update.
     #[cfg(feature = "cube")]
-    fn prepare_on_device(
-        &self,
-        client: &Client,
-        state: &Handle,
-        decision: &Handle,
-        learning_rate: f64,
-    );
+    fn prepare_on_device(&self, client: &Client, state: &Handle, decision: &Handle, learning_rate: f64);
 
     /// Queues the update of one parameter group's shard on a GPU.
     #[cfg(feature = "cube")]

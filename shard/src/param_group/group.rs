@@ -123,15 +123,10 @@ impl ParamGroup {
         }
     }
 
-    fn start_unshard(
-        &self,
-        state: &mut GroupState,
-        direction: Direction,
-    ) -> Result<Weights, ShardError> {
+    fn start_unshard(&self, state: &mut GroupState, direction: Direction) -> Result<Weights, ShardError> {
         let context = &self.context;
         let dtype = context.policy.compute_dtype;
-        let compute_shard =
-            if context.offloads() { Some(self.compute_shard(state)?) } else { None };
+        let compute_shard = if context.offloads() { Some(self.compute_shard(state)?) } else { None };
         let master = &state.master;
         let Some(group) = &context.shard else {
             let weights = if let Some(compute_shard) = compute_shard {
@@ -304,12 +299,7 @@ impl ParamGroup {
     }
 
     /// Takes the gradient of parameter `slot` from one use.
-    pub(crate) fn accumulate<B: FlatTensors>(
-        &self,
-        slot: usize,
-        from: &Use,
-        gradient: FloatTensor<B>,
-    ) {
+    pub(crate) fn accumulate<B: FlatTensors>(&self, slot: usize, from: &Use, gradient: FloatTensor<B>) {
         if self.context.failed() {
             return;
         }
@@ -400,8 +390,7 @@ impl ParamGroup {
     }
 
     fn clear_unwritten(&self, flat: &mut Buffer, written: &[bool]) -> Result<(), ShardError> {
-        let unwritten =
-            self.layout.parameters.iter().zip(written).filter(|(_, written)| !**written);
+        let unwritten = self.layout.parameters.iter().zip(written).filter(|(_, written)| !**written);
         let unwritten = unwritten.map(|(parameter, _)| parameter.range());
         Ok(buffers::clear(flat, self.layout.gaps().into_iter().chain(unwritten))?)
     }

@@ -153,11 +153,7 @@ impl GroupState {
 
     /// Weights and the slots `names`, in this order, for changing in place. Slots are made, of zeros, if
     /// there are none. `group` is a name for errors.
-    pub(crate) fn shard_mut(
-        &mut self,
-        names: &[&str],
-        group: &str,
-    ) -> Result<ShardMut<'_>, ShardError> {
+    pub(crate) fn shard_mut(&mut self, names: &[&str], group: &str) -> Result<ShardMut<'_>, ShardError> {
         for (index, name) in names.iter().enumerate() {
             let found = self.slot(name);
             // The optimizer's order from now on, also where a checkpoint has made them.

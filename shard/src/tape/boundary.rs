@@ -98,12 +98,7 @@ struct OutputBackward;
 impl<B: Backend> Backward<B, 2> for OutputBackward {
     type State = Output;
 
-    fn backward(
-        self,
-        ops: Ops<Output, 2>,
-        grads: &mut Gradients,
-        _checkpointer: &mut Checkpointer,
-    ) {
+    fn backward(self, ops: Ops<Output, 2>, grads: &mut Gradients, _checkpointer: &mut Checkpointer) {
         let gradient = grads.consume::<B>(&ops.node);
         enter(&ops.state.groups, ops.state.goes_on);
         if let [Some(parent), _token] = ops.parents {
@@ -118,12 +113,7 @@ struct InputBackward;
 impl<B: Backend> Backward<B, 1> for InputBackward {
     type State = ParamGroups;
 
-    fn backward(
-        self,
-        ops: Ops<ParamGroups, 1>,
-        grads: &mut Gradients,
-        _checkpointer: &mut Checkpointer,
-    ) {
+    fn backward(self, ops: Ops<ParamGroups, 1>, grads: &mut Gradients, _checkpointer: &mut Checkpointer) {
         let gradient = grads.consume::<B>(&ops.node);
         ops.state.iter().for_each(|group| group.leave_backward());
         if let [Some(parent)] = ops.parents {
@@ -147,8 +137,7 @@ impl<B: Backend, C: CheckpointStrategy> BoundaryOps for Autodiff<B, C> {
     }
 
     fn input(x: Tracked<B, C>, groups: ParamGroups) -> Tracked<B, C> {
-        let prepared =
-            Backward::<B, 1>::prepare::<C>(InputBackward, [x.node()]).compute_bound().stateful();
+        let prepared = Backward::<B, 1>::prepare::<C>(InputBackward, [x.node()]).compute_bound().stateful();
         match prepared {
             OpsKind::Tracked(prepared) => prepared.finish(groups, x.into_primitive()),
             OpsKind::UnTracked(prepared) => prepared.finish(x.into_primitive()),

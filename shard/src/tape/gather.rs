@@ -89,12 +89,7 @@ struct OrderTokenBackward;
 impl<B: Backend> Backward<B, 1> for OrderTokenBackward {
     type State = ParamGroups;
 
-    fn backward(
-        self,
-        ops: Ops<ParamGroups, 1>,
-        _grads: &mut Gradients,
-        _checkpointer: &mut Checkpointer,
-    ) {
+    fn backward(self, ops: Ops<ParamGroups, 1>, _grads: &mut Gradients, _checkpointer: &mut Checkpointer) {
         ops.state.iter().for_each(|group| group.leave_backward());
     }
 }
@@ -105,12 +100,7 @@ struct GatherBackward;
 impl<B: FlatTensors> Backward<B, 1> for GatherBackward {
     type State = WeightRef;
 
-    fn backward(
-        self,
-        ops: Ops<WeightRef, 1>,
-        grads: &mut Gradients,
-        _checkpointer: &mut Checkpointer,
-    ) {
+    fn backward(self, ops: Ops<WeightRef, 1>, grads: &mut Gradients, _checkpointer: &mut Checkpointer) {
         let gradient = grads.consume::<B>(&ops.node);
         let weight = ops.state;
         weight.group.accumulate::<B>(weight.slot, &weight.from, gradient);
@@ -128,8 +118,7 @@ impl<B: FlatTensors> RetroForward for GatherAgain<B> {
     fn forward(&self, states: &mut BackwardStates, out_node: NodeId) {
         // Taking the token's state also tells the checkpointer that it has been used.
         let token = states.get_state::<FloatTensor<B>>(&self.token);
-        let weight =
-            self.weight.group.parameter::<B>(&token, self.weight.slot, Direction::Backward);
+        let weight = self.weight.group.parameter::<B>(&token, self.weight.slot, Direction::Backward);
         states.save(out_node, weight);
     }
 }
@@ -139,9 +128,8 @@ type Tracked<B, C> = FloatTensor<Autodiff<B, C>>;
 impl<B: FlatTensors, C: CheckpointStrategy> GatherOps for Autodiff<B, C> {
     fn order_token(x: Tracked<B, C>, leaves: ParamGroups) -> Tracked<B, C> {
         let token = B::token(x.primitive());
-        let prepared = Backward::<B, 1>::prepare::<C>(OrderTokenBackward, [x.node()])
-            .compute_bound()
-            .stateful();
+        let prepared =
+            Backward::<B, 1>::prepare::<C>(OrderTokenBackward, [x.node()]).compute_bound().stateful();
         match prepared {
             OpsKind::Tracked(prepared) => prepared.finish(leaves, token),
             OpsKind::UnTracked(prepared) => prepared.finish(token),
@@ -153,12 +141,11 @@ impl<B: FlatTensors, C: CheckpointStrategy> GatherOps for Autodiff<B, C> {
         let (id, backend) = (token.id(), PhantomData);
         let again = GatherAgain::<B> { token: id, weight: weight.clone(), backend };
         // `BalancedCheckpointing` here, not `C`: this node is recomputed under every strategy.
-        let prepared =
-            Backward::<B, 1>::prepare::<BalancedCheckpointing>(GatherBackward, [token.node()])
-                .memory_bound()
-                .retro_forward(again)
-                .parents::<B, _>([&token])
-                .stateful();
+        let prepared = Backward::<B, 1>::prepare::<BalancedCheckpointing>(GatherBackward, [token.node()])
+            .memory_bound()
+            .retro_forward(again)
+            .parents::<B, _>([&token])
+            .stateful();
         match prepared {
             OpsKind::Tracked(prepared) => prepared.finish(weight, out),
             OpsKind::UnTracked(prepared) => prepared.finish(out),

@@ -76,12 +76,7 @@ struct LossBackward;
 impl<B: FlatTensors> Backward<B, 1> for LossBackward {
     type State = LossSink;
 
-    fn backward(
-        self,
-        ops: Ops<LossSink, 1>,
-        grads: &mut Gradients,
-        _checkpointer: &mut Checkpointer,
-    ) {
+    fn backward(self, ops: Ops<LossSink, 1>, grads: &mut Gradients, _checkpointer: &mut Checkpointer) {
         let gradient = grads.consume::<B>(&ops.node);
         let [Some(parent)] = ops.parents else { return };
         let LossSink { scale, last, .. } = ops.state;
@@ -98,8 +93,7 @@ impl<B: FlatTensors, C: CheckpointStrategy> LossOps for Autodiff<B, C> {
     fn add_loss(loss: FloatTensor<Self>, sink: LossSink) -> FloatTensor<Self> {
         add::<B>(loss.primitive(), &sink);
         let out = loss.primitive().clone();
-        match Backward::<B, 1>::prepare::<C>(LossBackward, [loss.node()]).compute_bound().stateful()
-        {
+        match Backward::<B, 1>::prepare::<C>(LossBackward, [loss.node()]).compute_bound().stateful() {
             OpsKind::Tracked(prepared) => prepared.finish(sink, out),
             OpsKind::UnTracked(prepared) => prepared.finish(out),
         }

@@ -15,8 +15,7 @@ use burn::backend::autodiff::{
     ops::{Backward, Ops, OpsKind},
 };
 use burn::backend::{
-    Backend, Dispatch, DispatchKindConversion, DispatchTensor, Flex, backend_extension,
-    tensor::FloatTensor,
+    Backend, Dispatch, DispatchKindConversion, DispatchTensor, Flex, backend_extension, tensor::FloatTensor,
 };
 use burn::tensor::Tensor;
 
@@ -74,11 +73,7 @@ pub(crate) trait RecomputeOps: Backend {
     /// `body(x)`; `token` puts the node on the tape when `x` is not.
     fn recompute(x: FloatTensor<Self>, token: FloatTensor<Self>, body: Body) -> FloatTensor<Self>;
     /// `value`, a child of `y` on the tape, whose gradient goes to `loss` and not to `y`.
-    fn added_loss(
-        y: FloatTensor<Self>,
-        value: FloatTensor<Self>,
-        loss: Arc<AddedLoss>,
-    ) -> FloatTensor<Self>;
+    fn added_loss(y: FloatTensor<Self>, value: FloatTensor<Self>, loss: Arc<AddedLoss>) -> FloatTensor<Self>;
     /// A one-element tensor whose backward starts at `y` with `gradient`.
     fn seed(y: FloatTensor<Self>, gradient: FloatTensor<Self>) -> FloatTensor<Self>;
 }
@@ -170,12 +165,7 @@ struct RecomputeBackward;
 impl<B: Blocks> Backward<B, 2> for RecomputeBackward {
     type State = (FloatTensor<B>, Body);
 
-    fn backward(
-        self,
-        ops: Ops<Self::State, 2>,
-        grads: &mut Gradients,
-        _checkpointer: &mut Checkpointer,
-    ) {
+    fn backward(self, ops: Ops<Self::State, 2>, grads: &mut Gradients, _checkpointer: &mut Checkpointer) {
         let [x_parent, _token] = ops.parents;
         let (x, body) = ops.state;
         let incoming = B::tensor::<3>(grads.consume::<B>(&ops.node));
@@ -205,12 +195,7 @@ struct AddedLossBackward;
 impl<B: Blocks> Backward<B, 1> for AddedLossBackward {
     type State = Arc<AddedLoss>;
 
-    fn backward(
-        self,
-        ops: Ops<Self::State, 1>,
-        grads: &mut Gradients,
-        _checkpointer: &mut Checkpointer,
-    ) {
+    fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _checkpointer: &mut Checkpointer) {
         let gradient = grads.consume::<B>(&ops.node);
         *lock(&ops.state.gradient) = Some(B::tensor(gradient));
     }
@@ -222,12 +207,7 @@ struct SeedBackward;
 impl<B: Backend> Backward<B, 1> for SeedBackward {
     type State = FloatTensor<B>;
 
-    fn backward(
-        self,
-        ops: Ops<FloatTensor<B>, 1>,
-        grads: &mut Gradients,
-        _checkpointer: &mut Checkpointer,
-    ) {
+    fn backward(self, ops: Ops<FloatTensor<B>, 1>, grads: &mut Gradients, _checkpointer: &mut Checkpointer) {
         let [parent] = ops.parents;
         // The ones that backward starts with; replaced by the gradient that came in.
         let _ = grads.consume::<B>(&ops.node);
@@ -253,9 +233,8 @@ impl<B: Blocks, C: CheckpointStrategy> RecomputeOps for Autodiff<B, C> {
     }
 
     fn added_loss(y: Tracked<B, C>, value: Tracked<B, C>, loss: Arc<AddedLoss>) -> Tracked<B, C> {
-        let prepared = Backward::<B, 1>::prepare::<C>(AddedLossBackward, [y.node()])
-            .compute_bound()
-            .stateful();
+        let prepared =
+            Backward::<B, 1>::prepare::<C>(AddedLossBackward, [y.node()]).compute_bound().stateful();
         match prepared {
             OpsKind::Tracked(prepared) => prepared.finish(loss, value.into_primitive()),
             OpsKind::UnTracked(prepared) => prepared.finish(value.into_primitive()),

@@ -181,16 +181,13 @@ pub fn strategies(options: &StrategiesOptions) -> Result<StrategiesTable, TrainE
     for _ in 0..options.rounds {
         let round: Result<Vec<_>, _> = Strategy::ALL
             .into_iter()
-            .map(|strategy| {
-                measure(&config, &model, &device, &ranks, strategy, shard_size, options.steps)
-            })
+            .map(|strategy| measure(&config, &model, &device, &ranks, strategy, shard_size, options.steps))
             .collect();
         rounds.push(round?);
     }
     let rows = Strategy::ALL.into_iter().enumerate().map(|(index, strategy)| {
-        let column = |value: fn(&Sample) -> f64| {
-            median(rounds.iter().map(|round| value(&round[index])).collect())
-        };
+        let column =
+            |value: fn(&Sample) -> f64| median(rounds.iter().map(|round| value(&round[index])).collect());
         let last = &rounds[rounds.len() - 1][index];
         StrategyRow {
             strategy,
@@ -268,12 +265,11 @@ fn sample(
     let recorder = world.recorder();
     let sent_bytes = recorder.bytes_sent() / steps as u64;
     let count = |operation, phase| recorder.count(operation, Some(phase)) / steps as u64;
-    let gathers =
-        count(Operation::AllGather, Phase::Forward) + count(Operation::AllGather, Phase::Backward);
+    let gathers = count(Operation::AllGather, Phase::Forward) + count(Operation::AllGather, Phase::Backward);
     // Under NO_SHARD the all-reduce is the reduction; under the hybrids it follows a
     // reduce-scatter of the same unit.
-    let reductions = count(Operation::ReduceScatter, Phase::Backward)
-        .max(count(Operation::AllReduce, Phase::Backward));
+    let reductions =
+        count(Operation::ReduceScatter, Phase::Backward).max(count(Operation::AllReduce, Phase::Backward));
     let tokens = (steps * config.train.global_batch * config.data.seq_len) as f64;
     let mut peaks = vec![0.0; world.world_size()];
     peaks[world.rank()] = engine.peak_bytes() as f64;
@@ -334,9 +330,8 @@ impl StrategiesTable {
             "relative: tok/s over those of FULL_SHARD in the same round, the median of the rounds; the \
              medians of tok/s may have another ratio",
         );
-        let mesh = |strategy| {
-            self.rows.iter().find(|row| row.strategy == strategy).map(|row| row.mesh.as_str())
-        };
+        let mesh =
+            |strategy| self.rows.iter().find(|row| row.strategy == strategy).map(|row| row.mesh.as_str());
         if self.ranks > 1 && mesh(Strategy::HybridShard) == mesh(Strategy::FullShard) {
             text.push_str(
                 "\nHybrids have one group per machine, which is all ranks here, so they do what FULL_SHARD and \

@@ -11,9 +11,7 @@ use super::index::INDEX_FILE;
 use super::manifest::Format;
 use super::part::{self, Completion, Entry, Values};
 use super::saved::Saved;
-use super::{
-    CONFIG_FILE, Checkpoint, CheckpointError, CheckpointReader, SaveContext, full, verify,
-};
+use super::{CONFIG_FILE, Checkpoint, CheckpointError, CheckpointReader, SaveContext, full, verify};
 use crate::error::TrainError;
 use crate::files::{self, MAX_WHOLE};
 use crate::weights::{NotFinite, Weights as _};
@@ -54,9 +52,7 @@ impl ConvertArgs {
     pub fn run(self) -> Result<String, TrainError> {
         let (format, ranks) = match (self.to, self.ranks) {
             (Some(Target::Full), Some(_)) => {
-                return Err(TrainError::usage(
-                    "--ranks is for --to sharded: leave one of them out",
-                ));
+                return Err(TrainError::usage("--ranks is for --to sharded: leave one of them out"));
             }
             (Some(Target::Full) | None, None) => (Format::Full, 1),
             (Some(Target::Sharded), None) => {
@@ -104,9 +100,7 @@ pub fn convert(
     let data: Vec<&str> =
         manifest.tensors.iter().flat_map(|t| &t.pieces).map(|piece| piece.file.as_str()).collect();
     let others = manifest.files.keys().filter(|name| {
-        !data.contains(&name.as_str())
-            && name.as_str() != CONFIG_FILE
-            && name.as_str() != INDEX_FILE
+        !data.contains(&name.as_str()) && name.as_str() != CONFIG_FILE && name.as_str() != INDEX_FILE
     });
     let context = SaveContext {
         architecture: manifest.architecture.clone(),
@@ -116,11 +110,8 @@ pub fn convert(
         files: others.map(|name| checkpoint.folder().join(name)).collect(),
         tokenizer: None,
     };
-    let mut source = Source {
-        reader: checkpoint.reader(),
-        layout: manifest.layout(ranks),
-        found: RefCell::default(),
-    };
+    let mut source =
+        Source { reader: checkpoint.reader(), layout: manifest.layout(ranks), found: RefCell::default() };
     let layout = source.layout.clone();
     match format {
         Format::Full => full::write(
@@ -166,11 +157,7 @@ impl Values for Source<'_> {
         first.is_some_and(|parameter| self.reader.has(&parameter.name, saved))
     }
 
-    fn get(
-        &self,
-        layout: &[ParamGroupLayout],
-        entry: &Entry,
-    ) -> Result<Cow<'_, [f32]>, CheckpointError> {
+    fn get(&self, layout: &[ParamGroupLayout], entry: &Entry) -> Result<Cow<'_, [f32]>, CheckpointError> {
         let name = &layout[entry.unit].parameters[entry.slot].name;
         let mut values = vec![0.0; entry.range.len()];
         self.reader.read(name, &entry.saved, entry.range.clone(), &mut values)?;

@@ -32,17 +32,10 @@ pub fn describe(checkpoint: &Checkpoint) -> String {
     ];
     let weights = || manifest.tensors.iter().filter(|tensor| tensor.saved == Saved::Weight);
     let moments = |weight: &TensorEntry| {
-        manifest
-            .tensors
-            .iter()
-            .filter(|t| t.name == weight.name && t.saved != Saved::Weight)
-            .count()
+        manifest.tensors.iter().filter(|t| t.name == weight.name && t.saved != Saved::Weight).count()
     };
     let width = weights().map(|tensor| tensor.name.len()).max().unwrap_or(0).max(4);
-    lines.push(format!(
-        "{:width$}  {:5}  {:16}  {:>6}  moments",
-        "name", "dtype", "shape", "pieces"
-    ));
+    lines.push(format!("{:width$}  {:5}  {:16}  {:>6}  moments", "name", "dtype", "shape", "pieces"));
     for tensor in weights() {
         lines.push(format!(
             "{:width$}  {:5}  {:16}  {:>6}  {}",

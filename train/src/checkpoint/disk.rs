@@ -79,9 +79,7 @@ pub(super) fn is_whole(path: &Path) -> bool {
 pub(super) fn look(path: &Path) -> io::Result<bool> {
     match fs::metadata(path.join(MANIFEST_FILE)) {
         Ok(_) => Ok(true),
-        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
-            Ok(false)
-        }
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(false),
         Err(error) => Err(error),
     }
 }
@@ -97,9 +95,7 @@ pub(super) fn remove_by_way_of(path: &Path, aside: &Path) -> Result<(), Checkpoi
 /// Removes a folder with all that is in it, if it is there.
 pub(super) fn remove(path: &Path) -> Result<(), CheckpointError> {
     match fs::remove_dir_all(path) {
-        Err(error) if error.kind() != ErrorKind::NotFound => {
-            Err(CheckpointError::io("remove", path)(error))
-        }
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(CheckpointError::io("remove", path)(error)),
         _ => Ok(()),
     }
 }
@@ -122,8 +118,7 @@ mod tests {
     fn one_of_two_folders_stays_whatever_fails() {
         let folder = tempfile::tempdir().unwrap();
         let path = |name: &str| folder.path().join(name);
-        let (beside, place, old) =
-            (path(".fsdp_cpt4.partial"), path("fsdp_cpt4"), path(".fsdp_cpt4.old"));
+        let (beside, place, old) = (path(".fsdp_cpt4.partial"), path("fsdp_cpt4"), path(".fsdp_cpt4.old"));
         whole(&place, "old");
         // The new one is not there to take its place.
         assert!(replace_by_turns(&beside, &place).is_err());

@@ -189,9 +189,7 @@ impl CheckpointError {
     pub(crate) fn unreadable(path: &Path) -> impl FnOnce(std::io::Error) -> Self {
         move |source| match source.kind() {
             ErrorKind::NotFound => CheckpointError::damaged(path, "the file is missing"),
-            ErrorKind::InvalidInput | ErrorKind::FileTooLarge => {
-                CheckpointError::damaged(path, source)
-            }
+            ErrorKind::InvalidInput | ErrorKind::FileTooLarge => CheckpointError::damaged(path, source),
             _ => CheckpointError::io("read", path)(source),
         }
     }

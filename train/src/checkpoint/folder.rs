@@ -154,9 +154,8 @@ pub(crate) fn mend_latest(folder: &Path, step: u64) -> Result<bool, CheckpointEr
 fn own(folder: &Path, keep: Keep, step: u64) -> Vec<(u64, PathBuf)> {
     let mut checkpoints = list(folder);
     let stays = |saved: u64| keep.every > 0 && saved.is_multiple_of(keep.every);
-    checkpoints.retain(|(saved, path)| {
-        !path.is_symlink() && (*saved == step || (*saved < step && !stays(*saved)))
-    });
+    checkpoints
+        .retain(|(saved, path)| !path.is_symlink() && (*saved == step || (*saved < step && !stays(*saved))));
     checkpoints
 }
 
@@ -249,9 +248,8 @@ pub fn sweep(folder: &Path) {
         // It was moved out of the way of a new one, which has not come.
         let outcome = if is_whole(&path) && !is_whole(&place) {
             // Half of what it gave way to may be there.
-            disk::remove(&place).and_then(|()| {
-                fs::rename(&path, &place).map_err(CheckpointError::io("rename to", &place))
-            })
+            disk::remove(&place)
+                .and_then(|()| fs::rename(&path, &place).map_err(CheckpointError::io("rename to", &place)))
         } else {
             disk::remove(&path)
         };
@@ -326,8 +324,7 @@ mod tests {
         }
         // As by a process that was killed in the middle of it, and by a removal that nothing can do.
         create(".fsdp_cpt1.removed");
-        fs::write(path.join(".fsdp_cpt2.removed"), "a file, so that nothing can be moved there")
-            .unwrap();
+        fs::write(path.join(".fsdp_cpt2.removed"), "a file, so that nothing can be moved there").unwrap();
         let names = || {
             let mut names: Vec<_> = fs::read_dir(path)
                 .unwrap()
@@ -395,10 +392,7 @@ mod tests {
             names.sort();
             names
         };
-        assert_eq!(
-            names(()),
-            [".fsdp_cptmine.partial", ".latest.partial", ".mine.partial", "fsdp_cpt2"]
-        );
+        assert_eq!(names(()), [".fsdp_cptmine.partial", ".latest.partial", ".mine.partial", "fsdp_cpt2"]);
     }
 
     /// On a file system that cannot exchange two folders, between its two renames.

@@ -30,12 +30,7 @@ fn optimizer_file(unit: usize, units: usize) -> String {
 fn whole(layout: &ParamGroupLayout, unit: usize, saved: &Saved) -> Vec<Entry> {
     let parameters = layout.parameters.iter().enumerate();
     parameters
-        .map(|(slot, parameter)| Entry {
-            unit,
-            slot,
-            saved: saved.clone(),
-            range: 0..parameter.numel(),
-        })
+        .map(|(slot, parameter)| Entry { unit, slot, saved: saved.clone(), range: 0..parameter.numel() })
         .collect()
 }
 
@@ -46,15 +41,12 @@ pub(super) fn save(
     slots: Vec<Saved>,
     beside: &Path,
     patience: Patience,
-    complete: impl FnOnce(&[ParamGroupLayout], Vec<Part>, &Status) -> Result<(), CheckpointError>
-    + Send
-    + 'static,
+    complete: impl FnOnce(&[ParamGroupLayout], Vec<Part>, &Status) -> Result<(), CheckpointError> + Send + 'static,
 ) -> Result<(), CheckpointError> {
     let layout = &engine.layout().groups;
     let rank = engine.world().rank();
     let all: Vec<_> = [Saved::Weight].into_iter().chain(slots.clone()).collect();
-    let mut writer =
-        (rank == 0).then(|| UnitWriter::start(rank, beside, layout, slots, patience.timeout));
+    let mut writer = (rank == 0).then(|| UnitWriter::start(rank, beside, layout, slots, patience.timeout));
     for unit in 0..layout.len() {
         for saved in &all {
             // Every rank takes part in every gather, whatever rank 0 has met so far.
@@ -134,17 +126,13 @@ impl UnitWriter {
             }
         };
         let thread = thread::Builder::new().name(format!("rank{rank}-checkpoint")).spawn(run);
-        let outcome =
-            thread.map(drop).map_err(CheckpointError::io("start a thread to write", folder));
+        let outcome = thread.map(drop).map_err(CheckpointError::io("start a thread to write", folder));
         let (jobs, folder) = (Some(jobs), folder.to_owned());
         UnitWriter { jobs, done, status, timeout, folder, busy: false, outcome }
     }
 
     /// Gives it something to do, unless it has failed.
-    fn give(
-        &mut self,
-        job: impl FnOnce(&mut UnitFiles) -> Result<(), CheckpointError> + Send + 'static,
-    ) {
+    fn give(&mut self, job: impl FnOnce(&mut UnitFiles) -> Result<(), CheckpointError> + Send + 'static) {
         if let (Some(jobs), Ok(())) = (&self.jobs, &self.outcome) {
             self.status.get_on();
             // A thread that is gone is noticed by whoever waits for it.
@@ -310,11 +298,7 @@ impl part::Values for kiln_shard::Snapshot {
         Self::has(self, unit, saved.kind())
     }
 
-    fn get(
-        &self,
-        layout: &[ParamGroupLayout],
-        entry: &Entry,
-    ) -> Result<Cow<'_, [f32]>, CheckpointError> {
+    fn get(&self, layout: &[ParamGroupLayout], entry: &Entry) -> Result<Cow<'_, [f32]>, CheckpointError> {
         let values = self.values(entry.unit, entry.saved.kind())?.unwrap_or_default();
         let unit = &layout[entry.unit];
         let start = unit.parameters[entry.slot].offset + entry.range.start;

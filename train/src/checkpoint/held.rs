@@ -35,9 +35,7 @@ impl HeldFolder {
     pub fn check(&self) -> Result<(), CheckpointError> {
         let lost = || CheckpointError::NotHeld { folder: self.folder.clone() };
         let unreadable = |error: std::io::Error| match error.kind() {
-            ErrorKind::NotFound | ErrorKind::NotADirectory | ErrorKind::StaleNetworkFileHandle => {
-                lost()
-            }
+            ErrorKind::NotFound | ErrorKind::NotADirectory | ErrorKind::StaleNetworkFileHandle => lost(),
             // Something that is no file has come to its place.
             ErrorKind::InvalidInput => lost(),
             _ => CheckpointError::io("read", &self.path)(error),

@@ -24,10 +24,7 @@ struct IndexMetadata {
 }
 
 /// Writes the index of the weights; returns its name.
-pub(super) fn write_index(
-    folder: &Path,
-    tensors: &[TensorEntry],
-) -> Result<String, CheckpointError> {
+pub(super) fn write_index(folder: &Path, tensors: &[TensorEntry]) -> Result<String, CheckpointError> {
     let weights = tensors.iter().filter(|tensor| tensor.saved == Saved::Weight);
     let (mut total_size, mut weight_map) = (0, BTreeMap::new());
     for tensor in weights {
@@ -38,8 +35,8 @@ pub(super) fn write_index(
     }
     let path = folder.join(INDEX_FILE);
     let index = Index { metadata: IndexMetadata { total_size }, weight_map };
-    let mut json = serde_json::to_string_pretty(&index)
-        .map_err(|error| CheckpointError::damaged(&path, error))?;
+    let mut json =
+        serde_json::to_string_pretty(&index).map_err(|error| CheckpointError::damaged(&path, error))?;
     json.push('\n');
     disk::write(&path, json.as_bytes())?;
     Ok(INDEX_FILE.to_owned())

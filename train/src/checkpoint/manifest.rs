@@ -181,8 +181,7 @@ impl Manifest {
         if format_version >= WITH_ORIGIN && (architecture.is_none() || optimizer.is_none()) {
             return Err("it does not say what it was trained with".to_owned());
         }
-        let mut manifest: Manifest =
-            serde_json::from_slice(&json).map_err(|error| error.to_string())?;
+        let mut manifest: Manifest = serde_json::from_slice(&json).map_err(|error| error.to_string())?;
         manifest.rename();
         manifest.check()?;
         Ok(manifest)
@@ -249,11 +248,7 @@ pub(super) fn entry_of(folder: &Path, name: &str) -> Result<FileEntry, Checkpoin
 }
 
 /// Fails unless a file that is covered as a whole is as the manifest describes it.
-pub(super) fn check_plain_file(
-    folder: &Path,
-    name: &str,
-    entry: &FileEntry,
-) -> Result<(), CheckpointError> {
+pub(super) fn check_plain_file(folder: &Path, name: &str, entry: &FileEntry) -> Result<(), CheckpointError> {
     let path = folder.join(name);
     let found = files::open(&path).map_err(CheckpointError::unreadable(&path))?.metadata();
     let bytes = found.map_err(CheckpointError::io("read", &path))?.len();

@@ -38,8 +38,7 @@ impl Checkpoint {
             {
                 return CheckpointError::io("open", path)(error);
             }
-            let hint =
-                "name a folder that holds manifest.json, or a run folder with a checkpoint in it";
+            let hint = "name a folder that holds manifest.json, or a run folder with a checkpoint in it";
             let found = folders.iter().map(|folder| unusable(folder));
             let found = found.into_iter().find(|found| !found.is_empty()).unwrap_or_else(|| {
                 // What is no folder of a checkpoint lacks a manifest as well.
@@ -59,9 +58,7 @@ impl Checkpoint {
                 let is_usable = |folder: &Path| Checkpoint::open_at(folder).is_ok();
                 Err(match earlier(&folder, is_usable) {
                     None => source,
-                    Some(earlier) => {
-                        CheckpointError::DamagedButEarlier { source: Box::new(source), earlier }
-                    }
+                    Some(earlier) => CheckpointError::DamagedButEarlier { source: Box::new(source), earlier },
                 })
             }
             opened => opened,

@@ -13,8 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use super::index::write_index;
 use super::manifest::{
-    FORMAT_VERSION, FileEntry, Format, MAX_MANIFEST, Manifest, Piece, TensorEntry, UnitEntry,
-    entry_of,
+    FORMAT_VERSION, FileEntry, Format, MAX_MANIFEST, Manifest, Piece, TensorEntry, UnitEntry, entry_of,
 };
 use super::saved::Saved;
 use super::tensor_file::TensorFileWriter;
@@ -101,11 +100,7 @@ pub(super) trait Values {
     fn has(&self, unit: usize, saved: &Saved) -> bool;
 
     /// The values of an entry.
-    fn get(
-        &self,
-        layout: &[ParamGroupLayout],
-        entry: &Entry,
-    ) -> Result<Cow<'_, [f32]>, CheckpointError>;
+    fn get(&self, layout: &[ParamGroupLayout], entry: &Entry) -> Result<Cow<'_, [f32]>, CheckpointError>;
 
     /// Says that no more of these are wanted.
     fn done(&mut self, _unit: usize, _saved: &Saved) {}
@@ -131,10 +126,8 @@ pub(super) fn write_piece(
         if groups.is_empty() {
             continue;
         }
-        let entries: Vec<_> = groups
-            .iter()
-            .flat_map(|(unit, saved)| entries_of(&layout[*unit], *unit, saved, index))
-            .collect();
+        let entries: Vec<_> =
+            groups.iter().flat_map(|(unit, saved)| entries_of(&layout[*unit], *unit, saved, index)).collect();
         let name = format!("{kind}-part-{:05}-of-{pieces:05}.safetensors", index + 1);
         let mut file = PartFile::create(folder, name, layout, entries.clone())?;
         let mut entries = entries.iter().peekable();
@@ -184,8 +177,8 @@ impl Part {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
             other => other.map_err(CheckpointError::io("read", &path))?,
         };
-        let part: Part = serde_json::from_slice(&json)
-            .map_err(|error| CheckpointError::damaged(&path, error))?;
+        let part: Part =
+            serde_json::from_slice(&json).map_err(|error| CheckpointError::damaged(&path, error))?;
         // Opening asks the server of a network file system; a bare look-up may answer from memory.
         let is_there = |(name, entry): (&String, &FileEntry)| {
             let found = files::open(&folder.join(name)).and_then(|file| file.metadata());
@@ -274,12 +267,7 @@ impl Completion<'_> {
             architecture: context.architecture.clone(),
             optimizer: context.optimizer.clone(),
             state: context.state.clone(),
-            config: context
-                .config
-                .as_deref()
-                .map(toml::from_str)
-                .transpose()
-                .map_err(unreadable)?,
+            config: context.config.as_deref().map(toml::from_str).transpose().map_err(unreadable)?,
             checksums: Checksum::NAME.to_owned(),
             units: layout
                 .iter()
@@ -341,8 +329,7 @@ impl NewFolder {
     pub(super) fn create(place: &Path) -> Result<Self, CheckpointError> {
         let parent = disk::parent_of(place);
         fs::create_dir_all(parent).map_err(CheckpointError::io("create", parent))?;
-        let beside =
-            StagingFolder::create(place).map_err(CheckpointError::io("write beside", place))?;
+        let beside = StagingFolder::create(place).map_err(CheckpointError::io("write beside", place))?;
         Ok(NewFolder { place: place.to_owned(), beside })
     }
 
@@ -389,11 +376,7 @@ mod tests {
             *saved == Saved::Weight
         }
 
-        fn get(
-            &self,
-            _: &[ParamGroupLayout],
-            entry: &Entry,
-        ) -> Result<Cow<'_, [f32]>, CheckpointError> {
+        fn get(&self, _: &[ParamGroupLayout], entry: &Entry) -> Result<Cow<'_, [f32]>, CheckpointError> {
             Ok(vec![1.0; entry.range.len()].into())
         }
     }

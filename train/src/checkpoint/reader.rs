@@ -170,10 +170,12 @@ impl<'a> CheckpointReader<'a> {
             return Ok(file.clone());
         }
         let path = self.checkpoint.folder().join(name);
-        let entry =
-            self.checkpoint.manifest().files.get(name).ok_or_else(|| {
-                CheckpointError::damaged(&path, "the manifest does not describe it")
-            })?;
+        let entry = self
+            .checkpoint
+            .manifest()
+            .files
+            .get(name)
+            .ok_or_else(|| CheckpointError::damaged(&path, "the manifest does not describe it"))?;
         let file = Arc::new(TensorFile::open(path, entry)?);
         lock(&self.files).insert(name, file.clone());
         Ok(file)
@@ -249,9 +251,8 @@ impl<'a> CheckpointReader<'a> {
         }
         self.plan(engine, &present)?;
         for (name, saved) in present {
-            engine.fill_parameter(name, saved.kind(), |range, values| {
-                self.read(name, saved, range, values)
-            })?;
+            engine
+                .fill_parameter(name, saved.kind(), |range, values| self.read(name, saved, range, values))?;
         }
         engine.complete_slots(&slots.iter().filter_map(Saved::slot).collect::<Vec<_>>());
         self.check_parts(engine)
@@ -263,9 +264,9 @@ impl<'a> CheckpointReader<'a> {
         let mine = std::mem::take(&mut *lock(&self.parts));
         let message: Vec<u8> = mine.iter().flat_map(|part| part.to_bytes()).collect();
         let all = engine.all_gather_bytes(Phase::Checkpoint, "checksums", &message)?;
-        let parts = all.iter().flat_map(|message| {
-            message.chunks_exact(FIELDS * size_of::<u64>()).map(ReadPart::from_bytes)
-        });
+        let parts = all
+            .iter()
+            .flat_map(|message| message.chunks_exact(FIELDS * size_of::<u64>()).map(ReadPart::from_bytes));
         self.check_whole(parts)
     }
 
@@ -341,12 +342,7 @@ impl Weights for CheckpointReader<'_> {
         self.checkpoint.manifest().shapes()
     }
 
-    fn read(
-        &self,
-        name: &str,
-        range: Range<usize>,
-        values: &mut [f32],
-    ) -> Result<(), CheckpointError> {
+    fn read(&self, name: &str, range: Range<usize>, values: &mut [f32]) -> Result<(), CheckpointError> {
         CheckpointReader::read(self, name, &Saved::Weight, range, values)
     }
 }

@@ -184,11 +184,7 @@ impl Saver {
     /// Ends a save in the background when it is complete or has failed. `all` is the sum of what all
     /// ranks reported, so all do so in the same step. Returns the folder of a checkpoint that is
     /// complete. Collective when there is something to end.
-    pub fn advance(
-        &mut self,
-        engine: &Engine,
-        all: Progress,
-    ) -> Result<Option<PathBuf>, CheckpointError> {
+    pub fn advance(&mut self, engine: &Engine, all: Progress) -> Result<Option<PathBuf>, CheckpointError> {
         let ranks = engine.world().world_size() as f64;
         self.heed(all, ranks);
         if all.failed > 0.0 || all.done == ranks { self.settle(engine) } else { Ok(None) }
@@ -251,11 +247,7 @@ impl Saver {
     }
 
     /// Takes away what a failed save has left, so that its room is free.
-    fn clean_after(
-        &self,
-        outcome: Result<(), CheckpointError>,
-        place: &Path,
-    ) -> Result<(), CheckpointError> {
+    fn clean_after(&self, outcome: Result<(), CheckpointError>, place: &Path) -> Result<(), CheckpointError> {
         if outcome.is_err()
             && self.rank == 0
             && !self.options.is_lost()
@@ -267,11 +259,7 @@ impl Saver {
     }
 
     /// `mine` if no rank has an error; else each rank gets its own, or that another has one.
-    fn agree<T>(
-        &self,
-        engine: &Engine,
-        mine: Result<T, CheckpointError>,
-    ) -> Result<T, CheckpointError> {
+    fn agree<T>(&self, engine: &Engine, mine: Result<T, CheckpointError>) -> Result<T, CheckpointError> {
         let failed = [f64::from(u8::from(mine.is_err()))];
         let failed = engine.all_reduce_f64(Phase::Checkpoint, "save", &failed)?;
         if failed[0] == 0.0 {
@@ -368,9 +356,8 @@ impl Writer {
                 Next::Look => pause = longest.min(2 * pause),
                 Next::GiveUp => return Err(CheckpointError::OtherRank),
                 Next::Overdue => {
-                    let of_piece = |rank: &usize| {
-                        missing.contains(&ParamGroupLayout::own_chunk(&self.mesh, *rank))
-                    };
+                    let of_piece =
+                        |rank: &usize| missing.contains(&ParamGroupLayout::own_chunk(&self.mesh, *rank));
                     return Err(CheckpointError::MissingParts {
                         folder: beside.to_owned(),
                         ranks: (0..ranks).filter(of_piece).collect(),
@@ -398,11 +385,7 @@ impl Values for Watched<'_> {
         Values::has(self.snapshot, unit, saved)
     }
 
-    fn get(
-        &self,
-        layout: &[ParamGroupLayout],
-        entry: &Entry,
-    ) -> Result<Cow<'_, [f32]>, CheckpointError> {
+    fn get(&self, layout: &[ParamGroupLayout], entry: &Entry) -> Result<Cow<'_, [f32]>, CheckpointError> {
         if !self.status.get_on() {
             return Err(CheckpointError::OtherRank);
         }

@@ -39,17 +39,10 @@ impl TensorFileWriter {
     /// Creates the file `path` for `arrays` of f32, as keys and shapes, whose data is to be appended
     /// in this order. The header names the file, so that two files of equal content cannot be taken
     /// for each other.
-    pub(super) fn create(
-        path: PathBuf,
-        arrays: &[(String, Vec<usize>)],
-    ) -> Result<Self, CheckpointError> {
+    pub(super) fn create(path: PathBuf, arrays: &[(String, Vec<usize>)]) -> Result<Self, CheckpointError> {
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let described = arrays.iter().map(|(key, shape)| Array {
-            key,
-            dtype: "F32",
-            width: size_of::<f32>(),
-            shape,
-        });
+        let described =
+            arrays.iter().map(|(key, shape)| Array { key, dtype: "F32", width: size_of::<f32>(), shape });
         let header = header(("kiln_file", &name), described);
         let numel = |shape: &[usize]| shape.iter().map(|size| *size as u64).product::<u64>();
         let data: u64 = arrays.iter().map(|(_, shape)| WIDTH * numel(shape)).sum();
@@ -150,14 +143,11 @@ impl TensorFile {
     ) -> Result<Checksum, CheckpointError> {
         let bytes = self.part(key, length, &part)?;
         let mut checksum = RunningChecksum::new();
-        for (offset, to) in
-            bytes.clone().step_by(CHUNK).zip(values.chunks_mut(CHUNK / WIDTH as usize))
-        {
+        for (offset, to) in bytes.clone().step_by(CHUNK).zip(values.chunks_mut(CHUNK / WIDTH as usize)) {
             self.read(bytemuck::cast_slice_mut(to), offset)?;
             checksum.update(bytemuck::cast_slice(to));
             if cfg!(target_endian = "big") {
-                to.iter_mut()
-                    .for_each(|value| *value = f32::from_bits(value.to_bits().swap_bytes()));
+                to.iter_mut().for_each(|value| *value = f32::from_bits(value.to_bits().swap_bytes()));
             }
             copied(size_of_val(to));
         }
@@ -219,9 +209,7 @@ impl TensorFile {
 /// Why bytes of a file cannot be read that it had when it was opened.
 fn unreadable(path: &Path) -> impl FnOnce(io::Error) -> CheckpointError {
     move |error| match error.kind() {
-        io::ErrorKind::UnexpectedEof => {
-            CheckpointError::damaged(path, "it became shorter while it was read")
-        }
+        io::ErrorKind::UnexpectedEof => CheckpointError::damaged(path, "it became shorter while it was read"),
         _ => CheckpointError::io("read", path)(error),
     }
 }
@@ -275,10 +263,8 @@ mod tests {
         let file = TensorFile::open(path.clone(), &entry).unwrap();
         File::options().write(true).open(&path).unwrap().set_len(entry.bytes - 4).unwrap();
         assert!(file.checksum("a.weight", 6).is_ok(), "what is still there");
-        let errors = [
-            file.checksum("b", 5).unwrap_err(),
-            file.copy("b", 5, 0..5, &mut [0.0; 5], |_| {}).unwrap_err(),
-        ];
+        let errors =
+            [file.checksum("b", 5).unwrap_err(), file.copy("b", 5, 0..5, &mut [0.0; 5], |_| {}).unwrap_err()];
         for error in errors {
             let error = error.to_string();
             assert!(error.contains("it became shorter while it was read"), "{error}");
@@ -312,8 +298,7 @@ mod tests {
             (8..entry.covered as usize, "[0-9]{1,20}").prop_map(|(at, n)| (at, n.into_bytes())),
             (0..entry.covered as usize, prop::collection::vec(any::<u8>(), 1..64)),
         ];
-        let config =
-            ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(3000) };
+        let config = ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(3000) };
         proptest!(config, |(mutations in prop::collection::vec(mutation, 1..4))| {
             let mut bytes = whole.clone();
             for (at, new) in mutations {

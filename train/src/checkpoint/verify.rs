@@ -21,10 +21,8 @@ pub struct Verified {
 pub fn verify(checkpoint: &Checkpoint) -> Verified {
     let manifest = checkpoint.manifest();
     let files: Vec<_> = manifest.files.iter().collect();
-    let problems = files
-        .par_iter()
-        .flat_map_iter(|(name, entry)| verify_file(checkpoint, name, entry))
-        .collect();
+    let problems =
+        files.par_iter().flat_map_iter(|(name, entry)| verify_file(checkpoint, name, entry)).collect();
     Verified { files: files.len(), bytes: manifest.bytes(), problems }
 }
 

@@ -213,9 +213,7 @@ pub fn main() -> ExitCode {
         Command::Train(args) => train(args),
         Command::Launch(args) => args.run().map_err(TrainError::from),
         Command::Doctor(args) => Ok(doctor(&args)),
-        Command::Data { command: DataCommand::Prepare(args) } => {
-            on_files(|| prepare(args)).map(done)
-        }
+        Command::Data { command: DataCommand::Prepare(args) } => on_files(|| prepare(args)).map(done),
         Command::Data { command: DataCommand::Verify(args) } => {
             prepared::verify(&args.folder).map(tell).map(done).map_err(TrainError::from)
         }

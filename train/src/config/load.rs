@@ -10,9 +10,7 @@ use super::Config;
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// The file cannot be read.
-    #[error(
-        "cannot read the configuration {path}: {source}; name a TOML file, such as one in configs/"
-    )]
+    #[error("cannot read the configuration {path}: {source}; name a TOML file, such as one in configs/")]
     Read {
         /// The file.
         path: PathBuf,

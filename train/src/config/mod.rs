@@ -21,9 +21,9 @@ pub use limits::{MAX_BATCH, MAX_SEQ_LEN, MAX_STEPS, MAX_THREAD_RANKS, MAX_THREAD
 pub use load::{ConfigError, load};
 pub use model::ModelSection;
 pub use schema::{
-    Backend, CheckpointSection, Config, DataSection, DeviceSection, EvalSection, InitSection,
-    LogSection, NonFinite, OnFailure, OptimSection, Precision, PrecisionSection, SampleSection,
-    Schedule, ShardSection, TrainSection,
+    Backend, CheckpointSection, Config, DataSection, DeviceSection, EvalSection, InitSection, LogSection,
+    NonFinite, OnFailure, OptimSection, Precision, PrecisionSection, SampleSection, Schedule, ShardSection,
+    TrainSection,
 };
 pub use settle::Suits;
 pub use size::ByteSize;

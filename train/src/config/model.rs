@@ -77,9 +77,9 @@ impl ModelSection {
             })?),
         };
         let size = |key: &str, given: Option<usize>, preset: fn(&ModelConfig) -> usize| {
-            given.or(base.as_ref().map(preset)).ok_or_else(|| {
-                format!("model.{key} is missing: set it, or start from a model.preset")
-            })
+            given
+                .or(base.as_ref().map(preset))
+                .ok_or_else(|| format!("model.{key} is missing: set it, or start from a model.preset"))
         };
         let heads = size("heads", self.heads, |m| m.heads)?;
         let defaults = base.clone().or_else(|| ModelConfig::preset("10m"));
@@ -98,9 +98,7 @@ impl ModelSection {
             kv_heads: self.kv_heads.or(base.as_ref().map(|m| m.kv_heads)).unwrap_or(heads),
             head_dim: self.head_dim.or(base.as_ref().and_then(|m| m.head_dim)),
             d_ff: size("d_ff", self.d_ff, |m| m.d_ff)?,
-            tie_embeddings: self
-                .tie_embeddings
-                .unwrap_or(base.as_ref().is_none_or(|m| m.tie_embeddings)),
+            tie_embeddings: self.tie_embeddings.unwrap_or(base.as_ref().is_none_or(|m| m.tie_embeddings)),
             feed_forward: self.feed_forward.unwrap_or(defaults.feed_forward),
             attention_bias: self.attention_bias.unwrap_or(defaults.attention_bias),
             feed_forward_bias: self.feed_forward_bias.unwrap_or(defaults.feed_forward_bias),

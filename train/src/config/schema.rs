@@ -192,12 +192,7 @@ impl Default for OptimSection {
 impl OptimSection {
     /// The optimizer's settings.
     pub fn adamw(&self) -> AdamW {
-        AdamW {
-            beta1: self.beta1,
-            beta2: self.beta2,
-            epsilon: self.eps,
-            weight_decay: self.weight_decay,
-        }
+        AdamW { beta1: self.beta1, beta2: self.beta2, epsilon: self.eps, weight_decay: self.weight_decay }
     }
 }
 

@@ -76,10 +76,7 @@ mod tests {
                     [precision]\ncompute = \"auto\"\n";
         let asked = config(open);
         let (mut cpu, mut gpu) = (asked.clone(), asked.clone());
-        assert_eq!(
-            cpu.settle(Suits::CPU),
-            ["precision.compute = \"f32\"", "train.micro_batch = 4"]
-        );
+        assert_eq!(cpu.settle(Suits::CPU), ["precision.compute = \"f32\"", "train.micro_batch = 4"]);
         assert_eq!(gpu.settle(GPU), ["precision.compute = \"bf16\"", "train.micro_batch = 32"]);
         // Until then it is as on the CPU.
         assert_eq!((asked.micro_batch(), asked.precision.compute()), (4, Precision::F32));

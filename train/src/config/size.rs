@@ -84,20 +84,15 @@ mod tests {
 
     #[test]
     fn sizes_are_read_and_written() {
-        for (text, bytes) in [
-            ("46GiB", 46 << 30),
-            ("1.5 tib", 3 << 39),
-            ("500MB", 500_000_000),
-            ("7B", 7),
-            ("0.5KiB", 512),
-        ] {
+        for (text, bytes) in
+            [("46GiB", 46 << 30), ("1.5 tib", 3 << 39), ("500MB", 500_000_000), ("7B", 7), ("0.5KiB", 512)]
+        {
             let size: ByteSize = text.parse().expect("a size");
             assert_eq!(size, ByteSize(bytes), "{text}");
             assert_eq!(size.to_string().parse(), Ok(size), "{text}");
         }
         assert_eq!(ByteSize(46 << 30).to_string(), "46GiB");
-        for wrong in ["", "46", "GiB", "-1GiB", "0B", "nanGiB", "infB", "1e400B", "46 Gi", "4,6GiB"]
-        {
+        for wrong in ["", "46", "GiB", "-1GiB", "0B", "nanGiB", "infB", "1e400B", "46 Gi", "4,6GiB"] {
             let problem = wrong.parse::<ByteSize>().expect_err("no size");
             assert!(problem.starts_with(&format!("\"{wrong}\" is no size")), "{problem}");
         }

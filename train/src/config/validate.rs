@@ -9,9 +9,7 @@ use crate::place::MAX_RANKS;
 use super::limits::{
     MAX_BATCH, MAX_SEQ_LEN, MAX_STEPS, MAX_THREADS, out_of_range, thread_ranks, too_many_threads,
 };
-use super::{
-    Backend, Choice, CommBackend, CommSection, Config, ConfigError, ModelSection, Precision,
-};
+use super::{Backend, Choice, CommBackend, CommSection, Config, ConfigError, ModelSection, Precision};
 
 impl Config {
     /// Checks every value that can be checked without looking at the data, and reports all
@@ -25,10 +23,7 @@ impl Config {
         // More than any job can have is refused in any case.
         let ranks = self.train.ranks.min(MAX_RANKS);
         self.check(
-            thread_ranks("train.ranks", ranks)
-                .filter(|_| ranks == self.train.ranks)
-                .into_iter()
-                .collect(),
+            thread_ranks("train.ranks", ranks).filter(|_| ranks == self.train.ranks).into_iter().collect(),
         )
     }
 
@@ -51,8 +46,7 @@ impl Config {
             Err(problem) => problems.push(problem),
         }
         if self.train.ranks > 0
-            && let Err(error) =
-                Mesh::new(self.shard.strategy, self.train.ranks, self.shard.shard_size)
+            && let Err(error) = Mesh::new(self.shard.strategy, self.train.ranks, self.shard.shard_size)
         {
             problems.push(error.to_string());
         }
@@ -84,12 +78,7 @@ impl Config {
         let fraction = data.validation_fraction;
         let peak = device.peak_tflops.unwrap_or(1.0);
         for (key, value, valid, range) in [
-            (
-                "data.validation_fraction",
-                fraction,
-                fraction > 0.0 && fraction < 1.0,
-                "above 0 and below 1",
-            ),
+            ("data.validation_fraction", fraction, fraction > 0.0 && fraction < 1.0, "above 0 and below 1"),
             ("optim.lr", optim.lr, not_negative(optim.lr), "zero or more, and finite"),
             (
                 "optim.min_lr_ratio",
@@ -163,8 +152,7 @@ impl Config {
 
     /// `global_batch` is split over ranks, then over micro-batches; both must come out even.
     fn check_batch(&self, problems: &mut Vec<String>) {
-        let (global, micro, ranks) =
-            (self.train.global_batch, self.micro_batch(), self.train.ranks);
+        let (global, micro, ranks) = (self.train.global_batch, self.micro_batch(), self.train.ranks);
         let counts = |value: usize, most: usize| (1..=most).contains(&value);
         if !(counts(global, MAX_BATCH) && counts(micro, MAX_BATCH) && counts(ranks, MAX_RANKS)) {
             return;

@@ -151,9 +151,7 @@ impl BlockSums {
     pub(super) fn confirm_some(&self, tokens: &File) -> Result<(), Fault> {
         let blocks = self.blocks();
         let count = blocks.min(SAMPLED);
-        (0..count).try_for_each(|index| {
-            self.confirm_block(tokens, index * (blocks - 1) / (count - 1).max(1))
-        })
+        (0..count).try_for_each(|index| self.confirm_block(tokens, index * (blocks - 1) / (count - 1).max(1)))
     }
 
     fn confirm_block(&self, tokens: &File, block: u64) -> Result<(), Fault> {
@@ -178,9 +176,7 @@ impl BlockSums {
     /// The checksum that a block had.
     pub(super) fn of_block(&self, block: u64) -> Result<Checksum, DataError> {
         let mut sum = [0; SUM_BYTES as usize];
-        self.file
-            .read_exact_at(&mut sum, block * SUM_BYTES)
-            .map_err(DataError::io("read", &self.path))?;
+        self.file.read_exact_at(&mut sum, block * SUM_BYTES).map_err(DataError::io("read", &self.path))?;
         Ok(Checksum::from_bits(u64::from_le_bytes(sum)))
     }
 }
@@ -238,9 +234,7 @@ mod tests {
         assert_eq!(changed(0..2 * block + 1), Some(2 * block..3 * block));
         assert_eq!(changed(3 * block..3 * block + 1), Some(3 * block..3 * block + 10));
         assert_eq!(changed(3 * block..3 * block), None);
-        assert!(
-            matches!(sums.confirm_some(&file), Err(Fault::Changed(range)) if range.start == 2 * block)
-        );
+        assert!(matches!(sums.confirm_some(&file), Err(Fault::Changed(range)) if range.start == 2 * block));
         File::options().write(true).open(&path).unwrap().set_len(3 * block).unwrap();
         let gone = sums.confirm(&file, 3 * block..3 * block + 1);
         assert!(matches!(gone, Err(Fault::Tokens(_))), "{gone:?}");
@@ -252,9 +246,8 @@ mod tests {
         for blocks in [1, 2, 15, 16, 17, 100] {
             let (path, _, sums) = written(folder.path(), blocks * BLOCK, 1 << 20);
             sums.confirm_some(&File::open(&path).unwrap()).unwrap();
-            let is_set = |block: usize| {
-                sums.confirmed[block / 64].load(Ordering::Relaxed) >> (block % 64) & 1 == 1
-            };
+            let is_set =
+                |block: usize| sums.confirmed[block / 64].load(Ordering::Relaxed) >> (block % 64) & 1 == 1;
             let set = (0..blocks).filter(|&block| is_set(block)).count();
             assert_eq!(set, blocks.min(16));
             assert!(is_set(0) && is_set(blocks - 1));

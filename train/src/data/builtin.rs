@@ -15,10 +15,8 @@ const DOCUMENTS: u64 = 400;
 /// Lines in each document.
 const LINES: u64 = 12;
 
-const NAMES: [&str; 12] = [
-    "Anna", "Ben", "Clara", "David", "Emma", "Felix", "Greta", "Hugo", "Ida", "Jonas", "Klara",
-    "Leo",
-];
+const NAMES: [&str; 12] =
+    ["Anna", "Ben", "Clara", "David", "Emma", "Felix", "Greta", "Hugo", "Ida", "Jonas", "Klara", "Leo"];
 const ANIMALS: [&str; 8] = ["cat", "dog", "bird", "horse", "fox", "mouse", "cow", "fish"];
 const THINGS: [&str; 8] = ["apple", "ball", "book", "stone", "flower", "boat", "coin", "ribbon"];
 const ADJECTIVES: [&str; 10] =
@@ -50,10 +48,9 @@ impl Builtin {
         };
         match name {
             "arithmetic" => Ok(Some(Self::Arithmetic)),
-            _ => Err(DataError::UnknownBuiltin {
-                name: name.to_owned(),
-                known: format!("{PREFIX}arithmetic"),
-            }),
+            _ => {
+                Err(DataError::UnknownBuiltin { name: name.to_owned(), known: format!("{PREFIX}arithmetic") })
+            }
         }
     }
 
@@ -156,10 +153,7 @@ mod tests {
         assert_eq!(Builtin::parse(Path::new("builtin:arithmetic"))?, Some(Builtin::Arithmetic));
         assert_eq!(Builtin::parse(Path::new("books"))?, None);
         let error = Builtin::parse(Path::new("builtin:poems")).map_err(|error| error.to_string());
-        assert_eq!(
-            error,
-            Err("there is no built-in text \"poems\"; use one of: builtin:arithmetic".into())
-        );
+        assert_eq!(error, Err("there is no built-in text \"poems\"; use one of: builtin:arithmetic".into()));
         Ok(())
     }
 

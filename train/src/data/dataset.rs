@@ -112,9 +112,9 @@ impl TokenFile {
             .map_err(|error| self.unreadable(sample, error))?;
         let length = inputs.len();
         match self.info.dtype {
-            TokenWidth::U16 => inputs.extend(
-                bytes.as_chunks().0.iter().map(|&token| i32::from(u16::from_le_bytes(token))),
-            ),
+            TokenWidth::U16 => {
+                inputs.extend(bytes.as_chunks().0.iter().map(|&token| i32::from(u16::from_le_bytes(token))))
+            }
             // An id beyond `i32` turns negative, which the check below refuses.
             TokenWidth::U32 => {
                 inputs.extend(bytes.as_chunks().0.iter().map(|&token| i32::from_le_bytes(token)));
@@ -191,19 +191,15 @@ pub(super) mod tests {
     /// A folder as another program might write it, with the tokens `0, 1, 2, ...`.
     pub(in super::super) fn folder(dtype: TokenWidth, tokens: u64, vocab_size: usize) -> TempDir {
         let folder = tempfile::tempdir().unwrap();
-        let bytes: Vec<u8> = (0..tokens as u32)
-            .flat_map(|token| token.to_le_bytes()[..dtype.bytes()].to_vec())
-            .collect();
+        let bytes: Vec<u8> =
+            (0..tokens as u32).flat_map(|token| token.to_le_bytes()[..dtype.bytes()].to_vec()).collect();
         let split = SplitInfo { tokens, text_bytes: None, sha256: None, block_bytes: None };
         let info = DataInfo {
             format_version: FORMAT_VERSION,
             dtype,
             vocab_size,
             end_of_text: 0,
-            train: SplitInfo {
-                sha256: Some(format!("{:x}", Sha256::digest(&bytes))),
-                ..split.clone()
-            },
+            train: SplitInfo { sha256: Some(format!("{:x}", Sha256::digest(&bytes))), ..split.clone() },
             validation: split,
             documents: 0,
             skipped_files: 0,
@@ -230,14 +226,11 @@ pub(super) mod tests {
             let (mut inputs, mut targets) = (vec![-1], vec![-1]);
             file.read_sample(0, &mut inputs, &mut targets).unwrap();
             file.read_sample(36, &mut inputs, &mut targets).unwrap();
-            let expected =
-                |shift| [-1].into_iter().chain(shift..8 + shift).chain(288 + shift..296 + shift);
+            let expected = |shift| [-1].into_iter().chain(shift..8 + shift).chain(288 + shift..296 + shift);
             assert!(inputs.iter().copied().eq(expected(0)));
             assert!(targets.iter().copied().eq(expected(1)));
             let error = file.read_sample(37, &mut inputs, &mut targets).unwrap_err().to_string();
-            assert!(
-                error.ends_with("has 37 samples, so there is no sample 37; the last one is 36")
-            );
+            assert!(error.ends_with("has 37 samples, so there is no sample 37; the last one is 36"));
         }
     }
 
@@ -245,8 +238,7 @@ pub(super) mod tests {
     fn sample_count_at_the_edges() {
         let samples = |tokens, seq_len| {
             let folder = folder(TokenWidth::U16, tokens, 300);
-            TokenFile::open(folder.path(), Split::Validation, seq_len)
-                .map(|file| file.num_samples())
+            TokenFile::open(folder.path(), Split::Validation, seq_len).map(|file| file.num_samples())
         };
         assert_eq!(samples(9, 8).unwrap(), 1);
         assert_eq!(samples(16, 8).unwrap(), 1);

@@ -100,11 +100,7 @@ impl Corpus {
     ///
     /// When this build cannot read one of the formats, when a stream cannot be read or copied, and when
     /// `stop` becomes true meanwhile.
-    pub(super) fn open(
-        listed: Vec<Listed>,
-        scratch: &Path,
-        stop: &AtomicBool,
-    ) -> Result<Self, DataError> {
+    pub(super) fn open(listed: Vec<Listed>, scratch: &Path, stop: &AtomicBool) -> Result<Self, DataError> {
         // Told before hours of work on the files that come first.
         let parquet = listed.iter().find(|listed| listed.format == Format::Parquet);
         if let (Some(listed), false) = (parquet, cfg!(feature = "parquet")) {
@@ -126,9 +122,7 @@ impl Corpus {
     pub(super) fn digests(&self) -> Result<Vec<(&Listed, String)>, DataError> {
         let digest = |source: &Source| match &source.copy {
             None => source.listed.digest(),
-            Some(_) => {
-                sha256_of(source.file()?).map_err(DataError::io("read", &source.listed.path))
-            }
+            Some(_) => sha256_of(source.file()?).map_err(DataError::io("read", &source.listed.path)),
         };
         self.sources.par_iter().map(|source| Ok((&source.listed, digest(source)?))).collect()
     }
@@ -269,8 +263,7 @@ mod tests {
     fn reads_folders_files_and_builtin_text_in_order() {
         let folder = tempfile::tempdir().unwrap();
         let root = folder.path();
-        fs::write(root.join("b.jsonl"), "{\"text\":\"two\"}\n{\"text\":\"\"}\n{\"text\":\"3\"}")
-            .unwrap();
+        fs::write(root.join("b.jsonl"), "{\"text\":\"two\"}\n{\"text\":\"\"}\n{\"text\":\"3\"}").unwrap();
         fs::write(root.join("a.txt"), "one\n").unwrap();
         fs::write(root.join("c.png"), b"\x89PNG\xFF\0").unwrap();
         fs::write(root.join("d.txt"), "").unwrap();

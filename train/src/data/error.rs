@@ -11,9 +11,7 @@ use crate::files;
 #[non_exhaustive]
 pub enum DataError {
     /// Somebody asked for a stop before the data was whole.
-    #[error(
-        "stopped as asked while data was prepared: there was nothing to save yet; start it again"
-    )]
+    #[error("stopped as asked while data was prepared: there was nothing to save yet; start it again")]
     Stopped,
     /// No input was given.
     #[error("no input given; name at least one text file, folder or builtin:arithmetic")]
@@ -426,18 +424,14 @@ mod tests {
 
     #[test]
     fn messages_name_the_file_and_the_remedy() {
-        let error =
-            DataError::FileSize { path: "d/train.bin".into(), tokens: 10, expected: 20, actual: 7 };
+        let error = DataError::FileSize { path: "d/train.bin".into(), tokens: 10, expected: 20, actual: 7 };
         assert_eq!(
             error.to_string(),
             "d/train.bin has 7 bytes, but data.json states 10 tokens, which take 20 bytes; copy \
              the file again or run `kiln data prepare` again"
         );
-        let error = DataError::JsonLine {
-            path: "a.jsonl".into(),
-            line: 3,
-            problem: "no field `text`".into(),
-        };
+        let error =
+            DataError::JsonLine { path: "a.jsonl".into(), line: 3, problem: "no field `text`".into() };
         assert!(error.to_string().starts_with("a.jsonl, line 3: no field `text`;"));
     }
 

@@ -160,8 +160,7 @@ impl DataInfo {
     /// What the file `path` with this `content` says.
     fn parse(path: PathBuf, content: &[u8]) -> Result<Self, DataError> {
         let bad = |problem| DataError::Info { path: path.clone(), problem };
-        let version: Version =
-            serde_json::from_slice(content).map_err(|error| bad(error.to_string()))?;
+        let version: Version = serde_json::from_slice(content).map_err(|error| bad(error.to_string()))?;
         if version.format_version != FORMAT_VERSION {
             return Err(DataError::Version {
                 path,
@@ -203,9 +202,7 @@ impl DataInfo {
             return Err(format!("`vocab_size` is {vocab_size}; the most is {}", i32::MAX));
         }
         if end_of_text as usize >= vocab_size {
-            return Err(format!(
-                "`end_of_text` is {end_of_text}, outside the `vocab_size` of {vocab_size}"
-            ));
+            return Err(format!("`end_of_text` is {end_of_text}, outside the `vocab_size` of {vocab_size}"));
         }
         if dtype == TokenWidth::U16 && TokenWidth::of_vocabulary(vocab_size) != dtype {
             return Err(format!("`dtype` is u16, too narrow for the `vocab_size` of {vocab_size}"));

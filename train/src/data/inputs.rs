@@ -63,9 +63,7 @@ impl Tokenizer {
     fn of(source: &TokenizerSource, given: &[u8]) -> Self {
         match source {
             TokenizerSource::Train { vocab_size } => Self::Trained { vocab_size: *vocab_size },
-            TokenizerSource::File(_) => {
-                Self::File { sha256: format!("{:x}", Sha256::digest(given)) }
-            }
+            TokenizerSource::File(_) => Self::File { sha256: format!("{:x}", Sha256::digest(given)) },
         }
     }
 }
@@ -86,11 +84,7 @@ impl fmt::Display for Tokenizer {
 impl Inputs {
     /// What `options` and `corpus` are, before anything is made of them. Reads every file once, apart from
     /// that of the tokenizer, whose content is `tokenizer`.
-    pub(super) fn of(
-        corpus: &Corpus,
-        options: &PrepareOptions,
-        tokenizer: &[u8],
-    ) -> Result<Self, DataError> {
+    pub(super) fn of(corpus: &Corpus, options: &PrepareOptions, tokenizer: &[u8]) -> Result<Self, DataError> {
         let file = |(listed, sha256): (&Listed, String)| InputFile {
             path: name(&listed.path),
             bytes: listed.bytes,
@@ -170,11 +164,7 @@ impl Inputs {
         Ok(differences)
     }
 
-    fn compare_files(
-        &self,
-        listed: &[Listed],
-        differences: &mut Vec<String>,
-    ) -> Result<(), DataError> {
+    fn compare_files(&self, listed: &[Listed], differences: &mut Vec<String>) -> Result<(), DataError> {
         let mut pairs = self.pair_by_path(listed);
         self.pair_by_content(listed, &mut pairs)?;
         let (mut added, mut changed, mut unsure) = (Vec::new(), Vec::new(), Vec::new());
@@ -183,8 +173,7 @@ impl Inputs {
             match pair.map(|index| &self.files[index]) {
                 None => added.push(path),
                 Some(_) if now.stream.is_some() => {
-                    changed
-                        .push(format!("{path} (it can be read only once, so nothing is compared)"));
+                    changed.push(format!("{path} (it can be read only once, so nothing is compared)"));
                 }
                 Some(then) if then.bytes != now.bytes => {
                     changed.push(format!("{path} ({} bytes then, {} now)", then.bytes, now.bytes));
@@ -224,11 +213,7 @@ impl Inputs {
     }
 
     /// Pairs files that have no pair yet by what they are: text that has moved is the same text.
-    fn pair_by_content(
-        &self,
-        listed: &[Listed],
-        pairs: &mut [Option<usize>],
-    ) -> Result<(), DataError> {
+    fn pair_by_content(&self, listed: &[Listed], pairs: &mut [Option<usize>]) -> Result<(), DataError> {
         let mut left: HashMap<u64, Vec<usize>> = HashMap::new();
         for index in self.unpaired(pairs) {
             left.entry(self.files[index].bytes).or_default().push(index);
@@ -237,8 +222,7 @@ impl Inputs {
             .filter(|&index| pairs[index].is_none() && listed[index].stream.is_none())
             .filter(|&index| left.contains_key(&listed[index].bytes))
             .collect();
-        let digests =
-            lone.par_iter().map(|&index| listed[index].digest()).collect::<Result<Vec<_>, _>>()?;
+        let digests = lone.par_iter().map(|&index| listed[index].digest()).collect::<Result<Vec<_>, _>>()?;
         for (index, digest) in lone.into_iter().zip(digests) {
             let now = &listed[index];
             let Some(candidates) = left.get_mut(&now.bytes) else { continue };
@@ -372,10 +356,7 @@ mod tests {
         folder.write("c.txt", "new");
         assert_eq!(
             folder.differences(&options),
-            [
-                "text, changed: a.txt (800 bytes then, 7 now), b.txt (other content)",
-                "text, new: c.txt"
-            ]
+            ["text, changed: a.txt (800 bytes then, 7 now), b.txt (other content)", "text, new: c.txt"]
         );
         fs::remove_file(folder.path("texts/a.txt")).unwrap();
         assert!(folder.differences(&options).contains(&"text, gone: a.txt".to_owned()));

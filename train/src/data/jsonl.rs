@@ -33,10 +33,8 @@ impl DocumentReader for JsonLines {
     fn next_document(&mut self) -> Result<Option<DocumentText>, DataError> {
         loop {
             self.buffer.clear();
-            let read = self
-                .reader
-                .read_until(b'\n', &mut self.buffer)
-                .map_err(DataError::io("read", &self.path))?;
+            let read =
+                self.reader.read_until(b'\n', &mut self.buffer).map_err(DataError::io("read", &self.path))?;
             if read == 0 {
                 return Ok(None);
             }

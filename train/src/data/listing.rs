@@ -57,8 +57,7 @@ pub(super) struct Listed {
 impl Listed {
     fn new(path: PathBuf, metadata: &Metadata, is_named: bool) -> Self {
         let stream = Stream::of(metadata);
-        let since_1970 =
-            metadata.modified().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok());
+        let since_1970 = metadata.modified().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok());
         Self {
             format: Format::of(&path),
             path,
@@ -123,8 +122,7 @@ pub(super) fn list(inputs: &[PathBuf]) -> Result<Listing, DataError> {
             let Walked { files, passed_over: others } = walk(input)?;
             passed_over.append(others);
             for path in files {
-                let metadata =
-                    fs::metadata(&path).map_err(DataError::io("read the size of", &path))?;
+                let metadata = fs::metadata(&path).map_err(DataError::io("read the size of", &path))?;
                 listed.push(Listed::new(path, &metadata, false));
             }
         } else {

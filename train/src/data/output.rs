@@ -117,10 +117,9 @@ fn check_free(target: &Path) -> Result<(), DataError> {
     let mut entries = fs::read_dir(target).map_err(DataError::io("list", target))?;
     match entries.next() {
         None => Ok(()),
-        Some(Ok(entry)) => refused(format!(
-            "the folder holds other files, such as {}",
-            entry.file_name().to_string_lossy()
-        )),
+        Some(Ok(entry)) => {
+            refused(format!("the folder holds other files, such as {}", entry.file_name().to_string_lossy()))
+        }
         Some(Err(error)) => Err(DataError::io("list", target)(error)),
     }
 }
@@ -128,9 +127,7 @@ fn check_free(target: &Path) -> Result<(), DataError> {
 /// Makes the names inside a folder durable, where the system can.
 fn sync_folder(path: &Path) -> Result<(), DataError> {
     if cfg!(unix) {
-        File::open(path)
-            .and_then(|folder| folder.sync_all())
-            .map_err(DataError::io("write", path))?;
+        File::open(path).and_then(|folder| folder.sync_all()).map_err(DataError::io("write", path))?;
     }
     Ok(())
 }

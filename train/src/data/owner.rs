@@ -126,8 +126,7 @@ mod tests {
         std::os::unix::fs::symlink(&target, parent.join(".f.partial-1-0")).unwrap();
         let far = make(".g.partial-1-0");
         let mut process = serde_json::to_value(ProcessId::this()).unwrap();
-        (process["host"], process["boot"], process["pid"]) =
-            ("far".into(), "other".into(), 7.into());
+        (process["host"], process["boot"], process["pid"]) = ("far".into(), "other".into(), 7.into());
         fs::write(far.join(MARK_FILE), process.to_string()).unwrap();
 
         let left = sweep(parent);

@@ -129,8 +129,7 @@ mod tests {
             numbers.typed::<Int64Type>().write_batch(&ids, None, None).unwrap();
             numbers.close().unwrap();
             let mut texts = row_group.next_column().unwrap().unwrap();
-            let values: Vec<ByteArray> =
-                group.iter().flatten().map(|text| ByteArray::from(*text)).collect();
+            let values: Vec<ByteArray> = group.iter().flatten().map(|text| ByteArray::from(*text)).collect();
             let levels: Vec<i16> = group.iter().map(|text| i16::from(text.is_some())).collect();
             texts.typed::<ByteArrayType>().write_batch(&values, Some(&levels), None).unwrap();
             texts.close().unwrap();

@@ -60,16 +60,11 @@ impl<'a> Pass<'a> {
         })
     }
 
-    pub(super) fn run(
-        &mut self,
-        corpus: &Corpus,
-        progress: OnProgress<'_>,
-    ) -> Result<(), DataError> {
+    pub(super) fn run(&mut self, corpus: &Corpus, progress: OnProgress<'_>) -> Result<(), DataError> {
         let mut pieces = corpus.pieces();
         loop {
             check(self.stop)?;
-            let batch =
-                pieces.by_ref().take(PIECES_PER_BATCH).collect::<Result<Vec<Piece>, _>>()?;
+            let batch = pieces.by_ref().take(PIECES_PER_BATCH).collect::<Result<Vec<Piece>, _>>()?;
             if batch.is_empty() {
                 break;
             }

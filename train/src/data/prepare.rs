@@ -167,8 +167,7 @@ fn sums_of(folder: &Path, info: &DataInfo) -> Result<Sums, DataError> {
         validation.block_sums_name(),
     ];
     // Of what is large, they are known.
-    let known =
-        [train, validation].map(|split| (split.file_name(), info.split(split).sha256.as_ref()));
+    let known = [train, validation].map(|split| (split.file_name(), info.split(split).sha256.as_ref()));
     Sums::of(folder, &files, &known)
 }
 
@@ -310,8 +309,7 @@ mod tests {
         fs::write(&input, content).unwrap();
         let prepared = |out: &str, seed| {
             let out = folder.path().join(out);
-            run(&PrepareOptions { seed, validation_fraction: 0.3, ..options(&[&input], &out) })
-                .unwrap()
+            run(&PrepareOptions { seed, validation_fraction: 0.3, ..options(&[&input], &out) }).unwrap()
         };
         let first = prepared("a", 1);
         assert_eq!(first, prepared("b", 1));
@@ -345,8 +343,7 @@ mod tests {
         fs::write(&input, "{\"text\": \"a longer text\"}\n{\"text\": \"short\"}\n").unwrap();
         for (index, fraction) in [1e-9, 1.0 - 1e-9].into_iter().enumerate() {
             let out = folder.path().join(index.to_string());
-            let options =
-                PrepareOptions { validation_fraction: fraction, ..options(&[&input], &out) };
+            let options = PrepareOptions { validation_fraction: fraction, ..options(&[&input], &out) };
             let info = run(&options).unwrap();
             assert!(info.train.tokens > 1 && info.validation.tokens > 1);
             let short = if index == 0 { Split::Validation } else { Split::Train };

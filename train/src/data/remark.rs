@@ -49,10 +49,9 @@ impl Remark {
     /// Whether text may be missing that was meant to be read, or something has to be done.
     pub fn is_warning(&self) -> bool {
         match self {
-            Self::PassedOver { .. }
-            | Self::NotFollowed { .. }
-            | Self::Empty { .. }
-            | Self::LeftBehind(_) => true,
+            Self::PassedOver { .. } | Self::NotFollowed { .. } | Self::Empty { .. } | Self::LeftBehind(_) => {
+                true
+            }
             Self::SameContent { .. } | Self::SmallVocabulary { .. } => false,
         }
     }
@@ -111,8 +110,7 @@ impl PassedOver {
     /// The first of them, with the reasons, and how many more there are.
     fn named(&self) -> String {
         let named = self.first.iter();
-        let named: Vec<_> =
-            named.map(|(path, reason)| format!("{} ({reason})", path.display())).collect();
+        let named: Vec<_> = named.map(|(path, reason)| format!("{} ({reason})", path.display())).collect();
         some_of(&named, self.count)
     }
 
@@ -222,10 +220,6 @@ mod tests {
         let mut files = PassedOver::default();
         files.add(Path::new("a"), Unread::NotText(NotText::Utf16));
         let remark = Remark::PassedOver { files, of: 3 }.to_string();
-        assert!(
-            remark.starts_with(
-                "1 of 3 files is not UTF-8 text and was passed over: a (it is UTF-16); "
-            )
-        );
+        assert!(remark.starts_with("1 of 3 files is not UTF-8 text and was passed over: a (it is UTF-16); "));
     }
 }

@@ -25,11 +25,7 @@ pub(super) struct SplitWriter {
 
 impl SplitWriter {
     /// Creates the token file of `split` in `folder`, and the one with the checksums of its blocks.
-    pub(super) fn create(
-        folder: &Path,
-        split: Split,
-        vocab_size: usize,
-    ) -> Result<Self, DataError> {
+    pub(super) fn create(folder: &Path, split: Split, vocab_size: usize) -> Result<Self, DataError> {
         let path = folder.join(split.file_name());
         let file = File::create(&path).map_err(DataError::io("create", &path))?;
         Ok(Self {
@@ -93,9 +89,7 @@ mod tests {
     fn writes_little_endian_ids_of_the_right_width() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("train.bin");
-        for (vocab_size, expected) in
-            [(1000, vec![1, 0, 3, 2]), (70_000, vec![1, 0, 0, 0, 3, 2, 0, 0])]
-        {
+        for (vocab_size, expected) in [(1000, vec![1, 0, 3, 2]), (70_000, vec![1, 0, 0, 0, 3, 2, 0, 0])] {
             let mut writer = SplitWriter::create(folder.path(), Split::Train, vocab_size).unwrap();
             writer.write(&[1], 4).unwrap();
             writer.write(&[0x203], 5).unwrap();

@@ -90,8 +90,7 @@ pub(super) fn copy_to_end(
                 }
                 copy.write_all(&block[..read]).map_err(DataError::io("copy", path))?;
             }
-            Err(error)
-                if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
             Err(error) => return Err(DataError::io("read", path)(error)),
         }
     }

@@ -49,10 +49,7 @@ mod tests {
         let path = folder.path().join("a.txt");
         let reason = |content: &[u8]| {
             std::fs::write(&path, content).unwrap();
-            TextFile::new(File::open(&path).unwrap(), &path)
-                .unwrap()
-                .err()
-                .map(|why| why.to_string())
+            TextFile::new(File::open(&path).unwrap(), &path).unwrap().err().map(|why| why.to_string())
         };
         let utf16 = |order: fn(u16) -> [u8; 2]| -> Vec<u8> {
             "Kälte, nothing else\n".encode_utf16().flat_map(order).collect()

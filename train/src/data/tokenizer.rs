@@ -51,8 +51,7 @@ impl Tokenizer {
         I: Iterator<Item = Result<String, DataError>> + Send,
     {
         Self::check_size(vocab_size)?;
-        let failed =
-            |error: tokenizers::Error| DataError::TokenizerTraining { problem: error.to_string() };
+        let failed = |error: tokenizers::Error| DataError::TokenizerTraining { problem: error.to_string() };
         let byte_level = ByteLevel::new(false, true, true);
         let mut inner = Inner::new(BPE::default());
         inner
@@ -112,16 +111,10 @@ impl Tokenizer {
     /// Fails unless a vocabulary of `vocab_size` can be trained.
     pub(super) fn check_size(vocab_size: usize) -> Result<(), DataError> {
         if vocab_size < VOCABULARY_MINIMUM {
-            return Err(DataError::VocabularyTooSmall {
-                requested: vocab_size,
-                minimum: VOCABULARY_MINIMUM,
-            });
+            return Err(DataError::VocabularyTooSmall { requested: vocab_size, minimum: VOCABULARY_MINIMUM });
         }
         if vocab_size > VOCABULARY_MAXIMUM {
-            return Err(DataError::VocabularyTooLarge {
-                requested: vocab_size,
-                maximum: VOCABULARY_MAXIMUM,
-            });
+            return Err(DataError::VocabularyTooLarge { requested: vocab_size, maximum: VOCABULARY_MAXIMUM });
         }
         Ok(())
     }
@@ -181,9 +174,7 @@ impl Tokenizer {
     ///
     /// When the decoder of a loaded tokenizer fails.
     pub fn decode(&self, ids: &[u32]) -> Result<String, DataError> {
-        self.inner
-            .decode(ids, false)
-            .map_err(|error| DataError::Decode { problem: error.to_string() })
+        self.inner.decode(ids, false).map_err(|error| DataError::Decode { problem: error.to_string() })
     }
 
     /// The number of ids: one more than the largest id.
@@ -329,8 +320,7 @@ mod tests {
         });
         let merges = again["model"]["merges"].as_array_mut().unwrap();
         for merge in merges.iter_mut().filter(|merge| merge.is_array()) {
-            *merge =
-                format!("{} {}", merge[0].as_str().unwrap(), merge[1].as_str().unwrap()).into();
+            *merge = format!("{} {}", merge[0].as_str().unwrap(), merge[1].as_str().unwrap()).into();
         }
         assert!(!are_other_tokenizers(&one, again.to_string().as_bytes()));
         assert!(!are_other_tokenizers(&one, b"{}"));

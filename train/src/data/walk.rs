@@ -61,10 +61,7 @@ pub(super) fn walk(folder: &Path) -> Result<Walked, DataError> {
                 Some(link) if is_hidden(link) => {}
                 Some(link) => others.push((link.to_owned(), Unread::LeadsNowhere)),
                 None => {
-                    return Err(DataError::Walk {
-                        path: folder.to_path_buf(),
-                        problem: error.to_string(),
-                    });
+                    return Err(DataError::Walk { path: folder.to_path_buf(), problem: error.to_string() });
                 }
             },
         }

@@ -175,8 +175,7 @@ mod tests {
         let alias = "libkiln-other-functions.so";
         // SAFETY: opening a library of the system by its name.
         let original = unsafe { Library::new("libm.so.6") }.expect("mathematics");
-        let instead =
-            [("cbrt", third as *const () as usize), ("sqrt", fourth as *const () as usize)];
+        let instead = [("cbrt", third as *const () as usize), ("sqrt", fourth as *const () as usize)];
         super::give("libm.so.6", alias, &instead).expect("a second name");
         // SAFETY: as above; all of these functions have this type.
         unsafe {

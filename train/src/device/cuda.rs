@@ -124,10 +124,7 @@ pub fn examine() -> Vec<String> {
     lines.push(line("cuBLASLt", toolkit::cublas_lt(for_driver).map(|tool| tool.to_string())));
     lines.push(line("NCCL", toolkit::nccl(for_driver).map(|tool| tool.to_string())));
     // After the others, since it may set CUDA_PATH.
-    lines.push(line(
-        "headers",
-        toolkit::headers().map(|root| root.join("include").display().to_string()),
-    ));
+    lines.push(line("headers", toolkit::headers().map(|root| root.join("include").display().to_string())));
     lines.push(format!("kernels: {}", kernel_cache::describe()));
     lines
 }
@@ -196,8 +193,7 @@ fn describe(index: usize) -> Result<Gpu, DeviceError> {
             attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
         ),
         // SAFETY: as above.
-        memory: unsafe { result::device::total_mem(device) }.map_err(failed("cuDeviceTotalMem"))?
-            as u64,
+        memory: unsafe { result::device::total_mem(device) }.map_err(failed("cuDeviceTotalMem"))? as u64,
         free: 0,
         multiprocessors: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
         clock: f64::from(attribute(Attribute::CU_DEVICE_ATTRIBUTE_CLOCK_RATE)?) * 1e3,
@@ -212,8 +208,7 @@ fn free(index: usize) -> Result<u64, DeviceError> {
     // SAFETY: `device` comes from the driver; the context is current while memory is asked for, and
     // not used after it is released.
     unsafe {
-        let context =
-            result::primary_ctx::retain(device).map_err(failed("cuDevicePrimaryCtxRetain"))?;
+        let context = result::primary_ctx::retain(device).map_err(failed("cuDevicePrimaryCtxRetain"))?;
         let info = result::ctx::set_current(context).and_then(|()| result::mem_get_info());
         let unset = sys::cuCtxSetCurrent(std::ptr::null_mut()).result();
         let released = result::primary_ctx::release(device);

@@ -106,8 +106,7 @@ mod tests {
         assert!(replicated.bytes(true).abs_diff(whole) < 64);
         assert_eq!(replicated.bytes(false), 4 * replicated.bytes(true));
         // The host has the rest.
-        let offload =
-            |more: &str| demand(&format!("{text}\n[shard]\noffload = true{more}")).bytes(false);
+        let offload = |more: &str| demand(&format!("{text}\n[shard]\noffload = true{more}")).bytes(false);
         assert!((offload("") * 3).abs_diff(whole) < 64);
         for half in ["bf16", "auto"] {
             let half = offload(&format!("\n[precision]\ncompute = '{half}'"));

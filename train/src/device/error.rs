@@ -256,16 +256,14 @@ fn useless(failures: &[String]) -> String {
 fn hidden(visible: &Option<String>) -> String {
     match visible.as_deref() {
         Some("") => {
-            ", because CUDA_VISIBLE_DEVICES is empty; unset it, or set device.backend = \"cpu\""
-                .to_owned()
+            ", because CUDA_VISIBLE_DEVICES is empty; unset it, or set device.backend = \"cpu\"".to_owned()
         }
         Some(value) => format!(
             ", which CUDA_VISIBLE_DEVICES={value} may be the cause of; unset it, or set \
              device.backend = \"cpu\""
         ),
         None => {
-            "; `nvidia-smi -L` shows the machine's, and a container has those that it was given"
-                .to_owned()
+            "; `nvidia-smi -L` shows the machine's, and a container has those that it was given".to_owned()
         }
     }
 }

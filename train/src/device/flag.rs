@@ -67,10 +67,7 @@ mod tests {
     #[test]
     fn errors_name_the_flag() {
         let text = in_flags(DeviceError::NotBuilt).to_string();
-        assert!(
-            text.ends_with("or choose --device cpu") && !text.contains("device.backend"),
-            "{text}"
-        );
+        assert!(text.ends_with("or choose --device cpu") && !text.contains("device.backend"), "{text}");
         let mixed = DeviceError::Mixed { gpu: vec![1], cpu: vec![0] };
         let text = in_flags(mixed).to_string();
         assert!(text.contains("--device cuda") && !text.contains("device.backend"), "{text}");

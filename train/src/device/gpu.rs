@@ -92,17 +92,7 @@ mod tests {
     fn gpu(name: &str, capability: Version, multiprocessors: u32, clock: f64) -> Gpu {
         let (name, uuid) = (name.to_owned(), [0; 16]);
         let visible = 1;
-        Gpu {
-            index: 0,
-            name,
-            capability,
-            memory: 0,
-            free: 0,
-            multiprocessors,
-            clock,
-            uuid,
-            visible,
-        }
+        Gpu { index: 0, name, capability, memory: 0, free: 0, multiprocessors, clock, uuid, visible }
     }
 
     /// Without its name, a GPU gets nearly what its data sheet says, at the clock that is meant there.

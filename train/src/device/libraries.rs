@@ -92,9 +92,7 @@ fn make_known(wanted: &Wanted, asked: &[String]) -> Result<(), String> {
     }
     if let Some(file) = loaded {
         alias::give(file, alias, &[]).map_err(|error| {
-            format!(
-                "{file} ({error}; make a link named {alias} to it in a folder of LD_LIBRARY_PATH)"
-            )
+            format!("{file} ({error}; make a link named {alias} to it in a folder of LD_LIBRARY_PATH)")
         })?;
     }
     match is_known() {
@@ -120,8 +118,7 @@ pub(super) fn loaded_from(stem: &str) -> Option<PathBuf> {
     let maps = fs::read_to_string("/proc/self/maps").ok()?;
     let prefix = format!("lib{stem}.so");
     let mut paths = maps.lines().filter_map(|line| line.find('/').map(|at| Path::new(&line[at..])));
-    let is_it = |path: &&Path| {
-        path.file_name().and_then(OsStr::to_str).is_some_and(|name| name.starts_with(&prefix))
-    };
+    let is_it =
+        |path: &&Path| path.file_name().and_then(OsStr::to_str).is_some_and(|name| name.starts_with(&prefix));
     paths.find(is_it).map(Path::to_owned)
 }

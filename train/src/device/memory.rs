@@ -37,9 +37,7 @@ impl Memory {
             let (Some(controllers), Some(path)) = (fields.next(), fields.next()) else { continue };
             let (mount, names) = match controllers {
                 "" => ("sys/fs/cgroup", &VERSION_2),
-                list if list.split(',').any(|name| name == "memory") => {
-                    ("sys/fs/cgroup/memory", &VERSION_1)
-                }
+                list if list.split(',').any(|name| name == "memory") => ("sys/fs/cgroup/memory", &VERSION_1),
                 _ => continue,
             };
             // What holds for a group holds for the groups in it. In a container the path may be that of
@@ -87,8 +85,7 @@ impl GroupFiles {
     /// What a group may use on a machine with `swap`; `None` if it has no limit.
     fn read(&self, group: &Path, swap: u64) -> Option<Memory> {
         // `max` is no number; version 1 says it with one beyond all memory.
-        let number =
-            |name: &str| fs::read_to_string(group.join(name)).ok()?.trim().parse::<u64>().ok();
+        let number = |name: &str| fs::read_to_string(group.join(name)).ok()?.trim().parse::<u64>().ok();
         let limit = number(self.limit)?;
         let swap_limit = number(self.swap_limit);
         let total = match swap_limit {

@@ -50,11 +50,7 @@ impl Peak {
     /// # Errors
     ///
     /// If the system does not start them.
-    pub(super) fn measured(
-        precision: Precision,
-        threads: usize,
-        machines: f64,
-    ) -> io::Result<Self> {
+    pub(super) fn measured(precision: Precision, threads: usize, machines: f64) -> io::Result<Self> {
         let measurement = Measurement { precision, threads, machines };
         Ok(Peak { flops: measurement.make()?, origin: Origin::Measured(measurement) })
     }

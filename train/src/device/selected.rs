@@ -356,17 +356,7 @@ mod tests {
         let on = |capability| {
             let (index, visible, memory, free, multiprocessors, clock) = (0, 1, 0, 0, 1, 1.0);
             let (name, uuid) = ("a GPU".to_owned(), [0; 16]);
-            let gpu = Gpu {
-                index,
-                visible,
-                name,
-                capability,
-                memory,
-                free,
-                multiprocessors,
-                clock,
-                uuid,
-            };
+            let gpu = Gpu { index, visible, name, capability, memory, free, multiprocessors, clock, uuid };
             Selected { kind: Kind::Cuda(gpu), why: String::new() }
         };
         let (new, old) = (on(Version(8, 0)), on(Version(7, 5)));

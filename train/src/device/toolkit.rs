@@ -125,8 +125,7 @@ pub(super) fn headers() -> Result<PathBuf, DeviceError> {
     let places = Places::of_headers(&environment);
     let missing = |root: &Path| {
         let include = root.join("include");
-        let has =
-            |file: &&str| include.join(file).exists() || include.join("cccl").join(file).exists();
+        let has = |file: &&str| include.join(file).exists() || include.join("cccl").join(file).exists();
         HEADERS.into_iter().filter(|file| !has(file)).collect::<Vec<_>>()
     };
     let Some(root) = places.folders().find(|root| missing(root).is_empty()) else {

@@ -32,10 +32,7 @@ pub(super) fn examine(ranks: usize) -> Part {
             number_of(ranks, "rank")
         ));
         if ranks > cores {
-            lines.push(format!(
-                "more ranks than cores: {ranks} take turns on {}",
-                number_of(cores, "core")
-            ));
+            lines.push(format!("more ranks than cores: {ranks} take turns on {}", number_of(cores, "core")));
         }
     }
     let choice = std::env::var_os(ops::BF16_CHOICE).filter(|choice| !choice.is_empty());
@@ -60,8 +57,7 @@ fn bf16(instructions: Option<&str>, choice: Option<&OsStr>) -> String {
         (Some(name), None) => format!("products of bf16 by {name}"),
         (Some(name), Some(choice)) => format!("products of bf16 by {name} ({choice})"),
         (None, None) => {
-            "no instructions for products of bf16 that Kiln knows: they are computed in f32"
-                .to_owned()
+            "no instructions for products of bf16 that Kiln knows: they are computed in f32".to_owned()
         }
         (None, Some(choice)) => format!(
             "products of bf16 are computed in f32: {choice} names no instructions that this \

@@ -42,8 +42,7 @@ impl DoctorArgs {
 pub fn examine(args: &DoctorArgs) -> Diagnosis {
     let (role, sources) = place::survey(&args.place, &place::environment);
     let known = role.as_ref().ok();
-    let network =
-        known.and_then(meeting_point).map(|(master, here)| network::examine(master, here));
+    let network = known.and_then(meeting_point).map(|(master, here)| network::examine(master, here));
     let is_found = network.as_ref().is_none_or(|(_, is_found)| *is_found);
     let ranks = ranks_here(known);
     let (ports, enough) = network::examine_ports(args.comm_ports, ranks);
@@ -136,11 +135,7 @@ fn node(node: &Node) -> Vec<String> {
     };
     vec![
         format!("node {} of {}, from {}", node.node_rank, node.nodes, node.source),
-        format!(
-            "starts {}, again at most {}",
-            ranks_of(node),
-            number_of(node.max_restarts, "time")
-        ),
+        format!("starts {}, again at most {}", ranks_of(node), number_of(node.max_restarts, "time")),
         master,
         job(&node.job),
         secret,

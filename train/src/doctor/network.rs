@@ -131,9 +131,8 @@ fn reachable(addresses: &[SocketAddr]) -> String {
                 );
             }
             Err(error) => {
-                problem = format!(
-                    "no answer from {address} ({error}); check the address, routes and firewalls"
-                );
+                problem =
+                    format!("no answer from {address} ({error}); check the address, routes and firewalls");
             }
         }
     }

@@ -59,8 +59,8 @@ impl AnswerLoss {
 /// Reads a file of pairs, one JSON object per line; blank lines are passed over. Returns every pair
 /// with its line, counted from 1.
 pub fn read_pairs(path: &Path) -> Result<Vec<(usize, Pair)>, EvalError> {
-    let text = std::fs::read_to_string(path)
-        .map_err(|source| EvalError::Read { path: path.to_owned(), source })?;
+    let text =
+        std::fs::read_to_string(path).map_err(|source| EvalError::Read { path: path.to_owned(), source })?;
     // A byte order mark is no part of the first line.
     let text = text.strip_prefix('\u{FEFF}').unwrap_or(&text);
     let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());

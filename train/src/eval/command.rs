@@ -202,12 +202,7 @@ impl Work {
     }
 
     /// The device that one of `ranks` ranks computes on.
-    fn select(
-        &self,
-        flag: &DeviceFlag,
-        ranks: usize,
-        place: Option<&Place>,
-    ) -> Result<Selected, TrainError> {
+    fn select(&self, flag: &DeviceFlag, ranks: usize, place: Option<&Place>) -> Result<Selected, TrainError> {
         let Work { source, strategy, shard_size, .. } = self;
         let backend = flag.backend();
         let demand = Demand::of_weights(backend, source.model(), ranks, *strategy, *shard_size);

@@ -38,9 +38,7 @@ pub fn check_tokens(model: &ModelSource, tokens: &[u32]) -> Result<Vec<i32>, Eva
     }
     let outside = tokens.iter().position(|id| *id as usize >= known);
     match outside {
-        Some(index) => {
-            Err(EvalError::UnknownToken { id: tokens[index], position: index + 1, known })
-        }
+        Some(index) => Err(EvalError::UnknownToken { id: tokens[index], position: index + 1, known }),
         None => Ok(tokens.iter().map(|id| *id as i32).collect()),
     }
 }
@@ -98,8 +96,7 @@ impl Logits {
 /// header, and the header, filled up with spaces.
 fn npy_header(shape: [usize; 2]) -> Vec<u8> {
     let [rows, columns] = shape;
-    let mut text =
-        format!("{{'descr': '<f4', 'fortran_order': False, 'shape': ({rows}, {columns}), }}");
+    let mut text = format!("{{'descr': '<f4', 'fortran_order': False, 'shape': ({rows}, {columns}), }}");
     let version = [1, 0];
     let before = NPY_MAGIC.len() + version.len() + size_of::<u16>();
     let length = (before + text.len() + 1).next_multiple_of(NPY_ALIGNMENT) - before;
@@ -135,8 +132,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let logits = Logits { shape: [1, 2], values: vec![1.0, 2.0] };
         let [old, link, dangling, other, pipe] =
-            ["old.npy", "link", "dangling", "config.toml", "pipe"]
-                .map(|name| folder.path().join(name));
+            ["old.npy", "link", "dangling", "config.toml", "pipe"].map(|name| folder.path().join(name));
         logits.write_npy(&old).unwrap();
         let content = fs::read(&old).unwrap();
         assert_eq!(content[content.len() - 8..], [0, 0, 128, 63, 0, 0, 0, 64]);

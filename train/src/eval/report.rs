@@ -44,9 +44,7 @@ impl Outcome {
     /// Fails if a loss is no number.
     pub(super) fn check(&self) -> Result<(), TrainError> {
         let (what, losses) = match self {
-            Outcome::Validation(ValidationLoss { loss, .. }) => {
-                ("the validation loss", vec![*loss])
-            }
+            Outcome::Validation(ValidationLoss { loss, .. }) => ("the validation loss", vec![*loss]),
             Outcome::Answer(answer) => ("the loss of the answer", vec![answer.sum]),
             Outcome::Answers(answers) => {
                 ("the loss of an answer", answers.iter().map(|answer| answer.sum).collect())

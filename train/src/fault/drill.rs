@@ -51,8 +51,7 @@ impl Drill {
 
     /// Whether this is the step, for the first time.
     fn fires(&self) -> bool {
-        self.step.load(Ordering::Relaxed) == self.fault.step
-            && !self.fired.swap(true, Ordering::Relaxed)
+        self.step.load(Ordering::Relaxed) == self.fault.step && !self.fired.swap(true, Ordering::Relaxed)
     }
 
     /// Does what needs no collective.

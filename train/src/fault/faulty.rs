@@ -3,9 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use kiln_collectives::{
-    Buffer, CommError, Communicator, DType, Flight, Label, Phase, Recorder, Work,
-};
+use kiln_collectives::{Buffer, CommError, Communicator, DType, Flight, Label, Phase, Recorder, Work};
 
 use super::drill::Drill;
 use super::spec::{Changeable, Fault, FaultKind};
@@ -75,11 +73,9 @@ impl Communicator for Faulty {
         let len = input.len() + 1;
         match self.drill.calling(&label, Changeable::Call) {
             Some(FaultKind::Skip) => Work::ready(Ok(input.like(output.len()))),
-            Some(FaultKind::Size) => self.inner.all_gather(
-                label,
-                Arc::new(input.like(len)),
-                output.like(len * self.world_size()),
-            ),
+            Some(FaultKind::Size) => {
+                self.inner.all_gather(label, Arc::new(input.like(len)), output.like(len * self.world_size()))
+            }
             Some(FaultKind::Error) => {
                 let output = output.like(output.len() + 1);
                 self.inner.all_gather(label, input, output)
@@ -102,9 +98,7 @@ impl Communicator for Faulty {
                 output.like(len),
             ),
             Some(FaultKind::Error) => self.inner.reduce_scatter(label, input, output.like(len)),
-            Some(FaultKind::Nan) => {
-                self.inner.reduce_scatter(label, Arc::new(poisoned(&input)), output)
-            }
+            Some(FaultKind::Nan) => self.inner.reduce_scatter(label, Arc::new(poisoned(&input)), output),
             _ => self.inner.reduce_scatter(label, input, output),
         }
     }
@@ -153,9 +147,7 @@ impl Communicator for Faulty {
         let label = Label::new(name, Phase::Init);
         let _ = self.drill.calling(&label, Changeable::Nothing);
         let group = self.inner.split_within(name, color, key, timeout)?;
-        Ok(group.map(|inner| {
-            Arc::new(Faulty { inner, drill: self.drill.clone() }) as Arc<dyn Communicator>
-        }))
+        Ok(group.map(|inner| Arc::new(Faulty { inner, drill: self.drill.clone() }) as Arc<dyn Communicator>))
     }
 
     fn abort(&self, reason: &str) {

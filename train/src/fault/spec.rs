@@ -89,9 +89,8 @@ impl FromStr for Fault {
         let kind = parse_kind(kind).ok_or_else(|| {
             wrong("KIND is kill, stop, segv, panic, error, skip, size, slow=SECONDS, nan or run=PROGRAM")
         })?;
-        let phase = parse_phase(phase).ok_or_else(|| {
-            wrong("PHASE is start, data, forward, backward, optimizer or checkpoint")
-        })?;
+        let phase = parse_phase(phase)
+            .ok_or_else(|| wrong("PHASE is start, data, forward, backward, optimizer or checkpoint"))?;
         let step: u64 = step.parse().map_err(|_| wrong("STEP is not a number"))?;
         let rank = rank.parse().map_err(|_| wrong("RANK is not a number"))?;
         if (phase == FaultPhase::Start) != (step == 0) {

@@ -80,8 +80,7 @@ impl GenerateArgs {
                     let text = continuation.text()?;
                     let new = ready(&text, shown);
                     // A reader that went away is no reason to fail.
-                    let _ =
-                        write!(stdout(), "{}", on_terminal(new)).and_then(|()| stdout().flush());
+                    let _ = write!(stdout(), "{}", on_terminal(new)).and_then(|()| stdout().flush());
                     shown += new.len();
                 }
             }

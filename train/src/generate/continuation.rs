@@ -37,11 +37,7 @@ impl<'a> Continuation<'a> {
     ///
     /// If the tokenizer cannot express the prompt, or knows no end of text while `sampling` has no
     /// ends either.
-    pub fn new(
-        tokenizer: &'a Tokenizer,
-        prompt: &str,
-        sampling: &'a Sampling,
-    ) -> Result<Self, DataError> {
+    pub fn new(tokenizer: &'a Tokenizer, prompt: &str, sampling: &'a Sampling) -> Result<Self, DataError> {
         let mut ends = sampling.end_ids.clone();
         match tokenizer.end_of_text() {
             Ok(end) => ends.insert(0, end),

@@ -187,8 +187,7 @@ mod tests {
         // Among many, of which the last are likelier.
         let mut many = vec![0.0; 300];
         many[250..].fill(1.0);
-        let drawn: Vec<_> =
-            (0..2000).map(|counter| sampling(1.0, 60, 1.0).choose(&many, counter)).collect();
+        let drawn: Vec<_> = (0..2000).map(|counter| sampling(1.0, 60, 1.0).choose(&many, counter)).collect();
         assert!(drawn.iter().all(|id| *id < 10 || *id >= 250), "{drawn:?}");
         assert!(drawn.contains(&9) && drawn.contains(&299));
     }

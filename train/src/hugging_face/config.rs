@@ -11,8 +11,7 @@ use kiln_model::{AttentionBias, FeedForwardKind, ModelConfig, RopeScaling};
 use super::keys::Keys;
 use super::{CONFIG_FILE, HuggingFaceError};
 
-const ARCHITECTURES: &str =
-    "LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM and Qwen3ForCausalLM are";
+const ARCHITECTURES: &str = "LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM and Qwen3ForCausalLM are";
 
 /// Longer sequences are read by no model.
 const MAX_CONTEXT: usize = 1 << 40;
@@ -105,8 +104,7 @@ impl FolderConfig {
         let path = folder.join(CONFIG_FILE);
         let keys = Keys::read(&path)?;
         let family = Family::of(&keys)?;
-        let context_length =
-            keys.size("max_position_embeddings")?.unwrap_or(family.default_context());
+        let context_length = keys.size("max_position_embeddings")?.unwrap_or(family.default_context());
         refuse_other_models(&keys)?;
         refuse_windows(&keys, family, context_length)?;
         let heads = keys.needed("num_attention_heads")?;
@@ -129,8 +127,7 @@ impl FolderConfig {
             heads,
             kv_heads,
             // A width of nothing is kept, so that the check below names it.
-            head_dim: head_dim
-                .filter(|width| *width == 0 || width.checked_mul(heads) != Some(d_model)),
+            head_dim: head_dim.filter(|width| *width == 0 || width.checked_mul(heads) != Some(d_model)),
             d_ff: keys.needed("intermediate_size")?,
             tie_embeddings: keys.flag("tie_word_embeddings")?,
             feed_forward: FeedForwardKind::Swiglu,
@@ -284,9 +281,7 @@ mod tests {
         let endless = r#""model_type": "llama", "max_position_embeddings": 9000000000000000000"#;
         let message = config(endless).unwrap_err().to_string();
         assert!(message.contains("is 9000000000000000000: no model reads as much"), "{message}");
-        let null = config(
-            r#""model_type": "mistral", "sliding_window": null, "num_key_value_heads": null"#,
-        );
+        let null = config(r#""model_type": "mistral", "sliding_window": null, "num_key_value_heads": null"#);
         assert_eq!(null.unwrap().model.kv_heads, 32);
         let qwen2 = config(r#""model_type": "qwen2", "sliding_window": 4096"#).unwrap();
         assert_eq!(qwen2.model.attention_bias, AttentionBias::Qkv);
@@ -309,10 +304,7 @@ mod tests {
         let linear = Some(RopeScaling::Linear { factor: 2.0 });
         assert_eq!(rope(r#""rope_theta": 5"#), (5.0, None));
         assert_eq!(rope(r#""rope_theta": 5, "rope_scaling": null"#), (5.0, None));
-        assert_eq!(
-            rope(r#""rope_parameters": {"rope_theta": 5.0, "rope_type": "default"}"#).0,
-            5.0
-        );
+        assert_eq!(rope(r#""rope_parameters": {"rope_theta": 5.0, "rope_type": "default"}"#).0, 5.0);
         assert_eq!(rope(r#""rope_scaling": {"type": "linear", "factor": 2}"#), (1e4, linear));
         assert_eq!(
             rope(r#""rope_theta": 7, "rope_scaling": {"rope_type": "linear", "factor": 2.0}"#),

@@ -70,16 +70,10 @@ pub fn to_json(
     let (scaling, parameters) = match model.rope_scaling {
         None => (Value::Null, json!({"rope_type": "default"})),
         // Some older versions want these two keys and no other.
-        Some(RopeScaling::Linear { factor }) => (
-            json!({"type": "linear", "factor": factor}),
-            json!({"rope_type": "linear", "factor": factor}),
-        ),
-        Some(RopeScaling::Llama3 {
-            factor,
-            low_freq_factor,
-            high_freq_factor,
-            original_context,
-        }) => {
+        Some(RopeScaling::Linear { factor }) => {
+            (json!({"type": "linear", "factor": factor}), json!({"rope_type": "linear", "factor": factor}))
+        }
+        Some(RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context }) => {
             let scaling = json!({
                 "rope_type": "llama3",
                 "factor": factor,
@@ -112,8 +106,7 @@ fn family_of(model: &ModelConfig, folder: &Path) -> Result<Family, HuggingFaceEr
             (bias == AttentionBias::All, "attention_bias all"),
             (model.feed_forward_bias, "feed_forward_bias"),
         ];
-        let features: Vec<_> =
-            features.into_iter().filter(|(has, _)| *has).map(|(_, name)| name).collect();
+        let features: Vec<_> = features.into_iter().filter(|(has, _)| *has).map(|(_, name)| name).collect();
         HuggingFaceError::NoArchitecture {
             path: folder.to_owned(),
             features: features.join(" together with "),
@@ -158,10 +151,7 @@ mod tests {
             ("LlamaForCausalLM", with(&|m| m.attention_bias = AttentionBias::All)),
             ("LlamaForCausalLM", with(&|m| m.feed_forward_bias = true)),
             ("LlamaForCausalLM", with(&|m| m.rope_scaling = Some(llama3))),
-            (
-                "LlamaForCausalLM",
-                with(&|m| m.rope_scaling = Some(RopeScaling::Linear { factor: 2.0 })),
-            ),
+            ("LlamaForCausalLM", with(&|m| m.rope_scaling = Some(RopeScaling::Linear { factor: 2.0 }))),
             ("Qwen2ForCausalLM", with(&|m| m.attention_bias = AttentionBias::Qkv)),
             ("Qwen3ForCausalLM", with(&|m| m.qk_norm = true)),
             (

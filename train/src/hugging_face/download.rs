@@ -51,14 +51,10 @@ mod hub {
         name: String,
     }
 
-    pub(super) fn model(
-        owner: &str,
-        name: &str,
-        revision: &str,
-    ) -> Result<PathBuf, HuggingFaceError> {
+    pub(super) fn model(owner: &str, name: &str, revision: &str) -> Result<PathBuf, HuggingFaceError> {
         let full_name = format!("{owner}/{name}");
-        let client = HFClientSync::new()
-            .map_err(|error| failed(&full_name, revision, CONFIG_FILE, &error))?;
+        let client =
+            HFClientSync::new().map_err(|error| failed(&full_name, revision, CONFIG_FILE, &error))?;
         let repository = Repository { files: client.model(owner, name), name: full_name };
         let config = repository.needed(CONFIG_FILE, revision)?;
         let folder = config.parent().unwrap_or(Path::new(".")).to_owned();
@@ -84,8 +80,7 @@ mod hub {
     impl Repository {
         /// A file that must be there.
         fn needed(&self, file: &str, revision: &str) -> Result<PathBuf, HuggingFaceError> {
-            self.download(file, revision)
-                .map_err(|error| failed(&self.name, revision, file, &error))
+            self.download(file, revision).map_err(|error| failed(&self.name, revision, file, &error))
         }
 
         /// A file, if it is there.
@@ -100,8 +95,7 @@ mod hub {
         fn download(&self, file: &str, revision: &str) -> Result<PathBuf, HFError> {
             let bar = Bar::new(file);
             let shown = bar.0.clone();
-            let path =
-                self.files.download_file().filename(file).revision(revision).progress(bar).send();
+            let path = self.files.download_file().filename(file).revision(revision).progress(bar).send();
             shown.finish_and_clear();
             path
         }
@@ -133,8 +127,7 @@ mod hub {
         fn new(file: &str) -> Self {
             let style = "{msg} {bar:24} {bytes}/{total_bytes} | {bytes_per_sec} | eta {eta}";
             // The template is a constant that parses; the default style would do as well.
-            let style = ProgressStyle::with_template(style)
-                .unwrap_or_else(|_| ProgressStyle::default_bar());
+            let style = ProgressStyle::with_template(style).unwrap_or_else(|_| ProgressStyle::default_bar());
             Bar(ProgressBar::new(0).with_style(style).with_message(file.to_owned()))
         }
     }

@@ -13,8 +13,8 @@ use super::output::NewFolder;
 use super::tokens::{TokenIds, generation_config, token_ids};
 use super::writer::{Item, index, write_file};
 use super::{
-    CARRIED, CONFIG_FILE, GENERATION_FILE, HuggingFaceError, INDEX_FILE, MODEL_FILE,
-    TOKENIZER_CONFIG_FILE, TOKENIZER_FILE,
+    CARRIED, CONFIG_FILE, GENERATION_FILE, HuggingFaceError, INDEX_FILE, MODEL_FILE, TOKENIZER_CONFIG_FILE,
+    TOKENIZER_FILE,
 };
 use crate::checkpoint::CheckpointError;
 use crate::data::Tokenizer;
@@ -90,13 +90,11 @@ pub fn export(options: &ExportOptions) -> Result<(), TrainError> {
     let source = ModelSource::open_built_in(&options.checkpoint)?;
     let (folder, dtype) = (source.folder(), options.dtype);
     let tokens = tokens_of(&source)?;
-    let config =
-        to_json(source.model(), source.context_length(), &tokens, dtype.torch_name(), folder)?;
+    let config = to_json(source.model(), source.context_length(), &tokens, dtype.torch_name(), folder)?;
     let weights = source.weights();
     let weights = Watched::new(weights.as_ref());
     let items = items(&source)?;
-    let known: std::collections::BTreeSet<_> =
-        items.iter().map(|item| item.name.as_str()).collect();
+    let known: std::collections::BTreeSet<_> = items.iter().map(|item| item.name.as_str()).collect();
     if let Some(name) = weights.shapes().keys().find(|name| !known.contains(*name)) {
         let (path, name) = (folder.to_owned(), (*name).to_owned());
         return Err(HuggingFaceError::Unnamed { path, name }.into());
@@ -179,10 +177,8 @@ fn tokens_of(source: &ModelSource) -> Result<TokenIds, TrainError> {
 /// The id of the token that starts a text, if the tokenizer at `path` has one.
 fn start_of_text(path: &Path) -> Result<Option<u32>, HuggingFaceError> {
     let text = std::fs::read(path).map_err(HuggingFaceError::io("read", path))?;
-    let file: Value = serde_json::from_slice(&text).map_err(|error| HuggingFaceError::Json {
-        path: path.to_owned(),
-        problem: error.to_string(),
-    })?;
+    let file: Value = serde_json::from_slice(&text)
+        .map_err(|error| HuggingFaceError::Json { path: path.to_owned(), problem: error.to_string() })?;
     let added = file["added_tokens"].as_array().map_or(&[][..], Vec::as_slice);
     let id = |spelling: &str| {
         let token = added.iter().find(|token| token["content"].as_str() == Some(spelling))?;

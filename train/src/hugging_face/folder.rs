@@ -11,9 +11,7 @@ use super::config::FolderConfig;
 use super::keys::Keys;
 use super::names::{HEAD, HuggingFaceName, hugging_face_name, is_buffer};
 use super::tokens::end_ids;
-use super::{
-    CARRIED, CONFIG_FILE, HuggingFaceError, INDEX_FILE, MODEL_FILE, TOKENIZER_FILE, TensorFile,
-};
+use super::{CARRIED, CONFIG_FILE, HuggingFaceError, INDEX_FILE, MODEL_FILE, TOKENIZER_FILE, TensorFile};
 use crate::checkpoint::{CheckpointError, MANIFEST_FILE, model_line};
 use crate::device;
 use crate::files;
@@ -60,8 +58,7 @@ impl HuggingFaceFolder {
         if folder.join(MANIFEST_FILE).exists() {
             return Err(HuggingFaceError::NotAModel {
                 path: folder.to_owned(),
-                problem: "it is a checkpoint of Kiln; use it as it is, or `kiln export` it"
-                    .to_owned(),
+                problem: "it is a checkpoint of Kiln; use it as it is, or `kiln export` it".to_owned(),
             });
         }
         if !folder.join(CONFIG_FILE).is_file() {
@@ -141,12 +138,7 @@ impl Weights for HuggingFaceFolder {
         shapes.map(|(name, tensor)| (name.as_str(), tensor.shape.as_slice())).collect()
     }
 
-    fn read(
-        &self,
-        name: &str,
-        range: Range<usize>,
-        values: &mut [f32],
-    ) -> Result<(), CheckpointError> {
+    fn read(&self, name: &str, range: Range<usize>, values: &mut [f32]) -> Result<(), CheckpointError> {
         let tensor = self.tensors.get(name).ok_or_else(|| {
             HuggingFaceError::damaged(&self.folder, format!("the model has no weight `{name}`"))
         })?;
@@ -182,9 +174,7 @@ fn open_files(folder: &Path) -> Result<Files, HuggingFaceError> {
 
 /// The files that an index names, each with its tensors. They lie beside the index: nothing but the
 /// names of safetensors files is accepted.
-pub(super) fn files_of_index(
-    index: &Path,
-) -> Result<BTreeMap<String, BTreeSet<String>>, HuggingFaceError> {
+pub(super) fn files_of_index(index: &Path) -> Result<BTreeMap<String, BTreeSet<String>>, HuggingFaceError> {
     let weight_map = Keys::read(index)?;
     let Some(weight_map) = weight_map.object("weight_map")? else {
         return Err(weight_map.problem("weight_map", "is missing"));
@@ -243,10 +233,8 @@ fn place(
     let decoder = Decoder::new(model, Key::new(0), &device::plain());
     let (mut tensors, mut missing, mut misshapen) = (BTreeMap::new(), Vec::new(), Vec::new());
     for (name, shape) in parameter_shapes(&decoder) {
-        let there = hugging_face_name(&name).ok_or_else(|| HuggingFaceError::Unnamed {
-            path: folder.to_owned(),
-            name: name.clone(),
-        })?;
+        let there = hugging_face_name(&name)
+            .ok_or_else(|| HuggingFaceError::Unnamed { path: folder.to_owned(), name: name.clone() })?;
         let Some(file) = places.remove(&there.name) else {
             missing.push(there.name);
             continue;

@@ -106,11 +106,7 @@ fn keep_token_ids(
     out.write_json(GENERATION_FILE, &config)
 }
 
-fn write_checkpoint(
-    source: &HuggingFaceFolder,
-    files: Vec<PathBuf>,
-    out: &Path,
-) -> Result<(), TrainError> {
+fn write_checkpoint(source: &HuggingFaceFolder, files: Vec<PathBuf>, out: &Path) -> Result<(), TrainError> {
     let model = source.model();
     let layout = layout_of(&Decoder::new(model, Key::new(0), &device::plain()), 1);
     let config = Config {

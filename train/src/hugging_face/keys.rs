@@ -25,9 +25,7 @@ impl Keys {
         let text = files::read(path, MAX_BYTES).map_err(HuggingFaceError::io("read", path))?;
         let json = |problem: String| HuggingFaceError::Json { path: path.to_owned(), problem };
         match serde_json::from_slice(&text) {
-            Ok(Value::Object(map)) => {
-                Ok(Keys { path: path.to_owned(), prefix: String::new(), map })
-            }
+            Ok(Value::Object(map)) => Ok(Keys { path: path.to_owned(), prefix: String::new(), map }),
             Ok(_) => Err(json("it holds no object".to_owned())),
             Err(error) => Err(json(error.to_string())),
         }

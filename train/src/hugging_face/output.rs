@@ -26,8 +26,7 @@ impl NewFolder {
         }
         let parent = parent_of(place);
         fs::create_dir_all(parent).map_err(HuggingFaceError::io("create", parent))?;
-        let beside =
-            StagingFolder::create(place).map_err(HuggingFaceError::io("write beside", place))?;
+        let beside = StagingFolder::create(place).map_err(HuggingFaceError::io("write beside", place))?;
         Ok(NewFolder { place: place.to_owned(), beside })
     }
 
@@ -45,9 +44,7 @@ impl NewFolder {
     pub(super) fn write(&self, name: &str, content: &[u8]) -> Result<(), HuggingFaceError> {
         let path = self.path().join(name);
         let mut file = File::create(&path).map_err(HuggingFaceError::io("create", &path))?;
-        file.write_all(content)
-            .and_then(|()| file.sync_all())
-            .map_err(HuggingFaceError::io("write", &path))
+        file.write_all(content).and_then(|()| file.sync_all()).map_err(HuggingFaceError::io("write", &path))
     }
 
     /// Writes JSON for people.
@@ -56,11 +53,7 @@ impl NewFolder {
     }
 
     /// Copies those of `names` that are in `from`. Returns them.
-    pub(super) fn carry<'a>(
-        &self,
-        from: &Path,
-        names: &[&'a str],
-    ) -> Result<Vec<&'a str>, HuggingFaceError> {
+    pub(super) fn carry<'a>(&self, from: &Path, names: &[&'a str]) -> Result<Vec<&'a str>, HuggingFaceError> {
         let mut carried = Vec::new();
         for name in names {
             let path = from.join(name);
@@ -77,9 +70,8 @@ impl NewFolder {
 
     /// What has been written, in a fixed order.
     pub(super) fn files(&self) -> Result<Vec<PathBuf>, HuggingFaceError> {
-        let entries = fs::read_dir(self.path()).and_then(|entries| {
-            entries.map(|entry| Ok(entry?.path())).collect::<std::io::Result<Vec<_>>>()
-        });
+        let entries = fs::read_dir(self.path())
+            .and_then(|entries| entries.map(|entry| Ok(entry?.path())).collect::<std::io::Result<Vec<_>>>());
         let mut files = entries.map_err(HuggingFaceError::io("read", self.path()))?;
         files.sort();
         Ok(files)
@@ -90,8 +82,7 @@ impl NewFolder {
         sync_folder(self.path())?;
         // Again, because a large model takes its time.
         check_free(&self.place)?;
-        fs::rename(self.path(), &self.place)
-            .map_err(HuggingFaceError::io("create", &self.place))?;
+        fs::rename(self.path(), &self.place).map_err(HuggingFaceError::io("create", &self.place))?;
         self.beside.gone();
         sync_folder(parent_of(&self.place))
     }
@@ -107,7 +98,5 @@ fn check_free(place: &Path) -> Result<(), HuggingFaceError> {
 
 /// A rename is durable once its folder is synced.
 fn sync_folder(path: &Path) -> Result<(), HuggingFaceError> {
-    File::open(path)
-        .and_then(|folder| folder.sync_all())
-        .map_err(HuggingFaceError::io("sync", path))
+    File::open(path).and_then(|folder| folder.sync_all()).map_err(HuggingFaceError::io("sync", path))
 }

@@ -119,9 +119,7 @@ impl TensorFile {
         };
         let read = match entry.dtype {
             Dtype::F32 => region.read(f32::from_le_bytes, rows_in_file, range, values),
-            Dtype::F16 => {
-                region.read(|b| f16::from_le_bytes(b).to_f32(), rows_in_file, range, values)
-            }
+            Dtype::F16 => region.read(|b| f16::from_le_bytes(b).to_f32(), rows_in_file, range, values),
             _ => region.read(|b| bf16::from_le_bytes(b).to_f32(), rows_in_file, range, values),
         };
         read.map_err(|error| match error.kind() {
@@ -133,9 +131,9 @@ impl TensorFile {
     }
 
     fn entry(&self, name: &str) -> Result<&Entry, HuggingFaceError> {
-        self.tensors.get(name).ok_or_else(|| {
-            HuggingFaceError::damaged(&self.path, format!("`{name}` is not in the file"))
-        })
+        self.tensors
+            .get(name)
+            .ok_or_else(|| HuggingFaceError::damaged(&self.path, format!("`{name}` is not in the file")))
     }
 }
 
@@ -240,8 +238,7 @@ impl<'a> Transpose<'a> {
     ) {
         let Transpose { width, rows, column, .. } = *self;
         let columns = panel.len() / rows;
-        for (values, column, row) in [(&mut *self.head, column, 0), (&mut *self.tail, 0, rows - 1)]
-        {
+        for (values, column, row) in [(&mut *self.head, column, 0), (&mut *self.tail, 0, rows - 1)] {
             let covered = first.max(column)..(first + columns).min(column + values.len());
             for at in covered {
                 values[at - column] = decode(panel[(at - first) * rows + row]);

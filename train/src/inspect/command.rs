@@ -99,8 +99,7 @@ pub fn flight(folder: &Path) -> Result<String, InspectError> {
 fn read(folder: &Path) -> Found {
     let mut found = Found { flights: BTreeMap::new(), skipped: Vec::new() };
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
-    let mut names: Vec<_> =
-        entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
+    let mut names: Vec<_> = entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
     names.sort();
     for name in names {
         let Some(rank) = flight::rank_of_file(&name) else { continue };

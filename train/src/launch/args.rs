@@ -110,9 +110,7 @@ fn log_dir_of(command: &[OsString]) -> Option<PathBuf> {
     let after = command.iter().position(|argument| argument == "--out");
     let out = match after.and_then(|at| command.get(at + 1)) {
         Some(out) => PathBuf::from(out),
-        None => {
-            command.iter().find_map(|argument| argument.to_str()?.strip_prefix("--out="))?.into()
-        }
+        None => command.iter().find_map(|argument| argument.to_str()?.strip_prefix("--out="))?.into(),
     };
     // The ranks refuse a folder with content of someone else's; nothing is to be written there before.
     (!run::is_foreign(&out)).then(|| out.join(LOGS))

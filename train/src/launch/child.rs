@@ -8,9 +8,7 @@ use std::sync::mpsc::Sender;
 use std::thread;
 use std::time::Instant;
 
-use rustix::process::{
-    Pid, Signal, WaitId, WaitIdOptions, kill_process, kill_process_group, waitid,
-};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, kill_process_group, waitid};
 
 use super::end::End;
 use super::environment::Job;
@@ -88,9 +86,8 @@ impl Child {
             .process_group(0);
         let last_words = LastWords::of(&mut command)
             .map_err(|source| LaunchError::System { what: "make a pipe", source })?;
-        let process = command
-            .spawn()
-            .map_err(|source| LaunchError::Start { program: program.to_owned(), source })?;
+        let process =
+            command.spawn().map_err(|source| LaunchError::Start { program: program.to_owned(), source })?;
         let pid = Pid::from_child(&process);
         // From here on, an error ends the process again.
         let mut child = Child {

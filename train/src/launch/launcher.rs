@@ -49,8 +49,7 @@ pub fn run(options: &Options) -> Result<u8, LaunchError> {
         None if node.nodes == 1 => format!("kiln-{}", random_text(8)?),
         None => "none".to_owned(),
     };
-    let fallback =
-        Path::new("runs").join("logs").join(name.replace(['/', '\\'], "-").replace("..", "-"));
+    let fallback = Path::new("runs").join("logs").join(name.replace(['/', '\\'], "-").replace("..", "-"));
     let log_dir = options.log_dir.clone().unwrap_or_else(|| fallback.clone());
     if node.secret.is_none() {
         match node.nodes {
@@ -79,12 +78,8 @@ pub fn run(options: &Options) -> Result<u8, LaunchError> {
         if choose_port {
             job.node.master.port = free_port(&job.node.master.host)?;
         }
-        let life = Life {
-            job: &job,
-            program: &options.program,
-            arguments: &options.arguments,
-            log_dir: &logs,
-        };
+        let life =
+            Life { job: &job, program: &options.program, arguments: &options.arguments, log_dir: &logs };
         let begun = Instant::now();
         let ends = life.run(&signals)?;
         let verdict = Verdict::of(&ends);

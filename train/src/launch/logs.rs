@@ -87,12 +87,7 @@ pub(super) struct Log {
 impl Log {
     /// Opens `<folder>/rank_<rank>.restart_<restart>.<stdout|stderr>.log` for appending: an earlier
     /// job of the same folder keeps its lines.
-    pub(super) fn open(
-        folder: &Path,
-        rank: usize,
-        restart: u64,
-        stream: Stream,
-    ) -> Result<Log, LaunchError> {
+    pub(super) fn open(folder: &Path, rank: usize, restart: u64, stream: Stream) -> Result<Log, LaunchError> {
         let name = match stream {
             Stream::Stdout => "stdout",
             Stream::Stderr => "stderr",

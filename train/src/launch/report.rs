@@ -21,9 +21,7 @@ pub(super) fn tell(job: &Job, ends: &Ends, verdict: &Verdict) {
     match verdict {
         Verdict::Done => return,
         Verdict::Preempted if ends.ranks.iter().any(End::was_stopped) => {
-            return say(
-                "a rank was asked to stop before there was anything to save; start it again",
-            );
+            return say("a rank was asked to stop before there was anything to save; start it again");
         }
         Verdict::Preempted => return say("preempted; the ranks have saved what they had"),
         _ => {}

@@ -214,10 +214,7 @@ mod tests {
         // At first it may merely be late.
         assert!(matches!(after(), Next::Again(_)));
         let Next::GiveUp(why) = after() else { panic!() };
-        assert!(
-            why.starts_with("giving up: node 1 and node 2 did not come to this restart"),
-            "{why}"
-        );
+        assert!(why.starts_with("giving up: node 1 and node 2 did not come to this restart"), "{why}");
     }
 
     #[test]

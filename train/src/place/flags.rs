@@ -54,9 +54,8 @@ impl Flags {
     }
 
     pub(super) fn found(&self) -> Vec<(String, String)> {
-        let set = |(name, value): (&str, &Option<String>)| {
-            Some((name.to_owned(), shortened(value.as_ref()?)))
-        };
+        let set =
+            |(name, value): (&str, &Option<String>)| Some((name.to_owned(), shortened(value.as_ref()?)));
         self.named().into_iter().filter_map(set).collect()
     }
 
@@ -87,8 +86,7 @@ impl Flags {
             // Without a word about the machine, a rank has one to itself.
             (None, None) => (0, 1),
             (Some(_), None) => {
-                let problem =
-                    "--local-rank needs it; set it to the number of ranks of this machine";
+                let problem = "--local-rank needs it; set it to the number of ranks of this machine";
                 return Err(PlaceError::missing("--local-world-size", problem));
             }
             (None, Some(_)) => {

@@ -77,9 +77,7 @@ pub(super) fn read_pmi(vars: &Vars) -> Result<Finding, PlaceError> {
     };
     let mut local = None;
     for (rank_name, size_name) in LOCAL {
-        if let (None, Some(rank), Some(size)) =
-            (local, vars.number(rank_name)?, vars.number(size_name)?)
-        {
+        if let (None, Some(rank), Some(size)) = (local, vars.number(rank_name)?, vars.number(size_name)?) {
             local = Some(((rank_name, rank), (size_name, size)));
         }
     }
@@ -93,12 +91,8 @@ pub(super) fn read_pmi(vars: &Vars) -> Result<Finding, PlaceError> {
             return Err(PlaceError::missing("MPI_LOCALRANKID", problem));
         }
     };
-    let ranks = Ranks {
-        rank: (name, rank),
-        world_size: (size_name, world_size),
-        local_rank,
-        local_world_size,
-    };
+    let ranks =
+        Ranks { rank: (name, rank), world_size: (size_name, world_size), local_rank, local_world_size };
     finish(Source::Pmi, ranks, vars)
 }
 

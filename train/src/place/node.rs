@@ -51,10 +51,7 @@ impl Node {
     /// # Errors
     ///
     /// If GPUs are needed and there are none; `count` says why.
-    pub fn with_gpus(
-        mut self,
-        count: impl FnOnce() -> Result<usize, String>,
-    ) -> Result<Self, PlaceError> {
+    pub fn with_gpus(mut self, count: impl FnOnce() -> Result<usize, String>) -> Result<Self, PlaceError> {
         let Some(per_gpu) = self.per_gpu.take() else { return Ok(self) };
         match (per_gpu, count()) {
             (_, Ok(gpus)) if gpus > 0 => self.nproc_per_node = gpus.min(MAX_RANKS_PER_NODE),

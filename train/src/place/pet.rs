@@ -23,8 +23,7 @@ const ABOUT_NODES: &[&str] =
     &["PET_NNODES", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_RDZV_ENDPOINT", "PET_STANDALONE"];
 
 /// A variable of every other source that has not been asked yet.
-const OTHERS: &[&str] =
-    &["SLURM_STEP_ID", "SLURM_STEPID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"];
+const OTHERS: &[&str] = &["SLURM_STEP_ID", "SLURM_STEPID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"];
 
 pub(super) fn read(vars: &Vars) -> Result<Finding, PlaceError> {
     let set = |names: &[&'static str]| names.iter().copied().find(|name| vars.has(name));

@@ -111,8 +111,7 @@ impl Named {
         match self.value.parse() {
             Ok(port) if port > 0 && !self.value.starts_with('+') => Ok(port),
             _ => {
-                let problem =
-                    "not a port; ports are 1 to 65535, and those from 1024 need no rights";
+                let problem = "not a port; ports are 1 to 65535, and those from 1024 need no rights";
                 Err(PlaceError::value(self.name, &self.value, problem))
             }
         }

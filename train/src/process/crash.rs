@@ -29,8 +29,7 @@ const SIGNALS: [(c_int, &str); 5] = [
 ];
 
 /// What happened on each signal before: Rust's own handler tells of stacks that have overflowed.
-static BEFORE: [OnceLock<libc::sigaction>; SIGNALS.len()] =
-    [const { OnceLock::new() }; SIGNALS.len()];
+static BEFORE: [OnceLock<libc::sigaction>; SIGNALS.len()] = [const { OnceLock::new() }; SIGNALS.len()];
 
 /// Whether a handler has begun to say something: the first signal is the cause.
 static TOLD: AtomicBool = AtomicBool::new(false);
@@ -130,12 +129,7 @@ fn compose(text: &mut Text, signal: c_int, info: *mut libc::siginfo_t) -> fmt::R
 }
 
 /// Calls the handler that was there before.
-fn pass_on(
-    before: &libc::sigaction,
-    signal: c_int,
-    info: *mut libc::siginfo_t,
-    context: *mut c_void,
-) {
+fn pass_on(before: &libc::sigaction, signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
     if [libc::SIG_DFL, libc::SIG_IGN].contains(&before.sa_sigaction) {
         return;
     }

@@ -47,15 +47,8 @@ pub(crate) enum Word {
 }
 
 impl Word {
-    const ALL: [Word; 7] = [
-        Word::Failure,
-        Word::Consequence,
-        Word::Note,
-        Word::Stopped,
-        Word::Step,
-        Word::Run,
-        Word::Absent,
-    ];
+    const ALL: [Word; 7] =
+        [Word::Failure, Word::Consequence, Word::Note, Word::Stopped, Word::Step, Word::Run, Word::Absent];
 
     pub(super) const fn letter(self) -> u8 {
         match self {

@@ -27,14 +27,12 @@ pub struct LogLevelError {
 pub(super) fn filter(value: Option<&OsStr>) -> Result<EnvFilter, LogLevelError> {
     let value = value.map(OsStr::to_string_lossy).unwrap_or_default();
     let value = if value.trim().is_empty() { DEFAULT } else { value.trim() };
-    let error =
-        |wrong: &str| LogLevelError { value: value.to_owned(), wrong: wrong.trim().to_owned() };
+    let error = |wrong: &str| LogLevelError { value: value.to_owned(), wrong: wrong.trim().to_owned() };
     // What the filter takes for the name of a part is more likely a level that was misspelt. Spans are in
     // brackets, with commas of their own.
     if !value.contains('[') {
         // An empty one would pass for "error".
-        let is_level =
-            |level: &str| !level.trim().is_empty() && level.trim().parse::<LevelFilter>().is_ok();
+        let is_level = |level: &str| !level.trim().is_empty() && level.trim().parse::<LevelFilter>().is_ok();
         let is_wrong = |directive: &&str| !directive.rsplit('=').next().is_some_and(is_level);
         if let Some(wrong) = value.split(',').find(is_wrong) {
             return Err(error(wrong));
@@ -50,9 +48,7 @@ mod tests {
     #[test]
     fn levels_are_told_from_nonsense() {
         let filter = |value: &str| filter(Some(OsStr::new(value)));
-        for value in
-            ["", " ", "error", "WARN", "off", "warn,kiln=debug", "kiln_shard=trace", "[step]=info"]
-        {
+        for value in ["", " ", "error", "WARN", "off", "warn,kiln=debug", "kiln_shard=trace", "[step]=info"] {
             assert!(filter(value).is_ok(), "{value}");
         }
         for (value, wrong) in [

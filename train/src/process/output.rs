@@ -29,8 +29,7 @@ static STDOUT: Stream = Stream::new("standard output", |bytes| {
     rustix::io::write(console.as_fd(), bytes)
 });
 
-static STDERR: Stream =
-    Stream::new("standard error", |bytes| rustix::io::write(io::stderr().as_fd(), bytes));
+static STDERR: Stream = Stream::new("standard error", |bytes| rustix::io::write(io::stderr().as_fd(), bytes));
 
 /// How long a stream that takes nothing is waited for at the end.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -117,8 +116,7 @@ pub fn tell_panics() {
         let trace = Backtrace::capture();
         let more = match trace.status() {
             BacktraceStatus::Captured => format!("stack backtrace:\n{trace}"),
-            _ => "note: run with `RUST_BACKTRACE=1` environment variable to display a backtrace"
-                .to_owned(),
+            _ => "note: run with `RUST_BACKTRACE=1` environment variable to display a backtrace".to_owned(),
         };
         complain(&format!("\nthread '{name}' {panic}\n{more}"));
     }));

@@ -47,8 +47,7 @@ pub(super) fn on_config(
     options: &RunOptions,
     architecture: &Architecture,
 ) -> Result<(), TrainError> {
-    let RunOptions { out, resume, allow_missing, allow_other_parts, allow_changed, fault, .. } =
-        options;
+    let RunOptions { out, resume, allow_missing, allow_other_parts, allow_changed, fault, .. } = options;
     let version = env!("CARGO_PKG_VERSION");
     let patterns = allow_missing.patterns();
     let told = format!(
@@ -132,11 +131,7 @@ fn tell(
 }
 
 /// Waits for a message of rank 0 that is not empty.
-fn listen(
-    world: &dyn Communicator,
-    options: &RunOptions,
-    timeout: Duration,
-) -> Result<Vec<u8>, TrainError> {
+fn listen(world: &dyn Communicator, options: &RunOptions, timeout: Duration) -> Result<Vec<u8>, TrainError> {
     loop {
         let stops = options.stop.load(Ordering::Relaxed);
         let Beat { length, .. } = beat(world, 0, stops, timeout)?;
@@ -156,12 +151,7 @@ struct Beat {
 }
 
 /// Rank 0 gives the `length`, the others whether they were asked to stop. Collective.
-fn beat(
-    world: &dyn Communicator,
-    length: usize,
-    stops: bool,
-    timeout: Duration,
-) -> Result<Beat, TrainError> {
+fn beat(world: &dyn Communicator, length: usize, stops: bool, timeout: Duration) -> Result<Beat, TrainError> {
     // Lengths of messages in memory are exact in f64.
     let said = Buffer::from_slice(&[length as f64, f64::from(u8::from(stops))]);
     let sums = world.all_reduce(label(), said).wait(timeout).map_err(failed)?;
@@ -169,11 +159,7 @@ fn beat(
     Ok(Beat { length: sums[0] as usize, stops: sums[1] > 0.0 })
 }
 
-fn broadcast(
-    world: &dyn Communicator,
-    buffer: Buffer,
-    timeout: Duration,
-) -> Result<Buffer, TrainError> {
+fn broadcast(world: &dyn Communicator, buffer: Buffer, timeout: Duration) -> Result<Buffer, TrainError> {
     world.broadcast(label(), buffer, ROOT).wait(timeout).map_err(failed)
 }
 

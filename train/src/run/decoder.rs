@@ -112,9 +112,8 @@ fn run_as_threads<B: Layer>(
     decoder: &RunDecoder<'_, B>,
 ) -> Result<Summary, TrainError> {
     device.warn_of_idle_gpus();
-    let plan = plan::make(&config, options, device, &decoder.architecture, |model| {
-        units(model, decoder.make)
-    })?;
+    let plan =
+        plan::make(&config, options, device, &decoder.architecture, |model| units(model, decoder.make))?;
     let mut summaries = run_ranks(plan.config.train.ranks, plan.threads, |world| {
         let (world, drill) = fault::rehearse(world, options.fault.as_ref(), options.job().restarts);
         let flight = FlightGuard::new(&plan.out, plan.held(), world.clone());
@@ -142,9 +141,7 @@ fn run_as_process<B: Layer>(
             met.settle_on(device, &config.comm)?;
         }
         let plan = agree::on_plan(&*world, &config, options, device, || {
-            plan::make(&config, options, device, &decoder.architecture, |model| {
-                units(model, decoder.make)
-            })
+            plan::make(&config, options, device, &decoder.architecture, |model| units(model, decoder.make))
         })?;
         let flight = FlightGuard::new(&plan.out, plan.held(), world.clone());
         let outcome = flight.watch(|| Rank::start(&plan, world, drill, decoder.make)?.run());

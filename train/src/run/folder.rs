@@ -91,9 +91,7 @@ pub(super) fn find(config: &Config, options: &RunOptions) -> Result<Found, Train
     let restarts = options.job().restarts;
     let claimant = Claimant::new(config, options);
     let restart_of = |content: &Content| match content {
-        Content::Run(Some(run)) | Content::Unsaved(Some(run)) | Content::Unbegun(run)
-            if restarts > 0 =>
-        {
+        Content::Run(Some(run)) | Content::Unsaved(Some(run)) | Content::Unbegun(run) if restarts > 0 => {
             run.check_restart_of(&claimant)
         }
         // Only an identity says whose a run is.
@@ -137,9 +135,7 @@ pub(super) fn find(config: &Config, options: &RunOptions) -> Result<Found, Train
         Content::Unsaved(run) => {
             Lock::check_free(&out)?;
             let why = match run {
-                Some(_) => {
-                    "and this is another configuration; the command that started it starts it again"
-                }
+                Some(_) => "and this is another configuration; the command that started it starts it again",
                 None => "of an older build, which did not note what it was started with",
             };
             return Err(FolderError::Unsaved { out, why }.into());
@@ -255,10 +251,7 @@ fn content_of(out: &Path, data: &Path) -> Result<Content, FolderError> {
         let (path, name) = (entry.path(), entry.file_name());
         // The identity while another start writes it.
         let is_ours = name == lock::FOLDER || is_beside(&name, identity::FILE);
-        !is_ours
-            && !is_of_file_system(&name)
-            && !launch::is_log_folder(&path)
-            && !is_same(&path, data)
+        !is_ours && !is_of_file_system(&name) && !launch::is_log_folder(&path) && !is_same(&path, data)
     });
     let first = foreign.map(|entry| entry.file_name().to_string_lossy().into_owned()).min();
     Ok(first.map_or(Content::Nothing, Content::Foreign))

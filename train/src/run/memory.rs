@@ -48,9 +48,7 @@ impl fmt::Display for What {
             What::WorkingWeights => "weights in the compute dtype",
             What::GatheredWeights => "gathered weights",
             What::BlockInputs => "the input of every block",
-            What::BlockActivations => {
-                "queries, keys, values, gates and their products of every block"
-            }
+            What::BlockActivations => "queries, keys, values, gates and their products of every block",
             What::Tokens => "tokens",
         })
     }
@@ -100,11 +98,9 @@ impl LeastMemory {
         let ranks = train.ranks.max(1);
         let mesh = Mesh::new(shard.strategy, ranks, shard.shard_size);
         let shards = mesh.map_or(ranks, |mesh| mesh.shard_size()) as u64;
-        let is_frozen =
-            |name: &str| train.freeze.iter().any(|prefix| name.starts_with(prefix.as_str()));
-        let trainable = |unit: &Shapes| {
-            numel(unit.iter().filter(|(name, _)| !is_frozen(name)).map(|(_, shape)| shape))
-        };
+        let is_frozen = |name: &str| train.freeze.iter().any(|prefix| name.starts_with(prefix.as_str()));
+        let trainable =
+            |unit: &Shapes| numel(unit.iter().filter(|(name, _)| !is_frozen(name)).map(|(_, shape)| shape));
         let whole = |unit: &Shapes| numel(unit.iter().map(|(_, shape)| shape));
         let all = units.iter().map(whole).fold(0, u64::saturating_add);
         let trained = units.iter().map(trainable).fold(0, u64::saturating_add);
@@ -117,14 +113,11 @@ impl LeastMemory {
         let offloads = on_gpu && shard.offload;
         // Where a rank has all weights in the dtype that it computes in, it reads them in place.
         let communicates_alone = shard.communicate_alone && shard.strategy != Strategy::NoShard;
-        let in_place =
-            shards == 1 && !(ranks == 1 && communicates_alone) && (width == F32 || offloads);
+        let in_place = shards == 1 && !(ranks == 1 && communicates_alone) && (width == F32 || offloads);
         let stay = match shard.reshard {
             Reshard::Always => false,
             Reshard::Never => true,
-            Reshard::Default => {
-                !matches!(shard.strategy, Strategy::FullShard | Strategy::HybridShard)
-            }
+            Reshard::Default => !matches!(shard.strategy, Strategy::FullShard | Strategy::HybridShard),
         };
         let gathered = match units {
             _ if in_place => 0,
@@ -304,8 +297,7 @@ fn helps(rows: &[Row], config: &Config, on_gpu: bool) -> Vec<String> {
     let mut help = |what: &str| helps.push(what.to_owned());
     let of = |what| rows.iter().find(|row| row.0 == what).map_or(0, |row| row.1);
     let is_large = |bytes| bytes > sum(rows) / 10;
-    let stream =
-        sum(&[What::BlockInputs, What::BlockActivations, What::Tokens].map(|w| (w, of(w))));
+    let stream = sum(&[What::BlockInputs, What::BlockActivations, What::Tokens].map(|w| (w, of(w))));
     let state = of(What::Weights).saturating_add(of(What::Moments));
     if is_large(stream) {
         help(match config.micro_batch() {
@@ -402,14 +394,8 @@ mod tests {
         assert!(warning.contains(expected), "{warning}");
         // Each group gathers for itself.
         let error = compare(9, 9, 2).expect_err("10 GiB").to_string();
-        assert!(
-            error.contains("at least 10.0 GiB of memory, and this machine has 9.0 GiB"),
-            "{error}"
-        );
-        assert_eq!(
-            compare(u64::MAX / GIB, u64::MAX / GIB, u64::MAX).expect_err("much").needed,
-            u64::MAX
-        );
+        assert!(error.contains("at least 10.0 GiB of memory, and this machine has 9.0 GiB"), "{error}");
+        assert_eq!(compare(u64::MAX / GIB, u64::MAX / GIB, u64::MAX).expect_err("much").needed, u64::MAX);
     }
 
     /// The host has what is offloaded, and the GPU the rest.

@@ -101,9 +101,8 @@ pub(super) fn make(
         say(&format!("as suits the device: {}", settled.join(", ")));
     }
     config.model = ModelSection::from_model(&model);
-    let config_text = toml::to_string(&config).map_err(|error| {
-        TrainError::usage(format!("the configuration cannot be written: {error}"))
-    })?;
+    let config_text = toml::to_string(&config)
+        .map_err(|error| TrainError::usage(format!("the configuration cannot be written: {error}")))?;
     if let Some(checkpoint) = &resume {
         say(&format!("resuming from {}", checkpoint.folder().display()));
         for difference in differences(checkpoint, &config) {
@@ -163,10 +162,7 @@ fn differences(checkpoint: &Checkpoint, config: &Config) -> Vec<String> {
 }
 
 /// Fails with what `required` says of other parts, unless the user has allowed for them.
-fn allow_parts(
-    required: Result<(), CheckpointError>,
-    options: &RunOptions,
-) -> Result<(), CheckpointError> {
+fn allow_parts(required: Result<(), CheckpointError>, options: &RunOptions) -> Result<(), CheckpointError> {
     match required {
         Err(error @ CheckpointError::OtherArchitecture { .. }) if options.allow_other_parts => {
             tracing::warn!("{error}; its weights are taken by name and shape all the same");
@@ -220,9 +216,8 @@ impl Draft {
             memory::check(config, &known, units, built_in, device, place)?;
         }
         let trained_on = resume.as_ref().and_then(|from| from.state().data_sha256.as_deref());
-        let data = process::in_pool(|| {
-            prepared::open(&config.data, config.train.seed, trained_on, &options.stop)
-        });
+        let data =
+            process::in_pool(|| prepared::open(&config.data, config.train.seed, trained_on, &options.stop));
         let data = data.map_err(TrainError::threads("threads that look at the data"))??;
         let tokenizer = data::read_tokenizer_of(&config.data.path)?;
         let model = resolve_model(config, &data, init.as_ref(), &tokenizer)?;
@@ -288,8 +283,7 @@ fn check_freeze(freeze: &[String], names: &[String]) -> Result<(), ConfigError> 
         .collect();
     if names.iter().all(frozen) {
         problems.push(
-            "train.freeze leaves nothing to train: name fewer parameters, such as \"layers.0.\""
-                .to_owned(),
+            "train.freeze leaves nothing to train: name fewer parameters, such as \"layers.0.\"".to_owned(),
         );
     }
     if problems.is_empty() { Ok(()) } else { Err(ConfigError::Invalid { problems }) }
@@ -384,14 +378,9 @@ impl Plan {
 
 impl Outline {
     /// The plan that rank 0 has made.
-    pub(super) fn into_plan(
-        self,
-        options: &RunOptions,
-        device: &Selected,
-    ) -> Result<Plan, TrainError> {
+    pub(super) fn into_plan(self, options: &RunOptions, device: &Selected) -> Result<Plan, TrainError> {
         let unreadable = |problem: String| TrainError::Rank0 { message: problem, usage: false };
-        let config: Config =
-            toml::from_str(&self.config).map_err(|error| unreadable(error.to_string()))?;
+        let config: Config = toml::from_str(&self.config).map_err(|error| unreadable(error.to_string()))?;
         device.check_precision(config.precision.compute())?;
         // Complete in this configuration, so that every rank reads the same digits.
         let model = config.model.resolve(None).map_err(unreadable)?;

@@ -51,11 +51,7 @@ fn other_tokenizer(
     })
 }
 
-fn differences(
-    checkpoint: &Checkpoint,
-    config: &Config,
-    data: &DataInfo,
-) -> Vec<(PositionKey, String)> {
+fn differences(checkpoint: &Checkpoint, config: &Config, data: &DataInfo) -> Vec<(PositionKey, String)> {
     let state = checkpoint.state();
     // An imported model has seen no sample of anyone's.
     if state.next_sample == 0 {
@@ -65,22 +61,14 @@ fn differences(
     let shuffled = saved.and_then(|config| config.get("data")?.get("shuffle")?.as_bool());
     let short = |sum: &str| format!("{}…", sum.chars().take(12).collect::<String>());
     let values = [
-        (
-            PositionKey::SeqLen,
-            Some(state.context_length.to_string()),
-            Some(config.data.seq_len.to_string()),
-        ),
+        (PositionKey::SeqLen, Some(state.context_length.to_string()), Some(config.data.seq_len.to_string())),
         (
             PositionKey::Shuffle,
             shuffled.map(|shuffled| shuffled.to_string()),
             Some(config.data.shuffle.to_string()),
         ),
         (PositionKey::Seed, Some(state.seed.to_string()), Some(config.train.seed.to_string())),
-        (
-            PositionKey::Data,
-            state.data_sha256.as_deref().map(short),
-            data.train.sha256.as_deref().map(short),
-        ),
+        (PositionKey::Data, state.data_sha256.as_deref().map(short), data.train.sha256.as_deref().map(short)),
     ];
     // What is not known of one side is not known to differ.
     let differs = |(key, then, now): (PositionKey, Option<String>, Option<String>)| {

@@ -32,8 +32,7 @@ fn compare(chosen: &[&[u8]], share: bool) -> Result<(), DeviceError> {
         return Err(DeviceError::Mixed { gpu, cpu });
     }
     for rank in gpu.iter().filter(|_| !share) {
-        let ranks: Vec<_> =
-            gpu.iter().copied().filter(|other| chosen[*other] == chosen[*rank]).collect();
+        let ranks: Vec<_> = gpu.iter().copied().filter(|other| chosen[*other] == chosen[*rank]).collect();
         if ranks.len() > 1 {
             return Err(DeviceError::SharedGpu { ranks });
         }

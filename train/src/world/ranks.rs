@@ -25,11 +25,7 @@ use crate::place::Place;
 /// # Errors
 ///
 /// If `config` wants to talk to other processes where there are none, or the other way round.
-pub fn ranks_of(
-    config: &Config,
-    place: Option<&Place>,
-    ranks: Option<usize>,
-) -> Result<usize, TrainError> {
+pub fn ranks_of(config: &Config, place: Option<&Place>, ranks: Option<usize>) -> Result<usize, TrainError> {
     let backend = config.comm.backend;
     match place {
         None if backend == CommBackend::Tcp => Err(TrainError::usage(
@@ -132,17 +128,12 @@ impl World {
 }
 
 /// Meets the other ranks, as the one at `place`. Once `stop` is true, no rank waits for the others any longer.
-pub fn join(
-    place: &Place,
-    comm: &CommSection,
-    stop: Option<&Arc<AtomicBool>>,
-) -> Result<World, TrainError> {
+pub fn join(place: &Place, comm: &CommSection, stop: Option<&Arc<AtomicBool>>) -> Result<World, TrainError> {
     if comm.backend == CommBackend::Mpi {
         return join_mpi(place);
     }
     check_ports(place, comm)?;
-    let mut options =
-        JoinOptions::new(place.rank, place.world_size, &place.master.host, place.master.port);
+    let mut options = JoinOptions::new(place.rank, place.world_size, &place.master.host, place.master.port);
     options.shared_port = place.master.shared_port;
     options.secret = match &place.secret {
         Some(secret) => Secret::new(secret.as_str()),

@@ -32,16 +32,7 @@ fn checkpoints_that_are_not_there_or_do_not_fit_are_refused() {
     refused("another width", &["--out", "run", "--resume", "latest", "--set", "model.d_model=32"]);
     refused(
         "other heads, for which the weights would fit",
-        &[
-            "--out",
-            "run",
-            "--resume",
-            "latest",
-            "--set",
-            "model.heads=2",
-            "--set",
-            "model.kv_heads=1",
-        ],
+        &["--out", "run", "--resume", "latest", "--set", "model.heads=2", "--set", "model.kv_heads=1"],
     );
     refused(
         "weights of another model",
@@ -137,16 +128,8 @@ fn a_loss_that_is_no_number_stops_the_run() {
     let mut messages = Messages::default();
     let workspace = Workspace::new();
     workspace.config("run.toml", &[("checkpoint.every", "1")]);
-    let arguments = [
-        "train",
-        "run.toml",
-        "--out",
-        "run",
-        "--set",
-        "optim.lr=1e30",
-        "--set",
-        "optim.warmup_steps=0",
-    ];
+    let arguments =
+        ["train", "run.toml", "--out", "run", "--set", "optim.lr=1e30", "--set", "optim.warmup_steps=0"];
     messages.fails("learning rate out of this world", &workspace, &arguments);
     assert_eq!(workspace.checkpoints("run"), ["fsdp_cpt1", "latest"]);
     insta::assert_snapshot!(messages.finish());
@@ -163,11 +146,8 @@ fn checkpoints_that_cannot_be_read_are_none_the_less_there() {
     let manifest = |checkpoint: &str| format!("{checkpoint}/manifest.json");
     // Root may read whatever it likes, and follows no circle either.
     for checkpoint in [&older, &newer] {
-        fs::rename(
-            workspace.path(manifest(checkpoint)),
-            workspace.path(format!("{checkpoint}/kept")),
-        )
-        .expect("a manifest");
+        fs::rename(workspace.path(manifest(checkpoint)), workspace.path(format!("{checkpoint}/kept")))
+            .expect("a manifest");
     }
     symlink("manifest.json", workspace.path(manifest(&newer))).expect("a link");
     let train = ["train", "run.toml", "--out", "run"];
@@ -181,11 +161,8 @@ fn checkpoints_that_cannot_be_read_are_none_the_less_there() {
     messages.refused("none is complete", &workspace, &["inspect", "run"]);
     // The newest is damaged, and an older one is there.
     for checkpoint in [&older, &newer] {
-        fs::rename(
-            workspace.path(format!("{checkpoint}/kept")),
-            workspace.path(manifest(checkpoint)),
-        )
-        .expect("a manifest");
+        fs::rename(workspace.path(format!("{checkpoint}/kept")), workspace.path(manifest(checkpoint)))
+            .expect("a manifest");
     }
     workspace.write(&manifest(&newer), "{");
     messages.fails("the newest is damaged", &workspace, &["inspect", "run"]);

@@ -34,15 +34,7 @@ fn commands_that_cannot_be_are_refused() {
     );
     refused(
         "less than nothing held out",
-        &with(&[
-            "text.txt",
-            "--out",
-            "new",
-            "--vocab-size",
-            "300",
-            "--validation-fraction",
-            "-0.1",
-        ]),
+        &with(&["text.txt", "--out", "new", "--vocab-size", "300", "--validation-fraction", "-0.1"]),
     );
     let generate = ["generate", "--prompt", "a", "--max-tokens", "3", "--checkpoint"];
     let with = |arguments: &[&'static str]| [&generate, arguments].concat();
@@ -137,13 +129,10 @@ fn generate_names_what_is_damaged() {
     };
     let file = |name: &str| format!("run/checkpoints/fsdp_cpt2/{name}");
     fails("missing weights", &|w| w.remove(&file("model-part-00001-of-00002.safetensors")));
-    fails("truncated weights", &|w| {
-        w.write(&file("model-part-00002-of-00002.safetensors"), [1; 50])
-    });
+    fails("truncated weights", &|w| w.write(&file("model-part-00002-of-00002.safetensors"), [1; 50]));
     fails("tokenizer of another model", &|w| {
         w.write("text.txt", "some text, and some more of it\n".repeat(50));
-        let prepare =
-            ["data", "prepare", "--input", "text.txt", "--out", "new", "--vocab-size", "300"];
+        let prepare = ["data", "prepare", "--input", "text.txt", "--out", "new", "--vocab-size", "300"];
         w.succeed(&prepare);
         w.write(&file("tokenizer.json"), w.read("new/tokenizer.json"));
     });

@@ -25,10 +25,7 @@ const VALUES: &[(&str, &[(&str, &str)])] = &[
     ("kv heads that do not divide the heads", &[("model.kv_heads", "3")]),
     ("heads of odd width", &[("model.d_model", "12"), ("model.kv_heads", "4")]),
     ("heads of a given odd width", &[("model.head_dim", "5")]),
-    (
-        "frequencies that are squeezed",
-        &[("model.rope_scaling", "{ kind = 'linear', factor = 0.5 }")],
-    ),
+    ("frequencies that are squeezed", &[("model.rope_scaling", "{ kind = 'linear', factor = 0.5 }")]),
     ("no layers", &[("model.layers", "0")]),
     ("dropout of everything", &[("model.dropout", "1.0")]),
     ("unknown preset", &[("model.preset", "'10b'")]),
@@ -44,10 +41,7 @@ const VALUES: &[(&str, &[(&str, &str)])] = &[
     ("no time for a save", &[("checkpoint.timeout_s", "0.0")]),
     ("a name to freeze that is none", &[("train.freeze", "['layer.0']")]),
     ("nothing left to train", &[("train.freeze", "['']")]),
-    (
-        "several problems at once",
-        &[("train.steps", "0"), ("optim.lr", "-1.0"), ("train.ranks", "5")],
-    ),
+    ("several problems at once", &[("train.steps", "0"), ("optim.lr", "-1.0"), ("train.ranks", "5")]),
 ];
 
 #[test]
@@ -74,16 +68,8 @@ const TEXTS: &[(&str, &str, &str)] = &[
     ("unknown schedule", "lr = 1e-2", "lr = 1e-2\nschedule = \"linear\""),
     ("key given twice", "steps = 4", "steps = 4\nsteps = 5"),
     ("unknown strategy", "[eval]", "[shard]\nstrategy = \"ZERO_3\"\n\n[eval]"),
-    (
-        "unknown scaling",
-        "layers = 2",
-        "layers = 2\nrope_scaling = { kind = \"yarn\", factor = 2.0 }",
-    ),
-    (
-        "scaling without its factor",
-        "layers = 2",
-        "layers = 2\nrope_scaling = { kind = \"linear\" }",
-    ),
+    ("unknown scaling", "layers = 2", "layers = 2\nrope_scaling = { kind = \"yarn\", factor = 2.0 }"),
+    ("scaling without its factor", "layers = 2", "layers = 2\nrope_scaling = { kind = \"linear\" }"),
     ("unknown dtype", "[eval]", "[precision]\ncompute = \"f8\"\n\n[eval]"),
     (
         "f16 without a GPU, on the wire, and with state on the host",

@@ -78,8 +78,7 @@ fn hybrids_have_the_groups_that_training_gives_them() {
         let rows = table["rows"].as_array().unwrap().clone();
         rows.iter().map(|row| row["mesh"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
     };
-    let [all, none, halves] =
-        ["replicate 1 x shard 4", "replicate 4 x shard 1", "replicate 2 x shard 2"];
+    let [all, none, halves] = ["replicate 1 x shard 4", "replicate 4 x shard 1", "replicate 2 x shard 2"];
     assert_eq!(meshes(&[]), [all, all, none, all, all]);
     assert_eq!(meshes(&[("shard.shard_size", "2")]), [all, all, none, halves, halves]);
     // As a launcher's processes train.
@@ -90,9 +89,7 @@ fn hybrids_have_the_groups_that_training_gives_them() {
         workspace.succeed(&[&launch[..], &["train", "run.toml", "--out", &out]].concat())
     };
     assert!(trained(&[]).contains(&format!("mesh {all}, HYBRID_SHARD")));
-    assert!(
-        trained(&[("shard.shard_size", "2")]).contains(&format!("mesh {halves}, HYBRID_SHARD"))
-    );
+    assert!(trained(&[("shard.shard_size", "2")]).contains(&format!("mesh {halves}, HYBRID_SHARD")));
 }
 
 /// The strategies do on processes what they do on threads, and rank 0 alone speaks.
@@ -101,8 +98,7 @@ fn strategies_are_compared_on_processes_as_well() {
     let workspace = Workspace::new();
     let threads: serde_json::Value = serde_json::from_str(&bench(&workspace, &["--json"])).unwrap();
     let launch = ["launch", "--nproc-per-node", "2", "--log-dir", "logs", "--"];
-    let strategies =
-        ["bench", "strategies", "--config", "bench.toml", "--steps", "1", "--rounds", "1"];
+    let strategies = ["bench", "strategies", "--config", "bench.toml", "--steps", "1", "--rounds", "1"];
     let said = workspace.succeed(&[&launch[..], &strategies, &["--json"]].concat());
     let processes: serde_json::Value = serde_json::from_str(&said).unwrap();
     assert_eq!(processes["ranks"], 2);

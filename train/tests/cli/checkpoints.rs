@@ -9,10 +9,8 @@ fn latest(workspace: &Workspace, out: &str) -> String {
 #[test]
 fn the_newest_are_kept_and_latest_names_the_newest() {
     let workspace = Workspace::new();
-    workspace.config(
-        "keep.toml",
-        &[("train.steps", "7"), ("checkpoint.every", "2"), ("checkpoint.keep", "2")],
-    );
+    workspace
+        .config("keep.toml", &[("train.steps", "7"), ("checkpoint.every", "2"), ("checkpoint.keep", "2")]);
     workspace.succeed(&["train", "keep.toml", "--out", "run"]);
     assert_eq!(workspace.checkpoints("run"), ["fsdp_cpt6", "fsdp_cpt7", "latest"]);
     assert_eq!(latest(&workspace, "run"), "fsdp_cpt7");

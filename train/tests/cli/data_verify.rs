@@ -150,8 +150,7 @@ fn a_changed_token_ends_a_run_when_it_gets_there() {
     );
     let ended = workspace.kiln(&["train", "run.toml", "--out", "run"]);
     assert_eq!(ended.code, Some(1), "{ended:?}");
-    let message =
-        "error: tokens 65536 to 98303 of own/train.bin do not agree with their checksum: ";
+    let message = "error: tokens 65536 to 98303 of own/train.bin do not agree with their checksum: ";
     assert!(ended.stderr.contains(message), "{}", ended.stderr);
     // The last sample of the sixteenth step ends with the first token of the third block.
     assert_eq!(workspace.steps("run").len(), 15);
@@ -222,11 +221,7 @@ fn a_small_file_that_has_changed_ends_a_start() {
             workspace.replace("own/data.json", "\"documents\": 1", "\"documents\": 2");
         }),
         ("tokenizer.json", &|| {
-            workspace.replace(
-                "own/tokenizer.json",
-                "\"version\": \"1.0\"",
-                "\"version\":  \"1.0\"",
-            );
+            workspace.replace("own/tokenizer.json", "\"version\": \"1.0\"", "\"version\":  \"1.0\"");
         }),
         ("SHA256SUMS", &|| workspace.replace("own/SHA256SUMS", "data.json", "\ndata.json")),
     ];

@@ -104,10 +104,7 @@ fn without_a_gpu() {
             assert!(lines.iter().any(|line| line.starts_with(part)), "{part} {lines:#?}");
         }
     } else {
-        assert!(
-            lines[0].starts_with("program: this program was built without CUDA; "),
-            "{lines:#?}"
-        );
+        assert!(lines[0].starts_with("program: this program was built without CUDA; "), "{lines:#?}");
         assert!(lines[1].starts_with("driver: "), "{lines:#?}");
     }
 }
@@ -128,11 +125,8 @@ fn automatic() {
     let lines: Vec<_> = ended.stdout.lines().filter(|line| line.starts_with("device: ")).collect();
     assert_eq!(lines, [format!("device: CPU, not a GPU: {why}")]);
 
-    let ended = kiln(
-        &workspace,
-        &hide,
-        &["train", "run.toml", "--out", "cpu", "--set", "device.backend=cpu"],
-    );
+    let ended =
+        kiln(&workspace, &hide, &["train", "run.toml", "--out", "cpu", "--set", "device.backend=cpu"]);
     assert!(ended.stdout.contains("device: CPU, as device.backend says\n"), "{ended:?}");
 }
 
@@ -143,11 +137,7 @@ fn combinations_that_cannot_be() {
     let mut messages = Messages::default();
     for (title, variables, arguments) in [
         ("threads of the CPU", &[][..], &["--set", "device.threads=2"][..]),
-        (
-            "communication of the CPU",
-            &RANK,
-            &["--set", "comm.backend=tcp", "--set", "train.global_batch=6"],
-        ),
+        ("communication of the CPU", &RANK, &["--set", "comm.backend=tcp", "--set", "train.global_batch=6"]),
     ] {
         let ended = kiln(&workspace, variables, &[TRAIN, arguments].concat());
         messages.record(title, &ended, 2);
@@ -189,14 +179,7 @@ mod with_stand_ins {
         let name = library.file_name().expect("a name").to_str().expect("text");
         fs::create_dir_all(library.parent().expect("a folder")).expect("a folder");
         let status = Command::new("cc")
-            .args([
-                "-std=gnu11",
-                "-fPIC",
-                "-shared",
-                "-pthread",
-                &format!("-Wl,-soname,{name}"),
-                "-o",
-            ])
+            .args(["-std=gnu11", "-fPIC", "-shared", "-pthread", &format!("-Wl,-soname,{name}"), "-o"])
             .arg(library)
             .args(sources)
             .status();
@@ -276,8 +259,7 @@ mod with_stand_ins {
     /// Every library is missed by its name. A machine that has them all cannot show it.
     #[test]
     fn libraries_that_are_not_there() {
-        if has_driver() || Path::new("/usr/local/cuda").exists() || Path::new("/opt/cuda").exists()
-        {
+        if has_driver() || Path::new("/usr/local/cuda").exists() || Path::new("/opt/cuda").exists() {
             eprintln!("not run: this machine has libraries of NVIDIA's");
             return;
         }
@@ -321,8 +303,7 @@ mod with_stand_ins {
     fn automatic_passes_over_no_gpu() {
         let workspace = machine(ALL);
         workspace.replace("run.toml", "backend = \"cuda\"", "backend = \"auto\"");
-        let variables =
-            |more: &[(&'static str, &'static str)]| [&[DRIVER, PACKAGES], more].concat();
+        let variables = |more: &[(&'static str, &'static str)]| [&[DRIVER, PACKAGES], more].concat();
         let mut messages = Messages::default();
         let tcp = ["--set", "comm.backend=tcp", "--set", "train.global_batch=6"];
         for (title, more, arguments) in [
@@ -356,10 +337,7 @@ mod with_stand_ins {
             let out = format!("cpu{index}");
             let ended = kiln(&workspace, &variables(more), &["train", "run.toml", "--out", &out]);
             assert_eq!(ended.code, Some(0), "{ended:?}");
-            assert!(
-                ended.stdout.contains("device: CPU, not a GPU: there is no GPU\n"),
-                "{ended:?}"
-            );
+            assert!(ended.stdout.contains("device: CPU, not a GPU: there is no GPU\n"), "{ended:?}");
         }
     }
 
@@ -372,8 +350,7 @@ mod with_stand_ins {
             let config = crate::presets::folder().join(format!("{preset}.toml"));
             let config = config.to_str().expect("UTF-8");
             let variables = [DRIVER, PACKAGES, ("FAKE_CUDA_FREE_GIB", "70")];
-            let ended =
-                kiln(&workspace, &variables, &[&["train", config, "--out", "run"], more].concat());
+            let ended = kiln(&workspace, &variables, &[&["train", config, "--out", "run"], more].concat());
             assert_eq!(ended.code, Some(2), "{ended:?}");
             ended.stderr
         };
@@ -405,10 +382,8 @@ mod with_stand_ins {
             gpus(&doctor),
             [
                 "driver: for CUDA 13.0".to_owned(),
-                "GPU: 0 (NVIDIA stand-in, compute capability 9.0, 80.0 of 80.0 GiB free)"
-                    .to_owned(),
-                "GPU: 1 (NVIDIA stand-in, compute capability 9.0, 80.0 of 80.0 GiB free)"
-                    .to_owned(),
+                "GPU: 0 (NVIDIA stand-in, compute capability 9.0, 80.0 of 80.0 GiB free)".to_owned(),
+                "GPU: 1 (NVIDIA stand-in, compute capability 9.0, 80.0 of 80.0 GiB free)".to_owned(),
                 format!("NVRTC: 13.0 ({site}/cu13/lib/libnvrtc.so.13)"),
                 format!("cuBLASLt: {site}/cu13/lib/libcublasLt.so.13"),
                 format!("NCCL: 2.28 ({site}/nccl/lib/libnccl.so.2)"),

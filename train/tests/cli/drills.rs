@@ -6,8 +6,7 @@ use crate::support::{Ended, Workspace, names};
 /// Runs one drill with a deadline of two seconds.
 fn drill(workspace: &Workspace, fault: &str) -> Ended {
     let timeout = ["--set", "comm.timeout_s=2"];
-    workspace
-        .kiln(&[&["train", "run.toml", "--out", "run", "--fault", fault], &timeout[..]].concat())
+    workspace.kiln(&[&["train", "run.toml", "--out", "run", "--fault", fault], &timeout[..]].concat())
 }
 
 /// What `inspect flight` prints, without times and process ids.
@@ -50,11 +49,7 @@ fn drills_end_with_the_rank_and_the_reason() {
             "all_gather 0 of group \"world\" for \"plan\" (init) timed out on rank 1",
             "rank 0 never entered #0 all_gather(plan); it is in start since",
         ),
-        (
-            "skip@forward:2:1",
-            "differs between ranks: rank 0 called all_gather of",
-            "for \"layers.0\"",
-        ),
+        ("skip@forward:2:1", "differs between ranks: rank 0 called all_gather of", "for \"layers.0\""),
         ("size@backward:2:0", "differs between ranks: rank 0 called", "differs between ranks"),
         ("skip@optimizer:2:1", "differs between ranks: rank 0 called all_reduce", "\"grad_norm\""),
         ("error@backward:2:1", "output has", "[invalid: output has"),

@@ -130,11 +130,8 @@ fn answers_have_the_loss_that_their_logits_have() {
         let before = tokens.len();
         tokens.extend(&answer_ids);
         let rows = logits(&workspace, &tokens[..tokens.len() - 1], &[]);
-        let expected: f64 = answer_ids
-            .iter()
-            .zip(&rows[before - 1..])
-            .map(|(id, row)| cross_entropy(row, *id))
-            .sum();
+        let expected: f64 =
+            answer_ids.iter().zip(&rows[before - 1..]).map(|(id, row)| cross_entropy(row, *id)).sum();
         let line = line(&workspace, &["--prompt", prompt, "--answer", answer]);
         assert_eq!(line["tokens"], answer_ids.len(), "{prompt:?} {answer:?}");
         assert_close(prompt, number(&line, "sum"), expected, 1e-6);
@@ -161,8 +158,7 @@ fn a_file_of_pairs_is_the_sum_of_its_pairs() {
     workspace.write("marked.jsonl", format!("\u{FEFF}{PAIRS}"));
     assert_eq!(self::lines(&workspace, &["--pairs", "marked.jsonl"]), lines);
     let total = lines.pop().expect("a summary");
-    let pairs: Vec<Json> =
-        PAIRS.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+    let pairs: Vec<Json> = PAIRS.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
     assert_eq!((lines.len(), pairs.len()), (5, 5));
     let (mut sum, mut tokens) = (0.0, 0.0);
     for (index, (pair, line)) in pairs.iter().zip(&lines).enumerate() {
@@ -302,16 +298,7 @@ fn evaluations_that_cannot_be_are_refused() {
     messages.refused("no model", &workspace, &["eval"]);
     messages.refused("no checkpoint", &workspace, &["eval", "--checkpoint", "none"]);
     workspace.write("text.txt", "some text, and some more of it\n".repeat(50));
-    workspace.succeed(&[
-        "data",
-        "prepare",
-        "--input",
-        "text.txt",
-        "--out",
-        "other",
-        "--vocab-size",
-        "300",
-    ]);
+    workspace.succeed(&["data", "prepare", "--input", "text.txt", "--out", "other", "--vocab-size", "300"]);
     let other = ["eval", "--checkpoint", "run", "--data", "other"];
     messages.refused("data of another tokenizer", &workspace, &other);
     workspace.remove("data");
@@ -360,18 +347,8 @@ fn evaluations_that_fail_say_why() {
     let logits = ["eval", "--checkpoint", "run", "--tokens", "1", "--logits", "none/logits.npy"];
     messages.fails("logits that cannot be written", &workspace, &logits);
     workspace.write("text.txt", "some text, and some more of it\n".repeat(50));
-    workspace.succeed(&[
-        "data",
-        "prepare",
-        "--input",
-        "text.txt",
-        "--out",
-        "other",
-        "--vocab-size",
-        "300",
-    ]);
-    workspace
-        .write("run/checkpoints/fsdp_cpt4/tokenizer.json", workspace.read("other/tokenizer.json"));
+    workspace.succeed(&["data", "prepare", "--input", "text.txt", "--out", "other", "--vocab-size", "300"]);
+    workspace.write("run/checkpoints/fsdp_cpt4/tokenizer.json", workspace.read("other/tokenizer.json"));
     let answer = ["eval", "--checkpoint", "run", "--prompt", "a", "--answer", "b"];
     messages.fails("tokenizer of another model", &workspace, &answer);
     insta::assert_snapshot!(messages.finish());

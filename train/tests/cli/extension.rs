@@ -62,12 +62,7 @@ const STEPS: u64 = 6;
 const GRAD_CLIP: f64 = 0.01;
 
 /// Trains the decoder with the new layer; the run folder is named after the settings.
-fn train(
-    workspace: &Workspace,
-    out: &str,
-    changes: &[(&str, &str)],
-    resume: Option<&str>,
-) -> Summary {
+fn train(workspace: &Workspace, out: &str, changes: &[(&str, &str)], resume: Option<&str>) -> Summary {
     let data = format!("'{}'", workspace.path("data").display());
     let (steps, clip) = (STEPS.to_string(), GRAD_CLIP.to_string());
     let common = [

@@ -23,16 +23,14 @@ fn trained() -> Workspace {
 }
 
 fn generate(workspace: &Workspace, checkpoint: &str, prompt: &str, options: &[&str]) -> String {
-    let arguments =
-        ["generate", "--checkpoint", checkpoint, "--prompt", prompt, "--max-tokens", "12"];
+    let arguments = ["generate", "--checkpoint", checkpoint, "--prompt", prompt, "--max-tokens", "12"];
     workspace.succeed(&[&arguments, options].concat())
 }
 
 #[test]
 fn text_depends_on_the_seed_and_nothing_else() {
     let workspace = trained();
-    let hot =
-        |seed: &str| generate(&workspace, "run", "abc", &["--temperature", "3", "--seed", seed]);
+    let hot = |seed: &str| generate(&workspace, "run", "abc", &["--temperature", "3", "--seed", seed]);
     assert_eq!(hot("1"), hot("1"));
     assert_ne!(hot("1"), hot("2"));
     // A run folder stands for its newest checkpoint.
@@ -72,9 +70,8 @@ fn a_run_ends_with_a_sample() {
 #[test]
 fn truncation_narrows_the_choice() {
     let workspace = trained();
-    let hot = |options: &[&str]| {
-        generate(&workspace, "run", "abc", &[&["--temperature", "5"], options].concat())
-    };
+    let hot =
+        |options: &[&str]| generate(&workspace, "run", "abc", &[&["--temperature", "5"], options].concat());
     let greedy = generate(&workspace, "run", "abc", &["--temperature", "0"]);
     for seed in ["1", "2"] {
         assert_eq!(hot(&["--top-k", "1", "--seed", seed]), greedy);

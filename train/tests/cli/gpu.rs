@@ -209,11 +209,9 @@ fn evaluations_are_those_of_the_cpu() {
         json[key].as_f64().unwrap_or_else(|| panic!("{key} in {line}"))
     };
     let eval = ["eval", "--checkpoint", "run", "--json"];
-    for more in [
-        &[][..],
-        &["--ranks", "2"],
-        &["--ranks", "4", "--strategy", "HYBRID_SHARD", "--shard-size", "2"],
-    ] {
+    for more in
+        [&[][..], &["--ranks", "2"], &["--ranks", "4", "--strategy", "HYBRID_SHARD", "--shard-size", "2"]]
+    {
         let arguments = [&eval[..], &["--samples", "8"], more].concat();
         let loss = |device| number(&on(&workspace, device, &arguments), "val_loss");
         assert_close("validation loss", loss("wgpu"), loss("cpu"));

@@ -32,10 +32,7 @@ pub fn ends(workspace: &Workspace, arguments: &[&str]) -> Ended {
 
 fn assert_fails(what: &str, ended: &Ended, code: i32, says: &str) {
     assert_eq!(ended.code, Some(code), "{what}: {ended:?}");
-    assert!(
-        ended.stderr.starts_with("error: ") && ended.stderr.contains(says),
-        "{what}: {ended:?}"
-    );
+    assert!(ended.stderr.starts_with("error: ") && ended.stderr.contains(says), "{what}: {ended:?}");
     assert!(!ended.stderr.contains("panicked"), "{what}: {ended:?}");
 }
 

@@ -69,9 +69,7 @@ fn serve(stream: &TcpStream, files: &BTreeMap<String, Vec<u8>>, seen: &Mutex<Vec
             ),
             None => {
                 let code = if name.is_some() { "EntryNotFound" } else { "RepoNotFound" };
-                format!(
-                    "HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\nX-Error-Code: {code}\r\n\r\n"
-                )
+                format!("HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\nX-Error-Code: {code}\r\n\r\n")
             }
         };
         let body = found.filter(|_| method == "GET").map_or(&[][..], |(_, content)| content);

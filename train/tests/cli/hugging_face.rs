@@ -186,10 +186,7 @@ fn a_run_goes_there_and_back() {
     let index = workspace.json("hf/model.safetensors.index.json");
     let bytes: usize = tensors(&workspace.path("hf")).values().map(|(_, _, data)| data.len()).sum();
     assert_eq!(index["metadata"]["total_size"], bytes);
-    assert_eq!(
-        index["weight_map"].as_object().unwrap().len(),
-        tensors(&workspace.path("hf")).len()
-    );
+    assert_eq!(index["weight_map"].as_object().unwrap().len(), tensors(&workspace.path("hf")).len());
     assert_eq!(workspace.json("hf/config.json")["eos_token_id"], 0);
     assert_eq!(workspace.json("hf/config.json")["max_position_embeddings"], 8);
     assert_eq!(workspace.json("hf/tokenizer_config.json")["eos_token"], "<|endoftext|>");
@@ -314,8 +311,7 @@ fn damaged_headers_never_crash() {
     let mut random = 1_u64;
     let mut next = |below: usize| {
         // The constants of Knuth's MMIX.
-        random =
-            random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (random >> 33) as usize % below
     };
     let mut opened = 0;

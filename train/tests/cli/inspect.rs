@@ -127,9 +127,8 @@ fn the_model_may_be_that_of_the_weights() {
     let (_, after) = model.split_once("\n[").expect("another section");
     workspace.write("second.toml", format!("{before}[init]\nfrom = \"first\"\n\n[{after}"));
     workspace.succeed(&["train", "second.toml", "--out", "second", "--set", "optim.lr=0.0"]);
-    let model = |out: &str, step: u64| {
-        workspace.state(&format!("{out}/checkpoints/fsdp_cpt{step}"))["model"].clone()
-    };
+    let model =
+        |out: &str, step: u64| workspace.state(&format!("{out}/checkpoints/fsdp_cpt{step}"))["model"].clone();
     assert_eq!(model("second", 4), model("first", 2));
     // It is complete in the configuration that starts the same run again.
     assert!(workspace.text("second/config.toml").contains("d_model = 16"));

@@ -30,8 +30,7 @@ fn numbers_beyond_all_bounds_are_refused() {
     workspace.write("large.toml", "[train]\nsteps = 18446744073709551615\n");
     let large = ["train", "large.toml", "--out", "new"];
     messages.refused("number in a file that TOML cannot hold", &workspace, &large);
-    workspace
-        .write("large.toml", "[train]\nsteps = 99999999999999999999999999999999999999999999\n");
+    workspace.write("large.toml", "[train]\nsteps = 99999999999999999999999999999999999999999999\n");
     messages.refused("number that nothing can hold", &workspace, &large);
     insta::assert_snapshot!(messages.finish());
 }
@@ -72,10 +71,7 @@ fn ranks_of_every_command_have_bounds() {
     refused("train", &["train", "run.toml", "--out", "new", "--ranks", "2000"]);
     refused("eval", &["eval", "--checkpoint", "run", "--ranks", MOST]);
     refused("launch", &["launch", "--nproc-per-node", MOST, "--", "train", "run.toml"]);
-    refused(
-        "convert",
-        &["convert", "--checkpoint", "run", "--out", "new", "--ranks", "9999999999"],
-    );
+    refused("convert", &["convert", "--checkpoint", "run", "--out", "new", "--ranks", "9999999999"]);
     let bench = ["bench", "strategies", "--config", "run.toml"];
     refused("strategies", &[&bench[..], &["--ranks", "4000000000"]].concat());
     refused("rounds", &[&bench[..], &["--ranks", "1", "--rounds", MOST]].concat());

@@ -19,9 +19,7 @@ fn latest(workspace: &Workspace, out: &str) -> Option<String> {
 
 fn wait_for_another_checkpoint(workspace: &Workspace, out: &str) {
     let before = latest(workspace, out);
-    wait_until("another checkpoint", || {
-        latest(workspace, out).is_some_and(|now| Some(now) != before)
-    });
+    wait_until("another checkpoint", || latest(workspace, out).is_some_and(|now| Some(now) != before));
 }
 
 fn stopped(workspace: &Workspace, run: Child) -> Ended {

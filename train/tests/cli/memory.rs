@@ -20,19 +20,15 @@ fn bound_and_peak(changes: &[(&str, &str)]) -> (f64, f64) {
     let units = units_of(&Decoder::new(&model, Key::new(0), &device::plain()));
     let least = LeastMemory::of_run(&config, &model, &units, false, true).per_rank();
     workspace.succeed(&["train", "run.toml", "--out", "run"]);
-    let peaks = workspace
-        .metrics("run")
-        .iter()
-        .filter_map(|line| line["peak_bytes"].as_f64())
-        .fold(0.0, f64::max);
+    let peaks =
+        workspace.metrics("run").iter().filter_map(|line| line["peak_bytes"].as_f64()).fold(0.0, f64::max);
     (least as f64, peaks)
 }
 
 /// Nothing that fits is refused: no run takes less than the bound.
 #[test]
 fn no_run_takes_less_than_the_least() {
-    let strategies =
-        ["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_GRAD_OP"];
+    let strategies = ["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_GRAD_OP"];
     for strategy in strategies {
         for recompute in ["'none'", "'block'"] {
             // What counts most: state, gradients of earlier micro-batches, inputs of blocks.
@@ -95,12 +91,7 @@ fn runs_that_cannot_fit_are_refused() {
     );
     refused(&mut messages, "a size of nothing", "'1B'", &[]);
     // Before the data are looked at, which are not there.
-    refused(
-        &mut messages,
-        "no data either",
-        "'64GiB'",
-        &[&large[..], &[("data.path", "'none'")]].concat(),
-    );
+    refused(&mut messages, "no data either", "'64GiB'", &[&large[..], &[("data.path", "'none'")]].concat());
     // Numbers beyond all counting.
     let most = "9000000000000000000";
     refused(&mut messages, "a mistyped number", "'64GiB'", &[("model.layers", most)]);

@@ -15,11 +15,8 @@ impl Messages {
         let ended = workspace.kiln(arguments);
         let after = workspace.tree();
         self.record(title, &ended, 2);
-        let changed: Vec<_> = before
-            .keys()
-            .chain(after.keys())
-            .filter(|path| before.get(*path) != after.get(*path))
-            .collect();
+        let changed: Vec<_> =
+            before.keys().chain(after.keys()).filter(|path| before.get(*path) != after.get(*path)).collect();
         assert!(changed.is_empty(), "{title}: changed {changed:?}");
     }
 

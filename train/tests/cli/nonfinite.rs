@@ -105,8 +105,7 @@ fn bias_correction_counts_updates_and_not_steps() {
         }
         values
     };
-    let moves =
-        weights(1).into_iter().zip(weights(2)).map(|(before, after)| (after - before).abs());
+    let moves = weights(1).into_iter().zip(weights(2)).map(|(before, after)| (after - before).abs());
     let moves: Vec<f32> = moves.filter(|by| *by != 0.0).collect();
     assert!(moves.len() > 1000, "{}", moves.len());
     for by in moves {
@@ -122,16 +121,11 @@ fn bias_correction_counts_updates_and_not_steps() {
 fn too_many_in_a_row_end_the_run() {
     let workspace = Workspace::new();
     // Weights so large that no step has a gradient.
-    let endless =
-        [("train.nonfinite", "'skip'"), ("train.steps", "20"), ("model.init_std", "1e30")];
+    let endless = [("train.nonfinite", "'skip'"), ("train.steps", "20"), ("model.init_std", "1e30")];
     workspace.config("run.toml", &endless);
     let ended = workspace.kiln(&["train", "run.toml", "--out", "run"]);
     assert_eq!(ended.code, Some(1), "{ended:?}");
-    assert!(
-        ended.stderr.starts_with("error: step 10: the gradient norm is NaN"),
-        "{}",
-        ended.stderr
-    );
+    assert!(ended.stderr.starts_with("error: step 10: the gradient norm is NaN"), "{}", ended.stderr);
     assert!(ended.stderr.contains("as in the 9 steps before"), "{}", ended.stderr);
     let skipped = workspace.metrics("run").len() as u64;
     assert_eq!(skipped, MAX_SKIPPED - 1);

@@ -19,8 +19,7 @@ fn workspace() -> Workspace {
     for name in names(&fixture) {
         workspace.write(&format!("old/{name}"), fs::read(fixture.join(&name)).expect("a file"));
     }
-    let sizes =
-        [("d_model", "8"), ("layers", "1"), ("heads", "2"), ("kv_heads", "1"), ("d_ff", "16")];
+    let sizes = [("d_model", "8"), ("layers", "1"), ("heads", "2"), ("kv_heads", "1"), ("d_ff", "16")];
     let sizes = sizes.map(|(key, value)| (format!("model.{key}"), value));
     let changes: Vec<_> = sizes.iter().map(|(key, value)| (key.as_str(), *value)).collect();
     workspace.config("run.toml", &changes);

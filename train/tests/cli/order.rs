@@ -7,13 +7,7 @@ use crate::support::{SEQ_LEN, TRAIN_TOKENS, Workspace, tokens};
 const BATCH: usize = 8;
 
 /// Losses of `steps` steps over `train`, with weights that do not move.
-fn losses(
-    workspace: &Workspace,
-    out: &str,
-    train: &[u16],
-    shuffle: bool,
-    steps: usize,
-) -> Vec<f64> {
+fn losses(workspace: &Workspace, out: &str, train: &[u16], shuffle: bool, steps: usize) -> Vec<f64> {
     workspace.write_data("data", train);
     workspace.config(
         "run.toml",

@@ -37,8 +37,7 @@ fn train(
 ) -> Result<Summary, TrainError> {
     let data = format!("'{}'", workspace.path("data").display());
     let steps = steps.to_string();
-    let changes =
-        [("data.path", data.as_str()), ("train.steps", &steps), ("optim.schedule", "'constant'")];
+    let changes = [("data.path", data.as_str()), ("train.steps", &steps), ("optim.schedule", "'constant'")];
     let config = workspace.config("parallel.toml", &changes);
     let mut options = RunOptions { out: workspace.path(out).into(), ..RunOptions::default() };
     change(&mut options);
@@ -88,10 +87,7 @@ fn every_command_refuses_parts_that_it_cannot_build() {
     // Looking at it, verifying and converting need none of its parts.
     for from in [checkpoint, "full", "three"] {
         let said = workspace.succeed(&["inspect", from]);
-        assert!(
-            said.contains("architecture: decoder with block `parallel`, not built in"),
-            "{said}"
-        );
+        assert!(said.contains("architecture: decoder with block `parallel`, not built in"), "{said}");
         assert!(said.contains("optimizer: adamw (state exp_avg, exp_avg_sq)"), "{said}");
         workspace.succeed(&["inspect", "--verify", from]);
     }
@@ -117,9 +113,7 @@ fn a_program_goes_on_with_blocks_of_the_same_name_only() {
     assert_eq!(workspace.steps("same"), workspace.steps("whole")[2..]);
 
     let said = run(Some("serial"), "run", "other", false).expect_err("another name");
-    for part in
-        ["run/checkpoints/fsdp_cpt2 was trained with block `parallel`", "--allow-other-parts"]
-    {
+    for part in ["run/checkpoints/fsdp_cpt2 was trained with block `parallel`", "--allow-other-parts"] {
         assert!(said.contains(part), "{said}");
     }
     let said = run(None, "run", "other", false).expect_err("the built-in block");
@@ -137,10 +131,7 @@ fn a_program_goes_on_with_blocks_of_the_same_name_only() {
     train(&workspace, None, "stock", 2, |_| {}).expect("a run");
     assert_eq!(architecture("stock"), Architecture::decoder());
     let said = run(Some("parallel"), "stock", "other", false).expect_err("a stock checkpoint");
-    assert!(
-        said.contains("stock/checkpoints/fsdp_cpt2 was trained without block `parallel`"),
-        "{said}"
-    );
+    assert!(said.contains("stock/checkpoints/fsdp_cpt2 was trained without block `parallel`"), "{said}");
 
     let arguments = ["train", "run.toml", "--out", "taken", "--set", "init.from=run"];
     let ended = workspace.kiln(&[&arguments[..], &["--allow-other-parts"]].concat());

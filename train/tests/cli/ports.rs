@@ -23,12 +23,9 @@ fn a_run_keeps_to_its_ports() {
 
     // Ranks that find no port say which ones they have tried.
     let workspace = Workspace::new();
-    let both =
-        launch(&workspace, &format!("{}-{taken}", taken - 1), &["--set", "comm.join_timeout_s=2"]);
+    let both = launch(&workspace, &format!("{}-{taken}", taken - 1), &["--set", "comm.join_timeout_s=2"]);
     assert_eq!(both.code, Some(1), "{both:?}");
-    assert!(
-        both.stderr.contains(&format!("ports {}-{taken} (comm.ports) are all taken", taken - 1))
-    );
+    assert!(both.stderr.contains(&format!("ports {}-{taken} (comm.ports) are all taken", taken - 1)));
 }
 
 #[test]

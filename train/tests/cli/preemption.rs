@@ -15,12 +15,8 @@ const PREEMPTED: Option<i32> = Some(75);
 /// Ten steps with everything that has a position, on two ranks or four.
 fn workspace(changes: &[(&str, &str)]) -> Workspace {
     let workspace = Workspace::new();
-    let common = [
-        ("train.steps", "10"),
-        ("train.seed", "7"),
-        ("model.dropout", "0.1"),
-        ("optim.warmup_steps", "3"),
-    ];
+    let common =
+        [("train.steps", "10"), ("train.seed", "7"), ("model.dropout", "0.1"), ("optim.warmup_steps", "3")];
     workspace.config("run.toml", &[&common, changes].concat());
     workspace
 }
@@ -69,8 +65,7 @@ fn a_run_that_is_asked_to_stop_goes_on_to_the_same_bits() {
         let end = |out: &str| workspace.path(out).join("checkpoints/fsdp_cpt10");
         assert_eq!(names(&end("run")), names(&end("straight")));
         for name in names(&end("run")) {
-            let same = workspace.read(end("run").join(&name))
-                == workspace.read(end("straight").join(&name));
+            let same = workspace.read(end("run").join(&name)) == workspace.read(end("straight").join(&name));
             assert!(same, "{name}");
         }
     }
@@ -123,9 +118,8 @@ fn a_second_request_ends_the_run_at_once() {
         signal(&child, asked);
         let ended = workspace.end(child);
         assert_eq!(ended.code, Some(code), "{asked:?}");
-        let says = format!(
-            "kiln: ended at once by a second {name} in step 3: nothing was saved since step 2\n"
-        );
+        let says =
+            format!("kiln: ended at once by a second {name} in step 3: nothing was saved since step 2\n");
         assert_eq!(ended.stderr, says);
         assert_eq!(workspace.steps("run").len(), 2);
     }

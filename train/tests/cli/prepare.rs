@@ -247,8 +247,7 @@ fn pipes_are_inputs_like_any_other() {
     let child = workspace.start(&[&arguments[..], &trained[..]].concat());
     fill("fifo.txt");
     assert_eq!(workspace.end(child).code, Some(0));
-    let changes =
-        [("data.path", "'from_run'"), ("data.text", "['fifo.run']"), ("data.vocab_size", "400")];
+    let changes = [("data.path", "'from_run'"), ("data.text", "['fifo.run']"), ("data.vocab_size", "400")];
     workspace.config("run.toml", &changes);
     let child = workspace.start(&["train", "run.toml", "--out", "run"]);
     fill("fifo.run");

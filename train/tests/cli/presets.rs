@@ -28,8 +28,7 @@ fn every_configuration_loads_and_fits_together() {
     files.extend(["debug.toml".to_owned(), "quickstart.toml".to_owned()]);
     files.sort();
     // Beside them are folders with scripts.
-    let found: Vec<_> =
-        names(&folder()).into_iter().filter(|name| folder().join(name).is_file()).collect();
+    let found: Vec<_> = names(&folder()).into_iter().filter(|name| folder().join(name).is_file()).collect();
     assert_eq!(found, files);
     for file in files {
         let config = load(file.trim_end_matches(".toml"));
@@ -82,18 +81,10 @@ fn presets_go_by_the_device() {
         config.shard.offload = offload;
         let mut cpu = config.clone();
         cpu.settle(Suits::CPU);
-        assert_eq!(
-            (cpu.micro_batch(), cpu.precision.compute()),
-            (on_cpu, Precision::F32),
-            "{name}"
-        );
+        assert_eq!((cpu.micro_batch(), cpu.precision.compute()), (on_cpu, Precision::F32), "{name}");
         config.settle(gpu);
         let precision = if name == "10m" { Precision::F32 } else { Precision::Bf16 };
-        assert_eq!(
-            (config.micro_batch(), config.precision.compute()),
-            (on_gpu, precision),
-            "{name}"
-        );
+        assert_eq!((config.micro_batch(), config.precision.compute()), (on_gpu, precision), "{name}");
         config.validate().unwrap_or_else(|error| panic!("{name}: {error}"));
 
         let model = config.model.resolve(None).expect("a model");

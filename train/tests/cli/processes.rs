@@ -7,9 +7,7 @@ use std::thread;
 
 use kiln::config::{CommBackend, Config};
 use kiln::place::{Job, Master, Place, Source};
-use kiln::run::{
-    PositionKey, Resume, RunFolder, RunOptions, Summary, TrainError, train, train_joined,
-};
+use kiln::run::{PositionKey, Resume, RunFolder, RunOptions, Summary, TrainError, train, train_joined};
 use kiln_collectives::{Communicator, LocalGroup, tcp};
 use kiln_shard::Strategy;
 
@@ -90,8 +88,7 @@ fn messages(outcomes: &[Result<Summary, TrainError>]) -> Vec<String> {
 }
 
 fn assert_all_work(outcomes: Vec<Result<Summary, TrainError>>) -> Vec<Summary> {
-    let summary =
-        |outcome: Result<_, TrainError>| outcome.unwrap_or_else(|error| panic!("{error}"));
+    let summary = |outcome: Result<_, TrainError>| outcome.unwrap_or_else(|error| panic!("{error}"));
     outcomes.into_iter().map(summary).collect()
 }
 
@@ -99,11 +96,8 @@ fn assert_all_work(outcomes: Vec<Result<Summary, TrainError>>) -> Vec<Summary> {
 fn processes_train_as_threads_do() {
     let workspace = Workspace::new();
     let config = config(&workspace, &[("train.ranks", "2")]);
-    let threads = RunOptions {
-        out: workspace.path("threads").into(),
-        ranks: Some(4),
-        ..RunOptions::default()
-    };
+    let threads =
+        RunOptions { out: workspace.path("threads").into(), ranks: Some(4), ..RunOptions::default() };
     let summary = train(config.clone(), &threads).expect("threads");
     // What the configuration says of ranks does not count.
     let all = assert_all_work(processes(&config, workspace.path("run"), 4, |_, _| {}));
@@ -191,8 +185,7 @@ fn hybrid_groups_are_the_machines_unless_named() {
     let mut config = config(&workspace, &[("train.micro_batch", "1")]);
     config.shard.strategy = Strategy::HybridShard;
     let on_machines = |config: &Config, out: &str, machines: [&'static str; 4]| {
-        let name =
-            |options: &mut tcp::JoinOptions| machines[options.rank].clone_into(&mut options.node);
+        let name = |options: &mut tcp::JoinOptions| machines[options.rank].clone_into(&mut options.node);
         let worlds = tcp::loopback(4, name).expect("a world");
         processes_in(worlds, config, workspace.path(out), |_, _| {})
     };
@@ -204,8 +197,7 @@ fn hybrid_groups_are_the_machines_unless_named() {
     ] {
         config.shard.shard_size = shard_size;
         assert_all_work(on_machines(&config, out, machines));
-        let resolved: Config =
-            toml::from_str(&workspace.text(format!("{out}/config.toml"))).expect("TOML");
+        let resolved: Config = toml::from_str(&workspace.text(format!("{out}/config.toml"))).expect("TOML");
         assert_eq!(resolved.shard.shard_size, Some(expected), "{out}");
     }
     config.shard.shard_size = None;

@@ -42,18 +42,11 @@ fn assert_trains_as_pytorch(ranks: usize, strategy: &str) {
     let (losses, norms) = (numbers(&torch["losses"]), numbers(&torch["grad_norms"]));
     assert_eq!((losses.len(), norms.len()), (steps.len(), steps.len()));
     assert!(losses[losses.len() - 1] < 0.5 * losses[0], "the recorded run has learned");
-    for ((step, loss, norm), (torch_loss, torch_norm)) in
-        steps.into_iter().zip(losses.into_iter().zip(norms))
+    for ((step, loss, norm), (torch_loss, torch_norm)) in steps.into_iter().zip(losses.into_iter().zip(norms))
     {
         let differs = |a: f64, b: f64, bound: f64| (a - b).abs() > bound * b.abs();
-        assert!(
-            !differs(loss, torch_loss, LOSS_BOUND),
-            "step {step}: loss {loss}, PyTorch {torch_loss}"
-        );
-        assert!(
-            !differs(norm, torch_norm, NORM_BOUND),
-            "step {step}: norm {norm}, PyTorch {torch_norm}"
-        );
+        assert!(!differs(loss, torch_loss, LOSS_BOUND), "step {step}: loss {loss}, PyTorch {torch_loss}");
+        assert!(!differs(norm, torch_norm, NORM_BOUND), "step {step}: norm {norm}, PyTorch {torch_norm}");
     }
 }
 

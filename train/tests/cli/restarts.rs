@@ -97,8 +97,7 @@ fn a_folder_is_held_by_every_rank() {
     let arguments = in_run(&FOREVER, &["--set", "checkpoint.every=1"]);
     let port = free_port();
     let rank = |rank| Rank { rank, world_size: 2, port, restarts: 0, job: "j" };
-    let (mut first, second) =
-        (rank(0).start(&workspace, &arguments), rank(1).start(&workspace, &arguments));
+    let (mut first, second) = (rank(0).start(&workspace, &arguments), rank(1).start(&workspace, &arguments));
     wait_until("a checkpoint", || workspace.path("run/checkpoints/latest").exists());
     freeze(&second);
     first.kill().expect("a signal");
@@ -120,8 +119,7 @@ fn a_restart_takes_over_no_run_of_a_stranger() {
     let ended = Rank::alone("none", 0).run(&workspace, &run);
     assert_eq!(ended.code, Some(0), "{ended:?}");
     let before = workspace.tree();
-    let refused =
-        ["already holds a run, and this restart does not take it over", "--resume latest"];
+    let refused = ["already holds a run, and this restart does not take it over", "--resume latest"];
     let other_job = "another job has started it";
     let more = in_run(&["train", "run.toml"], &["--set", "train.steps=6"]);
     let none = Rank::alone("none", 1);

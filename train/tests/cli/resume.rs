@@ -65,9 +65,7 @@ fn assert_same_end(workspace: &Workspace, a: &str, b: &str) {
 
 #[test]
 fn ten_steps_and_ten_more_are_twenty_to_the_bit() {
-    for (name, changes) in
-        [("full", FULL_SHARD), ("grad_op", SHARD_GRAD_OP), ("hybrid", HYBRID_SHARD)]
-    {
+    for (name, changes) in [("full", FULL_SHARD), ("grad_op", SHARD_GRAD_OP), ("hybrid", HYBRID_SHARD)] {
         let workspace = Workspace::new();
         long(&workspace, changes);
         workspace.succeed(&["train", "long.toml", "--out", "straight"]);
@@ -174,8 +172,7 @@ fn a_finished_run_has_nothing_left_to_do() {
         assert_eq!(workspace.checkpoints("run"), checkpoints);
     }
     // More steps than before: the run goes on.
-    let more =
-        ["train", "run.toml", "--out", "run", "--resume", "latest", "--set", "train.steps=6"];
+    let more = ["train", "run.toml", "--out", "run", "--resume", "latest", "--set", "train.steps=6"];
     workspace.succeed(&more);
     let longer = workspace.steps("run");
     assert_eq!(longer[..4], steps);
@@ -195,8 +192,7 @@ fn fewer_steps_than_have_been_done_change_nothing() {
         let arguments = ["train", "run.toml", "--out", "run", "--resume", resume];
         let said = workspace.succeed(&[&arguments[..], &["--set", "train.steps=3"]].concat());
         let done = if resume.ends_with('4') { 4 } else { 6 };
-        let nothing =
-            format!("nothing to train: the run has done {done} steps, and train.steps is 3;");
+        let nothing = format!("nothing to train: the run has done {done} steps, and train.steps is 3;");
         assert!(said.contains(&nothing), "{said}");
         assert!(said.contains(&format!("done: {done} steps, validation loss ")), "{said}");
         let mut after = workspace.tree();
@@ -213,25 +209,20 @@ fn fewer_steps_than_have_been_done_change_nothing() {
 #[test]
 fn what_the_device_settles_is_written_down() {
     let workspace = Workspace::new();
-    workspace
-        .config("run.toml", &[("train.micro_batch", "'auto'"), ("precision.compute", "'auto'")]);
+    workspace.config("run.toml", &[("train.micro_batch", "'auto'"), ("precision.compute", "'auto'")]);
     let said = workspace.succeed(&["train", "run.toml", "--out", "run"]);
     let settled = "as suits the device: precision.compute = \"f32\", train.micro_batch = 4\n";
     assert!(said.contains(settled), "{said}");
     for file in ["run/config.toml", "run/checkpoints/fsdp_cpt4/config.toml"] {
         let text = workspace.text(file);
-        assert!(
-            text.contains("compute = \"f32\"\n") && text.contains("micro_batch = 4\n"),
-            "{text}"
-        );
+        assert!(text.contains("compute = \"f32\"\n") && text.contains("micro_batch = 4\n"), "{text}");
     }
     // The numbers are those of the same values in the file.
     workspace.config("explicit.toml", &[("train.micro_batch", "4")]);
     workspace.succeed(&["train", "explicit.toml", "--out", "explicit"]);
     assert_same_curve("settled", &workspace.steps("run"), &workspace.steps("explicit"), 0.0);
 
-    let resume =
-        ["train", "run.toml", "--out", "run", "--resume", "latest", "--set", "train.steps=5"];
+    let resume = ["train", "run.toml", "--out", "run", "--resume", "latest", "--set", "train.steps=5"];
     let said = workspace.succeed(&resume);
     assert!(!said.contains("from here on"), "{said}");
     // As on a device that settles it otherwise.

@@ -215,10 +215,7 @@ fn a_run_says_who_it_is() {
     // A run of an older build gets an identity when it goes on.
     workspace.remove("run/run.json");
     workspace.remove("run/.kiln");
-    assert_refused(
-        &workspace.kiln(&["train", "run.toml", "--out", "run"]),
-        &["already holds a run"],
-    );
+    assert_refused(&workspace.kiln(&["train", "run.toml", "--out", "run"]), &["already holds a run"]);
     workspace.succeed(&["train", "run.toml", "--out", "run", "--resume", "latest"]);
     assert_ne!(read("run")["id"], first["id"]);
 }
@@ -335,8 +332,7 @@ fn another_position_in_the_data_is_refused_unless_it_is_wanted() {
     assert_refused(&ended, &["data.seq_len, data.shuffle, train.seed, data"]);
     insta::assert_snapshot!(messages.finish());
 
-    let allowed: Vec<&str> =
-        changes.iter().flat_map(|(key, _)| ["--allow-changed", *key]).collect();
+    let allowed: Vec<&str> = changes.iter().flat_map(|(key, _)| ["--allow-changed", *key]).collect();
     let said = workspace.succeed(&[&resume[..], &all, &allowed].concat());
     let line = "at another position in the data, as allowed: data.seq_len was 8 and is 4 now, ";
     assert!(said.contains(line), "{said}");

@@ -5,7 +5,8 @@ use kiln_model::{AttentionBias, RopeScaling};
 
 use crate::support::Workspace;
 
-const LLAMA3: &str = "{ kind = 'llama3', factor = 8, low_freq_factor = 1.0, high_freq_factor = 4.0, original_context = 8 }";
+const LLAMA3: &str =
+    "{ kind = 'llama3', factor = 8, low_freq_factor = 1.0, high_freq_factor = 4.0, original_context = 8 }";
 
 fn changes() -> [(&'static str, &'static str); 6] {
     [
@@ -19,21 +20,15 @@ fn changes() -> [(&'static str, &'static str); 6] {
 }
 
 fn llama3() -> RopeScaling {
-    RopeScaling::Llama3 {
-        factor: 8.0,
-        low_freq_factor: 1.0,
-        high_freq_factor: 4.0,
-        original_context: 8,
-    }
+    RopeScaling::Llama3 { factor: 8.0, low_freq_factor: 1.0, high_freq_factor: 4.0, original_context: 8 }
 }
 
 #[test]
 fn a_configuration_goes_through_a_file_and_back() {
     let workspace = Workspace::new();
-    for (scaling, expected) in [
-        (LLAMA3, llama3()),
-        ("{ kind = 'linear', factor = 2.5 }", RopeScaling::Linear { factor: 2.5 }),
-    ] {
+    for (scaling, expected) in
+        [(LLAMA3, llama3()), ("{ kind = 'linear', factor = 2.5 }", RopeScaling::Linear { factor: 2.5 })]
+    {
         let written = workspace.config("a.toml", &[("model.rope_scaling", scaling)]);
         assert_eq!(written.model.rope_scaling, Some(expected));
         let text = toml::to_string(&written).expect("TOML");
@@ -67,9 +62,7 @@ fn a_model_of_another_shape_trains_resumes_and_speaks() {
     workspace.succeed(&[&["train", "run.toml"], &resume[..]].concat());
     assert_eq!(workspace.losses("resumed"), workspace.losses("run")[2..]);
     let generate = ["--prompt", "abc", "--max-tokens", "12", "--temperature", "0"];
-    let text = |run: &str| {
-        workspace.succeed(&[&["generate", "--checkpoint", run], &generate[..]].concat())
-    };
+    let text = |run: &str| workspace.succeed(&[&["generate", "--checkpoint", run], &generate[..]].concat());
     assert_eq!(text("run"), text("resumed"));
     assert!(text("run").starts_with("abc"));
 }

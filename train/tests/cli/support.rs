@@ -132,8 +132,7 @@ impl Workspace {
 
     /// Prepared data with `train` as its training split.
     pub fn write_data(&self, folder: &str, train: &[u16]) {
-        let bytes =
-            |tokens: &[u16]| tokens.iter().flat_map(|t| t.to_le_bytes()).collect::<Vec<_>>();
+        let bytes = |tokens: &[u16]| tokens.iter().flat_map(|t| t.to_le_bytes()).collect::<Vec<_>>();
         let validation = &tokens(200)[40..];
         let info = serde_json::json!({
             "format_version": 1,
@@ -201,11 +200,7 @@ impl Workspace {
         // As a user who passed a path of the folder would see it, on every machine.
         let folder = format!("{}/", self.folder.path().display());
         let text = |bytes| String::from_utf8(bytes).expect("UTF-8").replace(&folder, "");
-        Ended {
-            code: output.status.code(),
-            stdout: text(output.stdout),
-            stderr: text(output.stderr),
-        }
+        Ended { code: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) }
     }
 
     /// Runs the binary, which must succeed, and returns what it printed.
@@ -300,8 +295,7 @@ pub fn signal(child: &Child, signal: Signal) {
 pub fn names(folder: &Path) -> Vec<String> {
     let entries = fs::read_dir(folder).unwrap_or_else(|e| panic!("{}: {e}", folder.display()));
     let name = |entry: std::io::Result<fs::DirEntry>| entry.expect("an entry").file_name();
-    let mut names: Vec<_> =
-        entries.map(|entry| name(entry).into_string().expect("UTF-8")).collect();
+    let mut names: Vec<_> = entries.map(|entry| name(entry).into_string().expect("UTF-8")).collect();
     names.sort();
     names
 }

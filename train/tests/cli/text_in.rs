@@ -66,8 +66,7 @@ fn files_that_are_no_text_are_counted_and_named() {
     }
     let ended = workspace.kiln(&prepare("texts", "none"));
     assert_eq!(ended.code, Some(1), "{ended:?}");
-    let warning =
-        " WARN 1 of 1 files is not UTF-8 text and was passed over: texts/e.txt.gz (it is ";
+    let warning = " WARN 1 of 1 files is not UTF-8 text and was passed over: texts/e.txt.gz (it is ";
     assert!(ended.stderr.starts_with(warning), "{}", ended.stderr);
     let error = "error: the inputs hold no text (1 file found, 1 of them not UTF-8); ";
     assert!(ended.stderr.contains(error), "{}", ended.stderr);
@@ -157,10 +156,7 @@ fn inputs_without_text_are_said() {
     assert_eq!(ended.stderr, " WARN no text came from /dev/stdin\n");
     let ended = empty(&["-"], "two");
     assert_eq!(ended.code, Some(1), "{ended:?}");
-    assert_eq!(
-        ended.stderr,
-        "error: no text came from /dev/stdin; see that whatever writes it succeeds\n"
-    );
+    assert_eq!(ended.stderr, "error: no text came from /dev/stdin; see that whatever writes it succeeds\n");
     assert_eq!(names(&workspace.path("")), ["a.txt", "data", "one", "run.toml"]);
 }
 
@@ -301,8 +297,7 @@ fn a_tokenizer_that_is_a_fifo_is_waited_for_until_a_stop() {
     let workspace = Workspace::new();
     workspace.write("a.txt", text("first"));
     mkfifo(&workspace.path("tokenizer.json"), Mode::S_IRWXU).expect("a FIFO");
-    let arguments =
-        ["data", "prepare", "--input", "a.txt", "--out", "own", "--tokenizer", "tokenizer.json"];
+    let arguments = ["data", "prepare", "--input", "a.txt", "--out", "own", "--tokenizer", "tokenizer.json"];
     let mut command = workspace.command(&arguments);
     let mut child = command.spawn().expect("the binary starts");
     let mut line = String::new();

@@ -164,8 +164,7 @@ fn collectives(step: &[Call]) -> (Vec<Collective>, String) {
             .find(|at| step[*at].is("event_record", &compute) && step[*at].field("event") == event);
         let done = (called..step.len()).find(|at| step[*at].is("event_record", stream));
         let done = done.expect("its end is marked");
-        let joined =
-            find(done..step.len(), "stream_wait_event", &compute, step[done].field("event"));
+        let joined = find(done..step.len(), "stream_wait_event", &compute, step[done].field("event"));
         Collective {
             name: step[called].name.clone(),
             called,
@@ -264,8 +263,7 @@ fn the_third_step_allocates_nothing() {
 fn every_nccl_reads_the_configuration_that_was_meant() {
     let unset = i32::MIN.to_string();
     for version in ["22803", "23004", "23005", "23203"] {
-        let calls =
-            as_process(&[("FAKE_NCCL_VERSION", version)], |variables| run(variables, ALONE));
+        let calls = as_process(&[("FAKE_NCCL_VERSION", version)], |variables| run(variables, ALONE));
         let read: Vec<_> = calls.iter().filter(|call| call.name == "comm_config").collect();
         assert!(!read.is_empty(), "NCCL {version}");
         for call in read {
@@ -309,9 +307,7 @@ fn communicators_end_in_good_order_unless_they_are_sick() {
         let is_its = |other: &&Call| other.field("comm") == call.field("comm");
         let of_it: Vec<_> = calls.iter().filter(is_its).map(|call| call.name.as_str()).collect();
         let end = of_it.iter().position(|name| *name == "nccl_finalize").expect("finalized");
-        assert!(
-            of_it[end..].iter().all(|name| !name.contains("all_") && !name.contains("scatter"))
-        );
+        assert!(of_it[end..].iter().all(|name| !name.contains("all_") && !name.contains("scatter")));
     }
 
     // A network that fails in the middle of a step.

@@ -31,10 +31,7 @@ fn output_that_nobody_gets_is_a_failure_where_it_is_the_purpose() {
         let child = workspace.command(arguments).stdout(full()).spawn().expect("kiln starts");
         let ended = workspace.end(child);
         assert_eq!(ended.code, Some(1), "{arguments:?}: {ended:?}");
-        assert!(
-            ended.stderr.contains("standard output: No space left"),
-            "{arguments:?}: {ended:?}"
-        );
+        assert!(ended.stderr.contains("standard output: No space left"), "{arguments:?}: {ended:?}");
         // A reader that goes away has what it wants.
         let (reader, writer) = std::io::pipe().expect("a pipe");
         drop(reader);
@@ -49,8 +46,7 @@ fn output_that_nobody_gets_is_a_failure_where_it_is_the_purpose() {
         assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), ""), "{again:?}");
     }
     // What is wrong is said elsewhere, and keeps its exit code.
-    let child =
-        workspace.command(&["inspect", "none"]).stdout(full()).spawn().expect("kiln starts");
+    let child = workspace.command(&["inspect", "none"]).stdout(full()).spawn().expect("kiln starts");
     assert_eq!(workspace.end(child).code, Some(2));
 }
 
@@ -79,8 +75,7 @@ fn strategies_are_spelt_alike_everywhere() {
         let set = format!("shard.strategy={name}");
         workspace.succeed(&["train", "run.toml", "--out", &folder, "--set", &set]);
         let eval = ["eval", "--checkpoint", "run", "--ranks", "2", "--strategy", name, "--json"];
-        let report: serde_json::Value =
-            serde_json::from_str(&workspace.succeed(&eval)).expect("JSON");
+        let report: serde_json::Value = serde_json::from_str(&workspace.succeed(&eval)).expect("JSON");
         let canonical = name.to_uppercase().replace('-', "_");
         assert_eq!(report["strategy"], canonical);
         let resolved = workspace.text(format!("{folder}/config.toml"));

@@ -29,10 +29,9 @@ fn a_fault_in_a_rank_is_told_with_its_step_and_what_it_did() {
 #[test]
 fn a_failure_that_comes_back_in_the_same_step_ends_the_job() {
     config();
-    for (fault, says) in [
-        ("nan!@backward:5:0", "step 5: "),
-        ("segv!@backward:5:1", "kiln: SIGSEGV on rank 1, step 5"),
-    ] {
+    for (fault, says) in
+        [("nan!@backward:5:0", "step 5: "), ("segv!@backward:5:1", "kiln: SIGSEGV on rank 1, step 5")]
+    {
         let run = Run::new();
         let train = ["--fault", fault, "--set", "checkpoint.async=false"];
         let ended = run.launch(2, &["--max-restarts", "9"], &train);
@@ -63,8 +62,7 @@ fn ranks_that_were_all_stopped_do_not_blame_the_network_or_each_other() {
     let fault = format!("run={script}@backward:3:1");
     let ended = run.launch(2, &[], &["--fault", &fault, "--set", "comm.timeout_s=2"]);
     assert_eq!(ended.code, Some(1), "{ended:?}");
-    for part in ["the processes of ranks 0, 1 did not run for about", "the network is not to blame"]
-    {
+    for part in ["the processes of ranks 0, 1 did not run for about", "the network is not to blame"] {
         assert!(ended.stderr.contains(part), "{part}: {ended:?}");
     }
     assert_eq!(run.orphans(), Vec::<String>::new());

@@ -30,8 +30,7 @@ struct Fault {
 }
 
 /// Names of collectives: every verdict about a wait names one.
-const OPERATIONS: [&str; 6] =
-    ["all_gather", "reduce_scatter", "all_reduce", "broadcast", "barrier", "split"];
+const OPERATIONS: [&str; 6] = ["all_gather", "reduce_scatter", "all_reduce", "broadcast", "barrier", "split"];
 
 const FAULTS: [Fault; 6] = [
     Fault {
@@ -47,11 +46,7 @@ const FAULTS: [Fault; 6] = [
     Fault { kind: "panic", verdict: &["aborted by rank 1", "panicked"], launcher: &["rank 1 "] },
     Fault { kind: "skip", verdict: &["differs between ranks", "rank 1 called"], launcher: &[] },
     Fault { kind: "size", verdict: &["differs between ranks", "rank 1 called"], launcher: &[] },
-    Fault {
-        kind: "slow=30",
-        verdict: &["rank 1 never entered #", "; ranks 0, 2 wait"],
-        launcher: &[],
-    },
+    Fault { kind: "slow=30", verdict: &["rank 1 never entered #", "; ranks 0, 2 wait"], launcher: &[] },
 ];
 
 fn drill(fault: &Fault, place: &str, culprit: usize) {
@@ -86,11 +81,7 @@ fn check_words(
         fault.verdict.iter().all(|words| log.contains(&name(words)))
             && OPERATIONS.iter().any(|operation| log.contains(operation))
     };
-    assert!(
-        others.any(|(_, log)| says_so(log)),
-        "{case}: nobody says {:?}\n{logs:#?}",
-        fault.verdict
-    );
+    assert!(others.any(|(_, log)| says_so(log)), "{case}: nobody says {:?}\n{logs:#?}", fault.verdict);
     for words in fault.launcher {
         assert!(ended.stderr.contains(&name(words)), "{case}: {}", ended.stderr);
     }
@@ -135,11 +126,8 @@ fn matrix_of_rank_0() {
         verdict: &["rank 1, which keeps the rendezvous, has not answered for "],
         launcher: &["rank 1 "],
     };
-    let panicked = Fault {
-        kind: "panic",
-        verdict: &["aborted by rank 1", "panicked"],
-        launcher: &["rank 1 "],
-    };
+    let panicked =
+        Fault { kind: "panic", verdict: &["aborted by rank 1", "panicked"], launcher: &["rank 1 "] };
     for fault in [killed, stopped, panicked] {
         for place in PLACES {
             drill(&fault, place, 0);

@@ -164,10 +164,8 @@ fn netns_a_cut_cable_is_noticed_everywhere() {
             "world rank 2): the connection to it",
             "world rank 3): the connection to it",
         ];
-        let of_a = [
-            "rank 0, which keeps the rendezvous, has not answered for ",
-            "world rank 0): the connection to",
-        ];
+        let of_a =
+            ["rank 0, which keeps the rendezvous, has not answered for ", "world rank 0): the connection to"];
         assert!(says([0, 1], &of_b), "{place}: {logs:#?}");
         assert!(says([2, 3], &of_a), "{place}: {logs:#?}");
         assert_eq!(run.orphans(), Vec::<String>::new(), "{place}");

@@ -33,8 +33,7 @@ fn a_job_that_is_asked_to_stop_saves_and_goes_on_to_the_same_bits() {
         let run = Run::new();
         // Rank 1 is late in step 4, so that the signal comes while the others wait for it.
         let slow = ["--fault", "slow=2@data:4:1"];
-        let launcher =
-            run.launcher(RANKS, &["--grace-s", "30"], &slow).spawn().expect("kiln starts");
+        let launcher = run.launcher(RANKS, &["--grace-s", "30"], &slow).spawn().expect("kiln starts");
         wait_for_step(&run, 3);
         signal(name, &launcher);
         let ended: Ended = launcher.wait_with_output().expect("an end").into();
@@ -272,8 +271,7 @@ fn a_rank_that_is_asked_to_stop_while_rank_0_prepares_data_stops_the_job() {
         let data = run.folder().join("data");
         let sets = [format!("data.text=[{text:?}]"), format!("data.path={data:?}")];
         let train = ["--set", &sets[0], "--set", &sets[1]];
-        let launcher =
-            run.launcher(RANKS, &["--grace-s", "60"], &train).spawn().expect("kiln starts");
+        let launcher = run.launcher(RANKS, &["--grace-s", "60"], &train).spawn().expect("kiln starts");
         let reads = || run.logs(RANKS, 0)[0].contains("data: reading");
         let start = Instant::now();
         while !reads() {

@@ -10,9 +10,7 @@ use crate::support::{Run, config, undisturbed};
 #[test]
 fn a_job_whose_folder_was_taken_away_is_not_begun_anew() {
     config();
-    for and_then in
-        ["", "mkdir -p OUT", "mkdir -p OUT; cp MOVED/config.toml MOVED/metrics.jsonl OUT"]
-    {
+    for and_then in ["", "mkdir -p OUT", "mkdir -p OUT; cp MOVED/config.toml MOVED/metrics.jsonl OUT"] {
         let run = Run::new();
         let (out, moved) = (run.out(), run.folder().join("moved"));
         let script = format!("mv OUT MOVED; {and_then}");

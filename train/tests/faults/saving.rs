@@ -26,8 +26,7 @@ const LARGER: [&str; 10] = [
 ];
 
 /// How a life saves.
-const WAYS: [&[&str]; 3] =
-    [&[], &["--set", "checkpoint.async=false"], &["--set", "checkpoint.format=full"]];
+const WAYS: [&[&str]; 3] = [&[], &["--set", "checkpoint.async=false"], &["--set", "checkpoint.format=full"]];
 
 /// A counter-based random number.
 fn random(counter: u64) -> u64 {
@@ -335,10 +334,7 @@ fn a_rank_that_gets_nothing_written_fails_its_save_and_no_more() {
         let drill = format!("run={}@checkpoint:2:0", script(place.path(), &hang));
         let on_failure = format!("checkpoint.on_failure={on_failure}");
         let sets = ["comm.timeout_s=2", "checkpoint.timeout_s=3", "checkpoint.keep=0", &on_failure];
-        run.train_alone(
-            2,
-            &[&sets.map(|set| ["--set", set]).concat()[..], &["--fault", &drill]].concat(),
-        )
+        run.train_alone(2, &[&sets.map(|set| ["--set", set]).concat()[..], &["--fault", &drill]].concat())
     };
     let said = "nothing has been written to";
     let run = Run::new();

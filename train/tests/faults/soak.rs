@@ -59,8 +59,7 @@ fn soak() {
         let ranks = ranks_of(&launcher);
         if kills < KILLS && !ranks.is_empty() {
             let victim = ranks[random(1000 + kills as u64) as usize % ranks.len()];
-            let status =
-                std::process::Command::new("kill").args(["-9", &victim.to_string()]).status();
+            let status = std::process::Command::new("kill").args(["-9", &victim.to_string()]).status();
             kills += usize::from(status.is_ok_and(|status| status.success()));
             if kills.is_multiple_of(20) {
                 eprintln!("{kills} kills, step {:?}", run.losses().keys().last());

@@ -210,8 +210,7 @@ impl Run {
         let mut steps: Vec<u64> = Vec::new();
         for entry in entries.unwrap_or_else(|_| Vec::new()) {
             let name = entry.file_name().to_string_lossy().into_owned();
-            let Some(step) = name.strip_prefix("fsdp_cpt").and_then(|step| step.parse().ok())
-            else {
+            let Some(step) = name.strip_prefix("fsdp_cpt").and_then(|step| step.parse().ok()) else {
                 continue;
             };
             let path = entry.path().display().to_string();

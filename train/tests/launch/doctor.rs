@@ -54,10 +54,7 @@ fn torchrun_with_its_own_store() {
     let ended = doctor(&variables, &[]);
     assert_eq!(ended.code, Some(0), "{ended:?}");
     let sources = part(&ended, "sources of this process's place, in order");
-    assert!(
-        sources.contains(&"torchrun  taken: RANK, LOCAL_RANK and WORLD_SIZE are set"),
-        "{sources:#?}"
-    );
+    assert!(sources.contains(&"torchrun  taken: RANK, LOCAL_RANK and WORLD_SIZE are set"), "{sources:#?}");
     assert!(sources.contains(&"Slurm     not asked: torchrun comes first"), "{sources:#?}");
     assert!(sources.contains(&"SLURM_PROCID=7"), "{sources:#?}");
     assert_eq!(
@@ -97,10 +94,7 @@ fn the_winner_of_every_other_source() {
         assert_eq!(ended.code, Some(0), "{ended:?}");
         let place = part(&ended, "place");
         assert_eq!(place[0], format!("rank 1 of 2, from {source}"));
-        assert!(
-            place[4].contains("ranks refuse to meet without it, except on a loopback"),
-            "{place:?}"
-        );
+        assert!(place[4].contains("ranks refuse to meet without it, except on a loopback"), "{place:?}");
     }
     let ended = doctor(&[], &["--rank", "0", "--world-size", "2"]);
     assert_eq!(part(&ended, "place")[0], "rank 0 of 2, from flags");
@@ -172,8 +166,7 @@ fn what_is_wrong_is_said_and_counts_as_usage() {
 fn the_network_is_examined() {
     let rank = |rank: &'static str, host: &'static str, port: &str| {
         let variables = [("MASTER_ADDR", host), ("MASTER_PORT", port)];
-        let flags =
-            ["--rank", rank, "--world-size", "2", "--local-rank", rank, "--local-world-size", "2"];
+        let flags = ["--rank", rank, "--world-size", "2", "--local-rank", rank, "--local-world-size", "2"];
         let ended = doctor(&variables, &flags);
         part(&ended, "network").join("\n")
     };
@@ -214,24 +207,19 @@ fn a_master_that_cannot_be_found_is_a_wrong_configuration() {
         let said = found["network"]["lines"][0].as_str().expect("a line");
         assert!(said.contains("no-such-host.invalid does not resolve"), "{said}");
     }
-    let node =
-        [("PET_NNODES", "2"), ("PET_NODE_RANK", "1"), ("PET_MASTER_ADDR", "no-such-host.invalid")];
+    let node = [("PET_NNODES", "2"), ("PET_NODE_RANK", "1"), ("PET_MASTER_ADDR", "no-such-host.invalid")];
     assert_eq!(doctor(&node, &[]).code, Some(2));
 }
 
 #[test]
 fn ports_are_looked_at() {
     let ended = doctor(&[], &[]);
-    assert!(
-        part(&ended, "ports")[0].starts_with("comm.ports: none that doctor knows"),
-        "{ended:?}"
-    );
+    assert!(part(&ended, "ports")[0].starts_with("comm.ports: none that doctor knows"), "{ended:?}");
     let other = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let port = other.local_addr().expect("an address").port();
     let taken = doctor(&[], &["--comm-ports", &port.to_string()]);
     assert_eq!(taken.code, Some(2), "{taken:?}");
-    let says =
-        format!("comm.ports {port}: 1 port, 0 of which are free; taken: {port}; 1 ranks here need");
+    let says = format!("comm.ports {port}: 1 port, 0 of which are free; taken: {port}; 1 ranks here need");
     assert!(part(&taken, "ports")[0].starts_with(&says), "{taken:?}");
     let first = port.min(u16::MAX - 20);
     let wide = doctor(&[], &["--comm-ports", &format!("{first}-{}", first + 20)]);

@@ -37,10 +37,8 @@ esac"#,
     let ended = job.launch(&["--nproc-per-node", "3"], &[]);
     assert_eq!(ended.code, Some(1), "{ended:?}");
     let pid = job.text("pid1");
-    let lines: Vec<_> =
-        ended.stderr.lines().filter(|line| line.starts_with("kiln launch: ")).collect();
-    let first =
-        format!("kiln launch: rank 1 (pid {}) failed first: exit code 3 after ", pid.trim());
+    let lines: Vec<_> = ended.stderr.lines().filter(|line| line.starts_with("kiln launch: ")).collect();
+    let first = format!("kiln launch: rank 1 (pid {}) failed first: exit code 3 after ", pid.trim());
     assert!(lines[0].starts_with(&first) && lines[0].ends_with(" s"), "{lines:#?}");
     assert_eq!(
         lines[1..3],
@@ -64,10 +62,7 @@ fn a_rank_that_is_killed_takes_the_others_along() {
     assert!(ended.stderr.contains("failed first: killed by SIGKILL (9) after"), "{ended:?}");
     assert!(ended.stderr.contains("out of memory: see `dmesg`"), "{ended:?}");
     assert!(ended.stderr.contains("it wrote nothing to stderr"), "{ended:?}");
-    assert!(
-        ended.stderr.contains("told to end by the launcher: killed by SIGTERM (15)"),
-        "{ended:?}"
-    );
+    assert!(ended.stderr.contains("told to end by the launcher: killed by SIGTERM (15)"), "{ended:?}");
 }
 
 #[test]

@@ -27,10 +27,7 @@ fn ranks_of_other_nodes_stay_off_the_console() {
     let flags = ["--nnodes", "2", "--node-rank", "1", "--master-addr", "localhost"];
     let ended = job.launch(&flags, &[("KILN_JOB_SECRET", "s")]);
     assert_eq!((ended.stdout.as_str(), ended.stderr.as_str()), ("", ""));
-    assert_eq!(
-        job.logs("run/logs"),
-        ["rank_1.restart_0.stderr.log", "rank_1.restart_0.stdout.log"]
-    );
+    assert_eq!(job.logs("run/logs"), ["rank_1.restart_0.stderr.log", "rank_1.restart_0.stdout.log"]);
 }
 
 #[test]
@@ -76,9 +73,7 @@ fn a_slow_reader_of_a_mebibyte_gets_all_of_it() {
 /// Its ranks may well refuse, but what they say is not the other's.
 #[test]
 fn a_second_launch_leaves_the_logs_of_one_that_lives_alone() {
-    let job = Job::new(
-        "echo out of $WHO; [ $WHO = first ] && { put ready 1; wait_for go; }; echo the end",
-    );
+    let job = Job::new("echo out of $WHO; [ $WHO = first ] && { put ready 1; wait_for go; }; echo the end");
     let first = job.launcher(&[], &[("WHO", "first")]).spawn().expect("a launcher");
     job.wait_for(&["ready"]);
     let log = "run/logs/rank_0.restart_0.stdout.log";
@@ -86,8 +81,7 @@ fn a_second_launch_leaves_the_logs_of_one_that_lives_alone() {
     for (name, folder) in [("second", "runs/logs/job"), ("third", "runs/logs/job")] {
         let ended = job.launch(&id, &[("WHO", name)]);
         assert_eq!((ended.code, ended.stdout), (Some(0), format!("out of {name}\nthe end\n")));
-        let says =
-            format!("writes its logs to run/logs right now; those of this one are in {folder}\n");
+        let says = format!("writes its logs to run/logs right now; those of this one are in {folder}\n");
         assert!(ended.stderr.ends_with(&says), "{}", ended.stderr);
     }
     assert!(job.text("runs/logs/job/rank_0.restart_0.stdout.log").contains("out of third"));

@@ -121,8 +121,7 @@ fn a_slurm_job_goes_back_into_the_queue_if_it_was_stopped() {
 fn one_node() {
     for ranks in ["2", "4", "8"] {
         let name = format!("runs/1-node-{ranks}-ranks.sh");
-        let place =
-            format!("launch --nnodes 1 --nproc-per-node {ranks} --max-restarts 0 --standalone");
+        let place = format!("launch --nnodes 1 --nproc-per-node {ranks} --max-restarts 0 --standalone");
         let output = run(&name, &["my.toml", "--out", "a b"], &[]);
         assert_eq!(printed(&output), format!("{place} -- train my.toml --out a b"));
         let output = run(&name, &[], &[]);

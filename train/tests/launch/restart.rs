@@ -70,9 +70,8 @@ const TELL: &str = r#"tell() { printf "$1" > "/proc/self/fd/${KILN_LAUNCHER_PIPE
 
 #[test]
 fn what_failed_twice_in_the_same_way_is_not_started_a_third_time() {
-    let job = Job::new(&format!(
-        "{TELL}\n[ $RANK = 0 ] && exit 0\ntell 'T4\\0Fstep 4: loss is NaN\\0'; exit 1"
-    ));
+    let job =
+        Job::new(&format!("{TELL}\n[ $RANK = 0 ] && exit 0\ntell 'T4\\0Fstep 4: loss is NaN\\0'; exit 1"));
     let ended = job.launch(&["--nproc-per-node", "2", "--max-restarts", "9"], &[]);
     assert_eq!(ended.code, Some(1), "{ended:?}");
     assert_eq!(job.logs("run/logs").len(), 2 * 2 * 2, "{ended:?}");

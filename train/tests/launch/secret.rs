@@ -28,12 +28,7 @@ fn ways(rank: &str) -> [Vec<(&'static str, &str)>; 4] {
             ("OMPI_COMM_WORLD_SIZE", "2"),
             ("OMPI_COMM_WORLD_LOCAL_SIZE", "2"),
         ],
-        vec![
-            ("PMI_RANK", rank),
-            ("PMI_SIZE", "2"),
-            ("MPI_LOCALRANKID", rank),
-            ("MPI_LOCALNRANKS", "2"),
-        ],
+        vec![("PMI_RANK", rank), ("PMI_SIZE", "2"), ("MPI_LOCALRANKID", rank), ("MPI_LOCALNRANKS", "2")],
     ]
 }
 
@@ -47,8 +42,7 @@ fn run(arguments: &[&str], variables: &[(&str, &str)]) -> Ended {
 #[track_caller]
 fn is_refused(ended: &Ended) {
     assert_eq!(ended.code, Some(2), "{ended:?}");
-    for part in ["has no secret", "0.0.0.0", "KILN_JOB_SECRET", "openssl rand -hex 32", "comm.open"]
-    {
+    for part in ["has no secret", "0.0.0.0", "KILN_JOB_SECRET", "openssl rand -hex 32", "comm.open"] {
         assert!(ended.stderr.contains(part), "{part}: {ended:?}");
     }
 }

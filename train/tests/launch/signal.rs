@@ -72,8 +72,7 @@ fn a_rank_that_ignores_sigterm_is_killed_after_the_grace() {
 
 #[test]
 fn a_second_interrupt_does_not_wait() {
-    let job =
-        Job::new("trap 'touch told.$RANK' TERM; touch ready.$RANK; while :; do sleep 0.01; done");
+    let job = Job::new("trap 'touch told.$RANK' TERM; touch ready.$RANK; while :; do sleep 0.01; done");
     let flags = ["--nproc-per-node", "2", "--grace-s", "3600"];
     let launcher = job.launcher(&flags, &[]).spawn().expect("the launcher starts");
     job.wait_for(&READY);
@@ -105,16 +104,14 @@ fn a_rank_that_was_stopped_is_killed_when_all_others_have_ended() {
     let launcher = job.launcher(&flags, &[]).spawn().expect("the launcher starts");
     job.wait_for(&["pid.0", "pid.1", "pid.2"]);
     let rank: u32 = job.text("pid.1").trim().parse().expect("a number");
-    let status =
-        std::process::Command::new("kill").args(["-s", "STOP", &rank.to_string()]).status();
+    let status = std::process::Command::new("kill").args(["-s", "STOP", &rank.to_string()]).status();
     assert!(status.expect("kill").success());
     let stat = || std::fs::read_to_string(format!("/proc/{rank}/stat")).expect("a process");
     wait_until("its stop", || stat().contains(") T "));
     std::fs::write(job.path("go"), "").expect("a file");
     let ended = finish(launcher);
     assert_eq!(ended.code, Some(1), "{ended:?}");
-    let rank =
-        format!("rank 1 (pid {rank}) told to end by the launcher: killed by SIGKILL (9) after ");
+    let rank = format!("rank 1 (pid {rank}) told to end by the launcher: killed by SIGKILL (9) after ");
     let line = ended.stderr.lines().find(|line| line.contains(&rank)).expect("a line");
     let why = ", by this launcher: its process was stopped, and all others have ended";
     assert!(line.ends_with(why), "{ended:?}");

@@ -92,8 +92,7 @@ impl Job {
     pub fn logs(&self, folder: &str) -> Vec<String> {
         let entries = fs::read_dir(self.path(folder)).expect("a log folder");
         let name = |entry: std::io::Result<fs::DirEntry>| entry.expect("an entry").file_name();
-        let mut names: Vec<_> =
-            entries.map(|entry| name(entry).into_string().expect("UTF-8")).collect();
+        let mut names: Vec<_> = entries.map(|entry| name(entry).into_string().expect("UTF-8")).collect();
         names.sort();
         names
     }

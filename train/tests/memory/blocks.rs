@@ -18,9 +18,7 @@ struct Block {
 impl Block {
     fn new(layout: Layout, byte: u8, zeroed: bool) -> Self {
         // SAFETY: sizes are not zero.
-        let data = unsafe {
-            if zeroed { ALLOCATOR.alloc_zeroed(layout) } else { ALLOCATOR.alloc(layout) }
-        };
+        let data = unsafe { if zeroed { ALLOCATOR.alloc_zeroed(layout) } else { ALLOCATOR.alloc(layout) } };
         assert!(!data.is_null() && data.addr().is_multiple_of(layout.align()), "{layout:?}");
         let mut block = Block { data, layout, byte };
         assert!(!zeroed || block.bytes().iter().all(|&byte| byte == 0), "{layout:?}");
@@ -93,8 +91,7 @@ fn blocks_of_many_threads_keep_what_is_written() {
                         0 if index < blocks.len() => blocks[index].resize(random.size()),
                         1 if index < blocks.len() => drop(blocks.swap_remove(index)),
                         _ if blocks.len() < 24 => {
-                            let layout =
-                                Layout::from_size_align(random.size(), 1 << random.below(9));
+                            let layout = Layout::from_size_align(random.size(), 1 << random.below(9));
                             let byte = random.below(256) as u8;
                             blocks.push(Block::new(layout.unwrap(), byte, random.below(2) == 0));
                         }

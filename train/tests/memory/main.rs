@@ -24,8 +24,7 @@ use kiln_model::{Context, Key, ModelConfig};
 use kiln_shard::memory::{self, CountingAllocator};
 use kiln_shard::ranks::run_ranks;
 use kiln_shard::{
-    AdamW, Engine, EngineBuilder, ParamGroupLayout, Policy, Recompute, Reshard, ShardError,
-    Strategy,
+    AdamW, Engine, EngineBuilder, ParamGroupLayout, Policy, Recompute, Reshard, ShardError, Strategy,
 };
 
 #[global_allocator]
@@ -104,11 +103,7 @@ fn measure(policy: &Policy, tied: bool) -> Vec<Measured> {
     run_ranks(RANKS, 1, |world| measure_rank(world, policy, tied)).expect("all ranks succeed")
 }
 
-fn measure_rank(
-    world: Arc<dyn Communicator>,
-    policy: &Policy,
-    tied: bool,
-) -> Result<Measured, ShardError> {
+fn measure_rank(world: Arc<dyn Communicator>, policy: &Policy, tied: bool) -> Result<Measured, ShardError> {
     let rank = world.rank();
     let plain = Device::flex();
     let training = plain.clone().autodiff();
@@ -168,12 +163,7 @@ fn measure_rank(
 fn within(what: &str, measured: usize, bound: usize, all: &Measured) {
     let mib = |bytes: usize| bytes as f64 / MIB as f64;
     println!("{what:<24} {:>8.2} MiB, bound {:>8.2} MiB", mib(measured), mib(bound));
-    assert!(
-        measured <= bound,
-        "{what}: {:.2} MiB, bound {:.2} MiB; {all:?}",
-        mib(measured),
-        mib(bound)
-    );
+    assert!(measured <= bound, "{what}: {:.2} MiB, bound {:.2} MiB; {all:?}", mib(measured), mib(bound));
 }
 
 fn check_resharding(policy: &Policy, tied: bool) {

@@ -35,9 +35,7 @@ fn decoder(run: &Run, device: &Device) -> Decoder<Restrained> {
 
 fn train(run: &Run) -> Trace {
     run.same_on_all(
-        run.on_ranks(|world| {
-            Rank::with_decoder(run, world, decoder(run, &(run.device)()))?.train()
-        }),
+        run.on_ranks(|world| Rank::with_decoder(run, world, decoder(run, &(run.device)()))?.train()),
     )
 }
 

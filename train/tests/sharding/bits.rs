@@ -24,8 +24,7 @@ fn strategies_and_recomputation_agree_bit_for_bit() {
             let first = Run::new(PURE[0], ranks).accumulation(accumulation).train();
             for strategy in PURE {
                 for recompute in [Recompute::None, Recompute::Block] {
-                    let run =
-                        Run::new(strategy, ranks).accumulation(accumulation).recompute(recompute);
+                    let run = Run::new(strategy, ranks).accumulation(accumulation).recompute(recompute);
                     assert_same_bits(&run.name(), &run.train(), &first);
                 }
             }

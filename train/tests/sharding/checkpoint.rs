@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use kiln::checkpoint::{
-    Checkpoint, CheckpointError, CheckpointState, Format, Keep, Progress, SaveContext, SaveOptions,
-    Saver, convert, verify,
+    Checkpoint, CheckpointError, CheckpointState, Format, Keep, Progress, SaveContext, SaveOptions, Saver,
+    convert, verify,
 };
 use kiln::run::TrainError;
 use kiln::weights::AllowMissing;
@@ -26,8 +26,7 @@ const STRATEGIES: [Strategy; 5] = [
 
 const RECOMPUTE: [Recompute; 2] = [Recompute::None, Recompute::Block];
 
-const KINDS: [StateKind; 3] =
-    [StateKind::Weight, StateKind::Slot("exp_avg"), StateKind::Slot("exp_avg_sq")];
+const KINDS: [StateKind; 3] = [StateKind::Weight, StateKind::Slot("exp_avg"), StateKind::Slot("exp_avg_sq")];
 
 /// Steps before the checkpoint, and after it.
 const BEFORE: u64 = 3;
@@ -181,9 +180,7 @@ fn check(
                 // Whoever shards over all ranks reads every byte once in total.
                 let copies = match other {
                     Strategy::NoShard => other_ranks,
-                    other if other.is_hybrid() => {
-                        other_ranks / loaded.shard_size.unwrap_or(other_ranks)
-                    }
+                    other if other.is_hybrid() => other_ranks / loaded.shard_size.unwrap_or(other_ranks),
                     _ => 1,
                 };
                 assert_eq!(bytes, copies as u64 * data_bytes(&loaded), "{what}: bytes read");
@@ -235,12 +232,7 @@ fn strategies_write_the_same_bytes() {
         contents(&Checkpoint::open(folder.path()).expect("a checkpoint"))
     };
     let full = files(Strategy::FullShard);
-    assert_eq!(
-        full.len(),
-        4 + 4 + 1,
-        "{:?}",
-        full.iter().map(|(name, _)| name).collect::<Vec<_>>()
-    );
+    assert_eq!(full.len(), 4 + 4 + 1, "{:?}", full.iter().map(|(name, _)| name).collect::<Vec<_>>());
     for strategy in [Strategy::ShardGradOp, Strategy::NoShard] {
         assert!(files(strategy) == full, "{strategy}");
     }
@@ -264,11 +256,9 @@ fn contents(checkpoint: &Checkpoint) -> Vec<(String, Vec<u8>)> {
 fn converted_checkpoints_are_those_of_a_run() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let at = |name: &str| folder.path().join(name);
-    for (name, ranks, format) in [
-        ("sharded3", 3, Format::Sharded),
-        ("sharded4", 4, Format::Sharded),
-        ("full3", 3, Format::Full),
-    ] {
+    for (name, ranks, format) in
+        [("sharded3", 3, Format::Sharded), ("sharded4", 4, Format::Sharded), ("full3", 3, Format::Full)]
+    {
         let run = run(Strategy::FullShard, ranks, Recompute::None).tied(false);
         save(&run, &at(name), format, false);
     }
@@ -298,10 +288,8 @@ fn later_steps_do_not_reach_a_snapshot() {
         let mut snapshot = rank.engine().snapshot();
         let read = |snapshot: &kiln_shard::Snapshot| -> Vec<Vec<f32>> {
             let all = (0..units).flat_map(|unit| KINDS.map(|kind| (unit, kind)));
-            all.map(|(unit, kind)| {
-                snapshot.values(unit, kind).expect("f32").expect("values").to_vec()
-            })
-            .collect()
+            all.map(|(unit, kind)| snapshot.values(unit, kind).expect("f32").expect("values").to_vec())
+                .collect()
         };
         let before = read(&snapshot);
         // Let go of one: it is changed in place, and the others are copied.
@@ -345,10 +333,7 @@ fn names_are_taken_strictly() {
     };
     let untied = tied.clone().tied(false);
     let error = outcome(&untied, &[]).expect_err("a missing weight");
-    assert!(
-        error.contains("missing [lm_head.weight]") && error.contains("--allow-missing"),
-        "{error}"
-    );
+    assert!(error.contains("missing [lm_head.weight]") && error.contains("--allow-missing"), "{error}");
     let error = outcome(&untied, &["lm_head.bias"]).expect_err("a missing weight");
     assert!(error.contains("missing [lm_head.weight]"), "{error}");
     let absent = outcome(&untied, &["lm_head.*"]).expect("loads");

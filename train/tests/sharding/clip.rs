@@ -23,11 +23,7 @@ fn norms_and_clipped_updates_are_those_of_one_device() {
             let settings = |run: Run| Run { max_norm, ..run.tied(tied) };
             let expected = reference::train(&settings(strategies().remove(0)));
             for run in strategies().into_iter().map(settings) {
-                assert_close(
-                    &format!("{}, max norm {max_norm}", run.name()),
-                    &run.train(),
-                    &expected,
-                );
+                assert_close(&format!("{}, max norm {max_norm}", run.name()), &run.train(), &expected);
             }
         }
     }

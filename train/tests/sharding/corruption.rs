@@ -4,9 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use kiln::checkpoint::{
-    Checkpoint, CheckpointState, Format, Keep, SaveContext, SaveOptions, Saver, verify,
-};
+use kiln::checkpoint::{Checkpoint, CheckpointState, Format, Keep, SaveContext, SaveOptions, Saver, verify};
 use kiln::run::TrainError;
 use kiln::weights::AllowMissing;
 use kiln_model::Key;
@@ -52,8 +50,7 @@ fn saved(folder: &Path, format: Format) -> PathBuf {
             data_sha256: None,
         };
         let config = Some("[train]\nsteps = 1\n".to_owned());
-        let context =
-            SaveContext { config, files: vec![tokenizer.clone()], ..SaveContext::built_in(state) };
+        let context = SaveContext { config, files: vec![tokenizer.clone()], ..SaveContext::built_in(state) };
         Ok::<_, TrainError>(saver.begin(rank.engine(), context)?.expect("it is complete"))
     });
     folders.unwrap_or_else(|error| panic!("{error}")).swap_remove(0)

@@ -77,12 +77,10 @@ fn check(run: &Run, [forward, backward]: Gathers) {
         let replicas = run.ranks / shard;
         assert_eq!(units.len(), UNITS);
         let gathers = |counts: [u64; 3]| {
-            on_a_ring(&units, shard, 1, ParamGroupLayout::padded_numel, |unit| {
-                match unit.name.as_str() {
-                    "embed" => counts[0],
-                    "head" => counts[2],
-                    _ => counts[1],
-                }
+            on_a_ring(&units, shard, 1, ParamGroupLayout::padded_numel, |unit| match unit.name.as_str() {
+                "embed" => counts[0],
+                "head" => counts[2],
+                _ => counts[1],
             })
         };
         let gathered = |phase| by_unit(&totals, Operation::AllGather, phase);
@@ -104,9 +102,8 @@ fn check(run: &Run, [forward, backward]: Gathers) {
         assert_eq!(norms.len(), usize::from(shard > 1), "{name}");
         assert!(norms.get("grad_norm").is_none_or(|(calls, _)| *calls == 1), "{name}: {norms:?}");
         // The loss over the ranks; nothing else has been communicated.
-        let calls = |operation| {
-            totals.iter().filter(|t| t.operation == operation).map(|t| t.calls).sum::<u64>()
-        };
+        let calls =
+            |operation| totals.iter().filter(|t| t.operation == operation).map(|t| t.calls).sum::<u64>();
         assert_eq!(by_unit(&totals, Operation::AllReduce, Phase::Loss)["loss"].0, 1, "{name}");
         let sum = |counts: [u64; 3]| counts[0] + 3 * counts[1] + counts[2];
         assert_eq!(calls(Operation::AllGather), sum(forward) + sum(backward), "{name}");
@@ -135,8 +132,7 @@ fn check_all(strategy: Strategy, ranks: usize, shard_size: Option<usize>) {
         for recompute in [Recompute::None, Recompute::Block] {
             for (tied, accumulation) in [(false, 1), (false, 4), (true, 1), (true, 4)] {
                 let run = Run { shard_size, ..Run::new(strategy, ranks) };
-                let run =
-                    run.reshard(reshard).recompute(recompute).tied(tied).accumulation(accumulation);
+                let run = run.reshard(reshard).recompute(recompute).tied(tied).accumulation(accumulation);
                 check(&run, expected(strategy, reshard, tied, accumulation as u64));
             }
         }
@@ -210,9 +206,7 @@ fn dtypes(run: &Run) -> (Vec<DType>, Vec<DType>) {
         rank.gradients(1)?;
         let records = recorder.records();
         let of = |phase: fn(Phase) -> bool, operations: &[Operation]| {
-            let wanted = records
-                .iter()
-                .filter(|r| operations.contains(&r.operation) && phase(r.label.phase));
+            let wanted = records.iter().filter(|r| operations.contains(&r.operation) && phase(r.label.phase));
             let mut dtypes: Vec<_> = wanted.map(|record| record.dtype).collect();
             dtypes.dedup();
             dtypes

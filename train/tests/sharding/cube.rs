@@ -63,9 +63,7 @@ fn one_rank_alone() {
 
 #[test]
 fn state_on_the_host_trains_alike() {
-    for (strategy, ranks) in
-        [(Strategy::FullShard, 2), (Strategy::FullShard, 1), (Strategy::NoShard, 2)]
-    {
+    for (strategy, ranks) in [(Strategy::FullShard, 2), (Strategy::FullShard, 1), (Strategy::NoShard, 2)] {
         let mut run = on_gpu(strategy, ranks).accumulation(2);
         run.policy.offload = true;
         check(run);

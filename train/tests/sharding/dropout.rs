@@ -13,12 +13,9 @@ fn with_dropout(mut run: Run) -> Run {
 #[test]
 fn dropout_is_the_same_however_the_batch_is_split() {
     let expected = reference::train(&with_dropout(Run::new(Strategy::FullShard, 1)));
-    for (strategy, ranks) in [
-        (Strategy::FullShard, 1),
-        (Strategy::FullShard, 2),
-        (Strategy::FullShard, 4),
-        (Strategy::NoShard, 2),
-    ] {
+    for (strategy, ranks) in
+        [(Strategy::FullShard, 1), (Strategy::FullShard, 2), (Strategy::FullShard, 4), (Strategy::NoShard, 2)]
+    {
         for accumulation in [1, 2] {
             for recompute in [Recompute::None, Recompute::Block] {
                 let run = Run::new(strategy, ranks).accumulation(accumulation);

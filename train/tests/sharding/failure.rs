@@ -223,10 +223,8 @@ fn ranks_with_another_plan_are_named_on_every_rank() {
 #[test]
 fn a_rank_on_its_own_tells_the_others_why_it_ends() {
     type End = fn() -> Result<(), TestError>;
-    let ends: [(&str, End); 2] = [
-        ("lost", || Err(TestError::Own("lost".to_owned()))),
-        ("panicked: lost", || panic!("lost")),
-    ];
+    let ends: [(&str, End); 2] =
+        [("lost", || Err(TestError::Own("lost".to_owned()))), ("panicked: lost", || panic!("lost"))];
     for (reason, end) in ends {
         let mut worlds = LocalGroup::new(2).into_iter();
         let mut next = || Arc::new(worlds.next().expect("two ranks"));
@@ -239,10 +237,7 @@ fn a_rank_on_its_own_tells_the_others_why_it_ends() {
             })
         });
         let failed = run_rank(second, 1, |_| end()).expect_err("it failed");
-        assert_eq!(
-            failed.to_string(),
-            format!("rank 1 {reason}").replace("rank 1 lost", "rank 1: lost")
-        );
+        assert_eq!(failed.to_string(), format!("rank 1 {reason}").replace("rank 1 lost", "rank 1: lost"));
         match waits.join().expect("no panic") {
             Err(RanksError::Failed { rank: 0, error }) => {
                 assert!(error.is_consequence(), "{error}");

@@ -99,9 +99,9 @@ fn reduced(run: &Run) -> BTreeSet<String> {
         recorder.reset_totals();
         rank.step(1)?;
         let totals = recorder.totals();
-        let reductions = totals.iter().filter(|total| {
-            total.operation != Operation::AllGather && total.phase == Phase::Backward
-        });
+        let reductions = totals
+            .iter()
+            .filter(|total| total.operation != Operation::AllGather && total.phase == Phase::Backward);
         Ok(reductions
             .map(|total| {
                 assert_eq!(total.calls, 1, "{}", total.scope);
@@ -117,10 +117,7 @@ fn frozen_units_are_not_reduced() {
     for strategy in [Strategy::FullShard, Strategy::NoShard] {
         for recompute in [Recompute::None, Recompute::Block] {
             for (frozen, expected) in [
-                (
-                    interleaved as fn(&str) -> bool,
-                    &["embed", "head", "layers.0", "layers.1", "layers.2"][..],
-                ),
+                (interleaved as fn(&str) -> bool, &["embed", "head", "layers.0", "layers.1", "layers.2"][..]),
                 (embedding, &["head", "layers.0", "layers.1", "layers.2"]),
                 (all_but_one_norm, &["layers.1"]),
                 (first_blocks, &["head", "layers.2"]),

@@ -36,8 +36,7 @@ fn meshes_report_their_shape() {
         (Strategy::HybridShard, 3, Some(1), "replicate 3 x shard 1"),
     ] {
         let run = Run { shard_size, ..Run::new(strategy, ranks) };
-        let meshes =
-            run.on_ranks(|world| Ok(Rank::start(&run, world)?.engine().mesh().to_string()));
+        let meshes = run.on_ranks(|world| Ok(Rank::start(&run, world)?.engine().mesh().to_string()));
         assert_eq!(meshes, vec![expected; ranks]);
     }
 }
@@ -46,13 +45,12 @@ fn meshes_report_their_shape() {
 fn wrong_shard_sizes_are_refused_with_a_reason() {
     let refused = |strategy, shard_size| {
         let run = Run { shard_size, ..Run::new(strategy, 4) };
-        let errors = run.on_ranks(|world| {
-            match EngineBuilder::new(world, run.policy.clone(), run.shard_size) {
+        let errors =
+            run.on_ranks(|world| match EngineBuilder::new(world, run.policy.clone(), run.shard_size) {
                 Err(ShardError::Mesh(error)) => Ok(error),
                 Err(error) => Err(error),
                 Ok(_) => panic!("{} was accepted", run.name()),
-            }
-        });
+            });
         run.same_on_all(errors)
     };
     let error = refused(Strategy::HybridShard, Some(3));
@@ -75,11 +73,9 @@ fn wrong_shard_sizes_are_refused_with_a_reason() {
 
 #[test]
 fn replicas_start_from_the_values_of_the_first() {
-    for (strategy, shard_size) in [
-        (Strategy::HybridShard, Some(2)),
-        (Strategy::HybridShardGradOp, Some(1)),
-        (Strategy::NoShard, None),
-    ] {
+    for (strategy, shard_size) in
+        [(Strategy::HybridShard, Some(2)), (Strategy::HybridShardGradOp, Some(1)), (Strategy::NoShard, None)]
+    {
         let run = Run { shard_size, ..Run::new(strategy, 4) }.recompute(Recompute::Block);
         let seeded = run.on_ranks(|world| {
             let mesh = Mesh::new(strategy, 4, shard_size)?;
@@ -105,10 +101,7 @@ fn machines_are_groups_if_they_are_alike_and_their_ranks_consecutive() {
     assert_eq!(size(&[0, 1, 2]), Ok(1));
     assert_eq!(size(&[]), Err(MeshError::Empty));
     let error = size(&[0, 0, 1, 1, 1, 2]).expect_err("they differ").to_string();
-    assert!(
-        error.contains("(machine 0: ranks 0-1; machine 1: ranks 2-4; machine 2: rank 5)"),
-        "{error}"
-    );
+    assert!(error.contains("(machine 0: ranks 0-1; machine 1: ranks 2-4; machine 2: rank 5)"), "{error}");
     assert!(error.starts_with("HYBRID_SHARD") && error.contains("a divisor of 6"), "{error}");
     let error = size(&[0, 1, 0, 1]).expect_err("they are mixed").to_string();
     assert!(error.contains("(machine 0: ranks 0, 2; machine 1: ranks 1, 3)"), "{error}");

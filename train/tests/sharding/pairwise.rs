@@ -8,10 +8,7 @@ type Pair = ((usize, usize), (usize, usize));
 /// Every combination of settings with `sizes` values each.
 pub fn product(sizes: &[usize]) -> Vec<Vec<usize>> {
     sizes.iter().fold(vec![Vec::new()], |cases, size| {
-        cases
-            .iter()
-            .flat_map(|case| (0..*size).map(move |value| [&case[..], &[value]].concat()))
-            .collect()
+        cases.iter().flat_map(|case| (0..*size).map(move |value| [&case[..], &[value]].concat())).collect()
     })
 }
 
@@ -22,8 +19,7 @@ pub fn pairwise(sizes: &[usize]) -> Vec<Vec<usize>> {
     let mut missing: BTreeSet<Pair> = all.iter().flat_map(|case| pairs(case)).collect();
     let mut chosen = Vec::new();
     while !missing.is_empty() {
-        let gain =
-            |case: &[usize]| pairs(case).iter().filter(|pair| missing.contains(pair)).count();
+        let gain = |case: &[usize]| pairs(case).iter().filter(|pair| missing.contains(pair)).count();
         let best = all.iter().rev().max_by_key(|case| gain(case)).expect("there is a combination");
         for pair in pairs(best) {
             missing.remove(&pair);

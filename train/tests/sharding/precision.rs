@@ -59,9 +59,7 @@ fn masters_and_moments_stay_f32() {
             let initial = rank.values(StateKind::Weight)?;
             rank.step(1)?;
             for unit in 0..rank.engine().layout().groups.len() {
-                for kind in
-                    [StateKind::Weight, StateKind::Slot("exp_avg"), StateKind::Slot("exp_avg_sq")]
-                {
+                for kind in [StateKind::Weight, StateKind::Slot("exp_avg"), StateKind::Slot("exp_avg_sq")] {
                     let whole = rank.engine().gather_group(unit, kind)?.expect("it is trained");
                     assert_eq!(whole.dtype(), DType::F32);
                 }
@@ -93,14 +91,12 @@ fn bf16_strategies_agree_bit_for_bit() {
 fn other_dtypes_are_refused() {
     for dtype in [DType::F16, DType::F64, DType::U8] {
         let run = in_bf16(Run::new(Strategy::FullShard, 1), dtype);
-        run.on_ranks(|world| {
-            match EngineBuilder::new(world, run.policy.clone(), None).map(|_| ()) {
-                Err(ShardError::UnsupportedDType { what: "reduce dtype", dtype: refused }) => {
-                    assert_eq!(refused, dtype);
-                    Ok(())
-                }
-                other => panic!("{other:?}"),
+        run.on_ranks(|world| match EngineBuilder::new(world, run.policy.clone(), None).map(|_| ()) {
+            Err(ShardError::UnsupportedDType { what: "reduce dtype", dtype: refused }) => {
+                assert_eq!(refused, dtype);
+                Ok(())
             }
+            other => panic!("{other:?}"),
         });
     }
 }

@@ -13,9 +13,8 @@ use crate::support::{LEARNING_RATE, Run, Trace, Values};
 
 /// The run of [`Run::new`] without the engine, for the untied and for the tied model.
 pub fn standard(tied: bool) -> &'static Trace {
-    static TRACES: LazyLock<[Trace; 2]> = LazyLock::new(|| {
-        [false, true].map(|tied| train(&Run::new(Strategy::FullShard, 1).tied(tied)))
-    });
+    static TRACES: LazyLock<[Trace; 2]> =
+        LazyLock::new(|| [false, true].map(|tied| train(&Run::new(Strategy::FullShard, 1).tied(tied))));
     &TRACES[usize::from(tied)]
 }
 
@@ -30,9 +29,7 @@ pub fn train_decoder<B: Layer>(run: &Run, decoder: Decoder<B>) -> Trace {
     let mut weights = Weights(Vec::new());
     visit(&decoder, &mut Visit { prefix: String::new(), path: Vec::new(), read: &mut weights });
     let mut parameters: Vec<_> = weights.0.into_iter().map(Parameter::new).collect();
-    parameters
-        .iter_mut()
-        .for_each(|parameter| parameter.trainable = !(run.frozen)(&parameter.name));
+    parameters.iter_mut().for_each(|parameter| parameter.trainable = !(run.frozen)(&parameter.name));
 
     let mut trace = Trace::default();
     let mut decoder = decoder;
@@ -41,18 +38,13 @@ pub fn train_decoder<B: Layer>(run: &Run, decoder: Decoder<B>) -> Trace {
         let loss = run.samples((step as usize - 1) * run.batch, run.batch, &device).loss(&decoder);
         trace.losses.push(f64::from(loss.clone().into_scalar::<f32>()));
         let mut gradients = ReadGradients { gradients: loss.backward(), found: Vec::new() };
-        visit(
-            &decoder,
-            &mut Visit { prefix: String::new(), path: Vec::new(), read: &mut gradients },
-        );
+        visit(&decoder, &mut Visit { prefix: String::new(), path: Vec::new(), read: &mut gradients });
         for (parameter, gradient) in parameters.iter_mut().zip(gradients.found) {
             parameter.gradient = gradient;
         }
         trace.norms.push(update(run, step as i32, &mut parameters));
         let trainable = parameters.iter().filter(|parameter| parameter.trainable);
-        trace
-            .gradients
-            .push(trainable.map(|p| (p.name.clone(), p.gradient.clone())).collect::<Values>());
+        trace.gradients.push(trainable.map(|p| (p.name.clone(), p.gradient.clone())).collect::<Values>());
     }
     trace.weights = parameters.iter().map(|p| (p.name.clone(), p.weight_f32())).collect();
     trace

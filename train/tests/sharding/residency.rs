@@ -44,10 +44,7 @@ fn two_units_at_most_when_resharding() {
     for recompute in RECOMPUTE {
         for (tied, accumulation) in [(false, 1), (true, 1), (false, 4), (true, 4)] {
             let run = |strategy, ranks| {
-                deep(Run::new(strategy, ranks))
-                    .recompute(recompute)
-                    .tied(tied)
-                    .accumulation(accumulation)
+                deep(Run::new(strategy, ranks)).recompute(recompute).tied(tied).accumulation(accumulation)
             };
             let hybrid = run(Strategy::HybridShard, 4).shard_size(2);
             let always = run(Strategy::ShardGradOp, 2).reshard(Reshard::Always);

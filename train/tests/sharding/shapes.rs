@@ -112,8 +112,7 @@ fn every_row_that_occurs_learns() {
             let trace = run.train();
             let decoder = run.on_ranks(|world| Rank::start(&run, world)?.values(StateKind::Weight));
             let initial = run.same_on_all(decoder);
-            let (mut inputs_ever, names) =
-                (BTreeSet::new(), ["embed_tokens.weight", "lm_head.weight"]);
+            let (mut inputs_ever, names) = (BTreeSet::new(), ["embed_tokens.weight", "lm_head.weight"]);
             for (step, gradients) in trace.gradients.iter().enumerate() {
                 let samples = step * run.batch..(step + 1) * run.batch;
                 let inputs: BTreeSet<usize> = samples
@@ -134,8 +133,7 @@ fn every_row_that_occurs_learns() {
             assert_eq!(inputs_ever, (0..SEEN).collect());
             for row in 0..VOCAB {
                 for name in names.iter().filter(|name| initial.contains_key(**name)) {
-                    let (before, after) =
-                        (line(&initial, name, row), line(&trace.weights, name, row));
+                    let (before, after) = (line(&initial, name, row), line(&trace.weights, name, row));
                     if tied || *name == names[1] || row < SEEN {
                         let same = before.iter().zip(&after).filter(|(a, b)| a == b).count();
                         assert_eq!(same, 0, "{name}, row {row}, {ranks} ranks");

@@ -8,8 +8,7 @@ use burn::tensor::Device;
 
 use crate::support::{Rank, Run, Values, assert_scalars_close, assert_values_close};
 
-const KINDS: [StateKind; 3] =
-    [StateKind::Weight, StateKind::Slot("exp_avg"), StateKind::Slot("exp_avg_sq")];
+const KINDS: [StateKind; 3] = [StateKind::Weight, StateKind::Slot("exp_avg"), StateKind::Slot("exp_avg_sq")];
 
 fn save(rank: &Rank<'_, Block>) -> Result<[Values; 3], ShardError> {
     let [weights, first, second] = KINDS.map(|kind| rank.values(kind));
@@ -103,11 +102,7 @@ fn gradients_can_be_replaced() {
         assert_eq!(rank.engine().first_non_finite_gradient()?, None);
         let mut bad = gradients["layers.1.attention.o_proj.weight"].clone();
         *bad.last_mut().expect("it has elements") = f32::NAN;
-        rank.engine().load_parameter(
-            "layers.1.attention.o_proj.weight",
-            StateKind::Gradient,
-            &bad,
-        )?;
+        rank.engine().load_parameter("layers.1.attention.o_proj.weight", StateKind::Gradient, &bad)?;
         let found = rank.engine().first_non_finite_gradient()?;
         assert_eq!(found.as_deref(), Some("layers.1.attention.o_proj.weight"));
         Ok(())
@@ -178,9 +173,8 @@ fn sums_over_shards_count_every_element_once() {
             let engine = rank.engine();
             let mut squares = 0.0;
             for (_, parameter) in engine.layout().parameters() {
-                let sum = |_, values: &[f32]| {
-                    values.iter().map(|value| f64::from(*value).powi(2)).sum::<f64>()
-                };
+                let sum =
+                    |_, values: &[f32]| values.iter().map(|value| f64::from(*value).powi(2)).sum::<f64>();
                 let part = engine.read_parameter(&parameter.name, StateKind::Weight, sum)?;
                 squares += part.unwrap_or_default();
             }

@@ -11,9 +11,7 @@ use kiln_model::decoder::{self, Decoder};
 use kiln_model::layers::{Block, Layer};
 use kiln_model::{Context, Key, ModelConfig};
 use kiln_shard::ranks::{RankError, RanksError, run_ranks, run_ranks_on};
-use kiln_shard::{
-    AdamW, Engine, EngineBuilder, Policy, Recompute, Reshard, ShardError, StateKind, Strategy,
-};
+use kiln_shard::{AdamW, Engine, EngineBuilder, Policy, Recompute, Reshard, ShardError, StateKind, Strategy};
 
 /// How far a sharded run may be from the unsharded one, as `‖a - b‖ / ‖b‖` per tensor. Both compute
 /// in f32 and add the same numbers in another order (rows of a batch over ranks and micro-batches),
@@ -176,8 +174,7 @@ impl Run {
             None => run_ranks(self.ranks, 1, body),
             seed => {
                 let max_delay = Duration::from_micros(300);
-                let options =
-                    LocalOptions { random_delay_seed: seed, max_delay, ..LocalOptions::default() };
+                let options = LocalOptions { random_delay_seed: seed, max_delay, ..LocalOptions::default() };
                 run_ranks_on(LocalGroup::with_options(self.ranks, options), 1, body)
             }
         }

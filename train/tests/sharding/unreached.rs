@@ -34,9 +34,8 @@ struct Experts {
 impl Experts {
     fn new(model: &ModelConfig, index: usize, key: Key, device: &Device) -> Self {
         let (d, key) = (model.d_model, Block::key(key, index));
-        let expert = |expert| {
-            Linear::new(d, d, model.init_std, key.fork("experts").fork_index(expert), device)
-        };
+        let expert =
+            |expert| Linear::new(d, d, model.init_std, key.fork("experts").fork_index(expert), device);
         Experts {
             index,
             norm: RmsNorm::new(d, model.norm_eps, device),

@@ -134,9 +134,7 @@ impl Exercise {
                 let shard = values.len() / ranks;
                 value(index / shard, index % shard)
             }
-            Op::ReduceScatter => {
-                (0..ranks).map(|peer| value(peer, rank * values.len() + index)).sum()
-            }
+            Op::ReduceScatter => (0..ranks).map(|peer| value(peer, rank * values.len() + index)).sum(),
             Op::Memcpy => value(0, index),
         };
         match (0..values.len()).find(|index| values[*index] != expected(*index)) {

@@ -64,9 +64,7 @@ fn serve_local(ranks: usize) -> Result<(), Failure> {
             .collect();
         // All are joined before the first failure is returned: that is the one of the lowest rank.
         let outcomes: Vec<_> = threads.into_iter().map(|thread| thread.join()).collect();
-        outcomes
-            .into_iter()
-            .try_for_each(|outcome| outcome.unwrap_or_else(|_| Err("a rank panicked".into())))
+        outcomes.into_iter().try_for_each(|outcome| outcome.unwrap_or_else(|_| Err("a rank panicked".into())))
     })
 }
 

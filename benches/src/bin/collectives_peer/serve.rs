@@ -98,11 +98,7 @@ fn next_line(
 }
 
 /// Seconds that the slowest rank took for `iterations`.
-fn time(
-    member: &dyn Communicator,
-    exercise: &mut Exercise,
-    iterations: u32,
-) -> Result<f64, Failure> {
+fn time(member: &dyn Communicator, exercise: &mut Exercise, iterations: u32) -> Result<f64, Failure> {
     exercise.run(member)?;
     member.barrier(label("start")).wait(PATIENCE)?;
     let start = Instant::now();

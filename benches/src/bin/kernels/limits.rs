@@ -48,10 +48,9 @@ impl Limits {
             return vec![format!("{name}: has no entry")];
         };
         let mut problems = Vec::new();
-        for (what, used, limit) in [
-            ("registers", worst.registers, entry.registers),
-            ("bytes of spills", worst.spills, entry.spills),
-        ] {
+        for (what, used, limit) in
+            [("registers", worst.registers, entry.registers), ("bytes of spills", worst.spills, entry.spills)]
+        {
             if used > limit {
                 problems.push(format!("{name}: {used} {what}, and the limit is {limit}"));
             }

@@ -56,8 +56,7 @@ pub fn assemble_all(folder: &Path, ptxas: &Path) -> Result<Vec<Kernel>, String> 
 
 fn assemble(file: &PathBuf, ptxas: &Path) -> Result<Vec<Kernel>, String> {
     let ptx = fs::read_to_string(file).map_err(|error| format!("{}: {error}", file.display()))?;
-    let architecture =
-        architecture(&ptx).ok_or(format!("{}: no .target", file.display()))?.to_owned();
+    let architecture = architecture(&ptx).ok_or(format!("{}: no .target", file.display()))?.to_owned();
     let output = Command::new(ptxas)
         .args(["-v", "--gpu-name", &architecture, "--output-file", "/dev/null"])
         .arg(file)
@@ -77,9 +76,7 @@ fn assemble(file: &PathBuf, ptxas: &Path) -> Result<Vec<Kernel>, String> {
 /// A kernel's name without the eight hexadecimal digits that tell apart its variants.
 fn without_hash(name: &str) -> &str {
     match name.rsplit_once('_') {
-        Some((name, hash)) if hash.len() == 8 && hash.bytes().all(|b| b.is_ascii_hexdigit()) => {
-            name
-        }
+        Some((name, hash)) if hash.len() == 8 && hash.bytes().all(|b| b.is_ascii_hexdigit()) => name,
         _ => name,
     }
 }

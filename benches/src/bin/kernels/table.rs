@@ -24,8 +24,7 @@ impl Table {
     /// Adds a kernel, or a variant of one that is there.
     pub fn add(&mut self, kernel: Kernel) {
         let key = (kernel.name.clone(), kernel.architecture.clone());
-        let row =
-            self.rows.entry(key).or_insert_with(|| Row { worst: kernel.clone(), variants: 0 });
+        let row = self.rows.entry(key).or_insert_with(|| Row { worst: kernel.clone(), variants: 0 });
         row.variants += 1;
         let worst = &mut row.worst;
         worst.registers = worst.registers.max(kernel.registers);

@@ -96,13 +96,9 @@ impl Steps<'_> {
             let path = raw.with_extension(self.engine.world().rank().to_string());
             let share = bytes / self.engine.world().world_size() as u64;
             let own = path.clone();
-            let writing =
-                thread::Builder::new().spawn(move || write(&own, share)).map_err(|error| {
-                    TrainError::Threads {
-                        what: "a thread that writes".to_owned(),
-                        reason: error.to_string(),
-                    }
-                })?;
+            let writing = thread::Builder::new().spawn(move || write(&own, share)).map_err(|error| {
+                TrainError::Threads { what: "a thread that writes".to_owned(), reason: error.to_string() }
+            })?;
             loop {
                 steps.push(timed()?);
                 let done = f64::from(u8::from(writing.is_finished()));
@@ -115,9 +111,7 @@ impl Steps<'_> {
             mean.plain_slowed += slowed;
             before = after;
             let written = writing.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-            written
-                .and_then(|()| std::fs::remove_file(&path))
-                .map_err(disk::error("write", &path))?;
+            written.and_then(|()| std::fs::remove_file(&path)).map_err(disk::error("write", &path))?;
         }
         let Beside { step, held, cpu, slowed, plain_slowed } = &mut mean;
         for sum in [step, held, cpu, slowed, plain_slowed] {

@@ -142,14 +142,8 @@ impl CheckpointArgs {
             let shard_size = config.shard.shard_size;
             let builder = EngineBuilder::new(world, run::policy(&config), shard_size)?;
             let sharded = ShardedDecoder::<Block>::new(decoder, builder)?;
-            Bench {
-                config: &config,
-                shape: &model,
-                model: &sharded,
-                device: &device,
-                folder: folder.path(),
-            }
-            .rounds(self.rounds)
+            Bench { config: &config, shape: &model, model: &sharded, device: &device, folder: folder.path() }
+                .rounds(self.rounds)
         });
         let (parameters, bytes, rounds) = measured?.swap_remove(0);
         let path = folder.path().to_owned();
@@ -257,10 +251,7 @@ impl Bench<'_> {
     }
 
     /// Does something on all ranks; returns the seconds until all were done.
-    fn together(
-        &self,
-        work: impl FnOnce() -> Result<(), CheckpointError>,
-    ) -> Result<f64, TrainError> {
+    fn together(&self, work: impl FnOnce() -> Result<(), CheckpointError>) -> Result<f64, TrainError> {
         self.engine().all_reduce_f64(Phase::Other, "begin", &[0.0])?;
         let start = Instant::now();
         work()?;
@@ -300,9 +291,7 @@ impl CheckpointTable {
     /// The table for people.
     pub fn to_text(&self) -> String {
         let gigabytes = self.bytes as f64 / 1e9;
-        let line = |what: &str, seconds: f64, more: String| {
-            format!("{what:<44} {seconds:>8.3} s  {more}\n")
-        };
+        let line = |what: &str, seconds: f64, more: String| format!("{what:<44} {seconds:>8.3} s  {more}\n");
         let rate = |seconds: f64| format!("{:.2} GB/s", gigabytes / seconds);
         let mut text = format!(
             "{:.2}M parameters, {}, {gigabytes:.3} GB; medians of {}\n",

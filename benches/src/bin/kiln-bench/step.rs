@@ -56,12 +56,7 @@ impl StepArgs {
         let peak = match config.device.peak_tflops {
             Some(peak) => Peak::given(peak * 1e12),
             None => selected
-                .peak(
-                    config.precision.compute(),
-                    None,
-                    ranks,
-                    threads_per_rank(&config.device, ranks),
-                )
+                .peak(config.precision.compute(), None, ranks, threads_per_rank(&config.device, ranks))
                 .map_err(TrainError::threads("threads that measure the peak of this machine"))?,
         };
         let report = StepReport::new(&config, model, selected.describe(), Some(peak), measured);

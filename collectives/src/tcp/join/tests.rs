@@ -39,8 +39,7 @@ fn peers_that_answer_late_are_all_let_in() {
         lock(&noted).push((rank, caller.welcome().unwrap()));
     };
     let _door = Listener::open(listener, &options, Arc::new(admit)).unwrap();
-    let streams: Vec<TcpStream> =
-        (0..PEERS).map(|_| TcpStream::connect(address).unwrap()).collect();
+    let streams: Vec<TcpStream> = (0..PEERS).map(|_| TcpStream::connect(address).unwrap()).collect();
     for (rank, stream) in streams.into_iter().enumerate() {
         let purpose = Purpose::Data { session: 0, group: 0 };
         let claim = Claim { job: "kiln".into(), rank, seal: Seal::Off, purpose };

@@ -34,11 +34,9 @@ impl CrossEntropyKernels for Flex {
         let shape = [rows, d_model, vocab];
         if let Some(bf16_gemm) = bf16_gemm_for([hidden, weight]) {
             let (hidden, weight_values) = (Values::of(hidden), MatrixValues::of(weight));
-            let products =
-                Bf16Products::new(bf16_gemm, layout.columns(weight_values.view()), wanted);
+            let products = Bf16Products::new(bf16_gemm, layout.columns(weight_values.view()), wanted);
             let hidden = Matrix::rows(&hidden, [rows, d_model]);
-            let head =
-                Head { hidden, products, layout, targets: &targets, scale: scale as f32, shape };
+            let head = Head { hidden, products, layout, targets: &targets, scale: scale as f32, shape };
             return head.tensors(weight, wanted);
         }
         with_real!(hidden.dtype(), T => {
@@ -97,11 +95,7 @@ type RealOf<P> = <<P as Products>::Operand as Scalar>::Real;
 
 impl<P: Products> Head<'_, P> {
     /// The loss, and the gradients that are wanted.
-    fn tensors(
-        &self,
-        weight: &FlexTensor,
-        wanted: [bool; 2],
-    ) -> (FlexTensor, [Option<FlexTensor>; 2]) {
+    fn tensors(&self, weight: &FlexTensor, wanted: [bool; 2]) -> (FlexTensor, [Option<FlexTensor>; 2]) {
         let [rows, d_model, _] = self.shape;
         let (sum, [dhidden, dweight]) = self.run(wanted);
         let loss = RealOf::<P>::from_f64(sum * self.scale.to_f64());
@@ -193,11 +187,7 @@ fn row_loss<T: Real>(logits: &mut [T], target: i64) -> (f64, T) {
 }
 
 /// Multiplies each row of `width` values with its factor.
-fn scale_rows<S: Scalar>(
-    values: &mut [S],
-    width: usize,
-    factor: impl Fn(usize) -> S::Real + Sync + Send,
-) {
+fn scale_rows<S: Scalar>(values: &mut [S], width: usize, factor: impl Fn(usize) -> S::Real + Sync + Send) {
     let rows = rows_per_block(width);
     for_each_block(
         values,

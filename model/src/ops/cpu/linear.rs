@@ -16,11 +16,7 @@ use crate::ops::linear::{LinearKernels, rows_of};
 use crate::ops::shared::Prepared;
 
 impl LinearKernels for Flex {
-    fn linear_forward(
-        x: &FlexTensor,
-        weight: &FlexTensor,
-        bias: Option<&FlexTensor>,
-    ) -> FlexTensor {
+    fn linear_forward(x: &FlexTensor, weight: &FlexTensor, bias: Option<&FlexTensor>) -> FlexTensor {
         let [rows, d_in] = rows_of(x);
         let [weight_in, d_out] = rows_of(weight);
         assert_eq!(d_in, weight_in, "linear: rows of {d_in} values and a weight for {weight_in}");
@@ -79,8 +75,7 @@ impl LinearKernels for Flex {
                 None => bf16::tensor(bf16_gemm.product(&lhs, &rhs), shape),
                 Some(sum) => {
                     let mut sum = owned::<bf16>(sum);
-                    let values =
-                        bf16::storage_mut(&mut sum).expect("`owned` gives tensors of this dtype");
+                    let values = bf16::storage_mut(&mut sum).expect("`owned` gives tensors of this dtype");
                     let out = MatrixMut::rows(values, [rows, d_in]);
                     bf16_gemm.multiply(out, Output::Add, &lhs, rhs.all(), Threads::Pool);
                     sum

@@ -95,11 +95,7 @@ impl<'a, T: Copy> MatrixMut<'a, T> {
     /// If an element would lie outside `values` or rows would overlap.
     pub fn new(values: &'a mut [T], shape: [usize; 2], row_stride: usize) -> Self {
         check_bounds(values.len(), shape, [row_stride, 1]);
-        assert!(
-            shape[0] <= 1 || row_stride >= shape[1],
-            "rows of {} elements, {row_stride} apart",
-            shape[1]
-        );
+        assert!(shape[0] <= 1 || row_stride >= shape[1], "rows of {} elements, {row_stride} apart", shape[1]);
         let values = values.as_mut_ptr();
         MatrixMut { values, shape, row_stride, init: true, lifetime: PhantomData }
     }
@@ -157,11 +153,7 @@ impl<'a, T: Copy> MatrixMut<'a, T> {
     ///
     /// If the matrix has fewer.
     pub fn slice(&mut self, rows: Range<usize>) -> MatrixMut<'_, T> {
-        assert!(
-            rows.start <= rows.end && rows.end <= self.shape[0],
-            "{rows:?} of {:?}",
-            self.shape
-        );
+        assert!(rows.start <= rows.end && rows.end <= self.shape[0], "{rows:?} of {:?}", self.shape);
         MatrixMut {
             values: self.values.wrapping_add(rows.start * self.row_stride),
             shape: [rows.len(), self.shape[1]],

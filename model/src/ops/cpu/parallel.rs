@@ -22,11 +22,7 @@ pub fn simd<R>(f: impl FnOnce() -> R) -> R {
 
 /// Runs `f(start, block)` on every block of `size` elements of `data`, where `start` is the index
 /// of the block's first element. `f` is compiled as in [`simd`].
-pub fn for_each_block<T: Send>(
-    data: &mut [T],
-    size: usize,
-    f: impl Fn(usize, &mut [T]) + Sync + Send,
-) {
+pub fn for_each_block<T: Send>(data: &mut [T], size: usize, f: impl Fn(usize, &mut [T]) + Sync + Send) {
     let run = |start: usize, block: &mut [T]| {
         simd(
             #[inline(always)]

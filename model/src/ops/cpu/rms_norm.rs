@@ -94,9 +94,7 @@ fn gradient_values<S: Scalar>(
             simd(
                 #[inline(always)]
                 || {
-                    for (row, (x, dy)) in
-                        x.chunks_exact(width).zip(dy.chunks_exact(width)).enumerate()
-                    {
+                    for (row, (x, dy)) in x.chunks_exact(width).zip(dy.chunks_exact(width)).enumerate() {
                         let r = inverse_rms(x, eps);
                         if let Some(dw) = &mut dw {
                             for ((dw, &x), &dy) in dw.iter_mut().zip(x).zip(dy) {
@@ -115,9 +113,7 @@ fn gradient_values<S: Scalar>(
                                 }
                                 Some(sum) => {
                                     let sum = &sum[row * width..];
-                                    for ((dx, operands), &sum) in
-                                        dx.iter_mut().zip(operands).zip(sum)
-                                    {
+                                    for ((dx, operands), &sum) in dx.iter_mut().zip(operands).zip(sum) {
                                         let sum = dx_of(operands, r, shift) + sum.real();
                                         dx.write(S::nearest(sum));
                                     }

@@ -37,15 +37,10 @@ struct Table<T> {
 type TableKey = (TypeId, usize, [u64; 6]);
 
 /// A model uses one table, which every layer of every step reads.
-static TABLES: LazyLock<Mutex<HashMap<TableKey, Arc<dyn Any + Send + Sync>>>> =
-    LazyLock::new(Mutex::default);
+static TABLES: LazyLock<Mutex<HashMap<TableKey, Arc<dyn Any + Send + Sync>>>> = LazyLock::new(Mutex::default);
 
 /// The table for at least `positions` positions.
-fn table<T: Real>(
-    head_dim: usize,
-    frequencies: RotaryFrequencies,
-    positions: usize,
-) -> Arc<Table<T>> {
+fn table<T: Real>(head_dim: usize, frequencies: RotaryFrequencies, positions: usize) -> Arc<Table<T>> {
     let key = (TypeId::of::<T>(), head_dim, frequencies.bits());
     // An entry is inserted whole or not at all, so the map is valid after a panic.
     let mut tables = TABLES.lock().unwrap_or_else(PoisonError::into_inner);
@@ -56,8 +51,7 @@ fn table<T: Real>(
     // Generation asks for one more position at a time: growing by doubling keeps that linear.
     let positions = positions.next_power_of_two();
     let half = head_dim / 2;
-    let angles =
-        (0..positions * half).map(|i| frequencies.angle(i / half, i % half, head_dim).sin_cos());
+    let angles = (0..positions * half).map(|i| frequencies.angle(i / half, i % half, head_dim).sin_cos());
     let (sin, cos) = angles.map(|(sin, cos)| (T::from_f64(sin), T::from_f64(cos))).unzip();
     let table = Arc::new(Table { cos, sin, positions });
     tables.insert(key, Arc::clone(&table) as Arc<dyn Any + Send + Sync>);

@@ -148,12 +148,7 @@ macro_rules! real {
             }
 
             #[inline(always)]
-            fn transpose_square(
-                x: &[Self],
-                x_stride: usize,
-                y: &mut [MaybeUninit<Self>],
-                y_stride: usize,
-            ) {
+            fn transpose_square(x: &[Self], x_stride: usize, y: &mut [MaybeUninit<Self>], y_stride: usize) {
                 $transpose_square(x, x_stride, y, y_stride);
             }
         }

@@ -69,9 +69,7 @@ fn gradient_values<S: Scalar>([gate, up, dy]: [&[S]; 3], wanted: [bool; 2]) -> [
                 #[inline(always)]
                 || match (dgate, dup) {
                     (Some(dgate), Some(dup)) => {
-                        for ((dgate, dup), ((&g, &u), &dy)) in
-                            dgate.iter_mut().zip(dup).zip(operands)
-                        {
+                        for ((dgate, dup), ((&g, &u), &dy)) in dgate.iter_mut().zip(dup).zip(operands) {
                             let [for_gate, for_up] = derivatives(g, u, dy);
                             dgate.write(for_gate);
                             dup.write(for_up);

@@ -27,12 +27,7 @@ pub fn transpose_square<T: Copy + Default>(
 
 /// The same for `f32`, in registers where the machine has 32 of 512 bits.
 #[inline(always)]
-pub fn transpose_square_f32(
-    x: &[f32],
-    x_stride: usize,
-    y: &mut [MaybeUninit<f32>],
-    y_stride: usize,
-) {
+pub fn transpose_square_f32(x: &[f32], x_stride: usize, y: &mut [MaybeUninit<f32>], y_stride: usize) {
     #[cfg(target_arch = "x86_64")]
     if let Some(simd) = pulp::x86::V4::try_new() {
         return avx512::transpose_square(simd, x, x_stride, y, y_stride);
@@ -111,8 +106,7 @@ pub mod avx512 {
         let mut columns = fours;
         for c in 0..4 {
             let [a, b, e, g] = [0, 4, 8, 12].map(|i| cast(fours[i + c]));
-            let (even, odd) =
-                (f._mm512_shuffle_f32x4::<0x88>(a, b), f._mm512_shuffle_f32x4::<0xdd>(a, b));
+            let (even, odd) = (f._mm512_shuffle_f32x4::<0x88>(a, b), f._mm512_shuffle_f32x4::<0xdd>(a, b));
             let (even_below, odd_below) =
                 (f._mm512_shuffle_f32x4::<0x88>(e, g), f._mm512_shuffle_f32x4::<0xdd>(e, g));
             columns[c] = cast(f._mm512_shuffle_f32x4::<0x88>(even, even_below));

@@ -10,8 +10,7 @@ use cubecl::prelude::*;
 use super::matmul::{Output, matmul, transposed};
 use super::sums::{cube_max, cube_sum, zeros};
 use super::{
-    UNITS, WIDEST, address_type, arg, contiguous, cubes, cubes_for, elem, empty, len_of,
-    vector_size,
+    UNITS, WIDEST, address_type, arg, contiguous, cubes, cubes_for, elem, empty, len_of, vector_size,
 };
 use crate::ops::cross_entropy::{CrossEntropyKernels, HeadLayout};
 

@@ -74,15 +74,13 @@ fn upper_hash(index: usize, first_low: u32, first_high: u32) -> u32 {
     // z ^ (z >> 30), times the first factor.
     low ^= (low >> 30u32) | (high << 2u32);
     high ^= high >> 30u32;
-    high =
-        times_high(low, high, comptime!(FACTORS[0] as u32), comptime!((FACTORS[0] >> 32) as u32));
+    high = times_high(low, high, comptime!(FACTORS[0] as u32), comptime!((FACTORS[0] >> 32) as u32));
     low *= comptime!(FACTORS[0] as u32);
 
     // z ^ (z >> 27), times the second.
     low ^= (low >> 27u32) | (high << 5u32);
     high ^= high >> 27u32;
-    high =
-        times_high(low, high, comptime!(FACTORS[1] as u32), comptime!((FACTORS[1] >> 32) as u32));
+    high = times_high(low, high, comptime!(FACTORS[1] as u32), comptime!((FACTORS[1] >> 32) as u32));
 
     // The upper half of z ^ (z >> 31).
     high ^ (high >> 31u32)

@@ -12,11 +12,7 @@ use crate::ops::linear::{LinearKernels, rows_of};
 use crate::ops::shared::Prepared;
 
 impl LinearKernels for CubeBackend {
-    fn linear_forward(
-        x: &CubeTensor,
-        weight: &CubeTensor,
-        bias: Option<&CubeTensor>,
-    ) -> CubeTensor {
+    fn linear_forward(x: &CubeTensor, weight: &CubeTensor, bias: Option<&CubeTensor>) -> CubeTensor {
         let ([_, d_in], [weight_in, d_out]) = (rows_of(x), rows_of(weight));
         assert_eq!(d_in, weight_in, "linear: rows of {d_in} values and a weight for {weight_in}");
         let (rows, weight) = (as_rows(x), weight.clone());

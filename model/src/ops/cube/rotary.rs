@@ -59,12 +59,7 @@ static TABLES: LazyLock<Mutex<HashMap<TableKey, CubeTensor>>> = LazyLock::new(Mu
 
 /// Cosines, then sines, of a position: `[positions, 2, head_dim / 2]` for at least `positions`, on the
 /// device of `like`.
-fn table(
-    like: &CubeTensor,
-    head_dim: usize,
-    frequencies: RotaryFrequencies,
-    positions: usize,
-) -> CubeTensor {
+fn table(like: &CubeTensor, head_dim: usize, frequencies: RotaryFrequencies, positions: usize) -> CubeTensor {
     let key = (like.device.clone(), head_dim, frequencies.bits());
     // An entry is inserted whole or not at all, so the map is valid after a panic.
     let mut tables = TABLES.lock().unwrap_or_else(PoisonError::into_inner);

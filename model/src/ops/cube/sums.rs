@@ -77,12 +77,7 @@ pub fn column_sums(x: &CubeTensor, [rows, width]: [usize; 2], dtype: DType) -> C
     block_sums(&partial, [blocks, width], blocks, dtype)
 }
 
-fn block_sums(
-    x: &CubeTensor,
-    [rows, width]: [usize; 2],
-    per_block: usize,
-    dtype: DType,
-) -> CubeTensor {
+fn block_sums(x: &CubeTensor, [rows, width]: [usize; 2], per_block: usize, dtype: DType) -> CubeTensor {
     let blocks = rows.div_ceil(per_block).max(1);
     let sums = empty(x, [blocks * width], dtype);
     if width > 0 {
@@ -239,11 +234,7 @@ pub fn scale(x: &CubeTensor, factor: f32) {
 }
 
 #[cube(launch_unchecked, address_type = "dynamic")]
-fn scale_kernel<F: Float, N: Size>(
-    x: &mut [Vector<F, N>],
-    factor: f32,
-    #[define(F)] _dtype: ElemType,
-) {
+fn scale_kernel<F: Float, N: Size>(x: &mut [Vector<F, N>], factor: f32, #[define(F)] _dtype: ElemType) {
     if ABSOLUTE_POS < x.len() {
         let value = Vector::<f32, N>::cast_from(x[ABSOLUTE_POS]);
         x[ABSOLUTE_POS] = Vector::cast_from(value * Vector::new(factor));

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use cubecl::ir::features::MmaConfig;
 use cubecl::ir::nvidia::SmArch;
 use cubecl::ir::{
-    DeviceIdentity, DeviceProperties, ElemType, FloatKind, HardwareProperties,
-    MemoryDeviceProperties, VectorSize,
+    DeviceIdentity, DeviceProperties, ElemType, FloatKind, HardwareProperties, MemoryDeviceProperties,
+    VectorSize,
 };
 use cubecl::profile::TimingMethod;
 use cubecl::{Compiler, CubeKernel};
@@ -62,10 +62,8 @@ fn properties(version: u32) -> Arc<DeviceProperties> {
 
 /// The CUDA C++ of a kernel and the shared memory it takes.
 fn source(kernel: &dyn CubeKernel, version: u32) -> (String, usize) {
-    let mut options = CudaCompilationOptions {
-        arch: Some(SmArch::new(version, version >= 90)),
-        ..Default::default()
-    };
+    let mut options =
+        CudaCompilationOptions { arch: Some(SmArch::new(version, version >= 90)), ..Default::default() };
     options.cpp.warp_size = 32;
     options.cpp.supports_features.fast_math = true;
     options.cpp.supports_features.grid_constants = true;
@@ -100,8 +98,7 @@ fn attention_compiles_to_tensor_cores_in_half_precision() {
     {
         for head_dim in [64, 128] {
             for (kernel, source) in sources(version, dtype, head_dim) {
-                let multiplies =
-                    source.contains(&format!("mma.sync.aligned.m16n8k16.row.col.f32.{name}"));
+                let multiplies = source.contains(&format!("mma.sync.aligned.m16n8k16.row.col.f32.{name}"));
                 let loads = source.contains("ldmatrix.sync.aligned.m8n8.x4");
                 let copies = source.contains("cp.async.cg.shared");
                 let expected = kernel != "delta";

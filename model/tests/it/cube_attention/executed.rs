@@ -7,9 +7,7 @@ use burn::tensor::{DType, FloatDType, Tensor, TensorData};
 use burn_cubecl::CubeDevice;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::wgpu::WgpuDevice;
-use kiln_model::ops::cube::attention::{
-    backward, backward_into, cached_forward, forward, forward_into,
-};
+use kiln_model::ops::cube::attention::{backward, backward_into, cached_forward, forward, forward_into};
 use kiln_model::ops::{cached_attention_reference, causal_attention_reference};
 
 use crate::ops_support::{assert_close, flat, normal, on_cuda, run, values};
@@ -57,8 +55,7 @@ fn poisoned(shape: &[usize], dtype: DType) -> CubeTensor {
 
 fn download(tensor: &CubeTensor) -> Vec<f64> {
     let bytes = tensor.client.read_one(tensor.handle.clone()).expect("a readable tensor");
-    let data =
-        TensorData::from_bytes_vec(bytes.to_vec(), tensor.meta.shape().clone(), tensor.dtype);
+    let data = TensorData::from_bytes_vec(bytes.to_vec(), tensor.meta.shape().clone(), tensor.dtype);
     data.convert_dtype(DType::F64).try_to_vec().expect("just converted to f64")
 }
 
@@ -81,8 +78,7 @@ impl Case {
         let [batch, seq, heads, kv_heads, dim] = sizes;
         let (q, kv) = (batch * seq * heads * dim, batch * seq * kv_heads * dim);
         // The last one is what `run` weighs the result with.
-        let inputs = [(q, 1), (kv, 2), (kv, 3), (q, 99)]
-            .map(|(len, seed)| rounded(normal(len, seed), dtype));
+        let inputs = [(q, 1), (kv, 2), (kv, 3), (q, 99)].map(|(len, seed)| rounded(normal(len, seed), dtype));
         Case { sizes, dtype, inputs }
     }
 
@@ -257,16 +253,10 @@ fn cached_attention_on_wgpu_matches_the_reference() {
                 rows.chunks(filled * row).flat_map(|rows| [rows, &beyond].concat()).collect();
             upload(&kept, &[batch, capacity, kv_heads, dim], DType::F32)
         };
-        let actual = cached_forward(
-            &upload(&q, &[batch, seq, heads, dim], DType::F32),
-            &kept(&k),
-            &kept(&v),
-            filled,
-        );
+        let actual =
+            cached_forward(&upload(&q, &[batch, seq, heads, dim], DType::F32), &kept(&k), &kept(&v), filled);
         let cpu = burn::tensor::Device::flex();
-        let of = |x: &[f64], rows, heads| {
-            flat(x, FloatDType::F64, &cpu).reshape([batch, rows, heads, dim])
-        };
+        let of = |x: &[f64], rows, heads| flat(x, FloatDType::F64, &cpu).reshape([batch, rows, heads, dim]);
         let expected = cached_attention_reference(
             of(&q, seq, heads),
             of(&k, filled, kv_heads),

@@ -100,12 +100,10 @@ impl Manifest {
             return Err("its files are too large".to_owned());
         }
         let plain = |(_, file): &(&String, &FileEntry)| file.covered == file.bytes;
-        if let Some((name, _)) = self.files.iter().filter(plain).find(|(_, f)| f.bytes > MAX_WHOLE)
-        {
+        if let Some((name, _)) = self.files.iter().filter(plain).find(|(_, f)| f.bytes > MAX_WHOLE) {
             return Err(format!("`{name}` is too large for a file without weights"));
         }
-        let undescribed =
-            self.files.iter().find(|(name, file)| described[name.as_str()] != file.bytes);
+        let undescribed = self.files.iter().find(|(name, file)| described[name.as_str()] != file.bytes);
         if let Some((name, file)) = undescribed {
             return Err(format!(
                 "`{name}` has {} bytes, of which {} are described",
@@ -129,8 +127,7 @@ impl Manifest {
         }
         let context = state.context_length as u64;
         let counts = [("step", state.step), ("next_sample", state.next_sample)];
-        let counts =
-            counts.into_iter().chain([("tokens", state.tokens), ("context_length", context)]);
+        let counts = counts.into_iter().chain([("tokens", state.tokens), ("context_length", context)]);
         if let Some((key, value)) = counts.into_iter().find(|(_, value)| *value > MAX_COUNT) {
             return Err(format!("{key} = {value} is more than any run gets to"));
         }
@@ -139,9 +136,7 @@ impl Manifest {
         }
         let is_scale = |scale: f64| scale > 0.0 && scale.is_finite();
         match state.loss_scale {
-            Some(LossScale { scale, .. }) if !is_scale(scale) => {
-                Err(format!("the loss scale is {scale}"))
-            }
+            Some(LossScale { scale, .. }) if !is_scale(scale) => Err(format!("the loss scale is {scale}")),
             _ => Ok(()),
         }
     }
@@ -177,8 +172,7 @@ impl Manifest {
             };
         }
         let (weights, elements) = (self.shapes().len() as u64, self.num_parameters());
-        let ModelConfig { vocab_size, d_model, layers, heads, kv_heads, head_dim, d_ff, .. } =
-            *model;
+        let ModelConfig { vocab_size, d_model, layers, heads, kv_heads, head_dim, d_ff, .. } = *model;
         let sizes = [
             ("layers", layers, weights),
             ("vocab_size", vocab_size, elements),

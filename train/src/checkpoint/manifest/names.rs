@@ -19,11 +19,8 @@ impl TensorEntry {
     /// Leaves out the arms of enums.
     fn rename(&mut self) {
         let (path, last) = self.name.rsplit_once('.').unwrap_or(("", &self.name));
-        let name: Vec<_> = path
-            .split('.')
-            .filter(|part| !part.is_empty() && !is_arm(part))
-            .chain([last])
-            .collect();
+        let name: Vec<_> =
+            path.split('.').filter(|part| !part.is_empty() && !is_arm(part)).chain([last]).collect();
         let name = name.join(".");
         if name != self.name {
             self.name_in_files = Some(std::mem::replace(&mut self.name, name));

@@ -5,9 +5,7 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
-use crate::place::{
-    Flags, MAX_RANKS, NodeFlags, Role, Source, hostlist, node, survey, survey::names,
-};
+use crate::place::{Flags, MAX_RANKS, NodeFlags, Role, Source, hostlist, node, survey, survey::names};
 
 /// Values near what the parsers expect, so that many get past the first check.
 fn value() -> impl Strategy<Value = String> {

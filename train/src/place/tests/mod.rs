@@ -104,15 +104,9 @@ fn ranks_that_nobody_counts_are_remarked_on() {
         ("SLURM_NTASKS=4", "SLURM_NTASKS=4 is set, but SLURM_PROCID is not"),
         ("OMPI_COMM_WORLD_SIZE=2", "Start it with mpirun"),
     ] {
-        assert!(
-            remark(env).is_some_and(|remark| remark.contains(says)),
-            "{env}: {:?}",
-            remark(env)
-        );
+        assert!(remark(env).is_some_and(|remark| remark.contains(says)), "{env}: {:?}", remark(env));
     }
-    for quiet in
-        ["", "WORLD_SIZE=1", "WORLD_SIZE=many", "SLURM_NTASKS=4 SLURM_PROCID=0", "PMI_SIZE=1"]
-    {
+    for quiet in ["", "WORLD_SIZE=1", "WORLD_SIZE=many", "SLURM_NTASKS=4 SLURM_PROCID=0", "PMI_SIZE=1"] {
         assert_eq!(remark(quiet), None, "{quiet}");
     }
 }

@@ -84,8 +84,7 @@ fn jobset() {
 fn launch_flags_go_before_the_environment() {
     let env = Env::new("PET_NNODES=4 PET_NODE_RANK=3 PET_MASTER_ADDR=a PET_NPROC_PER_NODE=8");
     let lookup = |name: &str| env.0.get(name).cloned();
-    let flags =
-        NodeFlags { nnodes: Some("2".into()), node_rank: Some("1".into()), ..NodeFlags::default() };
+    let flags = NodeFlags { nnodes: Some("2".into()), node_rank: Some("1".into()), ..NodeFlags::default() };
     let found = launched(&flags, &lookup).unwrap();
     assert_eq!((found.source, found.nodes, found.node_rank), (Source::Flags, 2, 1));
     assert_eq!((found.nproc_per_node, found.master.host.as_str()), (8, "a"));
@@ -148,24 +147,15 @@ fn flags_that_contradict_each_other() {
         ..NodeFlags::default()
     };
     let error = node(&endpoint("b", ""), "").unwrap_err();
-    assert!(
-        error.starts_with("--master-addr=b and --rdzv-endpoint=a contradict each other"),
-        "{error}"
-    );
+    assert!(error.starts_with("--master-addr=b and --rdzv-endpoint=a contradict each other"), "{error}");
     let error = node(&endpoint("a", "2"), "").unwrap_err();
-    assert!(
-        error.starts_with("--master-port=2 and --rdzv-endpoint=1 contradict each other"),
-        "{error}"
-    );
+    assert!(error.starts_with("--master-port=2 and --rdzv-endpoint=1 contradict each other"), "{error}");
     let meets = |flags: &NodeFlags, env: &str| {
         let master = node(flags, env).unwrap().master;
         (master.host, master.port)
     };
     assert_eq!(meets(&endpoint("a", "1"), ""), ("a".to_owned(), 1));
-    assert_eq!(
-        meets(&endpoint("", ""), "PET_MASTER_ADDR=b PET_MASTER_PORT=2"),
-        ("a".to_owned(), 1)
-    );
+    assert_eq!(meets(&endpoint("", ""), "PET_MASTER_ADDR=b PET_MASTER_PORT=2"), ("a".to_owned(), 1));
     let flags = NodeFlags { master_addr: some("b"), ..NodeFlags::default() };
     assert_eq!(meets(&flags, "PET_RDZV_ENDPOINT=a:1"), ("b".to_owned(), 1));
 }

@@ -43,14 +43,8 @@ fn torchrun_that_cannot_be() {
         ("RANK=0 LOCAL_RANK=0", "WORLD_SIZE is not set"),
         ("RANK=2 LOCAL_RANK=0 WORLD_SIZE=2", "RANK=2 and WORLD_SIZE=2 contradict each other"),
         ("RANK=0 LOCAL_RANK=0 WORLD_SIZE=0", "RANK=0 and WORLD_SIZE=0 contradict"),
-        (
-            "RANK=1 LOCAL_RANK=1 WORLD_SIZE=4 LOCAL_WORLD_SIZE=1",
-            "LOCAL_RANK=1 and LOCAL_WORLD_SIZE=1",
-        ),
-        (
-            "RANK=1 LOCAL_RANK=1 WORLD_SIZE=2 LOCAL_WORLD_SIZE=4",
-            "LOCAL_WORLD_SIZE=4 and WORLD_SIZE=2",
-        ),
+        ("RANK=1 LOCAL_RANK=1 WORLD_SIZE=4 LOCAL_WORLD_SIZE=1", "LOCAL_RANK=1 and LOCAL_WORLD_SIZE=1"),
+        ("RANK=1 LOCAL_RANK=1 WORLD_SIZE=2 LOCAL_WORLD_SIZE=4", "LOCAL_WORLD_SIZE=4 and WORLD_SIZE=2"),
         ("RANK=0 LOCAL_RANK=1 WORLD_SIZE=2", "LOCAL_RANK=1 and RANK=0 contradict"),
         ("RANK=0 LOCAL_RANK=0 WORLD_SIZE=2 GROUP_RANK=5", "GROUP_RANK=5 and WORLD_SIZE=2"),
         ("RANK=0 LOCAL_RANK=0 WORLD_SIZE=2 LOCAL_WORLD_SIZE=1", "MASTER_ADDR is not set"),
@@ -215,9 +209,7 @@ fn host_lists() {
         let hosts = parse(list).unwrap_or_else(|problem| panic!("{list}: {problem}"));
         assert_eq!((hosts.first.as_str(), hosts.count), (first, count), "{list}");
     }
-    for list in
-        ["", ",", "a,,b", "[", "]", "a[1", "a]1", "a[[1]]", "a[]", "a[-]", "a[x]", "a b", "ä"]
-    {
+    for list in ["", ",", "a,,b", "[", "]", "a[1", "a]1", "a[[1]]", "a[]", "a[-]", "a[x]", "a b", "ä"] {
         assert!(parse(list).is_err(), "{list}");
     }
     assert!(parse(&"a[1-1000]".repeat(2)).is_ok());
@@ -235,15 +227,13 @@ const OPEN_MPI: &str = "OMPI_COMM_WORLD_RANK=3 OMPI_COMM_WORLD_SIZE=4 \
 fn open_mpi() {
     let needs = error(OPEN_MPI);
     assert!(needs.starts_with("MASTER_ADDR is not set"), "{needs}");
-    let place =
-        rank(&format!("{OPEN_MPI} MASTER_ADDR=a PMIX_HOSTNAME=b PMIX_NAMESPACE=88 HOSTNAME=c"));
+    let place = rank(&format!("{OPEN_MPI} MASTER_ADDR=a PMIX_HOSTNAME=b PMIX_NAMESPACE=88 HOSTNAME=c"));
     assert_eq!(place.source, Source::OpenMpi);
     assert_eq!(numbers(&place), (3, 4, 1, 2, 1));
     assert_eq!((place.node.as_str(), &place.job), ("b", &job("88", 0)));
     assert_ne!(place.master.port, 29500);
-    let here = rank(
-        &OPEN_MPI.replace("LOCAL_RANK=1", "LOCAL_RANK=3").replace("LOCAL_SIZE=2", "LOCAL_SIZE=4"),
-    );
+    let here =
+        rank(&OPEN_MPI.replace("LOCAL_RANK=1", "LOCAL_RANK=3").replace("LOCAL_SIZE=2", "LOCAL_SIZE=4"));
     assert_eq!((master(&here), here.node.as_str()), (("127.0.0.1", 29500), "node0"));
     // mpirun -np 1 is a program by itself.
     let one = "OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=1 OMPI_COMM_WORLD_LOCAL_RANK=0 \

@@ -152,8 +152,7 @@ impl Stream {
             if queue.given_up.is_some_and(|(waited, at)| at == moved && waited >= patience) {
                 return false;
             }
-            let stands =
-                |_: &mut Queue| self.waiting() > 0 && self.moved.load(Ordering::Relaxed) == moved;
+            let stands = |_: &mut Queue| self.waiting() > 0 && self.moved.load(Ordering::Relaxed) == moved;
             let (locked, waited) = self
                 .changed
                 .wait_timeout_while(queue, patience, stands)

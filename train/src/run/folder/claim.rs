@@ -61,9 +61,7 @@ impl Found {
             Ok(lock) => lock,
             // Two that have found the same free name.
             Err(FolderError::Held { .. })
-                if matches!(options.out, RunFolder::Next(_))
-                    && is_new
-                    && !self.is_still(&find()?) =>
+                if matches!(options.out, RunFolder::Next(_)) && is_new && !self.is_still(&find()?) =>
             {
                 return Ok(None);
             }
@@ -140,8 +138,7 @@ impl Claim {
         let metrics = metrics_of_run(&self.out);
         // Of a run without a checkpoint, nothing leads here, wherever this start goes on from.
         let last = if self.is_unsaved { 0 } else { step };
-        let was_cut =
-            cut_lines_after(&metrics, last, &cut).map_err(FolderError::io("write", &metrics))?;
+        let was_cut = cut_lines_after(&metrics, last, &cut).map_err(FolderError::io("write", &metrics))?;
         if was_cut && self.is_unsaved {
             say(&format!(
                 "{} holds a run without a complete checkpoint: starting again; its metrics are \

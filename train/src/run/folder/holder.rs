@@ -177,8 +177,7 @@ mod tests {
         assert_eq!(Holder::read(&path), Some(holder.clone()));
         assert!(Holder::describe(&path, || ()).contains(&format!("pid {}", std::process::id())));
         let heartbeat =
-            Heartbeat::every(Duration::from_millis(1), holder.clone(), path.clone(), || true)
-                .unwrap();
+            Heartbeat::every(Duration::from_millis(1), holder.clone(), path.clone(), || true).unwrap();
         assert!(holder.moves(&path, usize::MAX, std::thread::yield_now));
         drop(heartbeat);
         let last = Holder::read(&path).unwrap();
@@ -192,9 +191,8 @@ mod tests {
         let path = folder.path().join("holder.json");
         let (old, new) = (Holder::this("old"), Holder::this("new"));
         old.write(&path).unwrap();
-        let heartbeat = |held: bool| {
-            Heartbeat::every(Duration::from_secs(600), old.clone(), path.clone(), move || held)
-        };
+        let heartbeat =
+            |held: bool| Heartbeat::every(Duration::from_secs(600), old.clone(), path.clone(), move || held);
         // It may have lost its lock, and says that it ends all the same.
         drop(heartbeat(false).unwrap());
         assert!(Holder::read(&path).unwrap().ended);

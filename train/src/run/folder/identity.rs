@@ -147,9 +147,9 @@ impl Identity {
                 "is of version {version}, and this build knows {FORMAT}: use the build that wrote \
                  it, or choose another folder with --out"
             ))),
-            Some(_) => serde_json::from_value(json).map(Some).map_err(|error| {
-                wrong(format!("is damaged ({error}): choose another folder with --out"))
-            }),
+            Some(_) => serde_json::from_value(json)
+                .map(Some)
+                .map_err(|error| wrong(format!("is damaged ({error}): choose another folder with --out"))),
         }
     }
 
@@ -177,8 +177,7 @@ pub(super) fn now() -> String {
 fn utc(seconds: u64) -> String {
     let (days, time) = (seconds / 86_400 + 719_468, seconds % 86_400);
     let (era, day_of_era) = (days / 146_097, days % 146_097);
-    let year_of_era =
-        (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
     let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
     // Months counted from March.
     let month = (5 * day_of_year + 2) / 153;
@@ -236,8 +235,7 @@ mod tests {
         assert_eq!(Identity::read(out).unwrap(), Some(run));
         std::fs::write(out.join(FILE), vec![b' '; MAX_BYTES as usize + 1]).unwrap();
         assert_eq!(Identity::read(out).unwrap(), None);
-        for (other, said) in [("{\"kiln_run\": 2}", "version 2"), ("{\"kiln_run\": 1}", "damaged")]
-        {
+        for (other, said) in [("{\"kiln_run\": 2}", "version 2"), ("{\"kiln_run\": 1}", "damaged")] {
             std::fs::write(out.join(FILE), other).unwrap();
             let error = Identity::read(out).unwrap_err().to_string();
             assert!(error.contains(said), "{error}");

@@ -233,9 +233,7 @@ fn rival(attempt: Attempt, holder: &Holder, this: &ProcessId) -> Rival {
         // Also with the lock in hand: somebody may have removed the file that it has locked.
         Some(false) => Rival::Alive,
         // In another container. The kernel of both has just said that nobody holds the lock.
-        None if attempt == Attempt::Locked && holder.process.shares_kernel_with(this) => {
-            Rival::Gone
-        }
+        None if attempt == Attempt::Locked && holder.process.shares_kernel_with(this) => Rival::Gone,
         None => Rival::Unknown,
     }
 }

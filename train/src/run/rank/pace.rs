@@ -59,11 +59,7 @@ impl Pace {
     }
 
     /// Whether any rank is to stop, and the longest pass of any of them in seconds. Collective.
-    pub(super) fn ask(
-        &mut self,
-        engine: &Engine,
-        stop: &AtomicBool,
-    ) -> Result<(bool, f64), ShardError> {
+    pub(super) fn ask(&mut self, engine: &Engine, stop: &AtomicBool) -> Result<(bool, f64), ShardError> {
         let (rank, ranks) = (engine.world().rank(), engine.world().world_size());
         let mut values = vec![0.0; 1 + ranks];
         values[0] = f64::from(u8::from(stop.load(Ordering::Relaxed)));

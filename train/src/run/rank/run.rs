@@ -80,10 +80,8 @@ impl<B: Layer> Rank<'_, B> {
                 return self.stop(reporter.as_ref(), loss);
             };
             let last = self.step == steps;
-            let (evaluate, save) = (
-                last || due(self.step, config.eval.every),
-                last || due(self.step, config.checkpoint.every),
-            );
+            let (evaluate, save) =
+                (last || due(self.step, config.eval.every), last || due(self.step, config.checkpoint.every));
             // What a GPU has made of a step is read when it has the next one to work on, unless
             // something else has to be known first.
             let before = issued.replace(now);
@@ -183,8 +181,7 @@ impl<B: Layer> Rank<'_, B> {
             let stop = pace.end() && pace.ask(model.engine(), &plan.stop)?.0;
             Ok(!(stop && may_stop))
         };
-        let Some((val_loss, val_tokens)) =
-            evaluate_while(model, device, validation, samples, rows, go_on)?
+        let Some((val_loss, val_tokens)) = evaluate_while(model, device, validation, samples, rows, go_on)?
         else {
             return Ok(None);
         };
@@ -215,14 +212,9 @@ impl<B: Layer> Rank<'_, B> {
         let path = self.plan.config.data.path.join("tokenizer.json");
         let tokenizer = Tokenizer::from_file(self.plan.tokenizer.to_vec(), &path)?;
         let pass = self.model.pass(&self.device);
-        let text = generate::text_with(
-            &pass,
-            &self.device,
-            &tokenizer,
-            &section.prompt,
-            &sampling,
-            || self.model.engine().finish_evaluation(),
-        );
+        let text = generate::text_with(&pass, &self.device, &tokenizer, &section.prompt, &sampling, || {
+            self.model.engine().finish_evaluation()
+        });
         match text {
             // The run is done, and its last save is not.
             Err(error @ TrainError::NotANumber { .. }) => {
@@ -233,17 +225,13 @@ impl<B: Layer> Rank<'_, B> {
         }
     }
 
-    fn conclude(
-        &self,
-        reporter: &Reporter,
-        val_loss: f64,
-        checkpoint: &Path,
-        sample: Option<&str>,
-    ) {
+    fn conclude(&self, reporter: &Reporter, val_loss: f64, checkpoint: &Path, sample: Option<&str>) {
         reporter.finish();
-        let unigram = self.plan.data.unigram_entropy.map_or_else(String::new, |unigram| {
-            format!(" (unigram entropy {:.4})", unigram.validation)
-        });
+        let unigram = self
+            .plan
+            .data
+            .unigram_entropy
+            .map_or_else(String::new, |unigram| format!(" (unigram entropy {:.4})", unigram.validation));
         say(&format!(
             "done: {}, validation loss {:.4}{unigram}, {:.1} s, checkpoint {}",
             number_of(self.step, "step"),

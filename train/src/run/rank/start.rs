@@ -61,10 +61,7 @@ pub(super) fn introduce(
         number_of(samples, "sample"),
     ));
     if let Some(unigram) = &info.unigram_entropy {
-        say(&format!(
-            "unigram entropy of the validation text: {:.4} nats per token",
-            unigram.validation
-        ));
+        say(&format!("unigram entropy of the validation text: {:.4} nats per token", unigram.validation));
     }
     Ok(())
 }

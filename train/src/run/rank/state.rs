@@ -27,8 +27,7 @@ use crate::sharded::{ShardedDecoder, parameter_shapes};
 use crate::source::ModelSource;
 
 /// Makes the decoder of a run, weights not yet initialised.
-pub(in crate::run) type MakeDecoder<'a, B> =
-    dyn Fn(&ModelConfig, Key, &Device) -> Decoder<B> + Sync + 'a;
+pub(in crate::run) type MakeDecoder<'a, B> = dyn Fn(&ModelConfig, Key, &Device) -> Decoder<B> + Sync + 'a;
 
 /// A rank in the middle of a run.
 pub(in crate::run) struct Rank<'a, B> {

@@ -167,9 +167,7 @@ impl<B: Layer> Rank<'_, B> {
             return Ok(None);
         }
         if let (true, Some(LossScale { scale, .. })) = (overflowed, loss_scale) {
-            return Ok(Some(format!(
-                "a gradient is too large for f16, the loss scale is now {scale}"
-            )));
+            return Ok(Some(format!("a gradient is too large for f16, the loss scale is now {scale}")));
         }
         let (what, value) = match loss.is_finite() {
             true => ("the gradient norm", grad_norm),

@@ -27,8 +27,7 @@ impl<B: Layer> Rank<'_, B> {
         if !self.is_saved()? {
             if let Some(reporter) = reporter.filter(|_| was_interrupted()) {
                 let step = self.step;
-                reporter
-                    .line(&format!("interrupted: saving step {step}; Ctrl-C again ends at once"));
+                reporter.line(&format!("interrupted: saving step {step}; Ctrl-C again ends at once"));
             }
             self.save(true)?;
             self.settle_save()?;
@@ -55,8 +54,8 @@ impl<B: Layer> Rank<'_, B> {
             return Ok(false);
         }
         // A run that went back to an earlier checkpoint may have later ones.
-        let is_latest = self.rank == 0
-            && Checkpoint::find_latest(&self.plan.out).is_ok_and(|latest| latest == place);
+        let is_latest =
+            self.rank == 0 && Checkpoint::find_latest(&self.plan.out).is_ok_and(|latest| latest == place);
         let is_latest = [f64::from(u8::from(is_latest))];
         Ok(self.model.engine().all_reduce_f64(Phase::Checkpoint, "save", &is_latest)?[0] > 0.0)
     }

@@ -39,8 +39,7 @@ impl Clock {
             true => 2,
             false => ((SAMPLE / once.max(1e-9)) as usize).clamp(1, MOST),
         };
-        let samples: Result<Vec<_>, _> =
-            (0..self.samples()).map(|_| self.sample(calls, &mut call)).collect();
+        let samples: Result<Vec<_>, _> = (0..self.samples()).map(|_| self.sample(calls, &mut call)).collect();
         Ok(median(samples?))
     }
 

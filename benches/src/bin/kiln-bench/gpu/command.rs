@@ -159,8 +159,7 @@ impl GpuArgs {
         let rows = StepRow::all(self.precision(), self.quick, backend)?;
         let shapes = Shapes::all(self.precision(), self.quick);
         let kernels = kernels::NAMES.iter().map(|name| ((*name).to_owned(), KERNELS));
-        let known: Vec<_> =
-            kernels.chain(rows.iter().map(|row| (row.name.clone(), STEPS))).collect();
+        let known: Vec<_> = kernels.chain(rows.iter().map(|row| (row.name.clone(), STEPS))).collect();
         for wanted in &self.only {
             if !known.iter().any(|(name, group)| is_called(name, group, wanted)) {
                 let mut rows = vec![KERNELS.to_owned(), STEPS.to_owned()];

@@ -95,11 +95,9 @@ impl Bench<'_> {
         let scores = (batch * heads * seq * seq * width) as f64;
         let timed = match name {
             "rms_norm" | "rms_norm_backward" => {
-                let inputs = |device: &Device| {
-                    (self.values([*batch, *seq, d], device), self.values([d], device))
-                };
-                let op =
-                    |(x, w): &(Tensor<3>, Tensor<1>)| ops::rms_norm(x.clone(), w.clone(), 1e-5);
+                let inputs =
+                    |device: &Device| (self.values([*batch, *seq, d], device), self.values([d], device));
+                let op = |(x, w): &(Tensor<3>, Tensor<1>)| ops::rms_norm(x.clone(), w.clone(), 1e-5);
                 let passes = if name == "rms_norm" { 2.0 } else { 3.0 };
                 (self.pass(name, inputs, op)?, bytes(passes * activations(d)))
             }
@@ -114,8 +112,7 @@ impl Bench<'_> {
                     let values = || self.values([*batch, *seq, ff], device);
                     (values(), values())
                 };
-                let op =
-                    |(gate, up): &(Tensor<3>, Tensor<3>)| ops::swiglu(gate.clone(), up.clone());
+                let op = |(gate, up): &(Tensor<3>, Tensor<3>)| ops::swiglu(gate.clone(), up.clone());
                 let passes = if name == "swiglu" { 3.0 } else { 5.0 };
                 (self.pass(name, inputs, op)?, bytes(passes * activations(ff)))
             }
@@ -146,9 +143,8 @@ impl Bench<'_> {
                 (self.pass(name, inputs, op)?, Work::Flops(products * scores))
             }
             "linear" | "linear_backward" => {
-                let inputs = |device: &Device| {
-                    (self.values([*batch, *seq, d], device), self.values([d, ff], device))
-                };
+                let inputs =
+                    |device: &Device| (self.values([*batch, *seq, d], device), self.values([d, ff], device));
                 let op = |(x, w): &(Tensor<3>, Tensor<2>)| ops::linear(x.clone(), w.clone(), None);
                 let products = if name == "linear" { 1.0 } else { 2.0 };
                 (self.pass(name, inputs, op)?, Work::Flops(products * 2.0 * (rows * d * ff) as f64))

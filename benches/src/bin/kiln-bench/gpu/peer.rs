@@ -40,11 +40,7 @@ impl Peer {
 
     /// Seconds of operations, by the names that Kiln has for them. Nothing for shapes that are of no
     /// preset, which the script does not know.
-    pub(super) fn kernels(
-        &self,
-        shapes: &Shapes,
-        quick: bool,
-    ) -> Result<BTreeMap<String, f64>, BenchError> {
+    pub(super) fn kernels(&self, shapes: &Shapes, quick: bool) -> Result<BTreeMap<String, f64>, BenchError> {
         let Some(preset) = shapes.preset else { return Ok(BTreeMap::new()) };
         let mut words = vec!["--kernels".to_owned()];
         words.extend(["--preset".to_owned(), preset.to_owned()]);

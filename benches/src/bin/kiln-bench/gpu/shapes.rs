@@ -34,12 +34,7 @@ impl Shapes {
         all
     }
 
-    fn preset(
-        name: &'static str,
-        batch: usize,
-        seq: usize,
-        precision: Precision,
-    ) -> Option<Shapes> {
+    fn preset(name: &'static str, batch: usize, seq: usize, precision: Precision) -> Option<Shapes> {
         let model = ModelConfig::preset(name)?;
         Some(Shapes { preset: Some(name), model, batch, seq, precision })
     }

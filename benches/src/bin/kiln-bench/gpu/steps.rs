@@ -32,11 +32,7 @@ const PRESETS: [(&str, usize, usize); 3] = [("90m", 32, 512), ("300m", 16, 1024)
 impl Row {
     /// The rows of a whole run: three presets, with all activations kept and with blocks recomputed; or
     /// a tiny model, if it is to be quick.
-    pub(super) fn all(
-        precision: Precision,
-        quick: bool,
-        backend: Backend,
-    ) -> Result<Vec<Row>, TrainError> {
+    pub(super) fn all(precision: Precision, quick: bool, backend: Backend) -> Result<Vec<Row>, TrainError> {
         let models = match quick {
             true => vec![("tiny", 2, 32)],
             false => PRESETS.to_vec(),
@@ -115,8 +111,7 @@ impl EndToEnd<'_> {
         let report = StepReport::new(config, model.clone(), name, peak, measured);
         tracing::info!("{}: {:.0} tok/s", pair.name, report.tokens_per_s);
         pair.kiln.push(report);
-        if let Some(report) = self.peer.map(|peer| peer.steps(config, count)).transpose()?.flatten()
-        {
+        if let Some(report) = self.peer.map(|peer| peer.steps(config, count)).transpose()?.flatten() {
             tracing::info!("{} of the peer: {} tok/s", pair.name, report["tokens_per_s"]);
             pair.peer.push(report);
         }

@@ -154,13 +154,11 @@ impl GpuTable {
                     ("memory over the peer's", row.memory(), false),
                 ];
                 for (what, value, more_is_better) in bars {
-                    let holds =
-                        value.is_some_and(|v| if more_is_better { v >= 1.0 } else { v <= 1.0 });
+                    let holds = value.is_some_and(|v| if more_is_better { v >= 1.0 } else { v <= 1.0 });
                     let (name, bound) = (&row.name, if more_is_better { "least" } else { "most" });
                     if !holds {
                         let value = ratio(value);
-                        failures
-                            .push(format!("{name}: {what}: {value}, and the bar is at {bound} 1"));
+                        failures.push(format!("{name}: {what}: {value}, and the bar is at {bound} 1"));
                     }
                 }
             }
@@ -276,8 +274,7 @@ mod tests {
             device_bytes: Some(reserved),
             ..Measured::default()
         };
-        let report =
-            StepReport::new(&config, model, String::new(), Some(Peak::given(1e12)), measured);
+        let report = StepReport::new(&config, model, String::new(), Some(Peak::given(1e12)), measured);
         let (name, peer) = (name.to_owned(), vec![peer]);
         StepPair { name, kiln: vec![report], peer, failure: None }
     }

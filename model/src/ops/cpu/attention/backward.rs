@@ -61,8 +61,7 @@ impl<S: Scalar> Operands<'_, S> {
             .for_each_init(
                 || vec![S::Real::ZERO; 2 * P::ROWS * COLUMNS],
                 |tiles, (i, ((dq, dk), dv))| {
-                    let mut backward =
-                        KeyHead { operands: self, products, out, lse, dout, dk, dv, tiles };
+                    let mut backward = KeyHead { operands: self, products, out, lse, dout, dk, dv, tiles };
                     let mut dq = dq.map(|dq| dq.split_columns(group));
                     for member in 0..group {
                         let head = i % kv_heads * group + member;

@@ -69,13 +69,7 @@ fn rounded(values: &[f32], tile: Tile) -> Vec<bf16> {
 }
 
 /// Writes the scores of `q`, `[rows, head_dim]`, and the packed keys, `[head_dim, keys]`.
-fn write_scores(
-    gemm: Bf16Gemm,
-    operands: &Operands<'_, bf16>,
-    keys: &Heads,
-    tile: Tile,
-    scores: &mut [f32],
-) {
+fn write_scores(gemm: Bf16Gemm, operands: &Operands<'_, bf16>, keys: &Heads, tile: Tile, scores: &mut [f32]) {
     let q = gemm.left(operands.queries(tile), Threads::One);
     let keys = keys.of(tile).slice(0..operands.shape.head_dim, columns(tile));
     let out = MatrixMut::rows(scores, [tile.rows, tile.columns]);

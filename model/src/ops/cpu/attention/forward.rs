@@ -13,11 +13,7 @@ use crate::ops::attention::AttentionShape;
 
 impl<S: Scalar> Operands<'_, S> {
     /// The result in the dtype of `q`, and the logarithm of the sum of each row's exponentials.
-    pub fn tensors<P: Products<S::Real>>(
-        &self,
-        products: &P,
-        q: &FlexTensor,
-    ) -> (FlexTensor, FlexTensor) {
+    pub fn tensors<P: Products<S::Real>>(&self, products: &P, q: &FlexTensor) -> (FlexTensor, FlexTensor) {
         let AttentionShape { batch, seq, heads, .. } = self.shape;
         let (out, lse) = self.forward(products);
         (

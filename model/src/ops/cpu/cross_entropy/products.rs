@@ -104,8 +104,7 @@ impl Products for Bf16Products {
     }
 
     fn hidden_gradient(&self, dlogits: Matrix<'_, bf16>, out: MatrixMut<'_, f32>) {
-        let transposed =
-            self.transposed.as_ref().expect("`new` has packed it for the gradient").all();
+        let transposed = self.transposed.as_ref().expect("`new` has packed it for the gradient").all();
         self.gemm.multiply(out, Output::Overwrite, &self.left(dlogits), transposed, Threads::Pool);
     }
 

@@ -92,8 +92,7 @@ pub(super) fn queries_kernel<E: Float, N: Size, O: Size>(
     let end = min(first + comptime!(tile.rows as u32), sizes.seq);
     let steps = end.div_ceil(comptime!(tile.columns as u32));
 
-    let start =
-        head_start(batch, sizes.seq, sizes.heads, head) + first as usize * sizes.heads as usize;
+    let start = head_start(batch, sizes.seq, sizes.heads, head) + first as usize * sizes.heads as usize;
     let pitch = sizes.heads as usize * width;
     let kv_start = head_start(batch, sizes.keys, sizes.kv_heads, kv_head) * width;
     let kv_pitch = sizes.kv_heads as usize * width;
@@ -103,9 +102,7 @@ pub(super) fn queries_kernel<E: Float, N: Size, O: Size>(
     stage::<E, N>(q, start * width, pitch, valid, &mut queries, 0usize, n, tile);
     stage::<E, N>(dout, start * width, pitch, valid, &mut gradients, 0usize, n, tile);
     if comptime!(tile.asynchronous()) {
-        stage_columns::<E, N>(
-            k, v, &mut keys, &mut vals, kv_start, kv_pitch, 0u32, sizes.keys, 0u32, tile,
-        );
+        stage_columns::<E, N>(k, v, &mut keys, &mut vals, kv_start, kv_pitch, 0u32, sizes.keys, 0u32, tile);
     }
 
     let factor = sizes.scale * comptime!(LOG2_E);
@@ -199,10 +196,8 @@ pub(super) fn keys_kernel<E: Float, N: Size, O: Size>(
     let mut vals = Shared::<[Vector<E, N>]>::new_aligned_slice(row_vectors, 16usize);
     let mut queries = Shared::<[Vector<E, N>]>::new_aligned_slice(stage_vectors, 16usize);
     let mut gradients = Shared::<[Vector<E, N>]>::new_aligned_slice(stage_vectors, 16usize);
-    let mut shifts =
-        Shared::<[f32]>::new_aligned_slice(comptime!(tile.stages * tile.columns), 16usize);
-    let mut means =
-        Shared::<[f32]>::new_aligned_slice(comptime!(tile.stages * tile.columns), 16usize);
+    let mut shifts = Shared::<[f32]>::new_aligned_slice(comptime!(tile.stages * tile.columns), 16usize);
+    let mut means = Shared::<[f32]>::new_aligned_slice(comptime!(tile.stages * tile.columns), 16usize);
     let mut published = Shared::<[f32]>::new_slice(comptime!(tile.published(2)));
 
     let kv_head = CUBE_POS_Y;
@@ -214,8 +209,8 @@ pub(super) fn keys_kernel<E: Float, N: Size, O: Size>(
     let per_head = sizes.seq.div_ceil(columns) - skipped;
     let steps = group * per_head;
 
-    let start = head_start(batch, sizes.keys, sizes.kv_heads, kv_head)
-        + first as usize * sizes.kv_heads as usize;
+    let start =
+        head_start(batch, sizes.keys, sizes.kv_heads, kv_head) + first as usize * sizes.kv_heads as usize;
     let pitch = sizes.kv_heads as usize * width;
     let valid = sizes.keys - first;
     let q_start = head_start(batch, sizes.seq, sizes.heads, kv_head * group);
@@ -349,13 +344,7 @@ fn stage_of_rows(
 /// Masks the scores of queries before their key and of rows past the end, where rows of keys begin at
 /// position `first` and columns of queries at `column`.
 #[cube]
-fn hide_earlier(
-    scores: &mut Array<f32>,
-    first: u32,
-    column: u32,
-    seq: u32,
-    #[comptime] tile: Tile,
-) {
+fn hide_earlier(scores: &mut Array<f32>, first: u32, column: u32, seq: u32, #[comptime] tile: Tile) {
     let per_row = comptime!(tile.columns_per_unit());
     #[unroll]
     for r in 0..comptime!(tile.rows_per_unit) {

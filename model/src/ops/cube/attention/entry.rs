@@ -64,12 +64,7 @@ pub fn cached_forward(q: &CubeTensor, k: &CubeTensor, v: &CubeTensor, filled: us
     forward_of(q, k, v, filled).0
 }
 
-fn forward_of(
-    q: &CubeTensor,
-    k: &CubeTensor,
-    v: &CubeTensor,
-    filled: usize,
-) -> (CubeTensor, CubeTensor) {
+fn forward_of(q: &CubeTensor, k: &CubeTensor, v: &CubeTensor, filled: usize) -> (CubeTensor, CubeTensor) {
     let [batch, seq, heads, head_dim] = dims(q);
     let out = empty_like(q, [batch, seq, heads, head_dim].into(), q.dtype);
     let lse = empty_like(q, [batch, seq, heads].into(), DType::F32);

@@ -6,9 +6,7 @@ use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
 use super::product::{accumulate, publish, score};
-use super::stage::{
-    Reduction, after_stage, before_stage, exp2, reduce_rows, stage, stage_of, write_rows,
-};
+use super::stage::{Reduction, after_stage, before_stage, exp2, reduce_rows, stage, stage_of, write_rows};
 use super::tile::{Tile, column_of, lane, row_of};
 
 /// The score of a column that a row does not see. Unlike infinities, its differences are numbers.
@@ -64,8 +62,7 @@ pub(super) fn forward_kernel<E: Float, N: Size, O: Size>(
     let width = comptime!(tile.row_vectors());
     let stage_vectors = comptime!(tile.stages * tile.columns * tile.stride());
 
-    let mut rows =
-        Shared::<[Vector<E, N>]>::new_aligned_slice(comptime!(tile.rows * tile.stride()), 16usize);
+    let mut rows = Shared::<[Vector<E, N>]>::new_aligned_slice(comptime!(tile.rows * tile.stride()), 16usize);
     let mut keys = Shared::<[Vector<E, N>]>::new_aligned_slice(stage_vectors, 16usize);
     let mut vals = Shared::<[Vector<E, N>]>::new_aligned_slice(stage_vectors, 16usize);
     let mut published = Shared::<[f32]>::new_slice(comptime!(tile.published(1)));
@@ -80,27 +77,15 @@ pub(super) fn forward_kernel<E: Float, N: Size, O: Size>(
     let end = min(first + comptime!(tile.rows as u32), sizes.seq) + before;
     let steps = end.div_ceil(comptime!(tile.columns as u32));
 
-    let q_start =
-        head_start(batch, sizes.seq, sizes.heads, head) + first as usize * sizes.heads as usize;
+    let q_start = head_start(batch, sizes.seq, sizes.heads, head) + first as usize * sizes.heads as usize;
     let q_pitch = sizes.heads as usize * width;
     let kv_start = head_start(batch, sizes.capacity, sizes.kv_heads, kv_head) * width;
     let kv_pitch = sizes.kv_heads as usize * width;
     let valid = sizes.seq - first;
 
-    stage::<E, N>(
-        q,
-        q_start * width,
-        q_pitch,
-        valid,
-        &mut rows,
-        0usize,
-        comptime!(tile.rows),
-        tile,
-    );
+    stage::<E, N>(q, q_start * width, q_pitch, valid, &mut rows, 0usize, comptime!(tile.rows), tile);
     if comptime!(tile.asynchronous()) {
-        stage_columns::<E, N>(
-            k, v, &mut keys, &mut vals, kv_start, kv_pitch, 0u32, sizes.keys, 0u32, tile,
-        );
+        stage_columns::<E, N>(k, v, &mut keys, &mut vals, kv_start, kv_pitch, 0u32, sizes.keys, 0u32, tile);
     }
 
     let factor = sizes.scale * comptime!(LOG2_E);
@@ -178,8 +163,7 @@ pub(super) fn forward_kernel<E: Float, N: Size, O: Size>(
         scale[r] = 1.0f32 / total[r];
         let row = row_of(r, tile);
         if row < valid && lane(tile) == 0 {
-            lse[q_start + row as usize * sizes.heads as usize] =
-                top[r] * sizes.scale + total[r].ln();
+            lse[q_start + row as usize * sizes.heads as usize] = top[r] * sizes.scale + total[r].ln();
         }
     }
     let run_width = comptime!(tile.head_dim / tile.run());
@@ -219,12 +203,7 @@ pub(super) fn stage_columns<E: Float, N: Size>(
 /// Masks the scores of keys after their query, where rows of queries begin at position `first` and columns of
 /// keys at `column`.
 #[cube]
-pub(super) fn mask_future(
-    scores: &mut Array<f32>,
-    first: u32,
-    column: u32,
-    #[comptime] tile: Tile,
-) {
+pub(super) fn mask_future(scores: &mut Array<f32>, first: u32, column: u32, #[comptime] tile: Tile) {
     let per_row = comptime!(tile.columns_per_unit());
     #[unroll]
     for r in 0..comptime!(tile.rows_per_unit) {

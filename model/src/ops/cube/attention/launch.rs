@@ -129,15 +129,12 @@ pub fn backward_into(
 ) {
     let shape = shape_of(q, k, v, dims(q)[1]);
     assert_eq!(shape.capacity, shape.seq, "attention: rows of keys for rows of queries");
-    for (tensor, like) in dq
-        .map(|dq| (dq, q))
-        .into_iter()
-        .chain(dkv.into_iter().flat_map(|(dk, dv)| [(dk, k), (dv, v)]))
+    for (tensor, like) in
+        dq.map(|dq| (dq, q)).into_iter().chain(dkv.into_iter().flat_map(|(dk, dv)| [(dk, k), (dv, v)]))
     {
         check(tensor, like.dtype, &dims(like));
     }
-    let [q, k, v, out, dout, lse] =
-        [q, k, v, out, dout, lse].map(|tensor| into_contiguous(tensor.clone()));
+    let [q, k, v, out, dout, lse] = [q, k, v, out, dout, lse].map(|tensor| into_contiguous(tensor.clone()));
     check(&out, q.dtype, &dims(&q));
     check(&dout, q.dtype, &dims(&q));
     check(&lse, DType::F32, &dims(&q)[..3]);

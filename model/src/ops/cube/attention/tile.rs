@@ -261,9 +261,7 @@ pub(super) fn lane(#[comptime] tile: Tile) -> u32 {
 #[cube]
 pub(super) fn column_of(#[comptime] index: usize, #[comptime] tile: Tile) -> u32 {
     match comptime!(tile.instructions) {
-        Instructions::TensorCores => {
-            lane(tile) * 2u32 + comptime!((index / 2 * 8 + index % 2) as u32)
-        }
+        Instructions::TensorCores => lane(tile) * 2u32 + comptime!((index / 2 * 8 + index % 2) as u32),
         Instructions::Fma => lane(tile) + comptime!((index * FMA_LANES) as u32),
     }
 }

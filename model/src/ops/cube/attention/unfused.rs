@@ -40,11 +40,7 @@ pub(super) fn backward(
 ) -> [Option<CubeTensor>; 3] {
     if shape.is_empty() {
         let zero = |x: &CubeTensor| zeros(x, x.meta.shape().clone(), x.dtype);
-        return [
-            wanted[0].then(|| zero(q)),
-            wanted[1].then(|| zero(k)),
-            wanted[2].then(|| zero(v)),
-        ];
+        return [wanted[0].then(|| zero(q)), wanted[1].then(|| zero(k)), wanted[2].then(|| zero(v))];
     }
     let (q_heads, dout_heads) = (by_head(q), by_head(dout));
     let (k_heads, v_heads) = (shared(k, shape), shared(v, shape));

@@ -38,22 +38,12 @@ pub(super) enum ProductError {
 }
 
 impl ProductError {
-    pub(super) fn library(
-        call: &'static str,
-        what: impl Display,
-    ) -> impl FnOnce(CublasError) -> Self {
+    pub(super) fn library(call: &'static str, what: impl Display) -> impl FnOnce(CublasError) -> Self {
         move |error| ProductError::Library { call, status: error.0, what: what.to_string() }
     }
 
-    pub(super) fn driver(
-        call: &'static str,
-        what: impl Display,
-    ) -> impl FnOnce(DriverError) -> Self {
-        move |error| ProductError::Driver {
-            call,
-            what: what.to_string(),
-            reason: format!("{error:?}"),
-        }
+    pub(super) fn driver(call: &'static str, what: impl Display) -> impl FnOnce(DriverError) -> Self {
+        move |error| ProductError::Driver { call, what: what.to_string(), reason: format!("{error:?}") }
     }
 }
 
@@ -61,9 +51,7 @@ impl From<ProductError> for ServerError {
     fn from(error: ProductError) -> ServerError {
         match error {
             ProductError::Server(error) => error,
-            error => {
-                ServerError::Generic { reason: error.to_string(), backtrace: BackTrace::capture() }
-            }
+            error => ServerError::Generic { reason: error.to_string(), backtrace: BackTrace::capture() },
         }
     }
 }

@@ -10,10 +10,10 @@ use std::sync::OnceLock;
 
 use cudarc::cublaslt::result::{self as lt, CublasError};
 use cudarc::cublaslt::sys::{
-    cublasComputeType_t as Compute, cublasLtEpilogue_t as Epilogue, cublasLtHandle_t,
-    cublasLtMatmulAlgo_t, cublasLtMatmulDesc_t, cublasLtMatmulDescAttributes_t as DescAttribute,
-    cublasLtMatmulPreference_t, cublasLtMatmulPreferenceAttributes_t as PreferenceAttribute,
-    cublasLtMatrixLayout_t, cudaDataType as DataType, is_culib_present,
+    cublasComputeType_t as Compute, cublasLtEpilogue_t as Epilogue, cublasLtHandle_t, cublasLtMatmulAlgo_t,
+    cublasLtMatmulDesc_t, cublasLtMatmulDescAttributes_t as DescAttribute, cublasLtMatmulPreference_t,
+    cublasLtMatmulPreferenceAttributes_t as PreferenceAttribute, cublasLtMatrixLayout_t,
+    cudaDataType as DataType, is_culib_present,
 };
 use cudarc::driver::result::{ctx, device, malloc_sync, primary_ctx};
 use cudarc::driver::sys::{CUcontext, CUdevice_attribute, CUdeviceptr, CUstream};
@@ -84,8 +84,7 @@ impl CublasLt {
     /// Opens cuBLASLt on the GPU with this number, which the driver has. The library must be [`present`].
     pub(super) fn open(index: u16) -> Result<CublasLt, ProductError> {
         let what = || format!("GPU {index}");
-        let device =
-            device::get(i32::from(index)).map_err(ProductError::driver("cuDeviceGet", what()))?;
+        let device = device::get(i32::from(index)).map_err(ProductError::driver("cuDeviceGet", what()))?;
         // SAFETY: the device is one the driver has just named. The context is never given back.
         let context = unsafe { primary_ctx::retain(device) };
         let context = context.map_err(ProductError::driver("cuDevicePrimaryCtxRetain", what()))?;
@@ -94,8 +93,7 @@ impl CublasLt {
         let major = unsafe { device::get_attribute(device, attribute) };
         let major = major.map_err(ProductError::driver("cuDeviceGetAttribute", what()))?;
         enter(context)?;
-        let handle =
-            lt::create_handle().map_err(ProductError::library("cublasLtCreate", what()))?;
+        let handle = lt::create_handle().map_err(ProductError::library("cublasLtCreate", what()))?;
         Ok(CublasLt {
             handle,
             context,
@@ -178,9 +176,8 @@ impl CublasLt {
         match self.plans.entry(key) {
             Entry::Occupied(entry) => Ok(entry.into_mut()),
             Entry::Vacant(entry) => {
-                let plan =
-                    Plan::new(self.handle, problem, alignments, at.bias, self.workspace_bytes)
-                        .map_err(|(call, error)| ProductError::library(call, problem)(error))?;
+                let plan = Plan::new(self.handle, problem, alignments, at.bias, self.workspace_bytes)
+                    .map_err(|(call, error)| ProductError::library(call, problem)(error))?;
                 Ok(entry.insert(plan))
             }
         }
@@ -232,9 +229,7 @@ impl Plan {
             Description::new(problem, bias).map_err(in_call("cublasLtMatmulDescSetAttribute"))?;
         let preference = Preference::new().map_err(in_call("cublasLtMatmulPreferenceCreate"))?;
         use PreferenceAttribute::*;
-        preference
-            .set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &(workspace_bytes as u64))
-            .map_err(set)?;
+        preference.set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &(workspace_bytes as u64)).map_err(set)?;
         for (attribute, alignment) in [
             (CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, b),
             (CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, a),
@@ -300,12 +295,7 @@ impl Description {
     fn set<T: Copy>(&self, attribute: DescAttribute, value: &T) -> Result<(), CublasError> {
         // SAFETY: the description is alive, and cuBLASLt copies as many bytes as the value has.
         unsafe {
-            lt::set_matmul_desc_attribute(
-                self.0,
-                attribute,
-                ptr::from_ref(value).cast(),
-                size_of::<T>(),
-            )
+            lt::set_matmul_desc_attribute(self.0, attribute, ptr::from_ref(value).cast(), size_of::<T>())
         }
     }
 }
@@ -323,11 +313,7 @@ struct Layout(cublasLtMatrixLayout_t);
 
 impl Layout {
     /// The layout of a matrix with this number of our rows and columns.
-    fn new(
-        float: Float,
-        [rows, columns]: [usize; 2],
-        operand: Operand,
-    ) -> Result<Self, CublasError> {
+    fn new(float: Float, [rows, columns]: [usize; 2], operand: Operand) -> Result<Self, CublasError> {
         let [down, across] = match operand.transposed {
             true => [rows, columns],
             false => [columns, rows],
@@ -355,12 +341,7 @@ impl Preference {
     fn set<T: Copy>(&self, attribute: PreferenceAttribute, value: &T) -> Result<(), CublasError> {
         // SAFETY: the preference is alive, and cuBLASLt copies as many bytes as the value has.
         unsafe {
-            lt::set_matmul_pref_attribute(
-                self.0,
-                attribute,
-                ptr::from_ref(value).cast(),
-                size_of::<T>(),
-            )
+            lt::set_matmul_pref_attribute(self.0, attribute, ptr::from_ref(value).cast(), size_of::<T>())
         }
     }
 }

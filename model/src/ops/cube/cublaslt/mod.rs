@@ -66,7 +66,6 @@ pub(super) fn multiply(
         beta,
     };
     let (device, caller) = (service.device, StreamId::current());
-    DeviceHandle::<Server>::new(device)
-        .submit(move |server| queue::queue(server, device, caller, &product));
+    DeviceHandle::<Server>::new(device).submit(move |server| queue::queue(server, device, caller, &product));
     true
 }

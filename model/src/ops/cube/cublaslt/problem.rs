@@ -82,9 +82,8 @@ impl Problem {
         let ([m, k], [_, n]) = (a.meta.shape().dims(), b.meta.shape().dims());
         let (input, written) = (Float::of(a.dtype)?, Float::of(output.dtype)?);
         let dtypes = b.dtype == a.dtype && (written == input || written == Float::F32);
-        let fits = bias.is_none_or(|bias| {
-            bias.dtype == output.dtype && bias.is_contiguous() && aligned(bias, BIAS)
-        });
+        let fits =
+            bias.is_none_or(|bias| bias.dtype == output.dtype && bias.is_contiguous() && aligned(bias, BIAS));
         if !dtypes || !fits || m * k * n == 0 {
             return None;
         }

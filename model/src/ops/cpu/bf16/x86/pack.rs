@@ -70,13 +70,7 @@ pub struct Panels {
 
 impl Panels {
     /// Copies `source`, `[len, k]`, from the element `first` of `len` on.
-    pub fn new(
-        simd: V4,
-        side: Side,
-        source: Matrix<'_, bf16>,
-        first: usize,
-        threads: Threads,
-    ) -> Self {
+    pub fn new(simd: V4, side: Side, source: Matrix<'_, bf16>, first: usize, threads: Threads) -> Self {
         let [len, k] = source.shape();
         let blocks = k.div_ceil(DEPTH);
         let count = len.saturating_sub(first).div_ceil(PANEL);

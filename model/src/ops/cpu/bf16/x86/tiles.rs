@@ -28,35 +28,26 @@ impl Tiles {
     /// Asks the processor for tiles, and the kernel for room to save them in; `None` if either has none.
     pub fn try_new() -> Option<Tiles> {
         const TILES_AND_BF16: u32 = 1 << 24 | 1 << 22;
-        let known =
-            __cpuid(0).eax >= 7 && __cpuid_count(7, 0).edx & TILES_AND_BF16 == TILES_AND_BF16;
+        let known = __cpuid(0).eax >= 7 && __cpuid_count(7, 0).edx & TILES_AND_BF16 == TILES_AND_BF16;
         if !known {
             return None;
         }
         const ARCH_REQ_XCOMP_PERM: libc::c_long = 0x1023;
         const XFEATURE_XTILEDATA: libc::c_long = 18;
         // SAFETY: the request takes a number and touches no memory of ours.
-        let refused =
-            unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) };
+        let refused = unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) };
         (refused == 0).then_some(Tiles(()))
     }
 
     /// Configures all eight tiles with 16 rows of 64 bytes on this thread.
     pub fn configure(self) -> Configured {
-        let mut all = Configuration {
-            palette: 1,
-            start_row: 0,
-            reserved: [0; 14],
-            row_bytes: [0; 16],
-            rows: [0; 16],
-        };
+        let mut all =
+            Configuration { palette: 1, start_row: 0, reserved: [0; 14], row_bytes: [0; 16], rows: [0; 16] };
         all.row_bytes[..8].fill(64);
         all.rows[..8].fill(16);
         // SAFETY: the processor has tiles and the kernel allows them (`self`); it reads the 64 bytes of
         // `all`.
-        unsafe {
-            asm!("ldtilecfg [{}]", in(reg) &all, options(nostack, readonly, preserves_flags))
-        };
+        unsafe { asm!("ldtilecfg [{}]", in(reg) &all, options(nostack, readonly, preserves_flags)) };
         Configured(PhantomData)
     }
 }

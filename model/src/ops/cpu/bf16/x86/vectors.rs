@@ -15,8 +15,7 @@ const ROWS: usize = 8;
 impl Vectors {
     /// Asks the processor for the instructions.
     pub fn try_new() -> Option<Vectors> {
-        (is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bf16"))
-            .then_some(Vectors(()))
+        (is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bf16")).then_some(Vectors(()))
     }
 
     /// The sums of a panel of 32 rows and one of 32 columns.
@@ -45,14 +44,12 @@ unsafe fn rows(lhs: Panel, rhs: Panel, blocks: usize, out: &mut [[f32; 32]; ROWS
         for pair in 0..16 {
             let line = rhs.start.wrapping_add(block * rhs.block + pair * rhs.row);
             // SAFETY: a block of the right panel is two squares of 16 lines of 64 bytes, aligned so.
-            let columns = unsafe {
-                [0, rhs.second].map(|half| line.wrapping_add(half).cast::<__m512bh>().read())
-            };
+            let columns =
+                unsafe { [0, rhs.second].map(|half| line.wrapping_add(half).cast::<__m512bh>().read()) };
             let words = lhs.start.wrapping_add(block * lhs.block + 4 * pair);
             for (row, sums) in sums.iter_mut().enumerate() {
                 // SAFETY: a block of a row is 16 words.
-                let word =
-                    unsafe { words.wrapping_add(row * lhs.row).cast::<i32>().read_unaligned() };
+                let word = unsafe { words.wrapping_add(row * lhs.row).cast::<i32>().read_unaligned() };
                 // SAFETY: 512 bits either way.
                 let word: __m512bh = unsafe { transmute(_mm512_set1_epi32(word)) };
                 for (sum, columns) in sums.iter_mut().zip(columns) {
