@@ -35,8 +35,9 @@ pub mod source;
 mod staging;
 mod version;
 pub mod weights;
-pub mod words;
 pub mod world;
+
+pub use kiln_process::words;
 
 /// So that tests can tell how much memory reading something takes.
 #[cfg(test)]

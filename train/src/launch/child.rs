@@ -16,7 +16,7 @@ use super::error::LaunchError;
 use super::last_words::LastWords;
 use super::logs::{Copying, LAST_OUTPUT, Log, Stream};
 use super::say::say;
-use crate::process::{self, launcher::Word};
+use crate::process::launcher::Word;
 use crate::words::number_of;
 
 /// What the supervisor waits for.
@@ -141,7 +141,7 @@ impl Child {
 
     /// Whether the process is stopped, as by SIGSTOP, so that nothing but SIGKILL can end it.
     pub(super) fn is_stopped(&self) -> bool {
-        self.exists && matches!(process::state_of(self.pid), Some('T' | 't'))
+        self.exists && matches!(kiln_process::state_of(self.pid), Some('T' | 't'))
     }
 
     /// Asks the rank to save and end. Unlike SIGTERM, that may be said to one that was told already.

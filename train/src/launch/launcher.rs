@@ -15,7 +15,7 @@ use super::say::{say, signal_name};
 use super::supervise::{Life, Signals};
 use super::verdict::Verdict;
 use crate::place::{Node, SECRET};
-use crate::process::{self, output};
+use crate::process::output;
 
 /// How long ranks get to save and end after a signal, where nobody says otherwise.
 pub const GRACE: Duration = Duration::from_secs(30);
@@ -39,7 +39,7 @@ pub struct Options {
 /// To be called from the main thread: the system ends ranks with the thread that started them.
 pub fn run(options: &Options) -> Result<u8, LaunchError> {
     let _output = output::never_block();
-    process::hear_of_children();
+    kiln_process::hear_of_children();
     let signals = Signals::register()?;
     let mut node = options.node.clone();
     let choose_port = node.master.port == 0;

@@ -17,7 +17,6 @@ use super::end::{End, Ends};
 use super::environment::Job;
 use super::error::LaunchError;
 use super::say::{say, signal_name};
-use crate::process;
 
 /// How long the others get to end by themselves when a rank has failed: they notice it, exchange
 /// what they know, and say what went wrong.
@@ -39,7 +38,7 @@ impl Signals {
         let error = |what| move |source| LaunchError::System { what, source };
         // `nohup`, and shells for what they start in the background, ignore signals on purpose.
         let heard = [SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1];
-        let heard = heard.into_iter().filter(|signal| !process::is_ignored(*signal));
+        let heard = heard.into_iter().filter(|signal| !kiln_process::is_ignored(*signal));
         let mut signals = iterator::Signals::new(heard).map_err(error("watch for signals"))?;
         let handle = signals.handle();
         let (events, receiver) = mpsc::channel();

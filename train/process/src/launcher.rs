@@ -10,16 +10,16 @@ use std::time::Duration;
 use rustix::process::Pid;
 
 /// Variable with the launcher's process id, so that a rank can end with it.
-pub(crate) const LAUNCHER_PID: &str = "KILN_LAUNCHER_PID";
+pub const LAUNCHER_PID: &str = "KILN_LAUNCHER_PID";
 
 /// Variable that names the pipe to the launcher: its descriptor and its inode.
-pub(crate) const PIPE: &str = "KILN_LAUNCHER_PIPE";
+pub const PIPE: &str = "KILN_LAUNCHER_PIPE";
 
 /// Variable with the seconds between SIGTERM and SIGKILL.
-pub(crate) const GRACE: &str = "KILN_GRACE_S";
+pub const GRACE: &str = "KILN_GRACE_S";
 
 /// Variable with the id of the run that an earlier life of the job has worked on.
-pub(crate) const RUN: &str = "KILN_RUN";
+pub const RUN: &str = "KILN_RUN";
 
 /// Bytes of a word to the launcher, at most: what a pipe takes in one piece.
 const LONGEST: usize = 4096;
@@ -29,7 +29,7 @@ static DESCRIPTOR: AtomicI32 = AtomicI32::new(-1);
 
 /// What a process tells its launcher.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Word {
+pub enum Word {
     /// It fails, for this reason.
     Failure,
     /// It fails because another rank has failed.
@@ -76,7 +76,7 @@ pub(super) fn is_set() -> bool {
 }
 
 /// The state of a process, by the letter that Linux has for it; `None` where that is not known.
-pub(crate) fn state_of(process: Pid) -> Option<char> {
+pub fn state_of(process: Pid) -> Option<char> {
     let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
     // The name before it, in brackets, may hold anything.
     let (_, rest) = stat.rsplit_once(')')?;
@@ -103,7 +103,7 @@ pub(super) fn descriptor() -> Option<RawFd> {
 }
 
 /// Tells the launcher, if there is one. Never waits: the pipe takes more than a process has to say.
-pub(crate) fn tell(word: Word, text: &str) {
+pub fn tell(word: Word, text: &str) {
     let Some(descriptor) = descriptor() else { return };
     // SAFETY: `find_pipe` has made sure that it is the launcher's pipe, and nobody closes it.
     let pipe = unsafe { BorrowedFd::borrow_raw(descriptor) };
@@ -116,7 +116,7 @@ pub(crate) fn tell(word: Word, text: &str) {
 }
 
 /// What a process has told, from the bytes in its pipe.
-pub(crate) fn parse(bytes: &[u8]) -> Vec<(Word, String)> {
+pub fn parse(bytes: &[u8]) -> Vec<(Word, String)> {
     let word = |message: &[u8]| {
         let (letter, text) = message.split_first()?;
         let word = Word::ALL.into_iter().find(|word| word.letter() == *letter)?;
@@ -126,7 +126,7 @@ pub(crate) fn parse(bytes: &[u8]) -> Vec<(Word, String)> {
 }
 
 /// The id of the run that earlier lives of this job have worked on, if their launcher knows it.
-pub(crate) fn run_before() -> Option<String> {
+pub fn run_before() -> Option<String> {
     std::env::var(RUN).ok()
 }
 
@@ -135,7 +135,7 @@ pub(crate) fn run_before() -> Option<String> {
 /// # Errors
 ///
 /// If what was told is no such time.
-pub(crate) fn grace() -> Result<Option<Duration>, GraceError> {
+pub fn grace() -> Result<Option<Duration>, GraceError> {
     let Some(told) = std::env::var_os(GRACE) else { return Ok(None) };
     let seconds = told.to_str().and_then(|told| told.parse().ok());
     let grace = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());

@@ -40,8 +40,13 @@ const EARLIER_LINES: Duration = Duration::from_millis(500);
 /// What is said. Not on the stack, which may be small.
 static TEXT: Mutex<Text> = Mutex::new(Text { bytes: [0; 1024], len: 0, begin: 0 });
 
-/// From now on, signals that end this process because of a fault in it are told.
-pub(super) fn tell_crashes() {
+/// Asks for the rank that the calling thread works for.
+static RANK_OF_THREAD: OnceLock<fn() -> Option<usize>> = OnceLock::new();
+
+/// From now on, signals that end this process because of a fault in it are told, with the rank that
+/// `rank_of_thread` says.
+pub(super) fn tell_crashes(rank_of_thread: fn() -> Option<usize>) {
+    RANK_OF_THREAD.get_or_init(|| rank_of_thread);
     for ((signal, _), before) in SIGNALS.iter().zip(&BEFORE) {
         let Some(action) = action_of(*signal) else { continue };
         if action.sa_sigaction == libc::SIG_IGN || before.set(action).is_err() {
@@ -58,7 +63,7 @@ pub(super) fn tell_crashes() {
 }
 
 /// Sends SIGSEGV to the calling thread: a fire drill.
-pub(crate) fn raise_segv() {
+pub fn raise_segv() {
     // SAFETY: without a handler this ends the process; with `on_signal` as well.
     unsafe { libc::raise(libc::SIGSEGV) };
 }
@@ -106,7 +111,7 @@ pub(super) fn end_at_once(signal: c_int) -> ! {
 }
 
 fn compose(text: &mut Text, signal: c_int, info: *mut libc::siginfo_t) -> fmt::Result {
-    let rank = kiln_shard::memory::bound_rank();
+    let rank = RANK_OF_THREAD.get().and_then(|rank_of_thread| rank_of_thread());
     if let Some(step) = position::step_of(rank) {
         write!(text, "{}{step}\0", char::from(Word::Step.letter()))?;
     }
@@ -222,7 +227,7 @@ mod tests {
     #[ignore = "a program for another test"]
     fn overflows() {
         if std::env::var_os(OVERFLOWS).is_some() {
-            tell_crashes();
+            tell_crashes(|| None);
             recurse(0);
         }
     }
@@ -230,7 +235,7 @@ mod tests {
     #[test]
     fn a_stack_that_overflows_is_told_as_rust_does() {
         let mut program = Command::new(std::env::current_exe().unwrap());
-        program.args(["--exact", "process::crash::tests::overflows", "--ignored", "--nocapture"]);
+        program.args(["--exact", "crash::tests::overflows", "--ignored", "--nocapture"]);
         let output = program.env(OVERFLOWS, "1").output().unwrap();
         let said = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.signal(), Some(libc::SIGABRT), "{said}");

@@ -11,6 +11,17 @@ pub(super) const VARIABLE: &str = "KILN_LOG";
 /// Where nobody says otherwise.
 const DEFAULT: &str = "warn";
 
+/// Parts of `kiln` that are crates of their own, by the name that they have in `KILN_LOG` and by the one that
+/// their events carry.
+const CRATES: [(&str, &str); 6] = [
+    ("kiln::checkpoint", "kiln_checkpoint"),
+    ("kiln::data", "kiln_data"),
+    ("kiln::launch", "kiln_launch"),
+    ("kiln::lines", "kiln_storage::lines"),
+    ("kiln::place", "kiln_launch::place"),
+    ("kiln::process", "kiln_process"),
+];
+
 /// A value of `KILN_LOG` that says nothing.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
@@ -38,7 +49,8 @@ pub(super) fn filter(value: Option<&OsStr>) -> Result<EnvFilter, LogLevelError> 
             return Err(error(wrong));
         }
     }
-    EnvFilter::try_new(value).map_err(|_| error(value))
+    let named = CRATES.iter().fold(value.to_owned(), |value, (part, name)| value.replace(part, name));
+    EnvFilter::try_new(named).map_err(|_| error(value))
 }
 
 #[cfg(test)]
@@ -64,5 +76,34 @@ mod tests {
             assert!(error.to_string().contains("use off, error, warn"), "{error}");
         }
         assert!(super::filter(None).is_ok());
+    }
+
+    #[test]
+    fn parts_that_are_crates_go_by_both_names() {
+        let shown = |value: &str| filter(Some(OsStr::new(value))).expect(value).to_string();
+        assert_eq!(shown("warn,kiln::data=debug"), shown("warn,kiln_data=debug"));
+        assert_eq!(shown("kiln::checkpoint::saver=off"), "kiln_checkpoint::saver=off");
+        assert_eq!(shown("kiln::run=info"), "kiln::run=info");
+    }
+
+    /// A filter goes by how a name begins: the name of the program stands for all of its crates.
+    #[test]
+    fn events_of_all_crates_are_shown() {
+        let shows = |value: Option<&str>, target: &str| {
+            let filter = filter(value.map(OsStr::new)).unwrap();
+            let subscriber =
+                tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::sink).finish();
+            tracing::subscriber::with_default(subscriber, || match target {
+                "kiln" => tracing::enabled!(target: "kiln::run", tracing::Level::WARN),
+                "data" => tracing::enabled!(target: "kiln_data::owner", tracing::Level::WARN),
+                "place" => tracing::enabled!(target: "kiln_launch::place::survey", tracing::Level::WARN),
+                _ => tracing::enabled!(target: "burn", tracing::Level::WARN),
+            })
+        };
+        for target in ["kiln", "data", "place"] {
+            assert!(shows(None, target) && shows(Some("off,kiln=info"), target), "{target}");
+        }
+        assert!(shows(None, "burn") && !shows(Some("off,kiln=info"), "burn"));
+        assert!(!shows(Some("kiln::data=off"), "data") && shows(Some("warn,kiln::data=off"), "place"));
     }
 }

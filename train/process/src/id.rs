@@ -7,26 +7,26 @@ use sha2::{Digest, Sha256};
 
 /// A process, told from every other on every machine and at every time.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct ProcessId {
+pub struct ProcessId {
     /// Host name.
-    pub(crate) host: String,
+    pub host: String,
     /// The kernel's id of this start of the machine.
     boot: String,
     /// Process id.
-    pub(crate) pid: i32,
+    pub pid: i32,
     /// When the process started, in clock ticks since the start of the machine.
     started: u64,
 }
 
 impl ProcessId {
     /// This process.
-    pub(crate) fn this() -> Self {
+    pub fn this() -> Self {
         let pid = rustix::process::getpid().as_raw_nonzero().get();
         Self::here(pid, started(pid).unwrap_or_default())
     }
 
     /// The process that has started this one; `None` if the system does not tell.
-    pub(crate) fn parent() -> Option<Self> {
+    pub fn parent() -> Option<Self> {
         let pid = rustix::process::getppid()?.as_raw_nonzero().get();
         let parent = Self::here(pid, started(pid)?);
         (!parent.boot.is_empty()).then_some(parent)
@@ -39,19 +39,19 @@ impl ProcessId {
     }
 
     /// Whether both run under the same kernel, which knows the locks of both.
-    pub(crate) fn shares_kernel_with(&self, other: &ProcessId) -> bool {
+    pub fn shares_kernel_with(&self, other: &ProcessId) -> bool {
         !self.boot.is_empty() && self.boot == other.boot
     }
 
     /// A short name of the kernel under which it runs, for names of files.
-    pub(crate) fn kernel(&self) -> String {
+    pub fn kernel(&self) -> String {
         let digest = Sha256::digest(&self.boot);
         digest[..4].iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
     /// Whether the process is gone. `None` if that cannot be told from here: on another machine, or
     /// in another container of this one.
-    pub(crate) fn is_gone(&self) -> Option<bool> {
+    pub fn is_gone(&self) -> Option<bool> {
         let this = ProcessId::this();
         let here = self.host == this.host && self.shares_kernel_with(&this);
         here.then(|| started(self.pid) != Some(self.started))

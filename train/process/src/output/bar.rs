@@ -16,7 +16,7 @@ const FRAME_RATE: u8 = 20;
 
 /// A progress bar of this length, in a style of indicatif's, if somebody watches: it is drawn on standard
 /// error.
-pub(crate) fn watched_bar(length: u64, style: &str) -> Option<ProgressBar> {
+pub fn watched_bar(length: u64, style: &str) -> Option<ProgressBar> {
     let is_watched = io::stdout().is_terminal() && io::stderr().is_terminal();
     is_watched.then(|| {
         let target = ProgressDrawTarget::term_like_with_hz(Box::new(Bar::default()), FRAME_RATE);

@@ -22,11 +22,11 @@ struct Position {
 }
 
 /// A rank that can be found for as long as this lives.
-pub(crate) struct Present(Arc<Position>);
+pub struct Present(Arc<Position>);
 
 impl Present {
     /// Rank `rank` of a run, whose recorder knows what it does.
-    pub(crate) fn new(rank: usize, recorder: Arc<Recorder>) -> Present {
+    pub fn new(rank: usize, recorder: Arc<Recorder>) -> Present {
         let (step, saved) = (AtomicU64::new(0), AtomicU64::new(0));
         let position = Arc::new(Position { rank, step, saved, recorder });
         RANKS.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(&position));
@@ -34,12 +34,12 @@ impl Present {
     }
 
     /// Says which optimizer step begins.
-    pub(crate) fn begin_step(&self, step: u64) {
+    pub fn begin_step(&self, step: u64) {
         self.0.step.store(step, Ordering::Relaxed);
     }
 
     /// Says up to which step the run is saved.
-    pub(crate) fn saved(&self, step: u64) {
+    pub fn saved(&self, step: u64) {
         self.0.saved.store(step, Ordering::Relaxed);
     }
 }

@@ -17,32 +17,14 @@
 //! What of it is missing, [`crate::run::train`] says once. A program that ends with [`output::finish`] also
 //! says there what a full disk did not take of its log.
 
-mod action;
-mod crash;
-mod id;
-pub(crate) mod launcher;
-mod log;
-pub mod output;
-mod parent;
-mod pool;
-pub(crate) mod position;
-mod signals;
-
-use std::io::IsTerminal;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 
-pub use kiln_shard::memory::CountingAllocator;
-pub use launcher::GraceError;
-pub use log::LogLevelError;
-pub use parent::end_with_launcher;
-pub use signals::stop_on_signals;
+use kiln_shard::memory;
 
-pub(crate) use crash::raise_segv;
-pub(crate) use id::ProcessId;
-pub(crate) use launcher::state_of;
-pub(crate) use pool::in_pool;
-pub(crate) use signals::{hear_of_children, is_ignored, was_interrupted};
+pub use kiln_process::{GraceError, LogLevelError, end_with_launcher, output, stop_on_signals};
+pub(crate) use kiln_process::{ProcessId, in_pool, launcher, position, raise_segv, was_interrupted};
+pub use memory::CountingAllocator;
 
 /// Sets up this process for training; returns the flag that asks its runs to stop, for
 /// [`RunOptions::stop`](crate::run::RunOptions::stop). To be called first in `main`; later calls change
@@ -69,49 +51,11 @@ pub fn start() -> Result<Arc<AtomicBool>, LogLevelError> {
 ///
 /// As for [`start`].
 pub fn begin() -> Result<(), LogLevelError> {
-    end_with_launcher();
-    let filter = log::filter(std::env::var_os(log::VARIABLE).as_deref())?;
-    // Somebody else's subscriber stays.
-    let _ = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(|| output::Stderr)
-        .with_ansi(std::io::stderr().is_terminal())
-        .log_internal_errors(false)
-        .without_time()
-        .with_target(false)
-        .try_init();
-    crash::tell_crashes();
-    signals::let_large_writes_fail();
-    Ok(())
+    kiln_process::begin(memory::bound_rank)
 }
 
 /// Says, once per process, what a run would silently lack: the parts of [`start`] that have not happened,
 /// and the allocator. `stops` is whether the caller stops its runs by itself.
 pub(crate) fn tell_what_is_missing(stops: bool) {
-    static TOLD: AtomicBool = AtomicBool::new(false);
-    let is_heard = tracing::dispatcher::has_been_set();
-    let mut missing = Vec::new();
-    if !is_heard {
-        missing.push("warnings are not shown, since no tracing subscriber is set");
-    }
-    if !stops && !signals::are_handled() {
-        missing.push("SIGTERM ends this run without a checkpoint, since no signals are handled");
-    }
-    if !kiln_shard::memory::is_counting() {
-        missing.push(
-            "peak_bytes is 0 and memory is not kept from step to step, since the global allocator is \
-             not kiln::process::CountingAllocator",
-        );
-    }
-    if missing.is_empty() || TOLD.swap(true, Ordering::Relaxed) {
-        return;
-    }
-    let text = format!(
-        "{}; call kiln::process::start first in main, and see the documentation of kiln::process",
-        missing.join("; ")
-    );
-    match is_heard {
-        true => tracing::warn!("{text}"),
-        false => output::complain(&format!("warning: {text}")),
-    }
+    kiln_process::tell_what_is_missing(stops, memory::is_counting());
 }

@@ -37,12 +37,12 @@ pub fn stop_on_signals() -> Arc<AtomicBool> {
 }
 
 /// Whether [`stop_on_signals`] has been called.
-pub(crate) fn are_handled() -> bool {
+pub(super) fn are_handled() -> bool {
     ASKED.get().is_some()
 }
 
 /// Whether somebody at a terminal has asked for the stop.
-pub(crate) fn was_interrupted() -> bool {
+pub fn was_interrupted() -> bool {
     ASKED.get().is_some_and(|asked| asked.interrupted.load(Ordering::Relaxed))
 }
 
@@ -106,13 +106,13 @@ fn now() -> u64 {
 }
 
 /// Whether `signal` is ignored.
-pub(crate) fn is_ignored(signal: c_int) -> bool {
+pub fn is_ignored(signal: c_int) -> bool {
     action_of(signal).is_some_and(|action| action.sa_sigaction == libc::SIG_IGN)
 }
 
 /// Lets this process learn how its children end, whatever the one that started it does on SIGCHLD: a process
 /// that ignores SIGCHLD cannot wait for its children. They get the default as well.
-pub(crate) fn hear_of_children() {
+pub fn hear_of_children() {
     if is_ignored(libc::SIGCHLD) {
         // SAFETY: the default action is no code of ours that could run.
         unsafe { libc::signal(libc::SIGCHLD, libc::SIG_DFL) };

@@ -14,7 +14,7 @@ static POOL: Mutex<Option<&'static ThreadPool>> = Mutex::new(None);
 /// # Errors
 ///
 /// The system's reason not to start them.
-pub(crate) fn in_pool<T: Send>(work: impl FnOnce() -> T + Send) -> io::Result<T> {
+pub fn in_pool<T: Send>(work: impl FnOnce() -> T + Send) -> io::Result<T> {
     Ok(pool()?.install(work))
 }
 

@@ -19,7 +19,7 @@ use std::time::Duration;
 use super::launcher::{self, Word};
 use stream::Stream;
 
-pub(crate) use bar::watched_bar;
+pub use bar::watched_bar;
 
 static STDOUT: Stream = Stream::new("standard output", |bytes| {
     let mut console = io::stdout();

@@ -1,0 +1,83 @@
+//! What a process of Kiln sets up, whatever command it runs: output that never blocks, signals that ask it to
+//! stop, a log that somebody sees, crash reports, and an end together with its launcher.
+//!
+//! The binary `kiln` calls [`begin`] first. The crate `kiln` adds what needs its engine: see `kiln::process`.
+
+mod action;
+mod crash;
+mod id;
+pub mod launcher;
+mod log;
+pub mod output;
+mod parent;
+mod pool;
+pub mod position;
+mod signals;
+pub mod words;
+
+use std::io::IsTerminal;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+pub use crash::raise_segv;
+pub use id::ProcessId;
+pub use launcher::{GraceError, state_of};
+pub use log::LogLevelError;
+pub use parent::end_with_launcher;
+pub use pool::in_pool;
+pub use signals::{hear_of_children, is_ignored, stop_on_signals, was_interrupted};
+
+/// Sets up this process, apart from the signals that ask a run to stop: those are [`stop_on_signals`]. To be
+/// called first in `main`; later calls change nothing. `rank_of_thread` is the rank that the calling thread works
+/// for, if it works for one; crash reports ask it, in a signal handler.
+///
+/// # Errors
+///
+/// If `KILN_LOG` says nothing that could be meant.
+pub fn begin(rank_of_thread: fn() -> Option<usize>) -> Result<(), LogLevelError> {
+    end_with_launcher();
+    let filter = log::filter(std::env::var_os(log::VARIABLE).as_deref())?;
+    // Somebody else's subscriber stays.
+    let _ = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(|| output::Stderr)
+        .with_ansi(std::io::stderr().is_terminal())
+        .log_internal_errors(false)
+        .without_time()
+        .with_target(false)
+        .try_init();
+    crash::tell_crashes(rank_of_thread);
+    signals::let_large_writes_fail();
+    Ok(())
+}
+
+/// Says, once per process, what a run would silently lack: the parts of `kiln::process::start` that have not
+/// happened, and the allocator. `stops` is whether the caller stops its runs by itself, `counts_memory` whether
+/// the global allocator counts.
+pub fn tell_what_is_missing(stops: bool, counts_memory: bool) {
+    static TOLD: AtomicBool = AtomicBool::new(false);
+    let is_heard = tracing::dispatcher::has_been_set();
+    let mut missing = Vec::new();
+    if !is_heard {
+        missing.push("warnings are not shown, since no tracing subscriber is set");
+    }
+    if !stops && !signals::are_handled() {
+        missing.push("SIGTERM ends this run without a checkpoint, since no signals are handled");
+    }
+    if !counts_memory {
+        missing.push(
+            "peak_bytes is 0 and memory is not kept from step to step, since the global allocator is \
+             not kiln::process::CountingAllocator",
+        );
+    }
+    if missing.is_empty() || TOLD.swap(true, Ordering::Relaxed) {
+        return;
+    }
+    let text = format!(
+        "{}; call kiln::process::start first in main, and see the documentation of kiln::process",
+        missing.join("; ")
+    );
+    match is_heard {
+        true => tracing::warn!("{text}"),
+        false => output::complain(&format!("warning: {text}")),
+    }
+}
