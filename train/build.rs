@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::Command;
 
 /// What the program is made of, in the root of the repository.
-const SOURCES: [&str; 9] = [
+const SOURCES: [&str; 10] = [
     "Cargo.lock",
     "Cargo.toml",
     ".patches",
@@ -19,6 +19,7 @@ const SOURCES: [&str; 9] = [
     "train/Cargo.toml",
     "train/process",
     "train/src",
+    "train/storage",
 ];
 
 /// For builds outside a repository: what to say.

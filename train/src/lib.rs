@@ -6,7 +6,6 @@
 
 pub mod bench;
 pub mod checkpoint;
-mod checksum;
 pub mod cli;
 pub mod config;
 pub mod data;
@@ -15,14 +14,11 @@ pub mod doctor;
 mod error;
 pub mod eval;
 pub mod fault;
-mod files;
 pub mod flight;
 pub mod generate;
-mod header;
 pub mod hugging_face;
 pub mod inspect;
 pub mod launch;
-mod lines;
 pub mod metrics;
 mod mismatch;
 pub mod place;
@@ -32,12 +28,12 @@ pub mod run;
 pub mod schedule;
 pub mod sharded;
 pub mod source;
-mod staging;
 mod version;
 pub mod weights;
 pub mod world;
 
 pub use kiln_process::words;
+pub(crate) use kiln_storage::files;
 
 /// So that tests can tell how much memory reading something takes.
 #[cfg(test)]

@@ -1,19 +1,20 @@
 //! What a run reports: `metrics.jsonl` for programs, lines or a progress bar for people.
 
-use std::ffi::OsStr;
-use std::fs::{self, File, OpenOptions};
+use std::fs::OpenOptions;
 use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use indicatif::ProgressBar;
+use kiln_storage::Lines;
 use serde::{Deserialize, Serialize};
 
 use crate::files;
-use crate::lines::Lines;
 use crate::process::output::{self, complain};
 
 pub use crate::process::output::say;
+pub(crate) use kiln_storage::durable::is_beside;
+pub use kiln_storage::durable::write_beside;
 
 /// One logged training step.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -170,41 +171,6 @@ pub fn cut_lines_after(path: &Path, done: u64, cut: &Path) -> io::Result<bool> {
     Ok(!rest.is_empty())
 }
 
-/// Between the name of a file and the process that is writing it.
-const BESIDE: &str = ".kiln-";
-
-/// Replaces a file as a whole: a reader sees the old content or the new, never a part. No other file
-/// is touched: the new content is first written to a file that was not there before.
-pub fn write_beside(path: &Path, content: &[u8]) -> io::Result<()> {
-    let (beside, mut file) = create_beside(path)?;
-    let written =
-        file.write_all(content).and_then(|()| file.sync_all()).and_then(|()| fs::rename(&beside, path));
-    if written.is_err() {
-        let _ = fs::remove_file(&beside);
-    }
-    written
-}
-
-/// Whether `name` is that of what [`write_beside`] is about to make the file `of`.
-pub(crate) fn is_beside(name: &OsStr, of: &str) -> bool {
-    let name = name.to_str().and_then(|name| name.strip_prefix('.')?.strip_prefix(of));
-    name.is_some_and(|rest| rest.starts_with(BESIDE))
-}
-
-/// Creates a hidden file beside `path` under a name that nobody has.
-fn create_beside(path: &Path) -> io::Result<(PathBuf, File)> {
-    let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let mut index = 0;
-    loop {
-        let beside = path.with_file_name(format!(".{name}{BESIDE}{}-{index}", std::process::id()));
-        match OpenOptions::new().write(true).create_new(true).open(&beside) {
-            Ok(file) => return Ok((beside, file)),
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => index += 1,
-            Err(error) => return Err(error),
-        }
-    }
-}
-
 /// Hours, minutes and seconds.
 fn clock(time: Duration) -> String {
     let seconds = time.as_secs();
@@ -217,29 +183,9 @@ fn clock(time: Duration) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::fs;
 
-    #[test]
-    fn writing_beside_touches_no_other_file() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("config.toml");
-        let mine = format!(".config.toml.kiln-{}-0", std::process::id());
-        let others = ["config.partial", "config.tmp", &mine];
-        for name in others {
-            fs::write(folder.path().join(name), name).unwrap();
-        }
-        write_beside(&path, b"one").unwrap();
-        write_beside(&path, b"two").unwrap();
-        assert_eq!(fs::read(&path).unwrap(), b"two");
-        for name in others {
-            assert_eq!(fs::read_to_string(folder.path().join(name)).unwrap(), name);
-        }
-        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 4);
-        // Nothing stays of what did not succeed.
-        fs::create_dir(folder.path().join("taken")).unwrap();
-        assert!(write_beside(&folder.path().join("taken"), b"x").is_err());
-        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 5);
-    }
+    use super::*;
 
     #[test]
     fn lines_that_are_cut_are_kept_elsewhere() {

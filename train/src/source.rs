@@ -10,12 +10,12 @@ use kiln_model::decoder::Decoder;
 use kiln_model::layers::Block;
 use kiln_model::{Key, ModelConfig};
 use kiln_shard::{Engine, EngineBuilder};
+use kiln_storage::files;
 use serde_json::{Value, json};
 
 use crate::checkpoint::{Architecture, Checkpoint, CheckpointError};
 use crate::data::{DataError, Tokenizer};
 use crate::error::TrainError;
-use crate::files;
 use crate::hugging_face::{self, HuggingFaceError, HuggingFaceFolder};
 use crate::sharded::ShardedDecoder;
 use crate::weights::{self, AllowMissing, Weights};

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 use kiln_shard::ParamGroupLayout;
+use kiln_storage::files::{self, MAX_WHOLE};
 
 use super::index::INDEX_FILE;
 use super::manifest::Format;
@@ -13,7 +14,6 @@ use super::part::{self, Completion, Entry, Values};
 use super::saved::Saved;
 use super::{CONFIG_FILE, Checkpoint, CheckpointError, CheckpointReader, SaveContext, full, verify};
 use crate::error::TrainError;
-use crate::files::{self, MAX_WHOLE};
 use crate::weights::{NotFinite, Weights as _};
 
 /// The most parts that a checkpoint is cut into. It loads at any number of ranks.

@@ -4,6 +4,7 @@ use std::fs::{self, File};
 use std::io::{self, ErrorKind, Write};
 use std::path::Path;
 
+use kiln_storage::durable;
 use nix::errno::Errno;
 use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};
 
@@ -18,15 +19,7 @@ pub(super) fn write(path: &Path, bytes: &[u8]) -> Result<(), CheckpointError> {
 
 /// Waits until the names in a folder are on the disk: a rename is durable once its folder is.
 pub(super) fn sync_folder(path: &Path) -> Result<(), CheckpointError> {
-    File::open(path).and_then(|file| file.sync_all()).map_err(CheckpointError::io("sync", path))
-}
-
-/// The folder that `path` is in.
-pub(crate) fn parent_of(path: &Path) -> &Path {
-    match path.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent,
-        _ => Path::new("."),
-    }
+    durable::sync_folder(path).map_err(CheckpointError::io("sync", path))
 }
 
 /// Puts the file `beside` at `place`, at once: whoever looks finds the old or the new one, whole.

@@ -5,9 +5,11 @@ use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
+use kiln_storage::durable::parent_of;
+use kiln_storage::files;
+
 use super::disk::{self, is_whole};
 use super::{CheckpointError, MANIFEST_FILE};
-use crate::files;
 
 /// Folder of all checkpoints inside a run folder.
 const CHECKPOINTS: &str = "checkpoints";
@@ -127,7 +129,7 @@ pub(super) fn has_any(folder: &Path) -> bool {
 /// The newest checkpoint beside the one at `path`, of an earlier step, of which `is_usable` is true.
 pub(super) fn earlier(path: &Path, is_usable: impl Fn(&Path) -> bool) -> Option<PathBuf> {
     let step = step_of(path.file_name()?)?;
-    let beside = list(disk::parent_of(path)).into_iter().rev();
+    let beside = list(parent_of(path)).into_iter().rev();
     beside.filter(|(other, _)| *other < step).map(|(_, path)| path).find(|path| is_usable(path))
 }
 

@@ -10,8 +10,9 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use kiln_storage::files;
+
 use super::CheckpointError;
-use crate::files;
 
 /// A folder, and the open file in it that shows whose it is.
 #[derive(Clone, Debug)]

@@ -7,13 +7,13 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use kiln_shard::ParamGroupLayout;
+use kiln_storage::Checksum;
+use kiln_storage::files::{self, MAX_WHOLE};
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 
-use super::checksum::Checksum;
 use super::saved::Saved;
 use super::{Architecture, CheckpointError, CheckpointState, MANIFEST_FILE, SavedOptimizer, disk};
-use crate::files::{self, MAX_WHOLE};
 
 /// The version of the format that this build writes.
 pub const FORMAT_VERSION: u64 = 4;

@@ -45,7 +45,6 @@ mod reader;
 mod saved;
 mod saver;
 mod status;
-mod stream;
 mod tensor_file;
 mod verify;
 
@@ -53,26 +52,22 @@ use kiln_model::ModelConfig;
 use kiln_shard::LossScale;
 use serde::{Deserialize, Serialize};
 
-use crate::checksum;
-
-pub use checksum::Checksum;
 pub use context::SaveContext;
 pub use convert::{ConvertArgs, convert};
 pub use describe::describe;
 pub(crate) use describe::{model_line, size};
-pub(crate) use disk::parent_of;
 pub use error::CheckpointError;
 pub use folder::{Keep, folder_of_run, later_than, move_later, sweep};
 pub(crate) use folder::{mend_latest, place_of, step_of, surplus};
 pub use full::write_full;
 pub use held::HeldFolder;
+pub use kiln_storage::{Checksum, Stream};
 pub use manifest::{FORMAT_VERSION, FileEntry, Format, Manifest, Piece, TensorEntry, UnitEntry};
 pub use open::Checkpoint;
 pub use origin::{Architecture, CustomPart, SavedOptimizer};
 pub use reader::CheckpointReader;
 pub use saved::Saved;
 pub use saver::{Progress, SaveOptions, Saver};
-pub use stream::Stream;
 pub use verify::{Verified, verify};
 
 /// Name of the manifest in the folder.

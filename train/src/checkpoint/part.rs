@@ -9,6 +9,9 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use kiln_shard::ParamGroupLayout;
+use kiln_storage::StagingFolder;
+use kiln_storage::durable::parent_of;
+use kiln_storage::files::{self, MAX_WHOLE};
 use serde::{Deserialize, Serialize};
 
 use super::index::write_index;
@@ -18,8 +21,6 @@ use super::manifest::{
 use super::saved::Saved;
 use super::tensor_file::TensorFileWriter;
 use super::{CONFIG_FILE, CheckpointError, Checksum, SaveContext, TOKENIZER_FILE, disk, folder};
-use crate::files::{self, MAX_WHOLE};
-use crate::staging::StagingFolder;
 
 /// Elements of one parameter that are to be written.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -282,7 +283,7 @@ impl Completion<'_> {
         manifest.write(beside)?;
         disk::sync_folder(beside)?;
         disk::replace_folder(beside, place)?;
-        disk::sync_folder(disk::parent_of(place))
+        disk::sync_folder(parent_of(place))
     }
 }
 
@@ -327,7 +328,7 @@ pub(super) struct NewFolder {
 impl NewFolder {
     /// Starts one for `place`, where nothing must be.
     pub(super) fn create(place: &Path) -> Result<Self, CheckpointError> {
-        let parent = disk::parent_of(place);
+        let parent = parent_of(place);
         fs::create_dir_all(parent).map_err(CheckpointError::io("create", parent))?;
         let beside = StagingFolder::create(place).map_err(CheckpointError::io("write beside", place))?;
         Ok(NewFolder { place: place.to_owned(), beside })

@@ -7,16 +7,14 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 
+use kiln_storage::header::{Array, MAX_HEADER, header, header_bytes, parse_header};
+use kiln_storage::{Checksum, RunningChecksum, Stream, files};
 use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
 use safetensors::SafeTensorError;
 use safetensors::tensor::Dtype;
 
 use super::CheckpointError;
-use super::checksum::{Checksum, RunningChecksum};
 use super::manifest::FileEntry;
-use super::stream::Stream;
-use crate::files;
-use crate::header::{Array, MAX_HEADER, header, header_bytes, parse_header};
 
 /// Bytes that are checksummed and then written, or copied and then checksummed, while they are in
 /// the cache.

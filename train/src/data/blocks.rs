@@ -5,8 +5,7 @@
 //! the last may be fewer: eight bytes each, little-endian, one after the other.
 
 use super::DataError;
-use crate::checksum::{Checksum, RunningChecksum};
-use crate::files;
+use kiln_storage::{Checksum, RunningChecksum, files};
 use std::fs::File;
 use std::io::{self, BufWriter, Write as _};
 use std::ops::Range;

@@ -3,7 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::files;
+use kiln_storage::files;
 
 /// A failure while preparing or reading data. Every message names the file, line or
 /// key at fault and what to do about it.

@@ -4,7 +4,8 @@ use super::DataError;
 use super::info::INFO_FILE;
 use super::owner::{self, Mark, PARTIAL};
 use super::remark::LeftBehind;
-use std::fs::{self, File};
+use kiln_storage::durable::{self, parent_of};
+use std::fs;
 use std::path::{Path, PathBuf};
 
 /// A folder under construction: a hidden sibling of the final one, which takes its
@@ -34,10 +35,7 @@ impl OutputFolder {
                 problem: "the path does not end in the name of a folder".to_owned(),
             });
         };
-        let parent = match target.parent() {
-            Some(parent) if !parent.as_os_str().is_empty() => parent.to_path_buf(),
-            _ => PathBuf::from("."),
-        };
+        let parent = parent_of(target).to_owned();
         fs::create_dir_all(&parent).map_err(DataError::io("create", &parent))?;
         let left_behind = owner::sweep(&parent);
         // A name that nobody has, on any machine that sees this folder: what is there already may be anyone's.
@@ -124,12 +122,9 @@ fn check_free(target: &Path) -> Result<(), DataError> {
     }
 }
 
-/// Makes the names inside a folder durable, where the system can.
+/// Makes the names inside a folder durable.
 fn sync_folder(path: &Path) -> Result<(), DataError> {
-    if cfg!(unix) {
-        File::open(path).and_then(|folder| folder.sync_all()).map_err(DataError::io("write", path))?;
-    }
-    Ok(())
+    durable::sync_folder(path).map_err(DataError::io("write", path))
 }
 
 #[cfg(test)]

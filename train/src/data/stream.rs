@@ -9,12 +9,12 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use kiln_storage::files;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 
 use super::DataError;
-use crate::files;
 
 /// How long a stop may go unnoticed while nobody writes to a stream.
 const STOP_INTERVAL: Duration = Duration::from_millis(100);

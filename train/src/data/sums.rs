@@ -3,11 +3,13 @@
 
 use super::DataError;
 use super::listing::sha256_of;
-use crate::files::{self, MAX_WHOLE};
+use kiln_storage::durable;
+use kiln_storage::files::{self, MAX_WHOLE};
+use serde::Serialize;
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{self, Write as _};
+use std::io;
 use std::path::Path;
 
 /// Name of the file, inside the folder.
@@ -45,6 +47,21 @@ pub(super) fn read_small_file(folder: &Path, name: &'static str) -> Result<Vec<u
         }
     };
     Err(DataError::Damaged { folder: folder.to_owned(), problems: vec![problem] })
+}
+
+/// Writes a small file of a folder, as JSON for people, and waits until it is on the disk.
+pub(super) fn write_small_file(
+    folder: &Path,
+    name: &'static str,
+    value: &impl Serialize,
+) -> Result<(), DataError> {
+    let path = folder.join(name);
+    let write = || {
+        let mut json = serde_json::to_vec_pretty(value)?;
+        json.push(b'\n');
+        durable::write(&path, &json)
+    };
+    write().map_err(DataError::io("write", &path))
 }
 
 /// SHA-256 in hexadecimal, by file name.
@@ -100,12 +117,7 @@ impl Sums {
     pub(super) fn save(&self, folder: &Path) -> Result<(), DataError> {
         let path = folder.join(SUMS_FILE);
         let text: String = self.0.iter().map(|(name, sum)| format!("{sum}  {name}\n")).collect();
-        let write = || {
-            let mut file = File::create(&path)?;
-            file.write_all(text.as_bytes())?;
-            file.sync_all()
-        };
-        write().map_err(DataError::io("write", &path))
+        durable::write(&path, text.as_bytes()).map_err(DataError::io("write", &path))
     }
 }
 

@@ -4,7 +4,7 @@ use super::DataError;
 use super::info::TOKENIZER_FILE;
 use super::stream::{self, Stream};
 use super::sums::read_small_file;
-use crate::files::{self, MAX_WHOLE};
+use kiln_storage::files::{self, MAX_WHOLE};
 use std::fs;
 use std::io::Write as _;
 use std::path::Path;

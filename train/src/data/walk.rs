@@ -3,8 +3,8 @@
 use super::DataError;
 use super::remark::{PassedOver, Unread};
 use super::stream::Stream;
-use crate::files;
 use ignore::{DirEntry, WalkBuilder};
+use kiln_storage::files;
 use nix::errno::Errno;
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use kiln_model::decoder::Decoder;
 use kiln_model::{Key, ModelConfig};
+use kiln_storage::files;
 
 use super::config::FolderConfig;
 use super::keys::Keys;
@@ -14,7 +15,6 @@ use super::tokens::end_ids;
 use super::{CARRIED, CONFIG_FILE, HuggingFaceError, INDEX_FILE, MODEL_FILE, TOKENIZER_FILE, TensorFile};
 use crate::checkpoint::{CheckpointError, MANIFEST_FILE, model_line};
 use crate::device;
-use crate::files;
 use crate::sharded::parameter_shapes;
 use crate::weights::Weights;
 use crate::words::number_of;

@@ -2,10 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
+use kiln_storage::files;
 use serde_json::{Map, Value};
 
 use super::HuggingFaceError;
-use crate::files;
 
 /// The index of a model of many thousand tensors has a few million bytes.
 const MAX_BYTES: u64 = 1 << 28;

@@ -4,12 +4,12 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
+use kiln_storage::StagingFolder;
+use kiln_storage::durable::{self, parent_of};
+use kiln_storage::files::{self, MAX_WHOLE};
 use serde_json::Value;
 
 use super::HuggingFaceError;
-use crate::checkpoint::parent_of;
-use crate::files::{self, MAX_WHOLE};
-use crate::staging::StagingFolder;
 
 /// A folder under construction beside its place; removed unless [`NewFolder::commit`] is called.
 pub(super) struct NewFolder {
@@ -98,5 +98,5 @@ fn check_free(place: &Path) -> Result<(), HuggingFaceError> {
 
 /// A rename is durable once its folder is synced.
 fn sync_folder(path: &Path) -> Result<(), HuggingFaceError> {
-    File::open(path).and_then(|folder| folder.sync_all()).map_err(HuggingFaceError::io("sync", path))
+    durable::sync_folder(path).map_err(HuggingFaceError::io("sync", path))
 }

@@ -9,12 +9,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use half::{bf16, f16};
+use kiln_storage::{files, header::read_header};
 use rayon::prelude::*;
 use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 
 use super::HuggingFaceError;
-use crate::files;
-use crate::header::read_header;
 
 /// Bytes that are read and decoded at a time: they stay in the second cache.
 const CHUNK: usize = 1 << 18;

@@ -6,6 +6,7 @@ use std::fs::File;
 use std::io::{BufWriter, Write};
 
 use half::{bf16, f16};
+use kiln_storage::header::{Array, header};
 use serde_json::{Value, json};
 
 use super::HuggingFaceError;
@@ -13,7 +14,6 @@ use super::folder::in_file;
 use super::names::HuggingFaceName;
 use super::output::NewFolder;
 use crate::checkpoint::CheckpointError;
-use crate::header::{Array, header};
 use crate::weights::Weights;
 
 /// Rows of a matrix that are put in order at once while it is transposed.

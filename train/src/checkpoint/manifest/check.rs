@@ -5,10 +5,10 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use kiln_model::ModelConfig;
 use kiln_shard::LossScale;
+use kiln_storage::files::{self, MAX_WHOLE};
 
 use super::{FileEntry, Manifest, TensorEntry};
 use crate::checkpoint::{Architecture, CheckpointState, Checksum, MANIFEST_FILE};
-use crate::files::{self, MAX_WHOLE};
 
 /// No run gets as far as this in steps, samples or tokens, and no sequence is as long; whoever adds to such
 /// a number need not think of overflow.

@@ -9,14 +9,14 @@ use safetensors::tensor::Metadata;
 use serde_json::json;
 
 /// Bytes of a header, at most: its text may have as many as the library `safetensors` reads.
-pub(crate) const MAX_HEADER: u64 = 100_000_000 + size_of::<u64>() as u64;
+pub const MAX_HEADER: u64 = 100_000_000 + size_of::<u64>() as u64;
 
 /// Headers end where 8 bytes end, so that tensors can be mapped.
 const ALIGNMENT: usize = 8;
 
 /// Bytes of the header of a file of `length` bytes that starts with `first`: its text and the text's own
 /// length. Always within the file.
-pub(crate) fn header_bytes(first: [u8; size_of::<u64>()], length: u64) -> Result<usize, SafeTensorError> {
+pub fn header_bytes(first: [u8; size_of::<u64>()], length: u64) -> Result<usize, SafeTensorError> {
     let header = u64::from_le_bytes(first).saturating_add(first.len() as u64);
     if header > MAX_HEADER {
         return Err(SafeTensorError::HeaderTooLarge);
@@ -29,7 +29,7 @@ pub(crate) fn header_bytes(first: [u8; size_of::<u64>()], length: u64) -> Result
 
 /// What a header of [`header_bytes`] bytes describes: arrays that follow it without gaps, and take all of a
 /// file of `length` bytes.
-pub(crate) fn parse_header(header: &[u8], length: u64) -> Result<Metadata, SafeTensorError> {
+pub fn parse_header(header: &[u8], length: u64) -> Result<Metadata, SafeTensorError> {
     let text = header.get(size_of::<u64>()..).ok_or(SafeTensorError::HeaderTooSmall)?;
     let text = std::str::from_utf8(text).map_err(SafeTensorError::InvalidHeader)?;
     // Checks the arrays as well.
@@ -43,7 +43,7 @@ pub(crate) fn parse_header(header: &[u8], length: u64) -> Result<Metadata, SafeT
 
 /// Reads the header of `file`, and nothing else: its bytes, and what it describes. The outer error is that
 /// of reading, the inner one that of the header.
-pub(crate) fn read_header(file: &File) -> io::Result<Result<(usize, Metadata), SafeTensorError>> {
+pub fn read_header(file: &File) -> io::Result<Result<(usize, Metadata), SafeTensorError>> {
     let length = file.metadata()?.len();
     let mut first = [0; size_of::<u64>()];
     if length < first.len() as u64 {
@@ -60,20 +60,20 @@ pub(crate) fn read_header(file: &File) -> io::Result<Result<(usize, Metadata), S
 }
 
 /// An array of a file.
-pub(crate) struct Array<'a> {
+pub struct Array<'a> {
     /// Its key.
-    pub(crate) key: &'a str,
+    pub key: &'a str,
     /// `F32`, `BF16`, …
-    pub(crate) dtype: &'static str,
+    pub dtype: &'static str,
     /// Bytes of an element.
-    pub(crate) width: usize,
+    pub width: usize,
     /// Its shape.
-    pub(crate) shape: &'a [usize],
+    pub shape: &'a [usize],
 }
 
 /// The first bytes of a file with one entry of `metadata`, as name and value, and `arrays`, whose data
 /// follows in this order without gaps.
-pub(crate) fn header<'a>(metadata: (&str, &str), arrays: impl Iterator<Item = Array<'a>>) -> Vec<u8> {
+pub fn header<'a>(metadata: (&str, &str), arrays: impl Iterator<Item = Array<'a>>) -> Vec<u8> {
     let (name, value) = metadata;
     let mut text = json!({"__metadata__": {name: value}}).to_string();
     let mut start = 0;

@@ -43,21 +43,21 @@ impl Checksum {
 }
 
 /// The [`Checksum`] of bytes that come piece by piece.
-pub(crate) struct RunningChecksum(Digest);
+pub struct RunningChecksum(Digest);
 
 impl RunningChecksum {
     /// Of no bytes yet.
-    pub(crate) fn new() -> Self {
+    pub fn new() -> Self {
         RunningChecksum(Digest::new(ALGORITHM))
     }
 
     /// Goes on with `bytes`.
-    pub(crate) fn update(&mut self, bytes: &[u8]) {
+    pub fn update(&mut self, bytes: &[u8]) {
         self.0.update(bytes);
     }
 
     /// Of all bytes so far.
-    pub(crate) fn finish(&self) -> Checksum {
+    pub fn finish(&self) -> Checksum {
         Checksum(self.0.finalize())
     }
 }

@@ -4,12 +4,13 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
+use kiln_process::words::number_of;
+
 use crate::files;
-use crate::words::number_of;
 
 /// Appends lines to a file. A line that cannot be written, for example because the disk is full, leaves no
 /// part of itself; how many there were is said when lines can be written again, or at the end.
-pub(crate) struct Lines {
+pub struct Lines {
     path: PathBuf,
     file: File,
     /// Bytes of the lines that are whole.
@@ -19,14 +20,14 @@ pub(crate) struct Lines {
 
 impl Lines {
     /// Appends to the file at `path`, which is created if it is not there.
-    pub(crate) fn open(path: &Path) -> io::Result<Self> {
+    pub fn open(path: &Path) -> io::Result<Self> {
         let file = files::open_with(OpenOptions::new().create(true).append(true), path)?;
         let length = file.metadata()?.len();
         Ok(Lines { path: path.to_owned(), file, length, lost: 0 })
     }
 
     /// Appends a line, which is given without its end.
-    pub(crate) fn append(&mut self, mut line: String) {
+    pub fn append(&mut self, mut line: String) {
         line.push('\n');
         match self.file.write_all(line.as_bytes()) {
             Ok(()) => {

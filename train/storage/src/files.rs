@@ -10,16 +10,16 @@ use nix::errno::Errno;
 use nix::fcntl::OFlag;
 
 /// Bytes of a file that is read as a whole, at most: configurations, tokenizers and the like.
-pub(crate) const MAX_WHOLE: u64 = 1 << 30;
+pub const MAX_WHOLE: u64 = 1 << 30;
 
 /// Opens a file for reading. What is no regular file is an error of the kind [`ErrorKind::InvalidInput`]:
 /// a FIFO would be waited for without end, and a device may give bytes without end.
-pub(crate) fn open(path: &Path) -> io::Result<File> {
+pub fn open(path: &Path) -> io::Result<File> {
     open_with(OpenOptions::new().read(true), path)
 }
 
 /// As [`open`], with `options`.
-pub(crate) fn open_with(options: &OpenOptions, path: &Path) -> io::Result<File> {
+pub fn open_with(options: &OpenOptions, path: &Path) -> io::Result<File> {
     let refused = || io::Error::new(ErrorKind::InvalidInput, "it is no regular file");
     // First by name: opening a device may do something, and a FIFO without a reader has an error of its own.
     if fs::metadata(path).is_ok_and(|found| !found.is_file()) {
@@ -32,7 +32,7 @@ pub(crate) fn open_with(options: &OpenOptions, path: &Path) -> io::Result<File> 
 
 /// All of a regular file of `most` bytes at most; a longer one is an error of the kind
 /// [`ErrorKind::FileTooLarge`].
-pub(crate) fn read(path: &Path, most: u64) -> io::Result<Vec<u8>> {
+pub fn read(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     // Grows with what is there, whatever the file system says of its length.
     open(path)?.take(most.saturating_add(1)).read_to_end(&mut bytes)?;
@@ -40,13 +40,13 @@ pub(crate) fn read(path: &Path, most: u64) -> io::Result<Vec<u8>> {
 }
 
 /// The error of a file that goes on after `most` bytes.
-pub(crate) fn too_long(most: u64) -> io::Error {
+pub fn too_long(most: u64) -> io::Error {
     let problem = format!("it is longer than the {most} bytes that such a file may have");
     io::Error::new(ErrorKind::FileTooLarge, problem)
 }
 
 /// What to do about an error of the file system.
-pub(crate) fn advice(error: &io::Error) -> &'static str {
+pub fn advice(error: &io::Error) -> &'static str {
     let Some(code) = error.raw_os_error() else {
         return match error.kind() {
             ErrorKind::InvalidInput | ErrorKind::FileTooLarge => "check the path",
@@ -68,7 +68,7 @@ pub(crate) fn advice(error: &io::Error) -> &'static str {
 }
 
 /// What to do about an error that is no matter of the path, because the process or the machine is at a limit.
-pub(crate) fn limit_of(error: &io::Error) -> Option<&'static str> {
+pub fn limit_of(error: &io::Error) -> Option<&'static str> {
     match Errno::from_raw(error.raw_os_error()?) {
         Errno::EMFILE => Some("allow a process more open files (`ulimit -n`)"),
         Errno::ENFILE => Some("the machine has too many open files: end some processes"),
@@ -79,7 +79,7 @@ pub(crate) fn limit_of(error: &io::Error) -> Option<&'static str> {
 }
 
 /// Where a link leads that makes `path` lead nowhere: the path itself, or a folder that it is in.
-pub(crate) fn dangling_link(path: &Path) -> Option<(PathBuf, PathBuf)> {
+pub fn dangling_link(path: &Path) -> Option<(PathBuf, PathBuf)> {
     // Without a slash at its end, which would follow the link.
     let bare: PathBuf = path.components().collect();
     let link = bare.ancestors().find(|part| part.is_symlink() && !part.exists())?;
@@ -88,7 +88,7 @@ pub(crate) fn dangling_link(path: &Path) -> Option<(PathBuf, PathBuf)> {
 
 /// Where the links of `name` in `folder` lead out of the folder; `None` if they do not, or if
 /// nothing is there. Files that the cache of the Hugging Face hub keeps for a snapshot belong to it.
-pub(crate) fn way_out(folder: &Path, name: impl AsRef<Path>) -> Option<PathBuf> {
+pub fn way_out(folder: &Path, name: impl AsRef<Path>) -> Option<PathBuf> {
     let folder = folder.canonicalize().ok()?;
     let path = folder.join(name);
     let target = path.canonicalize().ok()?;
@@ -111,7 +111,7 @@ fn blobs_of(folder: &Path) -> Option<PathBuf> {
 }
 
 /// Whether `name` names something directly in a folder, and nothing elsewhere.
-pub(crate) fn is_plain_name(name: &str) -> bool {
+pub fn is_plain_name(name: &str) -> bool {
     let mut parts = Path::new(name).components();
     let first = parts.next();
     matches!(first, Some(Component::Normal(part)) if part == name) && parts.next().is_none()

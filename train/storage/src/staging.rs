@@ -4,13 +4,15 @@ use std::fs::{self, File, TryLockError};
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
-use crate::process::ProcessId;
+use kiln_process::ProcessId;
+
+use crate::durable::parent_of;
 
 /// A new hidden folder for what is to appear whole at a place beside it; removed with this value, unless it
 /// has come to its place. What a killed process has left for the same place is removed when the next one is
 /// made.
 #[derive(Debug)]
-pub(crate) struct StagingFolder {
+pub struct StagingFolder {
     path: PathBuf,
     /// Locked for as long as somebody works in it, where folders can be locked.
     _lock: File,
@@ -20,12 +22,11 @@ pub(crate) struct StagingFolder {
 
 impl StagingFolder {
     /// One for `place`, whose parent must be there. The name is nobody else's, on any machine.
-    pub(crate) fn create(place: &Path) -> io::Result<Self> {
+    pub fn create(place: &Path) -> io::Result<Self> {
         let name = place.file_name().unwrap_or_default().to_string_lossy();
         let prefix = format!(".{name}{KILN}{}-", ProcessId::this().kernel());
-        let parent = place.with_file_name("");
-        let parent = if parent.as_os_str().is_empty() { PathBuf::from(".") } else { parent };
-        sweep(&parent, &prefix);
+        let parent = parent_of(place);
+        sweep(parent, &prefix);
         let mut index = 0;
         loop {
             let path = parent.join(format!("{prefix}{}-{index}", std::process::id()));
@@ -47,12 +48,12 @@ impl StagingFolder {
     }
 
     /// The folder.
-    pub(crate) fn path(&self) -> &Path {
+    pub fn path(&self) -> &Path {
         &self.path
     }
 
     /// Says that it has come to its place, or was removed.
-    pub(crate) fn gone(mut self) {
+    pub fn gone(mut self) {
         self.is_gone = true;
     }
 }

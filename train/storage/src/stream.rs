@@ -70,7 +70,7 @@ impl Stream {
     }
 
     /// Bytes appended.
-    pub(super) fn length(&self) -> u64 {
+    pub fn length(&self) -> u64 {
         self.written + self.filled as u64
     }
 
