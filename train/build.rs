@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::Command;
 
 /// What the program is made of, in the root of the repository.
-const SOURCES: [&str; 10] = [
+const SOURCES: [&str; 11] = [
     "Cargo.lock",
     "Cargo.toml",
     ".patches",
@@ -17,6 +17,7 @@ const SOURCES: [&str; 10] = [
     "model/src",
     "shard/src",
     "train/Cargo.toml",
+    "train/data",
     "train/process",
     "train/src",
     "train/storage",

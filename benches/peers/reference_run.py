@@ -106,7 +106,7 @@ def mix(value):
 
 
 def sample_at(position, samples, shuffle, seed):
-    """The sample at a position of the run, as train/src/data/order.rs has it: a Feistel network
+    """The sample at a position of the run, as train/data/src/order.rs has it: a Feistel network
     walked until it is back among the samples."""
     epoch, sample = divmod(position, samples)
     if not shuffle:

@@ -8,7 +8,6 @@ pub mod bench;
 pub mod checkpoint;
 pub mod cli;
 pub mod config;
-pub mod data;
 pub mod device;
 pub mod doctor;
 mod error;
@@ -32,6 +31,7 @@ mod version;
 pub mod weights;
 pub mod world;
 
+pub use kiln_data as data;
 pub use kiln_process::words;
 pub(crate) use kiln_storage::files;
 

@@ -55,7 +55,7 @@ impl DocumentReader for JsonLines {
 }
 
 /// The parser's message about one line, with its own count of lines, which is always 1, left out.
-pub(crate) fn describe(error: &serde_json::Error) -> String {
+pub fn describe(error: &serde_json::Error) -> String {
     let message = error.to_string();
     let message = message.split(" at line ").next().unwrap_or(&message);
     format!("{message} (column {})", error.column())

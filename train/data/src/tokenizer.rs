@@ -95,7 +95,7 @@ impl Tokenizer {
     }
 
     /// The tokenizer that the file `path` with this `content` is.
-    pub(crate) fn from_file(content: Vec<u8>, path: &Path) -> Result<Self, DataError> {
+    pub fn from_file(content: Vec<u8>, path: &Path) -> Result<Self, DataError> {
         let unusable = |problem| DataError::TokenizerFile { path: path.to_path_buf(), problem };
         let mut inner = Inner::from_bytes(content).map_err(|error| unusable(error.to_string()))?;
         inner.with_truncation(None).map_err(|error| unusable(error.to_string()))?;
@@ -220,13 +220,13 @@ pub(super) fn read_named_tokenizer(path: &Path, stop: &AtomicBool) -> Result<Vec
 /// # Errors
 ///
 /// When there is none, when it cannot be read, and when it is not what was prepared.
-pub(crate) fn read_tokenizer_of(folder: &Path) -> Result<Vec<u8>, DataError> {
+pub fn read_tokenizer_of(folder: &Path) -> Result<Vec<u8>, DataError> {
     read_small_file(folder, TOKENIZER_FILE)
 }
 
 /// Whether two files are known to hold different tokenizers, given their contents. The same tokenizer
 /// written by another program is not another one, and of a file that is none nothing is known.
-pub(crate) fn are_other_tokenizers(a: &[u8], b: &[u8]) -> bool {
+pub fn are_other_tokenizers(a: &[u8], b: &[u8]) -> bool {
     if a == b {
         return false;
     }

@@ -7,7 +7,7 @@
 
 use super::DataError;
 use super::remark::LeftBehind;
-use crate::process::ProcessId;
+use kiln_process::ProcessId;
 use std::fs::{self, DirEntry, File, OpenOptions};
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};

@@ -80,7 +80,7 @@ pub use dataset::TokenFile;
 pub use encoding::NotText;
 pub use error::DataError;
 pub use info::{DataInfo, FORMAT_VERSION, Split, SplitInfo, TokenWidth, UnigramEntropy};
-pub(crate) use jsonl::describe as describe_json;
+pub use jsonl::describe as describe_json;
 pub use options::{PrepareOptions, TokenizerSource};
 pub use order::SampleOrder;
 use piece::Piece;
@@ -89,7 +89,7 @@ pub use progress::{OnProgress, Progress};
 pub use remark::{LeftBehind, PassedOver, Remark, Unread};
 pub use stream::Stream;
 pub use tokenizer::{Tokenizer, VOCABULARY_MINIMUM};
-pub(crate) use tokenizer::{are_other_tokenizers, read_tokenizer_of};
+pub use tokenizer::{are_other_tokenizers, read_tokenizer_of};
 pub use verify::{Problem, Verified, verify};
 
 use std::path::{Path, PathBuf};

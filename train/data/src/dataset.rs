@@ -189,7 +189,7 @@ pub(super) mod tests {
     use tempfile::TempDir;
 
     /// A folder as another program might write it, with the tokens `0, 1, 2, ...`.
-    pub(in super::super) fn folder(dtype: TokenWidth, tokens: u64, vocab_size: usize) -> TempDir {
+    pub(crate) fn folder(dtype: TokenWidth, tokens: u64, vocab_size: usize) -> TempDir {
         let folder = tempfile::tempdir().unwrap();
         let bytes: Vec<u8> =
             (0..tokens as u32).flat_map(|token| token.to_le_bytes()[..dtype.bytes()].to_vec()).collect();

@@ -6,7 +6,6 @@ use super::{DataError, Remark, Stream};
 
 /// What [`prepare()`](super::prepare()) is doing, and what it has noticed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub enum Progress {
     /// Inputs that are no regular files, such as pipes, are being read to their ends. Reported once, at
     /// the start, if there are any.
