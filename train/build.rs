@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::Command;
 
 /// What the program is made of, in the root of the repository.
-const SOURCES: [&str; 11] = [
+const SOURCES: [&str; 12] = [
     "Cargo.lock",
     "Cargo.toml",
     ".patches",
@@ -18,6 +18,7 @@ const SOURCES: [&str; 11] = [
     "shard/src",
     "train/Cargo.toml",
     "train/data",
+    "train/launch",
     "train/process",
     "train/src",
     "train/storage",

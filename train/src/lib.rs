@@ -20,7 +20,6 @@ pub mod inspect;
 pub mod launch;
 pub mod metrics;
 mod mismatch;
-pub mod place;
 pub mod prepared;
 pub mod process;
 pub mod run;
@@ -32,6 +31,7 @@ pub mod weights;
 pub mod world;
 
 pub use kiln_data as data;
+pub use kiln_launch::place;
 pub use kiln_process::words;
 pub(crate) use kiln_storage::files;
 

@@ -1,7 +1,8 @@
 //! The files of a crate, and which uses which.
 //!
 //! A file uses another if it names something that is defined there, in a `use` or a path. Where a name is
-//! handed on (`pub use`), the file that defines it counts, not the one that hands it on. Tests do not count.
+//! handed on (`pub use`), the file that defines it counts, not the one that hands it on. Tests do not count, and
+//! nor do names of other crates, also where a file hands them on: the compiler lets no two crates use each other.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -20,6 +21,8 @@ struct Module {
     children: BTreeSet<String>,
     /// Names brought in by `use`, and the path that each stands for.
     imports: BTreeMap<String, Name>,
+    /// Names brought in by `use` from other crates.
+    foreign: BTreeSet<String>,
     /// All paths that are named here, from the root of the crate.
     uses: BTreeSet<Name>,
 }
@@ -96,6 +99,9 @@ impl Crate {
             if here.children.contains(part) {
                 module.push(part.clone());
                 continue;
+            }
+            if here.foreign.contains(part) {
+                return None;
             }
             // Defined here, or handed on by a glob.
             return Some((module, part.clone()));
@@ -219,7 +225,10 @@ impl Names {
     }
 
     fn add_use(&mut self, parts: Vec<String>, known_as: Option<String>, hands_on: bool) {
-        let Some(path) = self.absolute(&parts) else { return };
+        let Some(path) = self.absolute(&parts) else {
+            self.module.foreign.extend(known_as);
+            return;
+        };
         if !hands_on {
             self.module.uses.insert(path.clone());
         }

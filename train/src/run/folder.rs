@@ -22,7 +22,6 @@ use crate::checkpoint::{self, Checkpoint};
 use crate::config::Config;
 use crate::error::TrainError;
 use crate::files;
-use crate::launch;
 use crate::metrics::is_beside;
 use crate::process::launcher;
 
@@ -251,7 +250,7 @@ fn content_of(out: &Path, data: &Path) -> Result<Content, FolderError> {
         let (path, name) = (entry.path(), entry.file_name());
         // The identity while another start writes it.
         let is_ours = name == lock::FOLDER || is_beside(&name, identity::FILE);
-        !is_ours && !is_of_file_system(&name) && !launch::is_log_folder(&path) && !is_same(&path, data)
+        !is_ours && !is_of_file_system(&name) && !kiln_launch::is_log_folder(&path) && !is_same(&path, data)
     });
     let first = foreign.map(|entry| entry.file_name().to_string_lossy().into_owned()).min();
     Ok(first.map_or(Content::Nothing, Content::Foreign))

@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
+use kiln_process::launcher::{GRACE, LAUNCHER_PID, RUN};
+
 use crate::place::{Node, SECRET};
-use crate::process::launcher::{GRACE, LAUNCHER_PID, RUN};
 
 /// One life of a job on this node.
 pub(super) struct Job {

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use crate::process::launcher::Word;
+use kiln_process::launcher::Word;
 
 /// Exit code of ranks that were preempted and have saved their state.
 pub const PREEMPTED: u8 = 75;

@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
+use kiln_process::launcher::Word;
+use kiln_process::words::number_of;
+
 use super::end::{End, Ends};
 use super::verdict::Verdict;
-use crate::process::launcher::Word;
-use crate::words::number_of;
 
 /// The pause before the first restart, and the longest one.
 const PAUSE: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(60)];

@@ -1,4 +1,6 @@
 //! The command line of `kiln launch`, and the launch that `kiln train` turns into on a node.
+//!
+//! Starting ranks and watching over them is in the crate [`kiln_launch`].
 
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
@@ -6,12 +8,12 @@ use std::time::Duration;
 
 use clap::Args;
 
-use super::error::{LaunchArgsError, LaunchError};
-use super::launcher::{GRACE, Options, run};
-use super::logs::LOGS;
 use crate::device;
 use crate::place::{self, Node, NodeFlags};
 use crate::run;
+
+pub use kiln_launch::{GRACE, LaunchArgsError, LaunchError, Options, PREEMPTED, run};
+pub use kiln_process::end_with_launcher;
 
 /// Flags and command of `kiln launch`.
 #[derive(Args, Clone, Debug)]
@@ -113,5 +115,5 @@ fn log_dir_of(command: &[OsString]) -> Option<PathBuf> {
         None => command.iter().find_map(|argument| argument.to_str()?.strip_prefix("--out="))?.into(),
     };
     // The ranks refuse a folder with content of someone else's; nothing is to be written there before.
-    (!run::is_foreign(&out)).then(|| out.join(LOGS))
+    (!run::is_foreign(&out)).then(|| out.join(kiln_launch::LOGS))
 }

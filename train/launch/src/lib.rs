@@ -1,6 +1,7 @@
-//! `kiln launch`: starts the ranks of a node and watches over them.
+//! Starts the ranks of a node and watches over them: what is behind `kiln launch`, whose command line is in the
+//! crate `kiln`.
 //!
-//! - `args`: the command line, and what a `kiln train` that is a node does instead;
+//! - [`place`]: where a process stands among the ranks of a job, and what a node is to start;
 //! - `environment`: what a rank is told;
 //! - `child`: one rank as a process, `logs`: where its output goes;
 //! - `supervise`: one life of all ranks, from start to the end of the last one;
@@ -8,12 +9,11 @@
 //! - `verdict`: what came of it, `report`: in words;
 //! - `restarts`: whether there is another life, and when; `launcher`: a job from its first life to its last.
 //!
-//! Ranks end with their launcher: see [`end_with_launcher`].
+//! Ranks end with their launcher: see [`kiln_process::end_with_launcher`].
 //!
 //! No loop here polls: a thread per child waits for its end, one for signals, and one loop receives
 //! what they say.
 
-mod args;
 mod child;
 mod end;
 mod environment;
@@ -21,15 +21,14 @@ mod error;
 mod last_words;
 mod launcher;
 mod logs;
+pub mod place;
 mod report;
 mod restarts;
 mod say;
 mod supervise;
 mod verdict;
 
-pub use crate::process::end_with_launcher;
-pub use args::{LaunchArgs, run_node};
 pub use end::PREEMPTED;
 pub use error::{LaunchArgsError, LaunchError};
 pub use launcher::{GRACE, Options, run};
-pub(crate) use logs::is_log_folder;
+pub use logs::{LOGS, is_log_folder};

@@ -1,12 +1,12 @@
 //! What the launcher says: the root cause first, then what followed from it.
 
+use kiln_process::launcher::Word;
 use signal_hook::consts::SIGKILL;
 
 use super::end::{End, Ends};
 use super::environment::Job;
 use super::say::{say, signal_name};
 use super::verdict::Verdict;
-use crate::process::launcher::Word;
 
 /// Characters of a text by which it is found in a log.
 const COMPARED: usize = 200;

@@ -8,6 +8,8 @@ use std::sync::mpsc::Sender;
 use std::thread;
 use std::time::Instant;
 
+use kiln_process::launcher::Word;
+use kiln_process::words::number_of;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, kill_process_group, waitid};
 
 use super::end::End;
@@ -16,8 +18,6 @@ use super::error::LaunchError;
 use super::last_words::LastWords;
 use super::logs::{Copying, LAST_OUTPUT, Log, Stream};
 use super::say::say;
-use crate::process::launcher::Word;
-use crate::words::number_of;
 
 /// What the supervisor waits for.
 pub(super) enum Event {

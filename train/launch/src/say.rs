@@ -1,6 +1,6 @@
 //! What the launcher says on stderr.
 
-use crate::process::output::complain;
+use kiln_process::output::complain;
 
 /// Says something on stderr.
 pub(super) fn say(text: &str) {

@@ -6,9 +6,8 @@ use std::os::fd::AsRawFd;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
+use kiln_process::launcher::{PIPE, Word, parse};
 use rustix::io::{FdFlags, fcntl_setfd, ioctl_fionbio};
-
-use crate::process::launcher::{PIPE, Word, parse};
 
 /// Bytes that are looked at, at most: what a pipe holds.
 const MOST: u64 = 64 * 1024;

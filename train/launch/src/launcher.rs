@@ -5,6 +5,8 @@ use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use kiln_process::output;
+
 use super::end::PREEMPTED;
 use super::environment::Job;
 use super::error::LaunchError;
@@ -15,7 +17,6 @@ use super::say::{say, signal_name};
 use super::supervise::{Life, Signals};
 use super::verdict::Verdict;
 use crate::place::{Node, SECRET};
-use crate::process::output;
 
 /// How long ranks get to save and end after a signal, where nobody says otherwise.
 pub const GRACE: Duration = Duration::from_secs(30);

@@ -8,11 +8,12 @@ use std::sync::mpsc::{self, Receiver};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use kiln_process::output;
+
 use super::error::LaunchError;
-use crate::process::output;
 
 /// The folder of logs in a run folder.
-pub(super) const LOGS: &str = "logs";
+pub const LOGS: &str = "logs";
 
 /// Bytes at the end of a log that are looked at for its last lines.
 const TAIL_BYTES: u64 = 16 * 1024;
@@ -24,7 +25,7 @@ const TAIL_LINES: usize = 20;
 const LINE: usize = 500;
 
 /// Whether `path` is a folder in which a launcher, and nobody else, has written.
-pub(crate) fn is_log_folder(path: &Path) -> bool {
+pub fn is_log_folder(path: &Path) -> bool {
     let is_log = |entry: std::io::Result<fs::DirEntry>| {
         let name = entry.ok()?.file_name().into_string().ok()?;
         let mut parts = name.strip_prefix("rank_")?.strip_suffix(".log")?.split('.');
