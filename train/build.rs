@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::Command;
 
 /// What the program is made of, in the root of the repository.
-const SOURCES: [&str; 12] = [
+const SOURCES: [&str; 13] = [
     "Cargo.lock",
     "Cargo.toml",
     ".patches",
@@ -17,6 +17,7 @@ const SOURCES: [&str; 12] = [
     "model/src",
     "shard/src",
     "train/Cargo.toml",
+    "train/checkpoint",
     "train/data",
     "train/launch",
     "train/process",

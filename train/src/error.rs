@@ -244,17 +244,7 @@ impl TrainError {
             }
             TrainError::Data(error) => error.is_usage(),
             TrainError::Eval(error) => error.is_usage(),
-            TrainError::Checkpoint(CheckpointError::HuggingFace(error)) => error.is_usage(),
-            TrainError::Checkpoint(error) => matches!(
-                error,
-                CheckpointError::NotFound { .. }
-                    | CheckpointError::NoneUsable { .. }
-                    | CheckpointError::OtherModel { .. }
-                    | CheckpointError::OtherArchitecture { .. }
-                    | CheckpointError::OtherOptimizer { .. }
-                    | CheckpointError::Names { .. }
-                    | CheckpointError::Exists { .. }
-            ),
+            TrainError::Checkpoint(error) => error.is_usage(),
             TrainError::Rank { source, .. } => source.is_usage(),
             _ => false,
         }

@@ -5,9 +5,9 @@
 //! [`process::start`] first.
 
 pub mod bench;
-pub mod checkpoint;
 pub mod cli;
 pub mod config;
+pub mod convert;
 pub mod device;
 pub mod doctor;
 mod error;
@@ -15,27 +15,19 @@ pub mod eval;
 pub mod fault;
 pub mod flight;
 pub mod generate;
-pub mod hugging_face;
 pub mod inspect;
 pub mod launch;
 pub mod metrics;
-mod mismatch;
 pub mod prepared;
 pub mod process;
 pub mod run;
 pub mod schedule;
-pub mod sharded;
-pub mod source;
 mod version;
-pub mod weights;
 pub mod world;
 
+pub use kiln_checkpoint as checkpoint;
+pub use kiln_checkpoint::{hugging_face, sharded, source, weights};
 pub use kiln_data as data;
 pub use kiln_launch::place;
 pub use kiln_process::words;
 pub(crate) use kiln_storage::files;
-
-/// So that tests can tell how much memory reading something takes.
-#[cfg(test)]
-#[global_allocator]
-static ALLOCATOR: kiln_shard::memory::CountingAllocator = kiln_shard::memory::CountingAllocator;

@@ -12,15 +12,15 @@ use kiln_model::layers::Block;
 use kiln_shard::ranks::RankError;
 
 use crate::bench::{self, StrategiesOptions};
-use crate::checkpoint::{Architecture, ConvertArgs};
+use crate::checkpoint::Architecture;
 use crate::config;
+use crate::convert::{ConvertArgs, ExportArgs, ImportArgs};
 use crate::data::{PrepareOptions, TokenizerSource};
 use crate::doctor::DoctorArgs;
 use crate::error::TrainError;
 use crate::eval::EvalArgs;
 use crate::fault::Fault;
 use crate::generate::GenerateArgs;
-use crate::hugging_face::{ExportArgs, ImportArgs};
 use crate::inspect::InspectArgs;
 use crate::launch::{self, LaunchArgs};
 use crate::place::{self, Job, Role};

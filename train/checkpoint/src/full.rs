@@ -313,6 +313,7 @@ impl part::Values for kiln_shard::Snapshot {
 
 #[cfg(test)]
 mod tests {
+    use burn::tensor::Device;
     use kiln_model::decoder::Decoder;
     use kiln_model::layers::Block;
     use kiln_model::{Key, ModelConfig};
@@ -320,7 +321,6 @@ mod tests {
     use kiln_shard::{EngineBuilder, Policy, ShardError};
 
     use super::*;
-    use crate::device;
     use crate::sharded::ShardedDecoder;
 
     /// Lets two ranks, which wait for each other no longer than `LIMIT`, save to a disk that takes several
@@ -336,7 +336,7 @@ mod tests {
                 layers: 1,
                 ..ModelConfig::preset("10m").unwrap()
             };
-            let decoder = Decoder::new(&model, Key::new(0), &device::plain());
+            let decoder = Decoder::new(&model, Key::new(0), &Device::flex());
             let policy = Policy { timeout: LIMIT, ..Policy::default() };
             let builder = EngineBuilder::new(world, policy, None)?;
             let decoder = ShardedDecoder::<Block>::new(decoder, builder)?;

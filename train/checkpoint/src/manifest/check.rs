@@ -8,7 +8,7 @@ use kiln_shard::LossScale;
 use kiln_storage::files::{self, MAX_WHOLE};
 
 use super::{FileEntry, Manifest, TensorEntry};
-use crate::checkpoint::{Architecture, CheckpointState, Checksum, MANIFEST_FILE};
+use crate::{Architecture, CheckpointState, Checksum, MANIFEST_FILE};
 
 /// No run gets as far as this in steps, samples or tokens, and no sequence is as long; whoever adds to such
 /// a number need not think of overflow.
@@ -61,7 +61,7 @@ impl TensorEntry {
 
 impl Manifest {
     /// What is wrong with it: what it says must fit together, so that no one need ask again.
-    pub(in crate::checkpoint) fn check(&self) -> Result<(), String> {
+    pub(crate) fn check(&self) -> Result<(), String> {
         if self.checksums != Checksum::NAME {
             return Err(format!("its checksums are `{}`", self.checksums));
         }
@@ -162,7 +162,7 @@ impl Manifest {
     /// What is wrong with the sizes of its model, each of which is one of some weight. Whoever builds the
     /// model asks [`Manifest::check_parameters`] as well. Of blocks that are not built in it is not known what
     /// they have.
-    pub(in crate::checkpoint) fn check_sizes(&self) -> Result<(), String> {
+    pub(crate) fn check_sizes(&self) -> Result<(), String> {
         let model = &self.state.model;
         if self.architecture != Architecture::decoder() {
             let units = self.units.len();
@@ -192,7 +192,7 @@ impl Manifest {
 
     /// What is wrong with the number of parameters of its built-in model, which takes memory before a weight
     /// is read.
-    pub(in crate::checkpoint) fn check_parameters(&self) -> Result<(), String> {
+    pub(crate) fn check_parameters(&self) -> Result<(), String> {
         let (said, there) = (self.state.model.num_parameters() as u64, self.num_parameters());
         if said == there {
             return Ok(());

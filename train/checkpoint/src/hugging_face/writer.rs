@@ -13,7 +13,7 @@ use super::HuggingFaceError;
 use super::folder::in_file;
 use super::names::HuggingFaceName;
 use super::output::NewFolder;
-use crate::checkpoint::CheckpointError;
+use crate::CheckpointError;
 use crate::weights::Weights;
 
 /// Rows of a matrix that are put in order at once while it is transposed.

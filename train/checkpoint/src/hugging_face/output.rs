@@ -30,11 +30,6 @@ impl NewFolder {
         Ok(NewFolder { place: place.to_owned(), beside })
     }
 
-    /// Fails if `place` exists.
-    pub(super) fn check_free(place: &Path) -> Result<(), HuggingFaceError> {
-        check_free(place)
-    }
-
     /// Where to write the files.
     pub(super) fn path(&self) -> &Path {
         self.beside.path()
@@ -88,7 +83,8 @@ impl NewFolder {
     }
 }
 
-fn check_free(place: &Path) -> Result<(), HuggingFaceError> {
+/// Fails if there is anything at `place`.
+pub fn check_free(place: &Path) -> Result<(), HuggingFaceError> {
     match fs::symlink_metadata(place) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
         Err(error) => Err(HuggingFaceError::io("open", place)(error)),

@@ -6,6 +6,7 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use burn::tensor::Device;
+use kiln_data::{DataError, Tokenizer};
 use kiln_model::decoder::Decoder;
 use kiln_model::layers::Block;
 use kiln_model::{Key, ModelConfig};
@@ -13,12 +14,10 @@ use kiln_shard::{Engine, EngineBuilder};
 use kiln_storage::files;
 use serde_json::{Value, json};
 
-use crate::checkpoint::{Architecture, Checkpoint, CheckpointError};
-use crate::data::{DataError, Tokenizer};
-use crate::error::TrainError;
 use crate::hugging_face::{self, HuggingFaceError, HuggingFaceFolder};
 use crate::sharded::ShardedDecoder;
 use crate::weights::{self, AllowMissing, Weights};
+use crate::{Architecture, Checkpoint, CheckpointError};
 
 /// A model on disk.
 #[derive(Clone, Debug)]
@@ -147,12 +146,10 @@ impl ModelSource {
     }
 
     /// Loads the tokenizer. Fails if the model does not know all of its tokens.
-    pub fn load_tokenizer(&self) -> Result<Tokenizer, TrainError> {
+    pub fn load_tokenizer(&self) -> Result<Tokenizer, CheckpointError> {
         let path = self.tokenizer();
         let damaged = |problem: String| match self {
-            ModelSource::Checkpoint(_) => {
-                TrainError::from(CheckpointError::Damaged { path: path.clone(), problem })
-            }
+            ModelSource::Checkpoint(_) => CheckpointError::Damaged { path: path.clone(), problem },
             ModelSource::HuggingFace(_) => DataError::TokenizerFile { path: path.clone(), problem }.into(),
         };
         if let Err(error) = files::open(&path)

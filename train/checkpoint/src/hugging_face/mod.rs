@@ -6,7 +6,7 @@
 //! - `tensors`: safetensors files, mapped into memory; `writer`: safetensors files, written as a
 //!   stream;
 //! - `folder`: a folder of `config.json` and safetensors as [`crate::weights::Weights`];
-//! - `export` and `import`: the commands, which write into an `output`; `download`: from the hub
+//! - `export` and `import`, which write into an `output`; `download`: from the hub
 //!   (feature `hub`).
 //!
 //! Only safetensors are read: pickled weights run code when they are opened.
@@ -27,12 +27,14 @@ mod writer;
 
 pub use config::FolderConfig;
 pub use describe::to_json;
+pub use download::model as download;
 pub use error::HuggingFaceError;
-pub use export::{ExportArgs, ExportDtype, ExportOptions, export};
+pub use export::{ExportDtype, ExportOptions, export};
 pub use folder::HuggingFaceFolder;
-pub use import::{ImportArgs, import};
+pub use import::import;
 pub use names::{HuggingFaceName, hugging_face_name};
-use tensors::TensorFile;
+pub use output::check_free;
+use tensors::WeightFile;
 pub use tokens::{TokenIds, end_ids};
 
 /// The shape of the model and of its surroundings.

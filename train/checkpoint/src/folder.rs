@@ -39,7 +39,7 @@ pub fn folder_of_run(out: &Path) -> PathBuf {
 }
 
 /// Where the checkpoint of `step` lies in the folder of all.
-pub(crate) fn place_of(folder: &Path, step: u64) -> PathBuf {
+pub fn place_of(folder: &Path, step: u64) -> PathBuf {
     folder.join(format!("{FOLDER_PREFIX}{step}"))
 }
 
@@ -144,7 +144,7 @@ pub(super) fn point_to(folder: &Path, step: u64) -> Result<(), CheckpointError> 
 
 /// Lets `latest` name the checkpoint of `step`, from which a run goes on, where it names another one or
 /// none. Returns whether it did.
-pub(crate) fn mend_latest(folder: &Path, step: u64) -> Result<bool, CheckpointError> {
+pub fn mend_latest(folder: &Path, step: u64) -> Result<bool, CheckpointError> {
     if !is_whole(&place_of(folder, step)) || named_latest(folder) == Some(step) {
         return Ok(false);
     }
@@ -164,7 +164,7 @@ fn own(folder: &Path, keep: Keep, step: u64) -> Vec<(u64, PathBuf)> {
 /// How many checkpoints there are at the start of a run that goes on after `step` steps, and how many of
 /// them its next save removes because `keep` is smaller than it was when they were written; 0 if it
 /// removes no more than a run that has always had `keep`.
-pub(crate) fn surplus(folder: &Path, keep: Keep, step: u64) -> (usize, usize) {
+pub fn surplus(folder: &Path, keep: Keep, step: u64) -> (usize, usize) {
     let there = list(folder).len();
     let mut own = own(folder, keep, step);
     own.retain(|(saved, _)| keep.every == 0 || !saved.is_multiple_of(keep.every));
@@ -212,7 +212,7 @@ fn left_over(folder: &Path, is_wanted: impl Fn(&str) -> bool) -> Vec<(u64, PathB
 }
 
 /// The step in the name of a checkpoint, if it is a name that a run gives.
-pub(crate) fn step_of(name: &OsStr) -> Option<u64> {
+pub fn step_of(name: &OsStr) -> Option<u64> {
     let digits = name.to_str()?.strip_prefix(FOLDER_PREFIX)?;
     // `03` and `+3` are numbers as well, and no names of ours.
     digits.parse().ok().filter(|step: &u64| step.to_string() == digits)

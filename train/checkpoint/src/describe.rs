@@ -1,9 +1,9 @@
 //! What `kiln inspect` says of a checkpoint.
 
 use kiln_model::ModelConfig;
+use kiln_process::words::number_of;
 
 use super::{Checkpoint, Saved, TensorEntry};
-use crate::words::number_of;
 
 /// Describes a checkpoint: where its run stood, its files, and a line for each parameter.
 pub fn describe(checkpoint: &Checkpoint) -> String {
@@ -64,7 +64,7 @@ pub(crate) fn model_line(model: &ModelConfig, parameters: u64, context_length: u
 }
 
 /// Bytes as a person reads them.
-pub(crate) fn size(bytes: u64) -> String {
+pub fn size(bytes: u64) -> String {
     let units = [(1u64 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
     match units.into_iter().find(|(unit, _)| bytes >= *unit) {
         Some((unit, name)) => format!("{:.1} {name}", bytes as f64 / unit as f64),

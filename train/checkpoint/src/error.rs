@@ -4,10 +4,13 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use kiln_collectives::BufferError;
+use kiln_data::DataError;
 use kiln_shard::ShardError;
+use kiln_storage::files;
 
 use super::SavedOptimizer;
-use crate::{files, mismatch};
+use crate::hugging_face::HuggingFaceError;
+use crate::mismatch;
 
 /// What can go wrong with checkpoints.
 #[derive(Debug, thiserror::Error)]
@@ -167,7 +170,10 @@ pub enum CheckpointError {
     OtherRank,
     /// A folder in the layout of Hugging Face.
     #[error(transparent)]
-    HuggingFace(#[from] crate::hugging_face::HuggingFaceError),
+    HuggingFace(#[from] HuggingFaceError),
+    /// The tokenizer of a model.
+    #[error(transparent)]
+    Data(#[from] DataError),
     /// The engine failed.
     #[error(transparent)]
     Shard(#[from] ShardError),
@@ -201,6 +207,22 @@ impl CheckpointError {
     /// The tensor `key` in the file `path` does not match its checksum.
     pub(super) fn damaged_tensor(path: &Path, key: &str) -> Self {
         CheckpointError::damaged(path, format!("`{key}` does not match its checksum"))
+    }
+
+    /// Whether the user's arguments or the choice of model are the cause, rather than the work.
+    pub fn is_usage(&self) -> bool {
+        match self {
+            CheckpointError::HuggingFace(error) => error.is_usage(),
+            CheckpointError::Data(error) => error.is_usage(),
+            CheckpointError::NotFound { .. }
+            | CheckpointError::NoneUsable { .. }
+            | CheckpointError::OtherModel { .. }
+            | CheckpointError::OtherArchitecture { .. }
+            | CheckpointError::OtherOptimizer { .. }
+            | CheckpointError::Names { .. }
+            | CheckpointError::Exists { .. } => true,
+            _ => false,
+        }
     }
 
     /// Whether it only says that another rank failed.

@@ -28,7 +28,7 @@ const BLOCK: usize = 64;
 /// of the file, so nothing in it can make a read go wrong. Values are read from their positions; the file
 /// is not mapped into memory, where a signal would end the process if somebody truncated it.
 #[derive(Clone, Debug)]
-pub(super) struct TensorFile {
+pub(super) struct WeightFile {
     path: PathBuf,
     file: Arc<File>,
     tensors: BTreeMap<String, Entry>,
@@ -43,7 +43,7 @@ struct Entry {
     bytes: Range<usize>,
 }
 
-impl TensorFile {
+impl WeightFile {
     /// Opens `path` and reads its header.
     pub(super) fn open(path: &Path) -> Result<Self, HuggingFaceError> {
         let file = files::open(path).map_err(|error| match error.kind() {
@@ -54,7 +54,7 @@ impl TensorFile {
             .map_err(HuggingFaceError::io("read", path))?
             .map_err(|problem| HuggingFaceError::damaged(path, problem.to_string()))?;
         let tensors = entries(header, &metadata);
-        Ok(TensorFile { path: path.to_owned(), file: Arc::new(file), tensors })
+        Ok(WeightFile { path: path.to_owned(), file: Arc::new(file), tensors })
     }
 
     /// The file.
@@ -372,7 +372,7 @@ mod tests {
         let text = r#"{"w":{"dtype":"F32","shape":[4,4],"data_offsets":[0,64]}}"#;
         let header = [&(text.len() as u64).to_le_bytes(), text.as_bytes()].concat();
         std::fs::write(&path, [&header[..], &[0; 64]].concat()).unwrap();
-        let file = TensorFile::open(&path).unwrap();
+        let file = WeightFile::open(&path).unwrap();
         let shorter = File::options().write(true).open(&path).unwrap();
         shorter.set_len(header.len() as u64 + 60).unwrap();
         for (transposed, range, fits) in

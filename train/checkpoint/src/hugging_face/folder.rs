@@ -4,20 +4,18 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use kiln_model::decoder::Decoder;
-use kiln_model::{Key, ModelConfig};
+use kiln_model::ModelConfig;
+use kiln_process::words::number_of;
 use kiln_storage::files;
 
 use super::config::FolderConfig;
 use super::keys::Keys;
 use super::names::{HEAD, HuggingFaceName, hugging_face_name, is_buffer};
 use super::tokens::end_ids;
-use super::{CARRIED, CONFIG_FILE, HuggingFaceError, INDEX_FILE, MODEL_FILE, TOKENIZER_FILE, TensorFile};
-use crate::checkpoint::{CheckpointError, MANIFEST_FILE, model_line};
-use crate::device;
-use crate::sharded::parameter_shapes;
+use super::{CARRIED, CONFIG_FILE, HuggingFaceError, INDEX_FILE, MODEL_FILE, TOKENIZER_FILE, WeightFile};
+use crate::sharded::{outline, parameter_shapes};
 use crate::weights::Weights;
-use crate::words::number_of;
+use crate::{CheckpointError, MANIFEST_FILE, model_line};
 
 /// A folder with `config.json` and safetensors. Opening it checks names, shapes and dtypes of all
 /// weights; their values are read where they are, part by part.
@@ -26,7 +24,7 @@ pub struct HuggingFaceFolder {
     folder: PathBuf,
     config: FolderConfig,
     end_ids: Vec<u32>,
-    files: Vec<TensorFile>,
+    files: Vec<WeightFile>,
     /// By the names of Kiln's decoder.
     tensors: BTreeMap<String, Tensor>,
 }
@@ -148,13 +146,13 @@ impl Weights for HuggingFaceFolder {
 }
 
 /// The files of weights, and in which of them each tensor is.
-pub(super) type Files = (Vec<TensorFile>, BTreeMap<String, usize>);
+pub(super) type Files = (Vec<WeightFile>, BTreeMap<String, usize>);
 
 /// Opens the file of weights, or all files of the index.
 fn open_files(folder: &Path) -> Result<Files, HuggingFaceError> {
     let whole = folder.join(MODEL_FILE);
     if whole.is_file() {
-        let file = TensorFile::open(&whole)?;
+        let file = WeightFile::open(&whole)?;
         let places = file.names().map(|name| (name.to_owned(), 0)).collect();
         return Ok((vec![file], places));
     }
@@ -198,7 +196,7 @@ pub(super) fn open_index(folder: &Path, index: &Path) -> Result<Files, HuggingFa
     for (name, expected) in files_of_index(index)? {
         HuggingFaceError::check_inside(folder, &name)?;
         let expected: BTreeSet<_> = expected.iter().map(String::as_str).collect();
-        let file = TensorFile::open(&folder.join(name))?;
+        let file = WeightFile::open(&folder.join(name))?;
         let found: BTreeSet<_> = file.names().collect();
         if let Some(missing) = expected.difference(&found).next() {
             let problem = format!("`{missing}` is not in it, although the index says so");
@@ -219,7 +217,7 @@ pub(super) fn open_index(folder: &Path, index: &Path) -> Result<Files, HuggingFa
 fn place(
     folder: &Path,
     model: &ModelConfig,
-    files: &[TensorFile],
+    files: &[WeightFile],
     mut places: BTreeMap<String, usize>,
 ) -> Result<BTreeMap<String, Tensor>, HuggingFaceError> {
     // Before as many are made.
@@ -230,9 +228,8 @@ fn place(
             problem: format!("is {}, but there are {} tensors", model.layers, places.len()),
         });
     }
-    let decoder = Decoder::new(model, Key::new(0), &device::plain());
     let (mut tensors, mut missing, mut misshapen) = (BTreeMap::new(), Vec::new(), Vec::new());
-    for (name, shape) in parameter_shapes(&decoder) {
+    for (name, shape) in parameter_shapes(&outline(model)) {
         let there = hugging_face_name(&name)
             .ok_or_else(|| HuggingFaceError::Unnamed { path: folder.to_owned(), name: name.clone() })?;
         let Some(file) = places.remove(&there.name) else {

@@ -8,7 +8,7 @@ use std::path::Path;
 use globset::{Glob, GlobSet, GlobSetBuilder};
 use kiln_shard::{Engine, StateKind};
 
-use crate::checkpoint::CheckpointError;
+use crate::CheckpointError;
 
 /// Named weights that can be read in parts. Names, shapes and the order of elements are those of
 /// Kiln's decoder, whatever is behind them.

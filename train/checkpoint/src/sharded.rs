@@ -2,7 +2,8 @@
 
 use burn::tensor::{Device, Tensor};
 use kiln_model::decoder::{Decoder, Modules, WithLoss};
-use kiln_model::layers::{Embed, Head, Layer};
+use kiln_model::layers::{Block, Embed, Head, Layer};
+use kiln_model::{Key, ModelConfig};
 use kiln_shard::layout::parameters_of;
 use kiln_shard::{Engine, EngineBuilder, ParamGroupLayout, ShardError, ShardOptions, ShardedModule};
 
@@ -124,6 +125,11 @@ impl<B: Layer> Modules for Pass<'_, B> {
         let embed = self.decoder.tied.then(|| self.decoder.embed.unshard(&token));
         run(&head, embed.as_deref(), x)
     }
+}
+
+/// The built-in decoder of this shape, for names and shapes alone. Initialises nothing.
+pub(crate) fn outline(model: &ModelConfig) -> Decoder<Block> {
+    Decoder::new(model, Key::new(0), &Device::flex())
 }
 
 /// Full names and shapes of parameters.

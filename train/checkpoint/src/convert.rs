@@ -1,10 +1,9 @@
-//! `kiln convert`: sharded to full and back, without a run.
+//! Sharded to full and back, without a run: what is behind `kiln convert`.
 
 use std::borrow::Cow;
 use std::cell::RefCell;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use clap::{Args, ValueEnum};
 use kiln_shard::ParamGroupLayout;
 use kiln_storage::files::{self, MAX_WHOLE};
 
@@ -13,63 +12,7 @@ use super::manifest::Format;
 use super::part::{self, Completion, Entry, Values};
 use super::saved::Saved;
 use super::{CONFIG_FILE, Checkpoint, CheckpointError, CheckpointReader, SaveContext, full, verify};
-use crate::error::TrainError;
 use crate::weights::{NotFinite, Weights as _};
-
-/// The most parts that a checkpoint is cut into. It loads at any number of ranks.
-const MAX_PARTS: usize = 1 << 16;
-
-/// What to convert, and to what.
-#[derive(Args, Clone, Debug)]
-pub struct ConvertArgs {
-    /// Checkpoint folder, or a run folder for its newest one.
-    #[arg(long)]
-    checkpoint: PathBuf,
-    /// Folder to create.
-    #[arg(long)]
-    out: PathBuf,
-    /// What to make of it [default: full from sharded; with --ranks, sharded].
-    #[arg(long, value_enum)]
-    to: Option<Target>,
-    /// Parts of a sharded checkpoint. It will load at any number of ranks; at this one, each reads
-    /// one part.
-    #[arg(long, value_name = "N")]
-    ranks: Option<usize>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Target {
-    Full,
-    Sharded,
-}
-
-impl ConvertArgs {
-    /// Converts; returns what to say.
-    ///
-    /// # Errors
-    ///
-    /// As for [`convert`], or when the arguments contradict each other.
-    pub fn run(self) -> Result<String, TrainError> {
-        let (format, ranks) = match (self.to, self.ranks) {
-            (Some(Target::Full), Some(_)) => {
-                return Err(TrainError::usage("--ranks is for --to sharded: leave one of them out"));
-            }
-            (Some(Target::Full) | None, None) => (Format::Full, 1),
-            (Some(Target::Sharded), None) => {
-                return Err(TrainError::usage("--to sharded needs --ranks, the number of parts"));
-            }
-            (_, Some(ranks)) if (1..=MAX_PARTS).contains(&ranks) => (Format::Sharded, ranks),
-            (_, Some(ranks)) => {
-                let problem = format!("--ranks {ranks}: must be from 1 to {MAX_PARTS}");
-                return Err(TrainError::usage(problem));
-            }
-        };
-        let checkpoint = Checkpoint::open(&self.checkpoint)?;
-        convert(&checkpoint, &self.out, format, ranks)?;
-        let (from, out) = (checkpoint.manifest().format, self.out.display());
-        Ok(format!("{out} is the {format} form of {} ({from})", checkpoint.folder().display()))
-    }
-}
 
 /// Writes a checkpoint in another format, or for another number of ranks, into the new folder `out`.
 /// Its files are those that a run of so many ranks would have written. Holds one parameter at a time.

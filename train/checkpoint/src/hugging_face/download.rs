@@ -11,7 +11,7 @@ use super::HuggingFaceError;
 /// # Errors
 ///
 /// When the name is none, when this build has no feature `hub`, and when a download fails.
-pub(super) fn model(repo: &str, revision: &str) -> Result<PathBuf, HuggingFaceError> {
+pub fn model(repo: &str, revision: &str) -> Result<PathBuf, HuggingFaceError> {
     let part = |part: &&str| {
         let plain = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
         !part.is_empty() && part.chars().all(plain) && !part.starts_with('.')

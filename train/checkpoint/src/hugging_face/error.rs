@@ -3,8 +3,9 @@
 use std::path::{Path, PathBuf};
 
 use kiln_model::ModelConfigError;
+use kiln_storage::files;
 
-use crate::{files, mismatch};
+use crate::mismatch;
 
 /// What can go wrong with a folder in the layout of Hugging Face.
 #[derive(Debug, thiserror::Error)]

@@ -1,6 +1,9 @@
 //! Checkpoints: what a run needs to go on, or a model to be used, in one folder that is there as a
 //! whole or not at all.
 //!
+//! Beside them, [`hugging_face`] has models in the layout of Hugging Face, [`source`] a model on disk of either
+//! kind, [`weights`] weights that are read in parts, and [`sharded`] the decoder that they are loaded into.
+//!
 //! # The folder
 //!
 //! `<out>/checkpoints/fsdp_cpt<step>/` holds
@@ -35,8 +38,10 @@ mod error;
 mod folder;
 mod full;
 mod held;
+pub mod hugging_face;
 mod index;
 mod manifest;
+mod mismatch;
 mod open;
 mod origin;
 mod part;
@@ -44,21 +49,25 @@ mod read_ahead;
 mod reader;
 mod saved;
 mod saver;
+pub mod sharded;
+pub mod source;
 mod status;
 mod tensor_file;
 mod verify;
+pub mod weights;
 
 use kiln_model::ModelConfig;
 use kiln_shard::LossScale;
 use serde::{Deserialize, Serialize};
 
 pub use context::SaveContext;
-pub use convert::{ConvertArgs, convert};
-pub use describe::describe;
-pub(crate) use describe::{model_line, size};
+pub use convert::convert;
+pub(crate) use describe::model_line;
+pub use describe::{describe, size};
 pub use error::CheckpointError;
-pub use folder::{Keep, folder_of_run, later_than, move_later, sweep};
-pub(crate) use folder::{mend_latest, place_of, step_of, surplus};
+pub use folder::{
+    Keep, folder_of_run, later_than, mend_latest, move_later, place_of, step_of, surplus, sweep,
+};
 pub use full::write_full;
 pub use held::HeldFolder;
 pub use kiln_storage::{Checksum, Stream};
@@ -105,3 +114,8 @@ pub struct CheckpointState {
 fn is_zero(count: &u64) -> bool {
     *count == 0
 }
+
+/// So that tests can tell how much memory reading something takes.
+#[cfg(test)]
+#[global_allocator]
+static ALLOCATOR: kiln_shard::memory::CountingAllocator = kiln_shard::memory::CountingAllocator;

@@ -1,10 +1,8 @@
-//! `kiln export`: any model that Kiln can open, in the layout of Hugging Face.
+//! Any model that Kiln can open, in the layout of Hugging Face: what is behind `kiln export`.
 
 use std::path::{Path, PathBuf};
 
-use clap::Args;
-use kiln_model::Key;
-use kiln_model::decoder::Decoder;
+use kiln_data::Tokenizer;
 use serde_json::{Value, json};
 
 use super::describe::to_json;
@@ -16,38 +14,15 @@ use super::{
     CARRIED, CONFIG_FILE, GENERATION_FILE, HuggingFaceError, INDEX_FILE, MODEL_FILE, TOKENIZER_CONFIG_FILE,
     TOKENIZER_FILE,
 };
-use crate::checkpoint::CheckpointError;
-use crate::data::Tokenizer;
-use crate::device;
-use crate::error::TrainError;
-use crate::metrics::say;
-use crate::sharded::parameter_shapes;
+use crate::CheckpointError;
+use crate::sharded::{outline, parameter_shapes};
 use crate::source::ModelSource;
 use crate::weights::{Watched, Weights as _};
 
 pub use super::writer::ExportDtype;
 
-/// Bytes of a GB, as it is counted on disks and by transformers.
-const GB: f64 = 1e9;
 /// Spellings of the token that starts a text.
 const START_OF_TEXT: [&str; 3] = ["<s>", "<|begin_of_text|>", "<bos>"];
-
-/// Arguments of `kiln export`.
-#[derive(Args, Clone, Debug)]
-pub struct ExportArgs {
-    /// Checkpoint folder, run folder for its newest one, or Hugging Face folder.
-    #[arg(long)]
-    checkpoint: PathBuf,
-    /// Folder to create.
-    #[arg(long)]
-    out: PathBuf,
-    /// Type of the weights.
-    #[arg(long, value_enum, default_value = "f32")]
-    dtype: ExportDtype,
-    /// Start another file before one gets larger than this.
-    #[arg(long, default_value_t = 5.0, value_name = "GB", allow_negative_numbers = true)]
-    max_shard_gb: f64,
-}
 
 /// What is exported, and how.
 #[derive(Clone, Debug)]
@@ -62,23 +37,6 @@ pub struct ExportOptions {
     pub max_shard_bytes: usize,
 }
 
-impl ExportArgs {
-    /// Exports and says where to.
-    pub fn run(self) -> Result<(), TrainError> {
-        let ExportArgs { checkpoint, out, dtype, max_shard_gb } = self;
-        if !(max_shard_gb > 0.0 && max_shard_gb.is_finite()) {
-            let problem = format!("--max-shard-gb {max_shard_gb}: must be positive and finite");
-            return Err(TrainError::usage(problem));
-        }
-        // Beyond what a file can be, the largest number will do.
-        let max_shard_bytes = (max_shard_gb * GB) as usize;
-        let options = ExportOptions { checkpoint, out, dtype, max_shard_bytes };
-        export(&options)?;
-        say(&format!("exported to {}", options.out.display()));
-        Ok(())
-    }
-}
-
 /// Writes a model in the layout of Hugging Face. Holds one weight in memory at a time.
 ///
 /// # Errors
@@ -86,7 +44,7 @@ impl ExportArgs {
 /// When the model cannot be opened or read, when a weight is no finite number, when it has parts that are not built in, when no
 /// architecture there has what it has, when there is something at `out` already, and when the disk
 /// fails.
-pub fn export(options: &ExportOptions) -> Result<(), TrainError> {
+pub fn export(options: &ExportOptions) -> Result<(), CheckpointError> {
     let source = ModelSource::open_built_in(&options.checkpoint)?;
     let (folder, dtype) = (source.folder(), options.dtype);
     let tokens = tokens_of(&source)?;
@@ -121,8 +79,7 @@ pub fn export(options: &ExportOptions) -> Result<(), TrainError> {
 
 /// All weights of the decoder, in its order, with their names there.
 fn items(source: &ModelSource) -> Result<Vec<Item>, HuggingFaceError> {
-    let decoder = Decoder::new(source.model(), Key::new(0), &device::plain());
-    parameter_shapes(&decoder)
+    parameter_shapes(&outline(source.model()))
         .into_iter()
         .map(|(name, shape)| match hugging_face_name(&name) {
             Some(there) => Ok(Item { name, shape, there }),
@@ -158,7 +115,7 @@ fn split(items: Vec<Item>, dtype: ExportDtype, most: usize) -> Vec<(String, Vec<
 }
 
 /// Ids that start and end a text: as the folder says, or else as the tokenizer does.
-fn tokens_of(source: &ModelSource) -> Result<TokenIds, TrainError> {
+fn tokens_of(source: &ModelSource) -> Result<TokenIds, CheckpointError> {
     let mut tokens = token_ids(source.folder())?;
     let path = source.tokenizer();
     if !path.is_file() {
@@ -188,7 +145,7 @@ fn start_of_text(path: &Path) -> Result<Option<u32>, HuggingFaceError> {
 }
 
 /// As much as transformers needs to load `tokenizer.json` by itself.
-fn tokenizer_config(source: &ModelSource, tokens: &TokenIds) -> Result<Value, TrainError> {
+fn tokenizer_config(source: &ModelSource, tokens: &TokenIds) -> Result<Value, CheckpointError> {
     let tokenizer = Tokenizer::load(source.tokenizer())?;
     let mut config = json!({
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -201,10 +158,4 @@ fn tokenizer_config(source: &ModelSource, tokens: &TokenIds) -> Result<Value, Tr
         }
     }
     Ok(config)
-}
-
-impl From<HuggingFaceError> for TrainError {
-    fn from(error: HuggingFaceError) -> Self {
-        CheckpointError::from(error).into()
-    }
 }

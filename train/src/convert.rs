@@ -1,0 +1,166 @@
+//! The commands that bring a model from one form on disk to another: `kiln convert`, `kiln import` and
+//! `kiln export`.
+//!
+//! The work is done in [`kiln_checkpoint`].
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+
+use crate::checkpoint::{Checkpoint, CheckpointError, Format, convert};
+use crate::config::{Config, DataSection, ModelSection};
+use crate::error::TrainError;
+use crate::hugging_face::{self, ExportDtype, ExportOptions, HuggingFaceError, HuggingFaceFolder};
+use crate::metrics::say;
+
+/// The most parts that a checkpoint is cut into. It loads at any number of ranks.
+const MAX_PARTS: usize = 1 << 16;
+
+/// What to convert, and to what.
+#[derive(Args, Clone, Debug)]
+pub struct ConvertArgs {
+    /// Checkpoint folder, or a run folder for its newest one.
+    #[arg(long)]
+    checkpoint: PathBuf,
+    /// Folder to create.
+    #[arg(long)]
+    out: PathBuf,
+    /// What to make of it [default: full from sharded; with --ranks, sharded].
+    #[arg(long, value_enum)]
+    to: Option<Target>,
+    /// Parts of a sharded checkpoint. It will load at any number of ranks; at this one, each reads
+    /// one part.
+    #[arg(long, value_name = "N")]
+    ranks: Option<usize>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Target {
+    Full,
+    Sharded,
+}
+
+impl ConvertArgs {
+    /// Converts; returns what to say.
+    ///
+    /// # Errors
+    ///
+    /// As for [`convert`], or when the arguments contradict each other.
+    pub fn run(self) -> Result<String, TrainError> {
+        let (format, ranks) = match (self.to, self.ranks) {
+            (Some(Target::Full), Some(_)) => {
+                return Err(TrainError::usage("--ranks is for --to sharded: leave one of them out"));
+            }
+            (Some(Target::Full) | None, None) => (Format::Full, 1),
+            (Some(Target::Sharded), None) => {
+                return Err(TrainError::usage("--to sharded needs --ranks, the number of parts"));
+            }
+            (_, Some(ranks)) if (1..=MAX_PARTS).contains(&ranks) => (Format::Sharded, ranks),
+            (_, Some(ranks)) => {
+                let problem = format!("--ranks {ranks}: must be from 1 to {MAX_PARTS}");
+                return Err(TrainError::usage(problem));
+            }
+        };
+        let checkpoint = Checkpoint::open(&self.checkpoint)?;
+        convert(&checkpoint, &self.out, format, ranks)?;
+        let (from, out) = (checkpoint.manifest().format, self.out.display());
+        Ok(format!("{out} is the {format} form of {} ({from})", checkpoint.folder().display()))
+    }
+}
+
+/// Bytes of a GB, as it is counted on disks and by transformers.
+const GB: f64 = 1e9;
+
+/// Arguments of `kiln export`.
+#[derive(Args, Clone, Debug)]
+pub struct ExportArgs {
+    /// Checkpoint folder, run folder for its newest one, or Hugging Face folder.
+    #[arg(long)]
+    checkpoint: PathBuf,
+    /// Folder to create.
+    #[arg(long)]
+    out: PathBuf,
+    /// Type of the weights.
+    #[arg(long, value_enum, default_value = "f32")]
+    dtype: ExportDtype,
+    /// Start another file before one gets larger than this.
+    #[arg(long, default_value_t = 5.0, value_name = "GB", allow_negative_numbers = true)]
+    max_shard_gb: f64,
+}
+
+impl ExportArgs {
+    /// Exports and says where to.
+    pub fn run(self) -> Result<(), TrainError> {
+        let ExportArgs { checkpoint, out, dtype, max_shard_gb } = self;
+        if !(max_shard_gb > 0.0 && max_shard_gb.is_finite()) {
+            let problem = format!("--max-shard-gb {max_shard_gb}: must be positive and finite");
+            return Err(TrainError::usage(problem));
+        }
+        // Beyond what a file can be, the largest number will do.
+        let max_shard_bytes = (max_shard_gb * GB) as usize;
+        let options = ExportOptions { checkpoint, out, dtype, max_shard_bytes };
+        hugging_face::export(&options)?;
+        say(&format!("exported to {}", options.out.display()));
+        Ok(())
+    }
+}
+
+/// Arguments of `kiln import`.
+#[derive(Args, Clone, Debug)]
+pub struct ImportArgs {
+    #[command(flatten)]
+    source: Source,
+    /// Branch, tag or commit of the repository.
+    #[arg(long, default_value = "main", conflicts_with = "hf")]
+    revision: String,
+    /// Checkpoint folder to create.
+    #[arg(long)]
+    out: PathBuf,
+}
+
+#[derive(Args, Clone, Debug)]
+#[group(required = true, multiple = false)]
+struct Source {
+    /// Folder in the layout of Hugging Face.
+    #[arg(long, value_name = "DIR")]
+    hf: Option<PathBuf>,
+    /// Download from this repository of the Hugging Face hub.
+    #[arg(long, value_name = "OWNER/NAME")]
+    repo: Option<String>,
+}
+
+impl ImportArgs {
+    /// Imports and says where to.
+    pub fn run(self) -> Result<(), TrainError> {
+        let folder = match (self.source.hf, self.source.repo) {
+            (Some(folder), _) => folder,
+            (None, repo) => {
+                // Before a download that may take hours.
+                hugging_face::check_free(&self.out)?;
+                // The argument parser insists on one of the two.
+                hugging_face::download(&repo.unwrap_or_default(), &self.revision)?
+            }
+        };
+        let model = HuggingFaceFolder::open(&folder)?;
+        hugging_face::import(&model, config_of(&model)?, &self.out)?;
+        say(&format!("imported to {}", self.out.display()));
+        Ok(())
+    }
+}
+
+/// The configuration of a run that would have trained `model`, as TOML.
+fn config_of(model: &HuggingFaceFolder) -> Result<String, TrainError> {
+    let config = Config {
+        model: ModelSection::from_model(model.model()),
+        data: DataSection { seq_len: model.context_length(), ..DataSection::default() },
+        ..Config::default()
+    };
+    toml::to_string(&config)
+        .map_err(|error| TrainError::usage(format!("the configuration cannot be written: {error}")))
+}
+
+impl From<HuggingFaceError> for TrainError {
+    fn from(error: HuggingFaceError) -> Self {
+        CheckpointError::from(error).into()
+    }
+}
