@@ -2,7 +2,7 @@
 //! the world has failed.
 
 use super::channel::{Channel, Reader, Writer};
-use super::frame::{self, MEMBER_LIMIT};
+use super::frame::{self, MESSAGE_LIMIT};
 use super::inquiry::GRACE;
 use super::message::{Cause, GroupName, GroupNumber, Site, ToRank, ToRendezvous, Trouble};
 use super::registry::HEARTBEAT;
@@ -224,7 +224,7 @@ impl Drop for Control {
 
 impl Inner {
     fn send(&self, message: &ToRendezvous) {
-        match frame::encode(message, MEMBER_LIMIT) {
+        match frame::encode(message, MESSAGE_LIMIT) {
             // If sending fails, the rendezvous is gone, which the reading thread notices.
             Ok(frame) => drop(lock(&self.writer).deliver(&frame)),
             Err(error) => tracing::warn!("cannot tell the rendezvous: {error}"),
@@ -258,7 +258,7 @@ impl Inner {
 
     fn listen(&self, mut reader: Reader) {
         loop {
-            let message: ToRank = match frame::read(&mut reader, MEMBER_LIMIT) {
+            let message: ToRank = match frame::read(&mut reader, MESSAGE_LIMIT) {
                 Ok(message) => message,
                 Err(error) => {
                     let state = lock(&self.state);

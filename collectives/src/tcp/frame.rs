@@ -9,16 +9,16 @@ use serde::de::DeserializeOwned;
 use std::io::{self, Read, Write};
 
 /// Most bytes of a frame before its sender has proved that it belongs to the job.
-pub(super) const STRANGER_LIMIT: usize = 1024;
+pub(super) const HANDSHAKE_LIMIT: usize = 1024;
 
 /// Most bytes of any frame.
-pub(super) const MEMBER_LIMIT: usize = 4 << 20;
+pub(super) const MESSAGE_LIMIT: usize = 4 << 20;
 
 const CONFIG: bincode::config::Configuration<
     bincode::config::LittleEndian,
     bincode::config::Varint,
-    bincode::config::Limit<MEMBER_LIMIT>,
-> = bincode::config::standard().with_limit::<MEMBER_LIMIT>();
+    bincode::config::Limit<MESSAGE_LIMIT>,
+> = bincode::config::standard().with_limit::<MESSAGE_LIMIT>();
 
 /// Why a frame could not be read or written.
 #[derive(Debug, thiserror::Error)]
@@ -144,16 +144,16 @@ mod tests {
             ToRendezvous::Trouble(Trouble::TimedOut { site: site(), waited: Duration::from_secs(60) }),
             ToRendezvous::Goodbye,
         ];
-        let to_rank = to_rank.iter().map(|message| encode(message, MEMBER_LIMIT).unwrap());
-        let rest = to_rendezvous.iter().map(|message| encode(message, MEMBER_LIMIT).unwrap());
+        let to_rank = to_rank.iter().map(|message| encode(message, MESSAGE_LIMIT).unwrap());
+        let rest = to_rendezvous.iter().map(|message| encode(message, MESSAGE_LIMIT).unwrap());
         to_rank.chain(rest).collect()
     }
 
     #[test]
     fn frames_come_back_as_they_went() {
         let trouble = Trouble::Lost { site: site(), peer: 0, left: true, reason: "x".into() };
-        let frame = encode(&ToRendezvous::Trouble(trouble), STRANGER_LIMIT).unwrap();
-        let back: ToRendezvous = read(&*frame, STRANGER_LIMIT).unwrap();
+        let frame = encode(&ToRendezvous::Trouble(trouble), HANDSHAKE_LIMIT).unwrap();
+        let back: ToRendezvous = read(&*frame, HANDSHAKE_LIMIT).unwrap();
         let ToRendezvous::Trouble(Trouble::Lost { site: back, peer: 0, left: true, .. }) = back else {
             panic!("{back:?}")
         };
@@ -162,20 +162,20 @@ mod tests {
 
     #[test]
     fn limits_hold_on_both_sides() {
-        let long = "x".repeat(STRANGER_LIMIT);
-        assert!(matches!(encode(&long, STRANGER_LIMIT), Err(FrameError::TooLong { .. })));
-        let frame = encode(&long, MEMBER_LIMIT).unwrap();
-        let error = read::<String>(&*frame, STRANGER_LIMIT).unwrap_err();
-        assert!(matches!(error, FrameError::TooLong { limit: STRANGER_LIMIT, .. }));
-        let mut trailing = encode(&1u8, MEMBER_LIMIT).unwrap();
+        let long = "x".repeat(HANDSHAKE_LIMIT);
+        assert!(matches!(encode(&long, HANDSHAKE_LIMIT), Err(FrameError::TooLong { .. })));
+        let frame = encode(&long, MESSAGE_LIMIT).unwrap();
+        let error = read::<String>(&*frame, HANDSHAKE_LIMIT).unwrap_err();
+        assert!(matches!(error, FrameError::TooLong { limit: HANDSHAKE_LIMIT, .. }));
+        let mut trailing = encode(&1u8, MESSAGE_LIMIT).unwrap();
         trailing.push(0);
         assert!(matches!(decode::<u8>(&trailing[4..]), Err(FrameError::Garbage(_))));
     }
 
     /// Decodes `bytes` as everything that is ever expected.
     fn decode_all(bytes: &[u8]) {
-        let _ = read::<ToRank>(bytes, MEMBER_LIMIT);
-        let _ = read::<ToRendezvous>(bytes, MEMBER_LIMIT);
+        let _ = read::<ToRank>(bytes, MESSAGE_LIMIT);
+        let _ = read::<ToRendezvous>(bytes, MESSAGE_LIMIT);
         let _ = decode::<ToRank>(bytes);
         let _ = decode::<ToRendezvous>(bytes);
         crate::tcp::handshake::decode_all(bytes);

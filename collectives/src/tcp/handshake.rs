@@ -7,7 +7,7 @@
 //! are derived from the same messages (see `seal`).
 
 use super::channel::Channel;
-use super::frame::{self, FrameError, STRANGER_LIMIT};
+use super::frame::{self, FrameError, HANDSHAKE_LIMIT};
 use super::keyed::keyed;
 use super::options::{Seal, Secret};
 use super::seal::{self, Key};
@@ -136,8 +136,8 @@ pub(super) struct Caller {
 pub(super) fn examine(stream: Arc<TcpStream>, secret: &Secret) -> Result<Caller, HandshakeError> {
     let mut patient = TimedStream::for_at_most(&stream, PATIENCE);
     let hello = Hello { version: VERSION, nonce: nonce()? };
-    frame::write(&mut patient, &hello, STRANGER_LIMIT)?;
-    let proof: Proof = frame::read(&mut patient, STRANGER_LIMIT)?;
+    frame::write(&mut patient, &hello, HANDSHAKE_LIMIT)?;
+    let proof: Proof = frame::read(&mut patient, HANDSHAKE_LIMIT)?;
     let transcript = transcript(&hello.nonce, &proof.claim, &proof.nonce)?;
     verify(secret, b"caller", &transcript, &proof.hash)
         .map_err(|_| HandshakeError::Stranger(proof.claim.rank))?;
@@ -168,7 +168,7 @@ impl Caller {
         let hash = hash(&self.secret, b"accepted", &with_refusal(&self.transcript, &refusal)?);
         let answer = Answer { refusal, hash };
         let patient = TimedStream::for_at_most(&self.stream, PATIENCE);
-        Ok(frame::write(patient, &answer, STRANGER_LIMIT)?)
+        Ok(frame::write(patient, &answer, HANDSHAKE_LIMIT)?)
     }
 }
 
@@ -194,7 +194,7 @@ pub(super) fn call(
         check_name(node)?;
     }
     let seal = claim.seal;
-    let hello: Hello = frame::read(TimedStream::for_at_most(&stream, limits.hello), STRANGER_LIMIT)?;
+    let hello: Hello = frame::read(TimedStream::for_at_most(&stream, limits.hello), HANDSHAKE_LIMIT)?;
     let mut patient = TimedStream::for_at_most(&stream, limits.answer);
     if hello.version != VERSION {
         return Err(HandshakeError::Version(hello.version));
@@ -202,8 +202,8 @@ pub(super) fn call(
     let nonce = nonce()?;
     let transcript = transcript(&hello.nonce, &claim, &nonce)?;
     let proof = Proof { claim, nonce, hash: hash(secret, b"caller", &transcript) };
-    frame::write(&mut patient, &proof, STRANGER_LIMIT)?;
-    let answer: Answer = frame::read(&mut patient, STRANGER_LIMIT).map_err(|error| match error {
+    frame::write(&mut patient, &proof, HANDSHAKE_LIMIT)?;
+    let answer: Answer = frame::read(&mut patient, HANDSHAKE_LIMIT).map_err(|error| match error {
         // A side that does not accept the proof hangs up. One that has no room for the caller sends an
         // empty message first.
         FrameError::Io(error) if error.kind() == io::ErrorKind::UnexpectedEof => HandshakeError::Secret,
@@ -240,12 +240,12 @@ fn nonce() -> io::Result<Nonce> {
 
 /// The messages of both sides.
 fn transcript(accepting: &Nonce, claim: &Claim, calling: &Nonce) -> Result<Vec<u8>, FrameError> {
-    frame::encode(&(VERSION, accepting, claim, calling), STRANGER_LIMIT)
+    frame::encode(&(VERSION, accepting, claim, calling), HANDSHAKE_LIMIT)
 }
 
 /// The transcript of a finished handshake.
 fn with_refusal(transcript: &[u8], refusal: &Option<Refusal>) -> Result<Vec<u8>, FrameError> {
-    Ok([transcript, &frame::encode(refusal, STRANGER_LIMIT)?].concat())
+    Ok([transcript, &frame::encode(refusal, HANDSHAKE_LIMIT)?].concat())
 }
 
 fn hash(secret: &Secret, role: &[u8], transcript: &[u8]) -> [u8; 32] {
@@ -304,8 +304,8 @@ fn set_patience(stream: &TcpStream, patience: Option<Duration>) -> io::Result<()
 /// Decodes `bytes` as every message of a handshake.
 #[cfg(test)]
 pub(super) fn decode_all(bytes: &[u8]) {
-    let _ = frame::read::<Hello>(bytes, STRANGER_LIMIT);
-    let _ = frame::read::<Proof>(bytes, STRANGER_LIMIT);
-    let _ = frame::read::<Answer>(bytes, STRANGER_LIMIT);
+    let _ = frame::read::<Hello>(bytes, HANDSHAKE_LIMIT);
+    let _ = frame::read::<Proof>(bytes, HANDSHAKE_LIMIT);
+    let _ = frame::read::<Answer>(bytes, HANDSHAKE_LIMIT);
     let _ = frame::decode::<Proof>(bytes);
 }

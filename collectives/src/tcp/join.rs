@@ -6,7 +6,7 @@ use super::bind::{BIND_PATIENCE, bind_patiently, bind_rendezvous, ports_of_rende
 use super::channel::{Channel, Reader, Writer};
 use super::control::Control;
 use super::descriptors;
-use super::frame::{self, FrameError, MEMBER_LIMIT};
+use super::frame::{self, FrameError, MESSAGE_LIMIT};
 use super::handshake::{self, Claim, HandshakeError, Limits, Purpose};
 use super::listener::Listener;
 use super::mesh;
@@ -316,7 +316,7 @@ impl Joining<'_> {
             let message = stream
                 .set_read_timeout(Some(left))
                 .map_err(FrameError::from)
-                .and_then(|()| frame::read(&mut *reader, MEMBER_LIMIT));
+                .and_then(|()| frame::read(&mut *reader, MESSAGE_LIMIT));
             match message {
                 Ok(ToRank::Joined { session, members }) => {
                     stream
@@ -363,7 +363,7 @@ fn tell_stop(options: &JoinOptions, writer: &mut Writer, done: &Receiver<()>) {
     while done.recv_timeout(LOOK_EVERY) == Err(RecvTimeoutError::Timeout) {
         if options.is_stopped() {
             // If sending fails, the rendezvous is gone, which the reading thread notices.
-            if let Ok(frame) = frame::encode(&ToRendezvous::Stop, MEMBER_LIMIT) {
+            if let Ok(frame) = frame::encode(&ToRendezvous::Stop, MESSAGE_LIMIT) {
                 let _ = writer.deliver(&frame);
             }
             return;

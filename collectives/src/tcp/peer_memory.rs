@@ -11,7 +11,7 @@
 //! cannot read the other's memory, their data goes over the socket.
 
 use super::channel::Channel;
-use super::frame::{self, FrameError, STRANGER_LIMIT};
+use super::frame::{self, FrameError, HANDSHAKE_LIMIT};
 use super::keyed::{Keyed, keyed};
 use super::message::GroupNumber;
 use super::options::Secret;
@@ -75,14 +75,14 @@ impl<'a> Probe<'a> {
         let mut challenge = [0; HASH];
         getrandom::fill(&mut challenge).map_err(io::Error::other)?;
         channel.stream().set_read_timeout(Some(patience))?;
-        frame::write(&mut channel.writer, &challenge, STRANGER_LIMIT)?;
+        frame::write(&mut channel.writer, &challenge, HANDSHAKE_LIMIT)?;
         let answer = Box::new([0; HASH]);
         Ok(Probe { channel, pair, challenge, answer, memory: None })
     }
 
     /// Receives the peer's challenge, and says where the answer is.
     pub(super) fn answer(&mut self) -> Result<(), FrameError> {
-        let challenge: [u8; HASH] = frame::read(&mut self.channel.reader, STRANGER_LIMIT)?;
+        let challenge: [u8; HASH] = frame::read(&mut self.channel.reader, HANDSHAKE_LIMIT)?;
         let Pair { own, peer, .. } = self.pair;
         *self.answer = self.hash(&challenge, own, peer)?.finalize().into_bytes().into();
         // Another process reads it, which the compiler cannot see.
@@ -90,13 +90,13 @@ impl<'a> Probe<'a> {
             process: getpid().as_raw(),
             address: address(&std::hint::black_box(&self.answer)[..]),
         };
-        frame::write(&mut self.channel.writer, &place, STRANGER_LIMIT)
+        frame::write(&mut self.channel.writer, &place, HANDSHAKE_LIMIT)
     }
 
     /// Reads the answer to this rank's challenge in the peer's memory, and tells the peer whether it is
     /// right.
     pub(super) fn check(&mut self) -> Result<(), FrameError> {
-        let place: RemoteAddress = frame::read(&mut self.channel.reader, STRANGER_LIMIT)?;
+        let place: RemoteAddress = frame::read(&mut self.channel.reader, HANDSHAKE_LIMIT)?;
         let Pair { own, peer, in_one_process, .. } = self.pair;
         let memory = PeerMemory(Pid::from_raw(place.process));
         if in_one_process || memory.0 != getpid() {
@@ -106,12 +106,12 @@ impl<'a> Probe<'a> {
                 memory.read(place.address, &mut found).is_ok() && expected.verify_slice(&found).is_ok();
             self.memory = is_peer.then_some(memory);
         }
-        frame::write(&mut self.channel.writer, &self.memory.is_some(), STRANGER_LIMIT)
+        frame::write(&mut self.channel.writer, &self.memory.is_some(), HANDSHAKE_LIMIT)
     }
 
     /// Returns the peer's memory if each rank can read the other's, and `None` on both ranks if not.
     pub(super) fn finish(self) -> Result<Option<PeerMemory>, FrameError> {
-        let is_open_to_them: bool = frame::read(&mut self.channel.reader, STRANGER_LIMIT)?;
+        let is_open_to_them: bool = frame::read(&mut self.channel.reader, HANDSHAKE_LIMIT)?;
         self.channel.stream().set_read_timeout(None)?;
         Ok(self.memory.filter(|_| is_open_to_them))
     }
@@ -119,7 +119,7 @@ impl<'a> Probe<'a> {
     /// What rank `owner` answers to `challenge` when rank `reader` is about to read its memory.
     fn hash(&self, challenge: &[u8; HASH], owner: usize, reader: usize) -> Result<Keyed, FrameError> {
         let Pair { secret, session, group, .. } = self.pair;
-        let text = frame::encode(&(challenge, session, group, owner, reader), STRANGER_LIMIT)?;
+        let text = frame::encode(&(challenge, session, group, owner, reader), HANDSHAKE_LIMIT)?;
         Ok(keyed(secret.as_bytes(), b"memory of a neighbour", &text))
     }
 }
@@ -212,11 +212,11 @@ mod tests {
     }
 
     fn say<T: Serialize>(channel: &mut Channel, message: &T) {
-        frame::write(&mut channel.writer, message, STRANGER_LIMIT).unwrap();
+        frame::write(&mut channel.writer, message, HANDSHAKE_LIMIT).unwrap();
     }
 
     fn hear<T: serde::de::DeserializeOwned>(channel: &mut Channel) -> T {
-        frame::read(&mut channel.reader, STRANGER_LIMIT).unwrap()
+        frame::read(&mut channel.reader, HANDSHAKE_LIMIT).unwrap()
     }
 
     #[test]
