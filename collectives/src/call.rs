@@ -219,13 +219,13 @@ pub(crate) fn agree(calls: &[Call]) -> Option<Vec<(Arc<str>, Vec<usize>)>> {
     }
     // Splits compare names within a color only, so each color has its own reference.
     let mut references: BTreeMap<Option<u32>, &Call> = BTreeMap::new();
-    let agrees = |call: &Call| {
+    let agree = calls.iter().all(|call| {
         let color = call.split_key.and_then(|split| split.color);
         call.agrees_with(&calls[0]) && call.agrees_with(references.entry(color).or_insert(call))
-    };
+    });
     let groups = partition(calls.iter().map(|call| call.split_key)).into_values();
     let named = |ranks: Vec<usize>| (Arc::clone(&calls[ranks[0]].label.scope), ranks);
-    calls.iter().all(agrees).then(|| groups.map(named).collect())
+    agree.then(|| groups.map(named).collect())
 }
 
 /// Identifies one call of one rank.

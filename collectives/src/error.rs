@@ -94,7 +94,9 @@ impl Cause {
     pub(crate) fn error(&self, site: &CallSite, problem: Option<ArgumentError>) -> CommError {
         match (self, problem) {
             // The other ranks have found this very call to differ from theirs.
-            (Cause::Error(CommError::Mismatch { sequence, .. }), Some(problem)) if *sequence == site.sequence => {
+            (Cause::Error(CommError::Mismatch { sequence, .. }), Some(problem))
+                if *sequence == site.sequence =>
+            {
                 CommError::Invalid { site: site.clone(), problem }
             }
             (Cause::Error(error), _) => error.clone(),

@@ -133,7 +133,10 @@ mod seconds {
     use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
     use std::time::Duration;
 
-    pub(super) fn serialize<S: Serializer>(time: &Option<Duration>, serializer: S) -> Result<S::Ok, S::Error> {
+    pub(super) fn serialize<S: Serializer>(
+        time: &Option<Duration>,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
         time.map(|time| time.as_secs_f64()).serialize(serializer)
     }
 

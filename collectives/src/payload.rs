@@ -35,9 +35,7 @@ impl Payload {
                 let problem = check_pair(input, output).or_else(length).or_else(|| check_sum(input));
                 (Operation::ReduceScatter, &**input, input.len(), problem)
             }
-            Payload::AllReduce { buffer } => {
-                (Operation::AllReduce, buffer, buffer.len(), check_sum(buffer))
-            }
+            Payload::AllReduce { buffer } => (Operation::AllReduce, buffer, buffer.len(), check_sum(buffer)),
             Payload::Broadcast { buffer, root } => {
                 let root = *root;
                 let problem = (root >= world_size).then_some(ArgumentError::Root { root, world_size });

@@ -108,7 +108,8 @@ where
     }
 }
 
-fn add<T: Copy + AddAssign>(sums: &mut [T], values: &[T]) {
+/// `sums += values`.
+pub(crate) fn add<T: Copy + AddAssign>(sums: &mut [T], values: &[T]) {
     for (sum, value) in sums.iter_mut().zip(values) {
         *sum += *value;
     }

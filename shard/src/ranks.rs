@@ -8,7 +8,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
 use std::thread::{Builder, ScopedJoinHandle};
 
-use kiln_collectives::{CommError, Communicator, LocalGroup, LocalOptions};
+use kiln_collectives::{CommError, Communicator, LocalGroup, LocalOptions, WorkerStart};
 
 use crate::error::ShardError;
 use crate::memory;
@@ -71,8 +71,7 @@ where
     F: Fn(Arc<dyn Communicator>) -> Result<T, E> + Sync,
 {
     let options = LocalOptions {
-        name: "world".to_owned(),
-        on_worker_start: Some(Arc::new(memory::bind_to_rank)),
+        on_worker_start: Some(WorkerStart::new(memory::bind_to_rank)),
         ..LocalOptions::default()
     };
     run_ranks_on(LocalGroup::with_options(world_size, options), threads, body)

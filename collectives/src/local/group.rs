@@ -69,7 +69,8 @@ impl Group {
             self.fail(abort);
         }
         self.state.update(|state| {
-            let missing = (0..self.world_size()).filter(|rank| state.issued[*rank] <= site.sequence).collect();
+            let missing =
+                (0..self.world_size()).filter(|rank| state.issued[*rank] <= site.sequence).collect();
             let verdict = Box::new(self.world.diagnose(&self.name, &self.world_ranks, site.sequence));
             let error = CommError::TimedOut { site: site.clone(), waited, missing, verdict };
             state.failure.get_or_insert(Cause::Error(error)).error(site, None)

@@ -31,7 +31,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 
 /// MPI in this process. When the last reference is dropped, MPI is shut down.
 pub(super) struct Runtime {
-    inbox: Arc<Inbox>,
+    pub(super) inbox: Arc<Inbox>,
     /// `None` once this process has given up.
     running: Mutex<Option<Running>>,
 }
@@ -67,19 +67,11 @@ impl Runtime {
         Ok(Runtime { inbox, running: Mutex::new(Some(running)) })
     }
 
-    pub(super) fn inbox(&self) -> &Inbox {
-        &self.inbox
-    }
-
-    pub(super) fn outbox(&self) -> &Arc<Outbox> {
-        self.inbox.outbox()
-    }
-
     /// Sends the messages that were posted and stops, without waiting for other processes. MPI is not shut
     /// down, because that would wait for them.
     pub(super) fn give_up(&self) {
         let Some(running) = lock(&self.running).take() else { return };
-        self.outbox().close();
+        self.inbox.outbox.close();
         running.tell_end();
         let start = Instant::now();
         while running.threads.iter().any(|thread| !thread.is_finished()) && start.elapsed() < PATIENCE {

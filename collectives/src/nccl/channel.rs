@@ -7,12 +7,12 @@ use super::error::NcclError;
 use super::gpu::{Gpu, Server, wait_for_nccl};
 use super::in_flight::{InFlight, Stage};
 use super::library::{Comm, Launch};
-use crate::sync::lock;
-use crate::transport::ControlGroup;
+use crate::backend::GroupControl;
+use crate::sync::{Monitor, lock};
 use cubecl_environment::stream::StreamId;
 use cubecl_runtime::server::{BufferBinding, ServerError};
 use cubecl_server::stream::{FailureStore, WriteScoped};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// An operation of NCCL, and the memory that it reads and writes.
@@ -30,10 +30,8 @@ pub(super) struct Channel {
     pub(super) stream: Stream,
     /// Events of operations that are done, for later operations.
     pub(super) spare: Arc<Mutex<Vec<Events>>>,
-    pub(super) in_flight: Mutex<InFlight>,
-    /// `in_flight` has changed.
-    pub(super) changed: Condvar,
-    pub(super) control: Arc<dyn ControlGroup>,
+    pub(super) in_flight: Monitor<InFlight>,
+    pub(super) control: Arc<dyn GroupControl>,
 }
 
 impl Channel {

@@ -26,7 +26,7 @@ mod gpu;
 mod in_flight;
 mod join;
 mod library;
-mod transport;
+pub(crate) mod transport;
 mod watch;
 
 pub use error::NcclError;

@@ -12,13 +12,14 @@
 
 use super::channel::Channel;
 use super::frame::{self, FrameError, HANDSHAKE_LIMIT};
-use super::keyed::{Keyed, keyed};
 use super::message::GroupNumber;
-use super::options::Secret;
-use hmac::Mac;
+use super::options::{Secret, random};
+use super::seal::keyed;
+use hmac::{Hmac, Mac};
 use nix::sys::uio::{RemoteIoVec, process_vm_readv};
 use nix::unistd::{Pid, getpid};
 use serde::{Deserialize, Serialize};
+use sha2::Sha256;
 use std::io::{self, IoSliceMut};
 use std::net::TcpStream;
 use std::time::Duration;
@@ -72,8 +73,7 @@ impl<'a> Probe<'a> {
         pair: Pair<'a>,
         patience: Duration,
     ) -> Result<Probe<'a>, FrameError> {
-        let mut challenge = [0; HASH];
-        getrandom::fill(&mut challenge).map_err(io::Error::other)?;
+        let challenge = random()?;
         channel.stream().set_read_timeout(Some(patience))?;
         frame::write(&mut channel.writer, &challenge, HANDSHAKE_LIMIT)?;
         let answer = Box::new([0; HASH]);
@@ -117,7 +117,7 @@ impl<'a> Probe<'a> {
     }
 
     /// What rank `owner` answers to `challenge` when rank `reader` is about to read its memory.
-    fn hash(&self, challenge: &[u8; HASH], owner: usize, reader: usize) -> Result<Keyed, FrameError> {
+    fn hash(&self, challenge: &[u8; HASH], owner: usize, reader: usize) -> Result<Hmac<Sha256>, FrameError> {
         let Pair { secret, session, group, .. } = self.pair;
         let text = frame::encode(&(challenge, session, group, owner, reader), HANDSHAKE_LIMIT)?;
         Ok(keyed(secret.as_bytes(), b"memory of a neighbour", &text))

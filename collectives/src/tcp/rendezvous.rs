@@ -2,7 +2,7 @@
 //! what happened when one of them cannot go on.
 
 use super::channel::{Channel, Reader};
-use super::frame::{self, MESSAGE_LIMIT};
+use super::frame::{self, FrameError, MESSAGE_LIMIT};
 use super::handshake::{Caller, Purpose};
 use super::inquiry;
 use super::listener::Listener;
@@ -193,7 +193,8 @@ impl Inner {
         loop {
             let message: ToRendezvous = match frame::read(&mut reader, MESSAGE_LIMIT) {
                 Ok(message) => message,
-                Err(frame::FrameError::Io(_)) => break,
+                // Unless a sealed record does not open.
+                Err(FrameError::Io(error)) if error.kind() != io::ErrorKind::InvalidData => break,
                 Err(error) => {
                     let text = format!("rank {rank} sent {error}; its connection is closed");
                     self.warnings.warn(text);
