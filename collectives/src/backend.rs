@@ -34,7 +34,7 @@ impl fmt::Debug for WorkerStart {
 /// One rank's side of a group that can fail: it knows the cause, and tells the other ranks.
 pub trait GroupControl: Send + Sync {
     /// The rank.
-    fn member(&self) -> &GroupRank;
+    fn identity(&self) -> &GroupRank;
 
     /// Why the group has failed, if it has.
     fn cause(&self, site: &CallSite) -> Option<CommError>;

@@ -112,8 +112,7 @@ pub struct Call {
     pub operation: Operation,
     /// Element type; `u8` for operations without payload.
     pub dtype: DType,
-    /// Elements of the full tensor: output of all-gather, input of reduce-scatter, the buffer
-    /// otherwise.
+    /// Elements of the full tensor: output of all-gather, input of reduce-scatter, the buffer otherwise.
     pub count: usize,
     /// Where the buffers are; the host for operations without payload.
     pub location: Location,

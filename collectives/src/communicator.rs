@@ -85,9 +85,8 @@ pub trait Communicator: Send + Sync {
     /// As for any operation.
     fn split_within(&self, name: &str, color: Option<u32>, key: i64, timeout: Duration) -> SplitResult;
 
-    /// Fails every pending and later operation of this group, and of all groups that descend
-    /// from the same world, on all ranks, with [`CommError::Aborted`] carrying this rank and
-    /// `reason`.
+    /// Fails every pending and later operation of this group, and of all groups that descend from the same
+    /// world, on all ranks, with [`CommError::Aborted`] carrying this rank and `reason`.
     ///
     /// Call it when this rank cannot go on, so that the others do not wait for a timeout.
     fn abort(&self, reason: &str);

@@ -57,11 +57,12 @@ impl Verdict {
             let seconds = whole(*seconds);
             Some([
                 format!(
-                    "has not answered for {seconds} s: its process is stopped or its machine cannot be reached"
+                    "has not answered for {seconds} s: its process is stopped or its machine cannot \
+                     be reached"
                 ),
                 format!(
-                    "have not answered for {seconds} s: their processes are stopped or their machines cannot be \
-                     reached"
+                    "have not answered for {seconds} s: their processes are stopped or their machines \
+                     cannot be reached"
                 ),
             ])
         });
@@ -165,8 +166,9 @@ impl Stuck<'_> {
         Verdict {
             finding: Finding::Stopped,
             text: format!(
-                "the {processes} of {} did not run for about {} s, in which {} was to be done: {were} stopped, as \
-                 by Ctrl-Z, SIGSTOP or a debugger, or frozen with the machine; the network is not to blame",
+                "the {processes} of {} did not run for about {} s, in which {} was to be done: {were} \
+                 stopped, as by Ctrl-Z, SIGSTOP or a debugger, or frozen with the machine; the network is not to \
+                 blame",
                 list_ranks(&stalled),
                 whole(seconds),
                 self.name(witnesses),
@@ -195,9 +197,8 @@ impl Stuck<'_> {
 
     /// The culprits are the ranks that disagree with the majority, or all of them if there is none.
     fn explain_mismatch(&self, calls: &[Option<&Call>]) -> Verdict {
-        let members = || self.group.1.iter().copied().zip(calls);
-        let known: Vec<(usize, &Call)> =
-            members().filter_map(|(rank, call)| Some((rank, (*call)?))).collect();
+        let ranks = || self.group.1.iter().copied().zip(calls);
+        let known: Vec<(usize, &Call)> = ranks().filter_map(|(rank, call)| Some((rank, (*call)?))).collect();
         let agreeing = |call: &Call| known.iter().filter(|(_, other)| call.agrees_with(other)).count();
         let most = known.iter().map(|(_, call)| agreeing(call)).max().unwrap_or(0);
         let is_majority = 2 * most > known.len();

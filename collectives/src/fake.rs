@@ -28,7 +28,7 @@ use std::time::Duration;
 ///
 /// Arguments are checked as in a real world.
 pub struct FakeCommunicator {
-    member: GroupRank,
+    identity: GroupRank,
     split_sizes: HashMap<String, usize>,
     group: GroupId,
     /// Number of the next operation.
@@ -51,10 +51,10 @@ impl FakeCommunicator {
 
     fn join(name: &str, rank: usize, world_size: usize, shared: Arc<RankShared>) -> FakeCommunicator {
         // The world ranks of the other ranks of a group are not known here.
-        let member = GroupRank { name: name.into(), rank, world_ranks: (0..world_size).collect(), shared };
+        let identity = GroupRank { name: name.into(), rank, world_ranks: (0..world_size).collect(), shared };
         FakeCommunicator {
-            group: member.shared.recorder.join(&member.name, &member.world_ranks),
-            member,
+            group: identity.shared.recorder.join(&identity.name, &identity.world_ranks),
+            identity,
             split_sizes: HashMap::new(),
             next: AtomicU64::new(0),
             abort: Arc::default(),
@@ -77,9 +77,9 @@ impl FakeCommunicator {
     fn record(&self, call: &Call) -> Result<(), CommError> {
         let sequence = self.next.fetch_add(1, Ordering::Relaxed);
         let recorder = self.recorder();
-        let record = recorder.enqueued(self.group, sequence, call, self.member.rank);
+        let record = recorder.enqueued(self.group, sequence, call, self.identity.rank);
         recorder.started(record);
-        let site = self.member.site(sequence, call.operation, call.label.clone());
+        let site = self.identity.site(sequence, call.operation, call.label.clone());
         if let Some(by) = lock(&self.abort).clone() {
             return Err(CommError::Aborted { site, by });
         }
@@ -94,13 +94,13 @@ impl FakeCommunicator {
         let call = payload.call(label, self.world_size()).on_host_only();
         Work::ready(self.record(&call).map(|()| match payload {
             Payload::AllGather { input, mut output } => {
-                let start = self.member.rank * input.size_in_bytes();
+                let start = self.identity.rank * input.size_in_bytes();
                 let chunk = &mut output.as_bytes_mut()[start..start + input.size_in_bytes()];
                 chunk.copy_from_slice(input.as_bytes());
                 output
             }
             Payload::ReduceScatter { input, mut output } => {
-                let start = self.member.rank * output.size_in_bytes();
+                let start = self.identity.rank * output.size_in_bytes();
                 let chunk = &input.as_bytes()[start..start + output.size_in_bytes()];
                 output.as_bytes_mut().copy_from_slice(chunk);
                 output
@@ -112,7 +112,7 @@ impl FakeCommunicator {
 
     /// This rank's number in a new group of `size` ranks; see [`FakeCommunicator::with_split_sizes`].
     fn new_rank(&self, size: usize, color: u32, key: i64) -> Option<usize> {
-        let rank = self.member.rank;
+        let rank = self.identity.rank;
         if size == 0 || size > self.world_size() {
             return None;
         }
@@ -130,15 +130,15 @@ impl FakeCommunicator {
 
 impl Communicator for FakeCommunicator {
     fn rank(&self) -> usize {
-        self.member.rank
+        self.identity.rank
     }
 
     fn world_size(&self) -> usize {
-        self.member.world_ranks.len()
+        self.identity.world_ranks.len()
     }
 
     fn name(&self) -> &str {
-        &self.member.name
+        &self.identity.name
     }
 
     fn backend(&self) -> &'static str {
@@ -173,11 +173,11 @@ impl Communicator for FakeCommunicator {
             _ => (1, Some(0)),
         };
         if new_rank.is_none() {
-            let (rank, world_size) = (self.member.rank, self.world_size());
+            let (rank, world_size) = (self.identity.rank, self.world_size());
             call.problem = Some(ArgumentError::GroupSize { rank, world_size, group_size });
         }
         self.record(&call)?;
-        let shared = || Arc::clone(&self.member.shared);
+        let shared = || Arc::clone(&self.identity.shared);
         let new = new_rank.zip(color).map(|(rank, _)| FakeCommunicator {
             split_sizes: self.split_sizes.clone(),
             abort: Arc::clone(&self.abort),
@@ -187,7 +187,7 @@ impl Communicator for FakeCommunicator {
     }
 
     fn abort(&self, reason: &str) {
-        lock(&self.abort).get_or_insert(self.member.abort(reason));
+        lock(&self.abort).get_or_insert(self.identity.abort(reason));
     }
 
     fn nodes(&self) -> Vec<usize> {
@@ -195,11 +195,11 @@ impl Communicator for FakeCommunicator {
     }
 
     fn flight(&self) -> Flight {
-        self.member.shared.flight(self.backend())
+        self.identity.shared.flight(self.backend())
     }
 
     fn recorder(&self) -> &Arc<Recorder> {
-        &self.member.shared.recorder
+        &self.identity.shared.recorder
     }
 }
 

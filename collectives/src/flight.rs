@@ -18,8 +18,7 @@ pub struct Activity {
     pub seconds: f64,
 }
 
-/// One operation as one rank saw it. Times count from the creation of the recorder and
-/// serialize as seconds.
+/// One operation as one rank saw it. Times count from the creation of the recorder and serialize as seconds.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Record {
     /// Number of the operation in its group, from 0; the same on every rank.
@@ -33,8 +32,7 @@ pub struct Record {
     pub label: Label,
     /// Element type.
     pub dtype: DType,
-    /// Elements of the full tensor: output of all-gather, input of reduce-scatter, the buffer
-    /// otherwise.
+    /// Elements of the full tensor: output of all-gather, input of reduce-scatter, the buffer otherwise.
     pub count: usize,
     /// Bytes that this rank would send on a ring; see [`Operation::ring_bytes`]. 0 for a call with
     /// invalid arguments.

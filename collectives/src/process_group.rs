@@ -85,12 +85,12 @@ impl<B: Backend> ProcessGroup<B> {
     /// Starts the worker thread of `backend`.
     pub(crate) fn start(backend: B) -> ProcessGroup<B> {
         let backend = Arc::new(backend);
-        let member = backend.member();
-        let group = member.shared.recorder.join(&member.name, &member.world_ranks);
+        let identity = backend.identity();
+        let group = identity.shared.recorder.join(&identity.name, &identity.world_ranks);
         let (jobs, queue) = mpsc::channel();
         let worker_backend = Arc::clone(&backend);
         let worker = thread::Builder::new()
-            .name(format!("{}-{}", member.name, member.shared.world_rank))
+            .name(format!("{}-{}", identity.name, identity.shared.world_rank))
             .spawn(move || run(&*worker_backend, queue))
             // The queue was dropped with the closure, so every operation fails with this reason.
             .map_err(|error| backend.crash(&format!("its worker thread could not start: {error}")))
@@ -127,14 +127,14 @@ impl<B: Backend> ProcessGroup<B> {
         if call.problem.is_some() {
             payload = Payload::Nothing;
         }
-        let member = self.backend.member();
+        let identity = self.backend.identity();
         // The lock is held until the job is queued, so that jobs are queued in the order of their numbers.
         let mut queue = lock(&self.queue);
         let sequence = queue.next;
         queue.next += 1;
-        let site = member.site(sequence, call.operation, call.label.clone());
+        let site = identity.site(sequence, call.operation, call.label.clone());
         self.backend.issued(&site, &call);
-        let record = member.shared.recorder.enqueued(self.group, sequence, &call, member.rank);
+        let record = identity.shared.recorder.enqueued(self.group, sequence, &call, identity.rank);
         // The worker tells the other ranks of arguments that are wrong on this rank alone.
         #[cfg(feature = "cuda")]
         if call.location == Location::Device
@@ -186,7 +186,7 @@ impl<B: Backend> ProcessGroup<B> {
         // The split is the last operation that this rank has issued.
         let sequence = lock(&self.queue).next.saturating_sub(1);
         let label = Label::new(name, Phase::Init);
-        let site = self.backend.member().site(sequence, Operation::Split, label);
+        let site = self.backend.identity().site(sequence, Operation::Split, label);
         let split = new_group.map(|group| (group.control(), group as &dyn Communicator));
         let new_nccl = nccl.split(&site, split, timeout)?;
         if let (Some(group), Some(nccl)) = (new_group, new_nccl) {
@@ -200,7 +200,7 @@ impl<B: Backend> ProcessGroup<B> {
 /// Runs jobs in order until the queue is closed.
 fn run<B: Backend>(backend: &B, queue: mpsc::Receiver<Job<B>>) {
     let _guard = CrashGuard(backend);
-    let shared = &backend.member().shared;
+    let shared = &backend.identity().shared;
     shared.start_worker();
     for job in queue {
         let record = job.record;
@@ -226,15 +226,15 @@ impl<B: Backend> Drop for CrashGuard<'_, B> {
 
 impl<B: Backend> Communicator for ProcessGroup<B> {
     fn rank(&self) -> usize {
-        self.backend.member().rank
+        self.backend.identity().rank
     }
 
     fn world_size(&self) -> usize {
-        self.backend.member().world_ranks.len()
+        self.backend.identity().world_ranks.len()
     }
 
     fn name(&self) -> &str {
-        &self.backend.member().name
+        &self.backend.identity().name
     }
 
     fn backend(&self) -> &'static str {
@@ -288,13 +288,13 @@ impl<B: Backend> Communicator for ProcessGroup<B> {
     }
 
     fn flight(&self) -> Flight {
-        let mut flight = self.backend.member().shared.flight(self.backend());
+        let mut flight = self.backend.identity().shared.flight(self.backend());
         flight.verdict = self.backend.verdict();
         flight
     }
 
     fn recorder(&self) -> &Arc<Recorder> {
-        &self.backend.member().shared.recorder
+        &self.backend.identity().shared.recorder
     }
 }
 

@@ -191,7 +191,7 @@ impl Recorder {
         log.groups.iter().map(flight).collect()
     }
 
-    /// Adds a group that this rank has joined; `world_ranks` are the world ranks of its members.
+    /// Adds a group that this rank has joined; `world_ranks` are those of its ranks.
     pub(crate) fn join(&self, name: &Arc<str>, world_ranks: &[usize]) -> GroupId {
         let mut log = lock(&self.log);
         let (name, world_ranks) = (Arc::clone(name), world_ranks.to_vec());

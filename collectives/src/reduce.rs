@@ -71,8 +71,7 @@ fn sum_as<T: Element>(output: &mut [u8], inputs: &[&[u8]], sum: impl Fn(&mut [T]
     sum(bytemuck::cast_slice_mut(output), &inputs);
 }
 
-/// Starts from the first input rather than from zero, so that a sum of negative zeros keeps
-/// its sign.
+/// Starts from the first input rather than from zero, so that a sum of negative zeros keeps its sign.
 fn sum_plain<T: Copy + AddAssign>(output: &mut [T], inputs: &[&[T]]) {
     let Some((first, rest)) = inputs.split_first() else {
         return;

@@ -112,7 +112,7 @@ impl Completer {
     /// Hands over the result. All references to the caller's buffers must have been dropped by now.
     pub(crate) fn complete(mut self, result: Result<Buffer, CommError>) {
         if let Some(pending) = self.0.take() {
-            pending.result.update(|slot| *slot = Some(result));
+            pending.result.update(|done| *done = Some(result));
         }
     }
 }
@@ -121,7 +121,7 @@ impl Drop for Completer {
     fn drop(&mut self) {
         if let Some(pending) = self.0.take() {
             let error = pending.control.give_up(&pending.site, "its worker stopped");
-            pending.result.update(|slot| *slot = Some(Err(error)));
+            pending.result.update(|done| *done = Some(Err(error)));
         }
     }
 }

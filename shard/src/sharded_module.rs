@@ -55,7 +55,7 @@ pub(crate) struct ParameterPlace {
     /// Index among the module's groups.
     pub(crate) group: usize,
     /// Index in the group's layout.
-    pub(crate) slot: usize,
+    pub(crate) parameter: usize,
 }
 
 /// Ties the reading of weights to a place on burn's tape: backward runs by depth, and a weight that is
@@ -178,10 +178,9 @@ impl<M: Module + Sync + 'static> ShardedModule<M> {
         (x, token)
     }
 
-    /// The module with its weights in memory. If `token` is on the tape, so are the weights. Unless
-    /// the token is that of [`ShardedModule::enter`], backward is done with the module when it has the
-    /// gradients of the weights that the batch has reached; on a rank where it has reached none, at
-    /// its end.
+    /// The module with its weights in memory. If `token` is on the tape, so are the weights. Unless the token
+    /// is that of [`ShardedModule::enter`], backward is done with the module when it has the gradients of the
+    /// weights that the batch has reached; on a rank where it has reached none, at its end.
     pub fn unshard(&self, token: &OrderToken) -> Unsharded<M> {
         let after = After::Forward { tape: token.is_tracked() };
         if !token.is_tracked() {
@@ -295,12 +294,12 @@ struct Weights<'a> {
 
 impl ModuleMapper for Weights<'_> {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let Some(&ParameterPlace { group: index, slot }) = self.places.next() else {
+        let Some(&ParameterPlace { group: at, parameter: index }) = self.places.next() else {
             unreachable!("invariant: a template has the parameters it was made from");
         };
-        let group = self.groups[index].clone();
+        let group = self.groups[at].clone();
         let token = if group.layout.trainable { &self.token.trainable } else { &self.token.frozen };
-        let (direction, from) = (self.token.direction, self.uses[index].clone());
-        Param::initialized(param.id, gather(token, WeightRef { group, slot, direction, from }))
+        let (direction, from) = (self.token.direction, self.uses[at].clone());
+        Param::initialized(param.id, gather(token, WeightRef { group, index, direction, from }))
     }
 }

@@ -29,8 +29,8 @@ impl<'a> Stuck<'a> {
     /// World ranks that are in the operation.
     pub(super) fn waiting(&self, witnesses: &[Witness]) -> Vec<usize> {
         let calls = self.calls(witnesses);
-        let members = self.group.1.iter().zip(calls);
-        members.filter(|(_, call)| call.is_some()).map(|(rank, _)| *rank).collect()
+        let ranks = self.group.1.iter().zip(calls);
+        ranks.filter(|(_, call)| call.is_some()).map(|(rank, _)| *rank).collect()
     }
 
     /// World ranks that answered and have not issued the operation.
@@ -48,7 +48,7 @@ impl<'a> Stuck<'a> {
         records.rev().find(|record| record.sequence == self.sequence && *record.group == *self.group.0)
     }
 
-    /// Seconds since each member has entered the operation; `None` unless that is known of all.
+    /// Seconds since each rank has entered the operation; `None` unless that is known of all.
     fn ages(&self, witnesses: &[Witness]) -> Option<Vec<(usize, f64)>> {
         self.group.1.iter().map(|rank| Some((*rank, self.age(witnesses, *rank)?))).collect()
     }
@@ -80,9 +80,9 @@ impl<'a> Stuck<'a> {
     /// World ranks whose processes did not run for more than half of the time that the first rank has waited,
     /// and the longest of these stalls in seconds.
     pub(super) fn stalled(&self, witnesses: &[Witness]) -> Option<(Vec<usize>, f64)> {
-        let members = || self.group.1.iter().copied();
-        let longest = members().filter_map(|rank| self.age(witnesses, rank)).fold(0.0, f64::max);
-        let stalls = members().filter_map(|rank| {
+        let ranks = || self.group.1.iter().copied();
+        let longest = ranks().filter_map(|rank| self.age(witnesses, rank)).fold(0.0, f64::max);
+        let stalls = ranks().filter_map(|rank| {
             let stall = flight(witnesses, rank)?.stall?;
             let counts = stall.seconds > longest / 2.0 && stall.ago < longest;
             counts.then_some((rank, stall.seconds))

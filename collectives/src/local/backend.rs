@@ -79,7 +79,7 @@ pub type LocalCommunicator = ProcessGroup<LocalBackend>;
 /// The backend of one rank of a group of threads.
 pub struct LocalBackend {
     membership: Membership,
-    member: GroupRank,
+    identity: GroupRank,
 }
 
 impl LocalBackend {
@@ -87,7 +87,7 @@ impl LocalBackend {
         let Membership { group, rank } = &membership;
         let shared = Arc::clone(&group.world.ranks[group.world_ranks[*rank]]);
         let (name, world_ranks) = (Arc::clone(&group.name), group.world_ranks.clone());
-        LocalBackend { member: GroupRank { name, rank: *rank, world_ranks, shared }, membership }
+        LocalBackend { identity: GroupRank { name, rank: *rank, world_ranks, shared }, membership }
     }
 
     fn group(&self) -> &Group {
@@ -96,8 +96,8 @@ impl LocalBackend {
 }
 
 impl GroupControl for LocalBackend {
-    fn member(&self) -> &GroupRank {
-        &self.member
+    fn identity(&self) -> &GroupRank {
+        &self.identity
     }
 
     fn cause(&self, site: &CallSite) -> Option<CommError> {
@@ -105,7 +105,7 @@ impl GroupControl for LocalBackend {
     }
 
     fn give_up(&self, site: &CallSite, reason: &str) -> CommError {
-        let by = self.member.abort(reason);
+        let by = self.identity.abort(reason);
         self.group().fail(by.clone());
         self.cause(site).unwrap_or_else(|| CommError::Aborted { site: site.clone(), by })
     }
@@ -115,7 +115,7 @@ impl GroupControl for LocalBackend {
     }
 
     fn abort(&self, reason: &str) {
-        self.group().world.abort(self.member.abort(reason));
+        self.group().world.abort(self.identity.abort(reason));
     }
 }
 
@@ -172,7 +172,7 @@ impl Backend for LocalBackend {
     }
 
     fn crash(&self, reason: &str) {
-        self.group().crash(self.member.rank, reason);
+        self.group().crash(self.identity.rank, reason);
     }
 
     fn leave(&self) {

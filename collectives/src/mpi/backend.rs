@@ -74,7 +74,7 @@ impl MpiBackend {
 
     /// Fills `output` with the chunks of all ranks, whose `lengths` are in bytes.
     fn gather(&self, own: &[u8], mut output: &mut [u8], lengths: &[usize]) {
-        let rank = self.group.member.rank;
+        let rank = self.group.identity.rank;
         let mut receives = Vec::new();
         for (peer, length) in lengths.iter().enumerate() {
             let (chunk, rest) = output.split_at_mut(*length);
@@ -98,7 +98,7 @@ impl MpiBackend {
         lengths: &[usize],
         site: &CallSite,
     ) -> Result<(), CommError> {
-        let rank = self.group.member.rank;
+        let rank = self.group.identity.rank;
         let mut rest = input.as_bytes();
         let chunk = |length: &usize| {
             let (chunk, next) = rest.split_at(length * input.dtype().size());
@@ -120,8 +120,8 @@ impl MpiBackend {
 }
 
 impl GroupControl for MpiBackend {
-    fn member(&self) -> &GroupRank {
-        &self.group.member
+    fn identity(&self) -> &GroupRank {
+        &self.group.identity
     }
 
     fn cause(&self, site: &CallSite) -> Option<CommError> {
@@ -129,7 +129,7 @@ impl GroupControl for MpiBackend {
     }
 
     fn give_up(&self, site: &CallSite, reason: &str) -> CommError {
-        let cause = Cause::Abort(self.group.member.abort(reason));
+        let cause = Cause::Abort(self.group.identity.abort(reason));
         self.group.give_up(cause).error(site, None)
     }
 
@@ -141,7 +141,7 @@ impl GroupControl for MpiBackend {
     }
 
     fn abort(&self, reason: &str) {
-        let cause = Cause::Abort(self.group.member.abort(reason));
+        let cause = Cause::Abort(self.group.identity.abort(reason));
         self.runtime.inbox.abort(&self.group.world, Failure { cause, everywhere: true });
     }
 }
@@ -151,7 +151,7 @@ impl Backend for MpiBackend {
 
     fn nodes(&self) -> Vec<usize> {
         let names = &self.runtime.inbox.outbox.node_names;
-        number_nodes(self.group.member.world_ranks.iter().map(|rank| names[*rank].as_str()))
+        number_nodes(self.group.identity.world_ranks.iter().map(|rank| names[*rank].as_str()))
     }
 
     fn issued(&self, site: &CallSite, call: &Call) {
@@ -170,7 +170,7 @@ impl Backend for MpiBackend {
     }
 
     fn split(&self, site: &CallSite, call: Call) -> Result<Option<MpiBackend>, CommError> {
-        let (shared, outbox) = (&self.group.member.shared, &self.runtime.inbox.outbox);
+        let (shared, outbox) = (&self.group.identity.shared, &self.runtime.inbox.outbox);
         let groups = self.group.enter(site, call.problem)?;
         Ok(groups.into_iter().find(|new| new.world_ranks.contains(&shared.world_rank)).map(|new| {
             let world = Arc::clone(&self.group.world);
@@ -180,12 +180,12 @@ impl Backend for MpiBackend {
     }
 
     fn crash(&self, reason: &str) {
-        let _ = self.group.give_up(Cause::Abort(self.group.member.abort(reason)));
+        let _ = self.group.give_up(Cause::Abort(self.group.identity.abort(reason)));
     }
 
     fn leave(&self) {
         if !self.left.swap(true, Ordering::Relaxed) {
-            let _ = self.group.give_up(Cause::Abort(self.group.member.left()));
+            let _ = self.group.give_up(Cause::Abort(self.group.identity.left()));
         }
     }
 

@@ -18,7 +18,7 @@ const ANSWER: Duration = Duration::from_secs(3);
 /// A group of processes, seen from one of them.
 pub(super) struct Group {
     pub(super) number: Number,
-    pub(super) member: GroupRank,
+    pub(super) identity: GroupRank,
     pub(super) world: Arc<World>,
     outbox: Arc<Outbox>,
     state: Monitor<State>,
@@ -45,21 +45,21 @@ impl Group {
     ) -> Arc<Group> {
         // Groups are made of the ranks that joined them, this one among them.
         let rank = world_ranks.iter().position(|rank| *rank == outbox.rank).unwrap_or_default();
-        let member = GroupRank { name: name.into(), rank, world_ranks, shared: Arc::clone(shared) };
-        Arc::new(Group { number, member, world, outbox: Arc::clone(outbox), state: Monitor::default() })
+        let identity = GroupRank { name: name.into(), rank, world_ranks, shared: Arc::clone(shared) };
+        Arc::new(Group { number, identity, world, outbox: Arc::clone(outbox), state: Monitor::default() })
     }
 
     pub(super) fn world_size(&self) -> usize {
-        self.member.world_ranks.len()
+        self.identity.world_ranks.len()
     }
 
     /// Tells the first rank of the group, which may be this one.
     pub(super) fn tell_first(&self, notice: Notice) {
-        if self.member.rank == 0 {
+        if self.identity.rank == 0 {
             self.receive(notice);
         } else {
             let message = Message::Group { number: self.number, notice };
-            self.outbox.post(self.member.world_ranks[0], &message);
+            self.outbox.post(self.identity.world_ranks[0], &message);
         }
     }
 
@@ -89,14 +89,14 @@ impl Group {
         }
         let calls: Vec<Call> = state.calls.remove(&sequence).into_iter().flatten().flatten().collect();
         let Some(groups) = agree(&calls) else {
-            let (group, calls) = (Arc::clone(&self.member.name), calls.into_iter().map(Some).collect());
+            let (group, calls) = (Arc::clone(&self.identity.name), calls.into_iter().map(Some).collect());
             let cause = Cause::Error(CommError::Mismatch { group, sequence, calls });
             return self.fail(state, Failure { cause, everywhere: false });
         };
         let number = |(name, ranks): (Arc<str>, Vec<usize>)| NewGroup {
             number: self.outbox.next_group(),
             name: name.to_string(),
-            world_ranks: ranks.iter().map(|rank| self.member.world_ranks[*rank]).collect(),
+            world_ranks: ranks.iter().map(|rank| self.identity.world_ranks[*rank]).collect(),
         };
         let groups: Vec<NewGroup> = groups.into_iter().map(number).collect();
         self.tell_others(&Notice::Run { sequence, groups: groups.clone() });
@@ -127,7 +127,7 @@ impl Group {
     /// order.
     fn tell_others(&self, notice: &Notice) {
         let message = Message::Group { number: self.number, notice: notice.clone() };
-        for rank in self.member.world_ranks.iter().filter(|rank| **rank != self.outbox.rank) {
+        for rank in self.identity.world_ranks.iter().filter(|rank| **rank != self.outbox.rank) {
             self.outbox.post(*rank, &message);
         }
     }
@@ -167,9 +167,10 @@ impl Group {
         self.tell_first(Notice::Trouble(timed_out(verdict)));
         let mut state = self.state.wait_until(self.state.lock(), ANSWER, |state| state.failure.is_some());
         let failure = state.failure.get_or_insert_with(|| {
-            let first = self.member.world_ranks[0];
+            let first = self.identity.world_ranks[0];
             let text = format!(
-                "rank {first} has not answered for {} s: its process is stopped or its machine cannot be reached",
+                "rank {first} has not answered for {} s: its process is stopped or its machine cannot be \
+                 reached",
                 ANSWER.as_secs()
             );
             timed_out(Verdict { finding: Finding::Silent, culprits: vec![first], text })

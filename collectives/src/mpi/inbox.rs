@@ -58,7 +58,7 @@ impl Inbox {
             group.world.learn(&abort);
         }
         // Under the lock, and before the messages that came early: an abort from now on finds the group.
-        if let (0, Some(abort)) = (group.member.rank, group.world.aborted()) {
+        if let (0, Some(abort)) = (group.identity.rank, group.world.aborted()) {
             group.receive(Notice::Trouble(abort));
         }
         let entry = Entry::Open(Arc::downgrade(group));
@@ -144,7 +144,7 @@ impl Inbox {
         let silent = || Witness::Silent { seconds: PATIENCE.as_secs_f64() };
         let witnesses: Vec<Witness> =
             (0..size).map(|rank| answers.remove(&rank).unwrap_or_else(silent)).collect();
-        Verdict::of_wait(&witnesses, &group.member.name, &group.member.world_ranks, sequence)
+        Verdict::of_wait(&witnesses, &group.identity.name, &group.identity.world_ranks, sequence)
     }
 
     /// Says goodbye and waits until all other processes have: until then they may need this one.
@@ -165,7 +165,7 @@ fn fail_led_groups(state: &State, world: Number, notice: &Notice) {
     for entry in state.groups.values() {
         let Entry::Open(group) = entry else { continue };
         let Some(group) = group.upgrade() else { continue };
-        if group.world.number == world && group.member.rank == 0 {
+        if group.world.number == world && group.identity.rank == 0 {
             group.receive(notice.clone());
         }
     }

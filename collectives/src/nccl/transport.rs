@@ -25,8 +25,8 @@ use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// NCCL on one rank of a group: it moves buffers on GPUs. The group stays in charge: it numbers and records the
-/// calls, and after a failure it finds the cause together with the other ranks. NCCL runs the operations.
+/// NCCL on one rank of a group: it moves buffers on GPUs. The group stays in charge: it numbers and records
+/// the calls, and after a failure it finds the cause together with the other ranks. NCCL runs the operations.
 pub(crate) struct Nccl {
     channel: Arc<Channel>,
     watcher: Mutex<Option<JoinHandle<()>>>,
@@ -83,7 +83,7 @@ impl Nccl {
             return new_group.map(|(_, group)| gpu.connect(*group, timeout)).transpose();
         }
         // No other new group of the split has the same first rank.
-        let color = new_group.map(|(control, _)| control.member().world_ranks[0]);
+        let color = new_group.map(|(control, _)| control.identity().world_ranks[0]);
         let key = new_group.map_or(0, |(_, group)| group.rank());
         let promise = gpu.on_thread(|| match &*lock(&channel.comm) {
             Some(comm) => gpu.library.split(comm, color, key),
@@ -133,7 +133,7 @@ impl Nccl {
         let (caller, launching, report) =
             (StreamId::current(), Arc::clone(channel), Report(Some(Arc::clone(&progress))));
         channel.gpu.device.submit(move |server: &mut Server| {
-            launching.control.member().shared.recorder.started(record);
+            launching.control.identity().shared.recorder.started(record);
             report.set(launching.launch(server, caller, &plan));
         });
         // Work that any thread submits later comes after this.

@@ -101,7 +101,7 @@ fn retire(channel: &Channel) -> Result<(), String> {
         if let Some(operation) = in_flight.queue.pop_front() {
             in_flight.last = Some(operation.site);
             drop(in_flight);
-            channel.control.member().shared.recorder.finished(operation.record);
+            channel.control.identity().shared.recorder.finished(operation.record);
         }
     }
 }

@@ -26,7 +26,7 @@ pub type TcpCommunicator = ProcessGroup<TcpBackend>;
 pub struct TcpBackend {
     world: Arc<World>,
     group: GroupName,
-    member: GroupRank,
+    identity: GroupRank,
     wire: Mutex<Wire>,
     ring: bool,
 }
@@ -46,8 +46,8 @@ impl TcpBackend {
             Ring::Auto => has_busy_links(&nodes(&world, &group)),
         };
         let (name, world_ranks) = (group.name.as_str().into(), group.ranks.clone());
-        let member = GroupRank { name, rank, world_ranks, shared };
-        TcpBackend { world, group, member, wire: Mutex::new(wire), ring }
+        let identity = GroupRank { name, rank, world_ranks, shared };
+        TcpBackend { world, group, identity, wire: Mutex::new(wire), ring }
     }
 
     /// Lets the rendezvous find the cause why the call at `site` cannot go on.
@@ -66,7 +66,7 @@ impl TcpBackend {
             Stop::Lost { peer, left, reason } => self.report(site, TroubleKind::Lost { peer, left, reason }),
             Stop::Failed => self.failure().unwrap_or_else(|| {
                 // Only if the system cannot wait for sockets any more.
-                let abort = self.member.abort("it cannot wait for its connections");
+                let abort = self.identity.abort("it cannot wait for its connections");
                 self.world.control.abort(abort.clone());
                 self.failure().unwrap_or(Cause::Abort(abort))
             }),
@@ -151,14 +151,14 @@ impl TcpBackend {
             self.abort(&reason);
             Stop::Failed
         })?;
-        let (world, shared) = (Arc::clone(&self.world), Arc::clone(&self.member.shared));
+        let (world, shared) = (Arc::clone(&self.world), Arc::clone(&self.identity.shared));
         Ok(Some(TcpBackend::new(world, shared, group, rank, wire)))
     }
 }
 
 impl GroupControl for TcpBackend {
-    fn member(&self) -> &GroupRank {
-        &self.member
+    fn identity(&self) -> &GroupRank {
+        &self.identity
     }
 
     fn cause(&self, site: &CallSite) -> Option<CommError> {
@@ -166,7 +166,7 @@ impl GroupControl for TcpBackend {
     }
 
     fn give_up(&self, site: &CallSite, reason: &str) -> CommError {
-        let by = self.member.abort(reason);
+        let by = self.identity.abort(reason);
         self.world.control.fail_here(self.group.number, by.clone());
         self.cause(site).unwrap_or_else(|| CommError::Aborted { site: site.clone(), by })
     }
@@ -176,7 +176,7 @@ impl GroupControl for TcpBackend {
     }
 
     fn abort(&self, reason: &str) {
-        self.world.control.abort(self.member.abort(reason));
+        self.world.control.abort(self.identity.abort(reason));
     }
 }
 
@@ -206,7 +206,7 @@ impl Backend for TcpBackend {
     }
 
     fn leave(&self) {
-        self.world.control.fail_here(self.group.number, self.member.left());
+        self.world.control.fail_here(self.group.number, self.identity.left());
         // The worker releases the wire once it learns of the failure.
         lock(&self.wire).leave();
     }

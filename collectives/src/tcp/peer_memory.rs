@@ -275,9 +275,9 @@ mod tests {
         assert_eq!(met.unwrap(), None);
     }
 
-    struct Stranger(Child);
+    struct OtherProcess(Child);
 
-    impl Drop for Stranger {
+    impl Drop for OtherProcess {
         fn drop(&mut self) {
             let _ = self.0.kill();
             let _ = self.0.wait();
@@ -288,8 +288,8 @@ mod tests {
     #[test]
     fn a_peer_that_names_another_process_is_not_read() {
         let child = Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::null()).spawn();
-        let stranger = Stranger(child.unwrap());
-        let process = stranger.0.id() as i32;
+        let other = OtherProcess(child.unwrap());
+        let process = other.0.id() as i32;
         let maps = std::fs::read_to_string(format!("/proc/{process}/maps")).unwrap();
         let base = maps.split('-').next().and_then(|hex| u64::from_str_radix(hex, 16).ok()).unwrap();
         // It could be read, where the system allows that at all.

@@ -130,8 +130,8 @@ impl Inner {
             && own != told
         {
             self.warnings.warn(format!(
-                "refused rank {rank} of another job from {from}: its ranks were told port {told}, and those of \
-                 this job port {own}"
+                "refused rank {rank} of another job from {from}: its ranks were told port {told}, and those \
+                 of this job port {own}"
             ));
             let text = format!(
                 "it keeps a job whose ranks were told port {own}, and this rank was told port {told}"

@@ -27,8 +27,8 @@ const RECORDS_PER_KEY: u64 = 1 << 22;
 /// Key of one direction of a connection.
 pub(super) type Key = [u8; 16];
 
-/// A keyed hash (HMAC-SHA-256) of `text`, which proves that its maker knows the key; `role` keeps it apart from
-/// hashes for other uses. No role may start with another.
+/// A keyed hash (HMAC-SHA-256) of `text`, which proves that its maker knows the key; `role` keeps it apart
+/// from hashes for other uses. No role may start with another.
 pub(super) fn keyed(key: &[u8], role: &[u8], text: &[u8]) -> Hmac<Sha256> {
     // `new_from_slice` cannot fail for HMAC.
     let mac = <Hmac<Sha256> as Mac>::new_from_slice(key);

@@ -2,8 +2,8 @@
 //!
 //! Anyone can open such connections, so their number is limited. When there are too many, one is closed: the
 //! oldest of the address that has the most, and of an address from which no rank has come as long as there is
-//! one. So whoever opens many connections and sends nothing loses their own, and a rank, which answers at once,
-//! is rarely among the oldest.
+//! one. So whoever opens many connections and sends nothing loses their own, and a rank, which answers at
+//! once, is rarely among the oldest.
 
 use crate::sync::lock;
 use rustix::net::SendFlags;

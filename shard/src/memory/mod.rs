@@ -115,14 +115,15 @@ impl Drop for Held {
     }
 }
 
-/// From now on [`CountingAllocator`] keeps large blocks in huge pages, and a thread of its own moves those that
-/// there are. [`Engine::update`](crate::Engine::update) calls it: until the first step is done, the usual pages are had sooner. Work
-/// without updates calls it when it begins.
+/// From now on [`CountingAllocator`] keeps large blocks in huge pages, and a thread of its own moves those
+/// that there are. [`Engine::update`](crate::Engine::update) calls it: until the first step is done, the
+/// usual pages are had sooner. Work without updates calls it when it begins.
 pub fn use_huge_pages() {
     POOL.use_huge_pages();
 }
 
-/// An allocator that counts per rank, and keeps large blocks for later. Install it in a binary with `#[global_allocator]`.
+/// An allocator that counts per rank, and keeps large blocks for later. Install it in a binary with
+/// `#[global_allocator]`.
 pub struct CountingAllocator;
 
 impl CountingAllocator {

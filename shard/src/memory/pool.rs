@@ -2,9 +2,9 @@
 //!
 //! A training step asks for the same blocks again and again. The system's allocator gives large ones back to
 //! the kernel, which has to map and clear the pages anew, 4 KiB at a time. This pool keeps them, in regions
-//! that are soon backed by huge pages ([`regions`](super::regions)), so that a step after the first neither waits
-//! for the kernel nor misses in the translation of addresses. Blocks of any size are cut from the same regions,
-//! and free neighbours become one again (`talc`).
+//! that are soon backed by huge pages ([`regions`](super::regions)), so that a step after the first neither
+//! waits for the kernel nor misses in the translation of addresses. Blocks of any size are cut from the same
+//! regions, and free neighbours become one again (`talc`).
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::ptr::null_mut;

@@ -5,6 +5,7 @@
 //! FSDP2's. Where backward calls them is decided by the boundaries of modules
 //! (`tape/boundary.rs`), never by which parameters a batch has reached.
 
+use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
@@ -161,9 +162,11 @@ impl ParamGroup {
         if let Some(shard) = &state.compute_shard {
             return Ok(shard.clone());
         }
-        let (master, dtype) = (&*state.master, self.context.policy.compute_dtype);
-        let cast = if dtype == DType::F32 { None } else { Some(buffers::cast_to(master, dtype)?) };
-        let shard = Arc::new(self.context.placement().copy(cast.as_ref().unwrap_or(master)));
+        let cast = match self.context.policy.compute_dtype {
+            DType::F32 => Cow::Borrowed(&*state.master),
+            dtype => Cow::Owned(buffers::cast_to(&state.master, dtype)?),
+        };
+        let shard = Arc::new(self.context.placement().place(cast));
         state.compute_shard = Some(shard.clone());
         Ok(shard)
     }
@@ -245,15 +248,15 @@ impl ParamGroup {
         }
     }
 
-    /// Parameter `slot` as a tensor, gathering the group if need be.
+    /// Parameter `index` as a tensor, gathering the group if need be.
     pub(crate) fn parameter<B: FlatTensors>(
         &self,
         token: &FloatTensor<B>,
-        slot: usize,
+        index: usize,
         direction: Direction,
     ) -> FloatTensor<B> {
         let weights = self.wait_for_unshard(direction);
-        let parameter = &self.layout.parameters[slot];
+        let parameter = &self.layout.parameters[index];
         let dtype = self.context.policy.compute_dtype;
         B::view(&weights, token, &parameter.shape, parameter.offset, dtype)
     }
@@ -298,16 +301,16 @@ impl ParamGroup {
         self.state().open_uses += 1;
     }
 
-    /// Takes the gradient of parameter `slot` from one use.
-    pub(crate) fn accumulate<B: FlatTensors>(&self, slot: usize, from: &Use, gradient: FloatTensor<B>) {
+    /// Takes the gradient of parameter `index` from one use.
+    pub(crate) fn accumulate<B: FlatTensors>(&self, index: usize, from: &Use, gradient: FloatTensor<B>) {
         if self.context.failed() {
             return;
         }
         if !from.has_gradient.swap(true, Ordering::Relaxed) {
             self.before_first_gradient();
         }
-        if let Err(reason) = self.add::<B>(slot, gradient) {
-            let name = self.layout.parameters[slot].name.clone();
+        if let Err(reason) = self.add::<B>(index, gradient) {
+            let name = self.layout.parameters[index].name.clone();
             self.context.fail(ShardError::Gradient { name, reason });
         }
     }
@@ -334,19 +337,18 @@ impl ParamGroup {
         }
     }
 
-    fn add<B: FlatTensors>(&self, slot: usize, gradient: FloatTensor<B>) -> Result<(), String> {
+    fn add<B: FlatTensors>(&self, index: usize, gradient: FloatTensor<B>) -> Result<(), String> {
         let mut state = self.state();
         let Gradient::Accumulating { flat, written } = &mut state.gradient else {
             return Err("arrived after its parameter group was reduced".to_owned());
         };
-        let range = self.layout.parameters[slot].range();
-        B::add_gradient(flat, range, gradient, !written[slot])?;
-        written[slot] = true;
+        let range = self.layout.parameters[index].range();
+        B::add_gradient(flat, range, gradient, !written[index])?;
+        written[index] = true;
         Ok(())
     }
 
-    /// Backward is done with one use. With the last one of the last micro-batch, the gradient is
-    /// reduced.
+    /// Backward is done with one use. With the last one of the last micro-batch, the gradient is reduced.
     pub(crate) fn leave_backward(&self) {
         if self.context.failed() {
             return;

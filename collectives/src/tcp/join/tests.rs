@@ -63,12 +63,12 @@ fn a_thousand_ranks_meet() {
             let since = Instant::now();
             let joining = Joining { options: &options, since, until: since + options.timeout };
             let (mut channel, _pending, _listener) = joining.register(&[options.port]).unwrap();
-            let (session, members) = joining.wait_for_all(&mut channel).unwrap();
+            let (session, ranks) = joining.wait_for_all(&mut channel).unwrap();
             let goodbye = frame::encode(&ToRendezvous::Goodbye, 64).unwrap();
             channel.writer.write_all(&goodbye).unwrap();
             drop(channel);
             drop(rendezvous);
-            (session, members.len())
+            (session, ranks.len())
         };
         // As many threads as the ranks have together, with little on their stacks.
         thread::Builder::new().stack_size(256 << 10).spawn(join).unwrap()
