@@ -17,7 +17,7 @@ use crate::nccl::transport::Nccl;
 use crate::operation::Operation;
 use crate::payload::Payload;
 use crate::recorder::{GroupId, RecordId, Recorder};
-use crate::sync::lock;
+use crate::sync::{lock, spawn};
 use crate::work::{Completer, Work};
 #[cfg(feature = "cube")]
 use cubecl_environment::stream::StreamId;
@@ -89,9 +89,8 @@ impl<B: Backend> ProcessGroup<B> {
         let group = identity.shared.recorder.join(&identity.name, &identity.world_ranks);
         let (jobs, queue) = mpsc::channel();
         let worker_backend = Arc::clone(&backend);
-        let worker = thread::Builder::new()
-            .name(format!("{}-{}", identity.name, identity.shared.world_rank))
-            .spawn(move || run(&*worker_backend, queue))
+        let name = format!("{}-{}", identity.name, identity.shared.world_rank);
+        let worker = spawn(&name, move || run(&*worker_backend, queue))
             // The queue was dropped with the closure, so every operation fails with this reason.
             .map_err(|error| backend.crash(&format!("its worker thread could not start: {error}")))
             .ok();

@@ -1,14 +1,21 @@
-//! Locking that survives a panic of another thread.
+//! Threads, and locking that survives a panic of another thread.
 //!
 //! Every critical section of this crate leaves its data consistent at each step, so the guard of a poisoned
 //! mutex can be used. The panic itself is reported where it happened.
 
+use std::io;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 /// Locks `mutex`, also if a thread panicked while holding it.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Starts a thread with a name.
+pub(crate) fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
+    thread::Builder::new().name(name.to_owned()).spawn(run)
 }
 
 /// Data behind a lock, and the signal that it has changed.

@@ -1,9 +1,8 @@
 //! A process's part in an MPI job, and the worlds that it joins.
 
 use super::backend::MpiBackend;
-use super::error::MpiError;
 use super::group::Group;
-use super::runtime::Runtime;
+use super::runtime::{MpiError, Runtime};
 use super::world::World;
 use crate::backend::{RankShared, WorkerStart};
 use crate::process_group::ProcessGroup;

@@ -19,11 +19,9 @@
 //! machines, but they differ from those of other backends in their last bits.
 
 mod channel;
-mod config;
 mod cuda;
 mod error;
 mod gpu;
-mod in_flight;
 mod join;
 mod library;
 pub(crate) mod transport;

@@ -1,10 +1,9 @@
 //! NCCL as the transport of a group.
 
-use super::channel::{Channel, Plan};
+use super::channel::{Channel, Plan, Progress, QueuedOperation, Stage};
 use super::cuda::{Events, Stream};
 use super::error::NcclError;
 use super::gpu::{Gpu, Server, wait_for_nccl};
-use super::in_flight::{Progress, QueuedOperation, Stage};
 use super::library::{Comm, Kind, Launch};
 use super::watch;
 use crate::backend::GroupControl;
@@ -16,13 +15,13 @@ use crate::dtype::DType;
 use crate::error::CommError;
 use crate::payload::Payload;
 use crate::recorder::RecordId;
-use crate::sync::{Monitor, lock};
+use crate::sync::{Monitor, lock, spawn};
 use crate::work::Work;
 use cubecl_common::device::ServiceId;
 use cubecl_environment::stream::StreamId;
 use cudarc::nccl::sys::ncclDataType_t;
 use std::sync::{Arc, Mutex};
-use std::thread::{self, JoinHandle};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// NCCL on one rank of a group: it moves buffers on GPUs. The group stays in charge: it numbers and records
@@ -62,8 +61,7 @@ impl Nccl {
             control,
         });
         let watched = Arc::clone(&channel);
-        let spawned = thread::Builder::new().name("nccl-watch".into()).spawn(move || watch::run(&watched));
-        match spawned {
+        match spawn("nccl-watch", move || watch::run(&watched)) {
             Ok(watcher) => Ok(Nccl { channel, watcher: Mutex::new(Some(watcher)) }),
             Err(error) => {
                 channel.abort();
@@ -99,9 +97,7 @@ impl Nccl {
             }
         }
     }
-}
 
-impl Nccl {
     /// What is wrong with `output`, which is on a GPU; the input is on the same GPU.
     pub(crate) fn refuse(&self, output: &Buffer) -> Option<ArgumentError> {
         let here = ServiceId::of::<Server>(self.channel.gpu.id);

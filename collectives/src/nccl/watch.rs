@@ -1,9 +1,8 @@
 //! The thread that watches the operations of a communicator: it releases those that are done, and ends those
 //! that are stuck.
 
-use super::channel::Channel;
+use super::channel::{Channel, InFlight, Stage};
 use super::cuda::Event;
-use super::in_flight::{InFlight, Stage};
 use crate::sync::lock;
 use std::thread;
 use std::time::{Duration, Instant};

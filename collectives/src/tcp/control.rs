@@ -12,13 +12,13 @@ use super::waker::Waker;
 use crate::backend::RankShared;
 use crate::call::CallSite;
 use crate::error::{Abort, Cause, CommError};
-use crate::sync::{Monitor, lock};
+use crate::sync::{Monitor, lock, spawn};
 use crate::verdict::{Finding, Verdict};
 use std::collections::HashMap;
 use std::io::ErrorKind;
 use std::net::Shutdown;
 use std::sync::{Arc, Condvar, Mutex, Weak};
-use std::thread::{self, JoinHandle};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// How long a rank waits for the rendezvous to find the cause of a trouble: it asks the others for
@@ -88,10 +88,9 @@ impl Control {
             issued: Condvar::new(),
         });
         let (reading, beating) = (Arc::clone(&inner), Arc::clone(&inner));
-        let named = |name: &str| thread::Builder::new().name(format!("kiln-{name}"));
         let threads = vec![
-            named("control").spawn(move || reading.listen(reader))?,
-            named("alive").spawn(move || beating.beat())?,
+            spawn("kiln-control", move || reading.listen(reader))?,
+            spawn("kiln-alive", move || beating.beat())?,
         ];
         Ok(Control { inner, threads, _rendezvous: rendezvous })
     }

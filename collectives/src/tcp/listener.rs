@@ -6,6 +6,7 @@ use super::refused::{Refused, Why};
 use super::unauthenticated::Unauthenticated;
 use super::waker::Waker;
 use super::warnings::{PERIOD, Warnings};
+use crate::sync::spawn;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -47,12 +48,10 @@ impl Listener {
         rustix::net::listen(&listener, BACKLOG)?;
         let stop = Arc::new(Waker::new()?);
         let unauthenticated = Unauthenticated::new(options.world_size);
-        let options = JoinOptions { listener: None, ..options.clone() };
+        let options = JoinOptions { listener: None, on_worker_start: None, ..options.clone() };
         let guard = Arc::new(Guard { options, admit, note, unauthenticated, warnings: Warnings::new() });
         let stopped = Arc::clone(&stop);
-        let thread = thread::Builder::new()
-            .name("kiln-listener".into())
-            .spawn(move || accept(&listener, &stopped, &guard))?;
+        let thread = spawn("kiln-listener", move || accept(&listener, &stopped, &guard))?;
         Ok(Listener { address, stop, thread: Some(thread) })
     }
 
@@ -168,7 +167,7 @@ fn admit(stream: TcpStream, from: SocketAddr, guard: &Arc<Guard>) {
             }
         }
     };
-    if let Err(error) = thread::Builder::new().name("kiln-handshake".into()).spawn(handshake) {
+    if let Err(error) = spawn("kiln-handshake", handshake) {
         guard.unauthenticated.leave(number);
         guard.refuse(from, format_args!("no thread for it: {error}"));
     }

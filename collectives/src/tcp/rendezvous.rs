@@ -12,11 +12,10 @@ use super::refused::{Refused, Why};
 use super::registry::{HEARTBEAT, Presence, Registry, State};
 use super::warnings::Warnings;
 use crate::error::{Abort, Cause};
-use crate::sync::lock;
+use crate::sync::{lock, spawn};
 use std::io;
 use std::net::{Shutdown, SocketAddr, TcpListener};
 use std::sync::{Arc, Mutex, mpsc};
-use std::thread;
 use std::time::{Duration, Instant};
 
 /// How long a write to a rank may take before the message is given up. A stopped rank reads nothing, and must
@@ -82,11 +81,9 @@ impl Rendezvous {
         let note = Arc::new(move |refused| noting.note(refused));
         let listener = Listener::open_with_note(listener, options, admit, note)?;
         let overseer = Arc::clone(&inner);
-        thread::Builder::new()
-            .name("kiln-rendezvous".into())
-            .spawn(move || overseer.oversee(&events, timeout))?;
+        spawn("kiln-rendezvous", move || overseer.oversee(&events, timeout))?;
         let beating = Arc::clone(&inner);
-        thread::Builder::new().name("kiln-beat".into()).spawn(move || beating.beat())?;
+        spawn("kiln-beat", move || beating.beat())?;
         Ok(Rendezvous { inner, listener, linger })
     }
 
@@ -168,9 +165,7 @@ impl Inner {
         drop(state);
         self.registry.notify();
         let inner = Arc::clone(self);
-        let listen = move || inner.listen(rank, reader);
-        let spawned = thread::Builder::new().name(format!("kiln-rank-{rank}")).spawn(listen);
-        if let Err(error) = spawned {
+        if let Err(error) = spawn(&format!("kiln-rank-{rank}"), move || inner.listen(rank, reader)) {
             tracing::warn!("no thread to listen to rank {rank}: {error}");
             self.registry.lock().ranks[rank] = Presence::Absent;
             self.registry.notify();

@@ -23,4 +23,4 @@ pub use placement::release_unused;
 #[cfg(feature = "cube")]
 pub(crate) use readback::Readback;
 pub(crate) use tensors::{DeviceScalar, FlatTensors, LossSum};
-pub(crate) use weights::{BufferPool, Counted, FlatWeights, Gathered, UnshardedCount};
+pub(crate) use weights::{BufferPool, Counted, FlatWeights, Gathered, UnshardedCount, UnshardedGroup};

@@ -1,12 +1,11 @@
 //! The whole weights of a parameter group, and who still reads them.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use burn::tensor::{AllocationProperty, Bytes};
 use kiln_collectives::{Buffer, DType};
 
-use crate::memory::Held;
+use crate::memory::{Counter, Held};
 use crate::sync::lock;
 
 /// The whole weights of a parameter group in memory. Parameter tensors are views into them.
@@ -175,33 +174,22 @@ pub(crate) struct Counted {
     pub(crate) _bytes: Option<Held>,
 }
 
-/// Counts the parameter groups that are unsharded at one time, without those that stay unsharded from
-/// forward to backward.
-#[derive(Default)]
-pub(crate) struct UnshardedCount {
-    now: AtomicUsize,
-    peak: AtomicUsize,
-}
-
-impl UnshardedCount {
-    /// Counts one more, until the returned value is dropped.
-    pub(crate) fn enter(self: &Arc<Self>) -> UnshardedGroup {
-        let now = self.now.fetch_add(1, Ordering::Relaxed) + 1;
-        self.peak.fetch_max(now, Ordering::Relaxed);
-        UnshardedGroup(self.clone())
-    }
-
-    /// The most at one time since the last call.
-    pub(crate) fn take_peak(&self) -> usize {
-        self.peak.swap(self.now.load(Ordering::Relaxed), Ordering::Relaxed)
-    }
-}
+/// Counts the parameter groups that are unsharded at one time, without those that stay unsharded from forward
+/// to backward.
+pub(crate) type UnshardedCount = Counter;
 
 /// One of an [`UnshardedCount`].
 pub(crate) struct UnshardedGroup(Arc<UnshardedCount>);
 
+impl UnshardedGroup {
+    pub(crate) fn new(count: &Arc<UnshardedCount>) -> Self {
+        count.add(1);
+        UnshardedGroup(count.clone())
+    }
+}
+
 impl Drop for UnshardedGroup {
     fn drop(&mut self) {
-        self.0.now.fetch_sub(1, Ordering::Relaxed);
+        self.0.remove(1);
     }
 }

@@ -66,11 +66,9 @@ impl Engine {
         kind: StateKind<'_>,
         fill: impl FnOnce(Range<usize>, &mut [f32]) -> Result<(), E>,
     ) -> Result<(), E> {
-        let (group, index) = self.find(name)?;
+        let (group, held, range) = self.locate(name)?;
         let mut state = group.state();
         let buffer = state.values_mut(kind, &group.layout.name, name)?;
-        let shard = self.shard_of(group);
-        let (held, range) = group.layout.parameters[index].held_by(&shard);
         if held.is_empty() {
             return Ok(());
         }
@@ -97,10 +95,8 @@ impl Engine {
         kind: StateKind<'_>,
         read: impl FnOnce(Range<usize>, &[f32]) -> T,
     ) -> Result<Option<T>, ShardError> {
-        let (group, index) = self.find(name)?;
+        let (group, held, range) = self.locate(name)?;
         let Some(buffer) = group.state().values(kind) else { return Ok(None) };
-        let shard = self.shard_of(group);
-        let (held, range) = group.layout.parameters[index].held_by(&shard);
         if held.is_empty() {
             return Ok(None);
         }
@@ -109,9 +105,15 @@ impl Engine {
 
     /// Elements of the flat parameter `name` that this rank holds; empty if there are none.
     pub fn held(&self, name: &str) -> Result<Range<usize>, ShardError> {
+        Ok(self.locate(name)?.2)
+    }
+
+    /// The group of parameter `name`, and this rank's part of the parameter: elements of the rank's shard, and
+    /// of the parameter.
+    fn locate(&self, name: &str) -> Result<(&ParamGroup, Range<usize>, Range<usize>), ShardError> {
         let (group, index) = self.find(name)?;
-        let shard = self.shard_of(group);
-        Ok(group.layout.parameters[index].held_by(&shard).1)
+        let (held, range) = group.layout.parameters[index].held_by(&self.shard_of(group));
+        Ok((group, held, range))
     }
 
     fn find(&self, name: &str) -> Result<(&ParamGroup, usize), ShardError> {

@@ -14,7 +14,7 @@ use burn::backend::tensor::FloatTensor;
 use kiln_collectives::{Buffer, DType, Label};
 
 use super::state::{Gradient, GroupState, Weights};
-use crate::buffers::{self, Counted, FlatTensors, FlatWeights, Gathered};
+use crate::buffers::{self, Counted, FlatTensors, FlatWeights, Gathered, UnshardedGroup};
 use crate::comm::{CommContext, Direction, Reducer};
 use crate::error::ShardError;
 use crate::layout::ParamGroupLayout;
@@ -182,7 +182,7 @@ impl ParamGroup {
 
     fn counted(&self, held: Option<Held>) -> Counted {
         let streams = self.options.reshard_after_forward;
-        Counted { _group: streams.then(|| self.context.unsharded.enter()), _bytes: held }
+        Counted { _group: streams.then(|| UnshardedGroup::new(&self.context.unsharded)), _bytes: held }
     }
 
     /// The whole weights, gathering them if need be. In forward, then starts gathering the module that

@@ -6,6 +6,7 @@ use crate::operation::Operation;
 use crate::tcp::handshake::{self, Claim, Limits, Purpose};
 use crate::tcp::options::{Seal, Secret};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::thread;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
