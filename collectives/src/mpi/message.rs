@@ -51,3 +51,16 @@ pub(super) struct Failure {
     /// Whether it fails all groups of the world.
     pub(super) everywhere: bool,
 }
+
+const CONFIG: bincode::config::Configuration = bincode::config::standard();
+
+impl Message {
+    pub(super) fn encode(&self) -> Result<Vec<u8>, String> {
+        bincode::serde::encode_to_vec(self, CONFIG).map_err(|error| error.to_string())
+    }
+
+    pub(super) fn decode(bytes: &[u8]) -> Result<Message, String> {
+        let decoded = bincode::serde::decode_from_slice(bytes, CONFIG);
+        decoded.map(|(message, _)| message).map_err(|error| error.to_string())
+    }
+}
