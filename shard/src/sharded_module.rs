@@ -208,7 +208,8 @@ impl<M: Module + Sync + 'static> ShardedModule<M> {
     ) -> BlockOutput {
         // A frozen module before all trained ones has no backward.
         let goes_on = x.is_tracked();
-        let is_trained = x.device().is_autodiff() && self.has_trainable();
+        let is_trained =
+            x.device().is_autodiff() && self.inner.groups.iter().any(|group| group.layout.trainable);
         if !goes_on && !is_trained {
             let after = After::Forward { tape: false };
             return run(&self.materialize(&OrderToken::from_input(&x), after), x);
@@ -239,7 +240,9 @@ impl<M: Module + Sync + 'static> ShardedModule<M> {
                     let module = sharded.materialize(&token, After::Forward { tape: false });
                     let (y, loss) = run(&module, x.clone());
                     if y.is_tracked() || loss.as_ref().is_some_and(Tensor::is_tracked) {
-                        sharded.fail_captured();
+                        let group = sharded.inner.groups.first().map(|group| group.layout.name.clone());
+                        let group = group.unwrap_or_default();
+                        sharded.inner.context.fail(ShardError::Captured { group });
                         return (x, None);
                     }
                     // A captured constant may be one of the tape's device.
@@ -251,18 +254,9 @@ impl<M: Module + Sync + 'static> ShardedModule<M> {
         recompute(x, token.trainable.clone(), body)
     }
 
-    fn fail_captured(&self) {
-        let group = self.inner.groups.first().map(|group| group.layout.name.clone());
-        self.inner.context.fail(ShardError::Captured { group: group.unwrap_or_default() });
-    }
-
-    fn has_trainable(&self) -> bool {
-        self.inner.groups.iter().any(|group| group.layout.trainable)
-    }
-
     /// The place of its first group in the forward order.
     fn position(&self) -> Option<usize> {
-        self.inner.groups.first().map(|group| group.options().position)
+        self.inner.groups.first().map(|group| group.options.position)
     }
 
     fn open_use(&self) {

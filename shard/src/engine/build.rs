@@ -183,7 +183,7 @@ impl Engine {
         let mut hasher = DefaultHasher::new();
         format!("{:?} {:?}", context.policy, self.layout).hash(&mut hasher);
         // They decide about broadcasts.
-        self.groups.iter().for_each(|group| group.options().is_initialised.hash(&mut hasher));
+        self.groups.iter().for_each(|group| group.options.is_initialised.hash(&mut hasher));
         let plan = Buffer::from_slice(&hasher.finish().to_le_bytes());
         let all = Buffer::zeros(DType::U8, plan.len() * context.world.world_size());
         let label = Label::new("plan", Phase::Init);
@@ -197,7 +197,7 @@ impl Engine {
     /// Copies the first replica's initial weights to the others. Collective.
     fn broadcast_replicas(&self) -> Result<(), ShardError> {
         let Some(replicate) = &self.context.replicate else { return Ok(()) };
-        for group in self.groups.iter().filter(|group| group.options().is_initialised) {
+        for group in self.groups.iter().filter(|group| group.options.is_initialised) {
             // Moved out, so that no second copy is needed.
             let empty = Arc::new(Buffer::zeros(DType::F32, 0));
             let master = std::mem::replace(&mut group.state().master, empty);
@@ -215,13 +215,13 @@ impl Engine {
 /// Tells each group which groups passes need after it.
 fn connect(groups: &ParamGroups) {
     let weak = |position: usize| {
-        let module = groups.get(position).map_or(0..0, |group| group.options().module.clone());
+        let module = groups.get(position).map_or(0..0, |group| group.options.module.clone());
         groups[module].iter().map(Arc::downgrade).collect::<Vec<_>>()
     };
     for group in groups {
-        let module = &group.options().module;
+        let module = &group.options.module;
         let previous = (0..module.start).rev();
-        let previous = previous.into_iter().find(|at| groups[*at].options().unshard_in_backward);
+        let previous = previous.into_iter().find(|at| groups[*at].options.unshard_in_backward);
         group.set_neighbours(Neighbours {
             next: weak(module.end),
             previous: previous.map_or_else(Vec::new, weak),

@@ -32,7 +32,7 @@ impl Engine {
     pub fn gather_parameter(&self, name: &str, kind: StateKind<'_>) -> Result<Option<Vec<f32>>, ShardError> {
         let (group, index) = self.find(name)?;
         let range = group.layout.parameters[index].range();
-        let Some(whole) = self.gather_group(group.options().position, kind)? else {
+        let Some(whole) = self.gather_group(group.options.position, kind)? else {
             return Ok(None);
         };
         Ok(Some(whole.as_slice::<f32>()?[range].to_vec()))

@@ -24,9 +24,9 @@ use crate::sync::lock;
 /// A parameter group on one rank.
 pub(crate) struct ParamGroup {
     pub(crate) layout: ParamGroupLayout,
-    options: GroupOptions,
+    pub(crate) options: GroupOptions,
+    pub(crate) context: Arc<CommContext>,
     label: Arc<str>,
-    context: Arc<CommContext>,
     reducer: Arc<Reducer>,
     neighbours: OnceLock<Neighbours>,
     state: Mutex<GroupState>,
@@ -95,14 +95,6 @@ impl ParamGroup {
     pub(crate) fn set_neighbours(&self, neighbours: Neighbours) {
         // A second call would say the same: an engine is built once.
         let _ = self.neighbours.set(neighbours);
-    }
-
-    pub(crate) fn options(&self) -> &GroupOptions {
-        &self.options
-    }
-
-    pub(crate) fn context(&self) -> &CommContext {
-        &self.context
     }
 
     pub(crate) fn state(&self) -> MutexGuard<'_, GroupState> {
@@ -309,9 +301,16 @@ impl ParamGroup {
         if !from.has_gradient.swap(true, Ordering::Relaxed) {
             self.before_first_gradient();
         }
-        if let Err(reason) = self.add::<B>(index, gradient) {
-            let name = self.layout.parameters[index].name.clone();
-            self.context.fail(ShardError::Gradient { name, reason });
+        let parameter = &self.layout.parameters[index];
+        let added = match &mut self.state().gradient {
+            Gradient::Accumulating { flat, written } => {
+                let added = B::add_gradient(flat, parameter.range(), gradient, !written[index]);
+                added.map(|()| written[index] = true)
+            }
+            _ => Err("arrived after its parameter group was reduced".to_owned()),
+        };
+        if let Err(reason) = added {
+            self.context.fail(ShardError::Gradient { name: parameter.name.clone(), reason });
         }
     }
 
@@ -335,17 +334,6 @@ impl ParamGroup {
         if self.reshards_after_forward() || (done && self.context.is_last_micro_batch()) {
             self.reshard();
         }
-    }
-
-    fn add<B: FlatTensors>(&self, index: usize, gradient: FloatTensor<B>) -> Result<(), String> {
-        let mut state = self.state();
-        let Gradient::Accumulating { flat, written } = &mut state.gradient else {
-            return Err("arrived after its parameter group was reduced".to_owned());
-        };
-        let range = self.layout.parameters[index].range();
-        B::add_gradient(flat, range, gradient, !written[index])?;
-        written[index] = true;
-        Ok(())
     }
 
     /// Backward is done with one use. With the last one of the last micro-batch, the gradient is reduced.
@@ -376,7 +364,11 @@ impl ParamGroup {
                 Ok(placement.zeros(DType::F32, self.layout.padded_numel()))
             }
             Gradient::Accumulating { mut flat, written } => {
-                self.clear_unwritten(&mut flat, &written).map(|()| flat)
+                let parameters = self.layout.parameters.iter().zip(written);
+                let unwritten = parameters.filter(|(_, written)| !*written);
+                let unwritten = unwritten.map(|(parameter, _)| parameter.range());
+                let cleared = buffers::clear(&mut flat, self.layout.gaps().into_iter().chain(unwritten));
+                cleared.map(|()| flat).map_err(ShardError::from)
             }
             sent => {
                 state.gradient = sent;
@@ -389,12 +381,6 @@ impl ParamGroup {
         if let Some(reduction) = self.context.or_fail(reduction) {
             state.gradient = Gradient::Reducing(reduction);
         }
-    }
-
-    fn clear_unwritten(&self, flat: &mut Buffer, written: &[bool]) -> Result<(), ShardError> {
-        let unwritten = self.layout.parameters.iter().zip(written).filter(|(_, written)| !**written);
-        let unwritten = unwritten.map(|(parameter, _)| parameter.range());
-        Ok(buffers::clear(flat, self.layout.gaps().into_iter().chain(unwritten))?)
     }
 
     /// With replicas, waits for their sum, and starts to bring it to where the optimizer needs it.

@@ -61,7 +61,7 @@ fn enter(groups: &ParamGroups, goes_on: bool) {
     groups.iter().for_each(|group| group.unshard_in_backward());
     match groups.first() {
         Some(first) if goes_on => first.prefetch_in_backward(),
-        Some(first) => first.context().pool.close(),
+        Some(first) => first.context.pool.close(),
         None => {}
     }
 }
