@@ -252,13 +252,13 @@ impl fmt::Display for CallSite {
 
 /// Lists the call of each rank; ranks with the same call share an entry.
 pub(crate) fn list_calls<'a>(calls: impl Iterator<Item = (usize, &'a Call)>) -> String {
-    list_distinct(calls.map(|(rank, call)| (rank, format!("called {call}"))), |text, _| text.clone())
+    list_distinct(calls.map(|(rank, call)| (rank, format!("called {call}"))), |text, _| text)
 }
 
 /// Lists what is said of each rank; `text` words it for as many ranks as it is said of.
 pub(crate) fn list_distinct<T: PartialEq>(
     said: impl IntoIterator<Item = (usize, T)>,
-    text: impl Fn(&T, usize) -> String,
+    text: impl for<'a> Fn(&'a T, usize) -> &'a str,
 ) -> String {
     let mut distinct: Vec<(T, Vec<usize>)> = Vec::new();
     for (rank, said) in said {

@@ -69,12 +69,8 @@ impl Verdict {
         for (finding, ranks) in [(Finding::Died, gone), (Finding::Silent, silent)] {
             if !ranks.is_empty() {
                 let culprits = ranks.iter().map(|(rank, _)| *rank).collect();
-                let text = list_distinct(
-                    ranks,
-                    |[one, several], count| {
-                        if count == 1 { one.clone() } else { several.clone() }
-                    },
-                );
+                let text =
+                    list_distinct(ranks, |[one, several], count| if count == 1 { one } else { several });
                 return Verdict { finding, culprits, text: text + &at };
             }
         }

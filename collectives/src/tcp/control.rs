@@ -43,7 +43,7 @@ struct Inner {
     shared: Arc<RankShared>,
     backend: &'static str,
     writer: Mutex<Writer>,
-    /// Waits for it end when a group or the world fails, or the rank leaves.
+    /// Notified when a group or the world fails, and when the rank leaves.
     state: Monitor<State>,
     /// The caller has issued an operation.
     issued: Condvar,
