@@ -3,42 +3,63 @@
 use crate::buffer::Buffer;
 use crate::call::{ArgumentError, Call, CallSite};
 use crate::dtype::DType;
-use crate::error::CommError;
+use crate::error::{Abort, CommError};
 use crate::flight::Flight;
+use crate::label::Label;
+use crate::operation::Operation;
+use crate::payload::Payload;
 use crate::recorder::Recorder;
 use crate::verdict::Verdict;
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 /// Called with the world rank, first thing on each worker thread.
-pub type WorkerStart = Arc<dyn Fn(usize) + Send + Sync>;
+#[derive(Clone)]
+pub struct WorkerStart(Arc<dyn Fn(usize) + Send + Sync>);
+
+impl WorkerStart {
+    /// Wraps the function to call.
+    pub fn new(call: impl Fn(usize) + Send + Sync + 'static) -> WorkerStart {
+        WorkerStart(Arc::new(call))
+    }
+}
+
+impl fmt::Debug for WorkerStart {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("WorkerStart")
+    }
+}
+
+/// One rank's side of a group that can fail: it knows the cause, and tells the other ranks.
+pub trait GroupControl: Send + Sync {
+    /// The rank.
+    fn identity(&self) -> &GroupRank;
+
+    /// Why the group has failed, if it has.
+    fn cause(&self, site: &CallSite) -> Option<CommError>;
+
+    /// Fails the group on behalf of the caller, unless it has failed already; returns the cause.
+    fn give_up(&self, site: &CallSite, reason: &str) -> CommError;
+
+    /// Fails the group because a wait timed out, unless it has failed already; returns the cause.
+    fn time_out(&self, site: &CallSite, waited: Duration) -> CommError;
+
+    /// Fails all groups of the world, on all ranks.
+    fn abort(&self, reason: &str);
+}
 
 /// What carries out the operations of one group on one rank. Dropping it, or [`Backend::leave`], leaves the
 /// group.
-pub trait Backend: Send + Sync + Sized + 'static {
+pub trait Backend: GroupControl + Sized + 'static {
     /// Name of the backend, as [`Communicator::backend`](crate::Communicator::backend) returns it.
     const NAME: &'static str;
 
     /// As [`Communicator::shares_gathers`](crate::Communicator::shares_gathers).
     const SHARES_GATHERS: bool = false;
 
-    /// Name of the group.
-    fn name(&self) -> &Arc<str>;
-
-    /// World rank of each rank of the group.
-    fn world_ranks(&self) -> &[usize];
-
-    /// This rank's number in the group.
-    fn rank(&self) -> usize;
-
-    /// What all groups of this rank share.
-    fn shared(&self) -> &Arc<RankShared>;
-
     /// Machine of each rank, as for [`Communicator::nodes`](crate::Communicator::nodes).
     fn nodes(&self) -> Vec<usize>;
-
-    /// Name of this rank's machine, for people.
-    fn node_name(&self) -> String;
 
     /// Notes that the caller has issued the operation at `site`. Called before the operation is queued.
     fn issued(&self, site: &CallSite, call: &Call);
@@ -55,20 +76,8 @@ pub trait Backend: Send + Sync + Sized + 'static {
     /// Runs a split, on the worker thread. Returns this rank's backend of its new group, if it joins one.
     fn split(&self, site: &CallSite, call: Call) -> Result<Option<Self>, CommError>;
 
-    /// Fails the group on behalf of the caller, unless it has failed already; returns the cause.
-    fn give_up(&self, site: &CallSite, reason: &str) -> CommError;
-
-    /// Fails the group because a wait timed out, unless it has failed already; returns the cause.
-    fn time_out(&self, site: &CallSite, waited: Duration) -> CommError;
-
     /// Notes that the worker thread has stopped, perhaps in the middle of an operation.
     fn crash(&self, reason: &str);
-
-    /// Why the group has failed, if it has.
-    fn cause(&self, site: &CallSite) -> Option<CommError>;
-
-    /// Fails all groups of the world, on all ranks.
-    fn abort(&self, reason: &str);
 
     /// Leaves the group. Interrupts an operation under way that needs other ranks.
     fn leave(&self);
@@ -77,12 +86,44 @@ pub trait Backend: Send + Sync + Sized + 'static {
     fn verdict(&self) -> Option<Verdict>;
 }
 
+/// A rank of a group.
+pub struct GroupRank {
+    /// Name of the group.
+    pub name: Arc<str>,
+    /// This rank's number in the group.
+    pub rank: usize,
+    /// World rank of each rank of the group.
+    pub world_ranks: Vec<usize>,
+    /// What all groups of this rank share.
+    pub shared: Arc<RankShared>,
+}
+
+impl GroupRank {
+    /// Names the call that has number `sequence` in the group.
+    pub(crate) fn site(&self, sequence: u64, operation: Operation, label: Label) -> CallSite {
+        CallSite { group: Arc::clone(&self.name), sequence, rank: self.rank, operation, label }
+    }
+
+    /// An abort caused by this rank.
+    pub(crate) fn abort(&self, reason: &str) -> Abort {
+        let (group, reason) = (Arc::clone(&self.name), Arc::from(reason));
+        Abort { group, rank: self.rank, world_rank: self.shared.world_rank, reason }
+    }
+
+    /// The abort of the group's operations when this rank has left it.
+    pub(crate) fn left(&self) -> Abort {
+        self.abort(&format!("rank {} left the group", self.rank))
+    }
+}
+
 /// What all groups of one rank share.
 pub struct RankShared {
     /// Rank in the world.
     pub world_rank: usize,
     /// Number of ranks in the world.
     pub world_size: usize,
+    /// Name of this rank's machine, for people.
+    pub node: String,
     /// Flight recorder of all groups.
     pub recorder: Arc<Recorder>,
     /// Called first thing on each worker thread.
@@ -90,13 +131,32 @@ pub struct RankShared {
 }
 
 impl RankShared {
+    /// A rank whose flight recorder keeps `capacity` records.
+    pub(crate) fn new(
+        world_rank: usize,
+        world_size: usize,
+        node: &str,
+        capacity: usize,
+        on_worker_start: Option<WorkerStart>,
+    ) -> Arc<RankShared> {
+        let (node, recorder) = (node.to_owned(), Arc::new(Recorder::new(capacity)));
+        Arc::new(RankShared { world_rank, world_size, node, recorder, on_worker_start })
+    }
+
+    /// Says that the calling thread is a worker thread of this rank.
+    pub(crate) fn start_worker(&self) {
+        if let Some(WorkerStart(call)) = &self.on_worker_start {
+            call(self.world_rank);
+        }
+    }
+
     /// The flight recorder's contents, without a verdict.
-    pub(crate) fn flight(&self, backend: &str, node: String) -> Flight {
+    pub(crate) fn flight(&self, backend: &str) -> Flight {
         Flight {
             rank: self.world_rank,
             world_size: self.world_size,
             backend: backend.to_owned(),
-            node,
+            node: self.node.clone(),
             process: std::process::id(),
             activity: self.recorder.activity(),
             groups: self.recorder.groups(),
@@ -106,64 +166,28 @@ impl RankShared {
             stall: None,
         }
     }
-}
 
-/// The buffers of an operation.
-pub enum Payload {
-    /// Of an all-gather.
-    AllGather {
-        /// This rank's chunk.
-        input: Arc<Buffer>,
-        /// The chunks of all ranks.
-        output: Buffer,
-    },
-    /// Of a reduce-scatter.
-    ReduceScatter {
-        /// This rank's addend.
-        input: Arc<Buffer>,
-        /// This rank's chunk of the sum.
-        output: Buffer,
-    },
-    /// Of an all-reduce.
-    AllReduce {
-        /// This rank's addend, then the sum.
-        buffer: Buffer,
-    },
-    /// Of a broadcast.
-    Broadcast {
-        /// The root's buffer is sent, those of the others are overwritten.
-        buffer: Buffer,
-        /// The rank that sends.
-        root: usize,
-    },
-    /// A barrier or a split, or a call with invalid arguments, which is still posted so that all ranks learn
-    /// of it.
-    Nothing,
-}
-
-#[cfg(feature = "cuda")]
-impl Payload {
-    /// The buffer that the operation fills.
-    pub(crate) fn output(&self) -> Option<&Buffer> {
-        match self {
-            Payload::AllGather { output, .. } | Payload::ReduceScatter { output, .. } => Some(output),
-            Payload::AllReduce { buffer } | Payload::Broadcast { buffer, .. } => Some(buffer),
-            Payload::Nothing => None,
-        }
+    /// [`RankShared::flight`] with the last records only, to be sent to another rank.
+    pub(crate) fn short_flight(&self, backend: &str) -> Box<Flight> {
+        /// Records that are sent.
+        const RECORDS: usize = 64;
+        let mut flight = self.flight(backend);
+        let surplus = flight.records.len().saturating_sub(RECORDS);
+        flight.records.drain(..surplus);
+        Box::new(flight)
     }
 }
 
 /// Numbers the machines of ranks, in the order of the first rank on each; `names` has one per rank.
 pub(crate) fn number_nodes<'a>(names: impl Iterator<Item = &'a str>) -> Vec<usize> {
     let mut known: Vec<&str> = Vec::new();
-    names
-        .map(|name| {
-            known.iter().position(|other| *other == name).unwrap_or_else(|| {
-                known.push(name);
-                known.len() - 1
-            })
+    let number = |name| {
+        known.iter().position(|other| *other == name).unwrap_or_else(|| {
+            known.push(name);
+            known.len() - 1
         })
-        .collect()
+    };
+    names.map(number).collect()
 }
 
 /// The result of operations that fill no buffer.

@@ -154,8 +154,8 @@ impl Buffer {
             whole.resize(lines, Line::zeroed());
             let mut rest: &mut [u8] = bytemuck::cast_slice_mut(&mut whole);
             for input in inputs {
-                let (slot, next) = rest.split_at_mut(input.size_in_bytes());
-                slot.copy_from_slice(input.as_bytes());
+                let (chunk, next) = rest.split_at_mut(input.size_in_bytes());
+                chunk.copy_from_slice(input.as_bytes());
                 rest = next;
             }
         }

@@ -1,12 +1,12 @@
 //! One rank's call of an operation: the facts that all ranks must agree on, and the checks on them.
 
-use crate::buffer::{Buffer, Location};
+use crate::buffer::Location;
 use crate::dtype::DType;
-use crate::label::Label;
+use crate::label::{Label, text};
 use crate::operation::Operation;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::fmt::{self, Write};
+use std::fmt;
 use std::sync::Arc;
 
 /// One of the buffers of a call.
@@ -112,8 +112,7 @@ pub struct Call {
     pub operation: Operation,
     /// Element type; `u8` for operations without payload.
     pub dtype: DType,
-    /// Elements of the full tensor: output of all-gather, input of reduce-scatter, the buffer
-    /// otherwise.
+    /// Elements of the full tensor: output of all-gather, input of reduce-scatter, the buffer otherwise.
     pub count: usize,
     /// Where the buffers are; the host for operations without payload.
     pub location: Location,
@@ -128,14 +127,9 @@ pub struct Call {
 }
 
 impl Call {
-    fn new(operation: Operation, label: Label, dtype: DType, count: usize) -> Call {
+    pub(crate) fn new(operation: Operation, label: Label, dtype: DType, count: usize) -> Call {
         let location = Location::Host;
         Call { operation, dtype, count, location, root: None, label, problem: None, split_key: None }
-    }
-
-    fn at(mut self, buffer: &Buffer) -> Call {
-        self.location = buffer.location();
-        self
     }
 
     /// Marks a call with buffers on a GPU as one that the backend cannot run.
@@ -144,40 +138,6 @@ impl Call {
             self.problem = self.problem.or(Some(ArgumentError::NoDeviceTransport));
         }
         self
-    }
-
-    /// A call that reads `input` and fills `output`; `count` is that of the longer one.
-    fn from_to(operation: Operation, label: Label, input: &Buffer, output: &Buffer, count: usize) -> Call {
-        let mut call = Call::new(operation, label, input.dtype(), count).at(input);
-        call.problem = check_dtypes(input, output).or_else(|| check_locations(input, output));
-        call
-    }
-
-    pub(crate) fn all_gather(label: Label, input: &Buffer, output: &Buffer, world_size: usize) -> Call {
-        let mut call = Call::from_to(Operation::AllGather, label, input, output, output.len());
-        let length = || check_length(Argument::Output, output, input.len(), world_size);
-        call.problem = call.problem.or_else(length);
-        call
-    }
-
-    pub(crate) fn reduce_scatter(label: Label, input: &Buffer, output: &Buffer, world_size: usize) -> Call {
-        let mut call = Call::from_to(Operation::ReduceScatter, label, input, output, input.len());
-        let length = || check_length(Argument::Input, input, output.len(), world_size);
-        call.problem = call.problem.or_else(length).or_else(|| check_sum(input));
-        call
-    }
-
-    pub(crate) fn all_reduce(label: Label, buffer: &Buffer) -> Call {
-        let mut call = Call::new(Operation::AllReduce, label, buffer.dtype(), buffer.len()).at(buffer);
-        call.problem = check_sum(buffer);
-        call
-    }
-
-    pub(crate) fn broadcast(label: Label, buffer: &Buffer, root: usize, world_size: usize) -> Call {
-        let mut call = Call::new(Operation::Broadcast, label, buffer.dtype(), buffer.len()).at(buffer);
-        call.root = Some(root);
-        call.problem = (root >= world_size).then_some(ArgumentError::Root { root, world_size });
-        call
     }
 
     pub(crate) fn barrier(label: Label) -> Call {
@@ -235,100 +195,84 @@ impl fmt::Display for Call {
     }
 }
 
-/// Whether all calls are valid and of the same operation.
-pub(crate) fn calls_agree(calls: &[Call]) -> bool {
-    if calls.iter().any(|call| call.problem.is_some()) {
-        return false;
-    }
-    // Splits compare names within a color only, so each color has its own reference.
-    let mut references: BTreeMap<Option<u32>, &Call> = BTreeMap::new();
-    let Some(first) = calls.first() else {
-        return true;
-    };
-    calls.iter().all(|call| {
-        let color = call.split_key.and_then(|split| split.color);
-        call.agrees_with(first) && call.agrees_with(references.entry(color).or_insert(call))
-    })
-}
-
-/// The ranks of each new group of a split, in their new order.
-pub(crate) fn partition(calls: &[Call]) -> BTreeMap<u32, Vec<usize>> {
+/// The ranks of each new group of a split, in their new order, by color. `keys` are those of all ranks.
+pub(crate) fn partition(keys: impl Iterator<Item = Option<SplitKey>>) -> BTreeMap<u32, Vec<usize>> {
     let mut groups: BTreeMap<u32, Vec<(i64, usize)>> = BTreeMap::new();
-    for (rank, call) in calls.iter().enumerate() {
-        if let Some((color, key)) = call.split_key.and_then(|split| Some((split.color?, split.key))) {
+    for (rank, key) in keys.enumerate() {
+        if let Some(SplitKey { color: Some(color), key }) = key {
             groups.entry(color).or_default().push((key, rank));
         }
     }
-    groups
-        .into_iter()
-        .map(|(color, mut ranks)| {
-            ranks.sort_unstable();
-            (color, ranks.into_iter().map(|(_, rank)| rank).collect())
-        })
-        .collect()
+    let order = |mut ranks: Vec<(i64, usize)>| {
+        ranks.sort_unstable();
+        ranks.into_iter().map(|(_, rank)| rank).collect()
+    };
+    groups.into_iter().map(|(color, ranks)| (color, order(ranks))).collect()
 }
 
-fn check_dtypes(input: &Buffer, output: &Buffer) -> Option<ArgumentError> {
-    (input.dtype() != output.dtype())
-        .then(|| ArgumentError::DType { input: input.dtype(), output: output.dtype() })
-}
-
-/// Checks that input and output are both on the host or both on the same GPU.
-fn check_locations(input: &Buffer, output: &Buffer) -> Option<ArgumentError> {
-    let (from, to) = (input.location(), output.location());
-    if from != to {
-        return Some(ArgumentError::Location { input: from, output: to });
+/// If all ranks can make these `calls`, of one operation: the name and the ranks of each group that it makes,
+/// which are none unless it is a split.
+pub(crate) fn agree(calls: &[Call]) -> Option<Vec<(Arc<str>, Vec<usize>)>> {
+    if calls.iter().any(|call| call.problem.is_some()) {
+        return None;
     }
-    (!input.is_beside(output)).then_some(ArgumentError::OtherDevice)
+    // Splits compare names within a color only, so each color has its own reference.
+    let mut references: BTreeMap<Option<u32>, &Call> = BTreeMap::new();
+    let agree = calls.iter().all(|call| {
+        let color = call.split_key.and_then(|split| split.color);
+        call.agrees_with(&calls[0]) && call.agrees_with(references.entry(color).or_insert(call))
+    });
+    let groups = partition(calls.iter().map(|call| call.split_key)).into_values();
+    let named = |ranks: Vec<usize>| (Arc::clone(&calls[ranks[0]].label.scope), ranks);
+    agree.then(|| groups.map(named).collect())
 }
 
-fn check_length(name: Argument, full: &Buffer, shard: usize, world_size: usize) -> Option<ArgumentError> {
-    let expected = shard.saturating_mul(world_size);
-    (full.len() != expected).then(|| ArgumentError::Length { buffer: name, expected, actual: full.len() })
-}
-
-fn check_sum(buffer: &Buffer) -> Option<ArgumentError> {
-    let dtype = buffer.dtype();
-    (!dtype.has_sum()).then_some(ArgumentError::NoSum { dtype })
-}
-
-/// Identifies one call of one rank, as errors name it.
-#[derive(Clone, Debug)]
+/// Identifies one call of one rank.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CallSite {
+    /// Name of the group.
+    #[serde(with = "text")]
     pub group: Arc<str>,
+    /// Number of the operation in the group.
     pub sequence: u64,
+    /// The rank in the group.
     pub rank: usize,
+    /// Kind of operation.
     pub operation: Operation,
+    /// What the operation is for.
     pub label: Label,
 }
 
-/// The calls that are known, with the ranks that made them.
-pub(crate) fn known(calls: &[Option<Call>]) -> impl Iterator<Item = (usize, Call)> {
-    calls.iter().enumerate().filter_map(|(rank, call)| Some((rank, call.clone()?)))
+impl fmt::Display for CallSite {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let CallSite { group, sequence, operation, label, .. } = self;
+        write!(f, "{operation} {sequence} of group \"{group}\" for {label}")
+    }
 }
 
 /// Lists the call of each rank; ranks with the same call share an entry.
-pub(crate) fn list_calls(calls: impl IntoIterator<Item = (usize, Call)>) -> String {
-    let mut distinct: Vec<(String, Vec<usize>)> = Vec::new();
-    for (rank, call) in calls {
-        let call = call.to_string();
-        match distinct.iter_mut().find(|(known, _)| *known == call) {
+pub(crate) fn list_calls<'a>(calls: impl Iterator<Item = (usize, &'a Call)>) -> String {
+    list_distinct(calls.map(|(rank, call)| (rank, format!("called {call}"))), |text, _| text)
+}
+
+/// Lists what is said of each rank; `text` words it for as many ranks as it is said of.
+pub(crate) fn list_distinct<T: PartialEq>(
+    said: impl IntoIterator<Item = (usize, T)>,
+    text: impl for<'a> Fn(&'a T, usize) -> &'a str,
+) -> String {
+    let mut distinct: Vec<(T, Vec<usize>)> = Vec::new();
+    for (rank, said) in said {
+        match distinct.iter_mut().find(|(known, _)| *known == said) {
             Some((_, ranks)) => ranks.push(rank),
-            None => distinct.push((call, vec![rank])),
+            None => distinct.push((said, vec![rank])),
         }
     }
-    let parts: Vec<String> =
-        distinct.iter().map(|(call, ranks)| format!("{} called {call}", list_ranks(ranks))).collect();
-    parts.join("; ")
+    let part = |(said, ranks): &(T, Vec<usize>)| format!("{} {}", list_ranks(ranks), text(said, ranks.len()));
+    distinct.iter().map(part).collect::<Vec<_>>().join("; ")
 }
 
 /// Such as `rank 2` or `ranks 0, 1, 3`.
 pub(crate) fn list_ranks(ranks: &[usize]) -> String {
-    let mut text = String::from(if ranks.len() == 1 { "rank " } else { "ranks " });
-    for (index, rank) in ranks.iter().enumerate() {
-        let separator = if index == 0 { "" } else { ", " };
-        // Writing to a String cannot fail.
-        let _ = write!(text, "{separator}{rank}");
-    }
-    text
+    let numbers: Vec<String> = ranks.iter().map(usize::to_string).collect();
+    format!("{} {}", if ranks.len() == 1 { "rank" } else { "ranks" }, numbers.join(", "))
 }

@@ -14,6 +14,9 @@ use std::time::Duration;
 /// delay one of them for long.
 const SPLIT_TIMEOUT: Duration = Duration::from_secs(600);
 
+/// What a split returns: this rank's new group, or `None` for a rank that joins none.
+pub type SplitResult = Result<Option<Arc<dyn Communicator>>, CommError>;
+
 /// One rank's membership in a group of ranks.
 ///
 /// Every operation is collective: all ranks of the group must issue it, in the same order and with matching
@@ -71,12 +74,7 @@ pub trait Communicator: Send + Sync {
     /// # Errors
     ///
     /// As for any operation.
-    fn split(
-        &self,
-        name: &str,
-        color: Option<u32>,
-        key: i64,
-    ) -> Result<Option<Arc<dyn Communicator>>, CommError> {
+    fn split(&self, name: &str, color: Option<u32>, key: i64) -> SplitResult {
         self.split_within(name, color, key, SPLIT_TIMEOUT)
     }
 
@@ -85,17 +83,10 @@ pub trait Communicator: Send + Sync {
     /// # Errors
     ///
     /// As for any operation.
-    fn split_within(
-        &self,
-        name: &str,
-        color: Option<u32>,
-        key: i64,
-        timeout: Duration,
-    ) -> Result<Option<Arc<dyn Communicator>>, CommError>;
+    fn split_within(&self, name: &str, color: Option<u32>, key: i64, timeout: Duration) -> SplitResult;
 
-    /// Fails every pending and later operation of this group, and of all groups that descend
-    /// from the same world, on all ranks, with [`CommError::Aborted`] carrying this rank and
-    /// `reason`.
+    /// Fails every pending and later operation of this group, and of all groups that descend from the same
+    /// world, on all ranks, with [`CommError::Aborted`] carrying this rank and `reason`.
     ///
     /// Call it when this rank cannot go on, so that the others do not wait for a timeout.
     fn abort(&self, reason: &str);

@@ -3,7 +3,7 @@
 mod stuck;
 mod witness;
 
-use crate::call::{Call, list_calls, list_ranks};
+use crate::call::{Call, list_calls, list_distinct, list_ranks};
 use crate::flight::Flight;
 use crate::verdict::{Finding, Verdict};
 use stuck::{Stuck, find_stuck, follow};
@@ -44,31 +44,35 @@ impl Verdict {
             };
             format!("; {} {wait} in {}", list_ranks(&waiting), stuck.name(witnesses))
         });
-        let gone = collect(witnesses, |witness| match witness {
+        let of_each = |reason: fn(&Witness) -> Option<[String; 2]>| {
+            let ranks = witnesses.iter().enumerate();
+            ranks.filter_map(|(rank, witness)| Some((rank, reason(witness)?))).collect::<Vec<_>>()
+        };
+        let gone = of_each(|witness| match witness {
             Witness::Gone { reason } => Some([reason.clone(), reason.clone()]),
             _ => None,
         });
-        if !gone.is_empty() {
-            return Verdict::about(Finding::Died, gone, &at);
-        }
-        let silent = collect(witnesses, |witness| match witness {
-            Witness::Silent { seconds } => {
-                let seconds = whole(*seconds);
-                Some([
-                    format!(
-                        "has not answered for {seconds} s: its process is stopped or its machine \
-                         cannot be reached"
-                    ),
-                    format!(
-                        "have not answered for {seconds} s: their processes are stopped or their \
-                         machines cannot be reached"
-                    ),
-                ])
-            }
-            _ => None,
+        let silent = of_each(|witness| {
+            let Witness::Silent { seconds } = witness else { return None };
+            let seconds = whole(*seconds);
+            Some([
+                format!(
+                    "has not answered for {seconds} s: its process is stopped or its machine cannot \
+                     be reached"
+                ),
+                format!(
+                    "have not answered for {seconds} s: their processes are stopped or their machines \
+                     cannot be reached"
+                ),
+            ])
         });
-        if !silent.is_empty() {
-            return Verdict::about(Finding::Silent, silent, &at);
+        for (finding, ranks) in [(Finding::Died, gone), (Finding::Silent, silent)] {
+            if !ranks.is_empty() {
+                let culprits = ranks.iter().map(|(rank, _)| *rank).collect();
+                let text =
+                    list_distinct(ranks, |[one, several], count| if count == 1 { one } else { several });
+                return Verdict { finding, culprits, text: text + &at };
+            }
         }
         match stuck {
             Some(stuck) => stuck.explain(witnesses, asked),
@@ -95,27 +99,6 @@ impl Verdict {
             })
             .collect();
         Verdict::of(&witnesses)
-    }
-
-    /// The verdict on ranks, each with a reason of its own, as said of one rank and of several.
-    fn about(finding: Finding, ranks: Vec<(usize, [String; 2])>, at: &str) -> Verdict {
-        let mut groups: Vec<(&[String; 2], Vec<usize>)> = Vec::new();
-        for (rank, reason) in &ranks {
-            match groups.iter_mut().find(|(known, _)| *known == reason) {
-                Some((_, members)) => members.push(*rank),
-                None => groups.push((reason, vec![*rank])),
-            }
-        }
-        let part = |([one, several], members): &(&[String; 2], Vec<usize>)| {
-            let reason = if members.len() == 1 { one } else { several };
-            format!("{} {reason}", list_ranks(members))
-        };
-        let parts: Vec<String> = groups.iter().map(part).collect();
-        Verdict {
-            finding,
-            text: format!("{}{at}", parts.join("; ")),
-            culprits: ranks.iter().map(|(rank, _)| *rank).collect(),
-        }
     }
 }
 
@@ -179,8 +162,9 @@ impl Stuck<'_> {
         Verdict {
             finding: Finding::Stopped,
             text: format!(
-                "the {processes} of {} did not run for about {} s, in which {} was to be done: {were} stopped, as \
-                 by Ctrl-Z, SIGSTOP or a debugger, or frozen with the machine; the network is not to blame",
+                "the {processes} of {} did not run for about {} s, in which {} was to be done: {were} \
+                 stopped, as by Ctrl-Z, SIGSTOP or a debugger, or frozen with the machine; the network is not to \
+                 blame",
                 list_ranks(&stalled),
                 whole(seconds),
                 self.name(witnesses),
@@ -207,12 +191,10 @@ impl Stuck<'_> {
         }
     }
 
-    /// The culprits are the ranks that disagree with the majority, or all of them if there is
-    /// none.
+    /// The culprits are the ranks that disagree with the majority, or all of them if there is none.
     fn explain_mismatch(&self, calls: &[Option<&Call>]) -> Verdict {
-        let members = || self.group.1.iter().copied().zip(calls);
-        let known: Vec<(usize, &Call)> =
-            members().filter_map(|(rank, call)| Some((rank, (*call)?))).collect();
+        let ranks = || self.group.1.iter().copied().zip(calls);
+        let known: Vec<(usize, &Call)> = ranks().filter_map(|(rank, call)| Some((rank, (*call)?))).collect();
         let agreeing = |call: &Call| known.iter().filter(|(_, other)| call.agrees_with(other)).count();
         let most = known.iter().map(|(_, call)| agreeing(call)).max().unwrap_or(0);
         let is_majority = 2 * most > known.len();
@@ -221,25 +203,10 @@ impl Stuck<'_> {
             .filter(|(_, call)| call.problem.is_some() || !is_majority || agreeing(call) < most)
             .map(|(rank, _)| *rank)
             .collect();
-        let owned: Vec<(usize, Call)> = known.iter().map(|(rank, call)| (*rank, (*call).clone())).collect();
-        let group = match self.group.0 {
-            "world" => String::new(),
-            name => format!(" of group \"{name}\""),
-        };
-        Verdict {
-            finding: Finding::Mismatch,
-            culprits,
-            text: format!("#{}{group} differs between ranks: {}", self.sequence, list_calls(owned)),
-        }
+        let (group, calls) = (self.group_suffix(), list_calls(known.into_iter()));
+        let text = format!("#{}{group} differs between ranks: {calls}", self.sequence);
+        Verdict { finding: Finding::Mismatch, culprits, text }
     }
-}
-
-fn collect(
-    witnesses: &[Witness],
-    reason: impl Fn(&Witness) -> Option<[String; 2]>,
-) -> Vec<(usize, [String; 2])> {
-    let ranks = witnesses.iter().enumerate();
-    ranks.filter_map(|(rank, witness)| Some((rank, reason(witness)?))).collect()
 }
 
 /// Whole seconds, so that ranks with nearly the same time share a sentence.

@@ -1,14 +1,14 @@
 //! One rank of a world whose other ranks do not exist.
 
-use crate::backend::RankShared;
+use crate::backend::{GroupRank, RankShared, empty};
 use crate::buffer::Buffer;
-use crate::call::{ArgumentError, Call, CallSite};
-use crate::communicator::Communicator;
-use crate::dtype::DType;
+use crate::call::{ArgumentError, Call};
+use crate::communicator::{Communicator, SplitResult};
 use crate::error::{Abort, CommError};
 use crate::flight::Flight;
 use crate::label::{Label, Phase};
-use crate::recorder::{GroupId, Recorder};
+use crate::payload::Payload;
+use crate::recorder::{DEFAULT_CAPACITY, GroupId, Recorder};
 use crate::sync::lock;
 use crate::work::Work;
 use std::collections::HashMap;
@@ -28,11 +28,8 @@ use std::time::Duration;
 ///
 /// Arguments are checked as in a real world.
 pub struct FakeCommunicator {
-    rank: usize,
-    world_size: usize,
-    name: Arc<str>,
+    identity: GroupRank,
     split_sizes: HashMap<String, usize>,
-    shared: Arc<RankShared>,
     group: GroupId,
     /// Number of the next operation.
     next: AtomicU64,
@@ -48,15 +45,17 @@ impl FakeCommunicator {
     /// If `rank` is not less than `world_size`.
     pub fn new(rank: usize, world_size: usize) -> FakeCommunicator {
         assert!(rank < world_size, "rank {rank} is not in a world of {world_size} ranks");
-        let (name, recorder) = (Arc::from("world"), Arc::<Recorder>::default());
-        let group = recorder.join(&name, &(0..world_size).collect::<Vec<_>>());
+        let shared = RankShared::new(rank, world_size, "", DEFAULT_CAPACITY, None);
+        FakeCommunicator::join("world", rank, world_size, shared)
+    }
+
+    fn join(name: &str, rank: usize, world_size: usize, shared: Arc<RankShared>) -> FakeCommunicator {
+        // The world ranks of the other ranks of a group are not known here.
+        let identity = GroupRank { name: name.into(), rank, world_ranks: (0..world_size).collect(), shared };
         FakeCommunicator {
-            rank,
-            world_size,
-            name,
+            group: identity.shared.recorder.join(&identity.name, &identity.world_ranks),
+            identity,
             split_sizes: HashMap::new(),
-            shared: Arc::new(RankShared { world_rank: rank, world_size, recorder, on_worker_start: None }),
-            group,
             next: AtomicU64::new(0),
             abort: Arc::default(),
         }
@@ -77,41 +76,52 @@ impl FakeCommunicator {
     /// Numbers, records and checks a call.
     fn record(&self, call: &Call) -> Result<(), CommError> {
         let sequence = self.next.fetch_add(1, Ordering::Relaxed);
-        let recorder = &self.shared.recorder;
-        let record = recorder.enqueued(self.group, sequence, call, self.rank);
+        let recorder = self.recorder();
+        let record = recorder.enqueued(self.group, sequence, call, self.identity.rank);
         recorder.started(record);
-        let site = CallSite {
-            group: Arc::clone(&self.name),
-            sequence,
-            rank: self.rank,
-            operation: call.operation,
-            label: call.label.clone(),
-        };
-        if let Some(abort) = &*lock(&self.abort) {
-            return Err(abort.error(&site));
+        let site = self.identity.site(sequence, call.operation, call.label.clone());
+        if let Some(by) = lock(&self.abort).clone() {
+            return Err(CommError::Aborted { site, by });
         }
         if let Some(problem) = call.problem {
-            return Err(CommError::invalid(&site, problem));
+            return Err(CommError::Invalid { site, problem });
         }
         recorder.finished(record);
         Ok(())
     }
 
-    fn run(&self, call: Call, result: impl FnOnce() -> Buffer) -> Work {
-        Work::ready(self.record(&call.on_host_only()).map(|()| result()))
+    fn run(&self, label: Label, payload: Payload) -> Work {
+        let call = payload.call(label, self.world_size()).on_host_only();
+        Work::ready(self.record(&call).map(|()| match payload {
+            Payload::AllGather { input, mut output } => {
+                let start = self.identity.rank * input.size_in_bytes();
+                let chunk = &mut output.as_bytes_mut()[start..start + input.size_in_bytes()];
+                chunk.copy_from_slice(input.as_bytes());
+                output
+            }
+            Payload::ReduceScatter { input, mut output } => {
+                let start = self.identity.rank * output.size_in_bytes();
+                let chunk = &input.as_bytes()[start..start + output.size_in_bytes()];
+                output.as_bytes_mut().copy_from_slice(chunk);
+                output
+            }
+            Payload::AllReduce { buffer } | Payload::Broadcast { buffer, .. } => buffer,
+            Payload::Nothing => empty(),
+        }))
     }
 
     /// This rank's number in a new group of `size` ranks; see [`FakeCommunicator::with_split_sizes`].
     fn new_rank(&self, size: usize, color: u32, key: i64) -> Option<usize> {
-        if size == 0 || size > self.world_size {
+        let rank = self.identity.rank;
+        if size == 0 || size > self.world_size() {
             return None;
         }
         let color = usize::try_from(color).ok()?;
-        let groups = self.world_size / size;
-        if color == self.rank / size {
-            Some(self.rank % size)
-        } else if color == self.rank % groups && self.rank / groups < size {
-            Some(self.rank / groups)
+        let groups = self.world_size() / size;
+        if color == rank / size {
+            Some(rank % size)
+        } else if color == rank % groups && rank / groups < size {
+            Some(rank / groups)
         } else {
             usize::try_from(key).ok().filter(|rank| *rank < size)
         }
@@ -120,111 +130,76 @@ impl FakeCommunicator {
 
 impl Communicator for FakeCommunicator {
     fn rank(&self) -> usize {
-        self.rank
+        self.identity.rank
     }
 
     fn world_size(&self) -> usize {
-        self.world_size
+        self.identity.world_ranks.len()
     }
 
     fn name(&self) -> &str {
-        &self.name
+        &self.identity.name
     }
 
     fn backend(&self) -> &'static str {
         "fake"
     }
 
-    fn all_gather(&self, label: Label, input: Arc<Buffer>, mut output: Buffer) -> Work {
-        let call = Call::all_gather(label, &input, &output, self.world_size);
-        self.run(call, || {
-            let start = self.rank * input.size_in_bytes();
-            output.as_bytes_mut()[start..start + input.size_in_bytes()].copy_from_slice(input.as_bytes());
-            output
-        })
+    fn all_gather(&self, label: Label, input: Arc<Buffer>, output: Buffer) -> Work {
+        self.run(label, Payload::AllGather { input, output })
     }
 
-    fn reduce_scatter(&self, label: Label, input: Arc<Buffer>, mut output: Buffer) -> Work {
-        let call = Call::reduce_scatter(label, &input, &output, self.world_size);
-        self.run(call, || {
-            let start = self.rank * output.size_in_bytes();
-            let end = start + output.size_in_bytes();
-            output.as_bytes_mut().copy_from_slice(&input.as_bytes()[start..end]);
-            output
-        })
+    fn reduce_scatter(&self, label: Label, input: Arc<Buffer>, output: Buffer) -> Work {
+        self.run(label, Payload::ReduceScatter { input, output })
     }
 
     fn all_reduce(&self, label: Label, buffer: Buffer) -> Work {
-        self.run(Call::all_reduce(label, &buffer), || buffer)
+        self.run(label, Payload::AllReduce { buffer })
     }
 
     fn broadcast(&self, label: Label, buffer: Buffer, root: usize) -> Work {
-        let call = Call::broadcast(label, &buffer, root, self.world_size);
-        self.run(call, || buffer)
+        self.run(label, Payload::Broadcast { buffer, root })
     }
 
     fn barrier(&self, label: Label) -> Work {
-        self.run(Call::barrier(label), || Buffer::zeros(DType::U8, 0))
+        self.run(label, Payload::Nothing)
     }
 
-    fn split_within(
-        &self,
-        name: &str,
-        color: Option<u32>,
-        key: i64,
-        _: Duration,
-    ) -> Result<Option<Arc<dyn Communicator>>, CommError> {
+    fn split_within(&self, name: &str, color: Option<u32>, key: i64, _: Duration) -> SplitResult {
         let mut call = Call::split(Label::new(name, Phase::Init), color, key);
         let size = self.split_sizes.get(name).copied();
-        let (world_size, rank) = match (size, color) {
+        let (group_size, new_rank) = match (size, color) {
             (Some(size), Some(color)) => (size, self.new_rank(size, color, key)),
             _ => (1, Some(0)),
         };
-        if rank.is_none() {
-            call.problem = Some(ArgumentError::GroupSize {
-                rank: self.rank,
-                world_size: self.world_size,
-                group_size: world_size,
-            });
+        if new_rank.is_none() {
+            let (rank, world_size) = (self.identity.rank, self.world_size());
+            call.problem = Some(ArgumentError::GroupSize { rank, world_size, group_size });
         }
         self.record(&call)?;
-        let Some((rank, _)) = rank.zip(color) else {
-            return Ok(None);
-        };
-        let name = Arc::from(name);
-        // The world ranks of the other members are not known here.
-        let others = self.shared.recorder.join(&name, &(0..world_size).collect::<Vec<_>>());
-        Ok(Some(Arc::new(FakeCommunicator {
-            rank,
-            world_size,
-            name,
+        let shared = || Arc::clone(&self.identity.shared);
+        let new = new_rank.zip(color).map(|(rank, _)| FakeCommunicator {
             split_sizes: self.split_sizes.clone(),
-            shared: Arc::clone(&self.shared),
-            group: others,
-            next: AtomicU64::new(0),
             abort: Arc::clone(&self.abort),
-        })))
+            ..FakeCommunicator::join(name, rank, group_size, shared())
+        });
+        Ok(new.map(|group| Arc::new(group) as _))
     }
 
     fn abort(&self, reason: &str) {
-        lock(&self.abort).get_or_insert(Abort {
-            origin: Arc::clone(&self.name),
-            rank: self.rank,
-            world_rank: self.shared.world_rank,
-            reason: Arc::from(reason),
-        });
+        lock(&self.abort).get_or_insert(self.identity.abort(reason));
     }
 
     fn nodes(&self) -> Vec<usize> {
-        vec![0; self.world_size]
+        vec![0; self.world_size()]
     }
 
     fn flight(&self) -> Flight {
-        self.shared.flight(self.backend(), String::new())
+        self.identity.shared.flight(self.backend())
     }
 
     fn recorder(&self) -> &Arc<Recorder> {
-        &self.shared.recorder
+        &self.identity.shared.recorder
     }
 }
 

@@ -2,10 +2,10 @@
 
 use crate::call::Call;
 use crate::dtype::DType;
-use crate::label::{Label, deserialize_str, serialize_str};
+use crate::label::{Label, text};
 use crate::operation::Operation;
 use crate::verdict::Verdict;
-use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,14 +18,13 @@ pub struct Activity {
     pub seconds: f64,
 }
 
-/// One operation as one rank saw it. Times count from the creation of the recorder and
-/// serialize as seconds.
+/// One operation as one rank saw it. Times count from the creation of the recorder and serialize as seconds.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Record {
     /// Number of the operation in its group, from 0; the same on every rank.
     pub sequence: u64,
     /// Name of the group.
-    #[serde(serialize_with = "serialize_str", deserialize_with = "deserialize_str")]
+    #[serde(with = "text")]
     pub group: Arc<str>,
     /// Kind of operation.
     pub operation: Operation,
@@ -33,20 +32,19 @@ pub struct Record {
     pub label: Label,
     /// Element type.
     pub dtype: DType,
-    /// Elements of the full tensor: output of all-gather, input of reduce-scatter, the buffer
-    /// otherwise.
+    /// Elements of the full tensor: output of all-gather, input of reduce-scatter, the buffer otherwise.
     pub count: usize,
     /// Bytes that this rank would send on a ring; see [`Operation::ring_bytes`]. 0 for a call with
     /// invalid arguments.
     pub bytes_sent: u64,
     /// When the caller issued it.
-    #[serde(serialize_with = "serialize_seconds", deserialize_with = "deserialize_seconds")]
+    #[serde(with = "seconds")]
     pub enqueued: Option<Duration>,
     /// When it reached the head of its group's queue.
-    #[serde(serialize_with = "serialize_seconds", deserialize_with = "deserialize_seconds")]
+    #[serde(with = "seconds")]
     pub started: Option<Duration>,
     /// When it completed. Stays empty if it failed.
-    #[serde(serialize_with = "serialize_seconds", deserialize_with = "deserialize_seconds")]
+    #[serde(with = "seconds")]
     pub finished: Option<Duration>,
 }
 
@@ -128,13 +126,20 @@ impl Flight {
     }
 }
 
-fn serialize_seconds<S: Serializer>(time: &Option<Duration>, serializer: S) -> Result<S::Ok, S::Error> {
-    time.map(|time| time.as_secs_f64()).serialize(serializer)
-}
+/// Times as seconds. Refuses values that no clock shows.
+mod seconds {
+    use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+    use std::time::Duration;
 
-/// The inverse of [`serialize_seconds`]; refuses values that no clock shows.
-fn deserialize_seconds<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Duration>, D::Error> {
-    Option::<f64>::deserialize(deserializer)?
-        .map(|seconds| Duration::try_from_secs_f64(seconds).map_err(de::Error::custom))
-        .transpose()
+    pub(super) fn serialize<S: Serializer>(
+        time: &Option<Duration>,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        time.map(|time| time.as_secs_f64()).serialize(serializer)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Duration>, D::Error> {
+        let time = Option::<f64>::deserialize(from)?.map(Duration::try_from_secs_f64);
+        time.transpose().map_err(de::Error::custom)
+    }
 }

@@ -1,6 +1,6 @@
 //! Labels that say what a collective is for.
 
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::sync::Arc;
 
@@ -26,15 +26,7 @@ pub enum Phase {
 
 impl fmt::Display for Phase {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Phase::Init => "init",
-            Phase::Forward => "forward",
-            Phase::Backward => "backward",
-            Phase::Optimizer => "optimizer",
-            Phase::Loss => "loss",
-            Phase::Checkpoint => "checkpoint",
-            Phase::Other => "other",
-        })
+        self.serialize(f)
     }
 }
 
@@ -47,7 +39,7 @@ pub struct Label {
     /// The part of the model or program that the data belongs to, such as `"block 3"`.
     ///
     /// Files of flight recorders call it `unit`.
-    #[serde(rename = "unit", serialize_with = "serialize_str", deserialize_with = "deserialize_str")]
+    #[serde(rename = "unit", with = "text")]
     pub scope: Arc<str>,
     /// Part of the training step.
     pub phase: Phase,
@@ -68,11 +60,15 @@ impl fmt::Display for Label {
 
 /// Serializes shared text as a plain string. Serde can do so itself, but only with a feature that this crate
 /// does not need otherwise.
-pub(crate) fn serialize_str<S: Serializer>(text: &Arc<str>, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.serialize_str(text)
-}
+pub(crate) mod text {
+    use serde::{Deserialize, Deserializer, Serializer};
+    use std::sync::Arc;
 
-/// The inverse of [`serialize_str`].
-pub(crate) fn deserialize_str<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Arc<str>, D::Error> {
-    String::deserialize(deserializer).map(Arc::from)
+    pub(crate) fn serialize<S: Serializer>(text: &Arc<str>, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(text)
+    }
+
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Arc<str>, D::Error> {
+        String::deserialize(deserializer).map(Arc::from)
+    }
 }

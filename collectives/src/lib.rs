@@ -81,25 +81,24 @@ pub mod nccl;
 #[cfg(feature = "cuda")]
 pub mod nvidia;
 mod operation;
+mod payload;
 mod process_group;
 mod recorder;
 mod reduce;
 mod sync;
 pub mod tcp;
-#[cfg(feature = "cuda")]
-mod transport;
 mod verdict;
 mod work;
 
 pub use backend::WorkerStart;
 pub use buffer::{Buffer, BufferError, Location, allocates_for_all};
-pub use call::{Argument, ArgumentError, Call};
-pub use communicator::Communicator;
+pub use call::{Argument, ArgumentError, Call, CallSite};
+pub use communicator::{Communicator, SplitResult};
 #[cfg(feature = "cube")]
 pub use device::DeviceMemory;
 pub use diagnosis::Witness;
 pub use dtype::{DType, Element};
-pub use error::CommError;
+pub use error::{Abort, CommError};
 pub use fake::FakeCommunicator;
 pub use flight::{Activity, Flight, GroupFlight, Pending, Record, Stall};
 pub use label::{Label, Phase};

@@ -49,14 +49,7 @@ impl Operation {
 
 impl fmt::Display for Operation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Operation::AllGather => "all_gather",
-            Operation::ReduceScatter => "reduce_scatter",
-            Operation::AllReduce => "all_reduce",
-            Operation::Broadcast => "broadcast",
-            Operation::Barrier => "barrier",
-            Operation::Split => "split",
-        })
+        self.serialize(f)
     }
 }
 

@@ -4,21 +4,21 @@
 //! overlaps with the caller's compute and groups do not wait for each other. The group's [`Backend`] carries
 //! out the operations.
 
-use crate::backend::{Backend, Payload, empty};
+use crate::backend::{Backend, empty};
 use crate::buffer::{Buffer, Location};
 use crate::call::{ArgumentError, Call, CallSite};
-use crate::communicator::Communicator;
+use crate::communicator::{Communicator, SplitResult};
 use crate::error::CommError;
 use crate::flight::Flight;
 use crate::label::{Label, Phase};
-use crate::recorder::{GroupId, RecordId, Recorder};
-use crate::sync::lock;
-use crate::work::{Completer, Work};
 #[cfg(feature = "cuda")]
-use crate::{
-    operation::Operation,
-    transport::{ControlGroup, SplitGroup, Transport},
-};
+use crate::nccl::transport::Nccl;
+#[cfg(feature = "cuda")]
+use crate::operation::Operation;
+use crate::payload::Payload;
+use crate::recorder::{GroupId, RecordId, Recorder};
+use crate::sync::{lock, spawn};
+use crate::work::{Completer, Work};
 #[cfg(feature = "cube")]
 use cubecl_environment::stream::StreamId;
 use std::fmt;
@@ -43,7 +43,7 @@ struct Job<B> {
 }
 
 impl<B: Backend> Job<B> {
-    fn execute(self, backend: &B) -> (Completer, RecordId, Result<Buffer, CommError>) {
+    fn execute(self, backend: &B) -> (Completer, Result<Buffer, CommError>) {
         let run = || match self.reply {
             None => backend.execute(&self.site, self.call, self.payload),
             Some(reply) => backend.split(&self.site, self.call).map(|new| {
@@ -56,7 +56,7 @@ impl<B: Backend> Job<B> {
         let result = self.stream.executes(run);
         #[cfg(not(feature = "cube"))]
         let result = run();
-        (self.completer, self.record, result)
+        (self.completer, result)
     }
 }
 
@@ -78,89 +78,71 @@ pub struct ProcessGroup<B: Backend> {
     worker: Option<JoinHandle<()>>,
     /// What moves buffers on GPUs, in place of the worker.
     #[cfg(feature = "cuda")]
-    transport: OnceLock<Arc<dyn Transport>>,
+    nccl: OnceLock<Nccl>,
 }
 
 impl<B: Backend> ProcessGroup<B> {
     /// Starts the worker thread of `backend`.
     pub(crate) fn start(backend: B) -> ProcessGroup<B> {
         let backend = Arc::new(backend);
-        let shared = backend.shared();
-        let group = shared.recorder.join(backend.name(), backend.world_ranks());
+        let identity = backend.identity();
+        let group = identity.shared.recorder.join(&identity.name, &identity.world_ranks);
         let (jobs, queue) = mpsc::channel();
         let worker_backend = Arc::clone(&backend);
-        let spawned = thread::Builder::new()
-            .name(format!("{}-{}", backend.name(), shared.world_rank))
-            .spawn(move || run(&*worker_backend, queue));
-        let worker = match spawned {
-            Ok(handle) => Some(handle),
+        let name = format!("{}-{}", identity.name, identity.shared.world_rank);
+        let worker = spawn(&name, move || run(&*worker_backend, queue))
             // The queue was dropped with the closure, so every operation fails with this reason.
-            Err(error) => {
-                backend.crash(&format!("its worker thread could not start: {error}"));
-                None
-            }
-        };
+            .map_err(|error| backend.crash(&format!("its worker thread could not start: {error}")))
+            .ok();
         ProcessGroup {
             backend,
             group,
             queue: Mutex::new(Queue { next: 0, jobs: Some(jobs) }),
             worker,
             #[cfg(feature = "cuda")]
-            transport: OnceLock::new(),
+            nccl: OnceLock::new(),
         }
     }
 
     /// What is wrong with a call whose buffers are on a GPU.
     fn refuse_device(&self, payload: &Payload) -> Option<ArgumentError> {
         #[cfg(feature = "cuda")]
-        if let (Some(transport), Some(output)) = (self.transport.get(), payload.output()) {
-            return transport.refuse(output);
+        if let (Some(nccl), Some(output)) = (self.nccl.get(), payload.output()) {
+            return nccl.refuse(output);
         }
         self.backend.refuse_device(payload)
     }
 
     /// Queues an operation other than a split.
-    fn issue(&self, call: Call, payload: Payload) -> Work {
-        self.issue_with(call, payload, None)
+    fn issue(&self, label: Label, payload: Payload) -> Work {
+        self.issue_call(payload.call(label, self.world_size()), payload, None)
     }
 
     /// Queues an operation. The payload of an invalid call is dropped.
-    fn issue_with(&self, mut call: Call, payload: Payload, reply: Option<mpsc::Sender<B>>) -> Work {
+    fn issue_call(&self, mut call: Call, mut payload: Payload, reply: Option<mpsc::Sender<B>>) -> Work {
         if call.location == Location::Device && call.problem.is_none() {
             call.problem = self.refuse_device(&payload);
         }
-        let payload = match call.problem {
-            None => payload,
-            Some(_) => Payload::Nothing,
-        };
+        if call.problem.is_some() {
+            payload = Payload::Nothing;
+        }
+        let identity = self.backend.identity();
         // The lock is held until the job is queued, so that jobs are queued in the order of their numbers.
         let mut queue = lock(&self.queue);
         let sequence = queue.next;
         queue.next += 1;
-        let site = CallSite {
-            group: Arc::clone(self.backend.name()),
-            sequence,
-            rank: self.backend.rank(),
-            operation: call.operation,
-            label: call.label.clone(),
-        };
+        let site = identity.site(sequence, call.operation, call.label.clone());
         self.backend.issued(&site, &call);
-        let recorder = &self.backend.shared().recorder;
-        let record = recorder.enqueued(self.group, sequence, &call, self.backend.rank());
+        let record = identity.shared.recorder.enqueued(self.group, sequence, &call, identity.rank);
         // The worker tells the other ranks of arguments that are wrong on this rank alone.
         #[cfg(feature = "cuda")]
         if call.location == Location::Device
             && call.problem.is_none()
-            && let Some(transport) = self.transport.get()
+            && let Some(nccl) = self.nccl.get()
         {
-            return transport.enqueue(site, record, payload);
+            return nccl.enqueue(site, record, payload);
         }
-        let (abandoned_site, abandoned_backend) = (site.clone(), Arc::clone(&self.backend));
-        let (timeout_site, timeout_backend) = (site.clone(), Arc::clone(&self.backend));
-        let (work, completer) = Work::pending(
-            move || abandoned_backend.give_up(&abandoned_site, "its worker stopped"),
-            move |waited| timeout_backend.time_out(&timeout_site, waited),
-        );
+        let (work, completer) = Work::pending(site.clone(), Arc::clone(&self.backend) as _);
         let job = Job {
             site,
             call,
@@ -181,42 +163,34 @@ impl<B: Backend> ProcessGroup<B> {
 
 #[cfg(feature = "cuda")]
 impl<B: Backend> ProcessGroup<B> {
-    /// The group in charge of a transport, as the transport sees it.
-    pub(crate) fn control_group(&self) -> Arc<dyn ControlGroup> {
-        Arc::clone(&self.backend) as Arc<dyn ControlGroup>
+    /// This rank's side of the group, for what runs its operations in place of the worker.
+    pub(crate) fn control(&self) -> Arc<dyn crate::backend::GroupControl> {
+        Arc::clone(&self.backend) as _
     }
 
-    /// Hands buffers on GPUs to `transport` from now on. If the group has a transport already, it keeps that
-    /// one and returns `transport`.
-    pub(crate) fn set_transport(&self, transport: Arc<dyn Transport>) -> Result<(), Arc<dyn Transport>> {
-        self.transport.set(transport)
+    /// Hands buffers on GPUs to `nccl` from now on. If the group has NCCL already, it keeps that and returns
+    /// `nccl`.
+    pub(crate) fn set_nccl(&self, nccl: Nccl) -> Result<(), Nccl> {
+        self.nccl.set(nccl)
     }
 
-    /// Splits the transport like the group. `new_group` is this rank's new group, if it has one.
-    fn split_transport(
+    /// Splits NCCL like the group. `new_group` is this rank's new group, if it has one.
+    fn split_nccl(
         &self,
         name: &str,
         new_group: Option<&ProcessGroup<B>>,
         timeout: Duration,
     ) -> Result<(), CommError> {
-        let Some(transport) = self.transport.get() else { return Ok(()) };
-        let site = CallSite {
-            group: Arc::clone(self.backend.name()),
-            // The split is the last operation that this rank has issued.
-            sequence: lock(&self.queue).next.saturating_sub(1),
-            rank: self.backend.rank(),
-            operation: Operation::Split,
-            label: Label::new(name, Phase::Init),
-        };
-        let split = new_group.map(|group| SplitGroup {
-            control: group.control_group(),
-            communicator: group,
-            first_world_rank: group.backend.world_ranks()[0],
-        });
-        let new_transport = transport.split(&site, split, timeout)?;
-        if let (Some(group), Some(transport)) = (new_group, new_transport) {
-            // A new group has no transport yet.
-            let _ = group.set_transport(transport);
+        let Some(nccl) = self.nccl.get() else { return Ok(()) };
+        // The split is the last operation that this rank has issued.
+        let sequence = lock(&self.queue).next.saturating_sub(1);
+        let label = Label::new(name, Phase::Init);
+        let site = self.backend.identity().site(sequence, Operation::Split, label);
+        let split = new_group.map(|group| (group.control(), group as &dyn Communicator));
+        let new_nccl = nccl.split(&site, split, timeout)?;
+        if let (Some(group), Some(nccl)) = (new_group, new_nccl) {
+            // A new group has no NCCL yet.
+            let _ = group.set_nccl(nccl);
         }
         Ok(())
     }
@@ -225,13 +199,12 @@ impl<B: Backend> ProcessGroup<B> {
 /// Runs jobs in order until the queue is closed.
 fn run<B: Backend>(backend: &B, queue: mpsc::Receiver<Job<B>>) {
     let _guard = CrashGuard(backend);
-    let shared = backend.shared();
-    if let Some(on_start) = &shared.on_worker_start {
-        on_start(shared.world_rank);
-    }
+    let shared = &backend.identity().shared;
+    shared.start_worker();
     for job in queue {
-        shared.recorder.started(job.record);
-        let (completer, record, result) = job.execute(backend);
+        let record = job.record;
+        shared.recorder.started(record);
+        let (completer, result) = job.execute(backend);
         if result.is_ok() {
             shared.recorder.finished(record);
         }
@@ -252,28 +225,27 @@ impl<B: Backend> Drop for CrashGuard<'_, B> {
 
 impl<B: Backend> Communicator for ProcessGroup<B> {
     fn rank(&self) -> usize {
-        self.backend.rank()
+        self.backend.identity().rank
     }
 
     fn world_size(&self) -> usize {
-        self.backend.world_ranks().len()
+        self.backend.identity().world_ranks.len()
     }
 
     fn name(&self) -> &str {
-        self.backend.name()
+        &self.backend.identity().name
     }
 
     fn backend(&self) -> &'static str {
         #[cfg(feature = "cuda")]
-        if let Some(transport) = self.transport.get() {
-            return transport.name();
+        if self.nccl.get().is_some() {
+            return Nccl::NAME;
         }
         B::NAME
     }
 
     fn all_gather(&self, label: Label, input: Arc<Buffer>, output: Buffer) -> Work {
-        let call = Call::all_gather(label, &input, &output, self.world_size());
-        self.issue(call, Payload::AllGather { input, output })
+        self.issue(label, Payload::AllGather { input, output })
     }
 
     fn shares_gathers(&self) -> bool {
@@ -281,38 +253,29 @@ impl<B: Backend> Communicator for ProcessGroup<B> {
     }
 
     fn reduce_scatter(&self, label: Label, input: Arc<Buffer>, output: Buffer) -> Work {
-        let call = Call::reduce_scatter(label, &input, &output, self.world_size());
-        self.issue(call, Payload::ReduceScatter { input, output })
+        self.issue(label, Payload::ReduceScatter { input, output })
     }
 
     fn all_reduce(&self, label: Label, buffer: Buffer) -> Work {
-        let call = Call::all_reduce(label, &buffer);
-        self.issue(call, Payload::AllReduce { buffer })
+        self.issue(label, Payload::AllReduce { buffer })
     }
 
     fn broadcast(&self, label: Label, buffer: Buffer, root: usize) -> Work {
-        let call = Call::broadcast(label, &buffer, root, self.world_size());
-        self.issue(call, Payload::Broadcast { buffer, root })
+        self.issue(label, Payload::Broadcast { buffer, root })
     }
 
     fn barrier(&self, label: Label) -> Work {
-        self.issue(Call::barrier(label), Payload::Nothing)
+        self.issue(label, Payload::Nothing)
     }
 
-    fn split_within(
-        &self,
-        name: &str,
-        color: Option<u32>,
-        key: i64,
-        timeout: Duration,
-    ) -> Result<Option<Arc<dyn Communicator>>, CommError> {
+    fn split_within(&self, name: &str, color: Option<u32>, key: i64, timeout: Duration) -> SplitResult {
         let (reply, answer) = mpsc::channel();
         let call = Call::split(Label::new(name, Phase::Init), color, key);
-        self.issue_with(call, Payload::Nothing, Some(reply)).wait(timeout)?;
+        self.issue_call(call, Payload::Nothing, Some(reply)).wait(timeout)?;
         let new_group = answer.try_recv().ok().map(ProcessGroup::start);
         #[cfg(feature = "cuda")]
-        self.split_transport(name, new_group.as_ref(), timeout)?;
-        Ok(new_group.map(|group| Arc::new(group) as Arc<dyn Communicator>))
+        self.split_nccl(name, new_group.as_ref(), timeout)?;
+        Ok(new_group.map(|group| Arc::new(group) as _))
     }
 
     fn abort(&self, reason: &str) {
@@ -324,14 +287,13 @@ impl<B: Backend> Communicator for ProcessGroup<B> {
     }
 
     fn flight(&self) -> Flight {
-        let shared = self.backend.shared();
-        let mut flight = shared.flight(self.backend(), self.backend.node_name());
+        let mut flight = self.backend.identity().shared.flight(self.backend());
         flight.verdict = self.backend.verdict();
         flight
     }
 
     fn recorder(&self) -> &Arc<Recorder> {
-        &self.backend.shared().recorder
+        &self.backend.identity().shared.recorder
     }
 }
 
@@ -344,8 +306,8 @@ impl<B: Backend> fmt::Debug for ProcessGroup<B> {
 impl<B: Backend> Drop for ProcessGroup<B> {
     fn drop(&mut self) {
         #[cfg(feature = "cuda")]
-        if let Some(transport) = self.transport.get() {
-            transport.close();
+        if let Some(nccl) = self.nccl.get() {
+            nccl.close();
         }
         // Leaving comes first: it makes the worker stop waiting for peers. Then the worker runs out of jobs.
         self.backend.leave();

@@ -5,7 +5,7 @@
 
 use crate::call::Call;
 use crate::flight::{Activity, GroupFlight, Pending, Record};
-use crate::label::{Phase, serialize_str};
+use crate::label::{Phase, text};
 use crate::operation::Operation;
 use crate::sync::lock;
 use serde::Serialize;
@@ -27,12 +27,12 @@ pub struct Total {
     /// Kind of operation.
     pub operation: Operation,
     /// Scope of the label.
-    #[serde(rename = "unit", serialize_with = "serialize_str")]
+    #[serde(rename = "unit", with = "text")]
     pub scope: Arc<str>,
     /// Phase of the label.
     pub phase: Phase,
     /// Name of the group.
-    #[serde(serialize_with = "serialize_str")]
+    #[serde(with = "text")]
     pub group: Arc<str>,
     /// Number of calls issued.
     pub calls: u64,
@@ -177,34 +177,25 @@ impl Recorder {
     pub(crate) fn groups(&self) -> Vec<GroupFlight> {
         let now = self.created.elapsed();
         let log = lock(&self.log);
-        let pending = |group: &GroupLog| {
-            let waits = |(sequence, (call, since)): (&u64, &(Call, Duration))| Pending {
-                sequence: *sequence,
-                call: call.clone(),
-                seconds: now.saturating_sub(*since).as_secs_f64(),
-            };
-            group.pending.iter().map(waits).collect()
+        let pending = |(sequence, (call, since)): (&u64, &(Call, Duration))| Pending {
+            sequence: *sequence,
+            call: call.clone(),
+            seconds: now.saturating_sub(*since).as_secs_f64(),
         };
-        log.groups
-            .iter()
-            .map(|group| GroupFlight {
-                name: group.name.to_string(),
-                ranks: group.world_ranks.clone(),
-                issued: group.issued,
-                pending: pending(group),
-            })
-            .collect()
+        let flight = |group: &GroupLog| GroupFlight {
+            name: group.name.to_string(),
+            ranks: group.world_ranks.clone(),
+            issued: group.issued,
+            pending: group.pending.iter().map(pending).collect(),
+        };
+        log.groups.iter().map(flight).collect()
     }
 
-    /// Adds a group that this rank has joined; `world_ranks` are the world ranks of its members.
+    /// Adds a group that this rank has joined; `world_ranks` are those of its ranks.
     pub(crate) fn join(&self, name: &Arc<str>, world_ranks: &[usize]) -> GroupId {
         let mut log = lock(&self.log);
-        log.groups.push(GroupLog {
-            name: Arc::clone(name),
-            world_ranks: world_ranks.to_vec(),
-            issued: 0,
-            pending: BTreeMap::new(),
-        });
+        let (name, world_ranks) = (Arc::clone(name), world_ranks.to_vec());
+        log.groups.push(GroupLog { name, world_ranks, issued: 0, pending: BTreeMap::new() });
         GroupId(log.groups.len() - 1)
     }
 

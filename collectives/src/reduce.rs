@@ -38,22 +38,18 @@ pub(crate) fn sum_into(
     }
     let range = start * size..(start + len) * size;
     let inputs: Vec<&[u8]> = inputs.iter().map(|input| &input.as_bytes()[range.clone()]).collect();
-    sum_bytes(dtype, output.as_bytes_mut(), &inputs).map_err(|NoSum| ArgumentError::NoSum { dtype })
+    sum_bytes(dtype, output.as_bytes_mut(), &inputs)
 }
-
-/// The elements are raw bytes, which cannot be summed.
-#[derive(Debug)]
-pub(crate) struct NoSum;
 
 /// [`sum_into`] on memory that holds elements of `dtype`; all slices have the same length and the
 /// alignment of `dtype`.
-pub(crate) fn sum_bytes(dtype: DType, output: &mut [u8], inputs: &[&[u8]]) -> Result<(), NoSum> {
+pub(crate) fn sum_bytes(dtype: DType, output: &mut [u8], inputs: &[&[u8]]) -> Result<(), ArgumentError> {
     match dtype {
         DType::F64 => sum_as::<f64>(output, inputs, sum_plain),
         DType::F32 => sum_as::<f32>(output, inputs, sum_plain),
         DType::F16 => sum_as::<f16>(output, inputs, sum_half),
         DType::BF16 => sum_as::<bf16>(output, inputs, sum_half),
-        DType::U8 => return Err(NoSum),
+        DType::U8 => return Err(ArgumentError::NoSum { dtype }),
     }
     Ok(())
 }
@@ -71,8 +67,7 @@ fn sum_as<T: Element>(output: &mut [u8], inputs: &[&[u8]], sum: impl Fn(&mut [T]
     sum(bytemuck::cast_slice_mut(output), &inputs);
 }
 
-/// Starts from the first input rather than from zero, so that a sum of negative zeros keeps
-/// its sign.
+/// Starts from the first input rather than from zero, so that a sum of negative zeros keeps its sign.
 fn sum_plain<T: Copy + AddAssign>(output: &mut [T], inputs: &[&[T]]) {
     let Some((first, rest)) = inputs.split_first() else {
         return;
@@ -108,7 +103,8 @@ where
     }
 }
 
-fn add<T: Copy + AddAssign>(sums: &mut [T], values: &[T]) {
+/// `sums += values`.
+pub(crate) fn add<T: Copy + AddAssign>(sums: &mut [T], values: &[T]) {
     for (sum, value) in sums.iter_mut().zip(values) {
         *sum += *value;
     }

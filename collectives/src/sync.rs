@@ -1,9 +1,11 @@
-//! Locking that survives a panic of another thread.
+//! Threads, and locking that survives a panic of another thread.
 //!
 //! Every critical section of this crate leaves its data consistent at each step, so the guard of a poisoned
 //! mutex can be used. The panic itself is reported where it happened.
 
+use std::io;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 /// Locks `mutex`, also if a thread panicked while holding it.
@@ -11,33 +13,61 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Waits for a notification of `condvar`.
-pub(crate) fn wait<'a, T>(condvar: &Condvar, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
-    condvar.wait(guard).unwrap_or_else(PoisonError::into_inner)
+/// Starts a thread with a name.
+pub(crate) fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
+    thread::Builder::new().name(name.to_owned()).spawn(run)
 }
 
-/// Waits until `done` holds or `timeout` has passed, and returns the guard either way.
-///
-/// A timeout beyond what the clock can express means no limit.
-pub(crate) fn wait_until<'a, T>(
-    condvar: &Condvar,
-    mut guard: MutexGuard<'a, T>,
-    timeout: Duration,
-    mut done: impl FnMut(&T) -> bool,
-) -> MutexGuard<'a, T> {
-    let deadline = Instant::now().checked_add(timeout);
-    while !done(&guard) {
-        guard = match deadline {
-            None => wait(condvar, guard),
-            Some(deadline) => {
-                let left = deadline.saturating_duration_since(Instant::now());
-                if left.is_zero() {
-                    break;
-                }
-                let (guard, _) = condvar.wait_timeout(guard, left).unwrap_or_else(PoisonError::into_inner);
-                guard
-            }
-        };
+/// Data behind a lock, and the signal that it has changed.
+#[derive(Debug, Default)]
+pub(crate) struct Monitor<T> {
+    data: Mutex<T>,
+    changed: Condvar,
+}
+
+impl<T> Monitor<T> {
+    pub(crate) fn new(data: T) -> Monitor<T> {
+        Monitor { data: Mutex::new(data), changed: Condvar::new() }
     }
-    guard
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
+        lock(&self.data)
+    }
+
+    /// Changes the data and wakes all threads that wait.
+    pub(crate) fn update<R>(&self, change: impl FnOnce(&mut T) -> R) -> R {
+        let result = change(&mut self.lock());
+        self.notify();
+        result
+    }
+
+    /// Wakes all threads that wait.
+    pub(crate) fn notify(&self) {
+        self.changed.notify_all();
+    }
+
+    /// Waits for the next notification.
+    pub(crate) fn wait<'a>(&self, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
+        self.changed.wait(guard).unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until `done` holds or `timeout` has passed, and returns the guard either way.
+    ///
+    /// A timeout beyond what the clock can express means no limit.
+    pub(crate) fn wait_until<'a>(
+        &self,
+        mut guard: MutexGuard<'a, T>,
+        timeout: Duration,
+        mut done: impl FnMut(&T) -> bool,
+    ) -> MutexGuard<'a, T> {
+        let deadline = Instant::now().checked_add(timeout);
+        while !done(&guard) {
+            let left = deadline.map_or(Duration::MAX, |end| end.saturating_duration_since(Instant::now()));
+            if left.is_zero() {
+                break;
+            }
+            guard = self.changed.wait_timeout(guard, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        guard
+    }
 }

@@ -1,10 +1,12 @@
 //! The handle of an operation in flight.
 
+use crate::backend::GroupControl;
 use crate::buffer::Buffer;
+use crate::call::CallSite;
 use crate::error::CommError;
-use crate::sync::{lock, wait_until};
+use crate::sync::Monitor;
 use std::fmt;
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// How long a timed-out wait gives the backend to release its buffers.
@@ -12,16 +14,11 @@ use std::time::Duration;
 /// The backend stops as soon as it learns of the timeout, so it rarely needs that long.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Fails the group because a wait timed out, and returns the error. Takes the time limit.
-type OnTimeout = Box<dyn FnOnce(Duration) -> CommError + Send + Sync>;
-
 /// An operation in flight, or its result.
 ///
 /// Dropping it does not cancel the operation; it only discards the result.
 #[must_use = "an operation is complete, and its errors are known, only after wait"]
-pub struct Work {
-    state: State,
-}
+pub struct Work(State);
 
 enum State {
     Ready(Result<Buffer, CommError>),
@@ -31,16 +28,21 @@ enum State {
         result: Buffer,
         join: Box<dyn FnOnce() -> Result<(), CommError> + Send + Sync>,
     },
-    Pending {
-        completion: Arc<Completion>,
-        on_timeout: OnTimeout,
-    },
+    Pending(Arc<Pending>),
+}
+
+/// An operation that a worker runs.
+struct Pending {
+    site: CallSite,
+    control: Arc<dyn GroupControl>,
+    /// Where the worker leaves the result.
+    result: Monitor<Option<Result<Buffer, CommError>>>,
 }
 
 impl Work {
     /// Work that is already done.
     pub fn ready(result: Result<Buffer, CommError>) -> Work {
-        Work { state: State::Ready(result) }
+        Work(State::Ready(result))
     }
 
     /// Work that is queued on a GPU. `join` makes GPU work that the calling thread queues later wait for it.
@@ -49,19 +51,13 @@ impl Work {
         result: Buffer,
         join: impl FnOnce() -> Result<(), CommError> + Send + Sync + 'static,
     ) -> Work {
-        Work { state: State::Queued { result, join: Box::new(join) } }
+        Work(State::Queued { result, join: Box::new(join) })
     }
 
-    /// Work that `Completer::complete` finishes.
-    pub(crate) fn pending(
-        abandoned: impl FnOnce() -> CommError + Send + 'static,
-        on_timeout: impl FnOnce(Duration) -> CommError + Send + Sync + 'static,
-    ) -> (Work, Completer) {
-        let completion = Arc::new(Completion::default());
-        let completer =
-            Completer { completion: Arc::clone(&completion), abandoned: Some(Box::new(abandoned)) };
-        let state = State::Pending { completion, on_timeout: Box::new(on_timeout) };
-        (Work { state }, completer)
+    /// Work of the call at `site`, which [`Completer::complete`] finishes.
+    pub(crate) fn pending(site: CallSite, control: Arc<dyn GroupControl>) -> (Work, Completer) {
+        let pending = Arc::new(Pending { site, control, result: Monitor::default() });
+        (Work(State::Pending(Arc::clone(&pending))), Completer(Some(pending)))
     }
 
     /// Waits for the operation and returns the buffer it filled.
@@ -75,28 +71,24 @@ impl Work {
     /// Any [`CommError`]. [`CommError::TimedOut`] fails the whole group on every rank, because nobody can
     /// know what the missing ranks would still do.
     pub fn wait(self, timeout: Duration) -> Result<Buffer, CommError> {
-        match self.state {
+        match self.0 {
             State::Ready(result) => result,
             #[cfg(feature = "cuda")]
             State::Queued { result, join } => join().map(|()| result),
-            State::Pending { completion, on_timeout } => {
-                completion.take(timeout).unwrap_or_else(|| {
-                    let error = on_timeout(timeout);
-                    // The result no longer counts, but the input must be released before return.
-                    let _ = completion.take(RELEASE_TIMEOUT);
-                    Err(error)
-                })
-            }
+            State::Pending(pending) => pending.take(timeout).unwrap_or_else(|| {
+                let error = pending.control.time_out(&pending.site, timeout);
+                // The result no longer counts, but the input must be released before return.
+                let _ = pending.take(RELEASE_TIMEOUT);
+                Err(error)
+            }),
         }
     }
 
     /// Whether [`Work::wait`] would return at once.
     pub fn is_done(&self) -> bool {
-        match &self.state {
-            State::Ready(_) => true,
-            #[cfg(feature = "cuda")]
-            State::Queued { .. } => true,
-            State::Pending { completion, .. } => lock(&completion.result).is_some(),
+        match &self.0 {
+            State::Pending(pending) => pending.result.lock().is_some(),
+            _ => true,
         }
     }
 }
@@ -107,43 +99,29 @@ impl fmt::Debug for Work {
     }
 }
 
-/// Where a worker leaves the result.
-#[derive(Default)]
-struct Completion {
-    result: Mutex<Option<Result<Buffer, CommError>>>,
-    done: Condvar,
-}
-
-impl Completion {
+impl Pending {
     fn take(&self, timeout: Duration) -> Option<Result<Buffer, CommError>> {
-        let result = lock(&self.result);
-        wait_until(&self.done, result, timeout, Option::is_some).take()
-    }
-
-    fn set(&self, result: Result<Buffer, CommError>) {
-        *lock(&self.result) = Some(result);
-        self.done.notify_all();
+        self.result.wait_until(self.result.lock(), timeout, Option::is_some).take()
     }
 }
 
 /// Completes a [`Work`]. If it is dropped before, the work fails, so that nobody waits for ever.
-pub(crate) struct Completer {
-    completion: Arc<Completion>,
-    abandoned: Option<Box<dyn FnOnce() -> CommError + Send>>,
-}
+pub(crate) struct Completer(Option<Arc<Pending>>);
 
 impl Completer {
     /// Hands over the result. All references to the caller's buffers must have been dropped by now.
     pub(crate) fn complete(mut self, result: Result<Buffer, CommError>) {
-        self.abandoned = None;
-        self.completion.set(result);
+        if let Some(pending) = self.0.take() {
+            pending.result.update(|done| *done = Some(result));
+        }
     }
 }
 
 impl Drop for Completer {
     fn drop(&mut self) {
-        if let Some(abandoned) = self.abandoned.take() {
-            self.completion.set(Err(abandoned()));
+        if let Some(pending) = self.0.take() {
+            let error = pending.control.give_up(&pending.site, "its worker stopped");
+            pending.result.update(|done| *done = Some(Err(error)));
         }
     }
 }

@@ -20,7 +20,6 @@ mod backend {
                 max_delay: Duration::from_micros(300),
                 recorder_capacity: settings.recorder_capacity,
                 on_worker_start: settings.on_worker_start,
-                ..LocalOptions::default()
             },
         ))
     }

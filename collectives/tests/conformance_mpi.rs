@@ -24,7 +24,6 @@ mod backend {
         share([mpi.world(MpiOptions {
             recorder_capacity: settings.recorder_capacity,
             on_worker_start: settings.on_worker_start,
-            ..MpiOptions::default()
         })])
     }
 }

@@ -21,7 +21,8 @@ pub enum ShardError {
     Mesh(#[from] MeshError),
     /// Ranks were built from different models, layouts or policies.
     #[error(
-        "ranks {ranks:?} have another model, layout or sharding policy than rank 0: start every rank with the same configuration"
+        "ranks {ranks:?} have another model, layout or sharding policy than rank 0: start every rank with \
+         the same configuration"
     )]
     PlanMismatch {
         /// The ranks that differ.
@@ -43,7 +44,8 @@ pub enum ShardError {
     },
     /// The optimizer cannot change weights that something else still reads.
     #[error(
-        "parameter group `{group}` cannot be updated: a tensor made in this step still holds a view of its weights; drop it before the optimizer step"
+        "parameter group `{group}` cannot be updated: a tensor made in this step still holds a view of its \
+         weights; drop it before the optimizer step"
     )]
     Pinned {
         /// Name of the parameter group.
@@ -51,7 +53,9 @@ pub enum ShardError {
     },
     /// A block that runs again in backward uses a tensor that its gradient would have to reach.
     #[error(
-        "block `{group}` uses a tensor that needs a gradient besides its input and its weights: blocks that run again in backward cannot pass a gradient on to it; make it part of the input, detach it, or set shard.recompute = \"none\""
+        "block `{group}` uses a tensor that needs a gradient besides its input and its weights: blocks \
+         that run again in backward cannot pass a gradient on to it; make it part of the input, detach it, \
+         or set shard.recompute = \"none\""
     )]
     Captured {
         /// Name of the block's parameter group.
@@ -59,7 +63,8 @@ pub enum ShardError {
     },
     /// There is no gradient to be replaced.
     #[error(
-        "`{name}` has no gradient now: there is one from the backward of the last micro-batch to the optimizer step, and none of parameters that are frozen"
+        "`{name}` has no gradient now: there is one from the backward of the last micro-batch to the \
+         optimizer step, and none of parameters that are frozen"
     )]
     NoGradient {
         /// Name of the parameter.

@@ -90,7 +90,8 @@ pub enum MeshError {
     Empty,
     /// A hybrid strategy without the size of its groups.
     #[error(
-        "{strategy} needs shard.shard_size, the number of ranks that share one copy of the model (here: a divisor of {world_size})"
+        "{strategy} needs shard.shard_size, the number of ranks that share one copy of the model (here: a \
+         divisor of {world_size})"
     )]
     MissingShardSize {
         /// The strategy that asked.
@@ -99,7 +100,11 @@ pub enum MeshError {
         world_size: usize,
     },
     /// The groups do not fill the ranks.
-    #[error("shard.shard_size = {shard_size} does not divide the {world_size} ranks: {world_size} / {shard_size} leaves {}; use a divisor of {world_size}", world_size % (*shard_size).max(1))]
+    #[error(
+        "shard.shard_size = {shard_size} does not divide the {world_size} ranks: {world_size} / \
+         {shard_size} leaves {}; use a divisor of {world_size}",
+        world_size % (*shard_size).max(1)
+    )]
     Indivisible {
         /// Ranks in one shard group.
         shard_size: usize,
@@ -108,7 +113,8 @@ pub enum MeshError {
     },
     /// A group size that contradicts the strategy.
     #[error(
-        "shard.shard_size = {shard_size} contradicts {strategy}, which always uses {expected} here: leave shard.shard_size out, or use HYBRID_SHARD"
+        "shard.shard_size = {shard_size} contradicts {strategy}, which always uses {expected} here: leave \
+         shard.shard_size out, or use HYBRID_SHARD"
     )]
     Contradiction {
         /// The strategy.
@@ -120,7 +126,8 @@ pub enum MeshError {
     },
     /// Machines cannot be the groups of a hybrid strategy, because they differ in size.
     #[error(
-        "{strategy} takes one group of shards per machine, but the machines have different numbers of ranks ({}): start as many ranks on each, or set shard.shard_size to a divisor of {}",
+        "{strategy} takes one group of shards per machine, but the machines have different numbers of \
+         ranks ({}): start as many ranks on each, or set shard.shard_size to a divisor of {}",
         list_machines(nodes),
         nodes.len()
     )]
@@ -132,7 +139,8 @@ pub enum MeshError {
     },
     /// Machines cannot be the groups of a hybrid strategy, because their ranks are mixed.
     #[error(
-        "{strategy} takes one group of shards per machine, but the ranks of a machine are not consecutive ({}): number the ranks machine by machine, or set shard.shard_size to a divisor of {}",
+        "{strategy} takes one group of shards per machine, but the ranks of a machine are not consecutive \
+         ({}): number the ranks machine by machine, or set shard.shard_size to a divisor of {}",
         list_machines(nodes),
         nodes.len()
     )]

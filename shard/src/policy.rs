@@ -51,13 +51,14 @@ pub struct Policy {
     pub reshard: Reshard,
     /// What runs again in backward.
     pub recompute: Recompute,
-    /// Dtype of gathered weights and of computation. Masters and moments are always f32.
+    /// Dtype of gathered weights and of computation. Masters and the optimizer's slots are always f32.
     pub compute_dtype: DType,
     /// Dtype in which gradients are summed over ranks. Accumulation is always f32.
     pub reduce_dtype: DType,
-    /// Whether master weights and moments are in the memory of the host although a GPU computes. It
-    /// keeps a copy of this rank's weights in the compute dtype; reduced gradients go to the host during
-    /// backward, which updates (ZeRO-Offload, Ren et al., 2021). Without effect where the host computes.
+    /// Whether master weights and the optimizer's slots are in the memory of the host although a GPU
+    /// computes. It keeps a copy of this rank's weights in the compute dtype; reduced gradients go to the
+    /// host during backward, which updates (ZeRO-Offload, Ren et al., 2021). Without effect where the host
+    /// computes.
     pub offload: bool,
     /// How long to wait for the other ranks in one collective before giving up.
     pub timeout: Duration,

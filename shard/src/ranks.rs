@@ -4,11 +4,12 @@
 //! a pool of its own, and its communication thread and pool are counted as its memory.
 
 use std::any::Any;
+use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
 use std::thread::{Builder, ScopedJoinHandle};
 
-use kiln_collectives::{CommError, Communicator, LocalGroup, LocalOptions};
+use kiln_collectives::{CommError, Communicator, LocalGroup, LocalOptions, WorkerStart};
 
 use crate::error::ShardError;
 use crate::memory;
@@ -55,11 +56,19 @@ pub enum RanksError<E> {
     },
 }
 
-/// What a rank ended with, other than a result.
-enum Failure<E> {
-    Error(E),
-    Panic(String),
-    Spawn(String),
+impl<E: RankError> RanksError<E> {
+    fn is_consequence(&self) -> bool {
+        matches!(self, RanksError::Failed { error, .. } if error.is_consequence())
+    }
+
+    /// What the rank tells the other ranks, which know its number.
+    fn message(&self) -> String {
+        match self {
+            RanksError::Failed { error, .. } => error.to_string(),
+            RanksError::Panicked { message, .. } => format!("panicked: {message}"),
+            RanksError::Spawn { reason, .. } => format!("cannot start its threads: {reason}"),
+        }
+    }
 }
 
 /// Runs `body(communicator)` on `world_size` ranks, each with `threads` compute threads, and
@@ -71,8 +80,7 @@ where
     F: Fn(Arc<dyn Communicator>) -> Result<T, E> + Sync,
 {
     let options = LocalOptions {
-        name: "world".to_owned(),
-        on_worker_start: Some(Arc::new(memory::bind_to_rank)),
+        on_worker_start: Some(WorkerStart::new(memory::bind_to_rank)),
         ..LocalOptions::default()
     };
     run_ranks_on(LocalGroup::with_options(world_size, options), threads, body)
@@ -90,35 +98,12 @@ where
     E: RankError,
     F: Fn(Arc<dyn Communicator>) -> Result<T, E> + Sync,
 {
-    // In the order in which they happened.
-    let failures: Mutex<Vec<(usize, Failure<E>)>> = Mutex::default();
-    let results: Vec<Option<T>> = std::thread::scope(|scope| {
-        let ranks: Vec<_> = communicators
-            .into_iter()
-            .enumerate()
-            .map(|(rank, communicator)| {
-                let (body, failures) = (&body, &failures);
-                let communicator: Arc<dyn Communicator> = Arc::new(communicator);
-                let keep = move |failure| lock(failures).push((rank, failure));
-                let own = communicator.clone();
-                let started =
-                    Builder::new().spawn_scoped(scope, move || live(rank, threads, own, body, keep));
-                started.map_err(|error| fail(Failure::Spawn(error.to_string()), &*communicator, keep))
-            })
-            .collect();
-        ranks.into_iter().map(|rank| rank.ok()?.join().ok().flatten()).collect()
-    });
-    let mut failures = std::mem::take(&mut *lock(&failures));
-    let cause = failures.iter().position(|(_, failure)| !failure.is_consequence()).unwrap_or(0);
-    if failures.is_empty() {
-        return Ok(results.into_iter().flatten().collect());
-    }
-    let (rank, failure) = failures.swap_remove(cause);
-    Err(failure.of_rank(rank))
+    let share = |communicator| Arc::new(communicator) as Arc<dyn Communicator>;
+    run_all(communicators.into_iter().map(share).collect(), threads, body)
 }
 
-/// Runs `body(communicator)` as the one rank of this process, with `threads` compute threads. When
-/// it fails, the other ranks are told, wherever they are.
+/// Runs `body(communicator)` as the one rank of this process, with `threads` compute threads. When it fails,
+/// the other ranks are told, wherever they are.
 pub fn run_rank<T, E, F>(
     communicator: Arc<dyn Communicator>,
     threads: usize,
@@ -129,54 +114,55 @@ where
     E: RankError,
     F: Fn(Arc<dyn Communicator>) -> Result<T, E> + Sync,
 {
-    let rank = communicator.rank();
-    let mut failure = None;
-    // A thread of its own, so that the caller stays bound to the rank it was.
-    let lived = std::thread::scope(|scope| {
-        let own = communicator.clone();
-        let keep = |cause| failure = Some(cause);
-        let started = Builder::new().spawn_scoped(scope, || live(rank, threads, own, &body, keep));
-        started.map(ScopedJoinHandle::join)
-    });
-    match (lived, failure) {
-        (Ok(Ok(Some(result))), _) => Ok(result),
-        (Ok(Ok(None)), Some(failure)) => Err(failure.of_rank(rank)),
-        (Ok(Ok(None)), None) => {
-            unreachable!("invariant: a rank without a result keeps its failure")
-        }
-        (Ok(Err(panic)), _) => Err(RanksError::Panicked { rank, message: panic_message(&*panic) }),
-        (Err(error), _) => {
-            let failure = Failure::Spawn(error.to_string());
-            communicator.abort(&failure.to_string());
-            Err(failure.of_rank(rank))
-        }
+    // On a thread of its own, so that the caller stays bound to the rank it was.
+    match run_all(vec![communicator.clone()], threads, body)?.pop() {
+        Some(result) => Ok(result),
+        None => unreachable!("invariant: a rank without a result has failed"),
     }
 }
 
-/// The life of one rank. If it fails, `keep` gets the cause, and then the other ranks are told, so
-/// that their failures come later.
-fn live<T, E, F>(
-    rank: usize,
+fn run_all<T, E, F>(
+    communicators: Vec<Arc<dyn Communicator>>,
     threads: usize,
-    communicator: Arc<dyn Communicator>,
-    body: &F,
-    keep: impl FnOnce(Failure<E>),
-) -> Option<T>
+    body: F,
+) -> Result<Vec<T>, RanksError<E>>
 where
     T: Send,
     E: RankError,
     F: Fn(Arc<dyn Communicator>) -> Result<T, E> + Sync,
 {
-    compute(rank, threads, communicator.clone(), body)
-        .map_err(|failure| fail(failure, &*communicator, keep))
-        .ok()
-}
-
-/// Gives `keep` the cause for which a rank fails, and then tells the other ranks.
-fn fail<E: RankError>(failure: Failure<E>, communicator: &dyn Communicator, keep: impl FnOnce(Failure<E>)) {
-    let message = failure.to_string();
-    keep(failure);
-    communicator.abort(&message);
+    // In the order in which they happened.
+    let failures: Mutex<Vec<RanksError<E>>> = Mutex::default();
+    // The other ranks are told afterwards, so that their failures come later.
+    let fail = |failure: RanksError<E>, communicator: &dyn Communicator| {
+        let message = failure.message();
+        lock(&failures).push(failure);
+        communicator.abort(&message);
+    };
+    let results: Vec<Option<T>> = std::thread::scope(|scope| {
+        let start = |communicator: Arc<dyn Communicator>| {
+            let (rank, own) = (communicator.rank(), communicator.clone());
+            let (body, fail) = (&body, &fail);
+            let live = move || compute(rank, threads, own.clone(), body).map_err(|error| fail(error, &*own));
+            let started = Builder::new().spawn_scoped(scope, live);
+            let refused = |error: io::Error| RanksError::Spawn { rank, reason: error.to_string() };
+            (rank, started.map_err(|error| fail(refused(error), &*communicator)))
+        };
+        let ranks: Vec<_> = communicators.into_iter().map(start).collect();
+        let join = |(rank, thread): (usize, Result<ScopedJoinHandle<'_, Result<T, ()>>, ()>)| {
+            let panicked = |panic: Box<dyn Any + Send>| {
+                lock(&failures).push(RanksError::Panicked { rank, message: panic_message(&*panic) });
+            };
+            thread.ok()?.join().map_err(panicked).ok()?.ok()
+        };
+        ranks.into_iter().map(join).collect()
+    });
+    let mut failures = std::mem::take(&mut *lock(&failures));
+    if failures.is_empty() {
+        return Ok(results.into_iter().flatten().collect());
+    }
+    let cause = failures.iter().position(|failure| !failure.is_consequence()).unwrap_or(0);
+    Err(failures.swap_remove(cause))
 }
 
 fn compute<T, E, F>(
@@ -184,7 +170,7 @@ fn compute<T, E, F>(
     threads: usize,
     communicator: Arc<dyn Communicator>,
     body: &F,
-) -> Result<T, Failure<E>>
+) -> Result<T, RanksError<E>>
 where
     T: Send,
     E: RankError,
@@ -196,37 +182,13 @@ where
         .thread_name(move |thread| format!("rank{rank}-compute{thread}"))
         .start_handler(move |_| memory::bind_to_rank(rank))
         .build()
-        .map_err(|error| Failure::Spawn(error.to_string()))?;
+        .map_err(|error| RanksError::Spawn { rank, reason: error.to_string() })?;
     pool.install(|| catch_unwind(AssertUnwindSafe(|| body(communicator))))
-        .map_err(|panic| Failure::Panic(panic_message(&*panic)))?
-        .map_err(Failure::Error)
+        .map_err(|panic| RanksError::Panicked { rank, message: panic_message(&*panic) })?
+        .map_err(|error| RanksError::Failed { rank, error })
 }
 
 fn panic_message(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "without a message".to_owned())
-}
-
-impl<E: RankError> Failure<E> {
-    fn is_consequence(&self) -> bool {
-        matches!(self, Failure::Error(error) if error.is_consequence())
-    }
-
-    fn of_rank(self, rank: usize) -> RanksError<E> {
-        match self {
-            Failure::Error(error) => RanksError::Failed { rank, error },
-            Failure::Panic(message) => RanksError::Panicked { rank, message },
-            Failure::Spawn(reason) => RanksError::Spawn { rank, reason },
-        }
-    }
-}
-
-impl<E: std::fmt::Display> std::fmt::Display for Failure<E> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Failure::Error(error) => error.fmt(f),
-            Failure::Panic(message) => write!(f, "panicked: {message}"),
-            Failure::Spawn(reason) => write!(f, "cannot start its threads: {reason}"),
-        }
-    }
 }

@@ -55,7 +55,7 @@ pub(crate) struct ParameterPlace {
     /// Index among the module's groups.
     pub(crate) group: usize,
     /// Index in the group's layout.
-    pub(crate) slot: usize,
+    pub(crate) parameter: usize,
 }
 
 /// Ties the reading of weights to a place on burn's tape: backward runs by depth, and a weight that is
@@ -178,10 +178,9 @@ impl<M: Module + Sync + 'static> ShardedModule<M> {
         (x, token)
     }
 
-    /// The module with its weights in memory. If `token` is on the tape, so are the weights. Unless
-    /// the token is that of [`ShardedModule::enter`], backward is done with the module when it has the
-    /// gradients of the weights that the batch has reached; on a rank where it has reached none, at
-    /// its end.
+    /// The module with its weights in memory. If `token` is on the tape, so are the weights. Unless the token
+    /// is that of [`ShardedModule::enter`], backward is done with the module when it has the gradients of the
+    /// weights that the batch has reached; on a rank where it has reached none, at its end.
     pub fn unshard(&self, token: &OrderToken) -> Unsharded<M> {
         let after = After::Forward { tape: token.is_tracked() };
         if !token.is_tracked() {
@@ -209,7 +208,8 @@ impl<M: Module + Sync + 'static> ShardedModule<M> {
     ) -> BlockOutput {
         // A frozen module before all trained ones has no backward.
         let goes_on = x.is_tracked();
-        let is_trained = x.device().is_autodiff() && self.has_trainable();
+        let is_trained =
+            x.device().is_autodiff() && self.inner.groups.iter().any(|group| group.layout.trainable);
         if !goes_on && !is_trained {
             let after = After::Forward { tape: false };
             return run(&self.materialize(&OrderToken::from_input(&x), after), x);
@@ -240,7 +240,9 @@ impl<M: Module + Sync + 'static> ShardedModule<M> {
                     let module = sharded.materialize(&token, After::Forward { tape: false });
                     let (y, loss) = run(&module, x.clone());
                     if y.is_tracked() || loss.as_ref().is_some_and(Tensor::is_tracked) {
-                        sharded.fail_captured();
+                        let group = sharded.inner.groups.first().map(|group| group.layout.name.clone());
+                        let group = group.unwrap_or_default();
+                        sharded.inner.context.fail(ShardError::Captured { group });
                         return (x, None);
                     }
                     // A captured constant may be one of the tape's device.
@@ -252,18 +254,9 @@ impl<M: Module + Sync + 'static> ShardedModule<M> {
         recompute(x, token.trainable.clone(), body)
     }
 
-    fn fail_captured(&self) {
-        let group = self.inner.groups.first().map(|group| group.layout.name.clone());
-        self.inner.context.fail(ShardError::Captured { group: group.unwrap_or_default() });
-    }
-
-    fn has_trainable(&self) -> bool {
-        self.inner.groups.iter().any(|group| group.layout.trainable)
-    }
-
     /// The place of its first group in the forward order.
     fn position(&self) -> Option<usize> {
-        self.inner.groups.first().map(|group| group.options().position)
+        self.inner.groups.first().map(|group| group.options.position)
     }
 
     fn open_use(&self) {
@@ -295,12 +288,12 @@ struct Weights<'a> {
 
 impl ModuleMapper for Weights<'_> {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let Some(&ParameterPlace { group: index, slot }) = self.places.next() else {
+        let Some(&ParameterPlace { group: at, parameter: index }) = self.places.next() else {
             unreachable!("invariant: a template has the parameters it was made from");
         };
-        let group = self.groups[index].clone();
+        let group = self.groups[at].clone();
         let token = if group.layout.trainable { &self.token.trainable } else { &self.token.frozen };
-        let (direction, from) = (self.token.direction, self.uses[index].clone());
-        Param::initialized(param.id, gather(token, WeightRef { group, slot, direction, from }))
+        let (direction, from) = (self.token.direction, self.uses[at].clone());
+        Param::initialized(param.id, gather(token, WeightRef { group, index, direction, from }))
     }
 }

@@ -1,9 +1,9 @@
 //! Compute threads that stay awake between the kernels of a pass.
 //!
 //! A step on a CPU is thousands of short parallel loops with a little serial work between them. A thread of a
-//! rayon pool goes to sleep after some ten microseconds without work, and to wake it takes longer than many of
-//! these gaps. So the other threads of a rank's pool watch for work as long as parameter groups are used one after
-//! the other, as OpenMP's threads do; soon after the last one they sleep like any others.
+//! rayon pool goes to sleep after some ten microseconds without work, and to wake it takes longer than many
+//! of these gaps. So the other threads of a rank's pool watch for work as long as parameter groups are used
+//! one after the other, as OpenMP's threads do; soon after the last one they sleep like any others.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -2,7 +2,7 @@
 
 use super::witness::{GroupKey, Witness, flight, view};
 use crate::call::Call;
-use crate::flight::{GroupFlight, Record};
+use crate::flight::Record;
 use std::collections::BTreeSet;
 
 /// The operation at the end of the chain of waits.
@@ -29,8 +29,8 @@ impl<'a> Stuck<'a> {
     /// World ranks that are in the operation.
     pub(super) fn waiting(&self, witnesses: &[Witness]) -> Vec<usize> {
         let calls = self.calls(witnesses);
-        let members = self.group.1.iter().zip(calls);
-        members.filter(|(_, call)| call.is_some()).map(|(rank, _)| *rank).collect()
+        let ranks = self.group.1.iter().zip(calls);
+        ranks.filter(|(_, call)| call.is_some()).map(|(rank, _)| *rank).collect()
     }
 
     /// World ranks that answered and have not issued the operation.
@@ -48,7 +48,7 @@ impl<'a> Stuck<'a> {
         records.rev().find(|record| record.sequence == self.sequence && *record.group == *self.group.0)
     }
 
-    /// Seconds since each member has entered the operation; `None` unless that is known of all.
+    /// Seconds since each rank has entered the operation; `None` unless that is known of all.
     fn ages(&self, witnesses: &[Witness]) -> Option<Vec<(usize, f64)>> {
         self.group.1.iter().map(|rank| Some((*rank, self.age(witnesses, *rank)?))).collect()
     }
@@ -80,9 +80,9 @@ impl<'a> Stuck<'a> {
     /// World ranks whose processes did not run for more than half of the time that the first rank has waited,
     /// and the longest of these stalls in seconds.
     pub(super) fn stalled(&self, witnesses: &[Witness]) -> Option<(Vec<usize>, f64)> {
-        let members = || self.group.1.iter().copied();
-        let longest = members().filter_map(|rank| self.age(witnesses, rank)).fold(0.0, f64::max);
-        let stalls = members().filter_map(|rank| {
+        let ranks = || self.group.1.iter().copied();
+        let longest = ranks().filter_map(|rank| self.age(witnesses, rank)).fold(0.0, f64::max);
+        let stalls = ranks().filter_map(|rank| {
             let stall = flight(witnesses, rank)?.stall?;
             let counts = stall.seconds > longest / 2.0 && stall.ago < longest;
             counts.then_some((rank, stall.seconds))
@@ -93,25 +93,27 @@ impl<'a> Stuck<'a> {
 
     /// Such as `#1085 all_gather(block 7)`, with the group unless it is the world.
     pub(super) fn name(&self, witnesses: &[Witness]) -> String {
-        let pending = self.calls(witnesses).into_iter().flatten().next().map(short);
+        let pending = self.calls(witnesses).into_iter().flatten().next();
         let recorded = || self.group.1.iter().find_map(|rank| self.record(witnesses, *rank));
-        let call = pending.or_else(|| recorded().map(recorded_short)).unwrap_or_default();
-        let group = match self.group.0 {
+        let call = pending.map(|call| (call.operation, &call.label));
+        let call = call.or_else(|| recorded().map(|record| (record.operation, &record.label)));
+        let call = call.map(|(operation, label)| format!("{operation}({})", label.scope)).unwrap_or_default();
+        format!("#{} {call}{}", self.sequence, self.group_suffix())
+    }
+
+    /// Such as ` of group "shard"`; nothing for the world.
+    pub(super) fn group_suffix(&self) -> String {
+        match self.group.0 {
             "world" => String::new(),
             name => format!(" of group \"{name}\""),
-        };
-        format!("#{} {call}{group}", self.sequence)
+        }
     }
 }
 
 /// The operation at the end of the chain that begins with the oldest wait.
 pub(super) fn find_stuck(witnesses: &[Witness]) -> Option<Stuck<'_>> {
-    let mut heads: Vec<(f64, Stuck<'_>)> = Vec::new();
-    for rank in 0..witnesses.len() {
-        heads.extend(heads_of(witnesses, rank));
-    }
-    heads.sort_by(|a, b| b.0.total_cmp(&a.0));
-    Some(follow(witnesses, heads.first()?.1))
+    let heads = (0..witnesses.len()).flat_map(|rank| heads_of(witnesses, rank));
+    Some(follow(witnesses, oldest_first(heads).next()?))
 }
 
 /// Follows the waits from `current` to an operation whose missing ranks wait nowhere else.
@@ -125,9 +127,7 @@ pub(super) fn follow<'a>(witnesses: &'a [Witness], mut current: Stuck<'a>) -> St
             return current;
         }
         let elsewhere = current.missing(witnesses).into_iter().find_map(|rank| {
-            let mut heads = heads_of(witnesses, rank);
-            heads.sort_by(|a, b| b.0.total_cmp(&a.0));
-            heads.into_iter().map(|(_, stuck)| stuck).find(|stuck| stuck.group != current.group)
+            oldest_first(heads_of(witnesses, rank)).find(|stuck| stuck.group != current.group)
         });
         match elsewhere {
             Some(next) => current = next,
@@ -137,29 +137,21 @@ pub(super) fn follow<'a>(witnesses: &'a [Witness], mut current: Stuck<'a>) -> St
 }
 
 /// The first pending operation of each group of a rank, with the seconds it has been waiting.
-fn heads_of(witnesses: &[Witness], rank: usize) -> Vec<(f64, Stuck<'_>)> {
+fn heads_of(witnesses: &[Witness], rank: usize) -> impl Iterator<Item = (f64, Stuck<'_>)> {
     let groups = flight(witnesses, rank).map_or(&[][..], |flight| &flight.groups);
-    let head = |group: &'_ GroupFlight| group.pending.first().map(|p| (p.seconds, p.sequence));
-    groups
-        .iter()
-        .filter_map(|group| {
-            let (seconds, sequence) = head(group)?;
-            Some((seconds, Stuck { group: (&group.name, &group.ranks), sequence }))
-        })
-        .collect()
+    groups.iter().filter_map(|group| {
+        let first = group.pending.first()?;
+        Some((first.seconds, Stuck { group: (&group.name, &group.ranks), sequence: first.sequence }))
+    })
+}
+
+fn oldest_first<'a>(heads: impl Iterator<Item = (f64, Stuck<'a>)>) -> impl Iterator<Item = Stuck<'a>> {
+    let mut heads: Vec<_> = heads.collect();
+    heads.sort_by(|a, b| b.0.total_cmp(&a.0));
+    heads.into_iter().map(|(_, stuck)| stuck)
 }
 
 fn first_pending(witnesses: &[Witness], group: GroupKey<'_>) -> Option<u64> {
     let of_rank = |rank: &usize| Some(view(witnesses, *rank, group)?.pending.first()?.sequence);
     group.1.iter().filter_map(of_rank).min()
-}
-
-/// Such as `all_gather(block 7)`.
-fn short(call: &Call) -> String {
-    format!("{}({})", call.operation, call.label.scope)
-}
-
-/// As [`short`], of an operation that is no longer pending.
-fn recorded_short(record: &Record) -> String {
-    format!("{}({})", record.operation, record.label.scope)
 }

@@ -5,10 +5,12 @@ use crate::dtype::DType;
 use crate::flight::Record;
 use crate::flight::{Activity, GroupFlight, Pending, Stall};
 use crate::label::{Label, Phase};
+use crate::payload::Payload;
 
-fn gather(unit: &str) -> Call {
+fn gather(scope: &str) -> Call {
     let buffer = |len| crate::Buffer::zeros(DType::F32, len);
-    Call::all_gather(Label::new(unit, Phase::Forward), &buffer(1), &buffer(4), 4)
+    let payload = Payload::AllGather { input: buffer(1).into(), output: buffer(4) };
+    payload.call(Label::new(scope, Phase::Forward), 4)
 }
 
 /// A rank whose groups have each issued so much and wait in the last, if it says so.

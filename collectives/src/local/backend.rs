@@ -4,27 +4,53 @@ use super::delay::Delay;
 #[cfg(feature = "cube")]
 use super::device;
 use super::group::{Group, Membership};
-use super::options::LocalOptions;
-use super::transfer::{Exchange, Transfer};
-use super::world::{self, World};
-use crate::backend::{Backend, Payload, RankShared};
+use super::transfer::{Exchange, divide};
+use super::world::{BACKEND, World};
+use crate::backend::{Backend, GroupControl, GroupRank, RankShared, WorkerStart};
 use crate::buffer::Buffer;
 #[cfg(feature = "cube")]
 use crate::call::ArgumentError;
 use crate::call::{Call, CallSite};
 use crate::error::CommError;
+use crate::payload::Payload;
 use crate::process_group::ProcessGroup;
-use crate::recorder::Recorder;
+use crate::recorder::DEFAULT_CAPACITY;
 use crate::verdict::Verdict;
 use std::sync::Arc;
 use std::time::Duration;
+
+/// Settings of a [`LocalGroup`].
+#[derive(Clone, Debug)]
+pub struct LocalOptions {
+    /// Seed of random delays before and during each operation, for tests that nothing depends on timing.
+    /// Default none: no delays.
+    pub random_delay_seed: Option<u64>,
+    /// Upper limit of one random delay. Default 1 ms.
+    pub max_delay: Duration,
+    /// Number of records that each rank keeps. Default [`DEFAULT_CAPACITY`].
+    pub recorder_capacity: usize,
+    /// Called with the world rank first thing on each worker thread, also on those of groups split off later.
+    /// Lets memory accounting bind threads to ranks. Default nothing.
+    pub on_worker_start: Option<WorkerStart>,
+}
+
+impl Default for LocalOptions {
+    fn default() -> LocalOptions {
+        LocalOptions {
+            random_delay_seed: None,
+            max_delay: Duration::from_millis(1),
+            recorder_capacity: DEFAULT_CAPACITY,
+            on_worker_start: None,
+        }
+    }
+}
 
 /// Makes worlds whose ranks are threads of this process.
 #[derive(Debug)]
 pub struct LocalGroup;
 
 impl LocalGroup {
-    /// Makes a world of `world_size` ranks, one communicator each, in rank order.
+    /// Makes a world of `world_size` ranks named `"world"`, one communicator each, in rank order.
     #[allow(clippy::new_ret_no_self)] // A group is its ranks.
     pub fn new(world_size: usize) -> Vec<LocalCommunicator> {
         LocalGroup::with_options(world_size, LocalOptions::default())
@@ -32,27 +58,15 @@ impl LocalGroup {
 
     /// Makes a world with `options`.
     pub fn with_options(world_size: usize, options: LocalOptions) -> Vec<LocalCommunicator> {
-        let ranks: Vec<Arc<RankShared>> = (0..world_size)
-            .map(|world_rank| {
-                Arc::new(RankShared {
-                    world_rank,
-                    world_size,
-                    recorder: Arc::new(Recorder::new(options.recorder_capacity)),
-                    on_worker_start: options.on_worker_start.clone(),
-                })
-            })
-            .collect();
-        let world = Arc::new(World::new(ranks.clone()));
-        let group = Group::new(options.name.into(), (0..world_size).collect(), &world);
+        let shared = |rank| {
+            let on_worker_start = options.on_worker_start.clone();
+            RankShared::new(rank, world_size, "this process", options.recorder_capacity, on_worker_start)
+        };
         let delay = options.random_delay_seed.map(|seed| Delay { seed, max: options.max_delay });
-        ranks
-            .into_iter()
-            .enumerate()
-            .map(|(rank, shared)| {
-                let membership = Membership { group: Arc::clone(&group), rank };
-                ProcessGroup::start(LocalBackend { membership, shared, delay: delay.clone() })
-            })
-            .collect()
+        let world = Arc::new(World::new((0..world_size).map(shared).collect(), delay));
+        let group = Group::new("world".into(), (0..world_size).collect(), &world);
+        let membership = |rank| Membership { group: Arc::clone(&group), rank };
+        (0..world_size).map(|rank| ProcessGroup::start(LocalBackend::new(membership(rank)))).collect()
     }
 }
 
@@ -65,46 +79,56 @@ pub type LocalCommunicator = ProcessGroup<LocalBackend>;
 /// The backend of one rank of a group of threads.
 pub struct LocalBackend {
     membership: Membership,
-    shared: Arc<RankShared>,
-    delay: Option<Delay>,
+    identity: GroupRank,
 }
 
 impl LocalBackend {
+    fn new(membership: Membership) -> LocalBackend {
+        let Membership { group, rank } = &membership;
+        let shared = Arc::clone(&group.world.ranks[group.world_ranks[*rank]]);
+        let (name, world_ranks) = (Arc::clone(&group.name), group.world_ranks.clone());
+        LocalBackend { identity: GroupRank { name, rank: *rank, world_ranks, shared }, membership }
+    }
+
     fn group(&self) -> &Group {
         &self.membership.group
     }
 }
 
+impl GroupControl for LocalBackend {
+    fn identity(&self) -> &GroupRank {
+        &self.identity
+    }
+
+    fn cause(&self, site: &CallSite) -> Option<CommError> {
+        self.group().cause(site)
+    }
+
+    fn give_up(&self, site: &CallSite, reason: &str) -> CommError {
+        let by = self.identity.abort(reason);
+        self.group().fail(by.clone());
+        self.cause(site).unwrap_or_else(|| CommError::Aborted { site: site.clone(), by })
+    }
+
+    fn time_out(&self, site: &CallSite, waited: Duration) -> CommError {
+        self.group().time_out(site, waited)
+    }
+
+    fn abort(&self, reason: &str) {
+        self.group().world.abort(self.identity.abort(reason));
+    }
+}
+
 impl Backend for LocalBackend {
-    const NAME: &'static str = world::BACKEND;
+    const NAME: &'static str = BACKEND;
     const SHARES_GATHERS: bool = true;
-
-    fn name(&self) -> &Arc<str> {
-        &self.membership.group.name
-    }
-
-    fn world_ranks(&self) -> &[usize] {
-        &self.membership.group.world_ranks
-    }
-
-    fn rank(&self) -> usize {
-        self.membership.rank
-    }
-
-    fn shared(&self) -> &Arc<RankShared> {
-        &self.shared
-    }
 
     fn nodes(&self) -> Vec<usize> {
         vec![0; self.group().world_size()]
     }
 
-    fn node_name(&self) -> String {
-        "this process".into()
-    }
-
     fn issued(&self, site: &CallSite, _: &Call) {
-        self.group().issued(self.membership.rank, site.sequence);
+        self.group().issued(site.rank, site.sequence);
     }
 
     #[cfg(feature = "cube")]
@@ -119,18 +143,18 @@ impl Backend for LocalBackend {
     }
 
     fn execute(&self, site: &CallSite, call: Call, payload: Payload) -> Result<Buffer, CommError> {
-        let exchange = Exchange { group: self.group(), delay: self.delay.as_ref(), site };
+        let exchange = Exchange { group: self.group(), site };
         exchange.delay_entry();
-        let (input, transfer) = Transfer::prepare(payload, site.rank);
+        let (deposit, target) = divide(payload, site.rank);
         // A deposit must have been written before the peers read it.
         #[cfg(feature = "cube")]
-        if let Some(memory) = input.as_ref().and_then(|input| input.device())
+        if let Some(memory) = deposit.as_ref().and_then(|deposit| deposit.device())
             && let Err(reason) = device::synchronize(memory)
         {
             return Err(self.give_up(site, &format!("its GPU failed: {reason}")));
         }
-        self.group().enter(site, call, input)?;
-        let result = transfer.run(&exchange);
+        self.group().enter(site, call, deposit)?;
+        let result = exchange.run(target);
         if let Err(error) = &result {
             // Arguments were checked, so this is a bug here; the peers must not wait for this rank.
             self.crash(&error.to_string());
@@ -140,33 +164,15 @@ impl Backend for LocalBackend {
     }
 
     fn split(&self, site: &CallSite, call: Call) -> Result<Option<LocalBackend>, CommError> {
-        Exchange { group: self.group(), delay: self.delay.as_ref(), site }.delay_entry();
+        Exchange { group: self.group(), site }.delay_entry();
         self.group().enter(site, call, None)?;
         let membership = self.group().take_membership(site);
         self.group().close(site);
-        let (shared, delay) = (Arc::clone(&self.shared), self.delay.clone());
-        Ok(membership.map(|membership| LocalBackend { membership, shared, delay }))
-    }
-
-    fn give_up(&self, site: &CallSite, reason: &str) -> CommError {
-        self.group().give_up(site, reason)
-    }
-
-    fn time_out(&self, site: &CallSite, waited: Duration) -> CommError {
-        self.group().time_out(site, waited)
+        Ok(membership.map(LocalBackend::new))
     }
 
     fn crash(&self, reason: &str) {
-        self.group().crash(self.membership.rank, reason);
-    }
-
-    fn cause(&self, site: &CallSite) -> Option<CommError> {
-        self.group().cause(site)
-    }
-
-    fn abort(&self, reason: &str) {
-        let group = self.group();
-        group.world.abort(group.abort_by(self.membership.rank, reason));
+        self.group().crash(self.identity.rank, reason);
     }
 
     fn leave(&self) {

@@ -34,7 +34,7 @@ pub(super) fn synchronize(memory: &DeviceMemory) -> Result<(), String> {
 }
 
 /// Writes `inputs` one after another into `output`. Returns when the copy is complete.
-pub(super) fn copy_slots(output: &DeviceMemory, inputs: &[Arc<Buffer>]) -> Result<(), String> {
+pub(super) fn copy_chunks(output: &DeviceMemory, inputs: &[Arc<Buffer>]) -> Result<(), String> {
     let mut at = 0;
     for (input, handle) in inputs.iter().zip(handles(output, inputs)?) {
         let bytes = input.size_in_bytes();

@@ -1,12 +1,10 @@
 //! A group of threads: how its ranks enter an operation, exchange buffers and leave it.
 
-use super::slot::{Decision, Deposits, Slot};
-use super::state::{Failure, GroupState, State};
-use super::world::World;
+use super::state::{Deposits, Operation, State};
+use super::world::{GroupState, World};
 use crate::buffer::Buffer;
-use crate::call::{Call, CallSite, calls_agree, partition};
-use crate::error::{Abort, CommError};
-use crate::operation::Operation;
+use crate::call::{Call, CallSite, agree};
+use crate::error::{Abort, Cause, CommError};
 use crate::sync::lock;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -25,7 +23,7 @@ pub(super) struct Group {
 
 impl Group {
     pub(super) fn new(name: Arc<str>, world_ranks: Vec<usize>, world: &Arc<World>) -> Arc<Group> {
-        let state = Arc::new(GroupState::new(world_ranks.len()));
+        let state = Arc::new(GroupState::new(State::new(world_ranks.len())));
         world.add(&state);
         let (world, memberships) = (Arc::clone(world), Mutex::default());
         Arc::new(Group { name, world_ranks, world, state, memberships })
@@ -37,32 +35,21 @@ impl Group {
 
     /// An abort caused by `rank`.
     pub(super) fn abort_by(&self, rank: usize, reason: &str) -> Abort {
-        Abort {
-            origin: Arc::clone(&self.name),
-            rank,
-            world_rank: self.world_ranks[rank],
-            reason: Arc::from(reason),
-        }
+        let (group, reason) = (Arc::clone(&self.name), Arc::from(reason));
+        Abort { group, rank, world_rank: self.world_ranks[rank], reason }
     }
 
     /// Fails operations that not all ranks have entered. The first cause wins, except that an abort of the
     /// world goes before its consequences: ranks that know of it leave their groups before it has reached
     /// the others.
     pub(super) fn fail(&self, abort: Abort) {
-        self.state.fail(self.world.aborted().unwrap_or(abort));
-    }
-
-    /// Fails the group on behalf of the caller at `site`, unless it has failed already; returns
-    /// the cause.
-    pub(super) fn give_up(&self, site: &CallSite, reason: &str) -> CommError {
-        self.fail(self.abort_by(site.rank, reason));
-        self.cause(site).unwrap_or_else(|| self.abort_by(site.rank, reason).error(site))
+        let abort = self.world.aborted().unwrap_or(abort);
+        self.state.update(|state| state.fail(abort));
     }
 
     /// Why no further operation can start.
     pub(super) fn cause(&self, site: &CallSite) -> Option<CommError> {
-        let state = self.state.lock();
-        state.failure.as_ref().map(|failure| failure.error(site))
+        self.state.lock().failure.as_ref().map(|failure| failure.error(site, None))
     }
 
     /// Notes that the worker of `rank` has stopped, perhaps in the middle of an operation.
@@ -81,69 +68,53 @@ impl Group {
         if let Some(abort) = self.world.aborted() {
             self.fail(abort);
         }
-        let mut state = self.state.lock();
-        let missing = (0..self.world_size()).filter(|rank| state.issued[*rank] <= site.sequence).collect();
-        let verdict = self.world.diagnose(&self.name, &self.world_ranks, site.sequence);
-        let error = CommError::TimedOut {
-            operation: site.operation,
-            sequence: site.sequence,
-            label: site.label.clone(),
-            group: Arc::clone(&self.name),
-            rank: site.rank,
-            waited,
-            missing,
-            verdict: Box::new(verdict),
-        };
-        let cause = state.failure.get_or_insert(Failure::Error(error));
-        let error = cause.error(site);
-        drop(state);
-        self.state.notify();
-        error
+        self.state.update(|state| {
+            let missing =
+                (0..self.world_size()).filter(|rank| state.issued[*rank] <= site.sequence).collect();
+            let verdict = Box::new(self.world.diagnose(&self.name, &self.world_ranks, site.sequence));
+            let error = CommError::TimedOut { site: site.clone(), waited, missing, verdict };
+            state.failure.get_or_insert(Cause::Error(error)).error(site, None)
+        })
     }
 
     /// Sleeps for `time`, or until the group fails.
     pub(super) fn sleep(&self, time: Duration) {
-        self.state.sleep(time);
+        drop(self.state.wait_until(self.state.lock(), time, |state| state.failure.is_some()));
     }
 
     /// First round: posts this rank's call and input, and waits until all ranks have.
     ///
-    /// After `Ok`, all ranks are in and the caller must go through all rounds up to
-    /// [`Group::close`], or call [`Group::crash`].
+    /// After `Ok`, all ranks are in and the caller must go through all rounds up to [`Group::close`], or call
+    /// [`Group::crash`].
     pub(super) fn enter(
         &self,
         site: &CallSite,
         call: Call,
         input: Option<Arc<Buffer>>,
     ) -> Result<(), CommError> {
-        let (rank, sequence) = (site.rank, site.sequence);
-        let problem = call.problem;
+        let (rank, sequence, problem) = (site.rank, site.sequence, call.problem);
         let mut state = self.state.lock();
         if let Some(failure) = &state.failure {
-            return Err(failure.error(site));
+            return Err(failure.error(site, None));
         }
-        let slot = state.slots.entry(sequence).or_insert_with(|| Slot::new(self.world_size()));
-        slot.calls[rank] = Some(call);
-        slot.deposits[0][rank] = input;
-        slot.arrivals += 1;
-        if slot.arrivals == self.world_size() {
+        let operation = state.operations.entry(sequence).or_insert_with(|| Operation::new(self.world_size()));
+        operation.calls[rank] = Some(call);
+        operation.deposits[0][rank] = input;
+        operation.arrivals += 1;
+        if operation.arrivals == self.world_size() {
             self.decide(&mut state, sequence);
             self.state.notify();
         }
         loop {
-            let decision = state.slots.get(&sequence).and_then(|slot| slot.decision);
-            // A decision goes before a failure: all ranks must act on it, even if the group has failed
-            // since. An operation without a decision can no longer start after a failure.
-            if decision == Some(Decision::Run) {
+            // An operation that runs goes before a failure: all ranks must take part in it, even if the group
+            // has failed since. One that does not run yet can no longer start after a failure.
+            if state.operations.get(&sequence).is_some_and(|operation| operation.runs) {
                 return Ok(());
             }
             if let Some(failure) = &state.failure {
-                let error = match problem {
-                    Some(problem) if decision.is_some() => CommError::invalid(site, problem),
-                    _ => failure.error(site),
-                };
-                if let Some(slot) = state.slots.get_mut(&sequence) {
-                    slot.deposits[0][rank] = None;
+                let error = failure.error(site, problem);
+                if let Some(operation) = state.operations.get_mut(&sequence) {
+                    operation.deposits[0][rank] = None;
                 }
                 return Err(error);
             }
@@ -153,33 +124,26 @@ impl Group {
 
     /// Compares the calls of all ranks. Only ever called on a group that has not failed.
     fn decide(&self, state: &mut State, sequence: u64) {
-        let Some(slot) = state.slots.get_mut(&sequence) else {
+        let Some(operation) = state.operations.get_mut(&sequence) else { return };
+        let calls: Vec<Call> = operation.calls.iter().flatten().cloned().collect();
+        let Some(groups) = agree(&calls) else {
+            let (group, calls) = (Arc::clone(&self.name), calls.into_iter().map(Some).collect());
+            state.failure = Some(Cause::Error(CommError::Mismatch { group, sequence, calls }));
             return;
         };
-        let calls = slot.known_calls();
-        if !calls_agree(&calls) {
-            slot.decision = Some(Decision::Refuse);
-            state.failure = Some(Failure::Error(CommError::Mismatch {
-                group: Arc::clone(&self.name),
-                sequence,
-                calls: calls.into_iter().map(Some).collect(),
-            }));
+        operation.runs = true;
+        if groups.is_empty() {
             return;
         }
-        if calls[0].operation == Operation::Split {
-            let mut memberships: Vec<Option<Membership>> = calls.iter().map(|_| None).collect();
-            for ranks in partition(&calls).into_values() {
-                let name = Arc::clone(&calls[ranks[0]].label.scope);
-                let world_ranks = ranks.iter().map(|rank| self.world_ranks[*rank]).collect();
-                let group = Group::new(name, world_ranks, &self.world);
-                for (new_rank, old_rank) in ranks.into_iter().enumerate() {
-                    let group = Arc::clone(&group);
-                    memberships[old_rank] = Some(Membership { group, rank: new_rank });
-                }
+        let mut memberships: Vec<Option<Membership>> = calls.iter().map(|_| None).collect();
+        for (name, ranks) in groups {
+            let world_ranks = ranks.iter().map(|rank| self.world_ranks[*rank]).collect();
+            let group = Group::new(name, world_ranks, &self.world);
+            for (rank, old_rank) in ranks.into_iter().enumerate() {
+                memberships[old_rank] = Some(Membership { group: Arc::clone(&group), rank });
             }
-            lock(&self.memberships).insert(sequence, memberships);
         }
-        slot.decision = Some(Decision::Run);
+        lock(&self.memberships).insert(sequence, memberships);
     }
 
     /// Later rounds: posts a buffer and waits until all ranks have arrived at `round`.
@@ -193,25 +157,22 @@ impl Group {
         deposit: Option<Arc<Buffer>>,
     ) -> Result<(), CommError> {
         let mut state = self.state.lock();
-        if let Some(slot) = state.slots.get_mut(&site.sequence) {
+        if let Some(operation) = state.operations.get_mut(&site.sequence) {
             if let Some(deposit) = deposit {
-                slot.deposits[round][site.rank] = Some(deposit);
+                operation.deposits[round][site.rank] = Some(deposit);
             }
-            slot.arrivals += 1;
+            operation.arrivals += 1;
         }
         let needed = (round + 1) * self.world_size();
-        let arrived = |state: &State| {
-            let slot = state.slots.get(&site.sequence);
-            slot.is_none_or(|slot| slot.arrivals >= needed)
-        };
         self.state.notify();
         loop {
-            if arrived(&state) {
+            let operation = state.operations.get(&site.sequence);
+            if operation.is_none_or(|operation| operation.arrivals >= needed) {
                 return Ok(());
             }
             if let Some(rank) = state.crashed {
-                let abort = self.abort_by(rank, "its worker stopped during the operation");
-                return Err(abort.error(site));
+                let by = self.abort_by(rank, "its worker stopped during the operation");
+                return Err(CommError::Aborted { site: site.clone(), by });
             }
             state = self.state.wait(state);
         }
@@ -220,15 +181,15 @@ impl Group {
     /// The buffers deposited in `round`, in rank order. Drop them before the next round.
     pub(super) fn deposits(&self, site: &CallSite, round: usize) -> Vec<Arc<Buffer>> {
         let state = self.state.lock();
-        let slot = state.slots.get(&site.sequence);
-        let deposits = slot.map_or(&[][..], |slot| &slot.deposits[round]);
+        let operation = state.operations.get(&site.sequence);
+        let deposits = operation.map_or(&[][..], |operation| &operation.deposits[round]);
         deposits.iter().flatten().cloned().collect()
     }
 
     /// Takes back what this rank deposited in `round`. Unique once a later round is complete.
     pub(super) fn take_back(&self, site: &CallSite, round: usize) -> Option<Arc<Buffer>> {
         let mut state = self.state.lock();
-        let deposits: &mut Deposits = &mut state.slots.get_mut(&site.sequence)?.deposits[round];
+        let deposits: &mut Deposits = &mut state.operations.get_mut(&site.sequence)?.deposits[round];
         deposits[site.rank].take()
     }
 
@@ -241,11 +202,11 @@ impl Group {
     /// that it has made for all stays until all have left.
     pub(super) fn close(&self, site: &CallSite) {
         let mut state = self.state.lock();
-        if let Some(slot) = state.slots.get_mut(&site.sequence) {
-            slot.deposits[0][site.rank] = None;
-            slot.closed += 1;
-            if slot.closed == self.world_size() {
-                state.slots.remove(&site.sequence);
+        if let Some(operation) = state.operations.get_mut(&site.sequence) {
+            operation.deposits[0][site.rank] = None;
+            operation.closed += 1;
+            if operation.closed == self.world_size() {
+                state.operations.remove(&site.sequence);
                 lock(&self.memberships).remove(&site.sequence);
             }
         }
@@ -276,6 +237,7 @@ impl Drop for Membership {
 mod tests {
     use super::*;
     use crate::label::{Label, Phase};
+    use crate::operation::Operation;
     use std::thread;
 
     #[test]
@@ -299,7 +261,7 @@ mod tests {
             group.crash(1, "its worker panicked");
             peer.join().unwrap()
         });
-        assert!(matches!(error, CommError::Aborted { rank: 1, .. }));
+        assert!(matches!(&error, CommError::Aborted { by, .. } if by.rank == 1));
         assert!(error.to_string().contains("its worker stopped"), "{error}");
     }
 }

@@ -9,13 +9,10 @@ mod delay;
 #[cfg(feature = "cube")]
 mod device;
 mod group;
-mod options;
-mod slot;
 mod state;
 mod transfer;
 mod world;
 
 #[cfg(feature = "cuda")]
 pub use backend::LocalBackend;
-pub use backend::{LocalCommunicator, LocalGroup};
-pub use options::LocalOptions;
+pub use backend::{LocalCommunicator, LocalGroup, LocalOptions};

@@ -1,73 +1,60 @@
 //! The state that the ranks of a group lock and wait on.
 
-use super::slot::Slot;
-use crate::call::CallSite;
-use crate::error::{Abort, CommError};
-use crate::sync;
+use crate::buffer::Buffer;
+use crate::call::Call;
+use crate::error::{Abort, Cause};
 use std::collections::BTreeMap;
-use std::sync::{Condvar, Mutex, MutexGuard};
-use std::time::Duration;
+use std::sync::Arc;
 
-/// What the ranks of a group share: a lock around [`State`], and the signal that it has changed.
-pub(super) struct GroupState {
-    state: Mutex<State>,
-    changed: Condvar,
-}
-
+/// What the ranks of a group share.
 pub(super) struct State {
     /// Operations that some ranks have entered and not all have left; at most two.
-    pub(super) slots: BTreeMap<u64, Slot>,
+    pub(super) operations: BTreeMap<u64, Operation>,
     /// Number of operations that each rank has issued.
     pub(super) issued: Vec<u64>,
     /// Why no further operation can start.
-    pub(super) failure: Option<Failure>,
+    pub(super) failure: Option<Cause>,
     /// A rank whose worker stopped in the middle of an operation.
     pub(super) crashed: Option<usize>,
 }
 
-/// Why a group can no longer be used.
-pub(super) enum Failure {
-    Abort(Abort),
-    Error(CommError),
-}
-
-impl Failure {
-    pub(super) fn error(&self, site: &CallSite) -> CommError {
-        match self {
-            Failure::Abort(abort) => abort.error(site),
-            Failure::Error(error) => error.clone(),
-        }
-    }
-}
-
-impl GroupState {
-    pub(super) fn new(world_size: usize) -> GroupState {
-        let state =
-            State { slots: BTreeMap::new(), issued: vec![0; world_size], failure: None, crashed: None };
-        GroupState { state: Mutex::new(state), changed: Condvar::new() }
-    }
-
-    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
-        sync::lock(&self.state)
-    }
-
-    /// Waits for the next [`GroupState::notify`].
-    pub(super) fn wait<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
-        sync::wait(&self.changed, state)
-    }
-
-    pub(super) fn notify(&self) {
-        self.changed.notify_all();
-    }
-
-    /// Sleeps for `time`, or until the group fails.
-    pub(super) fn sleep(&self, time: Duration) {
-        drop(sync::wait_until(&self.changed, self.lock(), time, |state| state.failure.is_some()));
+impl State {
+    pub(super) fn new(world_size: usize) -> State {
+        State { operations: BTreeMap::new(), issued: vec![0; world_size], failure: None, crashed: None }
     }
 
     /// Fails operations that not all ranks have entered. The first cause wins.
-    pub(super) fn fail(&self, abort: Abort) {
-        self.lock().failure.get_or_insert(Failure::Abort(abort));
-        self.notify();
+    pub(super) fn fail(&mut self, abort: Abort) {
+        self.failure.get_or_insert(Cause::Abort(abort));
+    }
+}
+
+/// Buffers that ranks let each other read in one round of an operation, by rank.
+pub(super) type Deposits = Vec<Option<Arc<Buffer>>>;
+
+/// One operation of a group, while its ranks take part in it.
+///
+/// It runs in rounds. In each round, every rank may deposit a buffer for the others to read, and no rank goes
+/// on before all have arrived. A rank that arrives at a round has stopped reading the deposits of the round
+/// before, so their owners may take them back.
+pub(super) struct Operation {
+    /// The call of each rank, once it has entered.
+    pub(super) calls: Vec<Option<Call>>,
+    /// Deposits of the first round (inputs) and of the second (partial results).
+    pub(super) deposits: [Deposits; 2],
+    /// All ranks have entered, and their calls agree. This never changes back, so that all ranks act alike
+    /// whatever happens meanwhile.
+    pub(super) runs: bool,
+    /// Arrivals so far, over all ranks and rounds. No rank is ever a round ahead, so round `k` is complete
+    /// when this reaches `(k + 1) * world size`.
+    pub(super) arrivals: usize,
+    /// Number of ranks that have left the operation.
+    pub(super) closed: usize,
+}
+
+impl Operation {
+    pub(super) fn new(world_size: usize) -> Operation {
+        let deposits = [vec![None; world_size], vec![None; world_size]];
+        Operation { calls: vec![None; world_size], deposits, runs: false, arrivals: 0, closed: 0 }
     }
 }

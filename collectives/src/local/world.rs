@@ -1,21 +1,27 @@
 //! The world that the groups of threads descend from. An abort reaches all its groups.
 
-use super::state::GroupState;
+use super::delay::Delay;
+use super::state;
 use crate::backend::RankShared;
 use crate::diagnosis::Witness;
 use crate::error::Abort;
-use crate::sync::lock;
+use crate::sync::{Monitor, lock};
 use crate::verdict::Verdict;
 use std::sync::{Arc, Mutex, Weak};
 
 /// Name of the backend.
 pub(super) const BACKEND: &str = "local";
 
+/// The state of a group, which its ranks wait on.
+pub(super) type GroupState = Monitor<state::State>;
+
 /// What all groups of one world share.
 #[derive(Default)]
 pub(super) struct World {
     /// All ranks of the world. Their recorders tell which rank holds up which.
-    ranks: Vec<Arc<RankShared>>,
+    pub(super) ranks: Vec<Arc<RankShared>>,
+    /// Random delays of every operation, if any.
+    pub(super) delay: Option<Delay>,
     state: Mutex<State>,
 }
 
@@ -27,15 +33,14 @@ struct State {
 }
 
 impl World {
-    pub(super) fn new(ranks: Vec<Arc<RankShared>>) -> World {
-        World { ranks, state: Mutex::default() }
+    pub(super) fn new(ranks: Vec<Arc<RankShared>>, delay: Option<Delay>) -> World {
+        World { ranks, delay, state: Mutex::default() }
     }
 
     /// Compares the recorders of all ranks after a wait for operation `sequence` of the group `name` of
     /// `world_ranks` has timed out. The first verdict stays.
     pub(super) fn diagnose(&self, name: &str, world_ranks: &[usize], sequence: u64) -> Verdict {
-        let flight = |rank: &Arc<RankShared>| rank.flight(BACKEND, String::new());
-        let witness = |rank| Witness::Answered(Box::new(flight(rank)));
+        let witness = |rank: &Arc<RankShared>| Witness::Answered(Box::new(rank.flight(BACKEND)));
         let witnesses: Vec<Witness> = self.ranks.iter().map(witness).collect();
         let verdict = Verdict::of_wait(&witnesses, name, world_ranks, sequence);
         lock(&self.state).verdict.get_or_insert(verdict).clone()
@@ -55,7 +60,7 @@ impl World {
         // No group is locked while the world is, because splits lock them in the other order.
         drop(state);
         if let Some(abort) = abort {
-            group.fail(abort);
+            group.update(|state| state.fail(abort));
         }
     }
 
@@ -71,7 +76,7 @@ impl World {
         let groups: Vec<Arc<GroupState>> = state.groups.iter().filter_map(Weak::upgrade).collect();
         drop(state);
         for group in groups {
-            group.fail(abort.clone());
+            group.update(|state| state.fail(abort.clone()));
         }
     }
 }

@@ -2,14 +2,14 @@
 
 use super::exchange::exchange;
 use super::group::Group;
-use super::message::Notice;
+use super::message::{Failure, Notice};
 use super::runtime::Runtime;
 use super::world::BACKEND;
-use crate::backend::{Backend, Payload, RankShared, empty, number_nodes};
+use crate::backend::{Backend, GroupControl, GroupRank, empty, number_nodes};
 use crate::buffer::Buffer;
 use crate::call::{Call, CallSite};
-use crate::error::CommError;
-
+use crate::error::{Cause, CommError};
+use crate::payload::Payload;
 use crate::reduce::{chunk_range, sum_into};
 use crate::verdict::Verdict;
 use std::sync::Arc;
@@ -19,15 +19,14 @@ use std::time::Duration;
 /// The backend of one rank of a group of MPI processes.
 pub struct MpiBackend {
     group: Arc<Group>,
-    shared: Arc<RankShared>,
     left: AtomicBool,
     runtime: Arc<Runtime>,
 }
 
 impl MpiBackend {
-    pub(super) fn new(group: Arc<Group>, shared: Arc<RankShared>, runtime: Arc<Runtime>) -> MpiBackend {
-        runtime.inbox().register(&group);
-        MpiBackend { group, shared, left: AtomicBool::new(false), runtime }
+    pub(super) fn new(group: Arc<Group>, runtime: Arc<Runtime>) -> MpiBackend {
+        runtime.inbox.register(&group);
+        MpiBackend { group, left: AtomicBool::new(false), runtime }
     }
 
     /// Moves the data. All other ranks of the group do the same now.
@@ -45,12 +44,11 @@ impl MpiBackend {
             }
             Payload::AllReduce { mut buffer } => {
                 let size = self.group.world_size();
-                let lengths: Vec<usize> =
-                    (0..size).map(|rank| chunk_range(buffer.len(), size, rank).len()).collect();
+                let lengths = (0..size).map(|rank| chunk_range(buffer.len(), size, rank).len());
+                let mut lengths: Vec<usize> = lengths.collect();
                 let mut chunk = Buffer::zeros(buffer.dtype(), lengths[site.rank]);
                 self.reduce(&buffer, &mut chunk, &lengths, site)?;
-                let element = buffer.dtype().size();
-                let lengths: Vec<usize> = lengths.iter().map(|length| length * element).collect();
+                lengths.iter_mut().for_each(|length| *length *= buffer.dtype().size());
                 self.gather(chunk.as_bytes(), buffer.as_bytes_mut(), &lengths);
                 Ok(buffer)
             }
@@ -75,14 +73,16 @@ impl MpiBackend {
     }
 
     /// Fills `output` with the chunks of all ranks, whose `lengths` are in bytes.
-    fn gather(&self, own: &[u8], output: &mut [u8], lengths: &[usize]) {
-        let rank = self.group.rank;
+    fn gather(&self, own: &[u8], mut output: &mut [u8], lengths: &[usize]) {
+        let rank = self.group.identity.rank;
         let mut receives = Vec::new();
-        for (peer, slot) in split(output, lengths).into_iter().enumerate() {
+        for (peer, length) in lengths.iter().enumerate() {
+            let (chunk, rest) = output.split_at_mut(*length);
+            output = rest;
             if peer == rank {
-                slot.copy_from_slice(own);
+                chunk.copy_from_slice(own);
             } else {
-                receives.push((peer, slot));
+                receives.push((peer, chunk));
             }
         }
         let sends: Vec<_> = self.peers(rank).map(|peer| (peer, own)).collect();
@@ -98,69 +98,60 @@ impl MpiBackend {
         lengths: &[usize],
         site: &CallSite,
     ) -> Result<(), CommError> {
-        let rank = self.group.rank;
-        let element = input.dtype().size();
+        let rank = self.group.identity.rank;
         let mut rest = input.as_bytes();
-        let mut chunks = Vec::with_capacity(lengths.len());
-        for length in lengths {
-            let (chunk, next) = rest.split_at(length * element);
-            chunks.push(chunk);
+        let chunk = |length: &usize| {
+            let (chunk, next) = rest.split_at(length * input.dtype().size());
             rest = next;
-        }
+            chunk
+        };
+        let chunks: Vec<&[u8]> = lengths.iter().map(chunk).collect();
         let mut addends: Vec<Buffer> =
             lengths.iter().map(|_| Buffer::zeros(input.dtype(), output.len())).collect();
-        let mut receives = Vec::new();
-        for (peer, addend) in addends.iter_mut().enumerate() {
-            if peer == rank {
-                addend.as_bytes_mut().copy_from_slice(chunks[rank]);
-            } else {
-                receives.push((peer, addend.as_bytes_mut()));
-            }
-        }
+        addends[rank].as_bytes_mut().copy_from_slice(chunks[rank]);
+        let addends_of_peers = addends.iter_mut().enumerate().filter(|(peer, _)| *peer != rank);
+        let receives = addends_of_peers.map(|(peer, addend)| (peer, addend.as_bytes_mut())).collect();
         let sends: Vec<_> = self.peers(rank).map(|peer| (peer, chunks[peer])).collect();
         exchange(&self.group, &sends, receives);
         let addends: Vec<Arc<Buffer>> = addends.into_iter().map(Arc::new).collect();
-        sum_into(output, &addends, 0).map_err(|problem| CommError::invalid(site, problem))
+        let invalid = |problem| CommError::Invalid { site: site.clone(), problem };
+        sum_into(output, &addends, 0).map_err(invalid)
     }
 }
 
-/// Divides `bytes` into consecutive slots.
-fn split<'a>(mut bytes: &'a mut [u8], lengths: &[usize]) -> Vec<&'a mut [u8]> {
-    let mut slots = Vec::with_capacity(lengths.len());
-    for length in lengths {
-        let (slot, rest) = bytes.split_at_mut(*length);
-        slots.push(slot);
-        bytes = rest;
+impl GroupControl for MpiBackend {
+    fn identity(&self) -> &GroupRank {
+        &self.group.identity
     }
-    slots
+
+    fn cause(&self, site: &CallSite) -> Option<CommError> {
+        self.group.failure().map(|failure| failure.cause.error(site, None))
+    }
+
+    fn give_up(&self, site: &CallSite, reason: &str) -> CommError {
+        let cause = Cause::Abort(self.group.identity.abort(reason));
+        self.group.give_up(cause).error(site, None)
+    }
+
+    fn time_out(&self, site: &CallSite, waited: Duration) -> CommError {
+        self.cause(site).unwrap_or_else(|| {
+            let verdict = self.runtime.inbox.diagnose(&self.group, site.sequence);
+            self.group.time_out(site, waited, verdict)
+        })
+    }
+
+    fn abort(&self, reason: &str) {
+        let cause = Cause::Abort(self.group.identity.abort(reason));
+        self.runtime.inbox.abort(&self.group.world, Failure { cause, everywhere: true });
+    }
 }
 
 impl Backend for MpiBackend {
     const NAME: &'static str = BACKEND;
 
-    fn name(&self) -> &Arc<str> {
-        &self.group.name
-    }
-
-    fn world_ranks(&self) -> &[usize] {
-        &self.group.world_ranks
-    }
-
-    fn rank(&self) -> usize {
-        self.group.rank
-    }
-
-    fn shared(&self) -> &Arc<RankShared> {
-        &self.shared
-    }
-
     fn nodes(&self) -> Vec<usize> {
-        let outbox = self.runtime.outbox();
-        number_nodes(self.group.world_ranks.iter().map(|rank| outbox.node_name(*rank)))
-    }
-
-    fn node_name(&self) -> String {
-        self.runtime.outbox().own_node().to_owned()
+        let names = &self.runtime.inbox.outbox.node_names;
+        number_nodes(self.group.identity.world_ranks.iter().map(|rank| names[*rank].as_str()))
     }
 
     fn issued(&self, site: &CallSite, call: &Call) {
@@ -179,43 +170,22 @@ impl Backend for MpiBackend {
     }
 
     fn split(&self, site: &CallSite, call: Call) -> Result<Option<MpiBackend>, CommError> {
-        let (own, outbox) = (self.shared.world_rank, self.runtime.outbox());
+        let (shared, outbox) = (&self.group.identity.shared, &self.runtime.inbox.outbox);
         let groups = self.group.enter(site, call.problem)?;
-        Ok(groups.into_iter().find(|new| new.world_ranks.contains(&own)).map(|new| {
+        Ok(groups.into_iter().find(|new| new.world_ranks.contains(&shared.world_rank)).map(|new| {
             let world = Arc::clone(&self.group.world);
-            let group = Group::new(new.number, new.name.into(), new.world_ranks, outbox, world);
-            MpiBackend::new(group, Arc::clone(&self.shared), Arc::clone(&self.runtime))
+            let group = Group::new(new.number, &new.name, new.world_ranks, shared, outbox, world);
+            MpiBackend::new(group, Arc::clone(&self.runtime))
         }))
     }
 
-    fn give_up(&self, site: &CallSite, reason: &str) -> CommError {
-        self.group.give_up(reason).error(site)
-    }
-
-    fn time_out(&self, site: &CallSite, waited: Duration) -> CommError {
-        if let Some(cause) = self.group.failure() {
-            return cause.error(site);
-        }
-        let verdict = self.runtime.inbox().diagnose(&self.group, site.sequence);
-        self.group.time_out(site, waited, verdict)
-    }
-
     fn crash(&self, reason: &str) {
-        let _ = self.group.give_up(reason);
-    }
-
-    fn cause(&self, site: &CallSite) -> Option<CommError> {
-        self.group.failure().map(|cause| cause.error(site))
-    }
-
-    fn abort(&self, reason: &str) {
-        let cause = self.group.abort_here(reason, true);
-        self.runtime.inbox().abort(&self.group.world, cause);
+        let _ = self.group.give_up(Cause::Abort(self.group.identity.abort(reason)));
     }
 
     fn leave(&self) {
         if !self.left.swap(true, Ordering::Relaxed) {
-            let _ = self.group.give_up(&format!("rank {} left the group", self.group.rank));
+            let _ = self.group.give_up(Cause::Abort(self.group.identity.left()));
         }
     }
 
@@ -227,6 +197,6 @@ impl Backend for MpiBackend {
 impl Drop for MpiBackend {
     fn drop(&mut self) {
         self.leave();
-        self.runtime.inbox().close(self.group.number);
+        self.runtime.inbox.close(self.group.number);
     }
 }

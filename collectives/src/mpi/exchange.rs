@@ -26,7 +26,7 @@ const GRACE: Duration = Duration::from_secs(3);
 pub(super) fn exchange(group: &Group, sends: &[(usize, &[u8])], receives: Vec<(usize, &mut [u8])>) {
     let world = SimpleCommunicator::world();
     // World ranks come from MPI, so they fit.
-    let process = |rank: usize| world.process_at_rank(group.world_ranks[rank] as i32);
+    let process = |rank: usize| world.process_at_rank(group.identity.world_ranks[rank] as i32);
     let tag = group.number;
     multiple_scope(2 * group.world_size(), |scope, requests| {
         for (rank, buffer) in receives {
@@ -65,8 +65,8 @@ fn end_job(group: &Group, world: &SimpleCommunicator) -> ! {
         std::io::stderr(),
         "rank {} of group \"{}\" is stuck in a transfer that MPI cannot cancel; ending the job: \
          {verdict}",
-        group.rank,
-        group.name
+        group.identity.rank,
+        group.identity.name
     );
     world.abort(1)
 }

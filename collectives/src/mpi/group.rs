@@ -1,15 +1,15 @@
 //! A rank's view of a group. On the group's first rank, it also decides for all ranks.
 
-use super::message::{Cause, Message, NewGroup, Notice, Number};
+use super::message::{Failure, Message, NewGroup, Notice, Number};
 use super::outbox::Outbox;
 use super::world::World;
-use crate::call::{ArgumentError, Call, CallSite, calls_agree, partition};
-use crate::error::CommError;
-use crate::operation::Operation;
-use crate::sync::{lock, wait, wait_until};
+use crate::backend::{GroupRank, RankShared};
+use crate::call::{ArgumentError, Call, CallSite, agree};
+use crate::error::{Cause, CommError};
+use crate::sync::Monitor;
 use crate::verdict::{Finding, Verdict};
 use std::collections::BTreeMap;
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// How long a rank whose wait has timed out gives the first rank to tell all ranks.
@@ -18,22 +18,17 @@ const ANSWER: Duration = Duration::from_secs(3);
 /// A group of processes, seen from one of them.
 pub(super) struct Group {
     pub(super) number: Number,
-    pub(super) name: Arc<str>,
-    /// World rank of each rank of this group.
-    pub(super) world_ranks: Vec<usize>,
-    /// This process's rank in the group.
-    pub(super) rank: usize,
+    pub(super) identity: GroupRank,
     pub(super) world: Arc<World>,
     outbox: Arc<Outbox>,
-    state: Mutex<State>,
-    changed: Condvar,
+    state: Monitor<State>,
 }
 
 #[derive(Default)]
 struct State {
     /// Operations that may run and have not begun yet, with the groups that they make.
     decided: BTreeMap<u64, Vec<NewGroup>>,
-    failure: Option<Cause>,
+    failure: Option<Failure>,
     /// On the first rank: calls of operations that not all ranks have issued, by rank.
     calls: BTreeMap<u64, Vec<Option<Call>>>,
 }
@@ -42,66 +37,43 @@ impl Group {
     /// Makes a group that this process is in.
     pub(super) fn new(
         number: Number,
-        name: Arc<str>,
+        name: &str,
         world_ranks: Vec<usize>,
+        shared: &Arc<RankShared>,
         outbox: &Arc<Outbox>,
         world: Arc<World>,
     ) -> Arc<Group> {
         // Groups are made of the ranks that joined them, this one among them.
-        let rank = world_ranks.iter().position(|rank| *rank == outbox.rank()).unwrap_or_default();
-        Arc::new(Group {
-            number,
-            name,
-            world_ranks,
-            rank,
-            world,
-            outbox: Arc::clone(outbox),
-            state: Mutex::default(),
-            changed: Condvar::new(),
-        })
+        let rank = world_ranks.iter().position(|rank| *rank == outbox.rank).unwrap_or_default();
+        let identity = GroupRank { name: name.into(), rank, world_ranks, shared: Arc::clone(shared) };
+        Arc::new(Group { number, identity, world, outbox: Arc::clone(outbox), state: Monitor::default() })
     }
 
     pub(super) fn world_size(&self) -> usize {
-        self.world_ranks.len()
-    }
-
-    /// An abort caused by this rank.
-    pub(super) fn abort_here(&self, reason: &str, everywhere: bool) -> Cause {
-        Cause::Abort {
-            origin: self.name.to_string(),
-            rank: self.rank,
-            world_rank: self.outbox.rank(),
-            reason: reason.to_owned(),
-            everywhere,
-        }
+        self.identity.world_ranks.len()
     }
 
     /// Tells the first rank of the group, which may be this one.
     pub(super) fn tell_first(&self, notice: Notice) {
-        if self.rank == 0 {
+        if self.identity.rank == 0 {
             self.receive(notice);
         } else {
             let message = Message::Group { number: self.number, notice };
-            self.outbox.post(self.world_ranks[0], &message);
+            self.outbox.post(self.identity.world_ranks[0], &message);
         }
     }
 
     /// Acts on a message about this group.
     pub(super) fn receive(&self, notice: Notice) {
-        let mut state = lock(&self.state);
-        match notice {
-            Notice::Called { sequence, rank, call } => self.called(&mut state, sequence, rank, call),
-            Notice::Trouble(cause) => self.fail(&mut state, cause),
-            Notice::Run { sequence, groups } => {
-                state.decided.insert(sequence, groups);
+        self.state.update(|state| match notice {
+            Notice::Called { sequence, rank, call } => self.called(state, sequence, rank, call),
+            Notice::Trouble(failure) => self.fail(state, failure),
+            Notice::Run { sequence, groups } => _ = state.decided.insert(sequence, groups),
+            Notice::Failed(failure) => {
+                self.world.learn(&failure);
+                state.failure.get_or_insert(failure);
             }
-            Notice::Failed(cause) => {
-                self.world.learn(&cause);
-                state.failure.get_or_insert(cause);
-            }
-        }
-        drop(state);
-        self.changed.notify_all();
+        });
     }
 
     /// On the first rank: notes a call, and decides once every rank has called.
@@ -116,52 +88,46 @@ impl Group {
             return;
         }
         let calls: Vec<Call> = state.calls.remove(&sequence).into_iter().flatten().flatten().collect();
-        if !calls_agree(&calls) {
-            self.fail(state, Cause::Mismatch { sequence, calls });
-            return;
-        }
-        let groups = match calls[0].operation {
-            Operation::Split => partition(&calls)
-                .into_values()
-                .map(|ranks| NewGroup {
-                    number: self.outbox.next_group(),
-                    name: calls[ranks[0]].label.scope.to_string(),
-                    world_ranks: ranks.iter().map(|rank| self.world_ranks[*rank]).collect(),
-                })
-                .collect(),
-            _ => Vec::new(),
+        let Some(groups) = agree(&calls) else {
+            let (group, calls) = (Arc::clone(&self.identity.name), calls.into_iter().map(Some).collect());
+            let cause = Cause::Error(CommError::Mismatch { group, sequence, calls });
+            return self.fail(state, Failure { cause, everywhere: false });
         };
+        let number = |(name, ranks): (Arc<str>, Vec<usize>)| NewGroup {
+            number: self.outbox.next_group(),
+            name: name.to_string(),
+            world_ranks: ranks.iter().map(|rank| self.identity.world_ranks[*rank]).collect(),
+        };
+        let groups: Vec<NewGroup> = groups.into_iter().map(number).collect();
         self.tell_others(&Notice::Run { sequence, groups: groups.clone() });
         state.decided.insert(sequence, groups);
     }
 
     /// On the first rank: fails the group for all ranks. The first cause wins, except that an abort of the
     /// world goes before its consequences.
-    fn fail(&self, state: &mut State, mut cause: Cause) {
+    fn fail(&self, state: &mut State, failure: Failure) {
         if state.failure.is_some() {
             return;
         }
-        if let Some(abort) = self.world.aborted() {
-            cause = abort;
-        }
-        if let Cause::TimedOut { sequence, missing, .. } = &mut cause {
+        let mut failure = self.world.aborted().unwrap_or(failure);
+        if let Cause::Error(CommError::TimedOut { site, missing, .. }) = &mut failure.cause {
             // An operation that is not listed here has been issued by every rank.
-            *missing = match state.calls.get(sequence) {
+            *missing = match state.calls.get(&site.sequence) {
                 Some(calls) => (0..calls.len()).filter(|rank| calls[*rank].is_none()).collect(),
                 None => Vec::new(),
             };
         }
-        self.world.learn(&cause);
-        self.tell_others(&Notice::Failed(cause.clone()));
+        self.world.learn(&failure);
+        self.tell_others(&Notice::Failed(failure.clone()));
         state.calls.clear();
-        state.failure = Some(cause);
+        state.failure = Some(failure);
     }
 
     /// Tells the other ranks. Called with the state locked, so that all ranks hear of events in the same
     /// order.
     fn tell_others(&self, notice: &Notice) {
         let message = Message::Group { number: self.number, notice: notice.clone() };
-        for rank in self.world_ranks.iter().filter(|rank| **rank != self.outbox.rank()) {
+        for rank in self.identity.world_ranks.iter().filter(|rank| **rank != self.outbox.rank) {
             self.outbox.post(*rank, &message);
         }
     }
@@ -172,66 +138,54 @@ impl Group {
         site: &CallSite,
         problem: Option<ArgumentError>,
     ) -> Result<Vec<NewGroup>, CommError> {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         loop {
             // A decision goes before a failure: all ranks act on it.
             if let Some(groups) = state.decided.remove(&site.sequence) {
                 return Ok(groups);
             }
-            if let Some(cause) = &state.failure {
-                return Err(match (problem, cause) {
-                    (Some(problem), Cause::Mismatch { sequence, .. }) if *sequence == site.sequence => {
-                        CommError::invalid(site, problem)
-                    }
-                    _ => cause.error(site),
-                });
+            if let Some(failure) = &state.failure {
+                return Err(failure.cause.error(site, problem));
             }
-            state = wait(&self.changed, state);
+            state = self.state.wait(state);
         }
     }
 
     /// Why the group has failed, if it has.
-    pub(super) fn failure(&self) -> Option<Cause> {
-        lock(&self.state).failure.clone()
+    pub(super) fn failure(&self) -> Option<Failure> {
+        self.state.lock().failure.clone()
     }
 
     /// Fails the group because a wait timed out, unless it has failed already; returns the cause. `verdict`
     /// is what the flight recorders of all ranks show.
     pub(super) fn time_out(&self, site: &CallSite, waited: Duration, verdict: Verdict) -> CommError {
-        let timed_out = |verdict| Cause::TimedOut {
-            sequence: site.sequence,
-            operation: site.operation,
-            label: site.label.clone(),
-            rank: self.rank,
-            waited,
-            missing: Vec::new(),
-            verdict,
+        let timed_out = |verdict| {
+            let (site, missing, verdict) = (site.clone(), Vec::new(), Box::new(verdict));
+            let cause = Cause::Error(CommError::TimedOut { site, waited, missing, verdict });
+            Failure { cause, everywhere: false }
         };
         self.tell_first(Notice::Trouble(timed_out(verdict)));
-        let state = lock(&self.state);
-        let mut state = wait_until(&self.changed, state, ANSWER, |state| state.failure.is_some());
-        let cause = state.failure.get_or_insert_with(|| {
-            let first = self.world_ranks[0];
-            timed_out(Verdict {
-                finding: Finding::Silent,
-                culprits: vec![first],
-                text: format!(
-                    "rank {first} has not answered for {} s: its process is stopped or its machine \
-                     cannot be reached",
-                    ANSWER.as_secs()
-                ),
-            })
+        let mut state = self.state.wait_until(self.state.lock(), ANSWER, |state| state.failure.is_some());
+        let failure = state.failure.get_or_insert_with(|| {
+            let first = self.identity.world_ranks[0];
+            let text = format!(
+                "rank {first} has not answered for {} s: its process is stopped or its machine cannot be \
+                 reached",
+                ANSWER.as_secs()
+            );
+            timed_out(Verdict { finding: Finding::Silent, culprits: vec![first], text })
         });
-        let error = cause.error(site);
+        let error = failure.cause.error(site, None);
         drop(state);
-        self.changed.notify_all();
+        self.state.notify();
         error
     }
 
-    /// Fails the group in this rank's name; an abort of the world that this rank knows of wins.
-    pub(super) fn give_up(&self, reason: &str) -> Cause {
-        let cause = self.world.aborted().unwrap_or_else(|| self.abort_here(reason, false));
-        self.tell_first(Notice::Trouble(cause.clone()));
-        self.failure().unwrap_or(cause)
+    /// Fails the group for this rank's `cause`; an abort of the world that this rank knows of wins. Returns
+    /// the cause that counts.
+    pub(super) fn give_up(&self, cause: Cause) -> Cause {
+        let failure = self.world.aborted().unwrap_or(Failure { cause, everywhere: false });
+        self.tell_first(Notice::Trouble(failure.clone()));
+        self.failure().unwrap_or(failure).cause
     }
 }

@@ -1,15 +1,15 @@
 //! Where messages from other processes arrive, and how they reach the groups that they are about.
 
 use super::group::Group;
-use super::message::{Cause, Message, Notice, Number};
+use super::message::{Failure, Message, Notice, Number};
 use super::outbox::Outbox;
 use super::world::World;
 use crate::diagnosis::Witness;
-use crate::sync::{lock, wait, wait_until};
+use crate::sync::Monitor;
 use crate::verdict::Verdict;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 /// How long a question waits for answers.
@@ -20,10 +20,9 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// A group may be locked while the inbox is, never the other way round: messages are handed to groups with
 /// the inbox locked, so that they arrive in order.
 pub(super) struct Inbox {
-    outbox: Arc<Outbox>,
+    pub(super) outbox: Arc<Outbox>,
     requests_made: AtomicU64,
-    state: Mutex<State>,
-    changed: Condvar,
+    state: Monitor<State>,
 }
 
 #[derive(Default)]
@@ -31,7 +30,7 @@ struct State {
     groups: HashMap<Number, Entry>,
     worlds: HashMap<Number, Weak<World>>,
     /// Aborts of worlds that this process has not joined yet.
-    early_aborts: HashMap<Number, Cause>,
+    early_aborts: HashMap<Number, Failure>,
     /// Answers to open questions, by the question's number and the answering rank.
     answers: HashMap<u64, HashMap<usize, Witness>>,
     goodbyes: usize,
@@ -48,23 +47,19 @@ enum Entry {
 
 impl Inbox {
     pub(super) fn new(outbox: Arc<Outbox>) -> Inbox {
-        Inbox { outbox, requests_made: AtomicU64::new(0), state: Mutex::default(), changed: Condvar::new() }
-    }
-
-    pub(super) fn outbox(&self) -> &Arc<Outbox> {
-        &self.outbox
+        Inbox { outbox, requests_made: AtomicU64::new(0), state: Monitor::default() }
     }
 
     /// Lets messages reach `group`, beginning with those that came early.
     pub(super) fn register(&self, group: &Arc<Group>) {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         state.worlds.insert(group.world.number, Arc::downgrade(&group.world));
-        if let Some(cause) = state.early_aborts.remove(&group.world.number) {
-            group.world.learn(&cause);
+        if let Some(abort) = state.early_aborts.remove(&group.world.number) {
+            group.world.learn(&abort);
         }
         // Under the lock, and before the messages that came early: an abort from now on finds the group.
-        if let (0, Some(cause)) = (group.rank, group.world.aborted()) {
-            group.receive(Notice::Trouble(cause));
+        if let (0, Some(abort)) = (group.identity.rank, group.world.aborted()) {
+            group.receive(Notice::Trouble(abort));
         }
         let entry = Entry::Open(Arc::downgrade(group));
         if let Some(Entry::Early(notices)) = state.groups.insert(group.number, entry) {
@@ -76,12 +71,12 @@ impl Inbox {
 
     /// Forgets a group. Messages about it that still come are ignored.
     pub(super) fn close(&self, number: Number) {
-        lock(&self.state).groups.insert(number, Entry::Closed);
+        self.state.lock().groups.insert(number, Entry::Closed);
     }
 
     /// Takes a message from another process.
     pub(super) fn dispatch(&self, message: Message) {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         match message {
             Message::Group { number, notice } => {
                 let entry = state.groups.entry(number);
@@ -95,85 +90,69 @@ impl Inbox {
                     Entry::Closed => {}
                 }
             }
-            Message::Abort { world, cause } => match state.worlds.get(&world).map(Weak::upgrade) {
+            Message::Abort { world, failure } => match state.worlds.get(&world).map(Weak::upgrade) {
                 Some(known) => {
                     if let Some(known) = known {
-                        known.learn(&cause);
+                        known.learn(&failure);
                     }
-                    fail_led_groups(&state, world, &Notice::Trouble(cause));
+                    fail_led_groups(&state, world, &Notice::Trouble(failure));
                 }
-                None => {
-                    state.early_aborts.entry(world).or_insert(cause);
-                }
+                None => _ = state.early_aborts.entry(world).or_insert(failure),
             },
             Message::Question { request, world, from } => {
                 let world = state.worlds.get(&world).and_then(Weak::upgrade);
-                let flight = world.and_then(|world| world.flight(self.outbox.own_node()));
-                let rank = self.outbox.rank();
+                let (rank, flight) = (self.outbox.rank, world.and_then(|world| world.flight()));
                 self.outbox.post(from, &Message::Answer { request, rank, flight });
             }
             Message::Answer { request, rank, flight } => {
                 if let Some(answers) = state.answers.get_mut(&request) {
-                    let witness = match flight {
-                        Some(flight) => Witness::Answered(flight),
-                        None => Witness::Gone {
-                            reason: "is not in this world: it has left, or not come yet".into(),
-                        },
-                    };
-                    answers.insert(rank, witness);
-                    self.changed.notify_all();
+                    let reason = "is not in this world: it has left, or not come yet";
+                    let gone = || Witness::Gone { reason: reason.into() };
+                    answers.insert(rank, flight.map_or_else(gone, Witness::Answered));
+                    self.state.notify();
                 }
             }
             Message::Goodbye => {
                 state.goodbyes += 1;
-                self.changed.notify_all();
+                self.state.notify();
             }
         }
     }
 
     /// Fails all groups of a world on all processes.
-    pub(super) fn abort(&self, world: &World, cause: Cause) {
-        world.learn(&cause);
+    pub(super) fn abort(&self, world: &World, failure: Failure) {
+        world.learn(&failure);
         // The first abort counts.
-        let cause = world.aborted().unwrap_or(cause);
-        self.outbox.post_to_others(&Message::Abort { world: world.number, cause: cause.clone() });
-        fail_led_groups(&lock(&self.state), world.number, &Notice::Trouble(cause));
+        let failure = world.aborted().unwrap_or(failure);
+        self.outbox.post_to_others(&Message::Abort { world: world.number, failure: failure.clone() });
+        fail_led_groups(&self.state.lock(), world.number, &Notice::Trouble(failure));
     }
 
     /// Asks all processes for their flight recorders after a wait for operation `sequence` of `group` has
     /// timed out, and compares the answers.
     pub(super) fn diagnose(&self, group: &Group, sequence: u64) -> Verdict {
-        let world = &group.world;
+        let (world, own, size) = (&group.world, self.outbox.rank, self.outbox.size());
         let request = self.requests_made.fetch_add(1, Ordering::Relaxed);
-        lock(&self.state).answers.insert(request, HashMap::new());
-        self.outbox.post_to_others(&Message::Question {
-            request,
-            world: world.number,
-            from: self.outbox.rank(),
-        });
-        let own = world.flight(self.outbox.own_node());
-        let complete = |state: &State| {
-            let answers = state.answers.get(&request).map_or(0, HashMap::len);
-            answers + 1 >= self.outbox.size()
-        };
-        let mut state = wait_until(&self.changed, lock(&self.state), PATIENCE, complete);
+        self.state.lock().answers.insert(request, HashMap::new());
+        self.outbox.post_to_others(&Message::Question { request, world: world.number, from: own });
+        let flight = world.flight();
+        let complete = |state: &State| state.answers.get(&request).map_or(0, HashMap::len) + 1 >= size;
+        let mut state = self.state.wait_until(self.state.lock(), PATIENCE, complete);
         let mut answers = state.answers.remove(&request).unwrap_or_default();
         drop(state);
-        if let Some(own) = own {
-            answers.insert(self.outbox.rank(), Witness::Answered(own));
-        }
+        answers.extend(flight.map(|flight| (own, Witness::Answered(flight))));
         let silent = || Witness::Silent { seconds: PATIENCE.as_secs_f64() };
         let witnesses: Vec<Witness> =
-            (0..self.outbox.size()).map(|rank| answers.remove(&rank).unwrap_or_else(silent)).collect();
-        Verdict::of_wait(&witnesses, &group.name, &group.world_ranks, sequence)
+            (0..size).map(|rank| answers.remove(&rank).unwrap_or_else(silent)).collect();
+        Verdict::of_wait(&witnesses, &group.identity.name, &group.identity.world_ranks, sequence)
     }
 
     /// Says goodbye and waits until all other processes have: until then they may need this one.
     pub(super) fn part(&self) {
         self.outbox.post_to_others(&Message::Goodbye);
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         while state.goodbyes + 1 < self.outbox.size() {
-            state = wait(&self.changed, state);
+            state = self.state.wait(state);
         }
         drop(state);
         self.outbox.close();
@@ -186,7 +165,7 @@ fn fail_led_groups(state: &State, world: Number, notice: &Notice) {
     for entry in state.groups.values() {
         let Entry::Open(group) = entry else { continue };
         let Some(group) = group.upgrade() else { continue };
-        if group.world.number == world && group.rank == 0 {
+        if group.world.number == world && group.identity.rank == 0 {
             group.receive(notice.clone());
         }
     }

@@ -1,13 +1,12 @@
 //! A process's part in an MPI job, and the worlds that it joins.
 
 use super::backend::MpiBackend;
-use super::error::MpiError;
 use super::group::Group;
-use super::runtime::Runtime;
+use super::runtime::{MpiError, Runtime};
 use super::world::World;
 use crate::backend::{RankShared, WorkerStart};
 use crate::process_group::ProcessGroup;
-use crate::recorder::{DEFAULT_CAPACITY, Recorder};
+use crate::recorder::DEFAULT_CAPACITY;
 use std::fmt;
 use std::sync::Arc;
 
@@ -19,10 +18,8 @@ use std::sync::Arc;
 pub type MpiCommunicator = ProcessGroup<MpiBackend>;
 
 /// Settings of a world of MPI processes; the same on all ranks.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct MpiOptions {
-    /// Name of the group for logs. Default `"world"`.
-    pub name: String,
     /// Number of records that each rank keeps. Default [`DEFAULT_CAPACITY`].
     pub recorder_capacity: usize,
     /// Called with the world rank first thing on each worker thread. Default nothing.
@@ -31,17 +28,7 @@ pub struct MpiOptions {
 
 impl Default for MpiOptions {
     fn default() -> MpiOptions {
-        MpiOptions { name: "world".into(), recorder_capacity: DEFAULT_CAPACITY, on_worker_start: None }
-    }
-}
-
-impl fmt::Debug for MpiOptions {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("MpiOptions")
-            .field("name", &self.name)
-            .field("recorder_capacity", &self.recorder_capacity)
-            .field("on_worker_start", &self.on_worker_start.is_some())
-            .finish()
+        MpiOptions { recorder_capacity: DEFAULT_CAPACITY, on_worker_start: None }
     }
 }
 
@@ -62,12 +49,12 @@ impl Mpi {
 
     /// Rank of this process.
     pub fn rank(&self) -> usize {
-        self.0.outbox().rank()
+        self.0.inbox.outbox.rank
     }
 
     /// Number of processes.
     pub fn world_size(&self) -> usize {
-        self.0.outbox().size()
+        self.0.inbox.outbox.size()
     }
 
     /// Leaves the job after a failure without waiting for the other processes, which may never come. Messages
@@ -79,18 +66,13 @@ impl Mpi {
 
     /// Joins a world of all processes. The n-th world of one process is the n-th of every other.
     pub fn world(&self, options: MpiOptions) -> MpiCommunicator {
-        let outbox = self.0.outbox();
-        let number = outbox.next_world();
-        let shared = Arc::new(RankShared {
-            world_rank: outbox.rank(),
-            world_size: outbox.size(),
-            recorder: Arc::new(Recorder::new(options.recorder_capacity)),
-            on_worker_start: options.on_worker_start,
-        });
+        let (outbox, MpiOptions { recorder_capacity, on_worker_start }) = (&self.0.inbox.outbox, options);
+        let (rank, size, number) = (outbox.rank, outbox.size(), outbox.next_world());
+        let node = &outbox.node_names[rank];
+        let shared = RankShared::new(rank, size, node, recorder_capacity, on_worker_start);
         let world = Arc::new(World::new(number, &shared));
-        let ranks = (0..outbox.size()).collect();
-        let group = Group::new(number, options.name.into(), ranks, outbox, world);
-        ProcessGroup::start(MpiBackend::new(group, shared, Arc::clone(&self.0)))
+        let group = Group::new(number, "world", (0..size).collect(), &shared, outbox, world);
+        ProcessGroup::start(MpiBackend::new(group, Arc::clone(&self.0)))
     }
 }
 

@@ -1,14 +1,9 @@
 //! The messages of the processes to each other, besides the data.
 
-use crate::call::{Call, CallSite};
-use crate::error::{Abort, CommError};
+use crate::call::Call;
+use crate::error::Cause;
 use crate::flight::Flight;
-use crate::label::Label;
-use crate::operation::Operation;
-use crate::verdict::Verdict;
 use serde::{Deserialize, Serialize};
-use std::sync::Arc;
-use std::time::Duration;
 
 /// Number of a group: the same on all its ranks, and no other group has it. It is also the MPI tag of the
 /// group's data; 0 is the tag of messages.
@@ -27,7 +22,7 @@ pub(super) enum Message {
     /// About one group: from one of its ranks to the first one, or back.
     Group { number: Number, notice: Notice },
     /// All groups of a world fail.
-    Abort { world: Number, cause: Cause },
+    Abort { world: Number, failure: Failure },
     /// Asks for the receiver's flight recorder of this world.
     Question { request: u64, world: Number, from: usize },
     /// The answer; `None` from a process that is not in the world.
@@ -41,69 +36,20 @@ pub(super) enum Notice {
     /// To the first rank: the sender has issued this call.
     Called { sequence: u64, rank: usize, call: Call },
     /// To the first rank: this group cannot go on.
-    Trouble(Cause),
+    Trouble(Failure),
     /// From the first rank: all ranks have issued this operation, and their calls agree. A split makes
     /// `groups`.
     Run { sequence: u64, groups: Vec<NewGroup> },
     /// From the first rank: the group has failed, and no further operation will run.
-    Failed(Cause),
+    Failed(Failure),
 }
 
-/// Why a group has failed. Every operation that it hits turns it into an error.
+/// Why a group has failed.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) enum Cause {
-    Abort {
-        origin: String,
-        rank: usize,
-        world_rank: usize,
-        reason: String,
-        /// Whether it fails all groups of the world.
-        everywhere: bool,
-    },
-    Mismatch {
-        sequence: u64,
-        calls: Vec<Call>,
-    },
-    TimedOut {
-        sequence: u64,
-        operation: Operation,
-        label: Label,
-        rank: usize,
-        waited: Duration,
-        missing: Vec<usize>,
-        verdict: Verdict,
-    },
-}
-
-impl Cause {
-    pub(super) fn error(&self, site: &CallSite) -> CommError {
-        match self {
-            Cause::Abort { origin, rank, world_rank, reason, .. } => Abort {
-                origin: Arc::from(origin.as_str()),
-                rank: *rank,
-                world_rank: *world_rank,
-                reason: Arc::from(reason.as_str()),
-            }
-            .error(site),
-            Cause::Mismatch { sequence, calls } => CommError::Mismatch {
-                group: Arc::clone(&site.group),
-                sequence: *sequence,
-                calls: calls.iter().cloned().map(Some).collect(),
-            },
-            Cause::TimedOut { sequence, operation, label, rank, waited, missing, verdict } => {
-                CommError::TimedOut {
-                    operation: *operation,
-                    sequence: *sequence,
-                    label: label.clone(),
-                    group: Arc::clone(&site.group),
-                    rank: *rank,
-                    waited: *waited,
-                    missing: missing.clone(),
-                    verdict: Box::new(verdict.clone()),
-                }
-            }
-        }
-    }
+pub(super) struct Failure {
+    pub(super) cause: Cause,
+    /// Whether it fails all groups of the world.
+    pub(super) everywhere: bool,
 }
 
 const CONFIG: bincode::config::Configuration = bincode::config::standard();

@@ -16,7 +16,6 @@
 
 mod backend;
 mod backoff;
-mod error;
 mod exchange;
 mod group;
 mod inbox;
@@ -26,5 +25,5 @@ mod outbox;
 mod runtime;
 mod world;
 
-pub use error::MpiError;
 pub use job::{Mpi, MpiCommunicator, MpiOptions};
+pub use runtime::MpiError;

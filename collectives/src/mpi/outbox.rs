@@ -11,9 +11,10 @@ pub(super) type Letter = (usize, Vec<u8>);
 
 /// Posts messages to the thread that sends them, and numbers worlds and groups.
 pub(super) struct Outbox {
-    rank: usize,
+    /// Rank of this process.
+    pub(super) rank: usize,
     /// Machine of each process.
-    node_names: Vec<String>,
+    pub(super) node_names: Vec<String>,
     /// To the thread that sends; `None` once the outbox is closed.
     letters: Mutex<Option<mpsc::Sender<Letter>>>,
     /// The thread that listens, which is woken when answers are to be expected.
@@ -40,24 +41,9 @@ impl Outbox {
         let _ = self.listener.set(thread);
     }
 
-    /// Rank of this process.
-    pub(super) fn rank(&self) -> usize {
-        self.rank
-    }
-
     /// Number of processes.
     pub(super) fn size(&self) -> usize {
         self.node_names.len()
-    }
-
-    /// Machine of a process.
-    pub(super) fn node_name(&self, rank: usize) -> &str {
-        &self.node_names[rank]
-    }
-
-    /// Machine of this process.
-    pub(super) fn own_node(&self) -> &str {
-        self.node_name(self.rank)
     }
 
     /// Number of the next world. It is even, and the same on all processes, which make worlds in the same

@@ -1,11 +1,10 @@
 //! MPI's start and end, and the two threads that messages need.
 
 use super::backoff::Backoff;
-use super::error::MpiError;
 use super::inbox::Inbox;
 use super::message::Message;
 use super::outbox::{Letter, Outbox};
-use crate::sync::lock;
+use crate::sync::{lock, spawn};
 use ::mpi::Threading;
 use ::mpi::environment::{Universe, initialize_with_threading, processor_name};
 use ::mpi::point_to_point::MatchedReceiveVec;
@@ -29,9 +28,29 @@ const NAME: usize = 256;
 /// Longest wait for threads that may be stuck in MPI, when a process ends after a failure.
 const PATIENCE: Duration = Duration::from_secs(1);
 
+/// Why MPI could not be started.
+#[derive(Debug, thiserror::Error)]
+pub enum MpiError {
+    /// MPI can be started once per process only.
+    #[error("MPI has been started in this process before; keep the first `Mpi` and clone it")]
+    Started,
+    /// The library does not let several threads communicate at once.
+    #[error(
+        "this MPI library grants thread level {granted}, Kiln needs Multiple; use one that is built \
+         with support for threads"
+    )]
+    Threads {
+        /// The thread level that the library grants.
+        granted: String,
+    },
+    /// The system refused to start a thread.
+    #[error("cannot start a thread for MPI: {0}; look at the limits of this machine")]
+    Thread(#[from] std::io::Error),
+}
+
 /// MPI in this process. When the last reference is dropped, MPI is shut down.
 pub(super) struct Runtime {
-    inbox: Arc<Inbox>,
+    pub(super) inbox: Arc<Inbox>,
     /// `None` once this process has given up.
     running: Mutex<Option<Running>>,
 }
@@ -58,28 +77,19 @@ impl Runtime {
         let outbox = Arc::new(Outbox::new(rank, node_names, sending));
         let inbox = Arc::new(Inbox::new(Arc::clone(&outbox)));
         let done = Arc::new(AtomicBool::new(false));
-        let named = |name: &str| thread::Builder::new().name(format!("kiln-mpi-{name}"));
-        let sender = named("send").spawn(move || send(&letters))?;
+        let sender = spawn("kiln-mpi-send", move || send(&letters))?;
         let (listening, ending) = (Arc::clone(&inbox), Arc::clone(&done));
-        let listener = named("listen").spawn(move || listen(&listening, &ending))?;
+        let listener = spawn("kiln-mpi-listen", move || listen(&listening, &ending))?;
         outbox.set_listener(listener.thread().clone());
         let running = Running { done, threads: vec![sender, listener], universe };
         Ok(Runtime { inbox, running: Mutex::new(Some(running)) })
-    }
-
-    pub(super) fn inbox(&self) -> &Inbox {
-        &self.inbox
-    }
-
-    pub(super) fn outbox(&self) -> &Arc<Outbox> {
-        self.inbox.outbox()
     }
 
     /// Sends the messages that were posted and stops, without waiting for other processes. MPI is not shut
     /// down, because that would wait for them.
     pub(super) fn give_up(&self) {
         let Some(running) = lock(&self.running).take() else { return };
-        self.outbox().close();
+        self.inbox.outbox.close();
         running.tell_end();
         let start = Instant::now();
         while running.threads.iter().any(|thread| !thread.is_finished()) && start.elapsed() < PATIENCE {

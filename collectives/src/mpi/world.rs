@@ -1,7 +1,8 @@
 //! What the groups of one world share on one rank.
 
-use super::message::{Cause, Number};
+use super::message::{Failure, Number};
 use crate::backend::RankShared;
+use crate::error::{Cause, CommError};
 use crate::flight::Flight;
 use crate::sync::lock;
 use crate::verdict::Verdict;
@@ -9,9 +10,6 @@ use std::sync::{Arc, Mutex, Weak};
 
 /// Name of the backend.
 pub(super) const BACKEND: &str = "mpi";
-
-/// Number of records in a flight that is sent to another rank.
-const RECORDS: usize = 64;
 
 /// A world, seen from one of its ranks.
 pub(super) struct World {
@@ -22,7 +20,7 @@ pub(super) struct World {
 
 #[derive(Default)]
 struct State {
-    abort: Option<Cause>,
+    abort: Option<Failure>,
     verdict: Option<Verdict>,
 }
 
@@ -31,31 +29,24 @@ impl World {
         World { number, shared: Arc::downgrade(shared), state: Mutex::default() }
     }
 
-    /// This rank's flight recorder with its last records; `None` once the rank has left all groups. `node` is
-    /// its machine.
-    pub(super) fn flight(&self, node: &str) -> Option<Box<Flight>> {
-        let mut flight = self.shared.upgrade()?.flight(BACKEND, node.to_owned());
-        let surplus = flight.records.len().saturating_sub(RECORDS);
-        flight.records.drain(..surplus);
-        Some(Box::new(flight))
+    /// This rank's flight recorder with its last records; `None` once the rank has left all groups.
+    pub(super) fn flight(&self) -> Option<Box<Flight>> {
+        Some(self.shared.upgrade()?.short_flight(BACKEND))
     }
 
-    /// Notes an abort of the world or a verdict that `cause` carries. The first abort and verdict stay.
-    pub(super) fn learn(&self, cause: &Cause) {
+    /// Notes an abort of the world, or the verdict of a time-out. The first abort and verdict stay.
+    pub(super) fn learn(&self, failure: &Failure) {
         let mut state = lock(&self.state);
-        match cause {
-            Cause::Abort { everywhere: true, .. } => {
-                state.abort.get_or_insert_with(|| cause.clone());
-            }
-            Cause::TimedOut { verdict, .. } => {
-                state.verdict.get_or_insert_with(|| verdict.clone());
-            }
-            Cause::Abort { .. } | Cause::Mismatch { .. } => {}
+        if failure.everywhere {
+            state.abort.get_or_insert_with(|| failure.clone());
+        }
+        if let Cause::Error(CommError::TimedOut { verdict, .. }) = &failure.cause {
+            state.verdict.get_or_insert_with(|| (**verdict).clone());
         }
     }
 
     /// Why the world was aborted, if it was.
-    pub(super) fn aborted(&self) -> Option<Cause> {
+    pub(super) fn aborted(&self) -> Option<Failure> {
         lock(&self.state).abort.clone()
     }
 

@@ -1,19 +1,21 @@
-//! A rank's NCCL communicator, and how operations are queued on the GPU.
+//! A rank's NCCL communicator, how operations are queued on the GPU, and those that are under way.
 
 #![allow(unsafe_code)]
 
 use super::cuda::{Events, Stream};
 use super::error::NcclError;
 use super::gpu::{Gpu, Server, wait_for_nccl};
-use super::in_flight::{InFlight, Stage};
 use super::library::{Comm, Launch};
-use crate::sync::lock;
-use crate::transport::ControlGroup;
+use crate::backend::GroupControl;
+use crate::call::CallSite;
+use crate::recorder::RecordId;
+use crate::sync::{Monitor, lock};
 use cubecl_environment::stream::StreamId;
 use cubecl_runtime::server::{BufferBinding, ServerError};
 use cubecl_server::stream::{FailureStore, WriteScoped};
-use std::sync::{Arc, Condvar, Mutex};
-use std::time::Duration;
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, Weak};
+use std::time::{Duration, Instant};
 
 /// An operation of NCCL, and the memory that it reads and writes.
 pub(super) struct Plan {
@@ -30,10 +32,8 @@ pub(super) struct Channel {
     pub(super) stream: Stream,
     /// Events of operations that are done, for later operations.
     pub(super) spare: Arc<Mutex<Vec<Events>>>,
-    pub(super) in_flight: Mutex<InFlight>,
-    /// `in_flight` has changed.
-    pub(super) changed: Condvar,
-    pub(super) control: Arc<dyn ControlGroup>,
+    pub(super) in_flight: Monitor<InFlight>,
+    pub(super) control: Arc<dyn GroupControl>,
 }
 
 impl Channel {
@@ -143,4 +143,56 @@ impl Channel {
 
 fn server_error(error: ServerError) -> NcclError {
     NcclError::Driver { call: "CubeCL", reason: error.to_string() }
+}
+
+/// Operations under way, oldest first.
+#[derive(Default)]
+pub(super) struct InFlight {
+    pub(super) queue: VecDeque<QueuedOperation>,
+    /// The last operation that is done. Errors name it when no operation is under way.
+    pub(super) last: Option<CallSite>,
+    /// The rank leaves the group.
+    pub(super) closing: bool,
+}
+
+/// An operation that is queued on the GPU or on its way there.
+pub(super) struct QueuedOperation {
+    pub(super) site: CallSite,
+    pub(super) record: RecordId,
+    pub(super) issued: Instant,
+    pub(super) progress: Arc<Progress>,
+    /// Holds its memory, which must be neither freed, nor reused, nor moved.
+    pub(super) buffers: [BufferBinding; 2],
+}
+
+/// The stage of an operation, shared by the threads that work on it. Dropping it gives the operation's events
+/// back for later operations.
+pub(super) struct Progress {
+    pub(super) stage: Mutex<Stage>,
+    spare: Weak<Mutex<Vec<Events>>>,
+}
+
+impl Progress {
+    pub(super) fn new(spare: &Arc<Mutex<Vec<Events>>>) -> Progress {
+        Progress { stage: Mutex::new(Stage::Queued), spare: Arc::downgrade(spare) }
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        let stage = std::mem::replace(&mut *lock(&self.stage), Stage::Queued);
+        if let (Stage::Running(events), Some(spare)) = (stage, self.spare.upgrade()) {
+            lock(&spare).push(events);
+        }
+    }
+}
+
+/// How far an operation has come.
+pub(super) enum Stage {
+    /// Submitted to CubeCL's thread.
+    Queued,
+    /// Queued on the GPU.
+    Running(Events),
+    /// It could not be queued on the GPU, for this reason.
+    Failed(String),
 }

@@ -24,7 +24,8 @@ pub enum NcclError {
     },
     /// NCCL's library was not found.
     #[error(
-        "NCCL is not found; looked for {names} in {places} ({tried}). `pip install nvidia-nccl-cu13` brings it"
+        "NCCL is not found; looked for {names} in {places} ({tried}). `pip install nvidia-nccl-cu13` \
+         brings it"
     )]
     NoLibrary {
         /// Names of its file.

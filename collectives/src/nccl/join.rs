@@ -77,8 +77,8 @@ pub fn attach<B: ControlBackend>(group: &ProcessGroup<B>, options: &NcclOptions)
     }
     let comm = gpu.connect(group, timeout)?;
     tracing::debug!(version = gpu.library.version(), place = gpu.library.place, "NCCL is connected");
-    let nccl = Nccl::start(Arc::new(gpu), comm, group.control_group())?;
-    group.set_transport(Arc::new(nccl)).map_err(|_| NcclError::Attached)
+    let nccl = Nccl::start(Arc::new(gpu), comm, group.control())?;
+    group.set_nccl(nccl).map_err(|_| NcclError::Attached)
 }
 
 /// Finds the library and the GPU: all that this rank can do without the others.

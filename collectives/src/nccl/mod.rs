@@ -19,14 +19,12 @@
 //! machines, but they differ from those of other backends in their last bits.
 
 mod channel;
-mod config;
 mod cuda;
 mod error;
 mod gpu;
-mod in_flight;
 mod join;
 mod library;
-mod transport;
+pub(crate) mod transport;
 mod watch;
 
 pub use error::NcclError;

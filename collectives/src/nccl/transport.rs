@@ -1,41 +1,48 @@
 //! NCCL as the transport of a group.
 
-use super::channel::{Channel, Plan};
+use super::channel::{Channel, Plan, Progress, QueuedOperation, Stage};
 use super::cuda::{Events, Stream};
 use super::error::NcclError;
 use super::gpu::{Gpu, Server, wait_for_nccl};
-use super::in_flight::{Progress, QueuedOperation, Stage};
 use super::library::{Comm, Kind, Launch};
 use super::watch;
-use crate::backend::Payload;
+use crate::backend::GroupControl;
 use crate::buffer::Buffer;
 use crate::call::{ArgumentError, CallSite};
+use crate::communicator::Communicator;
 use crate::device::DeviceMemory;
 use crate::dtype::DType;
 use crate::error::CommError;
+use crate::payload::Payload;
 use crate::recorder::RecordId;
-use crate::sync::lock;
-use crate::transport::{ControlGroup, SplitGroup, Transport};
+use crate::sync::{Monitor, lock, spawn};
 use crate::work::Work;
 use cubecl_common::device::ServiceId;
 use cubecl_environment::stream::StreamId;
 use cudarc::nccl::sys::ncclDataType_t;
-use std::sync::{Arc, Condvar, Mutex};
-use std::thread::{self, JoinHandle};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// NCCL as the transport of one rank.
-pub(super) struct Nccl {
+/// NCCL on one rank of a group: it moves buffers on GPUs. The group stays in charge: it numbers and records
+/// the calls, and after a failure it finds the cause together with the other ranks. NCCL runs the operations.
+pub(crate) struct Nccl {
     channel: Arc<Channel>,
     watcher: Mutex<Option<JoinHandle<()>>>,
 }
 
+/// This rank's new group of a split.
+pub(crate) type SplitGroup<'a> = (Arc<dyn GroupControl>, &'a dyn Communicator);
+
 impl Nccl {
+    /// Name of the backend of a group that has NCCL.
+    pub(crate) const NAME: &'static str = "nccl";
+
     /// Takes over a connected communicator.
     pub(super) fn start(
         gpu: Arc<Gpu>,
         comm: Comm,
-        control: Arc<dyn ControlGroup>,
+        control: Arc<dyn GroupControl>,
     ) -> Result<Nccl, NcclError> {
         let driver = |error| NcclError::driver("cuStreamCreateWithPriority", error);
         let stream = match gpu.on_thread(|| Stream::new().map_err(driver)) {
@@ -50,15 +57,11 @@ impl Nccl {
             comm: Mutex::new(Some(comm)),
             stream,
             spare: Arc::default(),
-            in_flight: Mutex::default(),
-            changed: Condvar::new(),
+            in_flight: Monitor::default(),
             control,
         });
         let watched = Arc::clone(&channel);
-        let spawned = thread::Builder::new().name("nccl-watch".into()).spawn(move || {
-            watch::run(&watched);
-        });
-        match spawned {
+        match spawn("nccl-watch", move || watch::run(&watched)) {
             Ok(watcher) => Ok(Nccl { channel, watcher: Mutex::new(Some(watcher)) }),
             Err(error) => {
                 channel.abort();
@@ -75,11 +78,11 @@ impl Nccl {
     ) -> Result<Option<Comm>, NcclError> {
         let (channel, gpu) = (&*self.channel, &*self.channel.gpu);
         if !gpu.library.can_split() {
-            let Some(group) = new_group else { return Ok(None) };
-            return gpu.connect(group.communicator, timeout).map(Some);
+            return new_group.map(|(_, group)| gpu.connect(*group, timeout)).transpose();
         }
-        let color = new_group.map(|group| group.first_world_rank);
-        let key = new_group.map_or(0, |group| group.communicator.rank());
+        // No other new group of the split has the same first rank.
+        let color = new_group.map(|(control, _)| control.identity().world_ranks[0]);
+        let key = new_group.map_or(0, |(_, group)| group.rank());
         let promise = gpu.on_thread(|| match &*lock(&channel.comm) {
             Some(comm) => gpu.library.split(comm, color, key),
             None => Err(NcclError::aborted()),
@@ -94,42 +97,39 @@ impl Nccl {
             }
         }
     }
-}
 
-impl Transport for Nccl {
-    fn name(&self) -> &'static str {
-        "nccl"
-    }
-
-    fn refuse(&self, output: &Buffer) -> Option<ArgumentError> {
+    /// What is wrong with `output`, which is on a GPU; the input is on the same GPU.
+    pub(crate) fn refuse(&self, output: &Buffer) -> Option<ArgumentError> {
         let here = ServiceId::of::<Server>(self.channel.gpu.id);
         let is_here = output.device().is_some_and(|memory| memory.client().service_id() == here);
         (!is_here).then_some(ArgumentError::OtherDevice)
     }
 
-    fn enqueue(&self, site: CallSite, record: RecordId, payload: Payload) -> Work {
+    /// Queues an operation, whose buffers are on one GPU, and returns at once. Operations run in the order of
+    /// the calls.
+    pub(crate) fn enqueue(&self, site: CallSite, record: RecordId, payload: Payload) -> Work {
         let channel = &self.channel;
         if let Some(error) = channel.control.cause(&site) {
             return Work::ready(Err(error));
         }
         let Some((plan, result)) = plan(payload) else {
             // Calls are checked before.
-            return Work::ready(Err(CommError::invalid(&site, ArgumentError::NoDeviceTransport)));
+            return Work::ready(Err(CommError::Invalid { site, problem: ArgumentError::NoDeviceTransport }));
         };
         let progress = Arc::new(Progress::new(&channel.spare));
-        lock(&channel.in_flight).queue.push_back(QueuedOperation {
+        let operation = QueuedOperation {
             site: site.clone(),
             record,
             issued: Instant::now(),
             progress: Arc::clone(&progress),
             buffers: [plan.input.clone(), plan.output.clone()],
-        });
-        channel.changed.notify_all();
+        };
+        channel.in_flight.update(|in_flight| in_flight.queue.push_back(operation));
         let origin = plan.output.stream;
         let (caller, launching, report) =
             (StreamId::current(), Arc::clone(channel), Report(Some(Arc::clone(&progress))));
         channel.gpu.device.submit(move |server: &mut Server| {
-            launching.control.recorder().started(record);
+            launching.control.identity().shared.recorder.started(record);
             report.set(launching.launch(server, caller, &plan));
         });
         // Work that any thread submits later comes after this.
@@ -156,27 +156,29 @@ impl Transport for Nccl {
         })
     }
 
-    fn split(
+    /// Splits the communicator like the group, and returns that of this rank's new group. Every rank of the
+    /// group calls it, also a rank without a new group.
+    pub(crate) fn split(
         &self,
         site: &CallSite,
         new_group: Option<SplitGroup<'_>>,
         timeout: Duration,
-    ) -> Result<Option<Arc<dyn Transport>>, CommError> {
-        let gpu = &self.channel.gpu;
+    ) -> Result<Option<Nccl>, CommError> {
+        let Channel { gpu, control, .. } = &*self.channel;
         let made = self.split_comm(new_group.as_ref(), timeout).and_then(|comm| {
-            let start =
-                |(comm, group): (Comm, SplitGroup<'_>)| Nccl::start(Arc::clone(gpu), comm, group.control);
-            comm.zip(new_group).map(start).transpose()
+            let made = comm.zip(new_group);
+            made.map(|(comm, (control, _))| Nccl::start(Arc::clone(gpu), comm, control)).transpose()
         });
-        match made {
-            Ok(nccl) => Ok(nccl.map(|nccl| Arc::new(nccl) as Arc<dyn Transport>)),
-            Err(error) => Err(self.channel.control.give_up(site, &error.to_string())),
-        }
+        made.map_err(|error| {
+            let reason = error.to_string();
+            control.abort(&reason);
+            control.give_up(site, &reason)
+        })
     }
 
-    fn close(&self) {
-        lock(&self.channel.in_flight).closing = true;
-        self.channel.changed.notify_all();
+    /// Ends operations under way and releases the GPU.
+    pub(crate) fn close(&self) {
+        self.channel.in_flight.update(|in_flight| in_flight.closing = true);
         if let Some(watcher) = lock(&self.watcher).take() {
             // A panic of the watcher has been printed; there is nothing else to do about it.
             let _ = watcher.join();

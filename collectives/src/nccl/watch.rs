@@ -1,10 +1,9 @@
 //! The thread that watches the operations of a communicator: it releases those that are done, and ends those
 //! that are stuck.
 
-use super::channel::Channel;
+use super::channel::{Channel, InFlight, Stage};
 use super::cuda::Event;
-use super::in_flight::{InFlight, Stage};
-use crate::sync::{lock, wait_until};
+use crate::sync::lock;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -29,7 +28,7 @@ pub(super) fn run(channel: &Channel) {
     let mut leaving = None;
     let mut is_done = false;
     while look(channel) {
-        let in_flight = lock(&channel.in_flight);
+        let in_flight = channel.in_flight.lock();
         if in_flight.closing {
             let since: Instant = *leaving.get_or_insert_with(Instant::now);
             is_done = in_flight.queue.is_empty();
@@ -42,7 +41,7 @@ pub(super) fn run(channel: &Channel) {
         let is_news = |in_flight: &InFlight| {
             was_idle && !in_flight.queue.is_empty() || in_flight.closing && !was_closing
         };
-        drop(wait_until(&channel.changed, in_flight, pause, is_news));
+        drop(channel.in_flight.wait_until(in_flight, pause, is_news));
     }
     let in_order = is_done && channel.finish(PARTING, || !has_failed(channel)).is_ok();
     if !in_order {
@@ -53,23 +52,18 @@ pub(super) fn run(channel: &Channel) {
 
 /// Whether the group is known to have failed.
 fn has_failed(channel: &Channel) -> bool {
-    let last = lock(&channel.in_flight).last.clone();
+    let last = channel.in_flight.lock().last.clone();
     last.is_some_and(|site| channel.control.cause(&site).is_some())
 }
 
 /// Looks once. Returns false when the group has failed.
 fn look(channel: &Channel) -> bool {
-    let trouble = retire(channel).and_then(|()| match channel.state() {
-        Ok(_) => Ok(()),
-        Err(error) => Err(error.to_string()),
-    });
+    let trouble = retire(channel).and_then(|()| channel.state().map_err(|error| error.to_string()));
     let oldest = {
-        let in_flight = lock(&channel.in_flight);
+        let in_flight = channel.in_flight.lock();
         let oldest = in_flight.queue.front();
-        oldest.map(|operation| (operation.site.clone(), operation.issued.elapsed())).or_else(|| {
-            let last = in_flight.last.clone();
-            last.map(|site| (site, Duration::ZERO))
-        })
+        let oldest = oldest.map(|operation| (operation.site.clone(), operation.issued.elapsed()));
+        oldest.or_else(|| in_flight.last.clone().map(|site| (site, Duration::ZERO)))
     };
     if let Some((site, _)) = &oldest
         && channel.control.cause(site).is_some()
@@ -92,7 +86,7 @@ fn look(channel: &Channel) -> bool {
 /// Releases the operations that are done.
 fn retire(channel: &Channel) -> Result<(), String> {
     loop {
-        let mut in_flight = lock(&channel.in_flight);
+        let mut in_flight = channel.in_flight.lock();
         let Some(operation) = in_flight.queue.front() else { return Ok(()) };
         match &*lock(&operation.progress.stage) {
             Stage::Queued => return Ok(()),
@@ -106,7 +100,7 @@ fn retire(channel: &Channel) -> Result<(), String> {
         if let Some(operation) = in_flight.queue.pop_front() {
             in_flight.last = Some(operation.site);
             drop(in_flight);
-            channel.control.recorder().finished(operation.record);
+            channel.control.identity().shared.recorder.finished(operation.record);
         }
     }
 }
@@ -114,7 +108,7 @@ fn retire(channel: &Channel) -> Result<(), String> {
 /// Releases the memory of aborted operations once the GPU has stopped. If the GPU does not stop, the memory
 /// is leaked, because an operation may still write to it.
 fn release(channel: &Channel) {
-    let in_flight = std::mem::take(&mut lock(&channel.in_flight).queue);
+    let in_flight = std::mem::take(&mut channel.in_flight.lock().queue);
     if in_flight.is_empty() || has_stopped(channel) {
         return;
     }

@@ -1,21 +1,21 @@
 //! The backend whose ranks are processes connected by TCP.
 
-use super::mesh;
-use super::message::{Cause, GroupName, GroupNumber, Site, Trouble};
+use super::mesh::{self, World};
+use super::message::{GroupName, Trouble, TroubleKind};
 use super::options::Ring;
-use super::transfer::Transfer;
+use super::transfer::{Transfer, equal_chunks};
 use super::wire::{Stop, Wire};
-use super::world::World;
-use crate::backend::{Backend, Payload, RankShared, empty, number_nodes};
+use crate::backend::{Backend, GroupControl, GroupRank, RankShared, empty, number_nodes};
 use crate::buffer::Buffer;
-use crate::call::{Call, CallSite};
-use crate::error::CommError;
+use crate::call::{Call, CallSite, SplitKey, partition};
+use crate::error::{Cause, CommError};
 use crate::operation::Operation;
+use crate::payload::Payload;
 use crate::process_group::ProcessGroup;
 use crate::sync::lock;
 use crate::verdict::Verdict;
 use std::collections::BTreeMap;
-use std::ops::Range;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -25,10 +25,8 @@ pub type TcpCommunicator = ProcessGroup<TcpBackend>;
 /// The backend of one rank of a group of processes.
 pub struct TcpBackend {
     world: Arc<World>,
-    shared: Arc<RankShared>,
     group: GroupName,
-    name: Arc<str>,
-    rank: usize,
+    identity: GroupRank,
     wire: Mutex<Wire>,
     ring: bool,
 }
@@ -42,71 +40,55 @@ impl TcpBackend {
         wire: Wire,
     ) -> TcpBackend {
         world.control.register(group.number, wire.waker());
-        let ring = match world.ring {
+        let ring = match world.options.ring {
             Ring::Always => true,
             Ring::Never => false,
             Ring::Auto => has_busy_links(&nodes(&world, &group)),
         };
-        let name = Arc::from(group.name.as_str());
-        TcpBackend { world, shared, group, name, rank, wire: Mutex::new(wire), ring }
+        let (name, world_ranks) = (group.name.as_str().into(), group.ranks.clone());
+        let identity = GroupRank { name, rank, world_ranks, shared };
+        TcpBackend { world, group, identity, wire: Mutex::new(wire), ring }
     }
 
-    fn site(&self, site: &CallSite) -> Site {
-        Site {
-            group: self.group.clone(),
-            rank: site.rank,
-            sequence: site.sequence,
-            operation: site.operation,
-            label: site.label.clone(),
-        }
+    /// Lets the rendezvous find the cause why the call at `site` cannot go on.
+    fn report(&self, site: &CallSite, kind: TroubleKind) -> Cause {
+        self.world.control.report(Trouble { group: self.group.clone(), site: site.clone(), kind })
     }
 
-    fn cause(&self) -> Option<Cause> {
+    fn failure(&self) -> Option<Cause> {
         self.world.control.cause(self.group.number)
     }
 
-    /// Lets the rendezvous find the cause of a stopped operation.
-    fn investigate(&self, at: &CallSite, stop: Stop) -> Cause {
-        let site = self.site(at);
-        let trouble = match stop {
-            Stop::Failed => match self.cause() {
-                Some(cause) => return cause,
+    /// Finds out why an operation was stopped.
+    fn investigate(&self, site: &CallSite, stop: Stop) -> CommError {
+        let cause = match stop {
+            Stop::Mismatch => self.report(site, TroubleKind::Mismatch),
+            Stop::Lost { peer, left, reason } => self.report(site, TroubleKind::Lost { peer, left, reason }),
+            Stop::Failed => self.failure().unwrap_or_else(|| {
                 // Only if the system cannot wait for sockets any more.
-                None => {
-                    let reason = "it cannot wait for its connections";
-                    self.world.control.abort(&self.group, self.rank, reason);
-                    return self.cause().unwrap_or_else(|| self.own_abort(reason));
-                }
-            },
-            Stop::Mismatch => Trouble::Mismatch { site: site.clone() },
-            Stop::Lost { peer, left, reason } => Trouble::Lost { site: site.clone(), peer, left, reason },
+                let abort = self.identity.abort("it cannot wait for its connections");
+                self.world.control.abort(abort.clone());
+                self.failure().unwrap_or(Cause::Abort(abort))
+            }),
         };
-        self.world.control.report(&site, trouble)
-    }
-
-    fn own_abort(&self, reason: &str) -> Cause {
-        Cause::Abort {
-            origin: self.group.name.clone(),
-            rank: self.rank,
-            world_rank: self.shared.world_rank,
-            reason: reason.to_owned(),
-        }
+        cause.error(site, None)
     }
 
     fn run(&self, site: &CallSite, call: &Call, payload: Payload) -> Result<Buffer, Stop> {
         let mut wire = lock(&self.wire);
         wire.begin(site.sequence, digest(call, self.ring));
-        let mut transfer = Transfer { wire: &mut wire, rank: self.rank, ring: self.ring };
+        let mut transfer = Transfer { wire: &mut wire, rank: site.rank, ring: self.ring };
+        let world_size = self.group.ranks.len();
         match payload {
             Payload::AllGather { input, mut output } => {
-                let slots = self.slots(input.size_in_bytes());
-                transfer.all_gather(input.as_bytes(), output.as_bytes_mut(), &slots)?;
+                let chunks = equal_chunks(input.size_in_bytes(), world_size);
+                transfer.all_gather(input.as_bytes(), output.as_bytes_mut(), &chunks)?;
                 Ok(output)
             }
             Payload::ReduceScatter { input, mut output } => {
-                let slots = self.slots(output.size_in_bytes());
+                let chunks = equal_chunks(output.size_in_bytes(), world_size);
                 let dtype = output.dtype();
-                transfer.reduce_scatter(dtype, input.as_bytes(), output.as_bytes_mut(), &slots)?;
+                transfer.reduce_scatter(dtype, input.as_bytes(), output.as_bytes_mut(), &chunks)?;
                 Ok(output)
             }
             Payload::AllReduce { mut buffer } => {
@@ -124,96 +106,85 @@ impl TcpBackend {
         }
     }
 
-    /// Byte ranges of the ranks' slots of `size` bytes.
-    fn slots(&self, size: usize) -> Vec<Range<usize>> {
-        (0..self.group.ranks.len()).map(|rank| rank * size..(rank + 1) * size).collect()
-    }
-
     /// Fails a call before it enters the operation, if the group has failed or its arguments are wrong.
     fn check(&self, site: &CallSite, call: &Call) -> Result<(), CommError> {
         // This rank has not entered the operation, so it cannot have completed on any rank.
-        if let Some(cause) = self.cause() {
-            return Err(match (&cause, call.problem) {
-                // Others have found this very call to differ before this rank came to it.
-                (Cause::Mismatch { sequence, .. }, Some(problem)) if *sequence == site.sequence => {
-                    CommError::invalid(site, problem)
-                }
-                _ => cause.error(site),
-            });
+        if let Some(cause) = self.failure() {
+            return Err(cause.error(site, call.problem));
         }
         let Some(problem) = call.problem else { return Ok(()) };
-        let site_here = self.site(site);
-        let trouble = Trouble::Mismatch { site: site_here.clone() };
-        self.world.control.report(&site_here, trouble);
-        Err(CommError::invalid(site, problem))
+        self.report(site, TroubleKind::Mismatch);
+        Err(CommError::Invalid { site: site.clone(), problem })
     }
 
     /// Exchanges colors and keys, and connects with the ranks of the same color.
     fn run_split(&self, site: &CallSite, call: &Call) -> Result<Option<TcpBackend>, Stop> {
         let mut wire = lock(&self.wire);
         wire.begin(site.sequence, digest(call, self.ring));
-        let mut transfer = Transfer { wire: &mut wire, rank: self.rank, ring: false };
-        let own = SplitRequest::of(call);
-        let slots = self.slots(REQUEST);
-        let mut all = vec![0; REQUEST * slots.len()];
-        transfer.all_gather(&own.encode(), &mut all, &slots)?;
-        let requests: Vec<SplitRequest> = all.chunks_exact(REQUEST).map(SplitRequest::decode).collect();
+        let mut transfer = Transfer { wire: &mut wire, rank: site.rank, ring: false };
+        let Some(SplitKey { color, key }) = call.split_key else { return Err(Stop::Mismatch) };
+        // No color is a number that no color can be.
+        let words = [color.map_or(u64::MAX, u64::from), key as u64, hash(&call.label.scope)];
+        let own: [u8; REQUEST] = bytemuck::cast(words.map(u64::to_le));
+        let chunks = equal_chunks(REQUEST, self.group.ranks.len());
+        let mut all = vec![[0; REQUEST]; chunks.len()];
+        transfer.all_gather(&own, all.as_flattened_mut(), &chunks)?;
+        let requests = all.into_iter().map(|bytes| bytemuck::cast::<_, [u64; 3]>(bytes).map(u64::from_le));
         let mut names: BTreeMap<u32, u64> = BTreeMap::new();
-        for request in &requests {
-            let Some(color) = request.color else { continue };
-            if *names.entry(color).or_insert(request.name) != request.name {
+        let mut keys = Vec::new();
+        for [color, key, name] in requests {
+            let color = u32::try_from(color).ok();
+            if color.is_some_and(|color| *names.entry(color).or_insert(name) != name) {
                 return Err(Stop::Mismatch);
             }
+            keys.push(Some(SplitKey { color, key: key as i64 }));
         }
-        let Some(color) = own.color else { return Ok(None) };
-        let mut order: Vec<(i64, usize)> = requests
-            .iter()
-            .enumerate()
-            .filter(|(_, request)| request.color == Some(color))
-            .map(|(rank, request)| (request.key, rank))
-            .collect();
-        order.sort_unstable();
-        let ranks: Vec<usize> = order.iter().map(|(_, rank)| self.group.ranks[*rank]).collect();
-        let number = fnv(&[self.group.number, site.sequence, u64::from(color)]);
+        let Some(color) = color else { return Ok(None) };
+        let order = partition(keys.into_iter()).remove(&color).unwrap_or_default();
+        let Some(rank) = order.iter().position(|rank| *rank == site.rank) else { return Err(Stop::Mismatch) };
+        let ranks = order.iter().map(|rank| self.group.ranks[*rank]).collect();
+        let number = hash(&(self.group.number, site.sequence, color));
         let group = GroupName { number, name: call.label.scope.to_string(), ranks };
-        let Some(rank) = group.ranks.iter().position(|r| *r == self.shared.world_rank) else {
-            return Err(Stop::Mismatch);
-        };
-        let until = Instant::now() + self.world.timeout;
+        let until = Instant::now() + self.world.options.timeout;
         let wire = mesh::connect(&self.world, &group, rank, until).map_err(|error| {
             let reason = format!("it cannot connect to group \"{}\": {error}", group.name);
-            self.world.control.abort(&self.group, self.rank, &reason);
+            self.abort(&reason);
             Stop::Failed
         })?;
-        Ok(Some(TcpBackend::new(Arc::clone(&self.world), Arc::clone(&self.shared), group, rank, wire)))
+        let (world, shared) = (Arc::clone(&self.world), Arc::clone(&self.identity.shared));
+        Ok(Some(TcpBackend::new(world, shared, group, rank, wire)))
+    }
+}
+
+impl GroupControl for TcpBackend {
+    fn identity(&self) -> &GroupRank {
+        &self.identity
+    }
+
+    fn cause(&self, site: &CallSite) -> Option<CommError> {
+        self.failure().map(|cause| cause.error(site, None))
+    }
+
+    fn give_up(&self, site: &CallSite, reason: &str) -> CommError {
+        let by = self.identity.abort(reason);
+        self.world.control.fail_here(self.group.number, by.clone());
+        self.cause(site).unwrap_or_else(|| CommError::Aborted { site: site.clone(), by })
+    }
+
+    fn time_out(&self, site: &CallSite, waited: Duration) -> CommError {
+        self.report(site, TroubleKind::TimedOut { waited }).error(site, None)
+    }
+
+    fn abort(&self, reason: &str) {
+        self.world.control.abort(self.identity.abort(reason));
     }
 }
 
 impl Backend for TcpBackend {
     const NAME: &'static str = "tcp";
 
-    fn name(&self) -> &Arc<str> {
-        &self.name
-    }
-
-    fn world_ranks(&self) -> &[usize] {
-        &self.group.ranks
-    }
-
-    fn rank(&self) -> usize {
-        self.rank
-    }
-
-    fn shared(&self) -> &Arc<RankShared> {
-        &self.shared
-    }
-
     fn nodes(&self) -> Vec<usize> {
         nodes(&self.world, &self.group)
-    }
-
-    fn node_name(&self) -> String {
-        self.world.node.clone()
     }
 
     fn issued(&self, _: &CallSite, _: &Call) {
@@ -222,41 +193,20 @@ impl Backend for TcpBackend {
 
     fn execute(&self, site: &CallSite, call: Call, payload: Payload) -> Result<Buffer, CommError> {
         self.check(site, &call)?;
-        self.run(site, &call, payload).map_err(|stop| self.investigate(site, stop).error(site))
+        self.run(site, &call, payload).map_err(|stop| self.investigate(site, stop))
     }
 
     fn split(&self, site: &CallSite, call: Call) -> Result<Option<TcpBackend>, CommError> {
         self.check(site, &call)?;
-        self.run_split(site, &call).map_err(|stop| self.investigate(site, stop).error(site))
-    }
-
-    fn give_up(&self, site: &CallSite, reason: &str) -> CommError {
-        let cause = self.own_abort(reason);
-        self.world.control.fail_here(self.group.number, cause.clone());
-        self.cause().unwrap_or(cause).error(site)
-    }
-
-    fn time_out(&self, site: &CallSite, waited: Duration) -> CommError {
-        let here = self.site(site);
-        let trouble = Trouble::TimedOut { site: here.clone(), waited };
-        self.world.control.report(&here, trouble).error(site)
+        self.run_split(site, &call).map_err(|stop| self.investigate(site, stop))
     }
 
     fn crash(&self, reason: &str) {
-        self.world.control.abort(&self.group, self.rank, reason);
-    }
-
-    fn cause(&self, site: &CallSite) -> Option<CommError> {
-        TcpBackend::cause(self).map(|cause| cause.error(site))
-    }
-
-    fn abort(&self, reason: &str) {
-        self.world.control.abort(&self.group, self.rank, reason);
+        self.abort(reason);
     }
 
     fn leave(&self) {
-        let reason = format!("rank {} left the group", self.rank);
-        self.world.control.fail_here(self.group.number, self.own_abort(&reason));
+        self.world.control.fail_here(self.group.number, self.identity.left());
         // The worker releases the wire once it learns of the failure.
         lock(&self.wire).leave();
     }
@@ -267,7 +217,7 @@ impl Backend for TcpBackend {
 }
 
 fn nodes(world: &World, group: &GroupName) -> Vec<usize> {
-    number_nodes(group.ranks.iter().map(|rank| world.members[*rank].node.as_str()))
+    number_nodes(group.ranks.iter().map(|rank| world.ranks[*rank].node.as_str()))
 }
 
 /// Whether direct transfers would send the same bytes more than once over a link between machines. That is so
@@ -277,77 +227,19 @@ fn has_busy_links(nodes: &[usize]) -> bool {
     machines > 1 && nodes.len() > machines
 }
 
-/// What ranks exchange in a split: color, key and a hash of the name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct SplitRequest {
-    color: Option<u32>,
-    key: i64,
-    name: u64,
-}
-
-/// Bytes of a split request.
+/// Bytes of what ranks exchange in a split: color, key and a hash of the name.
 const REQUEST: usize = 24;
-
-impl SplitRequest {
-    fn of(call: &Call) -> SplitRequest {
-        let split = call.split_key;
-        SplitRequest {
-            color: split.and_then(|split| split.color),
-            key: split.map_or(0, |split| split.key),
-            name: fnv_bytes(call.label.scope.as_bytes()),
-        }
-    }
-
-    fn encode(self) -> [u8; REQUEST] {
-        // No color is a number that no color can be.
-        let color = self.color.map_or(u64::MAX, u64::from);
-        let mut bytes = [0; REQUEST];
-        bytes[..8].copy_from_slice(&color.to_le_bytes());
-        bytes[8..16].copy_from_slice(&self.key.to_le_bytes());
-        bytes[16..].copy_from_slice(&self.name.to_le_bytes());
-        bytes
-    }
-
-    fn decode(bytes: &[u8]) -> SplitRequest {
-        let word = |index: usize| {
-            let mut word = [0; 8];
-            word.copy_from_slice(&bytes[index * 8..index * 8 + 8]);
-            word
-        };
-        SplitRequest {
-            color: u32::try_from(u64::from_le_bytes(word(0))).ok(),
-            key: i64::from_le_bytes(word(1)),
-            name: u64::from_le_bytes(word(2)),
-        }
-    }
-}
 
 /// Hashes everything that ranks must agree on before data moves.
 fn digest(call: &Call, ring: bool) -> u64 {
-    let scope = match call.operation {
-        // Ranks that end up in different groups may name them differently.
-        Operation::Split => 0,
-        _ => fnv_bytes(call.label.scope.as_bytes()),
-    };
-    fnv(&[
-        call.operation as u64,
-        call.dtype as u64,
-        call.count as u64,
-        call.location as u64,
-        call.root.map_or(u64::MAX, |root| root as u64),
-        scope,
-        u64::from(ring),
-    ])
+    // Ranks that end up in different groups of a split may name them differently.
+    let scope = (call.operation != Operation::Split).then_some(&call.label.scope);
+    hash(&(call.operation, call.dtype, call.count, call.location, call.root, scope, ring))
 }
 
-/// FNV-1a (Fowler, Noll and Vo) over words.
-fn fnv(words: &[u64]) -> GroupNumber {
-    let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
-    fnv_bytes(&bytes)
-}
-
-fn fnv_bytes(bytes: &[u8]) -> u64 {
-    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
-        (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3)
-    })
+/// The same in every process of a job.
+fn hash(value: &impl Hash) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    value.hash(&mut hasher);
+    hasher.finish()
 }

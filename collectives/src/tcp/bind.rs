@@ -1,7 +1,6 @@
 //! Opening the port of the rendezvous: the one that all ranks are told, or one near it.
 
-use super::options::{JoinError, JoinOptions};
-use super::pause::{PAUSE, pause_for};
+use super::options::{JoinError, JoinOptions, PAUSE};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, TcpListener, ToSocketAddrs};
 use std::time::{Duration, Instant};
@@ -33,7 +32,7 @@ pub(super) fn bind_patiently(
     loop {
         match attempt() {
             Err(error) if error.kind() == io::ErrorKind::AddrInUse && Instant::now() < until => {
-                pause_for(PAUSE[1], options)?;
+                options.pause(PAUSE[1])?;
             }
             outcome => return Ok(outcome),
         }

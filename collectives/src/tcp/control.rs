@@ -2,21 +2,23 @@
 //! the world has failed.
 
 use super::channel::{Channel, Reader, Writer};
-use super::frame::{self, MEMBER_LIMIT};
+use super::frame::{self, FrameError, MESSAGE_LIMIT};
 use super::inquiry::GRACE;
-use super::message::{Cause, GroupName, GroupNumber, Site, ToRank, ToRendezvous, Trouble};
+use super::message::{GroupName, GroupNumber, ToRank, ToRendezvous, Trouble, TroubleKind};
 use super::registry::HEARTBEAT;
 use super::rendezvous::Rendezvous;
 use super::stall::StallDetector;
 use super::waker::Waker;
 use crate::backend::RankShared;
-use crate::sync::{lock, wait_until};
+use crate::call::CallSite;
+use crate::error::{Abort, Cause, CommError};
+use crate::sync::{Monitor, lock, spawn};
 use crate::verdict::{Finding, Verdict};
 use std::collections::HashMap;
 use std::io::ErrorKind;
 use std::net::Shutdown;
 use std::sync::{Arc, Condvar, Mutex, Weak};
-use std::thread::{self, JoinHandle};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// How long a rank waits for the rendezvous to find the cause of a trouble: it asks the others for
@@ -28,9 +30,6 @@ const SILENCE: Duration = Duration::from_secs(5);
 
 /// How long a rank that is asked about an operation waits for its own caller to issue it.
 const ISSUE_WAIT: Duration = Duration::from_secs(1);
-
-/// Records sent with an answer.
-const RECORDS: usize = 64;
 
 /// One rank's connection to the rendezvous, shared by all its groups.
 pub(super) struct Control {
@@ -44,9 +43,8 @@ struct Inner {
     shared: Arc<RankShared>,
     backend: &'static str,
     writer: Mutex<Writer>,
-    state: Mutex<State>,
-    /// A group or the world has failed, or the rank leaves.
-    changed: Condvar,
+    /// Notified when a group or the world fails, and when the rank leaves.
+    state: Monitor<State>,
     /// The caller has issued an operation.
     issued: Condvar,
 }
@@ -78,7 +76,7 @@ impl Control {
             shared,
             backend,
             writer: Mutex::new(writer),
-            state: Mutex::new(State {
+            state: Monitor::new(State {
                 first: None,
                 world: None,
                 groups: HashMap::new(),
@@ -87,21 +85,19 @@ impl Control {
                 stalls: StallDetector::new(HEARTBEAT),
                 closing: false,
             }),
-            changed: Condvar::new(),
             issued: Condvar::new(),
         });
         let (reading, beating) = (Arc::clone(&inner), Arc::clone(&inner));
-        let named = |name: &str| thread::Builder::new().name(format!("kiln-{name}"));
         let threads = vec![
-            named("control").spawn(move || reading.listen(reader))?,
-            named("alive").spawn(move || beating.beat())?,
+            spawn("kiln-control", move || reading.listen(reader))?,
+            spawn("kiln-alive", move || beating.beat())?,
         ];
         Ok(Control { inner, threads, _rendezvous: rendezvous })
     }
 
     /// Wakes `waker` when `group` or the world fails.
     pub(super) fn register(&self, group: GroupNumber, waker: &Arc<Waker>) {
-        let mut state = lock(&self.inner.state);
+        let mut state = self.inner.state.lock();
         state.wakers.retain(|(_, known)| known.strong_count() > 0);
         state.wakers.push((group, Arc::downgrade(waker)));
         if state.world.is_some() {
@@ -111,90 +107,71 @@ impl Control {
 
     /// Why `group` can no longer be used.
     pub(super) fn cause(&self, group: GroupNumber) -> Option<Cause> {
-        let state = lock(&self.inner.state);
+        let state = self.inner.state.lock();
         state.groups.get(&group).or(state.world.as_ref()).cloned()
     }
 
     /// The verdict of all ranks together, if there is one.
     pub(super) fn verdict(&self) -> Option<Verdict> {
-        let state = lock(&self.inner.state);
+        let state = self.inner.state.lock();
         let causes = state.world.iter().chain(state.groups.values());
-        causes.filter_map(Cause::verdict).next().cloned()
+        let mut verdicts = causes.filter_map(|cause| match cause {
+            Cause::Error(CommError::TimedOut { verdict, .. }) => Some((**verdict).clone()),
+            _ => None,
+        });
+        verdicts.next()
     }
 
     /// Fails one group on this rank alone, unless it has failed already.
-    pub(super) fn fail_here(&self, group: GroupNumber, cause: Cause) {
-        self.inner.fail(Some(group), cause);
+    pub(super) fn fail_here(&self, group: GroupNumber, abort: Abort) {
+        self.inner.fail(Some(group), Cause::Abort(abort));
     }
 
     /// Fails the world on this rank and tells the others.
-    pub(super) fn abort(&self, group: &GroupName, rank: usize, reason: &str) {
-        let cause = Cause::Abort {
-            origin: group.name.clone(),
-            rank,
-            world_rank: self.inner.shared.world_rank,
-            reason: reason.to_owned(),
-        };
-        self.inner.fail(None, cause);
-        let (group, reason) = (group.clone(), reason.to_owned());
-        self.inner.send(&ToRendezvous::Trouble(Trouble::Abort { group, rank, reason }));
+    pub(super) fn abort(&self, abort: Abort) {
+        self.inner.fail(None, Cause::Abort(abort.clone()));
+        self.inner.send(&ToRendezvous::Abort(abort));
     }
 
-    /// Reports a trouble at `site` and returns the cause that the rendezvous has found.
-    pub(super) fn report(&self, site: &Site, trouble: Trouble) -> Cause {
-        let group = site.group.number;
+    /// Reports a trouble and returns the cause that the rendezvous has found.
+    pub(super) fn report(&self, trouble: Trouble) -> Cause {
+        let (group, asked) = (trouble.group.number, Instant::now());
         if let Some(cause) = self.cause(group) {
             return cause;
         }
-        let waited = match &trouble {
-            Trouble::TimedOut { waited, .. } => Some(*waited),
-            _ => None,
-        };
-        let asked = Instant::now();
-        let broken = match &trouble {
-            Trouble::Lost { peer, reason, .. } => Some((*peer, reason.clone())),
-            _ => None,
-        };
-        self.inner.send(&ToRendezvous::Trouble(trouble));
-        let state = lock(&self.inner.state);
+        self.inner.send(&ToRendezvous::Trouble(trouble.clone()));
         let found = |state: &State| state.world.is_some() || state.groups.contains_key(&group);
-        let state = wait_until(&self.inner.changed, state, ANSWER, found);
+        let state = self.inner.state.wait_until(self.inner.state.lock(), ANSWER, found);
         let silent = state.heard.elapsed();
         drop(state);
         if let Some(cause) = self.cause(group) {
             return cause;
         }
-        let cause = match broken {
-            Some((peer, reason)) if silent < SILENCE => Cause::Abort {
-                origin: site.group.name.clone(),
-                rank: peer,
-                world_rank: site.group.ranks.get(peer).copied().unwrap_or(peer),
-                reason: format!("the connection to it broke: {reason}"),
-            },
-            _ => self.no_answer(site, waited.unwrap_or_else(|| whole_ms(asked.elapsed())), silent),
+        let cause = match &trouble.kind {
+            TroubleKind::Lost { peer, reason, .. } if silent < SILENCE => {
+                let reason = format!("the connection to it broke: {reason}");
+                Cause::Abort(trouble.group.abort_by(*peer, reason))
+            }
+            TroubleKind::TimedOut { waited } => self.no_answer(&trouble, *waited, silent),
+            _ => self.no_answer(&trouble, whole_ms(asked.elapsed()), silent),
         };
         self.inner.fail(None, cause.clone());
         cause
     }
 
     /// The cause when the rendezvous itself is silent.
-    fn no_answer(&self, site: &Site, waited: Duration, silent: Duration) -> Cause {
-        let verdict = Verdict {
-            finding: Finding::Silent,
-            culprits: vec![0],
-            text: format!(
-                "rank 0, which keeps the rendezvous, has not answered for {} s: its process is \
-                 stopped or its machine cannot be reached; rank {} waits in #{} {}({})",
-                silent.as_secs(),
-                self.inner.shared.world_rank,
-                site.sequence,
-                site.operation,
-                site.label.scope
-            ),
-        };
-        let rank_0 = site.group.ranks.iter().position(|rank| *rank == 0);
-        let missing = rank_0.into_iter().collect();
-        Cause::TimedOut { site: site.clone(), waited, missing, verdict }
+    fn no_answer(&self, trouble: &Trouble, waited: Duration, silent: Duration) -> Cause {
+        let CallSite { sequence, operation, label, .. } = &trouble.site;
+        let text = format!(
+            "rank 0, which keeps the rendezvous, has not answered for {} s: its process is stopped or its \
+             machine cannot be reached; rank {} waits in #{sequence} {operation}({})",
+            silent.as_secs(),
+            self.inner.shared.world_rank,
+            label.scope
+        );
+        let verdict = Box::new(Verdict { finding: Finding::Silent, culprits: vec![0], text });
+        let missing = trouble.group.ranks.iter().position(|rank| *rank == 0).into_iter().collect();
+        Cause::Error(CommError::TimedOut { site: trouble.site.clone(), waited, missing, verdict })
     }
 
     /// Notes that the caller has issued another operation, for questions that wait for it.
@@ -210,8 +187,7 @@ fn whole_ms(time: Duration) -> Duration {
 
 impl Drop for Control {
     fn drop(&mut self) {
-        lock(&self.inner.state).closing = true;
-        self.inner.changed.notify_all();
+        self.inner.state.update(|state| state.closing = true);
         self.inner.send(&ToRendezvous::Goodbye);
         // The goodbye is still delivered, and the reading thread wakes up.
         let _ = lock(&self.inner.writer).stream.shutdown(Shutdown::Both);
@@ -224,7 +200,7 @@ impl Drop for Control {
 
 impl Inner {
     fn send(&self, message: &ToRendezvous) {
-        match frame::encode(message, MEMBER_LIMIT) {
+        match frame::encode(message, MESSAGE_LIMIT) {
             // If sending fails, the rendezvous is gone, which the reading thread notices.
             Ok(frame) => drop(lock(&self.writer).deliver(&frame)),
             Err(error) => tracing::warn!("cannot tell the rendezvous: {error}"),
@@ -233,12 +209,10 @@ impl Inner {
 
     /// Notes a failure, unless an earlier one is known, and wakes everyone.
     fn fail(&self, group: Option<GroupNumber>, cause: Cause) {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         state.first.get_or_insert_with(|| cause.clone());
         match group {
-            None => {
-                state.world.get_or_insert(cause);
-            }
+            None => _ = state.world.get_or_insert(cause),
             Some(number) => {
                 // An abort of the world goes before its consequences in single groups.
                 let cause = state.world.clone().unwrap_or(cause);
@@ -253,15 +227,15 @@ impl Inner {
             }
         }
         drop(state);
-        self.changed.notify_all();
+        self.state.notify();
     }
 
     fn listen(&self, mut reader: Reader) {
         loop {
-            let message: ToRank = match frame::read(&mut reader, MEMBER_LIMIT) {
+            let message: ToRank = match frame::read(&mut reader, MESSAGE_LIMIT) {
                 Ok(message) => message,
                 Err(error) => {
-                    let state = lock(&self.state);
+                    let state = self.state.lock();
                     let (closing, first) = (state.closing, state.first.clone());
                     drop(state);
                     if !closing {
@@ -272,7 +246,7 @@ impl Inner {
                     return;
                 }
             };
-            lock(&self.state).heard = Instant::now();
+            self.state.lock().heard = Instant::now();
             match message {
                 ToRank::Failed { group, cause } => self.fail(group, cause),
                 ToRank::Collect { request, at } => self.answer(request, at),
@@ -281,27 +255,25 @@ impl Inner {
         }
     }
 
-    fn lost_rendezvous(&self, error: &frame::FrameError) -> Cause {
+    fn lost_rendezvous(&self, error: &FrameError) -> Cause {
         let reason = match error {
-            frame::FrameError::Io(error)
+            FrameError::Io(error)
                 if matches!(error.kind(), ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset) =>
             {
-                "it died: the rendezvous, which it keeps, closed without a goodbye".to_owned()
+                "it died: the rendezvous, which it keeps, closed without a goodbye".into()
             }
-            error => format!("the connection to the rendezvous, which it keeps, broke: {error}"),
+            error => format!("the connection to the rendezvous, which it keeps, broke: {error}").into(),
         };
-        Cause::Abort { origin: "world".into(), rank: 0, world_rank: 0, reason }
+        Cause::Abort(Abort { group: "world".into(), rank: 0, world_rank: 0, reason })
     }
 
     fn answer(&self, request: u64, at: Option<(GroupName, u64)>) {
         if let Some((group, sequence)) = at {
             self.wait_until_issued(&group, sequence);
         }
-        let mut flight = self.shared.flight(self.backend, String::new());
-        let surplus = flight.records.len().saturating_sub(RECORDS);
-        flight.records.drain(..surplus);
-        flight.stall = lock(&self.state).stalls.stall(Instant::now());
-        self.send(&ToRendezvous::Report { request, flight: Box::new(flight) });
+        let mut flight = self.shared.short_flight(self.backend);
+        flight.stall = self.state.lock().stalls.stall(Instant::now());
+        self.send(&ToRendezvous::Report { request, flight });
     }
 
     /// Waits a moment for the caller to issue operation `sequence` of `group`, if this rank is in the group:
@@ -316,21 +288,20 @@ impl Inner {
             if !behind || left.is_zero() {
                 return;
             }
-            let state = lock(&self.state);
+            let state = self.state.lock();
             // Notified when an operation is issued. The short limit covers one that was issued just before.
-            let pause = left.min(Duration::from_millis(20));
-            drop(self.issued.wait_timeout(state, pause));
+            drop(self.issued.wait_timeout(state, left.min(Duration::from_millis(20))));
         }
     }
 
     fn beat(&self) {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         while !state.closing {
             drop(state);
             self.send(&ToRendezvous::Beat);
-            state = lock(&self.state);
+            state = self.state.lock();
             state.stalls.rest(Instant::now());
-            state = wait_until(&self.changed, state, HEARTBEAT, |state| state.closing);
+            state = self.state.wait_until(state, HEARTBEAT, |state| state.closing);
             state.stalls.wake(Instant::now());
         }
     }

@@ -3,22 +3,21 @@
 //! A frame may come from anyone. So its length is checked before memory is allocated, and the decoder counts
 //! the lengths inside of it against the same limit.
 
-use super::seal::SealError;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::io::{self, Read, Write};
 
 /// Most bytes of a frame before its sender has proved that it belongs to the job.
-pub(super) const STRANGER_LIMIT: usize = 1024;
+pub(super) const HANDSHAKE_LIMIT: usize = 1024;
 
 /// Most bytes of any frame.
-pub(super) const MEMBER_LIMIT: usize = 4 << 20;
+pub(super) const MESSAGE_LIMIT: usize = 4 << 20;
 
 const CONFIG: bincode::config::Configuration<
     bincode::config::LittleEndian,
     bincode::config::Varint,
-    bincode::config::Limit<MEMBER_LIMIT>,
-> = bincode::config::standard().with_limit::<MEMBER_LIMIT>();
+    bincode::config::Limit<MESSAGE_LIMIT>,
+> = bincode::config::standard().with_limit::<MESSAGE_LIMIT>();
 
 /// Why a frame could not be read or written.
 #[derive(Debug, thiserror::Error)]
@@ -34,12 +33,9 @@ pub enum FrameError {
     /// Its content is not the expected message.
     #[error("a frame that is no message: {0}")]
     Garbage(String),
-    /// It does not come from the other side, or was changed on its way.
-    #[error(transparent)]
-    Seal(SealError),
     /// The connection failed or ended.
     #[error("{}", in_words(.0))]
-    Io(io::Error),
+    Io(#[from] io::Error),
 }
 
 /// Says what happened to a connection, as a sentence about the other side.
@@ -48,15 +44,6 @@ fn in_words(error: &io::Error) -> String {
         io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => "it hung up".to_owned(),
         io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => "it said nothing in time".to_owned(),
         _ => error.to_string(),
-    }
-}
-
-impl From<io::Error> for FrameError {
-    fn from(error: io::Error) -> FrameError {
-        match error.get_ref().and_then(|inner| inner.downcast_ref()) {
-            Some(seal) => FrameError::Seal(*seal),
-            None => FrameError::Io(error),
-        }
     }
 }
 
@@ -107,8 +94,10 @@ pub fn read<T: DeserializeOwned>(mut from: impl Read, limit: usize) -> Result<T,
 mod tests {
     use super::*;
     use crate::call::Call;
+    use crate::call::CallSite;
+    use crate::error::{Cause, CommError};
     use crate::label::{Label, Phase};
-    use crate::tcp::message::{CalledOff, Cause, GroupName, Site, ToRank, ToRendezvous, Trouble};
+    use crate::tcp::message::{CalledOff, GroupName, ToRank, ToRendezvous, Trouble, TroubleKind};
     use crate::tcp::refused::{Refused, Why};
     use crate::tcp::wire::{HEADER, Header};
     use proptest::prelude::*;
@@ -116,66 +105,65 @@ mod tests {
     use std::net::Ipv6Addr;
     use std::time::Duration;
 
-    fn site() -> Site {
-        Site {
-            group: GroupName { number: 7, name: "shard".into(), ranks: vec![2, 5] },
+    fn trouble(kind: TroubleKind) -> Trouble {
+        let group = GroupName { number: 7, name: "shard".into(), ranks: vec![2, 5] };
+        let site = CallSite {
+            group: "shard".into(),
             rank: 1,
             sequence: 1085,
             operation: crate::Operation::AllGather,
             label: Label::new("block 7", Phase::Forward),
-        }
+        };
+        Trouble { group, site, kind }
     }
 
     /// A frame of every kind that carries something.
     fn genuine() -> Vec<Vec<u8>> {
         let call = Call::barrier(Label::new("step", Phase::Loss));
-        let mismatch = Cause::Mismatch { group: "world".into(), sequence: 3, calls: vec![Some(call), None] };
+        let calls = vec![Some(call), None];
+        let mismatch = CommError::Mismatch { group: "world".into(), sequence: 3, calls };
+        let timed_out = trouble(TroubleKind::TimedOut { waited: Duration::from_secs(60) });
         let from = Ipv6Addr::LOCALHOST.into();
         let refused = Refused { rank: 1, from, why: Why::Job("another".into()) };
         let to_rank = [
             ToRank::Beat,
             ToRank::Incomplete { missing: vec![1, 2], refused: vec![refused.clone()] },
             ToRank::CalledOff(CalledOff::Refused(refused)),
-            ToRank::Collect { request: 9, at: Some((site().group, 1085)) },
-            ToRank::Failed { group: None, cause: mismatch },
+            ToRank::Collect { request: 9, at: Some((timed_out.group.clone(), 1085)) },
+            ToRank::Failed { group: None, cause: Cause::Error(mismatch) },
         ];
-        let to_rendezvous = [
-            ToRendezvous::Beat,
-            ToRendezvous::Trouble(Trouble::TimedOut { site: site(), waited: Duration::from_secs(60) }),
-            ToRendezvous::Goodbye,
-        ];
-        let to_rank = to_rank.iter().map(|message| encode(message, MEMBER_LIMIT).unwrap());
-        let rest = to_rendezvous.iter().map(|message| encode(message, MEMBER_LIMIT).unwrap());
+        let to_rendezvous = [ToRendezvous::Beat, ToRendezvous::Trouble(timed_out), ToRendezvous::Goodbye];
+        let to_rank = to_rank.iter().map(|message| encode(message, MESSAGE_LIMIT).unwrap());
+        let rest = to_rendezvous.iter().map(|message| encode(message, MESSAGE_LIMIT).unwrap());
         to_rank.chain(rest).collect()
     }
 
     #[test]
     fn frames_come_back_as_they_went() {
-        let trouble = Trouble::Lost { site: site(), peer: 0, left: true, reason: "x".into() };
-        let frame = encode(&ToRendezvous::Trouble(trouble), STRANGER_LIMIT).unwrap();
-        let back: ToRendezvous = read(&*frame, STRANGER_LIMIT).unwrap();
-        let ToRendezvous::Trouble(Trouble::Lost { site: back, peer: 0, left: true, .. }) = back else {
-            panic!("{back:?}")
-        };
-        assert_eq!(back, site());
+        let sent = trouble(TroubleKind::Lost { peer: 0, left: true, reason: "x".into() });
+        let frame = encode(&ToRendezvous::Trouble(sent.clone()), HANDSHAKE_LIMIT).unwrap();
+        let back: ToRendezvous = read(&*frame, HANDSHAKE_LIMIT).unwrap();
+        let ToRendezvous::Trouble(Trouble { group, site, kind }) = back else { panic!("{back:?}") };
+        assert!(matches!(kind, TroubleKind::Lost { peer: 0, left: true, .. }), "{kind:?}");
+        assert_eq!((group, site), (sent.group, sent.site));
     }
 
     #[test]
     fn limits_hold_on_both_sides() {
-        let long = "x".repeat(STRANGER_LIMIT);
-        assert!(matches!(encode(&long, STRANGER_LIMIT), Err(FrameError::TooLong { .. })));
-        let frame = encode(&long, MEMBER_LIMIT).unwrap();
-        let error = read::<String>(&*frame, STRANGER_LIMIT).unwrap_err();
-        assert!(matches!(error, FrameError::TooLong { limit: STRANGER_LIMIT, .. }));
-        let mut trailing = encode(&1u8, MEMBER_LIMIT).unwrap();
+        let long = "x".repeat(HANDSHAKE_LIMIT);
+        assert!(matches!(encode(&long, HANDSHAKE_LIMIT), Err(FrameError::TooLong { .. })));
+        let frame = encode(&long, MESSAGE_LIMIT).unwrap();
+        let error = read::<String>(&*frame, HANDSHAKE_LIMIT).unwrap_err();
+        assert!(matches!(error, FrameError::TooLong { limit: HANDSHAKE_LIMIT, .. }));
+        let mut trailing = encode(&1u8, MESSAGE_LIMIT).unwrap();
         trailing.push(0);
         assert!(matches!(decode::<u8>(&trailing[4..]), Err(FrameError::Garbage(_))));
     }
 
     /// Decodes `bytes` as everything that is ever expected.
     fn decode_all(bytes: &[u8]) {
-        let _ = read::<ToRank>(bytes, MEMBER_LIMIT);
-        let _ = read::<ToRendezvous>(bytes, MEMBER_LIMIT);
+        let _ = read::<ToRank>(bytes, MESSAGE_LIMIT);
+        let _ = read::<ToRendezvous>(bytes, MESSAGE_LIMIT);
         let _ = decode::<ToRank>(bytes);
         let _ = decode::<ToRendezvous>(bytes);
         crate::tcp::handshake::decode_all(bytes);

@@ -7,10 +7,9 @@
 //! are derived from the same messages (see `seal`).
 
 use super::channel::Channel;
-use super::frame::{self, FrameError, STRANGER_LIMIT};
-use super::keyed::keyed;
-use super::options::{Seal, Secret};
-use super::seal::{self, Key};
+use super::frame::{self, FrameError, HANDSHAKE_LIMIT};
+use super::options::{Seal, Secret, random};
+use super::seal::{self, Key, keyed};
 use hmac::Mac;
 use serde::{Deserialize, Serialize};
 use std::io::{self, Read, Write};
@@ -19,7 +18,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Version of the protocol. It changes whenever messages do.
-const VERSION: u32 = 4;
+const VERSION: u32 = 5;
 
 /// How long a caller may take to authenticate itself, however slowly its bytes arrive. It is long, because a
 /// genuine caller may be on a very busy machine. When too many callers wait, unauthenticated ones are closed
@@ -82,13 +81,13 @@ struct Proof {
 /// The last message of the accepting side.
 #[derive(Serialize, Deserialize)]
 struct Answer {
-    /// Why a genuine caller is refused; `None` if it is accepted.
+    /// `None` if the caller is accepted.
     refusal: Option<Refusal>,
     hash: [u8; 32],
 }
 
-/// Why a genuine caller is refused.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// Why a caller that knows the secret is refused.
+#[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Refusal {
     pub(super) reason: String,
     /// Whether a later call may be accepted.
@@ -97,7 +96,7 @@ pub(super) struct Refusal {
 
 /// Why a handshake failed.
 #[derive(Debug, thiserror::Error)]
-pub enum HandshakeError {
+pub(super) enum HandshakeError {
     /// The other side sent something else.
     #[error(transparent)]
     Frame(#[from] FrameError),
@@ -109,13 +108,13 @@ pub enum HandshakeError {
     Secret,
     /// A caller that claims to be this rank does not know the secret.
     #[error("it does not know this job's secret (and says that it is rank {0})")]
-    Stranger(usize),
+    UnprovenRank(usize),
     /// A name is too long to be sent.
     #[error("\"{0}\" is longer than {NAME_LIMIT} bytes")]
     Name(String),
-    /// The other side refuses; the flag says whether a later call may be accepted.
-    #[error("{0}")]
-    Refused(String, bool),
+    /// The other side refuses.
+    #[error("{}", .0.reason)]
+    Refused(Refusal),
 }
 
 impl From<io::Error> for HandshakeError {
@@ -135,12 +134,12 @@ pub(super) struct Caller {
 /// Accepting side, first half: authenticates the caller.
 pub(super) fn examine(stream: Arc<TcpStream>, secret: &Secret) -> Result<Caller, HandshakeError> {
     let mut patient = TimedStream::for_at_most(&stream, PATIENCE);
-    let hello = Hello { version: VERSION, nonce: nonce()? };
-    frame::write(&mut patient, &hello, STRANGER_LIMIT)?;
-    let proof: Proof = frame::read(&mut patient, STRANGER_LIMIT)?;
+    let hello = Hello { version: VERSION, nonce: random()? };
+    frame::write(&mut patient, &hello, HANDSHAKE_LIMIT)?;
+    let proof: Proof = frame::read(&mut patient, HANDSHAKE_LIMIT)?;
     let transcript = transcript(&hello.nonce, &proof.claim, &proof.nonce)?;
     verify(secret, b"caller", &transcript, &proof.hash)
-        .map_err(|_| HandshakeError::Stranger(proof.claim.rank))?;
+        .map_err(|_| HandshakeError::UnprovenRank(proof.claim.rank))?;
     Ok(Caller { claim: proof.claim, stream, secret: secret.clone(), transcript })
 }
 
@@ -168,7 +167,7 @@ impl Caller {
         let hash = hash(&self.secret, b"accepted", &with_refusal(&self.transcript, &refusal)?);
         let answer = Answer { refusal, hash };
         let patient = TimedStream::for_at_most(&self.stream, PATIENCE);
-        Ok(frame::write(patient, &answer, STRANGER_LIMIT)?)
+        Ok(frame::write(patient, &answer, HANDSHAKE_LIMIT)?)
     }
 }
 
@@ -189,21 +188,24 @@ pub(super) fn call(
     secret: &Secret,
     limits: Limits,
 ) -> Result<Channel, HandshakeError> {
-    check_name(&claim.job)?;
-    if let Purpose::Control { node, .. } = &claim.purpose {
-        check_name(node)?;
+    let node = match &claim.purpose {
+        Purpose::Control { node, .. } => Some(node),
+        Purpose::Data { .. } => None,
+    };
+    if let Some(name) = [&claim.job].into_iter().chain(node).find(|name| name.len() > NAME_LIMIT) {
+        return Err(HandshakeError::Name(name.to_owned()));
     }
     let seal = claim.seal;
-    let hello: Hello = frame::read(TimedStream::for_at_most(&stream, limits.hello), STRANGER_LIMIT)?;
+    let hello: Hello = frame::read(TimedStream::for_at_most(&stream, limits.hello), HANDSHAKE_LIMIT)?;
     let mut patient = TimedStream::for_at_most(&stream, limits.answer);
     if hello.version != VERSION {
         return Err(HandshakeError::Version(hello.version));
     }
-    let nonce = nonce()?;
+    let nonce = random()?;
     let transcript = transcript(&hello.nonce, &claim, &nonce)?;
     let proof = Proof { claim, nonce, hash: hash(secret, b"caller", &transcript) };
-    frame::write(&mut patient, &proof, STRANGER_LIMIT)?;
-    let answer: Answer = frame::read(&mut patient, STRANGER_LIMIT).map_err(|error| match error {
+    frame::write(&mut patient, &proof, HANDSHAKE_LIMIT)?;
+    let answer: Answer = frame::read(&mut patient, HANDSHAKE_LIMIT).map_err(|error| match error {
         // A side that does not accept the proof hangs up. One that has no room for the caller sends an
         // empty message first.
         FrameError::Io(error) if error.kind() == io::ErrorKind::UnexpectedEof => HandshakeError::Secret,
@@ -211,8 +213,8 @@ pub(super) fn call(
     })?;
     let whole = with_refusal(&transcript, &answer.refusal)?;
     verify(secret, b"accepted", &whole, &answer.hash)?;
-    if let Some(Refusal { reason, retry }) = answer.refusal {
-        return Err(HandshakeError::Refused(reason, retry));
+    if let Some(refusal) = answer.refusal {
+        return Err(HandshakeError::Refused(refusal));
     }
     set_patience(&stream, None)?;
     let [calling, accepting] = keys(secret, &transcript);
@@ -225,27 +227,14 @@ fn keys(secret: &Secret, transcript: &[u8]) -> [Key; 2] {
     labels.map(|label| seal::derive(secret.as_bytes(), label, transcript))
 }
 
-fn check_name(name: &str) -> Result<(), HandshakeError> {
-    if name.len() > NAME_LIMIT {
-        return Err(HandshakeError::Name(name.to_owned()));
-    }
-    Ok(())
-}
-
-fn nonce() -> io::Result<Nonce> {
-    let mut nonce = [0; 32];
-    getrandom::fill(&mut nonce).map_err(io::Error::other)?;
-    Ok(nonce)
-}
-
 /// The messages of both sides.
 fn transcript(accepting: &Nonce, claim: &Claim, calling: &Nonce) -> Result<Vec<u8>, FrameError> {
-    frame::encode(&(VERSION, accepting, claim, calling), STRANGER_LIMIT)
+    frame::encode(&(VERSION, accepting, claim, calling), HANDSHAKE_LIMIT)
 }
 
 /// The transcript of a finished handshake.
 fn with_refusal(transcript: &[u8], refusal: &Option<Refusal>) -> Result<Vec<u8>, FrameError> {
-    Ok([transcript, &frame::encode(refusal, STRANGER_LIMIT)?].concat())
+    Ok([transcript, &frame::encode(refusal, HANDSHAKE_LIMIT)?].concat())
 }
 
 fn hash(secret: &Secret, role: &[u8], transcript: &[u8]) -> [u8; 32] {
@@ -304,8 +293,8 @@ fn set_patience(stream: &TcpStream, patience: Option<Duration>) -> io::Result<()
 /// Decodes `bytes` as every message of a handshake.
 #[cfg(test)]
 pub(super) fn decode_all(bytes: &[u8]) {
-    let _ = frame::read::<Hello>(bytes, STRANGER_LIMIT);
-    let _ = frame::read::<Proof>(bytes, STRANGER_LIMIT);
-    let _ = frame::read::<Answer>(bytes, STRANGER_LIMIT);
+    let _ = frame::read::<Hello>(bytes, HANDSHAKE_LIMIT);
+    let _ = frame::read::<Proof>(bytes, HANDSHAKE_LIMIT);
+    let _ = frame::read::<Answer>(bytes, HANDSHAKE_LIMIT);
     let _ = frame::decode::<Proof>(bytes);
 }

@@ -5,22 +5,19 @@ use super::backend::TcpBackend;
 use super::bind::{BIND_PATIENCE, bind_patiently, bind_rendezvous, ports_of_rendezvous, resolve};
 use super::channel::{Channel, Reader, Writer};
 use super::control::Control;
-use super::descriptors;
-use super::frame::{self, FrameError, MEMBER_LIMIT};
-use super::handshake::{self, Claim, HandshakeError, Limits, Purpose};
+use super::frame::{self, FrameError, MESSAGE_LIMIT};
+use super::handshake::{self, Claim, HandshakeError, Limits, Purpose, Refusal};
 use super::listener::Listener;
-use super::mesh;
-use super::message::{CalledOff, GroupName, MemberInfo, ToRank, ToRendezvous};
-use super::options::{JoinError, JoinOptions};
-use super::pause::{LOOK_EVERY, PAUSE, pause_for};
+use super::mesh::{self, World};
+use super::message::{CalledOff, GroupName, RankInfo, ToRank, ToRendezvous};
+use super::options::{JoinError, JoinOptions, LOOK_EVERY, PAUSE};
 use super::pending::PendingConnections;
 use super::refused::Refused;
 use super::rendezvous::Rendezvous;
-use super::world::World;
 use crate::backend::{Backend, RankShared};
 use crate::call::list_ranks;
 use crate::process_group::ProcessGroup;
-use crate::recorder::Recorder;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
@@ -53,7 +50,7 @@ impl ProcessGroup<TcpBackend> {
             return Err(JoinError::Rank { rank, world_size });
         }
         check_secret(&options)?;
-        descriptors::allow(world_size);
+        allow_descriptors(world_size);
         let since = Instant::now();
         let until = since + options.timeout;
         let rendezvous = if rank == 0 { Some(host_rendezvous(&options)?) } else { None };
@@ -142,36 +139,18 @@ impl Joining<'_> {
             None => ports_of_rendezvous(options),
         };
         let (mut channel, pending, listener) = self.register(&ports)?;
-        let (session, members) = self.wait_for_all(&mut channel)?;
+        let (session, ranks) = self.wait_for_all(&mut channel)?;
         pending.open(session);
-        let shared = Arc::new(RankShared {
-            world_rank: rank,
-            world_size: options.world_size,
-            recorder: Arc::new(Recorder::new(options.recorder_capacity)),
-            on_worker_start: options.on_worker_start.clone(),
-        });
+        let JoinOptions { world_size, node, recorder_capacity, on_worker_start, .. } = options;
+        let shared = RankShared::new(rank, *world_size, node, *recorder_capacity, on_worker_start.clone());
         let control = Control::start(channel, Arc::clone(&shared), TcpBackend::NAME, rendezvous)
             .map_err(io_error(rank, "start its control threads"))?;
-        let world = Arc::new(World {
-            control,
-            members,
-            job: options.job.clone(),
-            secret: options.secret.clone(),
-            seal: options.seal,
-            session,
-            pending,
-            node: options.node.clone(),
-            ring: options.ring,
-            read_memory: options.read_memory,
-            in_one_process: options.in_one_process,
-            timeout: options.timeout,
-            _listener: listener,
-        });
-        let ranks = (0..options.world_size).collect();
-        let group = GroupName { number: 0, name: "world".into(), ranks };
+        let options = JoinOptions { listener: None, ..options.clone() };
+        let world = Arc::new(World { control, ranks, session, pending, options, _listener: listener });
+        let group = GroupName { number: 0, name: "world".into(), ranks: (0..*world_size).collect() };
         let wire = mesh::connect(&world, &group, rank, self.until).map_err(|error| {
             let reason = error.to_string();
-            world.control.abort(&group, rank, &format!("it cannot connect: {reason}"));
+            world.control.abort(group.abort_by(rank, format!("it cannot connect: {reason}")));
             self.incomplete(reason, Vec::new())
         })?;
         Ok(TcpBackend::new(world, shared, group, rank, wire))
@@ -206,12 +185,12 @@ impl Joining<'_> {
                 let listener = self.listen_beside(&stream)?;
                 match self.introduce(stream, listener, hello) {
                     Ok(registered) => return Ok(registered),
-                    Err(HandshakeError::Refused(why, false)) => {
+                    Err(HandshakeError::Refused(Refusal { reason, retry: false })) => {
                         let (rank, address) = (options.rank, address.to_string());
-                        return Err(JoinError::Refused { rank, address, reason: why });
+                        return Err(JoinError::Refused { rank, address, reason });
                     }
-                    Err(HandshakeError::Refused(why, true)) => {
-                        refusal = Some(format!("{address} refuses this rank: {why}"));
+                    Err(HandshakeError::Refused(Refusal { reason, retry: true })) => {
+                        refusal = Some(format!("{address} refuses this rank: {reason}"));
                     }
                     Err(HandshakeError::Secret) => {
                         distrust = true;
@@ -237,7 +216,7 @@ impl Joining<'_> {
             if distrusts || Instant::now() + pause >= self.until {
                 return Err(self.incomplete(reason, vec![0]));
             }
-            pause_for(pause, options)?;
+            options.pause(pause)?;
             pause = (pause * 2).min(PAUSE[1]);
             hello = (hello * 2).min(HELLO[1]);
         }
@@ -290,7 +269,7 @@ impl Joining<'_> {
 
     /// Waits until all ranks have come. If this rank is asked to stop meanwhile, it tells the rendezvous,
     /// which tells all ranks.
-    fn wait_for_all(&self, channel: &mut Channel) -> Result<(u64, Vec<MemberInfo>), JoinError> {
+    fn wait_for_all(&self, channel: &mut Channel) -> Result<(u64, Vec<RankInfo>), JoinError> {
         let options = self.options;
         let Channel { reader, writer } = channel;
         thread::scope(|scope| {
@@ -308,7 +287,7 @@ impl Joining<'_> {
     }
 
     /// Reads messages of the rendezvous until one says how the join has ended.
-    fn listen(&self, reader: &mut Reader) -> Result<(u64, Vec<MemberInfo>), JoinError> {
+    fn listen(&self, reader: &mut Reader) -> Result<(u64, Vec<RankInfo>), JoinError> {
         loop {
             // The rendezvous says in time which ranks are missing. This limit is reached only if it is stuck.
             let left = self.until.saturating_duration_since(Instant::now()) + CONNECT_TIMEOUT;
@@ -316,13 +295,13 @@ impl Joining<'_> {
             let message = stream
                 .set_read_timeout(Some(left))
                 .map_err(FrameError::from)
-                .and_then(|()| frame::read(&mut *reader, MEMBER_LIMIT));
+                .and_then(|()| frame::read(&mut *reader, MESSAGE_LIMIT));
             match message {
-                Ok(ToRank::Joined { session, members }) => {
+                Ok(ToRank::Joined { session, ranks }) => {
                     stream
                         .set_read_timeout(None)
                         .map_err(io_error(self.options.rank, "use its connection"))?;
-                    return Ok((session, members));
+                    return Ok((session, ranks));
                 }
                 Ok(ToRank::CalledOff(CalledOff::Stopped { by })) => {
                     return Err(JoinError::Stopped { by });
@@ -363,7 +342,7 @@ fn tell_stop(options: &JoinOptions, writer: &mut Writer, done: &Receiver<()>) {
     while done.recv_timeout(LOOK_EVERY) == Err(RecvTimeoutError::Timeout) {
         if options.is_stopped() {
             // If sending fails, the rendezvous is gone, which the reading thread notices.
-            if let Ok(frame) = frame::encode(&ToRendezvous::Stop, MEMBER_LIMIT) {
+            if let Ok(frame) = frame::encode(&ToRendezvous::Stop, MESSAGE_LIMIT) {
                 let _ = writer.deliver(&frame);
             }
             return;
@@ -380,6 +359,32 @@ fn absence(missing: &[usize], refused: &[Refused]) -> String {
     let unseen = (!silent.is_empty()).then(|| format!("{} did not come; {advice}", list_ranks(&silent)));
     let parts: Vec<String> = unseen.into_iter().chain(refused.iter().map(Refused::to_string)).collect();
     parts.join("; ")
+}
+
+/// Descriptors that a process needs for other things than its connections to ranks.
+const SPARE: u64 = 512;
+
+/// Connections of a rank to another: one in the world, some in groups that are split off, and one being
+/// accepted.
+const PER_RANK: u64 = 6;
+
+/// Raises the soft limit on open files and sockets, as far as the hard one allows, to what a world of this
+/// size needs. Many systems start with 1,024.
+fn allow_descriptors(world_size: usize) {
+    let needed = SPARE + PER_RANK * world_size as u64;
+    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+    if current.is_none_or(|current| current >= needed) {
+        return;
+    }
+    let wanted = maximum.map_or(needed, |maximum| maximum.min(needed));
+    let raised = setrlimit(Resource::Nofile, Rlimit { current: Some(wanted), maximum });
+    if wanted < needed || raised.is_err() {
+        tracing::warn!(
+            "{world_size} ranks may need {needed} open files in each process, and {} are allowed: raise \
+             the limit with `ulimit -n` if connections fail",
+            if raised.is_ok() { wanted } else { current.unwrap_or(wanted) }
+        );
+    }
 }
 
 fn io_error(rank: usize, operation: &'static str) -> impl FnOnce(io::Error) -> JoinError {

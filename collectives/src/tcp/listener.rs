@@ -1,11 +1,12 @@
 //! A port whose callers have to authenticate themselves.
 
 use super::handshake::{self, Caller, HandshakeError};
-use super::options::{JoinOptions, Seal, Secret};
+use super::options::JoinOptions;
 use super::refused::{Refused, Why};
 use super::unauthenticated::Unauthenticated;
 use super::waker::Waker;
 use super::warnings::{PERIOD, Warnings};
+use crate::sync::spawn;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -46,21 +47,11 @@ impl Listener {
         listener.set_nonblocking(true)?;
         rustix::net::listen(&listener, BACKLOG)?;
         let stop = Arc::new(Waker::new()?);
-        let guard = Arc::new(Guard {
-            rank: options.rank,
-            job: options.job.clone(),
-            secret: options.secret.clone(),
-            seal: options.seal,
-            shared_port: options.shared_port,
-            admit,
-            note,
-            unauthenticated: Unauthenticated::new(options.world_size),
-            warnings: Warnings::new(),
-        });
+        let unauthenticated = Unauthenticated::new(options.world_size);
+        let options = JoinOptions { listener: None, on_worker_start: None, ..options.clone() };
+        let guard = Arc::new(Guard { options, admit, note, unauthenticated, warnings: Warnings::new() });
         let stopped = Arc::clone(&stop);
-        let thread = thread::Builder::new()
-            .name("kiln-listener".into())
-            .spawn(move || accept(&listener, &stopped, &guard))?;
+        let thread = spawn("kiln-listener", move || accept(&listener, &stopped, &guard))?;
         Ok(Listener { address, stop, thread: Some(thread) })
     }
 
@@ -80,13 +71,8 @@ impl Drop for Listener {
 }
 
 struct Guard {
-    /// The rank that listens.
-    rank: usize,
-    job: String,
-    secret: Secret,
-    seal: Seal,
-    /// Whether several jobs look for their rendezvous at the same ports.
-    shared_port: bool,
+    /// Those of the rank that listens.
+    options: JoinOptions,
     admit: Admit,
     note: Note,
     unauthenticated: Unauthenticated,
@@ -100,11 +86,11 @@ impl Guard {
 
     /// Why a caller that knows the secret has to be refused, if it has to be.
     fn objection(&self, caller: &Caller) -> Option<Why> {
-        let (claim, own) = (&caller.claim, self.rank);
-        if claim.job != self.job {
-            return Some(Why::other_job([(own, &self.job), (claim.rank, &claim.job)]));
+        let (claim, JoinOptions { rank, job, seal, .. }) = (&caller.claim, &self.options);
+        if claim.job != *job {
+            return Some(Why::other_job([(*rank, job), (claim.rank, &claim.job)]));
         }
-        (claim.seal != self.seal).then(|| Why::other_seal([(own, self.seal), (claim.rank, claim.seal)]))
+        (claim.seal != *seal).then(|| Why::other_seal([(*rank, *seal), (claim.rank, claim.seal)]))
     }
 
     /// Refuses a caller that knows the secret.
@@ -112,7 +98,7 @@ impl Guard {
         let (rank, from, reason) = (caller.claim.rank, from.ip(), why.reason());
         self.warnings.warn(format!("refused rank {rank} at {from}: {reason}"));
         // Its own rendezvous may be at the next port.
-        let elsewhere = self.shared_port && matches!(why, Why::Job(_));
+        let elsewhere = self.options.shared_port && matches!(why, Why::Job(_));
         caller.refuse(reason, elsewhere);
         if !elsewhere {
             (self.note)(Refused { rank, from, why });
@@ -162,7 +148,7 @@ fn admit(stream: TcpStream, from: SocketAddr, guard: &Arc<Guard>) {
         // Accepted sockets block; only the listener does not.
         let outcome = stream.set_nonblocking(false).map_err(Into::into).and_then(|()| {
             let _ = stream.set_nodelay(true);
-            handshake::examine(stream, &inside.secret)
+            handshake::examine(stream, &inside.options.secret)
         });
         match outcome {
             // The connection was closed meanwhile. If the caller is a rank, it will call again.
@@ -174,14 +160,14 @@ fn admit(stream: TcpStream, from: SocketAddr, guard: &Arc<Guard>) {
             Err(error) => {
                 if inside.unauthenticated.leave(number) {
                     inside.refuse(from, &error);
-                    if let HandshakeError::Stranger(rank) = error {
+                    if let HandshakeError::UnprovenRank(rank) = error {
                         (inside.note)(Refused { rank, from: from.ip(), why: Why::Secret });
                     }
                 }
             }
         }
     };
-    if let Err(error) = thread::Builder::new().name("kiln-handshake".into()).spawn(handshake) {
+    if let Err(error) = spawn("kiln-handshake", handshake) {
         guard.unauthenticated.leave(number);
         guard.refuse(from, format_args!("no thread for it: {error}"));
     }

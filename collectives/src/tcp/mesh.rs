@@ -1,18 +1,34 @@
 //! A connection between every two ranks of a group.
 
 use super::channel::Channel;
+use super::control::Control;
 use super::frame::FrameError;
-use super::handshake::{self, Claim, HandshakeError, Limits, Purpose};
-use super::message::GroupName;
-use super::options::Secret;
-use super::pause::PAUSE;
+use super::handshake::{self, Claim, HandshakeError, Limits, Purpose, Refusal};
+use super::listener::Listener;
+use super::message::{GroupName, RankInfo};
+use super::options::{JoinOptions, PAUSE, Secret};
 use super::peer_memory::{self, Pair, PeerMemory, Probe};
+use super::pending::PendingConnections;
 use super::wire::{Link, Wire};
-use super::world::World;
 use std::io;
 use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
+
+/// A world, seen from one of its ranks, whose groups share it.
+pub(super) struct World {
+    pub(super) control: Control,
+    /// How to reach each rank.
+    pub(super) ranks: Vec<RankInfo>,
+    /// Number drawn by the rendezvous for this run.
+    pub(super) session: u64,
+    pub(super) pending: Arc<PendingConnections>,
+    /// How this rank has joined. The timeout is also that of new groups.
+    pub(super) options: JoinOptions,
+    /// Where other ranks connect. Closed last of all.
+    pub(super) _listener: Listener,
+}
 
 /// Socket buffers, in bytes: enough to keep a fast network busy while a rank computes.
 const SOCKET_BUFFER: usize = 4 << 20;
@@ -27,9 +43,9 @@ const ATTEMPT: Duration = Duration::from_secs(30);
 #[derive(Debug, thiserror::Error)]
 pub(super) enum MeshError {
     #[error("cannot connect to world rank {rank} at {address}: {source}")]
-    Connect { rank: usize, address: String, source: io::Error },
+    Connect { rank: usize, address: SocketAddr, source: io::Error },
     #[error("world rank {rank} at {address} does not let it in: {source}")]
-    Handshake { rank: usize, address: String, source: HandshakeError },
+    Handshake { rank: usize, address: SocketAddr, source: HandshakeError },
     #[error("world rank {rank} does not say whether its memory can be read: {source}")]
     Probe { rank: usize, source: FrameError },
     #[error("world rank {rank} did not connect in time")]
@@ -82,17 +98,17 @@ fn probe_memory(
     let at = |peer: usize| move |source| MeshError::Probe { rank: group.ranks[peer], source };
     for (peer, channel) in channels.iter_mut().enumerate() {
         let Some(channel) = channel else { continue };
-        let is_near = world.read_memory
-            && world.members[group.ranks[peer]].node == world.node
+        let is_near = world.options.read_memory
+            && world.ranks[group.ranks[peer]].node == world.options.node
             && peer_memory::is_on_this_machine(channel.stream())?;
         if is_near {
             let pair = Pair {
-                secret: &world.secret,
+                secret: &world.options.secret,
                 session: world.session,
                 group: group.number,
                 own: group.ranks[rank],
                 peer: group.ranks[peer],
-                in_one_process: world.in_one_process,
+                in_one_process: world.options.in_one_process,
             };
             let probe = Probe::start(channel, pair, left(until)).map_err(at(peer))?;
             probes.push((peer, probe));
@@ -136,64 +152,53 @@ fn call(
     until: Instant,
 ) -> Result<Channel, MeshError> {
     let purpose = Purpose::Data { session: world.session, group: group.number };
-    let claim = Claim { job: world.job.clone(), rank: from, seal: world.seal, purpose };
-    let address = world.members[to].address;
+    let JoinOptions { job, seal, secret, .. } = &world.options;
+    let claim = Claim { job: job.clone(), rank: from, seal: *seal, purpose };
     let has_failed = || world.control.cause(group.number).is_some();
-    persist(address, &claim, &world.secret, until, has_failed).map_err(|failure| failure.at(to, address))
+    persist(to, world.ranks[to].address, &claim, secret, until, has_failed)
 }
 
 /// Calls until a call succeeds. The other rank may be busy, or may have closed this rank's connection among
 /// those of unauthenticated callers.
 fn persist(
+    rank: usize,
     address: SocketAddr,
     claim: &Claim,
     secret: &Secret,
     until: Instant,
     has_failed: impl Fn() -> bool,
-) -> Result<Channel, Failure> {
+) -> Result<Channel, MeshError> {
     let mut pause = PAUSE[0];
+    let attempt = || {
+        let stream = TcpStream::connect_timeout(&address, left(until).min(ATTEMPT))
+            .map_err(|source| MeshError::Connect { rank, address, source })?;
+        let limits = Limits { hello: left(until).min(ATTEMPT), answer: left(until) };
+        handshake::call(stream, claim.clone(), secret, limits).map_err(|source| MeshError::Handshake {
+            rank,
+            address,
+            source,
+        })
+    };
     loop {
-        let failure = match attempt(address, claim, secret, until) {
+        let error = match attempt() {
             Ok(channel) => return Ok(channel),
-            Err(failure) => failure,
+            Err(error) => error,
         };
-        if failure.is_final() || Instant::now() + pause >= until || has_failed() {
-            return Err(failure);
+        if error.is_final() || Instant::now() + pause >= until || has_failed() {
+            return Err(error);
         }
-        tracing::debug!("calls {address} again: {failure:?}");
+        tracing::debug!("calls {address} again: {error:?}");
         thread::sleep(pause);
         pause = (pause * 2).min(PAUSE[1]);
     }
 }
 
-/// Why one call to a rank has failed.
-#[derive(Debug)]
-enum Failure {
-    Connect(io::Error),
-    Handshake(HandshakeError),
-}
-
-impl Failure {
+impl MeshError {
     /// Whether another attempt would end the same way.
     fn is_final(&self) -> bool {
-        let Failure::Handshake(error) = self else { return false };
-        matches!(error, HandshakeError::Refused(_, false) | HandshakeError::Version(_))
+        let MeshError::Handshake { source, .. } = self else { return false };
+        matches!(source, HandshakeError::Refused(Refusal { retry: false, .. }) | HandshakeError::Version(_))
     }
-
-    fn at(self, rank: usize, address: SocketAddr) -> MeshError {
-        let address = address.to_string();
-        match self {
-            Failure::Connect(source) => MeshError::Connect { rank, address, source },
-            Failure::Handshake(source) => MeshError::Handshake { rank, address, source },
-        }
-    }
-}
-
-fn attempt(address: SocketAddr, claim: &Claim, secret: &Secret, until: Instant) -> Result<Channel, Failure> {
-    let stream = TcpStream::connect_timeout(&address, left(until).min(ATTEMPT));
-    let stream = stream.map_err(Failure::Connect)?;
-    let limits = Limits { hello: left(until).min(ATTEMPT), answer: left(until) };
-    handshake::call(stream, claim.clone(), secret, limits).map_err(Failure::Handshake)
 }
 
 #[cfg(test)]
@@ -203,7 +208,7 @@ mod tests {
     use crate::tcp::listener::Listener;
     use crate::tcp::options::{JoinOptions, Seal};
     use std::net::{Ipv4Addr, TcpListener};
-    use std::sync::{Arc, mpsc};
+    use std::sync::mpsc;
 
     const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -224,7 +229,7 @@ mod tests {
         let address = listener.local_addr().unwrap();
         thread::scope(|scope| {
             let until = Instant::now() + PATIENCE;
-            let call = scope.spawn(move || persist(address, &claim(), &options().secret, until, || false));
+            let call = scope.spawn(move || persist(0, address, &claim(), &options().secret, until, || false));
             // Hung up on before the first word, then before the last.
             drop(listener.accept().unwrap());
             let (stream, _) = listener.accept().unwrap();
@@ -248,11 +253,11 @@ mod tests {
         let admit = |caller: handshake::Caller| caller.refuse("never", false);
         let _door = Listener::open(listener, &options(), Arc::new(admit)).unwrap();
         let until = Instant::now() + PATIENCE;
-        let failure = persist(address, &claim(), &options().secret, until, || false).err().unwrap();
-        assert!(failure.at(0, address).to_string().contains("never"));
+        let error = persist(0, address, &claim(), &options().secret, until, || false).err().unwrap();
+        assert!(error.to_string().contains("never"));
         // Nobody believes this one, and then the world has failed.
         let other = Secret::new("another");
-        let failure = persist(address, &claim(), &other, until, || true).err().unwrap();
-        assert!(matches!(failure, Failure::Handshake(HandshakeError::Secret)), "{failure:?}");
+        let error = persist(0, address, &claim(), &other, until, || true).err().unwrap();
+        assert!(matches!(error, MeshError::Handshake { source: HandshakeError::Secret, .. }), "{error:?}");
     }
 }

@@ -1,19 +1,14 @@
 //! The messages of the ranks and the rendezvous to each other.
 
 use super::refused::Refused;
-use crate::call::{Call, CallSite};
-use crate::error::{Abort, CommError};
+use crate::call::CallSite;
+use crate::error::{Abort, Cause};
 use crate::flight::Flight;
-use crate::label::Label;
-use crate::operation::Operation;
-use crate::verdict::Verdict;
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::time::Duration;
 
-/// Number of a group, the same on all its members: the world is 0, others follow from the split
-/// that made them.
+/// Number of a group, the same on all its ranks: the world is 0, others follow from the split that made them.
 pub(super) type GroupNumber = u64;
 
 /// A group as messages name it.
@@ -21,19 +16,16 @@ pub(super) type GroupNumber = u64;
 pub(super) struct GroupName {
     pub(super) number: GroupNumber,
     pub(super) name: String,
-    /// World ranks of the members.
+    /// World ranks of its ranks.
     pub(super) ranks: Vec<usize>,
 }
 
-/// One operation of a group, seen from one of its ranks.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Site {
-    pub(super) group: GroupName,
-    /// Rank in the group.
-    pub(super) rank: usize,
-    pub(super) sequence: u64,
-    pub(super) operation: Operation,
-    pub(super) label: Label,
+impl GroupName {
+    /// An abort caused by `rank`.
+    pub(super) fn abort_by(&self, rank: usize, reason: String) -> Abort {
+        let world_rank = self.ranks.get(rank).copied().unwrap_or(rank);
+        Abort { group: self.name.as_str().into(), rank, world_rank, reason: reason.into() }
+    }
 }
 
 /// What a rank tells the rendezvous.
@@ -41,7 +33,9 @@ pub(super) struct Site {
 pub(super) enum ToRendezvous {
     /// I am alive.
     Beat,
-    /// I cannot go on.
+    /// I abort.
+    Abort(Abort),
+    /// I cannot go on with a call.
     Trouble(Trouble),
     /// The answer to a question.
     Report { request: u64, flight: Box<Flight> },
@@ -51,17 +45,23 @@ pub(super) enum ToRendezvous {
     Stop,
 }
 
-/// Why a rank cannot go on, as it reports it.
-#[derive(Debug, Serialize, Deserialize)]
-pub(super) enum Trouble {
-    /// The rank aborts.
-    Abort { group: GroupName, rank: usize, reason: String },
-    /// A wait has timed out.
-    TimedOut { site: Site, waited: Duration },
+/// A call that cannot go on, as its rank reports it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Trouble {
+    pub(super) group: GroupName,
+    pub(super) site: CallSite,
+    pub(super) kind: TroubleKind,
+}
+
+/// Why a call cannot go on.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) enum TroubleKind {
+    /// Its wait has timed out.
+    TimedOut { waited: Duration },
     /// Another rank of the group is in another operation, or this one has wrong arguments.
-    Mismatch { site: Site },
+    Mismatch,
     /// The connection to a rank of the group has ended. `left` says that this rank announced it.
-    Lost { site: Site, peer: usize, left: bool, reason: String },
+    Lost { peer: usize, left: bool, reason: String },
 }
 
 /// What the rendezvous tells a rank.
@@ -70,7 +70,7 @@ pub(super) enum ToRank {
     /// I am alive.
     Beat,
     /// All ranks have come.
-    Joined { session: u64, members: Vec<MemberInfo> },
+    Joined { session: u64, ranks: Vec<RankInfo> },
     /// Time ran out before all ranks had come; `refused` are some callers that were refused in the place of
     /// one that is missing.
     Incomplete { missing: Vec<usize>, refused: Vec<Refused> },
@@ -94,53 +94,9 @@ pub(super) enum CalledOff {
 
 /// How to reach a rank.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) struct MemberInfo {
+pub(super) struct RankInfo {
     /// Where it listens for other ranks.
     pub(super) address: SocketAddr,
     /// Machine it runs on.
     pub(super) node: String,
-}
-
-/// Why a group or the world has failed. Every operation that it hits turns it into an error.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(super) enum Cause {
-    Abort { origin: String, rank: usize, world_rank: usize, reason: String },
-    Mismatch { group: String, sequence: u64, calls: Vec<Option<Call>> },
-    TimedOut { site: Site, waited: Duration, missing: Vec<usize>, verdict: Verdict },
-}
-
-impl Cause {
-    pub(super) fn error(&self, at: &CallSite) -> CommError {
-        match self {
-            Cause::Abort { origin, rank, world_rank, reason } => Abort {
-                origin: Arc::from(origin.as_str()),
-                rank: *rank,
-                world_rank: *world_rank,
-                reason: Arc::from(reason.as_str()),
-            }
-            .error(at),
-            Cause::Mismatch { group, sequence, calls } => CommError::Mismatch {
-                group: Arc::from(group.as_str()),
-                sequence: *sequence,
-                calls: calls.clone(),
-            },
-            Cause::TimedOut { site, waited, missing, verdict } => CommError::TimedOut {
-                operation: site.operation,
-                sequence: site.sequence,
-                label: site.label.clone(),
-                group: Arc::from(site.group.name.as_str()),
-                rank: site.rank,
-                waited: *waited,
-                missing: missing.clone(),
-                verdict: Box::new(verdict.clone()),
-            },
-        }
-    }
-
-    pub(super) fn verdict(&self) -> Option<&Verdict> {
-        match self {
-            Cause::TimedOut { verdict, .. } => Some(verdict),
-            _ => None,
-        }
-    }
 }

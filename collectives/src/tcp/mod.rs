@@ -2,32 +2,28 @@
 //!
 //! Read in this order:
 //!
-//! * from options to a world: `options`, `join`, `bind`, `ports`, `pause`;
+//! * from options to a world: `options`, `join`, `bind`, `ports`;
 //! * what a connection must prove before it is trusted: `listener`, `unauthenticated`, `frame`, `handshake`,
 //!   `refused`;
 //! * what protects it afterwards: `channel`, `seal`;
 //! * the rendezvous, hosted by rank 0, which knows which ranks have come and finds out what went wrong:
 //!   `registry`, `rendezvous`, `inquiry`;
 //! * a rank's side of the rendezvous: `control`, `stall`;
-//! * connections between ranks, and the data on them: `world`, `pending`, `mesh`, `peer_memory`, `wire`,
-//!   `transfer`;
+//! * connections between ranks, and the data on them: `pending`, `mesh`, `peer_memory`, `wire`, `transfer`;
 //! * the backend: `backend`.
 
 mod backend;
 mod bind;
 mod channel;
 mod control;
-mod descriptors;
 mod frame;
 mod handshake;
 mod inquiry;
 mod join;
-mod keyed;
 mod listener;
 mod mesh;
 mod message;
 mod options;
-mod pause;
 mod peer_memory;
 mod pending;
 mod ports;
@@ -41,7 +37,6 @@ mod unauthenticated;
 mod waker;
 mod warnings;
 mod wire;
-mod world;
 
 pub use backend::{TcpBackend, TcpCommunicator};
 pub use join::loopback;

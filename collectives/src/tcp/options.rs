@@ -5,14 +5,22 @@ use crate::backend::WorkerStart;
 use crate::recorder::DEFAULT_CAPACITY;
 use serde::{Deserialize, Serialize};
 use std::fmt;
+use std::io;
 use std::net::{IpAddr, TcpListener};
 use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 /// How long joining waits for the other ranks unless told otherwise.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(300);
+
+/// Pause between two attempts of a rank, at first and at most.
+pub(super) const PAUSE: [Duration; 2] = [Duration::from_millis(20), Duration::from_millis(500)];
+
+/// Between two looks at whether this process was asked to stop.
+pub(super) const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 /// How long rank 0 keeps the rendezvous for the others unless told otherwise.
 const LINGER: Duration = Duration::from_secs(10);
@@ -66,11 +74,7 @@ impl FromStr for Seal {
 
 impl fmt::Display for Seal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Seal::Off => "off",
-            Seal::Mac => "mac",
-            Seal::Encrypt => "encrypt",
-        })
+        self.serialize(f)
     }
 }
 
@@ -99,10 +103,8 @@ impl Secret {
     /// # Errors
     ///
     /// If the system has no randomness to give.
-    pub fn generate() -> std::io::Result<String> {
-        let mut bytes = [0; 32];
-        getrandom::fill(&mut bytes).map_err(std::io::Error::other)?;
-        Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+    pub fn generate() -> io::Result<String> {
+        Ok(random::<32>()?.iter().map(|byte| format!("{byte:02x}")).collect())
     }
 
     pub(crate) fn as_bytes(&self) -> &[u8] {
@@ -120,8 +122,15 @@ impl fmt::Debug for Secret {
     }
 }
 
+/// Random bytes that nobody can guess.
+pub(super) fn random<const N: usize>() -> io::Result<[u8; N]> {
+    let mut bytes = [0; N];
+    getrandom::fill(&mut bytes).map_err(io::Error::other)?;
+    Ok(bytes)
+}
+
 /// How a process joins a world.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct JoinOptions {
     /// This process's rank.
     pub rank: usize,
@@ -209,23 +218,20 @@ impl JoinOptions {
     pub(super) fn is_stopped(&self) -> bool {
         self.stop.as_ref().is_some_and(|stop| stop.load(Ordering::Relaxed))
     }
-}
 
-impl fmt::Debug for JoinOptions {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("JoinOptions")
-            .field("rank", &self.rank)
-            .field("world_size", &self.world_size)
-            .field("host", &self.host)
-            .field("port", &self.port)
-            .field("shared_port", &self.shared_port)
-            .field("ports", &self.ports)
-            .field("job", &self.job)
-            .field("open", &self.open)
-            .field("seal", &self.seal)
-            .field("node", &self.node)
-            .field("timeout", &self.timeout)
-            .finish_non_exhaustive()
+    /// Waits between two attempts, unless this process is asked to stop.
+    pub(super) fn pause(&self, time: Duration) -> Result<(), JoinError> {
+        let until = Instant::now() + time;
+        loop {
+            if self.is_stopped() {
+                return Err(JoinError::Stopped { by: self.rank });
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(());
+            }
+            thread::sleep(left.min(LOOK_EVERY));
+        }
     }
 }
 
@@ -270,7 +276,7 @@ pub enum JoinError {
         /// Name given.
         host: String,
         /// The system's reason.
-        source: std::io::Error,
+        source: io::Error,
     },
     /// Rank 0 cannot open its port.
     #[error(
@@ -281,7 +287,7 @@ pub enum JoinError {
         /// Address tried.
         address: String,
         /// The system's reason.
-        source: std::io::Error,
+        source: io::Error,
     },
     /// No port is left at which other ranks could reach this one.
     #[error(
@@ -341,6 +347,6 @@ pub enum JoinError {
         /// What was tried.
         operation: &'static str,
         /// The system's reason.
-        source: std::io::Error,
+        source: io::Error,
     },
 }

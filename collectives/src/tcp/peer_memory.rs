@@ -11,14 +11,15 @@
 //! cannot read the other's memory, their data goes over the socket.
 
 use super::channel::Channel;
-use super::frame::{self, FrameError, STRANGER_LIMIT};
-use super::keyed::{Keyed, keyed};
+use super::frame::{self, FrameError, HANDSHAKE_LIMIT};
 use super::message::GroupNumber;
-use super::options::Secret;
-use hmac::Mac;
+use super::options::{Secret, random};
+use super::seal::keyed;
+use hmac::{Hmac, Mac};
 use nix::sys::uio::{RemoteIoVec, process_vm_readv};
 use nix::unistd::{Pid, getpid};
 use serde::{Deserialize, Serialize};
+use sha2::Sha256;
 use std::io::{self, IoSliceMut};
 use std::net::TcpStream;
 use std::time::Duration;
@@ -72,17 +73,16 @@ impl<'a> Probe<'a> {
         pair: Pair<'a>,
         patience: Duration,
     ) -> Result<Probe<'a>, FrameError> {
-        let mut challenge = [0; HASH];
-        getrandom::fill(&mut challenge).map_err(io::Error::other)?;
+        let challenge = random()?;
         channel.stream().set_read_timeout(Some(patience))?;
-        frame::write(&mut channel.writer, &challenge, STRANGER_LIMIT)?;
+        frame::write(&mut channel.writer, &challenge, HANDSHAKE_LIMIT)?;
         let answer = Box::new([0; HASH]);
         Ok(Probe { channel, pair, challenge, answer, memory: None })
     }
 
     /// Receives the peer's challenge, and says where the answer is.
     pub(super) fn answer(&mut self) -> Result<(), FrameError> {
-        let challenge: [u8; HASH] = frame::read(&mut self.channel.reader, STRANGER_LIMIT)?;
+        let challenge: [u8; HASH] = frame::read(&mut self.channel.reader, HANDSHAKE_LIMIT)?;
         let Pair { own, peer, .. } = self.pair;
         *self.answer = self.hash(&challenge, own, peer)?.finalize().into_bytes().into();
         // Another process reads it, which the compiler cannot see.
@@ -90,13 +90,13 @@ impl<'a> Probe<'a> {
             process: getpid().as_raw(),
             address: address(&std::hint::black_box(&self.answer)[..]),
         };
-        frame::write(&mut self.channel.writer, &place, STRANGER_LIMIT)
+        frame::write(&mut self.channel.writer, &place, HANDSHAKE_LIMIT)
     }
 
     /// Reads the answer to this rank's challenge in the peer's memory, and tells the peer whether it is
     /// right.
     pub(super) fn check(&mut self) -> Result<(), FrameError> {
-        let place: RemoteAddress = frame::read(&mut self.channel.reader, STRANGER_LIMIT)?;
+        let place: RemoteAddress = frame::read(&mut self.channel.reader, HANDSHAKE_LIMIT)?;
         let Pair { own, peer, in_one_process, .. } = self.pair;
         let memory = PeerMemory(Pid::from_raw(place.process));
         if in_one_process || memory.0 != getpid() {
@@ -106,20 +106,20 @@ impl<'a> Probe<'a> {
                 memory.read(place.address, &mut found).is_ok() && expected.verify_slice(&found).is_ok();
             self.memory = is_peer.then_some(memory);
         }
-        frame::write(&mut self.channel.writer, &self.memory.is_some(), STRANGER_LIMIT)
+        frame::write(&mut self.channel.writer, &self.memory.is_some(), HANDSHAKE_LIMIT)
     }
 
     /// Returns the peer's memory if each rank can read the other's, and `None` on both ranks if not.
     pub(super) fn finish(self) -> Result<Option<PeerMemory>, FrameError> {
-        let is_open_to_them: bool = frame::read(&mut self.channel.reader, STRANGER_LIMIT)?;
+        let is_open_to_them: bool = frame::read(&mut self.channel.reader, HANDSHAKE_LIMIT)?;
         self.channel.stream().set_read_timeout(None)?;
         Ok(self.memory.filter(|_| is_open_to_them))
     }
 
     /// What rank `owner` answers to `challenge` when rank `reader` is about to read its memory.
-    fn hash(&self, challenge: &[u8; HASH], owner: usize, reader: usize) -> Result<Keyed, FrameError> {
+    fn hash(&self, challenge: &[u8; HASH], owner: usize, reader: usize) -> Result<Hmac<Sha256>, FrameError> {
         let Pair { secret, session, group, .. } = self.pair;
-        let text = frame::encode(&(challenge, session, group, owner, reader), STRANGER_LIMIT)?;
+        let text = frame::encode(&(challenge, session, group, owner, reader), HANDSHAKE_LIMIT)?;
         Ok(keyed(secret.as_bytes(), b"memory of a neighbour", &text))
     }
 }
@@ -212,11 +212,11 @@ mod tests {
     }
 
     fn say<T: Serialize>(channel: &mut Channel, message: &T) {
-        frame::write(&mut channel.writer, message, STRANGER_LIMIT).unwrap();
+        frame::write(&mut channel.writer, message, HANDSHAKE_LIMIT).unwrap();
     }
 
     fn hear<T: serde::de::DeserializeOwned>(channel: &mut Channel) -> T {
-        frame::read(&mut channel.reader, STRANGER_LIMIT).unwrap()
+        frame::read(&mut channel.reader, HANDSHAKE_LIMIT).unwrap()
     }
 
     #[test]
@@ -275,9 +275,9 @@ mod tests {
         assert_eq!(met.unwrap(), None);
     }
 
-    struct Stranger(Child);
+    struct OtherProcess(Child);
 
-    impl Drop for Stranger {
+    impl Drop for OtherProcess {
         fn drop(&mut self) {
             let _ = self.0.kill();
             let _ = self.0.wait();
@@ -288,8 +288,8 @@ mod tests {
     #[test]
     fn a_peer_that_names_another_process_is_not_read() {
         let child = Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::null()).spawn();
-        let stranger = Stranger(child.unwrap());
-        let process = stranger.0.id() as i32;
+        let other = OtherProcess(child.unwrap());
+        let process = other.0.id() as i32;
         let maps = std::fs::read_to_string(format!("/proc/{process}/maps")).unwrap();
         let base = maps.split('-').next().and_then(|hex| u64::from_str_radix(hex, 16).ok()).unwrap();
         // It could be read, where the system allows that at all.

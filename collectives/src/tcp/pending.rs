@@ -4,31 +4,30 @@ use super::channel::Channel;
 use super::handshake::{Caller, Purpose};
 use super::message::GroupNumber;
 use super::warnings::Warnings;
-use crate::sync::{lock, wait_until};
+use crate::sync::Monitor;
 use std::collections::HashMap;
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Connections from other ranks, each until the group that it is for takes it.
 pub(super) struct PendingConnections {
-    session: Mutex<Option<u64>>,
+    state: Monitor<State>,
     /// When this rank must have learned the session.
     until: Instant,
-    waiting: Mutex<HashMap<(GroupNumber, usize), Channel>>,
-    changed: Condvar,
     /// About callers that know the secret and belong to another run.
     warnings: Warnings,
 }
 
+#[derive(Default)]
+struct State {
+    session: Option<u64>,
+    channels: HashMap<(GroupNumber, usize), Channel>,
+}
+
 impl PendingConnections {
     pub(super) fn new(until: Instant) -> Arc<PendingConnections> {
-        Arc::new(PendingConnections {
-            session: Mutex::default(),
-            until,
-            waiting: Mutex::default(),
-            changed: Condvar::new(),
-            warnings: Warnings::new(),
-        })
+        let (state, warnings) = (Monitor::default(), Warnings::new());
+        Arc::new(PendingConnections { state, until, warnings })
     }
 
     /// Accepts a caller that belongs to this run, and refuses others.
@@ -39,31 +38,28 @@ impl PendingConnections {
         };
         // A peer may learn of this rank before this rank learns the session.
         let left = self.until.saturating_duration_since(Instant::now());
-        let known = wait_until(&self.changed, lock(&self.session), left, Option::is_some);
+        let known = self.state.wait_until(self.state.lock(), left, |state| state.session.is_some()).session;
         if known.is_none() {
             return caller.refuse("it has not joined yet", true);
         }
-        if *known != Some(session) {
+        if known != Some(session) {
             self.warnings.warn(format!("refused rank {rank} of another run"));
             return caller.refuse("it is in another run", false);
         }
-        drop(known);
         if let Ok(channel) = caller.welcome() {
-            lock(&self.waiting).insert((group, rank), channel);
-            self.changed.notify_all();
+            self.state.update(|state| state.channels.insert((group, rank), channel));
         }
     }
 
     /// Takes the connection that world rank `rank` has made for `group`; waits for it until `timeout`.
     pub(super) fn take(&self, group: GroupNumber, rank: usize, timeout: Duration) -> Option<Channel> {
-        let key = (group, rank);
-        let waiting = lock(&self.waiting);
-        wait_until(&self.changed, waiting, timeout, |waiting| waiting.contains_key(&key)).remove(&key)
+        let (key, state) = ((group, rank), self.state.lock());
+        let mut state = self.state.wait_until(state, timeout, |state| state.channels.contains_key(&key));
+        state.channels.remove(&key)
     }
 
     /// Sets the session, so that callers can be accepted.
     pub(super) fn open(&self, session: u64) {
-        *lock(&self.session) = Some(session);
-        self.changed.notify_all();
+        self.state.update(|state| state.session = Some(session));
     }
 }

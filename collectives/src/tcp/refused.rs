@@ -38,8 +38,8 @@ impl Why {
     /// Takes two ranks and their jobs, first those of the rank that refuses.
     pub(super) fn other_job([(own, ours), (rank, theirs)]: [(usize, &str); 2]) -> Why {
         Why::Job(format!(
-            "rank {own} is of the job \"{ours}\", and rank {rank} of \"{theirs}\"; give each job a port of its \
-             own (MASTER_PORT), or all processes of one the same name (--rdzv-id)"
+            "rank {own} is of the job \"{ours}\", and rank {rank} of \"{theirs}\"; give each job a port \
+             of its own (MASTER_PORT), or all processes of one the same name (--rdzv-id)"
         ))
     }
 

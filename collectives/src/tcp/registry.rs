@@ -1,13 +1,14 @@
 //! What the rendezvous knows of the ranks and of what has failed, and how it talks to all ranks.
 
 use super::channel::Writer;
-use super::frame::{self, MEMBER_LIMIT};
-use super::message::{CalledOff, Cause, GroupNumber, MemberInfo, ToRank};
+use super::frame;
+use super::message::{CalledOff, GroupNumber, RankInfo, ToRank};
 use super::refused::Refused;
+use crate::error::{Abort, Cause};
 use crate::flight::Flight;
-use crate::sync::lock;
+use crate::sync::{Monitor, lock};
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 /// How often each side says that it is alive.
@@ -16,12 +17,10 @@ pub(super) const HEARTBEAT: Duration = Duration::from_secs(1);
 /// How a rank ended whose connection closed without a goodbye, as messages say it.
 pub(super) const DIED: &str = "died: its connection closed without a goodbye";
 
-/// The ranks of a run, shared by all threads of the rendezvous.
-pub(super) struct Registry {
-    pub(super) state: Mutex<State>,
-    pub(super) changed: Condvar,
-}
+/// What all threads of the rendezvous share and wait on.
+pub(super) type Registry = Monitor<State>;
 
+#[derive(Default)]
 pub(super) struct State {
     pub(super) ranks: Vec<Presence>,
     /// Why the world has failed.
@@ -30,9 +29,9 @@ pub(super) struct State {
     pub(super) groups: HashMap<GroupNumber, Cause>,
     /// Answers by the number of their question, each with the time of its arrival.
     pub(super) reports: HashMap<u64, BTreeMap<usize, (Instant, Flight)>>,
-    next_request: u64,
-    /// The reasons of ranks that gave up, in their own words.
-    pub(super) aborts: BTreeMap<usize, Cause>,
+    pub(super) next_request: u64,
+    /// The ranks that gave up, with their own words.
+    pub(super) aborts: BTreeMap<usize, Abort>,
     /// All ranks have come and have been told how to reach each other.
     pub(super) joined: bool,
     /// Why nobody waits for missing ranks any longer.
@@ -48,8 +47,8 @@ pub(super) enum Presence {
     /// It has not come yet.
     Absent,
     Present {
-        writer: Arc<Mutex<Writer>>,
-        info: MemberInfo,
+        writer: Mutex<Writer>,
+        info: RankInfo,
         /// When its last message arrived.
         heard: Instant,
     },
@@ -66,6 +65,10 @@ impl Presence {
 }
 
 impl State {
+    pub(super) fn new(world_size: usize) -> State {
+        State { ranks: (0..world_size).map(|_| Presence::Absent).collect(), ..State::default() }
+    }
+
     /// Whether the world or a group of it has failed.
     pub(super) fn has_failed(&self) -> bool {
         self.world.is_some() || !self.groups.is_empty()
@@ -78,21 +81,18 @@ impl State {
     }
 
     /// How to reach each rank, if all of them are present.
-    pub(super) fn members(&self) -> Option<Vec<MemberInfo>> {
-        // Checked first, because this is called for each rank that comes and rarely needs the copies.
-        if !self.ranks.iter().all(Presence::is_present) {
-            return None;
-        }
+    pub(super) fn addresses(&self) -> Option<Vec<RankInfo>> {
         let info = |rank: &Presence| match rank {
             Presence::Present { info, .. } => Some(info.clone()),
             _ => None,
         };
-        self.ranks.iter().map(info).collect()
+        // Checked first, because this is called for each rank that comes and rarely needs the copies.
+        self.ranks.iter().all(Presence::is_present).then(|| self.ranks.iter().filter_map(info).collect())
     }
 
     /// Sends a message to all ranks that are present. Does not wait for a rank that cannot take it.
     pub(super) fn send_all(&self, message: &ToRank) {
-        let frame = match frame::encode(message, MEMBER_LIMIT) {
+        let frame = match frame::encode(message, frame::MESSAGE_LIMIT) {
             Ok(frame) => frame,
             Err(error) => return tracing::warn!("the rendezvous cannot send: {error}"),
         };
@@ -101,33 +101,5 @@ impl State {
                 let _ = lock(writer).deliver(&frame);
             }
         }
-    }
-}
-
-impl Registry {
-    pub(super) fn new(world_size: usize) -> Registry {
-        let state = State {
-            ranks: (0..world_size).map(|_| Presence::Absent).collect(),
-            world: None,
-            groups: HashMap::new(),
-            reports: HashMap::new(),
-            next_request: 0,
-            aborts: BTreeMap::new(),
-            joined: false,
-            called_off: None,
-            refused: BTreeMap::new(),
-            closed: false,
-        };
-        Registry { state: Mutex::new(state), changed: Condvar::new() }
-    }
-
-    /// Asks all ranks a question; returns the number that `question` got.
-    pub(super) fn ask(&self, question: impl Fn(u64) -> ToRank) -> u64 {
-        let mut state = lock(&self.state);
-        let request = state.next_request;
-        state.next_request += 1;
-        state.reports.insert(request, BTreeMap::new());
-        state.send_all(&question(request));
-        request
     }
 }

@@ -1,21 +1,21 @@
 //! The rendezvous of a run, which rank 0 hosts: it tells the ranks how to reach each other, and finds out
 //! what happened when one of them cannot go on.
 
-use super::channel::Reader;
-use super::frame::{self, MEMBER_LIMIT};
+use super::channel::{Channel, Reader};
+use super::frame::{self, FrameError, MESSAGE_LIMIT};
 use super::handshake::{Caller, Purpose};
 use super::inquiry;
 use super::listener::Listener;
-use super::message::{CalledOff, Cause, GroupNumber, MemberInfo, ToRank, ToRendezvous, Trouble};
-use super::options::JoinOptions;
+use super::message::{CalledOff, GroupNumber, RankInfo, ToRank, ToRendezvous, Trouble};
+use super::options::{JoinOptions, random};
 use super::refused::{Refused, Why};
 use super::registry::{HEARTBEAT, Presence, Registry, State};
 use super::warnings::Warnings;
-use crate::sync::{lock, wait_until};
+use crate::error::{Abort, Cause};
+use crate::sync::{lock, spawn};
 use std::io;
 use std::net::{Shutdown, SocketAddr, TcpListener};
-use std::sync::{Arc, Mutex, MutexGuard, mpsc};
-use std::thread;
+use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
 /// How long a write to a rank may take before the message is given up. A stopped rank reads nothing, and must
@@ -49,8 +49,9 @@ struct Inner {
 
 /// What the thread that oversees the run acts on, one event at a time.
 enum Event {
-    Trouble { rank: usize, trouble: Trouble },
-    Gone { rank: usize },
+    /// The world has failed.
+    Failed(Cause),
+    Trouble(Trouble),
 }
 
 /// Advice about a rank that comes twice, where no secret tells jobs apart.
@@ -65,13 +66,12 @@ impl Rendezvous {
     /// Dropping the rendezvous gives ranks that are still connected a while to learn how the run ended.
     pub(super) fn open(listener: TcpListener, options: &JoinOptions) -> io::Result<Rendezvous> {
         let JoinOptions { world_size, timeout, linger, .. } = *options;
-        let mut session = [0; 8];
-        getrandom::fill(&mut session).map_err(io::Error::other)?;
+        let session = u64::from_ne_bytes(random()?);
         let (troubles, events) = mpsc::channel();
         let inner = Arc::new(Inner {
-            registry: Registry::new(world_size),
+            registry: Registry::new(State::new(world_size)),
             troubles: Mutex::new(troubles),
-            session: u64::from_ne_bytes(session),
+            session,
             near: options.near(),
             is_open: options.secret.is_open(),
             warnings: Warnings::new(),
@@ -81,11 +81,9 @@ impl Rendezvous {
         let note = Arc::new(move |refused| noting.note(refused));
         let listener = Listener::open_with_note(listener, options, admit, note)?;
         let overseer = Arc::clone(&inner);
-        thread::Builder::new()
-            .name("kiln-rendezvous".into())
-            .spawn(move || overseer.oversee(&events, timeout))?;
+        spawn("kiln-rendezvous", move || overseer.oversee(&events, timeout))?;
         let beating = Arc::clone(&inner);
-        thread::Builder::new().name("kiln-beat".into()).spawn(move || beating.beat())?;
+        spawn("kiln-beat", move || beating.beat())?;
         Ok(Rendezvous { inner, listener, linger })
     }
 
@@ -97,14 +95,13 @@ impl Rendezvous {
 
 impl Drop for Rendezvous {
     fn drop(&mut self) {
-        let state = self.inner.lock();
-        let changed = &self.inner.registry.changed;
+        let registry = &self.inner.registry;
         let empty = |state: &State| !state.ranks.iter().any(Presence::is_present);
         let over = |state: &State| empty(state) || state.has_failed();
-        let mut state = wait_until(changed, state, self.linger, over);
+        let mut state = registry.wait_until(registry.lock(), self.linger, over);
         if state.has_failed() {
             // All ranks have been told already.
-            state = wait_until(changed, state, FAREWELL.min(self.linger), empty);
+            state = registry.wait_until(state, FAREWELL.min(self.linger), empty);
         }
         state.closed = true;
         for rank in &state.ranks {
@@ -113,19 +110,11 @@ impl Drop for Rendezvous {
             }
         }
         drop(state);
-        self.inner.notify();
+        registry.notify();
     }
 }
 
 impl Inner {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        lock(&self.registry.state)
-    }
-
-    fn notify(&self) {
-        self.registry.changed.notify_all();
-    }
-
     /// Registers a caller as the rank that it claims to be, or refuses it, and starts to listen to it.
     fn admit(self: &Arc<Inner>, caller: Caller) {
         let rank = caller.claim.rank;
@@ -133,13 +122,13 @@ impl Inner {
             return caller.refuse("this is the rendezvous, not a rank", false);
         };
         let Ok(from) = caller.address() else { return };
-        let info = MemberInfo { address: SocketAddr::new(from.ip(), port), node };
+        let info = RankInfo { address: SocketAddr::new(from.ip(), port), node };
         if let (Some(own), Some(told)) = (self.near, near)
             && own != told
         {
             self.warnings.warn(format!(
-                "refused rank {rank} of another job from {from}: its ranks were told port {told}, and those of \
-                 this job port {own}"
+                "refused rank {rank} of another job from {from}: its ranks were told port {told}, and those \
+                 of this job port {own}"
             ));
             let text = format!(
                 "it keeps a job whose ranks were told port {own}, and this rank was told port {told}"
@@ -147,7 +136,7 @@ impl Inner {
             // Its own rendezvous may be at the next port.
             return caller.refuse(&text, true);
         }
-        let mut state = self.lock();
+        let mut state = self.registry.lock();
         let expected = state.ranks.len();
         if world_size != expected || rank >= expected {
             drop(state);
@@ -168,21 +157,18 @@ impl Inner {
             self.warnings.warn(format!("refused a second rank {rank} from {from}: {text}"));
             return caller.refuse(&text, true);
         }
-        let Ok(channel) = caller.welcome() else { return };
-        let _ = channel.stream().set_write_timeout(Some(WRITE_TIMEOUT));
-        let (reader, writer) = (channel.reader, channel.writer);
-        let writer = Arc::new(Mutex::new(writer));
+        let Ok(Channel { reader, writer }) = caller.welcome() else { return };
+        let _ = reader.stream.set_write_timeout(Some(WRITE_TIMEOUT));
+        let writer = Mutex::new(writer);
         state.ranks[rank] = Presence::Present { writer, info, heard: Instant::now() };
         self.announce(&mut state);
         drop(state);
-        self.notify();
+        self.registry.notify();
         let inner = Arc::clone(self);
-        let listen = move || inner.listen(rank, reader);
-        let spawned = thread::Builder::new().name(format!("kiln-rank-{rank}")).spawn(listen);
-        if let Err(error) = spawned {
+        if let Err(error) = spawn(&format!("kiln-rank-{rank}"), move || inner.listen(rank, reader)) {
             tracing::warn!("no thread to listen to rank {rank}: {error}");
-            self.lock().ranks[rank] = Presence::Absent;
-            self.notify();
+            self.registry.lock().ranks[rank] = Presence::Absent;
+            self.registry.notify();
         }
     }
 
@@ -191,48 +177,52 @@ impl Inner {
         if let Some(why) = state.called_off.clone() {
             return state.send_all(&ToRank::CalledOff(why));
         }
-        let Some(members) = state.members() else { return };
+        let Some(ranks) = state.addresses() else { return };
         state.joined = true;
-        state.send_all(&ToRank::Joined { session: self.session, members });
+        state.send_all(&ToRank::Joined { session: self.session, ranks });
     }
 
     /// Reads the messages of a rank until its connection ends.
     fn listen(&self, rank: usize, mut reader: Reader) {
         let mut said_goodbye = false;
         loop {
-            let message: ToRendezvous = match frame::read(&mut reader, MEMBER_LIMIT) {
+            let message: ToRendezvous = match frame::read(&mut reader, MESSAGE_LIMIT) {
                 Ok(message) => message,
-                Err(frame::FrameError::Io(_)) => break,
+                // Unless a sealed record does not open.
+                Err(FrameError::Io(error)) if error.kind() != io::ErrorKind::InvalidData => break,
                 Err(error) => {
                     let text = format!("rank {rank} sent {error}; its connection is closed");
                     self.warnings.warn(text);
                     break;
                 }
             };
-            if let Presence::Present { heard, .. } = &mut self.lock().ranks[rank] {
+            if let Presence::Present { heard, .. } = &mut self.registry.lock().ranks[rank] {
                 *heard = Instant::now();
             }
             match message {
                 ToRendezvous::Beat => {}
                 ToRendezvous::Goodbye => said_goodbye = true,
-                ToRendezvous::Stop => self.stop(rank),
-                ToRendezvous::Trouble(trouble) => {
-                    if let Some(cause) = inquiry::own_words(rank, &trouble) {
-                        // An inquiry about this rank may be under way, and waits for its reason.
-                        self.lock().aborts.entry(rank).or_insert(cause);
-                        self.notify();
-                    }
-                    self.raise(Event::Trouble { rank, trouble });
+                // Once all ranks have come, they agree on a stop themselves.
+                ToRendezvous::Stop => {
+                    self.registry.update(|state| self.call_off(state, CalledOff::Stopped { by: rank }));
                 }
+                ToRendezvous::Abort(abort) => {
+                    let abort = Abort { world_rank: rank, ..abort };
+                    // An inquiry about this rank may be under way, and waits for its reason.
+                    self.registry.update(|state| _ = state.aborts.entry(rank).or_insert(abort.clone()));
+                    self.raise(Event::Failed(Cause::Abort(abort)));
+                }
+                ToRendezvous::Trouble(trouble) => self.raise(Event::Trouble(trouble)),
                 ToRendezvous::Report { request, flight } => {
-                    if let Some(answers) = self.lock().reports.get_mut(&request) {
-                        answers.insert(rank, (Instant::now(), *flight));
-                    }
-                    self.notify();
+                    self.registry.update(|state| {
+                        if let Some(answers) = state.reports.get_mut(&request) {
+                            answers.insert(rank, (Instant::now(), *flight));
+                        }
+                    });
                 }
             }
         }
-        let mut state = self.lock();
+        let mut state = self.registry.lock();
         // Until all ranks have come, a rank may go and come again.
         state.ranks[rank] = match (said_goodbye, state.joined) {
             (true, _) => Presence::Left,
@@ -241,19 +231,13 @@ impl Inner {
         };
         let died = matches!(state.ranks[rank], Presence::Gone);
         drop(state);
-        self.notify();
+        self.registry.notify();
         if died {
-            self.raise(Event::Gone { rank });
+            self.raise(Event::Failed(inquiry::death(rank)));
         }
     }
 
-    /// Tells all ranks that `rank` was asked to stop. Once all ranks have come, they agree on a stop
-    /// themselves.
-    fn stop(&self, rank: usize) {
-        self.call_off(&mut self.lock(), CalledOff::Stopped { by: rank });
-        self.notify();
-    }
-
+    /// Tells all ranks that nobody waits any longer, unless all have come.
     fn call_off(&self, state: &mut State, why: CalledOff) {
         if !state.joined && state.called_off.is_none() {
             state.called_off = Some(why.clone());
@@ -265,7 +249,7 @@ impl Inner {
     /// again, so nobody waits for it any longer. Where anyone can work out the secret, it may be a rank of
     /// another job, which ends nothing.
     fn note(&self, refused: Refused) {
-        let mut state = self.lock();
+        let mut state = self.registry.lock();
         let rank = refused.rank;
         if !matches!(state.ranks.get(rank), None | Some(Presence::Absent)) {
             return;
@@ -276,15 +260,11 @@ impl Inner {
             }
             _ if rank >= state.ranks.len() => {}
             // A caller that is proven to be the rank says more than one that is not.
-            Why::Secret => {
-                state.refused.entry(rank).or_insert(refused);
-            }
-            Why::Job(_) | Why::Settings(_) => {
-                state.refused.insert(rank, refused);
-            }
+            Why::Secret => _ = state.refused.entry(rank).or_insert(refused),
+            Why::Job(_) | Why::Settings(_) => _ = state.refused.insert(rank, refused),
         }
         drop(state);
-        self.notify();
+        self.registry.notify();
     }
 
     fn raise(&self, event: Event) {
@@ -295,7 +275,7 @@ impl Inner {
     /// Waits until all ranks have come, then looks into one trouble after the other.
     fn oversee(&self, events: &mpsc::Receiver<Event>, timeout: Duration) {
         let over = |state: &State| state.joined || state.closed || state.called_off.is_some();
-        let state = wait_until(&self.registry.changed, self.lock(), timeout, over);
+        let state = self.registry.wait_until(self.registry.lock(), timeout, over);
         if !over(&state) {
             let missing = state.missing();
             let refused = missing.iter().filter_map(|rank| state.refused.get(rank).cloned());
@@ -307,51 +287,44 @@ impl Inner {
             return;
         }
         drop(state);
-        while !self.lock().closed {
+        while !self.registry.lock().closed {
             match events.recv_timeout(HEARTBEAT) {
-                Ok(Event::Trouble { rank, trouble }) => self.look_into(rank, trouble),
-                Ok(Event::Gone { rank }) => self.fail(None, inquiry::death(rank)),
+                Ok(Event::Failed(cause)) => self.fail(None, cause),
+                Ok(Event::Trouble(trouble)) => self.look_into(trouble),
                 Err(mpsc::RecvTimeoutError::Timeout) => {}
                 Err(mpsc::RecvTimeoutError::Disconnected) => return,
             }
         }
     }
 
-    fn look_into(&self, rank: usize, trouble: Trouble) {
-        let number = inquiry::group_of(&trouble);
-        let known = {
-            let state = self.lock();
-            let of_group = number.and_then(|number| state.groups.get(&number));
-            of_group.or(state.world.as_ref()).is_some()
-        };
+    fn look_into(&self, trouble: Trouble) {
+        let state = self.registry.lock();
         // A rank that reports late has been told the cause, or is about to read it.
-        if known {
+        if state.world.is_some() || state.groups.contains_key(&trouble.group.number) {
             return;
         }
-        let (group, cause) = inquiry::find_cause(&self.registry, rank, trouble);
+        drop(state);
+        let (group, cause) = inquiry::find_cause(&self.registry, trouble);
         self.fail(group, cause);
     }
 
     /// Tells all ranks, unless they know of an earlier cause.
     fn fail(&self, group: Option<GroupNumber>, cause: Cause) {
-        let mut state = self.lock();
-        match group {
-            None if state.world.is_some() => return,
-            None => state.world = Some(cause.clone()),
-            Some(number) => {
-                state.groups.insert(number, cause.clone());
+        self.registry.update(|state| {
+            match group {
+                None if state.world.is_some() => return,
+                None => state.world = Some(cause.clone()),
+                Some(number) => _ = state.groups.insert(number, cause.clone()),
             }
-        }
-        state.send_all(&ToRank::Failed { group, cause });
-        drop(state);
-        self.notify();
+            state.send_all(&ToRank::Failed { group, cause });
+        });
     }
 
     fn beat(&self) {
-        let mut state = self.lock();
+        let mut state = self.registry.lock();
         while !state.closed {
             state.send_all(&ToRank::Beat);
-            state = wait_until(&self.registry.changed, state, HEARTBEAT, |state| state.closed);
+            state = self.registry.wait_until(state, HEARTBEAT, |state| state.closed);
         }
     }
 }

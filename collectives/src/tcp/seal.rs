@@ -5,11 +5,11 @@
 //! repeated or moved does not open. A key is replaced by a hash of itself before it has sealed more than GCM
 //! allows. [`Seal::Mac`] leaves the body readable and only computes the tag over it.
 
-use super::keyed::keyed;
 use super::options::Seal;
 use aes_gcm::aead::{AeadInOut, KeyInit};
 use aes_gcm::{Aes128Gcm, Nonce, Tag};
-use hmac::Mac;
+use hmac::{Hmac, Mac};
+use sha2::Sha256;
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 
 /// Most bytes of a body.
@@ -27,13 +27,19 @@ const RECORDS_PER_KEY: u64 = 1 << 22;
 /// Key of one direction of a connection.
 pub(super) type Key = [u8; 16];
 
-/// A key that is a keyed hash (HMAC-SHA-256) of `text`; `role` keeps it apart from all others.
+/// A keyed hash (HMAC-SHA-256) of `text`, which proves that its maker knows the key; `role` keeps it apart
+/// from hashes for other uses. No role may start with another.
+pub(super) fn keyed(key: &[u8], role: &[u8], text: &[u8]) -> Hmac<Sha256> {
+    // `new_from_slice` cannot fail for HMAC.
+    let mac = <Hmac<Sha256> as Mac>::new_from_slice(key);
+    let mac = mac.unwrap_or_else(|_| unreachable!("HMAC takes keys of any length"));
+    mac.chain_update(role).chain_update(text)
+}
+
+/// A key that is the start of a keyed hash.
 pub(super) fn derive(from: &[u8], role: &[u8], text: &[u8]) -> Key {
-    let hash = keyed(from, role, text).finalize().into_bytes();
-    let mut key = Key::default();
-    let len = key.len();
-    key.copy_from_slice(&hash[..len]);
-    key
+    let hash: [u8; 32] = keyed(from, role, text).finalize().into_bytes().into();
+    std::array::from_fn(|index| hash[index])
 }
 
 /// Why a record does not open.
@@ -228,8 +234,7 @@ impl Opener {
 
     /// Makes room for the rest of a record whose length has arrived.
     fn make_room(&mut self) -> io::Result<()> {
-        let mut length = [0; LENGTH];
-        length.copy_from_slice(&self.record[..LENGTH]);
+        let length: [u8; LENGTH] = std::array::from_fn(|index| self.record[index]);
         let length = u32::from_le_bytes(length) as usize;
         if length > BODY {
             return Err(self.fail(|record| SealError::TooLong { record, length }));
@@ -244,8 +249,7 @@ impl Opener {
     /// Checks the record that has arrived, and decrypts it.
     fn open(&mut self) -> io::Result<()> {
         let end = self.whole - TAG;
-        let mut tag = [0; TAG];
-        tag.copy_from_slice(&self.record[end..self.whole]);
+        let tag: [u8; TAG] = std::array::from_fn(|index| self.record[end + index]);
         let nonce = self.direction.nonce();
         let (clear, body) = self.direction.parts(&mut self.record[..end]);
         let cipher = &self.direction.cipher;

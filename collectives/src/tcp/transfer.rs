@@ -9,7 +9,7 @@
 use super::wire::{Stop, Wire};
 use crate::buffer::Buffer;
 use crate::dtype::DType;
-use crate::reduce::{chunk_range, sum_bytes};
+use crate::reduce::{self, chunk_range, sum_bytes};
 use std::cmp::Ordering;
 use std::ops::Range;
 
@@ -39,95 +39,94 @@ impl Transfer<'_> {
         (0..self.world_size()).filter(move |peer| *peer != rank)
     }
 
-    /// Fills chunk `r` of `output` with the `input` of rank `r`; `slots` are the byte ranges of the chunks.
+    /// Takes one step after the other, and waits in between until bytes can move, until a step says that it
+    /// was the last.
+    fn repeat(&mut self, mut step: impl FnMut(&mut Self) -> Result<bool, Stop>) -> Result<(), Stop> {
+        while !step(self)? {
+            self.wire.wait()?;
+        }
+        Ok(())
+    }
+
+    /// Fills chunk `r` of `output` with the `input` of rank `r`; `chunks` are the byte ranges of the chunks.
     pub(super) fn all_gather(
         &mut self,
         input: &[u8],
         output: &mut [u8],
-        slots: &[Range<usize>],
+        chunks: &[Range<usize>],
     ) -> Result<(), Stop> {
         if self.ring && self.world_size() > 2 {
-            output[slots[self.rank].clone()].copy_from_slice(input);
-            return self.all_gather_ring(output, slots);
+            output[chunks[self.rank].clone()].copy_from_slice(input);
+            return self.all_gather_ring(output, chunks);
         }
         self.wire.exchange(true);
         let mut copied = false;
-        loop {
+        self.repeat(|this| {
             let mut done = true;
-            for peer in self.peers() {
-                let slot = &mut output[slots[peer].clone()];
-                let expected = slot.len();
-                done &= self.wire.send(peer, input)? == Some(input.len());
-                done &= self.wire.receive(peer, slot)? == Some(expected);
+            for peer in this.peers() {
+                let chunk = &mut output[chunks[peer].clone()];
+                let expected = chunk.len();
+                done &= this.wire.send(peer, input)? == Some(input.len());
+                done &= this.wire.receive(peer, chunk)? == Some(expected);
             }
             if !copied {
                 // After the first sends, so that the other ranks receive meanwhile.
-                output[slots[self.rank].clone()].copy_from_slice(input);
+                output[chunks[this.rank].clone()].copy_from_slice(input);
                 copied = true;
             }
-            if done {
-                return self.finish_peer_reads();
-            }
-            self.wire.wait()?;
-        }
+            Ok(done)
+        })?;
+        self.finish_peer_reads()
     }
 
     /// Ends an exchange in which peers may have read each other's memory.
     fn finish_peer_reads(&mut self) -> Result<(), Stop> {
-        loop {
+        self.repeat(|this| {
             let mut finished = true;
-            for peer in self.peers() {
-                finished &= self.wire.finish_peer_reads(peer)?;
+            for peer in this.peers() {
+                finished &= this.wire.finish_peer_reads(peer)?;
             }
-            if finished {
-                return Ok(());
-            }
-            self.wire.wait()?;
-        }
+            Ok(finished)
+        })
     }
 
     /// Passes every chunk on to the next rank while it arrives.
-    fn all_gather_ring(&mut self, output: &mut [u8], slots: &[Range<usize>]) -> Result<(), Stop> {
-        let world_size = self.world_size();
+    fn all_gather_ring(&mut self, output: &mut [u8], chunks: &[Range<usize>]) -> Result<(), Stop> {
+        let (world_size, rank) = (self.world_size(), self.rank);
         let (next, previous) = self.ring_neighbours();
         // In step `s`, a rank sends the chunk that it received in the step before; in step 0 its own.
-        let slot = |step: usize| slots[(self.rank + world_size - step) % world_size].clone();
+        let chunk = |step: usize| chunks[(rank + world_size - step) % world_size].clone();
         let (mut sending, mut receiving) = (0, 1);
         let mut received = 0;
-        loop {
+        self.repeat(|this| {
             while receiving < world_size {
-                let target = slot(receiving);
+                let target = chunk(receiving);
                 let expected = target.len();
-                let Some(count) = self.wire.receive(previous, &mut output[target])? else { break };
+                let Some(count) = this.wire.receive(previous, &mut output[target])? else { break };
                 received = count;
                 if count < expected {
                     break;
                 }
                 receiving += 1;
                 received = 0;
-                self.wire.next_block(previous);
+                this.wire.next_block(previous);
             }
             while sending < world_size - 1 {
-                let whole = slot(sending);
-                let size = whole.len();
+                let whole = chunk(sending);
                 let available = match sending.cmp(&receiving) {
-                    Ordering::Less => size,
+                    Ordering::Less => whole.len(),
                     Ordering::Equal => received,
                     Ordering::Greater => break,
                 };
-                let part = whole.start..whole.start + available;
-                let sent = self.wire.send(next, &output[part])?;
-                if sent != Some(size) {
+                let sent = this.wire.send(next, &output[whole.clone()][..available])?;
+                if sent != Some(whole.len()) {
                     break;
                 }
                 sending += 1;
-                self.wire.restart_send(next);
+                this.wire.restart_send(next);
             }
-            if receiving == world_size && sending == world_size - 1 {
-                return Ok(());
-            }
-            self.wire.wait()?;
-        }
+            Ok(receiving == world_size && sending == world_size - 1)
+        })
     }
 
     /// Fills `output` with this rank's chunk of the sum of all inputs.
@@ -136,17 +135,15 @@ impl Transfer<'_> {
         dtype: DType,
         input: &[u8],
         output: &mut [u8],
-        slots: &[Range<usize>],
+        chunks: &[Range<usize>],
     ) -> Result<(), Stop> {
         // Partial sums of half types would have to travel as f32, which gains nothing over direct transfers.
         let is_wide = matches!(dtype, DType::F32 | DType::F64);
         let ring = self.ring && self.world_size() > 2 && is_wide;
         let bytes = if ring { BLOCK } else { self.world_size() * BLOCK };
         let mut staging = self.wire.take_staging(bytes);
-        let outcome = match ring {
-            true => self.reduce_ring(dtype, input, output, slots, staging.as_bytes_mut()),
-            false => self.reduce_direct(dtype, input, output, slots, staging.as_bytes_mut()),
-        };
+        let reduce = if ring { Transfer::reduce_ring } else { Transfer::reduce_direct };
+        let outcome = reduce(self, dtype, input, output, chunks, staging.as_bytes_mut());
         self.wire.return_staging(staging);
         outcome
     }
@@ -156,47 +153,43 @@ impl Transfer<'_> {
         dtype: DType,
         input: &[u8],
         output: &mut [u8],
-        slots: &[Range<usize>],
+        chunks: &[Range<usize>],
         staging: &mut [u8],
     ) -> Result<(), Stop> {
         self.wire.exchange(true);
-        let own = &input[slots[self.rank].clone()];
+        let own = &input[chunks[self.rank].clone()];
         let whole = output.len();
-        let mut blocks = Blocks::of(whole);
-        let mut current = blocks.next();
-        loop {
+        let mut blocks = blocks(whole).peekable();
+        self.repeat(|this| {
             let mut done = true;
-            for peer in self.peers() {
-                let part = &input[slots[peer].clone()];
-                done &= self.wire.send(peer, part)? == Some(part.len());
+            for peer in this.peers() {
+                let part = &input[chunks[peer].clone()];
+                done &= this.wire.send(peer, part)? == Some(part.len());
             }
-            while let Some(block) = current.clone() {
+            while let Some(block) = blocks.peek().cloned() {
                 let mut complete = true;
-                for peer in self.peers() {
+                for peer in this.peers() {
                     let place = &mut staging[peer * BLOCK..][..block.len()];
-                    let got = self.wire.receive_block(peer, place, block.start, whole)?;
+                    let got = this.wire.receive_block(peer, place, block.start, whole)?;
                     complete &= got == Some(block.len());
                 }
                 if !complete {
-                    done = false;
-                    break;
+                    return Ok(false);
                 }
                 let addend = |rank: usize| match rank {
-                    rank if rank == self.rank => &own[block.clone()],
+                    rank if rank == this.rank => &own[block.clone()],
                     peer => &staging[peer * BLOCK..][..block.len()],
                 };
-                let addends: Vec<&[u8]> = (0..self.world_size()).map(addend).collect();
-                sum(dtype, &mut output[block], &addends);
-                for peer in self.peers() {
-                    self.wire.next_block(peer);
+                let addends: Vec<&[u8]> = (0..this.world_size()).map(addend).collect();
+                sum(dtype, &mut output[block.clone()], &addends);
+                for peer in this.peers() {
+                    this.wire.next_block(peer);
                 }
-                current = blocks.next();
+                blocks.next();
             }
-            if done {
-                return self.finish_peer_reads();
-            }
-            self.wire.wait()?;
-        }
+            Ok(done)
+        })?;
+        self.finish_peer_reads()
     }
 
     /// Rank 0 sends its input to the next rank, every rank adds its own, and the last one sends each rank its
@@ -206,52 +199,46 @@ impl Transfer<'_> {
         dtype: DType,
         input: &[u8],
         output: &mut [u8],
-        slots: &[Range<usize>],
+        chunks: &[Range<usize>],
         staging: &mut [u8],
     ) -> Result<(), Stop> {
         let last = self.world_size() - 1;
         let (next, previous) = self.ring_neighbours();
         let (is_first, is_last) = (self.rank == 0, self.rank == last);
-        let blocks_of = |slot: usize| Blocks::of(slots[slot].len()).map(move |block| (slot, block));
-        let mut blocks = (0..slots.len()).flat_map(blocks_of);
-        let mut current = blocks.next();
+        let blocks_of = |chunk: usize| blocks(chunks[chunk].len()).map(move |block| (chunk, block));
+        let mut blocks = (0..chunks.len()).flat_map(blocks_of).peekable();
         let mut summed = is_first;
-        loop {
+        self.repeat(|this| {
             // The chunk from the last rank arrives at the same time as partial sums from the previous rank.
             let whole = output.len();
-            let delivered = is_last || self.wire.receive(last, output)? == Some(whole);
-            while let Some((slot, block)) = current.clone() {
+            let delivered = is_last || this.wire.receive(last, output)? == Some(whole);
+            while let Some((chunk, block)) = blocks.peek().cloned() {
                 let size = block.len();
-                let offset = slots[slot].start;
-                let own = &input[offset + block.start..offset + block.end];
+                let own = &input[chunks[chunk].clone()][block.clone()];
+                let partial = &mut staging[..size];
                 if !summed {
-                    let partial = &mut staging[..size];
-                    if self.wire.receive(previous, partial)? != Some(size) {
+                    if this.wire.receive(previous, partial)? != Some(size) {
                         break;
                     }
-                    self.wire.next_block(previous);
-                    let place = &mut staging[..size];
-                    add(dtype, place, own);
+                    this.wire.next_block(previous);
+                    add(dtype, partial, own);
                     summed = true;
                 }
-                let sum = if is_first { own } else { &staging[..size] };
-                if is_last && slot == last {
-                    output[block.clone()].copy_from_slice(sum);
+                let sum = if is_first { own } else { &*partial };
+                if is_last && chunk == last {
+                    output[block].copy_from_slice(sum);
                 } else {
-                    let target = if is_last { slot } else { next };
-                    if self.wire.send(target, sum)? != Some(size) {
+                    let target = if is_last { chunk } else { next };
+                    if this.wire.send(target, sum)? != Some(size) {
                         break;
                     }
-                    self.wire.restart_send(target);
+                    this.wire.restart_send(target);
                 }
                 summed = is_first;
-                current = blocks.next();
+                blocks.next();
             }
-            if delivered && current.is_none() {
-                return Ok(());
-            }
-            self.wire.wait()?;
-        }
+            Ok(delivered && blocks.peek().is_none())
+        })
     }
 
     /// Overwrites `buffer` with the sum over all ranks.
@@ -263,60 +250,53 @@ impl Transfer<'_> {
         }
         if bytes * world_size <= SMALL {
             let mut staging = self.wire.take_staging(SMALL);
-            let slots: Vec<_> = (0..world_size).map(|r| r * bytes..(r + 1) * bytes).collect();
+            let chunks = equal_chunks(bytes, world_size);
             let target = &mut staging.as_bytes_mut()[..bytes * world_size];
-            let ring = std::mem::replace(&mut self.ring, false);
-            let outcome = self.all_gather(buffer.as_bytes(), target, &slots);
-            self.ring = ring;
+            let mut direct = Transfer { wire: &mut *self.wire, rank: self.rank, ring: false };
+            let outcome = direct.all_gather(buffer.as_bytes(), target, &chunks);
             let all = staging.as_bytes();
-            let addends: Vec<&[u8]> = slots.into_iter().map(|slot| &all[slot]).collect();
+            let addends: Vec<&[u8]> = chunks.into_iter().map(|chunk| &all[chunk]).collect();
             sum(dtype, buffer.as_bytes_mut(), &addends);
             self.wire.return_staging(staging);
             return outcome;
         }
         let size = dtype.size();
-        let slot = |rank| chunk_range(len, world_size, rank);
-        let slots: Vec<_> = (0..world_size).map(slot).map(|s| s.start * size..s.end * size).collect();
-        let mut part = Buffer::zeros(dtype, slots[self.rank].len() / size);
-        self.reduce_scatter(dtype, buffer.as_bytes(), part.as_bytes_mut(), &slots)?;
+        let chunk = |rank| chunk_range(len, world_size, rank);
+        let chunks: Vec<_> = (0..world_size).map(chunk).map(|c| c.start * size..c.end * size).collect();
+        let mut part = Buffer::zeros(dtype, chunks[self.rank].len() / size);
+        self.reduce_scatter(dtype, buffer.as_bytes(), part.as_bytes_mut(), &chunks)?;
         self.wire.exchange(false);
-        self.all_gather(part.as_bytes(), buffer.as_bytes_mut(), &slots)
+        self.all_gather(part.as_bytes(), buffer.as_bytes_mut(), &chunks)
     }
 
     /// Returns once every rank has entered the operation.
     pub(super) fn meet(&mut self) -> Result<(), Stop> {
-        loop {
+        self.repeat(|this| {
             let mut all = true;
-            for peer in self.peers() {
-                all &= self.wire.send(peer, &[])?.is_some();
-                all &= self.wire.receive(peer, &mut [])?.is_some();
+            for peer in this.peers() {
+                all &= this.wire.send(peer, &[])?.is_some();
+                all &= this.wire.receive(peer, &mut [])?.is_some();
             }
-            if all {
-                return Ok(());
-            }
-            self.wire.wait()?;
-        }
+            Ok(all)
+        })
     }
 
-    /// Overwrites `buffer` with the one of `root`, down a binomial tree, after all ranks have
-    /// agreed on the operation.
+    /// Overwrites `buffer` with the one of `root`, down a binomial tree, after all ranks have agreed on the
+    /// operation.
     pub(super) fn broadcast(&mut self, buffer: &mut [u8], root: usize) -> Result<(), Stop> {
         self.meet()?;
         let (parent, children) = self.tree(root);
         let mut received = if parent.is_some() { 0 } else { buffer.len() };
-        loop {
+        self.repeat(|this| {
             if let Some(parent) = parent {
-                received = self.wire.receive(parent, buffer)?.unwrap_or(0);
+                received = this.wire.receive(parent, buffer)?.unwrap_or(0);
             }
             let mut done = received == buffer.len();
             for child in &children {
-                done &= self.wire.send(*child, &buffer[..received])? == Some(buffer.len());
+                done &= this.wire.send(*child, &buffer[..received])? == Some(buffer.len());
             }
-            if done {
-                return Ok(());
-            }
-            self.wire.wait()?;
-        }
+            Ok(done)
+        })
     }
 
     /// This rank's parent and children in the binomial tree below `root`. Ranks are numbered from the root;
@@ -346,31 +326,14 @@ impl Transfer<'_> {
     }
 }
 
-/// Byte ranges that cover a slot; one empty range for an empty slot, so that its header is read.
-struct Blocks {
-    next: usize,
-    len: usize,
-    any: bool,
+/// The byte ranges of the chunks of `world_size` ranks, of `size` bytes each.
+pub(super) fn equal_chunks(size: usize, world_size: usize) -> Vec<Range<usize>> {
+    (0..world_size).map(|rank| rank * size..(rank + 1) * size).collect()
 }
 
-impl Blocks {
-    fn of(len: usize) -> Blocks {
-        Blocks { next: 0, len, any: false }
-    }
-}
-
-impl Iterator for Blocks {
-    type Item = Range<usize>;
-
-    fn next(&mut self) -> Option<Range<usize>> {
-        if self.any && self.next >= self.len {
-            return None;
-        }
-        let start = self.next;
-        self.next = (start + BLOCK).min(self.len);
-        self.any = true;
-        Some(start..self.next)
-    }
+/// Byte ranges that cover a chunk; one empty range for an empty chunk, so that its header is read.
+fn blocks(len: usize) -> impl Iterator<Item = Range<usize>> {
+    (0..len.max(1)).step_by(BLOCK).map(move |start| start..(start + BLOCK).min(len))
 }
 
 fn sum(dtype: DType, output: &mut [u8], addends: &[&[u8]]) {
@@ -378,17 +341,10 @@ fn sum(dtype: DType, output: &mut [u8], addends: &[&[u8]]) {
     let _ = sum_bytes(dtype, output, addends);
 }
 
-/// `sums += values`.
+/// `sums += values`, for wide types.
 fn add(dtype: DType, sums: &mut [u8], values: &[u8]) {
     match dtype {
-        DType::F64 => add_as::<f64>(sums, values),
-        _ => add_as::<f32>(sums, values),
-    }
-}
-
-fn add_as<T: bytemuck::Pod + std::ops::AddAssign>(sums: &mut [u8], values: &[u8]) {
-    let values: &[T] = bytemuck::cast_slice(values);
-    for (sum, value) in bytemuck::cast_slice_mut::<u8, T>(sums).iter_mut().zip(values) {
-        *sum += *value;
+        DType::F64 => reduce::add::<f64>(bytemuck::cast_slice_mut(sums), bytemuck::cast_slice(values)),
+        _ => reduce::add::<f32>(bytemuck::cast_slice_mut(sums), bytemuck::cast_slice(values)),
     }
 }

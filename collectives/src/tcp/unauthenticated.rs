@@ -2,8 +2,8 @@
 //!
 //! Anyone can open such connections, so their number is limited. When there are too many, one is closed: the
 //! oldest of the address that has the most, and of an address from which no rank has come as long as there is
-//! one. So a stranger who opens many connections and sends nothing loses their own, and a rank, which answers
-//! at once, is rarely among the oldest.
+//! one. So whoever opens many connections and sends nothing loses their own, and a rank, which answers at
+//! once, is rarely among the oldest.
 
 use crate::sync::lock;
 use rustix::net::SendFlags;
@@ -25,8 +25,6 @@ struct State {
     next: u64,
     /// In the order of their age.
     open: BTreeMap<u64, Open>,
-    /// How many of them each address has.
-    of_address: HashMap<IpAddr, usize>,
     /// Addresses from which a rank has come.
     known: HashSet<IpAddr>,
 }
@@ -56,7 +54,6 @@ impl Unauthenticated {
         let number = state.next;
         state.next += 1;
         state.open.insert(number, Open { from, stream: Arc::clone(stream) });
-        *state.of_address.entry(from).or_default() += 1;
         let is_full = state.open.len() > self.capacity;
         (Number(number), is_full.then(|| state.turn_away()).flatten())
     }
@@ -70,7 +67,7 @@ impl Unauthenticated {
     /// meanwhile.
     pub(super) fn prove(&self, number: Number) -> bool {
         let mut state = lock(&self.state);
-        let removed = state.remove(number.0);
+        let removed = state.open.remove(&number.0);
         if let Some(open) = &removed {
             state.known.insert(open.from);
         }
@@ -80,7 +77,7 @@ impl Unauthenticated {
     /// Notes that the other side has failed to authenticate itself. Returns false if the connection was
     /// closed meanwhile.
     pub(super) fn leave(&self, number: Number) -> bool {
-        lock(&self.state).remove(number.0).is_some()
+        lock(&self.state).open.remove(&number.0).is_some()
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -95,34 +92,24 @@ impl Unauthenticated {
 
 impl State {
     fn turn_away(&mut self) -> Option<IpAddr> {
-        let is_stranger = |from: &IpAddr| !from.to_canonical().is_loopback() && !self.known.contains(from);
-        // Addresses of strangers come first, then those with the most connections. Age decides among equals
-        // below.
-        let rank = |(from, count): (&IpAddr, &usize)| (is_stranger(from), *count);
-        let worst = self.of_address.iter().map(rank).max()?;
-        let is_worst = |open: &Open| {
-            let count = self.of_address.get(&open.from).copied().unwrap_or(0);
-            (is_stranger(&open.from), count) == worst
+        let mut counts: HashMap<IpAddr, usize> = HashMap::new();
+        for open in self.open.values() {
+            *counts.entry(open.from).or_default() += 1;
+        }
+        // Addresses from which no rank has come are first to go, then those with the most connections. Age
+        // decides among equals.
+        let rank = |from: &IpAddr| {
+            let is_foreign = !from.to_canonical().is_loopback() && !self.known.contains(from);
+            (is_foreign, counts.get(from).copied())
         };
-        let (number, _) = self.open.iter().find(|(_, open)| is_worst(open))?;
-        let number = *number;
-        let open = self.remove(number)?;
+        let worst = counts.keys().map(rank).max()?;
+        let (&number, _) = self.open.iter().find(|(_, open)| rank(&open.from) == worst)?;
+        let open = self.open.remove(&number)?;
         // An empty message tells a rank that the connection was not closed because of its secret.
         let _ = rustix::net::send(&*open.stream, &[0; 4], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
         // Makes the handshake that uses the connection fail at once.
         let _ = open.stream.shutdown(Shutdown::Both);
         Some(open.from)
-    }
-
-    fn remove(&mut self, number: u64) -> Option<Open> {
-        let open = self.open.remove(&number)?;
-        if let Some(count) = self.of_address.get_mut(&open.from) {
-            *count -= 1;
-            if *count == 0 {
-                self.of_address.remove(&open.from);
-            }
-        }
-        Some(open)
     }
 }
 
@@ -176,7 +163,7 @@ mod tests {
         let (first, _) = street.enter(1);
         assert!(street.unauthenticated.prove(first));
         let ranks: Vec<Number> = (0..3).map(|_| street.enter(1).0).collect();
-        // A stranger has to go although it is the newest and alone.
+        // Another address has to go although its connection is the newest and its only one.
         assert_eq!(street.enter(2).1, Some(address(2)));
         assert!(ranks.into_iter().all(|rank| street.unauthenticated.prove(rank)));
     }

@@ -83,12 +83,12 @@ mod tests {
         static SAID: Mutex<Vec<String>> = Mutex::new(Vec::new());
         let say = |text: &str| lock(&SAID).push(text.to_owned());
         let warnings = Warnings { state: Mutex::default(), period: Duration::MAX, say };
-        (0..1000).for_each(|number| warnings.warn(format!("stranger {number}")));
+        (0..1000).for_each(|number| warnings.warn(format!("caller {number}")));
         assert!(warnings.is_waiting());
         warnings.catch_up();
-        assert_eq!(*lock(&SAID), ["stranger 0"]);
+        assert_eq!(*lock(&SAID), ["caller 0"]);
         drop(warnings);
-        assert_eq!(*lock(&SAID), ["stranger 0", "stranger 999 (and 998 more like this)"]);
+        assert_eq!(*lock(&SAID), ["caller 0", "caller 999 (and 998 more like this)"]);
     }
 
     #[test]
@@ -98,7 +98,7 @@ mod tests {
             SAID.fetch_add(1, Ordering::Relaxed);
         };
         let warnings = Warnings { state: Mutex::default(), period: Duration::ZERO, say };
-        (0..3).for_each(|_| warnings.warn("a stranger".into()));
+        (0..3).for_each(|_| warnings.warn("a caller".into()));
         assert!(!warnings.is_waiting());
         drop(warnings);
         assert_eq!(SAID.load(Ordering::Relaxed), 3);

@@ -50,20 +50,12 @@ impl Header {
             Header::Operation { sequence, digest } => [OPERATION, sequence, digest],
             Header::Leave => [LEAVE, 0, 0],
         };
-        let mut bytes = [0; HEADER];
-        for (chunk, word) in bytes.chunks_exact_mut(8).zip(words) {
-            chunk.copy_from_slice(&word.to_le_bytes());
-        }
-        bytes
+        bytemuck::cast(words.map(u64::to_le))
     }
 
     /// `None` for anything else.
     pub(super) fn decode(bytes: &[u8; HEADER]) -> Option<Header> {
-        let mut words = [0; 3];
-        for (word, chunk) in words.iter_mut().zip(bytes.chunks_exact(8)) {
-            *word = u64::from_le_bytes(chunk.try_into().ok()?);
-        }
-        match words {
+        match bytemuck::cast::<_, [u64; 3]>(*bytes).map(u64::from_le) {
             [OPERATION, sequence, digest] => Some(Header::Operation { sequence, digest }),
             [LEAVE, 0, 0] => Some(Header::Leave),
             _ => None,
@@ -122,13 +114,8 @@ struct Lane {
     /// Bytes sent and received that end a peer read: [`READ`] and [`CONFIRMED`].
     closing: [usize; 2],
     /// What the caller waits for.
-    wants: Wants,
-}
-
-#[derive(Clone, Copy, Default)]
-struct Wants {
-    send: bool,
-    receive: bool,
+    wants_send: bool,
+    wants_receive: bool,
 }
 
 impl Wire {
@@ -211,15 +198,13 @@ impl Wire {
         while lane.sent < total {
             let head = &header[lane.sent.min(HEADER)..];
             let body = &content[lane.sent.saturating_sub(HEADER)..];
-            match link.channel.writer.write_vectored(&[IoSlice::new(head), IoSlice::new(body)]) {
-                Ok(0) => return Err(lost(peer, io::ErrorKind::WriteZero.into())),
-                Ok(count) => lane.sent += count,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(lost(peer, error)),
+            let written = link.channel.writer.write_vectored(&[IoSlice::new(head), IoSlice::new(body)]);
+            match moved(peer, written, io::ErrorKind::WriteZero)? {
+                0 => break,
+                count => lane.sent += count,
             }
         }
-        lane.wants.send = lane.sent < total;
+        lane.wants_send = lane.sent < total;
         let sent = lane.sent.checked_sub(HEADER);
         if !is_read {
             return Ok(sent);
@@ -267,7 +252,7 @@ impl Wire {
         let (Some(link), Some(lane)) = (&mut links[peer], lanes.get_mut(peer)) else {
             return Ok(Some(payload.len()));
         };
-        let Lane { received, incoming, descriptor, wants, .. } = lane;
+        let Lane { received, incoming, descriptor, wants_receive, .. } = lane;
         let payload = if is_descriptor { &mut descriptor[..] } else { payload };
         let total = HEADER + payload.len();
         while *received < total {
@@ -279,20 +264,15 @@ impl Wire {
             } else {
                 link.channel.reader.read_vectored(&mut [IoSliceMut::new(head), IoSliceMut::new(body)])
             };
-            match outcome {
-                Ok(0) => return Err(lost(peer, io::ErrorKind::UnexpectedEof.into())),
-                Ok(count) => {
-                    *received += count;
-                    if was < HEADER && *received >= HEADER {
-                        check(peer, incoming, header)?;
-                    }
-                }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(lost(peer, error)),
+            match moved(peer, outcome, io::ErrorKind::UnexpectedEof)? {
+                0 => break,
+                count => *received += count,
+            }
+            if was < HEADER && *received >= HEADER {
+                check(peer, incoming, header)?;
             }
         }
-        wants.receive = *received < total;
+        *wants_receive = *received < total;
         Ok(received.checked_sub(HEADER))
     }
 
@@ -320,34 +300,24 @@ impl Wire {
             let may_say = usize::from(lane.reads) + usize::from(lane.is_read && heard > 0);
             let (say, hear) = (said < may_say, heard < total);
             let word = |is_reader: bool, at: usize| if is_reader && at == 0 { READ } else { CONFIRMED };
-            let mut moved = false;
+            let mut progress = 0;
             if say {
-                match link.channel.writer.write(&[word(lane.reads, said)]) {
-                    Ok(count) => {
-                        lane.closing[0] += count;
-                        moved = count > 0;
-                    }
-                    Err(error) if is_temporary(&error) => {}
-                    Err(error) => return Err(lost(peer, error)),
-                }
+                let written = link.channel.writer.write(&[word(lane.reads, said)]);
+                progress += moved(peer, written, io::ErrorKind::WriteZero)?;
+                lane.closing[0] += progress;
             }
             if hear {
                 let mut theirs = [0];
-                match link.channel.reader.read(&mut theirs) {
-                    Ok(0) => return Err(lost(peer, io::ErrorKind::UnexpectedEof.into())),
-                    Ok(_) if theirs != [word(lane.is_read, heard)] => {
-                        return Err(lost(peer, io::Error::other(NO_END)));
-                    }
-                    Ok(count) => {
-                        lane.closing[1] += count;
-                        moved = true;
-                    }
-                    Err(error) if is_temporary(&error) => {}
-                    Err(error) => return Err(lost(peer, error)),
+                let read = link.channel.reader.read(&mut theirs);
+                let count = moved(peer, read, io::ErrorKind::UnexpectedEof)?;
+                if count > 0 && theirs != [word(lane.is_read, heard)] {
+                    return Err(lost(peer, io::Error::other(NO_END)));
                 }
+                lane.closing[1] += count;
+                progress += count;
             }
-            if !moved {
-                lane.wants = Wants { send: say, receive: hear };
+            if progress == 0 {
+                (lane.wants_send, lane.wants_receive) = (say, hear);
                 return Ok(lane.closing == [total, total]);
             }
         }
@@ -359,19 +329,13 @@ impl Wire {
         ready.push(PollFd::new(&*self.waker, PollFlags::IN));
         for (link, lane) in self.links.iter().zip(&self.lanes) {
             let mut flags = PollFlags::empty();
-            flags.set(PollFlags::OUT, lane.wants.send);
-            flags.set(PollFlags::IN, lane.wants.receive);
+            flags.set(PollFlags::OUT, lane.wants_send);
+            flags.set(PollFlags::IN, lane.wants_receive);
             if let (Some(link), false) = (link, flags.is_empty()) {
                 ready.push(PollFd::new(link.channel.stream(), flags));
             }
         }
-        loop {
-            match poll(&mut ready, None) {
-                Ok(_) => break,
-                Err(rustix::io::Errno::INTR) => {}
-                Err(_) => return Err(Stop::Failed),
-            }
-        }
+        rustix::io::retry_on_intr(|| poll(&mut ready, None)).map_err(|_| Stop::Failed)?;
         if !ready[0].revents().is_empty() {
             return self.drain(ready);
         }
@@ -390,7 +354,7 @@ impl Wire {
 
     /// Tells the others that this rank leaves, if it is not in the middle of sending something.
     pub(super) fn leave(&mut self) {
-        let idle = !self.lanes.iter().any(|lane| lane.wants.send);
+        let idle = !self.lanes.iter().any(|lane| lane.wants_send);
         for link in self.links.iter_mut().flatten() {
             if idle {
                 // 24 bytes fit, or the connection is broken; either way the other side notices the end.
@@ -410,8 +374,14 @@ fn check(peer: usize, theirs: &[u8; HEADER], mine: &[u8; HEADER]) -> Result<(), 
     }
 }
 
-fn is_temporary(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
+/// The number of bytes that have moved; 0 if none can for now. To move none for good is the error `end`.
+fn moved(peer: usize, outcome: io::Result<usize>, end: io::ErrorKind) -> Result<usize, Stop> {
+    match outcome {
+        Ok(0) => Err(lost(peer, end.into())),
+        Ok(count) => Ok(count),
+        Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => Ok(0),
+        Err(error) => Err(lost(peer, error)),
+    }
 }
 
 fn lost(peer: usize, error: io::Error) -> Stop {

@@ -2,7 +2,8 @@
 
 use crate::support::*;
 use kiln_collectives::{
-    Argument, ArgumentError, Buffer, CommError, Communicator, DType, Finding, Label, Operation, Phase, Work,
+    Argument, ArgumentError, Buffer, CallSite, CommError, Communicator, DType, Finding, Label, Operation,
+    Phase, Work,
 };
 use std::sync::{Arc, Barrier};
 use std::time::Duration;
@@ -90,7 +91,7 @@ pub fn check_invalid(errors: &[CommError], problem: ArgumentError) {
         let message = error.to_string();
         assert!(message.contains(&problem.to_string()), "{message}");
         match error {
-            CommError::Invalid { rank: 1, problem: found, .. } if rank == 1 => {
+            CommError::Invalid { site: CallSite { rank: 1, .. }, problem: found } if rank == 1 => {
                 assert_eq!(*found, problem);
                 assert!(message.contains("on rank 1"), "{message}");
             }
@@ -137,7 +138,7 @@ pub fn check_byte_sums(world: &[Arc<dyn Communicator>]) {
         let problem = ArgumentError::NoSum { dtype: DType::U8 };
         let rank = member.rank();
         assert!(
-            matches!(&error, CommError::Invalid { rank: r, problem: p, .. }
+            matches!(&error, CommError::Invalid { site: CallSite { rank: r, .. }, problem: p }
                 if *r == rank && *p == problem),
             "{error}"
         );
@@ -162,7 +163,7 @@ fn fake_checks_arguments_like_a_real_world() {
     );
     world[1].abort("enough");
     let error = world[1].barrier(label("b")).wait(PATIENCE).unwrap_err();
-    assert!(matches!(error, CommError::Aborted { rank: 1, .. }));
+    assert!(matches!(&error, CommError::Aborted { by, .. } if by.rank == 1));
 }
 
 #[test]
@@ -176,12 +177,9 @@ fn abort_reaches_pending_and_later_operations() {
         for work in pending.into_iter().chain([later]) {
             let error = work.wait(PATIENCE).unwrap_err();
             let message = error.to_string();
-            let CommError::Aborted { operation: Operation::Barrier, rank: 2, world_rank: 2, reason, .. } =
-                error
-            else {
-                panic!("{error:?}");
-            };
-            assert_eq!(&*reason, "out of memory");
+            let CommError::Aborted { site, by } = error else { panic!("{error:?}") };
+            assert_eq!((site.operation, by.rank, by.world_rank), (Operation::Barrier, 2, 2));
+            assert_eq!(&*by.reason, "out of memory");
             assert!(message.contains("aborted by rank 2") && message.contains("out of memory"), "{message}");
         }
     });
@@ -202,8 +200,8 @@ fn abort_in_one_group_reaches_all_groups_of_the_world() {
         for work in pending.into_iter().chain([later]) {
             let error = work.wait(PATIENCE).unwrap_err();
             assert!(
-                matches!(&error, CommError::Aborted { rank: 1, world_rank: 3, origin, .. }
-                    if &**origin == "pair"),
+                matches!(&error, CommError::Aborted { by, .. }
+                    if (by.rank, by.world_rank, &*by.group) == (1, 3, "pair")),
                 "{error}"
             );
         }
@@ -232,17 +230,9 @@ fn timeout_names_the_missing_ranks() {
     });
     for error in &errors {
         assert_eq!(error, &errors[0]);
-        let CommError::TimedOut {
-            operation: Operation::AllGather,
-            sequence: 0,
-            rank: 0 | 2,
-            missing,
-            verdict,
-            ..
-        } = error
-        else {
-            panic!("{error:?}");
-        };
+        let CommError::TimedOut { site, missing, verdict, .. } = error else { panic!("{error:?}") };
+        assert_eq!((site.operation, site.sequence), (Operation::AllGather, 0));
+        assert!(matches!(site.rank, 0 | 2), "{}", site.rank);
         assert_eq!(missing, &[1, 3]);
         assert_eq!((verdict.finding, verdict.culprits.as_slice()), (Finding::Missing, &[1, 3][..]));
         let message = error.to_string();
@@ -275,7 +265,7 @@ fn dropping_a_rank_frees_the_others() {
                     let later = member.barrier(label("later"));
                     for work in [pending, later] {
                         let error = work.wait(PATIENCE).unwrap_err();
-                        assert!(matches!(error, CommError::Aborted { rank: 1, .. }));
+                        assert!(matches!(&error, CommError::Aborted { by, .. } if by.rank == 1));
                         let message = error.to_string();
                         assert!(message.contains("rank 1 left the group"), "{message}");
                     }
@@ -291,5 +281,5 @@ fn work_left_behind_by_a_dropped_rank_fails() {
     let work = world[0].barrier(label("left behind"));
     world.remove(0);
     let error = work.wait(PATIENCE).unwrap_err();
-    assert!(matches!(error, CommError::Aborted { rank: 0, .. }));
+    assert!(matches!(&error, CommError::Aborted { by, .. } if by.rank == 0));
 }

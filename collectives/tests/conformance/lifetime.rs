@@ -2,7 +2,7 @@
 
 use crate::backend;
 use crate::support::*;
-use kiln_collectives::{Buffer, CommError, DType};
+use kiln_collectives::{Buffer, CommError, DType, WorkerStart};
 use std::cell::RefCell;
 use std::sync::{Arc, Mutex};
 
@@ -70,7 +70,7 @@ fn workers_start_with_their_rank_and_end_with_their_communicator() {
     let ranks: Arc<Mutex<Vec<usize>>> = Arc::default();
     let (seen, given) = (Arc::clone(&ranks), Arc::clone(&token));
     let options = Settings {
-        on_worker_start: Some(Arc::new(move |rank| {
+        on_worker_start: Some(WorkerStart::new(move |rank| {
             seen.lock().unwrap().push(rank);
             TOKEN.set(Some(Arc::clone(&given)));
         })),
@@ -96,13 +96,13 @@ fn workers_start_with_their_rank_and_end_with_their_communicator() {
 #[test]
 fn a_panicking_worker_fails_the_group() {
     let options = Settings {
-        on_worker_start: Some(Arc::new(|rank| assert!(rank != 1, "deliberate panic"))),
+        on_worker_start: Some(WorkerStart::new(|rank| assert!(rank != 1, "deliberate panic"))),
         ..Settings::default()
     };
     let world = backend::world(3, options);
     on_each_rank(&world, |member| {
         let error = member.barrier(label("b")).wait(PATIENCE).unwrap_err();
-        assert!(matches!(error, CommError::Aborted { rank: 1, .. }), "{error}");
+        assert!(matches!(&error, CommError::Aborted { by, .. } if by.rank == 1), "{error}");
     });
 }
 

@@ -3,7 +3,7 @@
 
 use crate::accounting;
 use crate::support::*;
-use kiln_collectives::{ArgumentError, Buffer, CommError, Communicator, DType, Finding, Operation};
+use kiln_collectives::{ArgumentError, Buffer, CallSite, CommError, Communicator, DType, Finding, Operation};
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
@@ -82,11 +82,12 @@ pub fn check_time_out(world: &World, meeting: &World) {
     let error = early.unwrap_or_else(|| gather().wait(PATIENCE).unwrap_err());
     assert!(Arc::get_mut(&mut input).is_some());
     assert_eq!(member.barrier(label("later")).wait(PATIENCE).unwrap_err(), error);
-    let CommError::TimedOut { operation, sequence: 0, rank, missing, verdict, .. } = &error else {
+    let CommError::TimedOut { site, missing, verdict, .. } = &error else {
         panic!("{error:?}");
     };
-    assert_eq!((*operation, missing.as_slice()), (Operation::AllGather, &[last][..]));
-    assert!(*rank != last);
+    assert_eq!((site.operation, site.sequence), (Operation::AllGather, 0));
+    assert_eq!(missing.as_slice(), &[last][..]);
+    assert!(site.rank != last);
     assert_eq!((verdict.finding, verdict.culprits.as_slice()), (Finding::Missing, &[last][..]));
     assert_eq!(member.flight().verdict.as_ref(), Some(verdict.as_ref()));
     // The other world has not been touched.
@@ -113,8 +114,8 @@ pub fn check_abort(world: &World) {
     let later = member.barrier(label("later"));
     for work in pending.into_iter().chain([later]) {
         match work.wait(PATIENCE).unwrap_err() {
-            CommError::Aborted { rank, world_rank, reason, .. } => {
-                assert_eq!((rank, world_rank, &*reason), (last, last, "out of memory"));
+            CommError::Aborted { by, .. } => {
+                assert_eq!((by.rank, by.world_rank, &*by.reason), (last, last, "out of memory"));
             }
             error => panic!("{error}"),
         }
@@ -133,10 +134,10 @@ pub fn check_abort_across_groups(world: &World) {
     let later = member.barrier(label("world"));
     for work in pending.into_iter().chain([later]) {
         let error = work.wait(PATIENCE).unwrap_err();
-        let CommError::Aborted { rank: 1, world_rank: 3, origin, .. } = &error else {
+        let CommError::Aborted { by, .. } = &error else {
             panic!("{error}");
         };
-        assert_eq!(&**origin, "pair");
+        assert_eq!((by.rank, by.world_rank, &*by.group), (1, 3, "pair"));
     }
 }
 
@@ -154,7 +155,7 @@ pub fn check_leaving(world: World, meeting: &World) {
     meet(meeting);
     for work in [pending, member.barrier(label("later"))] {
         let error = work.wait(PATIENCE).unwrap_err();
-        assert!(matches!(&error, CommError::Aborted { rank, .. } if *rank == last), "{error}");
+        assert!(matches!(&error, CommError::Aborted { by, .. } if by.rank == last), "{error}");
         assert!(error.to_string().contains("left the group"), "{error}");
     }
 }
@@ -167,7 +168,8 @@ pub fn check_invalid(world: &World) {
     let work = member.all_gather(label("p"), input, Buffer::zeros(DType::F32, output));
     let error = work.wait(PATIENCE).unwrap_err();
     match &error {
-        CommError::Invalid { rank: 1, problem: ArgumentError::Length { .. }, .. } if member.rank() == 1 => {}
+        CommError::Invalid { site: CallSite { rank: 1, .. }, problem: ArgumentError::Length { .. } }
+            if member.rank() == 1 => {}
         CommError::Mismatch { calls, .. } if member.rank() != 1 => {
             let problems = calls.iter().flatten().map(|call| call.problem.is_some());
             assert_eq!(problems.collect::<Vec<_>>(), [false, true, false]);

@@ -9,6 +9,7 @@ use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::calculate_cube_count_elemwise;
 use cubecl::prelude::*;
+use cubecl::server::Handle;
 use half::{bf16, f16};
 use kiln_collectives::{Buffer, BufferError, DType, DeviceMemory};
 
@@ -63,14 +64,7 @@ impl FlatTensors for Cube {
     }
 
     fn token(like: &CubeTensor) -> CubeTensor {
-        let handle = like.client.empty(size_of::<f32>());
-        CubeTensor::new_contiguous(
-            like.client.clone(),
-            like.device.clone(),
-            Shape::new([1]),
-            handle,
-            burn_dtype(DType::F32),
-        )
+        scalar(like, like.client.empty(size_of::<f32>()))
     }
 
     fn add_gradient(
@@ -88,23 +82,9 @@ impl FlatTensors for Cube {
             .find(|dtype| burn_dtype(*dtype) == gradient.dtype);
         let dtype = dtype
             .ok_or_else(|| format!("has dtype {:?}, expected a float of 32 or 16 bits", gradient.dtype))?;
-        let memory = device_of(target).map_err(|error| error.to_string())?;
-        let gradient = into_contiguous(gradient);
-        let len = range.len();
         // SAFETY: `range` lies inside `target`, and the gradient has as many elements.
-        with_float!(dtype, F => unsafe {
-            kernels::accumulate::launch_unchecked::<F>(
-                memory.client(),
-                cubes(memory.client(), len),
-                CubeDim::new_1d(UNITS as u32),
-                BufferArg::from_raw_parts(gradient.handle.clone(), len),
-                whole(target, memory),
-                range.start as u32,
-                len as u32,
-                replace,
-            );
-        });
-        Ok(())
+        let added = unsafe { accumulate(into_contiguous(gradient).handle, dtype, target, range, replace) };
+        added.map_err(|error| error.to_string())
     }
 
     fn add_loss(loss: &CubeTensor, sum: &mut LossSum) -> Result<(), String> {
@@ -114,11 +94,15 @@ impl FlatTensors for Cube {
     }
 
     fn scaled(gradient: CubeTensor, scale: &DeviceScalar) -> CubeTensor {
-        let (client, device) = (gradient.client.clone(), gradient.device.clone());
-        let (dtype, shape) = (burn_dtype(DType::F32), Shape::new([1]));
-        let scale = CubeTensor::new_contiguous(client, device, shape, scale.clone(), dtype);
+        let scale = scalar(&gradient, scale.clone());
         Cube::float_mul(gradient, scale)
     }
+}
+
+/// The f32 value at `handle` as a tensor `[1]` on the device of `like`.
+fn scalar(like: &CubeTensor, handle: Handle) -> CubeTensor {
+    let (client, device, shape) = (like.client.clone(), like.device.clone(), Shape::new([1]));
+    CubeTensor::new_contiguous(client, device, shape, handle, burn_dtype(DType::F32))
 }
 
 /// `source` written as the dtype of `target`: floats of 32 and 16 bits, as long as each other.
@@ -139,22 +123,17 @@ pub(super) fn cast(source: &Buffer, target: &mut Buffer) -> Result<(), BufferErr
 
 /// `len` zeros on the device of `client`.
 pub(crate) fn zeros(client: &Client, dtype: DType, len: usize) -> Buffer {
-    let buffer = Buffer::empty_on(client, dtype, len);
-    if let Some(memory) = buffer.device() {
-        fill(&buffer, memory, 0..len);
-    }
+    let mut buffer = Buffer::empty_on(client, dtype, len);
+    // It is on a device.
+    let _ = clear(&mut buffer, 0..len);
     buffer
 }
 
 /// Sets elements `range` of `buffer` to zero.
 pub(super) fn clear(buffer: &mut Buffer, range: Range<usize>) -> Result<(), BufferError> {
-    fill(buffer, device_of(buffer)?, range);
-    Ok(())
-}
-
-fn fill(buffer: &Buffer, memory: &DeviceMemory, range: Range<usize>) {
+    let memory = device_of(buffer)?;
     if range.is_empty() {
-        return;
+        return Ok(());
     }
     // SAFETY: `range` lies inside the buffer, whose elements have the type that is named.
     with_float!(buffer.dtype(), F => unsafe {
@@ -168,6 +147,7 @@ fn fill(buffer: &Buffer, memory: &DeviceMemory, range: Range<usize>) {
             0.0,
         );
     });
+    Ok(())
 }
 
 /// Writes `values` to the elements of `buffer` (f32) from `start` on.
@@ -175,21 +155,37 @@ pub(super) fn write(buffer: &mut Buffer, start: usize, values: &[f32]) -> Result
     if values.is_empty() {
         return Ok(());
     }
-    let memory = device_of(buffer)?;
-    let source = memory.client().create_from_slice(bytemuck::cast_slice(values));
+    let source = device_of(buffer)?.client().create_from_slice(bytemuck::cast_slice(values));
     // SAFETY: the values lie inside the buffer from `start` on.
-    unsafe {
-        kernels::accumulate::launch_unchecked::<f32>(
+    unsafe { accumulate(source, DType::F32, buffer, start..start + values.len(), true) }
+}
+
+/// Adds the values at `source`, of `dtype`, to elements `range` of `target` (f32), or replaces them.
+///
+/// # Safety
+///
+/// `range` lies inside `target`, and there are as many values.
+unsafe fn accumulate(
+    source: Handle,
+    dtype: DType,
+    target: &mut Buffer,
+    range: Range<usize>,
+    replace: bool,
+) -> Result<(), BufferError> {
+    let memory = device_of(target)?;
+    // SAFETY: the caller's promise.
+    with_float!(dtype, F => unsafe {
+        kernels::accumulate::launch_unchecked::<F>(
             memory.client(),
-            cubes(memory.client(), values.len()),
+            cubes(memory.client(), range.len()),
             CubeDim::new_1d(UNITS as u32),
-            BufferArg::from_raw_parts(source, values.len()),
-            whole(buffer, memory),
-            start as u32,
-            values.len() as u32,
-            true,
+            BufferArg::from_raw_parts(source, range.len()),
+            whole(target, memory),
+            range.start as u32,
+            range.len() as u32,
+            replace,
         );
-    }
+    });
     Ok(())
 }
 
@@ -203,7 +199,7 @@ fn cubes(client: &Client, len: usize) -> CubeCount {
 /// # Safety
 ///
 /// The kernel must not touch elements behind those of the buffer.
-unsafe fn whole(buffer: &Buffer, memory: &DeviceMemory) -> BufferArg {
+pub(crate) unsafe fn whole(buffer: &Buffer, memory: &DeviceMemory) -> BufferArg {
     // SAFETY: the memory has room for as many elements as the buffer; the rest is up to the caller.
     unsafe { BufferArg::from_raw_parts(memory.handle().clone(), buffer.len()) }
 }

@@ -100,18 +100,23 @@ pub(super) fn copy(buffer: &Buffer) -> Result<Buffer, BufferError> {
 /// Copies values on several threads: to memory that has never been touched, each thread gets its share of it
 /// from the kernel.
 pub(crate) fn copy_values(source: &[f32], target: &mut [f32]) {
-    let pieces = target.par_chunks_mut(TASK).zip(source.par_chunks(TASK));
-    pieces.for_each(|(target, source)| target.copy_from_slice(source));
+    let chunks = target.par_chunks_mut(TASK).zip(source.par_chunks(TASK));
+    chunks.for_each(|(target, source)| target.copy_from_slice(source));
 }
 
 fn cast<A: Sync, B: Send>(source: &[A], target: &mut [B], convert: impl Fn(&A) -> B + Sync) {
+    change(source, target, |target, source| *target = convert(source));
+}
+
+/// Changes every element of `target` by that of `source`, on several threads.
+fn change<A: Sync, B: Send>(source: &[A], target: &mut [B], change: impl Fn(&mut B, &A) + Sync) {
     let arch = pulp::Arch::new();
     target.par_chunks_mut(CAST_TASK).zip(source.par_chunks(CAST_TASK)).for_each(|(target, source)| {
         arch.dispatch(
             #[inline(always)]
             || {
                 for (target, source) in target.iter_mut().zip(source) {
-                    *target = convert(source);
+                    change(target, source);
                 }
             },
         );
@@ -139,17 +144,10 @@ fn accumulate<T: Sync>(
     convert: impl Fn(&T) -> f32 + Sync,
 ) -> Result<(), String> {
     let gradient = gradient.ok_or("is not contiguous")?;
-    let arch = pulp::Arch::new();
-    target.par_chunks_mut(CAST_TASK).zip(gradient.par_chunks(CAST_TASK)).for_each(|(target, gradient)| {
-        arch.dispatch(
-            #[inline(always)]
-            || {
-                for (target, gradient) in target.iter_mut().zip(gradient) {
-                    *target = if replace { convert(gradient) } else { *target + convert(gradient) };
-                }
-            },
-        );
-    });
+    match replace {
+        true => cast(gradient, target, convert),
+        false => change(gradient, target, |target, gradient| *target += convert(gradient)),
+    }
     Ok(())
 }
 

@@ -10,7 +10,6 @@ pub(crate) mod host;
 #[cfg(feature = "cube")]
 mod kernels;
 mod placement;
-mod pool;
 #[cfg(feature = "cube")]
 mod readback;
 mod tensors;
@@ -21,8 +20,7 @@ pub(crate) use elements::{
 };
 pub(crate) use placement::Placement;
 pub use placement::release_unused;
-pub(crate) use pool::BufferPool;
 #[cfg(feature = "cube")]
 pub(crate) use readback::Readback;
 pub(crate) use tensors::{DeviceScalar, FlatTensors, LossSum};
-pub(crate) use weights::{Counted, FlatWeights, Gathered, UnshardedCount};
+pub(crate) use weights::{BufferPool, Counted, FlatWeights, Gathered, UnshardedCount, UnshardedGroup};

@@ -1,5 +1,7 @@
 //! The memory that the flat buffers of a rank are in.
 
+use std::borrow::Cow;
+
 use burn::tensor::Device;
 use kiln_collectives::{Buffer, DType};
 
@@ -60,10 +62,10 @@ impl Placement {
         }
     }
 
-    /// A copy of `buffer`, which is on the host, here.
-    pub(crate) fn copy(&self, buffer: &Buffer) -> Buffer {
+    /// `buffer`, which is on the host, here.
+    pub(crate) fn place(&self, buffer: Cow<'_, Buffer>) -> Buffer {
         match self {
-            Placement::Host => buffer.clone(),
+            Placement::Host => buffer.into_owned(),
             #[cfg(feature = "cube")]
             Placement::Device(client) => buffer.to_device(client),
         }
@@ -80,32 +82,18 @@ impl Placement {
             }
         }
     }
-
-    /// Gives memory that nothing uses back to the device.
-    pub(crate) fn release_unused(&self) {
-        match self {
-            Placement::Host => {}
-            #[cfg(feature = "cube")]
-            Placement::Device(client) => {
-                if let Err(error) = client.memory_cleanup() {
-                    tracing::warn!(%error, "the GPU keeps memory that nothing uses");
-                }
-            }
-        }
-    }
-
-    /// `buffer`, which is on the host, here.
-    pub(crate) fn place(&self, buffer: Buffer) -> Buffer {
-        match self {
-            Placement::Host => buffer,
-            #[cfg(feature = "cube")]
-            Placement::Device(client) => buffer.to_device(client),
-        }
-    }
 }
 
 /// Gives memory of `device` that nothing uses back to it; CubeCL keeps it otherwise. Without effect on the
 /// host.
 pub fn release_unused(device: &Device) {
-    Placement::of_device(device).release_unused();
+    match Placement::of_device(device) {
+        Placement::Host => {}
+        #[cfg(feature = "cube")]
+        Placement::Device(client) => {
+            if let Err(error) = client.memory_cleanup() {
+                tracing::warn!(%error, "the GPU keeps memory that nothing uses");
+            }
+        }
+    }
 }

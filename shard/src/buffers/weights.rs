@@ -1,13 +1,12 @@
 //! The whole weights of a parameter group, and who still reads them.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
 use burn::tensor::{AllocationProperty, Bytes};
-use kiln_collectives::Buffer;
+use kiln_collectives::{Buffer, DType};
 
-use super::pool::BufferPool;
-use crate::memory::Held;
+use crate::memory::{Counter, Held};
+use crate::sync::lock;
 
 /// The whole weights of a parameter group in memory. Parameter tensors are views into them.
 #[derive(Clone)]
@@ -122,6 +121,50 @@ impl Drop for Gathered {
     }
 }
 
+/// Keeps at most one gather buffer between two gathers of a pass. One is enough: when the weights of a
+/// parameter group are freed, the next group is already gathered, and the one after it takes the buffer.
+#[derive(Default)]
+pub(crate) struct BufferPool {
+    state: Mutex<PoolState>,
+}
+
+#[derive(Default)]
+struct PoolState {
+    free: Option<Buffer>,
+    /// Whether the current pass will gather again.
+    open: bool,
+}
+
+impl BufferPool {
+    /// The kept buffer, with arbitrary contents, if it has this dtype and length. A kept buffer of
+    /// another size is freed, so that it makes room for the one that the caller allocates instead.
+    pub(crate) fn take(&self, dtype: DType, len: usize) -> Option<Buffer> {
+        let free = lock(&self.state).free.take();
+        free.filter(|buffer| buffer.dtype() == dtype && buffer.len() == len)
+    }
+
+    /// Keeps `buffer` for the next gather of the pass, if there will be one and no other rank reads it.
+    pub(crate) fn put(&self, buffer: Buffer) {
+        if buffer.is_shared() {
+            return;
+        }
+        let mut state = lock(&self.state);
+        if state.open && state.free.is_none() {
+            state.free = Some(buffer);
+        }
+    }
+
+    /// Starts keeping buffers.
+    pub(crate) fn open(&self) {
+        lock(&self.state).open = true;
+    }
+
+    /// Frees the kept buffer and keeps none from now on: the pass gathers nothing more.
+    pub(crate) fn close(&self) {
+        *lock(&self.state) = PoolState::default();
+    }
+}
+
 /// What is counted for as long as a gathered buffer lives.
 #[derive(Default)]
 pub(crate) struct Counted {
@@ -131,33 +174,22 @@ pub(crate) struct Counted {
     pub(crate) _bytes: Option<Held>,
 }
 
-/// Counts the parameter groups that are unsharded at one time, without those that stay unsharded from
-/// forward to backward.
-#[derive(Default)]
-pub(crate) struct UnshardedCount {
-    now: AtomicUsize,
-    peak: AtomicUsize,
-}
-
-impl UnshardedCount {
-    /// Counts one more, until the returned value is dropped.
-    pub(crate) fn enter(self: &Arc<Self>) -> UnshardedGroup {
-        let now = self.now.fetch_add(1, Ordering::Relaxed) + 1;
-        self.peak.fetch_max(now, Ordering::Relaxed);
-        UnshardedGroup(self.clone())
-    }
-
-    /// The most at one time since the last call.
-    pub(crate) fn take_peak(&self) -> usize {
-        self.peak.swap(self.now.load(Ordering::Relaxed), Ordering::Relaxed)
-    }
-}
+/// Counts the parameter groups that are unsharded at one time, without those that stay unsharded from forward
+/// to backward.
+pub(crate) type UnshardedCount = Counter;
 
 /// One of an [`UnshardedCount`].
 pub(crate) struct UnshardedGroup(Arc<UnshardedCount>);
 
+impl UnshardedGroup {
+    pub(crate) fn new(count: &Arc<UnshardedCount>) -> Self {
+        count.add(1);
+        UnshardedGroup(count.clone())
+    }
+}
+
 impl Drop for UnshardedGroup {
     fn drop(&mut self) {
-        self.0.now.fetch_sub(1, Ordering::Relaxed);
+        self.0.remove(1);
     }
 }

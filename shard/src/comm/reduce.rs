@@ -62,8 +62,7 @@ impl Reducer {
         Reducer { context, scattering: Mutex::default(), spare: Mutex::default() }
     }
 
-    /// A flat f32 gradient of `len` elements with arbitrary contents. Waits for the reduce-scatter
-    /// under way.
+    /// A flat f32 gradient of `len` elements with arbitrary contents. Waits for the reduce-scatter under way.
     pub(crate) fn take_buffer(&self, len: usize) -> Buffer {
         self.settle();
         let spare = lock(&self.spare).take();

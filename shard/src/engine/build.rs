@@ -1,11 +1,14 @@
-//! Building an engine from modules.
+//! Building an engine from modules. All ranks agree at the start: the same model, the same policy, the same
+//! first values.
 
+use std::borrow::Cow;
 use std::collections::HashSet;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::Tensor;
-use kiln_collectives::{Buffer, Communicator, DType};
+use kiln_collectives::{Buffer, Communicator, DType, Label, Phase};
 
 use super::core::Engine;
 use crate::buffers::host::copy_values;
@@ -36,17 +39,11 @@ impl EngineBuilder {
     ) -> Result<Self, ShardError> {
         let is_supported = |dtype| matches!(dtype, DType::F32 | DType::BF16);
         // f16 is for GPUs that keep the state, which is known only when the first module comes.
-        for (what, dtype, supported) in [
-            (
-                "compute dtype",
-                policy.compute_dtype,
-                is_supported(policy.compute_dtype) || policy.compute_dtype == DType::F16,
-            ),
-            ("reduce dtype", policy.reduce_dtype, is_supported(policy.reduce_dtype)),
-        ] {
-            if !supported {
-                return Err(ShardError::UnsupportedDType { what, dtype });
-            }
+        if !is_supported(policy.compute_dtype) && policy.compute_dtype != DType::F16 {
+            return Err(ShardError::UnsupportedDType { what: "compute dtype", dtype: policy.compute_dtype });
+        }
+        if !is_supported(policy.reduce_dtype) {
+            return Err(ShardError::UnsupportedDType { what: "reduce dtype", dtype: policy.reduce_dtype });
         }
         let context = Arc::new(CommContext::new(world, policy, shard_size)?);
         Ok(EngineBuilder {
@@ -76,10 +73,9 @@ impl EngineBuilder {
         self
     }
 
-    /// Shards `module`. Each parameter is initialised, cut to this rank's shard and freed before
-    /// the next one. `name` is the module's in logs; parameters are called `prefix` plus their path
-    /// in the module, as in `layers.3.` plus `attention.q_proj.weight`. Parameters of other kinds
-    /// than float stay as they are.
+    /// Shards `module`. Each parameter is initialised, cut to this rank's shard and freed before the next
+    /// one. `name` is the module's in logs; parameters are called `prefix` plus their path in the module, as
+    /// in `layers.3.` plus `attention.q_proj.weight`. Parameters of other kinds than float stay as they are.
     pub fn fully_shard<M: Module + Sync + 'static>(
         &mut self,
         name: &str,
@@ -130,9 +126,9 @@ impl EngineBuilder {
         }
         // The frozen ones are the second group, unless they are the only one.
         let second = usize::from(!trainable.is_empty());
-        let places = places
-            .into_iter()
-            .map(|(is_frozen, slot)| ParameterPlace { group: if is_frozen { second } else { 0 }, slot });
+        let group = |is_frozen| if is_frozen { second } else { 0 };
+        let place = |(is_frozen, parameter)| ParameterPlace { group: group(is_frozen), parameter };
+        let places = places.into_iter().map(place);
         let world_size = self.context.mesh.world_size();
         let names = [(module.to_owned(), true), (format!("{module}.frozen"), false)];
         let layouts = names.into_iter().zip([trainable, frozen]);
@@ -142,8 +138,7 @@ impl EngineBuilder {
         Ok((layouts.collect(), places.collect()))
     }
 
-    /// Moves the values of `module` into this rank's shards, one per layout, and leaves placeholders
-    /// behind.
+    /// Moves the values of `module` into this rank's shards, one per layout, and leaves placeholders behind.
     fn cut<M: Module>(
         &self,
         module: M,
@@ -164,13 +159,9 @@ impl EngineBuilder {
             error: None,
         };
         let template = module.map(&mut values);
-        match values.error {
-            Some(error) => Err(error),
-            None => {
-                let place = |master| self.context.state_placement().place(master);
-                Ok((template, values.masters.into_iter().map(place).collect()))
-            }
-        }
+        let place = |master| self.context.state_placement().place(Cow::Owned(master));
+        let masters = values.masters;
+        values.error.map_or_else(|| Ok((template, masters.into_iter().map(place).collect())), Err)
     }
 
     /// Completes the engine: checks that all ranks have built the same model under the same
@@ -185,16 +176,52 @@ impl EngineBuilder {
     }
 }
 
+impl Engine {
+    /// Checks that all ranks have built the same model under the same policy. Collective.
+    fn compare_plans(&self) -> Result<(), ShardError> {
+        let context = &self.context;
+        let mut hasher = DefaultHasher::new();
+        format!("{:?} {:?}", context.policy, self.layout).hash(&mut hasher);
+        // They decide about broadcasts.
+        self.groups.iter().for_each(|group| group.options.is_initialised.hash(&mut hasher));
+        let plan = Buffer::from_slice(&hasher.finish().to_le_bytes());
+        let all = Buffer::zeros(DType::U8, plan.len() * context.world.world_size());
+        let label = Label::new("plan", Phase::Init);
+        let work = context.world.all_gather(label, Arc::new(plan), all);
+        let Some(all) = context.wait(work) else { return context.check() };
+        let plans: Vec<_> = all.as_bytes().chunks(size_of::<u64>()).collect();
+        let ranks: Vec<_> = (0..plans.len()).filter(|rank| plans[*rank] != plans[0]).collect();
+        if ranks.is_empty() { Ok(()) } else { Err(ShardError::PlanMismatch { ranks }) }
+    }
+
+    /// Copies the first replica's initial weights to the others. Collective.
+    fn broadcast_replicas(&self) -> Result<(), ShardError> {
+        let Some(replicate) = &self.context.replicate else { return Ok(()) };
+        for group in self.groups.iter().filter(|group| group.options.is_initialised) {
+            // Moved out, so that no second copy is needed.
+            let empty = Arc::new(Buffer::zeros(DType::F32, 0));
+            let master = std::mem::replace(&mut group.state().master, empty);
+            let master = Arc::try_unwrap(master)
+                .map_err(|_| ShardError::Pinned { group: group.layout.name.clone() })?;
+            let work = replicate.broadcast(group.label(Phase::Init), master, 0);
+            if let Some(master) = self.context.wait(work) {
+                group.state().master = Arc::new(master);
+            }
+        }
+        self.context.check()
+    }
+}
+
 /// Tells each group which groups passes need after it.
 fn connect(groups: &ParamGroups) {
     let weak = |position: usize| {
-        let module = groups.get(position).map_or(0..0, |group| group.options().module.clone());
+        let module = groups.get(position).map_or(0..0, |group| group.options.module.clone());
         groups[module].iter().map(Arc::downgrade).collect::<Vec<_>>()
     };
     for group in groups {
-        let module = &group.options().module;
+        let module = &group.options.module;
         let previous = (0..module.start).rev();
-        let previous = previous.into_iter().find(|at| groups[*at].options().unshard_in_backward);
+        let previous = previous.into_iter().find(|at| groups[*at].options.unshard_in_backward);
         group.set_neighbours(Neighbours {
             next: weak(module.end),
             previous: previous.map_or_else(Vec::new, weak),
@@ -214,10 +241,10 @@ struct Values<'a> {
 
 impl Values<'_> {
     fn keep(&mut self, place: ParameterPlace, values: &[f32]) -> Result<(), ShardError> {
-        let ParameterPlace { group, slot } = place;
+        let ParameterPlace { group, parameter } = place;
         let layout = &self.layouts[group];
         let shard = layout.shard_range(&self.context.mesh, self.context.rank);
-        let (held, from) = layout.parameters[slot].held_by(&shard);
+        let (held, from) = layout.parameters[parameter].held_by(&shard);
         copy_values(&values[from], &mut self.masters[group].as_mut_slice::<f32>()?[held]);
         Ok(())
     }
@@ -231,7 +258,7 @@ impl ModuleMapper for Values<'_> {
         let (id, device) = (param.id, param.lazy_device());
         self.context.place_on(&device);
         let placeholder = Tensor::empty([0; D], &device.clone().without_autodiff());
-        let name = &self.layouts[place.group].parameters[place.slot].name;
+        let name = &self.layouts[place.group].parameters[place.parameter].name;
         if (self.loaded)(name) {
             // Dropped before it was initialised.
             return Param::initialized(id, placeholder);

@@ -47,7 +47,7 @@ impl Engine {
     pub(super) fn new(context: Arc<CommContext>, reducer: Arc<Reducer>, groups: ParamGroups) -> Self {
         let layout =
             Layout { mesh: context.mesh, groups: groups.iter().map(|group| group.layout.clone()).collect() };
-        let last = groups.last().map_or(0..0, |group| group.options().module.clone());
+        let last = groups.last().map_or(0..0, |group| group.options.module.clone());
         Engine {
             context,
             reducer,

@@ -4,7 +4,6 @@
 mod build;
 mod core;
 mod pass;
-mod plan;
 mod snapshot;
 mod state;
 mod update;

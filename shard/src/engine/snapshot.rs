@@ -1,8 +1,8 @@
 //! A rank's state at one moment, to be written while training goes on.
 //!
-//! Nothing is copied when it is taken. Forward and backward only read weights; nothing but an optimizer step changes
-//! them or the state of the optimizer. The next step copies what the snapshot has not been done with by then, and
-//! changes the copy.
+//! Nothing is copied when it is taken. Forward and backward only read weights; nothing but an optimizer step
+//! changes them or the state of the optimizer. The next step copies what the snapshot has not been done with
+//! by then, and changes the copy.
 
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};

@@ -30,9 +30,9 @@ impl Engine {
     /// The whole values of one parameter on every rank. Gathers its group; see
     /// [`Engine::gather_group`]. Collective.
     pub fn gather_parameter(&self, name: &str, kind: StateKind<'_>) -> Result<Option<Vec<f32>>, ShardError> {
-        let (group, slot) = self.find(name)?;
-        let range = group.layout.parameters[slot].range();
-        let Some(whole) = self.gather_group(group.options().position, kind)? else {
+        let (group, index) = self.find(name)?;
+        let range = group.layout.parameters[index].range();
+        let Some(whole) = self.gather_group(group.options.position, kind)? else {
             return Ok(None);
         };
         Ok(Some(whole.as_slice::<f32>()?[range].to_vec()))
@@ -40,8 +40,8 @@ impl Engine {
 
     /// Replaces this rank's part of one parameter's values; `values` are all of them.
     pub fn load_parameter(&self, name: &str, kind: StateKind<'_>, values: &[f32]) -> Result<(), ShardError> {
-        let (group, slot) = self.find(name)?;
-        let parameter = &group.layout.parameters[slot];
+        let (group, index) = self.find(name)?;
+        let parameter = &group.layout.parameters[index];
         if values.len() != parameter.numel() {
             return Err(ShardError::WrongLength {
                 name: name.to_owned(),
@@ -56,21 +56,19 @@ impl Engine {
         })
     }
 
-    /// Lets `fill(range, values)` write this rank's part of one parameter's values, in place:
-    /// elements `range` of the flat parameter. It is not called where this rank holds none. Slots
-    /// of the optimizer are made if there are none, also then: all ranks have them, or none. A gradient is there
-    /// from the backward of the last micro-batch to the optimizer step.
+    /// Lets `fill(range, values)` write this rank's part of one parameter's values, in place: elements
+    /// `range` of the flat parameter. It is not called where this rank holds none. Slots of the optimizer are
+    /// made if there are none, also then: all ranks have them, or none. A gradient is there from the backward
+    /// of the last micro-batch to the optimizer step.
     pub fn fill_parameter<E: From<ShardError> + From<BufferError>>(
         &self,
         name: &str,
         kind: StateKind<'_>,
         fill: impl FnOnce(Range<usize>, &mut [f32]) -> Result<(), E>,
     ) -> Result<(), E> {
-        let (group, slot) = self.find(name)?;
+        let (group, held, range) = self.locate(name)?;
         let mut state = group.state();
         let buffer = state.values_mut(kind, &group.layout.name, name)?;
-        let shard = self.shard_of(group);
-        let (held, range) = group.layout.parameters[slot].held_by(&shard);
         if held.is_empty() {
             return Ok(());
         }
@@ -97,10 +95,8 @@ impl Engine {
         kind: StateKind<'_>,
         read: impl FnOnce(Range<usize>, &[f32]) -> T,
     ) -> Result<Option<T>, ShardError> {
-        let (group, slot) = self.find(name)?;
+        let (group, held, range) = self.locate(name)?;
         let Some(buffer) = group.state().values(kind) else { return Ok(None) };
-        let shard = self.shard_of(group);
-        let (held, range) = group.layout.parameters[slot].held_by(&shard);
         if held.is_empty() {
             return Ok(None);
         }
@@ -109,17 +105,23 @@ impl Engine {
 
     /// Elements of the flat parameter `name` that this rank holds; empty if there are none.
     pub fn held(&self, name: &str) -> Result<Range<usize>, ShardError> {
-        let (group, slot) = self.find(name)?;
-        let shard = self.shard_of(group);
-        Ok(group.layout.parameters[slot].held_by(&shard).1)
+        Ok(self.locate(name)?.2)
+    }
+
+    /// The group of parameter `name`, and this rank's part of the parameter: elements of the rank's shard, and
+    /// of the parameter.
+    fn locate(&self, name: &str) -> Result<(&ParamGroup, Range<usize>, Range<usize>), ShardError> {
+        let (group, index) = self.find(name)?;
+        let (held, range) = group.layout.parameters[index].held_by(&self.shard_of(group));
+        Ok((group, held, range))
     }
 
     fn find(&self, name: &str) -> Result<(&ParamGroup, usize), ShardError> {
         self.groups
             .iter()
             .find_map(|group| {
-                let slot = group.layout.parameters.iter().position(|p| p.name == name)?;
-                Some((&**group, slot))
+                let index = group.layout.parameters.iter().position(|p| p.name == name)?;
+                Some((&**group, index))
             })
             .ok_or_else(|| ShardError::UnknownParameter { name: name.to_owned() })
     }

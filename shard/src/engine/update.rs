@@ -1,9 +1,8 @@
 //! The end of a step: the loss over all ranks, the norm of the gradient, clipping, and the optimizer,
 //! which is left out if one of the first two is not finite.
 //!
-//! On the host, and where state is offloaded to it, all of it is done when [`Engine::update`] returns. A
-//! GPU decides for itself and is not waited for; [`Engine::outcome`] is for later, when it has long been
-//! done.
+//! On the host, and where state is offloaded to it, all of it is done when [`Engine::update`] returns. A GPU
+//! decides for itself and is not waited for; [`Engine::outcome`] is for later, when it has long been done.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -186,8 +185,7 @@ impl Engine {
         self.first_flagged(&flags)
     }
 
-    /// The first of the trainable parameters, in layout order, whose flag is set on any rank.
-    /// Collective.
+    /// The first of the trainable parameters, in layout order, whose flag is set on any rank. Collective.
     fn first_flagged(&self, flags: &[bool]) -> Result<Option<String>, ShardError> {
         let flags: Vec<_> = flags.iter().map(|flag| f64::from(u8::from(*flag))).collect();
         let flags = self.sum_over_ranks("non_finite", &flags)?;

@@ -33,7 +33,9 @@ thread_local! {
     static IS_BOUND: Cell<bool> = const { Cell::new(false) };
 }
 
-struct Counter {
+/// Counts what is alive, and the most that has been.
+#[derive(Default)]
+pub(crate) struct Counter {
     live: AtomicUsize,
     peak: AtomicUsize,
 }
@@ -45,13 +47,18 @@ static COUNTERS: [Counter; MAX_RANKS + 1] =
     [const { Counter { live: AtomicUsize::new(0), peak: AtomicUsize::new(0) } }; MAX_RANKS + 1];
 
 impl Counter {
-    fn add(&self, size: usize) {
+    pub(crate) fn add(&self, size: usize) {
         let live = self.live.fetch_add(size, Ordering::Relaxed) + size;
         self.peak.fetch_max(live, Ordering::Relaxed);
     }
 
-    fn remove(&self, size: usize) {
+    pub(crate) fn remove(&self, size: usize) {
         self.live.fetch_sub(size, Ordering::Relaxed);
+    }
+
+    /// The most since the last call.
+    pub(crate) fn take_peak(&self) -> usize {
+        self.peak.swap(self.live.load(Ordering::Relaxed), Ordering::Relaxed)
     }
 }
 
@@ -87,8 +94,7 @@ pub fn peak_bytes(rank: usize) -> usize {
 
 /// Starts a new peak for `rank` at what it holds now.
 pub fn reset_peak(rank: usize) {
-    let counter = &COUNTERS[rank.min(MAX_RANKS - 1)];
-    counter.peak.store(counter.live.load(Ordering::Relaxed), Ordering::Relaxed);
+    COUNTERS[rank.min(MAX_RANKS - 1)].take_peak();
 }
 
 /// Memory that a rank holds together with others: it counts for each of them in full, as if it had a copy of
@@ -115,14 +121,15 @@ impl Drop for Held {
     }
 }
 
-/// From now on [`CountingAllocator`] keeps large blocks in huge pages, and a thread of its own moves those that
-/// there are. [`Engine::update`](crate::Engine::update) calls it: until the first step is done, the usual pages are had sooner. Work
-/// without updates calls it when it begins.
+/// From now on [`CountingAllocator`] keeps large blocks in huge pages, and a thread of its own moves those
+/// that there are. [`Engine::update`](crate::Engine::update) calls it: until the first step is done, the
+/// usual pages are had sooner. Work without updates calls it when it begins.
 pub fn use_huge_pages() {
     POOL.use_huge_pages();
 }
 
-/// An allocator that counts per rank, and keeps large blocks for later. Install it in a binary with `#[global_allocator]`.
+/// An allocator that counts per rank, and keeps large blocks for later. Install it in a binary with
+/// `#[global_allocator]`.
 pub struct CountingAllocator;
 
 impl CountingAllocator {

@@ -2,19 +2,20 @@
 //!
 //! A training step asks for the same blocks again and again. The system's allocator gives large ones back to
 //! the kernel, which has to map and clear the pages anew, 4 KiB at a time. This pool keeps them, in regions
-//! that are soon backed by huge pages ([`regions`](super::regions)), so that a step after the first neither waits
-//! for the kernel nor misses in the translation of addresses. Blocks of any size are cut from the same regions,
-//! and free neighbours become one again (`talc`).
+//! that are soon backed by huge pages ([`regions`](super::regions)), so that a step after the first neither
+//! waits for the kernel nor misses in the translation of addresses. Blocks of any size are cut from the same
+//! regions, and free neighbours become one again (`talc`).
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 use talc::base::Talc;
 use talc::base::binning::{Binning, linear_extent_then_linearly_divided_exponential_binning};
 
 use super::regions::Regions;
+use crate::sync::lock;
 
 /// Blocks of at least this many bytes come from the pool, smaller ones from the system's allocator, which
 /// keeps those itself.
@@ -77,8 +78,7 @@ impl Pool {
     }
 
     fn lock(&self) -> MutexGuard<'_, Talc<Regions, Classes>> {
-        // Nothing panics while it is held.
-        self.large.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.large)
     }
 }
 

@@ -1,11 +1,11 @@
 //! Where the pool's memory comes from: regions that are mapped when they are needed and stay.
 //!
-//! Until the first step is done, the first regions have pages of the usual size. Where a hypervisor takes back
-//! what a guest has freed, it takes large blocks of free memory and leaves small ones: huge pages are slow to get
-//! there, and they are cleared as a whole by the thread that touches them first. Then they are worth it, since
-//! every access misses less often in the translation of addresses: a thread of its own moves into them what there
-//! is. More memory than a small model needs is in huge pages from the start; the usual ones take longer for
-//! so much where nothing has been taken back.
+//! Until the first step is done, the first regions have pages of the usual size. Where a hypervisor takes
+//! back what a guest has freed, it takes large blocks of free memory and leaves small ones: huge pages are
+//! slow to get there, and they are cleared as a whole by the thread that touches them first. Then they are
+//! worth it, since every access misses less often in the translation of addresses: a thread of its own moves
+//! into them what there is. More memory than a small model needs is in huge pages from the start; the usual
+//! ones take longer for so much where nothing has been taken back.
 
 use std::alloc::Layout;
 use std::iter::successors;

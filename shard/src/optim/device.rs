@@ -16,7 +16,7 @@ use super::backend::{StepBackend, StepSettings};
 use super::kernels;
 use super::loss_scale::LossScale;
 use super::optimizer::{DeviceShard, Optimizer};
-use crate::buffers::cube::{device_of, zeros};
+use crate::buffers::cube::{self, device_of, zeros};
 use crate::buffers::{DeviceScalar, LossSum, Readback};
 use crate::layout::{Layout, ParamGroupLayout};
 use crate::mesh::Mesh;
@@ -38,11 +38,6 @@ pub(crate) struct DecisionValues {
     /// Left out because scaled gradients were too large for their dtype.
     pub(crate) overflowed: bool,
     pub(crate) scale: LossScale,
-}
-
-/// A decision that has been queued.
-pub(crate) struct DeviceDecision {
-    learning_rate: f64,
 }
 
 /// Tables and state of optimizer steps on one GPU.
@@ -143,7 +138,8 @@ impl DeviceStep {
 }
 
 impl StepBackend for DeviceStep {
-    type Decision = DeviceDecision;
+    /// The learning rate: what else is decided is known on the GPU alone.
+    type Decision = f64;
     type Sums = Sums;
 
     fn loss(&self, sum: &mut LossSum) -> Result<Buffer, BufferError> {
@@ -160,12 +156,14 @@ impl StepBackend for DeviceStep {
             if count > 0 {
                 // SAFETY: the table lies inside the gradient, and there is a sum for every row of it.
                 unsafe {
+                    let values = device_of(gradient)?.handle().clone();
                     kernels::squares::launch_unchecked(
                         &self.client,
                         one_each(&self.client, count),
                         CubeDim::new_1d(THREADS as u32),
                         VECTOR,
-                        vectors(gradient)?,
+                        // Shards are as long as whole vectors.
+                        BufferArg::from_raw_parts(values, gradient.len() / VECTOR),
                         BufferArg::from_raw_parts(segments.table.clone(), count * 3),
                         whole(&sums)?,
                         THREADS,
@@ -197,7 +195,7 @@ impl StepBackend for DeviceStep {
         loss: &Buffer,
         squares: &Buffer,
         settings: StepSettings,
-    ) -> Result<DeviceDecision, BufferError> {
+    ) -> Result<f64, BufferError> {
         let StepSettings { learning_rate, max_norm } = settings;
         // SAFETY: the lengths are those that the kernel works with.
         unsafe {
@@ -216,10 +214,10 @@ impl StepBackend for DeviceStep {
         let state = || optimizer.device_state(&self.client, self.updates);
         let state = self.state.get_or_init(state);
         optimizer.prepare_on_device(&self.client, state, &self.decision, learning_rate);
-        Ok(DeviceDecision { learning_rate })
+        Ok(learning_rate)
     }
 
-    fn leaves_out(_decision: &DeviceDecision) -> bool {
+    fn leaves_out(_: &f64) -> bool {
         // Not known here: the kernels of the update ask the decision.
         false
     }
@@ -230,7 +228,7 @@ impl StepBackend for DeviceStep {
         (position, _): (usize, &ParamGroupLayout),
         shard: ShardMut<'_>,
         gradient: &Buffer,
-        decision: &DeviceDecision,
+        learning_rate: &f64,
     ) -> Result<(), BufferError> {
         let (Some(segments), Some(state)) = (&self.groups[position], self.state.get()) else {
             return Ok(());
@@ -249,7 +247,7 @@ impl StepBackend for DeviceStep {
             segments: segments.segments.len(),
             decision: &self.decision,
             state,
-            learning_rate: decision.learning_rate,
+            learning_rate: *learning_rate,
         });
         Ok(())
     }
@@ -323,18 +321,6 @@ fn one_each(client: &Client, count: usize) -> CubeCount {
 ///
 /// The kernel must not touch values behind those of the buffer.
 unsafe fn whole(buffer: &Buffer) -> Result<BufferArg, BufferError> {
-    let handle = device_of(buffer)?.handle().clone();
-    // SAFETY: the memory has room for as many; the rest is up to the caller.
-    Ok(unsafe { BufferArg::from_raw_parts(handle, buffer.len()) })
-}
-
-/// [`whole`], for kernels that read vectors. Shards are as long as whole vectors.
-///
-/// # Safety
-///
-/// As [`whole`].
-unsafe fn vectors(buffer: &Buffer) -> Result<BufferArg, BufferError> {
-    let handle = device_of(buffer)?.handle().clone();
-    // SAFETY: the memory has room for as many; the rest is up to the caller.
-    Ok(unsafe { BufferArg::from_raw_parts(handle, buffer.len() / VECTOR) })
+    // SAFETY: the caller's promise.
+    Ok(unsafe { cube::whole(buffer, device_of(buffer)?) })
 }

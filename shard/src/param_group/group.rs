@@ -5,6 +5,7 @@
 //! FSDP2's. Where backward calls them is decided by the boundaries of modules
 //! (`tape/boundary.rs`), never by which parameters a batch has reached.
 
+use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
@@ -13,7 +14,7 @@ use burn::backend::tensor::FloatTensor;
 use kiln_collectives::{Buffer, DType, Label};
 
 use super::state::{Gradient, GroupState, Weights};
-use crate::buffers::{self, Counted, FlatTensors, FlatWeights, Gathered};
+use crate::buffers::{self, Counted, FlatTensors, FlatWeights, Gathered, UnshardedGroup};
 use crate::comm::{CommContext, Direction, Reducer};
 use crate::error::ShardError;
 use crate::layout::ParamGroupLayout;
@@ -23,9 +24,9 @@ use crate::sync::lock;
 /// A parameter group on one rank.
 pub(crate) struct ParamGroup {
     pub(crate) layout: ParamGroupLayout,
-    options: GroupOptions,
+    pub(crate) options: GroupOptions,
+    pub(crate) context: Arc<CommContext>,
     label: Arc<str>,
-    context: Arc<CommContext>,
     reducer: Arc<Reducer>,
     neighbours: OnceLock<Neighbours>,
     state: Mutex<GroupState>,
@@ -96,14 +97,6 @@ impl ParamGroup {
         let _ = self.neighbours.set(neighbours);
     }
 
-    pub(crate) fn options(&self) -> &GroupOptions {
-        &self.options
-    }
-
-    pub(crate) fn context(&self) -> &CommContext {
-        &self.context
-    }
-
     pub(crate) fn state(&self) -> MutexGuard<'_, GroupState> {
         lock(&self.state)
     }
@@ -161,9 +154,11 @@ impl ParamGroup {
         if let Some(shard) = &state.compute_shard {
             return Ok(shard.clone());
         }
-        let (master, dtype) = (&*state.master, self.context.policy.compute_dtype);
-        let cast = if dtype == DType::F32 { None } else { Some(buffers::cast_to(master, dtype)?) };
-        let shard = Arc::new(self.context.placement().copy(cast.as_ref().unwrap_or(master)));
+        let cast = match self.context.policy.compute_dtype {
+            DType::F32 => Cow::Borrowed(&*state.master),
+            dtype => Cow::Owned(buffers::cast_to(&state.master, dtype)?),
+        };
+        let shard = Arc::new(self.context.placement().place(cast));
         state.compute_shard = Some(shard.clone());
         Ok(shard)
     }
@@ -179,7 +174,7 @@ impl ParamGroup {
 
     fn counted(&self, held: Option<Held>) -> Counted {
         let streams = self.options.reshard_after_forward;
-        Counted { _group: streams.then(|| self.context.unsharded.enter()), _bytes: held }
+        Counted { _group: streams.then(|| UnshardedGroup::new(&self.context.unsharded)), _bytes: held }
     }
 
     /// The whole weights, gathering them if need be. In forward, then starts gathering the module that
@@ -245,15 +240,15 @@ impl ParamGroup {
         }
     }
 
-    /// Parameter `slot` as a tensor, gathering the group if need be.
+    /// Parameter `index` as a tensor, gathering the group if need be.
     pub(crate) fn parameter<B: FlatTensors>(
         &self,
         token: &FloatTensor<B>,
-        slot: usize,
+        index: usize,
         direction: Direction,
     ) -> FloatTensor<B> {
         let weights = self.wait_for_unshard(direction);
-        let parameter = &self.layout.parameters[slot];
+        let parameter = &self.layout.parameters[index];
         let dtype = self.context.policy.compute_dtype;
         B::view(&weights, token, &parameter.shape, parameter.offset, dtype)
     }
@@ -298,17 +293,24 @@ impl ParamGroup {
         self.state().open_uses += 1;
     }
 
-    /// Takes the gradient of parameter `slot` from one use.
-    pub(crate) fn accumulate<B: FlatTensors>(&self, slot: usize, from: &Use, gradient: FloatTensor<B>) {
+    /// Takes the gradient of parameter `index` from one use.
+    pub(crate) fn accumulate<B: FlatTensors>(&self, index: usize, from: &Use, gradient: FloatTensor<B>) {
         if self.context.failed() {
             return;
         }
         if !from.has_gradient.swap(true, Ordering::Relaxed) {
             self.before_first_gradient();
         }
-        if let Err(reason) = self.add::<B>(slot, gradient) {
-            let name = self.layout.parameters[slot].name.clone();
-            self.context.fail(ShardError::Gradient { name, reason });
+        let parameter = &self.layout.parameters[index];
+        let added = match &mut self.state().gradient {
+            Gradient::Accumulating { flat, written } => {
+                let added = B::add_gradient(flat, parameter.range(), gradient, !written[index]);
+                added.map(|()| written[index] = true)
+            }
+            _ => Err("arrived after its parameter group was reduced".to_owned()),
+        };
+        if let Err(reason) = added {
+            self.context.fail(ShardError::Gradient { name: parameter.name.clone(), reason });
         }
     }
 
@@ -334,19 +336,7 @@ impl ParamGroup {
         }
     }
 
-    fn add<B: FlatTensors>(&self, slot: usize, gradient: FloatTensor<B>) -> Result<(), String> {
-        let mut state = self.state();
-        let Gradient::Accumulating { flat, written } = &mut state.gradient else {
-            return Err("arrived after its parameter group was reduced".to_owned());
-        };
-        let range = self.layout.parameters[slot].range();
-        B::add_gradient(flat, range, gradient, !written[slot])?;
-        written[slot] = true;
-        Ok(())
-    }
-
-    /// Backward is done with one use. With the last one of the last micro-batch, the gradient is
-    /// reduced.
+    /// Backward is done with one use. With the last one of the last micro-batch, the gradient is reduced.
     pub(crate) fn leave_backward(&self) {
         if self.context.failed() {
             return;
@@ -374,7 +364,11 @@ impl ParamGroup {
                 Ok(placement.zeros(DType::F32, self.layout.padded_numel()))
             }
             Gradient::Accumulating { mut flat, written } => {
-                self.clear_unwritten(&mut flat, &written).map(|()| flat)
+                let parameters = self.layout.parameters.iter().zip(written);
+                let unwritten = parameters.filter(|(_, written)| !*written);
+                let unwritten = unwritten.map(|(parameter, _)| parameter.range());
+                let cleared = buffers::clear(&mut flat, self.layout.gaps().into_iter().chain(unwritten));
+                cleared.map(|()| flat).map_err(ShardError::from)
             }
             sent => {
                 state.gradient = sent;
@@ -387,12 +381,6 @@ impl ParamGroup {
         if let Some(reduction) = self.context.or_fail(reduction) {
             state.gradient = Gradient::Reducing(reduction);
         }
-    }
-
-    fn clear_unwritten(&self, flat: &mut Buffer, written: &[bool]) -> Result<(), ShardError> {
-        let unwritten = self.layout.parameters.iter().zip(written).filter(|(_, written)| !**written);
-        let unwritten = unwritten.map(|(parameter, _)| parameter.range());
-        Ok(buffers::clear(flat, self.layout.gaps().into_iter().chain(unwritten))?)
     }
 
     /// With replicas, waits for their sum, and starts to bring it to where the optimizer needs it.

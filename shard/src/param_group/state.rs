@@ -15,8 +15,7 @@ pub enum StateKind<'a> {
     Weight,
     /// The reduced gradient; there between backward and the optimizer step.
     Gradient,
-    /// A slot of the optimizer's state by its name, such as `exp_avg`; there after the first
-    /// optimizer step.
+    /// A slot of the optimizer's state by its name, such as `exp_avg`; there after the first optimizer step.
     Slot(&'a str),
 }
 

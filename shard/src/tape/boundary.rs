@@ -8,17 +8,17 @@
 //! read of a weight, or the last gradient of a parameter, would not do: a rank whose batch reaches
 //! no such parameter would issue its collectives in another order than the others.
 
-#[cfg(feature = "cube")]
-use burn::backend::Cube;
 use burn::backend::autodiff::{
     Autodiff,
     checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
     grads::Gradients,
-    ops::{Backward, Ops, OpsKind},
+    ops::{Backward, Ops},
 };
-use burn::backend::{Backend, Dispatch, Flex, backend_extension, tensor::FloatTensor};
+use burn::backend::{Backend, Dispatch, backend_extension, tensor::FloatTensor};
 use burn::tensor::Tensor;
 
+use super::node::{Tracked, on_tape};
+use crate::buffers::FlatTensors;
 use crate::param_group::ParamGroups;
 
 /// The groups of a module whose output is a boundary.
@@ -61,7 +61,7 @@ fn enter(groups: &ParamGroups, goes_on: bool) {
     groups.iter().for_each(|group| group.unshard_in_backward());
     match groups.first() {
         Some(first) if goes_on => first.prefetch_in_backward(),
-        Some(first) => first.context().pool.close(),
+        Some(first) => first.context.pool.close(),
         None => {}
     }
 }
@@ -71,23 +71,12 @@ pub(crate) fn begin_backward(groups: &ParamGroups) {
     enter(groups, true);
 }
 
-impl BoundaryOps for Flex {
-    fn output(y: FloatTensor<Self>, _token: FloatTensor<Self>, _at: Output) -> FloatTensor<Self> {
+impl<B: FlatTensors> BoundaryOps for B {
+    fn output(y: FloatTensor<B>, _token: FloatTensor<B>, _at: Output) -> FloatTensor<B> {
         y
     }
 
-    fn input(x: FloatTensor<Self>, _groups: ParamGroups) -> FloatTensor<Self> {
-        x
-    }
-}
-
-#[cfg(feature = "cube")]
-impl BoundaryOps for Cube {
-    fn output(y: FloatTensor<Self>, _token: FloatTensor<Self>, _at: Output) -> FloatTensor<Self> {
-        y
-    }
-
-    fn input(x: FloatTensor<Self>, _groups: ParamGroups) -> FloatTensor<Self> {
+    fn input(x: FloatTensor<B>, _groups: ParamGroups) -> FloatTensor<B> {
         x
     }
 }
@@ -122,25 +111,13 @@ impl<B: Backend> Backward<B, 1> for InputBackward {
     }
 }
 
-type Tracked<B, C> = FloatTensor<Autodiff<B, C>>;
-
 // Tensors are moved, not cloned: what nobody else holds may be changed in place.
 impl<B: Backend, C: CheckpointStrategy> BoundaryOps for Autodiff<B, C> {
     fn output(y: Tracked<B, C>, token: Tracked<B, C>, at: Output) -> Tracked<B, C> {
-        let prepared = Backward::<B, 2>::prepare::<C>(OutputBackward, [y.node(), token.node()])
-            .compute_bound()
-            .stateful();
-        match prepared {
-            OpsKind::Tracked(prepared) => prepared.finish(at, y.into_primitive()),
-            OpsKind::UnTracked(prepared) => prepared.finish(y.into_primitive()),
-        }
+        on_tape::<B, C, _, _>(OutputBackward, [y.node(), token.node()], at, y.into_primitive())
     }
 
     fn input(x: Tracked<B, C>, groups: ParamGroups) -> Tracked<B, C> {
-        let prepared = Backward::<B, 1>::prepare::<C>(InputBackward, [x.node()]).compute_bound().stateful();
-        match prepared {
-            OpsKind::Tracked(prepared) => prepared.finish(groups, x.into_primitive()),
-            OpsKind::UnTracked(prepared) => prepared.finish(x.into_primitive()),
-        }
+        on_tape::<B, C, _, _>(InputBackward, [x.node()], groups, x.into_primitive())
     }
 }

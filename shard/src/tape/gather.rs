@@ -11,8 +11,6 @@
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-#[cfg(feature = "cube")]
-use burn::backend::Cube;
 use burn::backend::autodiff::{
     Autodiff, NodeId,
     checkpoint::{
@@ -24,9 +22,10 @@ use burn::backend::autodiff::{
     grads::Gradients,
     ops::{Backward, Ops, OpsKind},
 };
-use burn::backend::{Backend, Dispatch, Flex, backend_extension, tensor::FloatTensor};
+use burn::backend::{Backend, Dispatch, backend_extension, tensor::FloatTensor};
 use burn::tensor::Tensor;
 
+use super::node::{Tracked, on_tape};
 use crate::buffers::FlatTensors;
 use crate::comm::Direction;
 use crate::param_group::{ParamGroup, ParamGroups, Use};
@@ -36,7 +35,7 @@ use crate::param_group::{ParamGroup, ParamGroups, Use};
 pub(crate) struct WeightRef {
     pub(crate) group: Arc<ParamGroup>,
     /// Its index in the group's layout.
-    pub(crate) slot: usize,
+    pub(crate) index: usize,
     pub(crate) direction: Direction,
     /// The use; unread by frozen parameters.
     pub(crate) from: Arc<Use>,
@@ -62,24 +61,13 @@ pub(crate) fn gather<const D: usize>(token: &Tensor<1>, weight: WeightRef) -> Te
     Tensor::from_dispatch(Dispatch::gather(token.clone().into_dispatch(), weight))
 }
 
-impl GatherOps for Flex {
-    fn order_token(x: FloatTensor<Self>, _leaves: ParamGroups) -> FloatTensor<Self> {
-        Self::token(&x)
+impl<B: FlatTensors> GatherOps for B {
+    fn order_token(x: FloatTensor<B>, _leaves: ParamGroups) -> FloatTensor<B> {
+        B::token(&x)
     }
 
-    fn gather(token: FloatTensor<Self>, weight: WeightRef) -> FloatTensor<Self> {
-        weight.group.parameter::<Self>(&token, weight.slot, weight.direction)
-    }
-}
-
-#[cfg(feature = "cube")]
-impl GatherOps for Cube {
-    fn order_token(x: FloatTensor<Self>, _leaves: ParamGroups) -> FloatTensor<Self> {
-        Self::token(&x)
-    }
-
-    fn gather(token: FloatTensor<Self>, weight: WeightRef) -> FloatTensor<Self> {
-        weight.group.parameter::<Self>(&token, weight.slot, weight.direction)
+    fn gather(token: FloatTensor<B>, weight: WeightRef) -> FloatTensor<B> {
+        weight.group.parameter::<B>(&token, weight.index, weight.direction)
     }
 }
 
@@ -103,7 +91,7 @@ impl<B: FlatTensors> Backward<B, 1> for GatherBackward {
     fn backward(self, ops: Ops<WeightRef, 1>, grads: &mut Gradients, _checkpointer: &mut Checkpointer) {
         let gradient = grads.consume::<B>(&ops.node);
         let weight = ops.state;
-        weight.group.accumulate::<B>(weight.slot, &weight.from, gradient);
+        weight.group.accumulate::<B>(weight.index, &weight.from, gradient);
     }
 }
 
@@ -118,28 +106,19 @@ impl<B: FlatTensors> RetroForward for GatherAgain<B> {
     fn forward(&self, states: &mut BackwardStates, out_node: NodeId) {
         // Taking the token's state also tells the checkpointer that it has been used.
         let token = states.get_state::<FloatTensor<B>>(&self.token);
-        let weight = self.weight.group.parameter::<B>(&token, self.weight.slot, Direction::Backward);
+        let weight = self.weight.group.parameter::<B>(&token, self.weight.index, Direction::Backward);
         states.save(out_node, weight);
     }
 }
 
-type Tracked<B, C> = FloatTensor<Autodiff<B, C>>;
-
 impl<B: FlatTensors, C: CheckpointStrategy> GatherOps for Autodiff<B, C> {
     fn order_token(x: Tracked<B, C>, leaves: ParamGroups) -> Tracked<B, C> {
-        let token = B::token(x.primitive());
-        let prepared =
-            Backward::<B, 1>::prepare::<C>(OrderTokenBackward, [x.node()]).compute_bound().stateful();
-        match prepared {
-            OpsKind::Tracked(prepared) => prepared.finish(leaves, token),
-            OpsKind::UnTracked(prepared) => prepared.finish(token),
-        }
+        on_tape::<B, C, _, _>(OrderTokenBackward, [x.node()], leaves, B::token(x.primitive()))
     }
 
     fn gather(token: Tracked<B, C>, weight: WeightRef) -> Tracked<B, C> {
-        let out = weight.group.parameter::<B>(token.primitive(), weight.slot, weight.direction);
-        let (id, backend) = (token.id(), PhantomData);
-        let again = GatherAgain::<B> { token: id, weight: weight.clone(), backend };
+        let out = weight.group.parameter::<B>(token.primitive(), weight.index, weight.direction);
+        let again = GatherAgain::<B> { token: token.id(), weight: weight.clone(), backend: PhantomData };
         // `BalancedCheckpointing` here, not `C`: this node is recomputed under every strategy.
         let prepared = Backward::<B, 1>::prepare::<BalancedCheckpointing>(GatherBackward, [token.node()])
             .memory_bound()

@@ -2,18 +2,17 @@
 
 use std::sync::{Arc, Mutex};
 
-#[cfg(feature = "cube")]
-use burn::backend::Cube;
 use burn::backend::autodiff::{
     Autodiff,
     checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
     grads::Gradients,
-    ops::{Backward, Ops, OpsKind},
+    ops::{Backward, Ops},
 };
-use burn::backend::{Backend, Dispatch, Flex, backend_extension, tensor::FloatTensor};
+use burn::backend::{Backend, Dispatch, backend_extension, tensor::FloatTensor};
 use burn::tensor::Tensor;
 
 use super::boundary::begin_backward;
+use super::node::{Tracked, on_tape};
 use crate::buffers::{DeviceScalar, FlatTensors, LossSum};
 use crate::comm::CommContext;
 use crate::error::ShardError;
@@ -55,17 +54,9 @@ fn add<B: FlatTensors>(loss: &FloatTensor<B>, sink: &LossSink) {
     }
 }
 
-impl LossOps for Flex {
-    fn add_loss(loss: FloatTensor<Self>, sink: LossSink) -> FloatTensor<Self> {
-        add::<Self>(&loss, &sink);
-        loss
-    }
-}
-
-#[cfg(feature = "cube")]
-impl LossOps for Cube {
-    fn add_loss(loss: FloatTensor<Self>, sink: LossSink) -> FloatTensor<Self> {
-        add::<Self>(&loss, &sink);
+impl<B: FlatTensors> LossOps for B {
+    fn add_loss(loss: FloatTensor<B>, sink: LossSink) -> FloatTensor<B> {
+        add::<B>(&loss, &sink);
         loss
     }
 }
@@ -90,12 +81,8 @@ impl<B: FlatTensors> Backward<B, 1> for LossBackward {
 }
 
 impl<B: FlatTensors, C: CheckpointStrategy> LossOps for Autodiff<B, C> {
-    fn add_loss(loss: FloatTensor<Self>, sink: LossSink) -> FloatTensor<Self> {
+    fn add_loss(loss: Tracked<B, C>, sink: LossSink) -> Tracked<B, C> {
         add::<B>(loss.primitive(), &sink);
-        let out = loss.primitive().clone();
-        match Backward::<B, 1>::prepare::<C>(LossBackward, [loss.node()]).compute_bound().stateful() {
-            OpsKind::Tracked(prepared) => prepared.finish(sink, out),
-            OpsKind::UnTracked(prepared) => prepared.finish(out),
-        }
+        on_tape::<B, C, _, _>(LossBackward, [loss.node()], sink, loss.primitive().clone())
     }
 }

@@ -4,6 +4,7 @@
 mod boundary;
 mod gather;
 mod loss;
+mod node;
 mod recompute;
 
 pub(crate) use boundary::{at_input, at_output};

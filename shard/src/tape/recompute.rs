@@ -6,19 +6,18 @@
 
 use std::sync::{Arc, Mutex};
 
-#[cfg(feature = "cube")]
-use burn::backend::Cube;
 use burn::backend::autodiff::{
     Autodiff,
     checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
     grads::Gradients,
-    ops::{Backward, Ops, OpsKind},
+    ops::{Backward, Ops},
 };
 use burn::backend::{
-    Backend, Dispatch, DispatchKindConversion, DispatchTensor, Flex, backend_extension, tensor::FloatTensor,
+    Backend, Dispatch, DispatchKindConversion, DispatchTensor, backend_extension, tensor::FloatTensor,
 };
 use burn::tensor::Tensor;
 
+use super::node::{Tracked, on_tape};
 use crate::buffers::FlatTensors;
 use crate::sync::lock;
 
@@ -31,8 +30,7 @@ pub(crate) enum Run {
     Again,
 }
 
-/// What a block makes of its input `[batch, seq, d_model]`: the same shape, and a loss `[1]` that it
-/// adds.
+/// What a block makes of its input `[batch, seq, d_model]`: the same shape, and a loss `[1]` that it adds.
 pub(crate) type BlockOutput = (Tensor<3>, Option<Tensor<1>>);
 
 /// What to run. The first run must return tensors off the tape.
@@ -122,40 +120,17 @@ fn run<B: Blocks>(x: FloatTensor<B>, body: &Body) -> FloatTensor<B> {
     B::primitive(y)
 }
 
-impl RecomputeOps for Flex {
-    fn recompute(x: FloatTensor<Self>, _token: FloatTensor<Self>, body: Body) -> FloatTensor<Self> {
-        run::<Self>(x, &body)
+impl<B: Blocks> RecomputeOps for B {
+    fn recompute(x: FloatTensor<B>, _token: FloatTensor<B>, body: Body) -> FloatTensor<B> {
+        run::<B>(x, &body)
     }
 
-    fn added_loss(
-        _y: FloatTensor<Self>,
-        value: FloatTensor<Self>,
-        _loss: Arc<AddedLoss>,
-    ) -> FloatTensor<Self> {
+    fn added_loss(_y: FloatTensor<B>, value: FloatTensor<B>, _loss: Arc<AddedLoss>) -> FloatTensor<B> {
         value
     }
 
-    fn seed(y: FloatTensor<Self>, _gradient: FloatTensor<Self>) -> FloatTensor<Self> {
-        Self::token(&y)
-    }
-}
-
-#[cfg(feature = "cube")]
-impl RecomputeOps for Cube {
-    fn recompute(x: FloatTensor<Self>, _token: FloatTensor<Self>, body: Body) -> FloatTensor<Self> {
-        run::<Self>(x, &body)
-    }
-
-    fn added_loss(
-        _y: FloatTensor<Self>,
-        value: FloatTensor<Self>,
-        _loss: Arc<AddedLoss>,
-    ) -> FloatTensor<Self> {
-        value
-    }
-
-    fn seed(y: FloatTensor<Self>, _gradient: FloatTensor<Self>) -> FloatTensor<Self> {
-        Self::token(&y)
+    fn seed(y: FloatTensor<B>, _gradient: FloatTensor<B>) -> FloatTensor<B> {
+        B::token(&y)
     }
 }
 
@@ -217,35 +192,19 @@ impl<B: Backend> Backward<B, 1> for SeedBackward {
     }
 }
 
-type Tracked<B, C> = FloatTensor<Autodiff<B, C>>;
-
 impl<B: Blocks, C: CheckpointStrategy> RecomputeOps for Autodiff<B, C> {
     fn recompute(x: Tracked<B, C>, token: Tracked<B, C>, body: Body) -> Tracked<B, C> {
         let input = x.primitive().clone();
         let out = run::<B>(input.clone(), &body);
-        let prepared = Backward::<B, 2>::prepare::<C>(RecomputeBackward, [x.node(), token.node()])
-            .compute_bound()
-            .stateful();
-        match prepared {
-            OpsKind::Tracked(prepared) => prepared.finish((input, body), out),
-            OpsKind::UnTracked(prepared) => prepared.finish(out),
-        }
+        on_tape::<B, C, _, _>(RecomputeBackward, [x.node(), token.node()], (input, body), out)
     }
 
     fn added_loss(y: Tracked<B, C>, value: Tracked<B, C>, loss: Arc<AddedLoss>) -> Tracked<B, C> {
-        let prepared =
-            Backward::<B, 1>::prepare::<C>(AddedLossBackward, [y.node()]).compute_bound().stateful();
-        match prepared {
-            OpsKind::Tracked(prepared) => prepared.finish(loss, value.into_primitive()),
-            OpsKind::UnTracked(prepared) => prepared.finish(value.into_primitive()),
-        }
+        on_tape::<B, C, _, _>(AddedLossBackward, [y.node()], loss, value.into_primitive())
     }
 
     fn seed(y: Tracked<B, C>, gradient: Tracked<B, C>) -> Tracked<B, C> {
         let start = B::token(y.primitive());
-        match Backward::<B, 1>::prepare::<C>(SeedBackward, [y.node()]).compute_bound().stateful() {
-            OpsKind::Tracked(prepared) => prepared.finish(gradient.into_primitive(), start),
-            OpsKind::UnTracked(prepared) => prepared.finish(start),
-        }
+        on_tape::<B, C, _, _>(SeedBackward, [y.node()], gradient.into_primitive(), start)
     }
 }

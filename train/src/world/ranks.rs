@@ -7,7 +7,7 @@ use std::time::Duration;
 #[cfg(feature = "mpi")]
 use kiln_collectives::mpi::{Mpi, MpiOptions};
 use kiln_collectives::tcp::{JoinOptions, Secret, TcpCommunicator};
-use kiln_collectives::{Buffer, Communicator, DType, Label, Phase};
+use kiln_collectives::{Buffer, Communicator, DType, Label, Phase, WorkerStart};
 use kiln_shard::{Mesh, ShardError, Strategy, memory};
 use sha2::{Digest, Sha256};
 
@@ -146,7 +146,7 @@ pub fn join(place: &Place, comm: &CommSection, stop: Option<&Arc<AtomicBool>>) -
     options.node.clone_from(&place.node);
     options.timeout = comm.join_timeout();
     options.stop = stop.cloned();
-    options.on_worker_start = Some(Arc::new(memory::bind_to_rank));
+    options.on_worker_start = Some(WorkerStart::new(memory::bind_to_rank));
     let sockets = Arc::new(TcpCommunicator::join(options)?);
     Ok(World {
         communicator: sockets.clone(),
@@ -184,7 +184,7 @@ fn join_mpi(place: &Place) -> Result<World, TrainError> {
             place.world_size
         )));
     }
-    let on_worker_start = Some(Arc::new(memory::bind_to_rank) as _);
+    let on_worker_start = Some(WorkerStart::new(memory::bind_to_rank));
     let world = mpi.world(MpiOptions { on_worker_start, ..MpiOptions::default() });
     Ok(World { mpi: Some(mpi), ..World::given(Arc::new(world)) })
 }

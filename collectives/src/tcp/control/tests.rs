@@ -3,10 +3,10 @@
 use super::*;
 use crate::label::{Label, Phase};
 use crate::operation::Operation;
-use crate::recorder::Recorder;
 use crate::tcp::handshake::{self, Claim, Limits, Purpose};
 use crate::tcp::options::{Seal, Secret};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::thread;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -30,26 +30,20 @@ fn connected() -> [Channel; 2] {
 #[test]
 fn a_rank_that_lost_a_connection_says_how_long_it_has_waited_for_an_answer() {
     let [_silent, channel] = connected();
-    let shared = Arc::new(RankShared {
-        world_rank: 1,
-        world_size: 3,
-        recorder: Arc::new(Recorder::new(8)),
-        on_worker_start: None,
-    });
+    let shared = RankShared::new(1, 3, "node0", 8, None);
     let control = Control::start(channel, shared, "tcp", None).unwrap();
     let group = GroupName { number: 0, name: "world".into(), ranks: vec![0, 1, 2] };
-    let site = Site {
-        group,
+    let site = CallSite {
+        group: "world".into(),
         rank: 1,
         sequence: 7,
         operation: Operation::Barrier,
         label: Label::new("step", Phase::Other),
     };
-    let reason = "reset".to_owned();
-    let lost = Trouble::Lost { site: site.clone(), peer: 2, left: false, reason };
+    let kind = TroubleKind::Lost { peer: 2, left: false, reason: "reset".to_owned() };
     let asked = Instant::now();
-    let cause = control.report(&site, lost);
-    let Cause::TimedOut { waited, verdict, .. } = cause else { panic!("{cause:?}") };
+    let cause = control.report(Trouble { group, site, kind });
+    let Cause::Error(CommError::TimedOut { waited, verdict, .. }) = cause else { panic!("{cause:?}") };
     assert!(!waited.is_zero() && waited <= asked.elapsed(), "{waited:?}");
     assert_eq!((verdict.finding, verdict.culprits.as_slice()), (Finding::Silent, &[0][..]));
 }

@@ -28,7 +28,7 @@ fn options(world_size: usize) -> Vec<JoinOptions> {
 #[test]
 fn peers_that_answer_late_are_all_let_in() {
     const PEERS: usize = 300;
-    descriptors::allow(PEERS);
+    allow_descriptors(PEERS);
     let options = options(PEERS).swap_remove(0);
     let listener = options.listener.as_ref().unwrap().try_clone().unwrap();
     let address = listener.local_addr().unwrap();
@@ -56,19 +56,19 @@ fn peers_that_answer_late_are_all_let_in() {
 fn a_thousand_ranks_meet() {
     const RANKS: usize = 1024;
     // All ranks are in this process, and so are both ends of each connection.
-    descriptors::allow(2 * RANKS);
+    allow_descriptors(2 * RANKS);
     let start = |options: JoinOptions| {
         let join = move || {
             let rendezvous = (options.rank == 0).then(|| host_rendezvous(&options).unwrap());
             let since = Instant::now();
             let joining = Joining { options: &options, since, until: since + options.timeout };
             let (mut channel, _pending, _listener) = joining.register(&[options.port]).unwrap();
-            let (session, members) = joining.wait_for_all(&mut channel).unwrap();
+            let (session, ranks) = joining.wait_for_all(&mut channel).unwrap();
             let goodbye = frame::encode(&ToRendezvous::Goodbye, 64).unwrap();
             channel.writer.write_all(&goodbye).unwrap();
             drop(channel);
             drop(rendezvous);
-            (session, members.len())
+            (session, ranks.len())
         };
         // As many threads as the ranks have together, with little on their stacks.
         thread::Builder::new().stack_size(256 << 10).spawn(join).unwrap()

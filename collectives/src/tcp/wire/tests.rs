@@ -68,9 +68,9 @@ fn gather(seal: Seal, ring: bool, flip: Option<usize>, end: usize) -> Result<Vec
             let input = vec![rank as u8 + 1; PART];
             let mut output = vec![0; 2 * PART];
             wire.begin(7, 1);
-            let slots = [0..PART, PART..2 * PART];
+            let chunks = [0..PART, PART..2 * PART];
             let mut transfer = Transfer { wire: &mut wire, rank, ring };
-            transfer.all_gather(&input, &mut output, &slots)?;
+            transfer.all_gather(&input, &mut output, &chunks)?;
             // What comes after the payload of the first operation is the header of the next.
             wire.begin(8, 1);
             Transfer { wire: &mut wire, rank, ring }.meet()?;

@@ -1,0 +1,87 @@
+//! The buffers of an operation, and the checks that one rank can make of them without the others.
+
+use crate::buffer::Buffer;
+use crate::call::{Argument, ArgumentError, Call};
+use crate::label::Label;
+use crate::operation::Operation;
+use std::sync::Arc;
+
+/// The buffers of an operation.
+pub enum Payload {
+    /// Of an all-gather: this rank's chunk, and room for the chunks of all ranks.
+    AllGather { input: Arc<Buffer>, output: Buffer },
+    /// Of a reduce-scatter: this rank's addend, and room for its chunk of the sum.
+    ReduceScatter { input: Arc<Buffer>, output: Buffer },
+    /// Of an all-reduce: this rank's addend, then the sum.
+    AllReduce { buffer: Buffer },
+    /// Of a broadcast: the buffer of rank `root` is sent, those of the others are overwritten.
+    Broadcast { buffer: Buffer, root: usize },
+    /// A barrier or a split, or a call with invalid arguments, which is still posted so that all ranks learn
+    /// of it.
+    Nothing,
+}
+
+impl Payload {
+    /// The call with these buffers, or a barrier, in a group of `world_size` ranks.
+    pub(crate) fn call(&self, label: Label, world_size: usize) -> Call {
+        let (operation, buffer, count, problem) = match self {
+            Payload::AllGather { input, output } => {
+                let length = || check_length(Argument::Output, output, input, world_size);
+                let problem = check_pair(input, output).or_else(length);
+                (Operation::AllGather, &**input, output.len(), problem)
+            }
+            Payload::ReduceScatter { input, output } => {
+                let length = || check_length(Argument::Input, input, output, world_size);
+                let problem = check_pair(input, output).or_else(length).or_else(|| check_sum(input));
+                (Operation::ReduceScatter, &**input, input.len(), problem)
+            }
+            Payload::AllReduce { buffer } => (Operation::AllReduce, buffer, buffer.len(), check_sum(buffer)),
+            Payload::Broadcast { buffer, root } => {
+                let root = *root;
+                let problem = (root >= world_size).then_some(ArgumentError::Root { root, world_size });
+                (Operation::Broadcast, buffer, buffer.len(), problem)
+            }
+            Payload::Nothing => return Call::barrier(label),
+        };
+        let mut call = Call::new(operation, label, buffer.dtype(), count);
+        (call.location, call.problem) = (buffer.location(), problem);
+        if let Payload::Broadcast { root, .. } = self {
+            call.root = Some(*root);
+        }
+        call
+    }
+
+    /// The buffer that the operation fills.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn output(&self) -> Option<&Buffer> {
+        match self {
+            Payload::AllGather { output: buffer, .. }
+            | Payload::ReduceScatter { output: buffer, .. }
+            | Payload::AllReduce { buffer }
+            | Payload::Broadcast { buffer, .. } => Some(buffer),
+            Payload::Nothing => None,
+        }
+    }
+}
+
+/// Checks that input and output have the same type and are both on the host or both on the same GPU.
+fn check_pair(input: &Buffer, output: &Buffer) -> Option<ArgumentError> {
+    if input.dtype() != output.dtype() {
+        return Some(ArgumentError::DType { input: input.dtype(), output: output.dtype() });
+    }
+    let (from, to) = (input.location(), output.location());
+    if from != to {
+        return Some(ArgumentError::Location { input: from, output: to });
+    }
+    (!input.is_beside(output)).then_some(ArgumentError::OtherDevice)
+}
+
+fn check_length(name: Argument, full: &Buffer, shard: &Buffer, world_size: usize) -> Option<ArgumentError> {
+    let expected = shard.len().saturating_mul(world_size);
+    (full.len() != expected).then(|| ArgumentError::Length { buffer: name, expected, actual: full.len() })
+}
+
+fn check_sum(buffer: &Buffer) -> Option<ArgumentError> {
+    let dtype = buffer.dtype();
+    (!dtype.has_sum()).then_some(ArgumentError::NoSum { dtype })
+}
