@@ -1,16 +1,11 @@
 //! Causal self-attention without the matrix of scores.
 
-use burn::backend::autodiff::{
-    Autodiff, NodeId,
-    checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
-    grads::Gradients,
-    ops::{Backward, Ops, OpsKind},
-};
+use burn::backend::autodiff::{Autodiff, checkpoint::strategy::CheckpointStrategy};
 use burn::backend::{Backend, Dispatch, backend_extension, tensor::FloatTensor};
 use burn::tensor::{Bool, Tensor, activation::softmax};
 use burn_backend::TensorMetadata;
 
-use super::tape::{Tracked, parent_ids, register};
+use super::tape::{Tracked, record};
 
 /// `softmax(q · kᵀ / sqrt(head_dim)) · v`, where a row sees itself and the rows before it.
 ///
@@ -27,11 +22,8 @@ use super::tape::{Tracked, parent_ids, register};
 ///
 /// If the shapes do not fit.
 pub fn causal_attention(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>) -> Tensor<4> {
-    Tensor::from_dispatch(<Dispatch as AttentionOp>::fused_causal_attention(
-        q.into_dispatch(),
-        k.into_dispatch(),
-        v.into_dispatch(),
-    ))
+    let [q, k, v] = [q, k, v].map(Tensor::into_dispatch);
+    Tensor::from_dispatch(Dispatch::fused_causal_attention(q, k, v))
 }
 
 /// [`causal_attention`] of the last rows of a sequence whose keys and values are in a cache.
@@ -44,12 +36,8 @@ pub fn causal_attention(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>) -> Tensor<4> {
 ///
 /// If the shapes do not fit, or if a gradient is to be tracked: there is no backward pass.
 pub fn cached_attention(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, filled: usize) -> Tensor<4> {
-    Tensor::from_dispatch(<Dispatch as AttentionOp>::fused_cached_attention(
-        q.into_dispatch(),
-        k.into_dispatch(),
-        v.into_dispatch(),
-        filled,
-    ))
+    let [q, k, v] = [q, k, v].map(Tensor::into_dispatch);
+    Tensor::from_dispatch(Dispatch::fused_cached_attention(q, k, v, filled))
 }
 
 /// [`causal_attention`] in plain burn, with the whole matrix of scores.
@@ -133,18 +121,21 @@ impl<B: AttentionKernels> AttentionOp for B {
 
 impl<B: AttentionKernels, C: CheckpointStrategy> AttentionOp for Autodiff<B, C> {
     fn fused_causal_attention(q: Tracked<B, C>, k: Tracked<B, C>, v: Tracked<B, C>) -> Tracked<B, C> {
-        let [q_values, k_values, v_values] = [q.primitive(), k.primitive(), v.primitive()];
+        let qkv = [&q, &k, &v];
+        let [q_values, k_values, v_values] = qkv.map(|x| x.primitive());
         let shape = AttentionShape::of(q_values, k_values, v_values);
         let (out, lse) = B::attention_forward(q_values, k_values, v_values, shape);
-        let nodes = [q.node(), k.node(), v.node()];
-        let prep = Backward::<B, 3>::prepare::<C>(AttentionBackward, nodes);
-        match prep.compute_bound().stateful() {
-            OpsKind::Tracked(mut prep) => {
-                let qkv = [&q, &k, &v].map(|parent| prep.checkpoint(parent));
-                prep.finish(Saved { qkv, forward: (out.clone(), lse) }, out)
-            }
-            OpsKind::UnTracked(prep) => prep.finish(out),
-        }
+        record::<B, C, _, _>(
+            qkv.map(|x| x.node()),
+            out.clone(),
+            |save| (qkv.map(save), (out, lse)),
+            |mut step, dout, (qkv, forward)| {
+                let qkv = qkv.map(|id| step.value::<B>(id));
+                let shape = AttentionShape::of(&qkv[0], &qkv[1], &qkv[2]);
+                let gradients = B::attention_backward(&qkv, &forward, &dout, shape, step.wanted());
+                step.register_all::<B>(gradients);
+            },
+        )
     }
 
     fn fused_cached_attention(
@@ -153,40 +144,11 @@ impl<B: AttentionKernels, C: CheckpointStrategy> AttentionOp for Autodiff<B, C> 
         v: Tracked<B, C>,
         filled: usize,
     ) -> Tracked<B, C> {
-        let nodes = [q.node(), k.node(), v.node()];
-        let prep = Backward::<B, 3>::prepare::<C>(AttentionBackward, nodes);
-        match prep.compute_bound().stateful() {
-            OpsKind::Tracked(_) => panic!("cached_attention has no backward pass"),
-            OpsKind::UnTracked(prep) => {
-                let [q, k, v] = [q.primitive(), k.primitive(), v.primitive()];
-                let shape = AttentionShape::cached(q, k, v, filled);
-                prep.finish(B::attention_forward(q, k, v, shape).0)
-            }
-        }
-    }
-}
-
-#[derive(Clone, Debug)]
-struct Saved<B: Backend> {
-    qkv: [NodeId; 3],
-    forward: OutputAndSums<B>,
-}
-
-#[derive(Debug)]
-struct AttentionBackward;
-
-impl<B: AttentionKernels> Backward<B, 3> for AttentionBackward {
-    type State = Saved<B>;
-
-    fn backward(self, ops: Ops<Saved<B>, 3>, grads: &mut Gradients, checkpointer: &mut Checkpointer) {
-        let dout = grads.consume::<B>(&ops.node);
-        let parents = parent_ids(&ops);
-        let Saved { qkv, forward } = ops.state;
-        let qkv = qkv.map(|id| checkpointer.retrieve_node_output::<FloatTensor<B>>(id));
-        let wanted = parents.map(|parent| parent.is_some());
-        let shape = AttentionShape::of(&qkv[0], &qkv[1], &qkv[2]);
-        let gradients = B::attention_backward(&qkv, &forward, &dout, shape, wanted);
-        register::<B, _>(grads, parents, gradients);
+        let qkv = [&q, &k, &v];
+        assert!(!qkv.iter().any(|x| x.is_tracked()), "cached_attention has no backward pass");
+        let [q, k, v] = qkv.map(|x| x.primitive());
+        let out = B::attention_forward(q, k, v, AttentionShape::cached(q, k, v, filled)).0;
+        record::<B, C, _, _>(qkv.map(|x| x.node()), out, |_| (), |_, _, ()| {})
     }
 }
 

@@ -1,17 +1,12 @@
 //! Rotary position embedding (Su et al., 2021, "RoFormer"), with frequencies that may be stretched
 //! for longer contexts.
 
-use burn::backend::autodiff::{
-    Autodiff,
-    checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
-    grads::Gradients,
-    ops::{Backward, Ops, OpsKind},
-};
+use burn::backend::autodiff::{Autodiff, checkpoint::strategy::CheckpointStrategy};
 use burn::backend::{Backend, Dispatch, backend_extension, tensor::FloatTensor};
 use burn::tensor::{Tensor, TensorData};
 use burn_backend::TensorMetadata;
 
-use super::tape::Tracked;
+use super::tape::{Tracked, record};
 use crate::config::RopeScaling;
 
 /// The angle by which each plane of a head turns per position.
@@ -87,8 +82,7 @@ impl RotaryFrequencies {
 ///
 /// If `head_dim` is odd.
 pub fn rotary(x: Tensor<4>, frequencies: RotaryFrequencies, position_offset: usize) -> Tensor<4> {
-    let x = x.into_dispatch();
-    Tensor::from_dispatch(<Dispatch as RotaryOp>::fused_rotary(x, frequencies, position_offset))
+    Tensor::from_dispatch(Dispatch::fused_rotary(x.into_dispatch(), frequencies, position_offset))
 }
 
 /// [`rotary`] in plain burn.
@@ -143,12 +137,15 @@ impl<B: RotaryKernels, C: CheckpointStrategy> RotaryOp for Autodiff<B, C> {
         position_offset: usize,
     ) -> Tracked<B, C> {
         let rotation = Rotation { frequencies, position_offset, sign: 1.0 };
-        let prep = Backward::<B, 1>::prepare::<C>(RotaryBackward, [x.node()]);
-        let y = B::rotary_rotate(x.into_primitive(), rotation);
-        match prep.compute_bound().stateful() {
-            OpsKind::Tracked(prep) => prep.finish(rotation, y),
-            OpsKind::UnTracked(prep) => prep.finish(y),
-        }
+        let (x, node) = x.into_parts();
+        record::<B, C, _, _>(
+            [node],
+            B::rotary_rotate(x, rotation),
+            |_| rotation,
+            |mut step, dy, rotation| {
+                step.register::<B>(0, B::rotary_rotate(dy, Rotation { sign: -1.0, ..rotation }));
+            },
+        )
     }
 }
 
@@ -161,20 +158,6 @@ pub struct Rotation {
     pub position_offset: usize,
     /// 1 forward, −1 backward.
     pub sign: f64,
-}
-
-#[derive(Debug)]
-struct RotaryBackward;
-
-impl<B: RotaryKernels> Backward<B, 1> for RotaryBackward {
-    type State = Rotation;
-
-    fn backward(self, ops: Ops<Rotation, 1>, grads: &mut Gradients, _checkpointer: &mut Checkpointer) {
-        let dy = grads.consume::<B>(&ops.node);
-        let [Some(node)] = ops.parents else { return };
-        let inverse = Rotation { sign: -1.0, ..ops.state };
-        grads.register::<B>(node.id, B::rotary_rotate(dy, inverse));
-    }
 }
 
 /// Batch, rows, heads and width of a head of a tensor that is rotated.
