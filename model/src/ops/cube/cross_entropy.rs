@@ -8,10 +8,8 @@ use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
 use super::matmul::{Output, matmul, transposed};
-use super::sums::{cube_max, cube_sum, zeros};
-use super::{
-    UNITS, WIDEST, address_type, arg, contiguous, cubes, cubes_for, elem, empty, len_of, vector_size,
-};
+use super::sums::{Reduction, cube_reduce, zeros};
+use super::{UNITS, WIDEST, contiguous, cubes, cubes_for, elem, empty, len_of, vector_size};
 use crate::ops::cross_entropy::{CrossEntropyKernels, HeadLayout};
 
 /// Blocks of rows begin at multiples of this, so that a block begins at a multiple of 512 bytes, as devices
@@ -83,22 +81,12 @@ impl CrossEntropyKernels for CubeBackend {
         let dy = contiguous(dy);
         let scaled = empty(&gradient, gradient.meta.shape().clone(), dtype);
         let len = len_of(&gradient);
-        if len > 0 {
-            let vector = vector_size(&[&gradient, &scaled], len);
-            let (count, dim) = cubes_for(&dy.client, len / vector);
-            // SAFETY: both have one length, and no unit goes beyond it; `dy` has one element.
-            unsafe {
-                scaled_kernel::launch_unchecked(
-                    &dy.client,
-                    count,
-                    dim,
-                    address_type(&[&gradient]),
-                    vector,
-                    arg(&gradient, vector),
-                    arg(&dy, 1),
-                    arg(&scaled, vector),
-                    [elem(&gradient), elem(&dy), elem(&scaled)],
-                );
+        let vector = vector_size(&[&gradient, &scaled], len);
+        // SAFETY: both have one length, and no unit goes beyond it; `dy` has one element.
+        unsafe {
+            launch! {
+                scaled_kernel, cubes_for(&dy.client, len / vector), [gradient], vector;
+                gradient / vector, dy / 1, scaled / vector; [elem(&gradient), elem(&dy), elem(&scaled)]
             }
         }
         scaled
@@ -126,29 +114,15 @@ fn row_losses(
     derive: bool,
 ) {
     let [rows, vocab] = logits.meta.shape().dims();
-    if rows == 0 {
-        return;
-    }
     let vector = vector_size(&[logits, dlogits], vocab);
     // SAFETY: cubes beyond the last row do nothing, units stay within a row of logits, and targets
     // outside the vocabulary are not used as an index.
     unsafe {
-        row_losses_kernel::launch_unchecked(
-            &logits.client,
-            cubes(&logits.client, rows),
-            CubeDim::new_1d(UNITS as u32),
-            address_type(&[logits]),
-            vector,
-            arg(logits, vector),
-            arg(targets, 1),
-            arg(losses, 1),
-            arg(dlogits, vector),
-            vocab / vector,
-            f32::NAN,
-            f32::MIN,
-            derive,
-            [elem(targets), elem(dlogits)],
-        );
+        launch! {
+            row_losses_kernel, cubes(&logits.client, rows, UNITS), [logits], vector;
+            logits / vector, targets / 1, losses / 1, dlogits / vector;
+            vocab / vector, f32::NAN, f32::MIN, derive, [elem(targets), elem(dlogits)]
+        }
     }
 }
 
@@ -190,8 +164,8 @@ fn row_losses_kernel<I: Int, D: Float, N: Size>(
         }
         i += UNITS;
     }
-    let shift = cube_max(largest, UNITS);
-    let sum = cube_sum(sum * (largest - shift).exp(), UNITS);
+    let shift = cube_reduce(largest, Reduction::Max, UNITS);
+    let sum = cube_reduce(sum * (largest - shift).exp(), Reduction::Sum, UNITS);
 
     if UNIT_POS == 0 {
         let mut loss = 0.0f32;
@@ -239,15 +213,7 @@ fn sum_of(values: &CubeTensor, factor: f32) -> CubeTensor {
     let sum = empty(values, [1], DType::F32);
     // SAFETY: units stay within `values`, and `sum` has one element.
     unsafe {
-        sum_kernel::launch_unchecked(
-            &values.client,
-            CubeCount::Static(1, 1, 1),
-            CubeDim::new_1d(UNITS as u32),
-            address_type(&[values]),
-            arg(values, 1),
-            arg(&sum, 1),
-            factor,
-        );
+        launch! { sum_kernel, cubes(&values.client, 1, UNITS), [values]; values / 1, sum / 1; factor }
     }
     sum
 }
@@ -260,7 +226,7 @@ fn sum_kernel(values: &[f32], result: &mut [f32], factor: f32) {
         sum += values[i];
         i += UNITS;
     }
-    let sum = cube_sum(sum, UNITS);
+    let sum = cube_reduce(sum, Reduction::Sum, UNITS);
     if UNIT_POS == 0 {
         result[0] = sum * factor;
     }

@@ -4,8 +4,8 @@ use burn::tensor::DType;
 use burn_cubecl::CubeBackend;
 use burn_cubecl::tensor::CubeTensor;
 
-use super::super::{contiguous, contiguous_in};
-use super::launch::{backward_into, dims, empty_like, fits, forward_into};
+use super::super::{allocate, contiguous, contiguous_in};
+use super::launch::{backward_into, dims, fits, forward_into};
 use super::unfused;
 use crate::ops::attention::{AttentionKernels, AttentionShape};
 
@@ -66,8 +66,8 @@ pub fn cached_forward(q: &CubeTensor, k: &CubeTensor, v: &CubeTensor, filled: us
 
 fn forward_of(q: &CubeTensor, k: &CubeTensor, v: &CubeTensor, filled: usize) -> (CubeTensor, CubeTensor) {
     let [batch, seq, heads, head_dim] = dims(q);
-    let out = empty_like(q, [batch, seq, heads, head_dim].into(), q.dtype);
-    let lse = empty_like(q, [batch, seq, heads].into(), DType::F32);
+    let out = allocate(q, [batch, seq, heads, head_dim], q.dtype);
+    let lse = allocate(q, [batch, seq, heads], DType::F32);
     forward_into(q, k, v, filled, &out, &lse);
     (out, lse)
 }
@@ -93,7 +93,7 @@ pub fn backward(
     let mut tensors = [q, k, v].into_iter().zip(needed);
     let gradients = [(); 3].map(|()| {
         let (tensor, needed) = tensors.next()?;
-        needed.then(|| empty_like(tensor, dims(tensor).into(), tensor.dtype))
+        needed.then(|| allocate(tensor, dims(tensor), tensor.dtype))
     });
     let [dq, dk, dv] = &gradients;
     let keys = dk.as_ref().zip(dv.as_ref());
