@@ -17,6 +17,7 @@ mod gemm;
 mod linear;
 mod matrix;
 mod parallel;
+mod products;
 mod residual;
 mod rms_norm;
 mod rotary;
