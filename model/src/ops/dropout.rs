@@ -22,7 +22,7 @@ pub fn dropout<const D: usize>(x: Tensor<D>, p: f64, key: u64, counter_offset: u
         return x;
     }
     let mask = DropoutMask::new(p, key, counter_offset);
-    Tensor::from_dispatch(Dispatch::fused_dropout(x.into_dispatch(), mask))
+    Tensor::from_dispatch(Dispatch::fused_dropout(&x.into_dispatch(), mask))
 }
 
 /// [`dropout`] in plain burn: the mask as a tensor, computed value by value.
@@ -39,7 +39,7 @@ pub fn dropout_reference<const D: usize>(x: Tensor<D>, p: f64, key: u64, counter
 #[backend_extension(Flex, Cube: cfg(feature = "cube"), Autodiff)]
 pub trait DropoutOp: Backend {
     /// `x` times the factors of `mask`.
-    fn fused_dropout(x: FloatTensor<Self>, mask: DropoutMask) -> FloatTensor<Self>;
+    fn fused_dropout(x: &FloatTensor<Self>, mask: DropoutMask) -> FloatTensor<Self>;
 }
 
 /// A dropout mask: a rule, not a buffer.
@@ -71,26 +71,13 @@ impl DropoutMask {
     }
 }
 
-/// The kernels that a backend implements for [`dropout`].
-pub trait DropoutKernels: Backend {
-    /// `x` times the factors of `mask`.
-    fn dropout_apply(x: &FloatTensor<Self>, mask: DropoutMask) -> FloatTensor<Self>;
-}
-
-impl<B: DropoutKernels> DropoutOp for B {
-    fn fused_dropout(x: FloatTensor<B>, mask: DropoutMask) -> FloatTensor<B> {
-        B::dropout_apply(&x, mask)
-    }
-}
-
-impl<B: DropoutKernels, C: CheckpointStrategy> DropoutOp for Autodiff<B, C> {
-    fn fused_dropout(x: Tracked<B, C>, mask: DropoutMask) -> Tracked<B, C> {
-        let y = B::dropout_apply(x.primitive(), mask);
+impl<B: DropoutOp, C: CheckpointStrategy> DropoutOp for Autodiff<B, C> {
+    fn fused_dropout(x: &Tracked<B, C>, mask: DropoutMask) -> Tracked<B, C> {
         record::<B, C, _, _>(
             [x.node()],
-            y,
+            B::fused_dropout(x.primitive(), mask),
             |_| mask,
-            |mut step, dy, mask| step.register::<B>(0, B::dropout_apply(&dy, mask)),
+            |mut step, dy, mask| step.register::<B>(0, B::fused_dropout(&dy, mask)),
         )
     }
 }

@@ -175,22 +175,22 @@ fn backward<B: LinearKernels, const N: usize>(mut step: Step<'_, N>, dy: FloatTe
     if let (Some(true), Some(dtype)) = (step.wanted().get(2), saved.bias_dtype) {
         step.register::<B>(2, B::linear_bias_gradient(&dy, dtype));
     }
-    let mut shared = saved.shared.enter();
-    if let Some(id) = saved.weight {
-        // The weight may be a recomputed gather: it is dropped before `x` is looked up.
-        let weight = step.value::<B>(id);
-        // burn adds to the gradient of a leaf, which the caller gets.
-        let adds = shared.has_gradient && !saved.is_leaf;
-        let sum = if adds { step.take_gradient::<B>(0) } else { None };
-        let dx = B::linear_x_gradient(&dy, &weight, sum, saved.x_dtype);
-        drop(weight);
-        step.register::<B>(0, dx);
-        shared.has_gradient = true;
-    }
-    if let Some(id) = saved.x {
-        let x = step.value::<B>(id);
-        let dw = B::linear_weight_gradient(&x, &dy, &mut shared.prepared, saved.weight_dtype);
-        drop((x, shared));
+    let dw = saved.shared.enter(|shared| {
+        if let Some(id) = saved.weight {
+            // The weight may be a recomputed gather: it is dropped before `x` is looked up.
+            let weight = step.value::<B>(id);
+            // burn adds to the gradient of a leaf, which the caller gets.
+            let adds = shared.has_gradient && !saved.is_leaf;
+            let sum = if adds { step.take_gradient::<B>(0) } else { None };
+            let dx = B::linear_x_gradient(&dy, &weight, sum, saved.x_dtype);
+            drop(weight);
+            step.register::<B>(0, dx);
+            shared.has_gradient = true;
+        }
+        let x = step.value::<B>(saved.x?);
+        Some(B::linear_weight_gradient(&x, &dy, &mut shared.prepared, saved.weight_dtype))
+    });
+    if let Some(dw) = dw {
         step.register::<B>(1, dw);
     }
 }

@@ -40,34 +40,22 @@ impl<const D: usize> Residual<D> {
 /// The backends of [`Residual`].
 #[backend_extension(Flex, Cube: cfg(feature = "cube"), Autodiff)]
 pub trait ResidualOp: Backend {
-    /// `x + y`.
+    /// `x + y`, in the memory of `y` where nobody else holds it. `shared` is the state of what reads `x`.
     fn fused_residual(x: FloatTensor<Self>, y: FloatTensor<Self>, shared: SharedInput) -> FloatTensor<Self>;
 }
 
-/// The kernels that a backend implements for [`Residual`].
-pub trait ResidualKernels: Backend {
-    /// `x + y`, in the memory of `y` where nobody else holds it.
-    fn residual_forward(x: FloatTensor<Self>, y: FloatTensor<Self>) -> FloatTensor<Self>;
-}
-
-impl<B: ResidualKernels> ResidualOp for B {
-    fn fused_residual(x: FloatTensor<B>, y: FloatTensor<B>, _: SharedInput) -> FloatTensor<B> {
-        B::residual_forward(x, y)
-    }
-}
-
-impl<B: ResidualKernels, C: CheckpointStrategy> ResidualOp for Autodiff<B, C> {
+impl<B: ResidualOp, C: CheckpointStrategy> ResidualOp for Autodiff<B, C> {
     fn fused_residual(x: Tracked<B, C>, y: Tracked<B, C>, shared: SharedInput) -> Tracked<B, C> {
         let ((x, x_node), (y, y_node)) = (x.into_parts(), y.into_parts());
         record::<B, C, _, _>(
             [x_node, y_node],
-            B::residual_forward(x, y),
+            B::fused_residual(x, y, shared.clone()),
             |_| shared,
             |mut step, dy, shared| {
                 step.register::<B>(1, dy.clone());
                 step.register::<B>(0, dy);
                 if let [true, _] = step.wanted() {
-                    shared.enter().has_gradient = true;
+                    shared.enter(|state| state.has_gradient = true);
                 }
             },
         )

@@ -86,7 +86,7 @@ impl<B: RmsNormKernels, C: CheckpointStrategy> RmsNormOp for Autodiff<B, C> {
             |save| ([&x, &weight].map(save), eps, is_leaf, shared),
             |mut step, dy, (saved, eps, is_leaf, shared)| {
                 let [x, weight] = saved.map(|id| step.value::<B>(id));
-                let adds = shared.enter().has_gradient && !is_leaf;
+                let adds = shared.enter(|state| state.has_gradient) && !is_leaf;
                 let sum = if adds { step.take_gradient::<B>(0) } else { None };
                 let gradients = B::rms_norm_backward(&x, &weight, &dy, sum, eps, step.wanted());
                 step.register_all::<B>(gradients);

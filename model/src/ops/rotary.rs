@@ -82,7 +82,8 @@ impl RotaryFrequencies {
 ///
 /// If `head_dim` is odd.
 pub fn rotary(x: Tensor<4>, frequencies: RotaryFrequencies, position_offset: usize) -> Tensor<4> {
-    Tensor::from_dispatch(Dispatch::fused_rotary(x.into_dispatch(), frequencies, position_offset))
+    let rotation = Rotation { frequencies, position_offset, sign: 1.0 };
+    Tensor::from_dispatch(Dispatch::fused_rotary(x.into_dispatch(), rotation))
 }
 
 /// [`rotary`] in plain burn.
@@ -106,47 +107,8 @@ pub fn rotary_reference(x: Tensor<4>, frequencies: RotaryFrequencies, position_o
 /// The backends of [`rotary`].
 #[backend_extension(Flex, Cube: cfg(feature = "cube"), Autodiff)]
 pub trait RotaryOp: Backend {
-    /// `x` with its heads rotated.
-    fn fused_rotary(
-        x: FloatTensor<Self>,
-        frequencies: RotaryFrequencies,
-        position_offset: usize,
-    ) -> FloatTensor<Self>;
-}
-
-/// The kernels that a backend implements for [`rotary`].
-pub trait RotaryKernels: Backend {
     /// `x` with its heads rotated, in place where nobody else holds `x`.
-    fn rotary_rotate(x: FloatTensor<Self>, rotation: Rotation) -> FloatTensor<Self>;
-}
-
-impl<B: RotaryKernels> RotaryOp for B {
-    fn fused_rotary(
-        x: FloatTensor<B>,
-        frequencies: RotaryFrequencies,
-        position_offset: usize,
-    ) -> FloatTensor<B> {
-        B::rotary_rotate(x, Rotation { frequencies, position_offset, sign: 1.0 })
-    }
-}
-
-impl<B: RotaryKernels, C: CheckpointStrategy> RotaryOp for Autodiff<B, C> {
-    fn fused_rotary(
-        x: Tracked<B, C>,
-        frequencies: RotaryFrequencies,
-        position_offset: usize,
-    ) -> Tracked<B, C> {
-        let rotation = Rotation { frequencies, position_offset, sign: 1.0 };
-        let (x, node) = x.into_parts();
-        record::<B, C, _, _>(
-            [node],
-            B::rotary_rotate(x, rotation),
-            |_| rotation,
-            |mut step, dy, rotation| {
-                step.register::<B>(0, B::rotary_rotate(dy, Rotation { sign: -1.0, ..rotation }));
-            },
-        )
-    }
+    fn fused_rotary(x: FloatTensor<Self>, rotation: Rotation) -> FloatTensor<Self>;
 }
 
 /// The direction and the angles by which the heads of a tensor turn.
@@ -158,6 +120,20 @@ pub struct Rotation {
     pub position_offset: usize,
     /// 1 forward, −1 backward.
     pub sign: f64,
+}
+
+impl<B: RotaryOp, C: CheckpointStrategy> RotaryOp for Autodiff<B, C> {
+    fn fused_rotary(x: Tracked<B, C>, rotation: Rotation) -> Tracked<B, C> {
+        let (x, node) = x.into_parts();
+        record::<B, C, _, _>(
+            [node],
+            B::fused_rotary(x, rotation),
+            |_| rotation,
+            |mut step, dy, rotation| {
+                step.register::<B>(0, B::fused_rotary(dy, Rotation { sign: -1.0, ..rotation }));
+            },
+        )
+    }
 }
 
 /// Batch, rows, heads and width of a head of a tensor that is rotated.

@@ -1,6 +1,7 @@
 //! The kernel of the output projection and cross-entropy loss, block by block of rows.
 
 use burn::backend::Flex;
+use burn::prelude::ToElement;
 use burn::tensor::DType;
 use burn_flex::FlexTensor;
 use rayon::prelude::*;
@@ -12,7 +13,7 @@ use super::parallel::{BLOCK, for_each_block, rows_per_block, simd};
 use super::products::{Multiplier, Output, Products, Threads};
 use super::scalar::{Real, Scalar, exp_sum, max};
 use super::uninit::zeros;
-use super::values::{MatrixValues, Values, in_float, int_values};
+use super::values::{MatrixValues, Values, in_float, int_values, new_tensor};
 use crate::ops::cross_entropy::{CrossEntropyKernels, HeadLayout};
 
 impl CrossEntropyKernels for Flex {
@@ -59,9 +60,8 @@ impl CrossEntropyKernels for Flex {
 fn scaled<T: Real>(mut gradient: FlexTensor, factor: &FlexTensor) -> FlexTensor {
     let factor = Values::<T>::of(factor)[0];
     if factor != T::ONE {
-        let values = T::storage_mut(&mut gradient).expect("the caller dispatches on this dtype");
         for_each_block(
-            values,
+            gradient.storage_mut::<T>(),
             BLOCK,
             #[inline(always)]
             |_, block| block.iter_mut().for_each(|value| *value *= factor),
@@ -92,10 +92,10 @@ impl<S: Scalar, P: Products<S, S::Real>> Head<'_, S, P> {
         let (sum, [dhidden, dweight]) = self.run(wanted);
         let loss = S::Real::from_f64(sum * self.scale.to_f64());
         let gradients = [
-            dhidden.map(|values| S::Real::tensor(values, [rows, d_model].into())),
-            dweight.map(|values| S::Real::tensor(values, weight.layout().shape().clone())),
+            dhidden.map(|values| new_tensor(values, [rows, d_model])),
+            dweight.map(|values| new_tensor(values, weight.layout().shape().clone())),
         ];
-        (S::Real::tensor(vec![loss], [1].into()), gradients)
+        (new_tensor(vec![loss], [1]), gradients)
     }
 
     /// The sum of the losses and the gradients that are wanted.

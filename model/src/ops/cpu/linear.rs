@@ -60,8 +60,7 @@ impl LinearKernels for Flex {
                 }
                 Some(sum) => {
                     let mut sum = owned::<S>(sum);
-                    let values = S::storage_mut(&mut sum).expect("`owned` gives tensors of this dtype");
-                    let out = MatrixMut::rows(values, [rows, d_in]);
+                    let out = MatrixMut::rows(sum.storage_mut::<S>(), [rows, d_in]);
                     products.multiply(out, Output::Add, &lhs, &rhs, [0..d_out, 0..d_in], Threads::Pool);
                     in_float(sum, dtype)
                 }

@@ -3,10 +3,9 @@
 use std::mem::MaybeUninit;
 
 use super::matrix::Matrix;
-use super::parallel::for_each_block;
 use super::scalar::Real;
 use super::transpose_square::SQUARE;
-use super::uninit::UninitVec;
+use super::uninit::written;
 
 /// Rows of the result that one block has: the same number of columns is read side by side.
 const ROWS: usize = 4 * SQUARE;
@@ -15,41 +14,33 @@ const ROWS: usize = 4 * SQUARE;
 pub fn row_major<T: Real>(matrix: Matrix<'_, T>) -> Vec<T> {
     let ([rows, columns], [step, stride]) = (matrix.shape(), matrix.strides());
     assert_eq!(step, 1, "a matrix whose columns are contiguous");
-    let mut result = UninitVec::new(rows * columns);
-    for_each_block(
-        result.slots(),
-        ROWS * columns.max(1),
-        #[inline(always)]
-        |start, block| {
-            let first = start / columns;
-            let size = [block.len() / columns, columns];
-            transpose(&matrix.values()[first..], stride, block, columns, size);
-        },
-    );
-    // SAFETY: the blocks are all rows, and `transpose` writes all of a block.
-    unsafe { result.assume_init() }
+    // SAFETY: the blocks are whole rows, and `transpose` writes all of a block.
+    unsafe {
+        written(
+            rows * columns,
+            ROWS * columns.max(1),
+            #[inline(always)]
+            |start, block| {
+                let (first, rows) = (start / columns.max(1), block.len() / columns.max(1));
+                transpose(&matrix.values()[first..], stride, block, [rows, columns]);
+            },
+        )
+    }
 }
 
-/// Writes row `i` of `y`, `size[0]` of them of `size[1]` elements, from column `i` of `x`; rows are
-/// `x_stride` and `y_stride` apart.
+/// Writes row `i` of `y`, `[rows, columns]` in row-major order, from column `i` of `x`, whose rows are `stride`
+/// apart.
 #[inline(always)]
-pub fn transpose<T: Real>(
-    x: &[T],
-    x_stride: usize,
-    y: &mut [MaybeUninit<T>],
-    y_stride: usize,
-    [rows, columns]: [usize; 2],
-) {
+fn transpose<T: Real>(x: &[T], stride: usize, y: &mut [MaybeUninit<T>], [rows, columns]: [usize; 2]) {
     for t in (0..columns).step_by(SQUARE) {
         for i in (0..rows).step_by(SQUARE) {
             if t + SQUARE <= columns && i + SQUARE <= rows {
-                let (x, y) = (&x[t * x_stride + i..], &mut y[i * y_stride + t..]);
-                T::transpose_square(x, x_stride, y, y_stride);
+                T::transpose_square(&x[t * stride + i..], stride, &mut y[i * columns + t..], columns);
                 continue;
             }
             for t in t..columns.min(t + SQUARE) {
                 for i in i..rows.min(i + SQUARE) {
-                    y[i * y_stride + t].write(x[t * x_stride + i]);
+                    y[i * columns + t].write(x[t * stride + i]);
                 }
             }
         }

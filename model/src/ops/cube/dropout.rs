@@ -6,11 +6,11 @@ use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
 use super::{contiguous, cubes_for, elem, empty, len_of};
-use crate::ops::dropout::{DropoutKernels, DropoutMask};
+use crate::ops::dropout::{DropoutMask, DropoutOp};
 use crate::random::{FACTORS, GOLDEN};
 
-impl DropoutKernels for CubeBackend {
-    fn dropout_apply(x: &CubeTensor, mask: DropoutMask) -> CubeTensor {
+impl DropoutOp for CubeBackend {
+    fn fused_dropout(x: &CubeTensor, mask: DropoutMask) -> CubeTensor {
         let x = contiguous(x);
         // A threshold of 0 drops nothing, and the factor is 1 in `f32`.
         let Some(last_dropped) = mask.threshold.checked_sub(1) else { return x };

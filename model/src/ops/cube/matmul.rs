@@ -52,7 +52,11 @@ fn product(
     };
     assert_eq!(len_of(&output), m * n, "matmul: the size of the output");
     debug_assert!(output.is_contiguous(), "products go to contiguous tensors");
-    if len_of(&output) == 0 || by_library(&a, &b, bias, &output, alpha, add) {
+    if len_of(&output) == 0 {
+        return output;
+    }
+    #[cfg(feature = "cuda")]
+    if super::cublaslt::multiply(&a, &b, bias, &output, [alpha, f32::from(u8::from(add))]) {
         return output;
     }
     match (k, add) {
@@ -74,31 +78,6 @@ fn product(
         add_row(&output, bias);
     }
     output
-}
-
-/// Queues the product with a library if one can compute it, and returns whether it did.
-#[cfg(feature = "cuda")]
-fn by_library(
-    a: &CubeTensor,
-    b: &CubeTensor,
-    bias: Option<&CubeTensor>,
-    output: &CubeTensor,
-    alpha: f32,
-    add: bool,
-) -> bool {
-    super::cublaslt::multiply(a, b, bias, output, [alpha, if add { 1.0 } else { 0.0 }])
-}
-
-#[cfg(not(feature = "cuda"))]
-fn by_library(
-    _: &CubeTensor,
-    _: &CubeTensor,
-    _: Option<&CubeTensor>,
-    _: &CubeTensor,
-    _: f32,
-    _: bool,
-) -> bool {
-    false
 }
 
 /// Writes `a · b` over the contents of `output`.

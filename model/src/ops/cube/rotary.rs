@@ -11,10 +11,10 @@ use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
 use super::{contiguous, cubes_for, elem, empty, len_of, vector_size};
-use crate::ops::rotary::{RotaryFrequencies, RotaryKernels, Rotation, sizes_of};
+use crate::ops::rotary::{RotaryFrequencies, RotaryOp, Rotation, sizes_of};
 
-impl RotaryKernels for CubeBackend {
-    fn rotary_rotate(x: CubeTensor, rotation: Rotation) -> CubeTensor {
+impl RotaryOp for CubeBackend {
+    fn fused_rotary(x: CubeTensor, rotation: Rotation) -> CubeTensor {
         let [_, seq, heads, head_dim] = sizes_of(&x);
         let x = contiguous(&x);
         let y = empty(&x, x.meta.shape().clone(), x.dtype);

@@ -7,7 +7,7 @@ use super::super::matrix::MatrixMut;
 use super::super::parallel::simd;
 use super::super::products::Products;
 use super::super::scalar::{Real, Scalar, exp_sum, max};
-use super::super::values::tensor_of;
+use super::super::values::{new_tensor, tensor_of};
 use super::products::ForwardProducts;
 use super::tile::{COLUMNS, MOST_ROWS, Tile, visible};
 use crate::ops::attention::AttentionShape;
@@ -17,10 +17,7 @@ impl<S: Scalar, P: Products<S, S::Real>> ForwardProducts<'_, S, P> {
     pub fn tensors(&self, q: &FlexTensor) -> (FlexTensor, FlexTensor) {
         let AttentionShape { batch, seq, heads, .. } = self.operands.shape;
         let (out, lse) = self.forward();
-        (
-            tensor_of(out, q.layout().shape().clone(), q.dtype()),
-            S::Real::tensor(lse, [batch, seq, heads].into()),
-        )
+        (tensor_of(out, q.layout().shape().clone(), q.dtype()), new_tensor(lse, [batch, seq, heads]))
     }
 
     /// The result, shaped as `q`, and the logarithm of the sum of each row's exponentials,

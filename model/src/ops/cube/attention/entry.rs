@@ -89,15 +89,8 @@ pub fn backward(
     wanted: [bool; 3],
 ) -> [Option<CubeTensor>; 3] {
     let keys = wanted[1] || wanted[2];
-    let needed = [wanted[0], keys, keys];
-    let mut tensors = [q, k, v].into_iter().zip(needed);
-    let gradients = [(); 3].map(|()| {
-        let (tensor, needed) = tensors.next()?;
-        needed.then(|| allocate(tensor, dims(tensor), tensor.dtype))
-    });
-    let [dq, dk, dv] = &gradients;
-    let keys = dk.as_ref().zip(dv.as_ref());
-    backward_into([q, k, v], out, lse, dout, dq.as_ref(), keys);
-    let [dq, dk, dv] = gradients;
+    let empty = |x: &CubeTensor, needed: bool| needed.then(|| allocate(x, dims(x), x.dtype));
+    let (dq, dk, dv) = (empty(q, wanted[0]), empty(k, keys), empty(v, keys));
+    backward_into([q, k, v], out, lse, dout, dq.as_ref(), dk.as_ref().zip(dv.as_ref()));
     [dq, dk.filter(|_| wanted[1]), dv.filter(|_| wanted[2])]
 }

@@ -19,7 +19,7 @@ use crate::ops::attention::AttentionShape;
 ///
 /// If the shapes do not fit, or the kernels do not take such tensors.
 fn shape_of(q: &CubeTensor, k: &CubeTensor, v: &CubeTensor, filled: usize) -> AttentionShape {
-    let shape = AttentionShape::cached(q, k, v, filled);
+    let shape = AttentionShape::of(q, k, v, Some(filled));
     assert!(
         q.dtype == k.dtype && q.dtype == v.dtype,
         "attention: q in {:?}, k in {:?}, v in {:?}",

@@ -227,7 +227,8 @@ impl Plan {
         let layouts = [first.map_err(made)?, second.map_err(made)?, third.map_err(made)?];
         let description =
             Description::new(problem, bias).map_err(in_call("cublasLtMatmulDescSetAttribute"))?;
-        let preference = Preference::new().map_err(in_call("cublasLtMatmulPreferenceCreate"))?;
+        let preference = lt::create_matmul_pref().map_err(in_call("cublasLtMatmulPreferenceCreate"))?;
+        let preference = Descriptor(preference, lt::destroy_matmul_pref);
         use PreferenceAttribute::*;
         preference.set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &(workspace_bytes as u64)).map_err(set)?;
         for (attribute, alignment) in [
@@ -264,8 +265,19 @@ fn data_type(float: Float) -> DataType {
     }
 }
 
+/// A descriptor of cuBLASLt's, with the function that destroys it.
+struct Descriptor<T: Copy>(T, unsafe fn(T) -> Result<(), CublasError>);
+
+impl<T: Copy> Drop for Descriptor<T> {
+    fn drop(&mut self) {
+        // SAFETY: the function belongs to the call that made the descriptor, and this is its last use: cuBLASLt
+        // reads it only while it queues. An error cannot be handled here.
+        let _ = unsafe { self.1(self.0) };
+    }
+}
+
 /// The operation on the matrices.
-struct Description(cublasLtMatmulDesc_t);
+type Description = Descriptor<cublasLtMatmulDesc_t>;
 
 impl Description {
     fn new(problem: &Problem, bias: Option<CUdeviceptr>) -> Result<Self, CublasError> {
@@ -273,7 +285,8 @@ impl Description {
             true => Compute::CUBLAS_COMPUTE_32F_FAST_TF32,
             false => Compute::CUBLAS_COMPUTE_32F,
         };
-        let made = Description(lt::create_matmul_desc(compute, DataType::CUDA_R_32F)?);
+        let made = lt::create_matmul_desc(compute, DataType::CUDA_R_32F)?;
+        let made = Descriptor(made, lt::destroy_matmul_desc);
         // CUBLAS_OP_N and CUBLAS_OP_T.
         let operation = |operand: Operand| i32::from(operand.transposed);
         made.set(DescAttribute::CUBLASLT_MATMUL_DESC_TRANSA, &operation(problem.b))?;
@@ -300,16 +313,8 @@ impl Description {
     }
 }
 
-impl Drop for Description {
-    fn drop(&mut self) {
-        // SAFETY: the description was made by `new`, and this is its last use: cuBLASLt reads it only while
-        // it queues. An error cannot be handled here.
-        let _ = unsafe { lt::destroy_matmul_desc(self.0) };
-    }
-}
-
 /// The memory layout of a matrix.
-struct Layout(cublasLtMatrixLayout_t);
+type Layout = Descriptor<cublasLtMatrixLayout_t>;
 
 impl Layout {
     /// The layout of a matrix with this number of our rows and columns.
@@ -319,36 +324,19 @@ impl Layout {
             false => [columns, rows],
         };
         let leading = operand.leading as i64;
-        lt::create_matrix_layout(data_type(float), down as u64, across as u64, leading).map(Layout)
-    }
-}
-
-impl Drop for Layout {
-    fn drop(&mut self) {
-        // SAFETY: as for descriptions.
-        let _ = unsafe { lt::destroy_matrix_layout(self.0) };
+        let made = lt::create_matrix_layout(data_type(float), down as u64, across as u64, leading)?;
+        Ok(Descriptor(made, lt::destroy_matrix_layout))
     }
 }
 
 /// The workspace and the alignments that an algorithm may use.
-struct Preference(cublasLtMatmulPreference_t);
+type Preference = Descriptor<cublasLtMatmulPreference_t>;
 
 impl Preference {
-    fn new() -> Result<Self, CublasError> {
-        lt::create_matmul_pref().map(Preference)
-    }
-
     fn set<T: Copy>(&self, attribute: PreferenceAttribute, value: &T) -> Result<(), CublasError> {
         // SAFETY: the preference is alive, and cuBLASLt copies as many bytes as the value has.
         unsafe {
             lt::set_matmul_pref_attribute(self.0, attribute, ptr::from_ref(value).cast(), size_of::<T>())
         }
-    }
-}
-
-impl Drop for Preference {
-    fn drop(&mut self) {
-        // SAFETY: as for descriptions.
-        let _ = unsafe { lt::destroy_matmul_pref(self.0) };
     }
 }
