@@ -195,7 +195,7 @@ impl Bench<'_> {
         let mut saver = Saver::new(options(false), rank);
         round.save = self.together(|| {
             saver.begin(self.engine(), self.context(first_step))?;
-            Ok(())
+            Ok::<_, CheckpointError>(())
         })?;
         let bytes = Checkpoint::open(self.folder)?.manifest().bytes();
         round.raw_write = self.alone(|| disk::write(&raw, bytes))?;
@@ -207,7 +207,7 @@ impl Bench<'_> {
         round.load = self.together(|| {
             reader.load_weights(self.engine(), &AllowMissing::default())?;
             reader.load_optimizer(self.engine(), &AllowMissing::default())?;
-            Ok(())
+            Ok::<_, CheckpointError>(())
         })?;
         let read = [reader.bytes_read() as f64];
         round.bytes_read = self.engine().all_reduce_f64(Phase::Checkpoint, "bytes", &read)?[0];
@@ -241,17 +241,17 @@ impl Bench<'_> {
 
     /// Does something on rank 0 while the others wait; returns the seconds it took.
     fn alone(&self, work: impl FnOnce() -> std::io::Result<()>) -> Result<f64, TrainError> {
-        self.engine().all_reduce_f64(Phase::Other, "begin", &[0.0])?;
-        let start = Instant::now();
-        if self.engine().world().rank() == 0 {
-            work().map_err(disk::error("measure", self.folder))?;
-        }
-        self.engine().all_reduce_f64(Phase::Other, "end", &[0.0])?;
-        Ok(start.elapsed().as_secs_f64())
+        self.together(|| match self.engine().world().rank() {
+            0 => work().map_err(disk::error("measure", self.folder)),
+            _ => Ok(()),
+        })
     }
 
     /// Does something on all ranks; returns the seconds until all were done.
-    fn together(&self, work: impl FnOnce() -> Result<(), CheckpointError>) -> Result<f64, TrainError> {
+    fn together<E>(&self, work: impl FnOnce() -> Result<(), E>) -> Result<f64, TrainError>
+    where
+        TrainError: From<E>,
+    {
         self.engine().all_reduce_f64(Phase::Other, "begin", &[0.0])?;
         let start = Instant::now();
         work()?;

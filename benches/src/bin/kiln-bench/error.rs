@@ -10,14 +10,14 @@ pub enum BenchError {
     Train(#[from] TrainError),
     /// The program knows no NVIDIA GPUs.
     #[error(
-        "--device cuda: this program was built without CUDA; build it with `cargo build --release -p kiln-benches \
-         --features cuda`, which needs no CUDA, or choose another device"
+        "--device cuda: this program was built without CUDA; build it with `cargo build --release -p \
+         kiln-benches --features cuda`, which needs no CUDA, or choose another device"
     )]
     NoCuda,
     /// The program knows no GPUs of other makers.
     #[error(
-        "--device wgpu: this program was built without wgpu; build it with `cargo build --release -p kiln-benches \
-         --features wgpu`, or choose another device"
+        "--device wgpu: this program was built without wgpu; build it with `cargo build --release -p \
+         kiln-benches --features wgpu`, or choose another device"
     )]
     NoWgpu,
     /// The device lacks a number format.

@@ -1,5 +1,5 @@
-//! Measures what Kiln is made of: kernels, whole steps, and checkpoints on a disk. What compares strategies is
-//! `kiln bench strategies`.
+//! Measures kernels, whole training steps, and checkpoints on a disk. `kiln bench strategies` compares
+//! strategies.
 //!
 //!     cargo run --release -p kiln-benches --bin kiln-bench -- step --config configs/90m.toml
 

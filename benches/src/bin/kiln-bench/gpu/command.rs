@@ -3,7 +3,8 @@
 use std::path::PathBuf;
 
 use burn::tensor::DType;
-use clap::{Args, ValueEnum};
+use clap::Args;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use kiln::bench::check_counts;
 use kiln::config::{self, Precision};
 use kiln::run::TrainError;
@@ -32,8 +33,8 @@ pub struct GpuArgs {
     #[arg(long)]
     quick: bool,
     /// Dtype of the steps and of the large shapes [default: bf16 on NVIDIA GPUs, else f32].
-    #[arg(long, value_enum)]
-    dtype: Option<DTypeName>,
+    #[arg(long, value_parser = PossibleValuesParser::new(["f32", "bf16"]).map(|name| precision_of(&name)))]
+    dtype: Option<Precision>,
     /// Measure steps of this configuration, and nothing else.
     #[arg(long, conflicts_with = "only")]
     config: Option<PathBuf>,
@@ -63,20 +64,9 @@ pub struct GpuArgs {
     json: bool,
 }
 
-/// `--dtype`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum DTypeName {
-    F32,
-    Bf16,
-}
-
-impl From<DTypeName> for Precision {
-    fn from(name: DTypeName) -> Self {
-        match name {
-            DTypeName::F32 => Precision::F32,
-            DTypeName::Bf16 => Precision::Bf16,
-        }
-    }
+/// The meaning of `--dtype`.
+fn precision_of(name: &str) -> Precision {
+    if name == "bf16" { Precision::Bf16 } else { Precision::F32 }
 }
 
 /// Groups of rows, as `--only` knows them.
@@ -179,7 +169,7 @@ impl GpuArgs {
 
     fn precision(&self) -> Precision {
         match (self.dtype, self.device) {
-            (Some(name), _) => name.into(),
+            (Some(precision), _) => precision,
             (None, DeviceName::Cuda) => Precision::Bf16,
             (None, _) => Precision::F32,
         }

@@ -42,7 +42,7 @@ impl Row {
             for (suffix, recompute) in [("", Recompute::None), ("+recompute", Recompute::Block)] {
                 let mut config = Config::default();
                 match quick {
-                    true => set_sizes(&mut config, &tiny()),
+                    true => config.model = tiny(),
                     false => config.model.preset = Some(model.to_owned()),
                 }
                 config.data.vocab_size = 32_000;
@@ -59,17 +59,6 @@ impl Row {
         }
         Ok(rows)
     }
-}
-
-fn set_sizes(config: &mut Config, model: &ModelConfig) {
-    let section = &mut config.model;
-    section.vocab_size = Some(model.vocab_size);
-    section.d_model = Some(model.d_model);
-    section.layers = Some(model.layers);
-    section.heads = Some(model.heads);
-    section.kv_heads = Some(model.kv_heads);
-    section.d_ff = Some(model.d_ff);
-    section.tie_embeddings = Some(model.tie_embeddings);
 }
 
 /// Who takes turns, and where.

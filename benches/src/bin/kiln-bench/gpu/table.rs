@@ -142,8 +142,8 @@ impl GpuTable {
         }
     }
 
-    /// Adds the rows of steps that failed, and what stays behind the peer or below `least_mfu` (of preset 1b, percent).
-    /// What a bar needs and was not measured does not pass.
+    /// Adds the rows of steps that failed, and those that are slower than the peer, hold more memory, or stay
+    /// below `least_mfu` (of preset 1b, in percent). A row passes no bar for which it has no figure.
     pub(super) fn judge(&mut self, against_peer: bool, least_mfu: Option<f64>) {
         let mut failures = Vec::new();
         for row in &self.steps {
