@@ -46,7 +46,7 @@ impl CrossEntropyKernels for Flex {
                 scale: <S as Scalar>::Real::from_f64(scale),
                 shape: [rows, d_model, vocab],
             };
-            head.tensors(weight, wanted)
+            head.run(weight, wanted)
         })
     }
 
@@ -86,20 +86,8 @@ struct Head<'a, S: Scalar, P: Products<S, S::Real>> {
 }
 
 impl<S: Scalar, P: Products<S, S::Real>> Head<'_, S, P> {
-    /// The loss, and the gradients that are wanted.
-    fn tensors(&self, weight: &FlexTensor, wanted: [bool; 2]) -> (FlexTensor, [Option<FlexTensor>; 2]) {
-        let [rows, d_model, _] = self.shape;
-        let (sum, [dhidden, dweight]) = self.run(wanted);
-        let loss = S::Real::from_f64(sum * self.scale.to_f64());
-        let gradients = [
-            dhidden.map(|values| new_tensor(values, [rows, d_model])),
-            dweight.map(|values| new_tensor(values, weight.layout().shape().clone())),
-        ];
-        (new_tensor(vec![loss], [1]), gradients)
-    }
-
-    /// The sum of the losses and the gradients that are wanted.
-    fn run(&self, wanted: [bool; 2]) -> (f64, [Option<Vec<S::Real>>; 2]) {
+    /// The loss, and the gradients that are wanted: `weight` is that of the projection.
+    fn run(&self, weight: &FlexTensor, wanted: [bool; 2]) -> (FlexTensor, [Option<FlexTensor>; 2]) {
         let ([rows, d_model, vocab], products) = (self.shape, self.products);
         let mut dhidden = zeros::<S::Real>(wanted[0], rows * d_model);
         let mut dweight = None;
@@ -158,7 +146,10 @@ impl<S: Scalar, P: Products<S, S::Real>> Head<'_, S, P> {
             }
         }
         let dweight = dweight.or_else(|| zeros(wanted[1], d_model * vocab));
-        (sum, [dhidden, dweight])
+        let loss = S::Real::from_f64(sum * self.scale.to_f64());
+        let dhidden = dhidden.map(|values| new_tensor(values, [rows, d_model]));
+        let dweight = dweight.map(|values| new_tensor(values, weight.layout().shape().clone()));
+        (new_tensor(vec![loss], [1]), [dhidden, dweight])
     }
 }
 

@@ -55,7 +55,16 @@ impl CrossEntropyKernels for CubeBackend {
             };
             let block_losses = rows_at(&losses, start, count);
             let block_targets = rows_at(&targets, start, count);
-            row_losses(&logits, &block_targets, &block_losses, &dlogits, derive);
+            let vector = vector_size(&[&logits, &dlogits], vocab);
+            // SAFETY: cubes beyond the last row do nothing, units stay within a row of logits, and targets
+            // outside the vocabulary are not used as an index.
+            unsafe {
+                launch! {
+                    row_losses_kernel, cubes(&logits.client, count, UNITS), [logits], vector;
+                    logits / vector, block_targets / 1, block_losses / 1, dlogits / vector;
+                    vocab / vector, f32::NAN, f32::MIN, derive, [elem(&targets), elem(&dlogits)]
+                }
+            }
             drop(logits);
             let scale = scale as f32;
             if let Some(dhidden) = &dhidden {
@@ -74,7 +83,14 @@ impl CrossEntropyKernels for CubeBackend {
         if wanted[1] && dweight.is_none() {
             dweight = Some(zeros(&hidden, weight.meta.shape().clone(), DType::F32));
         }
-        (sum_of(&losses, scale as f32), [dhidden, dweight])
+        let loss = empty(&losses, [1], DType::F32);
+        // SAFETY: units stay within `losses`, and `loss` has one element.
+        unsafe {
+            launch! {
+                sum_kernel, cubes(&losses.client, 1, UNITS), [losses]; losses / 1, loss / 1; scale as f32
+            }
+        }
+        (loss, [dhidden, dweight])
     }
 
     fn cross_entropy_backward(gradient: CubeTensor, dy: &CubeTensor, dtype: DType) -> CubeTensor {
@@ -106,26 +122,6 @@ fn rows_at(tensor: &CubeTensor, start: usize, count: usize) -> CubeTensor {
 }
 
 /// The loss of each row, and, if they are wanted, the gradients of its logits.
-fn row_losses(
-    logits: &CubeTensor,
-    targets: &CubeTensor,
-    losses: &CubeTensor,
-    dlogits: &CubeTensor,
-    derive: bool,
-) {
-    let [rows, vocab] = logits.meta.shape().dims();
-    let vector = vector_size(&[logits, dlogits], vocab);
-    // SAFETY: cubes beyond the last row do nothing, units stay within a row of logits, and targets
-    // outside the vocabulary are not used as an index.
-    unsafe {
-        launch! {
-            row_losses_kernel, cubes(&logits.client, rows, UNITS), [logits], vector;
-            logits / vector, targets / 1, losses / 1, dlogits / vector;
-            vocab / vector, f32::NAN, f32::MIN, derive, [elem(targets), elem(dlogits)]
-        }
-    }
-}
-
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn row_losses_kernel<I: Int, D: Float, N: Size>(
     logits: &[Vector<f32, N>],
@@ -208,16 +204,7 @@ fn row_losses_kernel<I: Int, D: Float, N: Size>(
     }
 }
 
-/// `factor` times the sum of `values`, `[1]`.
-fn sum_of(values: &CubeTensor, factor: f32) -> CubeTensor {
-    let sum = empty(values, [1], DType::F32);
-    // SAFETY: units stay within `values`, and `sum` has one element.
-    unsafe {
-        launch! { sum_kernel, cubes(&values.client, 1, UNITS), [values]; values / 1, sum / 1; factor }
-    }
-    sum
-}
-
+/// `factor` times the sum of `values`.
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn sum_kernel(values: &[f32], result: &mut [f32], factor: f32) {
     let mut sum = 0.0f32;

@@ -5,7 +5,7 @@ use burn_backend::ops::FloatTensorOps;
 use burn_cubecl::CubeBackend;
 use burn_cubecl::tensor::CubeTensor;
 
-use super::matmul::{Output, matmul, matmul_bias, transposed};
+use super::matmul::{Output, matmul, product, transposed};
 use super::sums::column_sums;
 use super::{contiguous, len_of, reshaped};
 use crate::ops::linear::{LinearKernels, rows_of};
@@ -15,14 +15,10 @@ impl LinearKernels for CubeBackend {
     fn linear_forward(x: &CubeTensor, weight: &CubeTensor, bias: Option<&CubeTensor>) -> CubeTensor {
         let ([_, d_in], [weight_in, d_out]) = (rows_of(x), rows_of(weight));
         assert_eq!(d_in, weight_in, "linear: rows of {d_in} values and a weight for {weight_in}");
-        let (rows, weight) = (as_rows(x), weight.clone());
-        let y = match bias {
-            None => matmul(rows, weight, 1.0, Output::New(x.dtype)),
-            Some(bias) => {
-                assert_eq!(len_of(bias), d_out, "linear: the length of the bias");
-                matmul_bias(rows, weight, &contiguous(bias), x.dtype)
-            }
-        };
+        let bias = bias.map(contiguous);
+        let fits = bias.as_ref().is_none_or(|bias| len_of(bias) == d_out);
+        assert!(fits, "linear: the length of the bias");
+        let y = product(as_rows(x), weight.clone(), bias.as_ref(), 1.0, Output::New(x.dtype));
         with_width(y, x, d_out)
     }
 

@@ -29,13 +29,9 @@ pub fn matmul(a: CubeTensor, b: CubeTensor, alpha: f32, output: Output) -> CubeT
     product(a, b, None, alpha, output)
 }
 
-/// `a · b + bias` in `dtype`, where the contiguous `bias`, `[n]`, is added to each row. Otherwise as
-/// [`matmul`].
-pub fn matmul_bias(a: CubeTensor, b: CubeTensor, bias: &CubeTensor, dtype: DType) -> CubeTensor {
-    product(a, b, Some(bias), 1.0, Output::New(dtype))
-}
-
-fn product(
+/// [`matmul`], with a contiguous `bias`, `[n]`, added to each row. It is not added to what is in the output, and
+/// not multiplied by `alpha`.
+pub(super) fn product(
     a: CubeTensor,
     b: CubeTensor,
     bias: Option<&CubeTensor>,

@@ -16,26 +16,16 @@ use crate::ops::attention::AttentionShape;
 impl<S: Scalar, P: Products<S, S::Real>> BackwardProducts<'_, S, P> {
     /// The gradients of `qkv` that are wanted, in the dtypes of `qkv`, where every row has a query. `out` is the
     /// result of attention.
-    pub fn gradients(
+    ///
+    /// Parallel over key heads: one task owns the gradients of its key head and of the query heads
+    /// that share it, so that no sum is shared between threads.
+    pub fn backward(
         &self,
         out: &[S],
         lse: &[S::Real],
         qkv: &[FlexTensor; 3],
         wanted: [bool; 3],
     ) -> [Option<FlexTensor>; 3] {
-        let mut parents = qkv.iter();
-        self.backward(out, lse, wanted).map(|gradient| {
-            let parent = parents.next()?;
-            let shape = parent.layout().shape().clone();
-            gradient.map(|values| tensor_of(values, shape, parent.dtype()))
-        })
-    }
-
-    /// The gradients of `q`, `k` and `v` that are wanted.
-    ///
-    /// Parallel over key heads: one task owns the gradients of its key head and of the query heads
-    /// that share it, so that no sum is shared between threads.
-    fn backward(&self, out: &[S], lse: &[S::Real], wanted: [bool; 3]) -> [Option<Vec<S::Real>>; 3] {
         const { assert!(P::ROWS <= MOST_ROWS) };
         let (operands, shape) = (self.operands, self.operands.shape);
         let AttentionShape { seq, heads, kv_heads, .. } = shape;
@@ -44,9 +34,6 @@ impl<S: Scalar, P: Products<S, S::Real>> BackwardProducts<'_, S, P> {
         let mut dq = zeros::<S::Real>(wanted[0], operands.q.len());
         let mut dk = zeros::<S::Real>(wanted[1], operands.k.len());
         let mut dv = zeros::<S::Real>(wanted[2], operands.v.len());
-        if shape.is_empty() {
-            return [dq, dk, dv];
-        }
         by_key_head(dq.as_deref_mut(), shape, group)
             .into_par_iter()
             .zip(by_key_head(dk.as_deref_mut(), shape, 1))
@@ -64,7 +51,10 @@ impl<S: Scalar, P: Products<S, S::Real>> BackwardProducts<'_, S, P> {
                     }
                 },
             );
-        [dq, dk, dv]
+        let tensor = |gradient: Option<_>, like: &FlexTensor| {
+            gradient.map(|values| tensor_of(values, like.layout().shape().clone(), like.dtype()))
+        };
+        [tensor(dq, &qkv[0]), tensor(dk, &qkv[1]), tensor(dv, &qkv[2])]
     }
 }
 
@@ -78,6 +68,7 @@ fn by_key_head<T: Real>(
     let AttentionShape { batch, seq, kv_heads, head_dim, .. } = shape;
     let width = group * kv_heads * head_dim;
     match x {
+        _ if shape.is_empty() => Vec::new(),
         None => std::iter::repeat_with(|| None).take(batch * kv_heads).collect(),
         Some(x) => x
             .chunks_exact_mut(seq * width)

@@ -13,30 +13,20 @@ use super::tile::{COLUMNS, MOST_ROWS, Tile, visible};
 use crate::ops::attention::AttentionShape;
 
 impl<S: Scalar, P: Products<S, S::Real>> ForwardProducts<'_, S, P> {
-    /// The result in the dtype of `q`, and the logarithm of the sum of each row's exponentials.
-    pub fn tensors(&self, q: &FlexTensor) -> (FlexTensor, FlexTensor) {
-        let AttentionShape { batch, seq, heads, .. } = self.operands.shape;
-        let (out, lse) = self.forward();
-        (tensor_of(out, q.layout().shape().clone(), q.dtype()), new_tensor(lse, [batch, seq, heads]))
-    }
-
-    /// The result, shaped as `q`, and the logarithm of the sum of each row's exponentials,
+    /// The result, shaped as `q` and in its dtype, and the logarithm of the sum of each row's exponentials,
     /// `[batch, seq, heads]`.
     ///
     /// Parallel over tiles of rows, whose results are contiguous with all heads side by side.
-    fn forward(&self) -> (Vec<S::Real>, Vec<S::Real>) {
+    pub fn forward(&self, q: &FlexTensor) -> (FlexTensor, FlexTensor) {
         const { assert!(P::ROWS <= MOST_ROWS) };
         let shape = self.operands.shape;
-        let AttentionShape { seq, heads, .. } = shape;
+        let AttentionShape { batch, seq, heads, .. } = shape;
         let mut out = vec![S::Real::ZERO; self.operands.q.len()];
-        let mut lse = vec![S::Real::ZERO; shape.batch * seq * heads];
-        if shape.is_empty() {
-            return (out, lse);
-        }
+        let mut lse = vec![S::Real::ZERO; batch * seq * heads];
         let stride = shape.q_stride();
         let tiles: Vec<_> = out
-            .chunks_mut(seq * stride)
-            .zip(lse.chunks_mut(seq * heads))
+            .chunks_mut((seq * stride).max(1))
+            .zip(lse.chunks_mut((seq * heads).max(1)))
             .enumerate()
             .flat_map(|(batch, (out, lse))| {
                 out.chunks_mut(P::ROWS * stride)
@@ -49,7 +39,8 @@ impl<S: Scalar, P: Products<S, S::Real>> ForwardProducts<'_, S, P> {
             || vec![S::Real::ZERO; P::ROWS * COLUMNS],
             |scores, (place, out, lse)| self.forward_rows(place, scores, out, lse),
         );
-        (out, lse)
+        let out = tensor_of(out, q.layout().shape().clone(), q.dtype());
+        (out, new_tensor(lse, [batch, seq, heads]))
     }
 
     /// Computes one tile of rows of every head. `out` holds the weighted sums, which are divided by the sum

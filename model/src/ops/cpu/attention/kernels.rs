@@ -27,7 +27,7 @@ impl AttentionKernels for Flex {
         with_products!(bf16_gemm, q.dtype(), products, S => {
             let [q_values, k, v] = [q, k, v].map(Values::<S>::of);
             let operands = Operands { q: &q_values, k: &k, v: &v, shape };
-            ForwardProducts::new(products, operands, few).tensors(q)
+            ForwardProducts::new(products, operands, few).forward(q)
         })
     }
 
@@ -43,7 +43,7 @@ impl AttentionKernels for Flex {
             let [q, k, v, out, dout] = [q, k, v, out, dout].map(Values::<S>::of);
             let lse = Values::<<S as Scalar>::Real>::of(lse);
             let products = BackwardProducts::new(products, Operands { q: &q, k: &k, v: &v, shape }, &dout);
-            products.gradients(&out, &lse, qkv, wanted)
+            products.backward(&out, &lse, qkv, wanted)
         })
     }
 }

@@ -48,24 +48,10 @@ pub(super) fn present() -> bool {
     })
 }
 
-/// Device addresses of a product's matrices.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Addresses {
-    pub(super) a: CUdeviceptr,
-    pub(super) b: CUdeviceptr,
-    pub(super) output: CUdeviceptr,
-    /// The bias, if the problem has one.
-    pub(super) bias: Option<CUdeviceptr>,
-}
+/// Device addresses of both operands and the output of a product.
+type Addresses = [CUdeviceptr; 3];
 
-impl Addresses {
-    /// The alignments of the addresses of both operands and the output.
-    fn alignments(&self) -> Alignments {
-        [self.a, self.b, self.output]
-            .map(|address| ALIGNMENT.min(1 << address.trailing_zeros().min(31)) as u32)
-    }
-}
-
+/// The alignments of these addresses, in bytes.
 type Alignments = [u32; 3];
 
 /// cuBLASLt on one GPU, for the one thread that CubeCL runs this GPU on.
@@ -112,20 +98,21 @@ impl CublasLt {
     pub(super) unsafe fn multiply(
         &mut self,
         problem: &Problem,
-        at: &Addresses,
+        at: Addresses,
+        bias: Option<CUdeviceptr>,
         [alpha, beta]: [f32; 2],
         stream: CUstream,
     ) -> Result<(), ProductError> {
         enter(self.context)?;
         let workspace = self.workspace(stream)?;
         let (handle, bytes) = (self.handle, self.workspace_bytes);
-        let plan = self.plan(problem, at)?;
+        let plan = self.plan(problem, at, bias)?;
         let refused = |call| ProductError::library(call, problem);
-        if let Some(bias) = at.bias {
+        if let Some(bias) = bias {
             plan.description.set_bias(bias).map_err(refused("cublasLtMatmulDescSetAttribute"))?;
         }
         let [first, second, output] = &plan.layouts;
-        let done = at.output as *mut c_void;
+        let [a, b, done] = at.map(|address| address as *mut c_void);
         // SAFETY: the plan was made for this problem and addresses so aligned; the caller promises memory and
         // stream. The product is added to the output itself, which is read only if `beta` is not 0. The
         // workspace belongs to this stream alone.
@@ -135,9 +122,9 @@ impl CublasLt {
                 plan.description.0,
                 ptr::from_ref(&alpha).cast(),
                 ptr::from_ref(&beta).cast(),
-                at.b as *const c_void,
+                b,
                 first.0,
-                at.a as *const c_void,
+                a,
                 second.0,
                 done,
                 output.0,
@@ -167,8 +154,13 @@ impl CublasLt {
     }
 
     /// The plan of `problem`. For a new problem, cuBLASLt is asked.
-    fn plan(&mut self, problem: &Problem, at: &Addresses) -> Result<&Plan, ProductError> {
-        let alignments = at.alignments();
+    fn plan(
+        &mut self,
+        problem: &Problem,
+        at: Addresses,
+        bias: Option<CUdeviceptr>,
+    ) -> Result<&Plan, ProductError> {
+        let alignments = at.map(|address| ALIGNMENT.min(1 << address.trailing_zeros().min(31)) as u32);
         let key = (*problem, alignments);
         if self.plans.len() >= PLANS && !self.plans.contains_key(&key) {
             self.plans.clear();
@@ -176,7 +168,7 @@ impl CublasLt {
         match self.plans.entry(key) {
             Entry::Occupied(entry) => Ok(entry.into_mut()),
             Entry::Vacant(entry) => {
-                let plan = Plan::new(self.handle, problem, alignments, at.bias, self.workspace_bytes)
+                let plan = Plan::new(self.handle, problem, alignments, bias, self.workspace_bytes)
                     .map_err(|(call, error)| ProductError::library(call, problem)(error))?;
                 Ok(entry.insert(plan))
             }

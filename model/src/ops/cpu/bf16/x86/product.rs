@@ -35,16 +35,6 @@ pub struct Right {
     shape: [usize; 2],
 }
 
-/// Some rows and columns of a right operand.
-#[derive(Clone, Copy, Debug)]
-pub struct RightSlice<'a> {
-    panels: &'a Panels,
-    first_panel: usize,
-    first_block: usize,
-    /// `[k, n]`.
-    shape: [usize; 2],
-}
-
 /// Multiplications from which on a product is worth a second thread.
 const WORTH_A_THREAD: usize = 1 << 22;
 
@@ -59,31 +49,6 @@ impl Left<'_> {
             }
             _ => packed(&self.panels, index - self.in_place, 0),
         }
-    }
-}
-
-impl Right {
-    /// The given rows and columns. Where the rows do not end at a multiple of 32, the left operand must be
-    /// packed, as every left operand is whose `k` is not a multiple of 32.
-    fn slice(&self, [rows, columns]: [Range<usize>; 2]) -> RightSlice<'_> {
-        let fits = rows.start <= rows.end
-            && rows.end <= self.shape[0]
-            && columns.start <= columns.end
-            && columns.end <= self.shape[1];
-        let begins = rows.start.is_multiple_of(DEPTH) && columns.start.is_multiple_of(PANEL);
-        assert!(fits && begins, "rows {rows:?} and columns {columns:?} of {:?}", self.shape);
-        RightSlice {
-            panels: &self.panels,
-            first_panel: columns.start / PANEL,
-            first_block: rows.start / DEPTH,
-            shape: [rows.len(), columns.len()],
-        }
-    }
-}
-
-impl RightSlice<'_> {
-    fn panel(&self, index: usize) -> Panel {
-        packed(self.panels, self.first_panel + index, self.first_block)
     }
 }
 
@@ -137,15 +102,24 @@ unsafe impl<O: Scalar<Real = f32>> Products<bf16, O> for Bf16Gemm {
         part: [Range<usize>; 2],
         threads: Threads,
     ) {
-        let rhs = rhs.slice(part);
+        let [rows, columns] = part;
+        let fits = rows.start <= rows.end
+            && rows.end <= rhs.shape[0]
+            && columns.start <= columns.end
+            && columns.end <= rhs.shape[1];
+        let begins = rows.start.is_multiple_of(DEPTH) && columns.start.is_multiple_of(PANEL);
+        assert!(fits && begins, "rows {rows:?} and columns {columns:?} of {:?}", rhs.shape);
+        // Where the rows do not end at a multiple of 32, the left operand is packed, as every one is whose `k`
+        // is not a multiple of 32.
         let ([m, n], k) = (out.shape(), lhs.shape[1]);
+        let part = [rows.len(), columns.len()];
         assert!(
-            lhs.shape == [m, k] && rhs.shape == [k, n],
-            "product of {:?} and {:?} into {:?}",
+            lhs.shape == [m, k] && part == [k, n],
+            "product of {:?} and {part:?} into {:?}",
             lhs.shape,
-            rhs.shape,
             out.shape()
         );
+        let first = [columns.start / PANEL, rows.start / DEPTH];
         assert!(out.is_init() || output != Output::Add, "a product added to no value");
         let panels = [m.div_ceil(PANEL), n.div_ceil(PANEL)];
         let threads = match threads {
@@ -160,7 +134,7 @@ unsafe impl<O: Scalar<Real = f32>> Products<bf16, O> for Bf16Gemm {
             let mut parts = panels.map(|count| 0..count);
             let cut = |index| panels[along] * index / tasks;
             parts[along] = cut(index)..cut(index + 1);
-            let task = Task { kernel: self.kernel, target, output, lhs, rhs, shape, parts };
+            let task = Task { kernel: self.kernel, target, output, lhs, rhs, first, shape, parts };
             // Compiled for AVX-512, which every processor with these instructions has.
             self.simd.vectorize(task);
         };
@@ -180,7 +154,9 @@ struct Task<'a, O> {
     target: Target<O>,
     output: Output<f32>,
     lhs: &'a Left<'a>,
-    rhs: RightSlice<'a>,
+    rhs: &'a Right,
+    /// The panel and the block of `rhs` that the product begins at.
+    first: [usize; 2],
     shape: [usize; 2],
     parts: [Range<usize>; 2],
 }
@@ -217,7 +193,8 @@ impl<O: Scalar<Real = f32>> Task<'_, O> {
         let mut sums = Sums([[0.0; PANEL]; PANEL]);
         let mut one = |i: usize, j: usize| {
             if blocks > 0 {
-                multiply(self.lhs.panel(i), self.rhs.panel(j), blocks, &mut sums);
+                let rhs = packed(&self.rhs.panels, self.first[0] + j, self.first[1]);
+                multiply(self.lhs.panel(i), rhs, blocks, &mut sums);
             }
             self.write(&sums, [i * PANEL, j * PANEL]);
         };
