@@ -3,7 +3,7 @@
 use burn::backend::autodiff::ops::NodeGuard;
 use burn::backend::autodiff::{Autodiff, NodeId, checkpoint::strategy::CheckpointStrategy};
 use burn::backend::{Backend, Dispatch, backend_extension, tensor::FloatTensor};
-use burn::tensor::{DType, Tensor};
+use burn::tensor::{DType, Shape, Tensor};
 use burn_backend::TensorMetadata;
 use burn_backend::ops::FloatTensorOps;
 
@@ -193,6 +193,13 @@ fn backward<B: LinearKernels, const N: usize>(mut step: Step<'_, N>, dy: FloatTe
     if let Some(dw) = dw {
         step.register::<B>(1, dw);
     }
+}
+
+/// `shape`, but with rows of `width` elements.
+pub(super) fn with_width(mut shape: Shape, width: usize) -> Shape {
+    let last = shape.num_dims() - 1;
+    shape[last] = width;
+    shape
 }
 
 /// Number of rows of a tensor seen as a matrix, and elements per row.

@@ -1,4 +1,4 @@
-//! What steps feel of a save that goes on beside them.
+//! How much a save in the background slows steps down.
 
 use std::path::Path;
 use std::thread;
@@ -11,7 +11,7 @@ use kiln_shard::Engine;
 
 use crate::disk;
 
-/// Saves, and plain writings, in a round.
+/// Saves in a round, and as many plain writings.
 const TIMES: u64 = 3;
 
 /// Bytes per call of plain writing.
@@ -20,12 +20,12 @@ const BLOCK: usize = 1 << 20;
 /// Means over a round, in seconds.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Beside {
-    /// A step that nothing is saved behind.
+    /// A step during which nothing is saved.
     pub step: f64,
     /// The time that steps were held up by a save: beginning it, and copying what the next update
     /// changes before it is written.
     pub held: f64,
-    /// What the writers of all ranks took of the processors for a save.
+    /// The processor time that the writers of all ranks took for a save.
     pub cpu: f64,
     /// By how much steps were longer, all together, until a save was complete.
     pub slowed: f64,
@@ -33,7 +33,7 @@ pub struct Beside {
     pub plain_slowed: f64,
 }
 
-/// Seconds that a step took, and its update in it.
+/// Seconds of a step, and of its update.
 #[derive(Clone, Copy, Debug, Default)]
 struct Step {
     whole: f64,

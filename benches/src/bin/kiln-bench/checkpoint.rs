@@ -29,7 +29,7 @@ use crate::beside::{Beside, Steps};
 use crate::disk;
 use crate::step::checked;
 
-/// What to measure.
+/// The arguments of `kiln-bench checkpoint`.
 #[derive(Args, Clone, Debug)]
 pub struct CheckpointArgs {
     /// Configuration whose model and batch to use [default: preset 10m].
@@ -52,7 +52,7 @@ pub struct CheckpointArgs {
     json: bool,
 }
 
-/// What came out; times are in seconds, medians over the rounds.
+/// The results. Times are in seconds, medians over the rounds.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct CheckpointTable {
     /// Number of parameters.
@@ -113,7 +113,7 @@ struct Round {
 }
 
 impl CheckpointArgs {
-    /// Measures; returns what to say.
+    /// Measures, and returns the results as text or JSON.
     pub fn run(self) -> Result<String, TrainError> {
         let table = self.measure()?;
         // Numbers only: this cannot fail.
@@ -129,7 +129,7 @@ impl CheckpointArgs {
         config.train.ranks = self.ranks;
         let model = checked(&mut config)?;
         check_counts(&[("--rounds", self.rounds)])?;
-        // Its own, since it is removed with all that is in it.
+        // A new folder, since it is removed with everything in it.
         let folder = std::fs::create_dir_all(&self.folder)
             .and_then(|()| tempfile::Builder::new().prefix(".kiln-bench-").tempdir_in(&self.folder))
             .map_err(disk::error("write into", &self.folder))?;
@@ -168,7 +168,7 @@ impl Bench<'_> {
 
     /// Parameters, bytes, and the rounds.
     fn rounds(&self, count: usize) -> Result<(usize, u64, Vec<Round>), TrainError> {
-        // Moments come with the first step, and buffers with it.
+        // The first step allocates moments and buffers.
         self.step(1)?;
         let mut rounds = Vec::new();
         for index in 0..count {
@@ -190,7 +190,7 @@ impl Bench<'_> {
         };
         let rank = self.engine().world().rank();
         let mut round = Round::default();
-        // What earlier rounds have left for the disk to do is no one's.
+        // Writes of earlier rounds are finished first, so that they cost this round nothing.
         self.alone(|| disk::forget(self.folder))?;
         let mut saver = Saver::new(options(false), rank);
         round.save = self.together(|| {

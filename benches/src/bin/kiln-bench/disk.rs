@@ -1,4 +1,4 @@
-//! The yardstick of checkpoints: plain sequential writing and reading on the same disk.
+//! Plain sequential writing and reading on the same disk, which checkpoints are compared with.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -41,8 +41,8 @@ pub fn read(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Makes the system forget what it holds of the files in `path`, a file or a folder of files, so that
-/// the next reading is from the disk.
+/// Drops the contents of `path`, a file or a folder of files, from the system's cache, so that the next reading is
+/// from the disk.
 pub fn forget(path: &Path) -> io::Result<()> {
     if path.is_dir() {
         return fs::read_dir(path)?.try_for_each(|entry| forget(&entry?.path()));

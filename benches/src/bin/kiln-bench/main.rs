@@ -60,7 +60,7 @@ fn main() -> ExitCode {
     ExitCode::from(if !output::finish() && code == 0 { FAILED } else { code })
 }
 
-/// Measures, and says what came out; returns the exit code.
+/// Measures, prints the results, and returns the exit code.
 fn run(command: Command) -> Result<u8, BenchError> {
     let (text, passed) = match command {
         Command::Checkpoint(args) => (args.run()?, true),

@@ -16,7 +16,7 @@ use kiln_shard::{EngineBuilder, memory};
 
 use crate::process;
 
-/// How many steps.
+/// Numbers of steps.
 #[derive(Clone, Copy, Debug)]
 pub struct Steps {
     /// Steps that are timed.
@@ -25,7 +25,7 @@ pub struct Steps {
     pub warmup: usize,
 }
 
-/// What the steps of a configuration came to. Times are in seconds, those of the slowest rank.
+/// Measurements of the steps of a configuration. Times are in seconds, those of the slowest rank.
 #[derive(Clone, Debug, Default)]
 pub struct Measured {
     /// Each step, from its first token until the device has done everything.
@@ -65,7 +65,7 @@ pub fn measure(
 ) -> Result<Measured, TrainError> {
     let ranks = config.train.ranks;
     let threads = threads_per_rank(&config.device, ranks);
-    // What earlier work has left to this device's allocator is not these steps'.
+    // Memory that earlier work has left in the device's allocator is not counted.
     let before = reserved(device).unwrap_or(0);
     let ranks = run_ranks(ranks, threads, |world| -> Result<_, TrainError> {
         let rank = world.rank();
@@ -96,7 +96,7 @@ pub fn measure(
     Ok(measured)
 }
 
-/// Waits until the device has done what this thread has asked of it.
+/// Waits until the device has done all work that this thread has queued.
 pub fn sync(device: &Device) -> Result<(), TrainError> {
     device.sync().map_err(|error| TrainError::Crash(format!("the device failed: {error}")))
 }

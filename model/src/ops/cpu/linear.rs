@@ -3,7 +3,7 @@
 use std::any::Any;
 
 use burn::backend::Flex;
-use burn::tensor::{DType, Shape};
+use burn::tensor::DType;
 use burn_flex::FlexTensor;
 
 use super::bf16::bf16_gemm_for;
@@ -13,7 +13,7 @@ use super::parallel::for_each_block;
 use super::products::{Multiplier, Output, Products, Threads};
 use super::scalar::{Real, Scalar};
 use super::values::{MatrixValues, Values, in_float, owned, tensor_of};
-use crate::ops::linear::{LinearKernels, rows_of};
+use crate::ops::linear::{LinearKernels, rows_of, with_width};
 use crate::ops::shared::Prepared;
 
 impl LinearKernels for Flex {
@@ -36,7 +36,7 @@ impl LinearKernels for Flex {
                     y
                 }
             };
-            tensor_of(y, with_width(x, d_out), x.dtype())
+            tensor_of(y, with_width(x.layout().shape().clone(), d_out), x.dtype())
         })
     }
 
@@ -56,7 +56,7 @@ impl LinearKernels for Flex {
             match sum {
                 None => {
                     let dx: Vec<S> = products.product(&lhs, &rhs, [rows, d_out, d_in]);
-                    tensor_of(dx, with_width(dy, d_in), dtype)
+                    tensor_of(dx, with_width(dy.layout().shape().clone(), d_in), dtype)
                 }
                 Some(sum) => {
                     let mut sum = owned::<S>(sum);
@@ -122,12 +122,4 @@ where
         Some(copy) => products.product(copy, &rhs, shape),
         None => products.product(&products.left(x, Threads::Pool), &rhs, shape),
     }
-}
-
-/// The shape of `like`, but with rows of `width` elements.
-fn with_width(like: &FlexTensor, width: usize) -> Shape {
-    let mut shape = like.layout().shape().clone();
-    let last = shape.num_dims() - 1;
-    shape[last] = width;
-    shape
 }

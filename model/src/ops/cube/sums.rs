@@ -19,21 +19,21 @@ pub enum Reduction {
 /// The sum, or the largest, of `value` over the `units` units of a cube, a power of two, in each of them.
 #[cube]
 pub fn cube_reduce(value: f32, #[comptime] reduction: Reduction, #[comptime] units: usize) -> f32 {
-    let mut room = Shared::<[f32]>::new_slice(units);
+    let mut shared = Shared::<[f32]>::new_slice(units);
     let unit = UNIT_POS as usize;
-    room[unit] = value;
+    shared[unit] = value;
     sync_cube();
     let mut half = CUBE_DIM as usize / 2;
     while half > 0 {
         if unit < half {
-            let other = room[unit + half];
+            let other = shared[unit + half];
             match comptime!(reduction) {
                 Reduction::Sum => {
-                    room[unit] += other;
+                    shared[unit] += other;
                 }
                 Reduction::Max => {
-                    if other > room[unit] {
-                        room[unit] = other;
+                    if other > shared[unit] {
+                        shared[unit] = other;
                     }
                 }
             }
@@ -41,7 +41,7 @@ pub fn cube_reduce(value: f32, #[comptime] reduction: Reduction, #[comptime] uni
         sync_cube();
         half /= 2;
     }
-    let result = room[0];
+    let result = shared[0];
     // The next reduction of the same loop uses the shared memory again.
     sync_cube();
     result
@@ -95,7 +95,7 @@ fn block_sums_kernel<F: Float, O: Float>(
     per_block: usize,
     #[define(F, O)] _dtypes: [ElemType; 2],
 ) {
-    let mut room = Shared::<[f32]>::new_slice(comptime!(COLUMNS * GROUPS));
+    let mut shared = Shared::<[f32]>::new_slice(comptime!(COLUMNS * GROUPS));
     let block = CUBE_POS_Y as usize;
     let column = CUBE_POS_X as usize * COLUMNS + UNIT_POS_X as usize;
     let mut last = (block + 1) * per_block;
@@ -110,12 +110,12 @@ fn block_sums_kernel<F: Float, O: Float>(
             row += GROUPS;
         }
     }
-    room[UNIT_POS as usize] = sum;
+    shared[UNIT_POS as usize] = sum;
     sync_cube();
     if UNIT_POS_Y == 0 && column < width {
         let mut total = 0.0f32;
         for group in 0..GROUPS {
-            total += room[group * COLUMNS + UNIT_POS_X as usize];
+            total += shared[group * COLUMNS + UNIT_POS_X as usize];
         }
         sums[block * width + column] = O::cast_from(total);
     }

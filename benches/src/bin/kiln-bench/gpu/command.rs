@@ -1,4 +1,4 @@
-//! The command: what is to be measured, and in which order.
+//! The command `kiln-bench gpu`: which rows are measured, and in which order.
 
 use std::path::PathBuf;
 
@@ -19,7 +19,7 @@ use super::table::{GpuTable, KernelRow};
 use crate::error::BenchError;
 use crate::step::{checked, counted};
 
-/// What to measure.
+/// The arguments of `kiln-bench gpu`.
 #[derive(Args, Clone, Debug)]
 pub struct GpuArgs {
     /// Where: an NVIDIA GPU, or to try the command out, any GPU through wgpu, or the CPU.
@@ -73,24 +73,24 @@ fn precision_of(name: &str) -> Precision {
 const KERNELS: &str = "kernels";
 const STEPS: &str = "steps";
 
-/// Whether `wanted` names the row `name` of a group.
+/// Whether `wanted`, a value of `--only`, names the row `name` of a group.
 fn is_called(name: &str, group: &str, wanted: &str) -> bool {
     let starts_so = |start: &str| name.starts_with(start);
     wanted == name || wanted == group || wanted.strip_suffix('*').is_some_and(starts_so)
 }
 
-/// What was said of a measurement, and whether it holds the bars.
+/// The results, and whether they reach the bars.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Said {
-    /// For people or programs.
+    /// The results as text or JSON.
     pub text: String,
     /// Whether nothing failed and every bar that was asked for is reached.
     pub passed: bool,
 }
 
 impl GpuArgs {
-    /// Measures; returns what to say. A row that fails is said to have, and does not keep the others
-    /// from being measured.
+    /// Measures, and returns the results. A row that fails is reported as failed, and the others are measured all the
+    /// same.
     pub fn run(self) -> Result<Said, BenchError> {
         let (kernel_shapes, rows) = self.plan()?;
         let precision = self.precision();
@@ -131,7 +131,7 @@ impl GpuArgs {
         Ok(Said { text, passed: table.failures.is_empty() })
     }
 
-    /// What is to be measured.
+    /// The shapes and rows to measure.
     fn plan(&self) -> Result<(Vec<Shapes>, Vec<StepRow>), BenchError> {
         check_counts(&[("--pairs", self.pairs), ("--steps", self.steps.unwrap_or(1))])?;
         if self.peer.is_some() && self.device == DeviceName::Wgpu {

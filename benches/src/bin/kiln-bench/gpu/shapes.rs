@@ -59,7 +59,7 @@ impl Shapes {
         self.batch * self.seq
     }
 
-    /// What the shapes are called in tables.
+    /// The name of the shapes in tables.
     pub(super) fn name(&self) -> String {
         let dtype = self.precision;
         let model = self.preset.unwrap_or("tiny");

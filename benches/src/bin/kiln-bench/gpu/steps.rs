@@ -18,7 +18,7 @@ use crate::step::checked;
 /// A configuration to measure.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Row {
-    /// What it is called in tables, and by `--only`.
+    /// Its name in tables and for `--only`.
     pub(super) name: String,
     /// On one rank.
     pub(super) config: Config,
@@ -61,7 +61,7 @@ impl Row {
     }
 }
 
-/// Who takes turns, and where.
+/// The device, the peer that takes turns with Kiln, and how often they do.
 pub(super) struct EndToEnd<'a> {
     pub(super) chosen: &'a Chosen,
     pub(super) peer: Option<&'a Peer>,
@@ -69,7 +69,7 @@ pub(super) struct EndToEnd<'a> {
 }
 
 impl EndToEnd<'_> {
-    /// Takes the turns of a row. What fails ends the row, and is kept in it.
+    /// Takes the turns of a row. A failure ends the row and is reported in it.
     pub(super) fn row(&self, row: Row, count: Steps) -> StepPair {
         let Row { name, config, model } = row;
         let mut pair = StepPair { name, kiln: Vec::new(), peer: Vec::new(), failure: None };

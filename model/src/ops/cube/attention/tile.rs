@@ -40,7 +40,7 @@ pub struct Tile {
     pub rows: usize,
     /// Columns of a step.
     pub columns: usize,
-    /// Rows that a unit holds a part of.
+    /// Rows of which a unit holds values.
     pub rows_per_unit: usize,
     /// Stages of columns in shared memory: with 2, the next one loads while this one is used.
     pub stages: usize,

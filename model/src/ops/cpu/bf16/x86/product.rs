@@ -131,10 +131,10 @@ unsafe impl<O: Scalar<Real = f32>> Products<bf16, O> for Bf16Gemm {
         let tasks = threads.min(panels[along]).max(1);
         let (target, shape) = (out.raw(), [m, n]);
         let task = |index| {
-            let mut parts = panels.map(|count| 0..count);
+            let mut ranges = panels.map(|count| 0..count);
             let cut = |index| panels[along] * index / tasks;
-            parts[along] = cut(index)..cut(index + 1);
-            let task = Task { kernel: self.kernel, target, output, lhs, rhs, first, shape, parts };
+            ranges[along] = cut(index)..cut(index + 1);
+            let task = Task { kernel: self.kernel, target, output, lhs, rhs, first, shape, ranges };
             // Compiled for AVX-512, which every processor with these instructions has.
             self.simd.vectorize(task);
         };
@@ -147,8 +147,8 @@ unsafe impl<O: Scalar<Real = f32>> Products<bf16, O> for Bf16Gemm {
 
 /// The panels of a product that one thread multiplies.
 ///
-/// The shapes fit, and no other task has one of these panels. Their part of the output is valid for writes by
-/// this task alone, and has values if the product is added to them.
+/// The shapes fit, and no other task has one of these panels. Their elements of the output are valid for writes by
+/// this task alone, and have values if the product is added to them.
 struct Task<'a, O> {
     kernel: Kernel,
     target: Target<O>,
@@ -158,7 +158,7 @@ struct Task<'a, O> {
     /// The panel and the block of `rhs` that the product begins at.
     first: [usize; 2],
     shape: [usize; 2],
-    parts: [Range<usize>; 2],
+    ranges: [Range<usize>; 2],
 }
 
 impl<O: Scalar<Real = f32>> NullaryFnOnce for Task<'_, O> {
@@ -198,7 +198,7 @@ impl<O: Scalar<Real = f32>> Task<'_, O> {
             }
             self.write(&sums, [i * PANEL, j * PANEL]);
         };
-        let [rows, columns] = self.parts.clone();
+        let [rows, columns] = self.ranges.clone();
         // The longer operand is read once, the shorter one from a cache.
         if rows.len() <= columns.len() {
             columns.for_each(|j| rows.clone().for_each(|i| one(i, j)));
