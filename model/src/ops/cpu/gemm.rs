@@ -8,7 +8,7 @@ use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Once;
 
-use super::matrix::{Matrix, MatrixMut, Target};
+use super::matrix::{Matrix, MatrixMut};
 use super::parallel::for_each_task;
 use super::products::{Multiplier, Output, Products, Threads};
 use super::scalar::Real;
@@ -130,17 +130,45 @@ fn gemm<T: Real>(
     let lhs = copy.as_ref().map_or(lhs, |copy| Matrix::rows(copy, [m, k]));
     let target = out.raw();
     let [row_chunks, column_chunks] = cut([m, n], rhs.strides()[1] == 1, threads);
+    let scale = if let Output::Overwrite(scale) = output { scale } else { T::ONE };
     let task = |index: usize| {
         let rows = range(m, row_chunks, index / column_chunks, TILE[0]);
         let columns = range(n, column_chunks, index % column_chunks, TILE[1]);
+        if rows.is_empty() || columns.is_empty() {
+            return;
+        }
         let target = target.at([rows.start, columns.start]);
         let (lhs, rhs) = (lhs.slice(rows, 0..k), rhs.slice(0..k, columns));
-        // SAFETY: the constructors of the view have checked that every element of its shape is there, the
-        // shapes fit (asserted above), and the ranges lie inside them. `out` is borrowed mutably until all
-        // chunks are done, so it overlaps neither operand. Its rows do not overlap each other and neither do
-        // the ranges of chunks, so each element is written by one thread. Elements that the product is added
-        // to have values (asserted above).
-        unsafe { multiply(target, output, lhs, rhs) };
+        // SAFETY: the constructors of the views have checked that every element of their shapes is there (where
+        // `k` is 0 no operand is read), the shapes fit (asserted above), and the ranges lie inside them. `out` is
+        // borrowed mutably until all chunks are done, so it overlaps neither operand. Its rows do not overlap
+        // each other and neither do the ranges of chunks, so each element is written by one thread. Elements that
+        // the product is added to have values (asserted above). `T` is `f32` or `f64`, which `gemm` supports:
+        // `Real` is implemented for no other type. The strides fit in `isize` because they are bounded by slice
+        // lengths wherever they are used (a dimension of 1 never multiplies its stride).
+        unsafe {
+            gemm::gemm(
+                lhs.shape()[0],
+                rhs.shape()[1],
+                k,
+                target.values,
+                1,
+                target.row_stride as isize,
+                output == Output::Add,
+                lhs.values().as_ptr(),
+                lhs.strides()[1] as isize,
+                lhs.strides()[0] as isize,
+                rhs.values().as_ptr(),
+                rhs.strides()[1] as isize,
+                rhs.strides()[0] as isize,
+                T::ONE,
+                scale,
+                false,
+                false,
+                false,
+                gemm::Parallelism::None,
+            );
+        }
     };
     match row_chunks * column_chunks {
         1 => task(0),
@@ -174,46 +202,5 @@ fn range(len: usize, chunks: usize, index: usize, tile: usize) -> Range<usize> {
     match chunks {
         1 => 0..len,
         _ => at(index)..at(index + 1),
-    }
-}
-
-/// A product on the calling thread.
-///
-/// # Safety
-///
-/// The shapes of the operands fit; every element of the product in `target` is valid for writes by this
-/// thread alone, apart from the operands, and has a value if `output` is [`Output::Add`].
-unsafe fn multiply<T: Real>(target: Target<T>, output: Output<T>, lhs: Matrix<'_, T>, rhs: Matrix<'_, T>) {
-    let ([m, k], n) = (lhs.shape(), rhs.shape()[1]);
-    let scale = if let Output::Overwrite(scale) = output { scale } else { T::ONE };
-    if m == 0 || n == 0 {
-        return;
-    }
-    // SAFETY: every element that is read exists, by the views' constructors (where `k` is 0 none is read),
-    // and what is written by the caller's contract. `T` is `f32` or `f64`, which `gemm` supports: `Real` is
-    // implemented for no other type. The strides fit in `isize` because they are bounded by slice lengths
-    // wherever they are used (a dimension of 1 never multiplies its stride).
-    unsafe {
-        gemm::gemm(
-            m,
-            n,
-            k,
-            target.values,
-            1,
-            target.row_stride as isize,
-            output == Output::Add,
-            lhs.values().as_ptr(),
-            lhs.strides()[1] as isize,
-            lhs.strides()[0] as isize,
-            rhs.values().as_ptr(),
-            rhs.strides()[1] as isize,
-            rhs.strides()[0] as isize,
-            T::ONE,
-            scale,
-            false,
-            false,
-            false,
-            gemm::Parallelism::None,
-        );
     }
 }

@@ -1,7 +1,5 @@
 //! Transposed copies of matrices, square by square.
 
-use std::mem::MaybeUninit;
-
 use super::matrix::Matrix;
 use super::scalar::Real;
 use super::transpose_square::SQUARE;
@@ -14,35 +12,34 @@ const ROWS: usize = 4 * SQUARE;
 pub fn row_major<T: Real>(matrix: Matrix<'_, T>) -> Vec<T> {
     let ([rows, columns], [step, stride]) = (matrix.shape(), matrix.strides());
     assert_eq!(step, 1, "a matrix whose columns are contiguous");
-    // SAFETY: the blocks are whole rows, and `transpose` writes all of a block.
+    let width = columns.max(1);
+    // SAFETY: the blocks are whole rows, and each is written square by square, or element by element at its edges.
     unsafe {
         written(
             rows * columns,
-            ROWS * columns.max(1),
+            ROWS * width,
             #[inline(always)]
-            |start, block| {
-                let (first, rows) = (start / columns.max(1), block.len() / columns.max(1));
-                transpose(&matrix.values()[first..], stride, block, [rows, columns]);
+            |start, y| {
+                let (x, rows) = (&matrix.values()[start / width..], y.len() / width);
+                for t in (0..columns).step_by(SQUARE) {
+                    for i in (0..rows).step_by(SQUARE) {
+                        if t + SQUARE <= columns && i + SQUARE <= rows {
+                            T::transpose_square(
+                                &x[t * stride + i..],
+                                stride,
+                                &mut y[i * columns + t..],
+                                columns,
+                            );
+                            continue;
+                        }
+                        for t in t..columns.min(t + SQUARE) {
+                            for i in i..rows.min(i + SQUARE) {
+                                y[i * columns + t].write(x[t * stride + i]);
+                            }
+                        }
+                    }
+                }
             },
         )
-    }
-}
-
-/// Writes row `i` of `y`, `[rows, columns]` in row-major order, from column `i` of `x`, whose rows are `stride`
-/// apart.
-#[inline(always)]
-fn transpose<T: Real>(x: &[T], stride: usize, y: &mut [MaybeUninit<T>], [rows, columns]: [usize; 2]) {
-    for t in (0..columns).step_by(SQUARE) {
-        for i in (0..rows).step_by(SQUARE) {
-            if t + SQUARE <= columns && i + SQUARE <= rows {
-                T::transpose_square(&x[t * stride + i..], stride, &mut y[i * columns + t..], columns);
-                continue;
-            }
-            for t in t..columns.min(t + SQUARE) {
-                for i in i..rows.min(i + SQUARE) {
-                    y[i * columns + t].write(x[t * stride + i]);
-                }
-            }
-        }
     }
 }

@@ -168,9 +168,7 @@ impl CublasLt {
         match self.plans.entry(key) {
             Entry::Occupied(entry) => Ok(entry.into_mut()),
             Entry::Vacant(entry) => {
-                let plan = Plan::new(self.handle, problem, alignments, bias, self.workspace_bytes)
-                    .map_err(|(call, error)| ProductError::library(call, problem)(error))?;
-                Ok(entry.insert(plan))
+                Ok(entry.insert(Plan::new(self.handle, problem, alignments, bias, self.workspace_bytes)?))
             }
         }
     }
@@ -204,9 +202,8 @@ impl Plan {
         [a, b, output]: Alignments,
         bias: Option<CUdeviceptr>,
         workspace_bytes: usize,
-    ) -> Result<Plan, (&'static str, CublasError)> {
-        let in_call = |call| move |error| (call, error);
-        let set = in_call("cublasLtMatmulPreferenceSetAttribute");
+    ) -> Result<Plan, ProductError> {
+        let in_call = |call| ProductError::library(call, problem);
         let Problem { m, k, n, .. } = *problem;
         let written = Operand { transposed: false, leading: n };
         let layouts = [
@@ -215,21 +212,23 @@ impl Plan {
             Layout::new(problem.output, [m, n], written),
         ];
         let [first, second, third] = layouts;
-        let made = in_call("cublasLtMatrixLayoutCreate");
-        let layouts = [first.map_err(made)?, second.map_err(made)?, third.map_err(made)?];
+        let made = |layout: Result<_, _>| layout.map_err(in_call("cublasLtMatrixLayoutCreate"));
+        let layouts = [made(first)?, made(second)?, made(third)?];
         let description =
             Description::new(problem, bias).map_err(in_call("cublasLtMatmulDescSetAttribute"))?;
         let preference = lt::create_matmul_pref().map_err(in_call("cublasLtMatmulPreferenceCreate"))?;
         let preference = Descriptor(preference, lt::destroy_matmul_pref);
         use PreferenceAttribute::*;
-        preference.set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &(workspace_bytes as u64)).map_err(set)?;
+        preference
+            .set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &(workspace_bytes as u64))
+            .map_err(in_call("cublasLtMatmulPreferenceSetAttribute"))?;
         for (attribute, alignment) in [
             (CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, b),
             (CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, a),
             (CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, output),
             (CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, output),
         ] {
-            preference.set(attribute, &alignment).map_err(set)?;
+            preference.set(attribute, &alignment).map_err(in_call("cublasLtMatmulPreferenceSetAttribute"))?;
         }
         let [first, second, third] = &layouts;
         // SAFETY: the handle and all descriptors are alive.
