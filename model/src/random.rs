@@ -77,17 +77,29 @@ impl Key {
         let mut values = vec![0.0; count];
         values.par_chunks_mut(BLOCK).enumerate().for_each(|(block, values)| {
             let first = (block * BLOCK) as u64;
-            // Inlined, so that it is compiled with this processor's vector instructions as its caller is.
-            pulp::Arch::new().dispatch(
-                #[inline(always)]
-                || {
-                    for (i, value) in values.iter_mut().enumerate() {
-                        *value = (self.normal(first + i as u64) * std) as f32;
-                    }
-                },
-            );
+            pulp::Arch::new().dispatch(Normals { key: self, first, std, values });
         });
         values
+    }
+}
+
+/// Writes normal values from the `first`-th on. It is not a closure: a long closure is compiled apart from
+/// its caller, and without this processor's vector instructions.
+struct Normals<'a> {
+    key: Key,
+    first: u64,
+    std: f64,
+    values: &'a mut [f32],
+}
+
+impl pulp::NullaryFnOnce for Normals<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn call(self) {
+        for (i, value) in self.values.iter_mut().enumerate() {
+            *value = (self.key.normal(self.first + i as u64) * self.std) as f32;
+        }
     }
 }
 

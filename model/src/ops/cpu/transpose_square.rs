@@ -42,7 +42,7 @@ pub mod avx512 {
     use std::mem::MaybeUninit;
 
     use pulp::x86::V4;
-    use pulp::{cast, f32x16};
+    use pulp::{NullaryFnOnce, cast, f32x16};
 
     use super::SQUARE;
 
@@ -55,19 +55,32 @@ pub mod avx512 {
         y: &mut [MaybeUninit<f32>],
         y_stride: usize,
     ) {
-        simd.vectorize(
-            #[inline(always)]
-            || {
-                let mut rows = [cast::<[f32; SQUARE], f32x16>([0.0; SQUARE]); SQUARE];
-                for (i, row) in rows.iter_mut().enumerate() {
-                    *row = cast(x[i * x_stride..].as_chunks::<SQUARE>().0[0]);
-                }
-                for (j, column) in transposed(simd, rows).into_iter().enumerate() {
-                    let column: [f32; SQUARE] = cast(column);
-                    y[j * y_stride..][..SQUARE].write_copy_of_slice(&column);
-                }
-            },
-        );
+        simd.vectorize(Square { simd, x, x_stride, y, y_stride });
+    }
+
+    struct Square<'a> {
+        simd: V4,
+        x: &'a [f32],
+        x_stride: usize,
+        y: &'a mut [MaybeUninit<f32>],
+        y_stride: usize,
+    }
+
+    impl NullaryFnOnce for Square<'_> {
+        type Output = ();
+
+        #[inline(always)]
+        fn call(self) {
+            let Square { simd, x, x_stride, y, y_stride } = self;
+            let mut rows = [cast::<[f32; SQUARE], f32x16>([0.0; SQUARE]); SQUARE];
+            for (i, row) in rows.iter_mut().enumerate() {
+                *row = cast(x[i * x_stride..].as_chunks::<SQUARE>().0[0]);
+            }
+            for (j, column) in transposed(simd, rows).into_iter().enumerate() {
+                let column: [f32; SQUARE] = cast(column);
+                y[j * y_stride..][..SQUARE].write_copy_of_slice(&column);
+            }
+        }
     }
 
     /// The columns of a square as rows.

@@ -8,8 +8,8 @@
 use std::mem::MaybeUninit;
 
 use burn::tensor::bf16;
-use pulp::cast;
 use pulp::x86::V4;
+use pulp::{NullaryFnOnce, cast};
 use rayon::prelude::*;
 
 use crate::ops::cpu::matrix::Matrix;
@@ -79,17 +79,14 @@ impl Panels {
         let panels = TASK.div_ceil(panel_lines);
         let task = |(task, lines): (usize, _)| {
             let first = first + task * panels * PANEL;
-            simd.vectorize(
-                #[inline(always)]
-                || copy(simd, side, source, first, blocks, lines),
-            );
+            simd.vectorize(Copy { simd, side, source, first, blocks, lines });
         };
         let tasks = panels * panel_lines;
         match threads {
             Threads::One => lines.slots().chunks_mut(tasks).enumerate().for_each(task),
             Threads::Pool => lines.slots().par_chunks_mut(tasks).enumerate().for_each(task),
         }
-        // SAFETY: the tasks cover all lines, and `copy` writes every line that it is given.
+        // SAFETY: the tasks cover all lines, and `Copy` writes every line that it is given.
         Panels { lines: unsafe { lines.assume_init() }, blocks }
     }
 
@@ -100,22 +97,29 @@ impl Panels {
     }
 }
 
-/// Writes the lines of the panels from the element `first` on.
-#[inline(always)]
-fn copy(
+/// Copies the panels from the element `first` on.
+struct Copy<'a> {
     simd: V4,
     side: Side,
-    source: Matrix<'_, bf16>,
+    source: Matrix<'a, bf16>,
     first: usize,
     blocks: usize,
-    lines: &mut [MaybeUninit<Line>],
-) {
-    for (panel, lines) in lines.chunks_exact_mut(blocks * BLOCK_LINES).enumerate() {
-        for (block, lines) in lines.chunks_exact_mut(BLOCK_LINES).enumerate() {
-            for (half, lines) in lines.chunks_exact_mut(SIDE).enumerate() {
-                let at = [first + panel * PANEL + half * SIDE, block * DEPTH];
-                for (line, words) in lines.iter_mut().zip(square(simd, side, source, at)) {
-                    line.write(Line(words));
+    lines: &'a mut [MaybeUninit<Line>],
+}
+
+impl NullaryFnOnce for Copy<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn call(self) {
+        let Copy { simd, side, source, first, blocks, lines } = self;
+        for (panel, lines) in lines.chunks_exact_mut(blocks * BLOCK_LINES).enumerate() {
+            for (block, lines) in lines.chunks_exact_mut(BLOCK_LINES).enumerate() {
+                for (half, lines) in lines.chunks_exact_mut(SIDE).enumerate() {
+                    let at = [first + panel * PANEL + half * SIDE, block * DEPTH];
+                    for (line, words) in lines.iter_mut().zip(square(simd, side, source, at)) {
+                        line.write(Line(words));
+                    }
                 }
             }
         }
