@@ -1,7 +1,6 @@
 //! Stands in on processors without such instructions. It has no value, so no method with `self` is ever called.
 
 use std::borrow::Cow;
-use std::convert::Infallible;
 use std::ops::Range;
 
 use burn::tensor::bf16;
@@ -27,23 +26,23 @@ impl Bf16Gemm {
 }
 
 impl Multiplier<bf16> for Bf16Gemm {
-    type Left<'a> = Infallible;
-    type Right<'a> = Infallible;
+    type Left<'a> = ();
+    type Right<'a> = ();
     const ROWS: usize = 1;
 
-    fn left(self, _: Matrix<'_, bf16>, _: Threads) -> Infallible {
+    fn left(self, _: Matrix<'_, bf16>, _: Threads) {
         match self {}
     }
 
-    fn copied_left(self, _: Matrix<'_, bf16>, _: usize) -> Option<Infallible> {
+    fn copied_left(self, _: Matrix<'_, bf16>, _: usize) -> Option<()> {
         match self {}
     }
 
-    fn right(self, _: Matrix<'_, bf16>, _: Threads) -> Infallible {
+    fn right(self, _: Matrix<'_, bf16>, _: Threads) {
         match self {}
     }
 
-    fn transposed_right(self, _: Matrix<'_, bf16>) -> Infallible {
+    fn transposed_right(self, _: Matrix<'_, bf16>) {
         match self {}
     }
 
@@ -54,15 +53,7 @@ impl Multiplier<bf16> for Bf16Gemm {
 
 // SAFETY: `multiply` is never called.
 unsafe impl<O: Scalar<Real = f32>> Products<bf16, O> for Bf16Gemm {
-    fn multiply(
-        self,
-        _: MatrixMut<'_, O>,
-        _: Output<f32>,
-        _: &Infallible,
-        _: &Infallible,
-        _: [Range<usize>; 2],
-        _: Threads,
-    ) {
+    fn multiply(self, _: MatrixMut<'_, O>, _: Output<f32>, _: &(), _: &(), _: [Range<usize>; 2], _: Threads) {
         match self {}
     }
 }
