@@ -1,4 +1,4 @@
-//! What the benches share.
+//! Tensors with reproducible contents, for all benches.
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use kiln_model::Key;

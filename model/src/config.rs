@@ -49,36 +49,40 @@ pub enum RopeScaling {
 impl RopeScaling {
     /// Checks that frequencies can be stretched like this.
     fn validate(self) -> Result<(), ModelConfigError> {
-        let at_least_one = |key: &'static str, value: f64| {
-            let valid = value >= 1.0 && value.is_finite();
-            let range = "at least 1, and finite";
-            if valid { Ok(()) } else { Err(ModelConfigError::OutOfRange { key, value, range }) }
-        };
+        let factor_in_range =
+            |factor| in_range("rope_scaling.factor", factor, factor >= 1.0, "at least 1, and finite");
         match self {
-            RopeScaling::Linear { factor } => at_least_one("rope_scaling.factor", factor),
+            RopeScaling::Linear { factor } => factor_in_range(factor),
             RopeScaling::Llama3 {
                 factor,
                 low_freq_factor: low,
                 high_freq_factor: high,
                 original_context,
             } => {
-                at_least_one("rope_scaling.factor", factor)?;
-                if !(low > 0.0 && low.is_finite()) {
-                    let (key, range) = ("rope_scaling.low_freq_factor", "positive and finite");
-                    return Err(ModelConfigError::OutOfRange { key, value: low, range });
-                }
-                if !(high > low && high.is_finite()) {
-                    let key = "rope_scaling.high_freq_factor";
-                    let range = "above rope_scaling.low_freq_factor, and finite";
-                    return Err(ModelConfigError::OutOfRange { key, value: high, range });
-                }
-                if original_context == 0 {
-                    return Err(ModelConfigError::Zero { key: "rope_scaling.original_context" });
-                }
-                Ok(())
+                factor_in_range(factor)?;
+                in_range("rope_scaling.low_freq_factor", low, low > 0.0, "positive and finite")?;
+                let range = "above rope_scaling.low_freq_factor, and finite";
+                in_range("rope_scaling.high_freq_factor", high, high > low, range)?;
+                at_least_one("rope_scaling.original_context", original_context)
             }
         }
     }
+}
+
+/// Fails unless `value` is `valid` and finite.
+fn in_range(key: &'static str, value: f64, valid: bool, range: &'static str) -> Result<(), ModelConfigError> {
+    let valid = valid && value.is_finite();
+    if valid { Ok(()) } else { Err(ModelConfigError::OutOfRange { key, value, range }) }
+}
+
+/// Fails if a size is 0.
+fn at_least_one(key: &'static str, value: usize) -> Result<(), ModelConfigError> {
+    if value > 0 { Ok(()) } else { Err(ModelConfigError::Zero { key }) }
+}
+
+/// Fails if a size is larger than `most`.
+fn at_most(key: &'static str, value: usize, most: usize) -> Result<(), ModelConfigError> {
+    if value <= most { Ok(()) } else { Err(ModelConfigError::TooLarge { key, value, most }) }
 }
 
 /// The shape of a Llama-style decoder.
@@ -265,20 +269,10 @@ impl ModelConfig {
         ];
         sizes.extend(self.head_dim.map(|head_dim| ("head_dim", head_dim)));
         for (key, value) in sizes {
-            let most = if key == "layers" { MAX_LAYERS } else { MAX_SIZE };
-            match value {
-                0 => return Err(ModelConfigError::Zero { key }),
-                value if value > most => {
-                    return Err(ModelConfigError::TooLarge { key, value, most });
-                }
-                _ => {}
-            }
+            at_least_one(key, value)?;
+            at_most(key, value, if key == "layers" { MAX_LAYERS } else { MAX_SIZE })?;
         }
-        let (key, most) = ("heads x head_dim", MAX_SIZE);
-        let value = self.heads.saturating_mul(self.head_dim());
-        if value > most {
-            return Err(ModelConfigError::TooLarge { key, value, most });
-        }
+        at_most("heads x head_dim", self.heads.saturating_mul(self.head_dim()), MAX_SIZE)?;
         let mut divisions = vec![("heads", self.heads, "kv_heads", self.kv_heads)];
         if self.head_dim.is_none() {
             divisions.insert(0, ("d_model", self.d_model, "heads", self.heads));
@@ -293,32 +287,11 @@ impl ModelConfig {
             return Err(ModelConfigError::OddHead { what, head_dim: self.head_dim() });
         }
         self.rope_scaling.map_or(Ok(()), RopeScaling::validate)?;
-        for (key, value, valid, range) in [
-            ("dropout", self.dropout, (0.0..1.0).contains(&self.dropout), "in [0, 1)"),
-            (
-                "rope_theta",
-                self.rope_theta,
-                self.rope_theta > 0.0 && self.rope_theta.is_finite(),
-                "positive and finite",
-            ),
-            (
-                "norm_eps",
-                self.norm_eps,
-                self.norm_eps > 0.0 && self.norm_eps.is_finite(),
-                "positive and finite",
-            ),
-            (
-                "init_std",
-                self.init_std,
-                self.init_std >= 0.0 && self.init_std.is_finite(),
-                "zero or more, and finite",
-            ),
-        ] {
-            if !valid {
-                return Err(ModelConfigError::OutOfRange { key, value, range });
-            }
-        }
-        Ok(())
+        let ModelConfig { dropout, rope_theta, norm_eps, init_std, .. } = *self;
+        in_range("dropout", dropout, (0.0..1.0).contains(&dropout), "in [0, 1)")?;
+        in_range("rope_theta", rope_theta, rope_theta > 0.0, "positive and finite")?;
+        in_range("norm_eps", norm_eps, norm_eps > 0.0, "positive and finite")?;
+        in_range("init_std", init_std, init_std >= 0.0, "zero or more, and finite")
     }
 
     /// Number of parameters of the built-in decoder of this shape; tied weights count once. A larger number

@@ -82,7 +82,7 @@ impl KeyValueCache {
     }
 }
 
-/// The part of a [`KeyValueCache`] that belongs to one layer.
+/// The keys and values of one layer in a [`KeyValueCache`].
 #[derive(Clone, Debug)]
 pub struct LayerCache {
     pub(super) cache: KeyValueCache,

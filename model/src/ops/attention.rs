@@ -1,16 +1,11 @@
 //! Causal self-attention without the matrix of scores.
 
-use burn::backend::autodiff::{
-    Autodiff, NodeId,
-    checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
-    grads::Gradients,
-    ops::{Backward, Ops, OpsKind},
-};
+use burn::backend::autodiff::{Autodiff, checkpoint::strategy::CheckpointStrategy};
 use burn::backend::{Backend, Dispatch, backend_extension, tensor::FloatTensor};
 use burn::tensor::{Bool, Tensor, activation::softmax};
 use burn_backend::TensorMetadata;
 
-use super::tape::{Tracked, parent_ids, register};
+use super::tape::{Tracked, record};
 
 /// `softmax(q · kᵀ / sqrt(head_dim)) · v`, where a row sees itself and the rows before it.
 ///
@@ -27,11 +22,8 @@ use super::tape::{Tracked, parent_ids, register};
 ///
 /// If the shapes do not fit.
 pub fn causal_attention(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>) -> Tensor<4> {
-    Tensor::from_dispatch(<Dispatch as AttentionOp>::fused_causal_attention(
-        q.into_dispatch(),
-        k.into_dispatch(),
-        v.into_dispatch(),
-    ))
+    let [q, k, v] = [q, k, v].map(Tensor::into_dispatch);
+    Tensor::from_dispatch(Dispatch::fused_attention(q, k, v, None))
 }
 
 /// [`causal_attention`] of the last rows of a sequence whose keys and values are in a cache.
@@ -44,12 +36,8 @@ pub fn causal_attention(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>) -> Tensor<4> {
 ///
 /// If the shapes do not fit, or if a gradient is to be tracked: there is no backward pass.
 pub fn cached_attention(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, filled: usize) -> Tensor<4> {
-    Tensor::from_dispatch(<Dispatch as AttentionOp>::fused_cached_attention(
-        q.into_dispatch(),
-        k.into_dispatch(),
-        v.into_dispatch(),
-        filled,
-    ))
+    let [q, k, v] = [q, k, v].map(Tensor::into_dispatch);
+    Tensor::from_dispatch(Dispatch::fused_attention(q, k, v, Some(filled)))
 }
 
 /// [`causal_attention`] in plain burn, with the whole matrix of scores.
@@ -78,18 +66,13 @@ pub fn cached_attention_reference(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, fill
 /// The backends of [`causal_attention`] and [`cached_attention`].
 #[backend_extension(Flex, Cube: cfg(feature = "cube"), Autodiff)]
 pub trait AttentionOp: Backend {
-    /// Causal attention with grouped key and value heads.
-    fn fused_causal_attention(
+    /// Causal attention with grouped key and value heads. With `filled`, the queries are the last of so many rows,
+    /// and there is no backward pass.
+    fn fused_attention(
         q: FloatTensor<Self>,
         k: FloatTensor<Self>,
         v: FloatTensor<Self>,
-    ) -> FloatTensor<Self>;
-    /// The same for the last rows of a longer sequence, without a backward pass.
-    fn fused_cached_attention(
-        q: FloatTensor<Self>,
-        k: FloatTensor<Self>,
-        v: FloatTensor<Self>,
-        filled: usize,
+        filled: Option<usize>,
     ) -> FloatTensor<Self>;
 }
 
@@ -117,76 +100,39 @@ pub trait AttentionKernels: Backend {
 }
 
 impl<B: AttentionKernels> AttentionOp for B {
-    fn fused_causal_attention(q: FloatTensor<B>, k: FloatTensor<B>, v: FloatTensor<B>) -> FloatTensor<B> {
-        B::attention_forward(&q, &k, &v, AttentionShape::of(&q, &k, &v)).0
-    }
-
-    fn fused_cached_attention(
+    fn fused_attention(
         q: FloatTensor<B>,
         k: FloatTensor<B>,
         v: FloatTensor<B>,
-        filled: usize,
+        filled: Option<usize>,
     ) -> FloatTensor<B> {
-        B::attention_forward(&q, &k, &v, AttentionShape::cached(&q, &k, &v, filled)).0
+        B::attention_forward(&q, &k, &v, AttentionShape::of(&q, &k, &v, filled)).0
     }
 }
 
 impl<B: AttentionKernels, C: CheckpointStrategy> AttentionOp for Autodiff<B, C> {
-    fn fused_causal_attention(q: Tracked<B, C>, k: Tracked<B, C>, v: Tracked<B, C>) -> Tracked<B, C> {
-        let [q_values, k_values, v_values] = [q.primitive(), k.primitive(), v.primitive()];
-        let shape = AttentionShape::of(q_values, k_values, v_values);
-        let (out, lse) = B::attention_forward(q_values, k_values, v_values, shape);
-        let nodes = [q.node(), k.node(), v.node()];
-        let prep = Backward::<B, 3>::prepare::<C>(AttentionBackward, nodes);
-        match prep.compute_bound().stateful() {
-            OpsKind::Tracked(mut prep) => {
-                let qkv = [&q, &k, &v].map(|parent| prep.checkpoint(parent));
-                prep.finish(Saved { qkv, forward: (out.clone(), lse) }, out)
-            }
-            OpsKind::UnTracked(prep) => prep.finish(out),
-        }
-    }
-
-    fn fused_cached_attention(
+    fn fused_attention(
         q: Tracked<B, C>,
         k: Tracked<B, C>,
         v: Tracked<B, C>,
-        filled: usize,
+        filled: Option<usize>,
     ) -> Tracked<B, C> {
-        let nodes = [q.node(), k.node(), v.node()];
-        let prep = Backward::<B, 3>::prepare::<C>(AttentionBackward, nodes);
-        match prep.compute_bound().stateful() {
-            OpsKind::Tracked(_) => panic!("cached_attention has no backward pass"),
-            OpsKind::UnTracked(prep) => {
-                let [q, k, v] = [q.primitive(), k.primitive(), v.primitive()];
-                let shape = AttentionShape::cached(q, k, v, filled);
-                prep.finish(B::attention_forward(q, k, v, shape).0)
-            }
-        }
-    }
-}
-
-#[derive(Clone, Debug)]
-struct Saved<B: Backend> {
-    qkv: [NodeId; 3],
-    forward: OutputAndSums<B>,
-}
-
-#[derive(Debug)]
-struct AttentionBackward;
-
-impl<B: AttentionKernels> Backward<B, 3> for AttentionBackward {
-    type State = Saved<B>;
-
-    fn backward(self, ops: Ops<Saved<B>, 3>, grads: &mut Gradients, checkpointer: &mut Checkpointer) {
-        let dout = grads.consume::<B>(&ops.node);
-        let parents = parent_ids(&ops);
-        let Saved { qkv, forward } = ops.state;
-        let qkv = qkv.map(|id| checkpointer.retrieve_node_output::<FloatTensor<B>>(id));
-        let wanted = parents.map(|parent| parent.is_some());
-        let shape = AttentionShape::of(&qkv[0], &qkv[1], &qkv[2]);
-        let gradients = B::attention_backward(&qkv, &forward, &dout, shape, wanted);
-        register::<B, _>(grads, parents, gradients);
+        let qkv = [&q, &k, &v];
+        let tracked = qkv.iter().any(|x| x.is_tracked());
+        assert!(filled.is_none() || !tracked, "cached_attention has no backward pass");
+        let [q, k, v] = qkv.map(|x| x.primitive());
+        let (out, lse) = B::attention_forward(q, k, v, AttentionShape::of(q, k, v, filled));
+        record::<B, C, _, _>(
+            qkv.map(|x| x.node()),
+            out.clone(),
+            |save| (qkv.map(save), (out, lse)),
+            |mut step, dout, (qkv, forward)| {
+                let qkv = qkv.map(|id| step.value::<B>(id));
+                let shape = AttentionShape::of(&qkv[0], &qkv[1], &qkv[2], None);
+                let gradients = B::attention_backward(&qkv, &forward, &dout, shape, step.wanted());
+                step.register_all::<B>(gradients);
+            },
+        )
     }
 }
 
@@ -210,16 +156,8 @@ pub struct AttentionShape {
 }
 
 impl AttentionShape {
-    /// The shape where every row has a query.
-    fn of<T: TensorMetadata>(q: &T, k: &T, v: &T) -> Self {
-        let [_, seq, ..]: [usize; 4] = q.shape().dims();
-        let shape = Self::cached(q, k, v, seq);
-        assert_eq!(shape.capacity, seq, "attention: rows of keys for {seq} rows of queries");
-        shape
-    }
-
-    /// The shape where the queries are the last of `filled` rows.
-    pub(super) fn cached<T: TensorMetadata>(q: &T, k: &T, v: &T, filled: usize) -> Self {
+    /// The shape where the queries are the last of `filled` rows, or, without that, where every row has a query.
+    pub(super) fn of<T: TensorMetadata>(q: &T, k: &T, v: &T, filled: Option<usize>) -> Self {
         let [batch, seq, heads, head_dim] = q.shape().dims();
         let kv_shape @ [_, capacity, kv_heads, _]: [usize; 4] = k.shape().dims();
         assert!(
@@ -232,8 +170,11 @@ impl AttentionShape {
             kv_heads > 0 && heads % kv_heads == 0,
             "attention: {heads} heads cannot share {kv_heads} key heads"
         );
-        assert!(seq <= filled && filled <= capacity, "attention: {seq} queries, {filled} of {capacity} keys");
-        AttentionShape { batch, seq, keys: filled, capacity, heads, kv_heads, head_dim }
+        let keys = filled.unwrap_or(seq);
+        assert!(seq <= keys && keys <= capacity, "attention: {seq} queries, {keys} of {capacity} keys");
+        let whole = filled.is_none();
+        assert!(!whole || capacity == seq, "attention: rows of keys for {seq} rows of queries");
+        AttentionShape { batch, seq, keys, capacity, heads, kv_heads, head_dim }
     }
 
     /// Whether there is nothing to compute.

@@ -1,11 +1,6 @@
 //! Output projection and cross-entropy loss in one operation.
 
-use burn::backend::autodiff::{
-    Autodiff,
-    checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
-    grads::Gradients,
-    ops::{Backward, Ops, OpsKind},
-};
+use burn::backend::autodiff::{Autodiff, checkpoint::strategy::CheckpointStrategy};
 use burn::backend::{
     Backend, Dispatch, backend_extension,
     tensor::{FloatTensor, IntTensor},
@@ -13,7 +8,7 @@ use burn::backend::{
 use burn::tensor::{DType, FloatDType, Int, Tensor, activation::log_softmax};
 use burn_backend::TensorMetadata;
 
-use super::tape::Tracked;
+use super::tape::{Tracked, record};
 
 /// How the weight of an output projection is laid out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,7 +42,7 @@ pub fn linear_cross_entropy(
     targets: Tensor<1, Int>,
     scale: f64,
 ) -> Tensor<1> {
-    Tensor::from_dispatch(<Dispatch as LinearCrossEntropyOp>::fused_linear_cross_entropy(
+    Tensor::from_dispatch(Dispatch::fused_linear_cross_entropy(
         hidden.into_dispatch(),
         weight.into_dispatch(),
         layout,
@@ -136,43 +131,21 @@ impl<B: CrossEntropyKernels, C: CheckpointStrategy> LinearCrossEntropyOp for Aut
         scale: f64,
     ) -> Tracked<B, C> {
         let wanted = [hidden.is_tracked(), weight.is_tracked()];
-        let (hidden_values, weight_values) = (hidden.primitive(), weight.primitive());
-        let (loss, gradients) =
-            B::cross_entropy_forward(hidden_values, weight_values, layout, &targets, scale, wanted);
-        let nodes = [hidden.node(), weight.node()];
-        let prep = Backward::<B, 2>::prepare::<C>(CrossEntropyBackward, nodes);
-        match prep.compute_bound().stateful() {
-            OpsKind::Tracked(prep) => {
-                let dtypes = [hidden_values.dtype(), weight_values.dtype()];
-                prep.finish(Saved { gradients, dtypes }, loss)
-            }
-            OpsKind::UnTracked(prep) => prep.finish(loss),
-        }
-    }
-}
-
-/// The gradients of the parents for an incoming gradient of 1, and the dtypes of the parents.
-#[derive(Clone, Debug)]
-struct Saved<B: Backend> {
-    gradients: [Option<FloatTensor<B>>; 2],
-    dtypes: [DType; 2],
-}
-
-#[derive(Debug)]
-struct CrossEntropyBackward;
-
-impl<B: CrossEntropyKernels> Backward<B, 2> for CrossEntropyBackward {
-    type State = Saved<B>;
-
-    fn backward(self, ops: Ops<Saved<B>, 2>, grads: &mut Gradients, _checkpointer: &mut Checkpointer) {
-        let dy = grads.consume::<B>(&ops.node);
-        let Saved { gradients, dtypes } = ops.state;
-        for ((node, gradient), dtype) in ops.parents.into_iter().zip(gradients).zip(dtypes) {
-            if let (Some(node), Some(gradient)) = (node, gradient) {
-                let gradient = B::cross_entropy_backward(gradient, &dy, dtype);
-                grads.register::<B>(node.id, gradient);
-            }
-        }
+        let (x, w) = (hidden.primitive(), weight.primitive());
+        let (loss, gradients) = B::cross_entropy_forward(x, w, layout, &targets, scale, wanted);
+        record::<B, C, _, _>(
+            [hidden.node(), weight.node()],
+            loss,
+            |_| (gradients, [hidden.dtype(), weight.dtype()]),
+            |mut step, dy, (gradients, dtypes)| {
+                for (parent, gradient) in gradients.into_iter().enumerate() {
+                    if let Some(gradient) = gradient {
+                        let gradient = B::cross_entropy_backward(gradient, &dy, dtypes[parent]);
+                        step.register::<B>(parent, gradient);
+                    }
+                }
+            },
+        )
     }
 }
 

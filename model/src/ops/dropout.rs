@@ -1,15 +1,10 @@
 //! Dropout (Srivastava et al., 2014) from a counter instead of a random state.
 
-use burn::backend::autodiff::{
-    Autodiff,
-    checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
-    grads::Gradients,
-    ops::{Backward, Ops, OpsKind},
-};
+use burn::backend::autodiff::{Autodiff, checkpoint::strategy::CheckpointStrategy};
 use burn::backend::{Backend, Dispatch, backend_extension, tensor::FloatTensor};
 use burn::tensor::{Tensor, TensorData};
 
-use super::tape::Tracked;
+use super::tape::{Tracked, record};
 use crate::random::{GOLDEN, mix};
 
 /// Drops every element of `x` with probability `p` and multiplies the others by `1 / (1 − p)`.
@@ -27,7 +22,7 @@ pub fn dropout<const D: usize>(x: Tensor<D>, p: f64, key: u64, counter_offset: u
         return x;
     }
     let mask = DropoutMask::new(p, key, counter_offset);
-    Tensor::from_dispatch(<Dispatch as DropoutOp>::fused_dropout(x.into_dispatch(), mask))
+    Tensor::from_dispatch(Dispatch::fused_dropout(&x.into_dispatch(), mask))
 }
 
 /// [`dropout`] in plain burn: the mask as a tensor, computed value by value.
@@ -44,7 +39,7 @@ pub fn dropout_reference<const D: usize>(x: Tensor<D>, p: f64, key: u64, counter
 #[backend_extension(Flex, Cube: cfg(feature = "cube"), Autodiff)]
 pub trait DropoutOp: Backend {
     /// `x` times the factors of `mask`.
-    fn fused_dropout(x: FloatTensor<Self>, mask: DropoutMask) -> FloatTensor<Self>;
+    fn fused_dropout(x: &FloatTensor<Self>, mask: DropoutMask) -> FloatTensor<Self>;
 }
 
 /// A dropout mask: a rule, not a buffer.
@@ -76,38 +71,13 @@ impl DropoutMask {
     }
 }
 
-/// The kernels that a backend implements for [`dropout`].
-pub trait DropoutKernels: Backend {
-    /// `x` times the factors of `mask`.
-    fn dropout_apply(x: &FloatTensor<Self>, mask: DropoutMask) -> FloatTensor<Self>;
-}
-
-impl<B: DropoutKernels> DropoutOp for B {
-    fn fused_dropout(x: FloatTensor<B>, mask: DropoutMask) -> FloatTensor<B> {
-        B::dropout_apply(&x, mask)
-    }
-}
-
-impl<B: DropoutKernels, C: CheckpointStrategy> DropoutOp for Autodiff<B, C> {
-    fn fused_dropout(x: Tracked<B, C>, mask: DropoutMask) -> Tracked<B, C> {
-        let y = B::dropout_apply(x.primitive(), mask);
-        let prep = Backward::<B, 1>::prepare::<C>(DropoutBackward, [x.node()]);
-        match prep.compute_bound().stateful() {
-            OpsKind::Tracked(prep) => prep.finish(mask, y),
-            OpsKind::UnTracked(prep) => prep.finish(y),
-        }
-    }
-}
-
-#[derive(Debug)]
-struct DropoutBackward;
-
-impl<B: DropoutKernels> Backward<B, 1> for DropoutBackward {
-    type State = DropoutMask;
-
-    fn backward(self, ops: Ops<DropoutMask, 1>, grads: &mut Gradients, _checkpointer: &mut Checkpointer) {
-        let dy = grads.consume::<B>(&ops.node);
-        let [Some(node)] = ops.parents else { return };
-        grads.register::<B>(node.id, B::dropout_apply(&dy, ops.state));
+impl<B: DropoutOp, C: CheckpointStrategy> DropoutOp for Autodiff<B, C> {
+    fn fused_dropout(x: &Tracked<B, C>, mask: DropoutMask) -> Tracked<B, C> {
+        record::<B, C, _, _>(
+            [x.node()],
+            B::fused_dropout(x.primitive(), mask),
+            |_| mask,
+            |mut step, dy, mask| step.register::<B>(0, B::fused_dropout(&dy, mask)),
+        )
     }
 }

@@ -1,11 +1,6 @@
 //! Lookup of rows of a table.
 
-use burn::backend::autodiff::{
-    Autodiff,
-    checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
-    grads::Gradients,
-    ops::{Backward, Ops, OpsKind},
-};
+use burn::backend::autodiff::{Autodiff, checkpoint::strategy::CheckpointStrategy};
 use burn::backend::{
     Backend, Dispatch, backend_extension,
     tensor::{FloatTensor, IntTensor},
@@ -13,7 +8,7 @@ use burn::backend::{
 use burn::tensor::{DType, Int, Shape, Tensor};
 use burn_backend::TensorMetadata;
 
-use super::tape::Tracked;
+use super::tape::{Tracked, record};
 
 /// `y[b, t] = weight[ids[b, t]]`.
 ///
@@ -26,10 +21,7 @@ use super::tape::Tracked;
 /// If an id is not a row of `weight`. On a GPU, where the check would have to wait for the device, its row of
 /// the result is NaN instead.
 pub fn embedding(weight: Tensor<2>, ids: Tensor<2, Int>) -> Tensor<3> {
-    Tensor::from_dispatch(<Dispatch as EmbeddingOp>::fused_embedding(
-        weight.into_dispatch(),
-        ids.into_dispatch(),
-    ))
+    Tensor::from_dispatch(Dispatch::fused_embedding(weight.into_dispatch(), ids.into_dispatch()))
 }
 
 /// [`embedding`] in plain burn.
@@ -67,35 +59,13 @@ impl<B: EmbeddingKernels> EmbeddingOp for B {
 impl<B: EmbeddingKernels, C: CheckpointStrategy> EmbeddingOp for Autodiff<B, C> {
     fn fused_embedding(weight: Tracked<B, C>, ids: IntTensor<B>) -> Tracked<B, C> {
         let y = B::embedding_forward(weight.primitive(), &ids);
-        let prep = Backward::<B, 1>::prepare::<C>(EmbeddingBackward, [weight.node()]);
-        match prep.compute_bound().stateful() {
-            OpsKind::Tracked(prep) => {
-                let weight = weight.primitive();
-                let saved = Saved { ids, shape: weight.shape(), dtype: weight.dtype() };
-                prep.finish(saved, y)
-            }
-            OpsKind::UnTracked(prep) => prep.finish(y),
-        }
-    }
-}
-
-#[derive(Clone, Debug)]
-struct Saved<B: Backend> {
-    ids: IntTensor<B>,
-    shape: Shape,
-    dtype: DType,
-}
-
-#[derive(Debug)]
-struct EmbeddingBackward;
-
-impl<B: EmbeddingKernels> Backward<B, 1> for EmbeddingBackward {
-    type State = Saved<B>;
-
-    fn backward(self, ops: Ops<Saved<B>, 1>, grads: &mut Gradients, _checkpointer: &mut Checkpointer) {
-        let dy = grads.consume::<B>(&ops.node);
-        let [Some(node)] = ops.parents else { return };
-        let Saved { ids, shape, dtype } = ops.state;
-        grads.register::<B>(node.id, B::embedding_weight_gradient(&ids, &dy, shape, dtype));
+        record::<B, C, _, _>(
+            [weight.node()],
+            y,
+            |_| (ids, weight.shape(), weight.dtype()),
+            |mut step, dy, (ids, shape, dtype)| {
+                step.register::<B>(0, B::embedding_weight_gradient(&ids, &dy, shape, dtype));
+            },
+        )
     }
 }

@@ -1,18 +1,14 @@
 //! Matrix product with a weight, and its bias.
 
-use burn::backend::autodiff::{
-    Autodiff, NodeId,
-    checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
-    grads::Gradients,
-    ops::{Backward, Ops, OpsKind},
-};
+use burn::backend::autodiff::ops::NodeGuard;
+use burn::backend::autodiff::{Autodiff, NodeId, checkpoint::strategy::CheckpointStrategy};
 use burn::backend::{Backend, Dispatch, backend_extension, tensor::FloatTensor};
-use burn::tensor::{DType, Tensor};
+use burn::tensor::{DType, Shape, Tensor};
 use burn_backend::TensorMetadata;
 use burn_backend::ops::FloatTensorOps;
 
 use super::shared::{Prepared, SharedInput};
-use super::tape::{Tracked, parent_ids};
+use super::tape::{Step, Tracked, record};
 
 /// `y = x · W (+ b)` over the last dimension.
 ///
@@ -42,8 +38,8 @@ fn linear_of_shared<const D: usize>(
 ) -> Tensor<D> {
     let (x, weight) = (x.into_dispatch(), weight.into_dispatch());
     Tensor::from_dispatch(match bias {
-        None => <Dispatch as LinearOp>::fused_linear(x, weight, shared),
-        Some(bias) => <Dispatch as LinearOp>::fused_linear_bias(x, weight, bias.into_dispatch(), shared),
+        None => Dispatch::fused_linear(x, weight, shared),
+        Some(bias) => Dispatch::fused_linear_bias(x, weight, bias.into_dispatch(), shared),
     })
 }
 
@@ -128,15 +124,7 @@ impl<B: LinearKernels> LinearOp for B {
 
 impl<B: LinearKernels, C: CheckpointStrategy> LinearOp for Autodiff<B, C> {
     fn fused_linear(x: Tracked<B, C>, weight: Tracked<B, C>, shared: SharedInput) -> Tracked<B, C> {
-        let y = B::linear_forward(x.primitive(), weight.primitive(), None);
-        let prep = Backward::<B, 2>::prepare::<C>(LinearBackward, [x.node(), weight.node()]);
-        match prep.compute_bound().stateful() {
-            OpsKind::Tracked(mut prep) => {
-                let saved = Saved::new::<B, C>(&x, &weight, shared, |parent| prep.checkpoint(parent));
-                prep.finish(saved, y)
-            }
-            OpsKind::UnTracked(prep) => prep.finish(y),
-        }
+        map::<B, C, _>(&x, &weight, None, [x.node(), weight.node()], shared)
     }
 
     fn fused_linear_bias(
@@ -145,17 +133,29 @@ impl<B: LinearKernels, C: CheckpointStrategy> LinearOp for Autodiff<B, C> {
         bias: Tracked<B, C>,
         shared: SharedInput,
     ) -> Tracked<B, C> {
-        let y = B::linear_forward(x.primitive(), weight.primitive(), Some(bias.primitive()));
-        let nodes = [x.node(), weight.node(), bias.node()];
-        let prep = Backward::<B, 3>::prepare::<C>(LinearBiasBackward, nodes);
-        match prep.compute_bound().stateful() {
-            OpsKind::Tracked(mut prep) => {
-                let saved = Saved::new::<B, C>(&x, &weight, shared, |parent| prep.checkpoint(parent));
-                prep.finish((saved, bias.primitive().dtype()), y)
-            }
-            OpsKind::UnTracked(prep) => prep.finish(y),
-        }
+        map::<B, C, _>(&x, &weight, Some(&bias), [x.node(), weight.node(), bias.node()], shared)
     }
+}
+
+/// The differentiable map, whose parents are `x`, `weight` and, if there is one, `bias`.
+fn map<B: LinearKernels, C: CheckpointStrategy, const N: usize>(
+    x: &Tracked<B, C>,
+    weight: &Tracked<B, C>,
+    bias: Option<&Tracked<B, C>>,
+    parents: [NodeGuard; N],
+    shared: SharedInput,
+) -> Tracked<B, C> {
+    let y = B::linear_forward(x.primitive(), weight.primitive(), bias.map(|bias| bias.primitive()));
+    let save = |save: &mut dyn FnMut(&Tracked<B, C>) -> NodeId| Saved {
+        weight: x.is_tracked().then(|| save(weight)),
+        x: weight.is_tracked().then(|| save(x)),
+        x_dtype: x.dtype(),
+        weight_dtype: weight.dtype(),
+        bias_dtype: bias.map(|bias| bias.dtype()),
+        is_leaf: Autodiff::<B, C>::float_is_require_grad(x),
+        shared,
+    };
+    record::<B, C, _, _>(parents, y, save, backward::<B, N>)
 }
 
 /// The state of backward. An operand is saved only if the gradient of the other operand is wanted.
@@ -165,95 +165,41 @@ struct Saved {
     x: Option<NodeId>,
     x_dtype: DType,
     weight_dtype: DType,
+    bias_dtype: Option<DType>,
     /// Whether `x` is a leaf, whose gradient the caller gets.
     is_leaf: bool,
     shared: SharedInput,
 }
 
-impl Saved {
-    fn new<B: Backend, C: CheckpointStrategy>(
-        x: &Tracked<B, C>,
-        weight: &Tracked<B, C>,
-        shared: SharedInput,
-        mut checkpoint: impl FnMut(&Tracked<B, C>) -> NodeId,
-    ) -> Self {
-        Saved {
-            weight: x.is_tracked().then(|| checkpoint(weight)),
-            x: weight.is_tracked().then(|| checkpoint(x)),
-            x_dtype: x.primitive().dtype(),
-            weight_dtype: weight.primitive().dtype(),
-            is_leaf: Autodiff::<B, C>::float_is_require_grad(x),
-            shared,
-        }
+fn backward<B: LinearKernels, const N: usize>(mut step: Step<'_, N>, dy: FloatTensor<B>, saved: Saved) {
+    if let (Some(true), Some(dtype)) = (step.wanted().get(2), saved.bias_dtype) {
+        step.register::<B>(2, B::linear_bias_gradient(&dy, dtype));
     }
-
-    /// Registers the gradients of `x` and `weight`. `x_gradient` takes the gradient of `x` that has been
-    /// registered so far.
-    fn register<B: LinearKernels>(
-        self,
-        [x_node, weight_node]: [Option<NodeId>; 2],
-        x_gradient: impl FnOnce(&mut Gradients) -> Option<FloatTensor<B>>,
-        dy: &FloatTensor<B>,
-        grads: &mut Gradients,
-        checkpointer: &mut Checkpointer,
-    ) {
-        let mut shared = self.shared.enter();
-        if let Some(id) = self.weight {
+    let dw = saved.shared.enter(|shared| {
+        if let Some(id) = saved.weight {
             // The weight may be a recomputed gather: it is dropped before `x` is looked up.
-            let weight = checkpointer.retrieve_node_output::<FloatTensor<B>>(id);
+            let weight = step.value::<B>(id);
             // burn adds to the gradient of a leaf, which the caller gets.
-            let adds = shared.has_gradient && !self.is_leaf;
-            let sum = if adds { x_gradient(grads) } else { None };
-            let dx = B::linear_x_gradient(dy, &weight, sum, self.x_dtype);
+            let adds = shared.has_gradient && !saved.is_leaf;
+            let sum = if adds { step.take_gradient::<B>(0) } else { None };
+            let dx = B::linear_x_gradient(&dy, &weight, sum, saved.x_dtype);
             drop(weight);
-            if let Some(node) = x_node {
-                grads.register::<B>(node, dx);
-                shared.has_gradient = true;
-            }
+            step.register::<B>(0, dx);
+            shared.has_gradient = true;
         }
-        if let Some(id) = self.x {
-            let x = checkpointer.retrieve_node_output::<FloatTensor<B>>(id);
-            let dw = B::linear_weight_gradient(&x, dy, &mut shared.prepared, self.weight_dtype);
-            drop((x, shared));
-            if let Some(node) = weight_node {
-                grads.register::<B>(node, dw);
-            }
-        }
+        let x = step.value::<B>(saved.x?);
+        Some(B::linear_weight_gradient(&x, &dy, &mut shared.prepared, saved.weight_dtype))
+    });
+    if let Some(dw) = dw {
+        step.register::<B>(1, dw);
     }
 }
 
-#[derive(Debug)]
-struct LinearBackward;
-
-impl<B: LinearKernels> Backward<B, 2> for LinearBackward {
-    type State = Saved;
-
-    fn backward(self, ops: Ops<Saved, 2>, grads: &mut Gradients, checkpointer: &mut Checkpointer) {
-        let dy = grads.consume::<B>(&ops.node);
-        let nodes = parent_ids(&ops);
-        let x_gradient = |grads: &mut Gradients| ops.parents[0].as_ref().map(|x| grads.consume::<B>(x));
-        ops.state.register::<B>(nodes, x_gradient, &dy, grads, checkpointer);
-    }
-}
-
-#[derive(Debug)]
-struct LinearBiasBackward;
-
-impl<B: LinearKernels> Backward<B, 3> for LinearBiasBackward {
-    type State = (Saved, DType);
-
-    fn backward(self, ops: Ops<(Saved, DType), 3>, grads: &mut Gradients, checkpointer: &mut Checkpointer) {
-        let [x_id, weight_id, bias_id] = parent_ids(&ops);
-        let [x_node, ..] = ops.parents;
-        let (saved, bias_dtype) = ops.state;
-        let dy = grads.consume::<B>(&ops.node);
-        if let Some(id) = bias_id {
-            grads.register::<B>(id, B::linear_bias_gradient(&dy, bias_dtype));
-        }
-        let nodes = [x_id, weight_id];
-        let x_gradient = |grads: &mut Gradients| x_node.as_ref().map(|x| grads.consume::<B>(x));
-        saved.register::<B>(nodes, x_gradient, &dy, grads, checkpointer);
-    }
+/// `shape`, but with rows of `width` elements.
+pub(super) fn with_width(mut shape: Shape, width: usize) -> Shape {
+    let last = shape.num_dims() - 1;
+    shape[last] = width;
+    shape
 }
 
 /// Number of rows of a tensor seen as a matrix, and elements per row.

@@ -1,17 +1,12 @@
 //! The residual stream around a layer.
 
-use burn::backend::autodiff::{
-    Autodiff,
-    checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
-    grads::Gradients,
-    ops::{Backward, Ops, OpsKind},
-};
+use burn::backend::autodiff::{Autodiff, checkpoint::strategy::CheckpointStrategy};
 use burn::backend::{Backend, Dispatch, backend_extension, tensor::FloatTensor};
 use burn::tensor::Tensor;
 
 use super::rms_norm::rms_norm_of_shared;
 use super::shared::SharedInput;
-use super::tape::Tracked;
+use super::tape::{Tracked, record};
 
 /// A residual stream that a layer reads and adds to: `x + layer(rms_norm(x))`.
 ///
@@ -38,55 +33,31 @@ impl<const D: usize> Residual<D> {
     pub fn add_result(self, y: Tensor<D>) -> Tensor<D> {
         assert_eq!(self.x.shape(), y.shape(), "residual: shapes of the stream and of what is added");
         let (x, y) = (self.x.into_dispatch(), y.into_dispatch());
-        Tensor::from_dispatch(<Dispatch as ResidualOp>::fused_residual(x, y, self.shared))
+        Tensor::from_dispatch(Dispatch::fused_residual(x, y, self.shared))
     }
 }
 
 /// The backends of [`Residual`].
 #[backend_extension(Flex, Cube: cfg(feature = "cube"), Autodiff)]
 pub trait ResidualOp: Backend {
-    /// `x + y`.
+    /// `x + y`, in the memory of `y` where nobody else holds it. `shared` is the state of what reads `x`.
     fn fused_residual(x: FloatTensor<Self>, y: FloatTensor<Self>, shared: SharedInput) -> FloatTensor<Self>;
 }
 
-/// The kernels that a backend implements for [`Residual`].
-pub trait ResidualKernels: Backend {
-    /// `x + y`, in the memory of `y` where nobody else holds it.
-    fn residual_forward(x: FloatTensor<Self>, y: FloatTensor<Self>) -> FloatTensor<Self>;
-}
-
-impl<B: ResidualKernels> ResidualOp for B {
-    fn fused_residual(x: FloatTensor<B>, y: FloatTensor<B>, _: SharedInput) -> FloatTensor<B> {
-        B::residual_forward(x, y)
-    }
-}
-
-impl<B: ResidualKernels, C: CheckpointStrategy> ResidualOp for Autodiff<B, C> {
+impl<B: ResidualOp, C: CheckpointStrategy> ResidualOp for Autodiff<B, C> {
     fn fused_residual(x: Tracked<B, C>, y: Tracked<B, C>, shared: SharedInput) -> Tracked<B, C> {
-        let nodes = [x.node(), y.node()];
-        let sum = B::residual_forward(x.into_primitive(), y.into_primitive());
-        match Backward::<B, 2>::prepare::<C>(ResidualBackward, nodes).compute_bound().stateful() {
-            OpsKind::Tracked(prep) => prep.finish(shared, sum),
-            OpsKind::UnTracked(prep) => prep.finish(sum),
-        }
-    }
-}
-
-#[derive(Debug)]
-struct ResidualBackward;
-
-impl<B: ResidualKernels> Backward<B, 2> for ResidualBackward {
-    type State = SharedInput;
-
-    fn backward(self, ops: Ops<SharedInput, 2>, grads: &mut Gradients, _checkpointer: &mut Checkpointer) {
-        let dy = grads.consume::<B>(&ops.node);
-        let [x_node, y_node] = ops.parents;
-        if let Some(node) = y_node {
-            grads.register::<B>(node.id, dy.clone());
-        }
-        if let Some(node) = x_node {
-            grads.register::<B>(node.id, dy);
-            ops.state.enter().has_gradient = true;
-        }
+        let ((x, x_node), (y, y_node)) = (x.into_parts(), y.into_parts());
+        record::<B, C, _, _>(
+            [x_node, y_node],
+            B::fused_residual(x, y, shared.clone()),
+            |_| shared,
+            |mut step, dy, shared| {
+                step.register::<B>(1, dy.clone());
+                step.register::<B>(0, dy);
+                if let [true, _] = step.wanted() {
+                    shared.enter(|state| state.has_gradient = true);
+                }
+            },
+        )
     }
 }

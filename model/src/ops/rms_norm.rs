@@ -1,19 +1,14 @@
 //! Root-mean-square normalisation (Zhang and Sennrich, 2019, "Root Mean Square Layer
 //! Normalization").
 
-use burn::backend::autodiff::{
-    Autodiff, NodeId,
-    checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
-    grads::Gradients,
-    ops::{Backward, Ops, OpsKind},
-};
+use burn::backend::autodiff::{Autodiff, checkpoint::strategy::CheckpointStrategy};
 use burn::backend::{Backend, Dispatch, backend_extension, tensor::FloatTensor};
 use burn::tensor::Tensor;
 use burn_backend::TensorMetadata;
 use burn_backend::ops::FloatTensorOps;
 
 use super::shared::SharedInput;
-use super::tape::{Tracked, parent_ids, register};
+use super::tape::{Tracked, record};
 
 /// `y = x · r · weight` with `r = 1 / sqrt(mean(x²) + eps)` over the last dimension.
 ///
@@ -32,7 +27,7 @@ pub(super) fn rms_norm_of_shared<const D: usize>(
     shared: SharedInput,
 ) -> Tensor<D> {
     let (x, weight) = (x.into_dispatch(), weight.into_dispatch());
-    Tensor::from_dispatch(<Dispatch as RmsNormOp>::fused_rms_norm(x, weight, eps, shared))
+    Tensor::from_dispatch(Dispatch::fused_rms_norm(x, weight, eps, shared))
 }
 
 /// [`rms_norm`] in plain burn.
@@ -83,51 +78,20 @@ impl<B: RmsNormKernels, C: CheckpointStrategy> RmsNormOp for Autodiff<B, C> {
         shared: SharedInput,
     ) -> Tracked<B, C> {
         let y = B::rms_norm_forward(x.primitive(), weight.primitive(), eps);
-        let nodes = [x.node(), weight.node()];
-        let prep = Backward::<B, 2>::prepare::<C>(RmsNormBackward, nodes);
-        match prep.compute_bound().stateful() {
-            OpsKind::Tracked(mut prep) => {
-                let saved = Saved {
-                    x: prep.checkpoint(&x),
-                    weight: prep.checkpoint(&weight),
-                    eps,
-                    is_leaf: Self::float_is_require_grad(&x),
-                    shared,
-                };
-                prep.finish(saved, y)
-            }
-            OpsKind::UnTracked(prep) => prep.finish(y),
-        }
-    }
-}
-
-#[derive(Clone, Debug)]
-struct Saved {
-    x: NodeId,
-    weight: NodeId,
-    eps: f64,
-    /// Whether `x` is a leaf, whose gradient the caller gets.
-    is_leaf: bool,
-    shared: SharedInput,
-}
-
-#[derive(Debug)]
-struct RmsNormBackward;
-
-impl<B: RmsNormKernels> Backward<B, 2> for RmsNormBackward {
-    type State = Saved;
-
-    fn backward(self, ops: Ops<Saved, 2>, grads: &mut Gradients, checkpointer: &mut Checkpointer) {
-        let dy = grads.consume::<B>(&ops.node);
-        let parents = parent_ids(&ops);
-        let x = checkpointer.retrieve_node_output::<FloatTensor<B>>(ops.state.x);
-        let weight = checkpointer.retrieve_node_output::<FloatTensor<B>>(ops.state.weight);
-        let wanted = parents.map(|parent| parent.is_some());
-        let shared = ops.state.shared.enter();
-        let adds = shared.has_gradient && !ops.state.is_leaf;
-        let sum = ops.parents[0].as_ref().filter(|_| adds).map(|node| grads.consume::<B>(node));
-        let gradients = B::rms_norm_backward(&x, &weight, &dy, sum, ops.state.eps, wanted);
-        register::<B, _>(grads, parents, gradients);
+        // burn adds to the gradient of a leaf, which the caller gets.
+        let is_leaf = Self::float_is_require_grad(&x);
+        record::<B, C, _, _>(
+            [x.node(), weight.node()],
+            y,
+            |save| ([&x, &weight].map(save), eps, is_leaf, shared),
+            |mut step, dy, (saved, eps, is_leaf, shared)| {
+                let [x, weight] = saved.map(|id| step.value::<B>(id));
+                let adds = shared.enter(|state| state.has_gradient) && !is_leaf;
+                let sum = if adds { step.take_gradient::<B>(0) } else { None };
+                let gradients = B::rms_norm_backward(&x, &weight, &dy, sum, eps, step.wanted());
+                step.register_all::<B>(gradients);
+            },
+        )
     }
 }
 

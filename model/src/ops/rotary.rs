@@ -1,17 +1,12 @@
 //! Rotary position embedding (Su et al., 2021, "RoFormer"), with frequencies that may be stretched
 //! for longer contexts.
 
-use burn::backend::autodiff::{
-    Autodiff,
-    checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
-    grads::Gradients,
-    ops::{Backward, Ops, OpsKind},
-};
+use burn::backend::autodiff::{Autodiff, checkpoint::strategy::CheckpointStrategy};
 use burn::backend::{Backend, Dispatch, backend_extension, tensor::FloatTensor};
 use burn::tensor::{Tensor, TensorData};
 use burn_backend::TensorMetadata;
 
-use super::tape::Tracked;
+use super::tape::{Tracked, record};
 use crate::config::RopeScaling;
 
 /// The angle by which each plane of a head turns per position.
@@ -87,8 +82,8 @@ impl RotaryFrequencies {
 ///
 /// If `head_dim` is odd.
 pub fn rotary(x: Tensor<4>, frequencies: RotaryFrequencies, position_offset: usize) -> Tensor<4> {
-    let x = x.into_dispatch();
-    Tensor::from_dispatch(<Dispatch as RotaryOp>::fused_rotary(x, frequencies, position_offset))
+    let rotation = Rotation { frequencies, position_offset, sign: 1.0 };
+    Tensor::from_dispatch(Dispatch::fused_rotary(x.into_dispatch(), rotation))
 }
 
 /// [`rotary`] in plain burn.
@@ -112,44 +107,8 @@ pub fn rotary_reference(x: Tensor<4>, frequencies: RotaryFrequencies, position_o
 /// The backends of [`rotary`].
 #[backend_extension(Flex, Cube: cfg(feature = "cube"), Autodiff)]
 pub trait RotaryOp: Backend {
-    /// `x` with its heads rotated.
-    fn fused_rotary(
-        x: FloatTensor<Self>,
-        frequencies: RotaryFrequencies,
-        position_offset: usize,
-    ) -> FloatTensor<Self>;
-}
-
-/// The kernels that a backend implements for [`rotary`].
-pub trait RotaryKernels: Backend {
     /// `x` with its heads rotated, in place where nobody else holds `x`.
-    fn rotary_rotate(x: FloatTensor<Self>, rotation: Rotation) -> FloatTensor<Self>;
-}
-
-impl<B: RotaryKernels> RotaryOp for B {
-    fn fused_rotary(
-        x: FloatTensor<B>,
-        frequencies: RotaryFrequencies,
-        position_offset: usize,
-    ) -> FloatTensor<B> {
-        B::rotary_rotate(x, Rotation { frequencies, position_offset, sign: 1.0 })
-    }
-}
-
-impl<B: RotaryKernels, C: CheckpointStrategy> RotaryOp for Autodiff<B, C> {
-    fn fused_rotary(
-        x: Tracked<B, C>,
-        frequencies: RotaryFrequencies,
-        position_offset: usize,
-    ) -> Tracked<B, C> {
-        let rotation = Rotation { frequencies, position_offset, sign: 1.0 };
-        let prep = Backward::<B, 1>::prepare::<C>(RotaryBackward, [x.node()]);
-        let y = B::rotary_rotate(x.into_primitive(), rotation);
-        match prep.compute_bound().stateful() {
-            OpsKind::Tracked(prep) => prep.finish(rotation, y),
-            OpsKind::UnTracked(prep) => prep.finish(y),
-        }
-    }
+    fn fused_rotary(x: FloatTensor<Self>, rotation: Rotation) -> FloatTensor<Self>;
 }
 
 /// The direction and the angles by which the heads of a tensor turn.
@@ -163,17 +122,17 @@ pub struct Rotation {
     pub sign: f64,
 }
 
-#[derive(Debug)]
-struct RotaryBackward;
-
-impl<B: RotaryKernels> Backward<B, 1> for RotaryBackward {
-    type State = Rotation;
-
-    fn backward(self, ops: Ops<Rotation, 1>, grads: &mut Gradients, _checkpointer: &mut Checkpointer) {
-        let dy = grads.consume::<B>(&ops.node);
-        let [Some(node)] = ops.parents else { return };
-        let inverse = Rotation { sign: -1.0, ..ops.state };
-        grads.register::<B>(node.id, B::rotary_rotate(dy, inverse));
+impl<B: RotaryOp, C: CheckpointStrategy> RotaryOp for Autodiff<B, C> {
+    fn fused_rotary(x: Tracked<B, C>, rotation: Rotation) -> Tracked<B, C> {
+        let (x, node) = x.into_parts();
+        record::<B, C, _, _>(
+            [node],
+            B::fused_rotary(x, rotation),
+            |_| rotation,
+            |mut step, dy, rotation| {
+                step.register::<B>(0, B::fused_rotary(dy, Rotation { sign: -1.0, ..rotation }));
+            },
+        )
     }
 }
 

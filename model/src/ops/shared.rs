@@ -2,7 +2,7 @@
 
 use std::any::Any;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// A form of the input that a backend has prepared for the gradient of the next weight.
 pub type Prepared = Option<Box<dyn Any + Send>>;
@@ -21,43 +21,22 @@ pub(super) struct State {
     pub(super) prepared: Prepared,
 }
 
-/// The state, held during the backward of one operation.
-pub(super) struct Entered<'a>(MutexGuard<'a, State>);
-
 impl SharedInput {
     /// The state of an input that `count` operations read.
     pub(super) fn new(count: usize) -> Self {
         SharedInput(Arc::new(Mutex::new(State { left: count, has_gradient: false, prepared: None })))
     }
 
-    /// Locks the state for the backward of one operation.
-    pub(super) fn enter(&self) -> Entered<'_> {
+    /// Runs the backward pass of one operation on the state.
+    pub(super) fn enter<R>(&self, backward: impl FnOnce(&mut State) -> R) -> R {
         // Each statement leaves the state valid, so it is valid after a panic.
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         state.left = state.left.saturating_sub(1);
-        Entered(state)
-    }
-}
-
-impl std::ops::Deref for Entered<'_> {
-    type Target = State;
-
-    fn deref(&self) -> &State {
-        &self.0
-    }
-}
-
-impl std::ops::DerefMut for Entered<'_> {
-    fn deref_mut(&mut self) -> &mut State {
-        &mut self.0
-    }
-}
-
-impl Drop for Entered<'_> {
-    fn drop(&mut self) {
-        if self.0.left == 0 {
-            self.0.prepared = None;
+        let result = backward(&mut state);
+        if state.left == 0 {
+            state.prepared = None;
         }
+        result
     }
 }
 

@@ -1,25 +1,87 @@
 //! The place of an operation on burn's autodiff tape.
 
-use burn::backend::autodiff::{Autodiff, NodeId, grads::Gradients, ops::Ops};
+use std::fmt::Debug;
+
+use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
+use burn::backend::autodiff::grads::Gradients;
+use burn::backend::autodiff::ops::{Backward, NodeGuard, Ops, OpsKind};
+use burn::backend::autodiff::{Autodiff, NodeId};
 use burn::backend::{Backend, tensor::FloatTensor};
 
 /// A float tensor of the differentiable form of backend `B` with checkpoint strategy `C`.
 pub type Tracked<B, C> = FloatTensor<Autodiff<B, C>>;
 
-/// The ids of the parents that are tracked.
-pub fn parent_ids<S, const N: usize>(ops: &Ops<S, N>) -> [Option<NodeId>; N] {
-    ops.parents.each_ref().map(|parent| parent.as_ref().map(|node| node.id))
+/// Puts an operation with result `y` on the tape, with the nodes of its parents.
+///
+/// If a parent is tracked, `save` returns what backward needs; the function it is given saves a parent.
+/// `backward` takes the step, the gradient of `y` and what was saved, and registers the gradients of the
+/// parents.
+pub fn record<B: Backend, C: CheckpointStrategy, S, const N: usize>(
+    parents: [NodeGuard; N],
+    y: FloatTensor<B>,
+    save: impl FnOnce(&mut dyn FnMut(&Tracked<B, C>) -> NodeId) -> S,
+    backward: fn(Step<'_, N>, FloatTensor<B>, S),
+) -> Tracked<B, C>
+where
+    S: Clone + Send + Debug + 'static,
+{
+    match Recorded::<B, S, N>(backward).prepare::<C>(parents).compute_bound().stateful() {
+        OpsKind::Tracked(mut prep) => {
+            let saved = save(&mut |parent| prep.checkpoint(parent));
+            prep.finish(saved, y)
+        }
+        OpsKind::UnTracked(prep) => prep.finish(y),
+    }
 }
 
-/// Registers the gradients of the parents that are tracked.
-pub fn register<B: Backend, const N: usize>(
-    grads: &mut Gradients,
-    parents: [Option<NodeId>; N],
-    gradients: [Option<FloatTensor<B>>; N],
-) {
-    for (parent, gradient) in parents.into_iter().zip(gradients) {
-        if let (Some(id), Some(gradient)) = (parent, gradient) {
-            grads.register::<B>(id, gradient);
+/// The backward pass of one operation.
+pub struct Step<'a, const N: usize> {
+    ops: Ops<(), N>,
+    grads: &'a mut Gradients,
+    checkpointer: &'a mut Checkpointer,
+}
+
+impl<const N: usize> Step<'_, N> {
+    /// Which parents are tracked.
+    pub fn wanted(&self) -> [bool; N] {
+        self.ops.parents.each_ref().map(Option::is_some)
+    }
+
+    /// The value of a parent that was saved, computed again if it was not kept.
+    pub fn value<B: Backend>(&mut self, id: NodeId) -> FloatTensor<B> {
+        self.checkpointer.retrieve_node_output(id)
+    }
+
+    /// Takes the gradient of a parent that is registered, for this operation to add its own.
+    pub fn take_gradient<B: Backend>(&mut self, parent: usize) -> Option<FloatTensor<B>> {
+        self.ops.parents[parent].as_ref().map(|node| self.grads.consume::<B>(node))
+    }
+
+    /// Registers the gradient of a parent, if it is tracked.
+    pub fn register<B: Backend>(&mut self, parent: usize, gradient: FloatTensor<B>) {
+        if let Some(node) = &self.ops.parents[parent] {
+            self.grads.register::<B>(node.id, gradient);
         }
+    }
+
+    /// Registers the gradients of all parents that are tracked.
+    pub fn register_all<B: Backend>(&mut self, gradients: [Option<FloatTensor<B>>; N]) {
+        for (parent, gradient) in gradients.into_iter().enumerate() {
+            gradient.into_iter().for_each(|gradient| self.register::<B>(parent, gradient));
+        }
+    }
+}
+
+/// The backward pass of an operation, as burn records it.
+#[derive(Debug)]
+struct Recorded<B: Backend, S, const N: usize>(fn(Step<'_, N>, FloatTensor<B>, S));
+
+impl<B: Backend, S: Clone + Send + Debug + 'static, const N: usize> Backward<B, N> for Recorded<B, S, N> {
+    type State = S;
+
+    fn backward(self, ops: Ops<S, N>, grads: &mut Gradients, checkpointer: &mut Checkpointer) {
+        let dy = grads.consume::<B>(&ops.node);
+        let Ops { parents, node, state } = ops;
+        self.0(Step { ops: Ops { parents, node, state: () }, grads, checkpointer }, dy, state);
     }
 }

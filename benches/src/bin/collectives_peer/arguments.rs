@@ -25,7 +25,7 @@ pub enum Backend {
     Sockets,
 }
 
-/// What the command line says.
+/// The options of the command line.
 #[derive(Debug)]
 pub struct Arguments {
     pub backend: Backend,

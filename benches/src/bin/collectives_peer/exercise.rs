@@ -8,18 +8,18 @@ use std::hint::black_box;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// What this program may fail with; printed and turned into an exit code.
+/// An error of this program, which `main` prints and turns into an exit code.
 pub type Failure = Box<dyn Error + Send + Sync>;
 
 /// How long an operation may take.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The label of an operation that is no trainer's.
+/// The label of an operation outside training.
 pub fn label(name: &str) -> Label {
     Label::new(name, Phase::Other)
 }
 
-/// What a rank runs.
+/// An operation that a command can ask for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Op {
     AllGather,
@@ -28,7 +28,7 @@ pub enum Op {
 }
 
 impl Op {
-    /// All that a command can name.
+    /// All operations.
     pub const ALL: [Op; 3] = [Op::AllGather, Op::ReduceScatter, Op::Memcpy];
 }
 
@@ -42,9 +42,9 @@ impl fmt::Display for Op {
     }
 }
 
-/// What the ranks of this process copy from in `memcpy`, by size.
+/// The buffers that the ranks of this process copy from in `memcpy`, by size.
 ///
-/// They share it because in a gather, too, all ranks read the same pieces: caches help both alike.
+/// They share it because in a gather, too, all ranks read the same chunks: caches help both alike.
 #[derive(Clone, Default)]
 pub struct Sources(Arc<Mutex<BTreeMap<usize, Arc<Buffer>>>>);
 
@@ -59,12 +59,12 @@ impl Sources {
     }
 }
 
-/// An operation with its buffers. The first run checked its result.
+/// An operation with its buffers, whose result was checked once.
 pub struct Exercise {
     op: Op,
     label: Label,
     input: Arc<Buffer>,
-    /// Missing only while an operation has it.
+    /// `None` only while an operation has it.
     output: Option<Buffer>,
 }
 
@@ -73,12 +73,12 @@ impl Exercise {
     ///
     /// The error is a sentence for the driver, the same on every rank.
     pub fn new(
-        member: &dyn Communicator,
+        group: &dyn Communicator,
         op: Op,
         bytes: usize,
         sources: &Sources,
     ) -> Result<Exercise, String> {
-        let (rank, ranks) = (member.rank(), member.world_size());
+        let (rank, ranks) = (group.rank(), group.world_size());
         if bytes == 0 || !bytes.is_multiple_of(4 * ranks) {
             return Err(format!("{bytes} bytes do not divide into f32 on {ranks} ranks"));
         }
@@ -95,10 +95,10 @@ impl Exercise {
         // Every element is wrong to begin with.
         let output = Some(Buffer::from_slice(&vec![-1.0f32; output]));
         let mut exercise = Exercise { op, label: label("exercise"), input, output };
-        let outcome = exercise.run(member).and_then(|()| exercise.check(rank, ranks));
+        let outcome = exercise.run(group).and_then(|()| exercise.check(rank, ranks));
         // All ranks must agree on whether the exercise exists.
         let wrong = Buffer::from_slice(&[f32::from(u8::from(outcome.is_err()))]);
-        let wrong = member.all_reduce(label("check"), wrong).wait(PATIENCE);
+        let wrong = group.all_reduce(label("check"), wrong).wait(PATIENCE);
         match wrong.as_ref().map(Buffer::as_slice::<f32>) {
             Ok(Ok([0.0])) => Ok(exercise),
             _ => {
@@ -109,12 +109,12 @@ impl Exercise {
     }
 
     /// Runs once.
-    pub fn run(&mut self, member: &dyn Communicator) -> Result<(), Failure> {
+    pub fn run(&mut self, group: &dyn Communicator) -> Result<(), Failure> {
         let mut output = self.output.take().ok_or("an earlier run failed")?;
         let (label, input) = (self.label.clone(), Arc::clone(&self.input));
         self.output = Some(match self.op {
-            Op::AllGather => member.all_gather(label, input, output).wait(PATIENCE)?,
-            Op::ReduceScatter => member.reduce_scatter(label, input, output).wait(PATIENCE)?,
+            Op::AllGather => group.all_gather(label, input, output).wait(PATIENCE)?,
+            Op::ReduceScatter => group.reduce_scatter(label, input, output).wait(PATIENCE)?,
             Op::Memcpy => {
                 output.as_bytes_mut().copy_from_slice(black_box(&input).as_bytes());
                 black_box(output)
@@ -123,7 +123,7 @@ impl Exercise {
         Ok(())
     }
 
-    /// Compares every element with what it should be. All values are small integers, so that sums
+    /// Compares every element with its expected value. All values are small integers, so that sums
     /// are exact whatever their order.
     fn check(&self, rank: usize, ranks: usize) -> Result<(), Failure> {
         let output = self.output.as_ref().ok_or("an earlier run failed")?;
@@ -149,7 +149,7 @@ impl Exercise {
     }
 }
 
-/// What a rank's input holds; different for neighbouring ranks and elements.
+/// Element `index` of the input of `rank`; neighbouring ranks and elements have different values.
 fn value(rank: usize, index: usize) -> f32 {
     // At most 1020: a sum over any sensible world is an exact f32.
     ((index * 31 + rank * 7) % 1021) as f32

@@ -57,9 +57,9 @@ fn serve_local(ranks: usize) -> Result<(), Failure> {
     thread::scope(|scope| {
         let threads: Vec<_> = LocalGroup::new(ranks)
             .into_iter()
-            .map(|member| {
+            .map(|group| {
                 let sources = sources.clone();
-                scope.spawn(move || serve::serve(&member, sources))
+                scope.spawn(move || serve::serve(&group, sources))
             })
             .collect();
         // All are joined before the first failure is returned: that is the one of the lowest rank.
@@ -79,6 +79,6 @@ fn serve_tcp(arguments: Arguments) -> Result<(), Failure> {
     if let Some(job) = job {
         options.job = job;
     }
-    let member = TcpCommunicator::join(options)?;
-    serve::serve(&member as &dyn Communicator, Sources::default())
+    let group = TcpCommunicator::join(options)?;
+    serve::serve(&group as &dyn Communicator, Sources::default())
 }

@@ -44,21 +44,21 @@ impl FromStr for Command {
 ///
 /// The time of a command is that of the slowest rank, from a barrier on, over all iterations; one
 /// iteration before the barrier is not counted.
-pub fn serve(member: &dyn Communicator, sources: Sources) -> Result<(), Failure> {
-    let mut input = (member.rank() == 0).then(|| io::stdin().lock());
+pub fn serve(group: &dyn Communicator, sources: Sources) -> Result<(), Failure> {
+    let mut input = (group.rank() == 0).then(|| io::stdin().lock());
     let mut exercises: BTreeMap<(Op, usize), Exercise> = BTreeMap::new();
-    while let Some(line) = next_line(member, input.as_mut())? {
+    while let Some(line) = next_line(group, input.as_mut())? {
         let answer = match line.parse::<Command>() {
             Err(problem) => json!({ "error": problem }),
             Ok(Command { op, bytes, iterations }) => {
                 let exercise = match exercises.remove(&(op, bytes)) {
                     Some(exercise) => Ok(exercise),
-                    None => Exercise::new(member, op, bytes, &sources),
+                    None => Exercise::new(group, op, bytes, &sources),
                 };
                 match exercise {
                     Err(problem) => json!({ "error": problem }),
                     Ok(mut exercise) => {
-                        let seconds = time(member, &mut exercise, iterations)?;
+                        let seconds = time(group, &mut exercise, iterations)?;
                         exercises.insert((op, bytes), exercise);
                         json!({
                             "op": op.to_string(),
@@ -70,7 +70,7 @@ pub fn serve(member: &dyn Communicator, sources: Sources) -> Result<(), Failure>
                 }
             }
         };
-        if member.rank() == 0 {
+        if group.rank() == 0 {
             let mut output = io::stdout().lock();
             writeln!(output, "{answer}")?;
             output.flush()?;
@@ -81,7 +81,7 @@ pub fn serve(member: &dyn Communicator, sources: Sources) -> Result<(), Failure>
 
 /// The next command, the same on every rank; `None` at the end of input. A blank line ends too.
 fn next_line(
-    member: &dyn Communicator,
+    group: &dyn Communicator,
     input: Option<&mut io::StdinLock<'_>>,
 ) -> Result<Option<String>, Failure> {
     let mut line = String::new();
@@ -92,21 +92,21 @@ fn next_line(
         line.truncate(COMMAND_LENGTH);
     }
     let command = Buffer::from_slice(format!("{line:COMMAND_LENGTH$}").as_bytes());
-    let command = member.broadcast(label("command"), command, 0).wait(IDLE)?;
+    let command = group.broadcast(label("command"), command, 0).wait(IDLE)?;
     let line = std::str::from_utf8(command.as_bytes())?.trim().to_string();
     Ok((!line.is_empty()).then_some(line))
 }
 
 /// Seconds that the slowest rank took for `iterations`.
-fn time(member: &dyn Communicator, exercise: &mut Exercise, iterations: u32) -> Result<f64, Failure> {
-    exercise.run(member)?;
-    member.barrier(label("start")).wait(PATIENCE)?;
+fn time(group: &dyn Communicator, exercise: &mut Exercise, iterations: u32) -> Result<f64, Failure> {
+    exercise.run(group)?;
+    group.barrier(label("start")).wait(PATIENCE)?;
     let start = Instant::now();
     for _ in 0..iterations {
-        exercise.run(member)?;
+        exercise.run(group)?;
     }
     let own = Arc::new(Buffer::from_slice(&[start.elapsed().as_secs_f64()]));
-    let all = Buffer::zeros(DType::F64, member.world_size());
-    let all = member.all_gather(label("seconds"), own, all).wait(PATIENCE)?;
+    let all = Buffer::zeros(DType::F64, group.world_size());
+    let all = group.all_gather(label("seconds"), own, all).wait(PATIENCE)?;
     Ok(all.as_slice::<f64>()?.iter().copied().fold(0.0, f64::max))
 }

@@ -1,11 +1,12 @@
-//! What kernels are held to.
+//! The limits file: how many registers and spilled bytes a kernel may use, and whether it needs tensor cores.
 
 use std::fs;
 use std::path::Path;
 
 use serde::Deserialize;
 
-use crate::table::{Row, Table};
+use crate::ptx::Kernel;
+use crate::table::Table;
 
 /// A limits file.
 #[derive(Deserialize)]
@@ -37,12 +38,12 @@ impl Limits {
         toml::from_str(&text).map_err(|error| at(error.to_string()))
     }
 
-    /// What is beyond its limits, or has none.
+    /// One sentence for every kernel that is beyond its limits or has no entry.
     pub fn check(&self, table: &Table) -> Vec<String> {
-        table.rows().flat_map(|row| self.check_row(row)).collect()
+        table.rows().flat_map(|(worst, _)| self.check_kernel(worst)).collect()
     }
 
-    fn check_row(&self, Row { worst, .. }: &Row) -> Vec<String> {
+    fn check_kernel(&self, worst: &Kernel) -> Vec<String> {
         let name = format!("{} on {}", worst.name, worst.architecture);
         let Some(entry) = self.kernel.iter().find(|entry| fits(&entry.name, &worst.name)) else {
             return vec![format!("{name}: has no entry")];

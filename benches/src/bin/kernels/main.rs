@@ -1,4 +1,4 @@
-//! What NVIDIA's assembler makes of kernels: a table, held to limits.
+//! Compiles kernels with NVIDIA's assembler, prints what they use, and compares that with limits.
 //!
 //! `kernels FOLDER…` takes every PTX file in the folders, has `ptxas` compile it for the architecture
 //! that it names, and prints one row per kernel and architecture: the most registers, spilled bytes and
@@ -22,7 +22,7 @@ const USAGE: &str = "usage: kernels [--limits FILE] [--ptxas PROGRAM] [--entries
 --ptxas    NVIDIA's assembler [default: the one in target/fakecuda, or ptxas]
 --entries  print entries for the limits file, with what the kernels use now";
 
-/// `ptxas` where `benches/fakecuda/setup.sh` puts it.
+/// The path of `ptxas` after `benches/fakecuda/setup.sh`.
 const PTXAS: &str = "target/fakecuda/python/nvidia/cu13/bin/ptxas";
 
 struct Arguments {

@@ -1,4 +1,4 @@
-//! PTX files, and what `ptxas -v` says about them.
+//! PTX files, and the report of `ptxas -v` about them.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -8,11 +8,11 @@ use std::process::Command;
 /// A kernel as compiled for one architecture.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Kernel {
-    /// Its name in the PTX, less the hash of its settings that CubeCL puts behind it.
+    /// Its name in the PTX, without the hash of its settings that CubeCL appends.
     pub name: String,
-    /// As in `sm_90a`.
+    /// The architecture it was compiled for, such as `sm_90a`.
     pub architecture: String,
-    /// Per thread.
+    /// Registers per thread.
     pub registers: u32,
     /// Bytes per thread that did not fit into registers: stores and loads.
     pub spills: u32,
@@ -86,7 +86,7 @@ fn architecture(ptx: &str) -> Option<&str> {
     line.split([',', ' ']).next()
 }
 
-/// The kernels of one file from what `ptxas -v` says, which is several lines for each.
+/// The kernels in the report of `ptxas -v` on one file, which has several lines for each.
 fn read_report(said: &str, ptx: &str, architecture: &str) -> Vec<Kernel> {
     let mut kernels: Vec<Kernel> = Vec::new();
     for line in said.lines() {

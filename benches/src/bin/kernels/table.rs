@@ -1,51 +1,40 @@
-//! One row per kernel and architecture.
+//! The table of kernels: one row per kernel and architecture.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use crate::ptx::Kernel;
 
-/// A kernel on one architecture: the most that any of its variants uses.
-#[derive(Clone, Debug)]
-pub struct Row {
-    /// The maxima, and tensor cores if all variants use them.
-    pub worst: Kernel,
-    /// How many variants there are: of dtype, shape or vectorisation.
-    pub variants: usize,
-}
-
-/// All kernels.
+/// For every kernel and architecture the most that any variant of the kernel uses, with tensor cores if all
+/// variants use them, and the number of variants: of dtype, shape or vectorisation.
 #[derive(Default)]
-pub struct Table {
-    rows: BTreeMap<(String, String), Row>,
-}
+pub struct Table(BTreeMap<(String, String), (Kernel, usize)>);
 
 impl Table {
     /// Adds a kernel, or a variant of one that is there.
     pub fn add(&mut self, kernel: Kernel) {
         let key = (kernel.name.clone(), kernel.architecture.clone());
-        let row = self.rows.entry(key).or_insert_with(|| Row { worst: kernel.clone(), variants: 0 });
-        row.variants += 1;
-        let worst = &mut row.worst;
+        let (worst, variants) = self.0.entry(key).or_insert_with(|| (kernel.clone(), 0));
+        *variants += 1;
         worst.registers = worst.registers.max(kernel.registers);
         worst.spills = worst.spills.max(kernel.spills);
         worst.shared = worst.shared.max(kernel.shared);
         worst.tensor_cores &= kernel.tensor_cores;
     }
 
-    /// The rows by name.
-    pub fn rows(&self) -> impl Iterator<Item = &Row> {
-        self.rows.values()
+    /// The kernels with what they use at most, and the numbers of their variants, by name.
+    pub fn rows(&self) -> impl Iterator<Item = &(Kernel, usize)> {
+        self.0.values()
     }
 
-    /// For people.
+    /// The table as text.
     pub fn text(&self) -> String {
-        let width = self.rows().map(|row| row.worst.name.len()).max().unwrap_or(0).max(6);
+        let width = self.rows().map(|(worst, _)| worst.name.len()).max().unwrap_or(0).max(6);
         let mut text = format!(
             "{:width$}  {:8}  {:>8}  {:>9}  {:>6}  {:>7}  tensor cores\n",
             "kernel", "arch", "variants", "registers", "spills", "shared"
         );
-        for Row { worst, variants } in self.rows() {
+        for (worst, variants) in self.rows() {
             let _ = writeln!(
                 text,
                 "{:width$}  {:8}  {variants:>8}  {:>9}  {:>6}  {:>7}  {}",
@@ -63,7 +52,7 @@ impl Table {
     /// As entries of a limits file, one per kernel, with the most of all architectures.
     pub fn entries(&self) -> String {
         let mut kernels: BTreeMap<&str, Kernel> = BTreeMap::new();
-        for Row { worst, .. } in self.rows() {
+        for (worst, _) in self.rows() {
             let most = kernels.entry(&worst.name).or_insert_with(|| worst.clone());
             most.registers = most.registers.max(worst.registers);
             most.spills = most.spills.max(worst.spills);

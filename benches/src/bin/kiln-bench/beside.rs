@@ -1,4 +1,4 @@
-//! What steps feel of a save that goes on beside them.
+//! How much a save in the background slows steps down.
 
 use std::path::Path;
 use std::thread;
@@ -11,7 +11,7 @@ use kiln_shard::Engine;
 
 use crate::disk;
 
-/// Saves, and plain writings, in a round.
+/// Saves in a round, and as many plain writings.
 const TIMES: u64 = 3;
 
 /// Bytes per call of plain writing.
@@ -20,12 +20,12 @@ const BLOCK: usize = 1 << 20;
 /// Means over a round, in seconds.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Beside {
-    /// A step that nothing is saved behind.
+    /// A step during which nothing is saved.
     pub step: f64,
     /// The time that steps were held up by a save: beginning it, and copying what the next update
     /// changes before it is written.
     pub held: f64,
-    /// What the writers of all ranks took of the processors for a save.
+    /// The processor time that the writers of all ranks took for a save.
     pub cpu: f64,
     /// By how much steps were longer, all together, until a save was complete.
     pub slowed: f64,
@@ -33,7 +33,7 @@ pub struct Beside {
     pub plain_slowed: f64,
 }
 
-/// Seconds that a step took, and its update in it.
+/// Seconds of a step, and of its update.
 #[derive(Clone, Copy, Debug, Default)]
 struct Step {
     whole: f64,
@@ -67,49 +67,43 @@ impl Steps<'_> {
             self.sum(0.0)?;
             Ok::<_, TrainError>(Step { whole: start.elapsed().as_secs_f64(), update })
         };
+        // Steps until `done`, and one after them, which is the one before the next: how much longer they were.
         let mut before = timed()?;
+        let mut until = |done: &mut dyn FnMut() -> Result<bool, TrainError>| {
+            let mut steps = vec![timed()?];
+            while !done()? {
+                steps.push(timed()?);
+            }
+            let after = timed()?;
+            let more = more_than_usual(&steps, before, after);
+            before = after;
+            Ok::<_, TrainError>((more, after.whole))
+        };
         for save in 1..=TIMES {
-            let mut steps = Vec::new();
             let start = Instant::now();
             saver.begin(self.engine, context(first_step + save))?;
             let begun = start.elapsed().as_secs_f64();
-            loop {
-                steps.push(timed()?);
+            let ([held, slowed], step) = until(&mut || {
                 let mut all = saver.progress().to_values();
                 for value in &mut all {
                     *value = self.sum(*value)?;
                 }
-                let all = Progress::from_values(all);
-                if saver.advance(self.engine, all)?.is_some() {
-                    break;
-                }
-            }
-            let after = timed()?;
-            let [held, slowed] = more_than_usual(&steps, before, after);
-            mean.step += after.whole;
+                Ok(saver.advance(self.engine, Progress::from_values(all))?.is_some())
+            })?;
+            mean.step += step;
             mean.held += begun + held;
             mean.slowed += begun + slowed;
             mean.cpu += self.sum(saver.cpu_time().as_secs_f64())?;
-            before = after;
 
-            let mut steps = Vec::new();
             let path = raw.with_extension(self.engine.world().rank().to_string());
-            let share = bytes / self.engine.world().world_size() as u64;
-            let own = path.clone();
+            let ranks = self.engine.world().world_size();
+            let (own, share) = (path.clone(), bytes / ranks as u64);
             let writing = thread::Builder::new().spawn(move || write(&own, share)).map_err(|error| {
                 TrainError::Threads { what: "a thread that writes".to_owned(), reason: error.to_string() }
             })?;
-            loop {
-                steps.push(timed()?);
-                let done = f64::from(u8::from(writing.is_finished()));
-                if self.sum(done)? == self.engine.world().world_size() as f64 {
-                    break;
-                }
-            }
-            let after = timed()?;
-            let [_, slowed] = more_than_usual(&steps, before, after);
+            let ([_, slowed], _) =
+                until(&mut || Ok(self.sum(f64::from(u8::from(writing.is_finished())))? == ranks as f64))?;
             mean.plain_slowed += slowed;
-            before = after;
             let written = writing.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
             written.and_then(|()| std::fs::remove_file(&path)).map_err(disk::error("write", &path))?;
         }
@@ -137,13 +131,7 @@ fn more_than_usual(steps: &[Step], before: Step, after: Step) -> [f64; 2] {
 }
 
 fn write(path: &Path, bytes: u64) -> std::io::Result<()> {
-    let block: Vec<u8> = (0..BLOCK).map(|i| (i % 251) as u8).collect();
     let mut stream = Stream::create(path)?;
-    let mut left = bytes as usize;
-    while left > 0 {
-        let now = left.min(BLOCK);
-        stream.append(&block[..now], |_| {})?;
-        left -= now;
-    }
+    disk::in_blocks(bytes, BLOCK, |block| stream.append(block, |_| {}))?;
     stream.finish()
 }

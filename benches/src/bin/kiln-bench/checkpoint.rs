@@ -29,7 +29,7 @@ use crate::beside::{Beside, Steps};
 use crate::disk;
 use crate::step::checked;
 
-/// What to measure.
+/// The arguments of `kiln-bench checkpoint`.
 #[derive(Args, Clone, Debug)]
 pub struct CheckpointArgs {
     /// Configuration whose model and batch to use [default: preset 10m].
@@ -52,7 +52,7 @@ pub struct CheckpointArgs {
     json: bool,
 }
 
-/// What came out; times are in seconds, medians over the rounds.
+/// The results. Times are in seconds, medians over the rounds.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct CheckpointTable {
     /// Number of parameters.
@@ -113,7 +113,7 @@ struct Round {
 }
 
 impl CheckpointArgs {
-    /// Measures; returns what to say.
+    /// Measures, and returns the results as text or JSON.
     pub fn run(self) -> Result<String, TrainError> {
         let table = self.measure()?;
         // Numbers only: this cannot fail.
@@ -129,7 +129,7 @@ impl CheckpointArgs {
         config.train.ranks = self.ranks;
         let model = checked(&mut config)?;
         check_counts(&[("--rounds", self.rounds)])?;
-        // Its own, since it is removed with all that is in it.
+        // A new folder, since it is removed with everything in it.
         let folder = std::fs::create_dir_all(&self.folder)
             .and_then(|()| tempfile::Builder::new().prefix(".kiln-bench-").tempdir_in(&self.folder))
             .map_err(disk::error("write into", &self.folder))?;
@@ -168,7 +168,7 @@ impl Bench<'_> {
 
     /// Parameters, bytes, and the rounds.
     fn rounds(&self, count: usize) -> Result<(usize, u64, Vec<Round>), TrainError> {
-        // Moments come with the first step, and buffers with it.
+        // The first step allocates moments and buffers.
         self.step(1)?;
         let mut rounds = Vec::new();
         for index in 0..count {
@@ -190,12 +190,12 @@ impl Bench<'_> {
         };
         let rank = self.engine().world().rank();
         let mut round = Round::default();
-        // What earlier rounds have left for the disk to do is no one's.
+        // Writes of earlier rounds are finished first, so that they cost this round nothing.
         self.alone(|| disk::forget(self.folder))?;
         let mut saver = Saver::new(options(false), rank);
         round.save = self.together(|| {
             saver.begin(self.engine(), self.context(first_step))?;
-            Ok(())
+            Ok::<_, CheckpointError>(())
         })?;
         let bytes = Checkpoint::open(self.folder)?.manifest().bytes();
         round.raw_write = self.alone(|| disk::write(&raw, bytes))?;
@@ -207,7 +207,7 @@ impl Bench<'_> {
         round.load = self.together(|| {
             reader.load_weights(self.engine(), &AllowMissing::default())?;
             reader.load_optimizer(self.engine(), &AllowMissing::default())?;
-            Ok(())
+            Ok::<_, CheckpointError>(())
         })?;
         let read = [reader.bytes_read() as f64];
         round.bytes_read = self.engine().all_reduce_f64(Phase::Checkpoint, "bytes", &read)?[0];
@@ -241,17 +241,17 @@ impl Bench<'_> {
 
     /// Does something on rank 0 while the others wait; returns the seconds it took.
     fn alone(&self, work: impl FnOnce() -> std::io::Result<()>) -> Result<f64, TrainError> {
-        self.engine().all_reduce_f64(Phase::Other, "begin", &[0.0])?;
-        let start = Instant::now();
-        if self.engine().world().rank() == 0 {
-            work().map_err(disk::error("measure", self.folder))?;
-        }
-        self.engine().all_reduce_f64(Phase::Other, "end", &[0.0])?;
-        Ok(start.elapsed().as_secs_f64())
+        self.together(|| match self.engine().world().rank() {
+            0 => work().map_err(disk::error("measure", self.folder)),
+            _ => Ok(()),
+        })
     }
 
     /// Does something on all ranks; returns the seconds until all were done.
-    fn together(&self, work: impl FnOnce() -> Result<(), CheckpointError>) -> Result<f64, TrainError> {
+    fn together<E>(&self, work: impl FnOnce() -> Result<(), E>) -> Result<f64, TrainError>
+    where
+        TrainError: From<E>,
+    {
         self.engine().all_reduce_f64(Phase::Other, "begin", &[0.0])?;
         let start = Instant::now();
         work()?;

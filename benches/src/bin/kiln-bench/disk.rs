@@ -1,4 +1,4 @@
-//! The yardstick of checkpoints: plain sequential writing and reading on the same disk.
+//! Plain sequential writing and reading on the same disk, which checkpoints are compared with.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -15,16 +15,22 @@ const BLOCK: usize = 4 << 20;
 /// Writes `bytes` bytes into one new file, one after the other, and waits until they are on the
 /// disk.
 pub fn write(path: &Path, bytes: u64) -> io::Result<()> {
-    // Not all zeros, which some disks do not write at all.
-    let block: Vec<u8> = (0..BLOCK).map(|i| (i % 251) as u8).collect();
     let mut file = File::create(path)?;
+    in_blocks(bytes, BLOCK, |block| file.write_all(block))?;
+    file.sync_all()
+}
+
+/// Gives `bytes` bytes to `write`, at most `size` at a time.
+pub fn in_blocks(bytes: u64, size: usize, mut write: impl FnMut(&[u8]) -> io::Result<()>) -> io::Result<()> {
+    // Not all zeros, which some disks do not write at all.
+    let block: Vec<u8> = (0..size).map(|i| (i % 251) as u8).collect();
     let mut left = bytes;
     while left > 0 {
-        let now = left.min(BLOCK as u64);
-        file.write_all(&block[..now as usize])?;
+        let now = left.min(size as u64);
+        write(&block[..now as usize])?;
         left -= now;
     }
-    file.sync_all()
+    Ok(())
 }
 
 /// Reads a file from its start to its end.
@@ -35,8 +41,8 @@ pub fn read(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Makes the system forget what it holds of the files in `path`, a file or a folder of files, so that
-/// the next reading is from the disk.
+/// Drops the contents of `path`, a file or a folder of files, from the system's cache, so that the next reading is
+/// from the disk.
 pub fn forget(path: &Path) -> io::Result<()> {
     if path.is_dir() {
         return fs::read_dir(path)?.try_for_each(|entry| forget(&entry?.path()));

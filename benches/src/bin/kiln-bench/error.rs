@@ -2,22 +2,22 @@
 
 use kiln::run::TrainError;
 
-/// What is wrong with arguments, the device or a peer.
+/// A problem with the arguments, the device or the peer.
 #[derive(Debug, thiserror::Error)]
 pub enum BenchError {
     /// The configuration, or the steps.
     #[error(transparent)]
     Train(#[from] TrainError),
-    /// The program knows no NVIDIA GPUs.
+    /// The program was built without CUDA.
     #[error(
-        "--device cuda: this program was built without CUDA; build it with `cargo build --release -p kiln-benches \
-         --features cuda`, which needs no CUDA, or choose another device"
+        "--device cuda: this program was built without CUDA; build it with `cargo build --release -p \
+         kiln-benches --features cuda`, which needs no CUDA, or choose another device"
     )]
     NoCuda,
-    /// The program knows no GPUs of other makers.
+    /// The program was built without wgpu.
     #[error(
-        "--device wgpu: this program was built without wgpu; build it with `cargo build --release -p kiln-benches \
-         --features wgpu`, or choose another device"
+        "--device wgpu: this program was built without wgpu; build it with `cargo build --release -p \
+         kiln-benches --features wgpu`, or choose another device"
     )]
     NoWgpu,
     /// The device lacks a number format.
@@ -26,7 +26,7 @@ pub enum BenchError {
         /// The format.
         dtype: &'static str,
     },
-    /// Nothing is called so.
+    /// `--only` names no row.
     #[error("--only {wanted}: nothing is called so; there are {}", .rows.join(", "))]
     NoRow {
         /// What was asked for.
@@ -34,10 +34,10 @@ pub enum BenchError {
         /// What there is.
         rows: Vec<String>,
     },
-    /// There is nothing to compare with on this device.
+    /// PyTorch does not run on this device.
     #[error("--peer runs PyTorch on the same device, and PyTorch knows no wgpu; use --device cuda")]
     NoPeer,
-    /// The peer's script is not there.
+    /// The peer's script does not exist.
     #[error(
         "--peer-script {script}: there is no such file; run kiln-bench from the root of a clone, or name it"
     )]

@@ -1,5 +1,5 @@
-//! Measures what Kiln is made of: kernels, whole steps, and checkpoints on a disk. What compares strategies is
-//! `kiln bench strategies`.
+//! Measures kernels, whole training steps, and checkpoints on a disk. `kiln bench strategies` compares
+//! strategies.
 //!
 //!     cargo run --release -p kiln-benches --bin kiln-bench -- step --config configs/90m.toml
 
@@ -60,7 +60,7 @@ fn main() -> ExitCode {
     ExitCode::from(if !output::finish() && code == 0 { FAILED } else { code })
 }
 
-/// Measures, and says what came out; returns the exit code.
+/// Measures, prints the results, and returns the exit code.
 fn run(command: Command) -> Result<u8, BenchError> {
     let (text, passed) = match command {
         Command::Checkpoint(args) => (args.run()?, true),

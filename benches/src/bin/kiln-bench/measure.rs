@@ -16,7 +16,7 @@ use kiln_shard::{EngineBuilder, memory};
 
 use crate::process;
 
-/// How many steps.
+/// Numbers of steps.
 #[derive(Clone, Copy, Debug)]
 pub struct Steps {
     /// Steps that are timed.
@@ -25,7 +25,7 @@ pub struct Steps {
     pub warmup: usize,
 }
 
-/// What the steps of a configuration came to. Times are in seconds, those of the slowest rank.
+/// Measurements of the steps of a configuration. Times are in seconds, those of the slowest rank.
 #[derive(Clone, Debug, Default)]
 pub struct Measured {
     /// Each step, from its first token until the device has done everything.
@@ -43,14 +43,17 @@ pub struct Measured {
     pub device_bytes: Option<u64>,
 }
 
-/// One rank's part.
-struct Rank {
-    steps: Vec<f64>,
-    updates: Vec<f64>,
-    first_step: Option<f64>,
-    parameters: usize,
-    bytes: u64,
-    device_bytes: Option<u64>,
+impl Measured {
+    /// What two ranks measured, together: a step is over when it is over on both.
+    fn and(mut self, other: Measured) -> Measured {
+        for (ours, theirs) in [(&mut self.steps, other.steps), (&mut self.updates, other.updates)] {
+            ours.iter_mut().zip(theirs).for_each(|(ours, theirs)| *ours = ours.max(theirs));
+        }
+        self.first_step = self.first_step.into_iter().chain(other.first_step).reduce(f64::max);
+        self.rank_bytes.extend(other.rank_bytes);
+        self.device_bytes = self.device_bytes.max(other.device_bytes);
+        self
+    }
 }
 
 /// Does the steps of `config` on `device`, with ranks as threads of this process.
@@ -62,22 +65,16 @@ pub fn measure(
 ) -> Result<Measured, TrainError> {
     let ranks = config.train.ranks;
     let threads = threads_per_rank(&config.device, ranks);
-    // What earlier work has left to this device's allocator is not these steps'.
+    // Memory that earlier work has left in the device's allocator is not counted.
     let before = reserved(device).unwrap_or(0);
-    let ranks = run_ranks(ranks, threads, |world| -> Result<Rank, TrainError> {
+    let ranks = run_ranks(ranks, threads, |world| -> Result<_, TrainError> {
         let rank = world.rank();
         memory::reset_peak(rank);
         let decoder = Decoder::new(model, Key::new(config.train.seed), device);
         let builder = EngineBuilder::new(world, run::policy(config), config.shard.shard_size)?;
         let sharded = ShardedDecoder::<Block>::new(decoder, builder)?;
-        let mut own = Rank {
-            steps: Vec::new(),
-            updates: Vec::new(),
-            first_step: None,
-            parameters: sharded.engine().layout().num_parameters(),
-            bytes: 0,
-            device_bytes: None,
-        };
+        let parameters = sharded.engine().layout().num_parameters();
+        let mut own = Measured { parameters, ..Measured::default() };
         for index in 0..count.warmup.max(1) + count.timed {
             let start = Instant::now();
             let update = step(config, &sharded, device, 1 + index as u64)?;
@@ -91,29 +88,15 @@ pub fn measure(
             }
             own.device_bytes = own.device_bytes.max(reserved(device));
         }
-        own.bytes = memory::peak_bytes(rank) as u64;
+        own.rank_bytes = vec![memory::peak_bytes(rank) as u64];
         Ok(own)
     })?;
-    // A step is over when it is for all ranks.
-    let slowest = |times: fn(&Rank) -> &[f64]| {
-        let at = |index| ranks.iter().map(|rank| times(rank)[index]).fold(0.0, f64::max);
-        (0..count.timed).map(at).collect()
-    };
-    Ok(Measured {
-        steps: slowest(|rank| &rank.steps),
-        updates: slowest(|rank| &rank.updates),
-        first_step: ranks.iter().filter_map(|rank| rank.first_step).reduce(f64::max),
-        parameters: ranks.first().map_or(0, |rank| rank.parameters),
-        rank_bytes: ranks.iter().map(|rank| rank.bytes).collect(),
-        device_bytes: ranks
-            .iter()
-            .filter_map(|rank| rank.device_bytes)
-            .max()
-            .map(|bytes| bytes.saturating_sub(before)),
-    })
+    let mut measured = ranks.into_iter().reduce(Measured::and).unwrap_or_default();
+    measured.device_bytes = measured.device_bytes.map(|bytes| bytes.saturating_sub(before));
+    Ok(measured)
 }
 
-/// Waits until the device has done what this thread has asked of it.
+/// Waits until the device has done all work that this thread has queued.
 pub fn sync(device: &Device) -> Result<(), TrainError> {
     device.sync().map_err(|error| TrainError::Crash(format!("the device failed: {error}")))
 }

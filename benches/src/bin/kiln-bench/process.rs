@@ -1,4 +1,4 @@
-//! This process as the system sees it.
+//! The age and the memory of this process, as the system reports them.
 
 use std::fs::read_to_string;
 

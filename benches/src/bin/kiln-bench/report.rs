@@ -1,4 +1,4 @@
-//! What the steps of a configuration came to, for people and for programs.
+//! The report on the steps of a configuration, as text and as JSON.
 
 use kiln::bench::median;
 use kiln::config::{Config, Precision};
@@ -11,7 +11,7 @@ use serde::Serialize;
 use crate::measure::Measured;
 use crate::process;
 
-/// What came out; the names are those of the peer, as far as it has the same.
+/// The report. Its keys are those of the peer (`benches/peers/torch_fsdp.py`) where the peer reports the same.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct StepReport {
     /// `"kiln"`.
@@ -20,13 +20,13 @@ pub struct StepReport {
     pub version: &'static str,
     /// The device, in words.
     pub device: String,
-    /// What was trained.
+    /// The shape of the model.
     pub model: ModelConfig,
     /// Its number of parameters.
     pub parameters: usize,
-    /// How state was spread over ranks.
+    /// How state was sharded over ranks.
     pub strategy: Strategy,
-    /// What ran again in backward.
+    /// What was recomputed in backward.
     pub recompute: Recompute,
     /// Dtype of computation.
     pub dtype: Precision,
@@ -50,7 +50,7 @@ pub struct StepReport {
     pub first_step_s: Option<f64>,
     /// FLOP/s of the model, by [`ModelConfig::flops_per_token`].
     pub model_flops_per_s: f64,
-    /// What the device could do in matrix products, by `device.peak_tflops`, its data sheet, or a
+    /// FLOP/s that the device reaches in matrix products, by `device.peak_tflops`, its data sheet, or a
     /// product of matrices that is measured after the steps; nothing where none of these is known.
     pub peak_flops_per_s: Option<f64>,
     /// `model_flops_per_s` over `peak_flops_per_s`.
@@ -64,7 +64,7 @@ pub struct StepReport {
 }
 
 impl StepReport {
-    /// What `measured` means for the steps of `config` on a device with that `peak`.
+    /// The report on `measured` steps of `config` on a device with this `peak`.
     pub fn new(
         config: &Config,
         model: ModelConfig,

@@ -13,7 +13,7 @@ use kiln_model::ModelConfig;
 use crate::measure::{Steps, measure};
 use crate::report::StepReport;
 
-/// What to measure.
+/// The arguments of `kiln-bench step`.
 #[derive(Args, Clone, Debug)]
 pub struct StepArgs {
     /// Configuration whose model, batch and policy to use [default: preset 10m, 4 sequences].
@@ -37,7 +37,7 @@ pub struct StepArgs {
 }
 
 impl StepArgs {
-    /// Measures; returns what to say.
+    /// Measures, and returns the report as text or JSON.
     pub fn run(self) -> Result<String, TrainError> {
         let mut config = match &self.config {
             Some(path) => config::load(path, &self.overrides)?,
@@ -64,7 +64,7 @@ impl StepArgs {
     }
 }
 
-/// Checks a configuration whose data are made up; the shape of its model.
+/// Checks a configuration for steps on made-up tokens, and returns the shape of its model.
 pub fn checked(config: &mut Config) -> Result<ModelConfig, TrainError> {
     if config.data.path.as_os_str().is_empty() {
         // No data is read.
@@ -74,7 +74,7 @@ pub fn checked(config: &mut Config) -> Result<ModelConfig, TrainError> {
     config.model.resolve(Some(config.data.vocab_size)).map_err(TrainError::usage)
 }
 
-/// Numbers of steps that make sense.
+/// The numbers of steps, which must not be 0.
 pub fn counted(timed: usize, warmup: usize) -> Result<Steps, TrainError> {
     check_counts(&[("--steps", timed), ("--warmup", warmup)])?;
     Ok(Steps { timed, warmup })

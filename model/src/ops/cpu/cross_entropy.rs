@@ -1,20 +1,19 @@
 //! The kernel of the output projection and cross-entropy loss, block by block of rows.
 
-mod products;
-
 use burn::backend::Flex;
+use burn::prelude::ToElement;
 use burn::tensor::DType;
 use burn_flex::FlexTensor;
 use rayon::prelude::*;
 
-use self::products::{Bf16Products, FloatProducts, Products};
 use super::bf16::bf16_gemm_for;
-use super::dispatch::with_real;
+use super::dispatch::{with_products, with_real};
 use super::matrix::{Matrix, MatrixMut};
 use super::parallel::{BLOCK, for_each_block, rows_per_block, simd};
+use super::products::{Multiplier, Output, Products, Threads};
 use super::scalar::{Real, Scalar, exp_sum, max};
 use super::uninit::zeros;
-use super::values::{MatrixValues, Values, in_float, int_values};
+use super::values::{MatrixValues, Values, in_float, int_values, new_tensor};
 use crate::ops::cross_entropy::{CrossEntropyKernels, HeadLayout};
 
 impl CrossEntropyKernels for Flex {
@@ -31,20 +30,23 @@ impl CrossEntropyKernels for Flex {
         if let Some(target) = targets.iter().find(|&&target| target >= vocab as i64) {
             panic!("cross entropy: target {target} is outside a vocabulary of {vocab}");
         }
-        let shape = [rows, d_model, vocab];
-        if let Some(bf16_gemm) = bf16_gemm_for([hidden, weight]) {
-            let (hidden, weight_values) = (Values::of(hidden), MatrixValues::of(weight));
-            let products = Bf16Products::new(bf16_gemm, layout.columns(weight_values.view()), wanted);
-            let hidden = Matrix::rows(&hidden, [rows, d_model]);
-            let head = Head { hidden, products, layout, targets: &targets, scale: scale as f32, shape };
-            return head.tensors(weight, wanted);
-        }
-        with_real!(hidden.dtype(), T => {
-            let (hidden, weight_values) = (Values::<T>::of(hidden), MatrixValues::<T>::of(weight));
-            let products = FloatProducts { weight: layout.columns(weight_values.view()) };
-            let (hidden, scale) = (Matrix::rows(&hidden, [rows, d_model]), T::from_f64(scale));
-            let head = Head { hidden, products, layout, targets: &targets, scale, shape };
-            head.tensors(weight, wanted)
+        with_products!(bf16_gemm_for([hidden, weight]), hidden.dtype(), products, S => {
+            let (hidden, weight_values) = (Values::<S>::of(hidden), MatrixValues::<S>::of(weight));
+            let columns = match layout {
+                HeadLayout::VocabRows => weight_values.view().t(),
+                HeadLayout::VocabColumns => weight_values.view(),
+            };
+            let head = Head {
+                hidden: Matrix::rows(&hidden, [rows, d_model]),
+                products,
+                weight: products.right(columns, Threads::Pool),
+                transposed: wanted[0].then(|| products.right(columns.t(), Threads::Pool)),
+                layout,
+                targets: &targets,
+                scale: <S as Scalar>::Real::from_f64(scale),
+                shape: [rows, d_model, vocab],
+            };
+            head.run(weight, wanted)
         })
     }
 
@@ -58,9 +60,8 @@ impl CrossEntropyKernels for Flex {
 fn scaled<T: Real>(mut gradient: FlexTensor, factor: &FlexTensor) -> FlexTensor {
     let factor = Values::<T>::of(factor)[0];
     if factor != T::ONE {
-        let values = T::storage_mut(&mut gradient).expect("the caller dispatches on this dtype");
         for_each_block(
-            values,
+            gradient.storage_mut::<T>(),
             BLOCK,
             #[inline(always)]
             |_, block| block.iter_mut().for_each(|value| *value *= factor),
@@ -69,57 +70,38 @@ fn scaled<T: Real>(mut gradient: FlexTensor, factor: &FlexTensor) -> FlexTensor 
     gradient
 }
 
-impl HeadLayout {
-    /// A weight of this layout as `[d_model, vocab]`.
-    fn columns<T>(self, weight: Matrix<'_, T>) -> Matrix<'_, T> {
-        match self {
-            HeadLayout::VocabRows => weight.t(),
-            HeadLayout::VocabColumns => weight,
-        }
-    }
-}
-
 /// The operands of the loss.
-struct Head<'a, P: Products> {
-    hidden: Matrix<'a, P::Operand>,
+struct Head<'a, S: Scalar, P: Products<S, S::Real>> {
+    hidden: Matrix<'a, S>,
     products: P,
+    /// `[d_model, vocab]`.
+    weight: P::Right<'a>,
+    /// The transposed weight, if the gradient of `hidden` is wanted.
+    transposed: Option<P::Right<'a>>,
     layout: HeadLayout,
     targets: &'a [i64],
-    scale: RealOf<P>,
+    scale: S::Real,
     /// Rows, width of a row, size of the vocabulary.
     shape: [usize; 3],
 }
 
-/// The type that the loss and its gradients are computed in.
-type RealOf<P> = <<P as Products>::Operand as Scalar>::Real;
-
-impl<P: Products> Head<'_, P> {
-    /// The loss, and the gradients that are wanted.
-    fn tensors(&self, weight: &FlexTensor, wanted: [bool; 2]) -> (FlexTensor, [Option<FlexTensor>; 2]) {
-        let [rows, d_model, _] = self.shape;
-        let (sum, [dhidden, dweight]) = self.run(wanted);
-        let loss = RealOf::<P>::from_f64(sum * self.scale.to_f64());
-        let gradients = [
-            dhidden.map(|values| RealOf::<P>::tensor(values, [rows, d_model].into())),
-            dweight.map(|values| RealOf::<P>::tensor(values, weight.layout().shape().clone())),
-        ];
-        (RealOf::<P>::tensor(vec![loss], [1].into()), gradients)
-    }
-
-    /// The sum of the losses and the gradients that are wanted.
-    fn run(&self, wanted: [bool; 2]) -> (f64, [Option<Vec<RealOf<P>>>; 2]) {
-        let [rows, d_model, vocab] = self.shape;
-        let mut dhidden = zeros::<RealOf<P>>(wanted[0], rows * d_model);
+impl<S: Scalar, P: Products<S, S::Real>> Head<'_, S, P> {
+    /// The loss, and the gradients that are wanted: `weight` is that of the projection.
+    fn run(&self, weight: &FlexTensor, wanted: [bool; 2]) -> (FlexTensor, [Option<FlexTensor>; 2]) {
+        let ([rows, d_model, vocab], products) = (self.shape, self.products);
+        let mut dhidden = zeros::<S::Real>(wanted[0], rows * d_model);
         let mut dweight = None;
         let block_rows = block_rows(vocab);
         let mut sum = 0.0;
         for start in (0..rows).step_by(block_rows) {
             let block = start..rows.min(start + block_rows);
             let hidden = self.hidden.slice(block.clone(), 0..d_model);
-            let mut logits = self.products.logits(hidden);
+            let lhs = products.left(hidden, Threads::Pool);
+            let mut logits: Vec<S::Real> =
+                products.product(&lhs, &self.weight, [block.len(), d_model, vocab]);
 
             let targets = &self.targets[block.clone()];
-            let (losses, factors): (Vec<f64>, Vec<RealOf<P>>) = logits
+            let (losses, factors): (Vec<f64>, Vec<S::Real>) = logits
                 .par_chunks_mut(vocab)
                 .zip(targets)
                 .map(|(logits, &target)| {
@@ -133,14 +115,15 @@ impl<P: Products> Head<'_, P> {
 
             // Gradients of the logits without a factor per row. The factor is applied to the hidden values
             // and their gradients, which are narrower.
-            let dlogits = P::operands(logits);
+            let dlogits = products.operands(logits.into());
             let dlogits = Matrix::rows(&dlogits, [block.len(), vocab]);
             let scale = self.scale;
             let row_factor = |row: usize| factors[row] * scale;
-            if let Some(dhidden) = &mut dhidden {
+            if let (Some(dhidden), Some(transposed)) = (&mut dhidden, &self.transposed) {
                 let dhidden = &mut dhidden[block.start * d_model..block.end * d_model];
                 let out = MatrixMut::rows(dhidden, [block.len(), d_model]);
-                self.products.hidden_gradient(dlogits, out);
+                let (lhs, all) = (products.left(dlogits, Threads::Pool), [0..vocab, 0..d_model]);
+                products.multiply(out, Output::Overwrite(S::Real::ONE), &lhs, transposed, all, Threads::Pool);
                 scale_rows(dhidden, d_model, row_factor);
             }
             if wanted[1] {
@@ -151,17 +134,22 @@ impl<P: Products> Head<'_, P> {
                     HeadLayout::VocabRows => (dlogits.t(), hidden),
                     HeadLayout::VocabColumns => (hidden.t(), dlogits),
                 };
+                let ([m, k], [_, n]) = (lhs.shape(), rhs.shape());
+                let (lhs, rhs) = (products.left(lhs, Threads::Pool), products.right(rhs, Threads::Pool));
                 match &mut dweight {
-                    None => dweight = Some(self.products.product(lhs, rhs)),
+                    None => dweight = Some(products.product(&lhs, &rhs, [m, k, n])),
                     Some(dweight) => {
-                        let out = MatrixMut::rows(dweight, [lhs.shape()[0], rhs.shape()[1]]);
-                        self.products.add_product(out, lhs, rhs);
+                        let out = MatrixMut::rows(dweight, [m, n]);
+                        products.multiply(out, Output::Add, &lhs, &rhs, [0..k, 0..n], Threads::Pool);
                     }
                 }
             }
         }
         let dweight = dweight.or_else(|| zeros(wanted[1], d_model * vocab));
-        (sum, [dhidden, dweight])
+        let loss = S::Real::from_f64(sum * self.scale.to_f64());
+        let dhidden = dhidden.map(|values| new_tensor(values, [rows, d_model]));
+        let dweight = dweight.map(|values| new_tensor(values, weight.layout().shape().clone()));
+        (new_tensor(vec![loss], [1]), [dhidden, dweight])
     }
 }
 

@@ -26,6 +26,24 @@ macro_rules! with_real {
 }
 pub(super) use with_real;
 
+/// Runs `$body` with `$products` bound to the matrix products of operands of type `$scalar`: those of `$bf16`,
+/// which is an option, or else those of [`with_real`].
+macro_rules! with_products {
+    ($bf16:expr, $dtype:expr, $products:ident, $scalar:ident => $body:expr) => {
+        match $bf16 {
+            Some($products) => {
+                type $scalar = burn::tensor::bf16;
+                $body
+            }
+            None => $crate::ops::cpu::dispatch::with_real!($dtype, $scalar => {
+                let $products = $crate::ops::cpu::gemm::Floats;
+                $body
+            }),
+        }
+    };
+}
+pub(super) use with_products;
+
 /// Runs `$body` with the type alias `$scalar` bound to the type of the elements of tensors of `$dtype`.
 macro_rules! with_scalar {
     ($dtype:expr, $scalar:ident => $body:expr) => {

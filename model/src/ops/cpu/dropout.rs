@@ -7,10 +7,10 @@ use super::dispatch::with_real;
 use super::parallel::{BLOCK, for_each_block};
 use super::scalar::Real;
 use super::values::{Values, tensor_of};
-use crate::ops::dropout::{DropoutKernels, DropoutMask};
+use crate::ops::dropout::{DropoutMask, DropoutOp};
 
-impl DropoutKernels for Flex {
-    fn dropout_apply(x: &FlexTensor, mask: DropoutMask) -> FlexTensor {
+impl DropoutOp for Flex {
+    fn fused_dropout(x: &FlexTensor, mask: DropoutMask) -> FlexTensor {
         let shape = x.layout().shape().clone();
         with_real!(x.dtype(), T => {
             let (values, scale) = (Values::<T>::of(x), T::from_f64(mask.scale));

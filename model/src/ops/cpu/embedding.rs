@@ -1,5 +1,7 @@
 //! The kernels of embeddings: lookup of rows of a table.
 
+use std::mem::MaybeUninit;
+
 use burn::backend::Flex;
 use burn::tensor::{DType, Shape};
 use burn_flex::FlexTensor;
@@ -7,8 +9,8 @@ use burn_flex::FlexTensor;
 use super::dispatch::{with_real, with_scalar};
 use super::parallel::{for_each_block, rows_per_block};
 use super::scalar::{Real, Scalar};
-use super::uninit::UninitVec;
-use super::values::{Values, int_values, tensor_of};
+use super::uninit::written;
+use super::values::{Values, int_values, new_tensor, tensor_of};
 use crate::ops::embedding::EmbeddingKernels;
 
 impl EmbeddingKernels for Flex {
@@ -80,15 +82,14 @@ fn gather<S: Scalar>(weight: &FlexTensor, rows: &[usize], shape: Shape) -> FlexT
     let weight = Values::<S>::of(weight);
     let weight: &[S] = &weight;
     let [_, _, d_model] = shape.dims();
-    let mut y = UninitVec::new(rows.len() * d_model);
-    if d_model > 0 {
-        for_each_block(y.slots(), rows_per_block(d_model) * d_model, |start, block| {
-            let rows = &rows[start / d_model..];
-            for (out, &row) in block.chunks_exact_mut(d_model).zip(rows) {
-                out.write_copy_of_slice(&weight[row * d_model..][..d_model]);
-            }
-        });
-    }
-    // SAFETY: the blocks are all elements, in whole rows, and every row has been copied.
-    S::tensor(unsafe { y.assume_init() }, shape)
+    let write = |start: usize, block: &mut [MaybeUninit<S>]| {
+        // Without columns there are no rows to copy.
+        let rows = &rows[start / d_model.max(1)..];
+        for (out, &row) in block.chunks_exact_mut(d_model.max(1)).zip(rows) {
+            out.write_copy_of_slice(&weight[row * d_model..][..d_model]);
+        }
+    };
+    let size = rows_per_block(d_model) * d_model.max(1);
+    // SAFETY: blocks are whole rows, and every row is copied.
+    new_tensor(unsafe { written(rows.len() * d_model, size, write) }, shape)
 }

@@ -4,32 +4,15 @@
 //! times per product, and one of them packs for all. The sums over `k` are the crate's. Their order depends
 //! on `k` alone, so the cut does not change a bit of the result.
 
+use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Once;
 
-use super::matrix::{Matrix, MatrixMut, Target};
+use super::matrix::{Matrix, MatrixMut};
 use super::parallel::for_each_task;
+use super::products::{Multiplier, Output, Products, Threads};
 use super::scalar::Real;
 use super::transpose::row_major;
-use super::uninit::UninitVec;
-
-/// What a product does with the values that are already in its output.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Output {
-    /// Replaces them without reading them.
-    Overwrite,
-    /// Adds to them.
-    Add,
-}
-
-/// The threads a product runs on. The result has the same bits either way.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Threads {
-    /// The calling thread, for products inside a parallel loop.
-    One,
-    /// The current rayon pool.
-    Pool,
-}
 
 /// Multiplications below which a product is not worth a second thread.
 const WORTH_A_THREAD: usize = 1 << 20;
@@ -50,29 +33,77 @@ const CHUNK: usize = 128;
 /// them there is up to a fifth faster than copying them first, as the crate does by default.
 static READ_ROWS_IN_PLACE: Once = Once::new();
 
-/// `lhs · rhs` on the current rayon pool, in row-major order.
-///
-/// # Panics
-///
-/// If the shapes do not fit.
-pub fn product<T: Real>(lhs: Matrix<'_, T>, rhs: Matrix<'_, T>) -> Vec<T> {
-    let shape = [lhs.shape()[0], rhs.shape()[1]];
-    let mut out = UninitVec::new(shape[0] * shape[1]);
-    let target = MatrixMut::uninit(out.slots(), shape);
-    gemm(target, Output::Overwrite, T::ONE, lhs, rhs, Threads::Pool);
-    // SAFETY: a product that replaces its output writes every element of it.
-    unsafe { out.assume_init() }
+/// Products of `f32` or `f64`.
+#[derive(Clone, Copy, Debug)]
+pub struct Floats;
+
+/// An operand: a view, or a copy in row-major order.
+pub enum Operand<'a, T> {
+    View(Matrix<'a, T>),
+    Copy(Vec<T>, [usize; 2]),
 }
 
-/// `out = scale · lhs · rhs`, or `out += scale · lhs · rhs`.
-///
-/// # Panics
-///
-/// If the shapes do not fit, or if the product is to be added to elements without a value.
-pub fn gemm<T: Real>(
+impl<T: Real> Operand<'_, T> {
+    /// A copy of `matrix`, whose columns are contiguous.
+    fn copied(matrix: Matrix<'_, T>) -> Self {
+        Operand::Copy(row_major(matrix), matrix.shape())
+    }
+
+    fn view(&self) -> Matrix<'_, T> {
+        match self {
+            Operand::View(matrix) => *matrix,
+            Operand::Copy(values, shape) => Matrix::rows(values, *shape),
+        }
+    }
+}
+
+impl<T: Real> Multiplier<T> for Floats {
+    type Left<'a> = Operand<'a, T>;
+    type Right<'a> = Operand<'a, T>;
+    /// The most rows that `gemm` multiplies without packing the other operand: eight register tiles of six.
+    const ROWS: usize = 48;
+
+    fn left(self, lhs: Matrix<'_, T>, _: Threads) -> Operand<'_, T> {
+        Operand::View(lhs)
+    }
+
+    fn copied_left(self, lhs: Matrix<'_, T>, n: usize) -> Option<Operand<'static, T>> {
+        worth_a_copy(lhs, n).then(|| Operand::copied(lhs))
+    }
+
+    fn right(self, rhs: Matrix<'_, T>, _: Threads) -> Operand<'_, T> {
+        Operand::View(rhs)
+    }
+
+    /// A copy, so that products read both operands along their contiguous axes and pack nothing.
+    fn transposed_right(self, rhs: Matrix<'_, T>) -> Operand<'_, T> {
+        Operand::copied(rhs)
+    }
+
+    fn operands(self, values: Cow<'_, [T]>) -> Cow<'_, [T]> {
+        values
+    }
+}
+
+// SAFETY: `gemm` writes every element of an output that it replaces.
+unsafe impl<T: Real> Products<T, T> for Floats {
+    fn multiply(
+        self,
+        out: MatrixMut<'_, T>,
+        output: Output<T>,
+        lhs: &Operand<'_, T>,
+        rhs: &Operand<'_, T>,
+        [rows, columns]: [Range<usize>; 2],
+        threads: Threads,
+    ) {
+        gemm(out, output, lhs.view(), rhs.view().slice(rows, columns), threads);
+    }
+}
+
+/// Writes `lhs · rhs`, see [`Products::multiply`].
+fn gemm<T: Real>(
     mut out: MatrixMut<'_, T>,
-    output: Output,
-    scale: T,
+    output: Output<T>,
     lhs: Matrix<'_, T>,
     rhs: Matrix<'_, T>,
     threads: Threads,
@@ -85,7 +116,7 @@ pub fn gemm<T: Real>(
         rhs.shape(),
         out.shape()
     );
-    assert!(out.is_init() || output == Output::Overwrite, "a product added to no value");
+    assert!(out.is_init() || output != Output::Add, "a product added to no value");
     let on_pool = threads == Threads::Pool;
     let threads = match threads {
         Threads::Pool if m * n * k >= WORTH_A_THREAD => rayon::current_num_threads(),
@@ -99,17 +130,45 @@ pub fn gemm<T: Real>(
     let lhs = copy.as_ref().map_or(lhs, |copy| Matrix::rows(copy, [m, k]));
     let target = out.raw();
     let [row_chunks, column_chunks] = cut([m, n], rhs.strides()[1] == 1, threads);
+    let scale = if let Output::Overwrite(scale) = output { scale } else { T::ONE };
     let task = |index: usize| {
         let rows = range(m, row_chunks, index / column_chunks, TILE[0]);
         let columns = range(n, column_chunks, index % column_chunks, TILE[1]);
+        if rows.is_empty() || columns.is_empty() {
+            return;
+        }
         let target = target.at([rows.start, columns.start]);
         let (lhs, rhs) = (lhs.slice(rows, 0..k), rhs.slice(0..k, columns));
-        // SAFETY: the constructors of the view have checked that every element of its shape is there, the
-        // shapes fit (asserted above), and the ranges lie inside them. `out` is borrowed mutably until all
-        // chunks are done, so it overlaps neither operand. Its rows do not overlap each other and neither do
-        // the ranges of chunks, so each element is written by one thread. Elements that the product is added
-        // to have values (asserted above).
-        unsafe { multiply(target, output, scale, lhs, rhs) };
+        // SAFETY: the constructors of the views have checked that every element of their shapes is there (where
+        // `k` is 0 no operand is read), the shapes fit (asserted above), and the ranges lie inside them. `out` is
+        // borrowed mutably until all chunks are done, so it overlaps neither operand. Its rows do not overlap
+        // each other and neither do the ranges of chunks, so each element is written by one thread. Elements that
+        // the product is added to have values (asserted above). `T` is `f32` or `f64`, which `gemm` supports:
+        // `Real` is implemented for no other type. The strides fit in `isize` because they are bounded by slice
+        // lengths wherever they are used (a dimension of 1 never multiplies its stride).
+        unsafe {
+            gemm::gemm(
+                lhs.shape()[0],
+                rhs.shape()[1],
+                k,
+                target.values,
+                1,
+                target.row_stride as isize,
+                output == Output::Add,
+                lhs.values().as_ptr(),
+                lhs.strides()[1] as isize,
+                lhs.strides()[0] as isize,
+                rhs.values().as_ptr(),
+                rhs.strides()[1] as isize,
+                rhs.strides()[0] as isize,
+                T::ONE,
+                scale,
+                false,
+                false,
+                false,
+                gemm::Parallelism::None,
+            );
+        }
     };
     match row_chunks * column_chunks {
         1 => task(0),
@@ -118,7 +177,7 @@ pub fn gemm<T: Real>(
 }
 
 /// Whether the left operand of a product of `n` columns is to be copied to rows first.
-pub fn worth_a_copy<T: Real>(lhs: Matrix<'_, T>, n: usize) -> bool {
+fn worth_a_copy<T: Real>(lhs: Matrix<'_, T>, n: usize) -> bool {
     let [m, k] = lhs.shape();
     lhs.is_transposed() && n >= USES && m * n * k >= WORTH_A_COPY
 }
@@ -143,51 +202,5 @@ fn range(len: usize, chunks: usize, index: usize, tile: usize) -> Range<usize> {
     match chunks {
         1 => 0..len,
         _ => at(index)..at(index + 1),
-    }
-}
-
-/// A product on the calling thread.
-///
-/// # Safety
-///
-/// The shapes of the operands fit; every element of the product in `target` is valid for writes by this
-/// thread alone, apart from the operands, and has a value if `output` is [`Output::Add`].
-unsafe fn multiply<T: Real>(
-    target: Target<T>,
-    output: Output,
-    scale: T,
-    lhs: Matrix<'_, T>,
-    rhs: Matrix<'_, T>,
-) {
-    let ([m, k], n) = (lhs.shape(), rhs.shape()[1]);
-    if m == 0 || n == 0 {
-        return;
-    }
-    // SAFETY: every element that is read exists, by the views' constructors (where `k` is 0 none is read),
-    // and what is written by the caller's contract. `T` is `f32` or `f64`, which `gemm` supports: `Real` is
-    // implemented for no other type. The strides fit in `isize` because they are bounded by slice lengths
-    // wherever they are used (a dimension of 1 never multiplies its stride).
-    unsafe {
-        gemm::gemm(
-            m,
-            n,
-            k,
-            target.values,
-            1,
-            target.row_stride as isize,
-            output == Output::Add,
-            lhs.values().as_ptr(),
-            lhs.strides()[1] as isize,
-            lhs.strides()[0] as isize,
-            rhs.values().as_ptr(),
-            rhs.strides()[1] as isize,
-            rhs.strides()[0] as isize,
-            T::ONE,
-            scale,
-            false,
-            false,
-            false,
-            gemm::Parallelism::None,
-        );
     }
 }

@@ -1,18 +1,19 @@
 //! The kernels of linear maps.
 
+use std::any::Any;
+
 use burn::backend::Flex;
-use burn::tensor::{DType, Shape, bf16};
+use burn::tensor::DType;
 use burn_flex::FlexTensor;
 
-use super::bf16::{Left, bf16_gemm_for};
-use super::dispatch::with_real;
-use super::gemm::{Output, Threads, gemm, product, worth_a_copy};
+use super::bf16::bf16_gemm_for;
+use super::dispatch::{with_products, with_real};
 use super::matrix::{Matrix, MatrixMut};
 use super::parallel::for_each_block;
+use super::products::{Multiplier, Output, Products, Threads};
 use super::scalar::{Real, Scalar};
-use super::transpose::row_major;
 use super::values::{MatrixValues, Values, in_float, owned, tensor_of};
-use crate::ops::linear::{LinearKernels, rows_of};
+use crate::ops::linear::{LinearKernels, rows_of, with_width};
 use crate::ops::shared::Prepared;
 
 impl LinearKernels for Flex {
@@ -20,39 +21,22 @@ impl LinearKernels for Flex {
         let [rows, d_in] = rows_of(x);
         let [weight_in, d_out] = rows_of(weight);
         assert_eq!(d_in, weight_in, "linear: rows of {d_in} values and a weight for {weight_in}");
-        let mut shape = x.layout().shape().clone();
-        let last = shape.num_dims() - 1;
-        shape[last] = d_out;
-        if let Some(bf16_gemm) = bf16_gemm_for([x, weight]) {
-            let (x, weight) = (Values::<bf16>::of(x), MatrixValues::<bf16>::of(weight));
-            let (lhs, rhs) = (
-                bf16_gemm.left(Matrix::rows(&x, [rows, d_in]), Threads::Pool),
-                bf16_gemm.right(weight.view(), Threads::Pool),
-            );
+        with_products!(bf16_gemm_for([x, weight]), x.dtype(), products, S => {
+            let (x_values, weight_values) = (Values::<S>::of(x), MatrixValues::<S>::of(weight));
+            let lhs = products.left(Matrix::rows(&x_values, [rows, d_in]), Threads::Pool);
+            let rhs = products.right(weight_values.view(), Threads::Pool);
             let y = match bias {
-                None => bf16_gemm.product(&lhs, &rhs),
+                None => products.product(&lhs, &rhs, [rows, d_in, d_out]),
                 Some(bias) => {
-                    let mut y = repeated::<bf16>(bias, [rows, d_out]);
+                    let bias = Values::<S>::of(bias);
+                    assert_eq!(bias.len(), d_out, "linear: the length of the bias");
+                    let mut y: Vec<S> = bias.repeat(rows);
                     let out = MatrixMut::rows(&mut y, [rows, d_out]);
-                    bf16_gemm.multiply(out, Output::Add, &lhs, rhs.all(), Threads::Pool);
+                    products.multiply(out, Output::Add, &lhs, &rhs, [0..d_in, 0..d_out], Threads::Pool);
                     y
                 }
             };
-            return bf16::tensor(y, shape);
-        }
-        with_real!(x.dtype(), T => {
-            let (x_values, weight_values) = (Values::<T>::of(x), MatrixValues::<T>::of(weight));
-            let (lhs, rhs) = (Matrix::rows(&x_values, [rows, d_in]), weight_values.view());
-            let y = match bias {
-                None => product(lhs, rhs),
-                Some(bias) => {
-                    let mut y = repeated::<T>(bias, [rows, d_out]);
-                    let out = MatrixMut::rows(&mut y, [rows, d_out]);
-                    gemm(out, Output::Add, T::ONE, lhs, rhs, Threads::Pool);
-                    y
-                }
-            };
-            tensor_of(y, shape, x.dtype())
+            tensor_of(y, with_width(x.layout().shape().clone(), d_out), x.dtype())
         })
     }
 
@@ -64,34 +48,20 @@ impl LinearKernels for Flex {
     ) -> FlexTensor {
         let [rows, d_out] = rows_of(dy);
         let [d_in, _] = rows_of(weight);
-        let mut shape = dy.layout().shape().clone();
-        let last = shape.num_dims() - 1;
-        shape[last] = d_in;
-        if let Some(bf16_gemm) = bf16_gemm_for([dy, weight]).filter(|_| dtype == DType::BF16) {
-            let (dy, weight) = (Values::<bf16>::of(dy), MatrixValues::<bf16>::of(weight));
-            let lhs = bf16_gemm.left(Matrix::rows(&dy, [rows, d_out]), Threads::Pool);
-            let rhs = bf16_gemm.right(weight.view().t(), Threads::Pool);
-            return match sum {
-                None => bf16::tensor(bf16_gemm.product(&lhs, &rhs), shape),
-                Some(sum) => {
-                    let mut sum = owned::<bf16>(sum);
-                    let values = bf16::storage_mut(&mut sum).expect("`owned` gives tensors of this dtype");
-                    let out = MatrixMut::rows(values, [rows, d_in]);
-                    bf16_gemm.multiply(out, Output::Add, &lhs, rhs.all(), Threads::Pool);
-                    sum
-                }
-            };
-        }
-        with_real!(dtype, T => {
-            let (dy, weight) = (Values::<T>::of(dy), MatrixValues::<T>::of(weight));
-            let (lhs, rhs) = (Matrix::rows(&dy, [rows, d_out]), weight.view().t());
+        let bf16_gemm = bf16_gemm_for([dy, weight]).filter(|_| dtype == DType::BF16);
+        with_products!(bf16_gemm, dtype, products, S => {
+            let (dy_values, weight) = (Values::<S>::of(dy), MatrixValues::<S>::of(weight));
+            let lhs = products.left(Matrix::rows(&dy_values, [rows, d_out]), Threads::Pool);
+            let rhs = products.right(weight.view().t(), Threads::Pool);
             match sum {
-                None => tensor_of(product(lhs, rhs), shape, dtype),
+                None => {
+                    let dx: Vec<S> = products.product(&lhs, &rhs, [rows, d_out, d_in]);
+                    tensor_of(dx, with_width(dy.layout().shape().clone(), d_in), dtype)
+                }
                 Some(sum) => {
-                    let mut sum = owned::<T>(sum);
-                    let values = T::storage_mut(&mut sum).expect("`owned` gives tensors of this dtype");
-                    let out = MatrixMut::rows(values, [rows, d_in]);
-                    gemm(out, Output::Add, T::ONE, lhs, rhs, Threads::Pool);
+                    let mut sum = owned::<S>(sum);
+                    let out = MatrixMut::rows(sum.storage_mut::<S>(), [rows, d_in]);
+                    products.multiply(out, Output::Add, &lhs, &rhs, [0..d_out, 0..d_in], Threads::Pool);
                     in_float(sum, dtype)
                 }
             }
@@ -104,29 +74,10 @@ impl LinearKernels for Flex {
         prepared: &mut Prepared,
         dtype: DType,
     ) -> FlexTensor {
-        let [rows, d_out] = rows_of(dy);
-        let [_, d_in] = rows_of(x);
-        if let Some(bf16_gemm) = bf16_gemm_for([x, dy]).filter(|_| dtype == DType::BF16) {
-            let (x, dy) = (Values::<bf16>::of(x), Values::<bf16>::of(dy));
-            let made = prepared.take().and_then(|made| made.downcast::<Left<'static>>().ok());
-            let x = || Box::new(bf16_gemm.copied_left(Matrix::rows(&x, [rows, d_in]).t()));
-            let lhs = made.unwrap_or_else(x);
-            let rhs = bf16_gemm.right(Matrix::rows(&dy, [rows, d_out]), Threads::Pool);
-            let dw = bf16_gemm.product(&lhs, &rhs);
-            *prepared = Some(lhs);
-            return bf16::tensor(dw, Shape::from([d_in, d_out]));
-        }
-        with_real!(dtype, T => {
-            let (x, dy) = (Values::<T>::of(x), Values::<T>::of(dy));
-            let (lhs, rhs) = (Matrix::rows(&x, [rows, d_in]).t(), Matrix::rows(&dy, [rows, d_out]));
-            if worth_a_copy(lhs, d_out) && prepared.is_none() {
-                *prepared = Some(Box::new(row_major(lhs)));
-            }
-            // The copy was made here, or by another map that reads the same `x`.
-            let transposed = prepared.as_ref().and_then(|copy| copy.downcast_ref::<Vec<T>>());
-            let lhs = transposed.map_or(lhs, |transposed| Matrix::rows(transposed, [d_in, rows]));
-            let dw = product(lhs, rhs);
-            tensor_of(dw, [d_in, d_out], dtype)
+        let bf16_gemm = bf16_gemm_for([x, dy]).filter(|_| dtype == DType::BF16);
+        with_products!(bf16_gemm, dtype, products, S => {
+            let dw: Vec<S> = weight_gradient(products, x, dy, prepared);
+            tensor_of(dw, [rows_of(x)[1], rows_of(dy)[1]], dtype)
         })
     }
 
@@ -149,10 +100,26 @@ impl LinearKernels for Flex {
     }
 }
 
-/// `bias` in each of `rows` rows.
-fn repeated<T: Scalar>(bias: &FlexTensor, [rows, d_out]: [usize; 2]) -> Vec<T> {
-    let bias = Values::<T>::of(bias);
-    let bias: &[T] = &bias;
-    assert_eq!(bias.len(), d_out, "linear: the length of the bias");
-    bias.repeat(rows)
+/// `xᵀ · dy`. Takes the transposed copy of `x` from `prepared`, or leaves it there if one is worth it.
+fn weight_gradient<S: Scalar, P: Products<S, S>>(
+    products: P,
+    x: &FlexTensor,
+    dy: &FlexTensor,
+    prepared: &mut Prepared,
+) -> Vec<S>
+where
+    P::Left<'static>: Send + 'static,
+{
+    let ([rows, d_out], [_, d_in]) = (rows_of(dy), rows_of(x));
+    let (x, dy) = (Values::<S>::of(x), Values::<S>::of(dy));
+    let (x, shape) = (Matrix::rows(&x, [rows, d_in]).t(), [d_in, rows, d_out]);
+    let rhs = products.right(Matrix::rows(&dy, [rows, d_out]), Threads::Pool);
+    if prepared.is_none() {
+        *prepared = products.copied_left(x, d_out).map(|copy| Box::new(copy) as Box<dyn Any + Send>);
+    }
+    // The copy was made here, or by another map that reads the same `x`.
+    match prepared.as_ref().and_then(|copy| copy.downcast_ref::<P::Left<'static>>()) {
+        Some(copy) => products.product(copy, &rhs, shape),
+        None => products.product(&products.left(x, Threads::Pool), &rhs, shape),
+    }
 }

@@ -138,13 +138,7 @@ impl<'a, T: Copy> MatrixMut<'a, T> {
         assert!(columns.is_multiple_of(count), "{columns} columns in {count} matrices");
         let shape = [rows, columns / count];
         // The matrices have no element in common, and each lies inside this one.
-        (0..count).map(move |i| MatrixMut {
-            values: self.values.wrapping_add(i * shape[1]),
-            shape,
-            row_stride: self.row_stride,
-            init: self.init,
-            lifetime: PhantomData,
-        })
+        (0..count).map(move |i| MatrixMut { values: self.values.wrapping_add(i * shape[1]), shape, ..self })
     }
 
     /// The rows of the given range.
@@ -154,13 +148,8 @@ impl<'a, T: Copy> MatrixMut<'a, T> {
     /// If the matrix has fewer.
     pub fn slice(&mut self, rows: Range<usize>) -> MatrixMut<'_, T> {
         assert!(rows.start <= rows.end && rows.end <= self.shape[0], "{rows:?} of {:?}", self.shape);
-        MatrixMut {
-            values: self.values.wrapping_add(rows.start * self.row_stride),
-            shape: [rows.len(), self.shape[1]],
-            row_stride: self.row_stride,
-            init: self.init,
-            lifetime: PhantomData,
-        }
+        let values = self.values.wrapping_add(rows.start * self.row_stride);
+        MatrixMut { values, shape: [rows.len(), self.shape[1]], ..*self }
     }
 }
 
@@ -178,7 +167,7 @@ fn check_bounds(len: usize, shape: [usize; 2], strides: [usize; 2]) {
     );
 }
 
-/// The output of a product, for the threads that write its parts.
+/// The output of a product, for threads that each write some rows and columns of it.
 #[derive(Clone, Copy, Debug)]
 pub struct Target<T> {
     /// The first element.

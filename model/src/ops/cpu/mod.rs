@@ -5,7 +5,8 @@
 //! blocks. Work runs in the rayon pool of the caller.
 //!
 //! Below the operations: `parallel` cuts work into blocks, `scalar` has the float types, `dispatch` chooses
-//! among them, `values` and `matrix` are views of tensors, `gemm` and `bf16` multiply matrices.
+//! among them, `values` and `matrix` are views of tensors. `products` is the interface of what multiplies
+//! matrices: `gemm` and `bf16`.
 
 mod attention;
 mod bf16;
@@ -17,6 +18,7 @@ mod gemm;
 mod linear;
 mod matrix;
 mod parallel;
+mod products;
 mod residual;
 mod rms_norm;
 mod rotary;

@@ -7,10 +7,11 @@ use super::dispatch::with_scalar;
 use super::parallel::{BLOCK, for_each_block};
 use super::scalar::Scalar;
 use super::values::{Values, owned};
-use crate::ops::residual::ResidualKernels;
+use crate::ops::residual::ResidualOp;
+use crate::ops::shared::SharedInput;
 
-impl ResidualKernels for Flex {
-    fn residual_forward(x: FlexTensor, y: FlexTensor) -> FlexTensor {
+impl ResidualOp for Flex {
+    fn fused_residual(x: FlexTensor, y: FlexTensor, _: SharedInput) -> FlexTensor {
         with_scalar!(y.dtype(), S => sum::<S>(&x, y))
     }
 }
@@ -19,9 +20,8 @@ fn sum<S: Scalar>(x: &FlexTensor, y: FlexTensor) -> FlexTensor {
     let mut y = owned::<S>(y);
     let x = Values::<S>::of(x);
     let x: &[S] = &x;
-    let values = S::storage_mut(&mut y).expect("`owned` gives tensors of this dtype");
     for_each_block(
-        values,
+        y.storage_mut::<S>(),
         BLOCK,
         #[inline(always)]
         |start, block| {

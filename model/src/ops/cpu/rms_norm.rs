@@ -5,10 +5,10 @@ use burn_flex::FlexTensor;
 use rayon::prelude::*;
 
 use super::dispatch::with_scalar;
-use super::parallel::{blocks, for_each_block, rows_per_block, simd};
+use super::parallel::{blocks, rows_per_block, simd};
 use super::scalar::{Real, Scalar, dot, dot3};
-use super::uninit::{UninitVec, zeros};
-use super::values::{Values, tensor_of};
+use super::uninit::{UninitVec, written, zeros};
+use super::values::{Values, new_tensor, tensor_of};
 use crate::ops::rms_norm::{RmsNormKernels, width_of};
 
 impl RmsNormKernels for Flex {
@@ -19,9 +19,9 @@ impl RmsNormKernels for Flex {
             let (x_values, weight) = (Values::<S>::of(x), Values::<S>::of(weight));
             let (x_values, weight): (&[S], &[S]) = (&x_values, &weight);
             let eps = <S as Scalar>::Real::from_f64(eps);
-            let mut y = UninitVec::new(x_values.len());
             let size = rows_per_block(width) * width;
-            for_each_block(y.slots(), size, #[inline(always)] |start, block| {
+            // SAFETY: `x` is whole rows as wide as the weight, so the loop writes every element.
+            let y = unsafe { written(x_values.len(), size, #[inline(always)] |start, block| {
                 let rows = x_values[start..].chunks_exact(width);
                 for (y, x) in block.chunks_exact_mut(width).zip(rows) {
                     let r = inverse_rms(x, eps);
@@ -29,9 +29,8 @@ impl RmsNormKernels for Flex {
                         y.write(S::nearest(x.real() * r * w.real()));
                     }
                 }
-            });
-            // SAFETY: `x` is whole rows as wide as the weight, so the loop has written every element.
-            S::tensor(unsafe { y.assume_init() }, shape)
+            }) };
+            new_tensor(y, shape)
         })
     }
 
@@ -51,7 +50,7 @@ impl RmsNormKernels for Flex {
             let (sum, eps) = (sum.as_ref().map(Values::<S>::of), <S as Scalar>::Real::from_f64(eps));
             let (dx, dw) = gradient_values(operands, sum.as_deref(), width, eps, wanted);
             [
-                dx.map(|dx| S::tensor(dx, x.layout().shape().clone())),
+                dx.map(|dx| new_tensor(dx, x.layout().shape().clone())),
                 dw.map(|dw| tensor_of(dw, [width], weight.dtype())),
             ]
         })

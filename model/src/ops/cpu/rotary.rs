@@ -11,15 +11,15 @@ use super::dispatch::with_scalar;
 use super::parallel::{for_each_block, rows_per_block};
 use super::scalar::{Real, Scalar};
 use super::values::owned;
-use crate::ops::rotary::{RotaryFrequencies, RotaryKernels, Rotation, sizes_of};
+use crate::ops::rotary::{RotaryFrequencies, RotaryOp, Rotation, sizes_of};
 
-impl RotaryKernels for Flex {
-    fn rotary_rotate(x: FlexTensor, rotation: Rotation) -> FlexTensor {
+impl RotaryOp for Flex {
+    fn fused_rotary(x: FlexTensor, rotation: Rotation) -> FlexTensor {
         let (dtype, [_, seq, heads, head_dim]) = (x.dtype(), sizes_of(&x));
         with_scalar!(dtype, S => {
             let mut x = owned::<S>(x);
             let table = table::<<S as Scalar>::Real>(head_dim, rotation.frequencies, rotation.position_offset + seq);
-            let values = S::storage_mut(&mut x).expect("`owned` gives tensors of this dtype");
+            let values = x.storage_mut::<S>();
             rotate_values::<S>(values, [seq, heads, head_dim], &table, rotation);
             x
         })

@@ -1,41 +1,29 @@
 //! The floating-point types that kernels are written over.
 
 use std::convert::identity;
-use std::fmt::Debug;
 use std::mem::MaybeUninit;
 use std::ops::{Add, AddAssign, Div, Mul, MulAssign, Neg, Sub};
 
-use burn::tensor::{DType, Shape, TensorData, bf16, f16};
-use burn_flex::FlexTensor;
+use burn::tensor::{Element, bf16, f16};
+use bytemuck::Pod;
 
 use super::transpose_square::{transpose_square, transpose_square_f32};
 
 /// A float type that tensors hold, and that kernels read from them and write to them.
-pub trait Scalar: Copy + Send + Sync + 'static {
+pub trait Scalar: Element + Pod {
     /// The type that kernels compute with elements of this type in: `Self`, or `f32` for half precision.
     type Real: Real;
-    /// The dtype of a tensor of this type.
-    const DTYPE: DType;
 
     /// The value.
     fn real(self) -> Self::Real;
     /// The nearest value of this type.
     fn nearest(value: Self::Real) -> Self;
-
-    /// The buffer that `tensor` is a view of, or `None` if `tensor` has another dtype.
-    fn storage(tensor: &FlexTensor) -> Option<&[Self]>;
-    /// The buffer of `tensor` for writing, copied first if it is shared; `None` if `tensor` has another
-    /// dtype.
-    fn storage_mut(tensor: &mut FlexTensor) -> Option<&mut [Self]>;
-    /// A contiguous tensor of `values`.
-    fn tensor(values: Vec<Self>, shape: Shape) -> FlexTensor;
 }
 
 macro_rules! scalar {
-    ($type:ident: $dtype:ident, $real:ident, $to_real:expr, $nearest:expr) => {
+    ($type:ident: $real:ident, $to_real:expr, $nearest:expr) => {
         impl Scalar for $type {
             type Real = $real;
-            const DTYPE: DType = DType::$dtype;
 
             #[inline(always)]
             fn real(self) -> $real {
@@ -45,24 +33,14 @@ macro_rules! scalar {
             fn nearest(value: $real) -> Self {
                 $nearest(value)
             }
-
-            fn storage(tensor: &FlexTensor) -> Option<&[Self]> {
-                (tensor.dtype() == Self::DTYPE).then(|| tensor.storage())
-            }
-            fn storage_mut(tensor: &mut FlexTensor) -> Option<&mut [Self]> {
-                (tensor.dtype() == Self::DTYPE).then(|| tensor.storage_mut())
-            }
-            fn tensor(values: Vec<Self>, shape: Shape) -> FlexTensor {
-                FlexTensor::from_data(TensorData::new(values, shape))
-            }
         }
     };
 }
 
-scalar!(f32: F32, f32, identity, identity);
-scalar!(f64: F64, f64, identity, identity);
-scalar!(bf16: BF16, f32, f32_of_bf16, nearest_bf16);
-scalar!(f16: F16, f32, f16::to_f32, f16::from_f32);
+scalar!(f32: f32, identity, identity);
+scalar!(f64: f64, identity, identity);
+scalar!(bf16: f32, f32_of_bf16, nearest_bf16);
+scalar!(f16: f32, f16::to_f32, f16::from_f32);
 
 #[inline(always)]
 fn f32_of_bf16(value: bf16) -> f32 {
@@ -86,8 +64,6 @@ fn nearest_bf16(value: f32) -> bf16 {
 /// body and the scalar tail of a loop round in the same way.
 pub trait Real:
     Scalar<Real = Self>
-    + Debug
-    + Default
     + PartialOrd
     + Add<Output = Self>
     + Sub<Output = Self>
@@ -106,8 +82,6 @@ pub trait Real:
 
     /// The nearest value of this type.
     fn from_f64(value: f64) -> Self;
-    /// The value in double precision.
-    fn to_f64(self) -> f64;
     /// Square root.
     fn sqrt(self) -> Self;
     /// Natural logarithm.
@@ -129,10 +103,6 @@ macro_rules! real {
             #[inline(always)]
             fn from_f64(value: f64) -> Self {
                 value as $type
-            }
-            #[inline(always)]
-            fn to_f64(self) -> f64 {
-                f64::from(self)
             }
             #[inline(always)]
             fn sqrt(self) -> Self {

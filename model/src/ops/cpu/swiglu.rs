@@ -5,10 +5,10 @@ use burn_flex::FlexTensor;
 use rayon::prelude::*;
 
 use super::dispatch::with_scalar;
-use super::parallel::{BLOCK, blocks, for_each_block, simd};
+use super::parallel::{BLOCK, blocks, simd};
 use super::scalar::{Real, Scalar};
-use super::uninit::UninitVec;
-use super::values::Values;
+use super::uninit::{UninitVec, written};
+use super::values::{Values, new_tensor};
 use crate::ops::swiglu::SwigluKernels;
 
 impl SwigluKernels for Flex {
@@ -18,15 +18,14 @@ impl SwigluKernels for Flex {
         with_scalar!(gate.dtype(), S => {
             let (gate_values, up) = (Values::<S>::of(gate), Values::<S>::of(up));
             let (gate_values, up): (&[S], &[S]) = (&gate_values, &up);
-            let mut y = UninitVec::new(gate_values.len());
-            for_each_block(y.slots(), BLOCK, #[inline(always)] |start, block| {
+            // SAFETY: the operands are as long as the result, so the loop writes every element.
+            let y = unsafe { written(gate_values.len(), BLOCK, #[inline(always)] |start, block| {
                 for ((y, &g), &u) in block.iter_mut().zip(&gate_values[start..]).zip(&up[start..]) {
                     let (g, u) = (g.real(), u.real());
                     y.write(S::nearest(g * sigmoid(g) * u));
                 }
-            });
-            // SAFETY: the operands are as long as `y`, so the loop has written every element.
-            S::tensor(unsafe { y.assume_init() }, shape)
+            }) };
+            new_tensor(y, shape)
         })
     }
 
@@ -41,8 +40,8 @@ impl SwigluKernels for Flex {
             let (up_values, dy_values) = (Values::<S>::of(up), Values::<S>::of(dy));
             let [dgate, dup] = gradient_values::<S>([&gate_values, &up_values, &dy_values], wanted);
             [
-                dgate.map(|dgate| S::tensor(dgate, gate.layout().shape().clone())),
-                dup.map(|dup| S::tensor(dup, up.layout().shape().clone())),
+                dgate.map(|dgate| new_tensor(dgate, gate.layout().shape().clone())),
+                dup.map(|dup| new_tensor(dup, up.layout().shape().clone())),
             ]
         })
     }

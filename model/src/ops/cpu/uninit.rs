@@ -35,14 +35,26 @@ impl<T: Copy> UninitVec<T> {
     }
 }
 
+/// `len` elements, in blocks of `size` that `write` writes as [`for_each_block`] runs it.
+///
+/// # Safety
+///
+/// `write` writes every element of a block.
+pub unsafe fn written<T: Copy + Send>(
+    len: usize,
+    size: usize,
+    write: impl Fn(usize, &mut [MaybeUninit<T>]) + Sync + Send,
+) -> Vec<T> {
+    let mut values = UninitVec::new(len);
+    for_each_block(values.slots(), size, write);
+    // SAFETY: the blocks are all elements, and the caller promises that each is written.
+    unsafe { values.assume_init() }
+}
+
 /// Zeros for a gradient of `len` elements, or `None` if the gradient is not wanted.
 pub fn zeros<T: Real>(wanted: bool, len: usize) -> Option<Vec<T>> {
-    wanted.then(|| {
-        let mut values = UninitVec::new(len);
-        // In parallel: the allocator would write the zeros on this thread.
-        let fill = |_, block: &mut [MaybeUninit<T>]| block.fill(MaybeUninit::new(T::ZERO));
-        for_each_block(values.slots(), 4 * BLOCK, fill);
-        // SAFETY: the blocks are all elements.
-        unsafe { values.assume_init() }
-    })
+    // In parallel: the allocator would write the zeros on this thread.
+    let fill = |_: usize, block: &mut [MaybeUninit<T>]| block.fill(MaybeUninit::new(T::ZERO));
+    // SAFETY: `fill` writes every element.
+    wanted.then(|| unsafe { written(len, 4 * BLOCK, fill) })
 }

@@ -5,14 +5,14 @@ use std::marker::PhantomData;
 use std::ops::Deref;
 
 use burn::backend::Flex;
-use burn::tensor::{DType, FloatDType, bf16};
+use burn::tensor::{DType, FloatDType, Shape, TensorData, bf16};
 use burn_backend::ops::FloatTensorOps;
 use burn_flex::FlexTensor;
 
 use super::matrix::Matrix;
-use super::parallel::{BLOCK, for_each_block};
+use super::parallel::BLOCK;
 use super::scalar::Scalar;
-use super::uninit::UninitVec;
+use super::uninit::written;
 
 /// The values of a float tensor as the type a kernel computes in, in row-major order: borrowed
 /// where the tensor is contiguous and of that type, otherwise a temporary copy.
@@ -38,7 +38,7 @@ impl<T: Scalar> Deref for Values<'_, T> {
     fn deref(&self) -> &[T] {
         let offsets = self.tensor.layout().contiguous_offsets();
         let (start, end) = offsets.expect("`of` made the tensor contiguous");
-        &T::storage(&self.tensor).expect("`of` made the tensor of this dtype")[start..end]
+        &self.tensor.storage::<T>()[start..end]
     }
 }
 
@@ -64,7 +64,7 @@ impl<'a, T: Scalar> MatrixValues<'a, T> {
     /// The matrix.
     pub fn view(&self) -> Matrix<'_, T> {
         let layout = self.tensor.layout();
-        let values = T::storage(&self.tensor).expect("`of` made the tensor of this dtype");
+        let values = self.tensor.storage::<T>();
         let (shape, strides) = (layout.shape(), layout.strides());
         Matrix::new(
             &values[layout.start_offset().min(values.len())..],
@@ -76,15 +76,15 @@ impl<'a, T: Scalar> MatrixValues<'a, T> {
 }
 
 fn in_dtype<T: Scalar>(tensor: &FlexTensor) -> Cow<'_, FlexTensor> {
-    if tensor.dtype() == T::DTYPE {
+    if tensor.dtype() == T::dtype() {
         return Cow::Borrowed(tensor);
     }
     let half = matches!(tensor.dtype(), DType::BF16 | DType::F16);
     assert!(
-        half && T::DTYPE == DType::F32,
+        half && T::dtype() == DType::F32,
         "tensors of {:?} and {:?} in one operation",
         tensor.dtype(),
-        T::DTYPE
+        T::dtype()
     );
     Cow::Owned(in_float(tensor.clone(), DType::F32))
 }
@@ -97,20 +97,20 @@ pub fn owned<T: Scalar>(tensor: FlexTensor) -> FlexTensor {
         Cow::Owned(converted) => converted,
     };
     let len = tensor.layout().num_elements();
-    let whole = T::storage(&tensor).is_some_and(|values| values.len() == len);
-    if whole && tensor.is_contiguous() {
+    if tensor.storage::<T>().len() == len && tensor.is_contiguous() {
         return tensor;
     }
-    T::tensor(Values::<T>::of(&tensor).to_vec(), tensor.layout().shape().clone())
+    new_tensor(Values::<T>::of(&tensor).to_vec(), tensor.layout().shape().clone())
 }
 
-/// A contiguous tensor of `values` in `dtype`.
-pub fn tensor_of<T: Scalar>(
-    values: Vec<T>,
-    shape: impl Into<burn::tensor::Shape>,
-    dtype: DType,
-) -> FlexTensor {
-    in_float(T::tensor(values, shape.into()), dtype)
+/// A contiguous tensor of `values`.
+pub fn new_tensor<T: Scalar>(values: Vec<T>, shape: impl Into<Shape>) -> FlexTensor {
+    FlexTensor::from_data(TensorData::new(values, shape))
+}
+
+/// [`new_tensor`], in `dtype`.
+pub fn tensor_of<T: Scalar>(values: Vec<T>, shape: impl Into<Shape>, dtype: DType) -> FlexTensor {
+    in_float(new_tensor(values, shape), dtype)
 }
 
 /// `tensor` in the float type `dtype`.
@@ -127,7 +127,7 @@ fn converted<S: Scalar, T: Scalar>(
     tensor: &FlexTensor,
     convert: impl Fn(S) -> T + Sync + Send,
 ) -> FlexTensor {
-    T::tensor(convert_values(&Values::<S>::of(tensor), convert), tensor.layout().shape().clone())
+    new_tensor(convert_values(&Values::<S>::of(tensor), convert), tensor.layout().shape().clone())
 }
 
 /// `convert` of every value.
@@ -135,19 +135,19 @@ pub fn convert_values<S: Copy + Sync, T: Copy + Send>(
     values: &[S],
     convert: impl Fn(S) -> T + Sync + Send,
 ) -> Vec<T> {
-    let mut result = UninitVec::new(values.len());
-    for_each_block(
-        result.slots(),
-        4 * BLOCK,
-        #[inline(always)]
-        |start, block| {
-            for (result, &value) in block.iter_mut().zip(&values[start..]) {
-                result.write(convert(value));
-            }
-        },
-    );
-    // SAFETY: the blocks are all elements, and there is a value for each of them.
-    unsafe { result.assume_init() }
+    // SAFETY: there is a value for every element of a block.
+    unsafe {
+        written(
+            values.len(),
+            4 * BLOCK,
+            #[inline(always)]
+            |start, block| {
+                for (result, &value) in block.iter_mut().zip(&values[start..]) {
+                    result.write(convert(value));
+                }
+            },
+        )
+    }
 }
 
 /// The values of an int tensor in row-major order.

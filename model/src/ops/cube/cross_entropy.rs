@@ -8,10 +8,8 @@ use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
 use super::matmul::{Output, matmul, transposed};
-use super::sums::{cube_max, cube_sum, zeros};
-use super::{
-    UNITS, WIDEST, address_type, arg, contiguous, cubes, cubes_for, elem, empty, len_of, vector_size,
-};
+use super::sums::{Reduction, cube_reduce, zeros};
+use super::{UNITS, WIDEST, contiguous, cubes, cubes_for, elem, empty, len_of, vector_size};
 use crate::ops::cross_entropy::{CrossEntropyKernels, HeadLayout};
 
 /// Blocks of rows begin at multiples of this, so that a block begins at a multiple of 512 bytes, as devices
@@ -57,7 +55,16 @@ impl CrossEntropyKernels for CubeBackend {
             };
             let block_losses = rows_at(&losses, start, count);
             let block_targets = rows_at(&targets, start, count);
-            row_losses(&logits, &block_targets, &block_losses, &dlogits, derive);
+            let vector = vector_size(&[&logits, &dlogits], vocab);
+            // SAFETY: cubes beyond the last row do nothing, units stay within a row of logits, and targets
+            // outside the vocabulary are not used as an index.
+            unsafe {
+                launch! {
+                    row_losses_kernel, cubes(&logits.client, count, UNITS), [logits], vector;
+                    logits / vector, block_targets / 1, block_losses / 1, dlogits / vector;
+                    vocab / vector, f32::NAN, f32::MIN, derive, [elem(&targets), elem(&dlogits)]
+                }
+            }
             drop(logits);
             let scale = scale as f32;
             if let Some(dhidden) = &dhidden {
@@ -76,29 +83,26 @@ impl CrossEntropyKernels for CubeBackend {
         if wanted[1] && dweight.is_none() {
             dweight = Some(zeros(&hidden, weight.meta.shape().clone(), DType::F32));
         }
-        (sum_of(&losses, scale as f32), [dhidden, dweight])
+        let loss = empty(&losses, [1], DType::F32);
+        // SAFETY: units stay within `losses`, and `loss` has one element.
+        unsafe {
+            launch! {
+                sum_kernel, cubes(&losses.client, 1, UNITS), [losses]; losses / 1, loss / 1; scale as f32
+            }
+        }
+        (loss, [dhidden, dweight])
     }
 
     fn cross_entropy_backward(gradient: CubeTensor, dy: &CubeTensor, dtype: DType) -> CubeTensor {
         let dy = contiguous(dy);
         let scaled = empty(&gradient, gradient.meta.shape().clone(), dtype);
         let len = len_of(&gradient);
-        if len > 0 {
-            let vector = vector_size(&[&gradient, &scaled], len);
-            let (count, dim) = cubes_for(&dy.client, len / vector);
-            // SAFETY: both have one length, and no unit goes beyond it; `dy` has one element.
-            unsafe {
-                scaled_kernel::launch_unchecked(
-                    &dy.client,
-                    count,
-                    dim,
-                    address_type(&[&gradient]),
-                    vector,
-                    arg(&gradient, vector),
-                    arg(&dy, 1),
-                    arg(&scaled, vector),
-                    [elem(&gradient), elem(&dy), elem(&scaled)],
-                );
+        let vector = vector_size(&[&gradient, &scaled], len);
+        // SAFETY: both have one length, and no unit goes beyond it; `dy` has one element.
+        unsafe {
+            launch! {
+                scaled_kernel, cubes_for(&dy.client, len / vector), [gradient], vector;
+                gradient / vector, dy / 1, scaled / vector; [elem(&gradient), elem(&dy), elem(&scaled)]
             }
         }
         scaled
@@ -118,40 +122,6 @@ fn rows_at(tensor: &CubeTensor, start: usize, count: usize) -> CubeTensor {
 }
 
 /// The loss of each row, and, if they are wanted, the gradients of its logits.
-fn row_losses(
-    logits: &CubeTensor,
-    targets: &CubeTensor,
-    losses: &CubeTensor,
-    dlogits: &CubeTensor,
-    derive: bool,
-) {
-    let [rows, vocab] = logits.meta.shape().dims();
-    if rows == 0 {
-        return;
-    }
-    let vector = vector_size(&[logits, dlogits], vocab);
-    // SAFETY: cubes beyond the last row do nothing, units stay within a row of logits, and targets
-    // outside the vocabulary are not used as an index.
-    unsafe {
-        row_losses_kernel::launch_unchecked(
-            &logits.client,
-            cubes(&logits.client, rows),
-            CubeDim::new_1d(UNITS as u32),
-            address_type(&[logits]),
-            vector,
-            arg(logits, vector),
-            arg(targets, 1),
-            arg(losses, 1),
-            arg(dlogits, vector),
-            vocab / vector,
-            f32::NAN,
-            f32::MIN,
-            derive,
-            [elem(targets), elem(dlogits)],
-        );
-    }
-}
-
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn row_losses_kernel<I: Int, D: Float, N: Size>(
     logits: &[Vector<f32, N>],
@@ -190,8 +160,8 @@ fn row_losses_kernel<I: Int, D: Float, N: Size>(
         }
         i += UNITS;
     }
-    let shift = cube_max(largest, UNITS);
-    let sum = cube_sum(sum * (largest - shift).exp(), UNITS);
+    let shift = cube_reduce(largest, Reduction::Max, UNITS);
+    let sum = cube_reduce(sum * (largest - shift).exp(), Reduction::Sum, UNITS);
 
     if UNIT_POS == 0 {
         let mut loss = 0.0f32;
@@ -234,24 +204,7 @@ fn row_losses_kernel<I: Int, D: Float, N: Size>(
     }
 }
 
-/// `factor` times the sum of `values`, `[1]`.
-fn sum_of(values: &CubeTensor, factor: f32) -> CubeTensor {
-    let sum = empty(values, [1], DType::F32);
-    // SAFETY: units stay within `values`, and `sum` has one element.
-    unsafe {
-        sum_kernel::launch_unchecked(
-            &values.client,
-            CubeCount::Static(1, 1, 1),
-            CubeDim::new_1d(UNITS as u32),
-            address_type(&[values]),
-            arg(values, 1),
-            arg(&sum, 1),
-            factor,
-        );
-    }
-    sum
-}
-
+/// `factor` times the sum of `values`.
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn sum_kernel(values: &[f32], result: &mut [f32], factor: f32) {
     let mut sum = 0.0f32;
@@ -260,7 +213,7 @@ fn sum_kernel(values: &[f32], result: &mut [f32], factor: f32) {
         sum += values[i];
         i += UNITS;
     }
-    let sum = cube_sum(sum, UNITS);
+    let sum = cube_reduce(sum, Reduction::Sum, UNITS);
     if UNIT_POS == 0 {
         result[0] = sum * factor;
     }

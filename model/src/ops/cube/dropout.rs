@@ -5,37 +5,25 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
-use super::{address_type, arg, contiguous, cubes_for, elem, empty, len_of};
-use crate::ops::dropout::{DropoutKernels, DropoutMask};
+use super::{contiguous, cubes_for, elem, empty, len_of};
+use crate::ops::dropout::{DropoutMask, DropoutOp};
 use crate::random::{FACTORS, GOLDEN};
 
-impl DropoutKernels for CubeBackend {
-    fn dropout_apply(x: &CubeTensor, mask: DropoutMask) -> CubeTensor {
+impl DropoutOp for CubeBackend {
+    fn fused_dropout(x: &CubeTensor, mask: DropoutMask) -> CubeTensor {
         let x = contiguous(x);
         // A threshold of 0 drops nothing, and the factor is 1 in `f32`.
         let Some(last_dropped) = mask.threshold.checked_sub(1) else { return x };
         let y = empty(&x, x.meta.shape().clone(), x.dtype);
-        let len = len_of(&x);
-        if len == 0 {
-            return y;
-        }
-        let (count, dim) = cubes_for(&x.client, len);
+        // At most 2^32 − 1, for a probability is below 1.
+        let (last_dropped, scale) = (last_dropped as u32, mask.scale as f32);
         // SAFETY: both have one length, and no unit goes beyond it.
         unsafe {
-            apply_kernel::launch_unchecked(
-                &x.client,
-                count,
-                dim,
-                address_type(&[&x]),
-                arg(&x, 1),
-                arg(&y, 1),
-                mask.first as u32,
-                (mask.first >> 32) as u32,
-                // At most 2^32 − 1, for a probability is below 1.
-                last_dropped as u32,
-                mask.scale as f32,
-                elem(&x),
-            );
+            launch! {
+                apply_kernel, cubes_for(&x.client, len_of(&x)), [x];
+                x / 1, y / 1;
+                mask.first as u32, (mask.first >> 32) as u32, last_dropped, scale, elem(&x)
+            }
         }
         y
     }

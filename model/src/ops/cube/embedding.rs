@@ -10,13 +10,12 @@
 use burn::tensor::{DType, Shape};
 use burn_cubecl::CubeBackend;
 use burn_cubecl::kernel::into_contiguous;
-use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
 use super::sums::zeros;
-use super::{address_type, arg, contiguous, cubes_for, elem, empty, len_of, vector_size};
+use super::{allocate, contiguous, cubes_for, elem, empty, len_of, vector_size};
 use crate::ops::embedding::EmbeddingKernels;
 
 impl EmbeddingKernels for CubeBackend {
@@ -25,29 +24,15 @@ impl EmbeddingKernels for CubeBackend {
         let [batch, seq] = ids.meta.shape().dims();
         let (weight, ids) = (contiguous(weight), into_contiguous(ids.clone()));
         let y = empty(&weight, [batch, seq, d_model], weight.dtype);
-        let len = len_of(&y);
-        if len == 0 {
-            return y;
-        }
         let vector = vector_size(&[&weight], d_model);
-        let (count, dim) = cubes_for(&y.client, len / vector);
         // SAFETY: no unit goes beyond the end of `y`, which has a row per id, and rows outside the table
         // are not read.
         unsafe {
-            forward_kernel::launch_unchecked(
-                &y.client,
-                count,
-                dim,
-                address_type(&[&weight, &y]),
-                vector,
-                arg(&weight, vector),
-                arg(&ids, 1),
-                arg(&y, vector),
-                d_model / vector,
-                vocab as i32,
-                f32::NAN,
-                [elem(&weight), elem(&ids)],
-            );
+            launch! {
+                forward_kernel, cubes_for(&y.client, len_of(&y) / vector), [weight, y], vector;
+                weight / vector, ids / 1, y / vector;
+                d_model / vector, vocab as i32, f32::NAN, [elem(&weight), elem(&ids)]
+            }
         }
         y
     }
@@ -62,43 +47,23 @@ impl EmbeddingKernels for CubeBackend {
         let (ids, dy) = (into_contiguous(ids.clone()), contiguous(dy));
         let dw = zeros(&dy, shape, dtype);
         let places = len_of(&ids);
-        if places == 0 || d_model == 0 {
-            return dw;
-        }
-        let (client, device) = (dy.client.clone(), dy.device.clone());
-        let links = empty_device_contiguous_dtype(client, device, [2 * places].into(), DType::U32);
-        let (count, dim) = cubes_for(&dy.client, places);
+        let links = allocate(&dy, [2 * places], DType::U32);
         // SAFETY: no unit goes beyond the number of places, and `links` has two words for each.
         unsafe {
-            links_kernel::launch_unchecked(
-                &dy.client,
-                count,
-                dim,
-                address_type(&[&links]),
-                arg(&ids, 1),
-                arg(&links, 1),
-                vocab as i32,
-                elem(&ids),
-            );
+            launch! {
+                links_kernel, cubes_for(&dy.client, places), [links];
+                ids / 1, links / 1; vocab as i32, elem(&ids)
+            }
         }
         let vector = vector_size(&[&dy, &dw], d_model);
-        let (count, dim) = cubes_for(&dy.client, places * d_model / vector);
         // SAFETY: no unit goes beyond the last place, links lead to places, and only ids that are rows of
         // the table are first places.
         unsafe {
-            gradient_kernel::launch_unchecked(
-                &dy.client,
-                count,
-                dim,
-                address_type(&[&dy, &dw]),
-                vector,
-                arg(&ids, 1),
-                arg(&links, 1),
-                arg(&dy, vector),
-                arg(&dw, vector),
-                d_model / vector,
-                [elem(&ids), elem(&dy), elem(&dw)],
-            );
+            launch! {
+                gradient_kernel, cubes_for(&dy.client, places * d_model / vector), [dy, dw], vector;
+                ids / 1, links / 1, dy / vector, dw / vector;
+                d_model / vector, [elem(&ids), elem(&dy), elem(&dw)]
+            }
         }
         dw
     }

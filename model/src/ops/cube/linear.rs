@@ -5,25 +5,21 @@ use burn_backend::ops::FloatTensorOps;
 use burn_cubecl::CubeBackend;
 use burn_cubecl::tensor::CubeTensor;
 
-use super::matmul::{Output, matmul, matmul_bias, transposed};
+use super::matmul::{Output, matmul, product, transposed};
 use super::sums::column_sums;
 use super::{contiguous, len_of, reshaped};
-use crate::ops::linear::{LinearKernels, rows_of};
+use crate::ops::linear::{LinearKernels, rows_of, with_width};
 use crate::ops::shared::Prepared;
 
 impl LinearKernels for CubeBackend {
     fn linear_forward(x: &CubeTensor, weight: &CubeTensor, bias: Option<&CubeTensor>) -> CubeTensor {
         let ([_, d_in], [weight_in, d_out]) = (rows_of(x), rows_of(weight));
         assert_eq!(d_in, weight_in, "linear: rows of {d_in} values and a weight for {weight_in}");
-        let (rows, weight) = (as_rows(x), weight.clone());
-        let y = match bias {
-            None => matmul(rows, weight, 1.0, Output::New(x.dtype)),
-            Some(bias) => {
-                assert_eq!(len_of(bias), d_out, "linear: the length of the bias");
-                matmul_bias(rows, weight, &contiguous(bias), x.dtype)
-            }
-        };
-        with_width(y, x, d_out)
+        let bias = bias.map(contiguous);
+        let fits = bias.as_ref().is_none_or(|bias| len_of(bias) == d_out);
+        assert!(fits, "linear: the length of the bias");
+        let y = product(as_rows(x), weight.clone(), bias.as_ref(), 1.0, Output::New(x.dtype));
+        reshaped(y, with_width(x.meta.shape().clone(), d_out))
     }
 
     fn linear_x_gradient(
@@ -34,7 +30,7 @@ impl LinearKernels for CubeBackend {
     ) -> CubeTensor {
         let [d_in, _] = rows_of(weight);
         let dx = matmul(as_rows(dy), transposed(weight), 1.0, Output::New(dtype));
-        let dx = with_width(dx, dy, d_in);
+        let dx = reshaped(dx, with_width(dy.meta.shape().clone(), d_in));
         match sum {
             None => dx,
             Some(sum) => Self::float_add(dx, sum),
@@ -60,12 +56,4 @@ impl LinearKernels for CubeBackend {
 fn as_rows(x: &CubeTensor) -> CubeTensor {
     let shape = rows_of(x);
     reshaped(contiguous(x), shape)
-}
-
-/// `rows` in the shape of `like`, but with rows of `width` elements.
-fn with_width(rows: CubeTensor, like: &CubeTensor, width: usize) -> CubeTensor {
-    let mut shape = like.meta.shape().clone();
-    let last = shape.num_dims() - 1;
-    shape[last] = width;
-    reshaped(rows, shape)
 }

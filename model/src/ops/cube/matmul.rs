@@ -29,13 +29,9 @@ pub fn matmul(a: CubeTensor, b: CubeTensor, alpha: f32, output: Output) -> CubeT
     product(a, b, None, alpha, output)
 }
 
-/// `a · b + bias` in `dtype`, where the contiguous `bias`, `[n]`, is added to each row. Otherwise as
-/// [`matmul`].
-pub fn matmul_bias(a: CubeTensor, b: CubeTensor, bias: &CubeTensor, dtype: DType) -> CubeTensor {
-    product(a, b, Some(bias), 1.0, Output::New(dtype))
-}
-
-fn product(
+/// [`matmul`], with a contiguous `bias`, `[n]`, added to each row. It is not added to what is in the output, and
+/// not multiplied by `alpha`.
+pub(super) fn product(
     a: CubeTensor,
     b: CubeTensor,
     bias: Option<&CubeTensor>,
@@ -52,7 +48,11 @@ fn product(
     };
     assert_eq!(len_of(&output), m * n, "matmul: the size of the output");
     debug_assert!(output.is_contiguous(), "products go to contiguous tensors");
-    if len_of(&output) == 0 || by_library(&a, &b, bias, &output, alpha, add) {
+    if len_of(&output) == 0 {
+        return output;
+    }
+    #[cfg(feature = "cuda")]
+    if super::cublaslt::multiply(&a, &b, bias, &output, [alpha, f32::from(u8::from(add))]) {
         return output;
     }
     match (k, add) {
@@ -74,31 +74,6 @@ fn product(
         add_row(&output, bias);
     }
     output
-}
-
-/// Queues the product with a library if one can compute it, and returns whether it did.
-#[cfg(feature = "cuda")]
-fn by_library(
-    a: &CubeTensor,
-    b: &CubeTensor,
-    bias: Option<&CubeTensor>,
-    output: &CubeTensor,
-    alpha: f32,
-    add: bool,
-) -> bool {
-    super::cublaslt::multiply(a, b, bias, output, [alpha, if add { 1.0 } else { 0.0 }])
-}
-
-#[cfg(not(feature = "cuda"))]
-fn by_library(
-    _: &CubeTensor,
-    _: &CubeTensor,
-    _: Option<&CubeTensor>,
-    _: &CubeTensor,
-    _: f32,
-    _: bool,
-) -> bool {
-    false
 }
 
 /// Writes `a · b` over the contents of `output`.

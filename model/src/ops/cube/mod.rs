@@ -8,6 +8,33 @@
 //! Values that are only on the device cannot be checked without waiting for it. Where the CPU panics because
 //! of such a value (an id outside the vocabulary), these kernels write NaN, which makes the loss NaN.
 
+/// Launches a kernel without bounds checks on a grid, which is a number of cubes and their size. Does nothing
+/// if there are no cubes.
+///
+/// After the grid come the tensors that the kernel's indices have to reach the end of, and the vector size
+/// that it is compiled for, if it has these. Then its buffers, each with the number of elements that it reads
+/// at once, and its other arguments.
+macro_rules! launch {
+    (
+        $kernel:ident, $grid:expr $(, [$($indexed:expr),+] $(, $vector:expr)?)?;
+        $first:ident / $size:expr $(, $tensor:ident / $more:expr)*;
+        $($argument:expr),+
+    ) => {{
+        let (count, dim) = $grid;
+        if !count.is_empty() {
+            $kernel::launch_unchecked(
+                &$first.client,
+                count,
+                dim,
+                $($crate::ops::cube::address_type(&[$(&$indexed),+]), $($vector,)?)?
+                $crate::ops::cube::arg(&$first, $size),
+                $($crate::ops::cube::arg(&$tensor, $more),)*
+                $($argument),+
+            );
+        }
+    }};
+}
+
 pub mod attention;
 mod cross_entropy;
 #[cfg(feature = "cuda")]
@@ -63,8 +90,12 @@ fn contiguous_in(tensor: &CubeTensor, dtype: DType) -> CubeTensor {
 /// A contiguous float tensor on the device of `like`. Its contents are arbitrary.
 fn empty(like: &CubeTensor, shape: impl Into<Shape>, dtype: DType) -> CubeTensor {
     assert_float(like, dtype);
-    let (client, device) = (like.client.clone(), like.device.clone());
-    empty_device_contiguous_dtype(client, device, shape.into(), dtype)
+    allocate(like, shape, dtype)
+}
+
+/// [`empty`], of any dtype.
+fn allocate(like: &CubeTensor, shape: impl Into<Shape>, dtype: DType) -> CubeTensor {
+    empty_device_contiguous_dtype(like.client.clone(), like.device.clone(), shape.into(), dtype)
 }
 
 fn assert_float(tensor: &CubeTensor, dtype: DType) {
@@ -127,7 +158,9 @@ fn cubes_for(client: &Client, items: usize) -> (CubeCount, CubeDim) {
     (cubecl::calculate_cube_count_elemwise(client, items, dim), dim)
 }
 
-/// `count` cubes, spread over as many dimensions as the device wants. There may be idle ones at the end.
-fn cubes(client: &Client, count: usize) -> CubeCount {
-    cubecl::calculate_cube_count_elemwise(client, count, CubeDim::new_1d(1))
+/// `count` cubes of `units` units, spread over as many dimensions as the device wants. There may be idle cubes
+/// at the end.
+fn cubes(client: &Client, count: usize, units: usize) -> (CubeCount, CubeDim) {
+    let count = cubecl::calculate_cube_count_elemwise(client, count, CubeDim::new_1d(1));
+    (count, CubeDim::new_1d(units as u32))
 }

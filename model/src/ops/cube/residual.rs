@@ -4,10 +4,11 @@ use burn_backend::ops::FloatTensorOps;
 use burn_cubecl::CubeBackend;
 use burn_cubecl::tensor::CubeTensor;
 
-use crate::ops::residual::ResidualKernels;
+use crate::ops::residual::ResidualOp;
+use crate::ops::shared::SharedInput;
 
-impl ResidualKernels for CubeBackend {
-    fn residual_forward(x: CubeTensor, y: CubeTensor) -> CubeTensor {
+impl ResidualOp for CubeBackend {
+    fn fused_residual(x: CubeTensor, y: CubeTensor, _: SharedInput) -> CubeTensor {
         Self::float_add(x, y)
     }
 }

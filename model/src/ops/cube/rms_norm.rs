@@ -7,8 +7,8 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
-use super::sums::{column_sums, cube_sum, units_for};
-use super::{address_type, arg, contiguous, cubes, elem, empty, len_of, vector_size};
+use super::sums::{Reduction, column_sums, cube_reduce, units_for};
+use super::{contiguous, cubes, elem, empty, len_of, vector_size};
 use crate::ops::rms_norm::{RmsNormKernels, width_of};
 
 /// Rows that a cube of the backward pass works on, at least: the partial sums of dW, one row per cube,
@@ -23,28 +23,15 @@ impl RmsNormKernels for CubeBackend {
         let (x, weight) = (contiguous(x), contiguous(weight));
         let y = empty(&x, x.meta.shape().clone(), x.dtype);
         let rows = len_of(&x) / width;
-        if rows == 0 {
-            return y;
-        }
         let vector = vector_size(&[&x, &weight], width);
         let units = units_for(width / vector);
         // SAFETY: cubes beyond the last row do nothing, and units stay within the width of a row.
         unsafe {
-            forward_kernel::launch_unchecked(
-                &x.client,
-                cubes(&x.client, rows),
-                CubeDim::new_1d(units as u32),
-                address_type(&[&x]),
-                vector,
-                arg(&x, vector),
-                arg(&weight, vector),
-                arg(&y, vector),
-                rows,
-                width / vector,
-                eps as f32,
-                units,
-                [elem(&x), elem(&weight)],
-            );
+            launch! {
+                forward_kernel, cubes(&x.client, rows, units), [x], vector;
+                x / vector, weight / vector, y / vector;
+                rows, width / vector, eps as f32, units, [elem(&x), elem(&weight)]
+            }
         }
         y
     }
@@ -64,30 +51,15 @@ impl RmsNormKernels for CubeBackend {
         let blocks = rows.div_ceil(per_block);
         let dx = empty(&x, x.meta.shape().clone(), x.dtype);
         let partial = empty(&x, [blocks * width], DType::F32);
-        if rows > 0 {
-            let vector = vector_size(&[&x, &weight, &dy, &partial], width);
-            let units = units_for(width / vector);
-            // SAFETY: rows beyond the last are left out, units stay within the width of a row, and
-            // `partial` has a row per block.
-            unsafe {
-                backward_kernel::launch_unchecked(
-                    &x.client,
-                    cubes(&x.client, blocks),
-                    CubeDim::new_1d(units as u32),
-                    address_type(&[&x, &dy]),
-                    vector,
-                    arg(&x, vector),
-                    arg(&weight, vector),
-                    arg(&dy, vector),
-                    arg(&dx, vector),
-                    arg(&partial, vector),
-                    rows,
-                    per_block,
-                    eps as f32,
-                    width / vector,
-                    units,
-                    [elem(&x), elem(&weight), elem(&dy)],
-                );
+        let vector = vector_size(&[&x, &weight, &dy, &partial], width);
+        let units = units_for(width / vector);
+        // SAFETY: rows beyond the last are left out, units stay within the width of a row, and `partial` has a
+        // row per block.
+        unsafe {
+            launch! {
+                backward_kernel, cubes(&x.client, blocks, units), [x, dy], vector;
+                x / vector, weight / vector, dy / vector, dx / vector, partial / vector;
+                rows, per_block, eps as f32, width / vector, units, [elem(&x), elem(&weight), elem(&dy)]
             }
         }
         // One pass over the operands computes both gradients, whichever is wanted.
@@ -123,7 +95,7 @@ fn forward_kernel<F: Float, W: Float, N: Size>(
         squares += value * value;
         i += units;
     }
-    let sum = cube_sum(squares.vector_sum(), units);
+    let sum = cube_reduce(squares.vector_sum(), Reduction::Sum, units);
     let count = f32::cast_from(width * N::value());
     let r = Vector::<f32, N>::new(1.0f32 / (sum / count + eps).sqrt());
     let mut i = UNIT_POS as usize;
@@ -187,8 +159,8 @@ fn backward_kernel<F: Float, W: Float, D: Float, N: Size>(
                 shifts += product * Vector::cast_from(weight[i]) * value;
             }
         }
-        let sum = cube_sum(squares.vector_sum(), units);
-        let shift = cube_sum(shifts.vector_sum(), units);
+        let sum = cube_reduce(squares.vector_sum(), Reduction::Sum, units);
+        let shift = cube_reduce(shifts.vector_sum(), Reduction::Sum, units);
         let r = 1.0f32 / (sum / count + eps).sqrt();
         let shift = Vector::<f32, N>::new(shift * r / count);
         let r = Vector::<f32, N>::new(r);

@@ -10,41 +10,26 @@ use burn_cubecl::{CubeBackend, CubeDevice};
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
-use super::{address_type, arg, contiguous, cubes_for, elem, empty, len_of, vector_size};
-use crate::ops::rotary::{RotaryFrequencies, RotaryKernels, Rotation, sizes_of};
+use super::{contiguous, cubes_for, elem, empty, len_of, vector_size};
+use crate::ops::rotary::{RotaryFrequencies, RotaryOp, Rotation, sizes_of};
 
-impl RotaryKernels for CubeBackend {
-    fn rotary_rotate(x: CubeTensor, rotation: Rotation) -> CubeTensor {
+impl RotaryOp for CubeBackend {
+    fn fused_rotary(x: CubeTensor, rotation: Rotation) -> CubeTensor {
         let [_, seq, heads, head_dim] = sizes_of(&x);
         let x = contiguous(&x);
         let y = empty(&x, x.meta.shape().clone(), x.dtype);
         let half = head_dim / 2;
-        if len_of(&x) == 0 {
-            return y;
-        }
         let Rotation { frequencies, position_offset, sign } = rotation;
         let table = table(&x, head_dim, frequencies, position_offset + seq);
         let vector = vector_size(&[&x, &table], half);
-        let (count, dim) = cubes_for(&x.client, len_of(&x) / 2 / vector);
         // SAFETY: a unit reads and writes two halves of one head, and no unit goes beyond the last head;
         // the table has a row for every position.
         unsafe {
-            rotate_kernel::launch_unchecked(
-                &x.client,
-                count,
-                dim,
-                address_type(&[&x, &table]),
-                vector,
-                arg(&x, vector),
-                arg(&table, vector),
-                arg(&y, vector),
-                half / vector,
-                heads,
-                seq,
-                position_offset,
-                sign as f32,
-                elem(&x),
-            );
+            launch! {
+                rotate_kernel, cubes_for(&x.client, len_of(&x) / 2 / vector), [x, table], vector;
+                x / vector, table / vector, y / vector;
+                half / vector, heads, seq, position_offset, sign as f32, elem(&x)
+            }
         }
         y
     }

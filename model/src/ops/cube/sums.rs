@@ -5,51 +5,46 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
-use super::{address_type, arg, cubes_for, elem, empty, len_of, vector_size};
+use super::{cubes_for, elem, empty, len_of, vector_size};
 
-/// The sum of `value` over the `units` units of a cube, a power of two, in each of them.
-#[cube]
-pub fn cube_sum(value: f32, #[comptime] units: usize) -> f32 {
-    let mut room = Shared::<[f32]>::new_slice(units);
-    let unit = UNIT_POS as usize;
-    room[unit] = value;
-    sync_cube();
-    let mut half = CUBE_DIM as usize / 2;
-    while half > 0 {
-        if unit < half {
-            let other = room[unit + half];
-            room[unit] += other;
-        }
-        sync_cube();
-        half /= 2;
-    }
-    let sum = room[0];
-    // The next sum of the same loop uses the shared memory again.
-    sync_cube();
-    sum
+/// How values are combined.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Reduction {
+    /// The larger one.
+    Max,
+    /// The sum.
+    Sum,
 }
 
-/// The largest `value` of the `units` units of a cube, a power of two, in each of them.
+/// The sum, or the largest, of `value` over the `units` units of a cube, a power of two, in each of them.
 #[cube]
-pub fn cube_max(value: f32, #[comptime] units: usize) -> f32 {
-    let mut room = Shared::<[f32]>::new_slice(units);
+pub fn cube_reduce(value: f32, #[comptime] reduction: Reduction, #[comptime] units: usize) -> f32 {
+    let mut shared = Shared::<[f32]>::new_slice(units);
     let unit = UNIT_POS as usize;
-    room[unit] = value;
+    shared[unit] = value;
     sync_cube();
     let mut half = CUBE_DIM as usize / 2;
     while half > 0 {
         if unit < half {
-            let other = room[unit + half];
-            if other > room[unit] {
-                room[unit] = other;
+            let other = shared[unit + half];
+            match comptime!(reduction) {
+                Reduction::Sum => {
+                    shared[unit] += other;
+                }
+                Reduction::Max => {
+                    if other > shared[unit] {
+                        shared[unit] = other;
+                    }
+                }
             }
         }
         sync_cube();
         half /= 2;
     }
-    let largest = room[0];
+    let result = shared[0];
+    // The next reduction of the same loop uses the shared memory again.
     sync_cube();
-    largest
+    result
 }
 
 /// Units for a row of `vectors` vectors: a power of two, so that sums fold evenly.
@@ -80,21 +75,12 @@ pub fn column_sums(x: &CubeTensor, [rows, width]: [usize; 2], dtype: DType) -> C
 fn block_sums(x: &CubeTensor, [rows, width]: [usize; 2], per_block: usize, dtype: DType) -> CubeTensor {
     let blocks = rows.div_ceil(per_block).max(1);
     let sums = empty(x, [blocks * width], dtype);
-    if width > 0 {
-        // SAFETY: columns and rows are checked against the sizes of `x`, and `sums` has a row per block.
-        unsafe {
-            block_sums_kernel::launch_unchecked(
-                &x.client,
-                CubeCount::Static(width.div_ceil(COLUMNS) as u32, blocks as u32, 1),
-                CubeDim::new_2d(COLUMNS as u32, GROUPS as u32),
-                address_type(&[x, &sums]),
-                arg(x, 1),
-                arg(&sums, 1),
-                rows,
-                width,
-                per_block,
-                [elem(x), elem(&sums)],
-            );
+    let count = CubeCount::Static(width.div_ceil(COLUMNS) as u32, blocks as u32, 1);
+    // SAFETY: columns and rows are checked against the sizes of `x`, and `sums` has a row per block.
+    unsafe {
+        launch! {
+            block_sums_kernel, (count, CubeDim::new_2d(COLUMNS as u32, GROUPS as u32)), [x, sums];
+            x / 1, sums / 1; rows, width, per_block, [elem(x), elem(&sums)]
         }
     }
     sums
@@ -109,7 +95,7 @@ fn block_sums_kernel<F: Float, O: Float>(
     per_block: usize,
     #[define(F, O)] _dtypes: [ElemType; 2],
 ) {
-    let mut room = Shared::<[f32]>::new_slice(comptime!(COLUMNS * GROUPS));
+    let mut shared = Shared::<[f32]>::new_slice(comptime!(COLUMNS * GROUPS));
     let block = CUBE_POS_Y as usize;
     let column = CUBE_POS_X as usize * COLUMNS + UNIT_POS_X as usize;
     let mut last = (block + 1) * per_block;
@@ -124,12 +110,12 @@ fn block_sums_kernel<F: Float, O: Float>(
             row += GROUPS;
         }
     }
-    room[UNIT_POS as usize] = sum;
+    shared[UNIT_POS as usize] = sum;
     sync_cube();
     if UNIT_POS_Y == 0 && column < width {
         let mut total = 0.0f32;
         for group in 0..GROUPS {
-            total += room[group * COLUMNS + UNIT_POS_X as usize];
+            total += shared[group * COLUMNS + UNIT_POS_X as usize];
         }
         sums[block * width + column] = O::cast_from(total);
     }
@@ -144,23 +130,11 @@ pub fn zeros(like: &CubeTensor, shape: impl Into<burn::tensor::Shape>, dtype: DT
 
 /// Writes zeros to all of a contiguous tensor.
 pub fn clear(tensor: &CubeTensor) {
-    let len = len_of(tensor);
-    if len == 0 {
-        return;
-    }
-    let vector = vector_size(&[tensor], len);
-    let (count, dim) = cubes_for(&tensor.client, len / vector);
+    let vector = vector_size(&[tensor], len_of(tensor));
+    let grid = cubes_for(&tensor.client, len_of(tensor) / vector);
     // SAFETY: no unit writes beyond the end of the tensor.
     unsafe {
-        zeros_kernel::launch_unchecked(
-            &tensor.client,
-            count,
-            dim,
-            address_type(&[tensor]),
-            vector,
-            arg(tensor, vector),
-            elem(tensor),
-        );
+        launch! { zeros_kernel, grid, [tensor], vector; tensor / vector; elem(tensor) }
     }
 }
 
@@ -173,26 +147,15 @@ fn zeros_kernel<F: Float, N: Size>(tensor: &mut [Vector<F, N>], #[define(F)] _dt
 
 /// `sum += factor · x`, both contiguous and of one length.
 pub fn add_scaled(sum: &CubeTensor, x: &CubeTensor, factor: f32) {
-    let len = len_of(sum);
-    debug_assert_eq!(len, len_of(x));
-    if len == 0 {
-        return;
-    }
-    let vector = vector_size(&[sum, x], len);
-    let (count, dim) = cubes_for(&sum.client, len / vector);
+    debug_assert_eq!(len_of(sum), len_of(x));
+    let vector = vector_size(&[sum, x], len_of(sum));
+    let grid = cubes_for(&sum.client, len_of(sum) / vector);
     // SAFETY: both have one length, and no unit goes beyond it.
     unsafe {
-        add_scaled_kernel::launch_unchecked(
-            &sum.client,
-            count,
-            dim,
-            address_type(&[sum, x]),
-            vector,
-            arg(sum, vector),
-            arg(x, vector),
-            factor,
-            [elem(sum), elem(x)],
-        );
+        launch! {
+            add_scaled_kernel, grid, [sum, x], vector;
+            sum / vector, x / vector; factor, [elem(sum), elem(x)]
+        }
     }
 }
 
@@ -212,24 +175,11 @@ fn add_scaled_kernel<S: Float, F: Float, N: Size>(
 
 /// `x` times `factor`, in place; `x` is contiguous.
 pub fn scale(x: &CubeTensor, factor: f32) {
-    let len = len_of(x);
-    if len == 0 {
-        return;
-    }
-    let vector = vector_size(&[x], len);
-    let (count, dim) = cubes_for(&x.client, len / vector);
+    let vector = vector_size(&[x], len_of(x));
+    let grid = cubes_for(&x.client, len_of(x) / vector);
     // SAFETY: no unit goes beyond the end of the tensor.
     unsafe {
-        scale_kernel::launch_unchecked(
-            &x.client,
-            count,
-            dim,
-            address_type(&[x]),
-            vector,
-            arg(x, vector),
-            factor,
-            elem(x),
-        );
+        launch! { scale_kernel, grid, [x], vector; x / vector; factor, elem(x) }
     }
 }
 
@@ -243,23 +193,11 @@ fn scale_kernel<F: Float, N: Size>(x: &mut [Vector<F, N>], factor: f32, #[define
 
 /// Adds `row` to each row of `x`; both are contiguous.
 pub fn add_row(x: &CubeTensor, row: &CubeTensor) {
-    if len_of(x) == 0 {
-        return;
-    }
     let vector = vector_size(&[x, row], len_of(row));
-    let (count, dim) = cubes_for(&x.client, len_of(x) / vector);
+    let grid = cubes_for(&x.client, len_of(x) / vector);
     // SAFETY: no unit goes beyond the end of `x`, whose rows are as long as `row`.
     unsafe {
-        add_row_kernel::launch_unchecked(
-            &x.client,
-            count,
-            dim,
-            address_type(&[x]),
-            vector,
-            arg(x, vector),
-            arg(row, vector),
-            [elem(x), elem(row)],
-        );
+        launch! { add_row_kernel, grid, [x], vector; x / vector, row / vector; [elem(x), elem(row)] }
     }
 }
 

@@ -5,7 +5,7 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
-use super::{address_type, arg, contiguous, cubes_for, elem, empty, len_of, vector_size};
+use super::{contiguous, cubes_for, elem, empty, len_of, vector_size};
 use crate::ops::swiglu::SwigluKernels;
 
 impl SwigluKernels for CubeBackend {
@@ -14,25 +14,13 @@ impl SwigluKernels for CubeBackend {
         assert_eq!(&shape, up.meta.shape(), "swiglu: gate and up differ in shape");
         let (gate, up) = (contiguous(gate), contiguous(up));
         let y = empty(&gate, shape, gate.dtype);
-        let len = len_of(&y);
-        if len == 0 {
-            return y;
-        }
-        let vector = vector_size(&[&gate, &up], len);
-        let (count, dim) = cubes_for(&y.client, len / vector);
+        let vector = vector_size(&[&gate, &up], len_of(&y));
         // SAFETY: the three have one length, and no unit goes beyond that of `y`.
         unsafe {
-            forward_kernel::launch_unchecked(
-                &y.client,
-                count,
-                dim,
-                address_type(&[&gate, &up]),
-                vector,
-                arg(&gate, vector),
-                arg(&up, vector),
-                arg(&y, vector),
-                [elem(&gate), elem(&up)],
-            );
+            launch! {
+                forward_kernel, cubes_for(&y.client, len_of(&y) / vector), [gate, up], vector;
+                gate / vector, up / vector, y / vector; [elem(&gate), elem(&up)]
+            }
         }
         y
     }
@@ -48,24 +36,13 @@ impl SwigluKernels for CubeBackend {
         let dgate = empty(&gate, shape.clone(), gate.dtype);
         let dup = empty(&gate, shape, up.dtype);
         let len = len_of(&gate);
-        if len > 0 {
-            let vector = vector_size(&[&gate, &up, &dy], len);
-            let (count, dim) = cubes_for(&gate.client, len / vector);
-            // SAFETY: all have one length, and no unit goes beyond that of `dgate`.
-            unsafe {
-                backward_kernel::launch_unchecked(
-                    &gate.client,
-                    count,
-                    dim,
-                    address_type(&[&gate, &up, &dy]),
-                    vector,
-                    arg(&gate, vector),
-                    arg(&up, vector),
-                    arg(&dy, vector),
-                    arg(&dgate, vector),
-                    arg(&dup, vector),
-                    [elem(&gate), elem(&up), elem(&dy)],
-                );
+        let vector = vector_size(&[&gate, &up, &dy], len);
+        // SAFETY: all have one length, and no unit goes beyond that of `dgate`.
+        unsafe {
+            launch! {
+                backward_kernel, cubes_for(&gate.client, len / vector), [gate, up, dy], vector;
+                gate / vector, up / vector, dy / vector, dgate / vector, dup / vector;
+                [elem(&gate), elem(&up), elem(&dy)]
             }
         }
         // One pass over the operands computes both gradients, whichever is wanted.

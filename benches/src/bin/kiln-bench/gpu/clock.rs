@@ -1,4 +1,4 @@
-//! How long a device takes.
+//! Times calls on a device.
 
 use std::time::Instant;
 

@@ -1,9 +1,10 @@
-//! The command: what is to be measured, and in which order.
+//! The command `kiln-bench gpu`: which rows are measured, and in which order.
 
 use std::path::PathBuf;
 
 use burn::tensor::DType;
-use clap::{Args, ValueEnum};
+use clap::Args;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use kiln::bench::check_counts;
 use kiln::config::{self, Precision};
 use kiln::run::TrainError;
@@ -18,7 +19,7 @@ use super::table::{GpuTable, KernelRow};
 use crate::error::BenchError;
 use crate::step::{checked, counted};
 
-/// What to measure.
+/// The arguments of `kiln-bench gpu`.
 #[derive(Args, Clone, Debug)]
 pub struct GpuArgs {
     /// Where: an NVIDIA GPU, or to try the command out, any GPU through wgpu, or the CPU.
@@ -32,8 +33,8 @@ pub struct GpuArgs {
     #[arg(long)]
     quick: bool,
     /// Dtype of the steps and of the large shapes [default: bf16 on NVIDIA GPUs, else f32].
-    #[arg(long, value_enum)]
-    dtype: Option<DTypeName>,
+    #[arg(long, value_parser = PossibleValuesParser::new(["f32", "bf16"]).map(|name| precision_of(&name)))]
+    dtype: Option<Precision>,
     /// Measure steps of this configuration, and nothing else.
     #[arg(long, conflicts_with = "only")]
     config: Option<PathBuf>,
@@ -63,44 +64,33 @@ pub struct GpuArgs {
     json: bool,
 }
 
-/// `--dtype`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum DTypeName {
-    F32,
-    Bf16,
-}
-
-impl From<DTypeName> for Precision {
-    fn from(name: DTypeName) -> Self {
-        match name {
-            DTypeName::F32 => Precision::F32,
-            DTypeName::Bf16 => Precision::Bf16,
-        }
-    }
+/// The meaning of `--dtype`.
+fn precision_of(name: &str) -> Precision {
+    if name == "bf16" { Precision::Bf16 } else { Precision::F32 }
 }
 
 /// Groups of rows, as `--only` knows them.
 const KERNELS: &str = "kernels";
 const STEPS: &str = "steps";
 
-/// Whether `wanted` names the row `name` of a group.
+/// Whether `wanted`, a value of `--only`, names the row `name` of a group.
 fn is_called(name: &str, group: &str, wanted: &str) -> bool {
     let starts_so = |start: &str| name.starts_with(start);
     wanted == name || wanted == group || wanted.strip_suffix('*').is_some_and(starts_so)
 }
 
-/// What was said of a measurement, and whether it holds the bars.
+/// The results, and whether they reach the bars.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Said {
-    /// For people or programs.
+    /// The results as text or JSON.
     pub text: String,
     /// Whether nothing failed and every bar that was asked for is reached.
     pub passed: bool,
 }
 
 impl GpuArgs {
-    /// Measures; returns what to say. A row that fails is said to have, and does not keep the others
-    /// from being measured.
+    /// Measures, and returns the results. A row that fails is reported as failed, and the others are measured all the
+    /// same.
     pub fn run(self) -> Result<Said, BenchError> {
         let (kernel_shapes, rows) = self.plan()?;
         let precision = self.precision();
@@ -141,7 +131,7 @@ impl GpuArgs {
         Ok(Said { text, passed: table.failures.is_empty() })
     }
 
-    /// What is to be measured.
+    /// The shapes and rows to measure.
     fn plan(&self) -> Result<(Vec<Shapes>, Vec<StepRow>), BenchError> {
         check_counts(&[("--pairs", self.pairs), ("--steps", self.steps.unwrap_or(1))])?;
         if self.peer.is_some() && self.device == DeviceName::Wgpu {
@@ -179,7 +169,7 @@ impl GpuArgs {
 
     fn precision(&self) -> Precision {
         match (self.dtype, self.device) {
-            (Some(name), _) => name.into(),
+            (Some(precision), _) => precision,
             (None, DeviceName::Cuda) => Precision::Bf16,
             (None, _) => Precision::F32,
         }

@@ -40,6 +40,7 @@ pub(super) struct Chosen {
 impl Chosen {
     /// The device of that name, for work in `precision`.
     pub(super) fn new(name: DeviceName, precision: Precision) -> Result<Chosen, BenchError> {
+        #[cfg(feature = "wgpu")]
         if name == DeviceName::Wgpu {
             return wgpu();
         }
@@ -69,9 +70,4 @@ fn wgpu() -> Result<Chosen, BenchError> {
     let identity = std::panic::catch_unwind(|| device.identity());
     let Ok(Some(identity)) = identity else { return Err(BenchError::NoGpu) };
     Ok(Chosen { name: format!("device: {}, through wgpu", identity.name), device, selected: None })
-}
-
-#[cfg(not(feature = "wgpu"))]
-fn wgpu() -> Result<Chosen, BenchError> {
-    Err(BenchError::NoWgpu)
 }

@@ -1,4 +1,4 @@
-//! The operations, and what each has to move or to compute at least.
+//! The operations, with the least bytes that each moves or FLOPs that it computes.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -196,12 +196,12 @@ impl Bench<'_> {
         let timed = run_ranks(1, 1, |world| -> Result<_, TrainError> {
             let mut builder = EngineBuilder::new(world, policy.clone(), None)?;
             let block = Block::new(model, 0, Key::new(0), device);
-            let part = builder.fully_shard("block", "block.", block, ShardOptions::default())?;
+            let module = builder.fully_shard("block", "block.", block, ShardOptions::default())?;
             let engine = builder.finish()?;
             let parameters = engine.layout().num_parameters();
             let mut failed = None;
             let seconds = self.clock.time(|| {
-                drop(part.unshard(&engine.begin_forward(device)));
+                drop(module.unshard(&engine.begin_forward(device)));
                 failed = failed.take().or(engine.finish_evaluation().err());
             })?;
             match failed {

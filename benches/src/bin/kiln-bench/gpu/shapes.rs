@@ -1,7 +1,7 @@
 //! Sizes of the operations that are timed.
 
 use burn::tensor::DType;
-use kiln::config::Precision;
+use kiln::config::{ModelSection, Precision};
 use kiln_model::ModelConfig;
 
 /// The sizes of a decoder's operations for one micro-batch.
@@ -25,7 +25,8 @@ impl Shapes {
     pub(super) fn all(precision: Precision, quick: bool) -> Vec<Shapes> {
         if quick {
             let (batch, seq) = (1, 32);
-            return vec![Shapes { preset: None, model: tiny(), batch, seq, precision }];
+            let model = tiny().resolve(None).expect("the tiny model has all sizes");
+            return vec![Shapes { preset: None, model, batch, seq, precision }];
         }
         let mut all: Vec<_> = Shapes::preset("1b", 1, 2048, precision).into_iter().collect();
         if precision == Precision::Bf16 {
@@ -58,7 +59,7 @@ impl Shapes {
         self.batch * self.seq
     }
 
-    /// What the shapes are called in tables.
+    /// The name of the shapes in tables.
     pub(super) fn name(&self) -> String {
         let dtype = self.precision;
         let model = self.preset.unwrap_or("tiny");
@@ -67,25 +68,16 @@ impl Shapes {
 }
 
 /// A model that any device has time for.
-pub(super) fn tiny() -> ModelConfig {
-    ModelConfig {
-        vocab_size: 300,
-        d_model: 64,
-        layers: 2,
-        heads: 4,
-        kv_heads: 2,
-        d_ff: 96,
-        tie_embeddings: true,
-        head_dim: None,
-        feed_forward: kiln_model::FeedForwardKind::default(),
-        attention_bias: kiln_model::AttentionBias::default(),
-        feed_forward_bias: false,
-        qk_norm: false,
-        dropout: 0.0,
-        rope_theta: 10_000.0,
-        rope_scaling: None,
-        norm_eps: 1e-5,
-        init_std: 0.02,
+pub(super) fn tiny() -> ModelSection {
+    ModelSection {
+        vocab_size: Some(300),
+        d_model: Some(64),
+        layers: Some(2),
+        heads: Some(4),
+        kv_heads: Some(2),
+        d_ff: Some(96),
+        tie_embeddings: Some(true),
+        ..ModelSection::default()
     }
 }
 

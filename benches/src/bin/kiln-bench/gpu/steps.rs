@@ -18,7 +18,7 @@ use crate::step::checked;
 /// A configuration to measure.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Row {
-    /// What it is called in tables, and by `--only`.
+    /// Its name in tables and for `--only`.
     pub(super) name: String,
     /// On one rank.
     pub(super) config: Config,
@@ -42,7 +42,7 @@ impl Row {
             for (suffix, recompute) in [("", Recompute::None), ("+recompute", Recompute::Block)] {
                 let mut config = Config::default();
                 match quick {
-                    true => set_sizes(&mut config, &tiny()),
+                    true => config.model = tiny(),
                     false => config.model.preset = Some(model.to_owned()),
                 }
                 config.data.vocab_size = 32_000;
@@ -61,18 +61,7 @@ impl Row {
     }
 }
 
-fn set_sizes(config: &mut Config, model: &ModelConfig) {
-    let section = &mut config.model;
-    section.vocab_size = Some(model.vocab_size);
-    section.d_model = Some(model.d_model);
-    section.layers = Some(model.layers);
-    section.heads = Some(model.heads);
-    section.kv_heads = Some(model.kv_heads);
-    section.d_ff = Some(model.d_ff);
-    section.tie_embeddings = Some(model.tie_embeddings);
-}
-
-/// Who takes turns, and where.
+/// The device, the peer that takes turns with Kiln, and how often they do.
 pub(super) struct EndToEnd<'a> {
     pub(super) chosen: &'a Chosen,
     pub(super) peer: Option<&'a Peer>,
@@ -80,7 +69,7 @@ pub(super) struct EndToEnd<'a> {
 }
 
 impl EndToEnd<'_> {
-    /// Takes the turns of a row. What fails ends the row, and is kept in it.
+    /// Takes the turns of a row. A failure ends the row and is reported in it.
     pub(super) fn row(&self, row: Row, count: Steps) -> StepPair {
         let Row { name, config, model } = row;
         let mut pair = StepPair { name, kiln: Vec::new(), peer: Vec::new(), failure: None };

@@ -1,11 +1,11 @@
-//! The figures, for people and for programs.
+//! The results, as tables in Markdown and as JSON.
 
 use kiln::bench::median;
 use serde::Serialize;
 
 use crate::report::StepReport;
 
-/// The least that an operation has to do.
+/// The least work of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Work {
@@ -18,9 +18,9 @@ pub enum Work {
 /// One operation.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct KernelRow {
-    /// What it is called.
+    /// Its name.
     pub name: String,
-    /// At which sizes, in which dtype.
+    /// The name of its sizes and dtype.
     pub shapes: String,
     /// Median seconds of a call.
     pub seconds: f64,
@@ -63,7 +63,7 @@ impl KernelRow {
 /// Steps of one configuration, in Kiln and in its peer by turns.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct StepPair {
-    /// What it is called.
+    /// Its name.
     pub name: String,
     /// Kiln's turns.
     pub kiln: Vec<StepReport>,
@@ -113,14 +113,14 @@ impl StepPair {
     }
 }
 
-/// Everything that was measured.
+/// All results.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct GpuTable {
     /// Kiln's version.
     pub version: &'static str,
     /// The device, in words.
     pub device: String,
-    /// What a plain kernel moves, in bytes per second; 0 if no operations were timed.
+    /// Bytes per second that a plain kernel moves; 0 if no operations were timed.
     pub copy_bytes_per_s: f64,
     /// The operations.
     pub kernels: Vec<KernelRow>,
@@ -142,8 +142,8 @@ impl GpuTable {
         }
     }
 
-    /// Adds the rows of steps that failed, and what stays behind the peer or below `least_mfu` (of preset 1b, percent).
-    /// What a bar needs and was not measured does not pass.
+    /// Adds the rows of steps that failed, and those that are slower than the peer, hold more memory, or stay
+    /// below `least_mfu` (of preset 1b, in percent). A row passes no bar for which it has no figure.
     pub(super) fn judge(&mut self, against_peer: bool, least_mfu: Option<f64>) {
         let mut failures = Vec::new();
         for row in &self.steps {

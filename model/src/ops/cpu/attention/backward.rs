@@ -5,54 +5,35 @@ use rayon::prelude::*;
 
 use super::super::matrix::MatrixMut;
 use super::super::parallel::simd;
+use super::super::products::Products;
 use super::super::scalar::{Real, Scalar, dot};
 use super::super::uninit::zeros;
 use super::super::values::tensor_of;
-use super::products::GradientProducts;
-use super::tile::{COLUMNS, MOST_ROWS, Operands, Tile, visible};
+use super::products::BackwardProducts;
+use super::tile::{COLUMNS, MOST_ROWS, Tile, visible};
 use crate::ops::attention::AttentionShape;
 
-impl<S: Scalar> Operands<'_, S> {
-    /// The gradients of `qkv` that are wanted, in the dtypes of `qkv`, where every row has a query. `results`
-    /// are the result of attention and its gradient.
-    pub fn gradients<P: GradientProducts<S::Real>>(
+impl<S: Scalar, P: Products<S, S::Real>> BackwardProducts<'_, S, P> {
+    /// The gradients of `qkv` that are wanted, in the dtypes of `qkv`, where every row has a query. `out` is the
+    /// result of attention.
+    ///
+    /// Parallel over key heads: one task owns the gradients of its key head and of the query heads
+    /// that share it, so that no sum is shared between threads.
+    pub fn backward(
         &self,
-        products: &P,
-        results: [&[S]; 2],
+        out: &[S],
         lse: &[S::Real],
         qkv: &[FlexTensor; 3],
         wanted: [bool; 3],
     ) -> [Option<FlexTensor>; 3] {
-        let mut parents = qkv.iter();
-        self.backward(products, results, lse, wanted).map(|gradient| {
-            let parent = parents.next()?;
-            let shape = parent.layout().shape().clone();
-            gradient.map(|values| tensor_of(values, shape, parent.dtype()))
-        })
-    }
-
-    /// The gradients of `q`, `k` and `v` that are wanted.
-    ///
-    /// Parallel over key heads: one task owns the gradients of its key head and of the query heads
-    /// that share it, so that no sum is shared between threads.
-    fn backward<P: GradientProducts<S::Real>>(
-        &self,
-        products: &P,
-        [out, dout]: [&[S]; 2],
-        lse: &[S::Real],
-        wanted: [bool; 3],
-    ) -> [Option<Vec<S::Real>>; 3] {
         const { assert!(P::ROWS <= MOST_ROWS) };
-        let shape = self.shape;
+        let (operands, shape) = (self.operands, self.operands.shape);
         let AttentionShape { seq, heads, kv_heads, .. } = shape;
         debug_assert!(seq == shape.keys && seq == shape.capacity, "{shape:?}");
         let group = heads / kv_heads;
-        let mut dq = zeros::<S::Real>(wanted[0], self.q.len());
-        let mut dk = zeros::<S::Real>(wanted[1], self.k.len());
-        let mut dv = zeros::<S::Real>(wanted[2], self.v.len());
-        if shape.is_empty() {
-            return [dq, dk, dv];
-        }
+        let mut dq = zeros::<S::Real>(wanted[0], operands.q.len());
+        let mut dk = zeros::<S::Real>(wanted[1], operands.k.len());
+        let mut dv = zeros::<S::Real>(wanted[2], operands.v.len());
         by_key_head(dq.as_deref_mut(), shape, group)
             .into_par_iter()
             .zip(by_key_head(dk.as_deref_mut(), shape, 1))
@@ -61,7 +42,7 @@ impl<S: Scalar> Operands<'_, S> {
             .for_each_init(
                 || vec![S::Real::ZERO; 2 * P::ROWS * COLUMNS],
                 |tiles, (i, ((dq, dk), dv))| {
-                    let mut backward = KeyHead { operands: self, products, out, lse, dout, dk, dv, tiles };
+                    let mut backward = KeyHead { products: self, out, lse, dk, dv, tiles };
                     let mut dq = dq.map(|dq| dq.split_columns(group));
                     for member in 0..group {
                         let head = i % kv_heads * group + member;
@@ -70,7 +51,10 @@ impl<S: Scalar> Operands<'_, S> {
                     }
                 },
             );
-        [dq, dk, dv]
+        let tensor = |gradient: Option<_>, like: &FlexTensor| {
+            gradient.map(|values| tensor_of(values, like.layout().shape().clone(), like.dtype()))
+        };
+        [tensor(dq, &qkv[0]), tensor(dk, &qkv[1]), tensor(dv, &qkv[2])]
     }
 }
 
@@ -84,6 +68,7 @@ fn by_key_head<T: Real>(
     let AttentionShape { batch, seq, kv_heads, head_dim, .. } = shape;
     let width = group * kv_heads * head_dim;
     match x {
+        _ if shape.is_empty() => Vec::new(),
         None => std::iter::repeat_with(|| None).take(batch * kv_heads).collect(),
         Some(x) => x
             .chunks_exact_mut(seq * width)
@@ -94,12 +79,10 @@ fn by_key_head<T: Real>(
 }
 
 /// The backward pass of one key head.
-struct KeyHead<'a, 'b, S: Scalar, P> {
-    operands: &'a Operands<'a, S>,
-    products: &'a P,
-    out: &'a [S],
-    lse: &'a [S::Real],
-    dout: &'a [S],
+struct KeyHead<'a, 'b, S: Scalar, P: Products<S, S::Real>> {
+    products: &'b BackwardProducts<'a, S, P>,
+    out: &'b [S],
+    lse: &'b [S::Real],
     /// The gradients of the keys and values, `[seq, head_dim]`.
     dk: Option<MatrixMut<'b, S::Real>>,
     dv: Option<MatrixMut<'b, S::Real>>,
@@ -107,18 +90,19 @@ struct KeyHead<'a, 'b, S: Scalar, P> {
     tiles: &'b mut [S::Real],
 }
 
-impl<S: Scalar, P: GradientProducts<S::Real>> KeyHead<'_, '_, S, P> {
+impl<S: Scalar, P: Products<S, S::Real>> KeyHead<'_, '_, S, P> {
     /// Adds the contributions of one query head; `dq` is `[seq, head_dim]`.
     fn query_head(&mut self, [batch, head]: [usize; 2], mut dq: Option<MatrixMut<'_, S::Real>>) {
-        let shape = self.operands.shape;
+        let BackwardProducts { operands, dout, .. } = *self.products;
+        let shape = operands.shape;
         let AttentionShape { seq, heads, kv_heads, head_dim, .. } = shape;
         let (stride, kv_head) = (shape.q_stride(), head / (heads / kv_heads));
-        let scale = self.operands.scale();
+        let scale = operands.scale();
         let (p, ds) = self.tiles.split_at_mut(P::ROWS * COLUMNS);
         for start in (0..seq).step_by(P::ROWS) {
             let rows = P::ROWS.min(seq - start);
             let offset = shape.q_offset(batch, start, head);
-            let (out, dout) = (&self.out[offset..], &self.dout[offset..]);
+            let (out, dout) = (&self.out[offset..], &dout[offset..]);
             // The logarithm of each row's sum, and D = rowsum(dO ∘ O).
             let mut row_values = [(S::Real::ZERO, S::Real::ZERO); MOST_ROWS];
             for (row, value) in row_values[..rows].iter_mut().enumerate() {

@@ -5,40 +5,28 @@ use rayon::prelude::*;
 
 use super::super::matrix::MatrixMut;
 use super::super::parallel::simd;
+use super::super::products::Products;
 use super::super::scalar::{Real, Scalar, exp_sum, max};
-use super::super::values::tensor_of;
-use super::products::Products;
-use super::tile::{COLUMNS, MOST_ROWS, Operands, Tile, visible};
+use super::super::values::{new_tensor, tensor_of};
+use super::products::ForwardProducts;
+use super::tile::{COLUMNS, MOST_ROWS, Tile, visible};
 use crate::ops::attention::AttentionShape;
 
-impl<S: Scalar> Operands<'_, S> {
-    /// The result in the dtype of `q`, and the logarithm of the sum of each row's exponentials.
-    pub fn tensors<P: Products<S::Real>>(&self, products: &P, q: &FlexTensor) -> (FlexTensor, FlexTensor) {
-        let AttentionShape { batch, seq, heads, .. } = self.shape;
-        let (out, lse) = self.forward(products);
-        (
-            tensor_of(out, q.layout().shape().clone(), q.dtype()),
-            S::Real::tensor(lse, [batch, seq, heads].into()),
-        )
-    }
-
-    /// The result, shaped as `q`, and the logarithm of the sum of each row's exponentials,
+impl<S: Scalar, P: Products<S, S::Real>> ForwardProducts<'_, S, P> {
+    /// The result, shaped as `q` and in its dtype, and the logarithm of the sum of each row's exponentials,
     /// `[batch, seq, heads]`.
     ///
     /// Parallel over tiles of rows, whose results are contiguous with all heads side by side.
-    fn forward<P: Products<S::Real>>(&self, products: &P) -> (Vec<S::Real>, Vec<S::Real>) {
+    pub fn forward(&self, q: &FlexTensor) -> (FlexTensor, FlexTensor) {
         const { assert!(P::ROWS <= MOST_ROWS) };
-        let shape = self.shape;
-        let AttentionShape { seq, heads, .. } = shape;
-        let mut out = vec![S::Real::ZERO; self.q.len()];
-        let mut lse = vec![S::Real::ZERO; shape.batch * seq * heads];
-        if shape.is_empty() {
-            return (out, lse);
-        }
+        let shape = self.operands.shape;
+        let AttentionShape { batch, seq, heads, .. } = shape;
+        let mut out = vec![S::Real::ZERO; self.operands.q.len()];
+        let mut lse = vec![S::Real::ZERO; batch * seq * heads];
         let stride = shape.q_stride();
         let tiles: Vec<_> = out
-            .chunks_mut(seq * stride)
-            .zip(lse.chunks_mut(seq * heads))
+            .chunks_mut((seq * stride).max(1))
+            .zip(lse.chunks_mut((seq * heads).max(1)))
             .enumerate()
             .flat_map(|(batch, (out, lse))| {
                 out.chunks_mut(P::ROWS * stride)
@@ -49,22 +37,22 @@ impl<S: Scalar> Operands<'_, S> {
             .collect();
         tiles.into_par_iter().for_each_init(
             || vec![S::Real::ZERO; P::ROWS * COLUMNS],
-            |scores, (place, out, lse)| self.forward_rows(products, place, scores, out, lse),
+            |scores, (place, out, lse)| self.forward_rows(place, scores, out, lse),
         );
-        (out, lse)
+        let out = tensor_of(out, q.layout().shape().clone(), q.dtype());
+        (out, new_tensor(lse, [batch, seq, heads]))
     }
 
     /// Computes one tile of rows of every head. `out` holds the weighted sums, which are divided by the sum
     /// of the weights at the end.
-    fn forward_rows<P: Products<S::Real>>(
+    fn forward_rows(
         &self,
-        products: &P,
         (batch, start): (usize, usize),
         scores: &mut [S::Real],
         out: &mut [S::Real],
         lse: &mut [S::Real],
     ) {
-        let shape = self.shape;
+        let shape = self.operands.shape;
         let AttentionShape { heads, kv_heads, head_dim, .. } = shape;
         let q_stride = shape.q_stride();
         let rows = lse.len() / heads;
@@ -76,7 +64,7 @@ impl<S: Scalar> Operands<'_, S> {
                 let columns = COLUMNS.min(seen - first);
                 let tile = Tile { batch, head, kv_head, start, rows, first, columns };
                 let scores = &mut scores[..rows * columns];
-                products.scores(tile, scores);
+                self.scores(tile, scores);
                 simd(
                     #[inline(always)]
                     || {
@@ -90,7 +78,7 @@ impl<S: Scalar> Operands<'_, S> {
                     },
                 );
                 let out = MatrixMut::new(&mut out[head * head_dim..], [rows, head_dim], q_stride);
-                products.add_values(tile, scores, out);
+                self.add_values(tile, scores, out);
             }
             for (row, (max, sum)) in running.into_iter().take(rows).enumerate() {
                 lse[row * heads + head] = max + sum.ln();

@@ -1,7 +1,7 @@
 //! The operands of attention, and the tiles of the scores.
 
-use super::super::gemm::Output;
 use super::super::matrix::Matrix;
+use super::super::products::Output;
 use super::super::scalar::{Real, Scalar};
 use crate::ops::attention::AttentionShape;
 
@@ -75,8 +75,8 @@ pub struct Tile {
 impl Tile {
     /// What a product with this tile does to the sums over the columns before it. Before the first column
     /// there are no sums, and their memory need not have been touched.
-    pub fn output(self) -> Output {
-        if self.first == 0 { Output::Overwrite } else { Output::Add }
+    pub fn output<T: Real>(self) -> Output<T> {
+        if self.first == 0 { Output::Overwrite(T::ONE) } else { Output::Add }
     }
 }
 
@@ -85,35 +85,13 @@ impl<S: Scalar> Operands<'_, S> {
     pub fn scale(&self) -> S::Real {
         S::Real::from_f64(1.0 / (self.shape.head_dim as f64).sqrt())
     }
-}
 
-impl<'a, S> Operands<'a, S> {
-    /// The queries of a tile, `[rows, head_dim]`.
-    pub fn queries(&self, tile: Tile) -> Matrix<'a, S> {
-        query_rows(self.q, self.shape, tile)
+    /// The rows of a tile in `x`, which has the shape of the queries: `[rows, head_dim]`.
+    pub fn rows<'a>(&self, x: &'a [S], tile: Tile) -> Matrix<'a, S> {
+        let shape = self.shape;
+        let x = &x[shape.q_offset(tile.batch, tile.start, tile.head)..];
+        Matrix::new(x, [tile.rows, shape.head_dim], [shape.q_stride(), 1])
     }
-
-    /// The keys of a tile, `[columns, head_dim]`.
-    pub fn keys(&self, tile: Tile) -> Matrix<'a, S> {
-        key_rows(self.k, self.shape, tile)
-    }
-
-    /// The values of a tile, `[columns, head_dim]`.
-    pub fn values(&self, tile: Tile) -> Matrix<'a, S> {
-        key_rows(self.v, self.shape, tile)
-    }
-}
-
-/// The rows of a tile in `x`, which has the shape of the queries.
-pub fn query_rows<S>(x: &[S], shape: AttentionShape, tile: Tile) -> Matrix<'_, S> {
-    let x = &x[shape.q_offset(tile.batch, tile.start, tile.head)..];
-    Matrix::new(x, [tile.rows, shape.head_dim], [shape.q_stride(), 1])
-}
-
-/// The columns of a tile in `x`, which has the shape of the keys.
-fn key_rows<S>(x: &[S], shape: AttentionShape, tile: Tile) -> Matrix<'_, S> {
-    let x = &x[shape.kv_offset(tile.batch, tile.first, tile.kv_head)..];
-    Matrix::new(x, [tile.columns, shape.head_dim], [shape.kv_stride(), 1])
 }
 
 /// How many of the columns from `first` on are visible to row `row`. In the first tile it is at least one, so

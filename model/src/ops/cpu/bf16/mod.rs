@@ -16,6 +16,6 @@ mod x86;
 
 pub use choice::{BF16_CHOICE, bf16_gemm_for, bf16_instructions};
 #[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
-pub use unsupported::{Bf16Gemm, Left, Right};
+pub use unsupported::Bf16Gemm;
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-pub use x86::{Bf16Gemm, Left, Right};
+pub use x86::Bf16Gemm;

@@ -9,13 +9,13 @@ use cubecl::prelude::*;
 
 use super::forward_pass::{MASKED, Sizes, from_last, head_start, mask_future, stage_columns};
 use super::product::{accumulate, publish, score};
-use super::stage::{after_stage, before_stage, exp2, stage, stage_of, write_rows};
+use super::stage::{after_stage, before_stage, exp2, filled, stage, stage_of, write_rows};
 use super::tile::{Tile, column_of, row_of};
 
 /// Units that share a row in [`delta_kernel`].
 pub(super) const DELTA_LANES: usize = 8;
 /// Units of a cube of [`delta_kernel`].
-pub(super) const DELTA_UNITS: usize = 256;
+pub(super) const DELTA_UNITS: usize = super::super::UNITS;
 
 /// `rowsum(dO ∘ O)`, of rows of `width` vectors.
 #[cube(launch_unchecked)]
@@ -117,11 +117,7 @@ pub(super) fn queries_kernel<E: Float, N: Size, O: Size>(
     }
     let mut scores = Array::<f32>::new(comptime!(tile.scores_per_unit()));
     let mut slopes = Array::<f32>::new(comptime!(tile.scores_per_unit()));
-    let mut sums = Array::<f32>::new(comptime!(tile.values_per_unit()));
-    #[unroll]
-    for i in 0..comptime!(tile.values_per_unit()) {
-        sums[i] = 0.0f32;
-    }
+    let mut sums = filled(0.0f32, comptime!(tile.values_per_unit()));
 
     for step in 0..steps {
         let column = step * comptime!(tile.columns as u32);
@@ -155,11 +151,7 @@ pub(super) fn queries_kernel<E: Float, N: Size, O: Size>(
         accumulate::<E, N>(&mut sums, &slopes, &published, 0usize, &keys, from, tile);
     }
 
-    let mut scale = Array::<f32>::new(owned);
-    #[unroll]
-    for r in 0..owned {
-        scale[r] = sizes.scale;
-    }
+    let scale = filled(sizes.scale, owned);
     let run_width = comptime!(tile.head_dim / tile.run());
     let pitch = sizes.heads as usize * run_width;
     write_rows::<E, O>(&sums, &scale, dq, start * run_width, pitch, valid, tile);
@@ -214,37 +206,33 @@ pub(super) fn keys_kernel<E: Float, N: Size, O: Size>(
     let pitch = sizes.kv_heads as usize * width;
     let valid = sizes.keys - first;
     let q_start = head_start(batch, sizes.seq, sizes.heads, kv_head * group);
+    let q_pitch = sizes.heads as usize * width;
 
     let n = comptime!(tile.rows);
     stage::<E, N>(k, start * width, pitch, valid, &mut keys, 0usize, n, tile);
     stage::<E, N>(v, start * width, pitch, valid, &mut vals, 0usize, n, tile);
     if comptime!(tile.asynchronous()) {
-        let begin = skipped;
+        let (start, rows) = (q_start * width, sizes.seq);
         stage_columns::<E, N>(
             q,
             dout,
             &mut queries,
             &mut gradients,
-            q_start * width,
-            sizes.heads as usize * width,
-            begin,
-            sizes.seq,
+            start,
+            q_pitch,
+            skipped,
+            rows,
             0u32,
             tile,
         );
-        stage_of_rows(lse, delta, &mut shifts, &mut means, q_start, begin, sizes, 0u32, tile);
+        stage_of_rows(lse, delta, &mut shifts, &mut means, q_start, skipped, sizes, 0u32, tile);
     }
 
     let factor = sizes.scale * comptime!(LOG2_E);
     let mut scores = Array::<f32>::new(comptime!(tile.scores_per_unit()));
     let mut slopes = Array::<f32>::new(comptime!(tile.scores_per_unit()));
-    let mut key_sums = Array::<f32>::new(comptime!(tile.values_per_unit()));
-    let mut val_sums = Array::<f32>::new(comptime!(tile.values_per_unit()));
-    #[unroll]
-    for i in 0..comptime!(tile.values_per_unit()) {
-        key_sums[i] = 0.0f32;
-        val_sums[i] = 0.0f32;
-    }
+    let mut key_sums = filled(0.0f32, comptime!(tile.values_per_unit()));
+    let mut val_sums = filled(0.0f32, comptime!(tile.values_per_unit()));
 
     for step in 0..steps {
         let column = (skipped + step % per_head) * columns;
@@ -254,15 +242,16 @@ pub(super) fn keys_kernel<E: Float, N: Size, O: Size>(
         if next < steps {
             let head_q = q_start + (next / per_head) as usize;
             let begin = skipped + next % per_head;
+            let (start, rows) = (head_q * width, sizes.seq);
             stage_columns::<E, N>(
                 q,
                 dout,
                 &mut queries,
                 &mut gradients,
-                head_q * width,
-                sizes.heads as usize * width,
+                start,
+                q_pitch,
                 begin,
-                sizes.seq,
+                rows,
                 next,
                 tile,
             );
@@ -298,13 +287,8 @@ pub(super) fn keys_kernel<E: Float, N: Size, O: Size>(
         accumulate::<E, N>(&mut key_sums, &slopes, &published, product, &queries, from, tile);
     }
 
-    let mut scale = Array::<f32>::new(owned);
-    let mut one = Array::<f32>::new(owned);
-    #[unroll]
-    for r in 0..owned {
-        scale[r] = sizes.scale;
-        one[r] = 1.0f32;
-    }
+    let scale = filled(sizes.scale, owned);
+    let one = filled(1.0f32, owned);
     let run_width = comptime!(tile.head_dim / tile.run());
     let pitch = sizes.kv_heads as usize * run_width;
     write_rows::<E, O>(&key_sums, &scale, dk, start * run_width, pitch, valid, tile);

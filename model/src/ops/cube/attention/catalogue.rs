@@ -20,89 +20,34 @@ pub fn kernels(
     head_dim: usize,
 ) -> Vec<(&'static str, Box<dyn CubeKernel>)> {
     let elem = ElemType::Float(dtype);
-    let settings = |units: usize| {
-        let dim = CubeDim::new_1d(units as u32);
-        KernelSettings::new(dim.into(), ExecutionMode::Unchecked, AddressType::U32)
-    };
-    let buffer = || BufferCompilationArg { inplace: None };
     let tile = |pass| Tile::select(pass, properties, dtype, head_dim);
     let (Some(forward), Some(queries), Some(keys)) =
         (tile(Pass::Forward), tile(Pass::Queries), tile(Pass::Keys))
     else {
         return Vec::new();
     };
-    let vectors = |tile: &Tile| [tile.vector(), tile.run()];
+    let settings = |units: usize| {
+        let dim = CubeDim::new_1d(units as u32);
+        KernelSettings::new(dim.into(), ExecutionMode::Unchecked, AddressType::U32)
+    };
+    /// A kernel with its buffers and what it is compiled for: a tile, or units of a cube and other arguments.
+    macro_rules! kernel {
+        ($name:literal, $kernel:ty, [$($buffer:ident)+], $tile:ident) => {{
+            let vectors = [$tile.vector(), $tile.run()];
+            kernel!($name, $kernel, [$($buffer)+], $tile.units(); sizes(), $tile, elem, vectors)
+        }};
+        ($name:literal, $kernel:ty, [$($buffer:ident)+], $units:expr; $($argument:expr),+) => {{
+            let (properties, target) = (properties.clone(), target.clone());
+            $(let $buffer = BufferCompilationArg { inplace: None };)+
+            let kernel = <$kernel>::new(settings($units), properties, target, $($buffer,)+ $($argument),+);
+            ($name, Box::new(kernel) as Box<dyn CubeKernel>)
+        }};
+    }
     vec![
-        (
-            "forward",
-            Box::new(forward_kernel::ForwardKernel::new(
-                settings(forward.units()),
-                properties.clone(),
-                target.clone(),
-                buffer(),
-                buffer(),
-                buffer(),
-                buffer(),
-                buffer(),
-                sizes(),
-                forward,
-                elem,
-                vectors(&forward),
-            )),
-        ),
-        (
-            "delta",
-            Box::new(delta_kernel::DeltaKernel::new(
-                settings(DELTA_UNITS),
-                properties.clone(),
-                target.clone(),
-                buffer(),
-                buffer(),
-                buffer(),
-                head_dim / 4,
-                elem,
-                4,
-            )),
-        ),
-        (
-            "queries",
-            Box::new(queries_kernel::QueriesKernel::new(
-                settings(queries.units()),
-                properties.clone(),
-                target.clone(),
-                buffer(),
-                buffer(),
-                buffer(),
-                buffer(),
-                buffer(),
-                buffer(),
-                buffer(),
-                sizes(),
-                queries,
-                elem,
-                vectors(&queries),
-            )),
-        ),
-        (
-            "keys",
-            Box::new(keys_kernel::KeysKernel::new(
-                settings(keys.units()),
-                properties.clone(),
-                target.clone(),
-                buffer(),
-                buffer(),
-                buffer(),
-                buffer(),
-                buffer(),
-                buffer(),
-                buffer(),
-                buffer(),
-                sizes(),
-                keys,
-                elem,
-                vectors(&keys),
-            )),
-        ),
+        kernel!("forward", forward_kernel::ForwardKernel, [q k v out lse], forward),
+        kernel!("delta", delta_kernel::DeltaKernel, [out dout delta], DELTA_UNITS; head_dim / 4, elem, 4),
+        kernel!("queries", queries_kernel::QueriesKernel, [q k v dout lse delta dq], queries),
+        kernel!("keys", keys_kernel::KeysKernel, [q k v dout lse delta dk dv], keys),
     ]
 }
 

@@ -4,8 +4,8 @@ use burn::tensor::DType;
 use burn_cubecl::CubeBackend;
 use burn_cubecl::tensor::CubeTensor;
 
-use super::super::{contiguous, contiguous_in};
-use super::launch::{backward_into, dims, empty_like, fits, forward_into};
+use super::super::{allocate, contiguous, contiguous_in};
+use super::launch::{backward_into, dims, fits, forward_into};
 use super::unfused;
 use crate::ops::attention::{AttentionKernels, AttentionShape};
 
@@ -66,8 +66,8 @@ pub fn cached_forward(q: &CubeTensor, k: &CubeTensor, v: &CubeTensor, filled: us
 
 fn forward_of(q: &CubeTensor, k: &CubeTensor, v: &CubeTensor, filled: usize) -> (CubeTensor, CubeTensor) {
     let [batch, seq, heads, head_dim] = dims(q);
-    let out = empty_like(q, [batch, seq, heads, head_dim].into(), q.dtype);
-    let lse = empty_like(q, [batch, seq, heads].into(), DType::F32);
+    let out = allocate(q, [batch, seq, heads, head_dim], q.dtype);
+    let lse = allocate(q, [batch, seq, heads], DType::F32);
     forward_into(q, k, v, filled, &out, &lse);
     (out, lse)
 }
@@ -89,15 +89,8 @@ pub fn backward(
     wanted: [bool; 3],
 ) -> [Option<CubeTensor>; 3] {
     let keys = wanted[1] || wanted[2];
-    let needed = [wanted[0], keys, keys];
-    let mut tensors = [q, k, v].into_iter().zip(needed);
-    let gradients = [(); 3].map(|()| {
-        let (tensor, needed) = tensors.next()?;
-        needed.then(|| empty_like(tensor, dims(tensor).into(), tensor.dtype))
-    });
-    let [dq, dk, dv] = &gradients;
-    let keys = dk.as_ref().zip(dv.as_ref());
-    backward_into([q, k, v], out, lse, dout, dq.as_ref(), keys);
-    let [dq, dk, dv] = gradients;
+    let empty = |x: &CubeTensor, needed: bool| needed.then(|| allocate(x, dims(x), x.dtype));
+    let (dq, dk, dv) = (empty(q, wanted[0]), empty(k, keys), empty(v, keys));
+    backward_into([q, k, v], out, lse, dout, dq.as_ref(), dk.as_ref().zip(dv.as_ref()));
     [dq, dk.filter(|_| wanted[1]), dv.filter(|_| wanted[2])]
 }

@@ -5,8 +5,9 @@ use core::f32::consts::LOG2_E;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
+use super::super::sums::Reduction;
 use super::product::{accumulate, publish, score};
-use super::stage::{Reduction, after_stage, before_stage, exp2, reduce_rows, stage, stage_of, write_rows};
+use super::stage::{after_stage, before_stage, exp2, filled, reduce_rows, stage, stage_of, write_rows};
 use super::tile::{Tile, column_of, lane, row_of};
 
 /// The score of a column that a row does not see. Unlike infinities, its differences are numbers.
@@ -90,18 +91,9 @@ pub(super) fn forward_kernel<E: Float, N: Size, O: Size>(
 
     let factor = sizes.scale * comptime!(LOG2_E);
     let mut scores = Array::<f32>::new(comptime!(tile.scores_per_unit()));
-    let mut sums = Array::<f32>::new(comptime!(tile.values_per_unit()));
-    let mut top = Array::<f32>::new(owned);
-    let mut total = Array::<f32>::new(owned);
-    #[unroll]
-    for i in 0..comptime!(tile.values_per_unit()) {
-        sums[i] = 0.0f32;
-    }
-    #[unroll]
-    for r in 0..owned {
-        top[r] = comptime!(MASKED);
-        total[r] = 0.0f32;
-    }
+    let mut sums = filled(0.0f32, comptime!(tile.values_per_unit()));
+    let mut top = filled(MASKED, owned);
+    let mut total = filled(0.0f32, owned);
 
     for step in 0..steps {
         let column = step * comptime!(tile.columns as u32);
@@ -167,15 +159,8 @@ pub(super) fn forward_kernel<E: Float, N: Size, O: Size>(
         }
     }
     let run_width = comptime!(tile.head_dim / tile.run());
-    write_rows::<E, O>(
-        &sums,
-        &scale,
-        out,
-        q_start * run_width,
-        sizes.heads as usize * run_width,
-        valid,
-        tile,
-    );
+    let pitch = sizes.heads as usize * run_width;
+    write_rows::<E, O>(&sums, &scale, out, q_start * run_width, pitch, valid, tile);
 }
 
 /// Stages tile `begin` of columns of two tensors for a step. A head of `rows` rows begins at `start`.

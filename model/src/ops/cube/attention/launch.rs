@@ -1,15 +1,14 @@
 //! Launching the kernels.
 
-use burn::tensor::{DType, Shape};
+use burn::tensor::DType;
 use burn_cubecl::kernel::into_contiguous;
-use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
 use burn_cubecl::tensor::CubeTensor;
-use cubecl::calculate_cube_count_elemwise;
 use cubecl::ir::features::TypeUsage;
 use cubecl::ir::{ElemType, FloatKind};
 use cubecl::prelude::*;
 
-use super::backward_pass::{DELTA_LANES, DELTA_UNITS, delta_kernel, keys_kernel, queries_kernel};
+use super::super::{allocate, cubes_for};
+use super::backward_pass::{DELTA_LANES, delta_kernel, keys_kernel, queries_kernel};
 use super::forward_pass::{SizesLaunch, forward_kernel};
 use super::tile::{Pass, Tile};
 use crate::ops::attention::AttentionShape;
@@ -20,7 +19,7 @@ use crate::ops::attention::AttentionShape;
 ///
 /// If the shapes do not fit, or the kernels do not take such tensors.
 fn shape_of(q: &CubeTensor, k: &CubeTensor, v: &CubeTensor, filled: usize) -> AttentionShape {
-    let shape = AttentionShape::cached(q, k, v, filled);
+    let shape = AttentionShape::of(q, k, v, Some(filled));
     assert!(
         q.dtype == k.dtype && q.dtype == v.dtype,
         "attention: q in {:?}, k in {:?}, v in {:?}",
@@ -49,9 +48,10 @@ fn sizes(shape: AttentionShape) -> SizesLaunch {
 }
 
 /// A cube per tile of `rows` rows, per head and per sequence of the batch.
-fn cubes(shape: AttentionShape, rows: usize, heads: usize, tile: &Tile) -> CubeCount {
+fn grid(shape: AttentionShape, rows: usize, heads: usize, tile: &Tile) -> (CubeCount, CubeDim) {
     let tiles = rows.div_ceil(tile.rows);
-    CubeCount::new_3d(tiles as u32, heads as u32, shape.batch as u32)
+    let count = CubeCount::new_3d(tiles as u32, heads as u32, shape.batch as u32);
+    (count, CubeDim::new_1d(tile.units() as u32))
 }
 
 /// Whether the kernels take these queries, keys and values.
@@ -86,30 +86,16 @@ pub fn forward_into(
     let shape = shape_of(q, k, v, filled);
     check(out, q.dtype, &dims(q));
     check(lse, DType::F32, &dims(q)[..3]);
-    if shape.is_empty() {
-        return;
-    }
     let elem = elem_of(q);
-    let tile = tile_of(Pass::Forward, q, shape.head_dim);
-    let (n, o) = (tile.vector(), tile.run());
+    let (tile, [n, o]) = tile_of(Pass::Forward, q, shape.head_dim);
     let [q, k, v] = [q, k, v].map(|tensor| into_contiguous(tensor.clone()));
     // SAFETY: the kernel reads rows of queries below `seq` and of keys below `keys`, and writes rows below
     // `seq`. The checks above and `Tile` promise that these rows are there. Its loops end.
     unsafe {
-        forward_kernel::launch_unchecked(
-            &q.client,
-            cubes(shape, shape.seq, shape.heads, &tile),
-            CubeDim::new_1d(tile.units() as u32),
-            buffer(&q, n),
-            buffer(&k, n),
-            buffer(&v, n),
-            buffer(out, o),
-            buffer(lse, 1),
-            sizes(shape),
-            tile,
-            elem,
-            [n, o],
-        );
+        launch! {
+            forward_kernel, grid(shape, shape.seq, shape.heads, &tile);
+            q / n, k / n, v / n, out / o, lse / 1; sizes(shape), tile, elem, [n, o]
+        }
     }
 }
 
@@ -138,95 +124,39 @@ pub fn backward_into(
     check(&out, q.dtype, &dims(&q));
     check(&dout, q.dtype, &dims(&q));
     check(&lse, DType::F32, &dims(&q)[..3]);
-    if shape.is_empty() {
-        return;
-    }
     let elem = elem_of(&q);
-    let delta = delta_of(&out, &dout, &lse, shape, elem);
-    if let Some(dq) = dq {
-        let tile = tile_of(Pass::Queries, &q, shape.head_dim);
-        let (n, o) = (tile.vector(), tile.run());
-        // SAFETY: as in `forward_into`.
-        unsafe {
-            queries_kernel::launch_unchecked(
-                &q.client,
-                cubes(shape, shape.seq, shape.heads, &tile),
-                CubeDim::new_1d(tile.units() as u32),
-                buffer(&q, n),
-                buffer(&k, n),
-                buffer(&v, n),
-                buffer(&dout, n),
-                buffer(&lse, 1),
-                buffer(&delta, 1),
-                buffer(dq, o),
-                sizes(shape),
-                tile,
-                elem,
-                [n, o],
-            );
-        }
-    }
-    if let Some((dk, dv)) = dkv {
-        let tile = tile_of(Pass::Keys, &q, shape.head_dim);
-        let (n, o) = (tile.vector(), tile.run());
-        // SAFETY: as in `forward_into`; rows of keys below `seq` are written.
-        unsafe {
-            keys_kernel::launch_unchecked(
-                &q.client,
-                cubes(shape, shape.keys, shape.kv_heads, &tile),
-                CubeDim::new_1d(tile.units() as u32),
-                buffer(&q, n),
-                buffer(&k, n),
-                buffer(&v, n),
-                buffer(&dout, n),
-                buffer(&lse, 1),
-                buffer(&delta, 1),
-                buffer(dk, o),
-                buffer(dv, o),
-                sizes(shape),
-                tile,
-                elem,
-                [n, o],
-            );
-        }
-    }
-}
-
-/// `rowsum(dO ∘ O)`, in the shape of `lse`.
-fn delta_of(
-    out: &CubeTensor,
-    dout: &CubeTensor,
-    lse: &CubeTensor,
-    shape: AttentionShape,
-    elem: ElemType,
-) -> CubeTensor {
     let rows = [shape.batch, shape.seq, shape.heads];
-    let delta = empty_like(lse, rows.into(), DType::F32);
+    let delta = allocate(&lse, rows, DType::F32);
     let units = rows.iter().product::<usize>() * DELTA_LANES;
-    let dim = CubeDim::new_1d(DELTA_UNITS as u32);
     let vector = 4;
     // SAFETY: the kernel checks rows against the length of `delta`, and both inputs have its rows.
     unsafe {
-        delta_kernel::launch_unchecked(
-            &out.client,
-            calculate_cube_count_elemwise(&out.client, units, dim),
-            dim,
-            buffer(out, vector),
-            buffer(dout, vector),
-            buffer(&delta, 1),
-            shape.head_dim / vector,
-            elem,
-            vector,
-        );
+        launch! {
+            delta_kernel, cubes_for(&q.client, units);
+            out / vector, dout / vector, delta / 1; shape.head_dim / vector, elem, vector
+        }
     }
-    delta
-}
-
-/// The contents of a contiguous tensor as vectors of `vector` elements.
-fn buffer(tensor: &CubeTensor, vector: usize) -> BufferArg {
-    let len = tensor.meta.num_elements() / vector;
-    // SAFETY: a contiguous tensor has as many elements.
-    unsafe { BufferArg::from_raw_parts(tensor.handle.clone(), len) }
+    if let Some(dq) = dq {
+        let (tile, [n, o]) = tile_of(Pass::Queries, &q, shape.head_dim);
+        // SAFETY: as in `forward_into`.
+        unsafe {
+            launch! {
+                queries_kernel, grid(shape, shape.seq, shape.heads, &tile);
+                q / n, k / n, v / n, dout / n, lse / 1, delta / 1, dq / o; sizes(shape), tile, elem, [n, o]
+            }
+        }
+    }
+    if let Some((dk, dv)) = dkv {
+        let (tile, [n, o]) = tile_of(Pass::Keys, &q, shape.head_dim);
+        // SAFETY: as in `forward_into`; rows of keys below `seq` are written.
+        unsafe {
+            launch! {
+                keys_kernel, grid(shape, shape.keys, shape.kv_heads, &tile);
+                q / n, k / n, v / n, dout / n, lse / 1, delta / 1, dk / o, dv / o;
+                sizes(shape), tile, elem, [n, o]
+            }
+        }
+    }
 }
 
 /// Panics unless a tensor can be written by a kernel.
@@ -258,16 +188,13 @@ fn kind_of(dtype: DType) -> FloatKind {
     }
 }
 
-fn tile_of(pass: Pass, tensor: &CubeTensor, head_dim: usize) -> Tile {
+/// The tile of a pass, and the elements of a vector that it reads and of one that it writes.
+fn tile_of(pass: Pass, tensor: &CubeTensor, head_dim: usize) -> (Tile, [usize; 2]) {
     let properties = tensor.client.properties();
-    Tile::select(pass, properties, kind_of(tensor.dtype), head_dim).unwrap_or_else(|| {
+    let tile = Tile::select(pass, properties, kind_of(tensor.dtype), head_dim).unwrap_or_else(|| {
         panic!("attention: heads of {head_dim} values do not fit into this device's shared memory")
-    })
-}
-
-/// A tensor on the device of `tensor`. Its contents are arbitrary.
-pub(super) fn empty_like(tensor: &CubeTensor, shape: Shape, dtype: DType) -> CubeTensor {
-    empty_device_contiguous_dtype(tensor.client.clone(), tensor.device.clone(), shape, dtype)
+    });
+    (tile, [tile.vector(), tile.run()])
 }
 
 /// The sizes of a tensor of queries, keys or values.

@@ -75,7 +75,6 @@ fn score_mma<E: Float, N: Size>(
     from: usize,
     #[comptime] tile: Tile,
 ) {
-    let instruction = MmaDefinition::<E, E, f32>::new(16usize, 8usize, 16usize);
     let stride = comptime!(tile.stride());
     let per_row = comptime!(tile.columns_per_unit());
     let strips = comptime!(tile.rows_per_unit / 2);
@@ -91,22 +90,12 @@ fn score_mma<E: Float, N: Size>(
         #[unroll]
         for strip in 0..strips {
             let begin = row + comptime!(strip * 16 * stride + 2 * k);
-            left.push(registers::<E>(&instruction.load_matrix::<Vector<E, N>, Const<2>>(
-                &rows[begin..begin + 1],
-                MatrixIdent::A,
-                4usize,
-                false,
-            )));
+            left.push(load::<E, N>(rows, begin, MatrixIdent::A, false));
         }
         #[unroll]
         for pair in 0..comptime!(tile.columns / 16) {
             let begin = column + comptime!(pair * 16 * stride + 2 * k);
-            let right = registers::<E>(&instruction.load_matrix::<Vector<E, N>, Const<2>>(
-                &columns[begin..begin + 1],
-                MatrixIdent::B,
-                4usize,
-                false,
-            ));
+            let right = load::<E, N>(columns, begin, MatrixIdent::B, false);
             #[unroll]
             for strip in 0..strips {
                 let at = comptime!(strip * 2 * per_row + pair * 4);
@@ -124,7 +113,6 @@ fn accumulate_mma<E: Float, N: Size>(
     from: usize,
     #[comptime] tile: Tile,
 ) {
-    let instruction = MmaDefinition::<E, E, f32>::new(16usize, 8usize, 16usize);
     let stride = comptime!(tile.stride());
     let per_row = comptime!(tile.columns_per_unit());
     let out_per_row = comptime!(tile.runs_per_unit() * tile.run());
@@ -152,12 +140,7 @@ fn accumulate_mma<E: Float, N: Size>(
         #[unroll]
         for pair in 0..comptime!(tile.head_dim / 16) {
             let begin = column + comptime!(k * 16 * stride + pair * 2);
-            let right = registers::<E>(&instruction.load_matrix::<Vector<E, N>, Const<2>>(
-                &columns[begin..begin + 1],
-                MatrixIdent::B,
-                4usize,
-                true,
-            ));
+            let right = load::<E, N>(columns, begin, MatrixIdent::B, true);
             #[unroll]
             for strip in 0..strips {
                 let at = comptime!(strip * 2 * out_per_row + pair * 4);
@@ -167,9 +150,17 @@ fn accumulate_mma<E: Float, N: Size>(
     }
 }
 
-/// The registers of four fragments of 8 × 8.
+/// Reads four fragments of 8 × 8 into registers, where this unit says that a row of one begins at `at`.
 #[cube]
-fn registers<E: Float>(fragments: &Array<Vector<E, Const<2>>>) -> Sequence<u32> {
+fn load<E: Float, N: Size>(
+    values: &Shared<[Vector<E, N>]>,
+    at: usize,
+    #[comptime] operand: MatrixIdent,
+    #[comptime] transposed: bool,
+) -> Sequence<u32> {
+    let instruction = MmaDefinition::<E, E, f32>::new(16usize, 8usize, 16usize);
+    let row = &values[at..at + 1];
+    let fragments = instruction.load_matrix::<Vector<E, N>, Const<2>>(row, operand, 4usize, transposed);
     let mut registers = Sequence::<u32>::new();
     #[unroll]
     for i in 0..4usize {

@@ -3,6 +3,7 @@
 use cubecl::prelude::barrier::copy_async_checked;
 use cubecl::prelude::*;
 
+use super::super::sums::Reduction;
 use super::tile::{Instructions, Tile, lane, row_of, run_of};
 
 /// Copies `count` rows from `first` (a vector's index) on, `pitch` vectors apart, to shared memory from
@@ -124,15 +125,6 @@ pub(super) fn write_rows<E: Float, O: Size>(
     }
 }
 
-/// How [`reduce_rows`] combines values.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Reduction {
-    /// The larger one.
-    Max,
-    /// The sum.
-    Sum,
-}
-
 /// Each row's maximum or sum over the units that share it.
 #[cube]
 pub(super) fn reduce_rows(
@@ -152,7 +144,12 @@ pub(super) fn reduce_rows(
             }
         }
         Instructions::Fma => {
-            exchange(values, partials, tile);
+            #[unroll]
+            for r in 0..comptime!(tile.rows_per_unit) {
+                let at = row_of(r, tile) as usize * comptime!(tile.lanes()) + lane(tile) as usize;
+                partials[at] = values[r];
+            }
+            sync_cube();
             #[unroll]
             for r in 0..comptime!(tile.rows_per_unit) {
                 let first = row_of(r, tile) as usize * comptime!(tile.lanes());
@@ -175,15 +172,15 @@ fn combine(a: f32, b: f32, #[comptime] reduction: Reduction) -> f32 {
     }
 }
 
-/// Writes every unit's values to shared memory, row by row.
+/// An array in registers in which all values are `value`.
 #[cube]
-fn exchange(values: &mut Array<f32>, partials: &mut Shared<[f32]>, #[comptime] tile: Tile) {
+pub(super) fn filled(value: f32, #[comptime] len: usize) -> Array<f32> {
+    let mut array = Array::<f32>::new(len);
     #[unroll]
-    for r in 0..comptime!(tile.rows_per_unit) {
-        let at = row_of(r, tile) as usize * comptime!(tile.lanes()) + lane(tile) as usize;
-        partials[at] = values[r];
+    for i in 0..len {
+        array[i] = value;
     }
-    sync_cube();
+    array
 }
 
 /// `2^x`, to a few units in the last place.

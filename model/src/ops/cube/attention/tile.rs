@@ -40,7 +40,7 @@ pub struct Tile {
     pub rows: usize,
     /// Columns of a step.
     pub columns: usize,
-    /// Rows that a unit holds a part of.
+    /// Rows of which a unit holds values.
     pub rows_per_unit: usize,
     /// Stages of columns in shared memory: with 2, the next one loads while this one is used.
     pub stages: usize,
@@ -106,28 +106,27 @@ impl Tile {
         if self.elem == FloatKind::BF16 { "bf16" } else { "f16" }
     }
 
+    /// The first value with tensor cores, the second one without.
+    fn either(&self, tensor_cores: usize, fma: usize) -> usize {
+        match self.instructions {
+            Instructions::TensorCores => tensor_cores,
+            Instructions::Fma => fma,
+        }
+    }
+
     /// Units of a cube.
     pub fn units(&self) -> usize {
-        match self.instructions {
-            Instructions::TensorCores => self.rows / (8 * self.rows_per_unit) * PLANE,
-            Instructions::Fma => self.rows / self.rows_per_unit * FMA_LANES,
-        }
+        self.either(self.rows / (8 * self.rows_per_unit) * PLANE, self.rows / self.rows_per_unit * FMA_LANES)
     }
 
     /// Values in a vector that the kernels read.
     pub fn vector(&self) -> usize {
-        match self.instructions {
-            Instructions::TensorCores => 8,
-            Instructions::Fma => 4,
-        }
+        self.either(8, 4)
     }
 
     /// Neighbouring values of a row that a unit holds, and writes at once.
     pub fn run(&self) -> usize {
-        match self.instructions {
-            Instructions::TensorCores => 2,
-            Instructions::Fma => 4,
-        }
+        self.either(2, 4)
     }
 
     /// Scores of a row that a unit holds.
@@ -157,10 +156,7 @@ impl Tile {
 
     /// Units that share a row.
     pub fn lanes(&self) -> usize {
-        match self.instructions {
-            Instructions::TensorCores => 4,
-            Instructions::Fma => FMA_LANES,
-        }
+        self.either(4, FMA_LANES)
     }
 
     /// Vectors of a row in global memory.

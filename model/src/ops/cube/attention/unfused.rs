@@ -8,8 +8,8 @@ use burn_cubecl::CubeBackend;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::super::sums::{cube_max, cube_sum, units_for, zeros};
-use super::super::{address_type, arg, contiguous, contiguous_in, cubes, cubes_for, empty, len_of};
+use super::super::sums::{Reduction, cube_reduce, units_for, zeros};
+use super::super::{contiguous, contiguous_in, cubes, cubes_for, empty, len_of};
 use crate::ops::attention::AttentionShape;
 
 /// The result, and the logarithm of each row's sum.
@@ -104,24 +104,13 @@ fn scale_of(shape: AttentionShape) -> f32 {
 /// Replaces products of queries and keys by weights, and writes the logarithms of their sums.
 fn softmax(scores: &CubeTensor, lse: &CubeTensor, shape: AttentionShape) {
     let AttentionShape { seq, keys, heads, .. } = shape;
-    let (client, rows) = (&scores.client, len_of(lse));
     let units = units_for(keys);
     // SAFETY: cubes beyond the last row do nothing, and units stay within a row of scores.
     unsafe {
-        softmax_kernel::launch_unchecked(
-            client,
-            cubes(client, rows),
-            CubeDim::new_1d(units as u32),
-            address_type(&[scores]),
-            arg(scores, 1),
-            arg(lse, 1),
-            seq,
-            keys,
-            heads,
-            scale_of(shape),
-            f32::MIN,
-            units,
-        );
+        launch! {
+            softmax_kernel, cubes(&scores.client, len_of(lse), units), [scores];
+            scores / 1, lse / 1; seq, keys, heads, scale_of(shape), f32::MIN, units
+        }
     }
 }
 
@@ -153,14 +142,14 @@ fn softmax_kernel(
         }
         i += units;
     }
-    let shift = cube_max(largest, units);
+    let shift = cube_reduce(largest, Reduction::Max, units);
     let mut sum = 0.0f32;
     let mut i = unit;
     while i < visible {
         sum += (scores[start + i] * scale - shift).exp();
         i += units;
     }
-    let sum = cube_sum(sum, units);
+    let sum = cube_reduce(sum, Reduction::Sum, units);
     let mut i = unit;
     while i < keys {
         let mut weight = 0.0f32;
@@ -190,36 +179,19 @@ fn derive(
     let (out, dout) = (contiguous_in(out, DType::F32), contiguous_in(dout, DType::F32));
     let products = empty(lse, lse.meta.shape().clone(), DType::F32);
     let client = &weights.client;
-    let (count, dim) = cubes_for(client, len_of(lse));
     // SAFETY: no unit goes beyond the end of `products`, which has one value per row of the others.
     unsafe {
-        products_kernel::launch_unchecked(
-            client,
-            count,
-            dim,
-            address_type(&[&out]),
-            arg(&out, 1),
-            arg(&dout, 1),
-            arg(&products, 1),
-            head_dim,
-        );
+        launch! {
+            products_kernel, cubes_for(client, len_of(lse)), [out];
+            out / 1, dout / 1, products / 1; head_dim
+        }
     }
-    let (count, dim) = cubes_for(client, len_of(weights));
     // SAFETY: both matrices of scores have the same length, and no unit goes beyond it.
     unsafe {
-        derive_kernel::launch_unchecked(
-            client,
-            count,
-            dim,
-            address_type(&[weights]),
-            arg(weights, 1),
-            arg(dscores, 1),
-            arg(lse, 1),
-            arg(&products, 1),
-            seq,
-            heads,
-            scale_of(shape),
-        );
+        launch! {
+            derive_kernel, cubes_for(client, len_of(weights)), [weights];
+            weights / 1, dscores / 1, lse / 1, products / 1; seq, heads, scale_of(shape)
+        }
     }
 }
 

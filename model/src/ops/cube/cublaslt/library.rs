@@ -48,24 +48,10 @@ pub(super) fn present() -> bool {
     })
 }
 
-/// Device addresses of a product's matrices.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Addresses {
-    pub(super) a: CUdeviceptr,
-    pub(super) b: CUdeviceptr,
-    pub(super) output: CUdeviceptr,
-    /// The bias, if the problem has one.
-    pub(super) bias: Option<CUdeviceptr>,
-}
+/// Device addresses of both operands and the output of a product.
+type Addresses = [CUdeviceptr; 3];
 
-impl Addresses {
-    /// The alignments of the addresses of both operands and the output.
-    fn alignments(&self) -> Alignments {
-        [self.a, self.b, self.output]
-            .map(|address| ALIGNMENT.min(1 << address.trailing_zeros().min(31)) as u32)
-    }
-}
-
+/// The alignments of these addresses, in bytes.
 type Alignments = [u32; 3];
 
 /// cuBLASLt on one GPU, for the one thread that CubeCL runs this GPU on.
@@ -112,20 +98,21 @@ impl CublasLt {
     pub(super) unsafe fn multiply(
         &mut self,
         problem: &Problem,
-        at: &Addresses,
+        at: Addresses,
+        bias: Option<CUdeviceptr>,
         [alpha, beta]: [f32; 2],
         stream: CUstream,
     ) -> Result<(), ProductError> {
         enter(self.context)?;
         let workspace = self.workspace(stream)?;
         let (handle, bytes) = (self.handle, self.workspace_bytes);
-        let plan = self.plan(problem, at)?;
+        let plan = self.plan(problem, at, bias)?;
         let refused = |call| ProductError::library(call, problem);
-        if let Some(bias) = at.bias {
+        if let Some(bias) = bias {
             plan.description.set_bias(bias).map_err(refused("cublasLtMatmulDescSetAttribute"))?;
         }
         let [first, second, output] = &plan.layouts;
-        let done = at.output as *mut c_void;
+        let [a, b, done] = at.map(|address| address as *mut c_void);
         // SAFETY: the plan was made for this problem and addresses so aligned; the caller promises memory and
         // stream. The product is added to the output itself, which is read only if `beta` is not 0. The
         // workspace belongs to this stream alone.
@@ -135,9 +122,9 @@ impl CublasLt {
                 plan.description.0,
                 ptr::from_ref(&alpha).cast(),
                 ptr::from_ref(&beta).cast(),
-                at.b as *const c_void,
+                b,
                 first.0,
-                at.a as *const c_void,
+                a,
                 second.0,
                 done,
                 output.0,
@@ -167,8 +154,13 @@ impl CublasLt {
     }
 
     /// The plan of `problem`. For a new problem, cuBLASLt is asked.
-    fn plan(&mut self, problem: &Problem, at: &Addresses) -> Result<&Plan, ProductError> {
-        let alignments = at.alignments();
+    fn plan(
+        &mut self,
+        problem: &Problem,
+        at: Addresses,
+        bias: Option<CUdeviceptr>,
+    ) -> Result<&Plan, ProductError> {
+        let alignments = at.map(|address| ALIGNMENT.min(1 << address.trailing_zeros().min(31)) as u32);
         let key = (*problem, alignments);
         if self.plans.len() >= PLANS && !self.plans.contains_key(&key) {
             self.plans.clear();
@@ -176,9 +168,7 @@ impl CublasLt {
         match self.plans.entry(key) {
             Entry::Occupied(entry) => Ok(entry.into_mut()),
             Entry::Vacant(entry) => {
-                let plan = Plan::new(self.handle, problem, alignments, at.bias, self.workspace_bytes)
-                    .map_err(|(call, error)| ProductError::library(call, problem)(error))?;
-                Ok(entry.insert(plan))
+                Ok(entry.insert(Plan::new(self.handle, problem, alignments, bias, self.workspace_bytes)?))
             }
         }
     }
@@ -212,9 +202,8 @@ impl Plan {
         [a, b, output]: Alignments,
         bias: Option<CUdeviceptr>,
         workspace_bytes: usize,
-    ) -> Result<Plan, (&'static str, CublasError)> {
-        let in_call = |call| move |error| (call, error);
-        let set = in_call("cublasLtMatmulPreferenceSetAttribute");
+    ) -> Result<Plan, ProductError> {
+        let in_call = |call| ProductError::library(call, problem);
         let Problem { m, k, n, .. } = *problem;
         let written = Operand { transposed: false, leading: n };
         let layouts = [
@@ -223,20 +212,23 @@ impl Plan {
             Layout::new(problem.output, [m, n], written),
         ];
         let [first, second, third] = layouts;
-        let made = in_call("cublasLtMatrixLayoutCreate");
-        let layouts = [first.map_err(made)?, second.map_err(made)?, third.map_err(made)?];
+        let made = |layout: Result<_, _>| layout.map_err(in_call("cublasLtMatrixLayoutCreate"));
+        let layouts = [made(first)?, made(second)?, made(third)?];
         let description =
             Description::new(problem, bias).map_err(in_call("cublasLtMatmulDescSetAttribute"))?;
-        let preference = Preference::new().map_err(in_call("cublasLtMatmulPreferenceCreate"))?;
+        let preference = lt::create_matmul_pref().map_err(in_call("cublasLtMatmulPreferenceCreate"))?;
+        let preference = Descriptor(preference, lt::destroy_matmul_pref);
         use PreferenceAttribute::*;
-        preference.set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &(workspace_bytes as u64)).map_err(set)?;
+        preference
+            .set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &(workspace_bytes as u64))
+            .map_err(in_call("cublasLtMatmulPreferenceSetAttribute"))?;
         for (attribute, alignment) in [
             (CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, b),
             (CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, a),
             (CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, output),
             (CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, output),
         ] {
-            preference.set(attribute, &alignment).map_err(set)?;
+            preference.set(attribute, &alignment).map_err(in_call("cublasLtMatmulPreferenceSetAttribute"))?;
         }
         let [first, second, third] = &layouts;
         // SAFETY: the handle and all descriptors are alive.
@@ -264,8 +256,19 @@ fn data_type(float: Float) -> DataType {
     }
 }
 
+/// A descriptor of cuBLASLt's, with the function that destroys it.
+struct Descriptor<T: Copy>(T, unsafe fn(T) -> Result<(), CublasError>);
+
+impl<T: Copy> Drop for Descriptor<T> {
+    fn drop(&mut self) {
+        // SAFETY: the function belongs to the call that made the descriptor, and this is its last use: cuBLASLt
+        // reads it only while it queues. An error cannot be handled here.
+        let _ = unsafe { self.1(self.0) };
+    }
+}
+
 /// The operation on the matrices.
-struct Description(cublasLtMatmulDesc_t);
+type Description = Descriptor<cublasLtMatmulDesc_t>;
 
 impl Description {
     fn new(problem: &Problem, bias: Option<CUdeviceptr>) -> Result<Self, CublasError> {
@@ -273,7 +276,8 @@ impl Description {
             true => Compute::CUBLAS_COMPUTE_32F_FAST_TF32,
             false => Compute::CUBLAS_COMPUTE_32F,
         };
-        let made = Description(lt::create_matmul_desc(compute, DataType::CUDA_R_32F)?);
+        let made = lt::create_matmul_desc(compute, DataType::CUDA_R_32F)?;
+        let made = Descriptor(made, lt::destroy_matmul_desc);
         // CUBLAS_OP_N and CUBLAS_OP_T.
         let operation = |operand: Operand| i32::from(operand.transposed);
         made.set(DescAttribute::CUBLASLT_MATMUL_DESC_TRANSA, &operation(problem.b))?;
@@ -300,16 +304,8 @@ impl Description {
     }
 }
 
-impl Drop for Description {
-    fn drop(&mut self) {
-        // SAFETY: the description was made by `new`, and this is its last use: cuBLASLt reads it only while
-        // it queues. An error cannot be handled here.
-        let _ = unsafe { lt::destroy_matmul_desc(self.0) };
-    }
-}
-
 /// The memory layout of a matrix.
-struct Layout(cublasLtMatrixLayout_t);
+type Layout = Descriptor<cublasLtMatrixLayout_t>;
 
 impl Layout {
     /// The layout of a matrix with this number of our rows and columns.
@@ -319,36 +315,19 @@ impl Layout {
             false => [columns, rows],
         };
         let leading = operand.leading as i64;
-        lt::create_matrix_layout(data_type(float), down as u64, across as u64, leading).map(Layout)
-    }
-}
-
-impl Drop for Layout {
-    fn drop(&mut self) {
-        // SAFETY: as for descriptions.
-        let _ = unsafe { lt::destroy_matrix_layout(self.0) };
+        let made = lt::create_matrix_layout(data_type(float), down as u64, across as u64, leading)?;
+        Ok(Descriptor(made, lt::destroy_matrix_layout))
     }
 }
 
 /// The workspace and the alignments that an algorithm may use.
-struct Preference(cublasLtMatmulPreference_t);
+type Preference = Descriptor<cublasLtMatmulPreference_t>;
 
 impl Preference {
-    fn new() -> Result<Self, CublasError> {
-        lt::create_matmul_pref().map(Preference)
-    }
-
     fn set<T: Copy>(&self, attribute: PreferenceAttribute, value: &T) -> Result<(), CublasError> {
         // SAFETY: the preference is alive, and cuBLASLt copies as many bytes as the value has.
         unsafe {
             lt::set_matmul_pref_attribute(self.0, attribute, ptr::from_ref(value).cast(), size_of::<T>())
         }
-    }
-}
-
-impl Drop for Preference {
-    fn drop(&mut self) {
-        // SAFETY: as for descriptions.
-        let _ = unsafe { lt::destroy_matmul_pref(self.0) };
     }
 }

@@ -31,7 +31,7 @@ pub fn allow_tf32(allowed: bool) {
     TF32.store(allowed, Ordering::Relaxed);
 }
 
-/// Queues `output = alpha · a · b (+ bias) + beta · output` for `[m, k]`, `[k, n]`, `[n]` and a contiguous
+/// Queues `output = alpha · a · b (+ bias) + beta · output`, with `factors` alpha and beta, for `[m, k]`, `[k, n]`, `[n]` and a contiguous
 /// `[m, n]`. Returns `false` and does nothing if cuBLASLt cannot compute the product: on another device,
 /// without the library, or for dtypes and strides that it does not support.
 pub(super) fn multiply(
@@ -39,7 +39,7 @@ pub(super) fn multiply(
     b: &CubeTensor,
     bias: Option<&CubeTensor>,
     output: &CubeTensor,
-    [alpha, beta]: [f32; 2],
+    factors: [f32; 2],
 ) -> bool {
     let service = a.client.service_id();
     if service != ServiceId::of::<Server>(service.device) {
@@ -56,15 +56,8 @@ pub(super) fn multiply(
         "matrices of two devices have no product"
     );
     let binding = |tensor: &CubeTensor| tensor.handle.clone().binding();
-    let product = Product {
-        problem,
-        a: binding(a),
-        b: binding(b),
-        bias: bias.map(binding),
-        output: binding(output),
-        alpha,
-        beta,
-    };
+    let (matrices, bias) = ([a, b, output].map(binding), bias.map(binding));
+    let product = Product { problem, matrices, bias, factors };
     let (device, caller) = (service.device, StreamId::current());
     DeviceHandle::<Server>::new(device).submit(move |server| queue::queue(server, device, caller, &product));
     true

@@ -16,7 +16,7 @@ use cubecl_runtime::server::{BufferBinding, ServerError};
 use cubecl_server::stream::{ExecuteScope, WriteScoped};
 
 use super::error::ProductError;
-use super::library::{Addresses, CublasLt};
+use super::library::CublasLt;
 use super::problem::Problem;
 
 /// CubeCL's server of a GPU, which runs on one thread. Work is submitted to that thread.
@@ -30,13 +30,11 @@ thread_local! {
 /// A product and its memory, which is neither moved nor reused while this value lives.
 pub(super) struct Product {
     pub(super) problem: Problem,
-    pub(super) a: BufferBinding,
-    pub(super) b: BufferBinding,
+    /// Both operands and the output.
+    pub(super) matrices: [BufferBinding; 3],
     pub(super) bias: Option<BufferBinding>,
-    pub(super) output: BufferBinding,
-    pub(super) alpha: f32,
-    /// The factor of the values in the output.
-    pub(super) beta: f32,
+    /// The factor of the product, and that of the values in the output.
+    pub(super) factors: [f32; 2],
 }
 
 /// Queues a product on stream `caller`, after all work that its operands wait for.
@@ -44,7 +42,7 @@ pub(super) struct Product {
 /// As with kernels, an error stays with the output: kernels that read the output are skipped as well, until
 /// reading a result on the host returns the error.
 pub(super) fn queue(server: &mut Server, device: DeviceId, caller: StreamId, product: &Product) {
-    let Product { a, b, bias, output, beta, .. } = product;
+    let Product { matrices: [a, b, output], bias, factors: [_, beta], .. } = product;
     let added = (*beta != 0.0).then_some(output);
     let reads = [a, b].into_iter().chain(bias).chain(added);
     let mut written = server.write_set();
@@ -61,9 +59,8 @@ fn multiply(
     caller: StreamId,
     product: &Product,
 ) -> Result<(), ProductError> {
-    let Product { problem, a, b, bias, output, alpha, beta } = product;
-    let all = [a, b, output].into_iter().chain(bias);
-    let mut resolved = server.write_streams().resolve(caller, all)?;
+    let Product { problem, matrices, bias, factors } = product;
+    let mut resolved = server.write_streams().resolve(caller, matrices.iter().chain(bias))?;
     let stream = resolved.current().sys;
     let mut address = |binding: &BufferBinding| {
         let memory = &mut resolved.get(&binding.stream).memory_management_gpu;
@@ -71,12 +68,9 @@ fn multiply(
         let resource = memory.get_resource(binding.memory.clone(), start, end);
         resource.map(|resource| resource.ptr).map_err(ServerError::from)
     };
-    let addresses = Addresses {
-        a: address(a)?,
-        b: address(b)?,
-        output: address(output)?,
-        bias: bias.as_ref().map(address).transpose()?,
-    };
+    let [a, b, output] = matrices;
+    let addresses = [address(a)?, address(b)?, address(output)?];
+    let bias = bias.as_ref().map(address).transpose()?;
     OPENED.with_borrow_mut(|opened| {
         let library = match opened.entry(device) {
             Entry::Occupied(entry) => entry.into_mut(),
@@ -85,6 +79,6 @@ fn multiply(
         // SAFETY: the bindings hold the matrices that the problem was made from, and CubeCL gives their
         // memory to nothing that does not come later on the same stream, or waits for it. The stream is
         // the server's, which is borrowed.
-        unsafe { library.multiply(problem, &addresses, [*alpha, *beta], stream) }
+        unsafe { library.multiply(problem, addresses, bias, *factors, stream) }
     })
 }

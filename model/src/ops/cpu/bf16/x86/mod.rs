@@ -7,4 +7,3 @@ mod tiles;
 mod vectors;
 
 pub use instructions::Bf16Gemm;
-pub use product::{Left, Right};

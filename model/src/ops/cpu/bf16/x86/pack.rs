@@ -12,8 +12,8 @@ use pulp::x86::V4;
 use pulp::{NullaryFnOnce, cast};
 use rayon::prelude::*;
 
-use crate::ops::cpu::gemm::Threads;
 use crate::ops::cpu::matrix::Matrix;
+use crate::ops::cpu::products::Threads;
 use crate::ops::cpu::transpose_square::avx512::transposed;
 use crate::ops::cpu::uninit::UninitVec;
 

@@ -1,5 +1,6 @@
 //! Products of packed operands, tile by tile on several threads.
 
+use std::borrow::Cow;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::slice;
@@ -9,11 +10,11 @@ use pulp::NullaryFnOnce;
 
 use super::instructions::{Bf16Gemm, Kernel};
 use super::pack::{BLOCK_LINES, DEPTH, Line, PANEL, Panel, Panels, Side, Sums};
-use crate::ops::cpu::gemm::{Output, Threads};
 use crate::ops::cpu::matrix::{Matrix, MatrixMut, Target};
 use crate::ops::cpu::parallel::for_each_task;
+use crate::ops::cpu::products::{Multiplier, Output, Products, Threads};
 use crate::ops::cpu::scalar::Scalar;
-use crate::ops::cpu::uninit::UninitVec;
+use crate::ops::cpu::values::convert_values;
 
 /// A left operand. Its rows are read in place where their layout allows that.
 #[derive(Debug)]
@@ -30,16 +31,6 @@ pub struct Left<'a> {
 #[derive(Debug)]
 pub struct Right {
     panels: Panels,
-    /// `[k, n]`.
-    shape: [usize; 2],
-}
-
-/// Some rows and columns of a right operand.
-#[derive(Clone, Copy, Debug)]
-pub struct RightSlice<'a> {
-    panels: &'a Panels,
-    first_panel: usize,
-    first_block: usize,
     /// `[k, n]`.
     shape: [usize; 2],
 }
@@ -61,49 +52,19 @@ impl Left<'_> {
     }
 }
 
-impl Right {
-    /// All rows and columns.
-    pub fn all(&self) -> RightSlice<'_> {
-        RightSlice { panels: &self.panels, first_panel: 0, first_block: 0, shape: self.shape }
-    }
-
-    /// The given rows and columns, which begin at multiples of 32. Where the rows do not end at a multiple of
-    /// 32, the left operand must be packed, as every left operand is whose `k` is not a multiple of 32.
-    ///
-    /// # Panics
-    ///
-    /// If the operand has fewer rows or columns, or they do not begin at multiples of 32.
-    pub fn slice(&self, rows: Range<usize>, columns: Range<usize>) -> RightSlice<'_> {
-        let fits = rows.start <= rows.end
-            && rows.end <= self.shape[0]
-            && columns.start <= columns.end
-            && columns.end <= self.shape[1];
-        let begins = rows.start.is_multiple_of(DEPTH) && columns.start.is_multiple_of(PANEL);
-        assert!(fits && begins, "rows {rows:?} and columns {columns:?} of {:?}", self.shape);
-        RightSlice {
-            panels: &self.panels,
-            first_panel: columns.start / PANEL,
-            first_block: rows.start / DEPTH,
-            shape: [rows.len(), columns.len()],
-        }
-    }
-}
-
-impl RightSlice<'_> {
-    fn panel(&self, index: usize) -> Panel {
-        packed(self.panels, self.first_panel + index, self.first_block)
-    }
-}
-
 fn packed(panels: &Panels, index: usize, first_block: usize) -> Panel {
     const LINE: usize = size_of::<Line>();
     let start = panels.panel(index)[first_block * BLOCK_LINES..].as_ptr().cast();
     Panel { start, row: LINE, second: BLOCK_LINES / 2 * LINE, block: BLOCK_LINES * LINE }
 }
 
-impl Bf16Gemm {
-    /// `lhs`, `[m, k]`, as the left operand of any number of products.
-    pub fn left(self, lhs: Matrix<'_, bf16>, threads: Threads) -> Left<'_> {
+impl Multiplier<bf16> for Bf16Gemm {
+    type Left<'a> = Left<'a>;
+    type Right<'a> = Right;
+    /// Two panels.
+    const ROWS: usize = 2 * PANEL;
+
+    fn left(self, lhs: Matrix<'_, bf16>, threads: Threads) -> Left<'_> {
         let [m, k] = lhs.shape();
         let rows = lhs.strides()[1] == 1 && k.is_multiple_of(DEPTH);
         let in_place = if rows { m / PANEL } else { 0 };
@@ -111,54 +72,55 @@ impl Bf16Gemm {
         Left { matrix: rows.then_some(lhs), in_place, panels, shape: [m, k] }
     }
 
-    /// `lhs` as the left operand of any number of products, copied to memory of its own.
-    pub fn copied_left(self, lhs: Matrix<'_, bf16>) -> Left<'static> {
+    fn copied_left(self, lhs: Matrix<'_, bf16>, _: usize) -> Option<Left<'static>> {
         let panels = Panels::new(self.simd, Side::Left, lhs, 0, Threads::Pool);
-        Left { matrix: None, in_place: 0, panels, shape: lhs.shape() }
+        Some(Left { matrix: None, in_place: 0, panels, shape: lhs.shape() })
     }
 
-    /// `rhs`, `[k, n]`, as the right operand of any number of products.
-    pub fn right(self, rhs: Matrix<'_, bf16>, threads: Threads) -> Right {
+    fn right(self, rhs: Matrix<'_, bf16>, threads: Threads) -> Right {
         let panels = Panels::new(self.simd, Side::Right, rhs.t(), 0, threads);
         Right { panels, shape: rhs.shape() }
     }
 
-    /// `lhs · rhs` in row-major order, every element rounded once, on the current rayon pool.
-    ///
-    /// # Panics
-    ///
-    /// If the shapes do not fit.
-    pub fn product<O: Scalar<Real = f32>>(self, lhs: &Left<'_>, rhs: &Right) -> Vec<O> {
-        let shape = [lhs.shape[0], rhs.shape[1]];
-        let mut out = UninitVec::new(shape[0] * shape[1]);
-        let target = MatrixMut::uninit(out.slots(), shape);
-        self.multiply(target, Output::Overwrite, lhs, rhs.all(), Threads::Pool);
-        // SAFETY: a product that replaces its output writes every element of it.
-        unsafe { out.assume_init() }
+    fn transposed_right(self, rhs: Matrix<'_, bf16>) -> Right {
+        self.right(rhs, Threads::One)
     }
 
-    /// `out = lhs · rhs`, or `out += lhs · rhs`, every element rounded once.
-    ///
-    /// # Panics
-    ///
-    /// If the shapes do not fit, or if the product is to be added to elements without a value.
-    pub fn multiply<O: Scalar<Real = f32>>(
+    fn operands(self, values: Cow<'_, [f32]>) -> Cow<'_, [bf16]> {
+        Cow::Owned(convert_values(&values, bf16::nearest))
+    }
+}
+
+// SAFETY: the tasks of `multiply` have all panels of the output, and each writes every element of its panels.
+unsafe impl<O: Scalar<Real = f32>> Products<bf16, O> for Bf16Gemm {
+    fn multiply(
         self,
         mut out: MatrixMut<'_, O>,
-        output: Output,
+        output: Output<f32>,
         lhs: &Left<'_>,
-        rhs: RightSlice<'_>,
+        rhs: &Right,
+        part: [Range<usize>; 2],
         threads: Threads,
     ) {
+        let [rows, columns] = part;
+        let fits = rows.start <= rows.end
+            && rows.end <= rhs.shape[0]
+            && columns.start <= columns.end
+            && columns.end <= rhs.shape[1];
+        let begins = rows.start.is_multiple_of(DEPTH) && columns.start.is_multiple_of(PANEL);
+        assert!(fits && begins, "rows {rows:?} and columns {columns:?} of {:?}", rhs.shape);
+        // Where the rows do not end at a multiple of 32, the left operand is packed, as every one is whose `k`
+        // is not a multiple of 32.
         let ([m, n], k) = (out.shape(), lhs.shape[1]);
+        let part = [rows.len(), columns.len()];
         assert!(
-            lhs.shape == [m, k] && rhs.shape == [k, n],
-            "product of {:?} and {:?} into {:?}",
+            lhs.shape == [m, k] && part == [k, n],
+            "product of {:?} and {part:?} into {:?}",
             lhs.shape,
-            rhs.shape,
             out.shape()
         );
-        assert!(out.is_init() || output == Output::Overwrite, "a product added to no value");
+        let first = [columns.start / PANEL, rows.start / DEPTH];
+        assert!(out.is_init() || output != Output::Add, "a product added to no value");
         let panels = [m.div_ceil(PANEL), n.div_ceil(PANEL)];
         let threads = match threads {
             Threads::Pool if m * n * k >= WORTH_A_THREAD => rayon::current_num_threads(),
@@ -169,10 +131,10 @@ impl Bf16Gemm {
         let tasks = threads.min(panels[along]).max(1);
         let (target, shape) = (out.raw(), [m, n]);
         let task = |index| {
-            let mut parts = panels.map(|count| 0..count);
+            let mut ranges = panels.map(|count| 0..count);
             let cut = |index| panels[along] * index / tasks;
-            parts[along] = cut(index)..cut(index + 1);
-            let task = Task { kernel: self.kernel, target, output, lhs, rhs, shape, parts };
+            ranges[along] = cut(index)..cut(index + 1);
+            let task = Task { kernel: self.kernel, target, output, lhs, rhs, first, shape, ranges };
             // Compiled for AVX-512, which every processor with these instructions has.
             self.simd.vectorize(task);
         };
@@ -185,16 +147,18 @@ impl Bf16Gemm {
 
 /// The panels of a product that one thread multiplies.
 ///
-/// The shapes fit, and no other task has one of these panels. Their part of the output is valid for writes by
-/// this task alone, and has values if the product is added to them.
+/// The shapes fit, and no other task has one of these panels. Their elements of the output are valid for writes by
+/// this task alone, and have values if the product is added to them.
 struct Task<'a, O> {
     kernel: Kernel,
     target: Target<O>,
-    output: Output,
+    output: Output<f32>,
     lhs: &'a Left<'a>,
-    rhs: RightSlice<'a>,
+    rhs: &'a Right,
+    /// The panel and the block of `rhs` that the product begins at.
+    first: [usize; 2],
     shape: [usize; 2],
-    parts: [Range<usize>; 2],
+    ranges: [Range<usize>; 2],
 }
 
 impl<O: Scalar<Real = f32>> NullaryFnOnce for Task<'_, O> {
@@ -229,11 +193,12 @@ impl<O: Scalar<Real = f32>> Task<'_, O> {
         let mut sums = Sums([[0.0; PANEL]; PANEL]);
         let mut one = |i: usize, j: usize| {
             if blocks > 0 {
-                multiply(self.lhs.panel(i), self.rhs.panel(j), blocks, &mut sums);
+                let rhs = packed(&self.rhs.panels, self.first[0] + j, self.first[1]);
+                multiply(self.lhs.panel(i), rhs, blocks, &mut sums);
             }
             self.write(&sums, [i * PANEL, j * PANEL]);
         };
-        let [rows, columns] = self.parts.clone();
+        let [rows, columns] = self.ranges.clone();
         // The longer operand is read once, the shorter one from a cache.
         if rows.len() <= columns.len() {
             columns.for_each(|j| rows.clone().for_each(|i| one(i, j)));
@@ -260,9 +225,9 @@ impl<O: Scalar<Real = f32>> Task<'_, O> {
     #[inline(always)]
     fn write_row(&self, target: &mut [MaybeUninit<O>], sums: &[f32]) {
         match self.output {
-            Output::Overwrite => {
+            Output::Overwrite(scale) => {
                 for (target, &sum) in target.iter_mut().zip(sums) {
-                    target.write(O::nearest(sum));
+                    target.write(O::nearest(sum * scale));
                 }
             }
             Output::Add => {

@@ -1,0 +1,88 @@
+//! Matrix products of operands of one type, for kernels that are written once for all types.
+
+use std::borrow::Cow;
+use std::ops::Range;
+
+use super::matrix::{Matrix, MatrixMut};
+use super::scalar::{Real, Scalar};
+use super::uninit::UninitVec;
+
+/// What a product does with the values that are already in its output.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Output<T> {
+    /// Replaces them, without reading them, by the product times this factor.
+    Overwrite(T),
+    /// Adds to them.
+    Add,
+}
+
+/// The threads a product runs on. The result has the same bits either way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Threads {
+    /// The calling thread, for products inside a parallel loop.
+    One,
+    /// The current rayon pool.
+    Pool,
+}
+
+/// A way to multiply matrices of elements `S`: [`Floats`](super::gemm::Floats) for `f32` and `f64`, and
+/// [`Bf16Gemm`](super::bf16::Bf16Gemm) for bf16.
+pub trait Multiplier<S: Scalar>: Copy + Sync {
+    /// A left operand of any number of products.
+    type Left<'a>;
+    /// A right operand of any number of products.
+    type Right<'a>: Send + Sync;
+    /// The most rows of a left operand that attention multiplies at a time, on one thread.
+    const ROWS: usize;
+
+    /// `lhs`, `[m, k]`, as a left operand.
+    fn left(self, lhs: Matrix<'_, S>, threads: Threads) -> Self::Left<'_>;
+
+    /// A copy of `lhs` as the left operand of several products with `n` columns each, unless `lhs` itself is
+    /// as good.
+    fn copied_left(self, lhs: Matrix<'_, S>, n: usize) -> Option<Self::Left<'static>>;
+
+    /// `rhs`, `[k, n]`, as a right operand.
+    fn right(self, rhs: Matrix<'_, S>, threads: Threads) -> Self::Right<'_>;
+
+    /// `rhs`, whose columns are contiguous, as the right operand of many products on one thread.
+    fn transposed_right(self, rhs: Matrix<'_, S>) -> Self::Right<'_>;
+
+    /// `values` as elements of operands.
+    fn operands(self, values: Cow<'_, [S::Real]>) -> Cow<'_, [S]>;
+}
+
+/// Products whose sums are rounded once to `O`.
+///
+/// # Safety
+///
+/// [`Products::multiply`] writes every element of an output that it replaces.
+pub unsafe trait Products<S: Scalar, O: Scalar<Real = S::Real>>: Multiplier<S> {
+    /// Writes the product of `lhs` and the given rows and columns of `rhs`, which begin at multiples of 32.
+    ///
+    /// # Panics
+    ///
+    /// If the shapes do not fit, or if the product is to be added to elements without a value.
+    fn multiply(
+        self,
+        out: MatrixMut<'_, O>,
+        output: Output<S::Real>,
+        lhs: &Self::Left<'_>,
+        rhs: &Self::Right<'_>,
+        part: [Range<usize>; 2],
+        threads: Threads,
+    );
+
+    /// `lhs · rhs`, `[m, k]` by `[k, n]`, in row-major order, on the current rayon pool.
+    ///
+    /// # Panics
+    ///
+    /// If the shapes do not fit.
+    fn product(self, lhs: &Self::Left<'_>, rhs: &Self::Right<'_>, [m, k, n]: [usize; 3]) -> Vec<O> {
+        let mut out = UninitVec::new(m * n);
+        let target = MatrixMut::uninit(out.slots(), [m, n]);
+        self.multiply(target, Output::Overwrite(S::Real::ONE), lhs, rhs, [0..k, 0..n], Threads::Pool);
+        // SAFETY: a product that replaces its output writes every element of it.
+        unsafe { out.assume_init() }
+    }
+}
