@@ -3,6 +3,9 @@
 //! This crate ties the others together: configuration, data, the training loop, checkpoints,
 //! generation, and the binary `kiln`. Start reading at [`run::train`]; a binary of one's own calls
 //! [`process::start`] first.
+//!
+//! What is a product of its own is a crate in a folder beside `src`, and a module here: [`data`], [`checkpoint`],
+//! [`place`]. None of these crates knows this one.
 
 pub mod bench;
 pub mod cli;

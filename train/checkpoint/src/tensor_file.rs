@@ -53,7 +53,7 @@ impl TensorFileWriter {
 
     /// Appends values of the array that is next; returns their checksum.
     pub(super) fn append(&mut self, values: &[f32]) -> Result<Checksum, CheckpointError> {
-        let mut checksum = RunningChecksum::new();
+        let mut checksum = RunningChecksum::default();
         let written = self.stream.append(&little_endian(values), |piece| checksum.update(piece));
         written.map_err(CheckpointError::io("write", &self.path))?;
         Ok(checksum.finish())
@@ -140,7 +140,7 @@ impl TensorFile {
         mut copied: impl FnMut(usize),
     ) -> Result<Checksum, CheckpointError> {
         let bytes = self.part(key, length, &part)?;
-        let mut checksum = RunningChecksum::new();
+        let mut checksum = RunningChecksum::default();
         for (offset, to) in bytes.clone().step_by(CHUNK).zip(values.chunks_mut(CHUNK / WIDTH as usize)) {
             self.read(bytemuck::cast_slice_mut(to), offset)?;
             checksum.update(bytemuck::cast_slice(to));
@@ -174,7 +174,7 @@ impl TensorFile {
     pub(super) fn checksum(&self, key: &str, length: u64) -> Result<Checksum, CheckpointError> {
         let bytes = self.range(key, length)?;
         let mut chunk = vec![0; CHUNK.min(bytes.len())];
-        let mut checksum = RunningChecksum::new();
+        let mut checksum = RunningChecksum::default();
         for offset in bytes.clone().step_by(CHUNK) {
             let chunk = &mut chunk[..CHUNK.min(bytes.end - offset)];
             self.read(chunk, offset)?;

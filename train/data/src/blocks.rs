@@ -36,7 +36,7 @@ pub(super) struct BlockWriter {
 impl BlockWriter {
     pub(super) fn create(path: PathBuf) -> Result<Self, DataError> {
         let file = File::create(&path).map_err(DataError::io("create", &path))?;
-        Ok(Self { path, file: BufWriter::new(file), running: RunningChecksum::new(), filled: 0 })
+        Ok(Self { path, file: BufWriter::new(file), running: RunningChecksum::default(), filled: 0 })
     }
 
     /// Goes on with the next bytes of the token file.
@@ -68,7 +68,7 @@ impl BlockWriter {
 
     fn close(&mut self) -> Result<(), DataError> {
         let sum = self.running.finish().to_bits();
-        self.running = RunningChecksum::new();
+        self.running = RunningChecksum::default();
         self.filled = 0;
         self.file.write_all(&sum.to_le_bytes()).map_err(DataError::io("write", &self.path))
     }

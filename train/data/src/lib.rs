@@ -88,8 +88,7 @@ pub use prepare::{differences, prepare, prepare_unless};
 pub use progress::{OnProgress, Progress};
 pub use remark::{LeftBehind, PassedOver, Remark, Unread};
 pub use stream::Stream;
-pub use tokenizer::{Tokenizer, VOCABULARY_MINIMUM};
-pub use tokenizer::{are_other_tokenizers, read_tokenizer_of};
+pub use tokenizer::{Tokenizer, VOCABULARY_MINIMUM, are_other_tokenizers, read_tokenizer_of};
 pub use verify::{Problem, Verified, verify};
 
 use std::path::{Path, PathBuf};

@@ -45,12 +45,14 @@ impl Checksum {
 /// The [`Checksum`] of bytes that come piece by piece.
 pub struct RunningChecksum(Digest);
 
-impl RunningChecksum {
+impl Default for RunningChecksum {
     /// Of no bytes yet.
-    pub fn new() -> Self {
+    fn default() -> Self {
         RunningChecksum(Digest::new(ALGORITHM))
     }
+}
 
+impl RunningChecksum {
     /// Goes on with `bytes`.
     pub fn update(&mut self, bytes: &[u8]) {
         self.0.update(bytes);
@@ -103,7 +105,7 @@ mod tests {
             let (head, tail) = bytes.split_at(cut);
             let joined = Checksum::of(head).then(Checksum::of(tail), tail.len() as u64);
             assert_eq!(joined, whole, "{cut}");
-            let mut running = RunningChecksum::new();
+            let mut running = RunningChecksum::default();
             running.update(head);
             assert_eq!(running.finish(), Checksum::of(head), "{cut}");
             running.update(tail);
