@@ -4,6 +4,24 @@
 //! a whole by [`Config::validate`], and resolved against the data to a [`Config`] without open
 //! ends, which is written to the run folder and can start the same run again.
 
+/// Declares a section of a configuration: its keys, each with the value that it has when it is left out.
+macro_rules! section {
+    ($(#[$doc:meta])* $name:ident { $($(#[$attribute:meta])* $key:ident: $kind:ty = $default:expr,)* }) => {
+        $(#[$doc])*
+        #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+        #[serde(deny_unknown_fields, default)]
+        pub struct $name {
+            $($(#[$attribute])* pub $key: $kind,)*
+        }
+
+        impl Default for $name {
+            fn default() -> Self {
+                $name { $($key: $default,)* }
+            }
+        }
+    };
+}
+
 mod choice;
 mod comm;
 mod limits;
