@@ -112,7 +112,7 @@ pub(super) fn find(config: &Config, options: &RunOptions) -> Result<Found, Train
     if let Some(before) = launcher::run_before()
         && content.identity().is_none_or(|now| now.id != before)
     {
-        return Err(FolderError::NotTheSame { out }.into());
+        return Err(FolderError::NotTheSame(out).into());
     }
     let is_restart = restart_of(&content).is_ok();
     let resume = match &options.resume {
@@ -127,7 +127,7 @@ pub(super) fn find(config: &Config, options: &RunOptions) -> Result<Found, Train
     };
     let goes_on = is_restart || resume.as_deref().is_some_and(is_own);
     match &content {
-        Content::File => return Err(FolderError::File { out }.into()),
+        Content::File => return Err(FolderError::File(out).into()),
         Content::Nothing | Content::Unbegun(_) => {}
         _ if goes_on => {}
         // The same command once more.
@@ -138,17 +138,14 @@ pub(super) fn find(config: &Config, options: &RunOptions) -> Result<Found, Train
                 Some(_) => "and this is another configuration; the command that started it starts it again",
                 None => "of an older build, which did not note what it was started with",
             };
-            return Err(FolderError::Unsaved { out, why }.into());
+            return Err(FolderError::Unsaved(out, why).into());
         }
-        Content::Foreign(example) => {
-            let example = example.clone();
-            return Err(FolderError::Foreign { out, example }.into());
-        }
+        Content::Foreign(example) => return Err(FolderError::Foreign(out, example.clone()).into()),
         Content::Run(_) => {
             Lock::check_free(&out)?;
             return Err(match restart_of(&content) {
-                Err(why) if restarts > 0 && resume.is_none() => FolderError::OtherJob { out, why },
-                _ => FolderError::Occupied { out },
+                Err(why) if restarts > 0 && resume.is_none() => FolderError::OtherJob(out, why),
+                _ => FolderError::Occupied(out),
             }
             .into());
         }

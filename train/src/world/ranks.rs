@@ -207,7 +207,7 @@ pub fn agree(world: &dyn Communicator, told: &str, timeout: Duration) -> Result<
     let all = work.wait(timeout).map_err(ShardError::from)?;
     let digests: Vec<_> = all.as_bytes().chunks(digest.len()).collect();
     let ranks: Vec<_> = (0..digests.len()).filter(|rank| digests[*rank] != digests[0]).collect();
-    if ranks.is_empty() { Ok(()) } else { Err(TrainError::OtherConfig { ranks }) }
+    if ranks.is_empty() { Ok(()) } else { Err(TrainError::OtherConfig(ranks)) }
 }
 
 /// The size of the shard groups of a strategy: one group per machine, if it is hybrid and `given`

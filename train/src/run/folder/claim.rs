@@ -60,7 +60,7 @@ impl Found {
         let lock = match Lock::take(&self.out, &identity.id, patience) {
             Ok(lock) => lock,
             // Two that have found the same free name.
-            Err(FolderError::Held { .. })
+            Err(FolderError::Held(..))
                 if matches!(options.out, RunFolder::Next(_)) && is_new && !self.is_still(&find()?) =>
             {
                 return Ok(None);

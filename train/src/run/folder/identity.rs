@@ -128,7 +128,7 @@ impl Identity {
     /// program has written is none.
     pub(super) fn read(out: &Path) -> Result<Option<Self>, FolderError> {
         let path = out.join(FILE);
-        let wrong = |problem: String| FolderError::Identity { path: path.clone(), problem };
+        let wrong = |problem: String| FolderError::Identity(path.clone(), problem);
         let text = match files::read(&path, MAX_BYTES) {
             Ok(text) => text,
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),

@@ -199,7 +199,7 @@ impl Locks {
 fn held(out: &Path) -> FolderError {
     let path = out.join(FOLDER).join(HOLDER_FILE);
     let holder = Holder::describe(&path, || sleep(PAUSE));
-    FolderError::Held { out: out.to_owned(), holder }
+    FolderError::Held(out.to_owned(), holder)
 }
 
 /// Whether the holder's file tells of someone who lives, though the lock does not.
@@ -305,7 +305,7 @@ mod tests {
         // Whoever is told to stop waits no longer.
         let stop = AtomicBool::new(true);
         let stopped = Patience { time: Duration::MAX, stop: &stop };
-        assert!(matches!(Lock::take(&out, "second", stopped), Err(FolderError::Held { .. })));
+        assert!(matches!(Lock::take(&out, "second", stopped), Err(FolderError::Held(..))));
         std::thread::scope(|scope| {
             let waiting = scope.spawn(|| {
                 let patience = Patience { time: Duration::MAX, stop: &NONE };

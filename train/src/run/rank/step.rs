@@ -176,11 +176,13 @@ impl<B: Layer> Rank<'_, B> {
         let parameter = non_finite.clone();
         self.skipped_in_a_row += 1;
         match self.plan.config.train.nonfinite {
-            NonFinite::Abort => Err(TrainError::NonFinite { step, what, value, parameter }),
-            NonFinite::Skip if self.skipped_in_a_row >= MAX_SKIPPED => {
-                Err(TrainError::TooManySkipped { step, what, value, parameter })
+            NonFinite::Skip if self.skipped_in_a_row < MAX_SKIPPED => {
+                Ok(Some(format!("{what} is {value}{}", in_gradient(&parameter))))
             }
-            NonFinite::Skip => Ok(Some(format!("{what} is {value}{}", in_gradient(&parameter)))),
+            nonfinite => {
+                let is_repeated = nonfinite == NonFinite::Skip;
+                Err(TrainError::NonFinite { step, what, value, parameter, is_repeated })
+            }
         }
     }
 }
