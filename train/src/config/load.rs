@@ -11,40 +11,20 @@ use super::Config;
 pub enum ConfigError {
     /// The file cannot be read.
     #[error("cannot read the configuration {path}: {source}; name a TOML file, such as one in configs/")]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// The system's reason.
-        source: std::io::Error,
-    },
-    /// The file is not TOML, or has an unknown key or a value of the wrong type.
+    Read { path: PathBuf, source: std::io::Error },
+    /// The file is not TOML, or has an unknown key or a value of the wrong type. `message`: what is wrong,
+    /// with line and column.
     #[error("{path}: {message}")]
-    Parse {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong, with line and column.
-        message: String,
-    },
+    Parse { path: PathBuf, message: String },
     /// An override is not `section.key=value`.
     #[error("--set {argument}: write it as section.key=value, for example --set train.steps=100")]
-    Override {
-        /// The argument.
-        argument: String,
-    },
+    Override { argument: String },
     /// An override names an unknown key or has a value of the wrong type.
     #[error("--set {argument}: {message}")]
-    OverrideValue {
-        /// The argument.
-        argument: String,
-        /// What is wrong.
-        message: String,
-    },
+    OverrideValue { argument: String, message: String },
     /// Values that do not fit together.
     #[error("{}", list(.problems))]
-    Invalid {
-        /// One line each.
-        problems: Vec<String>,
-    },
+    Invalid { problems: Vec<String> },
 }
 
 impl ConfigError {

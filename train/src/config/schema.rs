@@ -314,4 +314,3 @@ section! {
         temperature: f64 = 0.8,
     }
 }
-

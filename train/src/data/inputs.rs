@@ -34,16 +34,10 @@ pub(super) struct Inputs {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Tokenizer {
-    /// It was trained on the inputs.
-    Trained {
-        /// Number of tokens asked for.
-        vocab_size: usize,
-    },
-    /// It was a `tokenizer.json`.
-    File {
-        /// SHA-256 of that file, in hexadecimal.
-        sha256: String,
-    },
+    /// It was trained on the inputs. `vocab_size`: number of tokens asked for.
+    Trained { vocab_size: usize },
+    /// It was a `tokenizer.json`. `sha256`: SHA-256 of that file, in hexadecimal.
+    File { sha256: String },
 }
 
 /// One file, or one built-in text.

@@ -31,13 +31,8 @@ pub enum Outcome {
     Answer(AnswerLoss),
     /// Losses of the answers of a file, in order.
     Answers(Vec<AnswerLoss>),
-    /// Logits that were written to a file.
-    Logits {
-        /// The file.
-        path: PathBuf,
-        /// Positions and vocabulary.
-        shape: [usize; 2],
-    },
+    /// Logits that were written to a file. `shape`: positions and vocabulary.
+    Logits { path: PathBuf, shape: [usize; 2] },
 }
 
 impl Outcome {

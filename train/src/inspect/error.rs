@@ -7,22 +7,13 @@ use std::path::PathBuf;
 pub enum InspectError {
     /// A checkpoint is not as it was written.
     #[error("{folder} is damaged:{}", .problems.iter().map(|problem| format!("\n  - {problem}")).collect::<String>())]
-    Damaged {
-        /// The checkpoint.
-        folder: String,
-        /// What is wrong, file by file.
-        problems: Vec<String>,
-    },
-    /// No file could be read.
+    Damaged { folder: String, problems: Vec<String> },
+    /// No file could be read. `folder`: where they were looked for; `skipped`: files that were there, and
+    /// what is wrong with them.
     #[error(
         "no flight recorders in {}{}: name the folder of a run that failed, or its folder flight/",
         .folder.display(),
         .skipped.iter().map(|reason| format!(" ({reason})")).collect::<String>()
     )]
-    Nothing {
-        /// Where they were looked for.
-        folder: PathBuf,
-        /// Files that were there, and what is wrong with them.
-        skipped: Vec<String>,
-    },
+    Nothing { folder: PathBuf, skipped: Vec<String> },
 }

@@ -4,32 +4,16 @@
 /// says, and what to do.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PlaceError {
-    /// A value that cannot be read.
+    /// A value that cannot be read. `value`: what it says, shortened; `problem`: what is wrong with it and
+    /// what to do.
     #[error("{name}={value}: {problem}")]
-    Value {
-        /// Variable or flag.
-        name: String,
-        /// What it says, shortened.
-        value: String,
-        /// What is wrong with it and what to do.
-        problem: String,
-    },
-    /// A value that is needed and not there.
+    Value { name: String, value: String, problem: String },
+    /// A value that is needed and not there. `problem`: why it is needed and what to do.
     #[error("{name} is not set: {problem}")]
-    Missing {
-        /// Variable or flag.
-        name: String,
-        /// Why it is needed and what to do.
-        problem: String,
-    },
-    /// Values that cannot all be true.
+    Missing { name: String, problem: String },
+    /// Values that cannot all be true. `values`: the values, as `NAME=value`; `problem`: why, and what to do.
     #[error("{values} contradict each other: {problem}")]
-    Contradiction {
-        /// The values, as `NAME=value`.
-        values: String,
-        /// Why, and what to do.
-        problem: String,
-    },
+    Contradiction { values: String, problem: String },
 }
 
 impl PlaceError {
