@@ -2,7 +2,7 @@
 //! folder that they belong to.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, ErrorKind, Read};
+use std::io::{self, ErrorKind, Read, Write as _};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Component, Path, PathBuf};
 
@@ -37,6 +37,13 @@ pub(crate) fn read(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     // Grows with what is there, whatever the file system says of its length.
     open(path)?.take(most.saturating_add(1)).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > most { Err(too_long(most)) } else { Ok(bytes) }
+}
+
+/// Writes a new file, in the place of one that is there, and waits until it is on the disk.
+pub(crate) fn write_synced(path: &Path, content: &[u8]) -> io::Result<()> {
+    let mut file = File::create(path)?;
+    file.write_all(content)?;
+    file.sync_all()
 }
 
 /// The error of a file that goes on after `most` bytes.

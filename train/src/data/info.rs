@@ -4,8 +4,7 @@ use super::DataError;
 use super::sums::read_small_file;
 use crate::files::{self, MAX_WHOLE};
 use serde::{Deserialize, Serialize};
-use std::fs;
-use std::io::Write as _;
+use std::io;
 use std::path::{Path, PathBuf};
 
 /// The version of the folder format that this build reads and writes.
@@ -176,13 +175,9 @@ impl DataInfo {
     /// Writes the `data.json` of a folder and waits until it is on the disk.
     pub(super) fn save(&self, folder: &Path) -> Result<(), DataError> {
         let path = folder.join(INFO_FILE);
-        let write = || {
-            let mut file = fs::File::create(&path)?;
-            file.write_all(&serde_json::to_vec_pretty(self)?)?;
-            file.write_all(b"\n")?;
-            file.sync_all()
-        };
-        write().map_err(DataError::io("write", &path))
+        let content = serde_json::to_vec_pretty(self).map_err(io::Error::from);
+        let written = content.and_then(|json| files::write_synced(&path, &[&json[..], b"\n"].concat()));
+        written.map_err(DataError::io("write", &path))
     }
 
     /// What is stated about one split.
@@ -223,6 +218,7 @@ impl DataInfo {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
 
     fn load(content: &str) -> Result<DataInfo, DataError> {
         let folder = tempfile::tempdir().unwrap();

@@ -7,13 +7,13 @@ use super::remark::some_of;
 use super::sums::read_small_file;
 use super::tokenizer::read_named_tokenizer;
 use super::{DataError, PrepareOptions, TokenizerSource};
+use crate::files;
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::fmt;
-use std::fs::File;
-use std::io::Write as _;
+use std::io;
 use std::path::{Path, PathBuf, absolute};
 use std::sync::atomic::AtomicBool;
 
@@ -120,13 +120,9 @@ impl Inputs {
     /// Writes the record and waits until it is on the disk.
     pub(super) fn save(&self, folder: &Path) -> Result<(), DataError> {
         let path = folder.join(INPUTS_FILE);
-        let write = || {
-            let mut file = File::create(&path)?;
-            file.write_all(&serde_json::to_vec_pretty(self)?)?;
-            file.write_all(b"\n")?;
-            file.sync_all()
-        };
-        write().map_err(DataError::io("write", &path))
+        let content = serde_json::to_vec_pretty(self).map_err(io::Error::from);
+        let written = content.and_then(|json| files::write_synced(&path, &[&json[..], b"\n"].concat()));
+        written.map_err(DataError::io("write", &path))
     }
 
     /// How `options` differ from what this folder was made from: a line for each difference, with what
@@ -252,7 +248,7 @@ fn name(path: &Path) -> String {
 mod tests {
     use super::super::{PrepareOptions, Progress, Remark, prepare};
     use super::*;
-    use std::fs;
+    use std::fs::{self, File};
     use std::time::{Duration, SystemTime};
 
     struct Folder(tempfile::TempDir);

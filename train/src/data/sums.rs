@@ -7,7 +7,7 @@ use crate::files::{self, MAX_WHOLE};
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{self, Write as _};
+use std::io;
 use std::path::Path;
 
 /// Name of the file, inside the folder.
@@ -100,12 +100,7 @@ impl Sums {
     pub(super) fn save(&self, folder: &Path) -> Result<(), DataError> {
         let path = folder.join(SUMS_FILE);
         let text: String = self.0.iter().map(|(name, sum)| format!("{sum}  {name}\n")).collect();
-        let write = || {
-            let mut file = File::create(&path)?;
-            file.write_all(text.as_bytes())?;
-            file.sync_all()
-        };
-        write().map_err(DataError::io("write", &path))
+        files::write_synced(&path, text.as_bytes()).map_err(DataError::io("write", &path))
     }
 }
 

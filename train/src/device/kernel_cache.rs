@@ -14,7 +14,6 @@
 
 use std::collections::HashMap;
 use std::ffi::{CStr, c_char, c_int};
-use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::ptr;
@@ -208,7 +207,7 @@ impl Kept {
             }
         }
         add(&renumbered(source));
-        self.folder.join(format!("{}.{EXTENSION}", Hex(&name.finalize())))
+        self.folder.join(format!("{:x}.{EXTENSION}", name.finalize()))
     }
 
     /// What is in `file`; `None` if it is not there, or not as it was written.
@@ -261,14 +260,6 @@ fn renumbered(source: &[u8]) -> Vec<u8> {
 fn headers_in(folder: &Path) -> String {
     let size = |name| fs::metadata(folder.join(name)).map_or(0, |file| file.len());
     HEADERS.map(|name| size(name).to_string()).join(" ")
-}
-
-struct Hex<'a>(&'a [u8]);
-
-impl fmt::Display for Hex<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
-    }
 }
 
 /// As `nvrtcCreateProgram`.

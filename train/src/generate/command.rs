@@ -88,7 +88,7 @@ impl GenerateArgs {
             let rest = text.get(shown..).unwrap_or_default();
             // Programs get the text as it is.
             let rest = if live { on_terminal(rest) } else { rest.to_owned() };
-            let _ = writeln!(output::Stdout, "{rest}");
+            let _ = writeln!(output::Console::Stdout, "{rest}");
             Ok::<_, TrainError>(())
         })?;
         Ok(())

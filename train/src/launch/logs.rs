@@ -70,11 +70,7 @@ pub(super) fn claim(
 }
 
 /// An output of a rank.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Stream {
-    Stdout,
-    Stderr,
-}
+pub(super) type Stream = output::Console;
 
 /// A log file, at the place where a rank starts to write.
 #[derive(Debug)]
@@ -124,7 +120,7 @@ impl Log {
     pub(super) fn copy(
         &self,
         mut pipe: impl Read + Send + 'static,
-        stream: Stream,
+        mut stream: Stream,
     ) -> Result<Copying, LaunchError> {
         let mut file = self.for_child()?;
         let (done, finished) = mpsc::channel();
@@ -142,10 +138,7 @@ impl Log {
                 if file.write_all(&buffer[..read]).is_err() {
                     lost += read;
                 }
-                let _ = match stream {
-                    Stream::Stdout => output::Stdout.write_all(&buffer[..read]),
-                    Stream::Stderr => output::Stderr.write_all(&buffer[..read]),
-                };
+                let _ = stream.write_all(&buffer[..read]);
             }
             let _ = done.send(lost);
         };

@@ -23,19 +23,6 @@ pub enum Source {
     JobSet,
 }
 
-impl Source {
-    /// All of them, in order.
-    pub const ALL: [Source; 7] = [
-        Source::Flags,
-        Source::Torchrun,
-        Source::Pet,
-        Source::Slurm,
-        Source::OpenMpi,
-        Source::Pmi,
-        Source::JobSet,
-    ];
-}
-
 impl fmt::Display for Source {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         f.write_str(match self {
@@ -63,7 +50,7 @@ pub struct Master {
 }
 
 /// The place of a rank.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
     /// Who told.
     pub source: Source,
@@ -88,11 +75,11 @@ pub struct Place {
     pub job: Job,
     /// What ranks authenticate each other with. Without it they meet on a loopback address only, unless
     /// `comm.open` says that everyone may join.
-    pub secret: Option<String>,
+    pub secret: Option<JobSecret>,
 }
 
 /// The place of a process that starts the ranks of its node.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Node {
     /// Who told.
     pub source: Source,
@@ -109,43 +96,18 @@ pub struct Node {
     /// The job, as others have started it.
     pub job: Job,
     /// What ranks authenticate each other with.
-    pub secret: Option<String>,
+    pub secret: Option<JobSecret>,
     /// How often to start the ranks again after a failure.
     pub max_restarts: u64,
 }
 
-// Written by hand so that no log ever shows the secret.
-impl fmt::Debug for Place {
-    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        f.debug_struct("Place")
-            .field("source", &self.source)
-            .field("rank", &self.rank)
-            .field("world_size", &self.world_size)
-            .field("local_rank", &self.local_rank)
-            .field("local_world_size", &self.local_world_size)
-            .field("node_rank", &self.node_rank)
-            .field("node", &self.node)
-            .field("master", &self.master)
-            .field("meeting", &self.meeting)
-            .field("job", &self.job)
-            .field("secret", &self.secret.as_ref().map(|_| "…"))
-            .finish()
-    }
-}
+/// The text that the ranks of a job authenticate each other with. No log ever shows it.
+#[derive(Clone, PartialEq, Eq)]
+pub struct JobSecret(pub String);
 
-impl fmt::Debug for Node {
+impl fmt::Debug for JobSecret {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        f.debug_struct("Node")
-            .field("source", &self.source)
-            .field("node_rank", &self.node_rank)
-            .field("nodes", &self.nodes)
-            .field("nproc_per_node", &self.nproc_per_node)
-            .field("per_gpu", &self.per_gpu)
-            .field("master", &self.master)
-            .field("job", &self.job)
-            .field("secret", &self.secret.as_ref().map(|_| "…"))
-            .field("max_restarts", &self.max_restarts)
-            .finish()
+        f.write_str("\"…\"")
     }
 }
 

@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 
 use super::error::PlaceError;
+use super::role::JobSecret;
 
 /// Looks a variable up, such as `std::env::var`.
 pub type Lookup<'a> = dyn Fn(&str) -> Option<String> + 'a;
@@ -68,7 +69,7 @@ impl Vars<'_> {
     }
 
     /// The job's secret. No error shows its value.
-    pub(super) fn secret(&self) -> Result<Option<String>, PlaceError> {
+    pub(super) fn secret(&self) -> Result<Option<JobSecret>, PlaceError> {
         match (self.0)(SECRET) {
             Some(secret) if secret.trim().is_empty() => {
                 Err(PlaceError::value(SECRET, "", "empty; set a long random text, or unset it"))
@@ -76,7 +77,7 @@ impl Vars<'_> {
             Some(secret) if secret.len() > MAX_VALUE => {
                 Err(PlaceError::value(SECRET, "…", "too long; 32 random characters are enough"))
             }
-            secret => Ok(secret),
+            secret => Ok(secret.map(JobSecret)),
         }
     }
 }

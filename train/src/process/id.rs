@@ -45,8 +45,7 @@ impl ProcessId {
 
     /// A short name of the kernel under which it runs, for names of files.
     pub(crate) fn kernel(&self) -> String {
-        let digest = Sha256::digest(&self.boot);
-        digest[..4].iter().map(|byte| format!("{byte:02x}")).collect()
+        format!("{:.8}", format!("{:x}", Sha256::digest(&self.boot)))
     }
 
     /// Whether the process is gone. `None` if that cannot be told from here: on another machine, or

@@ -27,23 +27,23 @@ const LONGEST: usize = 4096;
 /// The pipe to the launcher; negative if there is none.
 static DESCRIPTOR: AtomicI32 = AtomicI32::new(-1);
 
-/// What a process tells its launcher.
+/// What a process tells its launcher, by the letter that its message begins with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Word {
     /// It fails, for this reason.
-    Failure,
+    Failure = b'F',
     /// It fails because another rank has failed.
-    Consequence,
+    Consequence = b'C',
     /// Something to know besides.
-    Note,
+    Note = b'N',
     /// It was asked to stop before there was anything to save, or another rank was.
-    Stopped,
+    Stopped = b'S',
     /// The optimizer step in which its run has ended.
-    Step,
+    Step = b'T',
     /// The id of the run whose folder it has taken.
-    Run,
+    Run = b'R',
     /// The ranks that it has waited for in vain, with commas between them.
-    Absent,
+    Absent = b'A',
 }
 
 impl Word {
@@ -51,15 +51,7 @@ impl Word {
         [Word::Failure, Word::Consequence, Word::Note, Word::Stopped, Word::Step, Word::Run, Word::Absent];
 
     pub(super) const fn letter(self) -> u8 {
-        match self {
-            Word::Failure => b'F',
-            Word::Consequence => b'C',
-            Word::Note => b'N',
-            Word::Stopped => b'S',
-            Word::Step => b'T',
-            Word::Run => b'R',
-            Word::Absent => b'A',
-        }
+        self as u8
     }
 }
 

@@ -74,7 +74,7 @@ pub fn begin() -> Result<(), LogLevelError> {
     // Somebody else's subscriber stays.
     let _ = tracing_subscriber::fmt()
         .with_env_filter(filter)
-        .with_writer(|| output::Stderr)
+        .with_writer(|| output::Console::Stderr)
         .with_ansi(std::io::stderr().is_terminal())
         .log_internal_errors(false)
         .without_time()

@@ -136,7 +136,7 @@ pub fn join(place: &Place, comm: &CommSection, stop: Option<&Arc<AtomicBool>>) -
     let mut options = JoinOptions::new(place.rank, place.world_size, &place.master.host, place.master.port);
     options.shared_port = place.master.shared_port;
     options.secret = match &place.secret {
-        Some(secret) => Secret::new(secret.as_str()),
+        Some(secret) => Secret::new(secret.0.as_str()),
         None => Secret::open(&place.meeting),
     };
     options.ports = comm.ports;
