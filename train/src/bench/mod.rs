@@ -5,4 +5,5 @@ mod made_up;
 mod strategies;
 
 pub use made_up::{check_counts, default_config, median, step};
+pub(crate) use strategies::StrategiesArgs;
 pub use strategies::{StrategiesOptions, StrategiesTable, StrategyRow, strategies};

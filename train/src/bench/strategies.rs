@@ -3,10 +3,12 @@
 //! The strategies alternate round by round, so that a machine that speeds up or slows down does
 //! so for all of them; the table shows medians over the rounds.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use burn::tensor::Device;
+use clap::Args;
 use kiln_collectives::{Communicator, Operation, Phase};
 use kiln_model::decoder::Decoder;
 use kiln_model::layers::Block;
@@ -16,14 +18,55 @@ use kiln_shard::{EngineBuilder, Policy, ShardError, Strategy, memory};
 use serde::Serialize;
 
 use super::{check_counts, default_config, median, step};
-use crate::config::{Backend, Config};
+use crate::config::{self, Backend, Config};
 use crate::device::{Selected, ranks_sharing_cores, threads_per_rank};
 use crate::error::TrainError;
-use crate::place::Place;
+use crate::launch;
+use crate::place::{self, Place, Role};
+use crate::process::output::say;
 use crate::run;
 use crate::sharded::ShardedDecoder;
 use crate::words::number_of;
 use crate::world::{self, World};
+
+/// Arguments of `kiln bench strategies`.
+#[derive(Args)]
+pub(crate) struct StrategiesArgs {
+    /// Configuration whose model and batch to use [default: preset 10m].
+    #[arg(long)]
+    config: Option<PathBuf>,
+    /// Ranks, as threads of this process; not needed under a launcher, which starts them as processes.
+    #[arg(long)]
+    ranks: Option<usize>,
+    /// Steps measured per strategy and round.
+    #[arg(long, default_value_t = 3)]
+    steps: usize,
+    /// Rounds; the strategies alternate, and medians are shown.
+    #[arg(long, default_value_t = 3)]
+    rounds: usize,
+    /// Print JSON instead of a table.
+    #[arg(long)]
+    json: bool,
+}
+
+impl StrategiesArgs {
+    /// Measures, or starts the ranks of a node; returns the exit code.
+    pub(crate) fn run(self) -> Result<u8, TrainError> {
+        let place = match place::find_here(&place::Flags::default())? {
+            Role::Node(node) => return Ok(launch::run_node(node)?),
+            Role::Rank(place) => Some(place),
+            Role::Alone(_) => None,
+        };
+        let speaks = place.as_ref().is_none_or(|place| place.rank == 0);
+        let config = self.config.map(|path| config::load(&path, &[])).transpose()?;
+        let StrategiesArgs { ranks, steps, rounds, .. } = self;
+        let table = strategies(&StrategiesOptions { config, ranks, place, steps, rounds })?;
+        if speaks {
+            say(&if self.json { table.to_json() } else { table.to_text() });
+        }
+        Ok(0)
+    }
+}
 
 /// What to measure.
 #[derive(Clone, Debug)]
@@ -78,18 +121,6 @@ pub struct StrategiesTable {
     pub seq_len: usize,
     /// One row per strategy.
     pub rows: Vec<StrategyRow>,
-}
-
-/// What one strategy did in one round.
-struct Sample {
-    tokens_per_s: f64,
-    peak_bytes: u64,
-    sent_bytes: u64,
-    gathers: u64,
-    reductions: u64,
-    wait_share: f64,
-    mesh: String,
-    parameters: usize,
 }
 
 /// The ranks that measure.
@@ -177,7 +208,7 @@ pub fn strategies(options: &StrategiesOptions) -> Result<StrategiesTable, TrainE
     let device = selected.device();
     let ranks = meet(&config, options, &selected)?;
 
-    let mut rounds: Vec<Vec<Sample>> = Vec::new();
+    let mut rounds: Vec<Vec<StrategyRow>> = Vec::new();
     for _ in 0..options.rounds {
         let round: Result<Vec<_>, _> = Strategy::ALL
             .into_iter()
@@ -186,28 +217,23 @@ pub fn strategies(options: &StrategiesOptions) -> Result<StrategiesTable, TrainE
         rounds.push(round?);
     }
     let rows = Strategy::ALL.into_iter().enumerate().map(|(index, strategy)| {
-        let column =
-            |value: fn(&Sample) -> f64| median(rounds.iter().map(|round| value(&round[index])).collect());
-        let last = &rounds[rounds.len() - 1][index];
+        let column = |value: fn(&StrategyRow) -> f64| {
+            median(rounds.iter().map(|round| value(&round[index])).collect())
+        };
+        let ratios = rounds.iter().map(|round| round[index].tokens_per_s / round[0].tokens_per_s);
         StrategyRow {
             strategy,
-            mesh: last.mesh.clone(),
-            tokens_per_s: column(|sample| sample.tokens_per_s),
-            relative_speed: median(
-                rounds.iter().map(|r| r[index].tokens_per_s / r[0].tokens_per_s).collect(),
-            ),
-            peak_bytes: last.peak_bytes,
-            sent_bytes: last.sent_bytes,
-            gathers: last.gathers,
-            reductions: last.reductions,
-            wait_share: column(|sample| sample.wait_share),
+            tokens_per_s: column(|row| row.tokens_per_s),
+            relative_speed: median(ratios.collect()),
+            wait_share: column(|row| row.wait_share),
+            ..rounds[rounds.len() - 1][index].clone()
         }
     });
     Ok(StrategiesTable {
         ranks: config.train.ranks,
         global_batch: config.train.global_batch,
         seq_len: config.data.seq_len,
-        parameters: rounds[0][0].parameters,
+        parameters: model.num_parameters(),
         rows: rows.collect(),
         model,
     })
@@ -221,9 +247,9 @@ fn measure(
     strategy: Strategy,
     shard_size: Option<usize>,
     steps: usize,
-) -> Result<Sample, TrainError> {
+) -> Result<StrategyRow, TrainError> {
     let policy = Policy { strategy, ..run::policy(config) };
-    let measured = ranks.run(config, |world| -> Result<Sample, TrainError> {
+    let measured = ranks.run(config, |world| -> Result<StrategyRow, TrainError> {
         let rank = world.rank();
         // As in training: the size that the user names is that of the hybrids' groups.
         let shard_size = shard_size.filter(|_| strategy.is_hybrid());
@@ -259,7 +285,7 @@ fn sample(
     model: &ShardedDecoder<Block>,
     elapsed: Duration,
     steps: usize,
-) -> Result<Sample, ShardError> {
+) -> Result<StrategyRow, ShardError> {
     let engine = model.engine();
     let waited = engine.take_waited().as_secs_f64();
     let recorder = world.recorder();
@@ -274,15 +300,16 @@ fn sample(
     let mut peaks = vec![0.0; world.world_size()];
     peaks[world.rank()] = engine.peak_bytes() as f64;
     let peaks = engine.sum_over_ranks("peak", &peaks)?;
-    Ok(Sample {
+    Ok(StrategyRow {
+        strategy: engine.policy().strategy,
+        mesh: engine.mesh().to_string(),
         tokens_per_s: tokens / elapsed.as_secs_f64(),
+        relative_speed: 1.0,
         peak_bytes: peaks.into_iter().fold(0.0, f64::max) as u64,
         sent_bytes,
         gathers,
         reductions,
         wait_share: waited / elapsed.as_secs_f64(),
-        mesh: engine.mesh().to_string(),
-        parameters: engine.layout().num_parameters(),
     })
 }
 

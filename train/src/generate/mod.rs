@@ -8,8 +8,6 @@ mod command;
 mod continuation;
 mod sampling;
 
-use std::path::Path;
-
 use burn::tensor::Device;
 use kiln_model::decoder::Modules;
 use kiln_shard::ShardError;
@@ -21,22 +19,9 @@ pub use sampling::Sampling;
 use crate::data::Tokenizer;
 use crate::error::TrainError;
 
-/// Continues `prompt` with the tokenizer in the file `tokenizer`; see [`text_with`].
-pub fn text<P: Modules>(
-    modules: &P,
-    device: &Device,
-    tokenizer: &Path,
-    prompt: &str,
-    sampling: &Sampling,
-    after_pass: impl FnMut() -> Result<(), ShardError>,
-) -> Result<String, TrainError> {
-    let tokenizer = Tokenizer::load(tokenizer)?;
-    text_with(modules, device, &tokenizer, prompt, sampling, after_pass)
-}
-
 /// Continues `prompt` and returns the prompt with its continuation. `after_pass` is called after
 /// every forward pass.
-pub fn text_with<P: Modules>(
+pub fn text<P: Modules>(
     modules: &P,
     device: &Device,
     tokenizer: &Tokenizer,

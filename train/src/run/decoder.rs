@@ -1,28 +1,99 @@
 //! Training a decoder: on ranks that are threads of this process, or as one rank of several processes.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use burn::module::Module;
 use burn::tensor::Device;
+use clap::Args;
 use kiln_collectives::Communicator;
 use kiln_model::decoder::Decoder;
 use kiln_model::layers::{Block, Layer};
 use kiln_model::{Key, ModelConfig};
 use kiln_shard::ranks::{run_rank, run_ranks};
 
-use super::options::{RunOptions, Summary};
+use super::options::{PositionKey, Resume, RunFolder, RunOptions, Summary};
 use super::rank::{MakeDecoder, Rank};
 use super::{agree, joining, plan, surroundings};
 use crate::checkpoint::Architecture;
-use crate::config::{Backend, Config};
+use crate::config::{self, Backend, Config};
 use crate::device::{self, Selected};
 use crate::error::TrainError;
-use crate::fault;
+use crate::fault::{self, Fault};
 use crate::flight::FlightGuard;
-use crate::place::Place;
-use crate::process::output;
+use crate::launch;
+use crate::place::{self, Job, Place, Role};
+use crate::process::{output, stop_on_signals};
 use crate::sharded::{Shapes, units_of};
+use crate::weights::AllowMissing;
 use crate::world::{self, World};
+
+/// Arguments of `kiln train`.
+#[derive(Args)]
+pub(crate) struct TrainArgs {
+    /// Configuration file; configs/ has some to start from.
+    config: PathBuf,
+    /// Ranks, as threads of this process [default: train.ranks of the configuration].
+    #[arg(long)]
+    ranks: Option<usize>,
+    /// Run folder [default: runs/<name of the configuration>].
+    #[arg(long)]
+    out: Option<PathBuf>,
+    /// Change one value of the configuration; may be given several times.
+    #[arg(long = "set", value_name = "SECTION.KEY=VALUE")]
+    overrides: Vec<String>,
+    /// Go on from the newest checkpoint of the run folder ("latest"), or from a checkpoint folder.
+    #[arg(long, value_name = "latest|PATH")]
+    resume: Option<String>,
+    /// Weights that the checkpoint to start from may lack, as in "lm_head.*"; they keep their
+    /// initial values. May be given several times.
+    #[arg(long, value_name = "PATTERN")]
+    allow_missing: Vec<String>,
+    /// Take the weights of the checkpoint to start from by name and shape, also if it was trained
+    /// with other parts than this program builds.
+    #[arg(long)]
+    allow_other_parts: bool,
+    /// Go on from the checkpoint though this differs from what it was trained with, which means another
+    /// position in the data. May be given several times.
+    #[arg(long, value_name = "KEY", value_enum)]
+    allow_changed: Vec<PositionKey>,
+    #[command(flatten)]
+    place: place::Flags,
+    /// Fire drill: let one rank fail, once.
+    #[arg(long, value_name = "KIND@PHASE:STEP:RANK", hide = true)]
+    fault: Option<Fault>,
+}
+
+impl TrainArgs {
+    /// Trains, or starts the ranks of a node; returns the exit code.
+    pub(crate) fn run(self) -> Result<u8, TrainError> {
+        let (place, job) = match place::find_here(&self.place)? {
+            Role::Node(node) => return Ok(launch::run_node(node)?),
+            Role::Rank(place) => (Some(place), Job::default()),
+            Role::Alone(job) => (None, job),
+        };
+        let config = config::load(&self.config, &self.overrides)?;
+        let options = RunOptions {
+            out: self.out.map_or_else(|| RunFolder::of_config(&self.config), RunFolder::At),
+            resume: self.resume.map(|resume| match resume.as_str() {
+                "latest" => Resume::Latest,
+                path => Resume::Path(path.into()),
+            }),
+            ranks: self.ranks,
+            place,
+            job,
+            stop: stop_on_signals(),
+            allow_missing: AllowMissing::new(&self.allow_missing).map_err(TrainError::usage)?,
+            allow_other_parts: self.allow_other_parts,
+            allow_changed: self.allow_changed,
+            fault: self.fault,
+            // The environment was asked above, and flags go before it.
+            alone: true,
+        };
+        let summary = run_decoder(config, &options, Architecture::decoder(), Block::new)?;
+        Ok(if summary.preempted { launch::PREEMPTED } else { 0 })
+    }
+}
 
 /// Trains the built-in decoder.
 pub fn train(config: Config, options: &RunOptions) -> Result<Summary, TrainError> {
@@ -49,7 +120,7 @@ pub fn train_with_blocks<B: Layer>(
 }
 
 /// Trains a decoder with the blocks that `block` makes.
-pub(crate) fn run_decoder<B: Layer>(
+fn run_decoder<B: Layer>(
     config: Config,
     options: &RunOptions,
     architecture: Architecture,

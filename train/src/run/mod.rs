@@ -21,7 +21,7 @@ mod step;
 mod surroundings;
 
 pub use crate::error::TrainError;
-pub(crate) use decoder::run_decoder;
+pub(crate) use decoder::TrainArgs;
 pub use decoder::{train, train_joined, train_with_blocks};
 pub use evaluate::evaluate;
 pub use folder::FolderError;

@@ -212,7 +212,7 @@ impl<B: Layer> Rank<'_, B> {
         let path = self.plan.config.data.path.join("tokenizer.json");
         let tokenizer = Tokenizer::from_file(self.plan.tokenizer.to_vec(), &path)?;
         let pass = self.model.pass(&self.device);
-        let text = generate::text_with(&pass, &self.device, &tokenizer, &section.prompt, &sampling, || {
+        let text = generate::text(&pass, &self.device, &tokenizer, &section.prompt, &sampling, || {
             self.model.engine().finish_evaluation()
         });
         match text {
