@@ -139,7 +139,7 @@ impl ModelSource {
         allow_missing: &AllowMissing,
     ) -> Result<BTreeSet<String>, CheckpointError> {
         match self {
-            ModelSource::Checkpoint(checkpoint) => checkpoint.load_weights(engine, allow_missing),
+            ModelSource::Checkpoint(checkpoint) => checkpoint.reader().load_weights(engine, allow_missing),
             ModelSource::HuggingFace(folder) => {
                 weights::load(engine, folder.as_ref(), allow_missing)?.finite(folder.folder())
             }

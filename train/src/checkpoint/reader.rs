@@ -46,38 +46,11 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Checkpoint {
-    /// For reading weights and moments.
+    /// For reading weights and slots of the optimizer.
     pub fn reader(&self) -> CheckpointReader<'_> {
-        CheckpointReader::new(self)
-    }
-
-    /// Loads this rank's part of all weights; see [`CheckpointReader::load_weights`]. Names and shapes are
-    /// compared, and not what computes with them: that is [`Checkpoint::require_architecture`].
-    /// Collective.
-    pub fn load_weights(
-        &self,
-        engine: &Engine,
-        allow_missing: &AllowMissing,
-    ) -> Result<BTreeSet<String>, CheckpointError> {
-        self.reader().load_weights(engine, allow_missing)
-    }
-
-    /// Loads this rank's part of the optimizer's moments; see
-    /// [`CheckpointReader::load_optimizer`]. Collective.
-    pub fn load_optimizer(
-        &self,
-        engine: &Engine,
-        allow_missing: &AllowMissing,
-    ) -> Result<(), CheckpointError> {
-        self.reader().load_optimizer(engine, allow_missing)
-    }
-}
-
-impl<'a> CheckpointReader<'a> {
-    pub(super) fn new(checkpoint: &'a Checkpoint) -> Self {
-        let tensors = checkpoint.manifest().tensors.iter().enumerate();
+        let tensors = self.manifest().tensors.iter().enumerate();
         CheckpointReader {
-            checkpoint,
+            checkpoint: self,
             tensors: tensors.map(|(i, t)| ((t.name.as_str(), &t.saved), i)).collect(),
             files: Mutex::default(),
             parts: Mutex::default(),
@@ -85,7 +58,9 @@ impl<'a> CheckpointReader<'a> {
             bytes_read: AtomicU64::new(0),
         }
     }
+}
 
+impl<'a> CheckpointReader<'a> {
     /// Bytes of data read up to now.
     pub fn bytes_read(&self) -> u64 {
         self.bytes_read.load(Ordering::Relaxed)
@@ -200,7 +175,8 @@ impl<'a> CheckpointReader<'a> {
     }
 
     /// Loads this rank's part of all weights. Names and shapes must agree exactly, apart from
-    /// weights that may be missing, which keep their values; returns their names. Collective.
+    /// weights that may be missing, which keep their values; returns their names. What computes with the
+    /// weights is not compared: that is [`Checkpoint::require_architecture`]. Collective.
     pub fn load_weights(
         &self,
         engine: &Engine,

@@ -91,24 +91,13 @@ impl HuggingFaceError {
 
     /// Whether the user's arguments or the choice of model are the cause, rather than the work.
     pub fn is_usage(&self) -> bool {
-        match self {
-            HuggingFaceError::NotAModel { .. }
-            | HuggingFaceError::LeadsOut { .. }
-            | HuggingFaceError::Key { .. }
-            | HuggingFaceError::Unsupported { .. }
-            | HuggingFaceError::Shape { .. }
-            | HuggingFaceError::Names { .. }
-            | HuggingFaceError::OtherModel { .. }
-            | HuggingFaceError::NoArchitecture { .. }
-            | HuggingFaceError::Unnamed { .. }
-            | HuggingFaceError::Occupied { .. }
-            | HuggingFaceError::RepoName { .. }
-            | HuggingFaceError::NoHub { .. } => true,
+        !matches!(
+            self,
             HuggingFaceError::Io { .. }
-            | HuggingFaceError::Json { .. }
-            | HuggingFaceError::Damaged { .. }
-            | HuggingFaceError::Range { .. }
-            | HuggingFaceError::Download { .. } => false,
-        }
+                | HuggingFaceError::Json { .. }
+                | HuggingFaceError::Damaged { .. }
+                | HuggingFaceError::Range { .. }
+                | HuggingFaceError::Download { .. }
+        )
     }
 }

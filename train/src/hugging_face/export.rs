@@ -49,66 +49,56 @@ pub struct ExportArgs {
     max_shard_gb: f64,
 }
 
-/// What is exported, and how.
-#[derive(Clone, Debug)]
-pub struct ExportOptions {
-    /// What [`ModelSource::open_built_in`] opens.
-    pub checkpoint: PathBuf,
-    /// The folder to create.
-    pub out: PathBuf,
-    /// Type of the weights.
-    pub dtype: ExportDtype,
-    /// A file is not larger, unless a single weight is.
-    pub max_shard_bytes: usize,
-}
-
 impl ExportArgs {
     /// Exports and says where to.
     pub fn run(self) -> Result<(), TrainError> {
-        let ExportArgs { checkpoint, out, dtype, max_shard_gb } = self;
-        if !(max_shard_gb > 0.0 && max_shard_gb.is_finite()) {
+        let ExportArgs { checkpoint, out, dtype, max_shard_gb } = &self;
+        if !(*max_shard_gb > 0.0 && max_shard_gb.is_finite()) {
             let problem = format!("--max-shard-gb {max_shard_gb}: must be positive and finite");
             return Err(TrainError::usage(problem));
         }
         // Beyond what a file can be, the largest number will do.
-        let max_shard_bytes = (max_shard_gb * GB) as usize;
-        let options = ExportOptions { checkpoint, out, dtype, max_shard_bytes };
-        export(&options)?;
-        say(&format!("exported to {}", options.out.display()));
+        let max_shard_bytes = (*max_shard_gb * GB) as usize;
+        export(&ModelSource::open_built_in(checkpoint)?, out, *dtype, max_shard_bytes)?;
+        say(&format!("exported to {}", out.display()));
         Ok(())
     }
 }
 
-/// Writes a model in the layout of Hugging Face. Holds one weight in memory at a time.
+/// Writes a model in the layout of Hugging Face into the new folder `out`, in files that are no larger than
+/// `max_shard_bytes` unless a single weight is. Holds one weight in memory at a time.
 ///
 /// # Errors
 ///
-/// When the model cannot be opened or read, when a weight is no finite number, when it has parts that are not built in, when no
-/// architecture there has what it has, when there is something at `out` already, and when the disk
-/// fails.
-pub fn export(options: &ExportOptions) -> Result<(), TrainError> {
-    let source = ModelSource::open_built_in(&options.checkpoint)?;
-    let (folder, dtype) = (source.folder(), options.dtype);
-    let tokens = tokens_of(&source)?;
+/// When the model cannot be read, when a weight is no finite number, when no architecture there has what the model
+/// has, when there is something at `out` already, and when the disk fails.
+pub fn export(
+    source: &ModelSource,
+    out: &Path,
+    dtype: ExportDtype,
+    max_shard_bytes: usize,
+) -> Result<(), TrainError> {
+    let folder = source.folder();
+    let tokens = tokens_of(source)?;
     let config = to_json(source.model(), source.context_length(), &tokens, dtype.torch_name(), folder)?;
     let weights = source.weights();
     let weights = Watched::new(weights.as_ref());
-    let items = items(&source)?;
+    let items = items(source)?;
     let known: std::collections::BTreeSet<_> = items.iter().map(|item| item.name.as_str()).collect();
     if let Some(name) = weights.shapes().keys().find(|name| !known.contains(*name)) {
         let (path, name) = (folder.to_owned(), (*name).to_owned());
         return Err(HuggingFaceError::Unnamed { path, name }.into());
     }
-    let out = NewFolder::create(&options.out)?;
+    let out = NewFolder::create(out)?;
     let carried = out.carry(folder, &CARRIED)?;
     out.write_json(CONFIG_FILE, &config)?;
     if !carried.contains(&GENERATION_FILE) {
         out.write_json(GENERATION_FILE, &generation_config(&tokens))?;
     }
     if carried.contains(&TOKENIZER_FILE) && !carried.contains(&TOKENIZER_CONFIG_FILE) {
-        out.write_json(TOKENIZER_CONFIG_FILE, &tokenizer_config(&source, &tokens)?)?;
+        out.write_json(TOKENIZER_CONFIG_FILE, &tokenizer_config(source, &tokens)?)?;
     }
-    let files = split(items, dtype, options.max_shard_bytes);
+    let files = split(items, dtype, max_shard_bytes);
     for (name, items) in &files {
         write_file(&out, name, &weights, items, dtype)?;
     }

@@ -28,7 +28,7 @@ mod writer;
 pub use config::FolderConfig;
 pub use describe::to_json;
 pub use error::HuggingFaceError;
-pub use export::{ExportArgs, ExportDtype, ExportOptions, export};
+pub use export::{ExportArgs, ExportDtype, export};
 pub use folder::HuggingFaceFolder;
 pub use import::{ImportArgs, import};
 pub use names::{HuggingFaceName, hugging_face_name};

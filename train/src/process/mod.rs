@@ -26,6 +26,7 @@ pub mod output;
 mod parent;
 mod pool;
 pub(crate) mod position;
+mod repeat;
 mod signals;
 
 use std::io::IsTerminal;
@@ -42,6 +43,7 @@ pub(crate) use crash::raise_segv;
 pub(crate) use id::ProcessId;
 pub(crate) use launcher::state_of;
 pub(crate) use pool::in_pool;
+pub(crate) use repeat::Repeat;
 pub(crate) use signals::{hear_of_children, is_ignored, was_interrupted};
 
 /// Sets up this process for training; returns the flag that asks its runs to stop, for

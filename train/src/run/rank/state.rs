@@ -107,8 +107,8 @@ impl<'a, B: Layer> Rank<'a, B> {
         let mut loss_scale = None;
         let mut absent = BTreeSet::new();
         if let Some(checkpoint) = &plan.resume {
-            absent = checkpoint.load_weights(model.engine(), &plan.allow_missing)?;
-            checkpoint.load_optimizer(model.engine(), &plan.allow_missing)?;
+            absent = checkpoint.reader().load_weights(model.engine(), &plan.allow_missing)?;
+            checkpoint.reader().load_optimizer(model.engine(), &plan.allow_missing)?;
             let state = checkpoint.state();
             (step, next_sample, tokens) = (state.step, state.next_sample, state.tokens);
             position.saved(step);
