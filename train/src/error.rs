@@ -63,15 +63,17 @@ pub enum TrainError {
     #[cfg(feature = "mpi")]
     #[error(transparent)]
     Mpi(#[from] kiln_collectives::mpi::MpiError),
-    /// The GPUs of ranks that are processes could not be connected: NCCL on this rank, whose GPU has this index.
+    /// The GPUs of ranks that are processes could not be connected: NCCL on this rank, whose GPU has this
+    /// index.
     #[cfg(feature = "cuda")]
     #[error("rank {rank} cannot connect its GPU {index} with those of the other ranks: {source}")]
     Nccl { rank: usize, index: usize, source: Box<kiln_collectives::nccl::NcclError> },
     /// These ranks, which are processes, were not started as rank 0 was.
     #[error(
-        "ranks {0:?} were started with another configuration, other arguments or another build than rank 0: start \
-         every rank with the same command. If they are of another job that meets at the same port, give each job a \
-         port (MASTER_PORT), a name (TORCHELASTIC_RUN_ID, --rdzv-id) or a secret (KILN_JOB_SECRET) of its own"
+        "ranks {0:?} were started with another configuration, other arguments or another build than rank 0: \
+         start every rank with the same command. If they are of another job that meets at the same port, \
+         give each job a port (MASTER_PORT), a name (TORCHELASTIC_RUN_ID, --rdzv-id) or a secret \
+         (KILN_JOB_SECRET) of its own"
     )]
     OtherConfig(Vec<usize>),
     /// Rank 0, which makes the plan for all ranks, has failed with this message; `usage` says whether the
@@ -81,26 +83,27 @@ pub enum TrainError {
     /// The run folder cannot be used.
     #[error(transparent)]
     Folder(#[from] FolderError),
-    /// A run would go on from the checkpoint at `path` at another position in the data, because these `keys` differ;
-    /// `differences` has the values then and now.
+    /// A run would go on from the checkpoint at `path` at another position in the data, because these `keys`
+    /// differ; `differences` has the values then and now.
     #[error(
-        "{} was trained with other values, and going on would read the data at another position: {}. Use the values \
-         from before, or accept another position with {}",
+        "{} was trained with other values, and going on would read the data at another position: {}. Use \
+         the values from before, or accept another position with {}",
         .path.display(), .differences.join(", "), allow(.keys)
     )]
     OtherPosition { path: PathBuf, keys: Vec<PositionKey>, differences: Vec<String> },
-    /// The loss or the norm of the gradient, `what`, is not a number in a step; `parameter` is the first one with
-    /// such a gradient. Either the run does not skip such steps, or it has skipped as many in a row as it may.
+    /// The loss or the norm of the gradient, `what`, is not a number in a step; `parameter` is the first one
+    /// with such a gradient. Either the run does not skip such steps, or it has skipped as many in a row as
+    /// it may.
     #[error(
-        "step {step}: {what} is {value}{}{}. Lower optim.lr or raise optim.warmup_steps, and go on from an earlier \
-         checkpoint",
+        "step {step}: {what} is {value}{}{}. Lower optim.lr or raise optim.warmup_steps, and go on from an \
+         earlier checkpoint",
         in_gradient(.parameter), not_updated(*.is_repeated)
     )]
     NonFinite { step: u64, what: &'static str, value: f64, parameter: Option<String>, is_repeated: bool },
     /// A model has computed `what`, which is no number.
     #[error(
-        "{what} is {value}: the model computes with numbers that are too large; use an earlier checkpoint, or another \
-         model"
+        "{what} is {value}: the model computes with numbers that are too large; use an earlier checkpoint, \
+         or another model"
     )]
     NotANumber { what: &'static str, value: f64 },
     /// Somebody asked for a stop while this process waited for the others.

@@ -37,8 +37,7 @@ pub(crate) fn files_in(folder: &Path) -> Vec<String> {
     names
 }
 
-/// Writes a rank's flight recorder to the run folder unless the rank gets through, also when it
-/// panics.
+/// Writes a rank's flight recorder to the run folder unless the rank gets through, also when it panics.
 pub(crate) struct FlightGuard {
     out: PathBuf,
     held: Option<HeldFolder>,

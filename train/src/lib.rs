@@ -1,8 +1,7 @@
 //! Kiln trains decoder-only language models with fully sharded data parallelism.
 //!
-//! This crate ties the others together: configuration, data, the training loop, checkpoints,
-//! generation, and the binary `kiln`. Start reading at [`run::train`]; a binary of one's own calls
-//! [`process::start`] first.
+//! This crate ties the others together: configuration, data, the training loop, checkpoints, generation, and
+//! the binary `kiln`. Start reading at [`run::train`]; a binary of one's own calls [`process::start`] first.
 
 pub mod bench;
 pub mod checkpoint;

@@ -1,5 +1,4 @@
-//! A model on disk, in whichever format: wherever a command takes a checkpoint, it takes one of
-//! these.
+//! A model on disk, in whichever format: wherever a command takes a checkpoint, it takes one of these.
 
 use std::collections::BTreeSet;
 use std::io::ErrorKind;

@@ -70,8 +70,8 @@ impl Drop for StagingFolder {
 const KILN: &str = ".kiln-";
 
 /// Removes the folders in `parent` whose names are `prefix`, which names this kernel, and two numbers, and
-/// which nobody has locked. A lock that another machine holds may not be seen here, so its folders stay, and so
-/// do those that cannot be locked.
+/// which nobody has locked. A lock that another machine holds may not be seen here, so its folders stay, and
+/// so do those that cannot be locked.
 fn sweep(parent: &Path, prefix: &str) {
     let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     for entry in fs::read_dir(parent).into_iter().flatten().flatten() {

@@ -1,5 +1,5 @@
-//! Measurements of training steps on made-up tokens. [`strategies`] is `kiln bench strategies`; what it shares
-//! with other measurements, such as those of the program `kiln-bench`, is in `made_up.rs`.
+//! Measurements of training steps on made-up tokens. [`strategies`] is `kiln bench strategies`; what it
+//! shares with other measurements, such as those of the program `kiln-bench`, is in `made_up.rs`.
 
 mod made_up;
 mod strategies;

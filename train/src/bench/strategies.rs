@@ -185,7 +185,8 @@ pub fn strategies(options: &StrategiesOptions) -> Result<StrategiesTable, TrainE
     let place = options.place.as_ref();
     if place.is_none() && options.ranks.is_none() {
         return Err(TrainError::usage(
-            "how many ranks? Give --ranks N for threads of this process, or start processes with `kiln launch`",
+            "how many ranks? Give --ranks N for threads of this process, or start processes with `kiln \
+             launch`",
         ));
     }
     config.train.ranks = world::ranks_of(&config, place, options.ranks)?;
@@ -361,8 +362,8 @@ impl StrategiesTable {
             |strategy| self.rows.iter().find(|row| row.strategy == strategy).map(|row| row.mesh.as_str());
         if self.ranks > 1 && mesh(Strategy::HybridShard) == mesh(Strategy::FullShard) {
             text.push_str(
-                "\nHybrids have one group per machine, which is all ranks here, so they do what FULL_SHARD and \
-                 SHARD_GRAD_OP do; shard.shard_size in a --config makes groups",
+                "\nHybrids have one group per machine, which is all ranks here, so they do what FULL_SHARD \
+                 and SHARD_GRAD_OP do; shard.shard_size in a --config makes groups",
             );
         }
         text

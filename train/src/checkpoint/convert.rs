@@ -31,8 +31,7 @@ pub struct ConvertArgs {
     /// What to make of it [default: full from sharded; with --ranks, sharded].
     #[arg(long, value_enum)]
     to: Option<Target>,
-    /// Parts of a sharded checkpoint. It will load at any number of ranks; at this one, each reads
-    /// one part.
+    /// Parts of a sharded checkpoint. It will load at any number of ranks; at this one, each reads one part.
     #[arg(long, value_name = "N")]
     ranks: Option<usize>,
 }

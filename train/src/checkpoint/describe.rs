@@ -52,7 +52,8 @@ pub fn describe(checkpoint: &Checkpoint) -> String {
 /// One line on the shape of a model.
 pub(crate) fn model_line(model: &ModelConfig, parameters: u64, context_length: usize) -> String {
     format!(
-        "model: {parameters} parameters, vocabulary {}, d_model {}, {} layers, {} heads / {} kv, d_ff {}{}, context {context_length}",
+        "model: {parameters} parameters, vocabulary {}, d_model {}, {} layers, {} heads / {} kv, d_ff {}{}, \
+         context {context_length}",
         model.vocab_size,
         model.d_model,
         model.layers,

@@ -18,7 +18,8 @@ pub enum CheckpointError {
     /// There are folders of checkpoints, and none that can be loaded. `path`: where they were looked for;
     /// `found`: the folders, and what is wrong with each.
     #[error(
-        "no checkpoint in {path} can be used:{}\nPut back what is missing or mend its permissions, or use another checkpoint",
+        "no checkpoint in {path} can be used:{}\nPut back what is missing or mend its permissions, or use \
+         another checkpoint",
         .found.iter().map(|(folder, why)| format!("\n  - {}: {why}", folder.display())).collect::<String>()
     )]
     NoneUsable { path: PathBuf, found: Vec<(PathBuf, String)> },
@@ -45,7 +46,8 @@ pub enum CheckpointError {
     /// The checkpoint's moments are those of another optimizer. `saved`: what it was trained with; `here`:
     /// what was to go on with it.
     #[error(
-        "{path} was trained with the optimizer {saved}, and this program goes on with {here}: use the program that trained it, or start a new run from its weights alone with init.from"
+        "{path} was trained with the optimizer {saved}, and this program goes on with {here}: use the \
+         program that trained it, or start a new run from its weights alone with init.from"
     )]
     OtherOptimizer { path: PathBuf, saved: Box<SavedOptimizer>, here: Box<SavedOptimizer> },
     /// Names or shapes in the checkpoint and in the model differ. `missing`: parameters of the model that the
@@ -61,7 +63,8 @@ pub enum CheckpointError {
     /// of Hugging Face; `name`: the first such weight; `value`: its first such value; `all`: such values, and
     /// weights that have some, where all weights have been looked at.
     #[error(
-        "{path} cannot be used: its weight `{name}` holds {value}, and weights must be finite numbers{}. Use an earlier checkpoint, or get the model again",
+        "{path} cannot be used: its weight `{name}` holds {value}, and weights must be finite numbers{}. \
+         Use an earlier checkpoint, or get the model again",
         .all.map_or_else(String::new, |(values, weights)| such_values(values, weights))
     )]
     NotFinite { path: PathBuf, name: String, value: f32, all: Option<(usize, usize)> },
@@ -74,13 +77,17 @@ pub enum CheckpointError {
     /// Ranks have written their parts, and the rank that completes the checkpoint does not see them.
     /// `folder`: where they were looked for; `ranks`: the ranks that they are of; `seconds`: how long.
     #[error(
-        "the parts of ranks {ranks:?} are not all in {folder}, {seconds:.0} s after every rank had written its own: make sure that all ranks write to the same file system and that nothing removes files there, or raise checkpoint.timeout_s"
+        "the parts of ranks {ranks:?} are not all in {folder}, {seconds:.0} s after every rank had written \
+         its own: make sure that all ranks write to the same file system and that nothing removes files \
+         there, or raise checkpoint.timeout_s"
     )]
     MissingParts { folder: PathBuf, ranks: Vec<usize>, seconds: f64 },
     /// The run folder is no longer the one that the run has locked. `folder`: the run folder, as the run has
     /// found it.
     #[error(
-        "{} is no longer this run's folder: it was moved, removed or replaced while the run went on, so nothing more is written there. Go on from the run's last checkpoint where the folder is now, with --resume",
+        "{} is no longer this run's folder: it was moved, removed or replaced while the run went on, so \
+         nothing more is written there. Go on from the run's last checkpoint where the folder is now, with \
+         --resume",
         .folder.display()
     )]
     NotHeld { folder: PathBuf },

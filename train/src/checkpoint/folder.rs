@@ -88,8 +88,8 @@ fn list(folder: &Path) -> Vec<(u64, PathBuf)> {
     found
 }
 
-/// Folders in `folder` that are called like checkpoints and are none that can be loaded, oldest first, and what
-/// is wrong with each. If the folder itself cannot be listed, that one.
+/// Folders in `folder` that are called like checkpoints and are none that can be loaded, oldest first, and
+/// what is wrong with each. If the folder itself cannot be listed, that one.
 pub(super) fn unusable(folder: &Path) -> Vec<(PathBuf, String)> {
     let entries = match fs::read_dir(folder) {
         Ok(entries) => entries.flatten(),

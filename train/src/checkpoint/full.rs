@@ -35,7 +35,8 @@ fn whole(layout: &ParamGroupLayout, unit: usize, saved: &Saved) -> Vec<Entry> {
 }
 
 /// Gathers every unit to rank 0, which writes it to `beside` and makes a checkpoint of all parts with
-/// `complete`, which asks the status whether it is still wanted; holds one unit at a time. The others do not learn whether rank 0 could. Collective.
+/// `complete`, which asks the status whether it is still wanted; holds one unit at a time. The others do not
+/// learn whether rank 0 could. Collective.
 pub(super) fn save(
     engine: &Engine,
     slots: Vec<Saved>,
@@ -228,8 +229,8 @@ impl UnitFiles {
     }
 }
 
-/// Writes a full checkpoint to the new folder `place`, with one process and no engine: `get` gives
-/// the values of whole parameters, slots of the optimizer where `has` says so. The folder appears unless `check` fails,
+/// Writes a full checkpoint to the new folder `place`, with one process and no engine: `get` gives the values
+/// of whole parameters, slots of the optimizer where `has` says so. The folder appears unless `check` fails,
 /// which is called when all have been written. Holds one parameter at a time.
 pub(super) fn write(
     place: &Path,

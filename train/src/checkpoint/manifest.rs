@@ -174,8 +174,7 @@ impl Manifest {
             serde_json::from_slice(&json).map_err(|error| error.to_string())?;
         if !(OLDEST_VERSION..=FORMAT_VERSION).contains(&format_version) {
             return Err(format!(
-                "format version {format_version}, this build reads {OLDEST_VERSION} to \
-                 {FORMAT_VERSION}"
+                "format version {format_version}, this build reads {OLDEST_VERSION} to {FORMAT_VERSION}"
             ));
         }
         if format_version >= WITH_ORIGIN && (architecture.is_none() || optimizer.is_none()) {

@@ -49,8 +49,7 @@ impl Architecture {
         if !lacking.is_empty() {
             let it = if lacking.len() == 1 { "it" } else { "them" };
             return Some(format!(
-                "was trained with {}, which this program does not have: use the program that has \
-                 {it}",
+                "was trained with {}, which this program does not have: use the program that has {it}",
                 lacking.join(" and ")
             ));
         }

@@ -191,10 +191,9 @@ impl<'a> CheckpointReader<'a> {
         loaded.finite(self.checkpoint.folder())
     }
 
-    /// Loads this rank's part of the optimizer's moments, and tells the engine how many updates there
-    /// have been. Before the first there are no moments.
-    /// Those of parameters that are frozen now are left where they are. Fails if another optimizer
-    /// than the engine's AdamW has left them. Collective.
+    /// Loads this rank's part of the optimizer's moments, and tells the engine how many updates there have
+    /// been. Before the first there are no moments. Those of parameters that are frozen now are left where
+    /// they are. Fails if another optimizer than the engine's AdamW has left them. Collective.
     pub fn load_optimizer(
         &self,
         engine: &Engine,

@@ -82,8 +82,7 @@ impl Progress {
     }
 }
 
-/// Writes the checkpoints of a run and removes old ones. All ranks call the same methods in the same
-/// order.
+/// Writes the checkpoints of a run and removes old ones. All ranks call the same methods in the same order.
 pub struct Saver {
     options: SaveOptions,
     rank: usize,

@@ -18,8 +18,7 @@ const PAGE: usize = 4096;
 /// Bytes that are collected before they are written.
 const BUFFER: usize = 4 << 20;
 
-/// Bytes that are copied at a time: they are still in a core's own cache when they are looked at
-/// again.
+/// Bytes that are copied at a time: they are still in a core's own cache when they are looked at again.
 const CHUNK: usize = 1 << 15;
 
 /// A file that is being written.

@@ -18,8 +18,7 @@ use super::stream::Stream;
 use crate::files;
 use crate::header::{Array, MAX_HEADER, header, header_bytes, parse_header};
 
-/// Bytes that are checksummed and then written, or copied and then checksummed, while they are in
-/// the cache.
+/// Bytes that are checksummed and then written, or copied and then checksummed, while they are in the cache.
 pub(super) const CHUNK: usize = 1 << 20;
 
 /// Bytes of an element: data is f32.
@@ -36,9 +35,8 @@ pub(super) struct TensorFileWriter {
 }
 
 impl TensorFileWriter {
-    /// Creates the file `path` for `arrays` of f32, as keys and shapes, whose data is to be appended
-    /// in this order. The header names the file, so that two files of equal content cannot be taken
-    /// for each other.
+    /// Creates the file `path` for `arrays` of f32, as keys and shapes, whose data is to be appended in this
+    /// order. The header names the file, so that two files of equal content cannot be taken for each other.
     pub(super) fn create(path: PathBuf, arrays: &[(String, Vec<usize>)]) -> Result<Self, CheckpointError> {
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let described =

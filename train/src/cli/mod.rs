@@ -77,7 +77,8 @@ enum Command {
 }
 
 impl Command {
-    /// Whether output is only an account of what the command does: nobody has to read it, and it ends nothing.
+    /// Whether output is only an account of what the command does: nobody has to read it, and it ends
+    /// nothing.
     fn is_run(&self) -> bool {
         matches!(self, Command::Train(_) | Command::Launch(_))
     }
@@ -171,8 +172,8 @@ fn tell_usage(error: &clap::Error) -> u8 {
         words.iter().map(|word| word.to_str()).collect::<Vec<_>>()[..]
     {
         complain(&format!(
-            "error: `kiln bench {what}` is a command of the program kiln-bench now, with the same flags: cargo \
-             run --release -p kiln-benches --bin kiln-bench -- {what}"
+            "error: `kiln bench {what}` is a command of the program kiln-bench now, with the same flags: \
+             cargo run --release -p kiln-benches --bin kiln-bench -- {what}"
         ));
         return USAGE;
     }

@@ -29,16 +29,17 @@ section! {
         timeout_s: f64 = 600.0,
         /// Seconds to wait at the start until all processes are there.
         join_timeout_s: f64 = 300.0,
-        /// Ports on which processes listen for each other, as in `"29600-29700"`; any that the system gives if
-        /// there is none here. Rank 0 listens on `MASTER_PORT` besides. NCCL and MPI choose ports of their own.
+        /// Ports on which processes listen for each other, as in `"29600-29700"`; any that the system gives
+        /// if there is none here. Rank 0 listens on `MASTER_PORT` besides. NCCL and MPI choose ports of their
+        /// own.
         ports: Option<Ports> = None,
         /// Whether processes may meet off the loopback address without `KILN_JOB_SECRET`: then whoever
         /// reaches the port can take a rank's place. For networks that only trusted machines reach.
         #[serde(skip_serializing_if = "std::ops::Not::not")]
         open: bool = false,
-        /// What protects the traffic between processes over TCP once they know each other: `off`, `mac` (changes
-        /// are noticed) or `encrypt`. Needs `KILN_JOB_SECRET`. What ranks on one machine read from each other's
-        /// memory stays there; NCCL's and MPI's traffic is not covered.
+        /// What protects the traffic between processes over TCP once they know each other: `off`, `mac`
+        /// (changes are noticed) or `encrypt`. Needs `KILN_JOB_SECRET`. What ranks on one machine read from
+        /// each other's memory stays there; NCCL's and MPI's traffic is not covered.
         #[serde(skip_serializing_if = "Seal::is_off")]
         seal: Seal = Seal::Off,
     }

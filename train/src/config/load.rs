@@ -192,8 +192,7 @@ fn shown(argument: &str) -> String {
     }
 }
 
-/// A TOML value, or the text itself where it is none: `--set shard.strategy=NO_SHARD` needs no
-/// quotes.
+/// A TOML value, or the text itself where it is none: `--set shard.strategy=NO_SHARD` needs no quotes.
 fn parse_value(text: &str) -> Value {
     toml::from_str::<Table>(&format!("value = {text}"))
         .ok()

@@ -48,8 +48,8 @@ section! {
     DataSection {
         /// Folder with prepared data (`train.bin`, `val.bin`, `data.json`, `tokenizer.json`).
         path: PathBuf = PathBuf::new(),
-        /// Files and folders to prepare `path` from, when it does not exist yet. If it does, it must have been
-        /// prepared from them.
+        /// Files and folders to prepare `path` from, when it does not exist yet. If it does, it must have
+        /// been prepared from them.
         text: Vec<PathBuf> = Vec::new(),
         /// Size of the tokenizer that is trained when `path` is prepared.
         vocab_size: usize = 4096,
@@ -176,8 +176,7 @@ pub struct ShardSection {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Backend {
-    /// A GPU if this build and this machine have one that can be used, else the CPU; says which, and
-    /// why.
+    /// A GPU if this build and this machine have one that can be used, else the CPU; says which, and why.
     #[default]
     Auto,
     /// The CPU.

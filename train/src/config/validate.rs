@@ -22,8 +22,7 @@ const DECAY: Range = ("in [0, 1)", |value| (0.0..1.0).contains(&value));
 const SECONDS: Range = ("above 0 and below 1e9, in seconds", |value| value > 0.0 && value < 1e9);
 
 impl Config {
-    /// Checks every value that can be checked without looking at the data, and reports all
-    /// problems at once.
+    /// Checks every value that can be checked without looking at the data, and reports all problems at once.
     pub fn validate(&self) -> Result<(), ConfigError> {
         self.check(Vec::new())
     }
@@ -111,8 +110,8 @@ impl Config {
         let both = optim.warmup_steps.saturating_add(decay);
         if optim.decay_steps.is_some() && both > train.steps {
             problems.push(format!(
-                "optim.warmup_steps + optim.decay_steps = {} + {decay} = {both} is longer than train.steps = {}: \
-                 lower one of them",
+                "optim.warmup_steps + optim.decay_steps = {} + {decay} = {both} is longer than train.steps \
+                 = {}: lower one of them",
                 optim.warmup_steps, train.steps
             ));
         }
@@ -136,10 +135,9 @@ impl Config {
         } else if !(global / ranks).is_multiple_of(micro) {
             let per_rank = global / ranks;
             problems.push(format!(
-                "train.global_batch = {global} over {ranks} ranks is {per_rank} sequences per \
-                 rank, which train.micro_batch = {micro} does not divide (remainder {}): use a \
-                 micro_batch that divides {per_rank}, or a global_batch that is a multiple of \
-                 {ranks} x {micro} = {}",
+                "train.global_batch = {global} over {ranks} ranks is {per_rank} sequences per rank, which \
+                 train.micro_batch = {micro} does not divide (remainder {}): use a micro_batch that divides \
+                 {per_rank}, or a global_batch that is a multiple of {ranks} x {micro} = {}",
                 per_rank % micro,
                 ranks * micro
             ));
@@ -149,8 +147,7 @@ impl Config {
     fn check_places(&self, problems: &mut Vec<String>) {
         if self.data.path.as_os_str().is_empty() {
             problems.push(
-                "data.path is missing: name a folder with prepared data, or one to prepare from \
-                 data.text"
+                "data.path is missing: name a folder with prepared data, or one to prepare from data.text"
                     .to_owned(),
             );
         }
@@ -189,17 +186,18 @@ impl Config {
         for (is_wrong, problem) in [
             (
                 self.precision.reduce == Precision::F16,
-                "precision.reduce = \"f16\": sums of gradients over ranks would overflow; use \"f32\" or \"bf16\"",
+                "precision.reduce = \"f16\": sums of gradients over ranks would overflow; use \"f32\" or \
+                 \"bf16\"",
             ),
             (
                 is_f16 && self.device.backend == Backend::Cpu,
-                "precision.compute = \"f16\" is for GPUs, and device.backend = \"cpu\": use \"bf16\", or \"f32\", \
-                 which is faster there",
+                "precision.compute = \"f16\" is for GPUs, and device.backend = \"cpu\": use \"bf16\", or \
+                 \"f32\", which is faster there",
             ),
             (
                 is_f16 && self.shard.offload,
-                "precision.compute = \"f16\" and shard.offload = true do not go together, because the loss scale \
-                 adapts on the GPU: use \"bf16\"",
+                "precision.compute = \"f16\" and shard.offload = true do not go together, because the loss \
+                 scale adapts on the GPU: use \"bf16\"",
             ),
         ] {
             problems.extend(is_wrong.then(|| problem.to_owned()));
@@ -235,8 +233,7 @@ impl Config {
             for (key, precision) in [("compute", compute), ("reduce", reduce)] {
                 if precision == Precision::Bf16 {
                     problems.push(format!(
-                        "precision.{key} = \"bf16\": wgpu has no bf16; use \"f32\", or another \
-                         device.backend"
+                        "precision.{key} = \"bf16\": wgpu has no bf16; use \"f32\", or another device.backend"
                     ));
                 }
             }

@@ -66,10 +66,9 @@ impl BatchSource {
 
 /// Position in the run of the first sample of one micro-batch of one rank.
 ///
-/// With a global batch of `G` samples, `R` ranks and micro-batches of `M`, step `s` owns
-/// the positions `s * G .. (s + 1) * G`. Rank `r` takes the slice of `G / R` positions
-/// from `s * G + r * (G / R)` on, and its micro-batch `j` the `M` positions from `j * M`
-/// on within that slice:
+/// With a global batch of `G` samples, `R` ranks and micro-batches of `M`, step `s` owns the positions `s * G
+/// .. (s + 1) * G`. Rank `r` takes the slice of `G / R` positions from `s * G + r * (G / R)` on, and its
+/// micro-batch `j` the `M` positions from `j * M` on within that slice:
 ///
 /// `s * G + r * (G / R) + j * M`
 ///

@@ -11,11 +11,10 @@ use std::path::{Path, PathBuf};
 
 /// A token file, cut into samples of one sequence length.
 ///
-/// Opening it reads no tokens: each sample is read from its position in the file. It may
-/// be shared between threads. The file is not mapped into memory: if somebody truncated
-/// it then, a signal would end the process, where this is an error. Where the folder has
-/// checksums of blocks, each block is compared with its own before the first sample from it
-/// is handed out.
+/// Opening it reads no tokens: each sample is read from its position in the file. It may be shared between
+/// threads. The file is not mapped into memory: if somebody truncated it then, a signal would end the
+/// process, where this is an error. Where the folder has checksums of blocks, each block is compared with its
+/// own before the first sample from it is handed out.
 #[derive(Debug)]
 pub struct TokenFile {
     path: PathBuf,
@@ -32,9 +31,8 @@ impl TokenFile {
     ///
     /// # Errors
     ///
-    /// When `data.json`, the token file or the checksums of its blocks are missing or
-    /// unusable, when the size of the file is not what `data.json` states, and when it holds
-    /// less than one sample.
+    /// When `data.json`, the token file or the checksums of its blocks are missing or unusable, when the size
+    /// of the file is not what `data.json` states, and when it holds less than one sample.
     pub fn open(folder: impl AsRef<Path>, split: Split, seq_len: usize) -> Result<Self, DataError> {
         let folder = folder.as_ref();
         if seq_len == 0 {
@@ -83,9 +81,8 @@ impl TokenFile {
     ///
     /// # Errors
     ///
-    /// When there is no such sample, when it cannot be read (any more), when it is not what
-    /// was prepared, and when a token is outside the vocabulary; `inputs` and `targets` are
-    /// then as they were.
+    /// When there is no such sample, when it cannot be read (any more), when it is not what was prepared, and
+    /// when a token is outside the vocabulary; `inputs` and `targets` are then as they were.
     pub fn read_sample(
         &self,
         sample: u64,

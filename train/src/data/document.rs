@@ -179,8 +179,7 @@ fn copy_stream(listed: &mut Listed, scratch: &Path, stop: &AtomicBool) -> Result
     Ok(copy)
 }
 
-/// The pieces of all documents, in order; see [`Corpus::pieces`]. It ends after the
-/// first error.
+/// The pieces of all documents, in order; see [`Corpus::pieces`]. It ends after the first error.
 pub(super) struct Pieces<'a> {
     sources: std::slice::Iter<'a, Source>,
     limit: usize,

@@ -17,7 +17,10 @@ pub enum DataError {
     #[error("no input given; name at least one text file, folder or builtin:arithmetic")]
     NoInputs,
     /// An input, or a tokenizer, does not exist.
-    #[error("{} does not exist; check its spelling (relative paths start at the current folder)", path.display())]
+    #[error(
+        "{} does not exist; check its spelling (relative paths start at the current folder)",
+        path.display()
+    )]
     Missing { path: PathBuf },
     /// The folder that should hold prepared data does not exist.
     #[error(
@@ -102,10 +105,7 @@ pub enum DataError {
     #[error("the tokenizer could not encode a text: {problem}; use a byte-level tokenizer")]
     Encode { problem: String },
     /// Tokens could not be turned into text.
-    #[error(
-        "the tokenizer could not decode tokens: {problem}; check that the tokenizer belongs to \
-         the data"
-    )]
+    #[error("the tokenizer could not decode tokens: {problem}; check that the tokenizer belongs to the data")]
     Decode { problem: String },
     /// The output folder already holds prepared data.
     #[error("{} already holds prepared data; remove it or choose another folder", path.display())]
@@ -124,8 +124,7 @@ pub enum DataError {
     Output { path: PathBuf, problem: String },
     /// A folder is not prepared data, or not all of it. `file`: the file it lacks.
     #[error(
-        "{} has no {file}, so it is not a folder of prepared data; run `kiln data prepare` or check \
-         the path",
+        "{} has no {file}, so it is not a folder of prepared data; run `kiln data prepare` or check the path",
         folder.display()
     )]
     NotPrepared { folder: PathBuf, file: &'static str },
@@ -135,8 +134,7 @@ pub enum DataError {
     /// `data.json` has another format version. `found`: the version in the file; `supported`: the version
     /// this build reads.
     #[error(
-        "{}: `format_version` is {found}, and this build reads {supported}; run `kiln data prepare` \
-         again",
+        "{}: `format_version` is {found}, and this build reads {supported}; run `kiln data prepare` again",
         path.display()
     )]
     Version { path: PathBuf, found: u64, supported: u64 },

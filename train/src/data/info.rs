@@ -91,9 +91,8 @@ const BLOCK_SIZES: std::ops::RangeInclusive<u64> = 1 << 12..=1 << 24;
 /// Unigram figures, in nats per token.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct UnigramEntropy {
-    /// Cross-entropy of the validation tokens under the token frequencies of the
-    /// training split, with one added to every count: the validation loss of a model
-    /// that ignores context.
+    /// Cross-entropy of the validation tokens under the token frequencies of the training split, with one
+    /// added to every count: the validation loss of a model that ignores context.
     pub validation_under_train: f64,
     /// Entropy of the token frequencies of the validation split itself.
     pub validation: f64,

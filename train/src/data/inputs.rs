@@ -319,8 +319,7 @@ mod tests {
         assert_eq!(
             folder.differences(&other),
             [
-                "tokenizer: trained with data.vocab_size = 300 then, trained with \
-                 data.vocab_size = 400 now",
+                "tokenizer: trained with data.vocab_size = 300 then, trained with data.vocab_size = 400 now",
                 "data.validation_fraction: 0.3 then, 0.2 now",
             ]
         );

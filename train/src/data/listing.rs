@@ -92,8 +92,7 @@ pub(super) struct Listing {
 ///
 /// # Errors
 ///
-/// When there is no input, when one does not exist, and when a folder or the size of a file cannot be
-/// read.
+/// When there is no input, when one does not exist, and when a folder or the size of a file cannot be read.
 pub(super) fn list(inputs: &[PathBuf]) -> Result<Listing, DataError> {
     if inputs.is_empty() {
         return Err(DataError::NoInputs);

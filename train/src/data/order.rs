@@ -3,9 +3,8 @@
 use super::DataError;
 use super::mix::{mix, mix_pair};
 
-/// Rounds of the Feistel network. Four give a permutation that cannot be told from a
-/// random one by its values; the others are for domains of a few samples, where the
-/// halves have only a bit or two.
+/// Rounds of the Feistel network. Four give a permutation that cannot be told from a random one by its
+/// values; the others are for domains of a few samples, where the halves have only a bit or two.
 const ROUNDS: u64 = 8;
 
 /// Says which sample comes at each position of an endless run over the epochs, in

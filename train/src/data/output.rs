@@ -40,7 +40,8 @@ impl OutputFolder {
         };
         fs::create_dir_all(&parent).map_err(DataError::io("create", &parent))?;
         let left_behind = owner::sweep(&parent);
-        // A name that nobody has, on any machine that sees this folder: what is there already may be anyone's.
+        // A name that nobody has, on any machine that sees this folder: what is there already may be
+        // anyone's.
         let mut index = 0;
         let temporary = loop {
             let name = name.to_string_lossy();

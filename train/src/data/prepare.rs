@@ -25,16 +25,14 @@ const REPORT_BYTES: u64 = 2 << 20;
 
 /// Writes a folder of tokens from text; [the module](super) describes its form.
 ///
-/// Documents are cut to pieces of a few kilobytes, and a seeded hash assigns every
-/// piece to one of the splits: a corpus of few long files gets as fair a split as one
-/// of many short ones, and the same inputs and options give the same files. The folder
-/// appears complete or not at all.
+/// Documents are cut to pieces of a few kilobytes, and a seeded hash assigns every piece to one of the
+/// splits: a corpus of few long files gets as fair a split as one of many short ones, and the same inputs and
+/// options give the same files. The folder appears complete or not at all.
 ///
 /// # Errors
 ///
-/// Before any work when an option is out of range, an input is missing or `out` is in
-/// use; later when an input cannot be read, holds too little text, or `out` cannot be
-/// written.
+/// Before any work when an option is out of range, an input is missing or `out` is in use; later when an
+/// input cannot be read, holds too little text, or `out` cannot be written.
 pub fn prepare(options: &PrepareOptions, progress: OnProgress<'_>) -> Result<DataInfo, DataError> {
     prepare_unless(&AtomicBool::new(false), options, progress)
 }

@@ -41,8 +41,7 @@ impl SplitWriter {
         })
     }
 
-    /// Appends ids, which are below the vocabulary size, that stand for `text_bytes`
-    /// bytes of text.
+    /// Appends ids, which are below the vocabulary size, that stand for `text_bytes` bytes of text.
     pub(super) fn write(&mut self, ids: &[u32], text_bytes: usize) -> Result<(), DataError> {
         self.bytes.clear();
         for &id in ids {
@@ -62,8 +61,7 @@ impl SplitWriter {
         self.tokens
     }
 
-    /// Puts everything on the disk; returns the entry for `data.json` and how often each
-    /// token occurs.
+    /// Puts everything on the disk; returns the entry for `data.json` and how often each token occurs.
     pub(super) fn finish(self) -> Result<(SplitInfo, Vec<u64>), DataError> {
         self.file
             .into_inner()

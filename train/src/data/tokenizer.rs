@@ -44,8 +44,7 @@ impl Tokenizer {
     ///
     /// # Errors
     ///
-    /// The first error of `texts`, a vocabulary below [`VOCABULARY_MINIMUM`], or a
-    /// failure of the training.
+    /// The first error of `texts`, a vocabulary below [`VOCABULARY_MINIMUM`], or a failure of the training.
     pub fn train<I>(texts: I, vocab_size: usize) -> Result<Self, DataError>
     where
         I: Iterator<Item = Result<String, DataError>> + Send,

@@ -19,9 +19,8 @@ pub(super) struct Walked {
     pub(super) passed_over: PassedOver,
 }
 
-/// Every file below `folder`, in sorted order. Hidden files, what `.gitignore` files
-/// exclude, folders named `target` and folders of prepared data are left out. Links are followed
-/// as long as they stay in the folder.
+/// Every file below `folder`, in sorted order. Hidden files, what `.gitignore` files exclude, folders named
+/// `target` and folders of prepared data are left out. Links are followed as long as they stay in the folder.
 pub(super) fn walk(folder: &Path) -> Result<Walked, DataError> {
     let is_in_repository = is_in_repository(folder);
     let links_out: Arc<Mutex<Vec<(PathBuf, PathBuf)>>> = Arc::default();
@@ -100,8 +99,8 @@ fn is_wanted(entry: &DirEntry) -> bool {
     entry.file_name() != "target" && !is_prepared
 }
 
-/// Whether the error is a symbolic link that closes a circle: to a folder that it is in, whose files are listed
-/// anyway, or to itself.
+/// Whether the error is a symbolic link that closes a circle: to a folder that it is in, whose files are
+/// listed anyway, or to itself.
 fn is_circle(error: &ignore::Error) -> bool {
     match error {
         ignore::Error::WithDepth { err, .. } => is_circle(err),

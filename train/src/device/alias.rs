@@ -7,8 +7,8 @@
 //! the name of the library that it needs stands for that library. It is made in memory: an ELF header,
 //! what to load, and the dynamic section (System V ABI, chapters 4 and 5).
 //!
-//! Symbols of its own come before those of that library. They are functions of this program, by their absolute
-//! addresses (`SHN_ABS`, which the loader of glibc 2.28 and later takes as they are).
+//! Symbols of its own come before those of that library. They are functions of this program, by their
+//! absolute addresses (`SHN_ABS`, which the loader of glibc 2.28 and later takes as they are).
 
 use std::fs::File;
 use std::io::{self, Write};

@@ -24,8 +24,7 @@ const BF16: Version = Version(8, 0);
 /// Memory that the driver takes for a context, and kernels and libraries for themselves.
 const OVERHEAD: u64 = 768 << 20;
 
-/// A GPU for the rank at `place`, or for all ranks if they are threads, with everything that `demand`
-/// needs.
+/// A GPU for the rank at `place`, or for all ranks if they are threads, with everything that `demand` needs.
 pub(super) fn select(demand: &Demand, place: Option<&Place>) -> Result<Gpu, DeviceError> {
     let driver = driver()?;
     let gpus = count()?;
@@ -243,7 +242,8 @@ fn fits(driver: Version, nvrtc: &toolkit::Tool) -> Result<(), DeviceError> {
             needed,
             who: format!("kernels that NVRTC {nvrtc} compiles"),
             instead: format!(
-                "let an NVRTC of CUDA {driver} be found first (`pip install 'nvidia-cuda-nvrtc{}=={driver}.*'`)",
+                "let an NVRTC of CUDA {driver} be found first (`pip install \
+                 'nvidia-cuda-nvrtc{}=={driver}.*'`)",
                 if driver.0 < 13 { "-cu12" } else { "" }
             ),
         }),

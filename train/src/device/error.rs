@@ -2,8 +2,7 @@
 
 use crate::words::number_of;
 
-/// What is missing. The first sentence says what it is; the rest where it was looked for, and what to
-/// do.
+/// What is missing. The first sentence says what it is; the rest where it was looked for, and what to do.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DeviceError {
     /// The program knows no GPUs.
@@ -90,7 +89,8 @@ pub enum DeviceError {
     /// A library is older than what is called. `path`: where it is; `found`: its version; `needed`: the
     /// lowest that will do; `package`: the package of PyPI that has it.
     #[error(
-        "{library} is too old: {path} is version {found}, and {needed} is needed; `pip install --upgrade {package}` brings a newer one"
+        "{library} is too old: {path} is version {found}, and {needed} is needed; `pip install --upgrade \
+         {package}` brings a newer one"
     )]
     OldLibrary { library: &'static str, path: String, found: Version, needed: Version, package: &'static str },
     /// Headers that kernels include. `places`: where they were looked for, and what was missing there;
@@ -103,8 +103,8 @@ pub enum DeviceError {
     /// A GPU is there and cannot be used, by a run that was told to take one if there is one. `reason`: what
     /// is missing.
     #[error(
-        "there is a GPU, and it cannot be used: {reason}. To compute on the CPU beside it, set device.backend = \
-         \"cpu\""
+        "there is a GPU, and it cannot be used: {reason}. To compute on the CPU beside it, set \
+         device.backend = \"cpu\""
     )]
     Unusable { reason: Box<DeviceError> },
     /// The program knows no wgpu.
@@ -116,8 +116,7 @@ pub enum DeviceError {
     /// wgpu finds nothing.
     #[error(
         "wgpu finds no GPU; it looks for drivers of Vulkan (`vulkaninfo --summary` lists them). Any will \
-         do, such as Mesa's, which compute on the CPU where there is no GPU; or set \
-         device.backend = \"cpu\""
+         do, such as Mesa's, which compute on the CPU where there is no GPU; or set device.backend = \"cpu\""
     )]
     NoWgpu,
     /// Ranks that are processes cannot use wgpu.

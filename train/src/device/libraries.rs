@@ -48,8 +48,8 @@ pub(super) struct Missing {
 pub(super) fn load(wanted: &Wanted, places: &Places) -> Result<Found, Missing> {
     let asked = cudarc::get_lib_name_candidates(wanted.stem);
     let mut failures = Vec::new();
-    // As cudarc will, and then by the other names that the loader may know. A name by which a library has been
-    // asked for is taken: where functions of ours are to be found first, cudarc's names come last.
+    // As cudarc will, and then by the other names that the loader may know. A name by which a library has
+    // been asked for is taken: where functions of ours are to be found first, cudarc's names come last.
     let (files, names) = (wanted.files.iter().copied(), asked.iter().map(String::as_str));
     let by_name: Vec<_> = match wanted.instead {
         None => names.chain(files).collect(),

@@ -5,10 +5,11 @@
 //! first, and what is missing is an error that says so: burn and CubeCL panic without a driver, and name a
 //! GPU where there is none.
 //!
-//! `cpu` is threads and what they reach, `peak` what `mfu` is held against, `memory` how much memory there is. For builds with CUDA: `cuda` looks at the driver and at GPUs,
-//! `libraries` finds and loads what NVIDIA keeps in files of its own, `alias` gives one of these a second
-//! name, `toolkit` goes through them, `kernel_cache` keeps what NVRTC compiles, `gpu` is one GPU. For builds with wgpu, `wgpu` looks for anything that
-//! it can use. [`crate::world`] compares the choices of ranks that are processes.
+//! `cpu` is threads and what they reach, `peak` what `mfu` is held against, `memory` how much memory there
+//! is. For builds with CUDA: `cuda` looks at the driver and at GPUs, `libraries` finds and loads what NVIDIA
+//! keeps in files of its own, `alias` gives one of these a second name, `toolkit` goes through them,
+//! `kernel_cache` keeps what NVRTC compiles, `gpu` is one GPU. For builds with wgpu, `wgpu` looks for
+//! anything that it can use. [`crate::world`] compares the choices of ranks that are processes.
 
 #[cfg(feature = "cuda")]
 mod alias;

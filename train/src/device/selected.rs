@@ -62,8 +62,8 @@ impl Selected {
     /// # Errors
     ///
     /// The first thing that is missing, if `demand` insists on a GPU, or leaves the choice and there is one:
-    /// days on a CPU beside an idle GPU are not what anyone meant. For an NVIDIA GPU, nothing is asked of burn
-    /// or CubeCL.
+    /// days on a CPU beside an idle GPU are not what anyone meant. For an NVIDIA GPU, nothing is asked of
+    /// burn or CubeCL.
     pub fn for_demand(demand: &Demand, place: Option<&Place>) -> Result<Self, DeviceError> {
         let as_said = || format!("as {} says", demand.said_by);
         match demand.backend {
@@ -277,8 +277,8 @@ fn idle(visible: usize) -> Option<String> {
         visible => format!("GPUs 1 to {} stay", visible - 1),
     };
     Some(format!(
-        "{idle} idle: ranks that are threads share GPU 0. `kiln launch --nproc-per-node gpu -- …` starts a rank \
-         for each GPU; CUDA_VISIBLE_DEVICES hides those that are not meant"
+        "{idle} idle: ranks that are threads share GPU 0. `kiln launch --nproc-per-node gpu -- …` starts a \
+         rank for each GPU; CUDA_VISIBLE_DEVICES hides those that are not meant"
     ))
 }
 
@@ -306,8 +306,8 @@ fn gpu_is_there() -> bool {
     return false;
 }
 
-/// Whether the kernel of a system whose files are below `root` has GPUs of NVIDIA's, and CUDA_VISIBLE_DEVICES, which
-/// is `visible`, does not hide them all.
+/// Whether the kernel of a system whose files are below `root` has GPUs of NVIDIA's, and
+/// CUDA_VISIBLE_DEVICES, which is `visible`, does not hide them all.
 fn kernel_lists_gpus(root: &Path, visible: Option<&str>) -> bool {
     let listed = std::fs::read_dir(root.join("proc/driver/nvidia/gpus"));
     !matches!(visible, Some("" | "-1")) && listed.is_ok_and(|mut gpus| gpus.next().is_some())

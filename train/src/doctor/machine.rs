@@ -50,7 +50,8 @@ pub(super) fn examine(ranks: usize) -> Part {
     Part::new(facts, lines)
 }
 
-/// What products of bf16 are computed with: `instructions`, which `choice`, the value of a variable, may have named.
+/// What products of bf16 are computed with: `instructions`, which `choice`, the value of a variable, may have
+/// named.
 fn bf16(instructions: Option<&str>, choice: Option<&OsStr>) -> String {
     let choice = choice.map(|choice| format!("{}={}", ops::BF16_CHOICE, choice.display()));
     match (instructions, choice) {

@@ -71,8 +71,7 @@ pub struct EvalArgs {
     /// How the model is spread over the ranks.
     #[arg(long, default_value_t = Strategy::FullShard)]
     strategy: Strategy,
-    /// Ranks that share one copy of the model, for the hybrid strategies [default: those of a
-    /// machine].
+    /// Ranks that share one copy of the model, for the hybrid strategies [default: those of a machine].
     #[arg(long, value_name = "N")]
     shard_size: Option<usize>,
     /// Print JSON.
@@ -103,8 +102,7 @@ fn parse_token(text: &str) -> Result<u32, String> {
 }
 
 impl EvalArgs {
-    /// Evaluates, or starts the ranks of a node; rank 0 prints what came of it. Returns the exit
-    /// code.
+    /// Evaluates, or starts the ranks of a node; rank 0 prints what came of it. Returns the exit code.
     pub fn run(self) -> Result<u8, TrainError> {
         let place = match place::find_here(&self.place)? {
             Role::Node(node) => return Ok(launch::run_node(node)?),

@@ -20,9 +20,9 @@ pub enum EvalError {
     /// The data that a model was trained on, which a relative path names, is nowhere to be found. `data`:
     /// where its data was.
     #[error(
-        "{} was trained on the data in {}, a path that starts where the run was started: nothing is there from \
-         the current folder, nor from one that the model is in. Start where the run was started, or name a \
-         folder with prepared data with --data",
+        "{} was trained on the data in {}, a path that starts where the run was started: nothing is there \
+         from the current folder, nor from one that the model is in. Start where the run was started, or \
+         name a folder with prepared data with --data",
         .checkpoint.display(), .data.display()
     )]
     DataNotFound { checkpoint: PathBuf, data: PathBuf },
@@ -50,12 +50,14 @@ pub enum EvalError {
     OtherTokenizer { data: PathBuf, model: PathBuf },
     /// Sequences that are longer than the model can take. `what`: what is too long.
     #[error(
-        "{what}: {tokens} tokens are more than the {context} that the model reads; use fewer, or a model with a longer context"
+        "{what}: {tokens} tokens are more than the {context} that the model reads; use fewer, or a model \
+         with a longer context"
     )]
     TooLong { what: &'static str, tokens: usize, context: usize },
     /// A prompt and its answer that are longer than the model can take.
     #[error(
-        "{place}: the prompt has {prompt} tokens and the answer {answer}, and the model reads at most {context} before the last one: shorten them"
+        "{place}: the prompt has {prompt} tokens and the answer {answer}, and the model reads at most \
+         {context} before the last one: shorten them"
     )]
     PairTooLong { place: String, prompt: usize, answer: usize, context: usize },
     /// An answer without a token.

@@ -52,8 +52,7 @@ pub enum FaultPhase {
 /// A fault, written as `KIND@PHASE:STEP:RANK`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Fault {
-    /// How: `kill`, `stop`, `segv`, `panic`, `error`, `skip`, `size`, `slow=SECONDS`,
-    /// `nan` or `run=PROGRAM`.
+    /// How: `kill`, `stop`, `segv`, `panic`, `error`, `skip`, `size`, `slow=SECONDS`, `nan` or `run=PROGRAM`.
     pub kind: FaultKind,
     /// Where: `start`, `data`, `forward`, `backward`, `optimizer` or `checkpoint`.
     pub phase: FaultPhase,

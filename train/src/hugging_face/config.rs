@@ -42,8 +42,8 @@ pub(super) struct FamilyFacts {
     pub(super) model_type: &'static str,
     /// `max_position_embeddings` of a file that does not say.
     default_context: usize,
-    /// `num_key_value_heads` of a file without the key, if that is not as many as heads; null means as many as heads
-    /// everywhere.
+    /// `num_key_value_heads` of a file without the key, if that is not as many as heads; null means as many
+    /// as heads everywhere.
     default_kv_heads: Option<usize>,
 }
 

@@ -16,7 +16,11 @@ pub enum HuggingFaceError {
     #[error("{} is not a model in the layout of Hugging Face: {problem}", .path.display())]
     NotAModel { path: PathBuf, problem: String },
     /// A link leads out of the folder.
-    #[error("{} is a link that leads out of its folder, to {}: copy that file into the folder if it belongs to the model", .path.display(), .target.display())]
+    #[error(
+        "{} is a link that leads out of its folder, to {}: copy that file into the folder if it belongs to \
+         the model",
+        .path.display(), .target.display()
+    )]
     LeadsOut { path: PathBuf, target: PathBuf },
     /// A file that should be JSON is not.
     #[error("{} is not JSON ({problem}): get the file again", .path.display())]
@@ -35,7 +39,11 @@ pub enum HuggingFaceError {
     Damaged { path: PathBuf, problem: String },
     /// The weights are not those that the configuration describes. `missing`: tensors that the model needs;
     /// `unexpected`: tensors that it has no place for; `misshapen`: tensors of another shape, with both.
-    #[error("the weights in {} are not those that its config.json describes: {}; get config.json and weights from the same place", .path.display(), mismatch::describe(.missing, .unexpected, .misshapen))]
+    #[error(
+        "the weights in {} are not those that its config.json describes: {}; get config.json and weights \
+         from the same place",
+        .path.display(), mismatch::describe(.missing, .unexpected, .misshapen)
+    )]
     Names { path: PathBuf, missing: Vec<String>, unexpected: Vec<String>, misshapen: Vec<String> },
     /// The run describes another model than the one in the folder.
     #[error(
@@ -46,12 +54,18 @@ pub enum HuggingFaceError {
     /// No architecture of Hugging Face has what the model has. `path`: the folder of the model; `features`:
     /// what does not go together.
     #[error(
-        "the model of {} has {features}, which no architecture that can be written has; those are Llama (attention_bias none or all, with or without feed_forward_bias), Qwen2 (attention_bias qkv) and Qwen3 (qk_norm, attention_bias none or all)",
+        "the model of {} has {features}, which no architecture that can be written has; those are Llama \
+         (attention_bias none or all, with or without feed_forward_bias), Qwen2 (attention_bias qkv) and \
+         Qwen3 (qk_norm, attention_bias none or all)",
         .path.display()
     )]
     NoArchitecture { path: PathBuf, features: String },
     /// The model has a weight that the layout has no name for. `path`: the folder of the model.
-    #[error("{} holds the weight `{name}`, which has no name in the layout of Hugging Face: only models of built-in layers can be exported", .path.display())]
+    #[error(
+        "{} holds the weight `{name}`, which has no name in the layout of Hugging Face: only models of \
+         built-in layers can be exported",
+        .path.display()
+    )]
     Unnamed { path: PathBuf, name: String },
     /// A weight does not fit the dtype asked for.
     #[error("`{name}` holds {value:e}, which {dtype} cannot hold: use --dtype bf16 or f32")]
@@ -64,12 +78,15 @@ pub enum HuggingFaceError {
     RepoName { given: String },
     /// This build cannot download.
     #[error(
-        "--repo {repo}: this build cannot download; build Kiln with `cargo build --release --features hub`, or download the files and name their folder with --hf"
+        "--repo {repo}: this build cannot download; build Kiln with `cargo build --release --features hub`, \
+         or download the files and name their folder with --hf"
     )]
     NoHub { repo: String },
     /// A download failed.
     #[error(
-        "cannot download {file} of {repo} (revision {revision}): {problem}; check the name, the network and HF_ENDPOINT, set HF_TOKEN for a repository that asks for one, or download the files and name their folder with --hf"
+        "cannot download {file} of {repo} (revision {revision}): {problem}; check the name, the network and \
+         HF_ENDPOINT, set HF_TOKEN for a repository that asks for one, or download the files and name their \
+         folder with --hf"
     )]
     Download { repo: String, revision: String, file: String, problem: String },
 }

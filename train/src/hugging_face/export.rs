@@ -70,8 +70,8 @@ impl ExportArgs {
 ///
 /// # Errors
 ///
-/// When the model cannot be read, when a weight is no finite number, when no architecture there has what the model
-/// has, when there is something at `out` already, and when the disk fails.
+/// When the model cannot be read, when a weight is no finite number, when no architecture there has what the
+/// model has, when there is something at `out` already, and when the disk fails.
 pub fn export(
     source: &ModelSource,
     out: &Path,
@@ -121,8 +121,7 @@ fn items(source: &ModelSource) -> Result<Vec<Item>, HuggingFaceError> {
         .collect()
 }
 
-/// Files and what goes into them; each is as large as `most` bytes allow, and has one weight at
-/// least.
+/// Files and what goes into them; each is as large as `most` bytes allow, and has one weight at least.
 fn split(items: Vec<Item>, dtype: ExportDtype, most: usize) -> Vec<(String, Vec<Item>)> {
     let mut groups: Vec<Vec<Item>> = Vec::new();
     let mut used = 0;

@@ -92,9 +92,8 @@ impl TensorFile {
         })
     }
 
-    /// Reads elements `range` of the tensor `name` into `values`, which are as many. With
-    /// `transposed`, `range` counts elements of the transposed matrix, and only columns that it
-    /// touches are read.
+    /// Reads elements `range` of the tensor `name` into `values`, which are as many. With `transposed`,
+    /// `range` counts elements of the transposed matrix, and only columns that it touches are read.
     pub(super) fn read(
         &self,
         name: &str,

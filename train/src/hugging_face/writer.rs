@@ -1,5 +1,4 @@
-//! Safetensors files, written as a stream: the header from known sizes, then one tensor after the
-//! other.
+//! Safetensors files, written as a stream: the header from known sizes, then one tensor after the other.
 
 use std::collections::BTreeMap;
 use std::fs::File;

@@ -6,7 +6,10 @@ use std::path::PathBuf;
 #[derive(Debug, thiserror::Error)]
 pub enum InspectError {
     /// A checkpoint is not as it was written.
-    #[error("{folder} is damaged:{}", .problems.iter().map(|problem| format!("\n  - {problem}")).collect::<String>())]
+    #[error(
+        "{folder} is damaged:{}",
+        .problems.iter().map(|problem| format!("\n  - {problem}")).collect::<String>()
+    )]
     Damaged { folder: String, problems: Vec<String> },
     /// No file could be read. `folder`: where they were looked for; `skipped`: files that were there, and
     /// what is wrong with them.

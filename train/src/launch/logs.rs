@@ -1,5 +1,4 @@
-//! Where the output of ranks goes: a file per rank, restart and stream; rank 0's also to the
-//! console.
+//! Where the output of ranks goes: a file per rank, restart and stream; rank 0's also to the console.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{Read, Seek, SeekFrom, Write};

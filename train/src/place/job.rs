@@ -28,8 +28,8 @@ impl Job {
         }
     }
 
-    /// This job, where whoever starts a launcher of ours has called what it launches `id`: inside one job of a
-    /// scheduler there may be several launches, and each goes on with its own run.
+    /// This job, where whoever starts a launcher of ours has called what it launches `id`: inside one job of
+    /// a scheduler there may be several launches, and each goes on with its own run.
     pub(super) fn with_id(self, id: Option<String>) -> Self {
         let name = match (&self.name, id) {
             (Some(job), Some(id)) if *job == id || is_inside(job, &id) => Some(id),
@@ -42,7 +42,8 @@ impl Job {
 
     /// This job, where its launcher knows it by `name` and has started it again `restarts` times. Launchers
     /// that count the scheduler's restarts as well, and those that do not, come to the same. Other launchers'
-    /// names are often random, and not the same after a requeue; ours says that it is part of the scheduler's.
+    /// names are often random, and not the same after a requeue; ours says that it is part of the
+    /// scheduler's.
     pub(super) fn launched(self, name: Option<&str>, restarts: u64) -> Self {
         let name = name.map(str::to_owned);
         let name = match &self.name {

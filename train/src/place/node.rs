@@ -15,8 +15,8 @@ use super::{jobset, slurm};
 /// torchrun's flags. Each may also come as a variable, `PET_` and its name.
 #[derive(Args, Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeFlags {
-    /// Ranks to start on this node: a number, `gpu` for one per GPU, `cpu` for one per core, or `auto` for one
-    /// per GPU if there are any, else per core [default: 1].
+    /// Ranks to start on this node: a number, `gpu` for one per GPU, `cpu` for one per core, or `auto` for
+    /// one per GPU if there are any, else per core [default: 1].
     #[arg(long, alias = "nproc_per_node", value_name = "N")]
     pub nproc_per_node: Option<String>,
     /// Nodes of the job [default: 1].

@@ -62,8 +62,7 @@ pub struct Place {
     pub local_rank: usize,
     /// Ranks of this node.
     pub local_world_size: usize,
-    /// The node. MPI launchers do not tell; the number is then a guess from the ranks. Group ranks
-    /// by `node`.
+    /// The node. MPI launchers do not tell; the number is then a guess from the ranks. Group ranks by `node`.
     pub node_rank: usize,
     /// Names the machine: ranks with the same name share it.
     pub node: String,

@@ -136,8 +136,7 @@ fn local_world_size(
         0 => Err(PlaceError::value("SLURM_NNODES", "0", "a job has a node; start with srun")),
         nodes if world_size.is_multiple_of(nodes) => Ok(("SLURM_NTASKS", world_size / nodes)),
         _ => {
-            let problem = "tasks are not spread evenly, so it is needed; give --ntasks-per-node \
-                           to srun";
+            let problem = "tasks are not spread evenly, so it is needed; give --ntasks-per-node to srun";
             Err(PlaceError::missing("SLURM_TASKS_PER_NODE", problem))
         }
     }

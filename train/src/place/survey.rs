@@ -12,7 +12,8 @@ use super::{jobset, mpi, node, pet, slurm, stray, torchrun};
 /// What reads the place of this process from flags and variables.
 type Read = fn(&Flags, &Vars) -> Result<Finding, PlaceError>;
 
-/// The sources, in the order in which they are asked, and the variables that each reads; the secret is none of them.
+/// The sources, in the order in which they are asked, and the variables that each reads; the secret is none
+/// of them.
 pub(super) const SOURCES: [(Source, &[&str], Read); 7] = [
     (Source::Flags, &[], Flags::read),
     (Source::Torchrun, torchrun::NAMES, |_, vars| torchrun::read(vars)),

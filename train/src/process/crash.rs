@@ -1,5 +1,5 @@
-//! What a process says when a signal of its own making ends it, such as SIGSEGV: which rank, which step,
-//! and what it was doing. The process then ends by that same signal, as it would have without this. And what one
+//! What a process says when a signal of its own making ends it, such as SIGSEGV: which rank, which step, and
+//! what it was doing. The process then ends by that same signal, as it would have without this. And what one
 //! says that ends without a save because somebody has asked for that.
 //!
 //! The handler runs on the alternate stack that Rust gives to its threads, takes no lock that it would
@@ -87,8 +87,8 @@ extern "C" fn on_signal(signal: c_int, info: *mut libc::siginfo_t, context: *mut
     }
 }
 
-/// Ends this process because somebody has asked for that by `signal` a second time, and says what is not saved.
-/// Like everything here, it may be called at any moment.
+/// Ends this process because somebody has asked for that by `signal` a second time, and says what is not
+/// saved. Like everything here, it may be called at any moment.
 pub(super) fn end_at_once(signal: c_int) -> ! {
     if !TOLD.swap(true, Ordering::Relaxed)
         && let Ok(mut text) = TEXT.try_lock()
@@ -113,9 +113,8 @@ fn compose(text: &mut Text, signal: c_int, info: *mut libc::siginfo_t) -> fmt::R
     text.begin = text.len + 1;
     let name = SIGNALS.iter().find(|(known, _)| *known == signal).map_or("a signal", |(_, n)| n);
     write!(text, "{}kiln: {name}", char::from(Word::Failure.letter()))?;
-    // SAFETY: the system gives a handler with SA_SIGINFO a valid structure. The codes above zero are
-    // those of the processor's faults, which have an address; at zero and below, a process has sent the
-    // signal.
+    // SAFETY: the system gives a handler with SA_SIGINFO a valid structure. The codes above zero are those of
+    // the processor's faults, which have an address; at zero and below, a process has sent the signal.
     unsafe {
         if let Some(info) = info.as_ref() {
             if info.si_code > 0 && signal != libc::SIGABRT {

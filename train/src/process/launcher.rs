@@ -137,7 +137,8 @@ pub(crate) fn grace() -> Result<Option<Duration>, GraceError> {
 /// `KILN_GRACE_S` is no number of seconds.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{GRACE}={}: not a number of seconds, such as 30; it is the time that this process gets between SIGTERM and SIGKILL",
+    "{GRACE}={}: not a number of seconds, such as 30; it is the time that this process gets between SIGTERM \
+     and SIGKILL",
     .told.to_string_lossy().escape_debug()
 )]
 pub struct GraceError {

@@ -8,8 +8,8 @@ use rayon::{ThreadPool, ThreadPoolBuilder};
 
 static POOL: Mutex<Option<&'static ThreadPool>> = Mutex::new(None);
 
-/// Does `work` with these threads: what it does in parallel uses them. Without this, such work panics where the
-/// system starts no more threads.
+/// Does `work` with these threads: what it does in parallel uses them. Without this, such work panics where
+/// the system starts no more threads.
 ///
 /// # Errors
 ///

@@ -100,10 +100,9 @@ pub fn train(config: Config, options: &RunOptions) -> Result<Summary, TrainError
     run_decoder(config, options, Architecture::decoder(), Block::new)
 }
 
-/// Trains a decoder with blocks of your own: `block(model, index, key, device)` makes block
-/// `index`; use [`Block::key`] to name its initial weights. Checkpoints carry `name`: a program whose
-/// blocks are called otherwise, and `kiln` itself, refuse them. Give blocks that compute something
-/// else another name.
+/// Trains a decoder with blocks of your own: `block(model, index, key, device)` makes block `index`; use
+/// [`Block::key`] to name its initial weights. Checkpoints carry `name`: a program whose blocks are called
+/// otherwise, and `kiln` itself, refuse them. Give blocks that compute something else another name.
 pub fn train_with_blocks<B: Layer>(
     config: Config,
     options: &RunOptions,
@@ -112,8 +111,7 @@ pub fn train_with_blocks<B: Layer>(
 ) -> Result<Summary, TrainError> {
     if name.trim().is_empty() {
         return Err(TrainError::usage(
-            "train_with_blocks needs a name for the blocks, such as \"squared-relu\": checkpoints \
-             carry it",
+            "train_with_blocks needs a name for the blocks, such as \"squared-relu\": checkpoints carry it",
         ));
     }
     run_decoder(config, options, Architecture::with_blocks(name), block)

@@ -183,8 +183,8 @@ impl LeastMemory {
 pub(super) type Warnings = Vec<String>;
 
 /// Compares the least memory of a run with what this machine, or its GPU, has. `units` lists the parameters
-/// of a model's parts, whose blocks may be `built_in`. Allocates nothing to speak of, whatever the sizes are. Returns what is worth a warning:
-/// the run fits, but not into what is free now.
+/// of a model's parts, whose blocks may be `built_in`. Allocates nothing to speak of, whatever the sizes are.
+/// Returns what is worth a warning: the run fits, but not into what is free now.
 ///
 /// # Errors
 ///
@@ -227,8 +227,8 @@ pub(super) fn check(
     Ok(warnings)
 }
 
-/// Checks that training the built-in decoder fits into memory, as a run does before its first step. Warns if it
-/// fits only once other programs have ended.
+/// Checks that training the built-in decoder fits into memory, as a run does before its first step. Warns if
+/// it fits only once other programs have ended.
 ///
 /// # Errors
 ///

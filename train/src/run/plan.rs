@@ -266,8 +266,7 @@ impl Draft {
     }
 }
 
-/// Fails if a name to freeze is none, which is easily a slip of the pen, or if nothing is left to
-/// train.
+/// Fails if a name to freeze is none, which is easily a slip of the pen, or if nothing is left to train.
 fn check_freeze(freeze: &[String], names: &[String]) -> Result<(), ConfigError> {
     let frozen = |name: &String| freeze.iter().any(|prefix| name.starts_with(prefix.as_str()));
     let mut problems: Vec<_> = freeze

@@ -31,8 +31,8 @@ pub trait MicroBatches {
     /// If it cannot be read.
     fn fetch(&mut self, index: usize) -> Result<MicroBatch, TrainError>;
 
-    /// Called after every backward pass, `last` or not. Whether the step goes on, the same on all ranks; all of
-    /// them give it up otherwise.
+    /// Called after every backward pass, `last` or not. Whether the step goes on, the same on all ranks; all
+    /// of them give it up otherwise.
     ///
     /// # Errors
     ///
@@ -40,10 +40,10 @@ pub trait MicroBatches {
     fn go_on(&mut self, last: bool) -> Result<bool, TrainError>;
 }
 
-/// Issues one optimizer step of `config` with the learning rate `lr`: forward, loss ÷ global tokens and backward
-/// for every micro-batch, then the update, whose outcome [`Engine::outcome`](kiln_shard::Engine::outcome) tells.
-/// Nothing in it waits for a GPU. `None` if the step was given up: weights and moments are as they were.
-/// Collective.
+/// Issues one optimizer step of `config` with the learning rate `lr`: forward, loss ÷ global tokens and
+/// backward for every micro-batch, then the update, whose outcome
+/// [`Engine::outcome`](kiln_shard::Engine::outcome) tells. Nothing in it waits for a GPU. `None` if the step
+/// was given up: weights and moments are as they were. Collective.
 ///
 /// # Errors
 ///

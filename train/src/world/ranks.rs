@@ -19,8 +19,8 @@ use crate::device::Selected;
 use crate::error::TrainError;
 use crate::place::Place;
 
-/// The number of ranks: those that a launcher has started if there is a `place`, else `ranks`, else as many as
-/// `config` says.
+/// The number of ranks: those that a launcher has started if there is a `place`, else `ranks`, else as many
+/// as `config` says.
 ///
 /// # Errors
 ///
@@ -33,8 +33,7 @@ pub fn ranks_of(config: &Config, place: Option<&Place>, ranks: Option<usize>) ->
              or use \"auto\"",
         )),
         None if backend == CommBackend::Mpi => Err(TrainError::usage(
-            "comm.backend = \"mpi\" needs several processes: start them with `mpirun`, or use \
-             \"auto\"",
+            "comm.backend = \"mpi\" needs several processes: start them with `mpirun`, or use \"auto\"",
         )),
         None => Ok(ranks.unwrap_or(config.train.ranks)),
         Some(place) if backend == CommBackend::Local => Err(TrainError::usage(format!(
@@ -81,8 +80,8 @@ impl World {
         }
     }
 
-    /// Leaves the others after this rank has failed and they were told, without waiting for them: they may hang,
-    /// and this process has something to say.
+    /// Leaves the others after this rank has failed and they were told, without waiting for them: they may
+    /// hang, and this process has something to say.
     pub fn give_up(&self) {
         #[cfg(feature = "mpi")]
         if let Some(mpi) = &self.mpi {
@@ -127,7 +126,8 @@ impl World {
     }
 }
 
-/// Meets the other ranks, as the one at `place`. Once `stop` is true, no rank waits for the others any longer.
+/// Meets the other ranks, as the one at `place`. Once `stop` is true, no rank waits for the others any
+/// longer.
 pub fn join(place: &Place, comm: &CommSection, stop: Option<&Arc<AtomicBool>>) -> Result<World, TrainError> {
     if comm.backend == CommBackend::Mpi {
         return join_mpi(place);

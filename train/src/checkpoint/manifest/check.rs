@@ -160,8 +160,8 @@ impl Manifest {
     }
 
     /// What is wrong with the sizes of its model, each of which is one of some weight. Whoever builds the
-    /// model asks [`Manifest::check_parameters`] as well. Of blocks that are not built in it is not known what
-    /// they have.
+    /// model asks [`Manifest::check_parameters`] as well. Of blocks that are not built in it is not known
+    /// what they have.
     pub(in crate::checkpoint) fn check_sizes(&self) -> Result<(), String> {
         let model = &self.state.model;
         if self.architecture != Architecture::decoder() {

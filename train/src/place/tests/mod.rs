@@ -1,5 +1,4 @@
-//! Environments of launchers as they are found in the wild, and every way in which they can be
-//! wrong.
+//! Environments of launchers as they are found in the wild, and every way in which they can be wrong.
 
 mod fuzz;
 mod nodes;

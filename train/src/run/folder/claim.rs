@@ -122,8 +122,7 @@ impl Claim {
             cut = metrics_of_run(&aside);
             let later: Vec<_> = later.iter().map(u64::to_string).collect();
             say(&format!(
-                "going back to step {step}: checkpoints of later steps ({}) and their metrics are \
-                 now in {}",
+                "going back to step {step}: checkpoints of later steps ({}) and their metrics are now in {}",
                 later.join(", "),
                 aside.display()
             ));
@@ -141,8 +140,7 @@ impl Claim {
         let was_cut = cut_lines_after(&metrics, last, &cut).map_err(FolderError::io("write", &metrics))?;
         if was_cut && self.is_unsaved {
             say(&format!(
-                "{} holds a run without a complete checkpoint: starting again; its metrics are \
-                 now in {}",
+                "{} holds a run without a complete checkpoint: starting again; its metrics are now in {}",
                 self.out.display(),
                 cut.display()
             ));

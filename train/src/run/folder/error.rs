@@ -12,8 +12,8 @@ pub enum FolderError {
     File(PathBuf),
     /// The folder has content, such as this file, that no run has written.
     #[error(
-        "{} is not empty and holds no run of Kiln (it has {}), so nothing was written: name a new or empty folder \
-         with --out",
+        "{} is not empty and holds no run of Kiln (it has {}), so nothing was written: name a new or empty \
+         folder with --out",
         .0.display(), .1
     )]
     Foreign(PathBuf, String),
@@ -23,7 +23,8 @@ pub enum FolderError {
         .0.display()
     )]
     Occupied(PathBuf),
-    /// The folder holds a run that has no checkpoint, and that this start does not begin again for this reason.
+    /// The folder holds a run that has no checkpoint, and that this start does not begin again for this
+    /// reason.
     #[error(
         "{} holds a run without a complete checkpoint, {}: choose another folder with --out", .0.display(), .1
     )]
@@ -36,16 +37,16 @@ pub enum FolderError {
     Dangling { out: PathBuf, link: PathBuf, target: PathBuf },
     /// The folder holds a run that is not that of this job, which was started again, for this reason.
     #[error(
-        "{} already holds a run, and this restart does not take it over: {}. If it is the run that you mean, go on \
-         with --resume latest; if not, choose another folder with --out",
+        "{} already holds a run, and this restart does not take it over: {}. If it is the run that you \
+         mean, go on with --resume latest; if not, choose another folder with --out",
         .0.display(), .1
     )]
     OtherJob(PathBuf, &'static str),
     /// A job that was started again does not find the folder that it was writing to.
     #[error(
-        "{} is not the folder that this job was writing to before it was started again: that one was moved, removed \
-         or replaced meanwhile. Put it back, or start the job anew, with --resume and one of its checkpoints to go \
-         on from there",
+        "{} is not the folder that this job was writing to before it was started again: that one was moved, \
+         removed or replaced meanwhile. Put it back, or start the job anew, with --resume and one of its \
+         checkpoints to go on from there",
         .0.display()
     )]
     NotTheSame(PathBuf),

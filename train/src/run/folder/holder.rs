@@ -111,8 +111,9 @@ pub(super) const LOOKS: usize = 20;
 /// Time between two looks.
 pub(super) const LOOK: Duration = Duration::from_secs(1);
 
-/// Keeps the file `path` of `holder`, who has written it, up to date until this is dropped, and says there that the
-/// folder is free then. It does so for as long as the folder is `held` or the file still names the holder.
+/// Keeps the file `path` of `holder`, who has written it, up to date until this is dropped, and says there
+/// that the folder is free then. It does so for as long as the folder is `held` or the file still names the
+/// holder.
 pub(super) fn heartbeat(holder: Holder, path: PathBuf, held: HeldFolder) -> io::Result<Repeat> {
     beat_every(BEAT, holder, path, move || held.check().is_ok())
 }

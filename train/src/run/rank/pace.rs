@@ -35,8 +35,7 @@ impl Pace {
         self.begun = Instant::now();
     }
 
-    /// A pass ends, and the next one may follow at once. Returns whether the ranks are to ask each other
-    /// now.
+    /// A pass ends, and the next one may follow at once. Returns whether the ranks are to ask each other now.
     pub(super) fn end(&mut self) -> bool {
         self.longest = self.longest.max(self.begun.elapsed().as_secs_f64());
         self.begin();

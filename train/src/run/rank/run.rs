@@ -25,8 +25,8 @@ impl<B: Layer> Rank<'_, B> {
     /// would say that the run has fewer steps than it has.
     fn announce_no_steps(&self) {
         say(&format!(
-            "nothing to train: the run has done {} steps, and train.steps is {}; its folder stays as it is. To \
-             go on, raise train.steps; to go back, name an earlier checkpoint with --resume",
+            "nothing to train: the run has done {} steps, and train.steps is {}; its folder stays as it is. \
+             To go on, raise train.steps; to go back, name an earlier checkpoint with --resume",
             self.step, self.plan.config.train.steps
         ));
     }

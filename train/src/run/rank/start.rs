@@ -1,5 +1,5 @@
-//! What rank 0 says before the first step. Making the weights of a large model takes a minute, so what is known
-//! without them comes first.
+//! What rank 0 says before the first step. Making the weights of a large model takes a minute, so what is
+//! known without them comes first.
 
 use std::time::{Duration, Instant};
 
