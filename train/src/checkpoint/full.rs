@@ -1,6 +1,5 @@
 //! Full checkpoints: whole arrays, one file per unit.
 
-use std::borrow::Cow;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -292,24 +291,6 @@ pub fn write_full(
         },
         || weights.check(),
     )
-}
-
-impl part::Values for kiln_shard::Snapshot {
-    fn has(&self, unit: usize, saved: &Saved) -> bool {
-        Self::has(self, unit, saved.kind())
-    }
-
-    fn get(&self, layout: &[ParamGroupLayout], entry: &Entry) -> Result<Cow<'_, [f32]>, CheckpointError> {
-        let values = self.values(entry.unit, entry.saved.kind())?.unwrap_or_default();
-        let unit = &layout[entry.unit];
-        let start = unit.parameters[entry.slot].offset + entry.range.start;
-        let within = start % unit.chunk;
-        Ok(Cow::Borrowed(&values[within..within + entry.range.len()]))
-    }
-
-    fn done(&mut self, unit: usize, saved: &Saved) {
-        self.release(unit, saved.kind());
-    }
 }
 
 #[cfg(test)]

@@ -2,10 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use bytemuck::{Pod, Zeroable};
 use kiln_collectives::Phase;
 use kiln_shard::Engine;
 
@@ -26,8 +27,9 @@ pub struct CheckpointReader<'a> {
     bytes_read: AtomicU64,
 }
 
-/// Elements of a piece that this rank has read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Elements of a piece that this rank has read, as they are sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
 struct ReadPart {
     tensor: u64,
     piece: u64,
@@ -36,9 +38,6 @@ struct ReadPart {
     length: u64,
     checksum: Checksum,
 }
-
-/// Numbers that a part is sent as.
-const FIELDS: usize = 5;
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // Nothing that is kept here is half-done at any moment.
@@ -237,11 +236,9 @@ impl<'a> CheckpointReader<'a> {
     /// the piece. Nothing that was read may be used before. Collective.
     pub fn check_parts(&self, engine: &Engine) -> Result<(), CheckpointError> {
         let mine = std::mem::take(&mut *lock(&self.parts));
-        let message: Vec<u8> = mine.iter().flat_map(|part| part.to_bytes()).collect();
-        let all = engine.all_gather_bytes(Phase::Checkpoint, "checksums", &message)?;
-        let parts = all
-            .iter()
-            .flat_map(|message| message.chunks_exact(FIELDS * size_of::<u64>()).map(ReadPart::from_bytes));
+        let all = engine.all_gather_bytes(Phase::Checkpoint, "checksums", bytemuck::cast_slice(&mine))?;
+        let parts = all.iter().flat_map(|message| message.chunks_exact(size_of::<ReadPart>()));
+        let parts = parts.map(bytemuck::pod_read_unaligned);
         self.check_whole(parts)
     }
 
@@ -275,36 +272,7 @@ impl<'a> CheckpointReader<'a> {
     fn damaged_piece(&self, tensor: u64, number: u64) -> CheckpointError {
         let tensor = &self.checkpoint.manifest().tensors[tensor as usize];
         let file = &tensor.pieces[number as usize].file;
-        CheckpointError::damaged_tensor(&self.path_of(file), &tensor.key())
-    }
-
-    fn path_of(&self, file: &str) -> PathBuf {
-        self.checkpoint.folder().join(file)
-    }
-}
-
-impl ReadPart {
-    fn to_bytes(self) -> [u8; FIELDS * size_of::<u64>()] {
-        let fields = [self.tensor, self.piece, self.start, self.length, self.checksum.to_bits()];
-        let mut bytes = [0; FIELDS * size_of::<u64>()];
-        for (field, to) in fields.iter().zip(bytes.chunks_exact_mut(size_of::<u64>())) {
-            to.copy_from_slice(&field.to_le_bytes());
-        }
-        bytes
-    }
-
-    fn from_bytes(bytes: &[u8]) -> Self {
-        let field = |index: usize| {
-            let bytes = bytes[index * size_of::<u64>()..].first_chunk();
-            bytes.map_or(0, |bytes| u64::from_le_bytes(*bytes))
-        };
-        ReadPart {
-            tensor: field(0),
-            piece: field(1),
-            start: field(2),
-            length: field(3),
-            checksum: Checksum::from_bits(field(4)),
-        }
+        CheckpointError::damaged_tensor(&self.checkpoint.folder().join(file), &tensor.key())
     }
 }
 

@@ -381,18 +381,22 @@ struct Watched<'a> {
 
 impl Values for Watched<'_> {
     fn has(&self, unit: usize, saved: &Saved) -> bool {
-        Values::has(self.snapshot, unit, saved)
+        self.snapshot.has(unit, saved.kind())
     }
 
     fn get(&self, layout: &[ParamGroupLayout], entry: &Entry) -> Result<Cow<'_, [f32]>, CheckpointError> {
         if !self.status.get_on() {
             return Err(CheckpointError::OtherRank);
         }
-        Values::get(self.snapshot, layout, entry)
+        let values = self.snapshot.values(entry.unit, entry.saved.kind())?.unwrap_or_default();
+        let unit = &layout[entry.unit];
+        let start = unit.parameters[entry.slot].offset + entry.range.start;
+        let within = start % unit.chunk;
+        Ok(Cow::Borrowed(&values[within..within + entry.range.len()]))
     }
 
     fn done(&mut self, unit: usize, saved: &Saved) {
-        Values::done(self.snapshot, unit, saved);
+        self.snapshot.release(unit, saved.kind());
     }
 }
 

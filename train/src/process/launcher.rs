@@ -9,6 +9,8 @@ use std::time::Duration;
 
 use rustix::process::Pid;
 
+use super::id::stat_of;
+
 /// Variable with the launcher's process id, so that a rank can end with it.
 pub(crate) const LAUNCHER_PID: &str = "KILN_LAUNCHER_PID";
 
@@ -69,10 +71,7 @@ pub(super) fn is_set() -> bool {
 
 /// The state of a process, by the letter that Linux has for it; `None` where that is not known.
 pub(crate) fn state_of(process: Pid) -> Option<char> {
-    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
-    // The name before it, in brackets, may hold anything.
-    let (_, rest) = stat.rsplit_once(')')?;
-    rest.trim_start().chars().next()
+    stat_of(process.as_raw_nonzero().get())?.first()?.chars().next()
 }
 
 /// The descriptor of the pipe that the launcher has handed down. Programs that this process starts do not

@@ -4,7 +4,7 @@
 //! [`LeastMemory`] is a lower bound, not a plan: it counts what every run of this shape is sure to hold
 //! at one moment, and no more. A run may take several times as much.
 
-use std::fmt::{self, Write as _};
+use std::fmt::Write as _;
 
 use kiln_model::{Decoder, Key, ModelConfig};
 use kiln_shard::{Mesh, Recompute, Reshard, Strategy};
@@ -21,38 +21,21 @@ const F32: u64 = 4;
 const MACHINE: &str = "this machine";
 const GPU: &str = "the GPU";
 
-/// Something that takes memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum What {
-    Weights,
-    Moments,
-    Gradients,
-    /// Gradients of earlier micro-batches add up unsharded.
-    WholeGradients,
-    /// The shard that gathers start from, while the weights are offloaded.
-    WorkingWeights,
-    GatheredWeights,
-    BlockInputs,
-    /// What backward reads of a built-in block besides its input.
-    BlockActivations,
-    Tokens,
-}
+/// Something that takes memory, in words.
+type What = &'static str;
 
-impl fmt::Display for What {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            What::Weights => "weights, f32",
-            What::Moments => "two moments of each weight, f32",
-            What::Gradients => "gradients, f32",
-            What::WholeGradients => "gradients of earlier micro-batches, f32, not sharded",
-            What::WorkingWeights => "weights in the compute dtype",
-            What::GatheredWeights => "gathered weights",
-            What::BlockInputs => "the input of every block",
-            What::BlockActivations => "queries, keys, values, gates and their products of every block",
-            What::Tokens => "tokens",
-        })
-    }
-}
+const WEIGHTS: What = "weights, f32";
+const MOMENTS: What = "two moments of each weight, f32";
+const GRADIENTS: What = "gradients, f32";
+/// Gradients of earlier micro-batches add up unsharded.
+const WHOLE_GRADIENTS: What = "gradients of earlier micro-batches, f32, not sharded";
+/// The shard that gathers start from, while the weights are offloaded.
+const WORKING_WEIGHTS: What = "weights in the compute dtype";
+const GATHERED_WEIGHTS: What = "gathered weights";
+const BLOCK_INPUTS: What = "the input of every block";
+/// What backward reads of a built-in block besides its input.
+const BLOCK_ACTIVATIONS: What = "queries, keys, values, gates and their products of every block";
+const TOKENS: What = "tokens";
 
 /// What a rank holds at one moment: something, and its bytes.
 type Row = (What, u64);
@@ -149,23 +132,23 @@ impl LeastMemory {
         let read_again = read_again.saturating_mul(width).saturating_mul(blocks);
         let micro_batches = train.global_batch / ranks / micro_batch.max(1);
 
-        let weights = (What::Weights, at_rest(all, F32));
-        let moments = (What::Moments, at_rest(trained, 2 * F32));
-        let gradients = (What::Gradients, at_rest(trained, F32));
+        let weights = (WEIGHTS, at_rest(all, F32));
+        let moments = (MOMENTS, at_rest(trained, 2 * F32));
+        let gradients = (GRADIENTS, at_rest(trained, F32));
         let earlier = if micro_batches > 1 { trained.saturating_mul(F32) } else { 0 };
         // At the end of a forward pass. Moments are there from the first update on.
         let moments_before = if train.steps > 1 { vec![moments] } else { Vec::new() };
         let forward = [
-            (What::WholeGradients, earlier),
-            (What::GatheredWeights, gathered.saturating_mul(width)),
-            (What::BlockInputs, stream),
-            (What::BlockActivations, read_again),
-            (What::Tokens, tokens.saturating_mul(size_of::<i32>() as u64)),
+            (WHOLE_GRADIENTS, earlier),
+            (GATHERED_WEIGHTS, gathered.saturating_mul(width)),
+            (BLOCK_INPUTS, stream),
+            (BLOCK_ACTIVATIONS, read_again),
+            (TOKENS, tokens.saturating_mul(size_of::<i32>() as u64)),
         ];
         let backward = [&[weights], &moments_before[..], &[gradients]].concat();
         let update = vec![weights, moments];
         if offloads {
-            let working = (What::WorkingWeights, at_rest(all, width));
+            let working = (WORKING_WEIGHTS, at_rest(all, width));
             let computing = [&[working], &forward[..]].concat();
             return LeastMemory { computing, offloaded: most([backward, update]) };
         }
@@ -255,7 +238,7 @@ fn compare(
     groups: u64,
     config: &Config,
 ) -> Result<Option<String>, MemoryError> {
-    let copies = |what| if what == What::GatheredWeights { groups } else { ranks };
+    let copies = |what| if what == GATHERED_WEIGHTS { groups } else { ranks };
     let on_all = |(what, bytes): &Row| (*what, bytes.saturating_mul(copies(*what)));
     let needed = sum(&rows.iter().map(on_all).collect::<Vec<_>>());
     if needed <= memory.free {
@@ -297,21 +280,21 @@ fn helps(rows: &[Row], config: &Config, on_gpu: bool) -> Vec<String> {
     let mut help = |what: &str| helps.push(what.to_owned());
     let of = |what| rows.iter().find(|row| row.0 == what).map_or(0, |row| row.1);
     let is_large = |bytes| bytes > sum(rows) / 10;
-    let stream = sum(&[What::BlockInputs, What::BlockActivations, What::Tokens].map(|w| (w, of(w))));
-    let state = of(What::Weights).saturating_add(of(What::Moments));
+    let stream = sum(&[BLOCK_INPUTS, BLOCK_ACTIVATIONS, TOKENS].map(|w| (w, of(w))));
+    let state = of(WEIGHTS).saturating_add(of(MOMENTS));
     if is_large(stream) {
         help(match config.micro_batch() {
             1 => "a smaller data.seq_len",
             _ => "a smaller train.micro_batch or data.seq_len",
         });
     }
-    if is_large(of(What::BlockActivations)) {
+    if is_large(of(BLOCK_ACTIVATIONS)) {
         help("shard.recompute = \"block\"");
     }
     if is_large(stream) && precision.compute() == Precision::F32 {
         help("precision.compute = \"bf16\"");
     }
-    if is_large(of(What::WholeGradients)) {
+    if is_large(of(WHOLE_GRADIENTS)) {
         help("one micro-batch per step: a smaller train.global_batch, or more ranks");
     }
     let replicates = !matches!(shard.strategy, Strategy::FullShard | Strategy::ShardGradOp);
@@ -383,7 +366,7 @@ mod tests {
 
     #[test]
     fn what_fits_later_is_a_warning() {
-        let rows = [(What::Weights, 3 * GIB), (What::GatheredWeights, 2 * GIB)];
+        let rows = [(WEIGHTS, 3 * GIB), (GATHERED_WEIGHTS, 2 * GIB)];
         let compare = |total, free, groups| {
             let memory = Memory { total: total * GIB, free: free * GIB };
             compare(MACHINE, &rows, memory, 2, groups, &config(""))

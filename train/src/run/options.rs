@@ -110,12 +110,8 @@ pub enum PositionKey {
 
 impl fmt::Display for PositionKey {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        f.write_str(match self {
-            PositionKey::SeqLen => "data.seq_len",
-            PositionKey::Shuffle => "data.shuffle",
-            PositionKey::Seed => "train.seed",
-            PositionKey::Data => "data",
-        })
+        // No key is hidden.
+        self.to_possible_value().map_or(Ok(()), |value| f.write_str(value.get_name()))
     }
 }
 
