@@ -10,8 +10,5 @@ pub(super) fn check(place: Option<&Place>) -> Result<(), DeviceError> {
     if place.is_some() {
         return Err(DeviceError::WgpuProcesses);
     }
-    match Device::enumerate(DeviceType::Wgpu).into_vec().is_empty() {
-        true => Err(DeviceError::NoWgpu),
-        false => Ok(()),
-    }
+    if Device::enumerate(DeviceType::Wgpu).into_vec().is_empty() { Err(DeviceError::NoWgpu) } else { Ok(()) }
 }

@@ -112,8 +112,5 @@ pub(crate) fn tell_what_is_missing(stops: bool) {
         "{}; call kiln::process::start first in main, and see the documentation of kiln::process",
         missing.join("; ")
     );
-    match is_heard {
-        true => tracing::warn!("{text}"),
-        false => output::complain(&format!("warning: {text}")),
-    }
+    if is_heard { tracing::warn!("{text}") } else { output::complain(&format!("warning: {text}")) }
 }

@@ -56,10 +56,7 @@ pub fn printable(text: &str) -> Cow<'_, str> {
     }
     let mut shown = String::with_capacity(text.len() + 8);
     for c in text.chars() {
-        match is_obeyed(c) {
-            true => shown.push_str(&format!("\\u{:04x}", u32::from(c))),
-            false => shown.push(c),
-        }
+        if is_obeyed(c) { shown.push_str(&format!("\\u{:04x}", u32::from(c))) } else { shown.push(c) }
     }
     shown.into()
 }
