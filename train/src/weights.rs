@@ -168,12 +168,9 @@ pub struct Loaded {
 }
 
 impl Loaded {
-    /// The names of weights that were missing, which keep their values.
-    ///
-    /// # Errors
-    ///
-    /// If there is a value among those in `folder` that nothing can be computed with. To be called when it
-    /// is known that they are as they were saved.
+    /// The names of weights that were missing, which keep their values. Fails if there is a value among those
+    /// in `folder` that nothing can be computed with. To be called when it is known that they are as they
+    /// were saved.
     pub fn finite(self, folder: &Path) -> Result<BTreeSet<String>, CheckpointError> {
         match self.not_finite.first {
             None => Ok(self.absent),

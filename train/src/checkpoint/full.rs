@@ -266,10 +266,8 @@ pub(super) fn write(
 /// Writes weights from elsewhere as a full checkpoint without optimizer state to the new folder `place`.
 /// `layout` says in which units; every parameter of it must be among the weights.
 ///
-/// # Errors
-///
-/// When the weights cannot be read or are no finite numbers, when something is at `place` already, and when
-/// the disk fails.
+/// Fails when the weights cannot be read or are no finite numbers, when something is at `place` already, and
+/// when the disk fails.
 pub fn write_full(
     place: &Path,
     weights: &dyn Weights,

@@ -103,13 +103,10 @@ impl Saver {
         Saver { options, rank, pending: None, cpu_time: Duration::ZERO }
     }
 
-    /// Begins to save the state as it is now; later steps do not change what is written. In the
-    /// background it returns at once, else its folder when all is on the disk. A save that is still
-    /// under way is waited for first. Collective.
-    ///
-    /// # Errors
-    ///
-    /// When this save or the one before cannot be written. Earlier checkpoints stay as they are.
+    /// Begins to save the state as it is now; later steps do not change what is written. In the background it
+    /// returns at once, else its folder when all is on the disk. A save that is still under way is waited for
+    /// first. Collective. Fails when this save or the one before cannot be written. Earlier checkpoints stay
+    /// as they are.
     pub fn begin(
         &mut self,
         engine: &Engine,

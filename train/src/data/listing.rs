@@ -87,12 +87,9 @@ pub(super) struct Listing {
     pub(super) passed_over: PassedOver,
 }
 
-/// Lists the inputs, which are files, folders and `builtin:arithmetic`, in their order. `-` stands for
-/// the standard input.
-///
-/// # Errors
-///
-/// When there is no input, when one does not exist, and when a folder or the size of a file cannot be read.
+/// Lists the inputs, which are files, folders and `builtin:arithmetic`, in their order. `-` stands for the
+/// standard input. Fails when there is no input, when one does not exist, and when a folder or the size of a
+/// file cannot be read.
 pub(super) fn list(inputs: &[PathBuf]) -> Result<Listing, DataError> {
     if inputs.is_empty() {
         return Err(DataError::NoInputs);

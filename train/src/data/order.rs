@@ -20,11 +20,7 @@ pub struct SampleOrder {
 }
 
 impl SampleOrder {
-    /// An order over `num_samples` samples.
-    ///
-    /// # Errors
-    ///
-    /// When there are no samples.
+    /// An order over `num_samples` samples. Fails when there are no samples.
     pub fn new(num_samples: u64, shuffle: bool, seed: u64) -> Result<Self, DataError> {
         if num_samples == 0 {
             return Err(DataError::NoSamples);

@@ -32,11 +32,7 @@ impl DeviceFlag {
         self.backend
     }
 
-    /// The device for `demand`.
-    ///
-    /// # Errors
-    ///
-    /// As for [`Selected::for_demand`], in the words of the command line.
+    /// The device for `demand`. Fails as [`Selected::for_demand`] does, in the words of the command line.
     pub fn select(demand: &Demand, place: Option<&Place>) -> Result<Selected, ConfigError> {
         let selected = Selected::for_demand(demand, place).map_err(in_flags)?;
         tracing::info!("{}", selected.describe());

@@ -12,9 +12,7 @@ use super::tokens::{TokenIds, end_value};
 /// A `config.json` for `model`, which older and newer versions of transformers read alike.
 /// `dtype` is PyTorch's name of the weights' type; `folder` is the model's, for messages.
 ///
-/// # Errors
-///
-/// When no architecture has what the model has.
+/// Fails when no architecture has what the model has.
 pub fn to_json(
     model: &ModelConfig,
     context_length: usize,

@@ -121,11 +121,8 @@ pub(crate) fn run_before() -> Option<String> {
     std::env::var(RUN).ok()
 }
 
-/// The time between SIGTERM and SIGKILL, if the launcher or whoever started this process has told it.
-///
-/// # Errors
-///
-/// If what was told is no such time.
+/// The time between SIGTERM and SIGKILL, if the launcher or whoever started this process has told it. Fails
+/// if what was told is no such time.
 pub(crate) fn grace() -> Result<Option<Duration>, GraceError> {
     let Some(told) = std::env::var_os(GRACE) else { return Ok(None) };
     let seconds = told.to_str().and_then(|told| told.parse().ok());

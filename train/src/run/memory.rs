@@ -167,11 +167,8 @@ pub(super) type Warnings = Vec<String>;
 
 /// Compares the least memory of a run with what this machine, or its GPU, has. `units` lists the parameters
 /// of a model's parts, whose blocks may be `built_in`. Allocates nothing to speak of, whatever the sizes are.
-/// Returns what is worth a warning: the run fits, but not into what is free now.
-///
-/// # Errors
-///
-/// If the run takes more than there is.
+/// Returns what is worth a warning: the run fits, but not into what is free now. Fails if the run takes more
+/// than there is.
 pub(super) fn check(
     config: &Config,
     model: &ModelConfig,
@@ -211,11 +208,8 @@ pub(super) fn check(
 }
 
 /// Checks that training the built-in decoder fits into memory, as a run does before its first step. Warns if
-/// it fits only once other programs have ended.
-///
-/// # Errors
-///
-/// If a rank takes more memory than there is, or than `device.memory` allows.
+/// it fits only once other programs have ended. Fails if a rank takes more memory than there is, or than
+/// `device.memory` allows.
 pub fn check_decoder(
     config: &Config,
     model: &ModelConfig,

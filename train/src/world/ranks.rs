@@ -20,11 +20,8 @@ use crate::error::TrainError;
 use crate::place::Place;
 
 /// The number of ranks: those that a launcher has started if there is a `place`, else `ranks`, else as many
-/// as `config` says.
-///
-/// # Errors
-///
-/// If `config` wants to talk to other processes where there are none, or the other way round.
+/// as `config` says. Fails if `config` wants to talk to other processes where there are none, or the other
+/// way round.
 pub fn ranks_of(config: &Config, place: Option<&Place>, ranks: Option<usize>) -> Result<usize, TrainError> {
     let backend = config.comm.backend;
     match place {
@@ -95,12 +92,9 @@ impl World {
     }
 
     /// Compares the devices of all ranks, each of which has `device`, and connects GPUs through NCCL:
-    /// afterwards the ranks move what is there as well. To be called where a GPU was asked for or might
-    /// have been taken, once the ranks know that they were started alike. Collective.
-    ///
-    /// # Errors
-    ///
-    /// If ranks have no device of a kind or share a GPU, or if NCCL cannot connect them.
+    /// afterwards the ranks move what is there as well. To be called where a GPU was asked for or might have
+    /// been taken, once the ranks know that they were started alike. Collective. Fails if ranks have no
+    /// device of a kind or share a GPU, or if NCCL cannot connect them.
     pub fn settle_on(&self, device: &Selected, comm: &CommSection) -> Result<(), TrainError> {
         devices::agree(&*self.communicator, device, comm.timeout())?;
         #[cfg(feature = "cuda")]
