@@ -58,10 +58,11 @@ impl ModelSection {
             })?),
         };
         // Later keys take the place of earlier ones, and what is in none has its value in `ModelConfig`.
-        let table = |section| Table::try_from(section).map_err(|error| error.to_string());
-        let mut model = preset
-            .as_ref()
-            .map_or_else(|| Ok(Table::new()), |preset| table(&ModelSection::from_model(preset)))?;
+        let table = |section: &ModelSection| Table::try_from(section).map_err(|error| error.to_string());
+        let mut model = match &preset {
+            None => Table::new(),
+            Some(preset) => table(&ModelSection::from_model(preset))?,
+        };
         model.extend(vocab_size.map(|size| ("vocab_size".to_owned(), Value::from(size as i64))));
         model.extend(table(self)?);
         model.remove("preset");

@@ -31,6 +31,7 @@ static DESCRIPTOR: AtomicI32 = AtomicI32::new(-1);
 
 /// What a process tells its launcher, by the letter that its message begins with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
 pub(crate) enum Word {
     /// It fails, for this reason.
     Failure = b'F',
