@@ -132,11 +132,11 @@ pub type Shapes = Vec<(String, Vec<usize>)>;
 /// Full names and shapes of all parameters, as [`ShardedDecoder::new`] will call them, in the order
 /// of the parts. Initialises nothing.
 pub fn parameter_shapes<B: Layer>(decoder: &Decoder<B>) -> Shapes {
-    units_of(decoder).into_iter().flatten().collect()
+    module_shapes(decoder).into_iter().flatten().collect()
 }
 
 /// As [`parameter_shapes`], part by part: the embedding, the blocks, the head.
-pub fn units_of<B: Layer>(decoder: &Decoder<B>) -> Vec<Shapes> {
+pub fn module_shapes<B: Layer>(decoder: &Decoder<B>) -> Vec<Shapes> {
     let mut units = vec![parameters_of(&decoder.embed, OUTER_PREFIX)];
     for (index, block) in decoder.layers.iter().enumerate() {
         units.push(parameters_of(block, &layer_prefix(index)));
@@ -148,7 +148,7 @@ pub fn units_of<B: Layer>(decoder: &Decoder<B>) -> Vec<Shapes> {
 /// The units of a decoder over `ranks` ranks, as [`ShardedDecoder::new`] lays them out where nothing
 /// is frozen. Initialises nothing.
 pub fn layout_of<B: Layer>(decoder: &Decoder<B>, ranks: usize) -> Vec<ParamGroupLayout> {
-    let shapes = units_of(decoder);
+    let shapes = module_shapes(decoder);
     let last = shapes.len() - 1;
     let name = |index: usize| match index {
         0 => EMBED.to_owned(),

@@ -19,10 +19,10 @@ use serde::Serialize;
 
 use super::{check_counts, default_config, median, step};
 use crate::config::{self, Backend, Config};
-use crate::device::{Selected, ranks_sharing_cores, threads_per_rank};
+use crate::device::{ResolvedDevice, ranks_sharing_cores, threads_per_rank};
 use crate::error::TrainError;
 use crate::launch;
-use crate::place::{self, Place, Role};
+use crate::place::{self, RankEnv, Role};
 use crate::process::output::say;
 use crate::run;
 use crate::sharded::ShardedDecoder;
@@ -76,7 +76,7 @@ pub struct StrategiesOptions {
     /// Ranks. Needed if they are threads; else as many as the launcher has started.
     pub ranks: Option<usize>,
     /// The rank that this process is, if ranks are processes.
-    pub place: Option<Place>,
+    pub place: Option<RankEnv>,
     /// Steps measured per strategy and round; one more warms up.
     pub steps: usize,
     /// Rounds.
@@ -128,7 +128,7 @@ enum Ranks<'a> {
     /// Threads of this process.
     Threads,
     /// Processes, of which this is one and has met the others.
-    Processes(World, &'a Place),
+    Processes(World, &'a RankEnv),
 }
 
 impl Ranks<'_> {
@@ -157,7 +157,7 @@ impl Ranks<'_> {
 fn meet<'a>(
     config: &Config,
     options: &'a StrategiesOptions,
-    selected: &Selected,
+    selected: &ResolvedDevice,
 ) -> Result<Ranks<'a>, TrainError> {
     let Some(place) = &options.place else {
         selected.warn_of_idle_gpus();
@@ -200,8 +200,8 @@ pub fn strategies(options: &StrategiesOptions) -> Result<StrategiesTable, TrainE
     if place.is_some() { config.validate() } else { config.validate_threads() }?;
     check_counts(&[("--steps", options.steps), ("--rounds", options.rounds)])?;
     let model = config.model.resolve(Some(config.data.vocab_size)).map_err(TrainError::usage)?;
-    let selected = Selected::new(&config, place)?;
-    config.settle(selected.suits());
+    let selected = ResolvedDevice::new(&config, place)?;
+    config.settle(selected.defaults());
     // The strategy that takes most.
     let mut replicated = config.clone();
     replicated.shard.strategy = Strategy::NoShard;

@@ -43,5 +43,5 @@ pub use schema::{
     NonFinite, OnFailure, OptimSection, Precision, PrecisionSection, SampleSection, Schedule, ShardSection,
     TrainSection,
 };
-pub use settle::Suits;
+pub use settle::DeviceDefaults;
 pub use size::ByteSize;

@@ -2,11 +2,11 @@
 
 use clap::Args;
 
-use super::demand::Demand;
 use super::error::DeviceError;
-use super::selected::Selected;
+use super::request::DeviceRequest;
+use super::resolved::ResolvedDevice;
 use crate::config::{Backend, ConfigError};
-use crate::place::Place;
+use crate::place::RankEnv;
 
 /// The flag.
 #[derive(Args, Clone, Debug)]
@@ -32,11 +32,11 @@ impl DeviceFlag {
         self.backend
     }
 
-    /// The device for `demand`. Fails as [`Selected::for_demand`] does, in the words of the command line.
-    pub fn select(demand: &Demand, place: Option<&Place>) -> Result<Selected, ConfigError> {
-        let selected = Selected::for_demand(demand, place).map_err(in_flags)?;
-        tracing::info!("{}", selected.describe());
-        Ok(selected)
+    /// The device for `request`. Fails as [`ResolvedDevice::for_request`] does, in the words of the command line.
+    pub fn select(request: &DeviceRequest, place: Option<&RankEnv>) -> Result<ResolvedDevice, ConfigError> {
+        let resolved = ResolvedDevice::for_request(request, place).map_err(in_flags)?;
+        tracing::info!("{}", resolved.describe());
+        Ok(resolved)
     }
 }
 

@@ -10,7 +10,7 @@ use clap::Args;
 use kiln_collectives::tcp::Ports;
 use serde_json::json;
 
-use crate::place::{self, Flags, Job, Master, Node, PerGpu, Place, PlaceError, Role, SECRET};
+use crate::place::{self, Flags, Job, Master, Node, PerGpu, PlaceError, RankEnv, Role, SECRET};
 use crate::words::number_of;
 use diagnosis::Part;
 
@@ -103,7 +103,7 @@ fn standing(role: &Result<Role, PlaceError>) -> Part {
     }
 }
 
-fn rank(place: &Place) -> Vec<String> {
+fn rank(place: &RankEnv) -> Vec<String> {
     let mut lines = vec![
         format!("rank {} of {}, from {}", place.rank, place.world_size, place.source),
         format!(

@@ -17,10 +17,10 @@ use super::logits::{check_tokens, logits};
 use super::loss::{Validation, ValidationOptions};
 use super::report::{Outcome, Report};
 use crate::config::{self, Backend, CommSection, DeviceSection};
-use crate::device::{self, Demand, DeviceFlag, Selected};
+use crate::device::{self, DeviceFlag, DeviceRequest, ResolvedDevice};
 use crate::error::TrainError;
 use crate::metrics::say;
-use crate::place::{self, Place, Role};
+use crate::place::{self, RankEnv, Role};
 use crate::source::ModelSource;
 use crate::{launch, world};
 
@@ -138,7 +138,7 @@ impl EvalArgs {
     }
 
     /// As one rank of several processes. Each reads its own arguments and files; they must agree.
-    fn run_as_process(&self, place: &Place) -> Result<Report, TrainError> {
+    fn run_as_process(&self, place: &RankEnv) -> Result<Report, TrainError> {
         let ranks = world::size_of(place, self.ranks.map(NonZero::get))?;
         if self.shard_size.is_some() {
             self.check_mesh(ranks)?;
@@ -200,11 +200,16 @@ impl Work {
     }
 
     /// The device that one of `ranks` ranks computes on.
-    fn select(&self, flag: &DeviceFlag, ranks: usize, place: Option<&Place>) -> Result<Selected, TrainError> {
+    fn select(
+        &self,
+        flag: &DeviceFlag,
+        ranks: usize,
+        place: Option<&RankEnv>,
+    ) -> Result<ResolvedDevice, TrainError> {
         let Work { source, strategy, shard_size, .. } = self;
         let backend = flag.backend();
-        let demand = Demand::of_weights(backend, source.model(), ranks, *strategy, *shard_size);
-        Ok(DeviceFlag::select(&demand, place)?)
+        let request = DeviceRequest::of_weights(backend, source.model(), ranks, *strategy, *shard_size);
+        Ok(DeviceFlag::select(&request, place)?)
     }
 
     /// Does one rank's part. Rank 0 writes the files. Collective.

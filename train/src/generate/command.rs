@@ -9,7 +9,7 @@ use kiln_shard::ranks::run_ranks;
 use kiln_shard::{EngineBuilder, Policy, Strategy, memory};
 
 use super::{Continuation, Sampling};
-use crate::device::{self, Demand, DeviceFlag};
+use crate::device::{self, DeviceFlag, DeviceRequest};
 use crate::error::TrainError;
 use crate::process::output;
 use crate::source::ModelSource;
@@ -66,8 +66,8 @@ impl GenerateArgs {
         let tokenizer = source.load_tokenizer()?;
         let threads = device::threads_per_rank(&Default::default(), 1);
         let (backend, strategy) = (self.device.backend(), Strategy::NoShard);
-        let demand = Demand::of_weights(backend, source.model(), 1, strategy, None);
-        let device = DeviceFlag::select(&demand, None)?.device();
+        let request = DeviceRequest::of_weights(backend, source.model(), 1, strategy, None);
+        let device = DeviceFlag::select(&request, None)?.device();
         let live = stdout().is_terminal();
         run_ranks(1, threads, |world| {
             let policy = Policy { strategy, ..Policy::default() };

@@ -2,7 +2,7 @@
 
 use super::error::PlaceError;
 use super::job::Job;
-use super::role::{Master, Place, Source};
+use super::role::{Master, RankEnv, Source};
 use super::vars::{DEFAULT_PORT, Vars, is_loopback};
 
 /// A number and the variable or flag that says so.
@@ -64,9 +64,9 @@ impl Ranks {
         master: Master,
         start: Start,
         vars: &Vars,
-    ) -> Result<Place, PlaceError> {
+    ) -> Result<RankEnv, PlaceError> {
         let launched = start.name.as_deref().filter(|name| *name != NO_NAME);
-        Ok(Place {
+        Ok(RankEnv {
             source,
             rank: self.rank.1,
             world_size: self.world_size.1,

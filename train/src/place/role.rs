@@ -51,7 +51,7 @@ pub struct Master {
 
 /// The place of a rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct RankEnv {
     /// Who told.
     pub source: Source,
     /// This rank, from 0 up to `world_size - 1`.
@@ -116,7 +116,7 @@ pub enum Role {
     /// Train by itself, with ranks as threads, as the only process of this job.
     Alone(Job),
     /// Be one rank of a job.
-    Rank(Place),
+    Rank(RankEnv),
     /// Start the ranks of a node and watch over them.
     Node(Node),
 }

@@ -14,11 +14,11 @@ use kiln_shard::ShardError;
 use serde::{Deserialize, Serialize};
 
 use super::RunOptions;
-use super::plan::{Outline, Plan};
+use super::plan::{Plan, PlanMessage};
 use crate::checkpoint::Architecture;
 use crate::config::Config;
 use crate::data::DataError;
-use crate::device::Selected;
+use crate::device::ResolvedDevice;
 use crate::error::TrainError;
 use crate::world;
 
@@ -31,7 +31,7 @@ const BEAT: Duration = Duration::from_secs(2);
 /// What rank 0 has come to.
 #[derive(Serialize, Deserialize)]
 enum Answer {
-    Plan(Box<Outline>),
+    Plan(Box<PlanMessage>),
     Failed {
         message: String,
         usage: bool,
@@ -66,7 +66,7 @@ pub(super) fn on_plan(
     world: &dyn Communicator,
     config: &Config,
     options: &RunOptions,
-    device: &Selected,
+    device: &ResolvedDevice,
     make: impl FnOnce() -> Result<Plan, TrainError> + Send,
 ) -> Result<Plan, TrainError> {
     let timeout = config.comm.timeout();

@@ -17,14 +17,14 @@ use super::rank::{MakeDecoder, Rank};
 use super::{agree, joining, plan, surroundings};
 use crate::checkpoint::Architecture;
 use crate::config::{self, Backend, Config};
-use crate::device::{self, Selected};
+use crate::device::{self, ResolvedDevice};
 use crate::error::TrainError;
 use crate::fault::{self, Fault};
 use crate::flight::FlightGuard;
 use crate::launch;
-use crate::place::{self, Job, Place, Role};
+use crate::place::{self, Job, RankEnv, Role};
 use crate::process::{output, stop_on_signals};
-use crate::sharded::{Shapes, units_of};
+use crate::sharded::{Shapes, module_shapes};
 use crate::weights::AllowMissing;
 use crate::world::{self, World};
 
@@ -130,7 +130,7 @@ fn run_decoder<B: Layer>(
     };
     surroundings::check(options)?;
     let config = with_ranks(config, options)?;
-    let device = Selected::new(&config, options.place.as_ref())?;
+    let device = ResolvedDevice::new(&config, options.place.as_ref())?;
     let decoder = RunDecoder { architecture, make: &decoder };
     match &options.place {
         None => run_as_threads(config, options, &device, &decoder),
@@ -158,7 +158,7 @@ pub fn train_joined(
     match &options.place {
         None => Err(TrainError::usage("a world was given, but no place in it")),
         Some(place) => {
-            let (device, world) = (Selected::for_joined(&config)?, World::given(world));
+            let (device, world) = (ResolvedDevice::for_joined(&config)?, World::given(world));
             run_as_process(&world, config, options, &device, place, &decoder)
         }
     }
@@ -174,7 +174,7 @@ struct RunDecoder<'a, B: Module> {
 fn run_as_threads<B: Layer>(
     config: Config,
     options: &RunOptions,
-    device: &Selected,
+    device: &ResolvedDevice,
     decoder: &RunDecoder<'_, B>,
 ) -> Result<Summary, TrainError> {
     device.warn_of_idle_gpus();
@@ -194,8 +194,8 @@ fn run_as_process<B: Layer>(
     met: &World,
     config: Config,
     options: &RunOptions,
-    device: &Selected,
-    place: &Place,
+    device: &ResolvedDevice,
+    place: &RankEnv,
     decoder: &RunDecoder<'_, B>,
 ) -> Result<Summary, TrainError> {
     let threads = device::threads_per_rank(&config.device, device::ranks_sharing_cores(place));
@@ -242,5 +242,5 @@ fn with_groups(mut config: Config, world: &dyn Communicator) -> Result<Config, T
 /// The parameters of the decoder's parts.
 fn units<B: Layer>(model: &ModelConfig, decoder: &MakeDecoder<'_, B>) -> Vec<Shapes> {
     // Names and shapes do not depend on the seed, and nothing is initialised.
-    units_of(&decoder(model, Key::new(0), &device::plain()))
+    module_shapes(&decoder(model, Key::new(0), &device::plain()))
 }

@@ -10,9 +10,9 @@ use kiln_model::{Decoder, Key, ModelConfig};
 use kiln_shard::{Mesh, Recompute, Reshard, Strategy};
 
 use crate::config::{Config, Precision};
-use crate::device::{self, Memory, Selected};
-use crate::place::Place;
-use crate::sharded::{Shapes, units_of};
+use crate::device::{self, Memory, ResolvedDevice};
+use crate::place::RankEnv;
+use crate::sharded::{Shapes, module_shapes};
 
 /// Bytes of a weight, a gradient or a moment of it at rest.
 const F32: u64 = 4;
@@ -174,8 +174,8 @@ pub(super) fn check(
     model: &ModelConfig,
     units: impl Fn(&ModelConfig) -> Vec<Shapes>,
     built_in: bool,
-    device: &Selected,
-    place: Option<&Place>,
+    device: &ResolvedDevice,
+    place: Option<&RankEnv>,
 ) -> Result<Warnings, MemoryError> {
     let units = units(model);
     let least = LeastMemory::of_run(config, model, &units, device.is_gpu(), built_in);
@@ -213,10 +213,10 @@ pub(super) fn check(
 pub fn check_decoder(
     config: &Config,
     model: &ModelConfig,
-    device: &Selected,
-    place: Option<&Place>,
+    device: &ResolvedDevice,
+    place: Option<&RankEnv>,
 ) -> Result<(), MemoryError> {
-    let units = |model: &ModelConfig| units_of(&Decoder::new(model, Key::new(0), &device::plain()));
+    let units = |model: &ModelConfig| module_shapes(&Decoder::new(model, Key::new(0), &device::plain()));
     for warning in check(config, model, units, true, device, place)? {
         tracing::warn!("{warning}");
     }
@@ -354,7 +354,7 @@ mod tests {
 
     fn least(config: &Config, on_gpu: bool) -> LeastMemory {
         let model = ModelConfig::preset("10m").expect("a preset");
-        let units = units_of(&Decoder::new(&model, Key::new(0), &device::plain()));
+        let units = module_shapes(&Decoder::new(&model, Key::new(0), &device::plain()));
         LeastMemory::of_run(config, &model, &units, on_gpu, true)
     }
 

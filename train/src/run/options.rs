@@ -8,7 +8,7 @@ use std::sync::atomic::AtomicBool;
 use clap::ValueEnum;
 
 use crate::fault::Fault;
-use crate::place::{Job, Place};
+use crate::place::{Job, RankEnv};
 use crate::weights::AllowMissing;
 
 /// Steps in a row without an update, under `train.nonfinite = "skip"`, that end a run: by then it
@@ -26,7 +26,7 @@ pub struct RunOptions {
     pub ranks: Option<usize>,
     /// The rank that this process is, if a launcher has started one process per rank. Without it,
     /// ranks are threads of this process.
-    pub place: Option<Place>,
+    pub place: Option<RankEnv>,
     /// The job of a process that trains by itself; a rank's place has its job.
     pub job: Job,
     /// Whether this process trains by itself although its environment says that it is one rank of several.

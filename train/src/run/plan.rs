@@ -15,7 +15,7 @@ use crate::checkpoint::{
 };
 use crate::config::{self, Config, ConfigError, ModelSection};
 use crate::data::{self, DataInfo, Split, TokenFile, Tokenizer};
-use crate::device::{self, Peak, Selected};
+use crate::device::{self, Peak, ResolvedDevice};
 use crate::error::TrainError;
 use crate::files;
 use crate::metrics::say;
@@ -42,7 +42,7 @@ pub(crate) struct Plan {
     named_out: PathBuf,
     pub(crate) resume: Option<Checkpoint>,
     /// Of this process.
-    pub(crate) device: Selected,
+    pub(crate) device: ResolvedDevice,
     /// Of all ranks together.
     pub(crate) peak: Peak,
     /// Compute threads of each rank.
@@ -59,7 +59,7 @@ pub(crate) struct Plan {
 
 /// A plan in a form that can be sent; each rank makes the same one of it again.
 #[derive(Serialize, Deserialize)]
-pub(super) struct Outline {
+pub(super) struct PlanMessage {
     /// The configuration as TOML, with its model complete.
     config: String,
     architecture: Architecture,
@@ -76,12 +76,12 @@ pub(super) struct Outline {
 pub(super) fn make(
     asked: &Config,
     options: &RunOptions,
-    device: &Selected,
+    device: &ResolvedDevice,
     architecture: &Architecture,
     units: impl Fn(&ModelConfig) -> Vec<Shapes>,
 ) -> Result<Plan, TrainError> {
     let mut config = asked.clone();
-    let settled = config.settle(device.suits());
+    let settled = config.settle(device.defaults());
     // What was found may have changed until the folder is this run's, which is known by what was asked for.
     let (draft, lock, claim) = loop {
         let find = || folder::find(asked, options);
@@ -197,7 +197,7 @@ impl Draft {
         config: &Config,
         found: Found,
         options: &RunOptions,
-        device: &Selected,
+        device: &ResolvedDevice,
         architecture: &Architecture,
         units: &dyn Fn(&ModelConfig) -> Vec<Shapes>,
     ) -> Result<Self, TrainError> {
@@ -362,8 +362,8 @@ impl Plan {
     }
 
     /// What other processes need to know of it.
-    pub(super) fn outline(&self) -> Outline {
-        Outline {
+    pub(super) fn outline(&self) -> PlanMessage {
+        PlanMessage {
             config: self.config_text.clone(),
             architecture: self.architecture.clone(),
             data: self.data.clone(),
@@ -375,9 +375,9 @@ impl Plan {
     }
 }
 
-impl Outline {
+impl PlanMessage {
     /// The plan that rank 0 has made.
-    pub(super) fn into_plan(self, options: &RunOptions, device: &Selected) -> Result<Plan, TrainError> {
+    pub(super) fn into_plan(self, options: &RunOptions, device: &ResolvedDevice) -> Result<Plan, TrainError> {
         let unreadable = |problem: String| TrainError::Rank0 { message: problem, usage: false };
         let config: Config = toml::from_str(&self.config).map_err(|error| unreadable(error.to_string()))?;
         device.check_precision(config.precision.compute())?;

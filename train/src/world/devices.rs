@@ -6,13 +6,13 @@ use std::time::Duration;
 use kiln_collectives::{Buffer, Communicator, DType, Label, Phase};
 use kiln_shard::ShardError;
 
-use crate::device::{DeviceError, Selected, share_gpu};
+use crate::device::{DeviceError, ResolvedDevice, share_gpu};
 use crate::error::TrainError;
 
 /// Fails unless all ranks have chosen a GPU, and each another one, or all the CPU. Collective.
 pub(crate) fn agree(
     world: &dyn Communicator,
-    selected: &Selected,
+    selected: &ResolvedDevice,
     timeout: Duration,
 ) -> Result<(), TrainError> {
     let mut mine = vec![u8::from(selected.is_gpu())];

@@ -15,14 +15,14 @@ use super::devices;
 use crate::config::{CommBackend, CommSection, Config};
 #[cfg(feature = "cuda")]
 use crate::device::DeviceError;
-use crate::device::Selected;
+use crate::device::ResolvedDevice;
 use crate::error::TrainError;
-use crate::place::Place;
+use crate::place::RankEnv;
 
 /// The number of ranks: those that a launcher has started if there is a `place`, else `ranks`, else as many
 /// as `config` says. Fails if `config` wants to talk to other processes where there are none, or the other
 /// way round.
-pub fn ranks_of(config: &Config, place: Option<&Place>, ranks: Option<usize>) -> Result<usize, TrainError> {
+pub fn ranks_of(config: &Config, place: Option<&RankEnv>, ranks: Option<usize>) -> Result<usize, TrainError> {
     let backend = config.comm.backend;
     match place {
         None if backend == CommBackend::Tcp => Err(TrainError::usage(
@@ -44,7 +44,7 @@ pub fn ranks_of(config: &Config, place: Option<&Place>, ranks: Option<usize>) ->
 
 /// The ranks of the job that `place` is one of, which is what `ranks` has to be where the user says
 /// a number as well.
-pub fn size_of(place: &Place, ranks: Option<usize>) -> Result<usize, TrainError> {
+pub fn size_of(place: &RankEnv, ranks: Option<usize>) -> Result<usize, TrainError> {
     match ranks {
         Some(ranks) if ranks != place.world_size => Err(TrainError::usage(format!(
             "--ranks {ranks}, but the launcher has started {} processes, and each is a rank: leave \
@@ -95,7 +95,7 @@ impl World {
     /// afterwards the ranks move what is there as well. To be called where a GPU was asked for or might have
     /// been taken, once the ranks know that they were started alike. Collective. Fails if ranks have no
     /// device of a kind or share a GPU, or if NCCL cannot connect them.
-    pub fn settle_on(&self, device: &Selected, comm: &CommSection) -> Result<(), TrainError> {
+    pub fn settle_on(&self, device: &ResolvedDevice, comm: &CommSection) -> Result<(), TrainError> {
         devices::agree(&*self.communicator, device, comm.timeout())?;
         #[cfg(feature = "cuda")]
         if let Some(index) = device.cuda_index() {
@@ -122,7 +122,11 @@ impl World {
 
 /// Meets the other ranks, as the one at `place`. Once `stop` is true, no rank waits for the others any
 /// longer.
-pub fn join(place: &Place, comm: &CommSection, stop: Option<&Arc<AtomicBool>>) -> Result<World, TrainError> {
+pub fn join(
+    place: &RankEnv,
+    comm: &CommSection,
+    stop: Option<&Arc<AtomicBool>>,
+) -> Result<World, TrainError> {
     if comm.backend == CommBackend::Mpi {
         return join_mpi(place);
     }
@@ -152,7 +156,7 @@ pub fn join(place: &Place, comm: &CommSection, stop: Option<&Arc<AtomicBool>>) -
 }
 
 /// Refuses ports that cannot be enough, before anyone listens.
-fn check_ports(place: &Place, comm: &CommSection) -> Result<(), TrainError> {
+fn check_ports(place: &RankEnv, comm: &CommSection) -> Result<(), TrainError> {
     let ranks = place.local_world_size;
     match comm.ports {
         Some(ports) if ports.count() < ranks => Err(TrainError::usage(format!(
@@ -165,7 +169,7 @@ fn check_ports(place: &Place, comm: &CommSection) -> Result<(), TrainError> {
 }
 
 #[cfg(feature = "mpi")]
-fn join_mpi(place: &Place) -> Result<World, TrainError> {
+fn join_mpi(place: &RankEnv) -> Result<World, TrainError> {
     let mpi = Mpi::start()?;
     if (mpi.rank(), mpi.world_size()) != (place.rank, place.world_size) {
         return Err(TrainError::usage(format!(
@@ -184,7 +188,7 @@ fn join_mpi(place: &Place) -> Result<World, TrainError> {
 }
 
 #[cfg(not(feature = "mpi"))]
-fn join_mpi(_: &Place) -> Result<World, TrainError> {
+fn join_mpi(_: &RankEnv) -> Result<World, TrainError> {
     Err(TrainError::usage(
         "comm.backend = \"mpi\", but this program was built without MPI: build it with \
          `--features mpi`, or use \"tcp\"",

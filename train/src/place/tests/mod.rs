@@ -6,7 +6,7 @@ mod ranks;
 
 use std::collections::BTreeMap;
 
-use super::{Considered, Flags, Job, Node, Place, PlaceError, Role, Source, survey};
+use super::{Considered, Flags, Job, Node, PlaceError, RankEnv, Role, Source, survey};
 
 /// An environment, written `A=1 B=2`.
 struct Env(BTreeMap<String, String>);
@@ -29,7 +29,7 @@ fn role(env: &str) -> Role {
     Env::new(env).survey().0.unwrap_or_else(|error| panic!("{env}: {error}"))
 }
 
-fn rank(env: &str) -> Place {
+fn rank(env: &str) -> RankEnv {
     match role(env) {
         Role::Rank(place) => place,
         other => panic!("{env}: {other:?}"),
@@ -62,11 +62,11 @@ fn error(env: &str) -> String {
 }
 
 /// rank/world, local/local world, node.
-fn numbers(place: &Place) -> (usize, usize, usize, usize, usize) {
+fn numbers(place: &RankEnv) -> (usize, usize, usize, usize, usize) {
     (place.rank, place.world_size, place.local_rank, place.local_world_size, place.node_rank)
 }
 
-fn master(place: &Place) -> (&str, u16) {
+fn master(place: &RankEnv) -> (&str, u16) {
     (&place.master.host, place.master.port)
 }
 
