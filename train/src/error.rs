@@ -13,7 +13,7 @@ use crate::device::DeviceError;
 use crate::eval::EvalError;
 use crate::inspect::InspectError;
 use crate::launch::LaunchArgsError;
-use crate::place::PlaceError;
+use crate::place::EnvError;
 use crate::process::GraceError;
 use crate::run::{FolderError, MAX_SKIPPED, MemoryError, PositionKey};
 
@@ -49,7 +49,7 @@ pub enum TrainError {
     Grace(#[from] GraceError),
     /// The place of this process.
     #[error(transparent)]
-    Place(#[from] PlaceError),
+    Env(#[from] EnvError),
     /// The launch of ranks.
     #[error(transparent)]
     Launch(#[from] LaunchArgsError),
@@ -168,7 +168,7 @@ impl TrainError {
             TrainError::Config(_)
             | TrainError::Device(_)
             | TrainError::Memory(_)
-            | TrainError::Place(_)
+            | TrainError::Env(_)
             | TrainError::Grace(_)
             | TrainError::Inspect(InspectError::Nothing { .. })
             | TrainError::OtherConfig(_)

@@ -13,7 +13,7 @@ const OUTER_PREFIX: &str = "";
 const EMBED: &str = "embed";
 const HEAD: &str = "head";
 
-/// As in logs and checkpoints, the unit of block `index`.
+/// As in logs and checkpoints, the module of block `index`.
 fn layer_unit(index: usize) -> String {
     format!("layers.{index}")
 }
@@ -137,15 +137,15 @@ pub fn parameter_shapes<B: Layer>(decoder: &Decoder<B>) -> Shapes {
 
 /// As [`parameter_shapes`], part by part: the embedding, the blocks, the head.
 pub fn module_shapes<B: Layer>(decoder: &Decoder<B>) -> Vec<Shapes> {
-    let mut units = vec![parameters_of(&decoder.embed, OUTER_PREFIX)];
+    let mut modules = vec![parameters_of(&decoder.embed, OUTER_PREFIX)];
     for (index, block) in decoder.layers.iter().enumerate() {
-        units.push(parameters_of(block, &layer_prefix(index)));
+        modules.push(parameters_of(block, &layer_prefix(index)));
     }
-    units.push(parameters_of(&decoder.head, OUTER_PREFIX));
-    units
+    modules.push(parameters_of(&decoder.head, OUTER_PREFIX));
+    modules
 }
 
-/// The units of a decoder over `ranks` ranks, as [`ShardedDecoder::new`] lays them out where nothing
+/// The modules of a decoder over `ranks` ranks, as [`ShardedDecoder::new`] lays them out where nothing
 /// is frozen. Initialises nothing.
 pub fn layout_of<B: Layer>(decoder: &Decoder<B>, ranks: usize) -> Vec<ParamGroupLayout> {
     let shapes = module_shapes(decoder);
@@ -155,8 +155,8 @@ pub fn layout_of<B: Layer>(decoder: &Decoder<B>, ranks: usize) -> Vec<ParamGroup
         index if index == last => HEAD.to_owned(),
         index => layer_unit(index - 1),
     };
-    let units = shapes.into_iter().enumerate();
-    units.map(|(index, shapes)| ParamGroupLayout::new(name(index), true, shapes, ranks)).collect()
+    let modules = shapes.into_iter().enumerate();
+    modules.map(|(index, shapes)| ParamGroupLayout::new(name(index), true, shapes, ranks)).collect()
 }
 
 /// The full names of all parameters, as [`ShardedDecoder::new`] will call them. Initialises nothing.

@@ -77,7 +77,7 @@ pub fn convert(
     ranks: usize,
 ) -> Result<(), CheckpointError> {
     part::check_free(out)?;
-    // Parts of pieces are read below, which say nothing about the whole.
+    // Parts of chunks are read below, which say nothing about the whole.
     if let Some(problem) = verify(checkpoint).problems.into_iter().next() {
         return Err(problem);
     }
@@ -90,7 +90,7 @@ pub fn convert(
         None => None,
     };
     let data: Vec<&str> =
-        manifest.tensors.iter().flat_map(|t| &t.pieces).map(|piece| piece.file.as_str()).collect();
+        manifest.tensors.iter().flat_map(|t| &t.chunks).map(|chunk| chunk.file.as_str()).collect();
     let others = manifest.files.keys().filter(|name| {
         !data.contains(&name.as_str()) && name.as_str() != CONFIG_FILE && name.as_str() != INDEX_FILE
     });
@@ -111,7 +111,7 @@ pub fn convert(
             &layout,
             &context,
             manifest.ranks,
-            |unit, saved| source.has(unit, saved),
+            |group, saved| source.has(group, saved),
             |entry| Ok(source.get(&layout, entry)?.into_owned()),
             || source.check(),
         ),
@@ -119,7 +119,7 @@ pub fn convert(
             let folder = part::NewFolder::create(out)?;
             let slots = context.optimizer.slots();
             let parts = (0..ranks)
-                .map(|index| part::write_piece(folder.path(), &layout, index, &slots, &mut source))
+                .map(|index| part::write_chunk(folder.path(), &layout, index, &slots, &mut source))
                 .collect::<Result<_, _>>()?;
             source.check()?;
             let layout = &layout[..];
@@ -144,13 +144,13 @@ impl Source<'_> {
 }
 
 impl Values for Source<'_> {
-    fn has(&self, unit: usize, saved: &Saved) -> bool {
-        let first = self.layout[unit].parameters.first();
+    fn has(&self, group: usize, saved: &Saved) -> bool {
+        let first = self.layout[group].parameters.first();
         first.is_some_and(|parameter| self.reader.has(&parameter.name, saved))
     }
 
     fn get(&self, layout: &[ParamGroupLayout], entry: &Entry) -> Result<Cow<'_, [f32]>, CheckpointError> {
-        let name = &layout[entry.unit].parameters[entry.slot].name;
+        let name = &layout[entry.group].parameters[entry.slot].name;
         let mut values = vec![0.0; entry.range.len()];
         self.reader.read(name, &entry.saved, entry.range.clone(), &mut values)?;
         if entry.saved == Saved::Weight {

@@ -42,7 +42,7 @@ pub fn describe(checkpoint: &Checkpoint) -> String {
             tensor.name,
             tensor.dtype,
             format!("{:?}", tensor.shape),
-            tensor.pieces.len(),
+            tensor.chunks.len(),
             moments(tensor)
         ));
     }

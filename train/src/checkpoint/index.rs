@@ -29,8 +29,8 @@ pub(super) fn write_index(folder: &Path, tensors: &[TensorEntry]) -> Result<Stri
     let (mut total_size, mut weight_map) = (0, BTreeMap::new());
     for tensor in weights {
         total_size += tensor.numel() * size_of::<f32>() as u64;
-        if let Some(piece) = tensor.pieces.first() {
-            weight_map.insert(tensor.name.as_str(), piece.file.as_str());
+        if let Some(chunk) = tensor.chunks.first() {
+            weight_map.insert(tensor.name.as_str(), chunk.file.as_str());
         }
     }
     let path = folder.join(INDEX_FILE);

@@ -35,7 +35,7 @@ pub enum Format {
     /// Every rank has written its part.
     #[default]
     Sharded,
-    /// Whole arrays, one file per unit.
+    /// Whole arrays, one file per group.
     Full,
 }
 
@@ -70,16 +70,17 @@ pub struct Manifest {
     /// The kind of all checksums.
     pub checksums: String,
     /// Parameters that are gathered together, in the order of the forward pass.
-    pub units: Vec<UnitEntry>,
+    #[serde(rename = "units")]
+    pub groups: Vec<GroupEntry>,
     /// All files but the manifest.
     pub files: BTreeMap<String, FileEntry>,
-    /// All weights and moments, in the order of the units.
+    /// All weights and moments, in the order of the groups.
     pub tensors: Vec<TensorEntry>,
 }
 
 /// Parameters that are gathered together.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct UnitEntry {
+pub struct GroupEntry {
     /// As in logs, such as `layers.3`.
     pub name: String,
     /// Whether its parameters were trained.
@@ -92,7 +93,7 @@ pub struct FileEntry {
     /// Its length.
     pub bytes: u64,
     /// Bytes from its start on that `checksum` is of: the header of a file of tensors, all of any
-    /// other. What follows is pieces, which have checksums of their own.
+    /// other. What follows is chunks, which have checksums of their own.
     pub covered: u64,
     /// Of these bytes.
     pub checksum: Checksum,
@@ -108,19 +109,21 @@ pub struct TensorEntry {
     pub name_in_files: Option<String>,
     /// What of it.
     pub saved: Saved,
-    /// Position of its unit.
-    pub unit: usize,
+    /// Position of its group.
+    #[serde(rename = "unit")]
+    pub group: usize,
     /// `F32`.
     pub dtype: String,
     /// Shape of the whole.
     pub shape: Vec<usize>,
     /// Where its elements are; one after the other, without gaps.
-    pub pieces: Vec<Piece>,
+    #[serde(rename = "pieces")]
+    pub chunks: Vec<Chunk>,
 }
 
 /// Neighbouring elements of a flat tensor.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Piece {
+pub struct Chunk {
     /// First element.
     pub offset: u64,
     /// Number of elements.
@@ -134,7 +137,7 @@ pub struct Piece {
 impl TensorEntry {
     /// Number of elements of the whole.
     pub fn numel(&self) -> u64 {
-        self.pieces.iter().map(|piece| piece.length).sum()
+        self.chunks.iter().map(|chunk| chunk.length).sum()
     }
 }
 
@@ -198,16 +201,16 @@ impl Manifest {
         Ok([seal(rest.as_bytes()).as_bytes(), rest.as_bytes()].concat())
     }
 
-    /// The layout of the units over `ranks` ranks: what an engine of as many would have.
+    /// The layout of the groups over `ranks` ranks: what an engine of as many would have.
     pub fn layout(&self, ranks: usize) -> Vec<ParamGroupLayout> {
-        let mut parameters = vec![Vec::new(); self.units.len()];
+        let mut parameters = vec![Vec::new(); self.groups.len()];
         for tensor in self.tensors.iter().filter(|tensor| tensor.saved == Saved::Weight) {
-            parameters[tensor.unit].push((tensor.name.clone(), tensor.shape.clone()));
+            parameters[tensor.group].push((tensor.name.clone(), tensor.shape.clone()));
         }
-        let units = self.units.iter().zip(parameters);
-        units
-            .map(|(unit, parameters)| {
-                ParamGroupLayout::new(unit.name.clone(), unit.trainable, parameters, ranks)
+        let groups = self.groups.iter().zip(parameters);
+        groups
+            .map(|(group, parameters)| {
+                ParamGroupLayout::new(group.name.clone(), group.trainable, parameters, ranks)
             })
             .collect()
     }

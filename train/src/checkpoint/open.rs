@@ -92,7 +92,7 @@ impl Checkpoint {
         self.manifest.check_parameters().map_err(|problem| self.wrong_manifest(problem))?;
         let weights = self.manifest.tensors.iter().filter(|tensor| tensor.saved == Saved::Weight);
         let names: BTreeSet<_> =
-            weights.flat_map(|tensor| &tensor.pieces).map(|piece| piece.file.as_str()).collect();
+            weights.flat_map(|tensor| &tensor.chunks).map(|chunk| chunk.file.as_str()).collect();
         names.into_iter().try_for_each(|name| {
             let (path, expected) = (self.folder.join(name), self.manifest.files[name].bytes);
             let found = fs::metadata(&path).map_err(CheckpointError::unreadable(&path))?.len();

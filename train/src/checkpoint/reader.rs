@@ -16,7 +16,7 @@ use super::tensor_file::TensorFile;
 use super::{Checkpoint, CheckpointError, Checksum, SavedOptimizer};
 use crate::weights::{self, AllowMissing, Weights};
 
-/// Reads from a checkpoint. Whole pieces are checked as they are read; of those that several ranks
+/// Reads from a checkpoint. Whole chunks are checked as they are read; of those that several ranks
 /// read parts of, the checksums are put together by [`CheckpointReader::check_parts`].
 pub struct CheckpointReader<'a> {
     checkpoint: &'a Checkpoint,
@@ -27,13 +27,13 @@ pub struct CheckpointReader<'a> {
     bytes_read: AtomicU64,
 }
 
-/// Elements of a piece that this rank has read, as they are sent.
+/// Elements of a chunk that this rank has read, as they are sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 struct ReadPart {
     tensor: u64,
-    piece: u64,
-    /// First element, from the start of the piece.
+    chunk: u64,
+    /// First element, from the start of the chunk.
     start: u64,
     length: u64,
     checksum: Checksum,
@@ -80,7 +80,7 @@ impl<'a> CheckpointReader<'a> {
     ) -> Result<(), CheckpointError> {
         let index = self.index_of(name, saved)?;
         let mut values = values;
-        for (number, within) in self.pieces_of(index, &range) {
+        for (number, within) in self.chunks_of(index, &range) {
             let (now, later) = values.split_at_mut((within.end - within.start) as usize);
             values = later;
             self.read_part(index, number, within, now)?;
@@ -95,19 +95,19 @@ impl<'a> CheckpointReader<'a> {
         })
     }
 
-    /// The pieces that hold elements `range` of a tensor, and which of theirs these are.
-    fn pieces_of(
+    /// The chunks that hold elements `range` of a tensor, and which of theirs these are.
+    fn chunks_of(
         &self,
         index: usize,
         range: &Range<usize>,
     ) -> impl Iterator<Item = (usize, Range<u64>)> + use<'a> {
         let (start, end) = (range.start as u64, range.end as u64);
-        let pieces = &self.checkpoint.manifest().tensors[index].pieces;
-        let first = pieces.partition_point(|piece| piece.offset + piece.length <= start);
-        let pieces = pieces.iter().enumerate().skip(first);
-        pieces.take_while(move |(_, piece)| piece.offset < end).map(move |(number, piece)| {
-            let from = start.max(piece.offset) - piece.offset;
-            (number, from..end.min(piece.offset + piece.length) - piece.offset)
+        let chunks = &self.checkpoint.manifest().tensors[index].chunks;
+        let first = chunks.partition_point(|chunk| chunk.offset + chunk.length <= start);
+        let chunks = chunks.iter().enumerate().skip(first);
+        chunks.take_while(move |(_, chunk)| chunk.offset < end).map(move |(number, chunk)| {
+            let from = start.max(chunk.offset) - chunk.offset;
+            (number, from..end.min(chunk.offset + chunk.length) - chunk.offset)
         })
     }
 
@@ -119,20 +119,20 @@ impl<'a> CheckpointReader<'a> {
         values: &mut [f32],
     ) -> Result<(), CheckpointError> {
         let tensor = &self.checkpoint.manifest().tensors[index];
-        let piece = &tensor.pieces[number];
+        let chunk = &tensor.chunks[number];
         let key = tensor.key();
-        let file = self.file(&piece.file)?;
+        let file = self.file(&chunk.file)?;
         let copied = |bytes| lock(&self.ahead).advance(bytes);
-        let checksum = file.copy(&key, piece.length, within.clone(), values, copied)?;
+        let checksum = file.copy(&key, chunk.length, within.clone(), values, copied)?;
         self.bytes_read.fetch_add(size_of_val(values) as u64, Ordering::Relaxed);
         let length = within.end - within.start;
-        if length < piece.length {
-            let (tensor, piece) = (index as u64, number as u64);
-            let part = ReadPart { tensor, piece, start: within.start, length, checksum };
+        if length < chunk.length {
+            let (tensor, chunk) = (index as u64, number as u64);
+            let part = ReadPart { tensor, chunk, start: within.start, length, checksum };
             lock(&self.parts).push(part);
             return Ok(());
         }
-        if checksum == piece.checksum {
+        if checksum == chunk.checksum {
             Ok(())
         } else {
             Err(CheckpointError::damaged_tensor(file.path(), &key))
@@ -161,11 +161,11 @@ impl<'a> CheckpointReader<'a> {
         for &(name, saved) in tensors {
             let index = self.index_of(name, saved)?;
             let tensor = &self.checkpoint.manifest().tensors[index];
-            for (number, within) in self.pieces_of(index, &engine.held(name)?) {
-                let piece = &tensor.pieces[number];
-                let file = self.file(&piece.file)?;
+            for (number, within) in self.chunks_of(index, &engine.held(name)?) {
+                let chunk = &tensor.chunks[number];
+                let file = self.file(&chunk.file)?;
                 let key = tensor.key();
-                ahead.plan(&file, file.part(&key, piece.length, &within)?);
+                ahead.plan(&file, file.part(&key, chunk.length, &within)?);
             }
         }
         ahead.advance(0);
@@ -205,11 +205,11 @@ impl<'a> CheckpointReader<'a> {
             return Ok(());
         }
         let (mut present, mut missing) = (Vec::new(), Vec::new());
-        let units = || engine.layout().groups.iter().filter(|unit| unit.trainable);
+        let groups = || engine.layout().groups.iter().filter(|group| group.trainable);
         // In the order of the files.
         let slots = self.checkpoint.manifest().optimizer.slots();
         for saved in &slots {
-            for parameter in units().flat_map(|unit| &unit.parameters) {
+            for parameter in groups().flat_map(|group| &group.parameters) {
                 let name = parameter.name.as_str();
                 if self.has(name, saved) {
                     present.push((name, saved));
@@ -232,8 +232,8 @@ impl<'a> CheckpointReader<'a> {
         self.check_parts(engine)
     }
 
-    /// Checks the pieces of which each rank has read a part: the checksums of the parts make that of
-    /// the piece. Nothing that was read may be used before. Collective.
+    /// Checks the chunks of which each rank has read a part: the checksums of the parts make that of
+    /// the chunk. Nothing that was read may be used before. Collective.
     pub fn check_parts(&self, engine: &Engine) -> Result<(), CheckpointError> {
         let mine = std::mem::take(&mut *lock(&self.parts));
         let all = engine.all_gather_bytes(Phase::Checkpoint, "checksums", bytemuck::cast_slice(&mine))?;
@@ -243,17 +243,17 @@ impl<'a> CheckpointReader<'a> {
     }
 
     fn check_whole(&self, parts: impl Iterator<Item = ReadPart>) -> Result<(), CheckpointError> {
-        let mut pieces: BTreeMap<(u64, u64), BTreeMap<u64, ReadPart>> = BTreeMap::new();
+        let mut chunks: BTreeMap<(u64, u64), BTreeMap<u64, ReadPart>> = BTreeMap::new();
         for part in parts {
-            let starts = pieces.entry((part.tensor, part.piece)).or_default();
+            let starts = chunks.entry((part.tensor, part.chunk)).or_default();
             // Replicas read the same.
             if starts.insert(part.start, part).is_some_and(|other| other != part) {
-                return Err(self.damaged_piece(part.tensor, part.piece));
+                return Err(self.damaged_chunk(part.tensor, part.chunk));
             }
         }
         let manifest = self.checkpoint.manifest();
-        for ((tensor, number), parts) in pieces {
-            let piece = &manifest.tensors[tensor as usize].pieces[number as usize];
+        for ((tensor, number), parts) in chunks {
+            let chunk = &manifest.tensors[tensor as usize].chunks[number as usize];
             let (mut end, mut checksum) = (0, Checksum::empty());
             for part in parts.into_values() {
                 if part.start != end {
@@ -262,16 +262,16 @@ impl<'a> CheckpointReader<'a> {
                 end += part.length;
                 checksum = checksum.then(part.checksum, part.length * size_of::<f32>() as u64);
             }
-            if end != piece.length || checksum != piece.checksum {
-                return Err(self.damaged_piece(tensor, number));
+            if end != chunk.length || checksum != chunk.checksum {
+                return Err(self.damaged_chunk(tensor, number));
             }
         }
         Ok(())
     }
 
-    fn damaged_piece(&self, tensor: u64, number: u64) -> CheckpointError {
+    fn damaged_chunk(&self, tensor: u64, number: u64) -> CheckpointError {
         let tensor = &self.checkpoint.manifest().tensors[tensor as usize];
-        let file = &tensor.pieces[number as usize].file;
+        let file = &tensor.chunks[number as usize].file;
         CheckpointError::damaged_tensor(&self.checkpoint.folder().join(file), &tensor.key())
     }
 }

@@ -21,7 +21,7 @@ use kiln_shard::{Engine, Mesh, ParamGroupLayout, Snapshot, memory};
 use nix::time::{ClockId, clock_gettime};
 
 use super::manifest::Format;
-use super::part::{self, Completion, Entry, Left, Part, Values};
+use super::part::{self, Completion, Entry, Left, Values, WriterOutput};
 use super::saved::Saved;
 use super::status::{Next, Patience, Stage, Status};
 use super::{CheckpointError, HeldFolder, Keep, SaveContext, disk, folder, full};
@@ -312,12 +312,12 @@ impl Writer {
         // Also if this panics.
         let failed = self.status.fail_on_drop();
         let beside = folder::beside(&self.place);
-        // The piece of every unit that this rank writes.
-        let piece = ParamGroupLayout::own_chunk(&self.mesh, self.rank);
+        // The chunk of every group that this rank writes.
+        let chunk = ParamGroupLayout::own_chunk(&self.mesh, self.rank);
         let slots = self.context.optimizer.slots();
         let mut values = Watched { snapshot: &mut self.snapshot, status: &self.status };
-        let part = part::write_piece(&beside, &self.layout, piece, &slots, &mut values)?;
-        part.leave(&beside, piece)?;
+        let part = part::write_chunk(&beside, &self.layout, chunk, &slots, &mut values)?;
+        part.leave(&beside, chunk)?;
         self.status.set(Stage::Written);
         if self.rank == 0 {
             self.complete(&beside)?;
@@ -341,7 +341,7 @@ impl Writer {
         finish(&self.options, context.state.step)
     }
 
-    fn wait_for_parts(&self, beside: &Path, ranks: usize) -> Result<Vec<Part>, CheckpointError> {
+    fn wait_for_parts(&self, beside: &Path, ranks: usize) -> Result<Vec<WriterOutput>, CheckpointError> {
         let [mut pause, longest] = PAUSES;
         loop {
             let missing = match part::find_all(beside, ranks)? {
@@ -352,11 +352,11 @@ impl Writer {
                 Next::Look => pause = longest.min(2 * pause),
                 Next::GiveUp => return Err(CheckpointError::OtherRank),
                 Next::Overdue => {
-                    let of_piece =
+                    let of_chunk =
                         |rank: &usize| missing.contains(&ParamGroupLayout::own_chunk(&self.mesh, *rank));
                     return Err(CheckpointError::MissingParts {
                         folder: beside.to_owned(),
-                        ranks: (0..ranks).filter(of_piece).collect(),
+                        ranks: (0..ranks).filter(of_chunk).collect(),
                         seconds: self.options.timeout.as_secs_f64(),
                     });
                 }
@@ -377,23 +377,23 @@ struct Watched<'a> {
 }
 
 impl Values for Watched<'_> {
-    fn has(&self, unit: usize, saved: &Saved) -> bool {
-        self.snapshot.has(unit, saved.kind())
+    fn has(&self, group: usize, saved: &Saved) -> bool {
+        self.snapshot.has(group, saved.kind())
     }
 
     fn get(&self, layout: &[ParamGroupLayout], entry: &Entry) -> Result<Cow<'_, [f32]>, CheckpointError> {
         if !self.status.get_on() {
             return Err(CheckpointError::OtherRank);
         }
-        let values = self.snapshot.values(entry.unit, entry.saved.kind())?.unwrap_or_default();
-        let unit = &layout[entry.unit];
-        let start = unit.parameters[entry.slot].offset + entry.range.start;
-        let within = start % unit.chunk;
+        let values = self.snapshot.values(entry.group, entry.saved.kind())?.unwrap_or_default();
+        let group = &layout[entry.group];
+        let start = group.parameters[entry.slot].offset + entry.range.start;
+        let within = start % group.chunk;
         Ok(Cow::Borrowed(&values[within..within + entry.range.len()]))
     }
 
-    fn done(&mut self, unit: usize, saved: &Saved) {
-        self.snapshot.release(unit, saved.kind());
+    fn done(&mut self, group: usize, saved: &Saved) {
+        self.snapshot.release(group, saved.kind());
     }
 }
 

@@ -49,7 +49,7 @@ impl Stream {
         Ok(Stream { file, buffer, filled: 0, written: 0, direct })
     }
 
-    /// Appends `bytes`, piece by piece: `each` sees every piece right after it has been copied, while
+    /// Appends `bytes`, chunk by chunk: `each` sees every chunk right after it has been copied, while
     /// it is in the processor's cache.
     pub fn append(&mut self, bytes: &[u8], mut each: impl FnMut(&[u8])) -> io::Result<()> {
         let mut left = bytes;
@@ -138,7 +138,7 @@ mod tests {
             let mut stream = Stream::create(&path).unwrap();
             let mut seen = Vec::new();
             for part in [&bytes[..cut], &bytes[cut..]] {
-                stream.append(part, |piece| seen.extend_from_slice(piece)).unwrap();
+                stream.append(part, |chunk| seen.extend_from_slice(chunk)).unwrap();
             }
             assert_eq!(stream.length(), bytes.len() as u64);
             stream.finish().unwrap();

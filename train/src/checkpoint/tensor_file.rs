@@ -54,7 +54,7 @@ impl TensorFileWriter {
     /// Appends values of the array that is next; returns their checksum.
     pub(super) fn append(&mut self, values: &[f32]) -> Result<Checksum, CheckpointError> {
         let mut checksum = RunningChecksum::new();
-        let written = self.stream.append(&little_endian(values), |piece| checksum.update(piece));
+        let written = self.stream.append(&little_endian(values), |chunk| checksum.update(chunk));
         written.map_err(CheckpointError::io("write", &self.path))?;
         Ok(checksum.finish())
     }

@@ -187,12 +187,12 @@ mod tests {
     const BLOCK: usize = BLOCK_BYTES as usize;
 
     /// A token file of `length` bytes, the same bytes as it was written, and its checksums.
-    fn written(folder: &Path, length: usize, piece: usize) -> (PathBuf, Vec<u8>, BlockSums) {
+    fn written(folder: &Path, length: usize, chunk: usize) -> (PathBuf, Vec<u8>, BlockSums) {
         let bytes: Vec<u8> = (0..length as u64).map(|at| (at * at % 251) as u8).collect();
         let (path, sums) = (folder.join("tokens"), folder.join("sums"));
         fs::write(&path, &bytes).unwrap();
         let mut writer = BlockWriter::create(sums.clone()).unwrap();
-        bytes.chunks(piece).for_each(|piece| writer.update(piece).unwrap());
+        bytes.chunks(chunk).for_each(|chunk| writer.update(chunk).unwrap());
         writer.finish().unwrap();
         (path, bytes, BlockSums::open(sums, BLOCK_BYTES, length as u64).unwrap())
     }
@@ -200,8 +200,8 @@ mod tests {
     #[test]
     fn every_block_has_its_checksum_however_it_is_written() {
         let folder = tempfile::tempdir().unwrap();
-        for (length, piece) in [(1, 1), (BLOCK, 1000), (BLOCK + 1, 7), (3 * BLOCK - 1, 2 * BLOCK)] {
-            let (_, bytes, sums) = written(folder.path(), length, piece);
+        for (length, chunk) in [(1, 1), (BLOCK, 1000), (BLOCK + 1, 7), (3 * BLOCK - 1, 2 * BLOCK)] {
+            let (_, bytes, sums) = written(folder.path(), length, chunk);
             assert_eq!(sums.blocks(), length.div_ceil(BLOCK) as u64);
             for (index, block) in bytes.chunks(BLOCK).enumerate() {
                 assert_eq!(sums.of_block(index as u64).unwrap(), Checksum::of(block), "{length}");

@@ -1,14 +1,14 @@
-//! The documents of the inputs, as one stream of pieces.
+//! The documents of the inputs, as one stream of chunks.
 //!
 //! Nothing here holds more than one document in memory, and of a text file no more
-//! than one piece: a corpus may be far larger than the memory.
+//! than one chunk: a corpus may be far larger than the memory.
 
 use super::DataError;
 use super::builtin::Builtin;
 use super::encoding::NotText;
 use super::jsonl::JsonLines;
 use super::listing::{Format, Listed, sha256_of};
-use super::piece::{Cutter, Piece, piece_limit};
+use super::piece::{Cutter, TextChunk, chunk_limit};
 use super::reader::{DocumentReader, DocumentText};
 use super::remark::{PassedOver, Unread};
 use super::stream;
@@ -147,11 +147,11 @@ impl Corpus {
         self.bytes
     }
 
-    /// Reads the text, from the start. The pieces are the same on every pass.
-    pub(super) fn pieces(&self) -> Pieces<'_> {
-        Pieces {
+    /// Reads the text, from the start. The chunks are the same on every pass.
+    pub(super) fn chunks(&self) -> TextChunks<'_> {
+        TextChunks {
             sources: self.sources.iter(),
-            limit: piece_limit(self.bytes),
+            limit: chunk_limit(self.bytes),
             source: None,
             cutter: None,
             documents: 0,
@@ -176,8 +176,8 @@ fn copy_stream(listed: &mut Listed, scratch: &Path, stop: &AtomicBool) -> Result
     Ok(copy)
 }
 
-/// The pieces of all documents, in order; see [`Corpus::pieces`]. It ends after the first error.
-pub(super) struct Pieces<'a> {
+/// The chunks of all documents, in order; see [`Corpus::chunks`]. It ends after the first error.
+pub(super) struct TextChunks<'a> {
     sources: std::slice::Iter<'a, Source>,
     limit: usize,
     source: Option<(&'a Source, Box<dyn DocumentReader>)>,
@@ -187,7 +187,7 @@ pub(super) struct Pieces<'a> {
     failed: bool,
 }
 
-impl Pieces<'_> {
+impl TextChunks<'_> {
     /// Documents finished so far, not counting empty ones.
     pub(super) fn documents(&self) -> u64 {
         self.documents
@@ -198,7 +198,7 @@ impl Pieces<'_> {
         &self.passed_over
     }
 
-    fn advance(&mut self) -> Result<Option<Piece>, DataError> {
+    fn advance(&mut self) -> Result<Option<TextChunk>, DataError> {
         loop {
             if let (Some(cutter), Some((source, _))) = (&mut self.cutter, &self.source) {
                 let next = cutter.next().map_err(DataError::io("read", &source.listed.path))?;
@@ -208,7 +208,7 @@ impl Pieces<'_> {
                         self.documents += 1;
                         self.cutter = None;
                     }
-                    return Ok(Some(Piece { document, text, ends_document }));
+                    return Ok(Some(TextChunk { document, text, ends_document }));
                 }
                 self.cutter = None;
             }
@@ -232,8 +232,8 @@ impl Pieces<'_> {
     }
 }
 
-impl Iterator for Pieces<'_> {
-    type Item = Result<Piece, DataError>;
+impl Iterator for TextChunks<'_> {
+    type Item = Result<TextChunk, DataError>;
 
     fn next(&mut self) -> Option<Self::Item> {
         if self.failed {
@@ -265,17 +265,17 @@ mod tests {
         fs::write(root.join("d.txt"), "").unwrap();
         let corpus = open(&[root, Path::new("builtin:arithmetic"), &root.join("a.txt")]).unwrap();
         assert_eq!(corpus.files(), 6);
-        let mut pieces = corpus.pieces();
+        let mut chunks = corpus.chunks();
         let mut documents: Vec<String> = Vec::new();
-        for piece in &mut pieces {
-            let piece = piece.unwrap();
-            if piece.document as usize == documents.len() {
+        for chunk in &mut chunks {
+            let chunk = chunk.unwrap();
+            if chunk.document as usize == documents.len() {
                 documents.push(String::new());
             }
-            documents[piece.document as usize].push_str(&piece.text);
+            documents[chunk.document as usize].push_str(&chunk.text);
         }
-        assert_eq!(pieces.passed_over().count(), 1);
-        assert_eq!(pieces.documents(), documents.len() as u64);
+        assert_eq!(chunks.passed_over().count(), 1);
+        assert_eq!(chunks.documents(), documents.len() as u64);
         assert_eq!(documents[..3], ["one\n", "two", "3"]);
         assert_eq!(documents[3], Builtin::Arithmetic.document(0));
         assert_eq!(documents.last().unwrap(), "one\n");
@@ -289,10 +289,10 @@ mod tests {
         let text: String = (0..5000).map(|line| format!("line {line}\n")).collect();
         fs::write(&path, &text).unwrap();
         let corpus = open(&[&path]).unwrap();
-        let pieces: Vec<Piece> = corpus.pieces().map(Result::unwrap).collect();
-        assert!(pieces.len() > 40);
-        assert!(pieces.iter().all(|piece| piece.document == 0 && piece.text.ends_with('\n')));
-        assert_eq!(pieces.iter().map(|piece| piece.text.as_str()).collect::<String>(), text);
+        let chunks: Vec<TextChunk> = corpus.chunks().map(Result::unwrap).collect();
+        assert!(chunks.len() > 40);
+        assert!(chunks.iter().all(|chunk| chunk.document == 0 && chunk.text.ends_with('\n')));
+        assert_eq!(chunks.iter().map(|chunk| chunk.text.as_str()).collect::<String>(), text);
     }
 
     #[test]
@@ -301,9 +301,9 @@ mod tests {
         let path = folder.path().join("image.bin");
         fs::write(&path, b"\0\x01").unwrap();
         let corpus = open(&[&path]).unwrap();
-        let mut pieces = corpus.pieces();
-        assert!(matches!(pieces.next(), Some(Err(DataError::NotText { .. }))));
-        assert!(pieces.next().is_none());
+        let mut chunks = corpus.chunks();
+        assert!(matches!(chunks.next(), Some(Err(DataError::NotText { .. }))));
+        assert!(chunks.next().is_none());
         let missing = folder.path().join("no.txt");
         assert!(matches!(open(&[&missing]), Err(DataError::Missing { .. })));
         assert!(matches!(open(&[]), Err(DataError::NoInputs)));

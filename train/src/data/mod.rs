@@ -79,7 +79,7 @@ pub use info::{DataInfo, FORMAT_VERSION, Split, SplitInfo, TokenWidth, UnigramEn
 pub(crate) use jsonl::describe as describe_json;
 pub use options::{PrepareOptions, TokenizerSource};
 pub use order::SampleOrder;
-use piece::Piece;
+use piece::TextChunk;
 pub use prepare::{differences, prepare, prepare_unless};
 pub use progress::{OnProgress, Progress};
 pub use remark::{LeftBehind, PassedOver, Remark, Unread};

@@ -25,7 +25,7 @@ const REPORT_BYTES: u64 = 2 << 20;
 
 /// Writes a folder of tokens from text; [the module](super) describes its form.
 ///
-/// Documents are cut to pieces of a few kilobytes, and a seeded hash assigns every piece to one of the
+/// Documents are cut to chunks of a few kilobytes, and a seeded hash assigns every chunk to one of the
 /// splits: a corpus of few long files gets as fair a split as one of many short ones, and the same inputs and
 /// options give the same files. The folder appears complete or not at all.
 ///
@@ -38,7 +38,7 @@ pub fn prepare(options: &PrepareOptions, progress: OnProgress<'_>) -> Result<Dat
 }
 
 /// [`prepare()`] that ends with [`DataError::Stopped`], and without a folder, soon after `stop` has become
-/// true. Merging the tokens of a tokenizer is one piece of work that is not interrupted. Fails as
+/// true. Merging the tokens of a tokenizer is work that is not interrupted. Fails as
 /// [`prepare()`] does, and if it was stopped.
 pub fn prepare_unless(
     stop: &AtomicBool,
@@ -107,7 +107,7 @@ pub fn prepare_unless(
         let passed_over = pass.passed_over.clone();
         progress(Progress::Remark(Remark::PassedOver { files: passed_over, of: files }));
     }
-    match pass.pieces {
+    match pass.chunks {
         0 => {
             return Err(DataError::NoText { files, skipped: skipped_files });
         }
@@ -117,8 +117,8 @@ pub fn prepare_unless(
         _ => {}
     }
     if let Some(empty) = pass.empty_split() {
-        // By chance, no piece went there. This takes a corpus so small that a second
-        // pass, with one piece assigned by hand, costs nothing.
+        // By chance, no chunk went there. This takes a corpus so small that a second
+        // pass, with one chunk assigned by hand, costs nothing.
         let forced = Some((pass.second_longest(), empty));
         // Its writers still hold tokens, which must not reach the new files.
         drop(pass);
@@ -181,22 +181,22 @@ fn train_tokenizer(
     progress: OnProgress<'_>,
 ) -> Result<Tokenizer, DataError> {
     let input_bytes = corpus.bytes().min(TOKENIZER_TRAINING_BYTES);
-    let mut pieces = corpus.pieces();
+    let mut chunks = corpus.chunks();
     let (mut text_bytes, mut reported) = (0, 0);
     progress(Progress::TrainingTokenizer { input_bytes, text_bytes });
     let mut next = || -> Result<Option<String>, DataError> {
         check(stop)?;
-        let piece = pieces.next().transpose()?.filter(|piece| {
-            text_bytes += piece.text.len() as u64;
+        let chunk = chunks.next().transpose()?.filter(|chunk| {
+            text_bytes += chunk.text.len() as u64;
             text_bytes <= TOKENIZER_TRAINING_BYTES
         });
-        if piece.is_none() && reported > 0 {
+        if chunk.is_none() && reported > 0 {
             progress(Progress::MergingTokens);
         } else if text_bytes - reported >= REPORT_BYTES {
             reported = text_bytes;
             progress(Progress::TrainingTokenizer { input_bytes, text_bytes });
         }
-        Ok(piece.map(|piece| piece.text))
+        Ok(chunk.map(|chunk| chunk.text))
     };
     let tokenizer = Tokenizer::train(std::iter::from_fn(|| next().transpose()), vocab_size)?;
     check(stop)?;
@@ -354,7 +354,7 @@ mod tests {
         let content = fs::read_to_string(&file).unwrap();
         fs::write(&file, content.replace("\"Z\": ", "\"Z\": 70000")).unwrap();
         let input = folder.path().join("a.txt");
-        // So few pieces, and so little chance, that the second pass is taken.
+        // So few chunks, and so little chance, that the second pass is taken.
         fs::write(&input, "Zebras and lines\n".repeat(500)).unwrap();
         let options = PrepareOptions {
             tokenizer: TokenizerSource::File(file),

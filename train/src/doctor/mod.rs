@@ -10,7 +10,7 @@ use clap::Args;
 use kiln_collectives::tcp::Ports;
 use serde_json::json;
 
-use crate::place::{self, Flags, Job, Master, Node, PerGpu, PlaceError, RankEnv, Role, SECRET};
+use crate::place::{self, EnvError, Flags, Job, Master, Node, PerGpu, RankEnv, Role, SECRET};
 use crate::words::number_of;
 use diagnosis::Part;
 
@@ -58,7 +58,7 @@ pub fn examine(args: &DoctorArgs) -> Diagnosis {
 }
 
 /// Where this process stands, which follows from flags and variables alone.
-fn standing(role: &Result<Role, PlaceError>) -> Part {
+fn standing(role: &Result<Role, EnvError>) -> Part {
     match role {
         Err(error) => Part::new(json!({ "role": "unknown" }), vec![format!("unknown: {error}")]),
         Ok(Role::Alone(job)) => {

@@ -121,14 +121,14 @@ impl Report {
                 serde_json::json!({ "logits": path.to_string_lossy(), "shape": shape })
             }
         };
-        lines.push(line(&Together { result: last, ranks: *ranks, strategy: *strategy }));
+        lines.push(line(&WithRanks { result: last, ranks: *ranks, strategy: *strategy }));
         lines.join("\n")
     }
 }
 
 /// A result with how it was computed.
 #[derive(Serialize)]
-struct Together {
+struct WithRanks {
     #[serde(flatten)]
     result: serde_json::Value,
     ranks: usize,

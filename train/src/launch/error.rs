@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::place::PlaceError;
+use crate::place::EnvError;
 
 /// Why ranks could not be launched.
 #[derive(Debug, thiserror::Error)]
@@ -23,7 +23,7 @@ pub enum LaunchError {
 pub enum LaunchArgsError {
     /// The place of this node.
     #[error(transparent)]
-    Place(#[from] PlaceError),
+    Env(#[from] EnvError),
     /// The arguments.
     #[error("{0}")]
     Arguments(String),

@@ -3,7 +3,7 @@
 /// Why the place of this process cannot be found. Every message names the variable or flag, what it
 /// says, and what to do.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum PlaceError {
+pub enum EnvError {
     /// A value that cannot be read. `value`: what it says, shortened; `problem`: what is wrong with it and
     /// what to do.
     #[error("{name}={value}: {problem}")]
@@ -16,24 +16,24 @@ pub enum PlaceError {
     Contradiction { values: String, problem: String },
 }
 
-impl PlaceError {
+impl EnvError {
     pub(super) fn value(name: &str, value: &str, problem: impl Into<String>) -> Self {
-        PlaceError::Value { name: name.into(), value: shortened(value), problem: problem.into() }
+        EnvError::Value { name: name.into(), value: shortened(value), problem: problem.into() }
     }
 
     pub(super) fn missing(name: &str, problem: impl Into<String>) -> Self {
-        PlaceError::Missing { name: name.into(), problem: problem.into() }
+        EnvError::Missing { name: name.into(), problem: problem.into() }
     }
 
     /// Values that are text.
     pub(super) fn contradicting(values: [(&str, &str); 2], problem: &str) -> Self {
         let values = values.map(|(name, value)| format!("{name}={}", shortened(value)));
-        PlaceError::Contradiction { values: values.join(" and "), problem: problem.to_owned() }
+        EnvError::Contradiction { values: values.join(" and "), problem: problem.to_owned() }
     }
 
     pub(super) fn contradiction(values: &[(&str, usize)], problem: impl Into<String>) -> Self {
         let values: Vec<_> = values.iter().map(|(name, value)| format!("{name}={value}")).collect();
-        PlaceError::Contradiction { values: values.join(" and "), problem: problem.into() }
+        EnvError::Contradiction { values: values.join(" and "), problem: problem.into() }
     }
 }
 

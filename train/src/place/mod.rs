@@ -25,7 +25,7 @@ mod tests;
 mod torchrun;
 mod vars;
 
-pub use error::PlaceError;
+pub use error::EnvError;
 pub use flags::Flags;
 pub use hostlist::HostList;
 pub use job::Job;

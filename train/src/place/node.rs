@@ -5,7 +5,7 @@ use std::num::NonZero;
 
 use clap::Args;
 
-use super::error::PlaceError;
+use super::error::EnvError;
 use super::job::Job;
 use super::ranks::below;
 use super::role::{Finding, Master, Node, PerGpu, Role, Source};
@@ -48,7 +48,7 @@ pub struct NodeFlags {
 impl Node {
     /// This node with one rank for each of the GPUs that `count` finds, if that is what was asked for. Fails
     /// if GPUs are needed and there are none; `count` says why.
-    pub fn with_gpus(mut self, count: impl FnOnce() -> Result<usize, String>) -> Result<Self, PlaceError> {
+    pub fn with_gpus(mut self, count: impl FnOnce() -> Result<usize, String>) -> Result<Self, EnvError> {
         let Some(per_gpu) = self.per_gpu.take() else { return Ok(self) };
         match (per_gpu, count()) {
             (_, Ok(gpus)) if gpus > 0 => self.nproc_per_node = gpus.min(MAX_RANKS_PER_NODE),
@@ -59,7 +59,7 @@ impl Node {
                     "no GPU can be counted ({why}; `kiln doctor` says more); give a number, or `cpu` for one \
                      per core"
                 );
-                return Err(PlaceError::value(name, "gpu", problem));
+                return Err(EnvError::value(name, "gpu", problem));
             }
         }
         check_total(("--nnodes", self.nodes), self.nproc_per_node)?;
@@ -68,10 +68,10 @@ impl Node {
 }
 
 /// Fails if so many ranks on each of so many nodes are more than a job can have.
-fn check_total(nodes: (&'static str, usize), ranks: usize) -> Result<(), PlaceError> {
+fn check_total(nodes: (&'static str, usize), ranks: usize) -> Result<(), EnvError> {
     if nodes.1 > MAX_RANKS / ranks {
         let problem = format!("a job has at most {MAX_RANKS} ranks");
-        return Err(PlaceError::contradiction(&[nodes, ("ranks per node", ranks)], problem));
+        return Err(EnvError::contradiction(&[nodes, ("ranks per node", ranks)], problem));
     }
     Ok(())
 }
@@ -94,13 +94,13 @@ impl NodeFlags {
 }
 
 /// The node that `kiln launch` starts.
-pub fn node(flags: &NodeFlags, lookup: &Lookup) -> Result<Node, PlaceError> {
+pub fn node(flags: &NodeFlags, lookup: &Lookup) -> Result<Node, EnvError> {
     let overlaid = |name: &str| flags.overlay(name).or_else(|| lookup(name));
     node_of(Source::Flags, &Vars(&overlaid))
 }
 
 /// The node that `source` describes; flags go before everything.
-pub(super) fn node_of(source: Source, vars: &Vars) -> Result<Node, PlaceError> {
+pub(super) fn node_of(source: Source, vars: &Vars) -> Result<Node, EnvError> {
     let standalone = standalone(vars)?;
     let nodes = match standalone {
         Some(name) => (name, 1),
@@ -135,14 +135,14 @@ pub(super) fn node_of(source: Source, vars: &Vars) -> Result<Node, PlaceError> {
 }
 
 /// Who says that there is one node, whatever the environment says.
-fn standalone(vars: &Vars) -> Result<Option<&'static str>, PlaceError> {
+fn standalone(vars: &Vars) -> Result<Option<&'static str>, EnvError> {
     let Some(named) = vars.first(&["--standalone", "PET_STANDALONE"])? else { return Ok(None) };
     match named.value.to_ascii_lowercase().as_str() {
         "1" | "true" => {}
         "0" | "false" => return Ok(None),
         _ => {
             let problem = "neither 1 nor 0; use one of them";
-            return Err(PlaceError::value(named.name, &named.value, problem));
+            return Err(EnvError::value(named.name, &named.value, problem));
         }
     }
     // A flag goes before variables; of two flags, none does.
@@ -152,7 +152,7 @@ fn standalone(vars: &Vars) -> Result<Option<&'static str>, PlaceError> {
     {
         let values = [(named.name, named.value.as_str()), (nodes.name, nodes.value.as_str())];
         let problem = "a job that stands alone has one node; leave one of them out";
-        return Err(PlaceError::contradicting(values, problem));
+        return Err(EnvError::contradicting(values, problem));
     }
     Ok(Some(named.name))
 }
@@ -162,7 +162,7 @@ fn is_flag(name: &str) -> bool {
 }
 
 /// Nodes of the job, and who says so.
-fn nodes(vars: &Vars) -> Result<(&'static str, usize), PlaceError> {
+fn nodes(vars: &Vars) -> Result<(&'static str, usize), EnvError> {
     if let Some(named) = vars.first(&["--nnodes", "PET_NNODES"])? {
         return Ok((named.name, fixed_number(&named)?));
     }
@@ -174,7 +174,7 @@ fn nodes(vars: &Vars) -> Result<(&'static str, usize), PlaceError> {
             Some(named) => Ok((named.name, at_least_1(&named, MAX_RANKS)?)),
             None => {
                 let problem = "set it to the number of nodes of the job, 1 if this is the only one";
-                Err(PlaceError::missing("WORLD_SIZE", problem))
+                Err(EnvError::missing("WORLD_SIZE", problem))
             }
         };
     }
@@ -182,29 +182,29 @@ fn nodes(vars: &Vars) -> Result<(&'static str, usize), PlaceError> {
 }
 
 /// `4`, or `4:4` as torchrun has it.
-fn fixed_number(named: &Named) -> Result<usize, PlaceError> {
+fn fixed_number(named: &Named) -> Result<usize, EnvError> {
     let Some((min, max)) = named.value.split_once(':') else {
         return at_least_1(named, MAX_RANKS);
     };
     if min != max {
         let problem = format!("the number of nodes cannot change during a job; use {max}");
-        return Err(PlaceError::value(named.name, &named.value, problem));
+        return Err(EnvError::value(named.name, &named.value, problem));
     }
     at_least_1(&Named { name: named.name, value: max.to_owned() }, MAX_RANKS)
 }
 
-fn at_least_1(named: &Named, max: usize) -> Result<usize, PlaceError> {
+fn at_least_1(named: &Named, max: usize) -> Result<usize, EnvError> {
     match named.number(max) {
         Ok(0) | Err(_) => {
             let problem = format!("not a whole number from 1 to {max}; correct or unset it");
-            Err(PlaceError::value(named.name, &named.value, problem))
+            Err(EnvError::value(named.name, &named.value, problem))
         }
         number => number,
     }
 }
 
 /// Ranks per node: a number or one of torchrun's words, which mean what they mean there.
-fn nproc(named: &Named) -> Result<(usize, Option<PerGpu>), PlaceError> {
+fn nproc(named: &Named) -> Result<(usize, Option<PerGpu>), EnvError> {
     let cores = || {
         let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
         cores.min(MAX_RANKS_PER_NODE)
@@ -220,14 +220,14 @@ fn nproc(named: &Named) -> Result<(usize, Option<PerGpu>), PlaceError> {
                     "not a whole number from 1 to {MAX_RANKS_PER_NODE}, and none of `gpu`, `cpu` and \
                      `auto`; correct or unset it"
                 );
-                Err(PlaceError::value(named.name, &named.value, problem))
+                Err(EnvError::value(named.name, &named.value, problem))
             }
         },
     }
 }
 
 /// This node's number, and who says so.
-fn node_rank(vars: &Vars, nodes: usize) -> Result<(&'static str, usize), PlaceError> {
+fn node_rank(vars: &Vars, nodes: usize) -> Result<(&'static str, usize), EnvError> {
     let mut names = vec!["--node-rank", "PET_NODE_RANK"];
     if !vars.has("LOCAL_RANK") {
         names.push("RANK");
@@ -244,13 +244,13 @@ fn node_rank(vars: &Vars, nodes: usize) -> Result<(&'static str, usize), PlaceEr
                 "there are {nodes} nodes; give each its number from 0 to {}, or set PET_NODE_RANK",
                 nodes - 1
             );
-            Err(PlaceError::missing("--node-rank", problem))
+            Err(EnvError::missing("--node-rank", problem))
         }
     }
 }
 
 /// Where the ranks meet; port 0 means a free one.
-fn master(vars: &Vars, nodes: usize, standalone: bool) -> Result<Master, PlaceError> {
+fn master(vars: &Vars, nodes: usize, standalone: bool) -> Result<Master, EnvError> {
     let at = |host: String, port: u16| Master { host, port, shared_port: false };
     if standalone {
         return Ok(at("127.0.0.1".to_owned(), 0));
@@ -283,7 +283,7 @@ fn master(vars: &Vars, nodes: usize, standalone: bool) -> Result<Master, PlaceEr
     };
     match host {
         Some(host) => Ok(at(host, port)),
-        None => Err(PlaceError::missing(
+        None => Err(EnvError::missing(
             "--master-addr",
             format!(
                 "there are {nodes} nodes; give the host name or address of node 0 on every node, \
@@ -297,8 +297,8 @@ fn master(vars: &Vars, nodes: usize, standalone: bool) -> Result<Master, PlaceEr
 fn one_of<T: PartialEq>(
     master: Option<Named>,
     endpoint: Option<Named>,
-    value: impl Fn(&Named) -> Result<T, PlaceError>,
-) -> Result<Option<Named>, PlaceError> {
+    value: impl Fn(&Named) -> Result<T, EnvError>,
+) -> Result<Option<Named>, EnvError> {
     let (Some(first), Some(second)) = (&master, &endpoint) else { return Ok(master.or(endpoint)) };
     match (is_flag(first.name), is_flag(second.name)) {
         (false, true) => Ok(endpoint),
@@ -307,13 +307,13 @@ fn one_of<T: PartialEq>(
         _ => {
             let values = [(first.name, first.value.as_str()), (second.name, second.value.as_str())];
             let problem = "both say where the ranks meet; leave one of them out";
-            Err(PlaceError::contradicting(values, problem))
+            Err(EnvError::contradicting(values, problem))
         }
     }
 }
 
 /// Host and port of `HOST:PORT` or `HOST`. torchrun's default is an empty one.
-fn endpoint(vars: &Vars) -> Result<Option<(Named, Option<Named>)>, PlaceError> {
+fn endpoint(vars: &Vars) -> Result<Option<(Named, Option<Named>)>, EnvError> {
     let names = ["--rdzv-endpoint", "PET_RDZV_ENDPOINT"];
     let Some(name) = names.into_iter().find(|name| vars.has(name)) else { return Ok(None) };
     if (vars.0)(name).is_some_and(|value| value.trim().is_empty()) {
@@ -333,7 +333,7 @@ fn endpoint(vars: &Vars) -> Result<Option<(Named, Option<Named>)>, PlaceError> {
 }
 
 /// The place of a pod of a JobSet, or of an indexed Job.
-pub(super) fn read_jobset(vars: &Vars) -> Result<Finding, PlaceError> {
+pub(super) fn read_jobset(vars: &Vars) -> Result<Finding, EnvError> {
     if !vars.has("JOB_COMPLETION_INDEX") {
         return Ok(Finding::Passed("JOB_COMPLETION_INDEX is not set".to_owned()));
     }

@@ -2,7 +2,7 @@
 
 use std::sync::Once;
 
-use super::error::{PlaceError, shortened};
+use super::error::{EnvError, shortened};
 use super::flags::Flags;
 use super::job::Job;
 use super::role::{Finding, Role, Source};
@@ -10,7 +10,7 @@ use super::vars::{Lookup, Vars};
 use super::{jobset, mpi, node, pet, slurm, stray, torchrun};
 
 /// What reads the place of this process from flags and variables.
-type Read = fn(&Flags, &Vars) -> Result<Finding, PlaceError>;
+type Read = fn(&Flags, &Vars) -> Result<Finding, EnvError>;
 
 /// The sources, in the order in which they are asked, and the variables that each reads; the secret is none
 /// of them.
@@ -37,13 +37,13 @@ pub struct Considered {
 
 /// Finds the role of a process that has no flags. Never panics, and needs memory in proportion to
 /// the values alone, whatever they say.
-pub fn find(lookup: &Lookup) -> Result<(Role, Vec<Considered>), PlaceError> {
+pub fn find(lookup: &Lookup) -> Result<(Role, Vec<Considered>), EnvError> {
     let (role, considered) = survey(&Flags::default(), lookup);
     Ok((role?, considered))
 }
 
 /// The role of this process. Says once if it is alone though variables speak of several ranks.
-pub fn find_here(flags: &Flags) -> Result<Role, PlaceError> {
+pub fn find_here(flags: &Flags) -> Result<Role, EnvError> {
     static TOLD: Once = Once::new();
     let role = survey(flags, &environment).0?;
     if let (Role::Alone(_), Some(remark)) = (&role, stray::remark(&environment)) {
@@ -62,7 +62,7 @@ pub fn environment(name: &str) -> Option<String> {
 }
 
 /// Asks every source; says what came of each, also when one of them is wrong.
-pub fn survey(flags: &Flags, lookup: &Lookup) -> (Result<Role, PlaceError>, Vec<Considered>) {
+pub fn survey(flags: &Flags, lookup: &Lookup) -> (Result<Role, EnvError>, Vec<Considered>) {
     // Where the ranks meet may be given by flags whoever tells the rest.
     let overlaid = |name: &str| flags.overlay(name).or_else(|| lookup(name));
     let vars = Vars(&overlaid);
@@ -92,7 +92,7 @@ pub fn survey(flags: &Flags, lookup: &Lookup) -> (Result<Role, PlaceError>, Vec<
     let role = match outcome {
         Some((_, role)) => role,
         // Somebody meant this process to be one of several.
-        None if !flags.found().is_empty() => Err(PlaceError::missing(
+        None if !flags.found().is_empty() => Err(EnvError::missing(
             "--rank",
             "where to meet is given, but not who meets; add --rank and --world-size",
         )),

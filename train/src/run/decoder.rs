@@ -179,7 +179,7 @@ fn run_as_threads<B: Layer>(
 ) -> Result<Summary, TrainError> {
     device.warn_of_idle_gpus();
     let plan =
-        plan::make(&config, options, device, &decoder.architecture, |model| units(model, decoder.make))?;
+        plan::make(&config, options, device, &decoder.architecture, |model| modules(model, decoder.make))?;
     let mut summaries = run_ranks(plan.config.train.ranks, plan.threads, |world| {
         let (world, drill) = fault::rehearse(world, options.fault.as_ref(), options.job().restarts);
         let flight = FlightGuard::new(&plan.out, plan.held(), world.clone());
@@ -207,7 +207,7 @@ fn run_as_process<B: Layer>(
             met.settle_on(device, &config.comm)?;
         }
         let plan = agree::on_plan(&*world, &config, options, device, || {
-            plan::make(&config, options, device, &decoder.architecture, |model| units(model, decoder.make))
+            plan::make(&config, options, device, &decoder.architecture, |model| modules(model, decoder.make))
         })?;
         let flight = FlightGuard::new(&plan.out, plan.held(), world.clone());
         let outcome = flight.watch(|| Rank::start(&plan, world, drill, decoder.make)?.run());
@@ -240,7 +240,7 @@ fn with_groups(mut config: Config, world: &dyn Communicator) -> Result<Config, T
 }
 
 /// The parameters of the decoder's parts.
-fn units<B: Layer>(model: &ModelConfig, decoder: &MakeDecoder<'_, B>) -> Vec<Shapes> {
+fn modules<B: Layer>(model: &ModelConfig, decoder: &MakeDecoder<'_, B>) -> Vec<Shapes> {
     // Names and shapes do not depend on the seed, and nothing is initialised.
     module_shapes(&decoder(model, Key::new(0), &device::plain()))
 }

@@ -65,13 +65,13 @@ pub struct MemoryError {
 }
 
 impl LeastMemory {
-    /// The least memory of a rank that trains `model` as `config` says. `units` has the parameters of the
+    /// The least memory of a rank that trains `model` as `config` says. `modules` has the parameters of the
     /// model's parts: the embedding, the blocks, the head. On a GPU, some of it may be offloaded. Of blocks
     /// that are not `built_in` it is only known that they keep their input.
     pub fn of_run(
         config: &Config,
         model: &ModelConfig,
-        units: &[Shapes],
+        modules: &[Shapes],
         on_gpu: bool,
         built_in: bool,
     ) -> Self {
@@ -82,11 +82,12 @@ impl LeastMemory {
         let mesh = Mesh::new(shard.strategy, ranks, shard.shard_size);
         let shards = mesh.map_or(ranks, |mesh| mesh.shard_size()) as u64;
         let is_frozen = |name: &str| train.freeze.iter().any(|prefix| name.starts_with(prefix.as_str()));
-        let trainable =
-            |unit: &Shapes| numel(unit.iter().filter(|(name, _)| !is_frozen(name)).map(|(_, shape)| shape));
-        let whole = |unit: &Shapes| numel(unit.iter().map(|(_, shape)| shape));
-        let all = units.iter().map(whole).fold(0, u64::saturating_add);
-        let trained = units.iter().map(trainable).fold(0, u64::saturating_add);
+        let trainable = |module: &Shapes| {
+            numel(module.iter().filter(|(name, _)| !is_frozen(name)).map(|(_, shape)| shape))
+        };
+        let whole = |module: &Shapes| numel(module.iter().map(|(_, shape)| shape));
+        let all = modules.iter().map(whole).fold(0, u64::saturating_add);
+        let trained = modules.iter().map(trainable).fold(0, u64::saturating_add);
         let at_rest = |numel: u64, width: u64| (numel / shards).saturating_mul(width);
 
         let width = match config.precision.compute() {
@@ -102,7 +103,7 @@ impl LeastMemory {
             Reshard::Never => true,
             Reshard::Default => !matches!(shard.strategy, Strategy::FullShard | Strategy::HybridShard),
         };
-        let gathered = match units {
+        let gathered = match modules {
             _ if in_place => 0,
             _ if stay => all,
             // While the loss is computed, the head is there, and the embedding that it is tied to.
@@ -112,14 +113,14 @@ impl LeastMemory {
         };
         // Backward needs the input of every block from the first one on that something is trained in or
         // before. One whose parameters are all frozen may make do with less, unless it is run again.
-        let first = units.iter().position(|unit| trainable(unit) > 0).unwrap_or(units.len());
+        let first = modules.iter().position(|module| trainable(module) > 0).unwrap_or(modules.len());
         let again = shard.recompute == Recompute::Block;
-        let is_block = |index: usize| index > 0 && index + 1 < units.len();
-        let keeps = |index: usize| is_block(index) && (again || trainable(&units[index]) > 0);
-        let mut blocks = (first..units.len()).filter(|index| keeps(*index)).count() as u64;
+        let is_block = |index: usize| index > 0 && index + 1 < modules.len();
+        let keeps = |index: usize| is_block(index) && (again || trainable(&modules[index]) > 0);
+        let mut blocks = (first..modules.len()).filter(|index| keeps(*index)).count() as u64;
         if blocks > 0 {
             // Those that were not looked at.
-            blocks += model.layers.saturating_sub(units.len().saturating_sub(2)) as u64;
+            blocks += model.layers.saturating_sub(modules.len().saturating_sub(2)) as u64;
         }
         let tokens = product([micro_batch, config.data.seq_len]);
         let stream = product([micro_batch, config.data.seq_len, model.d_model]);
@@ -165,20 +166,20 @@ impl LeastMemory {
 /// What a check says that a run may go on after.
 pub(super) type Warnings = Vec<String>;
 
-/// Compares the least memory of a run with what this machine, or its GPU, has. `units` lists the parameters
+/// Compares the least memory of a run with what this machine, or its GPU, has. `modules` lists the parameters
 /// of a model's parts, whose blocks may be `built_in`. Allocates nothing to speak of, whatever the sizes are.
 /// Returns what is worth a warning: the run fits, but not into what is free now. Fails if the run takes more
 /// than there is.
 pub(super) fn check(
     config: &Config,
     model: &ModelConfig,
-    units: impl Fn(&ModelConfig) -> Vec<Shapes>,
+    modules: impl Fn(&ModelConfig) -> Vec<Shapes>,
     built_in: bool,
     device: &ResolvedDevice,
     place: Option<&RankEnv>,
 ) -> Result<Warnings, MemoryError> {
-    let units = units(model);
-    let least = LeastMemory::of_run(config, model, &units, device.is_gpu(), built_in);
+    let modules = modules(model);
+    let least = LeastMemory::of_run(config, model, &modules, device.is_gpu(), built_in);
     let given = config.device.memory.map(|size| Memory { total: size.0, free: size.0 });
     let ranks = place.map_or(config.train.ranks, |place| place.local_world_size).max(1) as u64;
     // Gathers among threads on the host are written once, for all ranks of a shard group.
@@ -216,8 +217,8 @@ pub fn check_decoder(
     device: &ResolvedDevice,
     place: Option<&RankEnv>,
 ) -> Result<(), MemoryError> {
-    let units = |model: &ModelConfig| module_shapes(&Decoder::new(model, Key::new(0), &device::plain()));
-    for warning in check(config, model, units, true, device, place)? {
+    let modules = |model: &ModelConfig| module_shapes(&Decoder::new(model, Key::new(0), &device::plain()));
+    for warning in check(config, model, modules, true, device, place)? {
         tracing::warn!("{warning}");
     }
     Ok(())
@@ -354,8 +355,8 @@ mod tests {
 
     fn least(config: &Config, on_gpu: bool) -> LeastMemory {
         let model = ModelConfig::preset("10m").expect("a preset");
-        let units = module_shapes(&Decoder::new(&model, Key::new(0), &device::plain()));
-        LeastMemory::of_run(config, &model, &units, on_gpu, true)
+        let modules = module_shapes(&Decoder::new(&model, Key::new(0), &device::plain()));
+        LeastMemory::of_run(config, &model, &modules, on_gpu, true)
     }
 
     #[test]

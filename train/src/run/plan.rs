@@ -71,21 +71,21 @@ pub(super) struct PlanMessage {
 }
 
 /// Checks everything that can be checked before work starts, prepares data, and settles what is
-/// open in `config`. Looks at the disk and writes to it: for one rank alone. `units` lists the
+/// open in `config`. Looks at the disk and writes to it: for one rank alone. `modules` lists the
 /// parameters of a model's parts.
 pub(super) fn make(
     asked: &Config,
     options: &RunOptions,
     device: &ResolvedDevice,
     architecture: &Architecture,
-    units: impl Fn(&ModelConfig) -> Vec<Shapes>,
+    modules: impl Fn(&ModelConfig) -> Vec<Shapes>,
 ) -> Result<Plan, TrainError> {
     let mut config = asked.clone();
     let settled = config.settle(device.defaults());
     // What was found may have changed until the folder is this run's, which is known by what was asked for.
     let (draft, lock, claim) = loop {
         let find = || folder::find(asked, options);
-        let draft = Draft::make(&config, find()?, options, device, architecture, &units)?;
+        let draft = Draft::make(&config, find()?, options, device, architecture, &modules)?;
         if let Some((lock, claim)) = draft.found.claim(options, &config.comm, find)? {
             break (draft, lock, claim);
         }
@@ -199,7 +199,7 @@ impl Draft {
         options: &RunOptions,
         device: &ResolvedDevice,
         architecture: &Architecture,
-        units: &dyn Fn(&ModelConfig) -> Vec<Shapes>,
+        modules: &dyn Fn(&ModelConfig) -> Vec<Shapes>,
     ) -> Result<Self, TrainError> {
         let resume = found.resume.as_deref().map(Checkpoint::open).transpose()?;
         let init = match config.init.from.as_os_str().is_empty() {
@@ -213,7 +213,7 @@ impl Draft {
         };
         let (place, built_in) = (options.place.as_ref(), architecture.parts.is_empty());
         if let Some(known) = known.filter(|known| known.validate().is_ok()) {
-            memory::check(config, &known, units, built_in, device, place)?;
+            memory::check(config, &known, modules, built_in, device, place)?;
         }
         let trained_on = resume.as_ref().and_then(|from| from.state().data_sha256.as_deref());
         let data =
@@ -221,9 +221,9 @@ impl Draft {
         let data = data.map_err(TrainError::threads("threads that look at the data"))??;
         let tokenizer = data::read_tokenizer_of(&config.data.path)?;
         let model = resolve_model(config, &data, init.as_ref(), &tokenizer)?;
-        let warnings = memory::check(config, &model, units, built_in, device, place)?;
+        let warnings = memory::check(config, &model, modules, built_in, device, place)?;
         if !config.train.freeze.is_empty() {
-            let names: Vec<_> = units(&model).into_iter().flatten().map(|(name, _)| name).collect();
+            let names: Vec<_> = modules(&model).into_iter().flatten().map(|(name, _)| name).collect();
             check_freeze(&config.train.freeze, &names)?;
         }
         if let Some(checkpoint) = &resume {

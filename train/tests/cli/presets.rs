@@ -88,13 +88,13 @@ fn presets_go_by_the_device() {
         config.validate().unwrap_or_else(|error| panic!("{name}: {error}"));
 
         let model = config.model.resolve(None).expect("a model");
-        let units = module_shapes(&Decoder::new(&model, Key::new(0), &device::plain()));
-        let least = LeastMemory::of_run(&config, &model, &units, true, true).per_rank() as f64;
+        let modules = module_shapes(&Decoder::new(&model, Key::new(0), &device::plain()));
+        let least = LeastMemory::of_run(&config, &model, &modules, true, true).per_rank() as f64;
         assert!(least < 0.95 * 80.0 * GIB, "{name}: {:.1} GiB", least / GIB);
         println!("{name} on {ranks}: {:.1} GiB", least / GIB);
         // Blocks run again only where what they would keep does not fit.
         let again = std::mem::replace(&mut config.shard.recompute, Recompute::None);
-        let kept = LeastMemory::of_run(&config, &model, &units, true, true).per_rank() as f64;
+        let kept = LeastMemory::of_run(&config, &model, &modules, true, true).per_rank() as f64;
         println!("{name} on {ranks} without recompute: {:.1} GiB", kept / GIB);
         assert_eq!(again == Recompute::Block, name == "7b", "{name}");
     }

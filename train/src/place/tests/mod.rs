@@ -6,7 +6,7 @@ mod ranks;
 
 use std::collections::BTreeMap;
 
-use super::{Considered, Flags, Job, Node, PlaceError, RankEnv, Role, Source, survey};
+use super::{Considered, EnvError, Flags, Job, Node, RankEnv, Role, Source, survey};
 
 /// An environment, written `A=1 B=2`.
 struct Env(BTreeMap<String, String>);
@@ -20,7 +20,7 @@ impl Env {
         Env(text.split_whitespace().map(pair).collect())
     }
 
-    fn survey(&self) -> (Result<Role, PlaceError>, Vec<Considered>) {
+    fn survey(&self) -> (Result<Role, EnvError>, Vec<Considered>) {
         survey(&Flags::default(), &|name| self.0.get(name).cloned())
     }
 }
