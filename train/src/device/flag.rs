@@ -1,6 +1,8 @@
 //! `--device`, for commands that read no configuration.
 
 use clap::Args;
+use serde::Deserialize;
+use serde::de::IntoDeserializer;
 
 use super::error::DeviceError;
 use super::request::DeviceRequest;
@@ -17,13 +19,8 @@ pub struct DeviceFlag {
 }
 
 fn parse(text: &str) -> Result<Backend, String> {
-    match text {
-        "auto" => Ok(Backend::Auto),
-        "cpu" => Ok(Backend::Cpu),
-        "cuda" => Ok(Backend::Cuda),
-        "wgpu" => Ok(Backend::Wgpu),
-        _ => Err("use auto, cpu or cuda".to_owned()),
-    }
+    let backend: Result<_, serde::de::value::Error> = Backend::deserialize(text.into_deserializer());
+    backend.map_err(|_| "use auto, cpu or cuda".to_owned())
 }
 
 impl DeviceFlag {

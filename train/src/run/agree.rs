@@ -73,7 +73,7 @@ pub(super) fn on_plan(
     if world.rank() != ROOT {
         world.recorder().set_activity("waiting for the plan");
         return match serde_json::from_slice(&listen(world, options, timeout)?) {
-            Ok(Answer::Plan(outline)) => outline.into_plan(options, device),
+            Ok(Answer::Plan(message)) => message.into_plan(options, device),
             Ok(Answer::Failed { message, usage }) => Err(TrainError::Rank0 { message, usage }),
             Ok(Answer::Stopped) => Err(DataError::Stopped.into()),
             Err(error) => Err(TrainError::Rank0 { message: error.to_string(), usage: false }),
@@ -101,7 +101,7 @@ pub(super) fn on_plan(
         others.and(plan)
     });
     let answer = match &plan {
-        Ok(plan) => Answer::Plan(Box::new(plan.outline())),
+        Ok(plan) => Answer::Plan(Box::new(plan.message.clone())),
         Err(TrainError::Shard(_)) => return plan,
         Err(TrainError::Data(DataError::Stopped)) => Answer::Stopped,
         Err(error) => Answer::Failed { message: error.to_string(), usage: error.is_usage() },

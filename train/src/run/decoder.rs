@@ -180,7 +180,7 @@ fn run_as_threads<B: Layer>(
     device.warn_of_idle_gpus();
     let plan =
         plan::make(&config, options, device, &decoder.architecture, |model| modules(model, decoder.make))?;
-    let mut summaries = run_ranks(plan.config.train.ranks, plan.threads, |world| {
+    let mut summaries = run_ranks(plan.config.train.ranks, plan.message.threads, |world| {
         let (world, drill) = fault::rehearse(world, options.fault.as_ref(), options.job().restarts);
         let flight = FlightGuard::new(&plan.out, plan.held(), world.clone());
         let outcome = flight.watch(|| Rank::start(&plan, world, drill, decoder.make)?.run());

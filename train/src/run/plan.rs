@@ -27,26 +27,17 @@ use crate::weights::AllowMissing;
 
 /// What every rank of a run knows; nothing in it is open any more.
 pub(crate) struct Plan {
+    /// What rank 0 tells the other processes of it.
+    pub(crate) message: PlanMessage,
     pub(crate) config: Config,
-    /// `config` as TOML.
-    pub(crate) config_text: String,
-    /// What computes with the weights; checkpoints carry it.
-    pub(crate) architecture: Architecture,
     pub(crate) model: ModelConfig,
-    pub(crate) data: DataInfo,
     /// The file of the data's tokenizer, as it was at the start.
     pub(crate) tokenizer: Arc<[u8]>,
     /// The run folder, where no symbolic link leads to it.
     pub(crate) out: PathBuf,
-    /// The run folder as it was named: links may lead elsewhere on another machine.
-    named_out: PathBuf,
     pub(crate) resume: Option<Checkpoint>,
     /// Of this process.
     pub(crate) device: ResolvedDevice,
-    /// Of all ranks together.
-    pub(crate) peak: Peak,
-    /// Compute threads of each rank.
-    pub(crate) threads: usize,
     /// Weights that checkpoints may lack.
     pub(crate) allow_missing: AllowMissing,
     /// Asks this process to save a checkpoint and stop.
@@ -58,16 +49,20 @@ pub(crate) struct Plan {
 }
 
 /// A plan in a form that can be sent; each rank makes the same one of it again.
-#[derive(Serialize, Deserialize)]
-pub(super) struct PlanMessage {
+#[derive(Clone, Serialize, Deserialize)]
+pub(crate) struct PlanMessage {
     /// The configuration as TOML, with its model complete.
-    config: String,
-    architecture: Architecture,
-    data: DataInfo,
+    pub(crate) config: String,
+    /// What computes with the weights; checkpoints carry it.
+    pub(crate) architecture: Architecture,
+    pub(crate) data: DataInfo,
+    /// The run folder as it was named: links may lead elsewhere on another machine.
     out: PathBuf,
     resume: Option<PathBuf>,
-    peak: Peak,
-    threads: usize,
+    /// Of all ranks together.
+    pub(crate) peak: Peak,
+    /// Compute threads of each rank.
+    pub(crate) threads: usize,
 }
 
 /// Checks everything that can be checked before work starts, prepares data, and settles what is
@@ -122,24 +117,18 @@ pub(super) fn make(
             .peak(config.precision.compute(), place, ranks, threads)
             .map_err(TrainError::threads("threads that measure the peak of this machine"))?,
     };
-    Ok(Plan {
-        config,
-        config_text,
+    let message = PlanMessage {
+        config: config_text,
         architecture: architecture.clone(),
-        model,
         data,
-        tokenizer,
-        out: found.out,
-        named_out: found.named,
-        resume,
-        lock,
-        claim: Some(claim),
-        device: device.clone(),
+        out: found.named,
+        resume: resume.as_ref().map(|checkpoint| checkpoint.folder().to_owned()),
         peak,
         threads,
-        allow_missing: options.allow_missing.clone(),
-        stop: options.stop.clone(),
-    })
+    };
+    let (out, claim, device) = (found.out, Some(claim), device.clone());
+    let (allow_missing, stop) = (options.allow_missing.clone(), options.stop.clone());
+    Ok(Plan { message, config, model, tokenizer, out, resume, lock, claim, device, allow_missing, stop })
 }
 
 /// How `config` differs from the run that `checkpoint` is of in what the device may have settled: it changes
@@ -360,19 +349,6 @@ impl Plan {
     pub(crate) fn key(&self) -> Key {
         Key::new(self.config.train.seed)
     }
-
-    /// What other processes need to know of it.
-    pub(super) fn outline(&self) -> PlanMessage {
-        PlanMessage {
-            config: self.config_text.clone(),
-            architecture: self.architecture.clone(),
-            data: self.data.clone(),
-            out: self.named_out.clone(),
-            resume: self.resume.as_ref().map(|checkpoint| checkpoint.folder().to_owned()),
-            peak: self.peak,
-            threads: self.threads,
-        }
-    }
 }
 
 impl PlanMessage {
@@ -386,23 +362,9 @@ impl PlanMessage {
         let tokenizer = data::read_tokenizer_of(&config.data.path)?.into();
         let out = folder::resolve(&self.out);
         let lock = Lock::share(&out)?;
-        Ok(Plan {
-            config,
-            config_text: self.config,
-            architecture: self.architecture,
-            model,
-            data: self.data,
-            tokenizer,
-            out,
-            named_out: self.out,
-            resume: self.resume.as_deref().map(Checkpoint::open).transpose()?,
-            device: device.clone(),
-            peak: self.peak,
-            threads: self.threads,
-            allow_missing: options.allow_missing.clone(),
-            stop: options.stop.clone(),
-            lock,
-            claim: None,
-        })
+        let resume = self.resume.as_deref().map(Checkpoint::open).transpose()?;
+        let (allow_missing, stop) = (options.allow_missing.clone(), options.stop.clone());
+        let (message, claim, device) = (self, None, device.clone());
+        Ok(Plan { message, config, model, tokenizer, out, resume, lock, claim, device, allow_missing, stop })
     }
 }

@@ -1,11 +1,10 @@
 //! Ranks that are processes each choose a device; here they compare their choices.
 
-use std::sync::Arc;
 use std::time::Duration;
 
-use kiln_collectives::{Buffer, Communicator, DType, Label, Phase};
-use kiln_shard::ShardError;
+use kiln_collectives::Communicator;
 
+use super::ranks::gather;
 use crate::device::{DeviceError, ResolvedDevice, share_gpu};
 use crate::error::TrainError;
 
@@ -17,12 +16,8 @@ pub(crate) fn agree(
 ) -> Result<(), TrainError> {
     let mut mine = vec![u8::from(selected.is_gpu())];
     mine.extend(selected.id());
-    let all = Buffer::zeros(DType::U8, mine.len() * world.world_size());
-    let input = Arc::new(Buffer::from_slice(&mine[..]));
-    let work = world.all_gather(Label::new("device", Phase::Init), input, all);
-    let all = work.wait(timeout).map_err(ShardError::from)?;
-    let chosen: Vec<_> = all.as_bytes().chunks(mine.len()).collect();
-    Ok(compare(&chosen, share_gpu())?)
+    let chosen = gather(world, "device", &mine, timeout)?;
+    Ok(compare(&chosen.iter().map(Vec::as_slice).collect::<Vec<_>>(), share_gpu())?)
 }
 
 /// `chosen` has, for each rank, a byte that says whether it has a GPU, and the GPU's id.

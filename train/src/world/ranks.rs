@@ -198,14 +198,21 @@ fn join_mpi(_: &RankEnv) -> Result<World, TrainError> {
 /// Fails unless `told` is the same text on all ranks, as it is when all of them were started alike;
 /// names those that differ from rank 0. Collective.
 pub fn agree(world: &dyn Communicator, told: &str, timeout: Duration) -> Result<(), TrainError> {
-    let digest = Sha256::digest(told);
-    let all = Buffer::zeros(DType::U8, digest.len() * world.world_size());
-    let mine = Arc::new(Buffer::from_slice(&digest[..]));
-    let work = world.all_gather(Label::new("configuration", Phase::Init), mine, all);
-    let all = work.wait(timeout).map_err(ShardError::from)?;
-    let digests: Vec<_> = all.as_bytes().chunks(digest.len()).collect();
+    let digests = gather(world, "configuration", &Sha256::digest(told), timeout)?;
     let ranks: Vec<_> = (0..digests.len()).filter(|rank| digests[*rank] != digests[0]).collect();
     if ranks.is_empty() { Ok(()) } else { Err(TrainError::OtherConfig(ranks)) }
+}
+
+/// The `bytes` of each rank, which are as many on all of them. Collective.
+pub(super) fn gather(
+    world: &dyn Communicator,
+    what: &'static str,
+    bytes: &[u8],
+    timeout: Duration,
+) -> Result<Vec<Vec<u8>>, ShardError> {
+    let all = Buffer::zeros(DType::U8, bytes.len() * world.world_size());
+    let work = world.all_gather(Label::new(what, Phase::Init), Arc::new(Buffer::from_slice(bytes)), all);
+    Ok(work.wait(timeout)?.as_bytes().chunks(bytes.len()).map(<[u8]>::to_vec).collect())
 }
 
 /// The size of the shard groups of a strategy: one group per machine, if it is hybrid and `given`

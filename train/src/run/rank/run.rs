@@ -54,7 +54,7 @@ impl<B: Layer> Rank<'_, B> {
         let path = metrics_of_run(&self.plan.out);
         match &self.plan.claim {
             Some(_) if self.step > self.plan.config.train.steps => self.announce_no_steps(),
-            Some(claim) => claim.begin(&self.plan.config_text, self.step)?,
+            Some(claim) => claim.begin(&self.plan.message.config, self.step)?,
             None => {}
         }
         self.announce_removals();
@@ -229,6 +229,7 @@ impl<B: Layer> Rank<'_, B> {
         reporter.finish();
         let unigram = self
             .plan
+            .message
             .data
             .unigram_entropy
             .map_or_else(String::new, |unigram| format!(" (unigram entropy {:.4})", unigram.validation));

@@ -18,7 +18,7 @@ impl<B: Layer> Rank<'_, B> {
     pub(super) fn save(&mut self, last: bool) -> Result<(), TrainError> {
         // So that its failure is told from that of this one.
         self.settle_earlier_save()?;
-        let Plan { config, config_text, architecture, model, data, tokenizer, .. } = self.plan;
+        let Plan { message, config, model, tokenizer, .. } = self.plan;
         self.model.engine().set_activity("checkpoint");
         let state = CheckpointState {
             step: self.step,
@@ -29,13 +29,13 @@ impl<B: Layer> Rank<'_, B> {
             seed: config.train.seed,
             model: model.clone(),
             context_length: config.data.seq_len,
-            data_sha256: data.train.sha256.clone(),
+            data_sha256: message.data.train.sha256.clone(),
         };
         let context = SaveContext {
-            architecture: architecture.clone(),
+            architecture: message.architecture.clone(),
             optimizer: SavedOptimizer::adamw(),
             state,
-            config: Some(config_text.clone()),
+            config: Some(message.config.clone()),
             files: Vec::new(),
             // As it was at the start: the data may be replaced while the run goes on.
             tokenizer: Some(tokenizer.clone()),

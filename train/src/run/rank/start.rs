@@ -8,7 +8,7 @@ use kiln_shard::{Mesh, ShardError};
 use crate::data::BatchSource;
 use crate::error::TrainError;
 use crate::metrics::say;
-use crate::run::{Plan, policy};
+use crate::run::plan::{Plan, PlanMessage, policy};
 use crate::words::number_of;
 
 /// Says what is about to be trained, which has so many `parameters`.
@@ -18,7 +18,7 @@ pub(super) fn introduce(
     ranks: usize,
     data: &BatchSource,
 ) -> Result<(), TrainError> {
-    let Plan { config, model, data: info, threads, .. } = plan;
+    let Plan { config, model, message: PlanMessage { data: info, threads, .. }, .. } = plan;
     let (train, policy) = (&config.train, policy(config));
     let mesh = Mesh::new(policy.strategy, ranks, config.shard.shard_size);
     let mesh = mesh.map_err(ShardError::from)?;

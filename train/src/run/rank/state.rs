@@ -141,7 +141,7 @@ impl<'a, B: Layer> Rank<'a, B> {
             loss_scale,
             settled: started,
             flops_per_token,
-            peak: plan.peak,
+            peak: plan.message.peak,
             saver: Saver::new(plan.save_options(), rank),
             saved: None,
             drill,
