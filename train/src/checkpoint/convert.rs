@@ -139,7 +139,7 @@ struct Source<'a> {
 impl Source<'_> {
     /// Fails if a weight that was read is no finite number.
     fn check(&self) -> Result<(), CheckpointError> {
-        self.found.take().check(self.reader.folder())
+        self.found.take().check(self.reader.folder(), true)
     }
 }
 

@@ -74,16 +74,15 @@ fn named_latest(folder: &Path) -> Option<u64> {
     is_whole(&place_of(folder, step)).then_some(step)
 }
 
+/// What is called like a checkpoint in `folder`, as (step, path).
+fn named(folder: &Path) -> impl Iterator<Item = (u64, PathBuf)> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    entries.filter_map(|entry| Some((step_of(&entry.file_name())?, entry.path())))
+}
+
 /// Complete checkpoints in `folder`, oldest first, as (step, path).
 fn list(folder: &Path) -> Vec<(u64, PathBuf)> {
-    let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
-    let mut found: Vec<_> = entries
-        .flatten()
-        .filter_map(|entry| {
-            let step = step_of(&entry.file_name())?;
-            is_whole(&entry.path()).then(|| (step, entry.path()))
-        })
-        .collect();
+    let mut found: Vec<_> = named(folder).filter(|(_, path)| is_whole(path)).collect();
     found.sort();
     found
 }
@@ -91,21 +90,15 @@ fn list(folder: &Path) -> Vec<(u64, PathBuf)> {
 /// Folders in `folder` that are called like checkpoints and are none that can be loaded, oldest first, and
 /// what is wrong with each. If the folder itself cannot be listed, that one.
 pub(super) fn unusable(folder: &Path) -> Vec<(PathBuf, String)> {
-    let entries = match fs::read_dir(folder) {
-        Ok(entries) => entries.flatten(),
-        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
-            return Vec::new();
+    match fs::read_dir(folder) {
+        Err(error) if !matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
+            return vec![(folder.to_owned(), error.to_string())];
         }
-        Err(error) => return vec![(folder.to_owned(), error.to_string())],
-    };
-    let mut found: Vec<_> = entries
-        .filter_map(|entry| {
-            let step = step_of(&entry.file_name())?;
-            Some((step, entry.path(), objection(&entry.path())?))
-        })
-        .collect();
+        _ => {}
+    }
+    let mut found: Vec<_> = named(folder).collect();
     found.sort();
-    found.into_iter().map(|(_, path, why)| (path, why)).collect()
+    found.into_iter().filter_map(|(_, path)| objection(&path).map(|why| (path, why))).collect()
 }
 
 /// What is wrong with the checkpoint at `path`, as far as its manifest's file tells.
@@ -119,9 +112,7 @@ pub(super) fn objection(path: &Path) -> Option<String> {
 
 /// Whether there is a checkpoint in `folder`, also one that cannot be read.
 pub(super) fn has_any(folder: &Path) -> bool {
-    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
-    let mut named = entries.filter(|entry| step_of(&entry.file_name()).is_some());
-    named.any(|entry| disk::look(&entry.path()).unwrap_or(true))
+    named(folder).any(|(_, path)| disk::look(&path).unwrap_or(true))
 }
 
 /// The newest checkpoint beside the one at `path`, of an earlier step, of which `is_usable` is true.
@@ -218,9 +209,7 @@ pub(crate) fn step_of(name: &OsStr) -> Option<u64> {
 
 /// Steps after `step` of which there is a checkpoint in `folder`, whole or not, in order.
 pub fn later_than(folder: &Path, step: u64) -> Vec<u64> {
-    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
-    let steps = entries.filter_map(|entry| step_of(&entry.file_name()));
-    let mut steps: Vec<_> = steps.filter(|saved| *saved > step).collect();
+    let mut steps: Vec<_> = named(folder).map(|(saved, _)| saved).filter(|saved| *saved > step).collect();
     steps.sort_unstable();
     steps
 }

@@ -59,7 +59,7 @@ pub use checksum::Checksum;
 pub use context::SaveContext;
 pub use convert::{ConvertArgs, convert};
 pub use describe::describe;
-pub(crate) use describe::{model_line, size};
+pub(crate) use describe::{model_line, shape_line, size};
 pub(crate) use disk::parent_of;
 pub use error::CheckpointError;
 pub use folder::{Keep, folder_of_run, later_than, move_later, sweep};

@@ -99,7 +99,7 @@ impl HuggingFaceFolder {
     /// What it holds: the model, and a line for each weight, by Kiln's name and the name there.
     pub fn describe(&self) -> String {
         let numel = |tensor: &Tensor| tensor.shape.iter().product::<usize>() as u64;
-        let parameters = self.tensors.values().map(numel).sum();
+        let parameters: u64 = self.tensors.values().map(numel).sum();
         let (folder, files) = (self.folder.display(), self.files.len());
         let width = self.tensors.keys().map(String::len).max().unwrap_or(0).max(4);
         let mut lines = vec![

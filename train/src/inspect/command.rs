@@ -1,7 +1,6 @@
 //! The command, and flight recorders in words.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
@@ -98,10 +97,7 @@ pub fn flight(folder: &Path) -> Result<String, InspectError> {
 
 fn read(folder: &Path) -> Found {
     let mut found = Found { flights: BTreeMap::new(), skipped: Vec::new() };
-    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
-    let mut names: Vec<_> = entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
-    names.sort();
-    for name in names {
+    for name in flight::files_in(folder) {
         let Some(rank) = flight::rank_of_file(&name) else { continue };
         match read_one(&folder.join(&name), rank) {
             Ok(flight) => {

@@ -140,10 +140,7 @@ fn standalone(vars: &Vars) -> Result<Option<&'static str>, EnvError> {
     match named.value.to_ascii_lowercase().as_str() {
         "1" | "true" => {}
         "0" | "false" => return Ok(None),
-        _ => {
-            let problem = "neither 1 nor 0; use one of them";
-            return Err(EnvError::value(named.name, &named.value, problem));
-        }
+        _ => return Err(named.wrong("neither 1 nor 0; use one of them")),
     }
     // A flag goes before variables; of two flags, none does.
     if let Some(nodes) = vars.first(&["--nnodes", "PET_NNODES"])?
@@ -187,8 +184,7 @@ fn fixed_number(named: &Named) -> Result<usize, EnvError> {
         return at_least_1(named, MAX_RANKS);
     };
     if min != max {
-        let problem = format!("the number of nodes cannot change during a job; use {max}");
-        return Err(EnvError::value(named.name, &named.value, problem));
+        return Err(named.wrong(format!("the number of nodes cannot change during a job; use {max}")));
     }
     at_least_1(&Named { name: named.name, value: max.to_owned() }, MAX_RANKS)
 }
@@ -196,8 +192,7 @@ fn fixed_number(named: &Named) -> Result<usize, EnvError> {
 fn at_least_1(named: &Named, max: usize) -> Result<usize, EnvError> {
     match named.number(max) {
         Ok(0) | Err(_) => {
-            let problem = format!("not a whole number from 1 to {max}; correct or unset it");
-            Err(EnvError::value(named.name, &named.value, problem))
+            Err(named.wrong(format!("not a whole number from 1 to {max}; correct or unset it")))
         }
         number => number,
     }
@@ -213,16 +208,12 @@ fn nproc(named: &Named) -> Result<(usize, Option<PerGpu>), EnvError> {
         "cpu" => Ok((cores(), None)),
         "auto" => Ok((cores(), Some(PerGpu::IfAny))),
         "gpu" => Ok((1, Some(PerGpu::Needed(named.name)))),
-        _ => match at_least_1(named, MAX_RANKS_PER_NODE) {
-            Ok(ranks) => Ok((ranks, None)),
-            Err(_) => {
-                let problem = format!(
-                    "not a whole number from 1 to {MAX_RANKS_PER_NODE}, and none of `gpu`, `cpu` and \
-                     `auto`; correct or unset it"
-                );
-                Err(EnvError::value(named.name, &named.value, problem))
-            }
-        },
+        _ => at_least_1(named, MAX_RANKS_PER_NODE).map(|ranks| (ranks, None)).map_err(|_| {
+            named.wrong(format!(
+                "not a whole number from 1 to {MAX_RANKS_PER_NODE}, and none of `gpu`, `cpu` and `auto`; correct \
+                 or unset it"
+            ))
+        }),
     }
 }
 

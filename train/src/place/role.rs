@@ -3,6 +3,7 @@
 use std::fmt;
 
 use super::job::Job;
+use super::vars::JobSecret;
 
 /// Who told this process its place, in the order in which they are asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,16 +99,6 @@ pub struct Node {
     pub secret: Option<JobSecret>,
     /// How often to start the ranks again after a failure.
     pub max_restarts: u64,
-}
-
-/// The text that the ranks of a job authenticate each other with. No log ever shows it.
-#[derive(Clone, PartialEq, Eq)]
-pub struct JobSecret(pub String);
-
-impl fmt::Debug for JobSecret {
-    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        f.write_str("\"…\"")
-    }
 }
 
 /// What this process is to do.

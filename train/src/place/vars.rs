@@ -1,9 +1,9 @@
 //! Reading variables: text, numbers, ports and hosts, each with its limits.
 
+use std::fmt;
 use std::net::IpAddr;
 
 use super::error::EnvError;
-use super::role::JobSecret;
 
 /// Looks a variable up, such as `std::env::var`.
 pub type Lookup<'a> = dyn Fn(&str) -> Option<String> + 'a;
@@ -82,6 +82,16 @@ impl Vars<'_> {
     }
 }
 
+/// The text that the ranks of a job authenticate each other with. No log ever shows it.
+#[derive(Clone, PartialEq, Eq)]
+pub struct JobSecret(pub String);
+
+impl fmt::Debug for JobSecret {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str("\"…\"")
+    }
+}
+
 /// The variable with the job's secret.
 pub const SECRET: &str = "KILN_JOB_SECRET";
 
@@ -98,23 +108,24 @@ pub(super) fn checked(name: &'static str, value: String) -> Result<Named, EnvErr
 }
 
 impl Named {
+    /// The error that it has such a problem.
+    pub(super) fn wrong(&self, problem: impl Into<String>) -> EnvError {
+        EnvError::value(self.name, &self.value, problem)
+    }
+
     /// A whole number up to `max`.
     pub(super) fn number(&self, max: usize) -> Result<usize, EnvError> {
         let number = self.value.parse().ok().filter(|number| *number <= max);
         // `parse` takes "+1", which no launcher writes.
-        number.filter(|_| !self.value.starts_with('+')).ok_or_else(|| {
-            let problem = format!("not a whole number from 0 to {max}; correct or unset it");
-            EnvError::value(self.name, &self.value, problem)
-        })
+        number
+            .filter(|_| !self.value.starts_with('+'))
+            .ok_or_else(|| self.wrong(format!("not a whole number from 0 to {max}; correct or unset it")))
     }
 
     pub(super) fn port(&self) -> Result<u16, EnvError> {
         match self.value.parse() {
             Ok(port) if port > 0 && !self.value.starts_with('+') => Ok(port),
-            _ => {
-                let problem = "not a port; ports are 1 to 65535, and those from 1024 need no rights";
-                Err(EnvError::value(self.name, &self.value, problem))
-            }
+            _ => Err(self.wrong("not a port; ports are 1 to 65535, and those from 1024 need no rights")),
         }
     }
 
@@ -128,8 +139,7 @@ impl Named {
         if host.len() <= 253 && !host.is_empty() && (named || address) {
             return Ok(host.to_owned());
         }
-        let problem = "not a host name or address; name the machine of rank 0, without a port";
-        Err(EnvError::value(self.name, &self.value, problem))
+        Err(self.wrong("not a host name or address; name the machine of rank 0, without a port"))
     }
 }
 

@@ -27,15 +27,15 @@ impl<B: Layer> Rank<'_, B> {
         say(&format!(
             "nothing to train: the run has done {} steps, and train.steps is {}; its folder stays as it is. \
              To go on, raise train.steps; to go back, name an earlier checkpoint with --resume",
-            self.step, self.plan.config.train.steps
+            self.state.step, self.plan.config.train.steps
         ));
     }
 
     /// Says if checkpoints that earlier starts have kept are about to be removed.
     fn announce_removals(&self) {
         let options = self.plan.save_options();
-        let (there, surplus) = checkpoint::surplus(&options.folder, options.keep, self.step);
-        if surplus > 0 && self.step < self.plan.config.train.steps {
+        let (there, surplus) = checkpoint::surplus(&options.folder, options.keep, self.state.step);
+        if surplus > 0 && self.state.step < self.plan.config.train.steps {
             say(&format!(
                 "checkpoint.keep = {}: the next save removes {surplus} of the {} in {}; to keep them all, \
                  set checkpoint.keep = 0",
@@ -53,12 +53,12 @@ impl<B: Layer> Rank<'_, B> {
         }
         let path = metrics_of_run(&self.plan.out);
         match &self.plan.claim {
-            Some(_) if self.step > self.plan.config.train.steps => self.announce_no_steps(),
-            Some(claim) => claim.begin(&self.plan.message.config, self.step)?,
+            Some(_) if self.state.step > self.plan.config.train.steps => self.announce_no_steps(),
+            Some(claim) => claim.begin(&self.plan.message.config, self.state.step)?,
             None => {}
         }
         self.announce_removals();
-        let reporter = Reporter::new(&path, self.step, self.plan.config.train.steps);
+        let reporter = Reporter::new(&path, self.state.step, self.plan.config.train.steps);
         reporter.map(Some).map_err(TrainError::io("write", &path))
     }
 
@@ -69,19 +69,21 @@ impl<B: Layer> Rank<'_, B> {
         let steps = config.train.steps;
         let (mut loss, mut val_loss) = (None, None);
         let mut issued = None;
-        if self.step < steps && self.asked_to_stop()? {
+        if self.state.step < steps && self.asked_to_stop()? {
             return self.stop(reporter.as_ref(), loss);
         }
-        while self.step < steps {
+        while self.state.step < steps {
             let Some((now, StepSync { stop, saving, .. })) = self.train_step()? else {
                 if let Some(ripe) = issued.take() {
                     loss = Some(self.settle_step(ripe, reporter.as_mut())?);
                 }
                 return self.stop(reporter.as_ref(), loss);
             };
-            let last = self.step == steps;
-            let (evaluate, save) =
-                (last || due(self.step, config.eval.every), last || due(self.step, config.checkpoint.every));
+            let last = self.state.step == steps;
+            let (evaluate, save) = (
+                last || due(self.state.step, config.eval.every),
+                last || due(self.state.step, config.checkpoint.every),
+            );
             // What a GPU has made of a step is read when it has the next one to work on, unless
             // something else has to be known first.
             let before = issued.replace(now);
@@ -129,7 +131,7 @@ impl<B: Layer> Rank<'_, B> {
         if let Some(reporter) = &reporter {
             self.conclude(reporter, val_loss, &checkpoint, sample.as_deref());
         }
-        let (steps, val_loss, preempted) = (self.step, Some(val_loss), false);
+        let (steps, val_loss, preempted) = (self.state.step, Some(val_loss), false);
         Ok(Summary { steps, loss, val_loss, checkpoint, sample, preempted })
     }
 
@@ -138,7 +140,7 @@ impl<B: Layer> Rank<'_, B> {
     fn train_step(&mut self) -> Result<Option<(Issued, StepSync)>, TrainError> {
         let start = Instant::now();
         let config = &self.plan.config;
-        let step = self.step + 1;
+        let step = self.state.step + 1;
         if let Some(drill) = &self.drill {
             drill.begin_step(step);
         }
@@ -147,7 +149,7 @@ impl<B: Layer> Rank<'_, B> {
             plan: self.plan,
             engine: self.model.engine(),
             source: &self.train,
-            first_sample: self.next_sample,
+            first_sample: self.state.next_sample,
             drill: self.drill.as_deref(),
             pace: &mut self.pace,
             grace: &mut self.grace,
@@ -160,10 +162,10 @@ impl<B: Layer> Rank<'_, B> {
         let step_s = start.elapsed().as_secs_f64();
         self.grace.mind(sync.longest_pass, Some(step_s), self.rank);
 
-        self.step = step;
-        self.next_sample += config.train.global_batch as u64;
-        self.tokens += (config.train.global_batch * config.data.seq_len) as u64;
-        let (peak_bytes, tokens) = (sync.peak_bytes, self.tokens);
+        self.state.step = step;
+        self.state.next_sample += config.train.global_batch as u64;
+        self.state.tokens += (config.train.global_batch * config.data.seq_len) as u64;
+        let (peak_bytes, tokens) = (sync.peak_bytes, self.state.tokens);
         Ok(Some((Issued { step, update, lr, start, peak_bytes, tokens }, sync)))
     }
 
@@ -186,7 +188,7 @@ impl<B: Layer> Rank<'_, B> {
             return Ok(None);
         };
         if let Some(reporter) = reporter {
-            let metrics = EvalMetrics { step: self.step, val_loss, val_tokens };
+            let metrics = EvalMetrics { step: self.state.step, val_loss, val_tokens };
             let path = metrics_of_run(&self.plan.out);
             reporter.evaluation(&metrics).map_err(TrainError::io("write", &path))?;
         }
@@ -235,7 +237,7 @@ impl<B: Layer> Rank<'_, B> {
             .map_or_else(String::new, |unigram| format!(" (unigram entropy {:.4})", unigram.validation));
         say(&format!(
             "done: {}, validation loss {:.4}{unigram}, {:.1} s, checkpoint {}",
-            number_of(self.step, "step"),
+            number_of(self.state.step, "step"),
             val_loss,
             self.started.elapsed().as_secs_f64(),
             checkpoint.display()

@@ -5,9 +5,7 @@ use std::path::PathBuf;
 use kiln_model::layers::Layer;
 
 use super::state::Rank;
-use crate::checkpoint::{
-    self, CheckpointError, CheckpointState, Format, Progress, SaveContext, SavedOptimizer,
-};
+use crate::checkpoint::{self, CheckpointError, Format, Progress, SaveContext, SavedOptimizer};
 use crate::config::OnFailure;
 use crate::error::TrainError;
 use crate::run::plan::Plan;
@@ -18,23 +16,12 @@ impl<B: Layer> Rank<'_, B> {
     pub(super) fn save(&mut self, last: bool) -> Result<(), TrainError> {
         // So that its failure is told from that of this one.
         self.settle_earlier_save()?;
-        let Plan { message, config, model, tokenizer, .. } = self.plan;
+        let Plan { message, tokenizer, .. } = self.plan;
         self.model.engine().set_activity("checkpoint");
-        let state = CheckpointState {
-            step: self.step,
-            skipped: self.skipped,
-            loss_scale: self.loss_scale,
-            next_sample: self.next_sample,
-            tokens: self.tokens,
-            seed: config.train.seed,
-            model: model.clone(),
-            context_length: config.data.seq_len,
-            data_sha256: message.data.train.sha256.clone(),
-        };
         let context = SaveContext {
             architecture: message.architecture.clone(),
             optimizer: SavedOptimizer::adamw(),
-            state,
+            state: self.state.clone(),
             config: Some(message.config.clone()),
             files: Vec::new(),
             // As it was at the start: the data may be replaced while the run goes on.

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use kiln_shard::{Mesh, ShardError};
 
+use crate::checkpoint::shape_line;
 use crate::data::BatchSource;
 use crate::error::TrainError;
 use crate::metrics::say;
@@ -23,17 +24,7 @@ pub(super) fn introduce(
     let mesh = Mesh::new(policy.strategy, ranks, config.shard.shard_size);
     let mesh = mesh.map_err(ShardError::from)?;
     say(&plan.device.describe());
-    say(&format!(
-        "model: {:.2}M parameters, vocabulary {}, d_model {}, {} layers, {} heads / {} kv, d_ff {}{}",
-        parameters as f64 / 1e6,
-        model.vocab_size,
-        model.d_model,
-        model.layers,
-        model.heads,
-        model.kv_heads,
-        model.d_ff,
-        if model.tie_embeddings { ", tied" } else { "" }
-    ));
+    say(&shape_line(model, format_args!("{:.2}M", parameters as f64 / 1e6)));
     say(&format!(
         "ranks: {ranks} x {}, mesh {mesh}, {}, recompute {}",
         number_of(*threads, "thread"),

@@ -101,9 +101,9 @@ impl<B: Layer> Rank<'_, B> {
         let now = Instant::now();
         let step_s = (now - self.settled.max(start)).as_secs_f64();
         self.settled = now;
-        self.loss_scale = outcome.loss_scale;
+        self.state.loss_scale = outcome.loss_scale;
         let left_out = self.why_left_out(step, &outcome)?;
-        self.skipped += u64::from(left_out.is_some());
+        self.state.skipped += u64::from(left_out.is_some());
 
         let Outcome { loss, grad_norm, .. } = outcome;
         let of_step = (self.plan.config.train.global_batch * self.plan.config.data.seq_len) as f64;
@@ -111,7 +111,7 @@ impl<B: Layer> Rank<'_, B> {
         if let Some(reporter) = reporter {
             let reported = match left_out {
                 Some(why) => {
-                    let (skipped, parameter) = (self.skipped, outcome.non_finite);
+                    let (skipped, parameter) = (self.state.skipped, outcome.non_finite);
                     reporter.skip(&SkipMetrics { step, skipped, parameter }, &why)
                 }
                 None => {
