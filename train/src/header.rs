@@ -21,10 +21,7 @@ pub(crate) fn header_bytes(first: [u8; size_of::<u64>()], length: u64) -> Result
     if header > MAX_HEADER {
         return Err(SafeTensorError::HeaderTooLarge);
     }
-    if header > length {
-        return Err(SafeTensorError::InvalidHeaderLength);
-    }
-    Ok(header as usize)
+    if header > length { Err(SafeTensorError::InvalidHeaderLength) } else { Ok(header as usize) }
 }
 
 /// What a header of [`header_bytes`] bytes describes: arrays that follow it without gaps, and take all of a

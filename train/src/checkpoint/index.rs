@@ -3,25 +3,13 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use serde::Serialize;
+use serde_json::json;
 
 use super::manifest::TensorEntry;
 use super::saved::Saved;
 use super::{CheckpointError, disk};
 
 pub(super) const INDEX_FILE: &str = "model.safetensors.index.json";
-
-/// `model.safetensors.index.json`, in the layout of Hugging Face.
-#[derive(Serialize)]
-struct Index<'a> {
-    metadata: IndexMetadata,
-    weight_map: BTreeMap<&'a str, &'a str>,
-}
-
-#[derive(Serialize)]
-struct IndexMetadata {
-    total_size: u64,
-}
 
 /// Writes the index of the weights; returns its name.
 pub(super) fn write_index(folder: &Path, tensors: &[TensorEntry]) -> Result<String, CheckpointError> {
@@ -34,10 +22,7 @@ pub(super) fn write_index(folder: &Path, tensors: &[TensorEntry]) -> Result<Stri
         }
     }
     let path = folder.join(INDEX_FILE);
-    let index = Index { metadata: IndexMetadata { total_size }, weight_map };
-    let mut json =
-        serde_json::to_string_pretty(&index).map_err(|error| CheckpointError::damaged(&path, error))?;
-    json.push('\n');
-    disk::write(&path, json.as_bytes())?;
+    let index = json!({"metadata": {"total_size": total_size}, "weight_map": weight_map});
+    disk::write(&path, format!("{index:#}\n").as_bytes())?;
     Ok(INDEX_FILE.to_owned())
 }

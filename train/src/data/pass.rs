@@ -31,7 +31,7 @@ pub(super) struct Pass<'a> {
     pub(super) passed_over: PassedOver,
     pub(super) text_bytes: u64,
     /// Size and index of the two longest chunks, the longest first.
-    longest: [(usize, u64); 2],
+    pub(super) longest: [(usize, u64); 2],
 }
 
 impl<'a> Pass<'a> {
@@ -134,11 +134,5 @@ impl<'a> Pass<'a> {
             (_, 0) => Some(Split::Validation),
             _ => None,
         }
-    }
-
-    /// The chunk to assign to an empty split: long enough to be of use there, and not
-    /// the longest, which the other split may consist of.
-    pub(super) fn second_longest(&self) -> u64 {
-        self.longest[1].1
     }
 }

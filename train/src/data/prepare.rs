@@ -119,7 +119,9 @@ pub fn prepare_unless(
     if let Some(empty) = pass.empty_split() {
         // By chance, no chunk went there. This takes a corpus so small that a second
         // pass, with one chunk assigned by hand, costs nothing.
-        let forced = Some((pass.second_longest(), empty));
+        // That is the second longest: long enough to be of use there, and not the longest, which the other split
+        // may consist of.
+        let forced = Some((pass.longest[1].1, empty));
         // Its writers still hold tokens, which must not reach the new files.
         drop(pass);
         pass = Pass::new(&tokenizer, output.path(), options, stop)?;

@@ -13,32 +13,32 @@ pub struct Diagnosis {
     /// Who was asked where this process stands.
     pub(super) sources: Vec<Considered>,
     /// Where it stands.
-    pub(super) place: Part,
+    pub(super) place: Section,
     /// Where it would meet others, if there are any.
-    pub(super) network: Option<Part>,
+    pub(super) network: Option<Section>,
     /// Where ranks would listen for each other.
-    pub(super) ports: Part,
+    pub(super) ports: Section,
     /// Cores and memory.
-    pub(super) machine: Part,
+    pub(super) machine: Section,
     /// GPUs and what a run on them needs.
-    pub(super) gpus: Part,
+    pub(super) gpus: Section,
     /// Whether training could start as far as one can tell; if not, the configuration is wrong.
     pub healthy: bool,
 }
 
 /// One part of a diagnosis.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Part {
+pub(super) struct Section {
     /// For programs.
     pub(super) facts: Map<String, Value>,
     /// For people.
     pub(super) lines: Vec<String>,
 }
 
-impl Part {
+impl Section {
     /// Something that there are only words for.
     pub(super) fn in_words(lines: Vec<String>) -> Self {
-        Part { facts: Map::new(), lines }
+        Section { facts: Map::new(), lines }
     }
 
     /// `facts` is an object.
@@ -47,7 +47,7 @@ impl Part {
             Value::Object(facts) => facts,
             _ => Map::new(),
         };
-        Part { facts, lines }
+        Section { facts, lines }
     }
 
     fn to_json(&self) -> Value {
@@ -98,7 +98,7 @@ impl Diagnosis {
             "healthy": self.healthy,
             "sources": self.sources.iter().map(source).collect::<Vec<_>>(),
             "place": self.place.to_json(),
-            "network": self.network.as_ref().map(Part::to_json),
+            "network": self.network.as_ref().map(Section::to_json),
             "ports": self.ports.to_json(),
             "machine": self.machine.to_json(),
             "gpus": self.gpus.to_json(),

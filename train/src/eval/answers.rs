@@ -73,10 +73,7 @@ pub fn read_pairs(path: &Path) -> Result<Vec<(usize, Pair)>, EvalError> {
             }
         })
         .collect::<Result<_, _>>()?;
-    if pairs.is_empty() {
-        return Err(EvalError::NoPairs { path: path.to_owned() });
-    }
-    Ok(pairs)
+    if pairs.is_empty() { Err(EvalError::NoPairs { path: path.to_owned() }) } else { Ok(pairs) }
 }
 
 impl TokenPair {

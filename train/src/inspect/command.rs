@@ -112,10 +112,7 @@ fn read(folder: &Path) -> Found {
 fn read_one(path: &Path, rank: usize) -> Result<Flight, String> {
     let text = files::read(path, MAX_BYTES).map_err(|error| error.to_string())?;
     let flight: Flight = serde_json::from_slice(&text).map_err(|error| error.to_string())?;
-    if flight.rank != rank {
-        return Err(format!("it is of rank {}", flight.rank));
-    }
-    Ok(flight)
+    if flight.rank != rank { Err(format!("it is of rank {}", flight.rank)) } else { Ok(flight) }
 }
 
 /// One line: what the rank was doing, what it called last, what it waits for.

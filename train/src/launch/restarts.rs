@@ -73,7 +73,7 @@ impl Restarts {
 
     /// What follows on a life that ended so and `lasted` so long. Another life is counted as begun.
     pub(super) fn after(&mut self, ends: &Ends, verdict: Verdict, lasted: Duration) -> Next {
-        if !verdict.may_restart() || self.most == 0 {
+        if verdict != Verdict::Failed || self.most == 0 {
             return Next::End;
         }
         let failures: Vec<_> = ends.ranks.iter().filter_map(Failure::of).collect();

@@ -117,11 +117,6 @@ pub(crate) fn parse(bytes: &[u8]) -> Vec<(Word, String)> {
     bytes.split(|byte| *byte == 0).filter_map(word).collect()
 }
 
-/// The id of the run that earlier lives of this job have worked on, if their launcher knows it.
-pub(crate) fn run_before() -> Option<String> {
-    std::env::var(RUN).ok()
-}
-
 /// The time between SIGTERM and SIGKILL, if the launcher or whoever started this process has told it. Fails
 /// if what was told is no such time.
 pub(crate) fn grace() -> Result<Option<Duration>, GraceError> {

@@ -120,7 +120,7 @@ fn tell(
     message: &[u8],
     timeout: Duration,
 ) -> Result<(), TrainError> {
-    let Beat { stops, .. } = beat(world, message.len(), false, timeout)?;
+    let (_, stops) = beat(world, message.len(), false, timeout)?;
     if stops {
         options.stop.store(true, Ordering::Relaxed);
     }
@@ -134,7 +134,7 @@ fn tell(
 fn listen(world: &dyn Communicator, options: &RunOptions, timeout: Duration) -> Result<Vec<u8>, TrainError> {
     loop {
         let stops = options.stop.load(Ordering::Relaxed);
-        let Beat { length, .. } = beat(world, 0, stops, timeout)?;
+        let (length, _) = beat(world, 0, stops, timeout)?;
         if length > 0 {
             let message = broadcast(world, Buffer::zeros(DType::U8, length), timeout)?;
             return Ok(message.as_bytes().to_vec());
@@ -142,21 +142,19 @@ fn listen(world: &dyn Communicator, options: &RunOptions, timeout: Duration) -> 
     }
 }
 
-/// What all ranks know after one of rank 0's beats.
-struct Beat {
-    /// Bytes of the message that follows; 0 if rank 0 is still at work.
+/// Rank 0 gives the bytes of the message that follows, 0 if it is still at work, and the others whether they were
+/// asked to stop. Returns the bytes, and whether any rank was asked. Collective.
+fn beat(
+    world: &dyn Communicator,
     length: usize,
-    /// Whether a rank other than 0 was asked to stop.
     stops: bool,
-}
-
-/// Rank 0 gives the `length`, the others whether they were asked to stop. Collective.
-fn beat(world: &dyn Communicator, length: usize, stops: bool, timeout: Duration) -> Result<Beat, TrainError> {
+    timeout: Duration,
+) -> Result<(usize, bool), TrainError> {
     // Lengths of messages in memory are exact in f64.
     let said = Buffer::from_slice(&[length as f64, f64::from(u8::from(stops))]);
     let sums = world.all_reduce(label(), said).wait(timeout).map_err(failed)?;
     let sums = sums.as_slice::<f64>().map_err(ShardError::from)?;
-    Ok(Beat { length: sums[0] as usize, stops: sums[1] > 0.0 })
+    Ok((sums[0] as usize, sums[1] > 0.0))
 }
 
 fn broadcast(world: &dyn Communicator, buffer: Buffer, timeout: Duration) -> Result<Buffer, TrainError> {

@@ -3,7 +3,6 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use burn::module::Module;
 use burn::tensor::Device;
 use clap::Args;
 use kiln_collectives::Communicator;
@@ -131,12 +130,11 @@ fn run_decoder<B: Layer>(
     surroundings::check(options)?;
     let config = with_ranks(config, options)?;
     let device = ResolvedDevice::new(&config, options.place.as_ref())?;
-    let decoder = RunDecoder { architecture, make: &decoder };
     match &options.place {
-        None => run_as_threads(config, options, &device, &decoder),
+        None => run_as_threads(config, options, &device, &architecture, &decoder),
         Some(place) => {
             let world = joining::join(place, &config.comm, &options.stop)?;
-            run_as_process(&world, config, options, &device, place, &decoder)
+            run_as_process(&world, config, options, &device, place, &architecture, &decoder)
         }
     }
 }
@@ -153,21 +151,14 @@ pub fn train_joined(
     let decoder = |model: &ModelConfig, key: Key, device: &Device| {
         Decoder::with_blocks(model, key, device, |index| Block::new(model, index, key, device))
     };
-    let decoder = RunDecoder { architecture: Architecture::decoder(), make: &decoder };
     let config = with_ranks(config, options)?;
     match &options.place {
         None => Err(TrainError::usage("a world was given, but no place in it")),
         Some(place) => {
             let (device, world) = (ResolvedDevice::for_joined(&config)?, World::given(world));
-            run_as_process(&world, config, options, &device, place, &decoder)
+            run_as_process(&world, config, options, &device, place, &Architecture::decoder(), &decoder)
         }
     }
-}
-
-/// The decoder of a run: what it is, and how it is made.
-struct RunDecoder<'a, B: Module> {
-    architecture: Architecture,
-    make: &'a MakeDecoder<'a, B>,
 }
 
 /// All ranks, as threads of this process.
@@ -175,15 +166,15 @@ fn run_as_threads<B: Layer>(
     config: Config,
     options: &RunOptions,
     device: &ResolvedDevice,
-    decoder: &RunDecoder<'_, B>,
+    architecture: &Architecture,
+    decoder: &MakeDecoder<'_, B>,
 ) -> Result<Summary, TrainError> {
     device.warn_of_idle_gpus();
-    let plan =
-        plan::make(&config, options, device, &decoder.architecture, |model| modules(model, decoder.make))?;
+    let plan = plan::make(&config, options, device, architecture, |model| modules(model, decoder))?;
     let mut summaries = run_ranks(plan.config.train.ranks, plan.message.threads, |world| {
         let (world, drill) = fault::rehearse(world, options.fault.as_ref(), options.job().restarts);
         let flight = FlightGuard::new(&plan.out, plan.held(), world.clone());
-        let outcome = flight.watch(|| Rank::start(&plan, world, drill, decoder.make)?.run());
+        let outcome = flight.watch(|| Rank::start(&plan, world, drill, decoder)?.run());
         outcome.map_err(|error| error.with_flights(&plan.out))
     })?;
     Ok(summaries.swap_remove(0))
@@ -196,21 +187,22 @@ fn run_as_process<B: Layer>(
     options: &RunOptions,
     device: &ResolvedDevice,
     place: &RankEnv,
-    decoder: &RunDecoder<'_, B>,
+    architecture: &Architecture,
+    decoder: &MakeDecoder<'_, B>,
 ) -> Result<Summary, TrainError> {
     let threads = device::threads_per_rank(&config.device, device::ranks_sharing_cores(place));
     let summary = run_rank(met.communicator(), threads, |world| {
         let (world, drill) = fault::rehearse(world, options.fault.as_ref(), place.job.restarts);
         let config = with_groups(config.clone(), &*world)?;
-        agree::on_config(&*world, &config, options, &decoder.architecture)?;
+        agree::on_config(&*world, &config, options, architecture)?;
         if config.device.backend != Backend::Cpu {
             met.settle_on(device, &config.comm)?;
         }
         let plan = agree::on_plan(&*world, &config, options, device, || {
-            plan::make(&config, options, device, &decoder.architecture, |model| modules(model, decoder.make))
+            plan::make(&config, options, device, architecture, |model| modules(model, decoder))
         })?;
         let flight = FlightGuard::new(&plan.out, plan.held(), world.clone());
-        let outcome = flight.watch(|| Rank::start(&plan, world, drill, decoder.make)?.run());
+        let outcome = flight.watch(|| Rank::start(&plan, world, drill, decoder)?.run());
         outcome.map_err(|error| error.with_flights(&plan.out))
     });
     Ok(summary.inspect_err(|_| met.give_up())?)

@@ -109,7 +109,7 @@ pub(super) fn find(config: &Config, options: &RunOptions) -> Result<Found, Train
     }
     let out = resolve(&named);
     let content = content_of(&out, &config.data.path)?;
-    if let Some(before) = launcher::run_before()
+    if let Some(before) = std::env::var(launcher::RUN).ok()
         && content.identity().is_none_or(|now| now.id != before)
     {
         return Err(FolderError::NotTheSame(out).into());

@@ -52,10 +52,7 @@ impl TensorEntry {
                 return Err(format!("`{}` is not among the files", chunk.file));
             }
         }
-        if end != numel {
-            return Err(format!("its pieces hold {end} elements of {numel}"));
-        }
-        Ok(())
+        if end != numel { Err(format!("its pieces hold {end} elements of {numel}")) } else { Ok(()) }
     }
 }
 

@@ -64,18 +64,15 @@ impl Holder {
         (&self.process, &self.run) == (&other.process, &other.run)
     }
 
-    /// Whether the file may well be of whoever holds the folder now, and not of someone before.
-    fn is_current(&self) -> bool {
-        !self.ended && self.process.is_gone() != Some(true)
-    }
-
     /// Says who holds the folder, going by its file at `path`. One that has just begun is given the time
     /// to write it.
     pub(super) fn describe(path: &Path, mut pause: impl FnMut()) -> String {
         const LOOKS: usize = 10;
         for _ in 0..LOOKS {
             match Holder::read(path) {
-                Some(holder) if holder.is_current() => return format!("a run on {holder}"),
+                Some(holder) if !holder.ended && holder.process.is_gone() != Some(true) => {
+                    return format!("a run on {holder}");
+                }
                 _ => pause(),
             }
         }

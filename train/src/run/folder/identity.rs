@@ -113,10 +113,7 @@ impl Identity {
         if self.job.is_none() || self.job != claimant.job {
             return Err(OTHER_JOB);
         }
-        if !self.was_started_as(claimant) {
-            return Err(OTHER_CONFIG);
-        }
-        Ok(())
+        if !self.was_started_as(claimant) { Err(OTHER_CONFIG) } else { Ok(()) }
     }
 
     /// Whether it was last started with the configuration of `claimant`.
