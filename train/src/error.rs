@@ -17,6 +17,9 @@ use crate::place::EnvError;
 use crate::process::GraceError;
 use crate::run::{FolderError, MAX_SKIPPED, MemoryError, PositionKey};
 
+/// What a part of a run comes to.
+pub type Result<T, E = TrainError> = std::result::Result<T, E>;
+
 /// Why a run failed.
 #[derive(Debug, thiserror::Error)]
 pub enum TrainError {

@@ -9,7 +9,7 @@ use clap::Args;
 
 use crate::config::DataSection;
 use crate::data::{self, DataError, DataInfo, PrepareOptions, Progress, Stream, TokenizerSource, Verified};
-use crate::error::TrainError;
+use crate::error::Result;
 use crate::metrics::say;
 use crate::process::stop_on_signals;
 
@@ -54,7 +54,7 @@ struct TokenizerArgs {
 
 impl PrepareArgs {
     /// Prepares data and says what came of it.
-    pub(crate) fn run(self) -> Result<(), TrainError> {
+    pub(crate) fn run(self) -> Result<()> {
         let tokenizer = match (self.tokenizer.tokenizer, self.tokenizer.vocab_size) {
             (Some(file), _) => TokenizerSource::File(file),
             (None, vocab_size) => TokenizerSource::Train {
@@ -76,7 +76,7 @@ impl PrepareArgs {
 
 impl VerifyArgs {
     /// Compares a folder with its checksums; returns what to say.
-    pub(crate) fn run(self) -> Result<String, TrainError> {
+    pub(crate) fn run(self) -> Result<String> {
         Ok(verify(&self.folder)?)
     }
 }

@@ -20,7 +20,7 @@ use serde::Serialize;
 use super::{check_counts, default_config, median, step};
 use crate::config::{self, Backend, Config};
 use crate::device::{ResolvedDevice, ranks_sharing_cores, threads_per_rank};
-use crate::error::TrainError;
+use crate::error::{Result, TrainError};
 use crate::launch;
 use crate::place::{self, RankEnv, Role};
 use crate::process::output::say;
@@ -51,7 +51,7 @@ pub(crate) struct StrategiesArgs {
 
 impl StrategiesArgs {
     /// Measures, or starts the ranks of a node; returns the exit code.
-    pub(crate) fn run(self) -> Result<u8, TrainError> {
+    pub(crate) fn run(self) -> Result<u8> {
         let place = match place::find_here(&place::Flags::default())? {
             Role::Node(node) => return Ok(launch::run_node(node)?),
             Role::Rank(place) => Some(place),
@@ -136,8 +136,8 @@ impl Ranks<'_> {
     fn run<T: Send>(
         &self,
         config: &Config,
-        body: impl Fn(Arc<dyn Communicator>) -> Result<T, TrainError> + Sync,
-    ) -> Result<T, TrainError> {
+        body: impl Fn(Arc<dyn Communicator>) -> Result<T> + Sync,
+    ) -> Result<T> {
         match self {
             Ranks::Threads => {
                 let ranks = config.train.ranks;
@@ -154,11 +154,7 @@ impl Ranks<'_> {
 }
 
 /// Meets the other processes, if ranks are processes, and makes sure that all were started alike.
-fn meet<'a>(
-    config: &Config,
-    options: &'a StrategiesOptions,
-    selected: &ResolvedDevice,
-) -> Result<Ranks<'a>, TrainError> {
+fn meet<'a>(config: &Config, options: &'a StrategiesOptions, selected: &ResolvedDevice) -> Result<Ranks<'a>> {
     let Some(place) = &options.place else {
         selected.warn_of_idle_gpus();
         return Ok(Ranks::Threads);
@@ -180,7 +176,7 @@ fn meet<'a>(
 
 /// Measures all strategies. Of ranks that are processes, every one calls this; the figures are those of its
 /// own, and rank 0's are the ones to show.
-pub fn strategies(options: &StrategiesOptions) -> Result<StrategiesTable, TrainError> {
+pub fn strategies(options: &StrategiesOptions) -> Result<StrategiesTable> {
     let mut config = options.config.clone().unwrap_or_else(default_config);
     let place = options.place.as_ref();
     if place.is_none() && options.ranks.is_none() {
@@ -248,9 +244,9 @@ fn measure(
     strategy: Strategy,
     shard_size: Option<usize>,
     steps: usize,
-) -> Result<StrategyRow, TrainError> {
+) -> Result<StrategyRow> {
     let policy = Policy { strategy, ..run::policy(config) };
-    let measured = ranks.run(config, |world| -> Result<StrategyRow, TrainError> {
+    let measured = ranks.run(config, |world| -> Result<StrategyRow> {
         let rank = world.rank();
         // As in training: the size that the user names is that of the hybrids' groups.
         let shard_size = shard_size.filter(|_| strategy.is_hybrid());
@@ -276,7 +272,7 @@ fn measure(
 }
 
 /// Waits until `device` has done what this rank has given it.
-fn settle(device: &Device) -> Result<(), TrainError> {
+fn settle(device: &Device) -> Result<()> {
     device.sync().map_err(|error| TrainError::Crash(format!("the device has failed: {error}")))
 }
 

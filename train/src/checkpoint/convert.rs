@@ -11,7 +11,7 @@ use super::index::INDEX_FILE;
 use super::manifest::Format;
 use super::part::{self, Completion, Entry, Values};
 use super::saved::Saved;
-use super::{CONFIG_FILE, Checkpoint, CheckpointError, CheckpointReader, SaveContext, full, verify};
+use super::{CONFIG_FILE, Checkpoint, CheckpointError, CheckpointReader, Result, SaveContext, full, verify};
 use crate::error::TrainError;
 use crate::files::{self, MAX_WHOLE};
 use crate::weights::{NotFinite, Weights as _};
@@ -70,12 +70,7 @@ impl ConvertArgs {
 /// files are those that a run of so many ranks would have written. Holds one parameter at a time. Fails when
 /// `out` exists, the checkpoint is damaged, a weight is no finite number, or a file cannot be read or
 /// written.
-pub fn convert(
-    checkpoint: &Checkpoint,
-    out: &Path,
-    format: Format,
-    ranks: usize,
-) -> Result<(), CheckpointError> {
+pub fn convert(checkpoint: &Checkpoint, out: &Path, format: Format, ranks: usize) -> Result<()> {
     part::check_free(out)?;
     // Parts of chunks are read below, which say nothing about the whole.
     if let Some(problem) = verify(checkpoint).problems.into_iter().next() {
@@ -138,7 +133,7 @@ struct Source<'a> {
 
 impl Source<'_> {
     /// Fails if a weight that was read is no finite number.
-    fn check(&self) -> Result<(), CheckpointError> {
+    fn check(&self) -> Result<()> {
         self.found.take().check(self.reader.folder(), true)
     }
 }
@@ -149,7 +144,7 @@ impl Values for Source<'_> {
         first.is_some_and(|parameter| self.reader.has(&parameter.name, saved))
     }
 
-    fn get(&self, layout: &[ParamGroupLayout], entry: &Entry) -> Result<Cow<'_, [f32]>, CheckpointError> {
+    fn get(&self, layout: &[ParamGroupLayout], entry: &Entry) -> Result<Cow<'_, [f32]>> {
         let name = &layout[entry.group].parameters[entry.slot].name;
         let mut values = vec![0.0; entry.range.len()];
         self.reader.read(name, &entry.saved, entry.range.clone(), &mut values)?;

@@ -9,6 +9,9 @@ use kiln_shard::ShardError;
 use super::SavedOptimizer;
 use crate::{files, mismatch};
 
+/// What work on checkpoints comes to.
+pub(super) type Result<T, E = CheckpointError> = std::result::Result<T, E>;
+
 /// What can go wrong with checkpoints.
 #[derive(Debug, thiserror::Error)]
 pub enum CheckpointError {

@@ -6,7 +6,7 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use super::disk::{self, is_whole};
-use super::{CheckpointError, MANIFEST_FILE};
+use super::{CheckpointError, MANIFEST_FILE, Result};
 use crate::files;
 
 /// Folder of all checkpoints inside a run folder.
@@ -123,7 +123,7 @@ pub(super) fn earlier(path: &Path, is_usable: impl Fn(&Path) -> bool) -> Option<
 }
 
 /// Makes `latest` name the checkpoint of `step`.
-pub(super) fn point_to(folder: &Path, step: u64) -> Result<(), CheckpointError> {
+pub(super) fn point_to(folder: &Path, step: u64) -> Result<()> {
     let beside = folder.join(format!(".{LATEST_FILE}{PARTIAL}"));
     let name = format!("{FOLDER_PREFIX}{step}");
     disk::write(&beside, name.as_bytes())?;
@@ -133,7 +133,7 @@ pub(super) fn point_to(folder: &Path, step: u64) -> Result<(), CheckpointError> 
 
 /// Lets `latest` name the checkpoint of `step`, from which a run goes on, where it names another one or
 /// none. Returns whether it did.
-pub(crate) fn mend_latest(folder: &Path, step: u64) -> Result<bool, CheckpointError> {
+pub(crate) fn mend_latest(folder: &Path, step: u64) -> Result<bool> {
     if !is_whole(&place_of(folder, step)) || named_latest(folder) == Some(step) {
         return Ok(false);
     }
@@ -178,7 +178,7 @@ pub(super) fn remove_old(folder: &Path, keep: Keep, step: u64) {
     }
 }
 
-fn warn_unless(outcome: Result<(), CheckpointError>, path: &Path, what: &str) {
+fn warn_unless(outcome: Result<()>, path: &Path, what: &str) {
     if let Err(error) = outcome {
         tracing::warn!(path = %path.display(), %error, "{what}");
     }
@@ -216,7 +216,7 @@ pub fn later_than(folder: &Path, step: u64) -> Vec<u64> {
 
 /// Moves the checkpoints of steps after `step` to the new folder `aside`; the one of `step` is the latest
 /// then, if it is there.
-pub fn move_later(folder: &Path, step: u64, aside: &Path) -> Result<(), CheckpointError> {
+pub fn move_later(folder: &Path, step: u64, aside: &Path) -> Result<()> {
     fs::create_dir(aside).map_err(CheckpointError::io("create", aside))?;
     for later in later_than(folder, step) {
         let to = place_of(aside, later);

@@ -14,7 +14,7 @@ use super::manifest::Format;
 use super::part::{self, Completion, Entry, PartFile, WriterOutput};
 use super::saved::Saved;
 use super::status::{Patience, Status};
-use super::{CheckpointError, SaveContext};
+use super::{CheckpointError, Result, SaveContext};
 use crate::weights::{Watched, Weights};
 
 fn model_file(group: usize, groups: usize) -> String {
@@ -41,10 +41,8 @@ pub(super) fn save(
     slots: Vec<Saved>,
     beside: &Path,
     patience: Patience,
-    complete: impl FnOnce(&[ParamGroupLayout], Vec<WriterOutput>, &Status) -> Result<(), CheckpointError>
-    + Send
-    + 'static,
-) -> Result<(), CheckpointError> {
+    complete: impl FnOnce(&[ParamGroupLayout], Vec<WriterOutput>, &Status) -> Result<()> + Send + 'static,
+) -> Result<()> {
     let layout = &engine.layout().groups;
     let rank = engine.world().rank();
     let all: Vec<_> = [Saved::Weight].into_iter().chain(slots.clone()).collect();
@@ -71,11 +69,7 @@ pub(super) fn save(
 }
 
 /// Waits until rank 0 has written what it was given. No rank waits long for another's word. Collective.
-fn wait_for(
-    mut writer: Option<&mut GroupWriter>,
-    engine: &Engine,
-    beat: Duration,
-) -> Result<(), CheckpointError> {
+fn wait_for(mut writer: Option<&mut GroupWriter>, engine: &Engine, beat: Duration) -> Result<()> {
     loop {
         let is_busy = writer.as_mut().is_some_and(|writer| !writer.wait(beat));
         let busy = [f64::from(u8::from(is_busy))];
@@ -85,18 +79,18 @@ fn wait_for(
     }
 }
 
-type Job = Box<dyn FnOnce(&mut GroupFiles) -> Result<(), CheckpointError> + Send>;
+type Job = Box<dyn FnOnce(&mut GroupFiles) -> Result<()> + Send>;
 
 /// The thread of rank 0 that writes groups, as rank 0 sees it: it does one job after the other, and none
 /// after one that has failed. Rank 0 goes on gathering also when it cannot write any more.
 struct GroupWriter {
     jobs: Option<Sender<Job>>,
-    done: Receiver<Result<(), CheckpointError>>,
+    done: Receiver<Result<()>>,
     status: Arc<Status>,
     timeout: Duration,
     folder: PathBuf,
     busy: bool,
-    outcome: Result<(), CheckpointError>,
+    outcome: Result<()>,
 }
 
 impl GroupWriter {
@@ -134,7 +128,7 @@ impl GroupWriter {
     }
 
     /// Gives it something to do, unless it has failed.
-    fn give(&mut self, job: impl FnOnce(&mut GroupFiles) -> Result<(), CheckpointError> + Send + 'static) {
+    fn give(&mut self, job: impl FnOnce(&mut GroupFiles) -> Result<()> + Send + 'static) {
         if let (Some(jobs), Ok(())) = (&self.jobs, &self.outcome) {
             self.status.get_on();
             // A thread that is gone is noticed by whoever waits for it.
@@ -171,7 +165,7 @@ impl GroupWriter {
         true
     }
 
-    fn outcome(mut self) -> Result<(), CheckpointError> {
+    fn outcome(mut self) -> Result<()> {
         std::mem::replace(&mut self.outcome, Ok(()))
     }
 }
@@ -199,11 +193,11 @@ struct GroupFiles {
 
 impl GroupFiles {
     /// Notes that the disk takes something; fails if nobody wants this checkpoint any more.
-    fn go_on(&self) -> Result<(), CheckpointError> {
+    fn go_on(&self) -> Result<()> {
         if self.status.get_on() { Ok(()) } else { Err(CheckpointError::OtherRank) }
     }
 
-    fn put(&mut self, group: usize, saved: &Saved, values: &Buffer) -> Result<(), CheckpointError> {
+    fn put(&mut self, group: usize, saved: &Saved, values: &Buffer) -> Result<()> {
         let groups = self.layout.len();
         let mut file = match self.open.take() {
             Some(file) => file,
@@ -239,9 +233,9 @@ pub(super) fn write(
     context: &SaveContext,
     ranks: usize,
     has: impl Fn(usize, &Saved) -> bool,
-    get: impl Fn(&Entry) -> Result<Vec<f32>, CheckpointError>,
-    check: impl FnOnce() -> Result<(), CheckpointError>,
-) -> Result<(), CheckpointError> {
+    get: impl Fn(&Entry) -> Result<Vec<f32>>,
+    check: impl FnOnce() -> Result<()>,
+) -> Result<()> {
     let folder = part::NewFolder::create(place)?;
     let mut part = WriterOutput::default();
     let slots = context.optimizer.slots();
@@ -275,7 +269,7 @@ pub fn write_full(
     weights: &dyn Weights,
     layout: &[ParamGroupLayout],
     context: &SaveContext,
-) -> Result<(), CheckpointError> {
+) -> Result<()> {
     let weights = Watched::new(weights);
     write(
         place,

@@ -10,7 +10,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::CheckpointError;
+use super::{CheckpointError, Result};
 use crate::files;
 
 /// A folder, and the open file in it that shows whose it is.
@@ -32,7 +32,7 @@ impl HeldFolder {
     /// # Errors
     ///
     /// [`CheckpointError::NotHeld`] if it was moved, removed or replaced.
-    pub fn check(&self) -> Result<(), CheckpointError> {
+    pub fn check(&self) -> Result<()> {
         let lost = || CheckpointError::NotHeld { folder: self.folder.clone() };
         let unreadable = |error: std::io::Error| match error.kind() {
             ErrorKind::NotFound | ErrorKind::NotADirectory | ErrorKind::StaleNetworkFileHandle => lost(),

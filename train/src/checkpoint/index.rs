@@ -7,12 +7,12 @@ use serde_json::json;
 
 use super::manifest::TensorEntry;
 use super::saved::Saved;
-use super::{CheckpointError, disk};
+use super::{Result, disk};
 
 pub(super) const INDEX_FILE: &str = "model.safetensors.index.json";
 
 /// Writes the index of the weights; returns its name.
-pub(super) fn write_index(folder: &Path, tensors: &[TensorEntry]) -> Result<String, CheckpointError> {
+pub(super) fn write_index(folder: &Path, tensors: &[TensorEntry]) -> Result<String> {
     let weights = tensors.iter().filter(|tensor| tensor.saved == Saved::Weight);
     let (mut total_size, mut weight_map) = (0, BTreeMap::new());
     for tensor in weights {

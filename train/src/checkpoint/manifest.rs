@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::checksum::Checksum;
 use super::saved::Saved;
-use super::{Architecture, CheckpointError, CheckpointState, MANIFEST_FILE, SavedOptimizer, disk};
+use super::{Architecture, CheckpointError, CheckpointState, MANIFEST_FILE, Result, SavedOptimizer, disk};
 use crate::files::{self, MAX_WHOLE};
 
 /// The version of the format that this build writes.
@@ -144,7 +144,7 @@ impl TensorEntry {
 impl Manifest {
     /// Reads and checks the manifest of the checkpoint in `folder`. Fails when it is missing, cannot be read,
     /// is not as it was written, or does not make sense.
-    pub fn read(folder: &Path) -> Result<Self, CheckpointError> {
+    pub fn read(folder: &Path) -> Result<Self> {
         let path = folder.join(MANIFEST_FILE);
         let bytes = files::read(&path, MAX_MANIFEST).map_err(CheckpointError::unreadable(&path))?;
         Manifest::from_bytes(&bytes).map_err(|problem| CheckpointError::damaged(&path, problem))
@@ -187,7 +187,7 @@ impl Manifest {
     }
 
     /// Writes it into `folder` and waits until it is on the disk.
-    pub(super) fn write(&self, folder: &Path) -> Result<(), CheckpointError> {
+    pub(super) fn write(&self, folder: &Path) -> Result<()> {
         let path = folder.join(MANIFEST_FILE);
         let bytes = self.to_bytes().map_err(|error| CheckpointError::damaged(&path, error))?;
         disk::write(&path, &bytes)
@@ -239,7 +239,7 @@ fn seal(rest: &[u8]) -> String {
 }
 
 /// The entry of a file that is no file of tensors, as it is in `folder`.
-pub(super) fn entry_of(folder: &Path, name: &str) -> Result<FileEntry, CheckpointError> {
+pub(super) fn entry_of(folder: &Path, name: &str) -> Result<FileEntry> {
     let path = folder.join(name);
     let content = files::read(&path, MAX_WHOLE).map_err(CheckpointError::io("read", &path))?;
     let bytes = content.len() as u64;
@@ -247,7 +247,7 @@ pub(super) fn entry_of(folder: &Path, name: &str) -> Result<FileEntry, Checkpoin
 }
 
 /// Fails unless a file that is covered as a whole is as the manifest describes it.
-pub(super) fn check_plain_file(folder: &Path, name: &str, entry: &FileEntry) -> Result<(), CheckpointError> {
+pub(super) fn check_plain_file(folder: &Path, name: &str, entry: &FileEntry) -> Result<()> {
     let path = folder.join(name);
     let found = files::open(&path).map_err(CheckpointError::unreadable(&path))?.metadata();
     let bytes = found.map_err(CheckpointError::io("read", &path))?.len();

@@ -62,6 +62,7 @@ pub use describe::describe;
 pub(crate) use describe::{model_line, shape_line, size};
 pub(crate) use disk::parent_of;
 pub use error::CheckpointError;
+use error::Result;
 pub use folder::{Keep, folder_of_run, later_than, move_later, sweep};
 pub(crate) use folder::{mend_latest, place_of, step_of, surplus};
 pub use full::write_full;

@@ -10,7 +10,7 @@ use super::disk::{self, is_whole};
 use super::folder::{earlier, folder_of_run, has_any, newest, objection, unusable};
 use super::manifest::check_plain_file;
 use super::{
-    Architecture, CONFIG_FILE, CheckpointError, CheckpointState, MANIFEST_FILE, Manifest, Saved,
+    Architecture, CONFIG_FILE, CheckpointError, CheckpointState, MANIFEST_FILE, Manifest, Result, Saved,
     SavedOptimizer, TOKENIZER_FILE,
 };
 
@@ -24,7 +24,7 @@ pub struct Checkpoint {
 impl Checkpoint {
     /// The folder of the checkpoint that `path` stands for: itself, or the newest one in the folder of
     /// all checkpoints of a run or in a run folder. Reads nothing of it.
-    pub fn find(path: &Path) -> Result<PathBuf, CheckpointError> {
+    pub fn find(path: &Path) -> Result<PathBuf> {
         let folders = [path.to_owned(), folder_of_run(path)];
         let folder = if is_whole(path) {
             Some(path.to_owned())
@@ -51,7 +51,7 @@ impl Checkpoint {
 
     /// Opens the checkpoint that `path` stands for; see [`Checkpoint::find`]. Reads and checks the
     /// manifest and the small files, and no weights yet.
-    pub fn open(path: &Path) -> Result<Self, CheckpointError> {
+    pub fn open(path: &Path) -> Result<Self> {
         let folder = Checkpoint::find(path)?;
         match Checkpoint::open_at(&folder) {
             Err(source @ CheckpointError::Damaged { .. }) => {
@@ -66,7 +66,7 @@ impl Checkpoint {
     }
 
     /// Opens the checkpoint in `folder` itself.
-    fn open_at(folder: &Path) -> Result<Self, CheckpointError> {
+    fn open_at(folder: &Path) -> Result<Self> {
         let manifest = Arc::new(Manifest::read(folder)?);
         let checkpoint = Checkpoint { folder: folder.to_owned(), manifest };
         let sizes = checkpoint.manifest.check_sizes();
@@ -87,7 +87,7 @@ impl Checkpoint {
     /// Fails unless the weights are those of its built-in model, by their number, and their files have the
     /// lengths that the manifest says. To be called before memory is taken for them; their content is
     /// checked when it is read.
-    pub(crate) fn check_weights_are_there(&self) -> Result<(), CheckpointError> {
+    pub(crate) fn check_weights_are_there(&self) -> Result<()> {
         self.manifest.check_parameters().map_err(|problem| self.wrong_manifest(problem))?;
         let weights = self.manifest.tensors.iter().filter(|tensor| tensor.saved == Saved::Weight);
         let names: BTreeSet<_> =
@@ -104,7 +104,7 @@ impl Checkpoint {
     }
 
     /// The folder of the newest checkpoint of the run in `out`. Reads nothing of it.
-    pub fn find_latest(out: &Path) -> Result<PathBuf, CheckpointError> {
+    pub fn find_latest(out: &Path) -> Result<PathBuf> {
         let folder = folder_of_run(out);
         newest(&folder).ok_or_else(|| {
             let hint = "start a new run without --resume, or name the run folder with --out";
@@ -124,7 +124,7 @@ impl Checkpoint {
 
     /// Fails unless this was trained with the architecture that the caller builds: weights of the
     /// same names and shapes may mean something else elsewhere.
-    pub fn require_architecture(&self, here: &Architecture) -> Result<(), CheckpointError> {
+    pub fn require_architecture(&self, here: &Architecture) -> Result<()> {
         match self.manifest.architecture.objection(here) {
             None => Ok(()),
             Some(objection) => {
@@ -134,7 +134,7 @@ impl Checkpoint {
     }
 
     /// Fails unless this was trained with the optimizer that is to go on with its state.
-    pub fn require_optimizer(&self, here: &SavedOptimizer) -> Result<(), CheckpointError> {
+    pub fn require_optimizer(&self, here: &SavedOptimizer) -> Result<()> {
         let saved = &self.manifest.optimizer;
         if saved == here {
             return Ok(());

@@ -17,7 +17,7 @@ use super::manifest::{
 };
 use super::saved::Saved;
 use super::tensor_file::TensorFileWriter;
-use super::{CONFIG_FILE, CheckpointError, Checksum, SaveContext, TOKENIZER_FILE, disk, folder};
+use super::{CONFIG_FILE, CheckpointError, Checksum, Result, SaveContext, TOKENIZER_FILE, disk, folder};
 use crate::files::{self, MAX_WHOLE};
 use crate::staging::StagingFolder;
 
@@ -61,7 +61,7 @@ impl PartFile {
         name: String,
         layout: &[ParamGroupLayout],
         entries: Vec<Entry>,
-    ) -> Result<Self, CheckpointError> {
+    ) -> Result<Self> {
         let arrays: Vec<_> = entries
             .iter()
             .map(|entry| {
@@ -76,7 +76,7 @@ impl PartFile {
     }
 
     /// Writes the values of the next entry.
-    pub(super) fn put(&mut self, values: &[f32]) -> Result<(), CheckpointError> {
+    pub(super) fn put(&mut self, values: &[f32]) -> Result<()> {
         let checksum = self.writer.append(values)?;
         if let Some(Entry { group, slot, saved, range }) = self.entries.next() {
             let (offset, length) = (range.start as u64, range.len() as u64);
@@ -87,7 +87,7 @@ impl PartFile {
     }
 
     /// Waits until it is on the disk, and adds it to `part`.
-    pub(super) fn finish(self, part: &mut WriterOutput) -> Result<(), CheckpointError> {
+    pub(super) fn finish(self, part: &mut WriterOutput) -> Result<()> {
         part.files.insert(self.name, self.writer.finish()?);
         part.chunks.extend(self.chunks);
         Ok(())
@@ -100,7 +100,7 @@ pub(super) trait Values {
     fn has(&self, group: usize, saved: &Saved) -> bool;
 
     /// The values of an entry.
-    fn get(&self, layout: &[ParamGroupLayout], entry: &Entry) -> Result<Cow<'_, [f32]>, CheckpointError>;
+    fn get(&self, layout: &[ParamGroupLayout], entry: &Entry) -> Result<Cow<'_, [f32]>>;
 
     /// Says that no more of these are wanted.
     fn done(&mut self, _unit: usize, _saved: &Saved) {}
@@ -114,7 +114,7 @@ pub(super) fn write_chunk(
     index: usize,
     slots: &[Saved],
     values: &mut impl Values,
-) -> Result<WriterOutput, CheckpointError> {
+) -> Result<WriterOutput> {
     let chunks = layout.first().map_or(1, |group| group.chunks);
     let mut part = WriterOutput::default();
     for (kind, saved) in [("model", &[Saved::Weight][..]), ("optimizer", slots)] {
@@ -162,7 +162,7 @@ fn part_file(index: usize) -> String {
 
 impl WriterOutput {
     /// Leaves word of this part in `folder`, for whoever completes the checkpoint.
-    pub(super) fn leave(&self, folder: &Path, index: usize) -> Result<(), CheckpointError> {
+    pub(super) fn leave(&self, folder: &Path, index: usize) -> Result<()> {
         let path = folder.join(part_file(index));
         let json = serde_json::to_vec(self).map_err(|e| CheckpointError::damaged(&path, e))?;
         // Found only when it is whole.
@@ -173,7 +173,7 @@ impl WriterOutput {
 
     /// The word of the writer `index` in `folder`; `None` if it or a file that it describes cannot be
     /// seen there as it was written.
-    fn find(folder: &Path, index: usize) -> Result<Option<WriterOutput>, CheckpointError> {
+    fn find(folder: &Path, index: usize) -> Result<Option<WriterOutput>> {
         let path = folder.join(part_file(index));
         let json = match files::read(&path, MAX_MANIFEST) {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
@@ -200,7 +200,7 @@ pub(super) enum Left {
 
 /// What `count` writers have left in `folder`. Lists the folder anew, and looks up no name that is not
 /// listed: a network file system may remember for long that a name was not there.
-pub(super) fn find_all(folder: &Path, count: usize) -> Result<Left, CheckpointError> {
+pub(super) fn find_all(folder: &Path, count: usize) -> Result<Left> {
     let listed = fs::read_dir(folder).and_then(|entries| entries.collect::<io::Result<Vec<_>>>());
     let listed = listed.map_err(CheckpointError::io("read", folder))?;
     let names: HashSet<_> = listed.iter().map(DirEntry::file_name).collect();
@@ -220,7 +220,7 @@ pub(super) fn find_all(folder: &Path, count: usize) -> Result<Left, CheckpointEr
 }
 
 /// Removes the word that `count` writers have left in `folder`.
-pub(super) fn forget_all(folder: &Path, count: usize) -> Result<(), CheckpointError> {
+pub(super) fn forget_all(folder: &Path, count: usize) -> Result<()> {
     (0..count)
         .map(|index| folder.join(part_file(index)))
         .try_for_each(|path| fs::remove_file(&path).map_err(CheckpointError::io("remove", &path)))
@@ -238,7 +238,7 @@ pub(super) struct Completion<'a> {
 impl Completion<'_> {
     /// Adds everything but the data to the folder `beside` and puts it at `place`. With the last
     /// rename it is there as a whole.
-    pub(super) fn complete(self, beside: &Path, place: &Path) -> Result<(), CheckpointError> {
+    pub(super) fn complete(self, beside: &Path, place: &Path) -> Result<()> {
         let Completion { format, ranks, layout, parts, context } = self;
         let tensors = tensors_of(layout, &parts);
         let mut files: BTreeMap<_, _> = parts.into_iter().flat_map(|part| part.files).collect();
@@ -288,7 +288,7 @@ impl Completion<'_> {
     }
 }
 
-fn copy_into(folder: &Path, source: &Path) -> Result<String, CheckpointError> {
+fn copy_into(folder: &Path, source: &Path) -> Result<String> {
     let content = files::read(source, MAX_WHOLE).map_err(CheckpointError::io("read", source))?;
     let name = source.file_name().unwrap_or_default().to_string_lossy().into_owned();
     disk::write(&folder.join(&name), &content)?;
@@ -328,7 +328,7 @@ pub(super) struct NewFolder {
 
 impl NewFolder {
     /// Starts one for `place`, where nothing must be.
-    pub(super) fn create(place: &Path) -> Result<Self, CheckpointError> {
+    pub(super) fn create(place: &Path) -> Result<Self> {
         let parent = disk::parent_of(place);
         fs::create_dir_all(parent).map_err(CheckpointError::io("create", parent))?;
         let beside = StagingFolder::create(place).map_err(CheckpointError::io("write beside", place))?;
@@ -341,7 +341,7 @@ impl NewFolder {
     }
 
     /// Makes a checkpoint of what was written, at its place.
-    pub(super) fn complete(self, completion: Completion) -> Result<(), CheckpointError> {
+    pub(super) fn complete(self, completion: Completion) -> Result<()> {
         // Again, because a large model takes its time.
         check_free(&self.place)?;
         completion.complete(self.path(), &self.place)?;
@@ -351,7 +351,7 @@ impl NewFolder {
 }
 
 /// Fails if there is anything at `place`, also a link that leads nowhere.
-pub(super) fn check_free(place: &Path) -> Result<(), CheckpointError> {
+pub(super) fn check_free(place: &Path) -> Result<()> {
     match place.exists() || place.is_symlink() {
         true => Err(CheckpointError::Exists { path: place.to_owned() }),
         false => Ok(()),
@@ -359,7 +359,7 @@ pub(super) fn check_free(place: &Path) -> Result<(), CheckpointError> {
 }
 
 /// The folder that a run writes its checkpoint for `place` to, new and empty.
-pub(super) fn begin(place: &Path) -> Result<PathBuf, CheckpointError> {
+pub(super) fn begin(place: &Path) -> Result<PathBuf> {
     let beside = folder::beside(place);
     disk::remove(&beside)?;
     fs::create_dir_all(&beside).map_err(CheckpointError::io("create", &beside))?;

@@ -13,7 +13,7 @@ use kiln_shard::Engine;
 use super::read_ahead::ReadAhead;
 use super::saved::Saved;
 use super::tensor_file::TensorFile;
-use super::{Checkpoint, CheckpointError, Checksum, SavedOptimizer};
+use super::{Checkpoint, CheckpointError, Checksum, Result, SavedOptimizer};
 use crate::weights::{self, AllowMissing, Weights};
 
 /// Reads from a checkpoint. Whole chunks are checked as they are read; of those that several ranks
@@ -71,13 +71,7 @@ impl<'a> CheckpointReader<'a> {
     }
 
     /// Reads elements `range` of the flat parameter `name` into `values`, which are as many.
-    pub fn read(
-        &self,
-        name: &str,
-        saved: &Saved,
-        range: Range<usize>,
-        values: &mut [f32],
-    ) -> Result<(), CheckpointError> {
+    pub fn read(&self, name: &str, saved: &Saved, range: Range<usize>, values: &mut [f32]) -> Result<()> {
         let index = self.index_of(name, saved)?;
         let mut values = values;
         for (number, within) in self.chunks_of(index, &range) {
@@ -88,7 +82,7 @@ impl<'a> CheckpointReader<'a> {
         Ok(())
     }
 
-    fn index_of(&self, name: &str, saved: &Saved) -> Result<usize, CheckpointError> {
+    fn index_of(&self, name: &str, saved: &Saved) -> Result<usize> {
         self.tensors.get(&(name, saved)).copied().ok_or_else(|| {
             let problem = format!("it lacks `{}`", saved.key(name));
             CheckpointError::damaged(self.checkpoint.folder(), problem)
@@ -111,13 +105,7 @@ impl<'a> CheckpointReader<'a> {
         })
     }
 
-    fn read_part(
-        &self,
-        index: usize,
-        number: usize,
-        within: Range<u64>,
-        values: &mut [f32],
-    ) -> Result<(), CheckpointError> {
+    fn read_part(&self, index: usize, number: usize, within: Range<u64>, values: &mut [f32]) -> Result<()> {
         let tensor = &self.checkpoint.manifest().tensors[index];
         let chunk = &tensor.chunks[number];
         let key = tensor.key();
@@ -139,7 +127,7 @@ impl<'a> CheckpointReader<'a> {
         }
     }
 
-    fn file(&self, name: &'a str) -> Result<Arc<TensorFile>, CheckpointError> {
+    fn file(&self, name: &'a str) -> Result<Arc<TensorFile>> {
         if let Some(file) = lock(&self.files).get(name) {
             return Ok(file.clone());
         }
@@ -156,7 +144,7 @@ impl<'a> CheckpointReader<'a> {
     }
 
     /// Says what is going to be read next, and in which order, so that the disk can work ahead.
-    fn plan(&self, engine: &Engine, tensors: &[(&str, &Saved)]) -> Result<(), CheckpointError> {
+    fn plan(&self, engine: &Engine, tensors: &[(&str, &Saved)]) -> Result<()> {
         let mut ahead = ReadAhead::default();
         for &(name, saved) in tensors {
             let index = self.index_of(name, saved)?;
@@ -176,11 +164,7 @@ impl<'a> CheckpointReader<'a> {
     /// Loads this rank's part of all weights. Names and shapes must agree exactly, apart from
     /// weights that may be missing, which keep their values; returns their names. What computes with the
     /// weights is not compared: that is [`Checkpoint::require_architecture`]. Collective.
-    pub fn load_weights(
-        &self,
-        engine: &Engine,
-        allow_missing: &AllowMissing,
-    ) -> Result<BTreeSet<String>, CheckpointError> {
+    pub fn load_weights(&self, engine: &Engine, allow_missing: &AllowMissing) -> Result<BTreeSet<String>> {
         let absent = weights::compare(engine, self, allow_missing)?;
         let names = engine.layout().parameters().map(|(_, parameter)| parameter.name.as_str());
         let present = names.filter(|name| !absent.contains(*name));
@@ -193,11 +177,7 @@ impl<'a> CheckpointReader<'a> {
     /// Loads this rank's part of the optimizer's moments, and tells the engine how many updates there have
     /// been. Before the first there are no moments. Those of parameters that are frozen now are left where
     /// they are. Fails if another optimizer than the engine's AdamW has left them. Collective.
-    pub fn load_optimizer(
-        &self,
-        engine: &Engine,
-        allow_missing: &AllowMissing,
-    ) -> Result<(), CheckpointError> {
+    pub fn load_optimizer(&self, engine: &Engine, allow_missing: &AllowMissing) -> Result<()> {
         self.checkpoint.require_optimizer(&SavedOptimizer::adamw())?;
         let state = self.checkpoint.state();
         engine.resume(state.step - state.skipped, state.loss_scale);
@@ -234,7 +214,7 @@ impl<'a> CheckpointReader<'a> {
 
     /// Checks the chunks of which each rank has read a part: the checksums of the parts make that of
     /// the chunk. Nothing that was read may be used before. Collective.
-    pub fn check_parts(&self, engine: &Engine) -> Result<(), CheckpointError> {
+    pub fn check_parts(&self, engine: &Engine) -> Result<()> {
         let mine = std::mem::take(&mut *lock(&self.parts));
         let all = engine.all_gather_bytes(Phase::Checkpoint, "checksums", bytemuck::cast_slice(&mine))?;
         let parts = all.iter().flat_map(|message| message.chunks_exact(size_of::<ReadPart>()));
@@ -242,7 +222,7 @@ impl<'a> CheckpointReader<'a> {
         self.check_whole(parts)
     }
 
-    fn check_whole(&self, parts: impl Iterator<Item = ReadPart>) -> Result<(), CheckpointError> {
+    fn check_whole(&self, parts: impl Iterator<Item = ReadPart>) -> Result<()> {
         let mut chunks: BTreeMap<(u64, u64), BTreeMap<u64, ReadPart>> = BTreeMap::new();
         for part in parts {
             let starts = chunks.entry((part.tensor, part.chunk)).or_default();
@@ -285,7 +265,7 @@ impl Weights for CheckpointReader<'_> {
         self.checkpoint.manifest().shapes()
     }
 
-    fn read(&self, name: &str, range: Range<usize>, values: &mut [f32]) -> Result<(), CheckpointError> {
+    fn read(&self, name: &str, range: Range<usize>, values: &mut [f32]) -> Result<()> {
         CheckpointReader::read(self, name, &Saved::Weight, range, values)
     }
 }

@@ -24,7 +24,7 @@ use super::manifest::Format;
 use super::part::{self, Completion, Entry, Left, Values, WriterOutput};
 use super::saved::Saved;
 use super::status::{Next, Patience, Stage, Status};
-use super::{CheckpointError, HeldFolder, Keep, SaveContext, disk, folder, full};
+use super::{CheckpointError, HeldFolder, Keep, Result, SaveContext, disk, folder, full};
 
 /// How a run saves.
 #[derive(Clone, Debug)]
@@ -47,7 +47,7 @@ pub struct SaveOptions {
 }
 
 impl SaveOptions {
-    fn check_held(&self) -> Result<(), CheckpointError> {
+    fn check_held(&self) -> Result<()> {
         self.held.as_ref().map_or(Ok(()), HeldFolder::check)
     }
 
@@ -94,7 +94,7 @@ pub struct Saver {
 struct Pending {
     place: PathBuf,
     status: Arc<Status>,
-    thread: JoinHandle<Result<Duration, CheckpointError>>,
+    thread: JoinHandle<Result<Duration>>,
 }
 
 impl Saver {
@@ -107,11 +107,7 @@ impl Saver {
     /// returns at once, else its folder when all is on the disk. A save that is still under way is waited for
     /// first. Collective. Fails when this save or the one before cannot be written. Earlier checkpoints stay
     /// as they are.
-    pub fn begin(
-        &mut self,
-        engine: &Engine,
-        context: SaveContext,
-    ) -> Result<Option<PathBuf>, CheckpointError> {
+    pub fn begin(&mut self, engine: &Engine, context: SaveContext) -> Result<Option<PathBuf>> {
         self.settle(engine)?;
         let place = folder::place_of(&self.options.folder, context.state.step);
         let beside = folder::beside(&place);
@@ -180,7 +176,7 @@ impl Saver {
     /// Ends a save in the background when it is complete or has failed. `all` is the sum of what all
     /// ranks reported, so all do so in the same step. Returns the folder of a checkpoint that is
     /// complete. Collective when there is something to end.
-    pub fn advance(&mut self, engine: &Engine, all: Progress) -> Result<Option<PathBuf>, CheckpointError> {
+    pub fn advance(&mut self, engine: &Engine, all: Progress) -> Result<Option<PathBuf>> {
         let ranks = engine.world().world_size() as f64;
         self.heed(all, ranks);
         if all.failed > 0.0 || all.done == ranks { self.settle(engine) } else { Ok(None) }
@@ -198,7 +194,7 @@ impl Saver {
 
     /// Waits for the save that is under way, if there is one; returns its folder. However long that
     /// takes, no rank waits long for another's word. Collective.
-    pub fn settle(&mut self, engine: &Engine) -> Result<Option<PathBuf>, CheckpointError> {
+    pub fn settle(&mut self, engine: &Engine) -> Result<Option<PathBuf>> {
         let beat = Patience::new(engine.policy().timeout, self.options.timeout).beat;
         let ranks = engine.world().world_size() as f64;
         while let Some(Pending { status, .. }) = &self.pending {
@@ -220,7 +216,7 @@ impl Saver {
     }
 
     /// Waits for the end of a thread, unless nothing can be expected of it any more.
-    fn end(&self, pending: Pending) -> Result<Duration, CheckpointError> {
+    fn end(&self, pending: Pending) -> Result<Duration> {
         let Pending { place, status, thread } = pending;
         let timeout = self.options.timeout;
         if status.is_stalled(timeout) {
@@ -243,7 +239,7 @@ impl Saver {
     }
 
     /// Takes away what a failed save has left, so that its room is free.
-    fn clean_after(&self, outcome: Result<(), CheckpointError>, place: &Path) -> Result<(), CheckpointError> {
+    fn clean_after(&self, outcome: Result<()>, place: &Path) -> Result<()> {
         if outcome.is_err()
             && self.rank == 0
             && !self.options.is_lost()
@@ -255,7 +251,7 @@ impl Saver {
     }
 
     /// `mine` if no rank has an error; else each rank gets its own, or that another has one.
-    fn agree<T>(&self, engine: &Engine, mine: Result<T, CheckpointError>) -> Result<T, CheckpointError> {
+    fn agree<T>(&self, engine: &Engine, mine: Result<T>) -> Result<T> {
         let failed = [f64::from(u8::from(mine.is_err()))];
         let failed = engine.all_reduce_f64(Phase::Checkpoint, "save", &failed)?;
         if failed[0] == 0.0 {
@@ -307,7 +303,7 @@ struct Writer {
 
 impl Writer {
     /// Returns what it has taken of the processors.
-    fn run(mut self) -> Result<Duration, CheckpointError> {
+    fn run(mut self) -> Result<Duration> {
         memory::bind_to_rank(self.rank);
         // Also if this panics.
         let failed = self.status.fail_on_drop();
@@ -328,7 +324,7 @@ impl Writer {
         Ok(clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map_or(Duration::ZERO, Duration::from))
     }
 
-    fn complete(&self, beside: &Path) -> Result<(), CheckpointError> {
+    fn complete(&self, beside: &Path) -> Result<()> {
         let (layout, context) = (&self.layout[..], &self.context);
         let ranks = self.mesh.world_size();
         let parts = self.wait_for_parts(beside, ranks)?;
@@ -341,7 +337,7 @@ impl Writer {
         finish(&self.options, context.state.step)
     }
 
-    fn wait_for_parts(&self, beside: &Path, ranks: usize) -> Result<Vec<WriterOutput>, CheckpointError> {
+    fn wait_for_parts(&self, beside: &Path, ranks: usize) -> Result<Vec<WriterOutput>> {
         let [mut pause, longest] = PAUSES;
         loop {
             let missing = match part::find_all(beside, ranks)? {
@@ -365,7 +361,7 @@ impl Writer {
     }
 
     /// Fails if nobody wants this checkpoint any more.
-    fn go_on(&self) -> Result<(), CheckpointError> {
+    fn go_on(&self) -> Result<()> {
         if self.status.get_on() { Ok(()) } else { Err(CheckpointError::OtherRank) }
     }
 }
@@ -381,7 +377,7 @@ impl Values for Watched<'_> {
         self.snapshot.has(group, saved.kind())
     }
 
-    fn get(&self, layout: &[ParamGroupLayout], entry: &Entry) -> Result<Cow<'_, [f32]>, CheckpointError> {
+    fn get(&self, layout: &[ParamGroupLayout], entry: &Entry) -> Result<Cow<'_, [f32]>> {
         if !self.status.get_on() {
             return Err(CheckpointError::OtherRank);
         }
@@ -398,7 +394,7 @@ impl Values for Watched<'_> {
 }
 
 /// After the checkpoint of `step` has come to its place.
-fn finish(options: &SaveOptions, step: u64) -> Result<(), CheckpointError> {
+fn finish(options: &SaveOptions, step: u64) -> Result<()> {
     options.check_held()?;
     folder::point_to(&options.folder, step)?;
     options.check_held()?;

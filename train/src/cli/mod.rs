@@ -13,7 +13,7 @@ use kiln_shard::ranks::RankError;
 use crate::bench::StrategiesArgs;
 use crate::checkpoint::ConvertArgs;
 use crate::doctor::DoctorArgs;
-use crate::error::TrainError;
+use crate::error::{Result, TrainError};
 use crate::eval::EvalArgs;
 use crate::generate::GenerateArgs;
 use crate::hugging_face::{ExportArgs, ImportArgs};
@@ -142,7 +142,7 @@ pub fn main() -> ExitCode {
 }
 
 /// Tells people and the launcher how a command has ended; the exit code of the process.
-fn exit(outcome: Result<u8, TrainError>, is_run: bool) -> ExitCode {
+fn exit(outcome: Result<u8>, is_run: bool) -> ExitCode {
     let code = match &outcome {
         Ok(code) => *code,
         Err(error) if error.is_stop() => {
@@ -189,6 +189,6 @@ fn tell_usage(error: &clap::Error) -> u8 {
 }
 
 /// Work on files, with all cores.
-fn on_files<T: Send>(work: impl FnOnce() -> Result<T, TrainError> + Send) -> Result<T, TrainError> {
+fn on_files<T: Send>(work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
     process::in_pool(work).map_err(TrainError::threads("threads that read files"))?
 }

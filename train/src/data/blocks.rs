@@ -4,7 +4,7 @@
 //! A file such as `train.crc` has the CRC-64/NVME of every [`BLOCK_BYTES`] bytes of `train.bin`, of which
 //! the last may be fewer: eight bytes each, little-endian, one after the other.
 
-use super::DataError;
+use super::{DataError, Result};
 use crate::checksum::{Checksum, RunningChecksum};
 use crate::files;
 use std::fs::File;
@@ -35,13 +35,13 @@ pub(super) struct BlockWriter {
 }
 
 impl BlockWriter {
-    pub(super) fn create(path: PathBuf) -> Result<Self, DataError> {
+    pub(super) fn create(path: PathBuf) -> Result<Self> {
         let file = File::create(&path).map_err(DataError::io("create", &path))?;
         Ok(Self { path, file: BufWriter::new(file), running: RunningChecksum::new(), filled: 0 })
     }
 
     /// Goes on with the next bytes of the token file.
-    pub(super) fn update(&mut self, mut bytes: &[u8]) -> Result<(), DataError> {
+    pub(super) fn update(&mut self, mut bytes: &[u8]) -> Result<()> {
         while !bytes.is_empty() {
             let room = usize::try_from(BLOCK_BYTES - self.filled).unwrap_or(usize::MAX);
             let (now, later) = bytes.split_at(room.min(bytes.len()));
@@ -56,7 +56,7 @@ impl BlockWriter {
     }
 
     /// Puts everything on the disk.
-    pub(super) fn finish(mut self) -> Result<(), DataError> {
+    pub(super) fn finish(mut self) -> Result<()> {
         if self.filled > 0 {
             self.close()?;
         }
@@ -67,7 +67,7 @@ impl BlockWriter {
             .map_err(DataError::io("write", &self.path))
     }
 
-    fn close(&mut self) -> Result<(), DataError> {
+    fn close(&mut self) -> Result<()> {
         let sum = self.running.finish().to_bits();
         self.running = RunningChecksum::new();
         self.filled = 0;
@@ -102,7 +102,7 @@ pub(super) struct BlockSums {
 impl BlockSums {
     /// The checksums in the file `path`, of a token file of `bytes` bytes. Reads none of them yet. Fails when
     /// the file is missing, or has not as many checksums as the token file has blocks.
-    pub(super) fn open(path: PathBuf, block_bytes: u64, bytes: u64) -> Result<Self, DataError> {
+    pub(super) fn open(path: PathBuf, block_bytes: u64, bytes: u64) -> Result<Self> {
         let file = match files::open(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 return Err(DataError::BlockSums { path, problem: "it is missing".to_owned() });
@@ -171,7 +171,7 @@ impl BlockSums {
     }
 
     /// The checksum that a block had.
-    pub(super) fn of_block(&self, block: u64) -> Result<Checksum, DataError> {
+    pub(super) fn of_block(&self, block: u64) -> Result<Checksum> {
         let mut sum = [0; SUM_BYTES as usize];
         self.file.read_exact_at(&mut sum, block * SUM_BYTES).map_err(DataError::io("read", &self.path))?;
         Ok(Checksum::from_bits(u64::from_le_bytes(sum)))

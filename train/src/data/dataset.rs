@@ -2,7 +2,7 @@
 
 use super::blocks::{BlockSums, Fault};
 use super::info::Split;
-use super::{DataError, DataInfo, TokenWidth};
+use super::{DataError, DataInfo, Result, TokenWidth};
 use crate::files;
 use std::fs::File;
 use std::io;
@@ -30,7 +30,7 @@ impl TokenFile {
     /// Opens the token file of a split, for samples of `seq_len` tokens. Fails when `data.json`, the token
     /// file or the checksums of its blocks are missing or unusable, when the size of the file is not what
     /// `data.json` states, and when it holds less than one sample.
-    pub fn open(folder: impl AsRef<Path>, split: Split, seq_len: usize) -> Result<Self, DataError> {
+    pub fn open(folder: impl AsRef<Path>, split: Split, seq_len: usize) -> Result<Self> {
         let folder = folder.as_ref();
         if seq_len == 0 {
             return Err(DataError::ZeroSequenceLength);
@@ -77,12 +77,7 @@ impl TokenFile {
     /// `targets` (all but the first). Fails when there is no such sample, when it cannot be read (any more),
     /// when it is not what was prepared, and when a token is outside the vocabulary; `inputs` and `targets`
     /// are then as they were.
-    pub fn read_sample(
-        &self,
-        sample: u64,
-        inputs: &mut Vec<i32>,
-        targets: &mut Vec<i32>,
-    ) -> Result<(), DataError> {
+    pub fn read_sample(&self, sample: u64, inputs: &mut Vec<i32>, targets: &mut Vec<i32>) -> Result<()> {
         if sample >= self.num_samples {
             return Err(DataError::SampleOutOfRange {
                 path: self.path.clone(),
@@ -132,7 +127,7 @@ impl TokenFile {
     /// Whether the file is what was prepared, as far as a look at some of its blocks tells. Says nothing of a
     /// folder without checksums of blocks. Fails when a block differs from its checksum, and when the file or
     /// the checksums cannot be read.
-    pub fn check(&self) -> Result<(), DataError> {
+    pub fn check(&self) -> Result<()> {
         match &self.blocks {
             Some(blocks) => blocks.confirm_some(&self.file).map_err(|fault| self.fault(0, fault)),
             None => Ok(()),

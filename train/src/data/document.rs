@@ -3,7 +3,6 @@
 //! Nothing here holds more than one document in memory, and of a text file no more
 //! than one chunk: a corpus may be far larger than the memory.
 
-use super::DataError;
 use super::builtin::Builtin;
 use super::encoding::NotText;
 use super::jsonl::JsonLines;
@@ -13,6 +12,7 @@ use super::reader::{DocumentReader, DocumentText};
 use super::remark::{PassedOver, Unread};
 use super::stream;
 use super::text::TextFile;
+use super::{DataError, Result};
 use rayon::prelude::*;
 use std::fs::{self, File};
 use std::io::{Cursor, Read, Seek as _};
@@ -29,7 +29,7 @@ struct Source {
 
 impl Source {
     /// A reader of the documents; the inner error says why the file is passed over as not text.
-    fn open(&self) -> Result<Result<Box<dyn DocumentReader>, NotText>, DataError> {
+    fn open(&self) -> Result<Result<Box<dyn DocumentReader>, NotText>> {
         let path = &self.listed.path;
         Ok(Ok(match self.listed.format {
             Format::Builtin(text) => Box::new(BuiltinText { text, next: 0 }),
@@ -47,7 +47,7 @@ impl Source {
     }
 
     /// The content, from its start. One reader at a time: those of a copy share their position.
-    fn file(&self) -> Result<File, DataError> {
+    fn file(&self) -> Result<File> {
         let path = &self.listed.path;
         let Some(copy) = &self.copy else {
             return File::open(path).map_err(DataError::io("open", path));
@@ -62,12 +62,12 @@ impl Source {
 }
 
 #[cfg(feature = "parquet")]
-fn open_parquet(file: File, path: &Path) -> Result<Box<dyn DocumentReader>, DataError> {
+fn open_parquet(file: File, path: &Path) -> Result<Box<dyn DocumentReader>> {
     Ok(Box::new(super::parquet::ParquetFile::new(file, path)?))
 }
 
 #[cfg(not(feature = "parquet"))]
-fn open_parquet(_: File, path: &Path) -> Result<Box<dyn DocumentReader>, DataError> {
+fn open_parquet(_: File, path: &Path) -> Result<Box<dyn DocumentReader>> {
     Err(DataError::ParquetDisabled { path: path.to_path_buf() })
 }
 
@@ -77,7 +77,7 @@ struct BuiltinText {
 }
 
 impl DocumentReader for BuiltinText {
-    fn next_document(&mut self) -> Result<Option<DocumentText>, DataError> {
+    fn next_document(&mut self) -> Result<Option<DocumentText>> {
         let index = self.next;
         self.next += 1;
         let exists = index < self.text.documents();
@@ -97,7 +97,7 @@ impl Corpus {
     /// file in the folder `scratch` that has no name and is gone with the corpus. Fails when this build
     /// cannot read one of the formats, when a stream cannot be read or copied, and when `stop` becomes true
     /// meanwhile.
-    pub(super) fn open(listed: Vec<Listed>, scratch: &Path, stop: &AtomicBool) -> Result<Self, DataError> {
+    pub(super) fn open(listed: Vec<Listed>, scratch: &Path, stop: &AtomicBool) -> Result<Self> {
         // Told before hours of work on the files that come first.
         let parquet = listed.iter().find(|listed| listed.format == Format::Parquet);
         if let (Some(listed), false) = (parquet, cfg!(feature = "parquet")) {
@@ -116,7 +116,7 @@ impl Corpus {
     }
 
     /// Every file with its SHA-256; files are read on all cores.
-    pub(super) fn digests(&self) -> Result<Vec<(&Listed, String)>, DataError> {
+    pub(super) fn digests(&self) -> Result<Vec<(&Listed, String)>> {
         let digest = |source: &Source| match &source.copy {
             None => source.listed.digest(),
             Some(_) => sha256_of(source.file()?).map_err(DataError::io("read", &source.listed.path)),
@@ -162,7 +162,7 @@ impl Corpus {
 }
 
 /// Copies a stream to its end, and notes its size.
-fn copy_stream(listed: &mut Listed, scratch: &Path, stop: &AtomicBool) -> Result<File, DataError> {
+fn copy_stream(listed: &mut Listed, scratch: &Path, stop: &AtomicBool) -> Result<File> {
     let path = scratch.join("stream");
     let mut copy = File::options()
         .read(true)
@@ -198,7 +198,7 @@ impl TextChunks<'_> {
         &self.passed_over
     }
 
-    fn advance(&mut self) -> Result<Option<TextChunk>, DataError> {
+    fn advance(&mut self) -> Result<Option<TextChunk>> {
         loop {
             if let (Some(cutter), Some((source, _))) = (&mut self.cutter, &self.source) {
                 let next = cutter.next().map_err(DataError::io("read", &source.listed.path))?;
@@ -233,7 +233,7 @@ impl TextChunks<'_> {
 }
 
 impl Iterator for TextChunks<'_> {
-    type Item = Result<TextChunk, DataError>;
+    type Item = Result<TextChunk>;
 
     fn next(&mut self) -> Option<Self::Item> {
         if self.failed {

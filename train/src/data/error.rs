@@ -5,6 +5,9 @@ use std::path::{Path, PathBuf};
 
 use crate::files;
 
+/// What work on data comes to.
+pub(super) type Result<T, E = DataError> = std::result::Result<T, E>;
+
 /// A failure while preparing or reading data. Every message names the file, line or
 /// key at fault and what to do about it.
 #[derive(Debug, thiserror::Error)]

@@ -1,7 +1,7 @@
 //! `data.json`: what a folder of prepared data holds.
 
-use super::DataError;
 use super::sums::read_small_file;
+use super::{DataError, Result};
 use crate::files::{self, MAX_WHOLE};
 use serde::{Deserialize, Serialize};
 use std::io;
@@ -133,7 +133,7 @@ struct Version {
 impl DataInfo {
     /// Reads and checks the `data.json` of a folder. Fails when the folder or the file is missing,
     /// unreadable, of another format version, not as it was prepared, or states something impossible.
-    pub fn load(folder: impl AsRef<Path>) -> Result<Self, DataError> {
+    pub fn load(folder: impl AsRef<Path>) -> Result<Self> {
         let folder = folder.as_ref();
         if !folder.try_exists().map_err(DataError::io("open", folder))? {
             return Err(DataError::NoFolder { path: folder.to_path_buf() });
@@ -142,7 +142,7 @@ impl DataInfo {
     }
 
     /// As [`Self::load`], whether or not the file is as it was prepared.
-    pub(super) fn load_unproven(folder: &Path) -> Result<Self, DataError> {
+    pub(super) fn load_unproven(folder: &Path) -> Result<Self> {
         let path = folder.join(INFO_FILE);
         if !path.try_exists().map_err(DataError::io("open", &path))? {
             return Err(DataError::NotPrepared { folder: folder.to_path_buf(), file: INFO_FILE });
@@ -152,7 +152,7 @@ impl DataInfo {
     }
 
     /// What the file `path` with this `content` says.
-    fn parse(path: PathBuf, content: &[u8]) -> Result<Self, DataError> {
+    fn parse(path: PathBuf, content: &[u8]) -> Result<Self> {
         let bad = |problem| DataError::Info { path: path.clone(), problem };
         let version: Version = serde_json::from_slice(content).map_err(|error| bad(error.to_string()))?;
         if version.format_version != FORMAT_VERSION {
@@ -168,7 +168,7 @@ impl DataInfo {
     }
 
     /// Writes the `data.json` of a folder and waits until it is on the disk.
-    pub(super) fn save(&self, folder: &Path) -> Result<(), DataError> {
+    pub(super) fn save(&self, folder: &Path) -> Result<()> {
         let path = folder.join(INFO_FILE);
         let content = serde_json::to_vec_pretty(self).map_err(io::Error::from);
         let written = content.and_then(|json| files::write_synced(&path, &[&json[..], b"\n"].concat()));

@@ -6,7 +6,7 @@ use super::listing::{Format, Listed, list};
 use super::remark::some_of;
 use super::sums::read_small_file;
 use super::tokenizer::read_named_tokenizer;
-use super::{DataError, PrepareOptions, TokenizerSource};
+use super::{DataError, PrepareOptions, Result, TokenizerSource};
 use crate::files;
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
@@ -78,7 +78,7 @@ impl fmt::Display for Tokenizer {
 impl Inputs {
     /// What `options` and `corpus` are, before anything is made of them. Reads every file once, apart from
     /// that of the tokenizer, whose content is `tokenizer`.
-    pub(super) fn of(corpus: &Corpus, options: &PrepareOptions, tokenizer: &[u8]) -> Result<Self, DataError> {
+    pub(super) fn of(corpus: &Corpus, options: &PrepareOptions, tokenizer: &[u8]) -> Result<Self> {
         let file = |(listed, sha256): (&Listed, String)| InputFile {
             path: name(&listed.path),
             bytes: listed.bytes,
@@ -108,7 +108,7 @@ impl Inputs {
     }
 
     /// The record of a folder; `None` if it has none.
-    pub(super) fn load(folder: &Path) -> Result<Option<Self>, DataError> {
+    pub(super) fn load(folder: &Path) -> Result<Option<Self>> {
         let path = folder.join(INPUTS_FILE);
         if !path.try_exists().map_err(DataError::io("open", &path))? {
             return Ok(None);
@@ -118,7 +118,7 @@ impl Inputs {
     }
 
     /// Writes the record and waits until it is on the disk.
-    pub(super) fn save(&self, folder: &Path) -> Result<(), DataError> {
+    pub(super) fn save(&self, folder: &Path) -> Result<()> {
         let path = folder.join(INPUTS_FILE);
         let content = serde_json::to_vec_pretty(self).map_err(io::Error::from);
         let written = content.and_then(|json| files::write_synced(&path, &[&json[..], b"\n"].concat()));
@@ -130,7 +130,7 @@ impl Inputs {
     ///
     /// A file counts as the same if its size and its time of change are. If only its time differs, it is
     /// read, and its content decides. So does the content of a file that is in another place now.
-    pub(super) fn differences(&self, options: &PrepareOptions) -> Result<Vec<String>, DataError> {
+    pub(super) fn differences(&self, options: &PrepareOptions) -> Result<Vec<String>> {
         let mut differences = Vec::new();
         let given = match &options.tokenizer {
             TokenizerSource::Train { .. } => Vec::new(),
@@ -154,7 +154,7 @@ impl Inputs {
         Ok(differences)
     }
 
-    fn compare_files(&self, listed: &[Listed], differences: &mut Vec<String>) -> Result<(), DataError> {
+    fn compare_files(&self, listed: &[Listed], differences: &mut Vec<String>) -> Result<()> {
         let mut pairs = self.pair_by_path(listed);
         self.pair_by_content(listed, &mut pairs)?;
         let (mut added, mut changed, mut unsure) = (Vec::new(), Vec::new(), Vec::new());
@@ -172,7 +172,7 @@ impl Inputs {
                 Some(then) => unsure.push((then, now)),
             }
         }
-        let other = |(then, now): &(&InputFile, &Listed)| -> Result<Option<String>, DataError> {
+        let other = |(then, now): &(&InputFile, &Listed)| -> Result<Option<String>> {
             let same = now.digest()? == then.sha256;
             Ok((!same).then(|| format!("{} (other content)", then.path)))
         };
@@ -203,7 +203,7 @@ impl Inputs {
     }
 
     /// Pairs files that have no pair yet by what they are: text that has moved is the same text.
-    fn pair_by_content(&self, listed: &[Listed], pairs: &mut [Option<usize>]) -> Result<(), DataError> {
+    fn pair_by_content(&self, listed: &[Listed], pairs: &mut [Option<usize>]) -> Result<()> {
         let mut left: HashMap<u64, Vec<usize>> = HashMap::new();
         for index in self.unpaired(pairs) {
             left.entry(self.files[index].bytes).or_default().push(index);

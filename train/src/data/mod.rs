@@ -75,6 +75,7 @@ pub use batch::{Batch, BatchSource, slice_for};
 pub use dataset::TokenFile;
 pub use encoding::NotText;
 pub use error::DataError;
+use error::Result;
 pub use info::{DataInfo, FORMAT_VERSION, Split, SplitInfo, TokenWidth, UnigramEntropy};
 pub(crate) use jsonl::describe as describe_json;
 pub use options::{PrepareOptions, TokenizerSource};
@@ -91,7 +92,7 @@ pub use verify::{Problem, Verified, verify};
 use std::path::{Path, PathBuf};
 
 /// Where the tokenizer of a folder of prepared data is. Fails when the folder has none.
-pub fn tokenizer_of(folder: &Path) -> Result<PathBuf, DataError> {
+pub fn tokenizer_of(folder: &Path) -> Result<PathBuf> {
     let path = folder.join(info::TOKENIZER_FILE);
     match path.exists() {
         true => Ok(path),

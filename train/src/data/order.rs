@@ -1,7 +1,7 @@
 //! The order in which samples are visited.
 
-use super::DataError;
 use super::mix::{mix, mix_pair};
+use super::{DataError, Result};
 
 /// Rounds of the Feistel network. Four give a permutation that cannot be told from a random one by its
 /// values; the others are for domains of a few samples, where the halves have only a bit or two.
@@ -21,7 +21,7 @@ pub struct SampleOrder {
 
 impl SampleOrder {
     /// An order over `num_samples` samples. Fails when there are no samples.
-    pub fn new(num_samples: u64, shuffle: bool, seed: u64) -> Result<Self, DataError> {
+    pub fn new(num_samples: u64, shuffle: bool, seed: u64) -> Result<Self> {
         if num_samples == 0 {
             return Err(DataError::NoSamples);
         }

@@ -1,9 +1,9 @@
 //! A folder that appears complete or not at all.
 
-use super::DataError;
 use super::info::INFO_FILE;
 use super::owner::{self, Mark, PARTIAL};
 use super::remark::LeftBehind;
+use super::{DataError, Result};
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
@@ -21,7 +21,7 @@ pub(super) struct OutputFolder {
 impl OutputFolder {
     /// Checks that `target` is free and creates the temporary folder. Those beside it that a killed prepare
     /// has left are removed.
-    pub(super) fn create(target: &Path) -> Result<Self, DataError> {
+    pub(super) fn create(target: &Path) -> Result<Self> {
         check_free(target)?;
         // A link stays one; the folder that it leads to is replaced.
         let target = &match target.is_symlink() {
@@ -74,7 +74,7 @@ impl OutputFolder {
     }
 
     /// Gives the folder its final name. Its files must be on the disk already.
-    pub(super) fn commit(mut self) -> Result<(), DataError> {
+    pub(super) fn commit(mut self) -> Result<()> {
         sync_folder(&self.temporary)?;
         // Again, because hours may have passed.
         check_free(&self.target)?;
@@ -101,7 +101,7 @@ impl Drop for OutputFolder {
 }
 
 /// Fails unless `target` does not exist or is an empty folder.
-fn check_free(target: &Path) -> Result<(), DataError> {
+fn check_free(target: &Path) -> Result<()> {
     let refused = |problem| Err(DataError::Output { path: target.to_path_buf(), problem });
     if !target.try_exists().map_err(DataError::io("open", target))? {
         return match target.is_symlink() {
@@ -126,7 +126,7 @@ fn check_free(target: &Path) -> Result<(), DataError> {
 }
 
 /// Makes the names inside a folder durable, where the system can.
-fn sync_folder(path: &Path) -> Result<(), DataError> {
+fn sync_folder(path: &Path) -> Result<()> {
     if cfg!(unix) {
         File::open(path).and_then(|folder| folder.sync_all()).map_err(DataError::io("write", path))?;
     }

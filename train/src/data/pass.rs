@@ -5,7 +5,7 @@ use super::mix::mix_pair;
 use super::progress::{OnProgress, Progress, check};
 use super::remark::PassedOver;
 use super::split_writer::SplitWriter;
-use super::{DataError, PrepareOptions, Split, TextChunk, Tokenizer};
+use super::{PrepareOptions, Result, Split, TextChunk, Tokenizer};
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
@@ -40,7 +40,7 @@ impl<'a> Pass<'a> {
         folder: &Path,
         options: &PrepareOptions,
         stop: &'a AtomicBool,
-    ) -> Result<Self, DataError> {
+    ) -> Result<Self> {
         let create = |split: Split| SplitWriter::create(folder, split, tokenizer.vocab_size());
         Ok(Self {
             tokenizer,
@@ -60,7 +60,7 @@ impl<'a> Pass<'a> {
         })
     }
 
-    pub(super) fn run(&mut self, corpus: &Corpus, progress: OnProgress<'_>) -> Result<(), DataError> {
+    pub(super) fn run(&mut self, corpus: &Corpus, progress: OnProgress<'_>) -> Result<()> {
         let mut chunks = corpus.chunks();
         loop {
             check(self.stop)?;
@@ -84,7 +84,7 @@ impl<'a> Pass<'a> {
         Ok(())
     }
 
-    fn write(&mut self, chunk: &TextChunk, ids: &[u32]) -> Result<(), DataError> {
+    fn write(&mut self, chunk: &TextChunk, ids: &[u32]) -> Result<()> {
         let split = self.draw(self.chunks);
         let end_of_text = [self.end_of_text];
         // Text that goes on in the other split ends here: without the token, the text

@@ -12,7 +12,7 @@ use super::progress::{OnProgress, Progress, check};
 use super::remark::Remark;
 use super::sums::Sums;
 use super::tokenizer::read_named_tokenizer;
-use super::{DataError, DataInfo, Split, Stream, TokenWidth, Tokenizer};
+use super::{DataError, DataInfo, Result, Split, Stream, TokenWidth, Tokenizer};
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
@@ -33,7 +33,7 @@ const REPORT_BYTES: u64 = 2 << 20;
 ///
 /// Before any work when an option is out of range, an input is missing or `out` is in use; later when an
 /// input cannot be read, holds too little text, or `out` cannot be written.
-pub fn prepare(options: &PrepareOptions, progress: OnProgress<'_>) -> Result<DataInfo, DataError> {
+pub fn prepare(options: &PrepareOptions, progress: OnProgress<'_>) -> Result<DataInfo> {
     prepare_unless(&AtomicBool::new(false), options, progress)
 }
 
@@ -44,7 +44,7 @@ pub fn prepare_unless(
     stop: &AtomicBool,
     options: &PrepareOptions,
     progress: OnProgress<'_>,
-) -> Result<DataInfo, DataError> {
+) -> Result<DataInfo> {
     let fraction = options.validation_fraction;
     // Written so that a fraction that is no number is refused as well.
     if !(fraction > 0.0 && fraction < 1.0) {
@@ -152,7 +152,7 @@ pub fn prepare_unless(
 }
 
 /// Of every file of a folder that is whole but for them.
-fn sums_of(folder: &Path, info: &DataInfo) -> Result<Sums, DataError> {
+fn sums_of(folder: &Path, info: &DataInfo) -> Result<Sums> {
     let [train, validation] = [Split::Train, Split::Validation];
     let files = [
         INFO_FILE,
@@ -171,7 +171,7 @@ fn sums_of(folder: &Path, info: &DataInfo) -> Result<Sums, DataError> {
 /// How `options` differ from what the prepared folder `options.out` was made from: a line for each
 /// difference, or `None` if the folder does not say what it was made from. The seed is no difference. Fails
 /// when the record or an input cannot be read.
-pub fn differences(options: &PrepareOptions) -> Result<Option<Vec<String>>, DataError> {
+pub fn differences(options: &PrepareOptions) -> Result<Option<Vec<String>>> {
     let inputs = Inputs::load(&options.out)?;
     inputs.map(|inputs| inputs.differences(options)).transpose()
 }
@@ -181,12 +181,12 @@ fn train_tokenizer(
     vocab_size: usize,
     stop: &AtomicBool,
     progress: OnProgress<'_>,
-) -> Result<Tokenizer, DataError> {
+) -> Result<Tokenizer> {
     let input_bytes = corpus.bytes().min(TOKENIZER_TRAINING_BYTES);
     let mut chunks = corpus.chunks();
     let (mut text_bytes, mut reported) = (0, 0);
     progress(Progress::TrainingTokenizer { input_bytes, text_bytes });
-    let mut next = || -> Result<Option<String>, DataError> {
+    let mut next = || -> Result<Option<String>> {
         check(stop)?;
         let chunk = chunks.next().transpose()?.filter(|chunk| {
             text_bytes += chunk.text.len() as u64;

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::{DataError, Remark, Stream};
+use super::{DataError, Remark, Result, Stream};
 
 /// What [`prepare()`](super::prepare()) is doing, and what it has noticed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,6 +31,6 @@ pub enum Progress {
 pub type OnProgress<'a> = &'a mut (dyn FnMut(Progress) + Send);
 
 /// Fails once `stop` is true.
-pub(super) fn check(stop: &AtomicBool) -> Result<(), DataError> {
+pub(super) fn check(stop: &AtomicBool) -> Result<()> {
     if stop.load(Ordering::Relaxed) { Err(DataError::Stopped) } else { Ok(()) }
 }

@@ -13,7 +13,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 
-use super::DataError;
+use super::{DataError, Result};
 use crate::files;
 
 /// How long a stop may go unnoticed while nobody writes to a stream.
@@ -61,12 +61,7 @@ impl fmt::Display for Stream {
 /// Copies the stream at `path` into `copy`, up to its end, and returns the number of bytes, which are `most`
 /// at most. Waits for a FIFO that nobody has opened for writing yet. Fails if the stream cannot be read or
 /// goes on, `copy` cannot be written, or `stop` becomes true.
-pub(super) fn copy_to_end(
-    path: &Path,
-    copy: &mut impl Write,
-    most: u64,
-    stop: &AtomicBool,
-) -> Result<u64, DataError> {
+pub(super) fn copy_to_end(path: &Path, copy: &mut impl Write, most: u64, stop: &AtomicBool) -> Result<u64> {
     // Without O_NONBLOCK, opening a FIFO and reading it would wait for a writer and hear of no stop.
     let nonblocking = OFlags::NONBLOCK.bits().cast_signed();
     let mut stream = File::options()
@@ -94,7 +89,7 @@ pub(super) fn copy_to_end(
 }
 
 /// Waits until `stream` has bytes or has ended; the outer error is that `stop` became true.
-fn wait_until_readable(stream: &File, stop: &AtomicBool) -> Result<io::Result<()>, DataError> {
+fn wait_until_readable(stream: &File, stop: &AtomicBool) -> Result<io::Result<()>> {
     let interval = Timespec { tv_sec: 0, tv_nsec: i64::from(STOP_INTERVAL.subsec_nanos()) };
     loop {
         if stop.load(Ordering::Relaxed) {

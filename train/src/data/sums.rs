@@ -1,8 +1,8 @@
 //! `SHA256SUMS`: the SHA-256 of every other file of a folder of prepared data, as `sha256sum --check`
 //! reads it.
 
-use super::DataError;
 use super::listing::sha256_of;
+use super::{DataError, Result};
 use crate::files::{self, MAX_WHOLE};
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
@@ -18,7 +18,7 @@ const MAX_BYTES: u64 = 1 << 20;
 
 /// The content of a small file of a folder. If the folder has the SHA-256 of it, they agree. Fails when the
 /// file is missing, is no regular file or cannot be read, and when it is not what was prepared.
-pub(super) fn read_small_file(folder: &Path, name: &'static str) -> Result<Vec<u8>, DataError> {
+pub(super) fn read_small_file(folder: &Path, name: &'static str) -> Result<Vec<u8>> {
     let path = folder.join(name);
     let content = match files::read(&path, MAX_WHOLE) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -49,11 +49,7 @@ pub(super) struct Sums(BTreeMap<String, String>);
 
 impl Sums {
     /// Of `files`, some of which are `known` already.
-    pub(super) fn of(
-        folder: &Path,
-        files: &[&str],
-        known: &[(&str, Option<&String>)],
-    ) -> Result<Self, DataError> {
+    pub(super) fn of(folder: &Path, files: &[&str], known: &[(&str, Option<&String>)]) -> Result<Self> {
         let known: BTreeMap<_, _> = known.iter().copied().collect();
         let sum = |name: &&str| {
             let sum = match known.get(name).copied().flatten() {
@@ -69,7 +65,7 @@ impl Sums {
     }
 
     /// Those of a folder; `None` if it has none. The inner error says which line is no sum.
-    pub(super) fn load(folder: &Path) -> Result<Option<Result<Self, String>>, DataError> {
+    pub(super) fn load(folder: &Path) -> Result<Option<Result<Self, String>>> {
         let path = folder.join(SUMS_FILE);
         let content = match files::read(&path, MAX_BYTES) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -94,7 +90,7 @@ impl Sums {
     }
 
     /// Writes the file and waits until it is on the disk.
-    pub(super) fn save(&self, folder: &Path) -> Result<(), DataError> {
+    pub(super) fn save(&self, folder: &Path) -> Result<()> {
         let path = folder.join(SUMS_FILE);
         let text: String = self.0.iter().map(|(name, sum)| format!("{sum}  {name}\n")).collect();
         files::write_synced(&path, text.as_bytes()).map_err(DataError::io("write", &path))

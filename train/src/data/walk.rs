@@ -1,8 +1,8 @@
 //! Listing the files of an input folder.
 
-use super::DataError;
 use super::remark::{PassedOver, Unread};
 use super::stream::Stream;
+use super::{DataError, Result};
 use crate::files;
 use ignore::{DirEntry, WalkBuilder};
 use nix::errno::Errno;
@@ -21,7 +21,7 @@ pub(super) struct Walked {
 
 /// Every file below `folder`, in sorted order. Hidden files, what `.gitignore` files exclude, folders named
 /// `target` and folders of prepared data are left out. Links are followed as long as they stay in the folder.
-pub(super) fn walk(folder: &Path) -> Result<Walked, DataError> {
+pub(super) fn walk(folder: &Path) -> Result<Walked> {
     let is_in_repository = is_in_repository(folder);
     let links_out: Arc<Mutex<Vec<(PathBuf, PathBuf)>>> = Arc::default();
     let (root, noted) = (folder.to_owned(), links_out.clone());

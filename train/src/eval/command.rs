@@ -18,7 +18,7 @@ use super::loss::{Validation, ValidationOptions};
 use super::report::{Outcome, Report};
 use crate::config::{self, Backend, CommSection, DeviceSection};
 use crate::device::{self, DeviceFlag, DeviceRequest, ResolvedDevice};
-use crate::error::TrainError;
+use crate::error::{Result, TrainError};
 use crate::metrics::say;
 use crate::place::{self, RankEnv, Role};
 use crate::source::ModelSource;
@@ -103,7 +103,7 @@ fn parse_token(text: &str) -> Result<u32, String> {
 
 impl EvalArgs {
     /// Evaluates, or starts the ranks of a node; rank 0 prints what came of it. Returns the exit code.
-    pub fn run(self) -> Result<u8, TrainError> {
+    pub fn run(self) -> Result<u8> {
         let place = match place::find_here(&self.place)? {
             Role::Node(node) => return Ok(launch::run_node(node)?),
             Role::Rank(place) => Some(place),
@@ -120,7 +120,7 @@ impl EvalArgs {
         Ok(0)
     }
 
-    fn run_as_threads(&self) -> Result<Report, TrainError> {
+    fn run_as_threads(&self) -> Result<Report> {
         let ranks = self.ranks.map_or(1, NonZero::get);
         if let Some(problem) = config::thread_ranks("--ranks", ranks) {
             return Err(TrainError::usage(problem));
@@ -138,7 +138,7 @@ impl EvalArgs {
     }
 
     /// As one rank of several processes. Each reads its own arguments and files; they must agree.
-    fn run_as_process(&self, place: &RankEnv) -> Result<Report, TrainError> {
+    fn run_as_process(&self, place: &RankEnv) -> Result<Report> {
         let ranks = world::size_of(place, self.ranks.map(NonZero::get))?;
         if self.shard_size.is_some() {
             self.check_mesh(ranks)?;
@@ -168,7 +168,7 @@ impl EvalArgs {
     }
 
     /// Says what does not fit together before a model is loaded.
-    fn check_mesh(&self, ranks: usize) -> Result<(), TrainError> {
+    fn check_mesh(&self, ranks: usize) -> Result<()> {
         Mesh::new(self.strategy, ranks, self.shard_size)
             .map(|_| ())
             // The message knows the key of a configuration; here it is a flag.
@@ -193,19 +193,14 @@ enum Task {
 }
 
 impl Work {
-    fn new(args: &EvalArgs) -> Result<Self, TrainError> {
+    fn new(args: &EvalArgs) -> Result<Self> {
         let source = ModelSource::open_built_in(&args.checkpoint)?;
         let task = Task::new(args, &source)?;
         Ok(Work { source, task, strategy: args.strategy, shard_size: args.shard_size })
     }
 
     /// The device that one of `ranks` ranks computes on.
-    fn select(
-        &self,
-        flag: &DeviceFlag,
-        ranks: usize,
-        place: Option<&RankEnv>,
-    ) -> Result<ResolvedDevice, TrainError> {
+    fn select(&self, flag: &DeviceFlag, ranks: usize, place: Option<&RankEnv>) -> Result<ResolvedDevice> {
         let Work { source, strategy, shard_size, .. } = self;
         let backend = flag.backend();
         let request = DeviceRequest::of_weights(backend, source.model(), ranks, *strategy, *shard_size);
@@ -213,7 +208,7 @@ impl Work {
     }
 
     /// Does one rank's part. Rank 0 writes the files. Collective.
-    fn on_rank(&self, world: Arc<dyn Communicator>, device: &Device) -> Result<Report, TrainError> {
+    fn on_rank(&self, world: Arc<dyn Communicator>, device: &Device) -> Result<Report> {
         let Work { source, task, strategy, shard_size } = self;
         let (rank, ranks) = (world.rank(), world.world_size());
         world.recorder().set_activity("evaluation");
@@ -244,7 +239,7 @@ impl Work {
 
 impl Task {
     /// What the arguments ask for; the parser has seen to it that they ask for one thing.
-    fn new(args: &EvalArgs, source: &ModelSource) -> Result<Self, TrainError> {
+    fn new(args: &EvalArgs, source: &ModelSource) -> Result<Self> {
         if let (Some(prompt), Some(answer)) = (&args.prompt, &args.answer) {
             let pair = Pair { prompt: prompt.clone(), answer: answer.clone() };
             let tokenizer = source.load_tokenizer()?;

@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::answers::AnswerLoss;
 use super::loss::ValidationLoss;
-use crate::error::TrainError;
+use crate::error::{Result, TrainError};
 use crate::words::number_of;
 
 /// What an evaluation has come to.
@@ -37,7 +37,7 @@ pub enum Outcome {
 
 impl Outcome {
     /// Fails if a loss is no number.
-    pub(super) fn check(&self) -> Result<(), TrainError> {
+    pub(super) fn check(&self) -> Result<()> {
         let (what, losses) = match self {
             Outcome::Validation(ValidationLoss { loss, .. }) => ("the validation loss", vec![*loss]),
             Outcome::Answer(answer) => ("the loss of the answer", vec![answer.sum]),

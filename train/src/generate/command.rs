@@ -10,7 +10,7 @@ use kiln_shard::{EngineBuilder, Policy, Strategy, memory};
 
 use super::{Continuation, Sampling};
 use crate::device::{self, DeviceFlag, DeviceRequest};
-use crate::error::TrainError;
+use crate::error::{Result, TrainError};
 use crate::process::output;
 use crate::source::ModelSource;
 
@@ -48,7 +48,7 @@ pub struct GenerateArgs {
 impl GenerateArgs {
     /// Continues the prompt on one rank and prints it with its continuation: on a terminal as it
     /// comes, else when it is complete.
-    pub fn run(self) -> Result<(), TrainError> {
+    pub fn run(self) -> Result<()> {
         memory::use_huge_pages();
         let mut sampling = Sampling {
             max_tokens: self.max_tokens,

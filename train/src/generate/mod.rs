@@ -17,7 +17,7 @@ pub use continuation::Continuation;
 pub use sampling::Sampling;
 
 use crate::data::Tokenizer;
-use crate::error::TrainError;
+use crate::error::Result;
 
 /// Continues `prompt` and returns the prompt with its continuation. `after_pass` is called after
 /// every forward pass.
@@ -28,7 +28,7 @@ pub fn text<P: Modules>(
     prompt: &str,
     sampling: &Sampling,
     mut after_pass: impl FnMut() -> Result<(), ShardError>,
-) -> Result<String, TrainError> {
+) -> Result<String> {
     let mut continuation = Continuation::new(tokenizer, prompt, sampling)?;
     while continuation.advance(modules, device, &mut after_pass)? {}
     Ok(continuation.text()?)

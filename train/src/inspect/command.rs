@@ -8,7 +8,7 @@ use kiln_collectives::{Call, Flight, Verdict};
 
 use super::error::InspectError;
 use crate::checkpoint::{self, Verified, verify};
-use crate::error::TrainError;
+use crate::error::Result;
 use crate::files;
 use crate::flight;
 use crate::source::ModelSource;
@@ -44,7 +44,7 @@ enum InspectCommand {
 
 impl InspectArgs {
     /// Looks, and returns what to say.
-    pub fn run(self) -> Result<String, TrainError> {
+    pub fn run(self) -> Result<String> {
         if let Some(InspectCommand::Flight { folder }) = self.command {
             return Ok(flight(&folder)?);
         }

@@ -19,7 +19,7 @@ use crate::checkpoint::Architecture;
 use crate::config::Config;
 use crate::data::DataError;
 use crate::device::ResolvedDevice;
-use crate::error::TrainError;
+use crate::error::{Result, TrainError};
 use crate::world;
 
 /// Who decides.
@@ -46,7 +46,7 @@ pub(super) fn on_config(
     config: &Config,
     options: &RunOptions,
     architecture: &Architecture,
-) -> Result<(), TrainError> {
+) -> Result<()> {
     let RunOptions { out, resume, allow_missing, allow_other_parts, allow_changed, fault, .. } = options;
     let version = env!("CARGO_PKG_VERSION");
     let patterns = allow_missing.patterns();
@@ -67,8 +67,8 @@ pub(super) fn on_plan(
     config: &Config,
     options: &RunOptions,
     device: &ResolvedDevice,
-    make: impl FnOnce() -> Result<Plan, TrainError> + Send,
-) -> Result<Plan, TrainError> {
+    make: impl FnOnce() -> Result<Plan> + Send,
+) -> Result<Plan> {
     let timeout = config.comm.timeout();
     if world.rank() != ROOT {
         world.recorder().set_activity("waiting for the plan");
@@ -114,12 +114,7 @@ pub(super) fn on_plan(
 }
 
 /// Sends `message` from rank 0 to the others. An empty one asks them to wait on.
-fn tell(
-    world: &dyn Communicator,
-    options: &RunOptions,
-    message: &[u8],
-    timeout: Duration,
-) -> Result<(), TrainError> {
+fn tell(world: &dyn Communicator, options: &RunOptions, message: &[u8], timeout: Duration) -> Result<()> {
     let (_, stops) = beat(world, message.len(), false, timeout)?;
     if stops {
         options.stop.store(true, Ordering::Relaxed);
@@ -131,7 +126,7 @@ fn tell(
 }
 
 /// Waits for a message of rank 0 that is not empty.
-fn listen(world: &dyn Communicator, options: &RunOptions, timeout: Duration) -> Result<Vec<u8>, TrainError> {
+fn listen(world: &dyn Communicator, options: &RunOptions, timeout: Duration) -> Result<Vec<u8>> {
     loop {
         let stops = options.stop.load(Ordering::Relaxed);
         let (length, _) = beat(world, 0, stops, timeout)?;
@@ -144,12 +139,7 @@ fn listen(world: &dyn Communicator, options: &RunOptions, timeout: Duration) -> 
 
 /// Rank 0 gives the bytes of the message that follows, 0 if it is still at work, and the others whether they were
 /// asked to stop. Returns the bytes, and whether any rank was asked. Collective.
-fn beat(
-    world: &dyn Communicator,
-    length: usize,
-    stops: bool,
-    timeout: Duration,
-) -> Result<(usize, bool), TrainError> {
+fn beat(world: &dyn Communicator, length: usize, stops: bool, timeout: Duration) -> Result<(usize, bool)> {
     // Lengths of messages in memory are exact in f64.
     let said = Buffer::from_slice(&[length as f64, f64::from(u8::from(stops))]);
     let sums = world.all_reduce(label(), said).wait(timeout).map_err(failed)?;
@@ -157,7 +147,7 @@ fn beat(
     Ok((sums[0] as usize, sums[1] > 0.0))
 }
 
-fn broadcast(world: &dyn Communicator, buffer: Buffer, timeout: Duration) -> Result<Buffer, TrainError> {
+fn broadcast(world: &dyn Communicator, buffer: Buffer, timeout: Duration) -> Result<Buffer> {
     world.broadcast(label(), buffer, ROOT).wait(timeout).map_err(failed)
 }
 

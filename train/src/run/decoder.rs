@@ -17,7 +17,7 @@ use super::{agree, joining, plan, surroundings};
 use crate::checkpoint::Architecture;
 use crate::config::{self, Backend, Config};
 use crate::device::{self, ResolvedDevice};
-use crate::error::TrainError;
+use crate::error::{Result, TrainError};
 use crate::fault::{self, Fault};
 use crate::flight::FlightGuard;
 use crate::launch;
@@ -65,7 +65,7 @@ pub(crate) struct TrainArgs {
 
 impl TrainArgs {
     /// Trains, or starts the ranks of a node; returns the exit code.
-    pub(crate) fn run(self) -> Result<u8, TrainError> {
+    pub(crate) fn run(self) -> Result<u8> {
         let (place, job) = match place::find_here(&self.place)? {
             Role::Node(node) => return Ok(launch::run_node(node)?),
             Role::Rank(place) => (Some(place), Job::default()),
@@ -95,7 +95,7 @@ impl TrainArgs {
 }
 
 /// Trains the built-in decoder.
-pub fn train(config: Config, options: &RunOptions) -> Result<Summary, TrainError> {
+pub fn train(config: Config, options: &RunOptions) -> Result<Summary> {
     run_decoder(config, options, Architecture::decoder(), Block::new)
 }
 
@@ -107,7 +107,7 @@ pub fn train_with_blocks<B: Layer>(
     options: &RunOptions,
     name: &str,
     block: impl Fn(&ModelConfig, usize, Key, &Device) -> B + Sync,
-) -> Result<Summary, TrainError> {
+) -> Result<Summary> {
     if name.trim().is_empty() {
         return Err(TrainError::usage(
             "train_with_blocks needs a name for the blocks, such as \"squared-relu\": checkpoints carry it",
@@ -122,7 +122,7 @@ fn run_decoder<B: Layer>(
     options: &RunOptions,
     architecture: Architecture,
     block: impl Fn(&ModelConfig, usize, Key, &Device) -> B + Sync,
-) -> Result<Summary, TrainError> {
+) -> Result<Summary> {
     let _output = output::never_block();
     let decoder = |model: &ModelConfig, key: Key, device: &Device| {
         Decoder::with_blocks(model, key, device, |index| block(model, index, key, device))
@@ -142,11 +142,7 @@ fn run_decoder<B: Layer>(
 /// [`train`] as the rank `options.place` of a world that has met already; `world` has that rank. On the CPU,
 /// whose memory any world moves. Fails as [`train`] does, and if the configuration insists on a GPU. Other
 /// ranks hear of this one's error.
-pub fn train_joined(
-    world: Arc<dyn Communicator>,
-    config: Config,
-    options: &RunOptions,
-) -> Result<Summary, TrainError> {
+pub fn train_joined(world: Arc<dyn Communicator>, config: Config, options: &RunOptions) -> Result<Summary> {
     let _output = output::never_block();
     let decoder = |model: &ModelConfig, key: Key, device: &Device| {
         Decoder::with_blocks(model, key, device, |index| Block::new(model, index, key, device))
@@ -168,7 +164,7 @@ fn run_as_threads<B: Layer>(
     device: &ResolvedDevice,
     architecture: &Architecture,
     decoder: &MakeDecoder<'_, B>,
-) -> Result<Summary, TrainError> {
+) -> Result<Summary> {
     device.warn_of_idle_gpus();
     let plan = plan::make(&config, options, device, architecture, |model| modules(model, decoder))?;
     let mut summaries = run_ranks(plan.config.train.ranks, plan.message.threads, |world| {
@@ -189,7 +185,7 @@ fn run_as_process<B: Layer>(
     place: &RankEnv,
     architecture: &Architecture,
     decoder: &MakeDecoder<'_, B>,
-) -> Result<Summary, TrainError> {
+) -> Result<Summary> {
     let threads = device::threads_per_rank(&config.device, device::ranks_sharing_cores(place));
     let summary = run_rank(met.communicator(), threads, |world| {
         let (world, drill) = fault::rehearse(world, options.fault.as_ref(), place.job.restarts);
@@ -209,7 +205,7 @@ fn run_as_process<B: Layer>(
 }
 
 /// `config` with the number of ranks that there are, checked.
-fn with_ranks(mut config: Config, options: &RunOptions) -> Result<Config, TrainError> {
+fn with_ranks(mut config: Config, options: &RunOptions) -> Result<Config> {
     config.train.ranks = world::ranks_of(&config, options.place.as_ref(), options.ranks)?;
     if options.place.is_none() {
         config.validate_threads()?;
@@ -225,7 +221,7 @@ fn with_ranks(mut config: Config, options: &RunOptions) -> Result<Config, TrainE
 }
 
 /// `config` with one shard group per machine, if it has groups and does not name their size.
-fn with_groups(mut config: Config, world: &dyn Communicator) -> Result<Config, TrainError> {
+fn with_groups(mut config: Config, world: &dyn Communicator) -> Result<Config> {
     let shard = &mut config.shard;
     shard.shard_size = world::shard_size(shard.strategy, shard.shard_size, world)?;
     Ok(config)

@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 use super::{Resume, RunFolder, RunOptions};
 use crate::checkpoint::{self, Checkpoint};
 use crate::config::Config;
-use crate::error::TrainError;
+use crate::error::Result;
 use crate::files;
 use crate::launch;
 use crate::metrics::is_beside;
@@ -87,7 +87,7 @@ pub(super) struct Found {
 }
 
 /// Finds the folder of a run and what it goes on from. Writes nothing.
-pub(super) fn find(config: &Config, options: &RunOptions) -> Result<Found, TrainError> {
+pub(super) fn find(config: &Config, options: &RunOptions) -> Result<Found> {
     let restarts = options.job().restarts;
     let claimant = Claimant::new(config, options);
     let restart_of = |content: &Content| match content {
@@ -187,12 +187,7 @@ fn is_same(a: &Path, b: &Path) -> bool {
 
 /// `runs/<name>` or a successor: the first one that is free, or the last one with a run that this start
 /// goes on with.
-fn next(
-    name: &str,
-    data: &Path,
-    resume: bool,
-    is_restart: impl Fn(&Content) -> bool,
-) -> Result<PathBuf, TrainError> {
+fn next(name: &str, data: &Path, resume: bool, is_restart: impl Fn(&Content) -> bool) -> Result<PathBuf> {
     let folder = |index: u64| match index {
         1 => Path::new("runs").join(name),
         index => Path::new("runs").join(format!("{name}-{index}")),

@@ -16,7 +16,7 @@ use crate::checkpoint::{
 use crate::config::{self, Config, ConfigError, ModelSection};
 use crate::data::{self, DataInfo, Split, TokenFile, Tokenizer};
 use crate::device::{self, Peak, ResolvedDevice};
-use crate::error::TrainError;
+use crate::error::{Result, TrainError};
 use crate::files;
 use crate::metrics::say;
 use crate::prepared;
@@ -74,7 +74,7 @@ pub(super) fn make(
     device: &ResolvedDevice,
     architecture: &Architecture,
     modules: impl Fn(&ModelConfig) -> Vec<Shapes>,
-) -> Result<Plan, TrainError> {
+) -> Result<Plan> {
     let mut config = asked.clone();
     let settled = config.settle(device.defaults());
     // What was found may have changed until the folder is this run's, which is known by what was asked for.
@@ -189,7 +189,7 @@ impl Draft {
         device: &ResolvedDevice,
         architecture: &Architecture,
         modules: &dyn Fn(&ModelConfig) -> Vec<Shapes>,
-    ) -> Result<Self, TrainError> {
+    ) -> Result<Self> {
         let resume = found.resume.as_deref().map(Checkpoint::open).transpose()?;
         let init = match config.init.from.as_os_str().is_empty() {
             true => None,
@@ -284,7 +284,7 @@ fn resolve_model(
     data: &DataInfo,
     init: Option<&ModelSource>,
     tokenizer: &[u8],
-) -> Result<ModelConfig, TrainError> {
+) -> Result<ModelConfig> {
     let invalid = |problem: String| ConfigError::Invalid { problems: vec![problem] };
     // Data from another program may state fewer ids than its tokenizer has.
     let path = data::tokenizer_of(&config.data.path)?;
@@ -353,7 +353,7 @@ impl Plan {
 
 impl PlanMessage {
     /// The plan that rank 0 has made.
-    pub(super) fn into_plan(self, options: &RunOptions, device: &ResolvedDevice) -> Result<Plan, TrainError> {
+    pub(super) fn into_plan(self, options: &RunOptions, device: &ResolvedDevice) -> Result<Plan> {
         let unreadable = |problem: String| TrainError::Rank0 { message: problem, usage: false };
         let config: Config = toml::from_str(&self.config).map_err(|error| unreadable(error.to_string()))?;
         device.check_precision(config.precision.compute())?;

@@ -7,7 +7,7 @@ use kiln_shard::Update;
 
 use crate::config::Config;
 use crate::device;
-use crate::error::TrainError;
+use crate::error::Result;
 use crate::sharded::ShardedDecoder;
 
 /// What one forward and backward pass of a rank trains on: `train.micro_batch` sequences of `data.seq_len`
@@ -25,11 +25,11 @@ pub struct MicroBatch {
 /// The micro-batches of one rank and step.
 pub trait MicroBatches {
     /// The micro-batch `index` of the step. Fails if it cannot be read.
-    fn fetch(&mut self, index: usize) -> Result<MicroBatch, TrainError>;
+    fn fetch(&mut self, index: usize) -> Result<MicroBatch>;
 
     /// Called after every backward pass, `last` or not. Whether the step goes on, the same on all ranks; all
     /// of them give it up otherwise. Fails if the ranks cannot agree.
-    fn go_on(&mut self, last: bool) -> Result<bool, TrainError>;
+    fn go_on(&mut self, last: bool) -> Result<bool>;
 }
 
 /// Issues one optimizer step of `config` with the learning rate `lr`: forward, loss ÷ global tokens and
@@ -43,7 +43,7 @@ pub fn optimizer_step<B: Layer>(
     device: &Device,
     lr: f64,
     batches: &mut impl MicroBatches,
-) -> Result<Option<Update>, TrainError> {
+) -> Result<Option<Update>> {
     let engine = model.engine();
     let training = device.clone().autodiff();
     let (rows, seq_len) = (config.micro_batch(), config.data.seq_len);

@@ -1,7 +1,6 @@
 //! The ranks of a command that are processes: how they meet, and how they make sure that all of them
 //! were started alike.
 
-mod devices;
 mod ranks;
 
 pub use ranks::{World, agree, join, ranks_of, shard_size, size_of};

@@ -11,18 +11,15 @@ use kiln_collectives::{Buffer, Communicator, DType, Label, Phase};
 use kiln_shard::{Mesh, ShardError, Strategy, memory};
 use sha2::{Digest, Sha256};
 
-use super::devices;
 use crate::config::{CommBackend, CommSection, Config};
-#[cfg(feature = "cuda")]
-use crate::device::DeviceError;
-use crate::device::ResolvedDevice;
-use crate::error::TrainError;
+use crate::device::{DeviceError, ResolvedDevice, share_gpu};
+use crate::error::{Result, TrainError};
 use crate::place::RankEnv;
 
 /// The number of ranks: those that a launcher has started if there is a `place`, else `ranks`, else as many
 /// as `config` says. Fails if `config` wants to talk to other processes where there are none, or the other
 /// way round.
-pub fn ranks_of(config: &Config, place: Option<&RankEnv>, ranks: Option<usize>) -> Result<usize, TrainError> {
+pub fn ranks_of(config: &Config, place: Option<&RankEnv>, ranks: Option<usize>) -> Result<usize> {
     let backend = config.comm.backend;
     match place {
         None if backend == CommBackend::Tcp => Err(TrainError::usage(
@@ -44,7 +41,7 @@ pub fn ranks_of(config: &Config, place: Option<&RankEnv>, ranks: Option<usize>) 
 
 /// The ranks of the job that `place` is one of, which is what `ranks` has to be where the user says
 /// a number as well.
-pub fn size_of(place: &RankEnv, ranks: Option<usize>) -> Result<usize, TrainError> {
+pub fn size_of(place: &RankEnv, ranks: Option<usize>) -> Result<usize> {
     match ranks {
         Some(ranks) if ranks != place.world_size => Err(TrainError::usage(format!(
             "--ranks {ranks}, but the launcher has started {} processes, and each is a rank: leave \
@@ -95,8 +92,8 @@ impl World {
     /// afterwards the ranks move what is there as well. To be called where a GPU was asked for or might have
     /// been taken, once the ranks know that they were started alike. Collective. Fails if ranks have no
     /// device of a kind or share a GPU, or if NCCL cannot connect them.
-    pub fn settle_on(&self, device: &ResolvedDevice, comm: &CommSection) -> Result<(), TrainError> {
-        devices::agree(&*self.communicator, device, comm.timeout())?;
+    pub fn settle_on(&self, device: &ResolvedDevice, comm: &CommSection) -> Result<()> {
+        agree_on_devices(&*self.communicator, device, comm.timeout())?;
         #[cfg(feature = "cuda")]
         if let Some(index) = device.cuda_index() {
             use kiln_collectives::nccl::{self, NcclOptions};
@@ -122,11 +119,7 @@ impl World {
 
 /// Meets the other ranks, as the one at `place`. Once `stop` is true, no rank waits for the others any
 /// longer.
-pub fn join(
-    place: &RankEnv,
-    comm: &CommSection,
-    stop: Option<&Arc<AtomicBool>>,
-) -> Result<World, TrainError> {
+pub fn join(place: &RankEnv, comm: &CommSection, stop: Option<&Arc<AtomicBool>>) -> Result<World> {
     if comm.backend == CommBackend::Mpi {
         return join_mpi(place);
     }
@@ -156,7 +149,7 @@ pub fn join(
 }
 
 /// Refuses ports that cannot be enough, before anyone listens.
-fn check_ports(place: &RankEnv, comm: &CommSection) -> Result<(), TrainError> {
+fn check_ports(place: &RankEnv, comm: &CommSection) -> Result<()> {
     let ranks = place.local_world_size;
     match comm.ports {
         Some(ports) if ports.count() < ranks => Err(TrainError::usage(format!(
@@ -169,7 +162,7 @@ fn check_ports(place: &RankEnv, comm: &CommSection) -> Result<(), TrainError> {
 }
 
 #[cfg(feature = "mpi")]
-fn join_mpi(place: &RankEnv) -> Result<World, TrainError> {
+fn join_mpi(place: &RankEnv) -> Result<World> {
     let mpi = Mpi::start()?;
     if (mpi.rank(), mpi.world_size()) != (place.rank, place.world_size) {
         return Err(TrainError::usage(format!(
@@ -188,7 +181,7 @@ fn join_mpi(place: &RankEnv) -> Result<World, TrainError> {
 }
 
 #[cfg(not(feature = "mpi"))]
-fn join_mpi(_: &RankEnv) -> Result<World, TrainError> {
+fn join_mpi(_: &RankEnv) -> Result<World> {
     Err(TrainError::usage(
         "comm.backend = \"mpi\", but this program was built without MPI: build it with \
          `--features mpi`, or use \"tcp\"",
@@ -197,14 +190,14 @@ fn join_mpi(_: &RankEnv) -> Result<World, TrainError> {
 
 /// Fails unless `told` is the same text on all ranks, as it is when all of them were started alike;
 /// names those that differ from rank 0. Collective.
-pub fn agree(world: &dyn Communicator, told: &str, timeout: Duration) -> Result<(), TrainError> {
+pub fn agree(world: &dyn Communicator, told: &str, timeout: Duration) -> Result<()> {
     let digests = gather(world, "configuration", &Sha256::digest(told), timeout)?;
     let ranks: Vec<_> = (0..digests.len()).filter(|rank| digests[*rank] != digests[0]).collect();
     if ranks.is_empty() { Ok(()) } else { Err(TrainError::OtherConfig(ranks)) }
 }
 
 /// The `bytes` of each rank, which are as many on all of them. Collective.
-pub(super) fn gather(
+fn gather(
     world: &dyn Communicator,
     what: &'static str,
     bytes: &[u8],
@@ -221,10 +214,51 @@ pub fn shard_size(
     strategy: Strategy,
     given: Option<usize>,
     world: &dyn Communicator,
-) -> Result<Option<usize>, TrainError> {
+) -> Result<Option<usize>> {
     if !strategy.is_hybrid() || given.is_some() {
         return Ok(given);
     }
     let size = Mesh::shard_size_of_nodes(strategy, &world.nodes());
     Ok(Some(size.map_err(|error| TrainError::usage(error.to_string()))?))
+}
+
+/// Fails unless all ranks have chosen a GPU, and each another one, or all the CPU. Collective.
+fn agree_on_devices(world: &dyn Communicator, selected: &ResolvedDevice, timeout: Duration) -> Result<()> {
+    let mut mine = vec![u8::from(selected.is_gpu())];
+    mine.extend(selected.id());
+    let chosen = gather(world, "device", &mine, timeout)?;
+    Ok(compare(&chosen.iter().map(Vec::as_slice).collect::<Vec<_>>(), share_gpu())?)
+}
+
+/// `chosen` has, for each rank, a byte that says whether it has a GPU, and the GPU's id.
+fn compare(chosen: &[&[u8]], share: bool) -> Result<(), DeviceError> {
+    let (gpu, cpu): (Vec<_>, Vec<_>) = (0..chosen.len()).partition(|rank| chosen[*rank][0] != 0);
+    if !gpu.is_empty() && !cpu.is_empty() {
+        return Err(DeviceError::Mixed { gpu, cpu });
+    }
+    for rank in gpu.iter().filter(|_| !share) {
+        let ranks: Vec<_> = gpu.iter().copied().filter(|other| chosen[*other] == chosen[*rank]).collect();
+        if ranks.len() > 1 {
+            return Err(DeviceError::SharedGpu { ranks });
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{DeviceError, compare};
+
+    #[test]
+    fn ranks_have_all_a_gpu_of_their_own_or_all_the_cpu() {
+        let (cpu, a, b): (&[u8], &[u8], &[u8]) = (&[0, 0], &[1, 7], &[1, 8]);
+        assert_eq!(compare(&[cpu, cpu, cpu], false), Ok(()));
+        assert_eq!(compare(&[a, b], false), Ok(()));
+        assert_eq!(compare(&[a, a], true), Ok(()));
+        let mixed = DeviceError::Mixed { gpu: vec![1, 3], cpu: vec![0, 2] };
+        assert_eq!(compare(&[cpu, a, cpu, b], false), Err(mixed.clone()));
+        assert_eq!(compare(&[cpu, a, cpu, b], true), Err(mixed));
+        let shared = DeviceError::SharedGpu { ranks: vec![1, 2] };
+        assert_eq!(compare(&[b, a, a], false), Err(shared));
+    }
 }

@@ -13,7 +13,7 @@ use super::lock::{Lock, Patience};
 use super::{CONFIG_FILE, Content, Found, metrics_of_run};
 use crate::checkpoint::{self, HeldFolder};
 use crate::config::CommSection;
-use crate::error::TrainError;
+use crate::error::Result;
 use crate::flight;
 use crate::metrics::{cut_lines_after, say, write_beside};
 use crate::process::launcher::{self, Word};
@@ -41,8 +41,8 @@ impl Found {
         &self,
         options: &RunOptions,
         comm: &CommSection,
-        find: impl Fn() -> Result<Found, TrainError>,
-    ) -> Result<Option<(Lock, Claim)>, TrainError> {
+        find: impl Fn() -> Result<Found>,
+    ) -> Result<Option<(Lock, Claim)>> {
         let is_new = matches!(self.content, Content::Nothing | Content::Unbegun(_));
         let identity = match &self.content {
             Content::Run(Some(known)) | Content::Unsaved(Some(known)) => known.clone(),
@@ -107,7 +107,7 @@ impl Found {
 impl Claim {
     /// Makes the folder that of this start, which goes on after `step` steps: what an earlier one has
     /// written of later steps is moved aside.
-    pub(crate) fn begin(&self, config: &str, step: u64) -> Result<(), TrainError> {
+    pub(crate) fn begin(&self, config: &str, step: u64) -> Result<()> {
         self.held.as_ref().map_or(Ok(()), HeldFolder::check)?;
         let checkpoints = checkpoint::folder_of_run(&self.out);
         let later = checkpoint::later_than(&checkpoints, step);

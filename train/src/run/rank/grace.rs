@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::error::TrainError;
+use crate::error::Result;
 use crate::launch;
 use crate::process::launcher;
 
@@ -14,7 +14,7 @@ pub(super) struct Grace {
 
 impl Grace {
     /// What the launcher gives, or else what most schedulers do.
-    pub(super) fn new() -> Result<Self, TrainError> {
+    pub(super) fn new() -> Result<Self> {
         Ok(Grace { time: launcher::grace()?.unwrap_or(launch::GRACE), told: false })
     }
 

@@ -9,7 +9,7 @@ use super::state::Rank;
 use super::step::{DataBatches, Issued, StepSync};
 use crate::checkpoint;
 use crate::data::Tokenizer;
-use crate::error::TrainError;
+use crate::error::{Result, TrainError};
 use crate::generate::{self, Sampling};
 use crate::metrics::{EvalMetrics, Reporter, say};
 use crate::run::evaluate::evaluate_while;
@@ -47,7 +47,7 @@ impl<B: Layer> Rank<'_, B> {
     }
 
     /// What rank 0 reports to; `None` on the others.
-    fn reporter(&self) -> Result<Option<Reporter>, TrainError> {
+    fn reporter(&self) -> Result<Option<Reporter>> {
         if self.rank != 0 {
             return Ok(None);
         }
@@ -63,7 +63,7 @@ impl<B: Layer> Rank<'_, B> {
     }
 
     /// Takes the steps of the run, up to its last.
-    pub(in crate::run) fn run(mut self) -> Result<Summary, TrainError> {
+    pub(in crate::run) fn run(mut self) -> Result<Summary> {
         let mut reporter = self.reporter()?;
         let Plan { config, .. } = self.plan;
         let steps = config.train.steps;
@@ -137,7 +137,7 @@ impl<B: Layer> Rank<'_, B> {
 
     /// Issues one optimizer step. Nothing in it waits for a GPU. `None` if the ranks were asked to stop
     /// in the middle of it: all is as it was after the step before.
-    fn train_step(&mut self) -> Result<Option<(Issued, StepSync)>, TrainError> {
+    fn train_step(&mut self) -> Result<Option<(Issued, StepSync)>> {
         let start = Instant::now();
         let config = &self.plan.config;
         let step = self.state.step + 1;
@@ -170,11 +170,7 @@ impl<B: Layer> Rank<'_, B> {
     }
 
     /// The validation loss; `None` if the ranks were asked to stop meanwhile and `may_stop`.
-    fn evaluate(
-        &mut self,
-        reporter: Option<&mut Reporter>,
-        may_stop: bool,
-    ) -> Result<Option<f64>, TrainError> {
+    fn evaluate(&mut self, reporter: Option<&mut Reporter>, may_stop: bool) -> Result<Option<f64>> {
         let Rank { plan, model, device, validation, pace, .. } = self;
         model.engine().set_activity("evaluation");
         let (samples, rows) = (plan.config.eval.samples, plan.config.micro_batch());
@@ -196,7 +192,7 @@ impl<B: Layer> Rank<'_, B> {
     }
 
     /// Text from the trained model. All ranks compute it together; rank 0 shows it.
-    fn sample(&self) -> Result<Option<String>, TrainError> {
+    fn sample(&self) -> Result<Option<String>> {
         let section = &self.plan.config.sample;
         if section.prompt.is_empty() {
             return Ok(None);

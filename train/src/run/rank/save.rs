@@ -7,13 +7,13 @@ use kiln_model::layers::Layer;
 use super::state::Rank;
 use crate::checkpoint::{self, CheckpointError, Format, Progress, SaveContext, SavedOptimizer};
 use crate::config::OnFailure;
-use crate::error::TrainError;
+use crate::error::Result;
 use crate::run::plan::Plan;
 
 impl<B: Layer> Rank<'_, B> {
     /// Begins to save. What fails is an error if it is the `last` save of the run, or if the
     /// configuration says so.
-    pub(super) fn save(&mut self, last: bool) -> Result<(), TrainError> {
+    pub(super) fn save(&mut self, last: bool) -> Result<()> {
         // So that its failure is told from that of this one.
         self.settle_earlier_save()?;
         let Plan { message, tokenizer, .. } = self.plan;
@@ -32,7 +32,7 @@ impl<B: Layer> Rank<'_, B> {
     }
 
     /// Waits for the save in the background, after which the run goes on.
-    pub(super) fn settle_earlier_save(&mut self) -> Result<(), TrainError> {
+    pub(super) fn settle_earlier_save(&mut self) -> Result<()> {
         let settled = self.saver.settle(self.model.engine());
         self.note_save(settled, false)
     }
@@ -44,13 +44,13 @@ impl<B: Layer> Rank<'_, B> {
     }
 
     /// Goes on with the save in the background, if there is one.
-    pub(super) fn advance_save(&mut self, saving: Progress) -> Result<(), TrainError> {
+    pub(super) fn advance_save(&mut self, saving: Progress) -> Result<()> {
         let advanced = self.saver.advance(self.model.engine(), saving);
         self.note_save(advanced, false)
     }
 
     /// Waits for the save in the background: the last one of the run.
-    pub(super) fn settle_save(&mut self) -> Result<(), TrainError> {
+    pub(super) fn settle_save(&mut self) -> Result<()> {
         self.model.engine().set_activity("checkpoint");
         let settled = self.saver.settle(self.model.engine());
         self.note_save(settled, true)
@@ -58,11 +58,7 @@ impl<B: Layer> Rank<'_, B> {
 
     /// Remembers the checkpoint that has become complete. One that could not be written is an error
     /// if the run is to end with it, or cannot go on anyway.
-    fn note_save(
-        &mut self,
-        outcome: Result<Option<PathBuf>, CheckpointError>,
-        last: bool,
-    ) -> Result<(), TrainError> {
+    fn note_save(&mut self, outcome: Result<Option<PathBuf>, CheckpointError>, last: bool) -> Result<()> {
         let goes_on = !last && self.plan.config.checkpoint.on_failure == OnFailure::Continue;
         match outcome {
             Ok(None) => {}

@@ -18,7 +18,7 @@ use super::start::{LongTask, introduce};
 use crate::checkpoint::{CheckpointState, Saver};
 use crate::data::{BatchSource, Split, TokenFile};
 use crate::device::Peak;
-use crate::error::TrainError;
+use crate::error::Result;
 use crate::fault::Drill;
 use crate::metrics::say;
 use crate::process::position;
@@ -66,7 +66,7 @@ impl<'a, B: Layer> Rank<'a, B> {
         world: Arc<dyn Communicator>,
         drill: Option<Arc<Drill>>,
         make_decoder: &MakeDecoder<'_, B>,
-    ) -> Result<Self, TrainError> {
+    ) -> Result<Self> {
         let started = Instant::now();
         world.recorder().set_activity("start");
         let position = position::Present::new(world.rank(), world.recorder().clone());

@@ -14,7 +14,7 @@ use super::state::Rank;
 use crate::checkpoint::Progress;
 use crate::config::NonFinite;
 use crate::data::{BatchSource, slice_for};
-use crate::error::{TrainError, in_gradient};
+use crate::error::{Result, TrainError, in_gradient};
 use crate::fault::Drill;
 use crate::metrics::{Reporter, SkipMetrics, StepMetrics};
 use crate::run::{MAX_SKIPPED, MicroBatch, MicroBatches, Plan};
@@ -55,7 +55,7 @@ pub(super) struct DataBatches<'a> {
 }
 
 impl MicroBatches for DataBatches<'_> {
-    fn fetch(&mut self, index: usize) -> Result<MicroBatch, TrainError> {
+    fn fetch(&mut self, index: usize) -> Result<MicroBatch> {
         let Plan { config, model, .. } = self.plan;
         let world = self.engine.world();
         let first = self.first_sample
@@ -76,7 +76,7 @@ impl MicroBatches for DataBatches<'_> {
         Ok(MicroBatch { inputs: batch.inputs, targets: batch.targets, context })
     }
 
-    fn go_on(&mut self, last: bool) -> Result<bool, TrainError> {
+    fn go_on(&mut self, last: bool) -> Result<bool> {
         // After the last one, the ranks tell each other more than that.
         if !self.pace.end() || last {
             return Ok(true);
@@ -91,11 +91,7 @@ impl MicroBatches for DataBatches<'_> {
 
 impl<B: Layer> Rank<'_, B> {
     /// Finds out what became of a step, and reports it: its loss.
-    pub(super) fn settle_step(
-        &mut self,
-        issued: Issued,
-        reporter: Option<&mut Reporter>,
-    ) -> Result<f64, TrainError> {
+    pub(super) fn settle_step(&mut self, issued: Issued, reporter: Option<&mut Reporter>) -> Result<f64> {
         let Issued { step, update, lr, start, peak_bytes, tokens } = issued;
         let outcome = self.model.engine().outcome(update)?;
         let now = Instant::now();
@@ -140,7 +136,7 @@ impl<B: Layer> Rank<'_, B> {
 
     /// The peak of memory and the time of a micro-batch maximised, whether anyone is to stop, and how far
     /// a save in the background is, in one reduction over the ranks.
-    pub(super) fn sync(&self) -> Result<StepSync, TrainError> {
+    pub(super) fn sync(&self) -> Result<StepSync> {
         let stop = f64::from(u8::from(self.plan.stop.load(Ordering::Relaxed)));
         let [written, done, failed] = self.saver.progress().to_values();
         let mut values = vec![stop, written, done, failed];
@@ -161,7 +157,7 @@ impl<B: Layer> Rank<'_, B> {
 
     /// Why the update of a step was left out, if it was, in words; an error if that ends the run. Loss
     /// and norm are the same on every rank, so all ranks go on, or stop, together.
-    fn why_left_out(&mut self, step: u64, outcome: &Outcome) -> Result<Option<String>, TrainError> {
+    fn why_left_out(&mut self, step: u64, outcome: &Outcome) -> Result<Option<String>> {
         let Outcome { loss, grad_norm, applied, overflowed, ref non_finite, loss_scale } = *outcome;
         if applied {
             self.skipped_in_a_row = 0;

@@ -5,7 +5,7 @@ use kiln_model::layers::Layer;
 
 use super::state::Rank;
 use crate::checkpoint::{self, Checkpoint};
-use crate::error::TrainError;
+use crate::error::Result;
 use crate::metrics::{Reporter, say};
 use crate::process::was_interrupted;
 use crate::run::Summary;
@@ -13,16 +13,12 @@ use crate::words::number_of;
 
 impl<B: Layer> Rank<'_, B> {
     /// Whether any rank has been asked to stop. Collective.
-    pub(super) fn asked_to_stop(&mut self) -> Result<bool, TrainError> {
+    pub(super) fn asked_to_stop(&mut self) -> Result<bool> {
         Ok(self.pace.ask(self.model.engine(), &self.plan.stop)?.0)
     }
 
     /// Ends the run before its end, with a checkpoint of the last step that was done.
-    pub(super) fn stop(
-        &mut self,
-        reporter: Option<&Reporter>,
-        loss: Option<f64>,
-    ) -> Result<Summary, TrainError> {
+    pub(super) fn stop(&mut self, reporter: Option<&Reporter>, loss: Option<f64>) -> Result<Summary> {
         self.settle_earlier_save()?;
         if !self.is_saved()? {
             if let Some(reporter) = reporter.filter(|_| was_interrupted()) {
@@ -47,7 +43,7 @@ impl<B: Layer> Rank<'_, B> {
     }
 
     /// Whether `latest` names a checkpoint of the last step that was done. Collective.
-    fn is_saved(&self) -> Result<bool, TrainError> {
+    fn is_saved(&self) -> Result<bool> {
         let place = checkpoint::place_of(&self.plan.checkpoints(), self.state.step);
         let resumed = self.plan.resume.as_ref().map(Checkpoint::folder);
         if self.saved.as_deref() != Some(&*place) && resumed != Some(&*place) {
