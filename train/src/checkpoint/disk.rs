@@ -29,12 +29,7 @@ pub(crate) fn parent_of(path: &Path) -> &Path {
     }
 }
 
-/// Puts the file `beside` at `place`, at once: whoever looks finds the old or the new one, whole.
-pub(super) fn replace_file(beside: &Path, place: &Path) -> Result<()> {
-    rename(beside, place)
-}
-
-/// As [`replace_file`] for a checkpoint's folder. What was there before is gone afterwards.
+/// Puts the checkpoint's folder `beside` at `place`, at once: whoever looks finds the old or the new one, whole. What was there before is gone afterwards.
 pub(super) fn replace_folder(beside: &Path, place: &Path) -> Result<()> {
     if !place.is_dir() {
         return rename(beside, place);
@@ -66,7 +61,8 @@ fn replace_by_turns(beside: &Path, place: &Path) -> Result<()> {
     remove(&old)
 }
 
-fn rename(from: &Path, to: &Path) -> Result<()> {
+/// Gives a file or folder another name, in the place of a file of that name.
+pub(super) fn rename(from: &Path, to: &Path) -> Result<()> {
     fs::rename(from, to).map_err(CheckpointError::io("rename to", to))
 }
 
@@ -147,7 +143,7 @@ mod tests {
         fs::create_dir(&place).unwrap();
         fs::write(place.join("mine"), "").unwrap();
         fs::write(&beside, "").unwrap();
-        assert!(replace_file(&beside, &place).is_err());
+        assert!(rename(&beside, &place).is_err());
         assert!(place.join("mine").exists());
     }
 }

@@ -127,7 +127,7 @@ pub(super) fn point_to(folder: &Path, step: u64) -> Result<()> {
     let beside = folder.join(format!(".{LATEST_FILE}{PARTIAL}"));
     let name = format!("{FOLDER_PREFIX}{step}");
     disk::write(&beside, name.as_bytes())?;
-    disk::replace_file(&beside, &folder.join(LATEST_FILE))?;
+    disk::rename(&beside, &folder.join(LATEST_FILE))?;
     disk::sync_folder(folder)
 }
 

@@ -168,7 +168,7 @@ impl WriterOutput {
         // Found only when it is whole.
         let beside = path.with_extension("partial");
         disk::write(&beside, &json)?;
-        disk::replace_file(&beside, &path)
+        disk::rename(&beside, &path)
     }
 
     /// The word of the writer `index` in `folder`; `None` if it or a file that it describes cannot be

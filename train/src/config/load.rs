@@ -116,7 +116,9 @@ fn apply(table: &mut Table, argument: &str) -> Result<Config, ConfigError> {
         return Err(malformed());
     }
     let refused = |message| ConfigError::OverrideValue { argument: shown(argument), message };
-    let value = parse_value(text);
+    // `--set shard.strategy=NO_SHARD` needs no quotes.
+    let parsed = toml::from_str::<Table>(&format!("value = {text}")).ok();
+    let value = parsed.and_then(|mut table| table.remove("value")).unwrap_or_else(|| Value::from(text));
     if value.is_str() && is_whole(text) && text.replace('_', "").parse::<i64>().is_err() {
         return Err(refused(TOO_LARGE.to_owned()));
     }
@@ -190,12 +192,4 @@ fn shown(argument: &str) -> String {
         Some((end, _)) => format!("{}...", &argument[..end]),
         None => argument.to_owned(),
     }
-}
-
-/// A TOML value, or the text itself where it is none: `--set shard.strategy=NO_SHARD` needs no quotes.
-fn parse_value(text: &str) -> Value {
-    toml::from_str::<Table>(&format!("value = {text}"))
-        .ok()
-        .and_then(|mut table| table.remove("value"))
-        .unwrap_or_else(|| Value::String(text.to_owned()))
 }

@@ -23,7 +23,6 @@ macro_rules! section {
 }
 
 mod choice;
-mod comm;
 mod limits;
 mod load;
 mod model;
@@ -33,15 +32,14 @@ mod size;
 mod validate;
 
 pub use choice::Choice;
-pub use comm::{CommBackend, CommSection};
 pub(crate) use limits::thread_ranks;
 pub use limits::{MAX_BATCH, MAX_SEQ_LEN, MAX_STEPS, MAX_THREAD_RANKS, MAX_THREADS};
 pub use load::{ConfigError, load};
 pub use model::ModelSection;
 pub use schema::{
-    Backend, CheckpointSection, Config, DataSection, DeviceSection, EvalSection, InitSection, LogSection,
-    NonFinite, OnFailure, OptimSection, Precision, PrecisionSection, SampleSection, Schedule, ShardSection,
-    TrainSection,
+    Backend, CheckpointSection, CommBackend, CommSection, Config, DataSection, DeviceSection, EvalSection,
+    InitSection, LogSection, NonFinite, OnFailure, OptimSection, Precision, PrecisionSection, SampleSection,
+    Schedule, ShardSection, TrainSection,
 };
 pub use settle::DeviceDefaults;
 pub use size::ByteSize;

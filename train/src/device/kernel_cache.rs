@@ -201,7 +201,10 @@ impl Kept {
         for option in options {
             add(option);
             if let Some(include) = option.strip_prefix(b"--include-path=") {
-                add(headers_in(Path::new(&*String::from_utf8_lossy(include))).as_bytes());
+                let folder = String::from_utf8_lossy(include);
+                // Lengths tell the headers of one version of CUDA from those of another.
+                let size = |name| fs::metadata(Path::new(&*folder).join(name)).map_or(0, |file| file.len());
+                add(HEADERS.map(|name| size(name).to_string()).join(" ").as_bytes());
             }
         }
         add(&renumbered(source));
@@ -252,12 +255,6 @@ fn renumbered(source: &[u8]) -> Vec<u8> {
         }
     }
     renumbered
-}
-
-/// What tells the headers in a folder from those of another version of CUDA.
-fn headers_in(folder: &Path) -> String {
-    let size = |name| fs::metadata(folder.join(name)).map_or(0, |file| file.len());
-    HEADERS.map(|name| size(name).to_string()).join(" ")
 }
 
 /// As `nvrtcCreateProgram`.

@@ -121,7 +121,7 @@ impl Stream {
     /// Writes whole lines, or counts them.
     pub(super) fn put(&self, bytes: &[u8]) {
         let queue = self.queue();
-        if self.is_queued(&queue) {
+        if queue.has_thread && (queue.holders > 0 || self.waiting() > 0) {
             return self.push(queue, bytes);
         }
         drop(queue);
@@ -229,10 +229,6 @@ impl Stream {
             self.waiting.fetch_sub(text.len(), Ordering::Release);
             self.changed.notify_all();
         }
-    }
-
-    fn is_queued(&self, queue: &Queue) -> bool {
-        queue.has_thread && (queue.holders > 0 || self.waiting() > 0)
     }
 
     /// Puts a text into the queue, or counts its lines.

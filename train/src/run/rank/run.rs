@@ -7,7 +7,7 @@ use kiln_model::layers::Layer;
 
 use super::state::Rank;
 use super::step::{DataBatches, Issued, StepSync};
-use crate::checkpoint;
+use crate::checkpoint::{self, Format};
 use crate::data::Tokenizer;
 use crate::error::{Result, TrainError};
 use crate::generate::{self, Sampling};
@@ -21,16 +21,6 @@ use crate::schedule::learning_rate;
 use crate::words::number_of;
 
 impl<B: Layer> Rank<'_, B> {
-    /// Says that the run has come further than the configuration asks: nothing in its folder changes, or it
-    /// would say that the run has fewer steps than it has.
-    fn announce_no_steps(&self) {
-        say(&format!(
-            "nothing to train: the run has done {} steps, and train.steps is {}; its folder stays as it is. \
-             To go on, raise train.steps; to go back, name an earlier checkpoint with --resume",
-            self.state.step, self.plan.config.train.steps
-        ));
-    }
-
     /// Says if checkpoints that earlier starts have kept are about to be removed.
     fn announce_removals(&self) {
         let options = self.plan.save_options();
@@ -53,7 +43,12 @@ impl<B: Layer> Rank<'_, B> {
         }
         let path = metrics_of_run(&self.plan.out);
         match &self.plan.claim {
-            Some(_) if self.state.step > self.plan.config.train.steps => self.announce_no_steps(),
+            // Nothing in the folder changes, or it would say that the run has fewer steps than it has.
+            Some(_) if self.state.step > self.plan.config.train.steps => say(&format!(
+                "nothing to train: the run has done {} steps, and train.steps is {}; its folder stays as it is. \
+                 To go on, raise train.steps; to go back, name an earlier checkpoint with --resume",
+                self.state.step, self.plan.config.train.steps
+            )),
             Some(claim) => claim.begin(&self.plan.message.config, self.state.step)?,
             None => {}
         }
@@ -108,7 +103,9 @@ impl<B: Layer> Rank<'_, B> {
             }
             if save && !last {
                 self.save(false)?;
-                if !self.saves_in_background() && self.asked_to_stop()? {
+                let section = &self.plan.config.checkpoint;
+                let in_background = section.background && section.format == Format::Sharded;
+                if !in_background && self.asked_to_stop()? {
                     return self.stop(reporter.as_ref(), loss);
                 }
             }

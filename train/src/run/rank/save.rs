@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use kiln_model::layers::Layer;
 
 use super::state::Rank;
-use crate::checkpoint::{self, CheckpointError, Format, Progress, SaveContext, SavedOptimizer};
+use crate::checkpoint::{self, CheckpointError, Progress, SaveContext, SavedOptimizer};
 use crate::config::OnFailure;
 use crate::error::Result;
 use crate::run::plan::Plan;
@@ -35,12 +35,6 @@ impl<B: Layer> Rank<'_, B> {
     pub(super) fn settle_earlier_save(&mut self) -> Result<()> {
         let settled = self.saver.settle(self.model.engine());
         self.note_save(settled, false)
-    }
-
-    /// Whether a save goes on behind the steps that follow it.
-    pub(super) fn saves_in_background(&self) -> bool {
-        let section = &self.plan.config.checkpoint;
-        section.background && section.format == Format::Sharded
     }
 
     /// Goes on with the save in the background, if there is one.
