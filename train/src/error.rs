@@ -66,8 +66,7 @@ pub enum TrainError {
     #[cfg(feature = "mpi")]
     #[error(transparent)]
     Mpi(#[from] kiln_collectives::mpi::MpiError),
-    /// The GPUs of ranks that are processes could not be connected: NCCL on this rank, whose GPU has this
-    /// index.
+    /// The GPUs of ranks that are processes could not be connected: NCCL on this rank, with this GPU.
     #[cfg(feature = "cuda")]
     #[error("rank {rank} cannot connect its GPU {index} with those of the other ranks: {source}")]
     Nccl { rank: usize, index: usize, source: Box<kiln_collectives::nccl::NcclError> },
@@ -94,9 +93,8 @@ pub enum TrainError {
         .path.display(), .differences.join(", "), allow(.keys)
     )]
     OtherPosition { path: PathBuf, keys: Vec<PositionKey>, differences: Vec<String> },
-    /// The loss or the norm of the gradient, `what`, is not a number in a step; `parameter` is the first one
-    /// with such a gradient. Either the run does not skip such steps, or it has skipped as many in a row as
-    /// it may.
+    /// The loss or the norm of the gradient, `what`, is not a number; `parameter` is the first with such a
+    /// gradient. The run does not skip such steps, or has skipped as many in a row as it may.
     #[error(
         "step {step}: {what} is {value}{}{}. Lower optim.lr or raise optim.warmup_steps, and go on from an \
          earlier checkpoint",

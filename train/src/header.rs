@@ -24,8 +24,8 @@ pub(crate) fn header_bytes(first: [u8; size_of::<u64>()], length: u64) -> Result
     if header > length { Err(SafeTensorError::InvalidHeaderLength) } else { Ok(header as usize) }
 }
 
-/// What a header of [`header_bytes`] bytes describes: arrays that follow it without gaps, and take all of a
-/// file of `length` bytes.
+/// What a header of [`header_bytes`] bytes describes: arrays that follow it without gaps up to `length`, the
+/// end of the file.
 pub(crate) fn parse_header(header: &[u8], length: u64) -> Result<Metadata, SafeTensorError> {
     let text = header.get(size_of::<u64>()..).ok_or(SafeTensorError::HeaderTooSmall)?;
     let text = std::str::from_utf8(text).map_err(SafeTensorError::InvalidHeader)?;

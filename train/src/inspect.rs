@@ -50,8 +50,8 @@ pub enum InspectError {
         .problems.iter().map(|problem| format!("\n  - {problem}")).collect::<String>()
     )]
     Damaged { folder: String, problems: Vec<String> },
-    /// No file could be read. `folder`: where they were looked for; `skipped`: files that were there, and
-    /// what is wrong with them.
+    /// No file could be read. `folder`: where they were looked for; `skipped`: files, and what is wrong with
+    /// each.
     #[error(
         "no flight recorders in {}{}: name the folder of a run that failed, or its folder flight/",
         .folder.display(),

@@ -81,9 +81,8 @@ impl VerifyArgs {
     }
 }
 
-/// The data that `section` names. If `data.path` does not exist yet and `data.text` names some
-/// text, it is prepared first, unless `stop` becomes true. If both are there, the folder must have been
-/// prepared from that text.
+/// The data that `section` names. If `data.path` does not exist and `data.text` names text, it is prepared
+/// first, unless `stop` becomes true. If both exist, the folder must have been prepared from that text.
 ///
 /// A run that goes on names the SHA-256 of the tokens it was `trained_on`: it goes on with them, and a
 /// text that has changed since is only worth a warning.

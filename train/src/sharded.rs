@@ -39,8 +39,8 @@ impl<B: Layer> ShardedDecoder<B> {
         Self::with_progress(decoder, builder, |_, _| {})
     }
 
-    /// [`ShardedDecoder::new`], which calls `progress` after each part, with the number of parts that are
-    /// done and of all.
+    /// [`ShardedDecoder::new`], which calls `progress` after each module: how many are done, and how many
+    /// there are.
     pub fn with_progress(
         decoder: Decoder<B>,
         mut builder: EngineBuilder,

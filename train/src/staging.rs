@@ -6,9 +6,8 @@ use std::path::{Path, PathBuf};
 
 use crate::process::ProcessId;
 
-/// A new hidden folder for what is to appear whole at a place beside it; removed with this value, unless it
-/// has come to its place. What a killed process has left for the same place is removed when the next one is
-/// made.
+/// A new hidden folder for what is to appear whole at a place beside it; removed with this value unless it is
+/// in its place. What a killed process has left for that place is removed when the next one is made.
 #[derive(Debug)]
 pub(crate) struct StagingFolder {
     path: PathBuf,

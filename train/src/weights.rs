@@ -125,7 +125,7 @@ impl NotFinite {
     }
 }
 
-/// Weights of which every value that is read is looked at.
+/// Weights whose values are looked at as they are read.
 pub(crate) struct Watched<'a> {
     weights: &'a dyn Weights,
     found: RefCell<NotFinite>,
@@ -168,9 +168,8 @@ pub struct Loaded {
 }
 
 impl Loaded {
-    /// The names of weights that were missing, which keep their values. Fails if there is a value among those
-    /// in `folder` that nothing can be computed with. To be called when it is known that they are as they
-    /// were saved.
+    /// The names of weights that were missing, which keep their values. Fails if a value in `folder` is no
+    /// finite number. To be called when it is known that the values are as they were saved.
     pub fn finite(self, folder: &Path) -> Result<BTreeSet<String>, CheckpointError> {
         self.not_finite.check(folder, false).map(|()| self.absent)
     }

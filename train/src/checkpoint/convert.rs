@@ -67,9 +67,8 @@ impl ConvertArgs {
 }
 
 /// Writes a checkpoint in another format, or for another number of ranks, into the new folder `out`. Its
-/// files are those that a run of so many ranks would have written. Holds one parameter at a time. Fails when
-/// `out` exists, the checkpoint is damaged, a weight is no finite number, or a file cannot be read or
-/// written.
+/// files are those that a run of so many ranks would have written. Holds one parameter at a time. Fails if
+/// `out` exists, the checkpoint is damaged, a weight is not finite, or a file cannot be used.
 pub fn convert(checkpoint: &Checkpoint, out: &Path, format: Format, ranks: usize) -> Result<()> {
     part::check_free(out)?;
     // Parts of chunks are read below, which say nothing about the whole.

@@ -26,8 +26,7 @@ pub enum CheckpointError {
         .found.iter().map(|(folder, why)| format!("\n  - {}: {why}", folder.display())).collect::<String>()
     )]
     NoneUsable { path: PathBuf, found: Vec<(PathBuf, String)> },
-    /// A checkpoint is damaged, and an earlier one of its run is there. `earlier`: the newest that could be
-    /// read.
+    /// A checkpoint is damaged, and an earlier one of its run can be read. `earlier`: the newest of those.
     #[error("{source}, such as {}", .earlier.display())]
     DamagedButEarlier { source: Box<CheckpointError>, earlier: PathBuf },
     /// A file cannot be read or written.
@@ -85,8 +84,7 @@ pub enum CheckpointError {
          there, or raise checkpoint.timeout_s"
     )]
     MissingParts { folder: PathBuf, ranks: Vec<usize>, seconds: f64 },
-    /// The run folder is no longer the one that the run has locked. `folder`: the run folder, as the run has
-    /// found it.
+    /// The run folder is no longer the one that the run has locked. `folder`: as the run has found it.
     #[error(
         "{} is no longer this run's folder: it was moved, removed or replaced while the run went on, so \
          nothing more is written there. Go on from the run's last checkpoint where the folder is now, with \

@@ -66,8 +66,7 @@ pub(super) fn newest(folder: &Path) -> Option<PathBuf> {
     }
 }
 
-/// The step of the checkpoint that `latest` names, if there is one. Only names that a run gives count: a
-/// path may lead anywhere.
+/// The step of the checkpoint that `latest` names, if there is one. A path in its place counts as none.
 fn named_latest(folder: &Path) -> Option<u64> {
     let name = files::read(&folder.join(LATEST_FILE), NAME_BYTES).ok()?;
     let step = step_of(std::str::from_utf8(&name).ok()?.trim().as_ref())?;
@@ -184,8 +183,7 @@ fn warn_unless(outcome: Result<()>, path: &Path, what: &str) {
     }
 }
 
-/// What saves and removals that were interrupted have left in `folder`, of the kinds that are wanted: the
-/// step, and the path.
+/// What saves and removals that were interrupted have left in `folder`, of the wanted kinds: steps and paths.
 fn left_over(folder: &Path, is_wanted: impl Fn(&str) -> bool) -> Vec<(u64, PathBuf)> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let found = entries.filter_map(|entry| {
@@ -214,8 +212,8 @@ pub fn later_than(folder: &Path, step: u64) -> Vec<u64> {
     steps
 }
 
-/// Moves the checkpoints of steps after `step` to the new folder `aside`; the one of `step` is the latest
-/// then, if it is there.
+/// Moves the checkpoints of steps after `step` to the new folder `aside`. That of `step`, if any, is the
+/// latest then.
 pub fn move_later(folder: &Path, step: u64, aside: &Path) -> Result<()> {
     fs::create_dir(aside).map_err(CheckpointError::io("create", aside))?;
     for later in later_than(folder, step) {
@@ -229,8 +227,7 @@ pub fn move_later(folder: &Path, step: u64, aside: &Path) -> Result<()> {
     disk::sync_folder(folder)
 }
 
-/// Clears up what saves and removals that were interrupted have left in `folder`. Only while nothing is
-/// being saved.
+/// Clears up what interrupted saves and removals have left in `folder`. Not while something is being saved.
 pub fn sweep(folder: &Path) {
     for (step, path) in left_over(folder, |kind| kind == OLD) {
         let place = place_of(folder, step);

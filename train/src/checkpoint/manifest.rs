@@ -21,8 +21,8 @@ pub const FORMAT_VERSION: u64 = 4;
 /// The oldest version that this build reads.
 const OLDEST_VERSION: u64 = 2;
 
-/// The first version that says what a checkpoint was trained with. Until then, it was the built-in decoder
-/// and AdamW.
+/// The first version that says what a checkpoint was trained with. Before, it was the built-in decoder and
+/// AdamW.
 const WITH_ORIGIN: u64 = 3;
 
 /// Manifests beyond this size are not read.

@@ -1,5 +1,5 @@
-//! Checkpoints: what a run needs to go on, or a model to be used, in one folder that is there as a
-//! whole or not at all.
+//! Checkpoints: what a run needs to go on, or a model to be used, in a folder that is there as a whole or
+//! not.
 //!
 //! # The folder
 //!

@@ -85,8 +85,8 @@ impl Checkpoint {
     }
 
     /// Fails unless the weights are those of its built-in model, by their number, and their files have the
-    /// lengths that the manifest says. To be called before memory is taken for them; their content is
-    /// checked when it is read.
+    /// lengths in the manifest. To be called before memory is taken for them; content is checked as it is
+    /// read.
     pub(crate) fn check_weights_are_there(&self) -> Result<()> {
         self.manifest.check_parameters().map_err(|problem| self.wrong_manifest(problem))?;
         let weights = self.manifest.tensors.iter().filter(|tensor| tensor.saved == Saved::Weight);

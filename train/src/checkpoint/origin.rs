@@ -1,8 +1,7 @@
 //! What a checkpoint was trained with: the architecture of its model and its optimizer.
 //!
-//! Weights do not say what computes with them: a block of one's own may have the names and shapes of
-//! the built-in one and mean something else. So a checkpoint names both, and whoever cannot build
-//! them refuses it.
+//! Weights do not say what computes with them: a block of one's own may have the names and shapes of the
+//! built-in one and mean something else. So a checkpoint names both, and others refuse it.
 
 use kiln_shard::AdamW;
 use serde::{Deserialize, Serialize};
@@ -39,8 +38,8 @@ impl Architecture {
         Architecture { parts: vec![block], ..Architecture::decoder() }
     }
 
-    /// Why a program that builds `here` cannot use what was trained with this, and which program
-    /// can; `None` if it can.
+    /// Why a program that builds `here` cannot use what this has trained, and which one can; `None` if it
+    /// can.
     pub(crate) fn objection(&self, here: &Architecture) -> Option<String> {
         if self == here {
             return None;

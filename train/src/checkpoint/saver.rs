@@ -41,8 +41,7 @@ pub struct SaveOptions {
     /// How long a save may go without getting on: the parts of all ranks are written and not all of
     /// them can be seen, or a rank does not get anything written.
     pub timeout: Duration,
-    /// The run folder that the checkpoints are in, if it is locked: nothing is written or removed there
-    /// once it is another's.
+    /// The run folder around them, if it is locked: nothing is written or removed there once it is another's.
     pub held: Option<HeldFolder>,
 }
 
@@ -104,9 +103,8 @@ impl Saver {
     }
 
     /// Begins to save the state as it is now; later steps do not change what is written. In the background it
-    /// returns at once, else its folder when all is on the disk. A save that is still under way is waited for
-    /// first. Collective. Fails when this save or the one before cannot be written. Earlier checkpoints stay
-    /// as they are.
+    /// returns at once, else its folder when all is on the disk. A save that is under way is waited for
+    /// first. Collective. Fails if this save or the one before does; earlier checkpoints stay.
     pub fn begin(&mut self, engine: &Engine, context: SaveContext) -> Result<Option<PathBuf>> {
         self.settle(engine)?;
         let place = folder::place_of(&self.options.folder, context.state.step);
@@ -232,8 +230,7 @@ impl Saver {
         })
     }
 
-    /// What this rank's thread has taken of the processors, in all, for the last sharded checkpoint
-    /// that is complete.
+    /// Processor time that this rank's thread has taken for the last complete sharded checkpoint.
     pub fn cpu_time(&self) -> Duration {
         self.cpu_time
     }

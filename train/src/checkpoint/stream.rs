@@ -98,9 +98,8 @@ impl Stream {
     }
 }
 
-/// Writes all of `bytes` with `write`. A direct write that the file system cannot do goes on, from where it
-/// has come to, after `buffered` has turned direct writing off: the first one, or the rest of one that was
-/// cut short within a page.
+/// Writes all of `bytes` with `write`. If the file system cannot write directly, be it from the start or
+/// within a page, `buffered` turns direct writing off, and the rest follows.
 fn write_all(
     mut bytes: &[u8],
     direct: &mut bool,

@@ -77,8 +77,7 @@ enum Command {
 }
 
 impl Command {
-    /// Whether output is only an account of what the command does: nobody has to read it, and it ends
-    /// nothing.
+    /// Whether output is only an account of what the command does, which nobody has to read.
     fn is_run(&self) -> bool {
         matches!(self, Command::Train(_) | Command::Launch(_))
     }

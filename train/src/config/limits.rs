@@ -31,8 +31,7 @@ pub(crate) fn out_of_range(key: &str, value: u64, range: RangeInclusive<u64>) ->
     }
 }
 
-/// What is wrong with `device.threads` on this machine, where far more threads than cores get in each other's
-/// way until nothing moves.
+/// What is wrong with `device.threads` here: far more threads than cores get in each other's way.
 pub(crate) fn too_many_threads(threads: usize) -> Option<String> {
     let (mine, all) = (cores(), cores_of_machine());
     // A process may be held to some cores, and the number is meant for all ranks of the machine.
@@ -45,8 +44,7 @@ pub(crate) fn too_many_threads(threads: usize) -> Option<String> {
     })
 }
 
-/// What is wrong with a number of ranks that are threads of this process, if anything; `key` is where it was
-/// said.
+/// What is wrong with a number of ranks that are threads, if anything; `key` is where it was said.
 pub(crate) fn thread_ranks(key: &str, ranks: usize) -> Option<String> {
     (ranks > MAX_THREAD_RANKS).then(|| {
         format!(

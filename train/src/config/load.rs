@@ -12,8 +12,7 @@ pub enum ConfigError {
     /// The file cannot be read.
     #[error("cannot read the configuration {path}: {source}; name a TOML file, such as one in configs/")]
     Read { path: PathBuf, source: std::io::Error },
-    /// The file is not TOML, or has an unknown key or a value of the wrong type. `message`: what is wrong,
-    /// with line and column.
+    /// The file is not TOML, or has an unknown key or a value of the wrong type. `message`: what and where.
     #[error("{path}: {message}")]
     Parse { path: PathBuf, message: String },
     /// An override is not `section.key=value`.
@@ -86,8 +85,7 @@ const TOO_LARGE: &str = "the number is too large: whole numbers go from -9223372
 /// How alike two names are at least, from 0 to 1, if one is a slip of the pen for the other.
 const ALIKE: f64 = 0.7;
 
-/// A hint at the name that was meant, if the parser's `message` is about an unknown one: it quotes that and
-/// all that it knows.
+/// The name that was meant, if the parser's `message` is about an unknown one: it quotes all that it knows.
 fn did_you_mean(message: &str) -> String {
     let mut quoted = message.split('`').skip(1).step_by(2);
     let unknown = quoted.next().filter(|_| message.starts_with("unknown "));

@@ -51,7 +51,7 @@ impl Config {
         settled
     }
 
-    /// The most sequences that have no more than `tokens` tokens and divide a rank's part of the batch; at
+    /// The most sequences of at most `tokens` tokens together that divide a rank's part of the batch; at
     /// least one.
     fn rows_of(&self, tokens: usize) -> usize {
         let per_rank = self.train.global_batch / self.train.ranks.max(1);

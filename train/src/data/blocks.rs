@@ -86,8 +86,8 @@ pub(super) enum Fault {
     Sums(DataError),
 }
 
-/// The checksums of the blocks of one token file, and which blocks agree with them already. It may be
-/// shared between threads.
+/// The checksums of the blocks of one token file, and which blocks agree with them already. Threads may share
+/// it.
 #[derive(Debug)]
 pub(super) struct BlockSums {
     path: PathBuf,

@@ -74,9 +74,8 @@ impl TokenFile {
     }
 
     /// Appends the tokens `sample * seq_len ..= (sample + 1) * seq_len` to `inputs` (all but the last) and to
-    /// `targets` (all but the first). Fails when there is no such sample, when it cannot be read (any more),
-    /// when it is not what was prepared, and when a token is outside the vocabulary; `inputs` and `targets`
-    /// are then as they were.
+    /// `targets` (all but the first). Fails if there is no such sample, it cannot be read, it is not what was
+    /// prepared, or a token is outside the vocabulary; `inputs` and `targets` stay.
     pub fn read_sample(&self, sample: u64, inputs: &mut Vec<i32>, targets: &mut Vec<i32>) -> Result<()> {
         if sample >= self.num_samples {
             return Err(DataError::SampleOutOfRange {

@@ -26,8 +26,7 @@ pub enum NotText {
     Utf16,
     /// It is compressed. `format`: with what.
     Compressed { format: &'static str },
-    /// Valid UTF-8, but no text holds it, and executables and images do. `position`: where, in bytes from the
-    /// start.
+    /// Valid UTF-8, but found in executables and images, not in text. `position`: in bytes from the start.
     ZeroByte { position: u64 },
     /// A byte that UTF-8 does not have there. `position`: where, in bytes from the start; `is_latin`: whether
     /// it would be a letter in Latin-1, among ASCII.

@@ -58,10 +58,7 @@ pub enum DataError {
     )]
     Parquet { path: PathBuf, problem: String },
     /// A folder could not be walked.
-    #[error(
-        "cannot list the files of {}: {problem}; check that you may read the folder",
-        path.display()
-    )]
+    #[error("cannot list the files of {}: {problem}; check that you may read the folder", path.display())]
     Walk { path: PathBuf, problem: String },
     /// The inputs hold no text at all. `skipped`: files passed over because they are not UTF-8 text.
     #[error(
@@ -134,8 +131,7 @@ pub enum DataError {
     /// `data.json` could not be understood. `problem`: the key or line at fault and why.
     #[error("{}: {problem}; correct the file or run `kiln data prepare` again", path.display())]
     Info { path: PathBuf, problem: String },
-    /// `data.json` has another format version. `found`: the version in the file; `supported`: the version
-    /// this build reads.
+    /// `data.json` has another format version. `found`: in the file; `supported`: by this build.
     #[error(
         "{}: `format_version` is {found}, and this build reads {supported}; run `kiln data prepare` again",
         path.display()

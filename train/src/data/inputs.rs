@@ -1,5 +1,4 @@
-//! `inputs.json`: what a folder of prepared data was made from, and how it differs from what is asked
-//! for now.
+//! `inputs.json`: what a folder of prepared data was made from, and how that differs from what is asked for.
 
 use super::document::Corpus;
 use super::listing::{Format, Listed, list};

@@ -88,8 +88,7 @@ pub(super) struct Listing {
 }
 
 /// Lists the inputs, which are files, folders and `builtin:arithmetic`, in their order. `-` stands for the
-/// standard input. Fails when there is no input, when one does not exist, and when a folder or the size of a
-/// file cannot be read.
+/// standard input. Fails if there is no input, one does not exist, or a folder or a size cannot be read.
 pub(super) fn list(inputs: &[PathBuf]) -> Result<Listing> {
     if inputs.is_empty() {
         return Err(DataError::NoInputs);

@@ -25,8 +25,7 @@ impl PrepareOptions {
 /// Where the tokenizer comes from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TokenizerSource {
-    /// Trained on the inputs: on the first gibibyte, if they hold more. `vocab_size`: number of tokens, at
-    /// most.
+    /// Trained on the inputs, on the first gibibyte if they hold more. `vocab_size`: tokens, at most.
     Train { vocab_size: usize },
     /// Read from a `tokenizer.json`.
     File(PathBuf),

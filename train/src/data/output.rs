@@ -19,8 +19,8 @@ pub(super) struct OutputFolder {
 }
 
 impl OutputFolder {
-    /// Checks that `target` is free and creates the temporary folder. Those beside it that a killed prepare
-    /// has left are removed.
+    /// Checks that `target` is free and creates the temporary folder. Those that a killed prepare has left
+    /// go.
     pub(super) fn create(target: &Path) -> Result<Self> {
         check_free(target)?;
         // A link stays one; the folder that it leads to is replaced.
@@ -40,8 +40,7 @@ impl OutputFolder {
         };
         fs::create_dir_all(&parent).map_err(DataError::io("create", &parent))?;
         let left_behind = owner::sweep(&parent);
-        // A name that nobody has, on any machine that sees this folder: what is there already may be
-        // anyone's.
+        // A name that nobody has, on any machine that sees this folder: what is there may be anyone's.
         let mut index = 0;
         let temporary = loop {
             let name = name.to_string_lossy();

@@ -15,8 +15,7 @@ pub enum Progress {
     /// megabytes. `input_bytes`: size of all input files, or what is read of them if that is less;
     /// `text_bytes`: text read so far.
     TrainingTokenizer { input_bytes: u64, text_bytes: u64 },
-    /// All words have been counted, and pairs of tokens are merged. Reported unless the text is shorter than
-    /// two megabytes.
+    /// All words have been counted, and pairs of tokens are merged. Not reported for less than two megabytes.
     MergingTokens,
     /// Text is being encoded. Reported every two megabytes or less. It starts again from zero if, in a very
     /// small corpus, the first attempt gave an empty split. `input_bytes`: size of all input files;

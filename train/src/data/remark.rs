@@ -12,11 +12,9 @@ const NAMED: usize = 5;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Remark {
-    /// Files in folders are not UTF-8 text, and were not read. `files`: which, and why; `of`: number of all
-    /// files.
+    /// Files in folders are not UTF-8 text, and were not read. `files`: which, and why; `of`: of how many.
     PassedOver { files: PassedOver, of: usize },
-    /// Entries of folders were not read: links out of the folder, and what is no file. `entries`: which, and
-    /// why.
+    /// Entries of folders were not read: links out of the folder, and what is no file.
     NotFollowed { entries: PassedOver },
     /// Files have the same content, and all of them are read. `groups`: the files of each content.
     SameContent { groups: Vec<Vec<String>> },

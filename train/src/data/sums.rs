@@ -1,5 +1,4 @@
-//! `SHA256SUMS`: the SHA-256 of every other file of a folder of prepared data, as `sha256sum --check`
-//! reads it.
+//! `SHA256SUMS`: the SHA-256 of all other files of a prepared folder, as `sha256sum --check` reads it.
 
 use super::listing::sha256_of;
 use super::{DataError, Result};

@@ -182,8 +182,7 @@ fn read_file(path: &Path) -> Result<Vec<u8>> {
     files::read(path, MAX_WHOLE).map_err(DataError::io("read", path))
 }
 
-/// The content of a tokenizer that a user names, which may be a pipe: that is waited for until `stop` becomes
-/// true.
+/// The content of a tokenizer that a user names. A pipe is waited for until `stop` becomes true.
 pub(super) fn read_named_tokenizer(path: &Path, stop: &AtomicBool) -> Result<Vec<u8>> {
     if Stream::at(path).is_none() {
         return read_file(path);

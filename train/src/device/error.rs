@@ -32,9 +32,7 @@ pub enum DeviceError {
     )]
     DriverTooOld { found: Version, needed: Version, who: String, instead: String },
     /// The driver knows no GPU. `visible`: `CUDA_VISIBLE_DEVICES`, if it is set.
-    #[error(
-        "there is no GPU; the driver works and lists none{}", hidden(.visible)
-    )]
+    #[error("there is no GPU; the driver works and lists none{}", hidden(.visible))]
     NoGpu { visible: Option<String> },
     /// The node has fewer GPUs than ranks. `ranks`: ranks that are processes of this node; `gpus`: GPUs that
     /// this one sees; `visible`: `CUDA_VISIBLE_DEVICES`, if it is set.
@@ -72,8 +70,7 @@ pub enum DeviceError {
     )]
     OldGpu { index: usize, name: String, found: Version, needed: Version, who: String, instead: &'static str },
     /// A library is not there, or cannot be loaded. `names`: names of its file; `failures`: what was found,
-    /// and why it is of no use; `package`: the package of PyPI that has it; `toolkit`: another way to have
-    /// it.
+    /// and why it is of no use; `package`: the package of PyPI that has it; `toolkit`: another way.
     #[error(
         "{library} is not found; looked for {names} in {places}{}. `pip install {package}` brings it, \
          and so does {toolkit}", useless(.failures)
@@ -100,8 +97,8 @@ pub enum DeviceError {
          brings them, and so does the CUDA toolkit; CUDA_PATH names the folder above `include`"
     )]
     NoHeaders { files: String, places: String, package: &'static str },
-    /// A GPU is there and cannot be used, by a run that was told to take one if there is one. `reason`: what
-    /// is missing.
+    /// There is a GPU that cannot be used, for a run that takes one if there is one. `reason`: what is
+    /// missing.
     #[error(
         "there is a GPU, and it cannot be used: {reason}. To compute on the CPU beside it, set \
          device.backend = \"cpu\""
@@ -134,8 +131,7 @@ pub enum DeviceError {
 }
 
 impl DeviceError {
-    /// Whether there is no GPU to speak of, as far as this program can tell. `listed` says whether the
-    /// kernel lists one.
+    /// Whether there seems to be no GPU. `listed` says whether the kernel lists one.
     pub(super) fn means_none(&self, listed: bool) -> bool {
         match self {
             DeviceError::NotBuilt => true,

@@ -1,9 +1,8 @@
 //! Where tensors live: the CPU, or a GPU.
 //!
 //! [`ResolvedDevice`] settles it from `device.backend` or `--device` (`flag`) and from what the work asks for
-//! (`request`), before anything is computed. For a GPU, everything that work on it will need is looked for
-//! first, and what is missing is an error that says so: burn and CubeCL panic without a driver, and name a
-//! GPU where there is none.
+//! (`request`), before anything is computed. For a GPU, everything that work on it needs is looked for first,
+//! and what is missing is an error: burn and CubeCL panic without a driver.
 //!
 //! `cpu` is threads and what they reach, `peak` what `mfu` is held against, `memory` how much memory there
 //! is. For builds with CUDA: `cuda` looks at the driver and at GPUs, `libraries` finds and loads what NVIDIA

@@ -50,8 +50,7 @@ pub(super) fn examine(ranks: usize) -> Section {
     Section::new(facts, lines)
 }
 
-/// What products of bf16 are computed with: `instructions`, which `choice`, the value of a variable, may have
-/// named.
+/// What products of bf16 are computed with: `instructions`, which the variable's value `choice` may name.
 fn bf16(instructions: Option<&str>, choice: Option<&OsStr>) -> String {
     let choice = choice.map(|choice| format!("{}={}", ops::BF16_CHOICE, choice.display()));
     match (instructions, choice) {

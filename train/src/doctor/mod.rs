@@ -1,5 +1,4 @@
-//! `kiln doctor`: what this process knows about its place, its master and its machine, before any
-//! work depends on it.
+//! `kiln doctor`: what this process knows about its place, master and machine before work depends on it.
 
 mod diagnosis;
 mod gpu;

@@ -41,8 +41,7 @@ pub(super) fn examine(master: &Master, here: bool) -> (Vec<String>, bool) {
     (lines, true)
 }
 
-/// A line on the ports where ranks listen for each other, and whether there are enough for `ranks` of them
-/// here.
+/// A line on the ports where ranks listen for each other, and whether they are enough for `ranks` here.
 pub(super) fn examine_ports(ports: Option<Ports>, ranks: usize) -> (String, bool) {
     let Some(ports) = ports else {
         let line = "comm.ports: none that doctor knows of, so ranks listen wherever the system lets them; \

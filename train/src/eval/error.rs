@@ -17,8 +17,7 @@ pub enum EvalError {
         .checkpoint.display(), .data.display()
     )]
     DataGone { checkpoint: PathBuf, data: PathBuf },
-    /// The data that a model was trained on, which a relative path names, is nowhere to be found. `data`:
-    /// where its data was.
+    /// The relative path `data` of what a model was trained on leads nowhere.
     #[error(
         "{} was trained on the data in {}, a path that starts where the run was started: nothing is there \
          from the current folder, nor from one that the model is in. Start where the run was started, or \
@@ -72,8 +71,8 @@ pub enum EvalError {
     /// A file of pairs without a pair.
     #[error("{} has no pairs: write one object with \"prompt\" and \"answer\" per line", .path.display())]
     NoPairs { path: PathBuf },
-    /// A token that the model does not know. `position`: its place in the list, from 1; `known`: token ids of
-    /// the model; at least 1.
+    /// A token that the model does not know. `position`: in the list, from 1; `known`: ids of the model, at
+    /// least 1.
     #[error("--tokens: {id} (number {position}) is no token of the model, which knows 0 to {}", .known - 1)]
     UnknownToken { id: u32, position: usize, known: usize },
     /// A file that cannot be read.

@@ -79,8 +79,7 @@ impl Validation {
     }
 }
 
-/// Fails if the data are known to be ids of another tokenizer than the model's: their loss would mean
-/// nothing.
+/// Fails if the data are ids of another tokenizer than the model's: their loss would mean nothing.
 fn check_tokenizer(model: &ModelSource, data: &Path) -> Result<()> {
     let Ok(tokenizer) = data::tokenizer_of(data) else { return Ok(()) };
     let content = data::read_tokenizer_of(data)?;

@@ -19,8 +19,7 @@ pub use sampling::Sampling;
 use crate::data::Tokenizer;
 use crate::error::Result;
 
-/// Continues `prompt` and returns the prompt with its continuation. `after_pass` is called after
-/// every forward pass.
+/// Continues `prompt`; returns both. `after_pass` is called after every forward pass.
 pub fn text<P: Modules>(
     modules: &P,
     device: &Device,

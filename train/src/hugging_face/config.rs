@@ -42,8 +42,8 @@ pub(super) struct FamilyFacts {
     pub(super) model_type: &'static str,
     /// `max_position_embeddings` of a file that does not say.
     default_context: usize,
-    /// `num_key_value_heads` of a file without the key, if that is not as many as heads; null means as many
-    /// as heads everywhere.
+    /// `num_key_value_heads` of a file without the key, if not as many as heads, which is what null means
+    /// everywhere.
     default_kv_heads: Option<usize>,
 }
 
@@ -79,9 +79,8 @@ impl Family {
 }
 
 impl FolderConfig {
-    /// Reads `config.json` of `folder`. Fails when the file is missing or no JSON, when a key is missing, of
-    /// the wrong type, or asks for something that Kiln's decoder does not have, and when the sizes fit no
-    /// model.
+    /// Reads `config.json` of `folder`. Fails if the file is missing or no JSON, a key is missing, of the
+    /// wrong type, or asks for what Kiln's decoder does not have, and if the sizes fit no model.
     pub fn read(folder: &Path) -> Result<Self, HuggingFaceError> {
         let path = folder.join(CONFIG_FILE);
         let keys = Keys::read(&path)?;
@@ -185,9 +184,8 @@ fn refuse_windows(keys: &Keys, family: Family, context: usize) -> Result<(), Hug
     Ok(())
 }
 
-/// Base and stretching of the rotary frequencies: in `rope_scaling` and `rope_theta`, or together
-/// in `rope_parameters`, as newer files have them. If both are there, the older ones count, as they
-/// do in transformers.
+/// Base and stretching of the rotary frequencies: in `rope_scaling` and `rope_theta`, or in
+/// `rope_parameters`, as newer files have them. If both are there, the older ones count, as in transformers.
 fn rope(keys: &Keys, context: usize) -> Result<(f64, Option<RopeScaling>), HuggingFaceError> {
     let scaling = keys.object("rope_scaling")?.filter(|scaling| !scaling.is_empty());
     let rope = match scaling {

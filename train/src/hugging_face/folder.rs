@@ -41,8 +41,7 @@ struct Tensor {
 }
 
 impl HuggingFaceFolder {
-    /// Whether `folder` is a model in this layout, as far as its names tell, rather than a
-    /// checkpoint of Kiln.
+    /// Whether `folder` is a model in this layout rather than a checkpoint of Kiln, going by names.
     pub fn is_one(folder: &Path) -> bool {
         folder.join(CONFIG_FILE).is_file() && !folder.join(MANIFEST_FILE).exists()
     }

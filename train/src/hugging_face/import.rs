@@ -1,5 +1,5 @@
-//! `kiln import`: a model in the layout of Hugging Face becomes a checkpoint of Kiln, of step 0 and
-//! without optimizer state.
+//! `kiln import`: a model in the layout of Hugging Face becomes a checkpoint of step 0, without optimizer
+//! state.
 
 use std::path::{Path, PathBuf};
 
@@ -61,9 +61,8 @@ impl ImportArgs {
     }
 }
 
-/// Makes a full checkpoint at `out` of the model in `folder`. Holds one weight in memory at a time. Fails
-/// when the folder is no model that Kiln's decoder can be, when there is something at `out` already, and when
-/// the disk fails.
+/// Makes a full checkpoint at `out` of the model in `folder`. Holds one weight in memory at a time. Fails if
+/// Kiln's decoder cannot be the model, something is at `out`, or the disk fails.
 pub fn import(folder: &Path, out: &Path) -> Result<(), TrainError> {
     let opened = HuggingFaceFolder::open(folder)?;
     let source = ModelSource::HuggingFace(Box::new(opened.clone()));

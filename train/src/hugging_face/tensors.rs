@@ -227,8 +227,7 @@ impl<'a> Transpose<'a> {
         Transpose { width, rows, column, head, whole, tail }
     }
 
-    /// Fills columns `first..` from `panel`: one after the other, each with an element for every row that
-    /// is touched.
+    /// Fills columns `first..` from `panel`: one after the other, each with an element for every touched row.
     fn put<const W: usize>(
         &mut self,
         first: usize,

@@ -10,8 +10,7 @@
 //!
 //! Ranks end with their launcher: see [`end_with_launcher`].
 //!
-//! No loop here polls: a thread per child waits for its end, one for signals, and one loop receives
-//! what they say.
+//! No loop here polls: a thread per child waits for its end, one for signals, and one loop hears them all.
 
 mod args;
 mod child;

@@ -1,11 +1,10 @@
 //! What can be wrong with the description of a place.
 
-/// Why the place of this process cannot be found. Every message names the variable or flag, what it
-/// says, and what to do.
+/// Why the place of this process cannot be found. Messages name the variable or flag, its value, and what to
+/// do.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EnvError {
-    /// A value that cannot be read. `value`: what it says, shortened; `problem`: what is wrong with it and
-    /// what to do.
+    /// A value that cannot be read. `value`: shortened; `problem`: what is wrong and what to do.
     #[error("{name}={value}: {problem}")]
     Value { name: String, value: String, problem: String },
     /// A value that is needed and not there. `problem`: why it is needed and what to do.

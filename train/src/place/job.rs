@@ -3,12 +3,11 @@
 use super::jobset;
 use super::vars::{Vars, is_name};
 
-/// A job as those know it who start it again. Also a process that trains by itself has one, if a scheduler
-/// has started it.
+/// A job as those know it who start it again. A process that trains by itself has one if a scheduler started
+/// it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Job {
-    /// Its name: the same for all of its processes, and whenever it is started again. `None` if it has none
-    /// of its own.
+    /// Its name: the same for all of its processes, and when it is started again. `None` if it has none.
     pub name: Option<String>,
     /// How often it was started again, after a failure or out of a queue.
     pub restarts: u64,

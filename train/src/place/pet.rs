@@ -1,5 +1,4 @@
-//! `PET_*`: torchrun takes every argument from the variable of that name as well, which is how
-//! Kubeflow starts it.
+//! `PET_*`: torchrun takes every argument from the variable of that name too, as Kubeflow starts it.
 
 use super::error::EnvError;
 use super::node;

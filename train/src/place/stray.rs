@@ -10,8 +10,7 @@ const SIZES: [(&str, &str, &str); 4] = [
     ("PMI_SIZE", "PMI_RANK", "mpiexec"),
 ];
 
-/// What to say to whoever has started a process that runs alone, though its environment speaks of several
-/// ranks.
+/// What to say of a process that runs alone although its environment speaks of several ranks.
 pub(super) fn remark(lookup: &Lookup) -> Option<String> {
     SIZES.iter().find_map(|(size, rank, launcher)| {
         let ranks: usize = lookup(size)?.trim().parse().ok()?;

@@ -12,8 +12,7 @@ use super::{jobset, mpi, node, pet, slurm, stray, torchrun};
 /// What reads the place of this process from flags and variables.
 type Read = fn(&Flags, &Vars) -> Result<Finding, EnvError>;
 
-/// The sources, in the order in which they are asked, and the variables that each reads; the secret is none
-/// of them.
+/// The sources in the order in which they are asked, and the variables that each reads, the secret apart.
 pub(super) const SOURCES: [(Source, &[&str], Read); 7] = [
     (Source::Flags, &[], Flags::read),
     (Source::Torchrun, torchrun::NAMES, |_, vars| torchrun::read(vars)),

@@ -1,5 +1,5 @@
-//! How far a long piece of work is, for people: one line that changes on a terminal, and a line every few
-//! seconds elsewhere.
+//! How far a long piece of work is, for people: a line that changes on a terminal, and one every few seconds
+//! elsewhere.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};

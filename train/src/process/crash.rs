@@ -144,8 +144,7 @@ fn pass_on(before: &libc::sigaction, signal: c_int, info: *mut libc::siginfo_t, 
     }
 }
 
-/// A line for standard error, behind what only the launcher is told, such as the letter that it knows the
-/// line by.
+/// A line for standard error, behind what only the launcher is told, such as the letter of the line.
 struct Text {
     bytes: [u8; 1024],
     len: usize,
@@ -193,8 +192,7 @@ fn takes(descriptor: c_int) -> bool {
 }
 
 fn put(descriptor: c_int, bytes: &[u8]) {
-    // SAFETY: the bytes are there for as long as the call takes. Where they cannot be written, nothing
-    // can be done.
+    // SAFETY: the bytes live as long as the call. Where they cannot be written, nothing can be done.
     unsafe { libc::write(descriptor, bytes.as_ptr().cast(), bytes.len()) };
 }
 

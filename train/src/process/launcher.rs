@@ -75,8 +75,7 @@ pub(crate) fn state_of(process: Pid) -> Option<char> {
     stat_of(process.as_raw_nonzero().get())?.first()?.chars().next()
 }
 
-/// The descriptor of the pipe that the launcher has handed down. Programs that this process starts do not
-/// inherit it.
+/// The descriptor of the pipe from the launcher. Programs that this process starts do not inherit it.
 fn find_pipe() -> Option<RawFd> {
     let text = std::env::var(PIPE).ok()?;
     let (descriptor, inode) = text.split_once(':')?;

@@ -47,8 +47,8 @@ pub(crate) use repeat::Repeat;
 pub(crate) use signals::{hear_of_children, is_ignored, was_interrupted};
 
 /// Sets up this process for training; returns the flag that asks its runs to stop, for
-/// [`RunOptions::stop`](crate::run::RunOptions::stop). To be called first in `main`; later calls change
-/// nothing.
+/// [`RunOptions::stop`](crate::run::RunOptions::stop). To be called first in `main`; later calls
+/// change nothing.
 ///
 /// - It ends with the `kiln launch` that has started it.
 /// - Warnings go to standard error, as `KILN_LOG` says, unless a `tracing` subscriber is set already.
@@ -63,8 +63,8 @@ pub fn start() -> Result<Arc<AtomicBool>, LogLevelError> {
     Ok(stop_on_signals())
 }
 
-/// [`start`] without the signals that ask a run to stop: for programs that have nothing to save. Fails as
-/// [`start`] does.
+/// [`start`] without the signals that ask a run to stop: for programs without anything to save. Fails
+/// likewise.
 pub fn begin() -> Result<(), LogLevelError> {
     end_with_launcher();
     let filter = log::filter(std::env::var_os(log::VARIABLE).as_deref())?;

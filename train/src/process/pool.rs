@@ -1,5 +1,4 @@
-//! Threads for work that no rank does, such as reading many files: one per core, started when they are first
-//! needed.
+//! Threads for work that no rank does, such as reading many files: one per core, started when needed.
 
 use std::io;
 use std::sync::{Mutex, PoisonError};

@@ -13,8 +13,7 @@ pub(crate) struct Repeat {
 }
 
 impl Repeat {
-    /// Does `work` after every `pause`, in the thread `name`. The last time, at the end, it is told that it
-    /// is.
+    /// Does `work` after every `pause`, in the thread `name`, and once at the end, which it is told.
     ///
     /// # Errors
     ///

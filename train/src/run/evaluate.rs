@@ -27,8 +27,7 @@ pub fn evaluate<B: Layer>(
     Ok(whole.unwrap_or_else(|| unreachable!("invariant: it is not told to end early")))
 }
 
-/// [`evaluate`] for as long as `go_on` says so between two passes, the same on all ranks; `None` if it
-/// was ended before.
+/// [`evaluate`] while `go_on`, the same on all ranks, says so between passes; `None` if it was ended before.
 pub(super) fn evaluate_while<B: Layer>(
     model: &ShardedDecoder<B>,
     device: &Device,

@@ -185,8 +185,7 @@ fn is_same(a: &Path, b: &Path) -> bool {
     }
 }
 
-/// `runs/<name>` or a successor: the first one that is free, or the last one with a run that this start
-/// goes on with.
+/// `runs/<name>` or a successor: the first that is free, or the last with a run that this start goes on with.
 fn next(name: &str, data: &Path, resume: bool, is_restart: impl Fn(&Content) -> bool) -> Result<PathBuf> {
     let folder = |index: u64| match index {
         1 => Path::new("runs").join(name),
@@ -249,8 +248,7 @@ fn content_of(out: &Path, data: &Path) -> Result<Content, FolderError> {
     Ok(first.map_or(Content::Nothing, Content::Foreign))
 }
 
-/// Whether a name is that of what a file system or version control puts into folders that are empty to
-/// their users.
+/// Whether a file system or version control puts a file of this name into folders that are empty to users.
 fn is_of_file_system(name: &OsStr) -> bool {
     // A file that is removed while it is open, on NFS.
     let is_removed = name.as_encoded_bytes().starts_with(b".nfs");

@@ -167,9 +167,8 @@ impl LeastMemory {
 pub(super) type Warnings = Vec<String>;
 
 /// Compares the least memory of a run with what this machine, or its GPU, has. `modules` lists the parameters
-/// of a model's parts, whose blocks may be `built_in`. Allocates nothing to speak of, whatever the sizes are.
-/// Returns what is worth a warning: the run fits, but not into what is free now. Fails if the run takes more
-/// than there is.
+/// of a model's modules, whose blocks may be `built_in`. Allocates next to nothing. Returns warnings: the run
+/// fits, but not into what is free now. Fails if it takes more than there is.
 pub(super) fn check(
     config: &Config,
     model: &ModelConfig,

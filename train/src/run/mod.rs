@@ -1,10 +1,9 @@
 //! Training runs.
 //!
 //! [`train`] settles what is the same for all ranks (`plan.rs`) and starts them: as threads of this process,
-//! or this process as one of them. In the second case rank 0 settles it, and the others hear of it
-//! (`agree.rs`). Each rank then takes its steps: `Rank::run` and `Rank::train_step` in `rank/run.rs`. A step
-//! reads downwards in [`optimizer_step`]: fetch → forward → loss ÷ global tokens → backward → clip → finite?
-//! → update.
+//! or this process as one of them. Then rank 0 settles it, and the others hear of it (`agree.rs`). Each rank
+//! takes its steps: `Rank::run` and `Rank::train_step` in `rank/run.rs`. A step is [`optimizer_step`]: fetch
+//! → forward → loss ÷ global tokens → backward → clip → finite? → update.
 
 mod agree;
 mod decoder;

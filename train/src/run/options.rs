@@ -11,8 +11,7 @@ use crate::fault::Fault;
 use crate::place::{Job, RankEnv};
 use crate::weights::AllowMissing;
 
-/// Steps in a row without an update, under `train.nonfinite = "skip"`, that end a run: by then it
-/// is not a bad batch.
+/// Steps in a row without an update that end a run under `train.nonfinite = "skip"`: no batch is that bad.
 pub const MAX_SKIPPED: u64 = 10;
 
 /// How a run is started, besides its configuration.

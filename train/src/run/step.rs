@@ -10,8 +10,7 @@ use crate::device;
 use crate::error::Result;
 use crate::sharded::ShardedDecoder;
 
-/// What one forward and backward pass of a rank trains on: `train.micro_batch` sequences of `data.seq_len`
-/// tokens.
+/// What one forward and backward pass trains on: `train.micro_batch` sequences of `data.seq_len` tokens.
 #[derive(Debug)]
 pub struct MicroBatch {
     /// Input tokens, sequence after sequence.

@@ -1,5 +1,4 @@
-//! The ranks of a command that are processes: how they meet, and how they make sure that all of them
-//! were started alike.
+//! Ranks that are processes: how they meet, and make sure that all of them were started alike.
 
 mod ranks;
 

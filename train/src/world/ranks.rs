@@ -17,8 +17,7 @@ use crate::error::{Result, TrainError};
 use crate::place::RankEnv;
 
 /// The number of ranks: those that a launcher has started if there is a `place`, else `ranks`, else as many
-/// as `config` says. Fails if `config` wants to talk to other processes where there are none, or the other
-/// way round.
+/// as `config` says. Fails if that does not go with `comm.backend`.
 pub fn ranks_of(config: &Config, place: Option<&RankEnv>, ranks: Option<usize>) -> Result<usize> {
     let backend = config.comm.backend;
     match place {
@@ -39,8 +38,7 @@ pub fn ranks_of(config: &Config, place: Option<&RankEnv>, ranks: Option<usize>) 
     }
 }
 
-/// The ranks of the job that `place` is one of, which is what `ranks` has to be where the user says
-/// a number as well.
+/// The ranks of the job that `place` is one of. A number that the user gives has to be the same.
 pub fn size_of(place: &RankEnv, ranks: Option<usize>) -> Result<usize> {
     match ranks {
         Some(ranks) if ranks != place.world_size => Err(TrainError::usage(format!(
@@ -117,8 +115,7 @@ impl World {
     }
 }
 
-/// Meets the other ranks, as the one at `place`. Once `stop` is true, no rank waits for the others any
-/// longer.
+/// Meets the other ranks, as the one at `place`. Once `stop` is true, no rank waits any longer.
 pub fn join(place: &RankEnv, comm: &CommSection, stop: Option<&Arc<AtomicBool>>) -> Result<World> {
     if comm.backend == CommBackend::Mpi {
         return join_mpi(place);
@@ -208,8 +205,7 @@ fn gather(
     Ok(work.wait(timeout)?.as_bytes().chunks(bytes.len()).map(<[u8]>::to_vec).collect())
 }
 
-/// The size of the shard groups of a strategy: one group per machine, if it is hybrid and `given`
-/// names no size.
+/// The size of a strategy's shard groups: one per machine if it is hybrid and `given` names none.
 pub fn shard_size(
     strategy: Strategy,
     given: Option<usize>,

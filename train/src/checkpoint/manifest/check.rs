@@ -157,8 +157,7 @@ impl Manifest {
     }
 
     /// What is wrong with the sizes of its model, each of which is one of some weight. Whoever builds the
-    /// model asks [`Manifest::check_parameters`] as well. Of blocks that are not built in it is not known
-    /// what they have.
+    /// model asks [`Manifest::check_parameters`] as well. Of blocks that are not built in, nothing is known.
     pub(in crate::checkpoint) fn check_sizes(&self) -> Result<(), String> {
         let model = &self.state.model;
         if self.architecture != Architecture::decoder() {
@@ -187,8 +186,7 @@ impl Manifest {
         }
     }
 
-    /// What is wrong with the number of parameters of its built-in model, which takes memory before a weight
-    /// is read.
+    /// What is wrong with the number of parameters of its model, which takes memory before a weight is read.
     pub(in crate::checkpoint) fn check_parameters(&self) -> Result<(), String> {
         let (said, there) = (self.state.model.num_parameters() as u64, self.num_parameters());
         if said == there {

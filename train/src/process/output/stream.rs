@@ -97,8 +97,7 @@ impl Stream {
         }
     }
 
-    /// From now on, nobody waits for the reader. Where the system has no thread left for that, everybody
-    /// does as before.
+    /// From now on, nobody waits for the reader. Without a thread for that, everybody does as before.
     pub(super) fn hold(&'static self) {
         let mut queue = self.queue();
         queue.holders += 1;
@@ -186,8 +185,7 @@ impl Stream {
         }
     }
 
-    /// Waits as [`Stream::drain`] does. Returns in words what could not be written, unless that was written
-    /// now.
+    /// Waits as [`Stream::drain`] does. Returns in words what could not be written even now.
     pub(super) fn finish(&self, patience: Duration) -> Option<String> {
         let mut is_drained = self.drain(patience);
         if is_drained {

@@ -81,8 +81,7 @@ impl Found {
         Ok(Some((lock, Claim { out, held, is_unsaved, known: identity, identity: taken })))
     }
 
-    /// Moves flight recorders of earlier starts aside: why the last life ended is worth knowing while
-    /// this one runs.
+    /// Moves flight recorders of earlier starts aside: why the last life ended is worth knowing in this one.
     fn set_flights_aside(&self) -> Result<(), FolderError> {
         let folder = flight::folder_of_run(&self.out);
         let names = flight::files_in(&folder);

@@ -23,8 +23,7 @@ pub enum FolderError {
         .0.display()
     )]
     Occupied(PathBuf),
-    /// The folder holds a run that has no checkpoint, and that this start does not begin again for this
-    /// reason.
+    /// The folder holds a run without a checkpoint, which this start does not begin again for this reason.
     #[error(
         "{} holds a run without a complete checkpoint, {}: choose another folder with --out", .0.display(), .1
     )]

@@ -1,5 +1,4 @@
-//! Who holds a run folder, as a file that is kept up to date: for people, and for machines that do not
-//! see each other's locks.
+//! Who holds a run folder, in a file for people, and for machines that do not see each other's locks.
 
 use std::fmt;
 use std::fs::OpenOptions;
@@ -64,8 +63,7 @@ impl Holder {
         (&self.process, &self.run) == (&other.process, &other.run)
     }
 
-    /// Says who holds the folder, going by its file at `path`. One that has just begun is given the time
-    /// to write it.
+    /// Says who holds the folder, by the file at `path`. A holder that has just begun gets time to write it.
     pub(super) fn describe(path: &Path, mut pause: impl FnMut()) -> String {
         const LOOKS: usize = 10;
         for _ in 0..LOOKS {
@@ -109,8 +107,7 @@ pub(super) const LOOKS: usize = 20;
 pub(super) const LOOK: Duration = Duration::from_secs(1);
 
 /// Keeps the file `path` of `holder`, who has written it, up to date until this is dropped, and says there
-/// that the folder is free then. It does so for as long as the folder is `held` or the file still names the
-/// holder.
+/// then that the folder is free, all while the folder is `held` or the file names the holder.
 pub(super) fn heartbeat(holder: Holder, path: PathBuf, held: HeldFolder) -> io::Result<Repeat> {
     beat_every(BEAT, holder, path, move || held.check().is_ok())
 }

@@ -18,8 +18,7 @@ impl Grace {
         Ok(Grace { time: launcher::grace()?.unwrap_or(launch::GRACE), told: false })
     }
 
-    /// Says once, on rank 0, that a micro-batch of `micro_batch` seconds or a step of `step` seconds takes
-    /// longer than that.
+    /// Says once, on rank 0, if a micro-batch of `micro_batch` or a step of `step` seconds takes longer.
     pub(super) fn mind(&mut self, micro_batch: f64, step: Option<f64>, rank: usize) {
         let time = self.time.as_secs_f64();
         if self.told || rank != 0 {

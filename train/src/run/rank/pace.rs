@@ -48,8 +48,8 @@ impl Pace {
         self.longest
     }
 
-    /// Takes note of the longest pass of any rank, in seconds; 0 if there was none since the ranks asked
-    /// each other.
+    /// Takes note of the longest pass of any rank in seconds; 0 if there was none since they asked each
+    /// other.
     pub(super) fn told(&mut self, longest: f64) {
         if longest > 0.0 {
             self.left = passes(longest);

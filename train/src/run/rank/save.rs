@@ -11,8 +11,7 @@ use crate::error::Result;
 use crate::run::plan::Plan;
 
 impl<B: Layer> Rank<'_, B> {
-    /// Begins to save. What fails is an error if it is the `last` save of the run, or if the
-    /// configuration says so.
+    /// Begins to save. A failure is an error if it is the `last` save, or if the configuration says so.
     pub(super) fn save(&mut self, last: bool) -> Result<()> {
         // So that its failure is told from that of this one.
         self.settle_earlier_save()?;

@@ -41,8 +41,7 @@ pub(super) struct StepSync {
     pub(super) saving: Progress,
 }
 
-/// The micro-batches of one step of a run, from its data. The ranks ask each other between them whether to
-/// stop.
+/// The micro-batches of a step, from the run's data. Between them, the ranks ask each other whether to stop.
 pub(super) struct DataBatches<'a> {
     pub(super) plan: &'a Plan,
     pub(super) engine: &'a Engine,
