@@ -1,4 +1,4 @@
-//! A decoder whose parts are sharded over the ranks.
+//! A decoder whose modules are sharded over the ranks.
 
 use burn::tensor::{Device, Tensor};
 use kiln_model::decoder::{Decoder, Modules, WithLoss};
@@ -6,21 +6,16 @@ use kiln_model::layers::{Embed, Head, Layer};
 use kiln_shard::layout::parameters_of;
 use kiln_shard::{Engine, EngineBuilder, ParamGroupLayout, ShardError, ShardOptions, ShardedModule};
 
-/// Parameters of the outer parts are called as in their modules, as in `embed_tokens.weight`.
+/// Parameters of the outer modules are called as there, as in `embed_tokens.weight`.
 const OUTER_PREFIX: &str = "";
 
-/// Units are called so in logs and checkpoints.
+/// The outer modules in logs and checkpoints.
 const EMBED: &str = "embed";
 const HEAD: &str = "head";
 
 /// As in logs and checkpoints, the module of block `index`.
-fn layer_unit(index: usize) -> String {
+fn layer_name(index: usize) -> String {
     format!("layers.{index}")
-}
-
-/// What the names of the parameters of block `index` start with.
-fn layer_prefix(index: usize) -> String {
-    format!("layers.{index}.")
 }
 
 /// A sharded decoder and the engine that moves its weights.
@@ -33,7 +28,7 @@ pub struct ShardedDecoder<B> {
 }
 
 impl<B: Layer> ShardedDecoder<B> {
-    /// Shards `decoder`, part by part. Weights are initialised as they are cut, so that no rank
+    /// Shards `decoder`, module by module. Weights are initialised as they are cut, so that no rank
     /// ever holds more than one whole parameter. Collective.
     pub fn new(decoder: Decoder<B>, builder: EngineBuilder) -> Result<Self, ShardError> {
         Self::with_progress(decoder, builder, |_, _| {})
@@ -59,8 +54,8 @@ impl<B: Layer> ShardedDecoder<B> {
             .enumerate()
             .map(|(index, block)| {
                 let part = builder.fully_shard(
-                    &layer_unit(index),
-                    &layer_prefix(index),
+                    &layer_name(index),
+                    &format!("{}.", layer_name(index)),
                     block,
                     ShardOptions::default(),
                 )?;
@@ -87,7 +82,7 @@ impl<B: Layer> ShardedDecoder<B> {
     }
 }
 
-/// Hands out the parts of a sharded decoder for one forward pass.
+/// Hands out the modules of a sharded decoder for one forward pass.
 pub struct Pass<'a, B> {
     decoder: &'a ShardedDecoder<B>,
     device: &'a Device,
@@ -135,11 +130,11 @@ pub fn parameter_shapes<B: Layer>(decoder: &Decoder<B>) -> Shapes {
     module_shapes(decoder).into_iter().flatten().collect()
 }
 
-/// As [`parameter_shapes`], part by part: the embedding, the blocks, the head.
+/// As [`parameter_shapes`], module by module: the embedding, the blocks, the head.
 pub fn module_shapes<B: Layer>(decoder: &Decoder<B>) -> Vec<Shapes> {
     let mut modules = vec![parameters_of(&decoder.embed, OUTER_PREFIX)];
     for (index, block) in decoder.layers.iter().enumerate() {
-        modules.push(parameters_of(block, &layer_prefix(index)));
+        modules.push(parameters_of(block, &format!("{}.", layer_name(index))));
     }
     modules.push(parameters_of(&decoder.head, OUTER_PREFIX));
     modules
@@ -153,7 +148,7 @@ pub fn layout_of<B: Layer>(decoder: &Decoder<B>, ranks: usize) -> Vec<ParamGroup
     let name = |index: usize| match index {
         0 => EMBED.to_owned(),
         index if index == last => HEAD.to_owned(),
-        index => layer_unit(index - 1),
+        index => layer_name(index - 1),
     };
     let modules = shapes.into_iter().enumerate();
     modules.map(|(index, shapes)| ParamGroupLayout::new(name(index), true, shapes, ranks)).collect()

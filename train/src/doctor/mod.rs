@@ -44,15 +44,15 @@ pub fn examine(args: &DoctorArgs) -> Diagnosis {
     let network = meeting_point.map(|(master, here)| network::examine(master, here));
     let is_found = network.as_ref().is_none_or(|(_, is_found)| *is_found);
     let (ports, enough) = network::examine_ports(args.comm_ports, ranks);
-    Diagnosis {
-        sources,
-        network: network.map(|(lines, _)| Section::in_words(lines)),
-        ports: Section::in_words(vec![ports]),
-        machine: machine::examine(ranks),
-        gpus: Section::in_words(gpu::examine()),
-        healthy: role.is_ok() && is_found && enough,
-        place,
-    }
+    let healthy = role.is_ok() && is_found && enough;
+    let sections = [
+        ("place", Some(place)),
+        ("network", network.map(|(lines, _)| Section::in_words(lines))),
+        ("ports", Some(Section::in_words(vec![ports]))),
+        ("machine", Some(machine::examine(ranks))),
+        ("GPUs", Some(Section::in_words(gpu::examine()))),
+    ];
+    Diagnosis { sources, sections, healthy }
 }
 
 /// Where a process stands, which follows from flags and variables alone.

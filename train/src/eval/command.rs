@@ -27,6 +27,9 @@ use crate::{launch, world};
 /// Sequences of validation data per forward pass of one rank, unless told otherwise.
 const ROWS: usize = 4;
 
+/// Flags that ask for something else than the loss on validation data.
+const OTHERS: [&str; 3] = ["prompt", "pairs", "tokens"];
+
 /// Flags of `kiln eval`.
 #[derive(Args, Clone, Debug)]
 pub struct EvalArgs {
@@ -35,19 +38,16 @@ pub struct EvalArgs {
     checkpoint: PathBuf,
     /// Folder with prepared data, whose validation split is taken [default: the data that the model
     /// was trained on].
-    #[arg(long, value_name = "DIR", conflicts_with_all = ["prompt", "pairs", "tokens"])]
+    #[arg(long, value_name = "DIR", conflicts_with_all = OTHERS)]
     data: Option<PathBuf>,
     /// Sequences of validation data [default: all].
-    #[arg(long, value_name = "N", value_parser = at_least_one)]
-    #[arg(conflicts_with_all = ["prompt", "pairs", "tokens"])]
+    #[arg(long, value_name = "N", value_parser = at_least_one, conflicts_with_all = OTHERS)]
     samples: Option<NonZero<usize>>,
     /// Tokens per sequence of validation data [default: as the model was trained].
-    #[arg(long, value_name = "N", value_parser = at_least_one)]
-    #[arg(conflicts_with_all = ["prompt", "pairs", "tokens"])]
+    #[arg(long, value_name = "N", value_parser = at_least_one, conflicts_with_all = OTHERS)]
     seq_len: Option<NonZero<usize>>,
     /// Sequences of validation data per forward pass [default: 4].
-    #[arg(long, value_name = "N", value_parser = at_least_one)]
-    #[arg(conflicts_with_all = ["prompt", "pairs", "tokens"])]
+    #[arg(long, value_name = "N", value_parser = at_least_one, conflicts_with_all = OTHERS)]
     rows: Option<NonZero<usize>>,
     /// Tell the loss of --answer after this text; may be empty.
     #[arg(long, value_name = "TEXT", requires = "answer", conflicts_with_all = ["pairs", "tokens"])]

@@ -20,7 +20,7 @@ pub(super) struct NewFolder {
 impl NewFolder {
     /// Starts one for `place`, which must not exist.
     pub(super) fn create(place: &Path) -> Result<Self, HuggingFaceError> {
-        check_free(place)?;
+        NewFolder::check_free(place)?;
         if place.file_name().is_none() {
             return Err(HuggingFaceError::Occupied { path: place.to_owned() });
         }
@@ -32,7 +32,11 @@ impl NewFolder {
 
     /// Fails if `place` exists.
     pub(super) fn check_free(place: &Path) -> Result<(), HuggingFaceError> {
-        check_free(place)
+        match fs::symlink_metadata(place) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+            Err(error) => Err(HuggingFaceError::io("open", place)(error)),
+            Ok(_) => Err(HuggingFaceError::Occupied { path: place.to_owned() }),
+        }
     }
 
     /// Where to write the files.
@@ -81,18 +85,10 @@ impl NewFolder {
     pub(super) fn commit(self) -> Result<(), HuggingFaceError> {
         sync_folder(self.path())?;
         // Again, because a large model takes its time.
-        check_free(&self.place)?;
+        NewFolder::check_free(&self.place)?;
         fs::rename(self.path(), &self.place).map_err(HuggingFaceError::io("create", &self.place))?;
         self.beside.gone();
         sync_folder(parent_of(&self.place))
-    }
-}
-
-fn check_free(place: &Path) -> Result<(), HuggingFaceError> {
-    match fs::symlink_metadata(place) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
-        Err(error) => Err(HuggingFaceError::io("open", place)(error)),
-        Ok(_) => Err(HuggingFaceError::Occupied { path: place.to_owned() }),
     }
 }
 
