@@ -53,14 +53,14 @@ impl<B: Layer> ShardedDecoder<B> {
             .into_iter()
             .enumerate()
             .map(|(index, block)| {
-                let part = builder.fully_shard(
+                let module = builder.fully_shard(
                     &layer_name(index),
                     &format!("{}.", layer_name(index)),
                     block,
                     ShardOptions::default(),
                 )?;
                 progress(index + 2, all);
-                Ok(part)
+                Ok(module)
             })
             .collect::<Result<_, ShardError>>()?;
         // Backward starts here.
@@ -125,7 +125,7 @@ impl<B: Layer> Modules for Pass<'_, B> {
 pub type Shapes = Vec<(String, Vec<usize>)>;
 
 /// Full names and shapes of all parameters, as [`ShardedDecoder::new`] will call them, in the order
-/// of the parts. Initialises nothing.
+/// of the modules. Initialises nothing.
 pub fn parameter_shapes<B: Layer>(decoder: &Decoder<B>) -> Shapes {
     module_shapes(decoder).into_iter().flatten().collect()
 }
