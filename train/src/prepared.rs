@@ -181,8 +181,11 @@ fn tell(line: &ProgressLine, progress: Progress) {
     }
 }
 
-/// Compares a folder of prepared data with all of its checksums; returns what to say. Fails when something
-/// differs or is missing, and when something cannot be read.
+/// Compares a folder of prepared data with all of its checksums; returns what to say.
+///
+/// # Errors
+///
+/// When something differs or is missing, and when something cannot be read.
 pub fn verify(folder: &Path) -> Result<String, DataError> {
     let line = ProgressLine::start("reading the tokens");
     let verified = data::verify(folder, &mut |read, all| {

@@ -168,8 +168,12 @@ pub struct Loaded {
 }
 
 impl Loaded {
-    /// The names of weights that were missing, which keep their values. Fails if a value in `folder` is no
-    /// finite number. To be called when it is known that the values are as they were saved.
+    /// The names of weights that were missing, which keep their values.
+    ///
+    /// # Errors
+    ///
+    /// If there is a value among those in `folder` that nothing can be computed with. To be called when it
+    /// is known that they are as they were saved.
     pub fn finite(self, folder: &Path) -> Result<BTreeSet<String>, CheckpointError> {
         self.not_finite.check(folder, false).map(|()| self.absent)
     }

@@ -47,8 +47,11 @@ pub fn median(mut values: Vec<f64>) -> f64 {
 }
 
 /// Trains `model` for one step of `config` on made-up tokens, and waits for its outcome. Step `number` has
-/// the same tokens on every machine. Returns the time that the update took. Collective. Fails as
-/// [`optimizer_step`] does.
+/// the same tokens on every machine. Returns the time that the update took. Collective.
+///
+/// # Errors
+///
+/// As for [`optimizer_step`].
 pub fn step<B: Layer>(
     config: &Config,
     model: &ShardedDecoder<B>,

@@ -43,7 +43,11 @@ enum Target {
 }
 
 impl ConvertArgs {
-    /// Converts; returns what to say. Fails as [`convert`] does, or when the arguments contradict each other.
+    /// Converts; returns what to say.
+    ///
+    /// # Errors
+    ///
+    /// As for [`convert`], or when the arguments contradict each other.
     pub fn run(self) -> Result<String, TrainError> {
         let (format, ranks) = match (self.to, self.ranks) {
             (Some(Target::Full), Some(_)) => {
@@ -66,9 +70,13 @@ impl ConvertArgs {
     }
 }
 
-/// Writes a checkpoint in another format, or for another number of ranks, into the new folder `out`. Its
-/// files are those that a run of so many ranks would have written. Holds one parameter at a time. Fails if
-/// `out` exists, the checkpoint is damaged, a weight is not finite, or a file cannot be used.
+/// Writes a checkpoint in another format, or for another number of ranks, into the new folder `out`.
+/// Its files are those that a run of so many ranks would have written. Holds one parameter at a time.
+///
+/// # Errors
+///
+/// When `out` exists, the checkpoint is damaged, a weight is no finite number, or a file cannot be read or
+/// written.
 pub fn convert(checkpoint: &Checkpoint, out: &Path, format: Format, ranks: usize) -> Result<()> {
     part::check_free(out)?;
     // Parts of chunks are read below, which say nothing about the whole.

@@ -262,7 +262,10 @@ pub(super) fn write(
 /// Writes weights from elsewhere as a full checkpoint without optimizer state to the new folder `place`.
 /// `layout` says in which groups; every parameter of it must be among the weights.
 ///
-/// Fails if the weights cannot be read or are not finite, if something is at `place`, and if the disk fails.
+/// # Errors
+///
+/// When the weights cannot be read or are no finite numbers, when something is at `place` already, and when
+/// the disk fails.
 pub fn write_full(
     place: &Path,
     weights: &dyn Weights,

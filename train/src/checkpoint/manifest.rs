@@ -142,8 +142,11 @@ impl TensorEntry {
 }
 
 impl Manifest {
-    /// Reads and checks the manifest of the checkpoint in `folder`. Fails when it is missing, cannot be read,
-    /// is not as it was written, or does not make sense.
+    /// Reads and checks the manifest of the checkpoint in `folder`.
+    ///
+    /// # Errors
+    ///
+    /// When it is missing, cannot be read, is not as it was written, or does not make sense.
     pub fn read(folder: &Path) -> Result<Self> {
         let path = folder.join(MANIFEST_FILE);
         let bytes = files::read(&path, MAX_MANIFEST).map_err(CheckpointError::unreadable(&path))?;

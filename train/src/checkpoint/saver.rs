@@ -102,9 +102,13 @@ impl Saver {
         Saver { options, rank, pending: None, cpu_time: Duration::ZERO }
     }
 
-    /// Begins to save the state as it is now; later steps do not change what is written. In the background it
-    /// returns at once, else its folder when all is on the disk. A save that is under way is waited for
-    /// first. Collective. Fails if this save or the one before does; earlier checkpoints stay.
+    /// Begins to save the state as it is now; later steps do not change what is written. In the
+    /// background it returns at once, else its folder when all is on the disk. A save that is still
+    /// under way is waited for first. Collective.
+    ///
+    /// # Errors
+    ///
+    /// When this save or the one before cannot be written. Earlier checkpoints stay as they are.
     pub fn begin(&mut self, engine: &Engine, context: SaveContext) -> Result<Option<PathBuf>> {
         self.settle(engine)?;
         let place = folder::place_of(&self.options.folder, context.state.step);

@@ -45,8 +45,12 @@ impl BatchSource {
         &self.order
     }
 
-    /// The samples at `count` positions of the run from `first_global_index` on. A batch may reach into the
-    /// next epoch. Fails when the file holds a token outside its vocabulary.
+    /// The samples at `count` positions of the run from `first_global_index` on. A batch
+    /// may reach into the next epoch.
+    ///
+    /// # Errors
+    ///
+    /// When the file holds a token outside its vocabulary.
     pub fn fetch(&self, first_global_index: u64, count: usize) -> Result<Batch> {
         let seq_len = self.file.seq_len();
         // `read_sample` puts one token more into the inputs before it takes it out again.

@@ -100,8 +100,11 @@ pub(super) struct BlockSums {
 }
 
 impl BlockSums {
-    /// The checksums in the file `path`, of a token file of `bytes` bytes. Reads none of them yet. Fails when
-    /// the file is missing, or has not as many checksums as the token file has blocks.
+    /// The checksums in the file `path`, of a token file of `bytes` bytes. Reads none of them yet.
+    ///
+    /// # Errors
+    ///
+    /// When the file is missing, or has not as many checksums as the token file has blocks.
     pub(super) fn open(path: PathBuf, block_bytes: u64, bytes: u64) -> Result<Self> {
         let file = match files::open(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {

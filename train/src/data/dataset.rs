@@ -27,9 +27,12 @@ pub struct TokenFile {
 }
 
 impl TokenFile {
-    /// Opens the token file of a split, for samples of `seq_len` tokens. Fails when `data.json`, the token
-    /// file or the checksums of its blocks are missing or unusable, when the size of the file is not what
-    /// `data.json` states, and when it holds less than one sample.
+    /// Opens the token file of a split, for samples of `seq_len` tokens.
+    ///
+    /// # Errors
+    ///
+    /// When `data.json`, the token file or the checksums of its blocks are missing or unusable, when the size
+    /// of the file is not what `data.json` states, and when it holds less than one sample.
     pub fn open(folder: impl AsRef<Path>, split: Split, seq_len: usize) -> Result<Self> {
         let folder = folder.as_ref();
         if seq_len == 0 {
@@ -73,9 +76,13 @@ impl TokenFile {
         &self.info
     }
 
-    /// Appends the tokens `sample * seq_len ..= (sample + 1) * seq_len` to `inputs` (all but the last) and to
-    /// `targets` (all but the first). Fails if there is no such sample, it cannot be read, it is not what was
-    /// prepared, or a token is outside the vocabulary; `inputs` and `targets` stay.
+    /// Appends the tokens `sample * seq_len ..= (sample + 1) * seq_len` to `inputs`
+    /// (all but the last) and to `targets` (all but the first).
+    ///
+    /// # Errors
+    ///
+    /// When there is no such sample, when it cannot be read (any more), when it is not what was prepared, and
+    /// when a token is outside the vocabulary; `inputs` and `targets` are then as they were.
     pub fn read_sample(&self, sample: u64, inputs: &mut Vec<i32>, targets: &mut Vec<i32>) -> Result<()> {
         if sample >= self.num_samples {
             return Err(DataError::SampleOutOfRange {
@@ -123,9 +130,12 @@ impl TokenFile {
         Ok(())
     }
 
-    /// Whether the file is what was prepared, as far as a look at some of its blocks tells. Says nothing of a
-    /// folder without checksums of blocks. Fails when a block differs from its checksum, and when the file or
-    /// the checksums cannot be read.
+    /// Whether the file is what was prepared, as far as a look at some of its blocks tells. Says nothing of
+    /// a folder without checksums of blocks.
+    ///
+    /// # Errors
+    ///
+    /// When a block differs from its checksum, and when the file or the checksums cannot be read.
     pub fn check(&self) -> Result<()> {
         match &self.blocks {
             Some(blocks) => blocks.confirm_some(&self.file).map_err(|fault| self.fault(0, fault)),

@@ -93,9 +93,13 @@ pub(super) struct Corpus {
 }
 
 impl Corpus {
-    /// Takes the files as they were listed. What can be read only once is read now, to its end, and kept as a
-    /// file in the folder `scratch` that has no name and is gone with the corpus. Fails if this build cannot
-    /// read a format, a stream cannot be copied, or `stop` becomes true.
+    /// Takes the files as they were listed. What can be read only once is read now, to its end, and kept
+    /// as a file in the folder `scratch` that has no name and is gone with the corpus.
+    ///
+    /// # Errors
+    ///
+    /// When this build cannot read one of the formats, when a stream cannot be read or copied, and when
+    /// `stop` becomes true meanwhile.
     pub(super) fn open(listed: Vec<Listed>, scratch: &Path, stop: &AtomicBool) -> Result<Self> {
         // Told before hours of work on the files that come first.
         let parquet = listed.iter().find(|listed| listed.format == Format::Parquet);

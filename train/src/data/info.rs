@@ -131,8 +131,12 @@ struct Version {
 }
 
 impl DataInfo {
-    /// Reads and checks the `data.json` of a folder. Fails when the folder or the file is missing,
-    /// unreadable, of another format version, not as it was prepared, or states something impossible.
+    /// Reads and checks the `data.json` of a folder.
+    ///
+    /// # Errors
+    ///
+    /// When the folder or the file is missing, unreadable, of another format version,
+    /// not as it was prepared, or states something impossible.
     pub fn load(folder: impl AsRef<Path>) -> Result<Self> {
         let folder = folder.as_ref();
         if !folder.try_exists().map_err(DataError::io("open", folder))? {

@@ -87,8 +87,12 @@ pub(super) struct Listing {
     pub(super) passed_over: PassedOver,
 }
 
-/// Lists the inputs, which are files, folders and `builtin:arithmetic`, in their order. `-` stands for the
-/// standard input. Fails if there is no input, one does not exist, or a folder or a size cannot be read.
+/// Lists the inputs, which are files, folders and `builtin:arithmetic`, in their order. `-` stands for
+/// the standard input.
+///
+/// # Errors
+///
+/// When there is no input, when one does not exist, and when a folder or the size of a file cannot be read.
 pub(super) fn list(inputs: &[PathBuf]) -> Result<Listing> {
     if inputs.is_empty() {
         return Err(DataError::NoInputs);

@@ -91,7 +91,11 @@ pub use verify::{Problem, Verified, verify};
 
 use std::path::{Path, PathBuf};
 
-/// Where the tokenizer of a folder of prepared data is. Fails when the folder has none.
+/// Where the tokenizer of a folder of prepared data is.
+///
+/// # Errors
+///
+/// When the folder has none.
 pub fn tokenizer_of(folder: &Path) -> Result<PathBuf> {
     let path = folder.join(info::TOKENIZER_FILE);
     match path.exists() {

@@ -20,7 +20,11 @@ pub struct SampleOrder {
 }
 
 impl SampleOrder {
-    /// An order over `num_samples` samples. Fails when there are no samples.
+    /// An order over `num_samples` samples.
+    ///
+    /// # Errors
+    ///
+    /// When there are no samples.
     pub fn new(num_samples: u64, shuffle: bool, seed: u64) -> Result<Self> {
         if num_samples == 0 {
             return Err(DataError::NoSamples);

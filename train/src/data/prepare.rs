@@ -38,8 +38,11 @@ pub fn prepare(options: &PrepareOptions, progress: OnProgress<'_>) -> Result<Dat
 }
 
 /// [`prepare()`] that ends with [`DataError::Stopped`], and without a folder, soon after `stop` has become
-/// true. Merging the tokens of a tokenizer is work that is not interrupted. Fails as
-/// [`prepare()`] does, and if it was stopped.
+/// true. Merging the tokens of a tokenizer is one piece of work that is not interrupted.
+///
+/// # Errors
+///
+/// As for [`prepare()`], and if it was stopped.
 pub fn prepare_unless(
     stop: &AtomicBool,
     options: &PrepareOptions,
@@ -169,8 +172,11 @@ fn sums_of(folder: &Path, info: &DataInfo) -> Result<Sums> {
 }
 
 /// How `options` differ from what the prepared folder `options.out` was made from: a line for each
-/// difference, or `None` if the folder does not say what it was made from. The seed is no difference. Fails
-/// when the record or an input cannot be read.
+/// difference, or `None` if the folder does not say what it was made from. The seed is no difference.
+///
+/// # Errors
+///
+/// When the record or an input cannot be read.
 pub fn differences(options: &PrepareOptions) -> Result<Option<Vec<String>>> {
     let inputs = Inputs::load(&options.out)?;
     inputs.map(|inputs| inputs.differences(options)).transpose()

@@ -59,8 +59,11 @@ impl fmt::Display for Stream {
 }
 
 /// Copies the stream at `path` into `copy`, up to its end, and returns the number of bytes, which are `most`
-/// at most. Waits for a FIFO that nobody has opened for writing yet. Fails if the stream cannot be read or
-/// goes on, `copy` cannot be written, or `stop` becomes true.
+/// at most. Waits for a FIFO that nobody has opened for writing yet.
+///
+/// # Errors
+///
+/// If the stream cannot be read or goes on, `copy` cannot be written, or `stop` becomes true.
 pub(super) fn copy_to_end(path: &Path, copy: &mut impl Write, most: u64, stop: &AtomicBool) -> Result<u64> {
     // Without O_NONBLOCK, opening a FIFO and reading it would wait for a writer and hear of no stop.
     let nonblocking = OFlags::NONBLOCK.bits().cast_signed();

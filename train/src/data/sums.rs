@@ -15,8 +15,11 @@ pub(super) const SUMS_FILE: &str = "SHA256SUMS";
 /// Bytes that the file may have.
 const MAX_BYTES: u64 = 1 << 20;
 
-/// The content of a small file of a folder. If the folder has the SHA-256 of it, they agree. Fails when the
-/// file is missing, is no regular file or cannot be read, and when it is not what was prepared.
+/// The content of a small file of a folder. If the folder has the SHA-256 of it, they agree.
+///
+/// # Errors
+///
+/// When the file is missing, is no regular file or cannot be read, and when it is not what was prepared.
 pub(super) fn read_small_file(folder: &Path, name: &'static str) -> Result<Vec<u8>> {
     let path = folder.join(name);
     let content = match files::read(&path, MAX_WHOLE) {

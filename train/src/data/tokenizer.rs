@@ -83,8 +83,11 @@ impl Tokenizer {
         }
     }
 
-    /// Reads a `tokenizer.json`. Truncation and padding set in the file are ignored. Fails when the file is
-    /// missing, cannot be read or is not a tokenizer.
+    /// Reads a `tokenizer.json`. Truncation and padding set in the file are ignored.
+    ///
+    /// # Errors
+    ///
+    /// When the file is missing, cannot be read or is not a tokenizer.
     pub fn load(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         Self::from_file(read_file(path)?, path)
@@ -126,7 +129,11 @@ impl Tokenizer {
         Ok(Self { inner, vocab_size })
     }
 
-    /// Writes a `tokenizer.json` and waits until it is on the disk. Fails when the file cannot be written.
+    /// Writes a `tokenizer.json` and waits until it is on the disk.
+    ///
+    /// # Errors
+    ///
+    /// When the file cannot be written.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
         let path = path.as_ref();
         let content = self.inner.to_string(true).map_err(|error| DataError::TokenizerFile {
@@ -139,20 +146,32 @@ impl Tokenizer {
             .map_err(DataError::io("write", path))
     }
 
-    /// The token ids of a text. Fails when the tokenizer cannot express the text; a trained one always can.
+    /// The token ids of a text.
+    ///
+    /// # Errors
+    ///
+    /// When the tokenizer cannot express the text; a trained one always can.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
         let encoding = self.inner.encode_fast(text, false).map_err(encode_failed)?;
         Ok(encoding.get_ids().to_vec())
     }
 
-    /// The token ids of each text, computed on all cores. Fails as [`Self::encode`] does.
+    /// The token ids of each text, computed on all cores.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Self::encode`].
     pub fn encode_batch(&self, texts: Vec<&str>) -> Result<Vec<Vec<u32>>> {
         let encodings = self.inner.encode_batch_fast(texts, false).map_err(encode_failed)?;
         Ok(encodings.iter().map(|encoding| encoding.get_ids().to_vec()).collect())
     }
 
-    /// The text of token ids, special tokens included. Bytes that do not form a character, as at a cut, come
-    /// out as U+FFFD; ids without a token are left out. Fails when the decoder of a loaded tokenizer fails.
+    /// The text of token ids, special tokens included. Bytes that do not form a
+    /// character, as at a cut, come out as U+FFFD; ids without a token are left out.
+    ///
+    /// # Errors
+    ///
+    /// When the decoder of a loaded tokenizer fails.
     pub fn decode(&self, ids: &[u32]) -> Result<String> {
         self.inner.decode(ids, false).map_err(|error| DataError::Decode { problem: error.to_string() })
     }
@@ -165,7 +184,9 @@ impl Tokenizer {
     /// The id of the token that ends a document: of `<|endoftext|>`, `</s>`,
     /// `<|end_of_text|>` and `<eos>`, the first one in the vocabulary.
     ///
-    /// Fails when the vocabulary holds none of them.
+    /// # Errors
+    ///
+    /// When the vocabulary holds none of them.
     pub fn end_of_text(&self) -> Result<u32> {
         END_OF_TEXT
             .iter()
@@ -192,8 +213,11 @@ pub(super) fn read_named_tokenizer(path: &Path, stop: &AtomicBool) -> Result<Vec
     Ok(content)
 }
 
-/// The content of the tokenizer of a folder of prepared data. Fails when there is none, when it cannot be
-/// read, and when it is not what was prepared.
+/// The content of the tokenizer of a folder of prepared data.
+///
+/// # Errors
+///
+/// When there is none, when it cannot be read, and when it is not what was prepared.
 pub(crate) fn read_tokenizer_of(folder: &Path) -> Result<Vec<u8>> {
     read_small_file(folder, TOKENIZER_FILE)
 }

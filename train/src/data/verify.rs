@@ -98,8 +98,11 @@ impl fmt::Display for Problem {
 }
 
 /// Reads every file of a folder of prepared data, and compares it with its checksums. `progress` hears how
-/// many bytes of how many have been read. Fails when there is no such folder, when its `data.json` cannot be
-/// used, and when a file cannot be read.
+/// many bytes of how many have been read.
+///
+/// # Errors
+///
+/// When there is no such folder, when its `data.json` cannot be used, and when a file cannot be read.
 pub fn verify(folder: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Verified> {
     if !folder.try_exists().map_err(DataError::io("open", folder))? {
         return Err(DataError::Missing { path: folder.to_owned() });

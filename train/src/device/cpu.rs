@@ -60,7 +60,11 @@ fn count_cpus(list: &str) -> Option<usize> {
 }
 
 /// FLOP/s that `threads` threads reach in a matrix product, the yardstick of `mfu` on a CPU: in bf16 where
-/// that is the `precision` and the processor has it, else in f32. Fails if threads do not start.
+/// that is the `precision` and the processor multiplies it, else in f32.
+///
+/// # Errors
+///
+/// If the system does not start them.
 pub(super) fn measure_peak_flops(precision: Precision, threads: usize) -> io::Result<f64> {
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
     let pool = pool.map_err(io::Error::other)?;

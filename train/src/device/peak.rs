@@ -45,8 +45,11 @@ impl Peak {
         Peak { flops, origin: Origin::Given { told: false } }
     }
 
-    /// The peak of so many machines, from products of matrices on `threads` threads of this one. Fails if the
-    /// system does not start them.
+    /// The peak of so many machines, from products of matrices on `threads` threads of this one.
+    ///
+    /// # Errors
+    ///
+    /// If the system does not start them.
     pub(super) fn measured(precision: Precision, threads: usize, machines: f64) -> io::Result<Self> {
         let measurement = Measurement { precision, threads, machines };
         Ok(Peak { flops: measurement.make()?, origin: Origin::Measured(measurement) })

@@ -47,7 +47,11 @@ enum Kind {
 }
 
 impl ResolvedDevice {
-    /// The device of a run. Fails as [`ResolvedDevice::for_request`] does.
+    /// The device of a run.
+    ///
+    /// # Errors
+    ///
+    /// As for [`ResolvedDevice::for_request`].
     pub fn new(config: &Config, place: Option<&RankEnv>) -> Result<Self, DeviceError> {
         Self::for_request(&DeviceRequest::of_run(config), place)
     }
@@ -91,7 +95,11 @@ impl ResolvedDevice {
         Ok(Self::cpu(format!("not a GPU: {}", error.in_short())))
     }
 
-    /// The CPU, for ranks whose way to talk to each other reaches nothing else. Fails if there is a GPU.
+    /// The CPU, for ranks whose way to talk to each other reaches nothing else.
+    ///
+    /// # Errors
+    ///
+    /// If there is a GPU.
     fn without_gpu() -> Result<Self, DeviceError> {
         match gpu_is_there() {
             true => Err(unusable(DeviceError::NoTransport)),
@@ -99,8 +107,11 @@ impl ResolvedDevice {
         }
     }
 
-    /// The device of a run whose ranks have met already and move what is in the memory of the CPU. Fails if
-    /// the configuration insists on a GPU, or leaves the choice and there is one.
+    /// The device of a run whose ranks have met already and move what is in the memory of the CPU.
+    ///
+    /// # Errors
+    ///
+    /// If the configuration insists on a GPU, or leaves the choice and there is one.
     pub(crate) fn for_joined(config: &Config) -> Result<Self, DeviceError> {
         match config.device.backend {
             Backend::Cpu => Ok(Self::cpu("as device.backend says".to_owned())),
@@ -163,8 +174,11 @@ impl ResolvedDevice {
         }
     }
 
-    /// Fails unless it computes in `precision`, which another rank has settled for its own: an NVIDIA GPU may
-    /// have no bf16.
+    /// Fails unless it computes in `precision`, which another rank has settled for its own.
+    ///
+    /// # Errors
+    ///
+    /// If it is an NVIDIA GPU without bf16.
     pub(crate) fn check_precision(&self, precision: Precision) -> Result<(), DeviceError> {
         #[cfg(feature = "cuda")]
         if let Kind::Cuda(gpu) = &self.kind {
@@ -205,9 +219,13 @@ impl ResolvedDevice {
         }
     }
 
-    /// What `ranks` ranks could reach. A CPU's peak is measured, with `threads` threads for each rank of this
-    /// node, and so is that of what wgpu finds, in f32; an NVIDIA GPU's is that of its data sheet. The other
-    /// nodes are taken to be like this one. Fails if the system does not start the threads.
+    /// What `ranks` ranks could reach. A CPU's peak is measured, with `threads`
+    /// threads for each rank of this node, and so is that of what wgpu finds, in f32; an NVIDIA GPU's is
+    /// that of its data sheet. The other nodes are taken to be like this one.
+    ///
+    /// # Errors
+    ///
+    /// If the system does not start the threads.
     pub fn peak(
         &self,
         precision: Precision,

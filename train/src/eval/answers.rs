@@ -77,8 +77,11 @@ pub fn read_pairs(path: &Path) -> Result<Vec<(usize, Pair)>, EvalError> {
 }
 
 impl TokenPair {
-    /// Tokenizes `pair` for `model`; `place` says where it comes from. Fails when the answer has no token,
-    /// and when the two are longer than the model's context.
+    /// Tokenizes `pair` for `model`; `place` says where it comes from.
+    ///
+    /// # Errors
+    ///
+    /// When the answer has no token, and when the two are longer than the model's context.
     pub fn new(pair: &Pair, model: &ModelSource, tokenizer: &Tokenizer, place: &str) -> Result<Self> {
         let mut prompt = tokenizer.encode(&pair.prompt)?;
         if prompt.is_empty() {

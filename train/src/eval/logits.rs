@@ -54,9 +54,12 @@ pub fn logits<B: Layer>(model: &ShardedDecoder<B>, device: &Device, tokens: &[i3
 }
 
 impl Logits {
-    /// Writes a `.npy` file of version 1.0: little-endian f32 in C order. An earlier one is replaced as a
-    /// whole, where a link leads to it as well; into a pipe or a device it is written. Fails if `path` is a
-    /// file of another kind, which stays as it is, or cannot be written.
+    /// Writes a `.npy` file of version 1.0: little-endian f32 in C order. An earlier one is replaced as
+    /// a whole, where a link leads to it as well; into a pipe or a device it is written.
+    ///
+    /// # Errors
+    ///
+    /// If `path` is a file of another kind, which stays as it is, or cannot be written.
     pub fn write_npy(&self, path: &Path) -> io::Result<()> {
         let mut content = npy_header(self.shape);
         content.extend(self.values.iter().flat_map(|value| value.to_le_bytes()));

@@ -42,10 +42,13 @@ pub struct ValidationLoss {
 }
 
 impl Validation {
-    /// Opens the validation split of `data`, or of the data that the model was trained on. Fails when there
-    /// is no such data, when its tokens are not the model's, when the sequences are longer than the model's
-    /// context, when there is less data than one sequence, and when the data are not as they were prepared,
-    /// as far as a look at some of them tells.
+    /// Opens the validation split of `data`, or of the data that the model was trained on.
+    ///
+    /// # Errors
+    ///
+    /// When there is no such data, when its tokens are not the model's, when the sequences are
+    /// longer than the model's context, when there is less data than one sequence, and when the
+    /// data are not as they were prepared, as far as a look at some of them tells.
     pub fn open(model: &ModelSource, data: Option<&Path>, options: ValidationOptions) -> Result<Self> {
         let context = model.context_length();
         let seq_len = options.seq_len.unwrap_or(context);

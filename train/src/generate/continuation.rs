@@ -31,8 +31,12 @@ pub struct Continuation<'a> {
 }
 
 impl<'a> Continuation<'a> {
-    /// A text that starts with `prompt`. Fails if the tokenizer cannot express the prompt, or knows no end of
-    /// text while `sampling` has no ends either.
+    /// A text that starts with `prompt`.
+    ///
+    /// # Errors
+    ///
+    /// If the tokenizer cannot express the prompt, or knows no end of text while `sampling` has no
+    /// ends either.
     pub fn new(tokenizer: &'a Tokenizer, prompt: &str, sampling: &'a Sampling) -> Result<Self, DataError> {
         let mut ends = sampling.end_ids.clone();
         match tokenizer.end_of_text() {

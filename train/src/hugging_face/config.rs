@@ -79,8 +79,12 @@ impl Family {
 }
 
 impl FolderConfig {
-    /// Reads `config.json` of `folder`. Fails if the file is missing or no JSON, a key is missing, of the
-    /// wrong type, or asks for what Kiln's decoder does not have, and if the sizes fit no model.
+    /// Reads `config.json` of `folder`.
+    ///
+    /// # Errors
+    ///
+    /// When the file is missing or no JSON, when a key is missing, of the wrong type, or asks for
+    /// something that Kiln's decoder does not have, and when the sizes fit no model.
     pub fn read(folder: &Path) -> Result<Self, HuggingFaceError> {
         let path = folder.join(CONFIG_FILE);
         let keys = Keys::read(&path)?;

@@ -12,7 +12,9 @@ use super::tokens::{TokenIds, end_value};
 /// A `config.json` for `model`, which older and newer versions of transformers read alike.
 /// `dtype` is PyTorch's name of the weights' type; `folder` is the model's, for messages.
 ///
-/// Fails when no architecture has what the model has.
+/// # Errors
+///
+/// When no architecture has what the model has.
 pub fn to_json(
     model: &ModelConfig,
     context_length: usize,

@@ -8,7 +8,9 @@ use super::HuggingFaceError;
 /// it is in. What is in the cache already is not downloaded again. `HF_HOME`, `HF_HUB_CACHE`,
 /// `HF_TOKEN` and `HF_ENDPOINT` mean what they mean to the hub's own tools.
 ///
-/// Fails when the name is none, when this build has no feature `hub`, and when a download fails.
+/// # Errors
+///
+/// When the name is none, when this build has no feature `hub`, and when a download fails.
 pub(super) fn model(repo: &str, revision: &str) -> Result<PathBuf, HuggingFaceError> {
     let part = |part: &&str| {
         let plain = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);

@@ -68,8 +68,10 @@ impl ExportArgs {
 /// Writes a model in the layout of Hugging Face into the new folder `out`, in files that are no larger than
 /// `max_shard_bytes` unless a single weight is. Holds one weight in memory at a time.
 ///
-/// Fails when the model cannot be read, when a weight is no finite number, when no architecture there has
-/// what the model has, when there is something at `out` already, and when the disk fails.
+/// # Errors
+///
+/// When the model cannot be read, when a weight is no finite number, when no architecture there has what the
+/// model has, when there is something at `out` already, and when the disk fails.
 pub fn export(
     source: &ModelSource,
     out: &Path,

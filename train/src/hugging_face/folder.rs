@@ -46,8 +46,12 @@ impl HuggingFaceFolder {
         folder.join(CONFIG_FILE).is_file() && !folder.join(MANIFEST_FILE).exists()
     }
 
-    /// Opens `folder`. Fails when a file is missing or damaged, when Kiln's decoder cannot be this model, and
-    /// when the weights are not those that `config.json` describes.
+    /// Opens `folder`.
+    ///
+    /// # Errors
+    ///
+    /// When a file is missing or damaged, when Kiln's decoder cannot be this model, and when the
+    /// weights are not those that `config.json` describes.
     pub fn open(folder: &Path) -> Result<Self, HuggingFaceError> {
         // Its index and files are laid out as here, but only its manifest says what they are.
         if folder.join(MANIFEST_FILE).exists() {

@@ -61,8 +61,12 @@ impl ImportArgs {
     }
 }
 
-/// Makes a full checkpoint at `out` of the model in `folder`. Holds one weight in memory at a time. Fails if
-/// Kiln's decoder cannot be the model, something is at `out`, or the disk fails.
+/// Makes a full checkpoint at `out` of the model in `folder`. Holds one weight in memory at a time.
+///
+/// # Errors
+///
+/// When the folder is no model that Kiln's decoder can be, when there is something at `out`
+/// already, and when the disk fails.
 pub fn import(folder: &Path, out: &Path) -> Result<(), TrainError> {
     let opened = HuggingFaceFolder::open(folder)?;
     let source = ModelSource::HuggingFace(Box::new(opened.clone()));

@@ -46,8 +46,11 @@ pub struct NodeFlags {
 }
 
 impl Node {
-    /// This node with one rank for each of the GPUs that `count` finds, if that is what was asked for. Fails
-    /// if GPUs are needed and there are none; `count` says why.
+    /// This node with one rank for each of the GPUs that `count` finds, if that is what was asked for.
+    ///
+    /// # Errors
+    ///
+    /// If GPUs are needed and there are none; `count` says why.
     pub fn with_gpus(mut self, count: impl FnOnce() -> Result<usize, String>) -> Result<Self, EnvError> {
         let Some(per_gpu) = self.per_gpu.take() else { return Ok(self) };
         match (per_gpu, count()) {

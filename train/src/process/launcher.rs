@@ -116,8 +116,11 @@ pub(crate) fn parse(bytes: &[u8]) -> Vec<(Word, String)> {
     bytes.split(|byte| *byte == 0).filter_map(word).collect()
 }
 
-/// The time between SIGTERM and SIGKILL, if the launcher or whoever started this process has told it. Fails
-/// if what was told is no such time.
+/// The time between SIGTERM and SIGKILL, if the launcher or whoever started this process has told it.
+///
+/// # Errors
+///
+/// If what was told is no such time.
 pub(crate) fn grace() -> Result<Option<Duration>, GraceError> {
     let Some(told) = std::env::var_os(GRACE) else { return Ok(None) };
     let seconds = told.to_str().and_then(|told| told.parse().ok());

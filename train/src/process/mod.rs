@@ -57,14 +57,19 @@ pub(crate) use signals::{hear_of_children, is_ignored, was_interrupted};
 /// - A write beyond the limit on the size of files fails, instead of ending the process with SIGXFSZ.
 /// - SIGSEGV and the like are told with rank and step before they end the process.
 ///
-/// Fails if `KILN_LOG` says nothing that could be meant.
+/// # Errors
+///
+/// If `KILN_LOG` says nothing that could be meant.
 pub fn start() -> Result<Arc<AtomicBool>, LogLevelError> {
     begin()?;
     Ok(stop_on_signals())
 }
 
-/// [`start`] without the signals that ask a run to stop: for programs without anything to save. Fails
-/// likewise.
+/// [`start`] without the signals that ask a run to stop: for programs that have nothing to save.
+///
+/// # Errors
+///
+/// As for [`start`].
 pub fn begin() -> Result<(), LogLevelError> {
     end_with_launcher();
     let filter = log::filter(std::env::var_os(log::VARIABLE).as_deref())?;

@@ -139,9 +139,12 @@ fn run_decoder<B: Layer>(
     }
 }
 
-/// [`train`] as the rank `options.place` of a world that has met already; `world` has that rank. On the CPU,
-/// whose memory any world moves. Fails as [`train`] does, and if the configuration insists on a GPU. Other
-/// ranks hear of this one's error.
+/// [`train`] as the rank `options.place` of a world that has met already; `world` has that rank. On the
+/// CPU, whose memory any world moves.
+///
+/// # Errors
+///
+/// As for [`train`], and if the configuration insists on a GPU. Other ranks hear of this one's error.
 pub fn train_joined(world: Arc<dyn Communicator>, config: Config, options: &RunOptions) -> Result<Summary> {
     let _output = output::never_block();
     let decoder = |model: &ModelConfig, key: Key, device: &Device| {

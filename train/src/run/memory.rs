@@ -166,9 +166,13 @@ impl LeastMemory {
 /// What a check says that a run may go on after.
 pub(super) type Warnings = Vec<String>;
 
-/// Compares the least memory of a run with what this machine, or its GPU, has. `modules` lists the parameters
-/// of a model's modules, whose blocks may be `built_in`. Allocates next to nothing. Returns warnings: the run
-/// fits, but not into what is free now. Fails if it takes more than there is.
+/// Compares the least memory of a run with what this machine, or its GPU, has. `units` lists the parameters
+/// of a model's parts, whose blocks may be `built_in`. Allocates nothing to speak of, whatever the sizes are.
+/// Returns what is worth a warning: the run fits, but not into what is free now.
+///
+/// # Errors
+///
+/// If the run takes more than there is.
 pub(super) fn check(
     config: &Config,
     model: &ModelConfig,
@@ -208,8 +212,11 @@ pub(super) fn check(
 }
 
 /// Checks that training the built-in decoder fits into memory, as a run does before its first step. Warns if
-/// it fits only once other programs have ended. Fails if a rank takes more memory than there is, or than
-/// `device.memory` allows.
+/// it fits only once other programs have ended.
+///
+/// # Errors
+///
+/// If a rank takes more memory than there is, or than `device.memory` allows.
 pub fn check_decoder(
     config: &Config,
     model: &ModelConfig,

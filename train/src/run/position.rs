@@ -12,9 +12,13 @@ use crate::data::{self, DataInfo};
 use crate::error::{Result, TrainError};
 use crate::files;
 
-/// Compares what `checkpoint` was trained with and what a run with `config` on `data`, whose tokenizer's file
-/// has the content `tokenizer`, would go on with. Returns the differences, each as text; all of them are
-/// among `allowed`. Fails when something differs that is not allowed to.
+/// Compares what `checkpoint` was trained with and what a run with `config` on `data`, whose tokenizer's
+/// file has the content `tokenizer`, would go on with.
+/// Returns the differences, each as text; all of them are among `allowed`.
+///
+/// # Errors
+///
+/// When something differs that is not allowed to.
 pub(super) fn check(
     checkpoint: &Checkpoint,
     config: &Config,

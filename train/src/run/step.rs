@@ -23,19 +23,30 @@ pub struct MicroBatch {
 
 /// The micro-batches of one rank and step.
 pub trait MicroBatches {
-    /// The micro-batch `index` of the step. Fails if it cannot be read.
+    /// The micro-batch `index` of the step.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be read.
     fn fetch(&mut self, index: usize) -> Result<MicroBatch>;
 
     /// Called after every backward pass, `last` or not. Whether the step goes on, the same on all ranks; all
-    /// of them give it up otherwise. Fails if the ranks cannot agree.
+    /// of them give it up otherwise.
+    ///
+    /// # Errors
+    ///
+    /// If the ranks cannot agree.
     fn go_on(&mut self, last: bool) -> Result<bool>;
 }
 
 /// Issues one optimizer step of `config` with the learning rate `lr`: forward, loss ÷ global tokens and
 /// backward for every micro-batch, then the update, whose outcome
 /// [`Engine::outcome`](kiln_shard::Engine::outcome) tells. Nothing in it waits for a GPU. `None` if the step
-/// was given up: weights and moments are as they were. Collective. Fails if a micro-batch cannot be had, or
-/// the ranks lose each other.
+/// was given up: weights and moments are as they were. Collective.
+///
+/// # Errors
+///
+/// If a micro-batch cannot be had, or the ranks lose each other.
 pub fn optimizer_step<B: Layer>(
     model: &ShardedDecoder<B>,
     config: &Config,

@@ -9,8 +9,12 @@ use crate::process::{self, launcher};
 
 impl RunOptions {
     /// Options for a process that may be one of several: calls [`process::start`], and takes the place of
-    /// this process from its environment, as `kiln train` does. Fails if the environment contradicts itself,
-    /// if `KILN_LOG` names no level, or if this process was started once per node rather than once per rank.
+    /// this process from its environment, as `kiln train` does.
+    ///
+    /// # Errors
+    ///
+    /// If the environment contradicts itself, if `KILN_LOG` names no level, or if this process was started
+    /// once per node rather than once per rank.
     pub fn from_environment() -> Result<RunOptions> {
         let stop = process::start().map_err(|error| TrainError::usage(error.to_string()))?;
         let (place, job) = match place::find_here(&Flags::default())? {

@@ -17,7 +17,11 @@ use crate::error::{Result, TrainError};
 use crate::place::RankEnv;
 
 /// The number of ranks: those that a launcher has started if there is a `place`, else `ranks`, else as many
-/// as `config` says. Fails if that does not go with `comm.backend`.
+/// as `config` says.
+///
+/// # Errors
+///
+/// If `config` wants to talk to other processes where there are none, or the other way round.
 pub fn ranks_of(config: &Config, place: Option<&RankEnv>, ranks: Option<usize>) -> Result<usize> {
     let backend = config.comm.backend;
     match place {
@@ -87,9 +91,12 @@ impl World {
     }
 
     /// Compares the devices of all ranks, each of which has `device`, and connects GPUs through NCCL:
-    /// afterwards the ranks move what is there as well. To be called where a GPU was asked for or might have
-    /// been taken, once the ranks know that they were started alike. Collective. Fails if ranks have no
-    /// device of a kind or share a GPU, or if NCCL cannot connect them.
+    /// afterwards the ranks move what is there as well. To be called where a GPU was asked for or might
+    /// have been taken, once the ranks know that they were started alike. Collective.
+    ///
+    /// # Errors
+    ///
+    /// If ranks have no device of a kind or share a GPU, or if NCCL cannot connect them.
     pub fn settle_on(&self, device: &ResolvedDevice, comm: &CommSection) -> Result<()> {
         agree_on_devices(&*self.communicator, device, comm.timeout())?;
         #[cfg(feature = "cuda")]

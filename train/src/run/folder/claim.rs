@@ -35,8 +35,12 @@ pub(crate) struct Claim {
 }
 
 impl Found {
-    /// Takes the folder for this run. `None` if it is no longer what was found: then it has to be looked for
-    /// again. Fails when another run holds the folder, or it cannot be written.
+    /// Takes the folder for this run. `None` if it is no longer what was found: then it has to be
+    /// looked for again.
+    ///
+    /// # Errors
+    ///
+    /// When another run holds the folder, or it cannot be written.
     pub(in crate::run) fn claim(
         &self,
         options: &RunOptions,

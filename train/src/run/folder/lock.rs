@@ -74,8 +74,11 @@ enum Rival {
 }
 
 impl Lock {
-    /// Takes the folder `out` for the run `run`; the folder is created if it is not there. Fails when another
-    /// run holds the folder and does not let go of it in time, or it cannot be written.
+    /// Takes the folder `out` for the run `run`; the folder is created if it is not there.
+    ///
+    /// # Errors
+    ///
+    /// When another run holds the folder and does not let go of it in time, or it cannot be written.
     pub(super) fn take(out: &Path, run: &str, patience: Patience) -> Result<Self, FolderError> {
         fs::create_dir_all(out).map_err(FolderError::io("create", out))?;
         let folder = out.join(FOLDER);
@@ -122,8 +125,11 @@ impl Lock {
         Ok(Lock { _heartbeat: Some(heartbeat), held: Some(held) })
     }
 
-    /// Holds the folder `out` of a run whose rank 0 has taken it, as another process of the run. Fails when
-    /// another run has come in between. Where there is nothing to lock, rank 0 answers for all.
+    /// Holds the folder `out` of a run whose rank 0 has taken it, as another process of the run.
+    ///
+    /// # Errors
+    ///
+    /// When another run has come in between. Where there is nothing to lock, rank 0 answers for all.
     pub(in crate::run) fn share(out: &Path) -> Result<Self, FolderError> {
         let path = out.join(FOLDER).join(RANKS_FILE);
         let file = open(&path, false).ok();
