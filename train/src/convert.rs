@@ -10,8 +10,9 @@ use clap::{Args, ValueEnum};
 use crate::checkpoint::{Checkpoint, CheckpointError, Format, convert};
 use crate::config::{Config, DataSection, ModelSection};
 use crate::error::TrainError;
-use crate::hugging_face::{self, ExportDtype, ExportOptions, HuggingFaceError, HuggingFaceFolder};
+use crate::hugging_face::{self, ExportDtype, HuggingFaceError, HuggingFaceFolder};
 use crate::metrics::say;
+use crate::source::ModelSource;
 
 /// The most parts that a checkpoint is cut into. It loads at any number of ranks.
 const MAX_PARTS: usize = 1 << 16;
@@ -98,9 +99,8 @@ impl ExportArgs {
         }
         // Beyond what a file can be, the largest number will do.
         let max_shard_bytes = (max_shard_gb * GB) as usize;
-        let options = ExportOptions { checkpoint, out, dtype, max_shard_bytes };
-        hugging_face::export(&options)?;
-        say(&format!("exported to {}", options.out.display()));
+        hugging_face::export(&ModelSource::open_built_in(&checkpoint)?, &out, dtype, max_shard_bytes)?;
+        say(&format!("exported to {}", out.display()));
         Ok(())
     }
 }

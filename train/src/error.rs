@@ -11,12 +11,14 @@ use crate::config::ConfigError;
 use crate::data::DataError;
 use crate::device::DeviceError;
 use crate::eval::EvalError;
-use crate::files;
 use crate::inspect::InspectError;
 use crate::launch::LaunchArgsError;
-use crate::place::PlaceError;
+use crate::place::EnvError;
 use crate::process::GraceError;
 use crate::run::{FolderError, MAX_SKIPPED, MemoryError, PositionKey};
+
+/// What a part of a run comes to.
+pub type Result<T, E = TrainError> = std::result::Result<T, E>;
 
 /// Why a run failed.
 #[derive(Debug, thiserror::Error)]
@@ -36,14 +38,9 @@ pub enum TrainError {
     /// The sharding engine.
     #[error(transparent)]
     Shard(#[from] ShardError),
-    /// The ranks could not go on together; each has written down what it knows.
-    #[error("{source}; compare what the ranks were doing with `kiln inspect flight {}`", .out.display())]
-    Together {
-        /// What the engine met.
-        source: ShardError,
-        /// The run folder.
-        out: PathBuf,
-    },
+    /// The ranks lost each other; each has written its flight recorder into this run folder.
+    #[error("{}; compare what the ranks were doing with `kiln inspect flight {}`", .0, .1.display())]
+    Recorded(#[source] ShardError, PathBuf),
     /// A checkpoint.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
@@ -55,7 +52,7 @@ pub enum TrainError {
     Grace(#[from] GraceError),
     /// The place of this process.
     #[error(transparent)]
-    Place(#[from] PlaceError),
+    Env(#[from] EnvError),
     /// The launch of ranks.
     #[error(transparent)]
     Launch(#[from] LaunchArgsError),
@@ -69,124 +66,62 @@ pub enum TrainError {
     #[cfg(feature = "mpi")]
     #[error(transparent)]
     Mpi(#[from] kiln_collectives::mpi::MpiError),
-    /// The GPUs of ranks that are processes could not be connected.
+    /// The GPUs of ranks that are processes could not be connected: NCCL on this rank, with this GPU.
     #[cfg(feature = "cuda")]
     #[error("rank {rank} cannot connect its GPU {index} with those of the other ranks: {source}")]
-    Nccl {
-        /// This rank.
-        rank: usize,
-        /// Its GPU, as it counts them.
-        index: usize,
-        /// What NCCL needs and does not have, or has answered.
-        source: Box<kiln_collectives::nccl::NcclError>,
-    },
-    /// Ranks that are processes were not started alike.
+    Nccl { rank: usize, index: usize, source: Box<kiln_collectives::nccl::NcclError> },
+    /// These ranks, which are processes, were not started as rank 0 was.
     #[error(
-        "ranks {ranks:?} were started with another configuration, other arguments or another build than rank 0: start every rank with the same command. If they are of another job that meets at the same port, give each job a port (MASTER_PORT), a name (TORCHELASTIC_RUN_ID, --rdzv-id) or a secret (KILN_JOB_SECRET) of its own"
+        "ranks {0:?} were started with another configuration, other arguments or another build than rank 0: \
+         start every rank with the same command. If they are of another job that meets at the same port, \
+         give each job a port (MASTER_PORT), a name (TORCHELASTIC_RUN_ID, --rdzv-id) or a secret \
+         (KILN_JOB_SECRET) of its own"
     )]
-    OtherConfig {
-        /// The ranks that differ from rank 0.
-        ranks: Vec<usize>,
-    },
-    /// Rank 0, which settles what all ranks need to know, could not.
+    OtherConfig(Vec<usize>),
+    /// Rank 0, which makes the plan for all ranks, has failed with this message; `usage` says whether the
+    /// configuration or the arguments are the cause.
     #[error("rank 0 could not start the run: {message}")]
-    Rank0 {
-        /// Its error.
-        message: String,
-        /// Whether the user's configuration or arguments are the cause.
-        usage: bool,
-    },
+    Rank0 { message: String, usage: bool },
     /// The run folder cannot be used.
     #[error(transparent)]
     Folder(#[from] FolderError),
-    /// The run would go on at another position in the data than the one where its checkpoint stands.
+    /// A run would go on from the checkpoint at `path` at another position in the data, because these `keys`
+    /// differ; `differences` has the values then and now.
     #[error(
-        "{} was trained with other values, and going on would read the data at another position: {}. Use the values from before, or accept another position with {}",
-        .path.display(),
-        .differences.join(", "),
-        allow(.keys)
+        "{} was trained with other values, and going on would read the data at another position: {}. Use \
+         the values from before, or accept another position with {}",
+        .path.display(), .differences.join(", "), allow(.keys)
     )]
-    OtherPosition {
-        /// The checkpoint.
-        path: PathBuf,
-        /// What differs.
-        keys: Vec<PositionKey>,
-        /// As text, with the values then and now.
-        differences: Vec<String>,
-    },
-    /// A file of the run folder cannot be written.
+    OtherPosition { path: PathBuf, keys: Vec<PositionKey>, differences: Vec<String> },
+    /// The loss or the norm of the gradient, `what`, is not a number; `parameter` is the first with such a
+    /// gradient. The run does not skip such steps, or has skipped as many in a row as it may.
     #[error(
-        "cannot {operation} {}: {source}; {}",
-        .path.display(),
-        files::limit_of(.source).unwrap_or("choose another folder with --out")
+        "step {step}: {what} is {value}{}{}. Lower optim.lr or raise optim.warmup_steps, and go on from an \
+         earlier checkpoint",
+        in_gradient(.parameter), not_updated(*.is_repeated)
     )]
-    Io {
-        /// What was tried.
-        operation: &'static str,
-        /// The file or folder.
-        path: PathBuf,
-        /// The system's reason.
-        source: std::io::Error,
-    },
-    /// The loss or the gradient is not a number.
-    #[error("step {step}: {what} is {value}{}; the weights were not updated. Lower optim.lr or raise optim.warmup_steps, and go on from an earlier checkpoint", in_gradient(.parameter))]
-    NonFinite {
-        /// Optimizer step.
-        step: u64,
-        /// Loss or gradient norm.
-        what: &'static str,
-        /// Its value.
-        value: f64,
-        /// The first parameter with such a gradient.
-        parameter: Option<String>,
-    },
-    /// A model has computed something that is no number.
+    NonFinite { step: u64, what: &'static str, value: f64, parameter: Option<String>, is_repeated: bool },
+    /// A model has computed `what`, which is no number.
     #[error(
-        "{what} is {value}: the model computes with numbers that are too large; use an earlier checkpoint, or another model"
+        "{what} is {value}: the model computes with numbers that are too large; use an earlier checkpoint, \
+         or another model"
     )]
-    NotANumber {
-        /// What it has computed.
-        what: &'static str,
-        /// The value.
-        value: f64,
-    },
-    /// As [`TrainError::NonFinite`], once too often.
-    #[error("step {step}: {what} is {value}{}, as in the {} steps before; none of them updated the weights. Lower optim.lr or raise optim.warmup_steps, and go on from an earlier checkpoint", in_gradient(.parameter), MAX_SKIPPED - 1)]
-    TooManySkipped {
-        /// Optimizer step.
-        step: u64,
-        /// Loss or gradient norm.
-        what: &'static str,
-        /// Its value.
-        value: f64,
-        /// The first parameter with such a gradient.
-        parameter: Option<String>,
-    },
+    NotANumber { what: &'static str, value: f64 },
     /// Somebody asked for a stop while this process waited for the others.
     #[error("stopped as asked before the ranks had met: there was nothing to save yet; start it again")]
     Stopped,
     /// A fault drill, not a fault.
     #[error("{0}")]
     Drill(String),
-    /// A rank failed; the message names it.
+    /// The engine failed on a rank, which the message names.
     #[error("rank {rank}: {source}")]
-    Rank {
-        /// The rank.
-        rank: usize,
-        /// Its error.
-        source: Box<TrainError>,
-    },
-    /// The system starts no more threads.
+    Rank { rank: usize, source: Box<TrainError> },
+    /// The system starts no more threads; `reason` is the system's.
     #[error(
         "cannot start {what}: {reason}; allow more processes and threads (`ulimit -u`, or the limit of the \
          container), or take fewer ranks or a smaller device.threads"
     )]
-    Threads {
-        /// What was to be started.
-        what: String,
-        /// The system's reason.
-        reason: String,
-    },
+    Threads { what: String, reason: String },
     /// A rank panicked.
     #[error("{0}")]
     Crash(String),
@@ -203,9 +138,18 @@ pub(crate) fn in_gradient(parameter: &Option<String>) -> String {
     parameter.as_ref().map_or_else(String::new, |name| format!(" (first in the gradient of `{name}`)"))
 }
 
+/// What became of the weights in a step whose loss or gradient is not a number.
+fn not_updated(is_repeated: bool) -> String {
+    match is_repeated {
+        true => format!(", as in the {} steps before; none of them updated the weights", MAX_SKIPPED - 1),
+        false => "; the weights were not updated".to_owned(),
+    }
+}
+
 impl TrainError {
+    /// A file of the run folder, or another that is named with `--out`, cannot be read or written.
     pub(crate) fn io(operation: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> Self {
-        move |source| TrainError::Io { operation, path: path.to_owned(), source }
+        move |error| FolderError::io(operation, path)(error).into()
     }
 
     /// The system does not start `what`.
@@ -225,23 +169,21 @@ impl TrainError {
             TrainError::Config(_)
             | TrainError::Device(_)
             | TrainError::Memory(_)
-            | TrainError::Place(_)
+            | TrainError::Env(_)
             | TrainError::Grace(_)
             | TrainError::Inspect(InspectError::Nothing { .. })
-            | TrainError::OtherConfig { .. }
+            | TrainError::OtherConfig(_)
             | TrainError::OtherPosition { .. } => true,
             TrainError::Folder(error) => error.is_usage(),
             TrainError::Rank0 { usage, .. } => *usage,
             TrainError::Launch(error) => error.is_usage(),
-            TrainError::Join(error) => {
-                matches!(
-                    error,
-                    JoinError::OpenSecret { .. }
-                        | JoinError::SealWithoutSecret { .. }
-                        | JoinError::OtherSettings { .. }
-                        | JoinError::Refused { .. }
-                )
-            }
+            TrainError::Join(error) => matches!(
+                error,
+                JoinError::OpenSecret { .. }
+                    | JoinError::SealWithoutSecret { .. }
+                    | JoinError::OtherSettings { .. }
+                    | JoinError::Refused { .. }
+            ),
             TrainError::Data(error) => error.is_usage(),
             TrainError::Eval(error) => error.is_usage(),
             TrainError::Checkpoint(error) => error.is_usage(),
@@ -257,11 +199,10 @@ impl TrainError {
 
     /// Says where the flight recorders are, if the error is of the kind that they explain.
     pub(crate) fn with_flights(self, out: &Path) -> Self {
-        let out = out.to_owned();
         match self {
             TrainError::Shard(source @ ShardError::Comm(_))
             | TrainError::Checkpoint(CheckpointError::Shard(source @ ShardError::Comm(_))) => {
-                TrainError::Together { source, out }
+                TrainError::Recorded(source, out.to_owned())
             }
             other => other,
         }
@@ -271,7 +212,7 @@ impl TrainError {
 impl RankError for TrainError {
     fn is_consequence(&self) -> bool {
         match self {
-            TrainError::Shard(error) | TrainError::Together { source: error, .. } => error.is_consequence(),
+            TrainError::Shard(error) | TrainError::Recorded(error, _) => error.is_consequence(),
             TrainError::Checkpoint(error) => error.is_consequence(),
             TrainError::Rank0 { .. } => true,
             TrainError::Rank { source, .. } => source.is_consequence(),
@@ -292,7 +233,7 @@ impl From<RanksError<TrainError>> for TrainError {
             // for all ranks, whichever has met it first.
             RanksError::Failed {
                 rank,
-                error: source @ (TrainError::Shard(_) | TrainError::Together { .. }),
+                error: source @ (TrainError::Shard(_) | TrainError::Recorded(..)),
             } => TrainError::Rank { rank, source: Box::new(source) },
             RanksError::Failed { error, .. } => error,
             RanksError::Spawn { rank, reason } => {

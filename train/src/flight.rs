@@ -18,11 +18,6 @@ pub fn folder_of_run(out: &Path) -> PathBuf {
     out.join(FLIGHT)
 }
 
-/// Name of the file of `rank`.
-pub(crate) fn file_of_rank(rank: usize) -> String {
-    format!("rank_{rank}.json")
-}
-
 /// The rank that a file belongs to by its name.
 pub(crate) fn rank_of_file(name: &str) -> Option<usize> {
     name.strip_prefix("rank_")?.strip_suffix(".json")?.parse().ok()
@@ -37,8 +32,7 @@ pub(crate) fn files_in(folder: &Path) -> Vec<String> {
     names
 }
 
-/// Writes a rank's flight recorder to the run folder unless the rank gets through, also when it
-/// panics.
+/// Writes a rank's flight recorder to the run folder unless the rank gets through, also when it panics.
 pub(crate) struct FlightGuard {
     out: PathBuf,
     held: Option<HeldFolder>,
@@ -63,7 +57,7 @@ impl FlightGuard {
         let folder = folder_of_run(&self.out);
         fs::create_dir_all(&folder)?;
         let flight = serde_json::to_vec(&self.world.flight())?;
-        write_beside(&folder.join(file_of_rank(self.world.rank())), &flight)
+        write_beside(&folder.join(format!("rank_{}.json", self.world.rank())), &flight)
     }
 }
 

@@ -140,9 +140,8 @@ impl Reporter {
     }
 }
 
-/// Moves the lines of steps after `done` from a file of metrics to the end of the file `cut`: they are
-/// of a run that went further than the checkpoint from which it goes on now, and will come again. Returns
-/// whether there were any.
+/// Moves the lines of steps after `done` from a file of metrics to the end of the file `cut`: they are from
+/// after the checkpoint that the run goes on from, and will come again. Returns whether there are any.
 pub fn cut_lines_after(path: &Path, done: u64, cut: &Path) -> io::Result<bool> {
     #[derive(Deserialize)]
     struct Line {

@@ -5,15 +5,84 @@ mod progress_line;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
+use clap::Args;
+
 use crate::config::DataSection;
 use crate::data::{self, DataError, DataInfo, PrepareOptions, Progress, Stream, TokenizerSource, Verified};
+use crate::error::Result;
 use crate::metrics::say;
+use crate::process::stop_on_signals;
 
 use progress_line::ProgressLine;
 
-/// The data that `section` names. If `data.path` does not exist yet and `data.text` names some
-/// text, it is prepared first, unless `stop` becomes true. If both are there, the folder must have been
-/// prepared from that text.
+/// Arguments of `kiln data prepare`.
+#[derive(Args)]
+pub(crate) struct PrepareArgs {
+    /// Text, .jsonl (field "text") or .parquet files, or folders of them; "-" is the standard input.
+    #[arg(long, required = true, num_args = 1.., value_name = "FILE|DIR")]
+    input: Vec<String>,
+    /// Folder to create.
+    #[arg(long)]
+    out: PathBuf,
+    #[command(flatten)]
+    tokenizer: TokenizerArgs,
+    /// Share of the text to hold out for validation.
+    #[arg(long, allow_negative_numbers = true, default_value_t = PrepareOptions::VALIDATION_FRACTION)]
+    validation_fraction: f64,
+    /// Decides which text is held out.
+    #[arg(long, allow_negative_numbers = true, default_value_t = 0)]
+    seed: u64,
+}
+
+/// Arguments of `kiln data verify`.
+#[derive(Args)]
+pub(crate) struct VerifyArgs {
+    /// Folder of prepared data.
+    folder: PathBuf,
+}
+
+#[derive(Args)]
+#[group(required = true, multiple = false)]
+struct TokenizerArgs {
+    /// Train a byte-level BPE tokenizer of this many tokens on the text.
+    #[arg(long, value_name = "N")]
+    vocab_size: Option<usize>,
+    /// Use this tokenizer.
+    #[arg(long, value_name = "tokenizer.json")]
+    tokenizer: Option<PathBuf>,
+}
+
+impl PrepareArgs {
+    /// Prepares data and says what came of it.
+    pub(crate) fn run(self) -> Result<()> {
+        let tokenizer = match (self.tokenizer.tokenizer, self.tokenizer.vocab_size) {
+            (Some(file), _) => TokenizerSource::File(file),
+            (None, vocab_size) => TokenizerSource::Train {
+                // The argument parser insists on one of the two.
+                vocab_size: vocab_size.unwrap_or_default(),
+            },
+        };
+        let options = PrepareOptions {
+            inputs: self.input.iter().map(PathBuf::from).collect(),
+            out: self.out,
+            tokenizer,
+            validation_fraction: self.validation_fraction,
+            seed: self.seed,
+        };
+        prepare(&options, &stop_on_signals())?;
+        Ok(())
+    }
+}
+
+impl VerifyArgs {
+    /// Compares a folder with its checksums; returns what to say.
+    pub(crate) fn run(self) -> Result<String> {
+        Ok(verify(&self.folder)?)
+    }
+}
+
+/// The data that `section` names. If `data.path` does not exist and `data.text` names text, it is prepared
+/// first, unless `stop` becomes true. If both exist, the folder must have been prepared from that text.
 ///
 /// A run that goes on names the SHA-256 of the tokens it was `trained_on`: it goes on with them, and a
 /// text that has changed since is only worth a warning.
@@ -143,9 +212,4 @@ pub fn verify(folder: &Path) -> Result<String, DataError> {
 
 fn megabytes(bytes: u64) -> f64 {
     bytes as f64 / 1e6
-}
-
-/// `builtin:…` and paths alike, as the data module takes them.
-pub fn inputs(arguments: &[String]) -> Vec<PathBuf> {
-    arguments.iter().map(PathBuf::from).collect()
 }

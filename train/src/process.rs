@@ -23,17 +23,17 @@ use std::sync::atomic::AtomicBool;
 use kiln_shard::memory;
 
 pub use kiln_process::{GraceError, LogLevelError, end_with_launcher, output, stop_on_signals};
-pub(crate) use kiln_process::{ProcessId, in_pool, launcher, position, raise_segv, was_interrupted};
+pub(crate) use kiln_process::{ProcessId, Repeat, in_pool, launcher, position, raise_segv, was_interrupted};
 pub use memory::CountingAllocator;
 
 /// Sets up this process for training; returns the flag that asks its runs to stop, for
-/// [`RunOptions::stop`](crate::run::RunOptions::stop). To be called first in `main`; later calls change
-/// nothing.
+/// [`RunOptions::stop`](crate::run::RunOptions::stop). To be called first in `main`; later calls
+/// change nothing.
 ///
 /// - It ends with the `kiln launch` that has started it.
 /// - Warnings go to standard error, as `KILN_LOG` says, unless a `tracing` subscriber is set already.
-/// - SIGINT, SIGTERM, SIGHUP and SIGUSR1 ask runs to save and stop; a second SIGINT, SIGTERM or SIGHUP, a second
-///   or more after the first, ends the process at once, unless it is a rank of `kiln launch`.
+/// - SIGINT, SIGTERM, SIGHUP and SIGUSR1 ask runs to save and stop; a second SIGINT, SIGTERM or SIGHUP, a
+///   second or more after the first, ends the process at once, unless it is a rank of `kiln launch`.
 /// - A write beyond the limit on the size of files fails, instead of ending the process with SIGXFSZ.
 /// - SIGSEGV and the like are told with rank and step before they end the process.
 ///

@@ -11,7 +11,7 @@ use super::index::INDEX_FILE;
 use super::manifest::Format;
 use super::part::{self, Completion, Entry, Values};
 use super::saved::Saved;
-use super::{CONFIG_FILE, Checkpoint, CheckpointError, CheckpointReader, SaveContext, full, verify};
+use super::{CONFIG_FILE, Checkpoint, CheckpointError, CheckpointReader, Result, SaveContext, full, verify};
 use crate::weights::{NotFinite, Weights as _};
 
 /// Writes a checkpoint in another format, or for another number of ranks, into the new folder `out`.
@@ -21,14 +21,9 @@ use crate::weights::{NotFinite, Weights as _};
 ///
 /// When `out` exists, the checkpoint is damaged, a weight is no finite number, or a file cannot be read or
 /// written.
-pub fn convert(
-    checkpoint: &Checkpoint,
-    out: &Path,
-    format: Format,
-    ranks: usize,
-) -> Result<(), CheckpointError> {
+pub fn convert(checkpoint: &Checkpoint, out: &Path, format: Format, ranks: usize) -> Result<()> {
     part::check_free(out)?;
-    // Parts of pieces are read below, which say nothing about the whole.
+    // Parts of chunks are read below, which say nothing about the whole.
     if let Some(problem) = verify(checkpoint).problems.into_iter().next() {
         return Err(problem);
     }
@@ -41,7 +36,7 @@ pub fn convert(
         None => None,
     };
     let data: Vec<&str> =
-        manifest.tensors.iter().flat_map(|t| &t.pieces).map(|piece| piece.file.as_str()).collect();
+        manifest.tensors.iter().flat_map(|t| &t.chunks).map(|chunk| chunk.file.as_str()).collect();
     let others = manifest.files.keys().filter(|name| {
         !data.contains(&name.as_str()) && name.as_str() != CONFIG_FILE && name.as_str() != INDEX_FILE
     });
@@ -62,7 +57,7 @@ pub fn convert(
             &layout,
             &context,
             manifest.ranks,
-            |unit, saved| source.has(unit, saved),
+            |group, saved| source.has(group, saved),
             |entry| Ok(source.get(&layout, entry)?.into_owned()),
             || source.check(),
         ),
@@ -70,7 +65,7 @@ pub fn convert(
             let folder = part::NewFolder::create(out)?;
             let slots = context.optimizer.slots();
             let parts = (0..ranks)
-                .map(|index| part::write_piece(folder.path(), &layout, index, &slots, &mut source))
+                .map(|index| part::write_chunk(folder.path(), &layout, index, &slots, &mut source))
                 .collect::<Result<_, _>>()?;
             source.check()?;
             let layout = &layout[..];
@@ -89,19 +84,19 @@ struct Source<'a> {
 
 impl Source<'_> {
     /// Fails if a weight that was read is no finite number.
-    fn check(&self) -> Result<(), CheckpointError> {
-        self.found.take().check(self.reader.folder())
+    fn check(&self) -> Result<()> {
+        self.found.take().check(self.reader.folder(), true)
     }
 }
 
 impl Values for Source<'_> {
-    fn has(&self, unit: usize, saved: &Saved) -> bool {
-        let first = self.layout[unit].parameters.first();
+    fn has(&self, group: usize, saved: &Saved) -> bool {
+        let first = self.layout[group].parameters.first();
         first.is_some_and(|parameter| self.reader.has(&parameter.name, saved))
     }
 
-    fn get(&self, layout: &[ParamGroupLayout], entry: &Entry) -> Result<Cow<'_, [f32]>, CheckpointError> {
-        let name = &layout[entry.unit].parameters[entry.slot].name;
+    fn get(&self, layout: &[ParamGroupLayout], entry: &Entry) -> Result<Cow<'_, [f32]>> {
+        let name = &layout[entry.group].parameters[entry.slot].name;
         let mut values = vec![0.0; entry.range.len()];
         self.reader.read(name, &entry.saved, entry.range.clone(), &mut values)?;
         if entry.saved == Saved::Weight {

@@ -1,5 +1,7 @@
 //! What `kiln inspect` says of a checkpoint.
 
+use std::fmt::Display;
+
 use kiln_model::ModelConfig;
 use kiln_process::words::number_of;
 
@@ -42,7 +44,7 @@ pub fn describe(checkpoint: &Checkpoint) -> String {
             tensor.name,
             tensor.dtype,
             format!("{:?}", tensor.shape),
-            tensor.pieces.len(),
+            tensor.chunks.len(),
             moments(tensor)
         ));
     }
@@ -50,16 +52,17 @@ pub fn describe(checkpoint: &Checkpoint) -> String {
 }
 
 /// One line on the shape of a model.
-pub(crate) fn model_line(model: &ModelConfig, parameters: u64, context_length: usize) -> String {
+pub(crate) fn model_line(model: &ModelConfig, parameters: impl Display, context_length: usize) -> String {
+    format!("{}, context {context_length}", shape_line(model, parameters))
+}
+
+/// As [`model_line`], without the longest sequence.
+pub fn shape_line(model: &ModelConfig, parameters: impl Display) -> String {
+    let ModelConfig { vocab_size, d_model, layers, heads, kv_heads, d_ff, .. } = model;
+    let tied = if model.tie_embeddings { ", tied" } else { "" };
     format!(
-        "model: {parameters} parameters, vocabulary {}, d_model {}, {} layers, {} heads / {} kv, d_ff {}{}, context {context_length}",
-        model.vocab_size,
-        model.d_model,
-        model.layers,
-        model.heads,
-        model.kv_heads,
-        model.d_ff,
-        if model.tie_embeddings { ", tied" } else { "" },
+        "model: {parameters} parameters, vocabulary {vocab_size}, d_model {d_model}, {layers} layers, {heads} heads \
+         / {kv_heads} kv, d_ff {d_ff}{tied}"
     )
 }
 

@@ -8,27 +8,22 @@ use kiln_storage::durable;
 use nix::errno::Errno;
 use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};
 
-use super::{CheckpointError, MANIFEST_FILE};
+use super::{CheckpointError, MANIFEST_FILE, Result};
 
 /// Writes a whole small file and waits until it is on the disk.
-pub(super) fn write(path: &Path, bytes: &[u8]) -> Result<(), CheckpointError> {
+pub(super) fn write(path: &Path, bytes: &[u8]) -> Result<()> {
     let mut file = File::create(path).map_err(CheckpointError::io("create", path))?;
     file.write_all(bytes).map_err(CheckpointError::io("write", path))?;
     file.sync_all().map_err(CheckpointError::io("sync", path))
 }
 
 /// Waits until the names in a folder are on the disk: a rename is durable once its folder is.
-pub(super) fn sync_folder(path: &Path) -> Result<(), CheckpointError> {
+pub(super) fn sync_folder(path: &Path) -> Result<()> {
     durable::sync_folder(path).map_err(CheckpointError::io("sync", path))
 }
 
-/// Puts the file `beside` at `place`, at once: whoever looks finds the old or the new one, whole.
-pub(super) fn replace_file(beside: &Path, place: &Path) -> Result<(), CheckpointError> {
-    rename(beside, place)
-}
-
-/// As [`replace_file`] for a checkpoint's folder. What was there before is gone afterwards.
-pub(super) fn replace_folder(beside: &Path, place: &Path) -> Result<(), CheckpointError> {
+/// Puts the checkpoint's folder `beside` at `place`, at once: whoever looks finds the old or the new one, whole. What was there before is gone afterwards.
+pub(super) fn replace_folder(beside: &Path, place: &Path) -> Result<()> {
     if !place.is_dir() {
         return rename(beside, place);
     }
@@ -42,7 +37,7 @@ pub(super) fn replace_folder(beside: &Path, place: &Path) -> Result<(), Checkpoi
 
 /// [`replace_folder`] in several steps: the old one is moved aside first, so that a whole one exists at
 /// every moment, if not at its place. If the new one cannot take its place, the old one comes back.
-fn replace_by_turns(beside: &Path, place: &Path) -> Result<(), CheckpointError> {
+fn replace_by_turns(beside: &Path, place: &Path) -> Result<()> {
     let old = beside.with_extension("old");
     // An earlier replacement may have been interrupted when the only whole one was aside.
     if is_whole(place) || !is_whole(&old) {
@@ -59,7 +54,8 @@ fn replace_by_turns(beside: &Path, place: &Path) -> Result<(), CheckpointError> 
     remove(&old)
 }
 
-fn rename(from: &Path, to: &Path) -> Result<(), CheckpointError> {
+/// Gives a file or folder another name, in the place of a file of that name.
+pub(super) fn rename(from: &Path, to: &Path) -> Result<()> {
     fs::rename(from, to).map_err(CheckpointError::io("rename to", to))
 }
 
@@ -79,14 +75,14 @@ pub(super) fn look(path: &Path) -> io::Result<bool> {
 
 /// Removes a checkpoint's folder so that no half of it can be taken for a checkpoint, whenever this is
 /// interrupted: it is moved to `aside` first, where [`remove`] can end the work later.
-pub(super) fn remove_by_way_of(path: &Path, aside: &Path) -> Result<(), CheckpointError> {
+pub(super) fn remove_by_way_of(path: &Path, aside: &Path) -> Result<()> {
     remove(aside)?;
     rename(path, aside)?;
     remove(aside)
 }
 
 /// Removes a folder with all that is in it, if it is there.
-pub(super) fn remove(path: &Path) -> Result<(), CheckpointError> {
+pub(super) fn remove(path: &Path) -> Result<()> {
     match fs::remove_dir_all(path) {
         Err(error) if error.kind() != ErrorKind::NotFound => Err(CheckpointError::io("remove", path)(error)),
         _ => Ok(()),
@@ -140,7 +136,7 @@ mod tests {
         fs::create_dir(&place).unwrap();
         fs::write(place.join("mine"), "").unwrap();
         fs::write(&beside, "").unwrap();
-        assert!(replace_file(&beside, &place).is_err());
+        assert!(rename(&beside, &place).is_err());
         assert!(place.join("mine").exists());
     }
 }

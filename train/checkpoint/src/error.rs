@@ -12,159 +12,94 @@ use super::SavedOptimizer;
 use crate::hugging_face::HuggingFaceError;
 use crate::mismatch;
 
+/// What work on checkpoints comes to.
+pub(super) type Result<T, E = CheckpointError> = std::result::Result<T, E>;
+
 /// What can go wrong with checkpoints.
 #[derive(Debug, thiserror::Error)]
 pub enum CheckpointError {
-    /// There is nothing to load.
+    /// There is nothing to load. `path`: where one was looked for; `hint`: what to do.
     #[error("no checkpoint in {path}: {hint}")]
-    NotFound {
-        /// Where one was looked for.
-        path: PathBuf,
-        /// What to do.
-        hint: &'static str,
-    },
-    /// There are folders of checkpoints, and none that can be loaded.
+    NotFound { path: PathBuf, hint: &'static str },
+    /// There are folders of checkpoints, and none that can be loaded. `path`: where they were looked for;
+    /// `found`: the folders, and what is wrong with each.
     #[error(
-        "no checkpoint in {path} can be used:{}\nPut back what is missing or mend its permissions, or use another checkpoint",
+        "no checkpoint in {path} can be used:{}\nPut back what is missing or mend its permissions, or use \
+         another checkpoint",
         .found.iter().map(|(folder, why)| format!("\n  - {}: {why}", folder.display())).collect::<String>()
     )]
-    NoneUsable {
-        /// Where they were looked for.
-        path: PathBuf,
-        /// The folders, and what is wrong with each.
-        found: Vec<(PathBuf, String)>,
-    },
-    /// A checkpoint is damaged, and an earlier one of its run is there.
+    NoneUsable { path: PathBuf, found: Vec<(PathBuf, String)> },
+    /// A checkpoint is damaged, and an earlier one of its run can be read. `earlier`: the newest of those.
     #[error("{source}, such as {}", .earlier.display())]
-    DamagedButEarlier {
-        /// What is wrong.
-        source: Box<CheckpointError>,
-        /// The newest that could be read.
-        earlier: PathBuf,
-    },
+    DamagedButEarlier { source: Box<CheckpointError>, earlier: PathBuf },
     /// A file cannot be read or written.
     #[error("cannot {operation} {path}: {source}; {}", files::advice(source))]
-    Io {
-        /// What was tried.
-        operation: &'static str,
-        /// The file or folder.
-        path: PathBuf,
-        /// The system's reason.
-        source: std::io::Error,
-    },
+    Io { operation: &'static str, path: PathBuf, source: std::io::Error },
     /// A file is damaged or not of this format.
     #[error("{path} is damaged or not a Kiln checkpoint ({problem}): use another checkpoint")]
-    Damaged {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong.
-        problem: String,
-    },
+    Damaged { path: PathBuf, problem: String },
     /// The run describes another model than the one that was saved.
     #[error(
         "{path} holds another model ({}): use the [model] section of its config.toml, or another checkpoint",
         .differences.join(", ")
     )]
-    OtherModel {
-        /// The checkpoint.
-        path: PathBuf,
-        /// What differs, key by key.
-        differences: Vec<String>,
-    },
-    /// The checkpoint's weights belong to parts of a model that this program does not build.
+    OtherModel { path: PathBuf, differences: Vec<String> },
+    /// The checkpoint's weights belong to parts of a model that this program does not build. `objection`:
+    /// which parts, and what to do.
     #[error("{path} {objection}, or use another checkpoint")]
-    OtherArchitecture {
-        /// The checkpoint.
-        path: PathBuf,
-        /// Which parts, and what to do.
-        objection: String,
-    },
-    /// The checkpoint's moments are those of another optimizer.
+    OtherArchitecture { path: PathBuf, objection: String },
+    /// The checkpoint's moments are those of another optimizer. `saved`: what it was trained with; `here`:
+    /// what was to go on with it.
     #[error(
-        "{path} was trained with the optimizer {saved}, and this program goes on with {here}: use the program that trained it, or start a new run from its weights alone with init.from"
+        "{path} was trained with the optimizer {saved}, and this program goes on with {here}: use the \
+         program that trained it, or start a new run from its weights alone with init.from"
     )]
-    OtherOptimizer {
-        /// The checkpoint.
-        path: PathBuf,
-        /// What it was trained with.
-        saved: Box<SavedOptimizer>,
-        /// What was to go on with it.
-        here: Box<SavedOptimizer>,
-    },
-    /// Names or shapes in the checkpoint and in the model differ.
+    OtherOptimizer { path: PathBuf, saved: Box<SavedOptimizer>, here: Box<SavedOptimizer> },
+    /// Names or shapes in the checkpoint and in the model differ. `missing`: parameters of the model that the
+    /// checkpoint lacks; `unexpected`: tensors of the checkpoint that the model lacks; `misshapen`: tensors
+    /// of another shape than the model's, with both.
     #[error(
         "{path} does not fit the model: {}; use the [model] section of its config.toml{}",
         mismatch::describe(.missing, .unexpected, .misshapen),
         if .missing.is_empty() { "" } else { ", or say with --allow-missing what may be missing" }
     )]
-    Names {
-        /// The checkpoint.
-        path: PathBuf,
-        /// Parameters of the model that the checkpoint lacks.
-        missing: Vec<String>,
-        /// Tensors of the checkpoint that the model lacks.
-        unexpected: Vec<String>,
-        /// Tensors of another shape than the model's, with both.
-        misshapen: Vec<String>,
-    },
-    /// The weights are as they were saved, and no model.
+    Names { path: PathBuf, missing: Vec<String>, unexpected: Vec<String>, misshapen: Vec<String> },
+    /// The weights are as they were saved, and no model. `path`: the checkpoint, or the folder in the layout
+    /// of Hugging Face; `name`: the first such weight; `value`: its first such value; `all`: such values, and
+    /// weights that have some, where all weights have been looked at.
     #[error(
-        "{path} cannot be used: its weight `{name}` holds {value}, and weights must be finite numbers{}. Use an earlier checkpoint, or get the model again",
+        "{path} cannot be used: its weight `{name}` holds {value}, and weights must be finite numbers{}. \
+         Use an earlier checkpoint, or get the model again",
         .all.map_or_else(String::new, |(values, weights)| such_values(values, weights))
     )]
-    NotFinite {
-        /// The checkpoint, or the folder in the layout of Hugging Face.
-        path: PathBuf,
-        /// The first such weight.
-        name: String,
-        /// Its first such value.
-        value: f32,
-        /// Such values, and weights that have some, where all weights have been looked at.
-        all: Option<(usize, usize)>,
-    },
-    /// What a program says of its checkpoint does not fit what is in it.
+    NotFinite { path: PathBuf, name: String, value: f32, all: Option<(usize, usize)> },
+    /// What a program says of its checkpoint does not fit what is in it. `problem`: what does not fit.
     #[error("this checkpoint could not be read again: {problem}; mend the SaveContext")]
-    Context {
-        /// What does not fit.
-        problem: String,
-    },
+    Context { problem: String },
     /// The folder to write to is there already.
     #[error("{path} exists already: name a new folder with --out")]
-    Exists {
-        /// The folder.
-        path: PathBuf,
-    },
+    Exists { path: PathBuf },
     /// Ranks have written their parts, and the rank that completes the checkpoint does not see them.
+    /// `folder`: where they were looked for; `ranks`: the ranks that they are of; `seconds`: how long.
     #[error(
-        "the parts of ranks {ranks:?} are not all in {folder}, {seconds:.0} s after every rank had written its own: make sure that all ranks write to the same file system and that nothing removes files there, or raise checkpoint.timeout_s"
+        "the parts of ranks {ranks:?} are not all in {folder}, {seconds:.0} s after every rank had written \
+         its own: make sure that all ranks write to the same file system and that nothing removes files \
+         there, or raise checkpoint.timeout_s"
     )]
-    MissingParts {
-        /// Where they were looked for.
-        folder: PathBuf,
-        /// The ranks that they are of.
-        ranks: Vec<usize>,
-        /// How long.
-        seconds: f64,
-    },
-    /// The run folder is no longer the one that the run has locked.
+    MissingParts { folder: PathBuf, ranks: Vec<usize>, seconds: f64 },
+    /// The run folder is no longer the one that the run has locked. `folder`: as the run has found it.
     #[error(
-        "{} is no longer this run's folder: it was moved, removed or replaced while the run went on, so nothing more is written there. Go on from the run's last checkpoint where the folder is now, with --resume",
+        "{} is no longer this run's folder: it was moved, removed or replaced while the run went on, so \
+         nothing more is written there. Go on from the run's last checkpoint where the folder is now, with \
+         --resume",
         .folder.display()
     )]
-    NotHeld {
-        /// The run folder, as the run has found it.
-        folder: PathBuf,
-    },
-    /// The disk does not answer.
+    NotHeld { folder: PathBuf },
+    /// The disk does not answer. `path`: the folder that is written to; `seconds`: how long.
     #[error(
         "nothing has been written to {path} for {seconds:.0} s: check the disk, or raise checkpoint.timeout_s"
     )]
-    Stalled {
-        /// The folder that is written to.
-        path: PathBuf,
-        /// How long.
-        seconds: f64,
-    },
+    Stalled { path: PathBuf, seconds: f64 },
     /// Another rank failed to write; this one only knows that.
     #[error("another rank could not write the checkpoint; see its message")]
     OtherRank,

@@ -9,7 +9,7 @@ use kiln_storage::durable::parent_of;
 use kiln_storage::files;
 
 use super::disk::{self, is_whole};
-use super::{CheckpointError, MANIFEST_FILE};
+use super::{CheckpointError, MANIFEST_FILE, Result};
 
 /// Folder of all checkpoints inside a run folder.
 const CHECKPOINTS: &str = "checkpoints";
@@ -68,46 +68,38 @@ pub(super) fn newest(folder: &Path) -> Option<PathBuf> {
     }
 }
 
-/// The step of the checkpoint that `latest` names, if there is one. Only names that a run gives count: a
-/// path may lead anywhere.
+/// The step of the checkpoint that `latest` names, if there is one. A path in its place counts as none.
 fn named_latest(folder: &Path) -> Option<u64> {
     let name = files::read(&folder.join(LATEST_FILE), NAME_BYTES).ok()?;
     let step = step_of(std::str::from_utf8(&name).ok()?.trim().as_ref())?;
     is_whole(&place_of(folder, step)).then_some(step)
 }
 
+/// What is called like a checkpoint in `folder`, as (step, path).
+fn named(folder: &Path) -> impl Iterator<Item = (u64, PathBuf)> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    entries.filter_map(|entry| Some((step_of(&entry.file_name())?, entry.path())))
+}
+
 /// Complete checkpoints in `folder`, oldest first, as (step, path).
 fn list(folder: &Path) -> Vec<(u64, PathBuf)> {
-    let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
-    let mut found: Vec<_> = entries
-        .flatten()
-        .filter_map(|entry| {
-            let step = step_of(&entry.file_name())?;
-            is_whole(&entry.path()).then(|| (step, entry.path()))
-        })
-        .collect();
+    let mut found: Vec<_> = named(folder).filter(|(_, path)| is_whole(path)).collect();
     found.sort();
     found
 }
 
-/// Folders in `folder` that are called like checkpoints and are none that can be loaded, oldest first, and what
-/// is wrong with each. If the folder itself cannot be listed, that one.
+/// Folders in `folder` that are called like checkpoints and are none that can be loaded, oldest first, and
+/// what is wrong with each. If the folder itself cannot be listed, that one.
 pub(super) fn unusable(folder: &Path) -> Vec<(PathBuf, String)> {
-    let entries = match fs::read_dir(folder) {
-        Ok(entries) => entries.flatten(),
-        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
-            return Vec::new();
+    match fs::read_dir(folder) {
+        Err(error) if !matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
+            return vec![(folder.to_owned(), error.to_string())];
         }
-        Err(error) => return vec![(folder.to_owned(), error.to_string())],
-    };
-    let mut found: Vec<_> = entries
-        .filter_map(|entry| {
-            let step = step_of(&entry.file_name())?;
-            Some((step, entry.path(), objection(&entry.path())?))
-        })
-        .collect();
+        _ => {}
+    }
+    let mut found: Vec<_> = named(folder).collect();
     found.sort();
-    found.into_iter().map(|(_, path, why)| (path, why)).collect()
+    found.into_iter().filter_map(|(_, path)| objection(&path).map(|why| (path, why))).collect()
 }
 
 /// What is wrong with the checkpoint at `path`, as far as its manifest's file tells.
@@ -121,9 +113,7 @@ pub(super) fn objection(path: &Path) -> Option<String> {
 
 /// Whether there is a checkpoint in `folder`, also one that cannot be read.
 pub(super) fn has_any(folder: &Path) -> bool {
-    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
-    let mut named = entries.filter(|entry| step_of(&entry.file_name()).is_some());
-    named.any(|entry| disk::look(&entry.path()).unwrap_or(true))
+    named(folder).any(|(_, path)| disk::look(&path).unwrap_or(true))
 }
 
 /// The newest checkpoint beside the one at `path`, of an earlier step, of which `is_usable` is true.
@@ -134,17 +124,17 @@ pub(super) fn earlier(path: &Path, is_usable: impl Fn(&Path) -> bool) -> Option<
 }
 
 /// Makes `latest` name the checkpoint of `step`.
-pub(super) fn point_to(folder: &Path, step: u64) -> Result<(), CheckpointError> {
+pub(super) fn point_to(folder: &Path, step: u64) -> Result<()> {
     let beside = folder.join(format!(".{LATEST_FILE}{PARTIAL}"));
     let name = format!("{FOLDER_PREFIX}{step}");
     disk::write(&beside, name.as_bytes())?;
-    disk::replace_file(&beside, &folder.join(LATEST_FILE))?;
+    disk::rename(&beside, &folder.join(LATEST_FILE))?;
     disk::sync_folder(folder)
 }
 
 /// Lets `latest` name the checkpoint of `step`, from which a run goes on, where it names another one or
 /// none. Returns whether it did.
-pub fn mend_latest(folder: &Path, step: u64) -> Result<bool, CheckpointError> {
+pub fn mend_latest(folder: &Path, step: u64) -> Result<bool> {
     if !is_whole(&place_of(folder, step)) || named_latest(folder) == Some(step) {
         return Ok(false);
     }
@@ -189,14 +179,13 @@ pub(super) fn remove_old(folder: &Path, keep: Keep, step: u64) {
     }
 }
 
-fn warn_unless(outcome: Result<(), CheckpointError>, path: &Path, what: &str) {
+fn warn_unless(outcome: Result<()>, path: &Path, what: &str) {
     if let Err(error) = outcome {
         tracing::warn!(path = %path.display(), %error, "{what}");
     }
 }
 
-/// What saves and removals that were interrupted have left in `folder`, of the kinds that are wanted: the
-/// step, and the path.
+/// What saves and removals that were interrupted have left in `folder`, of the wanted kinds: steps and paths.
 fn left_over(folder: &Path, is_wanted: impl Fn(&str) -> bool) -> Vec<(u64, PathBuf)> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let found = entries.filter_map(|entry| {
@@ -220,16 +209,14 @@ pub fn step_of(name: &OsStr) -> Option<u64> {
 
 /// Steps after `step` of which there is a checkpoint in `folder`, whole or not, in order.
 pub fn later_than(folder: &Path, step: u64) -> Vec<u64> {
-    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
-    let steps = entries.filter_map(|entry| step_of(&entry.file_name()));
-    let mut steps: Vec<_> = steps.filter(|saved| *saved > step).collect();
+    let mut steps: Vec<_> = named(folder).map(|(saved, _)| saved).filter(|saved| *saved > step).collect();
     steps.sort_unstable();
     steps
 }
 
-/// Moves the checkpoints of steps after `step` to the new folder `aside`; the one of `step` is the latest
-/// then, if it is there.
-pub fn move_later(folder: &Path, step: u64, aside: &Path) -> Result<(), CheckpointError> {
+/// Moves the checkpoints of steps after `step` to the new folder `aside`. That of `step`, if any, is the
+/// latest then.
+pub fn move_later(folder: &Path, step: u64, aside: &Path) -> Result<()> {
     fs::create_dir(aside).map_err(CheckpointError::io("create", aside))?;
     for later in later_than(folder, step) {
         let to = place_of(aside, later);
@@ -242,8 +229,7 @@ pub fn move_later(folder: &Path, step: u64, aside: &Path) -> Result<(), Checkpoi
     disk::sync_folder(folder)
 }
 
-/// Clears up what saves and removals that were interrupted have left in `folder`. Only while nothing is
-/// being saved.
+/// Clears up what interrupted saves and removals have left in `folder`. Not while something is being saved.
 pub fn sweep(folder: &Path) {
     for (step, path) in left_over(folder, |kind| kind == OLD) {
         let place = place_of(folder, step);

@@ -1,6 +1,5 @@
-//! Full checkpoints: whole arrays, one file per unit.
+//! Full checkpoints: whole arrays, one file per group.
 
-use std::borrow::Cow;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -12,48 +11,49 @@ use kiln_collectives::{Buffer, Phase};
 use kiln_shard::{Engine, ParamGroupLayout, memory};
 
 use super::manifest::Format;
-use super::part::{self, Completion, Entry, Part, PartFile};
+use super::part::{self, Completion, Entry, PartFile, WriterOutput};
 use super::saved::Saved;
 use super::status::{Patience, Status};
-use super::{CheckpointError, SaveContext};
+use super::{CheckpointError, Result, SaveContext};
 use crate::weights::{Watched, Weights};
 
-fn model_file(unit: usize, units: usize) -> String {
-    format!("model-{:05}-of-{units:05}.safetensors", unit + 1)
+fn model_file(group: usize, groups: usize) -> String {
+    format!("model-{:05}-of-{groups:05}.safetensors", group + 1)
 }
 
-fn optimizer_file(unit: usize, units: usize) -> String {
-    format!("optimizer-{:05}-of-{units:05}.safetensors", unit + 1)
+fn optimizer_file(group: usize, groups: usize) -> String {
+    format!("optimizer-{:05}-of-{groups:05}.safetensors", group + 1)
 }
 
 /// Entries of whole parameters.
-fn whole(layout: &ParamGroupLayout, unit: usize, saved: &Saved) -> Vec<Entry> {
+fn whole(layout: &ParamGroupLayout, group: usize, saved: &Saved) -> Vec<Entry> {
     let parameters = layout.parameters.iter().enumerate();
     parameters
-        .map(|(slot, parameter)| Entry { unit, slot, saved: saved.clone(), range: 0..parameter.numel() })
+        .map(|(slot, parameter)| Entry { group, slot, saved: saved.clone(), range: 0..parameter.numel() })
         .collect()
 }
 
-/// Gathers every unit to rank 0, which writes it to `beside` and makes a checkpoint of all parts with
-/// `complete`, which asks the status whether it is still wanted; holds one unit at a time. The others do not learn whether rank 0 could. Collective.
+/// Gathers every group to rank 0, which writes it to `beside` and makes a checkpoint of all parts with
+/// `complete`, which asks the status whether it is still wanted; holds one group at a time. The others do not
+/// learn whether rank 0 could. Collective.
 pub(super) fn save(
     engine: &Engine,
     slots: Vec<Saved>,
     beside: &Path,
     patience: Patience,
-    complete: impl FnOnce(&[ParamGroupLayout], Vec<Part>, &Status) -> Result<(), CheckpointError> + Send + 'static,
-) -> Result<(), CheckpointError> {
+    complete: impl FnOnce(&[ParamGroupLayout], Vec<WriterOutput>, &Status) -> Result<()> + Send + 'static,
+) -> Result<()> {
     let layout = &engine.layout().groups;
     let rank = engine.world().rank();
     let all: Vec<_> = [Saved::Weight].into_iter().chain(slots.clone()).collect();
-    let mut writer = (rank == 0).then(|| UnitWriter::start(rank, beside, layout, slots, patience.timeout));
-    for unit in 0..layout.len() {
+    let mut writer = (rank == 0).then(|| GroupWriter::start(rank, beside, layout, slots, patience.timeout));
+    for group in 0..layout.len() {
         for saved in &all {
             // Every rank takes part in every gather, whatever rank 0 has met so far.
-            let values = engine.gather_group(unit, saved.kind())?;
+            let values = engine.gather_group(group, saved.kind())?;
             if let (Some(writer), Some(values)) = (&mut writer, values) {
                 let saved = saved.clone();
-                writer.give(move |files| files.put(unit, &saved, &values));
+                writer.give(move |files| files.put(group, &saved, &values));
             }
             wait_for(writer.as_mut(), engine, patience.beat)?;
         }
@@ -65,15 +65,11 @@ pub(super) fn save(
         });
     }
     wait_for(writer.as_mut(), engine, patience.beat)?;
-    writer.map_or(Ok(()), UnitWriter::outcome)
+    writer.map_or(Ok(()), GroupWriter::outcome)
 }
 
 /// Waits until rank 0 has written what it was given. No rank waits long for another's word. Collective.
-fn wait_for(
-    mut writer: Option<&mut UnitWriter>,
-    engine: &Engine,
-    beat: Duration,
-) -> Result<(), CheckpointError> {
+fn wait_for(mut writer: Option<&mut GroupWriter>, engine: &Engine, beat: Duration) -> Result<()> {
     loop {
         let is_busy = writer.as_mut().is_some_and(|writer| !writer.wait(beat));
         let busy = [f64::from(u8::from(is_busy))];
@@ -83,22 +79,22 @@ fn wait_for(
     }
 }
 
-type Job = Box<dyn FnOnce(&mut UnitFiles) -> Result<(), CheckpointError> + Send>;
+type Job = Box<dyn FnOnce(&mut GroupFiles) -> Result<()> + Send>;
 
-/// The thread of rank 0 that writes units, as rank 0 sees it: it does one job after the other, and none
+/// The thread of rank 0 that writes groups, as rank 0 sees it: it does one job after the other, and none
 /// after one that has failed. Rank 0 goes on gathering also when it cannot write any more.
-struct UnitWriter {
+struct GroupWriter {
     jobs: Option<Sender<Job>>,
-    done: Receiver<Result<(), CheckpointError>>,
+    done: Receiver<Result<()>>,
     status: Arc<Status>,
     timeout: Duration,
     folder: PathBuf,
     busy: bool,
-    outcome: Result<(), CheckpointError>,
+    outcome: Result<()>,
 }
 
-impl UnitWriter {
-    /// Of `rank`, whose units of `layout` are to be written to `folder`.
+impl GroupWriter {
+    /// Of `rank`, whose groups of `layout` are to be written to `folder`.
     fn start(
         rank: usize,
         folder: &Path,
@@ -109,11 +105,11 @@ impl UnitWriter {
         let status = Arc::new(Status::new());
         let (jobs, work) = mpsc::channel::<Job>();
         let (told, done) = mpsc::channel();
-        let mut files = UnitFiles {
+        let mut files = GroupFiles {
             folder: folder.to_owned(),
             layout: layout.to_owned(),
             slots,
-            part: Part::default(),
+            part: WriterOutput::default(),
             open: None,
             status: status.clone(),
         };
@@ -128,11 +124,11 @@ impl UnitWriter {
         let thread = thread::Builder::new().name(format!("rank{rank}-checkpoint")).spawn(run);
         let outcome = thread.map(drop).map_err(CheckpointError::io("start a thread to write", folder));
         let (jobs, folder) = (Some(jobs), folder.to_owned());
-        UnitWriter { jobs, done, status, timeout, folder, busy: false, outcome }
+        GroupWriter { jobs, done, status, timeout, folder, busy: false, outcome }
     }
 
     /// Gives it something to do, unless it has failed.
-    fn give(&mut self, job: impl FnOnce(&mut UnitFiles) -> Result<(), CheckpointError> + Send + 'static) {
+    fn give(&mut self, job: impl FnOnce(&mut GroupFiles) -> Result<()> + Send + 'static) {
         if let (Some(jobs), Ok(())) = (&self.jobs, &self.outcome) {
             self.status.get_on();
             // A thread that is gone is noticed by whoever waits for it.
@@ -169,12 +165,12 @@ impl UnitWriter {
         true
     }
 
-    fn outcome(mut self) -> Result<(), CheckpointError> {
+    fn outcome(mut self) -> Result<()> {
         std::mem::replace(&mut self.outcome, Ok(()))
     }
 }
 
-impl Drop for UnitWriter {
+impl Drop for GroupWriter {
     fn drop(&mut self) {
         // The ranks have lost each other. Nothing is to be written afterwards.
         self.status.cancel();
@@ -183,39 +179,39 @@ impl Drop for UnitWriter {
     }
 }
 
-/// The files of units, in the thread that writes them.
-struct UnitFiles {
+/// The files of groups, in the thread that writes them.
+struct GroupFiles {
     folder: PathBuf,
     layout: Vec<ParamGroupLayout>,
     /// The optimizer's.
     slots: Vec<Saved>,
-    part: Part,
+    part: WriterOutput,
     /// The optimizer's file, between its slots.
     open: Option<PartFile>,
     status: Arc<Status>,
 }
 
-impl UnitFiles {
+impl GroupFiles {
     /// Notes that the disk takes something; fails if nobody wants this checkpoint any more.
-    fn go_on(&self) -> Result<(), CheckpointError> {
+    fn go_on(&self) -> Result<()> {
         if self.status.get_on() { Ok(()) } else { Err(CheckpointError::OtherRank) }
     }
 
-    fn put(&mut self, unit: usize, saved: &Saved, values: &Buffer) -> Result<(), CheckpointError> {
-        let units = self.layout.len();
+    fn put(&mut self, group: usize, saved: &Saved, values: &Buffer) -> Result<()> {
+        let groups = self.layout.len();
         let mut file = match self.open.take() {
             Some(file) => file,
             None => {
                 let (name, kinds) = match saved {
-                    Saved::Weight => (model_file(unit, units), &[Saved::Weight][..]),
-                    Saved::Slot(_) => (optimizer_file(unit, units), &self.slots[..]),
+                    Saved::Weight => (model_file(group, groups), &[Saved::Weight][..]),
+                    Saved::Slot(_) => (optimizer_file(group, groups), &self.slots[..]),
                 };
-                let entries = kinds.iter().flat_map(|saved| whole(&self.layout[unit], unit, saved));
+                let entries = kinds.iter().flat_map(|saved| whole(&self.layout[group], group, saved));
                 PartFile::create(&self.folder, name, &self.layout, entries.collect())?
             }
         };
         let values = values.as_slice::<f32>()?;
-        for parameter in &self.layout[unit].parameters {
+        for parameter in &self.layout[group].parameters {
             self.go_on()?;
             file.put(&values[parameter.range()])?;
         }
@@ -228,8 +224,8 @@ impl UnitFiles {
     }
 }
 
-/// Writes a full checkpoint to the new folder `place`, with one process and no engine: `get` gives
-/// the values of whole parameters, slots of the optimizer where `has` says so. The folder appears unless `check` fails,
+/// Writes a full checkpoint to the new folder `place`, with one process and no engine: `get` gives the values
+/// of whole parameters, slots of the optimizer where `has` says so. The folder appears unless `check` fails,
 /// which is called when all have been written. Holds one parameter at a time.
 pub(super) fn write(
     place: &Path,
@@ -237,17 +233,17 @@ pub(super) fn write(
     context: &SaveContext,
     ranks: usize,
     has: impl Fn(usize, &Saved) -> bool,
-    get: impl Fn(&Entry) -> Result<Vec<f32>, CheckpointError>,
-    check: impl FnOnce() -> Result<(), CheckpointError>,
-) -> Result<(), CheckpointError> {
+    get: impl Fn(&Entry) -> Result<Vec<f32>>,
+    check: impl FnOnce() -> Result<()>,
+) -> Result<()> {
     let folder = part::NewFolder::create(place)?;
-    let mut part = Part::default();
+    let mut part = WriterOutput::default();
     let slots = context.optimizer.slots();
-    for (unit, unit_layout) in layout.iter().enumerate() {
-        let names = [model_file(unit, layout.len()), optimizer_file(unit, layout.len())];
+    for (group, group_layout) in layout.iter().enumerate() {
+        let names = [model_file(group, layout.len()), optimizer_file(group, layout.len())];
         for (name, kinds) in names.into_iter().zip([&[Saved::Weight][..], &slots]) {
-            let kinds = kinds.iter().filter(|saved| has(unit, saved));
-            let entries: Vec<_> = kinds.flat_map(|saved| whole(unit_layout, unit, saved)).collect();
+            let kinds = kinds.iter().filter(|saved| has(group, saved));
+            let entries: Vec<_> = kinds.flat_map(|saved| whole(group_layout, group, saved)).collect();
             if entries.is_empty() {
                 continue;
             }
@@ -264,7 +260,7 @@ pub(super) fn write(
 }
 
 /// Writes weights from elsewhere as a full checkpoint without optimizer state to the new folder `place`.
-/// `layout` says in which units; every parameter of it must be among the weights.
+/// `layout` says in which groups; every parameter of it must be among the weights.
 ///
 /// # Errors
 ///
@@ -275,7 +271,7 @@ pub fn write_full(
     weights: &dyn Weights,
     layout: &[ParamGroupLayout],
     context: &SaveContext,
-) -> Result<(), CheckpointError> {
+) -> Result<()> {
     let weights = Watched::new(weights);
     write(
         place,
@@ -284,31 +280,13 @@ pub fn write_full(
         1,
         |_, saved| *saved == Saved::Weight,
         |entry| {
-            let parameter = &layout[entry.unit].parameters[entry.slot];
+            let parameter = &layout[entry.group].parameters[entry.slot];
             let mut values = vec![0.0; entry.range.len()];
             weights.read(&parameter.name, entry.range.clone(), &mut values)?;
             Ok(values)
         },
         || weights.check(),
     )
-}
-
-impl part::Values for kiln_shard::Snapshot {
-    fn has(&self, unit: usize, saved: &Saved) -> bool {
-        Self::has(self, unit, saved.kind())
-    }
-
-    fn get(&self, layout: &[ParamGroupLayout], entry: &Entry) -> Result<Cow<'_, [f32]>, CheckpointError> {
-        let values = self.values(entry.unit, entry.saved.kind())?.unwrap_or_default();
-        let unit = &layout[entry.unit];
-        let start = unit.parameters[entry.slot].offset + entry.range.start;
-        let within = start % unit.chunk;
-        Ok(Cow::Borrowed(&values[within..within + entry.range.len()]))
-    }
-
-    fn done(&mut self, unit: usize, saved: &Saved) {
-        self.release(unit, saved.kind());
-    }
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use kiln_storage::files;
 
-use super::CheckpointError;
+use super::{CheckpointError, Result};
 
 /// A folder, and the open file in it that shows whose it is.
 #[derive(Clone, Debug)]
@@ -33,7 +33,7 @@ impl HeldFolder {
     /// # Errors
     ///
     /// [`CheckpointError::NotHeld`] if it was moved, removed or replaced.
-    pub fn check(&self) -> Result<(), CheckpointError> {
+    pub fn check(&self) -> Result<()> {
         let lost = || CheckpointError::NotHeld { folder: self.folder.clone() };
         let unreadable = |error: std::io::Error| match error.kind() {
             ErrorKind::NotFound | ErrorKind::NotADirectory | ErrorKind::StaleNetworkFileHandle => lost(),

@@ -1,5 +1,5 @@
-//! Checkpoints: what a run needs to go on, or a model to be used, in one folder that is there as a
-//! whole or not at all.
+//! Checkpoints: what a run needs to go on, or a model to be used, in a folder that is there as a whole or
+//! not.
 //!
 //! Beside them, [`hugging_face`] has models in the layout of Hugging Face, [`source`] a model on disk of either
 //! kind, [`weights`] weights that are read in parts, and [`sharded`] the decoder that they are loaded into.
@@ -10,9 +10,9 @@
 //!
 //! | file | content |
 //! |---|---|
-//! | `manifest.json` | [`Manifest`]: what was trained and with which optimizer, where the run stood, and for every weight and moment where its pieces are, with their checksums |
-//! | sharded: `model-part-0000i-of-0000n.safetensors`, `optimizer-part-…` | what rank *i* has written: its piece of every unit |
-//! | full: `model-0000i-of-0000n.safetensors`, `optimizer-…` | unit *i*, whole, under its names |
+//! | `manifest.json` | [`Manifest`]: what was trained and with which optimizer, where the run stood, and for every weight and moment where its chunks are, with their checksums |
+//! | sharded: `model-part-0000i-of-0000n.safetensors`, `optimizer-part-…` | what rank *i* has written: its chunk of every group |
+//! | full: `model-0000i-of-0000n.safetensors`, `optimizer-…` | group *i*, whole, under its names |
 //! | full: `model.safetensors.index.json` | which file holds which weight, as Hugging Face lays it out |
 //! | `config.toml`, `tokenizer.json` | what the run was started with |
 //!
@@ -26,8 +26,8 @@
 //!
 //! # Reading
 //!
-//! [`Checkpoint`] finds what a rank needs by intersecting its shards with the saved pieces, whatever
-//! the number of ranks and the strategy then and now. Ranks that have read parts of a piece put
+//! [`Checkpoint`] finds what a rank needs by intersecting its shards with the saved chunks, whatever
+//! the number of ranks and the strategy then and now. Ranks that have read parts of a chunk put
 //! their checksums together, so that every byte is read once and every byte is checked.
 
 mod context;
@@ -63,15 +63,16 @@ use serde::{Deserialize, Serialize};
 pub use context::SaveContext;
 pub use convert::convert;
 pub(crate) use describe::model_line;
-pub use describe::{describe, size};
+pub use describe::{describe, shape_line, size};
 pub use error::CheckpointError;
+use error::Result;
 pub use folder::{
     Keep, folder_of_run, later_than, mend_latest, move_later, place_of, step_of, surplus, sweep,
 };
 pub use full::write_full;
 pub use held::HeldFolder;
 pub use kiln_storage::{Checksum, Stream};
-pub use manifest::{FORMAT_VERSION, FileEntry, Format, Manifest, Piece, TensorEntry, UnitEntry};
+pub use manifest::{Chunk, FORMAT_VERSION, FileEntry, Format, GroupEntry, Manifest, TensorEntry};
 pub use open::Checkpoint;
 pub use origin::{Architecture, CustomPart, SavedOptimizer};
 pub use reader::CheckpointReader;

@@ -13,7 +13,7 @@ use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 
 use super::saved::Saved;
-use super::{Architecture, CheckpointError, CheckpointState, MANIFEST_FILE, SavedOptimizer, disk};
+use super::{Architecture, CheckpointError, CheckpointState, MANIFEST_FILE, Result, SavedOptimizer, disk};
 
 /// The version of the format that this build writes.
 pub const FORMAT_VERSION: u64 = 4;
@@ -21,8 +21,8 @@ pub const FORMAT_VERSION: u64 = 4;
 /// The oldest version that this build reads.
 const OLDEST_VERSION: u64 = 2;
 
-/// The first version that says what a checkpoint was trained with. Until then, it was the built-in decoder
-/// and AdamW.
+/// The first version that says what a checkpoint was trained with. Before, it was the built-in decoder and
+/// AdamW.
 const WITH_ORIGIN: u64 = 3;
 
 /// Manifests beyond this size are not read.
@@ -35,7 +35,7 @@ pub enum Format {
     /// Every rank has written its part.
     #[default]
     Sharded,
-    /// Whole arrays, one file per unit.
+    /// Whole arrays, one file per group.
     Full,
 }
 
@@ -70,16 +70,17 @@ pub struct Manifest {
     /// The kind of all checksums.
     pub checksums: String,
     /// Parameters that are gathered together, in the order of the forward pass.
-    pub units: Vec<UnitEntry>,
+    #[serde(rename = "units")]
+    pub groups: Vec<GroupEntry>,
     /// All files but the manifest.
     pub files: BTreeMap<String, FileEntry>,
-    /// All weights and moments, in the order of the units.
+    /// All weights and moments, in the order of the groups.
     pub tensors: Vec<TensorEntry>,
 }
 
 /// Parameters that are gathered together.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct UnitEntry {
+pub struct GroupEntry {
     /// As in logs, such as `layers.3`.
     pub name: String,
     /// Whether its parameters were trained.
@@ -92,7 +93,7 @@ pub struct FileEntry {
     /// Its length.
     pub bytes: u64,
     /// Bytes from its start on that `checksum` is of: the header of a file of tensors, all of any
-    /// other. What follows is pieces, which have checksums of their own.
+    /// other. What follows is chunks, which have checksums of their own.
     pub covered: u64,
     /// Of these bytes.
     pub checksum: Checksum,
@@ -108,19 +109,21 @@ pub struct TensorEntry {
     pub name_in_files: Option<String>,
     /// What of it.
     pub saved: Saved,
-    /// Position of its unit.
-    pub unit: usize,
+    /// Position of its group.
+    #[serde(rename = "unit")]
+    pub group: usize,
     /// `F32`.
     pub dtype: String,
     /// Shape of the whole.
     pub shape: Vec<usize>,
     /// Where its elements are; one after the other, without gaps.
-    pub pieces: Vec<Piece>,
+    #[serde(rename = "pieces")]
+    pub chunks: Vec<Chunk>,
 }
 
 /// Neighbouring elements of a flat tensor.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Piece {
+pub struct Chunk {
     /// First element.
     pub offset: u64,
     /// Number of elements.
@@ -134,7 +137,7 @@ pub struct Piece {
 impl TensorEntry {
     /// Number of elements of the whole.
     pub fn numel(&self) -> u64 {
-        self.pieces.iter().map(|piece| piece.length).sum()
+        self.chunks.iter().map(|chunk| chunk.length).sum()
     }
 }
 
@@ -144,7 +147,7 @@ impl Manifest {
     /// # Errors
     ///
     /// When it is missing, cannot be read, is not as it was written, or does not make sense.
-    pub fn read(folder: &Path) -> Result<Self, CheckpointError> {
+    pub fn read(folder: &Path) -> Result<Self> {
         let path = folder.join(MANIFEST_FILE);
         let bytes = files::read(&path, MAX_MANIFEST).map_err(CheckpointError::unreadable(&path))?;
         Manifest::from_bytes(&bytes).map_err(|problem| CheckpointError::damaged(&path, problem))
@@ -174,8 +177,7 @@ impl Manifest {
             serde_json::from_slice(&json).map_err(|error| error.to_string())?;
         if !(OLDEST_VERSION..=FORMAT_VERSION).contains(&format_version) {
             return Err(format!(
-                "format version {format_version}, this build reads {OLDEST_VERSION} to \
-                 {FORMAT_VERSION}"
+                "format version {format_version}, this build reads {OLDEST_VERSION} to {FORMAT_VERSION}"
             ));
         }
         if format_version >= WITH_ORIGIN && (architecture.is_none() || optimizer.is_none()) {
@@ -188,7 +190,7 @@ impl Manifest {
     }
 
     /// Writes it into `folder` and waits until it is on the disk.
-    pub(super) fn write(&self, folder: &Path) -> Result<(), CheckpointError> {
+    pub(super) fn write(&self, folder: &Path) -> Result<()> {
         let path = folder.join(MANIFEST_FILE);
         let bytes = self.to_bytes().map_err(|error| CheckpointError::damaged(&path, error))?;
         disk::write(&path, &bytes)
@@ -202,16 +204,16 @@ impl Manifest {
         Ok([seal(rest.as_bytes()).as_bytes(), rest.as_bytes()].concat())
     }
 
-    /// The layout of the units over `ranks` ranks: what an engine of as many would have.
+    /// The layout of the groups over `ranks` ranks: what an engine of as many would have.
     pub fn layout(&self, ranks: usize) -> Vec<ParamGroupLayout> {
-        let mut parameters = vec![Vec::new(); self.units.len()];
+        let mut parameters = vec![Vec::new(); self.groups.len()];
         for tensor in self.tensors.iter().filter(|tensor| tensor.saved == Saved::Weight) {
-            parameters[tensor.unit].push((tensor.name.clone(), tensor.shape.clone()));
+            parameters[tensor.group].push((tensor.name.clone(), tensor.shape.clone()));
         }
-        let units = self.units.iter().zip(parameters);
-        units
-            .map(|(unit, parameters)| {
-                ParamGroupLayout::new(unit.name.clone(), unit.trainable, parameters, ranks)
+        let groups = self.groups.iter().zip(parameters);
+        groups
+            .map(|(group, parameters)| {
+                ParamGroupLayout::new(group.name.clone(), group.trainable, parameters, ranks)
             })
             .collect()
     }
@@ -240,7 +242,7 @@ fn seal(rest: &[u8]) -> String {
 }
 
 /// The entry of a file that is no file of tensors, as it is in `folder`.
-pub(super) fn entry_of(folder: &Path, name: &str) -> Result<FileEntry, CheckpointError> {
+pub(super) fn entry_of(folder: &Path, name: &str) -> Result<FileEntry> {
     let path = folder.join(name);
     let content = files::read(&path, MAX_WHOLE).map_err(CheckpointError::io("read", &path))?;
     let bytes = content.len() as u64;
@@ -248,7 +250,7 @@ pub(super) fn entry_of(folder: &Path, name: &str) -> Result<FileEntry, Checkpoin
 }
 
 /// Fails unless a file that is covered as a whole is as the manifest describes it.
-pub(super) fn check_plain_file(folder: &Path, name: &str, entry: &FileEntry) -> Result<(), CheckpointError> {
+pub(super) fn check_plain_file(folder: &Path, name: &str, entry: &FileEntry) -> Result<()> {
     let path = folder.join(name);
     let found = files::open(&path).map_err(CheckpointError::unreadable(&path))?.metadata();
     let bytes = found.map_err(CheckpointError::io("read", &path))?.len();

@@ -10,7 +10,7 @@ use super::disk::{self, is_whole};
 use super::folder::{earlier, folder_of_run, has_any, newest, objection, unusable};
 use super::manifest::check_plain_file;
 use super::{
-    Architecture, CONFIG_FILE, CheckpointError, CheckpointState, MANIFEST_FILE, Manifest, Saved,
+    Architecture, CONFIG_FILE, CheckpointError, CheckpointState, MANIFEST_FILE, Manifest, Result, Saved,
     SavedOptimizer, TOKENIZER_FILE,
 };
 
@@ -24,7 +24,7 @@ pub struct Checkpoint {
 impl Checkpoint {
     /// The folder of the checkpoint that `path` stands for: itself, or the newest one in the folder of
     /// all checkpoints of a run or in a run folder. Reads nothing of it.
-    pub fn find(path: &Path) -> Result<PathBuf, CheckpointError> {
+    pub fn find(path: &Path) -> Result<PathBuf> {
         let folders = [path.to_owned(), folder_of_run(path)];
         let folder = if is_whole(path) {
             Some(path.to_owned())
@@ -51,7 +51,7 @@ impl Checkpoint {
 
     /// Opens the checkpoint that `path` stands for; see [`Checkpoint::find`]. Reads and checks the
     /// manifest and the small files, and no weights yet.
-    pub fn open(path: &Path) -> Result<Self, CheckpointError> {
+    pub fn open(path: &Path) -> Result<Self> {
         let folder = Checkpoint::find(path)?;
         match Checkpoint::open_at(&folder) {
             Err(source @ CheckpointError::Damaged { .. }) => {
@@ -66,12 +66,17 @@ impl Checkpoint {
     }
 
     /// Opens the checkpoint in `folder` itself.
-    fn open_at(folder: &Path) -> Result<Self, CheckpointError> {
+    fn open_at(folder: &Path) -> Result<Self> {
         let manifest = Arc::new(Manifest::read(folder)?);
         let checkpoint = Checkpoint { folder: folder.to_owned(), manifest };
         let sizes = checkpoint.manifest.check_sizes();
         sizes.map_err(|problem| checkpoint.wrong_manifest(problem))?;
-        checkpoint.check_plain_files()?;
+        // Configuration, tokenizer and the like are read in other places, which know no checksums.
+        for (name, entry) in
+            checkpoint.manifest.files.iter().filter(|(_, entry)| entry.covered == entry.bytes)
+        {
+            check_plain_file(folder, name, entry)?;
+        }
         Ok(checkpoint)
     }
 
@@ -79,20 +84,14 @@ impl Checkpoint {
         CheckpointError::damaged(&self.folder.join(MANIFEST_FILE), problem)
     }
 
-    /// Configuration, tokenizer and the like are read in other places, which know no checksums.
-    fn check_plain_files(&self) -> Result<(), CheckpointError> {
-        let whole = self.manifest.files.iter().filter(|(_, entry)| entry.covered == entry.bytes);
-        whole.into_iter().try_for_each(|(name, entry)| check_plain_file(&self.folder, name, entry))
-    }
-
     /// Fails unless the weights are those of its built-in model, by their number, and their files have the
-    /// lengths that the manifest says. To be called before memory is taken for them; their content is
-    /// checked when it is read.
-    pub(crate) fn check_weights_are_there(&self) -> Result<(), CheckpointError> {
+    /// lengths in the manifest. To be called before memory is taken for them; content is checked as it is
+    /// read.
+    pub(crate) fn check_weights_are_there(&self) -> Result<()> {
         self.manifest.check_parameters().map_err(|problem| self.wrong_manifest(problem))?;
         let weights = self.manifest.tensors.iter().filter(|tensor| tensor.saved == Saved::Weight);
         let names: BTreeSet<_> =
-            weights.flat_map(|tensor| &tensor.pieces).map(|piece| piece.file.as_str()).collect();
+            weights.flat_map(|tensor| &tensor.chunks).map(|chunk| chunk.file.as_str()).collect();
         names.into_iter().try_for_each(|name| {
             let (path, expected) = (self.folder.join(name), self.manifest.files[name].bytes);
             let found = fs::metadata(&path).map_err(CheckpointError::unreadable(&path))?.len();
@@ -105,7 +104,7 @@ impl Checkpoint {
     }
 
     /// The folder of the newest checkpoint of the run in `out`. Reads nothing of it.
-    pub fn find_latest(out: &Path) -> Result<PathBuf, CheckpointError> {
+    pub fn find_latest(out: &Path) -> Result<PathBuf> {
         let folder = folder_of_run(out);
         newest(&folder).ok_or_else(|| {
             let hint = "start a new run without --resume, or name the run folder with --out";
@@ -125,17 +124,12 @@ impl Checkpoint {
 
     /// Fails unless this was trained with the architecture that the caller builds: weights of the
     /// same names and shapes may mean something else elsewhere.
-    pub fn require_architecture(&self, here: &Architecture) -> Result<(), CheckpointError> {
-        match self.manifest.architecture.objection(here) {
-            None => Ok(()),
-            Some(objection) => {
-                Err(CheckpointError::OtherArchitecture { path: self.folder.clone(), objection })
-            }
-        }
+    pub fn require_architecture(&self, here: &Architecture) -> Result<()> {
+        self.manifest.architecture.require(here, &self.folder)
     }
 
     /// Fails unless this was trained with the optimizer that is to go on with its state.
-    pub fn require_optimizer(&self, here: &SavedOptimizer) -> Result<(), CheckpointError> {
+    pub fn require_optimizer(&self, here: &SavedOptimizer) -> Result<()> {
         let saved = &self.manifest.optimizer;
         if saved == here {
             return Ok(());

@@ -1,13 +1,15 @@
 //! What a checkpoint was trained with: the architecture of its model and its optimizer.
 //!
-//! Weights do not say what computes with them: a block of one's own may have the names and shapes of
-//! the built-in one and mean something else. So a checkpoint names both, and whoever cannot build
-//! them refuses it.
+//! Weights do not say what computes with them: a block of one's own may have the names and shapes of the
+//! built-in one and mean something else. So a checkpoint names both, and others refuse it.
+
+use std::path::Path;
 
 use kiln_shard::AdamW;
 use serde::{Deserialize, Serialize};
 
 use super::saved::Saved;
+use super::{CheckpointError, Result};
 
 /// What computes with the weights of a model.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -39,8 +41,8 @@ impl Architecture {
         Architecture { parts: vec![block], ..Architecture::decoder() }
     }
 
-    /// Why a program that builds `here` cannot use what was trained with this, and which program
-    /// can; `None` if it can.
+    /// Why a program that builds `here` cannot use what this has trained, and which one can; `None` if it
+    /// can.
     pub(crate) fn objection(&self, here: &Architecture) -> Option<String> {
         if self == here {
             return None;
@@ -49,8 +51,7 @@ impl Architecture {
         if !lacking.is_empty() {
             let it = if lacking.len() == 1 { "it" } else { "them" };
             return Some(format!(
-                "was trained with {}, which this program does not have: use the program that has \
-                 {it}",
+                "was trained with {}, which this program does not have: use the program that has {it}",
                 lacking.join(" and ")
             ));
         }
@@ -63,6 +64,12 @@ impl Architecture {
              it, such as `kiln`",
             additional.join(" and ")
         ))
+    }
+
+    /// Fails unless a program that builds `here` can use what is in the folder `path`, which this has trained.
+    pub(crate) fn require(&self, here: &Architecture, path: &Path) -> Result<()> {
+        let refused = |objection| CheckpointError::OtherArchitecture { path: path.to_owned(), objection };
+        self.objection(here).map_or(Ok(()), |objection| Err(refused(objection)))
     }
 
     /// What of `other` this one does not have, in words.

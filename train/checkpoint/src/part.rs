@@ -16,16 +16,16 @@ use serde::{Deserialize, Serialize};
 
 use super::index::write_index;
 use super::manifest::{
-    FORMAT_VERSION, FileEntry, Format, MAX_MANIFEST, Manifest, Piece, TensorEntry, UnitEntry, entry_of,
+    Chunk, FORMAT_VERSION, FileEntry, Format, GroupEntry, MAX_MANIFEST, Manifest, TensorEntry, entry_of,
 };
 use super::saved::Saved;
 use super::tensor_file::TensorFileWriter;
-use super::{CONFIG_FILE, CheckpointError, Checksum, SaveContext, TOKENIZER_FILE, disk, folder};
+use super::{CONFIG_FILE, CheckpointError, Checksum, Result, SaveContext, TOKENIZER_FILE, disk, folder};
 
 /// Elements of one parameter that are to be written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Entry {
-    pub(super) unit: usize,
+    pub(super) group: usize,
     pub(super) slot: usize,
     pub(super) saved: Saved,
     /// Elements of the flat parameter.
@@ -34,17 +34,17 @@ pub(super) struct Entry {
 
 /// What one writer has written.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(super) struct Part {
+pub(super) struct WriterOutput {
     files: BTreeMap<String, FileEntry>,
-    pieces: Vec<WrittenPiece>,
+    chunks: Vec<WrittenChunk>,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
-struct WrittenPiece {
-    unit: usize,
+struct WrittenChunk {
+    group: usize,
     slot: usize,
     saved: Saved,
-    piece: Piece,
+    chunk: Chunk,
 }
 
 /// A file that is being written, entry by entry.
@@ -52,7 +52,7 @@ pub(super) struct PartFile {
     name: String,
     writer: TensorFileWriter,
     entries: std::vec::IntoIter<Entry>,
-    pieces: Vec<WrittenPiece>,
+    chunks: Vec<WrittenChunk>,
 }
 
 impl PartFile {
@@ -62,94 +62,96 @@ impl PartFile {
         name: String,
         layout: &[ParamGroupLayout],
         entries: Vec<Entry>,
-    ) -> Result<Self, CheckpointError> {
+    ) -> Result<Self> {
         let arrays: Vec<_> = entries
             .iter()
             .map(|entry| {
-                let parameter = &layout[entry.unit].parameters[entry.slot];
+                let parameter = &layout[entry.group].parameters[entry.slot];
                 let whole = entry.range.len() == parameter.numel();
                 let shape = if whole { parameter.shape.clone() } else { vec![entry.range.len()] };
                 (entry.saved.key(&parameter.name), shape)
             })
             .collect();
         let writer = TensorFileWriter::create(folder.join(&name), &arrays)?;
-        Ok(PartFile { name, writer, entries: entries.into_iter(), pieces: Vec::new() })
+        Ok(PartFile { name, writer, entries: entries.into_iter(), chunks: Vec::new() })
     }
 
     /// Writes the values of the next entry.
-    pub(super) fn put(&mut self, values: &[f32]) -> Result<(), CheckpointError> {
+    pub(super) fn put(&mut self, values: &[f32]) -> Result<()> {
         let checksum = self.writer.append(values)?;
-        if let Some(Entry { unit, slot, saved, range }) = self.entries.next() {
+        if let Some(Entry { group, slot, saved, range }) = self.entries.next() {
             let (offset, length) = (range.start as u64, range.len() as u64);
-            let piece = Piece { offset, length, file: self.name.clone(), checksum };
-            self.pieces.push(WrittenPiece { unit, slot, saved, piece });
+            let chunk = Chunk { offset, length, file: self.name.clone(), checksum };
+            self.chunks.push(WrittenChunk { group, slot, saved, chunk });
         }
         Ok(())
     }
 
     /// Waits until it is on the disk, and adds it to `part`.
-    pub(super) fn finish(self, part: &mut Part) -> Result<(), CheckpointError> {
+    pub(super) fn finish(self, part: &mut WriterOutput) -> Result<()> {
         part.files.insert(self.name, self.writer.finish()?);
-        part.pieces.extend(self.pieces);
+        part.chunks.extend(self.chunks);
         Ok(())
     }
 }
 
 /// Where the values of a sharded part come from.
 pub(super) trait Values {
-    /// Whether there are values of this kind of a unit.
-    fn has(&self, unit: usize, saved: &Saved) -> bool;
+    /// Whether there are values of this kind of a group.
+    fn has(&self, group: usize, saved: &Saved) -> bool;
 
     /// The values of an entry.
-    fn get(&self, layout: &[ParamGroupLayout], entry: &Entry) -> Result<Cow<'_, [f32]>, CheckpointError>;
+    fn get(&self, layout: &[ParamGroupLayout], entry: &Entry) -> Result<Cow<'_, [f32]>>;
 
     /// Says that no more of these are wanted.
     fn done(&mut self, _unit: usize, _saved: &Saved) {}
 }
 
-/// Writes piece `index` of every unit into two files of `folder`, one for weights and one for
+/// Writes chunk `index` of every group into two files of `folder`, one for weights and one for
 /// the optimizer's `slots` if there are any.
-pub(super) fn write_piece(
+pub(super) fn write_chunk(
     folder: &Path,
     layout: &[ParamGroupLayout],
     index: usize,
     slots: &[Saved],
     values: &mut impl Values,
-) -> Result<Part, CheckpointError> {
-    let pieces = layout.first().map_or(1, |unit| unit.chunks);
-    let mut part = Part::default();
+) -> Result<WriterOutput> {
+    let chunks = layout.first().map_or(1, |group| group.chunks);
+    let mut part = WriterOutput::default();
     for (kind, saved) in [("model", &[Saved::Weight][..]), ("optimizer", slots)] {
         let groups: Vec<_> = saved
             .iter()
-            .flat_map(|saved| (0..layout.len()).map(move |unit| (unit, saved)))
-            .filter(|(unit, saved)| values.has(*unit, saved))
+            .flat_map(|saved| (0..layout.len()).map(move |group| (group, saved)))
+            .filter(|(group, saved)| values.has(*group, saved))
             .collect();
         if groups.is_empty() {
             continue;
         }
-        let entries: Vec<_> =
-            groups.iter().flat_map(|(unit, saved)| entries_of(&layout[*unit], *unit, saved, index)).collect();
-        let name = format!("{kind}-part-{:05}-of-{pieces:05}.safetensors", index + 1);
+        let entries: Vec<_> = groups
+            .iter()
+            .flat_map(|(group, saved)| entries_of(&layout[*group], *group, saved, index))
+            .collect();
+        let name = format!("{kind}-part-{:05}-of-{chunks:05}.safetensors", index + 1);
         let mut file = PartFile::create(folder, name, layout, entries.clone())?;
         let mut entries = entries.iter().peekable();
-        for (unit, saved) in groups {
-            while let Some(entry) = entries.next_if(|e| (e.unit, &e.saved) == (unit, saved)) {
+        for (group, saved) in groups {
+            while let Some(entry) = entries.next_if(|e| (e.group, &e.saved) == (group, saved)) {
                 file.put(&values.get(layout, entry)?)?;
             }
-            values.done(unit, saved);
+            values.done(group, saved);
         }
         file.finish(&mut part)?;
     }
     Ok(part)
 }
 
-fn entries_of(layout: &ParamGroupLayout, unit: usize, saved: &Saved, index: usize) -> Vec<Entry> {
-    let piece = layout.chunk_range(index);
+fn entries_of(layout: &ParamGroupLayout, group: usize, saved: &Saved, index: usize) -> Vec<Entry> {
+    let chunk = layout.chunk_range(index);
     let parameters = layout.parameters.iter().enumerate();
     parameters
         .map(|(slot, parameter)| {
-            let (_, range) = parameter.held_by(&piece);
-            Entry { unit, slot, saved: saved.clone(), range }
+            let (_, range) = parameter.held_by(&chunk);
+            Entry { group, slot, saved: saved.clone(), range }
         })
         .filter(|entry| !entry.range.is_empty())
         .collect()
@@ -159,26 +161,26 @@ fn part_file(index: usize) -> String {
     format!("part-{index:05}.json")
 }
 
-impl Part {
+impl WriterOutput {
     /// Leaves word of this part in `folder`, for whoever completes the checkpoint.
-    pub(super) fn leave(&self, folder: &Path, index: usize) -> Result<(), CheckpointError> {
+    pub(super) fn leave(&self, folder: &Path, index: usize) -> Result<()> {
         let path = folder.join(part_file(index));
         let json = serde_json::to_vec(self).map_err(|e| CheckpointError::damaged(&path, e))?;
         // Found only when it is whole.
         let beside = path.with_extension("partial");
         disk::write(&beside, &json)?;
-        disk::replace_file(&beside, &path)
+        disk::rename(&beside, &path)
     }
 
     /// The word of the writer `index` in `folder`; `None` if it or a file that it describes cannot be
     /// seen there as it was written.
-    fn find(folder: &Path, index: usize) -> Result<Option<Part>, CheckpointError> {
+    fn find(folder: &Path, index: usize) -> Result<Option<WriterOutput>> {
         let path = folder.join(part_file(index));
         let json = match files::read(&path, MAX_MANIFEST) {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
             other => other.map_err(CheckpointError::io("read", &path))?,
         };
-        let part: Part =
+        let part: WriterOutput =
             serde_json::from_slice(&json).map_err(|error| CheckpointError::damaged(&path, error))?;
         // Opening asks the server of a network file system; a bare look-up may answer from memory.
         let is_there = |(name, entry): (&String, &FileEntry)| {
@@ -192,14 +194,14 @@ impl Part {
 /// What writers have left in a folder.
 pub(super) enum Left {
     /// The parts of all of them, with all their files.
-    All(Vec<Part>),
+    All(Vec<WriterOutput>),
     /// Not those of these writers.
     Without(Vec<usize>),
 }
 
 /// What `count` writers have left in `folder`. Lists the folder anew, and looks up no name that is not
 /// listed: a network file system may remember for long that a name was not there.
-pub(super) fn find_all(folder: &Path, count: usize) -> Result<Left, CheckpointError> {
+pub(super) fn find_all(folder: &Path, count: usize) -> Result<Left> {
     let listed = fs::read_dir(folder).and_then(|entries| entries.collect::<io::Result<Vec<_>>>());
     let listed = listed.map_err(CheckpointError::io("read", folder))?;
     let names: HashSet<_> = listed.iter().map(DirEntry::file_name).collect();
@@ -210,7 +212,7 @@ pub(super) fn find_all(folder: &Path, count: usize) -> Result<Left, CheckpointEr
     }
     let (mut parts, mut missing) = (Vec::new(), Vec::new());
     for index in 0..count {
-        match Part::find(folder, index)? {
+        match WriterOutput::find(folder, index)? {
             Some(part) => parts.push(part),
             None => missing.push(index),
         }
@@ -219,7 +221,7 @@ pub(super) fn find_all(folder: &Path, count: usize) -> Result<Left, CheckpointEr
 }
 
 /// Removes the word that `count` writers have left in `folder`.
-pub(super) fn forget_all(folder: &Path, count: usize) -> Result<(), CheckpointError> {
+pub(super) fn forget_all(folder: &Path, count: usize) -> Result<()> {
     (0..count)
         .map(|index| folder.join(part_file(index)))
         .try_for_each(|path| fs::remove_file(&path).map_err(CheckpointError::io("remove", &path)))
@@ -230,14 +232,14 @@ pub(super) struct Completion<'a> {
     pub(super) format: Format,
     pub(super) ranks: usize,
     pub(super) layout: &'a [ParamGroupLayout],
-    pub(super) parts: Vec<Part>,
+    pub(super) parts: Vec<WriterOutput>,
     pub(super) context: &'a SaveContext,
 }
 
 impl Completion<'_> {
     /// Adds everything but the data to the folder `beside` and puts it at `place`. With the last
     /// rename it is there as a whole.
-    pub(super) fn complete(self, beside: &Path, place: &Path) -> Result<(), CheckpointError> {
+    pub(super) fn complete(self, beside: &Path, place: &Path) -> Result<()> {
         let Completion { format, ranks, layout, parts, context } = self;
         let tensors = tensors_of(layout, &parts);
         let mut files: BTreeMap<_, _> = parts.into_iter().flat_map(|part| part.files).collect();
@@ -270,9 +272,9 @@ impl Completion<'_> {
             state: context.state.clone(),
             config: context.config.as_deref().map(toml::from_str).transpose().map_err(unreadable)?,
             checksums: Checksum::NAME.to_owned(),
-            units: layout
+            groups: layout
                 .iter()
-                .map(|unit| UnitEntry { name: unit.name.clone(), trainable: unit.trainable })
+                .map(|group| GroupEntry { name: group.name.clone(), trainable: group.trainable })
                 .collect(),
             files,
             tensors,
@@ -287,32 +289,32 @@ impl Completion<'_> {
     }
 }
 
-fn copy_into(folder: &Path, source: &Path) -> Result<String, CheckpointError> {
+fn copy_into(folder: &Path, source: &Path) -> Result<String> {
     let content = files::read(source, MAX_WHOLE).map_err(CheckpointError::io("read", source))?;
     let name = source.file_name().unwrap_or_default().to_string_lossy().into_owned();
     disk::write(&folder.join(&name), &content)?;
     Ok(name)
 }
 
-fn tensors_of(layout: &[ParamGroupLayout], parts: &[Part]) -> Vec<TensorEntry> {
-    let mut pieces: BTreeMap<(usize, usize, Saved), Vec<Piece>> = BTreeMap::new();
-    for written in parts.iter().flat_map(|part| &part.pieces) {
-        let key = (written.unit, written.slot, written.saved.clone());
-        pieces.entry(key).or_default().push(written.piece.clone());
+fn tensors_of(layout: &[ParamGroupLayout], parts: &[WriterOutput]) -> Vec<TensorEntry> {
+    let mut chunks: BTreeMap<(usize, usize, Saved), Vec<Chunk>> = BTreeMap::new();
+    for written in parts.iter().flat_map(|part| &part.chunks) {
+        let key = (written.group, written.slot, written.saved.clone());
+        chunks.entry(key).or_default().push(written.chunk.clone());
     }
-    pieces
+    chunks
         .into_iter()
-        .map(|((unit, slot, saved), mut pieces)| {
-            pieces.sort_by_key(|piece| piece.offset);
-            let parameter = &layout[unit].parameters[slot];
+        .map(|((group, slot, saved), mut chunks)| {
+            chunks.sort_by_key(|chunk| chunk.offset);
+            let parameter = &layout[group].parameters[slot];
             TensorEntry {
                 name: parameter.name.clone(),
                 name_in_files: None,
                 saved,
-                unit,
+                group,
                 dtype: "F32".to_owned(),
                 shape: parameter.shape.clone(),
-                pieces,
+                chunks,
             }
         })
         .collect()
@@ -327,7 +329,7 @@ pub(super) struct NewFolder {
 
 impl NewFolder {
     /// Starts one for `place`, where nothing must be.
-    pub(super) fn create(place: &Path) -> Result<Self, CheckpointError> {
+    pub(super) fn create(place: &Path) -> Result<Self> {
         let parent = parent_of(place);
         fs::create_dir_all(parent).map_err(CheckpointError::io("create", parent))?;
         let beside = StagingFolder::create(place).map_err(CheckpointError::io("write beside", place))?;
@@ -340,7 +342,7 @@ impl NewFolder {
     }
 
     /// Makes a checkpoint of what was written, at its place.
-    pub(super) fn complete(self, completion: Completion) -> Result<(), CheckpointError> {
+    pub(super) fn complete(self, completion: Completion) -> Result<()> {
         // Again, because a large model takes its time.
         check_free(&self.place)?;
         completion.complete(self.path(), &self.place)?;
@@ -350,7 +352,7 @@ impl NewFolder {
 }
 
 /// Fails if there is anything at `place`, also a link that leads nowhere.
-pub(super) fn check_free(place: &Path) -> Result<(), CheckpointError> {
+pub(super) fn check_free(place: &Path) -> Result<()> {
     match place.exists() || place.is_symlink() {
         true => Err(CheckpointError::Exists { path: place.to_owned() }),
         false => Ok(()),
@@ -358,7 +360,7 @@ pub(super) fn check_free(place: &Path) -> Result<(), CheckpointError> {
 }
 
 /// The folder that a run writes its checkpoint for `place` to, new and empty.
-pub(super) fn begin(place: &Path) -> Result<PathBuf, CheckpointError> {
+pub(super) fn begin(place: &Path) -> Result<PathBuf> {
     let beside = folder::beside(place);
     disk::remove(&beside)?;
     fs::create_dir_all(&beside).map_err(CheckpointError::io("create", &beside))?;
@@ -369,7 +371,7 @@ pub(super) fn begin(place: &Path) -> Result<PathBuf, CheckpointError> {
 mod tests {
     use super::*;
 
-    /// Two ranks' pieces of one unit of weights.
+    /// Two ranks' chunks of one group of weights.
     struct Weights;
 
     impl Values for Weights {
@@ -397,7 +399,7 @@ mod tests {
         };
         assert_eq!(missing(), [0, 1]);
         for index in [1, 0] {
-            let part = write_piece(path, &layout, index, &[], &mut Weights).unwrap();
+            let part = write_chunk(path, &layout, index, &[], &mut Weights).unwrap();
             part.leave(path, index).unwrap();
             assert_eq!(missing(), if index == 1 { vec![0] } else { vec![] });
         }

@@ -2,20 +2,21 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use bytemuck::{Pod, Zeroable};
 use kiln_collectives::Phase;
 use kiln_shard::Engine;
 
 use super::read_ahead::ReadAhead;
 use super::saved::Saved;
 use super::tensor_file::TensorFile;
-use super::{Checkpoint, CheckpointError, Checksum, SavedOptimizer};
+use super::{Checkpoint, CheckpointError, Checksum, Result, SavedOptimizer};
 use crate::weights::{self, AllowMissing, Weights};
 
-/// Reads from a checkpoint. Whole pieces are checked as they are read; of those that several ranks
+/// Reads from a checkpoint. Whole chunks are checked as they are read; of those that several ranks
 /// read parts of, the checksums are put together by [`CheckpointReader::check_parts`].
 pub struct CheckpointReader<'a> {
     checkpoint: &'a Checkpoint,
@@ -26,19 +27,17 @@ pub struct CheckpointReader<'a> {
     bytes_read: AtomicU64,
 }
 
-/// Elements of a piece that this rank has read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Elements of a chunk that this rank has read, as they are sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
 struct ReadPart {
     tensor: u64,
-    piece: u64,
-    /// First element, from the start of the piece.
+    chunk: u64,
+    /// First element, from the start of the chunk.
     start: u64,
     length: u64,
     checksum: Checksum,
 }
-
-/// Numbers that a part is sent as.
-const FIELDS: usize = 5;
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // Nothing that is kept here is half-done at any moment.
@@ -46,38 +45,11 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Checkpoint {
-    /// For reading weights and moments.
+    /// For reading weights and slots of the optimizer.
     pub fn reader(&self) -> CheckpointReader<'_> {
-        CheckpointReader::new(self)
-    }
-
-    /// Loads this rank's part of all weights; see [`CheckpointReader::load_weights`]. Names and shapes are
-    /// compared, and not what computes with them: that is [`Checkpoint::require_architecture`].
-    /// Collective.
-    pub fn load_weights(
-        &self,
-        engine: &Engine,
-        allow_missing: &AllowMissing,
-    ) -> Result<BTreeSet<String>, CheckpointError> {
-        self.reader().load_weights(engine, allow_missing)
-    }
-
-    /// Loads this rank's part of the optimizer's moments; see
-    /// [`CheckpointReader::load_optimizer`]. Collective.
-    pub fn load_optimizer(
-        &self,
-        engine: &Engine,
-        allow_missing: &AllowMissing,
-    ) -> Result<(), CheckpointError> {
-        self.reader().load_optimizer(engine, allow_missing)
-    }
-}
-
-impl<'a> CheckpointReader<'a> {
-    pub(super) fn new(checkpoint: &'a Checkpoint) -> Self {
-        let tensors = checkpoint.manifest().tensors.iter().enumerate();
+        let tensors = self.manifest().tensors.iter().enumerate();
         CheckpointReader {
-            checkpoint,
+            checkpoint: self,
             tensors: tensors.map(|(i, t)| ((t.name.as_str(), &t.saved), i)).collect(),
             files: Mutex::default(),
             parts: Mutex::default(),
@@ -85,7 +57,9 @@ impl<'a> CheckpointReader<'a> {
             bytes_read: AtomicU64::new(0),
         }
     }
+}
 
+impl<'a> CheckpointReader<'a> {
     /// Bytes of data read up to now.
     pub fn bytes_read(&self) -> u64 {
         self.bytes_read.load(Ordering::Relaxed)
@@ -97,16 +71,10 @@ impl<'a> CheckpointReader<'a> {
     }
 
     /// Reads elements `range` of the flat parameter `name` into `values`, which are as many.
-    pub fn read(
-        &self,
-        name: &str,
-        saved: &Saved,
-        range: Range<usize>,
-        values: &mut [f32],
-    ) -> Result<(), CheckpointError> {
+    pub fn read(&self, name: &str, saved: &Saved, range: Range<usize>, values: &mut [f32]) -> Result<()> {
         let index = self.index_of(name, saved)?;
         let mut values = values;
-        for (number, within) in self.pieces_of(index, &range) {
+        for (number, within) in self.chunks_of(index, &range) {
             let (now, later) = values.split_at_mut((within.end - within.start) as usize);
             values = later;
             self.read_part(index, number, within, now)?;
@@ -114,58 +82,52 @@ impl<'a> CheckpointReader<'a> {
         Ok(())
     }
 
-    fn index_of(&self, name: &str, saved: &Saved) -> Result<usize, CheckpointError> {
+    fn index_of(&self, name: &str, saved: &Saved) -> Result<usize> {
         self.tensors.get(&(name, saved)).copied().ok_or_else(|| {
             let problem = format!("it lacks `{}`", saved.key(name));
             CheckpointError::damaged(self.checkpoint.folder(), problem)
         })
     }
 
-    /// The pieces that hold elements `range` of a tensor, and which of theirs these are.
-    fn pieces_of(
+    /// The chunks that hold elements `range` of a tensor, and which of theirs these are.
+    fn chunks_of(
         &self,
         index: usize,
         range: &Range<usize>,
     ) -> impl Iterator<Item = (usize, Range<u64>)> + use<'a> {
         let (start, end) = (range.start as u64, range.end as u64);
-        let pieces = &self.checkpoint.manifest().tensors[index].pieces;
-        let first = pieces.partition_point(|piece| piece.offset + piece.length <= start);
-        let pieces = pieces.iter().enumerate().skip(first);
-        pieces.take_while(move |(_, piece)| piece.offset < end).map(move |(number, piece)| {
-            let from = start.max(piece.offset) - piece.offset;
-            (number, from..end.min(piece.offset + piece.length) - piece.offset)
+        let chunks = &self.checkpoint.manifest().tensors[index].chunks;
+        let first = chunks.partition_point(|chunk| chunk.offset + chunk.length <= start);
+        let chunks = chunks.iter().enumerate().skip(first);
+        chunks.take_while(move |(_, chunk)| chunk.offset < end).map(move |(number, chunk)| {
+            let from = start.max(chunk.offset) - chunk.offset;
+            (number, from..end.min(chunk.offset + chunk.length) - chunk.offset)
         })
     }
 
-    fn read_part(
-        &self,
-        index: usize,
-        number: usize,
-        within: Range<u64>,
-        values: &mut [f32],
-    ) -> Result<(), CheckpointError> {
+    fn read_part(&self, index: usize, number: usize, within: Range<u64>, values: &mut [f32]) -> Result<()> {
         let tensor = &self.checkpoint.manifest().tensors[index];
-        let piece = &tensor.pieces[number];
+        let chunk = &tensor.chunks[number];
         let key = tensor.key();
-        let file = self.file(&piece.file)?;
+        let file = self.file(&chunk.file)?;
         let copied = |bytes| lock(&self.ahead).advance(bytes);
-        let checksum = file.copy(&key, piece.length, within.clone(), values, copied)?;
+        let checksum = file.copy(&key, chunk.length, within.clone(), values, copied)?;
         self.bytes_read.fetch_add(size_of_val(values) as u64, Ordering::Relaxed);
         let length = within.end - within.start;
-        if length < piece.length {
-            let (tensor, piece) = (index as u64, number as u64);
-            let part = ReadPart { tensor, piece, start: within.start, length, checksum };
+        if length < chunk.length {
+            let (tensor, chunk) = (index as u64, number as u64);
+            let part = ReadPart { tensor, chunk, start: within.start, length, checksum };
             lock(&self.parts).push(part);
             return Ok(());
         }
-        if checksum == piece.checksum {
+        if checksum == chunk.checksum {
             Ok(())
         } else {
             Err(CheckpointError::damaged_tensor(file.path(), &key))
         }
     }
 
-    fn file(&self, name: &'a str) -> Result<Arc<TensorFile>, CheckpointError> {
+    fn file(&self, name: &'a str) -> Result<Arc<TensorFile>> {
         if let Some(file) = lock(&self.files).get(name) {
             return Ok(file.clone());
         }
@@ -182,16 +144,16 @@ impl<'a> CheckpointReader<'a> {
     }
 
     /// Says what is going to be read next, and in which order, so that the disk can work ahead.
-    fn plan(&self, engine: &Engine, tensors: &[(&str, &Saved)]) -> Result<(), CheckpointError> {
+    fn plan(&self, engine: &Engine, tensors: &[(&str, &Saved)]) -> Result<()> {
         let mut ahead = ReadAhead::default();
         for &(name, saved) in tensors {
             let index = self.index_of(name, saved)?;
             let tensor = &self.checkpoint.manifest().tensors[index];
-            for (number, within) in self.pieces_of(index, &engine.held(name)?) {
-                let piece = &tensor.pieces[number];
-                let file = self.file(&piece.file)?;
+            for (number, within) in self.chunks_of(index, &engine.held(name)?) {
+                let chunk = &tensor.chunks[number];
+                let file = self.file(&chunk.file)?;
                 let key = tensor.key();
-                ahead.plan(&file, file.part(&key, piece.length, &within)?);
+                ahead.plan(&file, file.part(&key, chunk.length, &within)?);
             }
         }
         ahead.advance(0);
@@ -200,12 +162,9 @@ impl<'a> CheckpointReader<'a> {
     }
 
     /// Loads this rank's part of all weights. Names and shapes must agree exactly, apart from
-    /// weights that may be missing, which keep their values; returns their names. Collective.
-    pub fn load_weights(
-        &self,
-        engine: &Engine,
-        allow_missing: &AllowMissing,
-    ) -> Result<BTreeSet<String>, CheckpointError> {
+    /// weights that may be missing, which keep their values; returns their names. What computes with the
+    /// weights is not compared: that is [`Checkpoint::require_architecture`]. Collective.
+    pub fn load_weights(&self, engine: &Engine, allow_missing: &AllowMissing) -> Result<BTreeSet<String>> {
         let absent = weights::compare(engine, self, allow_missing)?;
         let names = engine.layout().parameters().map(|(_, parameter)| parameter.name.as_str());
         let present = names.filter(|name| !absent.contains(*name));
@@ -215,15 +174,10 @@ impl<'a> CheckpointReader<'a> {
         loaded.finite(self.checkpoint.folder())
     }
 
-    /// Loads this rank's part of the optimizer's moments, and tells the engine how many updates there
-    /// have been. Before the first there are no moments.
-    /// Those of parameters that are frozen now are left where they are. Fails if another optimizer
-    /// than the engine's AdamW has left them. Collective.
-    pub fn load_optimizer(
-        &self,
-        engine: &Engine,
-        allow_missing: &AllowMissing,
-    ) -> Result<(), CheckpointError> {
+    /// Loads this rank's part of the optimizer's moments, and tells the engine how many updates there have
+    /// been. Before the first there are no moments. Those of parameters that are frozen now are left where
+    /// they are. Fails if another optimizer than the engine's AdamW has left them. Collective.
+    pub fn load_optimizer(&self, engine: &Engine, allow_missing: &AllowMissing) -> Result<()> {
         self.checkpoint.require_optimizer(&SavedOptimizer::adamw())?;
         let state = self.checkpoint.state();
         engine.resume(state.step - state.skipped, state.loss_scale);
@@ -231,11 +185,11 @@ impl<'a> CheckpointReader<'a> {
             return Ok(());
         }
         let (mut present, mut missing) = (Vec::new(), Vec::new());
-        let units = || engine.layout().groups.iter().filter(|unit| unit.trainable);
+        let groups = || engine.layout().groups.iter().filter(|group| group.trainable);
         // In the order of the files.
         let slots = self.checkpoint.manifest().optimizer.slots();
         for saved in &slots {
-            for parameter in units().flat_map(|unit| &unit.parameters) {
+            for parameter in groups().flat_map(|group| &group.parameters) {
                 let name = parameter.name.as_str();
                 if self.has(name, saved) {
                     present.push((name, saved));
@@ -258,30 +212,28 @@ impl<'a> CheckpointReader<'a> {
         self.check_parts(engine)
     }
 
-    /// Checks the pieces of which each rank has read a part: the checksums of the parts make that of
-    /// the piece. Nothing that was read may be used before. Collective.
-    pub fn check_parts(&self, engine: &Engine) -> Result<(), CheckpointError> {
+    /// Checks the chunks of which each rank has read a part: the checksums of the parts make that of
+    /// the chunk. Nothing that was read may be used before. Collective.
+    pub fn check_parts(&self, engine: &Engine) -> Result<()> {
         let mine = std::mem::take(&mut *lock(&self.parts));
-        let message: Vec<u8> = mine.iter().flat_map(|part| part.to_bytes()).collect();
-        let all = engine.all_gather_bytes(Phase::Checkpoint, "checksums", &message)?;
-        let parts = all
-            .iter()
-            .flat_map(|message| message.chunks_exact(FIELDS * size_of::<u64>()).map(ReadPart::from_bytes));
+        let all = engine.all_gather_bytes(Phase::Checkpoint, "checksums", bytemuck::cast_slice(&mine))?;
+        let parts = all.iter().flat_map(|message| message.chunks_exact(size_of::<ReadPart>()));
+        let parts = parts.map(bytemuck::pod_read_unaligned);
         self.check_whole(parts)
     }
 
-    fn check_whole(&self, parts: impl Iterator<Item = ReadPart>) -> Result<(), CheckpointError> {
-        let mut pieces: BTreeMap<(u64, u64), BTreeMap<u64, ReadPart>> = BTreeMap::new();
+    fn check_whole(&self, parts: impl Iterator<Item = ReadPart>) -> Result<()> {
+        let mut chunks: BTreeMap<(u64, u64), BTreeMap<u64, ReadPart>> = BTreeMap::new();
         for part in parts {
-            let starts = pieces.entry((part.tensor, part.piece)).or_default();
+            let starts = chunks.entry((part.tensor, part.chunk)).or_default();
             // Replicas read the same.
             if starts.insert(part.start, part).is_some_and(|other| other != part) {
-                return Err(self.damaged_piece(part.tensor, part.piece));
+                return Err(self.damaged_chunk(part.tensor, part.chunk));
             }
         }
         let manifest = self.checkpoint.manifest();
-        for ((tensor, number), parts) in pieces {
-            let piece = &manifest.tensors[tensor as usize].pieces[number as usize];
+        for ((tensor, number), parts) in chunks {
+            let chunk = &manifest.tensors[tensor as usize].chunks[number as usize];
             let (mut end, mut checksum) = (0, Checksum::empty());
             for part in parts.into_values() {
                 if part.start != end {
@@ -290,46 +242,17 @@ impl<'a> CheckpointReader<'a> {
                 end += part.length;
                 checksum = checksum.then(part.checksum, part.length * size_of::<f32>() as u64);
             }
-            if end != piece.length || checksum != piece.checksum {
-                return Err(self.damaged_piece(tensor, number));
+            if end != chunk.length || checksum != chunk.checksum {
+                return Err(self.damaged_chunk(tensor, number));
             }
         }
         Ok(())
     }
 
-    fn damaged_piece(&self, tensor: u64, number: u64) -> CheckpointError {
+    fn damaged_chunk(&self, tensor: u64, number: u64) -> CheckpointError {
         let tensor = &self.checkpoint.manifest().tensors[tensor as usize];
-        let file = &tensor.pieces[number as usize].file;
-        CheckpointError::damaged_tensor(&self.path_of(file), &tensor.key())
-    }
-
-    fn path_of(&self, file: &str) -> PathBuf {
-        self.checkpoint.folder().join(file)
-    }
-}
-
-impl ReadPart {
-    fn to_bytes(self) -> [u8; FIELDS * size_of::<u64>()] {
-        let fields = [self.tensor, self.piece, self.start, self.length, self.checksum.to_bits()];
-        let mut bytes = [0; FIELDS * size_of::<u64>()];
-        for (field, to) in fields.iter().zip(bytes.chunks_exact_mut(size_of::<u64>())) {
-            to.copy_from_slice(&field.to_le_bytes());
-        }
-        bytes
-    }
-
-    fn from_bytes(bytes: &[u8]) -> Self {
-        let field = |index: usize| {
-            let bytes = bytes[index * size_of::<u64>()..].first_chunk();
-            bytes.map_or(0, |bytes| u64::from_le_bytes(*bytes))
-        };
-        ReadPart {
-            tensor: field(0),
-            piece: field(1),
-            start: field(2),
-            length: field(3),
-            checksum: Checksum::from_bits(field(4)),
-        }
+        let file = &tensor.chunks[number as usize].file;
+        CheckpointError::damaged_tensor(&self.checkpoint.folder().join(file), &tensor.key())
     }
 }
 
@@ -342,7 +265,7 @@ impl Weights for CheckpointReader<'_> {
         self.checkpoint.manifest().shapes()
     }
 
-    fn read(&self, name: &str, range: Range<usize>, values: &mut [f32]) -> Result<(), CheckpointError> {
+    fn read(&self, name: &str, range: Range<usize>, values: &mut [f32]) -> Result<()> {
         CheckpointReader::read(self, name, &Saved::Weight, range, values)
     }
 }

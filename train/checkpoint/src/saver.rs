@@ -21,10 +21,10 @@ use kiln_shard::{Engine, Mesh, ParamGroupLayout, Snapshot, memory};
 use nix::time::{ClockId, clock_gettime};
 
 use super::manifest::Format;
-use super::part::{self, Completion, Entry, Left, Part, Values};
+use super::part::{self, Completion, Entry, Left, Values, WriterOutput};
 use super::saved::Saved;
 use super::status::{Next, Patience, Stage, Status};
-use super::{CheckpointError, HeldFolder, Keep, SaveContext, disk, folder, full};
+use super::{CheckpointError, HeldFolder, Keep, Result, SaveContext, disk, folder, full};
 
 /// How a run saves.
 #[derive(Clone, Debug)]
@@ -41,13 +41,12 @@ pub struct SaveOptions {
     /// How long a save may go without getting on: the parts of all ranks are written and not all of
     /// them can be seen, or a rank does not get anything written.
     pub timeout: Duration,
-    /// The run folder that the checkpoints are in, if it is locked: nothing is written or removed there
-    /// once it is another's.
+    /// The run folder around them, if it is locked: nothing is written or removed there once it is another's.
     pub held: Option<HeldFolder>,
 }
 
 impl SaveOptions {
-    fn check_held(&self) -> Result<(), CheckpointError> {
+    fn check_held(&self) -> Result<()> {
         self.held.as_ref().map_or(Ok(()), HeldFolder::check)
     }
 
@@ -82,8 +81,7 @@ impl Progress {
     }
 }
 
-/// Writes the checkpoints of a run and removes old ones. All ranks call the same methods in the same
-/// order.
+/// Writes the checkpoints of a run and removes old ones. All ranks call the same methods in the same order.
 pub struct Saver {
     options: SaveOptions,
     rank: usize,
@@ -95,7 +93,7 @@ pub struct Saver {
 struct Pending {
     place: PathBuf,
     status: Arc<Status>,
-    thread: JoinHandle<Result<Duration, CheckpointError>>,
+    thread: JoinHandle<Result<Duration>>,
 }
 
 impl Saver {
@@ -111,11 +109,7 @@ impl Saver {
     /// # Errors
     ///
     /// When this save or the one before cannot be written. Earlier checkpoints stay as they are.
-    pub fn begin(
-        &mut self,
-        engine: &Engine,
-        context: SaveContext,
-    ) -> Result<Option<PathBuf>, CheckpointError> {
+    pub fn begin(&mut self, engine: &Engine, context: SaveContext) -> Result<Option<PathBuf>> {
         self.settle(engine)?;
         let place = folder::place_of(&self.options.folder, context.state.step);
         let beside = folder::beside(&place);
@@ -184,7 +178,7 @@ impl Saver {
     /// Ends a save in the background when it is complete or has failed. `all` is the sum of what all
     /// ranks reported, so all do so in the same step. Returns the folder of a checkpoint that is
     /// complete. Collective when there is something to end.
-    pub fn advance(&mut self, engine: &Engine, all: Progress) -> Result<Option<PathBuf>, CheckpointError> {
+    pub fn advance(&mut self, engine: &Engine, all: Progress) -> Result<Option<PathBuf>> {
         let ranks = engine.world().world_size() as f64;
         self.heed(all, ranks);
         if all.failed > 0.0 || all.done == ranks { self.settle(engine) } else { Ok(None) }
@@ -202,7 +196,7 @@ impl Saver {
 
     /// Waits for the save that is under way, if there is one; returns its folder. However long that
     /// takes, no rank waits long for another's word. Collective.
-    pub fn settle(&mut self, engine: &Engine) -> Result<Option<PathBuf>, CheckpointError> {
+    pub fn settle(&mut self, engine: &Engine) -> Result<Option<PathBuf>> {
         let beat = Patience::new(engine.policy().timeout, self.options.timeout).beat;
         let ranks = engine.world().world_size() as f64;
         while let Some(Pending { status, .. }) = &self.pending {
@@ -224,7 +218,7 @@ impl Saver {
     }
 
     /// Waits for the end of a thread, unless nothing can be expected of it any more.
-    fn end(&self, pending: Pending) -> Result<Duration, CheckpointError> {
+    fn end(&self, pending: Pending) -> Result<Duration> {
         let Pending { place, status, thread } = pending;
         let timeout = self.options.timeout;
         if status.is_stalled(timeout) {
@@ -240,14 +234,13 @@ impl Saver {
         })
     }
 
-    /// What this rank's thread has taken of the processors, in all, for the last sharded checkpoint
-    /// that is complete.
+    /// Processor time that this rank's thread has taken for the last complete sharded checkpoint.
     pub fn cpu_time(&self) -> Duration {
         self.cpu_time
     }
 
     /// Takes away what a failed save has left, so that its room is free.
-    fn clean_after(&self, outcome: Result<(), CheckpointError>, place: &Path) -> Result<(), CheckpointError> {
+    fn clean_after(&self, outcome: Result<()>, place: &Path) -> Result<()> {
         if outcome.is_err()
             && self.rank == 0
             && !self.options.is_lost()
@@ -259,7 +252,7 @@ impl Saver {
     }
 
     /// `mine` if no rank has an error; else each rank gets its own, or that another has one.
-    fn agree<T>(&self, engine: &Engine, mine: Result<T, CheckpointError>) -> Result<T, CheckpointError> {
+    fn agree<T>(&self, engine: &Engine, mine: Result<T>) -> Result<T> {
         let failed = [f64::from(u8::from(mine.is_err()))];
         let failed = engine.all_reduce_f64(Phase::Checkpoint, "save", &failed)?;
         if failed[0] == 0.0 {
@@ -311,17 +304,17 @@ struct Writer {
 
 impl Writer {
     /// Returns what it has taken of the processors.
-    fn run(mut self) -> Result<Duration, CheckpointError> {
+    fn run(mut self) -> Result<Duration> {
         memory::bind_to_rank(self.rank);
         // Also if this panics.
         let failed = self.status.fail_on_drop();
         let beside = folder::beside(&self.place);
-        // The piece of every unit that this rank writes.
-        let piece = ParamGroupLayout::own_chunk(&self.mesh, self.rank);
+        // The chunk of every group that this rank writes.
+        let chunk = ParamGroupLayout::own_chunk(&self.mesh, self.rank);
         let slots = self.context.optimizer.slots();
         let mut values = Watched { snapshot: &mut self.snapshot, status: &self.status };
-        let part = part::write_piece(&beside, &self.layout, piece, &slots, &mut values)?;
-        part.leave(&beside, piece)?;
+        let part = part::write_chunk(&beside, &self.layout, chunk, &slots, &mut values)?;
+        part.leave(&beside, chunk)?;
         self.status.set(Stage::Written);
         if self.rank == 0 {
             self.complete(&beside)?;
@@ -332,7 +325,7 @@ impl Writer {
         Ok(clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map_or(Duration::ZERO, Duration::from))
     }
 
-    fn complete(&self, beside: &Path) -> Result<(), CheckpointError> {
+    fn complete(&self, beside: &Path) -> Result<()> {
         let (layout, context) = (&self.layout[..], &self.context);
         let ranks = self.mesh.world_size();
         let parts = self.wait_for_parts(beside, ranks)?;
@@ -345,7 +338,7 @@ impl Writer {
         finish(&self.options, context.state.step)
     }
 
-    fn wait_for_parts(&self, beside: &Path, ranks: usize) -> Result<Vec<Part>, CheckpointError> {
+    fn wait_for_parts(&self, beside: &Path, ranks: usize) -> Result<Vec<WriterOutput>> {
         let [mut pause, longest] = PAUSES;
         loop {
             let missing = match part::find_all(beside, ranks)? {
@@ -356,11 +349,11 @@ impl Writer {
                 Next::Look => pause = longest.min(2 * pause),
                 Next::GiveUp => return Err(CheckpointError::OtherRank),
                 Next::Overdue => {
-                    let of_piece =
+                    let of_chunk =
                         |rank: &usize| missing.contains(&ParamGroupLayout::own_chunk(&self.mesh, *rank));
                     return Err(CheckpointError::MissingParts {
                         folder: beside.to_owned(),
-                        ranks: (0..ranks).filter(of_piece).collect(),
+                        ranks: (0..ranks).filter(of_chunk).collect(),
                         seconds: self.options.timeout.as_secs_f64(),
                     });
                 }
@@ -369,7 +362,7 @@ impl Writer {
     }
 
     /// Fails if nobody wants this checkpoint any more.
-    fn go_on(&self) -> Result<(), CheckpointError> {
+    fn go_on(&self) -> Result<()> {
         if self.status.get_on() { Ok(()) } else { Err(CheckpointError::OtherRank) }
     }
 }
@@ -381,24 +374,28 @@ struct Watched<'a> {
 }
 
 impl Values for Watched<'_> {
-    fn has(&self, unit: usize, saved: &Saved) -> bool {
-        Values::has(self.snapshot, unit, saved)
+    fn has(&self, group: usize, saved: &Saved) -> bool {
+        self.snapshot.has(group, saved.kind())
     }
 
-    fn get(&self, layout: &[ParamGroupLayout], entry: &Entry) -> Result<Cow<'_, [f32]>, CheckpointError> {
+    fn get(&self, layout: &[ParamGroupLayout], entry: &Entry) -> Result<Cow<'_, [f32]>> {
         if !self.status.get_on() {
             return Err(CheckpointError::OtherRank);
         }
-        Values::get(self.snapshot, layout, entry)
+        let values = self.snapshot.values(entry.group, entry.saved.kind())?.unwrap_or_default();
+        let group = &layout[entry.group];
+        let start = group.parameters[entry.slot].offset + entry.range.start;
+        let within = start % group.chunk;
+        Ok(Cow::Borrowed(&values[within..within + entry.range.len()]))
     }
 
-    fn done(&mut self, unit: usize, saved: &Saved) {
-        Values::done(self.snapshot, unit, saved);
+    fn done(&mut self, group: usize, saved: &Saved) {
+        self.snapshot.release(group, saved.kind());
     }
 }
 
 /// After the checkpoint of `step` has come to its place.
-fn finish(options: &SaveOptions, step: u64) -> Result<(), CheckpointError> {
+fn finish(options: &SaveOptions, step: u64) -> Result<()> {
     options.check_held()?;
     folder::point_to(&options.folder, step)?;
     options.check_held()?;

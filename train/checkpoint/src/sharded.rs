@@ -1,4 +1,4 @@
-//! A decoder whose parts are sharded over the ranks.
+//! A decoder whose modules are sharded over the ranks.
 
 use burn::tensor::{Device, Tensor};
 use kiln_model::decoder::{Decoder, Modules, WithLoss};
@@ -7,21 +7,16 @@ use kiln_model::{Key, ModelConfig};
 use kiln_shard::layout::parameters_of;
 use kiln_shard::{Engine, EngineBuilder, ParamGroupLayout, ShardError, ShardOptions, ShardedModule};
 
-/// Parameters of the outer parts are called as in their modules, as in `embed_tokens.weight`.
+/// Parameters of the outer modules are called as there, as in `embed_tokens.weight`.
 const OUTER_PREFIX: &str = "";
 
-/// Units are called so in logs and checkpoints.
+/// The outer modules in logs and checkpoints.
 const EMBED: &str = "embed";
 const HEAD: &str = "head";
 
-/// As in logs and checkpoints, the unit of block `index`.
-fn layer_unit(index: usize) -> String {
+/// As in logs and checkpoints, the module of block `index`.
+fn layer_name(index: usize) -> String {
     format!("layers.{index}")
-}
-
-/// What the names of the parameters of block `index` start with.
-fn layer_prefix(index: usize) -> String {
-    format!("layers.{index}.")
 }
 
 /// A sharded decoder and the engine that moves its weights.
@@ -34,14 +29,14 @@ pub struct ShardedDecoder<B> {
 }
 
 impl<B: Layer> ShardedDecoder<B> {
-    /// Shards `decoder`, part by part. Weights are initialised as they are cut, so that no rank
+    /// Shards `decoder`, module by module. Weights are initialised as they are cut, so that no rank
     /// ever holds more than one whole parameter. Collective.
     pub fn new(decoder: Decoder<B>, builder: EngineBuilder) -> Result<Self, ShardError> {
         Self::with_progress(decoder, builder, |_, _| {})
     }
 
-    /// [`ShardedDecoder::new`], which calls `progress` after each part, with the number of parts that are done
-    /// and of all.
+    /// [`ShardedDecoder::new`], which calls `progress` after each module: how many are done, and how many
+    /// there are.
     pub fn with_progress(
         decoder: Decoder<B>,
         mut builder: EngineBuilder,
@@ -59,14 +54,14 @@ impl<B: Layer> ShardedDecoder<B> {
             .into_iter()
             .enumerate()
             .map(|(index, block)| {
-                let part = builder.fully_shard(
-                    &layer_unit(index),
-                    &layer_prefix(index),
+                let module = builder.fully_shard(
+                    &layer_name(index),
+                    &format!("{}.", layer_name(index)),
                     block,
                     ShardOptions::default(),
                 )?;
                 progress(index + 2, all);
-                Ok(part)
+                Ok(module)
             })
             .collect::<Result<_, ShardError>>()?;
         // Backward starts here.
@@ -88,7 +83,7 @@ impl<B: Layer> ShardedDecoder<B> {
     }
 }
 
-/// Hands out the parts of a sharded decoder for one forward pass.
+/// Hands out the modules of a sharded decoder for one forward pass.
 pub struct Pass<'a, B> {
     decoder: &'a ShardedDecoder<B>,
     device: &'a Device,
@@ -136,33 +131,33 @@ pub(crate) fn outline(model: &ModelConfig) -> Decoder<Block> {
 pub type Shapes = Vec<(String, Vec<usize>)>;
 
 /// Full names and shapes of all parameters, as [`ShardedDecoder::new`] will call them, in the order
-/// of the parts. Initialises nothing.
+/// of the modules. Initialises nothing.
 pub fn parameter_shapes<B: Layer>(decoder: &Decoder<B>) -> Shapes {
-    units_of(decoder).into_iter().flatten().collect()
+    module_shapes(decoder).into_iter().flatten().collect()
 }
 
-/// As [`parameter_shapes`], part by part: the embedding, the blocks, the head.
-pub fn units_of<B: Layer>(decoder: &Decoder<B>) -> Vec<Shapes> {
-    let mut units = vec![parameters_of(&decoder.embed, OUTER_PREFIX)];
+/// As [`parameter_shapes`], module by module: the embedding, the blocks, the head.
+pub fn module_shapes<B: Layer>(decoder: &Decoder<B>) -> Vec<Shapes> {
+    let mut modules = vec![parameters_of(&decoder.embed, OUTER_PREFIX)];
     for (index, block) in decoder.layers.iter().enumerate() {
-        units.push(parameters_of(block, &layer_prefix(index)));
+        modules.push(parameters_of(block, &format!("{}.", layer_name(index))));
     }
-    units.push(parameters_of(&decoder.head, OUTER_PREFIX));
-    units
+    modules.push(parameters_of(&decoder.head, OUTER_PREFIX));
+    modules
 }
 
-/// The units of a decoder over `ranks` ranks, as [`ShardedDecoder::new`] lays them out where nothing
+/// The modules of a decoder over `ranks` ranks, as [`ShardedDecoder::new`] lays them out where nothing
 /// is frozen. Initialises nothing.
 pub fn layout_of<B: Layer>(decoder: &Decoder<B>, ranks: usize) -> Vec<ParamGroupLayout> {
-    let shapes = units_of(decoder);
+    let shapes = module_shapes(decoder);
     let last = shapes.len() - 1;
     let name = |index: usize| match index {
         0 => EMBED.to_owned(),
         index if index == last => HEAD.to_owned(),
-        index => layer_unit(index - 1),
+        index => layer_name(index - 1),
     };
-    let units = shapes.into_iter().enumerate();
-    units.map(|(index, shapes)| ParamGroupLayout::new(name(index), true, shapes, ranks)).collect()
+    let modules = shapes.into_iter().enumerate();
+    modules.map(|(index, shapes)| ParamGroupLayout::new(name(index), true, shapes, ranks)).collect()
 }
 
 /// The full names of all parameters, as [`ShardedDecoder::new`] will call them. Initialises nothing.

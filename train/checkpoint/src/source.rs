@@ -1,5 +1,4 @@
-//! A model on disk, in whichever format: wherever a command takes a checkpoint, it takes one of
-//! these.
+//! A model on disk, in whichever format: wherever a command takes a checkpoint, it takes one of these.
 
 use std::collections::BTreeSet;
 use std::io::ErrorKind;
@@ -50,12 +49,7 @@ impl ModelSource {
     pub fn require_architecture(&self, here: &Architecture) -> Result<(), CheckpointError> {
         match self {
             ModelSource::Checkpoint(checkpoint) => checkpoint.require_architecture(here),
-            ModelSource::HuggingFace(folder) => {
-                let objection = Architecture::decoder().objection(here);
-                let path = folder.folder().to_owned();
-                objection
-                    .map_or(Ok(()), |objection| Err(CheckpointError::OtherArchitecture { path, objection }))
-            }
+            ModelSource::HuggingFace(folder) => Architecture::decoder().require(here, folder.folder()),
         }
     }
 
@@ -138,7 +132,7 @@ impl ModelSource {
         allow_missing: &AllowMissing,
     ) -> Result<BTreeSet<String>, CheckpointError> {
         match self {
-            ModelSource::Checkpoint(checkpoint) => checkpoint.load_weights(engine, allow_missing),
+            ModelSource::Checkpoint(checkpoint) => checkpoint.reader().load_weights(engine, allow_missing),
             ModelSource::HuggingFace(folder) => {
                 weights::load(engine, folder.as_ref(), allow_missing)?.finite(folder.folder())
             }

@@ -140,8 +140,7 @@ impl Status {
         self.changed.notify_all();
     }
 
-    /// Waits for `pause` before the next look at what other ranks have written, or less when there is
-    /// news.
+    /// Waits for `pause` before the next look at what other ranks have written, or less when there is news.
     pub(super) fn pause(&self, pause: Duration) -> Next {
         let mut state = self.state();
         let now = Instant::now();

@@ -13,11 +13,10 @@ use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
 use safetensors::SafeTensorError;
 use safetensors::tensor::Dtype;
 
-use super::CheckpointError;
 use super::manifest::FileEntry;
+use super::{CheckpointError, Result};
 
-/// Bytes that are checksummed and then written, or copied and then checksummed, while they are in
-/// the cache.
+/// Bytes that are checksummed and then written, or copied and then checksummed, while they are in the cache.
 pub(super) const CHUNK: usize = 1 << 20;
 
 /// Bytes of an element: data is f32.
@@ -34,10 +33,9 @@ pub(super) struct TensorFileWriter {
 }
 
 impl TensorFileWriter {
-    /// Creates the file `path` for `arrays` of f32, as keys and shapes, whose data is to be appended
-    /// in this order. The header names the file, so that two files of equal content cannot be taken
-    /// for each other.
-    pub(super) fn create(path: PathBuf, arrays: &[(String, Vec<usize>)]) -> Result<Self, CheckpointError> {
+    /// Creates the file `path` for `arrays` of f32, as keys and shapes, whose data is to be appended in this
+    /// order. The header names the file, so that two files of equal content cannot be taken for each other.
+    pub(super) fn create(path: PathBuf, arrays: &[(String, Vec<usize>)]) -> Result<Self> {
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let described =
             arrays.iter().map(|(key, shape)| Array { key, dtype: "F32", width: size_of::<f32>(), shape });
@@ -52,15 +50,15 @@ impl TensorFileWriter {
     }
 
     /// Appends values of the array that is next; returns their checksum.
-    pub(super) fn append(&mut self, values: &[f32]) -> Result<Checksum, CheckpointError> {
+    pub(super) fn append(&mut self, values: &[f32]) -> Result<Checksum> {
         let mut checksum = RunningChecksum::default();
-        let written = self.stream.append(&little_endian(values), |piece| checksum.update(piece));
+        let written = self.stream.append(&little_endian(values), |chunk| checksum.update(chunk));
         written.map_err(CheckpointError::io("write", &self.path))?;
         Ok(checksum.finish())
     }
 
     /// Waits until all is on the disk.
-    pub(super) fn finish(self) -> Result<FileEntry, CheckpointError> {
+    pub(super) fn finish(self) -> Result<FileEntry> {
         let TensorFileWriter { path, stream, header, header_bytes, length } = self;
         let written = stream.length();
         if written != length {
@@ -93,7 +91,7 @@ pub(super) struct TensorFile {
 impl TensorFile {
     /// Opens `path`, which the manifest describes as `entry`. Fails unless length and header are as
     /// described. Reads nothing else.
-    pub(super) fn open(path: PathBuf, entry: &FileEntry) -> Result<Self, CheckpointError> {
+    pub(super) fn open(path: PathBuf, entry: &FileEntry) -> Result<Self> {
         let damaged = |problem: String| CheckpointError::damaged(&path, problem);
         let file = files::open(&path).map_err(CheckpointError::unreadable(&path))?;
         let bytes = file.metadata().map_err(CheckpointError::io("read", &path))?.len();
@@ -138,7 +136,7 @@ impl TensorFile {
         part: Range<u64>,
         values: &mut [f32],
         mut copied: impl FnMut(usize),
-    ) -> Result<Checksum, CheckpointError> {
+    ) -> Result<Checksum> {
         let bytes = self.part(key, length, &part)?;
         let mut checksum = RunningChecksum::default();
         for (offset, to) in bytes.clone().step_by(CHUNK).zip(values.chunks_mut(CHUNK / WIDTH as usize)) {
@@ -159,19 +157,14 @@ impl TensorFile {
     }
 
     /// Where in the file elements `part` of the array `key` are, which holds `length`.
-    pub(super) fn part(
-        &self,
-        key: &str,
-        length: u64,
-        part: &Range<u64>,
-    ) -> Result<Range<usize>, CheckpointError> {
+    pub(super) fn part(&self, key: &str, length: u64, part: &Range<u64>) -> Result<Range<usize>> {
         let array = self.range(key, length)?;
         let (start, end) = ((part.start * WIDTH) as usize, (part.end * WIDTH) as usize);
         Ok(array.start + start..array.start + end)
     }
 
     /// The checksum of the array `key`, which holds `length` elements.
-    pub(super) fn checksum(&self, key: &str, length: u64) -> Result<Checksum, CheckpointError> {
+    pub(super) fn checksum(&self, key: &str, length: u64) -> Result<Checksum> {
         let bytes = self.range(key, length)?;
         let mut chunk = vec![0; CHUNK.min(bytes.len())];
         let mut checksum = RunningChecksum::default();
@@ -184,11 +177,11 @@ impl TensorFile {
     }
 
     /// Fills `bytes` with those of the file from `offset` on.
-    fn read(&self, bytes: &mut [u8], offset: usize) -> Result<(), CheckpointError> {
+    fn read(&self, bytes: &mut [u8], offset: usize) -> Result<()> {
         self.file.read_exact_at(bytes, offset as u64).map_err(unreadable(&self.path))
     }
 
-    fn range(&self, key: &str, length: u64) -> Result<Range<usize>, CheckpointError> {
+    fn range(&self, key: &str, length: u64) -> Result<Range<usize>> {
         let missing = || CheckpointError::damaged(&self.path, format!("it lacks `{key}`"));
         let range = self.arrays.get(key).cloned().ok_or_else(missing)?;
         if range.len() as u64 != length.saturating_mul(WIDTH) {

@@ -2,7 +2,7 @@
 
 use rayon::prelude::*;
 
-use super::manifest::{FileEntry, Piece, TensorEntry, check_plain_file};
+use super::manifest::{Chunk, FileEntry, TensorEntry, check_plain_file};
 use super::tensor_file::TensorFile;
 use super::{Checkpoint, CheckpointError};
 
@@ -28,25 +28,25 @@ pub fn verify(checkpoint: &Checkpoint) -> Verified {
 
 fn verify_file(checkpoint: &Checkpoint, name: &str, entry: &FileEntry) -> Vec<CheckpointError> {
     let tensors = &checkpoint.manifest().tensors;
-    let pieces = tensors.iter().flat_map(|tensor| {
-        tensor.pieces.iter().filter(|piece| piece.file == name).map(move |piece| (tensor, piece))
+    let chunks = tensors.iter().flat_map(|tensor| {
+        tensor.chunks.iter().filter(|chunk| chunk.file == name).map(move |chunk| (tensor, chunk))
     });
-    let pieces: Vec<(&TensorEntry, &Piece)> = pieces.collect();
+    let chunks: Vec<(&TensorEntry, &Chunk)> = chunks.collect();
     let path = checkpoint.folder().join(name);
-    if pieces.is_empty() {
+    if chunks.is_empty() {
         return check_plain_file(checkpoint.folder(), name, entry).err().into_iter().collect();
     }
     let file = match TensorFile::open(path, entry) {
         Ok(file) => file,
         Err(error) => return vec![error],
     };
-    let wrong = |(tensor, piece): (&TensorEntry, &Piece)| {
+    let wrong = |(tensor, chunk): (&TensorEntry, &Chunk)| {
         let key = tensor.key();
-        match file.checksum(&key, piece.length) {
-            Ok(checksum) if checksum == piece.checksum => None,
+        match file.checksum(&key, chunk.length) {
+            Ok(checksum) if checksum == chunk.checksum => None,
             Ok(_) => Some(CheckpointError::damaged_tensor(file.path(), &key)),
             Err(error) => Some(error),
         }
     };
-    pieces.into_iter().filter_map(wrong).collect()
+    chunks.into_iter().filter_map(wrong).collect()
 }

@@ -115,17 +115,17 @@ impl NotFinite {
         self.weights.insert(name.to_owned());
     }
 
-    /// Fails if there is one among those in `folder`. To be called when it is known that they are as they
-    /// were saved, and all have been looked at.
-    pub fn check(self, folder: &Path) -> Result<(), CheckpointError> {
+    /// Fails if there is one among those in `folder`. To be called when it is known that they are as they were saved.
+    /// Says how many there are if `all` weights have been looked at.
+    pub fn check(self, folder: &Path, all: bool) -> Result<(), CheckpointError> {
         let NotFinite { first, weights, values } = self;
         let Some((name, value)) = first else { return Ok(()) };
-        let all = Some((values, weights.len()));
+        let all = all.then_some((values, weights.len()));
         Err(CheckpointError::NotFinite { path: folder.to_owned(), name, value, all })
     }
 }
 
-/// Weights of which every value that is read is looked at.
+/// Weights whose values are looked at as they are read.
 pub(crate) struct Watched<'a> {
     weights: &'a dyn Weights,
     found: RefCell<NotFinite>,
@@ -138,7 +138,7 @@ impl<'a> Watched<'a> {
 
     /// Fails if a value that was read is no finite number.
     pub(crate) fn check(&self) -> Result<(), CheckpointError> {
-        self.found.take().check(self.folder())
+        self.found.take().check(self.folder(), true)
     }
 }
 
@@ -175,13 +175,7 @@ impl Loaded {
     /// If there is a value among those in `folder` that nothing can be computed with. To be called when it
     /// is known that they are as they were saved.
     pub fn finite(self, folder: &Path) -> Result<BTreeSet<String>, CheckpointError> {
-        match self.not_finite.first {
-            None => Ok(self.absent),
-            Some((name, value)) => {
-                let path = folder.to_owned();
-                Err(CheckpointError::NotFinite { path, name, value, all: None })
-            }
-        }
+        self.not_finite.check(folder, false).map(|()| self.absent)
     }
 }
 

@@ -1,6 +1,6 @@
 //! Batches of samples at given positions of the run.
 
-use super::{DataError, SampleOrder, TokenFile};
+use super::{Result, SampleOrder, TokenFile};
 
 /// Samples for one forward pass, one per row.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,7 +30,7 @@ impl BatchSource {
     /// # Errors
     ///
     /// None for a file that is open: it has at least one sample.
-    pub fn new(file: TokenFile, shuffle: bool, seed: u64) -> Result<Self, DataError> {
+    pub fn new(file: TokenFile, shuffle: bool, seed: u64) -> Result<Self> {
         let order = SampleOrder::new(file.num_samples(), shuffle, seed)?;
         Ok(Self { file, order })
     }
@@ -51,7 +51,7 @@ impl BatchSource {
     /// # Errors
     ///
     /// When the file holds a token outside its vocabulary.
-    pub fn fetch(&self, first_global_index: u64, count: usize) -> Result<Batch, DataError> {
+    pub fn fetch(&self, first_global_index: u64, count: usize) -> Result<Batch> {
         let seq_len = self.file.seq_len();
         // `read_sample` puts one token more into the inputs before it takes it out again.
         let mut inputs = Vec::with_capacity(count * seq_len + 1);
@@ -66,10 +66,9 @@ impl BatchSource {
 
 /// Position in the run of the first sample of one micro-batch of one rank.
 ///
-/// With a global batch of `G` samples, `R` ranks and micro-batches of `M`, step `s` owns
-/// the positions `s * G .. (s + 1) * G`. Rank `r` takes the slice of `G / R` positions
-/// from `s * G + r * (G / R)` on, and its micro-batch `j` the `M` positions from `j * M`
-/// on within that slice:
+/// With a global batch of `G` samples, `R` ranks and micro-batches of `M`, step `s` owns the positions `s * G
+/// .. (s + 1) * G`. Rank `r` takes the slice of `G / R` positions from `s * G + r * (G / R)` on, and its
+/// micro-batch `j` the `M` positions from `j * M` on within that slice:
 ///
 /// `s * G + r * (G / R) + j * M`
 ///

@@ -4,7 +4,7 @@
 //! A file such as `train.crc` has the CRC-64/NVME of every [`BLOCK_BYTES`] bytes of `train.bin`, of which
 //! the last may be fewer: eight bytes each, little-endian, one after the other.
 
-use super::DataError;
+use super::{DataError, Result};
 use kiln_storage::{Checksum, RunningChecksum, files};
 use std::fs::File;
 use std::io::{self, BufWriter, Write as _};
@@ -34,13 +34,13 @@ pub(super) struct BlockWriter {
 }
 
 impl BlockWriter {
-    pub(super) fn create(path: PathBuf) -> Result<Self, DataError> {
+    pub(super) fn create(path: PathBuf) -> Result<Self> {
         let file = File::create(&path).map_err(DataError::io("create", &path))?;
         Ok(Self { path, file: BufWriter::new(file), running: RunningChecksum::default(), filled: 0 })
     }
 
     /// Goes on with the next bytes of the token file.
-    pub(super) fn update(&mut self, mut bytes: &[u8]) -> Result<(), DataError> {
+    pub(super) fn update(&mut self, mut bytes: &[u8]) -> Result<()> {
         while !bytes.is_empty() {
             let room = usize::try_from(BLOCK_BYTES - self.filled).unwrap_or(usize::MAX);
             let (now, later) = bytes.split_at(room.min(bytes.len()));
@@ -55,7 +55,7 @@ impl BlockWriter {
     }
 
     /// Puts everything on the disk.
-    pub(super) fn finish(mut self) -> Result<(), DataError> {
+    pub(super) fn finish(mut self) -> Result<()> {
         if self.filled > 0 {
             self.close()?;
         }
@@ -66,7 +66,7 @@ impl BlockWriter {
             .map_err(DataError::io("write", &self.path))
     }
 
-    fn close(&mut self) -> Result<(), DataError> {
+    fn close(&mut self) -> Result<()> {
         let sum = self.running.finish().to_bits();
         self.running = RunningChecksum::default();
         self.filled = 0;
@@ -85,8 +85,8 @@ pub(super) enum Fault {
     Sums(DataError),
 }
 
-/// The checksums of the blocks of one token file, and which blocks agree with them already. It may be
-/// shared between threads.
+/// The checksums of the blocks of one token file, and which blocks agree with them already. Threads may share
+/// it.
 #[derive(Debug)]
 pub(super) struct BlockSums {
     path: PathBuf,
@@ -104,7 +104,7 @@ impl BlockSums {
     /// # Errors
     ///
     /// When the file is missing, or has not as many checksums as the token file has blocks.
-    pub(super) fn open(path: PathBuf, block_bytes: u64, bytes: u64) -> Result<Self, DataError> {
+    pub(super) fn open(path: PathBuf, block_bytes: u64, bytes: u64) -> Result<Self> {
         let file = match files::open(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 return Err(DataError::BlockSums { path, problem: "it is missing".to_owned() });
@@ -173,7 +173,7 @@ impl BlockSums {
     }
 
     /// The checksum that a block had.
-    pub(super) fn of_block(&self, block: u64) -> Result<Checksum, DataError> {
+    pub(super) fn of_block(&self, block: u64) -> Result<Checksum> {
         let mut sum = [0; SUM_BYTES as usize];
         self.file.read_exact_at(&mut sum, block * SUM_BYTES).map_err(DataError::io("read", &self.path))?;
         Ok(Checksum::from_bits(u64::from_le_bytes(sum)))
@@ -189,12 +189,12 @@ mod tests {
     const BLOCK: usize = BLOCK_BYTES as usize;
 
     /// A token file of `length` bytes, the same bytes as it was written, and its checksums.
-    fn written(folder: &Path, length: usize, piece: usize) -> (PathBuf, Vec<u8>, BlockSums) {
+    fn written(folder: &Path, length: usize, chunk: usize) -> (PathBuf, Vec<u8>, BlockSums) {
         let bytes: Vec<u8> = (0..length as u64).map(|at| (at * at % 251) as u8).collect();
         let (path, sums) = (folder.join("tokens"), folder.join("sums"));
         fs::write(&path, &bytes).unwrap();
         let mut writer = BlockWriter::create(sums.clone()).unwrap();
-        bytes.chunks(piece).for_each(|piece| writer.update(piece).unwrap());
+        bytes.chunks(chunk).for_each(|chunk| writer.update(chunk).unwrap());
         writer.finish().unwrap();
         (path, bytes, BlockSums::open(sums, BLOCK_BYTES, length as u64).unwrap())
     }
@@ -202,8 +202,8 @@ mod tests {
     #[test]
     fn every_block_has_its_checksum_however_it_is_written() {
         let folder = tempfile::tempdir().unwrap();
-        for (length, piece) in [(1, 1), (BLOCK, 1000), (BLOCK + 1, 7), (3 * BLOCK - 1, 2 * BLOCK)] {
-            let (_, bytes, sums) = written(folder.path(), length, piece);
+        for (length, chunk) in [(1, 1), (BLOCK, 1000), (BLOCK + 1, 7), (3 * BLOCK - 1, 2 * BLOCK)] {
+            let (_, bytes, sums) = written(folder.path(), length, chunk);
             assert_eq!(sums.blocks(), length.div_ceil(BLOCK) as u64);
             for (index, block) in bytes.chunks(BLOCK).enumerate() {
                 assert_eq!(sums.of_block(index as u64).unwrap(), Checksum::of(block), "{length}");

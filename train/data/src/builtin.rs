@@ -1,7 +1,7 @@
 //! Text that ships with the program: no file is needed to try a training run.
 
-use super::DataError;
 use super::mix::{SplitMix, mix_pair};
+use super::{DataError, Result};
 use sha2::{Digest, Sha256};
 use std::fmt::Write as _;
 use std::path::Path;
@@ -42,7 +42,7 @@ pub(super) enum Builtin {
 
 impl Builtin {
     /// The built-in text that an input names; `None` when the input is a path.
-    pub(super) fn parse(input: &Path) -> Result<Option<Self>, DataError> {
+    pub(super) fn parse(input: &Path) -> Result<Option<Self>> {
         let Some(name) = input.to_str().and_then(|text| text.strip_prefix(PREFIX)) else {
             return Ok(None);
         };

@@ -2,7 +2,7 @@
 
 use super::blocks::{BlockSums, Fault};
 use super::info::Split;
-use super::{DataError, DataInfo, TokenWidth};
+use super::{DataError, DataInfo, Result, TokenWidth};
 use kiln_storage::files;
 use std::fs::File;
 use std::io;
@@ -11,11 +11,10 @@ use std::path::{Path, PathBuf};
 
 /// A token file, cut into samples of one sequence length.
 ///
-/// Opening it reads no tokens: each sample is read from its position in the file. It may
-/// be shared between threads. The file is not mapped into memory: if somebody truncated
-/// it then, a signal would end the process, where this is an error. Where the folder has
-/// checksums of blocks, each block is compared with its own before the first sample from it
-/// is handed out.
+/// Opening it reads no tokens: each sample is read from its position in the file. It may be shared between
+/// threads. The file is not mapped into memory: if somebody truncated it then, a signal would end the
+/// process, where this is an error. Where the folder has checksums of blocks, each block is compared with its
+/// own before the first sample from it is handed out.
 #[derive(Debug)]
 pub struct TokenFile {
     path: PathBuf,
@@ -32,10 +31,9 @@ impl TokenFile {
     ///
     /// # Errors
     ///
-    /// When `data.json`, the token file or the checksums of its blocks are missing or
-    /// unusable, when the size of the file is not what `data.json` states, and when it holds
-    /// less than one sample.
-    pub fn open(folder: impl AsRef<Path>, split: Split, seq_len: usize) -> Result<Self, DataError> {
+    /// When `data.json`, the token file or the checksums of its blocks are missing or unusable, when the size
+    /// of the file is not what `data.json` states, and when it holds less than one sample.
+    pub fn open(folder: impl AsRef<Path>, split: Split, seq_len: usize) -> Result<Self> {
         let folder = folder.as_ref();
         if seq_len == 0 {
             return Err(DataError::ZeroSequenceLength);
@@ -83,15 +81,9 @@ impl TokenFile {
     ///
     /// # Errors
     ///
-    /// When there is no such sample, when it cannot be read (any more), when it is not what
-    /// was prepared, and when a token is outside the vocabulary; `inputs` and `targets` are
-    /// then as they were.
-    pub fn read_sample(
-        &self,
-        sample: u64,
-        inputs: &mut Vec<i32>,
-        targets: &mut Vec<i32>,
-    ) -> Result<(), DataError> {
+    /// When there is no such sample, when it cannot be read (any more), when it is not what was prepared, and
+    /// when a token is outside the vocabulary; `inputs` and `targets` are then as they were.
+    pub fn read_sample(&self, sample: u64, inputs: &mut Vec<i32>, targets: &mut Vec<i32>) -> Result<()> {
         if sample >= self.num_samples {
             return Err(DataError::SampleOutOfRange {
                 path: self.path.clone(),
@@ -144,7 +136,7 @@ impl TokenFile {
     /// # Errors
     ///
     /// When a block differs from its checksum, and when the file or the checksums cannot be read.
-    pub fn check(&self) -> Result<(), DataError> {
+    pub fn check(&self) -> Result<()> {
         match &self.blocks {
             Some(blocks) => blocks.confirm_some(&self.file).map_err(|fault| self.fault(0, fault)),
             None => Ok(()),

@@ -1,18 +1,18 @@
-//! The documents of the inputs, as one stream of pieces.
+//! The documents of the inputs, as one stream of chunks.
 //!
 //! Nothing here holds more than one document in memory, and of a text file no more
-//! than one piece: a corpus may be far larger than the memory.
+//! than one chunk: a corpus may be far larger than the memory.
 
-use super::DataError;
 use super::builtin::Builtin;
 use super::encoding::NotText;
 use super::jsonl::JsonLines;
 use super::listing::{Format, Listed, sha256_of};
-use super::piece::{Cutter, Piece, piece_limit};
+use super::piece::{Cutter, TextChunk, chunk_limit};
 use super::reader::{DocumentReader, DocumentText};
 use super::remark::{PassedOver, Unread};
 use super::stream;
 use super::text::TextFile;
+use super::{DataError, Result};
 use rayon::prelude::*;
 use std::fs::{self, File};
 use std::io::{Cursor, Read, Seek as _};
@@ -29,7 +29,7 @@ struct Source {
 
 impl Source {
     /// A reader of the documents; the inner error says why the file is passed over as not text.
-    fn open(&self) -> Result<Result<Box<dyn DocumentReader>, NotText>, DataError> {
+    fn open(&self) -> Result<Result<Box<dyn DocumentReader>, NotText>> {
         let path = &self.listed.path;
         Ok(Ok(match self.listed.format {
             Format::Builtin(text) => Box::new(BuiltinText { text, next: 0 }),
@@ -47,7 +47,7 @@ impl Source {
     }
 
     /// The content, from its start. One reader at a time: those of a copy share their position.
-    fn file(&self) -> Result<File, DataError> {
+    fn file(&self) -> Result<File> {
         let path = &self.listed.path;
         let Some(copy) = &self.copy else {
             return File::open(path).map_err(DataError::io("open", path));
@@ -62,12 +62,12 @@ impl Source {
 }
 
 #[cfg(feature = "parquet")]
-fn open_parquet(file: File, path: &Path) -> Result<Box<dyn DocumentReader>, DataError> {
+fn open_parquet(file: File, path: &Path) -> Result<Box<dyn DocumentReader>> {
     Ok(Box::new(super::parquet::ParquetFile::new(file, path)?))
 }
 
 #[cfg(not(feature = "parquet"))]
-fn open_parquet(_: File, path: &Path) -> Result<Box<dyn DocumentReader>, DataError> {
+fn open_parquet(_: File, path: &Path) -> Result<Box<dyn DocumentReader>> {
     Err(DataError::ParquetDisabled { path: path.to_path_buf() })
 }
 
@@ -77,7 +77,7 @@ struct BuiltinText {
 }
 
 impl DocumentReader for BuiltinText {
-    fn next_document(&mut self) -> Result<Option<DocumentText>, DataError> {
+    fn next_document(&mut self) -> Result<Option<DocumentText>> {
         let index = self.next;
         self.next += 1;
         let exists = index < self.text.documents();
@@ -100,7 +100,7 @@ impl Corpus {
     ///
     /// When this build cannot read one of the formats, when a stream cannot be read or copied, and when
     /// `stop` becomes true meanwhile.
-    pub(super) fn open(listed: Vec<Listed>, scratch: &Path, stop: &AtomicBool) -> Result<Self, DataError> {
+    pub(super) fn open(listed: Vec<Listed>, scratch: &Path, stop: &AtomicBool) -> Result<Self> {
         // Told before hours of work on the files that come first.
         let parquet = listed.iter().find(|listed| listed.format == Format::Parquet);
         if let (Some(listed), false) = (parquet, cfg!(feature = "parquet")) {
@@ -119,7 +119,7 @@ impl Corpus {
     }
 
     /// Every file with its SHA-256; files are read on all cores.
-    pub(super) fn digests(&self) -> Result<Vec<(&Listed, String)>, DataError> {
+    pub(super) fn digests(&self) -> Result<Vec<(&Listed, String)>> {
         let digest = |source: &Source| match &source.copy {
             None => source.listed.digest(),
             Some(_) => sha256_of(source.file()?).map_err(DataError::io("read", &source.listed.path)),
@@ -150,11 +150,11 @@ impl Corpus {
         self.bytes
     }
 
-    /// Reads the text, from the start. The pieces are the same on every pass.
-    pub(super) fn pieces(&self) -> Pieces<'_> {
-        Pieces {
+    /// Reads the text, from the start. The chunks are the same on every pass.
+    pub(super) fn chunks(&self) -> TextChunks<'_> {
+        TextChunks {
             sources: self.sources.iter(),
-            limit: piece_limit(self.bytes),
+            limit: chunk_limit(self.bytes),
             source: None,
             cutter: None,
             documents: 0,
@@ -165,7 +165,7 @@ impl Corpus {
 }
 
 /// Copies a stream to its end, and notes its size.
-fn copy_stream(listed: &mut Listed, scratch: &Path, stop: &AtomicBool) -> Result<File, DataError> {
+fn copy_stream(listed: &mut Listed, scratch: &Path, stop: &AtomicBool) -> Result<File> {
     let path = scratch.join("stream");
     let mut copy = File::options()
         .read(true)
@@ -179,9 +179,8 @@ fn copy_stream(listed: &mut Listed, scratch: &Path, stop: &AtomicBool) -> Result
     Ok(copy)
 }
 
-/// The pieces of all documents, in order; see [`Corpus::pieces`]. It ends after the
-/// first error.
-pub(super) struct Pieces<'a> {
+/// The chunks of all documents, in order; see [`Corpus::chunks`]. It ends after the first error.
+pub(super) struct TextChunks<'a> {
     sources: std::slice::Iter<'a, Source>,
     limit: usize,
     source: Option<(&'a Source, Box<dyn DocumentReader>)>,
@@ -191,7 +190,7 @@ pub(super) struct Pieces<'a> {
     failed: bool,
 }
 
-impl Pieces<'_> {
+impl TextChunks<'_> {
     /// Documents finished so far, not counting empty ones.
     pub(super) fn documents(&self) -> u64 {
         self.documents
@@ -202,7 +201,7 @@ impl Pieces<'_> {
         &self.passed_over
     }
 
-    fn advance(&mut self) -> Result<Option<Piece>, DataError> {
+    fn advance(&mut self) -> Result<Option<TextChunk>> {
         loop {
             if let (Some(cutter), Some((source, _))) = (&mut self.cutter, &self.source) {
                 let next = cutter.next().map_err(DataError::io("read", &source.listed.path))?;
@@ -212,7 +211,7 @@ impl Pieces<'_> {
                         self.documents += 1;
                         self.cutter = None;
                     }
-                    return Ok(Some(Piece { document, text, ends_document }));
+                    return Ok(Some(TextChunk { document, text, ends_document }));
                 }
                 self.cutter = None;
             }
@@ -236,8 +235,8 @@ impl Pieces<'_> {
     }
 }
 
-impl Iterator for Pieces<'_> {
-    type Item = Result<Piece, DataError>;
+impl Iterator for TextChunks<'_> {
+    type Item = Result<TextChunk>;
 
     fn next(&mut self) -> Option<Self::Item> {
         if self.failed {
@@ -269,17 +268,17 @@ mod tests {
         fs::write(root.join("d.txt"), "").unwrap();
         let corpus = open(&[root, Path::new("builtin:arithmetic"), &root.join("a.txt")]).unwrap();
         assert_eq!(corpus.files(), 6);
-        let mut pieces = corpus.pieces();
+        let mut chunks = corpus.chunks();
         let mut documents: Vec<String> = Vec::new();
-        for piece in &mut pieces {
-            let piece = piece.unwrap();
-            if piece.document as usize == documents.len() {
+        for chunk in &mut chunks {
+            let chunk = chunk.unwrap();
+            if chunk.document as usize == documents.len() {
                 documents.push(String::new());
             }
-            documents[piece.document as usize].push_str(&piece.text);
+            documents[chunk.document as usize].push_str(&chunk.text);
         }
-        assert_eq!(pieces.passed_over().count(), 1);
-        assert_eq!(pieces.documents(), documents.len() as u64);
+        assert_eq!(chunks.passed_over().count(), 1);
+        assert_eq!(chunks.documents(), documents.len() as u64);
         assert_eq!(documents[..3], ["one\n", "two", "3"]);
         assert_eq!(documents[3], Builtin::Arithmetic.document(0));
         assert_eq!(documents.last().unwrap(), "one\n");
@@ -293,10 +292,10 @@ mod tests {
         let text: String = (0..5000).map(|line| format!("line {line}\n")).collect();
         fs::write(&path, &text).unwrap();
         let corpus = open(&[&path]).unwrap();
-        let pieces: Vec<Piece> = corpus.pieces().map(Result::unwrap).collect();
-        assert!(pieces.len() > 40);
-        assert!(pieces.iter().all(|piece| piece.document == 0 && piece.text.ends_with('\n')));
-        assert_eq!(pieces.iter().map(|piece| piece.text.as_str()).collect::<String>(), text);
+        let chunks: Vec<TextChunk> = corpus.chunks().map(Result::unwrap).collect();
+        assert!(chunks.len() > 40);
+        assert!(chunks.iter().all(|chunk| chunk.document == 0 && chunk.text.ends_with('\n')));
+        assert_eq!(chunks.iter().map(|chunk| chunk.text.as_str()).collect::<String>(), text);
     }
 
     #[test]
@@ -305,9 +304,9 @@ mod tests {
         let path = folder.path().join("image.bin");
         fs::write(&path, b"\0\x01").unwrap();
         let corpus = open(&[&path]).unwrap();
-        let mut pieces = corpus.pieces();
-        assert!(matches!(pieces.next(), Some(Err(DataError::NotText { .. }))));
-        assert!(pieces.next().is_none());
+        let mut chunks = corpus.chunks();
+        assert!(matches!(chunks.next(), Some(Err(DataError::NotText { .. }))));
+        assert!(chunks.next().is_none());
         let missing = folder.path().join("no.txt");
         assert!(matches!(open(&[&missing]), Err(DataError::Missing { .. })));
         assert!(matches!(open(&[]), Err(DataError::NoInputs)));

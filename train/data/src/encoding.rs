@@ -24,23 +24,13 @@ const COMPRESSED: [(&[u8], &str); 5] = [
 pub enum NotText {
     /// It is text in another encoding.
     Utf16,
-    /// It is compressed.
-    Compressed {
-        /// With what.
-        format: &'static str,
-    },
-    /// Valid UTF-8, but no text holds it, and executables and images do.
-    ZeroByte {
-        /// Where, in bytes from the start.
-        position: u64,
-    },
-    /// A byte that UTF-8 does not have there.
-    InvalidByte {
-        /// Where, in bytes from the start.
-        position: u64,
-        /// Whether it would be a letter in Latin-1, among ASCII.
-        is_latin: bool,
-    },
+    /// It is compressed. `format`: with what.
+    Compressed { format: &'static str },
+    /// Valid UTF-8, but found in executables and images, not in text. `position`: in bytes from the start.
+    ZeroByte { position: u64 },
+    /// A byte that UTF-8 does not have there. `position`: where, in bytes from the start; `is_latin`: whether
+    /// it would be a letter in Latin-1, among ASCII.
+    InvalidByte { position: u64, is_latin: bool },
 }
 
 impl fmt::Display for NotText {

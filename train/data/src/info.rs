@@ -1,7 +1,7 @@
 //! `data.json`: what a folder of prepared data holds.
 
-use super::DataError;
 use super::sums::{read_small_file, write_small_file};
+use super::{DataError, Result};
 use kiln_storage::files::{self, MAX_WHOLE};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
@@ -90,9 +90,8 @@ const BLOCK_SIZES: std::ops::RangeInclusive<u64> = 1 << 12..=1 << 24;
 /// Unigram figures, in nats per token.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct UnigramEntropy {
-    /// Cross-entropy of the validation tokens under the token frequencies of the
-    /// training split, with one added to every count: the validation loss of a model
-    /// that ignores context.
+    /// Cross-entropy of the validation tokens under the token frequencies of the training split, with one
+    /// added to every count: the validation loss of a model that ignores context.
     pub validation_under_train: f64,
     /// Entropy of the token frequencies of the validation split itself.
     pub validation: f64,
@@ -137,7 +136,7 @@ impl DataInfo {
     ///
     /// When the folder or the file is missing, unreadable, of another format version,
     /// not as it was prepared, or states something impossible.
-    pub fn load(folder: impl AsRef<Path>) -> Result<Self, DataError> {
+    pub fn load(folder: impl AsRef<Path>) -> Result<Self> {
         let folder = folder.as_ref();
         if !folder.try_exists().map_err(DataError::io("open", folder))? {
             return Err(DataError::NoFolder { path: folder.to_path_buf() });
@@ -146,7 +145,7 @@ impl DataInfo {
     }
 
     /// As [`Self::load`], whether or not the file is as it was prepared.
-    pub(super) fn load_unproven(folder: &Path) -> Result<Self, DataError> {
+    pub(super) fn load_unproven(folder: &Path) -> Result<Self> {
         let path = folder.join(INFO_FILE);
         if !path.try_exists().map_err(DataError::io("open", &path))? {
             return Err(DataError::NotPrepared { folder: folder.to_path_buf(), file: INFO_FILE });
@@ -156,7 +155,7 @@ impl DataInfo {
     }
 
     /// What the file `path` with this `content` says.
-    fn parse(path: PathBuf, content: &[u8]) -> Result<Self, DataError> {
+    fn parse(path: PathBuf, content: &[u8]) -> Result<Self> {
         let bad = |problem| DataError::Info { path: path.clone(), problem };
         let version: Version = serde_json::from_slice(content).map_err(|error| bad(error.to_string()))?;
         if version.format_version != FORMAT_VERSION {
@@ -172,7 +171,7 @@ impl DataInfo {
     }
 
     /// Writes the `data.json` of a folder and waits until it is on the disk.
-    pub(super) fn save(&self, folder: &Path) -> Result<(), DataError> {
+    pub(super) fn save(&self, folder: &Path) -> Result<()> {
         write_small_file(folder, INFO_FILE, self)
     }
 

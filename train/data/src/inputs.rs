@@ -1,12 +1,11 @@
-//! `inputs.json`: what a folder of prepared data was made from, and how it differs from what is asked
-//! for now.
+//! `inputs.json`: what a folder of prepared data was made from, and how that differs from what is asked for.
 
 use super::document::Corpus;
 use super::listing::{Format, Listed, list};
 use super::remark::some_of;
 use super::sums::{read_small_file, write_small_file};
 use super::tokenizer::read_named_tokenizer;
-use super::{DataError, PrepareOptions, TokenizerSource};
+use super::{DataError, PrepareOptions, Result, TokenizerSource};
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -32,16 +31,10 @@ pub(super) struct Inputs {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Tokenizer {
-    /// It was trained on the inputs.
-    Trained {
-        /// Number of tokens asked for.
-        vocab_size: usize,
-    },
-    /// It was a `tokenizer.json`.
-    File {
-        /// SHA-256 of that file, in hexadecimal.
-        sha256: String,
-    },
+    /// It was trained on the inputs. `vocab_size`: number of tokens asked for.
+    Trained { vocab_size: usize },
+    /// It was a `tokenizer.json`. `sha256`: SHA-256 of that file, in hexadecimal.
+    File { sha256: String },
 }
 
 /// One file, or one built-in text.
@@ -82,7 +75,7 @@ impl fmt::Display for Tokenizer {
 impl Inputs {
     /// What `options` and `corpus` are, before anything is made of them. Reads every file once, apart from
     /// that of the tokenizer, whose content is `tokenizer`.
-    pub(super) fn of(corpus: &Corpus, options: &PrepareOptions, tokenizer: &[u8]) -> Result<Self, DataError> {
+    pub(super) fn of(corpus: &Corpus, options: &PrepareOptions, tokenizer: &[u8]) -> Result<Self> {
         let file = |(listed, sha256): (&Listed, String)| InputFile {
             path: name(&listed.path),
             bytes: listed.bytes,
@@ -112,7 +105,7 @@ impl Inputs {
     }
 
     /// The record of a folder; `None` if it has none.
-    pub(super) fn load(folder: &Path) -> Result<Option<Self>, DataError> {
+    pub(super) fn load(folder: &Path) -> Result<Option<Self>> {
         let path = folder.join(INPUTS_FILE);
         if !path.try_exists().map_err(DataError::io("open", &path))? {
             return Ok(None);
@@ -122,7 +115,7 @@ impl Inputs {
     }
 
     /// Writes the record and waits until it is on the disk.
-    pub(super) fn save(&self, folder: &Path) -> Result<(), DataError> {
+    pub(super) fn save(&self, folder: &Path) -> Result<()> {
         write_small_file(folder, INPUTS_FILE, self)
     }
 
@@ -131,7 +124,7 @@ impl Inputs {
     ///
     /// A file counts as the same if its size and its time of change are. If only its time differs, it is
     /// read, and its content decides. So does the content of a file that is in another place now.
-    pub(super) fn differences(&self, options: &PrepareOptions) -> Result<Vec<String>, DataError> {
+    pub(super) fn differences(&self, options: &PrepareOptions) -> Result<Vec<String>> {
         let mut differences = Vec::new();
         let given = match &options.tokenizer {
             TokenizerSource::Train { .. } => Vec::new(),
@@ -155,7 +148,7 @@ impl Inputs {
         Ok(differences)
     }
 
-    fn compare_files(&self, listed: &[Listed], differences: &mut Vec<String>) -> Result<(), DataError> {
+    fn compare_files(&self, listed: &[Listed], differences: &mut Vec<String>) -> Result<()> {
         let mut pairs = self.pair_by_path(listed);
         self.pair_by_content(listed, &mut pairs)?;
         let (mut added, mut changed, mut unsure) = (Vec::new(), Vec::new(), Vec::new());
@@ -173,7 +166,7 @@ impl Inputs {
                 Some(then) => unsure.push((then, now)),
             }
         }
-        let other = |(then, now): &(&InputFile, &Listed)| -> Result<Option<String>, DataError> {
+        let other = |(then, now): &(&InputFile, &Listed)| -> Result<Option<String>> {
             let same = now.digest()? == then.sha256;
             Ok((!same).then(|| format!("{} (other content)", then.path)))
         };
@@ -204,7 +197,7 @@ impl Inputs {
     }
 
     /// Pairs files that have no pair yet by what they are: text that has moved is the same text.
-    fn pair_by_content(&self, listed: &[Listed], pairs: &mut [Option<usize>]) -> Result<(), DataError> {
+    fn pair_by_content(&self, listed: &[Listed], pairs: &mut [Option<usize>]) -> Result<()> {
         let mut left: HashMap<u64, Vec<usize>> = HashMap::new();
         for index in self.unpaired(pairs) {
             left.entry(self.files[index].bytes).or_default().push(index);
@@ -320,8 +313,7 @@ mod tests {
         assert_eq!(
             folder.differences(&other),
             [
-                "tokenizer: trained with data.vocab_size = 300 then, trained with \
-                 data.vocab_size = 400 now",
+                "tokenizer: trained with data.vocab_size = 300 then, trained with data.vocab_size = 400 now",
                 "data.validation_fraction: 0.3 then, 0.2 now",
             ]
         );

@@ -1,8 +1,8 @@
 //! `.jsonl` files: every line is a JSON object whose field `text` is one document.
 
-use super::DataError;
 use super::encoding::BYTE_ORDER_MARK;
 use super::reader::{DocumentReader, DocumentText};
+use super::{DataError, Result};
 use std::fs::File;
 use std::io::{BufRead, BufReader, Cursor};
 use std::path::{Path, PathBuf};
@@ -30,7 +30,7 @@ impl JsonLines {
 }
 
 impl DocumentReader for JsonLines {
-    fn next_document(&mut self) -> Result<Option<DocumentText>, DataError> {
+    fn next_document(&mut self) -> Result<Option<DocumentText>> {
         loop {
             self.buffer.clear();
             let read =

@@ -15,32 +15,28 @@
 //! | `inputs.json`    | what it was made from: options, and each file with size, time of change and SHA-256 |
 //! | `SHA256SUMS`     | SHA-256 of all of these files, as `sha256sum --check` reads it |
 //!
-//! A token file has no header. Ids are little-endian `u16`, or `u32` when the
-//! vocabulary is larger than 65,536. An end-of-text token closes every document,
-//! and every stretch of a document that continues in the other split. A folder
-//! written by another program is read just as well, as long as it keeps to this
-//! form; the checksums and the unigram figures may be left out of `data.json`, and
-//! `inputs.json`, `SHA256SUMS` and the checksums of blocks altogether.
+//! A token file has no header. Ids are little-endian `u16`, or `u32` when the vocabulary is larger than
+//! 65,536. An end-of-text token closes every document, and every stretch of a document that continues in the
+//! other split. A folder written by another program is read just as well, as long as it keeps to this form;
+//! the checksums and the unigram figures may be left out of `data.json`, and `inputs.json`, `SHA256SUMS` and
+//! the checksums of blocks altogether.
 //!
 //! # What has changed since
 //!
-//! [`verify()`] reads everything and says what differs from its checksum. A run does not
-//! read everything before it starts: small files are compared whenever they are read,
-//! [`TokenFile::check`] looks at a few blocks, and [`TokenFile::read_sample`] at every block once,
-//! when it first reads from it.
+//! [`verify()`] reads everything and says what differs from its checksum. A run does not read everything
+//! before it starts: small files are compared whenever they are read, [`TokenFile::check`] looks at a few
+//! blocks, and [`TokenFile::read_sample`] at every block once, when it first reads from it.
 //!
 //! # Samples
 //!
-//! With a sequence length of `L`, sample `k` is the `L + 1` tokens
-//! `k * L ..= (k + 1) * L`: the first `L` are the inputs and the last `L`, shifted
-//! by one, the targets. Neighbouring samples share one token, so every token but
-//! the first of the file is a target exactly once per epoch, apart from a tail
-//! shorter than one sample. A file of `T` tokens has `(T - 1) / L` samples.
+//! With a sequence length of `L`, sample `k` is the `L + 1` tokens `k * L ..= (k + 1) * L`: the first `L` are
+//! the inputs and the last `L`, shifted by one, the targets. Neighbouring samples share one token, so every
+//! token but the first of the file is a target exactly once per epoch, apart from a tail shorter than one
+//! sample. A file of `T` tokens has `(T - 1) / L` samples.
 //!
-//! [`SampleOrder`] says which sample comes at each position of an endless run over
-//! the epochs, and [`BatchSource`] reads a range of positions. The position alone
-//! is the state of the data pipeline: a run resumes exactly, on any number of
-//! ranks, from `step * global_batch` (see [`slice_for`]).
+//! [`SampleOrder`] says which sample comes at each position of an endless run over the epochs, and
+//! [`BatchSource`] reads a range of positions. The position alone is the state of the data pipeline: a run
+//! resumes exactly, on any number of ranks, from `step * global_batch` (see [`slice_for`]).
 
 mod batch;
 mod blocks;
@@ -79,11 +75,12 @@ pub use batch::{Batch, BatchSource, slice_for};
 pub use dataset::TokenFile;
 pub use encoding::NotText;
 pub use error::DataError;
+use error::Result;
 pub use info::{DataInfo, FORMAT_VERSION, Split, SplitInfo, TokenWidth, UnigramEntropy};
 pub use jsonl::describe as describe_json;
 pub use options::{PrepareOptions, TokenizerSource};
 pub use order::SampleOrder;
-use piece::Piece;
+use piece::TextChunk;
 pub use prepare::{differences, prepare, prepare_unless};
 pub use progress::{OnProgress, Progress};
 pub use remark::{LeftBehind, PassedOver, Remark, Unread};
@@ -98,7 +95,7 @@ use std::path::{Path, PathBuf};
 /// # Errors
 ///
 /// When the folder has none.
-pub fn tokenizer_of(folder: &Path) -> Result<PathBuf, DataError> {
+pub fn tokenizer_of(folder: &Path) -> Result<PathBuf> {
     let path = folder.join(info::TOKENIZER_FILE);
     match path.exists() {
         true => Ok(path),

@@ -1,10 +1,10 @@
 //! The files of all inputs, listed but not read.
 
-use super::DataError;
 use super::builtin::Builtin;
 use super::remark::PassedOver;
 use super::stream::Stream;
 use super::walk::{Walked, walk};
+use super::{DataError, Result};
 use sha2::{Digest, Sha256};
 use std::fs::{self, File, Metadata};
 use std::io::{self, Read};
@@ -69,7 +69,7 @@ impl Listed {
     }
 
     /// SHA-256 of the content. Not for a stream.
-    pub(super) fn digest(&self) -> Result<String, DataError> {
+    pub(super) fn digest(&self) -> Result<String> {
         if let Format::Builtin(text) = self.format {
             return Ok(text.digest());
         }
@@ -92,9 +92,8 @@ pub(super) struct Listing {
 ///
 /// # Errors
 ///
-/// When there is no input, when one does not exist, and when a folder or the size of a file cannot be
-/// read.
-pub(super) fn list(inputs: &[PathBuf]) -> Result<Listing, DataError> {
+/// When there is no input, when one does not exist, and when a folder or the size of a file cannot be read.
+pub(super) fn list(inputs: &[PathBuf]) -> Result<Listing> {
     if inputs.is_empty() {
         return Err(DataError::NoInputs);
     }

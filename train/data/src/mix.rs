@@ -1,14 +1,12 @@
 //! A small, fixed source of pseudo-random numbers.
 //!
-//! Splits, sample orders and the built-in text must come out the same on every
-//! machine and in every future version, so they rest on these few lines rather than
-//! on a library whose streams may change.
+//! Splits, sample orders and the built-in text must come out the same on every machine and in every future
+//! version, so they rest on these few lines rather than on a library whose streams may change.
 
 /// The odd constant of splitmix64: 2^64 divided by the golden ratio.
 const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
 
-/// The finalizer of splitmix64: a bijection of `u64` in which every input bit
-/// affects every output bit.
+/// The finalizer of splitmix64: a bijection of `u64` in which every input bit affects every output bit.
 pub(super) fn mix(value: u64) -> u64 {
     let mut mixed = value.wrapping_add(GOLDEN);
     mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);

@@ -25,11 +25,8 @@ impl PrepareOptions {
 /// Where the tokenizer comes from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TokenizerSource {
-    /// Trained on the inputs: on the first gibibyte, if they hold more.
-    Train {
-        /// Number of tokens, at most.
-        vocab_size: usize,
-    },
+    /// Trained on the inputs, on the first gibibyte if they hold more. `vocab_size`: tokens, at most.
+    Train { vocab_size: usize },
     /// Read from a `tokenizer.json`.
     File(PathBuf),
 }

@@ -1,11 +1,10 @@
 //! The order in which samples are visited.
 
-use super::DataError;
 use super::mix::{mix, mix_pair};
+use super::{DataError, Result};
 
-/// Rounds of the Feistel network. Four give a permutation that cannot be told from a
-/// random one by its values; the others are for domains of a few samples, where the
-/// halves have only a bit or two.
+/// Rounds of the Feistel network. Four give a permutation that cannot be told from a random one by its
+/// values; the others are for domains of a few samples, where the halves have only a bit or two.
 const ROUNDS: u64 = 8;
 
 /// Says which sample comes at each position of an endless run over the epochs, in
@@ -26,7 +25,7 @@ impl SampleOrder {
     /// # Errors
     ///
     /// When there are no samples.
-    pub fn new(num_samples: u64, shuffle: bool, seed: u64) -> Result<Self, DataError> {
+    pub fn new(num_samples: u64, shuffle: bool, seed: u64) -> Result<Self> {
         if num_samples == 0 {
             return Err(DataError::NoSamples);
         }

@@ -1,9 +1,9 @@
 //! A folder that appears complete or not at all.
 
-use super::DataError;
 use super::info::INFO_FILE;
 use super::owner::{self, Mark, PARTIAL};
 use super::remark::LeftBehind;
+use super::{DataError, Result};
 use kiln_storage::durable::{self, parent_of};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -20,9 +20,9 @@ pub(super) struct OutputFolder {
 }
 
 impl OutputFolder {
-    /// Checks that `target` is free and creates the temporary folder. Those beside it that a killed prepare
-    /// has left are removed.
-    pub(super) fn create(target: &Path) -> Result<Self, DataError> {
+    /// Checks that `target` is free and creates the temporary folder. Those that a killed prepare has left
+    /// go.
+    pub(super) fn create(target: &Path) -> Result<Self> {
         check_free(target)?;
         // A link stays one; the folder that it leads to is replaced.
         let target = &match target.is_symlink() {
@@ -38,7 +38,7 @@ impl OutputFolder {
         let parent = parent_of(target).to_owned();
         fs::create_dir_all(&parent).map_err(DataError::io("create", &parent))?;
         let left_behind = owner::sweep(&parent);
-        // A name that nobody has, on any machine that sees this folder: what is there already may be anyone's.
+        // A name that nobody has, on any machine that sees this folder: what is there may be anyone's.
         let mut index = 0;
         let temporary = loop {
             let name = name.to_string_lossy();
@@ -71,7 +71,7 @@ impl OutputFolder {
     }
 
     /// Gives the folder its final name. Its files must be on the disk already.
-    pub(super) fn commit(mut self) -> Result<(), DataError> {
+    pub(super) fn commit(mut self) -> Result<()> {
         sync_folder(&self.temporary)?;
         // Again, because hours may have passed.
         check_free(&self.target)?;
@@ -98,7 +98,7 @@ impl Drop for OutputFolder {
 }
 
 /// Fails unless `target` does not exist or is an empty folder.
-fn check_free(target: &Path) -> Result<(), DataError> {
+fn check_free(target: &Path) -> Result<()> {
     let refused = |problem| Err(DataError::Output { path: target.to_path_buf(), problem });
     if !target.try_exists().map_err(DataError::io("open", target))? {
         return match target.is_symlink() {
@@ -123,7 +123,7 @@ fn check_free(target: &Path) -> Result<(), DataError> {
 }
 
 /// Makes the names inside a folder durable.
-fn sync_folder(path: &Path) -> Result<(), DataError> {
+fn sync_folder(path: &Path) -> Result<()> {
     durable::sync_folder(path).map_err(DataError::io("write", path))
 }
 

@@ -5,8 +5,8 @@
 //! kernel lets go of the lock when the process ends, however it ends. So a folder is surely nobody's if it
 //! was marked under this kernel and its lock is free. Of a process on another machine, nobody here can tell.
 
-use super::DataError;
 use super::remark::LeftBehind;
+use super::{DataError, Result};
 use kiln_process::ProcessId;
 use std::fs::{self, DirEntry, File, OpenOptions};
 use std::io::{self, Write as _};
@@ -27,7 +27,7 @@ pub(super) struct Mark {
 
 impl Mark {
     /// Marks a folder that this process has just made.
-    pub(super) fn set(folder: &Path) -> Result<Self, DataError> {
+    pub(super) fn set(folder: &Path) -> Result<Self> {
         let path = folder.join(MARK_FILE);
         let write = || {
             let mut file = OpenOptions::new().write(true).create_new(true).open(&path)?;

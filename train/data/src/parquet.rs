@@ -1,7 +1,7 @@
 //! `.parquet` files: every value of the string column `text` is one document.
 
-use super::DataError;
 use super::reader::{DocumentReader, DocumentText};
+use super::{DataError, Result};
 use ::parquet::column::reader::{ColumnReader, ColumnReaderImpl};
 use ::parquet::data_type::{ByteArray, ByteArrayType};
 use ::parquet::errors::ParquetError;
@@ -28,7 +28,7 @@ pub(super) struct ParquetFile {
 
 impl ParquetFile {
     /// Reads `file`, which errors call `path`.
-    pub(super) fn new(file: File, path: &Path) -> Result<Self, DataError> {
+    pub(super) fn new(file: File, path: &Path) -> Result<Self> {
         let file = SerializedFileReader::new(file).map_err(failed(path))?;
         let schema = file.metadata().file_metadata().schema_descr_ptr();
         let column = schema
@@ -50,7 +50,7 @@ impl ParquetFile {
     }
 
     /// Opens the column in the next row group; `false` when there is none.
-    fn open_group(&mut self) -> Result<bool, DataError> {
+    fn open_group(&mut self) -> Result<bool> {
         if self.next_group == self.file.num_row_groups() {
             return Ok(false);
         }
@@ -72,7 +72,7 @@ impl ParquetFile {
 }
 
 impl DocumentReader for ParquetFile {
-    fn next_document(&mut self) -> Result<Option<DocumentText>, DataError> {
+    fn next_document(&mut self) -> Result<Option<DocumentText>> {
         loop {
             if let Some(value) = self.values.next() {
                 // Checked here because the column may hold bytes rather than strings.

@@ -5,13 +5,13 @@ use super::mix::mix_pair;
 use super::progress::{OnProgress, Progress, check};
 use super::remark::PassedOver;
 use super::split_writer::SplitWriter;
-use super::{DataError, Piece, PrepareOptions, Split, Tokenizer};
+use super::{PrepareOptions, Result, Split, TextChunk, Tokenizer};
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
-/// Pieces encoded together: enough to occupy many cores, two megabytes of
+/// TextChunks encoded together: enough to occupy many cores, two megabytes of
 /// text, which the tokenizer blows up to a multiple of that.
-const PIECES_PER_BATCH: usize = 256;
+const CHUNKS_PER_BATCH: usize = 256;
 
 /// One pass over the text that writes both token files.
 pub(super) struct Pass<'a> {
@@ -20,18 +20,18 @@ pub(super) struct Pass<'a> {
     validation_fraction: f64,
     seed: u64,
     stop: &'a AtomicBool,
-    /// A piece whose split is given rather than drawn.
+    /// A chunk whose split is given rather than drawn.
     pub(super) forced: Option<(u64, Split)>,
     pub(super) train: SplitWriter,
     pub(super) validation: SplitWriter,
-    /// The split of the last piece, while its document goes on.
+    /// The split of the last chunk, while its document goes on.
     unfinished: Option<Split>,
-    pub(super) pieces: u64,
+    pub(super) chunks: u64,
     pub(super) documents: u64,
     pub(super) passed_over: PassedOver,
     pub(super) text_bytes: u64,
-    /// Size and index of the two longest pieces, the longest first.
-    longest: [(usize, u64); 2],
+    /// Size and index of the two longest chunks, the longest first.
+    pub(super) longest: [(usize, u64); 2],
 }
 
 impl<'a> Pass<'a> {
@@ -40,7 +40,7 @@ impl<'a> Pass<'a> {
         folder: &Path,
         options: &PrepareOptions,
         stop: &'a AtomicBool,
-    ) -> Result<Self, DataError> {
+    ) -> Result<Self> {
         let create = |split: Split| SplitWriter::create(folder, split, tokenizer.vocab_size());
         Ok(Self {
             tokenizer,
@@ -52,7 +52,7 @@ impl<'a> Pass<'a> {
             train: create(Split::Train)?,
             validation: create(Split::Validation)?,
             unfinished: None,
-            pieces: 0,
+            chunks: 0,
             documents: 0,
             passed_over: PassedOver::default(),
             text_bytes: 0,
@@ -60,19 +60,19 @@ impl<'a> Pass<'a> {
         })
     }
 
-    pub(super) fn run(&mut self, corpus: &Corpus, progress: OnProgress<'_>) -> Result<(), DataError> {
-        let mut pieces = corpus.pieces();
+    pub(super) fn run(&mut self, corpus: &Corpus, progress: OnProgress<'_>) -> Result<()> {
+        let mut chunks = corpus.chunks();
         loop {
             check(self.stop)?;
-            let batch = pieces.by_ref().take(PIECES_PER_BATCH).collect::<Result<Vec<Piece>, _>>()?;
+            let batch = chunks.by_ref().take(CHUNKS_PER_BATCH).collect::<Result<Vec<TextChunk>, _>>()?;
             if batch.is_empty() {
                 break;
             }
-            let texts = batch.iter().map(|piece| piece.text.as_str()).collect();
-            for (piece, ids) in batch.iter().zip(self.tokenizer.encode_batch(texts)?) {
-                self.write(piece, &ids)?;
+            let texts = batch.iter().map(|chunk| chunk.text.as_str()).collect();
+            for (chunk, ids) in batch.iter().zip(self.tokenizer.encode_batch(texts)?) {
+                self.write(chunk, &ids)?;
             }
-            self.documents = pieces.documents();
+            self.documents = chunks.documents();
             progress(Progress::Encoding {
                 input_bytes: corpus.bytes(),
                 text_bytes: self.text_bytes,
@@ -80,44 +80,44 @@ impl<'a> Pass<'a> {
                 tokens: self.train.tokens() + self.validation.tokens(),
             });
         }
-        self.passed_over = pieces.passed_over().clone();
+        self.passed_over = chunks.passed_over().clone();
         Ok(())
     }
 
-    fn write(&mut self, piece: &Piece, ids: &[u32]) -> Result<(), DataError> {
-        let split = self.draw(self.pieces);
+    fn write(&mut self, chunk: &TextChunk, ids: &[u32]) -> Result<()> {
+        let split = self.draw(self.chunks);
         let end_of_text = [self.end_of_text];
         // Text that goes on in the other split ends here: without the token, the text
         // after the gap would look like its continuation.
         if let Some(previous) = self.unfinished.filter(|&previous| previous != split) {
             self.writer(previous).write(&end_of_text, 0)?;
         }
-        self.writer(split).write(ids, piece.text.len())?;
+        self.writer(split).write(ids, chunk.text.len())?;
         self.unfinished = Some(split);
-        if piece.ends_document {
+        if chunk.ends_document {
             self.writer(split).write(&end_of_text, 0)?;
             self.unfinished = None;
         }
 
-        let size = piece.text.len();
+        let size = chunk.text.len();
         if size > self.longest[0].0 {
-            self.longest = [(size, self.pieces), self.longest[0]];
+            self.longest = [(size, self.chunks), self.longest[0]];
         } else if size > self.longest[1].0 {
-            self.longest[1] = (size, self.pieces);
+            self.longest[1] = (size, self.chunks);
         }
-        self.pieces += 1;
+        self.chunks += 1;
         self.text_bytes += size as u64;
         Ok(())
     }
 
-    /// The split of a piece.
-    fn draw(&self, piece: u64) -> Split {
+    /// The split of a chunk.
+    fn draw(&self, chunk: u64) -> Split {
         match self.forced {
-            Some((index, split)) if index == piece => return split,
+            Some((index, split)) if index == chunk => return split,
             _ => {}
         }
         // 53 bits: as many as a number in 0..1 can hold.
-        let number = (mix_pair(self.seed, piece) >> 11) as f64 / (1_u64 << 53) as f64;
+        let number = (mix_pair(self.seed, chunk) >> 11) as f64 / (1_u64 << 53) as f64;
         if number < self.validation_fraction { Split::Validation } else { Split::Train }
     }
 
@@ -134,11 +134,5 @@ impl<'a> Pass<'a> {
             (_, 0) => Some(Split::Validation),
             _ => None,
         }
-    }
-
-    /// The piece to assign to an empty split: long enough to be of use there, and not
-    /// the longest, which the other split may consist of.
-    pub(super) fn second_longest(&self) -> u64 {
-        self.longest[1].1
     }
 }

@@ -1,50 +1,50 @@
-//! Cutting a stream of text into pieces of bounded size.
+//! Cutting a stream of text into chunks of bounded size.
 
 use std::io::{self, Read};
 
-/// The largest piece, in bytes, of a corpus of ordinary size.
+/// The largest chunk, in bytes, of a corpus of ordinary size.
 const LARGEST: u64 = 8 * 1024;
-/// The largest piece of a very small corpus. Shorter ones would tear text apart.
+/// The largest chunk of a very small corpus. Shorter ones would tear text apart.
 const SMALLEST: u64 = 1024;
-/// Pieces that even a small corpus should have, so that a split of a few percent can
+/// TextChunks that even a small corpus should have, so that a split of a few percent can
 /// be close to the share asked for.
 const WANTED: u64 = 200;
 
-/// A stretch of one document. The pieces of a document, put together, are its text.
+/// A stretch of one document. The chunks of a document, put together, are its text.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Piece {
+pub struct TextChunk {
     /// Position of the document among those that hold any text, from 0.
     pub document: u64,
     /// The text; never empty.
     pub text: String,
-    /// Whether this is the last piece of its document.
+    /// Whether this is the last chunk of its document.
     pub ends_document: bool,
 }
 
-/// The limit on the size of pieces, in bytes, for a corpus of `corpus_bytes`.
-pub(super) fn piece_limit(corpus_bytes: u64) -> usize {
+/// The limit on the size of chunks, in bytes, for a corpus of `corpus_bytes`.
+pub(super) fn chunk_limit(corpus_bytes: u64) -> usize {
     (corpus_bytes / WANTED).clamp(SMALLEST, LARGEST) as usize
 }
 
-/// Cuts one document. A piece ends with a line where it can, otherwise before a
+/// Cuts one document. A chunk ends with a line where it can, otherwise before a
 /// space, otherwise between two characters.
 pub(super) struct Cutter {
     reader: Box<dyn Read + Send>,
     limit: usize,
-    /// Bytes that were read and belong to no piece yet.
+    /// Bytes that were read and belong to no chunk yet.
     pending: Vec<u8>,
     /// Whether the reader has been read to its end.
     drained: bool,
 }
 
 impl Cutter {
-    /// Cuts what `reader` yields to pieces of at most `limit` bytes.
+    /// Cuts what `reader` yields to chunks of at most `limit` bytes.
     pub(super) fn new(reader: Box<dyn Read + Send>, limit: usize) -> Self {
-        // A piece must have room for the longest character.
+        // A chunk must have room for the longest character.
         Self { reader, limit: limit.max(4), pending: Vec::new(), drained: false }
     }
 
-    /// The next piece and whether it is the last one; `None` once there is no more text.
+    /// The next chunk and whether it is the last one; `None` once there is no more text.
     pub(super) fn next(&mut self) -> io::Result<Option<(String, bool)>> {
         self.fill()?;
         if self.pending.is_empty() {
@@ -57,8 +57,8 @@ impl Cutter {
         Ok(Some((text, last)))
     }
 
-    /// Reads until more than one piece is pending or the reader is drained, so that
-    /// whether a piece is the last one is known when it is handed out.
+    /// Reads until more than one chunk is pending or the reader is drained, so that
+    /// whether a chunk is the last one is known when it is handed out.
     fn fill(&mut self) -> io::Result<()> {
         while !self.drained && self.pending.len() <= self.limit {
             let wanted = (self.limit + 1 - self.pending.len()) as u64;
@@ -74,7 +74,7 @@ impl Cutter {
         if let Some(newline) = head.iter().rposition(|&byte| byte == b'\n') {
             return newline + 1;
         }
-        // The space goes to the next piece: in a byte-level vocabulary words begin
+        // The space goes to the next chunk: in a byte-level vocabulary words begin
         // with the space before them.
         if let Some(space) = head.iter().rposition(|&byte| byte == b' ').filter(|&at| at > 0) {
             return space;
@@ -94,18 +94,18 @@ mod tests {
 
     fn cut(text: &str, limit: usize) -> Vec<(String, bool)> {
         let mut cutter = Cutter::new(Box::new(io::Cursor::new(text.to_owned())), limit);
-        let mut pieces = Vec::new();
-        while let Some(piece) = cutter.next().unwrap() {
-            pieces.push(piece);
+        let mut chunks = Vec::new();
+        while let Some(chunk) = cutter.next().unwrap() {
+            chunks.push(chunk);
         }
-        pieces
+        chunks
     }
 
     #[test]
     fn cuts_after_lines() {
-        let pieces = cut("one\ntwo\nthree\nfour", 9);
+        let chunks = cut("one\ntwo\nthree\nfour", 9);
         let expected = [("one\ntwo\n", false), ("three\n", false), ("four", true)];
-        assert_eq!(pieces, expected.map(|(text, last)| (text.to_owned(), last)));
+        assert_eq!(chunks, expected.map(|(text, last)| (text.to_owned(), last)));
     }
 
     #[test]
@@ -118,12 +118,12 @@ mod tests {
     fn loses_nothing_and_keeps_to_the_limit() {
         let text = "wide words, ünïcödé 漢字 and\n\n  blank lines 🙂\n".repeat(40);
         for limit in 4..200 {
-            let pieces = cut(&text, limit);
-            let whole: String = pieces.iter().map(|(piece, _)| piece.as_str()).collect();
+            let chunks = cut(&text, limit);
+            let whole: String = chunks.iter().map(|(chunk, _)| chunk.as_str()).collect();
             assert_eq!(whole, text);
-            assert!(pieces.iter().all(|(piece, _)| !piece.is_empty() && piece.len() <= limit));
-            let lasts = pieces.iter().filter(|(_, last)| *last).count();
-            assert!(lasts == 1 && pieces[pieces.len() - 1].1);
+            assert!(chunks.iter().all(|(chunk, _)| !chunk.is_empty() && chunk.len() <= limit));
+            let lasts = chunks.iter().filter(|(_, last)| *last).count();
+            assert!(lasts == 1 && chunks[chunks.len() - 1].1);
         }
     }
 
@@ -135,8 +135,8 @@ mod tests {
 
     #[test]
     fn small_corpora_get_small_pieces() {
-        assert_eq!(piece_limit(1000), 1024);
-        assert_eq!(piece_limit(400_000), 2000);
-        assert_eq!(piece_limit(1 << 40), 8192);
+        assert_eq!(chunk_limit(1000), 1024);
+        assert_eq!(chunk_limit(400_000), 2000);
+        assert_eq!(chunk_limit(1 << 40), 8192);
     }
 }

@@ -12,7 +12,7 @@ use super::progress::{OnProgress, Progress, check};
 use super::remark::Remark;
 use super::sums::Sums;
 use super::tokenizer::read_named_tokenizer;
-use super::{DataError, DataInfo, Split, Stream, TokenWidth, Tokenizer};
+use super::{DataError, DataInfo, Result, Split, Stream, TokenWidth, Tokenizer};
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
@@ -25,17 +25,15 @@ const REPORT_BYTES: u64 = 2 << 20;
 
 /// Writes a folder of tokens from text; [the module](super) describes its form.
 ///
-/// Documents are cut to pieces of a few kilobytes, and a seeded hash assigns every
-/// piece to one of the splits: a corpus of few long files gets as fair a split as one
-/// of many short ones, and the same inputs and options give the same files. The folder
-/// appears complete or not at all.
+/// Documents are cut to chunks of a few kilobytes, and a seeded hash assigns every chunk to one of the
+/// splits: a corpus of few long files gets as fair a split as one of many short ones, and the same inputs and
+/// options give the same files. The folder appears complete or not at all.
 ///
 /// # Errors
 ///
-/// Before any work when an option is out of range, an input is missing or `out` is in
-/// use; later when an input cannot be read, holds too little text, or `out` cannot be
-/// written.
-pub fn prepare(options: &PrepareOptions, progress: OnProgress<'_>) -> Result<DataInfo, DataError> {
+/// Before any work when an option is out of range, an input is missing or `out` is in use; later when an
+/// input cannot be read, holds too little text, or `out` cannot be written.
+pub fn prepare(options: &PrepareOptions, progress: OnProgress<'_>) -> Result<DataInfo> {
     prepare_unless(&AtomicBool::new(false), options, progress)
 }
 
@@ -49,7 +47,7 @@ pub fn prepare_unless(
     stop: &AtomicBool,
     options: &PrepareOptions,
     progress: OnProgress<'_>,
-) -> Result<DataInfo, DataError> {
+) -> Result<DataInfo> {
     let fraction = options.validation_fraction;
     // Written so that a fraction that is no number is refused as well.
     if !(fraction > 0.0 && fraction < 1.0) {
@@ -112,7 +110,7 @@ pub fn prepare_unless(
         let passed_over = pass.passed_over.clone();
         progress(Progress::Remark(Remark::PassedOver { files: passed_over, of: files }));
     }
-    match pass.pieces {
+    match pass.chunks {
         0 => {
             return Err(DataError::NoText { files, skipped: skipped_files });
         }
@@ -122,9 +120,11 @@ pub fn prepare_unless(
         _ => {}
     }
     if let Some(empty) = pass.empty_split() {
-        // By chance, no piece went there. This takes a corpus so small that a second
-        // pass, with one piece assigned by hand, costs nothing.
-        let forced = Some((pass.second_longest(), empty));
+        // By chance, no chunk went there. This takes a corpus so small that a second
+        // pass, with one chunk assigned by hand, costs nothing.
+        // That is the second longest: long enough to be of use there, and not the longest, which the other split
+        // may consist of.
+        let forced = Some((pass.longest[1].1, empty));
         // Its writers still hold tokens, which must not reach the new files.
         drop(pass);
         pass = Pass::new(&tokenizer, output.path(), options, stop)?;
@@ -155,7 +155,7 @@ pub fn prepare_unless(
 }
 
 /// Of every file of a folder that is whole but for them.
-fn sums_of(folder: &Path, info: &DataInfo) -> Result<Sums, DataError> {
+fn sums_of(folder: &Path, info: &DataInfo) -> Result<Sums> {
     let [train, validation] = [Split::Train, Split::Validation];
     let files = [
         INFO_FILE,
@@ -177,7 +177,7 @@ fn sums_of(folder: &Path, info: &DataInfo) -> Result<Sums, DataError> {
 /// # Errors
 ///
 /// When the record or an input cannot be read.
-pub fn differences(options: &PrepareOptions) -> Result<Option<Vec<String>>, DataError> {
+pub fn differences(options: &PrepareOptions) -> Result<Option<Vec<String>>> {
     let inputs = Inputs::load(&options.out)?;
     inputs.map(|inputs| inputs.differences(options)).transpose()
 }
@@ -187,24 +187,24 @@ fn train_tokenizer(
     vocab_size: usize,
     stop: &AtomicBool,
     progress: OnProgress<'_>,
-) -> Result<Tokenizer, DataError> {
+) -> Result<Tokenizer> {
     let input_bytes = corpus.bytes().min(TOKENIZER_TRAINING_BYTES);
-    let mut pieces = corpus.pieces();
+    let mut chunks = corpus.chunks();
     let (mut text_bytes, mut reported) = (0, 0);
     progress(Progress::TrainingTokenizer { input_bytes, text_bytes });
-    let mut next = || -> Result<Option<String>, DataError> {
+    let mut next = || -> Result<Option<String>> {
         check(stop)?;
-        let piece = pieces.next().transpose()?.filter(|piece| {
-            text_bytes += piece.text.len() as u64;
+        let chunk = chunks.next().transpose()?.filter(|chunk| {
+            text_bytes += chunk.text.len() as u64;
             text_bytes <= TOKENIZER_TRAINING_BYTES
         });
-        if piece.is_none() && reported > 0 {
+        if chunk.is_none() && reported > 0 {
             progress(Progress::MergingTokens);
         } else if text_bytes - reported >= REPORT_BYTES {
             reported = text_bytes;
             progress(Progress::TrainingTokenizer { input_bytes, text_bytes });
         }
-        Ok(piece.map(|piece| piece.text))
+        Ok(chunk.map(|chunk| chunk.text))
     };
     let tokenizer = Tokenizer::train(std::iter::from_fn(|| next().transpose()), vocab_size)?;
     check(stop)?;
@@ -362,7 +362,7 @@ mod tests {
         let content = fs::read_to_string(&file).unwrap();
         fs::write(&file, content.replace("\"Z\": ", "\"Z\": 70000")).unwrap();
         let input = folder.path().join("a.txt");
-        // So few pieces, and so little chance, that the second pass is taken.
+        // So few chunks, and so little chance, that the second pass is taken.
         fs::write(&input, "Zebras and lines\n".repeat(500)).unwrap();
         let options = PrepareOptions {
             tokenizer: TokenizerSource::File(file),

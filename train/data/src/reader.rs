@@ -2,7 +2,7 @@
 
 use std::io::Read;
 
-use super::DataError;
+use super::Result;
 
 /// The text of one document, as bytes that are valid UTF-8.
 pub(super) type DocumentText = Box<dyn Read + Send>;
@@ -11,5 +11,5 @@ pub(super) type DocumentText = Box<dyn Read + Send>;
 /// an arm in [`Format`](super::listing::Format) and in `Source::open` in `document.rs`.
 pub(super) trait DocumentReader: Send {
     /// The next document; `None` after the last one.
-    fn next_document(&mut self) -> Result<Option<DocumentText>, DataError>;
+    fn next_document(&mut self) -> Result<Option<DocumentText>>;
 }

@@ -12,35 +12,17 @@ const NAMED: usize = 5;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Remark {
-    /// Files in folders are not UTF-8 text, and were not read.
-    PassedOver {
-        /// Which, and why.
-        files: PassedOver,
-        /// Number of all files.
-        of: usize,
-    },
+    /// Files in folders are not UTF-8 text, and were not read. `files`: which, and why; `of`: of how many.
+    PassedOver { files: PassedOver, of: usize },
     /// Entries of folders were not read: links out of the folder, and what is no file.
-    NotFollowed {
-        /// Which, and why.
-        entries: PassedOver,
-    },
-    /// Files have the same content, and all of them are read.
-    SameContent {
-        /// The files of each content.
-        groups: Vec<Vec<String>>,
-    },
+    NotFollowed { entries: PassedOver },
+    /// Files have the same content, and all of them are read. `groups`: the files of each content.
+    SameContent { groups: Vec<Vec<String>> },
     /// Inputs that were named hold nothing.
-    Empty {
-        /// The inputs.
-        inputs: Vec<PathBuf>,
-    },
-    /// The text has too few pairs of tokens to merge for the vocabulary that was asked for.
-    SmallVocabulary {
-        /// Tokens asked for.
-        wanted: usize,
-        /// Tokens that there are.
-        reached: usize,
-    },
+    Empty { inputs: Vec<PathBuf> },
+    /// The text has too few pairs of tokens to merge for the vocabulary that was asked for. `wanted`: tokens
+    /// asked for; `reached`: tokens that there are.
+    SmallVocabulary { wanted: usize, reached: usize },
     /// Another prepare has made a folder and not finished it.
     LeftBehind(LeftBehind),
 }
@@ -64,10 +46,7 @@ pub enum Unread {
     /// It is a file that holds no text.
     NotText(NotText),
     /// It is a link to something outside.
-    LeadsOut {
-        /// Where it leads.
-        to: PathBuf,
-    },
+    LeadsOut { to: PathBuf },
     /// It is a link to nothing.
     LeadsNowhere,
     /// It is no file, and can be read only once or not at all.

@@ -1,7 +1,7 @@
 //! Writing one token file.
 
 use super::blocks::{BLOCK_BYTES, BlockWriter};
-use super::{DataError, Split, SplitInfo, TokenWidth};
+use super::{DataError, Result, Split, SplitInfo, TokenWidth};
 use sha2::{Digest, Sha256};
 use std::fs::File;
 use std::io::{BufWriter, Write as _};
@@ -25,7 +25,7 @@ pub(super) struct SplitWriter {
 
 impl SplitWriter {
     /// Creates the token file of `split` in `folder`, and the one with the checksums of its blocks.
-    pub(super) fn create(folder: &Path, split: Split, vocab_size: usize) -> Result<Self, DataError> {
+    pub(super) fn create(folder: &Path, split: Split, vocab_size: usize) -> Result<Self> {
         let path = folder.join(split.file_name());
         let file = File::create(&path).map_err(DataError::io("create", &path))?;
         Ok(Self {
@@ -41,9 +41,8 @@ impl SplitWriter {
         })
     }
 
-    /// Appends ids, which are below the vocabulary size, that stand for `text_bytes`
-    /// bytes of text.
-    pub(super) fn write(&mut self, ids: &[u32], text_bytes: usize) -> Result<(), DataError> {
+    /// Appends ids, which are below the vocabulary size, that stand for `text_bytes` bytes of text.
+    pub(super) fn write(&mut self, ids: &[u32], text_bytes: usize) -> Result<()> {
         self.bytes.clear();
         for &id in ids {
             self.counts[id as usize] += 1;
@@ -62,9 +61,8 @@ impl SplitWriter {
         self.tokens
     }
 
-    /// Puts everything on the disk; returns the entry for `data.json` and how often each
-    /// token occurs.
-    pub(super) fn finish(self) -> Result<(SplitInfo, Vec<u64>), DataError> {
+    /// Puts everything on the disk; returns the entry for `data.json` and how often each token occurs.
+    pub(super) fn finish(self) -> Result<(SplitInfo, Vec<u64>)> {
         self.file
             .into_inner()
             .map_err(|error| error.into_error())

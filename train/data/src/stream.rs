@@ -14,7 +14,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 
-use super::DataError;
+use super::{DataError, Result};
 
 /// How long a stop may go unnoticed while nobody writes to a stream.
 const STOP_INTERVAL: Duration = Duration::from_millis(100);
@@ -64,12 +64,7 @@ impl fmt::Display for Stream {
 /// # Errors
 ///
 /// If the stream cannot be read or goes on, `copy` cannot be written, or `stop` becomes true.
-pub(super) fn copy_to_end(
-    path: &Path,
-    copy: &mut impl Write,
-    most: u64,
-    stop: &AtomicBool,
-) -> Result<u64, DataError> {
+pub(super) fn copy_to_end(path: &Path, copy: &mut impl Write, most: u64, stop: &AtomicBool) -> Result<u64> {
     // Without O_NONBLOCK, opening a FIFO and reading it would wait for a writer and hear of no stop.
     let nonblocking = OFlags::NONBLOCK.bits().cast_signed();
     let mut stream = File::options()
@@ -97,7 +92,7 @@ pub(super) fn copy_to_end(
 }
 
 /// Waits until `stream` has bytes or has ended; the outer error is that `stop` became true.
-fn wait_until_readable(stream: &File, stop: &AtomicBool) -> Result<io::Result<()>, DataError> {
+fn wait_until_readable(stream: &File, stop: &AtomicBool) -> Result<io::Result<()>> {
     let interval = Timespec { tv_sec: 0, tv_nsec: i64::from(STOP_INTERVAL.subsec_nanos()) };
     loop {
         if stop.load(Ordering::Relaxed) {

@@ -1,8 +1,7 @@
-//! `SHA256SUMS`: the SHA-256 of every other file of a folder of prepared data, as `sha256sum --check`
-//! reads it.
+//! `SHA256SUMS`: the SHA-256 of all other files of a prepared folder, as `sha256sum --check` reads it.
 
-use super::DataError;
 use super::listing::sha256_of;
+use super::{DataError, Result};
 use kiln_storage::durable;
 use kiln_storage::files::{self, MAX_WHOLE};
 use serde::Serialize;
@@ -23,7 +22,7 @@ const MAX_BYTES: u64 = 1 << 20;
 /// # Errors
 ///
 /// When the file is missing, is no regular file or cannot be read, and when it is not what was prepared.
-pub(super) fn read_small_file(folder: &Path, name: &'static str) -> Result<Vec<u8>, DataError> {
+pub(super) fn read_small_file(folder: &Path, name: &'static str) -> Result<Vec<u8>> {
     let path = folder.join(name);
     let content = match files::read(&path, MAX_WHOLE) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -69,11 +68,7 @@ pub(super) struct Sums(BTreeMap<String, String>);
 
 impl Sums {
     /// Of `files`, some of which are `known` already.
-    pub(super) fn of(
-        folder: &Path,
-        files: &[&str],
-        known: &[(&str, Option<&String>)],
-    ) -> Result<Self, DataError> {
+    pub(super) fn of(folder: &Path, files: &[&str], known: &[(&str, Option<&String>)]) -> Result<Self> {
         let known: BTreeMap<_, _> = known.iter().copied().collect();
         let sum = |name: &&str| {
             let sum = match known.get(name).copied().flatten() {
@@ -89,7 +84,7 @@ impl Sums {
     }
 
     /// Those of a folder; `None` if it has none. The inner error says which line is no sum.
-    pub(super) fn load(folder: &Path) -> Result<Option<Result<Self, String>>, DataError> {
+    pub(super) fn load(folder: &Path) -> Result<Option<Result<Self, String>>> {
         let path = folder.join(SUMS_FILE);
         let content = match files::read(&path, MAX_BYTES) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -114,7 +109,7 @@ impl Sums {
     }
 
     /// Writes the file and waits until it is on the disk.
-    pub(super) fn save(&self, folder: &Path) -> Result<(), DataError> {
+    pub(super) fn save(&self, folder: &Path) -> Result<()> {
         let path = folder.join(SUMS_FILE);
         let text: String = self.0.iter().map(|(name, sum)| format!("{sum}  {name}\n")).collect();
         durable::write(&path, text.as_bytes()).map_err(DataError::io("write", &path))

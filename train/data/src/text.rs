@@ -1,8 +1,8 @@
 //! Plain text files: one file is one document.
 
-use super::DataError;
 use super::encoding::{BYTE_ORDER_MARK, HEAD, NotText, find_defect};
 use super::reader::{DocumentReader, DocumentText};
+use super::{DataError, Result};
 use std::fs::File;
 use std::io::{self, BufReader, Read, Seek as _, SeekFrom};
 use std::path::Path;
@@ -15,7 +15,7 @@ pub(super) struct TextFile {
 
 impl TextFile {
     /// Reads `file`, which errors call `path`; the inner error says why it is not UTF-8 text.
-    pub(super) fn new(file: File, path: &Path) -> Result<Result<Self, NotText>, DataError> {
+    pub(super) fn new(file: File, path: &Path) -> Result<Result<Self, NotText>> {
         Self::read(file).map_err(DataError::io("read", path))
     }
 
@@ -34,7 +34,7 @@ impl TextFile {
 }
 
 impl DocumentReader for TextFile {
-    fn next_document(&mut self) -> Result<Option<DocumentText>, DataError> {
+    fn next_document(&mut self) -> Result<Option<DocumentText>> {
         Ok(self.document.take())
     }
 }

@@ -1,9 +1,9 @@
 //! Text to token ids and back.
 
-use super::DataError;
 use super::info::TOKENIZER_FILE;
 use super::stream::{self, Stream};
 use super::sums::read_small_file;
+use super::{DataError, Result};
 use kiln_storage::files::{self, MAX_WHOLE};
 use std::fs;
 use std::io::Write as _;
@@ -44,11 +44,10 @@ impl Tokenizer {
     ///
     /// # Errors
     ///
-    /// The first error of `texts`, a vocabulary below [`VOCABULARY_MINIMUM`], or a
-    /// failure of the training.
-    pub fn train<I>(texts: I, vocab_size: usize) -> Result<Self, DataError>
+    /// The first error of `texts`, a vocabulary below [`VOCABULARY_MINIMUM`], or a failure of the training.
+    pub fn train<I>(texts: I, vocab_size: usize) -> Result<Self>
     where
-        I: Iterator<Item = Result<String, DataError>> + Send,
+        I: Iterator<Item = Result<String>> + Send,
     {
         Self::check_size(vocab_size)?;
         let failed = |error: tokenizers::Error| DataError::TokenizerTraining { problem: error.to_string() };
@@ -89,13 +88,13 @@ impl Tokenizer {
     /// # Errors
     ///
     /// When the file is missing, cannot be read or is not a tokenizer.
-    pub fn load(path: impl AsRef<Path>) -> Result<Self, DataError> {
+    pub fn load(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         Self::from_file(read_file(path)?, path)
     }
 
     /// The tokenizer that the file `path` with this `content` is.
-    pub fn from_file(content: Vec<u8>, path: &Path) -> Result<Self, DataError> {
+    pub fn from_file(content: Vec<u8>, path: &Path) -> Result<Self> {
         let unusable = |problem| DataError::TokenizerFile { path: path.to_path_buf(), problem };
         let mut inner = Inner::from_bytes(content).map_err(|error| unusable(error.to_string()))?;
         inner.with_truncation(None).map_err(|error| unusable(error.to_string()))?;
@@ -109,7 +108,7 @@ impl Tokenizer {
     }
 
     /// Fails unless a vocabulary of `vocab_size` can be trained.
-    pub(super) fn check_size(vocab_size: usize) -> Result<(), DataError> {
+    pub(super) fn check_size(vocab_size: usize) -> Result<()> {
         if vocab_size < VOCABULARY_MINIMUM {
             return Err(DataError::VocabularyTooSmall { requested: vocab_size, minimum: VOCABULARY_MINIMUM });
         }
@@ -135,7 +134,7 @@ impl Tokenizer {
     /// # Errors
     ///
     /// When the file cannot be written.
-    pub fn save(&self, path: impl AsRef<Path>) -> Result<(), DataError> {
+    pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
         let path = path.as_ref();
         let content = self.inner.to_string(true).map_err(|error| DataError::TokenizerFile {
             path: path.to_path_buf(),
@@ -152,7 +151,7 @@ impl Tokenizer {
     /// # Errors
     ///
     /// When the tokenizer cannot express the text; a trained one always can.
-    pub fn encode(&self, text: &str) -> Result<Vec<u32>, DataError> {
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
         let encoding = self.inner.encode_fast(text, false).map_err(encode_failed)?;
         Ok(encoding.get_ids().to_vec())
     }
@@ -162,7 +161,7 @@ impl Tokenizer {
     /// # Errors
     ///
     /// As for [`Self::encode`].
-    pub fn encode_batch(&self, texts: Vec<&str>) -> Result<Vec<Vec<u32>>, DataError> {
+    pub fn encode_batch(&self, texts: Vec<&str>) -> Result<Vec<Vec<u32>>> {
         let encodings = self.inner.encode_batch_fast(texts, false).map_err(encode_failed)?;
         Ok(encodings.iter().map(|encoding| encoding.get_ids().to_vec()).collect())
     }
@@ -173,7 +172,7 @@ impl Tokenizer {
     /// # Errors
     ///
     /// When the decoder of a loaded tokenizer fails.
-    pub fn decode(&self, ids: &[u32]) -> Result<String, DataError> {
+    pub fn decode(&self, ids: &[u32]) -> Result<String> {
         self.inner.decode(ids, false).map_err(|error| DataError::Decode { problem: error.to_string() })
     }
 
@@ -188,7 +187,7 @@ impl Tokenizer {
     /// # Errors
     ///
     /// When the vocabulary holds none of them.
-    pub fn end_of_text(&self) -> Result<u32, DataError> {
+    pub fn end_of_text(&self) -> Result<u32> {
         END_OF_TEXT
             .iter()
             .find_map(|token| self.inner.token_to_id(token))
@@ -197,16 +196,15 @@ impl Tokenizer {
 }
 
 /// The content of a `tokenizer.json`.
-fn read_file(path: &Path) -> Result<Vec<u8>, DataError> {
+fn read_file(path: &Path) -> Result<Vec<u8>> {
     if !path.try_exists().map_err(DataError::io("open", path))? {
         return Err(DataError::Missing { path: path.to_path_buf() });
     }
     files::read(path, MAX_WHOLE).map_err(DataError::io("read", path))
 }
 
-/// The content of a tokenizer that a user names, which may be a pipe: that is waited for until `stop` becomes
-/// true.
-pub(super) fn read_named_tokenizer(path: &Path, stop: &AtomicBool) -> Result<Vec<u8>, DataError> {
+/// The content of a tokenizer that a user names. A pipe is waited for until `stop` becomes true.
+pub(super) fn read_named_tokenizer(path: &Path, stop: &AtomicBool) -> Result<Vec<u8>> {
     if Stream::at(path).is_none() {
         return read_file(path);
     }
@@ -220,7 +218,7 @@ pub(super) fn read_named_tokenizer(path: &Path, stop: &AtomicBool) -> Result<Vec
 /// # Errors
 ///
 /// When there is none, when it cannot be read, and when it is not what was prepared.
-pub fn read_tokenizer_of(folder: &Path) -> Result<Vec<u8>, DataError> {
+pub fn read_tokenizer_of(folder: &Path) -> Result<Vec<u8>> {
     read_small_file(folder, TOKENIZER_FILE)
 }
 

@@ -5,7 +5,7 @@ use super::info::{INFO_FILE, TOKENIZER_FILE};
 use super::inputs::INPUTS_FILE;
 use super::listing::sha256_of;
 use super::sums::{SUMS_FILE, Sums};
-use super::{DataError, DataInfo, Split, TokenWidth, Tokenizer};
+use super::{DataError, DataInfo, Result, Split, TokenWidth, Tokenizer};
 use kiln_storage::{Checksum, files};
 use sha2::{Digest, Sha256};
 use std::fmt;
@@ -102,7 +102,7 @@ impl fmt::Display for Problem {
 /// # Errors
 ///
 /// When there is no such folder, when its `data.json` cannot be used, and when a file cannot be read.
-pub fn verify(folder: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Verified, DataError> {
+pub fn verify(folder: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<Verified> {
     if !folder.try_exists().map_err(DataError::io("open", folder))? {
         return Err(DataError::Missing { path: folder.to_owned() });
     }
@@ -158,7 +158,7 @@ impl Look<'_> {
         self.found.problems.iter().any(|problem| problem.path == path)
     }
 
-    fn load_sums(&mut self) -> Result<(), DataError> {
+    fn load_sums(&mut self) -> Result<()> {
         match Sums::load(self.folder)? {
             Some(Ok(sums)) => self.sums = Some(sums),
             Some(Err(problem)) => self.add(SUMS_FILE, Defect::Other(problem)),
@@ -170,7 +170,7 @@ impl Look<'_> {
     }
 
     /// Opens a file and counts it; `None` if it is missing.
-    fn open(&mut self, name: &'static str) -> Result<Option<(File, u64)>, DataError> {
+    fn open(&mut self, name: &'static str) -> Result<Option<(File, u64)>> {
         let path = self.path(name);
         let file = match files::open(&path) {
             Err(error) if error.kind() == ErrorKind::NotFound => {
@@ -219,7 +219,7 @@ impl Look<'_> {
         Some(agrees)
     }
 
-    fn at_small_file(&mut self, name: &'static str) -> Result<Option<bool>, DataError> {
+    fn at_small_file(&mut self, name: &'static str) -> Result<Option<bool>> {
         // A folder of another program need not have it.
         let is_there = self.path(name).exists();
         if !is_there && name == INPUTS_FILE && self.sums.is_none() {
@@ -245,7 +245,7 @@ impl Look<'_> {
         self.add(TOKENIZER_FILE, Defect::Other(format!("it is no usable tokenizer: {problem}")));
     }
 
-    fn at_tokens(&mut self, split: Split) -> Result<(), DataError> {
+    fn at_tokens(&mut self, split: Split) -> Result<()> {
         let (name, stated) = (split.file_name(), self.info.split(split).clone());
         let sums_agree = match stated.block_bytes {
             Some(_) => self.at_small_file(split.block_sums_name())?,
@@ -299,13 +299,7 @@ impl Look<'_> {
     }
 
     /// Reads a token file once, for everything that is to be known of it.
-    fn scan(
-        &mut self,
-        file: &File,
-        name: &str,
-        bytes: u64,
-        blocks: Option<&BlockSums>,
-    ) -> Result<Scan, DataError> {
+    fn scan(&mut self, file: &File, name: &str, bytes: u64, blocks: Option<&BlockSums>) -> Result<Scan> {
         let path = self.path(name);
         let chunk = blocks.map_or(CHUNK, BlockSums::block_bytes);
         let width = self.info.dtype.bytes() as u64;

@@ -1,8 +1,8 @@
 //! Listing the files of an input folder.
 
-use super::DataError;
 use super::remark::{PassedOver, Unread};
 use super::stream::Stream;
+use super::{DataError, Result};
 use ignore::{DirEntry, WalkBuilder};
 use kiln_storage::files;
 use nix::errno::Errno;
@@ -19,10 +19,9 @@ pub(super) struct Walked {
     pub(super) passed_over: PassedOver,
 }
 
-/// Every file below `folder`, in sorted order. Hidden files, what `.gitignore` files
-/// exclude, folders named `target` and folders of prepared data are left out. Links are followed
-/// as long as they stay in the folder.
-pub(super) fn walk(folder: &Path) -> Result<Walked, DataError> {
+/// Every file below `folder`, in sorted order. Hidden files, what `.gitignore` files exclude, folders named
+/// `target` and folders of prepared data are left out. Links are followed as long as they stay in the folder.
+pub(super) fn walk(folder: &Path) -> Result<Walked> {
     let is_in_repository = is_in_repository(folder);
     let links_out: Arc<Mutex<Vec<(PathBuf, PathBuf)>>> = Arc::default();
     let (root, noted) = (folder.to_owned(), links_out.clone());
@@ -100,8 +99,8 @@ fn is_wanted(entry: &DirEntry) -> bool {
     entry.file_name() != "target" && !is_prepared
 }
 
-/// Whether the error is a symbolic link that closes a circle: to a folder that it is in, whose files are listed
-/// anyway, or to itself.
+/// Whether the error is a symbolic link that closes a circle: to a folder that it is in, whose files are
+/// listed anyway, or to itself.
 fn is_circle(error: &ignore::Error) -> bool {
     match error {
         ignore::Error::WithDepth { err, .. } => is_circle(err),

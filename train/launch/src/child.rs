@@ -21,13 +21,8 @@ use super::say::say;
 
 /// What the supervisor waits for.
 pub(super) enum Event {
-    /// A child has ended and waits to be reaped.
-    Ended {
-        /// Its local rank.
-        index: usize,
-        /// When it ended.
-        at: Instant,
-    },
+    /// A child has ended and waits to be reaped. `index`: its local rank; `at`: when it ended.
+    Ended { index: usize, at: Instant },
     /// The launcher was sent a signal.
     Signal(i32),
 }

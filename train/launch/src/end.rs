@@ -64,8 +64,8 @@ impl End {
         self.code != Some(0) && self.code != Some(PREEMPTED.into())
     }
 
-    /// Whether it says itself that it, or a rank that it has met, was asked to stop before there was
-    /// anything to save.
+    /// Whether it says that it, or a rank that it has met, was asked to stop before there was anything to
+    /// save.
     pub(super) fn was_stopped(&self) -> bool {
         self.words.iter().any(|(word, _)| *word == Word::Stopped)
     }

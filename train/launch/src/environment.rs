@@ -58,7 +58,7 @@ impl Job {
             (GRACE, self.grace.as_secs_f64().to_string()),
         ];
         variables.extend(self.run.clone().map(|run| (RUN, run)));
-        variables.extend(node.secret.clone().map(|secret| (SECRET, secret)));
+        variables.extend(node.secret.clone().map(|secret| (SECRET, secret.0)));
         variables
     }
 }

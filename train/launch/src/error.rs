@@ -2,35 +2,20 @@
 
 use std::path::PathBuf;
 
-use crate::place::PlaceError;
+use crate::place::EnvError;
 
 /// Why ranks could not be launched.
 #[derive(Debug, thiserror::Error)]
 pub enum LaunchError {
     /// The program does not start.
     #[error("cannot start {}: {source}; check that the file exists and may be executed", .program.display())]
-    Start {
-        /// The program.
-        program: PathBuf,
-        /// The system's reason.
-        source: std::io::Error,
-    },
+    Start { program: PathBuf, source: std::io::Error },
     /// A log cannot be written.
     #[error("cannot write {}: {source}; choose another folder with --log-dir", .path.display())]
-    Log {
-        /// The file or folder.
-        path: PathBuf,
-        /// The system's reason.
-        source: std::io::Error,
-    },
+    Log { path: PathBuf, source: std::io::Error },
     /// The system refuses something else that is needed.
     #[error("cannot {what}: {source}")]
-    System {
-        /// What was tried.
-        what: &'static str,
-        /// The system's reason.
-        source: std::io::Error,
-    },
+    System { what: &'static str, source: std::io::Error },
 }
 
 /// Why a launch did not come to an end of its own.
@@ -38,7 +23,7 @@ pub enum LaunchError {
 pub enum LaunchArgsError {
     /// The place of this node.
     #[error(transparent)]
-    Place(#[from] PlaceError),
+    Env(#[from] EnvError),
     /// The arguments.
     #[error("{0}")]
     Arguments(String),

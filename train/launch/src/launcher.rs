@@ -16,7 +16,7 @@ use super::restarts::{Next, Restarts};
 use super::say::{say, signal_name};
 use super::supervise::{Life, Signals};
 use super::verdict::Verdict;
-use crate::place::{Node, SECRET};
+use crate::place::{JobSecret, Node, SECRET};
 
 /// How long ranks get to save and end after a signal, where nobody says otherwise.
 pub const GRACE: Duration = Duration::from_secs(30);
@@ -47,19 +47,18 @@ pub fn run(options: &Options) -> Result<u8, LaunchError> {
     let name = match node.job.name.take() {
         Some(name) => name,
         // The name must be the same everywhere, so only a single node can make one up.
-        None if node.nodes == 1 => format!("kiln-{}", random_text(8)?),
+        None if node.nodes == 1 => format!("kiln-{:.16}", random_text()?),
         None => "none".to_owned(),
     };
     let fallback = Path::new("runs").join("logs").join(name.replace(['/', '\\'], "-").replace("..", "-"));
     let log_dir = options.log_dir.clone().unwrap_or_else(|| fallback.clone());
     if node.secret.is_none() {
         match node.nodes {
-            1 => node.secret = Some(random_text(16)?),
+            1 => node.secret = Some(JobSecret(random_text()?)),
             _ => say(&format!(
-                "warning: {SECRET} is not set, so whoever reaches port {} of {} could take a rank's \
-                 place; unless that is a loopback address or comm.open is true, the ranks will refuse \
-                 to start. Set it to the same random text on every node; `openssl rand -hex 32` makes \
-                 one",
+                "warning: {SECRET} is not set, so whoever reaches port {} of {} could take a rank's place; \
+                 unless that is a loopback address or comm.open is true, the ranks will refuse to start. \
+                 Set it to the same random text on every node; `openssl rand -hex 32` makes one",
                 node.master.port, node.master.host
             )),
         }
@@ -119,12 +118,12 @@ fn free_port(host: &str) -> Result<u16, LaunchError> {
         .map_err(|source| LaunchError::System { what: "find a free port", source })
 }
 
-/// `bytes` random bytes in hexadecimal.
-fn random_text(bytes: usize) -> Result<String, LaunchError> {
-    let mut random = vec![0; bytes];
+/// 16 random bytes in hexadecimal.
+fn random_text() -> Result<String, LaunchError> {
+    let mut random = [0; 16];
     getrandom::fill(&mut random).map_err(|error| LaunchError::System {
         what: "get random bytes from the system",
         source: std::io::Error::other(error.to_string()),
     })?;
-    Ok(random.iter().map(|byte| format!("{byte:02x}")).collect())
+    Ok(format!("{:032x}", u128::from_be_bytes(random)))
 }

@@ -11,8 +11,7 @@
 //!
 //! Ranks end with their launcher: see [`kiln_process::end_with_launcher`].
 //!
-//! No loop here polls: a thread per child waits for its end, one for signals, and one loop receives
-//! what they say.
+//! No loop here polls: a thread per child waits for its end, one for signals, and one loop hears them all.
 
 mod child;
 mod end;

@@ -1,5 +1,4 @@
-//! Where the output of ranks goes: a file per rank, restart and stream; rank 0's also to the
-//! console.
+//! Where the output of ranks goes: a file per rank, restart and stream; rank 0's also to the console.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -71,11 +70,7 @@ pub(super) fn claim(
 }
 
 /// An output of a rank.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Stream {
-    Stdout,
-    Stderr,
-}
+pub(super) type Stream = output::Console;
 
 /// A log file, at the place where a rank starts to write.
 #[derive(Debug)]
@@ -125,7 +120,7 @@ impl Log {
     pub(super) fn copy(
         &self,
         mut pipe: impl Read + Send + 'static,
-        stream: Stream,
+        mut stream: Stream,
     ) -> Result<Copying, LaunchError> {
         let mut file = self.for_child()?;
         let (done, finished) = mpsc::channel();
@@ -143,10 +138,7 @@ impl Log {
                 if file.write_all(&buffer[..read]).is_err() {
                     lost += read;
                 }
-                let _ = match stream {
-                    Stream::Stdout => output::Stdout.write_all(&buffer[..read]),
-                    Stream::Stderr => output::Stderr.write_all(&buffer[..read]),
-                };
+                let _ = stream.write_all(&buffer[..read]);
             }
             let _ = done.send(lost);
         };

@@ -30,10 +30,7 @@ pub(super) fn tell(job: &Job, ends: &Ends, verdict: &Verdict) {
     // The earliest of those that nobody told to end and that blame no other; the others follow from it.
     failed.sort_by_key(|end| (end.told, end.is_consequence(), end.at));
     let Some((cause, others)) = failed.split_first() else { return };
-    let first = match cause.told {
-        true => "did not end well when told to",
-        false => "failed first",
-    };
+    let first = if cause.told { "did not end well when told to" } else { "failed first" };
     say(&format!("rank {} (pid {}) {first}: {}", cause.rank, cause.pid, how(cause)));
     show_words(cause);
     show_stderr(cause);

@@ -11,8 +11,8 @@ use super::verdict::Verdict;
 /// The pause before the first restart, and the longest one.
 const PAUSE: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(60)];
 
-/// A life with a step that lasted so long got somewhere. One without, which perhaps waited in vain for ranks of
-/// another node, did not.
+/// A life with a step that lasted so long got somewhere. One without, which perhaps waited in vain for ranks
+/// of another node, did not.
 const LASTED: Duration = Duration::from_secs(300);
 
 /// What follows on the end of all ranks.
@@ -74,7 +74,7 @@ impl Restarts {
 
     /// What follows on a life that ended so and `lasted` so long. Another life is counted as begun.
     pub(super) fn after(&mut self, ends: &Ends, verdict: Verdict, lasted: Duration) -> Next {
-        if !verdict.may_restart() || self.most == 0 {
+        if verdict != Verdict::Failed || self.most == 0 {
             return Next::End;
         }
         let failures: Vec<_> = ends.ranks.iter().filter_map(Failure::of).collect();
@@ -90,9 +90,9 @@ impl Restarts {
         if self.done > 0 && !ends.absent.is_empty() {
             let nodes: Vec<_> = ends.absent.iter().map(usize::to_string).collect();
             return Next::GiveUp(format!(
-                "giving up: node {} did not come to this restart. Its launcher has given up or has ended, and \
-                 says why, or its machine cannot be reached. Where a node needs longer to come back, raise \
-                 comm.join_timeout_s",
+                "giving up: node {} did not come to this restart. Its launcher has given up or has ended, \
+                 and says why, or its machine cannot be reached. Where a node needs longer to come back, \
+                 raise comm.join_timeout_s",
                 nodes.join(" and node ")
             ));
         }

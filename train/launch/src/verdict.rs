@@ -42,10 +42,6 @@ impl Verdict {
         }
     }
 
-    pub(super) fn may_restart(self) -> bool {
-        self == Verdict::Failed
-    }
-
     /// The launcher's exit code.
     pub(super) fn code(self) -> u8 {
         match self {

@@ -1,5 +1,5 @@
-//! What a process says when a signal of its own making ends it, such as SIGSEGV: which rank, which step,
-//! and what it was doing. The process then ends by that same signal, as it would have without this. And what one
+//! What a process says when a signal of its own making ends it, such as SIGSEGV: which rank, which step, and
+//! what it was doing. The process then ends by that same signal, as it would have without this. And what one
 //! says that ends without a save because somebody has asked for that.
 //!
 //! The handler runs on the alternate stack that Rust gives to its threads, takes no lock that it would
@@ -92,8 +92,8 @@ extern "C" fn on_signal(signal: c_int, info: *mut libc::siginfo_t, context: *mut
     }
 }
 
-/// Ends this process because somebody has asked for that by `signal` a second time, and says what is not saved.
-/// Like everything here, it may be called at any moment.
+/// Ends this process because somebody has asked for that by `signal` a second time, and says what is not
+/// saved. Like everything here, it may be called at any moment.
 pub(super) fn end_at_once(signal: c_int) -> ! {
     if !TOLD.swap(true, Ordering::Relaxed)
         && let Ok(mut text) = TEXT.try_lock()
@@ -118,9 +118,8 @@ fn compose(text: &mut Text, signal: c_int, info: *mut libc::siginfo_t) -> fmt::R
     text.begin = text.len + 1;
     let name = SIGNALS.iter().find(|(known, _)| *known == signal).map_or("a signal", |(_, n)| n);
     write!(text, "{}kiln: {name}", char::from(Word::Failure.letter()))?;
-    // SAFETY: the system gives a handler with SA_SIGINFO a valid structure. The codes above zero are
-    // those of the processor's faults, which have an address; at zero and below, a process has sent the
-    // signal.
+    // SAFETY: the system gives a handler with SA_SIGINFO a valid structure. The codes above zero are those of
+    // the processor's faults, which have an address; at zero and below, a process has sent the signal.
     unsafe {
         if let Some(info) = info.as_ref() {
             if info.si_code > 0 && signal != libc::SIGABRT {
@@ -150,8 +149,7 @@ fn pass_on(before: &libc::sigaction, signal: c_int, info: *mut libc::siginfo_t, 
     }
 }
 
-/// A line for standard error, behind what only the launcher is told, such as the letter that it knows the
-/// line by.
+/// A line for standard error, behind what only the launcher is told, such as the letter of the line.
 struct Text {
     bytes: [u8; 1024],
     len: usize,
@@ -199,8 +197,7 @@ fn takes(descriptor: c_int) -> bool {
 }
 
 fn put(descriptor: c_int, bytes: &[u8]) {
-    // SAFETY: the bytes are there for as long as the call takes. Where they cannot be written, nothing
-    // can be done.
+    // SAFETY: the bytes live as long as the call. Where they cannot be written, nothing can be done.
     unsafe { libc::write(descriptor, bytes.as_ptr().cast(), bytes.len()) };
 }
 

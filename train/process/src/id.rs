@@ -45,8 +45,7 @@ impl ProcessId {
 
     /// A short name of the kernel under which it runs, for names of files.
     pub fn kernel(&self) -> String {
-        let digest = Sha256::digest(&self.boot);
-        digest[..4].iter().map(|byte| format!("{byte:02x}")).collect()
+        format!("{:.8}", format!("{:x}", Sha256::digest(&self.boot)))
     }
 
     /// Whether the process is gone. `None` if that cannot be told from here: on another machine, or
@@ -60,14 +59,17 @@ impl ProcessId {
 
 /// When a process of this machine started; `None` if there is none, or none but a zombie.
 fn started(pid: i32) -> Option<u64> {
+    let fields = stat_of(pid)?;
+    // The third field of the line is the state, which comes first here, the 22nd the time of the start.
+    let ticks = fields.get(22 - 3)?.parse().ok()?;
+    (fields[0] != "Z" && fields[0] != "X").then_some(ticks)
+}
+
+/// What Linux says of a process, from the letter of its state on.
+pub(super) fn stat_of(pid: i32) -> Option<Vec<String>> {
     // The name before it, in brackets, may hold anything.
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    let (_, rest) = stat.rsplit_once(')')?;
-    let mut fields = rest.split_whitespace();
-    let state = fields.next()?;
-    // The third field of the line is the state, the 22nd the time of the start.
-    let ticks = fields.nth(22 - 3 - 1)?.parse().ok()?;
-    (state != "Z" && state != "X").then_some(ticks)
+    Some(stat.rsplit_once(')')?.1.split_whitespace().map(str::to_owned).collect())
 }
 
 #[cfg(test)]

@@ -9,6 +9,8 @@ use std::time::Duration;
 
 use rustix::process::Pid;
 
+use super::id::stat_of;
+
 /// Variable with the launcher's process id, so that a rank can end with it.
 pub const LAUNCHER_PID: &str = "KILN_LAUNCHER_PID";
 
@@ -27,23 +29,24 @@ const LONGEST: usize = 4096;
 /// The pipe to the launcher; negative if there is none.
 static DESCRIPTOR: AtomicI32 = AtomicI32::new(-1);
 
-/// What a process tells its launcher.
+/// What a process tells its launcher, by the letter that its message begins with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
 pub enum Word {
     /// It fails, for this reason.
-    Failure,
+    Failure = b'F',
     /// It fails because another rank has failed.
-    Consequence,
+    Consequence = b'C',
     /// Something to know besides.
-    Note,
+    Note = b'N',
     /// It was asked to stop before there was anything to save, or another rank was.
-    Stopped,
+    Stopped = b'S',
     /// The optimizer step in which its run has ended.
-    Step,
+    Step = b'T',
     /// The id of the run whose folder it has taken.
-    Run,
+    Run = b'R',
     /// The ranks that it has waited for in vain, with commas between them.
-    Absent,
+    Absent = b'A',
 }
 
 impl Word {
@@ -51,15 +54,7 @@ impl Word {
         [Word::Failure, Word::Consequence, Word::Note, Word::Stopped, Word::Step, Word::Run, Word::Absent];
 
     pub(super) const fn letter(self) -> u8 {
-        match self {
-            Word::Failure => b'F',
-            Word::Consequence => b'C',
-            Word::Note => b'N',
-            Word::Stopped => b'S',
-            Word::Step => b'T',
-            Word::Run => b'R',
-            Word::Absent => b'A',
-        }
+        self as u8
     }
 }
 
@@ -77,14 +72,10 @@ pub(super) fn is_set() -> bool {
 
 /// The state of a process, by the letter that Linux has for it; `None` where that is not known.
 pub fn state_of(process: Pid) -> Option<char> {
-    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
-    // The name before it, in brackets, may hold anything.
-    let (_, rest) = stat.rsplit_once(')')?;
-    rest.trim_start().chars().next()
+    stat_of(process.as_raw_nonzero().get())?.first()?.chars().next()
 }
 
-/// The descriptor of the pipe that the launcher has handed down. Programs that this process starts do not
-/// inherit it.
+/// The descriptor of the pipe from the launcher. Programs that this process starts do not inherit it.
 fn find_pipe() -> Option<RawFd> {
     let text = std::env::var(PIPE).ok()?;
     let (descriptor, inode) = text.split_once(':')?;
@@ -125,11 +116,6 @@ pub fn parse(bytes: &[u8]) -> Vec<(Word, String)> {
     bytes.split(|byte| *byte == 0).filter_map(word).collect()
 }
 
-/// The id of the run that earlier lives of this job have worked on, if their launcher knows it.
-pub fn run_before() -> Option<String> {
-    std::env::var(RUN).ok()
-}
-
 /// The time between SIGTERM and SIGKILL, if the launcher or whoever started this process has told it.
 ///
 /// # Errors
@@ -145,7 +131,8 @@ pub fn grace() -> Result<Option<Duration>, GraceError> {
 /// `KILN_GRACE_S` is no number of seconds.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{GRACE}={}: not a number of seconds, such as 30; it is the time that this process gets between SIGTERM and SIGKILL",
+    "{GRACE}={}: not a number of seconds, such as 30; it is the time that this process gets between SIGTERM \
+     and SIGKILL",
     .told.to_string_lossy().escape_debug()
 )]
 pub struct GraceError {

@@ -12,6 +12,7 @@ pub mod output;
 mod parent;
 mod pool;
 pub mod position;
+mod repeat;
 mod signals;
 pub mod words;
 
@@ -24,6 +25,7 @@ pub use launcher::{GraceError, state_of};
 pub use log::LogLevelError;
 pub use parent::end_with_launcher;
 pub use pool::in_pool;
+pub use repeat::Repeat;
 pub use signals::{hear_of_children, is_ignored, stop_on_signals, was_interrupted};
 
 /// Sets up this process, apart from the signals that ask a run to stop: those are [`stop_on_signals`]. To be
@@ -39,7 +41,7 @@ pub fn begin(rank_of_thread: fn() -> Option<usize>) -> Result<(), LogLevelError>
     // Somebody else's subscriber stays.
     let _ = tracing_subscriber::fmt()
         .with_env_filter(filter)
-        .with_writer(|| output::Stderr)
+        .with_writer(|| output::Console::Stderr)
         .with_ansi(std::io::stderr().is_terminal())
         .log_internal_errors(false)
         .without_time()

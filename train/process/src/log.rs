@@ -25,8 +25,8 @@ const CRATES: [(&str, &str); 6] = [
 /// A value of `KILN_LOG` that says nothing.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{VARIABLE}={value}: \"{wrong}\" is no level; use off, error, warn, info, debug or trace, with others for \
-     parts of the program as in warn,kiln_collectives=debug, or unset it for {DEFAULT}"
+    "{VARIABLE}={value}: \"{wrong}\" is no level; use off, error, warn, info, debug or trace, with others \
+     for parts of the program as in warn,kiln_collectives=debug, or unset it for {DEFAULT}"
 )]
 pub struct LogLevelError {
     value: String,

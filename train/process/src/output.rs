@@ -56,10 +56,7 @@ pub fn printable(text: &str) -> Cow<'_, str> {
     }
     let mut shown = String::with_capacity(text.len() + 8);
     for c in text.chars() {
-        match is_obeyed(c) {
-            true => shown.push_str(&format!("\\u{:04x}", u32::from(c))),
-            false => shown.push(c),
-        }
+        if is_obeyed(c) { shown.push_str(&format!("\\u{:04x}", u32::from(c))) } else { shown.push(c) }
     }
     shown.into()
 }
@@ -127,28 +124,21 @@ pub(super) fn complaints_wait() -> bool {
     STDERR.waiting() > 0
 }
 
-/// Standard error as a writer that never fails, for log events and reports of many lines.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Stderr;
-
-impl Write for Stderr {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        put(&STDERR, &STDOUT, bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
+/// Standard output or standard error as a writer that never fails, for log events and texts of many lines.
+#[derive(Clone, Copy, Debug)]
+pub enum Console {
+    /// Standard output.
+    Stdout,
+    /// Standard error.
+    Stderr,
 }
 
-/// Standard output as a writer that never fails.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Stdout;
-
-impl Write for Stdout {
+impl Write for Console {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        put(&STDOUT, &STDERR, bytes);
+        match self {
+            Console::Stdout => put(&STDOUT, &STDERR, bytes),
+            Console::Stderr => put(&STDERR, &STDOUT, bytes),
+        }
         Ok(bytes.len())
     }
 

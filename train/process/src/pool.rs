@@ -1,5 +1,4 @@
-//! Threads for work that no rank does, such as reading many files: one per core, started when they are first
-//! needed.
+//! Threads for work that no rank does, such as reading many files: one per core, started when needed.
 
 use std::io;
 use std::sync::{Mutex, PoisonError};
@@ -8,8 +7,8 @@ use rayon::{ThreadPool, ThreadPoolBuilder};
 
 static POOL: Mutex<Option<&'static ThreadPool>> = Mutex::new(None);
 
-/// Does `work` with these threads: what it does in parallel uses them. Without this, such work panics where the
-/// system starts no more threads.
+/// Does `work` with these threads: what it does in parallel uses them. Without this, such work panics where
+/// the system starts no more threads.
 ///
 /// # Errors
 ///

@@ -87,8 +87,7 @@ pub(super) fn write_to(out: &mut dyn fmt::Write, rank: Option<usize>) -> fmt::Re
     Ok(())
 }
 
-/// Writes in which step this process ends, and since which one nothing is saved. Waits for no lock and allocates
-/// nothing.
+/// Writes in which step this process ends, and what is saved. Waits for no lock and allocates nothing.
 pub(super) fn write_unsaved_to(out: &mut dyn fmt::Write) -> fmt::Result {
     let Ok(ranks) = RANKS.try_lock() else { return Ok(()) };
     let latest = |of: fn(&Position) -> &AtomicU64| {

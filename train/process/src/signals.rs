@@ -28,10 +28,10 @@ struct Asked {
 
 static ASKED: OnceLock<Asked> = OnceLock::new();
 
-/// A flag that becomes true on SIGINT, SIGTERM, SIGHUP or SIGUSR1, the same one at every call. One of the first
-/// three that comes again, a second or more after the first of its kind, ends the process at once, unless a
-/// `kiln launch` has started it: that passes on what it is sent, and who stops all processes of a machine's job,
-/// as Slurm and systemd do, has sent it to the rank as well.
+/// A flag that becomes true on SIGINT, SIGTERM, SIGHUP or SIGUSR1, the same one at every call. One of the
+/// first three that comes again, a second or more after the first of its kind, ends the process at once,
+/// unless a `kiln launch` has started it: that passes on what it is sent, and who stops all processes of a
+/// machine's job, as Slurm and systemd do, has sent it to the rank as well.
 pub fn stop_on_signals() -> Arc<AtomicBool> {
     ASKED.get_or_init(register).stop.clone()
 }
@@ -75,8 +75,8 @@ fn set_on_signals(asked: &Asked) -> io::Result<()> {
                 crash::end_at_once(signal);
             }
         };
-        // SAFETY: `on_signal` stores atomics, asks the clock (`clock_gettime`), and calls `end_at_once`, which is
-        // made for handlers.
+        // SAFETY: `on_signal` stores atomics, asks the clock (`clock_gettime`), and calls `end_at_once`,
+        // which is made for handlers.
         unsafe { low_level::register(signal, on_signal)? };
     }
     Ok(())

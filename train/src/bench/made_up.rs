@@ -7,7 +7,7 @@ use kiln_model::layers::Layer;
 use kiln_model::{Context, Key};
 
 use crate::config::Config;
-use crate::error::TrainError;
+use crate::error::{Result, TrainError};
 use crate::run::{MicroBatch, MicroBatches, optimizer_step};
 use crate::sharded::ShardedDecoder;
 
@@ -28,7 +28,7 @@ const MAX_COUNT: usize = 1_000_000;
 /// # Errors
 ///
 /// Names the first flag whose number is 0, or larger than anybody means.
-pub fn check_counts(counts: &[(&'static str, usize)]) -> Result<(), TrainError> {
+pub fn check_counts(counts: &[(&'static str, usize)]) -> Result<()> {
     match counts.iter().find(|(_, count)| !(1..=MAX_COUNT).contains(count)) {
         Some((flag, _)) => Err(TrainError::usage(format!("{flag} must be from 1 to {MAX_COUNT}"))),
         None => Ok(()),
@@ -46,8 +46,8 @@ pub fn median(mut values: Vec<f64>) -> f64 {
     }
 }
 
-/// Trains `model` for one step of `config` on made-up tokens, and waits for its outcome. Step `number` has the
-/// same tokens on every machine. Returns the time that the update took. Collective.
+/// Trains `model` for one step of `config` on made-up tokens, and waits for its outcome. Step `number` has
+/// the same tokens on every machine. Returns the time that the update took. Collective.
 ///
 /// # Errors
 ///
@@ -57,7 +57,7 @@ pub fn step<B: Layer>(
     model: &ShardedDecoder<B>,
     device: &Device,
     number: u64,
-) -> Result<Duration, TrainError> {
+) -> Result<Duration> {
     let engine = model.engine();
     let (rank, ranks) = (engine.world().rank(), engine.world().world_size());
     let mut tokens = MadeUpTokens {
@@ -87,7 +87,7 @@ struct MadeUpTokens {
 }
 
 impl MicroBatches for MadeUpTokens {
-    fn fetch(&mut self, index: usize) -> Result<MicroBatch, TrainError> {
+    fn fetch(&mut self, index: usize) -> Result<MicroBatch> {
         let key = self.step.fork_index((self.first + index) as u64);
         let ids = |offset: u64| {
             (0..self.count as u64).map(|i| (key.at(i + offset) % self.vocabulary) as i32).collect()
@@ -95,7 +95,7 @@ impl MicroBatches for MadeUpTokens {
         Ok(MicroBatch { inputs: ids(0), targets: ids(1), context: Context::evaluation() })
     }
 
-    fn go_on(&mut self, _: bool) -> Result<bool, TrainError> {
+    fn go_on(&mut self, _: bool) -> Result<bool> {
         self.backward_ended = Instant::now();
         Ok(true)
     }

@@ -3,10 +3,12 @@
 //! The strategies alternate round by round, so that a machine that speeds up or slows down does
 //! so for all of them; the table shows medians over the rounds.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use burn::tensor::Device;
+use clap::Args;
 use kiln_collectives::{Communicator, Operation, Phase};
 use kiln_model::decoder::Decoder;
 use kiln_model::layers::Block;
@@ -16,14 +18,55 @@ use kiln_shard::{EngineBuilder, Policy, ShardError, Strategy, memory};
 use serde::Serialize;
 
 use super::{check_counts, default_config, median, step};
-use crate::config::{Backend, Config};
-use crate::device::{Selected, ranks_sharing_cores, threads_per_rank};
-use crate::error::TrainError;
-use crate::place::Place;
+use crate::config::{self, Backend, Config};
+use crate::device::{ResolvedDevice, ranks_sharing_cores, threads_per_rank};
+use crate::error::{Result, TrainError};
+use crate::launch;
+use crate::place::{self, RankEnv, Role};
+use crate::process::output::say;
 use crate::run;
 use crate::sharded::ShardedDecoder;
 use crate::words::number_of;
 use crate::world::{self, World};
+
+/// Arguments of `kiln bench strategies`.
+#[derive(Args)]
+pub(crate) struct StrategiesArgs {
+    /// Configuration whose model and batch to use [default: preset 10m].
+    #[arg(long)]
+    config: Option<PathBuf>,
+    /// Ranks, as threads of this process; not needed under a launcher, which starts them as processes.
+    #[arg(long)]
+    ranks: Option<usize>,
+    /// Steps measured per strategy and round.
+    #[arg(long, default_value_t = 3)]
+    steps: usize,
+    /// Rounds; the strategies alternate, and medians are shown.
+    #[arg(long, default_value_t = 3)]
+    rounds: usize,
+    /// Print JSON instead of a table.
+    #[arg(long)]
+    json: bool,
+}
+
+impl StrategiesArgs {
+    /// Measures, or starts the ranks of a node; returns the exit code.
+    pub(crate) fn run(self) -> Result<u8> {
+        let place = match place::find_here(&place::Flags::default())? {
+            Role::Node(node) => return Ok(launch::run_node(node)?),
+            Role::Rank(place) => Some(place),
+            Role::Alone(_) => None,
+        };
+        let speaks = place.as_ref().is_none_or(|place| place.rank == 0);
+        let config = self.config.map(|path| config::load(&path, &[])).transpose()?;
+        let StrategiesArgs { ranks, steps, rounds, .. } = self;
+        let table = strategies(&StrategiesOptions { config, ranks, place, steps, rounds })?;
+        if speaks {
+            say(&if self.json { table.to_json() } else { table.to_text() });
+        }
+        Ok(0)
+    }
+}
 
 /// What to measure.
 #[derive(Clone, Debug)]
@@ -33,7 +76,7 @@ pub struct StrategiesOptions {
     /// Ranks. Needed if they are threads; else as many as the launcher has started.
     pub ranks: Option<usize>,
     /// The rank that this process is, if ranks are processes.
-    pub place: Option<Place>,
+    pub place: Option<RankEnv>,
     /// Steps measured per strategy and round; one more warms up.
     pub steps: usize,
     /// Rounds.
@@ -80,24 +123,12 @@ pub struct StrategiesTable {
     pub rows: Vec<StrategyRow>,
 }
 
-/// What one strategy did in one round.
-struct Sample {
-    tokens_per_s: f64,
-    peak_bytes: u64,
-    sent_bytes: u64,
-    gathers: u64,
-    reductions: u64,
-    wait_share: f64,
-    mesh: String,
-    parameters: usize,
-}
-
 /// The ranks that measure.
 enum Ranks<'a> {
     /// Threads of this process.
     Threads,
     /// Processes, of which this is one and has met the others.
-    Processes(World, &'a Place),
+    Processes(World, &'a RankEnv),
 }
 
 impl Ranks<'_> {
@@ -105,8 +136,8 @@ impl Ranks<'_> {
     fn run<T: Send>(
         &self,
         config: &Config,
-        body: impl Fn(Arc<dyn Communicator>) -> Result<T, TrainError> + Sync,
-    ) -> Result<T, TrainError> {
+        body: impl Fn(Arc<dyn Communicator>) -> Result<T> + Sync,
+    ) -> Result<T> {
         match self {
             Ranks::Threads => {
                 let ranks = config.train.ranks;
@@ -123,11 +154,7 @@ impl Ranks<'_> {
 }
 
 /// Meets the other processes, if ranks are processes, and makes sure that all were started alike.
-fn meet<'a>(
-    config: &Config,
-    options: &'a StrategiesOptions,
-    selected: &Selected,
-) -> Result<Ranks<'a>, TrainError> {
+fn meet<'a>(config: &Config, options: &'a StrategiesOptions, selected: &ResolvedDevice) -> Result<Ranks<'a>> {
     let Some(place) = &options.place else {
         selected.warn_of_idle_gpus();
         return Ok(Ranks::Threads);
@@ -149,12 +176,13 @@ fn meet<'a>(
 
 /// Measures all strategies. Of ranks that are processes, every one calls this; the figures are those of its
 /// own, and rank 0's are the ones to show.
-pub fn strategies(options: &StrategiesOptions) -> Result<StrategiesTable, TrainError> {
+pub fn strategies(options: &StrategiesOptions) -> Result<StrategiesTable> {
     let mut config = options.config.clone().unwrap_or_else(default_config);
     let place = options.place.as_ref();
     if place.is_none() && options.ranks.is_none() {
         return Err(TrainError::usage(
-            "how many ranks? Give --ranks N for threads of this process, or start processes with `kiln launch`",
+            "how many ranks? Give --ranks N for threads of this process, or start processes with `kiln \
+             launch`",
         ));
     }
     config.train.ranks = world::ranks_of(&config, place, options.ranks)?;
@@ -168,8 +196,8 @@ pub fn strategies(options: &StrategiesOptions) -> Result<StrategiesTable, TrainE
     if place.is_some() { config.validate() } else { config.validate_threads() }?;
     check_counts(&[("--steps", options.steps), ("--rounds", options.rounds)])?;
     let model = config.model.resolve(Some(config.data.vocab_size)).map_err(TrainError::usage)?;
-    let selected = Selected::new(&config, place)?;
-    config.settle(selected.suits());
+    let selected = ResolvedDevice::new(&config, place)?;
+    config.settle(selected.defaults());
     // The strategy that takes most.
     let mut replicated = config.clone();
     replicated.shard.strategy = Strategy::NoShard;
@@ -177,7 +205,7 @@ pub fn strategies(options: &StrategiesOptions) -> Result<StrategiesTable, TrainE
     let device = selected.device();
     let ranks = meet(&config, options, &selected)?;
 
-    let mut rounds: Vec<Vec<Sample>> = Vec::new();
+    let mut rounds: Vec<Vec<StrategyRow>> = Vec::new();
     for _ in 0..options.rounds {
         let round: Result<Vec<_>, _> = Strategy::ALL
             .into_iter()
@@ -186,28 +214,23 @@ pub fn strategies(options: &StrategiesOptions) -> Result<StrategiesTable, TrainE
         rounds.push(round?);
     }
     let rows = Strategy::ALL.into_iter().enumerate().map(|(index, strategy)| {
-        let column =
-            |value: fn(&Sample) -> f64| median(rounds.iter().map(|round| value(&round[index])).collect());
-        let last = &rounds[rounds.len() - 1][index];
+        let column = |value: fn(&StrategyRow) -> f64| {
+            median(rounds.iter().map(|round| value(&round[index])).collect())
+        };
+        let ratios = rounds.iter().map(|round| round[index].tokens_per_s / round[0].tokens_per_s);
         StrategyRow {
             strategy,
-            mesh: last.mesh.clone(),
-            tokens_per_s: column(|sample| sample.tokens_per_s),
-            relative_speed: median(
-                rounds.iter().map(|r| r[index].tokens_per_s / r[0].tokens_per_s).collect(),
-            ),
-            peak_bytes: last.peak_bytes,
-            sent_bytes: last.sent_bytes,
-            gathers: last.gathers,
-            reductions: last.reductions,
-            wait_share: column(|sample| sample.wait_share),
+            tokens_per_s: column(|row| row.tokens_per_s),
+            relative_speed: median(ratios.collect()),
+            wait_share: column(|row| row.wait_share),
+            ..rounds[rounds.len() - 1][index].clone()
         }
     });
     Ok(StrategiesTable {
         ranks: config.train.ranks,
         global_batch: config.train.global_batch,
         seq_len: config.data.seq_len,
-        parameters: rounds[0][0].parameters,
+        parameters: model.num_parameters(),
         rows: rows.collect(),
         model,
     })
@@ -221,9 +244,9 @@ fn measure(
     strategy: Strategy,
     shard_size: Option<usize>,
     steps: usize,
-) -> Result<Sample, TrainError> {
+) -> Result<StrategyRow> {
     let policy = Policy { strategy, ..run::policy(config) };
-    let measured = ranks.run(config, |world| -> Result<Sample, TrainError> {
+    let measured = ranks.run(config, |world| -> Result<StrategyRow> {
         let rank = world.rank();
         // As in training: the size that the user names is that of the hybrids' groups.
         let shard_size = shard_size.filter(|_| strategy.is_hybrid());
@@ -249,7 +272,7 @@ fn measure(
 }
 
 /// Waits until `device` has done what this rank has given it.
-fn settle(device: &Device) -> Result<(), TrainError> {
+fn settle(device: &Device) -> Result<()> {
     device.sync().map_err(|error| TrainError::Crash(format!("the device has failed: {error}")))
 }
 
@@ -259,7 +282,7 @@ fn sample(
     model: &ShardedDecoder<Block>,
     elapsed: Duration,
     steps: usize,
-) -> Result<Sample, ShardError> {
+) -> Result<StrategyRow, ShardError> {
     let engine = model.engine();
     let waited = engine.take_waited().as_secs_f64();
     let recorder = world.recorder();
@@ -274,15 +297,16 @@ fn sample(
     let mut peaks = vec![0.0; world.world_size()];
     peaks[world.rank()] = engine.peak_bytes() as f64;
     let peaks = engine.sum_over_ranks("peak", &peaks)?;
-    Ok(Sample {
+    Ok(StrategyRow {
+        strategy: engine.policy().strategy,
+        mesh: engine.mesh().to_string(),
         tokens_per_s: tokens / elapsed.as_secs_f64(),
+        relative_speed: 1.0,
         peak_bytes: peaks.into_iter().fold(0.0, f64::max) as u64,
         sent_bytes,
         gathers,
         reductions,
         wait_share: waited / elapsed.as_secs_f64(),
-        mesh: engine.mesh().to_string(),
-        parameters: engine.layout().num_parameters(),
     })
 }
 
@@ -334,8 +358,8 @@ impl StrategiesTable {
             |strategy| self.rows.iter().find(|row| row.strategy == strategy).map(|row| row.mesh.as_str());
         if self.ranks > 1 && mesh(Strategy::HybridShard) == mesh(Strategy::FullShard) {
             text.push_str(
-                "\nHybrids have one group per machine, which is all ranks here, so they do what FULL_SHARD and \
-                 SHARD_GRAD_OP do; shard.shard_size in a --config makes groups",
+                "\nHybrids have one group per machine, which is all ranks here, so they do what FULL_SHARD \
+                 and SHARD_GRAD_OP do; shard.shard_size in a --config makes groups",
             );
         }
         text

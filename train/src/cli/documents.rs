@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::{Args, Command};
 use clap_complete::Shell;
 
-use crate::error::TrainError;
+use crate::error::{Result, TrainError};
 
 #[derive(Args)]
 pub(super) struct CompletionsArgs {
@@ -32,7 +32,7 @@ impl CompletionsArgs {
 
 impl ManArgs {
     /// Writes a page for every command; returns what to say.
-    pub(super) fn run(self, kiln: Command) -> Result<String, TrainError> {
+    pub(super) fn run(self, kiln: Command) -> Result<String> {
         let out = &self.out;
         let written = fs::create_dir_all(out).and_then(|()| clap_mangen::generate_to(kiln, out));
         written.map_err(TrainError::io("write", out))?;

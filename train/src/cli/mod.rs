@@ -1,36 +1,29 @@
-//! The command line.
+//! The command line: its commands, and how they end. The arguments of a command are with the command, and its
+//! `run` does it.
 
 mod documents;
 
 use std::io::{self, Write};
-use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::{Args, CommandFactory, Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use kiln_collectives::tcp::JoinError;
-use kiln_model::layers::Block;
 use kiln_shard::ranks::RankError;
 
-use crate::bench::{self, StrategiesOptions};
-use crate::checkpoint::Architecture;
-use crate::config;
+use crate::bench::StrategiesArgs;
 use crate::convert::{ConvertArgs, ExportArgs, ImportArgs};
-use crate::data::{PrepareOptions, TokenizerSource};
 use crate::doctor::DoctorArgs;
-use crate::error::TrainError;
+use crate::error::{Result, TrainError};
 use crate::eval::EvalArgs;
-use crate::fault::Fault;
 use crate::generate::GenerateArgs;
 use crate::inspect::InspectArgs;
 use crate::launch::{self, LaunchArgs};
-use crate::place::{self, Job, Role};
-use crate::prepared;
+use crate::prepared::{PrepareArgs, VerifyArgs};
+use crate::process;
 use crate::process::launcher::{self, Word};
 use crate::process::output::{self, complain, say};
-use crate::process::{self, stop_on_signals};
-use crate::run::{self, PositionKey, Resume, RunFolder, RunOptions};
+use crate::run::TrainArgs;
 use crate::version::version;
-use crate::weights::AllowMissing;
 use documents::{CompletionsArgs, ManArgs};
 
 /// Exit code of a run that failed.
@@ -83,45 +76,10 @@ enum Command {
 }
 
 impl Command {
-    /// Whether output is only an account of what the command does: nobody has to read it, and it ends nothing.
+    /// Whether output is only an account of what the command does, which nobody has to read.
     fn is_run(&self) -> bool {
         matches!(self, Command::Train(_) | Command::Launch(_))
     }
-}
-
-#[derive(Args)]
-struct TrainArgs {
-    /// Configuration file; configs/ has some to start from.
-    config: PathBuf,
-    /// Ranks, as threads of this process [default: train.ranks of the configuration].
-    #[arg(long)]
-    ranks: Option<usize>,
-    /// Run folder [default: runs/<name of the configuration>].
-    #[arg(long)]
-    out: Option<PathBuf>,
-    /// Change one value of the configuration; may be given several times.
-    #[arg(long = "set", value_name = "SECTION.KEY=VALUE")]
-    overrides: Vec<String>,
-    /// Go on from the newest checkpoint of the run folder ("latest"), or from a checkpoint folder.
-    #[arg(long, value_name = "latest|PATH")]
-    resume: Option<String>,
-    /// Weights that the checkpoint to start from may lack, as in "lm_head.*"; they keep their
-    /// initial values. May be given several times.
-    #[arg(long, value_name = "PATTERN")]
-    allow_missing: Vec<String>,
-    /// Take the weights of the checkpoint to start from by name and shape, also if it was trained
-    /// with other parts than this program builds.
-    #[arg(long)]
-    allow_other_parts: bool,
-    /// Go on from the checkpoint though this differs from what it was trained with, which means another
-    /// position in the data. May be given several times.
-    #[arg(long, value_name = "KEY", value_enum)]
-    allow_changed: Vec<PositionKey>,
-    #[command(flatten)]
-    place: place::Flags,
-    /// Fire drill: let one rank fail, once.
-    #[arg(long, value_name = "KIND@PHASE:STEP:RANK", hide = true)]
-    fault: Option<Fault>,
 }
 
 #[derive(Subcommand)]
@@ -132,64 +90,10 @@ enum DataCommand {
     Verify(VerifyArgs),
 }
 
-#[derive(Args)]
-struct PrepareArgs {
-    /// Text, .jsonl (field "text") or .parquet files, or folders of them; "-" is the standard input.
-    #[arg(long, required = true, num_args = 1.., value_name = "FILE|DIR")]
-    input: Vec<String>,
-    /// Folder to create.
-    #[arg(long)]
-    out: PathBuf,
-    #[command(flatten)]
-    tokenizer: TokenizerArgs,
-    /// Share of the text to hold out for validation.
-    #[arg(long, allow_negative_numbers = true, default_value_t = PrepareOptions::VALIDATION_FRACTION)]
-    validation_fraction: f64,
-    /// Decides which text is held out.
-    #[arg(long, allow_negative_numbers = true, default_value_t = 0)]
-    seed: u64,
-}
-
-#[derive(Args)]
-struct VerifyArgs {
-    /// Folder of prepared data.
-    folder: PathBuf,
-}
-
-#[derive(Args)]
-#[group(required = true, multiple = false)]
-struct TokenizerArgs {
-    /// Train a byte-level BPE tokenizer of this many tokens on the text.
-    #[arg(long, value_name = "N")]
-    vocab_size: Option<usize>,
-    /// Use this tokenizer.
-    #[arg(long, value_name = "tokenizer.json")]
-    tokenizer: Option<PathBuf>,
-}
-
 #[derive(Subcommand)]
 enum BenchCommand {
     /// Compare all sharding strategies on the same work.
     Strategies(StrategiesArgs),
-}
-
-#[derive(Args)]
-struct StrategiesArgs {
-    /// Configuration whose model and batch to use [default: preset 10m].
-    #[arg(long)]
-    config: Option<PathBuf>,
-    /// Ranks, as threads of this process; not needed under a launcher, which starts them as processes.
-    #[arg(long)]
-    ranks: Option<usize>,
-    /// Steps measured per strategy and round.
-    #[arg(long, default_value_t = 3)]
-    steps: usize,
-    /// Rounds; the strategies alternate, and medians are shown.
-    #[arg(long, default_value_t = 3)]
-    rounds: usize,
-    /// Print JSON instead of a table.
-    #[arg(long)]
-    json: bool,
 }
 
 /// Runs the command that the arguments of this process name, and returns its exit code. Sets up the process
@@ -210,18 +114,20 @@ pub fn main() -> ExitCode {
     let done = |()| 0;
     let tell = |text: String| say(&text);
     let outcome = match command {
-        Command::Train(args) => train(args),
+        Command::Train(args) => args.run(),
         Command::Launch(args) => args.run().map_err(TrainError::from),
-        Command::Doctor(args) => Ok(doctor(&args)),
-        Command::Data { command: DataCommand::Prepare(args) } => on_files(|| prepare(args)).map(done),
-        Command::Data { command: DataCommand::Verify(args) } => {
-            prepared::verify(&args.folder).map(tell).map(done).map_err(TrainError::from)
+        Command::Doctor(args) => {
+            let (text, healthy) = args.run();
+            say(&text);
+            Ok(if healthy { 0 } else { USAGE })
         }
+        Command::Data { command: DataCommand::Prepare(args) } => on_files(|| args.run()).map(done),
+        Command::Data { command: DataCommand::Verify(args) } => args.run().map(tell).map(done),
         Command::Generate(args) => args.run().map(done),
         Command::Eval(args) => args.run(),
         Command::Import(args) => on_files(|| args.run()).map(done),
         Command::Export(args) => on_files(|| args.run()).map(done),
-        Command::Bench { command: BenchCommand::Strategies(args) } => strategies(args),
+        Command::Bench { command: BenchCommand::Strategies(args) } => args.run(),
         Command::Inspect(args) => on_files(|| args.run()).map(tell).map(done),
         Command::Convert(args) => on_files(|| args.run()).map(tell).map(done),
         Command::Completions(args) => {
@@ -234,7 +140,7 @@ pub fn main() -> ExitCode {
 }
 
 /// Tells people and the launcher how a command has ended; the exit code of the process.
-fn exit(outcome: Result<u8, TrainError>, is_run: bool) -> ExitCode {
+fn exit(outcome: Result<u8>, is_run: bool) -> ExitCode {
     let code = match &outcome {
         Ok(code) => *code,
         Err(error) if error.is_stop() => {
@@ -264,8 +170,8 @@ fn tell_usage(error: &clap::Error) -> u8 {
         words.iter().map(|word| word.to_str()).collect::<Vec<_>>()[..]
     {
         complain(&format!(
-            "error: `kiln bench {what}` is a command of the program kiln-bench now, with the same flags: cargo \
-             run --release -p kiln-benches --bin kiln-bench -- {what}"
+            "error: `kiln bench {what}` is a command of the program kiln-bench now, with the same flags: \
+             cargo run --release -p kiln-benches --bin kiln-bench -- {what}"
         ));
         return USAGE;
     }
@@ -281,80 +187,6 @@ fn tell_usage(error: &clap::Error) -> u8 {
 }
 
 /// Work on files, with all cores.
-fn on_files<T: Send>(work: impl FnOnce() -> Result<T, TrainError> + Send) -> Result<T, TrainError> {
+fn on_files<T: Send>(work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
     process::in_pool(work).map_err(TrainError::threads("threads that read files"))?
-}
-
-/// Trains, or starts the ranks of a node; returns the exit code.
-fn train(args: TrainArgs) -> Result<u8, TrainError> {
-    let (place, job) = match place::find_here(&args.place)? {
-        Role::Node(node) => return Ok(launch::run_node(node)?),
-        Role::Rank(place) => (Some(place), Job::default()),
-        Role::Alone(job) => (None, job),
-    };
-    let config = config::load(&args.config, &args.overrides)?;
-    let options = RunOptions {
-        out: args.out.map_or_else(|| RunFolder::of_config(&args.config), RunFolder::At),
-        resume: args.resume.map(|resume| match resume.as_str() {
-            "latest" => Resume::Latest,
-            path => Resume::Path(path.into()),
-        }),
-        ranks: args.ranks,
-        place,
-        job,
-        stop: stop_on_signals(),
-        allow_missing: AllowMissing::new(&args.allow_missing).map_err(TrainError::usage)?,
-        allow_other_parts: args.allow_other_parts,
-        allow_changed: args.allow_changed,
-        fault: args.fault,
-        // The environment was asked above, and flags go before it.
-        alone: true,
-    };
-    let summary = run::run_decoder(config, &options, Architecture::decoder(), Block::new)?;
-    Ok(if summary.preempted { launch::PREEMPTED } else { 0 })
-}
-
-fn doctor(args: &DoctorArgs) -> u8 {
-    let (text, healthy) = args.run();
-    say(&text);
-    if healthy { 0 } else { USAGE }
-}
-
-fn prepare(args: PrepareArgs) -> Result<(), TrainError> {
-    let tokenizer = match (args.tokenizer.tokenizer, args.tokenizer.vocab_size) {
-        (Some(file), _) => TokenizerSource::File(file),
-        (None, vocab_size) => TokenizerSource::Train {
-            // The argument parser insists on one of the two.
-            vocab_size: vocab_size.unwrap_or_default(),
-        },
-    };
-    let options = PrepareOptions {
-        inputs: prepared::inputs(&args.input),
-        out: args.out,
-        tokenizer,
-        validation_fraction: args.validation_fraction,
-        seed: args.seed,
-    };
-    prepared::prepare(&options, &stop_on_signals())?;
-    Ok(())
-}
-
-/// Measures, or starts the ranks of a node; returns the exit code.
-fn strategies(args: StrategiesArgs) -> Result<u8, TrainError> {
-    let place = match place::find_here(&place::Flags::default())? {
-        Role::Node(node) => return Ok(launch::run_node(node)?),
-        Role::Rank(place) => Some(place),
-        Role::Alone(_) => None,
-    };
-    let speaks = place.as_ref().is_none_or(|place| place.rank == 0);
-    let config = match &args.config {
-        Some(path) => Some(config::load(path, &[])?),
-        None => None,
-    };
-    let StrategiesArgs { ranks, steps, rounds, .. } = args;
-    let table = bench::strategies(&StrategiesOptions { config, ranks, place, steps, rounds })?;
-    if speaks {
-        say(&if args.json { table.to_json() } else { table.to_text() });
-    }
-    Ok(0)
 }

@@ -31,22 +31,20 @@ pub(crate) fn out_of_range(key: &str, value: u64, range: RangeInclusive<u64>) ->
     }
 }
 
-/// What is wrong with `device.threads` on this machine, where far more threads than cores get in each other's way
-/// until nothing moves.
+/// What is wrong with `device.threads` here: far more threads than cores get in each other's way.
 pub(crate) fn too_many_threads(threads: usize) -> Option<String> {
     let (mine, all) = (cores(), cores_of_machine());
     // A process may be held to some cores, and the number is meant for all ranks of the machine.
     let most = mine.saturating_mul(16).max(all.unwrap_or(mine).saturating_mul(2)).max(64);
     (most < threads && threads <= MAX_THREADS).then(|| {
         format!(
-            "device.threads = {threads}: at most {most} here, where this process has {mine} cores; leave it out to \
-             have one for each core"
+            "device.threads = {threads}: at most {most} here, where this process has {mine} cores; leave it \
+             out to have one for each core"
         )
     })
 }
 
-/// What is wrong with a number of ranks that are threads of this process, if anything; `key` is where it was
-/// said.
+/// What is wrong with a number of ranks that are threads, if anything; `key` is where it was said.
 pub(crate) fn thread_ranks(key: &str, ranks: usize) -> Option<String> {
     (ranks > MAX_THREAD_RANKS).then(|| {
         format!(

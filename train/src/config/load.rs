@@ -11,40 +11,19 @@ use super::Config;
 pub enum ConfigError {
     /// The file cannot be read.
     #[error("cannot read the configuration {path}: {source}; name a TOML file, such as one in configs/")]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// The system's reason.
-        source: std::io::Error,
-    },
-    /// The file is not TOML, or has an unknown key or a value of the wrong type.
+    Read { path: PathBuf, source: std::io::Error },
+    /// The file is not TOML, or has an unknown key or a value of the wrong type. `message`: what and where.
     #[error("{path}: {message}")]
-    Parse {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong, with line and column.
-        message: String,
-    },
+    Parse { path: PathBuf, message: String },
     /// An override is not `section.key=value`.
     #[error("--set {argument}: write it as section.key=value, for example --set train.steps=100")]
-    Override {
-        /// The argument.
-        argument: String,
-    },
+    Override { argument: String },
     /// An override names an unknown key or has a value of the wrong type.
     #[error("--set {argument}: {message}")]
-    OverrideValue {
-        /// The argument.
-        argument: String,
-        /// What is wrong.
-        message: String,
-    },
+    OverrideValue { argument: String, message: String },
     /// Values that do not fit together.
     #[error("{}", list(.problems))]
-    Invalid {
-        /// One line each.
-        problems: Vec<String>,
-    },
+    Invalid { problems: Vec<String> },
 }
 
 impl ConfigError {
@@ -106,8 +85,7 @@ const TOO_LARGE: &str = "the number is too large: whole numbers go from -9223372
 /// How alike two names are at least, from 0 to 1, if one is a slip of the pen for the other.
 const ALIKE: f64 = 0.7;
 
-/// A hint at the name that was meant, if the parser's `message` is about an unknown one: it quotes that and
-/// all that it knows.
+/// The name that was meant, if the parser's `message` is about an unknown one: it quotes all that it knows.
 fn did_you_mean(message: &str) -> String {
     let mut quoted = message.split('`').skip(1).step_by(2);
     let unknown = quoted.next().filter(|_| message.starts_with("unknown "));
@@ -136,7 +114,9 @@ fn apply(table: &mut Table, argument: &str) -> Result<Config, ConfigError> {
         return Err(malformed());
     }
     let refused = |message| ConfigError::OverrideValue { argument: shown(argument), message };
-    let value = parse_value(text);
+    // `--set shard.strategy=NO_SHARD` needs no quotes.
+    let parsed = toml::from_str::<Table>(&format!("value = {text}")).ok();
+    let value = parsed.and_then(|mut table| table.remove("value")).unwrap_or_else(|| Value::from(text));
     if value.is_str() && is_whole(text) && text.replace('_', "").parse::<i64>().is_err() {
         return Err(refused(TOO_LARGE.to_owned()));
     }
@@ -210,13 +190,4 @@ fn shown(argument: &str) -> String {
         Some((end, _)) => format!("{}...", &argument[..end]),
         None => argument.to_owned(),
     }
-}
-
-/// A TOML value, or the text itself where it is none: `--set shard.strategy=NO_SHARD` needs no
-/// quotes.
-fn parse_value(text: &str) -> Value {
-    toml::from_str::<Table>(&format!("value = {text}"))
-        .ok()
-        .and_then(|mut table| table.remove("value"))
-        .unwrap_or_else(|| Value::String(text.to_owned()))
 }

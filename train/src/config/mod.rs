@@ -4,8 +4,25 @@
 //! a whole by [`Config::validate`], and resolved against the data to a [`Config`] without open
 //! ends, which is written to the run folder and can start the same run again.
 
+/// Declares a section of a configuration: its keys, each with the value that it has when it is left out.
+macro_rules! section {
+    ($(#[$doc:meta])* $name:ident { $($(#[$attribute:meta])* $key:ident: $kind:ty = $default:expr,)* }) => {
+        $(#[$doc])*
+        #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+        #[serde(deny_unknown_fields, default)]
+        pub struct $name {
+            $($(#[$attribute])* pub $key: $kind,)*
+        }
+
+        impl Default for $name {
+            fn default() -> Self {
+                $name { $($key: $default,)* }
+            }
+        }
+    };
+}
+
 mod choice;
-mod comm;
 mod limits;
 mod load;
 mod model;
@@ -15,15 +32,14 @@ mod size;
 mod validate;
 
 pub use choice::Choice;
-pub use comm::{CommBackend, CommSection};
 pub(crate) use limits::thread_ranks;
 pub use limits::{MAX_BATCH, MAX_SEQ_LEN, MAX_STEPS, MAX_THREAD_RANKS, MAX_THREADS};
 pub use load::{ConfigError, load};
 pub use model::ModelSection;
 pub use schema::{
-    Backend, CheckpointSection, Config, DataSection, DeviceSection, EvalSection, InitSection, LogSection,
-    NonFinite, OnFailure, OptimSection, Precision, PrecisionSection, SampleSection, Schedule, ShardSection,
-    TrainSection,
+    Backend, CheckpointSection, CommBackend, CommSection, Config, DataSection, DeviceSection, EvalSection,
+    InitSection, LogSection, NonFinite, OnFailure, OptimSection, Precision, PrecisionSection, SampleSection,
+    Schedule, ShardSection, TrainSection,
 };
-pub use settle::Suits;
+pub use settle::DeviceDefaults;
 pub use size::ByteSize;

@@ -5,10 +5,11 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use kiln_collectives::DType;
+use kiln_collectives::tcp::{Ports, Seal};
 use kiln_shard::{AdamW, Recompute, Reshard, Strategy};
 use serde::{Deserialize, Serialize};
 
-use super::{ByteSize, Choice, CommSection, ModelSection};
+use super::{ByteSize, Choice, ModelSection};
 use crate::checkpoint::Format;
 
 /// Everything a run can be told.
@@ -43,35 +44,22 @@ pub struct Config {
     pub sample: SampleSection,
 }
 
-/// `[data]`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct DataSection {
-    /// Folder with prepared data (`train.bin`, `val.bin`, `data.json`, `tokenizer.json`).
-    pub path: PathBuf,
-    /// Files and folders to prepare `path` from, when it does not exist yet. If it does, it must have been
-    /// prepared from them.
-    pub text: Vec<PathBuf>,
-    /// Size of the tokenizer that is trained when `path` is prepared.
-    pub vocab_size: usize,
-    /// Tokens per sequence.
-    pub seq_len: usize,
-    /// Whether samples come in a seeded random order, anew in every epoch.
-    pub shuffle: bool,
-    /// Share of the text that is held out when `path` is prepared.
-    pub validation_fraction: f64,
-}
-
-impl Default for DataSection {
-    fn default() -> Self {
-        DataSection {
-            path: PathBuf::new(),
-            text: Vec::new(),
-            vocab_size: 4096,
-            seq_len: 256,
-            shuffle: true,
-            validation_fraction: 0.05,
-        }
+section! {
+    /// `[data]`.
+    DataSection {
+        /// Folder with prepared data (`train.bin`, `val.bin`, `data.json`, `tokenizer.json`).
+        path: PathBuf = PathBuf::new(),
+        /// Files and folders to prepare `path` from, when it does not exist yet. If it does, it must have
+        /// been prepared from them.
+        text: Vec<PathBuf> = Vec::new(),
+        /// Size of the tokenizer that is trained when `path` is prepared.
+        vocab_size: usize = 4096,
+        /// Tokens per sequence.
+        seq_len: usize = 256,
+        /// Whether samples come in a seeded random order, anew in every epoch.
+        shuffle: bool = true,
+        /// Share of the text that is held out when `path` is prepared.
+        validation_fraction: f64 = 0.05,
     }
 }
 
@@ -88,38 +76,24 @@ pub enum NonFinite {
     Skip,
 }
 
-/// `[train]`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct TrainSection {
-    /// Optimizer steps.
-    pub steps: u64,
-    /// Sequences per optimizer step, over all ranks and micro-batches.
-    pub global_batch: usize,
-    /// Sequences per forward pass of one rank; `auto` for as many as the device is busy with.
-    pub micro_batch: Choice<usize>,
-    /// Seed of initial weights, data order and dropout.
-    pub seed: u64,
-    /// Ranks, as threads of this process; `--ranks` overrides it. Where a launcher starts a process
-    /// per rank, their number is what counts, and it is what ends up here.
-    pub ranks: usize,
-    /// Parameters whose names start with one of these are not trained, as in `layers.0.`.
-    pub freeze: Vec<String>,
-    /// What happens when a loss or a gradient is not a number.
-    pub nonfinite: NonFinite,
-}
-
-impl Default for TrainSection {
-    fn default() -> Self {
-        TrainSection {
-            steps: 100,
-            global_batch: 8,
-            micro_batch: Choice::Is(4),
-            seed: 0,
-            ranks: 1,
-            freeze: Vec::new(),
-            nonfinite: NonFinite::default(),
-        }
+section! {
+    /// `[train]`.
+    TrainSection {
+        /// Optimizer steps.
+        steps: u64 = 100,
+        /// Sequences per optimizer step, over all ranks and micro-batches.
+        global_batch: usize = 8,
+        /// Sequences per forward pass of one rank; `auto` for as many as the device is busy with.
+        micro_batch: Choice<usize> = Choice::Is(4),
+        /// Seed of initial weights, data order and dropout.
+        seed: u64 = 0,
+        /// Ranks, as threads of this process; `--ranks` overrides it. Where a launcher starts a process
+        /// per rank, their number is what counts, and it is what ends up here.
+        ranks: usize = 1,
+        /// Parameters whose names start with one of these are not trained, as in `layers.0.`.
+        freeze: Vec<String> = Vec::new(),
+        /// What happens when a loss or a gradient is not a number.
+        nonfinite: NonFinite = NonFinite::default(),
     }
 }
 
@@ -145,47 +119,29 @@ pub enum Schedule {
     Wsd,
 }
 
-/// `[optim]`: AdamW.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct OptimSection {
-    /// Peak learning rate.
-    pub lr: f64,
-    /// How the learning rate moves.
-    pub schedule: Schedule,
-    /// Steps of linear warm-up.
-    pub warmup_steps: u64,
-    /// Steps of the final decay of `wsd`; a tenth of the run if left out.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub decay_steps: Option<u64>,
-    /// Final learning rate over `lr`.
-    pub min_lr_ratio: f64,
-    /// Decoupled weight decay of matrices and embeddings.
-    pub weight_decay: f64,
-    /// Decay of the first moment.
-    pub beta1: f64,
-    /// Decay of the second moment.
-    pub beta2: f64,
-    /// Added to the root of the second moment.
-    pub eps: f64,
-    /// Largest norm of the gradient; 0 for no clipping.
-    pub grad_clip: f64,
-}
-
-impl Default for OptimSection {
-    fn default() -> Self {
-        OptimSection {
-            lr: 1e-3,
-            schedule: Schedule::default(),
-            warmup_steps: 10,
-            decay_steps: None,
-            min_lr_ratio: 0.1,
-            weight_decay: 0.1,
-            beta1: 0.9,
-            beta2: 0.95,
-            eps: 1e-8,
-            grad_clip: 1.0,
-        }
+section! {
+    /// `[optim]`: AdamW.
+    OptimSection {
+        /// Peak learning rate.
+        lr: f64 = 1e-3,
+        /// How the learning rate moves.
+        schedule: Schedule = Schedule::default(),
+        /// Steps of linear warm-up.
+        warmup_steps: u64 = 10,
+        /// Steps of the final decay of `wsd`; a tenth of the run if left out.
+        decay_steps: Option<u64> = None,
+        /// Final learning rate over `lr`.
+        min_lr_ratio: f64 = 0.1,
+        /// Decoupled weight decay of matrices and embeddings.
+        weight_decay: f64 = 0.1,
+        /// Decay of the first moment.
+        beta1: f64 = 0.9,
+        /// Decay of the second moment.
+        beta2: f64 = 0.95,
+        /// Added to the root of the second moment.
+        eps: f64 = 1e-8,
+        /// Largest norm of the gradient; 0 for no clipping.
+        grad_clip: f64 = 1.0,
     }
 }
 
@@ -203,7 +159,6 @@ pub struct ShardSection {
     /// How state is spread over ranks.
     pub strategy: Strategy,
     /// Ranks that share one copy of the model; for the hybrid strategies.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub shard_size: Option<usize>,
     /// When gathered weights are freed after forward.
     pub reshard: Reshard,
@@ -222,8 +177,7 @@ pub struct ShardSection {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Backend {
-    /// A GPU if this build and this machine have one that can be used, else the CPU; says which, and
-    /// why.
+    /// A GPU if this build and this machine have one that can be used, else the CPU; says which, and why.
     #[default]
     Auto,
     /// The CPU.
@@ -244,14 +198,11 @@ pub struct DeviceSection {
     pub backend: Backend,
     /// Compute threads of all ranks of one machine together, where they compute on the CPU; its cores
     /// if left out.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub threads: Option<usize>,
     /// Memory that a run must fit into, on the machine and on its GPU; what they say if left out.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub memory: Option<ByteSize>,
     /// Peak of all devices of the run in TFLOP/s that `mfu` is measured against. If left out: for
     /// GPUs that of NVIDIA's data sheet, for CPUs measured with a matrix product at start.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub peak_tflops: Option<f64>,
 }
 
@@ -270,11 +221,7 @@ pub enum Precision {
 
 impl fmt::Display for Precision {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Precision::F32 => "f32",
-            Precision::Bf16 => "bf16",
-            Precision::F16 => "f16",
-        })
+        DType::from(*self).fmt(f)
     }
 }
 
@@ -288,35 +235,75 @@ impl From<Precision> for DType {
     }
 }
 
-/// `[precision]`. Master weights, moments and gradient accumulation are always f32.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct PrecisionSection {
-    /// Dtype of gathered weights and of computation; `auto` is bf16 on GPUs that have it, and else f32.
-    pub compute: Choice<Precision>,
-    /// Dtype in which gradients are summed over ranks.
-    pub reduce: Precision,
-}
-
-impl Default for PrecisionSection {
-    fn default() -> Self {
-        PrecisionSection { compute: Choice::Is(Precision::F32), reduce: Precision::F32 }
+section! {
+    /// `[precision]`. Master weights, moments and gradient accumulation are always f32.
+    PrecisionSection {
+        /// Dtype of gathered weights and of computation; `auto` is bf16 on GPUs that have it, and else f32.
+        compute: Choice<Precision> = Choice::Is(Precision::F32),
+        /// Dtype in which gradients are summed over ranks.
+        reduce: Precision = Precision::F32,
     }
 }
 
-/// `[eval]`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct EvalSection {
-    /// Steps between evaluations; 0 for one at the end only.
-    pub every: u64,
-    /// Validation sequences per evaluation; 0 for all.
-    pub samples: u64,
+/// How ranks talk to each other.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CommBackend {
+    /// `local` for ranks that are threads; for ranks that are processes `tcp`, or NCCL on GPUs.
+    #[default]
+    Auto,
+    /// Ranks are threads of this process.
+    Local,
+    /// Every rank is a process that a launcher has started.
+    Tcp,
+    /// Every rank is a process that `mpirun` has started; in builds with feature `mpi`.
+    Mpi,
 }
 
-impl Default for EvalSection {
-    fn default() -> Self {
-        EvalSection { every: 0, samples: 64 }
+section! {
+    /// `[comm]`.
+    CommSection {
+        /// How ranks talk to each other.
+        backend: CommBackend = CommBackend::Auto,
+        /// Seconds to wait for the other ranks in one collective.
+        timeout_s: f64 = 600.0,
+        /// Seconds to wait at the start until all processes are there.
+        join_timeout_s: f64 = 300.0,
+        /// Ports on which processes listen for each other, as in `"29600-29700"`; any that the system gives
+        /// if there is none here. Rank 0 listens on `MASTER_PORT` besides. NCCL and MPI choose ports of their
+        /// own.
+        ports: Option<Ports> = None,
+        /// Whether processes may meet off the loopback address without `KILN_JOB_SECRET`: then whoever
+        /// reaches the port can take a rank's place. For networks that only trusted machines reach.
+        #[serde(skip_serializing_if = "std::ops::Not::not")]
+        open: bool = false,
+        /// What protects the traffic between processes over TCP once they know each other: `off`, `mac`
+        /// (changes are noticed) or `encrypt`. Needs `KILN_JOB_SECRET`. What ranks on one machine read from
+        /// each other's memory stays there; NCCL's and MPI's traffic is not covered.
+        #[serde(skip_serializing_if = "Seal::is_off")]
+        seal: Seal = Seal::Off,
+    }
+}
+
+impl CommSection {
+    /// How long to wait for the other ranks in one collective.
+    pub fn timeout(&self) -> Duration {
+        Duration::try_from_secs_f64(self.timeout_s).unwrap_or(Duration::MAX)
+    }
+
+    /// How long to wait until all processes are there.
+    pub fn join_timeout(&self) -> Duration {
+        Duration::try_from_secs_f64(self.join_timeout_s).unwrap_or(Duration::MAX)
+    }
+}
+
+section! {
+    /// `[eval]`.
+    EvalSection {
+        /// Steps between evaluations; 0 for one at the end only.
+        every: u64 = 0,
+        /// Validation sequences per evaluation; 0 for all.
+        samples: u64 = 64,
     }
 }
 
@@ -331,26 +318,26 @@ pub enum OnFailure {
     Continue,
 }
 
-/// `[checkpoint]`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct CheckpointSection {
-    /// Steps between checkpoints; 0 for one at the end only.
-    pub every: u64,
-    /// How many of the newest checkpoints to keep; 0 for all.
-    pub keep: usize,
-    /// Keep those whose step is a multiple of this, besides; 0 for none.
-    pub keep_every: u64,
-    /// `sharded`: every rank writes its part; `full`: rank 0 writes whole arrays.
-    pub format: Format,
-    /// Whether sharded checkpoints are written while training goes on.
-    #[serde(rename = "async")]
-    pub background: bool,
-    /// What to do when one cannot be written.
-    pub on_failure: OnFailure,
-    /// Seconds that a save may go without getting on before it has failed: the parts of all ranks are
-    /// written and cannot be seen, or the disk takes nothing.
-    pub timeout_s: f64,
+section! {
+    /// `[checkpoint]`.
+    CheckpointSection {
+        /// Steps between checkpoints; 0 for one at the end only.
+        every: u64 = 0,
+        /// How many of the newest checkpoints to keep; 0 for all.
+        keep: usize = 2,
+        /// Keep those whose step is a multiple of this, besides; 0 for none.
+        keep_every: u64 = 0,
+        /// `sharded`: every rank writes its part; `full`: rank 0 writes whole arrays.
+        format: Format = Format::default(),
+        /// Whether sharded checkpoints are written while training goes on.
+        #[serde(rename = "async")]
+        background: bool = true,
+        /// What to do when one cannot be written.
+        on_failure: OnFailure = OnFailure::default(),
+        /// Seconds that a save may go without getting on before it has failed: the parts of all ranks are
+        /// written and cannot be seen, or the disk takes nothing.
+        timeout_s: f64 = 600.0,
+    }
 }
 
 impl CheckpointSection {
@@ -360,48 +347,22 @@ impl CheckpointSection {
     }
 }
 
-impl Default for CheckpointSection {
-    fn default() -> Self {
-        CheckpointSection {
-            every: 0,
-            keep: 2,
-            keep_every: 0,
-            format: Format::default(),
-            background: true,
-            on_failure: OnFailure::default(),
-            timeout_s: 600.0,
-        }
+section! {
+    /// `[log]`.
+    LogSection {
+        /// Steps between lines in `metrics.jsonl` and on the console.
+        every: u64 = 10,
     }
 }
 
-/// `[log]`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct LogSection {
-    /// Steps between lines in `metrics.jsonl` and on the console.
-    pub every: u64,
-}
-
-impl Default for LogSection {
-    fn default() -> Self {
-        LogSection { every: 10 }
-    }
-}
-
-/// `[sample]`: text generated when the run ends.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct SampleSection {
-    /// What the text starts with; empty for none at all.
-    pub prompt: String,
-    /// Tokens to generate.
-    pub max_tokens: usize,
-    /// Temperature; 0 takes the likeliest token.
-    pub temperature: f64,
-}
-
-impl Default for SampleSection {
-    fn default() -> Self {
-        SampleSection { prompt: String::new(), max_tokens: 64, temperature: 0.8 }
+section! {
+    /// `[sample]`: text generated when the run ends.
+    SampleSection {
+        /// What the text starts with; empty for none at all.
+        prompt: String = String::new(),
+        /// Tokens to generate.
+        max_tokens: usize = 64,
+        /// Temperature; 0 takes the likeliest token.
+        temperature: f64 = 0.8,
     }
 }

@@ -5,16 +5,16 @@ use super::schema::{Config, Precision, PrecisionSection};
 
 /// What goes with a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Suits {
+pub struct DeviceDefaults {
     /// What it computes in.
     pub precision: Precision,
     /// Tokens of a micro-batch that keep all of it at work.
     pub tokens: usize,
 }
 
-impl Suits {
+impl DeviceDefaults {
     /// The CPU. In f32 whatever it multiplies fastest, so that a run has the same bits on all of them.
-    pub const CPU: Suits = Suits { precision: Precision::F32, tokens: 2048 };
+    pub const CPU: DeviceDefaults = DeviceDefaults { precision: Precision::F32, tokens: 2048 };
 }
 
 impl PrecisionSection {
@@ -22,7 +22,7 @@ impl PrecisionSection {
     pub fn compute(&self) -> Precision {
         match self.compute {
             Choice::Is(precision) => precision,
-            Choice::Auto => Suits::CPU.precision,
+            Choice::Auto => DeviceDefaults::CPU.precision,
         }
     }
 }
@@ -32,26 +32,26 @@ impl Config {
     pub fn micro_batch(&self) -> usize {
         match self.train.micro_batch {
             Choice::Is(rows) => rows,
-            Choice::Auto => self.rows_of(Suits::CPU.tokens),
+            Choice::Auto => self.rows_of(DeviceDefaults::CPU.tokens),
         }
     }
 
     /// Settles what is left to the device, and returns it as lines of a configuration.
-    pub fn settle(&mut self, suits: Suits) -> Vec<String> {
+    pub fn settle(&mut self, defaults: DeviceDefaults) -> Vec<String> {
         let mut settled = Vec::new();
         if self.precision.compute == Choice::Auto {
-            self.precision.compute = suits.precision.into();
-            settled.push(format!("precision.compute = \"{}\"", suits.precision));
+            self.precision.compute = defaults.precision.into();
+            settled.push(format!("precision.compute = \"{}\"", defaults.precision));
         }
         if self.train.micro_batch == Choice::Auto {
-            let rows = self.rows_of(suits.tokens);
+            let rows = self.rows_of(defaults.tokens);
             self.train.micro_batch = rows.into();
             settled.push(format!("train.micro_batch = {rows}"));
         }
         settled
     }
 
-    /// The most sequences that have no more than `tokens` tokens and divide a rank's part of the batch; at
+    /// The most sequences of at most `tokens` tokens together that divide a rank's part of the batch; at
     /// least one.
     fn rows_of(&self, tokens: usize) -> usize {
         let per_rank = self.train.global_batch / self.train.ranks.max(1);
@@ -64,7 +64,7 @@ impl Config {
 mod tests {
     use super::*;
 
-    const GPU: Suits = Suits { precision: Precision::Bf16, tokens: 16_384 };
+    const GPU: DeviceDefaults = DeviceDefaults { precision: Precision::Bf16, tokens: 16_384 };
 
     fn config(text: &str) -> Config {
         toml::from_str(text).expect("a configuration")
@@ -76,7 +76,7 @@ mod tests {
                     [precision]\ncompute = \"auto\"\n";
         let asked = config(open);
         let (mut cpu, mut gpu) = (asked.clone(), asked.clone());
-        assert_eq!(cpu.settle(Suits::CPU), ["precision.compute = \"f32\"", "train.micro_batch = 4"]);
+        assert_eq!(cpu.settle(DeviceDefaults::CPU), ["precision.compute = \"f32\"", "train.micro_batch = 4"]);
         assert_eq!(gpu.settle(GPU), ["precision.compute = \"bf16\"", "train.micro_batch = 32"]);
         // Until then it is as on the CPU.
         assert_eq!((asked.micro_batch(), asked.precision.compute()), (4, Precision::F32));
@@ -86,7 +86,7 @@ mod tests {
             assert_eq!(&self::config(&text), config);
         }
         // Nothing is open any more.
-        assert_eq!(gpu.clone().settle(Suits::CPU), [""; 0]);
+        assert_eq!(gpu.clone().settle(DeviceDefaults::CPU), [""; 0]);
         assert_eq!((gpu.micro_batch(), gpu.precision.compute()), (32, Precision::Bf16));
     }
 

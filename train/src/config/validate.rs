@@ -11,9 +11,18 @@ use super::limits::{
 };
 use super::{Backend, Choice, CommBackend, CommSection, Config, ConfigError, ModelSection, Precision};
 
+/// A range of numbers: in words, and whether a number is in it.
+type Range = (&'static str, fn(f64) -> bool);
+
+const POSITIVE: Range = ("positive and finite", |value| value > 0.0 && value.is_finite());
+const FROM_0: Range = ("zero or more, and finite", |value| value >= 0.0 && value.is_finite());
+const FROM_0_TO_1: Range = ("between 0 and 1", |value| (0.0..=1.0).contains(&value));
+const BETWEEN_0_AND_1: Range = ("above 0 and below 1", |value| value > 0.0 && value < 1.0);
+const DECAY: Range = ("in [0, 1)", |value| (0.0..1.0).contains(&value));
+const SECONDS: Range = ("above 0 and below 1e9, in seconds", |value| value > 0.0 && value < 1e9);
+
 impl Config {
-    /// Checks every value that can be checked without looking at the data, and reports all
-    /// problems at once.
+    /// Checks every value that can be checked without looking at the data, and reports all problems at once.
     pub fn validate(&self) -> Result<(), ConfigError> {
         self.check(Vec::new())
     }
@@ -72,62 +81,22 @@ impl Config {
             problems.extend(out_of_range(key, value, 1..=most));
         }
         problems.extend(device.threads.and_then(too_many_threads));
-        let unit = |value: f64| (0.0..1.0).contains(&value);
-        let positive = |value: f64| value > 0.0 && value.is_finite();
-        let not_negative = |value: f64| value >= 0.0 && value.is_finite();
-        let fraction = data.validation_fraction;
-        let peak = device.peak_tflops.unwrap_or(1.0);
-        for (key, value, valid, range) in [
-            ("data.validation_fraction", fraction, fraction > 0.0 && fraction < 1.0, "above 0 and below 1"),
-            ("optim.lr", optim.lr, not_negative(optim.lr), "zero or more, and finite"),
-            (
-                "optim.min_lr_ratio",
-                optim.min_lr_ratio,
-                (0.0..=1.0).contains(&optim.min_lr_ratio),
-                "between 0 and 1",
-            ),
-            (
-                "optim.weight_decay",
-                optim.weight_decay,
-                not_negative(optim.weight_decay),
-                "zero or more, and finite",
-            ),
-            ("optim.beta1", optim.beta1, unit(optim.beta1), "in [0, 1)"),
-            ("optim.beta2", optim.beta2, unit(optim.beta2), "in [0, 1)"),
-            ("optim.eps", optim.eps, positive(optim.eps), "positive and finite"),
-            (
-                "optim.grad_clip",
-                optim.grad_clip,
-                not_negative(optim.grad_clip),
-                "zero (no clipping) or more, and finite",
-            ),
-            ("device.peak_tflops", peak, positive(peak), "positive and finite"),
-            (
-                "comm.timeout_s",
-                comm.timeout_s,
-                positive(comm.timeout_s) && comm.timeout_s < 1e9,
-                "above 0 and below 1e9, in seconds",
-            ),
-            (
-                "comm.join_timeout_s",
-                comm.join_timeout_s,
-                positive(comm.join_timeout_s) && comm.join_timeout_s < 1e9,
-                "above 0 and below 1e9, in seconds",
-            ),
-            (
-                "checkpoint.timeout_s",
-                checkpoint.timeout_s,
-                positive(checkpoint.timeout_s) && checkpoint.timeout_s < 1e9,
-                "above 0 and below 1e9, in seconds",
-            ),
-            (
-                "sample.temperature",
-                sample.temperature,
-                not_negative(sample.temperature),
-                "zero or more, and finite",
-            ),
+        for (key, value, (range, contains)) in [
+            ("data.validation_fraction", data.validation_fraction, BETWEEN_0_AND_1),
+            ("optim.lr", optim.lr, FROM_0),
+            ("optim.min_lr_ratio", optim.min_lr_ratio, FROM_0_TO_1),
+            ("optim.weight_decay", optim.weight_decay, FROM_0),
+            ("optim.beta1", optim.beta1, DECAY),
+            ("optim.beta2", optim.beta2, DECAY),
+            ("optim.eps", optim.eps, POSITIVE),
+            ("optim.grad_clip", optim.grad_clip, ("zero (no clipping) or more, and finite", FROM_0.1)),
+            ("device.peak_tflops", device.peak_tflops.unwrap_or(1.0), POSITIVE),
+            ("comm.timeout_s", comm.timeout_s, SECONDS),
+            ("comm.join_timeout_s", comm.join_timeout_s, SECONDS),
+            ("checkpoint.timeout_s", checkpoint.timeout_s, SECONDS),
+            ("sample.temperature", sample.temperature, FROM_0),
         ] {
-            if !valid {
+            if !contains(value) {
                 problems.push(format!("{key} = {value}: must be {range}"));
             }
         }
@@ -137,15 +106,13 @@ impl Config {
                 optim.warmup_steps, train.steps
             ));
         }
-        if let Some(decay) = optim.decay_steps
-            && optim.warmup_steps.saturating_add(decay) > train.steps
-        {
+        let decay = optim.decay_steps.unwrap_or(0);
+        let both = optim.warmup_steps.saturating_add(decay);
+        if optim.decay_steps.is_some() && both > train.steps {
             problems.push(format!(
-                "optim.warmup_steps + optim.decay_steps = {} + {decay} = {} is longer than \
-                 train.steps = {}: lower one of them",
-                optim.warmup_steps,
-                optim.warmup_steps.saturating_add(decay),
-                train.steps
+                "optim.warmup_steps + optim.decay_steps = {} + {decay} = {both} is longer than train.steps \
+                 = {}: lower one of them",
+                optim.warmup_steps, train.steps
             ));
         }
     }
@@ -168,10 +135,9 @@ impl Config {
         } else if !(global / ranks).is_multiple_of(micro) {
             let per_rank = global / ranks;
             problems.push(format!(
-                "train.global_batch = {global} over {ranks} ranks is {per_rank} sequences per \
-                 rank, which train.micro_batch = {micro} does not divide (remainder {}): use a \
-                 micro_batch that divides {per_rank}, or a global_batch that is a multiple of \
-                 {ranks} x {micro} = {}",
+                "train.global_batch = {global} over {ranks} ranks is {per_rank} sequences per rank, which \
+                 train.micro_batch = {micro} does not divide (remainder {}): use a micro_batch that divides \
+                 {per_rank}, or a global_batch that is a multiple of {ranks} x {micro} = {}",
                 per_rank % micro,
                 ranks * micro
             ));
@@ -181,8 +147,7 @@ impl Config {
     fn check_places(&self, problems: &mut Vec<String>) {
         if self.data.path.as_os_str().is_empty() {
             problems.push(
-                "data.path is missing: name a folder with prepared data, or one to prepare from \
-                 data.text"
+                "data.path is missing: name a folder with prepared data, or one to prepare from data.text"
                     .to_owned(),
             );
         }
@@ -217,29 +182,25 @@ impl Config {
 
     /// f16, whose loss scale adapts on the GPU that computes.
     fn check_precision(&self, problems: &mut Vec<String>) {
-        if self.precision.reduce == Precision::F16 {
-            problems.push(
+        let is_f16 = self.precision.compute == Choice::Is(Precision::F16);
+        for (is_wrong, problem) in [
+            (
+                self.precision.reduce == Precision::F16,
                 "precision.reduce = \"f16\": sums of gradients over ranks would overflow; use \"f32\" or \
-                 \"bf16\""
-                    .to_owned(),
-            );
-        }
-        if self.precision.compute != Choice::Is(Precision::F16) {
-            return;
-        }
-        if self.device.backend == Backend::Cpu {
-            problems.push(
+                 \"bf16\"",
+            ),
+            (
+                is_f16 && self.device.backend == Backend::Cpu,
                 "precision.compute = \"f16\" is for GPUs, and device.backend = \"cpu\": use \"bf16\", or \
-                 \"f32\", which is faster there"
-                    .to_owned(),
-            );
-        }
-        if self.shard.offload {
-            problems.push(
+                 \"f32\", which is faster there",
+            ),
+            (
+                is_f16 && self.shard.offload,
                 "precision.compute = \"f16\" and shard.offload = true do not go together, because the loss \
-                 scale adapts on the GPU: use \"bf16\""
-                    .to_owned(),
-            );
+                 scale adapts on the GPU: use \"bf16\"",
+            ),
+        ] {
+            problems.extend(is_wrong.then(|| problem.to_owned()));
         }
     }
 
@@ -272,8 +233,7 @@ impl Config {
             for (key, precision) in [("compute", compute), ("reduce", reduce)] {
                 if precision == Precision::Bf16 {
                     problems.push(format!(
-                        "precision.{key} = \"bf16\": wgpu has no bf16; use \"f32\", or another \
-                         device.backend"
+                        "precision.{key} = \"bf16\": wgpu has no bf16; use \"f32\", or another device.backend"
                     ));
                 }
             }

@@ -7,8 +7,8 @@
 //! the name of the library that it needs stands for that library. It is made in memory: an ELF header,
 //! what to load, and the dynamic section (System V ABI, chapters 4 and 5).
 //!
-//! Symbols of its own come before those of that library. They are functions of this program, by their absolute
-//! addresses (`SHN_ABS`, which the loader of glibc 2.28 and later takes as they are).
+//! Symbols of its own come before those of that library. They are functions of this program, by their
+//! absolute addresses (`SHN_ABS`, which the loader of glibc 2.28 and later takes as they are).
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -44,8 +44,7 @@ pub(super) fn give(library: &str, alias: &str, instead: &[Instead]) -> io::Resul
     let path = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
     // SAFETY: the object has no code, so loading it runs none. `library` is loaded already.
     let loaded = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_GLOBAL) };
-    // Kept until the process ends: the name must stay, and the loader knows the object by the number of
-    // its file.
+    // Kept until the process ends: the name must stay, and the loader knows the object by its file's number.
     std::mem::forget((loaded.map_err(io::Error::other)?, file));
     Ok(())
 }
@@ -88,8 +87,7 @@ fn shared_object(library: &str, alias: &str, instead: &[Instead]) -> Vec<u8> {
         half(&mut elf, value as u16);
     }
 
-    // Everything is loaded as data, to be written by the loader; the dynamic section; and a stack that
-    // is not to be executed.
+    // Everything as data that the loader may write; the dynamic section; a stack that is not executed.
     let (load, dynamic_type, stack) = (1, 2, 0x6474_e551);
     let read_write = 6;
     for (kind, offset, length, alignment) in [

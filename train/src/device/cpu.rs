@@ -9,7 +9,7 @@ use kiln_model::ops;
 
 use super::tensors::plain;
 use crate::config::{DeviceSection, Precision};
-use crate::place::{Place, Source};
+use crate::place::{RankEnv, Source};
 
 /// Side of the matrices that the peak is measured with.
 const PEAK_SIDE: usize = 768;
@@ -32,7 +32,7 @@ pub fn threads_per_rank(section: &DeviceSection, ranks: usize) -> usize {
 
 /// How many ranks share the cores that this process may use. `srun` and `mpirun` commonly bind every
 /// process to cores of its own; other launchers leave all cores to all.
-pub fn ranks_sharing_cores(place: &Place) -> usize {
+pub fn ranks_sharing_cores(place: &RankEnv) -> usize {
     let mine = cores();
     let may_bind = matches!(place.source, Source::Slurm | Source::OpenMpi | Source::Pmi);
     if may_bind && cores_of_machine().is_some_and(|all| mine < all) {

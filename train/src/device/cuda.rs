@@ -4,15 +4,15 @@ use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys::{self, CUdevice_attribute as Attribute};
 use kiln_collectives::nvidia::Places;
 
-use super::demand::Demand;
 use super::error::DeviceError;
 use super::error::Version;
 use super::gpu::Gpu;
 use super::libraries::{self, Wanted};
+use super::request::DeviceRequest;
 use super::share::share_gpu;
 use super::{kernel_cache, toolkit};
 use crate::config::{Choice, Precision};
-use crate::place::Place;
+use crate::place::RankEnv;
 
 /// The lowest driver: cudarc's bindings for CUDA 13.0 call `cuEventElapsedTime_v2`, which came with 12.8;
 /// nothing else that is called is newer.
@@ -24,9 +24,8 @@ const BF16: Version = Version(8, 0);
 /// Memory that the driver takes for a context, and kernels and libraries for themselves.
 const OVERHEAD: u64 = 768 << 20;
 
-/// A GPU for the rank at `place`, or for all ranks if they are threads, with everything that `demand`
-/// needs.
-pub(super) fn select(demand: &Demand, place: Option<&Place>) -> Result<Gpu, DeviceError> {
+/// A GPU for the rank at `place`, or for all ranks if they are threads, with everything that `request` needs.
+pub(super) fn select(request: &DeviceRequest, place: Option<&RankEnv>) -> Result<Gpu, DeviceError> {
     let driver = driver()?;
     let gpus = count()?;
     let index = match place {
@@ -41,12 +40,12 @@ pub(super) fn select(demand: &Demand, place: Option<&Place>) -> Result<Gpu, Devi
     }
     // Last, since it may set CUDA_PATH.
     toolkit::headers()?;
-    if let Choice::Is(precision) = demand.precision {
+    if let Choice::Is(precision) = request.precision {
         check_precision(&gpu, precision)?;
     }
     gpu.visible = gpus;
     gpu.free = free(index)?;
-    let needed = OVERHEAD + demand.bytes(place.is_some());
+    let needed = OVERHEAD + request.bytes(place.is_some());
     if gpu.free < needed {
         let Gpu { name, free, memory: total, .. } = gpu;
         return Err(DeviceError::LowMemory { index, name, free, total, needed });
@@ -243,7 +242,8 @@ fn fits(driver: Version, nvrtc: &toolkit::Tool) -> Result<(), DeviceError> {
             needed,
             who: format!("kernels that NVRTC {nvrtc} compiles"),
             instead: format!(
-                "let an NVRTC of CUDA {driver} be found first (`pip install 'nvidia-cuda-nvrtc{}=={driver}.*'`)",
+                "let an NVRTC of CUDA {driver} be found first (`pip install \
+                 'nvidia-cuda-nvrtc{}=={driver}.*'`)",
                 if driver.0 < 13 { "-cu12" } else { "" }
             ),
         }),

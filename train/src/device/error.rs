@@ -2,8 +2,7 @@
 
 use crate::words::number_of;
 
-/// What is missing. The first sentence says what it is; the rest where it was looked for, and what to
-/// do.
+/// What is missing. The first sentence says what it is; the rest where it was looked for, and what to do.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DeviceError {
     /// The program knows no GPUs.
@@ -12,182 +11,99 @@ pub enum DeviceError {
          which needs no CUDA, or set device.backend = \"cpu\""
     )]
     NotBuilt,
-    /// No `libcuda.so.1`.
+    /// No `libcuda.so.1`. `names`: names of the library; `failures`: what was found, and why it is of no use.
     #[error(
         "there is no NVIDIA driver; looked for {names} in {places}{}. A machine with an NVIDIA GPU \
          needs its driver installed, and a container needs it passed in (as with `docker run --gpus \
          all`); or set device.backend = \"cpu\"", useless(.failures)
     )]
-    NoDriver {
-        /// Names of the library.
-        names: String,
-        /// Where it was looked for.
-        places: String,
-        /// What was found, and why it is of no use.
-        failures: Vec<String>,
-    },
-    /// The driver is there, and reports an error.
+    NoDriver { names: String, places: String, failures: Vec<String> },
+    /// The driver is there, and reports an error. `call`: what was asked of it; `error`: what it answered.
     #[error(
         "the NVIDIA driver does not work ({call}: {error}); `nvidia-smi` may say more. After an update \
          of the driver the machine needs a restart"
     )]
-    DriverFails {
-        /// What was asked of it.
-        call: &'static str,
-        /// What it answered.
-        error: String,
-    },
-    /// The driver is older than something that goes through it.
+    DriverFails { call: &'static str, error: String },
+    /// The driver is older than something that goes through it. `found`: the driver's version of CUDA;
+    /// `needed`: the lowest version that will do; `who`: what needs it; `instead`: another way.
     #[error(
         "the NVIDIA driver is too old: it is for CUDA {found}, and {who} need CUDA {needed}; update the \
          driver, or {instead}"
     )]
-    DriverTooOld {
-        /// The driver's version of CUDA.
-        found: Version,
-        /// The lowest version that will do.
-        needed: Version,
-        /// What needs it.
-        who: String,
-        /// Another way.
-        instead: String,
-    },
-    /// The driver knows no GPU.
-    #[error(
-        "there is no GPU; the driver works and lists none{}", hidden(.visible)
-    )]
-    NoGpu {
-        /// `CUDA_VISIBLE_DEVICES`, if it is set.
-        visible: Option<String>,
-    },
-    /// The node has fewer GPUs than ranks.
+    DriverTooOld { found: Version, needed: Version, who: String, instead: String },
+    /// The driver knows no GPU. `visible`: `CUDA_VISIBLE_DEVICES`, if it is set.
+    #[error("there is no GPU; the driver works and lists none{}", hidden(.visible))]
+    NoGpu { visible: Option<String> },
+    /// The node has fewer GPUs than ranks. `ranks`: ranks that are processes of this node; `gpus`: GPUs that
+    /// this one sees; `visible`: `CUDA_VISIBLE_DEVICES`, if it is set.
     #[error(
         "there are fewer GPUs than ranks: {} on this node, and {}{}; start {} per node, or set \
          device.backend = \"cpu\"",
         number_of(*.ranks, "rank"), number_of(*.gpus, "GPU"), seen(.visible), number_of(*.gpus, "rank")
     )]
-    FewerGpus {
-        /// Ranks that are processes of this node.
-        ranks: usize,
-        /// GPUs that this one sees.
-        gpus: usize,
-        /// `CUDA_VISIBLE_DEVICES`, if it is set.
-        visible: Option<String>,
-    },
+    FewerGpus { ranks: usize, gpus: usize, visible: Option<String> },
     /// Ranks that are processes have the same GPU.
     #[error(
         "ranks {ranks:?} have the same GPU; give each one of its own, through its local rank or \
          CUDA_VISIBLE_DEVICES"
     )]
-    SharedGpu {
-        /// The ranks.
-        ranks: Vec<usize>,
-    },
-    /// Some ranks are on GPUs and some on CPUs.
+    SharedGpu { ranks: Vec<usize> },
+    /// Some ranks are on GPUs and some on CPUs. `gpu`: ranks with a GPU; `cpu`: ranks without one.
     #[error(
         "the ranks have different devices: ranks {gpu:?} a GPU, and ranks {cpu:?} the CPU; with \
          device.backend = \"cuda\" the latter say what they miss, or set device.backend = \"cpu\""
     )]
-    Mixed {
-        /// Ranks with a GPU.
-        gpu: Vec<usize>,
-        /// Ranks without one.
-        cpu: Vec<usize>,
-    },
-    /// The GPU's memory is in use.
+    Mixed { gpu: Vec<usize>, cpu: Vec<usize> },
+    /// The GPU's memory is in use. `free`: bytes that are free; `total`: bytes that it has; `needed`: the
+    /// least that the run needs in bytes.
     #[error(
         "GPU {index} ({name}) has not enough free memory: {} of {} GiB are free, and {} GiB are needed \
          for weights, moments and the driver's own; end what uses the GPU (`nvidia-smi` lists it), or \
          train a smaller model or on more GPUs", gib(.free), gib(.total), gib(.needed)
     )]
-    LowMemory {
-        /// The GPU.
-        index: usize,
-        /// Its name.
-        name: String,
-        /// Bytes that are free.
-        free: u64,
-        /// Bytes that it has.
-        total: u64,
-        /// The least that the run needs in bytes.
-        needed: u64,
-    },
-    /// The GPU is older than what goes through it.
+    LowMemory { index: usize, name: String, free: u64, total: u64, needed: u64 },
+    /// The GPU is older than what goes through it. `found`: its compute capability; `needed`: the lowest that
+    /// will do; `who`: what needs it; `instead`: another way.
     #[error(
         "GPU {index} ({name}) is too old: it has compute capability {found}, and {who} needs {needed}; \
          {instead}"
     )]
-    OldGpu {
-        /// The GPU.
-        index: usize,
-        /// Its name.
-        name: String,
-        /// Its compute capability.
-        found: Version,
-        /// The lowest that will do.
-        needed: Version,
-        /// What needs it.
-        who: String,
-        /// Another way.
-        instead: &'static str,
-    },
-    /// A library is not there, or cannot be loaded.
+    OldGpu { index: usize, name: String, found: Version, needed: Version, who: String, instead: &'static str },
+    /// A library is not there, or cannot be loaded. `names`: names of its file; `failures`: what was found,
+    /// and why it is of no use; `package`: the package of PyPI that has it; `toolkit`: another way.
     #[error(
         "{library} is not found; looked for {names} in {places}{}. `pip install {package}` brings it, \
          and so does {toolkit}", useless(.failures)
     )]
     NoLibrary {
-        /// What it is called.
         library: &'static str,
-        /// Names of its file.
         names: String,
-        /// Where it was looked for.
         places: String,
-        /// What was found, and why it is of no use.
         failures: Vec<String>,
-        /// The package of PyPI that has it.
         package: &'static str,
-        /// Another way to have it.
         toolkit: &'static str,
     },
-    /// A library is older than what is called.
+    /// A library is older than what is called. `path`: where it is; `found`: its version; `needed`: the
+    /// lowest that will do; `package`: the package of PyPI that has it.
     #[error(
-        "{library} is too old: {path} is version {found}, and {needed} is needed; `pip install --upgrade {package}` brings a newer one"
+        "{library} is too old: {path} is version {found}, and {needed} is needed; `pip install --upgrade \
+         {package}` brings a newer one"
     )]
-    OldLibrary {
-        /// What it is called.
-        library: &'static str,
-        /// Where it is.
-        path: String,
-        /// Its version.
-        found: Version,
-        /// The lowest that will do.
-        needed: Version,
-        /// The package of PyPI that has it.
-        package: &'static str,
-    },
-    /// Headers that kernels include.
+    OldLibrary { library: &'static str, path: String, found: Version, needed: Version, package: &'static str },
+    /// Headers that kernels include. `places`: where they were looked for, and what was missing there;
+    /// `package`: the packages of PyPI that have them.
     #[error(
         "the headers of CUDA are not found; looked for {files} in {places}. `pip install {package}` \
          brings them, and so does the CUDA toolkit; CUDA_PATH names the folder above `include`"
     )]
-    NoHeaders {
-        /// The files.
-        files: String,
-        /// Where they were looked for, and what was missing there.
-        places: String,
-        /// The packages of PyPI that have them.
-        package: &'static str,
-    },
-    /// A GPU is there and cannot be used, by a run that was told to take one if there is one.
+    NoHeaders { files: String, places: String, package: &'static str },
+    /// There is a GPU that cannot be used, for a run that takes one if there is one. `reason`: what is
+    /// missing.
     #[error(
-        "there is a GPU, and it cannot be used: {reason}. To compute on the CPU beside it, set device.backend = \
-         \"cpu\""
+        "there is a GPU, and it cannot be used: {reason}. To compute on the CPU beside it, set \
+         device.backend = \"cpu\""
     )]
-    Unusable {
-        /// What is missing.
-        reason: Box<DeviceError>,
-    },
+    Unusable { reason: Box<DeviceError> },
     /// The program knows no wgpu.
     #[error(
         "this program was built without wgpu, which is for tests and for GPUs of other makers than \
@@ -197,8 +113,7 @@ pub enum DeviceError {
     /// wgpu finds nothing.
     #[error(
         "wgpu finds no GPU; it looks for drivers of Vulkan (`vulkaninfo --summary` lists them). Any will \
-         do, such as Mesa's, which compute on the CPU where there is no GPU; or set \
-         device.backend = \"cpu\""
+         do, such as Mesa's, which compute on the CPU where there is no GPU; or set device.backend = \"cpu\""
     )]
     NoWgpu,
     /// Ranks that are processes cannot use wgpu.
@@ -216,8 +131,7 @@ pub enum DeviceError {
 }
 
 impl DeviceError {
-    /// Whether there is no GPU to speak of, as far as this program can tell. `listed` says whether the
-    /// kernel lists one.
+    /// Whether there seems to be no GPU. `listed` says whether the kernel lists one.
     pub(super) fn means_none(&self, listed: bool) -> bool {
         match self {
             DeviceError::NotBuilt => true,

@@ -1,12 +1,14 @@
 //! `--device`, for commands that read no configuration.
 
 use clap::Args;
+use serde::Deserialize;
+use serde::de::IntoDeserializer;
 
-use super::demand::Demand;
 use super::error::DeviceError;
-use super::selected::Selected;
+use super::request::DeviceRequest;
+use super::resolved::ResolvedDevice;
 use crate::config::{Backend, ConfigError};
-use crate::place::Place;
+use crate::place::RankEnv;
 
 /// The flag.
 #[derive(Args, Clone, Debug)]
@@ -17,13 +19,8 @@ pub struct DeviceFlag {
 }
 
 fn parse(text: &str) -> Result<Backend, String> {
-    match text {
-        "auto" => Ok(Backend::Auto),
-        "cpu" => Ok(Backend::Cpu),
-        "cuda" => Ok(Backend::Cuda),
-        "wgpu" => Ok(Backend::Wgpu),
-        _ => Err("use auto, cpu or cuda".to_owned()),
-    }
+    let backend: Result<_, serde::de::value::Error> = Backend::deserialize(text.into_deserializer());
+    backend.map_err(|_| "use auto, cpu or cuda".to_owned())
 }
 
 impl DeviceFlag {
@@ -37,10 +34,10 @@ impl DeviceFlag {
     /// # Errors
     ///
     /// As for [`Selected::for_demand`], in the words of the command line.
-    pub fn select(demand: &Demand, place: Option<&Place>) -> Result<Selected, ConfigError> {
-        let selected = Selected::for_demand(demand, place).map_err(in_flags)?;
-        tracing::info!("{}", selected.describe());
-        Ok(selected)
+    pub fn select(request: &DeviceRequest, place: Option<&RankEnv>) -> Result<ResolvedDevice, ConfigError> {
+        let resolved = ResolvedDevice::for_request(request, place).map_err(in_flags)?;
+        tracing::info!("{}", resolved.describe());
+        Ok(resolved)
     }
 }
 

@@ -1,20 +1,18 @@
 //! Kernels that NVRTC has compiled, kept in the user's cache folder for the processes to come.
 //!
-//! CubeCL compiles every kernel anew in every process, which takes NVRTC half a minute for a model. Its own cache
-//! would be a database of one writer, with its engine; files need neither, and processes of any number of
-//! machines can share them. CubeCL finds the functions here in place of NVRTC's (`alias`): what is
-//! in the folder is handed out without compiling it, and what is not is compiled by NVRTC and put there.
+//! CubeCL compiles every kernel anew in every process, which takes NVRTC half a minute for a model. Its own
+//! cache would be a database of one writer, with its engine; files need neither, and processes of any number
+//! of machines can share them. CubeCL finds the functions here in place of NVRTC's (`alias`): what is in the
+//! folder is handed out without compiling it, and what is not is compiled by NVRTC and put there.
 //!
-//! A file is named after all that its content follows from: the source, the options, NVRTC and CUDA's headers. Of
-//! the source, CubeCL numbers some variables in the order of a hash table, another one in every process; so
-//! variables are numbered anew here, as they come.
-//! It is written beside and renamed, and carries its own checksum. So processes may read and write at the same
-//! time, a stale file is never asked for, and a damaged one counts as none. Whatever goes wrong with the folder,
-//! kernels are compiled.
+//! A file is named after all that its content follows from: the source, the options, NVRTC and CUDA's
+//! headers. Of the source, CubeCL numbers some variables in the order of a hash table, another one in every
+//! process; so variables are numbered anew here, as they come. It is written beside and renamed, and carries
+//! its own checksum. So processes may read and write at the same time, a stale file is never asked for, and a
+//! damaged one counts as none. Whatever goes wrong with the folder, kernels are compiled.
 
 use std::collections::HashMap;
 use std::ffi::{CStr, c_char, c_int};
-use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::ptr;
@@ -84,8 +82,8 @@ enum Program {
     Compiled(Vec<u8>),
 }
 
-/// The functions that are to be found in place of those of `library`, which is NVRTC, and loaded. None if there is
-/// no folder to keep kernels in, and none after the first call.
+/// The functions that are to be found in place of those of `library`, which is NVRTC, and loaded. None if
+/// there is no folder to keep kernels in, and none after the first call.
 pub(super) fn instead_of(library: &str) -> Vec<Instead> {
     let Some(folder) = folder(&environment) else { return Vec::new() };
     // SAFETY: `library` is NVRTC.
@@ -103,8 +101,8 @@ pub(super) fn instead_of(library: &str) -> Vec<Instead> {
     ]
 }
 
-/// Where kernels are kept, as the XDG Base Directory Specification has it: in `$XDG_CACHE_HOME/kiln/kernels`, or
-/// `~/.cache/kiln/kernels`. `None` where neither is known.
+/// Where kernels are kept, as the XDG Base Directory Specification has it: in `$XDG_CACHE_HOME/kiln/kernels`,
+/// or `~/.cache/kiln/kernels`. `None` where neither is known.
 fn folder(lookup: &Lookup) -> Option<PathBuf> {
     let absolute = |path: &PathBuf| path.is_absolute();
     let base = lookup("XDG_CACHE_HOME").filter(absolute);
@@ -115,8 +113,7 @@ fn folder(lookup: &Lookup) -> Option<PathBuf> {
 /// A line for the doctor: where kernels are kept, and how many there are.
 pub(super) fn describe() -> String {
     let Some(folder) = folder(&environment) else {
-        return "compiled by every process anew, since neither XDG_CACHE_HOME nor HOME says where to \
-                keep them"
+        return "compiled by every process anew, since neither XDG_CACHE_HOME nor HOME says where to keep them"
             .to_owned();
     };
     let (mut count, mut bytes) = (0, 0);
@@ -138,8 +135,8 @@ impl Nvrtc {
     /// `library` is the name of NVRTC.
     unsafe fn of(library: &str) -> Result<(Self, String), libloading::Error> {
         let (mut major, mut minor): (c_int, c_int) = (0, 0);
-        // SAFETY: the caller's promise; the types are those of NVRTC's header, and the numbers outlive the call.
-        // The library stays loaded for the rest of the process's life.
+        // SAFETY: the caller's promise; the types are those of NVRTC's header, and the numbers outlive the
+        // call. The library stays loaded for the rest of the process's life.
         let nvrtc = unsafe {
             let library = Library::new(library)?;
             library.get::<Version>("nvrtcVersion")?(&mut major, &mut minor);
@@ -204,11 +201,14 @@ impl Kept {
         for option in options {
             add(option);
             if let Some(include) = option.strip_prefix(b"--include-path=") {
-                add(headers_in(Path::new(&*String::from_utf8_lossy(include))).as_bytes());
+                let folder = String::from_utf8_lossy(include);
+                // Lengths tell the headers of one version of CUDA from those of another.
+                let size = |name| fs::metadata(Path::new(&*folder).join(name)).map_or(0, |file| file.len());
+                add(HEADERS.map(|name| size(name).to_string()).join(" ").as_bytes());
             }
         }
         add(&renumbered(source));
-        self.folder.join(format!("{}.{EXTENSION}", Hex(&name.finalize())))
+        self.folder.join(format!("{:x}.{EXTENSION}", name.finalize()))
     }
 
     /// What is in `file`; `None` if it is not there, or not as it was written.
@@ -255,20 +255,6 @@ fn renumbered(source: &[u8]) -> Vec<u8> {
         }
     }
     renumbered
-}
-
-/// What tells the headers in a folder from those of another version of CUDA.
-fn headers_in(folder: &Path) -> String {
-    let size = |name| fs::metadata(folder.join(name)).map_or(0, |file| file.len());
-    HEADERS.map(|name| size(name).to_string()).join(" ")
-}
-
-struct Hex<'a>(&'a [u8]);
-
-impl fmt::Display for Hex<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
-    }
 }
 
 /// As `nvrtcCreateProgram`.

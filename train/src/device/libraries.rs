@@ -28,12 +28,6 @@ pub(super) struct Wanted {
     pub(super) instead: Option<fn(&str) -> Vec<Instead>>,
 }
 
-/// A library that is loaded, for as long as the process lives.
-pub(super) struct Found {
-    /// Where it is.
-    pub(super) path: PathBuf,
-}
-
 /// What was looked for in vain.
 pub(super) struct Missing {
     /// Names of its file.
@@ -44,12 +38,12 @@ pub(super) struct Missing {
     pub(super) failures: Vec<String>,
 }
 
-/// Loads a library so that cudarc and CubeCL will find it.
-pub(super) fn load(wanted: &Wanted, places: &Places) -> Result<Found, Missing> {
+/// Loads a library, for as long as the process lives, so that cudarc and CubeCL will find it; returns where it is.
+pub(super) fn load(wanted: &Wanted, places: &Places) -> Result<PathBuf, Missing> {
     let asked = cudarc::get_lib_name_candidates(wanted.stem);
     let mut failures = Vec::new();
-    // As cudarc will, and then by the other names that the loader may know. A name by which a library has been
-    // asked for is taken: where functions of ours are to be found first, cudarc's names come last.
+    // As cudarc will, and then by the other names that the loader may know. A name by which a library has
+    // been asked for is taken: where functions of ours are to be found first, cudarc's names come last.
     let (files, names) = (wanted.files.iter().copied(), asked.iter().map(String::as_str));
     let by_name: Vec<_> = match wanted.instead {
         None => names.chain(files).collect(),
@@ -66,7 +60,7 @@ pub(super) fn load(wanted: &Wanted, places: &Places) -> Result<Found, Missing> {
             continue;
         }
         match make_known(wanted, &asked) {
-            Ok(()) => return Ok(Found { path: loaded_from(wanted.stem).unwrap_or(name) }),
+            Ok(()) => return Ok(loaded_from(wanted.stem).unwrap_or(name)),
             Err(error) => failures.push(error),
         }
     }

@@ -1,21 +1,20 @@
 //! Where tensors live: the CPU, or a GPU.
 //!
-//! [`Selected`] settles it from `device.backend` or `--device` (`flag`) and from what the work asks for
-//! (`demand`), before anything is computed. For a GPU, everything that work on it will need is looked for
-//! first, and what is missing is an error that says so: burn and CubeCL panic without a driver, and name a
-//! GPU where there is none.
+//! [`ResolvedDevice`] settles it from `device.backend` or `--device` (`flag`) and from what the work asks for
+//! (`request`), before anything is computed. For a GPU, everything that work on it needs is looked for first,
+//! and what is missing is an error: burn and CubeCL panic without a driver.
 //!
-//! `cpu` is threads and what they reach, `peak` what `mfu` is held against, `memory` how much memory there is. For builds with CUDA: `cuda` looks at the driver and at GPUs,
-//! `libraries` finds and loads what NVIDIA keeps in files of its own, `alias` gives one of these a second
-//! name, `toolkit` goes through them, `kernel_cache` keeps what NVRTC compiles, `gpu` is one GPU. For builds with wgpu, `wgpu` looks for anything that
-//! it can use. [`crate::world`] compares the choices of ranks that are processes.
+//! `cpu` is threads and what they reach, `peak` what `mfu` is held against, `memory` how much memory there
+//! is. For builds with CUDA: `cuda` looks at the driver and at GPUs, `libraries` finds and loads what NVIDIA
+//! keeps in files of its own, `alias` gives one of these a second name, `toolkit` goes through them,
+//! `kernel_cache` keeps what NVRTC compiles, `gpu` is one GPU. For builds with wgpu, `wgpu` looks for
+//! anything that it can use. [`crate::world`] compares the choices of ranks that are processes.
 
 #[cfg(feature = "cuda")]
 mod alias;
 mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
-mod demand;
 mod error;
 mod flag;
 #[cfg(feature = "cuda")]
@@ -26,7 +25,8 @@ mod kernel_cache;
 mod libraries;
 mod memory;
 mod peak;
-mod selected;
+mod request;
+mod resolved;
 mod share;
 mod tensors;
 #[cfg(feature = "cuda")]
@@ -37,13 +37,13 @@ mod wgpu;
 pub use cpu::{cores, cores_of_machine, ranks_sharing_cores, threads_per_rank};
 #[cfg(feature = "cuda")]
 pub use cuda::examine;
-pub use demand::Demand;
 pub use error::DeviceError;
 pub use flag::DeviceFlag;
 #[cfg(feature = "cuda")]
 pub use gpu::Gpu;
 pub use memory::Memory;
 pub use peak::Peak;
-pub use selected::{Selected, count_gpus};
+pub use request::DeviceRequest;
+pub use resolved::{ResolvedDevice, count_gpus};
 pub(crate) use share::share_gpu;
 pub use tensors::{plain, tokens};

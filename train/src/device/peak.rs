@@ -60,9 +60,9 @@ impl Peak {
         self.flops
     }
 
-    /// The share of the peak that steps of `reached` FLOP/s are, from 0 to 1. If it were more than 1, the peak
-    /// was measured while other programs kept the processors busy: it is measured again, once, and is then at
-    /// least what steps have reached. One that was given stays as it is, which is said once.
+    /// The share of the peak that steps of `reached` FLOP/s are, from 0 to 1. If it were more than 1, the
+    /// peak was measured while other programs kept the processors busy: it is measured again, once, and is
+    /// then at least what steps have reached. One that was given stays as it is, which is said once.
     pub fn share(&mut self, reached: f64) -> f64 {
         if reached > self.flops {
             self.correct(reached);

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use kiln_collectives::nvidia::{Places, environment};
 
 use super::error::Version;
-use super::libraries::{self, Found, HEADERS, Wanted};
+use super::libraries::{self, HEADERS, Wanted};
 use super::{DeviceError, kernel_cache};
 
 /// A library that is there.
@@ -46,7 +46,7 @@ fn find(
     places: &Places,
     package: &'static str,
     toolkit: &'static str,
-) -> Result<Found, DeviceError> {
+) -> Result<PathBuf, DeviceError> {
     libraries::load(wanted, places).map_err(|missing| DeviceError::NoLibrary {
         library,
         names: missing.names,
@@ -68,7 +68,7 @@ pub(super) fn nvrtc(driver: Version) -> Result<Tool, DeviceError> {
     // SAFETY: the library is loaded, and the numbers outlive the call.
     let status = unsafe { cudarc::nvrtc::sys::nvrtcVersion(&mut major, &mut minor) };
     let version = status.result().is_ok().then_some(Version(major as u32, minor as u32));
-    Ok(Tool { path: found.path, version })
+    Ok(Tool { path: found, version })
 }
 
 /// The lowest compute capability that NVRTC compiles for.
@@ -91,7 +91,7 @@ pub(super) fn cublas_lt(driver: Version) -> Result<Tool, DeviceError> {
     let wanted = Wanted { stem: "cublasLt", files, instead: None };
     let places = Places::of_libraries(&environment);
     let found = find("cuBLASLt, which multiplies matrices,", &wanted, &places, package, TOOLKIT)?;
-    Ok(Tool { path: found.path, version: None })
+    Ok(Tool { path: found, version: None })
 }
 
 /// NCCL, through which GPUs talk to each other.
@@ -110,13 +110,13 @@ pub(super) fn nccl(driver: Version) -> Result<Tool, DeviceError> {
     if version < NCCL {
         return Err(DeviceError::OldLibrary {
             library: "NCCL",
-            path: found.path.display().to_string(),
+            path: found.display().to_string(),
             found: version,
             needed: NCCL,
             package,
         });
     }
-    Ok(Tool { path: found.path, version: Some(version) })
+    Ok(Tool { path: found, version: Some(version) })
 }
 
 /// CUDA's headers: the folder above `include`. CubeCL looks under `CUDA_PATH`, and failing that in the

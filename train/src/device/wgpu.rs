@@ -3,15 +3,12 @@
 use burn::tensor::{Device, DeviceType};
 
 use super::DeviceError;
-use crate::place::Place;
+use crate::place::RankEnv;
 
 /// Fails unless wgpu finds something to compute on, for ranks that are threads.
-pub(super) fn check(place: Option<&Place>) -> Result<(), DeviceError> {
+pub(super) fn check(place: Option<&RankEnv>) -> Result<(), DeviceError> {
     if place.is_some() {
         return Err(DeviceError::WgpuProcesses);
     }
-    match Device::enumerate(DeviceType::Wgpu).into_vec().is_empty() {
-        true => Err(DeviceError::NoWgpu),
-        false => Ok(()),
-    }
+    if Device::enumerate(DeviceType::Wgpu).into_vec().is_empty() { Err(DeviceError::NoWgpu) } else { Ok(()) }
 }

@@ -12,33 +12,26 @@ use crate::version::version;
 pub struct Diagnosis {
     /// Who was asked where this process stands.
     pub(super) sources: Vec<Considered>,
-    /// Where it stands.
-    pub(super) place: Part,
-    /// Where it would meet others, if there are any.
-    pub(super) network: Option<Part>,
-    /// Where ranks would listen for each other.
-    pub(super) ports: Part,
-    /// Cores and memory.
-    pub(super) machine: Part,
-    /// GPUs and what a run on them needs.
-    pub(super) gpus: Part,
+    /// What was found of its place, the network, the ports, the machine and its GPUs, by title; of the network only
+    /// if there are others to meet.
+    pub(super) sections: [(&'static str, Option<Section>); 5],
     /// Whether training could start as far as one can tell; if not, the configuration is wrong.
     pub healthy: bool,
 }
 
 /// One part of a diagnosis.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Part {
+pub(super) struct Section {
     /// For programs.
     pub(super) facts: Map<String, Value>,
     /// For people.
     pub(super) lines: Vec<String>,
 }
 
-impl Part {
+impl Section {
     /// Something that there are only words for.
     pub(super) fn in_words(lines: Vec<String>) -> Self {
-        Part { facts: Map::new(), lines }
+        Section { facts: Map::new(), lines }
     }
 
     /// `facts` is an object.
@@ -47,7 +40,7 @@ impl Part {
             Value::Object(facts) => facts,
             _ => Map::new(),
         };
-        Part { facts, lines }
+        Section { facts, lines }
     }
 
     fn to_json(&self) -> Value {
@@ -68,17 +61,10 @@ impl Diagnosis {
                 let _ = writeln!(text, "            {name}={value}");
             }
         }
-        let parts = [
-            ("place", Some(&self.place)),
-            ("network", self.network.as_ref()),
-            ("ports", Some(&self.ports)),
-            ("machine", Some(&self.machine)),
-            ("GPUs", Some(&self.gpus)),
-        ];
-        for (title, part) in parts {
-            let Some(part) = part else { continue };
+        for (title, section) in &self.sections {
+            let Some(section) = section else { continue };
             let _ = writeln!(text, "\n{title}");
-            for line in &part.lines {
+            for line in &section.lines {
                 let _ = writeln!(text, "  {line}");
             }
         }
@@ -93,16 +79,14 @@ impl Diagnosis {
                 found.iter().map(|(name, value)| (name.clone(), json!(value))).collect();
             json!({ "source": source.to_string(), "verdict": verdict, "variables": variables })
         };
-        let diagnosis = json!({
+        let mut diagnosis = json!({
             "version": version(),
             "healthy": self.healthy,
             "sources": self.sources.iter().map(source).collect::<Vec<_>>(),
-            "place": self.place.to_json(),
-            "network": self.network.as_ref().map(Part::to_json),
-            "ports": self.ports.to_json(),
-            "machine": self.machine.to_json(),
-            "gpus": self.gpus.to_json(),
         });
+        for (title, section) in &self.sections {
+            diagnosis[title.to_lowercase()] = json!(section.as_ref().map(Section::to_json));
+        }
         format!("{diagnosis:#}")
     }
 }

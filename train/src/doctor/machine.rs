@@ -7,12 +7,12 @@ use std::num::NonZero;
 use kiln_model::ops;
 use serde_json::json;
 
-use super::diagnosis::Part;
+use super::diagnosis::Section;
 use crate::device::Memory;
 use crate::words::number_of;
 
 /// This machine when `ranks` ranks share it.
-pub(super) fn examine(ranks: usize) -> Part {
+pub(super) fn examine(ranks: usize) -> Section {
     let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
     let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let all = info.lines().filter(|line| line.starts_with("processor")).count();
@@ -47,10 +47,10 @@ pub(super) fn examine(ranks: usize) -> Part {
         "memory_bytes": memory.map(|memory| memory.total),
         "memory_free_bytes": memory.map(|memory| memory.free),
     });
-    Part::new(facts, lines)
+    Section::new(facts, lines)
 }
 
-/// What products of bf16 are computed with: `instructions`, which `choice`, the value of a variable, may have named.
+/// What products of bf16 are computed with: `instructions`, which the variable's value `choice` may name.
 fn bf16(instructions: Option<&str>, choice: Option<&OsStr>) -> String {
     let choice = choice.map(|choice| format!("{}={}", ops::BF16_CHOICE, choice.display()));
     match (instructions, choice) {

@@ -1,5 +1,4 @@
-//! `kiln doctor`: what this process knows about its place, its master and its machine, before any
-//! work depends on it.
+//! `kiln doctor`: what this process knows about its place, master and machine before work depends on it.
 
 mod diagnosis;
 mod gpu;
@@ -10,9 +9,9 @@ use clap::Args;
 use kiln_collectives::tcp::Ports;
 use serde_json::json;
 
-use crate::place::{self, Flags, Job, Master, Node, PerGpu, Place, PlaceError, Role, SECRET};
+use crate::place::{self, EnvError, Flags, Job, Master, Node, PerGpu, RankEnv, Role, SECRET};
 use crate::words::number_of;
-use diagnosis::Part;
+use diagnosis::Section;
 
 pub use diagnosis::Diagnosis;
 
@@ -41,69 +40,78 @@ impl DoctorArgs {
 /// Looks at this process, its environment and its machine. Takes seconds at most.
 pub fn examine(args: &DoctorArgs) -> Diagnosis {
     let (role, sources) = place::survey(&args.place, &place::environment);
-    let known = role.as_ref().ok();
-    let network = known.and_then(meeting_point).map(|(master, here)| network::examine(master, here));
+    let Standing { place, meeting_point, ranks } = Standing::of(&role);
+    let network = meeting_point.map(|(master, here)| network::examine(master, here));
     let is_found = network.as_ref().is_none_or(|(_, is_found)| *is_found);
-    let ranks = ranks_here(known);
     let (ports, enough) = network::examine_ports(args.comm_ports, ranks);
-    Diagnosis {
-        sources,
-        network: network.map(|(lines, _)| Part::in_words(lines)),
-        ports: Part::in_words(vec![ports]),
-        machine: machine::examine(ranks),
-        gpus: Part::in_words(gpu::examine()),
-        healthy: role.is_ok() && is_found && enough,
-        place: standing(&role),
+    let healthy = role.is_ok() && is_found && enough;
+    let sections = [
+        ("place", Some(place)),
+        ("network", network.map(|(lines, _)| Section::in_words(lines))),
+        ("ports", Some(Section::in_words(vec![ports]))),
+        ("machine", Some(machine::examine(ranks))),
+        ("GPUs", Some(Section::in_words(gpu::examine()))),
+    ];
+    Diagnosis { sources, sections, healthy }
+}
+
+/// Where a process stands, which follows from flags and variables alone.
+struct Standing<'a> {
+    place: Section,
+    /// Where it meets others, and whether the master is to run here.
+    meeting_point: Option<(&'a Master, bool)>,
+    /// Ranks of this machine.
+    ranks: usize,
+}
+
+impl<'a> Standing<'a> {
+    fn of(role: &'a Result<Role, EnvError>) -> Self {
+        let (facts, lines, meeting_point, ranks) = match role {
+            Err(error) => (json!({ "role": "unknown" }), vec![format!("unknown: {error}")], None, 1),
+            Ok(Role::Alone(job)) => {
+                let alone = "alone; ranks are threads of this process, as many as train.ranks says";
+                let job_line = job.name.is_some().then(|| self::job(job));
+                let facts = json!({ "role": "alone", "job": job.name, "restarts": job.restarts });
+                (facts, [alone.to_owned()].into_iter().chain(job_line).collect(), None, 1)
+            }
+            Ok(Role::Rank(place)) => {
+                let facts = json!({
+                    "role": "rank",
+                    "source": place.source.to_string(),
+                    "rank": place.rank,
+                    "world_size": place.world_size,
+                    "local_rank": place.local_rank,
+                    "local_world_size": place.local_world_size,
+                    "node_rank": place.node_rank,
+                    "node": place.node,
+                    "master": address(&place.master),
+                    "job": place.job.name,
+                    "restarts": place.job.restarts,
+                    "secret": place.secret.is_some(),
+                });
+                (facts, rank(place), Some((&place.master, place.rank == 0)), place.local_world_size)
+            }
+            Ok(Role::Node(node)) => {
+                let facts = json!({
+                    "role": "node",
+                    "source": node.source.to_string(),
+                    "node_rank": node.node_rank,
+                    "nodes": node.nodes,
+                    "nproc_per_node": node.nproc_per_node,
+                    "max_restarts": node.max_restarts,
+                    "master": address(&node.master),
+                    "job": node.job.name,
+                    "restarts": node.job.restarts,
+                    "secret": node.secret.is_some(),
+                });
+                (facts, self::node(node), Some((&node.master, node.node_rank == 0)), node.nproc_per_node)
+            }
+        };
+        Standing { place: Section::new(facts, lines), meeting_point, ranks }
     }
 }
 
-/// Where this process stands, which follows from flags and variables alone.
-fn standing(role: &Result<Role, PlaceError>) -> Part {
-    match role {
-        Err(error) => Part::new(json!({ "role": "unknown" }), vec![format!("unknown: {error}")]),
-        Ok(Role::Alone(job)) => {
-            let alone = "alone; ranks are threads of this process, as many as train.ranks says";
-            let mut lines = vec![alone.to_owned()];
-            lines.extend(job.name.is_some().then(|| self::job(job)));
-            let facts = json!({ "role": "alone", "job": job.name, "restarts": job.restarts });
-            Part::new(facts, lines)
-        }
-        Ok(Role::Rank(place)) => {
-            let facts = json!({
-                "role": "rank",
-                "source": place.source.to_string(),
-                "rank": place.rank,
-                "world_size": place.world_size,
-                "local_rank": place.local_rank,
-                "local_world_size": place.local_world_size,
-                "node_rank": place.node_rank,
-                "node": place.node,
-                "master": address(&place.master),
-                "job": place.job.name,
-                "restarts": place.job.restarts,
-                "secret": place.secret.is_some(),
-            });
-            Part::new(facts, rank(place))
-        }
-        Ok(Role::Node(node)) => {
-            let facts = json!({
-                "role": "node",
-                "source": node.source.to_string(),
-                "node_rank": node.node_rank,
-                "nodes": node.nodes,
-                "nproc_per_node": node.nproc_per_node,
-                "max_restarts": node.max_restarts,
-                "master": address(&node.master),
-                "job": node.job.name,
-                "restarts": node.job.restarts,
-                "secret": node.secret.is_some(),
-            });
-            Part::new(facts, self::node(node))
-        }
-    }
-}
-
-fn rank(place: &Place) -> Vec<String> {
+fn rank(place: &RankEnv) -> Vec<String> {
     let mut lines = vec![
         format!("rank {} of {}, from {}", place.rank, place.world_size, place.source),
         format!(
@@ -171,22 +179,5 @@ fn address(master: &Master) -> String {
     match master.host.contains(':') {
         true => format!("[{}]:{}", master.host, master.port),
         false => format!("{}:{}", master.host, master.port),
-    }
-}
-
-/// Where this process meets others, and whether the master is to run here.
-fn meeting_point(role: &Role) -> Option<(&Master, bool)> {
-    match role {
-        Role::Alone(_) => None,
-        Role::Rank(place) => Some((&place.master, place.rank == 0)),
-        Role::Node(node) => Some((&node.master, node.node_rank == 0)),
-    }
-}
-
-fn ranks_here(role: Option<&Role>) -> usize {
-    match role {
-        Some(Role::Rank(place)) => place.local_world_size,
-        Some(Role::Node(node)) => node.nproc_per_node,
-        _ => 1,
     }
 }

@@ -26,8 +26,7 @@ pub(super) fn examine(master: &Master, here: bool) -> (Vec<String>, bool) {
         Err(problem) => {
             let host = &master.host;
             let line = format!(
-                "{host} does not resolve ({problem}); use an address, or a name that this machine \
-                 knows"
+                "{host} does not resolve ({problem}); use an address, or a name that this machine knows"
             );
             return (vec![line], false);
         }
@@ -42,13 +41,12 @@ pub(super) fn examine(master: &Master, here: bool) -> (Vec<String>, bool) {
     (lines, true)
 }
 
-/// A line on the ports where ranks listen for each other, and whether there are enough for `ranks` of them
-/// here.
+/// A line on the ports where ranks listen for each other, and whether they are enough for `ranks` here.
 pub(super) fn examine_ports(ports: Option<Ports>, ranks: usize) -> (String, bool) {
     let Some(ports) = ports else {
-        let line = "comm.ports: none that doctor knows of, so ranks listen wherever the system lets them; where a \
-                    firewall is in between, comm.ports = \"29600-29700\" holds them to these, and kiln doctor \
-                    --comm-ports 29600-29700 checks it";
+        let line = "comm.ports: none that doctor knows of, so ranks listen wherever the system lets them; \
+                    where a firewall is in between, comm.ports = \"29600-29700\" holds them to these, and \
+                    kiln doctor --comm-ports 29600-29700 checks it";
         return (line.to_owned(), true);
     };
     let taken = ports.taken(Ipv4Addr::UNSPECIFIED.into());

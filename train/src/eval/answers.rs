@@ -14,7 +14,7 @@ use serde::Deserialize;
 use super::EvalError;
 use crate::data::{Tokenizer, describe_json};
 use crate::device;
-use crate::error::TrainError;
+use crate::error::Result;
 use crate::sharded::ShardedDecoder;
 use crate::source::ModelSource;
 
@@ -73,10 +73,7 @@ pub fn read_pairs(path: &Path) -> Result<Vec<(usize, Pair)>, EvalError> {
             }
         })
         .collect::<Result<_, _>>()?;
-    if pairs.is_empty() {
-        return Err(EvalError::NoPairs { path: path.to_owned() });
-    }
-    Ok(pairs)
+    if pairs.is_empty() { Err(EvalError::NoPairs { path: path.to_owned() }) } else { Ok(pairs) }
 }
 
 impl TokenPair {
@@ -85,12 +82,7 @@ impl TokenPair {
     /// # Errors
     ///
     /// When the answer has no token, and when the two are longer than the model's context.
-    pub fn new(
-        pair: &Pair,
-        model: &ModelSource,
-        tokenizer: &Tokenizer,
-        place: &str,
-    ) -> Result<Self, TrainError> {
+    pub fn new(pair: &Pair, model: &ModelSource, tokenizer: &Tokenizer, place: &str) -> Result<Self> {
         let mut prompt = tokenizer.encode(&pair.prompt)?;
         if prompt.is_empty() {
             prompt.push(tokenizer.end_of_text()?);
@@ -121,7 +113,7 @@ pub fn answer_losses<B: Layer>(
     model: &ShardedDecoder<B>,
     device: &Device,
     pairs: &[TokenPair],
-) -> Result<Vec<AnswerLoss>, TrainError> {
+) -> Result<Vec<AnswerLoss>> {
     let engine = model.engine();
     let (rank, ranks) = (engine.world().rank(), engine.world().world_size());
     let nothing = TokenPair { inputs: vec![0], targets: vec![IGNORED], answer: 0 };

@@ -17,15 +17,18 @@ use super::logits::{check_tokens, logits};
 use super::loss::{Validation, ValidationOptions};
 use super::report::{Outcome, Report};
 use crate::config::{self, Backend, CommSection, DeviceSection};
-use crate::device::{self, Demand, DeviceFlag, Selected};
-use crate::error::TrainError;
+use crate::device::{self, DeviceFlag, DeviceRequest, ResolvedDevice};
+use crate::error::{Result, TrainError};
 use crate::metrics::say;
-use crate::place::{self, Place, Role};
+use crate::place::{self, RankEnv, Role};
 use crate::source::ModelSource;
 use crate::{launch, world};
 
 /// Sequences of validation data per forward pass of one rank, unless told otherwise.
 const ROWS: usize = 4;
+
+/// Flags that ask for something else than the loss on validation data.
+const OTHERS: [&str; 3] = ["prompt", "pairs", "tokens"];
 
 /// Flags of `kiln eval`.
 #[derive(Args, Clone, Debug)]
@@ -35,19 +38,16 @@ pub struct EvalArgs {
     checkpoint: PathBuf,
     /// Folder with prepared data, whose validation split is taken [default: the data that the model
     /// was trained on].
-    #[arg(long, value_name = "DIR", conflicts_with_all = ["prompt", "pairs", "tokens"])]
+    #[arg(long, value_name = "DIR", conflicts_with_all = OTHERS)]
     data: Option<PathBuf>,
     /// Sequences of validation data [default: all].
-    #[arg(long, value_name = "N", value_parser = at_least_one)]
-    #[arg(conflicts_with_all = ["prompt", "pairs", "tokens"])]
+    #[arg(long, value_name = "N", value_parser = at_least_one, conflicts_with_all = OTHERS)]
     samples: Option<NonZero<usize>>,
     /// Tokens per sequence of validation data [default: as the model was trained].
-    #[arg(long, value_name = "N", value_parser = at_least_one)]
-    #[arg(conflicts_with_all = ["prompt", "pairs", "tokens"])]
+    #[arg(long, value_name = "N", value_parser = at_least_one, conflicts_with_all = OTHERS)]
     seq_len: Option<NonZero<usize>>,
     /// Sequences of validation data per forward pass [default: 4].
-    #[arg(long, value_name = "N", value_parser = at_least_one)]
-    #[arg(conflicts_with_all = ["prompt", "pairs", "tokens"])]
+    #[arg(long, value_name = "N", value_parser = at_least_one, conflicts_with_all = OTHERS)]
     rows: Option<NonZero<usize>>,
     /// Tell the loss of --answer after this text; may be empty.
     #[arg(long, value_name = "TEXT", requires = "answer", conflicts_with_all = ["pairs", "tokens"])]
@@ -71,8 +71,7 @@ pub struct EvalArgs {
     /// How the model is spread over the ranks.
     #[arg(long, default_value_t = Strategy::FullShard)]
     strategy: Strategy,
-    /// Ranks that share one copy of the model, for the hybrid strategies [default: those of a
-    /// machine].
+    /// Ranks that share one copy of the model, for the hybrid strategies [default: those of a machine].
     #[arg(long, value_name = "N")]
     shard_size: Option<usize>,
     /// Print JSON.
@@ -103,9 +102,8 @@ fn parse_token(text: &str) -> Result<u32, String> {
 }
 
 impl EvalArgs {
-    /// Evaluates, or starts the ranks of a node; rank 0 prints what came of it. Returns the exit
-    /// code.
-    pub fn run(self) -> Result<u8, TrainError> {
+    /// Evaluates, or starts the ranks of a node; rank 0 prints what came of it. Returns the exit code.
+    pub fn run(self) -> Result<u8> {
         let place = match place::find_here(&self.place)? {
             Role::Node(node) => return Ok(launch::run_node(node)?),
             Role::Rank(place) => Some(place),
@@ -122,7 +120,7 @@ impl EvalArgs {
         Ok(0)
     }
 
-    fn run_as_threads(&self) -> Result<Report, TrainError> {
+    fn run_as_threads(&self) -> Result<Report> {
         let ranks = self.ranks.map_or(1, NonZero::get);
         if let Some(problem) = config::thread_ranks("--ranks", ranks) {
             return Err(TrainError::usage(problem));
@@ -140,7 +138,7 @@ impl EvalArgs {
     }
 
     /// As one rank of several processes. Each reads its own arguments and files; they must agree.
-    fn run_as_process(&self, place: &Place) -> Result<Report, TrainError> {
+    fn run_as_process(&self, place: &RankEnv) -> Result<Report> {
         let ranks = world::size_of(place, self.ranks.map(NonZero::get))?;
         if self.shard_size.is_some() {
             self.check_mesh(ranks)?;
@@ -170,7 +168,7 @@ impl EvalArgs {
     }
 
     /// Says what does not fit together before a model is loaded.
-    fn check_mesh(&self, ranks: usize) -> Result<(), TrainError> {
+    fn check_mesh(&self, ranks: usize) -> Result<()> {
         Mesh::new(self.strategy, ranks, self.shard_size)
             .map(|_| ())
             // The message knows the key of a configuration; here it is a flag.
@@ -195,22 +193,22 @@ enum Task {
 }
 
 impl Work {
-    fn new(args: &EvalArgs) -> Result<Self, TrainError> {
+    fn new(args: &EvalArgs) -> Result<Self> {
         let source = ModelSource::open_built_in(&args.checkpoint)?;
         let task = Task::new(args, &source)?;
         Ok(Work { source, task, strategy: args.strategy, shard_size: args.shard_size })
     }
 
     /// The device that one of `ranks` ranks computes on.
-    fn select(&self, flag: &DeviceFlag, ranks: usize, place: Option<&Place>) -> Result<Selected, TrainError> {
+    fn select(&self, flag: &DeviceFlag, ranks: usize, place: Option<&RankEnv>) -> Result<ResolvedDevice> {
         let Work { source, strategy, shard_size, .. } = self;
         let backend = flag.backend();
-        let demand = Demand::of_weights(backend, source.model(), ranks, *strategy, *shard_size);
-        Ok(DeviceFlag::select(&demand, place)?)
+        let request = DeviceRequest::of_weights(backend, source.model(), ranks, *strategy, *shard_size);
+        Ok(DeviceFlag::select(&request, place)?)
     }
 
     /// Does one rank's part. Rank 0 writes the files. Collective.
-    fn on_rank(&self, world: Arc<dyn Communicator>, device: &Device) -> Result<Report, TrainError> {
+    fn on_rank(&self, world: Arc<dyn Communicator>, device: &Device) -> Result<Report> {
         let Work { source, task, strategy, shard_size } = self;
         let (rank, ranks) = (world.rank(), world.world_size());
         world.recorder().set_activity("evaluation");
@@ -241,7 +239,7 @@ impl Work {
 
 impl Task {
     /// What the arguments ask for; the parser has seen to it that they ask for one thing.
-    fn new(args: &EvalArgs, source: &ModelSource) -> Result<Self, TrainError> {
+    fn new(args: &EvalArgs, source: &ModelSource) -> Result<Self> {
         if let (Some(prompt), Some(answer)) = (&args.prompt, &args.answer) {
             let pair = Pair { prompt: prompt.clone(), answer: answer.clone() };
             let tokenizer = source.load_tokenizer()?;

@@ -10,7 +10,7 @@ use kiln_model::layers::Layer;
 
 use super::EvalError;
 use crate::device;
-use crate::error::TrainError;
+use crate::error::Result;
 use crate::metrics::write_beside;
 use crate::sharded::ShardedDecoder;
 use crate::source::ModelSource;
@@ -44,11 +44,7 @@ pub fn check_tokens(model: &ModelSource, tokens: &[u32]) -> Result<Vec<i32>, Eva
 }
 
 /// The logits of `model` after each of `tokens`, the same on every rank. Collective.
-pub fn logits<B: Layer>(
-    model: &ShardedDecoder<B>,
-    device: &Device,
-    tokens: &[i32],
-) -> Result<Logits, TrainError> {
+pub fn logits<B: Layer>(model: &ShardedDecoder<B>, device: &Device, tokens: &[i32]) -> Result<Logits> {
     let tokens = device::tokens(tokens.to_vec(), 1, tokens.len(), device);
     let logits = decoder::logits(&model.pass(device), tokens);
     model.engine().finish_evaluation()?;

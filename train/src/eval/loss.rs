@@ -8,7 +8,7 @@ use kiln_model::layers::Layer;
 use super::EvalError;
 use crate::config;
 use crate::data::{self, BatchSource, DataInfo, Split, SplitInfo, TokenFile};
-use crate::error::TrainError;
+use crate::error::Result;
 use crate::files::{self, MAX_WHOLE};
 use crate::run;
 use crate::sharded::ShardedDecoder;
@@ -49,11 +49,7 @@ impl Validation {
     /// When there is no such data, when its tokens are not the model's, when the sequences are
     /// longer than the model's context, when there is less data than one sequence, and when the
     /// data are not as they were prepared, as far as a look at some of them tells.
-    pub fn open(
-        model: &ModelSource,
-        data: Option<&Path>,
-        options: ValidationOptions,
-    ) -> Result<Self, TrainError> {
+    pub fn open(model: &ModelSource, data: Option<&Path>, options: ValidationOptions) -> Result<Self> {
         let context = model.context_length();
         let seq_len = options.seq_len.unwrap_or(context);
         if seq_len > context {
@@ -79,20 +75,15 @@ impl Validation {
 
     /// The loss of `model`, the same on every rank. The sequences are dealt out to the ranks, and
     /// all ranks make the same number of passes. Collective.
-    pub fn loss<B: Layer>(
-        &self,
-        model: &ShardedDecoder<B>,
-        device: &Device,
-    ) -> Result<ValidationLoss, TrainError> {
+    pub fn loss<B: Layer>(&self, model: &ShardedDecoder<B>, device: &Device) -> Result<ValidationLoss> {
         let ValidationOptions { samples, rows, .. } = self.options;
         let (loss, tokens) = run::evaluate(model, device, &self.source, samples, rows)?;
         Ok(ValidationLoss { loss, tokens })
     }
 }
 
-/// Fails if the data are known to be ids of another tokenizer than the model's: their loss would mean
-/// nothing.
-fn check_tokenizer(model: &ModelSource, data: &Path) -> Result<(), TrainError> {
+/// Fails if the data are ids of another tokenizer than the model's: their loss would mean nothing.
+fn check_tokenizer(model: &ModelSource, data: &Path) -> Result<()> {
     let Ok(tokenizer) = data::tokenizer_of(data) else { return Ok(()) };
     let content = data::read_tokenizer_of(data)?;
     let own = model.tokenizer();

@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::answers::AnswerLoss;
 use super::loss::ValidationLoss;
-use crate::error::TrainError;
+use crate::error::{Result, TrainError};
 use crate::words::number_of;
 
 /// What an evaluation has come to.
@@ -31,18 +31,13 @@ pub enum Outcome {
     Answer(AnswerLoss),
     /// Losses of the answers of a file, in order.
     Answers(Vec<AnswerLoss>),
-    /// Logits that were written to a file.
-    Logits {
-        /// The file.
-        path: PathBuf,
-        /// Positions and vocabulary.
-        shape: [usize; 2],
-    },
+    /// Logits that were written to a file. `shape`: positions and vocabulary.
+    Logits { path: PathBuf, shape: [usize; 2] },
 }
 
 impl Outcome {
     /// Fails if a loss is no number.
-    pub(super) fn check(&self) -> Result<(), TrainError> {
+    pub(super) fn check(&self) -> Result<()> {
         let (what, losses) = match self {
             Outcome::Validation(ValidationLoss { loss, .. }) => ("the validation loss", vec![*loss]),
             Outcome::Answer(answer) => ("the loss of the answer", vec![answer.sum]),
@@ -126,14 +121,14 @@ impl Report {
                 serde_json::json!({ "logits": path.to_string_lossy(), "shape": shape })
             }
         };
-        lines.push(line(&Together { result: last, ranks: *ranks, strategy: *strategy }));
+        lines.push(line(&WithRanks { result: last, ranks: *ranks, strategy: *strategy }));
         lines.join("\n")
     }
 }
 
 /// A result with how it was computed.
 #[derive(Serialize)]
-struct Together {
+struct WithRanks {
     #[serde(flatten)]
     result: serde_json::Value,
     ranks: usize,

@@ -76,6 +76,10 @@ impl Drill {
     }
 
     fn text(&self) -> String {
-        format!("fault drill in {} of step {}", self.fault.phase, self.fault.step)
+        let part = match self.fault.phase {
+            FaultPhase::Data => "data loading".to_owned(),
+            phase => format!("{phase:?}").to_lowercase(),
+        };
+        format!("fault drill in {part} of step {}", self.fault.step)
     }
 }

@@ -14,12 +14,6 @@ pub struct Faulty {
     drill: Arc<Drill>,
 }
 
-impl Faulty {
-    fn new(inner: Arc<dyn Communicator>, drill: Arc<Drill>) -> Self {
-        Faulty { inner, drill }
-    }
-}
-
 /// `world` with the fault built in, and the drill to be kept informed, if it is this rank's turn in
 /// a job that was started again `restarts` times.
 pub fn rehearse(
@@ -30,7 +24,7 @@ pub fn rehearse(
     match fault {
         Some(fault) if fault.rank == world.rank() && (restarts == 0 || fault.every_life) => {
             let drill = Arc::new(Drill::new(fault));
-            (Arc::new(Faulty::new(world, drill.clone())), Some(drill))
+            (Arc::new(Faulty { inner: world, drill: drill.clone() }), Some(drill))
         }
         _ => (world, None),
     }
@@ -71,17 +65,16 @@ impl Communicator for Faulty {
 
     fn all_gather(&self, label: Label, input: Arc<Buffer>, output: Buffer) -> Work {
         let len = input.len() + 1;
-        match self.drill.calling(&label, Changeable::Call) {
-            Some(FaultKind::Skip) => Work::ready(Ok(input.like(output.len()))),
-            Some(FaultKind::Size) => {
-                self.inner.all_gather(label, Arc::new(input.like(len)), output.like(len * self.world_size()))
-            }
+        let (input, output) = match self.drill.calling(&label, Changeable::Call) {
+            Some(FaultKind::Skip) => return Work::ready(Ok(input.like(output.len()))),
+            Some(FaultKind::Size) => (Arc::new(input.like(len)), output.like(len * self.world_size())),
             Some(FaultKind::Error) => {
-                let output = output.like(output.len() + 1);
-                self.inner.all_gather(label, input, output)
+                let longer = output.like(output.len() + 1);
+                (input, longer)
             }
-            _ => self.inner.all_gather(label, input, output),
-        }
+            _ => (input, output),
+        };
+        self.inner.all_gather(label, input, output)
     }
 
     fn shares_gathers(&self) -> bool {
@@ -90,17 +83,14 @@ impl Communicator for Faulty {
 
     fn reduce_scatter(&self, label: Label, input: Arc<Buffer>, output: Buffer) -> Work {
         let len = output.len() + 1;
-        match self.drill.calling(&label, Changeable::Sum) {
-            Some(FaultKind::Skip) => Work::ready(Ok(output)),
-            Some(FaultKind::Size) => self.inner.reduce_scatter(
-                label,
-                Arc::new(input.like(len * self.world_size())),
-                output.like(len),
-            ),
-            Some(FaultKind::Error) => self.inner.reduce_scatter(label, input, output.like(len)),
-            Some(FaultKind::Nan) => self.inner.reduce_scatter(label, Arc::new(poisoned(&input)), output),
-            _ => self.inner.reduce_scatter(label, input, output),
-        }
+        let (input, output) = match self.drill.calling(&label, Changeable::Sum) {
+            Some(FaultKind::Skip) => return Work::ready(Ok(output)),
+            Some(FaultKind::Size) => (Arc::new(input.like(len * self.world_size())), output.like(len)),
+            Some(FaultKind::Error) => (input, output.like(len)),
+            Some(FaultKind::Nan) => (Arc::new(poisoned(&input)), output),
+            _ => (input, output),
+        };
+        self.inner.reduce_scatter(label, input, output)
     }
 
     fn all_reduce(&self, label: Label, buffer: Buffer) -> Work {
@@ -117,10 +107,7 @@ impl Communicator for Faulty {
     fn broadcast(&self, label: Label, buffer: Buffer, root: usize) -> Work {
         match self.drill.calling(&label, Changeable::Call) {
             Some(FaultKind::Skip) => Work::ready(Ok(buffer)),
-            Some(FaultKind::Size) => {
-                let larger = buffer.like(buffer.len() + 1);
-                self.inner.broadcast(label, larger, root)
-            }
+            Some(FaultKind::Size) => self.inner.broadcast(label, buffer.like(buffer.len() + 1), root),
             Some(FaultKind::Error) => self.inner.broadcast(label, buffer, self.world_size()),
             _ => self.inner.broadcast(label, buffer, root),
         }

@@ -1,10 +1,10 @@
 //! Faults, and how they are written.
 
-use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
+use clap::ValueEnum;
 use kiln_collectives::Phase;
 
 /// How a rank fails.
@@ -33,7 +33,7 @@ pub enum FaultKind {
 }
 
 /// Where in a run a rank fails: at the first collective of this phase.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum FaultPhase {
     /// Before the first step, which is step 0.
     Start,
@@ -52,8 +52,7 @@ pub enum FaultPhase {
 /// A fault, written as `KIND@PHASE:STEP:RANK`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Fault {
-    /// How: `kill`, `stop`, `segv`, `panic`, `error`, `skip`, `size`, `slow=SECONDS`,
-    /// `nan` or `run=PROGRAM`.
+    /// How: `kill`, `stop`, `segv`, `panic`, `error`, `skip`, `size`, `slow=SECONDS`, `nan` or `run=PROGRAM`.
     pub kind: FaultKind,
     /// Where: `start`, `data`, `forward`, `backward`, `optimizer` or `checkpoint`.
     pub phase: FaultPhase,
@@ -89,8 +88,8 @@ impl FromStr for Fault {
         let kind = parse_kind(kind).ok_or_else(|| {
             wrong("KIND is kill, stop, segv, panic, error, skip, size, slow=SECONDS, nan or run=PROGRAM")
         })?;
-        let phase = parse_phase(phase)
-            .ok_or_else(|| wrong("PHASE is start, data, forward, backward, optimizer or checkpoint"))?;
+        let phase = FaultPhase::from_str(phase, false)
+            .map_err(|_| wrong("PHASE is start, data, forward, backward, optimizer or checkpoint"))?;
         let step: u64 = step.parse().map_err(|_| wrong("STEP is not a number"))?;
         let rank = rank.parse().map_err(|_| wrong("RANK is not a number"))?;
         if (phase == FaultPhase::Start) != (step == 0) {
@@ -107,34 +106,21 @@ impl FromStr for Fault {
 }
 
 fn parse_kind(text: &str) -> Option<FaultKind> {
-    if let Some(seconds) = text.strip_prefix("slow=") {
-        return Duration::try_from_secs_f64(seconds.parse().ok()?).ok().map(FaultKind::Slow);
-    }
-    if let Some(program) = text.strip_prefix("run=") {
-        return Some(FaultKind::Run(program.into()));
-    }
-    Some(match text {
-        "kill" => FaultKind::Kill,
-        "stop" => FaultKind::Stop,
-        "segv" => FaultKind::Segv,
-        "panic" => FaultKind::Panic,
-        "error" => FaultKind::Error,
-        "skip" => FaultKind::Skip,
-        "size" => FaultKind::Size,
-        "nan" => FaultKind::Nan,
-        _ => return None,
-    })
-}
-
-fn parse_phase(text: &str) -> Option<FaultPhase> {
-    Some(match text {
-        "start" => FaultPhase::Start,
-        "data" => FaultPhase::Data,
-        "forward" => FaultPhase::Forward,
-        "backward" => FaultPhase::Backward,
-        "optimizer" => FaultPhase::Optimizer,
-        "checkpoint" => FaultPhase::Checkpoint,
-        _ => return None,
+    Some(match text.split_once('=') {
+        None => match text {
+            "kill" => FaultKind::Kill,
+            "stop" => FaultKind::Stop,
+            "segv" => FaultKind::Segv,
+            "panic" => FaultKind::Panic,
+            "error" => FaultKind::Error,
+            "skip" => FaultKind::Skip,
+            "size" => FaultKind::Size,
+            "nan" => FaultKind::Nan,
+            _ => return None,
+        },
+        Some(("slow", seconds)) => FaultKind::Slow(Duration::try_from_secs_f64(seconds.parse().ok()?).ok()?),
+        Some(("run", program)) => FaultKind::Run(program.into()),
+        Some(_) => return None,
     })
 }
 
@@ -166,27 +152,15 @@ impl FaultKind {
 impl FaultPhase {
     /// Whether collectives of `phase` are of this part of a run.
     pub(super) fn has(self, phase: Phase) -> bool {
-        match self {
-            FaultPhase::Start => phase == Phase::Init,
-            FaultPhase::Data => false,
-            FaultPhase::Forward => phase == Phase::Forward,
-            FaultPhase::Backward => phase == Phase::Backward,
-            FaultPhase::Optimizer => phase == Phase::Optimizer,
-            FaultPhase::Checkpoint => phase == Phase::Checkpoint,
-        }
-    }
-}
-
-impl fmt::Display for FaultPhase {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            FaultPhase::Start => "start",
-            FaultPhase::Data => "data loading",
-            FaultPhase::Forward => "forward",
-            FaultPhase::Backward => "backward",
-            FaultPhase::Optimizer => "optimizer",
-            FaultPhase::Checkpoint => "checkpoint",
-        })
+        let own = match self {
+            FaultPhase::Start => Phase::Init,
+            FaultPhase::Data => return false,
+            FaultPhase::Forward => Phase::Forward,
+            FaultPhase::Backward => Phase::Backward,
+            FaultPhase::Optimizer => Phase::Optimizer,
+            FaultPhase::Checkpoint => Phase::Checkpoint,
+        };
+        phase == own
     }
 }
 

@@ -9,8 +9,8 @@ use kiln_shard::ranks::run_ranks;
 use kiln_shard::{EngineBuilder, Policy, Strategy, memory};
 
 use super::{Continuation, Sampling};
-use crate::device::{self, Demand, DeviceFlag};
-use crate::error::TrainError;
+use crate::device::{self, DeviceFlag, DeviceRequest};
+use crate::error::{Result, TrainError};
 use crate::process::output;
 use crate::source::ModelSource;
 
@@ -48,7 +48,7 @@ pub struct GenerateArgs {
 impl GenerateArgs {
     /// Continues the prompt on one rank and prints it with its continuation: on a terminal as it
     /// comes, else when it is complete.
-    pub fn run(self) -> Result<(), TrainError> {
+    pub fn run(self) -> Result<()> {
         memory::use_huge_pages();
         let mut sampling = Sampling {
             max_tokens: self.max_tokens,
@@ -66,8 +66,8 @@ impl GenerateArgs {
         let tokenizer = source.load_tokenizer()?;
         let threads = device::threads_per_rank(&Default::default(), 1);
         let (backend, strategy) = (self.device.backend(), Strategy::NoShard);
-        let demand = Demand::of_weights(backend, source.model(), 1, strategy, None);
-        let device = DeviceFlag::select(&demand, None)?.device();
+        let request = DeviceRequest::of_weights(backend, source.model(), 1, strategy, None);
+        let device = DeviceFlag::select(&request, None)?.device();
         let live = stdout().is_terminal();
         run_ranks(1, threads, |world| {
             let policy = Policy { strategy, ..Policy::default() };
@@ -88,7 +88,7 @@ impl GenerateArgs {
             let rest = text.get(shown..).unwrap_or_default();
             // Programs get the text as it is.
             let rest = if live { on_terminal(rest) } else { rest.to_owned() };
-            let _ = writeln!(output::Stdout, "{rest}");
+            let _ = writeln!(output::Console::Stdout, "{rest}");
             Ok::<_, TrainError>(())
         })?;
         Ok(())

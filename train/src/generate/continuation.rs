@@ -8,7 +8,7 @@ use kiln_shard::ShardError;
 use super::Sampling;
 use crate::data::{DataError, Tokenizer};
 use crate::device;
-use crate::error::TrainError;
+use crate::error::{Result, TrainError};
 
 /// A text on its way: token ids, and what the model has kept of them.
 ///
@@ -63,7 +63,7 @@ impl<'a> Continuation<'a> {
         modules: &P,
         device: &Device,
         after_pass: impl FnOnce() -> Result<(), ShardError>,
-    ) -> Result<bool, TrainError> {
+    ) -> Result<bool> {
         if self.ended || self.chosen == self.sampling.max_tokens {
             return Ok(false);
         }

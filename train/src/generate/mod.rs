@@ -8,8 +8,6 @@ mod command;
 mod continuation;
 mod sampling;
 
-use std::path::Path;
-
 use burn::tensor::Device;
 use kiln_model::decoder::Modules;
 use kiln_shard::ShardError;
@@ -19,31 +17,17 @@ pub use continuation::Continuation;
 pub use sampling::Sampling;
 
 use crate::data::Tokenizer;
-use crate::error::TrainError;
+use crate::error::Result;
 
-/// Continues `prompt` with the tokenizer in the file `tokenizer`; see [`text_with`].
+/// Continues `prompt`; returns both. `after_pass` is called after every forward pass.
 pub fn text<P: Modules>(
-    modules: &P,
-    device: &Device,
-    tokenizer: &Path,
-    prompt: &str,
-    sampling: &Sampling,
-    after_pass: impl FnMut() -> Result<(), ShardError>,
-) -> Result<String, TrainError> {
-    let tokenizer = Tokenizer::load(tokenizer)?;
-    text_with(modules, device, &tokenizer, prompt, sampling, after_pass)
-}
-
-/// Continues `prompt` and returns the prompt with its continuation. `after_pass` is called after
-/// every forward pass.
-pub fn text_with<P: Modules>(
     modules: &P,
     device: &Device,
     tokenizer: &Tokenizer,
     prompt: &str,
     sampling: &Sampling,
     mut after_pass: impl FnMut() -> Result<(), ShardError>,
-) -> Result<String, TrainError> {
+) -> Result<String> {
     let mut continuation = Continuation::new(tokenizer, prompt, sampling)?;
     while continuation.advance(modules, device, &mut after_pass)? {}
     Ok(continuation.text()?)

@@ -1,12 +1,12 @@
-//! How far a long piece of work is, for people: one line that changes on a terminal, and a line every few
-//! seconds elsewhere.
+//! How far a long piece of work is, for people: a line that changes on a terminal, and one every few seconds
+//! elsewhere.
 
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::{self, JoinHandle};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use indicatif::ProgressBar;
 
+use crate::process::Repeat;
 use crate::process::output::{self, say};
 
 /// Time between two lines where there is no terminal.
@@ -63,59 +63,28 @@ impl Drop for ProgressLine {
 
 /// Says every now and then what is being done.
 struct Ticker {
-    shared: Arc<Shared>,
-    thread: Option<JoinHandle<()>>,
-}
-
-struct Shared {
-    /// What is being done; `None` at the end.
-    what: Mutex<Option<String>>,
-    ended: Condvar,
-}
-
-impl Shared {
-    fn what(&self) -> MutexGuard<'_, Option<String>> {
-        // Any text may be said.
-        self.what.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn tick(&self, pause: Duration, say: impl Fn(&str)) {
-        let start = Instant::now();
-        loop {
-            let ended = self.ended.wait_timeout_while(self.what(), pause, |what| what.is_some());
-            let (what, _) = ended.unwrap_or_else(PoisonError::into_inner);
-            let Some(text) = what.clone() else { return };
-            // Whoever works does not wait for a reader.
-            drop(what);
-            say(&format!("data: {text} ({} s so far)", start.elapsed().as_secs()));
-        }
-    }
+    what: Arc<Mutex<String>>,
+    _repeat: Repeat,
 }
 
 impl Ticker {
     /// `None` where the system has no thread left: nothing depends on what is said.
     fn start(what: &str, pause: Duration, say: impl Fn(&str) + Send + 'static) -> Option<Self> {
-        let what = Mutex::new(Some(what.to_owned()));
-        let shared = Arc::new(Shared { what, ended: Condvar::new() });
-        let ticking = Arc::clone(&shared);
-        let thread = thread::Builder::new().name("kiln-progress".to_owned());
-        let thread = thread.spawn(move || ticking.tick(pause, say)).ok()?;
-        Some(Ticker { shared, thread: Some(thread) })
+        let what = Arc::new(Mutex::new(what.to_owned()));
+        let (said, start) = (what.clone(), Instant::now());
+        let repeat = Repeat::every(pause, "kiln-progress", move |is_last| {
+            if !is_last {
+                // Whoever works does not wait for a reader.
+                let what = said.lock().unwrap_or_else(PoisonError::into_inner).clone();
+                say(&format!("data: {what} ({} s so far)", start.elapsed().as_secs()));
+            }
+        });
+        Some(Ticker { what, _repeat: repeat.ok()? })
     }
 
     fn set(&self, what: String) {
-        *self.shared.what() = Some(what);
-    }
-}
-
-impl Drop for Ticker {
-    fn drop(&mut self) {
-        *self.shared.what() = None;
-        self.shared.ended.notify_all();
-        if let Some(thread) = self.thread.take() {
-            // It only says things.
-            let _ = thread.join();
-        }
+        // Any text may be said.
+        *self.what.lock().unwrap_or_else(PoisonError::into_inner) = what;
     }
 }
 

@@ -14,12 +14,12 @@ use kiln_shard::ShardError;
 use serde::{Deserialize, Serialize};
 
 use super::RunOptions;
-use super::plan::{Outline, Plan};
+use super::plan::{Plan, PlanMessage};
 use crate::checkpoint::Architecture;
 use crate::config::Config;
 use crate::data::DataError;
-use crate::device::Selected;
-use crate::error::TrainError;
+use crate::device::ResolvedDevice;
+use crate::error::{Result, TrainError};
 use crate::world;
 
 /// Who decides.
@@ -31,7 +31,7 @@ const BEAT: Duration = Duration::from_secs(2);
 /// What rank 0 has come to.
 #[derive(Serialize, Deserialize)]
 enum Answer {
-    Plan(Box<Outline>),
+    Plan(Box<PlanMessage>),
     Failed {
         message: String,
         usage: bool,
@@ -46,7 +46,7 @@ pub(super) fn on_config(
     config: &Config,
     options: &RunOptions,
     architecture: &Architecture,
-) -> Result<(), TrainError> {
+) -> Result<()> {
     let RunOptions { out, resume, allow_missing, allow_other_parts, allow_changed, fault, .. } = options;
     let version = env!("CARGO_PKG_VERSION");
     let patterns = allow_missing.patterns();
@@ -66,14 +66,14 @@ pub(super) fn on_plan(
     world: &dyn Communicator,
     config: &Config,
     options: &RunOptions,
-    device: &Selected,
-    make: impl FnOnce() -> Result<Plan, TrainError> + Send,
-) -> Result<Plan, TrainError> {
+    device: &ResolvedDevice,
+    make: impl FnOnce() -> Result<Plan> + Send,
+) -> Result<Plan> {
     let timeout = config.comm.timeout();
     if world.rank() != ROOT {
         world.recorder().set_activity("waiting for the plan");
         return match serde_json::from_slice(&listen(world, options, timeout)?) {
-            Ok(Answer::Plan(outline)) => outline.into_plan(options, device),
+            Ok(Answer::Plan(message)) => message.into_plan(options, device),
             Ok(Answer::Failed { message, usage }) => Err(TrainError::Rank0 { message, usage }),
             Ok(Answer::Stopped) => Err(DataError::Stopped.into()),
             Err(error) => Err(TrainError::Rank0 { message: error.to_string(), usage: false }),
@@ -101,7 +101,7 @@ pub(super) fn on_plan(
         others.and(plan)
     });
     let answer = match &plan {
-        Ok(plan) => Answer::Plan(Box::new(plan.outline())),
+        Ok(plan) => Answer::Plan(Box::new(plan.message.clone())),
         Err(TrainError::Shard(_)) => return plan,
         Err(TrainError::Data(DataError::Stopped)) => Answer::Stopped,
         Err(error) => Answer::Failed { message: error.to_string(), usage: error.is_usage() },
@@ -114,13 +114,8 @@ pub(super) fn on_plan(
 }
 
 /// Sends `message` from rank 0 to the others. An empty one asks them to wait on.
-fn tell(
-    world: &dyn Communicator,
-    options: &RunOptions,
-    message: &[u8],
-    timeout: Duration,
-) -> Result<(), TrainError> {
-    let Beat { stops, .. } = beat(world, message.len(), false, timeout)?;
+fn tell(world: &dyn Communicator, options: &RunOptions, message: &[u8], timeout: Duration) -> Result<()> {
+    let (_, stops) = beat(world, message.len(), false, timeout)?;
     if stops {
         options.stop.store(true, Ordering::Relaxed);
     }
@@ -131,10 +126,10 @@ fn tell(
 }
 
 /// Waits for a message of rank 0 that is not empty.
-fn listen(world: &dyn Communicator, options: &RunOptions, timeout: Duration) -> Result<Vec<u8>, TrainError> {
+fn listen(world: &dyn Communicator, options: &RunOptions, timeout: Duration) -> Result<Vec<u8>> {
     loop {
         let stops = options.stop.load(Ordering::Relaxed);
-        let Beat { length, .. } = beat(world, 0, stops, timeout)?;
+        let (length, _) = beat(world, 0, stops, timeout)?;
         if length > 0 {
             let message = broadcast(world, Buffer::zeros(DType::U8, length), timeout)?;
             return Ok(message.as_bytes().to_vec());
@@ -142,24 +137,17 @@ fn listen(world: &dyn Communicator, options: &RunOptions, timeout: Duration) -> 
     }
 }
 
-/// What all ranks know after one of rank 0's beats.
-struct Beat {
-    /// Bytes of the message that follows; 0 if rank 0 is still at work.
-    length: usize,
-    /// Whether a rank other than 0 was asked to stop.
-    stops: bool,
-}
-
-/// Rank 0 gives the `length`, the others whether they were asked to stop. Collective.
-fn beat(world: &dyn Communicator, length: usize, stops: bool, timeout: Duration) -> Result<Beat, TrainError> {
+/// Rank 0 gives the bytes of the message that follows, 0 if it is still at work, and the others whether they were
+/// asked to stop. Returns the bytes, and whether any rank was asked. Collective.
+fn beat(world: &dyn Communicator, length: usize, stops: bool, timeout: Duration) -> Result<(usize, bool)> {
     // Lengths of messages in memory are exact in f64.
     let said = Buffer::from_slice(&[length as f64, f64::from(u8::from(stops))]);
     let sums = world.all_reduce(label(), said).wait(timeout).map_err(failed)?;
     let sums = sums.as_slice::<f64>().map_err(ShardError::from)?;
-    Ok(Beat { length: sums[0] as usize, stops: sums[1] > 0.0 })
+    Ok((sums[0] as usize, sums[1] > 0.0))
 }
 
-fn broadcast(world: &dyn Communicator, buffer: Buffer, timeout: Duration) -> Result<Buffer, TrainError> {
+fn broadcast(world: &dyn Communicator, buffer: Buffer, timeout: Duration) -> Result<Buffer> {
     world.broadcast(label(), buffer, ROOT).wait(timeout).map_err(failed)
 }
 

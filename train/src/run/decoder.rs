@@ -1,73 +1,140 @@
 //! Training a decoder: on ranks that are threads of this process, or as one rank of several processes.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
-use burn::module::Module;
 use burn::tensor::Device;
+use clap::Args;
 use kiln_collectives::Communicator;
 use kiln_model::decoder::Decoder;
 use kiln_model::layers::{Block, Layer};
 use kiln_model::{Key, ModelConfig};
 use kiln_shard::ranks::{run_rank, run_ranks};
 
-use super::options::{RunOptions, Summary};
+use super::options::{PositionKey, Resume, RunFolder, RunOptions, Summary};
 use super::rank::{MakeDecoder, Rank};
 use super::{agree, joining, plan, surroundings};
 use crate::checkpoint::Architecture;
-use crate::config::{Backend, Config};
-use crate::device::{self, Selected};
-use crate::error::TrainError;
-use crate::fault;
+use crate::config::{self, Backend, Config};
+use crate::device::{self, ResolvedDevice};
+use crate::error::{Result, TrainError};
+use crate::fault::{self, Fault};
 use crate::flight::FlightGuard;
-use crate::place::Place;
-use crate::process::output;
-use crate::sharded::{Shapes, units_of};
+use crate::launch;
+use crate::place::{self, Job, RankEnv, Role};
+use crate::process::{output, stop_on_signals};
+use crate::sharded::{Shapes, module_shapes};
+use crate::weights::AllowMissing;
 use crate::world::{self, World};
 
+/// Arguments of `kiln train`.
+#[derive(Args)]
+pub(crate) struct TrainArgs {
+    /// Configuration file; configs/ has some to start from.
+    config: PathBuf,
+    /// Ranks, as threads of this process [default: train.ranks of the configuration].
+    #[arg(long)]
+    ranks: Option<usize>,
+    /// Run folder [default: runs/<name of the configuration>].
+    #[arg(long)]
+    out: Option<PathBuf>,
+    /// Change one value of the configuration; may be given several times.
+    #[arg(long = "set", value_name = "SECTION.KEY=VALUE")]
+    overrides: Vec<String>,
+    /// Go on from the newest checkpoint of the run folder ("latest"), or from a checkpoint folder.
+    #[arg(long, value_name = "latest|PATH")]
+    resume: Option<String>,
+    /// Weights that the checkpoint to start from may lack, as in "lm_head.*"; they keep their
+    /// initial values. May be given several times.
+    #[arg(long, value_name = "PATTERN")]
+    allow_missing: Vec<String>,
+    /// Take the weights of the checkpoint to start from by name and shape, also if it was trained
+    /// with other parts than this program builds.
+    #[arg(long)]
+    allow_other_parts: bool,
+    /// Go on from the checkpoint though this differs from what it was trained with, which means another
+    /// position in the data. May be given several times.
+    #[arg(long, value_name = "KEY", value_enum)]
+    allow_changed: Vec<PositionKey>,
+    #[command(flatten)]
+    place: place::Flags,
+    /// Fire drill: let one rank fail, once.
+    #[arg(long, value_name = "KIND@PHASE:STEP:RANK", hide = true)]
+    fault: Option<Fault>,
+}
+
+impl TrainArgs {
+    /// Trains, or starts the ranks of a node; returns the exit code.
+    pub(crate) fn run(self) -> Result<u8> {
+        let (place, job) = match place::find_here(&self.place)? {
+            Role::Node(node) => return Ok(launch::run_node(node)?),
+            Role::Rank(place) => (Some(place), Job::default()),
+            Role::Alone(job) => (None, job),
+        };
+        let config = config::load(&self.config, &self.overrides)?;
+        let options = RunOptions {
+            out: self.out.map_or_else(|| RunFolder::of_config(&self.config), RunFolder::At),
+            resume: self.resume.map(|resume| match resume.as_str() {
+                "latest" => Resume::Latest,
+                path => Resume::Path(path.into()),
+            }),
+            ranks: self.ranks,
+            place,
+            job,
+            stop: stop_on_signals(),
+            allow_missing: AllowMissing::new(&self.allow_missing).map_err(TrainError::usage)?,
+            allow_other_parts: self.allow_other_parts,
+            allow_changed: self.allow_changed,
+            fault: self.fault,
+            // The environment was asked above, and flags go before it.
+            alone: true,
+        };
+        let summary = run_decoder(config, &options, Architecture::decoder(), Block::new)?;
+        Ok(if summary.preempted { launch::PREEMPTED } else { 0 })
+    }
+}
+
 /// Trains the built-in decoder.
-pub fn train(config: Config, options: &RunOptions) -> Result<Summary, TrainError> {
+pub fn train(config: Config, options: &RunOptions) -> Result<Summary> {
     run_decoder(config, options, Architecture::decoder(), Block::new)
 }
 
-/// Trains a decoder with blocks of your own: `block(model, index, key, device)` makes block
-/// `index`; use [`Block::key`] to name its initial weights. Checkpoints carry `name`: a program whose
-/// blocks are called otherwise, and `kiln` itself, refuse them. Give blocks that compute something
-/// else another name.
+/// Trains a decoder with blocks of your own: `block(model, index, key, device)` makes block `index`; use
+/// [`Block::key`] to name its initial weights. Checkpoints carry `name`: a program whose blocks are called
+/// otherwise, and `kiln` itself, refuse them. Give blocks that compute something else another name.
 pub fn train_with_blocks<B: Layer>(
     config: Config,
     options: &RunOptions,
     name: &str,
     block: impl Fn(&ModelConfig, usize, Key, &Device) -> B + Sync,
-) -> Result<Summary, TrainError> {
+) -> Result<Summary> {
     if name.trim().is_empty() {
         return Err(TrainError::usage(
-            "train_with_blocks needs a name for the blocks, such as \"squared-relu\": checkpoints \
-             carry it",
+            "train_with_blocks needs a name for the blocks, such as \"squared-relu\": checkpoints carry it",
         ));
     }
     run_decoder(config, options, Architecture::with_blocks(name), block)
 }
 
 /// Trains a decoder with the blocks that `block` makes.
-pub(crate) fn run_decoder<B: Layer>(
+fn run_decoder<B: Layer>(
     config: Config,
     options: &RunOptions,
     architecture: Architecture,
     block: impl Fn(&ModelConfig, usize, Key, &Device) -> B + Sync,
-) -> Result<Summary, TrainError> {
+) -> Result<Summary> {
     let _output = output::never_block();
     let decoder = |model: &ModelConfig, key: Key, device: &Device| {
         Decoder::with_blocks(model, key, device, |index| block(model, index, key, device))
     };
     surroundings::check(options)?;
     let config = with_ranks(config, options)?;
-    let device = Selected::new(&config, options.place.as_ref())?;
-    let decoder = RunDecoder { architecture, make: &decoder };
+    let device = ResolvedDevice::new(&config, options.place.as_ref())?;
     match &options.place {
-        None => run_as_threads(config, options, &device, &decoder),
+        None => run_as_threads(config, options, &device, &architecture, &decoder),
         Some(place) => {
             let world = joining::join(place, &config.comm, &options.stop)?;
-            run_as_process(&world, config, options, &device, place, &decoder)
+            run_as_process(&world, config, options, &device, place, &architecture, &decoder)
         }
     }
 }
@@ -78,46 +145,35 @@ pub(crate) fn run_decoder<B: Layer>(
 /// # Errors
 ///
 /// As for [`train`], and if the configuration insists on a GPU. Other ranks hear of this one's error.
-pub fn train_joined(
-    world: Arc<dyn Communicator>,
-    config: Config,
-    options: &RunOptions,
-) -> Result<Summary, TrainError> {
+pub fn train_joined(world: Arc<dyn Communicator>, config: Config, options: &RunOptions) -> Result<Summary> {
     let _output = output::never_block();
     let decoder = |model: &ModelConfig, key: Key, device: &Device| {
         Decoder::with_blocks(model, key, device, |index| Block::new(model, index, key, device))
     };
-    let decoder = RunDecoder { architecture: Architecture::decoder(), make: &decoder };
     let config = with_ranks(config, options)?;
     match &options.place {
         None => Err(TrainError::usage("a world was given, but no place in it")),
         Some(place) => {
-            let (device, world) = (Selected::for_joined(&config)?, World::given(world));
-            run_as_process(&world, config, options, &device, place, &decoder)
+            let (device, world) = (ResolvedDevice::for_joined(&config)?, World::given(world));
+            run_as_process(&world, config, options, &device, place, &Architecture::decoder(), &decoder)
         }
     }
-}
-
-/// The decoder of a run: what it is, and how it is made.
-struct RunDecoder<'a, B: Module> {
-    architecture: Architecture,
-    make: &'a MakeDecoder<'a, B>,
 }
 
 /// All ranks, as threads of this process.
 fn run_as_threads<B: Layer>(
     config: Config,
     options: &RunOptions,
-    device: &Selected,
-    decoder: &RunDecoder<'_, B>,
-) -> Result<Summary, TrainError> {
+    device: &ResolvedDevice,
+    architecture: &Architecture,
+    decoder: &MakeDecoder<'_, B>,
+) -> Result<Summary> {
     device.warn_of_idle_gpus();
-    let plan =
-        plan::make(&config, options, device, &decoder.architecture, |model| units(model, decoder.make))?;
-    let mut summaries = run_ranks(plan.config.train.ranks, plan.threads, |world| {
+    let plan = plan::make(&config, options, device, architecture, |model| modules(model, decoder))?;
+    let mut summaries = run_ranks(plan.config.train.ranks, plan.message.threads, |world| {
         let (world, drill) = fault::rehearse(world, options.fault.as_ref(), options.job().restarts);
         let flight = FlightGuard::new(&plan.out, plan.held(), world.clone());
-        let outcome = flight.watch(|| Rank::start(&plan, world, drill, decoder.make)?.run());
+        let outcome = flight.watch(|| Rank::start(&plan, world, drill, decoder)?.run());
         outcome.map_err(|error| error.with_flights(&plan.out))
     })?;
     Ok(summaries.swap_remove(0))
@@ -128,30 +184,31 @@ fn run_as_process<B: Layer>(
     met: &World,
     config: Config,
     options: &RunOptions,
-    device: &Selected,
-    place: &Place,
-    decoder: &RunDecoder<'_, B>,
-) -> Result<Summary, TrainError> {
+    device: &ResolvedDevice,
+    place: &RankEnv,
+    architecture: &Architecture,
+    decoder: &MakeDecoder<'_, B>,
+) -> Result<Summary> {
     let threads = device::threads_per_rank(&config.device, device::ranks_sharing_cores(place));
     let summary = run_rank(met.communicator(), threads, |world| {
         let (world, drill) = fault::rehearse(world, options.fault.as_ref(), place.job.restarts);
         let config = with_groups(config.clone(), &*world)?;
-        agree::on_config(&*world, &config, options, &decoder.architecture)?;
+        agree::on_config(&*world, &config, options, architecture)?;
         if config.device.backend != Backend::Cpu {
             met.settle_on(device, &config.comm)?;
         }
         let plan = agree::on_plan(&*world, &config, options, device, || {
-            plan::make(&config, options, device, &decoder.architecture, |model| units(model, decoder.make))
+            plan::make(&config, options, device, architecture, |model| modules(model, decoder))
         })?;
         let flight = FlightGuard::new(&plan.out, plan.held(), world.clone());
-        let outcome = flight.watch(|| Rank::start(&plan, world, drill, decoder.make)?.run());
+        let outcome = flight.watch(|| Rank::start(&plan, world, drill, decoder)?.run());
         outcome.map_err(|error| error.with_flights(&plan.out))
     });
     Ok(summary.inspect_err(|_| met.give_up())?)
 }
 
 /// `config` with the number of ranks that there are, checked.
-fn with_ranks(mut config: Config, options: &RunOptions) -> Result<Config, TrainError> {
+fn with_ranks(mut config: Config, options: &RunOptions) -> Result<Config> {
     config.train.ranks = world::ranks_of(&config, options.place.as_ref(), options.ranks)?;
     if options.place.is_none() {
         config.validate_threads()?;
@@ -167,14 +224,14 @@ fn with_ranks(mut config: Config, options: &RunOptions) -> Result<Config, TrainE
 }
 
 /// `config` with one shard group per machine, if it has groups and does not name their size.
-fn with_groups(mut config: Config, world: &dyn Communicator) -> Result<Config, TrainError> {
+fn with_groups(mut config: Config, world: &dyn Communicator) -> Result<Config> {
     let shard = &mut config.shard;
     shard.shard_size = world::shard_size(shard.strategy, shard.shard_size, world)?;
     Ok(config)
 }
 
 /// The parameters of the decoder's parts.
-fn units<B: Layer>(model: &ModelConfig, decoder: &MakeDecoder<'_, B>) -> Vec<Shapes> {
+fn modules<B: Layer>(model: &ModelConfig, decoder: &MakeDecoder<'_, B>) -> Vec<Shapes> {
     // Names and shapes do not depend on the seed, and nothing is initialised.
-    units_of(&decoder(model, Key::new(0), &device::plain()))
+    module_shapes(&decoder(model, Key::new(0), &device::plain()))
 }

@@ -7,7 +7,7 @@ use kiln_model::layers::Layer;
 
 use crate::data::BatchSource;
 use crate::device;
-use crate::error::TrainError;
+use crate::error::Result;
 use crate::sharded::ShardedDecoder;
 
 /// Target of a row that does not count.
@@ -22,21 +22,20 @@ pub fn evaluate<B: Layer>(
     source: &BatchSource,
     samples: u64,
     rows: usize,
-) -> Result<(f64, u64), TrainError> {
+) -> Result<(f64, u64)> {
     let whole = evaluate_while(model, device, source, samples, rows, || Ok(true))?;
     Ok(whole.unwrap_or_else(|| unreachable!("invariant: it is not told to end early")))
 }
 
-/// [`evaluate`] for as long as `go_on` says so between two passes, the same on all ranks; `None` if it
-/// was ended before.
+/// [`evaluate`] while `go_on`, the same on all ranks, says so between passes; `None` if it was ended before.
 pub(super) fn evaluate_while<B: Layer>(
     model: &ShardedDecoder<B>,
     device: &Device,
     source: &BatchSource,
     samples: u64,
     rows: usize,
-    mut go_on: impl FnMut() -> Result<bool, TrainError>,
-) -> Result<Option<(f64, u64)>, TrainError> {
+    mut go_on: impl FnMut() -> Result<bool>,
+) -> Result<Option<(f64, u64)>> {
     let engine = model.engine();
     let (rank, ranks) = (engine.world().rank() as u64, engine.world().world_size() as u64);
     let available = source.order().num_samples();

@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 use super::{Resume, RunFolder, RunOptions};
 use crate::checkpoint::{self, Checkpoint};
 use crate::config::Config;
-use crate::error::TrainError;
+use crate::error::Result;
 use crate::files;
 use crate::metrics::is_beside;
 use crate::process::launcher;
@@ -86,7 +86,7 @@ pub(super) struct Found {
 }
 
 /// Finds the folder of a run and what it goes on from. Writes nothing.
-pub(super) fn find(config: &Config, options: &RunOptions) -> Result<Found, TrainError> {
+pub(super) fn find(config: &Config, options: &RunOptions) -> Result<Found> {
     let restarts = options.job().restarts;
     let claimant = Claimant::new(config, options);
     let restart_of = |content: &Content| match content {
@@ -108,10 +108,10 @@ pub(super) fn find(config: &Config, options: &RunOptions) -> Result<Found, Train
     }
     let out = resolve(&named);
     let content = content_of(&out, &config.data.path)?;
-    if let Some(before) = launcher::run_before()
+    if let Some(before) = std::env::var(launcher::RUN).ok()
         && content.identity().is_none_or(|now| now.id != before)
     {
-        return Err(FolderError::NotTheSame { out }.into());
+        return Err(FolderError::NotTheSame(out).into());
     }
     let is_restart = restart_of(&content).is_ok();
     let resume = match &options.resume {
@@ -126,7 +126,7 @@ pub(super) fn find(config: &Config, options: &RunOptions) -> Result<Found, Train
     };
     let goes_on = is_restart || resume.as_deref().is_some_and(is_own);
     match &content {
-        Content::File => return Err(FolderError::File { out }.into()),
+        Content::File => return Err(FolderError::File(out).into()),
         Content::Nothing | Content::Unbegun(_) => {}
         _ if goes_on => {}
         // The same command once more.
@@ -137,17 +137,14 @@ pub(super) fn find(config: &Config, options: &RunOptions) -> Result<Found, Train
                 Some(_) => "and this is another configuration; the command that started it starts it again",
                 None => "of an older build, which did not note what it was started with",
             };
-            return Err(FolderError::Unsaved { out, why }.into());
+            return Err(FolderError::Unsaved(out, why).into());
         }
-        Content::Foreign(example) => {
-            let example = example.clone();
-            return Err(FolderError::Foreign { out, example }.into());
-        }
+        Content::Foreign(example) => return Err(FolderError::Foreign(out, example.clone()).into()),
         Content::Run(_) => {
             Lock::check_free(&out)?;
             return Err(match restart_of(&content) {
-                Err(why) if restarts > 0 && resume.is_none() => FolderError::OtherJob { out, why },
-                _ => FolderError::Occupied { out },
+                Err(why) if restarts > 0 && resume.is_none() => FolderError::OtherJob(out, why),
+                _ => FolderError::Occupied(out),
             }
             .into());
         }
@@ -187,14 +184,8 @@ fn is_same(a: &Path, b: &Path) -> bool {
     }
 }
 
-/// `runs/<name>` or a successor: the first one that is free, or the last one with a run that this start
-/// goes on with.
-fn next(
-    name: &str,
-    data: &Path,
-    resume: bool,
-    is_restart: impl Fn(&Content) -> bool,
-) -> Result<PathBuf, TrainError> {
+/// `runs/<name>` or a successor: the first that is free, or the last with a run that this start goes on with.
+fn next(name: &str, data: &Path, resume: bool, is_restart: impl Fn(&Content) -> bool) -> Result<PathBuf> {
     let folder = |index: u64| match index {
         1 => Path::new("runs").join(name),
         index => Path::new("runs").join(format!("{name}-{index}")),
@@ -256,8 +247,7 @@ fn content_of(out: &Path, data: &Path) -> Result<Content, FolderError> {
     Ok(first.map_or(Content::Nothing, Content::Foreign))
 }
 
-/// Whether a name is that of what a file system or version control puts into folders that are empty to
-/// their users.
+/// Whether a file system or version control puts a file of this name into folders that are empty to users.
 fn is_of_file_system(name: &OsStr) -> bool {
     // A file that is removed while it is open, on NFS.
     let is_removed = name.as_encoded_bytes().starts_with(b".nfs");

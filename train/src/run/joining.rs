@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use kiln_collectives::tcp::JoinError;
 
 use crate::config::{CommBackend, CommSection};
-use crate::error::TrainError;
-use crate::place::Place;
+use crate::error::{Result, TrainError};
+use crate::place::RankEnv;
 use crate::world::{self, World};
 
 /// Between two looks at whether somebody has asked for a stop.
@@ -22,7 +22,7 @@ const FAREWELL: Duration = Duration::from_secs(2);
 /// Meets the other ranks, as the one at `place`. Some of them may not come for long: a stop that any rank is
 /// asked for ends the wait of all that have come. What is left of a wait that does not end soon after, such
 /// as a connection on which the other side says nothing, ends with the process.
-pub(super) fn join(place: &Place, comm: &CommSection, stop: &Arc<AtomicBool>) -> Result<World, TrainError> {
+pub(super) fn join(place: &RankEnv, comm: &CommSection, stop: &Arc<AtomicBool>) -> Result<World> {
     if comm.backend == CommBackend::Mpi {
         // MPI is started on the thread that uses it, and waits by itself.
         return world::join(place, comm, None);

@@ -4,15 +4,15 @@
 //! [`LeastMemory`] is a lower bound, not a plan: it counts what every run of this shape is sure to hold
 //! at one moment, and no more. A run may take several times as much.
 
-use std::fmt::{self, Write as _};
+use std::fmt::Write as _;
 
 use kiln_model::{Decoder, Key, ModelConfig};
 use kiln_shard::{Mesh, Recompute, Reshard, Strategy};
 
 use crate::config::{Config, Precision};
-use crate::device::{self, Memory, Selected};
-use crate::place::Place;
-use crate::sharded::{Shapes, units_of};
+use crate::device::{self, Memory, ResolvedDevice};
+use crate::place::RankEnv;
+use crate::sharded::{Shapes, module_shapes};
 
 /// Bytes of a weight, a gradient or a moment of it at rest.
 const F32: u64 = 4;
@@ -21,38 +21,21 @@ const F32: u64 = 4;
 const MACHINE: &str = "this machine";
 const GPU: &str = "the GPU";
 
-/// Something that takes memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum What {
-    Weights,
-    Moments,
-    Gradients,
-    /// Gradients of earlier micro-batches add up unsharded.
-    WholeGradients,
-    /// The shard that gathers start from, while the weights are offloaded.
-    WorkingWeights,
-    GatheredWeights,
-    BlockInputs,
-    /// What backward reads of a built-in block besides its input.
-    BlockActivations,
-    Tokens,
-}
+/// Something that takes memory, in words.
+type What = &'static str;
 
-impl fmt::Display for What {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            What::Weights => "weights, f32",
-            What::Moments => "two moments of each weight, f32",
-            What::Gradients => "gradients, f32",
-            What::WholeGradients => "gradients of earlier micro-batches, f32, not sharded",
-            What::WorkingWeights => "weights in the compute dtype",
-            What::GatheredWeights => "gathered weights",
-            What::BlockInputs => "the input of every block",
-            What::BlockActivations => "queries, keys, values, gates and their products of every block",
-            What::Tokens => "tokens",
-        })
-    }
-}
+const WEIGHTS: What = "weights, f32";
+const MOMENTS: What = "two moments of each weight, f32";
+const GRADIENTS: What = "gradients, f32";
+/// Gradients of earlier micro-batches add up unsharded.
+const WHOLE_GRADIENTS: What = "gradients of earlier micro-batches, f32, not sharded";
+/// The shard that gathers start from, while the weights are offloaded.
+const WORKING_WEIGHTS: What = "weights in the compute dtype";
+const GATHERED_WEIGHTS: What = "gathered weights";
+const BLOCK_INPUTS: What = "the input of every block";
+/// What backward reads of a built-in block besides its input.
+const BLOCK_ACTIVATIONS: What = "queries, keys, values, gates and their products of every block";
+const TOKENS: What = "tokens";
 
 /// What a rank holds at one moment: something, and its bytes.
 type Row = (What, u64);
@@ -82,13 +65,13 @@ pub struct MemoryError {
 }
 
 impl LeastMemory {
-    /// The least memory of a rank that trains `model` as `config` says. `units` has the parameters of the
+    /// The least memory of a rank that trains `model` as `config` says. `modules` has the parameters of the
     /// model's parts: the embedding, the blocks, the head. On a GPU, some of it may be offloaded. Of blocks
     /// that are not `built_in` it is only known that they keep their input.
     pub fn of_run(
         config: &Config,
         model: &ModelConfig,
-        units: &[Shapes],
+        modules: &[Shapes],
         on_gpu: bool,
         built_in: bool,
     ) -> Self {
@@ -99,11 +82,12 @@ impl LeastMemory {
         let mesh = Mesh::new(shard.strategy, ranks, shard.shard_size);
         let shards = mesh.map_or(ranks, |mesh| mesh.shard_size()) as u64;
         let is_frozen = |name: &str| train.freeze.iter().any(|prefix| name.starts_with(prefix.as_str()));
-        let trainable =
-            |unit: &Shapes| numel(unit.iter().filter(|(name, _)| !is_frozen(name)).map(|(_, shape)| shape));
-        let whole = |unit: &Shapes| numel(unit.iter().map(|(_, shape)| shape));
-        let all = units.iter().map(whole).fold(0, u64::saturating_add);
-        let trained = units.iter().map(trainable).fold(0, u64::saturating_add);
+        let trainable = |module: &Shapes| {
+            numel(module.iter().filter(|(name, _)| !is_frozen(name)).map(|(_, shape)| shape))
+        };
+        let whole = |module: &Shapes| numel(module.iter().map(|(_, shape)| shape));
+        let all = modules.iter().map(whole).fold(0, u64::saturating_add);
+        let trained = modules.iter().map(trainable).fold(0, u64::saturating_add);
         let at_rest = |numel: u64, width: u64| (numel / shards).saturating_mul(width);
 
         let width = match config.precision.compute() {
@@ -119,7 +103,7 @@ impl LeastMemory {
             Reshard::Never => true,
             Reshard::Default => !matches!(shard.strategy, Strategy::FullShard | Strategy::HybridShard),
         };
-        let gathered = match units {
+        let gathered = match modules {
             _ if in_place => 0,
             _ if stay => all,
             // While the loss is computed, the head is there, and the embedding that it is tied to.
@@ -129,14 +113,14 @@ impl LeastMemory {
         };
         // Backward needs the input of every block from the first one on that something is trained in or
         // before. One whose parameters are all frozen may make do with less, unless it is run again.
-        let first = units.iter().position(|unit| trainable(unit) > 0).unwrap_or(units.len());
+        let first = modules.iter().position(|module| trainable(module) > 0).unwrap_or(modules.len());
         let again = shard.recompute == Recompute::Block;
-        let is_block = |index: usize| index > 0 && index + 1 < units.len();
-        let keeps = |index: usize| is_block(index) && (again || trainable(&units[index]) > 0);
-        let mut blocks = (first..units.len()).filter(|index| keeps(*index)).count() as u64;
+        let is_block = |index: usize| index > 0 && index + 1 < modules.len();
+        let keeps = |index: usize| is_block(index) && (again || trainable(&modules[index]) > 0);
+        let mut blocks = (first..modules.len()).filter(|index| keeps(*index)).count() as u64;
         if blocks > 0 {
             // Those that were not looked at.
-            blocks += model.layers.saturating_sub(units.len().saturating_sub(2)) as u64;
+            blocks += model.layers.saturating_sub(modules.len().saturating_sub(2)) as u64;
         }
         let tokens = product([micro_batch, config.data.seq_len]);
         let stream = product([micro_batch, config.data.seq_len, model.d_model]);
@@ -149,23 +133,23 @@ impl LeastMemory {
         let read_again = read_again.saturating_mul(width).saturating_mul(blocks);
         let micro_batches = train.global_batch / ranks / micro_batch.max(1);
 
-        let weights = (What::Weights, at_rest(all, F32));
-        let moments = (What::Moments, at_rest(trained, 2 * F32));
-        let gradients = (What::Gradients, at_rest(trained, F32));
+        let weights = (WEIGHTS, at_rest(all, F32));
+        let moments = (MOMENTS, at_rest(trained, 2 * F32));
+        let gradients = (GRADIENTS, at_rest(trained, F32));
         let earlier = if micro_batches > 1 { trained.saturating_mul(F32) } else { 0 };
         // At the end of a forward pass. Moments are there from the first update on.
         let moments_before = if train.steps > 1 { vec![moments] } else { Vec::new() };
         let forward = [
-            (What::WholeGradients, earlier),
-            (What::GatheredWeights, gathered.saturating_mul(width)),
-            (What::BlockInputs, stream),
-            (What::BlockActivations, read_again),
-            (What::Tokens, tokens.saturating_mul(size_of::<i32>() as u64)),
+            (WHOLE_GRADIENTS, earlier),
+            (GATHERED_WEIGHTS, gathered.saturating_mul(width)),
+            (BLOCK_INPUTS, stream),
+            (BLOCK_ACTIVATIONS, read_again),
+            (TOKENS, tokens.saturating_mul(size_of::<i32>() as u64)),
         ];
         let backward = [&[weights], &moments_before[..], &[gradients]].concat();
         let update = vec![weights, moments];
         if offloads {
-            let working = (What::WorkingWeights, at_rest(all, width));
+            let working = (WORKING_WEIGHTS, at_rest(all, width));
             let computing = [&[working], &forward[..]].concat();
             return LeastMemory { computing, offloaded: most([backward, update]) };
         }
@@ -183,8 +167,8 @@ impl LeastMemory {
 pub(super) type Warnings = Vec<String>;
 
 /// Compares the least memory of a run with what this machine, or its GPU, has. `units` lists the parameters
-/// of a model's parts, whose blocks may be `built_in`. Allocates nothing to speak of, whatever the sizes are. Returns what is worth a warning:
-/// the run fits, but not into what is free now.
+/// of a model's parts, whose blocks may be `built_in`. Allocates nothing to speak of, whatever the sizes are.
+/// Returns what is worth a warning: the run fits, but not into what is free now.
 ///
 /// # Errors
 ///
@@ -192,13 +176,13 @@ pub(super) type Warnings = Vec<String>;
 pub(super) fn check(
     config: &Config,
     model: &ModelConfig,
-    units: impl Fn(&ModelConfig) -> Vec<Shapes>,
+    modules: impl Fn(&ModelConfig) -> Vec<Shapes>,
     built_in: bool,
-    device: &Selected,
-    place: Option<&Place>,
+    device: &ResolvedDevice,
+    place: Option<&RankEnv>,
 ) -> Result<Warnings, MemoryError> {
-    let units = units(model);
-    let least = LeastMemory::of_run(config, model, &units, device.is_gpu(), built_in);
+    let modules = modules(model);
+    let least = LeastMemory::of_run(config, model, &modules, device.is_gpu(), built_in);
     let given = config.device.memory.map(|size| Memory { total: size.0, free: size.0 });
     let ranks = place.map_or(config.train.ranks, |place| place.local_world_size).max(1) as u64;
     // Gathers among threads on the host are written once, for all ranks of a shard group.
@@ -227,8 +211,8 @@ pub(super) fn check(
     Ok(warnings)
 }
 
-/// Checks that training the built-in decoder fits into memory, as a run does before its first step. Warns if it
-/// fits only once other programs have ended.
+/// Checks that training the built-in decoder fits into memory, as a run does before its first step. Warns if
+/// it fits only once other programs have ended.
 ///
 /// # Errors
 ///
@@ -236,11 +220,11 @@ pub(super) fn check(
 pub fn check_decoder(
     config: &Config,
     model: &ModelConfig,
-    device: &Selected,
-    place: Option<&Place>,
+    device: &ResolvedDevice,
+    place: Option<&RankEnv>,
 ) -> Result<(), MemoryError> {
-    let units = |model: &ModelConfig| units_of(&Decoder::new(model, Key::new(0), &device::plain()));
-    for warning in check(config, model, units, true, device, place)? {
+    let modules = |model: &ModelConfig| module_shapes(&Decoder::new(model, Key::new(0), &device::plain()));
+    for warning in check(config, model, modules, true, device, place)? {
         tracing::warn!("{warning}");
     }
     Ok(())
@@ -255,7 +239,7 @@ fn compare(
     groups: u64,
     config: &Config,
 ) -> Result<Option<String>, MemoryError> {
-    let copies = |what| if what == What::GatheredWeights { groups } else { ranks };
+    let copies = |what| if what == GATHERED_WEIGHTS { groups } else { ranks };
     let on_all = |(what, bytes): &Row| (*what, bytes.saturating_mul(copies(*what)));
     let needed = sum(&rows.iter().map(on_all).collect::<Vec<_>>());
     if needed <= memory.free {
@@ -297,21 +281,21 @@ fn helps(rows: &[Row], config: &Config, on_gpu: bool) -> Vec<String> {
     let mut help = |what: &str| helps.push(what.to_owned());
     let of = |what| rows.iter().find(|row| row.0 == what).map_or(0, |row| row.1);
     let is_large = |bytes| bytes > sum(rows) / 10;
-    let stream = sum(&[What::BlockInputs, What::BlockActivations, What::Tokens].map(|w| (w, of(w))));
-    let state = of(What::Weights).saturating_add(of(What::Moments));
+    let stream = sum(&[BLOCK_INPUTS, BLOCK_ACTIVATIONS, TOKENS].map(|w| (w, of(w))));
+    let state = of(WEIGHTS).saturating_add(of(MOMENTS));
     if is_large(stream) {
         help(match config.micro_batch() {
             1 => "a smaller data.seq_len",
             _ => "a smaller train.micro_batch or data.seq_len",
         });
     }
-    if is_large(of(What::BlockActivations)) {
+    if is_large(of(BLOCK_ACTIVATIONS)) {
         help("shard.recompute = \"block\"");
     }
     if is_large(stream) && precision.compute() == Precision::F32 {
         help("precision.compute = \"bf16\"");
     }
-    if is_large(of(What::WholeGradients)) {
+    if is_large(of(WHOLE_GRADIENTS)) {
         help("one micro-batch per step: a smaller train.global_batch, or more ranks");
     }
     let replicates = !matches!(shard.strategy, Strategy::FullShard | Strategy::ShardGradOp);
@@ -377,13 +361,13 @@ mod tests {
 
     fn least(config: &Config, on_gpu: bool) -> LeastMemory {
         let model = ModelConfig::preset("10m").expect("a preset");
-        let units = units_of(&Decoder::new(&model, Key::new(0), &device::plain()));
-        LeastMemory::of_run(config, &model, &units, on_gpu, true)
+        let modules = module_shapes(&Decoder::new(&model, Key::new(0), &device::plain()));
+        LeastMemory::of_run(config, &model, &modules, on_gpu, true)
     }
 
     #[test]
     fn what_fits_later_is_a_warning() {
-        let rows = [(What::Weights, 3 * GIB), (What::GatheredWeights, 2 * GIB)];
+        let rows = [(WEIGHTS, 3 * GIB), (GATHERED_WEIGHTS, 2 * GIB)];
         let compare = |total, free, groups| {
             let memory = Memory { total: total * GIB, free: free * GIB };
             compare(MACHINE, &rows, memory, 2, groups, &config(""))

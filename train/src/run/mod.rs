@@ -1,11 +1,9 @@
 //! Training runs.
 //!
-//! [`train`] settles what is the same for all ranks (`plan.rs`) and starts them: as threads of this
-//! process, or this process as one of them. In the second case rank 0 settles it, and the others
-//! hear of it (`agree.rs`). Each rank then takes its steps: `Rank::run` and `Rank::train_step` in
-//! `rank/run.rs`.
-//! A step reads downwards in [`optimizer_step`]: fetch → forward → loss ÷ global tokens → backward → clip →
-//! finite? → update.
+//! [`train`] settles what is the same for all ranks (`plan.rs`) and starts them: as threads of this process,
+//! or this process as one of them. Then rank 0 settles it, and the others hear of it (`agree.rs`). Each rank
+//! takes its steps: `Rank::run` and `Rank::train_step` in `rank/run.rs`. A step is [`optimizer_step`]: fetch
+//! → forward → loss ÷ global tokens → backward → clip → finite? → update.
 
 mod agree;
 mod decoder;
@@ -21,7 +19,7 @@ mod step;
 mod surroundings;
 
 pub use crate::error::TrainError;
-pub(crate) use decoder::run_decoder;
+pub(crate) use decoder::TrainArgs;
 pub use decoder::{train, train_joined, train_with_blocks};
 pub use evaluate::evaluate;
 pub use folder::FolderError;

@@ -8,11 +8,10 @@ use std::sync::atomic::AtomicBool;
 use clap::ValueEnum;
 
 use crate::fault::Fault;
-use crate::place::{Job, Place};
+use crate::place::{Job, RankEnv};
 use crate::weights::AllowMissing;
 
-/// Steps in a row without an update, under `train.nonfinite = "skip"`, that end a run: by then it
-/// is not a bad batch.
+/// Steps in a row without an update that end a run under `train.nonfinite = "skip"`: no batch is that bad.
 pub const MAX_SKIPPED: u64 = 10;
 
 /// How a run is started, besides its configuration.
@@ -26,7 +25,7 @@ pub struct RunOptions {
     pub ranks: Option<usize>,
     /// The rank that this process is, if a launcher has started one process per rank. Without it,
     /// ranks are threads of this process.
-    pub place: Option<Place>,
+    pub place: Option<RankEnv>,
     /// The job of a process that trains by itself; a rank's place has its job.
     pub job: Job,
     /// Whether this process trains by itself although its environment says that it is one rank of several.
@@ -110,12 +109,8 @@ pub enum PositionKey {
 
 impl fmt::Display for PositionKey {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        f.write_str(match self {
-            PositionKey::SeqLen => "data.seq_len",
-            PositionKey::Shuffle => "data.shuffle",
-            PositionKey::Seed => "train.seed",
-            PositionKey::Data => "data",
-        })
+        // No key is hidden.
+        self.to_possible_value().map_or(Ok(()), |value| f.write_str(value.get_name()))
     }
 }
 

@@ -15,8 +15,8 @@ use crate::checkpoint::{
 };
 use crate::config::{self, Config, ConfigError, ModelSection};
 use crate::data::{self, DataInfo, Split, TokenFile, Tokenizer};
-use crate::device::{self, Peak, Selected};
-use crate::error::TrainError;
+use crate::device::{self, Peak, ResolvedDevice};
+use crate::error::{Result, TrainError};
 use crate::files;
 use crate::metrics::say;
 use crate::prepared;
@@ -27,26 +27,17 @@ use crate::weights::AllowMissing;
 
 /// What every rank of a run knows; nothing in it is open any more.
 pub(crate) struct Plan {
+    /// What rank 0 tells the other processes of it.
+    pub(crate) message: PlanMessage,
     pub(crate) config: Config,
-    /// `config` as TOML.
-    pub(crate) config_text: String,
-    /// What computes with the weights; checkpoints carry it.
-    pub(crate) architecture: Architecture,
     pub(crate) model: ModelConfig,
-    pub(crate) data: DataInfo,
     /// The file of the data's tokenizer, as it was at the start.
     pub(crate) tokenizer: Arc<[u8]>,
     /// The run folder, where no symbolic link leads to it.
     pub(crate) out: PathBuf,
-    /// The run folder as it was named: links may lead elsewhere on another machine.
-    named_out: PathBuf,
     pub(crate) resume: Option<Checkpoint>,
     /// Of this process.
-    pub(crate) device: Selected,
-    /// Of all ranks together.
-    pub(crate) peak: Peak,
-    /// Compute threads of each rank.
-    pub(crate) threads: usize,
+    pub(crate) device: ResolvedDevice,
     /// Weights that checkpoints may lack.
     pub(crate) allow_missing: AllowMissing,
     /// Asks this process to save a checkpoint and stop.
@@ -58,34 +49,38 @@ pub(crate) struct Plan {
 }
 
 /// A plan in a form that can be sent; each rank makes the same one of it again.
-#[derive(Serialize, Deserialize)]
-pub(super) struct Outline {
+#[derive(Clone, Serialize, Deserialize)]
+pub(crate) struct PlanMessage {
     /// The configuration as TOML, with its model complete.
-    config: String,
-    architecture: Architecture,
-    data: DataInfo,
+    pub(crate) config: String,
+    /// What computes with the weights; checkpoints carry it.
+    pub(crate) architecture: Architecture,
+    pub(crate) data: DataInfo,
+    /// The run folder as it was named: links may lead elsewhere on another machine.
     out: PathBuf,
     resume: Option<PathBuf>,
-    peak: Peak,
-    threads: usize,
+    /// Of all ranks together.
+    pub(crate) peak: Peak,
+    /// Compute threads of each rank.
+    pub(crate) threads: usize,
 }
 
 /// Checks everything that can be checked before work starts, prepares data, and settles what is
-/// open in `config`. Looks at the disk and writes to it: for one rank alone. `units` lists the
+/// open in `config`. Looks at the disk and writes to it: for one rank alone. `modules` lists the
 /// parameters of a model's parts.
 pub(super) fn make(
     asked: &Config,
     options: &RunOptions,
-    device: &Selected,
+    device: &ResolvedDevice,
     architecture: &Architecture,
-    units: impl Fn(&ModelConfig) -> Vec<Shapes>,
-) -> Result<Plan, TrainError> {
+    modules: impl Fn(&ModelConfig) -> Vec<Shapes>,
+) -> Result<Plan> {
     let mut config = asked.clone();
-    let settled = config.settle(device.suits());
+    let settled = config.settle(device.defaults());
     // What was found may have changed until the folder is this run's, which is known by what was asked for.
     let (draft, lock, claim) = loop {
         let find = || folder::find(asked, options);
-        let draft = Draft::make(&config, find()?, options, device, architecture, &units)?;
+        let draft = Draft::make(&config, find()?, options, device, architecture, &modules)?;
         if let Some((lock, claim)) = draft.found.claim(options, &config.comm, find)? {
             break (draft, lock, claim);
         }
@@ -122,24 +117,18 @@ pub(super) fn make(
             .peak(config.precision.compute(), place, ranks, threads)
             .map_err(TrainError::threads("threads that measure the peak of this machine"))?,
     };
-    Ok(Plan {
-        config,
-        config_text,
+    let message = PlanMessage {
+        config: config_text,
         architecture: architecture.clone(),
-        model,
         data,
-        tokenizer,
-        out: found.out,
-        named_out: found.named,
-        resume,
-        lock,
-        claim: Some(claim),
-        device: device.clone(),
+        out: found.named,
+        resume: resume.as_ref().map(|checkpoint| checkpoint.folder().to_owned()),
         peak,
         threads,
-        allow_missing: options.allow_missing.clone(),
-        stop: options.stop.clone(),
-    })
+    };
+    let (out, claim, device) = (found.out, Some(claim), device.clone());
+    let (allow_missing, stop) = (options.allow_missing.clone(), options.stop.clone());
+    Ok(Plan { message, config, model, tokenizer, out, resume, lock, claim, device, allow_missing, stop })
 }
 
 /// How `config` differs from the run that `checkpoint` is of in what the device may have settled: it changes
@@ -197,10 +186,10 @@ impl Draft {
         config: &Config,
         found: Found,
         options: &RunOptions,
-        device: &Selected,
+        device: &ResolvedDevice,
         architecture: &Architecture,
-        units: &dyn Fn(&ModelConfig) -> Vec<Shapes>,
-    ) -> Result<Self, TrainError> {
+        modules: &dyn Fn(&ModelConfig) -> Vec<Shapes>,
+    ) -> Result<Self> {
         let resume = found.resume.as_deref().map(Checkpoint::open).transpose()?;
         let init = match config.init.from.as_os_str().is_empty() {
             true => None,
@@ -213,7 +202,7 @@ impl Draft {
         };
         let (place, built_in) = (options.place.as_ref(), architecture.parts.is_empty());
         if let Some(known) = known.filter(|known| known.validate().is_ok()) {
-            memory::check(config, &known, units, built_in, device, place)?;
+            memory::check(config, &known, modules, built_in, device, place)?;
         }
         let trained_on = resume.as_ref().and_then(|from| from.state().data_sha256.as_deref());
         let data =
@@ -221,9 +210,9 @@ impl Draft {
         let data = data.map_err(TrainError::threads("threads that look at the data"))??;
         let tokenizer = data::read_tokenizer_of(&config.data.path)?;
         let model = resolve_model(config, &data, init.as_ref(), &tokenizer)?;
-        let warnings = memory::check(config, &model, units, built_in, device, place)?;
+        let warnings = memory::check(config, &model, modules, built_in, device, place)?;
         if !config.train.freeze.is_empty() {
-            let names: Vec<_> = units(&model).into_iter().flatten().map(|(name, _)| name).collect();
+            let names: Vec<_> = modules(&model).into_iter().flatten().map(|(name, _)| name).collect();
             check_freeze(&config.train.freeze, &names)?;
         }
         if let Some(checkpoint) = &resume {
@@ -266,8 +255,7 @@ impl Draft {
     }
 }
 
-/// Fails if a name to freeze is none, which is easily a slip of the pen, or if nothing is left to
-/// train.
+/// Fails if a name to freeze is none, which is easily a slip of the pen, or if nothing is left to train.
 fn check_freeze(freeze: &[String], names: &[String]) -> Result<(), ConfigError> {
     let frozen = |name: &String| freeze.iter().any(|prefix| name.starts_with(prefix.as_str()));
     let mut problems: Vec<_> = freeze
@@ -296,7 +284,7 @@ fn resolve_model(
     data: &DataInfo,
     init: Option<&ModelSource>,
     tokenizer: &[u8],
-) -> Result<ModelConfig, TrainError> {
+) -> Result<ModelConfig> {
     let invalid = |problem: String| ConfigError::Invalid { problems: vec![problem] };
     // Data from another program may state fewer ids than its tokenizer has.
     let path = data::tokenizer_of(&config.data.path)?;
@@ -361,24 +349,11 @@ impl Plan {
     pub(crate) fn key(&self) -> Key {
         Key::new(self.config.train.seed)
     }
-
-    /// What other processes need to know of it.
-    pub(super) fn outline(&self) -> Outline {
-        Outline {
-            config: self.config_text.clone(),
-            architecture: self.architecture.clone(),
-            data: self.data.clone(),
-            out: self.named_out.clone(),
-            resume: self.resume.as_ref().map(|checkpoint| checkpoint.folder().to_owned()),
-            peak: self.peak,
-            threads: self.threads,
-        }
-    }
 }
 
-impl Outline {
+impl PlanMessage {
     /// The plan that rank 0 has made.
-    pub(super) fn into_plan(self, options: &RunOptions, device: &Selected) -> Result<Plan, TrainError> {
+    pub(super) fn into_plan(self, options: &RunOptions, device: &ResolvedDevice) -> Result<Plan> {
         let unreadable = |problem: String| TrainError::Rank0 { message: problem, usage: false };
         let config: Config = toml::from_str(&self.config).map_err(|error| unreadable(error.to_string()))?;
         device.check_precision(config.precision.compute())?;
@@ -387,23 +362,9 @@ impl Outline {
         let tokenizer = data::read_tokenizer_of(&config.data.path)?.into();
         let out = folder::resolve(&self.out);
         let lock = Lock::share(&out)?;
-        Ok(Plan {
-            config,
-            config_text: self.config,
-            architecture: self.architecture,
-            model,
-            data: self.data,
-            tokenizer,
-            out,
-            named_out: self.out,
-            resume: self.resume.as_deref().map(Checkpoint::open).transpose()?,
-            device: device.clone(),
-            peak: self.peak,
-            threads: self.threads,
-            allow_missing: options.allow_missing.clone(),
-            stop: options.stop.clone(),
-            lock,
-            claim: None,
-        })
+        let resume = self.resume.as_deref().map(Checkpoint::open).transpose()?;
+        let (allow_missing, stop) = (options.allow_missing.clone(), options.stop.clone());
+        let (message, claim, device) = (self, None, device.clone());
+        Ok(Plan { message, config, model, tokenizer, out, resume, lock, claim, device, allow_missing, stop })
     }
 }

@@ -9,7 +9,7 @@ use super::PositionKey;
 use crate::checkpoint::Checkpoint;
 use crate::config::Config;
 use crate::data::{self, DataInfo};
-use crate::error::TrainError;
+use crate::error::{Result, TrainError};
 use crate::files;
 
 /// Compares what `checkpoint` was trained with and what a run with `config` on `data`, whose tokenizer's
@@ -25,7 +25,7 @@ pub(super) fn check(
     data: &DataInfo,
     tokenizer: &[u8],
     allowed: &[PositionKey],
-) -> Result<Vec<String>, TrainError> {
+) -> Result<Vec<String>> {
     let mut differences = differences(checkpoint, config, data);
     differences.extend(other_tokenizer(checkpoint, config, tokenizer));
     let refused = differences.iter().any(|(key, _)| !allowed.contains(key));

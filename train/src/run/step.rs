@@ -7,11 +7,10 @@ use kiln_shard::Update;
 
 use crate::config::Config;
 use crate::device;
-use crate::error::TrainError;
+use crate::error::Result;
 use crate::sharded::ShardedDecoder;
 
-/// What one forward and backward pass of a rank trains on: `train.micro_batch` sequences of `data.seq_len`
-/// tokens.
+/// What one forward and backward pass trains on: `train.micro_batch` sequences of `data.seq_len` tokens.
 #[derive(Debug)]
 pub struct MicroBatch {
     /// Input tokens, sequence after sequence.
@@ -29,21 +28,21 @@ pub trait MicroBatches {
     /// # Errors
     ///
     /// If it cannot be read.
-    fn fetch(&mut self, index: usize) -> Result<MicroBatch, TrainError>;
+    fn fetch(&mut self, index: usize) -> Result<MicroBatch>;
 
-    /// Called after every backward pass, `last` or not. Whether the step goes on, the same on all ranks; all of
-    /// them give it up otherwise.
+    /// Called after every backward pass, `last` or not. Whether the step goes on, the same on all ranks; all
+    /// of them give it up otherwise.
     ///
     /// # Errors
     ///
     /// If the ranks cannot agree.
-    fn go_on(&mut self, last: bool) -> Result<bool, TrainError>;
+    fn go_on(&mut self, last: bool) -> Result<bool>;
 }
 
-/// Issues one optimizer step of `config` with the learning rate `lr`: forward, loss ÷ global tokens and backward
-/// for every micro-batch, then the update, whose outcome [`Engine::outcome`](kiln_shard::Engine::outcome) tells.
-/// Nothing in it waits for a GPU. `None` if the step was given up: weights and moments are as they were.
-/// Collective.
+/// Issues one optimizer step of `config` with the learning rate `lr`: forward, loss ÷ global tokens and
+/// backward for every micro-batch, then the update, whose outcome
+/// [`Engine::outcome`](kiln_shard::Engine::outcome) tells. Nothing in it waits for a GPU. `None` if the step
+/// was given up: weights and moments are as they were. Collective.
 ///
 /// # Errors
 ///
@@ -54,7 +53,7 @@ pub fn optimizer_step<B: Layer>(
     device: &Device,
     lr: f64,
     batches: &mut impl MicroBatches,
-) -> Result<Option<Update>, TrainError> {
+) -> Result<Option<Update>> {
     let engine = model.engine();
     let training = device.clone().autodiff();
     let (rows, seq_len) = (config.micro_batch(), config.data.seq_len);

@@ -3,19 +3,19 @@
 use std::sync::Arc;
 
 use super::RunOptions;
-use crate::error::TrainError;
+use crate::error::{Result, TrainError};
 use crate::place::{self, Flags, Job, Role};
 use crate::process::{self, launcher};
 
 impl RunOptions {
-    /// Options for a process that may be one of several: calls [`process::start`], and takes the place of this
-    /// process from its environment, as `kiln train` does.
+    /// Options for a process that may be one of several: calls [`process::start`], and takes the place of
+    /// this process from its environment, as `kiln train` does.
     ///
     /// # Errors
     ///
-    /// If the environment contradicts itself, if `KILN_LOG` names no level, or if this process was started once
-    /// per node rather than once per rank.
-    pub fn from_environment() -> Result<RunOptions, TrainError> {
+    /// If the environment contradicts itself, if `KILN_LOG` names no level, or if this process was started
+    /// once per node rather than once per rank.
+    pub fn from_environment() -> Result<RunOptions> {
         let stop = process::start().map_err(|error| TrainError::usage(error.to_string()))?;
         let (place, job) = match place::find_here(&Flags::default())? {
             Role::Alone(job) => (None, job),
@@ -36,7 +36,7 @@ impl RunOptions {
 
 /// Fails if this process is one rank of several and `options` do not say which: every rank would start the
 /// whole job. Says what the process lacks otherwise.
-pub(super) fn check(options: &RunOptions) -> Result<(), TrainError> {
+pub(super) fn check(options: &RunOptions) -> Result<()> {
     // Whoever keeps the flag sets it.
     process::tell_what_is_missing(Arc::strong_count(&options.stop) > 1);
     // Before any work is done.

@@ -1,7 +1,5 @@
-//! The ranks of a command that are processes: how they meet, and how they make sure that all of them
-//! were started alike.
+//! Ranks that are processes: how they meet, and make sure that all of them were started alike.
 
-mod devices;
 mod ranks;
 
 pub use ranks::{World, agree, join, ranks_of, shard_size, size_of};

@@ -11,21 +11,18 @@ use kiln_collectives::{Buffer, Communicator, DType, Label, Phase, WorkerStart};
 use kiln_shard::{Mesh, ShardError, Strategy, memory};
 use sha2::{Digest, Sha256};
 
-use super::devices;
 use crate::config::{CommBackend, CommSection, Config};
-#[cfg(feature = "cuda")]
-use crate::device::DeviceError;
-use crate::device::Selected;
-use crate::error::TrainError;
-use crate::place::Place;
+use crate::device::{DeviceError, ResolvedDevice, share_gpu};
+use crate::error::{Result, TrainError};
+use crate::place::RankEnv;
 
-/// The number of ranks: those that a launcher has started if there is a `place`, else `ranks`, else as many as
-/// `config` says.
+/// The number of ranks: those that a launcher has started if there is a `place`, else `ranks`, else as many
+/// as `config` says.
 ///
 /// # Errors
 ///
 /// If `config` wants to talk to other processes where there are none, or the other way round.
-pub fn ranks_of(config: &Config, place: Option<&Place>, ranks: Option<usize>) -> Result<usize, TrainError> {
+pub fn ranks_of(config: &Config, place: Option<&RankEnv>, ranks: Option<usize>) -> Result<usize> {
     let backend = config.comm.backend;
     match place {
         None if backend == CommBackend::Tcp => Err(TrainError::usage(
@@ -33,8 +30,7 @@ pub fn ranks_of(config: &Config, place: Option<&Place>, ranks: Option<usize>) ->
              or use \"auto\"",
         )),
         None if backend == CommBackend::Mpi => Err(TrainError::usage(
-            "comm.backend = \"mpi\" needs several processes: start them with `mpirun`, or use \
-             \"auto\"",
+            "comm.backend = \"mpi\" needs several processes: start them with `mpirun`, or use \"auto\"",
         )),
         None => Ok(ranks.unwrap_or(config.train.ranks)),
         Some(place) if backend == CommBackend::Local => Err(TrainError::usage(format!(
@@ -46,9 +42,8 @@ pub fn ranks_of(config: &Config, place: Option<&Place>, ranks: Option<usize>) ->
     }
 }
 
-/// The ranks of the job that `place` is one of, which is what `ranks` has to be where the user says
-/// a number as well.
-pub fn size_of(place: &Place, ranks: Option<usize>) -> Result<usize, TrainError> {
+/// The ranks of the job that `place` is one of. A number that the user gives has to be the same.
+pub fn size_of(place: &RankEnv, ranks: Option<usize>) -> Result<usize> {
     match ranks {
         Some(ranks) if ranks != place.world_size => Err(TrainError::usage(format!(
             "--ranks {ranks}, but the launcher has started {} processes, and each is a rank: leave \
@@ -81,8 +76,8 @@ impl World {
         }
     }
 
-    /// Leaves the others after this rank has failed and they were told, without waiting for them: they may hang,
-    /// and this process has something to say.
+    /// Leaves the others after this rank has failed and they were told, without waiting for them: they may
+    /// hang, and this process has something to say.
     pub fn give_up(&self) {
         #[cfg(feature = "mpi")]
         if let Some(mpi) = &self.mpi {
@@ -102,8 +97,8 @@ impl World {
     /// # Errors
     ///
     /// If ranks have no device of a kind or share a GPU, or if NCCL cannot connect them.
-    pub fn settle_on(&self, device: &Selected, comm: &CommSection) -> Result<(), TrainError> {
-        devices::agree(&*self.communicator, device, comm.timeout())?;
+    pub fn settle_on(&self, device: &ResolvedDevice, comm: &CommSection) -> Result<()> {
+        agree_on_devices(&*self.communicator, device, comm.timeout())?;
         #[cfg(feature = "cuda")]
         if let Some(index) = device.cuda_index() {
             use kiln_collectives::nccl::{self, NcclOptions};
@@ -127,8 +122,8 @@ impl World {
     }
 }
 
-/// Meets the other ranks, as the one at `place`. Once `stop` is true, no rank waits for the others any longer.
-pub fn join(place: &Place, comm: &CommSection, stop: Option<&Arc<AtomicBool>>) -> Result<World, TrainError> {
+/// Meets the other ranks, as the one at `place`. Once `stop` is true, no rank waits any longer.
+pub fn join(place: &RankEnv, comm: &CommSection, stop: Option<&Arc<AtomicBool>>) -> Result<World> {
     if comm.backend == CommBackend::Mpi {
         return join_mpi(place);
     }
@@ -136,7 +131,7 @@ pub fn join(place: &Place, comm: &CommSection, stop: Option<&Arc<AtomicBool>>) -
     let mut options = JoinOptions::new(place.rank, place.world_size, &place.master.host, place.master.port);
     options.shared_port = place.master.shared_port;
     options.secret = match &place.secret {
-        Some(secret) => Secret::new(secret.as_str()),
+        Some(secret) => Secret::new(secret.0.as_str()),
         None => Secret::open(&place.meeting),
     };
     options.ports = comm.ports;
@@ -158,7 +153,7 @@ pub fn join(place: &Place, comm: &CommSection, stop: Option<&Arc<AtomicBool>>) -
 }
 
 /// Refuses ports that cannot be enough, before anyone listens.
-fn check_ports(place: &Place, comm: &CommSection) -> Result<(), TrainError> {
+fn check_ports(place: &RankEnv, comm: &CommSection) -> Result<()> {
     let ranks = place.local_world_size;
     match comm.ports {
         Some(ports) if ports.count() < ranks => Err(TrainError::usage(format!(
@@ -171,7 +166,7 @@ fn check_ports(place: &Place, comm: &CommSection) -> Result<(), TrainError> {
 }
 
 #[cfg(feature = "mpi")]
-fn join_mpi(place: &Place) -> Result<World, TrainError> {
+fn join_mpi(place: &RankEnv) -> Result<World> {
     let mpi = Mpi::start()?;
     if (mpi.rank(), mpi.world_size()) != (place.rank, place.world_size) {
         return Err(TrainError::usage(format!(
@@ -190,7 +185,7 @@ fn join_mpi(place: &Place) -> Result<World, TrainError> {
 }
 
 #[cfg(not(feature = "mpi"))]
-fn join_mpi(_: &Place) -> Result<World, TrainError> {
+fn join_mpi(_: &RankEnv) -> Result<World> {
     Err(TrainError::usage(
         "comm.backend = \"mpi\", but this program was built without MPI: build it with \
          `--features mpi`, or use \"tcp\"",
@@ -199,27 +194,74 @@ fn join_mpi(_: &Place) -> Result<World, TrainError> {
 
 /// Fails unless `told` is the same text on all ranks, as it is when all of them were started alike;
 /// names those that differ from rank 0. Collective.
-pub fn agree(world: &dyn Communicator, told: &str, timeout: Duration) -> Result<(), TrainError> {
-    let digest = Sha256::digest(told);
-    let all = Buffer::zeros(DType::U8, digest.len() * world.world_size());
-    let mine = Arc::new(Buffer::from_slice(&digest[..]));
-    let work = world.all_gather(Label::new("configuration", Phase::Init), mine, all);
-    let all = work.wait(timeout).map_err(ShardError::from)?;
-    let digests: Vec<_> = all.as_bytes().chunks(digest.len()).collect();
+pub fn agree(world: &dyn Communicator, told: &str, timeout: Duration) -> Result<()> {
+    let digests = gather(world, "configuration", &Sha256::digest(told), timeout)?;
     let ranks: Vec<_> = (0..digests.len()).filter(|rank| digests[*rank] != digests[0]).collect();
-    if ranks.is_empty() { Ok(()) } else { Err(TrainError::OtherConfig { ranks }) }
+    if ranks.is_empty() { Ok(()) } else { Err(TrainError::OtherConfig(ranks)) }
 }
 
-/// The size of the shard groups of a strategy: one group per machine, if it is hybrid and `given`
-/// names no size.
+/// The `bytes` of each rank, which are as many on all of them. Collective.
+fn gather(
+    world: &dyn Communicator,
+    what: &'static str,
+    bytes: &[u8],
+    timeout: Duration,
+) -> Result<Vec<Vec<u8>>, ShardError> {
+    let all = Buffer::zeros(DType::U8, bytes.len() * world.world_size());
+    let work = world.all_gather(Label::new(what, Phase::Init), Arc::new(Buffer::from_slice(bytes)), all);
+    Ok(work.wait(timeout)?.as_bytes().chunks(bytes.len()).map(<[u8]>::to_vec).collect())
+}
+
+/// The size of a strategy's shard groups: one per machine if it is hybrid and `given` names none.
 pub fn shard_size(
     strategy: Strategy,
     given: Option<usize>,
     world: &dyn Communicator,
-) -> Result<Option<usize>, TrainError> {
+) -> Result<Option<usize>> {
     if !strategy.is_hybrid() || given.is_some() {
         return Ok(given);
     }
     let size = Mesh::shard_size_of_nodes(strategy, &world.nodes());
     Ok(Some(size.map_err(|error| TrainError::usage(error.to_string()))?))
+}
+
+/// Fails unless all ranks have chosen a GPU, and each another one, or all the CPU. Collective.
+fn agree_on_devices(world: &dyn Communicator, selected: &ResolvedDevice, timeout: Duration) -> Result<()> {
+    let mut mine = vec![u8::from(selected.is_gpu())];
+    mine.extend(selected.id());
+    let chosen = gather(world, "device", &mine, timeout)?;
+    Ok(compare(&chosen.iter().map(Vec::as_slice).collect::<Vec<_>>(), share_gpu())?)
+}
+
+/// `chosen` has, for each rank, a byte that says whether it has a GPU, and the GPU's id.
+fn compare(chosen: &[&[u8]], share: bool) -> Result<(), DeviceError> {
+    let (gpu, cpu): (Vec<_>, Vec<_>) = (0..chosen.len()).partition(|rank| chosen[*rank][0] != 0);
+    if !gpu.is_empty() && !cpu.is_empty() {
+        return Err(DeviceError::Mixed { gpu, cpu });
+    }
+    for rank in gpu.iter().filter(|_| !share) {
+        let ranks: Vec<_> = gpu.iter().copied().filter(|other| chosen[*other] == chosen[*rank]).collect();
+        if ranks.len() > 1 {
+            return Err(DeviceError::SharedGpu { ranks });
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{DeviceError, compare};
+
+    #[test]
+    fn ranks_have_all_a_gpu_of_their_own_or_all_the_cpu() {
+        let (cpu, a, b): (&[u8], &[u8], &[u8]) = (&[0, 0], &[1, 7], &[1, 8]);
+        assert_eq!(compare(&[cpu, cpu, cpu], false), Ok(()));
+        assert_eq!(compare(&[a, b], false), Ok(()));
+        assert_eq!(compare(&[a, a], true), Ok(()));
+        let mixed = DeviceError::Mixed { gpu: vec![1, 3], cpu: vec![0, 2] };
+        assert_eq!(compare(&[cpu, a, cpu, b], false), Err(mixed.clone()));
+        assert_eq!(compare(&[cpu, a, cpu, b], true), Err(mixed));
+        let shared = DeviceError::SharedGpu { ranks: vec![1, 2] };
+        assert_eq!(compare(&[b, a, a], false), Err(shared));
+    }
 }

@@ -1,5 +1,6 @@
 //! Checksums that can be put together from those of parts.
 
+use bytemuck::{Pod, Zeroable};
 use crc_fast::{CrcAlgorithm, Digest, checksum, checksum_combine};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -8,7 +9,8 @@ const ALGORITHM: CrcAlgorithm = CrcAlgorithm::Crc64Nvme;
 /// CRC-64/NVME. Every flipped bit, and every damage within 64 bits, changes it. The checksum of a
 /// whole follows from those of its parts, so that ranks which read a part each can check the whole
 /// together without anyone reading all of it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(transparent)]
 pub struct Checksum(u64);
 
 impl Checksum {

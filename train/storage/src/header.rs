@@ -21,14 +21,11 @@ pub fn header_bytes(first: [u8; size_of::<u64>()], length: u64) -> Result<usize,
     if header > MAX_HEADER {
         return Err(SafeTensorError::HeaderTooLarge);
     }
-    if header > length {
-        return Err(SafeTensorError::InvalidHeaderLength);
-    }
-    Ok(header as usize)
+    if header > length { Err(SafeTensorError::InvalidHeaderLength) } else { Ok(header as usize) }
 }
 
-/// What a header of [`header_bytes`] bytes describes: arrays that follow it without gaps, and take all of a
-/// file of `length` bytes.
+/// What a header of [`header_bytes`] bytes describes: arrays that follow it without gaps up to `length`, the
+/// end of the file.
 pub fn parse_header(header: &[u8], length: u64) -> Result<Metadata, SafeTensorError> {
     let text = header.get(size_of::<u64>()..).ok_or(SafeTensorError::HeaderTooSmall)?;
     let text = std::str::from_utf8(text).map_err(SafeTensorError::InvalidHeader)?;

@@ -8,9 +8,8 @@ use kiln_process::ProcessId;
 
 use crate::durable::parent_of;
 
-/// A new hidden folder for what is to appear whole at a place beside it; removed with this value, unless it
-/// has come to its place. What a killed process has left for the same place is removed when the next one is
-/// made.
+/// A new hidden folder for what is to appear whole at a place beside it; removed with this value unless it is
+/// in its place. What a killed process has left for that place is removed when the next one is made.
 #[derive(Debug)]
 pub struct StagingFolder {
     path: PathBuf,
@@ -71,8 +70,8 @@ impl Drop for StagingFolder {
 const KILN: &str = ".kiln-";
 
 /// Removes the folders in `parent` whose names are `prefix`, which names this kernel, and two numbers, and
-/// which nobody has locked. A lock that another machine holds may not be seen here, so its folders stay, and so
-/// do those that cannot be locked.
+/// which nobody has locked. A lock that another machine holds may not be seen here, so its folders stay, and
+/// so do those that cannot be locked.
 fn sweep(parent: &Path, prefix: &str) {
     let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     for entry in fs::read_dir(parent).into_iter().flatten().flatten() {

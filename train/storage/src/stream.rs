@@ -18,8 +18,7 @@ const PAGE: usize = 4096;
 /// Bytes that are collected before they are written.
 const BUFFER: usize = 4 << 20;
 
-/// Bytes that are copied at a time: they are still in a core's own cache when they are looked at
-/// again.
+/// Bytes that are copied at a time: they are still in a core's own cache when they are looked at again.
 const CHUNK: usize = 1 << 15;
 
 /// A file that is being written.
@@ -50,7 +49,7 @@ impl Stream {
         Ok(Stream { file, buffer, filled: 0, written: 0, direct })
     }
 
-    /// Appends `bytes`, piece by piece: `each` sees every piece right after it has been copied, while
+    /// Appends `bytes`, chunk by chunk: `each` sees every chunk right after it has been copied, while
     /// it is in the processor's cache.
     pub fn append(&mut self, bytes: &[u8], mut each: impl FnMut(&[u8])) -> io::Result<()> {
         let mut left = bytes;
@@ -99,9 +98,8 @@ impl Stream {
     }
 }
 
-/// Writes all of `bytes` with `write`. A direct write that the file system cannot do goes on, from where it
-/// has come to, after `buffered` has turned direct writing off: the first one, or the rest of one that was
-/// cut short within a page.
+/// Writes all of `bytes` with `write`. If the file system cannot write directly, be it from the start or
+/// within a page, `buffered` turns direct writing off, and the rest follows.
 fn write_all(
     mut bytes: &[u8],
     direct: &mut bool,
@@ -139,7 +137,7 @@ mod tests {
             let mut stream = Stream::create(&path).unwrap();
             let mut seen = Vec::new();
             for part in [&bytes[..cut], &bytes[cut..]] {
-                stream.append(part, |piece| seen.extend_from_slice(piece)).unwrap();
+                stream.append(part, |chunk| seen.extend_from_slice(chunk)).unwrap();
             }
             assert_eq!(stream.length(), bytes.len() as u64);
             stream.finish().unwrap();

@@ -2,7 +2,7 @@
 
 use kiln::device;
 use kiln::run::LeastMemory;
-use kiln::sharded::units_of;
+use kiln::sharded::module_shapes;
 use kiln_model::{Decoder, Key};
 
 use crate::messages::Messages;
@@ -17,8 +17,8 @@ fn bound_and_peak(changes: &[(&str, &str)]) -> (f64, f64) {
     let workspace = Workspace::new();
     let config = workspace.config("run.toml", &[&MODEL, changes].concat());
     let model = config.model.resolve(Some(VOCAB)).expect("a model");
-    let units = units_of(&Decoder::new(&model, Key::new(0), &device::plain()));
-    let least = LeastMemory::of_run(&config, &model, &units, false, true).per_rank();
+    let modules = module_shapes(&Decoder::new(&model, Key::new(0), &device::plain()));
+    let least = LeastMemory::of_run(&config, &model, &modules, false, true).per_rank();
     workspace.succeed(&["train", "run.toml", "--out", "run"]);
     let peaks =
         workspace.metrics("run").iter().filter_map(|line| line["peak_bytes"].as_f64()).fold(0.0, f64::max);

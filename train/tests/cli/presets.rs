@@ -2,10 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
-use kiln::config::{self, Config, Precision, Suits};
+use kiln::config::{self, Config, DeviceDefaults, Precision};
 use kiln::device;
 use kiln::run::LeastMemory;
-use kiln::sharded::{ShardedDecoder, units_of};
+use kiln::sharded::{ShardedDecoder, module_shapes};
 use kiln_model::layers::Block;
 use kiln_model::{Decoder, Key, ModelConfig, PRESETS};
 use kiln_shard::ranks::run_ranks;
@@ -67,7 +67,7 @@ fn presets_have_their_sizes() {
 fn presets_go_by_the_device() {
     const GIB: f64 = (1_u64 << 30) as f64;
     // `kiln::device` says so of GPUs that have bf16.
-    let gpu = Suits { precision: Precision::Bf16, tokens: 16_384 };
+    let gpu = DeviceDefaults { precision: Precision::Bf16, tokens: 16_384 };
     for (name, on_cpu, on_gpu, ranks, offload) in [
         ("10m", 4, 4, 1, false),
         ("90m", 4, 32, 1, false),
@@ -80,7 +80,7 @@ fn presets_go_by_the_device() {
         config.train.ranks = ranks;
         config.shard.offload = offload;
         let mut cpu = config.clone();
-        cpu.settle(Suits::CPU);
+        cpu.settle(DeviceDefaults::CPU);
         assert_eq!((cpu.micro_batch(), cpu.precision.compute()), (on_cpu, Precision::F32), "{name}");
         config.settle(gpu);
         let precision = if name == "10m" { Precision::F32 } else { Precision::Bf16 };
@@ -88,13 +88,13 @@ fn presets_go_by_the_device() {
         config.validate().unwrap_or_else(|error| panic!("{name}: {error}"));
 
         let model = config.model.resolve(None).expect("a model");
-        let units = units_of(&Decoder::new(&model, Key::new(0), &device::plain()));
-        let least = LeastMemory::of_run(&config, &model, &units, true, true).per_rank() as f64;
+        let modules = module_shapes(&Decoder::new(&model, Key::new(0), &device::plain()));
+        let least = LeastMemory::of_run(&config, &model, &modules, true, true).per_rank() as f64;
         assert!(least < 0.95 * 80.0 * GIB, "{name}: {:.1} GiB", least / GIB);
         println!("{name} on {ranks}: {:.1} GiB", least / GIB);
         // Blocks run again only where what they would keep does not fit.
         let again = std::mem::replace(&mut config.shard.recompute, Recompute::None);
-        let kept = LeastMemory::of_run(&config, &model, &units, true, true).per_rank() as f64;
+        let kept = LeastMemory::of_run(&config, &model, &modules, true, true).per_rank() as f64;
         println!("{name} on {ranks} without recompute: {:.1} GiB", kept / GIB);
         assert_eq!(again == Recompute::Block, name == "7b", "{name}");
     }

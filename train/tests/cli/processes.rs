@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::thread;
 
 use kiln::config::{CommBackend, Config};
-use kiln::place::{Job, Master, Place, Source};
+use kiln::place::{Job, Master, RankEnv, Source};
 use kiln::run::{PositionKey, Resume, RunFolder, RunOptions, Summary, TrainError, train, train_joined};
 use kiln_collectives::{Communicator, LocalGroup, tcp};
 use kiln_shard::Strategy;
@@ -20,8 +20,8 @@ struct Arguments {
     options: RunOptions,
 }
 
-fn place(rank: usize, world_size: usize) -> Place {
-    Place {
+fn place(rank: usize, world_size: usize) -> RankEnv {
+    RankEnv {
         source: Source::Torchrun,
         rank,
         world_size,

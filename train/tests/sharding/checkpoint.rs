@@ -324,8 +324,8 @@ fn names_are_taken_strictly() {
         let loaded = run.try_on_ranks(|world| {
             let rank = Rank::start(run, world)?;
             let checkpoint = Checkpoint::open(folder.path())?;
-            let absent = checkpoint.load_weights(rank.engine(), &allow)?;
-            checkpoint.load_optimizer(rank.engine(), &allow)?;
+            let absent = checkpoint.reader().load_weights(rank.engine(), &allow)?;
+            checkpoint.reader().load_optimizer(rank.engine(), &allow)?;
             rank.step(1)?;
             Ok::<_, TrainError>(absent)
         });

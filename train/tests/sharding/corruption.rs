@@ -62,8 +62,8 @@ fn load(path: &Path, ranks: usize) -> Result<(), String> {
     let loaded = run.try_on_ranks(|world| {
         let checkpoint = Checkpoint::open(path)?;
         let rank = Rank::start(&run, world)?;
-        checkpoint.load_weights(rank.engine(), &AllowMissing::default())?;
-        checkpoint.load_optimizer(rank.engine(), &AllowMissing::default())?;
+        checkpoint.reader().load_weights(rank.engine(), &AllowMissing::default())?;
+        checkpoint.reader().load_optimizer(rank.engine(), &AllowMissing::default())?;
         Ok::<_, TrainError>(())
     });
     loaded.map(drop).map_err(|error| error.to_string())

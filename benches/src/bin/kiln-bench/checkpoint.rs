@@ -12,7 +12,7 @@ use kiln::checkpoint::{
     Checkpoint, CheckpointError, CheckpointState, Format, Keep, SaveContext, SaveOptions, Saver,
 };
 use kiln::config::{self, Config};
-use kiln::device::{Selected, threads_per_rank};
+use kiln::device::{ResolvedDevice, threads_per_rank};
 use kiln::run::{self, TrainError};
 use kiln::sharded::ShardedDecoder;
 use kiln::weights::AllowMissing;
@@ -133,8 +133,8 @@ impl CheckpointArgs {
         let folder = std::fs::create_dir_all(&self.folder)
             .and_then(|()| tempfile::Builder::new().prefix(".kiln-bench-").tempdir_in(&self.folder))
             .map_err(disk::error("write into", &self.folder))?;
-        let selected = Selected::new(&config, None)?;
-        config.settle(selected.suits());
+        let selected = ResolvedDevice::new(&config, None)?;
+        config.settle(selected.defaults());
         let device = selected.device();
         let threads = threads_per_rank(&config.device, self.ranks);
         let measured = run_ranks(self.ranks, threads, |world| {

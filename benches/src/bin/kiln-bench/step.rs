@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::Args;
 use kiln::bench::{check_counts, default_config};
 use kiln::config::{self, Config};
-use kiln::device::{Peak, Selected, threads_per_rank};
+use kiln::device::{Peak, ResolvedDevice, threads_per_rank};
 use kiln::run::{TrainError, check_memory};
 use kiln_model::ModelConfig;
 
@@ -48,8 +48,8 @@ impl StepArgs {
         }
         let model = checked(&mut config)?;
         let steps = counted(self.steps, self.warmup)?;
-        let selected = Selected::new(&config, None)?;
-        config.settle(selected.suits());
+        let selected = ResolvedDevice::new(&config, None)?;
+        config.settle(selected.defaults());
         check_memory(&config, &model, &selected, None)?;
         let measured = measure(&config, &model, &selected.device(), steps)?;
         let ranks = config.train.ranks;

@@ -34,50 +34,35 @@ pub(super) enum Family {
     Qwen3,
 }
 
+/// What a file that names a family means, besides its shape.
+pub(super) struct FamilyFacts {
+    /// Its name in `architectures`.
+    pub(super) architecture: &'static str,
+    /// Its name in `model_type`.
+    pub(super) model_type: &'static str,
+    /// `max_position_embeddings` of a file that does not say.
+    default_context: usize,
+    /// `num_key_value_heads` of a file without the key, if not as many as heads, which is what null means
+    /// everywhere.
+    default_kv_heads: Option<usize>,
+}
+
 impl Family {
     const ALL: [Family; 4] = [Family::Llama, Family::Mistral, Family::Qwen2, Family::Qwen3];
 
-    /// Its name in `architectures`.
-    pub(super) fn architecture(self) -> &'static str {
-        match self {
-            Family::Llama => "LlamaForCausalLM",
-            Family::Mistral => "MistralForCausalLM",
-            Family::Qwen2 => "Qwen2ForCausalLM",
-            Family::Qwen3 => "Qwen3ForCausalLM",
-        }
-    }
-
-    /// Its name in `model_type`.
-    pub(super) fn model_type(self) -> &'static str {
-        match self {
-            Family::Llama => "llama",
-            Family::Mistral => "mistral",
-            Family::Qwen2 => "qwen2",
-            Family::Qwen3 => "qwen3",
-        }
-    }
-
-    /// `max_position_embeddings` of a file that does not say.
-    fn default_context(self) -> usize {
-        match self {
-            Family::Llama => 2_048,
-            Family::Mistral => 131_072,
-            Family::Qwen2 | Family::Qwen3 => 32_768,
-        }
-    }
-
-    /// `num_key_value_heads` of a file without the key; null means as many as heads everywhere.
-    fn default_kv_heads(self, heads: usize) -> usize {
-        match self {
-            Family::Llama => heads,
-            Family::Mistral => 8,
-            Family::Qwen2 | Family::Qwen3 => 32,
-        }
+    pub(super) fn facts(self) -> FamilyFacts {
+        let (architecture, model_type, default_context, default_kv_heads) = match self {
+            Family::Llama => ("LlamaForCausalLM", "llama", 2_048, None),
+            Family::Mistral => ("MistralForCausalLM", "mistral", 131_072, Some(8)),
+            Family::Qwen2 => ("Qwen2ForCausalLM", "qwen2", 32_768, Some(32)),
+            Family::Qwen3 => ("Qwen3ForCausalLM", "qwen3", 32_768, Some(32)),
+        };
+        FamilyFacts { architecture, model_type, default_context, default_kv_heads }
     }
 
     fn of(keys: &Keys) -> Result<Self, HuggingFaceError> {
         if let Some(architectures) = keys.texts("architectures")? {
-            let known = |family: &Family| architectures == [family.architecture()];
+            let known = |family: &Family| architectures == [family.facts().architecture];
             return Family::ALL
                 .into_iter()
                 .find(known)
@@ -88,7 +73,7 @@ impl Family {
         })?;
         Family::ALL
             .into_iter()
-            .find(|family| family.model_type() == model_type)
+            .find(|family| family.facts().model_type == model_type)
             .ok_or_else(|| keys.unsupported("model_type", ARCHITECTURES))
     }
 }
@@ -104,14 +89,14 @@ impl FolderConfig {
         let path = folder.join(CONFIG_FILE);
         let keys = Keys::read(&path)?;
         let family = Family::of(&keys)?;
-        let context_length = keys.size("max_position_embeddings")?.unwrap_or(family.default_context());
+        let context_length = keys.size("max_position_embeddings")?.unwrap_or(family.facts().default_context);
         refuse_other_models(&keys)?;
         refuse_windows(&keys, family, context_length)?;
         let heads = keys.needed("num_attention_heads")?;
         let kv_heads = match keys.size("num_key_value_heads")? {
             Some(kv_heads) => kv_heads,
             None if keys.is_null("num_key_value_heads") => heads,
-            None => family.default_kv_heads(heads),
+            None => family.facts().default_kv_heads.unwrap_or(heads),
         };
         let d_model = keys.needed("hidden_size")?;
         let head_dim = match (keys.size("head_dim")?, family) {
@@ -203,9 +188,8 @@ fn refuse_windows(keys: &Keys, family: Family, context: usize) -> Result<(), Hug
     Ok(())
 }
 
-/// Base and stretching of the rotary frequencies: in `rope_scaling` and `rope_theta`, or together
-/// in `rope_parameters`, as newer files have them. If both are there, the older ones count, as they
-/// do in transformers.
+/// Base and stretching of the rotary frequencies: in `rope_scaling` and `rope_theta`, or in
+/// `rope_parameters`, as newer files have them. If both are there, the older ones count, as in transformers.
 fn rope(keys: &Keys, context: usize) -> Result<(f64, Option<RopeScaling>), HuggingFaceError> {
     let scaling = keys.object("rope_scaling")?.filter(|scaling| !scaling.is_empty());
     let rope = match scaling {

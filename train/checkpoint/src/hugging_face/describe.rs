@@ -23,9 +23,10 @@ pub fn to_json(
     folder: &Path,
 ) -> Result<Value, HuggingFaceError> {
     let family = family_of(model, folder)?;
+    let facts = family.facts();
     let mut config = json!({
-        "architectures": [family.architecture()],
-        "model_type": family.model_type(),
+        "architectures": [facts.architecture],
+        "model_type": facts.model_type,
         "vocab_size": model.vocab_size,
         "hidden_size": model.d_model,
         "intermediate_size": model.d_ff,

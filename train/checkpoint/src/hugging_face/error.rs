@@ -12,162 +12,84 @@ use crate::mismatch;
 pub enum HuggingFaceError {
     /// A file cannot be read or written.
     #[error("cannot {operation} {path}: {source}; {}", files::advice(source))]
-    Io {
-        /// What was tried.
-        operation: &'static str,
-        /// The file or folder.
-        path: PathBuf,
-        /// The system's reason.
-        source: std::io::Error,
-    },
-    /// The folder is not one that can be read.
+    Io { operation: &'static str, path: PathBuf, source: std::io::Error },
+    /// The folder is not one that can be read. `problem`: what is missing, and what to do.
     #[error("{} is not a model in the layout of Hugging Face: {problem}", .path.display())]
-    NotAModel {
-        /// The folder.
-        path: PathBuf,
-        /// What is missing, and what to do.
-        problem: String,
-    },
+    NotAModel { path: PathBuf, problem: String },
     /// A link leads out of the folder.
-    #[error("{} is a link that leads out of its folder, to {}: copy that file into the folder if it belongs to the model", .path.display(), .target.display())]
-    LeadsOut {
-        /// The link.
-        path: PathBuf,
-        /// Where it leads.
-        target: PathBuf,
-    },
+    #[error(
+        "{} is a link that leads out of its folder, to {}: copy that file into the folder if it belongs to \
+         the model",
+        .path.display(), .target.display()
+    )]
+    LeadsOut { path: PathBuf, target: PathBuf },
     /// A file that should be JSON is not.
     #[error("{} is not JSON ({problem}): get the file again", .path.display())]
-    Json {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong.
-        problem: String,
-    },
+    Json { path: PathBuf, problem: String },
     /// A key is missing or has a value of the wrong type.
     #[error("{}: {key} {problem}; get the file again", .path.display())]
-    Key {
-        /// The file.
-        path: PathBuf,
-        /// The key.
-        key: String,
-        /// What is wrong.
-        problem: String,
-    },
-    /// The model has something that Kiln's decoder does not.
+    Key { path: PathBuf, key: String, problem: String },
+    /// The model has something that Kiln's decoder does not. `supported`: what is.
     #[error("{}: {key} = {value} is not supported: {supported}", .path.display())]
-    Unsupported {
-        /// The file.
-        path: PathBuf,
-        /// The key.
-        key: String,
-        /// Its value.
-        value: String,
-        /// What is.
-        supported: &'static str,
-    },
+    Unsupported { path: PathBuf, key: String, value: String, supported: &'static str },
     /// The sizes fit no model.
     #[error("{} describes a model that cannot be: {source}", .path.display())]
-    Shape {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong.
-        source: ModelConfigError,
-    },
+    Shape { path: PathBuf, source: ModelConfigError },
     /// A file of weights is damaged.
     #[error("{} is damaged or not safetensors ({problem}): get the file again", .path.display())]
-    Damaged {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong.
-        problem: String,
-    },
-    /// The weights are not those that the configuration describes.
-    #[error("the weights in {} are not those that its config.json describes: {}; get config.json and weights from the same place", .path.display(), mismatch::describe(.missing, .unexpected, .misshapen))]
-    Names {
-        /// The folder.
-        path: PathBuf,
-        /// Tensors that the model needs.
-        missing: Vec<String>,
-        /// Tensors that it has no place for.
-        unexpected: Vec<String>,
-        /// Tensors of another shape, with both.
-        misshapen: Vec<String>,
-    },
+    Damaged { path: PathBuf, problem: String },
+    /// The weights are not those that the configuration describes. `missing`: tensors that the model needs;
+    /// `unexpected`: tensors that it has no place for; `misshapen`: tensors of another shape, with both.
+    #[error(
+        "the weights in {} are not those that its config.json describes: {}; get config.json and weights \
+         from the same place",
+        .path.display(), mismatch::describe(.missing, .unexpected, .misshapen)
+    )]
+    Names { path: PathBuf, missing: Vec<String>, unexpected: Vec<String>, misshapen: Vec<String> },
     /// The run describes another model than the one in the folder.
     #[error(
         "{} holds another model ({}): set these keys in the section [model], or start from another model",
         .path.display(), .differences.join(", ")
     )]
-    OtherModel {
-        /// The folder.
-        path: PathBuf,
-        /// What differs, key by key.
-        differences: Vec<String>,
-    },
-    /// No architecture of Hugging Face has what the model has.
+    OtherModel { path: PathBuf, differences: Vec<String> },
+    /// No architecture of Hugging Face has what the model has. `path`: the folder of the model; `features`:
+    /// what does not go together.
     #[error(
-        "the model of {} has {features}, which no architecture that can be written has; those are Llama (attention_bias none or all, with or without feed_forward_bias), Qwen2 (attention_bias qkv) and Qwen3 (qk_norm, attention_bias none or all)",
+        "the model of {} has {features}, which no architecture that can be written has; those are Llama \
+         (attention_bias none or all, with or without feed_forward_bias), Qwen2 (attention_bias qkv) and \
+         Qwen3 (qk_norm, attention_bias none or all)",
         .path.display()
     )]
-    NoArchitecture {
-        /// The folder of the model.
-        path: PathBuf,
-        /// What does not go together.
-        features: String,
-    },
-    /// The model has a weight that the layout has no name for.
-    #[error("{} holds the weight `{name}`, which has no name in the layout of Hugging Face: only models of built-in layers can be exported", .path.display())]
-    Unnamed {
-        /// The folder of the model.
-        path: PathBuf,
-        /// The weight.
-        name: String,
-    },
+    NoArchitecture { path: PathBuf, features: String },
+    /// The model has a weight that the layout has no name for. `path`: the folder of the model.
+    #[error(
+        "{} holds the weight `{name}`, which has no name in the layout of Hugging Face: only models of \
+         built-in layers can be exported",
+        .path.display()
+    )]
+    Unnamed { path: PathBuf, name: String },
     /// A weight does not fit the dtype asked for.
     #[error("`{name}` holds {value:e}, which {dtype} cannot hold: use --dtype bf16 or f32")]
-    Range {
-        /// The weight.
-        name: String,
-        /// The value.
-        value: f32,
-        /// The dtype.
-        dtype: &'static str,
-    },
+    Range { name: String, value: f32, dtype: &'static str },
     /// There is something in the place of the output.
     #[error("{} exists already: name a new folder with --out", .path.display())]
-    Occupied {
-        /// The output.
-        path: PathBuf,
-    },
-    /// `owner/name` is written in another way.
+    Occupied { path: PathBuf },
+    /// `owner/name` is written in another way. `given`: what was written.
     #[error("--repo {given}: write it as owner/name, as in Qwen/Qwen3-0.6B")]
-    RepoName {
-        /// What was written.
-        given: String,
-    },
+    RepoName { given: String },
     /// This build cannot download.
     #[error(
-        "--repo {repo}: this build cannot download; build Kiln with `cargo build --release --features hub`, or download the files and name their folder with --hf"
+        "--repo {repo}: this build cannot download; build Kiln with `cargo build --release --features hub`, \
+         or download the files and name their folder with --hf"
     )]
-    NoHub {
-        /// The repository.
-        repo: String,
-    },
+    NoHub { repo: String },
     /// A download failed.
     #[error(
-        "cannot download {file} of {repo} (revision {revision}): {problem}; check the name, the network and HF_ENDPOINT, set HF_TOKEN for a repository that asks for one, or download the files and name their folder with --hf"
+        "cannot download {file} of {repo} (revision {revision}): {problem}; check the name, the network and \
+         HF_ENDPOINT, set HF_TOKEN for a repository that asks for one, or download the files and name their \
+         folder with --hf"
     )]
-    Download {
-        /// The repository.
-        repo: String,
-        /// Its revision.
-        revision: String,
-        /// The file.
-        file: String,
-        /// The client's reason.
-        problem: String,
-    },
+    Download { repo: String, revision: String, file: String, problem: String },
 }
 
 impl HuggingFaceError {
@@ -187,24 +109,13 @@ impl HuggingFaceError {
 
     /// Whether the user's arguments or the choice of model are the cause, rather than the work.
     pub fn is_usage(&self) -> bool {
-        match self {
-            HuggingFaceError::NotAModel { .. }
-            | HuggingFaceError::LeadsOut { .. }
-            | HuggingFaceError::Key { .. }
-            | HuggingFaceError::Unsupported { .. }
-            | HuggingFaceError::Shape { .. }
-            | HuggingFaceError::Names { .. }
-            | HuggingFaceError::OtherModel { .. }
-            | HuggingFaceError::NoArchitecture { .. }
-            | HuggingFaceError::Unnamed { .. }
-            | HuggingFaceError::Occupied { .. }
-            | HuggingFaceError::RepoName { .. }
-            | HuggingFaceError::NoHub { .. } => true,
+        !matches!(
+            self,
             HuggingFaceError::Io { .. }
-            | HuggingFaceError::Json { .. }
-            | HuggingFaceError::Damaged { .. }
-            | HuggingFaceError::Range { .. }
-            | HuggingFaceError::Download { .. } => false,
-        }
+                | HuggingFaceError::Json { .. }
+                | HuggingFaceError::Damaged { .. }
+                | HuggingFaceError::Range { .. }
+                | HuggingFaceError::Download { .. }
+        )
     }
 }

@@ -1,6 +1,6 @@
 //! Any model that Kiln can open, in the layout of Hugging Face: what is behind `kiln export`.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use kiln_data::Tokenizer;
 use serde_json::{Value, json};
@@ -24,49 +24,40 @@ pub use super::writer::ExportDtype;
 /// Spellings of the token that starts a text.
 const START_OF_TEXT: [&str; 3] = ["<s>", "<|begin_of_text|>", "<bos>"];
 
-/// What is exported, and how.
-#[derive(Clone, Debug)]
-pub struct ExportOptions {
-    /// What [`ModelSource::open_built_in`] opens.
-    pub checkpoint: PathBuf,
-    /// The folder to create.
-    pub out: PathBuf,
-    /// Type of the weights.
-    pub dtype: ExportDtype,
-    /// A file is not larger, unless a single weight is.
-    pub max_shard_bytes: usize,
-}
-
-/// Writes a model in the layout of Hugging Face. Holds one weight in memory at a time.
+/// Writes a model in the layout of Hugging Face into the new folder `out`, in files that are no larger than
+/// `max_shard_bytes` unless a single weight is. Holds one weight in memory at a time.
 ///
 /// # Errors
 ///
-/// When the model cannot be opened or read, when a weight is no finite number, when it has parts that are not built in, when no
-/// architecture there has what it has, when there is something at `out` already, and when the disk
-/// fails.
-pub fn export(options: &ExportOptions) -> Result<(), CheckpointError> {
-    let source = ModelSource::open_built_in(&options.checkpoint)?;
-    let (folder, dtype) = (source.folder(), options.dtype);
-    let tokens = tokens_of(&source)?;
+/// When the model cannot be read, when a weight is no finite number, when no architecture there has what the
+/// model has, when there is something at `out` already, and when the disk fails.
+pub fn export(
+    source: &ModelSource,
+    out: &Path,
+    dtype: ExportDtype,
+    max_shard_bytes: usize,
+) -> Result<(), CheckpointError> {
+    let folder = source.folder();
+    let tokens = tokens_of(source)?;
     let config = to_json(source.model(), source.context_length(), &tokens, dtype.torch_name(), folder)?;
     let weights = source.weights();
     let weights = Watched::new(weights.as_ref());
-    let items = items(&source)?;
+    let items = items(source)?;
     let known: std::collections::BTreeSet<_> = items.iter().map(|item| item.name.as_str()).collect();
     if let Some(name) = weights.shapes().keys().find(|name| !known.contains(*name)) {
         let (path, name) = (folder.to_owned(), (*name).to_owned());
         return Err(HuggingFaceError::Unnamed { path, name }.into());
     }
-    let out = NewFolder::create(&options.out)?;
+    let out = NewFolder::create(out)?;
     let carried = out.carry(folder, &CARRIED)?;
     out.write_json(CONFIG_FILE, &config)?;
     if !carried.contains(&GENERATION_FILE) {
         out.write_json(GENERATION_FILE, &generation_config(&tokens))?;
     }
     if carried.contains(&TOKENIZER_FILE) && !carried.contains(&TOKENIZER_CONFIG_FILE) {
-        out.write_json(TOKENIZER_CONFIG_FILE, &tokenizer_config(&source, &tokens)?)?;
+        out.write_json(TOKENIZER_CONFIG_FILE, &tokenizer_config(source, &tokens)?)?;
     }
-    let files = split(items, dtype, options.max_shard_bytes);
+    let files = split(items, dtype, max_shard_bytes);
     for (name, items) in &files {
         write_file(&out, name, &weights, items, dtype)?;
     }
@@ -88,8 +79,7 @@ fn items(source: &ModelSource) -> Result<Vec<Item>, HuggingFaceError> {
         .collect()
 }
 
-/// Files and what goes into them; each is as large as `most` bytes allow, and has one weight at
-/// least.
+/// Files and what goes into them; each is as large as `most` bytes allow, and has one weight at least.
 fn split(items: Vec<Item>, dtype: ExportDtype, most: usize) -> Vec<(String, Vec<Item>)> {
     let mut groups: Vec<Vec<Item>> = Vec::new();
     let mut used = 0;

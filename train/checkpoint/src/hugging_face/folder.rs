@@ -39,8 +39,7 @@ struct Tensor {
 }
 
 impl HuggingFaceFolder {
-    /// Whether `folder` is a model in this layout, as far as its names tell, rather than a
-    /// checkpoint of Kiln.
+    /// Whether `folder` is a model in this layout rather than a checkpoint of Kiln, going by names.
     pub fn is_one(folder: &Path) -> bool {
         folder.join(CONFIG_FILE).is_file() && !folder.join(MANIFEST_FILE).exists()
     }
@@ -54,16 +53,13 @@ impl HuggingFaceFolder {
     pub fn open(folder: &Path) -> Result<Self, HuggingFaceError> {
         // Its index and files are laid out as here, but only its manifest says what they are.
         if folder.join(MANIFEST_FILE).exists() {
-            return Err(HuggingFaceError::NotAModel {
-                path: folder.to_owned(),
-                problem: "it is a checkpoint of Kiln; use it as it is, or `kiln export` it".to_owned(),
-            });
+            return Err(not_a_model(
+                folder,
+                "it is a checkpoint of Kiln; use it as it is, or `kiln export` it",
+            ));
         }
         if !folder.join(CONFIG_FILE).is_file() {
-            return Err(HuggingFaceError::NotAModel {
-                path: folder.to_owned(),
-                problem: "it has no config.json; name the folder that has one".to_owned(),
-            });
+            return Err(not_a_model(folder, "it has no config.json; name the folder that has one"));
         }
         for name in CARRIED.iter().chain(&[CONFIG_FILE, MODEL_FILE, INDEX_FILE]) {
             HuggingFaceError::check_inside(folder, name)?;
@@ -101,7 +97,7 @@ impl HuggingFaceFolder {
     /// What it holds: the model, and a line for each weight, by Kiln's name and the name there.
     pub fn describe(&self) -> String {
         let numel = |tensor: &Tensor| tensor.shape.iter().product::<usize>() as u64;
-        let parameters = self.tensors.values().map(numel).sum();
+        let parameters: u64 = self.tensors.values().map(numel).sum();
         let (folder, files) = (self.folder.display(), self.files.len());
         let width = self.tensors.keys().map(String::len).max().unwrap_or(0).max(4);
         let mut lines = vec![
@@ -167,7 +163,11 @@ fn open_files(folder: &Path) -> Result<Files, HuggingFaceError> {
     } else {
         "it has neither model.safetensors nor model.safetensors.index.json"
     };
-    Err(HuggingFaceError::NotAModel { path: folder.to_owned(), problem: problem.to_owned() })
+    Err(not_a_model(folder, problem))
+}
+
+fn not_a_model(folder: &Path, problem: &str) -> HuggingFaceError {
+    HuggingFaceError::NotAModel { path: folder.to_owned(), problem: problem.to_owned() }
 }
 
 /// The files that an index names, each with its tensors. They lie beside the index: nothing but the

@@ -3,8 +3,7 @@
 //! - `config`: `config.json` to a [`kiln_model::ModelConfig`], key by key with `keys`; `describe`: and
 //!   back; `tokens`: ids that start and end a text;
 //! - `names`: what a weight is called on either side, and which matrices are transposed;
-//! - `tensors`: safetensors files, mapped into memory; `writer`: safetensors files, written as a
-//!   stream;
+//! - `tensors`: safetensors files, mapped into memory; `writer`: safetensors files, written as a stream;
 //! - `folder`: a folder of `config.json` and safetensors as [`crate::weights::Weights`];
 //! - `export` and `import`, which write into an `output`; `download`: from the hub
 //!   (feature `hub`).
@@ -29,7 +28,7 @@ pub use config::FolderConfig;
 pub use describe::to_json;
 pub use download::model as download;
 pub use error::HuggingFaceError;
-pub use export::{ExportDtype, ExportOptions, export};
+pub use export::{ExportDtype, export};
 pub use folder::HuggingFaceFolder;
 pub use import::import;
 pub use names::{HuggingFaceName, hugging_face_name};

@@ -91,9 +91,8 @@ impl WeightFile {
         })
     }
 
-    /// Reads elements `range` of the tensor `name` into `values`, which are as many. With
-    /// `transposed`, `range` counts elements of the transposed matrix, and only columns that it
-    /// touches are read.
+    /// Reads elements `range` of the tensor `name` into `values`, which are as many. With `transposed`,
+    /// `range` counts elements of the transposed matrix, and only columns that it touches are read.
     pub(super) fn read(
         &self,
         name: &str,
@@ -227,8 +226,7 @@ impl<'a> Transpose<'a> {
         Transpose { width, rows, column, head, whole, tail }
     }
 
-    /// Fills columns `first..` from `panel`: one after the other, each with an element for every row that
-    /// is touched.
+    /// Fills columns `first..` from `panel`: one after the other, each with an element for every touched row.
     fn put<const W: usize>(
         &mut self,
         first: usize,

@@ -16,8 +16,7 @@ pub struct TokenIds {
     pub end: Vec<u32>,
 }
 
-/// Ids that end a text, from `generation_config.json` or else `config.json` of `folder`; none if
-/// neither names one.
+/// Ids that end a text, from `generation_config.json` or else `config.json` of `folder`; perhaps none.
 pub fn end_ids(folder: &Path) -> Result<Vec<u32>, HuggingFaceError> {
     Ok(token_ids(folder)?.end)
 }

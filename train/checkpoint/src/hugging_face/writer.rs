@@ -1,5 +1,4 @@
-//! Safetensors files, written as a stream: the header from known sizes, then one tensor after the
-//! other.
+//! Safetensors files, written as a stream: the header from known sizes, then one tensor after the other.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -33,28 +32,17 @@ pub enum ExportDtype {
 impl ExportDtype {
     /// What it is called in safetensors.
     fn name(self) -> &'static str {
-        match self {
-            ExportDtype::F32 => "F32",
-            ExportDtype::Bf16 => "BF16",
-            ExportDtype::F16 => "F16",
-        }
+        ["F32", "BF16", "F16"][self as usize]
     }
 
     /// What PyTorch calls it.
     pub fn torch_name(self) -> &'static str {
-        match self {
-            ExportDtype::F32 => "float32",
-            ExportDtype::Bf16 => "bfloat16",
-            ExportDtype::F16 => "float16",
-        }
+        ["float32", "bfloat16", "float16"][self as usize]
     }
 
     /// Bytes of an element.
     pub fn width(self) -> usize {
-        match self {
-            ExportDtype::F32 => 4,
-            ExportDtype::Bf16 | ExportDtype::F16 => 2,
-        }
+        if self == ExportDtype::F32 { 4 } else { 2 }
     }
 
     /// Appends a value, rounded to the nearest; `false` if it is out of range.

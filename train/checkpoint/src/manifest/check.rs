@@ -23,7 +23,7 @@ const MAX_TOTAL_BYTES: u64 = 1 << 56;
 /// Bytes of an element: data is f32.
 const WIDTH: u64 = size_of::<f32>() as u64;
 
-/// Blocks of one's own, which may have no parameters and so no unit, at most.
+/// Blocks of one's own, which may have no parameters and so no group, at most.
 const MAX_BLOCKS: usize = 1 << 16;
 
 impl TensorEntry {
@@ -43,19 +43,16 @@ impl TensorEntry {
             return Err(format!("its dtype is {}, expected F32", self.dtype));
         }
         let mut end = 0u64;
-        for piece in &self.pieces {
-            if piece.offset != end || piece.length == 0 {
+        for chunk in &self.chunks {
+            if chunk.offset != end || chunk.length == 0 {
                 return Err(format!("no piece starts at element {end}"));
             }
-            end = end.checked_add(piece.length).ok_or("its pieces are too long")?;
-            if !files.contains_key(&piece.file) {
-                return Err(format!("`{}` is not among the files", piece.file));
+            end = end.checked_add(chunk.length).ok_or("its pieces are too long")?;
+            if !files.contains_key(&chunk.file) {
+                return Err(format!("`{}` is not among the files", chunk.file));
             }
         }
-        if end != numel {
-            return Err(format!("its pieces hold {end} elements of {numel}"));
-        }
-        Ok(())
+        if end != numel { Err(format!("its pieces hold {end} elements of {numel}")) } else { Ok(()) }
     }
 }
 
@@ -84,12 +81,12 @@ impl Manifest {
             if !seen.insert((tensor.name.as_str(), &tensor.saved)) {
                 return Err(of("it is there twice".to_owned()));
             }
-            if tensor.unit >= self.units.len() {
-                return Err(of(format!("there is no unit {}", tensor.unit)));
+            if tensor.group >= self.groups.len() {
+                return Err(of(format!("there is no unit {}", tensor.group)));
             }
-            for piece in &tensor.pieces {
-                let bytes = piece.length.checked_mul(WIDTH);
-                let total = described.get_mut(piece.file.as_str());
+            for chunk in &tensor.chunks {
+                let bytes = chunk.length.checked_mul(WIDTH);
+                let total = described.get_mut(chunk.file.as_str());
                 // A length that overflows is that of no file.
                 if let (Some(total), Some(bytes)) = (total, bytes) {
                     *total = total.saturating_add(bytes);
@@ -149,7 +146,7 @@ impl Manifest {
         if named.iter().any(|name| name.is_empty()) {
             return Err("it names a part or the optimizer with an empty name".to_owned());
         }
-        let others = optimizer.state.iter().chain(self.units.iter().map(|unit| &unit.name));
+        let others = optimizer.state.iter().chain(self.groups.iter().map(|group| &group.name));
         let in_files = self.tensors.iter().filter_map(|tensor| tensor.name_in_files.as_ref());
         let others = others.chain(self.tensors.iter().map(|tensor| &tensor.name)).chain(in_files);
         let all = named.into_iter().chain(others).chain(self.files.keys());
@@ -160,15 +157,14 @@ impl Manifest {
     }
 
     /// What is wrong with the sizes of its model, each of which is one of some weight. Whoever builds the
-    /// model asks [`Manifest::check_parameters`] as well. Of blocks that are not built in it is not known what
-    /// they have.
+    /// model asks [`Manifest::check_parameters`] as well. Of blocks that are not built in, nothing is known.
     pub(crate) fn check_sizes(&self) -> Result<(), String> {
         let model = &self.state.model;
         if self.architecture != Architecture::decoder() {
-            let units = self.units.len();
-            return match model.layers <= units.max(MAX_BLOCKS) {
+            let groups = self.groups.len();
+            return match model.layers <= groups.max(MAX_BLOCKS) {
                 true => Ok(()),
-                false => Err(format!("a model of {} layers, and {units} units", model.layers)),
+                false => Err(format!("a model of {} layers, and {groups} units", model.layers)),
             };
         }
         let (weights, elements) = (self.shapes().len() as u64, self.num_parameters());
@@ -190,8 +186,7 @@ impl Manifest {
         }
     }
 
-    /// What is wrong with the number of parameters of its built-in model, which takes memory before a weight
-    /// is read.
+    /// What is wrong with the number of parameters of its model, which takes memory before a weight is read.
     pub(crate) fn check_parameters(&self) -> Result<(), String> {
         let (said, there) = (self.state.model.num_parameters() as u64, self.num_parameters());
         if said == there {

@@ -33,8 +33,8 @@ impl TensorEntry {
     }
 }
 
-/// Whether a segment of a name is written as the arms of enums are, such as `SwiGlu`. Fields of one's own may begin
-/// with a capital letter as well, such as `A_log`, `D` or `W_q`.
+/// Whether a segment of a name is written as the arms of enums are, such as `SwiGlu`. Fields of one's own may
+/// begin with a capital letter as well, such as `A_log`, `D` or `W_q`.
 fn is_arm(segment: &str) -> bool {
     segment.starts_with(|first: char| first.is_ascii_uppercase())
         && segment.contains(|letter: char| letter.is_ascii_lowercase())

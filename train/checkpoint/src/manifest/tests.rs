@@ -5,22 +5,22 @@ use proptest::prelude::*;
 
 fn manifest() -> Manifest {
     let file = |bytes, covered| FileEntry { bytes, covered, checksum: Checksum::empty() };
-    let piece = |offset, length, file: &str| Piece {
+    let chunk = |offset, length, file: &str| Chunk {
         offset,
         length,
         file: file.to_owned(),
         checksum: Checksum::of(file.as_bytes()),
     };
-    let tensor = |name: &str, saved, shape: &[usize], pieces| TensorEntry {
+    let tensor = |name: &str, saved, shape: &[usize], chunks| TensorEntry {
         name: name.to_owned(),
         name_in_files: None,
         saved,
-        unit: 0,
+        group: 0,
         dtype: "F32".to_owned(),
         shape: shape.to_owned(),
-        pieces,
+        chunks,
     };
-    let both = || vec![piece(0, 4, "one"), piece(4, 2, "two")];
+    let both = || vec![chunk(0, 4, "one"), chunk(4, 2, "two")];
     Manifest {
         format_version: FORMAT_VERSION,
         format: Format::Sharded,
@@ -40,7 +40,7 @@ fn manifest() -> Manifest {
         },
         config: Some(serde_json::json!({ "train": { "steps": 4 } })),
         checksums: Checksum::NAME.to_owned(),
-        units: vec![UnitEntry { name: "embed".to_owned(), trainable: true }],
+        groups: vec![GroupEntry { name: "embed".to_owned(), trainable: true }],
         files: BTreeMap::from([
             ("config.toml".to_owned(), file(10, 10)),
             ("one".to_owned(), file(72 + 3 * 16, 72)),
@@ -134,21 +134,21 @@ fn no_bit_of_it_can_change() {
 
 #[test]
 fn what_does_not_fit_together_is_refused() {
-    let piece = |m: &mut Manifest, offset, length| {
-        (m.tensors[0].pieces[1].offset, m.tensors[0].pieces[1].length) = (offset, length);
+    let chunk = |m: &mut Manifest, offset, length| {
+        (m.tensors[0].chunks[1].offset, m.tensors[0].chunks[1].length) = (offset, length);
     };
     for (reason, found) in [
-        ("no piece starts at element 4", problem(|m| piece(m, 5, 1))),
-        ("no piece starts at element 4", problem(|m| piece(m, 3, 3))),
-        ("no piece starts at element 4", problem(|m| piece(m, 4, 0))),
-        ("hold 7 elements of 6", problem(|m| piece(m, 4, 3))),
-        ("too long", problem(|m| piece(m, 4, u64::MAX))),
-        ("hold 4 elements of 6", problem(|m| m.tensors[0].pieces.truncate(1))),
+        ("no piece starts at element 4", problem(|m| chunk(m, 5, 1))),
+        ("no piece starts at element 4", problem(|m| chunk(m, 3, 3))),
+        ("no piece starts at element 4", problem(|m| chunk(m, 4, 0))),
+        ("hold 7 elements of 6", problem(|m| chunk(m, 4, 3))),
+        ("too long", problem(|m| chunk(m, 4, u64::MAX))),
+        ("hold 4 elements of 6", problem(|m| m.tensors[0].chunks.truncate(1))),
         ("too large", problem(|m| m.tensors[0].shape = vec![usize::MAX, usize::MAX])),
         ("dtype is F16", problem(|m| m.tensors[0].dtype = "F16".to_owned())),
-        ("not among the files", problem(|m| m.tensors[0].pieces[0].file = "x".to_owned())),
+        ("not among the files", problem(|m| m.tensors[0].chunks[0].file = "x".to_owned())),
         ("there twice", problem(|m| m.tensors[1].saved = Saved::Weight)),
-        ("no unit 1", problem(|m| m.tensors[0].unit = 1)),
+        ("no unit 1", problem(|m| m.tensors[0].group = 1)),
         ("has 121 bytes", problem(|m| m.files.get_mut("one").unwrap().bytes = 121)),
         ("has 88 bytes", problem(|m| m.files.get_mut("two").unwrap().covered = 60)),
         ("too large", problem(|m| m.files.get_mut("one").unwrap().bytes = u64::MAX)),

@@ -1,55 +1,38 @@
 //! What can be wrong with the description of a place.
 
-/// Why the place of this process cannot be found. Every message names the variable or flag, what it
-/// says, and what to do.
+/// Why the place of this process cannot be found. Messages name the variable or flag, its value, and what to
+/// do.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum PlaceError {
-    /// A value that cannot be read.
+pub enum EnvError {
+    /// A value that cannot be read. `value`: shortened; `problem`: what is wrong and what to do.
     #[error("{name}={value}: {problem}")]
-    Value {
-        /// Variable or flag.
-        name: String,
-        /// What it says, shortened.
-        value: String,
-        /// What is wrong with it and what to do.
-        problem: String,
-    },
-    /// A value that is needed and not there.
+    Value { name: String, value: String, problem: String },
+    /// A value that is needed and not there. `problem`: why it is needed and what to do.
     #[error("{name} is not set: {problem}")]
-    Missing {
-        /// Variable or flag.
-        name: String,
-        /// Why it is needed and what to do.
-        problem: String,
-    },
-    /// Values that cannot all be true.
+    Missing { name: String, problem: String },
+    /// Values that cannot all be true. `values`: the values, as `NAME=value`; `problem`: why, and what to do.
     #[error("{values} contradict each other: {problem}")]
-    Contradiction {
-        /// The values, as `NAME=value`.
-        values: String,
-        /// Why, and what to do.
-        problem: String,
-    },
+    Contradiction { values: String, problem: String },
 }
 
-impl PlaceError {
+impl EnvError {
     pub(super) fn value(name: &str, value: &str, problem: impl Into<String>) -> Self {
-        PlaceError::Value { name: name.into(), value: shortened(value), problem: problem.into() }
+        EnvError::Value { name: name.into(), value: shortened(value), problem: problem.into() }
     }
 
     pub(super) fn missing(name: &str, problem: impl Into<String>) -> Self {
-        PlaceError::Missing { name: name.into(), problem: problem.into() }
+        EnvError::Missing { name: name.into(), problem: problem.into() }
     }
 
     /// Values that are text.
     pub(super) fn contradicting(values: [(&str, &str); 2], problem: &str) -> Self {
         let values = values.map(|(name, value)| format!("{name}={}", shortened(value)));
-        PlaceError::Contradiction { values: values.join(" and "), problem: problem.to_owned() }
+        EnvError::Contradiction { values: values.join(" and "), problem: problem.to_owned() }
     }
 
     pub(super) fn contradiction(values: &[(&str, usize)], problem: impl Into<String>) -> Self {
         let values: Vec<_> = values.iter().map(|(name, value)| format!("{name}={value}")).collect();
-        PlaceError::Contradiction { values: values.join(" and "), problem: problem.into() }
+        EnvError::Contradiction { values: values.join(" and "), problem: problem.into() }
     }
 }
 

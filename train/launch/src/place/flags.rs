@@ -2,7 +2,7 @@
 
 use clap::Args;
 
-use super::error::{PlaceError, shortened};
+use super::error::{EnvError, shortened};
 use super::ranks::{Ranks, Start, master, meets_on_loopback};
 use super::role::{Finding, Role, Source};
 use super::vars::Vars;
@@ -59,13 +59,13 @@ impl Flags {
         self.named().into_iter().filter_map(set).collect()
     }
 
-    pub(super) fn read(&self, vars: &Vars) -> Result<Finding, PlaceError> {
+    pub(super) fn read(&self, vars: &Vars) -> Result<Finding, EnvError> {
         let world_size = vars.number("--world-size")?;
         let Some(rank) = vars.number("--rank")? else {
             for flag in ["--world-size", "--local-rank", "--local-world-size"] {
                 if vars.has(flag) {
                     let problem = format!("{flag} needs it; give both, or neither");
-                    return Err(PlaceError::missing("--rank", problem));
+                    return Err(EnvError::missing("--rank", problem));
                 }
             }
             return Ok(Finding::Passed(match self.found().is_empty() {
@@ -75,7 +75,7 @@ impl Flags {
         };
         let Some(world_size) = world_size else {
             let problem = "--rank needs it; set it to the number of ranks of the job";
-            return Err(PlaceError::missing("--world-size", problem));
+            return Err(EnvError::missing("--world-size", problem));
         };
         let here = meets_on_loopback(vars)?;
         let local_world_size = vars.number("--local-world-size")?;
@@ -87,12 +87,12 @@ impl Flags {
             (None, None) => (0, 1),
             (Some(_), None) => {
                 let problem = "--local-rank needs it; set it to the number of ranks of this machine";
-                return Err(PlaceError::missing("--local-world-size", problem));
+                return Err(EnvError::missing("--local-world-size", problem));
             }
             (None, Some(_)) => {
                 let problem = "--local-world-size needs it; set it to this rank's place among those \
                                of this machine, from 0";
-                return Err(PlaceError::missing("--local-rank", problem));
+                return Err(EnvError::missing("--local-rank", problem));
             }
         };
         let ranks = Ranks {
@@ -103,7 +103,7 @@ impl Flags {
         };
         ranks.check()?;
         let Some(node_rank) = ranks.node_by_block() else {
-            return Err(PlaceError::contradiction(
+            return Err(EnvError::contradiction(
                 &[ranks.rank, ranks.local_rank, ranks.local_world_size],
                 "ranks are counted machine by machine, so --rank is a multiple of \
                  --local-world-size plus --local-rank",

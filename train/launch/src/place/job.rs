@@ -3,12 +3,11 @@
 use super::jobset;
 use super::vars::{Vars, is_name};
 
-/// A job as those know it who start it again. Also a process that trains by itself has one, if a scheduler
-/// has started it.
+/// A job as those know it who start it again. A process that trains by itself has one if a scheduler started
+/// it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Job {
-    /// Its name: the same for all of its processes, and whenever it is started again. `None` if it has none
-    /// of its own.
+    /// Its name: the same for all of its processes, and when it is started again. `None` if it has none.
     pub name: Option<String>,
     /// How often it was started again, after a failure or out of a queue.
     pub restarts: u64,
@@ -28,8 +27,8 @@ impl Job {
         }
     }
 
-    /// This job, where whoever starts a launcher of ours has called what it launches `id`: inside one job of a
-    /// scheduler there may be several launches, and each goes on with its own run.
+    /// This job, where whoever starts a launcher of ours has called what it launches `id`: inside one job of
+    /// a scheduler there may be several launches, and each goes on with its own run.
     pub(super) fn with_id(self, id: Option<String>) -> Self {
         let name = match (&self.name, id) {
             (Some(job), Some(id)) if *job == id || is_inside(job, &id) => Some(id),
@@ -42,7 +41,8 @@ impl Job {
 
     /// This job, where its launcher knows it by `name` and has started it again `restarts` times. Launchers
     /// that count the scheduler's restarts as well, and those that do not, come to the same. Other launchers'
-    /// names are often random, and not the same after a requeue; ours says that it is part of the scheduler's.
+    /// names are often random, and not the same after a requeue; ours says that it is part of the
+    /// scheduler's.
     pub(super) fn launched(self, name: Option<&str>, restarts: u64) -> Self {
         let name = name.map(str::to_owned);
         let name = match &self.name {

@@ -4,7 +4,7 @@
 //! (<https://jobset.sigs.k8s.io/docs/concepts/>), which a manifest passes on as variables; see
 //! `configs/k8s/`.
 
-use super::error::PlaceError;
+use super::error::EnvError;
 use super::vars::{Named, Vars, is_name};
 
 pub(super) const NAMES: &[&str] = &[
@@ -40,7 +40,7 @@ pub(super) fn name(vars: &Vars) -> Option<String> {
 
 /// Host name of the first pod: what the JobSet names as its coordinator, or the name that the first
 /// pod has by the JobSet's rules: `<jobset>-<replicated job>-<job>-<pod>.<jobset>`.
-pub(super) fn coordinator(vars: &Vars) -> Result<Option<String>, PlaceError> {
+pub(super) fn coordinator(vars: &Vars) -> Result<Option<String>, EnvError> {
     if let Some(host) = vars.host(&["JOBSET_COORDINATOR"])? {
         return Ok(Some(host));
     }

@@ -25,11 +25,11 @@ mod tests;
 mod torchrun;
 mod vars;
 
-pub use error::PlaceError;
+pub use error::EnvError;
 pub use flags::Flags;
 pub use hostlist::HostList;
 pub use job::Job;
 pub use node::{NodeFlags, node};
-pub use role::{Master, Node, PerGpu, Place, Role, Source};
+pub use role::{Master, Node, PerGpu, RankEnv, Role, Source};
 pub use survey::{Considered, environment, find, find_here, survey};
-pub use vars::{DEFAULT_PORT, Lookup, MAX_RANKS, MAX_RANKS_PER_NODE, SECRET};
+pub use vars::{DEFAULT_PORT, JobSecret, Lookup, MAX_RANKS, MAX_RANKS_PER_NODE, SECRET};

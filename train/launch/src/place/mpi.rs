@@ -1,6 +1,6 @@
 //! Ranks that an MPI launcher has started. Kiln needs no MPI for that: it only reads its place.
 
-use super::error::PlaceError;
+use super::error::EnvError;
 use super::ranks::{Ranks, Start, master, meets_on_loopback};
 use super::role::{Finding, Role, Source};
 use super::vars::{Vars, port_of_job};
@@ -41,13 +41,13 @@ const LOCAL: [Local; 3] = [
     ("PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE"),
 ];
 
-pub(super) fn read_open_mpi(vars: &Vars) -> Result<Finding, PlaceError> {
+pub(super) fn read_open_mpi(vars: &Vars) -> Result<Finding, EnvError> {
     let Some(rank) = vars.number("OMPI_COMM_WORLD_RANK")? else {
         return Ok(Finding::Passed("OMPI_COMM_WORLD_RANK is not set".to_owned()));
     };
     let needed = |name: &'static str| {
         let problem = "OMPI_COMM_WORLD_RANK needs it; start this program with mpirun itself";
-        vars.number(name)?.ok_or_else(|| PlaceError::missing(name, problem))
+        vars.number(name)?.ok_or_else(|| EnvError::missing(name, problem))
     };
     let ranks = Ranks {
         rank: ("OMPI_COMM_WORLD_RANK", rank),
@@ -58,7 +58,7 @@ pub(super) fn read_open_mpi(vars: &Vars) -> Result<Finding, PlaceError> {
     finish(Source::OpenMpi, ranks, vars)
 }
 
-pub(super) fn read_pmi(vars: &Vars) -> Result<Finding, PlaceError> {
+pub(super) fn read_pmi(vars: &Vars) -> Result<Finding, EnvError> {
     let (name, rank) = match (vars.number("PMI_RANK")?, vars.number("PMIX_RANK")?) {
         (Some(rank), _) => ("PMI_RANK", rank),
         (None, Some(rank)) => ("PMIX_RANK", rank),
@@ -72,7 +72,7 @@ pub(super) fn read_pmi(vars: &Vars) -> Result<Finding, PlaceError> {
         (None, Some(size)) => ("WORLD_SIZE", size),
         (None, None) => {
             let problem = format!("{name} needs it; set it to the number of ranks of the job");
-            return Err(PlaceError::missing("PMI_SIZE", problem));
+            return Err(EnvError::missing("PMI_SIZE", problem));
         }
     };
     let mut local = None;
@@ -88,7 +88,7 @@ pub(super) fn read_pmi(vars: &Vars) -> Result<Finding, PlaceError> {
         None => {
             let problem = "ranks on several machines need it and MPI_LOCALNRANKS; set them to this \
                            rank's place among those of its machine and to their number";
-            return Err(PlaceError::missing("MPI_LOCALRANKID", problem));
+            return Err(EnvError::missing("MPI_LOCALRANKID", problem));
         }
     };
     let ranks =
@@ -96,7 +96,7 @@ pub(super) fn read_pmi(vars: &Vars) -> Result<Finding, PlaceError> {
     finish(Source::Pmi, ranks, vars)
 }
 
-fn finish(source: Source, ranks: Ranks, vars: &Vars) -> Result<Finding, PlaceError> {
+fn finish(source: Source, ranks: Ranks, vars: &Vars) -> Result<Finding, EnvError> {
     ranks.check()?;
     if ranks.world_size.1 == 1 {
         return Ok(Finding::Passed("a single process; its ranks are threads".to_owned()));

@@ -5,7 +5,7 @@ use std::num::NonZero;
 
 use clap::Args;
 
-use super::error::PlaceError;
+use super::error::EnvError;
 use super::job::Job;
 use super::ranks::below;
 use super::role::{Finding, Master, Node, PerGpu, Role, Source};
@@ -15,8 +15,8 @@ use super::{jobset, slurm};
 /// torchrun's flags. Each may also come as a variable, `PET_` and its name.
 #[derive(Args, Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeFlags {
-    /// Ranks to start on this node: a number, `gpu` for one per GPU, `cpu` for one per core, or `auto` for one
-    /// per GPU if there are any, else per core [default: 1].
+    /// Ranks to start on this node: a number, `gpu` for one per GPU, `cpu` for one per core, or `auto` for
+    /// one per GPU if there are any, else per core [default: 1].
     #[arg(long, alias = "nproc_per_node", value_name = "N")]
     pub nproc_per_node: Option<String>,
     /// Nodes of the job [default: 1].
@@ -51,7 +51,7 @@ impl Node {
     /// # Errors
     ///
     /// If GPUs are needed and there are none; `count` says why.
-    pub fn with_gpus(mut self, count: impl FnOnce() -> Result<usize, String>) -> Result<Self, PlaceError> {
+    pub fn with_gpus(mut self, count: impl FnOnce() -> Result<usize, String>) -> Result<Self, EnvError> {
         let Some(per_gpu) = self.per_gpu.take() else { return Ok(self) };
         match (per_gpu, count()) {
             (_, Ok(gpus)) if gpus > 0 => self.nproc_per_node = gpus.min(MAX_RANKS_PER_NODE),
@@ -62,7 +62,7 @@ impl Node {
                     "no GPU can be counted ({why}; `kiln doctor` says more); give a number, or `cpu` for one \
                      per core"
                 );
-                return Err(PlaceError::value(name, "gpu", problem));
+                return Err(EnvError::value(name, "gpu", problem));
             }
         }
         check_total(("--nnodes", self.nodes), self.nproc_per_node)?;
@@ -71,10 +71,10 @@ impl Node {
 }
 
 /// Fails if so many ranks on each of so many nodes are more than a job can have.
-fn check_total(nodes: (&'static str, usize), ranks: usize) -> Result<(), PlaceError> {
+fn check_total(nodes: (&'static str, usize), ranks: usize) -> Result<(), EnvError> {
     if nodes.1 > MAX_RANKS / ranks {
         let problem = format!("a job has at most {MAX_RANKS} ranks");
-        return Err(PlaceError::contradiction(&[nodes, ("ranks per node", ranks)], problem));
+        return Err(EnvError::contradiction(&[nodes, ("ranks per node", ranks)], problem));
     }
     Ok(())
 }
@@ -97,13 +97,13 @@ impl NodeFlags {
 }
 
 /// The node that `kiln launch` starts.
-pub fn node(flags: &NodeFlags, lookup: &Lookup) -> Result<Node, PlaceError> {
+pub fn node(flags: &NodeFlags, lookup: &Lookup) -> Result<Node, EnvError> {
     let overlaid = |name: &str| flags.overlay(name).or_else(|| lookup(name));
     node_of(Source::Flags, &Vars(&overlaid))
 }
 
 /// The node that `source` describes; flags go before everything.
-pub(super) fn node_of(source: Source, vars: &Vars) -> Result<Node, PlaceError> {
+pub(super) fn node_of(source: Source, vars: &Vars) -> Result<Node, EnvError> {
     let standalone = standalone(vars)?;
     let nodes = match standalone {
         Some(name) => (name, 1),
@@ -138,15 +138,12 @@ pub(super) fn node_of(source: Source, vars: &Vars) -> Result<Node, PlaceError> {
 }
 
 /// Who says that there is one node, whatever the environment says.
-fn standalone(vars: &Vars) -> Result<Option<&'static str>, PlaceError> {
+fn standalone(vars: &Vars) -> Result<Option<&'static str>, EnvError> {
     let Some(named) = vars.first(&["--standalone", "PET_STANDALONE"])? else { return Ok(None) };
     match named.value.to_ascii_lowercase().as_str() {
         "1" | "true" => {}
         "0" | "false" => return Ok(None),
-        _ => {
-            let problem = "neither 1 nor 0; use one of them";
-            return Err(PlaceError::value(named.name, &named.value, problem));
-        }
+        _ => return Err(named.wrong("neither 1 nor 0; use one of them")),
     }
     // A flag goes before variables; of two flags, none does.
     if let Some(nodes) = vars.first(&["--nnodes", "PET_NNODES"])?
@@ -155,7 +152,7 @@ fn standalone(vars: &Vars) -> Result<Option<&'static str>, PlaceError> {
     {
         let values = [(named.name, named.value.as_str()), (nodes.name, nodes.value.as_str())];
         let problem = "a job that stands alone has one node; leave one of them out";
-        return Err(PlaceError::contradicting(values, problem));
+        return Err(EnvError::contradicting(values, problem));
     }
     Ok(Some(named.name))
 }
@@ -165,7 +162,7 @@ fn is_flag(name: &str) -> bool {
 }
 
 /// Nodes of the job, and who says so.
-fn nodes(vars: &Vars) -> Result<(&'static str, usize), PlaceError> {
+fn nodes(vars: &Vars) -> Result<(&'static str, usize), EnvError> {
     if let Some(named) = vars.first(&["--nnodes", "PET_NNODES"])? {
         return Ok((named.name, fixed_number(&named)?));
     }
@@ -177,7 +174,7 @@ fn nodes(vars: &Vars) -> Result<(&'static str, usize), PlaceError> {
             Some(named) => Ok((named.name, at_least_1(&named, MAX_RANKS)?)),
             None => {
                 let problem = "set it to the number of nodes of the job, 1 if this is the only one";
-                Err(PlaceError::missing("WORLD_SIZE", problem))
+                Err(EnvError::missing("WORLD_SIZE", problem))
             }
         };
     }
@@ -185,29 +182,27 @@ fn nodes(vars: &Vars) -> Result<(&'static str, usize), PlaceError> {
 }
 
 /// `4`, or `4:4` as torchrun has it.
-fn fixed_number(named: &Named) -> Result<usize, PlaceError> {
+fn fixed_number(named: &Named) -> Result<usize, EnvError> {
     let Some((min, max)) = named.value.split_once(':') else {
         return at_least_1(named, MAX_RANKS);
     };
     if min != max {
-        let problem = format!("the number of nodes cannot change during a job; use {max}");
-        return Err(PlaceError::value(named.name, &named.value, problem));
+        return Err(named.wrong(format!("the number of nodes cannot change during a job; use {max}")));
     }
     at_least_1(&Named { name: named.name, value: max.to_owned() }, MAX_RANKS)
 }
 
-fn at_least_1(named: &Named, max: usize) -> Result<usize, PlaceError> {
+fn at_least_1(named: &Named, max: usize) -> Result<usize, EnvError> {
     match named.number(max) {
         Ok(0) | Err(_) => {
-            let problem = format!("not a whole number from 1 to {max}; correct or unset it");
-            Err(PlaceError::value(named.name, &named.value, problem))
+            Err(named.wrong(format!("not a whole number from 1 to {max}; correct or unset it")))
         }
         number => number,
     }
 }
 
 /// Ranks per node: a number or one of torchrun's words, which mean what they mean there.
-fn nproc(named: &Named) -> Result<(usize, Option<PerGpu>), PlaceError> {
+fn nproc(named: &Named) -> Result<(usize, Option<PerGpu>), EnvError> {
     let cores = || {
         let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
         cores.min(MAX_RANKS_PER_NODE)
@@ -216,21 +211,17 @@ fn nproc(named: &Named) -> Result<(usize, Option<PerGpu>), PlaceError> {
         "cpu" => Ok((cores(), None)),
         "auto" => Ok((cores(), Some(PerGpu::IfAny))),
         "gpu" => Ok((1, Some(PerGpu::Needed(named.name)))),
-        _ => match at_least_1(named, MAX_RANKS_PER_NODE) {
-            Ok(ranks) => Ok((ranks, None)),
-            Err(_) => {
-                let problem = format!(
-                    "not a whole number from 1 to {MAX_RANKS_PER_NODE}, and none of `gpu`, `cpu` and \
-                     `auto`; correct or unset it"
-                );
-                Err(PlaceError::value(named.name, &named.value, problem))
-            }
-        },
+        _ => at_least_1(named, MAX_RANKS_PER_NODE).map(|ranks| (ranks, None)).map_err(|_| {
+            named.wrong(format!(
+                "not a whole number from 1 to {MAX_RANKS_PER_NODE}, and none of `gpu`, `cpu` and `auto`; correct \
+                 or unset it"
+            ))
+        }),
     }
 }
 
 /// This node's number, and who says so.
-fn node_rank(vars: &Vars, nodes: usize) -> Result<(&'static str, usize), PlaceError> {
+fn node_rank(vars: &Vars, nodes: usize) -> Result<(&'static str, usize), EnvError> {
     let mut names = vec!["--node-rank", "PET_NODE_RANK"];
     if !vars.has("LOCAL_RANK") {
         names.push("RANK");
@@ -247,13 +238,13 @@ fn node_rank(vars: &Vars, nodes: usize) -> Result<(&'static str, usize), PlaceEr
                 "there are {nodes} nodes; give each its number from 0 to {}, or set PET_NODE_RANK",
                 nodes - 1
             );
-            Err(PlaceError::missing("--node-rank", problem))
+            Err(EnvError::missing("--node-rank", problem))
         }
     }
 }
 
 /// Where the ranks meet; port 0 means a free one.
-fn master(vars: &Vars, nodes: usize, standalone: bool) -> Result<Master, PlaceError> {
+fn master(vars: &Vars, nodes: usize, standalone: bool) -> Result<Master, EnvError> {
     let at = |host: String, port: u16| Master { host, port, shared_port: false };
     if standalone {
         return Ok(at("127.0.0.1".to_owned(), 0));
@@ -286,7 +277,7 @@ fn master(vars: &Vars, nodes: usize, standalone: bool) -> Result<Master, PlaceEr
     };
     match host {
         Some(host) => Ok(at(host, port)),
-        None => Err(PlaceError::missing(
+        None => Err(EnvError::missing(
             "--master-addr",
             format!(
                 "there are {nodes} nodes; give the host name or address of node 0 on every node, \
@@ -300,8 +291,8 @@ fn master(vars: &Vars, nodes: usize, standalone: bool) -> Result<Master, PlaceEr
 fn one_of<T: PartialEq>(
     master: Option<Named>,
     endpoint: Option<Named>,
-    value: impl Fn(&Named) -> Result<T, PlaceError>,
-) -> Result<Option<Named>, PlaceError> {
+    value: impl Fn(&Named) -> Result<T, EnvError>,
+) -> Result<Option<Named>, EnvError> {
     let (Some(first), Some(second)) = (&master, &endpoint) else { return Ok(master.or(endpoint)) };
     match (is_flag(first.name), is_flag(second.name)) {
         (false, true) => Ok(endpoint),
@@ -310,13 +301,13 @@ fn one_of<T: PartialEq>(
         _ => {
             let values = [(first.name, first.value.as_str()), (second.name, second.value.as_str())];
             let problem = "both say where the ranks meet; leave one of them out";
-            Err(PlaceError::contradicting(values, problem))
+            Err(EnvError::contradicting(values, problem))
         }
     }
 }
 
 /// Host and port of `HOST:PORT` or `HOST`. torchrun's default is an empty one.
-fn endpoint(vars: &Vars) -> Result<Option<(Named, Option<Named>)>, PlaceError> {
+fn endpoint(vars: &Vars) -> Result<Option<(Named, Option<Named>)>, EnvError> {
     let names = ["--rdzv-endpoint", "PET_RDZV_ENDPOINT"];
     let Some(name) = names.into_iter().find(|name| vars.has(name)) else { return Ok(None) };
     if (vars.0)(name).is_some_and(|value| value.trim().is_empty()) {
@@ -336,7 +327,7 @@ fn endpoint(vars: &Vars) -> Result<Option<(Named, Option<Named>)>, PlaceError> {
 }
 
 /// The place of a pod of a JobSet, or of an indexed Job.
-pub(super) fn read_jobset(vars: &Vars) -> Result<Finding, PlaceError> {
+pub(super) fn read_jobset(vars: &Vars) -> Result<Finding, EnvError> {
     if !vars.has("JOB_COMPLETION_INDEX") {
         return Ok(Finding::Passed("JOB_COMPLETION_INDEX is not set".to_owned()));
     }

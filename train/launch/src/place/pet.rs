@@ -1,7 +1,6 @@
-//! `PET_*`: torchrun takes every argument from the variable of that name as well, which is how
-//! Kubeflow starts it.
+//! `PET_*`: torchrun takes every argument from the variable of that name too, as Kubeflow starts it.
 
-use super::error::PlaceError;
+use super::error::EnvError;
 use super::node;
 use super::role::{Finding, Role, Source};
 use super::vars::Vars;
@@ -25,7 +24,7 @@ const ABOUT_NODES: &[&str] =
 /// A variable of every other source that has not been asked yet.
 const OTHERS: &[&str] = &["SLURM_STEP_ID", "SLURM_STEPID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"];
 
-pub(super) fn read(vars: &Vars) -> Result<Finding, PlaceError> {
+pub(super) fn read(vars: &Vars) -> Result<Finding, EnvError> {
     let set = |names: &[&'static str]| names.iter().copied().find(|name| vars.has(name));
     let why = match (set(ABOUT_NODES), set(&["PET_NPROC_PER_NODE"])) {
         (Some(name), _) => {

@@ -1,8 +1,8 @@
 //! A rank's numbers with the names they came under, and whether they fit together.
 
-use super::error::PlaceError;
+use super::error::EnvError;
 use super::job::Job;
-use super::role::{Master, Place, Source};
+use super::role::{Master, RankEnv, Source};
 use super::vars::{DEFAULT_PORT, Vars, is_loopback};
 
 /// A number and the variable or flag that says so.
@@ -26,17 +26,17 @@ pub(super) struct Ranks {
 
 impl Ranks {
     /// Fails unless the numbers can all be true.
-    pub(super) fn check(&self) -> Result<(), PlaceError> {
+    pub(super) fn check(&self) -> Result<(), EnvError> {
         below(self.rank, self.world_size, "ranks are counted from 0")?;
         below(self.local_rank, self.local_world_size, "local ranks are counted from 0")?;
         if self.local_world_size.1 > self.world_size.1 {
-            return Err(PlaceError::contradiction(
+            return Err(EnvError::contradiction(
                 &[self.local_world_size, self.world_size],
                 "a node has no more ranks than the job",
             ));
         }
         if self.local_rank.1 > self.rank.1 {
-            return Err(PlaceError::contradiction(
+            return Err(EnvError::contradiction(
                 &[self.local_rank, self.rank],
                 "a rank is at least its local rank",
             ));
@@ -64,9 +64,9 @@ impl Ranks {
         master: Master,
         start: Start,
         vars: &Vars,
-    ) -> Result<Place, PlaceError> {
+    ) -> Result<RankEnv, EnvError> {
         let launched = start.name.as_deref().filter(|name| *name != NO_NAME);
-        Ok(Place {
+        Ok(RankEnv {
             source,
             rank: self.rank.1,
             world_size: self.world_size.1,
@@ -86,22 +86,22 @@ impl Ranks {
 const NO_NAME: &str = "none";
 
 /// Fails unless a rank is below the size it is counted in.
-pub(super) fn below(index: Number, size: Number, why: &str) -> Result<(), PlaceError> {
+pub(super) fn below(index: Number, size: Number, why: &str) -> Result<(), EnvError> {
     if index.1 < size.1 {
         return Ok(());
     }
     let problem = format!("{why}, so {} must be below {}", index.0, size.0);
-    Err(PlaceError::contradiction(&[index, size], problem))
+    Err(EnvError::contradiction(&[index, size], problem))
 }
 
 /// Where ranks meet that may be on several machines: `MASTER_ADDR:MASTER_PORT`, or on one machine
 /// the loopback address; `port` where no port is named.
-pub(super) fn master(vars: &Vars, one_node: bool, port: Option<u16>) -> Result<Master, PlaceError> {
+pub(super) fn master(vars: &Vars, one_node: bool, port: Option<u16>) -> Result<Master, EnvError> {
     let host = match vars.host(&["MASTER_ADDR"])? {
         Some(host) => host,
         None if one_node => "127.0.0.1".to_owned(),
         None => {
-            return Err(PlaceError::missing(
+            return Err(EnvError::missing(
                 "MASTER_ADDR",
                 "the ranks are on several machines; set it to the host name or address of the \
                  machine of rank 0, the same for all ranks",
@@ -113,6 +113,6 @@ pub(super) fn master(vars: &Vars, one_node: bool, port: Option<u16>) -> Result<M
 }
 
 /// Whether the ranks surely share a machine, going by where they meet.
-pub(super) fn meets_on_loopback(vars: &Vars) -> Result<bool, PlaceError> {
+pub(super) fn meets_on_loopback(vars: &Vars) -> Result<bool, EnvError> {
     Ok(vars.host(&["MASTER_ADDR"])?.is_none_or(|host| is_loopback(&host)))
 }

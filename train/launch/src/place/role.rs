@@ -3,6 +3,7 @@
 use std::fmt;
 
 use super::job::Job;
+use super::vars::JobSecret;
 
 /// Who told this process its place, in the order in which they are asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,19 +22,6 @@ pub enum Source {
     Pmi,
     /// A pod of a Kubernetes JobSet or indexed Job.
     JobSet,
-}
-
-impl Source {
-    /// All of them, in order.
-    pub const ALL: [Source; 7] = [
-        Source::Flags,
-        Source::Torchrun,
-        Source::Pet,
-        Source::Slurm,
-        Source::OpenMpi,
-        Source::Pmi,
-        Source::JobSet,
-    ];
 }
 
 impl fmt::Display for Source {
@@ -63,8 +51,8 @@ pub struct Master {
 }
 
 /// The place of a rank.
-#[derive(Clone, PartialEq, Eq)]
-pub struct Place {
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RankEnv {
     /// Who told.
     pub source: Source,
     /// This rank, from 0 up to `world_size - 1`.
@@ -75,8 +63,7 @@ pub struct Place {
     pub local_rank: usize,
     /// Ranks of this node.
     pub local_world_size: usize,
-    /// The node. MPI launchers do not tell; the number is then a guess from the ranks. Group ranks
-    /// by `node`.
+    /// The node. MPI launchers do not tell; the number is then a guess from the ranks. Group ranks by `node`.
     pub node_rank: usize,
     /// Names the machine: ranks with the same name share it.
     pub node: String,
@@ -88,11 +75,11 @@ pub struct Place {
     pub job: Job,
     /// What ranks authenticate each other with. Without it they meet on a loopback address only, unless
     /// `comm.open` says that everyone may join.
-    pub secret: Option<String>,
+    pub secret: Option<JobSecret>,
 }
 
 /// The place of a process that starts the ranks of its node.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Node {
     /// Who told.
     pub source: Source,
@@ -109,44 +96,9 @@ pub struct Node {
     /// The job, as others have started it.
     pub job: Job,
     /// What ranks authenticate each other with.
-    pub secret: Option<String>,
+    pub secret: Option<JobSecret>,
     /// How often to start the ranks again after a failure.
     pub max_restarts: u64,
-}
-
-// Written by hand so that no log ever shows the secret.
-impl fmt::Debug for Place {
-    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        f.debug_struct("Place")
-            .field("source", &self.source)
-            .field("rank", &self.rank)
-            .field("world_size", &self.world_size)
-            .field("local_rank", &self.local_rank)
-            .field("local_world_size", &self.local_world_size)
-            .field("node_rank", &self.node_rank)
-            .field("node", &self.node)
-            .field("master", &self.master)
-            .field("meeting", &self.meeting)
-            .field("job", &self.job)
-            .field("secret", &self.secret.as_ref().map(|_| "…"))
-            .finish()
-    }
-}
-
-impl fmt::Debug for Node {
-    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        f.debug_struct("Node")
-            .field("source", &self.source)
-            .field("node_rank", &self.node_rank)
-            .field("nodes", &self.nodes)
-            .field("nproc_per_node", &self.nproc_per_node)
-            .field("per_gpu", &self.per_gpu)
-            .field("master", &self.master)
-            .field("job", &self.job)
-            .field("secret", &self.secret.as_ref().map(|_| "…"))
-            .field("max_restarts", &self.max_restarts)
-            .finish()
-    }
 }
 
 /// What this process is to do.
@@ -155,7 +107,7 @@ pub enum Role {
     /// Train by itself, with ranks as threads, as the only process of this job.
     Alone(Job),
     /// Be one rank of a job.
-    Rank(Place),
+    Rank(RankEnv),
     /// Start the ranks of a node and watch over them.
     Node(Node),
 }

@@ -1,6 +1,6 @@
 //! Tasks of Slurm's `srun`: <https://slurm.schedmd.com/srun.html#SECTION_OUTPUT-ENVIRONMENT-VARIABLES>.
 
-use super::error::PlaceError;
+use super::error::EnvError;
 use super::hostlist;
 use super::ranks::{Ranks, Start, below, master};
 use super::role::{Finding, Master, Role, Source};
@@ -32,7 +32,7 @@ const NODE_LISTS: &[&str] = &["SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLUR
 /// Steps that are no `srun`: the batch script, and what else Slurm counts as a step.
 const FIRST_SPECIAL_STEP: u64 = 0xFFFF_FFF0;
 
-pub(super) fn read(vars: &Vars) -> Result<Finding, PlaceError> {
+pub(super) fn read(vars: &Vars) -> Result<Finding, EnvError> {
     let passed = |why: &str| Ok(Finding::Passed(why.to_owned()));
     if !vars.has("SLURM_PROCID") {
         return passed("SLURM_PROCID is not set");
@@ -55,7 +55,7 @@ pub(super) fn read(vars: &Vars) -> Result<Finding, PlaceError> {
             Some(size) => ("SLURM_NTASKS", size),
             None => {
                 let problem = "SLURM_PROCID needs it; give --ntasks to srun";
-                return Err(PlaceError::missing("SLURM_NTASKS", problem));
+                return Err(EnvError::missing("SLURM_NTASKS", problem));
             }
         },
     };
@@ -74,7 +74,7 @@ pub(super) fn read(vars: &Vars) -> Result<Finding, PlaceError> {
         None if local_world_size.1 == world_size => rank,
         None => {
             let problem = "SLURM_PROCID needs it when there are several nodes; start with srun";
-            return Err(PlaceError::missing("SLURM_LOCALID", problem));
+            return Err(EnvError::missing("SLURM_LOCALID", problem));
         }
     };
     let ranks = Ranks {
@@ -86,7 +86,7 @@ pub(super) fn read(vars: &Vars) -> Result<Finding, PlaceError> {
     ranks.check()?;
     let Some(node_rank) = node_rank.or_else(|| ranks.node_by_block()) else {
         let problem = "tasks are not dealt out node by node, so it is needed; start with srun";
-        return Err(PlaceError::missing("SLURM_NODEID", problem));
+        return Err(EnvError::missing("SLURM_NODEID", problem));
     };
     below(("SLURM_NODEID", node_rank), ranks.world_size, "a node has at least one task")?;
     let id = vars.text("SLURM_JOB_ID")?;
@@ -112,12 +112,12 @@ fn local_world_size(
     vars: &Vars,
     node: Option<usize>,
     world_size: usize,
-) -> Result<(&'static str, usize), PlaceError> {
+) -> Result<(&'static str, usize), EnvError> {
     let lists = ["SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"];
     if let (Some(node), Some(list)) = (node, vars.first(&lists)?) {
         let bad = |problem: String| {
             let problem = format!("{problem}; it should read like 2(x3),1");
-            PlaceError::value(list.name, &list.value, problem)
+            EnvError::value(list.name, &list.value, problem)
         };
         let tasks = hostlist::tasks_of_node(&list.value, node).map_err(bad)?;
         return match tasks {
@@ -133,24 +133,23 @@ fn local_world_size(
         Some(nodes) => nodes,
     };
     match nodes {
-        0 => Err(PlaceError::value("SLURM_NNODES", "0", "a job has a node; start with srun")),
+        0 => Err(EnvError::value("SLURM_NNODES", "0", "a job has a node; start with srun")),
         nodes if world_size.is_multiple_of(nodes) => Ok(("SLURM_NTASKS", world_size / nodes)),
         _ => {
-            let problem = "tasks are not spread evenly, so it is needed; give --ntasks-per-node \
-                           to srun";
-            Err(PlaceError::missing("SLURM_TASKS_PER_NODE", problem))
+            let problem = "tasks are not spread evenly, so it is needed; give --ntasks-per-node to srun";
+            Err(EnvError::missing("SLURM_TASKS_PER_NODE", problem))
         }
     }
 }
 
 /// The first host of the step or job, if Slurm lists hosts.
-pub(super) fn first_host(vars: &Vars) -> Result<Option<String>, PlaceError> {
+pub(super) fn first_host(vars: &Vars) -> Result<Option<String>, EnvError> {
     let Some(list) = vars.first(NODE_LISTS)? else { return Ok(None) };
     match hostlist::parse(&list.value) {
         Ok(hosts) => Ok(Some(hosts.first)),
         Err(problem) => {
             let problem = format!("{problem}; it should read like gpu[01-03,7],login-2");
-            Err(PlaceError::value(list.name, &list.value, problem))
+            Err(EnvError::value(list.name, &list.value, problem))
         }
     }
 }

@@ -10,15 +10,15 @@ const SIZES: [(&str, &str, &str); 4] = [
     ("PMI_SIZE", "PMI_RANK", "mpiexec"),
 ];
 
-/// What to say to whoever has started a process that runs alone, though its environment speaks of several ranks.
+/// What to say of a process that runs alone although its environment speaks of several ranks.
 pub(super) fn remark(lookup: &Lookup) -> Option<String> {
     SIZES.iter().find_map(|(size, rank, launcher)| {
         let ranks: usize = lookup(size)?.trim().parse().ok()?;
         let is_stray = (2..=MAX_RANKS).contains(&ranks) && lookup(rank).is_none();
         is_stray.then(|| {
             format!(
-                "{size}={ranks} is set, but {rank} is not: this process runs by itself, not as one of {ranks}. \
-                 Start it with {launcher}, which sets both, or unset {size}"
+                "{size}={ranks} is set, but {rank} is not: this process runs by itself, not as one of \
+                 {ranks}. Start it with {launcher}, which sets both, or unset {size}"
             )
         })
     })

@@ -2,12 +2,26 @@
 
 use std::sync::Once;
 
-use super::error::{PlaceError, shortened};
+use super::error::{EnvError, shortened};
 use super::flags::Flags;
 use super::job::Job;
 use super::role::{Finding, Role, Source};
 use super::vars::{Lookup, Vars};
 use super::{jobset, mpi, node, pet, slurm, stray, torchrun};
+
+/// What reads the place of this process from flags and variables.
+type Read = fn(&Flags, &Vars) -> Result<Finding, EnvError>;
+
+/// The sources in the order in which they are asked, and the variables that each reads, the secret apart.
+pub(super) const SOURCES: [(Source, &[&str], Read); 7] = [
+    (Source::Flags, &[], Flags::read),
+    (Source::Torchrun, torchrun::NAMES, |_, vars| torchrun::read(vars)),
+    (Source::Pet, pet::NAMES, |_, vars| pet::read(vars)),
+    (Source::Slurm, slurm::NAMES, |_, vars| slurm::read(vars)),
+    (Source::OpenMpi, mpi::OPEN_MPI, |_, vars| mpi::read_open_mpi(vars)),
+    (Source::Pmi, mpi::PMI, |_, vars| mpi::read_pmi(vars)),
+    (Source::JobSet, jobset::NAMES, |_, vars| node::read_jobset(vars)),
+];
 
 /// What a source had to say.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,13 +36,13 @@ pub struct Considered {
 
 /// Finds the role of a process that has no flags. Never panics, and needs memory in proportion to
 /// the values alone, whatever they say.
-pub fn find(lookup: &Lookup) -> Result<(Role, Vec<Considered>), PlaceError> {
+pub fn find(lookup: &Lookup) -> Result<(Role, Vec<Considered>), EnvError> {
     let (role, considered) = survey(&Flags::default(), lookup);
     Ok((role?, considered))
 }
 
 /// The role of this process. Says once if it is alone though variables speak of several ranks.
-pub fn find_here(flags: &Flags) -> Result<Role, PlaceError> {
+pub fn find_here(flags: &Flags) -> Result<Role, EnvError> {
     static TOLD: Once = Once::new();
     let role = survey(flags, &environment).0?;
     if let (Role::Alone(_), Some(remark)) = (&role, stray::remark(&environment)) {
@@ -47,24 +61,19 @@ pub fn environment(name: &str) -> Option<String> {
 }
 
 /// Asks every source; says what came of each, also when one of them is wrong.
-pub fn survey(flags: &Flags, lookup: &Lookup) -> (Result<Role, PlaceError>, Vec<Considered>) {
+pub fn survey(flags: &Flags, lookup: &Lookup) -> (Result<Role, EnvError>, Vec<Considered>) {
     // Where the ranks meet may be given by flags whoever tells the rest.
     let overlaid = |name: &str| flags.overlay(name).or_else(|| lookup(name));
     let vars = Vars(&overlaid);
     let mut considered = Vec::new();
     let mut outcome = None;
-    for source in Source::ALL {
-        let found = match source {
-            Source::Flags => flags.found(),
-            _ => names(source)
-                .iter()
-                .filter_map(|name| Some(((*name).to_owned(), shortened(&lookup(name)?))))
-                .collect(),
-        };
+    for (source, names, read) in SOURCES {
+        let named = names.iter().filter_map(|name| Some(((*name).to_owned(), shortened(&lookup(name)?))));
+        let found = if source == Source::Flags { flags.found() } else { named.collect() };
         let verdict = match &outcome {
             Some((winner, Ok(_))) => format!("not asked: {winner} comes first"),
             Some((winner, Err(_))) => format!("not asked: {winner} is wrong"),
-            None => match read(source, flags, &vars) {
+            None => match read(flags, &vars) {
                 Ok(Finding::Taken(role, why)) => {
                     outcome = Some((source, Ok(role)));
                     format!("taken: {why}")
@@ -82,36 +91,11 @@ pub fn survey(flags: &Flags, lookup: &Lookup) -> (Result<Role, PlaceError>, Vec<
     let role = match outcome {
         Some((_, role)) => role,
         // Somebody meant this process to be one of several.
-        None if !flags.found().is_empty() => Err(PlaceError::missing(
+        None if !flags.found().is_empty() => Err(EnvError::missing(
             "--rank",
             "where to meet is given, but not who meets; add --rank and --world-size",
         )),
         None => Ok(Role::Alone(Job::of_scheduler(&vars))),
     };
     (role, considered)
-}
-
-fn read(source: Source, flags: &Flags, vars: &Vars) -> Result<Finding, PlaceError> {
-    match source {
-        Source::Flags => flags.read(vars),
-        Source::Torchrun => torchrun::read(vars),
-        Source::Pet => pet::read(vars),
-        Source::Slurm => slurm::read(vars),
-        Source::OpenMpi => mpi::read_open_mpi(vars),
-        Source::Pmi => mpi::read_pmi(vars),
-        Source::JobSet => node::read_jobset(vars),
-    }
-}
-
-/// The variables that a source reads; the secret is none of them.
-pub(super) fn names(source: Source) -> &'static [&'static str] {
-    match source {
-        Source::Flags => &[],
-        Source::Torchrun => torchrun::NAMES,
-        Source::Pet => pet::NAMES,
-        Source::Slurm => slurm::NAMES,
-        Source::OpenMpi => mpi::OPEN_MPI,
-        Source::Pmi => mpi::PMI,
-        Source::JobSet => jobset::NAMES,
-    }
 }

@@ -1,7 +1,7 @@
 //! The variables that torchrun and `kiln launch` give to every rank, and which others imitate:
 //! <https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables>.
 
-use super::error::PlaceError;
+use super::error::EnvError;
 use super::node;
 use super::ranks::{Ranks, Start, below, master, meets_on_loopback};
 use super::role::{Finding, Role, Source};
@@ -21,7 +21,7 @@ pub(super) const NAMES: &[&str] = &[
     "TORCHELASTIC_USE_AGENT_STORE",
 ];
 
-pub(super) fn read(vars: &Vars) -> Result<Finding, PlaceError> {
+pub(super) fn read(vars: &Vars) -> Result<Finding, EnvError> {
     let Some(rank) = vars.number("RANK")? else {
         return Ok(Finding::Passed("RANK is not set".to_owned()));
     };
@@ -32,7 +32,7 @@ pub(super) fn read(vars: &Vars) -> Result<Finding, PlaceError> {
     };
     let Some(world_size) = vars.number("WORLD_SIZE")? else {
         let problem = "RANK and LOCAL_RANK need it; set it to the number of ranks of the job";
-        return Err(PlaceError::missing("WORLD_SIZE", problem));
+        return Err(EnvError::missing("WORLD_SIZE", problem));
     };
     let local_world_size = match vars.number("LOCAL_WORLD_SIZE")? {
         Some(size) => size,
@@ -42,7 +42,7 @@ pub(super) fn read(vars: &Vars) -> Result<Finding, PlaceError> {
             _ => {
                 let problem = "ranks on several machines need it; set it to the number of ranks of \
                                this machine";
-                return Err(PlaceError::missing("LOCAL_WORLD_SIZE", problem));
+                return Err(EnvError::missing("LOCAL_WORLD_SIZE", problem));
             }
         },
     };
@@ -64,7 +64,7 @@ pub(super) fn read(vars: &Vars) -> Result<Finding, PlaceError> {
         (None, None) => {
             let problem = "RANK is not LOCAL_RANK plus a multiple of LOCAL_WORLD_SIZE, so it does \
                            not tell the node; set it to the node's number, from 0";
-            return Err(PlaceError::missing("GROUP_RANK", problem));
+            return Err(EnvError::missing("GROUP_RANK", problem));
         }
     };
     let mut master = master(vars, ranks.one_node(), None)?;

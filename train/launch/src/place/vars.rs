@@ -1,8 +1,9 @@
 //! Reading variables: text, numbers, ports and hosts, each with its limits.
 
+use std::fmt;
 use std::net::IpAddr;
 
-use super::error::PlaceError;
+use super::error::EnvError;
 
 /// Looks a variable up, such as `std::env::var`.
 pub type Lookup<'a> = dyn Fn(&str) -> Option<String> + 'a;
@@ -35,7 +36,7 @@ impl Vars<'_> {
     }
 
     /// The first of `names` that is set; a variable that is set to nothing is a mistake.
-    pub(super) fn first(&self, names: &[&'static str]) -> Result<Option<Named>, PlaceError> {
+    pub(super) fn first(&self, names: &[&'static str]) -> Result<Option<Named>, EnvError> {
         for &name in names {
             if let Some(value) = (self.0)(name) {
                 return checked(name, value).map(Some);
@@ -44,12 +45,12 @@ impl Vars<'_> {
         Ok(None)
     }
 
-    pub(super) fn text(&self, name: &'static str) -> Result<Option<String>, PlaceError> {
+    pub(super) fn text(&self, name: &'static str) -> Result<Option<String>, EnvError> {
         Ok(self.first(&[name])?.map(|named| named.value))
     }
 
     /// A rank, a size or an index.
-    pub(super) fn number(&self, name: &'static str) -> Result<Option<usize>, PlaceError> {
+    pub(super) fn number(&self, name: &'static str) -> Result<Option<usize>, EnvError> {
         self.first(&[name])?.map(|named| named.number(MAX_RANKS)).transpose()
     }
 
@@ -59,25 +60,35 @@ impl Vars<'_> {
         (self.0)(name).and_then(|value| value.trim().parse().ok()).unwrap_or(0)
     }
 
-    pub(super) fn host(&self, names: &[&'static str]) -> Result<Option<String>, PlaceError> {
+    pub(super) fn host(&self, names: &[&'static str]) -> Result<Option<String>, EnvError> {
         self.first(names)?.map(|named| named.host()).transpose()
     }
 
-    pub(super) fn port(&self, names: &[&'static str]) -> Result<Option<u16>, PlaceError> {
+    pub(super) fn port(&self, names: &[&'static str]) -> Result<Option<u16>, EnvError> {
         self.first(names)?.map(|named| named.port()).transpose()
     }
 
     /// The job's secret. No error shows its value.
-    pub(super) fn secret(&self) -> Result<Option<String>, PlaceError> {
+    pub(super) fn secret(&self) -> Result<Option<JobSecret>, EnvError> {
         match (self.0)(SECRET) {
             Some(secret) if secret.trim().is_empty() => {
-                Err(PlaceError::value(SECRET, "", "empty; set a long random text, or unset it"))
+                Err(EnvError::value(SECRET, "", "empty; set a long random text, or unset it"))
             }
             Some(secret) if secret.len() > MAX_VALUE => {
-                Err(PlaceError::value(SECRET, "…", "too long; 32 random characters are enough"))
+                Err(EnvError::value(SECRET, "…", "too long; 32 random characters are enough"))
             }
-            secret => Ok(secret),
+            secret => Ok(secret.map(JobSecret)),
         }
+    }
+}
+
+/// The text that the ranks of a job authenticate each other with. No log ever shows it.
+#[derive(Clone, PartialEq, Eq)]
+pub struct JobSecret(pub String);
+
+impl fmt::Debug for JobSecret {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str("\"…\"")
     }
 }
 
@@ -85,40 +96,41 @@ impl Vars<'_> {
 pub const SECRET: &str = "KILN_JOB_SECRET";
 
 /// Takes a value unless it is empty or absurdly long.
-pub(super) fn checked(name: &'static str, value: String) -> Result<Named, PlaceError> {
+pub(super) fn checked(name: &'static str, value: String) -> Result<Named, EnvError> {
     if value.len() > MAX_VALUE {
-        return Err(PlaceError::value(name, &value, "longer than 64 KiB; set it to a real value"));
+        return Err(EnvError::value(name, &value, "longer than 64 KiB; set it to a real value"));
     }
     let value = value.trim();
     if value.is_empty() {
-        return Err(PlaceError::value(name, "", "empty; give it a value, or unset it"));
+        return Err(EnvError::value(name, "", "empty; give it a value, or unset it"));
     }
     Ok(Named { name, value: value.to_owned() })
 }
 
 impl Named {
-    /// A whole number up to `max`.
-    pub(super) fn number(&self, max: usize) -> Result<usize, PlaceError> {
-        let number = self.value.parse().ok().filter(|number| *number <= max);
-        // `parse` takes "+1", which no launcher writes.
-        number.filter(|_| !self.value.starts_with('+')).ok_or_else(|| {
-            let problem = format!("not a whole number from 0 to {max}; correct or unset it");
-            PlaceError::value(self.name, &self.value, problem)
-        })
+    /// The error that it has such a problem.
+    pub(super) fn wrong(&self, problem: impl Into<String>) -> EnvError {
+        EnvError::value(self.name, &self.value, problem)
     }
 
-    pub(super) fn port(&self) -> Result<u16, PlaceError> {
+    /// A whole number up to `max`.
+    pub(super) fn number(&self, max: usize) -> Result<usize, EnvError> {
+        let number = self.value.parse().ok().filter(|number| *number <= max);
+        // `parse` takes "+1", which no launcher writes.
+        number
+            .filter(|_| !self.value.starts_with('+'))
+            .ok_or_else(|| self.wrong(format!("not a whole number from 0 to {max}; correct or unset it")))
+    }
+
+    pub(super) fn port(&self) -> Result<u16, EnvError> {
         match self.value.parse() {
             Ok(port) if port > 0 && !self.value.starts_with('+') => Ok(port),
-            _ => {
-                let problem = "not a port; ports are 1 to 65535, and those from 1024 need no rights";
-                Err(PlaceError::value(self.name, &self.value, problem))
-            }
+            _ => Err(self.wrong("not a port; ports are 1 to 65535, and those from 1024 need no rights")),
         }
     }
 
     /// A host name or an address; an IPv6 address may be in brackets.
-    pub(super) fn host(&self) -> Result<String, PlaceError> {
+    pub(super) fn host(&self) -> Result<String, EnvError> {
         let inner = self.value.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
         let host = inner.unwrap_or(&self.value);
         let named = host.bytes().all(|b| b.is_ascii_alphanumeric() || b"-._".contains(&b));
@@ -127,8 +139,7 @@ impl Named {
         if host.len() <= 253 && !host.is_empty() && (named || address) {
             return Ok(host.to_owned());
         }
-        let problem = "not a host name or address; name the machine of rank 0, without a port";
-        Err(PlaceError::value(self.name, &self.value, problem))
+        Err(self.wrong("not a host name or address; name the machine of rank 0, without a port"))
     }
 }
 

@@ -14,8 +14,7 @@ const SIZE: (u16, u16) = (80, 24);
 /// Frames of a progress bar per second, at most.
 const FRAME_RATE: u8 = 20;
 
-/// A progress bar of this length, in a style of indicatif's, if somebody watches: it is drawn on standard
-/// error.
+/// A progress bar of this length, in a style of indicatif's, on standard error, if somebody watches.
 pub fn watched_bar(length: u64, style: &str) -> Option<ProgressBar> {
     let is_watched = io::stdout().is_terminal() && io::stderr().is_terminal();
     is_watched.then(|| {

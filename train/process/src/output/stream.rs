@@ -97,8 +97,7 @@ impl Stream {
         }
     }
 
-    /// From now on, nobody waits for the reader. Where the system has no thread left for that, everybody
-    /// does as before.
+    /// From now on, nobody waits for the reader. Without a thread for that, everybody does as before.
     pub(super) fn hold(&'static self) {
         let mut queue = self.queue();
         queue.holders += 1;
@@ -121,7 +120,7 @@ impl Stream {
     /// Writes whole lines, or counts them.
     pub(super) fn put(&self, bytes: &[u8]) {
         let queue = self.queue();
-        if self.is_queued(&queue) {
+        if queue.has_thread && (queue.holders > 0 || self.waiting() > 0) {
             return self.push(queue, bytes);
         }
         drop(queue);
@@ -186,8 +185,7 @@ impl Stream {
         }
     }
 
-    /// Waits as [`Stream::drain`] does. Returns in words what could not be written, unless that was written
-    /// now.
+    /// Waits as [`Stream::drain`] does. Returns in words what could not be written even now.
     pub(super) fn finish(&self, patience: Duration) -> Option<String> {
         let mut is_drained = self.drain(patience);
         if is_drained {
@@ -229,10 +227,6 @@ impl Stream {
             self.waiting.fetch_sub(text.len(), Ordering::Release);
             self.changed.notify_all();
         }
-    }
-
-    fn is_queued(&self, queue: &Queue) -> bool {
-        queue.has_thread && (queue.holders > 0 || self.waiting() > 0)
     }
 
     /// Puts a text into the queue, or counts its lines.

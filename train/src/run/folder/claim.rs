@@ -13,7 +13,7 @@ use super::lock::{Lock, Patience};
 use super::{CONFIG_FILE, Content, Found, metrics_of_run};
 use crate::checkpoint::{self, HeldFolder};
 use crate::config::CommSection;
-use crate::error::TrainError;
+use crate::error::Result;
 use crate::flight;
 use crate::metrics::{cut_lines_after, say, write_beside};
 use crate::process::launcher::{self, Word};
@@ -45,8 +45,8 @@ impl Found {
         &self,
         options: &RunOptions,
         comm: &CommSection,
-        find: impl Fn() -> Result<Found, TrainError>,
-    ) -> Result<Option<(Lock, Claim)>, TrainError> {
+        find: impl Fn() -> Result<Found>,
+    ) -> Result<Option<(Lock, Claim)>> {
         let is_new = matches!(self.content, Content::Nothing | Content::Unbegun(_));
         let identity = match &self.content {
             Content::Run(Some(known)) | Content::Unsaved(Some(known)) => known.clone(),
@@ -60,7 +60,7 @@ impl Found {
         let lock = match Lock::take(&self.out, &identity.id, patience) {
             Ok(lock) => lock,
             // Two that have found the same free name.
-            Err(FolderError::Held { .. })
+            Err(FolderError::Held(..))
                 if matches!(options.out, RunFolder::Next(_)) && is_new && !self.is_still(&find()?) =>
             {
                 return Ok(None);
@@ -85,8 +85,7 @@ impl Found {
         Ok(Some((lock, Claim { out, held, is_unsaved, known: identity, identity: taken })))
     }
 
-    /// Moves flight recorders of earlier starts aside: why the last life ended is worth knowing while
-    /// this one runs.
+    /// Moves flight recorders of earlier starts aside: why the last life ended is worth knowing in this one.
     fn set_flights_aside(&self) -> Result<(), FolderError> {
         let folder = flight::folder_of_run(&self.out);
         let names = flight::files_in(&folder);
@@ -111,7 +110,7 @@ impl Found {
 impl Claim {
     /// Makes the folder that of this start, which goes on after `step` steps: what an earlier one has
     /// written of later steps is moved aside.
-    pub(crate) fn begin(&self, config: &str, step: u64) -> Result<(), TrainError> {
+    pub(crate) fn begin(&self, config: &str, step: u64) -> Result<()> {
         self.held.as_ref().map_or(Ok(()), HeldFolder::check)?;
         let checkpoints = checkpoint::folder_of_run(&self.out);
         let later = checkpoint::later_than(&checkpoints, step);
@@ -122,8 +121,7 @@ impl Claim {
             cut = metrics_of_run(&aside);
             let later: Vec<_> = later.iter().map(u64::to_string).collect();
             say(&format!(
-                "going back to step {step}: checkpoints of later steps ({}) and their metrics are \
-                 now in {}",
+                "going back to step {step}: checkpoints of later steps ({}) and their metrics are now in {}",
                 later.join(", "),
                 aside.display()
             ));
@@ -141,8 +139,7 @@ impl Claim {
         let was_cut = cut_lines_after(&metrics, last, &cut).map_err(FolderError::io("write", &metrics))?;
         if was_cut && self.is_unsaved {
             say(&format!(
-                "{} holds a run without a complete checkpoint: starting again; its metrics are \
-                 now in {}",
+                "{} holds a run without a complete checkpoint: starting again; its metrics are now in {}",
                 self.out.display(),
                 cut.display()
             ));

@@ -1,12 +1,9 @@
-//! Who holds a run folder, as a file that is kept up to date: for people, and for machines that do not
-//! see each other's locks.
+//! Who holds a run folder, in a file for people, and for machines that do not see each other's locks.
 
 use std::fmt;
 use std::fs::OpenOptions;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::{self, RecvTimeoutError, Sender};
-use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -14,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::identity::now;
 use crate::checkpoint::HeldFolder;
 use crate::files;
-use crate::process::ProcessId;
+use crate::process::{ProcessId, Repeat};
 
 /// A holder says this often that it is there.
 const BEAT: Duration = Duration::from_secs(5);
@@ -66,18 +63,14 @@ impl Holder {
         (&self.process, &self.run) == (&other.process, &other.run)
     }
 
-    /// Whether the file may well be of whoever holds the folder now, and not of someone before.
-    fn is_current(&self) -> bool {
-        !self.ended && self.process.is_gone() != Some(true)
-    }
-
-    /// Says who holds the folder, going by its file at `path`. One that has just begun is given the time
-    /// to write it.
+    /// Says who holds the folder, by the file at `path`. A holder that has just begun gets time to write it.
     pub(super) fn describe(path: &Path, mut pause: impl FnMut()) -> String {
         const LOOKS: usize = 10;
         for _ in 0..LOOKS {
             match Holder::read(path) {
-                Some(holder) if holder.is_current() => return format!("a run on {holder}"),
+                Some(holder) if !holder.ended && holder.process.is_gone() != Some(true) => {
+                    return format!("a run on {holder}");
+                }
                 _ => pause(),
             }
         }
@@ -113,55 +106,28 @@ pub(super) const LOOKS: usize = 20;
 /// Time between two looks.
 pub(super) const LOOK: Duration = Duration::from_secs(1);
 
-/// Keeps a holder's file up to date, and says there at the end that the folder is free.
-#[derive(Debug)]
-pub(super) struct Heartbeat {
-    stop: Option<Sender<()>>,
-    thread: Option<JoinHandle<()>>,
+/// Keeps the file `path` of `holder`, who has written it, up to date until this is dropped, and says there
+/// then that the folder is free, all while the folder is `held` or the file names the holder.
+pub(super) fn heartbeat(holder: Holder, path: PathBuf, held: HeldFolder) -> io::Result<Repeat> {
+    beat_every(BEAT, holder, path, move || held.check().is_ok())
 }
 
-impl Heartbeat {
-    /// Of `holder`, in the file `path`, which it has written, for as long as the folder is `held` or the
-    /// file still names the holder.
-    pub(super) fn start(holder: Holder, path: PathBuf, held: HeldFolder) -> io::Result<Self> {
-        Self::every(BEAT, holder, path, move || held.check().is_ok())
-    }
-
-    fn every(
-        beat: Duration,
-        mut holder: Holder,
-        path: PathBuf,
-        is_held: impl Fn() -> bool + Send + 'static,
-    ) -> io::Result<Self> {
-        let (stop, stopped) = mpsc::channel::<()>();
-        let write = move |holder: &Holder| {
-            // Another run may have come to this path.
-            let names_it = || Holder::read(&path).is_some_and(|now| now.is_same(holder));
-            if is_held() || names_it() {
-                // A disk that is full or away for a while is the next beat's matter.
-                let _ = holder.write(&path);
-            }
-        };
-        let run = move || {
-            while stopped.recv_timeout(beat) == Err(RecvTimeoutError::Timeout) {
-                holder.beat += 1;
-                write(&holder);
-            }
-            holder.ended = true;
-            write(&holder);
-        };
-        let thread = thread::Builder::new().name("kiln-heartbeat".to_owned()).spawn(run)?;
-        Ok(Heartbeat { stop: Some(stop), thread: Some(thread) })
-    }
-}
-
-impl Drop for Heartbeat {
-    fn drop(&mut self) {
-        drop(self.stop.take());
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
+fn beat_every(
+    pause: Duration,
+    mut holder: Holder,
+    path: PathBuf,
+    is_held: impl Fn() -> bool + Send + 'static,
+) -> io::Result<Repeat> {
+    Repeat::every(pause, "kiln-heartbeat", move |is_last| {
+        holder.beat += u64::from(!is_last);
+        holder.ended = is_last;
+        // Another run may have come to this path.
+        let names_it = || Holder::read(&path).is_some_and(|now| now.is_same(&holder));
+        if is_held() || names_it() {
+            // A disk that is full or away for a while is the next beat's matter.
+            let _ = holder.write(&path);
         }
-    }
+    })
 }
 
 #[cfg(test)]
@@ -176,8 +142,7 @@ mod tests {
         holder.write(&path).unwrap();
         assert_eq!(Holder::read(&path), Some(holder.clone()));
         assert!(Holder::describe(&path, || ()).contains(&format!("pid {}", std::process::id())));
-        let heartbeat =
-            Heartbeat::every(Duration::from_millis(1), holder.clone(), path.clone(), || true).unwrap();
+        let heartbeat = beat_every(Duration::from_millis(1), holder.clone(), path.clone(), || true).unwrap();
         assert!(holder.moves(&path, usize::MAX, std::thread::yield_now));
         drop(heartbeat);
         let last = Holder::read(&path).unwrap();
@@ -192,7 +157,7 @@ mod tests {
         let (old, new) = (Holder::this("old"), Holder::this("new"));
         old.write(&path).unwrap();
         let heartbeat =
-            |held: bool| Heartbeat::every(Duration::from_secs(600), old.clone(), path.clone(), move || held);
+            |held: bool| beat_every(Duration::from_secs(600), old.clone(), path.clone(), move || held);
         // It may have lost its lock, and says that it ends all the same.
         drop(heartbeat(false).unwrap());
         assert!(Holder::read(&path).unwrap().ended);

@@ -60,7 +60,7 @@ impl Claimant {
         let mut config = config.clone();
         config.train.ranks = 0;
         let digest = Sha256::digest(format!("{config:?}"));
-        Claimant { config_sha256: hex(&digest), job: job_of(options) }
+        Claimant { config_sha256: format!("{digest:x}"), job: job_of(options) }
     }
 }
 
@@ -85,7 +85,7 @@ impl Identity {
         })?;
         Ok(Identity {
             kiln_run: FORMAT,
-            id: hex(&id),
+            id: format!("{:032x}", u128::from_be_bytes(id)),
             created: now(),
             kiln: env!("CARGO_PKG_VERSION").to_owned(),
             config_sha256: claimant.config_sha256.clone(),
@@ -113,10 +113,7 @@ impl Identity {
         if self.job.is_none() || self.job != claimant.job {
             return Err(OTHER_JOB);
         }
-        if !self.was_started_as(claimant) {
-            return Err(OTHER_CONFIG);
-        }
-        Ok(())
+        if !self.was_started_as(claimant) { Err(OTHER_CONFIG) } else { Ok(()) }
     }
 
     /// Whether it was last started with the configuration of `claimant`.
@@ -128,7 +125,7 @@ impl Identity {
     /// program has written is none.
     pub(super) fn read(out: &Path) -> Result<Option<Self>, FolderError> {
         let path = out.join(FILE);
-        let wrong = |problem: String| FolderError::Identity { path: path.clone(), problem };
+        let wrong = |problem: String| FolderError::Identity(path.clone(), problem);
         let text = match files::read(&path, MAX_BYTES) {
             Ok(text) => text,
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
@@ -160,10 +157,6 @@ impl Identity {
         text.and_then(|text| write_beside(&path, format!("{text}\n").as_bytes()))
             .map_err(FolderError::io("write", &path))
     }
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// The time in UTC, as in `2026-11-23T07:08:19Z`.

@@ -14,11 +14,11 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use super::error::FolderError;
-use super::holder::{Heartbeat, Holder, LOOK, LOOKS};
+use super::holder::{Holder, LOOK, LOOKS, heartbeat};
 use crate::checkpoint::HeldFolder;
 use crate::files;
 use crate::metrics::say;
-use crate::process::ProcessId;
+use crate::process::{ProcessId, Repeat};
 
 /// What only locks need is in this folder of the run folder.
 pub(super) const FOLDER: &str = ".kiln";
@@ -39,7 +39,7 @@ const MOMENT: Duration = Duration::from_millis(500);
 #[derive(Debug)]
 pub(crate) struct Lock {
     // In this order: first the holder's file says that it ends.
-    _heartbeat: Option<Heartbeat>,
+    _heartbeat: Option<Repeat>,
     held: Option<HeldFolder>,
 }
 
@@ -120,7 +120,7 @@ impl Lock {
             }
         }
         let held = HeldFolder::new(out, folder.join(LOCK_FILE), Arc::new(locks.first));
-        let heartbeat = Heartbeat::start(holder, holder_path, held.clone())
+        let heartbeat = heartbeat(holder, holder_path, held.clone())
             .map_err(FolderError::io("start a thread for the heartbeat of", out))?;
         Ok(Lock { _heartbeat: Some(heartbeat), held: Some(held) })
     }
@@ -199,7 +199,7 @@ impl Locks {
 fn held(out: &Path) -> FolderError {
     let path = out.join(FOLDER).join(HOLDER_FILE);
     let holder = Holder::describe(&path, || sleep(PAUSE));
-    FolderError::Held { out: out.to_owned(), holder }
+    FolderError::Held(out.to_owned(), holder)
 }
 
 /// Whether the holder's file tells of someone who lives, though the lock does not.
@@ -305,7 +305,7 @@ mod tests {
         // Whoever is told to stop waits no longer.
         let stop = AtomicBool::new(true);
         let stopped = Patience { time: Duration::MAX, stop: &stop };
-        assert!(matches!(Lock::take(&out, "second", stopped), Err(FolderError::Held { .. })));
+        assert!(matches!(Lock::take(&out, "second", stopped), Err(FolderError::Held(..))));
         std::thread::scope(|scope| {
             let waiting = scope.spawn(|| {
                 let patience = Patience { time: Duration::MAX, stop: &NONE };

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::error::TrainError;
+use crate::error::Result;
 use crate::launch;
 use crate::process::launcher;
 
@@ -14,12 +14,11 @@ pub(super) struct Grace {
 
 impl Grace {
     /// What the launcher gives, or else what most schedulers do.
-    pub(super) fn new() -> Result<Self, TrainError> {
+    pub(super) fn new() -> Result<Self> {
         Ok(Grace { time: launcher::grace()?.unwrap_or(launch::GRACE), told: false })
     }
 
-    /// Says once, on rank 0, that a micro-batch of `micro_batch` seconds or a step of `step` seconds takes
-    /// longer than that.
+    /// Says once, on rank 0, if a micro-batch of `micro_batch` or a step of `step` seconds takes longer.
     pub(super) fn mind(&mut self, micro_batch: f64, step: Option<f64>, rank: usize) {
         let time = self.time.as_secs_f64();
         if self.told || rank != 0 {

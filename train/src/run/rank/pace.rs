@@ -35,8 +35,7 @@ impl Pace {
         self.begun = Instant::now();
     }
 
-    /// A pass ends, and the next one may follow at once. Returns whether the ranks are to ask each other
-    /// now.
+    /// A pass ends, and the next one may follow at once. Returns whether the ranks are to ask each other now.
     pub(super) fn end(&mut self) -> bool {
         self.longest = self.longest.max(self.begun.elapsed().as_secs_f64());
         self.begin();
@@ -49,8 +48,8 @@ impl Pace {
         self.longest
     }
 
-    /// Takes note of the longest pass of any rank, in seconds; 0 if there was none since the ranks asked
-    /// each other.
+    /// Takes note of the longest pass of any rank in seconds; 0 if there was none since they asked each
+    /// other.
     pub(super) fn told(&mut self, longest: f64) {
         if longest > 0.0 {
             self.left = passes(longest);

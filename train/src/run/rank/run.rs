@@ -7,9 +7,9 @@ use kiln_model::layers::Layer;
 
 use super::state::Rank;
 use super::step::{DataBatches, Issued, StepSync};
-use crate::checkpoint;
+use crate::checkpoint::{self, Format};
 use crate::data::Tokenizer;
-use crate::error::TrainError;
+use crate::error::{Result, TrainError};
 use crate::generate::{self, Sampling};
 use crate::metrics::{EvalMetrics, Reporter, say};
 use crate::run::evaluate::evaluate_while;
@@ -21,21 +21,11 @@ use crate::schedule::learning_rate;
 use crate::words::number_of;
 
 impl<B: Layer> Rank<'_, B> {
-    /// Says that the run has come further than the configuration asks: nothing in its folder changes, or it
-    /// would say that the run has fewer steps than it has.
-    fn announce_no_steps(&self) {
-        say(&format!(
-            "nothing to train: the run has done {} steps, and train.steps is {}; its folder stays as it is. To \
-             go on, raise train.steps; to go back, name an earlier checkpoint with --resume",
-            self.step, self.plan.config.train.steps
-        ));
-    }
-
     /// Says if checkpoints that earlier starts have kept are about to be removed.
     fn announce_removals(&self) {
         let options = self.plan.save_options();
-        let (there, surplus) = checkpoint::surplus(&options.folder, options.keep, self.step);
-        if surplus > 0 && self.step < self.plan.config.train.steps {
+        let (there, surplus) = checkpoint::surplus(&options.folder, options.keep, self.state.step);
+        if surplus > 0 && self.state.step < self.plan.config.train.steps {
             say(&format!(
                 "checkpoint.keep = {}: the next save removes {surplus} of the {} in {}; to keep them all, \
                  set checkpoint.keep = 0",
@@ -47,41 +37,48 @@ impl<B: Layer> Rank<'_, B> {
     }
 
     /// What rank 0 reports to; `None` on the others.
-    fn reporter(&self) -> Result<Option<Reporter>, TrainError> {
+    fn reporter(&self) -> Result<Option<Reporter>> {
         if self.rank != 0 {
             return Ok(None);
         }
         let path = metrics_of_run(&self.plan.out);
         match &self.plan.claim {
-            Some(_) if self.step > self.plan.config.train.steps => self.announce_no_steps(),
-            Some(claim) => claim.begin(&self.plan.config_text, self.step)?,
+            // Nothing in the folder changes, or it would say that the run has fewer steps than it has.
+            Some(_) if self.state.step > self.plan.config.train.steps => say(&format!(
+                "nothing to train: the run has done {} steps, and train.steps is {}; its folder stays as it is. \
+                 To go on, raise train.steps; to go back, name an earlier checkpoint with --resume",
+                self.state.step, self.plan.config.train.steps
+            )),
+            Some(claim) => claim.begin(&self.plan.message.config, self.state.step)?,
             None => {}
         }
         self.announce_removals();
-        let reporter = Reporter::new(&path, self.step, self.plan.config.train.steps);
+        let reporter = Reporter::new(&path, self.state.step, self.plan.config.train.steps);
         reporter.map(Some).map_err(TrainError::io("write", &path))
     }
 
     /// Takes the steps of the run, up to its last.
-    pub(in crate::run) fn run(mut self) -> Result<Summary, TrainError> {
+    pub(in crate::run) fn run(mut self) -> Result<Summary> {
         let mut reporter = self.reporter()?;
         let Plan { config, .. } = self.plan;
         let steps = config.train.steps;
         let (mut loss, mut val_loss) = (None, None);
         let mut issued = None;
-        if self.step < steps && self.asked_to_stop()? {
+        if self.state.step < steps && self.asked_to_stop()? {
             return self.stop(reporter.as_ref(), loss);
         }
-        while self.step < steps {
+        while self.state.step < steps {
             let Some((now, StepSync { stop, saving, .. })) = self.train_step()? else {
                 if let Some(ripe) = issued.take() {
                     loss = Some(self.settle_step(ripe, reporter.as_mut())?);
                 }
                 return self.stop(reporter.as_ref(), loss);
             };
-            let last = self.step == steps;
-            let (evaluate, save) =
-                (last || due(self.step, config.eval.every), last || due(self.step, config.checkpoint.every));
+            let last = self.state.step == steps;
+            let (evaluate, save) = (
+                last || due(self.state.step, config.eval.every),
+                last || due(self.state.step, config.checkpoint.every),
+            );
             // What a GPU has made of a step is read when it has the next one to work on, unless
             // something else has to be known first.
             let before = issued.replace(now);
@@ -106,7 +103,9 @@ impl<B: Layer> Rank<'_, B> {
             }
             if save && !last {
                 self.save(false)?;
-                if !self.saves_in_background() && self.asked_to_stop()? {
+                let section = &self.plan.config.checkpoint;
+                let in_background = section.background && section.format == Format::Sharded;
+                if !in_background && self.asked_to_stop()? {
                     return self.stop(reporter.as_ref(), loss);
                 }
             }
@@ -129,16 +128,16 @@ impl<B: Layer> Rank<'_, B> {
         if let Some(reporter) = &reporter {
             self.conclude(reporter, val_loss, &checkpoint, sample.as_deref());
         }
-        let (steps, val_loss, preempted) = (self.step, Some(val_loss), false);
+        let (steps, val_loss, preempted) = (self.state.step, Some(val_loss), false);
         Ok(Summary { steps, loss, val_loss, checkpoint, sample, preempted })
     }
 
     /// Issues one optimizer step. Nothing in it waits for a GPU. `None` if the ranks were asked to stop
     /// in the middle of it: all is as it was after the step before.
-    fn train_step(&mut self) -> Result<Option<(Issued, StepSync)>, TrainError> {
+    fn train_step(&mut self) -> Result<Option<(Issued, StepSync)>> {
         let start = Instant::now();
         let config = &self.plan.config;
-        let step = self.step + 1;
+        let step = self.state.step + 1;
         if let Some(drill) = &self.drill {
             drill.begin_step(step);
         }
@@ -147,7 +146,7 @@ impl<B: Layer> Rank<'_, B> {
             plan: self.plan,
             engine: self.model.engine(),
             source: &self.train,
-            first_sample: self.next_sample,
+            first_sample: self.state.next_sample,
             drill: self.drill.as_deref(),
             pace: &mut self.pace,
             grace: &mut self.grace,
@@ -160,19 +159,15 @@ impl<B: Layer> Rank<'_, B> {
         let step_s = start.elapsed().as_secs_f64();
         self.grace.mind(sync.longest_pass, Some(step_s), self.rank);
 
-        self.step = step;
-        self.next_sample += config.train.global_batch as u64;
-        self.tokens += (config.train.global_batch * config.data.seq_len) as u64;
-        let (peak_bytes, tokens) = (sync.peak_bytes, self.tokens);
+        self.state.step = step;
+        self.state.next_sample += config.train.global_batch as u64;
+        self.state.tokens += (config.train.global_batch * config.data.seq_len) as u64;
+        let (peak_bytes, tokens) = (sync.peak_bytes, self.state.tokens);
         Ok(Some((Issued { step, update, lr, start, peak_bytes, tokens }, sync)))
     }
 
     /// The validation loss; `None` if the ranks were asked to stop meanwhile and `may_stop`.
-    fn evaluate(
-        &mut self,
-        reporter: Option<&mut Reporter>,
-        may_stop: bool,
-    ) -> Result<Option<f64>, TrainError> {
+    fn evaluate(&mut self, reporter: Option<&mut Reporter>, may_stop: bool) -> Result<Option<f64>> {
         let Rank { plan, model, device, validation, pace, .. } = self;
         model.engine().set_activity("evaluation");
         let (samples, rows) = (plan.config.eval.samples, plan.config.micro_batch());
@@ -186,7 +181,7 @@ impl<B: Layer> Rank<'_, B> {
             return Ok(None);
         };
         if let Some(reporter) = reporter {
-            let metrics = EvalMetrics { step: self.step, val_loss, val_tokens };
+            let metrics = EvalMetrics { step: self.state.step, val_loss, val_tokens };
             let path = metrics_of_run(&self.plan.out);
             reporter.evaluation(&metrics).map_err(TrainError::io("write", &path))?;
         }
@@ -194,7 +189,7 @@ impl<B: Layer> Rank<'_, B> {
     }
 
     /// Text from the trained model. All ranks compute it together; rank 0 shows it.
-    fn sample(&self) -> Result<Option<String>, TrainError> {
+    fn sample(&self) -> Result<Option<String>> {
         let section = &self.plan.config.sample;
         if section.prompt.is_empty() {
             return Ok(None);
@@ -212,7 +207,7 @@ impl<B: Layer> Rank<'_, B> {
         let path = self.plan.config.data.path.join("tokenizer.json");
         let tokenizer = Tokenizer::from_file(self.plan.tokenizer.to_vec(), &path)?;
         let pass = self.model.pass(&self.device);
-        let text = generate::text_with(&pass, &self.device, &tokenizer, &section.prompt, &sampling, || {
+        let text = generate::text(&pass, &self.device, &tokenizer, &section.prompt, &sampling, || {
             self.model.engine().finish_evaluation()
         });
         match text {
@@ -229,12 +224,13 @@ impl<B: Layer> Rank<'_, B> {
         reporter.finish();
         let unigram = self
             .plan
+            .message
             .data
             .unigram_entropy
             .map_or_else(String::new, |unigram| format!(" (unigram entropy {:.4})", unigram.validation));
         say(&format!(
             "done: {}, validation loss {:.4}{unigram}, {:.1} s, checkpoint {}",
-            number_of(self.step, "step"),
+            number_of(self.state.step, "step"),
             val_loss,
             self.started.elapsed().as_secs_f64(),
             checkpoint.display()

@@ -5,37 +5,23 @@ use std::path::PathBuf;
 use kiln_model::layers::Layer;
 
 use super::state::Rank;
-use crate::checkpoint::{
-    self, CheckpointError, CheckpointState, Format, Progress, SaveContext, SavedOptimizer,
-};
+use crate::checkpoint::{self, CheckpointError, Progress, SaveContext, SavedOptimizer};
 use crate::config::OnFailure;
-use crate::error::TrainError;
+use crate::error::Result;
 use crate::run::plan::Plan;
 
 impl<B: Layer> Rank<'_, B> {
-    /// Begins to save. What fails is an error if it is the `last` save of the run, or if the
-    /// configuration says so.
-    pub(super) fn save(&mut self, last: bool) -> Result<(), TrainError> {
+    /// Begins to save. A failure is an error if it is the `last` save, or if the configuration says so.
+    pub(super) fn save(&mut self, last: bool) -> Result<()> {
         // So that its failure is told from that of this one.
         self.settle_earlier_save()?;
-        let Plan { config, config_text, architecture, model, data, tokenizer, .. } = self.plan;
+        let Plan { message, tokenizer, .. } = self.plan;
         self.model.engine().set_activity("checkpoint");
-        let state = CheckpointState {
-            step: self.step,
-            skipped: self.skipped,
-            loss_scale: self.loss_scale,
-            next_sample: self.next_sample,
-            tokens: self.tokens,
-            seed: config.train.seed,
-            model: model.clone(),
-            context_length: config.data.seq_len,
-            data_sha256: data.train.sha256.clone(),
-        };
         let context = SaveContext {
-            architecture: architecture.clone(),
+            architecture: message.architecture.clone(),
             optimizer: SavedOptimizer::adamw(),
-            state,
-            config: Some(config_text.clone()),
+            state: self.state.clone(),
+            config: Some(message.config.clone()),
             files: Vec::new(),
             // As it was at the start: the data may be replaced while the run goes on.
             tokenizer: Some(tokenizer.clone()),
@@ -45,25 +31,19 @@ impl<B: Layer> Rank<'_, B> {
     }
 
     /// Waits for the save in the background, after which the run goes on.
-    pub(super) fn settle_earlier_save(&mut self) -> Result<(), TrainError> {
+    pub(super) fn settle_earlier_save(&mut self) -> Result<()> {
         let settled = self.saver.settle(self.model.engine());
         self.note_save(settled, false)
     }
 
-    /// Whether a save goes on behind the steps that follow it.
-    pub(super) fn saves_in_background(&self) -> bool {
-        let section = &self.plan.config.checkpoint;
-        section.background && section.format == Format::Sharded
-    }
-
     /// Goes on with the save in the background, if there is one.
-    pub(super) fn advance_save(&mut self, saving: Progress) -> Result<(), TrainError> {
+    pub(super) fn advance_save(&mut self, saving: Progress) -> Result<()> {
         let advanced = self.saver.advance(self.model.engine(), saving);
         self.note_save(advanced, false)
     }
 
     /// Waits for the save in the background: the last one of the run.
-    pub(super) fn settle_save(&mut self) -> Result<(), TrainError> {
+    pub(super) fn settle_save(&mut self) -> Result<()> {
         self.model.engine().set_activity("checkpoint");
         let settled = self.saver.settle(self.model.engine());
         self.note_save(settled, true)
@@ -71,11 +51,7 @@ impl<B: Layer> Rank<'_, B> {
 
     /// Remembers the checkpoint that has become complete. One that could not be written is an error
     /// if the run is to end with it, or cannot go on anyway.
-    fn note_save(
-        &mut self,
-        outcome: Result<Option<PathBuf>, CheckpointError>,
-        last: bool,
-    ) -> Result<(), TrainError> {
+    fn note_save(&mut self, outcome: Result<Option<PathBuf>, CheckpointError>, last: bool) -> Result<()> {
         let goes_on = !last && self.plan.config.checkpoint.on_failure == OnFailure::Continue;
         match outcome {
             Ok(None) => {}

@@ -1,39 +1,25 @@
-//! What rank 0 says before the first step. Making the weights of a large model takes a minute, so what is known
-//! without them comes first.
+//! What rank 0 says before the first step. Making the weights of a large model takes a minute, so what is
+//! known without them comes first.
 
 use std::time::{Duration, Instant};
 
 use kiln_shard::{Mesh, ShardError};
 
+use crate::checkpoint::shape_line;
 use crate::data::BatchSource;
-use crate::error::TrainError;
+use crate::error::Result;
 use crate::metrics::say;
-use crate::run::{Plan, policy};
+use crate::run::plan::{Plan, PlanMessage, policy};
 use crate::words::number_of;
 
 /// Says what is about to be trained, which has so many `parameters`.
-pub(super) fn introduce(
-    plan: &Plan,
-    parameters: usize,
-    ranks: usize,
-    data: &BatchSource,
-) -> Result<(), TrainError> {
-    let Plan { config, model, data: info, threads, .. } = plan;
+pub(super) fn introduce(plan: &Plan, parameters: usize, ranks: usize, data: &BatchSource) -> Result<()> {
+    let Plan { config, model, message: PlanMessage { data: info, threads, .. }, .. } = plan;
     let (train, policy) = (&config.train, policy(config));
     let mesh = Mesh::new(policy.strategy, ranks, config.shard.shard_size);
     let mesh = mesh.map_err(ShardError::from)?;
     say(&plan.device.describe());
-    say(&format!(
-        "model: {:.2}M parameters, vocabulary {}, d_model {}, {} layers, {} heads / {} kv, d_ff {}{}",
-        parameters as f64 / 1e6,
-        model.vocab_size,
-        model.d_model,
-        model.layers,
-        model.heads,
-        model.kv_heads,
-        model.d_ff,
-        if model.tie_embeddings { ", tied" } else { "" }
-    ));
+    say(&shape_line(model, format_args!("{:.2}M", parameters as f64 / 1e6)));
     say(&format!(
         "ranks: {ranks} x {}, mesh {mesh}, {}, recompute {}",
         number_of(*threads, "thread"),

@@ -10,15 +10,15 @@ use kiln_collectives::Communicator;
 use kiln_model::decoder::Decoder;
 use kiln_model::layers::Layer;
 use kiln_model::{Key, ModelConfig};
-use kiln_shard::{EngineBuilder, LossScale};
+use kiln_shard::EngineBuilder;
 
 use super::grace::Grace;
 use super::pace::Pace;
 use super::start::{LongTask, introduce};
-use crate::checkpoint::Saver;
+use crate::checkpoint::{CheckpointState, Saver};
 use crate::data::{BatchSource, Split, TokenFile};
 use crate::device::Peak;
-use crate::error::TrainError;
+use crate::error::Result;
 use crate::fault::Drill;
 use crate::metrics::say;
 use crate::process::position;
@@ -38,15 +38,10 @@ pub(in crate::run) struct Rank<'a, B> {
     pub(super) device: Device,
     pub(super) train: BatchSource,
     pub(super) validation: BatchSource,
-    /// Steps done, and where in the data the next one starts.
-    pub(super) step: u64,
-    pub(super) next_sample: u64,
-    pub(super) tokens: u64,
-    /// Steps whose update was left out, in total and in a row up to now.
-    pub(super) skipped: u64,
+    /// Where the run stands after the steps that were done.
+    pub(super) state: CheckpointState,
+    /// Steps in a row, up to now, whose update was left out.
     pub(super) skipped_in_a_row: u64,
-    /// What the loss is multiplied by, if gradients are `f16`.
-    pub(super) loss_scale: Option<LossScale>,
     /// When the values of a step were last known.
     pub(super) settled: Instant,
     pub(super) flops_per_token: f64,
@@ -71,7 +66,7 @@ impl<'a, B: Layer> Rank<'a, B> {
         world: Arc<dyn Communicator>,
         drill: Option<Arc<Drill>>,
         make_decoder: &MakeDecoder<'_, B>,
-    ) -> Result<Self, TrainError> {
+    ) -> Result<Self> {
         let started = Instant::now();
         world.recorder().set_activity("start");
         let position = position::Present::new(world.rank(), world.recorder().clone());
@@ -103,16 +98,24 @@ impl<'a, B: Layer> Rank<'a, B> {
             let text = making.at(Instant::now(), done, all).filter(|_| rank == 0);
             text.iter().for_each(|text| say(text));
         })?;
-        let (mut step, mut next_sample, mut tokens, mut skipped) = (0, 0, 0, 0);
-        let mut loss_scale = None;
+        let mut state = CheckpointState {
+            step: 0,
+            skipped: 0,
+            loss_scale: None,
+            next_sample: 0,
+            tokens: 0,
+            seed: config.train.seed,
+            model: plan.model.clone(),
+            context_length: config.data.seq_len,
+            data_sha256: plan.message.data.train.sha256.clone(),
+        };
         let mut absent = BTreeSet::new();
         if let Some(checkpoint) = &plan.resume {
-            absent = checkpoint.load_weights(model.engine(), &plan.allow_missing)?;
-            checkpoint.load_optimizer(model.engine(), &plan.allow_missing)?;
-            let state = checkpoint.state();
-            (step, next_sample, tokens) = (state.step, state.next_sample, state.tokens);
+            absent = checkpoint.reader().load_weights(model.engine(), &plan.allow_missing)?;
+            checkpoint.reader().load_optimizer(model.engine(), &plan.allow_missing)?;
+            let CheckpointState { step, skipped, loss_scale, next_sample, tokens, .. } = *checkpoint.state();
+            state = CheckpointState { step, skipped, loss_scale, next_sample, tokens, ..state };
             position.saved(step);
-            (skipped, loss_scale) = (state.skipped, state.loss_scale);
         } else if !config.init.from.as_os_str().is_empty() {
             let source = ModelSource::open(&config.init.from)?;
             if rank == 0 {
@@ -133,15 +136,11 @@ impl<'a, B: Layer> Rank<'a, B> {
             device,
             train,
             validation,
-            step,
-            next_sample,
-            tokens,
-            skipped,
+            state,
             skipped_in_a_row: 0,
-            loss_scale,
             settled: started,
             flops_per_token,
-            peak: plan.peak,
+            peak: plan.message.peak,
             saver: Saver::new(plan.save_options(), rank),
             saved: None,
             drill,

@@ -14,7 +14,7 @@ use super::state::Rank;
 use crate::checkpoint::Progress;
 use crate::config::NonFinite;
 use crate::data::{BatchSource, slice_for};
-use crate::error::{TrainError, in_gradient};
+use crate::error::{Result, TrainError, in_gradient};
 use crate::fault::Drill;
 use crate::metrics::{Reporter, SkipMetrics, StepMetrics};
 use crate::run::{MAX_SKIPPED, MicroBatch, MicroBatches, Plan};
@@ -41,7 +41,7 @@ pub(super) struct StepSync {
     pub(super) saving: Progress,
 }
 
-/// The micro-batches of one step of a run, from its data. The ranks ask each other between them whether to stop.
+/// The micro-batches of a step, from the run's data. Between them, the ranks ask each other whether to stop.
 pub(super) struct DataBatches<'a> {
     pub(super) plan: &'a Plan,
     pub(super) engine: &'a Engine,
@@ -54,7 +54,7 @@ pub(super) struct DataBatches<'a> {
 }
 
 impl MicroBatches for DataBatches<'_> {
-    fn fetch(&mut self, index: usize) -> Result<MicroBatch, TrainError> {
+    fn fetch(&mut self, index: usize) -> Result<MicroBatch> {
         let Plan { config, model, .. } = self.plan;
         let world = self.engine.world();
         let first = self.first_sample
@@ -75,7 +75,7 @@ impl MicroBatches for DataBatches<'_> {
         Ok(MicroBatch { inputs: batch.inputs, targets: batch.targets, context })
     }
 
-    fn go_on(&mut self, last: bool) -> Result<bool, TrainError> {
+    fn go_on(&mut self, last: bool) -> Result<bool> {
         // After the last one, the ranks tell each other more than that.
         if !self.pace.end() || last {
             return Ok(true);
@@ -90,19 +90,15 @@ impl MicroBatches for DataBatches<'_> {
 
 impl<B: Layer> Rank<'_, B> {
     /// Finds out what became of a step, and reports it: its loss.
-    pub(super) fn settle_step(
-        &mut self,
-        issued: Issued,
-        reporter: Option<&mut Reporter>,
-    ) -> Result<f64, TrainError> {
+    pub(super) fn settle_step(&mut self, issued: Issued, reporter: Option<&mut Reporter>) -> Result<f64> {
         let Issued { step, update, lr, start, peak_bytes, tokens } = issued;
         let outcome = self.model.engine().outcome(update)?;
         let now = Instant::now();
         let step_s = (now - self.settled.max(start)).as_secs_f64();
         self.settled = now;
-        self.loss_scale = outcome.loss_scale;
+        self.state.loss_scale = outcome.loss_scale;
         let left_out = self.why_left_out(step, &outcome)?;
-        self.skipped += u64::from(left_out.is_some());
+        self.state.skipped += u64::from(left_out.is_some());
 
         let Outcome { loss, grad_norm, .. } = outcome;
         let of_step = (self.plan.config.train.global_batch * self.plan.config.data.seq_len) as f64;
@@ -110,7 +106,7 @@ impl<B: Layer> Rank<'_, B> {
         if let Some(reporter) = reporter {
             let reported = match left_out {
                 Some(why) => {
-                    let (skipped, parameter) = (self.skipped, outcome.non_finite);
+                    let (skipped, parameter) = (self.state.skipped, outcome.non_finite);
                     reporter.skip(&SkipMetrics { step, skipped, parameter }, &why)
                 }
                 None => {
@@ -139,7 +135,7 @@ impl<B: Layer> Rank<'_, B> {
 
     /// The peak of memory and the time of a micro-batch maximised, whether anyone is to stop, and how far
     /// a save in the background is, in one reduction over the ranks.
-    pub(super) fn sync(&self) -> Result<StepSync, TrainError> {
+    pub(super) fn sync(&self) -> Result<StepSync> {
         let stop = f64::from(u8::from(self.plan.stop.load(Ordering::Relaxed)));
         let [written, done, failed] = self.saver.progress().to_values();
         let mut values = vec![stop, written, done, failed];
@@ -160,7 +156,7 @@ impl<B: Layer> Rank<'_, B> {
 
     /// Why the update of a step was left out, if it was, in words; an error if that ends the run. Loss
     /// and norm are the same on every rank, so all ranks go on, or stop, together.
-    fn why_left_out(&mut self, step: u64, outcome: &Outcome) -> Result<Option<String>, TrainError> {
+    fn why_left_out(&mut self, step: u64, outcome: &Outcome) -> Result<Option<String>> {
         let Outcome { loss, grad_norm, applied, overflowed, ref non_finite, loss_scale } = *outcome;
         if applied {
             self.skipped_in_a_row = 0;
@@ -176,11 +172,13 @@ impl<B: Layer> Rank<'_, B> {
         let parameter = non_finite.clone();
         self.skipped_in_a_row += 1;
         match self.plan.config.train.nonfinite {
-            NonFinite::Abort => Err(TrainError::NonFinite { step, what, value, parameter }),
-            NonFinite::Skip if self.skipped_in_a_row >= MAX_SKIPPED => {
-                Err(TrainError::TooManySkipped { step, what, value, parameter })
+            NonFinite::Skip if self.skipped_in_a_row < MAX_SKIPPED => {
+                Ok(Some(format!("{what} is {value}{}", in_gradient(&parameter))))
             }
-            NonFinite::Skip => Ok(Some(format!("{what} is {value}{}", in_gradient(&parameter)))),
+            nonfinite => {
+                let is_repeated = nonfinite == NonFinite::Skip;
+                Err(TrainError::NonFinite { step, what, value, parameter, is_repeated })
+            }
         }
     }
 }

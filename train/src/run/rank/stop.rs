@@ -5,7 +5,7 @@ use kiln_model::layers::Layer;
 
 use super::state::Rank;
 use crate::checkpoint::{self, Checkpoint};
-use crate::error::TrainError;
+use crate::error::Result;
 use crate::metrics::{Reporter, say};
 use crate::process::was_interrupted;
 use crate::run::Summary;
@@ -13,42 +13,38 @@ use crate::words::number_of;
 
 impl<B: Layer> Rank<'_, B> {
     /// Whether any rank has been asked to stop. Collective.
-    pub(super) fn asked_to_stop(&mut self) -> Result<bool, TrainError> {
+    pub(super) fn asked_to_stop(&mut self) -> Result<bool> {
         Ok(self.pace.ask(self.model.engine(), &self.plan.stop)?.0)
     }
 
     /// Ends the run before its end, with a checkpoint of the last step that was done.
-    pub(super) fn stop(
-        &mut self,
-        reporter: Option<&Reporter>,
-        loss: Option<f64>,
-    ) -> Result<Summary, TrainError> {
+    pub(super) fn stop(&mut self, reporter: Option<&Reporter>, loss: Option<f64>) -> Result<Summary> {
         self.settle_earlier_save()?;
         if !self.is_saved()? {
             if let Some(reporter) = reporter.filter(|_| was_interrupted()) {
-                let step = self.step;
+                let step = self.state.step;
                 reporter.line(&format!("interrupted: saving step {step}; Ctrl-C again ends at once"));
             }
             self.save(true)?;
             self.settle_save()?;
         }
-        let checkpoint = checkpoint::place_of(&self.plan.checkpoints(), self.step);
+        let checkpoint = checkpoint::place_of(&self.plan.checkpoints(), self.state.step);
         if let Some(reporter) = reporter {
             reporter.finish();
             say(&format!(
                 "stopped as asked: {} of {}, checkpoint {}; go on with --resume latest",
-                self.step,
+                self.state.step,
                 number_of(self.plan.config.train.steps, "step"),
                 checkpoint.display()
             ));
         }
-        let (steps, val_loss, sample, preempted) = (self.step, None, None, true);
+        let (steps, val_loss, sample, preempted) = (self.state.step, None, None, true);
         Ok(Summary { steps, loss, val_loss, checkpoint, sample, preempted })
     }
 
     /// Whether `latest` names a checkpoint of the last step that was done. Collective.
-    fn is_saved(&self) -> Result<bool, TrainError> {
-        let place = checkpoint::place_of(&self.plan.checkpoints(), self.step);
+    fn is_saved(&self) -> Result<bool> {
+        let place = checkpoint::place_of(&self.plan.checkpoints(), self.state.step);
         let resumed = self.plan.resume.as_ref().map(Checkpoint::folder);
         if self.saved.as_deref() != Some(&*place) && resumed != Some(&*place) {
             return Ok(false);

@@ -3,7 +3,7 @@
 use burn::tensor::Device;
 use clap::ValueEnum;
 use kiln::config::{Backend, Config, Precision};
-use kiln::device::{Peak, Selected};
+use kiln::device::{Peak, ResolvedDevice};
 use kiln::run::TrainError;
 
 use crate::error::BenchError;
@@ -34,7 +34,7 @@ pub(super) struct Chosen {
     /// In words.
     pub(super) name: String,
     /// Where FLOP/s of the device are known: those of a dtype.
-    selected: Option<Selected>,
+    selected: Option<ResolvedDevice>,
 }
 
 impl Chosen {
@@ -47,7 +47,7 @@ impl Chosen {
         let mut config = Config::default();
         config.device.backend = name.backend()?;
         config.precision.compute = precision.into();
-        let selected = Selected::new(&config, None).map_err(TrainError::from)?;
+        let selected = ResolvedDevice::new(&config, None).map_err(TrainError::from)?;
         let (device, name) = (selected.device(), selected.describe());
         Ok(Chosen { device, name, selected: Some(selected) })
     }

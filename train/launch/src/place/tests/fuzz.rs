@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
-use crate::place::{Flags, MAX_RANKS, NodeFlags, Role, Source, hostlist, node, survey, survey::names};
+use crate::place::{Flags, MAX_RANKS, NodeFlags, Role, hostlist, node, survey, survey::SOURCES};
 
 /// Values near what the parsers expect, so that many get past the first check.
 fn value() -> impl Strategy<Value = String> {
@@ -22,7 +22,7 @@ fn value() -> impl Strategy<Value = String> {
 }
 
 fn environment() -> impl Strategy<Value = BTreeMap<&'static str, String>> {
-    let mut all: Vec<_> = Source::ALL.iter().flat_map(|source| names(*source)).copied().collect();
+    let mut all: Vec<_> = SOURCES.iter().flat_map(|(_, names, _)| *names).copied().collect();
     all.extend(["HOSTNAME", "SLURM_NODELIST", "KILN_JOB_SECRET"]);
     prop::collection::btree_map(prop::sample::select(all), value(), 0..16)
 }
@@ -47,7 +47,7 @@ fn flags() -> impl Strategy<Value = Flags> {
 fn check(flags: &Flags, env: &BTreeMap<&'static str, String>) -> Result<(), TestCaseError> {
     let lookup = |name: &str| env.get(name).cloned();
     let (role, considered) = survey(flags, &lookup);
-    prop_assert_eq!(considered.len(), Source::ALL.len());
+    prop_assert_eq!(considered.len(), SOURCES.len());
     match role {
         Ok(Role::Alone(job)) => prop_assert!(job.name.is_none_or(|name| !name.is_empty())),
         Ok(Role::Rank(place)) => {

@@ -1,5 +1,4 @@
-//! Environments of launchers as they are found in the wild, and every way in which they can be
-//! wrong.
+//! Environments of launchers as they are found in the wild, and every way in which they can be wrong.
 
 mod fuzz;
 mod nodes;
@@ -7,7 +6,7 @@ mod ranks;
 
 use std::collections::BTreeMap;
 
-use super::{Considered, Flags, Job, Node, Place, PlaceError, Role, Source, survey};
+use super::{Considered, EnvError, Flags, Job, Node, RankEnv, Role, Source, survey};
 
 /// An environment, written `A=1 B=2`.
 struct Env(BTreeMap<String, String>);
@@ -21,7 +20,7 @@ impl Env {
         Env(text.split_whitespace().map(pair).collect())
     }
 
-    fn survey(&self) -> (Result<Role, PlaceError>, Vec<Considered>) {
+    fn survey(&self) -> (Result<Role, EnvError>, Vec<Considered>) {
         survey(&Flags::default(), &|name| self.0.get(name).cloned())
     }
 }
@@ -30,7 +29,7 @@ fn role(env: &str) -> Role {
     Env::new(env).survey().0.unwrap_or_else(|error| panic!("{env}: {error}"))
 }
 
-fn rank(env: &str) -> Place {
+fn rank(env: &str) -> RankEnv {
     match role(env) {
         Role::Rank(place) => place,
         other => panic!("{env}: {other:?}"),
@@ -63,11 +62,11 @@ fn error(env: &str) -> String {
 }
 
 /// rank/world, local/local world, node.
-fn numbers(place: &Place) -> (usize, usize, usize, usize, usize) {
+fn numbers(place: &RankEnv) -> (usize, usize, usize, usize, usize) {
     (place.rank, place.world_size, place.local_rank, place.local_world_size, place.node_rank)
 }
 
-fn master(place: &Place) -> (&str, u16) {
+fn master(place: &RankEnv) -> (&str, u16) {
     (&place.master.host, place.master.port)
 }
 
@@ -79,7 +78,7 @@ fn the_first_source_wins_and_all_are_reported() {
     let Ok(Role::Rank(place)) = role else { panic!("{role:?}") };
     assert_eq!(place.source, Source::Torchrun);
     let sources: Vec<_> = considered.iter().map(|considered| considered.source).collect();
-    assert_eq!(sources, Source::ALL);
+    assert_eq!(sources, survey::SOURCES.map(|(source, ..)| source));
     assert_eq!(considered[0].verdict, "passed over: no --rank");
     assert!(considered[1].verdict.starts_with("taken: RANK"), "{considered:?}");
     assert_eq!(considered[2].verdict, "not asked: torchrun comes first");
@@ -115,7 +114,7 @@ fn ranks_that_nobody_counts_are_remarked_on() {
 fn the_secret_is_carried_and_never_shown() {
     let env = "RANK=0 LOCAL_RANK=0 WORLD_SIZE=1 KILN_JOB_SECRET=hunter2";
     let place = rank(env);
-    assert_eq!(place.secret.as_deref(), Some("hunter2"));
+    assert_eq!(place.secret.as_ref().map(|secret| secret.0.as_str()), Some("hunter2"));
     assert!(!format!("{place:?}").contains("hunter2"));
     let (_, considered) = Env::new(env).survey();
     assert!(!format!("{considered:?}").contains("hunter2"));

@@ -106,7 +106,8 @@ fn a_launcher_finds_its_node_in_slurm() {
     assert_eq!(found.job.name.as_deref(), Some("12"));
 }
 
-/// Two launches in one job of a scheduler are told apart by the names that they were given, and only by those.
+/// Two launches in one job of a scheduler are told apart by the names that they were given, and only by
+/// those.
 #[test]
 fn a_launch_inside_a_scheduled_job_has_a_name_of_its_own() {
     let named = |env: &str, id: Option<&str>| {

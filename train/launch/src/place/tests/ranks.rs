@@ -105,9 +105,8 @@ fn flags() {
     assert!(alone.to_string().starts_with("--rank is not set"), "{alone}");
 }
 
-const SLURM: &str = "SLURM_JOB_ID=4711 SLURM_STEP_ID=0 SLURM_PROCID=5 SLURM_NTASKS=6 \
-                     SLURM_LOCALID=1 SLURM_NODEID=2 SLURM_TASKS_PER_NODE=2(x3) SLURM_NNODES=3 \
-                     SLURM_STEP_NODELIST=gpu[07-09]";
+const SLURM: &str = "SLURM_JOB_ID=4711 SLURM_STEP_ID=0 SLURM_PROCID=5 SLURM_NTASKS=6 SLURM_LOCALID=1 \
+                     SLURM_NODEID=2 SLURM_TASKS_PER_NODE=2(x3) SLURM_NNODES=3 SLURM_STEP_NODELIST=gpu[07-09]";
 
 #[test]
 fn slurm() {

@@ -1,15 +1,13 @@
-//! The command, and flight recorders in words.
+//! `kiln inspect`: what is in a checkpoint, and what the ranks of a failed run were doing.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
 use kiln_collectives::{Call, Flight, Verdict};
 
-use super::error::InspectError;
 use crate::checkpoint::{self, Verified, verify};
-use crate::error::TrainError;
+use crate::error::Result;
 use crate::files;
 use crate::flight;
 use crate::source::ModelSource;
@@ -43,9 +41,28 @@ enum InspectCommand {
     },
 }
 
+/// Why there is nothing to show.
+#[derive(Debug, thiserror::Error)]
+pub enum InspectError {
+    /// A checkpoint is not as it was written.
+    #[error(
+        "{folder} is damaged:{}",
+        .problems.iter().map(|problem| format!("\n  - {problem}")).collect::<String>()
+    )]
+    Damaged { folder: String, problems: Vec<String> },
+    /// No file could be read. `folder`: where they were looked for; `skipped`: files, and what is wrong with
+    /// each.
+    #[error(
+        "no flight recorders in {}{}: name the folder of a run that failed, or its folder flight/",
+        .folder.display(),
+        .skipped.iter().map(|reason| format!(" ({reason})")).collect::<String>()
+    )]
+    Nothing { folder: PathBuf, skipped: Vec<String> },
+}
+
 impl InspectArgs {
     /// Looks, and returns what to say.
-    pub fn run(self) -> Result<String, TrainError> {
+    pub fn run(self) -> Result<String> {
         if let Some(InspectCommand::Flight { folder }) = self.command {
             return Ok(flight(&folder)?);
         }
@@ -98,10 +115,7 @@ pub fn flight(folder: &Path) -> Result<String, InspectError> {
 
 fn read(folder: &Path) -> Found {
     let mut found = Found { flights: BTreeMap::new(), skipped: Vec::new() };
-    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
-    let mut names: Vec<_> = entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
-    names.sort();
-    for name in names {
+    for name in flight::files_in(folder) {
         let Some(rank) = flight::rank_of_file(&name) else { continue };
         match read_one(&folder.join(&name), rank) {
             Ok(flight) => {
@@ -116,10 +130,7 @@ fn read(folder: &Path) -> Found {
 fn read_one(path: &Path, rank: usize) -> Result<Flight, String> {
     let text = files::read(path, MAX_BYTES).map_err(|error| error.to_string())?;
     let flight: Flight = serde_json::from_slice(&text).map_err(|error| error.to_string())?;
-    if flight.rank != rank {
-        return Err(format!("it is of rank {}", flight.rank));
-    }
-    Ok(flight)
+    if flight.rank != rank { Err(format!("it is of rank {}", flight.rank)) } else { Ok(flight) }
 }
 
 /// One line: what the rank was doing, what it called last, what it waits for.

@@ -16,7 +16,7 @@ const HALF: u64 = 2;
 
 /// What work asks of the device that it is to be done on.
 #[derive(Clone, Debug)]
-pub struct Demand {
+pub struct DeviceRequest {
     /// Which device.
     pub(super) backend: Backend,
     /// Who says so, for people.
@@ -31,7 +31,7 @@ pub struct Demand {
     state: u64,
 }
 
-impl Demand {
+impl DeviceRequest {
     /// Training, as `config` describes it.
     pub fn of_run(config: &Config) -> Self {
         // Without a model there is another error to come.
@@ -47,7 +47,7 @@ impl Demand {
             _ if !config.train.freeze.is_empty() => READING,
             _ => TRAINING,
         };
-        Demand {
+        DeviceRequest {
             backend: config.device.backend,
             said_by: "device.backend",
             comm: config.comm.backend,
@@ -66,7 +66,7 @@ impl Demand {
         shard_size: Option<usize>,
     ) -> Self {
         let ranks = ranks.max(1);
-        Demand {
+        DeviceRequest {
             backend,
             said_by: "--device",
             comm: CommBackend::Auto,
@@ -91,33 +91,33 @@ fn shards(strategy: Strategy, ranks: usize, shard_size: Option<usize>) -> u64 {
 
 #[cfg(all(test, feature = "cuda"))]
 mod tests {
-    use super::Demand;
+    use super::DeviceRequest;
     use crate::config::{Backend, Config};
     use kiln_shard::Strategy;
 
     #[test]
     fn shards_share_the_state() {
         let text = "[model]\npreset = '10m'\n[train]\nranks = 4";
-        let demand = |text: &str| Demand::of_run(&toml::from_str(text).expect("a configuration"));
-        let whole = demand(text).bytes(false);
+        let request = |text: &str| DeviceRequest::of_run(&toml::from_str(text).expect("a configuration"));
+        let whole = request(text).bytes(false);
         assert!((100e6..400e6).contains(&(whole as f64)), "{whole}");
-        assert!((demand(text).bytes(true) * 4).abs_diff(whole) < 64);
-        let replicated = demand(&format!("{text}\n[shard]\nstrategy = 'NO_SHARD'"));
+        assert!((request(text).bytes(true) * 4).abs_diff(whole) < 64);
+        let replicated = request(&format!("{text}\n[shard]\nstrategy = 'NO_SHARD'"));
         assert!(replicated.bytes(true).abs_diff(whole) < 64);
         assert_eq!(replicated.bytes(false), 4 * replicated.bytes(true));
         // The host has the rest.
-        let offload = |more: &str| demand(&format!("{text}\n[shard]\noffload = true{more}")).bytes(false);
+        let offload = |more: &str| request(&format!("{text}\n[shard]\noffload = true{more}")).bytes(false);
         assert!((offload("") * 3).abs_diff(whole) < 64);
         for half in ["bf16", "auto"] {
             let half = offload(&format!("\n[precision]\ncompute = '{half}'"));
             assert!((half * 6).abs_diff(whole) < 64);
         }
-        let frozen = demand(&format!("{text}\nfreeze = ['layers.']"));
+        let frozen = request(&format!("{text}\nfreeze = ['layers.']"));
         assert!((frozen.bytes(false) * 3).abs_diff(whole) < 64);
         // Weights alone, without moments.
         let config: Config = toml::from_str(text).expect("a configuration");
         let model = config.model.resolve(Some(config.data.vocab_size)).expect("a model");
-        let read = |strategy| Demand::of_weights(Backend::Auto, &model, 4, strategy, None);
+        let read = |strategy| DeviceRequest::of_weights(Backend::Auto, &model, 4, strategy, None);
         assert!((read(Strategy::NoShard).bytes(true) * 3).abs_diff(whole) < 64);
         assert!((read(Strategy::FullShard).bytes(true) * 12).abs_diff(whole) < 64);
     }

@@ -11,17 +11,17 @@ use burn::tensor::{DType, DeviceKind};
 use super::cpu;
 #[cfg(feature = "cuda")]
 use super::cuda;
-use super::demand::Demand;
 use super::error::DeviceError;
 #[cfg(feature = "cuda")]
 use super::gpu::Gpu;
 use super::memory::Memory;
 use super::peak::Peak;
+use super::request::DeviceRequest;
 use super::tensors::plain;
 #[cfg(feature = "wgpu")]
 use super::wgpu;
-use crate::config::{Backend, CommBackend, Config, Precision, Suits};
-use crate::place::Place;
+use crate::config::{Backend, CommBackend, Config, DeviceDefaults, Precision};
+use crate::place::RankEnv;
 
 /// Tokens of a micro-batch that keep a GPU at work: products of matrices then have enough rows for all of its
 /// multiprocessors, and what is done once per pass no longer counts.
@@ -30,7 +30,7 @@ const GPU_TOKENS: usize = 16_384;
 
 /// The device of a run, as far as this process is concerned.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Selected {
+pub struct ResolvedDevice {
     kind: Kind,
     /// Why this one and not the other.
     why: String,
@@ -46,42 +46,42 @@ enum Kind {
     Wgpu,
 }
 
-impl Selected {
+impl ResolvedDevice {
     /// The device of a run.
     ///
     /// # Errors
     ///
-    /// As for [`Selected::for_demand`].
-    pub fn new(config: &Config, place: Option<&Place>) -> Result<Self, DeviceError> {
-        Self::for_demand(&Demand::of_run(config), place)
+    /// As for [`ResolvedDevice::for_request`].
+    pub fn new(config: &Config, place: Option<&RankEnv>) -> Result<Self, DeviceError> {
+        Self::for_request(&DeviceRequest::of_run(config), place)
     }
 
-    /// The device that `demand` names or, if that is `auto`, an NVIDIA GPU if there is one, else the CPU.
+    /// The device that `request` names or, if that is `auto`, an NVIDIA GPU if there is one, else the CPU.
     /// Ranks that are threads share GPU 0; ranks that are processes, which have a place, take one each.
     ///
     /// # Errors
     ///
-    /// The first thing that is missing, if `demand` insists on a GPU, or leaves the choice and there is one:
-    /// days on a CPU beside an idle GPU are not what anyone meant. For an NVIDIA GPU, nothing is asked of burn
-    /// or CubeCL.
-    pub fn for_demand(demand: &Demand, place: Option<&Place>) -> Result<Self, DeviceError> {
-        let as_said = || format!("as {} says", demand.said_by);
-        match demand.backend {
+    /// The first thing that is missing, if `request` insists on a GPU, or leaves the choice and there is one:
+    /// days on a CPU beside an idle GPU are not what anyone meant. For an NVIDIA GPU, nothing is asked of
+    /// burn or CubeCL.
+    pub fn for_request(request: &DeviceRequest, place: Option<&RankEnv>) -> Result<Self, DeviceError> {
+        let as_said = || format!("as {} says", request.said_by);
+        match request.backend {
             Backend::Cpu => Ok(Self::cpu(as_said())),
-            Backend::Cuda => Self::cuda(demand, place, as_said()),
+            Backend::Cuda => Self::cuda(request, place, as_said()),
             Backend::Wgpu => Self::wgpu(place, as_said()),
-            Backend::Auto if matches!(demand.comm, CommBackend::Tcp | CommBackend::Mpi) => {
+            Backend::Auto if matches!(request.comm, CommBackend::Tcp | CommBackend::Mpi) => {
                 Self::without_gpu()
             }
-            Backend::Auto => Self::automatic(demand, place),
+            Backend::Auto => Self::automatic(request, place),
         }
     }
 
     /// A GPU if there is one, else the CPU.
-    fn automatic(demand: &Demand, place: Option<&Place>) -> Result<Self, DeviceError> {
+    fn automatic(request: &DeviceRequest, place: Option<&RankEnv>) -> Result<Self, DeviceError> {
         let why = "not the CPU, since this GPU can be used".to_owned();
-        let error = match Self::cuda(demand, place, why) {
-            Ok(selected) => return Ok(selected),
+        let error = match Self::cuda(request, place, why) {
+            Ok(resolved) => return Ok(resolved),
             Err(error) => error,
         };
         let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok();
@@ -121,27 +121,27 @@ impl Selected {
     }
 
     fn cpu(why: String) -> Self {
-        Selected { kind: Kind::Cpu, why }
+        ResolvedDevice { kind: Kind::Cpu, why }
     }
 
     #[cfg(feature = "cuda")]
-    fn cuda(demand: &Demand, place: Option<&Place>, why: String) -> Result<Self, DeviceError> {
-        Ok(Selected { kind: Kind::Cuda(cuda::select(demand, place)?), why })
+    fn cuda(request: &DeviceRequest, place: Option<&RankEnv>, why: String) -> Result<Self, DeviceError> {
+        Ok(ResolvedDevice { kind: Kind::Cuda(cuda::select(request, place)?), why })
     }
 
     #[cfg(not(feature = "cuda"))]
-    fn cuda(_: &Demand, _: Option<&Place>, _: String) -> Result<Self, DeviceError> {
+    fn cuda(_: &DeviceRequest, _: Option<&RankEnv>, _: String) -> Result<Self, DeviceError> {
         Err(DeviceError::NotBuilt)
     }
 
     #[cfg(feature = "wgpu")]
-    fn wgpu(place: Option<&Place>, why: String) -> Result<Self, DeviceError> {
+    fn wgpu(place: Option<&RankEnv>, why: String) -> Result<Self, DeviceError> {
         wgpu::check(place)?;
-        Ok(Selected { kind: Kind::Wgpu, why })
+        Ok(ResolvedDevice { kind: Kind::Wgpu, why })
     }
 
     #[cfg(not(feature = "wgpu"))]
-    fn wgpu(_: Option<&Place>, _: String) -> Result<Self, DeviceError> {
+    fn wgpu(_: Option<&RankEnv>, _: String) -> Result<Self, DeviceError> {
         Err(DeviceError::WgpuNotBuilt)
     }
 
@@ -162,15 +162,15 @@ impl Selected {
     }
 
     /// What a configuration that leaves it to the device gets.
-    pub fn suits(&self) -> Suits {
+    pub fn defaults(&self) -> DeviceDefaults {
         match &self.kind {
-            Kind::Cpu => Suits::CPU,
+            Kind::Cpu => DeviceDefaults::CPU,
             #[cfg(feature = "cuda")]
             Kind::Cuda(gpu) if cuda::has_bf16(gpu) => {
-                Suits { precision: Precision::Bf16, tokens: GPU_TOKENS }
+                DeviceDefaults { precision: Precision::Bf16, tokens: GPU_TOKENS }
             }
             #[cfg(any(feature = "cuda", feature = "wgpu"))]
-            _ => Suits { precision: Precision::F32, tokens: GPU_TOKENS },
+            _ => DeviceDefaults { precision: Precision::F32, tokens: GPU_TOKENS },
         }
     }
 
@@ -229,7 +229,7 @@ impl Selected {
     pub fn peak(
         &self,
         precision: Precision,
-        place: Option<&Place>,
+        place: Option<&RankEnv>,
         ranks: usize,
         threads: usize,
     ) -> io::Result<Peak> {
@@ -277,8 +277,8 @@ fn idle(visible: usize) -> Option<String> {
         visible => format!("GPUs 1 to {} stay", visible - 1),
     };
     Some(format!(
-        "{idle} idle: ranks that are threads share GPU 0. `kiln launch --nproc-per-node gpu -- …` starts a rank \
-         for each GPU; CUDA_VISIBLE_DEVICES hides those that are not meant"
+        "{idle} idle: ranks that are threads share GPU 0. `kiln launch --nproc-per-node gpu -- …` starts a \
+         rank for each GPU; CUDA_VISIBLE_DEVICES hides those that are not meant"
     ))
 }
 
@@ -306,8 +306,8 @@ fn gpu_is_there() -> bool {
     return false;
 }
 
-/// Whether the kernel of a system whose files are below `root` has GPUs of NVIDIA's, and CUDA_VISIBLE_DEVICES, which
-/// is `visible`, does not hide them all.
+/// Whether the kernel of a system whose files are below `root` has GPUs of NVIDIA's, and
+/// CUDA_VISIBLE_DEVICES, which is `visible`, does not hide them all.
 fn kernel_lists_gpus(root: &Path, visible: Option<&str>) -> bool {
     let listed = std::fs::read_dir(root.join("proc/driver/nvidia/gpus"));
     !matches!(visible, Some("" | "-1")) && listed.is_ok_and(|mut gpus| gpus.next().is_some())
@@ -351,18 +351,18 @@ mod tests {
     #[cfg(feature = "cuda")]
     #[test]
     fn gpus_compute_in_bf16_if_they_have_it() {
-        use super::{Gpu, Kind, Precision, Selected, Suits};
+        use super::{DeviceDefaults, Gpu, Kind, Precision, ResolvedDevice};
         use crate::device::error::Version;
         let on = |capability| {
             let (index, visible, memory, free, multiprocessors, clock) = (0, 1, 0, 0, 1, 1.0);
             let (name, uuid) = ("a GPU".to_owned(), [0; 16]);
             let gpu = Gpu { index, visible, name, capability, memory, free, multiprocessors, clock, uuid };
-            Selected { kind: Kind::Cuda(gpu), why: String::new() }
+            ResolvedDevice { kind: Kind::Cuda(gpu), why: String::new() }
         };
         let (new, old) = (on(Version(8, 0)), on(Version(7, 5)));
-        assert_eq!(new.suits(), Suits { precision: Precision::Bf16, tokens: 16_384 });
-        assert_eq!(old.suits(), Suits { precision: Precision::F32, tokens: 16_384 });
-        assert_eq!(Selected::cpu(String::new()).suits(), Suits::CPU);
+        assert_eq!(new.defaults(), DeviceDefaults { precision: Precision::Bf16, tokens: 16_384 });
+        assert_eq!(old.defaults(), DeviceDefaults { precision: Precision::F32, tokens: 16_384 });
+        assert_eq!(ResolvedDevice::cpu(String::new()).defaults(), DeviceDefaults::CPU);
         // As for ranks that hear what another one has settled.
         assert_eq!(new.check_precision(Precision::Bf16), Ok(()));
         assert!(matches!(old.check_precision(Precision::Bf16), Err(DeviceError::OldGpu { .. })));
