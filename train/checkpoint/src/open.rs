@@ -125,7 +125,12 @@ impl Checkpoint {
     /// Fails unless this was trained with the architecture that the caller builds: weights of the
     /// same names and shapes may mean something else elsewhere.
     pub fn require_architecture(&self, here: &Architecture) -> Result<()> {
-        self.manifest.architecture.require(here, &self.folder)
+        match self.manifest.architecture.objection(here) {
+            None => Ok(()),
+            Some(objection) => {
+                Err(CheckpointError::OtherArchitecture { path: self.folder.clone(), objection })
+            }
+        }
     }
 
     /// Fails unless this was trained with the optimizer that is to go on with its state.

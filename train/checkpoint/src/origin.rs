@@ -3,13 +3,10 @@
 //! Weights do not say what computes with them: a block of one's own may have the names and shapes of the
 //! built-in one and mean something else. So a checkpoint names both, and others refuse it.
 
-use std::path::Path;
-
 use kiln_shard::AdamW;
 use serde::{Deserialize, Serialize};
 
 use super::saved::Saved;
-use super::{CheckpointError, Result};
 
 /// What computes with the weights of a model.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -64,12 +61,6 @@ impl Architecture {
              it, such as `kiln`",
             additional.join(" and ")
         ))
-    }
-
-    /// Fails unless a program that builds `here` can use what is in the folder `path`, which this has trained.
-    pub(crate) fn require(&self, here: &Architecture, path: &Path) -> Result<()> {
-        let refused = |objection| CheckpointError::OtherArchitecture { path: path.to_owned(), objection };
-        self.objection(here).map_or(Ok(()), |objection| Err(refused(objection)))
     }
 
     /// What of `other` this one does not have, in words.

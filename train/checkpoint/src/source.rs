@@ -49,7 +49,12 @@ impl ModelSource {
     pub fn require_architecture(&self, here: &Architecture) -> Result<(), CheckpointError> {
         match self {
             ModelSource::Checkpoint(checkpoint) => checkpoint.require_architecture(here),
-            ModelSource::HuggingFace(folder) => Architecture::decoder().require(here, folder.folder()),
+            ModelSource::HuggingFace(folder) => {
+                let objection = Architecture::decoder().objection(here);
+                let path = folder.folder().to_owned();
+                objection
+                    .map_or(Ok(()), |objection| Err(CheckpointError::OtherArchitecture { path, objection }))
+            }
         }
     }
 

@@ -1,4 +1,4 @@
-//! `kiln inspect`: what is in a checkpoint, and what the ranks of a failed run were doing.
+//! The command, and flight recorders in words.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use clap::{Args, Subcommand};
 use kiln_collectives::{Call, Flight, Verdict};
 
+use super::error::InspectError;
 use crate::checkpoint::{self, Verified, verify};
 use crate::error::Result;
 use crate::files;
@@ -39,25 +40,6 @@ enum InspectCommand {
         /// Run folder, or its folder flight/.
         folder: PathBuf,
     },
-}
-
-/// Why there is nothing to show.
-#[derive(Debug, thiserror::Error)]
-pub enum InspectError {
-    /// A checkpoint is not as it was written.
-    #[error(
-        "{folder} is damaged:{}",
-        .problems.iter().map(|problem| format!("\n  - {problem}")).collect::<String>()
-    )]
-    Damaged { folder: String, problems: Vec<String> },
-    /// No file could be read. `folder`: where they were looked for; `skipped`: files, and what is wrong with
-    /// each.
-    #[error(
-        "no flight recorders in {}{}: name the folder of a run that failed, or its folder flight/",
-        .folder.display(),
-        .skipped.iter().map(|reason| format!(" ({reason})")).collect::<String>()
-    )]
-    Nothing { folder: PathBuf, skipped: Vec<String> },
 }
 
 impl InspectArgs {
