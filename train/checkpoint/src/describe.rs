@@ -61,8 +61,8 @@ pub fn shape_line(model: &ModelConfig, parameters: impl Display) -> String {
     let ModelConfig { vocab_size, d_model, layers, heads, kv_heads, d_ff, .. } = model;
     let tied = if model.tie_embeddings { ", tied" } else { "" };
     format!(
-        "model: {parameters} parameters, vocabulary {vocab_size}, d_model {d_model}, {layers} layers, {heads} heads \
-         / {kv_heads} kv, d_ff {d_ff}{tied}"
+        "model: {parameters} parameters, vocabulary {vocab_size}, d_model {d_model}, {layers} layers, \
+         {heads} heads / {kv_heads} kv, d_ff {d_ff}{tied}"
     )
 }
 

@@ -22,7 +22,8 @@ pub(super) fn sync_folder(path: &Path) -> Result<()> {
     durable::sync_folder(path).map_err(CheckpointError::io("sync", path))
 }
 
-/// Puts the checkpoint's folder `beside` at `place`, at once: whoever looks finds the old or the new one, whole. What was there before is gone afterwards.
+/// Puts the checkpoint's folder `beside` at `place`, at once: whoever looks finds the old or the new one,
+/// whole. What was there before is gone afterwards.
 pub(super) fn replace_folder(beside: &Path, place: &Path) -> Result<()> {
     if !place.is_dir() {
         return rename(beside, place);

@@ -115,8 +115,8 @@ impl NotFinite {
         self.weights.insert(name.to_owned());
     }
 
-    /// Fails if there is one among those in `folder`. To be called when it is known that they are as they were saved.
-    /// Says how many there are if `all` weights have been looked at.
+    /// Fails if there is one among those in `folder`. To be called when it is known that they are as they
+    /// were saved. Says how many there are if `all` weights have been looked at.
     pub fn check(self, folder: &Path, all: bool) -> Result<(), CheckpointError> {
         let NotFinite { first, weights, values } = self;
         let Some((name, value)) = first else { return Ok(()) };

@@ -120,10 +120,9 @@ pub fn prepare_unless(
         _ => {}
     }
     if let Some(empty) = pass.empty_split() {
-        // By chance, no chunk went there. This takes a corpus so small that a second
-        // pass, with one chunk assigned by hand, costs nothing.
-        // That is the second longest: long enough to be of use there, and not the longest, which the other split
-        // may consist of.
+        // By chance, no chunk went there. This takes a corpus so small that a second pass, with one chunk
+        // assigned by hand, costs nothing. That is the second longest: long enough to be of use there, and
+        // not the longest, which the other split may consist of.
         let forced = Some((pass.longest[1].1, empty));
         // Its writers still hold tokens, which must not reach the new files.
         drop(pass);

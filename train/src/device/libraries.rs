@@ -38,7 +38,8 @@ pub(super) struct Missing {
     pub(super) failures: Vec<String>,
 }
 
-/// Loads a library, for as long as the process lives, so that cudarc and CubeCL will find it; returns where it is.
+/// Loads a library, for as long as the process lives, so that cudarc and CubeCL will find it; returns where
+/// it is.
 pub(super) fn load(wanted: &Wanted, places: &Places) -> Result<PathBuf, Missing> {
     let asked = cudarc::get_lib_name_candidates(wanted.stem);
     let mut failures = Vec::new();

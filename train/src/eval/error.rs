@@ -36,14 +36,16 @@ pub enum EvalError {
     DataMissing { data: PathBuf },
     /// Data of another tokenizer.
     #[error(
-        "{} has {tokens} token ids, and the model knows {known}: name data that was prepared with the model's tokenizer",
+        "{} has {tokens} token ids, and the model knows {known}: name data that was prepared with the model's \
+         tokenizer",
         .data.display()
     )]
     OtherVocabulary { data: PathBuf, tokens: usize, known: usize },
     /// Data of another tokenizer, whose ids the model would take for other text. `data`: the tokenizer of the
     /// data; `model`: the tokenizer of the model.
     #[error(
-        "{} is another tokenizer than {}, which the model was trained with: name data that was prepared with the model's tokenizer",
+        "{} is another tokenizer than {}, which the model was trained with: name data that was prepared with the \
+         model's tokenizer",
         .data.display(), .model.display()
     )]
     OtherTokenizer { data: PathBuf, model: PathBuf },

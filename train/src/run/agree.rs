@@ -137,8 +137,8 @@ fn listen(world: &dyn Communicator, options: &RunOptions, timeout: Duration) -> 
     }
 }
 
-/// Rank 0 gives the bytes of the message that follows, 0 if it is still at work, and the others whether they were
-/// asked to stop. Returns the bytes, and whether any rank was asked. Collective.
+/// Rank 0 gives the bytes of the message that follows, 0 if it is still at work, and the others whether they
+/// were asked to stop. Returns the bytes, and whether any rank was asked. Collective.
 fn beat(world: &dyn Communicator, length: usize, stops: bool, timeout: Duration) -> Result<(usize, bool)> {
     // Lengths of messages in memory are exact in f64.
     let said = Buffer::from_slice(&[length as f64, f64::from(u8::from(stops))]);

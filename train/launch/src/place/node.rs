@@ -213,8 +213,8 @@ fn nproc(named: &Named) -> Result<(usize, Option<PerGpu>), EnvError> {
         "gpu" => Ok((1, Some(PerGpu::Needed(named.name)))),
         _ => at_least_1(named, MAX_RANKS_PER_NODE).map(|ranks| (ranks, None)).map_err(|_| {
             named.wrong(format!(
-                "not a whole number from 1 to {MAX_RANKS_PER_NODE}, and none of `gpu`, `cpu` and `auto`; correct \
-                 or unset it"
+                "not a whole number from 1 to {MAX_RANKS_PER_NODE}, and none of `gpu`, `cpu` and `auto`; \
+                 correct or unset it"
             ))
         }),
     }

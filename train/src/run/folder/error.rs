@@ -51,7 +51,8 @@ pub enum FolderError {
     NotTheSame(PathBuf),
     /// Another run is going on in the folder; the text says who holds it, and since when.
     #[error(
-        "{} is in use by {}: wait for its end or end it, or choose another folder with --out", .0.display(), .1
+        "{} is in use by {}: wait for its end or end it, or choose another folder with --out",
+        .0.display(), .1
     )]
     Held(PathBuf, String),
     /// The file `run.json` at this path cannot be understood; the text says why, and what to do.

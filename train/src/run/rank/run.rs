@@ -45,8 +45,8 @@ impl<B: Layer> Rank<'_, B> {
         match &self.plan.claim {
             // Nothing in the folder changes, or it would say that the run has fewer steps than it has.
             Some(_) if self.state.step > self.plan.config.train.steps => say(&format!(
-                "nothing to train: the run has done {} steps, and train.steps is {}; its folder stays as it is. \
-                 To go on, raise train.steps; to go back, name an earlier checkpoint with --resume",
+                "nothing to train: the run has done {} steps, and train.steps is {}; its folder stays as it \
+                 is. To go on, raise train.steps; to go back, name an earlier checkpoint with --resume",
                 self.state.step, self.plan.config.train.steps
             )),
             Some(claim) => claim.begin(&self.plan.message.config, self.state.step)?,
