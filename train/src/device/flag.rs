@@ -29,11 +29,11 @@ impl DeviceFlag {
         self.backend
     }
 
-    /// The device for `demand`.
+    /// The device for `request`.
     ///
     /// # Errors
     ///
-    /// As for [`Selected::for_demand`], in the words of the command line.
+    /// As for [`ResolvedDevice::for_request`], in the words of the command line.
     pub fn select(request: &DeviceRequest, place: Option<&RankEnv>) -> Result<ResolvedDevice, ConfigError> {
         let resolved = ResolvedDevice::for_request(request, place).map_err(in_flags)?;
         tracing::info!("{}", resolved.describe());
