@@ -15,8 +15,7 @@ use kiln::run::TrainError;
 use kiln::sharded::ShardedDecoder;
 use kiln_collectives::Communicator;
 use kiln_model::decoder::Decoder;
-use kiln_model::layers::Block;
-use kiln_model::{Key, ModelConfig};
+use kiln_model::{Key, Layers, ModelConfig};
 use kiln_shard::ranks::run_ranks;
 use kiln_shard::{EngineBuilder, Policy};
 
@@ -27,8 +26,14 @@ fn step(criterion: &mut Criterion) {
         group.bench_function(format!("10m, FULL_SHARD, {ranks} ranks"), |bencher| {
             bencher.iter_custom(|iterations| {
                 let steps = iterations as usize;
-                let options =
-                    StrategiesOptions { config: None, ranks: Some(ranks), place: None, steps, rounds: 1 };
+                let options = StrategiesOptions {
+                    config: None,
+                    ranks: Some(ranks),
+                    place: None,
+                    layers: Layers::default(),
+                    steps,
+                    rounds: 1,
+                };
                 let table = strategies(&options).expect("the default configuration runs");
                 let tokens = steps * table.global_batch * table.seq_len;
                 Duration::from_secs_f64(tokens as f64 / table.rows[0].tokens_per_s)
@@ -59,8 +64,8 @@ fn updates(world: Arc<dyn Communicator>, count: u64) -> Result<Duration, TrainEr
     config.data.seq_len = 8;
     let model = ModelConfig::preset("10m").expect("a preset");
     let builder = EngineBuilder::new(world, Policy::default(), None)?;
-    let decoder = Decoder::new(&model, Key::new(0), &device);
-    let sharded = ShardedDecoder::<Block>::new(decoder, builder)?;
+    let decoder = Decoder::new(&Layers::default(), &model, Key::new(0), &device)?;
+    let sharded = ShardedDecoder::new(decoder, builder)?;
     (0..count).map(|number| bench::step(&config, &sharded, &device, number)).sum()
 }
 

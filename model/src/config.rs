@@ -2,15 +2,6 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Which feed-forward layer a block has. A new kind is one file in `layers/` and one arm here.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum FeedForwardKind {
-    /// `down(silu(gate(x)) * up(x))` (Shazeer, 2020).
-    #[default]
-    Swiglu,
-}
-
 /// Which projections of attention have a bias.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -106,9 +97,20 @@ pub struct ModelConfig {
     pub d_ff: usize,
     /// Whether the head reuses the embedding matrix.
     pub tie_embeddings: bool,
-    /// Kind of feed-forward layer.
-    #[serde(default)]
-    pub feed_forward: FeedForwardKind,
+    /// Name of the block, if it is not one of attention and a feed-forward layer; see
+    /// [`Layers::block`](crate::layers::Layers::block).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub block: Option<String>,
+    /// Name of the attention layer.
+    #[serde(default = "default_attention", skip_serializing_if = "is_default_attention")]
+    pub attention: String,
+    /// Name of the feed-forward layer.
+    #[serde(default = "default_feed_forward")]
+    pub feed_forward: String,
+    /// Settings of layers that a program has added; see
+    /// [`LayerInit::extra`](crate::layers::LayerInit::extra).
+    #[serde(default, skip_serializing_if = "serde_json::Map::is_empty")]
+    pub extra: serde_json::Map<String, serde_json::Value>,
     /// Which projections of attention have a bias.
     #[serde(default)]
     pub attention_bias: AttentionBias,
@@ -134,6 +136,24 @@ pub struct ModelConfig {
     /// stream are divided by `sqrt(2 * layers)` (GPT-2).
     #[serde(default = "default_init_std")]
     pub init_std: f64,
+}
+
+/// The attention layer of Llama, which a configuration need not name.
+pub const FULL_ATTENTION: &str = "full";
+
+/// The feed-forward layer of Llama, which a configuration need not name.
+pub const SWIGLU: &str = "swiglu";
+
+fn default_attention() -> String {
+    FULL_ATTENTION.to_owned()
+}
+
+fn is_default_attention(attention: &str) -> bool {
+    attention == FULL_ATTENTION
+}
+
+fn default_feed_forward() -> String {
+    SWIGLU.to_owned()
 }
 
 fn default_rope_theta() -> f64 {
@@ -230,7 +250,10 @@ impl ModelConfig {
             head_dim: None,
             d_ff,
             tie_embeddings,
-            feed_forward: FeedForwardKind::default(),
+            block: None,
+            attention: default_attention(),
+            feed_forward: default_feed_forward(),
+            extra: serde_json::Map::new(),
             attention_bias: AttentionBias::default(),
             feed_forward_bias: false,
             qk_norm: false,
@@ -245,11 +268,6 @@ impl ModelConfig {
     /// Width of one head.
     pub fn head_dim(&self) -> usize {
         self.head_dim.unwrap_or_else(|| self.d_model / self.heads)
-    }
-
-    /// Width of all query heads side by side, which attention computes in.
-    fn attention_width(&self) -> usize {
-        self.heads * self.head_dim()
     }
 
     /// Standard deviation of the projections that write to the residual stream.
@@ -292,48 +310,5 @@ impl ModelConfig {
         in_range("rope_theta", rope_theta, rope_theta > 0.0, "positive and finite")?;
         in_range("norm_eps", norm_eps, norm_eps > 0.0, "positive and finite")?;
         in_range("init_std", init_std, init_std >= 0.0, "zero or more, and finite")
-    }
-
-    /// Number of parameters of the built-in decoder of this shape; tied weights count once. A larger number
-    /// is returned as `usize::MAX`.
-    pub fn num_parameters(&self) -> usize {
-        let wide = |size: usize| size as u128;
-        let times = |a: u128, b: u128| a.saturating_mul(b);
-        let sum = |parts: &[u128]| parts.iter().copied().fold(0, u128::saturating_add);
-        let (d, ff, width) = (wide(self.d_model), wide(self.d_ff), wide(self.head_dim()));
-        let (q, kv) = (times(wide(self.heads), width), times(wide(self.kv_heads), width));
-        let attention_bias = match self.attention_bias {
-            AttentionBias::None => 0,
-            AttentionBias::Qkv => sum(&[q, kv, kv]),
-            AttentionBias::All => sum(&[q, kv, kv, d]),
-        };
-        let qk_norm = if self.qk_norm { 2 * width } else { 0 };
-        let attention = times(2 * d, sum(&[q, kv]));
-        let feed_forward_bias = if self.feed_forward_bias { 2 * ff + d } else { 0 };
-        let feed_forward = match self.feed_forward {
-            FeedForwardKind::Swiglu => times(3 * d, ff),
-        };
-        let block = [attention, attention_bias, qk_norm, feed_forward, feed_forward_bias, 2 * d];
-        let embedding = times(wide(self.vocab_size), d);
-        let head = if self.tie_embeddings { 0 } else { embedding };
-        let all = sum(&[embedding, times(wide(self.layers), sum(&block)), d, head]);
-        usize::try_from(all).unwrap_or(usize::MAX)
-    }
-
-    /// Number of parameters of the built-in decoder of this shape that a token multiplies with: all but
-    /// an untied input embedding, which is looked up. A tied one is the head's matrix as well.
-    pub fn active_parameters(&self) -> usize {
-        let embedding = self.vocab_size.saturating_mul(self.d_model);
-        self.num_parameters().saturating_sub(if self.tie_embeddings { 0 } else { embedding })
-    }
-
-    /// Floating-point operations of one training step per token: `6 N + 12 L H D T` with `H` heads
-    /// of width `D`, as in the appendix of PaLM (Chowdhery et al., 2022). `N` is the parameters that a
-    /// token multiplies with, as [`ModelConfig::active_parameters`] counts them here and
-    /// [`Decoder::active_parameters`](crate::decoder::Decoder::active_parameters) for blocks of one's
-    /// own: without an untied input embedding, as torchtitan counts, and of experts those that a token
-    /// is sent to. Attention is counted without the causal half, as the field's MFU figures do.
-    pub fn flops_per_token(&self, active_parameters: usize, seq_len: usize) -> f64 {
-        6.0 * active_parameters as f64 + 12.0 * (self.layers * self.attention_width() * seq_len) as f64
     }
 }

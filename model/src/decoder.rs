@@ -4,49 +4,54 @@ use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor};
 
 use crate::config::ModelConfig;
-use crate::layers::{Block, CacheFull, Context, Embed, Head, KeyValueCache, Layer};
+use crate::layers::{
+    AnyLayer, CacheFull, Context, Embed, Head, KeyValueCache, Layer, LayerError, LayerInit, Layers,
+};
 use crate::random::Key;
 
-/// A decoder-only language model. `B` is its block; any [`Layer`] will do.
+/// A decoder-only language model.
 #[derive(Module, Debug)]
-pub struct Decoder<B: Module = Block> {
+pub struct Decoder {
     /// Token ids to the residual stream.
     pub embed: Embed,
     /// The blocks, in order.
-    pub layers: Vec<B>,
+    pub layers: Vec<AnyLayer>,
     /// The residual stream to logits.
     pub head: Head,
 }
 
 impl Decoder {
-    /// The built-in decoder. Weights are initialised when first read, from `key` alone.
-    pub fn new(config: &ModelConfig, key: Key, device: &Device) -> Self {
-        Decoder::with_blocks(config, key, device, |index| Block::new(config, index, key, device))
-    }
-}
-
-impl<B: Layer> Decoder<B> {
-    /// A decoder whose blocks come from `block(index)`.
-    pub fn with_blocks(
-        config: &ModelConfig,
-        key: Key,
-        device: &Device,
-        block: impl FnMut(usize) -> B,
-    ) -> Self {
-        Decoder {
-            embed: Embed::new(config, key, device),
-            layers: (0..config.layers).map(block).collect(),
-            head: Head::new(config, key, device),
-        }
+    /// The decoder that `model` describes, with those of `layers` that it names. Weights are initialised when first
+    /// read, from `key` alone.
+    ///
+    /// # Errors
+    ///
+    /// If there is no layer of such a name, or if it cannot be made.
+    pub fn new(layers: &Layers, model: &ModelConfig, key: Key, device: &Device) -> Result<Self, LayerError> {
+        let block = |index| layers.make_block(LayerInit::of_block(model, index, key, device));
+        Ok(Decoder {
+            embed: Embed::new(model, key, device),
+            layers: (0..model.layers).map(block).collect::<Result<_, _>>()?,
+            head: Head::new(model, key, device),
+        })
     }
 
-    /// Number of parameters that a token is multiplied with, for [`ModelConfig::flops_per_token`]: those that
-    /// each block reports, and those of the head. The input embedding counts only if the head is tied to it.
-    /// No weight is initialised.
-    pub fn active_parameters(&self) -> usize {
-        let blocks: usize = self.layers.iter().map(Layer::active_parameters).sum();
+    /// Number of parameters of the decoder that `model` describes; tied weights count once. No weight is initialised.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Decoder::new`].
+    pub fn count_parameters(layers: &Layers, model: &ModelConfig) -> Result<usize, LayerError> {
+        Ok(Decoder::new(layers, model, Key::new(0), &Device::flex())?.num_params())
+    }
+
+    /// Floating-point operations of one training step per token: 6 for each parameter that a token multiplies with,
+    /// and those of attention, as in the appendix of PaLM (Chowdhery et al., 2022). The input embedding counts only
+    /// if the head is tied to it, as torchtitan counts. No weight is initialised.
+    pub fn flops_per_token(&self, seq_len: usize) -> f64 {
+        let blocks: f64 = self.layers.iter().map(|layer| layer.flops_per_token(seq_len)).sum();
         let tied = if self.head.lm_head.is_none() { self.embed.num_params() } else { 0 };
-        blocks + self.head.num_params() + tied
+        blocks + 6.0 * (self.head.num_params() + tied) as f64
     }
 }
 
@@ -57,9 +62,6 @@ pub type WithLoss = (Tensor<3>, Option<Tensor<1>>);
 /// plain [`Decoder`] provides its own modules. A sharded decoder gathers the weights of a module first, and
 /// may run a block again in backward.
 pub trait Modules {
-    /// The block of this decoder.
-    type Block: Layer;
-
     /// Number of blocks.
     fn num_blocks(&self) -> usize;
 
@@ -74,7 +76,7 @@ pub trait Modules {
         &self,
         index: usize,
         x: Tensor<3>,
-        run: impl Fn(&Self::Block, Tensor<3>) -> WithLoss + Send + Sync + 'static,
+        run: impl Fn(&AnyLayer, Tensor<3>) -> WithLoss + Send + Sync + 'static,
     ) -> WithLoss;
 
     /// Runs `run` with the head, and with the embedding if the head is tied to it.
@@ -85,9 +87,7 @@ pub trait Modules {
     ) -> Tensor<D>;
 }
 
-impl<B: Layer> Modules for Decoder<B> {
-    type Block = B;
-
+impl Modules for Decoder {
     fn num_blocks(&self) -> usize {
         self.layers.len()
     }
@@ -100,7 +100,7 @@ impl<B: Layer> Modules for Decoder<B> {
         &self,
         index: usize,
         x: Tensor<3>,
-        run: impl Fn(&B, Tensor<3>) -> WithLoss + Send + Sync + 'static,
+        run: impl Fn(&AnyLayer, Tensor<3>) -> WithLoss + Send + Sync + 'static,
     ) -> WithLoss {
         run(&self.layers[index], x)
     }

@@ -15,8 +15,9 @@ pub mod ops;
 pub mod random;
 
 pub use config::{
-    AttentionBias, FeedForwardKind, MAX_LAYERS, MAX_SIZE, ModelConfig, ModelConfigError, PRESETS, RopeScaling,
+    AttentionBias, FULL_ATTENTION, MAX_LAYERS, MAX_SIZE, ModelConfig, ModelConfigError, PRESETS, RopeScaling,
+    SWIGLU,
 };
 pub use decoder::{Decoder, Modules};
-pub use layers::{Context, KeyValueCache, Layer};
+pub use layers::{Context, KeyValueCache, Layer, LayerInit, Layers};
 pub use random::Key;

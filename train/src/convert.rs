@@ -7,6 +7,8 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
+use kiln_model::Layers;
+
 use crate::checkpoint::{Checkpoint, CheckpointError, Format, convert};
 use crate::config::{Config, DataSection, ModelSection};
 use crate::error::TrainError;
@@ -99,7 +101,12 @@ impl ExportArgs {
         }
         // Beyond what a file can be, the largest number will do.
         let max_shard_bytes = (max_shard_gb * GB) as usize;
-        hugging_face::export(&ModelSource::open_built_in(&checkpoint)?, &out, dtype, max_shard_bytes)?;
+        hugging_face::export(
+            &ModelSource::open_with(&checkpoint, &Layers::default())?,
+            &out,
+            dtype,
+            max_shard_bytes,
+        )?;
         say(&format!("exported to {}", out.display()));
         Ok(())
     }

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use kiln_collectives::tcp::JoinError;
+use kiln_model::layers::LayerError;
 use kiln_shard::ShardError;
 use kiln_shard::ranks::{RankError, RanksError};
 
@@ -32,6 +33,9 @@ pub enum TrainError {
     /// There is not enough memory.
     #[error(transparent)]
     Memory(#[from] MemoryError),
+    /// A layer of the model.
+    #[error(transparent)]
+    Layer(#[from] LayerError),
     /// The data.
     #[error(transparent)]
     Data(#[from] DataError),
@@ -167,6 +171,7 @@ impl TrainError {
     pub fn is_usage(&self) -> bool {
         match self {
             TrainError::Config(_)
+            | TrainError::Layer(_)
             | TrainError::Device(_)
             | TrainError::Memory(_)
             | TrainError::Env(_)

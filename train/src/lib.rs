@@ -23,6 +23,7 @@ pub mod launch;
 pub mod metrics;
 pub mod prepared;
 pub mod process;
+pub mod registry;
 pub mod run;
 pub mod schedule;
 mod version;

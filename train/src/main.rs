@@ -3,10 +3,11 @@
 use std::process::ExitCode;
 
 use kiln::process::CountingAllocator;
+use kiln::registry::Registry;
 
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 fn main() -> ExitCode {
-    kiln::cli::main()
+    kiln::cli::main(Registry::default())
 }

@@ -1,12 +1,11 @@
 //! Causal self-attention with grouped-query heads and rotary positions.
 
 use burn::module::Module;
-use burn::tensor::{Device, Tensor};
+use burn::tensor::Tensor;
 
-use super::{Context, Layer, Linear, RmsNorm};
-use crate::config::{AttentionBias, ModelConfig};
+use super::{Context, Layer, LayerInit, Linear, RmsNorm};
+use crate::config::AttentionBias;
 use crate::ops::{self, RotaryFrequencies};
-use crate::random::Key;
 
 /// Causal self-attention. Shapes: B batch, T sequence, H query heads, K key and value heads,
 /// D width of a head.
@@ -36,7 +35,8 @@ pub struct Attention {
 
 impl Attention {
     /// Attention of the given shape.
-    pub fn new(config: &ModelConfig, key: Key, device: &Device) -> Self {
+    pub fn new(init: LayerInit) -> Self {
+        let LayerInit { model: config, key, device, .. } = init;
         let (d, head_dim) = (config.d_model, config.head_dim());
         let (q, kv) = (config.heads * head_dim, config.kv_heads * head_dim);
         let (std, residual_std) = (config.init_std, config.residual_std());
@@ -94,5 +94,11 @@ impl Layer for Attention {
             }
         };
         self.o_proj.forward(out_bthd.reshape([batch, seq, self.heads * self.head_dim]))
+    }
+
+    /// Also 12 for each value of a query and each position (Chowdhery et al., 2022), without the causal half, as
+    /// the field's MFU figures have it.
+    fn flops_per_token(&self, seq_len: usize) -> f64 {
+        6.0 * self.active_parameters() as f64 + 12.0 * (self.heads * self.head_dim * seq_len) as f64
     }
 }

@@ -1,27 +1,35 @@
 //! The layers of the decoder, one file each.
 //!
 //! A layer is an ordinary burn [`Module`] for one device and knows no rank. To add a layer, write a file
-//! here, implement [`Layer`], and add an arm to [`FeedForward`]. A layer of another crate is used as the type
-//! parameter of [`Block`] instead.
+//! here, implement [`Layer`], and give it a name in [`Layers`]. A program of your own does the same with its
+//! layers.
 
+mod any;
 mod attention;
 mod block;
 mod cache;
 mod embed;
-mod feed_forward;
+mod geglu;
 mod head;
+mod init;
 mod linear;
+mod registry;
 mod rms_norm;
+mod squared_relu;
 mod swiglu;
 
+pub use any::AnyLayer;
 pub use attention::Attention;
 pub use block::Block;
 pub use cache::{CacheFull, KeyValueCache, LayerCache};
 pub use embed::Embed;
-pub use feed_forward::FeedForward;
+pub use geglu::GeGlu;
 pub use head::Head;
+pub use init::{LayerError, LayerInit};
 pub use linear::Linear;
+pub use registry::Layers;
 pub use rms_norm::RmsNorm;
+pub use squared_relu::SquaredRelu;
 pub use swiglu::SwiGlu;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -46,6 +54,12 @@ pub trait Layer: Module + ModuleDisplay + Sync + 'static {
     /// looks rows up, returns fewer. No weight is initialised.
     fn active_parameters(&self) -> usize {
         Module::num_params(self)
+    }
+
+    /// Floating-point operations of a training step per token, of `seq_len` in a sequence: by default 6 for each
+    /// active parameter. A layer that multiplies activations with each other, as attention does, adds those.
+    fn flops_per_token(&self, _seq_len: usize) -> f64 {
+        6.0 * self.active_parameters() as f64
     }
 }
 

@@ -1,12 +1,10 @@
 //! The gated feed-forward layer of Llama (Shazeer, 2020).
 
 use burn::module::Module;
-use burn::tensor::{Device, Tensor};
+use burn::tensor::Tensor;
 
-use super::{Context, Layer, Linear};
-use crate::config::ModelConfig;
+use super::{Context, Layer, LayerInit, Linear};
 use crate::ops;
-use crate::random::Key;
 
 /// `down(silu(gate(x)) * up(x))`.
 #[derive(Module, Debug)]
@@ -21,16 +19,17 @@ pub struct SwiGlu {
 
 impl SwiGlu {
     /// A feed-forward layer of the given shape.
-    pub fn new(config: &ModelConfig, key: Key, device: &Device) -> Self {
-        let (d, ff, std) = (config.d_model, config.d_ff, config.init_std);
-        let bias = config.feed_forward_bias;
+    pub fn new(init: LayerInit) -> Self {
+        let LayerInit { model, key, device, .. } = init;
+        let (d, ff, std) = (model.d_model, model.d_ff, model.init_std);
+        let bias = model.feed_forward_bias;
         let linear = |name, d_in, d_out, std| {
             Linear::new(d_in, d_out, std, key.fork(name), device).with_bias_if(bias, device)
         };
         SwiGlu {
             gate_proj: linear("gate_proj", d, ff, std),
             up_proj: linear("up_proj", d, ff, std),
-            down_proj: linear("down_proj", ff, d, config.residual_std()),
+            down_proj: linear("down_proj", ff, d, model.residual_std()),
         }
     }
 }

@@ -3,7 +3,7 @@
 use burn::backend::Flex;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use kiln_model::decoder::{self, Decoder, WithLoss};
-use kiln_model::layers::{Block, CacheFull};
+use kiln_model::layers::{AnyLayer, CacheFull, Layers};
 use kiln_model::{AttentionBias, Context, Key, KeyValueCache, Layer, ModelConfig, Modules, RopeScaling};
 
 use crate::ops_support::*;
@@ -53,7 +53,7 @@ fn tokens(batch: usize, seq: usize, seed: u64) -> Tensor<2, Int> {
 
 /// The largest error of the logits after each of `chunks`, relative to the largest logit.
 fn assert_chunks_match(config: &ModelConfig, batch: usize, chunks: &[usize]) {
-    let model = Decoder::new(config, Key::new(5), &Device::flex());
+    let model = decoder(config, 5, &Device::flex());
     let seq = chunks.iter().sum();
     let tokens = tokens(batch, seq, 1);
     let whole = decoder::logits(&model, tokens.clone());
@@ -90,7 +90,7 @@ fn cached_decoding_matches_over_many_tiles() {
 
 #[test]
 fn a_cleared_cache_starts_over() {
-    let model = Decoder::new(&config(2), Key::new(5), &Device::flex());
+    let model = decoder(&config(2), 5, &Device::flex());
     let cache = KeyValueCache::new(8);
     let next = |seed| values(decoder::next_logits(&model, tokens(1, 5, seed), &cache).expect("room"));
     let first = next(1);
@@ -108,7 +108,7 @@ fn a_cleared_cache_starts_over() {
 
 #[test]
 fn a_full_cache_says_so_and_stays_as_it_is() {
-    let model = Decoder::new(&config(2), Key::new(5), &Device::flex());
+    let model = decoder(&config(2), 5, &Device::flex());
     let (cache, fresh) = (KeyValueCache::new(6), KeyValueCache::new(6));
     for cache in [&cache, &fresh] {
         decoder::next_logits(&model, tokens(1, 4, 1), cache).expect("room");
@@ -124,8 +124,6 @@ fn a_full_cache_says_so_and_stays_as_it_is() {
 struct Twice(Decoder);
 
 impl Modules for Twice {
-    type Block = Block;
-
     fn num_blocks(&self) -> usize {
         self.0.num_blocks()
     }
@@ -138,7 +136,7 @@ impl Modules for Twice {
         &self,
         index: usize,
         x: Tensor<3>,
-        run: impl Fn(&Block, Tensor<3>) -> WithLoss + Send + Sync + 'static,
+        run: impl Fn(&AnyLayer, Tensor<3>) -> WithLoss + Send + Sync + 'static,
     ) -> WithLoss {
         run(&self.0.layers[index], x.clone());
         run(&self.0.layers[index], x)
@@ -155,7 +153,7 @@ impl Modules for Twice {
 
 #[test]
 fn a_block_that_runs_twice_leaves_the_same_cache() {
-    let decoder = || Decoder::new(&config(2), Key::new(5), &Device::flex());
+    let decoder = || decoder(&config(2), 5, &Device::flex());
     let (once, twice) = (decoder(), Twice(decoder()));
     let caches = [KeyValueCache::new(9), KeyValueCache::new(9)];
     for chunk in 1..4 {
@@ -188,7 +186,12 @@ impl Layer for Recorder {
 #[test]
 fn appending_copies_nothing() {
     let recorder = Recorder { places: Default::default() };
-    let model = Decoder::with_blocks(&config(4), Key::new(1), &Device::flex(), |_| recorder.clone());
+    let model = {
+        let recorder = recorder.clone();
+        let layers = Layers::default().block("recorder", move |_| Ok(recorder.clone()));
+        let config = ModelConfig { block: Some("recorder".to_owned()), ..config(4) };
+        Decoder::new(&layers, &config, Key::new(1), &Device::flex()).expect("registered layers")
+    };
     let cache = KeyValueCache::new(64);
     for seed in 0..40 {
         decoder::next_logits(&model, tokens(1, 1, seed), &cache).expect("room");

@@ -3,7 +3,9 @@
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Device, Tensor};
 use kiln_model::decoder::Decoder;
-use kiln_model::{AttentionBias, Key, ModelConfig, ModelConfigError, RopeScaling};
+use kiln_model::{AttentionBias, Layers, ModelConfig, ModelConfigError, RopeScaling};
+
+use crate::ops_support::decoder;
 
 fn base() -> ModelConfig {
     ModelConfig {
@@ -50,7 +52,7 @@ impl ModuleVisitor for Parameters {
 
 fn parameters(config: &ModelConfig) -> Vec<(String, usize)> {
     let mut parameters = Parameters::default();
-    Decoder::new(config, Key::new(0), &Device::flex()).visit(&mut parameters);
+    decoder(config, 0, &Device::flex()).visit(&mut parameters);
     parameters.found
 }
 
@@ -70,7 +72,8 @@ fn counts_are_those_of_the_decoder() {
                 };
                 config.validate().expect("a shape that can be");
                 let total: usize = parameters(&config).iter().map(|(_, size)| size).sum();
-                assert_eq!(config.num_parameters(), total, "{config:?}");
+                let count = Decoder::count_parameters(&Layers::default(), &config).expect("built-in layers");
+                assert_eq!(count, total, "{config:?}");
             }
         }
     }
@@ -102,9 +105,12 @@ fn new_parameters_have_the_names_they_should() {
 #[test]
 fn flops_of_attention_follow_the_heads() {
     let config = ModelConfig { head_dim: Some(10), ..base() };
-    let narrow = config.flops_per_token(0, 32);
-    assert_eq!(narrow, 12.0 * (2 * 4 * 10 * 32) as f64);
-    assert_eq!(base().flops_per_token(0, 32), 12.0 * (2 * 16 * 32) as f64);
+    let attention = |config: &ModelConfig| {
+        let decoder = decoder(config, 0, &Device::flex());
+        decoder.flops_per_token(32) - 6.0 * decoder.num_params() as f64
+    };
+    assert_eq!(attention(&config), 12.0 * (2 * 4 * 10 * 32) as f64);
+    assert_eq!(attention(&base()), 12.0 * (2 * 16 * 32) as f64);
 }
 
 #[test]

@@ -365,7 +365,7 @@ impl ModuleVisitor for AllGradients {
 fn a_decoder_on_wgpu() {
     for tied in [true, false] {
         let on = |device: &Device| {
-            let model = Decoder::new(&tiny(tied), Key::new(3), &device.clone().autodiff());
+            let model = decoder(&tiny(tied), 3, &device.clone().autodiff());
             let ids = |from: i64| ints((0..38).map(|i| (from + 7 * i) % 50).collect(), [2, 19], device);
             let context = Context::training(Key::new(5), 7, 0.1);
             let loss = decoder::loss(&model, ids(0), ids(1), 1.0 / 38.0, &context);
@@ -388,7 +388,7 @@ fn a_decoder_on_wgpu() {
 #[test]
 fn generating_on_wgpu() {
     let on = |device: &Device| {
-        let model = Decoder::new(&tiny(true), Key::new(3), device);
+        let model = decoder(&tiny(true), 3, device);
         let cache = KeyValueCache::new(12);
         let ids = |ids: &[i64]| ints(ids.to_vec(), [1, ids.len()], device);
         let next = |new: &[i64]| values(decoder::next_logits(&model, ids(new), &cache).expect("room"));

@@ -3,8 +3,10 @@
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use kiln_model::decoder::{self, Decoder};
-use kiln_model::layers::{Block, Layer, Linear};
+use kiln_model::layers::{Layer, Layers, Linear};
 use kiln_model::{Context, Key, ModelConfig, PRESETS};
+
+use crate::ops_support::decoder;
 
 fn tiny(tied: bool) -> ModelConfig {
     ModelConfig {
@@ -37,26 +39,21 @@ fn presets_have_exactly_the_parameters_they_are_known_for() {
         let config = ModelConfig::preset(name).expect("a preset");
         config.validate().expect("presets are valid");
         let mut count = Count::default();
-        Decoder::new(&config, Key::new(0), &Device::flex()).visit(&mut count);
-        assert_eq!((config.num_parameters(), count.0), (known, known), "{name}");
+        decoder(&config, 0, &Device::flex()).visit(&mut count);
+        let counted = Decoder::count_parameters(&Layers::default(), &config).expect("built-in layers");
+        assert_eq!((counted, count.0), (known, known), "{name}");
     }
 }
 
 #[test]
 fn flops_count_what_multiplies() {
     let config = ModelConfig::preset("10m").expect("a preset");
-    let tied = config.flops_per_token(config.active_parameters(), 256);
+    let flops = |config: &ModelConfig| decoder(config, 0, &Device::flex()).flops_per_token(256);
+    let tied = flops(&config);
     assert_eq!(tied, 6.0 * 8_959_232.0 + 12.0 * 10.0 * 256.0 * 256.0);
     let untied = ModelConfig { tie_embeddings: false, ..config.clone() };
     // The second matrix multiplies, the table that is only looked up does not.
-    assert_eq!(untied.flops_per_token(untied.active_parameters(), 256), tied);
-    for name in PRESETS {
-        let preset = ModelConfig::preset(name).expect("a preset");
-        for config in [ModelConfig { tie_embeddings: !preset.tie_embeddings, ..preset.clone() }, preset] {
-            let decoder = Decoder::new(&config, Key::new(0), &Device::flex());
-            assert_eq!(decoder.active_parameters(), config.active_parameters(), "{name}");
-        }
-    }
+    assert_eq!(flops(&untied), tied);
 }
 
 /// Experts of which a token is sent to one.
@@ -79,16 +76,20 @@ impl Layer for Experts {
 #[test]
 fn experts_count_as_often_as_a_token_meets_them() {
     let config = tiny(false);
-    let (d, key, device) = (config.d_model, Key::new(0), Device::flex());
-    let linear = |width: usize| Linear::new(d, width, 0.1, key, &device);
-    let decoder = Decoder::with_blocks(&config, key, &device, |index| {
-        let experts = (0..8).map(|_| linear(d)).collect();
-        Block::with_ffn(&config, index, key, Experts { router: linear(8), experts }, &device)
+    let d = config.d_model;
+    let layers = Layers::default().feed_forward("experts", |init| {
+        let d = init.model.d_model;
+        let linear = |width| Linear::new(d, width, 0.1, init.key, init.device);
+        Ok(Experts { router: linear(8), experts: (0..8).map(|_| linear(d)).collect() })
     });
+    let config = ModelConfig { feed_forward: "experts".to_owned(), ..config };
+    let decoder = Decoder::new(&layers, &config, Key::new(0), &Device::flex()).expect("registered layers");
     let idle = config.layers * 7 * d * d;
     // The table that tokens are looked up in.
     let lookup = if config.tie_embeddings { 0 } else { config.vocab_size * d };
-    assert_eq!(decoder.active_parameters(), decoder.num_params() - idle - lookup);
+    let attention = 12 * config.layers * config.d_model * 32;
+    let active = decoder.num_params() - idle - lookup;
+    assert_eq!(decoder.flops_per_token(32), (6 * active + attention) as f64);
 }
 
 /// All parameters of a decoder, one after the other.
@@ -105,7 +106,7 @@ fn values(seed: u64, threads: usize) -> Vec<Vec<f32>> {
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("a pool");
     pool.install(|| {
         let mut values = Values::default();
-        Decoder::new(&tiny(false), Key::new(seed), &Device::flex()).visit(&mut values);
+        decoder(&tiny(false), seed, &Device::flex()).visit(&mut values);
         values.0
     })
 }
@@ -164,7 +165,7 @@ fn an_untrained_decoder_finds_all_tokens_equally_likely() {
     for tied in [true, false] {
         let config = tiny(tied);
         let device = Device::flex();
-        let model = Decoder::new(&config, Key::new(3), &device);
+        let model = decoder(&config, 3, &device);
         let ids = |from: i32| -> Tensor<2, Int> {
             let ids: Vec<i32> = (0..20).map(|i| (from + 7 * i) % 50).collect();
             Tensor::from_data(TensorData::new(ids, [2, 10]), &device)
@@ -184,7 +185,7 @@ fn an_untrained_decoder_finds_all_tokens_equally_likely() {
 #[test]
 fn later_tokens_do_not_change_earlier_logits() {
     let device = Device::flex();
-    let model = Decoder::new(&tiny(true), Key::new(3), &device);
+    let model = decoder(&tiny(true), 3, &device);
     let logits = |last: i32| {
         let ids = TensorData::new(vec![1, 2, 3, last], [1, 4]);
         let logits = decoder::logits(&model, Tensor::from_data(ids, &device));

@@ -2,8 +2,11 @@
 //! width. Each is compared with plain burn and with finite differences.
 
 use burn::module::{ModuleMapper, ModuleVisitor, Param};
-use burn::tensor::{Device, Tensor, activation::silu};
-use kiln_model::layers::{Attention, SwiGlu};
+use burn::tensor::{
+    Device, Tensor,
+    activation::{gelu, relu, silu},
+};
+use kiln_model::layers::{Attention, GeGlu, LayerInit, SquaredRelu, SwiGlu};
 use kiln_model::ops::{
     RotaryFrequencies, causal_attention_reference, linear_reference, rms_norm_reference, rotary_reference,
 };
@@ -114,7 +117,7 @@ fn attention_with_biases_norms_and_wide_heads_matches_plain_burn() {
     for bias in [AttentionBias::None, AttentionBias::Qkv, AttentionBias::All] {
         for qk_norm in [false, true] {
             let config = config(bias, qk_norm);
-            let attention = Attention::new(&config, Key::new(1), &Device::flex());
+            let attention = Attention::new(LayerInit::of_block(&config, 0, Key::new(1), &Device::flex()));
             let reference = |t: &[Tensor<1>]| attention_reference(&config, t);
             let sizes = sizes(&attention, config.d_model);
             assert_matches(operation(&attention, config.d_model), reference, &sizes, 2e-5);
@@ -125,24 +128,35 @@ fn attention_with_biases_norms_and_wide_heads_matches_plain_burn() {
 #[test]
 fn attention_with_biases_norms_and_wide_heads_has_exact_gradients() {
     let config = config(AttentionBias::All, true);
-    let attention = Attention::new(&config, Key::new(1), &Device::flex());
+    let attention = Attention::new(LayerInit::of_block(&config, 0, Key::new(1), &Device::flex()));
     let sizes = sizes(&attention, config.d_model);
     assert_finite_differences(operation(&attention, config.d_model), &sizes);
 }
 
-#[test]
-fn feed_forward_with_biases_matches_plain_burn() {
+/// Holds a feed-forward layer with biases against `inner`: what it does with the projections of its input, which
+/// have the names in `inputs`.
+fn check_feed_forward<L: Layer>(
+    make: impl Fn(LayerInit) -> L,
+    inputs: usize,
+    inner: impl Fn(Vec<Tensor<3>>) -> Tensor<3>,
+) {
     let config = ModelConfig { feed_forward_bias: true, ..config(AttentionBias::None, false) };
     let (d, ff) = (config.d_model, config.d_ff);
-    let layer = SwiGlu::new(&config, Key::new(1), &Device::flex());
+    let layer = make(LayerInit::of_block(&config, 0, Key::new(1), &Device::flex()));
     let sizes = sizes(&layer, d);
     let reference = |t: &[Tensor<1>]| {
         let x = t[0].clone().reshape([BATCH, SEQ, d]);
         let mut parameters = t[1..].iter();
-        let gate = project(x.clone(), &mut parameters, ff, true);
-        let up = project(x, &mut parameters, ff, true);
-        project(silu(gate) * up, &mut parameters, d, true).reshape([BATCH * SEQ * d])
+        let projected = (0..inputs).map(|_| project(x.clone(), &mut parameters, ff, true)).collect();
+        project(inner(projected), &mut parameters, d, true).reshape([BATCH * SEQ * d])
     };
     assert_matches(operation(&layer, d), reference, &sizes, 1e-5);
     assert_finite_differences(operation(&layer, d), &sizes);
+}
+
+#[test]
+fn feed_forward_layers_match_plain_burn() {
+    check_feed_forward(SwiGlu::new, 2, |t| silu(t[0].clone()) * t[1].clone());
+    check_feed_forward(GeGlu::new, 2, |t| gelu(t[0].clone()) * t[1].clone());
+    check_feed_forward(SquaredRelu::new, 1, |t| relu(t[0].clone()).powi_scalar(2));
 }

@@ -2,6 +2,7 @@
 //! reshapes, to a tensor of any shape; its inputs are given by their sizes.
 
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
+use kiln_model::{Decoder, Key, Layers, ModelConfig};
 
 /// Whether kernels are tested on an NVIDIA GPU: `KILN_TEST_DEVICE` is `cuda`. If it is not set, or `wgpu`,
 /// they are on wgpu.
@@ -235,4 +236,9 @@ pub fn assert_sound(op: impl Operation + Sync, sizes: &[usize]) {
     assert_untracked(&op, sizes);
     assert_recomputed(&op, sizes);
     assert_same_bits(&op, sizes);
+}
+
+/// A decoder of built-in layers.
+pub fn decoder(config: &ModelConfig, seed: u64, device: &Device) -> Decoder {
+    Decoder::new(&Layers::default(), config, Key::new(seed), device).expect("built-in layers")
 }

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use kiln_collectives::BufferError;
 use kiln_data::DataError;
+use kiln_model::layers::LayerError;
 use kiln_shard::ShardError;
 use kiln_storage::files;
 
@@ -48,6 +49,9 @@ pub enum CheckpointError {
     /// which parts, and what to do.
     #[error("{path} {objection}, or use another checkpoint")]
     OtherArchitecture { path: PathBuf, objection: String },
+    /// A layer of the model cannot be made.
+    #[error(transparent)]
+    Layer(#[from] LayerError),
     /// The checkpoint's moments are those of another optimizer. `saved`: what it was trained with; `here`:
     /// what was to go on with it.
     #[error(
@@ -153,6 +157,7 @@ impl CheckpointError {
             | CheckpointError::NoneUsable { .. }
             | CheckpointError::OtherModel { .. }
             | CheckpointError::OtherArchitecture { .. }
+            | CheckpointError::Layer(_)
             | CheckpointError::OtherOptimizer { .. }
             | CheckpointError::Names { .. }
             | CheckpointError::Exists { .. } => true,

@@ -293,8 +293,7 @@ pub fn write_full(
 mod tests {
     use burn::tensor::Device;
     use kiln_model::decoder::Decoder;
-    use kiln_model::layers::Block;
-    use kiln_model::{Key, ModelConfig};
+    use kiln_model::{Key, Layers, ModelConfig};
     use kiln_shard::ranks::run_ranks;
     use kiln_shard::{EngineBuilder, Policy, ShardError};
 
@@ -314,10 +313,10 @@ mod tests {
                 layers: 1,
                 ..ModelConfig::preset("10m").unwrap()
             };
-            let decoder = Decoder::new(&model, Key::new(0), &Device::flex());
+            let decoder = Decoder::new(&Layers::default(), &model, Key::new(0), &Device::flex()).unwrap();
             let policy = Policy { timeout: LIMIT, ..Policy::default() };
             let builder = EngineBuilder::new(world, policy, None)?;
-            let decoder = ShardedDecoder::<Block>::new(decoder, builder)?;
+            let decoder = ShardedDecoder::new(decoder, builder)?;
             let complete = |_: &[ParamGroupLayout], _, _: &Status| {
                 thread::sleep(4 * LIMIT);
                 Ok(())

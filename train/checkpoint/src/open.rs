@@ -6,6 +6,8 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use kiln_model::{Decoder, Layers};
+
 use super::disk::{self, is_whole};
 use super::folder::{earlier, folder_of_run, has_any, newest, objection, unusable};
 use super::manifest::check_plain_file;
@@ -84,11 +86,12 @@ impl Checkpoint {
         CheckpointError::damaged(&self.folder.join(MANIFEST_FILE), problem)
     }
 
-    /// Fails unless the weights are those of its built-in model, by their number, and their files have the
-    /// lengths in the manifest. To be called before memory is taken for them; content is checked as it is
+    /// Fails unless the weights are those of its model, made of `layers`, by their number, and their files have
+    /// the lengths in the manifest. To be called before memory is taken for them; content is checked as it is
     /// read.
-    pub(crate) fn check_weights_are_there(&self) -> Result<()> {
-        self.manifest.check_parameters().map_err(|problem| self.wrong_manifest(problem))?;
+    pub(crate) fn check_weights_are_there(&self, layers: &Layers) -> Result<()> {
+        let expected = Decoder::count_parameters(layers, &self.manifest.state.model)?;
+        self.manifest.check_parameters(expected).map_err(|problem| self.wrong_manifest(problem))?;
         let weights = self.manifest.tensors.iter().filter(|tensor| tensor.saved == Saved::Weight);
         let names: BTreeSet<_> =
             weights.flat_map(|tensor| &tensor.chunks).map(|chunk| chunk.file.as_str()).collect();

@@ -3,6 +3,7 @@
 //! Weights do not say what computes with them: a block of one's own may have the names and shapes of the
 //! built-in one and mean something else. So a checkpoint names both, and others refuse it.
 
+use kiln_model::{Layers, ModelConfig};
 use kiln_shard::AdamW;
 use serde::{Deserialize, Serialize};
 
@@ -32,10 +33,30 @@ impl Architecture {
         Architecture { name: "decoder".to_owned(), parts: Vec::new() }
     }
 
-    /// The built-in decoder with blocks of one's own that are called `name`.
-    pub fn with_blocks(name: &str) -> Self {
-        let block = CustomPart { kind: "block".to_owned(), name: name.to_owned() };
-        Architecture { parts: vec![block], ..Architecture::decoder() }
+    /// What computes with the weights of `model`.
+    pub fn of_model(model: &ModelConfig) -> Self {
+        Architecture::without(&Layers::default(), model)
+    }
+
+    /// The decoder with those layers of `model` that are not among `layers`.
+    fn without(layers: &Layers, model: &ModelConfig) -> Self {
+        let part = |(kind, name): (&str, &str)| CustomPart { kind: kind.to_owned(), name: name.to_owned() };
+        Architecture {
+            parts: layers.missing(model).into_iter().map(part).collect(),
+            ..Architecture::decoder()
+        }
+    }
+
+    /// Why a program with `layers` cannot use the weights of `model`; `None` if it can.
+    pub(crate) fn objection_with(layers: &Layers, model: &ModelConfig) -> Option<String> {
+        Architecture::without(layers, model).objection(&Architecture::decoder())
+    }
+
+    /// Gives a model of a manifest of before names of layers were in the model the name of its block.
+    pub(crate) fn name_block(&self, model: &mut ModelConfig) {
+        if let Some(part) = self.parts.iter().find(|part| part.kind == "block") {
+            model.block.get_or_insert_with(|| part.name.clone());
+        }
     }
 
     /// Why a program that builds `here` cannot use what this has trained, and which one can; `None` if it
@@ -126,24 +147,36 @@ impl std::fmt::Display for SavedOptimizer {
 
 #[cfg(test)]
 mod tests {
+    use kiln_model::layers::SwiGlu;
+
     use super::*;
 
     #[test]
     fn what_a_program_cannot_build_is_named() {
-        let (stock, mine) = (Architecture::decoder(), Architecture::with_blocks("mine"));
+        let with_block = |name: &str| {
+            let block = Some(name.to_owned());
+            Architecture::of_model(&ModelConfig { block, ..ModelConfig::preset("10m").unwrap() })
+        };
+        let (stock, mine) = (Architecture::decoder(), with_block("mine"));
         assert_eq!(stock.objection(&stock), None);
         assert_eq!(mine.objection(&mine.clone()), None);
         let said = mine.objection(&stock).unwrap();
         assert!(said.starts_with("was trained with block `mine`, which this program"), "{said}");
-        let said = mine.objection(&Architecture::with_blocks("yours")).unwrap();
+        let said = mine.objection(&with_block("yours")).unwrap();
         assert!(said.contains("with block `mine`") && !said.contains("yours"), "{said}");
         let said = stock.objection(&mine).unwrap();
         assert!(said.contains("without block `mine`"), "{said}");
         let other = Architecture { name: "encoder".to_owned(), ..Architecture::decoder() };
         let said = other.objection(&stock).unwrap();
         assert!(said.contains("with architecture `encoder`"), "{said}");
+        // A program that has the layer can use it.
+        let model = ModelConfig { feed_forward: "mine".to_owned(), ..ModelConfig::preset("10m").unwrap() };
+        let said = Architecture::objection_with(&Layers::default(), &model).unwrap();
+        assert!(said.contains("with feed_forward `mine`"), "{said}");
+        let layers = Layers::default().feed_forward("mine", |init| Ok(SwiGlu::new(init)));
+        assert_eq!(Architecture::objection_with(&layers, &model), None);
         // The same parts in another order are another model.
         let two = Architecture { parts: [mine.parts.clone(), mine.parts].concat(), ..stock };
-        assert!(two.objection(&Architecture::with_blocks("mine")).is_some());
+        assert!(two.objection(&with_block("mine")).is_some());
     }
 }

@@ -2,7 +2,7 @@
 
 use burn::tensor::{Device, Tensor};
 use kiln_model::decoder::{Decoder, Modules, WithLoss};
-use kiln_model::layers::{Block, Embed, Head, Layer};
+use kiln_model::layers::{AnyLayer, Embed, Head, LayerError, Layers};
 use kiln_model::{Key, ModelConfig};
 use kiln_shard::layout::parameters_of;
 use kiln_shard::{Engine, EngineBuilder, ParamGroupLayout, ShardError, ShardOptions, ShardedModule};
@@ -20,25 +20,25 @@ fn layer_name(index: usize) -> String {
 }
 
 /// A sharded decoder and the engine that moves its weights.
-pub struct ShardedDecoder<B> {
+pub struct ShardedDecoder {
     engine: Engine,
     embed: ShardedModule<Embed>,
-    layers: Vec<ShardedModule<B>>,
+    layers: Vec<ShardedModule<AnyLayer>>,
     head: ShardedModule<Head>,
     tied: bool,
 }
 
-impl<B: Layer> ShardedDecoder<B> {
+impl ShardedDecoder {
     /// Shards `decoder`, module by module. Weights are initialised as they are cut, so that no rank
     /// ever holds more than one whole parameter. Collective.
-    pub fn new(decoder: Decoder<B>, builder: EngineBuilder) -> Result<Self, ShardError> {
+    pub fn new(decoder: Decoder, builder: EngineBuilder) -> Result<Self, ShardError> {
         Self::with_progress(decoder, builder, |_, _| {})
     }
 
     /// [`ShardedDecoder::new`], which calls `progress` after each module: how many are done, and how many
     /// there are.
     pub fn with_progress(
-        decoder: Decoder<B>,
+        decoder: Decoder,
         mut builder: EngineBuilder,
         mut progress: impl FnMut(usize, usize),
     ) -> Result<Self, ShardError> {
@@ -78,20 +78,18 @@ impl<B: Layer> ShardedDecoder<B> {
     }
 
     /// One pass on `device`; with autodiff if the device has it.
-    pub fn pass<'a>(&'a self, device: &'a Device) -> Pass<'a, B> {
+    pub fn pass<'a>(&'a self, device: &'a Device) -> Pass<'a> {
         Pass { decoder: self, device }
     }
 }
 
 /// Hands out the modules of a sharded decoder for one forward pass.
-pub struct Pass<'a, B> {
-    decoder: &'a ShardedDecoder<B>,
+pub struct Pass<'a> {
+    decoder: &'a ShardedDecoder,
     device: &'a Device,
 }
 
-impl<B: Layer> Modules for Pass<'_, B> {
-    type Block = B;
-
+impl Modules for Pass<'_> {
     fn num_blocks(&self) -> usize {
         self.decoder.layers.len()
     }
@@ -105,7 +103,7 @@ impl<B: Layer> Modules for Pass<'_, B> {
         &self,
         index: usize,
         x: Tensor<3>,
-        run: impl Fn(&B, Tensor<3>) -> WithLoss + Send + Sync + 'static,
+        run: impl Fn(&AnyLayer, Tensor<3>) -> WithLoss + Send + Sync + 'static,
     ) -> WithLoss {
         self.decoder.layers[index].run(x, run)
     }
@@ -123,8 +121,8 @@ impl<B: Layer> Modules for Pass<'_, B> {
 }
 
 /// The built-in decoder of this shape, for names and shapes alone. Initialises nothing.
-pub(crate) fn outline(model: &ModelConfig) -> Decoder<Block> {
-    Decoder::new(model, Key::new(0), &Device::flex())
+pub(crate) fn outline(model: &ModelConfig) -> Result<Decoder, LayerError> {
+    Decoder::new(&Layers::default(), model, Key::new(0), &Device::flex())
 }
 
 /// Full names and shapes of parameters.
@@ -132,12 +130,12 @@ pub type Shapes = Vec<(String, Vec<usize>)>;
 
 /// Full names and shapes of all parameters, as [`ShardedDecoder::new`] will call them, in the order
 /// of the modules. Initialises nothing.
-pub fn parameter_shapes<B: Layer>(decoder: &Decoder<B>) -> Shapes {
+pub fn parameter_shapes(decoder: &Decoder) -> Shapes {
     module_shapes(decoder).into_iter().flatten().collect()
 }
 
 /// As [`parameter_shapes`], module by module: the embedding, the blocks, the head.
-pub fn module_shapes<B: Layer>(decoder: &Decoder<B>) -> Vec<Shapes> {
+pub fn module_shapes(decoder: &Decoder) -> Vec<Shapes> {
     let mut modules = vec![parameters_of(&decoder.embed, OUTER_PREFIX)];
     for (index, block) in decoder.layers.iter().enumerate() {
         modules.push(parameters_of(block, &format!("{}.", layer_name(index))));
@@ -148,7 +146,7 @@ pub fn module_shapes<B: Layer>(decoder: &Decoder<B>) -> Vec<Shapes> {
 
 /// The modules of a decoder over `ranks` ranks, as [`ShardedDecoder::new`] lays them out where nothing
 /// is frozen. Initialises nothing.
-pub fn layout_of<B: Layer>(decoder: &Decoder<B>, ranks: usize) -> Vec<ParamGroupLayout> {
+pub fn layout_of(decoder: &Decoder, ranks: usize) -> Vec<ParamGroupLayout> {
     let shapes = module_shapes(decoder);
     let last = shapes.len() - 1;
     let name = |index: usize| match index {
@@ -161,6 +159,6 @@ pub fn layout_of<B: Layer>(decoder: &Decoder<B>, ranks: usize) -> Vec<ParamGroup
 }
 
 /// The full names of all parameters, as [`ShardedDecoder::new`] will call them. Initialises nothing.
-pub fn parameter_names<B: Layer>(decoder: &Decoder<B>) -> Vec<String> {
+pub fn parameter_names(decoder: &Decoder) -> Vec<String> {
     parameter_shapes(decoder).into_iter().map(|(name, _)| name).collect()
 }

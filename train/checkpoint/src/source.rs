@@ -7,8 +7,7 @@ use std::path::{Path, PathBuf};
 use burn::tensor::Device;
 use kiln_data::{DataError, Tokenizer};
 use kiln_model::decoder::Decoder;
-use kiln_model::layers::Block;
-use kiln_model::{Key, ModelConfig};
+use kiln_model::{Key, Layers, ModelConfig};
 use kiln_shard::{Engine, EngineBuilder};
 use kiln_storage::files;
 use serde_json::{Value, json};
@@ -29,7 +28,7 @@ pub enum ModelSource {
 
 impl ModelSource {
     /// Opens a checkpoint, the newest one of a run folder, or a folder in the layout of Hugging
-    /// Face. Whoever computes with its weights calls [`ModelSource::require_architecture`] next.
+    /// Face. Whoever computes with its weights calls [`ModelSource::require_layers`] next.
     pub fn open(path: &Path) -> Result<Self, CheckpointError> {
         if HuggingFaceFolder::is_one(path) {
             return Ok(ModelSource::HuggingFace(Box::new(HuggingFaceFolder::open(path)?)));
@@ -37,11 +36,21 @@ impl ModelSource {
         Ok(ModelSource::Checkpoint(Box::new(Checkpoint::open(path)?)))
     }
 
-    /// As [`ModelSource::open`]; fails unless the built-in decoder is what computes with the weights.
-    pub fn open_built_in(path: &Path) -> Result<Self, CheckpointError> {
+    /// As [`ModelSource::open`]; fails unless `layers` has what computes with the weights.
+    pub fn open_with(path: &Path, layers: &Layers) -> Result<Self, CheckpointError> {
         let source = ModelSource::open(path)?;
-        source.require_architecture(&Architecture::decoder())?;
+        source.require_layers(layers)?;
         Ok(source)
+    }
+
+    /// Fails unless `layers` has what computes with the weights.
+    pub fn require_layers(&self, layers: &Layers) -> Result<(), CheckpointError> {
+        match Architecture::objection_with(layers, self.model()) {
+            None => Ok(()),
+            Some(objection) => {
+                Err(CheckpointError::OtherArchitecture { path: self.folder().to_owned(), objection })
+            }
+        }
     }
 
     /// Fails unless the weights belong to the architecture that the caller builds. Those in the
@@ -164,18 +173,19 @@ impl ModelSource {
         Ok(tokenizer)
     }
 
-    /// The built-in decoder with all its weights on `device`, sharded as `builder` says. Collective.
+    /// The decoder with all its weights on `device`, made of `layers` and sharded as `builder` says. Collective.
     pub fn decoder(
         &self,
+        layers: &Layers,
         builder: EngineBuilder,
         device: &Device,
-    ) -> Result<ShardedDecoder<Block>, CheckpointError> {
-        self.require_architecture(&Architecture::decoder())?;
+    ) -> Result<ShardedDecoder, CheckpointError> {
+        self.require_layers(layers)?;
         if let ModelSource::Checkpoint(checkpoint) = self {
-            checkpoint.check_weights_are_there()?;
+            checkpoint.check_weights_are_there(layers)?;
         }
         // Nothing is drawn from the seed: all weights are loaded.
-        let decoder = Decoder::new(self.model(), Key::new(0), device);
+        let decoder = Decoder::new(layers, self.model(), Key::new(0), device)?;
         let decoder = ShardedDecoder::new(decoder, builder.load_later(|_| true))?;
         self.load_weights(decoder.engine(), &AllowMissing::default())?;
         Ok(decoder)
@@ -185,6 +195,9 @@ impl ModelSource {
 /// What weights of the shape `saved` would not be for a model of the shape `here`, key by key.
 /// Dropout and initial values may differ: they are choices of a run.
 fn differences(saved: &ModelConfig, here: &ModelConfig) -> Vec<String> {
+    // Of layers that are not built in, whoever compares architectures has said it.
+    let is_stock = [saved, here].iter().all(|model| Layers::default().missing(model).is_empty());
+    let built_in = |name: &String| if is_stock { name.clone() } else { String::new() };
     let shown = |model: &ModelConfig| {
         let scaling = model.rope_scaling.as_ref().map(|scaling| json!(scaling).to_string());
         [
@@ -195,7 +208,9 @@ fn differences(saved: &ModelConfig, here: &ModelConfig) -> Vec<String> {
             ("kv_heads", model.kv_heads.to_string()),
             ("d_ff", model.d_ff.to_string()),
             ("tie_embeddings", model.tie_embeddings.to_string()),
-            ("feed_forward", word(json!(model.feed_forward))),
+            ("attention", built_in(&model.attention)),
+            ("feed_forward", built_in(&model.feed_forward)),
+            ("extra", json!(model.extra).to_string()),
             ("attention_bias", word(json!(model.attention_bias))),
             ("feed_forward_bias", model.feed_forward_bias.to_string()),
             ("qk_norm", model.qk_norm.to_string()),

@@ -3,7 +3,6 @@
 use std::time::{Duration, Instant};
 
 use burn::tensor::Device;
-use kiln_model::layers::Layer;
 use kiln_model::{Context, Key};
 
 use crate::config::Config;
@@ -52,12 +51,7 @@ pub fn median(mut values: Vec<f64>) -> f64 {
 /// # Errors
 ///
 /// As for [`optimizer_step`].
-pub fn step<B: Layer>(
-    config: &Config,
-    model: &ShardedDecoder<B>,
-    device: &Device,
-    number: u64,
-) -> Result<Duration> {
+pub fn step(config: &Config, model: &ShardedDecoder, device: &Device, number: u64) -> Result<Duration> {
     let engine = model.engine();
     let (rank, ranks) = (engine.world().rank(), engine.world().world_size());
     let mut tokens = MadeUpTokens {

@@ -11,15 +11,14 @@ use burn::tensor::Device;
 use clap::Args;
 use kiln_collectives::{Communicator, Operation, Phase};
 use kiln_model::decoder::Decoder;
-use kiln_model::layers::Block;
-use kiln_model::{Key, ModelConfig};
+use kiln_model::{Key, Layers, ModelConfig};
 use kiln_shard::ranks::{run_rank, run_ranks};
 use kiln_shard::{EngineBuilder, Policy, ShardError, Strategy, memory};
 use serde::Serialize;
 
 use super::{check_counts, default_config, median, step};
 use crate::config::{self, Backend, Config};
-use crate::device::{ResolvedDevice, ranks_sharing_cores, threads_per_rank};
+use crate::device::{self, ResolvedDevice, ranks_sharing_cores, threads_per_rank};
 use crate::error::{Result, TrainError};
 use crate::launch;
 use crate::place::{self, RankEnv, Role};
@@ -51,7 +50,7 @@ pub(crate) struct StrategiesArgs {
 
 impl StrategiesArgs {
     /// Measures, or starts the ranks of a node; returns the exit code.
-    pub(crate) fn run(self) -> Result<u8> {
+    pub(crate) fn run(self, layers: &Layers) -> Result<u8> {
         let place = match place::find_here(&place::Flags::default())? {
             Role::Node(node) => return Ok(launch::run_node(node)?),
             Role::Rank(place) => Some(place),
@@ -60,7 +59,8 @@ impl StrategiesArgs {
         let speaks = place.as_ref().is_none_or(|place| place.rank == 0);
         let config = self.config.map(|path| config::load(&path, &[])).transpose()?;
         let StrategiesArgs { ranks, steps, rounds, .. } = self;
-        let table = strategies(&StrategiesOptions { config, ranks, place, steps, rounds })?;
+        let table =
+            strategies(&StrategiesOptions { config, ranks, place, layers: layers.clone(), steps, rounds })?;
         if speaks {
             say(&if self.json { table.to_json() } else { table.to_text() });
         }
@@ -77,6 +77,8 @@ pub struct StrategiesOptions {
     pub ranks: Option<usize>,
     /// The rank that this process is, if ranks are processes.
     pub place: Option<RankEnv>,
+    /// What the decoder can be made of.
+    pub layers: Layers,
     /// Steps measured per strategy and round; one more warms up.
     pub steps: usize,
     /// Rounds.
@@ -196,12 +198,14 @@ pub fn strategies(options: &StrategiesOptions) -> Result<StrategiesTable> {
     if place.is_some() { config.validate() } else { config.validate_threads() }?;
     check_counts(&[("--steps", options.steps), ("--rounds", options.rounds)])?;
     let model = config.model.resolve(Some(config.data.vocab_size)).map_err(TrainError::usage)?;
-    let selected = ResolvedDevice::new(&config, place)?;
+    let layers = &options.layers;
+    let selected = ResolvedDevice::new(&config, layers, place)?;
     config.settle(selected.defaults());
     // The strategy that takes most.
     let mut replicated = config.clone();
     replicated.shard.strategy = Strategy::NoShard;
-    run::check_memory(&replicated, &model, &selected, place)?;
+    let decoder = Decoder::new(layers, &model, Key::new(0), &device::plain())?;
+    run::check_memory(&replicated, &model, &decoder, &selected, place)?;
     let device = selected.device();
     let ranks = meet(&config, options, &selected)?;
 
@@ -209,7 +213,7 @@ pub fn strategies(options: &StrategiesOptions) -> Result<StrategiesTable> {
     for _ in 0..options.rounds {
         let round: Result<Vec<_>, _> = Strategy::ALL
             .into_iter()
-            .map(|strategy| measure(&config, &model, &device, &ranks, strategy, shard_size, options.steps))
+            .map(|strategy| measure(&config, options, &model, &device, &ranks, strategy, shard_size))
             .collect();
         rounds.push(round?);
     }
@@ -230,7 +234,7 @@ pub fn strategies(options: &StrategiesOptions) -> Result<StrategiesTable> {
         ranks: config.train.ranks,
         global_batch: config.train.global_batch,
         seq_len: config.data.seq_len,
-        parameters: model.num_parameters(),
+        parameters: Decoder::count_parameters(layers, &model)?,
         rows: rows.collect(),
         model,
     })
@@ -238,13 +242,14 @@ pub fn strategies(options: &StrategiesOptions) -> Result<StrategiesTable> {
 
 fn measure(
     config: &Config,
+    options: &StrategiesOptions,
     model: &ModelConfig,
     device: &Device,
     ranks: &Ranks<'_>,
     strategy: Strategy,
     shard_size: Option<usize>,
-    steps: usize,
 ) -> Result<StrategyRow> {
+    let StrategiesOptions { layers, steps, .. } = options;
     let policy = Policy { strategy, ..run::policy(config) };
     let measured = ranks.run(config, |world| -> Result<StrategyRow> {
         let rank = world.rank();
@@ -252,19 +257,19 @@ fn measure(
         let shard_size = shard_size.filter(|_| strategy.is_hybrid());
         let shard_size = world::shard_size(strategy, shard_size, &*world)?;
         memory::reset_peak(rank);
-        let decoder = Decoder::new(model, Key::new(config.train.seed), device);
+        let decoder = Decoder::new(layers, model, Key::new(config.train.seed), device)?;
         let builder = EngineBuilder::new(world.clone(), policy.clone(), shard_size)?;
-        let model = ShardedDecoder::<Block>::new(decoder, builder)?;
+        let model = ShardedDecoder::new(decoder, builder)?;
         step(config, &model, device, 1)?;
         world.recorder().reset_totals();
         model.engine().take_waited();
         settle(device)?;
         let start = Instant::now();
-        for index in 0..steps {
+        for index in 0..*steps {
             step(config, &model, device, 2 + index as u64)?;
         }
         settle(device)?;
-        Ok(sample(config, &world, &model, start.elapsed(), steps)?)
+        Ok(sample(config, &world, &model, start.elapsed(), *steps)?)
     })?;
     // The next strategy starts with a GPU as empty as this one did.
     kiln_shard::release_unused(device);
@@ -279,7 +284,7 @@ fn settle(device: &Device) -> Result<()> {
 fn sample(
     config: &Config,
     world: &Arc<dyn Communicator>,
-    model: &ShardedDecoder<Block>,
+    model: &ShardedDecoder,
     elapsed: Duration,
     steps: usize,
 ) -> Result<StrategyRow, ShardError> {

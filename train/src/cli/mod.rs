@@ -22,6 +22,7 @@ use crate::prepared::{PrepareArgs, VerifyArgs};
 use crate::process;
 use crate::process::launcher::{self, Word};
 use crate::process::output::{self, complain, say};
+use crate::registry::Registry;
 use crate::run::TrainArgs;
 use crate::version::version;
 use documents::{CompletionsArgs, ManArgs};
@@ -96,9 +97,10 @@ enum BenchCommand {
     Strategies(StrategiesArgs),
 }
 
-/// Runs the command that the arguments of this process name, and returns its exit code. Sets up the process
+/// Runs the command that the arguments of this process name, on the parts of `registry`, and returns its exit
+/// code. Sets up the process
 /// as [`process::start`] does; the allocator is the binary's.
-pub fn main() -> ExitCode {
+pub fn main(registry: Registry) -> ExitCode {
     let begun = process::begin();
     output::tell_panics();
     let command = match Cli::try_parse() {
@@ -111,10 +113,10 @@ pub fn main() -> ExitCode {
     if let Err(error) = begun {
         return exit(Err(TrainError::usage(error.to_string())), is_run);
     }
-    let done = |()| 0;
+    let (layers, done) = (registry.layers(), |()| 0);
     let tell = |text: String| say(&text);
     let outcome = match command {
-        Command::Train(args) => args.run(),
+        Command::Train(args) => args.run(layers),
         Command::Launch(args) => args.run().map_err(TrainError::from),
         Command::Doctor(args) => {
             let (text, healthy) = args.run();
@@ -123,11 +125,11 @@ pub fn main() -> ExitCode {
         }
         Command::Data { command: DataCommand::Prepare(args) } => on_files(|| args.run()).map(done),
         Command::Data { command: DataCommand::Verify(args) } => args.run().map(tell).map(done),
-        Command::Generate(args) => args.run().map(done),
-        Command::Eval(args) => args.run(),
+        Command::Generate(args) => args.run(layers).map(done),
+        Command::Eval(args) => args.run(layers),
         Command::Import(args) => on_files(|| args.run()).map(done),
         Command::Export(args) => on_files(|| args.run()).map(done),
-        Command::Bench { command: BenchCommand::Strategies(args) } => args.run(),
+        Command::Bench { command: BenchCommand::Strategies(args) } => args.run(layers),
         Command::Inspect(args) => on_files(|| args.run()).map(tell).map(done),
         Command::Convert(args) => on_files(|| args.run()).map(tell).map(done),
         Command::Completions(args) => {

@@ -109,8 +109,8 @@ fn apply(table: &mut Table, argument: &str) -> Result<Config, ConfigError> {
     let malformed = || ConfigError::Override { argument: shown(argument) };
     let (path, value) = argument.split_once('=').ok_or_else(malformed)?;
     let (path, text) = (path.trim(), value.trim());
-    let (section, key) = path.split_once('.').ok_or_else(malformed)?;
-    if section.is_empty() || key.is_empty() || key.contains('.') {
+    let (sections, key) = path.rsplit_once('.').ok_or_else(malformed)?;
+    if path.split('.').any(str::is_empty) {
         return Err(malformed());
     }
     let refused = |message| ConfigError::OverrideValue { argument: shown(argument), message };
@@ -120,12 +120,9 @@ fn apply(table: &mut Table, argument: &str) -> Result<Config, ConfigError> {
     if value.is_str() && is_whole(text) && text.replace('_', "").parse::<i64>().is_err() {
         return Err(refused(TOO_LARGE.to_owned()));
     }
-    let entry = table.entry(section).or_insert_with(|| Value::Table(Table::new()));
-    if !entry.is_table() {
-        return Err(malformed());
-    }
+    section(table, sections).ok_or_else(malformed)?;
     let mut read = |value: Value| {
-        if let Some(section) = table.get_mut(section).and_then(Value::as_table_mut) {
+        if let Some(section) = section(table, sections) {
             section.insert(key.to_owned(), value);
         }
         Value::Table(table.clone()).try_into::<Config>()
@@ -153,6 +150,14 @@ fn apply(table: &mut Table, argument: &str) -> Result<Config, ConfigError> {
         }
     };
     Err(refused(message))
+}
+
+/// The section that `path` leads to, such as `model.extra`, which is made if it is not there. `None` if there is a
+/// value on the way.
+fn section<'a>(table: &'a mut Table, path: &str) -> Option<&'a mut Table> {
+    path.split('.').try_fold(table, |table, name| {
+        table.entry(name).or_insert_with(|| Value::Table(Table::new())).as_table_mut()
+    })
 }
 
 /// What is expected in the place of `value`, with an example, if that is what the parser's `error` is about.

@@ -1,6 +1,6 @@
 //! The section that describes the model.
 
-use kiln_model::{AttentionBias, FeedForwardKind, ModelConfig, RopeScaling};
+use kiln_model::{AttentionBias, FULL_ATTENTION, ModelConfig, RopeScaling};
 use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 
@@ -26,8 +26,12 @@ pub struct ModelSection {
     pub d_ff: Option<usize>,
     /// Whether the head reuses the embedding; true if left out.
     pub tie_embeddings: Option<bool>,
-    /// Kind of feed-forward layer.
-    pub feed_forward: Option<FeedForwardKind>,
+    /// Name of a block that a program has added, in place of an attention and a feed-forward layer.
+    pub block: Option<String>,
+    /// Name of the attention layer: `full`, or one that a program has added.
+    pub attention: Option<String>,
+    /// Name of the feed-forward layer: `swiglu`, `geglu`, `squared_relu`, or one that a program has added.
+    pub feed_forward: Option<String>,
     /// Which projections of attention have a bias: `none`, `qkv` or `all`.
     pub attention_bias: Option<AttentionBias>,
     /// Whether the projections of the feed-forward layer have a bias.
@@ -44,6 +48,8 @@ pub struct ModelSection {
     pub norm_eps: Option<f64>,
     /// Standard deviation of the initial weights.
     pub init_std: Option<f64>,
+    /// Settings of layers that a program has added.
+    pub extra: Option<serde_json::Map<String, serde_json::Value>>,
 }
 
 impl ModelSection {
@@ -93,7 +99,9 @@ impl ModelSection {
             head_dim: model.head_dim,
             d_ff: Some(model.d_ff),
             tie_embeddings: Some(model.tie_embeddings),
-            feed_forward: Some(model.feed_forward),
+            block: model.block.clone(),
+            attention: (model.attention != FULL_ATTENTION).then(|| model.attention.clone()),
+            feed_forward: Some(model.feed_forward.clone()),
             attention_bias: Some(model.attention_bias),
             feed_forward_bias: Some(model.feed_forward_bias),
             qk_norm: Some(model.qk_norm),
@@ -102,6 +110,7 @@ impl ModelSection {
             rope_scaling: model.rope_scaling,
             norm_eps: Some(model.norm_eps),
             init_std: Some(model.init_std),
+            extra: (!model.extra.is_empty()).then(|| model.extra.clone()),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! What work asks of a device.
 
-use kiln_model::ModelConfig;
+use kiln_model::{Decoder, Layers};
 use kiln_shard::{Mesh, Strategy};
 
 use crate::config::{Backend, Choice, CommBackend, Config, Precision};
@@ -33,10 +33,11 @@ pub struct DeviceRequest {
 
 impl DeviceRequest {
     /// Training, as `config` describes it.
-    pub fn of_run(config: &Config) -> Self {
+    pub fn of_run(config: &Config, layers: &Layers) -> Self {
         // Without a model there is another error to come.
         let parameters = config.model.resolve(Some(config.data.vocab_size));
-        let parameters = parameters.map_or(0, |model| model.num_parameters());
+        let parameters = parameters.ok().and_then(|model| Decoder::count_parameters(layers, &model).ok());
+        let parameters = parameters.unwrap_or_default();
         let ranks = config.train.ranks.max(1);
         let shards = shards(config.shard.strategy, ranks, config.shard.shard_size);
         let per_parameter = match config.precision.compute {
@@ -57,10 +58,10 @@ impl DeviceRequest {
         }
     }
 
-    /// Reading the weights of `model`, spread over `ranks` ranks, in a command with a flag `--device`.
+    /// Reading the weights of a model of `parameters`, spread over `ranks` ranks, in a command with a flag `--device`.
     pub fn of_weights(
         backend: Backend,
-        model: &ModelConfig,
+        parameters: usize,
         ranks: usize,
         strategy: Strategy,
         shard_size: Option<usize>,
@@ -72,7 +73,7 @@ impl DeviceRequest {
             comm: CommBackend::Auto,
             precision: Choice::Is(Precision::F32),
             ranks: ranks as u64,
-            state: READING * model.num_parameters() as u64 / shards(strategy, ranks, shard_size),
+            state: READING * parameters as u64 / shards(strategy, ranks, shard_size),
         }
     }
 
@@ -98,7 +99,10 @@ mod tests {
     #[test]
     fn shards_share_the_state() {
         let text = "[model]\npreset = '10m'\n[train]\nranks = 4";
-        let request = |text: &str| DeviceRequest::of_run(&toml::from_str(text).expect("a configuration"));
+        let request = |text: &str| {
+            let config = toml::from_str(text).expect("a configuration");
+            DeviceRequest::of_run(&config, &Default::default())
+        };
         let whole = request(text).bytes(false);
         assert!((100e6..400e6).contains(&(whole as f64)), "{whole}");
         assert!((request(text).bytes(true) * 4).abs_diff(whole) < 64);

@@ -6,6 +6,7 @@ use std::path::Path;
 use burn::tensor::Device;
 #[cfg(feature = "wgpu")]
 use burn::tensor::{DType, DeviceKind};
+use kiln_model::Layers;
 
 #[cfg(feature = "wgpu")]
 use super::cpu;
@@ -47,13 +48,13 @@ enum Kind {
 }
 
 impl ResolvedDevice {
-    /// The device of a run.
+    /// The device of a run of a decoder that is made of `layers`.
     ///
     /// # Errors
     ///
     /// As for [`ResolvedDevice::for_request`].
-    pub fn new(config: &Config, place: Option<&RankEnv>) -> Result<Self, DeviceError> {
-        Self::for_request(&DeviceRequest::of_run(config), place)
+    pub fn new(config: &Config, layers: &Layers, place: Option<&RankEnv>) -> Result<Self, DeviceError> {
+        Self::for_request(&DeviceRequest::of_run(config, layers), place)
     }
 
     /// The device that `request` names or, if that is `auto`, an NVIDIA GPU if there is one, else the CPU.

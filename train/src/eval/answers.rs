@@ -7,7 +7,6 @@
 use std::path::Path;
 
 use burn::tensor::Device;
-use kiln_model::layers::Layer;
 use kiln_model::{Context, decoder};
 use serde::Deserialize;
 
@@ -109,8 +108,8 @@ impl TokenPair {
 /// The losses of all pairs, in order, the same on every rank. The pairs are dealt out to the ranks,
 /// one per pass; a rank that runs out computes a pair that does not count, so that all ranks make
 /// the same number of passes. Collective.
-pub fn answer_losses<B: Layer>(
-    model: &ShardedDecoder<B>,
+pub fn answer_losses(
+    model: &ShardedDecoder,
     device: &Device,
     pairs: &[TokenPair],
 ) -> Result<Vec<AnswerLoss>> {

@@ -8,6 +8,7 @@ use burn::tensor::Device;
 use clap::Args;
 use kiln_collectives::Communicator;
 use kiln_collectives::tcp::{Ports, Seal};
+use kiln_model::{Decoder, Layers};
 use kiln_shard::ranks::{run_rank, run_ranks};
 use kiln_shard::{EngineBuilder, Mesh, Policy, Strategy, memory};
 
@@ -103,7 +104,7 @@ fn parse_token(text: &str) -> Result<u32, String> {
 
 impl EvalArgs {
     /// Evaluates, or starts the ranks of a node; rank 0 prints what came of it. Returns the exit code.
-    pub fn run(self) -> Result<u8> {
+    pub fn run(self, layers: &Layers) -> Result<u8> {
         let place = match place::find_here(&self.place)? {
             Role::Node(node) => return Ok(launch::run_node(node)?),
             Role::Rank(place) => Some(place),
@@ -111,8 +112,8 @@ impl EvalArgs {
         };
         memory::use_huge_pages();
         let report = match &place {
-            None => self.run_as_threads()?,
-            Some(place) => self.run_as_process(place)?,
+            None => self.run_as_threads(layers)?,
+            Some(place) => self.run_as_process(place, layers)?,
         };
         if place.is_none_or(|place| place.rank == 0) {
             say(&if self.json { report.to_json() } else { report.to_string() });
@@ -120,7 +121,7 @@ impl EvalArgs {
         Ok(0)
     }
 
-    fn run_as_threads(&self) -> Result<Report> {
+    fn run_as_threads(&self, layers: &Layers) -> Result<Report> {
         let ranks = self.ranks.map_or(1, NonZero::get);
         if let Some(problem) = config::thread_ranks("--ranks", ranks) {
             return Err(TrainError::usage(problem));
@@ -128,7 +129,7 @@ impl EvalArgs {
         if !self.strategy.is_hybrid() || self.shard_size.is_some() {
             self.check_mesh(ranks)?;
         }
-        let work = Work::new(self)?;
+        let work = Work::new(self, layers)?;
         let threads = device::threads_per_rank(&DeviceSection::default(), ranks);
         let selected = work.select(&self.device, ranks, None)?;
         selected.warn_of_idle_gpus();
@@ -138,7 +139,7 @@ impl EvalArgs {
     }
 
     /// As one rank of several processes. Each reads its own arguments and files; they must agree.
-    fn run_as_process(&self, place: &RankEnv) -> Result<Report> {
+    fn run_as_process(&self, place: &RankEnv, layers: &Layers) -> Result<Report> {
         let ranks = world::size_of(place, self.ranks.map(NonZero::get))?;
         if self.shard_size.is_some() {
             self.check_mesh(ranks)?;
@@ -153,7 +154,7 @@ impl EvalArgs {
         let sharing = device::ranks_sharing_cores(place);
         let threads = device::threads_per_rank(&DeviceSection::default(), sharing);
         Ok(run_rank(met.communicator(), threads, |world| {
-            let work = Work::new(self)?;
+            let work = Work::new(self, layers)?;
             // What is one rank's own is left out.
             let told = EvalArgs { place: place::Flags::default(), ranks: None, ..self.clone() };
             let folder = work.source.folder();
@@ -179,6 +180,7 @@ impl EvalArgs {
 
 /// What all ranks do together, ready to be done.
 struct Work {
+    layers: Layers,
     source: ModelSource,
     task: Task,
     strategy: Strategy,
@@ -193,28 +195,34 @@ enum Task {
 }
 
 impl Work {
-    fn new(args: &EvalArgs) -> Result<Self> {
-        let source = ModelSource::open_built_in(&args.checkpoint)?;
+    fn new(args: &EvalArgs, layers: &Layers) -> Result<Self> {
+        let source = ModelSource::open_with(&args.checkpoint, layers)?;
         let task = Task::new(args, &source)?;
-        Ok(Work { source, task, strategy: args.strategy, shard_size: args.shard_size })
+        Ok(Work {
+            layers: layers.clone(),
+            source,
+            task,
+            strategy: args.strategy,
+            shard_size: args.shard_size,
+        })
     }
 
     /// The device that one of `ranks` ranks computes on.
     fn select(&self, flag: &DeviceFlag, ranks: usize, place: Option<&RankEnv>) -> Result<ResolvedDevice> {
-        let Work { source, strategy, shard_size, .. } = self;
-        let backend = flag.backend();
-        let request = DeviceRequest::of_weights(backend, source.model(), ranks, *strategy, *shard_size);
+        let Work { layers, source, strategy, shard_size, .. } = self;
+        let parameters = Decoder::count_parameters(layers, source.model())?;
+        let request = DeviceRequest::of_weights(flag.backend(), parameters, ranks, *strategy, *shard_size);
         Ok(DeviceFlag::select(&request, place)?)
     }
 
     /// Does one rank's part. Rank 0 writes the files. Collective.
     fn on_rank(&self, world: Arc<dyn Communicator>, device: &Device) -> Result<Report> {
-        let Work { source, task, strategy, shard_size } = self;
+        let Work { layers, source, task, strategy, shard_size } = self;
         let (rank, ranks) = (world.rank(), world.world_size());
         world.recorder().set_activity("evaluation");
         let shard_size = world::shard_size(*strategy, *shard_size, &*world)?;
         let policy = Policy { strategy: *strategy, ..Policy::default() };
-        let model = source.decoder(EngineBuilder::new(world, policy, shard_size)?, device)?;
+        let model = source.decoder(layers, EngineBuilder::new(world, policy, shard_size)?, device)?;
         let outcome = match task {
             Task::Validation(validation) => Outcome::Validation(validation.loss(&model, device)?),
             Task::Answer(pair) => {

@@ -6,7 +6,6 @@ use std::path::Path;
 
 use burn::tensor::Device;
 use kiln_model::decoder;
-use kiln_model::layers::Layer;
 
 use super::EvalError;
 use crate::device;
@@ -44,7 +43,7 @@ pub fn check_tokens(model: &ModelSource, tokens: &[u32]) -> Result<Vec<i32>, Eva
 }
 
 /// The logits of `model` after each of `tokens`, the same on every rank. Collective.
-pub fn logits<B: Layer>(model: &ShardedDecoder<B>, device: &Device, tokens: &[i32]) -> Result<Logits> {
+pub fn logits(model: &ShardedDecoder, device: &Device, tokens: &[i32]) -> Result<Logits> {
     let tokens = device::tokens(tokens.to_vec(), 1, tokens.len(), device);
     let logits = decoder::logits(&model.pass(device), tokens);
     model.engine().finish_evaluation()?;

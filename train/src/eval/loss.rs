@@ -3,7 +3,6 @@
 use std::path::{Path, PathBuf};
 
 use burn::tensor::Device;
-use kiln_model::layers::Layer;
 
 use super::EvalError;
 use crate::config;
@@ -75,7 +74,7 @@ impl Validation {
 
     /// The loss of `model`, the same on every rank. The sequences are dealt out to the ranks, and
     /// all ranks make the same number of passes. Collective.
-    pub fn loss<B: Layer>(&self, model: &ShardedDecoder<B>, device: &Device) -> Result<ValidationLoss> {
+    pub fn loss(&self, model: &ShardedDecoder, device: &Device) -> Result<ValidationLoss> {
         let ValidationOptions { samples, rows, .. } = self.options;
         let (loss, tokens) = run::evaluate(model, device, &self.source, samples, rows)?;
         Ok(ValidationLoss { loss, tokens })

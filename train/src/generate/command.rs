@@ -4,7 +4,7 @@ use std::io::{IsTerminal, Write, stdout};
 use std::path::PathBuf;
 
 use clap::Args;
-use kiln_model::Key;
+use kiln_model::{Decoder, Key, Layers};
 use kiln_shard::ranks::run_ranks;
 use kiln_shard::{EngineBuilder, Policy, Strategy, memory};
 
@@ -48,7 +48,7 @@ pub struct GenerateArgs {
 impl GenerateArgs {
     /// Continues the prompt on one rank and prints it with its continuation: on a terminal as it
     /// comes, else when it is complete.
-    pub fn run(self) -> Result<()> {
+    pub fn run(self, layers: &Layers) -> Result<()> {
         memory::use_huge_pages();
         let mut sampling = Sampling {
             max_tokens: self.max_tokens,
@@ -60,18 +60,19 @@ impl GenerateArgs {
             end_ids: Vec::new(),
         };
         sampling.validate()?;
-        let source = ModelSource::open_built_in(&self.checkpoint)?;
+        let source = ModelSource::open_with(&self.checkpoint, layers)?;
         sampling.context_length = source.context_length();
         sampling.end_ids = source.end_ids()?;
         let tokenizer = source.load_tokenizer()?;
         let threads = device::threads_per_rank(&Default::default(), 1);
         let (backend, strategy) = (self.device.backend(), Strategy::NoShard);
-        let request = DeviceRequest::of_weights(backend, source.model(), 1, strategy, None);
+        let parameters = Decoder::count_parameters(layers, source.model())?;
+        let request = DeviceRequest::of_weights(backend, parameters, 1, strategy, None);
         let device = DeviceFlag::select(&request, None)?.device();
         let live = stdout().is_terminal();
         run_ranks(1, threads, |world| {
             let policy = Policy { strategy, ..Policy::default() };
-            let model = source.decoder(EngineBuilder::new(world, policy, None)?, &device)?;
+            let model = source.decoder(layers, EngineBuilder::new(world, policy, None)?, &device)?;
             let mut continuation = Continuation::new(&tokenizer, &self.prompt, &sampling)?;
             let mut shown = 0;
             let pass = model.pass(&device);

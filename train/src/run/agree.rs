@@ -15,7 +15,6 @@ use serde::{Deserialize, Serialize};
 
 use super::RunOptions;
 use super::plan::{Plan, PlanMessage};
-use crate::checkpoint::Architecture;
 use crate::config::Config;
 use crate::data::DataError;
 use crate::device::ResolvedDevice;
@@ -41,17 +40,12 @@ enum Answer {
 }
 
 /// Fails unless all ranks have the same configuration, arguments and build. Collective.
-pub(super) fn on_config(
-    world: &dyn Communicator,
-    config: &Config,
-    options: &RunOptions,
-    architecture: &Architecture,
-) -> Result<()> {
+pub(super) fn on_config(world: &dyn Communicator, config: &Config, options: &RunOptions) -> Result<()> {
     let RunOptions { out, resume, allow_missing, allow_other_parts, allow_changed, fault, .. } = options;
     let version = env!("CARGO_PKG_VERSION");
     let patterns = allow_missing.patterns();
     let told = format!(
-        "{version} {config:?} {architecture:?} {out:?} {resume:?} {patterns:?} \
+        "{version} {config:?} {out:?} {resume:?} {patterns:?} \
          {allow_other_parts} {allow_changed:?} {fault:?}"
     );
     world::agree(world, &told, config.comm.timeout())

@@ -3,18 +3,14 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use burn::tensor::Device;
 use clap::Args;
 use kiln_collectives::Communicator;
-use kiln_model::decoder::Decoder;
-use kiln_model::layers::{Block, Layer};
-use kiln_model::{Key, ModelConfig};
+use kiln_model::Layers;
 use kiln_shard::ranks::{run_rank, run_ranks};
 
 use super::options::{PositionKey, Resume, RunFolder, RunOptions, Summary};
-use super::rank::{MakeDecoder, Rank};
+use super::rank::Rank;
 use super::{agree, joining, plan, surroundings};
-use crate::checkpoint::Architecture;
 use crate::config::{self, Backend, Config};
 use crate::device::{self, ResolvedDevice};
 use crate::error::{Result, TrainError};
@@ -23,7 +19,6 @@ use crate::flight::FlightGuard;
 use crate::launch;
 use crate::place::{self, Job, RankEnv, Role};
 use crate::process::{output, stop_on_signals};
-use crate::sharded::{Shapes, module_shapes};
 use crate::weights::AllowMissing;
 use crate::world::{self, World};
 
@@ -65,7 +60,7 @@ pub(crate) struct TrainArgs {
 
 impl TrainArgs {
     /// Trains, or starts the ranks of a node; returns the exit code.
-    pub(crate) fn run(self) -> Result<u8> {
+    pub(crate) fn run(self, layers: &Layers) -> Result<u8> {
         let (place, job) = match place::find_here(&self.place)? {
             Role::Node(node) => return Ok(launch::run_node(node)?),
             Role::Rank(place) => (Some(place), Job::default()),
@@ -79,6 +74,7 @@ impl TrainArgs {
                 path => Resume::Path(path.into()),
             }),
             ranks: self.ranks,
+            layers: layers.clone(),
             place,
             job,
             stop: stop_on_signals(),
@@ -89,52 +85,22 @@ impl TrainArgs {
             // The environment was asked above, and flags go before it.
             alone: true,
         };
-        let summary = run_decoder(config, &options, Architecture::decoder(), Block::new)?;
+        let summary = train(config, &options)?;
         Ok(if summary.preempted { launch::PREEMPTED } else { 0 })
     }
 }
 
-/// Trains the built-in decoder.
+/// Trains the decoder that `config` describes, made of `options.layers`.
 pub fn train(config: Config, options: &RunOptions) -> Result<Summary> {
-    run_decoder(config, options, Architecture::decoder(), Block::new)
-}
-
-/// Trains a decoder with blocks of your own: `block(model, index, key, device)` makes block `index`; use
-/// [`Block::key`] to name its initial weights. Checkpoints carry `name`: a program whose blocks are called
-/// otherwise, and `kiln` itself, refuse them. Give blocks that compute something else another name.
-pub fn train_with_blocks<B: Layer>(
-    config: Config,
-    options: &RunOptions,
-    name: &str,
-    block: impl Fn(&ModelConfig, usize, Key, &Device) -> B + Sync,
-) -> Result<Summary> {
-    if name.trim().is_empty() {
-        return Err(TrainError::usage(
-            "train_with_blocks needs a name for the blocks, such as \"squared-relu\": checkpoints carry it",
-        ));
-    }
-    run_decoder(config, options, Architecture::with_blocks(name), block)
-}
-
-/// Trains a decoder with the blocks that `block` makes.
-fn run_decoder<B: Layer>(
-    config: Config,
-    options: &RunOptions,
-    architecture: Architecture,
-    block: impl Fn(&ModelConfig, usize, Key, &Device) -> B + Sync,
-) -> Result<Summary> {
     let _output = output::never_block();
-    let decoder = |model: &ModelConfig, key: Key, device: &Device| {
-        Decoder::with_blocks(model, key, device, |index| block(model, index, key, device))
-    };
     surroundings::check(options)?;
     let config = with_ranks(config, options)?;
-    let device = ResolvedDevice::new(&config, options.place.as_ref())?;
+    let device = ResolvedDevice::new(&config, &options.layers, options.place.as_ref())?;
     match &options.place {
-        None => run_as_threads(config, options, &device, &architecture, &decoder),
+        None => run_as_threads(config, options, &device),
         Some(place) => {
             let world = joining::join(place, &config.comm, &options.stop)?;
-            run_as_process(&world, config, options, &device, place, &architecture, &decoder)
+            run_as_process(&world, config, options, &device, place)
         }
     }
 }
@@ -147,61 +113,49 @@ fn run_decoder<B: Layer>(
 /// As for [`train`], and if the configuration insists on a GPU. Other ranks hear of this one's error.
 pub fn train_joined(world: Arc<dyn Communicator>, config: Config, options: &RunOptions) -> Result<Summary> {
     let _output = output::never_block();
-    let decoder = |model: &ModelConfig, key: Key, device: &Device| {
-        Decoder::with_blocks(model, key, device, |index| Block::new(model, index, key, device))
-    };
     let config = with_ranks(config, options)?;
     match &options.place {
         None => Err(TrainError::usage("a world was given, but no place in it")),
         Some(place) => {
             let (device, world) = (ResolvedDevice::for_joined(&config)?, World::given(world));
-            run_as_process(&world, config, options, &device, place, &Architecture::decoder(), &decoder)
+            run_as_process(&world, config, options, &device, place)
         }
     }
 }
 
 /// All ranks, as threads of this process.
-fn run_as_threads<B: Layer>(
-    config: Config,
-    options: &RunOptions,
-    device: &ResolvedDevice,
-    architecture: &Architecture,
-    decoder: &MakeDecoder<'_, B>,
-) -> Result<Summary> {
+fn run_as_threads(config: Config, options: &RunOptions, device: &ResolvedDevice) -> Result<Summary> {
     device.warn_of_idle_gpus();
-    let plan = plan::make(&config, options, device, architecture, |model| modules(model, decoder))?;
+    let plan = plan::make(&config, options, device)?;
     let mut summaries = run_ranks(plan.config.train.ranks, plan.message.threads, |world| {
         let (world, drill) = fault::rehearse(world, options.fault.as_ref(), options.job().restarts);
         let flight = FlightGuard::new(&plan.out, plan.held(), world.clone());
-        let outcome = flight.watch(|| Rank::start(&plan, world, drill, decoder)?.run());
+        let outcome = flight.watch(|| Rank::start(&plan, world, drill)?.run());
         outcome.map_err(|error| error.with_flights(&plan.out))
     })?;
     Ok(summaries.swap_remove(0))
 }
 
 /// This process, as one rank of `world`. Rank 0 makes the plan.
-fn run_as_process<B: Layer>(
+fn run_as_process(
     met: &World,
     config: Config,
     options: &RunOptions,
     device: &ResolvedDevice,
     place: &RankEnv,
-    architecture: &Architecture,
-    decoder: &MakeDecoder<'_, B>,
 ) -> Result<Summary> {
     let threads = device::threads_per_rank(&config.device, device::ranks_sharing_cores(place));
     let summary = run_rank(met.communicator(), threads, |world| {
         let (world, drill) = fault::rehearse(world, options.fault.as_ref(), place.job.restarts);
         let config = with_groups(config.clone(), &*world)?;
-        agree::on_config(&*world, &config, options, architecture)?;
+        agree::on_config(&*world, &config, options)?;
         if config.device.backend != Backend::Cpu {
             met.settle_on(device, &config.comm)?;
         }
-        let plan = agree::on_plan(&*world, &config, options, device, || {
-            plan::make(&config, options, device, architecture, |model| modules(model, decoder))
-        })?;
+        let plan =
+            agree::on_plan(&*world, &config, options, device, || plan::make(&config, options, device))?;
         let flight = FlightGuard::new(&plan.out, plan.held(), world.clone());
-        let outcome = flight.watch(|| Rank::start(&plan, world, drill, decoder)?.run());
+        let outcome = flight.watch(|| Rank::start(&plan, world, drill)?.run());
         outcome.map_err(|error| error.with_flights(&plan.out))
     });
     Ok(summary.inspect_err(|_| met.give_up())?)
@@ -228,10 +182,4 @@ fn with_groups(mut config: Config, world: &dyn Communicator) -> Result<Config> {
     let shard = &mut config.shard;
     shard.shard_size = world::shard_size(shard.strategy, shard.shard_size, world)?;
     Ok(config)
-}
-
-/// The parameters of the decoder's parts.
-fn modules<B: Layer>(model: &ModelConfig, decoder: &MakeDecoder<'_, B>) -> Vec<Shapes> {
-    // Names and shapes do not depend on the seed, and nothing is initialised.
-    module_shapes(&decoder(model, Key::new(0), &device::plain()))
 }

@@ -3,7 +3,6 @@
 use burn::tensor::Device;
 use kiln_model::Context;
 use kiln_model::decoder;
-use kiln_model::layers::Layer;
 
 use crate::data::BatchSource;
 use crate::device;
@@ -16,8 +15,8 @@ const IGNORED: i32 = -1;
 /// Mean loss in nats over the first `samples` sequences of `source` (all of them if 0), and the
 /// number of tokens. The sequences are dealt out to the ranks; a rank that runs out computes rows
 /// that do not count, so that all ranks make the same number of passes. Collective.
-pub fn evaluate<B: Layer>(
-    model: &ShardedDecoder<B>,
+pub fn evaluate(
+    model: &ShardedDecoder,
     device: &Device,
     source: &BatchSource,
     samples: u64,
@@ -28,8 +27,8 @@ pub fn evaluate<B: Layer>(
 }
 
 /// [`evaluate`] while `go_on`, the same on all ranks, says so between passes; `None` if it was ended before.
-pub(super) fn evaluate_while<B: Layer>(
-    model: &ShardedDecoder<B>,
+pub(super) fn evaluate_while(
+    model: &ShardedDecoder,
     device: &Device,
     source: &BatchSource,
     samples: u64,

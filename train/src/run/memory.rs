@@ -6,11 +6,11 @@
 
 use std::fmt::Write as _;
 
-use kiln_model::{Decoder, Key, ModelConfig};
+use kiln_model::{Decoder, FULL_ATTENTION, ModelConfig, SWIGLU};
 use kiln_shard::{Mesh, Recompute, Reshard, Strategy};
 
 use crate::config::{Config, Precision};
-use crate::device::{self, Memory, ResolvedDevice};
+use crate::device::{Memory, ResolvedDevice};
 use crate::place::RankEnv;
 use crate::sharded::{Shapes, module_shapes};
 
@@ -166,9 +166,8 @@ impl LeastMemory {
 /// What a check says that a run may go on after.
 pub(super) type Warnings = Vec<String>;
 
-/// Compares the least memory of a run with what this machine, or its GPU, has. `units` lists the parameters
-/// of a model's parts, whose blocks may be `built_in`. Allocates nothing to speak of, whatever the sizes are.
-/// Returns what is worth a warning: the run fits, but not into what is free now.
+/// Compares the least memory of a run with what this machine, or its GPU, has. `decoder` is one
+/// of `model`. Allocates nothing to speak of, whatever the sizes are. Returns what is worth a warning: the run fits, but not into what is free now.
 ///
 /// # Errors
 ///
@@ -176,12 +175,14 @@ pub(super) type Warnings = Vec<String>;
 pub(super) fn check(
     config: &Config,
     model: &ModelConfig,
-    modules: impl Fn(&ModelConfig) -> Vec<Shapes>,
-    built_in: bool,
+    decoder: &Decoder,
     device: &ResolvedDevice,
     place: Option<&RankEnv>,
 ) -> Result<Warnings, MemoryError> {
-    let modules = modules(model);
+    let modules = module_shapes(decoder);
+    // The bound knows what these keep for backward.
+    let ModelConfig { block, attention, feed_forward, .. } = model;
+    let built_in = block.is_none() && attention == FULL_ATTENTION && feed_forward == SWIGLU;
     let least = LeastMemory::of_run(config, model, &modules, device.is_gpu(), built_in);
     let given = config.device.memory.map(|size| Memory { total: size.0, free: size.0 });
     let ranks = place.map_or(config.train.ranks, |place| place.local_world_size).max(1) as u64;
@@ -211,7 +212,7 @@ pub(super) fn check(
     Ok(warnings)
 }
 
-/// Checks that training the built-in decoder fits into memory, as a run does before its first step. Warns if
+/// Checks that training `decoder`, which is one of `model`, fits into memory, as a run does before its first step. Warns if
 /// it fits only once other programs have ended.
 ///
 /// # Errors
@@ -220,11 +221,11 @@ pub(super) fn check(
 pub fn check_decoder(
     config: &Config,
     model: &ModelConfig,
+    decoder: &Decoder,
     device: &ResolvedDevice,
     place: Option<&RankEnv>,
 ) -> Result<(), MemoryError> {
-    let modules = |model: &ModelConfig| module_shapes(&Decoder::new(model, Key::new(0), &device::plain()));
-    for warning in check(config, model, modules, true, device, place)? {
+    for warning in check(config, model, decoder, device, place)? {
         tracing::warn!("{warning}");
     }
     Ok(())
@@ -351,7 +352,15 @@ fn size(bytes: u64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use burn::module::Module;
+    use kiln_model::{Key, Layers};
+
     use super::*;
+
+    fn decoder(model: &ModelConfig) -> Decoder {
+        Decoder::new(&Layers::default(), model, Key::new(0), &crate::device::plain())
+            .expect("built-in layers")
+    }
 
     const GIB: u64 = 1 << 30;
 
@@ -361,7 +370,7 @@ mod tests {
 
     fn least(config: &Config, on_gpu: bool) -> LeastMemory {
         let model = ModelConfig::preset("10m").expect("a preset");
-        let modules = module_shapes(&Decoder::new(&model, Key::new(0), &device::plain()));
+        let modules = module_shapes(&decoder(&model));
         LeastMemory::of_run(config, &model, &modules, on_gpu, true)
     }
 
@@ -385,7 +394,7 @@ mod tests {
     /// The host has what is offloaded, and the GPU the rest.
     #[test]
     fn offloaded_state_is_the_hosts() {
-        let parameters = ModelConfig::preset("10m").expect("a preset").num_parameters() as u64;
+        let parameters = decoder(&ModelConfig::preset("10m").expect("a preset")).num_params() as u64;
         // Short sequences, so that state is what counts.
         let short = "global_batch = 2\nmicro_batch = 1\n[data]\nseq_len = 16\n";
         let offloading = config(&format!("{short}[shard]\noffload = true"));

@@ -20,7 +20,7 @@ mod surroundings;
 
 pub use crate::error::TrainError;
 pub(crate) use decoder::TrainArgs;
-pub use decoder::{train, train_joined, train_with_blocks};
+pub use decoder::{train, train_joined};
 pub use evaluate::evaluate;
 pub use folder::FolderError;
 pub(crate) use folder::is_foreign;

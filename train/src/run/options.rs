@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use clap::ValueEnum;
+use kiln_model::Layers;
 
 use crate::fault::Fault;
 use crate::place::{Job, RankEnv};
@@ -21,6 +22,8 @@ pub struct RunOptions {
     pub out: RunFolder,
     /// Where to go on from.
     pub resume: Option<Resume>,
+    /// What the decoder can be made of.
+    pub layers: Layers,
     /// Number of ranks, instead of the one in the configuration.
     pub ranks: Option<usize>,
     /// The rank that this process is, if a launcher has started one process per rank. Without it,

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use kiln_model::{Key, ModelConfig};
+use kiln_model::{Decoder, Key, Layers, ModelConfig};
 use kiln_shard::Policy;
 use serde::{Deserialize, Serialize};
 
@@ -21,7 +21,7 @@ use crate::files;
 use crate::metrics::say;
 use crate::prepared;
 use crate::process;
-use crate::sharded::Shapes;
+use crate::sharded::parameter_names;
 use crate::source::ModelSource;
 use crate::weights::AllowMissing;
 
@@ -38,6 +38,8 @@ pub(crate) struct Plan {
     pub(crate) resume: Option<Checkpoint>,
     /// Of this process.
     pub(crate) device: ResolvedDevice,
+    /// What the decoder can be made of.
+    pub(crate) layers: Layers,
     /// Weights that checkpoints may lack.
     pub(crate) allow_missing: AllowMissing,
     /// Asks this process to save a checkpoint and stop.
@@ -66,21 +68,14 @@ pub(crate) struct PlanMessage {
 }
 
 /// Checks everything that can be checked before work starts, prepares data, and settles what is
-/// open in `config`. Looks at the disk and writes to it: for one rank alone. `modules` lists the
-/// parameters of a model's parts.
-pub(super) fn make(
-    asked: &Config,
-    options: &RunOptions,
-    device: &ResolvedDevice,
-    architecture: &Architecture,
-    modules: impl Fn(&ModelConfig) -> Vec<Shapes>,
-) -> Result<Plan> {
+/// open in `config`. Looks at the disk and writes to it: for one rank alone.
+pub(super) fn make(asked: &Config, options: &RunOptions, device: &ResolvedDevice) -> Result<Plan> {
     let mut config = asked.clone();
     let settled = config.settle(device.defaults());
     // What was found may have changed until the folder is this run's, which is known by what was asked for.
     let (draft, lock, claim) = loop {
         let find = || folder::find(asked, options);
-        let draft = Draft::make(&config, find()?, options, device, architecture, &modules)?;
+        let draft = Draft::make(&config, find()?, options, device)?;
         if let Some((lock, claim)) = draft.found.claim(options, &config.comm, find)? {
             break (draft, lock, claim);
         }
@@ -119,7 +114,7 @@ pub(super) fn make(
     };
     let message = PlanMessage {
         config: config_text,
-        architecture: architecture.clone(),
+        architecture: Architecture::of_model(&model),
         data,
         out: found.named,
         resume: resume.as_ref().map(|checkpoint| checkpoint.folder().to_owned()),
@@ -128,7 +123,21 @@ pub(super) fn make(
     };
     let (out, claim, device) = (found.out, Some(claim), device.clone());
     let (allow_missing, stop) = (options.allow_missing.clone(), options.stop.clone());
-    Ok(Plan { message, config, model, tokenizer, out, resume, lock, claim, device, allow_missing, stop })
+    let layers = options.layers.clone();
+    Ok(Plan {
+        message,
+        config,
+        model,
+        tokenizer,
+        out,
+        resume,
+        lock,
+        claim,
+        device,
+        layers,
+        allow_missing,
+        stop,
+    })
 }
 
 /// How `config` differs from the run that `checkpoint` is of in what the device may have settled: it changes
@@ -182,14 +191,7 @@ struct Draft {
 }
 
 impl Draft {
-    fn make(
-        config: &Config,
-        found: Found,
-        options: &RunOptions,
-        device: &ResolvedDevice,
-        architecture: &Architecture,
-        modules: &dyn Fn(&ModelConfig) -> Vec<Shapes>,
-    ) -> Result<Self> {
+    fn make(config: &Config, found: Found, options: &RunOptions, device: &ResolvedDevice) -> Result<Self> {
         let resume = found.resume.as_deref().map(Checkpoint::open).transpose()?;
         let init = match config.init.from.as_os_str().is_empty() {
             true => None,
@@ -200,9 +202,11 @@ impl Draft {
             Some(source) if config.takes_model_from_weights() => Some(source.model().clone()),
             _ => config.model.resolve(Some(1)).ok(),
         };
-        let (place, built_in) = (options.place.as_ref(), architecture.parts.is_empty());
+        let place = options.place.as_ref();
+        // For names and shapes: nothing is initialised.
+        let decoder = |model: &_| Decoder::new(&options.layers, model, Key::new(0), &device::plain());
         if let Some(known) = known.filter(|known| known.validate().is_ok()) {
-            memory::check(config, &known, modules, built_in, device, place)?;
+            memory::check(config, &known, &decoder(&known)?, device, place)?;
         }
         let trained_on = resume.as_ref().and_then(|from| from.state().data_sha256.as_deref());
         let data =
@@ -210,11 +214,12 @@ impl Draft {
         let data = data.map_err(TrainError::threads("threads that look at the data"))??;
         let tokenizer = data::read_tokenizer_of(&config.data.path)?;
         let model = resolve_model(config, &data, init.as_ref(), &tokenizer)?;
-        let warnings = memory::check(config, &model, modules, built_in, device, place)?;
+        let decoder = decoder(&model)?;
+        let warnings = memory::check(config, &model, &decoder, device, place)?;
         if !config.train.freeze.is_empty() {
-            let names: Vec<_> = modules(&model).into_iter().flatten().map(|(name, _)| name).collect();
-            check_freeze(&config.train.freeze, &names)?;
+            check_freeze(&config.train.freeze, &parameter_names(&decoder))?;
         }
+        let architecture = &Architecture::of_model(&model);
         if let Some(checkpoint) = &resume {
             checkpoint.require_optimizer(&SavedOptimizer::adamw())?;
             allow_parts(checkpoint.require_architecture(architecture), options)?;
@@ -364,7 +369,21 @@ impl PlanMessage {
         let lock = Lock::share(&out)?;
         let resume = self.resume.as_deref().map(Checkpoint::open).transpose()?;
         let (allow_missing, stop) = (options.allow_missing.clone(), options.stop.clone());
+        let layers = options.layers.clone();
         let (message, claim, device) = (self, None, device.clone());
-        Ok(Plan { message, config, model, tokenizer, out, resume, lock, claim, device, allow_missing, stop })
+        Ok(Plan {
+            message,
+            config,
+            model,
+            tokenizer,
+            out,
+            resume,
+            lock,
+            claim,
+            device,
+            layers,
+            allow_missing,
+            stop,
+        })
     }
 }

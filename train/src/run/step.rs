@@ -1,7 +1,6 @@
 //! One optimizer step. A run takes it on its data (`rank/run.rs`), a measurement on made-up tokens.
 
 use burn::tensor::Device;
-use kiln_model::layers::Layer;
 use kiln_model::{Context, decoder};
 use kiln_shard::Update;
 
@@ -47,8 +46,8 @@ pub trait MicroBatches {
 /// # Errors
 ///
 /// If a micro-batch cannot be had, or the ranks lose each other.
-pub fn optimizer_step<B: Layer>(
-    model: &ShardedDecoder<B>,
+pub fn optimizer_step(
+    model: &ShardedDecoder,
     config: &Config,
     device: &Device,
     lr: f64,

@@ -10,7 +10,7 @@ use kiln::sharded::ShardedDecoder;
 use kiln_collectives::DType as BufferDType;
 use kiln_model::config::AttentionBias;
 use kiln_model::decoder::{self, Decoder};
-use kiln_model::{Context, Key, ModelConfig, ops};
+use kiln_model::{Context, Key, Layers, ModelConfig, ops};
 use kiln_shard::ranks::run_ranks;
 use kiln_shard::{AdamW, EngineBuilder, Policy, ShardError};
 
@@ -80,7 +80,7 @@ fn step(model: &ModelConfig, compute_dtype: BufferDType, reduce_dtype: BufferDTy
     let policy = Policy { compute_dtype, reduce_dtype, ..Policy::default() };
     let device = Device::cuda(0);
     run_ranks(2, 1, |world| {
-        let decoder: Decoder = Decoder::new(model, Key::new(1), &device);
+        let decoder = Decoder::new(&Layers::default(), model, Key::new(1), &device).expect("built-in layers");
         let builder = EngineBuilder::new(world, policy.clone(), None)?;
         let sharded = ShardedDecoder::new(decoder, builder)?;
         let (engine, training) = (sharded.engine(), device.clone().autodiff());

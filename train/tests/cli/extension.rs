@@ -4,11 +4,10 @@
 use std::path::Path;
 
 use burn::module::Module;
+use burn::tensor::Tensor;
 use burn::tensor::activation::relu;
-use burn::tensor::{Device, Tensor};
-use kiln::run::{Resume, RunOptions, Summary, train_with_blocks};
-use kiln_model::layers::{Block, Context, Layer, Linear};
-use kiln_model::{Key, ModelConfig};
+use kiln::run::{Resume, RunOptions, Summary};
+use kiln_model::layers::{Context, Layer, LayerInit, Layers, Linear};
 use safetensors::SafeTensors;
 
 use crate::support::{VOCAB, Workspace, assert_same_curve};
@@ -23,7 +22,7 @@ struct SquaredRelu {
 }
 
 impl SquaredRelu {
-    fn new(model: &ModelConfig, key: Key, device: &Device) -> Self {
+    fn new(LayerInit { model, key, device, .. }: LayerInit) -> Self {
         let (d, ff) = (model.d_model, model.d_ff);
         SquaredRelu {
             up_proj: Linear::new(d, ff, model.init_std, key.fork("up_proj"), device),
@@ -67,6 +66,7 @@ fn train(workspace: &Workspace, out: &str, changes: &[(&str, &str)], resume: Opt
     let (steps, clip) = (STEPS.to_string(), GRAD_CLIP.to_string());
     let common = [
         ("data.path", data.as_str()),
+        ("model.feed_forward", "'my_squared_relu'"),
         ("train.steps", &steps),
         ("train.micro_batch", "1"),
         ("model.dropout", "0.1"),
@@ -80,14 +80,10 @@ fn train(workspace: &Workspace, out: &str, changes: &[(&str, &str)], resume: Opt
     let options = RunOptions {
         out: workspace.path(out).into(),
         resume: resume.map(|path| Resume::Path(workspace.path(path))),
+        layers: Layers::default().feed_forward("my_squared_relu", |init| Ok(SquaredRelu::new(init))),
         ..RunOptions::default()
     };
-    train_with_blocks(config, &options, "squared-relu", |model, index, key, device| {
-        let ffn_key = Block::key(key, index).fork("ffn");
-        let ffn = SquaredRelu::new(model, ffn_key, device);
-        Block::with_ffn(model, index, key, ffn, device)
-    })
-    .unwrap_or_else(|error| panic!("{out}: {error}"))
+    kiln::run::train(config, &options).unwrap_or_else(|error| panic!("{out}: {error}"))
 }
 
 /// All tensors of one kind of file of a checkpoint, as names, shapes and values.
@@ -185,14 +181,14 @@ fn its_parameters_are_counted_saved_and_clipped() {
 fn experts_that_a_token_does_not_meet_make_no_mfu() {
     let workspace = Workspace::new();
     let data = format!("'{}'", workspace.path("data").display());
-    let config = workspace.config("experts.toml", &[("data.path", data.as_str())]);
-    let options = RunOptions { out: workspace.path("run").into(), ..RunOptions::default() };
-    train_with_blocks(config, &options, "two-experts", |model, index, key, device| {
-        let ffn = |name| SquaredRelu::new(model, Block::key(key, index).fork(name), device);
-        let ffn = TwoExperts { chosen: ffn("chosen"), idle: ffn("idle") };
-        Block::with_ffn(model, index, key, ffn, device)
-    })
-    .expect("a run");
+    let changes = [("data.path", data.as_str()), ("model.feed_forward", "'two_experts'")];
+    let config = workspace.config("experts.toml", &changes);
+    let layers = Layers::default().feed_forward("two_experts", |init| {
+        let expert = |name| SquaredRelu::new(init.fork(name));
+        Ok(TwoExperts { chosen: expert("chosen"), idle: expert("idle") })
+    });
+    let options = RunOptions { out: workspace.path("run").into(), layers, ..RunOptions::default() };
+    kiln::run::train(config, &options).expect("a run");
     // As in the test above, with attention over 8 tokens, and the tied embedding as the head's matrix.
     let (d, ff, kv) = (16, 32, 8);
     let block = 2 * d * d + 2 * d * kv + 2 * d * ff + 2 * d;

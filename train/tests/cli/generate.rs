@@ -6,7 +6,7 @@ use burn::tensor::{Device, Tensor, TensorData};
 use kiln::data::Tokenizer;
 use kiln::generate::{Continuation, Sampling};
 use kiln_model::decoder::{self, Decoder};
-use kiln_model::{Key, ModelConfig};
+use kiln_model::{Key, Layers, ModelConfig};
 
 use crate::support::{VOCAB, Workspace, tokenizer};
 
@@ -94,7 +94,7 @@ fn opinionated() -> Decoder {
         init_std: 0.5,
         ..ModelConfig::preset("10m").expect("a preset")
     };
-    Decoder::new(&config, Key::new(4), &Device::flex())
+    Decoder::new(&Layers::default(), &config, Key::new(4), &Device::flex()).expect("built-in layers")
 }
 
 fn greedy(max_tokens: usize, context_length: usize) -> Sampling {

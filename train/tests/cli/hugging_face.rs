@@ -12,8 +12,8 @@ use kiln::run::TrainError;
 use kiln::sharded::ShardedDecoder;
 use kiln::source::ModelSource;
 use kiln::weights::Weights;
-use kiln_model::Key;
 use kiln_model::decoder::{self, Decoder};
+use kiln_model::{Key, Layers};
 use kiln_shard::ranks::run_ranks;
 use kiln_shard::{EngineBuilder, Policy, Strategy};
 use safetensors::SafeTensors;
@@ -88,7 +88,7 @@ fn logits(folder: &Path, tokens: &[i32], ranks: usize) -> Vec<Vec<f32>> {
     run_ranks(ranks, 1, |world| {
         let plain = device::plain();
         let policy = Policy { strategy: Strategy::FullShard, ..Policy::default() };
-        let decoder = Decoder::new(source.model(), Key::new(0), &plain);
+        let decoder = Decoder::new(&Layers::default(), source.model(), Key::new(0), &plain)?;
         let model = ShardedDecoder::new(decoder, EngineBuilder::new(world, policy, None)?)?;
         source.load_weights(model.engine(), &Default::default())?;
         let tokens = device::tokens(tokens.to_vec(), 1, tokens.len(), &plain);

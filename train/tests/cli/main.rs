@@ -65,6 +65,7 @@ mod nonfinite;
 mod older_names;
 mod order;
 mod origin;
+mod own_layer;
 mod own_tokenizer;
 mod ports;
 mod preemption;

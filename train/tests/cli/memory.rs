@@ -3,7 +3,7 @@
 use kiln::device;
 use kiln::run::LeastMemory;
 use kiln::sharded::module_shapes;
-use kiln_model::{Decoder, Key};
+use kiln_model::{Decoder, Key, Layers};
 
 use crate::messages::Messages;
 use crate::support::{VOCAB, Workspace};
@@ -17,7 +17,9 @@ fn bound_and_peak(changes: &[(&str, &str)]) -> (f64, f64) {
     let workspace = Workspace::new();
     let config = workspace.config("run.toml", &[&MODEL, changes].concat());
     let model = config.model.resolve(Some(VOCAB)).expect("a model");
-    let modules = module_shapes(&Decoder::new(&model, Key::new(0), &device::plain()));
+    let modules = module_shapes(
+        &Decoder::new(&Layers::default(), &model, Key::new(0), &device::plain()).expect("layers"),
+    );
     let least = LeastMemory::of_run(&config, &model, &modules, false, true).per_rank();
     workspace.succeed(&["train", "run.toml", "--out", "run"]);
     let peaks =

@@ -4,8 +4,9 @@
 use burn::module::Module;
 use burn::tensor::Tensor;
 use kiln::checkpoint::{Architecture, Checkpoint};
-use kiln::run::{Resume, RunOptions, Summary, TrainError, train_with_blocks};
-use kiln_model::layers::{Attention, Block, Context, FeedForward, Layer, RmsNorm};
+use kiln::run::{Resume, RunOptions, Summary, TrainError};
+use kiln_model::ModelConfig;
+use kiln_model::layers::{Attention, Context, Layer, LayerInit, RmsNorm, SwiGlu};
 
 use crate::messages::Messages;
 use crate::support::Workspace;
@@ -16,7 +17,15 @@ struct Parallel {
     attention_norm: RmsNorm,
     attention: Attention,
     ffn_norm: RmsNorm,
-    ffn: FeedForward,
+    ffn: SwiGlu,
+}
+
+impl Parallel {
+    fn new(init: LayerInit) -> Self {
+        let norm = || RmsNorm::new(init.model.d_model, init.model.norm_eps, init.device);
+        let (attention, ffn) = (Attention::new(init.fork("attention")), SwiGlu::new(init.fork("ffn")));
+        Parallel { attention_norm: norm(), attention, ffn_norm: norm(), ffn }
+    }
 }
 
 impl Layer for Parallel {
@@ -37,18 +46,15 @@ fn train(
 ) -> Result<Summary, TrainError> {
     let data = format!("'{}'", workspace.path("data").display());
     let steps = steps.to_string();
-    let changes = [("data.path", data.as_str()), ("train.steps", &steps), ("optim.schedule", "'constant'")];
+    let block = name.map(|name| format!("'{name}'"));
+    let mut changes =
+        vec![("data.path", data.as_str()), ("train.steps", &steps), ("optim.schedule", "'constant'")];
+    changes.extend(block.as_deref().map(|block| ("model.block", block)));
     let config = workspace.config("parallel.toml", &changes);
     let mut options = RunOptions { out: workspace.path(out).into(), ..RunOptions::default() };
+    options.layers = options.layers.block(name.unwrap_or("unused"), |init| Ok(Parallel::new(init)));
     change(&mut options);
-    match name {
-        None => kiln::run::train(config, &options),
-        Some(name) => train_with_blocks(config, &options, name, |model, index, key, device| {
-            let block = Block::new(model, index, key, device);
-            let Block { attention_norm, attention, ffn_norm, ffn } = block;
-            Parallel { attention_norm, attention, ffn_norm, ffn }
-        }),
-    }
+    kiln::run::train(config, &options)
 }
 
 fn resume(workspace: &Workspace, from: &str) -> impl FnOnce(&mut RunOptions) {
@@ -126,7 +132,9 @@ fn a_program_goes_on_with_blocks_of_the_same_name_only() {
         let checkpoint = Checkpoint::open(&workspace.path(out)).expect("a checkpoint");
         checkpoint.manifest().architecture.clone()
     };
-    assert_eq!(architecture("renamed"), Architecture::with_blocks("renamed"));
+    let model =
+        ModelConfig { block: Some("renamed".to_owned()), ..ModelConfig::preset("10m").expect("a preset") };
+    assert_eq!(architecture("renamed"), Architecture::of_model(&model));
 
     train(&workspace, None, "stock", 2, |_| {}).expect("a run");
     assert_eq!(architecture("stock"), Architecture::decoder());
@@ -137,8 +145,6 @@ fn a_program_goes_on_with_blocks_of_the_same_name_only() {
     let ended = workspace.kiln(&[&arguments[..], &["--allow-other-parts"]].concat());
     assert_eq!(ended.code, Some(0), "{ended:?}");
     assert!(ended.stderr.contains("block `parallel`"), "{ended:?}");
-    let said = train(&workspace, Some(" "), "other", 2, |_| {}).expect_err("no name").to_string();
-    assert!(said.contains("needs a name for the blocks"), "{said}");
 }
 
 #[test]

@@ -2,12 +2,12 @@
 
 use std::path::{Path, PathBuf};
 
+use burn::module::Module;
 use kiln::config::{self, Config, DeviceDefaults, Precision};
 use kiln::device;
 use kiln::run::LeastMemory;
 use kiln::sharded::{ShardedDecoder, module_shapes};
-use kiln_model::layers::Block;
-use kiln_model::{Decoder, Key, ModelConfig, PRESETS};
+use kiln_model::{Decoder, Key, Layers, ModelConfig, PRESETS};
 use kiln_shard::ranks::run_ranks;
 use kiln_shard::{EngineBuilder, Policy, Recompute, ShardError, Strategy};
 
@@ -20,6 +20,10 @@ pub fn folder() -> PathBuf {
 fn load(name: &str) -> Config {
     config::load(&folder().join(format!("{name}.toml")), &[])
         .unwrap_or_else(|error| panic!("{name}: {error}"))
+}
+
+fn decoder(model: &ModelConfig) -> Decoder {
+    Decoder::new(&Layers::default(), model, Key::new(0), &device::plain()).expect("built-in layers")
 }
 
 #[test]
@@ -57,7 +61,7 @@ fn presets_have_their_sizes() {
         // The file decides the vocabulary, not the data.
         let model = config.model.resolve(Some(77)).expect("a model");
         assert_eq!(Some(&model), ModelConfig::preset(name).as_ref(), "{name}");
-        assert_eq!(model.num_parameters(), parameters, "{name}");
+        assert_eq!(decoder(&model).num_params(), parameters, "{name}");
         assert_eq!((config.data.seq_len, config.shard.recompute), (seq_len, recompute), "{name}");
     }
 }
@@ -88,7 +92,7 @@ fn presets_go_by_the_device() {
         config.validate().unwrap_or_else(|error| panic!("{name}: {error}"));
 
         let model = config.model.resolve(None).expect("a model");
-        let modules = module_shapes(&Decoder::new(&model, Key::new(0), &device::plain()));
+        let modules = module_shapes(&decoder(&model));
         let least = LeastMemory::of_run(&config, &model, &modules, true, true).per_rank() as f64;
         assert!(least < 0.95 * 80.0 * GIB, "{name}: {:.1} GiB", least / GIB);
         println!("{name} on {ranks}: {:.1} GiB", least / GIB);
@@ -105,9 +109,8 @@ fn presets_go_by_the_device() {
 fn the_sharded_10m_has_as_many_parameters_as_its_preset() {
     let model = ModelConfig::preset("10m").expect("a preset");
     let counts = run_ranks(2, 1, |world| -> Result<_, ShardError> {
-        let decoder = Decoder::new(&model, Key::new(0), &burn::tensor::Device::flex());
         let builder = EngineBuilder::new(world, Policy::default(), None)?;
-        let sharded = ShardedDecoder::<Block>::new(decoder, builder)?;
+        let sharded = ShardedDecoder::new(decoder(&model), builder)?;
         Ok(sharded.engine().layout().num_parameters())
     });
     assert_eq!(counts.expect("two ranks"), [8_959_232; 2]);

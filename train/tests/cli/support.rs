@@ -166,9 +166,18 @@ impl Workspace {
         self.command(arguments).spawn().expect("the binary starts")
     }
 
+    /// Runs another program than the binary.
+    pub fn run(&self, program: &Path, arguments: &[&str]) -> Ended {
+        self.end(self.command_of(program, arguments).spawn().expect("the program starts"))
+    }
+
     /// The binary, ready to be started.
     pub fn command(&self, arguments: &[&str]) -> Command {
-        let mut command = Command::new(crate::PROGRAM);
+        self.command_of(Path::new(crate::PROGRAM), arguments)
+    }
+
+    fn command_of(&self, program: &Path, arguments: &[&str]) -> Command {
+        let mut command = Command::new(program);
         command
             .args(arguments)
             .current_dir(self.folder.path())

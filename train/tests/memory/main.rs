@@ -20,7 +20,7 @@ use burn::tensor::{Device, Int, Tensor, TensorData};
 use kiln::sharded::ShardedDecoder;
 use kiln_collectives::Communicator;
 use kiln_model::decoder::{self, Decoder};
-use kiln_model::{Context, Key, ModelConfig};
+use kiln_model::{Context, Key, Layers, ModelConfig};
 use kiln_shard::memory::{self, CountingAllocator};
 use kiln_shard::ranks::run_ranks;
 use kiln_shard::{
@@ -36,6 +36,10 @@ const RANKS: usize = 2;
 const TOKENS: usize = 4;
 const MIB: usize = 1 << 20;
 const F32: usize = size_of::<f32>();
+
+fn decoder(model: &ModelConfig, device: &Device) -> Decoder {
+    Decoder::new(&Layers::default(), model, Key::new(1), device).expect("built-in layers")
+}
 
 fn config(tied: bool) -> ModelConfig {
     ModelConfig {
@@ -113,7 +117,7 @@ fn measure_rank(world: Arc<dyn Communicator>, policy: &Policy, tied: bool) -> Re
 
     memory::reset_peak(rank);
     let builder = EngineBuilder::new(world.clone(), policy.clone(), None)?;
-    let model = ShardedDecoder::new(Decoder::new(&config(tied), Key::new(1), &plain), builder)?;
+    let model = ShardedDecoder::new(decoder(&config(tied), &plain), builder)?;
     let engine = model.engine();
     let init_peak = peak();
     // Kernels keep small scratch buffers from their first call on; they are no part of the model.
@@ -235,7 +239,7 @@ fn dropping_the_model_frees_everything() {
         let rank = world.rank();
         let before = memory::live_bytes(rank);
         let plain = Device::flex();
-        let decoder = Decoder::new(&config(false), Key::new(1), &plain);
+        let decoder = decoder(&config(false), &plain);
         let builder = EngineBuilder::new(world.clone(), Policy::default(), None)?;
         let model = ShardedDecoder::new(decoder, builder)?;
         let training = plain.autodiff();

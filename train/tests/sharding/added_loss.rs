@@ -3,23 +3,24 @@
 use burn::module::Module;
 use burn::tensor::{Device, Tensor};
 use kiln_model::decoder::{Decoder, Modules, WithLoss};
-use kiln_model::layers::{Block, Context, Embed, Head, Layer};
+use kiln_model::layers::{AnyLayer, Context, Embed, Head, Layer, RmsNorm};
 use kiln_shard::ranks::RanksError;
 use kiln_shard::{Recompute, ShardError, Strategy};
 
 use crate::reference;
-use crate::support::{Rank, Run, Trace, assert_close, assert_scalars_close};
+use crate::support::{Rank, Run, Trace, assert_close, assert_scalars_close, block};
 
 /// A block that keeps its output small, as a loss of its own.
 #[derive(Module, Debug)]
 struct Restrained {
-    block: Block,
+    norm: RmsNorm,
+    block: AnyLayer,
 }
 
 impl Layer for Restrained {
     fn forward(&self, x: Tensor<3>, context: &Context) -> Tensor<3> {
         // Of what is inside as well, so that its gradient takes a way of its own to the weights.
-        let normed = self.block.ffn_norm.forward(x.clone());
+        let normed = self.norm.forward(x.clone());
         context.add_loss(normed.powi_scalar(2).mean().mul_scalar(0.1));
         let y = self.block.forward(x, context);
         context.add_loss(y.clone().powi_scalar(2).mean().mul_scalar(0.5));
@@ -27,9 +28,10 @@ impl Layer for Restrained {
     }
 }
 
-fn decoder(run: &Run, device: &Device) -> Decoder<Restrained> {
-    Decoder::with_blocks(&run.model, run.key(), device, |index| Restrained {
-        block: Block::new(&run.model, index, run.key(), device),
+fn decoder(run: &Run, device: &Device) -> Decoder {
+    run.with_blocks(device, |init| Restrained {
+        norm: RmsNorm::new(init.model.d_model, init.model.norm_eps, init.device),
+        block: block(init),
     })
 }
 
@@ -98,8 +100,6 @@ struct Capturing<'a, P> {
 }
 
 impl<P: Modules> Modules for Capturing<'_, P> {
-    type Block = P::Block;
-
     fn num_blocks(&self) -> usize {
         self.modules.num_blocks()
     }
@@ -112,7 +112,7 @@ impl<P: Modules> Modules for Capturing<'_, P> {
         &self,
         index: usize,
         x: Tensor<3>,
-        run: impl Fn(&P::Block, Tensor<3>) -> WithLoss + Send + Sync + 'static,
+        run: impl Fn(&AnyLayer, Tensor<3>) -> WithLoss + Send + Sync + 'static,
     ) -> WithLoss {
         let half = match self.what {
             Captured::Tracked => x.clone().mul_scalar(0.5),

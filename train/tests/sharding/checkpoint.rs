@@ -67,7 +67,7 @@ fn state(run: &Run, step: u64) -> CheckpointState {
     }
 }
 
-fn values(rank: &Rank<'_, kiln_model::layers::Block>) -> Result<[Values; 3], TrainError> {
+fn values(rank: &Rank<'_>) -> Result<[Values; 3], TrainError> {
     let [weights, first, second] = KINDS.map(|kind| rank.values(kind));
     Ok([weights?, first?, second?])
 }
@@ -141,7 +141,7 @@ fn load(run: &Run, path: &Path) -> (Known, u64) {
 
 /// Bytes of all weights and moments.
 fn data_bytes(run: &Run) -> u64 {
-    3 * 4 * run.model.num_parameters() as u64
+    3 * 4 * burn::module::Module::num_params(&run.decoder(&burn::tensor::Device::flex())) as u64
 }
 
 /// Saves under one arrangement and loads under those that `loads` accepts.

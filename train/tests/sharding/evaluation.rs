@@ -52,10 +52,7 @@ fn an_evaluation_changes_nothing() {
 }
 
 /// The gradients of one backward pass that `passes` sets up.
-fn gradients(
-    run: &Run,
-    passes: impl Fn(&Rank<'_, kiln_model::layers::Block>) -> Result<(), ShardError> + Sync,
-) -> Values {
+fn gradients(run: &Run, passes: impl Fn(&Rank<'_>) -> Result<(), ShardError> + Sync) -> Values {
     run.same_on_all(run.on_ranks(|world| {
         let rank = Rank::start(run, world)?;
         rank.engine().begin_step();
@@ -68,7 +65,7 @@ fn gradients(
 fn two_forwards_and_one_backward() {
     for run in runs() {
         // The second micro-batch gets the same backward in all three cases.
-        let loss = |rank: &Rank<'_, _>, index| {
+        let loss = |rank: &Rank<'_>, index| {
             let batch = rank.micro_batch(1, index, &rank.training);
             batch.loss(&rank.model.pass(&rank.training))
         };

@@ -9,13 +9,12 @@ use burn::module::Module;
 use burn::tensor::{Device, Tensor};
 use kiln_collectives::{Communicator, Label, LocalGroup, Phase};
 use kiln_model::ModelConfig;
-use kiln_model::decoder::Decoder;
-use kiln_model::layers::{Block, Context, Layer};
+use kiln_model::layers::{AnyLayer, Context, Layer};
 use kiln_shard::ranks::{RankError, RanksError, run_rank};
 use kiln_shard::{Recompute, Reshard, ShardError, Strategy};
 
 use crate::reference;
-use crate::support::{Rank, Run, assert_close, small_model};
+use crate::support::{Rank, Run, assert_close, block, small_model};
 
 /// Where in a step something happens.
 const PLACES: [&str; 4] = ["before forward", "after forward", "after backward", "after the step"];
@@ -133,7 +132,7 @@ fn a_rank_that_panics_ends_the_run_with_its_message() {
 /// A block that panics in one of its forward passes, which with recomputation is inside backward.
 #[derive(Module, Debug)]
 struct Fragile {
-    block: Block,
+    block: AnyLayer,
     #[module(skip)]
     passes_left: Arc<AtomicUsize>,
 }
@@ -153,10 +152,7 @@ fn a_panic_inside_backward_ends_the_run_and_harms_no_later_one() {
     let fragile = |passes: usize| {
         let device = Device::flex();
         let passes_left = Arc::new(AtomicUsize::new(passes));
-        Decoder::with_blocks(&run.model, run.key(), &device, |index| Fragile {
-            block: Block::new(&run.model, index, run.key(), &device),
-            passes_left: passes_left.clone(),
-        })
+        run.with_blocks(&device, move |init| Fragile { block: block(init), passes_left: passes_left.clone() })
     };
     let ended = run.try_on_ranks(|world| {
         let passes = if world.rank() == 1 { 4 } else { usize::MAX };

@@ -6,7 +6,7 @@ use burn::module::{Param, ParamId};
 use burn::tensor::Tensor;
 use kiln_collectives::{DType, Operation, Phase};
 use kiln_model::decoder::{Modules, WithLoss};
-use kiln_model::layers::{Embed, Head};
+use kiln_model::layers::{AnyLayer, Embed, Head};
 use kiln_shard::{Recompute, Reshard, StateKind, Strategy};
 
 use crate::reference;
@@ -208,8 +208,6 @@ struct OneUse<'a, P> {
 }
 
 impl<P: Modules> Modules for OneUse<'_, P> {
-    type Block = P::Block;
-
     fn num_blocks(&self) -> usize {
         self.modules.num_blocks()
     }
@@ -223,7 +221,7 @@ impl<P: Modules> Modules for OneUse<'_, P> {
         &self,
         index: usize,
         x: Tensor<3>,
-        run: impl Fn(&P::Block, Tensor<3>) -> WithLoss + Send + Sync + 'static,
+        run: impl Fn(&AnyLayer, Tensor<3>) -> WithLoss + Send + Sync + 'static,
     ) -> WithLoss {
         self.modules.block(index, x, run)
     }

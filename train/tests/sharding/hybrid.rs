@@ -2,7 +2,6 @@
 
 use burn::tensor::Device;
 use kiln_model::Key;
-use kiln_model::decoder::Decoder;
 use kiln_shard::{EngineBuilder, Mesh, MeshError, Recompute, ShardError, StateKind, Strategy};
 
 use crate::reference;
@@ -80,7 +79,7 @@ fn replicas_start_from_the_values_of_the_first() {
         let seeded = run.on_ranks(|world| {
             let mesh = Mesh::new(strategy, 4, shard_size)?;
             let seed = 1 + mesh.replicate_index(world.rank()) as u64;
-            let decoder = Decoder::new(&run.model, Key::new(seed), &Device::flex());
+            let decoder = run.seeded(Key::new(seed), &Device::flex());
             let rank = Rank::with_decoder(&run, world, decoder)?;
             let initial = rank.values(StateKind::Weight)?;
             Ok((initial, rank.train()?))

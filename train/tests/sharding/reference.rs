@@ -6,7 +6,6 @@ use std::sync::LazyLock;
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::{Device, Gradients, Tensor, TensorData};
 use kiln_model::decoder::Decoder;
-use kiln_model::layers::Layer;
 use kiln_shard::Strategy;
 
 use crate::support::{LEARNING_RATE, Run, Trace, Values};
@@ -24,7 +23,7 @@ pub fn train(run: &Run) -> Trace {
 }
 
 /// Trains `decoder` on the data and with the optimizer of `run`.
-pub fn train_decoder<B: Layer>(run: &Run, decoder: Decoder<B>) -> Trace {
+pub fn train_decoder(run: &Run, decoder: Decoder) -> Trace {
     let device = Device::flex().autodiff();
     let mut weights = Weights(Vec::new());
     visit(&decoder, &mut Visit { prefix: String::new(), path: Vec::new(), read: &mut weights });
@@ -106,7 +105,7 @@ impl Parameter {
 
 /// Visits all parameters of a decoder under the names that its sharded twin gives them: those of
 /// embedding and head are not prefixed.
-fn visit<B: Layer, R: Read>(decoder: &Decoder<B>, visit: &mut Visit<'_, R>) {
+fn visit<R: Read>(decoder: &Decoder, visit: &mut Visit<'_, R>) {
     decoder.embed.visit(visit);
     for (index, layer) in decoder.layers.iter().enumerate() {
         visit.prefix = format!("layers.{index}.");
@@ -117,7 +116,7 @@ fn visit<B: Layer, R: Read>(decoder: &Decoder<B>, visit: &mut Visit<'_, R>) {
 }
 
 /// Maps all parameters in the order of [`visit`].
-fn map<B: Layer>(decoder: Decoder<B>, mapper: &mut SetWeights<'_>) -> Decoder<B> {
+fn map(decoder: Decoder, mapper: &mut SetWeights<'_>) -> Decoder {
     let Decoder { embed, layers, head } = decoder;
     let embed = embed.map(mapper);
     let layers = layers.into_iter().map(|layer| layer.map(mapper)).collect();

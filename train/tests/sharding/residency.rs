@@ -3,7 +3,7 @@
 use burn::module::{Module, Param};
 use burn::tensor::{Device, Tensor};
 use kiln_model::decoder::Decoder;
-use kiln_model::layers::{Context, Layer, normal_parameter};
+use kiln_model::layers::{Context, Layer, LayerInit, normal_parameter};
 use kiln_shard::{Recompute, Reshard, ShardError, Strategy};
 
 use crate::reference;
@@ -82,15 +82,9 @@ impl Layer for Transposing {
     }
 }
 
-fn transposing(run: &Run, device: &Device) -> Decoder<Transposing> {
-    let width = run.model.d_model;
-    Decoder::with_blocks(&run.model, run.key(), device, |index| Transposing {
-        weight: normal_parameter(
-            [width, width],
-            run.model.init_std,
-            run.key().fork_index(index as u64),
-            device,
-        ),
+fn transposing(run: &Run, device: &Device) -> Decoder {
+    run.with_blocks(device, |LayerInit { model, key, device, .. }| Transposing {
+        weight: normal_parameter([model.d_model; 2], model.init_std, key, device),
     })
 }
 

@@ -1,7 +1,7 @@
 //! Values in and out of the shards.
 
+use kiln_model::Key;
 use kiln_model::layers::Linear;
-use kiln_model::{Key, layers::Block};
 use kiln_shard::{EngineBuilder, Recompute, ShardError, ShardOptions, StateKind, Strategy};
 
 use burn::tensor::Device;
@@ -10,12 +10,12 @@ use crate::support::{Rank, Run, Values, assert_scalars_close, assert_values_clos
 
 const KINDS: [StateKind; 3] = [StateKind::Weight, StateKind::Slot("exp_avg"), StateKind::Slot("exp_avg_sq")];
 
-fn save(rank: &Rank<'_, Block>) -> Result<[Values; 3], ShardError> {
+fn save(rank: &Rank<'_>) -> Result<[Values; 3], ShardError> {
     let [weights, first, second] = KINDS.map(|kind| rank.values(kind));
     Ok([weights?, first?, second?])
 }
 
-fn load(rank: &Rank<'_, Block>, saved: &[Values; 3]) -> Result<(), ShardError> {
+fn load(rank: &Rank<'_>, saved: &[Values; 3]) -> Result<(), ShardError> {
     for (kind, values) in KINDS.into_iter().zip(saved) {
         for (name, values) in values {
             rank.engine().load_parameter(name, kind, values)?;

@@ -8,8 +8,8 @@ use burn::tensor::{Device, Int, Tensor, TensorData};
 use kiln::sharded::ShardedDecoder;
 use kiln_collectives::{Communicator, LocalGroup, LocalOptions};
 use kiln_model::decoder::{self, Decoder};
-use kiln_model::layers::{Block, Layer};
-use kiln_model::{Context, Key, ModelConfig};
+use kiln_model::layers::{AnyLayer, Layer, LayerInit};
+use kiln_model::{Context, Key, Layers, ModelConfig};
 use kiln_shard::ranks::{RankError, RanksError, run_ranks, run_ranks_on};
 use kiln_shard::{AdamW, Engine, EngineBuilder, Policy, Recompute, Reshard, ShardError, StateKind, Strategy};
 
@@ -140,7 +140,22 @@ impl Run {
     }
 
     pub fn decoder(&self, device: &Device) -> Decoder {
-        Decoder::new(&self.model, self.key(), device)
+        self.seeded(self.key(), device)
+    }
+
+    pub fn seeded(&self, key: Key, device: &Device) -> Decoder {
+        Decoder::new(&Layers::default(), &self.model, key, device).expect("built-in layers")
+    }
+
+    /// A decoder of blocks that `make` makes.
+    pub fn with_blocks<L: Layer>(
+        &self,
+        device: &Device,
+        make: impl Fn(LayerInit) -> L + Send + Sync + 'static,
+    ) -> Decoder {
+        let layers = Layers::default().block("own", move |init| Ok(make(init)));
+        let model = ModelConfig { block: Some("own".to_owned()), ..self.model.clone() };
+        Decoder::new(&layers, &model, self.key(), device).expect("a layer of the test")
     }
 
     /// The text of the data: a token depends on nothing but where it is.
@@ -238,23 +253,21 @@ impl Batch {
 }
 
 /// One rank of a sharded run.
-pub struct Rank<'a, B> {
+pub struct Rank<'a> {
     pub run: &'a Run,
-    pub model: ShardedDecoder<B>,
+    pub model: ShardedDecoder,
     pub training: Device,
 }
 
-impl<'a> Rank<'a, Block> {
+impl<'a> Rank<'a> {
     pub fn start(run: &'a Run, world: Arc<dyn Communicator>) -> Result<Self, ShardError> {
         Rank::with_decoder(run, world, run.decoder(&(run.device)()))
     }
-}
 
-impl<'a, B: Layer> Rank<'a, B> {
     pub fn with_decoder(
         run: &'a Run,
         world: Arc<dyn Communicator>,
-        decoder: Decoder<B>,
+        decoder: Decoder,
     ) -> Result<Self, ShardError> {
         let builder = EngineBuilder::new(world, run.policy.clone(), run.shard_size)?;
         let model = ShardedDecoder::new(decoder, builder.freeze(run.frozen))?;
@@ -389,4 +402,11 @@ pub fn assert_within(tolerance: f64, what: &str, actual: &Trace, expected: &Trac
     }
     scalars("norm", &actual.norms, &expected.norms);
     values("weights".to_owned(), &actual.weights, &expected.weights);
+}
+
+/// The built-in block.
+pub fn block(init: LayerInit) -> AnyLayer {
+    Layers::default()
+        .make_block(LayerInit { model: &ModelConfig { block: None, ..init.model.clone() }, ..init })
+        .expect("built-in layers")
 }

@@ -6,11 +6,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use burn::module::Module;
-use burn::tensor::{Device, Tensor};
+use burn::tensor::Tensor;
 use kiln_collectives::Communicator;
-use kiln_model::decoder::Decoder;
-use kiln_model::layers::{Block, Context, Layer, Linear, RmsNorm};
-use kiln_model::{Key, ModelConfig};
+use kiln_model::Key;
+use kiln_model::layers::{Context, Layer, LayerInit, Linear, RmsNorm};
 use kiln_shard::{Recompute, Reshard, ShardError, StateKind, Strategy};
 
 use crate::support::{Rank, Run, Trace, assert_close};
@@ -32,8 +31,8 @@ struct Experts {
 }
 
 impl Experts {
-    fn new(model: &ModelConfig, index: usize, key: Key, device: &Device) -> Self {
-        let (d, key) = (model.d_model, Block::key(key, index));
+    fn new(LayerInit { model, index, key, device }: LayerInit) -> Self {
+        let d = model.d_model;
         let expert =
             |expert| Linear::new(d, d, model.init_std, key.fork("experts").fork_index(expert), device);
         Experts {
@@ -57,10 +56,8 @@ impl Layer for Experts {
     }
 }
 
-fn start(run: &Run, world: Arc<dyn Communicator>) -> Result<Rank<'_, Experts>, ShardError> {
-    let device = (run.device)();
-    let experts = |index| Experts::new(&run.model, index, run.key(), &device);
-    Rank::with_decoder(run, world, Decoder::with_blocks(&run.model, run.key(), &device, experts))
+fn start(run: &Run, world: Arc<dyn Communicator>) -> Result<Rank<'_>, ShardError> {
+    Rank::with_decoder(run, world, run.with_blocks(&(run.device)(), Experts::new))
 }
 
 fn train(run: &Run) -> Trace {

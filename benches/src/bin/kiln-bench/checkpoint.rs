@@ -19,8 +19,7 @@ use kiln::weights::AllowMissing;
 use kiln::words::number_of;
 use kiln_collectives::Phase;
 use kiln_model::decoder::Decoder;
-use kiln_model::layers::Block;
-use kiln_model::{Key, ModelConfig};
+use kiln_model::{Key, Layers, ModelConfig};
 use kiln_shard::ranks::run_ranks;
 use kiln_shard::{Engine, EngineBuilder};
 use serde::Serialize;
@@ -133,15 +132,15 @@ impl CheckpointArgs {
         let folder = std::fs::create_dir_all(&self.folder)
             .and_then(|()| tempfile::Builder::new().prefix(".kiln-bench-").tempdir_in(&self.folder))
             .map_err(disk::error("write into", &self.folder))?;
-        let selected = ResolvedDevice::new(&config, None)?;
+        let selected = ResolvedDevice::new(&config, &Layers::default(), None)?;
         config.settle(selected.defaults());
         let device = selected.device();
         let threads = threads_per_rank(&config.device, self.ranks);
         let measured = run_ranks(self.ranks, threads, |world| {
-            let decoder = Decoder::new(&model, Key::new(config.train.seed), &device);
+            let decoder = Decoder::new(&Layers::default(), &model, Key::new(config.train.seed), &device)?;
             let shard_size = config.shard.shard_size;
             let builder = EngineBuilder::new(world, run::policy(&config), shard_size)?;
-            let sharded = ShardedDecoder::<Block>::new(decoder, builder)?;
+            let sharded = ShardedDecoder::new(decoder, builder)?;
             Bench { config: &config, shape: &model, model: &sharded, device: &device, folder: folder.path() }
                 .rounds(self.rounds)
         });
@@ -156,7 +155,7 @@ impl CheckpointArgs {
 struct Bench<'a> {
     config: &'a Config,
     shape: &'a ModelConfig,
-    model: &'a ShardedDecoder<Block>,
+    model: &'a ShardedDecoder,
     device: &'a Device,
     folder: &'a Path,
 }

@@ -9,8 +9,7 @@ use kiln::device::threads_per_rank;
 use kiln::run::{self, TrainError};
 use kiln::sharded::ShardedDecoder;
 use kiln_model::decoder::Decoder;
-use kiln_model::layers::Block;
-use kiln_model::{Key, ModelConfig};
+use kiln_model::{Key, Layers, ModelConfig};
 use kiln_shard::ranks::run_ranks;
 use kiln_shard::{EngineBuilder, memory};
 
@@ -36,6 +35,8 @@ pub struct Measured {
     pub first_step: Option<f64>,
     /// Number of parameters.
     pub parameters: usize,
+    /// FLOPs of a step per token, by [`Decoder::flops_per_token`].
+    pub flops_per_token: f64,
     /// The most bytes of the host that each rank has held, as its allocations were counted.
     pub rank_bytes: Vec<u64>,
     /// The most bytes of the device's memory that the allocator has had for these steps; nothing where
@@ -70,11 +71,12 @@ pub fn measure(
     let ranks = run_ranks(ranks, threads, |world| -> Result<_, TrainError> {
         let rank = world.rank();
         memory::reset_peak(rank);
-        let decoder = Decoder::new(model, Key::new(config.train.seed), device);
+        let decoder = Decoder::new(&Layers::default(), model, Key::new(config.train.seed), device)?;
+        let flops_per_token = decoder.flops_per_token(config.data.seq_len);
         let builder = EngineBuilder::new(world, run::policy(config), config.shard.shard_size)?;
-        let sharded = ShardedDecoder::<Block>::new(decoder, builder)?;
+        let sharded = ShardedDecoder::new(decoder, builder)?;
         let parameters = sharded.engine().layout().num_parameters();
-        let mut own = Measured { parameters, ..Measured::default() };
+        let mut own = Measured { parameters, flops_per_token, ..Measured::default() };
         for index in 0..count.warmup.max(1) + count.timed {
             let start = Instant::now();
             let update = step(config, &sharded, device, 1 + index as u64)?;

@@ -48,7 +48,7 @@ pub struct StepReport {
     pub update_s: f64,
     /// Seconds from the start of the process to the end of its first step.
     pub first_step_s: Option<f64>,
-    /// FLOP/s of the model, by [`ModelConfig::flops_per_token`].
+    /// FLOP/s of the model, by [`kiln_model::Decoder::flops_per_token`].
     pub model_flops_per_s: f64,
     /// FLOP/s that the device reaches in matrix products, by `device.peak_tflops`, its data sheet, or a
     /// product of matrices that is measured after the steps; nothing where none of these is known.
@@ -74,8 +74,7 @@ impl StepReport {
     ) -> Self {
         let tokens = (config.train.global_batch * config.data.seq_len) as f64;
         let tokens_per_s = tokens / median(measured.steps.clone());
-        let flops = model.flops_per_token(model.active_parameters(), config.data.seq_len);
-        let model_flops_per_s = flops * tokens_per_s;
+        let model_flops_per_s = measured.flops_per_token * tokens_per_s;
         let ranks = config.train.ranks;
         // First: it may correct the peak.
         let mfu = peak.as_mut().map(|peak| peak.share(model_flops_per_s));

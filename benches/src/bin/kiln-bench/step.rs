@@ -8,7 +8,7 @@ use kiln::bench::{check_counts, default_config};
 use kiln::config::{self, Config};
 use kiln::device::{Peak, ResolvedDevice, threads_per_rank};
 use kiln::run::{TrainError, check_memory};
-use kiln_model::ModelConfig;
+use kiln_model::{Decoder, Key, Layers, ModelConfig};
 
 use crate::measure::{Steps, measure};
 use crate::report::StepReport;
@@ -48,9 +48,11 @@ impl StepArgs {
         }
         let model = checked(&mut config)?;
         let steps = counted(self.steps, self.warmup)?;
-        let selected = ResolvedDevice::new(&config, None)?;
+        let layers = Layers::default();
+        let selected = ResolvedDevice::new(&config, &layers, None)?;
         config.settle(selected.defaults());
-        check_memory(&config, &model, &selected, None)?;
+        let decoder = Decoder::new(&layers, &model, Key::new(0), &kiln::device::plain())?;
+        check_memory(&config, &model, &decoder, &selected, None)?;
         let measured = measure(&config, &model, &selected.device(), steps)?;
         let ranks = config.train.ranks;
         let peak = match config.device.peak_tflops {

@@ -6,7 +6,7 @@
 
 use std::path::Path;
 
-use kiln_model::{AttentionBias, FeedForwardKind, ModelConfig, RopeScaling};
+use kiln_model::{AttentionBias, FULL_ATTENTION, ModelConfig, RopeScaling, SWIGLU};
 
 use super::keys::Keys;
 use super::{CONFIG_FILE, HuggingFaceError};
@@ -115,7 +115,10 @@ impl FolderConfig {
             head_dim: head_dim.filter(|width| *width == 0 || width.checked_mul(heads) != Some(d_model)),
             d_ff: keys.needed("intermediate_size")?,
             tie_embeddings: keys.flag("tie_word_embeddings")?,
-            feed_forward: FeedForwardKind::Swiglu,
+            block: None,
+            attention: FULL_ATTENTION.to_owned(),
+            feed_forward: SWIGLU.to_owned(),
+            extra: Default::default(),
             attention_bias: match family {
                 Family::Llama | Family::Qwen3 => all(keys.flag("attention_bias")?),
                 Family::Mistral => AttentionBias::None,

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use kiln_model::{AttentionBias, ModelConfig, RopeScaling};
+use kiln_model::{AttentionBias, FULL_ATTENTION, ModelConfig, RopeScaling, SWIGLU};
 use serde_json::{Value, json};
 
 use super::HuggingFaceError;
@@ -94,7 +94,16 @@ pub fn to_json(
 /// The architecture that has all that `model` has.
 fn family_of(model: &ModelConfig, folder: &Path) -> Result<Family, HuggingFaceError> {
     let bias = model.attention_bias;
+    let other_layers: Vec<_> = [
+        model.block.as_ref().map(|block| format!("block {block}")),
+        (model.attention != FULL_ATTENTION).then(|| format!("attention {}", model.attention)),
+        (model.feed_forward != SWIGLU).then(|| format!("feed_forward {}", model.feed_forward)),
+    ]
+    .into_iter()
+    .flatten()
+    .collect();
     let family = match (model.qk_norm, bias, model.feed_forward_bias) {
+        _ if !other_layers.is_empty() => None,
         (true, AttentionBias::None | AttentionBias::All, false) => Some(Family::Qwen3),
         (false, AttentionBias::Qkv, false) => Some(Family::Qwen2),
         (false, AttentionBias::None | AttentionBias::All, _) => Some(Family::Llama),
@@ -107,7 +116,8 @@ fn family_of(model: &ModelConfig, folder: &Path) -> Result<Family, HuggingFaceEr
             (bias == AttentionBias::All, "attention_bias all"),
             (model.feed_forward_bias, "feed_forward_bias"),
         ];
-        let features: Vec<_> = features.into_iter().filter(|(has, _)| *has).map(|(_, name)| name).collect();
+        let features = features.into_iter().filter(|(has, _)| *has).map(|(_, name)| name.to_owned());
+        let features: Vec<_> = other_layers.into_iter().chain(features).collect();
         HuggingFaceError::NoArchitecture {
             path: folder.to_owned(),
             features: features.join(" together with "),

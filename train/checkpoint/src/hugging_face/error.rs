@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use kiln_model::ModelConfigError;
+use kiln_model::layers::LayerError;
 use kiln_storage::files;
 
 use crate::mismatch;
@@ -52,6 +53,9 @@ pub enum HuggingFaceError {
         .path.display(), .differences.join(", ")
     )]
     OtherModel { path: PathBuf, differences: Vec<String> },
+    /// A layer of the model cannot be made.
+    #[error(transparent)]
+    Layer(#[from] LayerError),
     /// No architecture of Hugging Face has what the model has. `path`: the folder of the model; `features`:
     /// what does not go together.
     #[error(

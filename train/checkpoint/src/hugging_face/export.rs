@@ -70,7 +70,7 @@ pub fn export(
 
 /// All weights of the decoder, in its order, with their names there.
 fn items(source: &ModelSource) -> Result<Vec<Item>, HuggingFaceError> {
-    parameter_shapes(&outline(source.model()))
+    parameter_shapes(&outline(source.model())?)
         .into_iter()
         .map(|(name, shape)| match hugging_face_name(&name) {
             Some(there) => Ok(Item { name, shape, there }),

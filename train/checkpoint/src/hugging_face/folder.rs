@@ -229,7 +229,7 @@ fn place(
         });
     }
     let (mut tensors, mut missing, mut misshapen) = (BTreeMap::new(), Vec::new(), Vec::new());
-    for (name, shape) in parameter_shapes(&outline(model)) {
+    for (name, shape) in parameter_shapes(&outline(model)?) {
         let there = hugging_face_name(&name)
             .ok_or_else(|| HuggingFaceError::Unnamed { path: folder.to_owned(), name: name.clone() })?;
         let Some(file) = places.remove(&there.name) else {

@@ -64,7 +64,7 @@ fn write_checkpoint(
     out: &Path,
 ) -> Result<(), CheckpointError> {
     let model = source.model();
-    let layout = layout_of(&outline(model), 1);
+    let layout = layout_of(&outline(model)?, 1);
     let state = CheckpointState {
         step: 0,
         skipped: 0,

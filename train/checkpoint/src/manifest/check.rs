@@ -149,7 +149,9 @@ impl Manifest {
         let others = optimizer.state.iter().chain(self.groups.iter().map(|group| &group.name));
         let in_files = self.tensors.iter().filter_map(|tensor| tensor.name_in_files.as_ref());
         let others = others.chain(self.tensors.iter().map(|tensor| &tensor.name)).chain(in_files);
-        let all = named.into_iter().chain(others).chain(self.files.keys());
+        let ModelConfig { block, attention, feed_forward, .. } = &self.state.model;
+        let layers = block.iter().chain([attention, feed_forward]);
+        let all = named.into_iter().chain(layers).chain(others).chain(self.files.keys());
         match all.into_iter().find(|name| name.chars().any(char::is_control)) {
             Some(name) => Err(format!("the name {name:?} has a character that cannot be shown")),
             None => Ok(()),
@@ -186,9 +188,10 @@ impl Manifest {
         }
     }
 
-    /// What is wrong with the number of parameters of its model, which takes memory before a weight is read.
-    pub(crate) fn check_parameters(&self) -> Result<(), String> {
-        let (said, there) = (self.state.model.num_parameters() as u64, self.num_parameters());
+    /// What is wrong with the number of parameters of its model, `said`, which takes memory before a weight is
+    /// read.
+    pub(crate) fn check_parameters(&self, said: usize) -> Result<(), String> {
+        let (said, there) = (said as u64, self.num_parameters());
         if said == there {
             return Ok(());
         }

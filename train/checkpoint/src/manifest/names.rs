@@ -12,6 +12,7 @@ impl Manifest {
         if self.format_version < WITHOUT_ARMS {
             self.tensors.iter_mut().for_each(TensorEntry::rename);
         }
+        self.architecture.name_block(&mut self.state.model);
     }
 }
 

@@ -3,6 +3,11 @@ use kiln_model::ModelConfig;
 use kiln_shard::memory;
 use proptest::prelude::*;
 
+/// A model with a block that is not built in.
+fn model() -> ModelConfig {
+    ModelConfig { block: Some("mine".to_owned()), ..ModelConfig::preset("10m").unwrap() }
+}
+
 fn manifest() -> Manifest {
     let file = |bytes, covered| FileEntry { bytes, covered, checksum: Checksum::empty() };
     let chunk = |offset, length, file: &str| Chunk {
@@ -25,7 +30,7 @@ fn manifest() -> Manifest {
         format_version: FORMAT_VERSION,
         format: Format::Sharded,
         ranks: 2,
-        architecture: Architecture::with_blocks("mine"),
+        architecture: Architecture::of_model(&model()),
         optimizer: SavedOptimizer::adamw(),
         state: CheckpointState {
             step: 3,
@@ -34,7 +39,7 @@ fn manifest() -> Manifest {
             next_sample: 24,
             tokens: 100,
             seed: 7,
-            model: ModelConfig::preset("10m").unwrap(),
+            model: model(),
             context_length: 8,
             data_sha256: None,
         },

@@ -9,4 +9,4 @@ mod state;
 mod step;
 mod stop;
 
-pub(super) use state::{MakeDecoder, Rank};
+pub(super) use state::Rank;

@@ -3,8 +3,6 @@
 use std::path::Path;
 use std::time::Instant;
 
-use kiln_model::layers::Layer;
-
 use super::state::Rank;
 use super::step::{DataBatches, Issued, StepSync};
 use crate::checkpoint::{self, Format};
@@ -20,7 +18,7 @@ use crate::run::step::optimizer_step;
 use crate::schedule::learning_rate;
 use crate::words::number_of;
 
-impl<B: Layer> Rank<'_, B> {
+impl Rank<'_> {
     /// Says if checkpoints that earlier starts have kept are about to be removed.
     fn announce_removals(&self) {
         let options = self.plan.save_options();

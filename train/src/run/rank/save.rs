@@ -2,15 +2,13 @@
 
 use std::path::PathBuf;
 
-use kiln_model::layers::Layer;
-
 use super::state::Rank;
 use crate::checkpoint::{self, CheckpointError, Progress, SaveContext, SavedOptimizer};
 use crate::config::OnFailure;
 use crate::error::Result;
 use crate::run::plan::Plan;
 
-impl<B: Layer> Rank<'_, B> {
+impl Rank<'_> {
     /// Begins to save. A failure is an error if it is the `last` save, or if the configuration says so.
     pub(super) fn save(&mut self, last: bool) -> Result<()> {
         // So that its failure is told from that of this one.

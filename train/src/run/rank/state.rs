@@ -8,8 +8,6 @@ use std::time::Instant;
 use burn::tensor::Device;
 use kiln_collectives::Communicator;
 use kiln_model::decoder::Decoder;
-use kiln_model::layers::Layer;
-use kiln_model::{Key, ModelConfig};
 use kiln_shard::EngineBuilder;
 
 use super::grace::Grace;
@@ -26,15 +24,12 @@ use crate::run::plan::{Plan, policy};
 use crate::sharded::{ShardedDecoder, parameter_shapes};
 use crate::source::ModelSource;
 
-/// Makes the decoder of a run, weights not yet initialised.
-pub(in crate::run) type MakeDecoder<'a, B> = dyn Fn(&ModelConfig, Key, &Device) -> Decoder<B> + Sync + 'a;
-
 /// A rank in the middle of a run.
-pub(in crate::run) struct Rank<'a, B> {
+pub(in crate::run) struct Rank<'a> {
     pub(super) plan: &'a Plan,
     pub(super) rank: usize,
     pub(super) ranks: usize,
-    pub(super) model: ShardedDecoder<B>,
+    pub(super) model: ShardedDecoder,
     pub(super) device: Device,
     pub(super) train: BatchSource,
     pub(super) validation: BatchSource,
@@ -59,13 +54,12 @@ pub(in crate::run) struct Rank<'a, B> {
     pub(super) started: Instant,
 }
 
-impl<'a, B: Layer> Rank<'a, B> {
+impl<'a> Rank<'a> {
     /// A rank of `plan` before its first step, with its weights.
     pub(in crate::run) fn start(
         plan: &'a Plan,
         world: Arc<dyn Communicator>,
         drill: Option<Arc<Drill>>,
-        make_decoder: &MakeDecoder<'_, B>,
     ) -> Result<Self> {
         let started = Instant::now();
         world.recorder().set_activity("start");
@@ -85,9 +79,9 @@ impl<'a, B: Layer> Rank<'a, B> {
         let allow_missing = plan.allow_missing.clone();
         let is_loaded = plan.resume.is_some() || !config.init.from.as_os_str().is_empty();
         let builder = builder.load_later(move |name| is_loaded && !allow_missing.allows(name));
-        let decoder = make_decoder(model, plan.key().fork("init"), &device);
+        let decoder = Decoder::new(&plan.layers, model, plan.key().fork("init"), &device)?;
         // Of the decoder as it was made: a sharded one has only placeholders.
-        let active_parameters = decoder.active_parameters();
+        let flops_per_token = decoder.flops_per_token(config.data.seq_len);
         if rank == 0 {
             let shapes = parameter_shapes(&decoder);
             let numbers = shapes.iter().map(|(_, shape)| shape.iter().product::<usize>());
@@ -127,7 +121,6 @@ impl<'a, B: Layer> Rank<'a, B> {
             let names: Vec<_> = absent.into_iter().collect();
             say(&format!("not in the checkpoint, kept as initialised: {}", names.join(", ")));
         }
-        let flops_per_token = plan.model.flops_per_token(active_parameters, config.data.seq_len);
         Ok(Rank {
             plan,
             rank,

@@ -5,7 +5,6 @@ use std::time::Instant;
 
 use kiln_collectives::Phase;
 use kiln_model::Context;
-use kiln_model::layers::Layer;
 use kiln_shard::{Engine, LossScale, Outcome, Update};
 
 use super::grace::Grace;
@@ -88,7 +87,7 @@ impl MicroBatches for DataBatches<'_> {
     }
 }
 
-impl<B: Layer> Rank<'_, B> {
+impl Rank<'_> {
     /// Finds out what became of a step, and reports it: its loss.
     pub(super) fn settle_step(&mut self, issued: Issued, reporter: Option<&mut Reporter>) -> Result<f64> {
         let Issued { step, update, lr, start, peak_bytes, tokens } = issued;

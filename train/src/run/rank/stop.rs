@@ -1,7 +1,6 @@
 //! How a rank ends before its run does, when somebody has asked for that.
 
 use kiln_collectives::Phase;
-use kiln_model::layers::Layer;
 
 use super::state::Rank;
 use crate::checkpoint::{self, Checkpoint};
@@ -11,7 +10,7 @@ use crate::process::was_interrupted;
 use crate::run::Summary;
 use crate::words::number_of;
 
-impl<B: Layer> Rank<'_, B> {
+impl Rank<'_> {
     /// Whether any rank has been asked to stop. Collective.
     pub(super) fn asked_to_stop(&mut self) -> Result<bool> {
         Ok(self.pace.ask(self.model.engine(), &self.plan.stop)?.0)

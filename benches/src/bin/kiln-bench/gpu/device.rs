@@ -6,6 +6,8 @@ use kiln::config::{Backend, Config, Precision};
 use kiln::device::{Peak, ResolvedDevice};
 use kiln::run::TrainError;
 
+use kiln_model::Layers;
+
 use crate::error::BenchError;
 
 /// `--device`.
@@ -47,7 +49,7 @@ impl Chosen {
         let mut config = Config::default();
         config.device.backend = name.backend()?;
         config.precision.compute = precision.into();
-        let selected = ResolvedDevice::new(&config, None).map_err(TrainError::from)?;
+        let selected = ResolvedDevice::new(&config, &Layers::default(), None).map_err(TrainError::from)?;
         let (device, name) = (selected.device(), selected.describe());
         Ok(Chosen { device, name, selected: Some(selected) })
     }

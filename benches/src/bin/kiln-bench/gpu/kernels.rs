@@ -9,7 +9,7 @@ use kiln::device;
 use kiln::run::TrainError;
 use kiln_collectives::DType as FlatDType;
 use kiln_model::Key;
-use kiln_model::layers::Block;
+use kiln_model::layers::{LayerInit, Layers};
 use kiln_model::ops::{self, HeadLayout, RotaryFrequencies};
 use kiln_shard::ranks::run_ranks;
 use kiln_shard::{EngineBuilder, Policy, ShardOptions};
@@ -195,7 +195,7 @@ impl Bench<'_> {
         let policy = Policy { compute_dtype: FlatDType::BF16, ..Policy::default() };
         let timed = run_ranks(1, 1, |world| -> Result<_, TrainError> {
             let mut builder = EngineBuilder::new(world, policy.clone(), None)?;
-            let block = Block::new(model, 0, Key::new(0), device);
+            let block = Layers::default().make_block(LayerInit::of_block(model, 0, Key::new(0), device))?;
             let module = builder.fully_shard("block", "block.", block, ShardOptions::default())?;
             let engine = builder.finish()?;
             let parameters = engine.layout().num_parameters();

@@ -270,7 +270,8 @@ mod tests {
         let measured = Measured {
             steps: vec![seconds; 3],
             updates: vec![0.1; 3],
-            parameters: model.num_parameters(),
+            parameters: 8_959_232,
+            flops_per_token: 6.0 * 8_959_232.0,
             device_bytes: Some(reserved),
             ..Measured::default()
         };

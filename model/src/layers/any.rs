@@ -1,0 +1,305 @@
+//! A layer of any type: what lets a decoder have layers that this crate does not know.
+//!
+//! burn's [`Module`] has generic methods, so it is no trait object by itself. Visitors and mappers of parameters
+//! therefore cross a border where a parameter is [`Any`], and get their type back on the other side.
+
+use std::any::Any;
+use std::fmt;
+
+use burn::module::{
+    Content, Devices, Flag, Module, ModuleDisplay, ModuleDisplayDefault, ModuleMapper, ModuleVisitor, Param,
+};
+use burn::tensor::{Bool, Device, Int, Tensor};
+
+use super::{Context, Layer};
+
+/// A layer of any type, behind one pointer. As a module it is the layer inside: it adds nothing to the names of
+/// parameters.
+pub struct AnyLayer(Box<dyn Object>);
+
+impl AnyLayer {
+    /// `layer`, whatever its type.
+    pub fn new(layer: impl Layer) -> Self {
+        AnyLayer(Box::new(layer))
+    }
+}
+
+/// [`Layer`] as a trait object.
+trait Object: Send + Sync + fmt::Debug {
+    fn forward(&self, x: Tensor<3>, context: &Context) -> Tensor<3>;
+    fn active_parameters(&self) -> usize;
+    fn flops_per_token(&self, seq_len: usize) -> f64;
+    fn cloned(&self) -> AnyLayer;
+    fn collect_devices(&self, devices: Devices) -> Devices;
+    fn fork(self: Box<Self>, device: &Device) -> AnyLayer;
+    fn to_device(self: Box<Self>, device: &Device) -> AnyLayer;
+    fn train(self: Box<Self>) -> AnyLayer;
+    fn valid(&self) -> AnyLayer;
+    fn materialize(self: Box<Self>) -> AnyLayer;
+    fn visit(&self, visitor: &mut dyn AnyVisitor);
+    fn map(self: Box<Self>, mapper: &mut dyn AnyMapper) -> AnyLayer;
+}
+
+impl<L: Layer> Object for L {
+    fn forward(&self, x: Tensor<3>, context: &Context) -> Tensor<3> {
+        Layer::forward(self, x, context)
+    }
+
+    fn active_parameters(&self) -> usize {
+        Layer::active_parameters(self)
+    }
+
+    fn flops_per_token(&self, seq_len: usize) -> f64 {
+        Layer::flops_per_token(self, seq_len)
+    }
+
+    fn cloned(&self) -> AnyLayer {
+        AnyLayer::new(self.clone())
+    }
+
+    fn collect_devices(&self, devices: Devices) -> Devices {
+        Module::collect_devices(self, devices)
+    }
+
+    fn fork(self: Box<Self>, device: &Device) -> AnyLayer {
+        AnyLayer::new(Module::fork(*self, device))
+    }
+
+    fn to_device(self: Box<Self>, device: &Device) -> AnyLayer {
+        AnyLayer::new(Module::to_device(*self, device))
+    }
+
+    fn train(self: Box<Self>) -> AnyLayer {
+        AnyLayer::new(Module::train(*self))
+    }
+
+    fn valid(&self) -> AnyLayer {
+        AnyLayer::new(Module::valid(self))
+    }
+
+    fn materialize(self: Box<Self>) -> AnyLayer {
+        AnyLayer::new(Module::materialize(*self))
+    }
+
+    fn visit(&self, visitor: &mut dyn AnyVisitor) {
+        Module::visit(self, &mut ToAny(visitor));
+    }
+
+    fn map(self: Box<Self>, mapper: &mut dyn AnyMapper) -> AnyLayer {
+        AnyLayer::new(Module::map(*self, &mut ToAny(mapper)))
+    }
+}
+
+impl Module for AnyLayer {
+    fn collect_devices(&self, devices: Devices) -> Devices {
+        self.0.collect_devices(devices)
+    }
+
+    fn fork(self, device: &Device) -> Self {
+        self.0.fork(device)
+    }
+
+    fn to_device(self, device: &Device) -> Self {
+        self.0.to_device(device)
+    }
+
+    fn train(self) -> Self {
+        self.0.train()
+    }
+
+    fn valid(&self) -> Self {
+        self.0.valid()
+    }
+
+    fn materialize(self) -> Self {
+        self.0.materialize()
+    }
+
+    fn visit<V: ModuleVisitor>(&self, visitor: &mut V) {
+        self.0.visit(&mut FromAny(visitor));
+    }
+
+    fn map<M: ModuleMapper>(self, mapper: &mut M) -> Self {
+        self.0.map(&mut FromAny(mapper))
+    }
+}
+
+impl Layer for AnyLayer {
+    fn forward(&self, x: Tensor<3>, context: &Context) -> Tensor<3> {
+        self.0.forward(x, context)
+    }
+
+    fn active_parameters(&self) -> usize {
+        self.0.active_parameters()
+    }
+
+    fn flops_per_token(&self, seq_len: usize) -> f64 {
+        self.0.flops_per_token(seq_len)
+    }
+}
+
+impl Clone for AnyLayer {
+    fn clone(&self) -> Self {
+        self.0.cloned()
+    }
+}
+
+impl fmt::Debug for AnyLayer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl ModuleDisplayDefault for AnyLayer {
+    fn content(&self, content: Content) -> Option<Content> {
+        content.add_formatted(&format!("{self:?}")).optional()
+    }
+}
+
+impl ModuleDisplay for AnyLayer {}
+
+/// [`ModuleVisitor`] as a trait object. `param` is a [`Param`] of a tensor of any kind and number of dimensions,
+/// or of a [`Flag`].
+trait AnyVisitor {
+    fn visit(&mut self, param: &dyn Any);
+    fn enter(&mut self, name: &str, container: &str);
+    fn exit(&mut self, name: &str, container: &str);
+}
+
+/// [`ModuleMapper`] as a trait object; the result of `map` has the type of `param`.
+trait AnyMapper {
+    fn map(&mut self, param: Box<dyn Any>) -> Box<dyn Any>;
+    fn enter(&mut self, name: &str, container: &str);
+    fn exit(&mut self, name: &str, container: &str);
+}
+
+/// A visitor or mapper that takes parameters of any type, for a module that knows their types.
+struct ToAny<'a, T: ?Sized>(&'a mut T);
+
+/// A visitor or mapper that wants their types, for a module that does not know them.
+struct FromAny<'a, T>(&'a mut T);
+
+/// Runs `$body` for each number of dimensions that burn's tensors have.
+macro_rules! for_each_rank {
+    ($rank:ident => $body:expr) => {
+        for_each_rank!($rank => $body; 1 2 3 4 5 6 7 8)
+    };
+    ($rank:ident => $body:expr; $($value:literal)*) => {
+        $({ const $rank: usize = $value; $body })*
+    };
+}
+
+impl ModuleVisitor for ToAny<'_, dyn AnyVisitor + '_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        self.0.visit(param);
+    }
+
+    fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {
+        self.0.visit(param);
+    }
+
+    fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<D, Bool>>) {
+        self.0.visit(param);
+    }
+
+    fn visit_flag(&mut self, flag: &Param<Flag>) {
+        self.0.visit(flag);
+    }
+
+    fn enter_module(&mut self, name: &str, container_type: &str) {
+        self.0.enter(name, container_type);
+    }
+
+    fn exit_module(&mut self, name: &str, container_type: &str) {
+        self.0.exit(name, container_type);
+    }
+}
+
+impl<V: ModuleVisitor> AnyVisitor for FromAny<'_, V> {
+    fn visit(&mut self, param: &dyn Any) {
+        for_each_rank!(D => {
+            if let Some(param) = param.downcast_ref::<Param<Tensor<D>>>() {
+                return self.0.visit_float(param);
+            }
+            if let Some(param) = param.downcast_ref::<Param<Tensor<D, Int>>>() {
+                return self.0.visit_int(param);
+            }
+            if let Some(param) = param.downcast_ref::<Param<Tensor<D, Bool>>>() {
+                return self.0.visit_bool(param);
+            }
+        });
+        if let Some(flag) = param.downcast_ref() {
+            self.0.visit_flag(flag);
+        }
+    }
+
+    fn enter(&mut self, name: &str, container: &str) {
+        self.0.enter_module(name, container);
+    }
+
+    fn exit(&mut self, name: &str, container: &str) {
+        self.0.exit_module(name, container);
+    }
+}
+
+/// `param`, which has gone through [`AnyMapper::map`].
+fn mapped<P: 'static>(mapper: &mut dyn AnyMapper, param: P) -> P {
+    match mapper.map(Box::new(param)).downcast() {
+        Ok(param) => *param,
+        Err(_) => unreachable!("invariant: a mapper returns what it was given"),
+    }
+}
+
+impl ModuleMapper for ToAny<'_, dyn AnyMapper + '_> {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        mapped(self.0, param)
+    }
+
+    fn map_int<const D: usize>(&mut self, param: Param<Tensor<D, Int>>) -> Param<Tensor<D, Int>> {
+        mapped(self.0, param)
+    }
+
+    fn map_bool<const D: usize>(&mut self, param: Param<Tensor<D, Bool>>) -> Param<Tensor<D, Bool>> {
+        mapped(self.0, param)
+    }
+
+    fn map_flag(&mut self, flag: Param<Flag>) -> Param<Flag> {
+        mapped(self.0, flag)
+    }
+
+    fn enter_module(&mut self, name: &str, container_type: &str) {
+        self.0.enter(name, container_type);
+    }
+
+    fn exit_module(&mut self, name: &str, container_type: &str) {
+        self.0.exit(name, container_type);
+    }
+}
+
+impl<M: ModuleMapper> AnyMapper for FromAny<'_, M> {
+    fn map(&mut self, param: Box<dyn Any>) -> Box<dyn Any> {
+        let mut param = param;
+        for_each_rank!(D => {
+            param = typed(param, |param: Param<Tensor<D>>| self.0.map_float(param));
+            param = typed(param, |param: Param<Tensor<D, Int>>| self.0.map_int(param));
+            param = typed(param, |param: Param<Tensor<D, Bool>>| self.0.map_bool(param));
+        });
+        typed(param, |flag: Param<Flag>| self.0.map_flag(flag))
+    }
+
+    fn enter(&mut self, name: &str, container: &str) {
+        self.0.enter_module(name, container);
+    }
+
+    fn exit(&mut self, name: &str, container: &str) {
+        self.0.exit_module(name, container);
+    }
+}
+
+/// `map` of `param` if that is a `P`, else `param`.
+fn typed<P: 'static>(param: Box<dyn Any>, map: impl FnOnce(P) -> P) -> Box<dyn Any> {
+    match param.downcast::<P>() {
+        Ok(param) => Box::new(map(*param)),
+        Err(param) => param,
+    }
+}

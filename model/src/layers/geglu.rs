@@ -1,0 +1,33 @@
+//! The GeGLU feed-forward layer (Shazeer, 2020), in burn's own operations.
+
+use burn::module::Module;
+use burn::tensor::Tensor;
+use burn::tensor::activation::gelu;
+
+use super::{Context, Layer, LayerInit, Linear, SwiGlu};
+
+/// `down(gelu(gate(x)) * up(x))`, with the exact GELU. Its parameters are those of [`SwiGlu`].
+#[derive(Module, Debug)]
+pub struct GeGlu {
+    /// `[d_model, d_ff]`.
+    pub gate_proj: Linear,
+    /// `[d_model, d_ff]`.
+    pub up_proj: Linear,
+    /// `[d_ff, d_model]`.
+    pub down_proj: Linear,
+}
+
+impl GeGlu {
+    /// A feed-forward layer of the given shape.
+    pub fn new(init: LayerInit) -> Self {
+        let SwiGlu { gate_proj, up_proj, down_proj } = SwiGlu::new(init);
+        GeGlu { gate_proj, up_proj, down_proj }
+    }
+}
+
+impl Layer for GeGlu {
+    fn forward(&self, x: Tensor<3>, _context: &Context) -> Tensor<3> {
+        let [gate, up] = Linear::forward_together([&self.gate_proj, &self.up_proj], x);
+        self.down_proj.forward(gelu(gate) * up)
+    }
+}

@@ -1,0 +1,84 @@
+//! A program of your own, `train/examples/own_layer.rs`, has every command on its layer, and `kiln` says that it
+//! lacks it.
+
+use std::path::PathBuf;
+
+use crate::support::{Ended, Workspace};
+
+/// The program. `cargo test` builds it unless it is told which tests to build.
+fn program() -> PathBuf {
+    let tests = std::env::current_exe().expect("the test's own file");
+    let path = tests.parent().and_then(|deps| deps.parent()).expect("the folder of the profile");
+    let path = path.join("examples/own_layer");
+    assert!(path.is_file(), "{} is missing: cargo build --release --example own_layer", path.display());
+    path
+}
+
+fn own(workspace: &Workspace, arguments: &[&str]) -> Ended {
+    workspace.run(&program(), arguments)
+}
+
+const LAYER: [&str; 4] = ["--set", "model.feed_forward=relu3", "--set", "model.extra.scale=0.5"];
+
+#[test]
+fn it_has_every_command() {
+    let workspace = Workspace::new();
+    let succeed = |arguments: &[&str]| {
+        let ended = own(&workspace, arguments);
+        assert_eq!(ended.code, Some(0), "{arguments:?}: {ended:?}");
+        ended.stdout
+    };
+    let train = |out: &str, more: &[&str]| {
+        succeed(&[&["train", "run.toml", "--ranks", "2", "--out", out][..], &LAYER, more].concat());
+        workspace.steps(out)
+    };
+    let full = train("full", &["--set", "checkpoint.every=2"]);
+    assert_eq!(train("none", &["--set", "shard.strategy=NO_SHARD"]), full);
+    let first = "full/checkpoints/fsdp_cpt2";
+    assert_eq!(train("again", &["--resume", first]), full[2..]);
+    assert_ne!(train("other", &["--set", "model.extra.scale=0.25"]), full);
+
+    assert!(succeed(&["eval", "--checkpoint", "full", "--ranks", "2"]).contains("loss"));
+    succeed(&["generate", "--checkpoint", "full", "--prompt", "a", "--max-tokens", "4"]);
+    let said = succeed(&["inspect", "full"]);
+    assert!(said.contains("architecture: decoder with feed_forward `relu3`, not built in"), "{said}");
+    succeed(&["convert", "--checkpoint", "full", "--out", "converted"]);
+    let bench =
+        ["bench", "strategies", "--config", "run.toml", "--ranks", "2", "--steps", "1", "--rounds", "1"];
+    workspace.write("own.toml", format!("{}\n[model.extra]\nscale = 0.5\n", workspace.text("run.toml")));
+    succeed(&bench);
+}
+
+#[test]
+fn what_is_not_there_is_named() {
+    let workspace = Workspace::new();
+    let said = own(&workspace, &["train", "run.toml", "--out", "run", "--set", "model.feed_forward=relu4"]);
+    assert_eq!(said.code, Some(2), "{said:?}");
+    for part in ["model.feed_forward = \"relu4\"", "\"relu3\"", "\"swiglu\""] {
+        assert!(said.stderr.contains(part), "{said:?}");
+    }
+    let said = own(
+        &workspace,
+        &[
+            "train",
+            "run.toml",
+            "--out",
+            "run",
+            "--set",
+            "model.feed_forward=relu3",
+            "--set",
+            "model.extra.scales=1",
+        ],
+    );
+    assert_eq!(said.code, Some(2), "{said:?}");
+    assert!(said.stderr.contains("model.extra: unknown field `scales`"), "{said:?}");
+    let said = workspace.kiln(&[&["train", "run.toml", "--out", "run"][..], &LAYER].concat());
+    assert_eq!(said.code, Some(2), "{said:?}");
+    assert!(said.stderr.contains("model.feed_forward = \"relu3\""), "{said:?}");
+    assert!(!workspace.path("run").exists(), "nothing was begun");
+
+    own(&workspace, &[&["train", "run.toml", "--out", "run"][..], &LAYER].concat());
+    let said = workspace.kiln(&["eval", "--checkpoint", "run"]);
+    assert_eq!(said.code, Some(2), "{said:?}");
+    assert!(said.stderr.contains("was trained with feed_forward `relu3`"), "{said:?}");
+}
