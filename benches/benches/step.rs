@@ -1,6 +1,6 @@
 //! A whole optimizer step of preset 10m, and its update alone: the norm of the gradient, clipping and AdamW
-//! over all parameters. `kiln bench strategies` compares the strategies in one alternating run; this one is for
-//! finding out what a change does to a step.
+//! over all parameters. `kiln bench strategies` compares the strategies in one alternating run; this one is
+//! for finding out what a change does to a step.
 //!
 //!     cargo bench -p kiln-benches --bench step
 

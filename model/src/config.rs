@@ -188,7 +188,11 @@ pub enum ModelConfigError {
         most: usize,
     },
     /// One size does not divide another.
-    #[error("model.{whole} = {whole_value} is not divisible by model.{part} = {part_value} (remainder {}): change one of the two", whole_value % part_value)]
+    #[error(
+        "model.{whole} = {whole_value} is not divisible by model.{part} = {part_value} (remainder {}): change \
+         one of the two",
+        whole_value % part_value
+    )]
     Indivisible {
         /// Key of the size to be divided.
         whole: &'static str,

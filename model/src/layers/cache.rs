@@ -28,7 +28,8 @@ struct State {
 /// More positions than a [`KeyValueCache`] has room for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "the key-value cache holds {filled} of at most {capacity} positions and has no room for {new} more: clear it, or make it larger"
+    "the key-value cache holds {filled} of at most {capacity} positions and has no room for {new} more: clear it, \
+     or make it larger"
 )]
 pub struct CacheFull {
     /// Positions in the cache.

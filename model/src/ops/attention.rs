@@ -66,8 +66,8 @@ pub fn cached_attention_reference(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, fill
 /// The backends of [`causal_attention`] and [`cached_attention`].
 #[backend_extension(Flex, Cube: cfg(feature = "cube"), Autodiff)]
 pub trait AttentionOp: Backend {
-    /// Causal attention with grouped key and value heads. With `filled`, the queries are the last of so many rows,
-    /// and there is no backward pass.
+    /// Causal attention with grouped key and value heads. With `filled`, the queries are the last of so many
+    /// rows, and there is no backward pass.
     fn fused_attention(
         q: FloatTensor<Self>,
         k: FloatTensor<Self>,
@@ -156,7 +156,8 @@ pub struct AttentionShape {
 }
 
 impl AttentionShape {
-    /// The shape where the queries are the last of `filled` rows, or, without that, where every row has a query.
+    /// The shape where the queries are the last of `filled` rows, or, without that, where every row has a
+    /// query.
     pub(super) fn of<T: TensorMetadata>(q: &T, k: &T, v: &T, filled: Option<usize>) -> Self {
         let [batch, seq, heads, head_dim] = q.shape().dims();
         let kv_shape @ [_, capacity, kv_heads, _]: [usize; 4] = k.shape().dims();

@@ -5,8 +5,8 @@
 //! once for all backends, and the trait of the kernels that a backend implements. An operation whose backward
 //! pass is its forward pass needs no such trait: backends implement the extension itself. The implementations
 //! are in `cpu/`, and in `cube/` for GPUs. Kernels compute in `f32` (`f64` for `f64` tensors, on the CPU);
-//! half-precision operands are converted, the result has the dtype of the first operand and every gradient the
-//! dtype of its tensor.
+//! half-precision operands are converted, the result has the dtype of the first operand and every gradient
+//! the dtype of its tensor.
 //!
 //! Weights may come from a sharded gather that is recomputed in the backward pass. An operation that needs a
 //! parent in backward therefore gets it from the checkpointer and keeps no handle to it. Gradients of parents

@@ -67,7 +67,8 @@ impl Steps<'_> {
             self.sum(0.0)?;
             Ok::<_, TrainError>(Step { whole: start.elapsed().as_secs_f64(), update })
         };
-        // Steps until `done`, and one after them, which is the one before the next: how much longer they were.
+        // Steps until `done`, and one after them, which is the one before the next: how much longer they
+        // were.
         let mut before = timed()?;
         let mut until = |done: &mut dyn FnMut() -> Result<bool, TrainError>| {
             let mut steps = vec![timed()?];

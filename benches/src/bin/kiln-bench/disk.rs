@@ -41,8 +41,8 @@ pub fn read(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Drops the contents of `path`, a file or a folder of files, from the system's cache, so that the next reading is
-/// from the disk.
+/// Drops the contents of `path`, a file or a folder of files, from the system's cache, so that the next
+/// reading is from the disk.
 pub fn forget(path: &Path) -> io::Result<()> {
     if path.is_dir() {
         return fs::read_dir(path)?.try_for_each(|entry| forget(&entry?.path()));

@@ -11,7 +11,8 @@ use serde::Serialize;
 use crate::measure::Measured;
 use crate::process;
 
-/// The report. Its keys are those of the peer (`benches/peers/torch_fsdp.py`) where the peer reports the same.
+/// The report. Its keys are those of the peer (`benches/peers/torch_fsdp.py`) where the peer reports the
+/// same.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct StepReport {
     /// `"kiln"`.

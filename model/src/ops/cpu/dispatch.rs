@@ -26,8 +26,8 @@ macro_rules! with_real {
 }
 pub(super) use with_real;
 
-/// Runs `$body` with `$products` bound to the matrix products of operands of type `$scalar`: those of `$bf16`,
-/// which is an option, or else those of [`with_real`].
+/// Runs `$body` with `$products` bound to the matrix products of operands of type `$scalar`: those of
+/// `$bf16`, which is an option, or else those of [`with_real`].
 macro_rules! with_products {
     ($bf16:expr, $dtype:expr, $products:ident, $scalar:ident => $body:expr) => {
         match $bf16 {

@@ -139,13 +139,14 @@ fn gemm<T: Real>(
         }
         let target = target.at([rows.start, columns.start]);
         let (lhs, rhs) = (lhs.slice(rows, 0..k), rhs.slice(0..k, columns));
-        // SAFETY: the constructors of the views have checked that every element of their shapes is there (where
-        // `k` is 0 no operand is read), the shapes fit (asserted above), and the ranges lie inside them. `out` is
-        // borrowed mutably until all chunks are done, so it overlaps neither operand. Its rows do not overlap
-        // each other and neither do the ranges of chunks, so each element is written by one thread. Elements that
-        // the product is added to have values (asserted above). `T` is `f32` or `f64`, which `gemm` supports:
-        // `Real` is implemented for no other type. The strides fit in `isize` because they are bounded by slice
-        // lengths wherever they are used (a dimension of 1 never multiplies its stride).
+        // SAFETY: the constructors of the views have checked that every element of their shapes is there
+        // (where `k` is 0 no operand is read), the shapes fit (asserted above), and the ranges lie inside
+        // them. `out` is borrowed mutably until all chunks are done, so it overlaps neither operand. Its rows
+        // do not overlap each other and neither do the ranges of chunks, so each element is written by one
+        // thread. Elements that the product is added to have values (asserted above). `T` is `f32` or `f64`,
+        // which `gemm` supports: `Real` is implemented for no other type. The strides fit in `isize` because
+        // they are bounded by slice lengths wherever they are used (a dimension of 1 never multiplies its
+        // stride).
         unsafe {
             gemm::gemm(
                 lhs.shape()[0],

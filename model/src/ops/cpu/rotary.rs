@@ -18,7 +18,8 @@ impl RotaryOp for Flex {
         let (dtype, [_, seq, heads, head_dim]) = (x.dtype(), sizes_of(&x));
         with_scalar!(dtype, S => {
             let mut x = owned::<S>(x);
-            let table = table::<<S as Scalar>::Real>(head_dim, rotation.frequencies, rotation.position_offset + seq);
+            let positions = rotation.position_offset + seq;
+            let table = table::<<S as Scalar>::Real>(head_dim, rotation.frequencies, positions);
             let values = x.storage_mut::<S>();
             rotate_values::<S>(values, [seq, heads, head_dim], &table, rotation);
             x

@@ -13,7 +13,8 @@ pub fn row_major<T: Real>(matrix: Matrix<'_, T>) -> Vec<T> {
     let ([rows, columns], [step, stride]) = (matrix.shape(), matrix.strides());
     assert_eq!(step, 1, "a matrix whose columns are contiguous");
     let width = columns.max(1);
-    // SAFETY: the blocks are whole rows, and each is written square by square, or element by element at its edges.
+    // SAFETY: the blocks are whole rows, and each is written square by square, or element by element at its
+    // edges.
     unsafe {
         written(
             rows * columns,

@@ -29,8 +29,8 @@ pub fn matmul(a: CubeTensor, b: CubeTensor, alpha: f32, output: Output) -> CubeT
     product(a, b, None, alpha, output)
 }
 
-/// [`matmul`], with a contiguous `bias`, `[n]`, added to each row. It is not added to what is in the output, and
-/// not multiplied by `alpha`.
+/// [`matmul`], with a contiguous `bias`, `[n]`, added to each row. It is not added to what is in the output,
+/// and not multiplied by `alpha`.
 pub(super) fn product(
     a: CubeTensor,
     b: CubeTensor,

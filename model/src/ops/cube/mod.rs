@@ -158,8 +158,8 @@ fn cubes_for(client: &Client, items: usize) -> (CubeCount, CubeDim) {
     (cubecl::calculate_cube_count_elemwise(client, items, dim), dim)
 }
 
-/// `count` cubes of `units` units, spread over as many dimensions as the device wants. There may be idle cubes
-/// at the end.
+/// `count` cubes of `units` units, spread over as many dimensions as the device wants. There may be idle
+/// cubes at the end.
 fn cubes(client: &Client, count: usize, units: usize) -> (CubeCount, CubeDim) {
     let count = cubecl::calculate_cube_count_elemwise(client, count, CubeDim::new_1d(1));
     (count, CubeDim::new_1d(units as u32))

@@ -53,8 +53,8 @@ impl RmsNormKernels for CubeBackend {
         let partial = empty(&x, [blocks * width], DType::F32);
         let vector = vector_size(&[&x, &weight, &dy, &partial], width);
         let units = units_for(width / vector);
-        // SAFETY: rows beyond the last are left out, units stay within the width of a row, and `partial` has a
-        // row per block.
+        // SAFETY: rows beyond the last are left out, units stay within the width of a row, and `partial` has
+        // a row per block.
         unsafe {
             launch! {
                 backward_kernel, cubes(&x.client, blocks, units), [x, dy], vector;

@@ -89,8 +89,8 @@ pub struct Said {
 }
 
 impl GpuArgs {
-    /// Measures, and returns the results. A row that fails is reported as failed, and the others are measured all the
-    /// same.
+    /// Measures, and returns the results. A row that fails is reported as failed, and the others are measured
+    /// all the same.
     pub fn run(self) -> Result<Said, BenchError> {
         let (kernel_shapes, rows) = self.plan()?;
         let precision = self.precision();

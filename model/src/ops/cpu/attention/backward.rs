@@ -14,8 +14,8 @@ use super::tile::{COLUMNS, MOST_ROWS, Tile, visible};
 use crate::ops::attention::AttentionShape;
 
 impl<S: Scalar, P: Products<S, S::Real>> BackwardProducts<'_, S, P> {
-    /// The gradients of `qkv` that are wanted, in the dtypes of `qkv`, where every row has a query. `out` is the
-    /// result of attention.
+    /// The gradients of `qkv` that are wanted, in the dtypes of `qkv`, where every row has a query. `out` is
+    /// the result of attention.
     ///
     /// Parallel over key heads: one task owns the gradients of its key head and of the query heads
     /// that share it, so that no sum is shared between threads.

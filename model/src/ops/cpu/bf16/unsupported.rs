@@ -1,4 +1,5 @@
-//! Stands in on processors without such instructions. It has no value, so no method with `self` is ever called.
+//! Stands in on processors without such instructions. It has no value, so no method with `self` is ever
+//! called.
 
 use std::borrow::Cow;
 use std::ops::Range;

@@ -261,8 +261,8 @@ struct Descriptor<T: Copy>(T, unsafe fn(T) -> Result<(), CublasError>);
 
 impl<T: Copy> Drop for Descriptor<T> {
     fn drop(&mut self) {
-        // SAFETY: the function belongs to the call that made the descriptor, and this is its last use: cuBLASLt
-        // reads it only while it queues. An error cannot be handled here.
+        // SAFETY: the function belongs to the call that made the descriptor, and this is its last use:
+        // cuBLASLt reads it only while it queues. An error cannot be handled here.
         let _ = unsafe { self.1(self.0) };
     }
 }

@@ -31,9 +31,9 @@ pub fn allow_tf32(allowed: bool) {
     TF32.store(allowed, Ordering::Relaxed);
 }
 
-/// Queues `output = alpha · a · b (+ bias) + beta · output`, with `factors` alpha and beta, for `[m, k]`, `[k, n]`, `[n]` and a contiguous
-/// `[m, n]`. Returns `false` and does nothing if cuBLASLt cannot compute the product: on another device,
-/// without the library, or for dtypes and strides that it does not support.
+/// Queues `output = alpha · a · b (+ bias) + beta · output`, with `factors` alpha and beta, for `[m, k]`,
+/// `[k, n]`, `[n]` and a contiguous `[m, n]`. Returns `false` and does nothing if cuBLASLt cannot compute the
+/// product: on another device, without the library, or for dtypes and strides that it does not support.
 pub(super) fn multiply(
     a: &CubeTensor,
     b: &CubeTensor,

@@ -109,8 +109,8 @@ unsafe impl<O: Scalar<Real = f32>> Products<bf16, O> for Bf16Gemm {
             && columns.end <= rhs.shape[1];
         let begins = rows.start.is_multiple_of(DEPTH) && columns.start.is_multiple_of(PANEL);
         assert!(fits && begins, "rows {rows:?} and columns {columns:?} of {:?}", rhs.shape);
-        // Where the rows do not end at a multiple of 32, the left operand is packed, as every one is whose `k`
-        // is not a multiple of 32.
+        // Where the rows do not end at a multiple of 32, the left operand is packed, as every one is whose
+        // `k` is not a multiple of 32.
         let ([m, n], k) = (out.shape(), lhs.shape[1]);
         let part = [rows.len(), columns.len()];
         assert!(
@@ -147,8 +147,8 @@ unsafe impl<O: Scalar<Real = f32>> Products<bf16, O> for Bf16Gemm {
 
 /// The panels of a product that one thread multiplies.
 ///
-/// The shapes fit, and no other task has one of these panels. Their elements of the output are valid for writes by
-/// this task alone, and have values if the product is added to them.
+/// The shapes fit, and no other task has one of these panels. Their elements of the output are valid for
+/// writes by this task alone, and have values if the product is added to them.
 struct Task<'a, O> {
     kernel: Kernel,
     target: Target<O>,
