@@ -8,7 +8,7 @@ use burn::module::Module;
 use burn::module::{ModuleVisitor, Param};
 use burn::tensor::{DType, Device, DeviceKind, FloatDType, Gradients, Int, Tensor, TensorData};
 use kiln_model::config::{AttentionBias, RopeScaling};
-use kiln_model::decoder::{self, Decoder};
+use kiln_model::decoder;
 use kiln_model::ops::{self, HeadLayout, RotaryFrequencies};
 use kiln_model::{Context, Key, KeyValueCache, ModelConfig};
 

@@ -92,6 +92,8 @@ fn shards(strategy: Strategy, ranks: usize, shard_size: Option<usize>) -> u64 {
 
 #[cfg(all(test, feature = "cuda"))]
 mod tests {
+    use kiln_model::{Decoder, Layers};
+
     use super::DeviceRequest;
     use crate::config::{Backend, Config};
     use kiln_shard::Strategy;
@@ -121,7 +123,8 @@ mod tests {
         // Weights alone, without moments.
         let config: Config = toml::from_str(text).expect("a configuration");
         let model = config.model.resolve(Some(config.data.vocab_size)).expect("a model");
-        let read = |strategy| DeviceRequest::of_weights(Backend::Auto, &model, 4, strategy, None);
+        let parameters = Decoder::count_parameters(&Layers::default(), &model).expect("built-in layers");
+        let read = |strategy| DeviceRequest::of_weights(Backend::Auto, parameters, 4, strategy, None);
         assert!((read(Strategy::NoShard).bytes(true) * 3).abs_diff(whole) < 64);
         assert!((read(Strategy::FullShard).bytes(true) * 12).abs_diff(whole) < 64);
     }
