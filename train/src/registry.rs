@@ -22,7 +22,11 @@ pub struct Registry {
 }
 
 impl Registry {
-    /// Adds a feed-forward layer, for `model.feed_forward = name`. A layer that has the name already is replaced.
+    /// Adds a feed-forward layer, for `model.feed_forward = name`.
+    ///
+    /// # Panics
+    ///
+    /// When the name is empty, or a layer of this kind has it already.
     pub fn layer<L: Layer>(
         self,
         name: &str,
@@ -32,6 +36,10 @@ impl Registry {
     }
 
     /// Adds an attention layer, for `model.attention = name`.
+    ///
+    /// # Panics
+    ///
+    /// When the name is empty, or a layer of this kind has it already.
     pub fn attention<L: Layer>(
         self,
         name: &str,
@@ -41,6 +49,10 @@ impl Registry {
     }
 
     /// Adds a whole block, for `model.block = name`.
+    ///
+    /// # Panics
+    ///
+    /// When the name is empty, or a layer of this kind has it already.
     pub fn block<L: Layer>(
         self,
         name: &str,

@@ -21,13 +21,17 @@ impl Makers {
         Makers { key, by_name: BTreeMap::new() }
     }
 
+    /// Checkpoints name layers, so that a name stands for one layer only.
     fn add<L: Layer>(
         &mut self,
         name: &str,
         make: impl Fn(LayerInit) -> Result<L, LayerError> + Send + Sync + 'static,
     ) {
+        let key = self.key;
+        assert!(!name.is_empty(), "model.{key}: a layer needs a name");
         let make: Make = Arc::new(move |init| make(init).map(AnyLayer::new));
-        self.by_name.insert(name.to_owned(), make);
+        let earlier = self.by_name.insert(name.to_owned(), make);
+        assert!(earlier.is_none(), "model.{key} = \"{name}\" is a layer already: choose another name");
     }
 
     fn make(&self, name: &str, init: LayerInit) -> Result<AnyLayer, LayerError> {
@@ -70,7 +74,11 @@ impl Default for Layers {
 }
 
 impl Layers {
-    /// Adds a layer that mixes positions, for `model.attention = name`. One that has the name already is replaced.
+    /// Adds a layer that mixes positions, for `model.attention = name`.
+    ///
+    /// # Panics
+    ///
+    /// When the name is empty, or a layer of this kind has it already.
     pub fn attention<L: Layer>(
         mut self,
         name: &str,
@@ -81,6 +89,10 @@ impl Layers {
     }
 
     /// Adds a layer that mixes channels, for `model.feed_forward = name`.
+    ///
+    /// # Panics
+    ///
+    /// When the name is empty, or a layer of this kind has it already.
     pub fn feed_forward<L: Layer>(
         mut self,
         name: &str,
@@ -91,6 +103,10 @@ impl Layers {
     }
 
     /// Adds a whole block, for `model.block = name`.
+    ///
+    /// # Panics
+    ///
+    /// When the name is empty, or a layer of this kind has it already.
     pub fn block<L: Layer>(
         mut self,
         name: &str,

@@ -3,7 +3,7 @@
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use kiln_model::decoder::{self, Decoder};
-use kiln_model::layers::{Layer, Layers, Linear};
+use kiln_model::layers::{GeGlu, Layer, Layers, Linear};
 use kiln_model::{Context, Key, ModelConfig, PRESETS};
 
 use crate::ops_support::decoder;
@@ -54,6 +54,12 @@ fn flops_count_what_multiplies() {
     let untied = ModelConfig { tie_embeddings: false, ..config.clone() };
     // The second matrix multiplies, the table that is only looked up does not.
     assert_eq!(flops(&untied), tied);
+}
+
+#[test]
+#[should_panic(expected = "model.feed_forward = \"swiglu\" is a layer already")]
+fn a_name_stands_for_one_layer() {
+    let _ = Layers::default().feed_forward("swiglu", |init| Ok(GeGlu::new(init)));
 }
 
 /// Experts of which a token is sent to one.

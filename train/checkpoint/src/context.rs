@@ -3,13 +3,11 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use super::{Architecture, CheckpointState, SavedOptimizer};
+use super::{CheckpointState, SavedOptimizer};
 
 /// What goes into a checkpoint besides the engine's values.
 #[derive(Clone, Debug)]
 pub struct SaveContext {
-    /// What computes with the weights. Whoever cannot build it refuses the checkpoint.
-    pub architecture: Architecture,
     /// What the weights were trained with.
     pub optimizer: SavedOptimizer,
     /// Where the run stands.
@@ -23,10 +21,9 @@ pub struct SaveContext {
 }
 
 impl SaveContext {
-    /// Of a run of the built-in decoder under the built-in AdamW, without a configuration and files.
+    /// Of a run under the built-in AdamW, without a configuration and files.
     pub fn built_in(state: CheckpointState) -> Self {
         SaveContext {
-            architecture: Architecture::decoder(),
             optimizer: SavedOptimizer::adamw(),
             state,
             config: None,

@@ -41,7 +41,6 @@ pub fn convert(checkpoint: &Checkpoint, out: &Path, format: Format, ranks: usize
         !data.contains(&name.as_str()) && name.as_str() != CONFIG_FILE && name.as_str() != INDEX_FILE
     });
     let context = SaveContext {
-        architecture: manifest.architecture.clone(),
         optimizer: manifest.optimizer.clone(),
         state: manifest.state.clone(),
         config,

@@ -20,7 +20,9 @@ use super::manifest::{
 };
 use super::saved::Saved;
 use super::tensor_file::TensorFileWriter;
-use super::{CONFIG_FILE, CheckpointError, Checksum, Result, SaveContext, TOKENIZER_FILE, disk, folder};
+use super::{
+    Architecture, CONFIG_FILE, CheckpointError, Checksum, Result, SaveContext, TOKENIZER_FILE, disk, folder,
+};
 
 /// Elements of one parameter that are to be written.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -267,7 +269,7 @@ impl Completion<'_> {
             format_version: FORMAT_VERSION,
             format,
             ranks,
-            architecture: context.architecture.clone(),
+            architecture: Architecture::of_model(&context.state.model),
             optimizer: context.optimizer.clone(),
             state: context.state.clone(),
             config: context.config.as_deref().map(toml::from_str).transpose().map_err(unreadable)?,

@@ -55,8 +55,6 @@ pub(crate) struct Plan {
 pub(crate) struct PlanMessage {
     /// The configuration as TOML, with its model complete.
     pub(crate) config: String,
-    /// What computes with the weights; checkpoints carry it.
-    pub(crate) architecture: Architecture,
     pub(crate) data: DataInfo,
     /// The run folder as it was named: links may lead elsewhere on another machine.
     out: PathBuf,
@@ -114,7 +112,6 @@ pub(super) fn make(asked: &Config, options: &RunOptions, device: &ResolvedDevice
     };
     let message = PlanMessage {
         config: config_text,
-        architecture: Architecture::of_model(&model),
         data,
         out: found.named,
         resume: resume.as_ref().map(|checkpoint| checkpoint.folder().to_owned()),

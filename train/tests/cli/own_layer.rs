@@ -34,6 +34,9 @@ fn it_has_every_command() {
     };
     let full = train("full", &["--set", "checkpoint.every=2"]);
     assert_eq!(train("none", &["--set", "shard.strategy=NO_SHARD"]), full);
+    let processes = ["launch", "--nproc-per-node", "2", "--", "train", "run.toml", "--out", "processes"];
+    succeed(&[&processes[..], &LAYER].concat());
+    assert_eq!(workspace.steps("processes"), full);
     let first = "full/checkpoints/fsdp_cpt2";
     assert_eq!(train("again", &["--resume", first]), full[2..]);
     assert_ne!(train("other", &["--set", "model.extra.scale=0.25"]), full);
@@ -43,10 +46,21 @@ fn it_has_every_command() {
     let said = succeed(&["inspect", "full"]);
     assert!(said.contains("architecture: decoder with feed_forward `relu3`, not built in"), "{said}");
     succeed(&["convert", "--checkpoint", "full", "--out", "converted"]);
-    let bench =
-        ["bench", "strategies", "--config", "run.toml", "--ranks", "2", "--steps", "1", "--rounds", "1"];
-    workspace.write("own.toml", format!("{}\n[model.extra]\nscale = 0.5\n", workspace.text("run.toml")));
-    succeed(&bench);
+    workspace.config("own.toml", &[("model.feed_forward", "'relu3'")]);
+    succeed(&[
+        "bench",
+        "strategies",
+        "--config",
+        "own.toml",
+        "--ranks",
+        "2",
+        "--steps",
+        "1",
+        "--rounds",
+        "1",
+    ]);
+    let kiln_lacks_it = workspace.kiln(&["bench", "strategies", "--config", "own.toml", "--ranks", "2"]);
+    assert!(kiln_lacks_it.stderr.contains("model.feed_forward = \"relu3\""), "{kiln_lacks_it:?}");
 }
 
 #[test]

@@ -112,6 +112,15 @@ fn until_version_3_names_have_the_arms_of_enums() {
 }
 
 #[test]
+fn a_block_that_only_the_architecture_names_is_the_models() {
+    let mut older = manifest();
+    older.state.model.block = None;
+    let read = Manifest::from_bytes(&older.to_bytes().unwrap()).unwrap();
+    assert_eq!(read.state.model.block.as_deref(), Some("mine"));
+    assert_eq!(read, manifest());
+}
+
+#[test]
 fn what_is_written_is_read_and_is_json() {
     let bytes = manifest().to_bytes().unwrap();
     assert_eq!(Manifest::from_bytes(&bytes).unwrap(), manifest());

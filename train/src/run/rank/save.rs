@@ -16,7 +16,6 @@ impl Rank<'_> {
         let Plan { message, tokenizer, .. } = self.plan;
         self.model.engine().set_activity("checkpoint");
         let context = SaveContext {
-            architecture: message.architecture.clone(),
             optimizer: SavedOptimizer::adamw(),
             state: self.state.clone(),
             config: Some(message.config.clone()),
