@@ -139,7 +139,7 @@ impl Stuck<'_> {
             .map(|(rank, flight)| {
                 let subject = if missing.len() == 1 { "it".to_owned() } else { format!("rank {rank}") };
                 let activity = &flight.activity;
-                format!("{subject} is in {} since {} s", activity.name, whole(activity.seconds))
+                format!("{subject} has been in {} for {} s", activity.name, whole(activity.seconds))
             })
             .collect();
         let wait = if waiting.len() == 1 { "waits" } else { "wait" };

@@ -95,7 +95,7 @@ fn a_rank_that_never_entered_is_named_with_what_it_does() {
         &[waiting(0), waiting(1), late, waiting(3)],
         Finding::Missing,
         &[2],
-        "rank 2 never entered #1085 all_gather(block.7); it is in data loading since 61 s; \
+        "rank 2 never entered #1085 all_gather(block.7); it has been in data loading for 61 s; \
          ranks 0, 1, 3 wait",
     );
 }
@@ -115,8 +115,8 @@ fn the_chain_of_waits_is_followed_to_its_end() {
         ],
         Finding::Missing,
         &[3],
-        "rank 3 never entered #4 all_gather(block.1) of group \"shard\"; it is in optimizer \
-         since 61 s; rank 1 waits",
+        "rank 3 never entered #4 all_gather(block.1) of group \"shard\"; it has been in optimizer \
+         for 61 s; rank 1 waits",
     );
 }
 
@@ -282,7 +282,7 @@ fn a_wait_is_judged_by_its_own_operation() {
         &[entered(0, 61.0, None), entered(1, 60.0, None), entered(2, 0.2, None), missing],
         Finding::Missing,
         &[3],
-        "rank 3 never entered #1085 all_gather(block.7); it is in data loading since 61 s; ranks 0, 1, 2 \
+        "rank 3 never entered #1085 all_gather(block.7); it has been in data loading for 61 s; ranks 0, 1, 2 \
          wait",
     );
 }

@@ -239,7 +239,7 @@ fn timeout_names_the_missing_ranks() {
         for part in [
             "all_gather 0 of group \"world\" for \"block 3\" (forward) timed out on rank",
             "after 20ms: ranks 1, 3 never entered #0 all_gather(block 3); ",
-            "rank 3 is in start since ",
+            "rank 3 has been in start for ",
             "; ranks 0, 2 wait",
         ] {
             assert!(message.contains(part), "{message}");

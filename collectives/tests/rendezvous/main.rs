@@ -392,8 +392,10 @@ fn a_rank_that_never_calls_is_named_with_what_it_does_instead() {
         let CommError::TimedOut { missing, verdict, .. } = &error else { panic!("{error}") };
         assert_eq!((missing.as_slice(), verdict.culprits.as_slice()), (&[2][..], &[2][..]));
         let text = verdict.to_string();
-        let parts =
-            ["rank 2 never entered #0 barrier(block 0); it is in data loading since ", " s; ranks 0, 1 wait"];
+        let parts = [
+            "rank 2 never entered #0 barrier(block 0); it has been in data loading for ",
+            " s; ranks 0, 1 wait",
+        ];
         assert!(parts.iter().all(|part| text.contains(part)), "{text}");
     }
 }

@@ -138,16 +138,16 @@ fn describe(flight: &Flight) -> String {
             let first = group.pending.first()?;
             let Call { operation, label, .. } = &first.call;
             Some(format!(
-                "#{} {operation} for {label}{} since {:.1} s",
+                "{:.1} s for #{} {operation} for {label}{}",
+                first.seconds,
                 first.sequence,
-                of_group(&group.name),
-                first.seconds
+                of_group(&group.name)
             ))
         })
         .collect();
     line + &match waits.as_slice() {
         [] => "; waits for nothing".to_owned(),
-        waits => format!("; waits for {}", waits.join(" and ")),
+        waits => format!("; has waited {}", waits.join(" and ")),
     }
 }
 

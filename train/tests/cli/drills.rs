@@ -32,32 +32,32 @@ fn drills_end_with_the_rank_and_the_reason() {
         (
             "slow=5@backward:3:1",
             "timed out on rank 0 after 2s: rank 1 never entered #",
-            "it is in backward since",
+            "it has been in backward for",
         ),
         (
             "slow=5@data:3:0",
             "timed out on rank 1 after 2s: rank 0 never entered #",
-            "it is in data loading since",
+            "it has been in data loading for",
         ),
         (
             "slow=5@checkpoint:4:1",
             "for \"save\" (checkpoint) timed out on rank 0 after 2s: rank 1 never entered #",
-            "it is in checkpoint since",
+            "it has been in checkpoint for",
         ),
         (
             "slow=5@start:0:0",
             "all_gather 0 of group \"world\" for \"plan\" (init) timed out on rank 1",
-            "rank 0 never entered #0 all_gather(plan); it is in start since",
+            "rank 0 never entered #0 all_gather(plan); it has been in start for",
         ),
         ("skip@forward:2:1", "differs between ranks: rank 0 called all_gather of", "for \"layers.0\""),
         ("size@backward:2:0", "differs between ranks: rank 0 called", "differs between ranks"),
         ("skip@optimizer:2:1", "differs between ranks: rank 0 called all_reduce", "\"grad_norm\""),
         ("error@backward:2:1", "output has", "[invalid: output has"),
-        ("error@data:2:0", "fault drill in data loading of step 2", "it is in data loading since"),
+        ("error@data:2:0", "fault drill in data loading of step 2", "it has been in data loading for"),
         (
             "panic@backward:2:1",
             "rank 1 panicked: fault drill in backward of step 2",
-            "it is in a panic since",
+            "it has been in a panic for",
         ),
     ] {
         let workspace = Workspace::new();
