@@ -1,9 +1,10 @@
 //! The shape of a decoder, its presets, and what they cost.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Which projections of attention have a bias.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum AttentionBias {
     /// None, as in Llama.
@@ -16,7 +17,7 @@ pub enum AttentionBias {
 }
 
 /// How rotary frequencies are stretched for contexts longer than the first training's.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
 pub enum RopeScaling {
     /// All frequencies divided by `factor` (Chen et al., 2023).

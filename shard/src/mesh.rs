@@ -3,12 +3,14 @@
 use std::fmt;
 use std::str::FromStr;
 
+use schemars::JsonSchema;
 use serde::de::{self, Deserializer};
 use serde::{Deserialize, Serialize, Serializer};
 
 /// How parameters, gradients and optimizer state are spread over ranks. Written in capitals, as in
 /// `FULL_SHARD`; read in any case, also with hyphens.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, JsonSchema)]
+#[schemars(rename_all = "SCREAMING_SNAKE_CASE")]
 pub enum Strategy {
     /// Everything sharded over all ranks; weights are freed again after their forward (ZeRO-3).
     #[default]

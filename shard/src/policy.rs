@@ -4,12 +4,13 @@ use std::fmt;
 use std::time::Duration;
 
 use kiln_collectives::DType;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::mesh::Strategy;
 
 /// When gathered weights are freed after forward.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Reshard {
     /// As the strategy says, except for modules whose own options keep them.
@@ -22,7 +23,7 @@ pub enum Reshard {
 }
 
 /// What is computed again in backward instead of kept from forward.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Recompute {
     /// Nothing: activations are kept.

@@ -4,6 +4,7 @@
 //! a pool of its own, and its communication thread and pool are counted as its memory.
 
 use std::any::Any;
+use std::error::Error;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
@@ -24,6 +25,13 @@ pub trait RankError: std::fmt::Display + Send {
 impl RankError for ShardError {
     fn is_consequence(&self) -> bool {
         matches!(self, ShardError::Comm(error) if matches!(**error, CommError::Aborted { .. }))
+    }
+}
+
+/// Of a loop that has errors of several libraries.
+impl RankError for Box<dyn Error + Send + Sync> {
+    fn is_consequence(&self) -> bool {
+        self.downcast_ref().is_some_and(|error: &ShardError| error.is_consequence())
     }
 }
 

@@ -3,6 +3,7 @@
 use super::ports::Ports;
 use crate::backend::WorkerStart;
 use crate::recorder::DEFAULT_CAPACITY;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::io;
@@ -43,7 +44,7 @@ pub enum Ring {
 /// Each direction of each connection has a key, derived from the job's secret and from random numbers of both
 /// sides. Whoever learns the secret can read traffic that was recorded earlier (no forward secrecy). The seal
 /// does not cover what ranks on one machine read from each other's memory, or what NCCL or MPI carry.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Seal {
     /// Nothing: whoever sits between two ranks can read and change their traffic.

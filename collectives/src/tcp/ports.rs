@@ -1,5 +1,6 @@
 //! The ports that ranks may listen on.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::io;
@@ -8,7 +9,7 @@ use std::str::FromStr;
 
 /// Ports at which ranks may listen for each other, as in `29600-29700`, for machines whose firewall opens
 /// only some. The port of the rendezvous is not one of them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(try_from = "String", into = "String")]
 pub struct Ports {
     first: u16,

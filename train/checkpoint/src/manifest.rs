@@ -9,6 +9,7 @@ use std::path::Path;
 use kiln_shard::ParamGroupLayout;
 use kiln_storage::Checksum;
 use kiln_storage::files::{self, MAX_WHOLE};
+use schemars::JsonSchema;
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 
@@ -29,7 +30,7 @@ const WITH_ORIGIN: u64 = 3;
 pub(super) const MAX_MANIFEST: u64 = 1 << 30;
 
 /// How the values are spread over files.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Format {
     /// Every rank has written its part.

@@ -46,6 +46,18 @@ pub struct SaveOptions {
 }
 
 impl SaveOptions {
+    /// Sharded checkpoints in `folder`, all of which stay, written by the time that a save is settled.
+    pub fn new(folder: PathBuf) -> Self {
+        SaveOptions {
+            folder,
+            format: Format::Sharded,
+            background: false,
+            keep: Keep::default(),
+            timeout: Duration::from_secs(600),
+            held: None,
+        }
+    }
+
     fn check_held(&self) -> Result<()> {
         self.held.as_ref().map_or(Ok(()), HeldFolder::check)
     }

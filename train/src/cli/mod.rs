@@ -11,6 +11,7 @@ use kiln_collectives::tcp::JoinError;
 use kiln_shard::ranks::RankError;
 
 use crate::bench::StrategiesArgs;
+use crate::config::ConfigArgs;
 use crate::convert::{ConvertArgs, ExportArgs, ImportArgs};
 use crate::doctor::DoctorArgs;
 use crate::error::{Result, TrainError};
@@ -46,6 +47,8 @@ enum Command {
     Train(TrainArgs),
     /// Start several ranks of a run on this node and watch over them.
     Launch(LaunchArgs),
+    /// Show every key of a configuration: its meaning, its values, and the one that it has.
+    Config(ConfigArgs),
     /// Tell what this process knows about its place among others, its network and its machine.
     Doctor(DoctorArgs),
     /// Prepare text for training.
@@ -118,6 +121,7 @@ pub fn main(registry: Registry) -> ExitCode {
     let outcome = match command {
         Command::Train(args) => args.run(layers),
         Command::Launch(args) => args.run().map_err(TrainError::from),
+        Command::Config(args) => args.run().map(tell).map(done),
         Command::Doctor(args) => {
             let (text, healthy) = args.run();
             say(&text);

@@ -1,8 +1,10 @@
 //! Values that a configuration may leave to the device.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::marker::PhantomData;
 
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::value::{I64Deserializer, StrDeserializer, U64Deserializer};
 use serde::de::{self, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -37,6 +39,16 @@ impl<T: Serialize> Serialize for Choice<T> {
 impl<'de, T: Deserialize<'de>> Deserialize<'de> for Choice<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_any(AutoOr(PhantomData))
+    }
+}
+
+impl<T: JsonSchema> JsonSchema for Choice<T> {
+    fn schema_name() -> Cow<'static, str> {
+        format!("Choice_{}", T::schema_name()).into()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        json_schema!({ "anyOf": [{ "const": AUTO }, generator.subschema_for::<T>()] })
     }
 }
 

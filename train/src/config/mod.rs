@@ -8,7 +8,7 @@
 macro_rules! section {
     ($(#[$doc:meta])* $name:ident { $($(#[$attribute:meta])* $key:ident: $kind:ty = $default:expr,)* }) => {
         $(#[$doc])*
-        #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+        #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
         #[serde(deny_unknown_fields, default)]
         pub struct $name {
             $($(#[$attribute])* pub $key: $kind,)*
@@ -26,8 +26,10 @@ mod choice;
 mod limits;
 mod load;
 mod model;
+mod order;
 mod schema;
 mod settle;
+mod show;
 mod size;
 mod validate;
 
@@ -42,4 +44,6 @@ pub use schema::{
     Schedule, ShardSection, TrainSection,
 };
 pub use settle::DeviceDefaults;
+pub(crate) use show::ConfigArgs;
+pub use show::schema;
 pub use size::ByteSize;

@@ -1,14 +1,15 @@
 //! The section that describes the model.
 
 use kiln_model::{AttentionBias, FULL_ATTENTION, ModelConfig, RopeScaling};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 
 /// `[model]`: a preset, single sizes, or a preset with single sizes changed.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct ModelSection {
-    /// One of [`kiln_model::PRESETS`].
+    /// A built-in shape, whose keys the others change: `10m`, `90m`, `300m`, `1b` or `7b`.
     pub preset: Option<String>,
     /// Token ids the model knows; the tokenizer's vocabulary if left out.
     pub vocab_size: Option<usize>,
@@ -32,7 +33,7 @@ pub struct ModelSection {
     pub attention: Option<String>,
     /// Name of the feed-forward layer: `swiglu`, `geglu`, `squared_relu`, or one that a program has added.
     pub feed_forward: Option<String>,
-    /// Which projections of attention have a bias: `none`, `qkv` or `all`.
+    /// Which projections of attention have a bias.
     pub attention_bias: Option<AttentionBias>,
     /// Whether the projections of the feed-forward layer have a bias.
     pub feed_forward_bias: Option<bool>,

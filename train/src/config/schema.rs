@@ -7,13 +7,14 @@ use std::time::Duration;
 use kiln_collectives::DType;
 use kiln_collectives::tcp::{Ports, Seal};
 use kiln_shard::{AdamW, Recompute, Reshard, Strategy};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{ByteSize, Choice, ModelSection};
 use crate::checkpoint::Format;
 
 /// Everything a run can be told.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
     /// What is trained.
@@ -64,7 +65,7 @@ section! {
 }
 
 /// What happens to a step whose loss or gradient is NaN or infinite.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum NonFinite {
     /// The run fails; the weights are those of the step before.
@@ -72,7 +73,7 @@ pub enum NonFinite {
     Abort,
     /// The update is left out on all ranks: weights and moments stay as they are, and AdamW's bias
     /// correction does not count it. The step itself counts: the data and the learning rate go on.
-    /// The run fails when [`MAX_SKIPPED`](crate::run::MAX_SKIPPED) steps in a row come to that.
+    /// The run fails when ten steps in a row come to that.
     Skip,
 }
 
@@ -98,7 +99,7 @@ section! {
 }
 
 /// `[init]`.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct InitSection {
     /// Checkpoint folder to take the weights from; empty for random weights.
@@ -106,7 +107,7 @@ pub struct InitSection {
 }
 
 /// Learning-rate schedules; all start with a linear warm-up.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Schedule {
     /// `lr` to the end.
@@ -153,7 +154,7 @@ impl OptimSection {
 }
 
 /// `[shard]`.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct ShardSection {
     /// How state is spread over ranks.
@@ -174,7 +175,7 @@ pub struct ShardSection {
 }
 
 /// Where tensors live.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Backend {
     /// A GPU if this build and this machine have one that can be used, else the CPU; says which, and why.
@@ -191,7 +192,7 @@ pub enum Backend {
 }
 
 /// `[device]`.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct DeviceSection {
     /// Where tensors live.
@@ -207,7 +208,7 @@ pub struct DeviceSection {
 }
 
 /// A floating-point dtype.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Precision {
     /// 32 bits.
@@ -246,7 +247,7 @@ section! {
 }
 
 /// How ranks talk to each other.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum CommBackend {
     /// `local` for ranks that are threads; for ranks that are processes `tcp`, or NCCL on GPUs.
@@ -308,7 +309,7 @@ section! {
 }
 
 /// What a run does when a checkpoint cannot be written.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum OnFailure {
     /// It ends with an error.

@@ -17,6 +17,7 @@
 //! - `interface`, `order`, `prepare`, `generate`, `bench`: commands, files, and what they promise;
 //! - `data_verify`: prepared data that has changed since; `text_in`: what is said of inputs, and what a
 //!   killed prepare leaves;
+//! - `config_command`: every key of a configuration, as people and editors see it;
 //! - `eval`: losses and logits of a model, against each other and over ranks and strategies;
 //! - `reference`: a run that has the losses of the same run in PyTorch;
 //! - `preemption`, `nonfinite`: runs that are asked to stop, and steps that go wrong;
@@ -42,6 +43,7 @@ mod bench;
 #[cfg(feature = "cuda")]
 mod captured;
 mod checkpoints;
+mod config_command;
 mod data_verify;
 mod debug;
 mod device;
@@ -66,6 +68,7 @@ mod older_names;
 mod order;
 mod origin;
 mod own_layer;
+mod own_loop;
 mod own_tokenizer;
 mod ports;
 mod preemption;

@@ -1,21 +1,10 @@
 //! A program of your own, `train/examples/own_layer.rs`, has every command on its layer, and `kiln` says that it
 //! lacks it.
 
-use std::path::PathBuf;
-
-use crate::support::{Ended, Workspace};
-
-/// The program. `cargo test` builds it unless it is told which tests to build.
-fn program() -> PathBuf {
-    let tests = std::env::current_exe().expect("the test's own file");
-    let path = tests.parent().and_then(|deps| deps.parent()).expect("the folder of the profile");
-    let path = path.join("examples/own_layer");
-    assert!(path.is_file(), "{} is missing: cargo build --release --example own_layer", path.display());
-    path
-}
+use crate::support::{Ended, Workspace, example};
 
 fn own(workspace: &Workspace, arguments: &[&str]) -> Ended {
-    workspace.run(&program(), arguments)
+    workspace.run(&example("own_layer"), arguments)
 }
 
 const LAYER: [&str; 4] = ["--set", "model.feed_forward=relu3", "--set", "model.extra.scale=0.5"];

@@ -322,6 +322,15 @@ pub fn changed(changes: &[(&str, &str)]) -> Table {
     table
 }
 
+/// A program of `train/examples/`. `cargo test` builds it unless it is told which tests to build.
+pub fn example(name: &str) -> PathBuf {
+    let tests = std::env::current_exe().expect("the test's own file");
+    let path = tests.parent().and_then(|deps| deps.parent()).expect("the folder of the profile");
+    let path = path.join("examples").join(name);
+    assert!(path.is_file(), "{} is missing: cargo build --release --examples", path.display());
+    path
+}
+
 /// A tokenizer of single bytes.
 pub fn tokenizer() -> Tokenizer {
     Tokenizer::train(std::iter::empty(), VOCAB).expect("a tokenizer")

@@ -1,0 +1,103 @@
+//! A training loop of your own: ranks, shards, batches, forward, backward, clipping, update, log and checkpoint.
+//!
+//!     cargo run --release -- data prepare --input README.md docs --out runs/data/loop --vocab-size 512
+//!     cargo run --release --example own_loop -- runs/data/loop runs/own-loop
+//!     cargo run --release -- eval --checkpoint runs/own-loop --data runs/data/loop
+
+use std::env::args_os;
+use std::error::Error;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use burn::tensor::Device;
+use kiln::checkpoint::{CheckpointState, SaveContext, SaveOptions, Saver, folder_of_run};
+use kiln::data::{BatchSource, Split, TokenFile, read_tokenizer_of, slice_for};
+use kiln::device::tokens;
+use kiln::process::CountingAllocator;
+use kiln::sharded::ShardedDecoder;
+use kiln_collectives::Communicator;
+use kiln_model::decoder::{self, Decoder};
+use kiln_model::layers::Layers;
+use kiln_model::{Context, Key, ModelConfig};
+use kiln_shard::ranks::run_ranks;
+use kiln_shard::{AdamW, EngineBuilder, Policy};
+
+#[global_allocator]
+static ALLOCATOR: CountingAllocator = CountingAllocator;
+
+type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
+
+const RANKS: usize = 2;
+const STEPS: u64 = 20;
+/// Sequences of a step, over all ranks.
+const BATCH: u64 = 8;
+/// Tokens of a sequence.
+const SEQ: usize = 64;
+const SEED: u64 = 0;
+
+fn main() -> Outcome<()> {
+    kiln::process::start()?;
+    let mut folders = args_os().skip(1).map(PathBuf::from);
+    let (Some(data), Some(out)) = (folders.next(), folders.next()) else {
+        return Err("name a folder of prepared data, and one for the run".into());
+    };
+    // Every rank is a thread, with one thread to compute.
+    run_ranks(RANKS, 1, |world| train(world, &data, &out))?;
+    Ok(())
+}
+
+/// What each rank does. All of them make the same calls in the same order.
+fn train(world: Arc<dyn Communicator>, data: &Path, out: &Path) -> Outcome<()> {
+    let (rank, ranks) = (world.rank() as u64, world.world_size() as u64);
+    let file = TokenFile::open(data, Split::Train, SEQ)?;
+    let shape = ModelConfig {
+        vocab_size: file.info().vocab_size,
+        layers: 2,
+        d_model: 64,
+        d_ff: 128,
+        ..ModelConfig::preset("10m").ok_or("there is no preset 10m")?
+    };
+    let batches = BatchSource::new(file, true, SEED)?;
+    let device = Device::flex();
+    let training = device.clone().autodiff();
+    let decoder = Decoder::new(&Layers::default(), &shape, Key::new(SEED), &device)?;
+    let model = ShardedDecoder::new(decoder, EngineBuilder::new(world, Policy::default(), None)?)?;
+    let (engine, rows) = (model.engine(), BATCH / ranks);
+    for step in 0..STEPS {
+        let first = slice_for(step, BATCH, rank, ranks, 0, rows);
+        let batch = batches.fetch(first, rows as usize)?;
+        let inputs = tokens(batch.inputs, batch.rows, SEQ, &training);
+        let targets = tokens(batch.targets, batch.rows, SEQ, &training);
+        let context = Context::training(Key::new(SEED).fork_index(step), first, 0.0);
+        engine.begin_step();
+        // Losses of ranks add up, so each divides by the tokens of all.
+        let scale = 1.0 / (BATCH as usize * SEQ) as f64;
+        let loss = decoder::loss(&model.pass(&training), inputs, targets, scale, &context);
+        engine.check()?;
+        engine.backward(loss, true)?;
+        let outcome = engine.outcome(engine.update(&AdamW::default(), 3e-3, 1.0)?)?;
+        if rank == 0 {
+            println!("step {:2}  loss {:.4}  norm {:.3}", step + 1, outcome.loss, outcome.grad_norm);
+        }
+    }
+    let state = CheckpointState {
+        step: STEPS,
+        skipped: 0,
+        loss_scale: None,
+        next_sample: STEPS * BATCH,
+        tokens: STEPS * BATCH * SEQ as u64,
+        seed: SEED,
+        model: shape,
+        context_length: SEQ,
+        data_sha256: None,
+    };
+    let context =
+        SaveContext { tokenizer: Some(read_tokenizer_of(data)?.into()), ..SaveContext::built_in(state) };
+    let mut saver = Saver::new(SaveOptions::new(folder_of_run(out)), rank as usize);
+    saver.begin(engine, context)?;
+    let saved = saver.settle(engine)?;
+    if let Some(folder) = saved.filter(|_| rank == 0) {
+        println!("saved {}", folder.display());
+    }
+    Ok(())
+}

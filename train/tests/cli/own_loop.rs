@@ -1,0 +1,50 @@
+//! Programs of your own, `train/examples/own_loop.rs` and `train/examples/own_data.rs`: commands of `kiln` read what
+//! the first one leaves, and are there in the second.
+
+use crate::support::{Workspace, example};
+
+#[test]
+fn commands_read_what_a_loop_of_your_own_leaves() {
+    let workspace = Workspace::new();
+    let ended = workspace.run(&example("own_loop"), &["data", "run"]);
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    let losses: Vec<f64> = ended
+        .stdout
+        .lines()
+        .filter_map(|line| line.split_once("loss ")?.1.split_whitespace().next()?.parse().ok())
+        .collect();
+    assert_eq!(losses.len(), 20, "{ended:?}");
+    assert!(losses[19] < losses[0] - 0.5, "it learns: {losses:?}");
+    let succeed = |arguments: &[&str]| {
+        let ended = workspace.kiln(arguments);
+        assert_eq!(ended.code, Some(0), "{arguments:?}: {ended:?}");
+        ended.stdout
+    };
+    assert!(succeed(&["eval", "--checkpoint", "run", "--data", "data", "--ranks", "2"]).contains("loss"));
+    succeed(&["generate", "--checkpoint", "run", "--prompt", "a", "--max-tokens", "4"]);
+    assert!(succeed(&["inspect", "run"]).contains("adamw"));
+}
+
+#[test]
+fn text_of_your_own_has_every_command() {
+    let workspace = Workspace::new();
+    let succeed = |arguments: &[&str]| {
+        let ended = workspace.run(&example("own_data"), arguments);
+        assert_eq!(ended.code, Some(0), "{arguments:?}: {ended:?}");
+        ended.stdout
+    };
+    succeed(&["make", "sums"]);
+    let train = |out: &str, more: &[&str]| {
+        let base = ["train", "run.toml", "--ranks", "2", "--out", out, "--set", "data.path=sums"];
+        succeed(&[&base[..], more].concat());
+        workspace.steps(out)
+    };
+    let full = train("full", &["--set", "checkpoint.every=2"]);
+    assert_eq!(train("none", &["--set", "shard.strategy=NO_SHARD"]), full);
+    assert_eq!(train("again", &["--resume", "full/checkpoints/fsdp_cpt2"]), full[2..]);
+    succeed(&["eval", "--checkpoint", "full", "--ranks", "2"]);
+    succeed(&["generate", "--checkpoint", "full", "--prompt", "12+7=", "--max-tokens", "4"]);
+    succeed(&["inspect", "full"]);
+    let again = workspace.run(&example("own_data"), &["make", "sums"]);
+    assert_eq!(again.code, Some(1), "text that is there is not overwritten: {again:?}");
+}
