@@ -27,7 +27,10 @@ const DOCUMENTS: u64 = 2_000;
 fn document(number: u64) -> String {
     let key = Key::new(1).fork("sums").fork_index(number);
     let term = |at: u64| (key.uniform(at) * 100.0) as u64;
-    (0..20).map(|line| (term(2 * line), term(2 * line + 1))).map(|(a, b)| format!("{a}+{b}={}\n", a + b)).collect()
+    (0..20)
+        .map(|line| (term(2 * line), term(2 * line + 1)))
+        .map(|(a, b)| format!("{a}+{b}={}\n", a + b))
+        .collect()
 }
 
 /// Writes the documents into a file beside `out`, one per line as JSON, and prepares `out` from it: its tokens and

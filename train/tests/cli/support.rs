@@ -327,7 +327,7 @@ pub fn example(name: &str) -> PathBuf {
     let tests = std::env::current_exe().expect("the test's own file");
     let path = tests.parent().and_then(|deps| deps.parent()).expect("the folder of the profile");
     let path = path.join("examples").join(name);
-    assert!(path.is_file(), "{} is missing: cargo build --release --examples", path.display());
+    assert!(path.is_file(), "{} is missing: cargo build --release --workspace --examples", path.display());
     path
 }
 
