@@ -5,7 +5,8 @@ use burn::tensor::{Device, Int, Tensor};
 
 use crate::config::ModelConfig;
 use crate::layers::{
-    AnyLayer, CacheFull, Context, Embed, Head, KeyValueCache, Layer, LayerError, LayerInit, Layers,
+    AnyLayer, CacheFull, Context, Embed, FirstRun, Head, KeyValueCache, Layer, LayerError, LayerInit, Layers,
+    Record,
 };
 use crate::random::Key;
 
@@ -116,24 +117,33 @@ impl Modules for Decoder {
 
 /// The residual stream after the last block, `[batch, seq, d_model]`, of `tokens`, `[batch, seq]`.
 pub fn hidden<P: Modules>(modules: &P, tokens: Tensor<2, Int>, context: &Context) -> Tensor<3> {
-    hidden_with_loss(modules, tokens, context).0
+    run_blocks(modules, tokens, context).0.0
 }
 
-fn hidden_with_loss<P: Modules>(modules: &P, tokens: Tensor<2, Int>, context: &Context) -> WithLoss {
-    let outer = context.without_losses();
+/// [`hidden`], the losses that layers have added, and what they have recorded.
+fn run_blocks<P: Modules>(modules: &P, tokens: Tensor<2, Int>, context: &Context) -> (WithLoss, Vec<Record>) {
+    let outer = context.at_module("embed").for_one_run();
     let mut x = modules.embed(|embed| embed.forward(tokens, &outer));
-    let mut loss = outer.take_loss();
+    outer.record_activation(&x);
+    let (mut loss, mut records) = (outer.take_loss(), outer.take_records());
     for index in 0..modules.num_blocks() {
         let context = context.at_layer(index);
+        let first = FirstRun::new(context.is_recording());
+        let kept = first.clone();
         let (y, added) = modules.block(index, x, move |block, x| {
-            let context = context.without_losses();
+            let context = context.for_one_run();
             let y = block.forward(x, &context);
+            kept.keep(|| {
+                context.record_activation(&y);
+                context.take_records()
+            });
             (y, context.take_loss())
         });
         x = y;
         loss = loss.into_iter().chain(added).reduce(|a, b| a + b);
+        records.extend_from_slice(first.records());
     }
-    (x, loss)
+    ((x, loss), records)
 }
 
 /// `scale` times the summed cross-entropy of `targets` given `tokens`, both `[batch, seq]`: `[1]`. The caller
@@ -147,10 +157,14 @@ pub fn loss<P: Modules>(
     context: &Context,
 ) -> Tensor<1> {
     let [batch, seq] = tokens.dims();
-    let (x, added) = hidden_with_loss(modules, tokens, context);
+    let ((x, added), recorded) = run_blocks(modules, tokens, context);
     let loss = modules.head(x, |head, tied, x| head.loss(x, targets, scale, tied));
+    let share = (batch * seq) as f64 * scale;
+    if let Some(records) = context.records() {
+        records.extend(recorded, share);
+    }
     match added {
-        Some(added) => loss + added.mul_scalar((batch * seq) as f64 * scale),
+        Some(added) => loss + added.mul_scalar(share),
         None => loss,
     }
 }

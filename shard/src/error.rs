@@ -96,6 +96,12 @@ pub enum ShardError {
         /// What was wrong.
         reason: String,
     },
+    /// A tensor that cannot be read.
+    #[error("values to be read: {reason}")]
+    Unreadable {
+        /// What was wrong.
+        reason: String,
+    },
     /// A gradient arrived that the engine does not understand.
     #[error("gradient of `{name}`: {reason}")]
     Gradient {

@@ -45,6 +45,12 @@ pub enum TrainError {
     /// The ranks lost each other; each has written its flight recorder into this run folder.
     #[error("{}; compare what the ranks were doing with `kiln inspect flight {}`", .0, .1.display())]
     Recorded(#[source] ShardError, PathBuf),
+    /// What a rank says that its layers have recorded cannot be read.
+    #[error("the records of the ranks' layers cannot be put together: {reason}")]
+    Records {
+        /// What was wrong.
+        reason: String,
+    },
     /// A checkpoint.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),

@@ -20,12 +20,14 @@ pub mod flight;
 pub mod generate;
 pub mod inspect;
 pub mod launch;
+pub mod logged;
 pub mod metrics;
 pub mod prepared;
 pub mod process;
 pub mod registry;
 pub mod run;
 pub mod schedule;
+pub mod values;
 mod version;
 pub mod world;
 

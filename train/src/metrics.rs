@@ -11,13 +11,14 @@ use serde::{Deserialize, Serialize};
 
 use crate::files;
 use crate::process::output::{self, complain};
+use crate::values::Values;
 
 pub use crate::process::output::say;
 pub(crate) use kiln_storage::durable::is_beside;
 pub use kiln_storage::durable::write_beside;
 
 /// One logged training step.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct StepMetrics {
     /// Optimizer step, from 1.
     pub step: u64,
@@ -38,10 +39,13 @@ pub struct StepMetrics {
     pub peak_bytes: u64,
     /// Seconds the step took.
     pub step_s: f64,
+    /// What layers have recorded, and metrics that a program has added.
+    #[serde(flatten)]
+    pub values: Values,
 }
 
 /// One step whose update was left out.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct SkipMetrics {
     /// Optimizer step, from 1.
     pub step: u64,
@@ -52,7 +56,7 @@ pub struct SkipMetrics {
 }
 
 /// One evaluation.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct EvalMetrics {
     /// Optimizer step after which it was made.
     pub step: u64,

@@ -1,7 +1,10 @@
-//! What a program adds to Kiln: layers of its own, under names that a configuration uses.
+//! What a program adds to Kiln: layers of its own, under names that a configuration uses, and metrics.
 
 use kiln_model::Layers;
 use kiln_model::layers::{Layer, LayerError, LayerInit};
+
+use crate::error::Result;
+use crate::logged::{LoggedStep, Metrics};
 
 /// The parts that every command of a program knows: the built-in ones, and those that are added here. A program
 /// with layers of its own has all commands of `kiln` in a `main` of a few lines:
@@ -19,6 +22,7 @@ use kiln_model::layers::{Layer, LayerError, LayerInit};
 #[derive(Clone, Debug, Default)]
 pub struct Registry {
     layers: Layers,
+    metrics: Metrics,
 }
 
 impl Registry {
@@ -32,7 +36,7 @@ impl Registry {
         name: &str,
         make: impl Fn(LayerInit) -> Result<L, LayerError> + Send + Sync + 'static,
     ) -> Self {
-        Registry { layers: self.layers.feed_forward(name, make) }
+        Registry { layers: self.layers.feed_forward(name, make), ..self }
     }
 
     /// Adds an attention layer, for `model.attention = name`.
@@ -45,7 +49,7 @@ impl Registry {
         name: &str,
         make: impl Fn(LayerInit) -> Result<L, LayerError> + Send + Sync + 'static,
     ) -> Self {
-        Registry { layers: self.layers.attention(name, make) }
+        Registry { layers: self.layers.attention(name, make), ..self }
     }
 
     /// Adds a whole block, for `model.block = name`.
@@ -58,11 +62,32 @@ impl Registry {
         name: &str,
         make: impl Fn(LayerInit) -> Result<L, LayerError> + Send + Sync + 'static,
     ) -> Self {
-        Registry { layers: self.layers.block(name, make) }
+        Registry { layers: self.layers.block(name, make), ..self }
+    }
+
+    /// Adds a metric: what `value` makes of a step that is logged is in `metrics.jsonl` under `name`. Every rank
+    /// calls it at the same place between its other calls, in the order in which metrics were added, so it may
+    /// call what is collective, such as [`Engine::weight_norms`](kiln_shard::Engine::weight_norms); what rank 0
+    /// gets is written. An error ends the run.
+    ///
+    /// # Panics
+    ///
+    /// When the name is empty, has a dot, or is that of another key.
+    pub fn metric(
+        self,
+        name: &str,
+        value: impl Fn(&LoggedStep<'_>) -> Result<f64> + Send + Sync + 'static,
+    ) -> Self {
+        Registry { metrics: self.metrics.metric(name, value), ..self }
     }
 
     /// The layers that a decoder can be made of.
     pub fn layers(&self) -> &Layers {
         &self.layers
+    }
+
+    /// The metrics that the program adds.
+    pub fn metrics(&self) -> &Metrics {
+        &self.metrics
     }
 }

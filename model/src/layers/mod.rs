@@ -15,6 +15,7 @@ mod init;
 mod linear;
 mod registry;
 mod rms_norm;
+mod side_channel;
 mod squared_relu;
 mod swiglu;
 
@@ -29,15 +30,17 @@ pub use init::{LayerError, LayerInit};
 pub use linear::Linear;
 pub use registry::Layers;
 pub use rms_norm::RmsNorm;
+pub use side_channel::{Record, RecordKind, Records};
 pub use squared_relu::SquaredRelu;
 pub use swiglu::SwiGlu;
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+pub(crate) use side_channel::FirstRun;
 
 use burn::module::{Module, ModuleDisplay, Param, ParamId};
 use burn::tensor::{Device, Shape, Tensor, TensorData};
 
 use crate::random::Key;
+use side_channel::SideChannel;
 
 /// A layer that maps the residual stream onto itself.
 ///
@@ -63,13 +66,13 @@ pub trait Layer: Module + ModuleDisplay + Sync + 'static {
     }
 }
 
-/// The settings of a forward pass: dropout, the cache, and the losses that layers add.
+/// The settings of a forward pass: dropout, the cache, and what layers hand over to the training loop.
 #[derive(Clone, Debug, Default)]
 pub struct Context {
     dropout: Option<DropoutContext>,
     cache: Option<LayerCache>,
-    /// The losses that layers have added; in training only.
-    losses: Option<Arc<Mutex<Vec<Tensor<1>>>>>,
+    /// What layers hand over; in training only.
+    side: Option<SideChannel>,
 }
 
 /// The dropout of one forward pass. A mask belongs to a sample of the global batch, so it is the same however
@@ -90,7 +93,7 @@ impl Context {
     /// A pass without dropout over tokens that follow the tokens in `cache` and are added to it. For devices
     /// without autodiff; see [`decoder::next_logits`](crate::decoder::next_logits).
     pub(crate) fn decoding(cache: KeyValueCache) -> Self {
-        Context { dropout: None, cache: Some(LayerCache { cache, layer: 0 }), losses: None }
+        Context { dropout: None, cache: Some(LayerCache { cache, layer: 0 }), side: None }
     }
 
     /// The cache of this layer, in a pass over tokens that follow earlier ones.
@@ -103,14 +106,21 @@ impl Context {
         Context {
             dropout: (dropout > 0.0).then_some(DropoutContext { key, first_sample, probability: dropout }),
             cache: None,
-            losses: Some(Arc::default()),
+            side: Some(SideChannel::default()),
         }
     }
 
-    /// The context of one place in the model, so that no two places share a mask.
+    /// This context, whose layers hand their values to `records` as well. Without, what layers record is
+    /// dropped, which costs nothing.
+    pub fn recording(self, records: &Records) -> Self {
+        Context { side: Some(SideChannel::recording(records)), ..self }
+    }
+
+    /// The context of one place in the model, so that no two places share a mask or the name of a record.
     pub fn fork(&self, place: &str) -> Self {
         Context {
             dropout: self.dropout.map(|dropout| DropoutContext { key: dropout.key.fork(place), ..dropout }),
+            side: self.side.as_ref().map(|side| side.at(place)),
             ..self.clone()
         }
     }
@@ -122,7 +132,7 @@ impl Context {
                 .dropout
                 .map(|dropout| DropoutContext { key: dropout.key.fork_index(index as u64), ..dropout }),
             cache: self.cache.as_ref().map(|slot| LayerCache { layer: index, ..slot.clone() }),
-            losses: self.losses.clone(),
+            side: self.side.as_ref().map(|side| side.at(format_args!("layers.{index}"))),
         }
     }
 
@@ -131,22 +141,64 @@ impl Context {
     /// the step. Its gradient is computed however the layer is sharded or run again in backward. A tensor
     /// that leaves a layer in any other way gets no gradient where blocks run again.
     ///
+    /// `name` is for the log: `losses.<name>` is the sum over the layers.
+    ///
     /// Has no effect outside training.
-    pub fn add_loss(&self, loss: Tensor<1>) {
-        if let Some(losses) = &self.losses {
-            lock(losses).push(loss);
+    pub fn add_loss(&self, name: &str, loss: Tensor<1>) {
+        if let Some(side) = &self.side {
+            side.add_loss(name, loss);
         }
     }
 
-    /// This context with an empty list of losses, for one run of one module.
-    pub(crate) fn without_losses(&self) -> Self {
-        Context { losses: self.losses.as_ref().map(|_| Arc::default()), ..self.clone() }
+    /// Logs a value of a layer under `name`, behind the place of the layer, as in `layers.3.ffn.<name>`.
+    /// `value` is a value per token `[n]`, or their mean `[1]`; what is logged is the mean over all tokens of
+    /// the step, however they are split over ranks and micro-batches. It gets no gradient, and counts once
+    /// where blocks run again. A count or a sum over the step is its mean per token times the tokens of the
+    /// step.
+    ///
+    /// Has no effect outside training, and in steps that are not logged; where the value is costly, ask
+    /// [`Context::is_recording`] first.
+    pub fn record(&self, name: &str, value: Tensor<1>) {
+        if let Some(side) = &self.side {
+            side.record(name, value);
+        }
     }
 
-    /// The sum of the losses that were added.
+    /// Whether this pass belongs to a step that is logged.
+    pub fn is_recording(&self) -> bool {
+        self.records().is_some()
+    }
+
+    /// This context for one run of one module, from which nothing has been handed over yet.
+    pub(crate) fn for_one_run(&self) -> Self {
+        Context { side: self.side.as_ref().map(SideChannel::emptied), ..self.clone() }
+    }
+
+    /// This context for a module of this name, which shares its dropout.
+    pub(crate) fn at_module(&self, name: &str) -> Self {
+        Context { side: self.side.as_ref().map(|side| side.at(name)), ..self.clone() }
+    }
+
+    /// The sum of the losses that were added in this run.
     pub(crate) fn take_loss(&self) -> Option<Tensor<1>> {
-        let losses = self.losses.as_ref().map(|losses| std::mem::take(&mut *lock(losses)));
-        losses.into_iter().flatten().reduce(|a, b| a + b)
+        self.side.as_ref().and_then(SideChannel::take_loss)
+    }
+
+    /// What was recorded in this run.
+    pub(crate) fn take_records(&self) -> Vec<Record> {
+        self.side.as_ref().map_or_else(Vec::new, SideChannel::take_records)
+    }
+
+    /// Where the values of the step go.
+    pub(crate) fn records(&self) -> Option<&Records> {
+        self.side.as_ref().and_then(SideChannel::records)
+    }
+
+    /// Records the root mean square of the residual stream `x` `[batch, seq, d_model]`, if that is wanted.
+    pub(crate) fn record_activation(&self, x: &Tensor<3>) {
+        if let Some(side) = self.side.as_ref().filter(|side| side.records_activations()) {
+            side.record_activation(x);
+        }
     }
 
     /// Drops elements of `x` `[batch, seq, d_model]` when training with dropout.
@@ -176,11 +228,6 @@ pub fn constant_parameter<const D: usize>(
     device: &Device,
 ) -> Param<Tensor<D>> {
     lazy_parameter(shape, device, move |count| vec![value; count])
-}
-
-/// A panic during a push leaves the list unchanged or one longer, so the list is valid after a panic.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn lazy_parameter<const D: usize>(

@@ -14,6 +14,8 @@ use half::{bf16, f16};
 use kiln_collectives::{Buffer, BufferError, DType, DeviceMemory};
 
 use super::kernels;
+use super::pending::PendingValues;
+use super::readback::Readback;
 use super::tensors::{DeviceScalar, FlatTensors, LossSum, burn_dtype};
 use super::weights::FlatWeights;
 
@@ -91,6 +93,15 @@ impl FlatTensors for Cube {
         let first = sum.device.is_none();
         let target = sum.device.get_or_insert_with(|| Buffer::empty_on(&loss.client, DType::F32, 1));
         Self::add_gradient(target, 0..1, loss.clone(), first)
+    }
+
+    fn start_reading(values: &CubeTensor) -> Result<PendingValues, String> {
+        if values.dtype != burn_dtype(DType::F32) {
+            return Err(format!("has dtype {:?}, expected f32", values.dtype));
+        }
+        let (values, len) = (into_contiguous(values.clone()), values.meta.num_elements());
+        let read = Readback::start(&values.client, values.handle.clone(), DType::F32, len);
+        Ok(PendingValues::on_device(read))
     }
 
     fn scaled(gradient: CubeTensor, scale: &DeviceScalar) -> CubeTensor {

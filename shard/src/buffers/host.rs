@@ -9,6 +9,7 @@ use half::{bf16, f16};
 use kiln_collectives::{Buffer, BufferError, DType};
 use rayon::prelude::*;
 
+use super::pending::PendingValues;
 use super::tensors::{DeviceScalar, FlatTensors, LossSum, burn_dtype};
 use super::weights::FlatWeights;
 
@@ -59,6 +60,12 @@ impl FlatTensors for Flex {
         add_gradient(&mut value, loss.clone(), true)?;
         sum.host += f64::from(value[0]);
         Ok(())
+    }
+
+    fn start_reading(values: &FlexTensor) -> Result<PendingValues, String> {
+        let mut read = vec![0.0; values.layout().num_elements()];
+        add_gradient(&mut read, values.clone(), true)?;
+        Ok(PendingValues::known(read))
     }
 
     fn scaled(gradient: FlexTensor, _scale: &DeviceScalar) -> FlexTensor {

@@ -9,6 +9,7 @@ pub(crate) mod elements;
 pub(crate) mod host;
 #[cfg(feature = "cube")]
 mod kernels;
+mod pending;
 mod placement;
 #[cfg(feature = "cube")]
 mod readback;
@@ -18,6 +19,7 @@ mod weights;
 pub(crate) use elements::{
     cast_from_f32, cast_to, clear, copy, into_f32, into_host, on_host, range_to_host, write,
 };
+pub use pending::PendingValues;
 pub(crate) use placement::Placement;
 pub use placement::release_unused;
 #[cfg(feature = "cube")]

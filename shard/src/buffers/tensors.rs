@@ -7,6 +7,7 @@ use burn::backend::tensor::FloatTensor;
 use burn::tensor::DType as BurnDType;
 use kiln_collectives::{Buffer, BufferError, DType};
 
+use super::pending::PendingValues;
 use super::weights::FlatWeights;
 
 /// One f32 value in the memory of a GPU.
@@ -41,6 +42,9 @@ pub(crate) trait FlatTensors: Backend {
 
     /// Adds `loss` `[1]` to `sum`.
     fn add_loss(loss: &FloatTensor<Self>, sum: &mut LossSum) -> Result<(), String>;
+
+    /// Starts to read `values` (f32). The error says what is wrong with them.
+    fn start_reading(values: &FloatTensor<Self>) -> Result<PendingValues, String>;
 
     /// `gradient` `[1]` times `scale`.
     fn scaled(gradient: FloatTensor<Self>, scale: &DeviceScalar) -> FloatTensor<Self>;

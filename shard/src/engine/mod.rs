@@ -3,6 +3,7 @@
 
 mod build;
 mod core;
+mod norms;
 mod pass;
 mod snapshot;
 mod state;

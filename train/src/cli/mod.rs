@@ -119,7 +119,7 @@ pub fn main(registry: Registry) -> ExitCode {
     let (layers, done) = (registry.layers(), |()| 0);
     let tell = |text: String| say(&text);
     let outcome = match command {
-        Command::Train(args) => args.run(layers),
+        Command::Train(args) => args.run(&registry),
         Command::Launch(args) => args.run().map_err(TrainError::from),
         Command::Config(args) => args.run().map(tell).map(done),
         Command::Doctor(args) => {

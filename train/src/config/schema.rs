@@ -353,6 +353,20 @@ section! {
     LogSection {
         /// Steps between lines in `metrics.jsonl` and on the console.
         every: u64 = 10,
+        /// Whether `metrics.jsonl` gets the root mean square of the activations behind every block.
+        #[serde(skip_serializing_if = "std::ops::Not::not")]
+        activations: bool = false,
+        /// Whether `metrics.jsonl` gets the norm of the gradient of every block. A GPU is waited for in steps
+        /// that are logged.
+        #[serde(skip_serializing_if = "std::ops::Not::not")]
+        gradients: bool = false,
+    }
+}
+
+impl LogSection {
+    /// Whether `step` of a run of `steps` is logged.
+    pub fn is_logged(&self, step: u64, steps: u64) -> bool {
+        step == steps || step.is_multiple_of(self.every) || step == 1
     }
 }
 

@@ -15,6 +15,7 @@ mod options;
 mod plan;
 mod position;
 mod rank;
+mod recorded;
 mod step;
 mod surroundings;
 
@@ -28,4 +29,5 @@ pub use memory::{LeastMemory, MemoryError, check_decoder as check_memory};
 pub use options::{MAX_SKIPPED, PositionKey, Resume, RunFolder, RunOptions, Summary};
 pub(crate) use plan::Plan;
 pub use plan::policy;
+pub use recorded::RecordedStep;
 pub use step::{MicroBatch, MicroBatches, optimizer_step};

@@ -18,6 +18,7 @@ use crate::data::{self, DataInfo, Split, TokenFile, Tokenizer};
 use crate::device::{self, Peak, ResolvedDevice};
 use crate::error::{Result, TrainError};
 use crate::files;
+use crate::logged::Metrics;
 use crate::metrics::say;
 use crate::prepared;
 use crate::process;
@@ -40,6 +41,8 @@ pub(crate) struct Plan {
     pub(crate) device: ResolvedDevice,
     /// What the decoder can be made of.
     pub(crate) layers: Layers,
+    /// What is logged of a step, besides the built-in metrics.
+    pub(crate) metrics: Metrics,
     /// Weights that checkpoints may lack.
     pub(crate) allow_missing: AllowMissing,
     /// Asks this process to save a checkpoint and stop.
@@ -120,7 +123,7 @@ pub(super) fn make(asked: &Config, options: &RunOptions, device: &ResolvedDevice
     };
     let (out, claim, device) = (found.out, Some(claim), device.clone());
     let (allow_missing, stop) = (options.allow_missing.clone(), options.stop.clone());
-    let layers = options.layers.clone();
+    let (layers, metrics) = (options.layers.clone(), options.metrics.clone());
     Ok(Plan {
         message,
         config,
@@ -132,6 +135,7 @@ pub(super) fn make(asked: &Config, options: &RunOptions, device: &ResolvedDevice
         claim,
         device,
         layers,
+        metrics,
         allow_missing,
         stop,
     })
@@ -366,7 +370,7 @@ impl PlanMessage {
         let lock = Lock::share(&out)?;
         let resume = self.resume.as_deref().map(Checkpoint::open).transpose()?;
         let (allow_missing, stop) = (options.allow_missing.clone(), options.stop.clone());
-        let layers = options.layers.clone();
+        let (layers, metrics) = (options.layers.clone(), options.metrics.clone());
         let (message, claim, device) = (self, None, device.clone());
         Ok(Plan {
             message,
@@ -379,6 +383,7 @@ impl PlanMessage {
             claim,
             device,
             layers,
+            metrics,
             allow_missing,
             stop,
         })

@@ -2,7 +2,7 @@
 
 use burn::tensor::Device;
 use kiln_model::{Context, decoder};
-use kiln_shard::Update;
+use kiln_shard::{Engine, Update};
 
 use crate::config::Config;
 use crate::device;
@@ -36,6 +36,15 @@ pub trait MicroBatches {
     ///
     /// If the ranks cannot agree.
     fn go_on(&mut self, last: bool) -> Result<bool>;
+
+    /// Called once, when the gradient of the step is reduced and the update is next: for whoever looks at it.
+    ///
+    /// # Errors
+    ///
+    /// If the ranks lose each other.
+    fn before_update(&mut self, _engine: &Engine) -> Result<()> {
+        Ok(())
+    }
 }
 
 /// Issues one optimizer step of `config` with the learning rate `lr`: forward, loss ÷ global tokens and
@@ -80,6 +89,7 @@ pub fn optimizer_step(
         }
     }
     engine.set_activity("optimizer");
+    batches.before_update(engine)?;
     let update = engine.update(&config.optim.adamw(), lr, config.optim.grad_clip)?;
     Ok(Some(update))
 }

@@ -21,9 +21,9 @@ impl Layer for Restrained {
     fn forward(&self, x: Tensor<3>, context: &Context) -> Tensor<3> {
         // Of what is inside as well, so that its gradient takes a way of its own to the weights.
         let normed = self.norm.forward(x.clone());
-        context.add_loss(normed.powi_scalar(2).mean().mul_scalar(0.1));
+        context.add_loss("norm", normed.powi_scalar(2).mean().mul_scalar(0.1));
         let y = self.block.forward(x, context);
-        context.add_loss(y.clone().powi_scalar(2).mean().mul_scalar(0.5));
+        context.add_loss("output", y.clone().powi_scalar(2).mean().mul_scalar(0.5));
         y
     }
 }

@@ -3,19 +3,23 @@
 use std::path::Path;
 use std::time::Instant;
 
+use kiln_model::layers::Records;
+
 use super::state::Rank;
-use super::step::{DataBatches, Issued, StepSync};
+use super::step::{DataBatches, Issued, StepLog, StepSync};
 use crate::checkpoint::{self, Format};
 use crate::data::Tokenizer;
 use crate::error::{Result, TrainError};
 use crate::generate::{self, Sampling};
 use crate::metrics::{EvalMetrics, Reporter, say};
+use crate::run::RecordedStep;
 use crate::run::evaluate::evaluate_while;
 use crate::run::folder::metrics_of_run;
 use crate::run::options::Summary;
 use crate::run::plan::Plan;
 use crate::run::step::optimizer_step;
 use crate::schedule::learning_rate;
+use crate::values::Values;
 use crate::words::number_of;
 
 impl Rank<'_> {
@@ -77,10 +81,12 @@ impl Rank<'_> {
                 last || due(self.state.step, config.eval.every),
                 last || due(self.state.step, config.checkpoint.every),
             );
+            // A metric of the program may look at the weights, which must be those of its step.
+            let is_looked_at = now.log.is_some() && !self.plan.metrics.is_empty();
             // What a GPU has made of a step is read when it has the next one to work on, unless
             // something else has to be known first.
             let before = issued.replace(now);
-            let known = !self.plan.device.is_gpu() || stop || evaluate || save;
+            let known = !self.plan.device.is_gpu() || stop || evaluate || save || is_looked_at;
             for ripe in before.into_iter().chain(if known { issued.take() } else { None }) {
                 loss = Some(self.settle_step(ripe, reporter.as_mut())?);
             }
@@ -140,6 +146,8 @@ impl Rank<'_> {
             drill.begin_step(step);
         }
         self.position.begin_step(step);
+        let log = &config.log;
+        let records = log.is_logged(step, config.train.steps).then(|| Records::new(log.activations));
         let mut batches = DataBatches {
             plan: self.plan,
             engine: self.model.engine(),
@@ -148,11 +156,18 @@ impl Rank<'_> {
             drill: self.drill.as_deref(),
             pace: &mut self.pace,
             grace: &mut self.grace,
+            records: records.clone(),
+            grad_norms: Values::default(),
         };
         let lr = learning_rate(&config.optim, step, config.train.steps);
         let update = optimizer_step(&self.model, config, &self.device, lr, &mut batches)?;
         let Some(update) = update else { return Ok(None) };
-        let sync = self.sync()?;
+        let grad_norms = batches.grad_norms;
+        let recorded =
+            records.map(|records| RecordedStep::start(self.model.engine(), &records)).transpose()?;
+        let sync = self.sync(recorded.as_ref().is_some_and(|recorded| !recorded.is_empty()))?;
+        let any_recorded = sync.any_recorded;
+        let log = recorded.map(|recorded| StepLog { recorded, any_recorded, grad_norms });
         self.pace.told(sync.longest_pass);
         let step_s = start.elapsed().as_secs_f64();
         self.grace.mind(sync.longest_pass, Some(step_s), self.rank);
@@ -161,7 +176,7 @@ impl Rank<'_> {
         self.state.next_sample += config.train.global_batch as u64;
         self.state.tokens += (config.train.global_batch * config.data.seq_len) as u64;
         let (peak_bytes, tokens) = (sync.peak_bytes, self.state.tokens);
-        Ok(Some((Issued { step, update, lr, start, peak_bytes, tokens }, sync)))
+        Ok(Some((Issued { step, update, lr, start, peak_bytes, tokens, log }, sync)))
     }
 
     /// The validation loss; `None` if the ranks were asked to stop meanwhile and `may_stop`.

@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use kiln_collectives::Phase;
 use kiln_model::Context;
+use kiln_model::layers::Records;
 use kiln_shard::{Engine, LossScale, Outcome, Update};
 
 use super::grace::Grace;
@@ -15,8 +16,10 @@ use crate::config::NonFinite;
 use crate::data::{BatchSource, slice_for};
 use crate::error::{Result, TrainError, in_gradient};
 use crate::fault::Drill;
+use crate::logged::LoggedStep;
 use crate::metrics::{Reporter, SkipMetrics, StepMetrics};
-use crate::run::{MAX_SKIPPED, MicroBatch, MicroBatches, Plan};
+use crate::run::{MAX_SKIPPED, MicroBatch, MicroBatches, Plan, RecordedStep};
+use crate::values::Values;
 
 /// A step that has been given to the device. Of a GPU, nothing of it is known yet.
 pub(super) struct Issued {
@@ -27,6 +30,18 @@ pub(super) struct Issued {
     pub(super) peak_bytes: u64,
     /// Tokens trained on up to here.
     pub(super) tokens: u64,
+    /// What goes into the log besides; `None` if the step is not logged.
+    pub(super) log: Option<StepLog>,
+}
+
+/// What is written of a step that is logged, besides what every step has.
+pub(super) struct StepLog {
+    /// What the layers of this rank have recorded.
+    pub(super) recorded: RecordedStep,
+    /// Whether the layers of any rank have recorded anything.
+    pub(super) any_recorded: bool,
+    /// The norm of the gradient by module, if it is wanted.
+    pub(super) grad_norms: Values,
 }
 
 /// What the ranks tell each other after every step.
@@ -38,6 +53,8 @@ pub(super) struct StepSync {
     pub(super) stop: bool,
     /// How far the save in the background is.
     pub(super) saving: Progress,
+    /// Whether the layers of any rank have recorded anything.
+    pub(super) any_recorded: bool,
 }
 
 /// The micro-batches of a step, from the run's data. Between them, the ranks ask each other whether to stop.
@@ -50,6 +67,10 @@ pub(super) struct DataBatches<'a> {
     pub(super) drill: Option<&'a Drill>,
     pub(super) pace: &'a mut Pace,
     pub(super) grace: &'a mut Grace,
+    /// Where layers record what they want logged, if the step is logged.
+    pub(super) records: Option<Records>,
+    /// The norm of the gradient by module, once it is known.
+    pub(super) grad_norms: Values,
 }
 
 impl MicroBatches for DataBatches<'_> {
@@ -71,6 +92,10 @@ impl MicroBatches for DataBatches<'_> {
         }
         let batch = self.source.fetch(first, config.micro_batch())?;
         let context = Context::training(self.plan.key().fork("dropout"), first, model.dropout);
+        let context = match &self.records {
+            Some(records) => context.recording(records),
+            None => context,
+        };
         Ok(MicroBatch { inputs: batch.inputs, targets: batch.targets, context })
     }
 
@@ -85,12 +110,32 @@ impl MicroBatches for DataBatches<'_> {
         }
         Ok(!stop)
     }
+
+    fn before_update(&mut self, engine: &Engine) -> Result<()> {
+        if self.records.is_some() && self.plan.config.log.gradients {
+            self.grad_norms = grad_norms(engine)?;
+        }
+        Ok(())
+    }
+}
+
+/// The 2-norm of the gradient of each module before clipping, as in `grad_norm.layers.3`. Collective.
+fn grad_norms(engine: &Engine) -> Result<Values> {
+    let by_parameter = engine.grad_norms()?;
+    let mut by_parameter = by_parameter.iter();
+    let mut norms = Values::default();
+    for group in engine.layout().groups.iter().filter(|group| group.trainable) {
+        let of_group = by_parameter.by_ref().take(group.parameters.len());
+        let squares: f64 = of_group.map(|(_, norm)| norm * norm).sum();
+        norms.set(format!("grad_norm.{}", group.name), squares.sqrt());
+    }
+    Ok(norms)
 }
 
 impl Rank<'_> {
     /// Finds out what became of a step, and reports it: its loss.
     pub(super) fn settle_step(&mut self, issued: Issued, reporter: Option<&mut Reporter>) -> Result<f64> {
-        let Issued { step, update, lr, start, peak_bytes, tokens } = issued;
+        let Issued { step, update, lr, start, peak_bytes, tokens, log } = issued;
         let outcome = self.model.engine().outcome(update)?;
         let now = Instant::now();
         let step_s = (now - self.settled.max(start)).as_secs_f64();
@@ -102,29 +147,29 @@ impl Rank<'_> {
         let Outcome { loss, grad_norm, .. } = outcome;
         let of_step = (self.plan.config.train.global_batch * self.plan.config.data.seq_len) as f64;
         let tokens_per_s = of_step / step_s;
+        let mut metrics = StepMetrics {
+            step,
+            loss,
+            grad_norm,
+            lr,
+            tokens_per_s,
+            tokens,
+            mfu: self.peak.share(tokens_per_s * self.flops_per_token),
+            peak_bytes,
+            step_s,
+            values: Values::default(),
+        };
+        let is_logged = log.is_some();
+        if let (Some(log), None) = (log, &left_out) {
+            self.complete(&mut metrics, log)?;
+        }
         if let Some(reporter) = reporter {
             let reported = match left_out {
                 Some(why) => {
                     let (skipped, parameter) = (self.state.skipped, outcome.non_finite);
                     reporter.skip(&SkipMetrics { step, skipped, parameter }, &why)
                 }
-                None => {
-                    let log = step == self.plan.config.train.steps
-                        || step.is_multiple_of(self.plan.config.log.every)
-                        || step == 1;
-                    let metrics = StepMetrics {
-                        step,
-                        loss,
-                        grad_norm,
-                        lr,
-                        tokens_per_s,
-                        tokens,
-                        mfu: self.peak.share(tokens_per_s * self.flops_per_token),
-                        peak_bytes,
-                        step_s,
-                    };
-                    reporter.step(&metrics, log)
-                }
+                None => reporter.step(&metrics, is_logged),
             };
             let path = self.plan.out.join("metrics.jsonl");
             reported.map_err(TrainError::io("write", &path))?;
@@ -132,12 +177,26 @@ impl Rank<'_> {
         Ok(loss)
     }
 
+    /// Adds to `metrics` what layers have recorded, and what the program wants to be logged. Collective.
+    fn complete(&self, metrics: &mut StepMetrics, log: StepLog) -> Result<()> {
+        let StepLog { recorded, any_recorded, grad_norms } = log;
+        let engine = self.model.engine();
+        if any_recorded {
+            metrics.values.extend(recorded.finish(engine, metrics.loss)?);
+        }
+        metrics.values.extend(grad_norms);
+        let added = self.plan.metrics.of(&LoggedStep { metrics, engine })?;
+        metrics.values.extend(added);
+        Ok(())
+    }
+
     /// The peak of memory and the time of a micro-batch maximised, whether anyone is to stop, and how far
-    /// a save in the background is, in one reduction over the ranks.
-    pub(super) fn sync(&self) -> Result<StepSync> {
+    /// a save in the background is, in one reduction over the ranks. `has_recorded`: whether layers of this rank
+    /// have recorded anything in the step.
+    pub(super) fn sync(&self, has_recorded: bool) -> Result<StepSync> {
         let stop = f64::from(u8::from(self.plan.stop.load(Ordering::Relaxed)));
         let [written, done, failed] = self.saver.progress().to_values();
-        let mut values = vec![stop, written, done, failed];
+        let mut values = vec![stop, written, done, failed, f64::from(u8::from(has_recorded))];
         let first_peak = values.len();
         let first_pass = first_peak + self.ranks;
         values.resize(first_pass + self.ranks, 0.0);
@@ -150,6 +209,7 @@ impl Rank<'_> {
             longest_pass: largest(&sums[first_pass..]),
             stop: sums[0] > 0.0,
             saving: Progress::from_values([sums[1], sums[2], sums[3]]),
+            any_recorded: sums[4] > 0.0,
         })
     }
 

@@ -1,0 +1,176 @@
+//! The side channel of a forward pass: losses that layers add, and values that they want logged.
+
+use std::fmt::Display;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use burn::tensor::{DType, FloatDType, Tensor};
+use serde::{Deserialize, Serialize};
+
+/// What a layer has handed over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum RecordKind {
+    /// A loss of [`Context::add_loss`](super::Context::add_loss), with its weight.
+    Loss,
+    /// A value of [`Context::record`](super::Context::record).
+    Value,
+    /// The root mean square of the residual stream behind a module; see [`Records::new`].
+    Activation,
+}
+
+/// A value that a layer has handed over in one forward pass.
+#[derive(Clone, Debug)]
+pub struct Record {
+    /// Where in the decoder, as in `layers.3.ffn`; `embed` and `head` for the outer modules.
+    pub place: String,
+    /// The name that the layer has given it; empty for an activation.
+    pub name: String,
+    /// Loss or value.
+    pub kind: RecordKind,
+    /// Its mean over the tokens of the pass, `[1]` in `f32`, on the device of the pass and off the tape.
+    pub value: Tensor<1>,
+    /// The share of the step's tokens that the pass has. Over all passes and ranks of a step, the sum of
+    /// `share * value` is the step's loss, and over the sum of `share` it is the step's mean.
+    pub share: f64,
+}
+
+/// The values that the layers hand over in the forward passes of one step, on one rank. A training loop that
+/// logs a step gives one to the contexts of its passes ([`Context::recording`](super::Context::recording)),
+/// and reads it after the last. Cheap to clone; clones share the values.
+#[derive(Clone, Debug, Default)]
+pub struct Records {
+    taken: Arc<Mutex<Vec<Record>>>,
+    activations: bool,
+}
+
+impl Records {
+    /// No values yet. With `activations`, the decoder records the root mean square of a token's residual
+    /// stream, after the embedding and after every block.
+    pub fn new(activations: bool) -> Self {
+        Records { taken: Arc::default(), activations }
+    }
+
+    /// The values so far, in the order of the passes and of the modules in them. They are gone from here.
+    pub fn take(&self) -> Vec<Record> {
+        std::mem::take(&mut *lock(&self.taken))
+    }
+
+    /// Adds the values of a pass that has `share` of the step's tokens.
+    pub(crate) fn extend(&self, records: impl IntoIterator<Item = Record>, share: f64) {
+        lock(&self.taken).extend(records.into_iter().map(|record| Record { share, ..record }));
+    }
+}
+
+/// What the layers of one module hand over in one run of it.
+#[derive(Clone, Debug, Default)]
+pub(super) struct SideChannel {
+    losses: Arc<Mutex<Vec<Tensor<1>>>>,
+    recorder: Option<Recorder>,
+}
+
+/// Where values that are wanted go.
+#[derive(Clone, Debug)]
+struct Recorder {
+    step: Records,
+    place: String,
+    run: Arc<Mutex<Vec<Record>>>,
+}
+
+impl SideChannel {
+    pub(super) fn recording(records: &Records) -> Self {
+        let recorder = Recorder { step: records.clone(), place: String::new(), run: Arc::default() };
+        SideChannel { losses: Arc::default(), recorder: Some(recorder) }
+    }
+
+    /// The same for what is at `place` inside of this place.
+    pub(super) fn at(&self, place: impl Display) -> Self {
+        let recorder = self.recorder.as_ref().map(|recorder| {
+            let place = match recorder.place.as_str() {
+                "" => place.to_string(),
+                outer => format!("{outer}.{place}"),
+            };
+            Recorder { place, ..recorder.clone() }
+        });
+        SideChannel { losses: self.losses.clone(), recorder }
+    }
+
+    /// The same without what has been handed over.
+    pub(super) fn emptied(&self) -> Self {
+        let recorder = self.recorder.as_ref();
+        let recorder = recorder.map(|recorder| Recorder { run: Arc::default(), ..recorder.clone() });
+        SideChannel { losses: Arc::default(), recorder }
+    }
+
+    pub(super) fn records(&self) -> Option<&Records> {
+        self.recorder.as_ref().map(|recorder| &recorder.step)
+    }
+
+    pub(super) fn records_activations(&self) -> bool {
+        self.records().is_some_and(|records| records.activations)
+    }
+
+    /// Records the root mean square of `x` `[batch, seq, d_model]`.
+    pub(super) fn record_activation(&self, x: &Tensor<3>) {
+        // Of every token, and then the mean: the same for every split of the step into passes.
+        let x = x.clone().without_autodiff().cast(FloatDType::F32);
+        self.push("", RecordKind::Activation, x.powi_scalar(2).mean_dim(2).sqrt().mean());
+    }
+
+    pub(super) fn add_loss(&self, name: &str, loss: Tensor<1>) {
+        if self.recorder.is_some() {
+            self.push(name, RecordKind::Loss, loss.clone());
+        }
+        lock(&self.losses).push(loss);
+    }
+
+    pub(super) fn record(&self, name: &str, value: Tensor<1>) {
+        self.push(name, RecordKind::Value, value);
+    }
+
+    fn push(&self, name: &str, kind: RecordKind, value: Tensor<1>) {
+        let Some(recorder) = &self.recorder else { return };
+        // A record must not keep the tape of the pass.
+        let value = value.without_autodiff();
+        let value = if value.dtype() == DType::F32 { value } else { value.cast(FloatDType::F32) };
+        let value = if value.dims() == [1] { value } else { value.mean() };
+        let (place, name) = (recorder.place.clone(), name.to_owned());
+        lock(&recorder.run).push(Record { place, name, kind, value, share: 0.0 });
+    }
+
+    /// The sum of the losses that were added.
+    pub(super) fn take_loss(&self) -> Option<Tensor<1>> {
+        std::mem::take(&mut *lock(&self.losses)).into_iter().reduce(|a, b| a + b)
+    }
+
+    /// The values that were recorded.
+    pub(super) fn take_records(&self) -> Vec<Record> {
+        self.recorder.as_ref().map_or_else(Vec::new, |recorder| std::mem::take(&mut *lock(&recorder.run)))
+    }
+}
+
+/// The records of a module that may run twice: those of the first run count. Takes no memory where nothing
+/// is recorded.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct FirstRun(Option<Arc<OnceLock<Vec<Record>>>>);
+
+impl FirstRun {
+    pub(crate) fn new(is_recording: bool) -> Self {
+        FirstRun(is_recording.then(Arc::default))
+    }
+
+    /// Keeps `records`, unless there was a run before.
+    pub(crate) fn keep(&self, records: impl FnOnce() -> Vec<Record>) {
+        if let Some(first) = &self.0 {
+            first.get_or_init(records);
+        }
+    }
+
+    /// Those of the first run.
+    pub(crate) fn records(&self) -> &[Record] {
+        self.0.as_ref().and_then(|first| first.get()).map_or(&[], Vec::as_slice)
+    }
+}
+
+/// A panic during a push leaves the list unchanged or one longer, so the list is valid after a panic.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

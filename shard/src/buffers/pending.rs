@@ -1,0 +1,40 @@
+//! Values of a tensor on their way to the host.
+
+use kiln_collectives::BufferError;
+
+#[cfg(feature = "cube")]
+use super::readback::Readback;
+
+/// Values of a tensor that were asked for. On a GPU the copy is queued behind what the GPU had been given by
+/// then, and nothing has waited for it yet.
+pub struct PendingValues(State);
+
+enum State {
+    Known(Vec<f32>),
+    #[cfg(feature = "cube")]
+    OnDevice(Readback),
+}
+
+impl PendingValues {
+    pub(crate) fn known(values: Vec<f32>) -> Self {
+        PendingValues(State::Known(values))
+    }
+
+    #[cfg(feature = "cube")]
+    pub(crate) fn on_device(readback: Readback) -> Self {
+        PendingValues(State::OnDevice(readback))
+    }
+
+    /// The values; waits until they are here.
+    ///
+    /// # Errors
+    ///
+    /// If the GPU has failed.
+    pub fn wait(self) -> Result<Vec<f32>, BufferError> {
+        match self.0 {
+            State::Known(values) => Ok(values),
+            #[cfg(feature = "cube")]
+            State::OnDevice(readback) => Ok(readback.wait()?.as_slice::<f32>()?.to_vec()),
+        }
+    }
+}

@@ -1,0 +1,93 @@
+//! The metrics of a logged step that a program adds.
+
+use std::fmt;
+use std::sync::Arc;
+
+use kiln_shard::Engine;
+use serde::Serialize;
+
+use crate::error::Result;
+use crate::metrics::{EvalMetrics, SkipMetrics, StepMetrics};
+use crate::values::Values;
+
+/// A step that is logged, for a metric to look at.
+pub struct LoggedStep<'a> {
+    /// What is known of the step. Times are of this rank, all else is the same on every rank.
+    pub metrics: &'a StepMetrics,
+    /// The weights after the step, and the ranks: for [`Engine::weight_norms`],
+    /// [`Engine::read_parameter`], [`Engine::sum_over_shards`].
+    pub engine: &'a Engine,
+}
+
+type Metric = Arc<dyn Fn(&LoggedStep<'_>) -> Result<f64> + Send + Sync>;
+
+/// The metrics that a program has added.
+#[derive(Clone, Default)]
+pub struct Metrics(Vec<(String, Metric)>);
+
+impl Metrics {
+    /// Adds a metric; see [`Registry::metric`](crate::registry::Registry::metric).
+    ///
+    /// # Panics
+    ///
+    /// When the name is empty, has a dot, or is taken.
+    pub fn metric(
+        mut self,
+        name: &str,
+        value: impl Fn(&LoggedStep<'_>) -> Result<f64> + Send + Sync + 'static,
+    ) -> Self {
+        assert!(!name.is_empty(), "a metric needs a name");
+        assert!(!name.contains('.'), "metric `{name}`: names with a dot are those of layers");
+        let taken = self.0.iter().any(|(known, _)| known == name) || is_built_in(name);
+        assert!(!taken, "metric `{name}`: `metrics.jsonl` has a key of this name");
+        self.0.push((name.to_owned(), Arc::new(value)));
+        self
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The values of a step. All ranks ask, in the order of the steps.
+    pub(crate) fn of(&self, step: &LoggedStep<'_>) -> Result<Values> {
+        let mut values = Values::default();
+        for (name, value) in &self.0 {
+            values.set(name.as_str(), value(step)?);
+        }
+        Ok(values)
+    }
+}
+
+impl fmt::Debug for Metrics {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.0.iter().map(|(name, _)| name)).finish()
+    }
+}
+
+/// Whether a line of `metrics.jsonl` has a key of this name anyway.
+fn is_built_in(name: &str) -> bool {
+    fn has(line: impl Serialize, name: &str) -> bool {
+        serde_json::to_value(line).is_ok_and(|line| line.get(name).is_some())
+    }
+    name == "cross_entropy"
+        || has(StepMetrics::default(), name)
+        || has(SkipMetrics::default(), name)
+        || has(EvalMetrics::default(), name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[should_panic(expected = "metric `val_loss`: `metrics.jsonl` has a key of this name")]
+    fn a_metric_cannot_have_the_name_of_a_built_in_one() {
+        let _ = Metrics::default().metric("mine", |_| Ok(0.0)).metric("val_loss", |_| Ok(0.0));
+    }
+
+    #[test]
+    #[should_panic(expected = "metric `layers.0.mine`: names with a dot")]
+    fn a_metric_cannot_have_the_name_of_a_record() {
+        let _ = Metrics::default().metric("layers.0.mine", |_| Ok(0.0));
+    }
+}
