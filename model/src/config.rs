@@ -121,6 +121,9 @@ pub struct ModelConfig {
     /// Whether queries and keys are normalised per head before they are rotated, as in Qwen3.
     #[serde(default)]
     pub qk_norm: bool,
+    /// Bound of the logits, which are `c · tanh(logits / c)` (Gemma 2); none if left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub logit_softcap: Option<f64>,
     /// Probability of dropping an element after the embedding, attention and feed-forward.
     #[serde(default)]
     pub dropout: f64,
@@ -262,6 +265,7 @@ impl ModelConfig {
             attention_bias: AttentionBias::default(),
             feed_forward_bias: false,
             qk_norm: false,
+            logit_softcap: None,
             dropout: 0.0,
             rope_theta: default_rope_theta(),
             rope_scaling: None,
@@ -311,6 +315,9 @@ impl ModelConfig {
         }
         self.rope_scaling.map_or(Ok(()), RopeScaling::validate)?;
         let ModelConfig { dropout, rope_theta, norm_eps, init_std, .. } = *self;
+        if let Some(cap) = self.logit_softcap {
+            in_range("logit_softcap", cap, cap > 0.0, "positive and finite")?;
+        }
         in_range("dropout", dropout, (0.0..1.0).contains(&dropout), "in [0, 1)")?;
         in_range("rope_theta", rope_theta, rope_theta > 0.0, "positive and finite")?;
         in_range("norm_eps", norm_eps, norm_eps > 0.0, "positive and finite")?;

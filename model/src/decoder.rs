@@ -148,7 +148,8 @@ fn run_blocks<P: Modules>(modules: &P, tokens: Tensor<2, Int>, context: &Context
 
 /// `scale` times the summed cross-entropy of `targets` given `tokens`, both `[batch, seq]`: `[1]`. The caller
 /// divides by the global number of tokens through `scale`, so that the losses of ranks and micro-batches
-/// simply add up. A loss that a layer has added ([`Context::add_loss`]) counts as a mean over the tokens.
+/// simply add up. A loss that a layer has added ([`Context::add_loss`]) counts as a mean over the tokens; a
+/// z-loss ([`Context::with_z_loss`]) is part of the sum.
 pub fn loss<P: Modules>(
     modules: &P,
     tokens: Tensor<2, Int>,
@@ -158,10 +159,19 @@ pub fn loss<P: Modules>(
 ) -> Tensor<1> {
     let [batch, seq] = tokens.dims();
     let ((x, added), recorded) = run_blocks(modules, tokens, context);
-    let loss = modules.head(x, |head, tied, x| head.loss(x, targets, scale, tied));
+    let mut z_loss = None;
+    let loss = modules.head(x, |head, tied, x| {
+        let loss = head.loss(x, targets, scale, context.z_loss(), tied);
+        z_loss = loss.z_loss;
+        loss.total
+    });
     let share = (batch * seq) as f64 * scale;
     if let Some(records) = context.records() {
         records.extend(recorded, share);
+        // It is a sum over the tokens, and has its share already.
+        let head = context.at_module("head").for_one_run();
+        z_loss.into_iter().for_each(|z_loss| head.add_loss("z_loss", z_loss));
+        records.extend(head.take_records(), 1.0);
     }
     match added {
         Some(added) => loss + added.mul_scalar(share),

@@ -73,6 +73,7 @@ pub struct Context {
     cache: Option<LayerCache>,
     /// What layers hand over; in training only.
     side: Option<SideChannel>,
+    z_loss: Option<f64>,
 }
 
 /// The dropout of one forward pass. A mask belongs to a sample of the global batch, so it is the same however
@@ -93,7 +94,7 @@ impl Context {
     /// A pass without dropout over tokens that follow the tokens in `cache` and are added to it. For devices
     /// without autodiff; see [`decoder::next_logits`](crate::decoder::next_logits).
     pub(crate) fn decoding(cache: KeyValueCache) -> Self {
-        Context { dropout: None, cache: Some(LayerCache { cache, layer: 0 }), side: None }
+        Context { dropout: None, cache: Some(LayerCache { cache, layer: 0 }), ..Context::default() }
     }
 
     /// The cache of this layer, in a pass over tokens that follow earlier ones.
@@ -107,7 +108,18 @@ impl Context {
             dropout: (dropout > 0.0).then_some(DropoutContext { key, first_sample, probability: dropout }),
             cache: None,
             side: Some(SideChannel::default()),
+            z_loss: None,
         }
+    }
+
+    /// This context with a z-loss of the logits in the training loss, of this weight: see
+    /// [`LogitOptions::z_loss`](crate::ops::LogitOptions::z_loss). It is logged as `losses.z_loss`.
+    pub fn with_z_loss(self, weight: Option<f64>) -> Self {
+        Context { z_loss: weight, ..self }
+    }
+
+    pub(crate) fn z_loss(&self) -> Option<f64> {
+        self.z_loss
     }
 
     /// This context, whose layers hand their values to `records` as well. Without, what layers record is
@@ -133,6 +145,7 @@ impl Context {
                 .map(|dropout| DropoutContext { key: dropout.key.fork_index(index as u64), ..dropout }),
             cache: self.cache.as_ref().map(|slot| LayerCache { layer: index, ..slot.clone() }),
             side: self.side.as_ref().map(|side| side.at(format_args!("layers.{index}"))),
+            z_loss: self.z_loss,
         }
     }
 

@@ -19,6 +19,25 @@ pub enum HeadLayout {
     VocabColumns,
 }
 
+/// What [`linear_cross_entropy_with`] does to logits besides the cross-entropy.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct LogitOptions {
+    /// Logits are `c · tanh(logits / c)` for this positive `c` (Gemma 2, Gemma Team, 2024).
+    pub softcap: Option<f64>,
+    /// The weight of the z-loss `ln²(Σ exp(logits))` of a row, which keeps logits from drifting (PaLM,
+    /// Chowdhery et al., 2022).
+    pub z_loss: Option<f64>,
+}
+
+/// What [`linear_cross_entropy_with`] computes: tensors `[1]`.
+#[derive(Clone, Debug)]
+pub struct LogitLoss {
+    /// The cross-entropy and the z-loss.
+    pub total: Tensor<1>,
+    /// The z-loss in it, with its weight and `scale`, if there is one; without gradient.
+    pub z_loss: Option<Tensor<1>>,
+}
+
 /// `scale · Σ_rows −log softmax(hidden · W)[target]`, a tensor of one value.
 ///
 /// `hidden` is `[rows, d_model]`, `targets` `[rows]`; a row with a negative target counts for nothing. The
@@ -42,13 +61,39 @@ pub fn linear_cross_entropy(
     targets: Tensor<1, Int>,
     scale: f64,
 ) -> Tensor<1> {
-    Tensor::from_dispatch(Dispatch::fused_linear_cross_entropy(
+    linear_cross_entropy_with(hidden, weight, layout, targets, scale, LogitOptions::default()).total
+}
+
+/// [`linear_cross_entropy`] of capped logits, and with a z-loss: `scale · Σ_rows (−log softmax(l)[target] +
+/// z · ln²(Σ exp(l)))`, where `l = c · tanh(hidden · W / c)`. Rows without a target have neither loss. Both
+/// options are part of the same operation, with as many matrix products.
+///
+/// # Panics
+///
+/// As for [`linear_cross_entropy`].
+pub fn linear_cross_entropy_with(
+    hidden: Tensor<2>,
+    weight: Tensor<2>,
+    layout: HeadLayout,
+    targets: Tensor<1, Int>,
+    scale: f64,
+    options: LogitOptions,
+) -> LogitLoss {
+    let losses = Tensor::<1>::from_dispatch(Dispatch::fused_linear_cross_entropy(
         hidden.into_dispatch(),
         weight.into_dispatch(),
         layout,
         targets.into_dispatch(),
         scale,
-    ))
+        options,
+    ));
+    match options.z_loss {
+        None => LogitLoss { total: losses, z_loss: None },
+        Some(_) => LogitLoss {
+            total: losses.clone().narrow(0, 0, 1),
+            z_loss: Some(losses.without_autodiff().narrow(0, 1, 1)),
+        },
+    }
 }
 
 /// [`linear_cross_entropy`] in plain burn, with all logits at once.
@@ -59,6 +104,19 @@ pub fn linear_cross_entropy_reference(
     targets: Tensor<1, Int>,
     scale: f64,
 ) -> Tensor<1> {
+    let options = LogitOptions::default();
+    linear_cross_entropy_with_reference(hidden, weight, layout, targets, scale, options).total
+}
+
+/// [`linear_cross_entropy_with`] in plain burn, with all logits at once.
+pub fn linear_cross_entropy_with_reference(
+    hidden: Tensor<2>,
+    weight: Tensor<2>,
+    layout: HeadLayout,
+    targets: Tensor<1, Int>,
+    scale: f64,
+    options: LogitOptions,
+) -> LogitLoss {
     let dtype = match hidden.dtype() {
         DType::F64 => FloatDType::F64,
         _ => FloatDType::F32,
@@ -68,22 +126,39 @@ pub fn linear_cross_entropy_reference(
         HeadLayout::VocabRows => weight.transpose(),
         HeadLayout::VocabColumns => weight,
     };
-    let log_probabilities = log_softmax(hidden.matmul(weight), 1);
+    let logits = match options.softcap {
+        Some(cap) => soft_cap(hidden.matmul(weight), cap),
+        None => hidden.matmul(weight),
+    };
+    let log_probabilities = log_softmax(logits.clone(), 1);
     let ignored = targets.clone().lower_elem(0);
-    let picked = log_probabilities.gather(1, targets.clamp_min(0).unsqueeze_dim(1)).squeeze_dim(1);
-    picked.mask_fill(ignored, 0.0).sum() * -scale
+    let targets = targets.clamp_min(0).unsqueeze_dim(1);
+    let picked = log_probabilities.clone().gather(1, targets.clone()).squeeze_dim::<1>(1);
+    let total = picked.mask_fill(ignored.clone(), 0.0).sum() * -scale;
+    let Some(weight) = options.z_loss else { return LogitLoss { total, z_loss: None } };
+    // Of any column: the logit less its logarithm of a probability.
+    let log_sums = (logits - log_probabilities).gather(1, targets).squeeze_dim::<1>(1);
+    let z_loss = log_sums.powi_scalar(2).mask_fill(ignored, 0.0).sum() * (scale * weight);
+    LogitLoss { total: total + z_loss.clone(), z_loss: Some(z_loss.without_autodiff()) }
+}
+
+/// `cap · tanh(logits / cap)`, which lies between `-cap` and `cap`.
+pub fn soft_cap<const D: usize>(logits: Tensor<D>, cap: f64) -> Tensor<D> {
+    logits.div_scalar(cap).tanh().mul_scalar(cap)
 }
 
 /// The backends of [`linear_cross_entropy`].
 #[backend_extension(Flex, Cube: cfg(feature = "cube"), Autodiff)]
 pub trait LinearCrossEntropyOp: Backend {
-    /// The scaled sum of the losses of all rows.
+    /// The scaled sum of the losses of all rows, `[1]`; with a z-loss `[2]`, the second of which is that of the
+    /// z-loss alone, without gradient.
     fn fused_linear_cross_entropy(
         hidden: FloatTensor<Self>,
         weight: FloatTensor<Self>,
         layout: HeadLayout,
         targets: IntTensor<Self>,
         scale: f64,
+        options: LogitOptions,
     ) -> FloatTensor<Self>;
 }
 
@@ -92,7 +167,7 @@ pub type LossAndGradients<B> = (FloatTensor<B>, [Option<FloatTensor<B>>; 2]);
 
 /// The kernels that a backend implements for [`linear_cross_entropy`].
 pub trait CrossEntropyKernels: Backend {
-    /// The loss and the gradients that are wanted, in the type they were computed in: an `f16` gradient
+    /// The losses and the gradients that are wanted, in the type they were computed in: an `f16` gradient
     /// of a mean over many tokens may vanish before a loss scale has multiplied it.
     fn cross_entropy_forward(
         hidden: &FloatTensor<Self>,
@@ -100,9 +175,10 @@ pub trait CrossEntropyKernels: Backend {
         layout: HeadLayout,
         targets: &IntTensor<Self>,
         scale: f64,
+        options: LogitOptions,
         wanted: [bool; 2],
     ) -> LossAndGradients<Self>;
-    /// `gradient` times the only value of `dy`, in `dtype`; in place where nobody else holds `gradient`.
+    /// `gradient` times the first value of `dy`, in `dtype`; in place where nobody else holds `gradient`.
     fn cross_entropy_backward(
         gradient: FloatTensor<Self>,
         dy: &FloatTensor<Self>,
@@ -117,8 +193,9 @@ impl<B: CrossEntropyKernels> LinearCrossEntropyOp for B {
         layout: HeadLayout,
         targets: IntTensor<B>,
         scale: f64,
+        options: LogitOptions,
     ) -> FloatTensor<B> {
-        B::cross_entropy_forward(&hidden, &weight, layout, &targets, scale, [false; 2]).0
+        B::cross_entropy_forward(&hidden, &weight, layout, &targets, scale, options, [false; 2]).0
     }
 }
 
@@ -129,10 +206,11 @@ impl<B: CrossEntropyKernels, C: CheckpointStrategy> LinearCrossEntropyOp for Aut
         layout: HeadLayout,
         targets: IntTensor<B>,
         scale: f64,
+        options: LogitOptions,
     ) -> Tracked<B, C> {
         let wanted = [hidden.is_tracked(), weight.is_tracked()];
         let (x, w) = (hidden.primitive(), weight.primitive());
-        let (loss, gradients) = B::cross_entropy_forward(x, w, layout, &targets, scale, wanted);
+        let (loss, gradients) = B::cross_entropy_forward(x, w, layout, &targets, scale, options, wanted);
         record::<B, C, _, _>(
             [hidden.node(), weight.node()],
             loss,

@@ -36,7 +36,8 @@ pub use attention::{
 };
 pub use cpu::{BF16_CHOICE, bf16_instructions};
 pub use cross_entropy::{
-    HeadLayout, LinearCrossEntropyOp, linear_cross_entropy, linear_cross_entropy_reference,
+    HeadLayout, LinearCrossEntropyOp, LogitLoss, LogitOptions, linear_cross_entropy,
+    linear_cross_entropy_reference, linear_cross_entropy_with, linear_cross_entropy_with_reference, soft_cap,
 };
 pub use dropout::{DropoutMask, DropoutOp, dropout, dropout_reference};
 pub use embedding::{EmbeddingOp, embedding, embedding_reference};

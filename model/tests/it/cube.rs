@@ -304,6 +304,24 @@ fn cross_entropy_on_wgpu() {
             let sizes = [rows * d_model, d_model * vocab];
             assert_on_wgpu(op(ops::linear_cross_entropy, layout, shape), reference, &sizes);
         }
+        const BOTH: ops::LogitOptions = ops::LogitOptions { softcap: Some(1.5), z_loss: Some(0.03) };
+        const Z_LOSS: ops::LogitOptions = ops::LogitOptions { softcap: None, ..BOTH };
+        let pairs: [[Loss; 2]; 2] = [
+            [
+                |h, w, l, t, s| ops::linear_cross_entropy_with(h, w, l, t, s, BOTH).total,
+                |h, w, l, t, s| ops::linear_cross_entropy_with_reference(h, w, l, t, s, BOTH).total,
+            ],
+            [
+                |h, w, l, t, s| ops::linear_cross_entropy_with(h, w, l, t, s, Z_LOSS).total,
+                |h, w, l, t, s| ops::linear_cross_entropy_with_reference(h, w, l, t, s, Z_LOSS).total,
+            ],
+        ];
+        for [fused, reference] in pairs {
+            for shape @ [rows, d_model, vocab] in [[33, 20, 301], [257, 64, 1000], [4100, 8, 11]] {
+                let sizes = [rows * d_model, d_model * vocab];
+                assert_on_wgpu(op(fused, layout, shape), op(reference, layout, shape), &sizes);
+            }
+        }
     }
 }
 

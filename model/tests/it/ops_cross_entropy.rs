@@ -1,5 +1,8 @@
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData};
-use kiln_model::ops::{HeadLayout, linear_cross_entropy, linear_cross_entropy_reference};
+use kiln_model::ops::{
+    HeadLayout, LogitOptions, linear_cross_entropy, linear_cross_entropy_reference,
+    linear_cross_entropy_with, linear_cross_entropy_with_reference,
+};
 
 use crate::ops_support::*;
 
@@ -45,6 +48,75 @@ fn cross_entropy_is_sound() {
         let (op, sizes) = (operation(linear_cross_entropy, layout, [300, 64, 500]), [300 * 64, 64 * 500]);
         assert_same_bits(op, &sizes);
     }
+}
+
+/// A loss with options, in place of one without.
+macro_rules! with_options {
+    ($loss:ident, $options:expr) => {
+        |hidden, weight, layout, targets, scale| $loss(hidden, weight, layout, targets, scale, $options).total
+    };
+}
+
+const CAP: LogitOptions = LogitOptions { softcap: Some(1.5), z_loss: None };
+const Z_LOSS: LogitOptions = LogitOptions { softcap: None, z_loss: Some(0.03) };
+const BOTH: LogitOptions = LogitOptions { softcap: Some(1.5), z_loss: Some(0.03) };
+
+/// Each option, fused and in plain burn.
+const OPTIONS: [[Loss; 2]; 3] = [
+    [with_options!(linear_cross_entropy_with, CAP), with_options!(linear_cross_entropy_with_reference, CAP)],
+    [
+        with_options!(linear_cross_entropy_with, Z_LOSS),
+        with_options!(linear_cross_entropy_with_reference, Z_LOSS),
+    ],
+    [
+        with_options!(linear_cross_entropy_with, BOTH),
+        with_options!(linear_cross_entropy_with_reference, BOTH),
+    ],
+];
+
+/// Logits are some times larger than the cap.
+#[test]
+fn a_cap_and_a_z_loss_match_the_reference() {
+    for [fused, reference] in OPTIONS {
+        for layout in LAYOUTS {
+            for shape @ [rows, d_model, vocab] in [[1, 20, 17], [257, 20, 17], [600, 64, 301]] {
+                let sizes = [rows * d_model, d_model * vocab];
+                assert_matches(
+                    operation(fused, layout, shape),
+                    operation(reference, layout, shape),
+                    &sizes,
+                    4e-6,
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn a_cap_and_a_z_loss_are_sound() {
+    for [fused, _] in OPTIONS {
+        for layout in LAYOUTS {
+            assert_sound(operation(fused, layout, [6, 4, 7]), &[24, 28]);
+            let (op, sizes) = (operation(fused, layout, [300, 64, 500]), [300 * 64, 64 * 500]);
+            assert_same_bits(op, &sizes);
+        }
+    }
+}
+
+/// Both have a value that can be written down: with equal logits `l` the sum is `n · exp(l)`.
+#[test]
+fn the_z_loss_is_told_apart() {
+    let device = Device::flex();
+    let (hidden, weight) = (Tensor::ones([2, 4], &device), Tensor::full([8, 4], 2.0, &device));
+    let options = LogitOptions { softcap: Some(10.0), z_loss: Some(0.1) };
+    let layout = HeadLayout::VocabRows;
+    let loss = linear_cross_entropy_with(hidden, weight, layout, targets(vec![3, -1]), 0.5, options);
+    let log_sum = 10.0 * 0.8f64.tanh() + 8f64.ln();
+    let z_loss = 0.5 * 0.1 * log_sum * log_sum;
+    let told = values(loss.z_loss.expect("a z-loss"))[0];
+    assert!((told / z_loss - 1.0).abs() < 1e-6, "{told} and not {z_loss}");
+    let total = values(loss.total)[0];
+    assert!((total / (z_loss + 0.5 * 8f64.ln()) - 1.0).abs() < 1e-6, "{total}");
 }
 
 /// The loss is f32 whatever its operands are, and backward may start from any factor.

@@ -214,6 +214,7 @@ fn differences(saved: &ModelConfig, here: &ModelConfig) -> Vec<String> {
             ("attention_bias", word(json!(model.attention_bias))),
             ("feed_forward_bias", model.feed_forward_bias.to_string()),
             ("qk_norm", model.qk_norm.to_string()),
+            ("logit_softcap", model.logit_softcap.map_or_else(|| "none".to_owned(), |cap| cap.to_string())),
             ("rope_theta", model.rope_theta.to_string()),
             ("norm_eps", model.norm_eps.to_string()),
             ("rope_scaling", scaling.unwrap_or_else(|| "none".to_owned())),

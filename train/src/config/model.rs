@@ -39,6 +39,8 @@ pub struct ModelSection {
     pub feed_forward_bias: Option<bool>,
     /// Whether queries and keys are normalised per head.
     pub qk_norm: Option<bool>,
+    /// Bound of the logits, as in Gemma 2; none if left out.
+    pub logit_softcap: Option<f64>,
     /// Probability of dropping an element.
     pub dropout: Option<f64>,
     /// Base of the rotary frequencies.
@@ -106,6 +108,7 @@ impl ModelSection {
             attention_bias: Some(model.attention_bias),
             feed_forward_bias: Some(model.feed_forward_bias),
             qk_norm: Some(model.qk_norm),
+            logit_softcap: model.logit_softcap,
             dropout: Some(model.dropout),
             rope_theta: Some(model.rope_theta),
             rope_scaling: model.rope_scaling,

@@ -93,9 +93,17 @@ section! {
         ranks: usize = 1,
         /// Parameters whose names start with one of these are not trained, as in `layers.0.`.
         freeze: Vec<String> = Vec::new(),
+        /// Weight of the z-loss, which keeps the logits from drifting (PaLM, Chowdhery et al., 2022), such as
+        /// 1e-4; 0 for none. Part of the training loss alone.
+        #[serde(skip_serializing_if = "is_zero")]
+        z_loss: f64 = 0.0,
         /// What happens when a loss or a gradient is not a number.
         nonfinite: NonFinite = NonFinite::default(),
     }
+}
+
+fn is_zero(value: &f64) -> bool {
+    *value == 0.0
 }
 
 /// `[init]`.

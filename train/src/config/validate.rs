@@ -83,6 +83,7 @@ impl Config {
         problems.extend(device.threads.and_then(too_many_threads));
         for (key, value, (range, contains)) in [
             ("data.validation_fraction", data.validation_fraction, BETWEEN_0_AND_1),
+            ("train.z_loss", train.z_loss, FROM_0),
             ("optim.lr", optim.lr, FROM_0),
             ("optim.min_lr_ratio", optim.min_lr_ratio, FROM_0_TO_1),
             ("optim.weight_decay", optim.weight_decay, FROM_0),

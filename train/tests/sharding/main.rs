@@ -34,6 +34,7 @@ mod precision;
 mod reference;
 mod residency;
 mod shapes;
+mod side_channel;
 mod state;
 mod support;
 mod unreached;

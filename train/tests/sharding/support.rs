@@ -241,6 +241,11 @@ pub struct Batch {
 }
 
 impl Batch {
+    /// The same samples, in another context.
+    pub fn with(self, context: impl FnOnce(Context) -> Context) -> Self {
+        Batch { context: context(self.context), ..self }
+    }
+
     /// The same samples, outside training.
     pub fn for_evaluation(self) -> Self {
         Batch { context: Context::evaluation(), ..self }

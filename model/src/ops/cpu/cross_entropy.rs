@@ -14,7 +14,7 @@ use super::products::{Multiplier, Output, Products, Threads};
 use super::scalar::{Real, Scalar, exp_sum, max};
 use super::uninit::zeros;
 use super::values::{MatrixValues, Values, in_float, int_values, new_tensor};
-use crate::ops::cross_entropy::{CrossEntropyKernels, HeadLayout};
+use crate::ops::cross_entropy::{CrossEntropyKernels, HeadLayout, LogitOptions};
 
 impl CrossEntropyKernels for Flex {
     fn cross_entropy_forward(
@@ -23,6 +23,7 @@ impl CrossEntropyKernels for Flex {
         layout: HeadLayout,
         targets: &FlexTensor,
         scale: f64,
+        options: LogitOptions,
         wanted: [bool; 2],
     ) -> (FlexTensor, [Option<FlexTensor>; 2]) {
         let [rows, d_model, vocab] = layout.sizes(hidden, weight, targets);
@@ -44,6 +45,7 @@ impl CrossEntropyKernels for Flex {
                 layout,
                 targets: &targets,
                 scale: <S as Scalar>::Real::from_f64(scale),
+                options,
                 shape: [rows, d_model, vocab],
             };
             head.run(weight, wanted)
@@ -56,7 +58,7 @@ impl CrossEntropyKernels for Flex {
     }
 }
 
-/// `gradient` times the only value of `factor`, in place where nobody else holds `gradient`.
+/// `gradient` times the first value of `factor`, in place where nobody else holds `gradient`.
 fn scaled<T: Real>(mut gradient: FlexTensor, factor: &FlexTensor) -> FlexTensor {
     let factor = Values::<T>::of(factor)[0];
     if factor != T::ONE {
@@ -81,6 +83,7 @@ struct Head<'a, S: Scalar, P: Products<S, S::Real>> {
     layout: HeadLayout,
     targets: &'a [i64],
     scale: S::Real,
+    options: LogitOptions,
     /// Rows, width of a row, size of the vocabulary.
     shape: [usize; 3],
 }
@@ -92,7 +95,7 @@ impl<S: Scalar, P: Products<S, S::Real>> Head<'_, S, P> {
         let mut dhidden = zeros::<S::Real>(wanted[0], rows * d_model);
         let mut dweight = None;
         let block_rows = block_rows(vocab);
-        let mut sum = 0.0;
+        let (mut sum, mut z_sum) = (0.0, 0.0);
         for start in (0..rows).step_by(block_rows) {
             let block = start..rows.min(start + block_rows);
             let hidden = self.hidden.slice(block.clone(), 0..d_model);
@@ -101,16 +104,26 @@ impl<S: Scalar, P: Products<S, S::Real>> Head<'_, S, P> {
                 products.product(&lhs, &self.weight, [block.len(), d_model, vocab]);
 
             let targets = &self.targets[block.clone()];
-            let (losses, factors): (Vec<f64>, Vec<S::Real>) = logits
-                .par_chunks_mut(vocab)
-                .zip(targets)
-                .map(|(logits, &target)| {
+            let rows = logits.par_chunks_mut(vocab).zip(targets);
+            let (losses, factors): (Vec<f64>, Vec<S::Real>) = if self.options == LogitOptions::default() {
+                let losses = rows.map(|(logits, &target)| {
                     simd(
                         #[inline(always)]
                         || row_loss(logits, target),
                     )
-                })
-                .unzip();
+                });
+                losses.unzip()
+            } else {
+                let losses = rows.map(|(logits, &target)| {
+                    simd(
+                        #[inline(always)]
+                        || row_loss_with(logits, target, self.options),
+                    )
+                });
+                let (losses, factors): (Vec<RowLoss>, _) = losses.unzip();
+                z_sum += losses.iter().map(|loss| loss.z_loss).sum::<f64>();
+                (losses.iter().map(|loss| loss.cross_entropy).collect(), factors)
+            };
             sum += losses.iter().sum::<f64>();
 
             // Gradients of the logits without a factor per row. The factor is applied to the hidden values
@@ -146,10 +159,14 @@ impl<S: Scalar, P: Products<S, S::Real>> Head<'_, S, P> {
             }
         }
         let dweight = dweight.or_else(|| zeros(wanted[1], d_model * vocab));
-        let loss = S::Real::from_f64(sum * self.scale.to_f64());
+        let scaled = |sum: f64| S::Real::from_f64(sum * self.scale.to_f64());
+        let losses = match self.options.z_loss {
+            None => new_tensor(vec![scaled(sum)], [1]),
+            Some(_) => new_tensor(vec![scaled(sum + z_sum), scaled(z_sum)], [2]),
+        };
         let dhidden = dhidden.map(|values| new_tensor(values, [rows, d_model]));
         let dweight = dweight.map(|values| new_tensor(values, weight.layout().shape().clone()));
-        (new_tensor(vec![loss], [1]), [dhidden, dweight])
+        (losses, [dhidden, dweight])
     }
 }
 
@@ -172,6 +189,49 @@ fn row_loss<T: Real>(logits: &mut [T], target: i64) -> (f64, T) {
     let sum = exp_sum(logits, shift);
     logits[target] = logits[target] - sum;
     ((sum.ln() + (shift - picked)).to_f64(), T::ONE / sum)
+}
+
+/// The two losses of one row.
+struct RowLoss {
+    cross_entropy: f64,
+    z_loss: f64,
+}
+
+/// [`row_loss`] of capped logits, and with a z-loss.
+#[inline(always)]
+fn row_loss_with<T: Real>(logits: &mut [T], target: i64, options: LogitOptions) -> (RowLoss, T) {
+    let Ok(target) = usize::try_from(target) else {
+        logits.fill(T::ZERO);
+        return (RowLoss { cross_entropy: 0.0, z_loss: 0.0 }, T::ZERO);
+    };
+    let slopes = options.softcap.map(|cap| cap_row(logits, T::from_f64(cap)));
+    let (shift, picked) = (max(logits), logits[target]);
+    let sum = exp_sum(logits, shift);
+    let z = options.z_loss.unwrap_or(0.0);
+    let log_sum = (shift + sum.ln()).to_f64();
+    if options.z_loss.is_some() {
+        // ln² has the gradient 2 · ln · softmax.
+        let factor = T::from_f64(1.0 + 2.0 * z * log_sum);
+        logits.iter_mut().for_each(|value| *value *= factor);
+    }
+    logits[target] = logits[target] - sum;
+    for (value, slope) in logits.iter_mut().zip(slopes.iter().flatten()) {
+        *value *= *slope;
+    }
+    let cross_entropy = (sum.ln() + (shift - picked)).to_f64();
+    (RowLoss { cross_entropy, z_loss: z * log_sum * log_sum }, T::ONE / sum)
+}
+
+/// Replaces logits by `cap · tanh(logits / cap)`, and returns the slopes of that.
+#[inline(always)]
+fn cap_row<T: Real>(logits: &mut [T], cap: T) -> Vec<T> {
+    let mut slopes = vec![T::ZERO; logits.len()];
+    for (value, slope) in logits.iter_mut().zip(&mut slopes) {
+        let tanh = (*value / cap).tanh();
+        *value = cap * tanh;
+        *slope = T::ONE - tanh * tanh;
+    }
+    slopes
 }
 
 /// Multiplies each row of `width` values with its factor.

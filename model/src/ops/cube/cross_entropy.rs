@@ -10,7 +10,7 @@ use cubecl::prelude::*;
 use super::matmul::{Output, matmul, transposed};
 use super::sums::{Reduction, cube_reduce, zeros};
 use super::{UNITS, WIDEST, contiguous, cubes, cubes_for, elem, empty, len_of, vector_size};
-use crate::ops::cross_entropy::{CrossEntropyKernels, HeadLayout};
+use crate::ops::cross_entropy::{CrossEntropyKernels, HeadLayout, LogitOptions};
 
 /// Blocks of rows begin at multiples of this, so that a block begins at a multiple of 512 bytes, as devices
 /// require of the offset of a buffer.
@@ -30,11 +30,14 @@ impl CrossEntropyKernels for CubeBackend {
         layout: HeadLayout,
         targets: &CubeTensor,
         scale: f64,
+        options: LogitOptions,
         wanted: [bool; 2],
     ) -> (CubeTensor, [Option<CubeTensor>; 2]) {
         let [rows, d_model, vocab] = layout.sizes(hidden, weight, targets);
         let (hidden, targets) = (contiguous(hidden), into_contiguous(targets.clone()));
-        let losses = empty(&hidden, [rows], DType::F32);
+        let LogitOptions { softcap, z_loss } = options;
+        let per_row = if z_loss.is_some() { 2 } else { 1 };
+        let losses = empty(&hidden, [rows, per_row], DType::F32);
         let dhidden = wanted[0].then(|| empty(&hidden, [rows, d_model], DType::F32));
         let mut dweight = None;
         // The weight as `[d_model, vocab]` in either layout.
@@ -62,7 +65,9 @@ impl CrossEntropyKernels for CubeBackend {
                 launch! {
                     row_losses_kernel, cubes(&logits.client, count, UNITS), [logits], vector;
                     logits / vector, block_targets / 1, block_losses / 1, dlogits / vector;
-                    vocab / vector, f32::NAN, f32::MIN, derive, [elem(&targets), elem(&dlogits)]
+                    vocab / vector, f32::NAN, f32::MIN, softcap.unwrap_or(1.0) as f32,
+                    z_loss.unwrap_or(0.0) as f32, derive, softcap.is_some(), z_loss.is_some(),
+                    [elem(&targets), elem(&dlogits)]
                 }
             }
             drop(logits);
@@ -83,11 +88,11 @@ impl CrossEntropyKernels for CubeBackend {
         if wanted[1] && dweight.is_none() {
             dweight = Some(zeros(&hidden, weight.meta.shape().clone(), DType::F32));
         }
-        let loss = empty(&losses, [1], DType::F32);
-        // SAFETY: units stay within `losses`, and `loss` has one element.
+        let loss = empty(&losses, [per_row], DType::F32);
+        // SAFETY: units stay within `losses`, and `loss` has an element for each of a row.
         unsafe {
             launch! {
-                sum_kernel, cubes(&losses.client, 1, UNITS), [losses]; losses / 1, loss / 1; scale as f32
+                sum_kernel, cubes(&losses.client, 1, UNITS), [losses]; losses / 1, loss / 1; scale as f32, z_loss.is_some()
             }
         }
         (loss, [dhidden, dweight])
@@ -98,7 +103,7 @@ impl CrossEntropyKernels for CubeBackend {
         let scaled = empty(&gradient, gradient.meta.shape().clone(), dtype);
         let len = len_of(&gradient);
         let vector = vector_size(&[&gradient, &scaled], len);
-        // SAFETY: both have one length, and no unit goes beyond it; `dy` has one element.
+        // SAFETY: both have one length, and no unit goes beyond it; `dy` has an element.
         unsafe {
             launch! {
                 scaled_kernel, cubes_for(&dy.client, len / vector), [gradient], vector;
@@ -121,7 +126,14 @@ fn rows_at(tensor: &CubeTensor, start: usize, count: usize) -> CubeTensor {
     CubeTensor::new_contiguous(client, device, shape, handle, tensor.dtype)
 }
 
-/// The loss of each row, and, if they are wanted, the gradients of its logits.
+/// `value`, capped if that is wanted.
+#[cube]
+fn capped(value: f32, cap: f32, #[comptime] is_capped: bool) -> f32 {
+    if comptime!(is_capped) { cap * (value / cap).tanh() } else { value }
+}
+
+/// The loss of each row, and, if they are wanted, the gradients of its logits. With a z-loss, a row has two
+/// losses: cross-entropy and z-loss.
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn row_losses_kernel<I: Int, D: Float, N: Size>(
     logits: &[Vector<f32, N>],
@@ -131,11 +143,16 @@ fn row_losses_kernel<I: Int, D: Float, N: Size>(
     width: usize,
     outside: f32,
     smallest: f32,
+    cap: f32,
+    z: f32,
     #[comptime] derive: bool,
+    #[comptime] is_capped: bool,
+    #[comptime] has_z: bool,
     #[define(I, D)] _dtypes: [ElemType; 2],
 ) {
     let row = CUBE_POS;
-    if row >= losses.len() {
+    let per_row = comptime!(if has_z { 2usize } else { 1usize });
+    if row * per_row >= losses.len() {
         terminate!();
     }
     let start = row * width;
@@ -150,7 +167,7 @@ fn row_losses_kernel<I: Int, D: Float, N: Size>(
         let values = logits[start + i];
         #[unroll]
         for k in 0..N::value() {
-            let value = values.extract(k);
+            let value = capped(values.extract(k), cap, is_capped);
             if value > largest {
                 sum = sum * (largest - value).exp() + 1.0f32;
                 largest = value;
@@ -174,28 +191,54 @@ fn row_losses_kernel<I: Int, D: Float, N: Size>(
             #[unroll]
             for k in 0..N::value() {
                 if place % N::value() == k {
-                    picked = values.extract(k);
+                    picked = capped(values.extract(k), cap, is_capped);
                 }
             }
             loss = sum.ln() + (shift - picked);
         }
-        losses[row] = loss;
+        losses[row * per_row] = loss;
+        if comptime!(has_z) {
+            let mut z_loss = 0.0f32;
+            if target >= 0 {
+                let log_sum = shift + sum.ln();
+                z_loss = z * log_sum * log_sum;
+            }
+            losses[row * per_row + 1] = z_loss;
+        }
     }
 
     if comptime!(derive) {
-        let factor = Vector::<f32, N>::new(1.0f32 / sum);
+        let mut raise = 1.0f32;
+        if comptime!(has_z) {
+            // ln² has the gradient 2 · ln · softmax.
+            raise += 2.0f32 * z * (shift + sum.ln());
+        }
+        let factor = Vector::<f32, N>::new(raise / sum);
         let shift = Vector::<f32, N>::new(shift);
         let mut i = UNIT_POS as usize;
         while i < width {
             let mut gradient = Vector::<f32, N>::new(0.0f32);
             if target >= 0 {
-                gradient = (logits[start + i] - shift).exp() * factor;
+                let mut values = logits[start + i];
+                let mut slopes = Vector::<f32, N>::new(1.0f32);
+                if comptime!(is_capped) {
+                    #[unroll]
+                    for k in 0..N::value() {
+                        let tanh = (values.extract(k) / cap).tanh();
+                        values.insert(k, cap * tanh);
+                        slopes.insert(k, 1.0f32 - tanh * tanh);
+                    }
+                }
+                gradient = (values - shift).exp() * factor;
                 #[unroll]
                 for k in 0..N::value() {
                     if target == i32::cast_from(i * N::value() + k) {
                         let value = gradient.extract(k);
                         gradient.insert(k, value - 1.0f32);
                     }
+                }
+                if comptime!(is_capped) {
+                    gradient *= slopes;
                 }
             }
             dlogits[start + i] = Vector::cast_from(gradient);
@@ -204,9 +247,9 @@ fn row_losses_kernel<I: Int, D: Float, N: Size>(
     }
 }
 
-/// `factor` times the sum of `values`.
+/// `factor` times the sum of `values`; with a z-loss, of which every second value is one, also their sum alone.
 #[cube(launch_unchecked, address_type = "dynamic")]
-fn sum_kernel(values: &[f32], result: &mut [f32], factor: f32) {
+fn sum_kernel(values: &[f32], result: &mut [f32], factor: f32, #[comptime] has_z: bool) {
     let mut sum = 0.0f32;
     let mut i = UNIT_POS as usize;
     while i < values.len() {
@@ -216,6 +259,18 @@ fn sum_kernel(values: &[f32], result: &mut [f32], factor: f32) {
     let sum = cube_reduce(sum, Reduction::Sum, UNITS);
     if UNIT_POS == 0 {
         result[0] = sum * factor;
+    }
+    if comptime!(has_z) {
+        let mut z_sum = 0.0f32;
+        let mut i = 2 * UNIT_POS as usize + 1;
+        while i < values.len() {
+            z_sum += values[i];
+            i += 2 * UNITS;
+        }
+        let z_sum = cube_reduce(z_sum, Reduction::Sum, UNITS);
+        if UNIT_POS == 0 {
+            result[1] = z_sum * factor;
+        }
     }
 }
 

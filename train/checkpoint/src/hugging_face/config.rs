@@ -126,6 +126,7 @@ impl FolderConfig {
             },
             feed_forward_bias: family == Family::Llama && keys.flag("mlp_bias")?,
             qk_norm: family == Family::Qwen3,
+            logit_softcap: None,
             dropout: 0.0,
             rope_theta,
             rope_scaling,

@@ -94,16 +94,17 @@ pub fn to_json(
 /// The architecture that has all that `model` has.
 fn family_of(model: &ModelConfig, folder: &Path) -> Result<Family, HuggingFaceError> {
     let bias = model.attention_bias;
-    let other_layers: Vec<_> = [
+    let not_theirs: Vec<_> = [
         model.block.as_ref().map(|block| format!("block {block}")),
         (model.attention != FULL_ATTENTION).then(|| format!("attention {}", model.attention)),
         (model.feed_forward != SWIGLU).then(|| format!("feed_forward {}", model.feed_forward)),
+        model.logit_softcap.map(|cap| format!("logit_softcap {cap}")),
     ]
     .into_iter()
     .flatten()
     .collect();
     let family = match (model.qk_norm, bias, model.feed_forward_bias) {
-        _ if !other_layers.is_empty() => None,
+        _ if !not_theirs.is_empty() => None,
         (true, AttentionBias::None | AttentionBias::All, false) => Some(Family::Qwen3),
         (false, AttentionBias::Qkv, false) => Some(Family::Qwen2),
         (false, AttentionBias::None | AttentionBias::All, _) => Some(Family::Llama),
@@ -117,7 +118,7 @@ fn family_of(model: &ModelConfig, folder: &Path) -> Result<Family, HuggingFaceEr
             (model.feed_forward_bias, "feed_forward_bias"),
         ];
         let features = features.into_iter().filter(|(has, _)| *has).map(|(_, name)| name.to_owned());
-        let features: Vec<_> = other_layers.into_iter().chain(features).collect();
+        let features: Vec<_> = not_theirs.into_iter().chain(features).collect();
         HuggingFaceError::NoArchitecture {
             path: folder.to_owned(),
             features: features.join(" together with "),
@@ -198,5 +199,7 @@ mod tests {
         assert!(message.contains("attention_bias qkv together with feed_forward_bias"));
         let message = refuse(&|m| (m.qk_norm, m.feed_forward_bias) = (true, true));
         assert!(message.contains("qk_norm together with feed_forward_bias"), "{message}");
+        let message = refuse(&|m| m.logit_softcap = Some(30.0));
+        assert!(message.contains("logit_softcap 30"), "{message}");
     }
 }

@@ -92,6 +92,7 @@ impl MicroBatches for DataBatches<'_> {
         }
         let batch = self.source.fetch(first, config.micro_batch())?;
         let context = Context::training(self.plan.key().fork("dropout"), first, model.dropout);
+        let context = context.with_z_loss((config.train.z_loss > 0.0).then_some(config.train.z_loss));
         let context = match &self.records {
             Some(records) => context.recording(records),
             None => context,
