@@ -1,15 +1,15 @@
 //! Metrics of your own, and a layer that records a value, in `metrics.jsonl` of every `kiln train`:
 //!
-//!     cargo run --release --example own_metric -- train configs/quickstart.toml --set model.feed_forward=watched
+//!     cargo run --release --example own_metric -- train configs/quickstart.toml \
+//!         --set model.feed_forward=watched
 
 use std::process::ExitCode;
 
 use burn::module::Module;
 use burn::tensor::{Tensor, activation::relu};
-use kiln::logged::LoggedStep;
+use kiln::logged::{LoggedStep, MetricResult};
 use kiln::process::CountingAllocator;
 use kiln::registry::Registry;
-use kiln::run::TrainError;
 use kiln_model::layers::{Context, Layer, LayerError, LayerInit, Linear};
 use kiln_shard::StateKind;
 
@@ -37,7 +37,7 @@ impl Watched {
 impl Layer for Watched {
     fn forward(&self, x: Tensor<3>, context: &Context) -> Tensor<3> {
         let h = relu(self.up_proj.forward(x));
-        // Computed in the steps that are logged. The key is `layers.0.ffn.active`, and `layers.mean.ffn.active`.
+        // In the steps that are logged, as `layers.0.ffn.active` and as `layers.mean.ffn.active`.
         if context.is_recording() {
             context.record("active", h.clone().greater_elem(0.0).float().mean());
         }
@@ -46,18 +46,18 @@ impl Layer for Watched {
 }
 
 /// How likely the model finds a token, of the training loss.
-fn perplexity(step: &LoggedStep<'_>) -> Result<f64, TrainError> {
+fn perplexity(step: &LoggedStep<'_>) -> MetricResult {
     Ok(step.metrics.loss.exp())
 }
 
 /// The norm of all weights. Every rank sums up its shards.
-fn weight_norm(step: &LoggedStep<'_>) -> Result<f64, TrainError> {
+fn weight_norm(step: &LoggedStep<'_>) -> MetricResult {
     let squares = step.engine.weight_norms()?.into_iter().map(|(_, norm)| norm * norm);
     Ok(squares.sum::<f64>().sqrt())
 }
 
 /// The largest weight of the embedding: of its part each rank says the largest, and all hear of it.
-fn largest_embedding(step: &LoggedStep<'_>) -> Result<f64, TrainError> {
+fn largest_embedding(step: &LoggedStep<'_>) -> MetricResult {
     let largest =
         |_, values: &[f32]| values.iter().fold(0.0, |most: f64, value| most.max(f64::from(value.abs())));
     let mine = step.engine.read_parameter("embed_tokens.weight", StateKind::Weight, largest)?;

@@ -14,6 +14,7 @@ use crate::device::DeviceError;
 use crate::eval::EvalError;
 use crate::inspect::InspectError;
 use crate::launch::LaunchArgsError;
+use crate::logged::MetricError;
 use crate::place::EnvError;
 use crate::process::GraceError;
 use crate::run::{FolderError, MAX_SKIPPED, MemoryError, PositionKey};
@@ -45,6 +46,9 @@ pub enum TrainError {
     /// The ranks lost each other; each has written its flight recorder into this run folder.
     #[error("{}; compare what the ranks were doing with `kiln inspect flight {}`", .0, .1.display())]
     Recorded(#[source] ShardError, PathBuf),
+    /// A metric that the program has added.
+    #[error(transparent)]
+    Metric(MetricError),
     /// What a rank says that its layers have recorded cannot be read.
     #[error("the records of the ranks' layers cannot be put together: {reason}")]
     Records {
@@ -135,6 +139,16 @@ pub enum TrainError {
     /// A rank panicked.
     #[error("{0}")]
     Crash(String),
+}
+
+impl From<MetricError> for TrainError {
+    fn from(error: MetricError) -> Self {
+        // Ranks that lose each other do so anywhere, and whoever reads errors looks for these.
+        match error.source.downcast::<ShardError>() {
+            Ok(shard) => TrainError::Shard(*shard),
+            Err(source) => TrainError::Metric(MetricError { source, ..error }),
+        }
+    }
 }
 
 /// The flags that allow what differs.

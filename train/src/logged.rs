@@ -1,12 +1,12 @@
 //! The metrics of a logged step that a program adds.
 
+use std::error::Error;
 use std::fmt;
 use std::sync::Arc;
 
 use kiln_shard::Engine;
 use serde::Serialize;
 
-use crate::error::Result;
 use crate::metrics::{EvalMetrics, SkipMetrics, StepMetrics};
 use crate::values::Values;
 
@@ -19,7 +19,20 @@ pub struct LoggedStep<'a> {
     pub engine: &'a Engine,
 }
 
-type Metric = Arc<dyn Fn(&LoggedStep<'_>) -> Result<f64> + Send + Sync>;
+/// What a metric comes to, or any error.
+pub type MetricResult = Result<f64, Box<dyn Error + Send + Sync>>;
+
+/// A metric that could not be computed.
+#[derive(Debug, thiserror::Error)]
+#[error("metric `{name}`: {source}")]
+pub struct MetricError {
+    /// Name of the metric.
+    pub name: String,
+    /// What was wrong.
+    pub source: Box<dyn Error + Send + Sync>,
+}
+
+type Metric = Arc<dyn Fn(&LoggedStep<'_>) -> MetricResult + Send + Sync>;
 
 /// The metrics that a program has added.
 #[derive(Clone, Default)]
@@ -34,7 +47,7 @@ impl Metrics {
     pub fn metric(
         mut self,
         name: &str,
-        value: impl Fn(&LoggedStep<'_>) -> Result<f64> + Send + Sync + 'static,
+        value: impl Fn(&LoggedStep<'_>) -> MetricResult + Send + Sync + 'static,
     ) -> Self {
         assert!(!name.is_empty(), "a metric needs a name");
         assert!(!name.contains('.'), "metric `{name}`: names with a dot are those of layers");
@@ -49,10 +62,11 @@ impl Metrics {
     }
 
     /// The values of a step. All ranks ask, in the order of the steps.
-    pub(crate) fn of(&self, step: &LoggedStep<'_>) -> Result<Values> {
+    pub(crate) fn of(&self, step: &LoggedStep<'_>) -> Result<Values, MetricError> {
         let mut values = Values::default();
         for (name, value) in &self.0 {
-            values.set(name.as_str(), value(step)?);
+            let value = value(step).map_err(|source| MetricError { name: name.clone(), source })?;
+            values.set(name.as_str(), value);
         }
         Ok(values)
     }

@@ -3,8 +3,7 @@
 use kiln_model::Layers;
 use kiln_model::layers::{Layer, LayerError, LayerInit};
 
-use crate::error::Result;
-use crate::logged::{LoggedStep, Metrics};
+use crate::logged::{LoggedStep, MetricResult, Metrics};
 
 /// The parts that every command of a program knows: the built-in ones, and those that are added here. A program
 /// with layers of its own has all commands of `kiln` in a `main` of a few lines:
@@ -65,10 +64,11 @@ impl Registry {
         Registry { layers: self.layers.block(name, make), ..self }
     }
 
-    /// Adds a metric: what `value` makes of a step that is logged is in `metrics.jsonl` under `name`. Every rank
-    /// calls it at the same place between its other calls, in the order in which metrics were added, so it may
-    /// call what is collective, such as [`Engine::weight_norms`](kiln_shard::Engine::weight_norms); what rank 0
-    /// gets is written. An error ends the run.
+    /// Adds a metric: what `value` makes of a step that is logged is in `metrics.jsonl` under `name`. Every
+    /// rank calls it at the same place between its other calls, in the order in which metrics were added. So
+    /// it may call what is collective, such as
+    /// [`Engine::weight_norms`](kiln_shard::Engine::weight_norms). What rank 0 gets is written. An error ends
+    /// the run.
     ///
     /// # Panics
     ///
@@ -76,7 +76,7 @@ impl Registry {
     pub fn metric(
         self,
         name: &str,
-        value: impl Fn(&LoggedStep<'_>) -> Result<f64> + Send + Sync + 'static,
+        value: impl Fn(&LoggedStep<'_>) -> MetricResult + Send + Sync + 'static,
     ) -> Self {
         Registry { metrics: self.metrics.metric(name, value), ..self }
     }

@@ -150,7 +150,7 @@ pub fn soft_cap<const D: usize>(logits: Tensor<D>, cap: f64) -> Tensor<D> {
 /// The backends of [`linear_cross_entropy`].
 #[backend_extension(Flex, Cube: cfg(feature = "cube"), Autodiff)]
 pub trait LinearCrossEntropyOp: Backend {
-    /// The scaled sum of the losses of all rows, `[1]`; with a z-loss `[2]`, the second of which is that of the
+    /// The scaled sum of the losses of all rows, `[1]`; with a z-loss `[2]`, of which the second is the
     /// z-loss alone, without gradient.
     fn fused_linear_cross_entropy(
         hidden: FloatTensor<Self>,

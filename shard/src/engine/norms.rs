@@ -11,9 +11,9 @@ use crate::tape::start_reading;
 
 impl Engine {
     /// The 2-norm of the gradient of every trainable parameter before clipping, by name and in layout order:
-    /// from the shards, which stay as they are. To be called between the backward of the last micro-batch and
-    /// [`Engine::update`]; before and after there is no gradient, and the norms are 0. Under the strategies that
-    /// shard in different ways, norms are equal within the rounding of f64. Waits for a GPU. Collective.
+    /// from the shards, which stay as they are. To be called between the backward of the last micro-batch
+    /// and [`Engine::update`]; before and after there is no gradient, and the norms are 0. Strategies differ
+    /// by the rounding of sums in f64. Waits for a GPU. Collective.
     ///
     /// # Errors
     ///
@@ -34,8 +34,8 @@ impl Engine {
         self.norms("weight_norms", false)
     }
 
-    /// Starts to read `values` `[n]` in f32, of the device that this rank computes on. Nothing waits for a GPU
-    /// until [`PendingValues::wait`].
+    /// Starts to read `values` `[n]` in f32, of the device that this rank computes on. Nothing waits for a
+    /// GPU until [`PendingValues::wait`].
     ///
     /// # Errors
     ///

@@ -92,7 +92,8 @@ impl CrossEntropyKernels for CubeBackend {
         // SAFETY: units stay within `losses`, and `loss` has an element for each of a row.
         unsafe {
             launch! {
-                sum_kernel, cubes(&losses.client, 1, UNITS), [losses]; losses / 1, loss / 1; scale as f32, z_loss.is_some()
+                sum_kernel, cubes(&losses.client, 1, UNITS), [losses]; losses / 1, loss / 1;
+                scale as f32, z_loss.is_some()
             }
         }
         (loss, [dhidden, dweight])
@@ -247,7 +248,7 @@ fn row_losses_kernel<I: Int, D: Float, N: Size>(
     }
 }
 
-/// `factor` times the sum of `values`; with a z-loss, of which every second value is one, also their sum alone.
+/// `factor` times the sum of `values`. With a z-loss, which is every second value, also the sum of these.
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn sum_kernel(values: &[f32], result: &mut [f32], factor: f32, #[comptime] has_z: bool) {
     let mut sum = 0.0f32;

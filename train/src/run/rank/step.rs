@@ -192,8 +192,8 @@ impl Rank<'_> {
     }
 
     /// The peak of memory and the time of a micro-batch maximised, whether anyone is to stop, and how far
-    /// a save in the background is, in one reduction over the ranks. `has_recorded`: whether layers of this rank
-    /// have recorded anything in the step.
+    /// a save in the background is, in one reduction over the ranks. `has_recorded` says whether layers of
+    /// this rank have recorded anything in the step.
     pub(super) fn sync(&self, has_recorded: bool) -> Result<StepSync> {
         let stop = f64::from(u8::from(self.plan.stop.load(Ordering::Relaxed)));
         let [written, done, failed] = self.saver.progress().to_values();
