@@ -21,6 +21,7 @@ pub mod generate;
 pub mod inspect;
 pub mod launch;
 pub mod metrics;
+pub mod optimizers;
 pub mod prepared;
 pub mod process;
 pub mod registry;

@@ -1,7 +1,11 @@
-//! What a program adds to Kiln: layers of its own, under names that a configuration uses.
+//! What a program adds to Kiln: layers and optimizers of its own, under names that a configuration uses.
 
 use kiln_model::Layers;
 use kiln_model::layers::{Layer, LayerError, LayerInit};
+use kiln_shard::Optimizer;
+
+use crate::config::ConfigError;
+use crate::optimizers::{OptimizerInit, Optimizers};
 
 /// The parts that every command of a program knows: the built-in ones, and those that are added here. A program
 /// with layers of its own has all commands of `kiln` in a `main` of a few lines:
@@ -19,6 +23,7 @@ use kiln_model::layers::{Layer, LayerError, LayerInit};
 #[derive(Clone, Debug, Default)]
 pub struct Registry {
     layers: Layers,
+    optimizers: Optimizers,
 }
 
 impl Registry {
@@ -32,7 +37,7 @@ impl Registry {
         name: &str,
         make: impl Fn(LayerInit) -> Result<L, LayerError> + Send + Sync + 'static,
     ) -> Self {
-        Registry { layers: self.layers.feed_forward(name, make) }
+        Registry { layers: self.layers.feed_forward(name, make), ..self }
     }
 
     /// Adds an attention layer, for `model.attention = name`.
@@ -45,7 +50,7 @@ impl Registry {
         name: &str,
         make: impl Fn(LayerInit) -> Result<L, LayerError> + Send + Sync + 'static,
     ) -> Self {
-        Registry { layers: self.layers.attention(name, make) }
+        Registry { layers: self.layers.attention(name, make), ..self }
     }
 
     /// Adds a whole block, for `model.block = name`.
@@ -58,7 +63,26 @@ impl Registry {
         name: &str,
         make: impl Fn(LayerInit) -> Result<L, LayerError> + Send + Sync + 'static,
     ) -> Self {
-        Registry { layers: self.layers.block(name, make) }
+        Registry { layers: self.layers.block(name, make), ..self }
+    }
+
+    /// Adds an optimizer, for `optim.kind = name`: a [`Rule`](kiln_shard::Rule) for all parameters, or an
+    /// [`Optimizer`] of several.
+    ///
+    /// # Panics
+    ///
+    /// When the name is empty, or an optimizer has it already.
+    pub fn optimizer<O: Into<Optimizer>>(
+        self,
+        name: &str,
+        make: impl Fn(OptimizerInit) -> Result<O, ConfigError> + Send + Sync + 'static,
+    ) -> Self {
+        Registry { optimizers: self.optimizers.with(name, make), ..self }
+    }
+
+    /// The optimizers that a run can have.
+    pub fn optimizers(&self) -> &Optimizers {
+        &self.optimizers
     }
 
     /// The layers that a decoder can be made of.

@@ -7,6 +7,7 @@ mod pass;
 mod snapshot;
 mod state;
 mod update;
+mod whole;
 
 pub use self::build::EngineBuilder;
 pub use self::core::Engine;

@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use clap::Args;
 use kiln_collectives::Communicator;
-use kiln_model::Layers;
 use kiln_shard::ranks::{run_rank, run_ranks};
 
 use super::options::{PositionKey, Resume, RunFolder, RunOptions, Summary};
@@ -19,6 +18,7 @@ use crate::flight::FlightGuard;
 use crate::launch;
 use crate::place::{self, Job, RankEnv, Role};
 use crate::process::{output, stop_on_signals};
+use crate::registry::Registry;
 use crate::weights::AllowMissing;
 use crate::world::{self, World};
 
@@ -60,7 +60,7 @@ pub(crate) struct TrainArgs {
 
 impl TrainArgs {
     /// Trains, or starts the ranks of a node; returns the exit code.
-    pub(crate) fn run(self, layers: &Layers) -> Result<u8> {
+    pub(crate) fn run(self, registry: &Registry) -> Result<u8> {
         let (place, job) = match place::find_here(&self.place)? {
             Role::Node(node) => return Ok(launch::run_node(node)?),
             Role::Rank(place) => (Some(place), Job::default()),
@@ -74,7 +74,8 @@ impl TrainArgs {
                 path => Resume::Path(path.into()),
             }),
             ranks: self.ranks,
-            layers: layers.clone(),
+            layers: registry.layers().clone(),
+            optimizers: registry.optimizers().clone(),
             place,
             job,
             stop: stop_on_signals(),

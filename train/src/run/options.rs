@@ -9,6 +9,7 @@ use clap::ValueEnum;
 use kiln_model::Layers;
 
 use crate::fault::Fault;
+use crate::optimizers::Optimizers;
 use crate::place::{Job, RankEnv};
 use crate::weights::AllowMissing;
 
@@ -24,6 +25,8 @@ pub struct RunOptions {
     pub resume: Option<Resume>,
     /// What the decoder can be made of.
     pub layers: Layers,
+    /// What can update it.
+    pub optimizers: Optimizers,
     /// Number of ranks, instead of the one in the configuration.
     pub ranks: Option<usize>,
     /// The rank that this process is, if a launcher has started one process per rank. Without it,

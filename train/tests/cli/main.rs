@@ -69,6 +69,7 @@ mod order;
 mod origin;
 mod own_layer;
 mod own_loop;
+mod own_optimizer;
 mod own_tokenizer;
 mod ports;
 mod preemption;
