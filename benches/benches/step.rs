@@ -27,6 +27,7 @@ fn step(criterion: &mut Criterion) {
             bencher.iter_custom(|iterations| {
                 let steps = iterations as usize;
                 let options = StrategiesOptions {
+                    optimizers: Default::default(),
                     config: None,
                     ranks: Some(ranks),
                     place: None,

@@ -4,9 +4,11 @@
     benches/peers/reference_run.py                      the run that the tests know
     benches/peers/reference_run.py --preset 10m         a larger model, the same data
     benches/peers/reference_run.py --record FILE        writes PyTorch's curve for the tests
+    benches/peers/reference_run.py --set optim.kind=muon    Muon for the blocks' matrices
 
 Both start from the same weights, read the same tokens in the same order, and use AdamW with the
-same settings, schedule and clipping, in f32. Kiln shards over its ranks; PyTorch is one process
+same settings, schedule and clipping, in f32. With optim.kind = "muon", the matrices of blocks are those of
+torch.optim.Muon, whose Newton-Schulz iterations compute in f32 as well here (--bf16 leaves them as they are). Kiln shards over its ranks; PyTorch is one process
 that sees the whole batch at once. What remains is the order of floating-point sums.
 
 The run passes if no loss differs by more than 1e-4, relatively. Gradient norms are shown as well: a
@@ -24,6 +26,7 @@ import subprocess
 import sys
 import tempfile
 import tomllib
+import types
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 KILN = ROOT / "target/release/kiln"
@@ -88,6 +91,8 @@ def read_weights(folder):
 def initial_weights(kiln, config, out, settings):
     """Kiln's initial weights: those of a checkpoint after a step that changed nothing."""
     still = ["train.steps=1", "optim.lr=0", "optim.weight_decay=0", "optim.warmup_steps=0"]
+    if any(setting.replace('"', "") == "optim.kind=muon" for setting in settings):
+        still.append("optim.muon.lr=0")
     still.append("checkpoint.format=full")
     train(kiln, config, out, settings + still)
     checkpoints = out / "checkpoints"
@@ -151,11 +156,14 @@ class Data:
 
 
 class Decoder(torch.nn.Module):
-    """A Llama-style decoder. Matrices are `[d_in, d_out]`, as Kiln keeps them."""
+    """A Llama-style decoder. Matrices are `[d_in, d_out]`, as Kiln keeps them, unless those of blocks are to
+    be `transposed`, as torch.nn.Linear keeps them: Muon's learning rate goes by their shape."""
 
-    def __init__(self, model, weights):
+    def __init__(self, model, weights, transposed):
         super().__init__()
-        self.model = model
+        self.model, self.transposed = model, transposed
+        if transposed:
+            weights = {name: v.T.contiguous() if is_matrix(name, v) else v for name, v in weights.items()}
         self.head_dim = model.get("head_dim", model["d_model"] // model["heads"])
         # ParameterDict takes no dots. Until version 4 of the format, names had the arm of an enum.
         names = {name: name.replace(".SwiGlu", "").replace(".", "/") for name in weights}
@@ -164,7 +172,8 @@ class Decoder(torch.nn.Module):
         )
 
     def weight(self, *path):
-        return self.weights["/".join([*map(str, path), "weight"])]
+        weight = self.weights["/".join([*map(str, path), "weight"])]
+        return weight.T if self.transposed and path[0] == "layers" and weight.dim() == 2 else weight
 
     def norm(self, x, *path):
         scale = torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.model["norm_eps"])
@@ -228,13 +237,20 @@ def learning_rate(optim, step, steps):
     return peak if step <= stable else floor + (peak - floor) * (1 - (step - stable) / decay)
 
 
-def train_torch(config, weights, data, dtype):
-    """Losses and gradient norms of the same run in PyTorch."""
-    optim, steps = config["optim"], config["train"]["steps"]
-    model = Decoder(config["model"], {name: value.to(dtype) for name, value in weights.items()})
-    matrices = [p for p in model.parameters() if p.dim() >= 2]
-    vectors = [p for p in model.parameters() if p.dim() < 2]
-    optimizer = torch.optim.AdamW(
+def is_matrix(name, weight):
+    """Whether it is a matrix of a block."""
+    return name.startswith("layers") and weight.dim() == 2
+
+
+def optimizers_of(optim, model):
+    """The optimizers of the run, each with the section of its learning rate."""
+    is_muon = optim.get("kind") == "muon"
+    named = [(name.removeprefix("weights."), p) for name, p in model.named_parameters()]
+    of_blocks = [p for name, p in named if is_muon and is_matrix(name, p)]
+    others = [p for name, p in named if not (is_muon and is_matrix(name, p))]
+    matrices = [p for p in others if p.dim() >= 2]
+    vectors = [p for p in others if p.dim() < 2]
+    adamw = torch.optim.AdamW(
         [
             {"params": matrices, "weight_decay": optim["weight_decay"]},
             {"params": vectors, "weight_decay": 0.0},
@@ -243,17 +259,52 @@ def train_torch(config, weights, data, dtype):
         betas=(optim["beta1"], optim["beta2"]),
         eps=optim["eps"],
     )
+    if not is_muon:
+        return [(adamw, optim)]
+    section = optim["muon"]
+    muon = torch.optim.Muon(
+        of_blocks,
+        lr=section["lr"],
+        weight_decay=section["weight_decay"],
+        momentum=section["momentum"],
+        nesterov=section["nesterov"],
+        ns_steps=section["ns_steps"],
+        adjust_lr_fn=section["adjust_lr"],
+    )
+    return [(adamw, optim), (muon, optim | {"lr": section["lr"]})]
+
+
+def compute_muon_in(dtype):
+    """Lets the iterations of torch.optim.Muon compute in this dtype instead of bf16."""
+
+    class Torch(types.ModuleType):
+        bfloat16 = dtype
+
+        def __getattr__(self, name):
+            return getattr(torch, name)
+
+    sys.modules["torch.optim._muon"].torch = Torch("torch")
+
+
+def train_torch(config, weights, data, dtype):
+    """Losses and gradient norms of the same run in PyTorch."""
+    optim, steps = config["optim"], config["train"]["steps"]
+    weights = {name: value.to(dtype) for name, value in weights.items()}
+    model = Decoder(config["model"], weights, transposed=optim.get("kind") == "muon")
+    optimizers = optimizers_of(optim, model)
     losses, norms = [], []
     for step in range(1, steps + 1):
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(optim, step, steps)
+        for optimizer, section in optimizers:
+            optimizer.zero_grad()
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate(section, step, steps)
         inputs, targets = data.batch(step - 1)
-        optimizer.zero_grad()
         loss = F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
         loss.backward()
         most = optim["grad_clip"] or math.inf
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), most)
-        optimizer.step()
+        for optimizer, _ in optimizers:
+            optimizer.step()
         losses.append(loss.item())
         norms.append(norm.item())
     return losses, norms
@@ -288,6 +339,8 @@ def check_comparable(config):
         sys.exit(f"the model has {', '.join(unknown)}, which PyTorch's side here lacks")
     if any(value != "f32" for value in config["precision"].values()):
         sys.exit("precision is not f32; the comparison is in f32")
+    if config["optim"].get("kind", "adamw") not in ("adamw", "muon") or config["optim"].get("groups"):
+        sys.exit("optim: PyTorch's side here knows adamw and muon, without groups")
     if config["train"].get("freeze"):
         sys.exit("train.freeze: PyTorch's side here trains all parameters")
     if config["log"]["every"] != 1:
@@ -312,6 +365,7 @@ def main():
     parser.add_argument(
         "--float64", action="store_true", help="let PyTorch compute in f64, to see who drifts"
     )
+    parser.add_argument("--bf16", action="store_true", help="leave PyTorch's Muon computing in bf16")
     parser.add_argument("--record", type=pathlib.Path, help="write PyTorch's curve here, as JSON")
     arguments = parser.parse_args()
     kiln = arguments.kiln.resolve()
@@ -320,6 +374,8 @@ def main():
     torch.use_deterministic_algorithms(True)
     torch.set_num_threads(arguments.threads)
     dtype = torch.float64 if arguments.float64 else torch.float32
+    if not arguments.bf16:
+        compute_muon_in(dtype)
 
     with tempfile.TemporaryDirectory() as folder:
         folder = pathlib.Path(folder)

@@ -42,6 +42,23 @@ pub enum ShardError {
         /// Its value.
         dtype: DType,
     },
+    /// A rule of the optimizer that knows the host alone is to update weights on a GPU.
+    #[error(
+        "the optimizer's rule `{rule}` works on the CPU alone, and weights are on a GPU: train on the CPU, or \
+         set shard.offload = true"
+    )]
+    HostRule {
+        /// The rule.
+        rule: String,
+    },
+    /// A rule of the optimizer has made something else of a matrix than an update.
+    #[error("the update of `{name}`: {reason}")]
+    Update {
+        /// Name of the parameter.
+        name: String,
+        /// What is wrong with it.
+        reason: String,
+    },
     /// The optimizer cannot change weights that something else still reads.
     #[error(
         "parameter group `{group}` cannot be updated: a tensor made in this step still holds a view of its \

@@ -45,11 +45,6 @@ impl ParameterLayout {
         }
         (start - shard.start..end - shard.start, start - range.start..end - range.start)
     }
-
-    /// Whether weight decay applies: matrices and embeddings yes, norms and biases no.
-    pub fn decays(&self) -> bool {
-        self.shape.len() >= 2
-    }
 }
 
 /// A parameter group: one flat buffer of parameters that are gathered and reduced together.

@@ -15,7 +15,7 @@
 //! - `comm`: communicators and what groups share; gradients on their way over the ranks;
 //! - `param_group`: the life of one parameter group;
 //! - `tape`: operations on burn's autodiff tape; [`ShardedModule`]: a module whose weights come and go;
-//! - [`Optimizer`]: how parameters change, with AdamW;
+//! - [`Optimizer`]: which [`Rule`] updates which parameter, with AdamW and Muon;
 //! - [`Engine`]: building, passes, [`Engine::update`] as the end of a step, whole values in and out,
 //!   and [`Snapshot`]s;
 //! - [`ranks`]: ranks as threads or a rank as a process, each with its own compute pool.
@@ -43,9 +43,12 @@ pub use engine::{Engine, EngineBuilder, Outcome, Snapshot, Update};
 pub use error::ShardError;
 pub use layout::{Layout, ParamGroupLayout, ParameterLayout};
 pub use mesh::{Mesh, MeshError, Strategy, UnknownStrategy};
+pub use optim::{
+    AdamW, AdjustLr, Choice, DirectionRun, LossScale, Muon, Optimizer, Rule, Settings, ShardRun, UpdateStep,
+    clip_factor,
+};
 #[cfg(feature = "cube")]
-pub use optim::DeviceShard;
-pub use optim::{AdamW, LossScale, Optimizer, ShardRun, UpdateStep, clip_factor};
+pub use optim::{DeviceRule, DeviceShard};
 pub use param_group::StateKind;
 pub use policy::{Policy, Recompute, Reshard};
 pub use sharded_module::{OrderToken, ShardOptions, ShardedModule, Unsharded};

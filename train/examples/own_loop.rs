@@ -61,7 +61,8 @@ fn train(world: Arc<dyn Communicator>, data: &Path, out: &Path) -> Outcome<()> {
     let device = Device::flex();
     let training = device.clone().autodiff();
     let decoder = Decoder::new(&Layers::default(), &shape, Key::new(SEED), &device)?;
-    let model = ShardedDecoder::new(decoder, EngineBuilder::new(world, Policy::default(), None)?)?;
+    let builder = EngineBuilder::new(world, Policy::default(), None)?.optimizer(AdamW::default());
+    let model = ShardedDecoder::new(decoder, builder)?;
     let (engine, rows) = (model.engine(), BATCH / ranks);
     for step in 0..STEPS {
         let first = slice_for(step, BATCH, rank, ranks, 0, rows);
@@ -75,7 +76,7 @@ fn train(world: Arc<dyn Communicator>, data: &Path, out: &Path) -> Outcome<()> {
         let loss = decoder::loss(&model.pass(&training), inputs, targets, scale, &context);
         engine.check()?;
         engine.backward(loss, true)?;
-        let outcome = engine.outcome(engine.update(&AdamW::default(), 3e-3, 1.0)?)?;
+        let outcome = engine.outcome(engine.update(3e-3, 1.0)?)?;
         if rank == 0 {
             println!("step {:2}  loss {:.4}  norm {:.3}", step + 1, outcome.loss, outcome.grad_norm);
         }

@@ -22,6 +22,7 @@ pub mod inspect;
 pub mod launch;
 pub mod logged;
 pub mod metrics;
+pub mod optimizers;
 pub mod prepared;
 pub mod process;
 pub mod registry;

@@ -1,9 +1,12 @@
-//! What a program adds to Kiln: layers of its own, under names that a configuration uses, and metrics.
+//! What a program adds to Kiln: layers and optimizers of its own, under names that a configuration uses, and metrics.
 
 use kiln_model::Layers;
 use kiln_model::layers::{Layer, LayerError, LayerInit};
+use kiln_shard::Optimizer;
 
+use crate::config::ConfigError;
 use crate::logged::{LoggedStep, MetricResult, Metrics};
+use crate::optimizers::{OptimizerInit, Optimizers};
 
 /// The parts that every command of a program knows: the built-in ones, and those that are added here. A program
 /// with layers of its own has all commands of `kiln` in a `main` of a few lines:
@@ -22,6 +25,7 @@ use crate::logged::{LoggedStep, MetricResult, Metrics};
 pub struct Registry {
     layers: Layers,
     metrics: Metrics,
+    optimizers: Optimizers,
 }
 
 impl Registry {
@@ -79,6 +83,25 @@ impl Registry {
         value: impl Fn(&LoggedStep<'_>) -> MetricResult + Send + Sync + 'static,
     ) -> Self {
         Registry { metrics: self.metrics.metric(name, value), ..self }
+    }
+
+    /// Adds an optimizer, for `optim.kind = name`: a [`Rule`](kiln_shard::Rule) for all parameters, or an
+    /// [`Optimizer`] of several.
+    ///
+    /// # Panics
+    ///
+    /// When the name is empty, or an optimizer has it already.
+    pub fn optimizer<O: Into<Optimizer>>(
+        self,
+        name: &str,
+        make: impl Fn(OptimizerInit) -> Result<O, ConfigError> + Send + Sync + 'static,
+    ) -> Self {
+        Registry { optimizers: self.optimizers.with(name, make), ..self }
+    }
+
+    /// The optimizers that a run can have.
+    pub fn optimizers(&self) -> &Optimizers {
+        &self.optimizers
     }
 
     /// The layers that a decoder can be made of.

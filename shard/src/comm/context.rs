@@ -42,8 +42,8 @@ pub(crate) struct CommContext {
     pub(crate) shard: Option<Arc<dyn Communicator>>,
     /// Ranks that hold the same shard; `None` when there is one copy only.
     pub(crate) replicate: Option<Arc<dyn Communicator>>,
-    /// Where weights are; set by the first module.
-    placement: OnceLock<Placement>,
+    /// Where weights are, and what computes with them; set by the first module.
+    placement: OnceLock<(Placement, Device)>,
     pub(crate) pool: Arc<BufferPool>,
     spin_wait: SpinWait,
     pub(crate) unsharded: Arc<UnshardedCount>,
@@ -96,7 +96,15 @@ impl CommContext {
 
     /// Where gathered weights and gradients are. What ranks only tell each other is on the host.
     pub(crate) fn placement(&self) -> &Placement {
-        self.placement.get().unwrap_or(&Placement::Host)
+        self.placement.get().map_or(&Placement::Host, |(placement, _)| placement)
+    }
+
+    /// What computes on master weights, reduced gradients and optimizer state; without autodiff.
+    pub(crate) fn state_device(&self) -> Device {
+        match self.placement.get() {
+            Some((_, device)) if !self.policy.offload => device.clone(),
+            _ => Device::flex(),
+        }
     }
 
     /// Where master weights, reduced gradients and optimizer state are.
@@ -111,7 +119,8 @@ impl CommContext {
 
     /// Settles where weights are, unless an earlier module has.
     pub(crate) fn place_on(&self, device: &Device) -> &Placement {
-        self.placement.get_or_init(|| Placement::of_device(device))
+        let place = || (Placement::of_device(device), device.clone().without_autodiff());
+        &self.placement.get_or_init(place).0
     }
 
     /// A buffer for gathered weights, with arbitrary contents.

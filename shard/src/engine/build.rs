@@ -2,7 +2,7 @@
 //! first values.
 
 use std::borrow::Cow;
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
@@ -15,6 +15,7 @@ use crate::buffers::host::copy_values;
 use crate::comm::{CommContext, Reducer};
 use crate::error::ShardError;
 use crate::layout::{ParamGroupLayout, parameters_of};
+use crate::optim::{GroupRule, Optimizer};
 use crate::param_group::{GroupOptions, Neighbours, ParamGroup, ParamGroups};
 use crate::policy::Policy;
 use crate::sharded_module::{ParameterPlace, ShardOptions, ShardedModule};
@@ -24,6 +25,9 @@ pub struct EngineBuilder {
     context: Arc<CommContext>,
     reducer: Arc<Reducer>,
     groups: ParamGroups,
+    optimizer: Optimizer,
+    /// Of each group.
+    rules: Vec<GroupRule>,
     names: HashSet<String>,
     frozen: Box<dyn Fn(&str) -> bool>,
     loaded: Box<dyn Fn(&str) -> bool>,
@@ -50,6 +54,8 @@ impl EngineBuilder {
             reducer: Arc::new(Reducer::new(context.clone())),
             context,
             groups: Vec::new(),
+            optimizer: Optimizer::default(),
+            rules: Vec::new(),
             names: HashSet::new(),
             frozen: Box::new(|_| false),
             loaded: Box::new(|_| false),
@@ -62,6 +68,13 @@ impl EngineBuilder {
     /// burn's tape cannot read a constant again.
     pub fn freeze(mut self, frozen: impl Fn(&str) -> bool + 'static) -> Self {
         self.frozen = Box::new(frozen);
+        self
+    }
+
+    /// Lets [`Engine::update`] update the parameters of later modules by `optimizer`, instead of by AdamW with
+    /// its defaults. To be called before the first module.
+    pub fn optimizer(mut self, optimizer: impl Into<Optimizer>) -> Self {
+        self.optimizer = optimizer.into();
         self
     }
 
@@ -83,12 +96,13 @@ impl EngineBuilder {
         module: M,
         options: ShardOptions,
     ) -> Result<ShardedModule<M>, ShardError> {
-        let (layouts, places) = self.lay_out(name, parameters_of(&module, prefix))?;
+        let (layouts, rules, places) = self.lay_out(name, parameters_of(&module, prefix))?;
         let (template, masters) = self.cut(module, &layouts, &places)?;
         if self.context.policy.compute_dtype == DType::F16 && self.context.state_placement().is_host() {
             let (what, dtype) = ("compute dtype", DType::F16);
             return Err(ShardError::UnsupportedDType { what, dtype });
         }
+        self.rules.extend(rules);
         let first = self.groups.len();
         for (layout, master) in layouts.iter().zip(masters) {
             let options = GroupOptions {
@@ -106,36 +120,46 @@ impl EngineBuilder {
         Ok(ShardedModule::new(template, places, groups, self.context.clone()))
     }
 
-    /// The layouts of a module's parameter groups, one for the trainable and one for the frozen
-    /// parameters, where there are any, and where each parameter lies.
+    /// The layouts of a module's parameter groups, one for the trainable parameters of each rule and one for
+    /// the frozen ones, where there are any; how each group is updated; and where each parameter lies.
+    #[allow(clippy::type_complexity)]
     fn lay_out(
         &mut self,
         module: &str,
         parameters: Vec<(String, Vec<usize>)>,
-    ) -> Result<(Vec<ParamGroupLayout>, Vec<ParameterPlace>), ShardError> {
-        let (mut trainable, mut frozen) = (Vec::new(), Vec::new());
+    ) -> Result<(Vec<ParamGroupLayout>, Vec<GroupRule>, Vec<ParameterPlace>), ShardError> {
+        /// Whether it is frozen, and the rule of one that is not: groups are in this order.
+        type Kind = (bool, usize);
+        let mut groups: BTreeMap<Kind, (Vec<(String, Vec<usize>)>, GroupRule)> = BTreeMap::new();
         let mut places = Vec::new();
         for (name, shape) in parameters {
             if !self.names.insert(name.clone()) {
                 return Err(ShardError::DuplicateParameter { name });
             }
             let is_frozen = (self.frozen)(&name);
-            let group = if is_frozen { &mut frozen } else { &mut trainable };
-            places.push((is_frozen, group.len()));
-            group.push((name, shape));
+            let assignment = self.optimizer.assign(&name, &shape);
+            let kind = if is_frozen { (true, 0) } else { (false, assignment.rule) };
+            let (parameters, rule) = groups.entry(kind).or_default();
+            rule.rule = kind.1;
+            rule.settings.push(assignment.settings);
+            places.push((kind, parameters.len()));
+            parameters.push((name, shape));
         }
-        // The frozen ones are the second group, unless they are the only one.
-        let second = usize::from(!trainable.is_empty());
-        let group = |is_frozen| if is_frozen { second } else { 0 };
-        let place = |(is_frozen, parameter)| ParameterPlace { group: group(is_frozen), parameter };
-        let places = places.into_iter().map(place);
+        let kinds: Vec<_> = groups.keys().copied().collect();
+        let group = |kind: Kind| kinds.iter().position(|other| *other == kind).unwrap_or(0);
+        let place = |(kind, parameter)| ParameterPlace { group: group(kind), parameter };
+        let places = places.into_iter().map(place).collect();
         let world_size = self.context.mesh.world_size();
-        let names = [(module.to_owned(), true), (format!("{module}.frozen"), false)];
-        let layouts = names.into_iter().zip([trainable, frozen]);
-        let layouts = layouts.filter(|(_, parameters)| !parameters.is_empty()).map(
-            |((name, trainable), parameters)| ParamGroupLayout::new(name, trainable, parameters, world_size),
-        );
-        Ok((layouts.collect(), places.collect()))
+        let of_group = |(index, ((is_frozen, rule), (parameters, group_rule)))| {
+            let name = match (is_frozen, index) {
+                (true, _) => format!("{module}.frozen"),
+                (false, 0) => module.to_owned(),
+                (false, _) => format!("{module}.{}", self.optimizer.rule(rule).name()),
+            };
+            (ParamGroupLayout::new(name, !is_frozen, parameters, world_size), group_rule)
+        };
+        let (layouts, rules) = groups.into_iter().enumerate().map(of_group).unzip();
+        Ok((layouts, rules, places))
     }
 
     /// Moves the values of `module` into this rank's shards, one per layout, and leaves placeholders behind.
@@ -167,9 +191,10 @@ impl EngineBuilder {
     /// Completes the engine: checks that all ranks have built the same model under the same
     /// policy, and copies the first replica's values to the others. Collective.
     pub fn finish(self) -> Result<Engine, ShardError> {
-        let EngineBuilder { context, reducer, groups, .. } = self;
+        let EngineBuilder { context, reducer, groups, optimizer, rules, .. } = self;
         connect(&groups);
-        let engine = Engine::new(context, reducer, groups);
+        let engine = Engine::new(context, reducer, groups, optimizer, rules);
+        engine.check_rules()?;
         engine.compare_plans()?;
         engine.broadcast_replicas()?;
         Ok(engine)
@@ -181,7 +206,8 @@ impl Engine {
     fn compare_plans(&self) -> Result<(), ShardError> {
         let context = &self.context;
         let mut hasher = DefaultHasher::new();
-        format!("{:?} {:?}", context.policy, self.layout).hash(&mut hasher);
+        format!("{:?} {:?} {:?} {:?}", context.policy, self.layout, self.optimizer, self.rules)
+            .hash(&mut hasher);
         // They decide about broadcasts.
         self.groups.iter().for_each(|group| group.options.is_initialised.hash(&mut hasher));
         let plan = Buffer::from_slice(&hasher.finish().to_le_bytes());
@@ -192,6 +218,19 @@ impl Engine {
         let plans: Vec<_> = all.as_bytes().chunks(size_of::<u64>()).collect();
         let ranks: Vec<_> = (0..plans.len()).filter(|rank| plans[*rank] != plans[0]).collect();
         if ranks.is_empty() { Ok(()) } else { Err(ShardError::PlanMismatch { ranks }) }
+    }
+
+    /// Fails if a rule is to work where it cannot.
+    fn check_rules(&self) -> Result<(), ShardError> {
+        #[cfg(feature = "cube")]
+        for (rule, group) in self.rules.iter().zip(&self.groups) {
+            let rule = self.optimizer.rule(rule.rule);
+            let is_host = self.context.state_placement().is_host();
+            if group.layout.trainable && !is_host && rule.on_device().is_none() {
+                return Err(ShardError::HostRule { rule: rule.name().to_owned() });
+            }
+        }
+        Ok(())
     }
 
     /// Copies the first replica's initial weights to the others. Collective.

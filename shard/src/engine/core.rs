@@ -17,7 +17,7 @@ use crate::memory;
 use crate::mesh::Mesh;
 #[cfg(feature = "cube")]
 use crate::optim::DeviceStep;
-use crate::optim::LossScale;
+use crate::optim::{GroupRule, LossScale, Optimizer, Owners};
 use crate::param_group::{ParamGroup, ParamGroups};
 use crate::policy::Policy;
 
@@ -30,6 +30,11 @@ pub struct Engine {
     /// Positions of the groups of the last module, which makes the loss.
     pub(super) last: Range<usize>,
     pub(super) layout: Layout,
+    pub(super) optimizer: Optimizer,
+    /// How each group is updated.
+    pub(super) rules: Vec<GroupRule>,
+    /// Who transforms which matrices.
+    pub(super) owners: Owners,
     /// Loss of the step so far, on this rank.
     pub(super) loss: Arc<Mutex<LossSum>>,
     /// Updates that have been made; on a GPU as of the start, it counts on by itself.
@@ -44,9 +49,17 @@ pub struct Engine {
 }
 
 impl Engine {
-    pub(super) fn new(context: Arc<CommContext>, reducer: Arc<Reducer>, groups: ParamGroups) -> Self {
+    pub(super) fn new(
+        context: Arc<CommContext>,
+        reducer: Arc<Reducer>,
+        groups: ParamGroups,
+        optimizer: Optimizer,
+        rules: Vec<GroupRule>,
+    ) -> Self {
         let layout =
             Layout { mesh: context.mesh, groups: groups.iter().map(|group| group.layout.clone()).collect() };
+        let is_whole = |at: usize| layout.groups[at].trainable && optimizer.rule(rules[at].rule).is_whole();
+        let owners = Owners::new(&layout, is_whole);
         let last = groups.last().map_or(0..0, |group| group.options.module.clone());
         Engine {
             context,
@@ -54,6 +67,9 @@ impl Engine {
             groups,
             last,
             layout,
+            optimizer,
+            rules,
+            owners,
             loss: Arc::default(),
             updates: AtomicU64::new(0),
             first_scale: Mutex::default(),
@@ -66,6 +82,11 @@ impl Engine {
     /// Which parameter lies where.
     pub fn layout(&self) -> &Layout {
         &self.layout
+    }
+
+    /// What [`Engine::update`] updates by.
+    pub fn optimizer(&self) -> &Optimizer {
+        &self.optimizer
     }
 
     /// How ranks are arranged.

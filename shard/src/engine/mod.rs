@@ -8,6 +8,7 @@ mod pass;
 mod snapshot;
 mod state;
 mod update;
+mod whole;
 
 pub use self::build::EngineBuilder;
 pub use self::core::Engine;

@@ -75,14 +75,24 @@ impl Engine {
         buffers::write(buffer, held, |values| fill(range, values))
     }
 
-    /// Makes the optimizer's slots `names`, of zeros, in every parameter group that has any of them: an
-    /// optimizer's state is there as a whole or not at all.
-    pub fn complete_slots(&self, names: &[&str]) {
-        for group in &self.groups {
+    /// Makes the optimizer's slots, of zeros, in every parameter group that has any of them: the state of a
+    /// group is there as a whole or not at all.
+    pub fn complete_slots(&self) {
+        for (group, rule) in self.groups.iter().zip(&self.rules) {
             let mut state = group.state();
             if !state.slots.is_empty() {
-                names.iter().for_each(|name| _ = state.slot(name));
+                let slots = self.optimizer.rule(rule.rule).slots();
+                slots.iter().for_each(|name| _ = state.slot(name));
             }
+        }
+    }
+
+    /// The slots that the optimizer keeps of the parameters of the group at `position` in the layout; none if
+    /// they are frozen.
+    pub fn slots_of_group(&self, position: usize) -> &[&'static str] {
+        match self.groups.get(position) {
+            Some(group) if group.layout.trainable => self.group_update(position).rule.slots(),
+            _ => &[],
         }
     }
 

@@ -10,14 +10,14 @@ use std::sync::atomic::Ordering;
 use kiln_collectives::{Buffer, Communicator, Label, Phase};
 
 use super::core::Engine;
-use crate::buffers::{DeviceScalar, on_host};
+use crate::buffers::{DeviceScalar, host, on_host};
 #[cfg(feature = "cube")]
 use crate::buffers::{Placement, Readback};
 use crate::error::ShardError;
 use crate::memory;
 #[cfg(feature = "cube")]
 use crate::optim::{DecisionValues, DeviceStep, Sums};
-use crate::optim::{HostStep, LossScale, Optimizer, StepBackend, StepSettings, norm};
+use crate::optim::{HostStep, LossScale, StepBackend, StepSettings, norm};
 use crate::sync::lock;
 
 /// What a step came to; the same on all ranks.
@@ -60,23 +60,18 @@ impl Engine {
         *lock(&self.first_scale) = scale;
     }
 
-    /// Clips the gradient to the norm `max_norm` (0 for no clipping) and lets `optimizer` update this
-    /// rank's shards in place, unless loss or norm are not finite. Collective.
-    pub fn update(
-        &self,
-        optimizer: &dyn Optimizer,
-        learning_rate: f64,
-        max_norm: f64,
-    ) -> Result<Update, ShardError> {
+    /// Clips the gradient to the norm `max_norm` (0 for no clipping) and lets the optimizer that the engine was
+    /// built with update this rank's shards in place, unless loss or norm are not finite. Collective.
+    pub fn update(&self, learning_rate: f64, max_norm: f64) -> Result<Update, ShardError> {
         self.context.check()?;
         let settings = StepSettings { learning_rate, max_norm };
         #[cfg(feature = "cube")]
         if let Some(step) = self.device_step() {
-            let (_, sums) = self.update_with(step, optimizer, settings)?;
+            let (_, sums) = self.update_with(step, settings)?;
             return Ok(Update(State::OnDevice { readback: step.read(), sums }));
         }
         self.context.keep_awake();
-        let (decision, ()) = self.update_with(&self.host_step(), optimizer, settings)?;
+        let (decision, ()) = self.update_with(&self.host_step(), settings)?;
         let applied = decision.applied();
         let non_finite = if applied { None } else { self.first_non_finite_gradient()? };
         memory::use_huge_pages();
@@ -94,7 +89,6 @@ impl Engine {
     fn update_with<B: StepBackend>(
         &self,
         backend: &B,
-        optimizer: &dyn Optimizer,
         settings: StepSettings,
     ) -> Result<(B::Decision, B::Sums), ShardError> {
         let mut loss = backend.loss(&mut lock(&self.loss))?;
@@ -103,18 +97,23 @@ impl Engine {
             loss = self.all_reduce(&self.context.world, Label::new("loss", Phase::Loss), loss)?;
         }
         let (squares, sums) = self.squares(backend)?;
-        let decision = backend.decide(optimizer, &loss, &squares, settings)?;
+        let decision = backend.decide(&self.optimizer, &loss, &squares, settings)?;
         if B::leaves_out(&decision) {
             return Ok((decision, sums));
         }
         for (position, group) in self.groups.iter().enumerate() {
+            let update = self.group_update(position);
+            if update.rule.is_whole() {
+                continue;
+            }
             let mut state = group.state();
             let Some(gradient) = state.take_reduced() else { continue };
-            let shard = state.shard_mut(optimizer.slots(), &group.layout.name)?;
-            backend.update(optimizer, (position, &group.layout), shard, &gradient, &decision)?;
+            let shard = state.shard_mut(update.rule.slots(), &group.layout.name)?;
+            backend.update(update, shard, &gradient, &decision)?;
             // Goes up while the next group is updated.
             group.refresh_compute_shard(&mut state)?;
         }
+        self.update_whole(backend, &decision)?;
         Ok((decision, sums))
     }
 
@@ -162,6 +161,28 @@ impl Engine {
         let (squares, ()) = self.squares(&self.host_step())?;
         self.context.check()?;
         Ok(norm(&squares)?)
+    }
+
+    /// The 2-norm of the reduced gradient of each trainable parameter, with its full name, in layout order; of
+    /// the scaled loss, if that is scaled. There are gradients from the backward of the last micro-batch to
+    /// [`Engine::update`]. Waits for a GPU. Collective.
+    pub fn grad_norms(&self) -> Result<Vec<(String, f64)>, ShardError> {
+        let (mut names, mut squares) = (Vec::new(), Vec::new());
+        for group in self.groups.iter().filter(|group| group.layout.trainable) {
+            let state = group.state();
+            let shard = self.shard_of(group);
+            let gradient = state.reduced().map(on_host).transpose()?;
+            for parameter in &group.layout.parameters {
+                let (held, _) = parameter.held_by(&shard);
+                squares.push(match &gradient {
+                    Some(gradient) => host::sum_of_squares(&gradient.as_slice::<f32>()?[held]),
+                    None => 0.0,
+                });
+                names.push(parameter.name.clone());
+            }
+        }
+        let squares = self.sum_over_shards("grad_norms", &squares)?;
+        Ok(names.into_iter().zip(squares.into_iter().map(f64::sqrt)).collect())
     }
 
     /// The first trainable parameter, in layout order, whose reduced gradient holds a value that
@@ -226,7 +247,7 @@ impl Engine {
         Some(self.device_step.get_or_init(|| {
             let scale = self.is_scaled().then(|| lock(&self.first_scale).unwrap_or_default());
             let updates = self.updates.load(Ordering::Relaxed);
-            DeviceStep::new(client, &self.layout, self.context.rank, updates, scale)
+            DeviceStep::new(client, &self.layout, &self.rules, self.context.rank, updates, scale)
         }))
     }
 

@@ -5,8 +5,8 @@ use rayon::prelude::*;
 #[cfg(feature = "cube")]
 use super::kernels;
 #[cfg(feature = "cube")]
-use super::optimizer::DeviceShard;
-use super::optimizer::{Optimizer, ShardRun, UpdateStep};
+use super::rule::{DeviceRule, DeviceShard};
+use super::rule::{Rule, Settings, ShardRun, UpdateStep};
 use crate::buffers::host::TASK;
 
 /// AdamW (Loshchilov and Hutter, 2019), as PyTorch computes it.
@@ -31,11 +31,6 @@ impl Default for AdamW {
 impl AdamW {
     /// The slots, as PyTorch calls them: the first and the second moment.
     pub const SLOTS: [&'static str; 2] = ["exp_avg", "exp_avg_sq"];
-
-    /// What weight decay leaves of a weight.
-    fn keep(&self, learning_rate: f64, decays: bool) -> f32 {
-        if decays { (1.0 - learning_rate * self.weight_decay) as f32 } else { 1.0 }
-    }
 }
 
 /// Factors of one step on the host, the same for every element.
@@ -53,24 +48,34 @@ struct Factors {
     keep: f32,
 }
 
-impl Optimizer for AdamW {
-    fn slots(&self) -> &'static [&'static str] {
+impl Rule for AdamW {
+    fn name(&self) -> &str {
+        "adamw"
+    }
+
+    fn slots(&self) -> &[&'static str] {
         &AdamW::SLOTS
+    }
+
+    fn settings(&self, shape: &[usize]) -> Settings {
+        let decays = shape.len() >= 2;
+        Settings { weight_decay: if decays { self.weight_decay } else { 0.0 }, ..Settings::default() }
     }
 
     fn update(&self, step: &UpdateStep, mut run: ShardRun<'_>) {
         let [first, second] = &mut run.slots[..] else {
-            unreachable!("invariant: an optimizer is given the slots that it names");
+            unreachable!("invariant: a rule is given the slots that it names");
         };
+        let learning_rate = step.learning_rate * run.settings.learning_rate * run.settings.scale;
         let correction = |beta: f64| 1.0 - beta.powf(step.step as f64);
         let factors = Factors {
             clip: step.gradient_factor as f32,
             beta1: self.beta1 as f32,
             beta2: self.beta2 as f32,
             epsilon: self.epsilon as f32,
-            step_size: (step.learning_rate / correction(self.beta1)) as f32,
+            step_size: (learning_rate / correction(self.beta1)) as f32,
             second_root: correction(self.beta2).sqrt() as f32,
-            keep: self.keep(step.learning_rate, run.decays),
+            keep: run.settings.kept(step.learning_rate),
         };
         let arch = pulp::Arch::new();
         run.weights
@@ -86,13 +91,19 @@ impl Optimizer for AdamW {
     }
 
     #[cfg(feature = "cube")]
-    fn device_state(&self, client: &cubecl::prelude::Client, updates: u64) -> cubecl::server::Handle {
+    fn on_device(&self) -> Option<&dyn DeviceRule> {
+        Some(self)
+    }
+}
+
+#[cfg(feature = "cube")]
+impl DeviceRule for AdamW {
+    fn state(&self, client: &cubecl::prelude::Client, updates: u64) -> cubecl::server::Handle {
         let powers = [power(self.beta1 as f32, updates), power(self.beta2 as f32, updates)];
         client.create_from_slice(bytemuck::cast_slice(&[powers, [0.0, 1.0]]))
     }
 
-    #[cfg(feature = "cube")]
-    fn prepare_on_device(
+    fn prepare(
         &self,
         client: &cubecl::prelude::Client,
         state: &cubecl::server::Handle,
@@ -115,11 +126,10 @@ impl Optimizer for AdamW {
         }
     }
 
-    #[cfg(feature = "cube")]
-    fn update_on_device(&self, shard: &DeviceShard<'_>) {
+    fn update(&self, shard: &DeviceShard<'_>) {
         use cubecl::prelude::*;
         let [first, second] = shard.slots[..] else {
-            unreachable!("invariant: an optimizer is given the slots that it names");
+            unreachable!("invariant: a rule is given the slots that it names");
         };
         let vectors = shard.len / DeviceShard::VECTOR;
         let (client, count) = (shard.client, shard.segments);
@@ -141,7 +151,8 @@ impl Optimizer for AdamW {
                 self.beta1 as f32,
                 self.beta2 as f32,
                 self.epsilon as f32,
-                self.keep(shard.learning_rate, true),
+                shard.settings.kept(shard.learning_rate),
+                (shard.settings.learning_rate * shard.settings.scale) as f32,
                 DeviceShard::THREADS,
             );
         }

@@ -3,6 +3,7 @@
 use kiln_collectives::{Buffer, BufferError};
 
 use super::optimizer::Optimizer;
+use super::rule::{Rule, Settings};
 use crate::buffers::LossSum;
 use crate::layout::ParamGroupLayout;
 use crate::param_group::ShardMut;
@@ -13,6 +14,21 @@ pub(crate) struct StepSettings {
     pub(crate) learning_rate: f64,
     /// 0 for no clipping.
     pub(crate) max_norm: f64,
+}
+
+/// A parameter group, and how it is updated.
+#[derive(Clone, Copy)]
+pub(crate) struct GroupUpdate<'a> {
+    /// Its place in the layout.
+    #[cfg_attr(not(feature = "cube"), expect(dead_code))]
+    pub(crate) position: usize,
+    pub(crate) layout: &'a ParamGroupLayout,
+    pub(crate) rule: &'a dyn Rule,
+    /// The place of the rule in the optimizer.
+    #[cfg_attr(not(feature = "cube"), expect(dead_code))]
+    pub(crate) rule_index: usize,
+    /// Of each of its parameters.
+    pub(crate) settings: &'a [Settings],
 }
 
 /// The parts of a step's end, done by the host (`HostStep`) or by a GPU (`DeviceStep`). The engine calls
@@ -34,7 +50,7 @@ pub(crate) trait StepBackend {
     /// Decides whether and how far weights move: `loss` and `squares` are those of all ranks.
     fn decide(
         &self,
-        optimizer: &dyn Optimizer,
+        optimizer: &Optimizer,
         loss: &Buffer,
         squares: &Buffer,
         settings: StepSettings,
@@ -43,11 +59,21 @@ pub(crate) trait StepBackend {
     /// Whether it is known that the update is left out.
     fn leaves_out(decision: &Self::Decision) -> bool;
 
-    /// Updates the shard of a group, given its position and layout, if the decision says so.
+    /// Replaces the gradient of a group's shard by the direction of a rule on whole matrices, if the decision
+    /// says that there is an update.
+    fn direct(
+        &self,
+        group: GroupUpdate<'_>,
+        shard: ShardMut<'_>,
+        gradient: &mut Buffer,
+        decision: &Self::Decision,
+    ) -> Result<(), BufferError>;
+
+    /// Updates the shard of a group, if the decision says so. `gradient` is the gradient, or the update that a
+    /// rule on whole matrices has made.
     fn update(
         &self,
-        optimizer: &dyn Optimizer,
-        group: (usize, &ParamGroupLayout),
+        group: GroupUpdate<'_>,
         shard: ShardMut<'_>,
         gradient: &Buffer,
         decision: &Self::Decision,

@@ -12,18 +12,16 @@ use cubecl::prelude::*;
 use cubecl::server::Handle;
 use kiln_collectives::{Buffer, BufferError, DType};
 
-use super::backend::{StepBackend, StepSettings};
+use super::backend::{GroupUpdate, StepBackend, StepSettings};
 use super::kernels;
 use super::loss_scale::LossScale;
-use super::optimizer::{DeviceShard, Optimizer};
+use super::optimizer::{GroupRule, Optimizer};
+use super::rule::{DeviceRule, DeviceShard, Settings};
+use super::segments::{Class, Segments};
 use crate::buffers::cube::{self, device_of, zeros};
 use crate::buffers::{DeviceScalar, LossSum, Readback};
-use crate::layout::{Layout, ParamGroupLayout};
-use crate::mesh::Mesh;
+use crate::layout::Layout;
 use crate::param_group::ShardMut;
-
-/// Elements of a segment, at most: what one cube works on.
-const SEGMENT: usize = 1 << 14;
 
 const VECTOR: usize = DeviceShard::VECTOR;
 const THREADS: usize = DeviceShard::THREADS;
@@ -44,8 +42,8 @@ pub(crate) struct DecisionValues {
 pub(crate) struct DeviceStep {
     client: Client,
     groups: Vec<Option<Segments>>,
-    /// What the optimizer keeps from step to step; made at the first.
-    state: OnceLock<Handle>,
+    /// What each rule keeps from step to step, `None` for one that knows the host alone; made at the first.
+    states: OnceLock<Vec<Option<Handle>>>,
     /// The scale of the loss, and the updates since it was changed.
     scale: Handle,
     /// What the newest update came to; zero before the first. The same memory at every step: a copy to the
@@ -57,46 +55,28 @@ pub(crate) struct DeviceStep {
     world_size: usize,
 }
 
-/// Part of a shard that belongs to one parameter and one chunk.
-#[derive(Clone, Debug, PartialEq)]
-struct Segment {
-    /// Elements of the shard.
-    range: Range<usize>,
-    decays: bool,
-    chunk: usize,
-    /// Index of the parameter in its group.
-    parameter: usize,
-}
-
-/// The segments of one group's shard, in order.
-struct Segments {
-    segments: Vec<Segment>,
-    /// As [`DeviceShard::table`].
-    table: Handle,
-    /// First segment of each chunk, counted from the start of `chunks`, and the end of the last.
-    bounds: Handle,
-    chunks: Range<usize>,
-}
-
 /// Sums of squares of one step, one per segment, by position of the group.
 pub(crate) type Sums = Vec<(usize, Buffer)>;
 
 impl DeviceStep {
-    /// For the shards that `rank` holds. `updates` have been made so far; `scale` is that of the loss,
+    /// For the shards that `rank` holds, updated by `rules`. `updates` have been made so far; `scale` is that of the loss,
     /// if it is scaled.
     pub(crate) fn new(
         client: &Client,
         layout: &Layout,
+        rules: &[GroupRule],
         rank: usize,
         updates: u64,
         scale: Option<LossScale>,
     ) -> Self {
         let LossScale { scale: factor, steps } = scale.unwrap_or(LossScale::NONE);
-        let groups = layout.groups.iter();
+        let groups = layout.groups.iter().zip(rules);
+        let groups =
+            groups.map(|(group, rule)| Segments::new(client, group, &rule.settings, &layout.mesh, rank));
         DeviceStep {
             client: client.clone(),
-            groups: groups.map(|group| Segments::new(client, group, &layout.mesh, rank)).collect(),
-            state: OnceLock::new(),
+            groups: groups.collect(),
+            states: OnceLock::new(),
             scale: client.create_from_slice(bytemuck::bytes_of(&[factor as f32, steps as f32])),
             decision: client.create_from_slice(bytemuck::bytes_of(&[0.0f32; DECISION])),
             updates,
@@ -134,6 +114,40 @@ impl DeviceStep {
             flags[segment.parameter] |= !sum.is_finite();
         }
         Ok(flags)
+    }
+}
+
+impl DeviceStep {
+    /// The rule of a group on this GPU, the classes of its parameters, and the shard that it works on as a
+    /// whole; `None` if there is nothing to work on.
+    #[allow(clippy::type_complexity)]
+    fn prepared<'a>(
+        &'a self,
+        group: GroupUpdate<'a>,
+        shard: &'a ShardMut<'_>,
+        gradient: &'a Buffer,
+        learning_rate: f64,
+    ) -> Result<Option<(&'a dyn DeviceRule, &'a [Class], DeviceShard<'a>)>, BufferError> {
+        let state = self.states.get().and_then(|states| states[group.rule_index].as_ref());
+        let segments = self.groups[group.position].as_ref().filter(|group| !group.segments.is_empty());
+        let (Some(rule), Some(state), Some(segments)) = (group.rule.on_device(), state, segments) else {
+            return Ok(None);
+        };
+        let slots = shard.slots.iter().map(|slot| Ok(device_of(slot)?.handle()));
+        let shard = DeviceShard {
+            client: &self.client,
+            weights: device_of(shard.weights)?.handle(),
+            gradient: device_of(gradient)?.handle(),
+            slots: slots.collect::<Result<_, BufferError>>()?,
+            len: gradient.len(),
+            table: &segments.table,
+            segments: segments.segments.len(),
+            decision: &self.decision,
+            state,
+            learning_rate,
+            settings: Settings::default(),
+        };
+        Ok(Some((rule, &segments.classes, shard)))
     }
 }
 
@@ -191,7 +205,7 @@ impl StepBackend for DeviceStep {
 
     fn decide(
         &self,
-        optimizer: &dyn Optimizer,
+        optimizer: &Optimizer,
         loss: &Buffer,
         squares: &Buffer,
         settings: StepSettings,
@@ -211,9 +225,14 @@ impl StepBackend for DeviceStep {
                 self.scaled,
             );
         }
-        let state = || optimizer.device_state(&self.client, self.updates);
-        let state = self.state.get_or_init(state);
-        optimizer.prepare_on_device(&self.client, state, &self.decision, learning_rate);
+        let rules = || optimizer.rules().map(|rule| rule.on_device());
+        let state = |rule: Option<&dyn DeviceRule>| rule.map(|rule| rule.state(&self.client, self.updates));
+        let states = self.states.get_or_init(|| rules().map(state).collect());
+        for (rule, state) in rules().zip(states) {
+            if let (Some(rule), Some(state)) = (rule, state) {
+                rule.prepare(&self.client, state, &self.decision, learning_rate);
+            }
+        }
         Ok(learning_rate)
     }
 
@@ -222,33 +241,33 @@ impl StepBackend for DeviceStep {
         false
     }
 
+    fn direct(
+        &self,
+        group: GroupUpdate<'_>,
+        shard: ShardMut<'_>,
+        gradient: &mut Buffer,
+        learning_rate: &f64,
+    ) -> Result<(), BufferError> {
+        if let Some((rule, _, shard)) = self.prepared(group, &shard, gradient, *learning_rate)? {
+            rule.direct(&shard);
+        }
+        Ok(())
+    }
+
     fn update(
         &self,
-        optimizer: &dyn Optimizer,
-        (position, _): (usize, &ParamGroupLayout),
+        group: GroupUpdate<'_>,
         shard: ShardMut<'_>,
         gradient: &Buffer,
         learning_rate: &f64,
     ) -> Result<(), BufferError> {
-        let (Some(segments), Some(state)) = (&self.groups[position], self.state.get()) else {
+        let Some((rule, classes, shard)) = self.prepared(group, &shard, gradient, *learning_rate)? else {
             return Ok(());
         };
-        if segments.segments.is_empty() {
-            return Ok(());
+        for Class { settings, table, segments } in classes {
+            let (settings, segments) = (*settings, *segments);
+            rule.update(&DeviceShard { table, segments, settings, ..shard.clone() });
         }
-        let slots = shard.slots.iter().map(|slot| Ok(device_of(slot)?.handle()));
-        optimizer.update_on_device(&DeviceShard {
-            client: &self.client,
-            weights: device_of(shard.weights)?.handle(),
-            gradient: device_of(gradient)?.handle(),
-            slots: slots.collect::<Result<_, BufferError>>()?,
-            len: gradient.len(),
-            table: &segments.table,
-            segments: segments.segments.len(),
-            decision: &self.decision,
-            state,
-            learning_rate: *learning_rate,
-        });
         Ok(())
     }
 }
@@ -268,46 +287,6 @@ impl DecisionValues {
             scale: LossScale { scale: f64::from(scale), steps: steps as u64 },
         })
     }
-}
-
-impl Segments {
-    fn new(client: &Client, group: &ParamGroupLayout, mesh: &Mesh, rank: usize) -> Option<Self> {
-        if !group.trainable {
-            return None;
-        }
-        let shard = group.shard_range(mesh, rank);
-        let segments = cut(group, &shard);
-        let chunks = shard.start / group.chunk..shard.end / group.chunk;
-        let table = segments.iter().flat_map(|segment| {
-            let Range { start, end } = segment.range;
-            [start / VECTOR, end.div_ceil(VECTOR), usize::from(segment.decays)]
-        });
-        let bounds = (chunks.start..=chunks.end)
-            .map(|chunk| segments.partition_point(|segment| segment.chunk < chunk));
-        let upload = |values: Vec<u32>| client.create_from_slice(bytemuck::cast_slice(&values));
-        // Never nothing: kernels cannot be given that.
-        let table = upload(table.map(|value| value as u32).chain([0; 3]).collect());
-        let bounds = upload(bounds.map(|value| value as u32).collect());
-        Some(Segments { segments, table, bounds, chunks })
-    }
-}
-
-/// The segments of `shard` that belong to parameters, in order.
-fn cut(group: &ParamGroupLayout, shard: &Range<usize>) -> Vec<Segment> {
-    let mut segments = Vec::new();
-    for (index, parameter) in group.parameters.iter().enumerate() {
-        let (held, _) = parameter.held_by(shard);
-        let mut start = held.start;
-        while start < held.end {
-            let chunk = (shard.start + start) / group.chunk;
-            let end_of_chunk = (chunk + 1) * group.chunk - shard.start;
-            let end = held.end.min(end_of_chunk).min(start + SEGMENT);
-            let decays = parameter.decays();
-            segments.push(Segment { range: start..end, decays, chunk, parameter: index });
-            start = end;
-        }
-    }
-    segments
 }
 
 /// A cube for each of `count`; there may be idle ones at the end.

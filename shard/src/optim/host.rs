@@ -5,8 +5,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use kiln_collectives::{Buffer, BufferError};
 
-use super::backend::{StepBackend, StepSettings};
-use super::optimizer::{Optimizer, ShardRun, UpdateStep};
+use super::backend::{GroupUpdate, StepBackend, StepSettings};
+use super::optimizer::Optimizer;
+use super::rule::{DirectionRun, Settings, ShardRun, UpdateStep};
 use crate::buffers::{LossSum, host, on_host};
 use crate::layout::{Layout, ParamGroupLayout};
 use crate::param_group::ShardMut;
@@ -75,7 +76,7 @@ impl StepBackend for HostStep<'_> {
 
     fn decide(
         &self,
-        _optimizer: &dyn Optimizer,
+        _optimizer: &Optimizer,
         loss: &Buffer,
         squares: &Buffer,
         settings: StepSettings,
@@ -94,42 +95,60 @@ impl StepBackend for HostStep<'_> {
         !decision.applied()
     }
 
+    fn direct(
+        &self,
+        group: GroupUpdate<'_>,
+        mut shard: ShardMut<'_>,
+        gradient: &mut Buffer,
+        decision: &HostDecision,
+    ) -> Result<(), BufferError> {
+        let Some(step) = &decision.step else { return Ok(()) };
+        let gradient = gradient.as_mut_slice::<f32>()?;
+        let mut slots = slices(&mut shard.slots)?;
+        for (range, _) in runs(group, &self.shard(group.layout)) {
+            let slots = slots.iter_mut().map(|slot| &mut slot[range.clone()]).collect();
+            group.rule.direct(step, DirectionRun { gradient: &mut gradient[range], slots });
+        }
+        Ok(())
+    }
+
     fn update(
         &self,
-        optimizer: &dyn Optimizer,
-        (_, layout): (usize, &ParamGroupLayout),
-        shard: ShardMut<'_>,
+        group: GroupUpdate<'_>,
+        mut shard: ShardMut<'_>,
         gradient: &Buffer,
         decision: &HostDecision,
     ) -> Result<(), BufferError> {
         let Some(step) = &decision.step else { return Ok(()) };
-        let ShardMut { weights, mut slots } = shard;
-        let (weights, gradient) = (weights.as_mut_slice::<f32>()?, gradient.as_slice::<f32>()?);
-        let mut slots =
-            slots.iter_mut().map(|slot| slot.as_mut_slice::<f32>()).collect::<Result<Vec<_>, _>>()?;
-        for (range, decays) in decay_runs(layout, &self.shard(layout)) {
+        let (weights, gradient) = (shard.weights.as_mut_slice::<f32>()?, gradient.as_slice::<f32>()?);
+        let mut slots = slices(&mut shard.slots)?;
+        for (range, settings) in runs(group, &self.shard(group.layout)) {
             let slots = slots.iter_mut().map(|slot| &mut slot[range.clone()]).collect();
             let (weights, gradient) = (&mut weights[range.clone()], &gradient[range]);
-            optimizer.update(step, ShardRun { weights, gradient, slots, decays });
+            group.rule.update(step, ShardRun { weights, gradient, slots, settings });
         }
         Ok(())
     }
 }
 
-/// The runs of `shard` that belong to parameters, and whether they decay; neighbours of a kind are
+fn slices<'a>(slots: &'a mut [&mut Buffer]) -> Result<Vec<&'a mut [f32]>, BufferError> {
+    slots.iter_mut().map(|slot| slot.as_mut_slice::<f32>()).collect()
+}
+
+/// The runs of `shard` that belong to parameters, and their settings; neighbours with the same settings are
 /// merged. Alignment gaps are left out: they stay zero.
-fn decay_runs(layout: &ParamGroupLayout, shard: &Range<usize>) -> Vec<(Range<usize>, bool)> {
-    let mut runs: Vec<(Range<usize>, bool)> = Vec::new();
-    for parameter in &layout.parameters {
+fn runs(group: GroupUpdate<'_>, shard: &Range<usize>) -> Vec<(Range<usize>, Settings)> {
+    let mut runs: Vec<(Range<usize>, Settings)> = Vec::new();
+    for (parameter, settings) in group.layout.parameters.iter().zip(group.settings) {
         let (range, _) = parameter.held_by(shard);
         if range.is_empty() {
             continue;
         }
         match runs.last_mut() {
-            Some((last, decays)) if last.end == range.start && *decays == parameter.decays() => {
+            Some((last, of_last)) if last.end == range.start && of_last == settings => {
                 last.end = range.end;
             }
-            _ => runs.push((range, parameter.decays())),
+            _ => runs.push((range, *settings)),
         }
     }
     runs

@@ -157,7 +157,8 @@ pub(super) fn adamw_factors(state: &mut [f32], decision: &[f32], beta1: f32, bet
 }
 
 /// One AdamW step of each segment, as on the CPU, if `decision` says so. `table` as in [`squares`],
-/// with whether a segment decays; `state` as in [`adamw_factors`]; `keep` is what decay leaves of a weight.
+/// with whether a segment decays; `state` as in [`adamw_factors`]; `keep` is what decay leaves of a weight;
+/// the learning rate is multiplied by `rate`.
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments)]
 pub(super) fn adamw<N: Size>(
@@ -172,6 +173,7 @@ pub(super) fn adamw<N: Size>(
     beta2: f32,
     epsilon: f32,
     keep: f32,
+    rate: f32,
     #[comptime] units: usize,
 ) {
     let segment = CUBE_POS;
@@ -185,7 +187,7 @@ pub(super) fn adamw<N: Size>(
         kept = keep;
     }
     let clip = Vector::<f32, N>::new(decision[3]);
-    let step_size = Vector::<f32, N>::new(state[2]);
+    let step_size = Vector::<f32, N>::new(state[2] * rate);
     let second_root = Vector::<f32, N>::new(state[3]);
     let kept = Vector::<f32, N>::new(kept);
     let (old1, old2) = (Vector::<f32, N>::new(beta1), Vector::<f32, N>::new(beta2));
@@ -200,6 +202,69 @@ pub(super) fn adamw<N: Size>(
         second[position] = v;
         let denominator = v.sqrt() / second_root + epsilon;
         weights[position] = weights[position] * kept - step_size * (m / denominator);
+        position += units;
+    }
+}
+
+/// Moves the momentum of each segment towards its gradient, and replaces the gradient by the direction of
+/// Muon, as on the CPU, if `decision` says that there is an update. `table` as in [`squares`].
+#[cube(launch_unchecked)]
+pub(super) fn muon_direction<N: Size>(
+    gradient: &mut [Vector<f32, N>],
+    momentum: &mut [Vector<f32, N>],
+    table: &[u32],
+    decision: &[f32],
+    kept: f32,
+    #[comptime] nesterov: bool,
+    #[comptime] units: usize,
+) {
+    let segment = CUBE_POS;
+    if segment * 3 + 2 >= table.len() || decision[2] <= 0.0f32 {
+        terminate!();
+    }
+    let mut position = table[segment * 3] as usize + UNIT_POS as usize;
+    let end = table[segment * 3 + 1] as usize;
+    let clip = Vector::<f32, N>::new(decision[3]);
+    let new = Vector::<f32, N>::new(1.0f32 - kept);
+    while position < end {
+        let clipped = gradient[position] * clip;
+        let moved = momentum[position] + new * (clipped - momentum[position]);
+        momentum[position] = moved;
+        if comptime!(nesterov) {
+            gradient[position] = moved - new * (moved - clipped);
+        } else {
+            gradient[position] = moved;
+        }
+        position += units;
+    }
+}
+
+/// Moves the weights of each segment by an update times `rate`, if `decision` says so. `table` as in
+/// [`squares`], with whether a segment decays; `keep` is what decay leaves of a weight.
+#[cube(launch_unchecked)]
+pub(super) fn muon<N: Size>(
+    weights: &mut [Vector<f32, N>],
+    update: &[Vector<f32, N>],
+    table: &[u32],
+    decision: &[f32],
+    keep: f32,
+    rate: f32,
+    #[comptime] units: usize,
+) {
+    let segment = CUBE_POS;
+    if segment * 3 + 2 >= table.len() || decision[2] <= 0.0f32 {
+        terminate!();
+    }
+    let mut position = table[segment * 3] as usize + UNIT_POS as usize;
+    let end = table[segment * 3 + 1] as usize;
+    let mut kept = 1.0f32;
+    if table[segment * 3 + 2] != 0 {
+        kept = keep;
+    }
+    let kept = Vector::<f32, N>::new(kept);
+    let rate = Vector::<f32, N>::new(rate);
+    while position < end {
+        weights[position] = weights[position] * kept - rate * update[position];
         position += units;
     }
 }

@@ -1,7 +1,8 @@
 //! The end of a step on the shards of one rank: the norm of the gradient, clipping, and the optimizer.
 //!
-//! [`Optimizer`] is how parameters change; AdamW is one. `StepBackend` is where the work is done: by the
-//! host, or by a GPU that nothing on the host waits for.
+//! A [`Rule`] is how parameters change, such as AdamW or Muon, and an [`Optimizer`] which rule is whose.
+//! `StepBackend` is where the work is done: by the host, or by a GPU that nothing on the host waits for.
+//! `matrices` has what rules on whole matrices need.
 
 mod adamw;
 mod backend;
@@ -11,15 +12,27 @@ mod host;
 #[cfg(feature = "cube")]
 mod kernels;
 mod loss_scale;
+mod matrices;
+mod muon;
+mod newton_schulz;
 mod optimizer;
+mod owners;
+mod rule;
+#[cfg(feature = "cube")]
+mod segments;
 
 pub use adamw::AdamW;
-pub(crate) use backend::{StepBackend, StepSettings};
+pub(crate) use backend::{GroupUpdate, StepBackend, StepSettings};
 #[cfg(feature = "cube")]
 pub(crate) use device::{DecisionValues, DeviceStep, Sums};
 pub use host::clip_factor;
 pub(crate) use host::{HostStep, norm};
 pub use loss_scale::LossScale;
+pub(crate) use matrices::{Target, transform};
+pub use muon::{AdjustLr, Muon};
+pub(crate) use optimizer::GroupRule;
+pub use optimizer::{Choice, Optimizer};
+pub(crate) use owners::Owners;
 #[cfg(feature = "cube")]
-pub use optimizer::DeviceShard;
-pub use optimizer::{Optimizer, ShardRun, UpdateStep};
+pub use rule::{DeviceRule, DeviceShard};
+pub use rule::{DirectionRun, Rule, Settings, ShardRun, UpdateStep};

@@ -1,92 +1,155 @@
-//! How parameters are changed by their gradients.
+//! Which rule updates which parameter.
 
-#[cfg(feature = "cube")]
-use cubecl::{prelude::Client, server::Handle};
+use std::fmt;
+use std::sync::Arc;
 
-/// An optimizer that changes each element of a parameter by itself, given the element's gradient and
-/// its state. It therefore works on shards.
+use super::adamw::AdamW;
+use super::rule::{Rule, Settings};
+
+/// An optimizer: one rule for all parameters, or several and who is whose.
 ///
-/// Its state is kept beside the weights as *slots*: named f32 values, one per element, which are zero
-/// before the first update. They are sharded, saved, offloaded and counted like the weights.
-pub trait Optimizer: Send + Sync {
-    /// The names of the slots, as in checkpoints, such as `exp_avg`.
-    fn slots(&self) -> &'static [&'static str];
-
-    /// Updates neighbouring elements on the host. Called several times in a step.
-    fn update(&self, step: &UpdateStep, run: ShardRun<'_>);
-
-    /// What the optimizer keeps in the memory of a GPU from step to step, after `updates` updates.
-    #[cfg(feature = "cube")]
-    fn device_state(&self, client: &Client, updates: u64) -> Handle;
-
-    /// Queues what is computed once in a step on a GPU: brings `state` up to date, if `decision` says
-    /// that there is an update.
-    #[cfg(feature = "cube")]
-    fn prepare_on_device(&self, client: &Client, state: &Handle, decision: &Handle, learning_rate: f64);
-
-    /// Queues the update of one parameter group's shard on a GPU.
-    #[cfg(feature = "cube")]
-    fn update_on_device(&self, shard: &DeviceShard<'_>);
+/// ```
+/// # use std::sync::Arc;
+/// # use kiln_shard::{AdamW, Choice, Muon, Optimizer};
+/// // Muon for the matrices of blocks, AdamW for the rest.
+/// let muon = Optimizer::new("muon", vec![Arc::new(Muon::default()), Arc::new(AdamW::default())], |name, shape| {
+///     let is_matrix = name.starts_with("layers.") && shape.len() >= 2;
+///     Choice { rule: if is_matrix { 0 } else { 1 }, ..Choice::default() }
+/// });
+/// assert_eq!(muon.slots(), ["momentum_buffer", "exp_avg", "exp_avg_sq"]);
+/// ```
+#[derive(Clone)]
+pub struct Optimizer {
+    name: Arc<str>,
+    rules: Vec<Arc<dyn Rule>>,
+    choose: Arc<dyn Fn(&str, &[usize]) -> Choice + Send + Sync>,
 }
 
-/// The factors of one optimizer step, the same for every element.
-#[derive(Clone, Copy, Debug)]
-pub struct UpdateStep {
-    /// Counts updates from 1.
-    pub step: u64,
-    /// The learning rate.
-    pub learning_rate: f64,
-    /// What clipping multiplies gradients by.
-    pub gradient_factor: f64,
+/// Who updates a parameter, and how.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Choice {
+    /// Index of its rule.
+    pub rule: usize,
+    /// What the learning rate of a step is multiplied by, in the place of the rule's own factor.
+    pub learning_rate: Option<f64>,
+    /// Decoupled weight decay in the place of the rule's own.
+    pub weight_decay: Option<f64>,
 }
 
-/// Neighbouring elements of parameters of one kind, in the memory of the host. All slices are as long.
-#[derive(Debug)]
-pub struct ShardRun<'a> {
-    /// The f32 master weights.
-    pub weights: &'a mut [f32],
-    /// The reduced gradient.
-    pub gradient: &'a [f32],
-    /// The slots, in the order of [`Optimizer::slots`].
-    pub slots: Vec<&'a mut [f32]>,
-    /// Whether weight decay applies: to matrices and embeddings, not to norms and biases.
-    pub decays: bool,
+impl Default for Choice {
+    /// The first rule, as it is.
+    fn default() -> Self {
+        Choice { rule: 0, learning_rate: None, weight_decay: None }
+    }
 }
 
-/// One parameter group's shard on a GPU, cut into segments that belong to one parameter each.
-#[cfg(feature = "cube")]
-pub struct DeviceShard<'a> {
-    /// The queue.
-    pub client: &'a Client,
-    /// The f32 master weights.
-    pub weights: &'a Handle,
-    /// The reduced gradient, f32.
-    pub gradient: &'a Handle,
-    /// The slots, in the order of [`Optimizer::slots`], f32.
-    pub slots: Vec<&'a Handle>,
-    /// Elements of each of these.
-    pub len: usize,
-    /// Three u32 per segment: its start and its end, in vectors of [`DeviceShard::VECTOR`] elements, and
-    /// whether weight decay applies.
-    pub table: &'a Handle,
-    /// Number of segments.
-    pub segments: usize,
-    /// f32 values: loss, norm, whether to update (if positive), factor of the gradient, scale of the
-    /// loss, updates since that was changed.
-    pub decision: &'a Handle,
-    /// The optimizer's own state, from [`Optimizer::device_state`].
-    pub state: &'a Handle,
-    /// The learning rate.
-    pub learning_rate: f64,
+/// What has been chosen for a parameter.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Assignment {
+    /// Index of its rule.
+    pub(crate) rule: usize,
+    pub(crate) settings: Settings,
 }
 
-#[cfg(feature = "cube")]
-impl DeviceShard<'_> {
-    /// Elements that a thread reads at once. All parameters start at multiples of it, and what is
-    /// between them is zero.
-    pub const VECTOR: usize = 4;
-    /// Values of a decision.
-    pub const DECISION: usize = 6;
-    /// Threads of a cube, which works on one segment.
-    pub const THREADS: usize = 256;
+/// How the parameters of one group are updated, which share a rule.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct GroupRule {
+    /// Index of the rule.
+    pub(crate) rule: usize,
+    /// Of each parameter.
+    pub(crate) settings: Vec<Settings>,
+}
+
+impl Optimizer {
+    /// The optimizer `name`, as checkpoints call it. `choose(name, shape)` says which of `rules` a parameter
+    /// has; an index behind the last means the last.
+    ///
+    /// # Panics
+    ///
+    /// When there is no rule, or the name is empty.
+    pub fn new(
+        name: &str,
+        rules: Vec<Arc<dyn Rule>>,
+        choose: impl Fn(&str, &[usize]) -> Choice + Send + Sync + 'static,
+    ) -> Self {
+        assert!(!rules.is_empty(), "optimizer `{name}` has no rule");
+        assert!(!name.is_empty(), "an optimizer needs a name");
+        Optimizer { name: name.into(), rules, choose: Arc::new(choose) }
+    }
+
+    /// The same rules under another name.
+    #[must_use]
+    pub fn named(self, name: &str) -> Self {
+        Optimizer { name: name.into(), ..self }
+    }
+
+    /// Changes what is chosen for parameters: `change(name, shape, choice)` is what counts from now on.
+    #[must_use]
+    pub fn choosing(self, change: impl Fn(&str, &[usize], Choice) -> Choice + Send + Sync + 'static) -> Self {
+        let before = self.choose;
+        let choose = Arc::new(move |name: &str, shape: &[usize]| change(name, shape, before(name, shape)));
+        Optimizer { choose, ..self }
+    }
+
+    /// Its name, as in checkpoints.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The rules, in the order of [`Choice::rule`].
+    pub fn rules(&self) -> impl ExactSizeIterator<Item = &dyn Rule> {
+        self.rules.iter().map(|rule| &**rule)
+    }
+
+    /// The names of the slots of all rules.
+    pub fn slots(&self) -> Vec<&'static str> {
+        let mut slots = Vec::new();
+        for slot in self.rules().flat_map(Rule::slots) {
+            if !slots.contains(slot) {
+                slots.push(*slot);
+            }
+        }
+        slots
+    }
+
+    /// The rule of a parameter.
+    pub fn rule_of(&self, name: &str, shape: &[usize]) -> &dyn Rule {
+        &*self.rules[self.assign(name, shape).rule]
+    }
+
+    pub(crate) fn rule(&self, index: usize) -> &dyn Rule {
+        &*self.rules[index]
+    }
+
+    /// What is chosen for a parameter.
+    pub(crate) fn assign(&self, name: &str, shape: &[usize]) -> Assignment {
+        let Choice { rule, learning_rate, weight_decay } = (self.choose)(name, shape);
+        let rule = rule.min(self.rules.len() - 1);
+        let mut settings = self.rules[rule].settings(shape);
+        settings.learning_rate = learning_rate.unwrap_or(settings.learning_rate);
+        settings.weight_decay = weight_decay.unwrap_or(settings.weight_decay);
+        Assignment { rule, settings }
+    }
+}
+
+impl<R: Rule + 'static> From<R> for Optimizer {
+    /// One rule for all parameters, under the rule's name.
+    fn from(rule: R) -> Self {
+        let name = rule.name().to_owned();
+        Optimizer::new(&name, vec![Arc::new(rule)], |_, _| Choice::default())
+    }
+}
+
+impl Default for Optimizer {
+    /// [`AdamW`] with its defaults.
+    fn default() -> Self {
+        AdamW::default().into()
+    }
+}
+
+impl fmt::Debug for Optimizer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let rules: Vec<_> = self.rules().map(Rule::name).collect();
+        f.debug_struct("Optimizer").field("name", &self.name).field("rules", &rules).finish()
+    }
 }

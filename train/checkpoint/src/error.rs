@@ -55,8 +55,8 @@ pub enum CheckpointError {
     /// The checkpoint's moments are those of another optimizer. `saved`: what it was trained with; `here`:
     /// what was to go on with it.
     #[error(
-        "{path} was trained with the optimizer {saved}, and this program goes on with {here}: use the \
-         program that trained it, or start a new run from its weights alone with init.from"
+        "{path} was trained with the optimizer {saved}, and this run has {here}: set optim.kind = \"{}\", in a \
+         program that has it, or start a new run from its weights alone with init.from", saved.name
     )]
     OtherOptimizer { path: PathBuf, saved: Box<SavedOptimizer>, here: Box<SavedOptimizer> },
     /// Names or shapes in the checkpoint and in the model differ. `missing`: parameters of the model that the

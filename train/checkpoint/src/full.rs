@@ -45,10 +45,17 @@ pub(super) fn save(
 ) -> Result<()> {
     let layout = &engine.layout().groups;
     let rank = engine.world().rank();
-    let all: Vec<_> = [Saved::Weight].into_iter().chain(slots.clone()).collect();
-    let mut writer = (rank == 0).then(|| GroupWriter::start(rank, beside, layout, slots, patience.timeout));
+    // Of each group, what its rule keeps.
+    let kept = |group: usize, saved: &&Saved| {
+        saved.slot().is_some_and(|slot| engine.slots_of_group(group).contains(&slot))
+    };
+    let slots: Vec<Vec<_>> = (0..layout.len())
+        .map(|group| slots.iter().filter(|saved| kept(group, saved)).cloned().collect())
+        .collect();
+    let mut writer =
+        (rank == 0).then(|| GroupWriter::start(rank, beside, layout, slots.clone(), patience.timeout));
     for group in 0..layout.len() {
-        for saved in &all {
+        for saved in [Saved::Weight].iter().chain(&slots[group]) {
             // Every rank takes part in every gather, whatever rank 0 has met so far.
             let values = engine.gather_group(group, saved.kind())?;
             if let (Some(writer), Some(values)) = (&mut writer, values) {
@@ -99,7 +106,7 @@ impl GroupWriter {
         rank: usize,
         folder: &Path,
         layout: &[ParamGroupLayout],
-        slots: Vec<Saved>,
+        slots: Vec<Vec<Saved>>,
         timeout: Duration,
     ) -> Self {
         let status = Arc::new(Status::new());
@@ -183,8 +190,8 @@ impl Drop for GroupWriter {
 struct GroupFiles {
     folder: PathBuf,
     layout: Vec<ParamGroupLayout>,
-    /// The optimizer's.
-    slots: Vec<Saved>,
+    /// The optimizer's, of each group.
+    slots: Vec<Vec<Saved>>,
     part: WriterOutput,
     /// The optimizer's file, between its slots.
     open: Option<PartFile>,
@@ -204,7 +211,7 @@ impl GroupFiles {
             None => {
                 let (name, kinds) = match saved {
                     Saved::Weight => (model_file(group, groups), &[Saved::Weight][..]),
-                    Saved::Slot(_) => (optimizer_file(group, groups), &self.slots[..]),
+                    Saved::Slot(_) => (optimizer_file(group, groups), &self.slots[group][..]),
                 };
                 let entries = kinds.iter().flat_map(|saved| whole(&self.layout[group], group, saved));
                 PartFile::create(&self.folder, name, &self.layout, entries.collect())?
@@ -215,7 +222,7 @@ impl GroupFiles {
             self.go_on()?;
             file.put(&values[parameter.range()])?;
         }
-        if *saved == Saved::Weight || self.slots.last() == Some(saved) {
+        if *saved == Saved::Weight || self.slots[group].last() == Some(saved) {
             file.finish(&mut self.part)
         } else {
             self.open = Some(file);

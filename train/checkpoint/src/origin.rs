@@ -4,7 +4,7 @@
 //! built-in one and mean something else. So a checkpoint names both, and others refuse it.
 
 use kiln_model::{Layers, ModelConfig};
-use kiln_shard::AdamW;
+use kiln_shard::Optimizer;
 use serde::{Deserialize, Serialize};
 
 use super::saved::Saved;
@@ -121,8 +121,13 @@ pub struct SavedOptimizer {
 impl SavedOptimizer {
     /// The built-in AdamW.
     pub fn adamw() -> Self {
-        let state = AdamW::SLOTS.map(str::to_owned).to_vec();
-        SavedOptimizer { name: "adamw".to_owned(), state }
+        SavedOptimizer::of(&Optimizer::default())
+    }
+
+    /// The optimizer of a run.
+    pub fn of(optimizer: &Optimizer) -> Self {
+        let state = optimizer.slots().into_iter().map(str::to_owned).collect();
+        SavedOptimizer { name: optimizer.name().to_owned(), state }
     }
 
     /// The slots of its state, as they are saved.

@@ -176,20 +176,24 @@ impl<'a> CheckpointReader<'a> {
 
     /// Loads this rank's part of the optimizer's moments, and tells the engine how many updates there have
     /// been. Before the first there are no moments. Those of parameters that are frozen now are left where
-    /// they are. Fails if another optimizer than the engine's AdamW has left them. Collective.
+    /// they are. Fails if another optimizer than the engine's has left them. Collective.
     pub fn load_optimizer(&self, engine: &Engine, allow_missing: &AllowMissing) -> Result<()> {
-        self.checkpoint.require_optimizer(&SavedOptimizer::adamw())?;
+        self.checkpoint.require_optimizer(&SavedOptimizer::of(engine.optimizer()))?;
         let state = self.checkpoint.state();
         engine.resume(state.step - state.skipped, state.loss_scale);
         if state.step == state.skipped {
             return Ok(());
         }
         let (mut present, mut missing) = (Vec::new(), Vec::new());
-        let groups = || engine.layout().groups.iter().filter(|group| group.trainable);
+        let groups = || engine.layout().groups.iter().enumerate().filter(|(_, group)| group.trainable);
         // In the order of the files.
         let slots = self.checkpoint.manifest().optimizer.slots();
         for saved in &slots {
-            for parameter in groups().flat_map(|group| &group.parameters) {
+            // Rules keep different slots.
+            let is_kept =
+                |position| saved.slot().is_some_and(|slot| engine.slots_of_group(position).contains(&slot));
+            let groups = groups().filter(|(position, _)| is_kept(*position));
+            for parameter in groups.flat_map(|(_, group)| &group.parameters) {
                 let name = parameter.name.as_str();
                 if self.has(name, saved) {
                     present.push((name, saved));
@@ -208,7 +212,7 @@ impl<'a> CheckpointReader<'a> {
             engine
                 .fill_parameter(name, saved.kind(), |range, values| self.read(name, saved, range, values))?;
         }
-        engine.complete_slots(&slots.iter().filter_map(Saved::slot).collect::<Vec<_>>());
+        engine.complete_slots();
         self.check_parts(engine)
     }
 

@@ -21,8 +21,10 @@ use crate::config::{self, Backend, Config};
 use crate::device::{self, ResolvedDevice, ranks_sharing_cores, threads_per_rank};
 use crate::error::{Result, TrainError};
 use crate::launch;
+use crate::optimizers::Optimizers;
 use crate::place::{self, RankEnv, Role};
 use crate::process::output::say;
+use crate::registry::Registry;
 use crate::run;
 use crate::sharded::ShardedDecoder;
 use crate::words::number_of;
@@ -50,7 +52,7 @@ pub(crate) struct StrategiesArgs {
 
 impl StrategiesArgs {
     /// Measures, or starts the ranks of a node; returns the exit code.
-    pub(crate) fn run(self, layers: &Layers) -> Result<u8> {
+    pub(crate) fn run(self, registry: &Registry) -> Result<u8> {
         let place = match place::find_here(&place::Flags::default())? {
             Role::Node(node) => return Ok(launch::run_node(node)?),
             Role::Rank(place) => Some(place),
@@ -59,8 +61,9 @@ impl StrategiesArgs {
         let speaks = place.as_ref().is_none_or(|place| place.rank == 0);
         let config = self.config.map(|path| config::load(&path, &[])).transpose()?;
         let StrategiesArgs { ranks, steps, rounds, .. } = self;
-        let table =
-            strategies(&StrategiesOptions { config, ranks, place, layers: layers.clone(), steps, rounds })?;
+        let (layers, optimizers) = (registry.layers().clone(), registry.optimizers().clone());
+        let options = StrategiesOptions { config, ranks, place, layers, optimizers, steps, rounds };
+        let table = strategies(&options)?;
         if speaks {
             say(&if self.json { table.to_json() } else { table.to_text() });
         }
@@ -79,6 +82,8 @@ pub struct StrategiesOptions {
     pub place: Option<RankEnv>,
     /// What the decoder can be made of.
     pub layers: Layers,
+    /// What can update it.
+    pub optimizers: Optimizers,
     /// Steps measured per strategy and round; one more warms up.
     pub steps: usize,
     /// Rounds.
@@ -205,7 +210,14 @@ pub fn strategies(options: &StrategiesOptions) -> Result<StrategiesTable> {
     let mut replicated = config.clone();
     replicated.shard.strategy = Strategy::NoShard;
     let decoder = Decoder::new(layers, &model, Key::new(0), &device::plain())?;
-    run::check_memory(&replicated, &model, &decoder, &selected, place)?;
+    run::check_memory(
+        &replicated,
+        &model,
+        &decoder,
+        &options.optimizers.make(&config.optim)?,
+        &selected,
+        place,
+    )?;
     let device = selected.device();
     let ranks = meet(&config, options, &selected)?;
 
@@ -249,7 +261,8 @@ fn measure(
     strategy: Strategy,
     shard_size: Option<usize>,
 ) -> Result<StrategyRow> {
-    let StrategiesOptions { layers, steps, .. } = options;
+    let StrategiesOptions { layers, optimizers, steps, .. } = options;
+    let optimizer = optimizers.make(&config.optim)?;
     let policy = Policy { strategy, ..run::policy(config) };
     let measured = ranks.run(config, |world| -> Result<StrategyRow> {
         let rank = world.rank();
@@ -258,7 +271,8 @@ fn measure(
         let shard_size = world::shard_size(strategy, shard_size, &*world)?;
         memory::reset_peak(rank);
         let decoder = Decoder::new(layers, model, Key::new(config.train.seed), device)?;
-        let builder = EngineBuilder::new(world.clone(), policy.clone(), shard_size)?;
+        let builder =
+            EngineBuilder::new(world.clone(), policy.clone(), shard_size)?.optimizer(optimizer.clone());
         let model = ShardedDecoder::new(decoder, builder)?;
         step(config, &model, device, 1)?;
         world.recorder().reset_totals();

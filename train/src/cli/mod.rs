@@ -133,7 +133,7 @@ pub fn main(registry: Registry) -> ExitCode {
         Command::Eval(args) => args.run(layers),
         Command::Import(args) => on_files(|| args.run()).map(done),
         Command::Export(args) => on_files(|| args.run()).map(done),
-        Command::Bench { command: BenchCommand::Strategies(args) } => args.run(layers),
+        Command::Bench { command: BenchCommand::Strategies(args) } => args.run(&registry),
         Command::Inspect(args) => on_files(|| args.run()).map(tell).map(done),
         Command::Convert(args) => on_files(|| args.run()).map(tell).map(done),
         Command::Completions(args) => {

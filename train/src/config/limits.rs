@@ -15,6 +15,9 @@ pub const MAX_BATCH: usize = 10_000_000;
 /// The most tokens of a sequence.
 pub const MAX_SEQ_LEN: usize = 10_000_000;
 
+/// The most Newton–Schulz iterations of a step.
+pub(super) const MAX_NS_STEPS: u64 = 100;
+
 /// The most compute threads of a machine.
 pub const MAX_THREADS: usize = 4096;
 

@@ -26,6 +26,7 @@ mod choice;
 mod limits;
 mod load;
 mod model;
+mod optim;
 mod order;
 mod schema;
 mod settle;
@@ -38,10 +39,11 @@ pub(crate) use limits::thread_ranks;
 pub use limits::{MAX_BATCH, MAX_SEQ_LEN, MAX_STEPS, MAX_THREAD_RANKS, MAX_THREADS};
 pub use load::{ConfigError, load};
 pub use model::ModelSection;
+pub use optim::{ADAMW, MUON, MuonSection, OptimGroup, OptimSection, Schedule};
 pub use schema::{
     Backend, CheckpointSection, CommBackend, CommSection, Config, DataSection, DeviceSection, EvalSection,
-    InitSection, LogSection, NonFinite, OnFailure, OptimSection, Precision, PrecisionSection, SampleSection,
-    Schedule, ShardSection, TrainSection,
+    InitSection, LogSection, NonFinite, OnFailure, Precision, PrecisionSection, SampleSection, ShardSection,
+    TrainSection,
 };
 pub use settle::DeviceDefaults;
 pub(crate) use show::ConfigArgs;

@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use kiln_collectives::DType;
 use kiln_collectives::tcp::{Ports, Seal};
-use kiln_shard::{AdamW, Recompute, Reshard, Strategy};
+use kiln_shard::{Recompute, Reshard, Strategy};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{ByteSize, Choice, ModelSection};
+use super::{ByteSize, Choice, ModelSection, OptimSection};
 use crate::checkpoint::Format;
 
 /// Everything a run can be told.
@@ -112,53 +112,6 @@ fn is_zero(value: &f64) -> bool {
 pub struct InitSection {
     /// Checkpoint folder to take the weights from; empty for random weights.
     pub from: PathBuf,
-}
-
-/// Learning-rate schedules; all start with a linear warm-up.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum Schedule {
-    /// `lr` to the end.
-    Constant,
-    /// Half a cosine from `lr` to `lr * min_lr_ratio` (Loshchilov and Hutter, 2017).
-    #[default]
-    Cosine,
-    /// Warm-up, stable, decay: `lr` until the last `decay_steps`, then linearly to
-    /// `lr * min_lr_ratio` (Hu et al., 2024).
-    Wsd,
-}
-
-section! {
-    /// `[optim]`: AdamW.
-    OptimSection {
-        /// Peak learning rate.
-        lr: f64 = 1e-3,
-        /// How the learning rate moves.
-        schedule: Schedule = Schedule::default(),
-        /// Steps of linear warm-up.
-        warmup_steps: u64 = 10,
-        /// Steps of the final decay of `wsd`; a tenth of the run if left out.
-        decay_steps: Option<u64> = None,
-        /// Final learning rate over `lr`.
-        min_lr_ratio: f64 = 0.1,
-        /// Decoupled weight decay of matrices and embeddings.
-        weight_decay: f64 = 0.1,
-        /// Decay of the first moment.
-        beta1: f64 = 0.9,
-        /// Decay of the second moment.
-        beta2: f64 = 0.95,
-        /// Added to the root of the second moment.
-        eps: f64 = 1e-8,
-        /// Largest norm of the gradient; 0 for no clipping.
-        grad_clip: f64 = 1.0,
-    }
-}
-
-impl OptimSection {
-    /// The optimizer's settings.
-    pub fn adamw(&self) -> AdamW {
-        AdamW { beta1: self.beta1, beta2: self.beta2, epsilon: self.eps, weight_decay: self.weight_decay }
-    }
 }
 
 /// `[shard]`.

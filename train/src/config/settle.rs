@@ -1,6 +1,7 @@
 //! Settling what a configuration leaves to the device.
 
 use super::choice::Choice;
+use super::optim::MUON;
 use super::schema::{Config, Precision, PrecisionSection};
 
 /// What goes with a device.
@@ -36,8 +37,12 @@ impl Config {
         }
     }
 
-    /// Settles what is left to the device, and returns it as lines of a configuration.
+    /// Settles what is left open, and returns what goes by the device as lines of a configuration.
     pub fn settle(&mut self, defaults: DeviceDefaults) -> Vec<String> {
+        if self.optim.kind == MUON {
+            // What a run used is in its folder.
+            self.optim.muon.get_or_insert_default();
+        }
         let mut settled = Vec::new();
         if self.precision.compute == Choice::Auto {
             self.precision.compute = defaults.precision.into();

@@ -7,9 +7,13 @@ use crate::device::DeviceError;
 use crate::place::MAX_RANKS;
 
 use super::limits::{
-    MAX_BATCH, MAX_SEQ_LEN, MAX_STEPS, MAX_THREADS, out_of_range, thread_ranks, too_many_threads,
+    MAX_BATCH, MAX_NS_STEPS, MAX_SEQ_LEN, MAX_STEPS, MAX_THREADS, out_of_range, thread_ranks,
+    too_many_threads,
 };
-use super::{Backend, Choice, CommBackend, CommSection, Config, ConfigError, ModelSection, Precision};
+use super::{
+    Backend, Choice, CommBackend, CommSection, Config, ConfigError, MUON, ModelSection, MuonSection,
+    OptimSection, Precision,
+};
 
 /// A range of numbers: in words, and whether a number is in it.
 type Range = (&'static str, fn(f64) -> bool);
@@ -67,6 +71,34 @@ impl Config {
         self.model == ModelSection::default() && !self.init.from.as_os_str().is_empty()
     }
 
+    fn check_optimizer(&self, problems: &mut Vec<String>) {
+        let OptimSection { kind, lr, muon, groups, .. } = &self.optim;
+        let mut rates = Vec::new();
+        if let Some(MuonSection { lr, momentum, weight_decay, ns_steps, .. }) = muon {
+            if kind != MUON {
+                problems.push(format!("[optim.muon]: that is for optim.kind = \"muon\", not \"{kind}\""));
+            }
+            rates.push(("optim.muon.lr", *lr, FROM_0));
+            rates.push(("optim.muon.momentum", *momentum, DECAY));
+            rates.push(("optim.muon.weight_decay", *weight_decay, FROM_0));
+            problems.extend(out_of_range("optim.muon.ns_steps", *ns_steps as u64, 1..=MAX_NS_STEPS));
+        }
+        for group in groups {
+            rates.extend(group.lr.map(|lr| ("optim.groups: lr", lr, FROM_0)));
+            rates.extend(group.weight_decay.map(|decay| ("optim.groups: weight_decay", decay, FROM_0)));
+        }
+        for (key, value, (range, contains)) in &rates {
+            if !contains(*value) {
+                problems.push(format!("{key} = {value}: must be {range}"));
+            }
+        }
+        // Other rates move as this one does.
+        let moves = rates.iter().find(|(key, rate, _)| key.ends_with("lr") && *rate != 0.0);
+        if let (0.0, Some((key, rate, _))) = (*lr, moves) {
+            problems.push(format!("{key} = {rate} moves as optim.lr does, which is 0: set it above 0"));
+        }
+    }
+
     fn check_ranges(&self, problems: &mut Vec<String>) {
         let Config { data, train, optim, device, comm, checkpoint, log, sample, .. } = self;
         for (key, value, most) in [
@@ -101,6 +133,7 @@ impl Config {
                 problems.push(format!("{key} = {value}: must be {range}"));
             }
         }
+        self.check_optimizer(problems);
         if optim.warmup_steps > train.steps {
             problems.push(format!(
                 "optim.warmup_steps = {} is longer than train.steps = {}: lower one of the two",

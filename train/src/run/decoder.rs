@@ -76,6 +76,7 @@ impl TrainArgs {
             ranks: self.ranks,
             layers: registry.layers().clone(),
             metrics: registry.metrics().clone(),
+            optimizers: registry.optimizers().clone(),
             place,
             job,
             stop: stop_on_signals(),

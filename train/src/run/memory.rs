@@ -7,7 +7,7 @@
 use std::fmt::Write as _;
 
 use kiln_model::{Decoder, FULL_ATTENTION, ModelConfig, SWIGLU};
-use kiln_shard::{Mesh, Recompute, Reshard, Strategy};
+use kiln_shard::{Mesh, Optimizer, Recompute, Reshard, Strategy};
 
 use crate::config::{Config, Precision};
 use crate::device::{Memory, ResolvedDevice};
@@ -26,6 +26,8 @@ type What = &'static str;
 
 const WEIGHTS: What = "weights, f32";
 const MOMENTS: What = "two moments of each weight, f32";
+/// Of optimizers that keep something else than two values of each weight.
+const OTHER_STATE: What = "optimizer state, f32";
 const GRADIENTS: What = "gradients, f32";
 /// Gradients of earlier micro-batches add up unsharded.
 const WHOLE_GRADIENTS: What = "gradients of earlier micro-batches, f32, not sharded";
@@ -65,13 +67,14 @@ pub struct MemoryError {
 }
 
 impl LeastMemory {
-    /// The least memory of a rank that trains `model` as `config` says. `modules` has the parameters of the
+    /// The least memory of a rank that trains `model` by `optimizer`, as `config` says. `modules` has the parameters of the
     /// model's parts: the embedding, the blocks, the head. On a GPU, some of it may be offloaded. Of blocks
     /// that are not `built_in` it is only known that they keep their input.
     pub fn of_run(
         config: &Config,
         model: &ModelConfig,
         modules: &[Shapes],
+        optimizer: &Optimizer,
         on_gpu: bool,
         built_in: bool,
     ) -> Self {
@@ -134,7 +137,14 @@ impl LeastMemory {
         let micro_batches = train.global_batch / ranks / micro_batch.max(1);
 
         let weights = (WEIGHTS, at_rest(all, F32));
-        let moments = (MOMENTS, at_rest(trained, 2 * F32));
+        // Elements of all slots.
+        let slots = |(name, shape): &(String, Vec<usize>)| {
+            let slots = if is_frozen(name) { 0 } else { optimizer.rule_of(name, shape).slots().len() };
+            product(shape.iter().copied()).saturating_mul(slots as u64)
+        };
+        let state = modules.iter().flatten().map(slots).fold(0, u64::saturating_add);
+        let what = if state == trained.saturating_mul(2) { MOMENTS } else { OTHER_STATE };
+        let moments = (what, at_rest(state, F32));
         let gradients = (GRADIENTS, at_rest(trained, F32));
         let earlier = if micro_batches > 1 { trained.saturating_mul(F32) } else { 0 };
         // At the end of a forward pass. Moments are there from the first update on.
@@ -176,6 +186,7 @@ pub(super) fn check(
     config: &Config,
     model: &ModelConfig,
     decoder: &Decoder,
+    optimizer: &Optimizer,
     device: &ResolvedDevice,
     place: Option<&RankEnv>,
 ) -> Result<Warnings, MemoryError> {
@@ -183,7 +194,7 @@ pub(super) fn check(
     // The bound knows what these keep for backward.
     let ModelConfig { block, attention, feed_forward, .. } = model;
     let built_in = block.is_none() && attention == FULL_ATTENTION && feed_forward == SWIGLU;
-    let least = LeastMemory::of_run(config, model, &modules, device.is_gpu(), built_in);
+    let least = LeastMemory::of_run(config, model, &modules, optimizer, device.is_gpu(), built_in);
     let given = config.device.memory.map(|size| Memory { total: size.0, free: size.0 });
     let ranks = place.map_or(config.train.ranks, |place| place.local_world_size).max(1) as u64;
     // Gathers among threads on the host are written once, for all ranks of a shard group.
@@ -222,10 +233,11 @@ pub fn check_decoder(
     config: &Config,
     model: &ModelConfig,
     decoder: &Decoder,
+    optimizer: &Optimizer,
     device: &ResolvedDevice,
     place: Option<&RankEnv>,
 ) -> Result<(), MemoryError> {
-    for warning in check(config, model, decoder, device, place)? {
+    for warning in check(config, model, decoder, optimizer, device, place)? {
         tracing::warn!("{warning}");
     }
     Ok(())
@@ -283,7 +295,7 @@ fn helps(rows: &[Row], config: &Config, on_gpu: bool) -> Vec<String> {
     let of = |what| rows.iter().find(|row| row.0 == what).map_or(0, |row| row.1);
     let is_large = |bytes| bytes > sum(rows) / 10;
     let stream = sum(&[BLOCK_INPUTS, BLOCK_ACTIVATIONS, TOKENS].map(|w| (w, of(w))));
-    let state = of(WEIGHTS).saturating_add(of(MOMENTS));
+    let state = [WEIGHTS, MOMENTS, OTHER_STATE].map(of).into_iter().fold(0, u64::saturating_add);
     if is_large(stream) {
         help(match config.micro_batch() {
             1 => "a smaller data.seq_len",
@@ -371,7 +383,7 @@ mod tests {
     fn least(config: &Config, on_gpu: bool) -> LeastMemory {
         let model = ModelConfig::preset("10m").expect("a preset");
         let modules = module_shapes(&decoder(&model));
-        LeastMemory::of_run(config, &model, &modules, on_gpu, true)
+        LeastMemory::of_run(config, &model, &modules, &Optimizer::default(), on_gpu, true)
     }
 
     #[test]

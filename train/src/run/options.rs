@@ -10,6 +10,7 @@ use kiln_model::Layers;
 
 use crate::fault::Fault;
 use crate::logged::Metrics;
+use crate::optimizers::Optimizers;
 use crate::place::{Job, RankEnv};
 use crate::weights::AllowMissing;
 
@@ -27,6 +28,8 @@ pub struct RunOptions {
     pub layers: Layers,
     /// What is logged of a step, besides the built-in metrics.
     pub metrics: Metrics,
+    /// What can update it.
+    pub optimizers: Optimizers,
     /// Number of ranks, instead of the one in the configuration.
     pub ranks: Option<usize>,
     /// The rank that this process is, if a launcher has started one process per rank. Without it,

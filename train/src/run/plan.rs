@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use kiln_model::{Decoder, Key, Layers, ModelConfig};
-use kiln_shard::Policy;
+use kiln_shard::{Optimizer, Policy};
 use serde::{Deserialize, Serialize};
 
 use super::folder::{self, Claim, Found, Lock};
@@ -20,9 +20,10 @@ use crate::error::{Result, TrainError};
 use crate::files;
 use crate::logged::Metrics;
 use crate::metrics::say;
+use crate::optimizers::check_groups;
 use crate::prepared;
 use crate::process;
-use crate::sharded::parameter_names;
+use crate::sharded::{parameter_names, parameter_shapes};
 use crate::source::ModelSource;
 use crate::weights::AllowMissing;
 
@@ -43,6 +44,8 @@ pub(crate) struct Plan {
     pub(crate) layers: Layers,
     /// What is logged of a step, besides the built-in metrics.
     pub(crate) metrics: Metrics,
+    /// What updates it.
+    pub(crate) optimizer: Optimizer,
     /// Weights that checkpoints may lack.
     pub(crate) allow_missing: AllowMissing,
     /// Asks this process to save a checkpoint and stop.
@@ -81,7 +84,7 @@ pub(super) fn make(asked: &Config, options: &RunOptions, device: &ResolvedDevice
             break (draft, lock, claim);
         }
     };
-    let Draft { found, resume, data, tokenizer, model, warnings, other_init, changed } = draft;
+    let Draft { found, resume, data, tokenizer, model, optimizer, warnings, other_init, changed } = draft;
     for warning in warnings {
         tracing::warn!("{warning}");
     }
@@ -136,6 +139,7 @@ pub(super) fn make(asked: &Config, options: &RunOptions, device: &ResolvedDevice
         device,
         layers,
         metrics,
+        optimizer,
         allow_missing,
         stop,
     })
@@ -183,6 +187,7 @@ struct Draft {
     data: DataInfo,
     tokenizer: Arc<[u8]>,
     model: ModelConfig,
+    optimizer: Optimizer,
     /// What is to be said about memory.
     warnings: Vec<String>,
     /// What is to be said if the weights to start from belong to another tokenizer.
@@ -204,10 +209,11 @@ impl Draft {
             _ => config.model.resolve(Some(1)).ok(),
         };
         let place = options.place.as_ref();
+        let optimizer = options.optimizers.make(&config.optim)?;
         // For names and shapes: nothing is initialised.
         let decoder = |model: &_| Decoder::new(&options.layers, model, Key::new(0), &device::plain());
         if let Some(known) = known.filter(|known| known.validate().is_ok()) {
-            memory::check(config, &known, &decoder(&known)?, device, place)?;
+            memory::check(config, &known, &decoder(&known)?, &optimizer, device, place)?;
         }
         let trained_on = resume.as_ref().and_then(|from| from.state().data_sha256.as_deref());
         let data =
@@ -216,13 +222,14 @@ impl Draft {
         let tokenizer = data::read_tokenizer_of(&config.data.path)?;
         let model = resolve_model(config, &data, init.as_ref(), &tokenizer)?;
         let decoder = decoder(&model)?;
-        let warnings = memory::check(config, &model, &decoder, device, place)?;
+        let warnings = memory::check(config, &model, &decoder, &optimizer, device, place)?;
         if !config.train.freeze.is_empty() {
             check_freeze(&config.train.freeze, &parameter_names(&decoder))?;
         }
+        check_groups(&config.optim.groups, &parameter_shapes(&decoder))?;
         let architecture = &Architecture::of_model(&model);
         if let Some(checkpoint) = &resume {
-            checkpoint.require_optimizer(&SavedOptimizer::adamw())?;
+            checkpoint.require_optimizer(&SavedOptimizer::of(&optimizer))?;
             allow_parts(checkpoint.require_architecture(architecture), options)?;
         }
         if let Some(source) = &init {
@@ -257,7 +264,7 @@ impl Draft {
             })
         });
         let tokenizer = tokenizer.into();
-        Ok(Draft { found, resume, data, tokenizer, model, warnings, other_init, changed })
+        Ok(Draft { found, resume, data, tokenizer, model, optimizer, warnings, other_init, changed })
     }
 }
 
@@ -371,6 +378,7 @@ impl PlanMessage {
         let resume = self.resume.as_deref().map(Checkpoint::open).transpose()?;
         let (allow_missing, stop) = (options.allow_missing.clone(), options.stop.clone());
         let (layers, metrics) = (options.layers.clone(), options.metrics.clone());
+        let optimizer = options.optimizers.make(&config.optim)?;
         let (message, claim, device) = (self, None, device.clone());
         Ok(Plan {
             message,
@@ -384,6 +392,7 @@ impl PlanMessage {
             device,
             layers,
             metrics,
+            optimizer,
             allow_missing,
             stop,
         })

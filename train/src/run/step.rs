@@ -90,6 +90,6 @@ pub fn optimizer_step(
     }
     engine.set_activity("optimizer");
     batches.before_update(engine)?;
-    let update = engine.update(&config.optim.adamw(), lr, config.optim.grad_clip)?;
+    let update = engine.update(lr, config.optim.grad_clip)?;
     Ok(Some(update))
 }

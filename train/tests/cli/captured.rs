@@ -12,7 +12,7 @@ use kiln_model::config::AttentionBias;
 use kiln_model::decoder::{self, Decoder};
 use kiln_model::{Context, Key, Layers, ModelConfig, ops};
 use kiln_shard::ranks::run_ranks;
-use kiln_shard::{AdamW, EngineBuilder, Policy, ShardError};
+use kiln_shard::{EngineBuilder, Policy, ShardError};
 
 fn variable(name: &str) -> PathBuf {
     let value = std::env::var_os(name);
@@ -94,7 +94,7 @@ fn step(model: &ModelConfig, compute_dtype: BufferDType, reduce_dtype: BufferDTy
             engine.check()?;
             engine.backward(loss, last)?;
         }
-        let update = engine.update(&AdamW::default(), 1e-3, 1.0)?;
+        let update = engine.update(1e-3, 1.0)?;
         // What no kernel has computed may be no number.
         engine.outcome(update).map(drop)
     })

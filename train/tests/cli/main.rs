@@ -70,6 +70,7 @@ mod origin;
 mod own_layer;
 mod own_loop;
 mod own_metric;
+mod own_optimizer;
 mod own_tokenizer;
 mod ports;
 mod preemption;

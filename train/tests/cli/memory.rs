@@ -4,6 +4,7 @@ use kiln::device;
 use kiln::run::LeastMemory;
 use kiln::sharded::module_shapes;
 use kiln_model::{Decoder, Key, Layers};
+use kiln_shard::Optimizer;
 
 use crate::messages::Messages;
 use crate::support::{VOCAB, Workspace};
@@ -20,7 +21,7 @@ fn bound_and_peak(changes: &[(&str, &str)]) -> (f64, f64) {
     let modules = module_shapes(
         &Decoder::new(&Layers::default(), &model, Key::new(0), &device::plain()).expect("layers"),
     );
-    let least = LeastMemory::of_run(&config, &model, &modules, false, true).per_rank();
+    let least = LeastMemory::of_run(&config, &model, &modules, &Optimizer::default(), false, true).per_rank();
     workspace.succeed(&["train", "run.toml", "--out", "run"]);
     let peaks =
         workspace.metrics("run").iter().filter_map(|line| line["peak_bytes"].as_f64()).fold(0.0, f64::max);

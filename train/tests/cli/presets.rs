@@ -9,7 +9,7 @@ use kiln::run::LeastMemory;
 use kiln::sharded::{ShardedDecoder, module_shapes};
 use kiln_model::{Decoder, Key, Layers, ModelConfig, PRESETS};
 use kiln_shard::ranks::run_ranks;
-use kiln_shard::{EngineBuilder, Policy, Recompute, ShardError, Strategy};
+use kiln_shard::{EngineBuilder, Optimizer, Policy, Recompute, ShardError, Strategy};
 
 use crate::support::names;
 
@@ -93,12 +93,14 @@ fn presets_go_by_the_device() {
 
         let model = config.model.resolve(None).expect("a model");
         let modules = module_shapes(&decoder(&model));
-        let least = LeastMemory::of_run(&config, &model, &modules, true, true).per_rank() as f64;
+        let least = LeastMemory::of_run(&config, &model, &modules, &Optimizer::default(), true, true)
+            .per_rank() as f64;
         assert!(least < 0.95 * 80.0 * GIB, "{name}: {:.1} GiB", least / GIB);
         println!("{name} on {ranks}: {:.1} GiB", least / GIB);
         // Blocks run again only where what they would keep does not fit.
         let again = std::mem::replace(&mut config.shard.recompute, Recompute::None);
-        let kept = LeastMemory::of_run(&config, &model, &modules, true, true).per_rank() as f64;
+        let kept = LeastMemory::of_run(&config, &model, &modules, &Optimizer::default(), true, true)
+            .per_rank() as f64;
         println!("{name} on {ranks} without recompute: {:.1} GiB", kept / GIB);
         assert_eq!(again == Recompute::Block, name == "7b", "{name}");
     }

@@ -9,6 +9,8 @@ use crate::support::Workspace;
 
 const CONFIG: &str = include_str!("../fixtures/reference_run/config.toml");
 const TORCH: &str = include_str!("../fixtures/reference_run/torch.json");
+/// With `optim.kind = "muon"`.
+const TORCH_MUON: &str = include_str!("../fixtures/reference_run/torch_muon.json");
 
 /// Largest relative difference of a loss. Sums in another order come to some 1e-6.
 const LOSS_BOUND: f64 = 1e-4;
@@ -19,23 +21,31 @@ const NORM_BOUND: f64 = 1e-3;
 
 #[test]
 fn two_ranks_with_full_shard_train_as_pytorch_does() {
-    assert_trains_as_pytorch(2, "FULL_SHARD");
+    assert_trains_as_pytorch(2, "FULL_SHARD", TORCH, &[]);
 }
 
 /// With two micro-batches per step.
 #[test]
 fn one_rank_without_shards_trains_as_pytorch_does() {
-    assert_trains_as_pytorch(1, "NO_SHARD");
+    assert_trains_as_pytorch(1, "NO_SHARD", TORCH, &[]);
 }
 
-fn assert_trains_as_pytorch(ranks: usize, strategy: &str) {
+/// As `torch.optim.Muon`, computing in f32.
+#[test]
+fn muon_trains_as_pytorchs_does() {
+    for (ranks, strategy) in [(2, "FULL_SHARD"), (1, "NO_SHARD")] {
+        assert_trains_as_pytorch(ranks, strategy, TORCH_MUON, &["--set", "optim.kind=muon"]);
+    }
+}
+
+fn assert_trains_as_pytorch(ranks: usize, strategy: &str, torch: &str, more: &[&str]) {
     let workspace = Workspace::new();
     workspace.write("reference.toml", CONFIG);
     let (ranks, strategy) = (ranks.to_string(), format!("shard.strategy={strategy}"));
     let arguments = ["train", "reference.toml", "--out", "run", "--ranks", &ranks];
     let settings = ["--set", "data.path=text", "--set", &strategy];
-    workspace.succeed(&[&arguments[..], &settings].concat());
-    let torch: Json = serde_json::from_str(TORCH).expect("JSON");
+    workspace.succeed(&[&arguments[..], &settings, more].concat());
+    let torch: Json = serde_json::from_str(torch).expect("JSON");
     assert_recorded_for_this_run(&workspace, &torch);
 
     let steps = workspace.steps("run");

@@ -23,9 +23,7 @@ use kiln_model::decoder::{self, Decoder};
 use kiln_model::{Context, Key, Layers, ModelConfig};
 use kiln_shard::memory::{self, CountingAllocator};
 use kiln_shard::ranks::run_ranks;
-use kiln_shard::{
-    AdamW, Engine, EngineBuilder, ParamGroupLayout, Policy, Recompute, Reshard, ShardError, Strategy,
-};
+use kiln_shard::{Engine, EngineBuilder, ParamGroupLayout, Policy, Recompute, Reshard, ShardError, Strategy};
 
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
@@ -142,7 +140,7 @@ fn measure_rank(world: Arc<dyn Communicator>, policy: &Policy, tied: bool) -> Re
         let backward_peak = peak();
         let after_backward = live();
         memory::reset_peak(rank);
-        let update = engine.update(&AdamW::default(), 1e-3, 1.0)?;
+        let update = engine.update(1e-3, 1.0)?;
         engine.outcome(update)?;
         Ok((backward_peak, after_backward, peak()))
     };

@@ -1,10 +1,9 @@
 //! Clipping by the global norm.
 
-use kiln_shard::Strategy;
-use kiln_shard::clip_factor;
+use kiln_shard::{StateKind, Strategy, clip_factor};
 
 use crate::reference;
-use crate::support::{Run, assert_close};
+use crate::support::{Rank, Run, assert_close};
 
 /// One run per strategy, on meshes with one axis and with two.
 fn strategies() -> Vec<Run> {
@@ -38,6 +37,28 @@ fn no_clipping_is_clipping_far_away() {
         let on = Run { max_norm: 0.05, ..run.clone() }.train();
         assert_eq!(on.gradients[0], off.gradients[0], "the norm is that of the raw gradient");
         assert_ne!(on.weights, off.weights, "{}", run.name());
+    }
+}
+
+#[test]
+fn norms_by_parameter_are_those_of_their_gradients() {
+    for run in strategies() {
+        run.on_ranks(|world| {
+            let rank = Rank::start(&run, world)?;
+            rank.gradients(1)?;
+            let norms = rank.engine().grad_norms()?;
+            let gradients = rank.values(StateKind::Gradient)?;
+            assert_eq!(norms.len(), gradients.len());
+            for (name, norm) in &norms {
+                let squares = gradients[name].iter().map(|value| f64::from(*value).powi(2));
+                let expected = squares.sum::<f64>().sqrt();
+                assert!((norm - expected).abs() <= 1e-12 * expected, "{}: `{name}`", run.name());
+            }
+            let whole = norms.iter().map(|(_, norm)| norm * norm).sum::<f64>().sqrt();
+            let expected = rank.engine().grad_norm()?;
+            assert!((whole - expected).abs() <= 1e-12 * expected, "{}", run.name());
+            Ok(())
+        });
     }
 }
 

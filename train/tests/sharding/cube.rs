@@ -4,7 +4,7 @@
 
 use burn::tensor::{Device, DeviceKind};
 use kiln_collectives::DType;
-use kiln_shard::{LossScale, Recompute, Reshard, StateKind, Strategy};
+use kiln_shard::{LossScale, Muon, Recompute, Reshard, StateKind, Strategy};
 
 use crate::reference;
 use crate::support::{LEARNING_RATE, Rank, Run, Trace, assert_within};
@@ -56,6 +56,19 @@ fn recomputed_blocks_and_micro_batches() {
     check(on_gpu(Strategy::FullShard, 2).reshard(Reshard::Always));
 }
 
+/// Directions, whole matrices and updates on the device, and with state on the host.
+#[test]
+fn muon_trains_as_on_the_cpu() {
+    let muon = Some(Muon { learning_rate: 20.0, ..Muon::default() });
+    for (strategy, ranks) in [(Strategy::FullShard, 1), (Strategy::FullShard, 2), (Strategy::NoShard, 2)] {
+        for offload in [false, true] {
+            let mut run = Run { muon, ..on_gpu(strategy, ranks) };
+            run.policy.offload = offload;
+            check(run);
+        }
+    }
+}
+
 #[test]
 fn one_rank_alone() {
     check(on_gpu(Strategy::FullShard, 1));
@@ -100,7 +113,7 @@ fn the_loss_scale_adapts() {
         let mut left_out = 0;
         let outcome = loop {
             rank.gradients(1)?;
-            let update = engine.update(&run.adamw, LEARNING_RATE, run.max_norm)?;
+            let update = engine.update(LEARNING_RATE, run.max_norm)?;
             let outcome = engine.outcome(update)?;
             if outcome.applied {
                 break outcome;

@@ -6,6 +6,7 @@
 //! - `parity`: every combination of settings against the reference;
 //! - `bits`, `hybrid`, `shapes`, `precision`, `dropout`, `frozen`: what single settings promise;
 //! - `counts`, `order`: which collectives a step issues, and when;
+//! - `muon`: an optimizer of several rules, one of which works on whole matrices;
 //! - `checkpoint`: any number of ranks and any strategy goes on where any other stopped;
 //! - `cube`: the engine on a GPU's tensors (feature `wgpu`);
 //! - `corruption`: no damage to a checkpoint goes unnoticed;
@@ -27,6 +28,7 @@ mod evaluation;
 mod failure;
 mod frozen;
 mod hybrid;
+mod muon;
 mod order;
 mod pairwise;
 mod parity;

@@ -8,6 +8,7 @@ use burn::tensor::{Device, Gradients, Tensor, TensorData};
 use kiln_model::decoder::Decoder;
 use kiln_shard::Strategy;
 
+use crate::muon::step_muon;
 use crate::support::{LEARNING_RATE, Run, Trace, Values};
 
 /// The run of [`Run::new`] without the engine, for the untied and for the tied model.
@@ -60,7 +61,18 @@ fn update(run: &Run, step: i32, parameters: &mut [Parameter]) -> f64 {
         clip = run.max_norm / (norm + 1e-6);
     }
     let adamw = run.adamw;
-    for parameter in parameters.iter_mut().filter(|parameter| parameter.trainable) {
+    if let Some(muon) = &run.muon {
+        let is_matrix =
+            |p: &&mut Parameter| p.trainable && p.name.starts_with("layers.") && p.shape.len() > 1;
+        for Parameter { shape, weight, gradient, moments, .. } in parameters.iter_mut().filter(is_matrix) {
+            let gradient: Vec<_> = gradient.iter().map(|value| f64::from(*value) * clip).collect();
+            step_muon(muon, [shape[0], shape[1]], weight, &gradient, moments);
+        }
+    }
+    let is_adamw = |p: &&mut Parameter| {
+        p.trainable && (run.muon.is_none() || !p.name.starts_with("layers.") || p.shape.len() < 2)
+    };
+    for parameter in parameters.iter_mut().filter(is_adamw) {
         let decay = if parameter.shape.len() > 1 { adamw.weight_decay } else { 0.0 };
         for (index, gradient) in parameter.gradient.iter().enumerate() {
             let gradient = f64::from(*gradient) * clip;

@@ -11,7 +11,10 @@ use kiln_model::decoder::{self, Decoder};
 use kiln_model::layers::{AnyLayer, Layer, LayerInit};
 use kiln_model::{Context, Key, Layers, ModelConfig};
 use kiln_shard::ranks::{RankError, RanksError, run_ranks, run_ranks_on};
-use kiln_shard::{AdamW, Engine, EngineBuilder, Policy, Recompute, Reshard, ShardError, StateKind, Strategy};
+use kiln_shard::{
+    AdamW, Choice, Engine, EngineBuilder, Muon, Optimizer, Policy, Recompute, Reshard, ShardError, StateKind,
+    Strategy,
+};
 
 /// How far a sharded run may be from the unsharded one, as `‖a - b‖ / ‖b‖` per tensor. Both compute
 /// in f32 and add the same numbers in another order (rows of a batch over ranks and micro-batches),
@@ -39,6 +42,8 @@ pub struct Run {
     /// Token ids of the data are below this.
     pub tokens: usize,
     pub adamw: AdamW,
+    /// For the matrices of blocks, if not AdamW as for the rest.
+    pub muon: Option<Muon>,
     /// 0 for no clipping.
     pub max_norm: f64,
     pub frozen: fn(&str) -> bool,
@@ -93,10 +98,24 @@ impl Run {
             batch: 96,
             seq: 6,
             adamw: AdamW::default(),
+            muon: None,
             max_norm: 0.5,
             frozen: |_| false,
             delay_seed: None,
             device: Device::flex,
+        }
+    }
+
+    /// What the run updates by.
+    pub fn optimizer(&self) -> Optimizer {
+        match self.muon {
+            None => self.adamw.into(),
+            Some(muon) => {
+                Optimizer::new("muon", vec![Arc::new(self.adamw), Arc::new(muon)], |name, shape| {
+                    let is_matrix = name.starts_with("layers.") && shape.len() >= 2;
+                    Choice { rule: usize::from(is_matrix), ..Choice::default() }
+                })
+            }
         }
     }
 
@@ -274,7 +293,25 @@ impl<'a> Rank<'a> {
         world: Arc<dyn Communicator>,
         decoder: Decoder,
     ) -> Result<Self, ShardError> {
-        let builder = EngineBuilder::new(world, run.policy.clone(), run.shard_size)?;
+        Rank::made_of(run, world, decoder, run.optimizer())
+    }
+
+    /// [`Rank::start`] with another optimizer than that of the run.
+    pub fn with_optimizer(
+        run: &'a Run,
+        world: Arc<dyn Communicator>,
+        optimizer: Optimizer,
+    ) -> Result<Self, ShardError> {
+        Rank::made_of(run, world, run.decoder(&(run.device)()), optimizer)
+    }
+
+    fn made_of(
+        run: &'a Run,
+        world: Arc<dyn Communicator>,
+        decoder: Decoder,
+        optimizer: Optimizer,
+    ) -> Result<Self, ShardError> {
+        let builder = EngineBuilder::new(world, run.policy.clone(), run.shard_size)?.optimizer(optimizer);
         let model = ShardedDecoder::new(decoder, builder.freeze(run.frozen))?;
         Ok(Rank { run, model, training: (run.device)().autodiff() })
     }
@@ -309,7 +346,7 @@ impl<'a> Rank<'a> {
 
     /// Clips and updates: the loss over all ranks, and the norm of the gradient.
     pub fn update(&self) -> Result<(f64, f64), ShardError> {
-        let update = self.engine().update(&self.run.adamw, LEARNING_RATE, self.run.max_norm)?;
+        let update = self.engine().update(LEARNING_RATE, self.run.max_norm)?;
         let outcome = self.engine().outcome(update)?;
         assert!(outcome.applied, "{}: {outcome:?}", self.run.name());
         Ok((outcome.loss, outcome.grad_norm))

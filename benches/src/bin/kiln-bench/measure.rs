@@ -6,6 +6,7 @@ use burn::tensor::Device;
 use kiln::bench::step;
 use kiln::config::Config;
 use kiln::device::threads_per_rank;
+use kiln::optimizers::Optimizers;
 use kiln::run::{self, TrainError};
 use kiln::sharded::ShardedDecoder;
 use kiln_model::decoder::Decoder;
@@ -65,6 +66,7 @@ pub fn measure(
     count: Steps,
 ) -> Result<Measured, TrainError> {
     let ranks = config.train.ranks;
+    let optimizer = Optimizers::default().make(&config.optim)?;
     let threads = threads_per_rank(&config.device, ranks);
     // Memory that earlier work has left in the device's allocator is not counted.
     let before = reserved(device).unwrap_or(0);
@@ -74,6 +76,7 @@ pub fn measure(
         let decoder = Decoder::new(&Layers::default(), model, Key::new(config.train.seed), device)?;
         let flops_per_token = decoder.flops_per_token(config.data.seq_len);
         let builder = EngineBuilder::new(world, run::policy(config), config.shard.shard_size)?;
+        let builder = builder.optimizer(optimizer.clone());
         let sharded = ShardedDecoder::new(decoder, builder)?;
         let parameters = sharded.engine().layout().num_parameters();
         let mut own = Measured { parameters, flops_per_token, ..Measured::default() };

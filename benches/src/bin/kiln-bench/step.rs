@@ -7,6 +7,7 @@ use clap::Args;
 use kiln::bench::{check_counts, default_config};
 use kiln::config::{self, Config};
 use kiln::device::{Peak, ResolvedDevice, threads_per_rank};
+use kiln::optimizers::Optimizers;
 use kiln::run::{TrainError, check_memory};
 use kiln_model::{Decoder, Key, Layers, ModelConfig};
 
@@ -52,7 +53,14 @@ impl StepArgs {
         let selected = ResolvedDevice::new(&config, &layers, None)?;
         config.settle(selected.defaults());
         let decoder = Decoder::new(&layers, &model, Key::new(0), &kiln::device::plain())?;
-        check_memory(&config, &model, &decoder, &selected, None)?;
+        check_memory(
+            &config,
+            &model,
+            &decoder,
+            &Optimizers::default().make(&config.optim)?,
+            &selected,
+            None,
+        )?;
         let measured = measure(&config, &model, &selected.device(), steps)?;
         let ranks = config.train.ranks;
         let peak = match config.device.peak_tflops {

@@ -16,7 +16,7 @@ impl Rank<'_> {
         let Plan { message, tokenizer, .. } = self.plan;
         self.model.engine().set_activity("checkpoint");
         let context = SaveContext {
-            optimizer: SavedOptimizer::adamw(),
+            optimizer: SavedOptimizer::of(&self.plan.optimizer),
             state: self.state.clone(),
             config: Some(message.config.clone()),
             files: Vec::new(),

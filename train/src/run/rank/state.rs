@@ -75,6 +75,7 @@ impl<'a> Rank<'a> {
         let device = plan.device.device();
         let freeze = config.train.freeze.clone();
         let builder = EngineBuilder::new(world, policy(config), config.shard.shard_size)?
+            .optimizer(plan.optimizer.clone())
             .freeze(move |name| freeze.iter().any(|prefix| name.starts_with(prefix.as_str())));
         let allow_missing = plan.allow_missing.clone();
         let is_loaded = plan.resume.is_some() || !config.init.from.as_os_str().is_empty();

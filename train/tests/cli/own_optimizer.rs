@@ -1,0 +1,148 @@
+//! A program of your own, `train/examples/own_optimizer.rs`, has every command on its optimizer, and `kiln` says
+//! that it lacks it. The built-in Muon has every command as well.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use safetensors::SafeTensors;
+
+use crate::support::{Ended, Workspace, example};
+
+/// What a command of `own` or of `kiln` prints, which must succeed.
+fn succeed(workspace: &Workspace, program: &Option<PathBuf>, arguments: &[&str]) -> String {
+    let ended: Ended = match program {
+        Some(program) => workspace.run(program, arguments),
+        None => workspace.kiln(arguments),
+    };
+    assert_eq!(ended.code, Some(0), "{arguments:?}: {ended:?}");
+    ended.stdout
+}
+
+/// Trains with the optimizer that `settings` choose, in every way; `state` is what a checkpoint says of it.
+fn has_every_command(program: Option<PathBuf>, settings: &[&str], state: &str) {
+    let workspace = Workspace::new();
+    let succeed = |arguments: &[&str]| succeed(&workspace, &program, arguments);
+    let train = |out: &str, more: &[&str]| {
+        succeed(&[&["train", "run.toml", "--ranks", "2", "--out", out][..], settings, more].concat());
+        workspace.steps(out)
+    };
+    let full = train("full", &["--set", "checkpoint.every=2"]);
+    assert_eq!(train("none", &["--set", "shard.strategy=NO_SHARD"]), full);
+    assert_eq!(train("grad_op", &["--set", "shard.strategy=SHARD_GRAD_OP"]), full);
+    let processes = ["launch", "--nproc-per-node", "2", "--", "train", "run.toml", "--out", "processes"];
+    succeed(&[&processes[..], settings].concat());
+    assert_eq!(workspace.steps("processes"), full);
+
+    // From the middle to the same end: to the bit, and nearly so at other numbers of ranks.
+    let middle = "full/checkpoints/fsdp_cpt2";
+    assert_eq!(train("again", &["--resume", middle]), full[2..]);
+    let resumed_by = |ranks: &str, from: &str, out: &str| {
+        let arguments = ["train", "run.toml", "--ranks", ranks, "--resume", from, "--out", out];
+        succeed(&[&arguments[..], settings].concat());
+        for ((_, loss, _), (_, expected, _)) in workspace.steps(out).iter().zip(&full[2..]) {
+            assert!((loss - expected).abs() <= 1e-5 * expected, "{ranks} ranks: {loss} {expected}");
+        }
+    };
+    resumed_by("1", middle, "one");
+    resumed_by("4", middle, "four");
+    succeed(&["convert", "--checkpoint", middle, "--to", "full", "--out", "converted"]);
+    resumed_by("2", "converted", "from_converted");
+
+    assert!(succeed(&["eval", "--checkpoint", "full", "--ranks", "2"]).contains("loss"));
+    succeed(&["generate", "--checkpoint", "full", "--prompt", "a", "--max-tokens", "4"]);
+    let said = succeed(&["inspect", "full"]);
+    assert!(said.contains(&format!("optimizer: {state}")), "{said}");
+    assert!(succeed(&["inspect", "full", "--verify"]).contains("whole"), "verified");
+
+    // Under AdamW it does not go on.
+    let said = workspace.kiln(&["train", "run.toml", "--out", "other", "--resume", middle]);
+    assert_eq!(said.code, Some(2), "{said:?}");
+    assert!(said.stderr.contains(state) && said.stderr.contains("adamw"), "{said:?}");
+}
+
+#[test]
+fn an_optimizer_from_outside_has_every_command() {
+    let settings = ["--set", "optim.kind=lion", "--set", "optim.lr=1e-3", "--set", "optim.extra.blend=0.8"];
+    has_every_command(Some(example("own_optimizer")), &settings, "lion (state momentum)");
+}
+
+#[test]
+fn muon_has_every_command() {
+    let settings = ["--set", "optim.kind=muon", "--set", "optim.muon.lr=0.01"];
+    has_every_command(None, &settings, "muon (state exp_avg, exp_avg_sq, momentum_buffer)");
+}
+
+#[test]
+fn what_is_not_there_is_named() {
+    let workspace = Workspace::new();
+    let refused = |program: &Option<PathBuf>, settings: &[&str], expected: &[&str]| {
+        let arguments = [&["train", "run.toml", "--out", "run"][..], settings].concat();
+        let said = match program {
+            Some(program) => workspace.run(program, &arguments),
+            None => workspace.kiln(&arguments),
+        };
+        assert_eq!(said.code, Some(2), "{said:?}");
+        for part in expected {
+            assert!(said.stderr.contains(part), "{part}: {said:?}");
+        }
+        assert!(!workspace.path("run").exists(), "nothing was begun");
+    };
+    let (own, kiln) = (Some(example("own_optimizer")), None);
+    refused(&kiln, &["--set", "optim.kind=lion"], &["optim.kind = \"lion\"", "\"adamw\", \"muon\""]);
+    refused(&own, &["--set", "optim.kind=lyon"], &["optim.kind = \"lyon\"", "\"lion\""]);
+    let extra = ["--set", "optim.kind=lion", "--set", "optim.extra.blind=1"];
+    refused(&own, &extra, &["optim.extra: unknown field `blind`"]);
+    refused(&kiln, &["--set", "optim.extra.blend=1"], &["optimizer `adamw` has no settings there"]);
+    refused(&kiln, &["--set", "optim.muon.lr=0.1"], &["[optim.muon]: that is for optim.kind = \"muon\""]);
+    let muon = ["--set", "optim.kind=muon"];
+    refused(&kiln, &[&muon[..], &["--set", "optim.muon.ns_step=3"]].concat(), &["did you mean `ns_steps`"]);
+    let group = "optim.groups=[{ parameters = [\"*.nrom.weight\"], lr = 0.1 }]";
+    refused(&kiln, &["--set", group], &["no parameter is called \"*.nrom.weight\""]);
+    let group = "optim.groups=[{ parameters = [\"*\"], rule = \"muon\" }]";
+    refused(&kiln, &["--set", group], &["`adamw` has no rule `muon`"]);
+    let group = "optim.groups=[{ parameters = [\"*\"], lr = -1.0 }]";
+    refused(&kiln, &["--set", group], &["optim.groups: lr = -1: must be zero or more"]);
+}
+
+/// Options by name reach the weights: what has a rate of zero stays.
+#[test]
+fn groups_have_options_of_their_own() {
+    let workspace = Workspace::new();
+    let train = |out: &str, more: &[&str]| {
+        let arguments = ["train", "run.toml", "--out", out, "--set", "checkpoint.format=full"];
+        let settings =
+            ["--set", "checkpoint.every=1", "--set", "checkpoint.keep=0", "--set", "optim.kind=muon"];
+        succeed(&workspace, &None, &[&arguments[..], &settings, more].concat());
+    };
+    let still = "optim.groups=[{ parameters = [\"layers.0.*\"], dims = 2, lr = 0.0 }]";
+    train("still", &["--set", still]);
+    train("stock", &[]);
+    let moved = |out: &str, is_wanted: fn(&str) -> bool| {
+        let [first, last] =
+            [1, 4].map(|step| weights(&workspace, &format!("{out}/checkpoints/fsdp_cpt{step}")));
+        let wanted: Vec<_> = first.iter().filter(|(name, _)| is_wanted(name)).collect();
+        assert!(!wanted.is_empty());
+        wanted.into_iter().map(|(name, values)| last[name] != *values).collect::<Vec<_>>()
+    };
+    let matrix = |name: &str| name.starts_with("layers.0.") && !name.contains("norm");
+    assert!(moved("still", matrix).iter().all(|moved| !moved));
+    assert!(moved("stock", matrix).iter().all(|moved| *moved));
+    assert!(
+        moved("still", |name| !name.starts_with("layers.0.") || name.contains("norm")).iter().all(|m| *m)
+    );
+}
+
+/// The bytes of all weights of a checkpoint, by name.
+fn weights(workspace: &Workspace, checkpoint: &str) -> BTreeMap<String, Vec<u8>> {
+    let folder = workspace.path(checkpoint);
+    let files = crate::support::names(&folder).into_iter();
+    let files = files.filter(|name| name.starts_with("model") && name.ends_with(".safetensors"));
+    let mut all = BTreeMap::new();
+    for file in files {
+        let bytes = std::fs::read(folder.join(file)).expect("a file of weights");
+        for (name, view) in SafeTensors::deserialize(&bytes).expect("tensors").tensors() {
+            all.insert(name, view.data().to_vec());
+        }
+    }
+    all
+}
