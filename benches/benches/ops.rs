@@ -64,9 +64,27 @@ fn swiglu(criterion: &mut Criterion) {
 
 fn attention(criterion: &mut Criterion) {
     let [q, k, v] = ["q", "k", "v"].map(|name| input(name, [BATCH, SEQ, HEADS, D_MODEL / HEADS]));
-    let fused = || ops::causal_attention(leaf(&q), leaf(&k), leaf(&v));
-    let reference = || ops::causal_attention_reference(leaf(&q), leaf(&k), leaf(&v));
+    let fused = || ops::causal_attention(leaf(&q), leaf(&k), leaf(&v), None);
+    let reference = || ops::causal_attention_reference(leaf(&q), leaf(&k), leaf(&v), None);
     both(criterion, "causal_attention", [("fused", &fused), ("reference", &reference)]);
+}
+
+/// Attention of one long sequence in windows of several sizes: its time grows with the window.
+fn windows(criterion: &mut Criterion) {
+    for seq in [2_048, 4_096] {
+        let [q, k, v] = ["q", "k", "v"].map(|name| input(name, [1, seq, HEADS, D_MODEL / HEADS]));
+        let mut group = criterion.benchmark_group(format!("attention_of_{seq}"));
+        group.sample_size(10);
+        let windows = [Some(128), Some(256), Some(512), Some(1_024), Some(2_048), None];
+        for window in windows.into_iter().filter(|window| window.is_none_or(|window| window < seq)) {
+            let name = window.map_or_else(|| "full".to_owned(), |window| format!("window_{window}"));
+            group.bench_function(name, |bencher| {
+                let attention = || ops::causal_attention(leaf(&q), leaf(&k), leaf(&v), window);
+                bencher.iter(|| black_box(attention().sum().backward()));
+            });
+        }
+        group.finish();
+    }
 }
 
 fn rotary(criterion: &mut Criterion) {
@@ -108,5 +126,16 @@ fn cross_entropy(criterion: &mut Criterion) {
     both(criterion, "linear_cross_entropy", variants);
 }
 
-criterion_group!(benches, linear, rms_norm, swiglu, rotary, embedding, dropout, attention, cross_entropy);
+criterion_group!(
+    benches,
+    linear,
+    rms_norm,
+    swiglu,
+    rotary,
+    embedding,
+    dropout,
+    attention,
+    windows,
+    cross_entropy
+);
 criterion_main!(benches);

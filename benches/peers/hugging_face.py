@@ -78,11 +78,23 @@ CASES = {
         "llama", old=True, num_key_value_heads=2, tie_word_embeddings=True, rope_parameters=LLAMA3
     ),
     "mistral": Case("mistral", num_key_value_heads=2, sliding_window=None),
+    "mistral_window": Case("mistral", num_key_value_heads=2, sliding_window=5),
     "qwen2": Case("qwen2", num_key_value_heads=2),
     "qwen2_tied": Case("qwen2", num_key_value_heads=2, tie_word_embeddings=True),
+    "qwen2_window": Case(
+        "qwen2", num_key_value_heads=2, use_sliding_window=True, sliding_window=4, max_window_layers=1
+    ),
     "qwen3": Case("qwen3", num_key_value_heads=2, head_dim=8),
     "qwen3_biases_tied": Case(
         "qwen3", num_key_value_heads=1, head_dim=4, attention_bias=True, tie_word_embeddings=True
+    ),
+    "qwen3_layer_types": Case(
+        "qwen3",
+        num_key_value_heads=2,
+        head_dim=8,
+        use_sliding_window=True,
+        sliding_window=3,
+        layer_types=["sliding_attention", "full_attention"],
     ),
 }
 

@@ -332,7 +332,7 @@ def with_preset(config, preset, folder):
 def check_comparable(config):
     """Ends the program if the configuration asks for what PyTorch's side here does not do."""
     model, unknown = config["model"], []
-    unknown += [key for key in ("dropout", "qk_norm", "feed_forward_bias") if model.get(key)]
+    unknown += [key for key in ("dropout", "qk_norm", "feed_forward_bias", "window", "block") if model.get(key)]
     unknown += ["rope_scaling"] if "rope_scaling" in model else []
     unknown += ["attention_bias"] if model.get("attention_bias", "none") != "none" else []
     if unknown:

@@ -98,7 +98,8 @@ pub struct ModelConfig {
     pub d_ff: usize,
     /// Whether the head reuses the embedding matrix.
     pub tie_embeddings: bool,
-    /// Name of the block, if it is not one of attention and a feed-forward layer; see
+    /// Name of the block, if it is not the one of Llama, attention and then a feed-forward layer: that of
+    /// [`PARALLEL_RESIDUAL`], or of one that a program has added; see
     /// [`Layers::block`](crate::layers::Layers::block).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub block: Option<String>,
@@ -112,6 +113,14 @@ pub struct ModelConfig {
     /// [`LayerInit::extra`](crate::layers::LayerInit::extra).
     #[serde(default, skip_serializing_if = "serde_json::Map::is_empty")]
     pub extra: serde_json::Map<String, serde_json::Value>,
+    /// Positions that a position sees at most in attention, itself and those right before it: sliding-window
+    /// attention (Beltagy et al., 2020). All before it if there is none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub window: Option<usize>,
+    /// Which blocks have the window, a letter for each: `w` for a window, `f` for full attention. It is repeated
+    /// over the blocks, as in `wf` (Gemma 2) and `wwwwwf` (Gemma 3). All blocks if there is none (Mistral).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub window_pattern: Option<String>,
     /// Which projections of attention have a bias.
     #[serde(default)]
     pub attention_bias: AttentionBias,
@@ -142,11 +151,18 @@ pub struct ModelConfig {
     pub init_std: f64,
 }
 
+/// The letters of [`ModelConfig::window_pattern`].
+const WINDOWED: u8 = b'w';
+const FULL: u8 = b'f';
+
 /// The attention layer of Llama, which a configuration need not name.
 pub const FULL_ATTENTION: &str = "full";
 
 /// The feed-forward layer of Llama, which a configuration need not name.
 pub const SWIGLU: &str = "swiglu";
+
+/// The block of GPT-J and PaLM, whose attention and feed-forward layer read the same input.
+pub const PARALLEL_RESIDUAL: &str = "parallel_residual";
 
 fn default_attention() -> String {
     FULL_ATTENTION.to_owned()
@@ -215,6 +231,14 @@ pub enum ModelConfigError {
         /// Width of one head.
         head_dim: usize,
     },
+    /// The pattern of windows is none, or there is no window for it.
+    #[error("model.window_pattern = \"{pattern}\": {problem}")]
+    WindowPattern {
+        /// The pattern.
+        pattern: String,
+        /// What is wrong with it.
+        problem: &'static str,
+    },
     /// A value is outside its range.
     #[error("model.{key} = {value}: must be {range}")]
     OutOfRange {
@@ -262,6 +286,8 @@ impl ModelConfig {
             attention: default_attention(),
             feed_forward: default_feed_forward(),
             extra: serde_json::Map::new(),
+            window: None,
+            window_pattern: None,
             attention_bias: AttentionBias::default(),
             feed_forward_bias: false,
             qk_norm: false,
@@ -277,6 +303,23 @@ impl ModelConfig {
     /// Width of one head.
     pub fn head_dim(&self) -> usize {
         self.head_dim.unwrap_or_else(|| self.d_model / self.heads)
+    }
+
+    /// Positions that a position sees at most in the attention of block `index`: itself and those right before
+    /// it. `None` if it sees all before it.
+    pub fn window_of(&self, index: usize) -> Option<usize> {
+        let pattern = self.window_pattern.as_deref().unwrap_or_default().as_bytes();
+        let is_full = !pattern.is_empty() && pattern[index % pattern.len()] == FULL;
+        self.window.filter(|_| !is_full)
+    }
+
+    /// The pattern by which block `index` is `windowed[index]`, as short as it can be; `None` if all are.
+    pub fn window_pattern_of(windowed: &[bool]) -> Option<String> {
+        let repeats = |length: &usize| windowed.iter().zip(&windowed[*length..]).all(|(a, b)| a == b);
+        let shortest = (1..windowed.len()).find(repeats).unwrap_or(windowed.len());
+        let letter = |windowed: &bool| char::from(if *windowed { WINDOWED } else { FULL });
+        let pattern = windowed[..shortest].iter().map(letter).collect::<String>();
+        pattern.as_bytes().contains(&FULL).then_some(pattern)
     }
 
     /// Standard deviation of the projections that write to the residual stream.
@@ -313,6 +356,7 @@ impl ModelConfig {
             let what = self.head_dim.map_or("model.d_model / model.heads", |_| "model.head_dim");
             return Err(ModelConfigError::OddHead { what, head_dim: self.head_dim() });
         }
+        self.validate_window()?;
         self.rope_scaling.map_or(Ok(()), RopeScaling::validate)?;
         let ModelConfig { dropout, rope_theta, norm_eps, init_std, .. } = *self;
         if let Some(cap) = self.logit_softcap {
@@ -322,5 +366,25 @@ impl ModelConfig {
         in_range("rope_theta", rope_theta, rope_theta > 0.0, "positive and finite")?;
         in_range("norm_eps", norm_eps, norm_eps > 0.0, "positive and finite")?;
         in_range("init_std", init_std, init_std >= 0.0, "zero or more, and finite")
+    }
+
+    fn validate_window(&self) -> Result<(), ModelConfigError> {
+        if let Some(window) = self.window {
+            at_least_one("window", window)?;
+            at_most("window", window, MAX_SIZE)?;
+        }
+        let Some(pattern) = &self.window_pattern else { return Ok(()) };
+        let problem = if self.window.is_none() {
+            "there is no window: set model.window"
+        } else if pattern.bytes().any(|letter| ![WINDOWED, FULL].contains(&letter)) {
+            "must have no letters but w, a block with the window, and f, one with full attention"
+        } else if !pattern.as_bytes().contains(&WINDOWED) {
+            "must have a w: without one no block has the window"
+        } else if pattern.len() > self.layers {
+            "must have at most as many letters as there are blocks (model.layers)"
+        } else {
+            return Ok(());
+        };
+        Err(ModelConfigError::WindowPattern { pattern: pattern.clone(), problem })
     }
 }

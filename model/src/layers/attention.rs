@@ -7,8 +7,8 @@ use super::{Context, Layer, LayerInit, Linear, RmsNorm};
 use crate::config::AttentionBias;
 use crate::ops::{self, RotaryFrequencies};
 
-/// Causal self-attention. Shapes: B batch, T sequence, H query heads, K key and value heads,
-/// D width of a head.
+/// Causal self-attention, over the whole sequence or in a window: [`ModelConfig::window_of`](crate::ModelConfig::window_of) says which. Shapes: B
+/// batch, T sequence, H query heads, K key and value heads, D width of a head.
 #[derive(Module, Debug)]
 pub struct Attention {
     /// `[d_model, H * D]`.
@@ -29,6 +29,9 @@ pub struct Attention {
     kv_heads: usize,
     #[module(skip)]
     head_dim: usize,
+    /// Positions that a position sees at most: itself and those right before it.
+    #[module(skip)]
+    window: Option<usize>,
     #[module(skip)]
     frequencies: RotaryFrequencies,
 }
@@ -36,7 +39,7 @@ pub struct Attention {
 impl Attention {
     /// Attention of the given shape.
     pub fn new(init: LayerInit) -> Self {
-        let LayerInit { model: config, key, device, .. } = init;
+        let LayerInit { model: config, index, key, device } = init;
         let (d, head_dim) = (config.d_model, config.head_dim());
         let (q, kv) = (config.heads * head_dim, config.kv_heads * head_dim);
         let (std, residual_std) = (config.init_std, config.residual_std());
@@ -59,6 +62,7 @@ impl Attention {
             heads: config.heads,
             kv_heads: config.kv_heads,
             head_dim,
+            window: config.window_of(index),
             frequencies: RotaryFrequencies { theta: config.rope_theta, scaling: config.rope_scaling },
         }
     }
@@ -87,18 +91,19 @@ impl Layer for Attention {
         let q_bthd = ops::rotary(q_bthd, self.frequencies, position);
         let k_btkd = ops::rotary(k_btkd, self.frequencies, position);
         let out_bthd = match cache {
-            None => ops::causal_attention(q_bthd, k_btkd, v_btkd),
+            None => ops::causal_attention(q_bthd, k_btkd, v_btkd, self.window),
             Some(cache) => {
-                let (keys_bckd, values_bckd) = cache.append(k_btkd, v_btkd);
-                ops::cached_attention(q_bthd, keys_bckd, values_bckd, position + seq)
+                let (keys_bckd, values_bckd, filled) = cache.append_in_window(k_btkd, v_btkd, self.window);
+                ops::cached_attention(q_bthd, keys_bckd, values_bckd, filled, self.window)
             }
         };
         self.o_proj.forward(out_bthd.reshape([batch, seq, self.heads * self.head_dim]))
     }
 
     /// Also 12 for each value of a query and each position (Chowdhery et al., 2022), without the causal half, as
-    /// the field's MFU figures have it.
+    /// the field's MFU figures have it. In a window there are as many positions as the window has.
     fn flops_per_token(&self, seq_len: usize) -> f64 {
-        6.0 * self.active_parameters() as f64 + 12.0 * (self.heads * self.head_dim * seq_len) as f64
+        let positions = self.window.map_or(seq_len, |window| window.min(seq_len));
+        6.0 * self.active_parameters() as f64 + 12.0 * (self.heads * self.head_dim * positions) as f64
     }
 }

@@ -1,5 +1,6 @@
 //! The cache of keys and values, for text that grows token by token.
 
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use burn::tensor::Tensor;
@@ -8,8 +9,8 @@ use burn::tensor::Tensor;
 /// sequence. Clones share their contents.
 ///
 /// A cache belongs to one sequence, or to one batch of sequences of equal length, and to one pass at a time.
-/// The first write of a layer allocates memory for all positions: `2 · layers · batch · capacity · kv_heads ·
-/// head_dim` values.
+/// The first write of a layer allocates memory for all positions: `2 · batch · capacity · kv_heads · head_dim`
+/// values, and in a layer with a window `2 · batch · window · kv_heads · head_dim`.
 #[derive(Clone, Debug)]
 pub struct KeyValueCache {
     capacity: usize,
@@ -21,8 +22,17 @@ struct State {
     /// Number of positions that all layers have written. It grows at the end of a pass, so that a block may
     /// run twice.
     filled: usize,
-    /// Keys and values of each layer that has written, `[batch, capacity, kv_heads, head_dim]`.
-    layers: Vec<Option<[Tensor<4>; 2]>>,
+    /// What each layer that has written holds.
+    layers: Vec<Option<Held>>,
+}
+
+/// The keys and values of a layer, `[batch, rows, kv_heads, head_dim]`. Position `p` is in row `p % rows`: a row
+/// for every position, or for those of a window.
+#[derive(Debug)]
+struct Held {
+    rows: [Tensor<4>; 2],
+    /// What takes the place of `rows` at the end of a pass that still needs them.
+    next: Option<[Tensor<4>; 2]>,
 }
 
 /// More positions than a [`KeyValueCache`] has room for.
@@ -66,6 +76,15 @@ impl KeyValueCache {
         self.state().filled = 0;
     }
 
+    /// Bytes of the keys and values of all layers.
+    pub fn num_bytes(&self) -> usize {
+        let bytes = |tensor: &Tensor<4>| tensor.shape().num_elements() * tensor.dtype().size();
+        let state = self.state();
+        let held =
+            state.layers.iter().flatten().flat_map(|held| held.rows.iter().chain(held.next.iter().flatten()));
+        held.map(bytes).sum()
+    }
+
     /// Fails unless `new` more positions fit.
     pub(crate) fn check_room(&self, new: usize) -> Result<(), CacheFull> {
         let (filled, capacity) = (self.len(), self.capacity);
@@ -74,7 +93,13 @@ impl KeyValueCache {
 
     /// Counts the positions of a pass in which every layer has written.
     pub(crate) fn advance(&self, positions: usize) {
-        self.state().filled += positions;
+        let mut state = self.state();
+        state.filled += positions;
+        for held in state.layers.iter_mut().flatten() {
+            if let Some(next) = held.next.take() {
+                held.rows = next;
+            }
+        }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -107,25 +132,99 @@ impl LayerCache {
     /// If the cache has no room, which [`decoder::next_logits`](crate::decoder::next_logits) checks, or if
     /// its rows have another shape.
     pub fn append(&self, keys: Tensor<4>, values: Tensor<4>) -> (Tensor<4>, Tensor<4>) {
+        let (keys, values, _) = self.append_in_window(keys, values, None);
+        (keys, values)
+    }
+
+    /// [`append`](Self::append) for a layer in which a position sees at most `window` positions: the layer keeps
+    /// the last `window` rows, and drops those before them. Returns keys and values `[batch, rows, kv_heads,
+    /// head_dim]`, and how many of their first rows are filled. The last `seq` of these are the new ones, in order,
+    /// and what the new ones see is before them: what [`ops::cached_attention`](crate::ops::cached_attention) takes.
+    /// A single new row sees all that are filled, in whatever order they are.
+    ///
+    /// # Panics
+    ///
+    /// As [`append`](Self::append), or if the window is 0.
+    pub fn append_in_window(
+        &self,
+        keys: Tensor<4>,
+        values: Tensor<4>,
+        window: Option<usize>,
+    ) -> (Tensor<4>, Tensor<4>, usize) {
+        assert!(window != Some(0), "cache: a window of 0 positions");
         let [batch, seq, kv_heads, head_dim] = keys.dims();
-        let shape = [batch, self.cache.capacity, kv_heads, head_dim];
+        let capacity = self.cache.capacity;
+        let rows = window.map_or(capacity, |window| window.min(capacity));
+        let shape = [batch, rows, kv_heads, head_dim];
         let mut state = self.cache.state();
         let (start, end) = (state.filled, state.filled + seq);
-        assert!(end <= self.cache.capacity, "cache: {end} of {} positions", self.cache.capacity);
+        assert!(end <= capacity, "cache: {end} of {capacity} positions");
         if state.layers.len() <= self.layer {
             state.layers.resize_with(self.layer + 1, || None);
         }
-        let fits = |held: &[Tensor<4>; 2]| held[0].dims() == shape && held[0].dtype() == keys.dtype();
-        let held = state.layers[self.layer].take().filter(fits).unwrap_or_else(|| {
+        let zeros = |like: &Tensor<4>| Tensor::zeros(shape, (&like.device(), like.dtype()));
+        let fits = |held: &Held| held.rows[0].dims() == shape && held.rows[0].dtype() == keys.dtype();
+        let Held { rows: held, .. } = state.layers[self.layer].take().filter(fits).unwrap_or_else(|| {
             assert_eq!(start, 0, "cache: layer {} holds no positions like {shape:?}", self.layer);
-            let zeros = || Tensor::zeros(shape, (&keys.device(), keys.dtype()));
-            [zeros(), zeros()]
+            Held { rows: [zeros(&keys), zeros(&values)], next: None }
         });
-        let rows = [0..batch, start..end, 0..kv_heads, 0..head_dim];
-        let [held_keys, held_values] = held;
-        let keys = held_keys.slice_assign(rows.clone(), keys);
-        let values = held_values.slice_assign(rows, values);
-        state.layers[self.layer] = Some([keys.clone(), values.clone()]);
-        (keys, values)
+        let new = [keys, values];
+        let (held, [keys, values], filled) = if end <= rows || seq == 1 {
+            // Nothing that is written over is seen any more.
+            let [keys, values] = zip(held, new, |held, new| write(held, new, start));
+            let held = Held { rows: [keys.clone(), values.clone()], next: None };
+            (held, [keys, values], end.min(rows))
+        } else if start == 0 {
+            let held = zip(held, new.clone(), |held, new| write(held, new, start));
+            (Held { rows: held, next: None }, new, seq)
+        } else {
+            let before = start.min(rows - 1);
+            let seen = zip(held.clone(), new, |held, new| {
+                Tensor::cat([read(&held, start - before..start), vec![new]].concat(), 1)
+            });
+            let next = seen.clone().map(|seen| write(zeros(&seen), seen, start - before));
+            (Held { rows: held, next: Some(next) }, seen, before + seq)
+        };
+        state.layers[self.layer] = Some(held);
+        (keys, values, filled)
     }
+}
+
+/// What `f` makes of keys, and of values.
+fn zip(
+    a: [Tensor<4>; 2],
+    b: [Tensor<4>; 2],
+    f: impl Fn(Tensor<4>, Tensor<4>) -> Tensor<4>,
+) -> [Tensor<4>; 2] {
+    let ([a_keys, a_values], [b_keys, b_values]) = (a, b);
+    [f(a_keys, b_keys), f(a_values, b_values)]
+}
+
+/// `held`, where position `p` is in row `p % rows`, with `new`, whose first row is position `start`. Of more than it
+/// has room for, the last ones count.
+fn write(held: Tensor<4>, new: Tensor<4>, start: usize) -> Tensor<4> {
+    let ([batch, rows, kv_heads, head_dim], [_, seq, ..]) = (held.dims(), new.dims());
+    let kept = seq.min(rows);
+    let mut written = seq - kept;
+    let pieces = pieces(start + written..start + seq, rows);
+    pieces.into_iter().fold(held, |held, piece| {
+        let part = new.clone().narrow(1, written, piece.len());
+        written += piece.len();
+        held.slice_assign([0..batch, piece, 0..kv_heads, 0..head_dim], part)
+    })
+}
+
+/// The rows of `positions` in `held`, where position `p` is in row `p % rows`.
+fn read(held: &Tensor<4>, positions: Range<usize>) -> Vec<Tensor<4>> {
+    let [_, rows, ..] = held.dims();
+    let pieces = pieces(positions, rows).into_iter();
+    pieces.map(|piece| held.clone().narrow(1, piece.start, piece.len())).collect()
+}
+
+/// The rows that at most `rows` positions are in, in order.
+fn pieces(positions: Range<usize>, rows: usize) -> Vec<Range<usize>> {
+    let first = positions.start % rows;
+    let before_end = positions.len().min(rows - first);
+    let pieces = [first..first + before_end, 0..positions.len() - before_end];
+    pieces.into_iter().filter(|piece| !piece.is_empty()).collect()
 }

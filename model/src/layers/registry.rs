@@ -4,39 +4,45 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-use super::{AnyLayer, Attention, Block, GeGlu, Layer, LayerError, LayerInit, SquaredRelu, SwiGlu};
-use crate::config::{FULL_ATTENTION, ModelConfig, SWIGLU};
+use super::{
+    AnyLayer, Attention, Block, GeGlu, Layer, LayerError, LayerInit, ParallelBlock, SquaredRelu, SwiGlu,
+};
+use crate::config::{FULL_ATTENTION, ModelConfig, PARALLEL_RESIDUAL, SWIGLU};
 
 type Make = Arc<dyn Fn(LayerInit) -> Result<AnyLayer, LayerError> + Send + Sync>;
 
-/// The layers of one kind, by name.
+/// How a block is made.
 #[derive(Clone)]
-struct Makers {
-    key: &'static str,
-    by_name: BTreeMap<String, Make>,
+enum MakeBlock {
+    /// From layers of its own.
+    Whole(Make),
+    /// From the attention and the feed-forward layer that the configuration names.
+    Around(fn(LayerInit, AnyLayer, AnyLayer) -> AnyLayer),
 }
 
-impl Makers {
+/// How the layers of one kind are made, by name.
+#[derive(Clone)]
+struct Makers<M> {
+    key: &'static str,
+    by_name: BTreeMap<String, M>,
+}
+
+impl<M> Makers<M> {
     fn new(key: &'static str) -> Self {
         Makers { key, by_name: BTreeMap::new() }
     }
 
     /// Checkpoints name layers, so that a name stands for one layer only.
-    fn add<L: Layer>(
-        &mut self,
-        name: &str,
-        make: impl Fn(LayerInit) -> Result<L, LayerError> + Send + Sync + 'static,
-    ) {
+    fn add(&mut self, name: &str, make: M) {
         let key = self.key;
         assert!(!name.is_empty(), "model.{key}: a layer needs a name");
-        let make: Make = Arc::new(move |init| make(init).map(AnyLayer::new));
         let earlier = self.by_name.insert(name.to_owned(), make);
         assert!(earlier.is_none(), "model.{key} = \"{name}\" is a layer already: choose another name");
     }
 
-    fn make(&self, name: &str, init: LayerInit) -> Result<AnyLayer, LayerError> {
+    fn get(&self, name: &str) -> Result<&M, LayerError> {
         match self.by_name.get(name) {
-            Some(make) => make(init),
+            Some(make) => Ok(make),
             None => Err(LayerError::Unknown {
                 key: self.key,
                 name: name.to_owned(),
@@ -54,18 +60,26 @@ impl Makers {
 /// ```
 #[derive(Clone)]
 pub struct Layers {
-    attention: Makers,
-    feed_forward: Makers,
-    block: Makers,
+    attention: Makers<Make>,
+    feed_forward: Makers<Make>,
+    block: Makers<MakeBlock>,
+}
+
+/// `make` for a layer of any type.
+fn any<L: Layer>(make: impl Fn(LayerInit) -> Result<L, LayerError> + Send + Sync + 'static) -> Make {
+    Arc::new(move |init| make(init).map(AnyLayer::new))
 }
 
 impl Default for Layers {
     fn default() -> Self {
-        let none = Layers {
+        let mut none = Layers {
             attention: Makers::new("attention"),
             feed_forward: Makers::new("feed_forward"),
             block: Makers::new("block"),
         };
+        let parallel =
+            |init: LayerInit, attention, ffn| AnyLayer::new(ParallelBlock::new(init, attention, ffn));
+        none.block.add(PARALLEL_RESIDUAL, MakeBlock::Around(parallel));
         none.attention(FULL_ATTENTION, |init| Ok(Attention::new(init)))
             .feed_forward(SWIGLU, |init| Ok(SwiGlu::new(init)))
             .feed_forward("geglu", |init| Ok(GeGlu::new(init)))
@@ -84,7 +98,7 @@ impl Layers {
         name: &str,
         make: impl Fn(LayerInit) -> Result<L, LayerError> + Send + Sync + 'static,
     ) -> Self {
-        self.attention.add(name, make);
+        self.attention.add(name, any(make));
         self
     }
 
@@ -98,7 +112,7 @@ impl Layers {
         name: &str,
         make: impl Fn(LayerInit) -> Result<L, LayerError> + Send + Sync + 'static,
     ) -> Self {
-        self.feed_forward.add(name, make);
+        self.feed_forward.add(name, any(make));
         self
     }
 
@@ -112,40 +126,50 @@ impl Layers {
         name: &str,
         make: impl Fn(LayerInit) -> Result<L, LayerError> + Send + Sync + 'static,
     ) -> Self {
-        self.block.add(name, make);
+        self.block.add(name, MakeBlock::Whole(any(make)));
         self
     }
 
     /// The layers that `model` names and that are not among these: the key of `[model]`, and its value.
     pub fn missing<'a>(&self, model: &'a ModelConfig) -> Vec<(&'static str, &'a str)> {
-        let named = match &model.block {
-            Some(block) => vec![(&self.block, block)],
-            None => vec![(&self.attention, &model.attention), (&self.feed_forward, &model.feed_forward)],
-        };
-        let is_missing = |(makers, name): &(&Makers, &String)| !makers.by_name.contains_key(*name);
-        named.into_iter().filter(is_missing).map(|(makers, name)| (makers.key, name.as_str())).collect()
+        let block = model.block.as_ref().map(|name| (name, self.block.by_name.get(name)));
+        if let Some((name, None)) = block {
+            return vec![(self.block.key, name)];
+        }
+        if let Some((_, Some(MakeBlock::Whole(_)))) = block {
+            return Vec::new();
+        }
+        let layers = [(&self.attention, &model.attention), (&self.feed_forward, &model.feed_forward)];
+        let missing = layers.into_iter().filter(|(makers, name)| !makers.by_name.contains_key(*name));
+        missing.map(|(makers, name)| (makers.key, name.as_str())).collect()
     }
 
-    /// A block: the one that `model.block` names, or [`Block`] with the layers that the configuration names.
+    /// A block: the one that `model.block` names, or [`Block`]. Built-in blocks have the layers that the
+    /// configuration names.
+    ///
+    /// # Errors
+    ///
+    /// If there is no layer of such a name, or if it cannot be made.
     pub fn make_block(&self, init: LayerInit) -> Result<AnyLayer, LayerError> {
-        match &init.model.block {
-            Some(name) => self.block.make(name, init),
-            None => {
-                let attention = self.attention.make(&init.model.attention, init.fork("attention"))?;
-                let ffn = self.feed_forward.make(&init.model.feed_forward, init.fork("ffn"))?;
-                Ok(AnyLayer::new(Block::new(init, attention, ffn)))
-            }
+        let block = init.model.block.as_ref().map(|name| self.block.get(name)).transpose()?;
+        if let Some(MakeBlock::Whole(make)) = block {
+            return make(init);
         }
+        let attention = self.attention.get(&init.model.attention)?(init.fork("attention"))?;
+        let ffn = self.feed_forward.get(&init.model.feed_forward)?(init.fork("ffn"))?;
+        Ok(match block {
+            Some(MakeBlock::Around(make)) => make(init, attention, ffn),
+            _ => AnyLayer::new(Block::new(init, attention, ffn)),
+        })
     }
 }
 
 impl fmt::Debug for Layers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let names = |makers: &Makers| makers.by_name.keys().cloned().collect::<Vec<_>>();
         f.debug_struct("Layers")
-            .field("attention", &names(&self.attention))
-            .field("feed_forward", &names(&self.feed_forward))
-            .field("block", &names(&self.block))
+            .field("attention", &self.attention.by_name.keys())
+            .field("feed_forward", &self.feed_forward.by_name.keys())
+            .field("block", &self.block.by_name.keys())
             .finish()
     }
 }

@@ -7,7 +7,9 @@ use burn_backend::TensorMetadata;
 
 use super::tape::{Tracked, record};
 
-/// `softmax(q · kᵀ / sqrt(head_dim)) · v`, where a row sees itself and the rows before it.
+/// `softmax(q · kᵀ / sqrt(head_dim)) · v`, where a row sees itself and the rows before it: all of them, or with
+/// a `window` the `window − 1` right before it (sliding-window attention, Beltagy et al., 2020; as in Mistral).
+/// A window that no row is too far down for gives the same bits as none.
 ///
 /// `q` is `[batch, seq, heads, head_dim]`; `k` and `v` are `[batch, seq, kv_heads, head_dim]` with
 /// `heads` a multiple of `kv_heads`: heads `g · heads / kv_heads ..` share key head `g`
@@ -16,38 +18,56 @@ use super::tape::{Tracked, record};
 /// FlashAttention-2 (Dao, 2023): tiles of rows × columns of the scores with a running maximum and sum; the
 /// result and the logarithm of each row's sum are saved. Backward computes the tiles again. With `P = exp(S −
 /// lse)` and `D = rowsum(dO ∘ O)`, `dV = Pᵀ · dO`, `dS = P ∘ (dO · Vᵀ − D) / sqrt(head_dim)`, `dQ = dS · K`,
-/// `dK = dSᵀ · Q`.
+/// `dK = dSᵀ · Q`. Tiles that no row sees are left out, so that the work of a row grows with the window and not
+/// with the sequence.
 ///
 /// # Panics
 ///
-/// If the shapes do not fit.
-pub fn causal_attention(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>) -> Tensor<4> {
+/// If the shapes do not fit, or if the window is 0.
+pub fn causal_attention(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, window: Option<usize>) -> Tensor<4> {
     let [q, k, v] = [q, k, v].map(Tensor::into_dispatch);
-    Tensor::from_dispatch(Dispatch::fused_attention(q, k, v, None))
+    Tensor::from_dispatch(Dispatch::fused_attention(q, k, v, None, window))
 }
 
 /// [`causal_attention`] of the last rows of a sequence whose keys and values are in a cache.
 ///
 /// `q` is `[batch, seq, heads, head_dim]`; `k` and `v` are `[batch, capacity, kv_heads, head_dim]`, of
 /// which the first `filled` rows count. Row `i` of `q` is row `filled − seq + i` of the sequence and
-/// sees that row and those before it. The result has the shape of `q`.
+/// sees that row and those before it, with a `window` at most `window` rows. The result has the shape of `q`.
 ///
 /// # Panics
 ///
-/// If the shapes do not fit, or if a gradient is to be tracked: there is no backward pass.
-pub fn cached_attention(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, filled: usize) -> Tensor<4> {
+/// If the shapes do not fit, if the window is 0, or if a gradient is to be tracked: there is no backward pass.
+pub fn cached_attention(
+    q: Tensor<4>,
+    k: Tensor<4>,
+    v: Tensor<4>,
+    filled: usize,
+    window: Option<usize>,
+) -> Tensor<4> {
     let [q, k, v] = [q, k, v].map(Tensor::into_dispatch);
-    Tensor::from_dispatch(Dispatch::fused_attention(q, k, v, Some(filled)))
+    Tensor::from_dispatch(Dispatch::fused_attention(q, k, v, Some(filled), window))
 }
 
 /// [`causal_attention`] in plain burn, with the whole matrix of scores.
-pub fn causal_attention_reference(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>) -> Tensor<4> {
+pub fn causal_attention_reference(
+    q: Tensor<4>,
+    k: Tensor<4>,
+    v: Tensor<4>,
+    window: Option<usize>,
+) -> Tensor<4> {
     let [_, seq, ..] = k.dims();
-    cached_attention_reference(q, k, v, seq)
+    cached_attention_reference(q, k, v, seq, window)
 }
 
 /// [`cached_attention`] in plain burn, with the whole matrix of scores.
-pub fn cached_attention_reference(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, filled: usize) -> Tensor<4> {
+pub fn cached_attention_reference(
+    q: Tensor<4>,
+    k: Tensor<4>,
+    v: Tensor<4>,
+    filled: usize,
+    window: Option<usize>,
+) -> Tensor<4> {
     let [batch, seq, heads, head_dim] = q.dims();
     let group = heads / k.dims()[2];
     let per_head = |x: Tensor<4>| -> Tensor<4> {
@@ -58,8 +78,13 @@ pub fn cached_attention_reference(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, fill
     let (k, v, q) = (per_head(k), per_head(v), q.swap_dims(1, 2));
     let scores = q.matmul(k.swap_dims(2, 3)) / (head_dim as f64).sqrt();
     let before = (filled - seq) as i64;
-    let future = Tensor::<2, Bool>::tril_mask([seq, filled], before, &scores.device());
-    let scores = scores.mask_fill(future.unsqueeze(), f64::NEG_INFINITY);
+    let mask = |offset: i64| Tensor::<2, Bool>::tril_mask([seq, filled], offset, &scores.device());
+    let hidden = match window {
+        None => mask(before),
+        // `tril_mask` is true above a diagonal: hidden is what lies above this one, or not above that one.
+        Some(window) => mask(before).bool_or(mask(before - window as i64).bool_not()),
+    };
+    let scores = scores.mask_fill(hidden.unsqueeze(), f64::NEG_INFINITY);
     softmax(scores, 3).matmul(v).swap_dims(1, 2)
 }
 
@@ -67,12 +92,13 @@ pub fn cached_attention_reference(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, fill
 #[backend_extension(Flex, Cube: cfg(feature = "cube"), Autodiff)]
 pub trait AttentionOp: Backend {
     /// Causal attention with grouped key and value heads. With `filled`, the queries are the last of so many
-    /// rows, and there is no backward pass.
+    /// rows, and there is no backward pass. With `window`, a row sees at most so many rows.
     fn fused_attention(
         q: FloatTensor<Self>,
         k: FloatTensor<Self>,
         v: FloatTensor<Self>,
         filled: Option<usize>,
+        window: Option<usize>,
     ) -> FloatTensor<Self>;
 }
 
@@ -105,8 +131,9 @@ impl<B: AttentionKernels> AttentionOp for B {
         k: FloatTensor<B>,
         v: FloatTensor<B>,
         filled: Option<usize>,
+        window: Option<usize>,
     ) -> FloatTensor<B> {
-        B::attention_forward(&q, &k, &v, AttentionShape::of(&q, &k, &v, filled)).0
+        B::attention_forward(&q, &k, &v, AttentionShape::of(&q, &k, &v, filled, window)).0
     }
 }
 
@@ -116,19 +143,20 @@ impl<B: AttentionKernels, C: CheckpointStrategy> AttentionOp for Autodiff<B, C> 
         k: Tracked<B, C>,
         v: Tracked<B, C>,
         filled: Option<usize>,
+        window: Option<usize>,
     ) -> Tracked<B, C> {
         let qkv = [&q, &k, &v];
         let tracked = qkv.iter().any(|x| x.is_tracked());
         assert!(filled.is_none() || !tracked, "cached_attention has no backward pass");
         let [q, k, v] = qkv.map(|x| x.primitive());
-        let (out, lse) = B::attention_forward(q, k, v, AttentionShape::of(q, k, v, filled));
+        let (out, lse) = B::attention_forward(q, k, v, AttentionShape::of(q, k, v, filled, window));
         record::<B, C, _, _>(
             qkv.map(|x| x.node()),
             out.clone(),
-            |save| (qkv.map(save), (out, lse)),
-            |mut step, dout, (qkv, forward)| {
+            |save| (qkv.map(save), (out, lse), window),
+            |mut step, dout, (qkv, forward, window)| {
                 let qkv = qkv.map(|id| step.value::<B>(id));
-                let shape = AttentionShape::of(&qkv[0], &qkv[1], &qkv[2], None);
+                let shape = AttentionShape::of(&qkv[0], &qkv[1], &qkv[2], None, window);
                 let gradients = B::attention_backward(&qkv, &forward, &dout, shape, step.wanted());
                 step.register_all::<B>(gradients);
             },
@@ -153,12 +181,21 @@ pub struct AttentionShape {
     pub kv_heads: usize,
     /// Width of a head.
     pub head_dim: usize,
+    /// Keys that a query sees at most, fewer than `keys`: its own and those right before it. `None` where every
+    /// query sees all keys up to its own, so that a window with room for all is no case of its own.
+    pub window: Option<usize>,
 }
 
 impl AttentionShape {
     /// The shape where the queries are the last of `filled` rows, or, without that, where every row has a
-    /// query.
-    pub(super) fn of<T: TensorMetadata>(q: &T, k: &T, v: &T, filled: Option<usize>) -> Self {
+    /// query. With `window`, a query sees at most so many keys.
+    pub(super) fn of<T: TensorMetadata>(
+        q: &T,
+        k: &T,
+        v: &T,
+        filled: Option<usize>,
+        window: Option<usize>,
+    ) -> Self {
         let [batch, seq, heads, head_dim] = q.shape().dims();
         let kv_shape @ [_, capacity, kv_heads, _]: [usize; 4] = k.shape().dims();
         assert!(
@@ -175,7 +212,14 @@ impl AttentionShape {
         assert!(seq <= keys && keys <= capacity, "attention: {seq} queries, {keys} of {capacity} keys");
         let whole = filled.is_none();
         assert!(!whole || capacity == seq, "attention: rows of keys for {seq} rows of queries");
-        AttentionShape { batch, seq, keys, capacity, heads, kv_heads, head_dim }
+        assert!(window != Some(0), "attention: a window of 0 rows, in which a row does not see itself");
+        let window = window.filter(|window| *window < keys);
+        AttentionShape { batch, seq, keys, capacity, heads, kv_heads, head_dim, window }
+    }
+
+    /// The first key that the query at `position` of the sequence sees.
+    pub fn first_seen(self, position: usize) -> usize {
+        self.window.map_or(0, |window| (position + 1).saturating_sub(window))
     }
 
     /// Whether there is nothing to compute.

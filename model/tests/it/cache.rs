@@ -24,6 +24,16 @@ fn config(kv_heads: usize) -> ModelConfig {
     }
 }
 
+/// Windows of an odd length in all blocks, in every other one, and with room for more than is ever read.
+fn windowed() -> [ModelConfig; 4] {
+    let windowed = |window, pattern: Option<&str>| ModelConfig {
+        window: Some(window),
+        window_pattern: pattern.map(str::to_owned),
+        ..config(2)
+    };
+    [windowed(1, None), windowed(7, Some("wf")), windowed(8, Some("fww")), windowed(1_000, None)]
+}
+
 fn configs() -> [ModelConfig; 4] {
     let llama3 = RopeScaling::Llama3 {
         factor: 4.0,
@@ -88,9 +98,62 @@ fn cached_decoding_matches_over_many_tiles() {
     }
 }
 
+/// Prompts that are shorter than the window, as long and longer, and chunks that begin and end anywhere in it.
+#[test]
+fn cached_decoding_in_a_window_matches_the_whole_pass() {
+    for config in windowed() {
+        for batch in [1, 3] {
+            assert_chunks_match(&config, batch, &[1; 20]);
+            for prompt in [6, 7, 8, 9, 16, 17, 30] {
+                assert_chunks_match(&config, batch, &[&[prompt][..], &[1; 10]].concat());
+            }
+            assert_chunks_match(&config, batch, &[7, 1, 1, 5, 2, 16, 1, 6, 7, 8, 3, 1, 1]);
+            assert_chunks_match(&config, batch, &[2, 2, 2, 2, 2, 2, 2, 2, 2]);
+        }
+    }
+}
+
+/// A window with room for all that the cache has room for keeps what full attention keeps.
+#[test]
+fn a_window_for_all_has_the_bits_of_full_attention() {
+    let logits = |window| {
+        let model = decoder(&ModelConfig { window, ..config(2) }, 5, &Device::flex());
+        let cache = KeyValueCache::new(20);
+        let next = |new: Tensor<2, Int>| values(decoder::next_logits(&model, new, &cache).expect("room"));
+        let logits = [next(tokens(1, 9, 1)), next(tokens(1, 1, 2)), next(tokens(1, 10, 3))];
+        (logits, cache.num_bytes())
+    };
+    assert_eq!(logits(Some(20)), logits(None));
+    assert_eq!(logits(Some(1000)), logits(None));
+}
+
+/// However long the text is, a layer with a window keeps as many positions as the window has.
+#[test]
+fn a_cache_is_bounded_by_the_window() {
+    // Keys and values of four bytes, in two heads of four.
+    let bytes = |positions: [usize; 3]| 2 * 4 * 2 * 4 * positions.iter().sum::<usize>();
+    for (pattern, positions) in [(None, [8, 8, 8]), (Some("wf"), [8, 300, 8]), (Some("fww"), [300, 8, 8])] {
+        let window_pattern = pattern.map(str::to_owned);
+        let model = ModelConfig { window: Some(8), window_pattern, ..config(2) };
+        let model = decoder(&model, 5, &Device::flex());
+        let cache = KeyValueCache::new(300);
+        assert_eq!(cache.num_bytes(), 0);
+        for (seed, chunk) in [200, 1, 1, 30, 1, 60, 1].into_iter().enumerate() {
+            decoder::next_logits(&model, tokens(1, chunk, seed as u64), &cache).expect("room");
+            assert_eq!(cache.num_bytes(), bytes(positions), "{pattern:?} after {} positions", cache.len());
+        }
+    }
+}
+
 #[test]
 fn a_cleared_cache_starts_over() {
-    let model = decoder(&config(2), 5, &Device::flex());
+    for window in [None, Some(3)] {
+        check_cleared_cache(&ModelConfig { window, ..config(2) });
+    }
+}
+
+fn check_cleared_cache(config: &ModelConfig) {
+    let model = decoder(config, 5, &Device::flex());
     let cache = KeyValueCache::new(8);
     let next = |seed| values(decoder::next_logits(&model, tokens(1, 5, seed), &cache).expect("room"));
     let first = next(1);
@@ -153,20 +216,24 @@ impl Modules for Twice {
 
 #[test]
 fn a_block_that_runs_twice_leaves_the_same_cache() {
-    let decoder = || decoder(&config(2), 5, &Device::flex());
-    let (once, twice) = (decoder(), Twice(decoder()));
-    let caches = [KeyValueCache::new(9), KeyValueCache::new(9)];
-    for chunk in 1..4 {
-        let tokens = tokens(1, chunk, chunk as u64);
-        let a = decoder::next_logits(&once, tokens.clone(), &caches[0]).expect("room");
-        let b = decoder::next_logits(&twice, tokens, &caches[1]).expect("room");
-        assert_eq!(values(a), values(b));
+    for config in [config(2)].into_iter().chain(windowed()) {
+        let decoder = || decoder(&config, 5, &Device::flex());
+        let (once, twice) = (decoder(), Twice(decoder()));
+        let caches = [KeyValueCache::new(40), KeyValueCache::new(40)];
+        for (seed, chunk) in [1, 2, 3, 9, 1, 1, 4, 12, 1].into_iter().enumerate() {
+            let tokens = tokens(1, chunk, seed as u64);
+            let a = decoder::next_logits(&once, tokens.clone(), &caches[0]).expect("room");
+            let b = decoder::next_logits(&twice, tokens, &caches[1]).expect("room");
+            assert_eq!(values(a), values(b), "{config:?} after {} positions", caches[0].len());
+        }
     }
 }
 
 /// A layer that appends what it is given, and remembers where the cache keeps it.
 #[derive(burn::module::Module, Debug)]
 struct Recorder {
+    #[module(skip)]
+    window: Option<usize>,
     #[module(skip)]
     places: std::sync::Arc<std::sync::Mutex<Vec<usize>>>,
 }
@@ -175,7 +242,7 @@ impl Layer for Recorder {
     fn forward(&self, x: Tensor<3>, context: &Context) -> Tensor<3> {
         let cache = context.cache().expect("a pass with a cache");
         let row = x.clone().unsqueeze_dim::<4>(2);
-        let (keys, _) = cache.append(row.clone(), row);
+        let (keys, _, _) = cache.append_in_window(row.clone(), row, self.window);
         let primitive = keys.try_into_primitive::<Flex>().expect("a tensor of flex");
         let place = primitive.data_arc().as_ptr() as usize;
         self.places.lock().expect("no panic").push(place);
@@ -185,7 +252,13 @@ impl Layer for Recorder {
 
 #[test]
 fn appending_copies_nothing() {
-    let recorder = Recorder { places: Default::default() };
+    for window in [None, Some(5)] {
+        check_that_appending_copies_nothing(window);
+    }
+}
+
+fn check_that_appending_copies_nothing(window: Option<usize>) {
+    let recorder = Recorder { window, places: Default::default() };
     let model = {
         let recorder = recorder.clone();
         let layers = Layers::default().block("recorder", move |_| Ok(recorder.clone()));

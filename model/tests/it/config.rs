@@ -113,6 +113,67 @@ fn flops_of_attention_follow_the_heads() {
     assert_eq!(attention(&base()), 12.0 * (2 * 16 * 32) as f64);
 }
 
+/// Whether each block of a model has a window.
+fn windowed(config: &ModelConfig) -> Vec<bool> {
+    (0..config.layers).map(|index| config.window_of(index).is_some()).collect()
+}
+
+#[test]
+fn windows_follow_their_pattern() {
+    let config = |layers, window, pattern: Option<&str>| ModelConfig {
+        layers,
+        window,
+        window_pattern: pattern.map(str::to_owned),
+        ..base()
+    };
+    assert_eq!(windowed(&config(3, None, None)), [false; 3]);
+    assert_eq!(windowed(&config(3, Some(9), None)), [true; 3]);
+    assert_eq!(config(3, Some(9), None).window_of(2), Some(9));
+    let gemma3 = config(14, Some(9), Some("wwwwwf"));
+    gemma3.validate().expect("can be");
+    assert_eq!(
+        windowed(&gemma3),
+        [5, 11].into_iter().fold([true; 14], |mut all, i| {
+            all[i] = false;
+            all
+        })
+    );
+    // And back, as short as it can be.
+    for (pattern, shortest) in
+        [("wf", Some("wf")), ("ffww", Some("ffww")), ("wwww", None), ("wfwf", Some("wf"))]
+    {
+        let windowed = windowed(&config(7, Some(9), Some(pattern)));
+        assert_eq!(ModelConfig::window_pattern_of(&windowed).as_deref(), shortest);
+    }
+    let said = |window, pattern| config(4, window, pattern).validate().expect_err("cannot be").to_string();
+    assert_eq!(said(Some(0), None), "model.window = 0: must be at least 1");
+    assert!(said(Some(usize::MAX), None).contains("must be at most 10000000"));
+    for (window, pattern, problem) in [
+        (None, "wf", "there is no window: set model.window"),
+        (Some(1), "wF", "must have no letters but w"),
+        (Some(1), "w€", "must have no letters but w"),
+        (Some(1), "f", "must have a w"),
+        (Some(1), "", "must have a w"),
+        (Some(1), "wwwwf", "must have at most as many letters as there are blocks"),
+    ] {
+        let said = said(window, Some(pattern));
+        assert!(said.contains(&format!("model.window_pattern = \"{pattern}\": {problem}")), "{said}");
+    }
+}
+
+#[test]
+fn flops_of_attention_follow_the_window() {
+    let attention = |window, pattern: Option<&str>| {
+        let config = ModelConfig { window, window_pattern: pattern.map(str::to_owned), ..base() };
+        let decoder = decoder(&config, 0, &Device::flex());
+        decoder.flops_per_token(32) - 6.0 * decoder.num_params() as f64
+    };
+    let full = attention(None, None);
+    assert_eq!(attention(Some(32), None), full);
+    assert_eq!(attention(Some(8), None), full / 4.0);
+    assert_eq!(attention(Some(8), Some("wf")), full * 5.0 / 8.0);
+}
+
 #[test]
 fn shapes_that_cannot_be_are_refused() {
     let said = |config: ModelConfig| config.validate().expect_err("cannot be").to_string();

@@ -246,34 +246,38 @@ fn ids_outside_the_vocabulary_are_nan_on_wgpu() {
 
 #[test]
 fn attention_on_wgpu() {
-    type Attention = fn(Tensor<4>, Tensor<4>, Tensor<4>) -> Tensor<4>;
-    let op = |f: Attention, [batch, seq, heads, kv_heads, head_dim]: [usize; 5]| {
+    type Attention = fn(Tensor<4>, Tensor<4>, Tensor<4>, Option<usize>) -> Tensor<4>;
+    let op = |f: Attention, [batch, seq, heads, kv_heads, head_dim]: [usize; 5], window: Option<usize>| {
         move |t: &[Tensor<1>]| {
             let kv = |t: &Tensor<1>| t.clone().reshape([batch, seq, kv_heads, head_dim]);
             let q = t[0].clone().reshape([batch, seq, heads, head_dim]);
-            f(q, kv(&t[1]), kv(&t[2])).reshape([batch * seq * heads * head_dim])
+            f(q, kv(&t[1]), kv(&t[2]), window).reshape([batch * seq * heads * head_dim])
         }
     };
     for shape @ [batch, seq, heads, kv_heads, head_dim] in
         [[1, 1, 1, 1, 2], [2, 7, 4, 2, 6], [1, 67, 3, 1, 20], [1, 130, 2, 2, 64]]
     {
         let (q, kv) = (batch * seq * heads * head_dim, batch * seq * kv_heads * head_dim);
-        let reference = op(ops::causal_attention_reference, shape);
-        assert_on_wgpu(op(ops::causal_attention, shape), reference, &[q, kv, kv]);
+        for window in [None, Some(3), Some(64)] {
+            let reference = op(ops::causal_attention_reference, shape, window);
+            assert_on_wgpu(op(ops::causal_attention, shape, window), reference, &[q, kv, kv]);
+        }
     }
 }
 
 #[test]
 fn cached_attention_on_wgpu() {
     let (heads, kv_heads, head_dim, capacity) = (4, 2, 10, 40);
-    for (seq, filled) in [(1, 1), (1, 33), (5, 17), (40, 40)] {
+    for (seq, filled, window) in
+        [(1, 1, None), (1, 33, None), (5, 17, None), (40, 40, None), (5, 17, Some(4)), (1, 33, Some(9))]
+    {
         let on = |device: &Device| {
             let tensor = |rows: usize, heads: usize, seed| {
                 let x = flat(&normal(rows * heads * head_dim, seed), FloatDType::F32, device);
                 x.reshape([1, rows, heads, head_dim])
             };
             let (k, v) = (tensor(capacity, kv_heads, 2), tensor(capacity, kv_heads, 3));
-            values(ops::cached_attention(tensor(seq, heads, 1), k, v, filled))
+            values(ops::cached_attention(tensor(seq, heads, 1), k, v, filled, window))
         };
         poison(&device());
         assert_close(&on(&device()), &on(&Device::flex()), f32_bound(), "cached attention");
@@ -362,6 +366,8 @@ fn tiny(tied: bool) -> ModelConfig {
         d_ff: 24,
         tie_embeddings: tied,
         qk_norm: !tied,
+        window: (!tied).then_some(5),
+        window_pattern: (!tied).then(|| "wf".to_owned()),
         attention_bias: if tied { AttentionBias::None } else { AttentionBias::All },
         feed_forward_bias: !tied,
         init_std: 0.2,
@@ -405,13 +411,15 @@ fn a_decoder_on_wgpu() {
 
 #[test]
 fn generating_on_wgpu() {
-    let on = |device: &Device| {
-        let model = decoder(&tiny(true), 3, device);
+    let on = |device: &Device, tied: bool| {
+        let model = decoder(&tiny(tied), 3, device);
         let cache = KeyValueCache::new(12);
         let ids = |ids: &[i64]| ints(ids.to_vec(), [1, ids.len()], device);
         let next = |new: &[i64]| values(decoder::next_logits(&model, ids(new), &cache).expect("room"));
-        [next(&[3, 1, 4]), next(&[1]), next(&[5, 9])].concat()
+        [next(&[3, 1, 4]), next(&[1]), next(&[5, 9]), next(&[2, 6])].concat()
     };
     let bound = f32_bound().max(1e-4);
-    assert_close(&on(&device()), &on(&Device::flex()), bound, "logits");
+    for tied in [true, false] {
+        assert_close(&on(&device(), tied), &on(&Device::flex(), tied), bound, "logits");
+    }
 }

@@ -1,16 +1,16 @@
 //! The layers that other models' weights need: biases, norms of queries and keys, heads of any
 //! width. Each is compared with plain burn and with finite differences.
 
-use burn::module::{ModuleMapper, ModuleVisitor, Param};
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::{
     Device, Tensor,
     activation::{gelu, relu, silu},
 };
-use kiln_model::layers::{Attention, GeGlu, LayerInit, SquaredRelu, SwiGlu};
+use kiln_model::layers::{AnyLayer, Attention, GeGlu, LayerInit, Layers, ParallelBlock, SquaredRelu, SwiGlu};
 use kiln_model::ops::{
     RotaryFrequencies, causal_attention_reference, linear_reference, rms_norm_reference, rotary_reference,
 };
-use kiln_model::{AttentionBias, Context, Key, Layer, ModelConfig, RopeScaling};
+use kiln_model::{AttentionBias, Context, Key, Layer, ModelConfig, PARALLEL_RESIDUAL, RopeScaling};
 
 use crate::ops_support::*;
 
@@ -107,7 +107,7 @@ fn attention_reference(config: &ModelConfig, t: &[Tensor<1>]) -> Tensor<1> {
     };
     let (q, k) = (rotated(q, config.heads), rotated(k, config.kv_heads));
     let v = v.reshape([BATCH, SEQ, config.kv_heads, head_dim]);
-    let mixed = causal_attention_reference(q, k, v);
+    let mixed = causal_attention_reference(q, k, v, config.window);
     let mixed = mixed.reshape([BATCH, SEQ, config.heads * head_dim]);
     project(mixed, &mut o_parameters.iter(), d, o_bias).reshape([BATCH * SEQ * d])
 }
@@ -122,6 +122,20 @@ fn attention_with_biases_norms_and_wide_heads_matches_plain_burn() {
             let sizes = sizes(&attention, config.d_model);
             assert_matches(operation(&attention, config.d_model), reference, &sizes, 2e-5);
         }
+    }
+}
+
+/// A window that is shorter than the sequence, in the blocks that the pattern names.
+#[test]
+fn attention_in_a_window_matches_plain_burn() {
+    for (index, window) in [(0, Some(2)), (1, None)] {
+        let window_pattern = Some("wf".to_owned());
+        let config = ModelConfig { window: Some(2), window_pattern, ..config(AttentionBias::None, true) };
+        let attention = Attention::new(LayerInit::of_block(&config, index, Key::new(1), &Device::flex()));
+        let seen = ModelConfig { window, ..config.clone() };
+        let reference = |t: &[Tensor<1>]| attention_reference(&seen, t);
+        let sizes = sizes(&attention, config.d_model);
+        assert_matches(operation(&attention, config.d_model), reference, &sizes, 2e-5);
     }
 }
 
@@ -159,4 +173,40 @@ fn feed_forward_layers_match_plain_burn() {
     check_feed_forward(SwiGlu::new, 2, |t| silu(t[0].clone()) * t[1].clone());
     check_feed_forward(GeGlu::new, 2, |t| gelu(t[0].clone()) * t[1].clone());
     check_feed_forward(SquaredRelu::new, 1, |t| relu(t[0].clone()).powi_scalar(2));
+}
+
+#[test]
+fn a_parallel_block_gives_both_layers_the_same_input() {
+    let (config, device) = (config(AttentionBias::Qkv, false), Device::flex());
+    let init = LayerInit::of_block(&config, 0, Key::new(1), &device);
+    let (attention, ffn) = (Attention::new(init.fork("attention")), SwiGlu::new(init.fork("ffn")));
+    let block = ParallelBlock::new(init, AnyLayer::new(attention), AnyLayer::new(ffn));
+    let d = config.d_model;
+    let reference = |t: &[Tensor<1>]| {
+        let block = block.clone().map(&mut Substitute(t[1..].iter()));
+        let x = t[0].clone().reshape([BATCH, SEQ, d]);
+        let context = Context::evaluation();
+        let mixed = block.attention.forward(block.norm.forward(x.clone()), &context);
+        let fed = block.ffn.forward(block.norm.forward(x.clone()), &context);
+        (x + mixed + fed).reshape([BATCH * SEQ * d])
+    };
+    let sizes = sizes(&block, d);
+    assert_matches(operation(&block, d), reference, &sizes, 1e-5);
+    assert_finite_differences(operation(&block, d), &sizes);
+
+    // The block of that name is made of the layers that the configuration names.
+    let named = ModelConfig { block: Some(PARALLEL_RESIDUAL.to_owned()), ..config.clone() };
+    let (layers, init) = (Layers::default(), LayerInit { model: &named, ..init });
+    let made = layers.make_block(init).expect("built-in layers");
+    let values = |layer: &dyn Fn(Tensor<3>) -> Tensor<3>| values(layer(Tensor::ones([1, 3, d], &device)));
+    let evaluation = Context::evaluation();
+    let expected = values(&|x| block.forward(x, &evaluation));
+    assert_eq!(values(&|x| made.forward(x, &evaluation)), expected);
+    assert_eq!(made.flops_per_token(32), block.flops_per_token(32));
+    assert!(layers.missing(&named).is_empty());
+    let squared = ModelConfig { feed_forward: "squared_relu".to_owned(), ..named.clone() };
+    let made = layers.make_block(LayerInit { model: &squared, ..init }).expect("built-in layers");
+    assert_ne!(values(&|x| made.forward(x, &evaluation)), expected);
+    let unknown = ModelConfig { feed_forward: "mine".to_owned(), ..named };
+    assert_eq!(layers.missing(&unknown), [("feed_forward", "mine")]);
 }

@@ -22,3 +22,4 @@ mod ops_rms_norm;
 mod ops_rotary;
 mod ops_support;
 mod ops_swiglu;
+mod ops_window;

@@ -5,16 +5,25 @@ use kiln_model::ops::{
 
 use crate::ops_support::*;
 
-pub type Attention = fn(Tensor<4>, Tensor<4>, Tensor<4>) -> Tensor<4>;
+pub type Attention = fn(Tensor<4>, Tensor<4>, Tensor<4>, Option<usize>) -> Tensor<4>;
 
 /// Batch, sequence, heads, key heads, width of a head.
 pub type Sizes = [usize; 5];
 
-pub fn operation(f: Attention, [batch, seq, heads, kv_heads, dim]: Sizes) -> impl Operation + Sync {
+pub fn operation(f: Attention, sizes: Sizes) -> impl Operation + Sync {
+    in_window(f, sizes, None)
+}
+
+/// Where a row sees at most `window` rows.
+pub fn in_window(
+    f: Attention,
+    [batch, seq, heads, kv_heads, dim]: Sizes,
+    window: Option<usize>,
+) -> impl Operation + Sync {
     move |t: &[Tensor<1>]| {
         let q = t[0].clone().reshape([batch, seq, heads, dim]);
         let [k, v] = [1, 2].map(|i| t[i].clone().reshape([batch, seq, kv_heads, dim]));
-        f(q, k, v).reshape([batch * seq * heads * dim])
+        f(q, k, v, window).reshape([batch * seq * heads * dim])
     }
 }
 
@@ -72,8 +81,8 @@ fn attention_is_causal() {
         let whole = flat(&normal(100 * 2 * 10, seed), FloatDType::F32, &device).reshape([1, 100, 2, 10]);
         whole.narrow(1, 0, seq)
     };
-    let whole = causal_attention(x(1, 100), x(2, 100), x(3, 100)).narrow(1, 0, 70);
-    let part = causal_attention(x(1, 70), x(2, 70), x(3, 70));
+    let whole = causal_attention(x(1, 100), x(2, 100), x(3, 100), None).narrow(1, 0, 70);
+    let part = causal_attention(x(1, 70), x(2, 70), x(3, 70), None);
     assert_close(&values(part), &values(whole), 1e-6, "first rows");
 }
 
@@ -82,13 +91,14 @@ fn attention_is_causal() {
 fn attention_rejects_heads_that_cannot_be_grouped() {
     let device = Device::flex();
     let kv = Tensor::<4>::ones([1, 4, 2, 8], &device);
-    causal_attention(Tensor::ones([1, 4, 3, 8], &device), kv.clone(), kv);
+    causal_attention(Tensor::ones([1, 4, 3, 8], &device), kv.clone(), kv, None);
 }
 
-type Cached = fn(Tensor<4>, Tensor<4>, Tensor<4>, usize) -> Tensor<4>;
+type Cached = fn(Tensor<4>, Tensor<4>, Tensor<4>, usize, Option<usize>) -> Tensor<4>;
 
 /// The last `seq` of `filled` rows, in `dtype`. Rows beyond `filled` are not numbers.
-fn cached(f: Cached, sizes: Sizes, filled: usize, capacity: usize, dtype: FloatDType) -> Vec<f64> {
+fn cached(f: Cached, sizes: Sizes, rows: [usize; 2], dtype: FloatDType, window: Option<usize>) -> Vec<f64> {
+    let [filled, capacity] = rows;
     let [batch, seq, heads, kv_heads, dim] = sizes;
     let device = Device::flex();
     let q = flat(&normal(batch * seq * heads * dim, 1), dtype, &device);
@@ -99,7 +109,7 @@ fn cached(f: Cached, sizes: Sizes, filled: usize, capacity: usize, dtype: FloatD
         let beyond = Tensor::full(beyond, f64::NAN, (&device, dtype.into()));
         Tensor::cat(vec![rows, beyond], 1)
     });
-    values(f(q.reshape([batch, seq, heads, dim]), k, v, filled))
+    values(f(q.reshape([batch, seq, heads, dim]), k, v, filled, window))
 }
 
 #[test]
@@ -116,10 +126,15 @@ fn cached_attention_matches_reference() {
         ([2, 60, 2, 2, 8], 200, 220),
         ([2, 129, 4, 1, 64], 129, 140),
     ] {
-        let actual = cached(cached_attention, sizes, filled, capacity, FloatDType::F32);
-        let reference = cached_attention_reference;
-        let expected = cached(reference, sizes, filled, capacity, FloatDType::F64);
-        assert_close(&actual, &expected, 5e-6, &format!("{sizes:?} after {filled}"));
+        let rows = [filled, capacity];
+        let full = cached(cached_attention, sizes, rows, FloatDType::F32, None);
+        for window in [None, Some(1), Some(3), Some(32), Some(65), Some(193)] {
+            let actual = cached(cached_attention, sizes, rows, FloatDType::F32, window);
+            let expected = cached(cached_attention_reference, sizes, rows, FloatDType::F64, window);
+            let what = format!("{sizes:?} after {filled} in a window of {window:?}");
+            assert_close(&actual, &expected, 5e-6, &what);
+            assert!(window.is_some_and(|window| window < filled) || actual == full, "{what}");
+        }
     }
 }
 
@@ -131,10 +146,10 @@ fn cached_attention_continues_a_sequence() {
         flat(&normal(2 * 230 * heads * 8, seed), FloatDType::F32, &device).reshape([2, 230, heads, 8])
     };
     let (q, k, v) = (x(1, 4), x(2, 2), x(3, 2));
-    let whole = causal_attention(q.clone(), k.clone(), v.clone());
+    let whole = causal_attention(q.clone(), k.clone(), v.clone(), None);
     for (first, seq) in [(229, 1), (0, 1), (0, 230), (100, 7), (40, 100), (191, 2)] {
         let rows = |x: &Tensor<4>| x.clone().narrow(1, first, seq);
-        let part = cached_attention(rows(&q), k.clone(), v.clone(), first + seq);
+        let part = cached_attention(rows(&q), k.clone(), v.clone(), first + seq, None);
         assert_close(&values(part), &values(rows(&whole)), 2e-6, &format!("rows from {first}"));
     }
 }
@@ -143,7 +158,7 @@ fn cached_attention_continues_a_sequence() {
 fn cached_attention_has_the_same_bits_on_any_number_of_threads() {
     let on = |threads: usize| {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("a thread pool");
-        pool.install(|| cached(cached_attention, [2, 100, 4, 2, 64], 300, 310, FloatDType::F32))
+        pool.install(|| cached(cached_attention, [2, 100, 4, 2, 64], [300, 310], FloatDType::F32, None))
     };
     assert!(on(1) == on(3));
 }
@@ -153,7 +168,7 @@ fn cached_attention_has_the_same_bits_on_any_number_of_threads() {
 fn cached_attention_refuses_to_be_differentiated() {
     let device = Device::flex().autodiff();
     let kv = Tensor::<4>::ones([1, 4, 1, 8], &device);
-    cached_attention(Tensor::ones([1, 1, 1, 8], &device).require_grad(), kv.clone(), kv, 3);
+    cached_attention(Tensor::ones([1, 1, 1, 8], &device).require_grad(), kv.clone(), kv, 3, None);
 }
 
 #[test]
@@ -161,7 +176,7 @@ fn cached_attention_refuses_to_be_differentiated() {
 fn cached_attention_rejects_rows_that_are_not_there() {
     let device = Device::flex();
     let kv = Tensor::<4>::ones([1, 4, 1, 8], &device);
-    cached_attention(Tensor::ones([1, 2, 1, 8], &device), kv.clone(), kv, 5);
+    cached_attention(Tensor::ones([1, 2, 1, 8], &device), kv.clone(), kv, 5, None);
 }
 
 #[test]
@@ -169,5 +184,5 @@ fn cached_attention_rejects_rows_that_are_not_there() {
 fn attention_rejects_fewer_queries_than_keys() {
     let device = Device::flex();
     let kv = Tensor::<4>::ones([1, 4, 1, 8], &device);
-    causal_attention(Tensor::ones([1, 2, 1, 8], &device), kv.clone(), kv);
+    causal_attention(Tensor::ones([1, 2, 1, 8], &device), kv.clone(), kv, None);
 }

@@ -8,7 +8,7 @@ use kiln_model::ops::{
     linear_cross_entropy, linear_cross_entropy_reference, linear_reference, linears,
 };
 
-use crate::ops_attention::{operation as attention, sizes as sizes_of_attention};
+use crate::ops_attention::{in_window, operation as attention, sizes as sizes_of_attention};
 use crate::ops_cross_entropy::operation as loss;
 use crate::ops_linear::{one_by_one, sizes_of_three, three};
 use crate::ops_support::*;
@@ -104,6 +104,11 @@ fn attention_is_that_of_f64() {
         let op = attention(causal_attention, shape);
         let reference = attention(causal_attention_reference, shape);
         assert_rounded(op, reference, &sizes_of_attention(shape), GRADIENTS);
+        for window in [2, 7, 33, 192, 600].map(Some) {
+            let op = in_window(causal_attention, shape, window);
+            let reference = in_window(causal_attention_reference, shape, window);
+            assert_rounded(op, reference, &sizes_of_attention(shape), GRADIENTS);
+        }
     }
 }
 

@@ -60,9 +60,11 @@ pub(crate) fn model_line(model: &ModelConfig, parameters: impl Display, context_
 pub fn shape_line(model: &ModelConfig, parameters: impl Display) -> String {
     let ModelConfig { vocab_size, d_model, layers, heads, kv_heads, d_ff, .. } = model;
     let tied = if model.tie_embeddings { ", tied" } else { "" };
+    let pattern = model.window_pattern.as_ref().map_or_else(String::new, |pattern| format!(" ({pattern})"));
+    let window = model.window.map_or_else(String::new, |window| format!(", window {window}{pattern}"));
     format!(
         "model: {parameters} parameters, vocabulary {vocab_size}, d_model {d_model}, {layers} layers, \
-         {heads} heads / {kv_heads} kv, d_ff {d_ff}{tied}"
+         {heads} heads / {kv_heads} kv, d_ff {d_ff}{tied}{window}"
     )
 }
 

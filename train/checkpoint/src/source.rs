@@ -208,16 +208,19 @@ fn differences(saved: &ModelConfig, here: &ModelConfig) -> Vec<String> {
             ("kv_heads", model.kv_heads.to_string()),
             ("d_ff", model.d_ff.to_string()),
             ("tie_embeddings", model.tie_embeddings.to_string()),
+            ("block", built_in(&model.block.clone().unwrap_or_else(none))),
             ("attention", built_in(&model.attention)),
             ("feed_forward", built_in(&model.feed_forward)),
             ("extra", json!(model.extra).to_string()),
+            ("window", model.window.map_or_else(none, |window| window.to_string())),
+            ("window_pattern", window_pattern(model)),
             ("attention_bias", word(json!(model.attention_bias))),
             ("feed_forward_bias", model.feed_forward_bias.to_string()),
             ("qk_norm", model.qk_norm.to_string()),
             ("logit_softcap", model.logit_softcap.map_or_else(|| "none".to_owned(), |cap| cap.to_string())),
             ("rope_theta", model.rope_theta.to_string()),
             ("norm_eps", model.norm_eps.to_string()),
-            ("rope_scaling", scaling.unwrap_or_else(|| "none".to_owned())),
+            ("rope_scaling", scaling.unwrap_or_else(none)),
         ]
     };
     let differs = |((key, saved), (_, here)): ((&str, String), (&str, String))| {
@@ -231,6 +234,17 @@ fn differences(saved: &ModelConfig, here: &ModelConfig) -> Vec<String> {
         differences.push(format!("model.head_dim is {saved} there and {here} here"));
     }
     differences
+}
+
+/// Which blocks of a model have its window, whichever way it says so.
+fn window_pattern(model: &ModelConfig) -> String {
+    let windowed: Vec<_> = (0..model.layers).map(|index| model.window_of(index).is_some()).collect();
+    let pattern = ModelConfig::window_pattern_of(&windowed).filter(|_| model.window.is_some());
+    pattern.unwrap_or_else(none)
+}
+
+fn none() -> String {
+    "none".to_owned()
 }
 
 /// The name of a variant, as it stands in a configuration.

@@ -27,12 +27,17 @@ pub struct ModelSection {
     pub d_ff: Option<usize>,
     /// Whether the head reuses the embedding; true if left out.
     pub tie_embeddings: Option<bool>,
-    /// Name of a block that a program has added, in place of an attention and a feed-forward layer.
+    /// Name of the block, if it is not the one of Llama: `parallel_residual`, or one that a program has added.
     pub block: Option<String>,
     /// Name of the attention layer: `full`, or one that a program has added.
     pub attention: Option<String>,
     /// Name of the feed-forward layer: `swiglu`, `geglu`, `squared_relu`, or one that a program has added.
     pub feed_forward: Option<String>,
+    /// Positions that a position sees at most in attention; all before it if left out.
+    pub window: Option<usize>,
+    /// Which blocks have the window, `w`, and which full attention, `f`, such as `wwwwwf`; repeated over the blocks.
+    /// All have it if left out.
+    pub window_pattern: Option<String>,
     /// Which projections of attention have a bias.
     pub attention_bias: Option<AttentionBias>,
     /// Whether the projections of the feed-forward layer have a bias.
@@ -105,6 +110,8 @@ impl ModelSection {
             block: model.block.clone(),
             attention: (model.attention != FULL_ATTENTION).then(|| model.attention.clone()),
             feed_forward: Some(model.feed_forward.clone()),
+            window: model.window,
+            window_pattern: model.window_pattern.clone(),
             attention_bias: Some(model.attention_bias),
             feed_forward_bias: Some(model.feed_forward_bias),
             qk_norm: Some(model.qk_norm),

@@ -88,10 +88,16 @@ fn models_that_are_others_are_refused() {
     llama("heads that do not divide", json!({"num_key_value_heads": 3}));
     llama("no heads", json!({"num_attention_heads": 0, "num_key_value_heads": 0}));
     llama("no context", json!({"max_position_embeddings": 0}));
-    let sliding = json!({"layer_types": ["full_attention", "sliding_attention"]});
-    refused("sliding layers", "qwen3", sliding);
-    refused("sliding window", "qwen2", json!({"use_sliding_window": true}));
-    refused("Mistral's window", "mistral", json!({"sliding_window": 32}));
+    let sliding = || json!(["full_attention", "sliding_attention"]);
+    refused("sliding layers without a window", "qwen3", json!({"layer_types": sliding()}));
+    refused(
+        "layers of another kind",
+        "qwen3",
+        json!({"layer_types": ["full_attention", "chunked_attention"]}),
+    );
+    refused("a layer too few", "qwen2", json!({"layer_types": ["full_attention"]}));
+    refused("layers of Mistral", "mistral", json!({"sliding_window": 32, "layer_types": sliding()}));
+    refused("a window of nothing", "mistral", json!({"sliding_window": 0}));
     insta::assert_snapshot!(messages.finish());
 }
 

@@ -84,7 +84,14 @@ fn truncation_narrows_the_choice() {
 
 /// A model that nobody has trained, with weights large enough for it to have opinions.
 fn opinionated() -> Decoder {
+    in_window(None, None)
+}
+
+/// The same, whose blocks have a window as `pattern` says.
+fn in_window(window: Option<usize>, pattern: Option<&str>) -> Decoder {
     let config = ModelConfig {
+        window,
+        window_pattern: pattern.map(str::to_owned),
         vocab_size: VOCAB,
         d_model: 16,
         layers: 2,
@@ -104,13 +111,22 @@ fn greedy(max_tokens: usize, context_length: usize) -> Sampling {
 
 /// The ids that a prompt becomes, and the number of passes that took.
 fn continued(tokenizer: &Tokenizer, prompt: &str, sampling: &Sampling) -> (Vec<u32>, usize) {
-    let (model, passes) = (opinionated(), Cell::new(0));
+    continued_by(&opinionated(), tokenizer, prompt, sampling)
+}
+
+fn continued_by(
+    model: &Decoder,
+    tokenizer: &Tokenizer,
+    prompt: &str,
+    sampling: &Sampling,
+) -> (Vec<u32>, usize) {
+    let passes = Cell::new(0);
     let mut text = Continuation::new(tokenizer, prompt, sampling).expect("a prompt");
     let after_pass = || {
         passes.set(passes.get() + 1);
         Ok(())
     };
-    while text.advance(&model, &Device::flex(), after_pass).expect("a token") {}
+    while text.advance(model, &Device::flex(), after_pass).expect("a token") {}
     (text.ids().to_vec(), passes.get())
 }
 
@@ -126,8 +142,8 @@ fn likeliest(model: &Decoder, window: &[u32]) -> u32 {
 
 /// The same without a cache: every token from a pass over the whole window, which starts again from
 /// its last half when it is full.
-fn recomputed(tokenizer: &Tokenizer, prompt: &str, sampling: &Sampling) -> Vec<u32> {
-    let (model, end) = (opinionated(), tokenizer.end_of_text().expect("an end"));
+fn recomputed(model: &Decoder, tokenizer: &Tokenizer, prompt: &str, sampling: &Sampling) -> Vec<u32> {
+    let end = tokenizer.end_of_text().expect("an end");
     let mut ids = tokenizer.encode(prompt).expect("ids");
     let context = sampling.context_length;
     let mut start = ids.len().saturating_sub(context);
@@ -135,7 +151,7 @@ fn recomputed(tokenizer: &Tokenizer, prompt: &str, sampling: &Sampling) -> Vec<u
         if ids.len() - start > context {
             start = ids.len() - (context / 2).max(1);
         }
-        let next = likeliest(&model, &ids[start..]);
+        let next = likeliest(model, &ids[start..]);
         if next == end {
             break;
         }
@@ -150,8 +166,27 @@ fn a_cache_changes_no_token() {
     for prompt in ["a", "abcdefg", "the quick brown fox jumps over the lazy dog"] {
         let sampling = greedy(40, 100);
         let (ids, passes) = continued(&tokenizer, prompt, &sampling);
-        assert_eq!(ids, recomputed(&tokenizer, prompt, &sampling), "{prompt}");
+        assert_eq!(ids, recomputed(&opinionated(), &tokenizer, prompt, &sampling), "{prompt}");
         assert_eq!((ids.len() - prompt.len(), passes), (40, 40), "{prompt}");
+    }
+}
+
+/// Nor one that holds no more than a window, with prompts shorter and longer than it.
+#[test]
+fn a_cache_of_windows_changes_no_token() {
+    let tokenizer = tokenizer();
+    let full = continued(&tokenizer, "abcdefg", &greedy(40, 100)).0;
+    for (window, pattern) in [(1, None), (5, None), (5, Some("wf")), (7, Some("fw"))] {
+        let model = in_window(Some(window), pattern);
+        for prompt in ["a", "abcdefg", "the quick brown fox jumps over the lazy dog"] {
+            for context in [100, 16] {
+                let sampling = greedy(40, context);
+                let (ids, _) = continued_by(&model, &tokenizer, prompt, &sampling);
+                let expected = recomputed(&model, &tokenizer, prompt, &sampling);
+                assert_eq!(ids, expected, "{prompt} in a window of {window} {pattern:?}, context {context}");
+            }
+        }
+        assert_ne!(continued_by(&model, &tokenizer, "abcdefg", &greedy(40, 100)).0, full);
     }
 }
 
@@ -163,7 +198,11 @@ fn a_full_context_starts_over_from_its_last_half() {
         for prompt in ["a", "abcdefgh", "abcdefghi", "the quick brown fox jumps"] {
             let sampling = greedy(30, context);
             let (ids, passes) = continued(&tokenizer, prompt, &sampling);
-            assert_eq!(ids, recomputed(&tokenizer, prompt, &sampling), "{prompt} in {context}");
+            assert_eq!(
+                ids,
+                recomputed(&opinionated(), &tokenizer, prompt, &sampling),
+                "{prompt} in {context}"
+            );
             assert_eq!(passes, 30);
         }
     }

@@ -64,10 +64,13 @@ fixtures! {
     llama_shards,
     llama_tied,
     mistral,
+    mistral_window,
     qwen2,
     qwen2_tied,
+    qwen2_window,
     qwen3,
     qwen3_biases_tied,
+    qwen3_layer_types,
 }
 
 /// The folder of a fixture.

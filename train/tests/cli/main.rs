@@ -67,6 +67,7 @@ mod nonfinite;
 mod older_names;
 mod order;
 mod origin;
+mod own_attention;
 mod own_layer;
 mod own_loop;
 mod own_metric;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use kiln_model::{AttentionBias, ModelConfig, RopeScaling};
+use kiln_model::{AttentionBias, ModelConfig, PARALLEL_RESIDUAL, RopeScaling};
 use kiln_shard::{AdamW, Recompute, StateKind, Strategy};
 
 use crate::reference;
@@ -65,6 +65,30 @@ fn shapes_of_other_models_train_like_one_device() {
         for (strategy, ranks) in [(Strategy::FullShard, 3), (Strategy::NoShard, 3)] {
             for recompute in [Recompute::None, Recompute::Block] {
                 let run = run(strategy, ranks, tied).recompute(recompute);
+                assert_close(&run.name(), &run.train(), &expected);
+            }
+        }
+    }
+}
+
+/// Blocks with a window between others, and blocks whose layers read the same input.
+#[test]
+fn windows_and_parallel_blocks_train_like_one_device() {
+    let run = |strategy, ranks, parallel: bool| {
+        let run = run(strategy, ranks, 2, false);
+        let model = ModelConfig {
+            window: Some(2),
+            window_pattern: Some("wf".to_owned()),
+            block: parallel.then(|| PARALLEL_RESIDUAL.to_owned()),
+            ..run.model
+        };
+        Run { model, ..run }
+    };
+    for parallel in [false, true] {
+        let expected = reference::train(&run(Strategy::FullShard, 1, parallel));
+        for (strategy, ranks) in [(Strategy::FullShard, 3), (Strategy::NoShard, 3)] {
+            for recompute in [Recompute::None, Recompute::Block] {
+                let run = run(strategy, ranks, parallel).recompute(recompute);
                 assert_close(&run.name(), &run.train(), &expected);
             }
         }

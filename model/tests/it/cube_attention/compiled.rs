@@ -73,17 +73,23 @@ fn source(kernel: &dyn CubeKernel, version: u32) -> (String, usize) {
 }
 
 /// The sources go to a folder as well, if `KILN_KERNELS` names one: for `nvcc`, `ptxas` and the eye.
-fn sources(version: u32, dtype: FloatKind, head_dim: usize) -> Vec<(&'static str, String)> {
+fn sources(
+    version: u32,
+    dtype: FloatKind,
+    head_dim: usize,
+    window: Option<usize>,
+) -> Vec<(&'static str, String)> {
     let properties = properties(version);
     let target = Arc::new(CudaRuntime::target_properties());
     let limit = properties.hardware.max_shared_memory_size;
-    let kernels = kernels(&properties, &target, dtype, head_dim);
+    let kernels = kernels(&properties, &target, dtype, head_dim, window);
     assert!(!kernels.is_empty());
     let compiled = kernels.into_iter().map(|(name, kernel)| {
         let (source, shared) = source(kernel.as_ref(), version);
         assert!(shared <= limit, "{name} takes {shared} bytes of shared memory");
         if let Some(folder) = std::env::var_os("KILN_KERNELS") {
-            let file = format!("{name}_{dtype:?}_{head_dim}_sm{version}_{shared}.cu");
+            let window = window.map_or_else(String::new, |window| format!("_window{window}"));
+            let file = format!("{name}_{dtype:?}_{head_dim}{window}_sm{version}_{shared}.cu");
             std::fs::write(std::path::Path::new(&folder).join(file), &source).expect("written");
         }
         (name, source)
@@ -96,8 +102,8 @@ fn attention_compiles_to_tensor_cores_in_half_precision() {
     for (version, dtype, name) in
         [(80, FloatKind::BF16, "bf16"), (90, FloatKind::BF16, "bf16"), (90, FloatKind::F16, "f16")]
     {
-        for head_dim in [64, 128] {
-            for (kernel, source) in sources(version, dtype, head_dim) {
+        for (head_dim, window) in [(64, None), (128, None), (64, Some(100)), (128, Some(4096))] {
+            for (kernel, source) in sources(version, dtype, head_dim, window) {
                 let multiplies = source.contains(&format!("mma.sync.aligned.m16n8k16.row.col.f32.{name}"));
                 let loads = source.contains("ldmatrix.sync.aligned.m8n8.x4");
                 let copies = source.contains("cp.async.cg.shared");
@@ -115,7 +121,7 @@ fn attention_compiles_to_tensor_cores_in_half_precision() {
 #[test]
 fn attention_compiles_without_tensor_cores_in_f32_and_for_other_heads() {
     for (dtype, head_dim) in [(FloatKind::F32, 128), (FloatKind::BF16, 72), (FloatKind::F16, 256)] {
-        for (kernel, source) in sources(90, dtype, head_dim) {
+        for (kernel, source) in sources(90, dtype, head_dim, None) {
             assert!(!source.contains("mma.sync"), "{kernel} in {dtype:?}, heads of {head_dim}");
             assert!(source.contains("__global__"), "{kernel} in {dtype:?}, heads of {head_dim}");
         }

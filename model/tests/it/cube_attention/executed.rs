@@ -68,6 +68,8 @@ fn rounded(values: Vec<f64>, dtype: DType) -> Vec<f64> {
 
 struct Case {
     sizes: Sizes,
+    /// Rows that a row sees at most.
+    window: Option<usize>,
     dtype: DType,
     /// q, k, v, and the gradient of the result.
     inputs: [Vec<f64>; 4],
@@ -79,7 +81,11 @@ impl Case {
         let (q, kv) = (batch * seq * heads * dim, batch * seq * kv_heads * dim);
         // The last one is what `run` weighs the result with.
         let inputs = [(q, 1), (kv, 2), (kv, 3), (q, 99)].map(|(len, seed)| rounded(normal(len, seed), dtype));
-        Case { sizes, dtype, inputs }
+        Case { sizes, window: None, dtype, inputs }
+    }
+
+    fn in_window(self, window: usize) -> Case {
+        Case { window: Some(window), ..self }
     }
 
     fn shapes(&self) -> [[usize; 4]; 4] {
@@ -111,7 +117,8 @@ impl Case {
         {
             let g = h * kv_heads / heads;
             let q = &q[((b * seq + i) * heads + h) * dim..][..dim];
-            let scores = (0..=i).map(|j| {
+            let seen = self.window.map_or(0, |window| (i + 1).saturating_sub(window));
+            let scores = (seen..=i).map(|j| {
                 let k = &k[((b * seq + j) * kv_heads + g) * dim..][..dim];
                 q.iter().zip(k).map(|(q, k)| q * k).sum::<f64>() / (dim as f64).sqrt()
             });
@@ -125,29 +132,29 @@ impl Case {
     /// Runs forward and backward into poisoned tensors and compares.
     fn check(&self) {
         let [batch, seq, heads, ..] = self.sizes;
-        let what = |name| format!("{name} of {:?} in {:?}", self.sizes, self.dtype);
+        let what = |name| format!("{name} of {:?} in {:?}, window {:?}", self.sizes, self.dtype, self.window);
         let shapes = self.shapes();
         let reference = |t: &[Tensor<1>]| {
             let [q, k, v] = [0, 1, 2].map(|i| t[i].clone().reshape(shapes[i]));
             let len = shapes[0].iter().product::<usize>();
-            causal_attention_reference(q, k, v).reshape([len])
+            causal_attention_reference(q, k, v, self.window).reshape([len])
         };
         let expected = run(&reference, &self.inputs[..3], FloatDType::F64);
 
         let [q, k, v, dout] = self.uploaded();
         let out = poisoned(&shapes[0], self.dtype);
         let lse = poisoned(&[batch, seq, heads], DType::F32);
-        forward_into(&q, &k, &v, seq, &out, &lse);
+        forward_into(&q, &k, &v, seq, self.window, &out, &lse);
         assert_close(&download(&out), &expected.output, self.bound(), &what("out"));
         assert_close(&download(&lse), &self.lse(), self.bound(), &what("lse"));
 
         let gradients = [0, 1, 2].map(|i| poisoned(&shapes[i], self.dtype));
         let [dq, dk, dv] = &gradients;
-        backward_into([&q, &k, &v], &out, &lse, &dout, Some(dq), Some((dk, dv)));
+        backward_into([&q, &k, &v], self.window, &out, &lse, &dout, Some(dq), Some((dk, dv)));
         for (i, name) in ["dq", "dk", "dv"].into_iter().enumerate() {
             let (actual, expected) = (download(&gradients[i]), &expected.gradients[i]);
             let expected = expected.as_ref().expect("tracked");
-            if seq == 1 && name != "dv" {
+            if (seq == 1 || self.window == Some(1)) && name != "dv" {
                 // One score has no slope: there is no largest value to compare with.
                 assert!(expected.iter().all(|v| *v == 0.0));
                 assert!(actual.iter().all(|v| v.abs() < self.bound()), "{}", what(name));
@@ -194,6 +201,37 @@ fn attention_on_cuda_matches_the_reference_in_bf16() {
     }
 }
 
+/// Windows that begin and end within tiles, at their edges, and before the first row of a tile.
+#[test]
+fn attention_on_wgpu_in_a_window_matches_the_reference() {
+    let sizes =
+        [[1, 1, 1, 1, 8], [2, 65, 4, 1, 40], [1, 130, 2, 1, 64], [2, 97, 2, 1, 128], [1, 40, 2, 1, 256]];
+    for sizes in sizes {
+        for window in [1, 3, 7, 15, 16, 17, 31, 32, 33, 64, 65] {
+            Case::new(sizes, DType::F32).in_window(window).check();
+        }
+        Case::new(sizes, DType::F16).in_window(33).check();
+        if on_cuda() {
+            [1, 7, 63, 64, 65].map(|window| Case::new(sizes, DType::BF16).in_window(window).check());
+        }
+    }
+}
+
+/// The kernels are those without a window.
+#[test]
+fn attention_on_wgpu_in_a_window_for_all_has_the_bits_of_full_attention() {
+    let [q, k, v, dout] = Case::new([2, 65, 4, 2, 64], DType::F32).uploaded();
+    let run = |window| {
+        let (out, lse) = forward(&q, &k, &v, window);
+        let gradients = backward([&q, &k, &v], window, &out, &lse, &dout, [true; 3]);
+        let gradients = gradients.map(|gradient| download(&gradient.expect("wanted")));
+        (download(&out), download(&lse), gradients)
+    };
+    let full = run(None);
+    assert!(run(Some(65)) == full && run(Some(1000)) == full);
+    assert!(run(Some(64)) != full);
+}
+
 /// Scores of hundreds would overflow without the running maximum.
 #[test]
 fn attention_on_wgpu_with_large_scores() {
@@ -207,8 +245,8 @@ fn attention_on_wgpu_with_large_scores() {
 fn attention_on_wgpu_has_the_same_bits_each_time() {
     let [q, k, v, dout] = Case::new([2, 65, 4, 2, 64], DType::F32).uploaded();
     let run = || {
-        let (out, lse) = forward(&q, &k, &v);
-        let gradients = backward([&q, &k, &v], &out, &lse, &dout, [true; 3]);
+        let (out, lse) = forward(&q, &k, &v, None);
+        let gradients = backward([&q, &k, &v], None, &out, &lse, &dout, [true; 3]);
         let gradients = gradients.map(|gradient| download(&gradient.expect("wanted")));
         (download(&out), download(&lse), gradients)
     };
@@ -220,8 +258,8 @@ fn attention_on_wgpu_has_the_same_bits_each_time() {
 #[test]
 fn attention_on_wgpu_returns_the_gradients_that_are_wanted() {
     let [q, k, v, dout] = Case::new([1, 9, 2, 1, 8], DType::F32).uploaded();
-    let (out, lse) = forward(&q, &k, &v);
-    let gradients = |wanted| backward([&q, &k, &v], &out, &lse, &dout, wanted);
+    let (out, lse) = forward(&q, &k, &v, None);
+    let gradients = |wanted| backward([&q, &k, &v], None, &out, &lse, &dout, wanted);
     let all = gradients([true; 3]).map(|gradient| download(&gradient.expect("wanted")));
     for wanted in [[true, false, false], [false, true, false], [false, false, true], [false; 3]] {
         for (i, gradient) in gradients(wanted).into_iter().enumerate() {
@@ -236,13 +274,17 @@ fn attention_on_wgpu_returns_the_gradients_that_are_wanted() {
 /// The last rows of a sequence. Rows beyond those that count are not numbers.
 #[test]
 fn cached_attention_on_wgpu_matches_the_reference() {
-    for ([batch, seq, heads, kv_heads, dim], filled, capacity) in [
-        ([1, 1, 1, 1, 8], 1, 1),
-        ([1, 1, 4, 2, 40], 130, 131),
-        ([3, 1, 4, 4, 64], 93, 200),
-        ([2, 5, 4, 1, 8], 196, 200),
-        ([1, 70, 4, 1, 8], 130, 156),
-        ([2, 65, 2, 2, 128], 65, 70),
+    for ([batch, seq, heads, kv_heads, dim], filled, capacity, window) in [
+        ([1, 1, 1, 1, 8], 1, 1, None),
+        ([1, 1, 4, 2, 40], 130, 131, None),
+        ([3, 1, 4, 4, 64], 93, 200, None),
+        ([2, 5, 4, 1, 8], 196, 200, None),
+        ([1, 70, 4, 1, 8], 130, 156, None),
+        ([2, 65, 2, 2, 128], 65, 70, None),
+        ([1, 1, 4, 2, 40], 130, 131, Some(33)),
+        ([2, 5, 4, 1, 8], 196, 200, Some(7)),
+        ([1, 70, 4, 1, 8], 130, 156, Some(1)),
+        ([1, 70, 4, 1, 8], 130, 156, Some(64)),
     ] {
         let [q, k, v] = [(seq, heads, 1), (filled, kv_heads, 2), (filled, kv_heads, 3)]
             .map(|(rows, heads, seed)| normal(batch * rows * heads * dim, seed));
@@ -253,8 +295,13 @@ fn cached_attention_on_wgpu_matches_the_reference() {
                 rows.chunks(filled * row).flat_map(|rows| [rows, &beyond].concat()).collect();
             upload(&kept, &[batch, capacity, kv_heads, dim], DType::F32)
         };
-        let actual =
-            cached_forward(&upload(&q, &[batch, seq, heads, dim], DType::F32), &kept(&k), &kept(&v), filled);
+        let actual = cached_forward(
+            &upload(&q, &[batch, seq, heads, dim], DType::F32),
+            &kept(&k),
+            &kept(&v),
+            filled,
+            window,
+        );
         let cpu = burn::tensor::Device::flex();
         let of = |x: &[f64], rows, heads| flat(x, FloatDType::F64, &cpu).reshape([batch, rows, heads, dim]);
         let expected = cached_attention_reference(
@@ -262,8 +309,9 @@ fn cached_attention_on_wgpu_matches_the_reference() {
             of(&k, filled, kv_heads),
             of(&v, filled, kv_heads),
             filled,
+            window,
         );
-        let what = format!("{seq} of {filled} rows of {capacity}");
+        let what = format!("{seq} of {filled} rows of {capacity}, window {window:?}");
         assert_close(&download(&actual), &values(expected), 1e-4, &what);
     }
 }
@@ -275,7 +323,7 @@ fn attention_on_wgpu_refuses_a_dtype_that_it_does_not_have() {
         return;
     }
     let x = poisoned(&[1, 4, 1, 8], DType::BF16);
-    let panic = catch_unwind(AssertUnwindSafe(|| forward(&x, &x, &x))).expect_err("no bf16");
+    let panic = catch_unwind(AssertUnwindSafe(|| forward(&x, &x, &x, None))).expect_err("no bf16");
     let message = panic.downcast_ref::<String>().expect("a message");
     assert!(message.contains("this device cannot compute in BF16"), "{message}");
 }
@@ -284,12 +332,12 @@ fn attention_on_wgpu_refuses_a_dtype_that_it_does_not_have() {
 #[should_panic(expected = "3 heads cannot share 2 key heads")]
 fn attention_on_wgpu_rejects_heads_that_cannot_be_grouped() {
     let kv = poisoned(&[1, 4, 2, 8], DType::F32);
-    forward(&poisoned(&[1, 4, 3, 8], DType::F32), &kv, &kv);
+    forward(&poisoned(&[1, 4, 3, 8], DType::F32), &kv, &kv, None);
 }
 
 #[test]
 #[should_panic(expected = "a GPU needs a multiple of 8")]
 fn attention_on_wgpu_rejects_odd_heads() {
     let x = poisoned(&[1, 4, 1, 12], DType::F32);
-    forward(&x, &x, &x);
+    forward(&x, &x, &x, None);
 }

@@ -6,7 +6,7 @@
 
 use std::path::Path;
 
-use kiln_model::{AttentionBias, FULL_ATTENTION, ModelConfig, RopeScaling, SWIGLU};
+use kiln_model::{AttentionBias, FULL_ATTENTION, MAX_LAYERS, ModelConfig, RopeScaling, SWIGLU};
 
 use super::keys::Keys;
 use super::{CONFIG_FILE, HuggingFaceError};
@@ -91,24 +91,24 @@ impl FolderConfig {
         let family = Family::of(&keys)?;
         let context_length = keys.size("max_position_embeddings")?.unwrap_or(family.facts().default_context);
         refuse_other_models(&keys)?;
-        refuse_windows(&keys, family, context_length)?;
         let heads = keys.needed("num_attention_heads")?;
         let kv_heads = match keys.size("num_key_value_heads")? {
             Some(kv_heads) => kv_heads,
             None if keys.is_null("num_key_value_heads") => heads,
             None => family.facts().default_kv_heads.unwrap_or(heads),
         };
-        let d_model = keys.needed("hidden_size")?;
+        let (d_model, layers) = (keys.needed("hidden_size")?, keys.needed("num_hidden_layers")?);
         let head_dim = match (keys.size("head_dim")?, family) {
             (None, Family::Qwen3) => Some(128),
             (head_dim, _) => head_dim,
         };
         let all = |biased: bool| if biased { AttentionBias::All } else { AttentionBias::None };
         let (rope_theta, rope_scaling) = rope(&keys, context_length)?;
+        let (window, window_pattern) = windows(&keys, family, layers, context_length)?;
         let model = ModelConfig {
             vocab_size: keys.needed("vocab_size")?,
             d_model,
-            layers: keys.needed("num_hidden_layers")?,
+            layers,
             heads,
             kv_heads,
             // A width of nothing is kept, so that the check below names it.
@@ -119,6 +119,8 @@ impl FolderConfig {
             attention: FULL_ATTENTION.to_owned(),
             feed_forward: SWIGLU.to_owned(),
             extra: Default::default(),
+            window,
+            window_pattern,
             attention_bias: match family {
                 Family::Llama | Family::Qwen3 => all(keys.flag("attention_bias")?),
                 Family::Mistral => AttentionBias::None,
@@ -166,30 +168,62 @@ fn refuse_other_models(keys: &Keys) -> Result<(), HuggingFaceError> {
     Ok(())
 }
 
-/// Attention that does not see the whole sequence.
-fn refuse_windows(keys: &Keys, family: Family, context: usize) -> Result<(), HuggingFaceError> {
-    const WHOLE: &str = "attention to the whole sequence is";
-    let window = keys.size("sliding_window")?;
-    match family {
-        Family::Llama => {}
-        // A file without the key means the model's own window.
-        Family::Mistral => {
-            let absent = window.is_none() && !keys.is_null("sliding_window");
-            if absent || window.is_some_and(|window| window < context) {
-                return Err(keys.unsupported("sliding_window", "null is"));
-            }
-        }
-        Family::Qwen2 | Family::Qwen3 => {
-            if keys.flag("use_sliding_window")? {
-                return Err(keys.unsupported("use_sliding_window", WHOLE));
-            }
-        }
+/// The window of attention, and which blocks have it; `None` if no block has one, or if it has room for the whole
+/// context. A position sees itself and the `sliding_window − 1` positions before it, as in transformers.
+fn windows(
+    keys: &Keys,
+    family: Family,
+    layers: usize,
+    context: usize,
+) -> Result<(Option<usize>, Option<String>), HuggingFaceError> {
+    let size = || match keys.size("sliding_window") {
+        Ok(None) if !keys.is_null("sliding_window") => Ok(Some(4_096)),
+        size => size,
+    };
+    let window = match family {
+        Family::Llama => None,
+        Family::Mistral => size()?,
+        Family::Qwen2 | Family::Qwen3 if keys.flag("use_sliding_window")? => size()?,
+        Family::Qwen2 | Family::Qwen3 => None,
+    };
+    if window == Some(0) {
+        return Err(keys.problem("sliding_window", "is 0: must be at least 1"));
     }
-    let layers = keys.texts("layer_types")?.unwrap_or_default();
-    if layers.iter().any(|layer| layer != "full_attention") {
-        return Err(keys.unsupported("layer_types", WHOLE));
+    let windowed = match keys.texts("layer_types")? {
+        Some(types) => windowed_blocks(keys, &types, layers)?,
+        None => {
+            let full = match family {
+                Family::Llama | Family::Mistral => 0,
+                Family::Qwen2 | Family::Qwen3 => keys.size("max_window_layers")?.unwrap_or(28),
+            };
+            // More layers than any model has are refused with the other sizes.
+            (0..layers.min(MAX_LAYERS)).map(|index| window.is_some() && index >= full).collect()
+        }
+    };
+    if windowed.contains(&true) && window.is_none() {
+        return Err(keys.unsupported("layer_types", "full_attention is, where there is no sliding_window"));
     }
-    Ok(())
+    if family == Family::Mistral && window.is_some() && windowed.contains(&false) {
+        return Err(keys.unsupported("layer_types", "the same window in all layers is"));
+    }
+    match window.filter(|window| *window < context && windowed.contains(&true)) {
+        None => Ok((None, None)),
+        Some(window) => Ok((Some(window), ModelConfig::window_pattern_of(&windowed))),
+    }
+}
+
+/// Which blocks have a window, by their `layer_types`.
+fn windowed_blocks(keys: &Keys, types: &[String], layers: usize) -> Result<Vec<bool>, HuggingFaceError> {
+    if types.len() != layers {
+        let problem = format!("has {} layers, and num_hidden_layers is {layers}", types.len());
+        return Err(keys.problem("layer_types", &problem));
+    }
+    let windowed = types.iter().map(|layer| match layer.as_str() {
+        "full_attention" => Ok(false),
+        "sliding_attention" => Ok(true),
+        _ => Err(keys.unsupported("layer_types", "full_attention and sliding_attention are")),
+    });
+    windowed.collect()
 }
 
 /// Base and stretching of the rotary frequencies: in `rope_scaling` and `rope_theta`, or in
@@ -259,11 +293,11 @@ mod tests {
         let mistral = r#""architectures": ["MistralForCausalLM"], "sliding_window": "#;
         let whole = config(&format!("{mistral}null")).unwrap();
         assert_eq!((whole.model.kv_heads, whole.context_length), (8, 131_072));
+        assert_eq!(whole.model.window, None);
         assert_eq!(config(&format!("{mistral}131072")).unwrap(), whole);
-        let message = config(&format!("{mistral}4096")).unwrap_err().to_string();
-        assert!(message.contains("sliding_window = 4096 is not supported"), "{message}");
-        let message = config(r#""model_type": "mistral""#).unwrap_err().to_string();
-        assert!(message.contains("sliding_window = (absent)"), "{message}");
+        let absent = config(r#""model_type": "mistral""#).unwrap();
+        assert_eq!(absent, config(&format!("{mistral}4096")).unwrap());
+        assert_eq!((absent.model.window, absent.model.window_pattern), (Some(4096), None));
         let message = config(r#""model_type": "llama", "max_position_embeddings": 9e18"#);
         assert!(message.is_err(), "not a whole number");
         let endless = r#""model_type": "llama", "max_position_embeddings": 9000000000000000000"#;
@@ -278,6 +312,49 @@ mod tests {
         assert_eq!((qwen3.model.qk_norm, qwen3.model.head_dim), (true, None));
         let qwen3 = config(r#""model_type": "qwen3""#).unwrap();
         assert_eq!(qwen3.model.head_dim, Some(128));
+    }
+
+    /// Windows in every spelling: in all layers, in those after the first ones, and layer by layer.
+    #[test]
+    fn windows_of_layers() {
+        let config = |layers: usize, rest: &str| {
+            let sizes = r#""vocab_size": 8, "hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 2,
+                "intermediate_size": 4, "max_position_embeddings": 100"#;
+            read(&format!("{{{sizes}, \"num_hidden_layers\": {layers}, {rest}}}"))
+        };
+        let windows = |layers: usize, rest: &str| {
+            let model = config(layers, rest).unwrap().model;
+            (model.window, model.window_pattern)
+        };
+        let pattern = |pattern: &str| (Some(8), Some(pattern.to_owned()));
+        let mistral = r#""model_type": "mistral", "sliding_window": 8"#;
+        assert_eq!(windows(3, mistral), (Some(8), None));
+        for family in ["qwen2", "qwen3"] {
+            let used =
+                format!(r#""model_type": "{family}", "use_sliding_window": true, "sliding_window": 8"#);
+            // 28 layers with full attention, if the file says nothing else.
+            assert_eq!(windows(3, &used), (None, None));
+            assert_eq!(windows(30, &used), pattern(&format!("{}ww", "f".repeat(28))));
+            let first = |first| format!("{used}, \"max_window_layers\": {first}");
+            assert_eq!(windows(4, &first(2)), pattern("ffww"));
+            assert_eq!(windows(4, &first(0)), (Some(8), None));
+            assert_eq!(windows(4, &first(4)), (None, None));
+            let (w, f) = (r#""sliding_attention""#, r#""full_attention""#);
+            let types = |types: &[&str]| format!("{used}, \"layer_types\": [{}]", types.join(", "));
+            assert_eq!(windows(5, &types(&[w, f, w, f, w])), pattern("wf"));
+            assert_eq!(windows(4, &types(&[f, w, w, f])), pattern("fww"));
+            assert_eq!(windows(2, &types(&[w, w])), (Some(8), None));
+            assert_eq!(windows(2, &types(&[f, f])), (None, None));
+            let message = config(3, &types(&[w, f])).unwrap_err().to_string();
+            assert!(message.contains("layer_types has 2 layers, and num_hidden_layers is 3"), "{message}");
+            let message = config(1, &types(&[r#""chunked_attention""#])).unwrap_err().to_string();
+            assert!(message.contains("full_attention and sliding_attention are"), "{message}");
+            let unused = format!(r#""model_type": "{family}", "sliding_window": 8, "max_window_layers": 0"#);
+            assert_eq!(windows(2, &unused), (None, None));
+            assert_eq!(windows(2, &unused.replace("8", "null")), (None, None));
+        }
+        let zero = config(2, r#""model_type": "mistral", "sliding_window": 0"#).unwrap_err().to_string();
+        assert!(zero.contains("sliding_window is 0: must be at least 1"), "{zero}");
     }
 
     /// Rotary settings of older and newer files.

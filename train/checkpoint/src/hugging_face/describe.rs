@@ -55,16 +55,23 @@ pub fn to_json(
             set("mlp_bias", json!(model.feed_forward_bias));
             set("pretraining_tp", json!(1));
         }
-        Family::Qwen3 => {
-            set("attention_bias", json!(model.attention_bias == AttentionBias::All));
-            set("use_sliding_window", json!(false));
-            set("sliding_window", Value::Null);
+        Family::Qwen3 => set("attention_bias", json!(model.attention_bias == AttentionBias::All)),
+        Family::Mistral | Family::Qwen2 => {}
+    }
+    if family != Family::Llama {
+        set("sliding_window", json!(model.window));
+    }
+    if matches!(family, Family::Qwen2 | Family::Qwen3) {
+        let windowed: Vec<_> = (0..model.layers).map(|index| model.window_of(index).is_some()).collect();
+        let name = |windowed: &bool| if *windowed { "sliding_attention" } else { "full_attention" };
+        set("use_sliding_window", json!(model.window.is_some()));
+        set("layer_types", windowed.iter().map(name).collect());
+        // What older versions read: layers before this one have full attention, and the others the window.
+        // They have no word for other patterns.
+        let full = windowed.iter().take_while(|windowed| !**windowed).count();
+        if !windowed[full..].contains(&false) {
+            set("max_window_layers", json!(full));
         }
-        Family::Qwen2 => {
-            set("use_sliding_window", json!(false));
-            set("sliding_window", Value::Null);
-        }
-        Family::Mistral => set("sliding_window", Value::Null),
     }
     // Older versions read `rope_theta` and `rope_scaling`, newer ones `rope_parameters`, where
     // `rope_scaling` is not set.
@@ -107,6 +114,11 @@ fn family_of(model: &ModelConfig, folder: &Path) -> Result<Family, HuggingFaceEr
         _ if !not_theirs.is_empty() => None,
         (true, AttentionBias::None | AttentionBias::All, false) => Some(Family::Qwen3),
         (false, AttentionBias::Qkv, false) => Some(Family::Qwen2),
+        // One that has a window in all of its layers.
+        (false, AttentionBias::None, false) if model.window.is_some() => {
+            (0..model.layers).all(|index| model.window_of(index).is_some()).then_some(Family::Mistral)
+        }
+        _ if model.window.is_some() => None,
         (false, AttentionBias::None | AttentionBias::All, _) => Some(Family::Llama),
         _ => None,
     };
@@ -116,6 +128,8 @@ fn family_of(model: &ModelConfig, folder: &Path) -> Result<Family, HuggingFaceEr
             (bias == AttentionBias::Qkv, "attention_bias qkv"),
             (bias == AttentionBias::All, "attention_bias all"),
             (model.feed_forward_bias, "feed_forward_bias"),
+            (model.window.is_some(), "window"),
+            (model.window_pattern.is_some(), "window_pattern"),
         ];
         let features = features.into_iter().filter(|(has, _)| *has).map(|(_, name)| name.to_owned());
         let features: Vec<_> = not_theirs.into_iter().chain(features).collect();
@@ -166,6 +180,15 @@ mod tests {
             ("LlamaForCausalLM", with(&|m| m.rope_scaling = Some(RopeScaling::Linear { factor: 2.0 }))),
             ("Qwen2ForCausalLM", with(&|m| m.attention_bias = AttentionBias::Qkv)),
             ("Qwen3ForCausalLM", with(&|m| m.qk_norm = true)),
+            ("MistralForCausalLM", with(&|m| m.window = Some(8))),
+            ("Qwen2ForCausalLM", with(&|m| (m.window, m.attention_bias) = (Some(8), AttentionBias::Qkv))),
+            (
+                "Qwen3ForCausalLM",
+                with(&|m| {
+                    m.qk_norm = true;
+                    (m.window, m.window_pattern) = (Some(8), Some("wwwwwf".to_owned()));
+                }),
+            ),
             (
                 "Qwen3ForCausalLM",
                 with(&|m| {
@@ -201,5 +224,11 @@ mod tests {
         assert!(message.contains("qk_norm together with feed_forward_bias"), "{message}");
         let message = refuse(&|m| m.logit_softcap = Some(30.0));
         assert!(message.contains("logit_softcap 30"), "{message}");
+        let message = refuse(&|m| (m.window, m.window_pattern) = (Some(8), Some("wf".to_owned())));
+        assert!(message.contains("has window together with window_pattern"), "{message}");
+        let message = refuse(&|m| (m.window, m.attention_bias) = (Some(8), AttentionBias::All));
+        assert!(message.contains("attention_bias all together with window"), "{message}");
+        let message = refuse(&|m| m.block = Some(kiln_model::PARALLEL_RESIDUAL.to_owned()));
+        assert!(message.contains("has block parallel_residual"), "{message}");
     }
 }

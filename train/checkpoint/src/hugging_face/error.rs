@@ -60,8 +60,9 @@ pub enum HuggingFaceError {
     /// what does not go together.
     #[error(
         "the model of {} has {features}, which no architecture that can be written has; those are Llama \
-         (attention_bias none or all, with or without feed_forward_bias), Qwen2 (attention_bias qkv) and \
-         Qwen3 (qk_norm, attention_bias none or all)",
+         (attention_bias none or all, with or without feed_forward_bias), Mistral (window in all layers), Qwen2 \
+         (attention_bias qkv, with or without window) and Qwen3 (qk_norm, attention_bias none or all, with or \
+         without window)",
         .path.display()
     )]
     NoArchitecture { path: PathBuf, features: String },

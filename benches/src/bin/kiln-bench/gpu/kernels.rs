@@ -136,7 +136,7 @@ impl Bench<'_> {
                     (values(heads), values(kv_heads), values(kv_heads))
                 };
                 let op = |(q, k, v): &(Tensor<4>, Tensor<4>, Tensor<4>)| {
-                    ops::causal_attention(q.clone(), k.clone(), v.clone())
+                    ops::causal_attention(q.clone(), k.clone(), v.clone(), None)
                 };
                 // Two products forward; backward five, one of which computes the scores again.
                 let products = if name == "attention" { 2.0 } else { 5.0 };

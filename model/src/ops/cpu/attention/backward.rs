@@ -10,7 +10,7 @@ use super::super::scalar::{Real, Scalar, dot};
 use super::super::uninit::zeros;
 use super::super::values::tensor_of;
 use super::products::BackwardProducts;
-use super::tile::{COLUMNS, MOST_ROWS, Tile, visible};
+use super::tile::{COLUMNS, MOST_ROWS, Tile};
 use crate::ops::attention::AttentionShape;
 
 impl<S: Scalar, P: Products<S, S::Real>> BackwardProducts<'_, S, P> {
@@ -114,9 +114,11 @@ impl<S: Scalar, P: Products<S, S::Real>> KeyHead<'_, '_, S, P> {
                 *value = (self.lse[(batch * seq + start + row) * heads + head], product);
             }
 
-            for first in (0..start + rows).step_by(COLUMNS) {
-                let columns = COLUMNS.min(start + rows - first);
-                let tile = Tile { batch, head, kv_head, start, rows, first, columns };
+            let seen = shape.columns(start, rows);
+            for first in seen.clone().step_by(COLUMNS) {
+                let columns = COLUMNS.min(seen.end - first);
+                let is_first = first == seen.start;
+                let tile = Tile { batch, head, kv_head, start, rows, first, columns, is_first };
                 let (p, ds) = (&mut p[..rows * columns], &mut ds[..rows * columns]);
                 self.products.scores(tile, p, ds);
                 simd(
@@ -126,7 +128,9 @@ impl<S: Scalar, P: Products<S, S::Real>> KeyHead<'_, '_, S, P> {
                         for (row, ((p, ds), &(lse, product))) in tile.zip(&row_values).enumerate() {
                             // As in the forward pass: the weights of masked columns become 0, and `ds` with
                             // them.
-                            p[visible(start + row, first, columns)..].fill(S::Real::NEG_INFINITY);
+                            let visible = shape.visible(start + row, first, columns);
+                            p[..visible.start].fill(S::Real::NEG_INFINITY);
+                            p[visible.end..].fill(S::Real::NEG_INFINITY);
                             for (p, ds) in p.iter_mut().zip(ds) {
                                 *p = (*p - lse).exp();
                                 *ds = *p * (*ds - product) * scale;
@@ -134,13 +138,13 @@ impl<S: Scalar, P: Products<S, S::Real>> KeyHead<'_, '_, S, P> {
                         }
                     },
                 );
-                let seen = first..first + columns;
+                let keys = first..first + columns;
                 self.products.add_gradients(
                     tile,
                     [p, ds],
                     dq.as_mut().map(|dq| dq.slice(start..start + rows)),
-                    self.dk.as_mut().map(|dk| dk.slice(seen.clone())),
-                    self.dv.as_mut().map(|dv| dv.slice(seen)),
+                    self.dk.as_mut().map(|dk| dk.slice(keys.clone())),
+                    self.dv.as_mut().map(|dv| dv.slice(keys)),
                 );
             }
         }

@@ -1,5 +1,7 @@
 //! The forward pass: tiles of rows, past which the columns stream with a running maximum and sum.
 
+use std::ops::Range;
+
 use burn_flex::FlexTensor;
 use rayon::prelude::*;
 
@@ -9,7 +11,7 @@ use super::super::products::Products;
 use super::super::scalar::{Real, Scalar, exp_sum, max};
 use super::super::values::{new_tensor, tensor_of};
 use super::products::ForwardProducts;
-use super::tile::{COLUMNS, MOST_ROWS, Tile, visible};
+use super::tile::{COLUMNS, MOST_ROWS, Tile};
 use crate::ops::attention::AttentionShape;
 
 impl<S: Scalar, P: Products<S, S::Real>> ForwardProducts<'_, S, P> {
@@ -56,13 +58,14 @@ impl<S: Scalar, P: Products<S, S::Real>> ForwardProducts<'_, S, P> {
         let AttentionShape { heads, kv_heads, head_dim, .. } = shape;
         let q_stride = shape.q_stride();
         let rows = lse.len() / heads;
-        let seen = shape.position(start + rows);
+        let seen = shape.columns(start, rows);
         for head in 0..heads {
             let kv_head = head / (heads / kv_heads);
             let mut running = [(S::Real::NEG_INFINITY, S::Real::ZERO); MOST_ROWS];
-            for first in (0..seen).step_by(COLUMNS) {
-                let columns = COLUMNS.min(seen - first);
-                let tile = Tile { batch, head, kv_head, start, rows, first, columns };
+            for first in seen.clone().step_by(COLUMNS) {
+                let columns = COLUMNS.min(seen.end - first);
+                let is_first = first == seen.start;
+                let tile = Tile { batch, head, kv_head, start, rows, first, columns, is_first };
                 let scores = &mut scores[..rows * columns];
                 self.scores(tile, scores);
                 simd(
@@ -71,7 +74,7 @@ impl<S: Scalar, P: Products<S, S::Real>> ForwardProducts<'_, S, P> {
                         for (row, (scores, running)) in
                             scores.chunks_exact_mut(columns).zip(&mut running).enumerate()
                         {
-                            let visible = visible(shape.position(start + row), first, columns);
+                            let visible = shape.visible(start + row, first, columns);
                             let out = &mut out[row * q_stride + head * head_dim..][..head_dim];
                             softmax_step(scores, visible, running, out);
                         }
@@ -92,9 +95,10 @@ impl<S: Scalar, P: Products<S, S::Real>> ForwardProducts<'_, S, P> {
 /// Turns a row of scores into weights relative to the running maximum, and rescales the sums `out` that were
 /// taken under an older maximum.
 #[inline(always)]
-fn softmax_step<T: Real>(scores: &mut [T], visible: usize, running: &mut (T, T), out: &mut [T]) {
+fn softmax_step<T: Real>(scores: &mut [T], visible: Range<usize>, running: &mut (T, T), out: &mut [T]) {
     // The vectorised loops run over whole rows: e to the power of −∞ is 0.
-    scores[visible..].fill(T::NEG_INFINITY);
+    scores[..visible.start].fill(T::NEG_INFINITY);
+    scores[visible.end..].fill(T::NEG_INFINITY);
     let (old_max, old_sum) = *running;
     let tile_max = max(scores);
     let new_max = if tile_max > old_max { tile_max } else { old_max };

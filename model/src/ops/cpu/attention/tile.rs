@@ -1,5 +1,7 @@
 //! The operands of attention, and the tiles of the scores.
 
+use std::ops::Range;
+
 use super::super::matrix::Matrix;
 use super::super::products::Output;
 use super::super::scalar::{Real, Scalar};
@@ -10,6 +12,10 @@ pub const MOST_ROWS: usize = 64;
 /// Columns (keys) of a tile: a multiple of the vector loops' width and of the panels of `bf16`, and small
 /// enough that two tiles of scores stay in a core's L2 cache beside the operands.
 pub const COLUMNS: usize = 192;
+/// A multiple of it is where the first tile of columns begins: what products ask of their parts.
+const ALIGNMENT: usize = 32;
+// The first tile of columns then has at least one that is visible to each of its rows.
+const _: () = assert!(ALIGNMENT + MOST_ROWS <= COLUMNS);
 
 /// The places of rows in memory.
 impl AttentionShape {
@@ -36,6 +42,22 @@ impl AttentionShape {
     /// The row of the sequence that the query in row `row` belongs to.
     pub fn position(self, row: usize) -> usize {
         self.keys - self.seq + row
+    }
+
+    /// The columns that the rows from `start` on see, of which there are `rows`: from the first tile's first
+    /// column to the end of the last one.
+    pub fn columns(self, start: usize, rows: usize) -> Range<usize> {
+        let first = self.first_seen(self.position(start));
+        first - first % ALIGNMENT..self.position(start + rows)
+    }
+
+    /// Which of `columns` columns from `first` on row `row` sees. In the first tile it sees at least one, so that
+    /// the running maximum is finite from there on, and a tile without a visible column adds nothing.
+    #[inline(always)]
+    pub fn visible(self, row: usize, first: usize, columns: usize) -> Range<usize> {
+        let position = self.position(row);
+        let end = (position + 1).saturating_sub(first).min(columns);
+        self.first_seen(position).saturating_sub(first).min(end)..end
     }
 }
 
@@ -70,13 +92,15 @@ pub struct Tile {
     pub first: usize,
     /// Number of columns.
     pub columns: usize,
+    /// Whether no row of the tile sees a column before it.
+    pub is_first: bool,
 }
 
 impl Tile {
     /// What a product with this tile does to the sums over the columns before it. Before the first column
     /// there are no sums, and their memory need not have been touched.
     pub fn output<T: Real>(self) -> Output<T> {
-        if self.first == 0 { Output::Overwrite(T::ONE) } else { Output::Add }
+        if self.is_first { Output::Overwrite(T::ONE) } else { Output::Add }
     }
 }
 
@@ -92,11 +116,4 @@ impl<S: Scalar> Operands<'_, S> {
         let x = &x[shape.q_offset(tile.batch, tile.start, tile.head)..];
         Matrix::new(x, [tile.rows, shape.head_dim], [shape.q_stride(), 1])
     }
-}
-
-/// How many of the columns from `first` on are visible to row `row`. In the first tile it is at least one, so
-/// that the running maximum is finite from there on, and a tile without a visible column adds nothing.
-#[inline(always)]
-pub fn visible(row: usize, first: usize, columns: usize) -> usize {
-    (row + 1).saturating_sub(first).min(columns)
 }

@@ -7,7 +7,9 @@ use cubecl::ir::ElemType;
 use cubecl::prelude::barrier::copy_async_checked;
 use cubecl::prelude::*;
 
-use super::forward_pass::{MASKED, Sizes, from_last, head_start, mask_future, stage_columns};
+use super::forward_pass::{
+    MASKED, Sizes, first_step, from_last, head_start, mask_future, mask_past, stage_columns,
+};
 use super::product::{accumulate, publish, score};
 use super::stage::{after_stage, before_stage, exp2, filled, stage, stage_of, write_rows};
 use super::tile::{Tile, column_of, row_of};
@@ -70,6 +72,7 @@ pub(super) fn queries_kernel<E: Float, N: Size, O: Size>(
     dq: &mut [Vector<E, O>],
     sizes: &Sizes,
     #[comptime] tile: Tile,
+    #[comptime] window: Option<u32>,
     #[define(E)] _elem: ElemType,
     #[define(N, O)] _vectors: [usize; 2],
 ) {
@@ -90,6 +93,7 @@ pub(super) fn queries_kernel<E: Float, N: Size, O: Size>(
     let first = from_last(CUBE_POS_X, CUBE_COUNT_X) * comptime!(tile.rows as u32);
     let kv_head = head / (sizes.heads / sizes.kv_heads);
     let end = min(first + comptime!(tile.rows as u32), sizes.seq);
+    let begin = first_step(first, window, tile);
     let steps = end.div_ceil(comptime!(tile.columns as u32));
 
     let start = head_start(batch, sizes.seq, sizes.heads, head) + first as usize * sizes.heads as usize;
@@ -102,7 +106,7 @@ pub(super) fn queries_kernel<E: Float, N: Size, O: Size>(
     stage::<E, N>(q, start * width, pitch, valid, &mut queries, 0usize, n, tile);
     stage::<E, N>(dout, start * width, pitch, valid, &mut gradients, 0usize, n, tile);
     if comptime!(tile.asynchronous()) {
-        stage_columns::<E, N>(k, v, &mut keys, &mut vals, kv_start, kv_pitch, 0u32, sizes.keys, 0u32, tile);
+        stage_columns::<E, N>(k, v, &mut keys, &mut vals, kv_start, kv_pitch, begin, sizes.keys, begin, tile);
     }
 
     let factor = sizes.scale * comptime!(LOG2_E);
@@ -119,7 +123,7 @@ pub(super) fn queries_kernel<E: Float, N: Size, O: Size>(
     let mut slopes = Array::<f32>::new(comptime!(tile.scores_per_unit()));
     let mut sums = filled(0.0f32, comptime!(tile.values_per_unit()));
 
-    for step in 0..steps {
+    for step in begin..steps {
         let column = step * comptime!(tile.columns as u32);
         let from = stage_of(step, tile);
         before_stage(tile);
@@ -134,6 +138,7 @@ pub(super) fn queries_kernel<E: Float, N: Size, O: Size>(
         if column + comptime!(tile.columns as u32) > first + 1 {
             mask_future(&mut scores, first, column, tile);
         }
+        mask_past(&mut scores, first, column, window, tile);
         score::<E, N>(&mut slopes, &gradients, &vals, from, tile);
         #[unroll]
         for r in 0..owned {
@@ -173,6 +178,7 @@ pub(super) fn keys_kernel<E: Float, N: Size, O: Size>(
     dv: &mut [Vector<E, O>],
     sizes: &Sizes,
     #[comptime] tile: Tile,
+    #[comptime] window: Option<u32>,
     #[define(E)] _elem: ElemType,
     #[define(N, O)] _vectors: [usize; 2],
 ) {
@@ -196,9 +202,10 @@ pub(super) fn keys_kernel<E: Float, N: Size, O: Size>(
     let batch = CUBE_POS_Z;
     let first = CUBE_POS_X * comptime!(tile.rows as u32);
     let group = sizes.heads / sizes.kv_heads;
-    // For each head, the tiles of queries from the first one on that sees the first of these keys.
+    // For each head, the tiles of queries from the first one on that sees the first of these keys, to the last
+    // one that sees the last of them.
     let skipped = first / columns;
-    let per_head = sizes.seq.div_ceil(columns) - skipped;
+    let per_head = past_last_query(first, sizes.seq, window, tile).div_ceil(columns) - skipped;
     let steps = group * per_head;
 
     let start =
@@ -264,6 +271,7 @@ pub(super) fn keys_kernel<E: Float, N: Size, O: Size>(
         if column < first + comptime!(tile.rows as u32) - 1 || end > sizes.seq {
             hide_earlier(&mut scores, first, column, sizes.seq, tile);
         }
+        hide_later(&mut scores, first, column, window, tile);
         score::<E, N>(&mut slopes, &vals, &gradients, from, tile);
         #[unroll]
         for c in 0..per_row {
@@ -321,6 +329,44 @@ fn stage_of_rows(
         } else {
             to_a[to] = a[from];
             to_b[to] = b[from];
+        }
+    }
+}
+
+/// Past the last query that sees one of the keys of a tile whose first row is `first`.
+#[cube]
+fn past_last_query(first: u32, seq: u32, #[comptime] window: Option<u32>, #[comptime] tile: Tile) -> u32 {
+    if comptime!(window.is_some()) {
+        min(first + comptime!(tile.rows as u32 - 1 + window.unwrap_or_default()), seq)
+    } else {
+        seq
+    }
+}
+
+/// Masks the scores of queries whose window has left their key behind, where rows of keys begin at position
+/// `first` and columns of queries at `column`.
+#[cube]
+fn hide_later(
+    scores: &mut Array<f32>,
+    first: u32,
+    column: u32,
+    #[comptime] window: Option<u32>,
+    #[comptime] tile: Tile,
+) {
+    if comptime!(window.is_some()) {
+        let window = comptime!(window.unwrap_or_default());
+        if column + comptime!(tile.columns as u32) > first + window {
+            let per_row = comptime!(tile.columns_per_unit());
+            #[unroll]
+            for r in 0..comptime!(tile.rows_per_unit) {
+                let past = first + row_of(r, tile) + window;
+                #[unroll]
+                for c in 0..per_row {
+                    let at = comptime!(r * per_row + c);
+                    let seen = column + column_of(c, tile) < past;
+                    scores[at] = select(seen, scores[at], comptime!(MASKED));
+                }
+            }
         }
     }
 }

@@ -10,7 +10,8 @@ use super::backward_pass::{DELTA_UNITS, delta_kernel, keys_kernel, queries_kerne
 use super::forward_pass::{SizesCompilationArg, forward_kernel};
 use super::tile::{Pass, Tile};
 
-/// The kernels that attention launches on a device for elements of type `dtype`, with their names.
+/// The kernels that attention launches on a device for elements of type `dtype`, with their names, where a row
+/// sees at most `window` rows.
 ///
 /// Empty if no tile fits the device.
 pub fn kernels(
@@ -18,8 +19,10 @@ pub fn kernels(
     target: &Arc<TargetProperties>,
     dtype: FloatKind,
     head_dim: usize,
+    window: Option<usize>,
 ) -> Vec<(&'static str, Box<dyn CubeKernel>)> {
     let elem = ElemType::Float(dtype);
+    let window = window.map(|window| window as u32);
     let tile = |pass| Tile::select(pass, properties, dtype, head_dim);
     let (Some(forward), Some(queries), Some(keys)) =
         (tile(Pass::Forward), tile(Pass::Queries), tile(Pass::Keys))
@@ -34,7 +37,7 @@ pub fn kernels(
     macro_rules! kernel {
         ($name:literal, $kernel:ty, [$($buffer:ident)+], $tile:ident) => {{
             let vectors = [$tile.vector(), $tile.run()];
-            kernel!($name, $kernel, [$($buffer)+], $tile.units(); sizes(), $tile, elem, vectors)
+            kernel!($name, $kernel, [$($buffer)+], $tile.units(); sizes(), $tile, window, elem, vectors)
         }};
         ($name:literal, $kernel:ty, [$($buffer:ident)+], $units:expr; $($argument:expr),+) => {{
             let (properties, target) = (properties.clone(), target.clone());

@@ -17,7 +17,7 @@ impl AttentionKernels for CubeBackend {
         shape: AttentionShape,
     ) -> (CubeTensor, CubeTensor) {
         match fits([q, k, v]) {
-            true => forward_of(&contiguous(q), &contiguous(k), &contiguous(v), shape.keys),
+            true => forward_of(&contiguous(q), &contiguous(k), &contiguous(v), shape.keys, shape.window),
             false => unfused::forward(q, k, v, shape),
         }
     }
@@ -34,24 +34,29 @@ impl AttentionKernels for CubeBackend {
         }
         let (out, lse) = forward;
         let dout = contiguous_in(dout, out.dtype);
-        backward(qkv.each_ref(), out, lse, &dout, wanted)
+        backward(qkv.each_ref(), shape.window, out, lse, &dout, wanted)
     }
 }
 
-/// `softmax(q · kᵀ / sqrt(head_dim)) · v`, where a row sees itself and the rows before it, and the logarithm
-/// of each row's sum.
+/// `softmax(q · kᵀ / sqrt(head_dim)) · v`, where a row sees itself and the rows before it, with a `window` at most
+/// `window` rows, and the logarithm of each row's sum.
 ///
 /// `q` is `[batch, seq, heads, head_dim]`; `k` and `v` are `[batch, seq, kv_heads, head_dim]`. The result has
 /// the shape of `q`, the logarithms are `[batch, seq, heads]` in `f32`.
 ///
 /// # Panics
 ///
-/// If the shapes do not fit, if `head_dim` is not a multiple of 8 up to 256, or if the device cannot compute
+/// If the shapes do not fit, if the window is 0, if `head_dim` is not a multiple of 8 up to 256, or if the device cannot compute
 /// with the dtype.
-pub fn forward(q: &CubeTensor, k: &CubeTensor, v: &CubeTensor) -> (CubeTensor, CubeTensor) {
+pub fn forward(
+    q: &CubeTensor,
+    k: &CubeTensor,
+    v: &CubeTensor,
+    window: Option<usize>,
+) -> (CubeTensor, CubeTensor) {
     let [_, rows, ..] = dims(k);
     assert_eq!(rows, dims(q)[1], "attention: rows of keys for rows of queries");
-    forward_of(q, k, v, rows)
+    forward_of(q, k, v, rows, window)
 }
 
 /// [`forward`] for queries that are the last of `filled` rows. `k` and `v` are
@@ -60,19 +65,31 @@ pub fn forward(q: &CubeTensor, k: &CubeTensor, v: &CubeTensor) -> (CubeTensor, C
 /// # Panics
 ///
 /// As [`forward`].
-pub fn cached_forward(q: &CubeTensor, k: &CubeTensor, v: &CubeTensor, filled: usize) -> CubeTensor {
-    forward_of(q, k, v, filled).0
+pub fn cached_forward(
+    q: &CubeTensor,
+    k: &CubeTensor,
+    v: &CubeTensor,
+    filled: usize,
+    window: Option<usize>,
+) -> CubeTensor {
+    forward_of(q, k, v, filled, window).0
 }
 
-fn forward_of(q: &CubeTensor, k: &CubeTensor, v: &CubeTensor, filled: usize) -> (CubeTensor, CubeTensor) {
+fn forward_of(
+    q: &CubeTensor,
+    k: &CubeTensor,
+    v: &CubeTensor,
+    filled: usize,
+    window: Option<usize>,
+) -> (CubeTensor, CubeTensor) {
     let [batch, seq, heads, head_dim] = dims(q);
     let out = allocate(q, [batch, seq, heads, head_dim], q.dtype);
     let lse = allocate(q, [batch, seq, heads], DType::F32);
-    forward_into(q, k, v, filled, &out, &lse);
+    forward_into(q, k, v, filled, window, &out, &lse);
     (out, lse)
 }
 
-/// The gradients of `q`, `k` and `v` of [`forward`], of which `out` and `lse` are the results and `dout` is
+/// The gradients of `q`, `k` and `v` of [`forward`] with the same `window`, of which `out` and `lse` are the results and `dout` is
 /// the gradient of `out`.
 ///
 /// Only gradients that are `wanted` are returned. Those of `k` and `v` come from one kernel, which runs if
@@ -83,6 +100,7 @@ fn forward_of(q: &CubeTensor, k: &CubeTensor, v: &CubeTensor, filled: usize) -> 
 /// As [`forward`].
 pub fn backward(
     [q, k, v]: [&CubeTensor; 3],
+    window: Option<usize>,
     out: &CubeTensor,
     lse: &CubeTensor,
     dout: &CubeTensor,
@@ -91,6 +109,6 @@ pub fn backward(
     let keys = wanted[1] || wanted[2];
     let empty = |x: &CubeTensor, needed: bool| needed.then(|| allocate(x, dims(x), x.dtype));
     let (dq, dk, dv) = (empty(q, wanted[0]), empty(k, keys), empty(v, keys));
-    backward_into([q, k, v], out, lse, dout, dq.as_ref(), dk.as_ref().zip(dv.as_ref()));
+    backward_into([q, k, v], window, out, lse, dout, dq.as_ref(), dk.as_ref().zip(dv.as_ref()));
     [dq, dk.filter(|_| wanted[1]), dv.filter(|_| wanted[2])]
 }

@@ -12,6 +12,9 @@ use super::tile::{Tile, column_of, lane, row_of};
 
 /// The score of a column that a row does not see. Unlike infinities, its differences are numbers.
 pub(super) const MASKED: f32 = -1e30;
+/// The running maximum before the first column in a window, where the first tile may have none that a row sees:
+/// above [`MASKED`], so that the weights of such a tile are 0, and below every score.
+const NONE_SEEN: f32 = -1e27;
 
 /// Sizes of a launch.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
@@ -42,9 +45,21 @@ pub(super) fn from_last(index: u32, count: u32) -> u32 {
     count - 1 - index
 }
 
+/// The first tile of columns that the row at `position` sees, and with it the rows after it.
+#[cube]
+pub(super) fn first_step(position: u32, #[comptime] window: Option<u32>, #[comptime] tile: Tile) -> u32 {
+    if comptime!(window.is_some()) {
+        let past = position + 1;
+        (past - min(past, comptime!(window.unwrap_or_default()))) / comptime!(tile.columns as u32)
+    } else {
+        0u32.runtime()
+    }
+}
+
 /// The result and the logarithms of the rows' sums.
 ///
-/// Cubes: tiles of queries, the last one first since it has the most to do; heads; batch.
+/// Cubes: tiles of queries, the last one first since it has the most to do; heads; batch. A row sees at most
+/// `window` columns, if there is one.
 #[cube(launch_unchecked)]
 pub(super) fn forward_kernel<E: Float, N: Size, O: Size>(
     q: &[Vector<E, N>],
@@ -54,6 +69,7 @@ pub(super) fn forward_kernel<E: Float, N: Size, O: Size>(
     lse: &mut [f32],
     sizes: &Sizes,
     #[comptime] tile: Tile,
+    #[comptime] window: Option<u32>,
     #[define(E)] _elem: ElemType,
     #[define(N, O)] _vectors: [usize; 2],
 ) {
@@ -76,6 +92,7 @@ pub(super) fn forward_kernel<E: Float, N: Size, O: Size>(
     let kv_head = head / (sizes.heads / sizes.kv_heads);
     // Past the last key that the last of these queries sees.
     let end = min(first + comptime!(tile.rows as u32), sizes.seq) + before;
+    let begin = first_step(first + before, window, tile);
     let steps = end.div_ceil(comptime!(tile.columns as u32));
 
     let q_start = head_start(batch, sizes.seq, sizes.heads, head) + first as usize * sizes.heads as usize;
@@ -86,16 +103,16 @@ pub(super) fn forward_kernel<E: Float, N: Size, O: Size>(
 
     stage::<E, N>(q, q_start * width, q_pitch, valid, &mut rows, 0usize, comptime!(tile.rows), tile);
     if comptime!(tile.asynchronous()) {
-        stage_columns::<E, N>(k, v, &mut keys, &mut vals, kv_start, kv_pitch, 0u32, sizes.keys, 0u32, tile);
+        stage_columns::<E, N>(k, v, &mut keys, &mut vals, kv_start, kv_pitch, begin, sizes.keys, begin, tile);
     }
 
     let factor = sizes.scale * comptime!(LOG2_E);
     let mut scores = Array::<f32>::new(comptime!(tile.scores_per_unit()));
     let mut sums = filled(0.0f32, comptime!(tile.values_per_unit()));
-    let mut top = filled(MASKED, owned);
+    let mut top = filled(comptime!(if window.is_some() { NONE_SEEN } else { MASKED }), owned);
     let mut total = filled(0.0f32, owned);
 
-    for step in 0..steps {
+    for step in begin..steps {
         let column = step * comptime!(tile.columns as u32);
         let from = stage_of(step, tile);
         before_stage(tile);
@@ -110,6 +127,7 @@ pub(super) fn forward_kernel<E: Float, N: Size, O: Size>(
         if column + comptime!(tile.columns as u32) > first + before + 1 {
             mask_future(&mut scores, first + before, column, tile);
         }
+        mask_past(&mut scores, first + before, column, window, tile);
 
         let mut tops = Array::<f32>::new(owned);
         #[unroll]
@@ -183,6 +201,34 @@ pub(super) fn stage_columns<E: Float, N: Size>(
     let to = stage_of(step, tile);
     stage::<E, N>(a, from, pitch, rows - first, to_a, to, n, tile);
     stage::<E, N>(b, from, pitch, rows - first, to_b, to, n, tile);
+}
+
+/// Masks the scores of keys that their query's window has left behind, where rows of queries begin at position
+/// `first` and columns of keys at `column`.
+#[cube]
+pub(super) fn mask_past(
+    scores: &mut Array<f32>,
+    first: u32,
+    column: u32,
+    #[comptime] window: Option<u32>,
+    #[comptime] tile: Tile,
+) {
+    if comptime!(window.is_some()) {
+        let window = comptime!(window.unwrap_or_default());
+        if first + comptime!(tile.rows as u32) > column + window {
+            let per_row = comptime!(tile.columns_per_unit());
+            #[unroll]
+            for r in 0..comptime!(tile.rows_per_unit) {
+                let position = first + row_of(r, tile);
+                #[unroll]
+                for c in 0..per_row {
+                    let at = comptime!(r * per_row + c);
+                    let seen = column + column_of(c, tile) + window > position;
+                    scores[at] = select(seen, scores[at], comptime!(MASKED));
+                }
+            }
+        }
+    }
 }
 
 /// Masks the scores of keys after their query, where rows of queries begin at position `first` and columns of

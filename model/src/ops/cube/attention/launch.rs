@@ -13,13 +13,13 @@ use super::forward_pass::{SizesLaunch, forward_kernel};
 use super::tile::{Pass, Tile};
 use crate::ops::attention::AttentionShape;
 
-/// The shape of a call whose queries are the last of `filled` rows.
+/// The shape of a call whose queries are the last of `filled` rows, and see at most `window` of them.
 ///
 /// # Panics
 ///
 /// If the shapes do not fit, or the kernels do not take such tensors.
-fn shape_of(q: &CubeTensor, k: &CubeTensor, v: &CubeTensor, filled: usize) -> AttentionShape {
-    let shape = AttentionShape::of(q, k, v, Some(filled));
+fn shape_of([q, k, v]: [&CubeTensor; 3], filled: usize, window: Option<usize>) -> AttentionShape {
+    let shape = AttentionShape::of(q, k, v, Some(filled), window);
     assert!(
         q.dtype == k.dtype && q.dtype == v.dtype,
         "attention: q in {:?}, k in {:?}, v in {:?}",
@@ -45,6 +45,11 @@ fn sizes(shape: AttentionShape) -> SizesLaunch {
         shape.kv_heads as u32,
         1.0 / (shape.head_dim as f32).sqrt(),
     )
+}
+
+/// The window that kernels are compiled for; those without one are the same for all lengths.
+fn window_of(shape: AttentionShape) -> Option<u32> {
+    shape.window.map(|window| window as u32)
 }
 
 /// A cube per tile of `rows` rows, per head and per sequence of the batch.
@@ -80,10 +85,11 @@ pub fn forward_into(
     k: &CubeTensor,
     v: &CubeTensor,
     filled: usize,
+    window: Option<usize>,
     out: &CubeTensor,
     lse: &CubeTensor,
 ) {
-    let shape = shape_of(q, k, v, filled);
+    let shape = shape_of([q, k, v], filled, window);
     check(out, q.dtype, &dims(q));
     check(lse, DType::F32, &dims(q)[..3]);
     let elem = elem_of(q);
@@ -94,7 +100,7 @@ pub fn forward_into(
     unsafe {
         launch! {
             forward_kernel, grid(shape, shape.seq, shape.heads, &tile);
-            q / n, k / n, v / n, out / o, lse / 1; sizes(shape), tile, elem, [n, o]
+            q / n, k / n, v / n, out / o, lse / 1; sizes(shape), tile, window_of(shape), elem, [n, o]
         }
     }
 }
@@ -107,13 +113,14 @@ pub fn forward_into(
 /// As `backward`, or if the gradients are not contiguous tensors of the right shape and dtype.
 pub fn backward_into(
     [q, k, v]: [&CubeTensor; 3],
+    window: Option<usize>,
     out: &CubeTensor,
     lse: &CubeTensor,
     dout: &CubeTensor,
     dq: Option<&CubeTensor>,
     dkv: Option<(&CubeTensor, &CubeTensor)>,
 ) {
-    let shape = shape_of(q, k, v, dims(q)[1]);
+    let shape = shape_of([q, k, v], dims(q)[1], window);
     assert_eq!(shape.capacity, shape.seq, "attention: rows of keys for rows of queries");
     for (tensor, like) in
         dq.map(|dq| (dq, q)).into_iter().chain(dkv.into_iter().flat_map(|(dk, dv)| [(dk, k), (dv, v)]))
@@ -142,7 +149,8 @@ pub fn backward_into(
         unsafe {
             launch! {
                 queries_kernel, grid(shape, shape.seq, shape.heads, &tile);
-                q / n, k / n, v / n, dout / n, lse / 1, delta / 1, dq / o; sizes(shape), tile, elem, [n, o]
+                q / n, k / n, v / n, dout / n, lse / 1, delta / 1, dq / o;
+                sizes(shape), tile, window_of(shape), elem, [n, o]
             }
         }
     }
@@ -153,7 +161,7 @@ pub fn backward_into(
             launch! {
                 keys_kernel, grid(shape, shape.keys, shape.kv_heads, &tile);
                 q / n, k / n, v / n, dout / n, lse / 1, delta / 1, dk / o, dv / o;
-                sizes(shape), tile, elem, [n, o]
+                sizes(shape), tile, window_of(shape), elem, [n, o]
             }
         }
     }

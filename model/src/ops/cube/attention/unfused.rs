@@ -1,5 +1,5 @@
 //! Causal attention through burn's batched matrix products, with the whole matrix of scores in `f32`: for
-//! heads that the fused kernels do not take.
+//! heads that the fused kernels do not take. A window hides scores, and saves no work.
 
 use burn::tensor::{DType, Shape};
 use burn_backend::Slice;
@@ -103,14 +103,24 @@ fn scale_of(shape: AttentionShape) -> f32 {
 
 /// Replaces products of queries and keys by weights, and writes the logarithms of their sums.
 fn softmax(scores: &CubeTensor, lse: &CubeTensor, shape: AttentionShape) {
-    let AttentionShape { seq, keys, heads, .. } = shape;
+    let AttentionShape { seq, keys, heads, window, .. } = shape;
     let units = units_for(keys);
     // SAFETY: cubes beyond the last row do nothing, and units stay within a row of scores.
     unsafe {
         launch! {
             softmax_kernel, cubes(&scores.client, len_of(lse), units), [scores];
-            scores / 1, lse / 1; seq, keys, heads, scale_of(shape), f32::MIN, units
+            scores / 1, lse / 1; seq, keys, heads, scale_of(shape), f32::MIN, units, window
         }
+    }
+}
+
+/// Keys before the window of a query that sees the last of `visible` keys.
+#[cube]
+fn hidden_keys(visible: usize, #[comptime] window: Option<usize>) -> usize {
+    if comptime!(window.is_some()) {
+        visible - min(visible, comptime!(window.unwrap_or_default()))
+    } else {
+        0usize.runtime()
     }
 }
 
@@ -124,6 +134,7 @@ fn softmax_kernel(
     scale: f32,
     smallest: f32,
     #[comptime] units: usize,
+    #[comptime] window: Option<usize>,
 ) {
     let row = CUBE_POS;
     if row >= lse.len() {
@@ -133,8 +144,9 @@ fn softmax_kernel(
     let query = row % seq;
     let visible = keys - seq + query + 1;
     let unit = UNIT_POS as usize;
+    let hidden = hidden_keys(visible, window);
     let mut largest = smallest;
-    let mut i = unit;
+    let mut i = hidden + unit;
     while i < visible {
         let score = scores[start + i] * scale;
         if score > largest {
@@ -144,7 +156,7 @@ fn softmax_kernel(
     }
     let shift = cube_reduce(largest, Reduction::Max, units);
     let mut sum = 0.0f32;
-    let mut i = unit;
+    let mut i = hidden + unit;
     while i < visible {
         sum += (scores[start + i] * scale - shift).exp();
         i += units;
@@ -153,7 +165,7 @@ fn softmax_kernel(
     let mut i = unit;
     while i < keys {
         let mut weight = 0.0f32;
-        if i < visible {
+        if i >= hidden && i < visible {
             weight = (scores[start + i] * scale - shift).exp() / sum;
         }
         scores[start + i] = weight;
@@ -175,7 +187,7 @@ fn derive(
     lse: &CubeTensor,
     shape: AttentionShape,
 ) {
-    let AttentionShape { seq, heads, head_dim, .. } = shape;
+    let AttentionShape { seq, heads, head_dim, window, .. } = shape;
     let (out, dout) = (contiguous_in(out, DType::F32), contiguous_in(dout, DType::F32));
     let products = empty(lse, lse.meta.shape().clone(), DType::F32);
     let client = &weights.client;
@@ -190,7 +202,7 @@ fn derive(
     unsafe {
         launch! {
             derive_kernel, cubes_for(client, len_of(weights)), [weights];
-            weights / 1, dscores / 1, lse / 1, products / 1; seq, heads, scale_of(shape)
+            weights / 1, dscores / 1, lse / 1, products / 1; seq, heads, scale_of(shape), window
         }
     }
 }
@@ -218,6 +230,7 @@ fn derive_kernel(
     seq: usize,
     heads: usize,
     scale: f32,
+    #[comptime] window: Option<usize>,
 ) {
     if ABSOLUTE_POS >= weights.len() {
         terminate!();
@@ -228,7 +241,7 @@ fn derive_kernel(
     let head = row / seq % heads;
     let place = (row / seq / heads * seq + query) * heads + head;
     let mut weight = 0.0f32;
-    if key <= query {
+    if key <= query && key >= hidden_keys(query + 1, window) {
         weight = (weights[ABSOLUTE_POS] * scale - lse[place]).exp();
     }
     let dscore = weight * (dscores[ABSOLUTE_POS] - products[place]) * scale;
