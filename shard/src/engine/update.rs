@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 use kiln_collectives::{Buffer, Communicator, Label, Phase};
 
 use super::core::Engine;
-use crate::buffers::{DeviceScalar, host, on_host};
+use crate::buffers::{DeviceScalar, on_host};
 #[cfg(feature = "cube")]
 use crate::buffers::{Placement, Readback};
 use crate::error::ShardError;
@@ -161,28 +161,6 @@ impl Engine {
         let (squares, ()) = self.squares(&self.host_step())?;
         self.context.check()?;
         Ok(norm(&squares)?)
-    }
-
-    /// The 2-norm of the reduced gradient of each trainable parameter, with its full name, in layout order; of
-    /// the scaled loss, if that is scaled. There are gradients from the backward of the last micro-batch to
-    /// [`Engine::update`]. Waits for a GPU. Collective.
-    pub fn grad_norms(&self) -> Result<Vec<(String, f64)>, ShardError> {
-        let (mut names, mut squares) = (Vec::new(), Vec::new());
-        for group in self.groups.iter().filter(|group| group.layout.trainable) {
-            let state = group.state();
-            let shard = self.shard_of(group);
-            let gradient = state.reduced().map(on_host).transpose()?;
-            for parameter in &group.layout.parameters {
-                let (held, _) = parameter.held_by(&shard);
-                squares.push(match &gradient {
-                    Some(gradient) => host::sum_of_squares(&gradient.as_slice::<f32>()?[held]),
-                    None => 0.0,
-                });
-                names.push(parameter.name.clone());
-            }
-        }
-        let squares = self.sum_over_shards("grad_norms", &squares)?;
-        Ok(names.into_iter().zip(squares.into_iter().map(f64::sqrt)).collect())
     }
 
     /// The first trainable parameter, in layout order, whose reduced gradient holds a value that
