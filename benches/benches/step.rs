@@ -11,6 +11,7 @@ use std::time::Duration;
 use burn::tensor::Device;
 use criterion::{Criterion, criterion_group, criterion_main};
 use kiln::bench::{self, StrategiesOptions, default_config, strategies};
+use kiln::registry::Registry;
 use kiln::run::TrainError;
 use kiln::sharded::ShardedDecoder;
 use kiln_collectives::Communicator;
@@ -27,11 +28,10 @@ fn step(criterion: &mut Criterion) {
             bencher.iter_custom(|iterations| {
                 let steps = iterations as usize;
                 let options = StrategiesOptions {
-                    optimizers: Default::default(),
                     config: None,
                     ranks: Some(ranks),
                     place: None,
-                    layers: Layers::default(),
+                    registry: Registry::default(),
                     steps,
                     rounds: 1,
                 };

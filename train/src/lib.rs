@@ -1,11 +1,31 @@
 //! Kiln trains decoder-only language models with fully sharded data parallelism.
 //!
 //! This crate ties the others together: configuration, data, the training loop, checkpoints,
-//! generation, and the binary `kiln`. Start reading at [`run::train`]; a binary of one's own calls
-//! [`process::start`] first.
+//! generation, and the binary `kiln`.
+//!
+//! # I have an idea: where does it go?
+//!
+//! A program of your own has every command of `kiln` on your parts: its `main` is
+//! [`cli::main`]`(`[`registry::Registry`]`::default()...)`, and the configuration names the parts. Each row has an
+//! example in `train/examples/`, which the tests run.
+//!
+//! | what you want to change | where | example |
+//! |---|---|---|
+//! | the feed-forward layer | [`Registry::layer`](registry::Registry::layer), `model.feed_forward` | `own_layer.rs` |
+//! | attention | [`Registry::attention`](registry::Registry::attention), `model.attention` | `own_attention.rs` |
+//! | the whole block | [`Registry::block`](registry::Registry::block), `model.block` | `own_layer.rs` has the form |
+//! | a loss of a layer, or a value to log | [`Context::add_loss`](kiln_model::Context::add_loss), [`Context::record`](kiln_model::Context::record) | `own_metric.rs` |
+//! | the optimizer | [`Registry::optimizer`](registry::Registry::optimizer), `optim.kind` | `own_optimizer.rs` |
+//! | learning rates by parameter | `[[optim.groups]]` of the configuration | |
+//! | what is logged of a step | [`Registry::metric`](registry::Registry::metric) | `own_metric.rs` |
+//! | the text | [`data::prepare`] | `own_data.rs` |
+//! | the training loop | [`sharded::ShardedDecoder`], [`kiln_shard::Engine`] | `own_loop.rs` |
+//!
+//! `examples/own-crate` is a crate outside of the repository. The map of the code is `ARCHITECTURE.md`.
 //!
 //! What is a product of its own is a crate in a folder beside `src`, and a module here: [`data`], [`checkpoint`],
-//! [`place`]. None of these crates knows this one.
+//! [`place`]. None of these crates knows this one. A binary of one's own that does not call [`cli::main`] calls
+//! [`process::start`] first.
 
 pub mod bench;
 pub mod cli;

@@ -11,7 +11,7 @@ use burn::tensor::Device;
 use clap::Args;
 use kiln_collectives::{Communicator, Operation, Phase};
 use kiln_model::decoder::Decoder;
-use kiln_model::{Key, Layers, ModelConfig};
+use kiln_model::{Key, ModelConfig};
 use kiln_shard::ranks::{run_rank, run_ranks};
 use kiln_shard::{EngineBuilder, Policy, ShardError, Strategy, memory};
 use serde::Serialize;
@@ -21,7 +21,6 @@ use crate::config::{self, Backend, Config};
 use crate::device::{self, ResolvedDevice, ranks_sharing_cores, threads_per_rank};
 use crate::error::{Result, TrainError};
 use crate::launch;
-use crate::optimizers::Optimizers;
 use crate::place::{self, RankEnv, Role};
 use crate::process::output::say;
 use crate::registry::Registry;
@@ -61,8 +60,8 @@ impl StrategiesArgs {
         let speaks = place.as_ref().is_none_or(|place| place.rank == 0);
         let config = self.config.map(|path| config::load(&path, &[])).transpose()?;
         let StrategiesArgs { ranks, steps, rounds, .. } = self;
-        let (layers, optimizers) = (registry.layers().clone(), registry.optimizers().clone());
-        let options = StrategiesOptions { config, ranks, place, layers, optimizers, steps, rounds };
+        let registry = registry.clone();
+        let options = StrategiesOptions { config, ranks, place, registry, steps, rounds };
         let table = strategies(&options)?;
         if speaks {
             say(&if self.json { table.to_json() } else { table.to_text() });
@@ -80,10 +79,8 @@ pub struct StrategiesOptions {
     pub ranks: Option<usize>,
     /// The rank that this process is, if ranks are processes.
     pub place: Option<RankEnv>,
-    /// What the decoder can be made of.
-    pub layers: Layers,
-    /// What can update it.
-    pub optimizers: Optimizers,
+    /// What the decoder can be made of, and what can update it.
+    pub registry: Registry,
     /// Steps measured per strategy and round; one more warms up.
     pub steps: usize,
     /// Rounds.
@@ -203,7 +200,7 @@ pub fn strategies(options: &StrategiesOptions) -> Result<StrategiesTable> {
     if place.is_some() { config.validate() } else { config.validate_threads() }?;
     check_counts(&[("--steps", options.steps), ("--rounds", options.rounds)])?;
     let model = config.model.resolve(Some(config.data.vocab_size)).map_err(TrainError::usage)?;
-    let layers = &options.layers;
+    let layers = options.registry.layers();
     let selected = ResolvedDevice::new(&config, layers, place)?;
     config.settle(selected.defaults());
     // The strategy that takes most.
@@ -214,7 +211,7 @@ pub fn strategies(options: &StrategiesOptions) -> Result<StrategiesTable> {
         &replicated,
         &model,
         &decoder,
-        &options.optimizers.make(&config.optim)?,
+        &options.registry.optimizers().make(&config.optim)?,
         &selected,
         place,
     )?;
@@ -261,8 +258,8 @@ fn measure(
     strategy: Strategy,
     shard_size: Option<usize>,
 ) -> Result<StrategyRow> {
-    let StrategiesOptions { layers, optimizers, steps, .. } = options;
-    let optimizer = optimizers.make(&config.optim)?;
+    let StrategiesOptions { registry, steps, .. } = options;
+    let optimizer = registry.optimizers().make(&config.optim)?;
     let policy = Policy { strategy, ..run::policy(config) };
     let measured = ranks.run(config, |world| -> Result<StrategyRow> {
         let rank = world.rank();
@@ -270,7 +267,7 @@ fn measure(
         let shard_size = shard_size.filter(|_| strategy.is_hybrid());
         let shard_size = world::shard_size(strategy, shard_size, &*world)?;
         memory::reset_peak(rank);
-        let decoder = Decoder::new(layers, model, Key::new(config.train.seed), device)?;
+        let decoder = Decoder::new(registry.layers(), model, Key::new(config.train.seed), device)?;
         let builder =
             EngineBuilder::new(world.clone(), policy.clone(), shard_size)?.optimizer(optimizer.clone());
         let model = ShardedDecoder::new(decoder, builder)?;

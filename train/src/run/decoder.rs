@@ -74,9 +74,7 @@ impl TrainArgs {
                 path => Resume::Path(path.into()),
             }),
             ranks: self.ranks,
-            layers: registry.layers().clone(),
-            metrics: registry.metrics().clone(),
-            optimizers: registry.optimizers().clone(),
+            registry: registry.clone(),
             place,
             job,
             stop: stop_on_signals(),
@@ -92,12 +90,12 @@ impl TrainArgs {
     }
 }
 
-/// Trains the decoder that `config` describes, made of `options.layers`.
+/// Trains the decoder that `config` describes, made of the layers in `options.registry`.
 pub fn train(config: Config, options: &RunOptions) -> Result<Summary> {
     let _output = output::never_block();
     surroundings::check(options)?;
     let config = with_ranks(config, options)?;
-    let device = ResolvedDevice::new(&config, &options.layers, options.place.as_ref())?;
+    let device = ResolvedDevice::new(&config, options.registry.layers(), options.place.as_ref())?;
     match &options.place {
         None => run_as_threads(config, options, &device),
         Some(place) => {

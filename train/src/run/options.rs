@@ -6,12 +6,10 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use clap::ValueEnum;
-use kiln_model::Layers;
 
 use crate::fault::Fault;
-use crate::logged::Metrics;
-use crate::optimizers::Optimizers;
 use crate::place::{Job, RankEnv};
+use crate::registry::Registry;
 use crate::weights::AllowMissing;
 
 /// Steps in a row without an update that end a run under `train.nonfinite = "skip"`: no batch is that bad.
@@ -24,12 +22,8 @@ pub struct RunOptions {
     pub out: RunFolder,
     /// Where to go on from.
     pub resume: Option<Resume>,
-    /// What the decoder can be made of.
-    pub layers: Layers,
-    /// What is logged of a step, besides the built-in metrics.
-    pub metrics: Metrics,
-    /// What can update it.
-    pub optimizers: Optimizers,
+    /// The layers, optimizers and metrics that there are.
+    pub registry: Registry,
     /// Number of ranks, instead of the one in the configuration.
     pub ranks: Option<usize>,
     /// The rank that this process is, if a launcher has started one process per rank. Without it,

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use kiln_model::{Decoder, Key, Layers, ModelConfig};
+use kiln_model::{Decoder, Key, ModelConfig};
 use kiln_shard::{Optimizer, Policy};
 use serde::{Deserialize, Serialize};
 
@@ -18,11 +18,11 @@ use crate::data::{self, DataInfo, Split, TokenFile, Tokenizer};
 use crate::device::{self, Peak, ResolvedDevice};
 use crate::error::{Result, TrainError};
 use crate::files;
-use crate::logged::Metrics;
 use crate::metrics::say;
 use crate::optimizers::check_groups;
 use crate::prepared;
 use crate::process;
+use crate::registry::Registry;
 use crate::sharded::{parameter_names, parameter_shapes};
 use crate::source::ModelSource;
 use crate::weights::AllowMissing;
@@ -40,10 +40,8 @@ pub(crate) struct Plan {
     pub(crate) resume: Option<Checkpoint>,
     /// Of this process.
     pub(crate) device: ResolvedDevice,
-    /// What the decoder can be made of.
-    pub(crate) layers: Layers,
-    /// What is logged of a step, besides the built-in metrics.
-    pub(crate) metrics: Metrics,
+    /// What the decoder can be made of, and what is logged of a step.
+    pub(crate) registry: Registry,
     /// What updates it.
     pub(crate) optimizer: Optimizer,
     /// Weights that checkpoints may lack.
@@ -126,7 +124,7 @@ pub(super) fn make(asked: &Config, options: &RunOptions, device: &ResolvedDevice
     };
     let (out, claim, device) = (found.out, Some(claim), device.clone());
     let (allow_missing, stop) = (options.allow_missing.clone(), options.stop.clone());
-    let (layers, metrics) = (options.layers.clone(), options.metrics.clone());
+    let registry = options.registry.clone();
     Ok(Plan {
         message,
         config,
@@ -137,8 +135,7 @@ pub(super) fn make(asked: &Config, options: &RunOptions, device: &ResolvedDevice
         lock,
         claim,
         device,
-        layers,
-        metrics,
+        registry,
         optimizer,
         allow_missing,
         stop,
@@ -209,9 +206,10 @@ impl Draft {
             _ => config.model.resolve(Some(1)).ok(),
         };
         let place = options.place.as_ref();
-        let optimizer = options.optimizers.make(&config.optim)?;
+        let optimizer = options.registry.optimizers().make(&config.optim)?;
         // For names and shapes: nothing is initialised.
-        let decoder = |model: &_| Decoder::new(&options.layers, model, Key::new(0), &device::plain());
+        let decoder =
+            |model: &_| Decoder::new(options.registry.layers(), model, Key::new(0), &device::plain());
         if let Some(known) = known.filter(|known| known.validate().is_ok()) {
             memory::check(config, &known, &decoder(&known)?, &optimizer, device, place)?;
         }
@@ -377,8 +375,8 @@ impl PlanMessage {
         let lock = Lock::share(&out)?;
         let resume = self.resume.as_deref().map(Checkpoint::open).transpose()?;
         let (allow_missing, stop) = (options.allow_missing.clone(), options.stop.clone());
-        let (layers, metrics) = (options.layers.clone(), options.metrics.clone());
-        let optimizer = options.optimizers.make(&config.optim)?;
+        let registry = options.registry.clone();
+        let optimizer = options.registry.optimizers().make(&config.optim)?;
         let (message, claim, device) = (self, None, device.clone());
         Ok(Plan {
             message,
@@ -390,8 +388,7 @@ impl PlanMessage {
             lock,
             claim,
             device,
-            layers,
-            metrics,
+            registry,
             optimizer,
             allow_missing,
             stop,

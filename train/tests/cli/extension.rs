@@ -6,8 +6,9 @@ use std::path::Path;
 use burn::module::Module;
 use burn::tensor::Tensor;
 use burn::tensor::activation::relu;
+use kiln::registry::Registry;
 use kiln::run::{Resume, RunOptions, Summary};
-use kiln_model::layers::{Context, Layer, LayerInit, Layers, Linear};
+use kiln_model::layers::{Context, Layer, LayerInit, Linear};
 use safetensors::SafeTensors;
 
 use crate::support::{VOCAB, Workspace, assert_same_curve};
@@ -80,7 +81,7 @@ fn train(workspace: &Workspace, out: &str, changes: &[(&str, &str)], resume: Opt
     let options = RunOptions {
         out: workspace.path(out).into(),
         resume: resume.map(|path| Resume::Path(workspace.path(path))),
-        layers: Layers::default().feed_forward("my_squared_relu", |init| Ok(SquaredRelu::new(init))),
+        registry: Registry::default().layer("my_squared_relu", |init| Ok(SquaredRelu::new(init))),
         ..RunOptions::default()
     };
     kiln::run::train(config, &options).unwrap_or_else(|error| panic!("{out}: {error}"))
@@ -183,11 +184,11 @@ fn experts_that_a_token_does_not_meet_make_no_mfu() {
     let data = format!("'{}'", workspace.path("data").display());
     let changes = [("data.path", data.as_str()), ("model.feed_forward", "'two_experts'")];
     let config = workspace.config("experts.toml", &changes);
-    let layers = Layers::default().feed_forward("two_experts", |init| {
+    let registry = Registry::default().layer("two_experts", |init| {
         let expert = |name| SquaredRelu::new(init.fork(name));
         Ok(TwoExperts { chosen: expert("chosen"), idle: expert("idle") })
     });
-    let options = RunOptions { out: workspace.path("run").into(), layers, ..RunOptions::default() };
+    let options = RunOptions { out: workspace.path("run").into(), registry, ..RunOptions::default() };
     kiln::run::train(config, &options).expect("a run");
     // As in the test above, with attention over 8 tokens, and the tied embedding as the head's matrix.
     let (d, ff, kv) = (16, 32, 8);

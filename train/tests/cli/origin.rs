@@ -52,7 +52,7 @@ fn train(
     changes.extend(block.as_deref().map(|block| ("model.block", block)));
     let config = workspace.config("parallel.toml", &changes);
     let mut options = RunOptions { out: workspace.path(out).into(), ..RunOptions::default() };
-    options.layers = options.layers.block(name.unwrap_or("unused"), |init| Ok(Parallel::new(init)));
+    options.registry = options.registry.block(name.unwrap_or("unused"), |init| Ok(Parallel::new(init)));
     change(&mut options);
     kiln::run::train(config, &options)
 }

@@ -82,7 +82,7 @@ impl Rank<'_> {
                 last || due(self.state.step, config.checkpoint.every),
             );
             // A metric of the program may look at the weights, which must be those of its step.
-            let is_looked_at = now.log.is_some() && !self.plan.metrics.is_empty();
+            let is_looked_at = now.log.is_some() && !self.plan.registry.metrics().is_empty();
             // What a GPU has made of a step is read when it has the next one to work on, unless
             // something else has to be known first.
             let before = issued.replace(now);

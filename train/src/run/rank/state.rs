@@ -80,7 +80,7 @@ impl<'a> Rank<'a> {
         let allow_missing = plan.allow_missing.clone();
         let is_loaded = plan.resume.is_some() || !config.init.from.as_os_str().is_empty();
         let builder = builder.load_later(move |name| is_loaded && !allow_missing.allows(name));
-        let decoder = Decoder::new(&plan.layers, model, plan.key().fork("init"), &device)?;
+        let decoder = Decoder::new(plan.registry.layers(), model, plan.key().fork("init"), &device)?;
         // Of the decoder as it was made: a sharded one has only placeholders.
         let flops_per_token = decoder.flops_per_token(config.data.seq_len);
         if rank == 0 {

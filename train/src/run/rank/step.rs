@@ -186,7 +186,7 @@ impl Rank<'_> {
             metrics.values.extend(recorded.finish(engine, metrics.loss)?);
         }
         metrics.values.extend(grad_norms);
-        let added = self.plan.metrics.of(&LoggedStep { metrics, engine })?;
+        let added = self.plan.registry.metrics().of(&LoggedStep { metrics, engine })?;
         metrics.values.extend(added);
         Ok(())
     }
