@@ -3,7 +3,7 @@
 use kiln_model::{Decoder, Layers};
 use kiln_shard::{Mesh, Strategy};
 
-use crate::config::{Backend, Choice, CommBackend, Config, Precision};
+use crate::config::{ADAMW, Backend, Choice, CommBackend, Config, Precision};
 
 /// Bytes that training keeps of each parameter: the master weight and two moments of AdamW, in f32.
 const TRAINING: u64 = 12;
@@ -44,8 +44,8 @@ impl DeviceRequest {
             // Master weights and moments are the host's. The GPU has the weights to gather from.
             Choice::Is(Precision::F32) if config.shard.offload => READING,
             _ if config.shard.offload => HALF,
-            // What is frozen has no moments; how much that is, its names say later.
-            _ if !config.train.freeze.is_empty() => READING,
+            // What is frozen has no moments, and optimizers may keep less; how much, names say later.
+            _ if !config.train.freeze.is_empty() || config.optim.kind != ADAMW => READING,
             _ => TRAINING,
         };
         DeviceRequest {
@@ -95,7 +95,7 @@ mod tests {
     use kiln_model::{Decoder, Layers};
 
     use super::DeviceRequest;
-    use crate::config::{Backend, Config};
+    use crate::config::{ADAMW, Backend, Config};
     use kiln_shard::Strategy;
 
     #[test]

@@ -6,6 +6,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use kiln::config::{MUON, OptimSection};
+use kiln::optimizers::Optimizers;
 use kiln::sharded::ShardedDecoder;
 use kiln_collectives::DType as BufferDType;
 use kiln_model::config::AttentionBias;
@@ -79,9 +81,12 @@ fn ids(shift: i32, [rows, seq]: [usize; 2], device: &Device) -> Tensor<2, Int> {
 fn step(model: &ModelConfig, compute_dtype: BufferDType, reduce_dtype: BufferDType) {
     let policy = Policy { compute_dtype, reduce_dtype, ..Policy::default() };
     let device = Device::cuda(0);
+    // AdamW's kernels, and Muon's.
+    let section = OptimSection { kind: MUON.to_owned(), ..OptimSection::default() };
+    let optimizer = Optimizers::default().make(&section).expect("a built-in optimizer");
     run_ranks(2, 1, |world| {
         let decoder = Decoder::new(&Layers::default(), model, Key::new(1), &device).expect("built-in layers");
-        let builder = EngineBuilder::new(world, policy.clone(), None)?;
+        let builder = EngineBuilder::new(world, policy.clone(), None)?.optimizer(optimizer.clone());
         let sharded = ShardedDecoder::new(decoder, builder)?;
         let (engine, training) = (sharded.engine(), device.clone().autodiff());
         engine.begin_step();
