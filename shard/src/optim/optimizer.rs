@@ -6,6 +6,9 @@ use std::sync::Arc;
 use super::adamw::AdamW;
 use super::rule::{Rule, Settings};
 
+/// The rule and the options of the parameter of this name and shape.
+type Choose = Arc<dyn Fn(&str, &[usize]) -> Choice + Send + Sync>;
+
 /// An optimizer: one rule for all parameters, or several and who is whose.
 ///
 /// ```
@@ -22,7 +25,7 @@ use super::rule::{Rule, Settings};
 pub struct Optimizer {
     name: Arc<str>,
     rules: Vec<Arc<dyn Rule>>,
-    choose: Arc<dyn Fn(&str, &[usize]) -> Choice + Send + Sync>,
+    choose: Choose,
 }
 
 /// Who updates a parameter, and how.

@@ -54,8 +54,8 @@ pub(super) fn save(
         .collect();
     let mut writer =
         (rank == 0).then(|| GroupWriter::start(rank, beside, layout, slots.clone(), patience.timeout));
-    for group in 0..layout.len() {
-        for saved in [Saved::Weight].iter().chain(&slots[group]) {
+    for (group, slots) in slots.iter().enumerate() {
+        for saved in [Saved::Weight].iter().chain(slots) {
             // Every rank takes part in every gather, whatever rank 0 has met so far.
             let values = engine.gather_group(group, saved.kind())?;
             if let (Some(writer), Some(values)) = (&mut writer, values) {

@@ -71,7 +71,7 @@ fn commented(schema: &Json, config: &Table, defaults: &Table) -> String {
             |table: &Table| table.get(section).and_then(Value::as_table).cloned().unwrap_or_default();
         let (values, defaults) = (values(config), values(defaults));
         let meaning = described["description"].as_str().unwrap_or_default();
-        let _ = write!(text, "{}[{section}]\n", comment(meaning, ""));
+        let _ = writeln!(text, "{}[{section}]", comment(meaning, ""));
         let properties = &resolve(schema, described)["properties"];
         for key in keys {
             let described = &properties[key];
