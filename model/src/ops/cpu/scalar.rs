@@ -189,10 +189,10 @@ fn tanh_f32(x: f32) -> f32 {
 
     let (size, square) = (x.abs(), x * x);
     let mut p = -5.704_988_7e-3;
-    p = p * square + 2.063_908_9e-2;
+    p = p * square + 2.063_908_8e-2;
     p = p * square - 5.373_971_6e-2;
     p = p * square + 1.333_144_2e-1;
-    p = p * square - 3.333_328_2e-1;
+    p = p * square - 3.333_328e-1;
     let near = p * square * x + x;
     let far = (1.0 - 2.0 / (exp_f32(2.0 * size) + 1.0)).copysign(x);
     if size < NEAR { near } else { far }
