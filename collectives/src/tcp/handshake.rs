@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Version of the protocol. It changes whenever messages do.
-const VERSION: u32 = 6;
+const VERSION: u32 = 7;
 
 /// How long a caller may take to authenticate itself, however slowly its bytes arrive. It is long, because a
 /// genuine caller may be on a very busy machine. When too many callers wait, unauthenticated ones are closed

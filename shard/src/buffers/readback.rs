@@ -9,7 +9,6 @@ use cubecl::prelude::*;
 use cubecl::server::{Handle, ServerError};
 use kiln_collectives::{Buffer, BufferError, DType};
 
-use super::cube::device_of;
 use crate::sync::lock;
 
 /// A copy to the host that has been queued: behind what the GPU had been given by then, and before what
@@ -29,8 +28,9 @@ impl Readback {
 
     /// Starts to read a buffer, which is on a GPU.
     pub(crate) fn of(buffer: &Buffer) -> Result<Self, BufferError> {
-        let memory = device_of(buffer)?;
         let (dtype, len) = (buffer.dtype(), buffer.len());
+        let on_host = || BufferError::Device { dtype, len, reason: "it is on the host".to_owned() };
+        let memory = buffer.device().ok_or_else(on_host)?;
         Ok(Readback::start(memory.client(), memory.handle().clone(), dtype, len))
     }
 
