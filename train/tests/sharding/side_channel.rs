@@ -55,8 +55,8 @@ fn train(run: &Run, is_partial: bool) -> Vec<Logged> {
             let records = Records::new(true);
             engine.begin_step();
             for index in 0..run.accumulation {
-                let batch = rank.micro_batch(step, index, &rank.training);
-                let batch = batch.with(|context| context.with_z_loss(Some(1e-2)).recording(&records));
+                let mut batch = rank.micro_batch(step, index, &rank.training);
+                batch.context = batch.context.with_z_loss(Some(1e-2)).recording(&records);
                 let loss = batch.loss(&rank.model.pass(&rank.training));
                 engine.check()?;
                 engine.backward(loss, index + 1 == run.accumulation)?;

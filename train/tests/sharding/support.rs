@@ -256,15 +256,10 @@ pub struct Batch {
     inputs: Tensor<2, Int>,
     targets: Tensor<2, Int>,
     scale: f64,
-    context: Context,
+    pub context: Context,
 }
 
 impl Batch {
-    /// The same samples, in another context.
-    pub fn with(self, context: impl FnOnce(Context) -> Context) -> Self {
-        Batch { context: context(self.context), ..self }
-    }
-
     /// The same samples, outside training.
     pub fn for_evaluation(self) -> Self {
         Batch { context: Context::evaluation(), ..self }
