@@ -121,7 +121,7 @@ pub fn main(registry: Registry) -> ExitCode {
     let outcome = match command {
         Command::Train(args) => args.run(&registry),
         Command::Launch(args) => args.run().map_err(TrainError::from),
-        Command::Config(args) => args.run().map(tell).map(done),
+        Command::Config(args) => args.run().map_err(TrainError::from).map(tell).map(done),
         Command::Doctor(args) => {
             let (text, healthy) = args.run();
             say(&text);

@@ -9,8 +9,7 @@ use schemars::schema_for;
 use serde_json::{Map, Value as Json};
 use toml::{Table, Value};
 
-use super::{Config, ModelSection, load, order};
-use crate::error::{Result, TrainError};
+use super::{Config, ConfigError, ModelSection, load, order};
 
 /// The JSON schema of a configuration file, with which editors complete keys and check values.
 pub fn schema() -> Json {
@@ -35,7 +34,7 @@ pub(crate) struct ConfigArgs {
 
 impl ConfigArgs {
     /// What to print: TOML that [`load`] reads, or JSON.
-    pub(crate) fn run(self) -> Result<String> {
+    pub(crate) fn run(self) -> Result<String, ConfigError> {
         if self.schema {
             return Ok(format!("{:#}", schema()));
         }
@@ -52,8 +51,9 @@ impl ConfigArgs {
             }
         };
         let table = |config: &Config| {
-            Table::try_from(config)
-                .map_err(|error| TrainError::usage(format!("the configuration cannot be written: {error}")))
+            Table::try_from(config).map_err(|error| {
+                ConfigError::invalid(format!("the configuration cannot be written: {error}"))
+            })
         };
         Ok(commented(&schema(), &table(&config)?, &table(&Config::default())?))
     }
