@@ -5,7 +5,6 @@
 //! decision is made on the GPU: one kernel makes it from the sums of squares and the loss, the
 //! optimizer's kernels read it, and the host reads it a step later.
 
-use std::ops::Range;
 use std::sync::OnceLock;
 
 use cubecl::prelude::*;
@@ -136,7 +135,7 @@ impl DeviceStep {
         let slots = shard.slots.iter().map(|slot| Ok(device_of(slot)?.handle()));
         let shard = DeviceShard {
             client: &self.client,
-            weights: device_of(shard.weights)?.handle(),
+            weights: device_of(&*shard.weights)?.handle(),
             gradient: device_of(gradient)?.handle(),
             slots: slots.collect::<Result<_, BufferError>>()?,
             len: gradient.len(),
