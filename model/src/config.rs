@@ -117,8 +117,9 @@ pub struct ModelConfig {
     /// attention (Beltagy et al., 2020). All before it if there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub window: Option<usize>,
-    /// Which blocks have the window, a letter for each: `w` for a window, `f` for full attention. It is repeated
-    /// over the blocks, as in `wf` (Gemma 2) and `wwwwwf` (Gemma 3). All blocks if there is none (Mistral).
+    /// Which blocks have the window, a letter for each: `w` for a window, `f` for full attention. It is
+    /// repeated over the blocks, as in `wf` (Gemma 2) and `wwwwwf` (Gemma 3). All blocks if there is none
+    /// (Mistral).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub window_pattern: Option<String>,
     /// Which projections of attention have a bias.
@@ -305,8 +306,8 @@ impl ModelConfig {
         self.head_dim.unwrap_or_else(|| self.d_model / self.heads)
     }
 
-    /// Positions that a position sees at most in the attention of block `index`: itself and those right before
-    /// it. `None` if it sees all before it.
+    /// Positions that a position sees at most in the attention of block `index`: itself and those right
+    /// before it. `None` if it sees all before it.
     pub fn window_of(&self, index: usize) -> Option<usize> {
         let pattern = self.window_pattern.as_deref().unwrap_or_default().as_bytes();
         let is_full = !pattern.is_empty() && pattern[index % pattern.len()] == FULL;

@@ -17,9 +17,9 @@ use serde::Deserialize;
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
-/// Multi-query attention (Shazeer, 2019) with linear biases in place of rotary positions (ALiBi, Press et al., 2022):
-/// all heads share one key and value head, and head `h` of `H` subtracts `steepest^(h + 1)` for each position between
-/// a query and a key.
+/// Multi-query attention (Shazeer, 2019) with linear biases in place of rotary positions (ALiBi, Press et
+/// al., 2022): all heads share one key and value head, and head `h` of `H` subtracts `steepest^(h + 1)` for
+/// each position between a query and a key.
 #[derive(Module, Debug)]
 struct Alibi {
     /// `[d_model, heads * head_dim]`.
@@ -71,7 +71,8 @@ impl Layer for Alibi {
         let ([batch, seq, _], device) = (x.dims(), x.device());
         let (q, k, v) =
             (self.q_proj.forward(x.clone()), self.k_proj.forward(x.clone()), self.v_proj.forward(x));
-        // `x` has the newest positions only where there is a cache; the cache has the keys and values before them.
+        // `x` has the newest positions only where there is a cache; the cache has the keys and values before
+        // them.
         let (k, v, filled) = match context.cache() {
             None => (k, v, seq),
             Some(cache) => {

@@ -7,8 +7,9 @@ use super::{Context, Layer, LayerInit, Linear, RmsNorm};
 use crate::config::AttentionBias;
 use crate::ops::{self, RotaryFrequencies};
 
-/// Causal self-attention, over the whole sequence or in a window: [`ModelConfig::window_of`](crate::ModelConfig::window_of) says which. Shapes: B
-/// batch, T sequence, H query heads, K key and value heads, D width of a head.
+/// Causal self-attention, over the whole sequence or in a window:
+/// [`ModelConfig::window_of`](crate::ModelConfig::window_of) says which. Shapes: B batch, T sequence, H query
+/// heads, K key and value heads, D width of a head.
 #[derive(Module, Debug)]
 pub struct Attention {
     /// `[d_model, H * D]`.

@@ -9,8 +9,8 @@ use burn::tensor::Tensor;
 /// sequence. Clones share their contents.
 ///
 /// A cache belongs to one sequence, or to one batch of sequences of equal length, and to one pass at a time.
-/// The first write of a layer allocates memory for all positions: `2 · batch · capacity · kv_heads · head_dim`
-/// values, and in a layer with a window `2 · batch · window · kv_heads · head_dim`.
+/// The first write of a layer allocates memory for all positions: `2 · batch · capacity · kv_heads ·
+/// head_dim` values, and in a layer with a window `2 · batch · window · kv_heads · head_dim`.
 #[derive(Clone, Debug)]
 pub struct KeyValueCache {
     capacity: usize,
@@ -26,8 +26,8 @@ struct State {
     layers: Vec<Option<Held>>,
 }
 
-/// The keys and values of a layer, `[batch, rows, kv_heads, head_dim]`. Position `p` is in row `p % rows`: a row
-/// for every position, or for those of a window.
+/// The keys and values of a layer, `[batch, rows, kv_heads, head_dim]`. Position `p` is in row `p % rows`: a
+/// row for every position, or for those of a window.
 #[derive(Debug)]
 struct Held {
     rows: [Tensor<4>; 2],
@@ -136,11 +136,12 @@ impl LayerCache {
         (keys, values)
     }
 
-    /// [`append`](Self::append) for a layer in which a position sees at most `window` positions: the layer keeps
-    /// the last `window` rows, and drops those before them. Returns keys and values `[batch, rows, kv_heads,
-    /// head_dim]`, and how many of their first rows are filled. The last `seq` of these are the new ones, in order,
-    /// and what the new ones see is before them: what [`ops::cached_attention`](crate::ops::cached_attention) takes.
-    /// A single new row sees all that are filled, in whatever order they are.
+    /// [`append`](Self::append) for a layer in which a position sees at most `window` positions: the layer
+    /// keeps the last `window` rows, and drops those before them. Returns keys and values `[batch, rows,
+    /// kv_heads, head_dim]`, and how many of their first rows are filled. The last `seq` of these are the new
+    /// ones, in order, and what the new ones see is before them: what
+    /// [`ops::cached_attention`](crate::ops::cached_attention) takes. A single new row sees all that are
+    /// filled, in whatever order they are.
     ///
     /// # Panics
     ///
@@ -200,8 +201,8 @@ fn zip(
     [f(a_keys, b_keys), f(a_values, b_values)]
 }
 
-/// `held`, where position `p` is in row `p % rows`, with `new`, whose first row is position `start`. Of more than it
-/// has room for, the last ones count.
+/// `held`, where position `p` is in row `p % rows`, with `new`, whose first row is position `start`. Of more
+/// than it has room for, the last ones count.
 fn write(held: Tensor<4>, new: Tensor<4>, start: usize) -> Tensor<4> {
     let ([batch, rows, kv_heads, head_dim], [_, seq, ..]) = (held.dims(), new.dims());
     let kept = seq.min(rows);

@@ -49,8 +49,8 @@ use side_channel::SideChannel;
 /// A layer that works on each position alone ignores [`Context::cache`]. A layer that mixes positions must
 /// not: when the context has a cache, `x` holds the newest positions only, the first of which is
 /// [`LayerCache::position`]. The keys and values of earlier positions come from [`LayerCache::append`], as in
-/// [`Attention`]; a layer in which a position sees a window only calls [`LayerCache::append_in_window`]. The cache
-/// has one pair of tensors per block, so only one layer of a block can use it.
+/// [`Attention`]; a layer in which a position sees a window only calls [`LayerCache::append_in_window`]. The
+/// cache has one pair of tensors per block, so only one layer of a block can use it.
 pub trait Layer: Module + ModuleDisplay + Sync + 'static {
     /// `x`: `[batch, seq, d_model]` to the same shape.
     fn forward(&self, x: Tensor<3>, context: &Context) -> Tensor<3>;

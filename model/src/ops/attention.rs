@@ -7,9 +7,9 @@ use burn_backend::TensorMetadata;
 
 use super::tape::{Tracked, record};
 
-/// `softmax(q · kᵀ / sqrt(head_dim)) · v`, where a row sees itself and the rows before it: all of them, or with
-/// a `window` the `window − 1` right before it (sliding-window attention, Beltagy et al., 2020; as in Mistral).
-/// A window that no row is too far down for gives the same bits as none.
+/// `softmax(q · kᵀ / sqrt(head_dim)) · v`, where a row sees itself and the rows before it: all of them, or
+/// with a `window` the `window − 1` right before it (sliding-window attention, Beltagy et al., 2020; as in
+/// Mistral). A window that no row is too far down for gives the same bits as none.
 ///
 /// `q` is `[batch, seq, heads, head_dim]`; `k` and `v` are `[batch, seq, kv_heads, head_dim]` with
 /// `heads` a multiple of `kv_heads`: heads `g · heads / kv_heads ..` share key head `g`
@@ -18,8 +18,8 @@ use super::tape::{Tracked, record};
 /// FlashAttention-2 (Dao, 2023): tiles of rows × columns of the scores with a running maximum and sum; the
 /// result and the logarithm of each row's sum are saved. Backward computes the tiles again. With `P = exp(S −
 /// lse)` and `D = rowsum(dO ∘ O)`, `dV = Pᵀ · dO`, `dS = P ∘ (dO · Vᵀ − D) / sqrt(head_dim)`, `dQ = dS · K`,
-/// `dK = dSᵀ · Q`. Tiles that no row sees are left out, so that the work of a row grows with the window and not
-/// with the sequence.
+/// `dK = dSᵀ · Q`. Tiles that no row sees are left out, so that the work of a row grows with the window and
+/// not with the sequence.
 ///
 /// # Panics
 ///
@@ -37,7 +37,8 @@ pub fn causal_attention(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, window: Option
 ///
 /// # Panics
 ///
-/// If the shapes do not fit, if the window is 0, or if a gradient is to be tracked: there is no backward pass.
+/// If the shapes do not fit, if the window is 0, or if a gradient is to be tracked: there is no backward
+/// pass.
 pub fn cached_attention(
     q: Tensor<4>,
     k: Tensor<4>,
@@ -181,8 +182,8 @@ pub struct AttentionShape {
     pub kv_heads: usize,
     /// Width of a head.
     pub head_dim: usize,
-    /// Keys that a query sees at most, fewer than `keys`: its own and those right before it. `None` where every
-    /// query sees all keys up to its own, so that a window with room for all is no case of its own.
+    /// Keys that a query sees at most, fewer than `keys`: its own and those right before it. `None` where
+    /// every query sees all keys up to its own, so that a window with room for all is no case of its own.
     pub window: Option<usize>,
 }
 

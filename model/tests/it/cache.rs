@@ -98,7 +98,8 @@ fn cached_decoding_matches_over_many_tiles() {
     }
 }
 
-/// Prompts that are shorter than the window, as long and longer, and chunks that begin and end anywhere in it.
+/// Prompts that are shorter than the window, as long and longer, and chunks that begin and end anywhere in
+/// it.
 #[test]
 fn cached_decoding_in_a_window_matches_the_whole_pass() {
     for config in windowed() {

@@ -27,7 +27,8 @@ pub struct ModelSection {
     pub d_ff: Option<usize>,
     /// Whether the head reuses the embedding; true if left out.
     pub tie_embeddings: Option<bool>,
-    /// Name of the block, if it is not the one of Llama: `parallel_residual`, or one that a program has added.
+    /// Name of the block, if it is not the one of Llama: `parallel_residual`, or one that a program has
+    /// added.
     pub block: Option<String>,
     /// Name of the attention layer: `full`, or one that a program has added.
     pub attention: Option<String>,
@@ -35,8 +36,8 @@ pub struct ModelSection {
     pub feed_forward: Option<String>,
     /// Positions that a position sees at most in attention; all before it if left out.
     pub window: Option<usize>,
-    /// Which blocks have the window, `w`, and which full attention, `f`, such as `wwwwwf`; repeated over the blocks.
-    /// All have it if left out.
+    /// Which blocks have the window, `w`, and which full attention, `f`, such as `wwwwwf`; repeated over the
+    /// blocks. All have it if left out.
     pub window_pattern: Option<String>,
     /// Which projections of attention have a bias.
     pub attention_bias: Option<AttentionBias>,

@@ -1,5 +1,5 @@
-//! A program of your own, `train/examples/own_attention.rs`, whose attention layer keeps its keys and values in the
-//! cache of `generate`.
+//! A program of your own, `train/examples/own_attention.rs`, whose attention layer keeps its keys and values
+//! in the cache of `generate`.
 
 use crate::support::{Workspace, example, tokenizer};
 
@@ -19,7 +19,6 @@ fn it_has_every_command() {
     };
     let full = train("full", &["--set", "checkpoint.every=2"]);
     assert_eq!(train("none", &["--set", "shard.strategy=NO_SHARD"]), full);
-    assert_eq!(train("recomputed", &["--set", "shard.recompute=block"]), full);
     let processes = ["launch", "--nproc-per-node", "2", "--", "train", "run.toml", "--out", "processes"];
     succeed(&[&processes[..], &LAYER].concat());
     assert_eq!(workspace.steps("processes"), full);

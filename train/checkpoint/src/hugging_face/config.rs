@@ -168,8 +168,9 @@ fn refuse_other_models(keys: &Keys) -> Result<(), HuggingFaceError> {
     Ok(())
 }
 
-/// The window of attention, and which blocks have it; `None` if no block has one, or if it has room for the whole
-/// context. A position sees itself and the `sliding_window − 1` positions before it, as in transformers.
+/// The window of attention, and which blocks have it; `None` if no block has one, or if it has room for the
+/// whole context. A position sees itself and the `sliding_window − 1` positions before it, as in
+/// transformers.
 fn windows(
     keys: &Keys,
     family: Family,

@@ -51,8 +51,8 @@ impl AttentionShape {
         first - first % ALIGNMENT..self.position(start + rows)
     }
 
-    /// Which of `columns` columns from `first` on row `row` sees. In the first tile it sees at least one, so that
-    /// the running maximum is finite from there on, and a tile without a visible column adds nothing.
+    /// Which of `columns` columns from `first` on row `row` sees. In the first tile it sees at least one, so
+    /// that the running maximum is finite from there on, and a tile without a visible column adds nothing.
     #[inline(always)]
     pub fn visible(self, row: usize, first: usize, columns: usize) -> Range<usize> {
         let position = self.position(row);

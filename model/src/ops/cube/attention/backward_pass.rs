@@ -202,8 +202,8 @@ pub(super) fn keys_kernel<E: Float, N: Size, O: Size>(
     let batch = CUBE_POS_Z;
     let first = CUBE_POS_X * comptime!(tile.rows as u32);
     let group = sizes.heads / sizes.kv_heads;
-    // For each head, the tiles of queries from the first one on that sees the first of these keys, to the last
-    // one that sees the last of them.
+    // For each head, the tiles of queries from the first one on that sees the first of these keys, to the
+    // last one that sees the last of them.
     let skipped = first / columns;
     let per_head = past_last_query(first, sizes.seq, window, tile).div_ceil(columns) - skipped;
     let steps = group * per_head;

@@ -10,8 +10,8 @@ use super::backward_pass::{DELTA_UNITS, delta_kernel, keys_kernel, queries_kerne
 use super::forward_pass::{SizesCompilationArg, forward_kernel};
 use super::tile::{Pass, Tile};
 
-/// The kernels that attention launches on a device for elements of type `dtype`, with their names, where a row
-/// sees at most `window` rows.
+/// The kernels that attention launches on a device for elements of type `dtype`, with their names, where a
+/// row sees at most `window` rows.
 ///
 /// Empty if no tile fits the device.
 pub fn kernels(

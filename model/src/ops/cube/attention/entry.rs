@@ -38,16 +38,16 @@ impl AttentionKernels for CubeBackend {
     }
 }
 
-/// `softmax(q · kᵀ / sqrt(head_dim)) · v`, where a row sees itself and the rows before it, with a `window` at most
-/// `window` rows, and the logarithm of each row's sum.
+/// `softmax(q · kᵀ / sqrt(head_dim)) · v`, where a row sees itself and the rows before it, with a `window` at
+/// most `window` rows, and the logarithm of each row's sum.
 ///
 /// `q` is `[batch, seq, heads, head_dim]`; `k` and `v` are `[batch, seq, kv_heads, head_dim]`. The result has
 /// the shape of `q`, the logarithms are `[batch, seq, heads]` in `f32`.
 ///
 /// # Panics
 ///
-/// If the shapes do not fit, if the window is 0, if `head_dim` is not a multiple of 8 up to 256, or if the device cannot compute
-/// with the dtype.
+/// If the shapes do not fit, if the window is 0, if `head_dim` is not a multiple of 8 up to 256, or if the
+/// device cannot compute with the dtype.
 pub fn forward(
     q: &CubeTensor,
     k: &CubeTensor,
@@ -89,8 +89,8 @@ fn forward_of(
     (out, lse)
 }
 
-/// The gradients of `q`, `k` and `v` of [`forward`] with the same `window`, of which `out` and `lse` are the results and `dout` is
-/// the gradient of `out`.
+/// The gradients of `q`, `k` and `v` of [`forward`] with the same `window`, of which `out` and `lse` are the
+/// results and `dout` is the gradient of `out`.
 ///
 /// Only gradients that are `wanted` are returned. Those of `k` and `v` come from one kernel, which runs if
 /// any of the two is wanted.

@@ -12,8 +12,8 @@ use super::tile::{Tile, column_of, lane, row_of};
 
 /// The score of a column that a row does not see. Unlike infinities, its differences are numbers.
 pub(super) const MASKED: f32 = -1e30;
-/// The running maximum before the first column in a window, where the first tile may have none that a row sees:
-/// above [`MASKED`], so that the weights of such a tile are 0, and below every score.
+/// The running maximum before the first column in a window, where the first tile may have none that a row
+/// sees: above [`MASKED`], so that the weights of such a tile are 0, and below every score.
 const NONE_SEEN: f32 = -1e27;
 
 /// Sizes of a launch.
@@ -203,8 +203,8 @@ pub(super) fn stage_columns<E: Float, N: Size>(
     stage::<E, N>(b, from, pitch, rows - first, to_b, to, n, tile);
 }
 
-/// Masks the scores of keys that their query's window has left behind, where rows of queries begin at position
-/// `first` and columns of keys at `column`.
+/// Masks the scores of keys that their query's window has left behind, where rows of queries begin at
+/// position `first` and columns of keys at `column`.
 #[cube]
 pub(super) fn mask_past(
     scores: &mut Array<f32>,
