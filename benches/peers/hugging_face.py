@@ -52,6 +52,9 @@ LLAMA3 = {
 }
 
 
+EXPERTS = dict(num_experts=6, num_experts_per_tok=2, moe_intermediate_size=12)
+
+
 class Case:
     """A model of transformers: its architecture, what differs from the common sizes, its files."""
 
@@ -95,6 +98,18 @@ CASES = {
         use_sliding_window=True,
         sliding_window=3,
         layer_types=["sliding_attention", "full_attention"],
+    ),
+    "qwen3_moe": Case("qwen3_moe", num_key_value_heads=2, head_dim=8, **EXPERTS, norm_topk_prob=True),
+    "qwen3_moe_mixed": Case(
+        "qwen3_moe",
+        num_hidden_layers=4,
+        num_key_value_heads=2,
+        head_dim=4,
+        **EXPERTS,
+        norm_topk_prob=False,
+        decoder_sparse_step=2,
+        mlp_only_layers=[1],
+        tie_word_embeddings=True,
     ),
 }
 

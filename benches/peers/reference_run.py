@@ -5,11 +5,15 @@
     benches/peers/reference_run.py --preset 10m         a larger model, the same data
     benches/peers/reference_run.py --record FILE        writes PyTorch's curve for the tests
     benches/peers/reference_run.py --set optim.kind=muon    Muon for the blocks' matrices
+    benches/peers/reference_run.py --config train/tests/fixtures/reference_run_moe/config.toml
+                                                        the run with experts
 
 Both start from the same weights, read the same tokens in the same order, and use AdamW with the
 same settings, schedule and clipping, in f32. With optim.kind = "muon", the matrices of blocks are those of
 torch.optim.Muon, whose Newton-Schulz iterations compute in f32 as well here (--bf16 leaves them as they are). Kiln shards over its ranks; PyTorch is one process
 that sees the whole batch at once. What remains is the order of floating-point sums.
+With experts, PyTorch takes one micro-batch after the other, since the balance loss is a mean over each; the loss of
+a layer is transformers' own function.
 
 The run passes if no loss differs by more than 1e-4, relatively. Gradient norms are shown as well: a
 few large gradients decide them, so they feel rounding earlier, in PyTorch's f32 as in Kiln's.
@@ -210,15 +214,50 @@ class Decoder(torch.nn.Module):
         up = x @ self.weight("layers", layer, "ffn", "up_proj")
         return (gate * up) @ self.weight("layers", layer, "ffn", "down_proj")
 
+    def experts(self, x, layer):
+        """The output of a layer of experts, and the router's logits."""
+        moe = self.model["moe"]
+        tokens = x.flatten(0, 1)
+        logits = tokens @ self.weight("layers", layer, "ffn", "router")
+        weights, chosen = logits.softmax(-1).topk(moe["experts_per_token"], dim=-1)
+        if moe["norm_topk_prob"]:
+            weights = weights / weights.sum(-1, keepdim=True)
+        names = ("gate_proj", "up_proj", "down_proj")
+        stacked = [self.weights[f"layers/{layer}/ffn/experts/{name}"] for name in names]
+        y = torch.zeros_like(tokens)
+        for expert, (gate, up, down) in enumerate(zip(*stacked)):
+            rows, choice = torch.where(chosen == expert)
+            inner = F.silu(tokens[rows] @ gate) * (tokens[rows] @ up)
+            y = y.index_add(0, rows, inner @ down * weights[rows, choice, None])
+        if "shared_expert_d_ff" in moe:
+            gate, up, down = (self.weight("layers", layer, "ffn", "shared_expert", name) for name in names)
+            y = y + (F.silu(tokens @ gate) * (tokens @ up)) @ down
+        return y.view_as(x), logits
+
     def forward(self, tokens):
+        """Logits, and the balance loss of experts with its weight."""
         x = self.weight("embed_tokens")[tokens]
+        moe, balance = self.model.get("moe"), []
         for layer in range(self.model["layers"]):
             x = x + self.attention(self.norm(x, "layers", layer, "attention_norm"), layer)
-            x = x + self.feed_forward(self.norm(x, "layers", layer, "ffn_norm"), layer)
+            normed = self.norm(x, "layers", layer, "ffn_norm")
+            if moe is None or layer in moe.get("dense_layers", []):
+                x = x + self.feed_forward(normed, layer)
+                continue
+            y, logits = self.experts(normed, layer)
+            x = x + y
+            balance.append(balance_loss((logits,), moe["experts"], moe["experts_per_token"]))
         x = self.norm(x, "norm")
+        balance = moe["router_aux_loss_coef"] * sum(balance) / len(balance) if balance else 0.0
         if self.model["tie_embeddings"]:
-            return x @ self.weight("embed_tokens").T
-        return x @ self.weight("lm_head")
+            return x @ self.weight("embed_tokens").T, balance
+        return x @ self.weight("lm_head"), balance
+
+
+def balance_loss(*arguments):
+    from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
+
+    return load_balancing_loss_func(*arguments)
 
 
 def learning_rate(optim, step, steps):
@@ -299,13 +338,18 @@ def train_torch(config, weights, data, dtype):
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate(section, step, steps)
         inputs, targets = data.batch(step - 1)
-        loss = F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
-        loss.backward()
+        parts = len(inputs) // config["train"]["micro_batch"] if "moe" in config["model"] else 1
+        total = 0.0
+        for part_inputs, part_targets in zip(inputs.chunk(parts), targets.chunk(parts)):
+            logits, balance = model(part_inputs)
+            loss = F.cross_entropy(logits.flatten(0, 1), part_targets.flatten()) + balance
+            (loss / parts).backward()
+            total += loss.item() / parts
         most = optim["grad_clip"] or math.inf
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), most)
         for optimizer, _ in optimizers:
             optimizer.step()
-        losses.append(loss.item())
+        losses.append(total)
         norms.append(norm.item())
     return losses, norms
 

@@ -1,5 +1,9 @@
 //! The shape of a decoder, its presets, and what they cost.
 
+mod moe;
+
+pub use moe::MoeConfig;
+
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -109,6 +113,9 @@ pub struct ModelConfig {
     /// Name of the feed-forward layer.
     #[serde(default = "default_feed_forward")]
     pub feed_forward: String,
+    /// The experts of the feed-forward layer [`MOE`]; it has them, and no other layer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub moe: Option<MoeConfig>,
     /// Settings of layers that a program has added; see
     /// [`LayerInit::extra`](crate::layers::LayerInit::extra).
     #[serde(default, skip_serializing_if = "serde_json::Map::is_empty")]
@@ -164,6 +171,9 @@ pub const SWIGLU: &str = "swiglu";
 
 /// The block of GPT-J and PaLM, whose attention and feed-forward layer read the same input.
 pub const PARALLEL_RESIDUAL: &str = "parallel_residual";
+
+/// The feed-forward layer that is a mixture of experts.
+pub const MOE: &str = "moe";
 
 fn default_attention() -> String {
     FULL_ATTENTION.to_owned()
@@ -250,6 +260,17 @@ pub enum ModelConfigError {
         /// What is allowed.
         range: &'static str,
     },
+    /// The mixture of experts has no sizes.
+    #[error(
+        "model.feed_forward = \"moe\" needs the section [model.moe], which says how many experts there are"
+    )]
+    NoExperts,
+    /// Another feed-forward layer has sizes of experts.
+    #[error("[model.moe] is there, and model.feed_forward is \"{feed_forward}\": set it to \"moe\"")]
+    UnusedExperts {
+        /// The feed-forward layer.
+        feed_forward: String,
+    },
 }
 
 /// Names of the built-in shapes, smallest first.
@@ -286,6 +307,7 @@ impl ModelConfig {
             block: None,
             attention: default_attention(),
             feed_forward: default_feed_forward(),
+            moe: None,
             extra: serde_json::Map::new(),
             window: None,
             window_pattern: None,
@@ -359,6 +381,15 @@ impl ModelConfig {
         }
         self.validate_window()?;
         self.rope_scaling.map_or(Ok(()), RopeScaling::validate)?;
+        match (&self.moe, self.feed_forward == MOE) {
+            (Some(moe), true) => moe.validate(self.layers)?,
+            (None, true) => return Err(ModelConfigError::NoExperts),
+            (Some(_), false) => {
+                let feed_forward = self.feed_forward.clone();
+                return Err(ModelConfigError::UnusedExperts { feed_forward });
+            }
+            (None, false) => {}
+        }
         let ModelConfig { dropout, rope_theta, norm_eps, init_std, .. } = *self;
         if let Some(cap) = self.logit_softcap {
             in_range("logit_softcap", cap, cap > 0.0, "positive and finite")?;

@@ -15,8 +15,8 @@ pub mod ops;
 pub mod random;
 
 pub use config::{
-    AttentionBias, FULL_ATTENTION, MAX_LAYERS, MAX_SIZE, ModelConfig, ModelConfigError, PARALLEL_RESIDUAL,
-    PRESETS, RopeScaling, SWIGLU,
+    AttentionBias, FULL_ATTENTION, MAX_LAYERS, MAX_SIZE, MOE, ModelConfig, ModelConfigError, MoeConfig,
+    PARALLEL_RESIDUAL, PRESETS, RopeScaling, SWIGLU,
 };
 pub use decoder::{Decoder, Modules};
 pub use layers::{Context, KeyValueCache, Layer, LayerInit, Layers};

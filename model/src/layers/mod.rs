@@ -13,6 +13,7 @@ mod geglu;
 mod head;
 mod init;
 mod linear;
+mod moe;
 mod parallel_block;
 mod registry;
 mod rms_norm;
@@ -29,6 +30,7 @@ pub use geglu::GeGlu;
 pub use head::Head;
 pub use init::{LayerError, LayerInit};
 pub use linear::Linear;
+pub use moe::{Experts, Moe};
 pub use parallel_block::ParallelBlock;
 pub use registry::Layers;
 pub use rms_norm::RmsNorm;
@@ -129,6 +131,11 @@ impl Context {
     /// dropped, which costs nothing.
     pub fn recording(self, records: &Records) -> Self {
         Context { side: Some(SideChannel::recording(records)), ..self }
+    }
+
+    /// Whether the pass is one of training, in which layers may add losses.
+    pub fn is_training(&self) -> bool {
+        self.side.is_some()
     }
 
     /// The context of one place in the model, so that no two places share a mask or the name of a record.

@@ -5,9 +5,9 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::{
-    AnyLayer, Attention, Block, GeGlu, Layer, LayerError, LayerInit, ParallelBlock, SquaredRelu, SwiGlu,
+    AnyLayer, Attention, Block, GeGlu, Layer, LayerError, LayerInit, Moe, ParallelBlock, SquaredRelu, SwiGlu,
 };
-use crate::config::{FULL_ATTENTION, ModelConfig, PARALLEL_RESIDUAL, SWIGLU};
+use crate::config::{FULL_ATTENTION, MOE, ModelConfig, PARALLEL_RESIDUAL, SWIGLU};
 
 type Make = Arc<dyn Fn(LayerInit) -> Result<AnyLayer, LayerError> + Send + Sync>;
 
@@ -82,6 +82,7 @@ impl Default for Layers {
         none.block.add(PARALLEL_RESIDUAL, MakeBlock::Around(parallel));
         none.attention(FULL_ATTENTION, |init| Ok(Attention::new(init)))
             .feed_forward(SWIGLU, |init| Ok(SwiGlu::new(init)))
+            .feed_forward(MOE, Moe::layer_of)
             .feed_forward("geglu", |init| Ok(GeGlu::new(init)))
             .feed_forward("squared_relu", |init| Ok(SquaredRelu::new(init)))
     }

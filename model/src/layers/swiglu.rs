@@ -34,9 +34,16 @@ impl SwiGlu {
     }
 }
 
-impl Layer for SwiGlu {
-    fn forward(&self, x: Tensor<3>, _context: &Context) -> Tensor<3> {
+impl SwiGlu {
+    /// `x`: `[.., d_model]` to the same shape.
+    pub(super) fn apply<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
         let [gate, up] = Linear::forward_together([&self.gate_proj, &self.up_proj], x);
         self.down_proj.forward(ops::swiglu(gate, up))
+    }
+}
+
+impl Layer for SwiGlu {
+    fn forward(&self, x: Tensor<3>, _context: &Context) -> Tensor<3> {
+        self.apply(x)
     }
 }

@@ -23,6 +23,7 @@ mod attention;
 mod cross_entropy;
 mod dropout;
 mod embedding;
+mod experts;
 mod linear;
 mod residual;
 mod rms_norm;
@@ -30,6 +31,7 @@ mod rotary;
 mod shared;
 mod swiglu;
 mod tape;
+mod top_k;
 
 pub use attention::{
     AttentionOp, cached_attention, cached_attention_reference, causal_attention, causal_attention_reference,
@@ -41,8 +43,10 @@ pub use cross_entropy::{
 };
 pub use dropout::{DropoutMask, DropoutOp, dropout, dropout_reference};
 pub use embedding::{EmbeddingOp, embedding, embedding_reference};
+pub use experts::{ExpertProjections, ExpertsOp, Routing, experts, experts_reference};
 pub use linear::{LinearOp, linear, linear_reference, linears};
 pub use residual::{Residual, ResidualOp};
 pub use rms_norm::{RmsNormOp, rms_norm, rms_norm_reference};
 pub use rotary::{RotaryFrequencies, RotaryOp, rotary, rotary_reference};
 pub use swiglu::{SwigluOp, swiglu, swiglu_reference};
+pub use top_k::{TopKOp, top_k, top_k_reference};

@@ -14,8 +14,8 @@ use kiln_model::{AttentionBias, Context, Key, Layer, ModelConfig, PARALLEL_RESID
 
 use crate::ops_support::*;
 
-const BATCH: usize = 2;
-const SEQ: usize = 5;
+pub const BATCH: usize = 2;
+pub const SEQ: usize = 5;
 
 /// Heads of width 6 in a model of width 8.
 fn config(attention_bias: AttentionBias, qk_norm: bool) -> ModelConfig {
@@ -55,7 +55,7 @@ impl ModuleMapper for Substitute<'_> {
 }
 
 /// A layer as an operation on its input and its parameters.
-fn operation<L: Layer>(layer: &L, d_model: usize) -> impl Operation + Sync {
+pub fn operation<L: Layer>(layer: &L, d_model: usize) -> impl Operation + Sync {
     move |t: &[Tensor<1>]| {
         let layer = layer.clone().map(&mut Substitute(t[1..].iter()));
         let x = t[0].clone().reshape([BATCH, SEQ, d_model]);
@@ -63,7 +63,7 @@ fn operation<L: Layer>(layer: &L, d_model: usize) -> impl Operation + Sync {
     }
 }
 
-fn sizes<L: Layer>(layer: &L, d_model: usize) -> Vec<usize> {
+pub fn sizes<L: Layer>(layer: &L, d_model: usize) -> Vec<usize> {
     let mut sizes = Sizes(vec![BATCH * SEQ * d_model]);
     layer.visit(&mut sizes);
     sizes.0

@@ -2,7 +2,7 @@
 
 use std::fmt::Display;
 
-use kiln_model::ModelConfig;
+use kiln_model::{ModelConfig, MoeConfig};
 use kiln_process::words::number_of;
 
 use super::{Checkpoint, Saved, TensorEntry};
@@ -60,12 +60,20 @@ pub(crate) fn model_line(model: &ModelConfig, parameters: impl Display, context_
 pub fn shape_line(model: &ModelConfig, parameters: impl Display) -> String {
     let ModelConfig { vocab_size, d_model, layers, heads, kv_heads, d_ff, .. } = model;
     let tied = if model.tie_embeddings { ", tied" } else { "" };
+    let experts = model.moe.as_ref().map_or_else(String::new, experts_words);
     let pattern = model.window_pattern.as_ref().map_or_else(String::new, |pattern| format!(" ({pattern})"));
     let window = model.window.map_or_else(String::new, |window| format!(", window {window}{pattern}"));
     format!(
         "model: {parameters} parameters, vocabulary {vocab_size}, d_model {d_model}, {layers} layers, \
-         {heads} heads / {kv_heads} kv, d_ff {d_ff}{tied}{window}"
+         {heads} heads / {kv_heads} kv, d_ff {d_ff}{experts}{tied}{window}"
     )
+}
+
+fn experts_words(moe: &MoeConfig) -> String {
+    let MoeConfig { experts, expert_d_ff, experts_per_token, .. } = moe;
+    let shared =
+        moe.shared_expert_d_ff.map_or_else(String::new, |width| format!(" and a shared one of {width}"));
+    format!(", {experts} experts of width {expert_d_ff}{shared}, {experts_per_token} per token")
 }
 
 /// Bytes as a person reads them.

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use burn::tensor::Device;
 use kiln_data::{DataError, Tokenizer};
 use kiln_model::decoder::Decoder;
-use kiln_model::{Key, Layers, ModelConfig};
+use kiln_model::{Key, Layers, ModelConfig, MoeConfig};
 use kiln_shard::{Engine, EngineBuilder};
 use kiln_storage::files;
 use serde_json::{Value, json};
@@ -211,6 +211,7 @@ fn differences(saved: &ModelConfig, here: &ModelConfig) -> Vec<String> {
             ("block", built_in(&model.block.clone().unwrap_or_else(none))),
             ("attention", built_in(&model.attention)),
             ("feed_forward", built_in(&model.feed_forward)),
+            ("moe", experts(model)),
             ("extra", json!(model.extra).to_string()),
             ("window", model.window.map_or_else(none, |window| window.to_string())),
             ("window_pattern", window_pattern(model)),
@@ -245,6 +246,14 @@ fn window_pattern(model: &ModelConfig) -> String {
 
 fn none() -> String {
     "none".to_owned()
+}
+
+/// What decides the weights of the experts of a model; the balance of their load is a choice of a run.
+fn experts(model: &ModelConfig) -> String {
+    match &model.moe {
+        Some(moe) => json!(MoeConfig { router_aux_loss_coef: 0.0, ..moe.clone() }).to_string(),
+        None => "none".to_owned(),
+    }
 }
 
 /// The name of a variant, as it stands in a configuration.

@@ -1,6 +1,6 @@
 //! The section that describes the model.
 
-use kiln_model::{AttentionBias, FULL_ATTENTION, ModelConfig, RopeScaling};
+use kiln_model::{AttentionBias, FULL_ATTENTION, ModelConfig, MoeConfig, RopeScaling};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
@@ -32,13 +32,15 @@ pub struct ModelSection {
     pub block: Option<String>,
     /// Name of the attention layer: `full`, or one that a program has added.
     pub attention: Option<String>,
-    /// Name of the feed-forward layer: `swiglu`, `geglu`, `squared_relu`, or one that a program has added.
+    /// Name of the feed-forward layer: `swiglu`, `geglu`, `squared_relu`, `moe`, or one that a program has added.
     pub feed_forward: Option<String>,
     /// Positions that a position sees at most in attention; all before it if left out.
     pub window: Option<usize>,
     /// Which blocks have the window, `w`, and which full attention, `f`, such as `wwwwwf`; repeated over the
     /// blocks. All have it if left out.
     pub window_pattern: Option<String>,
+    /// The experts of the feed-forward layer `moe`, as in `{ experts = 8, experts_per_token = 2, expert_d_ff = 256 }`.
+    pub moe: Option<MoeConfig>,
     /// Which projections of attention have a bias.
     pub attention_bias: Option<AttentionBias>,
     /// Whether the projections of the feed-forward layer have a bias.
@@ -113,6 +115,7 @@ impl ModelSection {
             feed_forward: Some(model.feed_forward.clone()),
             window: model.window,
             window_pattern: model.window_pattern.clone(),
+            moe: model.moe.clone(),
             attention_bias: Some(model.attention_bias),
             feed_forward_bias: Some(model.feed_forward_bias),
             qk_norm: Some(model.qk_norm),

@@ -71,6 +71,8 @@ fixtures! {
     qwen3,
     qwen3_biases_tied,
     qwen3_layer_types,
+    qwen3_moe,
+    qwen3_moe_mixed,
 }
 
 /// The folder of a fixture.

@@ -49,6 +49,7 @@ mod debug;
 mod device;
 mod drills;
 mod eval;
+mod experts;
 mod extension;
 mod generate;
 #[cfg(feature = "wgpu")]

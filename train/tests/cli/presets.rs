@@ -29,7 +29,7 @@ fn decoder(model: &ModelConfig) -> Decoder {
 #[test]
 fn every_configuration_loads_and_fits_together() {
     let mut files: Vec<_> = PRESETS.iter().map(|preset| format!("{preset}.toml")).collect();
-    files.extend(["debug.toml".to_owned(), "quickstart.toml".to_owned()]);
+    files.extend(["debug", "moe", "quickstart"].map(|name| format!("{name}.toml")));
     files.sort();
     // Beside them are folders with scripts.
     let found: Vec<_> = names(&folder()).into_iter().filter(|name| folder().join(name).is_file()).collect();

@@ -1,16 +1,31 @@
 //! A run that has the losses of the same run in PyTorch.
 //!
 //! `fixtures/reference_run/torch.json` is PyTorch's curve for `config.toml` beside it, from the same
-//! initial weights and the same tokens. `benches/peers/reference_run.py` has written it.
+//! initial weights and the same tokens, and `fixtures/reference_run_moe` the same with experts.
+//! `benches/peers/reference_run.py` has written both.
 
 use serde_json::Value as Json;
 
 use crate::support::Workspace;
 
-const CONFIG: &str = include_str!("../fixtures/reference_run/config.toml");
-const TORCH: &str = include_str!("../fixtures/reference_run/torch.json");
+/// A configuration, and PyTorch's curve.
+struct Reference {
+    config: &'static str,
+    torch: &'static str,
+}
+
+const DENSE: Reference = Reference {
+    config: include_str!("../fixtures/reference_run/config.toml"),
+    torch: include_str!("../fixtures/reference_run/torch.json"),
+};
+
+const EXPERTS: Reference = Reference {
+    config: include_str!("../fixtures/reference_run_moe/config.toml"),
+    torch: include_str!("../fixtures/reference_run_moe/torch.json"),
+};
 /// With `optim.kind = "muon"`.
-const TORCH_MUON: &str = include_str!("../fixtures/reference_run/torch_muon.json");
+const MUON: Reference =
+    Reference { torch: include_str!("../fixtures/reference_run/torch_muon.json"), ..DENSE };
 
 /// Largest relative difference of a loss. Sums in another order come to some 1e-6.
 const LOSS_BOUND: f64 = 1e-4;
@@ -21,31 +36,38 @@ const NORM_BOUND: f64 = 1e-3;
 
 #[test]
 fn two_ranks_with_full_shard_train_as_pytorch_does() {
-    assert_trains_as_pytorch(2, "FULL_SHARD", TORCH, &[]);
+    assert_trains_as_pytorch(DENSE, 2, "FULL_SHARD", &[]);
 }
 
 /// With two micro-batches per step.
 #[test]
 fn one_rank_without_shards_trains_as_pytorch_does() {
-    assert_trains_as_pytorch(1, "NO_SHARD", TORCH, &[]);
+    assert_trains_as_pytorch(DENSE, 1, "NO_SHARD", &[]);
 }
 
 /// As `torch.optim.Muon`, computing in f32.
 #[test]
 fn muon_trains_as_pytorchs_does() {
     for (ranks, strategy) in [(2, "FULL_SHARD"), (1, "NO_SHARD")] {
-        assert_trains_as_pytorch(ranks, strategy, TORCH_MUON, &["--set", "optim.kind=muon"]);
+        assert_trains_as_pytorch(MUON, ranks, strategy, &["--set", "optim.kind=muon"]);
     }
 }
 
-fn assert_trains_as_pytorch(ranks: usize, strategy: &str, torch: &str, more: &[&str]) {
+/// The micro-batches of two ranks, over each of which the experts are balanced, are those of one rank.
+#[test]
+fn experts_train_as_in_pytorch() {
+    assert_trains_as_pytorch(EXPERTS, 2, "FULL_SHARD", &[]);
+    assert_trains_as_pytorch(EXPERTS, 1, "NO_SHARD", &[]);
+}
+
+fn assert_trains_as_pytorch(reference: Reference, ranks: usize, strategy: &str, more: &[&str]) {
     let workspace = Workspace::new();
-    workspace.write("reference.toml", CONFIG);
+    workspace.write("reference.toml", reference.config);
     let (ranks, strategy) = (ranks.to_string(), format!("shard.strategy={strategy}"));
     let arguments = ["train", "reference.toml", "--out", "run", "--ranks", &ranks];
     let settings = ["--set", "data.path=text", "--set", &strategy];
     workspace.succeed(&[&arguments[..], &settings, more].concat());
-    let torch: Json = serde_json::from_str(torch).expect("JSON");
+    let torch: Json = serde_json::from_str(reference.torch).expect("JSON");
     assert_recorded_for_this_run(&workspace, &torch);
 
     let steps = workspace.steps("run");

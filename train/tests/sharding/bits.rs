@@ -6,7 +6,7 @@ use crate::support::{Run, Trace};
 
 const PURE: [Strategy; 3] = [Strategy::FullShard, Strategy::ShardGradOp, Strategy::NoShard];
 
-fn assert_same_bits(what: &str, a: &Trace, b: &Trace) {
+pub fn assert_same_bits(what: &str, a: &Trace, b: &Trace) {
     let bits = |values: &[f64]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
     assert_eq!(bits(&a.losses), bits(&b.losses), "{what}: losses");
     assert_eq!(bits(&a.norms), bits(&b.norms), "{what}: norms");

@@ -7,6 +7,7 @@
 //! - `bits`, `hybrid`, `shapes`, `precision`, `dropout`, `frozen`: what single settings promise;
 //! - `counts`, `order`: which collectives a step issues, and when;
 //! - `muon`: an optimizer of several rules, one of which works on whole matrices;
+//! - `experts`: a mixture of experts;
 //! - `checkpoint`: any number of ranks and any strategy goes on where any other stopped;
 //! - `cube`: the engine on a GPU's tensors (feature `wgpu`);
 //! - `corruption`: no damage to a checkpoint goes unnoticed;
@@ -25,6 +26,7 @@ mod counts;
 mod cube;
 mod dropout;
 mod evaluation;
+mod experts;
 mod failure;
 mod frozen;
 mod hybrid;

@@ -48,7 +48,7 @@ impl SwigluKernels for Flex {
 }
 
 #[inline(always)]
-fn sigmoid<T: Real>(x: T) -> T {
+pub fn sigmoid<T: Real>(x: T) -> T {
     T::ONE / (T::ONE + (-x).exp())
 }
 

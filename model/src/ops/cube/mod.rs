@@ -41,6 +41,7 @@ mod cross_entropy;
 mod cublaslt;
 mod dropout;
 mod embedding;
+mod experts;
 mod linear;
 pub mod matmul;
 mod residual;
@@ -48,6 +49,7 @@ mod rms_norm;
 mod rotary;
 mod sums;
 mod swiglu;
+mod top_k;
 
 use burn::tensor::{DType, Shape};
 use burn_backend::cubecl::dtype_to_storage_type;

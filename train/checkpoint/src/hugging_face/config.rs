@@ -6,12 +6,18 @@
 
 use std::path::Path;
 
-use kiln_model::{AttentionBias, FULL_ATTENTION, MAX_LAYERS, ModelConfig, RopeScaling, SWIGLU};
+use kiln_model::{
+    AttentionBias, FULL_ATTENTION, MAX_LAYERS, MOE, ModelConfig, MoeConfig, RopeScaling, SWIGLU,
+};
 
 use super::keys::Keys;
 use super::{CONFIG_FILE, HuggingFaceError};
 
-const ARCHITECTURES: &str = "LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM and Qwen3ForCausalLM are";
+const ARCHITECTURES: &str = "LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM and \
+                             Qwen3MoeForCausalLM are";
+
+/// The number of experts of a Qwen3-MoE, in files of older and of newer versions.
+pub(super) const EXPERT_COUNTS: [&str; 2] = ["num_experts", "num_local_experts"];
 
 /// Longer sequences are read by no model.
 const MAX_CONTEXT: usize = 1 << 40;
@@ -32,6 +38,7 @@ pub(super) enum Family {
     Mistral,
     Qwen2,
     Qwen3,
+    Qwen3Moe,
 }
 
 /// What a file that names a family means, besides its shape.
@@ -48,7 +55,7 @@ pub(super) struct FamilyFacts {
 }
 
 impl Family {
-    const ALL: [Family; 4] = [Family::Llama, Family::Mistral, Family::Qwen2, Family::Qwen3];
+    const ALL: [Family; 5] = [Family::Llama, Family::Mistral, Family::Qwen2, Family::Qwen3, Family::Qwen3Moe];
 
     pub(super) fn facts(self) -> FamilyFacts {
         let (architecture, model_type, default_context, default_kv_heads) = match self {
@@ -56,6 +63,7 @@ impl Family {
             Family::Mistral => ("MistralForCausalLM", "mistral", 131_072, Some(8)),
             Family::Qwen2 => ("Qwen2ForCausalLM", "qwen2", 32_768, Some(32)),
             Family::Qwen3 => ("Qwen3ForCausalLM", "qwen3", 32_768, Some(32)),
+            Family::Qwen3Moe => ("Qwen3MoeForCausalLM", "qwen3_moe", 32_768, Some(4)),
         };
         FamilyFacts { architecture, model_type, default_context, default_kv_heads }
     }
@@ -90,7 +98,7 @@ impl FolderConfig {
         let keys = Keys::read(&path)?;
         let family = Family::of(&keys)?;
         let context_length = keys.size("max_position_embeddings")?.unwrap_or(family.facts().default_context);
-        refuse_other_models(&keys)?;
+        refuse_other_models(&keys, family)?;
         let heads = keys.needed("num_attention_heads")?;
         let kv_heads = match keys.size("num_key_value_heads")? {
             Some(kv_heads) => kv_heads,
@@ -101,6 +109,10 @@ impl FolderConfig {
         let head_dim = match (keys.size("head_dim")?, family) {
             (None, Family::Qwen3) => Some(128),
             (head_dim, _) => head_dim,
+        };
+        let moe = match family {
+            Family::Qwen3Moe => Some(experts(&keys, layers)?),
+            _ => None,
         };
         let all = |biased: bool| if biased { AttentionBias::All } else { AttentionBias::None };
         let (rope_theta, rope_scaling) = rope(&keys, context_length)?;
@@ -117,17 +129,18 @@ impl FolderConfig {
             tie_embeddings: keys.flag("tie_word_embeddings")?,
             block: None,
             attention: FULL_ATTENTION.to_owned(),
-            feed_forward: SWIGLU.to_owned(),
+            feed_forward: if moe.is_some() { MOE.to_owned() } else { SWIGLU.to_owned() },
+            moe,
             extra: Default::default(),
             window,
             window_pattern,
             attention_bias: match family {
-                Family::Llama | Family::Qwen3 => all(keys.flag("attention_bias")?),
+                Family::Llama | Family::Qwen3 | Family::Qwen3Moe => all(keys.flag("attention_bias")?),
                 Family::Mistral => AttentionBias::None,
                 Family::Qwen2 => AttentionBias::Qkv,
             },
             feed_forward_bias: family == Family::Llama && keys.flag("mlp_bias")?,
-            qk_norm: family == Family::Qwen3,
+            qk_norm: matches!(family, Family::Qwen3 | Family::Qwen3Moe),
             logit_softcap: None,
             dropout: 0.0,
             rope_theta,
@@ -149,7 +162,7 @@ impl FolderConfig {
 }
 
 /// What makes another model of the same sizes.
-fn refuse_other_models(keys: &Keys) -> Result<(), HuggingFaceError> {
+fn refuse_other_models(keys: &Keys, family: Family) -> Result<(), HuggingFaceError> {
     if keys.text("hidden_act")?.is_some_and(|name| name != "silu") {
         return Err(keys.unsupported("hidden_act", "silu is"));
     }
@@ -161,11 +174,40 @@ fn refuse_other_models(keys: &Keys) -> Result<(), HuggingFaceError> {
         return Err(keys.unsupported("quantization_config", supported));
     }
     for key in ["num_local_experts", "num_experts", "n_routed_experts"] {
-        if keys.size(key)?.is_some_and(|experts| experts > 0) {
-            return Err(keys.unsupported(key, "models without experts are"));
+        let may_have = family == Family::Qwen3Moe && EXPERT_COUNTS.contains(&key);
+        if !may_have && keys.size(key)?.is_some_and(|experts| experts > 0) {
+            return Err(
+                keys.unsupported(key, "experts of Qwen3MoeForCausalLM, and models without experts, are")
+            );
         }
     }
     Ok(())
+}
+
+/// The experts of a Qwen3-MoE of so many layers, with transformers' defaults.
+fn experts(keys: &Keys, layers: usize) -> Result<MoeConfig, HuggingFaceError> {
+    // Checked again with the other sizes; here before there is a list of layers.
+    if layers > MAX_LAYERS {
+        return Err(keys.problem("num_hidden_layers", &format!("is {layers}: must be at most {MAX_LAYERS}")));
+    }
+    let step = keys.size("decoder_sparse_step")?.unwrap_or(1);
+    if step == 0 {
+        return Err(keys.problem("decoder_sparse_step", "is 0: must be at least 1"));
+    }
+    let dense = keys.sizes("mlp_only_layers")?;
+    let is_dense = |index: &usize| dense.contains(index) || !(index + 1).is_multiple_of(step);
+    Ok(MoeConfig {
+        experts: match keys.size(EXPERT_COUNTS[0])? {
+            Some(experts) => experts,
+            None => keys.size(EXPERT_COUNTS[1])?.unwrap_or(128),
+        },
+        experts_per_token: keys.size("num_experts_per_tok")?.unwrap_or(8),
+        expert_d_ff: keys.size("moe_intermediate_size")?.unwrap_or(768),
+        shared_expert_d_ff: None,
+        norm_topk_prob: keys.flag("norm_topk_prob")?,
+        router_aux_loss_coef: keys.number("router_aux_loss_coef")?.unwrap_or(0.001),
+        dense_layers: (0..layers).filter(is_dense).collect(),
+    })
 }
 
 /// The window of attention, and which blocks have it; `None` if no block has one, or if it has room for the
@@ -186,6 +228,10 @@ fn windows(
         Family::Mistral => size()?,
         Family::Qwen2 | Family::Qwen3 if keys.flag("use_sliding_window")? => size()?,
         Family::Qwen2 | Family::Qwen3 => None,
+        Family::Qwen3Moe if keys.flag("use_sliding_window")? => {
+            return Err(keys.unsupported("use_sliding_window", "attention to the whole sequence is"));
+        }
+        Family::Qwen3Moe => None,
     };
     if window == Some(0) {
         return Err(keys.problem("sliding_window", "is 0: must be at least 1"));
@@ -194,7 +240,7 @@ fn windows(
         Some(types) => windowed_blocks(keys, &types, layers)?,
         None => {
             let full = match family {
-                Family::Llama | Family::Mistral => 0,
+                Family::Llama | Family::Mistral | Family::Qwen3Moe => 0,
                 Family::Qwen2 | Family::Qwen3 => keys.size("max_window_layers")?.unwrap_or(28),
             };
             // More layers than any model has are refused with the other sizes.

@@ -2,11 +2,11 @@
 
 use std::path::Path;
 
-use kiln_model::{AttentionBias, FULL_ATTENTION, ModelConfig, RopeScaling, SWIGLU};
+use kiln_model::{AttentionBias, FULL_ATTENTION, MOE, ModelConfig, RopeScaling, SWIGLU};
 use serde_json::{Value, json};
 
 use super::HuggingFaceError;
-use super::config::Family;
+use super::config::{EXPERT_COUNTS, Family};
 use super::tokens::{TokenIds, end_value};
 
 /// A `config.json` for `model`, which older and newer versions of transformers read alike.
@@ -55,13 +55,15 @@ pub fn to_json(
             set("mlp_bias", json!(model.feed_forward_bias));
             set("pretraining_tp", json!(1));
         }
-        Family::Qwen3 => set("attention_bias", json!(model.attention_bias == AttentionBias::All)),
+        Family::Qwen3 | Family::Qwen3Moe => {
+            set("attention_bias", json!(model.attention_bias == AttentionBias::All))
+        }
         Family::Mistral | Family::Qwen2 => {}
     }
     if family != Family::Llama {
         set("sliding_window", json!(model.window));
     }
-    if matches!(family, Family::Qwen2 | Family::Qwen3) {
+    if matches!(family, Family::Qwen2 | Family::Qwen3 | Family::Qwen3Moe) {
         let windowed: Vec<_> = (0..model.layers).map(|index| model.window_of(index).is_some()).collect();
         let name = |windowed: &bool| if *windowed { "sliding_attention" } else { "full_attention" };
         set("use_sliding_window", json!(model.window.is_some()));
@@ -72,6 +74,16 @@ pub fn to_json(
         if !windowed[full..].contains(&false) {
             set("max_window_layers", json!(full));
         }
+    }
+    if let Some(moe) = &model.moe {
+        EXPERT_COUNTS.into_iter().for_each(|key| set(key, json!(moe.experts)));
+        set("num_experts_per_tok", json!(moe.experts_per_token));
+        set("moe_intermediate_size", json!(moe.expert_d_ff));
+        set("norm_topk_prob", json!(moe.norm_topk_prob));
+        set("router_aux_loss_coef", json!(moe.router_aux_loss_coef));
+        set("output_router_logits", json!(false));
+        set("decoder_sparse_step", json!(1));
+        set("mlp_only_layers", json!(moe.dense_layers));
     }
     // Older versions read `rope_theta` and `rope_scaling`, newer ones `rope_parameters`, where
     // `rope_scaling` is not set.
@@ -104,14 +116,22 @@ fn family_of(model: &ModelConfig, folder: &Path) -> Result<Family, HuggingFaceEr
     let not_theirs: Vec<_> = [
         model.block.as_ref().map(|block| format!("block {block}")),
         (model.attention != FULL_ATTENTION).then(|| format!("attention {}", model.attention)),
-        (model.feed_forward != SWIGLU).then(|| format!("feed_forward {}", model.feed_forward)),
+        (![SWIGLU, MOE].contains(&model.feed_forward.as_str()))
+            .then(|| format!("feed_forward {}", model.feed_forward)),
         model.logit_softcap.map(|cap| format!("logit_softcap {cap}")),
     ]
     .into_iter()
     .flatten()
     .collect();
+    let has_shared_expert = model.moe.as_ref().is_some_and(|moe| moe.shared_expert_d_ff.is_some());
     let family = match (model.qk_norm, bias, model.feed_forward_bias) {
-        _ if !not_theirs.is_empty() => None,
+        _ if !not_theirs.is_empty() || has_shared_expert => None,
+        (true, AttentionBias::None | AttentionBias::All, false)
+            if model.moe.is_some() && model.window.is_none() =>
+        {
+            Some(Family::Qwen3Moe)
+        }
+        _ if model.moe.is_some() => None,
         (true, AttentionBias::None | AttentionBias::All, false) => Some(Family::Qwen3),
         (false, AttentionBias::Qkv, false) => Some(Family::Qwen2),
         // One that has a window in all of its layers.
@@ -130,6 +150,9 @@ fn family_of(model: &ModelConfig, folder: &Path) -> Result<Family, HuggingFaceEr
             (model.feed_forward_bias, "feed_forward_bias"),
             (model.window.is_some(), "window"),
             (model.window_pattern.is_some(), "window_pattern"),
+            (model.moe.is_some(), "feed_forward moe"),
+            (model.moe.is_some() && !model.qk_norm, "no qk_norm"),
+            (has_shared_expert, "moe.shared_expert_d_ff"),
         ];
         let features = features.into_iter().filter(|(has, _)| *has).map(|(_, name)| name.to_owned());
         let features: Vec<_> = not_theirs.into_iter().chain(features).collect();

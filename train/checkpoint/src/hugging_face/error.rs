@@ -61,8 +61,8 @@ pub enum HuggingFaceError {
     #[error(
         "the model of {} has {features}, which no architecture that can be written has; those are Llama \
          (attention_bias none or all, with or without feed_forward_bias), Mistral (window in all layers), Qwen2 \
-         (attention_bias qkv, with or without window) and Qwen3 (qk_norm, attention_bias none or all, with or \
-         without window)",
+         (attention_bias qkv, with or without window), Qwen3 (qk_norm, attention_bias none or all, with or \
+         without window) and Qwen3-MoE (as Qwen3 without window, with feed_forward moe)",
         .path.display()
     )]
     NoArchitecture { path: PathBuf, features: String },

@@ -6,7 +6,8 @@ use kiln_data::Tokenizer;
 use serde_json::{Value, json};
 
 use super::describe::to_json;
-use super::names::hugging_face_name;
+use super::folder::part_shape;
+use super::names::hugging_face_names;
 use super::output::NewFolder;
 use super::tokens::{TokenIds, generation_config, token_ids};
 use super::writer::{Item, index, write_file};
@@ -70,13 +71,18 @@ pub fn export(
 
 /// All weights of the decoder, in its order, with their names there.
 fn items(source: &ModelSource) -> Result<Vec<Item>, HuggingFaceError> {
-    parameter_shapes(&outline(source.model())?)
-        .into_iter()
-        .map(|(name, shape)| match hugging_face_name(&name) {
-            Some(there) => Ok(Item { name, shape, there }),
-            None => Err(HuggingFaceError::Unnamed { path: source.folder().to_owned(), name }),
-        })
-        .collect()
+    let mut items = Vec::new();
+    for (name, shape) in parameter_shapes(&outline(source.model())?) {
+        let Some(parts) = hugging_face_names(&name, &shape) else {
+            return Err(HuggingFaceError::Unnamed { path: source.folder().to_owned(), name });
+        };
+        let shape = part_shape(&shape, parts.len()).to_vec();
+        let len: usize = shape.iter().product();
+        let item =
+            |(index, there)| Item { name: name.clone(), first: index * len, shape: shape.clone(), there };
+        items.extend(parts.into_iter().enumerate().map(item));
+    }
+    Ok(items)
 }
 
 /// Files and what goes into them; each is as large as `most` bytes allow, and has one weight at least.

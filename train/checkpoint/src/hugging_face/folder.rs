@@ -10,7 +10,7 @@ use kiln_storage::files;
 
 use super::config::FolderConfig;
 use super::keys::Keys;
-use super::names::{HEAD, HuggingFaceName, hugging_face_name, is_buffer};
+use super::names::{HEAD, HuggingFaceName, hugging_face_names, is_buffer};
 use super::tokens::end_ids;
 use super::{CARRIED, CONFIG_FILE, HuggingFaceError, INDEX_FILE, MODEL_FILE, TOKENIZER_FILE, WeightFile};
 use crate::sharded::{outline, parameter_shapes};
@@ -29,13 +29,28 @@ pub struct HuggingFaceFolder {
     tensors: BTreeMap<String, Tensor>,
 }
 
+/// A weight of Kiln's decoder.
 #[derive(Clone, Debug)]
 struct Tensor {
+    /// Kiln's.
+    shape: Vec<usize>,
+    /// What it is there: one tensor, or one for each expert, of one size.
+    parts: Vec<Part>,
+}
+
+/// A tensor of a file.
+#[derive(Clone, Debug)]
+struct Part {
     there: HuggingFaceName,
     /// Position in `files`.
     file: usize,
-    /// Kiln's.
-    shape: Vec<usize>,
+}
+
+impl Tensor {
+    /// Number of elements.
+    fn numel(&self) -> usize {
+        self.shape.iter().product()
+    }
 }
 
 impl HuggingFaceFolder {
@@ -68,8 +83,8 @@ impl HuggingFaceFolder {
         let end_ids = end_ids(folder)?;
         let (files, places) = open_files(folder)?;
         let tensors = place(folder, &config.model, &files, places)?;
-        for tensor in tensors.values() {
-            files[tensor.file].check_dtype(&tensor.there.name)?;
+        for part in tensors.values().flat_map(|tensor| &tensor.parts) {
+            files[part.file].check_dtype(&part.there.name)?;
         }
         Ok(HuggingFaceFolder { folder: folder.to_owned(), config, end_ids, files, tensors })
     }
@@ -96,8 +111,7 @@ impl HuggingFaceFolder {
 
     /// What it holds: the model, and a line for each weight, by Kiln's name and the name there.
     pub fn describe(&self) -> String {
-        let numel = |tensor: &Tensor| tensor.shape.iter().product::<usize>() as u64;
-        let parameters: u64 = self.tensors.values().map(numel).sum();
+        let parameters: u64 = self.tensors.values().map(|tensor| tensor.numel() as u64).sum();
         let (folder, files) = (self.folder.display(), self.files.len());
         let width = self.tensors.keys().map(String::len).max().unwrap_or(0).max(4);
         let mut lines = vec![
@@ -109,9 +123,11 @@ impl HuggingFaceFolder {
             format!("{:width$}  {:5}  {:16}  name there", "name", "dtype", "shape"),
         ];
         for (name, tensor) in &self.tensors {
-            let (shape, there) = (format!("{:?}", tensor.shape), &tensor.there.name);
-            let dtype = self.files[tensor.file].dtype(there).unwrap_or_default();
-            lines.push(format!("{name:width$}  {dtype:5}  {shape:16}  {there}"));
+            let [first, others @ ..] = tensor.parts.as_slice() else { continue };
+            let (shape, there) = (format!("{:?}", tensor.shape), &first.there.name);
+            let dtype = self.files[first.file].dtype(there).unwrap_or_default();
+            let more = if others.is_empty() { String::new() } else { format!(" and {} more", others.len()) };
+            lines.push(format!("{name:width$}  {dtype:5}  {shape:16}  {there}{more}"));
         }
         lines.join("\n")
     }
@@ -136,8 +152,21 @@ impl Weights for HuggingFaceFolder {
         let tensor = self.tensors.get(name).ok_or_else(|| {
             HuggingFaceError::damaged(&self.folder, format!("the model has no weight `{name}`"))
         })?;
-        let HuggingFaceName { name, transposed } = &tensor.there;
-        Ok(self.files[tensor.file].read(name, *transposed, range, values)?)
+        // Of each part, the elements that the range has.
+        let len = tensor.numel() / tensor.parts.len().max(1);
+        let (mut rest, mut start) = (values, range.start);
+        while start < range.end {
+            let (index, first) = (start / len, start % len);
+            let count = (len - first).min(range.end - start);
+            let Some(Part { there, file }) = tensor.parts.get(index) else {
+                let problem = format!("elements {range:?} of `{name}` were asked for, of {}", tensor.numel());
+                return Err(HuggingFaceError::damaged(&self.folder, problem).into());
+            };
+            let (values, after) = std::mem::take(&mut rest).split_at_mut(count);
+            self.files[*file].read(&there.name, there.transposed, first..first + count, values)?;
+            (rest, start) = (after, start + count);
+        }
+        Ok(())
     }
 }
 
@@ -228,21 +257,34 @@ fn place(
             problem: format!("is {}, but there are {} tensors", model.layers, places.len()),
         });
     }
+    if let Some(moe) = &model.moe
+        && moe.layers_with_experts(model.layers).saturating_mul(moe.experts) > places.len()
+    {
+        return Err(HuggingFaceError::Key {
+            path: folder.join(CONFIG_FILE),
+            key: "num_experts".to_owned(),
+            problem: format!("is {}, but there are {} tensors", moe.experts, places.len()),
+        });
+    }
     let (mut tensors, mut missing, mut misshapen) = (BTreeMap::new(), Vec::new(), Vec::new());
     for (name, shape) in parameter_shapes(&outline(model)?) {
-        let there = hugging_face_name(&name)
+        let names = hugging_face_names(&name, &shape)
             .ok_or_else(|| HuggingFaceError::Unnamed { path: folder.to_owned(), name: name.clone() })?;
-        let Some(file) = places.remove(&there.name) else {
-            missing.push(there.name);
-            continue;
-        };
-        let found = files[file].shape(&there.name).unwrap_or_default();
-        let expected = in_file(&shape, &there);
-        if found == expected {
-            tensors.insert(name, Tensor { there, file, shape });
-        } else {
-            misshapen.push(format!("`{}` is {found:?}, expected {expected:?}", there.name));
+        let part_shape = part_shape(&shape, names.len());
+        let mut parts = Vec::with_capacity(names.len());
+        for there in names {
+            let Some(file) = places.remove(&there.name) else {
+                missing.push(there.name);
+                continue;
+            };
+            let found = files[file].shape(&there.name).unwrap_or_default();
+            let expected = in_file(part_shape, &there);
+            if found != expected {
+                misshapen.push(format!("`{}` is {found:?}, expected {expected:?}", there.name));
+            }
+            parts.push(Part { there, file });
         }
+        tensors.insert(name, Tensor { shape, parts });
     }
     // Tied weights are one; a file that has them twice means the embedding, as transformers does.
     let unexpected: Vec<_> = places
@@ -254,6 +296,14 @@ fn place(
     }
     let path = folder.to_owned();
     Err(HuggingFaceError::Names { path, missing, unexpected, misshapen })
+}
+
+/// The shape in Kiln of each of `parts` tensors that a weight of this shape is there.
+pub(super) fn part_shape(shape: &[usize], parts: usize) -> &[usize] {
+    match shape {
+        [stacked, part @ ..] if part.len() == 2 && *stacked == parts => part,
+        _ => shape,
+    }
 }
 
 /// The shape that Kiln's `shape` has in a file.

@@ -98,6 +98,14 @@ impl Keys {
         })
     }
 
+    /// A list of sizes; none if it is absent.
+    pub(super) fn sizes(&self, key: &str) -> Result<Vec<usize>, HuggingFaceError> {
+        let size = |value: &Value| value.as_u64().and_then(|size| usize::try_from(size).ok());
+        let sizes =
+            self.typed(key, "a list of whole numbers", |value| value.as_array()?.iter().map(size).collect())?;
+        Ok(sizes.unwrap_or_default())
+    }
+
     /// Token ids: a number or a list of numbers; none if it is absent.
     pub(super) fn ids(&self, key: &str) -> Result<Vec<u32>, HuggingFaceError> {
         let id = |value: &Value| value.as_u64().and_then(|id| u32::try_from(id).ok());

@@ -31,7 +31,7 @@ pub use error::HuggingFaceError;
 pub use export::{ExportDtype, export};
 pub use folder::HuggingFaceFolder;
 pub use import::import;
-pub use names::{HuggingFaceName, hugging_face_name};
+pub use names::{HuggingFaceName, hugging_face_names};
 pub use output::check_free;
 use tensors::WeightFile;
 pub use tokens::{TokenIds, end_ids};

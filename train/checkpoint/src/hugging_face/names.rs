@@ -2,7 +2,8 @@
 //!
 //! Kiln's linear maps hold `[d_in, d_out]`, PyTorch's `[d_out, d_in]`: their matrices are
 //! transposed. Tables and vectors are the same on both sides. Both rotate element `j` of a head
-//! with element `j + head_dim / 2`, so queries and keys need no permutation.
+//! with element `j + head_dim / 2`, so queries and keys need no permutation. The experts of a layer are one
+//! weight in Kiln, and a matrix for each of them there.
 
 /// A weight of the decoder in Hugging Face's layout.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,8 +19,30 @@ pub(super) const EMBEDDING: &str = "embed_tokens.weight";
 /// The head of a model that is not tied, on both sides.
 pub(super) const HEAD: &str = "lm_head.weight";
 
-/// The name of Kiln's weight `kiln` in Hugging Face's layout, or `None` if there is none.
-pub fn hugging_face_name(kiln: &str) -> Option<HuggingFaceName> {
+/// What Kiln's weight `kiln` of this shape is called in Hugging Face's layout, or `None` if it has no name there: one
+/// name, or that of each expert, whose matrices follow each other in Kiln's weight.
+pub fn hugging_face_names(kiln: &str, shape: &[usize]) -> Option<Vec<HuggingFaceName>> {
+    let stacked = kiln.rsplit_once(EXPERTS).filter(|(_, projection)| PROJECTIONS.contains(projection));
+    let (Some((ffn, projection)), [experts, _, _]) = (stacked, shape) else {
+        return hugging_face_name(kiln).map(|name| vec![name]);
+    };
+    let of_expert = |expert: usize| {
+        // Named as the projection of a feed-forward layer, but for the expert.
+        let mut there = hugging_face_name(&format!("{ffn}.{projection}.weight"))?;
+        there.name = there.name.replace(".mlp.", &format!(".mlp.experts.{expert}."));
+        Some(there)
+    };
+    (0..*experts).map(of_expert).collect()
+}
+
+/// What stands between the name of a layer and that of a projection of all of its experts.
+const EXPERTS: &str = ".experts.";
+
+/// The projections of an expert.
+const PROJECTIONS: [&str; 3] = ["gate_proj", "up_proj", "down_proj"];
+
+/// The name of Kiln's weight `kiln` in Hugging Face's layout, or `None` if it has none of its own.
+fn hugging_face_name(kiln: &str) -> Option<HuggingFaceName> {
     let plain = |name: String| Some(HuggingFaceName { name, transposed: false });
     match kiln {
         EMBEDDING | "norm.weight" => return plain(format!("model.{kiln}")),
@@ -44,10 +67,12 @@ pub fn hugging_face_name(kiln: &str) -> Option<HuggingFaceName> {
         "ffn.gate_proj" => "mlp.gate_proj",
         "ffn.up_proj" => "mlp.up_proj",
         "ffn.down_proj" => "mlp.down_proj",
+        "ffn.router" => "mlp.gate",
         _ => return None,
     };
-    let is_map = module.ends_with("_proj");
-    let known = parameter == "weight" || (is_map && parameter == "bias");
+    let has_bias = module.ends_with("_proj");
+    let is_map = has_bias || module == "mlp.gate";
+    let known = parameter == "weight" || (has_bias && parameter == "bias");
     known.then(|| HuggingFaceName {
         name: format!("model.layers.{layer}.{module}.{parameter}"),
         transposed: is_map && parameter == "weight",
@@ -76,10 +101,21 @@ mod tests {
             ("layers.1.attention.q_proj.bias", "model.layers.1.self_attn.q_proj.bias", false),
             ("layers.1.attention.k_norm.weight", "model.layers.1.self_attn.k_norm.weight", false),
             ("layers.3.ffn.down_proj.weight", "model.layers.3.mlp.down_proj.weight", true),
+            ("layers.3.ffn.router.weight", "model.layers.3.mlp.gate.weight", true),
         ] {
-            let found = hugging_face_name(kiln).unwrap();
-            assert_eq!((found.name.as_str(), found.transposed), (expected, transposed), "{kiln}");
+            let found = hugging_face_names(kiln, &[4, 3]).unwrap();
+            assert_eq!(found, [HuggingFaceName { name: expected.to_owned(), transposed }], "{kiln}");
         }
+    }
+
+    #[test]
+    fn each_expert_has_a_name() {
+        let found = hugging_face_names("layers.5.ffn.experts.up_proj", &[2, 3, 4]).unwrap();
+        let expected = [0, 1].map(|expert| HuggingFaceName {
+            name: format!("model.layers.5.mlp.experts.{expert}.up_proj.weight"),
+            transposed: true,
+        });
+        assert_eq!(found, expected);
     }
 
     #[test]
@@ -90,12 +126,17 @@ mod tests {
             "layers.0.attention_norm.bias",
             "layers.x.ffn_norm.weight",
             "layers.01.ffn_norm.weight",
-            "layers.0.ffn.router.weight",
+            "layers.0.ffn.router.bias",
+            "layers.0.ffn.experts.router",
+            "layers.0.ffn.experts.gate_proj",
+            "layers.0.ffn.experts.gate_proj.weight",
+            "layers.x.ffn.experts.gate_proj",
+            "layers.0.ffn.shared_expert.gate_proj.weight",
             "layers.0.ffn.weight",
             "layers.0.weight",
             "layers.0",
         ] {
-            assert_eq!(hugging_face_name(name), None, "{name}");
+            assert_eq!(hugging_face_names(name, &[4, 3]), None, "{name}");
         }
     }
 }

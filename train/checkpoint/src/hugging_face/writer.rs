@@ -72,7 +72,9 @@ impl ExportDtype {
 pub(super) struct Item {
     /// The weight's name in [`Weights`].
     pub(super) name: String,
-    /// Its shape there.
+    /// The first of its elements that is written.
+    pub(super) first: usize,
+    /// The shape of what is written, as it is in the weight.
     pub(super) shape: Vec<usize>,
     /// What it becomes.
     pub(super) there: HuggingFaceName,
@@ -126,7 +128,7 @@ fn write_tensor(
 ) -> Result<(), CheckpointError> {
     let numel = item.numel();
     let mut values = vec![0.0; numel];
-    weights.read(&item.name, 0..numel, &mut values)?;
+    weights.read(&item.name, item.first..item.first + numel, &mut values)?;
     let mut bytes = Vec::new();
     let mut put = |values: &mut dyn Iterator<Item = f32>| -> Result<(), CheckpointError> {
         bytes.clear();

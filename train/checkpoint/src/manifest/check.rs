@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use kiln_model::ModelConfig;
+use kiln_model::{ModelConfig, MoeConfig};
 use kiln_shard::LossScale;
 use kiln_storage::files::{self, MAX_WHOLE};
 
@@ -170,7 +170,9 @@ impl Manifest {
             };
         }
         let (weights, elements) = (self.shapes().len() as u64, self.num_parameters());
-        let ModelConfig { vocab_size, d_model, layers, heads, kv_heads, head_dim, d_ff, .. } = *model;
+        let ModelConfig { vocab_size, d_model, layers, heads, kv_heads, head_dim, d_ff, ref moe, .. } =
+            *model;
+        let MoeConfig { experts, expert_d_ff, shared_expert_d_ff, .. } = moe.clone().unwrap_or_default();
         let sizes = [
             ("layers", layers, weights),
             ("vocab_size", vocab_size, elements),
@@ -178,7 +180,11 @@ impl Manifest {
             ("heads", heads, elements),
             ("kv_heads", kv_heads, elements),
             ("head_dim", head_dim.unwrap_or_default(), elements),
-            ("d_ff", d_ff, elements),
+            // A model of which every block has experts has no matrix of this width.
+            ("d_ff", if moe.is_some() { 0 } else { d_ff }, elements),
+            ("moe.experts", experts, elements),
+            ("moe.expert_d_ff", expert_d_ff, elements),
+            ("moe.shared_expert_d_ff", shared_expert_d_ff.unwrap_or_default(), elements),
         ];
         match sizes.into_iter().find(|(_, size, most)| *size as u64 > *most) {
             Some((key, size, _)) => Err(format!(

@@ -1,0 +1,77 @@
+//! The shape of a mixture of experts.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::{ModelConfigError, at_least_one, at_most, in_range};
+
+/// `[model.moe]`: the shape of the feed-forward layer [`MOE`](super::MOE), and what its router does. Defaults are
+/// those of Qwen3-MoE's models; a size that is left out is 0, which no model can have.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct MoeConfig {
+    /// Number of experts of a layer.
+    pub experts: usize,
+    /// Experts that a token is sent to: those that the router finds most probable.
+    pub experts_per_token: usize,
+    /// Width inside an expert, `moe_intermediate_size` in transformers.
+    pub expert_d_ff: usize,
+    /// Width inside an expert that every token is sent to, if there is one (DeepSeekMoE, Dai et al., 2024).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub shared_expert_d_ff: Option<usize>,
+    /// Whether the probabilities of a token's experts are divided by their sum.
+    pub norm_topk_prob: bool,
+    /// Weight of the loss that balances the experts; 0 for none. See [`Moe`](crate::layers::Moe).
+    pub router_aux_loss_coef: f64,
+    /// Blocks whose feed-forward layer is a dense SwiGLU of width `d_ff`, counted from 0.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub dense_layers: Vec<usize>,
+}
+
+impl Default for MoeConfig {
+    fn default() -> Self {
+        MoeConfig {
+            experts: 0,
+            experts_per_token: 0,
+            expert_d_ff: 0,
+            shared_expert_d_ff: None,
+            norm_topk_prob: true,
+            router_aux_loss_coef: 0.001,
+            dense_layers: Vec::new(),
+        }
+    }
+}
+
+impl MoeConfig {
+    /// Whether block `index` has experts.
+    pub fn has_experts(&self, index: usize) -> bool {
+        !self.dense_layers.contains(&index)
+    }
+
+    /// How many of `layers` blocks have experts.
+    pub fn layers_with_experts(&self, layers: usize) -> usize {
+        (0..layers).filter(|index| self.has_experts(*index)).count()
+    }
+
+    /// Checks that a model of `layers` blocks can have such experts.
+    pub(super) fn validate(&self, layers: usize) -> Result<(), ModelConfigError> {
+        let sizes = [
+            ("moe.experts", self.experts, MAX_EXPERTS),
+            ("moe.experts_per_token", self.experts_per_token, self.experts),
+            ("moe.expert_d_ff", self.expert_d_ff, super::MAX_SIZE),
+        ];
+        let shared = self.shared_expert_d_ff.map(|width| ("moe.shared_expert_d_ff", width, super::MAX_SIZE));
+        for (key, value, most) in sizes.into_iter().chain(shared) {
+            at_least_one(key, value)?;
+            at_most(key, value, most)?;
+        }
+        for &index in &self.dense_layers {
+            at_most("moe.dense_layers", index, layers.saturating_sub(1))?;
+        }
+        let weight = self.router_aux_loss_coef;
+        in_range("moe.router_aux_loss_coef", weight, weight >= 0.0, "zero or more, and finite")
+    }
+}
+
+/// The most experts of a layer.
+const MAX_EXPERTS: usize = 65_536;

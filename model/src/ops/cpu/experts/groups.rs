@@ -1,0 +1,101 @@
+//! Rows in groups by expert.
+
+use std::ops::Range;
+
+use crate::ops::experts::ExpertsShape;
+
+/// The most rows of a block: enough for an expert's weights to be read from memory rarely, and few enough for the
+/// rows to stay in a core's second cache.
+const BLOCK_ROWS: usize = 192;
+
+/// The choices of all tokens, sorted by expert: one row for each, and the rows of an expert in the order of the tokens.
+#[derive(Debug)]
+pub struct Groups {
+    per_token: usize,
+    /// The first row of each expert, and the number of all rows.
+    starts: Vec<usize>,
+    /// The choice of each row: `token * per_token + j`.
+    choices: Vec<usize>,
+    /// The row of each choice.
+    rows: Vec<usize>,
+}
+
+/// Rows of one expert that one thread computes.
+#[derive(Clone, Debug)]
+pub struct Block {
+    pub expert: usize,
+    pub rows: Range<usize>,
+}
+
+impl Groups {
+    /// The groups of `chosen` `[tokens, per_token]`.
+    pub fn new(chosen: &[i64], shape: ExpertsShape) -> Self {
+        let expert = |index: i64| {
+            let expert = usize::try_from(index).ok().filter(|&expert| expert < shape.experts);
+            expert.unwrap_or_else(|| panic!("experts: there is no expert {index} of {}", shape.experts))
+        };
+        let mut starts = vec![0; shape.experts + 1];
+        for &index in chosen {
+            starts[expert(index) + 1] += 1;
+        }
+        for index in 0..shape.experts {
+            starts[index + 1] += starts[index];
+        }
+        let mut next = starts.clone();
+        let (mut choices, mut rows) = (vec![0; chosen.len()], vec![0; chosen.len()]);
+        for (choice, &index) in chosen.iter().enumerate() {
+            let row = &mut next[expert(index)];
+            (choices[*row], rows[choice]) = (choice, *row);
+            *row += 1;
+        }
+        Groups { per_token: shape.per_token, starts, choices, rows }
+    }
+
+    /// Number of experts.
+    pub fn experts(&self) -> usize {
+        self.starts.len() - 1
+    }
+
+    /// The rows of an expert.
+    pub fn rows_of(&self, expert: usize) -> Range<usize> {
+        self.starts[expert]..self.starts[expert + 1]
+    }
+
+    /// The row of a choice.
+    pub fn row(&self, choice: usize) -> usize {
+        self.rows[choice]
+    }
+
+    /// The choices of some rows.
+    pub fn choices(&self, rows: Range<usize>) -> &[usize] {
+        &self.choices[rows]
+    }
+
+    /// The tokens of some rows.
+    pub fn tokens(&self, rows: Range<usize>) -> impl ExactSizeIterator<Item = usize> {
+        self.choices(rows).iter().map(|choice| choice / self.per_token)
+    }
+
+    /// All rows in blocks of about one size.
+    pub fn blocks(&self) -> Vec<Block> {
+        let blocks_of = |expert: usize| {
+            let rows = self.rows_of(expert);
+            let count = rows.len().div_ceil(BLOCK_ROWS);
+            let at = move |index: usize| rows.start + rows.len() * index / count.max(1);
+            (0..count).map(move |index| Block { expert, rows: at(index)..at(index + 1) })
+        };
+        (0..self.experts()).flat_map(blocks_of).collect()
+    }
+}
+
+impl Block {
+    /// Cuts `values`, with `width` elements for each row, into the parts of `blocks`, which have all rows in order.
+    pub fn cut<'a, T>(blocks: &[Block], mut values: &'a mut [T], width: usize) -> Vec<&'a mut [T]> {
+        let mut next = |block: &Block| {
+            let (part, rest) = std::mem::take(&mut values).split_at_mut(block.rows.len() * width);
+            values = rest;
+            part
+        };
+        blocks.iter().map(&mut next).collect()
+    }
+}

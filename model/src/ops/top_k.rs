@@ -1,0 +1,40 @@
+//! Choosing the largest values of each row.
+
+use burn::backend::autodiff::{Autodiff, checkpoint::strategy::CheckpointStrategy};
+use burn::backend::{
+    Backend, Dispatch, backend_extension,
+    tensor::{FloatTensor, IntTensor},
+};
+use burn::tensor::{Int, Tensor};
+
+use super::tape::Tracked;
+
+/// The indices of the `k` largest values of each row of `scores` `[rows, width]`, the largest first: `[rows, k]`. Of
+/// equal values the one with the lower index comes first. Indices have no gradient.
+///
+/// # Panics
+///
+/// If `k` is more than `width`.
+pub fn top_k(scores: Tensor<2>, k: usize) -> Tensor<2, Int> {
+    let [_, width] = scores.dims();
+    assert!(k <= width, "top_k: {k} of {width} values");
+    Tensor::from_dispatch(Dispatch::fused_top_k(scores.into_dispatch(), k))
+}
+
+/// [`top_k`] in plain burn.
+pub fn top_k_reference(scores: Tensor<2>, k: usize) -> Tensor<2, Int> {
+    scores.argsort_descending(1).narrow(1, 0, k)
+}
+
+/// The backends of [`top_k`].
+#[backend_extension(Flex, Cube: cfg(feature = "cube"), Autodiff)]
+pub trait TopKOp: Backend {
+    /// The indices of the `k` largest values of each row.
+    fn fused_top_k(scores: FloatTensor<Self>, k: usize) -> IntTensor<Self>;
+}
+
+impl<B: TopKOp, C: CheckpointStrategy> TopKOp for Autodiff<B, C> {
+    fn fused_top_k(scores: Tracked<B, C>, k: usize) -> IntTensor<B> {
+        B::fused_top_k(scores.into_primitive(), k)
+    }
+}

@@ -1,0 +1,159 @@
+//! The mixture of experts as a layer: against plain burn, its balance loss, and its counts.
+
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::tensor::{
+    Device, Int, Tensor,
+    activation::{silu, softmax},
+};
+use kiln_model::decoder;
+use kiln_model::layers::{LayerInit, Moe, SwiGlu};
+use kiln_model::ops::{linear_reference, top_k_reference};
+use kiln_model::{Context, Decoder, Key, Layer, Layers, MOE, ModelConfig, MoeConfig};
+
+use crate::layers::{BATCH, SEQ, operation, sizes};
+use crate::ops_support::*;
+
+fn experts() -> MoeConfig {
+    MoeConfig { experts: 4, experts_per_token: 2, expert_d_ff: 6, ..MoeConfig::default() }
+}
+
+fn config(moe: MoeConfig) -> ModelConfig {
+    ModelConfig {
+        vocab_size: 37,
+        d_model: 8,
+        layers: 2,
+        heads: 2,
+        kv_heads: 2,
+        d_ff: 10,
+        feed_forward: MOE.to_owned(),
+        moe: Some(moe),
+        init_std: 0.5,
+        ..ModelConfig::preset("10m").expect("a preset")
+    }
+}
+
+fn layer(config: &ModelConfig) -> Moe {
+    let moe = config.moe.as_ref().expect("experts");
+    Moe::new(LayerInit::of_block(config, 0, Key::new(1), &Device::flex()), moe)
+}
+
+/// The layer in plain burn: every token through every expert, weighted with 0 where it is not chosen.
+fn reference(config: &ModelConfig, t: &[Tensor<1>]) -> Tensor<1> {
+    let moe = config.moe.as_ref().expect("experts");
+    let (d, ff, tokens) = (config.d_model, moe.expert_d_ff, BATCH * SEQ);
+    let x = t[0].clone().reshape([tokens, d]);
+    let probabilities = softmax(x.clone().matmul(t[1].clone().reshape([d, moe.experts])), 1);
+    let chosen = top_k_reference(probabilities.clone(), moe.experts_per_token);
+    let mut weights = probabilities.gather(1, chosen.clone());
+    if moe.norm_topk_prob {
+        weights = weights.clone() / weights.sum_dim(1);
+    }
+    let matrix = |values: &Tensor<1>, index: usize, shape: [usize; 2]| {
+        let len = shape[0] * shape[1];
+        values.clone().narrow(0, index * len, len).reshape(shape)
+    };
+    let gated = |index: usize, [gate, up, down]: [&Tensor<1>; 3], ff: usize| {
+        let gate = linear_reference(x.clone(), matrix(gate, index, [d, ff]), None);
+        let up = linear_reference(x.clone(), matrix(up, index, [d, ff]), None);
+        linear_reference(silu(gate) * up, matrix(down, index, [ff, d]), None)
+    };
+    let mut y = x.zeros_like();
+    for expert in 0..moe.experts {
+        let is_not = chosen.clone().not_equal_elem(expert as i64);
+        let weight = weights.clone().mask_fill(is_not, 0.0).sum_dim(1);
+        y = y + gated(expert, [&t[2], &t[3], &t[4]], ff) * weight;
+    }
+    if let Some(ff) = moe.shared_expert_d_ff {
+        y = y + gated(0, [&t[5], &t[6], &t[7]], ff);
+    }
+    y.reshape([tokens * d])
+}
+
+#[test]
+fn the_layer_matches_plain_burn() {
+    for (shared_expert_d_ff, norm_topk_prob) in [(None, true), (None, false), (Some(7), true)] {
+        let config = config(MoeConfig { shared_expert_d_ff, norm_topk_prob, ..experts() });
+        let (layer, d) = (layer(&config), config.d_model);
+        let sizes = sizes(&layer, d);
+        assert_matches(operation(&layer, d), |t: &[Tensor<1>]| reference(&config, t), &sizes, 1e-5);
+        assert_finite_differences(operation(&layer, d), &sizes);
+    }
+}
+
+/// Losses of one batch with this weight of the balance.
+fn losses(router_aux_loss_coef: f64) -> (f64, Vec<f64>) {
+    let config = config(MoeConfig { router_aux_loss_coef, ..experts() });
+    let device = Device::flex().autodiff();
+    let decoder = decoder(&config, 3, &device);
+    let ids = |shift: i64| {
+        let ids: Vec<i64> = (0..12).map(|i| (i * 7 + shift) % 37).collect();
+        Tensor::<1, Int>::from_data(ids.as_slice(), &device).reshape([2, 6])
+    };
+    let context = Context::training(Key::new(1), 0, 0.0);
+    let loss = decoder::loss(&decoder, ids(0), ids(7), 1.0 / 12.0, &context);
+    let grads = loss.clone().backward();
+    let mut gradient = Gradient(&grads, Vec::new());
+    decoder.layers[1].visit(&mut gradient);
+    (values(loss)[0], gradient.1)
+}
+
+/// The gradients of a module, one after the other.
+struct Gradient<'a>(&'a burn::tensor::Gradients, Vec<f64>);
+
+impl ModuleVisitor for Gradient<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        self.1.extend(values(param.val().grad(self.0).expect("a gradient")));
+    }
+}
+
+/// The loss of even load is `experts_per_token`, the least there is; that of random weights is a little more.
+#[test]
+fn the_balance_loss_joins_the_training_loss_with_its_weight() {
+    let (plain, gradient) = losses(0.0);
+    let (one, with_one) = losses(1.0);
+    let (two, with_two) = losses(2.0);
+    let balance = one - plain;
+    assert!((2.0..3.5).contains(&balance), "{balance}");
+    assert!(((two - plain) / balance - 2.0).abs() < 1e-4);
+    let twice: Vec<_> = with_one.iter().zip(&gradient).map(|(one, none)| 2.0 * one - none).collect();
+    assert_ne!(with_one, gradient);
+    assert_close(&with_two, &twice, 1e-4, "gradient");
+}
+
+#[test]
+fn counts_are_of_the_experts_of_a_token() {
+    let moe = MoeConfig { shared_expert_d_ff: Some(7), dense_layers: vec![1], ..experts() };
+    let config = config(moe);
+    let layer = layer(&config);
+    let (router, expert, shared) = (8 * 4, 3 * 8 * 6, 3 * 8 * 7);
+    assert_eq!(Module::num_params(&layer), router + 4 * expert + shared);
+    assert_eq!(layer.active_parameters(), router + 2 * expert + shared);
+    assert_eq!(layer.flops_per_token(100), 6.0 * layer.active_parameters() as f64);
+    // The second block is dense.
+    let decoder = decoder(&config, 1, &Device::flex());
+    let dense = SwiGlu::new(LayerInit::of_block(&config, 1, Key::new(1), &Device::flex()));
+    let difference = decoder.layers[0].num_params() - decoder.layers[1].num_params();
+    assert_eq!(difference, Module::num_params(&layer) - Module::num_params(&dense));
+}
+
+#[test]
+fn sizes_that_cannot_be_are_refused() {
+    let said = |moe: MoeConfig| config(moe).validate().unwrap_err().to_string();
+    config(experts()).validate().expect("can be");
+    assert_eq!(said(MoeConfig::default()), "model.moe.experts = 0: must be at least 1");
+    let message = said(MoeConfig { experts_per_token: 5, ..experts() });
+    assert_eq!(message, "model.moe.experts_per_token = 5: must be at most 4");
+    assert!(said(MoeConfig { expert_d_ff: 0, ..experts() }).contains("model.moe.expert_d_ff = 0"));
+    assert!(said(MoeConfig { shared_expert_d_ff: Some(0), ..experts() }).contains("shared_expert_d_ff = 0"));
+    let message = said(MoeConfig { dense_layers: vec![2], ..experts() });
+    assert_eq!(message, "model.moe.dense_layers = 2: must be at most 1");
+    assert!(said(MoeConfig { router_aux_loss_coef: -1.0, ..experts() }).contains("zero or more"));
+    let without = ModelConfig { moe: None, ..config(experts()) };
+    assert!(without.validate().unwrap_err().to_string().contains("needs the section [model.moe]"));
+    let device = Device::flex();
+    let error = Decoder::new(&Layers::default(), &without, Key::new(0), &device).unwrap_err();
+    assert!(error.to_string().contains("needs the section [model.moe]"), "{error}");
+    let unused = ModelConfig { feed_forward: "swiglu".to_owned(), ..config(experts()) };
+    let message = unused.validate().unwrap_err().to_string();
+    assert_eq!(message, "[model.moe] is there, and model.feed_forward is \"swiglu\": set it to \"moe\"");
+}
