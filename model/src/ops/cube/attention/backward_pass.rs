@@ -93,7 +93,7 @@ pub(super) fn queries_kernel<E: Float, N: Size, O: Size>(
     let first = from_last(CUBE_POS_X, CUBE_COUNT_X) * comptime!(tile.rows as u32);
     let kv_head = head / (sizes.heads / sizes.kv_heads);
     let end = min(first + comptime!(tile.rows as u32), sizes.seq);
-    let begin = first_step(first, window, tile);
+    let begin = first_step(first, 0u32, window, tile);
     let steps = end.div_ceil(comptime!(tile.columns as u32));
 
     let start = head_start(batch, sizes.seq, sizes.heads, head) + first as usize * sizes.heads as usize;
@@ -138,7 +138,7 @@ pub(super) fn queries_kernel<E: Float, N: Size, O: Size>(
         if column + comptime!(tile.columns as u32) > first + 1 {
             mask_future(&mut scores, first, column, tile);
         }
-        mask_past(&mut scores, first, column, window, tile);
+        mask_past(&mut scores, first, 0u32, column, window, tile);
         score::<E, N>(&mut slopes, &gradients, &vals, from, tile);
         #[unroll]
         for r in 0..owned {

@@ -45,11 +45,17 @@ pub(super) fn from_last(index: u32, count: u32) -> u32 {
     count - 1 - index
 }
 
-/// The first tile of columns that the row at `position` sees, and with it the rows after it.
+/// The first tile of columns that query `first`, which comes after `before` keys of earlier ones, or a query
+/// after it sees.
 #[cube]
-pub(super) fn first_step(position: u32, #[comptime] window: Option<u32>, #[comptime] tile: Tile) -> u32 {
+pub(super) fn first_step(
+    first: u32,
+    before: u32,
+    #[comptime] window: Option<u32>,
+    #[comptime] tile: Tile,
+) -> u32 {
     if comptime!(window.is_some()) {
-        let past = position + 1;
+        let past = first + before + 1;
         (past - min(past, comptime!(window.unwrap_or_default()))) / comptime!(tile.columns as u32)
     } else {
         0u32.runtime()
@@ -92,7 +98,7 @@ pub(super) fn forward_kernel<E: Float, N: Size, O: Size>(
     let kv_head = head / (sizes.heads / sizes.kv_heads);
     // Past the last key that the last of these queries sees.
     let end = min(first + comptime!(tile.rows as u32), sizes.seq) + before;
-    let begin = first_step(first + before, window, tile);
+    let begin = first_step(first, before, window, tile);
     let steps = end.div_ceil(comptime!(tile.columns as u32));
 
     let q_start = head_start(batch, sizes.seq, sizes.heads, head) + first as usize * sizes.heads as usize;
@@ -127,7 +133,7 @@ pub(super) fn forward_kernel<E: Float, N: Size, O: Size>(
         if column + comptime!(tile.columns as u32) > first + before + 1 {
             mask_future(&mut scores, first + before, column, tile);
         }
-        mask_past(&mut scores, first + before, column, window, tile);
+        mask_past(&mut scores, first, before, column, window, tile);
 
         let mut tops = Array::<f32>::new(owned);
         #[unroll]
@@ -203,18 +209,20 @@ pub(super) fn stage_columns<E: Float, N: Size>(
     stage::<E, N>(b, from, pitch, rows - first, to_b, to, n, tile);
 }
 
-/// Masks the scores of keys that their query's window has left behind, where rows of queries begin at
-/// position `first` and columns of keys at `column`.
+/// Masks the scores of keys that their query's window has left behind, where rows of queries begin at query
+/// `first`, which comes after `before` keys of earlier ones, and columns of keys at `column`.
 #[cube]
 pub(super) fn mask_past(
     scores: &mut Array<f32>,
     first: u32,
+    before: u32,
     column: u32,
     #[comptime] window: Option<u32>,
     #[comptime] tile: Tile,
 ) {
     if comptime!(window.is_some()) {
         let window = comptime!(window.unwrap_or_default());
+        let first = first + before;
         if first + comptime!(tile.rows as u32) > column + window {
             let per_row = comptime!(tile.columns_per_unit());
             #[unroll]
