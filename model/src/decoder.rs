@@ -22,8 +22,8 @@ pub struct Decoder {
 }
 
 impl Decoder {
-    /// The decoder that `model` describes, with those of `layers` that it names. Weights are initialised when first
-    /// read, from `key` alone.
+    /// The decoder that `model` describes, with those of `layers` that it names. Weights are initialised when
+    /// first read, from `key` alone.
     ///
     /// # Errors
     ///
@@ -37,7 +37,8 @@ impl Decoder {
         })
     }
 
-    /// Number of parameters of the decoder that `model` describes; tied weights count once. No weight is initialised.
+    /// Number of parameters of the decoder that `model` describes; tied weights count once. No weight is
+    /// initialised.
     ///
     /// # Errors
     ///
@@ -46,9 +47,9 @@ impl Decoder {
         Ok(Decoder::new(layers, model, Key::new(0), &Device::flex())?.num_params())
     }
 
-    /// Floating-point operations of one training step per token: 6 for each parameter that a token multiplies with,
-    /// and those of attention, as in the appendix of PaLM (Chowdhery et al., 2022). The input embedding counts only
-    /// if the head is tied to it, as torchtitan counts. No weight is initialised.
+    /// Floating-point operations of one training step per token: 6 for each parameter that a token multiplies
+    /// with, and those of attention, as in the appendix of PaLM (Chowdhery et al., 2022). The input embedding
+    /// counts only if the head is tied to it, as torchtitan counts. No weight is initialised.
     pub fn flops_per_token(&self, seq_len: usize) -> f64 {
         let blocks: f64 = self.layers.iter().map(|layer| layer.flops_per_token(seq_len)).sum();
         let tied = if self.head.lm_head.is_none() { self.embed.num_params() } else { 0 };

@@ -1,5 +1,5 @@
-//! Text of your own, made by a program, and all commands of `kiln` on it. One more command writes the text and
-//! prepares it:
+//! Text of your own, made by a program, and all commands of `kiln` on it. One more command writes the text
+//! and prepares it:
 //!
 //!     cargo run --release --example own_data -- make runs/data/sums
 //!     cargo run --release --example own_data -- train configs/quickstart.toml \
@@ -33,8 +33,8 @@ fn document(number: u64) -> String {
         .collect()
 }
 
-/// Writes the documents into a file beside `out`, one per line as JSON, and prepares `out` from it: its tokens and
-/// the tokenizer.
+/// Writes the documents into a file beside `out`, one per line as JSON, and prepares `out` from it: its
+/// tokens and the tokenizer.
 fn make(out: &Path) -> Result<(), Box<dyn Error>> {
     let text = out.with_extension("jsonl");
     if let Some(folder) = out.parent() {

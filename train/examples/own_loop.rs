@@ -1,4 +1,5 @@
-//! A training loop of your own: ranks, shards, batches, forward, backward, clipping, update, log and checkpoint.
+//! A training loop of your own: ranks, shards, batches, forward, backward, clipping, update, log and
+//! checkpoint.
 //!
 //!     cargo run --release -- data prepare --input README.md docs --out runs/data/loop --vocab-size 512
 //!     cargo run --release --example own_loop -- runs/data/loop runs/own-loop

@@ -6,8 +6,8 @@
 //! # I have an idea: where does it go?
 //!
 //! A program of your own has every command of `kiln` on your parts: its `main` is
-//! [`cli::main`]`(`[`registry::Registry`]`::default()...)`, and the configuration names the parts. Each row has an
-//! example in `train/examples/`, which the tests run.
+//! [`cli::main`]`(`[`registry::Registry`]`::default()...)`, and the configuration names the parts. Each row
+//! has an example in `train/examples/`, which the tests run.
 //!
 //! | what you want to change | where | example |
 //! |---|---|---|
@@ -23,9 +23,9 @@
 //!
 //! `examples/own-crate` is a crate outside of the repository. The map of the code is `ARCHITECTURE.md`.
 //!
-//! What is a product of its own is a crate in a folder beside `src`, and a module here: [`data`], [`checkpoint`],
-//! [`place`]. None of these crates knows this one. A binary of one's own that does not call [`cli::main`] calls
-//! [`process::start`] first.
+//! What is a product of its own is a crate in a folder beside `src`, and a module here: [`data`],
+//! [`checkpoint`], [`place`]. None of these crates knows this one. A binary of one's own that does not call
+//! [`cli::main`] calls [`process::start`] first.
 
 pub mod bench;
 pub mod cli;

@@ -174,7 +174,8 @@ fn matches(pattern: &str, name: &str) -> bool {
     (0..=name.len()).filter(|at| name.is_char_boundary(*at)).any(|at| matches(rest, &name[at..]))
 }
 
-/// Fails if a group names a parameter that is none, which is easily a slip of the pen. `shapes` has all parameters.
+/// Fails if a group names a parameter that is none, which is easily a slip of the pen. `shapes` has all
+/// parameters.
 pub(crate) fn check_groups(
     groups: &[OptimGroup],
     shapes: &[(String, Vec<usize>)],

@@ -1,4 +1,5 @@
-//! What a program adds to Kiln: layers and optimizers of its own, under names that a configuration uses, and metrics.
+//! What a program adds to Kiln: layers and optimizers of its own, under names that a configuration uses, and
+//! metrics.
 
 use kiln_model::Layers;
 use kiln_model::layers::{Layer, LayerError, LayerInit};
@@ -8,8 +9,8 @@ use crate::config::ConfigError;
 use crate::logged::{LoggedStep, MetricResult, Metrics};
 use crate::optimizers::{OptimizerInit, Optimizers};
 
-/// The parts that every command of a program knows: the built-in ones, and those that are added here. A program
-/// with layers of its own has all commands of `kiln` in a `main` of a few lines:
+/// The parts that every command of a program knows: the built-in ones, and those that are added here. A
+/// program with layers of its own has all commands of `kiln` in a `main` of a few lines:
 ///
 /// ```no_run
 /// # use kiln::registry::Registry;

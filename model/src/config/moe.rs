@@ -5,8 +5,8 @@ use serde::{Deserialize, Serialize};
 
 use super::{ModelConfigError, at_least_one, at_most, in_range};
 
-/// `[model.moe]`: the shape of the feed-forward layer [`MOE`](super::MOE), and what its router does. Defaults are
-/// those of Qwen3-MoE's models; a size that is left out is 0, which no model can have.
+/// `[model.moe]`: the shape of the feed-forward layer [`MOE`](super::MOE), and what its router does. Defaults
+/// are those of Qwen3-MoE's models; a size that is left out is 0, which no model can have.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct MoeConfig {

@@ -101,8 +101,8 @@ impl Layer for Attention {
         self.o_proj.forward(out_bthd.reshape([batch, seq, self.heads * self.head_dim]))
     }
 
-    /// Also 12 for each value of a query and each position (Chowdhery et al., 2022), without the causal half, as
-    /// the field's MFU figures have it. In a window there are as many positions as the window has.
+    /// Also 12 for each value of a query and each position (Chowdhery et al., 2022), without the causal half,
+    /// as the field's MFU figures have it. In a window there are as many positions as the window has.
     fn flops_per_token(&self, seq_len: usize) -> f64 {
         let positions = self.window.map_or(seq_len, |window| window.min(seq_len));
         6.0 * self.active_parameters() as f64 + 12.0 * (self.heads * self.head_dim * positions) as f64

@@ -64,8 +64,9 @@ pub trait Layer: Module + ModuleDisplay + Sync + 'static {
         Module::num_params(self)
     }
 
-    /// Floating-point operations of a training step per token, of `seq_len` in a sequence: by default 6 for each
-    /// active parameter. A layer that multiplies activations with each other, as attention does, adds those.
+    /// Floating-point operations of a training step per token, of `seq_len` in a sequence: by default 6 for
+    /// each active parameter. A layer that multiplies activations with each other, as attention does, adds
+    /// those.
     fn flops_per_token(&self, _seq_len: usize) -> f64 {
         6.0 * self.active_parameters() as f64
     }

@@ -7,17 +7,18 @@ use super::{AnyLayer, Context, Layer, LayerError, LayerInit, Linear, SwiGlu, nor
 use crate::config::{ModelConfig, ModelConfigError, MoeConfig};
 use crate::ops::{self, ExpertProjections, Routing};
 
-/// A feed-forward layer that sends each token to a few of many SwiGLU experts, and to a shared expert if there is one.
+/// A feed-forward layer that sends each token to a few of many SwiGLU experts, and to a shared expert if
+/// there is one.
 ///
-/// The router's probabilities are a softmax over all experts. A token goes to the `experts_per_token` most probable
-/// ones, and their results are added up, each times its probability, which `norm_topk_prob` divides by the sum of
-/// the chosen ones. There is no capacity: no token is dropped.
+/// The router's probabilities are a softmax over all experts. A token goes to the `experts_per_token` most
+/// probable ones, and their results are added up, each times its probability, which `norm_topk_prob` divides
+/// by the sum of the chosen ones. There is no capacity: no token is dropped.
 ///
-/// In training the layer adds the loss of Switch Transformer (Fedus et al., 2021), with several experts for a token:
-/// `router_aux_loss_coef · experts · Σ_e f_e · P_e`, where `f_e` is the number of choices of expert `e` for each token
-/// and `P_e` its mean probability, over the tokens of a micro-batch of one rank. It is least where all experts get
-/// as much. The losses of layers are averaged: a coefficient means what it means in transformers, whose
-/// `load_balancing_loss_func` takes both means over the tokens of all layers together.
+/// In training the layer adds the loss of Switch Transformer (Fedus et al., 2021), with several experts for a
+/// token: `router_aux_loss_coef · experts · Σ_e f_e · P_e`, where `f_e` is the number of choices of expert
+/// `e` for each token and `P_e` its mean probability, over the tokens of a micro-batch of one rank. It is
+/// least where all experts get as much. The losses of layers are averaged: a coefficient means what it means
+/// in transformers, whose `load_balancing_loss_func` takes both means over the tokens of all layers together.
 #[derive(Module, Debug)]
 pub struct Moe {
     /// `[d_model, experts]`.
@@ -129,8 +130,8 @@ impl Layer for Moe {
         }
         let y = ops::experts(tokens, routing, self.experts.projections());
         let y = match &self.shared_expert {
-            // Of a view of its own. Its two projections add their gradients to what the input has got by then, and
-            // the order of the sum would differ where the block runs again.
+            // Of a view of its own. Its two projections add their gradients to what the input has got by
+            // then, and the order of the sum would differ where the block runs again.
             Some(shared) => y + shared.apply(x.reshape([batch * seq, d_model])),
             None => y,
         };
@@ -145,16 +146,16 @@ impl Layer for Moe {
     }
 }
 
-/// The softmax of each row. Step by step: burn's own has other bits with autodiff than without, and a block that runs
-/// again in backward must have the bits of its first run.
+/// The softmax of each row. Step by step: burn's own has other bits with autodiff than without, and a block
+/// that runs again in backward must have the bits of its first run.
 fn softmax(logits: Tensor<2>) -> Tensor<2> {
     let largest = logits.clone().detach().max_dim(1);
     let powers = (logits - largest).exp();
     powers.clone() / powers.sum_dim(1)
 }
 
-/// The loss of [`Moe`] before its coefficient, `[1]`, of `chosen` experts `[tokens, k]` and the `probabilities`
-/// `[tokens, experts]` of all: `experts · Σ_e f_e · P_e`.
+/// The loss of [`Moe`] before its coefficient, `[1]`, of `chosen` experts `[tokens, k]` and the
+/// `probabilities` `[tokens, experts]` of all: `experts · Σ_e f_e · P_e`.
 fn balance_loss(chosen: Tensor<2, Int>, probabilities: Tensor<2>) -> Tensor<1> {
     let [tokens, experts] = probabilities.dims();
     let load = expert_load(chosen, experts, &probabilities.device()).div_scalar(tokens as f64);

@@ -30,22 +30,22 @@ pub struct ExpertProjections {
     pub down: Tensor<3>,
 }
 
-/// `y[t] = Σ_j w[t, j] · (silu(x[t] · gate_e) · (x[t] · up_e)) · down_e` with `e = experts[t, j]`, for `x` and the
-/// result `[tokens, d_model]`.
+/// `y[t] = Σ_j w[t, j] · (silu(x[t] · gate_e) · (x[t] · up_e)) · down_e` with `e = experts[t, j]`, for `x`
+/// and the result `[tokens, d_model]`.
 ///
-/// Tokens are grouped by expert, and each group is multiplied with the weights of its expert (MegaBlocks, Gale et
-/// al., 2022): no token is dropped, nothing is padded on the CPU, and an expert without tokens costs nothing. Kept
-/// for backward are the two products `g` and `u` before the gate, `[tokens · k, d_ff]` each.
+/// Tokens are grouped by expert, and each group is multiplied with the weights of its expert (MegaBlocks,
+/// Gale et al., 2022): no token is dropped, nothing is padded on the CPU, and an expert without tokens costs
+/// nothing. Kept for backward are the two products `g` and `u` before the gate, `[tokens · k, d_ff]` each.
 ///
 /// Backward, for the rows of one expert, with `q = dy · downᵀ`, `s = σ(g)` and `h = g · s · u`: `dw = q · h`,
-/// `du = w q · g · s`, `dg = w q · u · s · (1 + g · (1 − s))`; `dx = dg · gateᵀ + du · upᵀ`, summed over the experts
-/// of a token; `dgate = xᵀ · dg`, `dup = xᵀ · du`, `ddown = (w h)ᵀ · dy`. The gradients of an expert without tokens
-/// are zero.
+/// `du = w q · g · s`, `dg = w q · u · s · (1 + g · (1 − s))`; `dx = dg · gateᵀ + du · upᵀ`, summed over the
+/// experts of a token; `dgate = xᵀ · dg`, `dup = xᵀ · du`, `ddown = (w h)ᵀ · dy`. The gradients of an expert
+/// without tokens are zero.
 ///
 /// # Panics
 ///
-/// If an index is that of no expert. On a GPU, where the check would have to wait for the device, the choice is left
-/// out of the sum instead.
+/// If an index is that of no expert. On a GPU, where the check would have to wait for the device, the choice
+/// is left out of the sum instead.
 pub fn experts(x: Tensor<2>, routing: Routing, projections: ExpertProjections) -> Tensor<2> {
     let ExpertProjections { gate, up, down } = projections;
     Tensor::from_dispatch(Dispatch::fused_experts(

@@ -9,8 +9,8 @@ use burn::tensor::{Int, Tensor};
 
 use super::tape::Tracked;
 
-/// The indices of the `k` largest values of each row of `scores` `[rows, width]`, the largest first: `[rows, k]`. Of
-/// equal values the one with the lower index comes first. Indices have no gradient.
+/// The indices of the `k` largest values of each row of `scores` `[rows, width]`, the largest first: `[rows,
+/// k]`. Of equal values the one with the lower index comes first. Indices have no gradient.
 ///
 /// # Panics
 ///

@@ -147,8 +147,8 @@ fn attention_with_biases_norms_and_wide_heads_has_exact_gradients() {
     assert_finite_differences(operation(&attention, config.d_model), &sizes);
 }
 
-/// Holds a feed-forward layer with biases against `inner`: what it does with the projections of its input, which
-/// have the names in `inputs`.
+/// Holds a feed-forward layer with biases against `inner`: what it does with the projections of its input,
+/// which have the names in `inputs`.
 fn check_feed_forward<L: Layer>(
     make: impl Fn(LayerInit) -> L,
     inputs: usize,

@@ -71,8 +71,8 @@ impl EngineBuilder {
         self
     }
 
-    /// Lets [`Engine::update`] update the parameters of later modules by `optimizer`, instead of by AdamW with
-    /// its defaults. To be called before the first module.
+    /// Lets [`Engine::update`] update the parameters of later modules by `optimizer`, instead of by AdamW
+    /// with its defaults. To be called before the first module.
     pub fn optimizer(mut self, optimizer: impl Into<Optimizer>) -> Self {
         self.optimizer = optimizer.into();
         self

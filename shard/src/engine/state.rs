@@ -118,8 +118,8 @@ impl Engine {
         Ok(self.locate(name)?.2)
     }
 
-    /// The group of parameter `name`, and this rank's part of the parameter: elements of the rank's shard, and
-    /// of the parameter.
+    /// The group of parameter `name`, and this rank's part of the parameter: elements of the rank's shard,
+    /// and of the parameter.
     fn locate(&self, name: &str) -> Result<(&ParamGroup, Range<usize>, Range<usize>), ShardError> {
         let (group, index) = self.find(name)?;
         let (held, range) = group.layout.parameters[index].held_by(&self.shard_of(group));

@@ -60,8 +60,8 @@ impl Engine {
         *lock(&self.first_scale) = scale;
     }
 
-    /// Clips the gradient to the norm `max_norm` (0 for no clipping) and lets the optimizer that the engine was
-    /// built with update this rank's shards in place, unless loss or norm are not finite. Collective.
+    /// Clips the gradient to the norm `max_norm` (0 for no clipping) and lets the optimizer that the engine
+    /// was built with update this rank's shards in place, unless loss or norm are not finite. Collective.
     pub fn update(&self, learning_rate: f64, max_norm: f64) -> Result<Update, ShardError> {
         self.context.check()?;
         let settings = StepSettings { learning_rate, max_norm };

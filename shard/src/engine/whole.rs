@@ -1,12 +1,13 @@
 //! The end of a step for parameter groups whose rule works on whole matrices, such as Muon's.
 //!
-//! Such a group goes through three stages. Its directions, made element by element on the shards, are gathered.
-//! Each rank of the world transforms the matrices that it owns into a flat buffer that is zero elsewhere. These
-//! buffers are summed like a gradient, always in f32, so that every rank gets the shard of the updates that it
-//! applies. Adding zeros changes no bit, so the updates are the same under every strategy.
+//! Such a group goes through three stages. Its directions, made element by element on the shards, are
+//! gathered. Each rank of the world transforms the matrices that it owns into a flat buffer that is zero
+//! elsewhere. These buffers are summed like a gradient, always in f32, so that every rank gets the shard of
+//! the updates that it applies. Adding zeros changes no bit, so the updates are the same under every
+//! strategy.
 //!
-//! Stages overlap: while a group is transformed, the directions of the next one are gathered and the updates of
-//! the one before are summed.
+//! Stages overlap: while a group is transformed, the directions of the next one are gathered and the updates
+//! of the one before are summed.
 
 use std::sync::Arc;
 

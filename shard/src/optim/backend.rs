@@ -69,8 +69,8 @@ pub(crate) trait StepBackend {
         decision: &Self::Decision,
     ) -> Result<(), BufferError>;
 
-    /// Updates the shard of a group, if the decision says so. `gradient` is the gradient, or the update that a
-    /// rule on whole matrices has made.
+    /// Updates the shard of a group, if the decision says so. `gradient` is the gradient, or the update that
+    /// a rule on whole matrices has made.
     fn update(
         &self,
         group: GroupUpdate<'_>,

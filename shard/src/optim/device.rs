@@ -58,8 +58,8 @@ pub(crate) struct DeviceStep {
 pub(crate) type Sums = Vec<(usize, Buffer)>;
 
 impl DeviceStep {
-    /// For the shards that `rank` holds, updated by `rules`. `updates` have been made so far; `scale` is that of the loss,
-    /// if it is scaled.
+    /// For the shards that `rank` holds, updated by `rules`. `updates` have been made so far; `scale` is that
+    /// of the loss, if it is scaled.
     pub(crate) fn new(
         client: &Client,
         layout: &Layout,

@@ -11,7 +11,8 @@ use cubecl::{prelude::Client, server::Handle};
 /// before the first update. They are sharded, saved, offloaded and counted like the weights.
 ///
 /// Most rules change each element by itself, given its gradient and its state, and therefore work on shards:
-/// [`Rule::update`] is all of such a rule. A rule that [works on whole matrices](Rule::is_whole) has three steps:
+/// [`Rule::update`] is all of such a rule. A rule that [works on whole matrices](Rule::is_whole) has three
+/// steps:
 ///
 /// 1. [`Rule::direct`] makes a direction of the gradient, element by element, on the shards;
 /// 2. [`Rule::transform`] gets the directions of whole matrices, each on the one rank that owns it, and makes

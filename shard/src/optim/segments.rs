@@ -46,8 +46,8 @@ pub(super) struct Class {
 }
 
 impl Segments {
-    /// Those of the shard of `group` that `rank` of `mesh` holds, whose parameters have these `settings`; `None`
-    /// if it is frozen.
+    /// Those of the shard of `group` that `rank` of `mesh` holds, whose parameters have these `settings`;
+    /// `None` if it is frozen.
     pub(super) fn new(
         client: &Client,
         group: &ParamGroupLayout,

@@ -173,7 +173,8 @@ impl ModelSource {
         Ok(tokenizer)
     }
 
-    /// The decoder with all its weights on `device`, made of `layers` and sharded as `builder` says. Collective.
+    /// The decoder with all its weights on `device`, made of `layers` and sharded as `builder` says.
+    /// Collective.
     pub fn decoder(
         &self,
         layers: &Layers,

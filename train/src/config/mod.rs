@@ -47,5 +47,5 @@ pub use schema::{
 };
 pub use settle::DeviceDefaults;
 pub(crate) use show::ConfigArgs;
-pub use show::schema;
+pub use show::json_schema;
 pub use size::ByteSize;

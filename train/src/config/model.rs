@@ -32,14 +32,16 @@ pub struct ModelSection {
     pub block: Option<String>,
     /// Name of the attention layer: `full`, or one that a program has added.
     pub attention: Option<String>,
-    /// Name of the feed-forward layer: `swiglu`, `geglu`, `squared_relu`, `moe`, or one that a program has added.
+    /// Name of the feed-forward layer: `swiglu`, `geglu`, `squared_relu`, `moe`, or one that a program has
+    /// added.
     pub feed_forward: Option<String>,
     /// Positions that a position sees at most in attention; all before it if left out.
     pub window: Option<usize>,
     /// Which blocks have the window, `w`, and which full attention, `f`, such as `wwwwwf`; repeated over the
     /// blocks. All have it if left out.
     pub window_pattern: Option<String>,
-    /// The experts of the feed-forward layer `moe`, as in `{ experts = 8, experts_per_token = 2, expert_d_ff = 256 }`.
+    /// The experts of the feed-forward layer `moe`, as in `{ experts = 8, experts_per_token = 2, expert_d_ff
+    /// = 256 }`.
     pub moe: Option<MoeConfig>,
     /// Which projections of attention have a bias.
     pub attention_bias: Option<AttentionBias>,

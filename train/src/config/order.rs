@@ -1,5 +1,5 @@
-//! The sections and keys of a configuration in the order in which they are declared, which a JSON schema does not
-//! keep.
+//! The sections and keys of a configuration in the order in which they are declared, which a JSON schema does
+//! not keep.
 
 use serde::de::value::{Error, MapDeserializer, StrDeserializer};
 use serde::de::{

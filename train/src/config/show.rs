@@ -1,5 +1,5 @@
-//! Every key of a configuration: for people, as a commented file, and for editors, as a JSON schema. Both come from
-//! the types that a configuration is read into and from their documentation.
+//! Every key of a configuration: for people, as a commented file, and for editors, as a JSON schema. Both
+//! come from the types that a configuration is read into and from their documentation.
 
 use std::fmt::Write;
 use std::path::PathBuf;
@@ -12,7 +12,7 @@ use toml::{Table, Value};
 use super::{Config, ConfigError, ModelSection, load, order};
 
 /// The JSON schema of a configuration file, with which editors complete keys and check values.
-pub fn schema() -> Json {
+pub fn json_schema() -> Json {
     schema_for!(Config).to_value()
 }
 
@@ -36,7 +36,7 @@ impl ConfigArgs {
     /// What to print: TOML that [`load`] reads, or JSON.
     pub(crate) fn run(self) -> Result<String, ConfigError> {
         if self.schema {
-            return Ok(format!("{:#}", schema()));
+            return Ok(format!("{:#}", json_schema()));
         }
         let config = match &self.config {
             None => Config::default(),
@@ -55,14 +55,15 @@ impl ConfigArgs {
                 ConfigError::invalid(format!("the configuration cannot be written: {error}"))
             })
         };
-        Ok(commented(&schema(), &table(&config)?, &table(&Config::default())?))
+        Ok(commented(&json_schema(), &table(&config)?, &table(&Config::default())?))
     }
 }
 
 /// Columns of a comment.
 const WIDTH: usize = 110;
 
-/// All keys of `schema` with the values in `config`, each below its meaning. A key without a value is a comment.
+/// All keys of `schema` with the values in `config`, each below its meaning. A key without a value is a
+/// comment.
 fn commented(schema: &Json, config: &Table, defaults: &Table) -> String {
     let mut text = String::new();
     for (section, keys) in order::sections() {
@@ -188,7 +189,7 @@ mod tests {
     fn what_is_shown_is_a_configuration_with_every_key() {
         let (defaults, none) = (Table::try_from(Config::default()).expect("TOML"), Table::new());
         for values in [&none, &defaults] {
-            let text = commented(&schema(), values, &defaults);
+            let text = commented(&json_schema(), values, &defaults);
             let read: Config = toml::from_str(&text).expect("a configuration");
             assert_eq!(read, Config::default());
             // Also those without a value.
@@ -200,7 +201,7 @@ mod tests {
 
     #[test]
     fn every_key_has_a_meaning_and_an_editor_knows_it() {
-        let schema = schema();
+        let schema = json_schema();
         for (section, keys) in order::sections() {
             let section = &resolve(&schema, &schema["properties"][section]);
             assert_eq!(section["additionalProperties"], false);

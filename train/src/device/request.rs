@@ -58,7 +58,8 @@ impl DeviceRequest {
         }
     }
 
-    /// Reading the weights of a model of `parameters`, spread over `ranks` ranks, in a command with a flag `--device`.
+    /// Reading the weights of a model of `parameters`, spread over `ranks` ranks, in a command with a flag
+    /// `--device`.
     pub fn of_weights(
         backend: Backend,
         parameters: usize,

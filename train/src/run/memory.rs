@@ -67,9 +67,9 @@ pub struct MemoryError {
 }
 
 impl LeastMemory {
-    /// The least memory of a rank that trains `model` by `optimizer`, as `config` says. `modules` has the parameters of the
-    /// model's parts: the embedding, the blocks, the head. On a GPU, some of it may be offloaded. Of blocks
-    /// that are not `built_in` it is only known that they keep their input.
+    /// The least memory of a rank that trains `model` by `optimizer`, as `config` says. `modules` has the
+    /// parameters of the model's parts: the embedding, the blocks, the head. On a GPU, some of it may be
+    /// offloaded. Of blocks that are not `built_in` it is only known that they keep their input.
     pub fn of_run(
         config: &Config,
         model: &ModelConfig,
@@ -176,8 +176,9 @@ impl LeastMemory {
 /// What a check says that a run may go on after.
 pub(super) type Warnings = Vec<String>;
 
-/// Compares the least memory of a run with what this machine, or its GPU, has. `decoder` is one
-/// of `model`. Allocates nothing to speak of, whatever the sizes are. Returns what is worth a warning: the run fits, but not into what is free now.
+/// Compares the least memory of a run with what this machine, or its GPU, has. `decoder` is one of `model`.
+/// Allocates nothing to speak of, whatever the sizes are. Returns what is worth a warning: the run fits, but
+/// not into what is free now.
 ///
 /// # Errors
 ///
@@ -223,8 +224,8 @@ pub(super) fn check(
     Ok(warnings)
 }
 
-/// Checks that training `decoder`, which is one of `model`, fits into memory, as a run does before its first step. Warns if
-/// it fits only once other programs have ended.
+/// Checks that training `decoder`, which is one of `model`, fits into memory, as a run does before its first
+/// step. Warns if it fits only once other programs have ended.
 ///
 /// # Errors
 ///

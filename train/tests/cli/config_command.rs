@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use kiln::config::{Config, load, schema};
+use kiln::config::{Config, json_schema, load};
 
 use crate::support::Workspace;
 
@@ -51,7 +51,7 @@ fn a_value_that_is_no_default_says_so() {
 fn editors_have_the_schema_of_this_version() {
     let file = repository("configs/schema.json");
     let now = shown(&["--schema"]);
-    assert_eq!(serde_json::from_str::<serde_json::Value>(&now).expect("JSON"), schema());
+    assert_eq!(serde_json::from_str::<serde_json::Value>(&now).expect("JSON"), json_schema());
     if std::env::var_os("UPDATE_SCHEMA").is_some() {
         std::fs::write(&file, &now).expect("the schema is written");
     }
@@ -62,7 +62,7 @@ fn editors_have_the_schema_of_this_version() {
 #[test]
 fn the_page_about_configuration_has_every_key() {
     let page = std::fs::read_to_string(repository("docs/configuration.md")).expect("the page");
-    let schema = schema();
+    let schema = json_schema();
     for (section, described) in schema["properties"].as_object().expect("sections") {
         let place = described["$ref"].as_str().expect("a section's place").trim_start_matches('#');
         let keys = schema.pointer(place).and_then(|section| section["properties"].as_object()).expect("keys");

@@ -14,8 +14,8 @@ fn inspect(workspace: &Workspace, folder: &str) -> String {
     let text = workspace.succeed(&["inspect", "flight", folder]);
     let mut before = "";
     let words = text.split(' ').map(|word| {
-        let decimal = word.contains('.') && word.parse::<f64>().is_ok();
-        let varies = decimal || ["process", "since"].contains(&before);
+        let time = word.parse::<f64>().is_ok() && (word.contains('.') || before == "for");
+        let varies = time || before == "process";
         before = word;
         match word.trim_matches(|c: char| c.is_ascii_digit() || c == '.') {
             suffix if varies => format!("N{suffix}"),

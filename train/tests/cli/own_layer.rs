@@ -1,5 +1,5 @@
-//! A program of your own, `train/examples/own_layer.rs`, has every command on its layer, and `kiln` says that it
-//! lacks it.
+//! A program of your own, `train/examples/own_layer.rs`, has every command on its layer, and `kiln` says that
+//! it lacks it.
 
 use crate::support::{Ended, Workspace, example};
 

@@ -1,5 +1,5 @@
-//! Programs of your own, `train/examples/own_loop.rs` and `train/examples/own_data.rs`: commands of `kiln` read what
-//! the first one leaves, and are there in the second.
+//! Programs of your own, `train/examples/own_loop.rs` and `train/examples/own_data.rs`: commands of `kiln`
+//! read what the first one leaves, and are there in the second.
 
 use crate::support::{Workspace, example};
 

@@ -1,5 +1,5 @@
-//! A program of your own, `train/examples/own_optimizer.rs`, has every command on its optimizer, and `kiln` says
-//! that it lacks it. The built-in Muon has every command as well.
+//! A program of your own, `train/examples/own_optimizer.rs`, has every command on its optimizer, and `kiln`
+//! says that it lacks it. The built-in Muon has every command as well.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

@@ -9,7 +9,8 @@ use crate::support::{Run, assert_close};
 
 const PURE: [Strategy; 3] = [Strategy::FullShard, Strategy::ShardGradOp, Strategy::NoShard];
 
-/// Five experts, so that their weights do not end where chunks do, and a dense block between two with experts.
+/// Five experts, so that their weights do not end where chunks do, and a dense block between two with
+/// experts.
 fn run(strategy: Strategy, ranks: usize, router_aux_loss_coef: f64) -> Run {
     let mut run = Run::new(strategy, ranks);
     run.model.feed_forward = MOE.to_owned();
@@ -25,7 +26,8 @@ fn run(strategy: Strategy, ranks: usize, router_aux_loss_coef: f64) -> Run {
     run
 }
 
-/// Without the balance loss, which is a mean over the tokens of a micro-batch and depends on how the batch is split.
+/// Without the balance loss, which is a mean over the tokens of a micro-batch and depends on how the batch is
+/// split.
 #[test]
 fn experts_train_as_on_one_device() {
     let whole = run(Strategy::NoShard, 1, 0.0);

@@ -1,10 +1,10 @@
-//! The experts of a mixture on a GPU: every token goes through every expert, and counts with weight 0 where it does not
-//! choose the expert.
+//! The experts of a mixture on a GPU: every token goes through every expert, and counts with weight 0 where
+//! it does not choose the expert.
 //!
-//! How many tokens an expert has is known on the device alone. Groups of tokens would need kernels that read where
-//! their rows begin, or a wait for the device; these products need neither, and take `experts / k` times the
-//! operations of groups. Nothing is kept for backward, which computes the products before the gate again, one expert
-//! after the other.
+//! How many tokens an expert has is known on the device alone. Groups of tokens would need kernels that read
+//! where their rows begin, or a wait for the device; these products need neither, and take `experts / k`
+//! times the operations of groups. Nothing is kept for backward, which computes the products before the gate
+//! again, one expert after the other.
 
 use burn::tensor::{DType, Shape};
 use burn_backend::ops::{FloatTensorOps, IntTensorOps};

@@ -19,8 +19,8 @@ pub(super) const EMBEDDING: &str = "embed_tokens.weight";
 /// The head of a model that is not tied, on both sides.
 pub(super) const HEAD: &str = "lm_head.weight";
 
-/// What Kiln's weight `kiln` of this shape is called in Hugging Face's layout, or `None` if it has no name there: one
-/// name, or that of each expert, whose matrices follow each other in Kiln's weight.
+/// What Kiln's weight `kiln` of this shape is called in Hugging Face's layout, or `None` if it has no name
+/// there: one name, or that of each expert, whose matrices follow each other in Kiln's weight.
 pub fn hugging_face_names(kiln: &str, shape: &[usize]) -> Option<Vec<HuggingFaceName>> {
     let stacked = kiln.rsplit_once(EXPERTS).filter(|(_, projection)| PROJECTIONS.contains(projection));
     let (Some((ffn, projection)), [experts, _, _]) = (stacked, shape) else {

@@ -194,8 +194,8 @@ impl Manifest {
         }
     }
 
-    /// What is wrong with the number of parameters of its model, `said`, which takes memory before a weight is
-    /// read.
+    /// What is wrong with the number of parameters of its model, `said`, which takes memory before a weight
+    /// is read.
     pub(crate) fn check_parameters(&self, said: usize) -> Result<(), String> {
         let (said, there) = (said as u64, self.num_parameters());
         if said == there {

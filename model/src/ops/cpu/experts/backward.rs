@@ -1,15 +1,20 @@
-//! The backward pass: block by block for the gradients of the rows, expert by expert for those of the weights.
+//! The backward pass: block by block for the gradients of the rows, expert by expert for those of the
+//! weights.
 
+use std::mem::MaybeUninit;
 use std::ops::Range;
 
 use rayon::prelude::*;
 
+use super::super::matrix::{Matrix, MatrixMut};
 use super::super::parallel::{blocks, simd};
-use super::super::scalar::dot;
+use super::super::products::{Output, Products, Threads};
+use super::super::scalar::{Real, Scalar, dot};
 use super::super::swiglu::sigmoid;
 use super::super::uninit::UninitVec;
-use super::groups::Block;
-use super::*;
+use super::by_expert::{expert_matrix, product, right_operands, sum_by_token};
+use super::groups::{Block, Groups};
+use crate::ops::experts::{ExpertsShape, Operands};
 
 /// The operands, in row-major order; `hidden` in the order of the groups.
 pub struct Backward<'a, S: Scalar> {
@@ -55,8 +60,8 @@ impl<S: Scalar> Backward<'_, S> {
         }
     }
 
-    /// What depends on single rows: operands of the other gradients, the gradients of the weights of choices, and
-    /// those of the input if they are wanted.
+    /// What depends on single rows: operands of the other gradients, the gradients of the weights of choices,
+    /// and those of the input if they are wanted.
     fn rows<P: Products<S, S>>(&self, products: P, wants_x: bool) -> (Rows<S>, Vec<S::Real>, Option<Vec<S>>) {
         let ExpertsShape { d_model, d_ff, .. } = self.shape;
         let operands = |stacked, shape: [usize; 2], needed: bool| match needed {

@@ -2,11 +2,15 @@
 
 use rayon::prelude::*;
 
+use super::super::matrix::Matrix;
 use super::super::parallel::simd;
+use super::super::products::{Products, Threads};
+use super::super::scalar::Scalar;
 use super::super::swiglu::sigmoid;
 use super::super::uninit::UninitVec;
-use super::groups::Block;
-use super::*;
+use super::by_expert::{expert_matrix, gather, product, right_operands, sum_by_token};
+use super::groups::{Block, Groups};
+use crate::ops::experts::ExpertsShape;
 
 /// The operands, in row-major order.
 pub struct Forward<'a, S: Scalar> {

@@ -4,11 +4,12 @@ use std::ops::Range;
 
 use crate::ops::experts::ExpertsShape;
 
-/// The most rows of a block: enough for an expert's weights to be read from memory rarely, and few enough for the
-/// rows to stay in a core's second cache.
+/// The most rows of a block: enough for an expert's weights to be read from memory rarely, and few enough for
+/// the rows to stay in a core's second cache.
 const BLOCK_ROWS: usize = 192;
 
-/// The choices of all tokens, sorted by expert: one row for each, and the rows of an expert in the order of the tokens.
+/// The choices of all tokens, sorted by expert: one row for each, and the rows of an expert in the order of
+/// the tokens.
 #[derive(Debug)]
 pub struct Groups {
     per_token: usize,
@@ -89,7 +90,8 @@ impl Groups {
 }
 
 impl Block {
-    /// Cuts `values`, with `width` elements for each row, into the parts of `blocks`, which have all rows in order.
+    /// Cuts `values`, with `width` elements for each row, into the parts of `blocks`, which have all rows in
+    /// order.
     pub fn cut<'a, T>(blocks: &[Block], mut values: &'a mut [T], width: usize) -> Vec<&'a mut [T]> {
         let mut next = |block: &Block| {
             let (part, rest) = std::mem::take(&mut values).split_at_mut(block.rows.len() * width);

@@ -1,24 +1,20 @@
-//! The kernels of a mixture of experts: rows in groups by expert, each group multiplied with its expert's weights.
+//! The kernels of a mixture of experts: rows in groups by expert, each group multiplied with its expert's
+//! weights.
 //!
-//! `groups` sorts the rows and cuts them into blocks, which threads compute; `forward` and `backward` say what a block
-//! does. The cut depends on the groups alone.
+//! `groups` sorts the rows and cuts them into blocks, which threads compute; `forward` and `backward` say
+//! what a block does. The cut depends on the groups alone.
 
 mod backward;
+mod by_expert;
 mod forward;
 mod groups;
-
-use std::mem::MaybeUninit;
 
 use burn::backend::Flex;
 use burn_flex::FlexTensor;
 
 use super::bf16::bf16_gemm_for;
 use super::dispatch::with_products;
-use super::matrix::{Matrix, MatrixMut};
-use super::parallel::rows_per_block;
-use super::products::{Output, Products, Threads};
-use super::scalar::{Real, Scalar};
-use super::uninit::written;
+use super::scalar::Scalar;
 use super::values::{Values, int_values, tensor_of};
 use crate::ops::experts::{ExpertsKernels, ExpertsShape, Hidden, Operands};
 use backward::{Backward, Gradients};
@@ -83,77 +79,5 @@ impl ExpertsKernels for Flex {
                 ddown.map(|values| tensor_of(values, [experts, d_ff, d_model], dtypes[4])),
             ]
         })
-    }
-}
-
-/// The weights of one expert, `[rows, columns]`, of those of all.
-fn expert_matrix<S>(stacked: &[S], expert: usize, shape: [usize; 2]) -> Matrix<'_, S> {
-    let len = shape[0] * shape[1];
-    Matrix::rows(&stacked[expert * len..][..len], shape)
-}
-
-/// The right operand of each expert that has rows.
-fn right_operands<'a, S: Scalar, P: Products<S, S>>(
-    products: P,
-    groups: &Groups,
-    matrix: impl Fn(usize) -> Matrix<'a, S> + Sync + Send,
-) -> Vec<Option<P::Right<'a>>> {
-    let operand = |expert: usize| {
-        let used = !groups.rows_of(expert).is_empty();
-        used.then(|| products.right(matrix(expert), Threads::Pool))
-    };
-    (0..groups.experts()).map(operand).collect()
-}
-
-/// Writes `lhs · rhs` to `out`, and returns it. On one thread.
-fn product<'a, S: Scalar, P: Products<S, S>>(
-    products: P,
-    out: &'a mut [MaybeUninit<S>],
-    [m, k, n]: [usize; 3],
-    lhs: &P::Left<'_>,
-    rhs: &P::Right<'_>,
-) -> &'a mut [S] {
-    let target = MatrixMut::uninit(out, [m, n]);
-    let replace = Output::Overwrite(S::Real::ONE);
-    products.multiply(target, replace, lhs, rhs, [0..k, 0..n], Threads::One);
-    // SAFETY: a product that replaces its output writes every element of it.
-    unsafe { out.assume_init_mut() }
-}
-
-/// `values` of tokens in the order of the rows of a block.
-fn gather<S: Copy>(values: &[S], width: usize, tokens: impl Iterator<Item = usize>) -> Vec<S> {
-    let mut rows = Vec::with_capacity(tokens.size_hint().0 * width);
-    tokens.for_each(|token| rows.extend_from_slice(&values[token * width..][..width]));
-    rows
-}
-
-/// The sum of the rows of each token, in the order of its choices: `[tokens, width]` of `rows`, which are in the
-/// order of the groups.
-fn sum_by_token<S: Scalar>(rows: &[S], groups: &Groups, shape: ExpertsShape) -> Vec<S> {
-    let ExpertsShape { tokens, per_token, d_model, .. } = shape;
-    let mut y = Vec::new();
-    if per_token == 0 || d_model == 0 {
-        y.resize(tokens * d_model, S::nearest(S::Real::ZERO));
-        return y;
-    }
-    let row = |choice: usize| &rows[groups.row(choice) * d_model..][..d_model];
-    // SAFETY: blocks are whole rows of the result, and each row is written.
-    unsafe {
-        written(
-            tokens * d_model,
-            rows_per_block(d_model) * d_model,
-            #[inline(always)]
-            |start, block| {
-                for (i, y) in block.chunks_exact_mut(d_model).enumerate() {
-                    let first = (start / d_model + i) * per_token;
-                    let y = y.write_copy_of_slice(row(first));
-                    for choice in first + 1..first + per_token {
-                        for (y, &value) in y.iter_mut().zip(row(choice)) {
-                            *y = S::nearest(y.real() + value.real());
-                        }
-                    }
-                }
-            },
-        )
     }
 }
