@@ -96,7 +96,7 @@ mod tests {
     use kiln_model::{Decoder, Layers};
 
     use super::DeviceRequest;
-    use crate::config::{ADAMW, Backend, Config};
+    use crate::config::{Backend, Config};
     use kiln_shard::Strategy;
 
     #[test]
