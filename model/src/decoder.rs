@@ -147,7 +147,8 @@ fn run_blocks<P: Modules>(modules: &P, tokens: Tensor<2, Int>, context: &Context
     ((x, loss), records)
 }
 
-/// `scale` times the summed cross-entropy of `targets` given `tokens`, both `[batch, seq]`: `[1]`. The caller
+/// `scale` times the summed cross-entropy of `targets` given `tokens`, both `[batch, seq]`: `[1]`; or the loss
+/// that the context has in its place ([`Context::with_token_loss`]). The caller
 /// divides by the global number of tokens through `scale`, so that the losses of ranks and micro-batches
 /// simply add up. A loss that a layer has added ([`Context::add_loss`]) counts as a mean over the tokens; a
 /// z-loss ([`Context::with_z_loss`]) is part of the sum.
@@ -162,6 +163,9 @@ pub fn loss<P: Modules>(
     let ((x, added), recorded) = run_blocks(modules, tokens, context);
     let mut z_loss = None;
     let loss = modules.head(x, |head, tied, x| {
+        if let Some(loss) = context.token_loss() {
+            return head.token_loss(x, targets, scale, loss, tied);
+        }
         let loss = head.loss(x, targets, scale, context.z_loss(), tied);
         z_loss = loss.z_loss;
         loss.total

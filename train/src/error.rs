@@ -1,5 +1,6 @@
 //! Why a run fails.
 
+use std::error::Error;
 use std::path::{Path, PathBuf};
 
 use kiln_collectives::tcp::JoinError;
@@ -46,6 +47,9 @@ pub enum TrainError {
     /// The ranks lost each other; each has written its flight recorder into this run folder.
     #[error("{}; compare what the ranks were doing with `kiln inspect flight {}`", .0, .1.display())]
     Recorded(#[source] ShardError, PathBuf),
+    /// A training loop of the program's own.
+    #[error("the training loop: {0}")]
+    Loop(#[source] Box<dyn Error + Send + Sync>),
     /// A metric that the program has added.
     #[error(transparent)]
     Metric(MetricError),
@@ -139,6 +143,24 @@ pub enum TrainError {
     /// A rank panicked.
     #[error("{0}")]
     Crash(String),
+}
+
+impl TrainError {
+    /// What ended a training loop: one of our errors as it is, or any other.
+    pub(crate) fn of_loop(error: Box<dyn Error + Send + Sync>) -> Self {
+        let error = match error.downcast::<TrainError>() {
+            Ok(error) => return *error,
+            Err(error) => error,
+        };
+        let error = match error.downcast::<ShardError>() {
+            Ok(error) => return TrainError::Shard(*error),
+            Err(error) => error,
+        };
+        match error.downcast::<ConfigError>() {
+            Ok(error) => TrainError::Config(*error),
+            Err(error) => TrainError::Loop(error),
+        }
+    }
 }
 
 impl From<MetricError> for TrainError {

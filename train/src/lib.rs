@@ -15,11 +15,14 @@
 //! | attention | [`Registry::attention`](registry::Registry::attention), `model.attention` | `own_attention.rs` |
 //! | the whole block | [`Registry::block`](registry::Registry::block), `model.block` | `own_layer.rs` has the form |
 //! | a loss of a layer, or a value to log | [`Context::add_loss`](kiln_model::Context::add_loss), [`Context::record`](kiln_model::Context::record) | `own_metric.rs` |
+//! | the training loss | [`Registry::loss`](registry::Registry::loss), `loss.kind` | `own_loss.rs` |
 //! | the optimizer | [`Registry::optimizer`](registry::Registry::optimizer), `optim.kind` | `own_optimizer.rs` |
 //! | learning rates by parameter | `[[optim.groups]]` of the configuration | |
 //! | what is logged of a step | [`Registry::metric`](registry::Registry::metric) | `own_metric.rs` |
 //! | the text | [`data::prepare`] | `own_data.rs` |
-//! | the training loop | [`sharded::ShardedDecoder`], [`kiln_shard::Engine`] | `own_loop.rs` |
+//! | when a run evaluates, saves or ends | [`Registry::training_loop`](registry::Registry::training_loop), [`run::Trainer`] | `own_trainer.rs` |
+//! | the whole training loop | [`sharded::ShardedDecoder`], [`kiln_shard::Engine`] | `own_loop.rs` |
+//! | settings of your program | `[experiment]`, [`Config::experiment`](config::Config::experiment) | `own_trainer.rs` |
 //!
 //! `examples/own-crate` is a crate outside of the repository. The map of the code is `ARCHITECTURE.md`.
 //!
@@ -41,6 +44,7 @@ pub mod generate;
 pub mod inspect;
 pub mod launch;
 pub mod logged;
+pub mod losses;
 pub mod metrics;
 pub mod optimizers;
 pub mod prepared;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use kiln_shard::{Choice, Optimizer, Rule};
 use serde::de::DeserializeOwned;
 
-use crate::config::{ADAMW, ConfigError, MUON, OptimGroup, OptimSection};
+use crate::config::{ADAMW, ConfigError, MUON, OptimGroup, OptimSection, typed};
 
 /// What an optimizer is made from.
 #[derive(Clone, Copy, Debug)]
@@ -23,8 +23,7 @@ impl OptimizerInit<'_> {
     ///
     /// When it has other keys than `T`, or values of other types.
     pub fn extra<T: DeserializeOwned>(&self) -> Result<T, ConfigError> {
-        let extra = serde_json::Value::Object(self.section.extra.clone());
-        serde_json::from_value(extra).map_err(|error| ConfigError::invalid(format!("optim.extra: {error}")))
+        typed("optim.extra", &self.section.extra)
     }
 }
 

@@ -1,12 +1,13 @@
-//! What a program adds to Kiln: layers and optimizers of its own, under names that a configuration uses, and
-//! metrics.
+//! What a program adds to Kiln: layers, optimizers and losses of its own, under names that a configuration
+//! uses, and metrics.
 
 use kiln_model::Layers;
-use kiln_model::layers::{Layer, LayerError, LayerInit};
+use kiln_model::layers::{Layer, LayerError, LayerInit, TokenLoss};
 use kiln_shard::Optimizer;
 
 use crate::config::ConfigError;
 use crate::logged::{LoggedStep, MetricResult, Metrics};
+use crate::losses::{LossInit, Losses};
 use crate::optimizers::{OptimizerInit, Optimizers};
 
 /// The parts that every command of a program knows: the built-in ones, and those that are added here. A
@@ -25,6 +26,7 @@ use crate::optimizers::{OptimizerInit, Optimizers};
 #[derive(Clone, Debug, Default)]
 pub struct Registry {
     layers: Layers,
+    losses: Losses,
     metrics: Metrics,
     optimizers: Optimizers,
 }
@@ -86,6 +88,20 @@ impl Registry {
         Registry { metrics: self.metrics.metric(name, value), ..self }
     }
 
+    /// Adds a training loss, for `loss.kind = name`. Evaluations compute the cross-entropy whatever it is, so
+    /// that runs with different losses can be compared.
+    ///
+    /// # Panics
+    ///
+    /// When the name is empty, or a loss has it already.
+    pub fn loss(
+        self,
+        name: &str,
+        make: impl Fn(LossInit) -> Result<TokenLoss, ConfigError> + Send + Sync + 'static,
+    ) -> Self {
+        Registry { losses: self.losses.with(name, make), ..self }
+    }
+
     /// Adds an optimizer, for `optim.kind = name`: a [`Rule`](kiln_shard::Rule) for all parameters, or an
     /// [`Optimizer`] of several.
     ///
@@ -103,6 +119,11 @@ impl Registry {
     /// The optimizers that a run can have.
     pub fn optimizers(&self) -> &Optimizers {
         &self.optimizers
+    }
+
+    /// The training losses that a run can have besides the cross-entropy.
+    pub fn losses(&self) -> &Losses {
+        &self.losses
     }
 
     /// The layers that a decoder can be made of.

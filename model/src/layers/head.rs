@@ -1,12 +1,45 @@
 //! Final norm and language-model head.
 
+use std::fmt;
+use std::sync::Arc;
+
 use burn::module::Module;
-use burn::tensor::{Device, Int, Tensor};
+use burn::tensor::{Device, FloatDType, Int, Tensor};
 
 use super::{Embed, Linear, RmsNorm};
 use crate::config::ModelConfig;
 use crate::ops::{self, HeadLayout, LogitLoss, LogitOptions};
 use crate::random::Key;
+
+/// A training loss of a program's own, in the place of the cross-entropy: the loss of each token, `[tokens]`,
+/// given its logits, `[tokens, vocab_size]` in f32, and its target, `[tokens]`. The training loss is the mean
+/// over all tokens of the step.
+///
+/// The logits of a micro-batch are whole in memory, which the fused cross-entropy never has them.
+///
+/// ```
+/// use burn::tensor::activation::log_softmax;
+/// use kiln_model::layers::TokenLoss;
+///
+/// let cross_entropy = TokenLoss::new(|logits, targets| {
+///     log_softmax(logits, 1).gather(1, targets.unsqueeze_dim(1)).neg().squeeze_dim(1)
+/// });
+/// ```
+#[derive(Clone)]
+pub struct TokenLoss(Arc<dyn Fn(Tensor<2>, Tensor<1, Int>) -> Tensor<1> + Send + Sync>);
+
+impl TokenLoss {
+    /// The loss that `loss(logits, targets)` computes.
+    pub fn new(loss: impl Fn(Tensor<2>, Tensor<1, Int>) -> Tensor<1> + Send + Sync + 'static) -> Self {
+        TokenLoss(Arc::new(loss))
+    }
+}
+
+impl fmt::Debug for TokenLoss {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("TokenLoss")
+    }
+}
 
 /// The last module of the decoder: the residual stream to logits or a loss.
 #[derive(Module, Debug)]
@@ -49,6 +82,24 @@ impl Head {
         let (targets, softcap) = (targets.reshape([batch * seq]), self.logit_softcap);
         let options = LogitOptions { softcap, z_loss };
         ops::linear_cross_entropy_with(hidden, weight, layout, targets, scale, options)
+    }
+
+    /// `scale` times the sum of `loss` over all rows, `[1]`; otherwise as [`Head::loss`].
+    pub fn token_loss(
+        &self,
+        x: Tensor<3>,
+        targets: Tensor<2, Int>,
+        scale: f64,
+        loss: &TokenLoss,
+        tied: Option<&Embed>,
+    ) -> Tensor<1> {
+        let logits = self.logits(x, tied);
+        let [batch, seq, vocab_size] = logits.dims();
+        let rows = batch * seq;
+        let logits = logits.reshape([rows, vocab_size]).cast(FloatDType::F32);
+        let losses = (loss.0)(logits, targets.reshape([rows]));
+        assert_eq!(losses.dims(), [rows], "a token loss has one value for each token");
+        losses.sum().mul_scalar(scale)
     }
 
     /// Logits of every position: `[batch, seq, vocab_size]`.

@@ -27,7 +27,7 @@ pub use block::Block;
 pub use cache::{CacheFull, KeyValueCache, LayerCache};
 pub use embed::Embed;
 pub use geglu::GeGlu;
-pub use head::Head;
+pub use head::{Head, TokenLoss};
 pub use init::{LayerError, LayerInit};
 pub use linear::Linear;
 pub use moe::{Experts, Moe};
@@ -80,6 +80,7 @@ pub struct Context {
     /// What layers hand over; in training only.
     side: Option<SideChannel>,
     z_loss: Option<f64>,
+    token_loss: Option<TokenLoss>,
 }
 
 /// The dropout of one forward pass. A mask belongs to a sample of the global batch, so it is the same however
@@ -112,9 +113,8 @@ impl Context {
     pub fn training(key: Key, first_sample: u64, dropout: f64) -> Self {
         Context {
             dropout: (dropout > 0.0).then_some(DropoutContext { key, first_sample, probability: dropout }),
-            cache: None,
             side: Some(SideChannel::default()),
-            z_loss: None,
+            ..Context::default()
         }
     }
 
@@ -126,6 +126,15 @@ impl Context {
 
     pub(crate) fn z_loss(&self) -> Option<f64> {
         self.z_loss
+    }
+
+    /// This context with another training loss than the cross-entropy, and then without z-loss.
+    pub fn with_token_loss(self, loss: Option<TokenLoss>) -> Self {
+        Context { token_loss: loss, ..self }
+    }
+
+    pub(crate) fn token_loss(&self) -> Option<&TokenLoss> {
+        self.token_loss.as_ref()
     }
 
     /// This context, whose layers hand their values to `records` as well. Without, what layers record is
@@ -156,7 +165,7 @@ impl Context {
                 .map(|dropout| DropoutContext { key: dropout.key.fork_index(index as u64), ..dropout }),
             cache: self.cache.as_ref().map(|slot| LayerCache { layer: index, ..slot.clone() }),
             side: self.side.as_ref().map(|side| side.at(format_args!("layers.{index}"))),
-            z_loss: self.z_loss,
+            ..self.clone()
         }
     }
 

@@ -23,8 +23,7 @@ use crate::prepared::{PrepareArgs, VerifyArgs};
 use crate::process;
 use crate::process::launcher::{self, Word};
 use crate::process::output::{self, complain, say};
-use crate::registry::Registry;
-use crate::run::TrainArgs;
+use crate::run::{Program, TrainArgs};
 use crate::version::version;
 use documents::{CompletionsArgs, ManArgs};
 
@@ -100,10 +99,12 @@ enum BenchCommand {
     Strategies(StrategiesArgs),
 }
 
-/// Runs the command that the arguments of this process name, on the parts of `registry`, and returns its exit
-/// code. Sets up the process
-/// as [`process::start`] does; the allocator is the binary's.
-pub fn main(registry: Registry) -> ExitCode {
+/// Runs the command that the arguments of this process name, on the parts of `program`: a [`Registry`](crate::registry::Registry), or
+/// one
+/// with a training loop. Returns the exit code. Sets up the process as [`process::start`] does; the allocator
+/// is the binary's.
+pub fn main(program: impl Into<Program>) -> ExitCode {
+    let program = program.into();
     let begun = process::begin();
     output::tell_panics();
     let command = match Cli::try_parse() {
@@ -116,10 +117,11 @@ pub fn main(registry: Registry) -> ExitCode {
     if let Err(error) = begun {
         return exit(Err(TrainError::usage(error.to_string())), is_run);
     }
+    let registry = &program.registry;
     let (layers, done) = (registry.layers(), |()| 0);
     let tell = |text: String| say(&text);
     let outcome = match command {
-        Command::Train(args) => args.run(&registry),
+        Command::Train(args) => args.run(program),
         Command::Launch(args) => args.run().map_err(TrainError::from),
         Command::Config(args) => args.run().map_err(TrainError::from).map(tell).map(done),
         Command::Doctor(args) => {
@@ -133,7 +135,7 @@ pub fn main(registry: Registry) -> ExitCode {
         Command::Eval(args) => args.run(layers),
         Command::Import(args) => on_files(|| args.run()).map(done),
         Command::Export(args) => on_files(|| args.run()).map(done),
-        Command::Bench { command: BenchCommand::Strategies(args) } => args.run(&registry),
+        Command::Bench { command: BenchCommand::Strategies(args) } => args.run(registry),
         Command::Inspect(args) => on_files(|| args.run()).map(tell).map(done),
         Command::Convert(args) => on_files(|| args.run()).map(tell).map(done),
         Command::Completions(args) => {

@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value as Json};
 use toml::{Table, Value};
 
 use super::Config;
@@ -31,6 +33,23 @@ impl ConfigError {
     pub fn invalid(problem: impl Into<String>) -> Self {
         ConfigError::Invalid { problems: vec![problem.into()] }
     }
+}
+
+impl Config {
+    /// The section `[experiment]`, for a program that has keys of its own.
+    ///
+    /// # Errors
+    ///
+    /// When it has other keys than `T`, or values of other types.
+    pub fn experiment<T: DeserializeOwned>(&self) -> Result<T, ConfigError> {
+        typed("experiment", &self.experiment)
+    }
+}
+
+/// The keys of a section that a program has defined, as a type of its own.
+pub(crate) fn typed<T: DeserializeOwned>(section: &str, keys: &Map<String, Json>) -> Result<T, ConfigError> {
+    serde_json::from_value(Json::Object(keys.clone()))
+        .map_err(|error| ConfigError::invalid(format!("{section}: {error}")))
 }
 
 fn list(problems: &[String]) -> String {

@@ -37,13 +37,14 @@ mod validate;
 pub use choice::Choice;
 pub(crate) use limits::thread_ranks;
 pub use limits::{MAX_BATCH, MAX_SEQ_LEN, MAX_STEPS, MAX_THREAD_RANKS, MAX_THREADS};
+pub(crate) use load::typed;
 pub use load::{ConfigError, load};
 pub use model::ModelSection;
 pub use optim::{ADAMW, MUON, MuonSection, OptimGroup, OptimSection, Schedule};
 pub use schema::{
-    Backend, CheckpointSection, CommBackend, CommSection, Config, DataSection, DeviceSection, EvalSection,
-    InitSection, LogSection, NonFinite, OnFailure, Precision, PrecisionSection, SampleSection, ShardSection,
-    TrainSection,
+    Backend, CROSS_ENTROPY, CheckpointSection, CommBackend, CommSection, Config, DataSection, DeviceSection,
+    EvalSection, InitSection, LogSection, LossSection, NonFinite, OnFailure, Precision, PrecisionSection,
+    SampleSection, ShardSection, TrainSection,
 };
 pub use settle::DeviceDefaults;
 pub(crate) use show::ConfigArgs;

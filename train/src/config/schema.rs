@@ -25,6 +25,9 @@ pub struct Config {
     pub train: TrainSection,
     /// Where the weights start.
     pub init: InitSection,
+    /// What training minimises.
+    #[serde(skip_serializing_if = "LossSection::is_default")]
+    pub loss: LossSection,
     /// The optimizer and its schedule.
     pub optim: OptimSection,
     /// How state is spread over ranks.
@@ -43,6 +46,9 @@ pub struct Config {
     pub log: LogSection,
     /// Text generated at the end of the run.
     pub sample: SampleSection,
+    /// Whatever a program wants to be told: Kiln keeps it in checkpoints, and reads nothing in it.
+    #[serde(skip_serializing_if = "serde_json::Map::is_empty")]
+    pub experiment: serde_json::Map<String, serde_json::Value>,
 }
 
 section! {
@@ -104,6 +110,26 @@ section! {
 
 fn is_zero(value: &f64) -> bool {
     *value == 0.0
+}
+
+/// `loss.kind` of the fused cross-entropy.
+pub const CROSS_ENTROPY: &str = "cross_entropy";
+
+section! {
+    /// `[loss]`: what training minimises. The validation loss is the cross-entropy whatever it is.
+    LossSection {
+        /// `cross_entropy`, or a loss that the program adds.
+        kind: String = CROSS_ENTROPY.to_owned(),
+        /// Settings of a loss that the program adds.
+        #[serde(skip_serializing_if = "serde_json::Map::is_empty")]
+        extra: serde_json::Map<String, serde_json::Value> = serde_json::Map::new(),
+    }
+}
+
+impl LossSection {
+    fn is_default(&self) -> bool {
+        *self == LossSection::default()
+    }
 }
 
 /// `[init]`.

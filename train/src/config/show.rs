@@ -55,8 +55,20 @@ impl ConfigArgs {
                 ConfigError::invalid(format!("the configuration cannot be written: {error}"))
             })
         };
-        Ok(commented(&json_schema(), &table(&config)?, &table(&Config::default())?))
+        let schema = json_schema();
+        let text = commented(&schema, &table(&config)?, &table(&Config::default())?);
+        Ok(format!("{text}\n\n{}", experiment(&schema, &table(&config)?)))
     }
+}
+
+/// The section whose keys are the user's own.
+fn experiment(schema: &Json, config: &Table) -> String {
+    let section = "experiment";
+    let keys = config.get(section).cloned().unwrap_or_else(|| Value::Table(Table::new()));
+    let meaning = schema["properties"][section]["description"].as_str().unwrap_or_default();
+    let mut text = comment(meaning, "");
+    let _ = write!(text, "{}", Table::from_iter([(section.to_owned(), keys)]));
+    text.trim_end().to_owned()
 }
 
 /// Columns of a comment.

@@ -11,8 +11,8 @@ use super::limits::{
     too_many_threads,
 };
 use super::{
-    Backend, Choice, CommBackend, CommSection, Config, ConfigError, MUON, ModelSection, MuonSection,
-    OptimSection, Precision,
+    Backend, CROSS_ENTROPY, Choice, CommBackend, CommSection, Config, ConfigError, MUON, ModelSection,
+    MuonSection, OptimSection, Precision,
 };
 
 /// A range of numbers: in words, and whether a number is in it.
@@ -113,6 +113,14 @@ impl Config {
             problems.extend(out_of_range(key, value, 1..=most));
         }
         problems.extend(device.threads.and_then(too_many_threads));
+        if train.z_loss > 0.0 && self.loss.kind != CROSS_ENTROPY {
+            let kind = &self.loss.kind;
+            problems.push(format!(
+                "train.z_loss = {}: that is a part of the cross-entropy, and loss.kind is \"{kind}\"; leave it \
+                 out, and let the loss of the program add what it needs",
+                train.z_loss
+            ));
+        }
         for (key, value, (range, contains)) in [
             ("data.validation_fraction", data.validation_fraction, BETWEEN_0_AND_1),
             ("train.z_loss", train.z_loss, FROM_0),

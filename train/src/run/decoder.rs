@@ -1,5 +1,6 @@
 //! Training a decoder: on ranks that are threads of this process, or as one rank of several processes.
 
+use std::error::Error;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -8,7 +9,7 @@ use kiln_collectives::Communicator;
 use kiln_shard::ranks::{run_rank, run_ranks};
 
 use super::options::{PositionKey, Resume, RunFolder, RunOptions, Summary};
-use super::rank::Rank;
+use super::trainer::Trainer;
 use super::{agree, joining, plan, surroundings};
 use crate::config::{self, Backend, Config};
 use crate::device::{self, ResolvedDevice};
@@ -60,7 +61,7 @@ pub(crate) struct TrainArgs {
 
 impl TrainArgs {
     /// Trains, or starts the ranks of a node; returns the exit code.
-    pub(crate) fn run(self, registry: &Registry) -> Result<u8> {
+    pub(crate) fn run(self, program: Program) -> Result<u8> {
         let (place, job) = match place::find_here(&self.place)? {
             Role::Node(node) => return Ok(launch::run_node(node)?),
             Role::Rank(place) => (Some(place), Job::default()),
@@ -74,7 +75,7 @@ impl TrainArgs {
                 path => Resume::Path(path.into()),
             }),
             ranks: self.ranks,
-            registry: registry.clone(),
+            registry: program.registry,
             place,
             job,
             stop: stop_on_signals(),
@@ -85,22 +86,80 @@ impl TrainArgs {
             // The environment was asked above, and flags go before it.
             alone: true,
         };
-        let summary = train(config, &options)?;
+        let summary = train_with(config, &options, &program.training_loop)?;
         Ok(if summary.preempted { launch::PREEMPTED } else { 0 })
     }
 }
 
+/// What each rank does with its trainer, up to [`Trainer::finish`]. Its errors may be of any type.
+pub type TrainingLoop = Arc<dyn Fn(Trainer<'_>) -> LoopResult + Send + Sync>;
+
+/// What a training loop comes to, or any error.
+pub type LoopResult = std::result::Result<Summary, Box<dyn Error + Send + Sync>>;
+
+/// What a program adds to Kiln, and its training loop: what [`cli::main`](crate::cli::main) takes. A
+/// [`Registry`] alone has the stock loop, [`Trainer::run`].
+#[derive(Clone)]
+pub struct Program {
+    pub(crate) registry: Registry,
+    pub(crate) training_loop: TrainingLoop,
+}
+
+impl From<Registry> for Program {
+    fn from(registry: Registry) -> Self {
+        registry.training_loop(|trainer| Ok(trainer.run()?))
+    }
+}
+
+impl Registry {
+    /// A program with these parts and a training loop of its own, in which every rank decides when it evaluates
+    /// and saves, and when the run ends.
+    ///
+    /// ```no_run
+    /// use kiln::registry::Registry;
+    /// use kiln::run::{LoopResult, Trainer};
+    ///
+    /// fn my_loop(mut trainer: Trainer<'_>) -> LoopResult {
+    ///     while trainer.train_step()? {
+    ///         // Every rank comes here after every step.
+    ///     }
+    ///     Ok(trainer.finish()?)
+    /// }
+    ///
+    /// fn main() -> std::process::ExitCode {
+    ///     kiln::cli::main(Registry::default().training_loop(my_loop))
+    /// }
+    /// ```
+    pub fn training_loop(self, run: impl Fn(Trainer<'_>) -> LoopResult + Send + Sync + 'static) -> Program {
+        Program { registry: self, training_loop: Arc::new(run) }
+    }
+}
+
 /// Trains the decoder that `config` describes, made of the layers in `options.registry`.
+///
+/// # Errors
+///
+/// If something is missing or wrong before the first step, a step or a save fails, or the ranks lose each
+/// other.
 pub fn train(config: Config, options: &RunOptions) -> Result<Summary> {
+    train_with(config, options, &Program::from(Registry::default()).training_loop)
+}
+
+/// [`train`] with a training loop of the program's own, which every rank runs.
+///
+/// # Errors
+///
+/// As for [`train`], and what `run` returns.
+pub fn train_with(config: Config, options: &RunOptions, run: &TrainingLoop) -> Result<Summary> {
     let _output = output::never_block();
     surroundings::check(options)?;
     let config = with_ranks(config, options)?;
     let device = ResolvedDevice::new(&config, options.registry.layers(), options.place.as_ref())?;
     match &options.place {
-        None => run_as_threads(config, options, &device),
+        None => run_as_threads(config, options, &device, run),
         Some(place) => {
             let world = joining::join(place, &config.comm, &options.stop)?;
-            run_as_process(&world, config, options, &device, place)
+            run_as_process(&world, config, options, &device, place, run)
         }
     }
 }
@@ -118,19 +177,31 @@ pub fn train_joined(world: Arc<dyn Communicator>, config: Config, options: &RunO
         None => Err(TrainError::usage("a world was given, but no place in it")),
         Some(place) => {
             let (device, world) = (ResolvedDevice::for_joined(&config)?, World::given(world));
-            run_as_process(&world, config, options, &device, place)
+            run_as_process(
+                &world,
+                config,
+                options,
+                &device,
+                place,
+                &Program::from(Registry::default()).training_loop,
+            )
         }
     }
 }
 
 /// All ranks, as threads of this process.
-fn run_as_threads(config: Config, options: &RunOptions, device: &ResolvedDevice) -> Result<Summary> {
+fn run_as_threads(
+    config: Config,
+    options: &RunOptions,
+    device: &ResolvedDevice,
+    run: &TrainingLoop,
+) -> Result<Summary> {
     device.warn_of_idle_gpus();
     let plan = plan::make(&config, options, device)?;
     let mut summaries = run_ranks(plan.config.train.ranks, plan.message.threads, |world| {
         let (world, drill) = fault::rehearse(world, options.fault.as_ref(), options.job().restarts);
         let flight = FlightGuard::new(&plan.out, plan.held(), world.clone());
-        let outcome = flight.watch(|| Rank::start(&plan, world, drill)?.run());
+        let outcome = flight.watch(|| run(Trainer::start(&plan, world, drill)?).map_err(TrainError::of_loop));
         outcome.map_err(|error| error.with_flights(&plan.out))
     })?;
     Ok(summaries.swap_remove(0))
@@ -143,6 +214,7 @@ fn run_as_process(
     options: &RunOptions,
     device: &ResolvedDevice,
     place: &RankEnv,
+    run: &TrainingLoop,
 ) -> Result<Summary> {
     let threads = device::threads_per_rank(&config.device, device::ranks_sharing_cores(place));
     let summary = run_rank(met.communicator(), threads, |world| {
@@ -155,7 +227,7 @@ fn run_as_process(
         let plan =
             agree::on_plan(&*world, &config, options, device, || plan::make(&config, options, device))?;
         let flight = FlightGuard::new(&plan.out, plan.held(), world.clone());
-        let outcome = flight.watch(|| Rank::start(&plan, world, drill)?.run());
+        let outcome = flight.watch(|| run(Trainer::start(&plan, world, drill)?).map_err(TrainError::of_loop));
         outcome.map_err(|error| error.with_flights(&plan.out))
     });
     Ok(summary.inspect_err(|_| met.give_up())?)

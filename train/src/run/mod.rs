@@ -2,7 +2,7 @@
 //!
 //! [`train`] settles what is the same for all ranks (`plan.rs`) and starts them: as threads of this process,
 //! or this process as one of them. Then rank 0 settles it, and the others hear of it (`agree.rs`). Each rank
-//! takes its steps: `Rank::run` and `Rank::train_step` in `rank/run.rs`. A step is [`optimizer_step`]: fetch
+//! takes its steps: `Trainer::run` and `Trainer::train_step` in `trainer/run.rs`. A step is [`optimizer_step`]: fetch
 //! → forward → loss ÷ global tokens → backward → clip → finite? → update.
 
 mod agree;
@@ -14,14 +14,14 @@ mod memory;
 mod options;
 mod plan;
 mod position;
-mod rank;
 mod recorded;
 mod step;
 mod surroundings;
+mod trainer;
 
 pub use crate::error::TrainError;
 pub(crate) use decoder::TrainArgs;
-pub use decoder::{train, train_joined};
+pub use decoder::{LoopResult, Program, TrainingLoop, train, train_joined, train_with};
 pub use evaluate::evaluate;
 pub use folder::FolderError;
 pub(crate) use folder::is_foreign;
@@ -31,3 +31,4 @@ pub(crate) use plan::Plan;
 pub use plan::policy;
 pub use recorded::RecordedStep;
 pub use step::{MicroBatch, MicroBatches, optimizer_step};
+pub use trainer::Trainer;

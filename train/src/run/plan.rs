@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
+use kiln_model::layers::TokenLoss;
 use kiln_model::{Decoder, Key, ModelConfig};
 use kiln_shard::{Optimizer, Policy};
 use serde::{Deserialize, Serialize};
@@ -44,6 +45,8 @@ pub(crate) struct Plan {
     pub(crate) registry: Registry,
     /// What updates it.
     pub(crate) optimizer: Optimizer,
+    /// What it minimises; `None` for the cross-entropy.
+    pub(crate) loss: Option<TokenLoss>,
     /// Weights that checkpoints may lack.
     pub(crate) allow_missing: AllowMissing,
     /// Asks this process to save a checkpoint and stop.
@@ -125,6 +128,7 @@ pub(super) fn make(asked: &Config, options: &RunOptions, device: &ResolvedDevice
     let (out, claim, device) = (found.out, Some(claim), device.clone());
     let (allow_missing, stop) = (options.allow_missing.clone(), options.stop.clone());
     let registry = options.registry.clone();
+    let loss = registry.losses().make(&config.loss)?;
     Ok(Plan {
         message,
         config,
@@ -137,6 +141,7 @@ pub(super) fn make(asked: &Config, options: &RunOptions, device: &ResolvedDevice
         device,
         registry,
         optimizer,
+        loss,
         allow_missing,
         stop,
     })
@@ -207,6 +212,7 @@ impl Draft {
         };
         let place = options.place.as_ref();
         let optimizer = options.registry.optimizers().make(&config.optim)?;
+        options.registry.losses().make(&config.loss)?;
         // For names and shapes: nothing is initialised.
         let decoder =
             |model: &_| Decoder::new(options.registry.layers(), model, Key::new(0), &device::plain());
@@ -376,7 +382,8 @@ impl PlanMessage {
         let resume = self.resume.as_deref().map(Checkpoint::open).transpose()?;
         let (allow_missing, stop) = (options.allow_missing.clone(), options.stop.clone());
         let registry = options.registry.clone();
-        let optimizer = options.registry.optimizers().make(&config.optim)?;
+        let optimizer = registry.optimizers().make(&config.optim)?;
+        let loss = registry.losses().make(&config.loss)?;
         let (message, claim, device) = (self, None, device.clone());
         Ok(Plan {
             message,
@@ -390,6 +397,7 @@ impl PlanMessage {
             device,
             registry,
             optimizer,
+            loss,
             allow_missing,
             stop,
         })

@@ -1,4 +1,4 @@
-//! One optimizer step. A run takes it on its data (`rank/run.rs`), a measurement on made-up tokens.
+//! One optimizer step. A run takes it on its data (`trainer/run.rs`), a measurement on made-up tokens.
 
 use burn::tensor::Device;
 use kiln_model::{Context, decoder};

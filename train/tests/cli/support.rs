@@ -176,7 +176,8 @@ impl Workspace {
         self.command_of(Path::new(crate::PROGRAM), arguments)
     }
 
-    fn command_of(&self, program: &Path, arguments: &[&str]) -> Command {
+    /// Another program than the binary, ready to be started.
+    pub fn command_of(&self, program: &Path, arguments: &[&str]) -> Command {
         let mut command = Command::new(program);
         command
             .args(arguments)

@@ -1,4 +1,4 @@
-//! A rank in the middle of a run, and how it comes to be.
+//! A rank in the middle of a run, how it comes to be, and what a training loop may ask of it.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -8,24 +8,49 @@ use std::time::Instant;
 use burn::tensor::Device;
 use kiln_collectives::Communicator;
 use kiln_model::decoder::Decoder;
-use kiln_shard::EngineBuilder;
+use kiln_shard::{Engine, EngineBuilder};
 
 use super::grace::Grace;
+use super::issued::Issued;
 use super::pace::Pace;
 use super::start::{LongTask, introduce};
-use crate::checkpoint::{CheckpointState, Saver};
+use crate::checkpoint::{self, CheckpointState, Saver};
+use crate::config::Config;
 use crate::data::{BatchSource, Split, TokenFile};
 use crate::device::Peak;
-use crate::error::Result;
+use crate::error::{Result, TrainError};
 use crate::fault::Drill;
-use crate::metrics::say;
+use crate::metrics::{Reporter, StepMetrics, say};
 use crate::process::position;
+use crate::run::folder::metrics_of_run;
 use crate::run::plan::{Plan, policy};
 use crate::sharded::{ShardedDecoder, parameter_shapes};
 use crate::source::ModelSource;
+use crate::words::number_of;
 
-/// A rank in the middle of a run.
-pub(in crate::run) struct Rank<'a> {
+/// One rank in the middle of a run: what a training loop is written with. The stock loop is
+/// [`Trainer::run`]; a program has one of its own through
+/// [`Registry::training_loop`](crate::registry::Registry::training_loop) or
+/// [`train_with`](crate::run::train_with).
+///
+/// Every rank has a trainer, and all ranks must call the same methods in the same order: each of them is
+/// collective, unless it only looks at something. The methods keep the promises of the stock run: the
+/// run folder, `metrics.jsonl`, resumption, signals and verdicts work under any loop.
+///
+/// ```
+/// use kiln::run::{Summary, TrainError, Trainer};
+///
+/// fn my_loop(mut trainer: Trainer<'_>) -> Result<Summary, TrainError> {
+///     while trainer.train_step()? {
+///         if trainer.step().is_multiple_of(100) {
+///             trainer.evaluate()?;
+///             trainer.save()?;
+///         }
+///     }
+///     trainer.finish()
+/// }
+/// ```
+pub struct Trainer<'a> {
     pub(super) plan: &'a Plan,
     pub(super) rank: usize,
     pub(super) ranks: usize,
@@ -43,6 +68,8 @@ pub(in crate::run) struct Rank<'a> {
     /// What `mfu` is held against.
     pub(super) peak: Peak,
     pub(super) saver: Saver,
+    /// The step of which a save was begun last.
+    pub(super) saved_step: Option<u64>,
     /// The last checkpoint of this run that is complete.
     pub(super) saved: Option<PathBuf>,
     pub(super) drill: Option<Arc<Drill>>,
@@ -52,10 +79,20 @@ pub(in crate::run) struct Rank<'a> {
     /// Tells where this rank is if a signal ends the process.
     pub(super) position: position::Present,
     pub(super) started: Instant,
+    /// Writes the log; on rank 0 alone.
+    pub(super) reporter: Option<Reporter>,
+    /// The last step, while its outcome is not known yet.
+    pub(super) issued: Option<Issued>,
+    /// What became of the last step whose outcome is known.
+    pub(super) metrics: Option<StepMetrics>,
+    /// Whether this start has done any step.
+    pub(super) has_trained: bool,
+    /// Whether the ranks were asked to stop.
+    pub(super) stopping: bool,
 }
 
-impl<'a> Rank<'a> {
-    /// A rank of `plan` before its first step, with its weights.
+impl<'a> Trainer<'a> {
+    /// A rank of `plan` before its first step, with its weights. Collective.
     pub(in crate::run) fn start(
         plan: &'a Plan,
         world: Arc<dyn Communicator>,
@@ -122,7 +159,7 @@ impl<'a> Rank<'a> {
             let names: Vec<_> = absent.into_iter().collect();
             say(&format!("not in the checkpoint, kept as initialised: {}", names.join(", ")));
         }
-        Ok(Rank {
+        let mut trainer = Trainer {
             plan,
             rank,
             ranks,
@@ -136,12 +173,94 @@ impl<'a> Rank<'a> {
             flops_per_token,
             peak: plan.message.peak,
             saver: Saver::new(plan.save_options(), rank),
+            saved_step: None,
             saved: None,
             drill,
             pace: Pace::new(),
             grace: Grace::new()?,
             position,
             started,
-        })
+            reporter: None,
+            issued: None,
+            metrics: None,
+            has_trained: false,
+            stopping: false,
+        };
+        trainer.reporter = trainer.begin_log()?;
+        trainer.stopping = !trainer.is_complete() && trainer.asked_to_stop()?;
+        Ok(trainer)
+    }
+
+    /// What rank 0 reports to; `None` on the others.
+    fn begin_log(&self) -> Result<Option<Reporter>> {
+        if self.rank != 0 {
+            return Ok(None);
+        }
+        let path = metrics_of_run(&self.plan.out);
+        let steps = self.plan.config.train.steps;
+        match &self.plan.claim {
+            // Nothing in the folder changes, or it would say that the run has fewer steps than it has.
+            Some(_) if self.state.step > steps => say(&format!(
+                "nothing to train: the run has done {} steps, and train.steps is {steps}; its folder stays as \
+                 it is. To go on, raise train.steps; to go back, name an earlier checkpoint with --resume",
+                self.state.step
+            )),
+            Some(claim) => claim.begin(&self.plan.message.config, self.state.step)?,
+            None => {}
+        }
+        self.announce_removals();
+        let reporter = Reporter::new(&path, self.state.step, steps);
+        reporter.map(Some).map_err(TrainError::io("write", &path))
+    }
+
+    /// Says if checkpoints that earlier starts have kept are about to be removed.
+    fn announce_removals(&self) {
+        let options = self.plan.save_options();
+        let (there, surplus) = checkpoint::surplus(&options.folder, options.keep, self.state.step);
+        if surplus > 0 && !self.is_complete() {
+            say(&format!(
+                "checkpoint.keep = {}: the next save removes {surplus} of the {} in {}; to keep them all, \
+                 set checkpoint.keep = 0",
+                options.keep.newest,
+                number_of(there, "checkpoint"),
+                options.folder.display()
+            ));
+        }
+    }
+
+    /// Whether all steps of the configuration are done.
+    pub(super) fn is_complete(&self) -> bool {
+        self.state.step >= self.plan.config.train.steps
+    }
+
+    /// The configuration of the run, with everything settled.
+    pub fn config(&self) -> &Config {
+        &self.plan.config
+    }
+
+    /// Optimizer steps done since the run began, also before it was resumed.
+    pub fn step(&self) -> u64 {
+        self.state.step
+    }
+
+    /// The last step whose outcome is known. On a GPU, that is the step before the last, unless an
+    /// evaluation or a save came since. `None` before the first.
+    pub fn metrics(&self) -> Option<&StepMetrics> {
+        self.metrics.as_ref()
+    }
+
+    /// The decoder, sharded over the ranks.
+    pub fn model(&self) -> &ShardedDecoder {
+        &self.model
+    }
+
+    /// The engine of the ranks: weights, gradients, collectives.
+    pub fn engine(&self) -> &Engine {
+        self.model.engine()
+    }
+
+    /// Prints a line on rank 0, beside the progress bar if there is one.
+    pub fn say(&self, text: &str) {
+        self.reporter.iter().for_each(|reporter| reporter.line(text));
     }
 }

@@ -6,43 +6,21 @@ use std::time::Instant;
 use kiln_collectives::Phase;
 use kiln_model::Context;
 use kiln_model::layers::Records;
-use kiln_shard::{Engine, LossScale, Outcome, Update};
+use kiln_shard::{Engine, LossScale, Outcome};
 
 use super::grace::Grace;
+use super::issued::{Issued, StepLog};
 use super::pace::Pace;
-use super::state::Rank;
+use super::state::Trainer;
 use crate::checkpoint::Progress;
 use crate::config::NonFinite;
 use crate::data::{BatchSource, slice_for};
 use crate::error::{Result, TrainError, in_gradient};
 use crate::fault::Drill;
 use crate::logged::LoggedStep;
-use crate::metrics::{Reporter, SkipMetrics, StepMetrics};
-use crate::run::{MAX_SKIPPED, MicroBatch, MicroBatches, Plan, RecordedStep};
+use crate::metrics::{SkipMetrics, StepMetrics};
+use crate::run::{MAX_SKIPPED, MicroBatch, MicroBatches, Plan};
 use crate::values::Values;
-
-/// A step that has been given to the device. Of a GPU, nothing of it is known yet.
-pub(super) struct Issued {
-    pub(super) step: u64,
-    pub(super) update: Update,
-    pub(super) lr: f64,
-    pub(super) start: Instant,
-    pub(super) peak_bytes: u64,
-    /// Tokens trained on up to here.
-    pub(super) tokens: u64,
-    /// What goes into the log besides; `None` if the step is not logged.
-    pub(super) log: Option<StepLog>,
-}
-
-/// What is written of a step that is logged, besides what every step has.
-pub(super) struct StepLog {
-    /// What the layers of this rank have recorded.
-    pub(super) recorded: RecordedStep,
-    /// Whether the layers of any rank have recorded anything.
-    pub(super) any_recorded: bool,
-    /// The norm of the gradient by module, if it is wanted.
-    pub(super) grad_norms: Values,
-}
 
 /// What the ranks tell each other after every step.
 pub(super) struct StepSync {
@@ -93,6 +71,7 @@ impl MicroBatches for DataBatches<'_> {
         let batch = self.source.fetch(first, config.micro_batch())?;
         let context = Context::training(self.plan.key().fork("dropout"), first, model.dropout);
         let context = context.with_z_loss((config.train.z_loss > 0.0).then_some(config.train.z_loss));
+        let context = context.with_token_loss(self.plan.loss.clone());
         let context = match &self.records {
             Some(records) => context.recording(records),
             None => context,
@@ -133,9 +112,10 @@ fn grad_norms(engine: &Engine) -> Result<Values> {
     Ok(norms)
 }
 
-impl Rank<'_> {
-    /// Finds out what became of a step, and reports it: its loss.
-    pub(super) fn settle_step(&mut self, issued: Issued, reporter: Option<&mut Reporter>) -> Result<f64> {
+impl Trainer<'_> {
+    /// Finds out what became of the step that was issued last, if that is not known yet, and reports it.
+    pub(super) fn settle_step(&mut self) -> Result<()> {
+        let Some(issued) = self.issued.take() else { return Ok(()) };
         let Issued { step, update, lr, start, peak_bytes, tokens, log } = issued;
         let outcome = self.model.engine().outcome(update)?;
         let now = Instant::now();
@@ -164,7 +144,7 @@ impl Rank<'_> {
         if let (Some(log), None) = (log, &left_out) {
             self.complete(&mut metrics, log)?;
         }
-        if let Some(reporter) = reporter {
+        if let Some(reporter) = &mut self.reporter {
             let reported = match left_out {
                 Some(why) => {
                     let (skipped, parameter) = (self.state.skipped, outcome.non_finite);
@@ -175,7 +155,8 @@ impl Rank<'_> {
             let path = self.plan.out.join("metrics.jsonl");
             reported.map_err(TrainError::io("write", &path))?;
         }
-        Ok(loss)
+        self.metrics = Some(metrics);
+        Ok(())
     }
 
     /// Adds to `metrics` what layers have recorded, and what the program wants to be logged. Collective.

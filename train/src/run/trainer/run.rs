@@ -5,9 +5,9 @@ use std::time::Instant;
 
 use kiln_model::layers::Records;
 
-use super::state::Rank;
-use super::step::{DataBatches, Issued, StepLog, StepSync};
-use crate::checkpoint::{self, Format};
+use super::issued::{Issued, StepLog};
+use super::state::Trainer;
+use super::step::{DataBatches, StepSync};
 use crate::data::Tokenizer;
 use crate::error::{Result, TrainError};
 use crate::generate::{self, Sampling};
@@ -22,106 +22,81 @@ use crate::schedule::learning_rate;
 use crate::values::Values;
 use crate::words::number_of;
 
-impl Rank<'_> {
-    /// Says if checkpoints that earlier starts have kept are about to be removed.
-    fn announce_removals(&self) {
-        let options = self.plan.save_options();
-        let (there, surplus) = checkpoint::surplus(&options.folder, options.keep, self.state.step);
-        if surplus > 0 && self.state.step < self.plan.config.train.steps {
-            say(&format!(
-                "checkpoint.keep = {}: the next save removes {surplus} of the {} in {}; to keep them all, \
-                 set checkpoint.keep = 0",
-                options.keep.newest,
-                number_of(there, "checkpoint"),
-                options.folder.display()
-            ));
-        }
-    }
-
-    /// What rank 0 reports to; `None` on the others.
-    fn reporter(&self) -> Result<Option<Reporter>> {
-        if self.rank != 0 {
-            return Ok(None);
-        }
-        let path = metrics_of_run(&self.plan.out);
-        match &self.plan.claim {
-            // Nothing in the folder changes, or it would say that the run has fewer steps than it has.
-            Some(_) if self.state.step > self.plan.config.train.steps => say(&format!(
-                "nothing to train: the run has done {} steps, and train.steps is {}; its folder stays as it \
-                 is. To go on, raise train.steps; to go back, name an earlier checkpoint with --resume",
-                self.state.step, self.plan.config.train.steps
-            )),
-            Some(claim) => claim.begin(&self.plan.message.config, self.state.step)?,
-            None => {}
-        }
-        self.announce_removals();
-        let reporter = Reporter::new(&path, self.state.step, self.plan.config.train.steps);
-        reporter.map(Some).map_err(TrainError::io("write", &path))
-    }
-
-    /// Takes the steps of the run, up to its last.
-    pub(in crate::run) fn run(mut self) -> Result<Summary> {
-        let mut reporter = self.reporter()?;
+impl Trainer<'_> {
+    /// The stock loop: takes the steps of the run up to its last, and evaluates and saves as the
+    /// configuration says. Collective.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Trainer::train_step`], [`Trainer::evaluate`], [`Trainer::save`] and [`Trainer::finish`].
+    pub fn run(mut self) -> Result<Summary> {
         let Plan { config, .. } = self.plan;
-        let steps = config.train.steps;
-        let (mut loss, mut val_loss) = (None, None);
-        let mut issued = None;
-        if self.state.step < steps && self.asked_to_stop()? {
-            return self.stop(reporter.as_ref(), loss);
-        }
-        while self.state.step < steps {
-            let Some((now, StepSync { stop, saving, .. })) = self.train_step()? else {
-                if let Some(ripe) = issued.take() {
-                    loss = Some(self.settle_step(ripe, reporter.as_mut())?);
-                }
-                return self.stop(reporter.as_ref(), loss);
-            };
-            let last = self.state.step == steps;
-            let (evaluate, save) = (
-                last || due(self.state.step, config.eval.every),
-                last || due(self.state.step, config.checkpoint.every),
-            );
-            // A metric of the program may look at the weights, which must be those of its step.
-            let is_looked_at = now.log.is_some() && !self.plan.registry.metrics().is_empty();
-            // What a GPU has made of a step is read when it has the next one to work on, unless
-            // something else has to be known first.
-            let before = issued.replace(now);
-            let known = !self.plan.device.is_gpu() || stop || evaluate || save || is_looked_at;
-            for ripe in before.into_iter().chain(if known { issued.take() } else { None }) {
-                loss = Some(self.settle_step(ripe, reporter.as_mut())?);
-            }
-            self.advance_save(saving)?;
-            if stop && !last {
-                // Whoever asked may not give us the time for more than that.
-                return self.stop(reporter.as_ref(), loss);
-            }
-            if last {
-                // Nothing is lost if the evaluation takes longer than we are given.
-                self.save(true)?;
-            }
+        while self.train_step()? {
+            // After the last step, `finish` does both.
+            let is_due =
+                |every: u64| every > 0 && !self.is_complete() && self.state.step.is_multiple_of(every);
+            let (evaluate, save) = (is_due(config.eval.every), is_due(config.checkpoint.every));
             if evaluate {
-                val_loss = self.evaluate(reporter.as_mut(), !stop)?;
-                if val_loss.is_none() {
-                    return self.stop(reporter.as_ref(), loss);
-                }
+                self.evaluate()?;
             }
-            if save && !last {
-                self.save(false)?;
-                let section = &self.plan.config.checkpoint;
-                let in_background = section.background && section.format == Format::Sharded;
-                if !in_background && self.asked_to_stop()? {
-                    return self.stop(reporter.as_ref(), loss);
-                }
+            if save {
+                self.save()?;
             }
         }
-        // A run that had nothing left to do still says where it stands.
-        let val_loss = match val_loss {
-            Some(val_loss) => val_loss,
-            None => match self.evaluate(None, true)? {
-                Some(val_loss) => val_loss,
-                None => return self.stop(reporter.as_ref(), loss),
-            },
+        self.finish()
+    }
+
+    /// Takes one optimizer step on the next batch of the data, and logs it if the configuration says so.
+    /// Returns whether there was one: not after the last step of the configuration, and not once the ranks
+    /// were asked to stop, when a loop is to call [`Trainer::finish`]. Nothing in it waits for a GPU.
+    /// Collective.
+    ///
+    /// # Errors
+    ///
+    /// If data cannot be read, the loss is not a number and the configuration does not skip such steps, a
+    /// save in the background has failed, or the ranks lose each other.
+    pub fn train_step(&mut self) -> Result<bool> {
+        if self.stopping || self.is_complete() {
+            return Ok(false);
+        }
+        let Some((now, StepSync { stop, saving, .. })) = self.issue_step()? else {
+            self.stopping = true;
+            self.settle_step()?;
+            return Ok(false);
         };
+        self.has_trained = true;
+        // A metric of the program may look at the weights, which must be those of its step.
+        let is_looked_at = now.log.is_some() && !self.plan.registry.metrics().is_empty();
+        // What a GPU has made of a step is read when it has the next one to work on, unless something else
+        // has to be known first.
+        self.settle_step()?;
+        self.issued = Some(now);
+        if !self.plan.device.is_gpu() || stop || is_looked_at {
+            self.settle_step()?;
+        }
+        self.advance_save(saving)?;
+        self.stopping = stop;
+        Ok(true)
+    }
+
+    /// Ends the run: saves it if that is not done yet, evaluates, and generates the sample of the
+    /// configuration. After a stop that was asked for, only saves: whoever asked may not give us the time for
+    /// more. Collective.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Trainer::save`] and [`Trainer::evaluate`]; a failed save is one whatever the configuration says.
+    pub fn finish(mut self) -> Result<Summary> {
+        self.settle_step()?;
+        if self.stopping && !self.is_complete() {
+            return self.stop();
+        }
+        // Nothing is lost if the evaluation takes longer than we are given.
+        if self.has_trained && self.saved_step != Some(self.state.step) {
+            self.begin_save(true)?;
+        }
+        let may_stop = !self.stopping;
+        let Some(val_loss) = self.evaluate_unless(may_stop)? else { return self.stop() };
         let sample = self.sample()?;
         self.settle_save()?;
         let checkpoint = self
@@ -129,16 +104,21 @@ impl Rank<'_> {
             .clone()
             .or_else(|| self.plan.resume.as_ref().map(|resumed| resumed.folder().to_owned()))
             .unwrap_or_else(|| self.plan.checkpoints());
-        if let Some(reporter) = &reporter {
+        if let Some(reporter) = &self.reporter {
             self.conclude(reporter, val_loss, &checkpoint, sample.as_deref());
         }
-        let (steps, val_loss, preempted) = (self.state.step, Some(val_loss), false);
-        Ok(Summary { steps, loss, val_loss, checkpoint, sample, preempted })
+        let (steps, loss) = (self.state.step, self.loss());
+        Ok(Summary { steps, loss, val_loss: Some(val_loss), checkpoint, sample, preempted: false })
+    }
+
+    /// The training loss of the last step.
+    pub(super) fn loss(&self) -> Option<f64> {
+        self.metrics.as_ref().map(|metrics| metrics.loss)
     }
 
     /// Issues one optimizer step. Nothing in it waits for a GPU. `None` if the ranks were asked to stop
     /// in the middle of it: all is as it was after the step before.
-    fn train_step(&mut self) -> Result<Option<(Issued, StepSync)>> {
+    fn issue_step(&mut self) -> Result<Option<(Issued, StepSync)>> {
         let start = Instant::now();
         let config = &self.plan.config;
         let step = self.state.step + 1;
@@ -179,9 +159,23 @@ impl Rank<'_> {
         Ok(Some((Issued { step, update, lr, start, peak_bytes, tokens, log }, sync)))
     }
 
-    /// The validation loss; `None` if the ranks were asked to stop meanwhile and `may_stop`.
-    fn evaluate(&mut self, reporter: Option<&mut Reporter>, may_stop: bool) -> Result<Option<f64>> {
-        let Rank { plan, model, device, validation, pace, .. } = self;
+    /// The validation loss: the cross-entropy of the validation split, in nats per token. It is logged if this
+    /// start of the run has trained. `None` if the ranks were asked to stop meanwhile. Collective.
+    ///
+    /// # Errors
+    ///
+    /// If data cannot be read, or the ranks lose each other.
+    pub fn evaluate(&mut self) -> Result<Option<f64>> {
+        self.settle_step()?;
+        if self.stopping {
+            return Ok(None);
+        }
+        self.evaluate_unless(true)
+    }
+
+    /// [`Trainer::evaluate`], which stops when asked to if it `may_stop`.
+    fn evaluate_unless(&mut self, may_stop: bool) -> Result<Option<f64>> {
+        let Trainer { plan, model, device, validation, pace, .. } = self;
         model.engine().set_activity("evaluation");
         let (samples, rows) = (plan.config.eval.samples, plan.config.micro_batch());
         pace.begin();
@@ -191,9 +185,11 @@ impl Rank<'_> {
         };
         let Some((val_loss, val_tokens)) = evaluate_while(model, device, validation, samples, rows, go_on)?
         else {
+            self.stopping = true;
             return Ok(None);
         };
-        if let Some(reporter) = reporter {
+        // A run that had nothing left to do says where it stands, and logs nothing.
+        if let Some(reporter) = self.reporter.as_mut().filter(|_| self.has_trained) {
             let metrics = EvalMetrics { step: self.state.step, val_loss, val_tokens };
             let path = metrics_of_run(&self.plan.out);
             reporter.evaluation(&metrics).map_err(TrainError::io("write", &path))?;
@@ -252,8 +248,4 @@ impl Rank<'_> {
             say(&format!("sample: {sample}"));
         }
     }
-}
-
-fn due(step: u64, every: u64) -> bool {
-    every > 0 && step.is_multiple_of(every)
 }

@@ -2,15 +2,33 @@
 
 use std::path::PathBuf;
 
-use super::state::Rank;
-use crate::checkpoint::{self, CheckpointError, Progress, SaveContext, SavedOptimizer};
+use super::state::Trainer;
+use crate::checkpoint::{self, CheckpointError, Format, Progress, SaveContext, SavedOptimizer};
 use crate::config::OnFailure;
 use crate::error::Result;
 use crate::run::plan::Plan;
 
-impl Rank<'_> {
+impl Trainer<'_> {
+    /// Saves a checkpoint of the last step that was done: in the background, if the configuration says so.
+    /// Does nothing once the ranks were asked to stop: [`Trainer::finish`] saves then. Collective.
+    ///
+    /// # Errors
+    ///
+    /// If it fails, or the one before, and `checkpoint.on_failure` is `abort`; or if the ranks lose each other.
+    pub fn save(&mut self) -> Result<()> {
+        self.settle_step()?;
+        if self.stopping {
+            return Ok(());
+        }
+        self.begin_save(false)?;
+        let section = &self.plan.config.checkpoint;
+        let in_background = section.background && section.format == Format::Sharded;
+        self.stopping = !in_background && self.asked_to_stop()?;
+        Ok(())
+    }
+
     /// Begins to save. A failure is an error if it is the `last` save, or if the configuration says so.
-    pub(super) fn save(&mut self, last: bool) -> Result<()> {
+    pub(super) fn begin_save(&mut self, last: bool) -> Result<()> {
         // So that its failure is told from that of this one.
         self.settle_earlier_save()?;
         let Plan { message, tokenizer, .. } = self.plan;
@@ -24,6 +42,7 @@ impl Rank<'_> {
             tokenizer: Some(tokenizer.clone()),
         };
         let begun = self.saver.begin(self.model.engine(), context);
+        self.saved_step = Some(self.state.step);
         self.note_save(begun, last)
     }
 

@@ -2,33 +2,33 @@
 
 use kiln_collectives::Phase;
 
-use super::state::Rank;
+use super::state::Trainer;
 use crate::checkpoint::{self, Checkpoint};
 use crate::error::Result;
-use crate::metrics::{Reporter, say};
+use crate::metrics::say;
 use crate::process::was_interrupted;
 use crate::run::Summary;
 use crate::words::number_of;
 
-impl Rank<'_> {
+impl Trainer<'_> {
     /// Whether any rank has been asked to stop. Collective.
     pub(super) fn asked_to_stop(&mut self) -> Result<bool> {
         Ok(self.pace.ask(self.model.engine(), &self.plan.stop)?.0)
     }
 
     /// Ends the run before its end, with a checkpoint of the last step that was done.
-    pub(super) fn stop(&mut self, reporter: Option<&Reporter>, loss: Option<f64>) -> Result<Summary> {
+    pub(super) fn stop(&mut self) -> Result<Summary> {
         self.settle_earlier_save()?;
         if !self.is_saved()? {
-            if let Some(reporter) = reporter.filter(|_| was_interrupted()) {
+            if was_interrupted() {
                 let step = self.state.step;
-                reporter.line(&format!("interrupted: saving step {step}; Ctrl-C again ends at once"));
+                self.say(&format!("interrupted: saving step {step}; Ctrl-C again ends at once"));
             }
-            self.save(true)?;
+            self.begin_save(true)?;
             self.settle_save()?;
         }
         let checkpoint = checkpoint::place_of(&self.plan.checkpoints(), self.state.step);
-        if let Some(reporter) = reporter {
+        if let Some(reporter) = &self.reporter {
             reporter.finish();
             say(&format!(
                 "stopped as asked: {} of {}, checkpoint {}; go on with --resume latest",
@@ -37,8 +37,8 @@ impl Rank<'_> {
                 checkpoint.display()
             ));
         }
-        let (steps, val_loss, sample, preempted) = (self.state.step, None, None, true);
-        Ok(Summary { steps, loss, val_loss, checkpoint, sample, preempted })
+        let (steps, loss) = (self.state.step, self.loss());
+        Ok(Summary { steps, loss, val_loss: None, checkpoint, sample: None, preempted: true })
     }
 
     /// Whether `latest` names a checkpoint of the last step that was done. Collective.

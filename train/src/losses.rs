@@ -1,0 +1,113 @@
+//! The training losses that a configuration can name: the cross-entropy, and those that a program adds.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+use kiln_model::layers::TokenLoss;
+use serde::de::DeserializeOwned;
+
+use crate::config::{CROSS_ENTROPY, ConfigError, LossSection, typed};
+
+/// What a loss is made from.
+#[derive(Clone, Copy, Debug)]
+pub struct LossInit<'a> {
+    /// The section `[loss]`.
+    pub section: &'a LossSection,
+}
+
+impl LossInit<'_> {
+    /// The section `[loss.extra]`.
+    ///
+    /// # Errors
+    ///
+    /// When it has other keys than `T`, or values of other types.
+    pub fn extra<T: DeserializeOwned>(&self) -> Result<T, ConfigError> {
+        typed("loss.extra", &self.section.extra)
+    }
+}
+
+type Make = Arc<dyn Fn(LossInit) -> Result<TokenLoss, ConfigError> + Send + Sync>;
+
+/// The losses that a program has added, by name.
+#[derive(Clone, Default)]
+pub struct Losses(BTreeMap<String, Make>);
+
+impl Losses {
+    /// Adds a loss; see [`Registry::loss`](crate::registry::Registry::loss).
+    ///
+    /// # Panics
+    ///
+    /// When the name is empty or taken.
+    #[must_use]
+    pub fn with(
+        mut self,
+        name: &str,
+        make: impl Fn(LossInit) -> Result<TokenLoss, ConfigError> + Send + Sync + 'static,
+    ) -> Self {
+        assert!(!name.is_empty(), "loss.kind: a loss needs a name");
+        let is_taken = name == CROSS_ENTROPY || self.0.insert(name.to_owned(), Arc::new(make)).is_some();
+        assert!(!is_taken, "loss.kind = \"{name}\" is a loss already: choose another name");
+        self
+    }
+
+    /// The loss that `section` describes; `None` for the cross-entropy.
+    ///
+    /// # Errors
+    ///
+    /// When there is none of its name, or its settings are not right.
+    pub fn make(&self, section: &LossSection) -> Result<Option<TokenLoss>, ConfigError> {
+        if section.kind == CROSS_ENTROPY {
+            return match section.extra.keys().next() {
+                None => Ok(None),
+                Some(key) => Err(ConfigError::invalid(format!(
+                    "loss.extra.{key}: the cross-entropy has no settings, only a loss that a program adds has"
+                ))),
+            };
+        }
+        let Some(make) = self.0.get(&section.kind) else {
+            let names = [CROSS_ENTROPY].into_iter().chain(self.0.keys().map(String::as_str));
+            let known: Vec<_> = names.map(|name| format!("\"{name}\"")).collect();
+            return Err(ConfigError::invalid(format!(
+                "loss.kind = \"{}\": this program has no loss of that name, only {}. A loss of your own needs the \
+                 program that it was registered in",
+                section.kind,
+                known.join(", ")
+            )));
+        };
+        make(LossInit { section }).map(Some)
+    }
+}
+
+impl fmt::Debug for Losses {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_set().entries(self.0.keys()).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn with(name: &str) -> Losses {
+        Losses::default().with(name, |_| Ok(TokenLoss::new(|logits, _| logits.sum_dim(1).squeeze_dim(1))))
+    }
+
+    #[test]
+    fn what_is_not_there_is_refused() {
+        let losses = with("mine");
+        let make = |text: &str| losses.make(&toml::from_str(text).expect("a section"));
+        assert!(make("").expect("the cross-entropy").is_none());
+        assert!(make("kind = 'mine'").expect("a loss").is_some());
+        let said = make("kind = 'focal'").expect_err("refused").to_string();
+        assert!(said.contains("\"focal\"") && said.contains("only \"cross_entropy\", \"mine\""), "{said}");
+        let said = make("[extra]\ngamma = 2").expect_err("refused").to_string();
+        assert!(said.contains("loss.extra.gamma"), "{said}");
+    }
+
+    #[test]
+    #[should_panic(expected = "is a loss already")]
+    fn the_cross_entropy_cannot_be_replaced() {
+        let _ = with(CROSS_ENTROPY);
+    }
+}

@@ -1,0 +1,14 @@
+//! What one rank does from the first to the last step: `Trainer::start`, then `Trainer::run` or a loop of the
+//! program's own.
+
+mod grace;
+mod issued;
+mod pace;
+mod run;
+mod save;
+mod start;
+mod state;
+mod step;
+mod stop;
+
+pub use state::Trainer;

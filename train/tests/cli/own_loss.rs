@@ -1,0 +1,77 @@
+//! A program of your own, `train/examples/own_loss.rs`, has every command on its training loss, and `kiln` says
+//! that it lacks it.
+
+use crate::support::{Workspace, example};
+
+#[test]
+fn a_loss_of_your_own_has_every_command() {
+    let workspace = Workspace::new();
+    let program = example("own_loss");
+    let succeed = |arguments: &[&str]| {
+        let ended = workspace.run(&program, arguments);
+        assert_eq!(ended.code, Some(0), "{arguments:?}: {ended:?}");
+        assert_eq!(ended.stderr, "", "{arguments:?}");
+        ended.stdout
+    };
+    let smoothed = ["--set", "loss.kind=label_smoothing", "--set", "loss.extra.smoothing=0.2"];
+    let train = |out: &str, more: &[&str]| {
+        succeed(&[&["train", "run.toml", "--out", out][..], &smoothed, more].concat());
+        workspace.steps(out)
+    };
+    let full = train("full", &["--set", "checkpoint.every=2"]);
+    assert_eq!(train("none", &["--set", "shard.strategy=NO_SHARD"]), full);
+    assert_eq!(train("grad_op", &["--set", "shard.strategy=SHARD_GRAD_OP"]), full);
+    let processes = ["launch", "--nproc-per-node", "2", "--", "train", "run.toml", "--out", "processes"];
+    succeed(&[&processes[..], &smoothed].concat());
+    assert_eq!(workspace.steps("processes"), full);
+    assert_eq!(train("again", &["--resume", "full/checkpoints/fsdp_cpt2"]), full[2..]);
+    let near = |steps: &[(u64, f64, f64)], what: &str| {
+        for ((_, loss, _), (_, expected, _)) in steps.iter().zip(&full) {
+            assert!((loss - expected).abs() <= 1e-5 * expected, "{what}: {loss} {expected}");
+        }
+    };
+    near(&train("one", &["--ranks", "1"]), "one rank");
+    near(&train("block", &["--set", "shard.recompute=block", "--set", "train.micro_batch=1"]), "recompute");
+    // The head's matrix is the embedding's, transposed.
+    let tied = train("tied", &["--set", "model.tie_embeddings=true"]);
+    assert!(tied.windows(2).all(|steps| steps[1].1 < steps[0].1), "it learns: {tied:?}");
+
+    // Without smoothing it is the cross-entropy, which its evaluation computes in any case.
+    workspace.succeed(&["train", "run.toml", "--out", "stock"]);
+    let plain = train("plain", &["--set", "loss.extra.smoothing=0.0"]);
+    for ((_, loss, norm), (_, expected, expected_norm)) in plain.iter().zip(workspace.steps("stock")) {
+        assert!((loss - expected).abs() <= 1e-5 * expected, "{loss} {expected}");
+        assert!((norm - expected_norm).abs() <= 1e-4 * expected_norm, "{norm} {expected_norm}");
+    }
+    let (loss, expected) = (workspace.val_loss("plain"), workspace.val_loss("stock"));
+    assert!((loss - expected).abs() <= 1e-5 * expected, "{loss} {expected}");
+    assert_ne!(full, plain);
+
+    // Weights are weights: every program reads them.
+    assert!(workspace.succeed(&["eval", "--checkpoint", "full"]).contains("loss"));
+    workspace.succeed(&["generate", "--checkpoint", "full", "--prompt", "a", "--max-tokens", "4"]);
+    succeed(&["inspect", "full", "--verify"]);
+}
+
+#[test]
+fn what_is_not_there_is_named() {
+    let workspace = Workspace::new();
+    let refused = |settings: &[&str], expected: &str| {
+        let said =
+            workspace.run(&example("own_loss"), &[&["train", "run.toml", "--out", "run"], settings].concat());
+        assert_eq!(said.code, Some(2), "{said:?}");
+        assert!(said.stderr.contains(expected), "{expected}: {said:?}");
+        assert!(!workspace.path("run").exists(), "nothing was begun");
+    };
+    refused(&["--set", "loss.kind=focal"], "only \"cross_entropy\", \"label_smoothing\"");
+    let own = ["--set", "loss.kind=label_smoothing"];
+    refused(
+        &[&own[..], &["--set", "loss.extra.smoothness=0.2"]].concat(),
+        "loss.extra: unknown field `smoothness`",
+    );
+    refused(&[&own[..], &["--set", "train.z_loss=1e-4"]].concat(), "that is a part of the cross-entropy");
+    refused(&["--set", "loss.extra.smoothing=0.2"], "the cross-entropy has no settings");
+    let stock = workspace.kiln(&[&["train", "run.toml", "--out", "run"], &own[..]].concat());
+    assert_eq!(stock.code, Some(2), "{stock:?}");
+    assert!(stock.stderr.contains("loss.kind = \"label_smoothing\": this program has no loss"), "{stock:?}");
+}

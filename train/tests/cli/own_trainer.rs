@@ -1,0 +1,70 @@
+//! A program of your own, `train/examples/own_trainer.rs`: a training loop on the stock trainer. Where it does what
+//! the stock loop does, it leaves the same; and what `[experiment]` says stays with the checkpoint.
+
+use rustix::process::Signal;
+
+use crate::support::{Ended, Workspace, example, signal};
+
+fn run(workspace: &Workspace, arguments: &[&str]) -> Ended {
+    workspace.run(&example("own_trainer"), arguments)
+}
+
+fn succeed(workspace: &Workspace, arguments: &[&str]) -> String {
+    let ended = run(workspace, arguments);
+    assert_eq!(ended.code, Some(0), "{arguments:?}: {ended:?}");
+    ended.stdout
+}
+
+#[test]
+fn a_loop_on_the_trainer_leaves_what_the_stock_loop_leaves() {
+    let workspace = Workspace::new();
+    let every = ["--set", "eval.every=2", "--set", "checkpoint.every=2"];
+    workspace.succeed(&[&["train", "run.toml", "--out", "stock"][..], &every].concat());
+    let experiment = ["--set", "experiment.every=2", "--set", "experiment.patience=10"];
+    succeed(&workspace, &[&["train", "run.toml", "--out", "own"][..], &experiment].concat());
+    assert_eq!(workspace.steps("own"), workspace.steps("stock"));
+    assert_eq!(workspace.val_loss("own").to_bits(), workspace.val_loss("stock").to_bits());
+    assert_eq!(workspace.checkpoints("own"), workspace.checkpoints("stock"));
+    let kept = workspace.text("own/checkpoints/fsdp_cpt4/config.toml");
+    assert!(kept.contains("[experiment]") && kept.contains("patience = 10"), "{kept}");
+
+    // It goes on from what it has saved, and `kiln` does too, which keeps what it does not read.
+    let processes = ["launch", "--nproc-per-node", "2", "--", "train", "run.toml", "--out", "again"];
+    let from = ["--resume", "own/checkpoints/fsdp_cpt2"];
+    succeed(&workspace, &[&processes[..], &experiment, &from].concat());
+    assert_eq!(workspace.steps("again"), workspace.steps("stock")[2..]);
+    let shown = workspace.succeed(&["config", "own/config.toml"]);
+    assert!(shown.contains("[experiment]\nevery = 2\npatience = 10"), "{shown}");
+}
+
+#[test]
+fn a_loop_on_the_trainer_may_end_before_the_last_step() {
+    let workspace = Workspace::new();
+    let settings = ["--set", "experiment.every=1", "--set", "experiment.patience=2", "--set", "optim.lr=0.0"];
+    let said = succeed(&workspace, &[&["train", "run.toml", "--out", "run"][..], &settings].concat());
+    assert!(said.contains("for 2 evaluations: that is enough"), "{said}");
+    assert!(said.contains("done: 3 steps"), "{said}");
+    assert_eq!(workspace.steps("run").len(), 3);
+    assert_eq!(workspace.checkpoints("run"), ["fsdp_cpt1", "fsdp_cpt3", "latest"]);
+}
+
+#[test]
+fn a_loop_on_the_trainer_stops_when_it_is_asked_to() {
+    let workspace = Workspace::new();
+    workspace.config("run.toml", &[("train.steps", "1000"), ("experiment.every", "1000")]);
+    let mut command = workspace.command_of(&example("own_trainer"), &["train", "run.toml", "--out", "run"]);
+    let child = command.spawn().expect("the program starts");
+    workspace.wait_for_steps("run", 3);
+    signal(&child, Signal::TERM);
+    let ended = workspace.end(child);
+    assert_eq!(ended.code, Some(75), "{ended:?}");
+    assert!(ended.stdout.contains("go on with --resume latest"), "{ended:?}");
+}
+
+#[test]
+fn errors_of_a_loop_say_what_is_wrong() {
+    let workspace = Workspace::new();
+    let ended = run(&workspace, &["train", "run.toml", "--out", "run", "--set", "experiment.patient=1"]);
+    assert_eq!(ended.code, Some(2), "{ended:?}");
+    assert!(ended.stderr.contains("experiment: unknown field `patient`"), "{ended:?}");
+}
