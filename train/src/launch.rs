@@ -20,8 +20,13 @@ pub use kiln_process::end_with_launcher;
 pub struct LaunchArgs {
     #[command(flatten)]
     node: NodeFlags,
-    /// Folder of the ranks' logs [default: <out>/logs, or runs/logs/<job>].
-    #[arg(long, alias = "log_dir", value_name = "DIR")]
+    /// Folder of the ranks' logs.
+    #[arg(
+        long,
+        alias = "log_dir",
+        value_name = "DIR",
+        help = "Folder of the ranks' logs [default: <out>/logs, or runs/logs/<job>]"
+    )]
     log_dir: Option<PathBuf>,
     /// Seconds between SIGTERM and SIGKILL when the job is told to end.
     #[arg(long, alias = "grace_s", value_name = "SECONDS", default_value_t = GRACE.as_secs_f64())]

@@ -56,7 +56,7 @@ pub(crate) fn model_line(model: &ModelConfig, parameters: impl Display, context_
     format!("{}, context {context_length}", shape_line(model, parameters))
 }
 
-/// As [`model_line`], without the longest sequence.
+/// The shape of a model in one line, without the longest sequence.
 pub fn shape_line(model: &ModelConfig, parameters: impl Display) -> String {
     let ModelConfig { vocab_size, d_model, layers, heads, kv_heads, d_ff, .. } = model;
     let tied = if model.tie_embeddings { ", tied" } else { "" };

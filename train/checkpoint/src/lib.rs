@@ -21,7 +21,7 @@
 //! # Writing
 //!
 //! [`Saver`] writes beside the place, syncs, renames, and then lets `latest` name the folder. In the
-//! background, the step waits for nothing: see [`kiln_shard::snapshot`]. A save that does not get on
+//! background, the step waits for nothing: see [`kiln_shard::Engine::snapshot`]. A save that does not get on
 //! for `checkpoint.timeout_s` has failed; what was there before stays.
 //!
 //! # Reading

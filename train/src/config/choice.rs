@@ -12,7 +12,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 /// What leaves a value to the device.
 const AUTO: &str = "auto";
 
-/// A value, or `"auto"`, which becomes one with [`Config::settle`].
+/// A value, or `"auto"`, which becomes one with [`Config::settle`](super::Config::settle).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Choice<T> {
     /// Whatever goes with the device.

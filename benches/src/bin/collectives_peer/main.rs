@@ -1,8 +1,10 @@
 //! Serves collectives to a driver that times them: one rank, or a whole local world.
 //!
-//!     cargo run --release -p kiln-benches --bin collectives_peer -- --backend local --ranks 2
-//!     cargo run --release -p kiln-benches --bin collectives_peer -- \
-//!         --backend tcp --ranks 2 --rank 0 --port 29500
+//! ```text
+//! cargo run --release -p kiln-benches --bin collectives_peer -- --backend local --ranks 2
+//! cargo run --release -p kiln-benches --bin collectives_peer -- \
+//!     --backend tcp --ranks 2 --rank 0 --port 29500
+//! ```
 //!
 //! Rank 0 reads commands from standard input, `OP BYTES ITERATIONS` one a line, and answers each
 //! with a line of JSON; at the end of input all ranks leave. `OP` is `all_gather` or
