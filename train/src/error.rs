@@ -48,8 +48,8 @@ pub enum TrainError {
     #[error("{}; compare what the ranks were doing with `kiln inspect flight {}`", .0, .1.display())]
     Recorded(#[source] ShardError, PathBuf),
     /// A training loop of the program's own.
-    #[error("the training loop: {0}")]
-    Loop(#[source] Box<dyn Error + Send + Sync>),
+    #[error("the training loop: {}", with_causes(.0))]
+    Loop(#[source] BoxError),
     /// A metric that the program has added.
     #[error(transparent)]
     Metric(MetricError),
@@ -125,6 +125,13 @@ pub enum TrainError {
          or another model"
     )]
     NotANumber { what: &'static str, value: f64 },
+    /// A smoke run that went on from its own checkpoint has other losses than the one that did not stop.
+    #[error(
+        "smoke: the run that went on from the checkpoint in the middle ends with training and validation losses \
+         of {resumed:?}, and the one that did not stop with {straight:?}: something in the program keeps a state that no checkpoint \
+         has, or draws numbers that do not come from a seed"
+    )]
+    Smoke { straight: [f64; 2], resumed: [f64; 2] },
     /// Somebody asked for a stop while this process waited for the others.
     #[error("stopped as asked before the ranks had met: there was nothing to save yet; start it again")]
     Stopped,
@@ -145,32 +152,51 @@ pub enum TrainError {
     Crash(String),
 }
 
+/// An error of a program's own code.
+type BoxError = Box<dyn Error + Send + Sync>;
+
 impl TrainError {
-    /// What ended a training loop: one of our errors as it is, or any other.
-    pub(crate) fn of_loop(error: Box<dyn Error + Send + Sync>) -> Self {
-        let error = match error.downcast::<TrainError>() {
-            Ok(error) => return *error,
-            Err(error) => error,
-        };
-        let error = match error.downcast::<ShardError>() {
-            Ok(error) => return TrainError::Shard(*error),
-            Err(error) => error,
-        };
-        match error.downcast::<ConfigError>() {
-            Ok(error) => TrainError::Config(*error),
-            Err(error) => TrainError::Loop(error),
+    /// What a program's own code has returned: one of our errors as it is, or `other` of it.
+    fn of_program(error: BoxError, other: impl FnOnce(BoxError) -> TrainError) -> Self {
+        fn take<E: Error + Into<TrainError> + 'static>(error: BoxError) -> Result<BoxError, TrainError> {
+            error.downcast::<E>().map_or_else(Ok, |error| Err((*error).into()))
         }
+        let ours = take::<TrainError>(error)
+            .and_then(take::<ShardError>)
+            .and_then(take::<ConfigError>)
+            .and_then(take::<CheckpointError>)
+            .and_then(take::<DataError>);
+        match ours {
+            Ok(error) => other(error),
+            Err(ours) => ours,
+        }
+    }
+
+    /// What ended a training loop.
+    pub(crate) fn of_loop(error: BoxError) -> Self {
+        Self::of_program(error, TrainError::Loop)
     }
 }
 
 impl From<MetricError> for TrainError {
-    fn from(error: MetricError) -> Self {
-        // Ranks that lose each other do so anywhere, and whoever reads errors looks for these.
-        match error.source.downcast::<ShardError>() {
-            Ok(shard) => TrainError::Shard(*shard),
-            Err(source) => TrainError::Metric(MetricError { source, ..error }),
-        }
+    fn from(MetricError { name, source }: MetricError) -> Self {
+        Self::of_program(source, |source| TrainError::Metric(MetricError { name, source }))
     }
+}
+
+/// An error and what has caused it, in words.
+fn with_causes(error: &BoxError) -> String {
+    causes(&**error).map(ToString::to_string).collect::<Vec<_>>().join(": ")
+}
+
+/// An error, and what has caused it.
+fn causes<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
+    std::iter::successors(Some(error), |&error| error.source())
+}
+
+/// Whether one of the causes of an error of a loop is one of ours of this kind.
+fn any_of(error: &BoxError, kind: fn(&TrainError) -> bool) -> bool {
+    causes(&**error).any(|error| error.downcast_ref::<TrainError>().is_some_and(kind))
 }
 
 /// The flags that allow what differs.
@@ -222,6 +248,7 @@ impl TrainError {
             | TrainError::OtherConfig(_)
             | TrainError::OtherPosition { .. } => true,
             TrainError::Folder(error) => error.is_usage(),
+            TrainError::Loop(error) => any_of(error, TrainError::is_usage),
             TrainError::Rank0 { usage, .. } => *usage,
             TrainError::Launch(error) => error.is_usage(),
             TrainError::Join(error) => matches!(
@@ -262,6 +289,11 @@ impl RankError for TrainError {
             TrainError::Shard(error) | TrainError::Recorded(error, _) => error.is_consequence(),
             TrainError::Checkpoint(error) => error.is_consequence(),
             TrainError::Rank0 { .. } => true,
+            TrainError::Loop(error) => {
+                let of_engine = |error: &ShardError| error.is_consequence();
+                any_of(error, RankError::is_consequence)
+                    || causes(&**error).any(|error| error.downcast_ref().is_some_and(of_engine))
+            }
             TrainError::Rank { source, .. } => source.is_consequence(),
             #[cfg(feature = "cuda")]
             TrainError::Nccl { source, .. } => {

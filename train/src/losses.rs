@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
+use burn::tensor::{Device, Tensor};
 use kiln_model::layers::TokenLoss;
 use serde::de::DeserializeOwned;
 
@@ -51,12 +52,12 @@ impl Losses {
         self
     }
 
-    /// The loss that `section` describes; `None` for the cross-entropy.
+    /// The loss that `section` describes, for a model of `vocab_size` tokens; `None` for the cross-entropy.
     ///
     /// # Errors
     ///
-    /// When there is none of its name, or its settings are not right.
-    pub fn make(&self, section: &LossSection) -> Result<Option<TokenLoss>, ConfigError> {
+    /// When there is none of its name, its settings are not right, or it does not return a value per token.
+    pub fn make(&self, section: &LossSection, vocab_size: usize) -> Result<Option<TokenLoss>, ConfigError> {
         if section.kind == CROSS_ENTROPY {
             return match section.extra.keys().next() {
                 None => Ok(None),
@@ -75,7 +76,18 @@ impl Losses {
                 known.join(", ")
             )));
         };
-        make(LossInit { section }).map(Some)
+        let loss = make(LossInit { section })?;
+        let tokens = 2;
+        let device = Device::flex();
+        let logits = Tensor::zeros([tokens, vocab_size], &device);
+        let shape = loss.of(logits, Tensor::zeros([tokens], &device)).dims();
+        if shape != [tokens] {
+            return Err(ConfigError::invalid(format!(
+                "loss.kind = \"{}\": for {tokens} tokens it returns {shape:?}, and not one loss for each, [{tokens}]",
+                section.kind
+            )));
+        }
+        Ok(Some(loss))
     }
 }
 
@@ -96,13 +108,17 @@ mod tests {
     #[test]
     fn what_is_not_there_is_refused() {
         let losses = with("mine");
-        let make = |text: &str| losses.make(&toml::from_str(text).expect("a section"));
+        let make = |text: &str| losses.make(&toml::from_str(text).expect("a section"), 4);
         assert!(make("").expect("the cross-entropy").is_none());
         assert!(make("kind = 'mine'").expect("a loss").is_some());
         let said = make("kind = 'focal'").expect_err("refused").to_string();
         assert!(said.contains("\"focal\"") && said.contains("only \"cross_entropy\", \"mine\""), "{said}");
         let said = make("[extra]\ngamma = 2").expect_err("refused").to_string();
         assert!(said.contains("loss.extra.gamma"), "{said}");
+        let summed = Losses::default().with("summed", |_| Ok(TokenLoss::new(|logits, _| logits.sum())));
+        let section = toml::from_str("kind = 'summed'").expect("a section");
+        let said = summed.make(&section, 4).expect_err("refused").to_string();
+        assert!(said.contains("for 2 tokens it returns [1]"), "{said}");
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Prepared data for a run: found, or prepared from text first.
 
 mod progress_line;
+mod show;
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
@@ -14,6 +15,7 @@ use crate::metrics::say;
 use crate::process::stop_on_signals;
 
 use progress_line::ProgressLine;
+pub(crate) use show::ShowArgs;
 
 /// Arguments of `kiln data prepare`.
 #[derive(Args)]

@@ -33,6 +33,11 @@ impl TokenLoss {
     pub fn new(loss: impl Fn(Tensor<2>, Tensor<1, Int>) -> Tensor<1> + Send + Sync + 'static) -> Self {
         TokenLoss(Arc::new(loss))
     }
+
+    /// The loss of each token, `[tokens]`.
+    pub fn of(&self, logits: Tensor<2>, targets: Tensor<1, Int>) -> Tensor<1> {
+        (self.0)(logits, targets)
+    }
 }
 
 impl fmt::Debug for TokenLoss {
@@ -97,9 +102,7 @@ impl Head {
         let [batch, seq, vocab_size] = logits.dims();
         let rows = batch * seq;
         let logits = logits.reshape([rows, vocab_size]).cast(FloatDType::F32);
-        let losses = (loss.0)(logits, targets.reshape([rows]));
-        assert_eq!(losses.dims(), [rows], "a token loss has one value for each token");
-        losses.sum().mul_scalar(scale)
+        loss.of(logits, targets.reshape([rows])).sum().mul_scalar(scale)
     }
 
     /// Logits of every position: `[batch, seq, vocab_size]`.

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use burn::tensor::Device;
+use kiln_model::layers::TokenLoss;
 use kiln_model::{Context, Key};
 
 use crate::config::Config;
@@ -45,17 +46,24 @@ pub fn median(mut values: Vec<f64>) -> f64 {
     }
 }
 
-/// Trains `model` for one step of `config` on made-up tokens, and waits for its outcome. Step `number` has
-/// the same tokens on every machine. Returns the time that the update took. Collective.
+/// Trains `model` for one step of `config` on made-up tokens, and waits for its outcome. `loss` takes the place of
+/// the cross-entropy. Step `number` has the same tokens on every machine. Returns the time that the update took. Collective.
 ///
 /// # Errors
 ///
 /// As for [`optimizer_step`].
-pub fn step(config: &Config, model: &ShardedDecoder, device: &Device, number: u64) -> Result<Duration> {
+pub fn step(
+    config: &Config,
+    model: &ShardedDecoder,
+    device: &Device,
+    loss: Option<&TokenLoss>,
+    number: u64,
+) -> Result<Duration> {
     let engine = model.engine();
     let (rank, ranks) = (engine.world().rank(), engine.world().world_size());
     let mut tokens = MadeUpTokens {
         step: Key::new(number),
+        context: Context::evaluation().with_token_loss(loss.cloned()),
         first: rank * (config.train.global_batch / ranks / config.micro_batch()),
         count: config.micro_batch() * config.data.seq_len,
         vocabulary: engine.layout().groups[0].parameters[0].shape[0] as u64,
@@ -70,6 +78,8 @@ pub fn step(config: &Config, model: &ShardedDecoder, device: &Device, number: u6
 /// The micro-batches of one rank and step.
 struct MadeUpTokens {
     step: Key,
+    /// How the model computes.
+    context: Context,
     /// Number of the rank's first micro-batch among those of all ranks.
     first: usize,
     /// Tokens of a micro-batch.
@@ -86,7 +96,7 @@ impl MicroBatches for MadeUpTokens {
         let ids = |offset: u64| {
             (0..self.count as u64).map(|i| (key.at(i + offset) % self.vocabulary) as i32).collect()
         };
-        Ok(MicroBatch { inputs: ids(0), targets: ids(1), context: Context::evaluation() })
+        Ok(MicroBatch { inputs: ids(0), targets: ids(1), context: self.context.clone() })
     }
 
     fn go_on(&mut self, _: bool) -> Result<bool> {

@@ -260,6 +260,7 @@ fn measure(
 ) -> Result<StrategyRow> {
     let StrategiesOptions { registry, steps, .. } = options;
     let optimizer = registry.optimizers().make(&config.optim)?;
+    let loss = registry.losses().make(&config.loss, model.vocab_size)?;
     let policy = Policy { strategy, ..run::policy(config) };
     let measured = ranks.run(config, |world| -> Result<StrategyRow> {
         let rank = world.rank();
@@ -271,13 +272,13 @@ fn measure(
         let builder =
             EngineBuilder::new(world.clone(), policy.clone(), shard_size)?.optimizer(optimizer.clone());
         let model = ShardedDecoder::new(decoder, builder)?;
-        step(config, &model, device, 1)?;
+        step(config, &model, device, loss.as_ref(), 1)?;
         world.recorder().reset_totals();
         model.engine().take_waited();
         settle(device)?;
         let start = Instant::now();
         for index in 0..*steps {
-            step(config, &model, device, 2 + index as u64)?;
+            step(config, &model, device, loss.as_ref(), 2 + index as u64)?;
         }
         settle(device)?;
         Ok(sample(config, &world, &model, start.elapsed(), *steps)?)

@@ -19,7 +19,7 @@ use crate::eval::EvalArgs;
 use crate::generate::GenerateArgs;
 use crate::inspect::InspectArgs;
 use crate::launch::{self, LaunchArgs};
-use crate::prepared::{PrepareArgs, VerifyArgs};
+use crate::prepared::{PrepareArgs, ShowArgs, VerifyArgs};
 use crate::process;
 use crate::process::launcher::{self, Word};
 use crate::process::output::{self, complain, say};
@@ -89,6 +89,8 @@ impl Command {
 enum DataCommand {
     /// Tokenize text into train.bin and val.bin.
     Prepare(PrepareArgs),
+    /// Show what is in prepared data: counts, lengths, and some of it as text.
+    Show(ShowArgs),
     /// Read every byte of prepared data and compare it with the checksums.
     Verify(VerifyArgs),
 }
@@ -130,6 +132,9 @@ pub fn main(program: impl Into<Program>) -> ExitCode {
             Ok(if healthy { 0 } else { USAGE })
         }
         Command::Data { command: DataCommand::Prepare(args) } => on_files(|| args.run()).map(done),
+        Command::Data { command: DataCommand::Show(args) } => {
+            on_files(|| args.run().map_err(TrainError::from)).map(tell).map(done)
+        }
         Command::Data { command: DataCommand::Verify(args) } => args.run().map(tell).map(done),
         Command::Generate(args) => args.run(layers).map(done),
         Command::Eval(args) => args.run(layers),

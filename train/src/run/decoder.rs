@@ -9,6 +9,7 @@ use kiln_collectives::Communicator;
 use kiln_shard::ranks::{run_rank, run_ranks};
 
 use super::options::{PositionKey, Resume, RunFolder, RunOptions, Summary};
+use super::smoke::{self, Smoke};
 use super::trainer::Trainer;
 use super::{agree, joining, plan, surroundings};
 use crate::config::{self, Backend, Config};
@@ -52,12 +53,28 @@ pub(crate) struct TrainArgs {
     /// position in the data. May be given several times.
     #[arg(long, value_name = "KEY", value_enum)]
     allow_changed: Vec<PositionKey>,
+    /// Try everything that the run does, shrunk to about a minute: train, evaluate, save, go on, sample.
+    /// `--smoke=width` shrinks the model too.
+    #[arg(
+        long,
+        value_name = "WHAT",
+        value_enum,
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "batch",
+        conflicts_with_all = ["resume", "allow_missing", "allow_changed"]
+    )]
+    smoke: Option<Smoke>,
     #[command(flatten)]
     place: place::Flags,
     /// Fire drill: let one rank fail, once.
     #[arg(long, value_name = "KIND@PHASE:STEP:RANK", hide = true)]
     fault: Option<Fault>,
 }
+
+/// Why a smoke run has no launcher.
+const SMOKE_ALONE: &str =
+    "--smoke starts its ranks itself, as threads: leave out `kiln launch`, and give --ranks N";
 
 impl TrainArgs {
     /// Trains, or starts the ranks of a node; returns the exit code.
@@ -75,7 +92,7 @@ impl TrainArgs {
                 path => Resume::Path(path.into()),
             }),
             ranks: self.ranks,
-            registry: program.registry,
+            registry: program.registry.clone(),
             place,
             job,
             stop: stop_on_signals(),
@@ -86,15 +103,30 @@ impl TrainArgs {
             // The environment was asked above, and flags go before it.
             alone: true,
         };
-        let summary = train_with(config, &options, &program.training_loop)?;
+        let summary = match self.smoke {
+            None => train_with(config, &options, &*program.training_loop)?,
+            Some(_) if options.place.is_some() => return Err(TrainError::usage(SMOKE_ALONE)),
+            Some(shrink) => {
+                // Somebody who names a folder wants to look at it.
+                let (named, temporary) = match &options.out {
+                    RunFolder::At(folder) => (folder.clone(), None),
+                    RunFolder::Next(_) => {
+                        let folder = tempfile::Builder::new().prefix("kiln-smoke-").tempdir();
+                        let folder =
+                            folder.map_err(TrainError::io("make a folder in", &std::env::temp_dir()))?;
+                        (folder.path().to_owned(), Some(folder))
+                    }
+                };
+                let summary = smoke::run(config, shrink, &named, options, &program);
+                drop(temporary);
+                summary?
+            }
+        };
         Ok(if summary.preempted { launch::PREEMPTED } else { 0 })
     }
 }
 
-/// What each rank does with its trainer, up to [`Trainer::finish`]. Its errors may be of any type.
-pub type TrainingLoop = Arc<dyn Fn(Trainer<'_>) -> LoopResult + Send + Sync>;
-
-/// What a training loop comes to, or any error.
+/// What a training loop comes to, as [`Trainer::finish`] says it, or an error of any type.
 pub type LoopResult = std::result::Result<Summary, Box<dyn Error + Send + Sync>>;
 
 /// What a program adds to Kiln, and its training loop: what [`cli::main`](crate::cli::main) takes. A
@@ -102,18 +134,22 @@ pub type LoopResult = std::result::Result<Summary, Box<dyn Error + Send + Sync>>
 #[derive(Clone)]
 pub struct Program {
     pub(crate) registry: Registry,
-    pub(crate) training_loop: TrainingLoop,
+    pub(crate) training_loop: Arc<dyn Fn(Trainer<'_>) -> LoopResult + Send + Sync>,
 }
 
 impl From<Registry> for Program {
     fn from(registry: Registry) -> Self {
-        registry.training_loop(|trainer| Ok(trainer.run()?))
+        registry.training_loop(stock_loop)
     }
 }
 
+fn stock_loop(trainer: Trainer<'_>) -> LoopResult {
+    Ok(trainer.run()?)
+}
+
 impl Registry {
-    /// A program with these parts and a training loop of its own, in which every rank decides when it evaluates
-    /// and saves, and when the run ends.
+    /// A program with these parts and a training loop of its own, which decides when the run evaluates, saves and
+    /// ends. Every rank runs it, and all of them must decide alike: see [`Trainer`].
     ///
     /// ```no_run
     /// use kiln::registry::Registry;
@@ -142,7 +178,7 @@ impl Registry {
 /// If something is missing or wrong before the first step, a step or a save fails, or the ranks lose each
 /// other.
 pub fn train(config: Config, options: &RunOptions) -> Result<Summary> {
-    train_with(config, options, &Program::from(Registry::default()).training_loop)
+    train_with(config, options, stock_loop)
 }
 
 /// [`train`] with a training loop of the program's own, which every rank runs.
@@ -150,16 +186,20 @@ pub fn train(config: Config, options: &RunOptions) -> Result<Summary> {
 /// # Errors
 ///
 /// As for [`train`], and what `run` returns.
-pub fn train_with(config: Config, options: &RunOptions, run: &TrainingLoop) -> Result<Summary> {
+pub fn train_with(
+    config: Config,
+    options: &RunOptions,
+    run: impl Fn(Trainer<'_>) -> LoopResult + Send + Sync,
+) -> Result<Summary> {
     let _output = output::never_block();
     surroundings::check(options)?;
     let config = with_ranks(config, options)?;
     let device = ResolvedDevice::new(&config, options.registry.layers(), options.place.as_ref())?;
     match &options.place {
-        None => run_as_threads(config, options, &device, run),
+        None => run_as_threads(config, options, &device, &run),
         Some(place) => {
             let world = joining::join(place, &config.comm, &options.stop)?;
-            run_as_process(&world, config, options, &device, place, run)
+            run_as_process(&world, config, options, &device, place, &run)
         }
     }
 }
@@ -177,14 +217,7 @@ pub fn train_joined(world: Arc<dyn Communicator>, config: Config, options: &RunO
         None => Err(TrainError::usage("a world was given, but no place in it")),
         Some(place) => {
             let (device, world) = (ResolvedDevice::for_joined(&config)?, World::given(world));
-            run_as_process(
-                &world,
-                config,
-                options,
-                &device,
-                place,
-                &Program::from(Registry::default()).training_loop,
-            )
+            run_as_process(&world, config, options, &device, place, &stock_loop)
         }
     }
 }
@@ -194,7 +227,7 @@ fn run_as_threads(
     config: Config,
     options: &RunOptions,
     device: &ResolvedDevice,
-    run: &TrainingLoop,
+    run: &(impl Fn(Trainer<'_>) -> LoopResult + Sync),
 ) -> Result<Summary> {
     device.warn_of_idle_gpus();
     let plan = plan::make(&config, options, device)?;
@@ -214,7 +247,7 @@ fn run_as_process(
     options: &RunOptions,
     device: &ResolvedDevice,
     place: &RankEnv,
-    run: &TrainingLoop,
+    run: &(impl Fn(Trainer<'_>) -> LoopResult + Sync),
 ) -> Result<Summary> {
     let threads = device::threads_per_rank(&config.device, device::ranks_sharing_cores(place));
     let summary = run_rank(met.communicator(), threads, |world| {

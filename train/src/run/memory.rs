@@ -9,7 +9,7 @@ use std::fmt::Write as _;
 use kiln_model::{Decoder, FULL_ATTENTION, ModelConfig, SWIGLU};
 use kiln_shard::{Mesh, Optimizer, Recompute, Reshard, Strategy};
 
-use crate::config::{Config, Precision};
+use crate::config::{CROSS_ENTROPY, Config, Precision};
 use crate::device::{Memory, ResolvedDevice};
 use crate::place::RankEnv;
 use crate::sharded::{Shapes, module_shapes};
@@ -38,6 +38,8 @@ const BLOCK_INPUTS: What = "the input of every block";
 /// What backward reads of a built-in block besides its input.
 const BLOCK_ACTIVATIONS: What = "queries, keys, values, gates and their products of every block";
 const TOKENS: What = "tokens";
+/// The fused cross-entropy never has them whole; another loss does.
+const LOGITS: What = "logits for loss.kind, f32";
 
 /// What a rank holds at one moment: something, and its bytes.
 type Row = (What, u64);
@@ -135,6 +137,10 @@ impl LeastMemory {
         };
         let read_again = read_again.saturating_mul(width).saturating_mul(blocks);
         let micro_batches = train.global_batch / ranks / micro_batch.max(1);
+        let logits = match config.loss.kind == CROSS_ENTROPY {
+            true => 0,
+            false => tokens.saturating_mul(model.vocab_size as u64),
+        };
 
         let weights = (WEIGHTS, at_rest(all, F32));
         // Elements of all slots.
@@ -155,6 +161,7 @@ impl LeastMemory {
             (BLOCK_INPUTS, stream),
             (BLOCK_ACTIVATIONS, read_again),
             (TOKENS, tokens.saturating_mul(size_of::<i32>() as u64)),
+            (LOGITS, logits.saturating_mul(F32)),
         ];
         let backward = [&[weights], &moments_before[..], &[gradients]].concat();
         let update = vec![weights, moments];
@@ -295,7 +302,7 @@ fn helps(rows: &[Row], config: &Config, on_gpu: bool) -> Vec<String> {
     let mut help = |what: &str| helps.push(what.to_owned());
     let of = |what| rows.iter().find(|row| row.0 == what).map_or(0, |row| row.1);
     let is_large = |bytes| bytes > sum(rows) / 10;
-    let stream = sum(&[BLOCK_INPUTS, BLOCK_ACTIVATIONS, TOKENS].map(|w| (w, of(w))));
+    let stream = sum(&[BLOCK_INPUTS, BLOCK_ACTIVATIONS, TOKENS, LOGITS].map(|w| (w, of(w))));
     let state = [WEIGHTS, MOMENTS, OTHER_STATE].map(of).into_iter().fold(0, u64::saturating_add);
     if is_large(stream) {
         help(match config.micro_batch() {

@@ -15,13 +15,14 @@ mod options;
 mod plan;
 mod position;
 mod recorded;
+mod smoke;
 mod step;
 mod surroundings;
 mod trainer;
 
 pub use crate::error::TrainError;
 pub(crate) use decoder::TrainArgs;
-pub use decoder::{LoopResult, Program, TrainingLoop, train, train_joined, train_with};
+pub use decoder::{LoopResult, Program, train, train_joined, train_with};
 pub use evaluate::evaluate;
 pub use folder::FolderError;
 pub(crate) use folder::is_foreign;

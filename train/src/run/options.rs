@@ -22,7 +22,7 @@ pub struct RunOptions {
     pub out: RunFolder,
     /// Where to go on from.
     pub resume: Option<Resume>,
-    /// The layers, optimizers and metrics that there are.
+    /// The layers, optimizers, losses and metrics that there are.
     pub registry: Registry,
     /// Number of ranks, instead of the one in the configuration.
     pub ranks: Option<usize>,
@@ -119,6 +119,7 @@ impl fmt::Display for PositionKey {
 
 /// What a run has come to.
 #[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct Summary {
     /// Optimizer steps done in total.
     pub steps: u64,

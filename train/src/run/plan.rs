@@ -85,7 +85,8 @@ pub(super) fn make(asked: &Config, options: &RunOptions, device: &ResolvedDevice
             break (draft, lock, claim);
         }
     };
-    let Draft { found, resume, data, tokenizer, model, optimizer, warnings, other_init, changed } = draft;
+    let Draft { found, resume, data, tokenizer, model, optimizer, loss, warnings, other_init, changed } =
+        draft;
     for warning in warnings {
         tracing::warn!("{warning}");
     }
@@ -128,7 +129,6 @@ pub(super) fn make(asked: &Config, options: &RunOptions, device: &ResolvedDevice
     let (out, claim, device) = (found.out, Some(claim), device.clone());
     let (allow_missing, stop) = (options.allow_missing.clone(), options.stop.clone());
     let registry = options.registry.clone();
-    let loss = registry.losses().make(&config.loss)?;
     Ok(Plan {
         message,
         config,
@@ -190,6 +190,7 @@ struct Draft {
     tokenizer: Arc<[u8]>,
     model: ModelConfig,
     optimizer: Optimizer,
+    loss: Option<TokenLoss>,
     /// What is to be said about memory.
     warnings: Vec<String>,
     /// What is to be said if the weights to start from belong to another tokenizer.
@@ -212,7 +213,6 @@ impl Draft {
         };
         let place = options.place.as_ref();
         let optimizer = options.registry.optimizers().make(&config.optim)?;
-        options.registry.losses().make(&config.loss)?;
         // For names and shapes: nothing is initialised.
         let decoder =
             |model: &_| Decoder::new(options.registry.layers(), model, Key::new(0), &device::plain());
@@ -225,6 +225,7 @@ impl Draft {
         let data = data.map_err(TrainError::threads("threads that look at the data"))??;
         let tokenizer = data::read_tokenizer_of(&config.data.path)?;
         let model = resolve_model(config, &data, init.as_ref(), &tokenizer)?;
+        let loss = options.registry.losses().make(&config.loss, model.vocab_size)?;
         let decoder = decoder(&model)?;
         let warnings = memory::check(config, &model, &decoder, &optimizer, device, place)?;
         if !config.train.freeze.is_empty() {
@@ -268,7 +269,7 @@ impl Draft {
             })
         });
         let tokenizer = tokenizer.into();
-        Ok(Draft { found, resume, data, tokenizer, model, optimizer, warnings, other_init, changed })
+        Ok(Draft { found, resume, data, tokenizer, model, optimizer, loss, warnings, other_init, changed })
     }
 }
 
@@ -383,7 +384,7 @@ impl PlanMessage {
         let (allow_missing, stop) = (options.allow_missing.clone(), options.stop.clone());
         let registry = options.registry.clone();
         let optimizer = registry.optimizers().make(&config.optim)?;
-        let loss = registry.losses().make(&config.loss)?;
+        let loss = registry.losses().make(&config.loss, model.vocab_size)?;
         let (message, claim, device) = (self, None, device.clone());
         Ok(Plan {
             message,

@@ -77,7 +77,8 @@ impl RecordedStep {
         self.keys.is_empty()
     }
 
-    /// The values of the step by the names that they have in `metrics.jsonl`; `loss` is that of the step.
+    /// The values of the step by the names that they have in `metrics.jsonl`; `loss` is that of the step,
+    /// and `loss_name` what it is called without the losses of layers: `cross_entropy`, as a rule.
     /// Waits until they are read. A value is the mean over the tokens of the passes that recorded it, of all
     /// ranks, so ranks and passes may record different ones. Collective: all ranks call it as soon as one of
     /// them has recorded anything.
@@ -85,7 +86,7 @@ impl RecordedStep {
     /// # Errors
     ///
     /// If a GPU fails, or the ranks lose each other.
-    pub fn finish(self, engine: &Engine, loss: f64) -> Result<Values> {
+    pub fn finish(self, engine: &Engine, loss: f64, loss_name: &str) -> Result<Values> {
         let read = self.values.map_or(Ok(Vec::new()), PendingValues::wait);
         let read = read.map_err(kiln_shard::ShardError::from)?;
         let mut mine = Sums::default();
@@ -103,7 +104,7 @@ impl RecordedStep {
                 all.add(key, Sum { share, value: f64::from_bits(value) });
             }
         }
-        Ok(named(&all.order, loss))
+        Ok(named(&all.order, loss, loss_name))
     }
 }
 
@@ -112,7 +113,7 @@ fn unreadable(error: serde_json::Error) -> TrainError {
 }
 
 /// The names of `docs/configuration.md`.
-fn named(sums: &[(Key, Sum)], loss: f64) -> Values {
+fn named(sums: &[(Key, Sum)], loss: f64, loss_name: &str) -> Values {
     let mut values = Values::default();
     let (mut losses, mut means) = (Values::default(), Vec::<(String, f64, f64)>::new());
     for (Key { place, name, kind }, Sum { share, value }) in sums {
@@ -139,7 +140,7 @@ fn named(sums: &[(Key, Sum)], loss: f64) -> Values {
     }
     if !losses.is_empty() {
         let added: f64 = losses.iter().map(|(_, value)| value).sum();
-        values.set("cross_entropy", loss - added);
+        values.set(loss_name, loss - added);
     }
     losses.iter().for_each(|(name, value)| values.set(name, value));
     values
@@ -154,6 +155,7 @@ fn inside_of_layer(place: &str) -> Option<&str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::CROSS_ENTROPY;
 
     #[test]
     fn losses_are_summed_and_values_averaged_over_the_layers() {
@@ -178,7 +180,7 @@ mod tests {
         }
         // In one of the passes alone.
         sums.add(key("embed", "rms", RecordKind::Value), Sum { share: 0.25, value: 0.5 });
-        let values = named(&sums.order, 20.0);
+        let values = named(&sums.order, 20.0, CROSS_ENTROPY);
         let expected = [
             ("layers.0.ffn.rms", 3.5),
             ("losses.layers.0.ffn.balance", 3.5),

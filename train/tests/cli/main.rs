@@ -30,6 +30,7 @@
 //! - `memory`: the least memory of a run, against what it takes and what there is;
 //! - `processes`: runs of which each rank knows its own arguments only;
 //! - `presets`, `debug`: the configurations of this repository;
+//! - `smoke`: a run that tries everything, shrunk, and what prepared data look like;
 //! - `shapes`: models with the shapes of Llama and Qwen;
 //! - `surroundings`: a program that calls the library without setting up its process;
 //! - `extension`: a layer that these crates do not know, trained under every strategy.
@@ -86,6 +87,7 @@ mod restarts;
 mod resume;
 mod run_folder;
 mod shapes;
+mod smoke;
 mod support;
 mod surroundings;
 mod text_in;

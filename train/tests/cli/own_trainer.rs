@@ -23,7 +23,12 @@ fn a_loop_on_the_trainer_leaves_what_the_stock_loop_leaves() {
     let experiment = ["--set", "experiment.every=2", "--set", "experiment.patience=10"];
     succeed(&workspace, &[&["train", "run.toml", "--out", "own"][..], &experiment].concat());
     assert_eq!(workspace.steps("own"), workspace.steps("stock"));
-    assert_eq!(workspace.val_loss("own").to_bits(), workspace.val_loss("stock").to_bits());
+    let evaluations = |out: &str| -> Vec<_> {
+        let lines = workspace.metrics(out).into_iter();
+        lines.filter(|line| line.get("val_loss").is_some()).collect()
+    };
+    assert_eq!(evaluations("own"), evaluations("stock"));
+    assert_eq!(evaluations("own").len(), 2);
     assert_eq!(workspace.checkpoints("own"), workspace.checkpoints("stock"));
     let kept = workspace.text("own/checkpoints/fsdp_cpt4/config.toml");
     assert!(kept.contains("[experiment]") && kept.contains("patience = 10"), "{kept}");
@@ -59,6 +64,29 @@ fn a_loop_on_the_trainer_stops_when_it_is_asked_to() {
     let ended = workspace.end(child);
     assert_eq!(ended.code, Some(75), "{ended:?}");
     assert!(ended.stdout.contains("go on with --resume latest"), "{ended:?}");
+    let steps = workspace.steps("run").len();
+    assert_eq!(workspace.checkpoints("run"), [format!("fsdp_cpt{steps}"), "latest".to_owned()]);
+    // To a few steps behind, all of which it takes.
+    let more = format!("train.steps={}", steps + 3);
+    succeed(&workspace, &["train", "run.toml", "--out", "run", "--resume", "latest", "--set", &more]);
+    assert_eq!(workspace.steps("run").len(), steps + 3);
+}
+
+/// A save that fails is tried again at the end, and is an error then.
+#[test]
+fn a_loop_on_the_trainer_does_not_lose_its_last_step() {
+    let workspace = Workspace::new();
+    let settings = ["--set", "checkpoint.on_failure=continue", "--set", "checkpoint.format=full"];
+    let every = ["--set", "experiment.every=4"];
+    let arguments = [&["train", "run.toml", "--out", "run"][..], &settings, &every].concat();
+    // As on a full disk, for the save that the loop makes after step 4 and for the one that `finish` makes.
+    let full_disk = ["-c", "trap '' XFSZ; ulimit -f 8; exec \"$0\" \"$@\""];
+    let program = example("own_trainer");
+    let program = program.to_str().expect("a path");
+    let ended = workspace.run("sh".as_ref(), &[&full_disk[..], &[program], &arguments].concat());
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    assert!(ended.stderr.contains("training goes on without this checkpoint"), "{ended:?}");
+    assert!(!ended.stdout.contains("done: 4 steps"), "{ended:?}");
 }
 
 #[test]

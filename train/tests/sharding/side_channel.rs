@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use burn::module::Module;
 use burn::tensor::{Device, Tensor};
+use kiln::config::CROSS_ENTROPY;
 use kiln::run::{RecordedStep, TrainError};
 use kiln_model::decoder::Decoder;
 use kiln_model::layers::{AnyLayer, Context, Layer, Records};
@@ -67,7 +68,7 @@ fn train(run: &Run, is_partial: bool) -> Vec<Logged> {
             let (loss, norm) = rank.update()?;
             let squares: f64 = norms.iter().map(|(_, norm)| norm * norm).sum();
             assert!((squares.sqrt() / norm - 1.0).abs() < 1e-6, "{squares} and {norm}");
-            let values = recorded.finish(engine, loss)?;
+            let values = recorded.finish(engine, loss, CROSS_ENTROPY)?;
             let values = values.iter().map(|(name, value)| (name.to_owned(), value));
             steps.push(values.chain(norms).chain([("loss".to_owned(), loss)]).collect());
         }

@@ -82,7 +82,7 @@ pub fn measure(
         let mut own = Measured { parameters, flops_per_token, ..Measured::default() };
         for index in 0..count.warmup.max(1) + count.timed {
             let start = Instant::now();
-            let update = step(config, &sharded, device, 1 + index as u64)?;
+            let update = step(config, &sharded, device, None, 1 + index as u64)?;
             let waits = Instant::now();
             sync(device)?;
             if index >= count.warmup.max(1) {

@@ -48,8 +48,9 @@ impl Trainer<'_> {
 
     /// Takes one optimizer step on the next batch of the data, and logs it if the configuration says so.
     /// Returns whether there was one: not after the last step of the configuration, and not once the ranks
-    /// were asked to stop, when a loop is to call [`Trainer::finish`]. Nothing in it waits for a GPU.
-    /// Collective.
+    /// were asked to stop. A loop goes on for as long as this is true, and then calls [`Trainer::finish`];
+    /// one that looks at [`Trainer::step`] alone never ends when it is asked to stop. On a GPU, it waits for
+    /// the step before, and for its own only where something has to be known of it. Collective.
     ///
     /// # Errors
     ///
@@ -71,7 +72,7 @@ impl Trainer<'_> {
         // has to be known first.
         self.settle_step()?;
         self.issued = Some(now);
-        if !self.plan.device.is_gpu() || stop || is_looked_at {
+        if !self.plan.device.is_gpu() || stop || is_looked_at || self.is_complete() {
             self.settle_step()?;
         }
         self.advance_save(saving)?;
@@ -79,7 +80,7 @@ impl Trainer<'_> {
         Ok(true)
     }
 
-    /// Ends the run: saves it if that is not done yet, evaluates, and generates the sample of the
+    /// Ends the run: saves and evaluates the last step if that is not done yet, and generates the sample of the
     /// configuration. After a stop that was asked for, only saves: whoever asked may not give us the time for
     /// more. Collective.
     ///
@@ -92,11 +93,16 @@ impl Trainer<'_> {
             return self.stop();
         }
         // Nothing is lost if the evaluation takes longer than we are given.
-        if self.has_trained && self.saved_step != Some(self.state.step) {
+        if self.has_news() {
             self.begin_save(true)?;
         }
         let may_stop = !self.stopping;
-        let Some(val_loss) = self.evaluate_unless(may_stop)? else { return self.stop() };
+        let known = self.evaluated.filter(|(step, _)| *step == self.state.step);
+        let val_loss = match known {
+            Some((_, val_loss)) => Some(val_loss),
+            None => self.evaluate_unless(may_stop)?,
+        };
+        let Some(val_loss) = val_loss else { return self.stop() };
         let sample = self.sample()?;
         self.settle_save()?;
         let checkpoint = self
@@ -160,7 +166,7 @@ impl Trainer<'_> {
     }
 
     /// The validation loss: the cross-entropy of the validation split, in nats per token. It is logged if this
-    /// start of the run has trained. `None` if the ranks were asked to stop meanwhile. Collective.
+    /// start of the run has trained. `None` if the ranks were asked to stop before or meanwhile. Collective.
     ///
     /// # Errors
     ///
@@ -188,6 +194,7 @@ impl Trainer<'_> {
             self.stopping = true;
             return Ok(None);
         };
+        self.evaluated = Some((self.state.step, val_loss));
         // A run that had nothing left to do says where it stands, and logs nothing.
         if let Some(reporter) = self.reporter.as_mut().filter(|_| self.has_trained) {
             let metrics = EvalMetrics { step: self.state.step, val_loss, val_tokens };

@@ -10,14 +10,15 @@ use crate::run::plan::Plan;
 
 impl Trainer<'_> {
     /// Saves a checkpoint of the last step that was done: in the background, if the configuration says so.
-    /// Does nothing once the ranks were asked to stop: [`Trainer::finish`] saves then. Collective.
+    /// Does nothing if that step is saved already, and once the ranks were asked to stop: [`Trainer::finish`]
+    /// saves then. Collective.
     ///
     /// # Errors
     ///
     /// If it fails, or the one before, and `checkpoint.on_failure` is `abort`; or if the ranks lose each other.
     pub fn save(&mut self) -> Result<()> {
         self.settle_step()?;
-        if self.stopping {
+        if self.stopping || !self.has_news() {
             return Ok(());
         }
         self.begin_save(false)?;
@@ -25,6 +26,11 @@ impl Trainer<'_> {
         let in_background = section.background && section.format == Format::Sharded;
         self.stopping = !in_background && self.asked_to_stop()?;
         Ok(())
+    }
+
+    /// Whether this start has done a step that no save was begun of.
+    pub(super) fn has_news(&self) -> bool {
+        self.has_trained && self.saved_step != Some(self.state.step)
     }
 
     /// Begins to save. A failure is an error if it is the `last` save, or if the configuration says so.
@@ -42,7 +48,9 @@ impl Trainer<'_> {
             tokenizer: Some(tokenizer.clone()),
         };
         let begun = self.saver.begin(self.model.engine(), context);
-        self.saved_step = Some(self.state.step);
+        if begun.is_ok() {
+            self.saved_step = Some(self.state.step);
+        }
         self.note_save(begun, last)
     }
 

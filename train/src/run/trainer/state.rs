@@ -34,20 +34,24 @@ use crate::words::number_of;
 /// [`train_with`](crate::run::train_with).
 ///
 /// Every rank has a trainer, and all ranks must call the same methods in the same order: each of them is
-/// collective, unless it only looks at something. The methods keep the promises of the stock run: the
-/// run folder, `metrics.jsonl`, resumption, signals and verdicts work under any loop.
+/// collective, unless it only looks at something. Losses are the same on all ranks, times are not: ranks that
+/// decide by a clock, or by anything else of their own, agree through
+/// [`Engine::sum_over_ranks`](kiln_shard::Engine::sum_over_ranks) first.
+///
+/// Whatever the loop, the run has its folder, `metrics.jsonl`, checkpoints, signals and verdicts. What a loop
+/// keeps in variables of its own starts anew when the run is resumed.
 ///
 /// ```
-/// use kiln::run::{Summary, TrainError, Trainer};
+/// use kiln::run::{LoopResult, Trainer};
 ///
-/// fn my_loop(mut trainer: Trainer<'_>) -> Result<Summary, TrainError> {
+/// fn my_loop(mut trainer: Trainer<'_>) -> LoopResult {
 ///     while trainer.train_step()? {
 ///         if trainer.step().is_multiple_of(100) {
 ///             trainer.evaluate()?;
 ///             trainer.save()?;
 ///         }
 ///     }
-///     trainer.finish()
+///     Ok(trainer.finish()?)
 /// }
 /// ```
 pub struct Trainer<'a> {
@@ -85,6 +89,8 @@ pub struct Trainer<'a> {
     pub(super) issued: Option<Issued>,
     /// What became of the last step whose outcome is known.
     pub(super) metrics: Option<StepMetrics>,
+    /// The step after which the last evaluation was made, and its loss.
+    pub(super) evaluated: Option<(u64, f64)>,
     /// Whether this start has done any step.
     pub(super) has_trained: bool,
     /// Whether the ranks were asked to stop.
@@ -183,6 +189,7 @@ impl<'a> Trainer<'a> {
             reporter: None,
             issued: None,
             metrics: None,
+            evaluated: None,
             has_trained: false,
             stopping: false,
         };
@@ -244,7 +251,8 @@ impl<'a> Trainer<'a> {
     }
 
     /// The last step whose outcome is known. On a GPU, that is the step before the last, unless an
-    /// evaluation or a save came since. `None` before the first.
+    /// evaluation or a save came since. `None` before the first. Loss, norm and learning rate are the same on
+    /// all ranks; times, and metrics of the program, are this rank's.
     pub fn metrics(&self) -> Option<&StepMetrics> {
         self.metrics.as_ref()
     }
@@ -257,6 +265,11 @@ impl<'a> Trainer<'a> {
     /// The engine of the ranks: weights, gradients, collectives.
     pub fn engine(&self) -> &Engine {
         self.model.engine()
+    }
+
+    /// The device that the rank computes on, for [`ShardedDecoder::pass`].
+    pub fn device(&self) -> &Device {
+        &self.device
     }
 
     /// Prints a line on rank 0, beside the progress bar if there is one.

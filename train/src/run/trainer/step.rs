@@ -164,7 +164,7 @@ impl Trainer<'_> {
         let StepLog { recorded, any_recorded, grad_norms } = log;
         let engine = self.model.engine();
         if any_recorded {
-            metrics.values.extend(recorded.finish(engine, metrics.loss)?);
+            metrics.values.extend(recorded.finish(engine, metrics.loss, &self.plan.config.loss.kind)?);
         }
         metrics.values.extend(grad_norms);
         let added = self.plan.registry.metrics().of(&LoggedStep { metrics, engine })?;

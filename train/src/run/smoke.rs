@@ -1,0 +1,155 @@
+//! `kiln train CONFIG --smoke`: everything that a run does, on as little as possible, in about a minute.
+
+use std::path::Path;
+use std::time::Instant;
+
+use clap::ValueEnum;
+
+use super::decoder::{Program, train_with};
+use super::options::{Resume, RunOptions, Summary};
+use crate::checkpoint::{self, Checkpoint};
+use crate::config::{Config, ModelSection};
+use crate::error::{Result, TrainError};
+use crate::metrics::say;
+
+/// What a smoke run shrinks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Smoke {
+    /// Batch, length of sequences, and steps.
+    Batch,
+    /// The model as well: two narrow blocks with the same layers.
+    Width,
+}
+
+/// Steps of a smoke run; it goes on from the middle one a second time.
+const STEPS: u64 = 4;
+
+/// Tokens of a sequence.
+const SEQ_LEN: usize = 64;
+
+/// Sequences of an evaluation.
+const EVAL_SAMPLES: u64 = 8;
+
+/// How far the losses of the run that goes on may be from the others, relatively: on a CPU they have the same
+/// bits, but kernels of others may sum as they like.
+const TOLERANCE: f64 = 1e-3;
+
+/// What the sample starts with, where the configuration has no prompt.
+const PROMPT: &str = "The";
+
+/// Head dimension and heads of a narrow model.
+const HEAD_DIM: usize = 16;
+const HEADS: usize = 4;
+
+impl Smoke {
+    /// The same run, shrunk: one sequence in each of two micro-batches of a rank.
+    pub(super) fn shrink(self, config: &mut Config) {
+        let Config { data, train, optim, eval, checkpoint, log, sample, .. } = config;
+        data.seq_len = data.seq_len.min(SEQ_LEN);
+        train.steps = STEPS;
+        train.micro_batch = 1.into();
+        train.global_batch = 2 * train.ranks;
+        optim.warmup_steps = optim.warmup_steps.min(STEPS / 2);
+        optim.decay_steps = optim.decay_steps.map(|steps| steps.min(STEPS - optim.warmup_steps));
+        eval.every = 0;
+        eval.samples = EVAL_SAMPLES;
+        (checkpoint.every, checkpoint.keep, checkpoint.keep_every) = (STEPS / 2, 0, 0);
+        log.every = 1;
+        sample.max_tokens = sample.max_tokens.min(16);
+        if sample.prompt.is_empty() {
+            sample.prompt = PROMPT.to_owned();
+        }
+        if self == Smoke::Width {
+            narrow(&mut config.model);
+        }
+    }
+}
+
+/// Two blocks of the same layers, narrow ones. Grouped heads stay grouped, and experts stay several.
+fn narrow(section: &mut ModelSection) {
+    // Sizes that only the data know change nothing here.
+    let Ok(model) = section.resolve(Some(1)) else { return };
+    let is_grouped = model.kv_heads < model.heads;
+    section.layers = Some(model.layers.min(2));
+    section.d_model = Some(HEADS * HEAD_DIM);
+    section.heads = Some(HEADS);
+    section.kv_heads = Some(if is_grouped { HEADS / 2 } else { HEADS });
+    section.head_dim = model.head_dim.map(|_| HEAD_DIM);
+    section.d_ff = Some(2 * HEADS * HEAD_DIM);
+    section.moe = model.moe.map(|mut moe| {
+        moe.expert_d_ff = HEADS * HEAD_DIM;
+        moe.shared_expert_d_ff = moe.shared_expert_d_ff.map(|_| HEADS * HEAD_DIM);
+        moe
+    });
+}
+
+/// Trains, evaluates, saves and generates as `config` says, shrunk; then goes on from the checkpoint in the
+/// middle, which must lead to the same losses. Everything is written below `folder`.
+pub(super) fn run(
+    mut config: Config,
+    shrink: Smoke,
+    folder: &Path,
+    options: RunOptions,
+    program: &Program,
+) -> Result<Summary> {
+    let started = Instant::now();
+    config.train.ranks = options.ranks.unwrap_or(config.train.ranks);
+    shrink.shrink(&mut config);
+    let Config { data, train, .. } = &config;
+    say(&format!(
+        "smoke: {} steps of {} sequences of {} tokens, in {}",
+        train.steps,
+        train.global_batch,
+        data.seq_len,
+        folder.display()
+    ));
+    let straight = RunOptions { out: folder.join("straight").into(), ..options };
+    let trained = train_with(config.clone(), &straight, &*program.training_loop)?;
+    if trained.preempted {
+        return Ok(trained);
+    }
+    let middle = checkpoint::place_of(&checkpoint::folder_of_run(&folder.join("straight")), STEPS / 2);
+    if !middle.exists() {
+        say("smoke: the program's training loop has saved nothing in the middle: going on was not tried");
+        return Ok(trained);
+    }
+    Checkpoint::open(&middle)?;
+    let resumed =
+        RunOptions { out: folder.join("resumed").into(), resume: Some(Resume::Path(middle)), ..straight };
+    let again = train_with(config, &resumed, &*program.training_loop)?;
+    if again.preempted {
+        return Ok(again);
+    }
+    let losses = |summary: &Summary| [summary.loss, summary.val_loss].map(Option::unwrap_or_default);
+    let pairs = || losses(&again).into_iter().zip(losses(&trained));
+    if pairs().any(|(a, b)| (a - b).abs() > TOLERANCE * b.abs()) {
+        return Err(TrainError::Smoke { straight: losses(&trained), resumed: losses(&again) });
+    }
+    let same = pairs().all(|(a, b)| a.to_bits() == b.to_bits());
+    say(&format!(
+        "smoke: training, evaluation, saving, going on (to {}) and sampling work; {:.1} s",
+        if same { "the same bits" } else { "nearly the same losses" },
+        started.elapsed().as_secs_f64()
+    ));
+    Ok(again)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_preset_shrinks_to_a_configuration() {
+        for preset in kiln_model::PRESETS {
+            for shrink in [Smoke::Batch, Smoke::Width] {
+                let text = format!("[model]\npreset = \"{preset}\"\n[train]\nranks = 3\nglobal_batch = 999");
+                let mut config: Config = toml::from_str(&text).expect("a configuration");
+                shrink.shrink(&mut config);
+                config.validate().expect("it fits together");
+                let model = config.model.resolve(Some(100)).expect("a model");
+                model.validate().expect("it fits together");
+                assert_eq!(model.d_model == HEADS * HEAD_DIM, shrink == Smoke::Width, "{preset}");
+            }
+        }
+    }
+}
