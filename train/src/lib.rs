@@ -16,7 +16,7 @@
 //! | the whole block | [`Registry::block`](registry::Registry::block), `model.block` | `own_layer.rs` has the form |
 //! | a loss of a layer, or a value to log | [`Context::add_loss`](kiln_model::Context::add_loss), [`Context::record`](kiln_model::Context::record) | `own_metric.rs` |
 //! | the optimizer | [`Registry::optimizer`](registry::Registry::optimizer), `optim.kind` | `own_optimizer.rs` |
-//! | learning rates by parameter | `[[optim.groups]]` of the configuration | |
+//! | learning rates and schedules by parameter | `[[optim.groups]]` of the configuration | |
 //! | what is logged of a step | [`Registry::metric`](registry::Registry::metric) | `own_metric.rs` |
 //! | the text | [`data::prepare`] | `own_data.rs` |
 //! | the training loop | [`sharded::ShardedDecoder`], [`kiln_shard::Engine`] | `own_loop.rs` |

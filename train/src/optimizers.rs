@@ -7,7 +7,7 @@ use std::sync::Arc;
 use kiln_shard::{Choice, Optimizer, Rule};
 use serde::de::DeserializeOwned;
 
-use crate::config::{ADAMW, ConfigError, MUON, OptimGroup, OptimSection};
+use crate::config::{ADAMW, ConfigError, LrSchedule, MUON, OptimGroup, OptimSection};
 
 /// What an optimizer is made from.
 #[derive(Clone, Copy, Debug)]
@@ -116,6 +116,7 @@ impl Optimizers {
                 rule: group.rule.unwrap_or(choice.rule),
                 learning_rate: group.learning_rate.or(choice.learning_rate),
                 weight_decay: group.weight_decay.or(choice.weight_decay),
+                schedule: group.schedule.or(choice.schedule),
             })
         }))
     }
@@ -134,6 +135,8 @@ struct OwnOptions {
     rule: Option<usize>,
     learning_rate: Option<f64>,
     weight_decay: Option<f64>,
+    /// Index of a learning rate of [`learning_rates`](crate::schedule::learning_rates).
+    schedule: Option<usize>,
 }
 
 impl OwnOptions {
@@ -148,12 +151,15 @@ impl OwnOptions {
                 ))
             })
         };
+        let schedules = section.lr_schedules();
+        let index = |own: LrSchedule| schedules.iter().position(|schedule| *schedule == own);
         Ok(OwnOptions {
             parameters: group.parameters.clone(),
             dims: group.dims,
             rule: group.rule.as_ref().map(rule).transpose()?,
             learning_rate: group.lr.map(|lr| section.relative(lr)),
             weight_decay: group.weight_decay,
+            schedule: group.lr_schedule(section.lr_schedule()).and_then(index),
         })
     }
 
@@ -230,6 +236,20 @@ mod tests {
         assert_eq!(rule("layers.1.ffn.experts.weight", &[2, 4, 8]), "muon");
         assert_eq!(rule("layers.1.ffn_norm.weight", &[4]), "adamw");
         assert_eq!(rule("embed_tokens.weight", &[16, 4]), "adamw");
+    }
+
+    /// The last group that has any key of a schedule counts.
+    #[test]
+    fn groups_name_schedules_by_their_index() {
+        let text = "[[groups]]\nparameters = ['*']\nschedule = 'constant'\n\
+                    [[groups]]\nparameters = ['norm.*']\nwarmup_steps = 3\n\
+                    [[groups]]\nparameters = ['*.bias', 'norm.weight']\nlr = 1e-4\n\
+                    [[groups]]\nparameters = ['head.*']\nschedule = 'cosine'\n";
+        let section = section(text);
+        assert_eq!(section.lr_schedules().len(), 3);
+        let optimizer = Optimizers::default().make(&section).expect("an optimizer");
+        let schedule = |name: &str| optimizer.choice(name, &[4]).schedule;
+        assert_eq!(["embed.bias", "norm.weight", "head.bias"].map(schedule), [Some(1), Some(2), Some(0)]);
     }
 
     #[test]

@@ -35,4 +35,4 @@ pub use optimizer::{Choice, Optimizer};
 pub(crate) use owners::Owners;
 #[cfg(feature = "cube")]
 pub use rule::{DeviceRule, DeviceShard};
-pub use rule::{DirectionRun, Rule, Settings, ShardRun, UpdateStep};
+pub use rule::{DirectionRun, LearningRates, Rule, Settings, ShardRun, UpdateStep};

@@ -39,7 +39,7 @@ pub(crate) use limits::thread_ranks;
 pub use limits::{MAX_BATCH, MAX_SEQ_LEN, MAX_STEPS, MAX_THREAD_RANKS, MAX_THREADS};
 pub use load::{ConfigError, load};
 pub use model::ModelSection;
-pub use optim::{ADAMW, MUON, MuonSection, OptimGroup, OptimSection, Schedule};
+pub use optim::{ADAMW, LrSchedule, MUON, MuonSection, OptimGroup, OptimSection, Schedule};
 pub use schema::{
     Backend, CheckpointSection, CommBackend, CommSection, Config, DataSection, DeviceSection, EvalSection,
     InitSection, LogSection, NonFinite, OnFailure, Precision, PrecisionSection, SampleSection, ShardSection,

@@ -1,5 +1,7 @@
 //! Checks of a whole configuration, before any work starts.
 
+use std::iter;
+
 use kiln_shard::Mesh;
 
 use crate::data::VOCABULARY_MINIMUM;
@@ -11,8 +13,8 @@ use super::limits::{
     too_many_threads,
 };
 use super::{
-    Backend, Choice, CommBackend, CommSection, Config, ConfigError, MUON, ModelSection, MuonSection,
-    OptimSection, Precision,
+    Backend, Choice, CommBackend, CommSection, Config, ConfigError, LrSchedule, MUON, ModelSection,
+    MuonSection, OptimSection, Precision,
 };
 
 /// A range of numbers: in words, and whether a number is in it.
@@ -86,6 +88,7 @@ impl Config {
         for group in groups {
             rates.extend(group.lr.map(|lr| ("optim.groups: lr", lr, FROM_0)));
             rates.extend(group.weight_decay.map(|decay| ("optim.groups: weight_decay", decay, FROM_0)));
+            rates.extend(group.min_lr_ratio.map(|ratio| ("optim.groups: min_lr_ratio", ratio, FROM_0_TO_1)));
         }
         for (key, value, (range, contains)) in &rates {
             if !contains(*value) {
@@ -134,20 +137,31 @@ impl Config {
             }
         }
         self.check_optimizer(problems);
-        if optim.warmup_steps > train.steps {
-            problems.push(format!(
-                "optim.warmup_steps = {} is longer than train.steps = {}: lower one of the two",
-                optim.warmup_steps, train.steps
-            ));
-        }
-        let decay = optim.decay_steps.unwrap_or(0);
-        let both = optim.warmup_steps.saturating_add(decay);
-        if optim.decay_steps.is_some() && both > train.steps {
-            problems.push(format!(
-                "optim.warmup_steps + optim.decay_steps = {} + {decay} = {both} is longer than train.steps \
-                 = {}: lower one of them",
-                optim.warmup_steps, train.steps
-            ));
+        self.check_schedules(problems);
+    }
+
+    /// Schedules that are longer than the run.
+    fn check_schedules(&self, problems: &mut Vec<String>) {
+        let (OptimSection { groups, .. }, steps) = (&self.optim, self.train.steps);
+        let of_rest = self.optim.lr_schedule();
+        // What a group has from [optim] is a problem there.
+        let own = groups.iter().filter(|group| group.warmup_steps.or(group.decay_steps).is_some());
+        let own = own.filter_map(|group| Some(("optim.groups: ", "", group.lr_schedule(of_rest)?)));
+        for (place, again, schedule) in iter::once(("optim.", "optim.", of_rest)).chain(own) {
+            let LrSchedule { warmup_steps: warmup, decay_steps, .. } = schedule;
+            if warmup > steps {
+                problems.push(format!(
+                    "{place}warmup_steps = {warmup} is longer than train.steps = {steps}: lower one of the two"
+                ));
+            }
+            let Some(decay) = decay_steps else { continue };
+            let both = warmup.saturating_add(decay);
+            if both > steps {
+                problems.push(format!(
+                    "{place}warmup_steps + {again}decay_steps = {warmup} + {decay} = {both} is longer than \
+                     train.steps = {steps}: lower one of them"
+                ));
+            }
         }
     }
 
