@@ -20,6 +20,7 @@ mod owners;
 mod rule;
 #[cfg(feature = "cube")]
 mod segments;
+mod sign;
 
 pub use adamw::AdamW;
 pub(crate) use backend::{GroupUpdate, StepBackend, StepSettings};
@@ -36,3 +37,4 @@ pub(crate) use owners::Owners;
 #[cfg(feature = "cube")]
 pub use rule::{DeviceRule, DeviceShard};
 pub use rule::{DirectionRun, LearningRates, Rule, Settings, ShardRun, UpdateStep};
+pub use sign::Sign;

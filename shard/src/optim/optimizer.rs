@@ -96,6 +96,28 @@ impl Optimizer {
         Optimizer { choose, ..self }
     }
 
+    /// Gives the parameters that `is_its(name, shape)` accepts to one more rule, whatever was chosen for them.
+    #[must_use]
+    pub fn with_rule(
+        self,
+        rule: impl Rule + 'static,
+        is_its: impl Fn(&str, &[usize]) -> bool + Send + Sync + 'static,
+    ) -> Self {
+        let (before, last) = (self.choose, self.rules.len() - 1);
+        let choose = Arc::new(move |name: &str, shape: &[usize]| {
+            if is_its(name, shape) {
+                return Choice::default();
+            }
+            let choice = before(name, shape);
+            Choice { rule: choice.rule.min(last) + 1, ..choice }
+        });
+        // First: a module's groups are reduced in the order of the rules, the last one while backward goes on, and
+        // the parameters of such a rule are few.
+        let rule: Arc<dyn Rule> = Arc::new(rule);
+        let rules = [rule].into_iter().chain(self.rules).collect();
+        Optimizer { choose, rules, ..self }
+    }
+
     /// Its name, as in checkpoints.
     pub fn name(&self) -> &str {
         &self.name

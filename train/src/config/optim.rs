@@ -10,6 +10,9 @@ pub const ADAMW: &str = "adamw";
 /// `optim.kind` of Muon for the matrices of blocks, with AdamW for the rest.
 pub const MUON: &str = "muon";
 
+/// `optim.expert_bias_lr`, as in DeepSeek-V3.
+const EXPERT_BIAS_LR: f64 = 1e-3;
+
 /// Learning-rate schedules; all start with a linear warm-up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
@@ -50,6 +53,9 @@ section! {
         eps: f64 = 1e-8,
         /// Largest norm of the gradient; 0 for no clipping.
         grad_clip: f64 = 1.0,
+        /// What the biases that balance experts, with `model.moe.expert_bias`, move by in a step.
+        #[serde(skip_serializing_if = "is_expert_bias_lr")]
+        expert_bias_lr: f64 = EXPERT_BIAS_LR,
         /// Muon's own keys, for `kind = "muon"`; the others are those of AdamW.
         #[serde(skip_serializing_if = "Option::is_none")]
         muon: Option<MuonSection> = None,
@@ -145,6 +151,11 @@ impl OptimGroup {
 /// Whether a kind need not be written out.
 fn is_adamw(kind: &str) -> bool {
     kind == ADAMW
+}
+
+/// Whether the rate of biases need not be written out.
+fn is_expert_bias_lr(rate: &f64) -> bool {
+    *rate == EXPERT_BIAS_LR
 }
 
 impl OptimSection {

@@ -125,6 +125,7 @@ impl Config {
             ("optim.beta1", optim.beta1, DECAY),
             ("optim.beta2", optim.beta2, DECAY),
             ("optim.eps", optim.eps, POSITIVE),
+            ("optim.expert_bias_lr", optim.expert_bias_lr, FROM_0),
             ("optim.grad_clip", optim.grad_clip, ("zero (no clipping) or more, and finite", FROM_0.1)),
             ("device.peak_tflops", device.peak_tflops.unwrap_or(1.0), POSITIVE),
             ("comm.timeout_s", comm.timeout_s, SECONDS),
@@ -228,9 +229,10 @@ impl Config {
         }
     }
 
-    /// f16, whose loss scale adapts on the GPU that computes.
+    /// f16, whose loss scale adapts on the GPU that computes, and whose range is small.
     fn check_precision(&self, problems: &mut Vec<String>) {
         let is_f16 = self.precision.compute == Choice::Is(Precision::F16);
+        let has_expert_bias = self.model.moe.as_ref().is_some_and(|moe| moe.expert_bias);
         for (is_wrong, problem) in [
             (
                 self.precision.reduce == Precision::F16,
@@ -246,6 +248,12 @@ impl Config {
                 is_f16 && self.shard.offload,
                 "precision.compute = \"f16\" and shard.offload = true do not go together, because the loss \
                  scale adapts on the GPU: use \"bf16\"",
+            ),
+            (
+                is_f16 && has_expert_bias,
+                "precision.compute = \"f16\" and model.moe.expert_bias = true do not go together, because the \
+                 load of experts travels in numbers that f16 does not have: use \"bf16\", or \
+                 model.moe.router_aux_loss_coef alone",
             ),
         ] {
             problems.extend(is_wrong.then(|| problem.to_owned()));
