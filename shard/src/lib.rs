@@ -44,8 +44,8 @@ pub use error::ShardError;
 pub use layout::{Layout, ParamGroupLayout, ParameterLayout};
 pub use mesh::{Mesh, MeshError, Strategy, UnknownStrategy};
 pub use optim::{
-    AdamW, AdjustLr, Choice, DirectionRun, LossScale, Muon, Optimizer, Rule, Settings, ShardRun, UpdateStep,
-    clip_factor,
+    AdamW, AdjustLr, Choice, DirectionRun, LearningRates, LossScale, Muon, Optimizer, Rule, Settings,
+    ShardRun, Sign, UpdateStep, clip_factor,
 };
 #[cfg(feature = "cube")]
 pub use optim::{DeviceRule, DeviceShard};

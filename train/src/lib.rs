@@ -17,7 +17,7 @@
 //! | a loss of a layer, or a value to log | [`Context::add_loss`](kiln_model::Context::add_loss), [`Context::record`](kiln_model::Context::record) | `own_metric.rs` |
 //! | the training loss | [`Registry::loss`](registry::Registry::loss), `loss.kind` | `own_loss.rs` |
 //! | the optimizer | [`Registry::optimizer`](registry::Registry::optimizer), `optim.kind` | `own_optimizer.rs` |
-//! | learning rates by parameter | `[[optim.groups]]` of the configuration | |
+//! | learning rates and schedules by parameter | `[[optim.groups]]` of the configuration | |
 //! | what is logged of a step | [`Registry::metric`](registry::Registry::metric) | `own_metric.rs` |
 //! | the text | [`data::prepare`] | `own_data.rs` |
 //! | when a run evaluates, saves or ends | [`Registry::training_loop`](registry::Registry::training_loop), [`run::Trainer`] | `own_trainer.rs` |

@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-use kiln_shard::{Choice, Optimizer, Rule};
+use kiln_model::layers::Moe;
+use kiln_shard::{Choice, Optimizer, Rule, Sign};
 use serde::de::DeserializeOwned;
 
-use crate::config::{ADAMW, ConfigError, MUON, OptimGroup, OptimSection, typed};
+use crate::config::{ADAMW, ConfigError, LrSchedule, MUON, OptimGroup, OptimSection, typed};
 
 /// What an optimizer is made from.
 #[derive(Clone, Copy, Debug)]
@@ -106,17 +107,18 @@ impl Optimizers {
         let optimizer = make(OptimizerInit { section })?;
         let groups = section.groups.iter().map(|group| OwnOptions::new(group, section, &optimizer));
         let groups = groups.collect::<Result<Vec<_>, _>>()?;
-        if groups.is_empty() {
-            return Ok(optimizer);
-        }
-        Ok(optimizer.choosing(move |name, shape, choice| {
+        let optimizer = optimizer.choosing(move |name, shape, choice| {
             let mine = groups.iter().filter(|group| group.names(name, shape));
             mine.fold(choice, |choice, group| Choice {
                 rule: group.rule.unwrap_or(choice.rule),
                 learning_rate: group.learning_rate.or(choice.learning_rate),
                 weight_decay: group.weight_decay.or(choice.weight_decay),
+                schedule: group.schedule.or(choice.schedule),
             })
-        }))
+        });
+        // Whatever the optimizer and its groups say: these are steered, not learned.
+        let sign = Sign { rate: section.expert_bias_lr };
+        Ok(optimizer.with_rule(sign, |name, _| name.rsplit('.').next() == Some(Moe::BIAS)))
     }
 }
 
@@ -133,6 +135,8 @@ struct OwnOptions {
     rule: Option<usize>,
     learning_rate: Option<f64>,
     weight_decay: Option<f64>,
+    /// Index of a learning rate of [`learning_rates`](crate::schedule::learning_rates).
+    schedule: Option<usize>,
 }
 
 impl OwnOptions {
@@ -147,12 +151,15 @@ impl OwnOptions {
                 ))
             })
         };
+        let schedules = section.lr_schedules();
+        let index = |own: LrSchedule| schedules.iter().position(|schedule| *schedule == own);
         Ok(OwnOptions {
             parameters: group.parameters.clone(),
             dims: group.dims,
             rule: group.rule.as_ref().map(rule).transpose()?,
             learning_rate: group.lr.map(|lr| section.relative(lr)),
             weight_decay: group.weight_decay,
+            schedule: group.lr_schedule(section.lr_schedule()).and_then(index),
         })
     }
 
@@ -229,6 +236,36 @@ mod tests {
         assert_eq!(rule("layers.1.ffn.experts.weight", &[2, 4, 8]), "muon");
         assert_eq!(rule("layers.1.ffn_norm.weight", &[4]), "adamw");
         assert_eq!(rule("embed_tokens.weight", &[16, 4]), "adamw");
+    }
+
+    /// They are steered by the load of experts, under every optimizer and whatever groups say.
+    #[test]
+    fn biases_of_experts_go_by_the_sign() {
+        for kind in ["adamw", "muon"] {
+            let text =
+                format!("kind = '{kind}'\n[[groups]]\nparameters = ['*']\nrule = 'adamw'\nlr = 1e-4\n");
+            let optimizer = Optimizers::default().make(&section(&text)).expect("an optimizer");
+            let rule = |name: &str| optimizer.rule_of(name, &[4]).name().to_owned();
+            assert_eq!(rule("layers.0.ffn.router_bias"), "sign");
+            assert_eq!(rule("layers.0.ffn.router.bias"), "adamw");
+            assert_eq!(optimizer.choice("layers.0.ffn.router_bias", &[4]), Choice::default());
+            assert_eq!(optimizer.name(), kind);
+            assert_eq!(optimizer.slots().len(), if kind == "muon" { 3 } else { 2 });
+        }
+    }
+
+    /// The last group that has any key of a schedule counts.
+    #[test]
+    fn groups_name_schedules_by_their_index() {
+        let text = "[[groups]]\nparameters = ['*']\nschedule = 'constant'\n\
+                    [[groups]]\nparameters = ['norm.*']\nwarmup_steps = 3\n\
+                    [[groups]]\nparameters = ['*.bias', 'norm.weight']\nlr = 1e-4\n\
+                    [[groups]]\nparameters = ['head.*']\nschedule = 'cosine'\n";
+        let section = section(text);
+        assert_eq!(section.lr_schedules().len(), 3);
+        let optimizer = Optimizers::default().make(&section).expect("an optimizer");
+        let schedule = |name: &str| optimizer.choice(name, &[4]).schedule;
+        assert_eq!(["embed.bias", "norm.weight", "head.bias"].map(schedule), [Some(1), Some(2), Some(0)]);
     }
 
     #[test]

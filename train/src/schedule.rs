@@ -1,23 +1,37 @@
 //! Learning rates over the steps of a run.
 
-use crate::config::{OptimSection, Schedule};
+use kiln_shard::LearningRates;
 
-/// The learning rate of step `step` of `steps`, both counted from 1.
+use crate::config::{LrSchedule, OptimSection, Schedule};
+
+/// The learning rate of step `step` of `steps`, both counted from 1: that of `[optim]`.
 pub fn learning_rate(optim: &OptimSection, step: u64, steps: u64) -> f64 {
-    let OptimSection { lr, warmup_steps, min_lr_ratio, .. } = *optim;
+    rate(optim.lr, optim.lr_schedule(), step, steps)
+}
+
+/// [`learning_rate`], and the same with each schedule that a group of parameters has of its own, in the order of
+/// [`OptimSection::lr_schedules`].
+pub fn learning_rates(optim: &OptimSection, step: u64, steps: u64) -> LearningRates {
+    let others = optim.lr_schedules().split_off(1);
+    let others = others.into_iter().map(|schedule| rate(optim.lr, schedule, step, steps));
+    LearningRates::new(learning_rate(optim, step, steps), others.collect())
+}
+
+fn rate(lr: f64, schedule: LrSchedule, step: u64, steps: u64) -> f64 {
+    let LrSchedule { schedule, warmup_steps, decay_steps, min_lr_ratio } = schedule;
     if step <= warmup_steps {
         return lr * step as f64 / warmup_steps as f64;
     }
     let floor = lr * min_lr_ratio;
     let towards_floor = |share: f64| floor + (lr - floor) * share;
-    match optim.schedule {
+    match schedule {
         Schedule::Constant => lr,
         Schedule::Cosine => {
             let progress = fraction(step - warmup_steps, steps - warmup_steps);
             towards_floor(0.5 * (1.0 + (std::f64::consts::PI * progress).cos()))
         }
         Schedule::Wsd => {
-            let decay = optim.decay_steps.unwrap_or(steps / 10);
+            let decay = decay_steps.unwrap_or(steps / 10);
             let stable_until = steps.saturating_sub(decay);
             if step <= stable_until { lr } else { towards_floor(1.0 - fraction(step - stable_until, decay)) }
         }
@@ -31,6 +45,7 @@ fn fraction(part: u64, whole: u64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::OptimGroup;
 
     fn optim(schedule: Schedule) -> OptimSection {
         OptimSection {
@@ -71,6 +86,30 @@ mod tests {
         for schedule in [Schedule::Constant, Schedule::Cosine, Schedule::Wsd] {
             let lr = learning_rate(&optim(schedule), 10, 10);
             assert_eq!(lr, 1.0);
+        }
+    }
+
+    /// A group's schedule is that of `[optim]` with its own keys, and gets a rate of its own only if it differs.
+    #[test]
+    fn groups_have_the_rates_of_their_schedules() {
+        let group = |schedule, warmup_steps| OptimGroup { schedule, warmup_steps, ..OptimGroup::default() };
+        let groups = vec![
+            group(Some(Schedule::Constant), Some(0)),
+            group(None, None),
+            group(Some(Schedule::Wsd), None),
+            group(Some(Schedule::Cosine), Some(10)),
+            group(None, Some(0)),
+            group(Some(Schedule::Wsd), None),
+        ];
+        let optim = OptimSection { groups, ..optim(Schedule::Cosine) };
+        for step in [1, 5, 11, 60, 95, 110] {
+            let with = |schedule, warmup_steps| {
+                learning_rate(&OptimSection { schedule, warmup_steps, ..optim.clone() }, step, 110)
+            };
+            let others =
+                vec![with(Schedule::Constant, 0), with(Schedule::Wsd, 10), with(Schedule::Cosine, 0)];
+            let expected = LearningRates::new(with(Schedule::Cosine, 10), others);
+            assert_eq!(learning_rates(&optim, step, 110), expected);
         }
     }
 }

@@ -23,6 +23,10 @@ pub struct MoeConfig {
     pub norm_topk_prob: bool,
     /// Weight of the loss that balances the experts; 0 for none. See [`Moe`](crate::layers::Moe).
     pub router_aux_loss_coef: f64,
+    /// Whether experts have a bias that balances them without a loss (Wang et al., 2024; DeepSeek-V3). See
+    /// [`Moe`](crate::layers::Moe).
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub expert_bias: bool,
     /// Blocks whose feed-forward layer is a dense SwiGLU of width `d_ff`, counted from 0.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub dense_layers: Vec<usize>,
@@ -37,6 +41,7 @@ impl Default for MoeConfig {
             shared_expert_d_ff: None,
             norm_topk_prob: true,
             router_aux_loss_coef: 0.001,
+            expert_bias: false,
             dense_layers: Vec::new(),
         }
     }

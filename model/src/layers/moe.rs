@@ -3,7 +3,9 @@
 use burn::module::{Module, Param};
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor};
 
-use super::{AnyLayer, Context, Layer, LayerError, LayerInit, Linear, SwiGlu, normal_parameter};
+use super::{
+    AnyLayer, Context, Layer, LayerError, LayerInit, Linear, SwiGlu, constant_parameter, normal_parameter,
+};
 use crate::config::{ModelConfig, ModelConfigError, MoeConfig};
 use crate::ops::{self, ExpertProjections, Routing};
 
@@ -19,10 +21,18 @@ use crate::ops::{self, ExpertProjections, Routing};
 /// `e` for each token and `P_e` its mean probability, over the tokens of a micro-batch of one rank. It is
 /// least where all experts get as much. The losses of layers are averaged: a coefficient means what it means
 /// in transformers, whose `load_balancing_loss_func` takes both means over the tokens of all layers together.
+///
+/// With `expert_bias` each expert has a bias that is added to its probability where experts are chosen, and
+/// nowhere else (Wang et al., 2024). After a step it is to move by a fixed rate towards more tokens for the
+/// experts that had fewer than the mean. The layer adds a loss that is zero, and whose gradient has the signs of
+/// load minus mean over all tokens of the step: an optimizer gives [`Moe::BIAS`] to a rule that goes by the sign
+/// alone.
 #[derive(Module, Debug)]
 pub struct Moe {
     /// `[d_model, experts]`.
     pub router: Linear,
+    /// `[experts]`; added to the probabilities for the choice alone.
+    pub router_bias: Option<Param<Tensor<1>>>,
     /// The experts that the router chooses from.
     pub experts: Experts,
     /// The expert of every token.
@@ -47,6 +57,9 @@ pub struct Experts {
 }
 
 impl Moe {
+    /// The name of the experts' bias in this layer.
+    pub const BIAS: &'static str = "router_bias";
+
     /// The feed-forward layer of a block of a model with experts: a dense one in the blocks that
     /// [`MoeConfig::dense_layers`] names.
     ///
@@ -73,11 +86,34 @@ impl Moe {
         let layers = moe.layers_with_experts(model.layers).max(1);
         Moe {
             router: Linear::new(model.d_model, moe.experts, model.init_std, key.fork("router"), device),
+            router_bias: moe.expert_bias.then(|| constant_parameter([moe.experts], 0.0, device)),
             experts: Experts::new(init.fork("experts"), moe),
             shared_expert,
             experts_per_token: moe.experts_per_token,
             norm_topk_prob: moe.norm_topk_prob,
             balance: moe.router_aux_loss_coef / layers as f64,
+        }
+    }
+
+    /// Adds what balances the experts to the training loss, and logs the load: `chosen` experts `[tokens, k]`,
+    /// and the `probabilities` `[tokens, experts]` of all.
+    fn add_balance(&self, chosen: Tensor<2, Int>, probabilities: Tensor<2>, context: &Context) {
+        if self.balance == 0.0 && self.router_bias.is_none() && !context.is_recording() {
+            return;
+        }
+        let ([_, experts], dtype) = (probabilities.dims(), probabilities.dtype());
+        let choices: usize = chosen.dims().iter().product();
+        let load = expert_load(chosen, experts, &probabilities.device());
+        if context.is_recording() {
+            let largest = load.clone().max().mul_scalar(experts as f64 / choices as f64);
+            context.record("largest_load", largest);
+        }
+        if self.balance > 0.0 {
+            let loss = balance_loss(load.clone(), probabilities);
+            context.add_loss("balance", loss.mul_scalar(self.balance));
+        }
+        if let Some(bias) = &self.router_bias {
+            context.add_loss("balance", steering_loss(bias.val().cast(dtype), load.cast(dtype), choices));
         }
     }
 
@@ -90,7 +126,11 @@ impl Moe {
             _ => logits,
         };
         let probabilities = softmax(logits);
-        let experts = ops::top_k(probabilities.clone(), self.experts_per_token);
+        let preferred = match &self.router_bias {
+            Some(bias) => probabilities.clone() + bias.val().detach().cast(probabilities.dtype()).unsqueeze(),
+            None => probabilities.clone(),
+        };
+        let experts = ops::top_k(preferred, self.experts_per_token);
         let weights = probabilities.clone().gather(1, experts.clone());
         let weights = match self.norm_topk_prob {
             true => weights.clone() / weights.sum_dim(1),
@@ -124,9 +164,8 @@ impl Layer for Moe {
         let [batch, seq, d_model] = x.dims();
         let tokens: Tensor<2> = x.clone().reshape([batch * seq, d_model]);
         let (routing, probabilities) = self.route(tokens.clone());
-        if self.balance > 0.0 && context.is_training() {
-            let loss = balance_loss(routing.experts.clone(), probabilities);
-            context.add_loss("balance", loss.mul_scalar(self.balance));
+        if context.is_training() {
+            self.add_balance(routing.experts.clone(), probabilities, context);
         }
         let y = ops::experts(tokens, routing, self.experts.projections());
         let y = match &self.shared_expert {
@@ -154,14 +193,28 @@ fn softmax(logits: Tensor<2>) -> Tensor<2> {
     powers.clone() / powers.sum_dim(1)
 }
 
-/// The loss of [`Moe`] before its coefficient, `[1]`, of `chosen` experts `[tokens, k]` and the
+/// The loss of [`Moe`] before its coefficient, `[1]`, of the experts' `load` `[experts]` and the
 /// `probabilities` `[tokens, experts]` of all: `experts · Σ_e f_e · P_e`.
-fn balance_loss(chosen: Tensor<2, Int>, probabilities: Tensor<2>) -> Tensor<1> {
+fn balance_loss(load: Tensor<1>, probabilities: Tensor<2>) -> Tensor<1> {
     let [tokens, experts] = probabilities.dims();
-    let load = expert_load(chosen, experts, &probabilities.device()).div_scalar(tokens as f64);
+    let load = load.div_scalar(tokens as f64);
     let importance = probabilities.mean_dim(0).reshape([experts]);
     (load.cast(importance.dtype()) * importance).sum().mul_scalar(experts as f64)
 }
+
+/// A loss that is zero, `[1]`, and whose gradient for the `bias` of each expert is `experts` times its `load`
+/// minus all `choices`: load minus mean, in whole numbers, whose sums are exact over a power of two of passes.
+/// They are so small that no norm of a gradient has a bit of them.
+fn steering_loss(bias: Tensor<1>, load: Tensor<1>, choices: usize) -> Tensor<1> {
+    let [experts] = load.dims();
+    let above_mean = load.mul_scalar(experts as f64).sub_scalar(choices as f64).mul_scalar(STEERING);
+    let product = (bias * above_mean).sum();
+    product.clone() - product.detach()
+}
+
+/// A power of two. Times the share of a pass it is a normal number of f32 and bf16 still, and its square is
+/// nothing beside that of any gradient that trains.
+const STEERING: f64 = 1.0 / (1u128 << 80) as f64;
 
 /// Number of choices of each expert, `[experts]`.
 fn expert_load(chosen: Tensor<2, Int>, experts: usize, device: &Device) -> Tensor<1> {

@@ -2,11 +2,11 @@
 
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{
-    Device, Int, Tensor,
+    Device, FloatDType, Int, Tensor,
     activation::{silu, softmax},
 };
 use kiln_model::decoder;
-use kiln_model::layers::{LayerInit, Moe, SwiGlu};
+use kiln_model::layers::{LayerInit, Moe, Record, Records, SwiGlu};
 use kiln_model::ops::{linear_reference, top_k_reference};
 use kiln_model::{Context, Decoder, Key, Layer, Layers, MOE, ModelConfig, MoeConfig};
 
@@ -37,13 +37,18 @@ fn layer(config: &ModelConfig) -> Moe {
     Moe::new(LayerInit::of_block(config, 0, Key::new(1), &Device::flex()), moe)
 }
 
-/// The layer in plain burn: every token through every expert, weighted with 0 where it is not chosen.
-fn reference(config: &ModelConfig, t: &[Tensor<1>]) -> Tensor<1> {
+/// The layer in plain burn: every token through every expert, weighted with 0 where it is not chosen. Experts are
+/// chosen with a `bias`, if there is one.
+fn reference(config: &ModelConfig, bias: Option<[f32; 4]>, t: &[Tensor<1>]) -> Tensor<1> {
     let moe = config.moe.as_ref().expect("experts");
     let (d, ff, tokens) = (config.d_model, moe.expert_d_ff, BATCH * SEQ);
     let x = t[0].clone().reshape([tokens, d]);
     let probabilities = softmax(x.clone().matmul(t[1].clone().reshape([d, moe.experts])), 1);
-    let chosen = top_k_reference(probabilities.clone(), moe.experts_per_token);
+    let preferred = match bias {
+        Some(bias) => probabilities.clone() + constant(bias, &t[0]).reshape([1, moe.experts]),
+        None => probabilities.clone(),
+    };
+    let chosen = top_k_reference(preferred, moe.experts_per_token);
     let mut weights = probabilities.gather(1, chosen.clone());
     if moe.norm_topk_prob {
         weights = weights.clone() / weights.sum_dim(1);
@@ -75,34 +80,93 @@ fn the_layer_matches_plain_burn() {
         let config = config(MoeConfig { shared_expert_d_ff, norm_topk_prob, ..experts() });
         let (layer, d) = (layer(&config), config.d_model);
         let sizes = sizes(&layer, d);
-        assert_matches(operation(&layer, d), |t: &[Tensor<1>]| reference(&config, t), &sizes, 1e-5);
+        assert_matches(operation(&layer, d), |t: &[Tensor<1>]| reference(&config, None, t), &sizes, 1e-5);
         assert_finite_differences(operation(&layer, d), &sizes);
     }
 }
 
-/// Losses of one batch with this weight of the balance.
-fn losses(router_aux_loss_coef: f64) -> (f64, Vec<f64>) {
-    let config = config(MoeConfig { router_aux_loss_coef, ..experts() });
+/// A tensor off the tape, where `like` is.
+fn constant<const N: usize>(values: [f32; N], like: &Tensor<1>) -> Tensor<1> {
+    let values: Tensor<1> = Tensor::from_data(values, &like.device());
+    values.cast(like.dtype())
+}
+
+/// A bias changes the choice, and gets no gradient of what comes of it. Outside of training as well.
+#[test]
+fn a_bias_counts_for_the_choice_alone() {
+    let config = config(MoeConfig { expert_bias: true, ..experts() });
+    let (layer, d) = (layer(&config), config.d_model);
+    let mut sizes = sizes(&layer, d);
+    assert_eq!(sizes.remove(2), 4, "behind the input and the router");
+    let with = |bias: [f32; 4]| {
+        let operation = operation(&layer, d);
+        move |t: &[Tensor<1>]| {
+            let bias = constant(bias, &t[0]);
+            operation(&[&t[..2], &[bias], &t[2..]].concat())
+        }
+    };
+    let biases = [[0.0; 4], [0.25, -0.5, 0.125, 0.0], [-1.0, 0.0, 1.0, 0.5]];
+    for bias in biases {
+        let reference = |t: &[Tensor<1>]| reference(&config, Some(bias), t);
+        assert_matches(with(bias), reference, &sizes, 1e-5);
+    }
+    let outputs = biases.map(|bias| run(&with(bias), &inputs(&sizes), FloatDType::F32).output);
+    assert!(outputs[0] != outputs[1] && outputs[0] != outputs[2] && outputs[1] != outputs[2]);
+}
+
+/// The loss that steers a bias is zero, and its gradient is the load minus the mean, in whole numbers.
+#[test]
+fn a_bias_is_steered_by_the_load() {
+    let (with, without) = (MoeConfig { expert_bias: true, ..experts() }, experts());
+    let (plain, gradient, _) = train(without);
+    let (loss, with_bias, largest) = train(with);
+    assert_eq!(loss, plain);
+    let is_bias = |gradient: &&Vec<f64>| gradient.len() == 4;
+    let steering: Vec<_> = with_bias.iter().filter(is_bias).flatten().map(|v| v * 2f64.powi(80)).collect();
+    // 12 tokens with 2 of 4 experts each: load times 4, minus 24.
+    assert_eq!(steering.len(), 4);
+    assert!(steering.iter().all(|value| (value + 24.0) % 4.0 == 0.0 && *value >= -24.0), "{steering:?}");
+    assert_eq!(steering.iter().sum::<f64>(), 0.0);
+    let most = steering.iter().fold(0.0f64, |a, b| a.max(*b));
+    assert!(most > 0.0);
+    assert_close(&[largest], &[(most + 24.0) / 24.0], 1e-6, "the largest load over the mean");
+    // Nothing else has another gradient.
+    let others: Vec<_> = with_bias.into_iter().filter(|gradient| !is_bias(&gradient)).collect();
+    assert_eq!(others, gradient);
+}
+
+/// Loss of one batch, the gradients of the second block, and the largest load over the mean there.
+fn train(moe: MoeConfig) -> (f64, Vec<Vec<f64>>, f64) {
+    let config = config(moe);
     let device = Device::flex().autodiff();
     let decoder = decoder(&config, 3, &device);
     let ids = |shift: i64| {
         let ids: Vec<i64> = (0..12).map(|i| (i * 7 + shift) % 37).collect();
         Tensor::<1, Int>::from_data(ids.as_slice(), &device).reshape([2, 6])
     };
-    let context = Context::training(Key::new(1), 0, 0.0);
+    let records = Records::default();
+    let context = Context::training(Key::new(1), 0, 0.0).recording(&records);
     let loss = decoder::loss(&decoder, ids(0), ids(7), 1.0 / 12.0, &context);
     let grads = loss.clone().backward();
     let mut gradient = Gradient(&grads, Vec::new());
     decoder.layers[1].visit(&mut gradient);
-    (values(loss)[0], gradient.1)
+    let is_load = |record: &Record| record.place == "layers.1.ffn" && record.name == "largest_load";
+    let load = records.take().into_iter().find(is_load).expect("a record");
+    (values(loss)[0], gradient.1, values(load.value)[0])
 }
 
-/// The gradients of a module, one after the other.
-struct Gradient<'a>(&'a burn::tensor::Gradients, Vec<f64>);
+/// Loss and gradient of one batch with this weight of the balance.
+fn losses(router_aux_loss_coef: f64) -> (f64, Vec<f64>) {
+    let (loss, gradients, _) = train(MoeConfig { router_aux_loss_coef, ..experts() });
+    (loss, gradients.concat())
+}
+
+/// The gradients of a module's parameters.
+struct Gradient<'a>(&'a burn::tensor::Gradients, Vec<Vec<f64>>);
 
 impl ModuleVisitor for Gradient<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        self.1.extend(values(param.val().grad(self.0).expect("a gradient")));
+        self.1.push(values(param.val().grad(self.0).expect("a gradient")));
     }
 }
 

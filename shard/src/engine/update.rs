@@ -17,7 +17,7 @@ use crate::error::ShardError;
 use crate::memory;
 #[cfg(feature = "cube")]
 use crate::optim::{DecisionValues, DeviceStep, Sums};
-use crate::optim::{HostStep, LossScale, StepBackend, StepSettings, norm};
+use crate::optim::{HostStep, LearningRates, LossScale, StepBackend, StepSettings, norm};
 use crate::sync::lock;
 
 /// What a step came to; the same on all ranks.
@@ -61,10 +61,15 @@ impl Engine {
     }
 
     /// Clips the gradient to the norm `max_norm` (0 for no clipping) and lets the optimizer that the engine
-    /// was built with update this rank's shards in place, unless loss or norm are not finite. Collective.
-    pub fn update(&self, learning_rate: f64, max_norm: f64) -> Result<Update, ShardError> {
+    /// was built with update this rank's shards in place, unless loss or norm are not finite. A number is the
+    /// learning rate of all parameters; [`LearningRates`] are for schedules of their own. Collective.
+    pub fn update(
+        &self,
+        learning_rates: impl Into<LearningRates>,
+        max_norm: f64,
+    ) -> Result<Update, ShardError> {
         self.context.check()?;
-        let settings = StepSettings { learning_rate, max_norm };
+        let settings = StepSettings { rates: learning_rates.into(), max_norm };
         #[cfg(feature = "cube")]
         if let Some(step) = self.device_step() {
             let (_, sums) = self.update_with(step, settings)?;

@@ -3,15 +3,15 @@
 use kiln_collectives::{Buffer, BufferError};
 
 use super::optimizer::Optimizer;
-use super::rule::{Rule, Settings};
+use super::rule::{LearningRates, Rule, Settings};
 use crate::buffers::LossSum;
 use crate::layout::ParamGroupLayout;
 use crate::param_group::ShardMut;
 
 /// What a step asks of the optimizer.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct StepSettings {
-    pub(crate) learning_rate: f64,
+    pub(crate) rates: LearningRates,
     /// 0 for no clipping.
     pub(crate) max_norm: f64,
 }

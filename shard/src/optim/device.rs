@@ -15,7 +15,7 @@ use super::backend::{GroupUpdate, StepBackend, StepSettings};
 use super::kernels;
 use super::loss_scale::LossScale;
 use super::optimizer::{GroupRule, Optimizer};
-use super::rule::{DeviceRule, DeviceShard, Settings};
+use super::rule::{DeviceRule, DeviceShard, LearningRates, Settings};
 use super::segments::{Class, Segments};
 use crate::buffers::cube::{self, device_of, zeros};
 use crate::buffers::{DeviceScalar, LossSum, Readback};
@@ -41,8 +41,11 @@ pub(crate) struct DecisionValues {
 pub(crate) struct DeviceStep {
     client: Client,
     groups: Vec<Option<Segments>>,
-    /// What each rule keeps from step to step, `None` for one that knows the host alone; made at the first.
-    states: OnceLock<Vec<Option<Handle>>>,
+    /// What each rule keeps from step to step for each learning rate, nothing for one that knows the host
+    /// alone; made at the first.
+    states: OnceLock<Vec<Vec<Handle>>>,
+    /// Number of learning rates that parameters follow.
+    schedules: usize,
     /// The scale of the loss, and the updates since it was changed.
     scale: Handle,
     /// What the newest update came to; zero before the first. The same memory at every step: a copy to the
@@ -69,6 +72,7 @@ impl DeviceStep {
         scale: Option<LossScale>,
     ) -> Self {
         let LossScale { scale: factor, steps } = scale.unwrap_or(LossScale::NONE);
+        let schedules = rules.iter().flat_map(|rule| &rule.settings).map(|settings| settings.schedule);
         let groups = layout.groups.iter().zip(rules);
         let groups =
             groups.map(|(group, rule)| Segments::new(client, group, &rule.settings, &layout.mesh, rank));
@@ -76,6 +80,7 @@ impl DeviceStep {
             client: client.clone(),
             groups: groups.collect(),
             states: OnceLock::new(),
+            schedules: 1 + schedules.max().unwrap_or(0),
             scale: client.create_from_slice(bytemuck::bytes_of(&[factor as f32, steps as f32])),
             decision: client.create_from_slice(bytemuck::bytes_of(&[0.0f32; DECISION])),
             updates,
@@ -117,17 +122,22 @@ impl DeviceStep {
 }
 
 impl DeviceStep {
+    /// The state of a rule for each learning rate.
+    fn states(&self, rule: usize) -> &[Handle] {
+        self.states.get().map_or(&[], |states| &states[rule])
+    }
+
     /// The rule of a group on this GPU, the classes of its parameters, and the shard that it works on as a
-    /// whole; `None` if there is nothing to work on.
+    /// whole, with the first learning rate; `None` if there is nothing to work on.
     #[allow(clippy::type_complexity)]
     fn prepared<'a>(
         &'a self,
         group: GroupUpdate<'a>,
         shard: &'a ShardMut<'_>,
         gradient: &'a Buffer,
-        learning_rate: f64,
+        rates: &LearningRates,
     ) -> Result<Option<(&'a dyn DeviceRule, &'a [Class], DeviceShard<'a>)>, BufferError> {
-        let state = self.states.get().and_then(|states| states[group.rule_index].as_ref());
+        let state = self.states(group.rule_index).first();
         let segments = self.groups[group.position].as_ref().filter(|group| !group.segments.is_empty());
         let (Some(rule), Some(state), Some(segments)) = (group.rule.on_device(), state, segments) else {
             return Ok(None);
@@ -143,7 +153,7 @@ impl DeviceStep {
             segments: segments.segments.len(),
             decision: &self.decision,
             state,
-            learning_rate,
+            learning_rate: rates.of(0),
             settings: Settings::default(),
         };
         Ok(Some((rule, &segments.classes, shard)))
@@ -151,8 +161,8 @@ impl DeviceStep {
 }
 
 impl StepBackend for DeviceStep {
-    /// The learning rate: what else is decided is known on the GPU alone.
-    type Decision = f64;
+    /// The learning rates: what else is decided is known on the GPU alone.
+    type Decision = LearningRates;
     type Sums = Sums;
 
     fn loss(&self, sum: &mut LossSum) -> Result<Buffer, BufferError> {
@@ -208,8 +218,8 @@ impl StepBackend for DeviceStep {
         loss: &Buffer,
         squares: &Buffer,
         settings: StepSettings,
-    ) -> Result<f64, BufferError> {
-        let StepSettings { learning_rate, max_norm } = settings;
+    ) -> Result<LearningRates, BufferError> {
+        let StepSettings { rates, max_norm } = settings;
         // SAFETY: the lengths are those that the kernel works with.
         unsafe {
             kernels::decide::launch_unchecked(
@@ -225,17 +235,22 @@ impl StepBackend for DeviceStep {
             );
         }
         let rules = || optimizer.rules().map(|rule| rule.on_device());
-        let state = |rule: Option<&dyn DeviceRule>| rule.map(|rule| rule.state(&self.client, self.updates));
-        let states = self.states.get_or_init(|| rules().map(state).collect());
-        for (rule, state) in rules().zip(states) {
-            if let (Some(rule), Some(state)) = (rule, state) {
-                rule.prepare(&self.client, state, &self.decision, learning_rate);
+        let state = |rule: &dyn DeviceRule| rule.state(&self.client, self.updates);
+        let of_rule = |rule: Option<&dyn DeviceRule>| {
+            rule.into_iter().flat_map(|rule| (0..self.schedules).map(move |_| state(rule))).collect()
+        };
+        let states = self.states.get_or_init(|| rules().map(of_rule).collect());
+        for (rule, states) in rules().zip(states) {
+            for (schedule, state) in states.iter().enumerate() {
+                if let Some(rule) = rule {
+                    rule.prepare(&self.client, state, &self.decision, rates.of(schedule));
+                }
             }
         }
-        Ok(learning_rate)
+        Ok(rates)
     }
 
-    fn leaves_out(_: &f64) -> bool {
+    fn leaves_out(_: &LearningRates) -> bool {
         // Not known here: the kernels of the update ask the decision.
         false
     }
@@ -245,9 +260,9 @@ impl StepBackend for DeviceStep {
         group: GroupUpdate<'_>,
         shard: ShardMut<'_>,
         gradient: &mut Buffer,
-        learning_rate: &f64,
+        rates: &LearningRates,
     ) -> Result<(), BufferError> {
-        if let Some((rule, _, shard)) = self.prepared(group, &shard, gradient, *learning_rate)? {
+        if let Some((rule, _, shard)) = self.prepared(group, &shard, gradient, rates)? {
             rule.direct(&shard);
         }
         Ok(())
@@ -258,14 +273,16 @@ impl StepBackend for DeviceStep {
         group: GroupUpdate<'_>,
         shard: ShardMut<'_>,
         gradient: &Buffer,
-        learning_rate: &f64,
+        rates: &LearningRates,
     ) -> Result<(), BufferError> {
-        let Some((rule, classes, shard)) = self.prepared(group, &shard, gradient, *learning_rate)? else {
+        let Some((rule, classes, shard)) = self.prepared(group, &shard, gradient, rates)? else {
             return Ok(());
         };
         for Class { settings, table, segments } in classes {
             let (settings, segments) = (*settings, *segments);
-            rule.update(&DeviceShard { table, segments, settings, ..shard.clone() });
+            let state = &self.states(group.rule_index)[settings.schedule];
+            let learning_rate = rates.of(settings.schedule);
+            rule.update(&DeviceShard { table, segments, state, learning_rate, settings, ..shard.clone() });
         }
         Ok(())
     }

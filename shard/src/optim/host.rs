@@ -7,7 +7,7 @@ use kiln_collectives::{Buffer, BufferError};
 
 use super::backend::{GroupUpdate, StepBackend, StepSettings};
 use super::optimizer::Optimizer;
-use super::rule::{DirectionRun, Settings, ShardRun, UpdateStep};
+use super::rule::{DirectionRun, LearningRates, Settings, ShardRun, UpdateStep};
 use crate::buffers::{LossSum, host, on_host};
 use crate::layout::{Layout, ParamGroupLayout};
 use crate::param_group::ShardMut;
@@ -30,13 +30,19 @@ pub(crate) struct HostStep<'a> {
 pub(crate) struct HostDecision {
     pub(crate) loss: f64,
     pub(crate) norm: f64,
-    /// `None` if loss or norm are not finite.
+    rates: LearningRates,
+    /// That of parameters which follow the first rate; `None` if loss or norm are not finite.
     step: Option<UpdateStep>,
 }
 
 impl HostDecision {
     pub(crate) fn applied(&self) -> bool {
         self.step.is_some()
+    }
+
+    /// The step of parameters with these settings, if there is one.
+    fn step_of(&self, settings: &Settings) -> Option<UpdateStep> {
+        self.step.map(|step| UpdateStep { learning_rate: self.rates.of(settings.schedule), ..step })
     }
 }
 
@@ -85,10 +91,10 @@ impl StepBackend for HostStep<'_> {
         let applies = loss.is_finite() && norm.is_finite();
         let step = applies.then(|| UpdateStep {
             step: self.updates.fetch_add(1, Ordering::Relaxed) + 1,
-            learning_rate: settings.learning_rate,
+            learning_rate: settings.rates.of(0),
             gradient_factor: clip_factor(norm, settings.max_norm),
         });
-        Ok(HostDecision { loss, norm, step })
+        Ok(HostDecision { loss, norm, rates: settings.rates, step })
     }
 
     fn leaves_out(decision: &HostDecision) -> bool {
@@ -102,12 +108,12 @@ impl StepBackend for HostStep<'_> {
         gradient: &mut Buffer,
         decision: &HostDecision,
     ) -> Result<(), BufferError> {
-        let Some(step) = &decision.step else { return Ok(()) };
         let gradient = gradient.as_mut_slice::<f32>()?;
         let mut slots = slices(&mut shard.slots)?;
-        for (range, _) in runs(group, &self.shard(group.layout)) {
+        for (range, settings) in runs(group, &self.shard(group.layout)) {
+            let Some(step) = decision.step_of(&settings) else { return Ok(()) };
             let slots = slots.iter_mut().map(|slot| &mut slot[range.clone()]).collect();
-            group.rule.direct(step, DirectionRun { gradient: &mut gradient[range], slots });
+            group.rule.direct(&step, DirectionRun { gradient: &mut gradient[range], slots });
         }
         Ok(())
     }
@@ -119,13 +125,13 @@ impl StepBackend for HostStep<'_> {
         gradient: &Buffer,
         decision: &HostDecision,
     ) -> Result<(), BufferError> {
-        let Some(step) = &decision.step else { return Ok(()) };
         let (weights, gradient) = (shard.weights.as_mut_slice::<f32>()?, gradient.as_slice::<f32>()?);
         let mut slots = slices(&mut shard.slots)?;
         for (range, settings) in runs(group, &self.shard(group.layout)) {
+            let Some(step) = decision.step_of(&settings) else { return Ok(()) };
             let slots = slots.iter_mut().map(|slot| &mut slot[range.clone()]).collect();
             let (weights, gradient) = (&mut weights[range.clone()], &gradient[range]);
-            group.rule.update(step, ShardRun { weights, gradient, slots, settings });
+            group.rule.update(&step, ShardRun { weights, gradient, slots, settings });
         }
         Ok(())
     }

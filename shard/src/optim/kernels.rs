@@ -1,4 +1,4 @@
-//! CubeCL kernels of an optimizer step: sums of squares, the decision, AdamW.
+//! CubeCL kernels of an optimizer step: sums of squares, the decision, AdamW, Muon, the sign of the gradient.
 //!
 //! No kernel adds with atomics: the same values give the same bits.
 
@@ -265,6 +265,35 @@ pub(super) fn muon<N: Size>(
     let rate = Vector::<f32, N>::new(rate);
     while position < end {
         weights[position] = weights[position] * kept - rate * update[position];
+        position += units;
+    }
+}
+
+/// Moves the weights of each segment by `rate` against the sign of their gradient, if `decision` says so.
+/// `table` as in [`squares`], in vectors of `vector` elements.
+#[cube(launch_unchecked)]
+pub(super) fn sign(
+    weights: &mut [f32],
+    gradient: &[f32],
+    table: &[u32],
+    decision: &[f32],
+    rate: f32,
+    #[comptime] vector: usize,
+    #[comptime] units: usize,
+) {
+    let segment = CUBE_POS;
+    if segment * 3 + 2 >= table.len() || decision[2] <= 0.0f32 {
+        terminate!();
+    }
+    let mut position = table[segment * 3] as usize * vector + UNIT_POS as usize;
+    let end = table[segment * 3 + 1] as usize * vector;
+    while position < end {
+        let slope = gradient[position];
+        if slope > 0.0f32 {
+            weights[position] -= rate;
+        } else if slope < 0.0f32 {
+            weights[position] += rate;
+        }
         position += units;
     }
 }

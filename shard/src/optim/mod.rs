@@ -20,6 +20,7 @@ mod owners;
 mod rule;
 #[cfg(feature = "cube")]
 mod segments;
+mod sign;
 
 pub use adamw::AdamW;
 pub(crate) use backend::{GroupUpdate, StepBackend, StepSettings};
@@ -35,4 +36,5 @@ pub use optimizer::{Choice, Optimizer};
 pub(crate) use owners::Owners;
 #[cfg(feature = "cube")]
 pub use rule::{DeviceRule, DeviceShard};
-pub use rule::{DirectionRun, Rule, Settings, ShardRun, UpdateStep};
+pub use rule::{DirectionRun, LearningRates, Rule, Settings, ShardRun, UpdateStep};
+pub use sign::Sign;

@@ -86,7 +86,8 @@ impl Rule for Muon {
             [.., d_in, d_out] => self.adjust_lr.factor(d_in, d_out),
             _ => 1.0,
         };
-        Settings { learning_rate: self.learning_rate, weight_decay: self.weight_decay, scale }
+        let (learning_rate, weight_decay) = (self.learning_rate, self.weight_decay);
+        Settings { learning_rate, weight_decay, scale, ..Settings::default() }
     }
 
     fn is_whole(&self) -> bool {

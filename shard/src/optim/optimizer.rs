@@ -37,12 +37,14 @@ pub struct Choice {
     pub learning_rate: Option<f64>,
     /// Decoupled weight decay in the place of the rule's own.
     pub weight_decay: Option<f64>,
+    /// Which of the [`LearningRates`](super::LearningRates) of a step it follows, in the place of the first.
+    pub schedule: Option<usize>,
 }
 
 impl Default for Choice {
     /// The first rule, as it is.
     fn default() -> Self {
-        Choice { rule: 0, learning_rate: None, weight_decay: None }
+        Choice { rule: 0, learning_rate: None, weight_decay: None, schedule: None }
     }
 }
 
@@ -94,6 +96,28 @@ impl Optimizer {
         Optimizer { choose, ..self }
     }
 
+    /// Gives the parameters that `is_its(name, shape)` accepts to one more rule, whatever was chosen for them.
+    #[must_use]
+    pub fn with_rule(
+        self,
+        rule: impl Rule + 'static,
+        is_its: impl Fn(&str, &[usize]) -> bool + Send + Sync + 'static,
+    ) -> Self {
+        let (before, last) = (self.choose, self.rules.len() - 1);
+        let choose = Arc::new(move |name: &str, shape: &[usize]| {
+            if is_its(name, shape) {
+                return Choice::default();
+            }
+            let choice = before(name, shape);
+            Choice { rule: choice.rule.min(last) + 1, ..choice }
+        });
+        // First: a module's groups are reduced in the order of the rules, the last one while backward goes on, and
+        // the parameters of such a rule are few.
+        let rule: Arc<dyn Rule> = Arc::new(rule);
+        let rules = [rule].into_iter().chain(self.rules).collect();
+        Optimizer { choose, rules, ..self }
+    }
+
     /// Its name, as in checkpoints.
     pub fn name(&self) -> &str {
         &self.name
@@ -115,6 +139,11 @@ impl Optimizer {
         slots
     }
 
+    /// What is chosen for a parameter.
+    pub fn choice(&self, name: &str, shape: &[usize]) -> Choice {
+        (self.choose)(name, shape)
+    }
+
     /// The rule of a parameter.
     pub fn rule_of(&self, name: &str, shape: &[usize]) -> &dyn Rule {
         &*self.rules[self.assign(name, shape).rule]
@@ -124,13 +153,14 @@ impl Optimizer {
         &*self.rules[index]
     }
 
-    /// What is chosen for a parameter.
+    /// What has been chosen for a parameter, with what is the rule's own.
     pub(crate) fn assign(&self, name: &str, shape: &[usize]) -> Assignment {
-        let Choice { rule, learning_rate, weight_decay } = (self.choose)(name, shape);
+        let Choice { rule, learning_rate, weight_decay, schedule } = self.choice(name, shape);
         let rule = rule.min(self.rules.len() - 1);
         let mut settings = self.rules[rule].settings(shape);
         settings.learning_rate = learning_rate.unwrap_or(settings.learning_rate);
         settings.weight_decay = weight_decay.unwrap_or(settings.weight_decay);
+        settings.schedule = schedule.unwrap_or(settings.schedule);
         Assignment { rule, settings }
     }
 }

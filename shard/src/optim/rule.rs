@@ -66,11 +66,13 @@ pub struct Settings {
     pub weight_decay: f64,
     /// What the update is multiplied by besides, and weight decay is not.
     pub scale: f64,
+    /// Which of the [`LearningRates`] of a step it follows; 0 is the first.
+    pub schedule: usize,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Settings { learning_rate: 1.0, weight_decay: 0.0, scale: 1.0 }
+        Settings { learning_rate: 1.0, weight_decay: 0.0, scale: 1.0, schedule: 0 }
     }
 }
 
@@ -81,12 +83,47 @@ impl Settings {
     }
 }
 
-/// The factors of one optimizer step, the same for every element.
+/// The learning rates of a step. All parameters follow the first, as long as [`Settings::schedule`] names no
+/// other.
+///
+/// ```
+/// # use kiln_shard::LearningRates;
+/// let rates = LearningRates::new(3e-3, vec![1e-4]);
+/// assert_eq!([rates.of(0), rates.of(1)], [3e-3, 1e-4]);
+/// // A number is one for all parameters, whatever their settings say.
+/// assert_eq!(LearningRates::from(3e-3).of(1), 3e-3);
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub struct LearningRates {
+    first: f64,
+    others: Vec<f64>,
+}
+
+impl LearningRates {
+    /// The first, and those for the schedules 1, 2 and so on.
+    pub fn new(first: f64, others: Vec<f64>) -> Self {
+        LearningRates { first, others }
+    }
+
+    /// That of a schedule; the first if there is none for it.
+    pub fn of(&self, schedule: usize) -> f64 {
+        let other = schedule.checked_sub(1).and_then(|index| self.others.get(index));
+        other.copied().unwrap_or(self.first)
+    }
+}
+
+impl From<f64> for LearningRates {
+    fn from(first: f64) -> Self {
+        LearningRates::new(first, Vec::new())
+    }
+}
+
+/// The factors of one optimizer step for parameters with the same settings.
 #[derive(Clone, Copy, Debug)]
 pub struct UpdateStep {
     /// Counts updates from 1.
     pub step: u64,
-    /// The learning rate, which the settings of parameters refer to.
+    /// The learning rate of their schedule, which their settings refer to.
     pub learning_rate: f64,
     /// What clipping multiplies gradients by.
     pub gradient_factor: f64,
@@ -122,7 +159,7 @@ pub trait DeviceRule: Send + Sync {
     /// What the rule keeps in the memory of a GPU from step to step, after `updates` updates. Never empty.
     fn state(&self, client: &Client, updates: u64) -> Handle;
 
-    /// Queues what is computed once in a step: brings `state` up to date, if `decision` says that there is
+    /// Queues what is computed once in a step, for each of its learning rates with a state of its own: brings `state` up to date, if `decision` says that there is
     /// an update.
     fn prepare(&self, client: &Client, state: &Handle, decision: &Handle, learning_rate: f64);
 
@@ -160,7 +197,7 @@ pub struct DeviceShard<'a> {
     pub decision: &'a Handle,
     /// The rule's own state, from [`DeviceRule::state`].
     pub state: &'a Handle,
-    /// The learning rate of the step.
+    /// The learning rate of the schedule of its parameters.
     pub learning_rate: f64,
     /// How parameters are updated that decay; others do not decay.
     pub settings: Settings,

@@ -87,7 +87,7 @@ fn classify(settings: &[Settings]) -> Vec<(Settings, Vec<usize>)> {
     for (index, mine) in settings.iter().enumerate() {
         let decay = mine.weight_decay;
         let fits = |of: &Settings| {
-            (of.learning_rate, of.scale) == (mine.learning_rate, mine.scale)
+            (of.learning_rate, of.scale, of.schedule) == (mine.learning_rate, mine.scale, mine.schedule)
                 && (decay == 0.0 || of.weight_decay == 0.0 || of.weight_decay == decay)
         };
         match classes.iter_mut().find(|(of, _)| fits(of)) {

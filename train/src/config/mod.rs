@@ -40,7 +40,7 @@ pub use limits::{MAX_BATCH, MAX_SEQ_LEN, MAX_STEPS, MAX_THREAD_RANKS, MAX_THREAD
 pub(crate) use load::typed;
 pub use load::{ConfigError, load};
 pub use model::ModelSection;
-pub use optim::{ADAMW, MUON, MuonSection, OptimGroup, OptimSection, Schedule};
+pub use optim::{ADAMW, LrSchedule, MUON, MuonSection, OptimGroup, OptimSection, Schedule};
 pub use schema::{
     Backend, CROSS_ENTROPY, CheckpointSection, CommBackend, CommSection, Config, DataSection, DeviceSection,
     EvalSection, InitSection, LogSection, LossSection, NonFinite, OnFailure, Precision, PrecisionSection,

@@ -10,6 +10,9 @@ pub const ADAMW: &str = "adamw";
 /// `optim.kind` of Muon for the matrices of blocks, with AdamW for the rest.
 pub const MUON: &str = "muon";
 
+/// `optim.expert_bias_lr`, as in DeepSeek-V3.
+const EXPERT_BIAS_LR: f64 = 1e-3;
+
 /// Learning-rate schedules; all start with a linear warm-up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
@@ -50,6 +53,9 @@ section! {
         eps: f64 = 1e-8,
         /// Largest norm of the gradient; 0 for no clipping.
         grad_clip: f64 = 1.0,
+        /// What the biases that balance experts, with `model.moe.expert_bias`, move by in a step.
+        #[serde(skip_serializing_if = "is_expert_bias_lr")]
+        expert_bias_lr: f64 = EXPERT_BIAS_LR,
         /// Muon's own keys, for `kind = "muon"`; the others are those of AdamW.
         #[serde(skip_serializing_if = "Option::is_none")]
         muon: Option<MuonSection> = None,
@@ -93,12 +99,53 @@ pub struct OptimGroup {
     /// Which rule of the optimizer updates them, such as `adamw` where `optim.kind` is `muon`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rule: Option<String>,
-    /// Their peak learning rate; it moves as `optim.lr` does.
+    /// Their peak learning rate; it moves as `optim.lr` does, unless they have a schedule of their own.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lr: Option<f64>,
     /// Their decoupled weight decay.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub weight_decay: Option<f64>,
+    /// How their learning rate moves. With any of this and the next three they have a schedule of their own, in
+    /// which what is left out is that of `[optim]`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub schedule: Option<Schedule>,
+    /// Steps of its linear warm-up.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub warmup_steps: Option<u64>,
+    /// Steps of its final decay, for `wsd`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub decay_steps: Option<u64>,
+    /// Its final learning rate over the peak.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub min_lr_ratio: Option<f64>,
+}
+
+/// How a learning rate moves over the steps of a run.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LrSchedule {
+    /// Its kind.
+    pub schedule: Schedule,
+    /// Steps of linear warm-up.
+    pub warmup_steps: u64,
+    /// Steps of the final decay of `wsd`; a tenth of the run if there is none.
+    pub decay_steps: Option<u64>,
+    /// Final learning rate over the peak.
+    pub min_lr_ratio: f64,
+}
+
+impl OptimGroup {
+    /// The schedule of these parameters, if they have one of their own. `of_rest` is that of `[optim]`.
+    pub fn lr_schedule(&self, of_rest: LrSchedule) -> Option<LrSchedule> {
+        let OptimGroup { schedule, warmup_steps, decay_steps, min_lr_ratio, .. } = *self;
+        let is_own =
+            schedule.is_some() || warmup_steps.is_some() || decay_steps.is_some() || min_lr_ratio.is_some();
+        is_own.then(|| LrSchedule {
+            schedule: schedule.unwrap_or(of_rest.schedule),
+            warmup_steps: warmup_steps.unwrap_or(of_rest.warmup_steps),
+            decay_steps: decay_steps.or(of_rest.decay_steps),
+            min_lr_ratio: min_lr_ratio.unwrap_or(of_rest.min_lr_ratio),
+        })
+    }
 }
 
 /// Whether a kind need not be written out.
@@ -106,7 +153,30 @@ fn is_adamw(kind: &str) -> bool {
     kind == ADAMW
 }
 
+/// Whether the rate of biases need not be written out.
+fn is_expert_bias_lr(rate: &f64) -> bool {
+    *rate == EXPERT_BIAS_LR
+}
+
 impl OptimSection {
+    /// The schedule of `lr`.
+    pub fn lr_schedule(&self) -> LrSchedule {
+        let OptimSection { schedule, warmup_steps, decay_steps, min_lr_ratio, .. } = *self;
+        LrSchedule { schedule, warmup_steps, decay_steps, min_lr_ratio }
+    }
+
+    /// All schedules of the run, each once: that of `lr`, then those of groups, in their order.
+    pub fn lr_schedules(&self) -> Vec<LrSchedule> {
+        let first = self.lr_schedule();
+        let mut schedules = vec![first];
+        for own in self.groups.iter().filter_map(|group| group.lr_schedule(first)) {
+            if !schedules.contains(&own) {
+                schedules.push(own);
+            }
+        }
+        schedules
+    }
+
     /// The settings of AdamW.
     pub fn adamw(&self) -> AdamW {
         AdamW { beta1: self.beta1, beta2: self.beta2, epsilon: self.eps, weight_decay: self.weight_decay }

@@ -1,5 +1,7 @@
 //! Checks of a whole configuration, before any work starts.
 
+use std::iter;
+
 use kiln_shard::Mesh;
 
 use crate::data::VOCABULARY_MINIMUM;
@@ -11,8 +13,8 @@ use super::limits::{
     too_many_threads,
 };
 use super::{
-    Backend, CROSS_ENTROPY, Choice, CommBackend, CommSection, Config, ConfigError, MUON, ModelSection,
-    MuonSection, OptimSection, Precision,
+    Backend, CROSS_ENTROPY, Choice, CommBackend, CommSection, Config, ConfigError, LrSchedule, MUON,
+    ModelSection, MuonSection, OptimSection, Precision,
 };
 
 /// A range of numbers: in words, and whether a number is in it.
@@ -86,6 +88,7 @@ impl Config {
         for group in groups {
             rates.extend(group.lr.map(|lr| ("optim.groups: lr", lr, FROM_0)));
             rates.extend(group.weight_decay.map(|decay| ("optim.groups: weight_decay", decay, FROM_0)));
+            rates.extend(group.min_lr_ratio.map(|ratio| ("optim.groups: min_lr_ratio", ratio, FROM_0_TO_1)));
         }
         for (key, value, (range, contains)) in &rates {
             if !contains(*value) {
@@ -130,6 +133,7 @@ impl Config {
             ("optim.beta1", optim.beta1, DECAY),
             ("optim.beta2", optim.beta2, DECAY),
             ("optim.eps", optim.eps, POSITIVE),
+            ("optim.expert_bias_lr", optim.expert_bias_lr, FROM_0),
             ("optim.grad_clip", optim.grad_clip, ("zero (no clipping) or more, and finite", FROM_0.1)),
             ("device.peak_tflops", device.peak_tflops.unwrap_or(1.0), POSITIVE),
             ("comm.timeout_s", comm.timeout_s, SECONDS),
@@ -142,20 +146,31 @@ impl Config {
             }
         }
         self.check_optimizer(problems);
-        if optim.warmup_steps > train.steps {
-            problems.push(format!(
-                "optim.warmup_steps = {} is longer than train.steps = {}: lower one of the two",
-                optim.warmup_steps, train.steps
-            ));
-        }
-        let decay = optim.decay_steps.unwrap_or(0);
-        let both = optim.warmup_steps.saturating_add(decay);
-        if optim.decay_steps.is_some() && both > train.steps {
-            problems.push(format!(
-                "optim.warmup_steps + optim.decay_steps = {} + {decay} = {both} is longer than train.steps \
-                 = {}: lower one of them",
-                optim.warmup_steps, train.steps
-            ));
+        self.check_schedules(problems);
+    }
+
+    /// Schedules that are longer than the run.
+    fn check_schedules(&self, problems: &mut Vec<String>) {
+        let (OptimSection { groups, .. }, steps) = (&self.optim, self.train.steps);
+        let of_rest = self.optim.lr_schedule();
+        // What a group has from [optim] is a problem there.
+        let own = groups.iter().filter(|group| group.warmup_steps.or(group.decay_steps).is_some());
+        let own = own.filter_map(|group| Some(("optim.groups: ", "", group.lr_schedule(of_rest)?)));
+        for (place, again, schedule) in iter::once(("optim.", "optim.", of_rest)).chain(own) {
+            let LrSchedule { warmup_steps: warmup, decay_steps, .. } = schedule;
+            if warmup > steps {
+                problems.push(format!(
+                    "{place}warmup_steps = {warmup} is longer than train.steps = {steps}: lower one of the two"
+                ));
+            }
+            let Some(decay) = decay_steps else { continue };
+            let both = warmup.saturating_add(decay);
+            if both > steps {
+                problems.push(format!(
+                    "{place}warmup_steps + {again}decay_steps = {warmup} + {decay} = {both} is longer than \
+                     train.steps = {steps}: lower one of them"
+                ));
+            }
         }
     }
 
@@ -222,9 +237,10 @@ impl Config {
         }
     }
 
-    /// f16, whose loss scale adapts on the GPU that computes.
+    /// f16, whose loss scale adapts on the GPU that computes, and whose range is small.
     fn check_precision(&self, problems: &mut Vec<String>) {
         let is_f16 = self.precision.compute == Choice::Is(Precision::F16);
+        let has_expert_bias = self.model.moe.as_ref().is_some_and(|moe| moe.expert_bias);
         for (is_wrong, problem) in [
             (
                 self.precision.reduce == Precision::F16,
@@ -240,6 +256,12 @@ impl Config {
                 is_f16 && self.shard.offload,
                 "precision.compute = \"f16\" and shard.offload = true do not go together, because the loss \
                  scale adapts on the GPU: use \"bf16\"",
+            ),
+            (
+                is_f16 && has_expert_bias,
+                "precision.compute = \"f16\" and model.moe.expert_bias = true do not go together, because the \
+                 load of experts travels in numbers that f16 does not have: use \"bf16\", or \
+                 model.moe.router_aux_loss_coef alone",
             ),
         ] {
             problems.extend(is_wrong.then(|| problem.to_owned()));

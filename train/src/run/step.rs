@@ -2,7 +2,7 @@
 
 use burn::tensor::Device;
 use kiln_model::{Context, decoder};
-use kiln_shard::{Engine, Update};
+use kiln_shard::{Engine, LearningRates, Update};
 
 use crate::config::Config;
 use crate::device;
@@ -47,8 +47,8 @@ pub trait MicroBatches {
     }
 }
 
-/// Issues one optimizer step of `config` with the learning rate `lr`: forward, loss ÷ global tokens and
-/// backward for every micro-batch, then the update, whose outcome
+/// Issues one optimizer step of `config` with the learning rate `lr`, or with [`LearningRates`]: forward, loss ÷
+/// global tokens and backward for every micro-batch, then the update, whose outcome
 /// [`Engine::outcome`](kiln_shard::Engine::outcome) tells. Nothing in it waits for a GPU. `None` if the step
 /// was given up: weights and moments are as they were. Collective.
 ///
@@ -59,7 +59,7 @@ pub fn optimizer_step(
     model: &ShardedDecoder,
     config: &Config,
     device: &Device,
-    lr: f64,
+    lr: impl Into<LearningRates>,
     batches: &mut impl MicroBatches,
 ) -> Result<Option<Update>> {
     let engine = model.engine();

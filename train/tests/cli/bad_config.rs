@@ -19,6 +19,14 @@ const VALUES: &[(&str, &[(&str, &str)])] = &[
         "decay that does not fit behind the warm-up",
         &[("optim.schedule", "'wsd'"), ("optim.decay_steps", "3")],
     ),
+    (
+        "decay of a group that does not fit",
+        &[("optim.groups", "[{ parameters = ['*'], schedule = 'wsd', decay_steps = 3 }]")],
+    ),
+    (
+        "warm-up of a group longer than the run",
+        &[("optim.groups", "[{ parameters = ['*'], warmup_steps = 5, min_lr_ratio = -1.0 }]")],
+    ),
     ("batch that ranks cannot share", &[("train.ranks", "3")]),
     ("batch that micro-batches cannot fill", &[("train.micro_batch", "3")]),
     ("heads that do not divide the width", &[("model.heads", "3"), ("model.kv_heads", "3")]),

@@ -1,18 +1,30 @@
 //! A model with experts goes through the commands.
 
+use serde_json::Value as Json;
+
 use crate::support::{Workspace, assert_same_curve};
 
 const EXPERTS: &str = "{ experts = 4, experts_per_token = 2, expert_d_ff = 12, router_aux_loss_coef = 0.01 }";
 
 /// A folder whose `moe.toml` trains a model with experts for eight steps, as Qwen3-MoE has them.
 fn workspace() -> Workspace {
+    with(EXPERTS)
+}
+
+/// The same with biases that balance the experts, and that move so fast that they count.
+fn with_biases() -> Workspace {
+    with(&format!("{}, expert_bias = true }}", EXPERTS.trim_end_matches(" }")))
+}
+
+fn with(experts: &str) -> Workspace {
     let workspace = Workspace::new();
     let changes = [
         ("model.feed_forward", "'moe'"),
-        ("model.moe", EXPERTS),
+        ("model.moe", experts),
         ("model.qk_norm", "true"),
         ("train.steps", "8"),
         ("checkpoint.every", "4"),
+        ("optim.expert_bias_lr", "0.03"),
     ];
     workspace.config("moe.toml", &changes);
     workspace
@@ -20,7 +32,10 @@ fn workspace() -> Workspace {
 
 #[test]
 fn a_run_that_was_interrupted_has_the_same_bits() {
-    let workspace = workspace();
+    [workspace(), with_biases()].iter().for_each(interrupted_run_has_the_same_bits);
+}
+
+fn interrupted_run_has_the_same_bits(workspace: &Workspace) {
     workspace.succeed(&["train", "moe.toml", "--out", "straight"]);
     let from = "straight/checkpoints/fsdp_cpt4";
     workspace.succeed(&["train", "moe.toml", "--out", "resumed", "--resume", from]);
@@ -37,7 +52,10 @@ fn a_run_that_was_interrupted_has_the_same_bits() {
 
 #[test]
 fn strategies_have_the_same_bits() {
-    let workspace = workspace();
+    [workspace(), with_biases()].iter().for_each(strategies_have_bits);
+}
+
+fn strategies_have_bits(workspace: &Workspace) {
     let steps = |strategy: &str, recompute: &str| {
         let settings = [format!("shard.strategy={strategy}"), format!("shard.recompute={recompute}")];
         let out = format!("{strategy}-{recompute}");
@@ -75,10 +93,48 @@ fn every_command_knows_experts() {
     assert!(!eval("run").is_empty());
 }
 
+/// Biases are saved, loaded, converted and used like any parameter; the layout of Hugging Face has none.
+#[test]
+fn every_command_knows_biases_of_experts() {
+    let workspace = with_biases();
+    workspace.succeed(&["train", "moe.toml", "--out", "run", "--set", "eval.samples=0"]);
+    let said = workspace.succeed(&["inspect", "run"]);
+    assert!(said.contains("layers.0.ffn.router_bias"), "{said}");
+    assert!(said.contains("optimizer: adamw (state exp_avg, exp_avg_sq)"), "{said}");
+    workspace.succeed(&["inspect", "run", "--verify"]);
+    // What the run itself computed, and what is computed of the checkpoint.
+    let eval = |from: &str| workspace.succeed(&["eval", "--checkpoint", from, "--data", "data"]);
+    let expected = format!("validation loss {:.4}", workspace.val_loss("run"));
+    assert!(eval("run").contains(&expected), "{expected}: {}", eval("run"));
+    let generate = |from: &str| {
+        let options = ["--prompt", "abc", "--max-tokens", "12", "--temperature", "0"];
+        workspace.succeed(&[&["generate", "--checkpoint", from], &options[..]].concat())
+    };
+    workspace.succeed(&["convert", "--checkpoint", "run", "--to", "full", "--out", "full"]);
+    assert!(eval("full").contains(&expected));
+    assert_eq!(generate("full"), generate("run"));
+    let loads = |line: &Json| line["layers.0.ffn.largest_load"].as_f64();
+    let metrics = workspace.metrics("run");
+    assert!(metrics.iter().filter_map(loads).all(|load| (1.0..=2.0).contains(&load)));
+    assert_eq!(metrics.iter().filter_map(loads).count(), 8);
+
+    let refused = workspace.kiln(&["export", "--checkpoint", "run", "--out", "hf"]);
+    assert_eq!(refused.code, Some(2), "{refused:?}");
+    assert!(refused.stderr.contains("moe.expert_bias, which no architecture"), "{refused:?}");
+    assert!(!workspace.path("hf").exists());
+    // A model without them is another model.
+    let arguments = ["train", "moe.toml", "--set", "model.moe.expert_bias=false", "--resume", "run"];
+    let refused = workspace.kiln(&[&arguments[..], &["--out", "other"]].concat());
+    assert_eq!(refused.code, Some(2), "{refused:?}");
+    assert!(refused.stderr.contains("expert_bias"), "{refused:?}");
+}
+
 #[test]
 fn experts_that_cannot_be_are_refused() {
-    let workspace = workspace();
+    let workspace = with_biases();
     for (setting, message) in [
+        ("optim.expert_bias_lr=-1.0", "optim.expert_bias_lr = -1: must be zero or more"),
+        ("precision.compute=f16", "precision.compute = \"f16\" and model.moe.expert_bias = true"),
         ("model.moe.experts_per_token=5", "model.moe.experts_per_token = 5: must be at most 4"),
         ("model.feed_forward=swiglu", "[model.moe] is there, and model.feed_forward is \"swiglu\""),
         ("model.moe.capacity=2", "unknown key `capacity`"),

@@ -132,6 +132,81 @@ fn groups_have_options_of_their_own() {
     );
 }
 
+/// Schedules of groups, of built-in optimizers and of one from outside: each parameter moves as in a run whose
+/// `[optim]` has its schedule, and `lr` in the log is that of `[optim]`.
+#[test]
+fn groups_have_schedules_of_their_own() {
+    let workspace = Workspace::new();
+    let constant = ("constant", 0, 1.0);
+    let wsd = ("wsd", 3, 0.25);
+    for (program, kind) in [(None, "adamw"), (None, "muon"), (Some(example("own_optimizer")), "lion")] {
+        let resume = |out: &str, from: Option<&str>, more: &[String]| {
+            let out = format!("{kind}-{out}");
+            let kind = format!("optim.kind={kind}");
+            let settings = ["checkpoint.format=full", "checkpoint.every=1", "train.steps=6", &kind];
+            let settings = settings.into_iter().chain(more.iter().map(String::as_str));
+            let mut arguments = vec!["train", "run.toml", "--out", &out];
+            settings.for_each(|setting| arguments.extend(["--set", setting]));
+            from.into_iter().for_each(|from| arguments.extend(["--resume", from]));
+            succeed(&workspace, &program, &arguments);
+            out
+        };
+        let train = |out: &str, more: &[String]| resume(out, None, more);
+        let whole = |out: &str, (schedule, warmup, ratio): (&str, u64, f64)| {
+            let settings = [
+                format!("optim.schedule={schedule}"),
+                format!("optim.warmup_steps={warmup}"),
+                format!("optim.min_lr_ratio={ratio}"),
+                "optim.decay_steps=2".to_owned(),
+            ];
+            train(out, &settings)
+        };
+        let group = |parameters: &str, (schedule, warmup, ratio): (&str, u64, f64)| {
+            format!(
+                "{{ parameters = [\"{parameters}\"], schedule = \"{schedule}\", warmup_steps = {warmup}, \
+                 min_lr_ratio = {ratio}, decay_steps = 2 }}"
+            )
+        };
+        let of = |out: &str, step: u64| weights(&workspace, &format!("{out}/checkpoints/fsdp_cpt{step}"));
+        let rates = |out: &str| {
+            let metrics = workspace.metrics(out);
+            metrics.iter().filter_map(|line| line["lr"].as_f64()).collect::<Vec<_>>()
+        };
+        let stock = train("stock", &[]);
+        let (all_constant, all_wsd) = (whole("constant", constant), whole("wsd", wsd));
+        for (out, schedule) in [(&all_constant, constant), (&all_wsd, wsd)] {
+            let groups = format!("optim.groups=[{}]", group("*", schedule));
+            let grouped = train(&format!("all-{}", schedule.0), &[groups]);
+            assert!(of(&grouped, 6) == of(out, 6), "{grouped}");
+            assert_eq!(workspace.losses(&grouped), workspace.losses(out), "{grouped}");
+            assert_eq!(rates(&grouped), rates(&stock), "{grouped}");
+            assert_ne!(rates(&grouped), rates(out), "{grouped}");
+        }
+        let groups = [group("layers.0.*", constant), group("*norm.weight", wsd)].join(", ");
+        let groups = format!("optim.groups=[{groups}]");
+        let mixed = train("mixed", std::slice::from_ref(&groups));
+        // Gradients of the first step are those of the same weights.
+        let first = [&mixed, &all_constant, &all_wsd, &stock].map(|out| of(out, 1));
+        let [mixed_1, constant_1, wsd_1, stock_1] = &first;
+        for (name, values) in mixed_1 {
+            let expected = match name.as_str() {
+                name if name.ends_with("norm.weight") => wsd_1,
+                name if name.starts_with("layers.0.") => constant_1,
+                _ => stock_1,
+            };
+            assert!(*values == expected[name], "{kind}: {name}");
+        }
+        assert!(constant_1 != stock_1 && wsd_1 != stock_1 && wsd_1 != constant_1);
+        // The run has two ranks under FULL_SHARD.
+        let no_shard = train("no-shard", &[groups.clone(), "shard.strategy=NO_SHARD".to_owned()]);
+        assert!(of(&no_shard, 6) == of(&mixed, 6), "{kind}");
+        assert_eq!(workspace.steps(&no_shard), workspace.steps(&mixed), "{kind}");
+        let middle = format!("{mixed}/checkpoints/fsdp_cpt3");
+        let resumed = resume("resumed", Some(&middle), &[groups]);
+        assert!(of(&resumed, 6) == of(&mixed, 6), "{kind}");
+    }
+}
+
 /// The bytes of all weights of a checkpoint, by name.
 fn weights(workspace: &Workspace, checkpoint: &str) -> BTreeMap<String, Vec<u8>> {
     let folder = workspace.path(checkpoint);

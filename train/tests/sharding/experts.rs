@@ -1,11 +1,15 @@
 //! A mixture of experts, sharded: as on one device, and with the same bits under every strategy.
 
-use kiln_model::{MOE, MoeConfig};
-use kiln_shard::{Recompute, Strategy};
+use burn::module::{Param, ParamId};
+use burn::tensor::Tensor;
+use kiln_model::decoder::Decoder;
+use kiln_model::layers::{Moe, Records};
+use kiln_model::{Layers, MOE, ModelConfig, MoeConfig};
+use kiln_shard::{Muon, Optimizer, Recompute, Sign, StateKind, Strategy};
 
 use crate::bits::assert_same_bits;
 use crate::reference;
-use crate::support::{Run, assert_close};
+use crate::support::{Rank, Run, Trace, assert_close};
 
 const PURE: [Strategy; 3] = [Strategy::FullShard, Strategy::ShardGradOp, Strategy::NoShard];
 
@@ -51,4 +55,174 @@ fn strategies_and_recomputation_agree_bit_for_bit_on_experts() {
             }
         }
     }
+}
+
+/// The same with biases that balance the experts.
+fn biased(strategy: Strategy, ranks: usize, router_aux_loss_coef: f64) -> Run {
+    let mut run = run(strategy, ranks, router_aux_loss_coef);
+    run.model.moe.as_mut().expect("experts").expert_bias = true;
+    run
+}
+
+fn is_bias(name: &str) -> bool {
+    name.ends_with(Moe::BIAS)
+}
+
+/// That of a run, with this rate of the biases.
+fn optimizer(run: &Run, rate: f64) -> Optimizer {
+    run.optimizer().with_rule(Sign { rate }, |name, _| is_bias(name))
+}
+
+fn train(run: &Run, rate: f64) -> Trace {
+    run.same_on_all(run.on_ranks(|world| Rank::with_optimizer(run, world, optimizer(run, rate))?.train()))
+}
+
+#[test]
+fn strategies_and_recomputation_agree_bit_for_bit_on_biases() {
+    for (ranks, accumulation) in [(2, 2), (3, 1)] {
+        let first = train(&biased(PURE[0], ranks, 0.01).accumulation(accumulation), 0.01);
+        for strategy in PURE {
+            for recompute in [Recompute::None, Recompute::Block] {
+                let run = biased(strategy, ranks, 0.01).accumulation(accumulation).recompute(recompute);
+                assert_same_bits(&run.name(), &train(&run, 0.01), &first);
+            }
+        }
+    }
+}
+
+fn without_biases(mut trace: Trace) -> Trace {
+    trace.weights.retain(|name, _| !is_bias(name));
+    trace.gradients.iter_mut().for_each(|values| values.retain(|name, _| !is_bias(name)));
+    trace
+}
+
+/// The loads of the experts in all layers, in every step, as the gradients of biases have them.
+fn loads(run: &Run, trace: &Trace) -> Vec<f64> {
+    let passes = (run.ranks * run.accumulation) as f64;
+    let choices = (run.batch * run.seq * 2) as f64;
+    let load = |gradient: &f32| (f64::from(*gradient) * 2f64.powi(80) * passes + choices) / 5.0;
+    let biases = trace.gradients.iter().flatten().filter(|(name, _)| is_bias(name));
+    biases.flat_map(|(_, gradient)| gradient.iter().map(load)).collect()
+}
+
+/// However a step is split, a choice of an expert counts once, and biases move by the rate towards the mean.
+#[test]
+fn the_load_is_that_of_the_whole_step() {
+    let rate = 0.01;
+    let alone = biased(Strategy::NoShard, 1, 0.0);
+    let first = train(&alone, rate);
+    let expected = loads(&alone, &first);
+    assert_eq!(expected.len(), 5 * 2 * 5, "steps, layers with experts, experts");
+    for of_layer in expected.chunks(5) {
+        assert!(of_layer.iter().all(|load| load.fract() == 0.0 && *load >= 0.0), "{of_layer:?}");
+        assert_eq!(of_layer.iter().sum::<f64>(), (96 * 6 * 2) as f64);
+    }
+    let biases = |trace: &Trace| {
+        let biases = trace.weights.iter().filter(|(name, _)| is_bias(name));
+        biases.map(|(_, values)| values.clone()).collect::<Vec<_>>()
+    };
+    // As they would move by hand.
+    let mut by_hand = vec![vec![0.0f32; 5]; 2];
+    for (at, of_layer) in expected.chunks(5).enumerate() {
+        for (bias, load) in by_hand[at % 2].iter_mut().zip(of_layer) {
+            let below_mean = (96 * 6 * 2) as f64 / 5.0 - load;
+            *bias += if below_mean == 0.0 { 0.0 } else { rate as f32 * below_mean.signum() as f32 };
+        }
+    }
+    assert_eq!(biases(&first), by_hand);
+    for (strategy, ranks, accumulation, recompute) in [
+        (Strategy::FullShard, 1, 4, Recompute::Block),
+        (Strategy::FullShard, 2, 1, Recompute::Block),
+        (Strategy::ShardGradOp, 2, 2, Recompute::None),
+        (Strategy::FullShard, 4, 2, Recompute::None),
+        (Strategy::HybridShard, 4, 1, Recompute::None),
+    ] {
+        let run = biased(strategy, ranks, 0.0).accumulation(accumulation).recompute(recompute);
+        let run = if strategy.is_hybrid() { run.shard_size(2) } else { run };
+        let trace = train(&run, rate);
+        assert_eq!(loads(&run, &trace), expected, "{}", run.name());
+        assert_eq!(biases(&trace), by_hand, "{}", run.name());
+    }
+}
+
+/// Losses, norms, clipping and everything else that is trained: with biases that do not move, the bits are those
+/// of a model without them. Under Muon as well.
+#[test]
+fn what_steers_biases_touches_nothing_else() {
+    for muon in [None, Some(Muon { learning_rate: 20.0, ..Muon::default() })] {
+        for ranks in [1, 2] {
+            let plain = Run { muon, ..run(Strategy::FullShard, ranks, 0.01) };
+            let with = Run { muon, ..biased(Strategy::FullShard, ranks, 0.01) };
+            let trace = train(&with, 0.0);
+            let of_biases = trace.gradients.iter().flatten().filter(|(name, _)| is_bias(name));
+            assert!(of_biases.flat_map(|(_, values)| values).any(|value| *value != 0.0));
+            // A rule that no parameter has changes nothing either.
+            assert_same_bits(&plain.name(), &train(&plain, 0.01), &plain.train());
+            assert_same_bits(&with.name(), &without_biases(trace), &plain.train());
+        }
+    }
+}
+
+#[test]
+fn biases_have_no_state_and_a_parameter_group_of_their_own() {
+    let run = biased(Strategy::FullShard, 2, 0.0).steps(1);
+    run.on_ranks(|world| {
+        let rank = Rank::with_optimizer(&run, world, optimizer(&run, 0.01))?;
+        rank.step(1)?;
+        for slot in rank.engine().optimizer().slots() {
+            let values = rank.values(StateKind::Slot(slot))?;
+            assert!(values.keys().all(|name| !is_bias(name)), "{slot}");
+        }
+        let groups = &rank.engine().layout().groups;
+        let of_biases: Vec<_> = groups.iter().filter(|group| is_bias(&group.parameters[0].name)).collect();
+        assert_eq!(of_biases.len(), 2);
+        assert!(of_biases.iter().all(|group| group.parameters.len() == 1));
+        Ok(())
+    });
+}
+
+/// The largest load over the mean, a mean over layers and passes, at the start and at the end of a run whose
+/// routers prefer the first experts by far.
+fn skewed(rate: f64) -> [f64; 2] {
+    let run = biased(Strategy::FullShard, 2, 0.0).steps(120);
+    let moe = run.model.moe.clone().expect("experts");
+    let layers = Layers::default().feed_forward("skewed", move |init| {
+        let mut layer = Moe::new(init, &moe);
+        let logits = Tensor::from_data([2.0f32, 1.0, 0.0, -1.0, -2.0], init.device);
+        layer.router.bias = Some(Param::initialized(ParamId::new(), logits));
+        Ok(layer)
+    });
+    let model = ModelConfig { feed_forward: "skewed".to_owned(), moe: None, ..run.model.clone() };
+    let run = Run { model, ..run };
+    let loads = run.on_ranks(|world| {
+        let decoder = Decoder::new(&layers, &run.model, run.key(), &(run.device)()).expect("a decoder");
+        let rank = Rank::made_of(&run, world, decoder, optimizer(&run, rate))?;
+        let mut loads = Vec::new();
+        for step in 1..=run.steps {
+            let records = Records::default();
+            let mut batch = rank.micro_batch(step, 0, &rank.training);
+            batch.context = batch.context.recording(&records);
+            let engine = rank.engine();
+            engine.begin_step();
+            let loss = batch.loss(&rank.model.pass(&rank.training));
+            engine.backward(loss, true)?;
+            rank.update()?;
+            let records = records.take();
+            let values = records.iter().filter(|record| record.name == "largest_load");
+            let values: Vec<_> =
+                values.map(|record| f64::from(record.value.clone().into_scalar::<f32>())).collect();
+            loads.push(values.iter().sum::<f64>() / values.len() as f64);
+        }
+        Ok([loads[0], loads[loads.len() - 1]])
+    });
+    [0, 1].map(|at| loads.iter().map(|of_rank| of_rank[at]).sum::<f64>() / loads.len() as f64)
+}
+
+/// Two of five experts for each token: an expert that has all of them has 2.5 times the mean.
+#[test]
+fn biases_balance_a_skewed_router() {
+    let ([start, without], [start_too, with]) = (skewed(0.0), skewed(0.01));
+    assert_eq!(start, start_too);
+    assert!(start > 2.2 && without > 2.2, "{start} {without}");
+    assert!(with < 1.7, "{with} with biases, {without} without");
 }

@@ -300,7 +300,7 @@ impl<'a> Rank<'a> {
         Rank::made_of(run, world, run.decoder(&(run.device)()), optimizer)
     }
 
-    fn made_of(
+    pub fn made_of(
         run: &'a Run,
         world: Arc<dyn Communicator>,
         decoder: Decoder,

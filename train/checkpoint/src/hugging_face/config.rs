@@ -206,6 +206,7 @@ fn experts(keys: &Keys, layers: usize) -> Result<MoeConfig, HuggingFaceError> {
         shared_expert_d_ff: None,
         norm_topk_prob: keys.flag("norm_topk_prob")?,
         router_aux_loss_coef: keys.number("router_aux_loss_coef")?.unwrap_or(0.001),
+        expert_bias: false,
         dense_layers: (0..layers).filter(is_dense).collect(),
     })
 }

@@ -124,8 +124,9 @@ fn family_of(model: &ModelConfig, folder: &Path) -> Result<Family, HuggingFaceEr
     .flatten()
     .collect();
     let has_shared_expert = model.moe.as_ref().is_some_and(|moe| moe.shared_expert_d_ff.is_some());
+    let has_expert_bias = model.moe.as_ref().is_some_and(|moe| moe.expert_bias);
     let family = match (model.qk_norm, bias, model.feed_forward_bias) {
-        _ if !not_theirs.is_empty() || has_shared_expert => None,
+        _ if !not_theirs.is_empty() || has_shared_expert || has_expert_bias => None,
         (true, AttentionBias::None | AttentionBias::All, false)
             if model.moe.is_some() && model.window.is_none() =>
         {
@@ -153,6 +154,7 @@ fn family_of(model: &ModelConfig, folder: &Path) -> Result<Family, HuggingFaceEr
             (model.moe.is_some(), "feed_forward moe"),
             (model.moe.is_some() && !model.qk_norm, "no qk_norm"),
             (has_shared_expert, "moe.shared_expert_d_ff"),
+            (has_expert_bias, "moe.expert_bias"),
         ];
         let features = features.into_iter().filter(|(has, _)| *has).map(|(_, name)| name.to_owned());
         let features: Vec<_> = not_theirs.into_iter().chain(features).collect();

@@ -18,7 +18,7 @@ use crate::run::folder::metrics_of_run;
 use crate::run::options::Summary;
 use crate::run::plan::Plan;
 use crate::run::step::optimizer_step;
-use crate::schedule::learning_rate;
+use crate::schedule::learning_rates;
 use crate::values::Values;
 use crate::words::number_of;
 
@@ -145,8 +145,9 @@ impl Trainer<'_> {
             records: records.clone(),
             grad_norms: Values::default(),
         };
-        let lr = learning_rate(&config.optim, step, config.train.steps);
-        let update = optimizer_step(&self.model, config, &self.device, lr, &mut batches)?;
+        let rates = learning_rates(&config.optim, step, config.train.steps);
+        let lr = rates.of(0);
+        let update = optimizer_step(&self.model, config, &self.device, rates, &mut batches)?;
         let Some(update) = update else { return Ok(None) };
         let grad_norms = batches.grad_norms;
         let recorded =
