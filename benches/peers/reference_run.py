@@ -376,7 +376,7 @@ def with_preset(config, preset, folder):
 def check_comparable(config):
     """Ends the program if the configuration asks for what PyTorch's side here does not do."""
     model, unknown = config["model"], []
-    unknown += [key for key in ("dropout", "qk_norm", "feed_forward_bias", "window", "block") if model.get(key)]
+    unknown += [key for key in ("dropout", "qk_norm", "feed_forward_bias", "window", "block", "logit_softcap") if model.get(key)]
     unknown += ["rope_scaling"] if "rope_scaling" in model else []
     unknown += ["attention_bias"] if model.get("attention_bias", "none") != "none" else []
     if unknown:
@@ -385,6 +385,8 @@ def check_comparable(config):
         sys.exit("precision is not f32; the comparison is in f32")
     if config["optim"].get("kind", "adamw") not in ("adamw", "muon") or config["optim"].get("groups"):
         sys.exit("optim: PyTorch's side here knows adamw and muon, without groups")
+    if config["train"].get("z_loss") or config.get("loss", {}).get("kind", "cross_entropy") != "cross_entropy":
+        sys.exit("loss: PyTorch's side here knows the cross-entropy alone")
     if config["train"].get("freeze"):
         sys.exit("train.freeze: PyTorch's side here trains all parameters")
     if config["log"]["every"] != 1:

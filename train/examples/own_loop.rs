@@ -93,8 +93,7 @@ fn train(world: Arc<dyn Communicator>, data: &Path, out: &Path) -> Outcome<()> {
         context_length: SEQ,
         data_sha256: None,
     };
-    let context =
-        SaveContext { tokenizer: Some(read_tokenizer_of(data)?.into()), ..SaveContext::built_in(state) };
+    let context = SaveContext { tokenizer: Some(read_tokenizer_of(data)?.into()), ..SaveContext::new(state) };
     let mut saver = Saver::new(SaveOptions::new(folder_of_run(out)), rank as usize);
     saver.begin(engine, context)?;
     let saved = saver.settle(engine)?;

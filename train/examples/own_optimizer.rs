@@ -16,13 +16,14 @@ use serde::Deserialize;
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 /// Lion (Chen et al., 2023): a step of the learning rate in the direction of the sign of a momentum.
+#[derive(Debug)]
 struct Lion {
     settings: LionSettings,
     weight_decay: f64,
 }
 
 /// The keys of `[optim.extra]`.
-#[derive(Deserialize)]
+#[derive(Debug, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct LionSettings {
     /// Share of the momentum in the direction.

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
+use globset::{Glob, GlobSet, GlobSetBuilder};
 use kiln_model::layers::Moe;
 use kiln_shard::{Choice, Optimizer, Rule, Sign};
 use serde::de::DeserializeOwned;
@@ -130,7 +131,7 @@ impl fmt::Debug for Optimizers {
 
 /// Options of some parameters.
 struct OwnOptions {
-    parameters: Vec<String>,
+    parameters: GlobSet,
     dims: Option<usize>,
     rule: Option<usize>,
     learning_rate: Option<f64>,
@@ -151,10 +152,16 @@ impl OwnOptions {
                 ))
             })
         };
+        let mut parameters = GlobSetBuilder::new();
+        for pattern in &group.parameters {
+            parameters.add(glob(pattern)?);
+        }
+        let unusable = |error: globset::Error| ConfigError::invalid(format!("optim.groups: {error}"));
+        let parameters = parameters.build().map_err(unusable)?;
         let schedules = section.lr_schedules();
         let index = |own: LrSchedule| schedules.iter().position(|schedule| *schedule == own);
         Ok(OwnOptions {
-            parameters: group.parameters.clone(),
+            parameters,
             dims: group.dims,
             rule: group.rule.as_ref().map(rule).transpose()?,
             learning_rate: group.lr.map(|lr| section.relative(lr)),
@@ -164,20 +171,14 @@ impl OwnOptions {
     }
 
     fn names(&self, name: &str, shape: &[usize]) -> bool {
-        self.dims.is_none_or(|dims| dims == shape.len()) && is_named(&self.parameters, name)
+        self.dims.is_none_or(|dims| dims == shape.len()) && self.parameters.is_match(name)
     }
 }
 
-fn is_named(patterns: &[String], name: &str) -> bool {
-    patterns.iter().any(|pattern| matches(pattern, name))
-}
-
-/// Whether `name` is as `pattern`, in which `*` stands for anything.
-fn matches(pattern: &str, name: &str) -> bool {
-    let Some((start, rest)) = pattern.split_once('*') else { return pattern == name };
-    let Some(name) = name.strip_prefix(start) else { return false };
-    // What follows may begin anywhere.
-    (0..=name.len()).filter(|at| name.is_char_boundary(*at)).any(|at| matches(rest, &name[at..]))
+/// A name in which `*` stands for anything.
+fn glob(pattern: &str) -> Result<Glob, ConfigError> {
+    Glob::new(pattern)
+        .map_err(|error| ConfigError::invalid(format!("optim.groups: \"{pattern}\": {}", error.kind())))
 }
 
 /// Fails if a group names a parameter that is none, which is easily a slip of the pen. `shapes` has all
@@ -190,7 +191,8 @@ pub(crate) fn check_groups(
     for group in groups {
         let of_dims = |shape: &[usize]| group.dims.is_none_or(|dims| dims == shape.len());
         for pattern in &group.parameters {
-            if !shapes.iter().any(|(name, shape)| of_dims(shape) && matches(pattern, name)) {
+            let named = glob(pattern)?.compile_matcher();
+            if !shapes.iter().any(|(name, shape)| of_dims(shape) && named.is_match(name)) {
                 let some: Vec<_> = shapes.iter().take(3).map(|(name, _)| name.as_str()).collect();
                 let dims = group.dims.map_or_else(String::new, |dims| format!(" of {dims} dimensions"));
                 problems.push(format!(
@@ -222,7 +224,8 @@ mod tests {
             ("norm.weight", "norm.weight", true),
             ("norm", "norm.weight", false),
         ] {
-            assert_eq!(matches(pattern, name), expected, "{pattern} {name}");
+            let matches = glob(pattern).expect("a pattern").compile_matcher().is_match(name);
+            assert_eq!(matches, expected, "{pattern} {name}");
         }
     }
 

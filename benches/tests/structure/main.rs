@@ -115,3 +115,16 @@ fn documents_name_files_that_there_are() {
     }
     assert!(missing.is_empty(), "no such files:\n{}", missing.join("\n"));
 }
+
+/// A crate of one's own takes what was built here only if it is built alike.
+#[test]
+fn the_template_crate_is_built_like_the_workspace() {
+    let own = fs::read_to_string(root().join("examples/own-crate/Cargo.toml")).unwrap();
+    let workspace = fs::read_to_string(root().join("Cargo.toml")).unwrap();
+    let profile = &own[own.find("[profile.release]").expect("its profile")..];
+    assert!(workspace.contains(profile.trim_end()), "its [profile.release] is not that of the workspace");
+    let burn = own.lines().find(|line| line.starts_with("burn = ")).expect("its burn");
+    let shared = workspace.lines().find(|line| line.starts_with("burn = ")).expect("the workspace's burn");
+    let features = |line: &str| line.replace(", \"autodiff\"", "");
+    assert_eq!(features(burn), features(shared), "its burn is not that of the workspace");
+}

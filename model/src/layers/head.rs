@@ -102,7 +102,8 @@ impl Head {
         let [batch, seq, vocab_size] = logits.dims();
         let rows = batch * seq;
         let logits = logits.reshape([rows, vocab_size]).cast(FloatDType::F32);
-        loss.of(logits, targets.reshape([rows])).sum().mul_scalar(scale)
+        // Along a dimension, and not over all elements, which a GPU sums in any order.
+        loss.of(logits, targets.reshape([rows])).sum_dim(0).mul_scalar(scale)
     }
 
     /// Logits of every position: `[batch, seq, vocab_size]`.

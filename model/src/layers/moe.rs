@@ -19,8 +19,9 @@ use crate::ops::{self, ExpertProjections, Routing};
 /// In training the layer adds the loss of Switch Transformer (Fedus et al., 2021), with several experts for a
 /// token: `router_aux_loss_coef · experts · Σ_e f_e · P_e`, where `f_e` is the number of choices of expert
 /// `e` for each token and `P_e` its mean probability, over the tokens of a micro-batch of one rank. It is
-/// least where all experts get as much. The losses of layers are averaged: a coefficient means what it means
-/// in transformers, whose `load_balancing_loss_func` takes both means over the tokens of all layers together.
+/// `router_aux_loss_coef · experts_per_token` where all experts get as much. The losses of layers are averaged: a
+/// coefficient means what it means in transformers, whose `load_balancing_loss_func` takes both means over the
+/// tokens of all layers together.
 ///
 /// With `expert_bias` each expert has a bias that is added to its probability where experts are chosen, and
 /// nowhere else (Wang et al., 2024). After a step it is to move by a fixed rate towards more tokens for the

@@ -170,7 +170,7 @@ impl ModuleVisitor for Gradient<'_> {
     }
 }
 
-/// The loss of even load is `experts_per_token`, the least there is; that of random weights is a little more.
+/// The loss of even load is `experts_per_token`; that of these random weights is a little more.
 #[test]
 fn the_balance_loss_joins_the_training_loss_with_its_weight() {
     let (plain, gradient) = losses(0.0);

@@ -72,8 +72,16 @@ impl EngineBuilder {
     }
 
     /// Lets [`Engine::update`] update the parameters of later modules by `optimizer`, instead of by AdamW
-    /// with its defaults. To be called before the first module.
+    /// with its defaults.
+    ///
+    /// # Panics
+    ///
+    /// When there is a module already: its parameters are grouped by the rules of the optimizer before.
     pub fn optimizer(mut self, optimizer: impl Into<Optimizer>) -> Self {
+        assert!(
+            self.groups.is_empty(),
+            "EngineBuilder::optimizer: name the optimizer before the first module"
+        );
         self.optimizer = optimizer.into();
         self
     }

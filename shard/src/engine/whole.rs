@@ -79,7 +79,12 @@ impl Engine {
         let Some(ranks) = &context.shard else {
             return Ok(Some(Directions(position, Pending::Here(gradient))));
         };
-        let whole = context.state_placement().empty(DType::F32, group.layout.padded_numel());
+        let numel = group.layout.padded_numel();
+        let whole = match ranks.shares_gathers() && gradient.is_on_host() {
+            // Ranks that are threads read one copy.
+            true => Buffer::unallocated(DType::F32, numel),
+            false => context.state_placement().empty(DType::F32, numel),
+        };
         let work = ranks.all_gather(group.label(Phase::Optimizer), Arc::new(gradient), whole);
         Ok(Some(Directions(position, Pending::Coming(work))))
     }

@@ -1,5 +1,6 @@
 //! Which rule updates which parameter.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 
@@ -15,11 +16,11 @@ type Choose = Arc<dyn Fn(&str, &[usize]) -> Choice + Send + Sync>;
 /// # use std::sync::Arc;
 /// # use kiln_shard::{AdamW, Choice, Muon, Optimizer};
 /// // Muon for the matrices of blocks, AdamW for the rest.
-/// let muon = Optimizer::new("muon", vec![Arc::new(Muon::default()), Arc::new(AdamW::default())], |name, shape| {
+/// let muon = Optimizer::new("muon", vec![Arc::new(AdamW::default()), Arc::new(Muon::default())], |name, shape| {
 ///     let is_matrix = name.starts_with("layers.") && shape.len() >= 2;
-///     Choice { rule: if is_matrix { 0 } else { 1 }, ..Choice::default() }
+///     Choice { rule: usize::from(is_matrix), ..Choice::default() }
 /// });
-/// assert_eq!(muon.slots(), ["momentum_buffer", "exp_avg", "exp_avg_sq"]);
+/// assert_eq!(muon.slots(), ["exp_avg", "exp_avg_sq", "momentum_buffer"]);
 /// ```
 #[derive(Clone)]
 pub struct Optimizer {
@@ -71,7 +72,7 @@ impl Optimizer {
     ///
     /// # Panics
     ///
-    /// When there is no rule, or the name is empty.
+    /// When there is no rule, two rules have one name, or the name of the optimizer is empty.
     pub fn new(
         name: &str,
         rules: Vec<Arc<dyn Rule>>,
@@ -79,6 +80,10 @@ impl Optimizer {
     ) -> Self {
         assert!(!rules.is_empty(), "optimizer `{name}` has no rule");
         assert!(!name.is_empty(), "an optimizer needs a name");
+        let mut names = BTreeSet::new();
+        for rule in &rules {
+            assert!(names.insert(rule.name()), "optimizer `{name}` has two rules `{}`", rule.name());
+        }
         Optimizer { name: name.into(), rules, choose: Arc::new(choose) }
     }
 
@@ -182,7 +187,6 @@ impl Default for Optimizer {
 
 impl fmt::Debug for Optimizer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let rules: Vec<_> = self.rules().map(Rule::name).collect();
-        f.debug_struct("Optimizer").field("name", &self.name).field("rules", &rules).finish()
+        f.debug_struct("Optimizer").field("name", &self.name).field("rules", &self.rules).finish()
     }
 }

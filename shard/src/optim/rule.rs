@@ -1,5 +1,7 @@
 //! How parameters are changed by their gradients.
 
+use std::fmt::Debug;
+
 use burn::tensor::Tensor;
 #[cfg(feature = "cube")]
 use cubecl::{prelude::Client, server::Handle};
@@ -18,7 +20,7 @@ use cubecl::{prelude::Client, server::Handle};
 /// 2. [`Rule::transform`] gets the directions of whole matrices, each on the one rank that owns it, and makes
 ///    updates of them;
 /// 3. [`Rule::update`] gets the shard of the updates in the place of the gradient.
-pub trait Rule: Send + Sync {
+pub trait Rule: Debug + Send + Sync {
     /// What it is called, such as `adamw`.
     fn name(&self) -> &str;
 

@@ -8,7 +8,7 @@ use super::{CheckpointState, SavedOptimizer};
 /// What goes into a checkpoint besides the engine's values.
 #[derive(Clone, Debug)]
 pub struct SaveContext {
-    /// What the weights were trained with.
+    /// What the weights were trained with. An engine that is saved says it itself.
     pub optimizer: SavedOptimizer,
     /// Where the run stands.
     pub state: CheckpointState,
@@ -21,8 +21,8 @@ pub struct SaveContext {
 }
 
 impl SaveContext {
-    /// Of a run under the built-in AdamW, without a configuration and files.
-    pub fn built_in(state: CheckpointState) -> Self {
+    /// With nothing but the state: no configuration, no files.
+    pub fn new(state: CheckpointState) -> Self {
         SaveContext {
             optimizer: SavedOptimizer::adamw(),
             state,

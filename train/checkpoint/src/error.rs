@@ -59,6 +59,14 @@ pub enum CheckpointError {
          program that has it, or start a new run from its weights alone with init.from", saved.name
     )]
     OtherOptimizer { path: PathBuf, saved: Box<SavedOptimizer>, here: Box<SavedOptimizer> },
+    /// The optimizer needs values of these names, such as `exp_avg` of a parameter, and the checkpoint lacks
+    /// them.
+    #[error(
+        "{path} has no state of the optimizer for {}: these parameters were updated by another rule. Use the \
+         [[optim.groups]] of its config.toml, or start a new run from its weights alone with init.from",
+        mismatch::first_of(.missing)
+    )]
+    Slots { path: PathBuf, missing: Vec<String> },
     /// Names or shapes in the checkpoint and in the model differ. `missing`: parameters of the model that the
     /// checkpoint lacks; `unexpected`: tensors of the checkpoint that the model lacks; `misshapen`: tensors
     /// of another shape than the model's, with both.

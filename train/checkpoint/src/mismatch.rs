@@ -10,7 +10,8 @@ pub(crate) fn describe(missing: &[String], unexpected: &[String], misshapen: &[S
     kinds.map(|(what, names)| format!("{what} [{}]", first_of(names))).collect::<Vec<_>>().join(", ")
 }
 
-fn first_of(names: &[String]) -> String {
+/// Names, or the first of many.
+pub(crate) fn first_of(names: &[String]) -> String {
     let shown = names[..names.len().min(SHOWN)].join(", ");
     match names.len().saturating_sub(SHOWN) {
         0 => shown,

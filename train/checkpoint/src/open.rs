@@ -139,7 +139,7 @@ impl Checkpoint {
     /// Fails unless this was trained with the optimizer that is to go on with its state.
     pub fn require_optimizer(&self, here: &SavedOptimizer) -> Result<()> {
         let saved = &self.manifest.optimizer;
-        if saved == here {
+        if saved.is(here) {
             return Ok(());
         }
         let (saved, here) = (Box::new(saved.clone()), Box::new(here.clone()));

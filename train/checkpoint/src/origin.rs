@@ -3,6 +3,8 @@
 //! Weights do not say what computes with them: a block of one's own may have the names and shapes of the
 //! built-in one and mean something else. So a checkpoint names both, and others refuse it.
 
+use std::collections::BTreeSet;
+
 use kiln_model::{Layers, ModelConfig};
 use kiln_shard::Optimizer;
 use serde::{Deserialize, Serialize};
@@ -128,6 +130,12 @@ impl SavedOptimizer {
     pub fn of(optimizer: &Optimizer) -> Self {
         let state = optimizer.slots().into_iter().map(str::to_owned).collect();
         SavedOptimizer { name: optimizer.name().to_owned(), state }
+    }
+
+    /// Whether it is the same: of this name, with state of these names in any order.
+    pub(super) fn is(&self, other: &Self) -> bool {
+        let names = |optimizer: &Self| BTreeSet::from_iter(optimizer.state.clone());
+        self.name == other.name && names(self) == names(other)
     }
 
     /// The slots of its state, as they are saved.

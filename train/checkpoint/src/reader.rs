@@ -203,9 +203,7 @@ impl<'a> CheckpointReader<'a> {
             }
         }
         if !missing.is_empty() {
-            let path = self.checkpoint.folder().to_owned();
-            let (unexpected, misshapen) = (Vec::new(), Vec::new());
-            return Err(CheckpointError::Names { path, missing, unexpected, misshapen });
+            return Err(CheckpointError::Slots { path: self.checkpoint.folder().to_owned(), missing });
         }
         self.plan(engine, &present)?;
         for (name, saved) in present {

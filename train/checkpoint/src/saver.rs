@@ -24,7 +24,7 @@ use super::manifest::Format;
 use super::part::{self, Completion, Entry, Left, Values, WriterOutput};
 use super::saved::Saved;
 use super::status::{Next, Patience, Stage, Status};
-use super::{CheckpointError, HeldFolder, Keep, Result, SaveContext, disk, folder, full};
+use super::{CheckpointError, HeldFolder, Keep, Result, SaveContext, SavedOptimizer, disk, folder, full};
 
 /// How a run saves.
 #[derive(Clone, Debug)]
@@ -123,6 +123,7 @@ impl Saver {
     /// When this save or the one before cannot be written. Earlier checkpoints stay as they are.
     pub fn begin(&mut self, engine: &Engine, context: SaveContext) -> Result<Option<PathBuf>> {
         self.settle(engine)?;
+        let context = SaveContext { optimizer: SavedOptimizer::of(engine.optimizer()), ..context };
         let place = folder::place_of(&self.options.folder, context.state.step);
         let beside = folder::beside(&place);
         let begun = match self.rank {

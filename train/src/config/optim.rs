@@ -148,6 +148,14 @@ impl OptimGroup {
     }
 }
 
+impl OptimGroup {
+    /// Whether it names parameters and says nothing of them.
+    pub(super) fn has_no_option(&self) -> bool {
+        let OptimGroup { parameters, dims, .. } = self.clone();
+        *self == OptimGroup { parameters, dims, ..OptimGroup::default() }
+    }
+}
+
 /// Whether a kind need not be written out.
 fn is_adamw(kind: &str) -> bool {
     kind == ADAMW

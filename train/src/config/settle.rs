@@ -56,6 +56,22 @@ impl Config {
         settled
     }
 
+    /// Shortens warm-ups that are longer than the run to all of it. What to say of it, if there is one.
+    pub fn shorten_warm_up(&mut self) -> Option<String> {
+        let (steps, optim) = (self.train.steps, &mut self.optim);
+        let groups = optim.groups.iter_mut().filter_map(|group| group.warmup_steps.as_mut());
+        let mut longest = 0;
+        for warm_up in std::iter::once(&mut optim.warmup_steps).chain(groups) {
+            longest = longest.max(*warm_up);
+            *warm_up = steps.min(*warm_up);
+        }
+        (longest > steps).then(|| {
+            format!(
+                "the warm-up of {longest} steps is longer than the run: it takes all of its {steps} steps"
+            )
+        })
+    }
+
     /// The most sequences of at most `tokens` tokens together that divide a rank's part of the batch; at
     /// least one.
     fn rows_of(&self, tokens: usize) -> usize {

@@ -76,16 +76,27 @@ impl Config {
     fn check_optimizer(&self, problems: &mut Vec<String>) {
         let OptimSection { kind, lr, muon, groups, .. } = &self.optim;
         let mut rates = Vec::new();
+        if kind != MUON && muon.is_some() {
+            problems.push(format!("[optim.muon]: that is for optim.kind = \"muon\", not \"{kind}\""));
+        }
+        // Also where nothing is said of it.
+        let muon = muon.clone().or_else(|| (kind == MUON).then(MuonSection::default));
         if let Some(MuonSection { lr, momentum, weight_decay, ns_steps, .. }) = muon {
-            if kind != MUON {
-                problems.push(format!("[optim.muon]: that is for optim.kind = \"muon\", not \"{kind}\""));
-            }
-            rates.push(("optim.muon.lr", *lr, FROM_0));
-            rates.push(("optim.muon.momentum", *momentum, DECAY));
-            rates.push(("optim.muon.weight_decay", *weight_decay, FROM_0));
-            problems.extend(out_of_range("optim.muon.ns_steps", *ns_steps as u64, 1..=MAX_NS_STEPS));
+            rates.push(("optim.muon.lr", lr, FROM_0));
+            rates.push(("optim.muon.momentum", momentum, DECAY));
+            rates.push(("optim.muon.weight_decay", weight_decay, FROM_0));
+            problems.extend(out_of_range("optim.muon.ns_steps", ns_steps as u64, 1..=MAX_NS_STEPS));
         }
         for group in groups {
+            if group.parameters.is_empty() {
+                problems.push(
+                    "optim.groups: a group names no parameters: parameters = [\"*\"] names all".to_owned(),
+                );
+            } else if group.has_no_option() {
+                let named = group.parameters.join("\", \"");
+                problems
+                    .push(format!("optim.groups: the group of \"{named}\" has no option, such as lr = 1e-4"));
+            }
             rates.extend(group.lr.map(|lr| ("optim.groups: lr", lr, FROM_0)));
             rates.extend(group.weight_decay.map(|decay| ("optim.groups: weight_decay", decay, FROM_0)));
             rates.extend(group.min_lr_ratio.map(|ratio| ("optim.groups: min_lr_ratio", ratio, FROM_0_TO_1)));
@@ -158,11 +169,7 @@ impl Config {
         let own = own.filter_map(|group| Some(("optim.groups: ", "", group.lr_schedule(of_rest)?)));
         for (place, again, schedule) in iter::once(("optim.", "optim.", of_rest)).chain(own) {
             let LrSchedule { warmup_steps: warmup, decay_steps, .. } = schedule;
-            if warmup > steps {
-                problems.push(format!(
-                    "{place}warmup_steps = {warmup} is longer than train.steps = {steps}: lower one of the two"
-                ));
-            }
+            // A warm-up alone is shortened.
             let Some(decay) = decay_steps else { continue };
             let both = warmup.saturating_add(decay);
             if both > steps {

@@ -337,14 +337,7 @@ fn helps(rows: &[Row], config: &Config, on_gpu: bool) -> Vec<String> {
 /// values, and the two products that the gated feed-forward layer multiplies.
 fn activations(model: &ModelConfig) -> u64 {
     let heads = model.kv_heads.saturating_mul(2).saturating_add(model.heads);
-    let feed_forward = match &model.moe {
-        Some(moe) => {
-            let experts = moe.experts_per_token.saturating_mul(moe.expert_d_ff);
-            experts.saturating_add(moe.shared_expert_d_ff.unwrap_or_default())
-        }
-        None => model.d_ff,
-    };
-    let sizes = [heads.saturating_mul(model.head_dim()), feed_forward.saturating_mul(2)];
+    let sizes = [heads.saturating_mul(model.head_dim()), model.d_ff.saturating_mul(2)];
     sizes.iter().map(|size| *size as u64).fold(0, u64::saturating_add)
 }
 

@@ -77,6 +77,7 @@ pub(crate) struct PlanMessage {
 pub(super) fn make(asked: &Config, options: &RunOptions, device: &ResolvedDevice) -> Result<Plan> {
     let mut config = asked.clone();
     let settled = config.settle(device.defaults());
+    let shortened = config.shorten_warm_up();
     // What was found may have changed until the folder is this run's, which is known by what was asked for.
     let (draft, lock, claim) = loop {
         let find = || folder::find(asked, options);
@@ -90,8 +91,8 @@ pub(super) fn make(asked: &Config, options: &RunOptions, device: &ResolvedDevice
     for warning in warnings {
         tracing::warn!("{warning}");
     }
-    if let Some(note) = other_init {
-        say(&note);
+    for note in other_init.iter().chain(&shortened) {
+        say(note);
     }
     if !settled.is_empty() {
         say(&format!("as suits the device: {}", settled.join(", ")));

@@ -142,7 +142,9 @@ mod tests {
     fn every_preset_shrinks_to_a_configuration() {
         for preset in kiln_model::PRESETS {
             for shrink in [Smoke::Batch, Smoke::Width] {
-                let text = format!("[model]\npreset = \"{preset}\"\n[train]\nranks = 3\nglobal_batch = 999");
+                let text = format!(
+                    "[data]\npath = \"data\"\n[model]\npreset = \"{preset}\"\n[train]\nranks = 3\nglobal_batch = 999"
+                );
                 let mut config: Config = toml::from_str(&text).expect("a configuration");
                 shrink.shrink(&mut config);
                 config.validate().expect("it fits together");

@@ -14,7 +14,6 @@ const VALUES: &[(&str, &[(&str, &str)])] = &[
     ("beta of one", &[("optim.beta1", "1.0")]),
     ("negative beta", &[("optim.beta2", "-0.5")]),
     ("negative clipping", &[("optim.grad_clip", "-1.0")]),
-    ("warm-up longer than the run", &[("optim.warmup_steps", "5")]),
     (
         "decay that does not fit behind the warm-up",
         &[("optim.schedule", "'wsd'"), ("optim.decay_steps", "3")],
@@ -24,7 +23,7 @@ const VALUES: &[(&str, &[(&str, &str)])] = &[
         &[("optim.groups", "[{ parameters = ['*'], schedule = 'wsd', decay_steps = 3 }]")],
     ),
     (
-        "warm-up of a group longer than the run",
+        "ratio of a group that is none",
         &[("optim.groups", "[{ parameters = ['*'], warmup_steps = 5, min_lr_ratio = -1.0 }]")],
     ),
     ("batch that ranks cannot share", &[("train.ranks", "3")]),
@@ -158,4 +157,19 @@ fn texts_need_no_quotes_whatever_they_look_like() {
         let written = workspace.text("run/config.toml");
         assert!(written.contains(&format!("path = \"{name}\"\n")), "{written}");
     }
+}
+
+#[test]
+fn a_warm_up_longer_than_the_run_is_shortened() {
+    let workspace = Workspace::new();
+    let long = ["train", "run.toml", "--out", "long", "--set", "optim.warmup_steps=100"];
+    let said = workspace.succeed(&long);
+    assert!(
+        said.contains("the warm-up of 100 steps is longer than the run: it takes all of its 4 steps"),
+        "{said}"
+    );
+    workspace.succeed(&["train", "run.toml", "--out", "whole", "--set", "optim.warmup_steps=4"]);
+    assert_eq!(workspace.steps("long"), workspace.steps("whole"));
+    // What is kept is what was done.
+    assert!(workspace.text("long/config.toml").contains("warmup_steps = 4"));
 }

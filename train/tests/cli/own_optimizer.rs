@@ -100,8 +100,35 @@ fn what_is_not_there_is_named() {
     refused(&kiln, &["--set", group], &["no parameter is called \"*.nrom.weight\""]);
     let group = "optim.groups=[{ parameters = [\"*\"], rule = \"muon\" }]";
     refused(&kiln, &["--set", group], &["`adamw` has no rule `muon`"]);
+    refused(
+        &kiln,
+        &[&muon[..], &["--set", "optim.lr=0.0"]].concat(),
+        &["optim.muon.lr = 0.02 moves as optim.lr"],
+    );
+    refused(
+        &kiln,
+        &["--set", "optim.groups=[{ parameters = [], lr = 0.1 }]"],
+        &["a group names no parameters"],
+    );
+    refused(&kiln, &["--set", "optim.groups=[{ parameters = [\"*\"], dims = 2 }]"], &["has no option"]);
     let group = "optim.groups=[{ parameters = [\"*\"], lr = -1.0 }]";
     refused(&kiln, &["--set", group], &["optim.groups: lr = -1: must be zero or more"]);
+}
+
+/// State is not made up for parameters that had another rule.
+#[test]
+fn a_rule_cannot_change_in_the_middle() {
+    let workspace = Workspace::new();
+    let muon = ["--set", "optim.kind=muon"];
+    workspace.succeed(
+        &[&["train", "run.toml", "--out", "run", "--set", "checkpoint.every=2"][..], &muon].concat(),
+    );
+    let group = "optim.groups=[{ parameters = [\"layers.0.*\"], rule = \"adamw\" }]";
+    let resume =
+        ["train", "run.toml", "--out", "other", "--resume", "run/checkpoints/fsdp_cpt2", "--set", group];
+    let said = workspace.kiln(&[&resume[..], &muon].concat());
+    assert_eq!(said.code, Some(1), "{said:?}");
+    assert!(said.stderr.contains("updated by another rule. Use the [[optim.groups]]"), "{said:?}");
 }
 
 /// Options by name reach the weights: what has a rate of zero stays.

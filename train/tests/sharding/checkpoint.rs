@@ -10,7 +10,7 @@ use kiln::checkpoint::{
 use kiln::run::TrainError;
 use kiln::weights::AllowMissing;
 use kiln_collectives::Phase;
-use kiln_shard::{Recompute, StateKind, Strategy};
+use kiln_shard::{Muon, Recompute, StateKind, Strategy};
 
 use crate::support::{Rank, Run, Values, assert_scalars_close};
 
@@ -82,7 +82,7 @@ fn save(run: &Run, folder: &Path, format: Format, background: bool) -> Known {
         let options = SaveOptions { folder: folder.to_owned(), format, background, ..options() };
         let mut saver = Saver::new(options, rank.engine().world().rank());
         let state = state(run, BEFORE);
-        let context = SaveContext::built_in(state.clone());
+        let context = SaveContext::new(state.clone());
         saver.begin(rank.engine(), context)?;
         let values = if background { None } else { Some(values(&rank)?) };
         let steps = (BEFORE + 1..=BEFORE + AFTER).map(|step| Ok(rank.step(step)?.0));
@@ -224,6 +224,34 @@ fn all_arrangements_go_on_where_any_other_stopped() {
 }
 
 /// The same weights make the same files, however they are spread.
+/// The engine says which optimizer it has, whoever saves.
+#[test]
+fn the_state_of_any_optimizer_is_saved() {
+    for format in [Format::Sharded, Format::Full] {
+        let folder = tempfile::tempdir().unwrap();
+        let run = Run { muon: Some(Muon::default()), ..Run::new(Strategy::FullShard, 2) };
+        let saved = run.try_on_ranks(|world| {
+            let rank = Rank::start(&run, world)?;
+            rank.step(1)?;
+            let options = SaveOptions { folder: folder.path().to_owned(), format, ..options() };
+            let mut saver = Saver::new(options, rank.engine().world().rank());
+            saver.begin(rank.engine(), SaveContext::new(state(&run, 1)))?;
+            saver.settle(rank.engine())?;
+            Ok::<_, TrainError>(())
+        });
+        saved.unwrap_or_else(|error| panic!("{}: {error}", run.name()));
+        let checkpoint = Checkpoint::open(&folder.path().join("fsdp_cpt1")).unwrap();
+        let optimizer = checkpoint.manifest().optimizer.to_string();
+        assert_eq!(optimizer, "muon (state exp_avg, exp_avg_sq, momentum_buffer)");
+        let slots = checkpoint
+            .manifest()
+            .tensors
+            .iter()
+            .filter(|tensor| tensor.saved == "momentum_buffer".to_owned().into());
+        assert!(slots.count() > 0);
+    }
+}
+
 #[test]
 fn strategies_write_the_same_bytes() {
     let files = |strategy: Strategy| {
@@ -369,13 +397,13 @@ fn a_save_whose_parts_do_not_appear_has_a_deadline() {
             let patient = || saver(shared.path(), Duration::from_secs(600));
             rank.step(1)?;
             let mut good = patient();
-            good.begin(engine, SaveContext::built_in(state(&run, 1)))?;
+            good.begin(engine, SaveContext::new(state(&run, 1)))?;
             good.settle(engine)?;
 
             let folder = if index == lost { elsewhere.path() } else { shared.path() };
             let mut failing = saver(folder, Duration::from_secs(2));
             rank.step(2)?;
-            let begun = failing.begin(engine, SaveContext::built_in(state(&run, 2)));
+            let begun = failing.begin(engine, SaveContext::new(state(&run, 2)));
             assert_eq!(begun.is_ok(), background, "{begun:?}");
             let mut ended = begun.map(drop);
             for step in 3.. {
@@ -390,7 +418,7 @@ fn a_save_whose_parts_do_not_appear_has_a_deadline() {
             }
             // Nothing of it is left, and the next one does not feel it.
             let mut next = patient();
-            next.begin(engine, SaveContext::built_in(state(&run, 90)))?;
+            next.begin(engine, SaveContext::new(state(&run, 90)))?;
             next.settle(engine)?;
             Ok::<_, TrainError>(ended.expect_err("it has failed"))
         });

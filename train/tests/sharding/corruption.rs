@@ -50,7 +50,7 @@ fn saved(folder: &Path, format: Format) -> PathBuf {
             data_sha256: None,
         };
         let config = Some("[train]\nsteps = 1\n".to_owned());
-        let context = SaveContext { config, files: vec![tokenizer.clone()], ..SaveContext::built_in(state) };
+        let context = SaveContext { config, files: vec![tokenizer.clone()], ..SaveContext::new(state) };
         Ok::<_, TrainError>(saver.begin(rank.engine(), context)?.expect("it is complete"))
     });
     folders.unwrap_or_else(|error| panic!("{error}")).swap_remove(0)

@@ -1,7 +1,8 @@
 //! Muon for the matrices of blocks, and AdamW for the rest: against its formulas in f64, bit for bit between
 //! strategies, and with the state that each parameter needs.
 
-use kiln_shard::{AdjustLr, Choice, Muon, ParamGroupLayout, Policy, Recompute, StateKind, Strategy};
+use burn::tensor::{Device, Tensor, TensorData};
+use kiln_shard::{AdjustLr, Choice, Muon, ParamGroupLayout, Policy, Recompute, Rule, StateKind, Strategy};
 
 use crate::reference;
 use crate::support::{LEARNING_RATE, Rank, Run, Trace, assert_close, assert_within, distance};
@@ -104,6 +105,24 @@ fn strategies_agree_bit_for_bit() {
                 let run = run(strategy, ranks).recompute(recompute);
                 assert_same_bits(&run.name(), &run.train(), &first);
             }
+        }
+    }
+}
+
+/// As the experts of a layer are.
+#[test]
+fn a_batch_of_matrices_is_updated_matrix_by_matrix() {
+    let [matrices, rows, columns] = [3, 4, 6];
+    let values: Vec<f32> = (0..matrices * rows * columns).map(|at| (at as f32 * 0.7).sin()).collect();
+    let batch = Tensor::<3>::from_data(TensorData::new(values, [matrices, rows, columns]), &Device::flex());
+    let updates = |tensor: Tensor<3>| muon().transform(tensor).into_data().try_to_vec::<f32>().expect("f32");
+    let whole = updates(batch.clone());
+    for (index, expected) in whole.chunks(rows * columns).enumerate() {
+        for (update, expected) in updates(batch.clone().narrow(0, index, 1)).iter().zip(expected) {
+            assert!(
+                (update - expected).abs() <= 1e-5 * expected.abs().max(0.1),
+                "{index}: {update} {expected}"
+            );
         }
     }
 }

@@ -235,7 +235,7 @@ impl Bench<'_> {
             context_length: self.config.data.seq_len,
             data_sha256: None,
         };
-        SaveContext::built_in(state)
+        SaveContext::new(state)
     }
 
     /// Does something on rank 0 while the others wait; returns the seconds it took.

@@ -76,6 +76,6 @@ fn write_checkpoint(
         context_length: source.context_length(),
         data_sha256: None,
     };
-    let context = SaveContext { config: Some(config), files, ..SaveContext::built_in(state) };
+    let context = SaveContext { config: Some(config), files, ..SaveContext::new(state) };
     write_full(out, source, &layout, &context)
 }

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use super::state::Trainer;
-use crate::checkpoint::{self, CheckpointError, Format, Progress, SaveContext, SavedOptimizer};
+use crate::checkpoint::{self, CheckpointError, Format, Progress, SaveContext};
 use crate::config::OnFailure;
 use crate::error::Result;
 use crate::run::plan::Plan;
@@ -40,12 +40,10 @@ impl Trainer<'_> {
         let Plan { message, tokenizer, .. } = self.plan;
         self.model.engine().set_activity("checkpoint");
         let context = SaveContext {
-            optimizer: SavedOptimizer::of(&self.plan.optimizer),
-            state: self.state.clone(),
             config: Some(message.config.clone()),
-            files: Vec::new(),
             // As it was at the start: the data may be replaced while the run goes on.
             tokenizer: Some(tokenizer.clone()),
+            ..SaveContext::new(self.state.clone())
         };
         let begun = self.saver.begin(self.model.engine(), context);
         if begun.is_ok() {
