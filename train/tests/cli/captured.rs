@@ -10,7 +10,7 @@ use kiln::config::{MUON, OptimSection};
 use kiln::optimizers::Optimizers;
 use kiln::sharded::ShardedDecoder;
 use kiln_collectives::DType as BufferDType;
-use kiln_model::config::AttentionBias;
+use kiln_model::config::{AttentionBias, MOE, MoeConfig};
 use kiln_model::decoder::{self, Decoder};
 use kiln_model::{Context, Key, Layers, ModelConfig, ops};
 use kiln_shard::ranks::run_ranks;
@@ -69,6 +69,22 @@ fn model(head_dim: usize) -> ModelConfig {
         qk_norm: true,
         dropout: 0.1,
         ..ModelConfig::preset("10m").expect("a preset")
+    }
+}
+
+/// A decoder with experts that biases balance, which move by a rule of their own.
+fn experts() -> ModelConfig {
+    ModelConfig {
+        feed_forward: MOE.to_owned(),
+        feed_forward_bias: false,
+        moe: Some(MoeConfig {
+            experts: 4,
+            experts_per_token: 2,
+            expert_d_ff: 32,
+            expert_bias: true,
+            ..MoeConfig::default()
+        }),
+        ..model(64)
     }
 }
 
@@ -165,6 +181,7 @@ fn operations_of_ours() {
         // Heads that no tile fits go through the matrix of scores.
         step(&model(12), dtype, f32);
     }
+    step(&experts(), f32, f32);
     // A bias of another dtype than the product is added by a kernel.
     let device = Device::cuda(0);
     let zeros = |shape: [usize; 2]| Tensor::<2>::zeros(shape, (&device, DType::BF16));
