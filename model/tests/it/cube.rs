@@ -25,12 +25,12 @@ const CUDA_F32_BOUND: f64 = 1e-3;
 const CUDA_BF16_BOUND: f64 = 1e-2;
 
 /// The bound in f32 on the device of these tests.
-fn f32_bound() -> f64 {
+pub fn f32_bound() -> f64 {
     if on_cuda() { CUDA_F32_BOUND } else { F32_BOUND }
 }
 
 /// Dtypes to test in, with their bounds.
-fn dtypes() -> Vec<(FloatDType, f64)> {
+pub fn dtypes() -> Vec<(FloatDType, f64)> {
     let mut dtypes = vec![(FloatDType::F32, f32_bound()), (FloatDType::F16, F16_BOUND)];
     if on_cuda() {
         dtypes.push((FloatDType::BF16, CUDA_BF16_BOUND));
@@ -49,7 +49,7 @@ fn cuda() -> Device {
 }
 
 /// Mesa's llvmpipe through wgpu, or GPU 0.
-fn device() -> Device {
+pub fn device() -> Device {
     static DEVICE: OnceLock<Device> = OnceLock::new();
     let device = DEVICE.get_or_init(|| {
         if on_cuda() {
@@ -70,7 +70,7 @@ fn device() -> Device {
 }
 
 /// Leaves NaN in the memory that the next results will be written to.
-fn poison(device: &Device) {
+pub fn poison(device: &Device) {
     for len in [64, 1 << 10, 1 << 14, 1 << 18] {
         let poisoned: Vec<_> = (0..3).map(|_| Tensor::<1>::full([len], f32::NAN, device)).collect();
         device.sync().expect("a device that works");
@@ -83,7 +83,7 @@ fn poison(device: &Device) {
 /// Asserts that `op` on wgpu agrees with `reference` on flex, forward and backward, and that it does so with
 /// the same bits in every run and whichever parents are tracked.
 #[track_caller]
-fn assert_on_wgpu(op: impl Operation, reference: impl Operation, sizes: &[usize]) {
+pub fn assert_on_wgpu(op: impl Operation, reference: impl Operation, sizes: &[usize]) {
     let (device, all) = (device(), vec![true; sizes.len()]);
     let mut checked = 0;
     for (dtype, bound) in dtypes() {
@@ -356,7 +356,7 @@ fn dropout_on_wgpu() {
     }
 }
 
-fn tiny(tied: bool) -> ModelConfig {
+pub fn tiny(tied: bool) -> ModelConfig {
     ModelConfig {
         vocab_size: 50,
         d_model: 16,
@@ -385,27 +385,33 @@ impl ModuleVisitor for AllGradients {
     }
 }
 
+/// Asserts that the loss and all gradients of a decoder on wgpu agree with those on flex.
+#[track_caller]
+pub fn assert_decoder_on_wgpu(config: &ModelConfig) {
+    let on = |device: &Device| {
+        let model = decoder(config, 3, &device.clone().autodiff());
+        let ids = |from: i64| ints((0..38).map(|i| (from + 7 * i) % 50).collect(), [2, 19], device);
+        let context = Context::training(Key::new(5), 7, 0.1);
+        let loss = decoder::loss(&model, ids(0), ids(1), 1.0 / 38.0, &context);
+        let mut gradients = AllGradients(loss.backward(), Vec::new());
+        model.visit(&mut gradients);
+        (values(loss), gradients.1)
+    };
+    poison(&device());
+    let ((loss, gradients), (expected_loss, expected)) = (on(&device()), on(&Device::flex()));
+    assert_close(&loss, &expected_loss, f32_bound(), "loss");
+    assert_eq!(gradients.len(), expected.len());
+    assert!(expected.iter().flatten().any(|&g| g != 0.0));
+    for (i, (gradient, expected)) in gradients.iter().zip(&expected).enumerate() {
+        let bound = f32_bound().max(1e-4);
+        assert_close(gradient, expected, bound, &format!("gradient of parameter {i}"));
+    }
+}
+
 #[test]
 fn a_decoder_on_wgpu() {
     for tied in [true, false] {
-        let on = |device: &Device| {
-            let model = decoder(&tiny(tied), 3, &device.clone().autodiff());
-            let ids = |from: i64| ints((0..38).map(|i| (from + 7 * i) % 50).collect(), [2, 19], device);
-            let context = Context::training(Key::new(5), 7, 0.1);
-            let loss = decoder::loss(&model, ids(0), ids(1), 1.0 / 38.0, &context);
-            let mut gradients = AllGradients(loss.backward(), Vec::new());
-            model.visit(&mut gradients);
-            (values(loss), gradients.1)
-        };
-        poison(&device());
-        let ((loss, gradients), (expected_loss, expected)) = (on(&device()), on(&Device::flex()));
-        assert_close(&loss, &expected_loss, f32_bound(), "loss");
-        assert_eq!(gradients.len(), expected.len());
-        assert!(expected.iter().flatten().any(|&g| g != 0.0));
-        for (i, (gradient, expected)) in gradients.iter().zip(&expected).enumerate() {
-            let bound = f32_bound().max(1e-4);
-            assert_close(gradient, expected, bound, &format!("gradient of parameter {i}"));
-        }
+        assert_decoder_on_wgpu(&tiny(tied));
     }
 }
 

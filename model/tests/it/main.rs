@@ -6,6 +6,8 @@ mod config;
 mod cube;
 #[cfg(feature = "cube")]
 mod cube_attention;
+#[cfg(feature = "wgpu")]
+mod cube_experts;
 #[cfg(feature = "cuda")]
 mod cublaslt;
 mod decoder;

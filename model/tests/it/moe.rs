@@ -13,11 +13,11 @@ use kiln_model::{Context, Decoder, Key, Layer, Layers, MOE, ModelConfig, MoeConf
 use crate::layers::{BATCH, SEQ, operation, sizes};
 use crate::ops_support::*;
 
-fn experts() -> MoeConfig {
+pub fn experts() -> MoeConfig {
     MoeConfig { experts: 4, experts_per_token: 2, expert_d_ff: 6, ..MoeConfig::default() }
 }
 
-fn config(moe: MoeConfig) -> ModelConfig {
+pub fn config(moe: MoeConfig) -> ModelConfig {
     ModelConfig {
         vocab_size: 37,
         d_model: 8,
@@ -32,7 +32,7 @@ fn config(moe: MoeConfig) -> ModelConfig {
     }
 }
 
-fn layer(config: &ModelConfig) -> Moe {
+pub fn layer(config: &ModelConfig) -> Moe {
     let moe = config.moe.as_ref().expect("experts");
     Moe::new(LayerInit::of_block(config, 0, Key::new(1), &Device::flex()), moe)
 }

@@ -39,14 +39,19 @@ impl Sizes {
     }
 }
 
+/// An operation on experts.
+pub type Experts = fn(Tensor<2>, Routing, ExpertProjections) -> Tensor<2>;
+
 /// An operation on experts as one on flat tensors.
-pub fn over(
-    run: fn(Tensor<2>, Routing, ExpertProjections) -> Tensor<2>,
-    sizes: Sizes,
-) -> impl Operation + Sync {
+pub fn over(run: Experts, sizes: Sizes) -> impl Operation + Sync {
+    over_choices(run, sizes, sizes.choices())
+}
+
+/// The same with other choices, `[tokens, k]`.
+pub fn over_choices(run: Experts, sizes: Sizes, choices: Vec<i64>) -> impl Operation + Sync {
     move |t: &[Tensor<1>]| {
         let Sizes { tokens, per_token, experts, d_model, d_ff } = sizes;
-        let chosen = TensorData::new(sizes.choices(), [tokens, per_token]);
+        let chosen = TensorData::new(choices.clone(), [tokens, per_token]);
         let routing = Routing {
             experts: Tensor::<2, Int>::from_data(chosen, &t[0].device()),
             weights: t[1].clone().reshape([tokens, per_token]),
@@ -106,7 +111,8 @@ fn other_experts_are_refused() {
     experts(Tensor::ones([1, 2], &device), routing, projections);
 }
 
-fn chosen(tensor: Tensor<2, Int>) -> Vec<i64> {
+/// The indices, row by row.
+pub fn chosen(tensor: Tensor<2, Int>) -> Vec<i64> {
     tensor.into_data().convert_dtype(DType::I64).try_to_vec().expect("just converted")
 }
 

@@ -1,13 +1,16 @@
-//! The experts of a mixture on a GPU: every token goes through every expert, and counts with weight 0 where
-//! it does not choose the expert.
+//! The experts of a mixture on a GPU: every expert multiplies the rows of all tokens, and those of tokens that
+//! do not choose it are zero.
 //!
 //! How many tokens an expert has is known on the device alone. Groups of tokens would need kernels that read
 //! where their rows begin, or a wait for the device; these products need neither, and take `experts / k`
 //! times the operations of groups. Nothing is kept for backward, which computes the products before the gate
 //! again, one expert after the other.
+//!
+//! The rows are zero before the first product. A weight of zero after the last one would not do: what an expert
+//! makes of tokens that are not its own may overflow, and zero times infinity is NaN.
 
 use burn::tensor::{DType, Shape};
-use burn_backend::ops::{FloatTensorOps, IntTensorOps};
+use burn_backend::ops::{BoolTensorOps, FloatTensorOps, IntTensorOps};
 use burn_backend::{Slice, get_or_init_device_settings};
 use burn_cubecl::CubeBackend;
 use burn_cubecl::tensor::CubeTensor;
@@ -28,8 +31,10 @@ impl ExpertsKernels for CubeBackend {
         let y = zeros(&x, [shape.tokens, shape.d_model], x.dtype);
         for expert in 0..shape.experts {
             let [gate, up, down] = [gate, up, down].map(|stacked| matrix_of(stacked, expert));
+            let chosen = chooses(experts, expert);
+            let x = rows_for(&x, &chosen);
             let [g, u] = [gate, up].map(|weight| matmul(x.clone(), weight, 1.0, Output::New(x.dtype)));
-            let w = column_of(weights, &chooses(experts, expert), x.dtype);
+            let w = column_of(weights, &chosen, x.dtype);
             let h = CubeBackend::float_mul(CubeBackend::swiglu_forward(&g, &u), w);
             matmul(h, down, 1.0, Output::Add(y.clone()));
         }
@@ -47,14 +52,16 @@ impl ExpertsKernels for CubeBackend {
         let (x, dy) = (contiguous(x), contiguous_in(dy, x.dtype));
         let dx = zeros(&x, [shape.tokens, shape.d_model], x.dtype);
         let mut dw = zeros(&x, [shape.tokens, shape.per_token], weights.dtype);
-        let mut projections = [const { Vec::<CubeTensor>::new() }; 3];
+        let mut projections = [(gate, wanted[2]), (up, wanted[3]), (down, wanted[4])]
+            .map(|(like, wanted)| wanted.then(|| empty(like, like.meta.shape().clone(), like.dtype)));
         for expert in 0..shape.experts {
             let [gate, up, down] = [gate, up, down].map(|stacked| matrix_of(stacked, expert));
+            let chosen = chooses(experts, expert);
+            let [x, dy] = [&x, &dy].map(|rows| rows_for(rows, &chosen));
             let [g, u] =
                 [&gate, &up].map(|weight| matmul(x.clone(), weight.clone(), 1.0, Output::New(x.dtype)));
             let h = CubeBackend::swiglu_forward(&g, &u);
             let q = matmul(dy.clone(), transposed(&down), 1.0, Output::New(x.dtype));
-            let chosen = chooses(experts, expert);
             let product =
                 CubeBackend::float_mul(contiguous_in(&q, DType::F32), contiguous_in(&h, DType::F32));
             let sums = contiguous_in(&CubeBackend::float_sum_dim(product, 1), weights.dtype);
@@ -70,26 +77,44 @@ impl ExpertsKernels for CubeBackend {
                 matmul(du.clone(), transposed(&up), 1.0, Output::Add(dx.clone()));
             }
             let h = CubeBackend::float_mul(h, w);
-            let sides = [(&x, dg, gate.dtype), (&x, du, up.dtype), (&h, dy.clone(), down.dtype)];
-            for (index, (left, right, dtype)) in sides.into_iter().enumerate() {
-                if wanted[index + 2] {
-                    let [m, n] = [left, &right].map(|side| side.meta.shape()[1]);
-                    let gradient = matmul(transposed(left), right, 1.0, Output::New(dtype));
-                    projections[index].push(reshaped(gradient, [1, m, n]));
-                }
+            for ([left, right], stacked) in
+                [[&x, &dg], [&x, &du], [&h, &dy]].into_iter().zip(&mut projections)
+            {
+                // Taken, as a second handle would make of each assignment a copy of all experts.
+                *stacked = stacked.take().map(|stacked| {
+                    let output = Output::New(stacked.dtype);
+                    with_matrix(stacked, expert, matmul(transposed(left), right.clone(), 1.0, output))
+                });
             }
         }
-        let [dgate, dup, ddown] =
-            projections.map(|parts| (!parts.is_empty()).then(|| CubeBackend::float_cat(parts, 0)));
+        let [dgate, dup, ddown] = projections;
         [wanted[0].then_some(dx), wanted[1].then_some(dw), dgate, dup, ddown]
     }
 }
 
-/// The matrix of one expert of those of all.
+/// The matrix of one expert of those of all: a view, unless the device cannot begin a buffer there.
 fn matrix_of(stacked: &CubeTensor, expert: usize) -> CubeTensor {
     let [_, rows, columns] = stacked.meta.shape().dims();
-    let slices = [expert..expert + 1, 0..rows, 0..columns].map(Slice::from);
+    let slices = slices_of(stacked, expert);
     reshaped(contiguous(&CubeBackend::float_slice(stacked.clone(), &slices)), [rows, columns])
+}
+
+/// The matrices of all experts, with that of one replaced; in place, if there is no other handle to them.
+fn with_matrix(stacked: CubeTensor, expert: usize, matrix: CubeTensor) -> CubeTensor {
+    let [_, rows, columns] = stacked.meta.shape().dims();
+    let slices = slices_of(&stacked, expert);
+    CubeBackend::float_slice_assign(stacked, &slices, reshaped(matrix, [1, rows, columns]))
+}
+
+fn slices_of(stacked: &CubeTensor, expert: usize) -> [Slice; 3] {
+    let [_, rows, columns] = stacked.meta.shape().dims();
+    [expert..expert + 1, 0..rows, 0..columns].map(Slice::from)
+}
+
+/// `rows` of the tokens that choose the expert of these choices, and zeros for the others.
+fn rows_for(rows: &CubeTensor, chosen: &CubeTensor) -> CubeTensor {
+    let others = CubeBackend::bool_not(CubeBackend::bool_any_dim(chosen.clone(), 1));
+    contiguous(&CubeBackend::float_mask_fill(rows.clone(), others, 0.0.into()))
 }
 
 /// Which choices are of this expert, `[tokens, k]`.
