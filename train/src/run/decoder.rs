@@ -103,8 +103,9 @@ impl TrainArgs {
             // The environment was asked above, and flags go before it.
             alone: true,
         };
+        let train = |config, options: &RunOptions| train_with(config, options, &*program.training_loop);
         let summary = match self.smoke {
-            None => train_with(config, &options, &*program.training_loop)?,
+            None => train(config, &options)?,
             Some(_) if options.place.is_some() => return Err(TrainError::usage(SMOKE_ALONE)),
             Some(shrink) => {
                 // Somebody who names a folder wants to look at it.
@@ -117,7 +118,7 @@ impl TrainArgs {
                         (folder.path().to_owned(), Some(folder))
                     }
                 };
-                let summary = smoke::run(config, shrink, &named, options, &program);
+                let summary = smoke::run(config, shrink, &named, options, train);
                 drop(temporary);
                 summary?
             }

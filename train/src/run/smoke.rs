@@ -5,7 +5,6 @@ use std::time::Instant;
 
 use clap::ValueEnum;
 
-use super::decoder::{Program, train_with};
 use super::options::{Resume, RunOptions, Summary};
 use crate::checkpoint::{self, Checkpoint};
 use crate::config::{Config, ModelSection};
@@ -84,27 +83,27 @@ fn narrow(section: &mut ModelSection) {
 }
 
 /// Trains, evaluates, saves and generates as `config` says, shrunk; then goes on from the checkpoint in the
-/// middle, which must lead to the same losses. Everything is written below `folder`.
+/// middle, which must lead to the same losses. `train` trains a configuration. Everything is written below
+/// `folder`.
 pub(super) fn run(
     mut config: Config,
     shrink: Smoke,
     folder: &Path,
     options: RunOptions,
-    program: &Program,
+    train: impl Fn(Config, &RunOptions) -> Result<Summary>,
 ) -> Result<Summary> {
     let started = Instant::now();
     config.train.ranks = options.ranks.unwrap_or(config.train.ranks);
     shrink.shrink(&mut config);
-    let Config { data, train, .. } = &config;
     say(&format!(
         "smoke: {} steps of {} sequences of {} tokens, in {}",
-        train.steps,
-        train.global_batch,
-        data.seq_len,
+        config.train.steps,
+        config.train.global_batch,
+        config.data.seq_len,
         folder.display()
     ));
     let straight = RunOptions { out: folder.join("straight").into(), ..options };
-    let trained = train_with(config.clone(), &straight, &*program.training_loop)?;
+    let trained = train(config.clone(), &straight)?;
     if trained.preempted {
         return Ok(trained);
     }
@@ -116,7 +115,7 @@ pub(super) fn run(
     Checkpoint::open(&middle)?;
     let resumed =
         RunOptions { out: folder.join("resumed").into(), resume: Some(Resume::Path(middle)), ..straight };
-    let again = train_with(config, &resumed, &*program.training_loop)?;
+    let again = train(config, &resumed)?;
     if again.preempted {
         return Ok(again);
     }
