@@ -52,12 +52,12 @@ impl Losses {
         self
     }
 
-    /// The loss that `section` describes, for a model of `vocab_size` tokens; `None` for the cross-entropy.
+    /// The loss that `section` names, before anything is known of the model; `None` for the cross-entropy.
     ///
     /// # Errors
     ///
-    /// When there is none of its name, its settings are not right, or it does not return a value per token.
-    pub fn make(&self, section: &LossSection, vocab_size: usize) -> Result<Option<TokenLoss>, ConfigError> {
+    /// When there is none of its name, or its settings are not right.
+    pub fn find(&self, section: &LossSection) -> Result<Option<TokenLoss>, ConfigError> {
         if section.kind == CROSS_ENTROPY {
             return match section.extra.keys().next() {
                 None => Ok(None),
@@ -76,7 +76,16 @@ impl Losses {
                 known.join(", ")
             )));
         };
-        let loss = make(LossInit { section })?;
+        make(LossInit { section }).map(Some)
+    }
+
+    /// The loss that `section` describes, for a model of `vocab_size` tokens; `None` for the cross-entropy.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Losses::find`], and when it does not return a value per token.
+    pub fn make(&self, section: &LossSection, vocab_size: usize) -> Result<Option<TokenLoss>, ConfigError> {
+        let Some(loss) = self.find(section)? else { return Ok(None) };
         let tokens = 2;
         let device = Device::flex();
         let logits = Tensor::zeros([tokens, vocab_size], &device);

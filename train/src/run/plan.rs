@@ -214,6 +214,7 @@ impl Draft {
         };
         let place = options.place.as_ref();
         let optimizer = options.registry.optimizers().make(&config.optim)?;
+        options.registry.losses().find(&config.loss)?;
         // For names and shapes: nothing is initialised.
         let decoder =
             |model: &_| Decoder::new(options.registry.layers(), model, Key::new(0), &device::plain());

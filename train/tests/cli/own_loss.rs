@@ -70,6 +70,13 @@ fn what_is_not_there_is_named() {
     );
     refused(&[&own[..], &["--set", "train.z_loss=1e-4"]].concat(), "that is a part of the cross-entropy");
     refused(&["--set", "loss.extra.smoothing=0.2"], "the cross-entropy has no settings");
+    // Before any work on data.
+    workspace.write("text.txt", "some text ".repeat(100));
+    refused(
+        &["--set", "loss.kind=focal", "--set", "data.path=new", "--set", "data.text=[\"text.txt\"]"],
+        "this program has no loss",
+    );
+    assert!(!workspace.path("new").exists(), "no data were prepared");
     let stock = workspace.kiln(&[&["train", "run.toml", "--out", "run"], &own[..]].concat());
     assert_eq!(stock.code, Some(2), "{stock:?}");
     assert!(stock.stderr.contains("loss.kind = \"label_smoothing\": this program has no loss"), "{stock:?}");
