@@ -55,6 +55,27 @@ fn metrics_of_a_program_are_logged_under_every_strategy() {
 }
 
 #[test]
+fn a_program_with_metrics_has_every_command() {
+    let workspace = Workspace::new();
+    let succeed = |arguments: &[&str]| {
+        let ended = workspace.run(&example("own_metric"), arguments);
+        assert_eq!(ended.code, Some(0), "{arguments:?}: {ended:?}");
+    };
+    let train = |out: &str, more: &[&str]| {
+        let arguments =
+            ["train", "run.toml", "--ranks", "2", "--out", out, "--set", "model.feed_forward=watched"];
+        succeed(&[&arguments[..], more].concat());
+        workspace.steps(out)
+    };
+    let full = train("full", &["--set", "checkpoint.every=2"]);
+    assert_eq!(train("none", &["--set", "shard.strategy=NO_SHARD"]), full);
+    assert_eq!(train("again", &["--resume", "full/checkpoints/fsdp_cpt2"]), full[2..]);
+    succeed(&["eval", "--checkpoint", "full", "--ranks", "2"]);
+    succeed(&["generate", "--checkpoint", "full", "--prompt", "a", "--max-tokens", "4"]);
+    succeed(&["inspect", "full", "--verify"]);
+}
+
+#[test]
 fn activations_gradients_and_the_z_loss_are_logged() {
     let workspace = Workspace::new();
     let train = |out: &str, more: &[&str]| {
