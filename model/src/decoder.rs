@@ -52,8 +52,13 @@ impl Decoder {
     /// counts only if the head is tied to it, as torchtitan counts. No weight is initialised.
     pub fn flops_per_token(&self, seq_len: usize) -> f64 {
         let blocks: f64 = self.layers.iter().map(|layer| layer.flops_per_token(seq_len)).sum();
+        blocks + self.head_flops_per_token()
+    }
+
+    /// Those of the head, in [`Decoder::flops_per_token`].
+    pub fn head_flops_per_token(&self) -> f64 {
         let tied = if self.head.lm_head.is_none() { self.embed.num_params() } else { 0 };
-        blocks + 6.0 * (self.head.num_params() + tied) as f64
+        6.0 * (self.head.num_params() + tied) as f64
     }
 }
 

@@ -3,6 +3,7 @@
 //! - [`config`]: the shape of a model, its presets, parameter and FLOP counts;
 //! - [`layers`]: the layers, one file each;
 //! - [`decoder`]: the decoder and its forward pass, written once over [`decoder::Modules`];
+//! - [`meta`]: passes without values, for what they hold in memory;
 //! - [`ops`]: the fused operations, each with a plain-burn reference;
 //! - [`random`]: seeded, counter-based randomness.
 //!
@@ -11,6 +12,7 @@
 pub mod config;
 pub mod decoder;
 pub mod layers;
+pub mod meta;
 pub mod ops;
 pub mod random;
 

@@ -39,7 +39,7 @@ mod sync;
 mod tape;
 
 pub use buffers::{PendingValues, release_unused};
-pub use engine::{Engine, EngineBuilder, Outcome, Snapshot, Update};
+pub use engine::{Engine, EngineBuilder, Outcome, PlannedGroup, Snapshot, Update};
 pub use error::ShardError;
 pub use layout::{Layout, ParamGroupLayout, ParameterLayout};
 pub use mesh::{Mesh, MeshError, Strategy, UnknownStrategy};

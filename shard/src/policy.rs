@@ -86,13 +86,13 @@ impl Default for Policy {
 
 impl Policy {
     /// Whether the shard group of `world_size` ranks has one rank that communicates nevertheless.
-    pub(crate) fn shards_alone(&self, world_size: usize) -> bool {
+    pub fn shards_alone(&self, world_size: usize) -> bool {
         self.communicate_alone && world_size == 1 && self.strategy != Strategy::NoShard
     }
 
     /// Whether a module is resharded after its forward. `by_default` is the module's own
     /// [`ShardOptions::reshard_after_forward`](crate::ShardOptions::reshard_after_forward).
-    pub(crate) fn reshards_after_forward(&self, by_default: bool) -> bool {
+    pub fn reshards_after_forward(&self, by_default: bool) -> bool {
         match self.reshard {
             Reshard::Always => true,
             Reshard::Never => false,

@@ -1,17 +1,20 @@
 //! A training loop of your own: ranks, shards, batches, forward, backward, clipping, update, log and
-//! checkpoint.
+//! checkpoint. A second call goes on from the checkpoint, under whichever strategy.
 //!
 //!     cargo run --release -- data prepare --input README.md docs --out runs/data/loop --vocab-size 512
-//!     cargo run --release --example own_loop -- runs/data/loop runs/own-loop
+//!     cargo run --release --example own_loop -- runs/data/loop runs/own-loop FULL_SHARD 20
+//!     cargo run --release --example own_loop -- runs/data/loop runs/own-loop NO_SHARD 40
 //!     cargo run --release -- eval --checkpoint runs/own-loop --data runs/data/loop
 
-use std::env::args_os;
+use std::env::args;
 use std::error::Error;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use burn::tensor::Device;
-use kiln::checkpoint::{CheckpointState, SaveContext, SaveOptions, Saver, folder_of_run};
+use kiln::checkpoint::{
+    AllowMissing, Checkpoint, CheckpointState, SaveContext, SaveOptions, Saver, folder_of_run,
+};
 use kiln::data::{BatchSource, Split, TokenFile, read_tokenizer_of, slice_for};
 use kiln::device::tokens;
 use kiln::process::CountingAllocator;
@@ -29,7 +32,6 @@ static ALLOCATOR: CountingAllocator = CountingAllocator;
 type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
 
 const RANKS: usize = 2;
-const STEPS: u64 = 20;
 /// Sequences of a step, over all ranks.
 const BATCH: u64 = 8;
 /// Tokens of a sequence.
@@ -38,17 +40,19 @@ const SEED: u64 = 0;
 
 fn main() -> Outcome<()> {
     kiln::process::start()?;
-    let mut folders = args_os().skip(1).map(PathBuf::from);
-    let (Some(data), Some(out)) = (folders.next(), folders.next()) else {
-        return Err("name a folder of prepared data, and one for the run".into());
+    let arguments: Vec<String> = args().skip(1).collect();
+    let [data, out, strategy, steps] = &arguments[..] else {
+        return Err("name a folder of prepared data, one for the run, a strategy, and the last step".into());
     };
+    let policy = Policy { strategy: strategy.parse()?, ..Policy::default() };
+    let steps = steps.parse()?;
     // Every rank is a thread, with one thread to compute.
-    run_ranks(RANKS, 1, |world| train(world, &data, &out))?;
+    run_ranks(RANKS, 1, |world| train(world, policy.clone(), Path::new(data), Path::new(out), steps))?;
     Ok(())
 }
 
 /// What each rank does. All of them make the same calls in the same order.
-fn train(world: Arc<dyn Communicator>, data: &Path, out: &Path) -> Outcome<()> {
+fn train(world: Arc<dyn Communicator>, policy: Policy, data: &Path, out: &Path, steps: u64) -> Outcome<()> {
     let (rank, ranks) = (world.rank() as u64, world.world_size() as u64);
     let file = TokenFile::open(data, Split::Train, SEQ)?;
     let shape = ModelConfig {
@@ -62,10 +66,18 @@ fn train(world: Arc<dyn Communicator>, data: &Path, out: &Path) -> Outcome<()> {
     let device = Device::flex();
     let training = device.clone().autodiff();
     let decoder = Decoder::new(&Layers::default(), &shape, Key::new(SEED), &device)?;
-    let builder = EngineBuilder::new(world, Policy::default(), None)?.optimizer(AdamW::default());
+    let builder = EngineBuilder::new(world, policy, None)?.optimizer(AdamW::default());
     let model = ShardedDecoder::new(decoder, builder)?;
     let (engine, rows) = (model.engine(), BATCH / ranks);
-    for step in 0..STEPS {
+    let mut done = 0;
+    if Checkpoint::is_in(out) {
+        let checkpoint = Checkpoint::open(&Checkpoint::find_latest(out)?)?;
+        let (reader, nothing) = (checkpoint.reader(), AllowMissing::default());
+        reader.load_weights(engine, &nothing)?;
+        reader.load_optimizer(engine, &nothing)?;
+        done = checkpoint.state().step;
+    }
+    for step in done..steps {
         let first = slice_for(step, BATCH, rank, ranks, 0, rows);
         let batch = batches.fetch(first, rows as usize)?;
         let inputs = tokens(batch.inputs, batch.rows, SEQ, &training);
@@ -79,15 +91,15 @@ fn train(world: Arc<dyn Communicator>, data: &Path, out: &Path) -> Outcome<()> {
         engine.backward(loss, true)?;
         let outcome = engine.outcome(engine.update(3e-3, 1.0)?)?;
         if rank == 0 {
-            println!("step {:2}  loss {:.4}  norm {:.3}", step + 1, outcome.loss, outcome.grad_norm);
+            println!("step {:2}  loss {:.9}  norm {:.9}", step + 1, outcome.loss, outcome.grad_norm);
         }
     }
     let state = CheckpointState {
-        step: STEPS,
+        step: steps,
         skipped: 0,
         loss_scale: None,
-        next_sample: STEPS * BATCH,
-        tokens: STEPS * BATCH * SEQ as u64,
+        next_sample: steps * BATCH,
+        tokens: steps * BATCH * SEQ as u64,
         seed: SEED,
         model: shape,
         context_length: SEQ,

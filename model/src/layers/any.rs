@@ -12,6 +12,7 @@ use burn::module::{
 use burn::tensor::{Bool, Device, Int, Tensor};
 
 use super::{Context, Layer};
+use crate::meta::{MetaTape, MetaTensor};
 
 /// A layer of any type, behind one pointer. As a module it is the layer inside: it adds nothing to the names of
 /// parameters.
@@ -29,6 +30,7 @@ trait Object: Send + Sync + fmt::Debug {
     fn forward(&self, x: Tensor<3>, context: &Context) -> Tensor<3>;
     fn active_parameters(&self) -> usize;
     fn flops_per_token(&self, seq_len: usize) -> f64;
+    fn meta_forward(&self, x: MetaTensor, tape: &MetaTape<'_>) -> MetaTensor;
     fn cloned(&self) -> AnyLayer;
     fn collect_devices(&self, devices: Devices) -> Devices;
     fn fork(self: Box<Self>, device: &Device) -> AnyLayer;
@@ -51,6 +53,10 @@ impl<L: Layer> Object for L {
 
     fn flops_per_token(&self, seq_len: usize) -> f64 {
         Layer::flops_per_token(self, seq_len)
+    }
+
+    fn meta_forward(&self, x: MetaTensor, tape: &MetaTape<'_>) -> MetaTensor {
+        Layer::meta_forward(self, x, tape)
     }
 
     fn cloned(&self) -> AnyLayer {
@@ -135,6 +141,10 @@ impl Layer for AnyLayer {
 
     fn flops_per_token(&self, seq_len: usize) -> f64 {
         self.0.flops_per_token(seq_len)
+    }
+
+    fn meta_forward(&self, x: MetaTensor, tape: &MetaTape<'_>) -> MetaTensor {
+        self.0.meta_forward(x, tape)
     }
 }
 

@@ -5,6 +5,7 @@ use burn::tensor::Tensor;
 
 use super::{Context, Layer, LayerInit, Linear, RmsNorm};
 use crate::config::AttentionBias;
+use crate::meta::{MetaTape, MetaTensor};
 use crate::ops::{self, RotaryFrequencies};
 
 /// Causal self-attention, over the whole sequence or in a window:
@@ -106,5 +107,17 @@ impl Layer for Attention {
     fn flops_per_token(&self, seq_len: usize) -> f64 {
         let positions = self.window.map_or(seq_len, |window| window.min(seq_len));
         6.0 * self.active_parameters() as f64 + 12.0 * (self.heads * self.head_dim * positions) as f64
+    }
+
+    fn meta_forward(&self, x: MetaTensor, tape: &MetaTape<'_>) -> MetaTensor {
+        let d_model = x.width();
+        let (q, kv) = (self.heads * self.head_dim, self.kv_heads * self.head_dim);
+        let [q, k, v] = tape.linears(x, [q, kv, kv]);
+        let (q, k) = match self.q_norm {
+            Some(_) => (tape.rms_norm(&q), tape.rms_norm(&k)),
+            None => (q, k),
+        };
+        let out = tape.attention([tape.rotary(q), tape.rotary(k), v], self.heads);
+        tape.linear(out, d_model)
     }
 }

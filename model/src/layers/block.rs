@@ -4,6 +4,7 @@ use burn::module::Module;
 use burn::tensor::Tensor;
 
 use super::{AnyLayer, Context, Layer, LayerInit, RmsNorm};
+use crate::meta::{MetaTape, MetaTensor};
 use crate::ops::Residual;
 
 /// A pre-norm block: attention, then feed-forward, each added to the residual stream.
@@ -47,5 +48,12 @@ impl Layer for Block {
     fn flops_per_token(&self, seq_len: usize) -> f64 {
         let norms = self.attention_norm.num_params() + self.ffn_norm.num_params();
         6.0 * norms as f64 + self.attention.flops_per_token(seq_len) + self.ffn.flops_per_token(seq_len)
+    }
+
+    fn meta_forward(&self, x: MetaTensor, tape: &MetaTape<'_>) -> MetaTensor {
+        let mixed = self.attention.meta_forward(tape.rms_norm(&x), tape);
+        let x = tape.residual(x, tape.dropout(mixed));
+        let fed = self.ffn.meta_forward(tape.rms_norm(&x), tape);
+        tape.residual(x, tape.dropout(fed))
     }
 }

@@ -5,6 +5,7 @@ use burn::tensor::{Device, Int, Tensor};
 
 use super::{Context, normal_parameter};
 use crate::config::ModelConfig;
+use crate::meta::{MetaTape, MetaTensor};
 use crate::ops;
 use crate::random::Key;
 
@@ -34,5 +35,11 @@ impl Embed {
     pub fn forward(&self, tokens: Tensor<2, Int>, context: &Context) -> Tensor<3> {
         let x = ops::embedding(self.embed_tokens.weight.val(), tokens);
         context.fork("embed").dropout(x)
+    }
+
+    /// What [`Embed::forward`] holds in memory, as [`Layer::meta_forward`](super::Layer::meta_forward).
+    pub fn meta_forward(&self, tape: &MetaTape<'_>) -> MetaTensor {
+        let [vocab_size, d_model] = self.embed_tokens.weight.lazy_shape().dims();
+        tape.dropout(tape.embedding(vocab_size, d_model))
     }
 }

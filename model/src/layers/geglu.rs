@@ -5,6 +5,7 @@ use burn::tensor::Tensor;
 use burn::tensor::activation::gelu;
 
 use super::{Context, Layer, LayerInit, Linear, SwiGlu};
+use crate::meta::{MetaTape, MetaTensor};
 
 /// `down(gelu(gate(x)) * up(x))`, with the exact GELU. Its parameters are those of [`SwiGlu`].
 #[derive(Module, Debug)]
@@ -29,5 +30,11 @@ impl Layer for GeGlu {
     fn forward(&self, x: Tensor<3>, _context: &Context) -> Tensor<3> {
         let [gate, up] = Linear::forward_together([&self.gate_proj, &self.up_proj], x);
         self.down_proj.forward(gelu(gate) * up)
+    }
+
+    fn meta_forward(&self, x: MetaTensor, tape: &MetaTape<'_>) -> MetaTensor {
+        let [d_ff, d_model] = self.down_proj.weight.lazy_shape().dims();
+        let [gate, up] = tape.linears(x, [d_ff, d_ff]);
+        tape.linear(tape.gated(tape.elementwise(gate), up), d_model)
     }
 }

@@ -8,6 +8,7 @@ use burn::tensor::{Device, FloatDType, Int, Tensor};
 
 use super::{Embed, Linear, RmsNorm};
 use crate::config::ModelConfig;
+use crate::meta::{MetaTape, MetaTensor};
 use crate::ops::{self, HeadLayout, LogitLoss, LogitOptions};
 use crate::random::Key;
 
@@ -126,6 +127,23 @@ impl Head {
             (None, None) => {
                 unreachable!("invariant: a head without a matrix is given the embedding")
             }
+        }
+    }
+
+    /// What [`Head::loss`] holds in memory, or, where `token_loss` says so, [`Head::token_loss`]: as
+    /// [`Layer::meta_forward`](super::Layer::meta_forward).
+    pub fn meta_loss(
+        &self,
+        x: MetaTensor,
+        vocab_size: usize,
+        token_loss: bool,
+        tape: &MetaTape<'_>,
+    ) -> MetaTensor {
+        let hidden = tape.rms_norm(&x);
+        drop(x);
+        match token_loss {
+            true => tape.whole_logits(hidden, vocab_size),
+            false => tape.cross_entropy(hidden, vocab_size, self.lm_head.is_none()),
         }
     }
 }

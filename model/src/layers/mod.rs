@@ -43,6 +43,7 @@ pub(crate) use side_channel::FirstRun;
 use burn::module::{Module, ModuleDisplay, Param, ParamId};
 use burn::tensor::{Device, Shape, Tensor, TensorData};
 
+use crate::meta::{MetaTape, MetaTensor};
 use crate::random::Key;
 use side_channel::SideChannel;
 
@@ -69,6 +70,13 @@ pub trait Layer: Module + ModuleDisplay + Sync + 'static {
     /// those.
     fn flops_per_token(&self, _seq_len: usize) -> f64 {
         6.0 * self.active_parameters() as f64
+    }
+
+    /// What a pass holds in memory: [`Layer::forward`] on tensors without values, operation by operation, with
+    /// those of [`MetaTape`]. Plans of memory are made from it; nothing that is computed depends on it. By
+    /// default each matrix of the layer is taken for a map whose input and output are kept for backward.
+    fn meta_forward(&self, x: MetaTensor, tape: &MetaTape<'_>) -> MetaTensor {
+        tape.unknown(self, x)
     }
 }
 

@@ -4,6 +4,7 @@ use burn::module::Module;
 use burn::tensor::Tensor;
 
 use super::{AnyLayer, Context, Layer, LayerInit, RmsNorm};
+use crate::meta::{MetaTape, MetaTensor};
 use crate::ops::Residual;
 
 /// `x + attention(norm(x)) + ffn(norm(x))`: the parallel block of GPT-J (Wang and Komatsuzaki, 2021) and PaLM
@@ -43,5 +44,12 @@ impl Layer for ParallelBlock {
     fn flops_per_token(&self, seq_len: usize) -> f64 {
         let layers = self.attention.flops_per_token(seq_len) + self.ffn.flops_per_token(seq_len);
         6.0 * self.norm.num_params() as f64 + layers
+    }
+
+    fn meta_forward(&self, x: MetaTensor, tape: &MetaTape<'_>) -> MetaTensor {
+        let normed = tape.rms_norm(&x);
+        let mixed = tape.dropout(self.attention.meta_forward(normed.clone(), tape));
+        let fed = tape.dropout(self.ffn.meta_forward(normed, tape));
+        tape.residual(x, tape.residual(mixed, fed))
     }
 }

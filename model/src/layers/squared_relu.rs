@@ -5,6 +5,7 @@ use burn::tensor::Tensor;
 use burn::tensor::activation::relu;
 
 use super::{Context, Layer, LayerInit, Linear};
+use crate::meta::{MetaTape, MetaTensor};
 
 /// `down(relu(up(x))²)`.
 #[derive(Module, Debug)]
@@ -34,5 +35,11 @@ impl Layer for SquaredRelu {
     fn forward(&self, x: Tensor<3>, _context: &Context) -> Tensor<3> {
         let h = relu(self.up_proj.forward(x));
         self.down_proj.forward(h.clone() * h)
+    }
+
+    fn meta_forward(&self, x: MetaTensor, tape: &MetaTape<'_>) -> MetaTensor {
+        let [d_ff, d_model] = self.down_proj.weight.lazy_shape().dims();
+        let h = tape.elementwise(tape.linear(x, d_ff));
+        tape.linear(tape.gated(h.clone(), h), d_model)
     }
 }

@@ -4,6 +4,7 @@ use burn::module::Module;
 use burn::tensor::Tensor;
 
 use super::{Context, Layer, LayerInit, Linear};
+use crate::meta::{MetaTape, MetaTensor};
 use crate::ops;
 
 /// `down(silu(gate(x)) * up(x))`.
@@ -45,5 +46,11 @@ impl SwiGlu {
 impl Layer for SwiGlu {
     fn forward(&self, x: Tensor<3>, _context: &Context) -> Tensor<3> {
         self.apply(x)
+    }
+
+    fn meta_forward(&self, x: MetaTensor, tape: &MetaTape<'_>) -> MetaTensor {
+        let [d_ff, d_model] = self.down_proj.weight.lazy_shape().dims();
+        let [gate, up] = tape.linears(x, [d_ff, d_ff]);
+        tape.linear(tape.gated(gate, up), d_model)
     }
 }

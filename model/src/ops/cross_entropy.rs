@@ -227,6 +227,19 @@ impl<B: CrossEntropyKernels, C: CheckpointStrategy> LinearCrossEntropyOp for Aut
     }
 }
 
+/// Rows whose logits exist at one time: enough for the matrix products to run at full speed, fewer where a large
+/// vocabulary would make the logits larger than 64 MiB, on a GPU than 512 MiB.
+pub(crate) fn logit_rows(vocab: usize, on_host: bool) -> usize {
+    let (elements, least, most) =
+        if on_host { (1 << 24, 16, 256) } else { (1 << 27, DEVICE_ROWS, 16 * DEVICE_ROWS) };
+    let rows = (elements / vocab.max(1)).clamp(least, most);
+    if on_host { rows } else { rows / DEVICE_ROWS * DEVICE_ROWS }
+}
+
+/// On a GPU, blocks of rows begin at multiples of this, so that a block begins at a multiple of 512 bytes, as
+/// devices require of the offset of a buffer.
+const DEVICE_ROWS: usize = 256;
+
 impl HeadLayout {
     /// Rows of `hidden`, their width and the size of the vocabulary.
     pub(super) fn sizes(

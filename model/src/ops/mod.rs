@@ -37,6 +37,7 @@ pub use attention::{
     AttentionOp, cached_attention, cached_attention_reference, causal_attention, causal_attention_reference,
 };
 pub use cpu::{BF16_CHOICE, bf16_instructions};
+pub(crate) use cross_entropy::logit_rows;
 pub use cross_entropy::{
     HeadLayout, LinearCrossEntropyOp, LogitLoss, LogitOptions, linear_cross_entropy,
     linear_cross_entropy_reference, linear_cross_entropy_with, linear_cross_entropy_with_reference, soft_cap,

@@ -65,11 +65,9 @@ impl Reducer {
     /// A flat f32 gradient of `len` elements with arbitrary contents. Waits for the reduce-scatter under way.
     pub(crate) fn take_buffer(&self, len: usize) -> Buffer {
         self.settle();
-        let spare = lock(&self.spare).take();
-        match spare {
-            Some(buffer) if buffer.len() == len => buffer,
-            _ => self.context.placement().empty(DType::F32, len),
-        }
+        // One of another size makes room first.
+        let spare = lock(&self.spare).take().filter(|buffer| buffer.len() == len);
+        spare.unwrap_or_else(|| self.context.placement().empty(DType::F32, len))
     }
 
     /// Starts reducing the flat gradient of a parameter group.

@@ -2,7 +2,7 @@
 //! first values.
 
 use std::borrow::Cow;
-use std::collections::{BTreeMap, HashSet};
+use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
@@ -11,6 +11,7 @@ use burn::tensor::Tensor;
 use kiln_collectives::{Buffer, Communicator, DType, Label, Phase};
 
 use super::core::Engine;
+use super::groups::ModuleGroups;
 use crate::buffers::host::copy_values;
 use crate::comm::{CommContext, Reducer};
 use crate::error::ShardError;
@@ -104,7 +105,15 @@ impl EngineBuilder {
         module: M,
         options: ShardOptions,
     ) -> Result<ShardedModule<M>, ShardError> {
-        let (layouts, rules, places) = self.lay_out(name, parameters_of(&module, prefix))?;
+        let parameters = parameters_of(&module, prefix);
+        for (name, _) in &parameters {
+            if !self.names.insert(name.clone()) {
+                return Err(ShardError::DuplicateParameter { name: name.clone() });
+            }
+        }
+        let world_size = self.context.mesh.world_size();
+        let groups = ModuleGroups::new(name, parameters, &self.optimizer, &self.frozen, world_size);
+        let ModuleGroups { layouts, rules, places } = groups;
         let (template, masters) = self.cut(module, &layouts, &places)?;
         if self.context.policy.compute_dtype == DType::F16 && self.context.state_placement().is_host() {
             let (what, dtype) = ("compute dtype", DType::F16);
@@ -126,48 +135,6 @@ impl EngineBuilder {
         }
         let groups = self.groups[first..].to_vec();
         Ok(ShardedModule::new(template, places, groups, self.context.clone()))
-    }
-
-    /// The layouts of a module's parameter groups, one for the trainable parameters of each rule and one for
-    /// the frozen ones, where there are any; how each group is updated; and where each parameter lies.
-    #[allow(clippy::type_complexity)]
-    fn lay_out(
-        &mut self,
-        module: &str,
-        parameters: Vec<(String, Vec<usize>)>,
-    ) -> Result<(Vec<ParamGroupLayout>, Vec<GroupRule>, Vec<ParameterPlace>), ShardError> {
-        /// Whether it is frozen, and the rule of one that is not: groups are in this order.
-        type Kind = (bool, usize);
-        let mut groups: BTreeMap<Kind, (Vec<(String, Vec<usize>)>, GroupRule)> = BTreeMap::new();
-        let mut places = Vec::new();
-        for (name, shape) in parameters {
-            if !self.names.insert(name.clone()) {
-                return Err(ShardError::DuplicateParameter { name });
-            }
-            let is_frozen = (self.frozen)(&name);
-            let assignment = self.optimizer.assign(&name, &shape);
-            let kind = if is_frozen { (true, 0) } else { (false, assignment.rule) };
-            let (parameters, rule) = groups.entry(kind).or_default();
-            rule.rule = kind.1;
-            rule.settings.push(assignment.settings);
-            places.push((kind, parameters.len()));
-            parameters.push((name, shape));
-        }
-        let kinds: Vec<_> = groups.keys().copied().collect();
-        let group = |kind: Kind| kinds.iter().position(|other| *other == kind).unwrap_or(0);
-        let place = |(kind, parameter)| ParameterPlace { group: group(kind), parameter };
-        let places = places.into_iter().map(place).collect();
-        let world_size = self.context.mesh.world_size();
-        let of_group = |(index, ((is_frozen, rule), (parameters, group_rule)))| {
-            let name = match (is_frozen, index) {
-                (true, _) => format!("{module}.frozen"),
-                (false, 0) => module.to_owned(),
-                (false, _) => format!("{module}.{}", self.optimizer.rule(rule).name()),
-            };
-            (ParamGroupLayout::new(name, !is_frozen, parameters, world_size), group_rule)
-        };
-        let (layouts, rules) = groups.into_iter().enumerate().map(of_group).unzip();
-        Ok((layouts, rules, places))
     }
 
     /// Moves the values of `module` into this rank's shards, one per layout, and leaves placeholders behind.

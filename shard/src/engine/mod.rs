@@ -3,6 +3,7 @@
 
 mod build;
 mod core;
+mod groups;
 mod norms;
 mod pass;
 mod snapshot;
@@ -12,5 +13,6 @@ mod whole;
 
 pub use self::build::EngineBuilder;
 pub use self::core::Engine;
+pub use self::groups::PlannedGroup;
 pub use self::snapshot::Snapshot;
 pub use self::update::{Outcome, Update};

@@ -28,6 +28,15 @@ pub struct ShardedDecoder {
     tied: bool,
 }
 
+/// How the embedding is sharded. Its rows are looked up; backward needs their indices only. A `tied` one is
+/// needed again by the head, so it stays.
+fn embed_options(tied: bool) -> ShardOptions {
+    ShardOptions { reshard_after_forward: !tied, unshard_in_backward: false }
+}
+
+/// How the head is sharded: backward starts there.
+const HEAD_OPTIONS: ShardOptions = ShardOptions { reshard_after_forward: false, unshard_in_backward: true };
+
 impl ShardedDecoder {
     /// Shards `decoder`, module by module. Weights are initialised as they are cut, so that no rank
     /// ever holds more than one whole parameter. Collective.
@@ -44,10 +53,7 @@ impl ShardedDecoder {
     ) -> Result<Self, ShardError> {
         let all = decoder.layers.len() + 2;
         let tied = decoder.head.lm_head.is_none();
-        // The rows of an embedding are looked up; backward needs their indices only. A tied one is
-        // needed again by the head, so it stays.
-        let options = ShardOptions { reshard_after_forward: !tied, unshard_in_backward: false };
-        let embed = builder.fully_shard(EMBED, OUTER_PREFIX, decoder.embed, options)?;
+        let embed = builder.fully_shard(EMBED, OUTER_PREFIX, decoder.embed, embed_options(tied))?;
         progress(1, all);
         let layers = decoder
             .layers
@@ -64,9 +70,7 @@ impl ShardedDecoder {
                 Ok(module)
             })
             .collect::<Result<_, ShardError>>()?;
-        // Backward starts here.
-        let options = ShardOptions { reshard_after_forward: false, unshard_in_backward: true };
-        let head = builder.fully_shard(HEAD, OUTER_PREFIX, decoder.head, options)?;
+        let head = builder.fully_shard(HEAD, OUTER_PREFIX, decoder.head, HEAD_OPTIONS)?;
         progress(all, all);
         let engine = builder.finish()?;
         Ok(ShardedDecoder { engine, embed, layers, head, tied })
@@ -144,18 +148,37 @@ pub fn module_shapes(decoder: &Decoder) -> Vec<Shapes> {
     modules
 }
 
+/// A module of a sharded decoder.
+#[derive(Clone, Debug)]
+pub struct ModuleOutline {
+    /// Its name in logs, as in `layers.3`.
+    pub name: String,
+    /// Full names and shapes of its parameters.
+    pub shapes: Shapes,
+    /// How it is sharded.
+    pub options: ShardOptions,
+}
+
+/// The modules of a decoder, as [`ShardedDecoder::new`] shards them. Initialises nothing.
+pub fn modules_of(decoder: &Decoder) -> Vec<ModuleOutline> {
+    let shapes = module_shapes(decoder);
+    let last = shapes.len() - 1;
+    let of_module = |(index, shapes)| {
+        let (name, options) = match index {
+            0 => (EMBED.to_owned(), embed_options(decoder.head.lm_head.is_none())),
+            index if index == last => (HEAD.to_owned(), HEAD_OPTIONS),
+            index => (layer_name(index - 1), ShardOptions::default()),
+        };
+        ModuleOutline { name, shapes, options }
+    };
+    shapes.into_iter().enumerate().map(of_module).collect()
+}
+
 /// The modules of a decoder over `ranks` ranks, as [`ShardedDecoder::new`] lays them out where nothing
 /// is frozen. Initialises nothing.
 pub fn layout_of(decoder: &Decoder, ranks: usize) -> Vec<ParamGroupLayout> {
-    let shapes = module_shapes(decoder);
-    let last = shapes.len() - 1;
-    let name = |index: usize| match index {
-        0 => EMBED.to_owned(),
-        index if index == last => HEAD.to_owned(),
-        index => layer_name(index - 1),
-    };
-    let modules = shapes.into_iter().enumerate();
-    modules.map(|(index, shapes)| ParamGroupLayout::new(name(index), true, shapes, ranks)).collect()
+    let layout = |module: ModuleOutline| ParamGroupLayout::new(module.name, true, module.shapes, ranks);
+    modules_of(decoder).into_iter().map(layout).collect()
 }
 
 /// The full names of all parameters, as [`ShardedDecoder::new`] will call them. Initialises nothing.

@@ -261,7 +261,7 @@ fn measure(
     let StrategiesOptions { registry, steps, .. } = options;
     let optimizer = registry.optimizers().make(&config.optim)?;
     let loss = registry.losses().make(&config.loss, model.vocab_size)?;
-    let policy = Policy { strategy, ..run::policy(config) };
+    let policy = Policy { strategy, ..config.policy() };
     let measured = ranks.run(config, |world| -> Result<StrategyRow> {
         let rank = world.rank();
         // As in training: the size that the user names is that of the hybrids' groups.

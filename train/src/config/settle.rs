@@ -1,5 +1,7 @@
 //! Settling what a configuration leaves to the device.
 
+use kiln_shard::Policy;
+
 use super::choice::Choice;
 use super::optim::MUON;
 use super::schema::{Config, Precision, PrecisionSection};
@@ -29,6 +31,20 @@ impl PrecisionSection {
 }
 
 impl Config {
+    /// The sharding policy that it describes.
+    pub fn policy(&self) -> Policy {
+        Policy {
+            strategy: self.shard.strategy,
+            reshard: self.shard.reshard,
+            recompute: self.shard.recompute,
+            compute_dtype: self.precision.compute().into(),
+            reduce_dtype: self.precision.reduce.into(),
+            offload: self.shard.offload,
+            timeout: self.comm.timeout(),
+            communicate_alone: self.shard.communicate_alone,
+        }
+    }
+
     /// Sequences of a micro-batch; where that is not settled yet, the CPU's.
     pub fn micro_batch(&self) -> usize {
         match self.train.micro_batch {

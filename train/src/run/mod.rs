@@ -29,7 +29,6 @@ pub(crate) use folder::is_foreign;
 pub use memory::{LeastMemory, MemoryError, check_decoder as check_memory};
 pub use options::{MAX_SKIPPED, PositionKey, Resume, RunFolder, RunOptions, Summary};
 pub(crate) use plan::Plan;
-pub use plan::policy;
 pub use recorded::RecordedStep;
 pub use step::{MicroBatch, MicroBatches, optimizer_step};
 pub use trainer::Trainer;

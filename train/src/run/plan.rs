@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicBool;
 
 use kiln_model::layers::TokenLoss;
 use kiln_model::{Decoder, Key, ModelConfig};
-use kiln_shard::{Optimizer, Policy};
+use kiln_shard::Optimizer;
 use serde::{Deserialize, Serialize};
 
 use super::folder::{self, Claim, Found, Lock};
@@ -325,20 +325,6 @@ fn resolve_model(
         return Err(problem.into());
     }
     Ok(model)
-}
-
-/// The sharding policy that a configuration describes.
-pub fn policy(config: &Config) -> Policy {
-    Policy {
-        strategy: config.shard.strategy,
-        reshard: config.shard.reshard,
-        recompute: config.shard.recompute,
-        compute_dtype: config.precision.compute().into(),
-        reduce_dtype: config.precision.reduce.into(),
-        offload: config.shard.offload,
-        timeout: config.comm.timeout(),
-        communicate_alone: config.shard.communicate_alone,
-    }
 }
 
 impl Plan {

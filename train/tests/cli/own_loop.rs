@@ -6,15 +6,23 @@ use crate::support::{Workspace, example};
 #[test]
 fn commands_read_what_a_loop_of_your_own_leaves() {
     let workspace = Workspace::new();
-    let ended = workspace.run(&example("own_loop"), &["data", "run"]);
-    assert_eq!(ended.code, Some(0), "{ended:?}");
-    let losses: Vec<f64> = ended
-        .stdout
-        .lines()
-        .filter_map(|line| line.split_once("loss ")?.1.split_whitespace().next()?.parse().ok())
-        .collect();
-    assert_eq!(losses.len(), 20, "{ended:?}");
+    let train = |out: &str, strategy: &str, steps: &str| {
+        let ended = workspace.run(&example("own_loop"), &["data", out, strategy, steps]);
+        assert_eq!(ended.code, Some(0), "{ended:?}");
+        let steps = ended.stdout.lines().filter(|line| line.starts_with("step"));
+        steps.map(str::to_owned).collect::<Vec<_>>()
+    };
+    let full = train("run", "FULL_SHARD", "20");
+    let loss =
+        |line: &str| -> Option<f64> { line.split_once("loss ")?.1.split_whitespace().next()?.parse().ok() };
+    let losses: Vec<f64> = full.iter().filter_map(|line| loss(line)).collect();
+    assert_eq!(losses.len(), 20, "{full:?}");
     assert!(losses[19] < losses[0] - 0.5, "it learns: {losses:?}");
+    assert_eq!(train("none", "NO_SHARD", "20"), full);
+    // It goes on from a checkpoint, under another strategy too.
+    assert_eq!(train("again", "FULL_SHARD", "8"), full[..8]);
+    assert_eq!(train("again", "SHARD_GRAD_OP", "14"), full[8..14]);
+    assert_eq!(train("again", "FULL_SHARD", "20"), full[14..]);
     let succeed = |arguments: &[&str]| {
         let ended = workspace.kiln(arguments);
         assert_eq!(ended.code, Some(0), "{arguments:?}: {ended:?}");

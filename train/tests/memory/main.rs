@@ -13,6 +13,7 @@
 //! at a time, because counters belong to ranks, not to tests.
 
 mod blocks;
+mod planned;
 
 use std::sync::{Arc, Mutex, PoisonError};
 

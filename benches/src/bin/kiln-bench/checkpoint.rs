@@ -13,7 +13,7 @@ use kiln::checkpoint::{
 };
 use kiln::config::{self, Config};
 use kiln::device::{ResolvedDevice, threads_per_rank};
-use kiln::run::{self, TrainError};
+use kiln::run::TrainError;
 use kiln::sharded::ShardedDecoder;
 use kiln::weights::AllowMissing;
 use kiln::words::number_of;
@@ -139,7 +139,7 @@ impl CheckpointArgs {
         let measured = run_ranks(self.ranks, threads, |world| {
             let decoder = Decoder::new(&Layers::default(), &model, Key::new(config.train.seed), &device)?;
             let shard_size = config.shard.shard_size;
-            let builder = EngineBuilder::new(world, run::policy(&config), shard_size)?;
+            let builder = EngineBuilder::new(world, config.policy(), shard_size)?;
             let sharded = ShardedDecoder::new(decoder, builder)?;
             Bench { config: &config, shape: &model, model: &sharded, device: &device, folder: folder.path() }
                 .rounds(self.rounds)

@@ -7,7 +7,7 @@ use kiln::bench::step;
 use kiln::config::Config;
 use kiln::device::threads_per_rank;
 use kiln::optimizers::Optimizers;
-use kiln::run::{self, TrainError};
+use kiln::run::TrainError;
 use kiln::sharded::ShardedDecoder;
 use kiln_model::decoder::Decoder;
 use kiln_model::{Key, Layers, ModelConfig};
@@ -75,7 +75,7 @@ pub fn measure(
         memory::reset_peak(rank);
         let decoder = Decoder::new(&Layers::default(), model, Key::new(config.train.seed), device)?;
         let flops_per_token = decoder.flops_per_token(config.data.seq_len);
-        let builder = EngineBuilder::new(world, run::policy(config), config.shard.shard_size)?;
+        let builder = EngineBuilder::new(world, config.policy(), config.shard.shard_size)?;
         let builder = builder.optimizer(optimizer.clone());
         let sharded = ShardedDecoder::new(decoder, builder)?;
         let parameters = sharded.engine().layout().num_parameters();

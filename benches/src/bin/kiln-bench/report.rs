@@ -60,6 +60,8 @@ pub struct StepReport {
     pub peak_rss_sum_bytes: Option<u64>,
     /// The most bytes of the host's memory that each rank has held, as its allocations were counted.
     pub peak_rank_bytes: Vec<u64>,
+    /// What the plan says of it.
+    pub planned_rank_bytes: Option<u64>,
     /// The most bytes of the device's memory that were reserved for the steps, if it has its own.
     pub peak_reserved_bytes: Option<u64>,
 }
@@ -101,6 +103,7 @@ impl StepReport {
             mfu,
             peak_rss_sum_bytes: process::peak_rss(),
             peak_rank_bytes: measured.rank_bytes,
+            planned_rank_bytes: None,
             peak_reserved_bytes: measured.device_bytes,
             model,
         }

@@ -8,6 +8,7 @@ use kiln::bench::{check_counts, default_config};
 use kiln::config::{self, Config};
 use kiln::device::{Peak, ResolvedDevice, threads_per_rank};
 use kiln::optimizers::Optimizers;
+use kiln::planner::{Gathers, RankShape};
 use kiln::run::{TrainError, check_memory};
 use kiln_model::{Decoder, Key, Layers, ModelConfig};
 
@@ -53,14 +54,13 @@ impl StepArgs {
         let selected = ResolvedDevice::new(&config, &layers, None)?;
         config.settle(selected.defaults());
         let decoder = Decoder::new(&layers, &model, Key::new(0), &kiln::device::plain())?;
-        check_memory(
-            &config,
-            &model,
-            &decoder,
-            &Optimizers::default().make(&config.optim)?,
-            &selected,
-            None,
-        )?;
+        let optimizer = Optimizers::default().make(&config.optim)?;
+        check_memory(&config, &model, &decoder, &optimizer, &selected, None)?;
+        let on_host = !selected.is_gpu();
+        let planned = RankShape::of_config(&config, &model, &decoder, &optimizer, Gathers::Shared, on_host)
+            .ok()
+            .filter(|_| on_host)
+            .map(|shape| shape.step(&kiln::planner::Speed::INSTANT).peak);
         let measured = measure(&config, &model, &selected.device(), steps)?;
         let ranks = config.train.ranks;
         let peak = match config.device.peak_tflops {
@@ -69,7 +69,8 @@ impl StepArgs {
                 .peak(config.precision.compute(), None, ranks, threads_per_rank(&config.device, ranks))
                 .map_err(TrainError::threads("threads that measure the peak of this machine"))?,
         };
-        let report = StepReport::new(&config, model, selected.describe(), Some(peak), measured);
+        let mut report = StepReport::new(&config, model.clone(), selected.describe(), Some(peak), measured);
+        report.planned_rank_bytes = planned.map(|peak| peak.bytes);
         Ok(if self.json { report.to_json() } else { report.to_text() })
     }
 }

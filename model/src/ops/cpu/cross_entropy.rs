@@ -14,7 +14,7 @@ use super::products::{Multiplier, Output, Products, Threads};
 use super::scalar::{Real, Scalar, exp_sum, max};
 use super::uninit::zeros;
 use super::values::{MatrixValues, Values, in_float, int_values, new_tensor};
-use crate::ops::cross_entropy::{CrossEntropyKernels, HeadLayout, LogitOptions};
+use crate::ops::cross_entropy::{CrossEntropyKernels, HeadLayout, LogitOptions, logit_rows};
 
 impl CrossEntropyKernels for Flex {
     fn cross_entropy_forward(
@@ -94,7 +94,7 @@ impl<S: Scalar, P: Products<S, S::Real>> Head<'_, S, P> {
         let ([rows, d_model, vocab], products) = (self.shape, self.products);
         let mut dhidden = zeros::<S::Real>(wanted[0], rows * d_model);
         let mut dweight = None;
-        let block_rows = block_rows(vocab);
+        let block_rows = logit_rows(vocab, true);
         let (mut sum, mut z_sum) = (0.0, 0.0);
         for start in (0..rows).step_by(block_rows) {
             let block = start..rows.min(start + block_rows);
@@ -168,13 +168,6 @@ impl<S: Scalar, P: Products<S, S::Real>> Head<'_, S, P> {
         let dweight = dweight.map(|values| new_tensor(values, weight.layout().shape().clone()));
         (losses, [dhidden, dweight])
     }
-}
-
-/// Rows whose logits exist at one time: enough for the matrix products to run at full speed, fewer
-/// where a large vocabulary would make the logits larger than 64 MiB.
-fn block_rows(vocab: usize) -> usize {
-    const LOGITS: usize = 1 << 24;
-    (LOGITS / vocab.max(1)).clamp(16, 256)
 }
 
 /// The loss of one row, whose logits are replaced. The replaced values times the returned factor are the

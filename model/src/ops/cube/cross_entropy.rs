@@ -10,18 +10,7 @@ use cubecl::prelude::*;
 use super::matmul::{Output, matmul, transposed};
 use super::sums::{Reduction, cube_reduce, zeros};
 use super::{UNITS, WIDEST, contiguous, cubes, cubes_for, elem, empty, len_of, vector_size};
-use crate::ops::cross_entropy::{CrossEntropyKernels, HeadLayout, LogitOptions};
-
-/// Blocks of rows begin at multiples of this, so that a block begins at a multiple of 512 bytes, as devices
-/// require of the offset of a buffer.
-const ROWS: usize = 256;
-
-/// Rows whose logits exist at one time: enough for the matrix products to run at full speed, fewer where
-/// a large vocabulary would make the logits larger than 512 MiB.
-fn block_rows(vocab: usize) -> usize {
-    const LOGITS: usize = 1 << 27;
-    (LOGITS / vocab.max(1)).clamp(ROWS, 16 * ROWS) / ROWS * ROWS
-}
+use crate::ops::cross_entropy::{CrossEntropyKernels, HeadLayout, LogitOptions, logit_rows};
 
 impl CrossEntropyKernels for CubeBackend {
     fn cross_entropy_forward(
@@ -45,7 +34,7 @@ impl CrossEntropyKernels for CubeBackend {
             HeadLayout::VocabRows => transposed(weight),
             HeadLayout::VocabColumns => weight.clone(),
         };
-        let block_rows = block_rows(vocab);
+        let block_rows = logit_rows(vocab, false);
         let derive = wanted.contains(&true);
         for start in (0..rows).step_by(block_rows) {
             let count = block_rows.min(rows - start);

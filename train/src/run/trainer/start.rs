@@ -9,13 +9,13 @@ use crate::checkpoint::shape_line;
 use crate::data::BatchSource;
 use crate::error::Result;
 use crate::metrics::say;
-use crate::run::plan::{Plan, PlanMessage, policy};
+use crate::run::plan::{Plan, PlanMessage};
 use crate::words::number_of;
 
 /// Says what is about to be trained, which has so many `parameters`.
 pub(super) fn introduce(plan: &Plan, parameters: usize, ranks: usize, data: &BatchSource) -> Result<()> {
     let Plan { config, model, message: PlanMessage { data: info, threads, .. }, .. } = plan;
-    let (train, policy) = (&config.train, policy(config));
+    let (train, policy) = (&config.train, config.policy());
     let mesh = Mesh::new(policy.strategy, ranks, config.shard.shard_size);
     let mesh = mesh.map_err(ShardError::from)?;
     say(&plan.device.describe());

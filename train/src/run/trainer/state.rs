@@ -23,7 +23,7 @@ use crate::fault::Drill;
 use crate::metrics::{Reporter, StepMetrics, say};
 use crate::process::position;
 use crate::run::folder::metrics_of_run;
-use crate::run::plan::{Plan, policy};
+use crate::run::plan::Plan;
 use crate::sharded::{ShardedDecoder, parameter_shapes};
 use crate::source::ModelSource;
 use crate::words::number_of;
@@ -117,7 +117,7 @@ impl<'a> Trainer<'a> {
         let validation = data(Split::Validation, false)?;
         let device = plan.device.device();
         let freeze = config.train.freeze.clone();
-        let builder = EngineBuilder::new(world, policy(config), config.shard.shard_size)?
+        let builder = EngineBuilder::new(world, config.policy(), config.shard.shard_size)?
             .optimizer(plan.optimizer.clone())
             .freeze(move |name| freeze.iter().any(|prefix| name.starts_with(prefix.as_str())));
         let allow_missing = plan.allow_missing.clone();

@@ -1,0 +1,350 @@
+//! What each operation holds: the counterpart of [`crate::ops`] without values.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::tensor::Tensor;
+
+use super::ledger::Held;
+use super::tape::{GRADIENTS, LOGITS, MetaTape, MetaTensor, Products};
+use crate::ops::logit_rows;
+
+/// Bytes of an `f32`.
+const F32: u64 = 4;
+
+/// Widths of packed operands are multiples of this.
+const PACK: u64 = 32;
+
+fn bytes(rows: u64, width: u64, element: u64) -> u64 {
+    rows.saturating_mul(width).saturating_mul(element)
+}
+
+/// What the maps of one input share in backward.
+#[derive(Default)]
+struct SharedInput {
+    /// Its transposed copy.
+    copy: Option<Held>,
+    has_gradient: bool,
+}
+
+impl MetaTape<'_> {
+    /// [`ops::linears`](crate::ops::linears): each of `widths` is the output of a map of `x`.
+    pub fn linears<const N: usize>(&self, x: MetaTensor, widths: [usize; N]) -> [MetaTensor; N] {
+        let shared = Rc::new(RefCell::new(SharedInput::default()));
+        widths.map(|width| self.linear_of_shared(&x, width as u64, shared.clone()))
+    }
+
+    /// [`ops::linear`](crate::ops::linear()): `x` to rows of `width`.
+    pub fn linear(&self, x: MetaTensor, width: usize) -> MetaTensor {
+        let [y] = self.linears(x, [width]);
+        y
+    }
+
+    fn linear_of_shared(&self, x: &MetaTensor, width: u64, shared: Rc<RefCell<SharedInput>>) -> MetaTensor {
+        let (d_in, node) = (x.width, x.node);
+        let operands = match self.batch.products {
+            Products::InPlace => Vec::new(),
+            Products::Packed => vec![self.packed(d_in, width)],
+            Products::Widened => {
+                vec![self.wide_rows(d_in), self.wide(d_in, width), self.wide_rows(width)]
+            }
+        };
+        let y = self.tensor(width);
+        drop(operands);
+        let saved = self.trains().then(|| x.clone());
+        self.record(y, node.is_some(), move |tape, dy| {
+            let mut shared = shared.borrow_mut();
+            if node.is_some() {
+                tape.input_gradient(node, [d_in, width], shared.has_gradient);
+                shared.has_gradient = true;
+            }
+            if let Some(x) = saved {
+                tape.weight_gradient([d_in, width], &mut shared.copy);
+                drop((dy, x));
+            }
+        })
+    }
+
+    /// The gradient of the input of a map `[d_in, d_out]`; where it `adds` to that of another map, in the memory
+    /// of that.
+    fn input_gradient(&self, x: Option<usize>, [d_in, d_out]: [u64; 2], adds: bool) {
+        let operands = match self.batch.products {
+            Products::InPlace => Vec::new(),
+            Products::Packed => vec![self.packed(d_in, d_out)],
+            Products::Widened => vec![self.wide_rows(d_out), self.wide(d_in, d_out), self.wide_rows(d_in)],
+        };
+        if !adds {
+            self.register(x, self.tensor(d_in).memory);
+        }
+        drop(operands);
+    }
+
+    /// The gradient of the weight of a map `[d_in, d_out]`, and the transposed `copy` of its input.
+    fn weight_gradient(&self, [d_in, d_out]: [u64; 2], copy: &mut Option<Held>) {
+        let products = self.batch.products;
+        let operands = match products {
+            Products::InPlace => Vec::new(),
+            Products::Packed => vec![self.packed(self.batch.rows(), d_out)],
+            Products::Widened => vec![self.wide_rows(d_in), self.wide_rows(d_out)],
+        };
+        if self.batch.on_host && copy.is_none() {
+            let element = if products == Products::Widened { F32 } else { self.batch.element };
+            copy.replace(self.scratch(bytes(self.batch.rows(), d_in, element)));
+        }
+        let wide = (products == Products::Widened).then(|| self.wide(d_in, d_out));
+        drop(operands);
+        self.register_weight(d_in.saturating_mul(d_out));
+        drop(wide);
+    }
+
+    /// A bf16 operand `[rows, width]` in the order in which instructions read it.
+    fn packed(&self, rows: u64, width: u64) -> Held {
+        self.scratch(bytes(rows, width.saturating_add(PACK - 1) / PACK * PACK, self.batch.element))
+    }
+
+    /// A copy of a matrix in f32.
+    fn wide(&self, rows: u64, width: u64) -> Held {
+        self.scratch(bytes(rows, width, F32))
+    }
+
+    /// A copy of rows of activations in f32.
+    fn wide_rows(&self, width: u64) -> Held {
+        self.wide(self.batch.rows(), width)
+    }
+
+    /// [`ops::rms_norm`](crate::ops::rms_norm()) of rows of `x`. Where `x` is a residual stream, its gradient is
+    /// part of the result.
+    pub fn rms_norm(&self, x: &MetaTensor) -> MetaTensor {
+        let y = self.tensor(x.width);
+        let x = x.clone();
+        self.record(y, x.node.is_some(), move |tape, dy| {
+            let dx = tape.tensor(x.width).memory;
+            if let Some(node) = x.node {
+                // The gradient of the stream is added to it.
+                drop(tape.take_gradient(node));
+            }
+            tape.register(x.node, dx);
+            tape.register_weight(x.width);
+            drop((x, dy));
+        })
+    }
+
+    /// `x + y` in the memory of `y`, as [`ops::Residual`](crate::ops::Residual).
+    pub fn residual(&self, x: MetaTensor, y: MetaTensor) -> MetaTensor {
+        let (nodes, is_tracked) = ([y.node, x.node], x.node.is_some() || y.node.is_some());
+        drop(x);
+        let sum = self.in_place(y);
+        self.record(sum, is_tracked, move |tape, dy| {
+            nodes.into_iter().for_each(|node| tape.register(node, dy.clone()));
+        })
+    }
+
+    /// [`ops::rotary`](crate::ops::rotary()), in the memory of `x`.
+    pub fn rotary(&self, x: MetaTensor) -> MetaTensor {
+        let node = x.node;
+        let y = self.in_place(x);
+        self.record(y, node.is_some(), move |tape, dy| tape.register(node, dy))
+    }
+
+    /// [`ops::dropout`](crate::ops::dropout()), if the pass has dropout.
+    pub fn dropout(&self, x: MetaTensor) -> MetaTensor {
+        if !self.batch.dropout {
+            return x;
+        }
+        let (node, width) = (x.node, x.width);
+        let y = self.tensor(width);
+        drop(x);
+        self.record(y, node.is_some(), move |tape, dy| {
+            tape.register(node, tape.tensor(width).memory);
+            drop(dy);
+        })
+    }
+
+    /// The memory of `x` if nobody else holds it, else as much again.
+    fn in_place(&self, x: MetaTensor) -> MetaTensor {
+        if Rc::strong_count(&x.memory) == 1 { x } else { self.tensor(x.width) }
+    }
+
+    /// [`ops::causal_attention`](crate::ops::causal_attention) with so many query heads.
+    pub fn attention(&self, [q, k, v]: [MetaTensor; 3], heads: usize) -> MetaTensor {
+        let (products, rows, kv) = (self.batch.products, self.batch.rows(), k.width);
+        // Keys, and in backward values, in the order in which tiles read them.
+        let ordered = move |tape: &Self| match products {
+            _ if !tape.batch.on_host => None,
+            Products::Packed => Some(tape.scratch(bytes(rows, kv, tape.batch.element))),
+            _ => Some(tape.wide_rows(kv)),
+        };
+        let operands = match products {
+            Products::Widened => vec![self.wide_rows(q.width), self.wide_rows(kv), self.wide_rows(kv)],
+            _ => Vec::new(),
+        };
+        let logarithms = self.wide_rows(heads as u64);
+        let keys = ordered(self);
+        let wide = (products != Products::InPlace).then(|| self.wide_rows(q.width));
+        let out = self.tensor(q.width);
+        drop((keys, operands, wide));
+        let saved = out.clone();
+        let tracked = [&q, &k, &v].iter().any(|x| x.node.is_some());
+        self.record(out, tracked, move |tape, dy| {
+            let operands = match products {
+                Products::Widened => {
+                    [q.width, kv, kv, q.width, q.width].map(|width| tape.wide_rows(width)).into()
+                }
+                _ => Vec::new(),
+            };
+            let keys_and_values = [(); 2].map(|()| ordered(tape));
+            let sums = tape.wide_rows(heads as u64);
+            match products {
+                Products::InPlace => {
+                    for x in [&q, &k, &v] {
+                        tape.register(x.node, tape.tensor(x.width).memory);
+                    }
+                    drop((keys_and_values, sums));
+                }
+                Products::Packed | Products::Widened => {
+                    let wide = [&q, &k, &v].map(|x| tape.wide_rows(x.width));
+                    drop((keys_and_values, sums));
+                    // One after the other gets its own dtype.
+                    for (x, wide) in [&q, &k, &v].into_iter().zip(wide) {
+                        tape.register(x.node, tape.tensor(x.width).memory);
+                        drop(wide);
+                    }
+                }
+            }
+            drop((operands, q, k, v, saved, logarithms, dy));
+        })
+    }
+
+    /// [`ops::swiglu`](crate::ops::swiglu()), or any fused product of two tensors that keeps both.
+    pub fn gated(&self, gate: MetaTensor, up: MetaTensor) -> MetaTensor {
+        let y = self.tensor(gate.width);
+        let tracked = gate.node.is_some() || up.node.is_some();
+        self.record(y, tracked, move |tape, dy| {
+            for x in [&gate, &up] {
+                tape.register(x.node, tape.tensor(x.width).memory);
+            }
+            drop((gate, up, dy));
+        })
+    }
+
+    /// A function of each element of `x` that keeps its input, as burn's own operations do.
+    pub fn elementwise(&self, x: MetaTensor) -> MetaTensor {
+        let y = self.tensor(x.width);
+        self.record(y, x.node.is_some(), move |tape, dy| {
+            tape.register(x.node, tape.tensor(x.width).memory);
+            drop((x, dy));
+        })
+    }
+
+    /// The rows of a table of `vocabulary` rows, as [`ops::embedding`](crate::ops::embedding()).
+    pub fn embedding(&self, vocabulary: usize, width: usize) -> MetaTensor {
+        let (vocabulary, width) = (vocabulary as u64, width as u64);
+        let x = self.tensor(width);
+        self.record(x, false, move |tape, dy| {
+            // The sums of rows are f32.
+            let wide =
+                (tape.batch.element != F32).then(|| [tape.wide_rows(width), tape.wide(vocabulary, width)]);
+            tape.register_weight(vocabulary.saturating_mul(width));
+            drop((wide, dy));
+        })
+    }
+
+    /// [`ops::linear_cross_entropy`](crate::ops::linear_cross_entropy) of `hidden`; the loss. The weight
+    /// is that of an embedding if it is `tied`.
+    pub fn cross_entropy(&self, hidden: MetaTensor, vocabulary: usize, tied: bool) -> MetaTensor {
+        let (products, rows, d) = (self.batch.products, self.batch.rows(), hidden.width);
+        let block = rows.min(logit_rows(vocabulary, self.batch.on_host) as u64);
+        let vocabulary = vocabulary as u64;
+        let (node, trains) = (hidden.node, self.trains());
+        // The weight as the operand of both products.
+        let operands = match products {
+            Products::InPlace => Vec::new(),
+            Products::Packed => vec![self.packed(d, vocabulary), self.packed(d, vocabulary)],
+            Products::Widened => vec![self.wide_rows(d), self.wide(d, vocabulary)],
+        };
+        // Gradients are computed right away, in f32.
+        let dhidden = node.map(|_| self.wide_rows(d));
+        let mut dweight = None;
+        // A third block holds what the second does.
+        for start in (0..rows).step_by(block.max(1) as usize).take(2) {
+            let block = block.min(rows - start);
+            let mut logits = Some(self.ledger.hold(LOGITS, bytes(block, vocabulary, F32)));
+            // Their gradients as operands.
+            let packs = products == Products::Packed;
+            let narrow = self.batch.element;
+            let gradients = packs.then(|| self.ledger.hold(LOGITS, bytes(block, vocabulary, narrow)));
+            logits = logits.filter(|_| !packs);
+            let element = self.element_of_product();
+            let scaled = trains.then(|| self.scratch(bytes(block, d, element)));
+            // The left operand of the weight's gradient, in order; packed, one of the two is as wide as that.
+            let ordered = match (packs, tied) {
+                (false, false) => bytes(block, d, element),
+                (false, true) => bytes(block, vocabulary, element),
+                (true, _) => bytes(block, d.saturating_add(vocabulary), element),
+            };
+            let ordered = (trains && self.batch.on_host).then(|| self.scratch(ordered));
+            if trains && dweight.is_none() {
+                dweight = Some(self.ledger.hold(GRADIENTS, bytes(d, vocabulary, F32)));
+            }
+            drop((logits, gradients, scaled, ordered));
+        }
+        drop((operands, hidden));
+        let loss = self.tensor(0);
+        self.record(loss, node.is_some(), move |tape, dy| {
+            drop(dy);
+            // In the dtype of the operands.
+            let converts = tape.batch.element != F32;
+            if let Some(dhidden) = dhidden {
+                let gradient = if converts { tape.tensor(d).memory } else { Rc::new(dhidden) };
+                tape.register(node, gradient);
+            }
+            match dweight {
+                Some(_) if converts => tape.register_weight(d.saturating_mul(vocabulary)),
+                Some(dweight) => tape.keep_weight(dweight),
+                None => {}
+            }
+        })
+    }
+
+    /// Bytes of an element of an operand of a product.
+    fn element_of_product(&self) -> u64 {
+        if self.batch.products == Products::Widened { F32 } else { self.batch.element }
+    }
+
+    /// The logits of all rows of `hidden`, and a loss of a program's own: logits, a copy in f32, their logarithms
+    /// of probabilities, and the gradients of these.
+    pub fn whole_logits(&self, hidden: MetaTensor, vocabulary: usize) -> MetaTensor {
+        let bytes = self.batch.rows().saturating_mul(vocabulary as u64).saturating_mul(F32);
+        let logits = self.linear(hidden, vocabulary);
+        let node = logits.node;
+        let kept = [(); 2].map(|()| self.ledger.hold(LOGITS, bytes));
+        let loss = self.tensor(0);
+        self.record(loss, node.is_some(), move |tape, dy| {
+            let gradients = [(); 2].map(|()| tape.ledger.hold(LOGITS, bytes));
+            tape.register(node, tape.tensor(logits.width).memory);
+            drop((logits, kept, gradients, dy));
+        })
+    }
+
+    /// A layer that is known by its parameters alone: each matrix is taken for a map whose input and output are
+    /// kept.
+    pub fn unknown<M: Module>(&self, layer: &M, x: MetaTensor) -> MetaTensor {
+        let d = x.width();
+        let mut matrices = Matrices(Vec::new());
+        layer.visit(&mut matrices);
+        let y = matrices.0.into_iter().fold(x, |y, width| self.linear(y, width));
+        if y.width() == d { y } else { self.linear(y, d) }
+    }
+}
+
+/// The widths of the outputs of matrices.
+struct Matrices(Vec<usize>);
+
+impl ModuleVisitor for Matrices {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if D >= 2 {
+            self.0.extend(param.lazy_shape().iter().last());
+        }
+    }
+}

@@ -1,0 +1,90 @@
+//! How the parameters of a module are grouped.
+
+use std::collections::BTreeMap;
+
+use crate::layout::ParamGroupLayout;
+use crate::optim::{GroupRule, Optimizer};
+use crate::sharded_module::ParameterPlace;
+
+/// The parameter groups of one module: one for the trainable parameters of each rule and one for the frozen ones,
+/// where there are any.
+pub(super) struct ModuleGroups {
+    pub(super) layouts: Vec<ParamGroupLayout>,
+    /// How each group is updated.
+    pub(super) rules: Vec<GroupRule>,
+    /// Where each parameter lies.
+    pub(super) places: Vec<ParameterPlace>,
+}
+
+impl ModuleGroups {
+    pub(super) fn new(
+        module: &str,
+        parameters: Vec<(String, Vec<usize>)>,
+        optimizer: &Optimizer,
+        is_frozen: &dyn Fn(&str) -> bool,
+        world_size: usize,
+    ) -> Self {
+        /// Whether it is frozen, and the rule of one that is not: groups are in this order.
+        type Kind = (bool, usize);
+        let mut groups: BTreeMap<Kind, (Vec<(String, Vec<usize>)>, GroupRule)> = BTreeMap::new();
+        let mut places = Vec::new();
+        for (name, shape) in parameters {
+            let assignment = optimizer.assign(&name, &shape);
+            let kind = if is_frozen(&name) { (true, 0) } else { (false, assignment.rule) };
+            let (parameters, rule) = groups.entry(kind).or_default();
+            rule.rule = kind.1;
+            rule.settings.push(assignment.settings);
+            places.push((kind, parameters.len()));
+            parameters.push((name, shape));
+        }
+        let kinds: Vec<_> = groups.keys().copied().collect();
+        let group = |kind: Kind| kinds.iter().position(|other| *other == kind).unwrap_or(0);
+        let place = |(kind, parameter)| ParameterPlace { group: group(kind), parameter };
+        let places = places.into_iter().map(place).collect();
+        let of_group = |(index, ((is_frozen, rule), (parameters, group_rule)))| {
+            let name = match (is_frozen, index) {
+                (true, _) => format!("{module}.frozen"),
+                (false, 0) => module.to_owned(),
+                (false, _) => format!("{module}.{}", optimizer.rule(rule).name()),
+            };
+            (ParamGroupLayout::new(name, !is_frozen, parameters, world_size), group_rule)
+        };
+        let (layouts, rules) = groups.into_iter().enumerate().map(of_group).unzip();
+        ModuleGroups { layouts, rules, places }
+    }
+}
+
+/// A parameter group that an engine would have: for plans of memory and communication.
+#[derive(Clone, Debug)]
+pub struct PlannedGroup {
+    /// Which parameter lies where.
+    pub layout: ParamGroupLayout,
+    /// Values that the optimizer keeps of each element.
+    pub slots: usize,
+    /// Whether the optimizer needs whole parameters, which the ranks send each other for the update.
+    pub is_whole: bool,
+}
+
+impl PlannedGroup {
+    /// The groups of the module `module`, whose parameters have these names and shapes, as
+    /// [`EngineBuilder::fully_shard`](crate::EngineBuilder::fully_shard) makes them.
+    pub fn of_module(
+        module: &str,
+        parameters: Vec<(String, Vec<usize>)>,
+        optimizer: &Optimizer,
+        is_frozen: &dyn Fn(&str) -> bool,
+        world_size: usize,
+    ) -> Vec<Self> {
+        let ModuleGroups { layouts, rules, .. } =
+            ModuleGroups::new(module, parameters, optimizer, is_frozen, world_size);
+        let planned = |(layout, rule): (ParamGroupLayout, GroupRule)| {
+            let rule = optimizer.rule(rule.rule);
+            let (slots, is_whole) = match layout.trainable {
+                true => (rule.slots().len(), rule.is_whole()),
+                false => (0, false),
+            };
+            PlannedGroup { layout, slots, is_whole }
+        };
+        layouts.into_iter().zip(rules).map(planned).collect()
+    }
+}

@@ -1,0 +1,416 @@
+//! The memory of one rank's parameter groups over a step: what [`kiln_shard::Engine`] holds of weights, gradients
+//! and optimizer state, and when.
+
+use kiln_collectives::{Operation, Phase};
+use kiln_model::meta::{GRADIENTS, Held, Ledger, Owner};
+use kiln_shard::{Mesh, PlannedGroup, Policy, ShardOptions};
+
+use super::clock::{Axis, Clock, Finish, PlannedCall, Speed};
+
+/// Owner of the f32 master weights.
+pub const WEIGHTS: Owner = "weights";
+/// Owner of the optimizer's slots.
+pub const OPTIMIZER: Owner = "optimizer state";
+/// Owner of whole weights that were gathered.
+pub const GATHERED: Owner = "gathered weights";
+/// Owner of what is on its way between ranks.
+pub const COMMUNICATION: Owner = "communication";
+
+/// Bytes of an `f32`.
+pub(super) const F32: u64 = 4;
+
+/// Where ranks gather weights to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Gathers {
+    /// Ranks are threads that read one copy, which is freed after its last use.
+    Shared,
+    /// Each rank has a copy, whose buffer serves for a later gather of the same size.
+    Pooled,
+}
+
+/// A parameter group: its sizes, and what it has in memory.
+pub(super) struct Group {
+    /// Elements of the flat buffer, and of this rank's shard of it.
+    pub(super) padded: u64,
+    pub(super) shard: u64,
+    /// Values that the optimizer keeps of each element.
+    pub(super) slots: u64,
+    pub(super) trainable: bool,
+    pub(super) is_whole: bool,
+    /// Elements that the transformation of its largest matrix needs.
+    pub(super) transform: u64,
+    options: ShardOptions,
+    _state: Vec<Held>,
+    weights: Weights,
+    pub(super) gradient: Gradient,
+}
+
+enum Weights {
+    Sharded,
+    /// With this rank's shard in the compute dtype, which is sent.
+    Unsharding {
+        whole: Held,
+        _sent: Option<Held>,
+        finish: Option<Finish>,
+    },
+    Unsharded(Held),
+}
+
+pub(super) enum Gradient {
+    None,
+    Accumulating(Held),
+    /// What is sent, and this rank's shard of the sum.
+    Scattering {
+        sent: Held,
+        output: Held,
+        finish: Finish,
+    },
+    Reduced {
+        _shard: Held,
+    },
+}
+
+/// The parameter groups of one rank.
+pub(super) struct Groups {
+    pub(super) ledger: Ledger,
+    policy: Policy,
+    pub(super) mesh: Mesh,
+    pub(super) gathers: Gathers,
+    pub(super) groups: Vec<Group>,
+    /// Positions of the groups of each module.
+    modules: Vec<std::ops::Range<usize>>,
+    /// A flat buffer for the next gradient of the same size.
+    spare: Option<(u64, Held)>,
+    scattering: Option<usize>,
+    /// What the sum over replicas under way needs besides.
+    replicating: Option<Held>,
+    /// When the last of the sums over replicas is over.
+    replicated: Option<Finish>,
+    pub(super) clock: Clock,
+    /// A gather buffer for the next gather of the same size, and whether the pass will gather again.
+    pool: (bool, Option<(u64, Held)>),
+    /// How far the forward pass has come.
+    position: usize,
+    pub(super) last_micro_batch: bool,
+    /// What had been asked for when backward came to the module that it is in.
+    pub(super) allocated: u64,
+}
+
+impl Groups {
+    /// The groups of `modules`, whose state is there from the first update on.
+    pub(super) fn new(
+        ledger: &Ledger,
+        policy: &Policy,
+        mesh: Mesh,
+        gathers: Gathers,
+        modules: &[(Vec<PlannedGroup>, ShardOptions)],
+        speed: Speed,
+    ) -> Self {
+        let mut positions = Vec::new();
+        let mut groups = Vec::new();
+        for (planned, options) in modules {
+            positions.push(groups.len()..groups.len() + planned.len());
+            for group in planned {
+                let padded = group.layout.padded_numel() as u64;
+                let shard = padded / mesh.shard_size() as u64;
+                let slots = group.slots as u64;
+                let state = vec![
+                    ledger.hold(WEIGHTS, shard.saturating_mul(F32)),
+                    ledger.hold(OPTIMIZER, shard.saturating_mul(F32).saturating_mul(slots)),
+                ];
+                groups.push(Group {
+                    padded,
+                    shard,
+                    slots,
+                    trainable: group.layout.trainable,
+                    is_whole: group.is_whole,
+                    transform: group.layout.parameters.iter().map(|p| transform(&p.shape)).max().unwrap_or(0),
+                    options: *options,
+                    _state: state,
+                    weights: Weights::Sharded,
+                    gradient: Gradient::None,
+                });
+            }
+        }
+        Groups {
+            ledger: ledger.clone(),
+            policy: policy.clone(),
+            mesh,
+            gathers,
+            groups,
+            modules: positions,
+            spare: None,
+            scattering: None,
+            replicating: None,
+            replicated: None,
+            clock: Clock::new(speed),
+            pool: (false, None),
+            position: 0,
+            last_micro_batch: true,
+            allocated: 0,
+        }
+    }
+
+    fn width(&self) -> u64 {
+        self.policy.compute_dtype.size() as u64
+    }
+
+    /// Starts a collective over an axis, of a whole buffer of `bytes`.
+    fn issue(&mut self, operation: Operation, axis: Axis, phase: Phase, bytes: u64) -> Finish {
+        let ranks = match axis {
+            Axis::Shard => self.mesh.shard_size(),
+            Axis::Replicate => self.mesh.replicate_size(),
+            Axis::World => self.mesh.world_size(),
+        };
+        // All ranks of these operations send as much.
+        let sent = operation.ring_bytes(bytes, 0, ranks, 0);
+        self.clock.issue(PlannedCall { operation, axis, phase, sent })
+    }
+
+    /// Whether ranks gather at all; weights are read in place otherwise, or cast as a whole.
+    pub(super) fn communicates(&self) -> bool {
+        self.mesh.shard_size() > 1 || self.policy.shards_alone(self.mesh.world_size())
+    }
+
+    fn reshards(&self, group: &Group) -> bool {
+        self.policy.reshards_after_forward(group.options.reshard_after_forward)
+    }
+
+    pub(super) fn begin_forward(&mut self) {
+        self.position = 0;
+        self.pool.0 = true;
+    }
+
+    fn unshard(&mut self, at: usize, phase: Phase) {
+        let width = self.width();
+        if !matches!(self.groups[at].weights, Weights::Sharded) {
+            return;
+        }
+        let communicates = self.communicates();
+        if !communicates && width == F32 {
+            // Read in place.
+            self.groups[at].weights = Weights::Unsharded(self.ledger.hold(GATHERED, 0));
+            return;
+        }
+        let (padded, shard) = (self.groups[at].padded, self.groups[at].shard);
+        let sent = (communicates && width != F32)
+            .then(|| self.ledger.hold(COMMUNICATION, shard.saturating_mul(width)));
+        let shares = communicates && self.gathers == Gathers::Shared;
+        let kept = if shares { None } else { self.pool.1.take() };
+        let kept = kept.filter(|(size, _)| *size == padded).map(|(_, held)| held);
+        let whole = kept.unwrap_or_else(|| self.ledger.hold(GATHERED, padded.saturating_mul(width)));
+        let bytes = padded.saturating_mul(width);
+        let finish = communicates.then(|| self.issue(Operation::AllGather, Axis::Shard, phase, bytes));
+        self.groups[at].weights = Weights::Unsharding { whole, _sent: sent, finish };
+    }
+
+    fn wait_for_unshard(&mut self, at: usize, phase: Phase) {
+        self.unshard(at, phase);
+        let group = &mut self.groups[at];
+        group.weights = match std::mem::replace(&mut group.weights, Weights::Sharded) {
+            Weights::Unsharding { whole, finish, .. } => {
+                finish.into_iter().for_each(|finish| self.clock.wait(finish));
+                Weights::Unsharded(whole)
+            }
+            other => other,
+        };
+    }
+
+    fn reshard(&mut self, at: usize) {
+        let weights = std::mem::replace(&mut self.groups[at].weights, Weights::Sharded);
+        let (Weights::Unsharded(whole) | Weights::Unsharding { whole, .. }) = weights else { return };
+        let is_pooled = !self.communicates() || self.gathers == Gathers::Pooled;
+        let (opens, free) = &mut self.pool;
+        if is_pooled && *opens && free.is_none() && self.policy.reshards_after_forward(true) {
+            let padded = self.groups[at].padded;
+            if self.reshards(&self.groups[at]) {
+                self.pool.1 = Some((padded, whole));
+            }
+        }
+    }
+
+    /// A module reads its weights in forward; those of the next are gathered meanwhile.
+    pub(super) fn read_in_forward(&mut self, module: usize) {
+        let positions = self.modules[module].clone();
+        positions.clone().for_each(|at| self.unshard(at, Phase::Forward));
+        for at in positions {
+            self.wait_for_unshard(at, Phase::Forward);
+            if self.position <= at {
+                self.position = at;
+                let next = self.modules.get(module + 1).cloned().unwrap_or(0..0);
+                next.for_each(|next| self.unshard(next, Phase::Forward));
+            }
+        }
+    }
+
+    /// A module has run in forward. With `tape`, frozen weights stay for backward.
+    pub(super) fn leave_forward(&mut self, module: usize, tape: bool) {
+        for at in self.modules[module].clone() {
+            let group = &self.groups[at];
+            let stays = tape && group.options.unshard_in_backward && !group.trainable;
+            if self.reshards(group) && !stays {
+                self.reshard(at);
+            }
+        }
+    }
+
+    /// Backward comes to a module's output; it `goes_on` to the module before.
+    pub(super) fn enter_backward(&mut self, module: usize, goes_on: bool) {
+        for at in self.modules[module].clone() {
+            if self.groups[at].options.unshard_in_backward {
+                self.unshard(at, Phase::Backward);
+            }
+        }
+        let previous = (0..module).rev().find(|before| {
+            self.modules[*before].clone().any(|at| self.groups[at].options.unshard_in_backward)
+        });
+        match previous.filter(|_| goes_on) {
+            Some(before) => {
+                self.modules[before].clone().for_each(|at| self.unshard(at, Phase::Backward));
+            }
+            None => self.pool = (false, None),
+        }
+    }
+
+    /// A module reads its weights in backward.
+    pub(super) fn read_in_backward(&mut self, module: usize) {
+        let positions = self.modules[module].clone();
+        positions.for_each(|at| self.wait_for_unshard(at, Phase::Backward));
+    }
+
+    /// Backward has computed the gradients of a module, `written`, and is done with it.
+    pub(super) fn leave_backward(&mut self, module: usize, written: Vec<Held>) {
+        self.accumulate(module);
+        // Added to the flat buffers one after the other.
+        drop(written);
+        if self.last_micro_batch {
+            for at in self.modules[module].clone() {
+                self.post_backward(at);
+            }
+        }
+    }
+
+    /// The gradients of one use of a module are added to its flat buffers. Nothing of this use reads its weights
+    /// any more.
+    pub(super) fn accumulate(&mut self, module: usize) {
+        for at in self.modules[module].clone() {
+            self.reshard_after_use(at);
+            if let (true, Gradient::None) = (self.groups[at].trainable, &self.groups[at].gradient) {
+                let flat = self.take_buffer(self.groups[at].padded);
+                self.groups[at].gradient = Gradient::Accumulating(flat);
+            }
+        }
+    }
+
+    fn reshard_after_use(&mut self, at: usize) {
+        if self.reshards(&self.groups[at]) || self.last_micro_batch {
+            self.reshard(at);
+        }
+    }
+
+    fn take_buffer(&mut self, padded: u64) -> Held {
+        self.settle();
+        let spare = self.spare.take().filter(|(size, _)| *size == padded);
+        match spare {
+            Some((_, held)) => held,
+            None => self.ledger.hold(GRADIENTS, padded.saturating_mul(F32)),
+        }
+    }
+
+    /// Sends a gradient off to be reduced.
+    fn post_backward(&mut self, at: usize) {
+        let flat = match std::mem::replace(&mut self.groups[at].gradient, Gradient::None) {
+            Gradient::Accumulating(flat) => flat,
+            other => {
+                self.groups[at].gradient = other;
+                return;
+            }
+        };
+        let (padded, shard) = (self.groups[at].padded, self.groups[at].shard);
+        let wire = self.policy.reduce_dtype.size() as u64;
+        let casts = wire != F32 && (self.communicates() || self.mesh.replicate_size() > 1);
+        let (sent, original) = match casts {
+            true => (self.ledger.hold(COMMUNICATION, padded.saturating_mul(wire)), Some(flat)),
+            false => (flat, None),
+        };
+        if !self.communicates() {
+            // Replicas sum it in place, each a part of it.
+            self.replicate(padded, Phase::Backward);
+            drop(original);
+            let reduced = match casts {
+                true => self.ledger.hold(GRADIENTS, padded.saturating_mul(F32)),
+                false => sent,
+            };
+            self.groups[at].gradient = Gradient::Reduced { _shard: reduced };
+            return;
+        }
+        self.settle();
+        let output = self.ledger.hold(GRADIENTS, shard.saturating_mul(wire));
+        let bytes = padded.saturating_mul(wire);
+        let finish = self.issue(Operation::ReduceScatter, Axis::Shard, Phase::Backward, bytes);
+        self.groups[at].gradient = Gradient::Scattering { sent, output, finish };
+        self.spare = original.map(|held| (padded, held));
+        self.scattering = Some(at);
+    }
+
+    /// The sum of `elements` over the replicas begins.
+    fn replicate(&mut self, elements: u64, phase: Phase) {
+        let replicas = self.mesh.replicate_size() as u64;
+        if replicas > 1 {
+            let bytes = elements.saturating_mul(self.policy.reduce_dtype.size() as u64);
+            let part = bytes / replicas;
+            self.replicated = Some(self.issue(Operation::AllReduce, Axis::Replicate, phase, bytes));
+            // The one before is over.
+            self.replicating = None;
+            self.replicating = Some(self.ledger.hold(COMMUNICATION, part));
+        }
+    }
+
+    /// Waits for the reduction under way: its flat buffer serves for the next gradient.
+    fn settle(&mut self) {
+        let Some(at) = self.scattering.take() else { return };
+        let (padded, shard) = (self.groups[at].padded, self.groups[at].shard);
+        let gradient = std::mem::replace(&mut self.groups[at].gradient, Gradient::None);
+        let Gradient::Scattering { sent, output, finish } = gradient else { return };
+        self.clock.wait(finish);
+        let reduced = if self.policy.reduce_dtype.size() as u64 == F32 {
+            self.spare = Some((padded, sent));
+            output
+        } else {
+            drop(sent);
+            self.ledger.hold(GRADIENTS, shard.saturating_mul(F32))
+        };
+        self.groups[at].gradient = Gradient::Reduced { _shard: reduced };
+        self.replicate(shard, Phase::Backward);
+    }
+
+    /// The end of a backward pass.
+    pub(super) fn finish_backward(&mut self) {
+        if self.last_micro_batch {
+            (0..self.groups.len()).rev().for_each(|at| self.post_backward(at));
+            self.settle();
+            self.replicated.take().into_iter().for_each(|finish| self.clock.wait(finish));
+            (self.spare, self.replicating) = (None, None);
+            (0..self.groups.len()).for_each(|at| self.reshard(at));
+        }
+        for at in 0..self.groups.len() {
+            if !self.groups[at].trainable && self.reshards(&self.groups[at]) {
+                self.reshard(at);
+            }
+        }
+        self.pool = (false, None);
+    }
+
+    pub(super) fn wait_for(&mut self, operation: Operation, axis: Axis, phase: Phase, bytes: u64) {
+        let finish = self.issue(operation, axis, phase, bytes);
+        self.clock.wait(finish);
+    }
+}
+
+/// Elements that the orthogonalisation of a matrix needs besides the matrix: copies of it, and of its product with
+/// its transpose.
+fn transform(shape: &[usize]) -> u64 {
+    let numel = shape.iter().fold(1, |numel: u64, size| numel.saturating_mul(*size as u64));
+    let least = shape.iter().rev().take(2).min().map_or(0, |size| *size as u64);
+    numel.saturating_mul(4).saturating_add(least.saturating_mul(least).saturating_mul(4))
+}

@@ -1,0 +1,303 @@
+//! The memory of one rank over a step of training.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use kiln_model::meta::{Ledger, MemoryPeak, MetaBatch, MetaTape, MetaTensor, Products};
+use kiln_model::{Decoder, Layer, ModelConfig};
+use kiln_shard::{Mesh, MeshError, Optimizer, PlannedGroup, Policy, Recompute, ShardOptions};
+
+use super::clock::{Axis, PlannedCall, Speed};
+use super::engine::{Gathers, Groups};
+use crate::config::{CROSS_ENTROPY, Config};
+use crate::sharded::{ModuleOutline, modules_of};
+
+/// What decides about the memory of a rank.
+#[derive(Clone, Debug)]
+pub struct RankShape<'a> {
+    /// The model, without values.
+    pub decoder: &'a Decoder,
+    /// Its shape.
+    pub model: &'a ModelConfig,
+    /// What updates it.
+    pub optimizer: &'a Optimizer,
+    /// How state is spread.
+    pub policy: Policy,
+    /// How the ranks are arranged.
+    pub mesh: Mesh,
+    /// Where ranks gather to.
+    pub gathers: Gathers,
+    /// Prefixes of the names of parameters that are not trained.
+    pub freeze: &'a [String],
+    /// Sequences of a micro-batch.
+    pub micro_batch: usize,
+    /// Micro-batches of a step.
+    pub micro_batches: usize,
+    /// Tokens of a sequence.
+    pub seq_len: usize,
+    /// Whether the loss is one that has all logits at once.
+    pub token_loss: bool,
+    /// Whether the host computes.
+    pub on_host: bool,
+}
+
+/// What a step comes to on one rank.
+#[derive(Clone, Debug)]
+pub struct PlannedStep {
+    /// The most that the rank holds.
+    pub peak: MemoryPeak,
+    /// Seconds that it takes.
+    pub seconds: f64,
+    /// Seconds of them that the rank waits for others.
+    pub waited: f64,
+    /// Its collectives.
+    pub calls: Vec<PlannedCall>,
+}
+
+impl PlannedStep {
+    /// Bytes that the rank sends over `axis`.
+    pub fn sent(&self, axis: Axis) -> u64 {
+        let calls = self.calls.iter().filter(|call| call.axis == axis);
+        calls.fold(0, |sum, call| sum.saturating_add(call.sent))
+    }
+}
+
+/// The parameter groups of the modules of a decoder, and how each module is sharded.
+pub(super) type PlannedModules = Vec<(Vec<PlannedGroup>, ShardOptions)>;
+
+impl<'a> RankShape<'a> {
+    /// A rank of a run of `config`, in which nothing is left to settle, on `ranks` ranks.
+    ///
+    /// # Errors
+    ///
+    /// If the strategy cannot arrange so many ranks.
+    pub fn of_config(
+        config: &'a Config,
+        model: &'a ModelConfig,
+        decoder: &'a Decoder,
+        optimizer: &'a Optimizer,
+        gathers: Gathers,
+        on_host: bool,
+    ) -> Result<Self, MeshError> {
+        let ranks = config.train.ranks.max(1);
+        let micro_batch = config.micro_batch().max(1);
+        Ok(RankShape {
+            decoder,
+            model,
+            optimizer,
+            policy: config.policy(),
+            mesh: Mesh::new(config.shard.strategy, ranks, config.shard.shard_size)?,
+            gathers,
+            freeze: &config.train.freeze,
+            micro_batch,
+            micro_batches: (config.train.global_batch / ranks / micro_batch).max(1),
+            seq_len: config.data.seq_len,
+            token_loss: config.loss.kind != CROSS_ENTROPY,
+            on_host,
+        })
+    }
+
+    /// The parameter groups of each module.
+    pub(super) fn modules(&self) -> PlannedModules {
+        let is_frozen = |name: &str| self.freeze.iter().any(|prefix| name.starts_with(prefix.as_str()));
+        let of_module = |ModuleOutline { name, shapes, options }| {
+            let world_size = self.mesh.world_size();
+            (PlannedGroup::of_module(&name, shapes, self.optimizer, &is_frozen, world_size), options)
+        };
+        modules_of(self.decoder).into_iter().map(of_module).collect()
+    }
+
+    /// A step after the first, on a rank of this speed.
+    pub fn step(&self, speed: &Speed) -> PlannedStep {
+        let ledger = Ledger::default();
+        let modules = self.modules();
+        let groups = Groups::new(&ledger, &self.policy, self.mesh, self.gathers, &modules, speed.clone());
+        let trained: Vec<bool> =
+            modules.iter().map(|(groups, _)| groups.iter().any(|group| group.layout.trainable)).collect();
+        let pass =
+            Pass { shape: self, ledger: ledger.clone(), groups: Rc::new(RefCell::new(groups)), trained };
+        // Passes differ in what is there already and in what is reduced: the first, one in the middle, the last.
+        let (passes, mut middle) = (self.micro_batches, (0.0, 0.0, Vec::new()));
+        for index in 0..passes.min(3) {
+            let before = pass.time();
+            pass.run(index + 1 == passes.min(3));
+            if index == 1 && passes > 3 {
+                let (seconds, waited, count) = pass.time();
+                let calls = pass.groups.borrow().clock.read().2[before.2..count].to_vec();
+                middle = (seconds - before.0, waited - before.1, calls);
+            }
+        }
+        ledger.enter("update");
+        pass.groups.borrow_mut().update();
+        let (mut seconds, mut waited, _) = pass.time();
+        let mut calls = pass.groups.borrow().clock.read().2.to_vec();
+        let more = passes.saturating_sub(3);
+        (seconds, waited) = (seconds + more as f64 * middle.0, waited + more as f64 * middle.1);
+        (0..more).for_each(|_| calls.extend_from_slice(&middle.2));
+        PlannedStep { peak: ledger.peak(), seconds, waited, calls }
+    }
+}
+
+/// How often what an operation writes is read or written in all.
+const PASSES: f64 = 2.0;
+
+/// The passes of a step.
+struct Pass<'a> {
+    shape: &'a RankShape<'a>,
+    ledger: Ledger,
+    groups: Rc<RefCell<Groups>>,
+    /// Whether anything of a module is trained.
+    trained: Vec<bool>,
+}
+
+impl<'a> Pass<'a> {
+    /// Seconds so far, those spent waiting, and the number of collectives.
+    fn time(&self) -> (f64, f64, usize) {
+        let groups = self.groups.borrow();
+        let (seconds, waited, calls) = groups.clock.read();
+        (seconds, waited, calls.len())
+    }
+
+    /// `run`, which takes `flops` and reads and writes what it asks memory for.
+    fn compute<T>(&self, flops: f64, run: impl FnOnce() -> T) -> T {
+        let before = self.ledger.allocated();
+        let result = run();
+        let written = (self.ledger.allocated() - before) as f64;
+        self.groups.borrow_mut().clock.compute(flops, PASSES * written);
+        result
+    }
+
+    /// Forward and backward of one micro-batch.
+    fn run(&self, last: bool) {
+        let RankShape { decoder, model, ref policy, micro_batch, seq_len, token_loss, on_host, .. } =
+            *self.shape;
+        let batch = MetaBatch {
+            batch: micro_batch as u64,
+            seq_len: seq_len as u64,
+            element: policy.compute_dtype.size() as u64,
+            products: match on_host {
+                true => Products::on_host(policy.compute_dtype.size()),
+                false => Products::InPlace,
+            },
+            dropout: model.dropout > 0.0,
+            on_host,
+        };
+        let tape = MetaTape::new(self.ledger.clone(), batch);
+        let (head, rows) = (decoder.layers.len() + 1, batch.rows());
+        // Inputs and targets, which are of 32 bits.
+        let tokens = [(); 2].map(|()| self.ledger.hold("activations", batch.rows().saturating_mul(4)));
+        {
+            let mut groups = self.groups.borrow_mut();
+            groups.last_micro_batch = last;
+            groups.begin_forward();
+        }
+
+        self.ledger.enter("forward of the embedding");
+        tape.set_trained(self.trained[0]);
+        self.on_leave(&tape, 0, 0.0);
+        self.groups.borrow_mut().read_in_forward(0);
+        let mut x = self.compute(0.0, || decoder.embed.meta_forward(&tape));
+        self.groups.borrow_mut().leave_forward(0, true);
+        let mut goes_on = self.trained[0];
+        for index in 0..decoder.layers.len() {
+            self.ledger.enter(format!("forward of layers.{index}"));
+            x = self.block(&tape, index, x, goes_on);
+            goes_on |= self.trained[index + 1];
+        }
+        self.ledger.enter("forward of the head");
+        tape.set_trained(self.trained[head]);
+        self.on_leave(&tape, head, 0.0);
+        {
+            let mut groups = self.groups.borrow_mut();
+            groups.read_in_forward(head);
+            if decoder.head.lm_head.is_none() {
+                groups.read_in_forward(0);
+            }
+        }
+        let flops = rows as f64 * decoder.head_flops_per_token();
+        // Its gradients are computed in forward.
+        let loss = self.compute(flops, || decoder.head.meta_loss(x, model.vocab_size, token_loss, &tape));
+        {
+            let mut groups = self.groups.borrow_mut();
+            groups.leave_forward(head, true);
+            if decoder.head.lm_head.is_none() {
+                groups.leave_forward(0, true);
+            }
+        }
+        self.ledger.enter("backward of the head");
+        self.groups.borrow_mut().enter_backward(head, true);
+        self.groups.borrow_mut().allocated = self.ledger.allocated();
+        tape.backward(loss);
+        drop(tokens);
+        self.ledger.enter("end of backward");
+        self.groups.borrow_mut().finish_backward();
+    }
+
+    /// Backward is done with a module where forward is now.
+    fn on_leave(&self, tape: &MetaTape<'a>, module: usize, flops: f64) {
+        let groups = self.groups.clone();
+        // A tied embedding has the gradient of its use in the head.
+        let tied = module > self.shape.decoder.layers.len() && self.shape.decoder.head.lm_head.is_none();
+        tape.on_backward(move |tape| {
+            let (written, mut groups) = (tape.take_weight_gradients(), groups.borrow_mut());
+            let allocated = tape.ledger().allocated();
+            let bytes = allocated - std::mem::replace(&mut groups.allocated, allocated);
+            groups.clock.compute(flops, PASSES * bytes as f64);
+            if tied {
+                groups.accumulate(0);
+            }
+            groups.leave_backward(module, written);
+        });
+    }
+
+    fn block(&self, tape: &MetaTape<'a>, index: usize, x: MetaTensor, goes_on: bool) -> MetaTensor {
+        let module = index + 1;
+        let layer = &self.shape.decoder.layers[index];
+        tape.set_trained(self.trained[module]);
+        if !goes_on && !self.trained[module] {
+            self.groups.borrow_mut().read_in_forward(module);
+            let y = tape.checkpoint(x, move |tape, x, _| layer.meta_forward(x, tape));
+            self.groups.borrow_mut().leave_forward(module, false);
+            return y;
+        }
+        let batch = tape.batch();
+        let flops = batch.rows() as f64 * layer.flops_per_token(batch.seq_len as usize) / 3.0;
+        let again = self.shape.policy.recompute == Recompute::Block;
+        self.on_leave(tape, module, if again { 3.0 * flops } else { 2.0 * flops });
+        let y = match self.shape.policy.recompute {
+            Recompute::None => {
+                self.groups.borrow_mut().read_in_forward(module);
+                let y = self.compute(flops, || layer.meta_forward(x, tape));
+                self.groups.borrow_mut().leave_forward(module, true);
+                y
+            }
+            Recompute::Block => {
+                let groups = self.groups.clone();
+                let ledger = self.ledger.clone();
+                tape.checkpoint(x, move |tape, x, again| {
+                    if again {
+                        groups.borrow_mut().read_in_backward(module);
+                        return layer.meta_forward(x, tape);
+                    }
+                    groups.borrow_mut().read_in_forward(module);
+                    let before = ledger.allocated();
+                    let y = layer.meta_forward(x, tape);
+                    let mut groups = groups.borrow_mut();
+                    groups.clock.compute(flops, PASSES * (ledger.allocated() - before) as f64);
+                    groups.leave_forward(module, false);
+                    y
+                })
+            }
+        };
+        let (groups, trained) = (self.groups.clone(), self.trained[module]);
+        tape.on_backward(move |tape| {
+            tape.ledger().enter(format!("backward of layers.{index}"));
+            tape.set_trained(trained);
+            let mut groups = groups.borrow_mut();
+            groups.enter_backward(module, goes_on);
+            groups.read_in_backward(module);
+            groups.allocated = tape.ledger().allocated();
+        });
+        y
+    }
+}

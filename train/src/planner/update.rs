@@ -1,0 +1,72 @@
+//! The end of a step, as [`kiln_shard::Engine::update`] has it: memory, collectives and time.
+
+use kiln_collectives::{Operation, Phase};
+use kiln_model::meta::Held;
+
+use super::clock::Axis;
+use super::engine::{COMMUNICATION, F32, Gathers, Gradient, Group, Groups, OPTIMIZER};
+
+/// Bytes of an `f64`, of which losses and norms are.
+const F64: u64 = 8;
+
+impl Groups {
+    /// The update: each group's gradient is freed after it. Rules that need whole parameters have them gathered.
+    pub(super) fn update(&mut self) {
+        self.wait_for(Operation::AllReduce, Axis::World, Phase::Loss, F64);
+        if self.communicates() {
+            let squares = F64.saturating_mul(self.mesh.world_size() as u64);
+            self.wait_for(Operation::AllReduce, Axis::Shard, Phase::Optimizer, squares);
+        }
+        for at in 0..self.groups.len() {
+            let Group { shard, slots, trainable, is_whole, .. } = self.groups[at];
+            if trainable {
+                // Read and written, but for the gradient, which is read twice: for its norm, too.
+                let values = shard.saturating_mul(slots.saturating_mul(2).saturating_add(4));
+                self.clock.compute(0.0, values.saturating_mul(F32) as f64);
+            }
+            if !is_whole {
+                self.groups[at].gradient = Gradient::None;
+            }
+        }
+        // Directions of a group are gathered while those of the one before are transformed.
+        let wholes: Vec<_> = (0..self.groups.len()).filter(|at| self.groups[*at].is_whole).collect();
+        let (mut directions, mut updates) = (None, None);
+        for at in wholes.iter().copied().map(Some).chain([None]) {
+            let next = at.map(|at| {
+                let whole = self.whole_bytes(at);
+                let gathered = self.communicates().then(|| {
+                    self.wait_for(Operation::AllGather, Axis::Shard, Phase::Optimizer, whole);
+                    // Threads read one copy, which is no rank's own.
+                    let own = if self.gathers == Gathers::Shared { 0 } else { whole };
+                    self.ledger.hold(COMMUNICATION, own)
+                });
+                let gradient = std::mem::replace(&mut self.groups[at].gradient, Gradient::None);
+                (at, gradient, gathered)
+            });
+            if let Some((before, ..)) = std::mem::replace(&mut directions, next) {
+                let made = self.transform(before);
+                drop(updates.replace(made));
+            }
+        }
+    }
+
+    /// The matrices of the group at `at` are transformed into the updates that are returned, and these summed.
+    fn transform(&mut self, at: usize) -> Held {
+        let whole = self.whole_bytes(at);
+        let made = self.ledger.hold(COMMUNICATION, whole);
+        drop(self.ledger.hold(OPTIMIZER, self.groups[at].transform.saturating_mul(F32)));
+        if self.communicates() {
+            self.wait_for(Operation::ReduceScatter, Axis::Shard, Phase::Optimizer, whole);
+        }
+        if self.mesh.replicate_size() > 1 {
+            let part = if self.communicates() { self.groups[at].shard.saturating_mul(F32) } else { whole };
+            self.wait_for(Operation::AllReduce, Axis::Replicate, Phase::Optimizer, part);
+        }
+        made
+    }
+
+    /// Bytes of the whole group at `at` in f32.
+    fn whole_bytes(&self, at: usize) -> u64 {
+        self.groups[at].padded.saturating_mul(F32)
+    }
+}

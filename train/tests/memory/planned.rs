@@ -1,0 +1,185 @@
+//! What a plan says of a step, against steps that were run: the memory of a rank within bounds, and the bytes that
+//! it sends exactly.
+
+use kiln::bench::{default_config, step};
+use kiln::config::{Choice, Config, Precision};
+use kiln::planner::{Axis, Gathers, PlannedStep, RankShape, Speed};
+use kiln::sharded::ShardedDecoder;
+use kiln_model::decoder::Decoder;
+use kiln_model::{Key, Layers, ModelConfig, PARALLEL_RESIDUAL};
+use kiln_shard::memory;
+use kiln_shard::ranks::run_ranks;
+use kiln_shard::{EngineBuilder, Muon, Optimizer, Recompute, ShardError, Strategy};
+
+use super::{Device, ONE_AT_A_TIME, PoisonError};
+
+/// A plan says at most so much too much, as a share of what was measured.
+const ABOVE: f64 = 0.05;
+/// It says at most so much too little.
+const BELOW: f64 = 0.02;
+
+/// A run to plan and to measure.
+#[derive(Clone)]
+struct Case {
+    name: String,
+    config: Config,
+    model: ModelConfig,
+    optimizer: Optimizer,
+}
+
+fn odd() -> ModelConfig {
+    ModelConfig {
+        vocab_size: 1_003,
+        d_model: 144,
+        layers: 3,
+        heads: 6,
+        kv_heads: 2,
+        d_ff: 400,
+        tie_embeddings: false,
+        ..ModelConfig::preset("10m").expect("a preset")
+    }
+}
+
+impl Case {
+    fn new(model: &str, strategy: Strategy, ranks: usize) -> Self {
+        let name = format!("{model} {strategy} on {ranks}");
+        let mut config = default_config();
+        let model = match model {
+            "odd" => odd(),
+            preset => ModelConfig::preset(preset).expect("a preset"),
+        };
+        config.shard.strategy = strategy;
+        config.shard.shard_size = strategy.is_hybrid().then_some(2);
+        config.train.ranks = ranks;
+        config.data.seq_len = 96;
+        Case { name, config, model, optimizer: Optimizer::default() }.batch(2, 1)
+    }
+
+    fn batch(mut self, micro_batch: usize, micro_batches: usize) -> Self {
+        self.config.train.micro_batch = Choice::Is(micro_batch);
+        self.config.train.global_batch = micro_batch * micro_batches * self.config.train.ranks;
+        self.name = format!("{}, {micro_batches} x {micro_batch}", self.name);
+        self
+    }
+
+    fn seq_len(mut self, seq_len: usize) -> Self {
+        self.config.data.seq_len = seq_len;
+        self
+    }
+
+    fn recompute(mut self) -> Self {
+        self.config.shard.recompute = Recompute::Block;
+        self.name.push_str(", recompute");
+        self
+    }
+
+    fn bf16(mut self) -> Self {
+        self.config.precision.compute = Choice::Is(Precision::Bf16);
+        self.name.push_str(", bf16");
+        self
+    }
+
+    fn muon(mut self) -> Self {
+        self.optimizer = Muon::default().into();
+        self.name.push_str(", Muon");
+        self
+    }
+
+    fn model(mut self, change: impl FnOnce(&mut ModelConfig)) -> Self {
+        change(&mut self.model);
+        self.name = format!("{}, {}/{}", self.name, self.model.feed_forward, self.model.dropout);
+        self
+    }
+
+    fn plan(&self) -> PlannedStep {
+        let decoder = decoder(&self.model);
+        let Case { config, model, optimizer, .. } = self;
+        let shape = RankShape::of_config(config, model, &decoder, optimizer, Gathers::Shared, true);
+        shape.expect("a mesh").step(&Speed::INSTANT)
+    }
+
+    /// The most that a rank held in its third step, and the bytes that it sent in it.
+    fn run(&self) -> (u64, u64) {
+        let Case { config, optimizer, .. } = self;
+        let measured = run_ranks(config.train.ranks, 1, |world| -> Result<(u64, u64), ShardError> {
+            let (rank, recorder) = (world.rank(), world.recorder().clone());
+            let before = memory::live_bytes(rank);
+            let builder = EngineBuilder::new(world, config.policy(), config.shard.shard_size)?
+                .optimizer(optimizer.clone());
+            let model = ShardedDecoder::new(decoder(&self.model), builder)?;
+            let step = |number| step(config, &model, &Device::flex(), None, number).expect("a step");
+            step(1);
+            step(2);
+            memory::reset_peak(rank);
+            recorder.reset_totals();
+            step(3);
+            let peak = memory::peak_bytes(rank).saturating_sub(before);
+            Ok((peak as u64, recorder.bytes_sent()))
+        });
+        let measured = measured.expect("all ranks succeed");
+        measured.into_iter().fold((0, 0), |(peak, sent), rank| (peak.max(rank.0), sent.max(rank.1)))
+    }
+
+    fn check(&self) {
+        // What another test allocates would be counted.
+        let _one = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+        let (planned, (peak, sent)) = (self.plan(), self.run());
+        let difference = planned.peak.bytes as f64 / peak as f64 - 1.0;
+        println!("{:60} {peak:>12} {:>12} {:+.2} %", self.name, planned.peak.bytes, 100.0 * difference);
+        let all = [Axis::Shard, Axis::Replicate, Axis::World].map(|axis| planned.sent(axis));
+        assert_eq!(all.into_iter().sum::<u64>(), sent, "{}: bytes sent, by axis {all:?}", self.name);
+        assert!((-BELOW..=ABOVE).contains(&difference), "{}: {difference}\n{planned:#?}", self.name);
+    }
+}
+
+fn decoder(model: &ModelConfig) -> Decoder {
+    Decoder::new(&Layers::default(), model, Key::new(1), &Device::flex()).expect("built-in layers")
+}
+
+const STRATEGIES: [Strategy; 3] = [Strategy::FullShard, Strategy::ShardGradOp, Strategy::NoShard];
+
+#[test]
+fn strategies_ranks_recompute_and_accumulation() {
+    for strategy in STRATEGIES {
+        for ranks in [1, 2, 4] {
+            let case = |micro_batches| Case::new("odd", strategy, ranks).batch(2, micro_batches);
+            case(1).check();
+            case(3).check();
+            case(1).recompute().check();
+            case(2).recompute().bf16().check();
+        }
+    }
+}
+
+#[test]
+fn hybrids_and_muon() {
+    for strategy in [Strategy::HybridShard, Strategy::HybridShardGradOp] {
+        Case::new("odd", strategy, 4).check();
+        Case::new("odd", strategy, 4).batch(1, 2).recompute().check();
+        Case::new("odd", strategy, 4).muon().check();
+    }
+    for strategy in STRATEGIES {
+        Case::new("odd", strategy, 2).muon().batch(1, 1).check();
+    }
+}
+
+#[test]
+fn presets() {
+    for strategy in STRATEGIES {
+        Case::new("10m", strategy, 2).seq_len(256).check();
+        Case::new("10m", strategy, 2).seq_len(256).bf16().check();
+        Case::new("10m", strategy, 2).seq_len(256).batch(4, 2).recompute().check();
+        Case::new("90m", strategy, 2).seq_len(64).batch(1, 1).check();
+    }
+    Case::new("90m", Strategy::FullShard, 4).seq_len(32).batch(1, 1).bf16().check();
+}
+
+#[test]
+fn other_layers() {
+    let case = || Case::new("odd", Strategy::FullShard, 2);
+    case().model(|model| model.feed_forward = "geglu".to_owned()).check();
+    case().model(|model| model.feed_forward = "squared_relu".to_owned()).check();
+    case().model(|model| model.qk_norm = true).check();
+    case().model(|model| model.dropout = 0.1).check();
+    case().model(|model| model.block = Some(PARALLEL_RESIDUAL.to_owned())).check();
+}
