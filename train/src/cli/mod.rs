@@ -19,6 +19,7 @@ use crate::eval::EvalArgs;
 use crate::generate::GenerateArgs;
 use crate::inspect::InspectArgs;
 use crate::launch::{self, LaunchArgs};
+use crate::planner::PlanArgs;
 use crate::prepared::{PrepareArgs, ShowArgs, VerifyArgs};
 use crate::process;
 use crate::process::launcher::{self, Word};
@@ -44,6 +45,8 @@ struct Cli {
 enum Command {
     /// Train a model from a configuration file.
     Train(TrainArgs),
+    /// Tell what a run will hold, send and take, before it starts, and which way to run it is best.
+    Plan(PlanArgs),
     /// Start several ranks of a run on this node and watch over them.
     Launch(LaunchArgs),
     /// Show every key of a configuration: its meaning, its values, and the one that it has.
@@ -124,6 +127,7 @@ pub fn main(program: impl Into<Program>) -> ExitCode {
     let tell = |text: String| say(&text);
     let outcome = match command {
         Command::Train(args) => args.run(program),
+        Command::Plan(args) => args.run(registry).map(tell).map(done),
         Command::Launch(args) => args.run().map_err(TrainError::from),
         Command::Config(args) => args.run().map_err(TrainError::from).map(tell).map(done),
         Command::Doctor(args) => {

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use super::data_sheet::DataSheet;
 use super::error::Version;
 use crate::config::Precision;
 
@@ -43,34 +44,12 @@ impl fmt::Display for Gpu {
     }
 }
 
-/// Dense TFLOP/s of data-centre GPUs from NVIDIA's data sheets: part of the name, bf16 on tensor cores
-/// with f32 sums, f32 without tensor cores. The first that fits counts.
-const DATA_SHEETS: &[(&str, f64, f64)] = &[
-    ("B200", 2250.0, 75.0),
-    ("GH200", 989.5, 67.0),
-    ("H200", 989.5, 67.0),
-    ("H100 NVL", 835.5, 60.0),
-    ("H100 PCIe", 756.0, 51.0),
-    ("H100", 989.5, 67.0),
-    ("H800", 989.5, 67.0),
-    ("H20", 148.0, 44.0),
-    ("A100", 312.0, 19.5),
-    ("A800", 312.0, 19.5),
-    ("L40S", 362.0, 91.6),
-    ("L40", 181.0, 90.5),
-    ("L4", 121.0, 30.3),
-    ("A40", 149.7, 37.4),
-    ("A30", 165.0, 10.3),
-    ("A10", 125.0, 31.2),
-];
-
 impl Gpu {
     /// FLOP/s that the GPU could reach in matrix products: those of its data sheet, or what its
     /// multiprocessors could do at its highest clock.
     pub fn peak_flops(&self, precision: Precision) -> f64 {
-        let known = DATA_SHEETS.iter().find(|(name, ..)| self.name.contains(name));
-        if let Some((_, bf16, f32)) = known {
-            return 1e12 * if precision == Precision::F32 { f32 } else { bf16 };
+        if let Some(sheet) = DataSheet::of_driver(&self.name) {
+            return sheet.peak_flops(precision);
         }
         // Per multiprocessor and clock (CUDA C++ Programming Guide, arithmetic throughput).
         let per_clock = match (precision, self.capability) {

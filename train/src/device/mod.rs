@@ -4,7 +4,7 @@
 //! (`request`), before anything is computed. For a GPU, everything that work on it needs is looked for first,
 //! and what is missing is an error: burn and CubeCL panic without a driver.
 //!
-//! `cpu` is threads and what they reach, `peak` what `mfu` is held against, `memory` how much memory there
+//! `cpu` is threads and what they reach, `data_sheet` what NVIDIA says of its GPUs, `peak` what `mfu` is held against, `memory` how much memory there
 //! is. For builds with CUDA: `cuda` looks at the driver and at GPUs, `libraries` finds and loads what NVIDIA
 //! keeps in files of its own, `alias` gives one of these a second name, `toolkit` goes through them,
 //! `kernel_cache` keeps what NVRTC compiles, `gpu` is one GPU. For builds with wgpu, `wgpu` looks for
@@ -15,6 +15,7 @@ mod alias;
 mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
+mod data_sheet;
 mod error;
 mod flag;
 #[cfg(feature = "cuda")]
@@ -37,6 +38,7 @@ mod wgpu;
 pub use cpu::{cores, cores_of_machine, ranks_sharing_cores, threads_per_rank};
 #[cfg(feature = "cuda")]
 pub use cuda::examine;
+pub use data_sheet::DataSheet;
 pub use error::DeviceError;
 pub use flag::DeviceFlag;
 #[cfg(feature = "cuda")]

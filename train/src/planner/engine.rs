@@ -76,6 +76,7 @@ pub(super) struct Groups {
     policy: Policy,
     pub(super) mesh: Mesh,
     pub(super) gathers: Gathers,
+    offloads: bool,
     pub(super) groups: Vec<Group>,
     /// Positions of the groups of each module.
     modules: Vec<std::ops::Range<usize>>,
@@ -97,15 +98,17 @@ pub(super) struct Groups {
 }
 
 impl Groups {
-    /// The groups of `modules`, whose state is there from the first update on.
+    /// The groups of `modules` after the first update. What is `offloaded` goes to a ledger of its own.
     pub(super) fn new(
         ledger: &Ledger,
+        offloaded: Option<&Ledger>,
         policy: &Policy,
         mesh: Mesh,
         gathers: Gathers,
         modules: &[(Vec<PlannedGroup>, ShardOptions)],
         speed: Speed,
     ) -> Self {
+        let (host, offloads) = (offloaded.unwrap_or(ledger), offloaded.is_some());
         let mut positions = Vec::new();
         let mut groups = Vec::new();
         for (planned, options) in modules {
@@ -114,10 +117,17 @@ impl Groups {
                 let padded = group.layout.padded_numel() as u64;
                 let shard = padded / mesh.shard_size() as u64;
                 let slots = group.slots as u64;
-                let state = vec![
-                    ledger.hold(WEIGHTS, shard.saturating_mul(F32)),
-                    ledger.hold(OPTIMIZER, shard.saturating_mul(F32).saturating_mul(slots)),
+                let mut state = vec![
+                    host.hold(WEIGHTS, shard.saturating_mul(F32)),
+                    host.hold(OPTIMIZER, shard.saturating_mul(F32).saturating_mul(slots)),
                 ];
+                if offloads {
+                    // The shard that gathers start from, and the gradient's place.
+                    let width = policy.compute_dtype.size() as u64;
+                    state.push(ledger.hold(WEIGHTS, shard.saturating_mul(width)));
+                    let gradient = if group.layout.trainable { shard.saturating_mul(F32) } else { 0 };
+                    state.push(host.hold(GRADIENTS, gradient));
+                }
                 groups.push(Group {
                     padded,
                     shard,
@@ -137,6 +147,7 @@ impl Groups {
             policy: policy.clone(),
             mesh,
             gathers,
+            offloads,
             groups,
             modules: positions,
             spare: None,
@@ -187,13 +198,13 @@ impl Groups {
             return;
         }
         let communicates = self.communicates();
-        if !communicates && width == F32 {
+        if !communicates && (width == F32 || self.offloads) {
             // Read in place.
             self.groups[at].weights = Weights::Unsharded(self.ledger.hold(GATHERED, 0));
             return;
         }
         let (padded, shard) = (self.groups[at].padded, self.groups[at].shard);
-        let sent = (communicates && width != F32)
+        let sent = (communicates && width != F32 && !self.offloads)
             .then(|| self.ledger.hold(COMMUNICATION, shard.saturating_mul(width)));
         let shares = communicates && self.gathers == Gathers::Shared;
         let kept = if shares { None } else { self.pool.1.take() };

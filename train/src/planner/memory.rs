@@ -44,8 +44,10 @@ pub struct RankShape<'a> {
 /// What a step comes to on one rank.
 #[derive(Clone, Debug)]
 pub struct PlannedStep {
-    /// The most that the rank holds.
+    /// The most that the rank holds where it computes.
     pub peak: MemoryPeak,
+    /// What it holds on the host while a GPU computes.
+    pub offloaded: MemoryPeak,
     /// Seconds that it takes.
     pub seconds: f64,
     /// Seconds of them that the rank waits for others.
@@ -111,7 +113,11 @@ impl<'a> RankShape<'a> {
     pub fn step(&self, speed: &Speed) -> PlannedStep {
         let ledger = Ledger::default();
         let modules = self.modules();
-        let groups = Groups::new(&ledger, &self.policy, self.mesh, self.gathers, &modules, speed.clone());
+        let offloads = self.policy.offload && !self.on_host;
+        let host = Ledger::default();
+        let offloaded = offloads.then_some(&host);
+        let groups =
+            Groups::new(&ledger, offloaded, &self.policy, self.mesh, self.gathers, &modules, speed.clone());
         let trained: Vec<bool> =
             modules.iter().map(|(groups, _)| groups.iter().any(|group| group.layout.trainable)).collect();
         let pass =
@@ -134,7 +140,7 @@ impl<'a> RankShape<'a> {
         let more = passes.saturating_sub(3);
         (seconds, waited) = (seconds + more as f64 * middle.0, waited + more as f64 * middle.1);
         (0..more).for_each(|_| calls.extend_from_slice(&middle.2));
-        PlannedStep { peak: ledger.peak(), seconds, waited, calls }
+        PlannedStep { peak: ledger.peak(), offloaded: host.peak(), seconds, waited, calls }
     }
 }
 

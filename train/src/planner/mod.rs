@@ -1,10 +1,25 @@
-//! What a run will hold, send and take, before it starts.
+//! What a run will hold, send and take, before it starts: `kiln plan`.
+//!
+//! `memory` goes through a step without values; `engine` and `update` are its parameter groups, `clock` its time.
+//! `target` is what a plan is for, `table` has the ways to run a configuration, `report` shows them, `sweep` shows
+//! how the best one scales, `calibrate` measures this machine.
 
+mod calibrate;
 mod clock;
+mod command;
 mod engine;
 mod memory;
+mod plot;
+mod report;
+mod sweep;
+mod table;
+mod target;
 mod update;
 
 pub use clock::{Axis, LinkSpeed, PlannedCall, Speed};
+pub(crate) use command::PlanArgs;
 pub use engine::{COMMUNICATION, GATHERED, Gathers, OPTIMIZER, WEIGHTS};
 pub use memory::{PlannedStep, RankShape};
+pub use report::{PlanReport, Recommendation, recommend};
+pub use table::{PlanRow, Planned};
+pub use target::{Cores, Hardware, Target};

@@ -1,0 +1,72 @@
+//! How fast the cores of this machine train: measured on a small part of a model.
+
+use std::time::Instant;
+
+use burn::tensor::Device;
+use kiln_model::{Decoder, Key, ModelConfig};
+use kiln_shard::ranks::run_ranks;
+use kiln_shard::{EngineBuilder, Optimizer};
+
+use super::memory::RankShape;
+use super::target::{Cores, Hardware, Target};
+use super::{Gathers, Speed};
+use crate::bench::{median, step};
+use crate::config::Config;
+use crate::device::{ResolvedDevice, threads_per_rank};
+use crate::error::{Result, TrainError};
+use crate::registry::Registry;
+use crate::sharded::ShardedDecoder;
+
+/// Blocks of the model that are measured.
+const BLOCKS: usize = 2;
+/// Steps that are measured, after one that warms up.
+const STEPS: u64 = 5;
+/// Bytes per second that a core reads and writes beside products, to begin with; the measurement corrects it.
+const BANDWIDTH: f64 = 6e9;
+
+/// The cores, as steps of the first blocks of `model` on the ranks of `target` have them.
+pub(super) fn calibrated(
+    config: &Config,
+    model: &ModelConfig,
+    optimizer: &Optimizer,
+    registry: &Registry,
+    target: &Target,
+) -> Result<Hardware> {
+    if !target.on_host() {
+        return Err(TrainError::usage(
+            "--calibrate measures the CPU of this machine: leave out --gpu and --memory",
+        ));
+    }
+    let ranks = config.train.ranks;
+    let threads = threads_per_rank(&config.device, ranks);
+    let resolved = ResolvedDevice::new(config, registry.layers(), None)?;
+    let failed = TrainError::threads("threads that measure the peak of this machine");
+    let peak = resolved.peak(config.precision.compute(), None, ranks, threads).map_err(failed)?;
+    let cores = Cores { flops: peak.flops(), bandwidth: BANDWIDTH * (ranks * threads) as f64 };
+    let model = ModelConfig { layers: model.layers.min(BLOCKS), ..model.clone() };
+    let mut config = config.clone();
+    config.train.global_batch = ranks * config.micro_batch();
+    let make = |device: &Device| Decoder::new(registry.layers(), &model, Key::new(0), device);
+    let loss = registry.losses().make(&config.loss, model.vocab_size)?;
+    let seconds = run_ranks(ranks, threads, |world| -> Result<f64> {
+        let device = Device::flex();
+        let builder = EngineBuilder::new(world, config.policy(), config.shard.shard_size)?;
+        let sharded = ShardedDecoder::new(make(&device)?, builder.optimizer(optimizer.clone()))?;
+        let mut times = Vec::new();
+        for number in 0..=STEPS {
+            let begun = Instant::now();
+            step(&config, &sharded, &device, loss.as_ref(), number)?;
+            times.push(begun.elapsed().as_secs_f64());
+        }
+        Ok(median(times.split_off(1)))
+    })?;
+    let measured = median(seconds);
+    let decoder = make(&Device::flex())?;
+    let shape = RankShape::of_config(&config, &model, &decoder, optimizer, Gathers::Shared, true);
+    let shape = shape.map_err(|error| TrainError::usage(error.to_string()))?;
+    let target = Target { hardware: Hardware::Cpu(Some(cores)), ..target.clone() };
+    let speed = target.speed(&shape.mesh, config.precision.compute()).unwrap_or(Speed::INSTANT);
+    let planned = shape.step(&speed).seconds;
+    let factor = planned / measured;
+    Ok(Hardware::Cpu(Some(Cores { flops: factor * cores.flops, bandwidth: factor * cores.bandwidth })))
+}

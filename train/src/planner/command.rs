@@ -1,0 +1,180 @@
+//! `kiln plan`.
+
+use std::path::PathBuf;
+
+use burn::module::Module;
+use clap::Args;
+use kiln_model::{Decoder, Key};
+
+use super::calibrate::calibrated;
+use super::report::{PlanReport, recommend};
+use super::table::Planned;
+use super::target::{Cores, Hardware, Target};
+use super::{Gathers, sweep};
+use crate::config::{self, Backend, ByteSize, Choice, Config, Precision};
+use crate::device::{self, DataSheet, Memory};
+use crate::error::{Result, TrainError};
+use crate::links::Links;
+use crate::registry::Registry;
+
+/// Bytes per second of a machine's memory for each rank's core, where nobody has said more.
+const HOST_BANDWIDTH: f64 = 8e9;
+/// The share of what products of large matrices reach that the products of a model do on a CPU.
+const HOST_PRODUCTS: f64 = 0.8;
+
+/// GPUs of a machine, where nobody has said how many there are.
+const GPUS_PER_NODE: usize = 8;
+
+/// Arguments of `kiln plan`.
+#[derive(Args)]
+pub(crate) struct PlanArgs {
+    /// Configuration file.
+    config: PathBuf,
+    /// Ranks [default: train.ranks of the configuration].
+    #[arg(long)]
+    ranks: Option<usize>,
+    /// Machines that the ranks are on [default: one for every 8 GPUs].
+    #[arg(long)]
+    nodes: Option<usize>,
+    /// The GPU of each rank, as in h100, h200, a100-80 or rtx4090; without it and --memory, the CPU of this
+    /// machine.
+    #[arg(long, value_name = "NAME", conflicts_with = "memory")]
+    gpu: Option<String>,
+    /// Memory of the GPU of each rank, as in 46GiB.
+    #[arg(long, value_name = "SIZE")]
+    memory: Option<ByteSize>,
+    /// TFLOP/s of each rank in products of matrices.
+    #[arg(long, value_name = "TFLOPS")]
+    flops: Option<f64>,
+    /// GB/s of the memory of each rank.
+    #[arg(long, value_name = "GB/S")]
+    bandwidth: Option<f64>,
+    /// Links as `kiln bench network --out FILE` has measured them.
+    #[arg(long, value_name = "FILE")]
+    network: Option<PathBuf>,
+    /// On the CPU: measure the products of matrices and two blocks of this model on this machine first, for the
+    /// time of a step.
+    #[arg(long)]
+    calibrate: bool,
+    /// Change one value of the configuration; may be given several times.
+    #[arg(long = "set", value_name = "SECTION.KEY=VALUE")]
+    overrides: Vec<String>,
+    /// Print JSON instead of a table.
+    #[arg(long)]
+    json: bool,
+    /// How the best way scales: as many sequences for each rank, on more and more ranks, as in ranks=8..4096.
+    #[arg(long, value_name = "ranks=A..B", value_parser = sweep::parse)]
+    sweep: Option<sweep::Range>,
+    /// Where to draw the sweep.
+    #[arg(long, value_name = "FILE.svg", requires = "sweep")]
+    svg: Option<PathBuf>,
+}
+
+impl PlanArgs {
+    /// The plan as text or JSON.
+    pub(crate) fn run(self, registry: &Registry) -> Result<String> {
+        let mut config = config::load(&self.config, &self.overrides)?;
+        config.train.ranks = self.ranks.unwrap_or(config.train.ranks).max(1);
+        if config.data.path.as_os_str().is_empty() {
+            // No data is read.
+            config.data.path = "unused".into();
+        }
+        let on_gpu = self.gpu.is_some() || self.memory.is_some();
+        if on_gpu && config.precision.compute == Choice::Auto {
+            config.precision.compute = Choice::Is(Precision::Bf16);
+        }
+        config.device.backend = Backend::Cpu;
+        let ranks = config.train.ranks;
+        // A batch that these ranks cannot share is that of another number of ranks.
+        if !config.train.global_batch.is_multiple_of(ranks) {
+            config.train.global_batch = config.train.global_batch.next_multiple_of(ranks);
+        }
+        config.validate()?;
+        let vocab_size = config.data.vocab_size;
+        let model = config.model.resolve(Some(vocab_size)).map_err(TrainError::usage)?;
+        model.validate().map_err(|error| TrainError::usage(error.to_string()))?;
+        let decoder = Decoder::new(registry.layers(), &model, Key::new(0), &device::plain())?;
+        let optimizer = registry.optimizers().make(&config.optim)?;
+        let mut target = self.target(&config)?;
+        if self.calibrate {
+            target.hardware = calibrated(&config, &model, &optimizer, registry, &target)?;
+        }
+        let (gathers, target) = (if on_gpu { Gathers::Pooled } else { Gathers::Shared }, &target);
+        let planned = Planned {
+            config: &config,
+            model: &model,
+            decoder: &decoder,
+            optimizer: &optimizer,
+            target,
+            gathers,
+        };
+        if let Some(range) = self.sweep {
+            return sweep::run(&planned, range, self.svg.as_deref(), self.json);
+        }
+        let rows = planned.rows();
+        let name = config.model.preset.clone().unwrap_or_else(|| "the model".to_owned());
+        let tokens_per_step = config.train.global_batch * config.data.seq_len;
+        let report = PlanReport {
+            parameters: decoder.num_params(),
+            ranks,
+            nodes: target.nodes,
+            device: target.describe(),
+            memory_bytes: target.memory,
+            tokens_per_step,
+            tokens: tokens_per_step as u64 * config.train.steps,
+            recommended: recommend(&rows, &name, target),
+            rows,
+        };
+        Ok(if self.json { report.to_json() } else { report.to_text() })
+    }
+}
+
+impl PlanArgs {
+    /// What the plan is for.
+    fn target(&self, config: &Config) -> Result<Target> {
+        let ranks = config.train.ranks;
+        let (flops, bandwidth) = (self.flops.map(|tflops| tflops * 1e12), self.bandwidth.map(|gb| gb * 1e9));
+        for (flag, value) in [("--flops", flops), ("--bandwidth", bandwidth)] {
+            if value.is_some_and(|value| !value.is_finite() || value <= 0.0) {
+                return Err(TrainError::usage(format!("{flag} must be more than 0")));
+            }
+        }
+        let (hardware, memory) = match (&self.gpu, self.memory) {
+            (Some(name), _) => {
+                let sheet = *DataSheet::named(name).ok_or_else(|| {
+                    let known: Vec<_> = DataSheet::names().collect();
+                    TrainError::usage(format!(
+                        "--gpu {name} is not known: use one of {}, or say --memory, --flops and --bandwidth",
+                        known.join(", ")
+                    ))
+                })?;
+                let unknown = Hardware::Unknown {
+                    flops: flops.or(Some(sheet.peak_flops(config.precision.compute()))),
+                    bandwidth: bandwidth.or(Some(sheet.bandwidth * 1e9)),
+                };
+                let is_known = flops.is_none() && bandwidth.is_none();
+                (if is_known { Hardware::Gpu(sheet) } else { unknown }, Some(sheet.memory()))
+            }
+            (None, Some(memory)) => (Hardware::Unknown { flops, bandwidth }, Some(memory.0)),
+            (None, None) => {
+                let cores = flops.map(|flops| Cores {
+                    flops: flops * HOST_PRODUCTS * ranks as f64,
+                    bandwidth: bandwidth.unwrap_or(HOST_BANDWIDTH) * ranks as f64,
+                });
+                let machine = Memory::of_machine().map(|memory| memory.total);
+                (Hardware::Cpu(cores), config.device.memory.map(|size| size.0).or(machine))
+            }
+        };
+        let on_host = matches!(hardware, Hardware::Cpu(_));
+        let nodes = self.nodes.unwrap_or(if on_host { 1 } else { ranks.div_ceil(GPUS_PER_NODE) });
+        if nodes == 0 || !ranks.is_multiple_of(nodes) {
+            return Err(TrainError::usage(format!(
+                "{ranks} ranks cannot be spread evenly over {nodes} machines: say --nodes"
+            )));
+        }
+        let links = self.network.as_deref().map(Links::read).transpose();
+        let links = links.map_err(|error| TrainError::usage(error.to_string()))?.unwrap_or_default();
+        let backend = if on_host { "local" } else { "nccl" };
+        Ok(Target { ranks, nodes, hardware, memory, links, backend })
+    }
+}

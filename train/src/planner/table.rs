@@ -1,0 +1,214 @@
+//! The ways to run a configuration, side by side.
+
+use std::collections::BTreeMap;
+
+use kiln_model::meta::{ACTIVATIONS, GRADIENTS, LOGITS};
+use kiln_model::{Decoder, ModelConfig};
+use kiln_shard::{Optimizer, Recompute, Strategy};
+use serde::Serialize;
+
+use super::clock::{Axis, Speed};
+use super::engine::{COMMUNICATION, GATHERED, Gathers, OPTIMIZER, WEIGHTS};
+use super::memory::{PlannedStep, RankShape};
+use super::target::Target;
+use crate::config::{Choice, Config};
+
+/// Owner of what the runtime of a GPU keeps.
+const RUNTIME: &str = "runtime";
+
+/// What a plan is made of: a configuration and its model, without values.
+pub struct Planned<'a> {
+    /// The configuration.
+    pub config: &'a Config,
+    /// The model.
+    pub model: &'a ModelConfig,
+    /// The model's layers.
+    pub decoder: &'a Decoder,
+    /// What updates it.
+    pub optimizer: &'a Optimizer,
+    /// The ranks.
+    pub target: &'a Target,
+    /// Where ranks gather to.
+    pub gathers: Gathers,
+}
+
+/// One way to run it.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct PlanRow {
+    /// How state is spread.
+    pub strategy: Strategy,
+    /// Arrangement of the ranks, replicate x shard.
+    pub mesh: String,
+    /// What runs again in backward.
+    pub recompute: Recompute,
+    /// Whether state is in the memory of the host.
+    pub offload: bool,
+    /// Sequences of a micro-batch.
+    pub micro_batch: usize,
+    /// Micro-batches of a step.
+    pub micro_batches: usize,
+    /// The largest micro-batch that fits; 0 if none does, and `null` if the memory is not known.
+    pub largest_micro_batch: Option<usize>,
+    /// The most bytes that a rank holds.
+    pub peak_bytes: u64,
+    /// What they are at that moment: bytes by owner.
+    pub phases: BTreeMap<&'static str, u64>,
+    /// The moment.
+    pub moment: String,
+    /// Bytes that a rank holds on the host while a GPU computes.
+    pub host_bytes: u64,
+    /// Bytes that all ranks of a machine hold, where they share its memory; else those of a rank.
+    pub needed_bytes: u64,
+    /// Whether that fits; `null` if the memory is not known.
+    pub fits: Option<bool>,
+    /// Bytes that a rank sends in a step.
+    pub sent_bytes: u64,
+    /// The same by axis.
+    pub sent_by_axis: BTreeMap<&'static str, u64>,
+    /// Collectives of a step.
+    pub collectives: usize,
+    /// Seconds of a step, if the speed is known.
+    pub step_s: Option<f64>,
+    /// Seconds of them that a rank waits for communication.
+    pub waits_s: Option<f64>,
+    /// Tokens per second of all ranks.
+    pub tokens_per_s: Option<f64>,
+    /// The share of the peak FLOP/s that the model's FLOPs are.
+    pub mfu: Option<f64>,
+    /// Seconds of the whole run.
+    pub run_s: Option<f64>,
+}
+
+impl Planned<'_> {
+    /// The strategies that make a difference on these ranks.
+    fn strategies(&self) -> Vec<Strategy> {
+        let hybrids = self.shard_size().is_some_and(|size| size > 1 && size < self.target.ranks);
+        Strategy::ALL.into_iter().filter(|strategy| hybrids || !strategy.is_hybrid()).collect()
+    }
+
+    /// Ranks of a group of the hybrid strategies: as the configuration says, else those of a machine.
+    fn shard_size(&self) -> Option<usize> {
+        let per_node = self.target.ranks_per_node();
+        self.config.shard.shard_size.or((self.target.nodes > 1).then_some(per_node))
+    }
+
+    /// All rows, in the order of strategies, recomputation and offload.
+    pub fn rows(&self) -> Vec<PlanRow> {
+        let offloads: &[bool] = if self.target.on_host() { &[false] } else { &[false, true] };
+        let mut rows = Vec::new();
+        for strategy in self.strategies() {
+            for recompute in [Recompute::None, Recompute::Block] {
+                for &offload in offloads {
+                    let mut config = self.config.clone();
+                    config.shard.strategy = strategy;
+                    config.shard.shard_size = self.shard_size().filter(|_| strategy.is_hybrid());
+                    (config.shard.recompute, config.shard.offload) = (recompute, offload);
+                    rows.extend(self.row(config));
+                }
+            }
+        }
+        rows
+    }
+
+    /// The row of `config`; `None` if its ranks cannot be arranged. Where the micro-batch is left open, it is the
+    /// largest that fits, up to the one that keeps the device busy.
+    pub fn row(&self, mut config: Config) -> Option<PlanRow> {
+        config.train.ranks = self.target.ranks;
+        let sequences = (config.train.global_batch / self.target.ranks).max(1);
+        let largest = self.target.memory.map(|memory| self.largest(&config, sequences, memory));
+        if config.train.micro_batch == Choice::Auto {
+            let wanted = config.micro_batch().max(1);
+            let fits = largest.filter(|largest| *largest > 0).unwrap_or(wanted);
+            config.train.micro_batch = Choice::Is(divisor(sequences, wanted.min(fits)));
+        }
+        let micro_batch = config.micro_batch();
+        let shape = self.shape(&config)?;
+        let precision = config.precision.compute();
+        let speed = self.target.speed(&shape.mesh, precision);
+        let step = shape.step(speed.as_ref().unwrap_or(&Speed::INSTANT));
+        let needed = self.needed(&shape, &step);
+        let tokens = (config.train.global_batch * config.data.seq_len) as f64;
+        let step_s = speed.is_some().then_some(step.seconds);
+        let flops = self.decoder.flops_per_token(config.data.seq_len) * tokens;
+        let peak = self.target.peak_flops(precision);
+        let mut phases: BTreeMap<_, _> = [
+            ("weights", WEIGHTS),
+            ("gradients", GRADIENTS),
+            ("optimizer", OPTIMIZER),
+            ("gathered", GATHERED),
+            ("activations", ACTIVATIONS),
+            ("logits", LOGITS),
+            ("communication", COMMUNICATION),
+        ]
+        .map(|(name, owner)| (name, step.peak.of(owner)))
+        .into();
+        phases.insert(RUNTIME, self.target.runtime());
+        let by_axis = [("shard", Axis::Shard), ("replicate", Axis::Replicate), ("world", Axis::World)];
+        let sent_by_axis: BTreeMap<_, _> = by_axis.map(|(name, axis)| (name, step.sent(axis))).into();
+        Some(PlanRow {
+            strategy: config.shard.strategy,
+            mesh: shape.mesh.to_string(),
+            recompute: config.shard.recompute,
+            offload: config.shard.offload,
+            micro_batch,
+            micro_batches: shape.micro_batches,
+            largest_micro_batch: largest,
+            peak_bytes: step.peak.bytes.saturating_add(self.target.runtime()),
+            phases,
+            moment: step.peak.moment.clone(),
+            host_bytes: step.offloaded.bytes,
+            needed_bytes: needed,
+            fits: self.target.memory.map(|memory| needed <= memory),
+            sent_bytes: sent_by_axis.values().fold(0, |sum, sent| sum.saturating_add(*sent)),
+            sent_by_axis,
+            collectives: step.calls.len(),
+            step_s,
+            waits_s: speed.is_some().then_some(step.waited),
+            tokens_per_s: step_s.map(|seconds| tokens / seconds),
+            mfu: step_s.zip(peak).map(|(seconds, peak)| flops / (self.target.ranks as f64 * peak * seconds)),
+            run_s: step_s.map(|seconds| seconds * config.train.steps as f64),
+        })
+    }
+
+    fn shape<'b>(&'b self, config: &'b Config) -> Option<RankShape<'b>> {
+        let Planned { model, decoder, optimizer, gathers, target, .. } = *self;
+        RankShape::of_config(config, model, decoder, optimizer, gathers, target.on_host()).ok()
+    }
+
+    /// Bytes of what has to fit: of a GPU, or of all ranks that share a machine's memory.
+    fn needed(&self, shape: &RankShape<'_>, step: &PlannedStep) -> u64 {
+        let bytes = step.peak.bytes.saturating_add(self.target.runtime());
+        if !self.target.on_host() {
+            return bytes;
+        }
+        let ranks = self.target.ranks_per_node() as u64;
+        // Threads of a group read one copy of what they gather.
+        let gathered = step.peak.of(GATHERED);
+        let copies = match self.gathers {
+            Gathers::Shared => shape.mesh.replicate_size() as u64,
+            Gathers::Pooled => ranks,
+        };
+        let own = bytes.saturating_sub(gathered).saturating_mul(ranks);
+        own.saturating_add(gathered.saturating_mul(copies))
+    }
+
+    /// The largest micro-batch, a divisor of the `sequences` of a rank, that fits into `memory`; 0 if none does.
+    fn largest(&self, config: &Config, sequences: usize, memory: u64) -> usize {
+        let fits = |micro_batch: usize| {
+            let mut config = config.clone();
+            config.train.micro_batch = Choice::Is(micro_batch);
+            let Some(shape) = self.shape(&config) else { return false };
+            self.needed(&shape, &shape.step(&Speed::INSTANT)) <= memory
+        };
+        let divisors: Vec<_> =
+            (1..=sequences.min(4096)).filter(|size| sequences.is_multiple_of(*size)).collect();
+        // More sequences never take less.
+        let count = divisors.partition_point(|size| fits(*size));
+        if count == 0 { 0 } else { divisors[count - 1] }
+    }
+}
+
+/// The largest divisor of `sequences` that is not above `most`.
+fn divisor(sequences: usize, most: usize) -> usize {
+    (1..=most.clamp(1, sequences)).rev().find(|size| sequences.is_multiple_of(*size)).unwrap_or(1)
+}
